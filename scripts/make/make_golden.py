@@ -28,7 +28,7 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 import safetensors.torch as st
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Mistral4ForCausalLM
 
 from golden import bases, patches, reference, sets, tokens, weights
 
@@ -74,7 +74,8 @@ def write_sidecars(target, family, tok, spec):
 
 def new_model(folder):
     config = AutoConfig.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_config(
+    new = Mistral4ForCausalLM._from_config if config.model_type == "mistral4" else AutoModelForCausalLM.from_config
+    model = new(
         config, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
     ).eval()
     patches.apply(model)
@@ -158,7 +159,9 @@ def verify(target, spec, full_ids, expected):
                 if file.name != "config.json":
                     (Path(scratch) / file.name).symlink_to(file.resolve())
             shutil.copy(target / name, Path(scratch) / "config.json")
-            model, info = AutoModelForCausalLM.from_pretrained(
+            # AutoModel of 5.23.0 has mistral4 only within multimodal models.
+            loader = Mistral4ForCausalLM if spec.model_type == "mistral4" else AutoModelForCausalLM
+            model, info = loader.from_pretrained(
                 scratch, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager",
                 output_loading_info=True,
             )

@@ -29,6 +29,9 @@ pub struct Gate {
     pub weighting: Weighting,
     /// Whether the weight scales the expert's input instead of its output.
     pub scales_input: bool,
+    /// A factor on the weight of each expert, applied last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expert_scales: Option<Vec<f32>>,
 }
 
 /// How logits become the scores that are sorted.
@@ -167,6 +170,7 @@ impl Gate {
             groups: None,
             weighting: Weighting::Score { renorm, scale: 1.0 },
             scales_input: false,
+            expert_scales: None,
         }
     }
 
@@ -273,6 +277,9 @@ impl Gate {
                     out.push(sparse_mixer(logits, e.index(), &chosen[..rank], eps));
                 }
             }
+        }
+        if let Some(scales) = &self.expert_scales {
+            out.iter_mut().zip(chosen).for_each(|(w, e)| *w *= scales[e.index()]);
         }
     }
 
@@ -389,6 +396,15 @@ mod tests {
         };
         let (ids, weights) = run(&gate, &[3.0, 1.0, 0.0, -1.0]);
         assert_eq!((ids, weights), (vec![2], vec![1.0]));
+    }
+
+    #[test]
+    fn factors_of_experts_come_after_the_normalisation() {
+        let gate = Gate { expert_scales: Some(vec![1.0, 2.0, 0.5, 1.0]), ..Gate::softmax(4, 2, true) };
+        let (ids, weights) = run(&gate, &[-9.0, 1.0, 1.0, -9.0]);
+        assert_eq!((ids, weights), (vec![1, 2], vec![1.0, 0.25]));
+        let json = serde_json::to_string(&gate).unwrap();
+        assert_eq!(serde_json::from_str::<Gate>(&json).unwrap(), gate);
     }
 
     #[test]

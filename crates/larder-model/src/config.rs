@@ -228,7 +228,7 @@ impl<'a> Config<'a> {
     }
 
     /// A nested object, or `None`.
-    pub fn opt_object(&mut self, name: &'static str, prefix: &'static str) -> Result<Option<Config<'a>>> {
+    pub fn opt_object(&mut self, name: &str, prefix: &'static str) -> Result<Option<Config<'a>>> {
         let Some(v) = self.get(&[name]) else { return Ok(None) };
         match v.as_object() {
             Some(keys) => Ok(Some(Config::inner(keys, prefix))),

@@ -5,6 +5,7 @@ use std::thread;
 
 use candle_core::{Device, Tensor};
 use larder_core::{Blueprint, Gate, Geometry, LayerIdx, Rng, Tensors};
+use larder_kernels::tanh;
 use serde_json::Value;
 
 use crate::arch;
@@ -13,7 +14,7 @@ use crate::config::{Config, config_error};
 use crate::error::{ModelError, Result};
 use crate::experts::ExpertPath;
 use crate::matrix::with_f32;
-use crate::nn::{Activation, ForwardPass, KvCache, KvPool, Rope, RopeTable, SpanPositions, step_memory};
+use crate::nn::{Activation, ForwardPass, KvCache, KvPool, Norm, Rope, RopeTable, SpanPositions, step_memory};
 use crate::read_ahead::ReadAhead;
 use crate::stack::{Ffn, Stack};
 use crate::step::{LayerStates, Span};
@@ -51,9 +52,7 @@ fn build(config: &Value, weights: &mut WeightLoader) -> Result<(&'static str, St
     let arch = arch::find(name)?;
     let mut stack = (arch.build)(&mut c, weights)?;
     c.finish()?;
-    if let Some(rope) = &stack.rope {
-        stack.context = rope.max_context(stack.context);
-    }
+    stack.context = stack.ropes.iter().map(|rope| rope.max_context(stack.context)).fold(stack.context, usize::max);
     Ok((arch.model_type, stack))
 }
 
@@ -127,16 +126,13 @@ impl Decoder {
     /// Whether a KV cache computed for a sequence of `before` tokens is valid when the sequence grows to `after`
     /// tokens; if not, the sequence must be computed again from its start.
     pub fn kv_valid_after_growth(&self, before: usize, after: usize) -> bool {
-        match self.stack.rope.as_ref().and_then(Rope::switches_at) {
-            Some(at) => before > at || after <= at,
-            None => true,
-        }
+        self.stack.ropes.iter().filter_map(Rope::switches_at).all(|at| before > at || after <= at)
     }
 
     /// Whether a KV cache computed in a sequence of `before` tokens, then truncated, equals that of a sequence of
     /// `after` tokens computed from its start.
     pub fn kv_valid_after_rewind(&self, before: usize, after: usize) -> bool {
-        self.stack.rope.as_ref().is_none_or(|rope| rope.same_angles(before, after))
+        self.stack.ropes.iter().all(|rope| rope.same_angles(before, after))
     }
 
     /// Computes a step: the tokens of all `spans`, visiting each layer once. Appends them to their KV caches, and returns
@@ -158,17 +154,17 @@ impl Decoder {
             report_hidden(tap, i, &x)?;
             let mut kv = LayerStates::new(spans, i);
             let mixed = layer.mixer.forward(&layer.mixer_norm.forward(&x)?, &mut kv, &pass)?;
-            x = self.add(x, mixed)?;
+            x = self.add(x, normed(layer.after.mixer.as_ref(), mixed)?)?;
             clock.lap(Phase::Mixing, tap);
             if experts.wants_hints(pass.tokens()) {
                 self.hint_next_layer(i, &x, experts)?;
             }
-            let normed = layer.ffn_norm.forward(&x)?;
+            let input = layer.ffn_norm.forward(&x)?;
             let y = match &layer.ffn {
-                Ffn::Dense(mlp) => mlp.forward(&normed)?,
-                Ffn::Moe(moe) => moe.forward(&normed, &pass.origins, experts, tap, &mut clock)?,
+                Ffn::Dense(mlp) => mlp.forward(&input)?,
+                Ffn::Moe(moe) => moe.forward(&x, &input, &pass.origins, experts, tap, &mut clock)?,
             };
-            x = self.add(x, y)?;
+            x = scaled(self.add(x, normed(layer.after.ffn.as_ref(), y)?)?, layer.after.scale)?;
             clock.lap(Phase::Experts, tap);
         }
         spans.iter_mut().for_each(|span| span.cache.len += span.tokens.len());
@@ -195,13 +191,17 @@ impl Decoder {
         };
         let Some(x) = x else { return Ok(Vec::new()) };
         let logits = scaled(stack.head.forward(&x)?, stack.factors.logits)?; // [rows, vocab]
-        Ok(logits.flatten_all()?.to_vec1()?)
+        let mut logits = logits.flatten_all()?.to_vec1()?;
+        if let Some(cap) = stack.factors.softcap {
+            logits.iter_mut().for_each(|l: &mut f32| *l = tanh(*l / cap as f32) * cap as f32);
+        }
+        Ok(logits)
     }
 
     /// Computes the next MoE layer's router logits from the current `x [tokens, hidden]`, as a hint.
     fn hint_next_layer(&self, layer: usize, x: &Tensor, experts: &mut dyn ExpertPath) -> Result<()> {
         let next = self.stack.layers[layer + 1..].iter().find_map(|l| match &l.ffn {
-            Ffn::Moe(moe) => Some((&l.ffn_norm, moe)),
+            Ffn::Moe(moe) => Some((moe.router_norm(&l.ffn_norm), moe)),
             Ffn::Dense(_) => None,
         });
         let Some((norm, moe)) = next else { return Ok(()) };
@@ -235,16 +235,16 @@ impl Decoder {
 
     fn pass(&self, spans: &[Span]) -> ForwardPass {
         let (mut positions, mut origins) = (Vec::with_capacity(spans.len()), Vec::new());
-        let mut rope = self.stack.rope.as_ref().map(|rope| (rope, RopeTable::default()));
+        let mut ropes: Vec<_> = self.stack.ropes.iter().map(|rope| (rope, RopeTable::default())).collect();
         for Span { tokens, cache, horizon, origin, .. } in spans {
             let (start, tokens) = (cache.len, tokens.len());
             positions.push(SpanPositions { start, tokens, first_row: origins.len() });
             origins.resize(origins.len() + tokens, *origin);
-            if let Some((rope, table)) = &mut rope {
+            for (rope, table) in &mut ropes {
                 rope.extend(table, start..start + tokens, (*horizon).max(start + tokens));
             }
         }
-        ForwardPass { spans: positions, origins, rope: rope.map(|(_, table)| table) }
+        ForwardPass { spans: positions, origins, ropes: ropes.into_iter().map(|(_, table)| table).collect() }
     }
 
     fn embed(&self, spans: &[Span]) -> Result<Tensor> {
@@ -264,6 +264,10 @@ impl Decoder {
     fn add(&self, x: Tensor, y: Tensor) -> Result<Tensor> {
         Ok((x + scaled(y, self.stack.factors.residual)?)?)
     }
+}
+
+fn normed(norm: Option<&Norm>, x: Tensor) -> Result<Tensor> {
+    norm.map_or(Ok(x.clone()), |norm| norm.forward(&x))
 }
 
 fn scaled(x: Tensor, by: f64) -> Result<Tensor> {

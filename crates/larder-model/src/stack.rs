@@ -24,8 +24,8 @@ pub struct Stack {
     pub norm: Norm,
     /// `[vocab, hidden]`
     pub head: Linear,
-    /// Rotary positions, if any layer uses them.
-    pub rope: Option<Rope>,
+    /// Rotary positions; one for each way in which layers rotate.
+    pub ropes: Vec<Rope>,
     /// Constant factors; 1 in most models.
     pub factors: Factors,
 }
@@ -38,11 +38,13 @@ pub struct Factors {
     pub residual: f64,
     /// On the logits.
     pub logits: f64,
+    /// The logits are bent to stay within ± this: `cap · tanh(logit / cap)`.
+    pub softcap: Option<f64>,
 }
 
 impl Default for Factors {
     fn default() -> Self {
-        Factors { embedding: 1.0, residual: 1.0, logits: 1.0 }
+        Factors { embedding: 1.0, residual: 1.0, logits: 1.0, softcap: None }
     }
 }
 
@@ -56,6 +58,24 @@ pub struct Layer {
     pub ffn_norm: Norm,
     /// Feed-forward part: dense MLP or experts.
     pub ffn: Ffn,
+    /// What happens to the outputs of both.
+    pub after: After,
+}
+
+/// What happens to the outputs of a layer's two parts; nothing in most models.
+pub struct After {
+    /// Norm of the mixer's output, before the residual addition.
+    pub mixer: Option<Norm>,
+    /// Norm of the feed-forward part's output, before the residual addition.
+    pub ffn: Option<Norm>,
+    /// Factor on the output of the whole layer.
+    pub scale: f64,
+}
+
+impl Default for After {
+    fn default() -> Self {
+        After { mixer: None, ffn: None, scale: 1.0 }
+    }
 }
 
 /// The feed-forward part of a layer.

@@ -18,6 +18,12 @@ MLA = {
     "rope_scaling": None, "first_k_dense_replace": 1, "moe_layer_freq": 1,
 }
 
+MISTRAL4_ROPE = {
+    "type": "yarn", "rope_type": "yarn", "rope_theta": 10000.0, "factor": 128.0,
+    "original_max_position_embeddings": 8, "max_position_embeddings": 4096, "beta_fast": 32.0, "beta_slow": 1.0,
+    "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+}
+
 BASES = {
     "mixtral": ("MixtralForCausalLM", {
         "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -153,6 +159,71 @@ BASES = {
         "enable_moe_fp32_combine": False, "first_k_dense_replace": 1, "qk_norm": True, "route_norm": True,
         "moe_router_use_sigmoid": True, "moe_router_enable_expert_bias": True,
         "rope_parameters": {"rope_theta": 11158840.0, "rope_type": "default"},
+    }),
+    "glm4_moe_lite": ("Glm4MoeLiteForCausalLM", {
+        "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "num_hidden_layers": 3, **MLA,
+        "moe_layer_freq": DROP, "rms_norm_eps": 1e-5, "rope_theta": 1000000, "partial_rotary_factor": 1.0,
+        "n_routed_experts": 16, "num_experts_per_tok": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1,
+        "topk_method": "noaux_tc", "norm_topk_prob": True, "routed_scaling_factor": 1.8,
+        "num_nextn_predict_layers": 0,
+    }),
+    "gemma4_text": ("Gemma4ForCausalLM", {
+        "hidden_size": 64, "intermediate_size": 48, "moe_intermediate_size": 24, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "global_head_dim": 32,
+        "num_global_key_value_heads": 1, "hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-6, "attention_bias": False, "sliding_window": 12, "final_logit_softcapping": 30.0,
+        "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        "attention_k_eq_v": True, "enable_moe_block": True, "num_experts": 8, "top_k_experts": 2,
+        "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "use_double_wide_mlp": False,
+        "use_bidirectional_attention": None, "vocab_size_per_layer_input": 512,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
+        },
+        "tie_word_embeddings": True, "hidden_act": DROP, "output_router_logits": DROP,
+    }),
+    "mistral4": ("Mistral4ForCausalLM", {
+        "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "num_hidden_layers": 3, **MLA,
+        "moe_layer_freq": DROP, "rope_theta": DROP, "rope_scaling": DROP, "qk_nope_head_dim": 8,
+        "first_k_dense_replace": 0, "n_routed_experts": 16, "num_experts_per_tok": 4, "n_shared_experts": 1,
+        "n_group": 1, "topk_group": 1, "topk_method": "noaux_tc", "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0, "num_nextn_predict_layers": 0, "rope_interleave": True,
+        "rope_parameters": MISTRAL4_ROPE,
+    }),
+    "dots1": ("Dots1ForCausalLM", {
+        "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 24, "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5, "attention_bias": False, "n_routed_experts": 16, "n_shared_experts": 2,
+        "num_experts_per_tok": 4, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5, "scoring_func": "noaux_tc", "topk_method": "noaux_tc", "moe_layer_freq": 1,
+        "rope_theta": 10000000, "rope_scaling": None, "sliding_window": None, "max_window_layers": 62,
+    }),
+    "exaone_moe": ("ExaoneMoeForCausalLM", {
+        "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24, "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5, "num_experts": 16, "num_shared_experts": 1, "num_experts_per_tok": 4,
+        "first_k_dense_replace": 1, "first_last_k_dense_replace": 1, "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5, "n_group": 1, "topk_group": 1, "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc", "sliding_window": 12, "sliding_window_pattern": "LLLG",
+        "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+        "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
+    }),
+    "solar_open": ("SolarOpenForCausalLM", {
+        "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24, "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5, "attention_bias": False, "n_routed_experts": 16, "n_shared_experts": 1,
+        "num_experts_per_tok": 4, "first_k_dense_replace": 0, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0, "use_qk_norm": False, "rope_theta": 1000000, "partial_rotary_factor": 1.0,
+        "rope_scaling": {"type": "yarn", "rope_type": "yarn", "factor": 2.0,
+                         "original_max_position_embeddings": 65536},
+    }),
+    "granitemoeshared": ("GraniteMoeSharedForCausalLM", {
+        "hidden_size": 64, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "rope_theta": 10000,
+        "rope_scaling": None, "attention_bias": False, "attention_multiplier": 0.0625, "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.22, "logits_scaling": 6.0, "num_local_experts": 16, "num_experts_per_tok": 4,
+        "shared_intermediate_size": 48, "router_aux_loss_coef": 0.0,
     }),
     "llama4_text": ("Llama4ForCausalLM", {
         "hidden_size": 64, "intermediate_size": 48, "intermediate_size_mlp": 96, "num_hidden_layers": 4,

@@ -48,6 +48,9 @@ class Probe:
                 scores, logits = out
                 ids = logits.topk(module.top_k, dim=-1).indices
                 weights = scores.gather(-1, ids)
+            elif self.config.model_type == "gemma4_text":
+                _, weights, ids = out
+                logits = module.proj(module.norm(args[0]) * module.scale * module.scalar_root_size)
             else:
                 logits, weights, ids = out
             self.routers[layer] = (module, logits.detach(), weights.detach(), ids.detach())
@@ -65,15 +68,16 @@ def selection_margin(config, router, logits):
     if config.model_type == "phimoe":
         return sparsemixer_margin(logits, router.router_jitter_noise)
     values, group_rank = deciding_values(config, router, logits)
+    top_k = getattr(router, "top_k", None) or config.top_k_experts
     groups = getattr(router, "num_group", None) or 1
     if groups == 1 or router.topk_group == groups or getattr(config, "topk_method", "") == "greedy":
-        return gap(values, router.top_k)
+        return gap(values, top_k)
     grouped = values.view(len(values), groups, -1)
     ranks = grouped.topk(group_rank, dim=-1).values.sum(-1)
     lost = ranks.argsort(-1, descending=True)[:, router.topk_group :]
     mask = torch.zeros_like(ranks, dtype=torch.bool).scatter_(1, lost, True)
     kept = grouped.masked_fill(mask[..., None], -torch.inf).view_as(values)
-    return min(gap(ranks, router.topk_group), gap(kept, router.top_k))
+    return min(gap(ranks, router.topk_group), gap(kept, top_k))
 
 
 def deciding_values(config, router, logits):
@@ -81,7 +85,9 @@ def deciding_values(config, router, logits):
     kind = config.model_type
     if router.given_bias is not None:
         return logits.sigmoid() + router.given_bias.double(), 1
-    if kind in ("deepseek_v3", "glm4_moe"):
+    if kind == "mistral4" and router.num_group > 1:
+        return logits.softmax(-1), 2
+    if kind in ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "dots1", "exaone_moe", "solar_open"):
         return logits.sigmoid() + router.e_score_correction_bias.double(), 2
     if kind == "ernie4_5_moe":
         return logits.softmax(-1) + router.moe_statics.e_score_correction_bias.double(), 1

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from golden.bases import BASES
+from golden.bases import BASES, DROP, MISTRAL4_ROPE
 from golden.variants import VARIANTS_OF
 
 
@@ -129,6 +129,62 @@ GOLDEN_CONFIGS = {
          "full_attention_interval": 2, "linear_conv_kernel_dim": 3, "linear_key_head_dim": 8,
          "linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_value_head_dim": 12,
          "partial_rotary_factor": 0.5, "attention_bias": True},
+        {},
+    ),
+    "glm4_moe_lite": (
+        "no q-LoRA, attention biases, tied, layer 0 sparse, two shared experts, 1 of 2 groups, value heads of 12, bf16",
+        {**SMALL_MLA, "moe_intermediate_size": 16, "q_lora_rank": None, "n_routed_experts": 6,
+         "num_experts_per_tok": 2, "n_shared_experts": 2, "n_group": 2, "topk_group": 1, "attention_bias": True,
+         "tie_word_embeddings": True, "mlp_layer_types": ["sparse", "dense"]},
+        {"dtype": "bfloat16"},
+    ),
+    "gemma4_text": (
+        "untied, attention biases, 5 experts top-2, other head widths and counts per type, cap 4 so that it acts, bf16",
+        {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8,
+         "global_head_dim": 12, "num_global_key_value_heads": 2, "intermediate_size": 24, "moe_intermediate_size": 12,
+         "num_experts": 5, "sliding_window": 4, "attention_bias": True, "final_logit_softcapping": 4.0,
+         "layer_types": ["sliding_attention", "full_attention", "full_attention"], "tie_word_embeddings": False,
+         "rope_parameters": {
+             "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+             "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 10000.0}}},
+        {"dtype": "bfloat16"},
+    ),
+    "mistral4": (
+        "no q-LoRA, attention biases, layer 0 dense, 1 of 2 groups, not renormalised, scale 1.7, positions in halves",
+        {**SMALL_MLA, "moe_intermediate_size": 16, "q_lora_rank": None, "n_routed_experts": 6,
+         "num_experts_per_tok": 2, "n_shared_experts": 2, "n_group": 2, "topk_group": 1, "attention_bias": True,
+         "norm_topk_prob": False, "routed_scaling_factor": 1.7, "first_k_dense_replace": 1, "rope_interleave": False,
+         "rope_parameters": {**MISTRAL4_ROPE, "original_max_position_embeddings": 4, "llama_4_scaling_beta": 0.4,
+                             "mscale": 0.7}},
+        {"dtype": "bfloat16"},
+    ),
+    "dots1": (
+        "grouped queries, attention biases, tied, window 4 from layer 1 on, 1 of 2 groups, not renormalised",
+        {**SMALL, "head_dim": 10, "intermediate_size": 40, "moe_intermediate_size": 16, "n_routed_experts": 6,
+         "num_experts_per_tok": 2, "n_shared_experts": 1, "n_group": 2, "topk_group": 1, "norm_topk_prob": False,
+         "attention_bias": True, "tie_word_embeddings": True, "sliding_window": 4, "max_window_layers": 1},
+        {"dtype": "bfloat16"},
+    ),
+    "exaone_moe": (
+        "a pattern in place of types, window 4, first layer dense by number, two shared experts, tied, 6 experts top-2",
+        {**SMALL, "num_hidden_layers": 3, "head_dim": 10, "intermediate_size": 40, "moe_intermediate_size": 16,
+         "num_experts": 6, "num_experts_per_tok": 2, "num_shared_experts": 2, "sliding_window": 4,
+         "sliding_window_pattern": 2, "layer_types": DROP, "mlp_layer_types": DROP, "tie_word_embeddings": True},
+        {"dtype": "bfloat16"},
+    ),
+    "solar_open": (
+        "attention biases, tied, linear rope, 1 of 2 groups, two shared experts, scale 1.5",
+        {**SMALL, "head_dim": 12, "moe_intermediate_size": 16, "n_routed_experts": 6, "num_experts_per_tok": 2,
+         "n_shared_experts": 2, "n_group": 2, "topk_group": 1, "attention_bias": True, "tie_word_embeddings": True,
+         "routed_scaling_factor": 1.5, "rope_scaling": {"rope_type": "linear", "factor": 2.0}, "intermediate_size": 40},
+        {"dtype": "bfloat16"},
+    ),
+    "granitemoeshared": (
+        "multi-query, attention biases, tied, gelu, other multipliers, 6 experts top-3, shared width 20",
+        {**SMALL, "num_key_value_heads": 1, "intermediate_size": 24, "num_local_experts": 6, "num_experts_per_tok": 3,
+         "attention_bias": True, "tie_word_embeddings": True, "hidden_act": "gelu", "attention_multiplier": 0.25,
+         "embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0,
+         "shared_intermediate_size": 20},
         {},
     ),
     "llama4_text": (

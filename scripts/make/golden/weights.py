@@ -25,6 +25,8 @@ def draw(config, name, shape, generator):
         return noise * 1.7 * getattr(config, "logits_scaling", 1.0) / shape[-1] ** 0.5
     if kind == "A_log":
         return noise * 0.5
+    if kind in ("layer_scalar", "scale", "per_expert_scale"):
+        return noise * 0.2 + 1.0
     if kind in ("dt_bias", "sinks"):
         return noise * 0.7
     if "correction_bias" in kind or kind == "expert_bias":
@@ -55,4 +57,6 @@ def fan_in(config, name, shape):
 def gain(kind):
     if kind in ("gate", "router"):
         return 2.0
+    if kind == "proj":  # gemma's router divides its input by the root of the hidden size
+        return 16.0
     return 1.5 if kind in ("q_proj", "k_proj", "q_b_proj") else 1.0

@@ -9,13 +9,14 @@ use crate::matrix::{Linear, Matrix};
 use crate::nn::{
     Activation, Attention, AttentionMask, AttentionShape, Mixer, Mlp, MlpNames, Moe, Norm, QkNorm, Rope, Rotary,
 };
-use crate::stack::{Factors, Ffn, Layer, Stack};
+use crate::stack::{After, Factors, Ffn, Layer, Stack};
 use crate::weights::WeightLoader;
 
 /// Upper limit of layers, far above any model: each layer costs memory before a tensor is read.
 const MAX_LAYERS: usize = 2048;
 
 /// The sizes and flags that every config has.
+#[derive(Clone)]
 pub struct Basics {
     pub vocab: usize,
     pub hidden: usize,
@@ -137,12 +138,27 @@ impl Basics {
         bias: AttentionBias,
         rotary: Rotary,
     ) -> Result<Attention> {
+        let attention = self.attention_of_keys(weights, prefix, output, query_rows, bias, rotary)?;
+        let v = weights.linear(&format!("{prefix}.v_proj"), self.kv_heads * self.head_dim, self.hidden, bias.qkv)?;
+        Ok(Attention { v: Some(v), ..attention })
+    }
+
+    /// As [`attention_as`](Self::attention_as), without a product for the values: they are what that of the keys yields.
+    pub fn attention_of_keys(
+        &self,
+        weights: &mut WeightLoader,
+        prefix: &str,
+        output: &str,
+        query_rows: usize,
+        bias: AttentionBias,
+        rotary: Rotary,
+    ) -> Result<Attention> {
         let (mixed, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
         Ok(Attention {
             shape: AttentionShape { heads: self.heads, kv_heads: self.kv_heads, head_dim: self.head_dim },
             q: weights.linear(&format!("{prefix}.q_proj"), query_rows, self.hidden, bias.qkv)?,
             k: weights.linear(&format!("{prefix}.k_proj"), kv, self.hidden, bias.qkv)?,
-            v: weights.linear(&format!("{prefix}.v_proj"), kv, self.hidden, bias.qkv)?,
+            v: None,
             o: weights.linear(&format!("{prefix}.{output}"), self.hidden, mixed, bias.o)?,
             norm: QkNorm::None,
             clip: None,
@@ -151,6 +167,7 @@ impl Basics {
             scale: (self.head_dim as f64).powf(-0.5),
             sinks: None,
             temperature: None,
+            value_norm: None,
             output_gate: false,
         })
     }
@@ -164,7 +181,7 @@ impl Basics {
     /// Router and experts of a layer, without a shared expert.
     pub fn moe(&self, weights: &mut WeightLoader, layer: usize, router: &str, gate: Gate) -> Result<Moe> {
         let router = weights.linear(router, gate.experts, self.hidden, false)?;
-        Ok(Moe { layer: LayerIdx(layer as u16), router, gate, act: self.act, shared: None })
+        Ok(Moe { layer: LayerIdx(layer as u16), router, gate, act: self.act, shared: None, beside: None })
     }
 
     /// A dense MLP `gate_proj`, `up_proj`, `down_proj` below `prefix`.
@@ -185,6 +202,7 @@ impl Basics {
             mixer: Box::new(mixer),
             ffn_norm: Norm::rms(weights, &format!("{prefix}.post_attention_layernorm"), self.hidden, self.eps)?,
             ffn,
+            after: After::default(),
         })
     }
 
@@ -224,7 +242,7 @@ impl Basics {
             layers,
             norm,
             head,
-            rope: Some(rope),
+            ropes: vec![rope],
             factors: Factors::default(),
         })
     }

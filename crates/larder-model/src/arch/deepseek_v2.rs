@@ -8,33 +8,46 @@
 
 use larder_core::{ExpertGroups, ExpertNames, Gate, GroupRank, Renorm, Weighting};
 
-use super::common::{Basics, Defaults};
+use super::common::{Basics, Defaults, mlp_layer_types};
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{LatentAttention, LatentShape, Moe, Rope, Rotary, SharedExpert, attention_scale};
+use crate::nn::{AttentionTemperature, LatentAttention, LatentShape, Moe, Rope, Rotary, SharedExpert, attention_scale};
 use crate::stack::{Ffn, Stack};
 use crate::weights::WeightLoader;
 
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
-    let rotary = |r: Rotary, _: &mut Config| Ok(Rotary { interleaved: true, ..r });
-    let gate = |_: &mut WeightLoader, _: &str, gate: &Gate| Ok(gate.clone());
-    build_with(config, weights, FFN_DEFAULTS, rotary, parse_gate, gate)
+    let family = Family {
+        ffn: FfnDefaults { dense_layers: 0, shared_experts: 2, typed: false },
+        rope: |config, basics, shape| {
+            let (rope, rotary) = Rope::parse(config, shape.rope, 1e4, basics.context, None)?;
+            Ok((rope, Rotary { interleaved: true, ..rotary }))
+        },
+        gate: parse_gate,
+        layer_gate: |_, _, gate| Ok(gate.clone()),
+        temperature: None,
+    };
+    build_with(config, weights, family)
 }
 
-/// The reference implementation's values for keys that a config does not have.
-const FFN_DEFAULTS: FfnDefaults = FfnDefaults { dense_layers: 0, shared_experts: 2 };
+/// The parts in which the models with DeepSeek's latent attention differ.
+pub struct Family {
+    /// Defaults of the feed-forward parts.
+    pub ffn: FfnDefaults,
+    /// Reads the rotation.
+    pub rope: fn(&mut Config, &Basics, &LatentShape) -> Result<(Rope, Rotary)>,
+    /// Reads the gate.
+    pub gate: fn(&mut Config) -> Result<Gate>,
+    /// The gate of the layer whose feed-forward part is below a prefix.
+    pub layer_gate: fn(&mut WeightLoader, &str, &Gate) -> Result<Gate>,
+    /// Scaling of queries with the position.
+    pub temperature: Option<AttentionTemperature>,
+}
 
-/// The model of versions 2 and 3, given the parts in which they differ: rotation and gate.
-pub fn build_with(
-    config: &mut Config,
-    weights: &mut WeightLoader,
-    defaults: FfnDefaults,
-    rotary: impl Fn(Rotary, &mut Config) -> Result<Rotary>,
-    parse_gate: impl Fn(&mut Config) -> Result<Gate>,
-    layer_gate: impl Fn(&mut WeightLoader, &str, &Gate) -> Result<Gate>,
-) -> Result<Stack> {
+/// A model of the family.
+pub fn build_with(config: &mut Config, weights: &mut WeightLoader, family: Family) -> Result<Stack> {
     config.ignore(&["qk_head_dim"]); // always the sum of its parts
-    let basics = Basics::parse(config, "rms_norm_eps", Defaults { eps: 1e-6, ..Defaults::COMMON })?;
+    // Heads have widths of their own; the hidden size need not be a multiple of their number.
+    let basics = Basics::parse(config, "rms_norm_eps", Defaults { eps: 1e-6, head_dim: Some(1), ..Defaults::COMMON })?;
     let shape = LatentShape {
         hidden: basics.hidden,
         heads: basics.heads,
@@ -45,36 +58,28 @@ pub fn build_with(
         value: config.size_or(&["v_head_dim"], 128)?,
         split_kv_b: config.flag_or("split_kv_b", false)?,
     };
-    let (rope, halves) = Rope::parse(config, shape.rope, 1e4, basics.context, None)?;
-    let rotary = rotary(halves, config)?;
+    let (rope, rotary) = (family.rope)(config, &basics, &shape)?;
     let scale = attention_scale(shape.nope + shape.rope, &rope);
     let bias = config.flag_or("attention_bias", false)?;
     let mlp_bias = config.flag_or("mlp_bias", false)?;
-    let gate = parse_gate(config)?;
-    let parts = FfnParts::parse(config, defaults)?;
+    let gate = (family.gate)(config)?;
+    let parts = FfnParts::parse(config, basics.layers, family.ffn)?;
 
-    let geometry =
-        basics.geometry((parts.dense_layers..basics.layers).collect(), gate.experts, gate.top_k, parts.inter)?;
+    let geometry = basics.geometry(parts.sparse.clone(), gate.experts, gate.top_k, parts.inter)?;
     let names = ExpertNames::separate("model.layers.{l}.mlp.experts", "gate_proj", "up_proj", "down_proj");
     basics.stack(weights, rope, geometry, names, |weights, layer| {
         let prefix = format!("model.layers.{layer}");
         let mixer = LatentAttention::new(weights, &format!("{prefix}.self_attn"), shape, bias, rotary, scale)?;
-        let mlp = format!("{prefix}.mlp");
-        let ffn = match layer < parts.dense_layers {
-            true => Ffn::Dense(basics.mlp(weights, &mlp, parts.dense_width, mlp_bias)?),
-            false => {
-                let gate = layer_gate(weights, &mlp, &gate)?;
-                Ffn::moe(parts.moe(&basics, weights, layer, gate, mlp_bias)?)
-            }
-        };
+        let mixer = mixer.with_temperature(family.temperature);
+        let ffn = parts.ffn(&basics, weights, layer, &gate, family.layer_gate, mlp_bias)?;
         basics.layer(weights, &prefix, mixer, ffn)
     })
 }
 
 /// The feed-forward parts of the DeepSeek family and GLM: dense layers first, then experts with shared experts.
 pub struct FfnParts {
-    /// Number of dense layers before those with experts.
-    pub dense_layers: usize,
+    /// Layers with experts.
+    pub sparse: Vec<usize>,
     /// Width of the MLP of a dense layer.
     pub dense_width: usize,
     /// Width of an expert.
@@ -90,32 +95,47 @@ pub struct FfnDefaults {
     pub dense_layers: usize,
     /// Number of shared experts.
     pub shared_experts: usize,
+    /// Whether `mlp_layer_types` of the config decides which layers are dense.
+    pub typed: bool,
 }
 
 impl FfnParts {
-    /// Reads the config's keys.
-    pub fn parse(config: &mut Config, defaults: FfnDefaults) -> Result<Self> {
+    /// Reads the config's keys, for a model of `layers` layers.
+    pub fn parse(config: &mut Config, layers: usize, defaults: FfnDefaults) -> Result<Self> {
         match config.size_or(&["moe_layer_freq"], 1)? {
             1 => {}
             n => return Err(config_error(format!("moe_layer_freq is {n}; only 1 is supported"))),
         }
+        let dense_layers = config.count_or(&["first_k_dense_replace"], defaults.dense_layers)?;
+        let typed = if defaults.typed { mlp_layer_types(config, layers)? } else { None };
         Ok(FfnParts {
-            dense_layers: config.count_or(&["first_k_dense_replace"], defaults.dense_layers)?,
+            sparse: typed.unwrap_or_else(|| (dense_layers..layers).collect()),
             dense_width: config.size(&["intermediate_size"])?,
             inter: config.size(&["moe_intermediate_size"])?,
-            shared_experts: config.count_or(&["n_shared_experts"], defaults.shared_experts)?,
+            shared_experts: config.count_or(&["n_shared_experts", "num_shared_experts"], defaults.shared_experts)?,
         })
     }
 
-    /// Router, experts and shared experts below `model.layers.{layer}.mlp`.
-    pub fn moe(
+    /// The feed-forward part of a layer, below `model.layers.{layer}.mlp`; `layer_gate` completes the gate.
+    pub fn ffn(
         &self,
         basics: &Basics,
         weights: &mut WeightLoader,
         layer: usize,
-        gate: Gate,
+        gate: &Gate,
+        layer_gate: impl FnOnce(&mut WeightLoader, &str, &Gate) -> Result<Gate>,
         bias: bool,
-    ) -> Result<Moe> {
+    ) -> Result<Ffn> {
+        let prefix = format!("model.layers.{layer}.mlp");
+        if !self.sparse.contains(&layer) {
+            return Ok(Ffn::Dense(basics.mlp(weights, &prefix, self.dense_width, bias)?));
+        }
+        let gate = layer_gate(weights, &prefix, gate)?;
+        Ok(Ffn::moe(self.moe(basics, weights, layer, gate, bias)?))
+    }
+
+    /// Router, experts and shared experts below `model.layers.{layer}.mlp`.
+    fn moe(&self, basics: &Basics, weights: &mut WeightLoader, layer: usize, gate: Gate, bias: bool) -> Result<Moe> {
         let prefix = format!("model.layers.{layer}.mlp");
         let moe = basics.moe(weights, layer, &format!("{prefix}.gate"), gate)?;
         let shared = match self.shared_experts {

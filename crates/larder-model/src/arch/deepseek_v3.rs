@@ -9,19 +9,25 @@
 
 use larder_core::{ExpertGroups, Gate, GroupRank, Renorm, Score, Weighting};
 
-use super::deepseek_v2::{FfnDefaults, build_with};
+use super::deepseek_v2::{Family, FfnDefaults, build_with};
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::Rotary;
+use crate::nn::{Rope, Rotary};
 use crate::stack::Stack;
 use crate::weights::WeightLoader;
 
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
-    let rotary =
-        |r: Rotary, config: &mut Config| Ok(Rotary { interleaved: config.flag_or("rope_interleave", true)?, ..r });
-    let parts = FfnDefaults { dense_layers: 3, shared_experts: 1 };
-    let gate = |config: &mut Config| parse_gate(config, GateDefaults { groups: 8, keep: 4, scale: 2.5 });
-    build_with(config, weights, parts, rotary, gate, with_bias)
+    let family = Family {
+        ffn: FfnDefaults { dense_layers: 3, shared_experts: 1, typed: false },
+        rope: |config, basics, shape| {
+            let (rope, rotary) = Rope::parse(config, shape.rope, 1e4, basics.context, None)?;
+            Ok((rope, Rotary { interleaved: config.flag_or("rope_interleave", true)?, ..rotary }))
+        },
+        gate: |config| parse_gate(config, GateDefaults { groups: 8, keep: 4, scale: 2.5, renorm: true }),
+        layer_gate: with_bias,
+        temperature: None,
+    };
+    build_with(config, weights, family)
 }
 
 /// Defaults of an architecture for keys that a config does not have.
@@ -33,6 +39,8 @@ pub struct GateDefaults {
     pub keep: usize,
     /// Factor on the expert weights.
     pub scale: f64,
+    /// Whether the expert weights are divided by their sum.
+    pub renorm: bool,
 }
 
 /// The gate of DeepSeek-V3 and GLM-4, without the correction bias of a layer.
@@ -41,13 +49,14 @@ pub fn parse_gate(config: &mut Config, defaults: GateDefaults) -> Result<Gate> {
     let top_k = config.size(&["num_experts_per_tok"])?;
     let (count, keep) =
         (config.size_or(&["n_group"], defaults.groups)?, config.size_or(&["topk_group"], defaults.keep)?);
-    let renorm = match config.flag_or("norm_topk_prob", true)? {
+    let renorm = match config.flag_or("norm_topk_prob", defaults.renorm)? {
         true => Renorm::Sum { plus: 1e-20 },
         false => Renorm::No,
     };
     let scale = config.number_or("routed_scaling_factor", defaults.scale)? as f32;
+    // Configs of dots1 name the method in both keys.
     for (key, known) in [("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")] {
-        if let Some(other) = config.opt_text(key)?.filter(|s| *s != known) {
+        if let Some(other) = config.opt_text(key)?.filter(|s| *s != known && *s != "noaux_tc") {
             return Err(config_error(format!("{key} '{other}' is not supported for this model; only {known} is")));
         }
     }

@@ -14,7 +14,7 @@ use super::deepseek_v3::{GateDefaults, parse_gate, with_bias};
 use crate::config::Config;
 use crate::error::Result;
 use crate::nn::{Attention, QkNorm, Rope};
-use crate::stack::{Ffn, Stack};
+use crate::stack::Stack;
 use crate::weights::WeightLoader;
 
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
@@ -22,25 +22,18 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     let (rope, rotary) = Rope::parse(config, basics.head_dim, 1e4, basics.context, Some(0.5))?;
     let bias = AttentionBias { qkv: config.flag_or("attention_bias", false)?, o: false };
     let normed = config.flag_or("use_qk_norm", false)?;
-    let gate = parse_gate(config, GateDefaults { groups: 1, keep: 1, scale: 1.0 })?;
-    let parts = FfnParts::parse(config, FfnDefaults { dense_layers: 1, shared_experts: 1 })?;
+    let gate = parse_gate(config, GateDefaults { groups: 1, keep: 1, scale: 1.0, renorm: true })?;
+    let defaults = FfnDefaults { dense_layers: 1, shared_experts: 1, typed: false };
+    let parts = FfnParts::parse(config, basics.layers, defaults)?;
 
-    let geometry =
-        basics.geometry((parts.dense_layers..basics.layers).collect(), gate.experts, gate.top_k, parts.inter)?;
+    let geometry = basics.geometry(parts.sparse.clone(), gate.experts, gate.top_k, parts.inter)?;
     let names = ExpertNames::separate("model.layers.{l}.mlp.experts", "gate_proj", "up_proj", "down_proj");
     basics.stack(weights, rope, geometry, names, |weights, layer| {
         let prefix = format!("model.layers.{layer}");
         let own = format!("{prefix}.self_attn");
         let attention = basics.attention(weights, &own, bias, rotary)?;
         let norm = if normed { basics.qk_norm(weights, &own)? } else { QkNorm::None };
-        let mlp = format!("{prefix}.mlp");
-        let ffn = match layer < parts.dense_layers {
-            true => Ffn::Dense(basics.mlp(weights, &mlp, parts.dense_width, false)?),
-            false => {
-                let gate = with_bias(weights, &mlp, &gate)?;
-                Ffn::moe(parts.moe(&basics, weights, layer, gate, false)?)
-            }
-        };
+        let ffn = parts.ffn(&basics, weights, layer, &gate, with_bias, false)?;
         basics.layer(weights, &prefix, Attention { norm, ..attention }, ffn)
     })
 }

@@ -13,11 +13,16 @@ use larder_core::{ExpertNames, Gate, PerMatrix, RowPick, Score, TensorSlice, Wei
 use super::common::{AttentionBias, Basics, Defaults};
 use crate::config::Config;
 use crate::error::Result;
-use crate::nn::{Attention, Rope};
+use crate::nn::{Attention, Mlp, Rope, SharedExpert};
 use crate::stack::{Factors, Ffn, Stack};
 use crate::weights::WeightLoader;
 
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
+    build_with(config, weights, 0)
+}
+
+/// The model with a shared expert of `shared_width` in every layer; none if that is 0.
+pub fn build_with(config: &mut Config, weights: &mut WeightLoader, shared_width: usize) -> Result<Stack> {
     let basics = Basics::parse(config, "rms_norm_eps", Defaults { eps: 1e-6, ..Defaults::COMMON })?;
     let (rope, rotary) = Rope::parse(config, basics.head_dim, 1e4, basics.context, None)?;
     let bias = AttentionBias::all(config.flag_or("attention_bias", false)?);
@@ -26,6 +31,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         embedding: config.number_or("embedding_multiplier", 1.0)?,
         residual: config.number_or("residual_multiplier", 1.0)?,
         logits: 1.0 / config.positive_or("logits_scaling", 1.0)?,
+        softcap: None,
     };
     let experts = config.size(&["num_local_experts", "num_experts"])?;
     let top_k = config.size_or(&["num_experts_per_tok"], 2)?;
@@ -48,7 +54,13 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     let stack = basics.stack(weights, rope, geometry, names, |weights, layer| {
         let prefix = format!("model.layers.{layer}");
         let attention = basics.attention(weights, &format!("{prefix}.self_attn"), bias, rotary)?;
-        let moe = basics.moe(weights, layer, &format!("{prefix}.block_sparse_moe.router.layer"), gate.clone())?;
+        let mut moe = basics.moe(weights, layer, &format!("{prefix}.block_sparse_moe.router.layer"), gate.clone())?;
+        if shared_width > 0 {
+            let size = (basics.hidden, shared_width);
+            let own = format!("{prefix}.shared_mlp");
+            let mlp = Mlp::joined(weights, &own, ["input_linear", "output_linear"], size, basics.act)?;
+            moe.shared = Some(SharedExpert { mlp, gate: None });
+        }
         basics.layer(weights, &prefix, Attention { scale, ..attention }, Ffn::moe(moe))
     })?;
     Ok(Stack { factors, ..stack })

@@ -13,7 +13,7 @@ use super::common::{AttentionBias, Basics, Defaults, layer_types};
 use crate::config::{Config, config_error};
 use crate::error::Result;
 use crate::nn::{Activation, Attention, CausalConv, Mixer, Mlp, MlpNames, Norm, QkNorm, Rope, Rotary, ShortConv};
-use crate::stack::{Ffn, Layer, Stack};
+use crate::stack::{After, Ffn, Layer, Stack};
 use crate::weights::WeightLoader;
 
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
@@ -68,6 +68,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
             mixer,
             ffn_norm: Norm::rms(weights, &format!("{prefix}.ffn_norm"), basics.hidden, basics.eps)?,
             ffn,
+            after: After::default(),
         })
     };
     basics.stack_with(weights, rope, geometry, names, build_layer, norm)

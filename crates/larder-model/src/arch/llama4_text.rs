@@ -95,7 +95,7 @@ fn masks(config: &mut Config, rotated: &[bool]) -> Result<Vec<AttentionMask>> {
 
 fn temperature(config: &mut Config) -> Result<Option<AttentionTemperature>> {
     let (floor, scale) = (config.positive_or("floor_scale", 8192.0)?, config.number_or("attn_scale", 0.1)?);
-    Ok(config.flag_or("attn_temperature_tuning", true)?.then_some(AttentionTemperature { floor, scale }))
+    Ok(config.flag_or("attn_temperature_tuning", true)?.then_some(AttentionTemperature { floor, scale, first: 1 }))
 }
 
 fn sparse_layers(config: &mut Config, layers: usize) -> Result<Vec<usize>> {

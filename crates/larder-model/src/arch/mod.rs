@@ -17,13 +17,16 @@ mod common;
 mod deepseek_v2;
 mod deepseek_v3;
 mod ernie4_5_moe;
+mod gemma4_text;
 mod glm4_moe;
+mod glm4_moe_lite;
 mod gpt_oss;
 mod granitemoe;
 mod hy_v3;
 mod lfm2_moe;
 mod llama4_text;
 mod minimax_m2;
+mod mistral4;
 mod mixtral;
 mod olmoe;
 mod phimoe;
@@ -44,13 +47,16 @@ const ARCHS: &[Arch] = &[
     Arch { model_type: "deepseek_v2", build: deepseek_v2::build },
     Arch { model_type: "deepseek_v3", build: deepseek_v3::build },
     Arch { model_type: "ernie4_5_moe", build: ernie4_5_moe::build },
+    Arch { model_type: "gemma4_text", build: gemma4_text::build },
     Arch { model_type: "glm4_moe", build: glm4_moe::build },
+    Arch { model_type: "glm4_moe_lite", build: glm4_moe_lite::build },
     Arch { model_type: "gpt_oss", build: gpt_oss::build },
     Arch { model_type: "granitemoe", build: granitemoe::build },
     Arch { model_type: "hy_v3", build: hy_v3::build },
     Arch { model_type: "lfm2_moe", build: lfm2_moe::build },
     Arch { model_type: "llama4_text", build: llama4_text::build },
     Arch { model_type: "minimax_m2", build: minimax_m2::build },
+    Arch { model_type: "mistral4", build: mistral4::build },
     Arch { model_type: "mixtral", build: mixtral::build },
     Arch { model_type: "olmoe", build: olmoe::build },
     Arch { model_type: "phimoe", build: phimoe::build },

@@ -11,7 +11,7 @@ use super::common::{AttentionBias, Basics, Defaults, sliding_window};
 use crate::config::Config;
 use crate::error::Result;
 use crate::nn::{Attention, Norm, Rope};
-use crate::stack::{Ffn, Layer, Stack};
+use crate::stack::{After, Ffn, Layer, Stack};
 use crate::weights::WeightLoader;
 
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
@@ -38,6 +38,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
             mixer: Box::new(Attention { mask, ..attention }),
             ffn_norm: Norm::layer(weights, &format!("{prefix}.post_attention_layernorm"), basics.hidden, basics.eps)?,
             ffn: Ffn::moe(basics.moe(weights, layer, &format!("{prefix}.block_sparse_moe.gate"), gate.clone())?),
+            after: After::default(),
         })
     };
     basics.stack_with(weights, rope, geometry, names, build_layer, norm)

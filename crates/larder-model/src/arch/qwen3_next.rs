@@ -14,7 +14,7 @@ use super::qwen2_moe::with_shared;
 use crate::config::{Config, config_error};
 use crate::error::Result;
 use crate::nn::{Activation, Attention, DeltaForm, DeltaShape, GatedDeltaNet, Mixer, Norm, QkNorm, Rope, Rotary};
-use crate::stack::{Ffn, Layer, Stack};
+use crate::stack::{After, Ffn, Layer, Stack};
 use crate::weights::WeightLoader;
 
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
@@ -98,6 +98,7 @@ pub fn build_with(
                 basics.eps,
             )?,
             ffn,
+            after: After::default(),
         })
     };
     basics.stack_with(weights, rope, geometry, names, build_layer, norm)

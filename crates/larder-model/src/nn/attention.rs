@@ -36,13 +36,24 @@ pub enum QkNorm {
     },
 }
 
-/// Queries scaled up as the sequence grows: `1 + scale · ln(1 + floor((position + 1) / floor))`.
+/// Queries scaled up as the sequence grows: `1 + scale · ln(1 + floor((position + first) / floor))`.
 #[derive(Clone, Copy)]
 pub struct AttentionTemperature {
     /// Positions per step.
     pub floor: f64,
     /// Factor on the logarithm.
     pub scale: f64,
+    /// The number of the first position.
+    pub first: usize,
+}
+
+impl AttentionTemperature {
+    /// Queries `q [n, heads, width]` → same shape
+    pub fn apply(self, q: &Tensor, pass: &ForwardPass) -> Result<Tensor> {
+        let factor = |at| (((at + self.first) as f64 / self.floor).floor().ln_1p() * self.scale + 1.0) as f32;
+        let scales: Vec<f32> = pass.positions().map(factor).collect();
+        Ok(q.broadcast_mul(&Tensor::from_vec(scales, (pass.tokens(), 1, 1), &Device::Cpu)?)?)
+    }
 }
 
 /// Softmax attention with all options that an architecture uses.
@@ -53,12 +64,14 @@ pub struct Attention {
     pub q: Linear,
     /// `[kv_heads · head_dim, hidden]`
     pub k: Linear,
-    /// `[kv_heads · head_dim, hidden]`
-    pub v: Linear,
+    /// `[kv_heads · head_dim, hidden]`; without it values are what the product of the keys yields.
+    pub v: Option<Linear>,
     /// `[hidden, heads · head_dim]`
     pub o: Linear,
     /// Normalisation of queries and keys.
     pub norm: QkNorm,
+    /// Values are normalised over each head, without a weight; this is added under the root.
+    pub value_norm: Option<f64>,
     /// Queries, keys and values are clamped to ± this.
     pub clip: Option<f64>,
     /// Rotation of queries and keys, or none.
@@ -79,14 +92,21 @@ impl Mixer for Attention {
     fn forward(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Tensor> {
         let AttentionShape { heads, kv_heads, head_dim } = self.shape;
         let n = pass.tokens();
-        let [q, k, v] = Linear::forward_all([&self.q, &self.k, &self.v], x)?;
+        let (q, k, v) = match &self.v {
+            Some(v) => Linear::forward_all([&self.q, &self.k, v], x)?.into(),
+            None => {
+                let [q, k] = Linear::forward_all([&self.q, &self.k], x)?;
+                (q, k.clone(), k)
+            }
+        };
         let (q, gate) = self.part(q, n)?; // [n, heads · head_dim]
         let (q, k) = self.norm_whole(q, k)?;
         let [q, k, v] = [q, k, v].map(|t| self.clip(t));
 
-        let q = self.scale_by_position(self.position(self.heads(q?, heads, true)?, pass)?, pass)?; // [n, heads, dim]
+        let q = self.position(self.heads(q?, heads, true)?, pass)?; // [n, heads, head_dim]
+        let q = self.temperature.map_or(Ok(q.clone()), |temperature| temperature.apply(&q, pass))?;
         let k = self.position(self.heads(k?, kv_heads, false)?, pass)?; // [n, kv, head_dim]
-        let v = v?;
+        let v = self.norm_values(v?)?;
         let mut mixed = vec![0.0; n * heads * head_dim]; // [n, heads, head_dim]
         let (k_width, q_width) = (kv_heads * head_dim, heads * head_dim);
         for (i, span) in pass.spans.iter().enumerate() {
@@ -140,8 +160,10 @@ impl Mixer for Attention {
         let AttentionShape { heads, kv_heads, head_dim } = self.shape;
         let (q, kv) = (heads * head_dim, kv_heads * head_dim);
         // Queries and what attention makes of them; with an output gate also that, its sigmoid and their product.
+        // Values that are normalised exist twice for a while.
+        let normed = if self.value_norm.is_some() { kv } else { 0 };
         let queries = if self.output_gate { 5 * q } else { 2 * q };
-        TokenScratch { floats: 2 * hidden + queries + 3 * kv, input: hidden.max(q) }
+        TokenScratch { floats: 2 * hidden + queries + 3 * kv + normed, input: hidden.max(q) }
     }
 }
 
@@ -161,6 +183,14 @@ impl Attention {
         match &self.norm {
             QkNorm::Whole(q_norm, k_norm) => Ok((q_norm.forward(&q)?, k_norm.forward(&k)?)),
             _ => Ok((q, k)),
+        }
+    }
+
+    /// `[n, kv_heads · head_dim]`
+    fn norm_values(&self, v: Tensor) -> Result<Tensor> {
+        match self.value_norm {
+            Some(eps) => rms(&v.reshape(((), self.shape.head_dim))?, eps),
+            None => Ok(v),
         }
     }
 
@@ -187,12 +217,5 @@ impl Attention {
             QkNorm::AfterRope { eps } => rms(&x, eps),
             _ => Ok(x),
         }
-    }
-
-    fn scale_by_position(&self, q: Tensor, pass: &ForwardPass) -> Result<Tensor> {
-        let Some(AttentionTemperature { floor, scale }) = self.temperature else { return Ok(q) };
-        let factor = |at| (((at + 1) as f64 / floor).floor().ln_1p() * scale + 1.0) as f32;
-        let scales: Vec<f32> = pass.positions().map(factor).collect();
-        Ok(q.broadcast_mul(&Tensor::from_vec(scales, (pass.tokens(), 1, 1), &Device::Cpu)?)?)
     }
 }

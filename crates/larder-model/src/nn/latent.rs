@@ -4,7 +4,7 @@ use candle_core::{D, Device, Tensor};
 use larder_core::{KV_PAGE_TOKENS, Rng, SequenceMemory};
 use larder_kernels::{AttentionArgs, AttentionTask};
 
-use super::{AttentionMask, ForwardPass, LayerKv, Mixer, Norm, Rotary, TokenScratch, made_up};
+use super::{AttentionMask, AttentionTemperature, ForwardPass, LayerKv, Mixer, Norm, Rotary, TokenScratch, made_up};
 use crate::error::Result;
 use crate::matrix::{Linear, PlacedMatrix, with_f32};
 use crate::step::LayerStates;
@@ -44,6 +44,7 @@ pub struct LatentAttention {
     o: Linear,                    // [hidden, heads · value]
     rotary: Rotary,
     scale: f64,
+    temperature: Option<AttentionTemperature>,
 }
 
 enum Query {
@@ -84,7 +85,12 @@ impl LatentAttention {
             false => weights.split_heads(&name("kv_b_proj.weight"), heads, [nope, value], kv_rank)?,
         };
         let o = weights.linear(&name("o_proj"), hidden, heads * value, bias)?;
-        Ok(LatentAttention { shape, q, kv_a, kv_norm, to_latent, to_value, o, rotary, scale })
+        Ok(LatentAttention { shape, q, kv_a, kv_norm, to_latent, to_value, o, rotary, scale, temperature: None })
+    }
+
+    /// The same attention with queries scaled by their position.
+    pub fn with_temperature(self, temperature: Option<AttentionTemperature>) -> Self {
+        LatentAttention { temperature, ..self }
     }
 
     /// `[n, heads, kv_rank + rope]`: each head's query, with the unrotated part projected into the latent space.
@@ -97,7 +103,8 @@ impl LatentAttention {
         let q = q.reshape((pass.tokens(), heads, nope + rope))?;
         let latent = PlacedMatrix::forward_heads(&self.to_latent, &q.narrow(2, 0, nope)?)?; // [n, heads, kv_rank]
         let rotated = self.rotary.apply(&q.narrow(2, nope, rope)?.contiguous()?, pass)?;
-        Ok(Tensor::cat(&[latent, rotated], D::Minus1)?)
+        let q = Tensor::cat(&[latent, rotated], D::Minus1)?;
+        self.temperature.map_or(Ok(q.clone()), |temperature| temperature.apply(&q, pass))
     }
 
     /// `[n, 1, kv_rank + rope]`: the rows of these tokens in the KV cache.

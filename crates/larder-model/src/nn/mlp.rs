@@ -26,10 +26,17 @@ impl MlpNames {
 
 /// A dense gated MLP: `down(act(gate(x), up(x)))`.
 pub struct Mlp {
-    gate: Linear,
-    up: Linear,
+    first: First,
     down: Linear,
     act: Activation,
+}
+
+/// The products of gate and up.
+enum First {
+    /// Each `[inter, hidden]`.
+    Apart(Linear, Linear),
+    /// `[2 · inter, hidden]`: all rows of gate, then those of up.
+    Joined(Linear),
 }
 
 impl Mlp {
@@ -42,17 +49,34 @@ impl Mlp {
         act: Activation,
         bias: bool,
     ) -> Result<Self> {
-        Ok(Mlp {
-            gate: weights.linear(&format!("{prefix}.{}", names.gate), inter, hidden, bias)?,
-            up: weights.linear(&format!("{prefix}.{}", names.up), inter, hidden, bias)?,
-            down: weights.linear(&format!("{prefix}.{}", names.down), hidden, inter, bias)?,
-            act,
-        })
+        let gate = weights.linear(&format!("{prefix}.{}", names.gate), inter, hidden, bias)?;
+        let up = weights.linear(&format!("{prefix}.{}", names.up), inter, hidden, bias)?;
+        let down = weights.linear(&format!("{prefix}.{}", names.down), hidden, inter, bias)?;
+        Ok(Mlp { first: First::Apart(gate, up), down, act })
+    }
+
+    /// Loads gate and up in one product, and down, which have these names below `prefix`; without biases.
+    pub fn joined(
+        weights: &mut WeightLoader,
+        prefix: &str,
+        [first, down]: [&str; 2],
+        (hidden, inter): (usize, usize),
+        act: Activation,
+    ) -> Result<Self> {
+        let first = First::Joined(weights.linear(&format!("{prefix}.{first}"), 2 * inter, hidden, false)?);
+        let down = weights.linear(&format!("{prefix}.{down}"), hidden, inter, false)?;
+        Ok(Mlp { first, down, act })
     }
 
     /// `x [tokens, hidden]` → same shape
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let [gate, up] = Linear::forward_all([&self.gate, &self.up], x)?; // [tokens, inter]
+        let [gate, up] = match &self.first {
+            First::Apart(gate, up) => Linear::forward_all([gate, up], x)?,
+            First::Joined(both) => {
+                let (both, inter) = (both.forward(x)?, self.down.input_width());
+                [both.narrow(1, 0, inter)?.contiguous()?, both.narrow(1, inter, inter)?.contiguous()?]
+            }
+        }; // [tokens, inter]
         let mut combined = with_f32(&gate, <[f32]>::to_vec)?;
         with_f32(&up, |up| self.act.combine(&mut combined, up))?;
         self.down.forward(&Tensor::from_vec(combined, gate.dims(), &Device::Cpu)?)
@@ -61,6 +85,7 @@ impl Mlp {
     /// What [`forward`](Self::forward) allocates per token, with its input, its output, and their sum.
     pub fn scratch(&self, hidden: usize) -> TokenScratch {
         let inter = self.down.input_width();
-        TokenScratch { floats: 3 * hidden + 3 * inter, input: hidden.max(inter) }
+        let joined = if matches!(self.first, First::Joined(_)) { 2 * inter } else { 0 };
+        TokenScratch { floats: 3 * hidden + 3 * inter + joined, input: hidden.max(inter) }
     }
 }

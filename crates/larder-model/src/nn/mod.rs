@@ -14,6 +14,7 @@ mod norm;
 mod pass;
 mod recurrent;
 mod rope;
+mod rotary;
 mod scratch;
 
 pub use activation::Activation;
@@ -25,11 +26,12 @@ pub use kv_pool::{KvPool, KvUsage};
 pub use kv_rows::{KvRows, KvView};
 pub use latent::{LatentAttention, LatentShape};
 pub use mlp::{Mlp, MlpNames};
-pub use moe::{Moe, SharedExpert};
+pub use moe::{DenseBeside, Moe, SharedExpert};
 pub use norm::Norm;
 pub use pass::{AttentionMask, ForwardPass, SpanPositions};
 pub use recurrent::{RecurrentState, StateLens};
-pub use rope::{Rope, RopeTable, Rotary, attention_scale};
+pub use rope::{Rope, RopeType, attention_scale};
+pub use rotary::{RopeTable, Rotary};
 pub use scratch::TokenScratch;
 pub(crate) use scratch::step_memory;
 

@@ -3,7 +3,7 @@
 use candle_core::{Device, Tensor};
 use larder_core::{Gate, LayerIdx};
 
-use super::{Activation, Mlp, TokenScratch};
+use super::{Activation, Mlp, Norm, TokenScratch};
 use crate::error::Result;
 use crate::experts::{ExpertPath, MoeCall};
 use crate::matrix::{Linear, with_f32};
@@ -23,6 +23,23 @@ pub struct Moe {
     pub act: Activation,
     /// The expert that every token uses, if there is one.
     pub shared: Option<SharedExpert>,
+    /// The dense MLP beside the experts, if there is one.
+    pub beside: Option<DenseBeside>,
+}
+
+/// A dense MLP whose output is added to that of the experts. Both are normalised apart, and the router has an input of its
+/// own.
+pub struct DenseBeside {
+    /// Norm before the router.
+    pub router_norm: Norm,
+    /// Norm before the MLP.
+    pub norm: Norm,
+    /// The MLP.
+    pub mlp: Mlp,
+    /// Norm of the MLP's output.
+    pub after: Norm,
+    /// Norm of the experts' output.
+    pub after_experts: Norm,
 }
 
 /// An expert that every token uses.
@@ -34,9 +51,11 @@ pub struct SharedExpert {
 }
 
 impl Moe {
-    /// `x [tokens, hidden]` → same shape; `origins` has one entry per token.
+    /// `x [tokens, hidden]` → same shape; it is `residual`, the residual stream, behind the norm of the layer. `origins`
+    /// has one entry per token.
     pub(crate) fn forward(
         &self,
+        residual: &Tensor,
         x: &Tensor,
         origins: &[TokenOrigin],
         experts: &mut dyn ExpertPath,
@@ -44,7 +63,10 @@ impl Moe {
         clock: &mut PhaseClock,
     ) -> Result<Tensor> {
         let (tokens, hidden) = x.dims2()?;
-        let logits = self.router.forward(x)?; // [tokens, experts]
+        let logits = match &self.beside {
+            Some(beside) => self.router.forward(&beside.router_norm.forward(residual)?)?,
+            None => self.router.forward(x)?,
+        }; // [tokens, experts]
         clock.lap(Phase::Routing, tap);
         let mut out = vec![0.0; tokens * hidden];
         let routed = with_f32(&logits, |logits| {
@@ -55,10 +77,19 @@ impl Moe {
         })???;
         with_f32(&logits, |logits| tap.routed(self.layer, logits, &routed))?;
         let out = Tensor::from_vec(out, (tokens, hidden), &Device::Cpu)?;
+        let out = match &self.beside {
+            Some(beside) => (beside.after_experts.forward(&out)? + beside.forward(residual)?)?,
+            None => out,
+        };
         match &self.shared {
             Some(shared) => Ok((out + shared.forward(x)?)?),
             None => Ok(out),
         }
+    }
+
+    /// The norm before the router, where `ffn_norm` is that before the experts.
+    pub fn router_norm<'a>(&'a self, ffn_norm: &'a Norm) -> &'a Norm {
+        self.beside.as_ref().map_or(ffn_norm, |beside| &beside.router_norm)
     }
 
     /// What [`forward`](Self::forward) allocates per token, the norm before it included; the buffers of the
@@ -67,7 +98,15 @@ impl Moe {
         let shared = self.shared.as_ref().map(|shared| shared.mlp.scratch(hidden)).unwrap_or_default();
         // Input, output and their sum; logits; per expert of a token the choice with its weight, twice while it is made.
         let own = 3 * hidden + self.gate.experts + 4 * self.gate.top_k;
-        TokenScratch { floats: own + shared.floats, input: hidden.max(shared.input) }
+        let beside = self.beside.as_ref().map(|beside| beside.mlp.scratch(hidden)).unwrap_or_default();
+        TokenScratch { floats: own + shared.floats + beside.floats, input: hidden.max(shared.input).max(beside.input) }
+    }
+}
+
+impl DenseBeside {
+    /// The normalised output of the MLP for the residual stream `residual [tokens, hidden]`.
+    fn forward(&self, residual: &Tensor) -> Result<Tensor> {
+        self.after.forward(&self.mlp.forward(&self.norm.forward(residual)?)?)
     }
 }
 

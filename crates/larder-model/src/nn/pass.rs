@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::rope::RopeTable;
+use super::RopeTable;
 use crate::step::TokenOrigin;
 
 /// The earlier positions that a query attends to.
@@ -33,8 +33,8 @@ pub struct ForwardPass {
     pub spans: Vec<SpanPositions>,
     /// One per token of the step.
     pub origins: Vec<TokenOrigin>,
-    /// Rotations of all tokens, if the model has any.
-    pub rope: Option<RopeTable>,
+    /// Rotations of all tokens, by each of the model's ropes.
+    pub ropes: Vec<RopeTable>,
 }
 
 /// Positions of consecutive tokens of one sequence.
@@ -109,7 +109,7 @@ mod tests {
                     })
                     .collect();
                 let spans = vec![SpanPositions { start, tokens, first_row: 0 }];
-                let pass = ForwardPass { spans, origins: vec![TokenOrigin::default(); tokens], rope: None };
+                let pass = ForwardPass { spans, origins: vec![TokenOrigin::default(); tokens], ropes: vec![] };
                 let seen = pass.visible_ranges(mask);
                 let seen: Vec<Vec<usize>> = seen.into_iter().map(Iterator::collect).collect();
                 assert_eq!(seen, want, "{mask:?} at {start}+{tokens}");

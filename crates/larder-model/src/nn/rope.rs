@@ -4,12 +4,9 @@ use std::f64::consts::PI;
 use std::ops::Range;
 use std::sync::OnceLock;
 
-use candle_core::{Device, Tensor};
-
-use super::ForwardPass;
+use super::{RopeTable, Rotary};
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::matrix::with_f32;
 
 /// The context of dynamic scaling, longer than any sequence: beyond it positions are no longer exact in f32.
 const DYNAMIC_REACH: usize = 1 << 24;
@@ -30,11 +27,50 @@ type Frequencies = (Vec<f32>, f64);
 #[derive(Clone, Debug, PartialEq)]
 enum Scaling {
     None,
-    Linear { factor: f64 },
-    Dynamic { factor: f64, trained: f64 },
+    Linear {
+        factor: f64,
+    },
+    Dynamic {
+        factor: f64,
+        trained: f64,
+    },
     Yarn(Yarn),
     Long(Long),
-    Llama3 { factor: f64, low: f64, high: f64, trained: f64 },
+    Llama3 {
+        factor: f64,
+        low: f64,
+        high: f64,
+        trained: f64,
+    },
+    /// Only the first `pairs` of a head turn, with frequencies over the width of the whole head.
+    Proportional {
+        factor: f64,
+        pairs: usize,
+    },
+}
+
+/// A type of layers with a rope of its own.
+pub struct RopeType {
+    /// The name of the type, under which `rope_parameters` has its object.
+    pub name: &'static str,
+    /// Path of that object in messages.
+    pub prefix: &'static str,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Default of `rope_theta`.
+    pub theta: f64,
+    /// Default of the share of a head that is rotated.
+    pub partial: f64,
+}
+
+/// What a rope is parsed with; `trained` is stated outside of the object.
+struct RopeDefaults {
+    head_dim: usize,
+    theta: f64,
+    context: usize,
+    partial: Option<f64>,
+    trained: Option<usize>,
+    table: usize,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -79,43 +115,6 @@ const SCALING_KEYS: &[&str] = &[
     "truncate",
 ];
 
-/// Cosines and sines of the tokens of a step, `[tokens, dim / 2]`.
-#[derive(Default)]
-pub struct RopeTable(Vec<(f32, f32)>);
-
-/// The part of a head that is rotated, and its layout.
-#[derive(Clone, Copy, Debug)]
-pub struct Rotary {
-    /// Number of leading values of a head that are rotated.
-    pub dim: usize,
-    /// Pairs are adjacent (2i, 2i+1) instead of in halves (i, i + dim/2).
-    pub interleaved: bool,
-}
-
-impl Rotary {
-    /// `x [n, heads, width]` → same shape
-    pub fn apply(&self, x: &Tensor, pass: &ForwardPass) -> Result<Tensor> {
-        let RopeTable(turns) = pass.rope.as_ref().expect("a model with rotary attention has a rope");
-        let (n, heads, width) = x.dims3()?;
-        let mut values = with_f32(x, <[f32]>::to_vec)?;
-        for (token, turns) in values.chunks_exact_mut(heads * width).zip(turns.chunks_exact(self.dim / 2)) {
-            token.chunks_exact_mut(width).for_each(|head| self.rotate(&mut head[..self.dim], turns));
-        }
-        Ok(Tensor::from_vec(values, (n, heads, width), &Device::Cpu)?)
-    }
-
-    fn rotate(&self, x: &mut [f32], turns: &[(f32, f32)]) {
-        let turn =
-            |a: &mut f32, b: &mut f32, (cos, sin): (f32, f32)| (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);
-        if self.interleaved {
-            x.as_chunks_mut::<2>().0.iter_mut().zip(turns).for_each(|([a, b], t)| turn(a, b, *t));
-        } else {
-            let (first, second) = x.split_at_mut(self.dim / 2);
-            first.iter_mut().zip(second).zip(turns).for_each(|((a, b), t)| turn(a, b, *t));
-        }
-    }
-}
-
 impl Rope {
     /// From a config in old keys (`rope_theta`, `rope_scaling`) or new ones (`rope_parameters`).
     ///
@@ -128,30 +127,69 @@ impl Rope {
         context: usize,
         partial: Option<f64>,
     ) -> Result<(Rope, Rotary)> {
-        let outer_theta = config.opt_number("rope_theta")?;
-        let outer_trained = config.opt_size(&["original_max_position_embeddings"])?;
-        let mut share = match partial {
-            Some(default) => config.number_or("partial_rotary_factor", default)?,
-            None => 1.0,
+        Self::parse_beside(config, head_dim, theta, context, partial, &[])
+    }
+
+    /// As [`parse`](Self::parse), where the keys `others` of the nested object have other uses.
+    pub fn parse_beside(
+        config: &mut Config,
+        head_dim: usize,
+        theta: f64,
+        context: usize,
+        partial: Option<f64>,
+        others: &[&str],
+    ) -> Result<(Rope, Rotary)> {
+        let theta = config.number_or("rope_theta", theta)?;
+        let trained = config.opt_size(&["original_max_position_embeddings"])?;
+        let partial = match partial {
+            Some(default) => Some(config.number_or("partial_rotary_factor", default)?),
+            None => None,
         };
-        let (mut theta, mut scaling) = (outer_theta.unwrap_or(theta), Scaling::None);
-        if let Some(mut inner) = rope_object(config)? {
+        let inner = rope_object(config)?;
+        Self::of_object(inner, RopeDefaults { head_dim, theta, context, partial, trained, table: 0 }, others)
+    }
+
+    /// A rope for each type of layer, by the objects of `rope_parameters` under their names; with the table of each.
+    pub fn parse_types(config: &mut Config, types: &[RopeType], context: usize) -> Result<Vec<(Rope, Rotary)>> {
+        let mut all = config.opt_object("rope_parameters", "rope_parameters.")?;
+        let mut found = Vec::with_capacity(types.len());
+        for (table, RopeType { name, prefix, head_dim, theta, partial }) in types.iter().enumerate() {
+            let inner = match &mut all {
+                Some(all) => all.opt_object(name, prefix)?,
+                None => None,
+            };
+            let (head_dim, theta, partial) = (*head_dim, *theta, Some(*partial));
+            let defaults = RopeDefaults { head_dim, theta, context, partial, trained: None, table };
+            found.push(Self::of_object(inner, defaults, &[])?);
+        }
+        all.map_or(Ok(()), Config::finish)?;
+        Ok(found)
+    }
+
+    fn of_object(inner: Option<Config>, defaults: RopeDefaults, others: &[&str]) -> Result<(Rope, Rotary)> {
+        let RopeDefaults { head_dim, mut theta, context, partial, trained, table } = defaults;
+        let (mut share, mut scaling) = (partial.unwrap_or(1.0), Scaling::None);
+        if let Some(mut inner) = inner {
             theta = inner.number_or("rope_theta", theta)?;
             if partial.is_some() {
                 share = inner.number_or("partial_rotary_factor", share)?;
             }
-            scaling = Scaling::parse(&mut inner, context, outer_trained)?;
+            scaling = Scaling::parse(&mut inner, context, trained)?;
             inner.ignore(SCALING_KEYS);
+            inner.ignore(others);
             inner.finish()?;
         }
-        let dim = (head_dim as f64 * share) as usize;
+        let mut dim = (head_dim as f64 * share) as usize;
+        if let Scaling::Proportional { pairs, .. } = &mut scaling {
+            (*pairs, dim) = ((head_dim as f64 * share / 2.0) as usize, if share <= 1.0 { head_dim } else { dim });
+        }
         if theta <= 1.0 || !(dim as f64 <= head_dim as f64 && dim >= 2 && dim.is_multiple_of(2)) {
             let what = format!("rope_theta {theta} with {dim} of {head_dim} values of a head rotated is out of range");
             return Err(config_error(what));
         }
         let rope = Rope { dim, theta, scaling, fixed: OnceLock::new() };
         rope.check()?;
-        Ok((rope, Rotary { dim, interleaved: false }))
+        Ok((rope, Rotary { dim, interleaved: false, table }))
     }
 
     /// The same angles with yarn scaling: `factor` times the `trained` positions, the usual ramp, no rounding of the
@@ -241,6 +279,10 @@ impl Rope {
                 };
                 (plain(self.theta).zip(factors).map(|(f, by)| f / by).collect(), amplitude)
             }
+            Scaling::Proportional { factor, pairs } => {
+                let turning = |(i, f)| if i < *pairs { f / factor } else { 0.0 };
+                (plain(self.theta).enumerate().map(turning).collect(), 1.0)
+            }
             Scaling::Llama3 { factor, low, high, trained } => {
                 let scale = |f: f64| {
                     let turns = trained * f / (2.0 * PI);
@@ -289,6 +331,7 @@ impl Scaling {
         let trained = outer_trained.or(inner_trained).unwrap_or(context);
         Ok(match kind {
             "default" | "mrope" => Scaling::None,
+            "proportional" => Scaling::Proportional { factor: config.positive_or("factor", 1.0)?, pairs: 0 },
             "linear" => Scaling::Linear { factor: factor(config)? },
             "dynamic" => Scaling::Dynamic { factor: factor(config)?, trained: context as f64 },
             "yarn" => Scaling::Yarn(Yarn::parse(config, context, trained as f64)?),
@@ -301,7 +344,7 @@ impl Scaling {
                 Scaling::Llama3 { factor: factor(config)?, low, high, trained: trained as f64 }
             }
             other => {
-                let known = "default, linear, dynamic, yarn, longrope and llama3";
+                let known = "default, linear, dynamic, yarn, longrope, llama3 and proportional";
                 return Err(config_error(format!("rope type '{other}' is not supported; supported are {known}")));
             }
         })

@@ -3,6 +3,7 @@
 use larder_core::{Geometry, StepMemory};
 use larder_kernels::Inputs;
 
+use super::Rope;
 use crate::expert_workspace::ExpertWorkspace;
 use crate::stack::{Ffn, Stack};
 
@@ -36,7 +37,7 @@ pub(crate) fn step_memory(stack: &Stack) -> StepMemory {
         Ffn::Dense(_) => false,
     });
     let experts = ExpertWorkspace::memory(&stack.geometry, scales_input);
-    let rotations = stack.rope.as_ref().map_or(0, |rope| rope.bytes_per_position());
+    let rotations: usize = stack.ropes.iter().map(Rope::bytes_per_position).sum();
     // The residual stream exists beside every part.
     let layer = (hidden + most.floats) * size_of::<f32>();
     let shared = Inputs::bytes(most.input) + rotations + POSITION_BYTES;
