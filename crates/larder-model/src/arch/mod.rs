@@ -16,12 +16,15 @@ use crate::weights::WeightLoader;
 mod common;
 mod deepseek_v2;
 mod deepseek_v3;
+mod dots1;
 mod ernie4_5_moe;
+mod exaone_moe;
 mod gemma4_text;
 mod glm4_moe;
 mod glm4_moe_lite;
 mod gpt_oss;
 mod granitemoe;
+mod granitemoeshared;
 mod hy_v3;
 mod lfm2_moe;
 mod llama4_text;
@@ -34,6 +37,7 @@ mod qwen2_moe;
 mod qwen3_5_moe;
 mod qwen3_moe;
 mod qwen3_next;
+mod solar_open;
 
 /// One architecture: a row of [`ARCHS`].
 pub struct Arch {
@@ -46,12 +50,15 @@ pub struct Arch {
 const ARCHS: &[Arch] = &[
     Arch { model_type: "deepseek_v2", build: deepseek_v2::build },
     Arch { model_type: "deepseek_v3", build: deepseek_v3::build },
+    Arch { model_type: "dots1", build: dots1::build },
     Arch { model_type: "ernie4_5_moe", build: ernie4_5_moe::build },
+    Arch { model_type: "exaone_moe", build: exaone_moe::build },
     Arch { model_type: "gemma4_text", build: gemma4_text::build },
     Arch { model_type: "glm4_moe", build: glm4_moe::build },
     Arch { model_type: "glm4_moe_lite", build: glm4_moe_lite::build },
     Arch { model_type: "gpt_oss", build: gpt_oss::build },
     Arch { model_type: "granitemoe", build: granitemoe::build },
+    Arch { model_type: "granitemoeshared", build: granitemoeshared::build },
     Arch { model_type: "hy_v3", build: hy_v3::build },
     Arch { model_type: "lfm2_moe", build: lfm2_moe::build },
     Arch { model_type: "llama4_text", build: llama4_text::build },
@@ -64,6 +71,7 @@ const ARCHS: &[Arch] = &[
     Arch { model_type: "qwen3_5_moe", build: qwen3_5_moe::build },
     Arch { model_type: "qwen3_moe", build: qwen3_moe::build },
     Arch { model_type: "qwen3_next", build: qwen3_next::build },
+    Arch { model_type: "solar_open", build: solar_open::build },
 ];
 
 /// Another `model_type` of an architecture: a row of [`ALIASES`].
