@@ -233,6 +233,11 @@ impl SlotFiller {
         }
     }
 
+    /// Number of reads that have been queued and have not completed.
+    pub fn reads_in_flight(&self) -> usize {
+        self.reader.in_flight() + self.waiting.len()
+    }
+
     /// Whether reads wait for room in the reader's queue.
     pub fn has_waiting_reads(&self) -> bool {
         !self.waiting.is_empty()
@@ -298,12 +303,6 @@ impl SlotFiller {
             reads[read].result = Err(e);
         }
         self.checked += start.elapsed();
-    }
-
-    /// Reads that have neither completed nor failed.
-    #[cfg(test)]
-    pub fn reads_in_flight(&self) -> usize {
-        self.reader.in_flight() + self.waiting.len()
     }
 
     /// Whether every slot is in its place, or with the reader, except for `elsewhere` slots.

@@ -111,19 +111,13 @@ impl<'a> LayerVisit<'a> {
         self.cache.completed = completed;
     }
 
-    fn end_read(&mut self, CompletedRead { expert: key, at, result }: CompletedRead) {
-        let expert = key.expert.index();
+    fn end_read(&mut self, read: CompletedRead) {
         let cache = &mut *self.cache;
-        let wanted = match cache.pass_through.owns(at) {
-            true => cache.pass_through.end_read(at, result.is_ok()) && key.row == self.row,
-            false => {
-                match &result {
-                    Ok(()) => cache.ledger.arrived(key),
-                    Err(_) => cache.ledger.failed(key),
-                }
-                key.row == self.row && self.assignment.experts().any(|wanted| wanted == expert)
-            }
-        };
+        let is_wanted_by_someone = cache.end_read(&read);
+        let CompletedRead { expert: key, at, result } = read;
+        let expert = key.expert.index();
+        let is_of_visit = || cache.pass_through.owns(at) || self.assignment.experts().any(|wanted| wanted == expert);
+        let wanted = is_wanted_by_someone && key.row == self.row && is_of_visit();
         match result {
             Ok(()) if wanted => self.arrived.push_back((expert, at)),
             Err(cause) if wanted => {

@@ -1,5 +1,6 @@
 //! The cache of one tier: carries out the ledger's decisions with a reader and slots in memory.
 
+mod hot;
 mod layer_visit;
 mod pass_through;
 
@@ -12,6 +13,7 @@ use larder_store::StoreError;
 
 use crate::expert_cache::ExpertCache;
 use crate::fill::{CompletedRead, SlotFiller, SlotSupply};
+use crate::one_tier::cache::hot::HotReads;
 use crate::one_tier::cache::layer_visit::LayerVisit;
 use crate::one_tier::cache::pass_through::PassThrough;
 use crate::one_tier::ledger::{Ledger, SlotAssignment, SlotIndex};
@@ -49,6 +51,7 @@ pub struct Cache {
     completed: Vec<CompletedRead>,
     /// Experts of the next layer to read ahead of its visit, likeliest first.
     ahead: VecDeque<ExpertKey>,
+    hot: HotReads,
     waited: Duration,
     computed: Duration,
     reads_ahead: ReadsAhead,
@@ -97,6 +100,7 @@ impl Cache {
             filler: SlotFiller::new(geometry, supply),
             completed: Vec::new(),
             ahead: VecDeque::new(),
+            hot: HotReads::default(),
             waited: Duration::ZERO,
             computed: Duration::ZERO,
             reads_ahead: ReadsAhead::default(),
@@ -137,6 +141,7 @@ impl Cache {
         compute: ComputeFn,
     ) -> Result<(), CacheError> {
         let row = self.row(layer);
+        self.settle_hot();
         self.chosen.set(wanted);
         let choice = self.chosen.choice(row, logits);
         self.ledger.begin(&choice);
@@ -182,6 +187,19 @@ impl Cache {
             self.reads_ahead.begun += 1;
             self.filler.prefetch(expert, at);
         }
+    }
+
+    /// Takes note of a completed read. False if it was a read ahead that is not wanted any more.
+    fn end_read(&mut self, read: &CompletedRead) -> bool {
+        let succeeded = read.result.is_ok();
+        if self.pass_through.owns(read.at) {
+            return self.pass_through.end_read(read.at, succeeded);
+        }
+        match succeeded {
+            true => self.ledger.arrived(read.expert),
+            false => self.ledger.failed(read.expert),
+        }
+        true
     }
 
     fn compute_group(&mut self, row: MoeRow, experts: &[(usize, SlotIndex)], compute: ComputeFn) {

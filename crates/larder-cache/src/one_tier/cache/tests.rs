@@ -220,3 +220,86 @@ fn hits_are_computed_before_other_experts_are_read_into_their_slots() {
         assert_eq!(cache.traffic().counts.hits, 3);
     }
 }
+
+fn residents(cache: &Cache, row: usize) -> Vec<usize> {
+    let presence = |expert: usize| cache.residency().presence(MoeRow(row).expert(expert));
+    (0..EXPERTS).filter(|expert| presence(*expert) == Presence::Resident).collect()
+}
+
+#[test]
+fn hot_experts_fill_free_slots_and_evict_nothing() {
+    let (mut cache, _) = cache(2, CacheScope::Layer, |m| m.overtaken(2));
+    cache.set_hot([(0, 5), (1, 3), (0, 4), (1, 3), (0, 1), (2, 0)].map(|(row, expert)| MoeRow(row).expert(expert)));
+    while cache.read_hot() {}
+    assert_eq!([0, 1, 2].map(|row| residents(&cache, row)), [vec![4, 5], vec![3], vec![0]]);
+    visit(&mut cache, 0, &[5, 4]).unwrap();
+    visit(&mut cache, 1, &[3, 2]).unwrap();
+    let Traffic { counts, prefetch_bytes, .. } = cache.traffic();
+    assert_eq!((counts.hits, counts.misses, counts.evictions, counts.useful_prefetches), (3, 1, 0, 3));
+    assert_eq!(prefetch_bytes, 4 * 4096);
+    assert!(!cache.read_hot() && cache.filler.is_whole(0));
+}
+
+#[test]
+fn the_hottest_expert_is_evicted_last() {
+    let (mut cache, _) = cache(3, CacheScope::Layer, |m| m);
+    cache.set_hot([4, 2, 0].map(|expert| MoeRow(1).expert(expert)));
+    while cache.read_hot() {}
+    for (wanted, left) in [(1, vec![1, 2, 4]), (3, vec![1, 3, 4]), (5, vec![1, 3, 5])] {
+        visit(&mut cache, 1, &[wanted]).unwrap();
+        assert_eq!(residents(&cache, 1), left);
+    }
+}
+
+#[test]
+fn no_hot_read_begins_after_a_visit() {
+    let (mut cache, _) = cache(EXPERTS, CacheScope::Layer, |m| m);
+    cache.set_hot((0..LAYERS * EXPERTS).map(|index| ExpertKey::from_index(index, EXPERTS)));
+    assert!(cache.read_hot());
+    let begun = cache.traffic().counts.prefetches;
+    assert!((1..=4).contains(&begun), "{begun} reads would be before a prompt's");
+    visit(&mut cache, 2, &[0, 1]).unwrap();
+    while cache.read_hot() {}
+    assert_eq!(cache.traffic().counts.prefetches, begun);
+    assert!(cache.filler.is_whole(0));
+}
+
+#[test]
+fn a_hot_expert_that_cannot_be_read_is_an_error_only_when_it_is_wanted() {
+    let broken = EXPERTS + 4; // layer 1, expert 4
+    let (mut cache, _) =
+        cache(2, CacheScope::Layer, |m| m.with_fault(FaultTarget::Shard(broken), ReadFault::Flipped(3), u64::MAX));
+    cache.set_hot([4, 4, 0, 1].map(|expert| MoeRow(1).expert(expert)));
+    while cache.read_hot() {}
+    assert_eq!(cache.free_slots(LayerIdx(1)) + residents(&cache, 1).len(), 2);
+    visit(&mut cache, 1, &[0, 1, 5]).unwrap();
+    assert_eq!(visit(&mut cache, 1, &[4]).unwrap_err().expert, ExpertId(4));
+}
+
+proptest! {
+    #[test]
+    fn every_expert_has_its_bytes_whatever_was_hot(
+        hot in prop::collection::vec(0..LAYERS * EXPERTS, 0..40),
+        steps in 0usize..30,
+        visits in prop::collection::vec((0..LAYERS as u16, prop::sample::subsequence((0..EXPERTS as u16).collect::<Vec<_>>(), 1..=EXPERTS).prop_shuffle()), 1..20),
+        slots in 1usize..8,
+        global in any::<bool>(),
+        scratch in 0usize..3,
+        overtaken in 0u64..5,
+    ) {
+        let scope = if global { CacheScope::Global } else { CacheScope::Layer };
+        let shape = CacheShape { scratch, ..CacheShape::new(&geometry(), slots, scope) };
+        let (mut cache, _) = cache_as(&shape, |m| m.overtaken(overtaken));
+        cache.set_hot(hot.into_iter().map(|index| ExpertKey::from_index(index, EXPERTS)));
+        for _ in 0..steps {
+            cache.read_hot();
+        }
+        for (layer, wanted) in &visits {
+            visit(&mut cache, *layer, wanted).unwrap();
+            cache.read_hot();
+        }
+        while cache.read_hot() {}
+        prop_assert!(cache.filler.is_whole(0));
+        prop_assert_eq!(cache.traffic().prefetch_bytes, cache.traffic().counts.prefetches * 4096);
+    }
+}

@@ -175,6 +175,17 @@ impl Ledger {
         Some(slot as usize)
     }
 
+    /// Ranks these experts, as far as they have slots, as if they had come in this order. The caller guarantees that no visit is
+    /// open.
+    pub fn readmit(&mut self, experts: impl Iterator<Item = ExpertKey>) {
+        for expert in experts {
+            if !self.is_absent(expert) {
+                self.policies.forget(expert);
+                self.policies.admit(expert);
+            }
+        }
+    }
+
     /// A read has succeeded: the expert is resident.
     pub fn arrived(&mut self, expert: ExpertKey) {
         let slot = self.end_read(expert);
