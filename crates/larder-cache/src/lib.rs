@@ -6,6 +6,7 @@
 //!   hands each resident expert to the caller for computing.
 //! - [`two_tiers`]: the same with device memory as a second tier above main memory: [`TierLedger`](two_tiers::TierLedger),
 //!   [`TieredCache`](two_tiers::TieredCache), and the trait [`Device`](two_tiers::Device).
+//! - [`HotSet`]: which experts earlier runs used most, kept between runs and read before the first prompt.
 //! - [`Traffic`] and [`CacheCounts`]: bytes, times, hits and misses so far.
 //!
 //! The crate computes nothing, and it chooses no victims and no experts: larder-policy does.
@@ -33,6 +34,7 @@
 
 mod expert_cache;
 mod fill;
+mod hot_set;
 mod one_tier;
 mod pools;
 #[cfg(test)]
@@ -43,6 +45,7 @@ mod visit;
 
 pub use expert_cache::ExpertCache;
 pub use fill::{Shards, SlotSupply};
+pub use hot_set::{ExpertUses, HotSet, HotSetError};
 pub use larder_core::CacheScope;
 pub use one_tier::{
     Cache, CacheCounts, CacheError, ComputeFn, Ledger, SlotAssignment, SlotIndex, pass_through_slots, slot_count,
