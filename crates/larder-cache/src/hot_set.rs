@@ -142,6 +142,11 @@ impl ExpertUses {
         experts.into_iter().for_each(|expert| weights[expert] += 1.0);
         self.visits[row.index()] += 1;
     }
+
+    /// Visits of all rows.
+    pub fn visits(&self) -> u64 {
+        self.visits.iter().sum()
+    }
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ use larder_store::reader::{Arena, TouchPace};
 use serde_json::Value;
 
 use crate::experts::{AnyExpertPath, EngineExperts};
+use crate::hot::HotSetFile;
 use crate::machine::budget::{MemoryBudget, MemoryUse, PlannedMemory};
 use crate::machine::{lock, memory};
 use crate::notice::Notice;
@@ -76,6 +77,11 @@ impl InferenceEngine {
         let mut experts = EngineExperts::new(path, recorder, model.notices().clone());
         experts.prepare(&decoder, prefill_tokens)?;
         experts.set_routing_strategy(&options.routing, &decoder, model)?;
+        if let Some(store) = model.store().filter(|_| options.cache.hot_set && options.routing.is_lossless()) {
+            let file = HotSetFile::open(store, model.cache_folder(), model.notices());
+            let geometry = decoder.geometry();
+            experts.keep_hot_set(file, geometry.moe_layers.len(), geometry.experts);
+        }
         report["routing"] = options.routing.to_string().into();
         if options.compute.mlock {
             model.notices().send(Notice::Locked(lock::lock(slots.map_or(0..0, |slots| slots.range()))));

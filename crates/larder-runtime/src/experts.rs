@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use larder_cache::{Traffic, Visit};
+use larder_cache::{ExpertUses, Traffic, Visit};
 use larder_core::{Gate, LayerIdx};
 use larder_engine::{CachedPath, Recorder, Routing, StreamingPath, TieredPath};
 use larder_model::{AllResident, Decoder, ExpertPath, ModelError, MoeCall, Routed, wanted_experts};
@@ -13,6 +13,7 @@ use larder_policy::routing::RoutingSpec;
 use larder_store::reader::Slot;
 use serde_json::{Value, json};
 
+use crate::hot::HotSetFile;
 use crate::notice::{Notice, Notices};
 use crate::open::OpenModel;
 use crate::options::Setting;
@@ -24,6 +25,7 @@ pub struct EngineExperts {
     recorder: Option<(PathBuf, Recorder)>,
     /// Recorded visits, while recording is on.
     visits: Option<Vec<(LayerIdx, Visit)>>,
+    hot: Option<HotSetFile>,
     notices: Notices,
 }
 
@@ -48,7 +50,7 @@ pub enum AnyExpertPath {
 impl EngineExperts {
     /// A path whose routing is recorded, if there is a recorder.
     pub(crate) fn new(path: AnyExpertPath, recorder: Option<(PathBuf, Recorder)>, notices: Notices) -> Self {
-        EngineExperts { path, recorder, visits: None, notices }
+        EngineExperts { path, recorder, visits: None, hot: None, notices }
     }
 
     /// Allocates what the path needs for calls of up to `tokens` tokens; fails if the GPU cannot compute the model.
@@ -62,6 +64,35 @@ impl EngineExperts {
     /// Replaces the path.
     pub(crate) fn set_path(&mut self, path: AnyExpertPath) {
         self.path = path;
+    }
+
+    /// Keeps a hot set, if experts are read into slots in memory alone. `rows` layers have `experts` experts.
+    pub(crate) fn keep_hot_set(&mut self, file: HotSetFile, rows: usize, experts: usize) {
+        if let AnyExpertPath::Streaming(streaming) = &mut self.path {
+            streaming.start_hot(file.ranked(), ExpertUses::new(rows, experts));
+            self.hot = Some(file);
+        }
+    }
+
+    /// Whether there are hot experts to read before the first prompt.
+    pub fn has_hot(&self) -> bool {
+        matches!(&self.path, AnyExpertPath::Streaming(streaming) if streaming.has_hot())
+    }
+
+    /// Reads on experts that earlier runs used most, into free slots and until the first prompt; waits for one read at most.
+    /// False if nothing is left to read.
+    pub fn read_hot(&mut self) -> bool {
+        match &mut self.path {
+            AnyExpertPath::Streaming(streaming) => streaming.read_hot(),
+            _ => false,
+        }
+    }
+
+    /// Writes which experts earlier runs and this one used most, if that is kept. A failure is a notice.
+    pub fn write_hot_set(&mut self) {
+        if let (AnyExpertPath::Streaming(streaming), Some(file)) = (&self.path, &mut self.hot) {
+            streaming.uses().into_iter().for_each(|uses| file.write(uses));
+        }
     }
 
     /// Cache traffic so far; `None` if all experts are in memory.
@@ -126,6 +157,10 @@ impl EngineExperts {
                 Routing::lossy(router)
             }
         };
+        // The text would depend on a file of earlier runs.
+        if let (false, AnyExpertPath::Streaming(streaming)) = (spec.is_lossless(), &mut self.path) {
+            streaming.stop_hot();
+        }
         match self.cached_mut() {
             Some(cached) => cached.set_routing(routing),
             None if spec.is_lossless() => {}

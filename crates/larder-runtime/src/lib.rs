@@ -47,6 +47,7 @@
 
 mod engine;
 mod experts;
+mod hot;
 mod load;
 mod notice;
 mod open;

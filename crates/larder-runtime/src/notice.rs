@@ -51,6 +51,15 @@ pub enum Notice {
         /// Time until the next attempt.
         pause: Duration,
     },
+    /// A hot set that earlier runs left is not used.
+    HotSetIgnored {
+        /// The file.
+        path: PathBuf,
+        /// What is the matter with it.
+        why: String,
+    },
+    /// The hot set could be written nowhere, for this reason.
+    HotSetNotKept(String),
     /// The trace of the routing was written.
     TraceWritten {
         /// Tokens in the trace.
@@ -111,6 +120,13 @@ impl fmt::Display for Notice {
             Notice::Downloading { name, store } => write!(f, "downloading {} to {}", printable(name), shown(store)),
             Notice::DownloadPaused { reason, pause } => {
                 write!(f, "{}; retrying in {:.0} s", printable(reason), pause.as_secs_f64())
+            }
+            Notice::HotSetIgnored { path, why } => {
+                write!(f, "note: {} {}; it will be written anew", shown(path), printable(why))
+            }
+            Notice::HotSetNotKept(why) => {
+                let hot_set = Setting::HotSet;
+                write!(f, "note: the hot set cannot be kept ({}); {hot_set} off does without", printable(why))
             }
             Notice::TraceWritten { tokens, path } => {
                 write!(f, "trace: {tokens} tokens written to {}", shown(path))

@@ -1,6 +1,6 @@
 //! Opens models: stores, checkpoint folders, GGUF files and names on the hub.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
@@ -36,6 +36,8 @@ enum ModelForm {
 pub struct OpenModel {
     form: ModelForm,
     notices: Notices,
+    /// The user's cache folder.
+    cache_folder: Option<PathBuf>,
     /// Architecture and sizes, from the config.
     pub blueprint: Blueprint,
 }
@@ -59,7 +61,8 @@ impl OpenModel {
             None if *store_for_gguf && models::is_gguf(path) => models::store_for_gguf(path, options)?,
             None => path.to_owned(),
         };
-        Self::open_path(&path, notices.clone())
+        let model = Self::open_path(&path, notices.clone())?;
+        Ok(OpenModel { cache_folder: options.cache_folder.clone(), ..model })
     }
 
     fn open_path(path: &Path, notices: Notices) -> Result<Self> {
@@ -80,12 +83,17 @@ impl OpenModel {
         if let ModelForm::Source(source) = &form {
             source.notes().into_iter().for_each(|note| notices.send(Notice::Model(note)));
         }
-        Ok(OpenModel { form, notices, blueprint })
+        Ok(OpenModel { form, notices, cache_folder: None, blueprint })
     }
 
     /// Where notices about this model go.
     pub(crate) fn notices(&self) -> &Notices {
         &self.notices
+    }
+
+    /// The user's cache folder, if it may be used.
+    pub(crate) fn cache_folder(&self) -> Option<&Path> {
+        self.cache_folder.as_deref()
     }
 
     /// The model's tensors and sidecars.

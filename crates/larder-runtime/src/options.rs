@@ -21,8 +21,8 @@ pub const THREADS_MAX: usize = 64;
 pub struct ModelOptions {
     /// Folder of downloaded models, for names on the Hugging Face hub; without it such names are refused.
     pub models_folder: Option<PathBuf>,
-    /// The user's cache folder, where it is noted which content GGUF files have; without it their samples are read at each
-    /// start.
+    /// The user's cache folder, where it is noted which content GGUF files have, and which experts of stores that cannot be
+    /// written to are hot; without it the samples of such files are read at each start.
     pub cache_folder: Option<PathBuf>,
     /// Make a store beside a GGUF file the first time, so that its experts can be streamed.
     pub store_for_gguf: bool,
@@ -120,6 +120,9 @@ pub struct CacheOptions {
     pub prefetch: usize,
     /// Load all experts at start-up if they fit, instead of each when it is first used.
     pub preload: bool,
+    /// Keep which experts are used most, beside the store, and let them be read before the first prompt. Without effect unless
+    /// experts of a store are read into main memory alone, with the model's own routing.
+    pub hot_set: bool,
     /// How shards are read.
     pub reader: ReaderSpec,
     /// Which reads are compared with their checksums.
@@ -136,6 +139,7 @@ impl Default for CacheOptions {
             scratch: 0,
             prefetch: 0,
             preload: false,
+            hot_set: false,
             reader: ReaderSpec::default(),
             check_reads: CheckReads::default(),
         }
@@ -231,6 +235,8 @@ pub enum Setting {
     Evictor,
     /// [`CacheOptions::preload`].
     Preload,
+    /// [`CacheOptions::hot_set`].
+    HotSet,
     /// [`Options::routing`].
     Routing,
     /// [`ComputeOptions::threads`].
@@ -262,6 +268,7 @@ impl fmt::Display for Setting {
             Setting::Eviction => "--eviction",
             Setting::Evictor => "--evictor",
             Setting::Preload => "--preload",
+            Setting::HotSet => "--hot-set",
             Setting::Routing => "--routing",
             Setting::Threads => "--threads",
             Setting::Exact => "--exact",

@@ -26,7 +26,7 @@ const SHARED_PROMPT_TOKENS: usize = 64;
 pub fn run(shared: &ServerState, engine: Box<dyn Engine>) {
     let options = &shared.options;
     let prefix_cache = PrefixCache::new(options.sessions.max(options.parallel), shared.model.context);
-    DecodeLoop { shared, engine, prefix_cache, active: Vec::new(), rates: RateMeter::new() }.run();
+    DecodeLoop { shared, engine, prefix_cache, active: Vec::new(), rates: RateMeter::new(), has_idle_work: true }.run();
 }
 
 struct DecodeLoop<'a> {
@@ -35,6 +35,8 @@ struct DecodeLoop<'a> {
     prefix_cache: PrefixCache,
     active: Vec<ActiveRequest<'a>>,
     rates: RateMeter,
+    /// Whether the engine has work for the time without requests.
+    has_idle_work: bool,
 }
 
 impl DecodeLoop<'_> {
@@ -45,6 +47,7 @@ impl DecodeLoop<'_> {
                 std::thread::sleep(STALL);
             }
         }
+        self.engine.end();
     }
 
     /// Makes a step of all requests that have tokens to compute; false if each of them waits for its client.
@@ -116,11 +119,16 @@ impl DecodeLoop<'_> {
     /// Takes requests and commands from the queue; false once it is closed and no request is active.
     fn take_queued(&mut self) -> bool {
         loop {
-            let patience = if self.active.is_empty() { IDLE } else { Duration::ZERO };
+            let patience = if self.active.is_empty() && !self.has_idle_work { IDLE } else { Duration::ZERO };
             match self.shared.queue.next(self.active.len(), patience) {
                 NextTask::Generate(job) => self.begin(*job),
                 NextTask::Engine(command) => self.execute(command),
-                NextTask::Idle => return true,
+                NextTask::Idle => {
+                    if self.active.is_empty() {
+                        self.has_idle_work = self.engine.idle();
+                    }
+                    return true;
+                }
                 NextTask::Closed => return false,
             }
         }

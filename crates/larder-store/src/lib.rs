@@ -86,4 +86,4 @@ pub use source::{
 pub use store::Store;
 pub use tensor_slice::AssemblyBuffers;
 pub use upgrade::{UPGRADE_STATE, UpgradeReport, upgrade};
-pub use verify::{VerifyReport, verify};
+pub use verify::{HOT_EXPERTS, VerifyReport, verify};

@@ -6,6 +6,7 @@ mod config;
 mod demo;
 mod doctor;
 mod eval;
+mod hot;
 mod lab;
 mod models;
 mod report;

@@ -23,6 +23,7 @@ impl Server {
         let mut child = Command::new(env!("CARGO_BIN_EXE_larder-under-test"))
             .args(["serve", "-m", model.to_str().unwrap(), "--port", "0", "--threads", "2"])
             .args(flags)
+            .env("LARDER_HOT_SET", "off")
             .stderr(Stdio::piped())
             .spawn()
             .expect("the command starts");
@@ -70,7 +71,8 @@ impl Server {
         self.send("GET", path, "", b"")
     }
 
-    fn post(&self, path: &str, body: Value) -> Response {
+    /// Posts a body.
+    pub fn post(&self, path: &str, body: Value) -> Response {
         self.send("POST", path, "", body.to_string().as_bytes())
     }
 
@@ -81,6 +83,12 @@ impl Server {
         let head = format!("POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", body.len());
         stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
         BufReader::new(stream)
+    }
+
+    /// Ends it with a signal, and waits until it has ended.
+    pub fn stop(mut self) {
+        signal(&self.child, Signal::TERM);
+        assert!(self.child.wait().unwrap().success());
     }
 
     fn metric(&self, name: &str) -> f64 {

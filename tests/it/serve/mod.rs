@@ -1,4 +1,5 @@
 //! `larder serve`: the HTTP API and the chat page.
 
 mod api;
+mod hot;
 mod page;

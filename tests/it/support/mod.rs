@@ -49,6 +49,8 @@ pub fn command() -> Command {
         command.env(name, fixture("nobody"));
     }
     command.env("XDG_CACHE_HOME", concat!(env!("CARGO_TARGET_TMPDIR"), "/cache"));
+    // Stores of several tests stay as they are.
+    command.env("LARDER_HOT_SET", "off");
     command
 }
 

@@ -3,8 +3,8 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use larder_cache::{Cache, ExpertCache, Traffic};
-use larder_core::{ExpertId, Gate, LayerIdx, Presence, WantedExpert};
+use larder_cache::{Cache, ExpertCache, ExpertUses, Traffic};
+use larder_core::{ExpertId, ExpertKey, Gate, LayerIdx, Presence, WantedExpert};
 use larder_model::{ComputeContext, ExpertPath, ExpertWorkspace, ModelError, MoeCall, Routed, wanted_experts};
 
 use crate::paths::cached_path::CachedPath;
@@ -20,13 +20,51 @@ pub struct StreamingPath {
     cache: Cache,
     workspace: ExpertWorkspace,
     prefetch: usize,
+    /// Uses of experts, while they are counted.
+    uses: Option<ExpertUses>,
 }
 
 impl StreamingPath {
     /// Experts chosen by `routing`, read through `cache`, computed on `compute`. For each hint, up to `prefetch` of the
     /// next layer's predicted experts are prefetched, best rank first; 0 turns prefetching off.
     pub fn new(routing: Routing, cache: Cache, compute: Arc<ComputeContext>, prefetch: usize) -> Self {
-        StreamingPath { routing, cache, workspace: ExpertWorkspace::new(compute), prefetch }
+        StreamingPath { routing, cache, workspace: ExpertWorkspace::new(compute), prefetch, uses: None }
+    }
+
+    /// Has these experts read before the first call, hottest first, by [`read_hot`](Self::read_hot), and counts uses from now
+    /// on. `none` is the uses of no call.
+    pub fn start_hot(&mut self, hottest: impl IntoIterator<Item = ExpertKey>, none: ExpertUses) {
+        self.cache.set_hot(hottest);
+        self.uses = Some(none);
+    }
+
+    /// Begins no further read of a hot expert, and counts no uses any more.
+    pub fn stop_hot(&mut self) {
+        self.cache.set_hot([]);
+        self.uses = None;
+    }
+
+    /// Reads on hot experts, and waits for one read at most; false if there is none to read.
+    pub fn read_hot(&mut self) -> bool {
+        self.cache.read_hot()
+    }
+
+    /// Whether hot experts are left to read.
+    pub fn has_hot(&self) -> bool {
+        self.cache.has_hot()
+    }
+
+    /// The uses of experts by the model's own routing, if they are counted.
+    pub fn uses(&self) -> Option<&ExpertUses> {
+        self.uses.as_ref()
+    }
+
+    fn count(&mut self, call: &MoeCall, routed: &Routed) {
+        let Some(uses) = &mut self.uses else { return };
+        let row = self.cache.row(call.layer);
+        for token in routed.ids.chunks_exact(call.gate.top_k) {
+            uses.add(row, token.iter().filter(|expert| **expert != ExpertId::NONE).map(|expert| expert.index()));
+        }
     }
 }
 
@@ -96,6 +134,7 @@ impl ExpertPath for StreamingPath {
         self.begin(call, &routed);
         self.compute(call, &routed, &wanted_experts(&routed.ids, call.gate.experts))?;
         self.workspace.sum(call, &routed, out);
+        self.count(call, &routed);
         Ok(routed)
     }
 

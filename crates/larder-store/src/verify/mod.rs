@@ -27,6 +27,8 @@ const LISTED: usize = 100;
 const THREADS: usize = 2;
 /// A file that a store may have without listing it in the manifest.
 const SETTINGS: &str = "larder.toml";
+/// A file that runs may write into a finished store: which experts they used most. It is a hint and no part of the store.
+pub const HOT_EXPERTS: &str = "hot-experts";
 
 /// Result of a verification.
 #[derive(Debug, Default)]
@@ -154,8 +156,11 @@ fn check_sidecar(path: &Path, bytes: u64, checksum: &str) -> Result<()> {
 /// Files in the store's folders that are neither listed in the manifest nor optional.
 fn unknown_files(store: &Path, manifest: &Manifest) -> Vec<PathBuf> {
     let geometry = &manifest.geometry;
-    let mut known: BTreeSet<PathBuf> =
-        [MANIFEST_FILE, RESIDENT_FILE, SETTINGS].into_iter().chain(ADDED_SIDECARS).map(PathBuf::from).collect();
+    let mut known: BTreeSet<PathBuf> = [MANIFEST_FILE, RESIDENT_FILE, SETTINGS, HOT_EXPERTS]
+        .into_iter()
+        .chain(ADDED_SIDECARS)
+        .map(PathBuf::from)
+        .collect();
     known.extend(ADDED_SIDECARS.into_iter().chain([MANIFEST_FILE]).map(|name| seal_path(Path::new(name))));
     let mut folders = vec![PathBuf::new()];
     known.extend(manifest.sidecars.iter().map(|s| PathBuf::from(&s.name)));

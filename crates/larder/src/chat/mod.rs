@@ -15,6 +15,8 @@ mod thinking;
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use anyhow::{Result, anyhow, bail};
 use larder_engine::{FinishReason, Routing, StopMatcher};
@@ -44,7 +46,7 @@ pub fn run(args: ChatArgs) -> Result<()> {
     let generation = model.generation()?;
     let context = args.context.min(model.blueprint.context);
     let prompt_bytes = text.tokenizer.longest_text(context);
-    let options = Options { prompt_bytes, ..args.engine.options(args.context) };
+    let options = Options { prompt_bytes, ..args.hot_set.set(args.engine.options(args.context)) };
     let mut engine = InferenceEngine::start(&model, &options)?;
     if text.template.is_none() {
         output.note("this model has no chat template: it continues your text instead of answering");
@@ -66,6 +68,7 @@ pub fn run(args: ChatArgs) -> Result<()> {
     };
     let ended = chat.run_loop(&mut lines);
     drop(chat);
+    engine.experts.write_hot_set();
     engine.experts.write_trace("larder chat")?;
     ended
 }
@@ -94,7 +97,7 @@ enum Next {
 impl ChatSession<'_> {
     fn run_loop(&mut self, lines: &mut Lines) -> Result<()> {
         loop {
-            let done = match lines.next()? {
+            let done = match self.next_input(lines)? {
                 Input::End => return Ok(()),
                 Input::Interrupt => {
                     self.output.note("use Ctrl-D or /quit to end the chat");
@@ -116,6 +119,24 @@ impl ChatSession<'_> {
                 Err(error) => drop(self.report_error(error)),
             }
         }
+    }
+
+    /// The next message or command. Until it is there, and before the first answer, hot experts are read.
+    fn next_input(&mut self, lines: &mut Lines) -> Result<Input> {
+        let experts = self.sequence.session.experts_mut();
+        // A pipe's prompt is there at once.
+        if !self.interactive || !experts.has_hot() {
+            return lines.next();
+        }
+        let is_there = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let read = || while !is_there.load(Ordering::Relaxed) && experts.read_hot() {};
+            // Without a thread, nothing is read ahead.
+            let _ = thread::Builder::new().name("hot-experts".into()).spawn_scoped(scope, read);
+            let input = lines.next();
+            is_there.store(true, Ordering::Relaxed);
+            input
+        })
     }
 
     fn report_error(&self, error: anyhow::Error) -> Result<Next> {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::{EngineFlags, SamplingFlags, at_least_one, heading};
+use super::{EngineFlags, HotSetFlags, SamplingFlags, at_least_one, heading};
 use crate::models::default_model;
 
 /// Chat with a model in the terminal
@@ -29,6 +29,8 @@ pub struct ChatArgs {
     pub sampling: SamplingFlags,
     #[command(flatten)]
     pub engine: EngineFlags,
+    #[command(flatten)]
+    pub hot_set: HotSetFlags,
     /// How to show the model's reasoning (default: dim on a terminal, else off)
     #[arg(long, value_name = "HOW", help_heading = heading::OUTPUT)]
     pub thinking: Option<ThinkingFlag>,

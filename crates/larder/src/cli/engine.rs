@@ -156,6 +156,23 @@ pub struct CacheFlags {
     pub prefetch: usize,
 }
 
+/// What runs for people keep of earlier ones.
+#[derive(Args, Clone, Copy)]
+pub struct HotSetFlags {
+    /// Keep which experts are used most, beside the store, and read them while no prompt is there: auto or off
+    #[arg(long, value_name = "WHEN", default_value = "auto", hide_possible_values = true, help_heading = heading::CACHE)]
+    pub hot_set: HotSetFlag,
+}
+
+/// When the hot set is used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum HotSetFlag {
+    /// Where experts are read from a store into main memory, with the model's own routing
+    Auto,
+    /// Never
+    Off,
+}
+
 /// How each token's experts are chosen.
 #[derive(Args, Clone, Default)]
 #[command(next_help_heading = heading::ROUTING)]

@@ -26,7 +26,7 @@ pub mod serve;
 pub mod train;
 
 pub use chat::ThinkingFlag;
-pub use engine::{EngineFlags, ScopeFlag};
+pub use engine::{EngineFlags, HotSetFlags, ScopeFlag};
 use output::OutputFile;
 
 /// Headings of the help. A command lists them in the order in which its flags first use them.
@@ -264,6 +264,8 @@ pub struct RunArgs {
     pub sampling: SamplingFlags,
     #[command(flatten)]
     pub engine: EngineFlags,
+    #[command(flatten)]
+    pub hot_set: HotSetFlags,
     /// Write times and cache counters of each token to FILE (CSV)
     #[arg(long, value_name = "FILE", help_heading = heading::OUTPUT)]
     pub telemetry: Option<OutputFile>,

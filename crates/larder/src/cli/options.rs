@@ -5,7 +5,9 @@ use larder_runtime::{
 };
 
 use super::device::{DeviceFlag, DeviceFlags};
-use super::engine::{CacheFlags, EngineFlags, PerformanceFlags, PlaceFlags, RecordFlags, SizeFlags};
+use super::engine::{
+    CacheFlags, EngineFlags, HotSetFlag, HotSetFlags, PerformanceFlags, PlaceFlags, RecordFlags, SizeFlags,
+};
 
 impl EngineFlags {
     /// Number of compute threads.
@@ -56,6 +58,7 @@ fn cache_options(
         scratch: cache.scratch,
         prefetch: cache.prefetch,
         preload: place.preload,
+        hot_set: false,
         reader: performance.reader,
         check_reads: performance.check_reads,
     }
@@ -63,6 +66,14 @@ fn cache_options(
 
 fn trace_options(record: &RecordFlags) -> Option<TraceOptions> {
     Some(TraceOptions { path: record.trace.clone()?.0, logits: record.logits })
+}
+
+impl HotSetFlags {
+    /// `options` with the setting of these flags.
+    pub fn set(self, options: Options) -> Options {
+        let cache = CacheOptions { hot_set: self.hot_set == HotSetFlag::Auto, ..options.cache };
+        Options { cache, ..options }
+    }
 }
 
 impl DeviceFlags {

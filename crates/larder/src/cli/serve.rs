@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::engine::UntracedFlags;
+use super::engine::{HotSetFlags, UntracedFlags};
 use super::{ByteSize, at_least_one, byte_size, heading};
 use crate::models::default_model;
 
@@ -55,6 +55,8 @@ pub struct ServeArgs {
     pub cors: Option<String>,
     #[command(flatten)]
     pub engine: UntracedFlags,
+    #[command(flatten)]
+    pub hot_set: HotSetFlags,
 }
 
 fn at_least_two(text: &str) -> Result<usize, String> {

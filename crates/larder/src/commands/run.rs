@@ -28,7 +28,7 @@ pub fn run(args: RunArgs) -> Result<()> {
 
     let mut telemetry = Telemetry::new(args.telemetry.as_deref())?;
     let context = args.context.unwrap_or(prompt.len().saturating_add(args.max_tokens));
-    let mut engine = InferenceEngine::start(&model, &args.engine.options(context))?;
+    let mut engine = InferenceEngine::start(&model, &args.hot_set.set(args.engine.options(context)))?;
     let plan = std::mem::take(&mut engine.plan);
     let mut session = engine.session();
     let request = Request { prompt: &prompt, sampler, eos, stop, max_tokens: args.max_tokens };
@@ -37,6 +37,7 @@ pub fn run(args: RunArgs) -> Result<()> {
     let (all, closed) = (printer.text, printer.closed);
     telemetry.finish()?;
     engine.experts.write_trace("larder run")?;
+    engine.experts.write_hot_set();
     let routing = engine.experts.routing().and_then(Routing::quality);
     let streaming = engine.experts.traffic().is_some();
     match (args.json, closed) {

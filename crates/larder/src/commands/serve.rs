@@ -9,11 +9,14 @@ use larder_model::{Decoder, ExpertPath};
 use larder_policy::routing::RoutingSpec;
 use larder_runtime::{InferenceEngine, OpenModel, Options, TextCodec, model_name};
 use larder_serve::{EngineStatus, LayerVisit, RoutingQuality, ServerOptions, TOKENIZER_THREADS};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{listen, signal};
 use crate::cli::serve::ServeArgs;
 use crate::models;
+
+/// Time between two writes of the hot set.
+const HOT_SET_PAUSE: Duration = Duration::from_secs(300);
 
 /// Serves HTTP until a signal ends it.
 pub fn run(args: ServeArgs) -> Result<()> {
@@ -30,7 +33,8 @@ pub fn run(args: ServeArgs) -> Result<()> {
     let text = model.text_codec()?;
     let context = args.context.min(model.blueprint.context);
     let prompt_bytes = text.tokenizer.longest_text(context).saturating_mul(TOKENIZER_THREADS);
-    let engine_options = Options { sequences: options.sessions, prompt_bytes, ..flags.options(args.context) };
+    let engine_options =
+        Options { sequences: options.sessions, prompt_bytes, ..args.hot_set.set(flags.options(args.context)) };
     let mut engine = InferenceEngine::start(&model, &engine_options)?;
     let served = served_model(&args, &model, text, &mut engine)?;
     if !options.is_local && options.api_key.is_none() {
@@ -38,7 +42,7 @@ pub fn run(args: ServeArgs) -> Result<()> {
     }
     eprintln!("serving {} on http://{address}", served.name);
     let routing = flags.routing.strategy;
-    let engine = Box::new(Served { engine, model, routing });
+    let engine = Box::new(Served { engine, model, routing, hot_set_kept: Instant::now() });
     Ok(larder_serve::serve(listener, options, served, engine, signal)?)
 }
 
@@ -84,6 +88,8 @@ struct Served {
     engine: InferenceEngine,
     model: OpenModel,
     routing: RoutingSpec,
+    /// When the hot set was written last.
+    hot_set_kept: Instant,
 }
 
 impl larder_serve::Engine for Served {
@@ -97,6 +103,18 @@ impl larder_serve::Engine for Served {
 
     fn new_sequence(&mut self) {
         self.engine.experts.new_sequence();
+    }
+
+    fn idle(&mut self) -> bool {
+        if self.hot_set_kept.elapsed() >= HOT_SET_PAUSE {
+            self.engine.experts.write_hot_set();
+            self.hot_set_kept = Instant::now();
+        }
+        self.engine.experts.read_hot()
+    }
+
+    fn end(&mut self) {
+        self.engine.experts.write_hot_set();
     }
 
     fn status(&self) -> EngineStatus {

@@ -28,6 +28,11 @@ impl Cache {
         self.hot.waiting = experts.into_iter().collect();
     }
 
+    /// Whether [`read_hot`](Self::read_hot) has experts left whose reads have not begun.
+    pub fn has_hot(&self) -> bool {
+        !self.hot.waiting.is_empty()
+    }
+
     /// Goes on reading hot experts into free slots, and waits for one read at most. False if nothing is left to do. A read that
     /// fails leaves its expert absent, which is read again when it is wanted.
     pub fn read_hot(&mut self) -> bool {
