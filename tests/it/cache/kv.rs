@@ -174,13 +174,16 @@ fn eight_bit_rows_stay_near_and_pieces_change_no_bit() {
         for (threads, piece) in [(1, 1), (3, 37)] {
             assert!(logits(KvFormat::Q8_0, threads, piece) == q8_0, "{} in pieces of {piece}", folder.display());
         }
-        // A router that is nearly undecided may choose another expert, so the largest difference says little.
+        // A router that is nearly undecided may choose another expert, so the largest differences say little.
         let [f16, q8_0] = [f16, q8_0].map(|rounded| {
             let mut differences: Vec<f32> = exact.iter().zip(&rounded).map(|(a, b)| (a - b).abs()).collect();
             differences.sort_by(f32::total_cmp);
-            [differences[differences.len() / 2], differences[differences.len() - 1]]
+            [differences[differences.len() / 2], differences[differences.len() * 3 / 4]]
         });
-        println!("{}: median and largest difference of a logit: f16 {f16:?}, q8_0 {q8_0:?}", folder.display());
+        println!(
+            "{}: median and third quartile of the differences of logits: f16 {f16:?}, q8_0 {q8_0:?}",
+            folder.display()
+        );
         assert!(f16[0] < q8_0[0] && q8_0[0] < 0.1 && f16[1] < 0.1, "{}", folder.display());
     }
 }

@@ -11,6 +11,9 @@ use crate::support::reference::check;
 
 const GOLDEN: &str = "golden/qwen3_moe";
 
+/// Puts the config of a text model into that of a larger one.
+type Nest<'a> = &'a dyn Fn(Value) -> Value;
+
 /// How the experts of a layer are stored.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Form {
@@ -96,7 +99,7 @@ fn multimodal_checkpoints_run_as_models_of_text() {
     let inside = ["model.language_model.", "lm_head."];
     let outside = ["language_model.model.", "language_model.lm_head."];
     let thinker = ["thinker.model.", "thinker.lm_head."];
-    let nests: [&dyn Fn(Value) -> Value; 5] = [&text, &text, &text, &omni, &|config| config];
+    let nests: [Nest; 5] = [&text, &text, &text, &omni, &|config| config];
     for (prefixes, nest) in [usual, inside, outside, thinker, inside].into_iter().zip(nests) {
         let dir = tempfile::tempdir().unwrap();
         nested(dir.path(), prefixes, nest);

@@ -64,7 +64,7 @@ fn quantised_stores_stay_near_the_checkpoint() {
         let exact = full_logits(&logits(&model, &dir.path().join("exact")));
         let experts =
             [("f16", 0.02), ("bf16", 0.1), ("q8_0", 0.2), ("q4_0", 1.0)].map(|(k, most)| ("--experts", k, most));
-        let resident = [("f32", 0.0), ("f16", 0.02), ("q8_0", 0.2)].map(|(k, most)| ("--resident", k, most));
+        let resident = [("f32", 0.0), ("f16", 0.02), ("q8_0", 0.4)].map(|(k, most)| ("--resident", k, most));
         for (flag, kind, most) in experts.into_iter().chain(resident) {
             let store = dir.path().join(format!("{flag}{kind}"));
             convert(&model, &store, &[flag, kind]);

@@ -130,7 +130,12 @@ impl ChatSession<'_> {
         }
         let is_there = AtomicBool::new(false);
         thread::scope(|scope| {
-            let read = || while !is_there.load(Ordering::Relaxed) && experts.read_hot() {};
+            let read = || {
+                let mut more = true;
+                while more && !is_there.load(Ordering::Relaxed) {
+                    more = experts.read_hot();
+                }
+            };
             // Without a thread, nothing is read ahead.
             let _ = thread::Builder::new().name("hot-experts".into()).spawn_scoped(scope, read);
             let input = lines.next();
