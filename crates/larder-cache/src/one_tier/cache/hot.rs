@@ -46,7 +46,7 @@ impl Cache {
                 self.filler.prefetch(expert, at);
             }
         }
-        // Nobody waits for these reads, so their time is not counted.
+        // No visit waits for these reads, so their time is not counted.
         let mut completed = std::mem::take(&mut self.completed);
         self.filler.complete(&mut Duration::default(), &mut completed);
         let has_read = !completed.is_empty();
