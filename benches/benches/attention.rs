@@ -86,7 +86,7 @@ fn measure(
             let keys = KvTensor { kind, pages: keys, page_len, row_bytes: row(key), width: key };
             let values = KvTensor { kind, pages: values, page_len, row_bytes: row(value), width: value };
             let (queries, scale, sinks) = (&q[..], 0.088, None);
-            let args = AttentionArgs { queries, heads, keys, values, kv_heads, seen: &seen, scale, sinks };
+            let args = AttentionArgs { queries, heads, keys, values, kv_heads, seen: &seen, scale, sinks, bias: None };
             attend(pool, &mut [AttentionTask { args, out: &mut out }]);
         }
         times.push(before.elapsed().as_secs_f64() / layers.len() as f64);

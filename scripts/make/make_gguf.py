@@ -23,9 +23,11 @@ from pathlib import Path
 import safetensors.torch as st
 import torch
 from safetensors import safe_open
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 import make_golden
-from golden import sets, tokens
+from golden import bases, sets, tokens
+from golden.bases import DROP
 
 ROOT = Path(__file__).parent.parent.parent
 FIXTURES = ROOT / "tests" / "fixtures" / "gguf"
@@ -62,6 +64,96 @@ CONFIGS = {
         **sets.SMALL, "num_hidden_layers": 3, "head_dim": 12, "intermediate_size": 40, "moe_intermediate_size": 16,
         "num_experts": 6, "num_experts_per_tok": 2, "num_shared_experts": 2,
     },
+    "gemma4_text": {
+        **sets.SMALL, "num_hidden_layers": 3, "num_key_value_heads": 4, "head_dim": 8, "global_head_dim": 16,
+        "num_global_key_value_heads": 2, "intermediate_size": 24, "moe_intermediate_size": 12, "num_experts": 5,
+        "sliding_window": 5, "final_logit_softcapping": 4.0,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 10000.0}},
+    },
+    "glm4_moe_lite": {
+        **sets.SMALL_MLA, "num_hidden_layers": 3, "q_lora_rank": 10, "moe_intermediate_size": 16, "n_routed_experts": 6,
+        "num_experts_per_tok": 2, "n_shared_experts": 2, "rms_norm_eps": 1e-6, "scoring_func": "sigmoid",
+        "num_nextn_predict_layers": 1,
+    },
+    "mistral4": {
+        **sets.SMALL_MLA, "q_lora_rank": 10, "moe_intermediate_size": 16, "n_routed_experts": 6,
+        "num_experts_per_tok": 2, "n_shared_experts": 2, "routed_scaling_factor": 1.7,
+        "rope_parameters": {**bases.MISTRAL4_ROPE, "original_max_position_embeddings": 8192,
+                            "max_position_embeddings": 1048576},
+    },
+    "dots1": {
+        **sets.SMALL, "num_key_value_heads": 4, "num_hidden_layers": 3, "head_dim": 12, "intermediate_size": 40,
+        "moe_intermediate_size": 16, "n_routed_experts": 6, "num_experts_per_tok": 2, "scoring_func": "sigmoid",
+    },
+    "exaone_moe": {
+        **sets.SMALL, "num_hidden_layers": 3, "head_dim": 12, "intermediate_size": 40, "moe_intermediate_size": 16,
+        "num_experts": 6, "num_experts_per_tok": 2, "num_shared_experts": 2, "sliding_window": 5,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window_pattern": DROP,
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+    },
+    "solar_open": {
+        **sets.SMALL, "head_dim": 12, "intermediate_size": 40, "moe_intermediate_size": 16, "n_routed_experts": 6,
+        "num_experts_per_tok": 2, "n_shared_experts": 2, "routed_scaling_factor": 1.5,
+    },
+    "smallthinker": {
+        **sets.SMALL, "num_hidden_layers": 5, "head_dim": 12, "moe_ffn_hidden_size": 16, "moe_num_primary_experts": 6,
+        "moe_num_active_primary_experts": 2, "rope_layout": [0, 1, 1, 1, 0],
+        "sliding_window_layout": [0, 1, 1, 1, 0], "sliding_window_size": 4096,
+    },
+    "granitemoeshared": {
+        **sets.SMALL, "intermediate_size": 24, "num_local_experts": 6, "num_experts_per_tok": 3,
+        "embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0, "attention_multiplier": 0.25,
+        "shared_intermediate_size": 20,
+    },
+    "hunyuan_v1_moe": {
+        **sets.SMALL, "head_dim": 12, "intermediate_size": 24, "moe_intermediate_size": [24, 24], "num_experts": 6,
+        "moe_topk": [2, 2], "num_shared_expert": [1, 1], "rope_scaling": None,
+    },
+    "mellum": {
+        **sets.SMALL, "num_hidden_layers": 3, "head_dim": 12, "moe_intermediate_size": 16, "num_experts": 6,
+        "num_experts_per_tok": 2, "sliding_window": 5, "mlp_layer_types": ["sparse"] * 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0,
+                               "original_max_position_embeddings": 32},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0}},
+    },
+    "afmoe": {
+        **sets.SMALL, "num_hidden_layers": 5, "head_dim": 12, "intermediate_size": 40, "moe_intermediate_size": 16,
+        "num_experts": 6, "num_experts_per_tok": 2, "num_shared_experts": 2, "sliding_window": 5, "layer_types": DROP,
+    },
+    "laguna": {
+        **sets.SMALL, "num_hidden_layers": 5, "head_dim": 8, "num_attention_heads_per_layer": [4, 2, 6, 2, 4],
+        "intermediate_size": 40, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 20, "num_experts": 6,
+        "num_experts_per_tok": 2, "sliding_window": 5, "mlp_layer_types": ["dense"] + ["sparse"] * 4,
+        "layer_types": ["full_attention"] + ["sliding_attention"] * 3 + ["full_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 8.0, "partial_rotary_factor": 0.5,
+                               "original_max_position_embeddings": 32},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0}},
+    },
+    "mimo_v2_flash": {
+        **sets.SMALL, "num_hidden_layers": 4, "head_dim": 12, "v_head_dim": 8, "swa_head_dim": 12, "swa_v_head_dim": 8,
+        "intermediate_size": 40, "moe_intermediate_size": 16, "n_routed_experts": 6, "num_experts_per_tok": 2,
+        "sliding_window": 5, "sliding_window_size": 4,
+    },
+    "step3p5": {
+        **sets.SMALL, "num_key_value_heads": DROP, "num_hidden_layers": 4, "head_dim": 8, "intermediate_size": 40,
+        "moe_intermediate_size": 16, "moe_num_experts": 6, "moe_top_k": 2, "share_expert_dims": 20,
+        "share_expert_dim": 20, "sliding_window": 5,
+        "attention_other_setting": {"num_attention_heads": 6, "num_attention_groups": 2, "head_dim": 8},
+    },
+    "bailing_moe": {
+        **sets.SMALL, "head_dim": 12, "intermediate_size": 40, "moe_intermediate_size": 16, "num_experts": 6,
+        "num_experts_per_tok": 2, "norm_head": True,
+    },
+    "bailing_moe_v2": {
+        **sets.SMALL, "num_hidden_layers": 3, "head_dim": 8, "intermediate_size": 40, "moe_intermediate_size": 16,
+        "moe_shared_expert_intermediate_size": 16, "num_experts": 8, "num_experts_per_tok": 2,
+    },
     "llama4_text": {
         **sets.SMALL, "num_hidden_layers": 4, "head_dim": 12, "intermediate_size": 24, "intermediate_size_mlp": 40,
         "num_local_experts": 5, "num_experts_per_tok": 2, "interleave_moe_layer_step": 2, "attention_chunk_size": 8192,
@@ -71,12 +163,20 @@ CONFIGS = {
     },
 }
 SEEDS = {"phimoe": 300_000, "qwen3_next": 301_000, "llama4_text": 302_000, "qwen3_5_moe": 303_000,
-         "minimax_m2": 304_000, "hy_v3": 305_000}
+         "minimax_m2": 304_000, "hy_v3": 305_000,
+         "gemma4_text": 306_000, "glm4_moe_lite": 307_000, "mistral4": 308_000, "dots1": 309_000, "exaone_moe": 310_000,
+         "solar_open": 311_000, "granitemoeshared": 312_000, "smallthinker": 313_000, "hunyuan_v1_moe": 314_000,
+         "mellum": 315_000, "afmoe": 316_000, "laguna": 317_000, "mimo_v2_flash": 318_000, "step3p5": 319_000,
+         "bailing_moe": 320_000, "bailing_moe_v2": 321_000}
 
 # Names of architectures where llama.cpp knows another spelling than transformers, and pre-tokenizers of the tiny tokenizers.
-SPELLINGS = {"PhimoeForCausalLM": "PhiMoEForCausalLM"}
+SPELLINGS = {"PhimoeForCausalLM": "PhiMoEForCausalLM", "Mistral4ForCausalLM": "Mistral3ForConditionalGeneration"}
 PRE_TOKENIZERS = {"phimoe": "gpt-2", "qwen3_next": "qwen2", "llama4_text": "qwen2", "gpt_oss": "qwen2",
-                  "qwen3_5_moe_text": "qwen35", "minimax_m2": "minimax-m2", "hy_v3": "qwen2"}
+                  "qwen3_5_moe_text": "qwen35", "minimax_m2": "minimax-m2", "hy_v3": "qwen2",
+                  "glm4_moe_lite": "qwen2", "mistral4": "gpt-2", "dots1": "qwen2", "exaone_moe": "qwen2",
+                  "solar_open": "solar-open", "granitemoeshared": "qwen2", "smallthinker": "qwen2",
+                  "hunyuan_v1_moe": "hunyuan", "mellum": "qwen2", "afmoe": "qwen2", "laguna": "qwen2",
+                  "mimo_v2_flash": "qwen2", "step3p5": "qwen2", "bailing_moe": "qwen2", "bailing_moe_v2": "qwen2"}
 
 
 def load_converter(llama):
@@ -95,14 +195,19 @@ def convert(llama, folder, out):
     (architecture,), model_type = config["architectures"], config["model_type"]
     model = conversion.get_model_class(SPELLINGS.get(architecture, architecture))
     base.TextModel.get_vocab_base_pre = lambda self, tokenizer: PRE_TOKENIZERS[model_type]
-    if model_type == "phimoe":
+    if model_type in ("phimoe", "glm4_moe_lite", "solar_open", "hunyuan_v1_moe"):
         model.set_vocab = base.TextModel._set_vocab_gpt2
+    if model_type == "mimo_v2_flash":
+        model.no_mtp = True
     if model_type in ("qwen3_next", "qwen3_5_moe_text"):
         model.no_mtp = not has_prediction_block(folder)
     types = base.gguf.LlamaFileType
     file_type = {"float32": types.ALL_F32, "bfloat16": types.MOSTLY_BF16}[config["torch_dtype"]]
+    # Transformers renames or lacks keys of these configs, which the converter reads as they are on the hub.
+    raw = ("mimo_v2_flash", "step3p5", "bailing_moe", "bailing_moe_v2")
+    hparams = config if model_type in raw else None
     with torch.inference_mode():
-        model(folder, file_type, out, model_name=out.stem).write()
+        model(folder, file_type, out, model_name=out.stem, hparams=hparams).write()
 
 
 def has_prediction_block(folder):
@@ -128,6 +233,43 @@ def add_prediction_block(folder):
     for norm in ["pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"]:
         block[f"mtp.{norm}.weight"] = torch.zeros(hidden)
     st.save_file(weights | {name: w.clone() for name, w in block.items()}, file, metadata={"format": "pt"})
+
+
+def add_prediction_layer(folder):
+    """Adds a block for multi-token prediction to a GLM-4.7-Flash: a copy of the last layer, and the parts around it."""
+    file = folder / "model.safetensors"
+    weights = st.load_file(file)
+    hidden = weights["model.norm.weight"].shape[0]
+    last = max(int(name.split(".")[2]) for name in weights if name.startswith("model.layers."))
+    layer, block = f"model.layers.{last}.", f"model.layers.{last + 1}."
+    copy = {block + name.removeprefix(layer): w.clone() for name, w in weights.items() if name.startswith(layer)}
+    copy[block + "eh_proj.weight"] = torch.ones(hidden, 2 * hidden)
+    for norm in ["enorm", "hnorm", "shared_head.norm"]:
+        copy[f"{block}{norm}.weight"] = torch.ones(hidden)
+    st.save_file(weights | copy, file, metadata={"format": "pt"})
+
+
+def add_gemma_tokenizer(folder):
+    """Gives a checkpoint a tokenizer of Gemma's kind: merges over the whole text, spaces as U+2581, bytes for the rest."""
+    specials = ["<pad>", "<eos>", "<bos>", "<unk>", "<turn|>", "<|channel>"]
+    single = ["\u2581", "\n", *"aehinorst"]
+    merges = [("t", "h"), ("th", "e"), ("\u2581", "the"), ("i", "n"), ("e", "r"), ("\n", "\n"), ("\n\n", "\n"),
+              ("\u2581", "\u2581"), ("a", "n"), ("s", "t"), ("\u2581", "in")]
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    names = specials + bytes_ + single + ["".join(pair) for pair in merges]
+    names += [f"<unused{i}>" for i in range(sets.Spec.vocab - len(names))]
+    vocab = {name: i for i, name in enumerate(names)}
+    tok = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tok.normalizer = normalizers.Replace(" ", "\u2581")
+    tok.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    tok.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tok.add_special_tokens(specials)
+    tok.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", vocab["<bos>"])])
+    (folder / "tokenizer.json").write_text(tok.to_str(pretty=False), encoding="utf-8")
+    roles = {"pad_token": "<pad>", "eos_token": "<eos>", "bos_token": "<bos>", "unk_token": "<unk>"}
+    make_golden.write_json(folder / "tokenizer_config.json", {**roles, "tokenizer_class": "PreTrainedTokenizerFast"})
+    texts = [*tokens.CASES, "the  rain in the\n\n\n\n\ntin <turn|>\n\n inn"]
+    return [[text, tok.encode(text).ids] for text in texts]
 
 
 def write_results(folder, out):
@@ -159,9 +301,14 @@ def main():
             with tempfile.TemporaryDirectory() as scratch:
                 folder = Path(scratch) / name
                 make_golden.build(sets.Spec(name, name, "representable in GGUF", config, seed=SEEDS[name]), folder)
+                file = out / f"tiny-{name.replace('_', '-')}-f32.gguf"
                 if name in ("qwen3_next", "qwen3_5_moe"):
                     add_prediction_block(folder)
-                write(args.llama, folder, out / f"tiny-{name.replace('_', '-')}-f32.gguf")
+                if name == "glm4_moe_lite":
+                    add_prediction_layer(folder)
+                if name == "gemma4_text":
+                    make_golden.write_json(file.with_suffix(".tokens.json"), add_gemma_tokenizer(folder))
+                write(args.llama, folder, file)
     if "gpt_oss".startswith(args.only):
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch) / "gpt_oss"

@@ -30,12 +30,16 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Mistral4ForCausalLM
 
-from golden import bases, patches, reference, sets, tokens, weights
+from golden import bailing_moe, bases, llama_moe, patches, reference, sets, smallthinker, step3p5, tokens, weights
 
 TRIES = 400
+bailing_moe.register()
+llama_moe.register()
+smallthinker.register()
+step3p5.register()
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 # Checkpoints keep these in full precision, whatever the other tensors are stored in.
-STAYS_FLOAT32 = ("e_score_correction_bias", "expert_bias", "A_log")
+STAYS_FLOAT32 = ("e_score_correction_bias", "router_bias", "expert_bias", "A_log")
 NOTED = ("greedy_top1_top2_min", "cached_vs_full_max_abs", "fp32_vs_fp64_logits_max_abs")
 
 

@@ -96,22 +96,26 @@ pub struct TensorSlice {
     pub transposed: bool,
     /// The rows that belong to this slice.
     pub pick: RowPick,
+    /// What stands for `{l}` in each layer, where that is not the number of the layer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layer_names: Option<Vec<String>>,
 }
 
 impl TensorSlice {
     /// A whole tensor, stored as `[out, in]`.
     pub fn whole(name: impl Into<String>) -> Self {
-        TensorSlice { name: name.into(), stacked: false, transposed: false, pick: RowPick::All }
+        TensorSlice { name: name.into(), stacked: false, transposed: false, pick: RowPick::All, layer_names: None }
     }
 
     /// One expert's part of a tensor over all experts.
     pub fn stacked(name: impl Into<String>, transposed: bool, pick: RowPick) -> Self {
-        TensorSlice { name: name.into(), stacked: true, transposed, pick }
+        TensorSlice { name: name.into(), stacked: true, transposed, pick, layer_names: None }
     }
 
     /// The tensor's name for one expert.
     pub fn tensor_name(&self, layer: LayerIdx, expert: ExpertId) -> String {
-        self.name.replace("{l}", &layer.0.to_string()).replace("{e}", &expert.0.to_string())
+        let named = self.layer_names.as_ref().map(|names| names[layer.index()].clone());
+        self.name.replace("{l}", &named.unwrap_or_else(|| layer.0.to_string())).replace("{e}", &expert.0.to_string())
     }
 }
 

@@ -95,6 +95,8 @@ pub enum Weighting {
     SoftmaxOfChosen,
     /// The sigmoid of each chosen logit.
     SigmoidOfChosen,
+    /// The sigmoid of each chosen logit, divided by the sum of these.
+    SigmoidShareOfChosen,
     /// Sparsemixer of Phi: each of two experts is weighted by a softmax over the experts within `2 * eps` of it.
     SparseMixer {
         /// The config's `router_jitter_noise`.
@@ -139,6 +141,14 @@ pub enum GateError {
         count: usize,
         /// Experts per token.
         top_k: usize,
+        /// Experts per layer.
+        experts: usize,
+    },
+    /// Factors of experts of the wrong number.
+    #[error("the router's factors of experts have {got} values for {experts} experts")]
+    ExpertScales {
+        /// Number of factors.
+        got: usize,
         /// Experts per layer.
         experts: usize,
     },
@@ -189,6 +199,9 @@ impl Gate {
         }
         if let Some(got) = self.bias.as_ref().map(Vec::len).filter(|n| *n != experts) {
             return Err(GateError::Bias { got, experts });
+        }
+        if let Some(got) = self.expert_scales.as_ref().map(Vec::len).filter(|n| *n != experts) {
+            return Err(GateError::ExpertScales { got, experts });
         }
         if matches!(self.weighting, Weighting::SparseMixer { .. }) && top_k != 2 {
             return Err(GateError::SparseMixer { top_k });
@@ -270,6 +283,12 @@ impl Gate {
             Weighting::SigmoidOfChosen => {
                 out.clear();
                 out.extend(chosen.iter().map(|e| sigmoid(logit(e))));
+            }
+            Weighting::SigmoidShareOfChosen => {
+                out.clear();
+                out.extend(chosen.iter().map(|e| sigmoid(logit(e))));
+                let sum: f32 = out.iter().sum();
+                out.iter_mut().filter(|w| **w != 0.0).for_each(|w| *w /= sum);
             }
             Weighting::SparseMixer { eps } => {
                 out.clear();
@@ -403,6 +422,8 @@ mod tests {
         let gate = Gate { expert_scales: Some(vec![1.0, 2.0, 0.5, 1.0]), ..Gate::softmax(4, 2, true) };
         let (ids, weights) = run(&gate, &[-9.0, 1.0, 1.0, -9.0]);
         assert_eq!((ids, weights), (vec![1, 2], vec![1.0, 0.25]));
+        let short = Gate { expert_scales: Some(vec![1.0]), ..gate.clone() };
+        assert_eq!(short.checked(), Err(GateError::ExpertScales { got: 1, experts: 4 }));
         let json = serde_json::to_string(&gate).unwrap();
         assert_eq!(serde_json::from_str::<Gate>(&json).unwrap(), gate);
     }

@@ -69,6 +69,16 @@ extern "C" __global__ void clamped_swiglu(float *gate, const float *up, u32 coun
     gate[i] = mul_rn(mul_rn(add_rn(u, 1.0f), g), sigmoid(mul_rn(alpha, g)));
 }
 
+// gate = silu(gate) * up; the first is clamped by limit from above, the second on both sides
+extern "C" __global__ void limited_silu(float *gate, const float *up, u32 count, float limit) {
+    u32 i = index_of_thread();
+    if (i >= count) return;
+    float g = silu_of(gate[i]), u = up[i];
+    g = g > limit ? limit : g;
+    u = u < -limit ? -limit : u > limit ? limit : u;
+    gate[i] = mul_rn(g, u);
+}
+
 // The arguments of adding the bias of one product.
 struct BiasKernelArgs {
     // [cols]

@@ -64,6 +64,10 @@ impl Tap for TimingTap<'_> {
         self.tap.hidden(stage, x);
     }
 
+    fn encoder_hidden(&mut self, stage: usize, x: &[f32]) {
+        self.tap.encoder_hidden(stage, x);
+    }
+
     fn routed(&mut self, layer: LayerIdx, logits: &[f32], routed: &Routed) {
         self.tap.routed(layer, logits, routed);
     }

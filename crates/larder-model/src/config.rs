@@ -118,6 +118,11 @@ impl<'a> Config<'a> {
         self.keys.contains_key(name)
     }
 
+    /// Whether the value of a key is a list.
+    pub fn is_list(&self, name: &str) -> bool {
+        self.keys.get(name).is_some_and(Value::is_array)
+    }
+
     /// Whether a key is present and not null.
     pub fn is_set(&self, name: &str) -> bool {
         self.keys.get(name).is_some_and(|v| !v.is_null())
@@ -150,6 +155,19 @@ impl<'a> Config<'a> {
         match self.opt_count(names)? {
             Some(0) => Err(config_error(format!("{}{} is 0; it must be at least 1", self.prefix, names[0]))),
             other => Ok(other),
+        }
+    }
+
+    /// A size of at least one, stated once or in a list with the same for every layer; or `None`.
+    pub fn opt_size_of_layers(&mut self, names: &[&str], layers: usize) -> Result<Option<usize>> {
+        let Some(Value::Array(list)) = self.get(names) else { return self.opt_size(names) };
+        let first = list.first().and_then(Value::as_u64).filter(|n| (1..=MAX_SIZE).contains(n));
+        match first {
+            Some(n) if list.len() >= layers && list.iter().all(|v| v.as_u64() == first) => Ok(Some(n as usize)),
+            _ => Err(config_error(format!(
+                "{}{} must be the same size, at least 1, for each of {layers} layers",
+                self.prefix, names[0]
+            ))),
         }
     }
 
@@ -211,9 +229,33 @@ impl<'a> Config<'a> {
         self.opt_list(name, "a list of numbers", |v| v.as_f64().filter(|n| n.is_finite()))
     }
 
+    /// A list of finite numbers, of which those that are null get the value `null`; or `None`.
+    pub fn opt_numbers_or(&mut self, name: &str, null: f64) -> Result<Option<Vec<f64>>> {
+        let number = |v: &Value| if v.is_null() { Some(null) } else { v.as_f64().filter(|n| n.is_finite()) };
+        self.opt_list(name, "a list of numbers", number)
+    }
+
     /// A list of counts or layer indices, or `None`.
     pub fn opt_counts(&mut self, name: &str) -> Result<Option<Vec<usize>>> {
         self.opt_list(name, "a list of counts", |v| v.as_u64().filter(|n| *n <= MAX_SIZE).map(|n| n as usize))
+    }
+
+    /// A list of counts, which may be a text with commas between them; or `None`.
+    pub fn opt_counts_or_text(&mut self, name: &str) -> Result<Option<Vec<usize>>> {
+        let Some(Value::String(text)) = self.get(&[name]) else { return self.opt_counts(name) };
+        let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+        let counts: Option<Vec<usize>> = parts.map(|part| part.parse().ok()).collect();
+        let counts = counts.filter(|counts| counts.iter().all(|n| *n as u64 <= MAX_SIZE));
+        counts.map(Some).ok_or_else(|| self.type_error(name, "a list of counts", &Value::String(text.clone())))
+    }
+
+    /// Lists of counts, or `None`.
+    pub fn opt_lists_of_counts(&mut self, name: &str) -> Result<Option<Vec<Vec<usize>>>> {
+        let Some(value) = self.get(&[name]) else { return Ok(None) };
+        let count = |v: &Value| v.as_u64().filter(|n| *n <= MAX_SIZE).map(|n| n as usize);
+        let list = |v: &Value| v.as_array()?.iter().map(count).collect();
+        let lists = value.as_array().and_then(|lists| lists.iter().map(list).collect());
+        lists.map(Some).ok_or_else(|| self.type_error(name, "a list of lists of counts", value))
     }
 
     /// A list of strings, or `None`.
@@ -285,5 +327,28 @@ mod tests {
             assert!(c.size(&[key]).is_err(), "{key}");
         }
         assert_eq!(c.size(&["absent", "ok"]).unwrap(), 7);
+    }
+
+    #[test]
+    fn lists_may_have_nulls_or_be_texts_where_the_reader_says_so() {
+        let v = json!({"text": "3, 4,5,", "list": [3, 4], "bad": "3,x", "huge": "99999999999", "nulls": [null, 1.5]});
+        let mut c = Config::new(&v).unwrap();
+        assert_eq!(c.opt_counts_or_text("text").unwrap(), Some(vec![3, 4, 5]));
+        assert_eq!(c.opt_counts_or_text("list").unwrap(), Some(vec![3, 4]));
+        assert_eq!(c.opt_counts_or_text("absent").unwrap(), None);
+        assert!(c.opt_counts_or_text("bad").is_err() && c.opt_counts_or_text("huge").is_err());
+        assert_eq!(c.opt_numbers_or("nulls", 0.0).unwrap(), Some(vec![0.0, 1.5]));
+        assert!(c.opt_numbers_or("text", 0.0).is_err());
+    }
+
+    #[test]
+    fn a_size_of_layers_is_one_number_or_the_same_for_all() {
+        let read = |v: Value| Config::new(&json!({ "k": v })).unwrap().opt_size_of_layers(&["k"], 2).ok();
+        assert_eq!(read(json!(3)), Some(Some(3)));
+        assert_eq!(read(json!(null)), Some(None));
+        assert_eq!((read(json!([3, 3])), read(json!([3, 3, 3]))), (Some(Some(3)), Some(Some(3))));
+        for other in [json!([3]), json!([3, 4]), json!([]), json!([0, 0]), json!([3, "3"]), json!([1e18, 1e18])] {
+            assert_eq!(read(other.clone()), None, "{other}");
+        }
     }
 }

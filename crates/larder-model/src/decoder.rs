@@ -4,19 +4,22 @@ use std::sync::Arc;
 use std::thread;
 
 use candle_core::{Device, Tensor};
-use larder_core::{Blueprint, Gate, Geometry, LayerIdx, Rng, Tensors};
+use larder_core::{Blueprint, Gate, Geometry, LayerIdx, Rng, SequenceMemory, Tensors};
 use larder_kernels::tanh;
 use serde_json::Value;
 
 use crate::arch;
 use crate::compute::ComputeContext;
 use crate::config::{Config, config_error};
+use crate::embedding::EmbeddingRows;
 use crate::error::{ModelError, Result};
 use crate::experts::ExpertPath;
 use crate::matrix::with_f32;
-use crate::nn::{Activation, ForwardPass, KvCache, KvPool, Norm, Rope, RopeTable, SpanPositions, step_memory};
+use crate::nn::{
+    Activation, ForwardPass, KvCache, KvPool, Mixer, MoeInput, Norm, Rope, RopeTable, SpanPositions, step_memory,
+};
 use crate::read_ahead::ReadAhead;
-use crate::stack::{Ffn, Stack};
+use crate::stack::{CrossAttention, Ffn, Stack};
 use crate::step::{LayerStates, Span};
 use crate::tap::{Phase, PhaseClock, Tap};
 use crate::text_config::text_config;
@@ -25,14 +28,14 @@ use crate::weights::WeightLoader;
 /// A model that has been built from its config, with its resident weights.
 pub struct Decoder {
     stack: Stack,
-    kv_pool: Arc<KvPool>,
+    pub(crate) kv_pool: Arc<KvPool>,
 }
 
 /// Everything about a model that follows from its config alone: geometry, tensors, memory per token.
 pub fn blueprint(config: &Value) -> Result<Blueprint> {
     let mut weights = WeightLoader::list();
     let (model_type, stack) = build(config, &mut weights)?;
-    let step_memory = step_memory(&stack);
+    let (step_memory, sequence_memory) = (step_memory(&stack), sequence_memory(&stack));
     Ok(Blueprint {
         model_type: model_type.to_owned(),
         geometry: stack.geometry,
@@ -40,9 +43,15 @@ pub fn blueprint(config: &Value) -> Result<Blueprint> {
         resident: weights.requested(),
         vocab: stack.vocab,
         context: stack.context,
-        sequence_memory: stack.layers.iter().map(|l| l.mixer.memory_need()).sum(),
+        sequence_memory,
         step_memory,
     })
+}
+
+/// Memory per sequence. With an encoder a token is either in the prompt, which each layer attends to, or behind it.
+fn sequence_memory(stack: &Stack) -> SequenceMemory {
+    let cross = stack.encoder.iter().flat_map(|encoder| &encoder.cross).map(|cross| cross.attention.memory_need());
+    stack.layers.iter().map(|layer| layer.mixer.memory_need()).chain(cross).sum()
 }
 
 fn build(config: &Value, weights: &mut WeightLoader) -> Result<(&'static str, Stack)> {
@@ -68,6 +77,11 @@ impl Decoder {
             let _reading = ahead.begin(scope);
             build(config, &mut WeightLoader::load(tensors, &ahead, compute))
         })?;
+        if stack.encoder.is_some() && stack.head.compute().device_attention.is_some() {
+            return Err(ModelError::Request(
+                "a model with an encoder cannot run on a device; leave --device out".into(),
+            ));
+        }
         let kv_pool = stack.head.compute().new_kv_pool();
         Ok(Decoder { stack, kv_pool })
     }
@@ -84,10 +98,20 @@ impl Decoder {
 
     /// Index, gate and activation function of each MoE layer, in order.
     pub fn moe_layers(&self) -> impl Iterator<Item = (LayerIdx, &Gate, Activation)> {
-        self.stack.layers.iter().filter_map(|layer| match &layer.ffn {
+        self.stack.ffns().filter_map(|ffn| match ffn {
             Ffn::Moe(moe) => Some((moe.layer, &moe.gate, moe.act)),
             Ffn::Dense(_) => None,
         })
+    }
+
+    /// The embedding of the decoder.
+    pub(crate) fn embedding(&self) -> &dyn EmbeddingRows {
+        self.stack.embed.as_ref()
+    }
+
+    /// Layers of the encoder, which are counted before those of the decoder; 0 without one.
+    pub fn encoder_layers(&self) -> usize {
+        self.stack.encoder.as_ref().map_or(0, |encoder| encoder.layers.len())
     }
 
     /// Tokens in the vocabulary.
@@ -102,7 +126,10 @@ impl Decoder {
 
     /// An empty KV cache. Its memory grows with the tokens.
     pub fn new_kv_cache(&self) -> KvCache {
-        KvCache::new(self.stack.layers.len(), &self.kv_pool)
+        match self.stack.encoder {
+            Some(_) => KvCache::with_encoder(self.stack.layers.len(), &self.kv_pool),
+            None => KvCache::new(self.stack.layers.len(), &self.kv_pool),
+        }
     }
 
     /// Appends the states of `tokens` tokens that were not computed to a KV cache: values drawn from `seed`. Attention
@@ -111,6 +138,9 @@ impl Decoder {
     /// After an error the KV cache is as after an error of [`step`](Self::step).
     pub fn fill_kv_cache(&self, cache: &mut KvCache, tokens: usize, seed: u64) -> Result<()> {
         self.check_len(cache.len.saturating_add(tokens))?;
+        if self.stack.encoder.is_some() {
+            return Err(ModelError::Request("a model with an encoder has no made-up context".into()));
+        }
         for (i, (layer, state)) in self.stack.layers.iter().zip(&mut cache.layers).enumerate() {
             layer.mixer.fill(state, tokens, &mut Rng::with_stream(seed, i as u64))?;
         }
@@ -138,14 +168,33 @@ impl Decoder {
     /// Computes a step: the tokens of all `spans`, visiting each layer once. Appends them to their KV caches, and returns
     /// the logits that the spans ask for, span after span: `[rows, vocab]`.
     ///
+    /// The encoder of an encoder-decoder model reads a prompt as a whole, when the logits of its last token are asked for or
+    /// when a token behind it is computed. No other token of a prompt has logits. A prompt that follows generated text
+    /// begins at the start of the sequence.
+    ///
     /// After an error the contents of the KV caches after their first `len` tokens are unspecified; truncating
     /// each to its `len` makes it valid again.
     pub fn step(&self, spans: &mut [Span], experts: &mut dyn ExpertPath, tap: &mut dyn Tap) -> Result<Vec<f32>> {
         self.check(spans)?;
+        if let Some(encoder) = &self.stack.encoder {
+            return self.step_with_encoder(encoder, spans, experts, tap);
+        }
+        let logits = self.forward(spans, experts, tap)?;
+        spans.iter_mut().for_each(|span| span.cache.len += span.tokens.len());
+        Ok(logits)
+    }
+
+    /// Computes the tokens of all `spans` behind those that their KV caches have, of which it does not count the new ones.
+    pub(crate) fn forward(
+        &self,
+        spans: &mut [Span],
+        experts: &mut dyn ExpertPath,
+        tap: &mut dyn Tap,
+    ) -> Result<Vec<f32>> {
         let stack = &self.stack;
         let (mut clock, before) = (PhaseClock::start(), stack.head.compute().time());
         let pass = self.pass(spans);
-        let mut x = self.embed(spans)?; // [tokens, hidden]
+        let mut x = self.embed(stack.embed.as_ref(), spans.iter().map(|span| span.tokens))?; // [tokens, hidden]
         clock.lap(Phase::EmbedAndHead, tap);
         for (i, layer) in stack.layers.iter().enumerate() {
             if !tap.wants_more() {
@@ -153,8 +202,12 @@ impl Decoder {
             }
             report_hidden(tap, i, &x)?;
             let mut kv = LayerStates::new(spans, i);
+            let early = layer.ffn.early_logits(&x)?;
             let mixed = layer.mixer.forward(&layer.mixer_norm.forward(&x)?, &mut kv, &pass)?;
             x = self.add(x, normed(layer.after.mixer.as_ref(), mixed)?)?;
+            if let Some(CrossAttention { norm, attention }) = stack.encoder.as_ref().map(|encoder| &encoder.cross[i]) {
+                x = (&x + attention.over_encoded(&norm.forward(&x)?, &kv, &pass)?)?;
+            }
             clock.lap(Phase::Mixing, tap);
             if experts.wants_hints(pass.tokens()) {
                 self.hint_next_layer(i, &x, experts)?;
@@ -162,12 +215,14 @@ impl Decoder {
             let input = layer.ffn_norm.forward(&x)?;
             let y = match &layer.ffn {
                 Ffn::Dense(mlp) => mlp.forward(&input)?,
-                Ffn::Moe(moe) => moe.forward(&x, &input, &pass.origins, experts, tap, &mut clock)?,
+                Ffn::Moe(moe) => {
+                    let input = MoeInput { residual: &x, x: &input, early };
+                    moe.forward(input, &pass.origins, experts, tap, &mut clock)?
+                }
             };
             x = scaled(self.add(x, normed(layer.after.ffn.as_ref(), y)?)?, layer.after.scale)?;
             clock.lap(Phase::Experts, tap);
         }
-        spans.iter_mut().for_each(|span| span.cache.len += span.tokens.len());
         let logits = self.logits(x, spans, &pass, tap)?;
         clock.lap(Phase::EmbedAndHead, tap);
         tap.compute_time(stack.head.compute().time() - before);
@@ -189,7 +244,10 @@ impl Decoder {
             }
             false => take_rows(x, wanted)?.map(|x| stack.norm.forward(&x)).transpose()?,
         };
-        let Some(x) = x else { return Ok(Vec::new()) };
+        let Some(mut x) = x else { return Ok(Vec::new()) };
+        if let Some(columns) = &stack.factors.columns {
+            x = x.broadcast_mul(columns)?;
+        }
         let logits = scaled(stack.head.forward(&x)?, stack.factors.logits)?; // [rows, vocab]
         let mut logits = logits.flatten_all()?.to_vec1()?;
         if let Some(cap) = stack.factors.softcap {
@@ -205,7 +263,7 @@ impl Decoder {
             Ffn::Dense(_) => None,
         });
         let Some((norm, moe)) = next else { return Ok(()) };
-        with_f32(&moe.router.forward(&norm.forward(x)?)?, |logits| experts.hint_next(moe.layer, &moe.gate, logits))
+        with_f32(&moe.logits(&normed(norm, x.clone())?)?, |logits| experts.hint_next(moe.layer, &moe.gate, logits))
     }
 
     fn check(&self, spans: &[Span]) -> Result<()> {
@@ -237,7 +295,7 @@ impl Decoder {
         let (mut positions, mut origins) = (Vec::with_capacity(spans.len()), Vec::new());
         let mut ropes: Vec<_> = self.stack.ropes.iter().map(|rope| (rope, RopeTable::default())).collect();
         for Span { tokens, cache, horizon, origin, .. } in spans {
-            let (start, tokens) = (cache.len, tokens.len());
+            let (start, tokens) = (cache.position(), tokens.len());
             positions.push(SpanPositions { start, tokens, first_row: origins.len() });
             origins.resize(origins.len() + tokens, *origin);
             for (rope, table) in &mut ropes {
@@ -247,14 +305,19 @@ impl Decoder {
         ForwardPass { spans: positions, origins, ropes: ropes.into_iter().map(|(_, table)| table).collect() }
     }
 
-    fn embed(&self, spans: &[Span]) -> Result<Tensor> {
+    /// The embeddings `[all tokens, hidden]` of some tokens of each sequence.
+    pub(crate) fn embed<'t>(
+        &self,
+        embed: &dyn EmbeddingRows,
+        all: impl Iterator<Item = &'t [u32]> + Clone,
+    ) -> Result<Tensor> {
         let hidden = self.stack.geometry.hidden;
-        let tokens = spans.iter().map(|span| span.tokens.len()).sum::<usize>();
+        let tokens = all.clone().map(<[u32]>::len).sum::<usize>();
         let mut x = vec![0.0; tokens * hidden];
         let mut rest = &mut x[..];
-        for span in spans {
-            let (own, others) = rest.split_at_mut(span.tokens.len() * hidden);
-            self.stack.embed.fill(span.tokens, own)?;
+        for own in all {
+            let (rows, others) = rest.split_at_mut(own.len() * hidden);
+            embed.fill(own, rows)?;
             rest = others;
         }
         let x = Tensor::from_vec(x, (tokens, hidden), &Device::Cpu)?;

@@ -73,6 +73,7 @@ mod decoder;
 mod device;
 mod double;
 mod embedding;
+mod encoder;
 mod error;
 mod expert_workspace;
 mod experts;

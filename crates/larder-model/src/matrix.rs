@@ -49,6 +49,16 @@ impl Matrix {
         larder_kernels::widen_row(self.stored(), row, out);
     }
 
+    /// The length of each column, as a vector.
+    pub fn column_lengths(&self) -> Vec<f32> {
+        let (mut squares, mut values) = (vec![0.0_f64; self.cols], vec![0.0; self.cols]);
+        for row in 0..self.rows {
+            self.row(row, &mut values);
+            squares.iter_mut().zip(&values).for_each(|(sum, v)| *sum += f64::from(*v) * f64::from(*v));
+        }
+        squares.into_iter().map(|sum| sum.sqrt() as f32).collect()
+    }
+
     /// Number format of the weights.
     pub fn kind(&self) -> NumberFormat {
         self.kind
@@ -160,6 +170,11 @@ impl Linear {
         Ok(Linear { matrix: matrix.place()?, bias })
     }
 
+    /// Rows of the matrix: values that the product yields per token.
+    pub fn rows(&self) -> usize {
+        self.matrix.rows
+    }
+
     /// The context on which the product is computed.
     pub fn compute(&self) -> &ComputeContext {
         &self.matrix.compute
@@ -239,6 +254,15 @@ mod tests {
         let double = Arc::new(double);
         let on_device = ComputeContext { device_products: Some(double.clone()), ..ComputeContext::single_threaded() };
         ([Arc::new(ComputeContext::single_threaded()), Arc::new(on_device)], double)
+    }
+
+    #[test]
+    fn lengths_of_columns_are_those_of_the_values() {
+        let mut bytes = Bytes::zeroed(2 * 3 * 4);
+        larder_kernels::narrow(NumberFormat::F32, &[3.0, 0.0, -1.0, 4.0, 0.0, 1.0], &mut bytes);
+        let compute = Arc::new(ComputeContext::single_threaded());
+        let matrix = Matrix::new(NumberFormat::F32, RowOrder::Plain, 2, 3, Arc::new(bytes), compute);
+        assert_eq!(matrix.column_lengths(), [5.0, 0.0, 2.0_f32.sqrt()]);
     }
 
     #[test]

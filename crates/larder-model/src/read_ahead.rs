@@ -91,6 +91,7 @@ impl<'a> ReadAhead<'a> {
     }
 
     fn read(&self) {
+        let _panics = StopOnPanic(self);
         while let Some((at, name, len)) = self.claim() {
             let mut bytes = Bytes::zeroed(len);
             let read = self.source.read(name, 0, &mut bytes).map(|()| bytes);
@@ -130,6 +131,18 @@ impl State {
     fn forget(&mut self, at: usize, bytes: usize) {
         if self.ready.remove(&at).is_some() {
             self.bytes -= bytes;
+        }
+    }
+}
+
+/// Lets requests read by themselves if the thread that has it panics, so that none waits for what it was reading.
+struct StopOnPanic<'q, 'a>(&'q ReadAhead<'a>);
+
+impl Drop for StopOnPanic<'_, '_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.state().stopping = true;
+            self.0.changed.notify_all();
         }
     }
 }
@@ -228,6 +241,22 @@ mod tests {
             let error = ahead.take("3").unwrap().map(|_| ()).unwrap_err();
             assert_eq!(error.to_string(), "3 is on a bad sector");
         });
+    }
+
+    #[test]
+    fn no_request_waits_for_a_thread_that_panicked() {
+        let (mut source, mut specs) = numbered(&[10; 5]);
+        // Its name is no number.
+        source.metas.insert("broken".into(), source.metas["0"].clone());
+        specs[2].name = "broken".into();
+        let ahead = ReadAhead::new(&source, &specs);
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            thread::scope(|scope| {
+                let _reading = ahead.begin(scope);
+                assert!(ahead.take("broken").is_none());
+            });
+        }));
+        assert!(outcome.is_err(), "the panic is not hidden");
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! The parts of a decoder: what an architecture builds, and what the forward pass runs through.
 
+use candle_core::Tensor;
 use larder_core::{ExpertNames, Geometry};
 
 use crate::embedding::EmbeddingRows;
+use crate::error::Result;
 use crate::matrix::Linear;
-use crate::nn::{Mixer, Mlp, Moe, Norm, Rope};
+use crate::nn::{Mixer, Mlp, Moe, Norm, RelativeAttention, Rope};
 
 /// The parts of a decoder, as an architecture in [`arch`](crate::arch) builds them.
 pub struct Stack {
@@ -28,6 +30,50 @@ pub struct Stack {
     pub ropes: Vec<Rope>,
     /// Constant factors; 1 in most models.
     pub factors: Factors,
+    /// The encoder of an encoder-decoder model, which reads the prompt.
+    pub encoder: Option<Encoder>,
+}
+
+impl Stack {
+    /// The feed-forward parts of all layers, those of the encoder first.
+    pub fn ffns(&self) -> impl Iterator<Item = &Ffn> {
+        let encoder = self.encoder.iter().flat_map(|encoder| &encoder.layers).map(|layer| &layer.ffn);
+        encoder.chain(self.layers.iter().map(|layer| &layer.ffn))
+    }
+}
+
+/// An encoder, and the attention of the decoder over its output. Its layers are counted before those of the decoder.
+pub struct Encoder {
+    /// `[vocab, hidden]`; `None` if it is that of the decoder.
+    pub embed: Option<Box<dyn EmbeddingRows>>,
+    /// First to last.
+    pub layers: Vec<EncoderLayer>,
+    /// Final norm.
+    pub norm: Norm,
+    /// One per decoder layer, between its mixer and its feed-forward part.
+    pub cross: Vec<CrossAttention>,
+    /// The first token that the decoder reads.
+    pub start: u32,
+}
+
+/// One layer of an encoder.
+pub struct EncoderLayer {
+    /// Norm before the attention.
+    pub attention_norm: Norm,
+    /// Attention of each token to all.
+    pub attention: RelativeAttention,
+    /// Norm before the feed-forward part.
+    pub ffn_norm: Norm,
+    /// Feed-forward part: dense MLP or experts.
+    pub ffn: Ffn,
+}
+
+/// Attention of a decoder layer over the output of the encoder.
+pub struct CrossAttention {
+    /// Norm before it.
+    pub norm: Norm,
+    /// The attention.
+    pub attention: RelativeAttention,
 }
 
 /// Constant factors of the forward pass; Granite has them.
@@ -36,6 +82,8 @@ pub struct Factors {
     pub embedding: f64,
     /// On the output of the mixer and of the feed-forward part, before the residual addition.
     pub residual: f64,
+    /// On each column of the output head, `[hidden]`.
+    pub columns: Option<Tensor>,
     /// On the logits.
     pub logits: f64,
     /// The logits are bent to stay within ± this: `cap · tanh(logit / cap)`.
@@ -44,7 +92,7 @@ pub struct Factors {
 
 impl Default for Factors {
     fn default() -> Self {
-        Factors { embedding: 1.0, residual: 1.0, logits: 1.0, softcap: None }
+        Factors { embedding: 1.0, residual: 1.0, columns: None, logits: 1.0, softcap: None }
     }
 }
 
@@ -90,5 +138,13 @@ impl Ffn {
     /// A feed-forward part with experts.
     pub fn moe(moe: Moe) -> Self {
         Ffn::Moe(Box::new(moe))
+    }
+
+    /// The router logits `[tokens, experts]`, if they follow from what the layer gets, `x [tokens, hidden]`.
+    pub(crate) fn early_logits(&self, x: &Tensor) -> Result<Option<Tensor>> {
+        match self {
+            Ffn::Moe(moe) if moe.early => moe.logits(x).map(Some),
+            _ => Ok(None),
+        }
     }
 }

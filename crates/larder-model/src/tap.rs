@@ -39,6 +39,11 @@ pub trait Tap {
         let _ = (stage, x);
     }
 
+    /// As [`hidden`](Tap::hidden), of an encoder.
+    fn encoder_hidden(&mut self, stage: usize, x: &[f32]) {
+        let _ = (stage, x);
+    }
+
     /// A layer's router logits `[tokens, experts]` and the choice made from them.
     fn routed(&mut self, layer: LayerIdx, logits: &[f32], routed: &Routed) {
         let _ = (layer, logits, routed);

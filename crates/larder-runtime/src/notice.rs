@@ -55,7 +55,7 @@ pub enum Notice {
     HotSetIgnored {
         /// The file.
         path: PathBuf,
-        /// What is the matter with it.
+        /// The fault of the file.
         why: String,
     },
     /// The hot set could be written nowhere, for this reason.

@@ -103,33 +103,21 @@ pub fn read_small(path: &Path, limit: u64) -> Result<Option<Vec<u8>>> {
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
-    use std::io::IoSliceMut;
-
-    use rustix::{
-        fs::{Advice, fadvise},
-        io::{Errno, ReadWriteFlags, preadv2},
-    };
+    use rustix::fs::{Advice, fadvise};
 
     use super::*;
+    use crate::page_cache::cached_pages;
+
+    const BYTES: usize = 2 * WORTHWHILE_BYTES;
 
     /// A file of two large reads on a disk, which the page cache does not have if it can be dropped.
     fn uncached(dir: &Path, name: &str) -> PathBuf {
         let path = dir.join(name);
-        std::fs::write(&path, vec![7; 2 * WORTHWHILE_BYTES]).unwrap();
+        std::fs::write(&path, vec![7; BYTES]).unwrap();
         let file = open_regular(&path).unwrap();
         file.sync_all().unwrap();
         fadvise(&file, 0, None, Advice::DontNeed).unwrap();
         path
-    }
-
-    /// Whether the page cache has the first bytes of a file. To be asked once: asking makes the kernel read them.
-    fn is_cached(path: &Path) -> bool {
-        let file = open_regular(path).unwrap();
-        match preadv2(&file, &mut [IoSliceMut::new(&mut [0; 512])], 0, ReadWriteFlags::NOWAIT) {
-            Ok(got) => got == 512,
-            Err(Errno::AGAIN) => false,
-            Err(error) => panic!("{error}"),
-        }
     }
 
     #[test]
@@ -139,14 +127,14 @@ mod tests {
         let path = uncached(dir.path(), "weights");
         let weights = ReadAt::open(&path).unwrap();
         weights.use_direct_io();
-        if is_cached(&uncached(dir.path(), "other")) || weights.direct.get().is_some_and(Option::is_none) {
+        if cached_pages(&path) > 0 || weights.direct.get().is_some_and(Option::is_none) {
             return println!("skipped: this file system has no direct I/O, or cannot drop its cache");
         }
-        let mut bytes = vec![0; 2 * WORTHWHILE_BYTES];
+        let mut bytes = vec![0; BYTES];
         weights.read(0, &mut bytes).unwrap();
-        assert!(bytes.iter().all(|b| *b == 7) && !is_cached(&path));
-        let path = uncached(dir.path(), "buffered");
+        assert!(bytes.iter().all(|b| *b == 7));
+        assert_eq!(cached_pages(&path), 0);
         ReadAt::open(&path).unwrap().read(0, &mut bytes).unwrap();
-        assert!(is_cached(&path), "a buffered read leaves them there, so the test sees the difference");
+        assert!(cached_pages(&path) > 0, "a buffered read leaves them there, so the test sees the difference");
     }
 }

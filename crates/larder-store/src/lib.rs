@@ -42,6 +42,8 @@ mod expert_source;
 mod file;
 mod identity;
 mod manifest;
+#[cfg(all(test, target_os = "linux"))]
+mod page_cache;
 mod parallel;
 mod provenance;
 mod quantize;

@@ -27,7 +27,7 @@ class Probe:
             layer.register_forward_hook(self.keep_hidden(i + 1))
         norm.register_forward_hook(self.keep_hidden(layers))
         for name, module in model.named_modules():
-            if type(module).__name__.lower().endswith("router"):
+            if type(module).__name__.lower().endswith(("router", "moev1gate")):
                 module.register_forward_hook(self.keep_router(int(name.split("layers.")[1].split(".")[0])))
 
     def first_input(self, _module, args, kwargs):
@@ -87,8 +87,11 @@ def deciding_values(config, router, logits):
         return logits.sigmoid() + router.given_bias.double(), 1
     if kind == "mistral4" and router.num_group > 1:
         return logits.softmax(-1), 2
-    if kind in ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "dots1", "exaone_moe", "solar_open"):
+    if kind in ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "dots1", "exaone_moe", "laguna", "solar_open", "mimo_v2_flash",
+                "step3p5"):
         return logits.sigmoid() + router.e_score_correction_bias.double(), 2
+    if hasattr(router, "expert_bias") and kind.startswith("bailing"):
+        return logits.sigmoid() + router.expert_bias.double(), 2
     if kind == "ernie4_5_moe":
         return logits.softmax(-1) + router.moe_statics.e_score_correction_bias.double(), 1
     if kind == "lfm2_moe" and router.use_expert_bias:

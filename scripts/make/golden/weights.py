@@ -19,7 +19,7 @@ def fill(model, seed):
 def draw(config, name, shape, generator):
     noise = torch.randn(shape, generator=generator)
     kind = name.removesuffix(".weight").rsplit(".", 1)[-1]
-    if name.endswith("embed_tokens.weight"):
+    if name.endswith(("embed_tokens.weight", "word_embeddings.weight")):
         return noise * embedding_std(config)
     if name == "lm_head.weight":
         return noise * 1.7 * getattr(config, "logits_scaling", 1.0) / shape[-1] ** 0.5
@@ -45,7 +45,7 @@ def embedding_std(config):
 
 
 def zero_centred(config, name):
-    return config.model_type in ("qwen3_next", "qwen3_5_moe_text") and not name.endswith("linear_attn.norm.weight")
+    return config.model_type in ("qwen3_next", "qwen3_5_moe_text", "step3p5") and not name.endswith("linear_attn.norm.weight")
 
 
 def fan_in(config, name, shape):
@@ -55,7 +55,7 @@ def fan_in(config, name, shape):
 
 
 def gain(kind):
-    if kind in ("gate", "router"):
+    if kind in ("gate", "router", "primary_router", "wg"):
         return 2.0
     if kind == "proj":  # gemma's router divides its input by the root of the hidden size
         return 16.0

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::support::{command, fixture, golden_models, larder, larder_ok, larder_refuses};
+use crate::support::{command, encoder_decoders, fixture, golden_models, larder, larder_ok, larder_refuses};
 
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()
@@ -41,7 +41,7 @@ fn readers(store: &Path) -> Vec<&'static str> {
 
 #[test]
 fn g1_streamed_logits_are_those_of_all_experts_in_memory() {
-    for model in golden_models() {
+    for model in golden_models().into_iter().chain(encoder_decoders()) {
         let dir = tempfile::tempdir().unwrap();
         let store = store_of(&model, dir.path());
         let resident = logits(&store, dir.path(), &["--threads", "1", "--preload"]);

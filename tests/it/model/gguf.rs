@@ -82,6 +82,23 @@ fn greedy_text_is_that_of_transformers() {
     assert!(compared >= 4);
 }
 
+/// Beside some files lie texts with the ids that the tokenizer of the checkpoint gives them.
+#[test]
+fn texts_have_the_ids_of_the_checkpoint() {
+    let mut compared = 0;
+    for gguf in files() {
+        let Ok(cases) = std::fs::read(gguf.with_extension("tokens.json")) else { continue };
+        let cases: Vec<(String, Vec<u32>)> = serde_json::from_slice(&cases).unwrap();
+        for (given, ids) in cases {
+            let out = larder_ok(&["tokenize", "-m", text(&gguf), "--", &given]);
+            let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+            assert_eq!(json["ids"], serde_json::json!(ids), "{given:?}");
+            compared += 1;
+        }
+    }
+    assert!(compared >= 5);
+}
+
 #[test]
 fn mxfp4_is_kept() {
     let dir = tempfile::tempdir().unwrap();

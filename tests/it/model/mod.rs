@@ -1,8 +1,10 @@
 //! Models: every architecture against transformers, GGUF files, sequences that go back.
 
+mod encoder_decoder;
 mod forms;
 mod gguf;
 mod golden;
+mod keys;
 mod pieces;
 mod ragged;
 mod rewind;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::support::reference::Reference;
-use crate::support::{Signal, fixture, golden_models, larder_ok, larder_refuses, signal};
+use crate::support::{Signal, encoder_decoders, fixture, golden_models, larder_ok, larder_refuses, signal};
 
 /// A server, ended when it is dropped.
 pub struct Server {
@@ -177,7 +177,7 @@ fn asked(prompt: &str, tokens: usize) -> Value {
 
 #[test]
 fn answers_are_those_of_run_whole_and_streamed_and_again() {
-    for model in golden_models() {
+    for model in golden_models().into_iter().chain(encoder_decoders()) {
         let facts = Reference::read(&model).json();
         let prompt = facts["prompt_text"].as_str().unwrap();
         let want = run(&model, prompt, "12");

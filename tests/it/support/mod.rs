@@ -14,9 +14,20 @@ pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
 }
 
-/// The golden models, one folder per `model_type`.
+/// The golden models without an encoder, one folder per `model_type`.
 pub fn golden_models() -> Vec<PathBuf> {
-    folders(&fixture("golden"))
+    folders(&fixture("golden")).into_iter().filter(|folder| !has_encoder(folder)).collect()
+}
+
+/// The golden models with an encoder.
+pub fn encoder_decoders() -> Vec<PathBuf> {
+    folders(&fixture("golden")).into_iter().filter(|folder| has_encoder(folder)).collect()
+}
+
+/// Whether an encoder reads the prompt of the model in this folder.
+pub fn has_encoder(folder: &Path) -> bool {
+    let config = std::fs::read_to_string(folder.join("config.json")).expect("a config");
+    serde_json::from_str::<serde_json::Value>(&config).expect("JSON")["is_encoder_decoder"] == true
 }
 
 /// The folders in a folder, sorted.

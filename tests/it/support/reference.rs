@@ -58,6 +58,11 @@ impl Reference {
         self.ids[name].iter().map(|id| *id as u32).collect()
     }
 
+    /// Names of the numbers.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.floats.keys().map(String::as_str)
+    }
+
     /// Numbers by name.
     pub fn floats(&self, name: &str) -> &[f32] {
         &self.floats[name]
@@ -208,7 +213,7 @@ impl Compare<'_> {
     }
 }
 
-fn furthest(got: &[f32], want: &[f32]) -> f32 {
+pub fn furthest(got: &[f32], want: &[f32]) -> f32 {
     assert_eq!(got.len(), want.len());
     got.iter().zip(want).map(|(g, w)| (g - w).abs()).fold(0.0, |a, b| if b.is_nan() { f32::INFINITY } else { a.max(b) })
 }

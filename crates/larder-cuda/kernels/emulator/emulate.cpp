@@ -303,7 +303,7 @@ constexpr Kernel KERNELS[] = {
     KERNEL(q4_k_matvec), KERNEL(q4_k_matmul), KERNEL(q5_k_matvec), KERNEL(q5_k_matmul),
     KERNEL(q6_k_matvec), KERNEL(q6_k_matmul),
     KERNEL(f32_matmul), KERNEL(f16_matmul), KERNEL(bf16_matmul),
-    KERNEL(silu), KERNEL(relu), KERNEL(gelu), KERNEL(gelu_tanh), KERNEL(clamped_swiglu),
+    KERNEL(silu), KERNEL(relu), KERNEL(gelu), KERNEL(gelu_tanh), KERNEL(clamped_swiglu), KERNEL(limited_silu),
     KERNEL(quantise), KERNEL(add_biases), KERNEL(read_all),
     KERNEL(scores_f32), KERNEL(scores_f16), KERNEL(softmax), KERNEL(weighted_sum_f32), KERNEL(weighted_sum_f16),
     KERNEL(copy_rows), KERNEL(copy_bytes),

@@ -23,7 +23,7 @@ const MAX_COPY_BLOCKS: u32 = 64;
 
 /// Every kernel that is launched here.
 #[cfg(all(test, feature = "cuda"))]
-pub const KERNELS: [&str; 28] = [
+pub const KERNELS: [&str; 29] = [
     "f32_matmul",
     "f16_matmul",
     "bf16_matmul",
@@ -42,6 +42,7 @@ pub const KERNELS: [&str; 28] = [
     "gelu_tanh",
     "relu",
     "clamped_swiglu",
+    "limited_silu",
     "quantise",
     "add_biases",
     "read_all",
@@ -217,6 +218,10 @@ impl Launches {
             Activation::ClampedSwiglu { alpha, limit } => {
                 let arguments = [gate, up, count_of, Argument::Float(alpha), Argument::Float(limit)];
                 return self.launch("clamped_swiglu", grid, THREADS, &arguments);
+            }
+            Activation::LimitedSilu { limit } => {
+                let arguments = [gate, up, count_of, Argument::Float(limit)];
+                return self.launch("limited_silu", grid, THREADS, &arguments);
             }
         };
         self.launch(kernel, grid, THREADS, &[gate, up, count_of])

@@ -95,7 +95,7 @@ impl Queries {
         let Queries { queries, sinks, seen } = self;
         let Shape { heads, kv_heads, .. } = *shape;
         let sinks = shape.sinks.then_some(&sinks[..]);
-        AttentionArgs { queries, heads, keys, values, kv_heads, seen, scale: 0.37, sinks }
+        AttentionArgs { queries, heads, keys, values, kv_heads, seen, scale: 0.37, sinks, bias: None }
     }
 
     fn outputs(&self, shape: &Shape) -> Vec<f32> {
@@ -228,7 +228,8 @@ fn arguments_that_do_not_fit_are_errors() {
     let attend = |number, heads, width, queries: usize, seen: Range<usize>, out: usize, sinks: Option<&[f32]>| {
         let (queries, table) = (vec![0.0; queries], DeviceKvView { first_page: 0, pages: vec![number], width });
         let (keys, values, seen) = (table.clone(), table, &[seen][..]);
-        let args = AttentionArgs { queries: &queries, heads, keys, values, kv_heads: 2, seen, scale: 1.0, sinks };
+        let args =
+            AttentionArgs { queries: &queries, heads, keys, values, kv_heads: 2, seen, scale: 1.0, sinks, bias: None };
         device.attend(&mut [AttentionTask { args, out: &mut vec![0.0; out] }])
     };
     let number = rows.ids[0];
@@ -275,7 +276,17 @@ fn until_it_fails(emulator: &Arc<Emulator>, seed: u64) -> Result<(), String> {
         let (seen, sinks) = (0..at + 1, None);
         let seen = slice::from_ref(&seen);
         let (keys, values) = (table, table);
-        let args = AttentionArgs { queries: &queries, heads: 2, keys, values, kv_heads: 1, seen, scale: 1.0, sinks };
+        let args = AttentionArgs {
+            queries: &queries,
+            heads: 2,
+            keys,
+            values,
+            kv_heads: 1,
+            seen,
+            scale: 1.0,
+            sinks,
+            bias: None,
+        };
         let there = DeviceKvView { first_page: 0, pages: vec![number], width: 8 };
         let task = AttentionTask { args: args.with_kv(there.clone(), there), out: &mut out };
         device.attend(&mut [task]).map_err(|e| e.to_string())?;

@@ -25,19 +25,19 @@ fn activations_are_the_same_to_the_bit() {
     let mut ups: Vec<f32> = (0..COUNT).map(|_| noise.value() * noise.one_of(&[1.0, 20.0])).collect();
     ups[7..10].copy_from_slice(&[f32::NAN, f32::INFINITY, f32::NEG_INFINITY]);
     let clamped = Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 };
-    for (kernel, act) in [
-        ("silu", Activation::Silu),
-        ("relu", Activation::Relu),
-        ("gelu", Activation::Gelu),
-        ("gelu_tanh", Activation::GeluTanh),
-        ("clamped_swiglu", clamped),
+    let limited = Activation::LimitedSilu { limit: 2.5 };
+    for (kernel, act, more) in [
+        ("silu", Activation::Silu, &[][..]),
+        ("relu", Activation::Relu, &[]),
+        ("gelu", Activation::Gelu, &[]),
+        ("gelu_tanh", Activation::GeluTanh, &[]),
+        ("clamped_swiglu", clamped, &[1.702, 7.0]),
+        ("limited_silu", limited, &[2.5]),
     ] {
         let (mut got, mut want) = (gates.clone(), gates.clone());
         act.combine(&mut want, &ups);
         let mut arguments = vec![output(&mut got), input(&ups), word(COUNT)];
-        if act == clamped {
-            arguments.extend([Argument::Float(1.702), Argument::Float(7.0)]);
-        }
+        arguments.extend(more.iter().map(|value| Argument::Float(*value)));
         // SAFETY: both arrays have `COUNT` values.
         unsafe { launch(emulator, kernel, [COUNT.div_ceil(256), 1], 256, &arguments) };
         assert_same(&got, &want, kernel);

@@ -156,7 +156,8 @@ fn activation(request: &ComputeRequest) -> Option<Activation> {
         WireActivation::ClampedSwiglu if request.limit >= 0.0 => {
             Activation::ClampedSwiglu { alpha: request.alpha, limit: request.limit }
         }
-        WireActivation::ClampedSwiglu => return None,
+        WireActivation::LimitedSilu if request.limit >= 0.0 => Activation::LimitedSilu { limit: request.limit },
+        WireActivation::ClampedSwiglu | WireActivation::LimitedSilu => return None,
     })
 }
 
@@ -168,6 +169,7 @@ pub fn to_wire(act: Activation) -> (WireActivation, f32, f32) {
         Activation::GeluTanh => (WireActivation::GeluTanh, 0.0, 0.0),
         Activation::Relu => (WireActivation::Relu, 0.0, 0.0),
         Activation::ClampedSwiglu { alpha, limit } => (WireActivation::ClampedSwiglu, alpha, limit),
+        Activation::LimitedSilu { limit } => (WireActivation::LimitedSilu, 0.0, limit),
     }
 }
 

@@ -102,13 +102,38 @@ pub struct AttentionArgs<'a, T = KvTensor<'a>> {
     pub scale: f32,
     /// `[heads]`: attention sinks, a score per head that takes part in the softmax and has no value.
     pub sinks: Option<&'a [f32]>,
+    /// An addition to the scores.
+    pub bias: Option<DistanceBias<'a>>,
+}
+
+/// A relative position bias: an addition to each score that depends on its head and on the distance from query to key.
+#[derive(Clone, Copy)]
+pub struct DistanceBias<'a> {
+    /// `[heads, 2 · reach + 1]`: for keys from `reach` positions before the query to `reach` after it. Keys further away
+    /// have the value at that end.
+    pub values: &'a [f32],
+    /// The distance beyond which the value does not change.
+    pub reach: usize,
+    /// Position of the first query; the others follow it.
+    pub first_query: usize,
+}
+
+impl DistanceBias<'_> {
+    /// Adds to the scores of query number `query` with the keys from position `first_key` on.
+    pub(super) fn add(&self, head: usize, query: usize, first_key: usize, scores: &mut [f32]) {
+        let (width, at) = (2 * self.reach + 1, self.first_query + query);
+        let values = &self.values[head * width..][..width];
+        for (key, score) in (first_key..).zip(scores) {
+            *score += values[(key + self.reach).saturating_sub(at).min(width - 1)];
+        }
+    }
 }
 
 impl<'a, T> AttentionArgs<'a, T> {
     /// The same arguments with other keys and values.
     pub fn with_kv<U>(&self, keys: U, values: U) -> AttentionArgs<'a, U> {
-        let AttentionArgs { queries, heads, kv_heads, seen, scale, sinks, .. } = *self;
-        AttentionArgs { queries, heads, keys, values, kv_heads, seen, scale, sinks }
+        let AttentionArgs { queries, heads, kv_heads, seen, scale, sinks, bias, .. } = *self;
+        AttentionArgs { queries, heads, keys, values, kv_heads, seen, scale, sinks, bias }
     }
 
     /// The positions that any query sees; `None` without queries.

@@ -19,7 +19,7 @@ use crate::weights::Panel;
 
 mod kv_tensor;
 
-pub use kv_tensor::{AttentionArgs, AttentionTask, KvPages, KvTensor};
+pub use kv_tensor::{AttentionArgs, AttentionTask, DistanceBias, KvPages, KvTensor};
 
 /// Units of work per thread, so that other threads can take over the share of a thread that is delayed.
 const UNITS_PER_THREAD: usize = 4;
@@ -91,6 +91,8 @@ impl AttentionTask<'_> {
             "the number of query heads must be a multiple of the number of key heads"
         );
         assert!(args.sinks.is_none_or(|s| s.len() == heads), "there must be one sink per head");
+        let biased = |bias: &DistanceBias| bias.values.len() == heads * (2 * bias.reach + 1);
+        assert!(args.bias.as_ref().is_none_or(biased), "the bias does not fit the heads");
         assert!(args.seen.iter().all(|seen| seen.start < seen.end), "a query must see at least one position");
         let Some(visible) = args.visible() else { return };
         args.keys.check(args.kv_heads, visible.clone());
@@ -163,7 +165,7 @@ impl QueryTile<'_> {
     }
 
     fn attend(&self, scratch: &mut Scratch, out: &Disjoint<f32>) {
-        let AttentionArgs { values, heads, sinks, .. } = *self.args;
+        let AttentionArgs { values, heads, sinks, bias, .. } = *self.args;
         let visible = self.visible();
         let width = visible.len();
         self.score(visible.clone(), scratch);
@@ -173,6 +175,7 @@ impl QueryTile<'_> {
         for (i, scores) in scores.chunks_exact_mut(width).take(self.count).enumerate() {
             let ((query, head), seen) = (self.query_and_head(i), self.seen(i));
             let scores = &mut scores[seen.start - visible.start..seen.end - visible.start];
+            bias.iter().for_each(|bias| bias.add(head, query, seen.start, scores));
             inverses[i] = softmax(scores, sinks.map(|s| s[head]));
             // SAFETY: every pair of query and head is in one unit, and their ranges of the output do not overlap.
             sums[i] = unsafe { out.slice((query * heads + head) * values.width, values.width) };

@@ -55,11 +55,14 @@ fn matches_the_definition() {
         let q = values(queries * heads * key, 0.1);
         let sinks = values(heads, 0.4);
         let seen: Vec<Range<usize>> = (start..positions).map(|at| at / 3..at + 1).collect();
-        for (sinks, kind) in [None, Some(&sinks[..])].into_iter().flat_map(|s| KINDS.map(|kind| (s, kind))) {
+        let by_distance = values(heads * 7, 0.6);
+        let bias = DistanceBias { values: &by_distance, reach: 3, first_query: start };
+        let options = [(None, None), (Some(&sinks[..]), None), (None, Some(bias))];
+        for ((sinks, bias), kind) in options.into_iter().flat_map(|o| KINDS.map(|kind| (o, kind))) {
             let k = Stored::new(kind, [kv_heads, positions, key], 16, 0.2);
             let v = Stored::new(kind, [kv_heads, positions, value], 8, 0.3);
             let (keys, values, seen) = (k.tensor(key), v.tensor(value), &seen[..]);
-            let args = AttentionArgs { queries: &q, heads, keys, values, kv_heads, seen, scale: 0.7, sinks };
+            let args = AttentionArgs { queries: &q, heads, keys, values, kv_heads, seen, scale: 0.7, sinks, bias };
             let mut out = vec![f32::NAN; queries * heads * value];
             attend(&ThreadPool::new(2, false).unwrap(), &mut [AttentionTask { args, out: &mut out }]);
             for (i, h) in (0..queries).flat_map(|i| (0..heads).map(move |h| (i, h))) {
@@ -67,7 +70,9 @@ fn matches_the_definition() {
                 let q = &q[(i * heads + h) * key..][..key];
                 let score = |at: usize| {
                     let k = &k.plain[(kv * positions + at) * key..][..key];
-                    (q.iter().zip(k).map(|(a, b)| *a as f64 * *b as f64).sum::<f64>() * 0.7).exp()
+                    let distance = (at as i64 - (start + i) as i64).clamp(-3, 3);
+                    let bias = bias.map_or(0.0, |_| by_distance[h * 7 + (distance + 3) as usize] as f64);
+                    (q.iter().zip(k).map(|(a, b)| *a as f64 * *b as f64).sum::<f64>() * 0.7 + bias).exp()
                 };
                 let total = seen[i].clone().map(score).sum::<f64>() + sinks.map_or(0.0, |s| (s[h] as f64).exp());
                 for j in 0..value {
@@ -114,6 +119,7 @@ impl Batch {
             seen,
             scale: 0.2,
             sinks: None,
+            bias: None,
         }
     }
 

@@ -1,5 +1,6 @@
 //! Config keys, weights and layers that most architectures share.
 
+use candle_core::{Device, Tensor};
 use larder_core::{ExpertNames, Gate, Geometry, LayerIdx};
 
 use crate::config::{Config, config_error};
@@ -7,13 +8,14 @@ use crate::embedding::EmbeddingRows;
 use crate::error::Result;
 use crate::matrix::{Linear, Matrix};
 use crate::nn::{
-    Activation, Attention, AttentionMask, AttentionShape, Mixer, Mlp, MlpNames, Moe, Norm, QkNorm, Rope, Rotary,
+    Activation, Attention, AttentionMask, AttentionShape, InputProducts, Mixer, Mlp, MlpNames, Moe, Norm, OutputGate,
+    QkNorm, Rope, RopeType, Rotary,
 };
 use crate::stack::{After, Factors, Ffn, Layer, Stack};
 use crate::weights::WeightLoader;
 
 /// Upper limit of layers, far above any model: each layer costs memory before a tensor is read.
-const MAX_LAYERS: usize = 2048;
+pub const MAX_LAYERS: usize = 2048;
 
 /// The sizes and flags that every config has.
 #[derive(Clone)]
@@ -25,10 +27,16 @@ pub struct Basics {
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
+    /// Width of a head's values, where it is not that of its keys.
+    pub value_dim: Option<usize>,
     pub eps: f64,
     pub act: Activation,
     pub tied: bool,
     pub head_bias: bool,
+    /// Whether the norms' weights are stored less one.
+    pub norms_less_one: bool,
+    /// Whether each column of the output head is divided by its length.
+    pub unit_columns: bool,
 }
 
 /// The reference implementation's values for keys that a config does not have.
@@ -81,10 +89,13 @@ impl Basics {
             heads,
             kv_heads,
             head_dim,
+            value_dim: None,
             eps: config.positive_or(eps, defaults.eps)?,
             act: Activation::named(config.opt_text("hidden_act")?.unwrap_or("silu"))?,
             tied: config.flag_or("tie_word_embeddings", defaults.tied)?,
             head_bias: false,
+            norms_less_one: false,
+            unit_columns: false,
         })
     }
 
@@ -98,13 +109,19 @@ impl Basics {
         Ok((Box::new(embed.clone()), Some(embed)))
     }
 
-    /// The output head: weights of its own, or those of the embedding.
-    fn head(&self, weights: &mut WeightLoader, tied: Option<Matrix>) -> Result<Linear> {
-        let Some(embed) = tied else {
-            return weights.linear("lm_head", self.vocab, self.hidden, self.head_bias);
+    /// The output head, of weights of its own or of those of the embedding, and the factors on its columns.
+    fn head(&self, weights: &mut WeightLoader, tied: Option<Matrix>) -> Result<(Linear, Factors)> {
+        let matrix = match tied {
+            Some(embed) => embed,
+            None => weights.matrix("lm_head.weight", self.vocab, self.hidden)?,
         };
+        let mut factors = Factors::default();
+        if self.unit_columns {
+            let inverse: Vec<f32> = matrix.column_lengths().into_iter().map(|length| 1.0 / (length + 1e-7)).collect();
+            factors.columns = Some(Tensor::from_vec(inverse, self.hidden, &Device::Cpu)?);
+        }
         let bias = if self.head_bias { Some(weights.tensor("lm_head.bias", &[self.vocab])?) } else { None };
-        Linear::new(embed, bias)
+        Ok((Linear::new(matrix, bias)?, factors))
     }
 
     pub fn geometry(&self, moe_layers: Vec<usize>, experts: usize, top_k: usize, inter: usize) -> Result<Geometry> {
@@ -138,9 +155,12 @@ impl Basics {
         bias: AttentionBias,
         rotary: Rotary,
     ) -> Result<Attention> {
-        let attention = self.attention_of_keys(weights, prefix, output, query_rows, bias, rotary)?;
-        let v = weights.linear(&format!("{prefix}.v_proj"), self.kv_heads * self.head_dim, self.hidden, bias.qkv)?;
-        Ok(Attention { v: Some(v), ..attention })
+        let AttentionShape { kv_heads, head_dim, value_dim, .. } = self.attention_shape();
+        let rows = [("q_proj", query_rows), ("k_proj", kv_heads * head_dim), ("v_proj", kv_heads * value_dim)];
+        let [q, k, v] =
+            rows.map(|(name, rows)| weights.linear(&format!("{prefix}.{name}"), rows, self.hidden, bias.qkv));
+        let inputs = InputProducts::Apart { q: q?, k: k?, v: Some(v?) };
+        self.attention_with(weights, inputs, &format!("{prefix}.{output}"), bias, rotary)
     }
 
     /// As [`attention_as`](Self::attention_as), without a product for the values: they are what that of the keys yields.
@@ -153,13 +173,26 @@ impl Basics {
         bias: AttentionBias,
         rotary: Rotary,
     ) -> Result<Attention> {
-        let (mixed, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let [q, k] = [("q_proj", query_rows), ("k_proj", self.kv_heads * self.head_dim)]
+            .map(|(name, rows)| weights.linear(&format!("{prefix}.{name}"), rows, self.hidden, bias.qkv));
+        let inputs = InputProducts::Apart { q: q?, k: k?, v: None };
+        self.attention_with(weights, inputs, &format!("{prefix}.{output}"), bias, rotary)
+    }
+
+    /// Plain attention of these products; `output` is the name of the output product.
+    pub fn attention_with(
+        &self,
+        weights: &mut WeightLoader,
+        inputs: InputProducts,
+        output: &str,
+        bias: AttentionBias,
+        rotary: Rotary,
+    ) -> Result<Attention> {
+        let shape = self.attention_shape();
         Ok(Attention {
-            shape: AttentionShape { heads: self.heads, kv_heads: self.kv_heads, head_dim: self.head_dim },
-            q: weights.linear(&format!("{prefix}.q_proj"), query_rows, self.hidden, bias.qkv)?,
-            k: weights.linear(&format!("{prefix}.k_proj"), kv, self.hidden, bias.qkv)?,
-            v: None,
-            o: weights.linear(&format!("{prefix}.{output}"), self.hidden, mixed, bias.o)?,
+            shape,
+            inputs,
+            o: weights.linear(output, self.hidden, shape.heads * shape.value_dim, bias.o)?,
             norm: QkNorm::None,
             clip: None,
             rotary: Some(rotary),
@@ -168,20 +201,34 @@ impl Basics {
             sinks: None,
             temperature: None,
             value_norm: None,
-            output_gate: false,
+            value_scale: 1.0,
+            output_gate: OutputGate::None,
         })
+    }
+
+    fn attention_shape(&self) -> AttentionShape {
+        let Basics { heads, kv_heads, head_dim, .. } = *self;
+        AttentionShape { heads, kv_heads, head_dim, value_dim: self.value_dim.unwrap_or(head_dim) }
+    }
+
+    /// The RMS norm `prefix` of rows of `width` values.
+    pub fn norm(&self, weights: &mut WeightLoader, prefix: &str, width: usize) -> Result<Norm> {
+        match self.norms_less_one {
+            true => Norm::rms_plus_one(weights, prefix, width, self.eps),
+            false => Norm::rms(weights, prefix, width, self.eps),
+        }
     }
 
     /// QK norm per head: `prefix.q_norm`, `prefix.k_norm`.
     pub fn qk_norm(&self, weights: &mut WeightLoader, prefix: &str) -> Result<QkNorm> {
-        let mut norm = |name: &str| Norm::rms(weights, &format!("{prefix}.{name}"), self.head_dim, self.eps);
+        let mut norm = |name: &str| self.norm(weights, &format!("{prefix}.{name}"), self.head_dim);
         Ok(QkNorm::PerHead(norm("q_norm")?, norm("k_norm")?))
     }
 
     /// Router and experts of a layer, without a shared expert.
     pub fn moe(&self, weights: &mut WeightLoader, layer: usize, router: &str, gate: Gate) -> Result<Moe> {
         let router = weights.linear(router, gate.experts, self.hidden, false)?;
-        Ok(Moe { layer: LayerIdx(layer as u16), router, gate, act: self.act, shared: None, beside: None })
+        Ok(Moe::new(LayerIdx(layer as u16), router, gate, self.act))
     }
 
     /// A dense MLP `gate_proj`, `up_proj`, `down_proj` below `prefix`.
@@ -197,10 +244,15 @@ impl Basics {
         mixer: impl Mixer + 'static,
         ffn: Ffn,
     ) -> Result<Layer> {
+        self.layer_of(weights, prefix, Box::new(mixer), ffn)
+    }
+
+    /// As [`layer`](Self::layer), with a mixer of any kind.
+    pub fn layer_of(&self, weights: &mut WeightLoader, prefix: &str, mixer: Box<dyn Mixer>, ffn: Ffn) -> Result<Layer> {
         Ok(Layer {
-            mixer_norm: Norm::rms(weights, &format!("{prefix}.input_layernorm"), self.hidden, self.eps)?,
-            mixer: Box::new(mixer),
-            ffn_norm: Norm::rms(weights, &format!("{prefix}.post_attention_layernorm"), self.hidden, self.eps)?,
+            mixer_norm: self.norm(weights, &format!("{prefix}.input_layernorm"), self.hidden)?,
+            mixer,
+            ffn_norm: self.norm(weights, &format!("{prefix}.post_attention_layernorm"), self.hidden)?,
             ffn,
             after: After::default(),
         })
@@ -215,7 +267,7 @@ impl Basics {
         experts: ExpertNames,
         build_layer: impl FnMut(&mut WeightLoader, usize) -> Result<Layer>,
     ) -> Result<Stack> {
-        let norm = |weights: &mut WeightLoader| Norm::rms(weights, "model.norm", self.hidden, self.eps);
+        let norm = |weights: &mut WeightLoader| self.norm(weights, "model.norm", self.hidden);
         self.stack_with(weights, rope, geometry, experts, build_layer, norm)
     }
 
@@ -232,7 +284,7 @@ impl Basics {
         let (embed, tied) = self.embedding(weights)?;
         let layers = (0..self.layers).map(|layer| build_layer(weights, layer)).collect::<Result<_>>()?;
         let norm = norm(weights)?;
-        let head = self.head(weights, tied)?;
+        let (head, factors) = self.head(weights, tied)?;
         Ok(Stack {
             vocab: self.vocab,
             context: self.context,
@@ -243,7 +295,8 @@ impl Basics {
             norm,
             head,
             ropes: vec![rope],
-            factors: Factors::default(),
+            factors,
+            encoder: None,
         })
     }
 }
@@ -266,6 +319,84 @@ impl AttentionBias {
 /// A sliding window of `width` positions, or the plain causal mask.
 pub fn sliding_window(width: Option<usize>) -> AttentionMask {
     width.map_or(AttentionMask::Causal, AttentionMask::SlidingWindow)
+}
+
+/// Mask and rope of each layer, where the type of a layer decides on both; and the ropes.
+pub struct TypedLayers {
+    pub layers: Vec<(AttentionMask, Rotary)>,
+    pub ropes: Vec<Rope>,
+}
+
+/// What the rope of a type of layers has where the config does not say.
+pub struct TypedRope {
+    pub theta: f64,
+    /// Share of a head that is rotated in a config without `rope_parameters`.
+    pub partial: f64,
+}
+
+impl TypedLayers {
+    /// By `layer_types`, else full attention everywhere. The windows are `sliding_window` wide, which is `window` by
+    /// default; `sliding` and `full` are the ropes of the two types.
+    pub fn parse(
+        config: &mut Config,
+        basics: &Basics,
+        window: usize,
+        sliding: TypedRope,
+        full: TypedRope,
+    ) -> Result<Self> {
+        let types = layer_types(config, basics.layers, &["sliding_attention", "full_attention"])?;
+        let given = config.is_set("rope_parameters");
+        let rope = |name, prefix, TypedRope { theta, partial }| {
+            let partial = if given { 1.0 } else { partial };
+            RopeType { name, prefix, older: None, head_dim: basics.head_dim, theta, partial }
+        };
+        let kinds = [
+            rope("sliding_attention", "rope_parameters.sliding_attention.", sliding),
+            rope("full_attention", "rope_parameters.full_attention.", full),
+        ];
+        let (ropes, rotaries): (Vec<_>, Vec<_>) =
+            Rope::parse_types(config, &kinds, basics.context)?.into_iter().unzip();
+        let default = if config.contains("sliding_window") { None } else { Some(window) };
+        let window = config.opt_size(&["sliding_window"])?.or(default);
+        let types = types.unwrap_or_else(|| vec!["full_attention"; basics.layers]);
+        if window.is_none() && types.contains(&"sliding_attention") {
+            return Err(config_error("sliding_window is null, but layer_types names layers with sliding_attention"));
+        }
+        let layer = |kind: &str| match kind {
+            "sliding_attention" => (sliding_window(window), rotaries[0]),
+            _ => (AttentionMask::Causal, rotaries[1]),
+        };
+        Ok(TypedLayers { layers: types.into_iter().map(layer).collect(), ropes })
+    }
+}
+
+/// `heads`, which the config states by `key`, checked against the number of layers and the heads of keys.
+pub fn heads_of_layers(heads: Vec<usize>, key: &str, basics: &Basics) -> Result<Vec<usize>> {
+    match heads.len() == basics.layers && heads.iter().all(|n| *n > 0 && n.is_multiple_of(basics.kv_heads)) {
+        true => Ok(heads),
+        false => Err(config_error(format!(
+            "{key} must have a multiple of the {} heads of keys for each of {} layers",
+            basics.kv_heads, basics.layers
+        ))),
+    }
+}
+
+/// Hands the object of each layer in `per_layer_config` to `read`; whether the config has any.
+pub fn per_layer_config(
+    config: &mut Config,
+    layers: usize,
+    mut read: impl FnMut(usize, &mut Config) -> Result<()>,
+) -> Result<bool> {
+    const KEY: &str = "per_layer_config";
+    let Some(mut all) = config.opt_object(KEY, "per_layer_config.")? else { return Ok(false) };
+    for layer in 0..layers {
+        if let Some(mut own) = all.opt_object(&layer.to_string(), "per_layer_config.")? {
+            read(layer, &mut own)?;
+            own.finish()?;
+        }
+    }
+    all.finish()?;
+    Ok(true)
 }
 
 /// The config's `layer_types`, checked against the number of layers and the `known` names.

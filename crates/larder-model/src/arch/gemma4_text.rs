@@ -14,7 +14,7 @@
 use larder_core::{ExpertNames, Gate};
 use serde_json::json;
 
-use super::common::{AttentionBias, Basics, Defaults, layer_types};
+use super::common::{AttentionBias, Basics, Defaults, layer_types, per_layer_config};
 use crate::config::{Config, config_error};
 use crate::error::Result;
 use crate::nn::{Activation, Attention, AttentionMask, DenseBeside, Norm, Rope, RopeType, Rotary};
@@ -115,30 +115,23 @@ fn shapes(config: &mut Config, basics: &Basics, full: &[bool]) -> Result<Vec<Bas
     let shared = config.flag_or("attention_k_eq_v", false)?;
     let global_kv = config.opt_size(&["num_global_key_value_heads"])?.filter(|_| shared).unwrap_or(basics.kv_heads);
     let given = config.is_set("per_layer_config");
-    let mut by_layer = config.opt_object("per_layer_config", "per_layer_config.")?;
-    let mut shapes = Vec::with_capacity(full.len());
-    for (layer, full) in full.iter().enumerate() {
-        let (mut head_dim, mut kv_heads) = (basics.head_dim, basics.kv_heads);
-        if *full && !given {
-            (head_dim, kv_heads) = (global_dim, global_kv);
-        }
-        let key = layer.to_string();
-        let own = by_layer.as_mut().map(|all| all.opt_object(&key, "per_layer_config.")).transpose()?.flatten();
-        if let Some(mut own) = own {
-            head_dim = own.size_or(&["head_dim"], head_dim)?;
-            kv_heads = own.size_or(&["num_key_value_heads"], kv_heads)?;
-            own.finish()?;
-        }
-        if !basics.heads.is_multiple_of(kv_heads) {
-            let heads = basics.heads;
-            return Err(config_error(format!(
-                "num_attention_heads {heads} is not a multiple of the {kv_heads} key and value heads of layer {layer}"
-            )));
-        }
-        shapes.push(Basics { head_dim, kv_heads, ..basics.clone() });
+    let of_layer = |full: &bool| match *full && !given {
+        true => Basics { head_dim: global_dim, kv_heads: global_kv, ..basics.clone() },
+        false => basics.clone(),
+    };
+    let mut shapes: Vec<_> = full.iter().map(of_layer).collect();
+    per_layer_config(config, full.len(), |layer, own| {
+        shapes[layer].head_dim = own.size_or(&["head_dim"], basics.head_dim)?;
+        shapes[layer].kv_heads = own.size_or(&["num_key_value_heads"], basics.kv_heads)?;
+        Ok(())
+    })?;
+    match shapes.iter().position(|shape| !shape.heads.is_multiple_of(shape.kv_heads)) {
+        Some(layer) => Err(config_error(format!(
+            "num_attention_heads {} is not a multiple of the {} key and value heads of layer {layer}",
+            basics.heads, shapes[layer].kv_heads
+        ))),
+        None => Ok(shapes),
     }
-    by_layer.map_or(Ok(()), Config::finish)?;
-    Ok(shapes)
 }
 
 /// The ropes of both types of layers.
@@ -153,7 +146,7 @@ fn ropes(config: &mut Config, layers: &[Basics], full: &[bool], context: usize) 
             }
         }
     };
-    let rope = |name, prefix, head_dim| RopeType { name, prefix, head_dim, theta: 1e4, partial: 1.0 };
+    let rope = |name, prefix, head_dim| RopeType { name, prefix, older: None, head_dim, theta: 1e4, partial: 1.0 };
     let types = [
         rope(TYPES[0], "rope_parameters.sliding_attention.", width(false)?),
         rope(TYPES[1], "rope_parameters.full_attention.", width(true)?),

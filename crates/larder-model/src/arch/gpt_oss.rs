@@ -39,7 +39,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         let attention = basics.attention(weights, &own, bias, rotary)?;
         let sinks = Some(weights.vector(&format!("{own}.sinks"), &[basics.heads])?);
         let router = weights.linear(&format!("{prefix}.mlp.router"), experts, basics.hidden, true)?;
-        let moe = Moe { layer: LayerIdx(layer as u16), router, gate: gate.clone(), act, shared: None, beside: None };
+        let moe = Moe::new(LayerIdx(layer as u16), router, gate.clone(), act);
         basics.layer(weights, &prefix, Attention { mask: masks[layer], sinks, ..attention }, Ffn::moe(moe))
     })
 }

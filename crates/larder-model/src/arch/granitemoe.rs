@@ -13,9 +13,12 @@ use larder_core::{ExpertNames, Gate, PerMatrix, RowPick, Score, TensorSlice, Wei
 use super::common::{AttentionBias, Basics, Defaults};
 use crate::config::Config;
 use crate::error::Result;
-use crate::nn::{Attention, Mlp, Rope, SharedExpert};
+use crate::nn::{Attention, Mlp, MlpNames, Rope, SharedExpert};
 use crate::stack::{Factors, Ffn, Stack};
 use crate::weights::WeightLoader;
+
+/// Names of a shared expert whose gate and up are apart, as GGUF files have them (`split_shared_mlp`).
+const SPLIT_SHARED: MlpNames = MlpNames { gate: "gate_proj", up: "up_proj", down: "output_linear" };
 
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     build_with(config, weights, 0)
@@ -31,13 +34,14 @@ pub fn build_with(config: &mut Config, weights: &mut WeightLoader, shared_width:
         embedding: config.number_or("embedding_multiplier", 1.0)?,
         residual: config.number_or("residual_multiplier", 1.0)?,
         logits: 1.0 / config.positive_or("logits_scaling", 1.0)?,
-        softcap: None,
+        ..Factors::default()
     };
     let experts = config.size(&["num_local_experts", "num_experts"])?;
     let top_k = config.size_or(&["num_experts_per_tok"], 2)?;
     let weighting = Weighting::SoftmaxOfChosen;
     let gate = Gate { score: Score::Raw, weighting, ..Gate::softmax(experts, top_k, false) }.checked()?;
     let inter = config.size(&["intermediate_size"])?;
+    let split = shared_width > 0 && config.flag_or("split_shared_mlp", false)?;
 
     let geometry = basics.geometry((0..basics.layers).collect(), experts, top_k, inter)?;
     let piece = |name: &str, pick| {
@@ -58,7 +62,10 @@ pub fn build_with(config: &mut Config, weights: &mut WeightLoader, shared_width:
         if shared_width > 0 {
             let size = (basics.hidden, shared_width);
             let own = format!("{prefix}.shared_mlp");
-            let mlp = Mlp::joined(weights, &own, ["input_linear", "output_linear"], size, basics.act)?;
+            let mlp = match split {
+                true => Mlp::new(weights, &own, &SPLIT_SHARED, size, basics.act, false)?,
+                false => Mlp::joined(weights, &own, ["input_linear", "output_linear"], size, basics.act)?,
+            };
             moe.shared = Some(SharedExpert { mlp, gate: None });
         }
         basics.layer(weights, &prefix, Attention { scale, ..attention }, Ffn::moe(moe))

@@ -13,21 +13,29 @@ use crate::error::{ModelError, Result};
 use crate::stack::Stack;
 use crate::weights::WeightLoader;
 
+mod afmoe;
+mod bailing_moe;
 mod common;
 mod deepseek_v2;
 mod deepseek_v3;
 mod dots1;
 mod ernie4_5_moe;
 mod exaone_moe;
+mod flex_olmo;
 mod gemma4_text;
 mod glm4_moe;
 mod glm4_moe_lite;
 mod gpt_oss;
 mod granitemoe;
 mod granitemoeshared;
+mod hunyuan_v1_moe;
 mod hy_v3;
+mod laguna;
 mod lfm2_moe;
 mod llama4_text;
+mod llama_moe;
+mod mellum;
+mod mimo_v2_flash;
 mod minimax_m2;
 mod mistral4;
 mod mixtral;
@@ -37,7 +45,10 @@ mod qwen2_moe;
 mod qwen3_5_moe;
 mod qwen3_moe;
 mod qwen3_next;
+mod smallthinker;
 mod solar_open;
+mod step3p5;
+mod switch_transformers;
 
 /// One architecture: a row of [`ARCHS`].
 pub struct Arch {
@@ -48,20 +59,29 @@ pub struct Arch {
 }
 
 const ARCHS: &[Arch] = &[
+    Arch { model_type: "afmoe", build: afmoe::build },
+    Arch { model_type: "bailing_moe", build: bailing_moe::build },
+    Arch { model_type: "bailing_moe_v2", build: bailing_moe::build_second },
     Arch { model_type: "deepseek_v2", build: deepseek_v2::build },
     Arch { model_type: "deepseek_v3", build: deepseek_v3::build },
     Arch { model_type: "dots1", build: dots1::build },
     Arch { model_type: "ernie4_5_moe", build: ernie4_5_moe::build },
     Arch { model_type: "exaone_moe", build: exaone_moe::build },
+    Arch { model_type: "flex_olmo", build: flex_olmo::build },
     Arch { model_type: "gemma4_text", build: gemma4_text::build },
     Arch { model_type: "glm4_moe", build: glm4_moe::build },
     Arch { model_type: "glm4_moe_lite", build: glm4_moe_lite::build },
     Arch { model_type: "gpt_oss", build: gpt_oss::build },
     Arch { model_type: "granitemoe", build: granitemoe::build },
     Arch { model_type: "granitemoeshared", build: granitemoeshared::build },
+    Arch { model_type: "hunyuan_v1_moe", build: hunyuan_v1_moe::build },
     Arch { model_type: "hy_v3", build: hy_v3::build },
+    Arch { model_type: "laguna", build: laguna::build },
     Arch { model_type: "lfm2_moe", build: lfm2_moe::build },
     Arch { model_type: "llama4_text", build: llama4_text::build },
+    Arch { model_type: "llama_moe", build: llama_moe::build },
+    Arch { model_type: "mellum", build: mellum::build },
+    Arch { model_type: "mimo_v2_flash", build: mimo_v2_flash::build },
     Arch { model_type: "minimax_m2", build: minimax_m2::build },
     Arch { model_type: "mistral4", build: mistral4::build },
     Arch { model_type: "mixtral", build: mixtral::build },
@@ -71,7 +91,10 @@ const ARCHS: &[Arch] = &[
     Arch { model_type: "qwen3_5_moe", build: qwen3_5_moe::build },
     Arch { model_type: "qwen3_moe", build: qwen3_moe::build },
     Arch { model_type: "qwen3_next", build: qwen3_next::build },
+    Arch { model_type: "smallthinker", build: smallthinker::build },
     Arch { model_type: "solar_open", build: solar_open::build },
+    Arch { model_type: "step3p5", build: step3p5::build },
+    Arch { model_type: "switch_transformers", build: switch_transformers::build },
 ];
 
 /// Another `model_type` of an architecture: a row of [`ALIASES`].
@@ -97,6 +120,7 @@ const ALIASES: &[Alias] = &[
         defaults: &[],
         fixed: &[("norm_topk_prob", true), ("use_sliding_window", false)],
     },
+    Alias { model_type: "step3p7", of: "step3p5", defaults: &[], fixed: &[] },
 ];
 
 /// The `model_type` of every supported architecture.
@@ -162,7 +186,7 @@ mod tests {
         let refusal = |name: &str| find(name).err().expect("refused").to_string();
         let message = refusal("qwen3moe");
         assert!(message.contains("'qwen3moe' is not supported; the nearest name is qwen3_moe; supported"), "{message}");
-        assert!(message.contains("deepseek_v2, deepseek_v3,"), "{message}");
+        assert!(message.contains("afmoe, bailing_moe, bailing_moe_v2, deepseek_v2,"), "{message}");
         assert!(refusal(&"x".repeat(1 << 20)).len() < 1000);
         assert_eq!((edits("", "abc"), edits("abc", ""), edits("abcd", "xbd")), (3, 3, 2));
     }

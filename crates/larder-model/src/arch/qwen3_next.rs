@@ -13,8 +13,8 @@ use super::common::{AttentionBias, Basics, Defaults, layer_types, sparse_layers}
 use super::qwen2_moe::with_shared;
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{Activation, Attention, DeltaForm, DeltaShape, GatedDeltaNet, Mixer, Norm, QkNorm, Rope, Rotary};
-use crate::stack::{After, Ffn, Layer, Stack};
+use crate::nn::{Activation, Attention, DeltaForm, DeltaShape, GatedDeltaNet, Mixer, OutputGate, Rope, Rotary};
+use crate::stack::{Ffn, Stack};
 use crate::weights::WeightLoader;
 
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
@@ -54,11 +54,8 @@ pub fn build_with(
     form: DeltaForm,
     ffn: impl FnOnce(&mut Config, usize) -> Result<FfnParts>,
 ) -> Result<Stack> {
-    let basics = Basics::parse(
-        config,
-        "rms_norm_eps",
-        Defaults { eps: 1e-6, kv_heads: Some(2), head_dim: Some(256), ..Defaults::COMMON },
-    )?;
+    let defaults = Defaults { eps: 1e-6, kv_heads: Some(2), head_dim: Some(256), ..Defaults::COMMON };
+    let basics = Basics { norms_less_one: true, ..Basics::parse(config, "rms_norm_eps", defaults)? };
     if basics.act != Activation::Silu {
         return Err(config_error("hidden_act must be silu for this model"));
     }
@@ -71,8 +68,7 @@ pub fn build_with(
     let (experts, top_k) = (gate.experts, gate.top_k);
     let geometry = basics.geometry(sparse.clone(), experts, top_k, inter)?;
     let names = ExpertNames::separate("model.layers.{l}.mlp.experts", "gate_proj", "up_proj", "down_proj");
-    let norm = |weights: &mut WeightLoader| Norm::rms_plus_one(weights, "model.norm", basics.hidden, basics.eps);
-    let build_layer = |weights: &mut WeightLoader, layer: usize| {
+    basics.stack(weights, rope, geometry, names, |weights, layer| {
         let prefix = format!("model.layers.{layer}");
         let mixer: Box<dyn Mixer> = match linear[layer] {
             true => Box::new(GatedDeltaNet::new(
@@ -88,20 +84,8 @@ pub fn build_with(
             true => Ffn::moe(with_shared(&basics, weights, layer, gate.clone(), shared_width)?),
             false => Ffn::Dense(basics.mlp(weights, &format!("{prefix}.mlp"), dense_width, false)?),
         };
-        Ok(Layer {
-            mixer_norm: Norm::rms_plus_one(weights, &format!("{prefix}.input_layernorm"), basics.hidden, basics.eps)?,
-            mixer,
-            ffn_norm: Norm::rms_plus_one(
-                weights,
-                &format!("{prefix}.post_attention_layernorm"),
-                basics.hidden,
-                basics.eps,
-            )?,
-            ffn,
-            after: After::default(),
-        })
-    };
-    basics.stack_with(weights, rope, geometry, names, build_layer, norm)
+        basics.layer_of(weights, &prefix, mixer, ffn)
+    })
 }
 
 /// Softmax attention whose query product also yields an output gate.
@@ -113,9 +97,7 @@ fn attention(
     rotary: Rotary,
 ) -> Result<Attention> {
     let plain = basics.attention_as(weights, prefix, "o_proj", 2 * basics.heads * basics.head_dim, bias, rotary)?;
-    let mut norm = |name: &str| Norm::rms_plus_one(weights, &format!("{prefix}.{name}"), basics.head_dim, basics.eps);
-    let norm = QkNorm::PerHead(norm("q_norm")?, norm("k_norm")?);
-    Ok(Attention { norm, output_gate: true, ..plain })
+    Ok(Attention { norm: basics.qk_norm(weights, prefix)?, output_gate: OutputGate::OfQueries, ..plain })
 }
 
 fn delta_shape(config: &mut Config, form: DeltaForm) -> Result<DeltaShape> {

@@ -27,6 +27,11 @@ pub enum Activation {
         /// Bound of gate from above and of up on both sides.
         limit: f32,
     },
+    /// Step: `silu(gate) · up`, the first clamped by `limit` from above and the second on both sides.
+    LimitedSilu {
+        /// The bound.
+        limit: f32,
+    },
 }
 
 impl Activation {
@@ -56,10 +61,11 @@ impl Activation {
             Activation::Relu => each(values, relu),
             Activation::ClampedSwiglu { alpha, limit } => {
                 for v in values {
-                    let clamped = if *v > limit { limit } else { *v };
+                    let clamped = at_most(limit, *v);
                     *v = clamped * sigmoid(alpha * clamped);
                 }
             }
+            Activation::LimitedSilu { limit } => values.iter_mut().for_each(|v| *v = at_most(limit, silu(*v))),
         }
     }
 
@@ -73,9 +79,14 @@ impl Activation {
             Activation::Relu => each(gate, relu),
             Activation::ClampedSwiglu { alpha, limit } => {
                 for (g, u) in gate.iter_mut().zip(up) {
-                    let gate = if *g > limit { limit } else { *g };
+                    let gate = at_most(limit, *g);
                     let up = u.clamp(-limit, limit);
                     *g = (up + 1.0) * gate * sigmoid(alpha * gate);
+                }
+            }
+            Activation::LimitedSilu { limit } => {
+                for (g, u) in gate.iter_mut().zip(up) {
+                    *g = at_most(limit, silu(*g)) * u.clamp(-limit, limit);
                 }
             }
         }
@@ -92,6 +103,10 @@ pub fn silu(x: f32) -> f32 {
     x * sigmoid(x)
 }
 
+fn at_most(limit: f32, x: f32) -> f32 {
+    if x > limit { limit } else { x }
+}
+
 fn relu(x: f32) -> f32 {
     if x < 0.0 { 0.0 } else { x }
 }
@@ -103,6 +118,11 @@ fn gelu(x: f32) -> f32 {
 fn gelu_tanh(x: f32) -> f32 {
     const SQRT_2_BY_PI: f32 = 0.797_884_6;
     0.5 * x * (1.0 + tanh(SQRT_2_BY_PI * (x + 0.044715 * x * x * x)))
+}
+
+/// `ln(1 + e^x)`
+pub(super) fn softplus(x: f32) -> f32 {
+    if x > 20.0 { x } else { x.exp().ln_1p() }
 }
 
 #[cfg(test)]
@@ -122,6 +142,11 @@ mod tests {
         assert_eq!(at(Activation::Relu, -1.0, 3.0), 0.0);
         let clamped = Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 };
         assert!((at(clamped, 100.0, -100.0) - -6.0 * 7.0 * sigmoid(1.702 * 7.0)).abs() < 1e-4);
+        let limited = Activation::LimitedSilu { limit: 1.5 };
+        assert_eq!((at(limited, 100.0, -100.0), at(limited, 100.0, 1.0)), (-2.25, 1.5));
+        assert_eq!(at(limited, 1.0, 1.25), at(Activation::Silu, 1.0, 1.25));
+        assert_eq!(at(limited, -100.0, 1.0), silu(-100.0));
+        assert!(at(limited, f32::NAN, 1.0).is_nan() && at(limited, 1.0, f32::NAN).is_nan());
         assert!(Activation::named("tanh").is_err());
     }
 
@@ -129,7 +154,8 @@ mod tests {
     fn an_activation_alone_is_one_with_a_neutral_up() {
         let clamped = Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 };
         let plain = [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::Relu];
-        for (act, neutral) in plain.into_iter().map(|act| (act, 1.0)).chain([(clamped, 0.0)]) {
+        let limited = Activation::LimitedSilu { limit: 2.0 };
+        for (act, neutral) in plain.into_iter().map(|act| (act, 1.0)).chain([(clamped, 0.0), (limited, 1.0)]) {
             let mut alone: Vec<f32> = (-40..40).map(|i| i as f32 * 0.3).collect();
             let mut combined = alone.clone();
             act.apply(&mut alone);

@@ -1,9 +1,10 @@
-//! Softmax attention with grouped queries, QK norm, sinks, masks, output gate.
+//! Softmax attention with grouped queries, QK norm, sinks, masks, output gates.
 
 use candle_core::{Device, Tensor};
 use larder_core::{KV_PAGE_TOKENS, Rng, SequenceMemory};
 use larder_kernels::{AttentionArgs, AttentionTask};
 
+use super::activation::softplus;
 use super::norm::rms;
 use super::{AttentionMask, ForwardPass, LayerKv, Mixer, Norm, Rotary, TokenScratch, made_up};
 use crate::error::Result;
@@ -17,8 +18,18 @@ pub struct AttentionShape {
     pub heads: usize,
     /// Key and value heads; each serves `heads / kv_heads` query heads.
     pub kv_heads: usize,
-    /// Width of a head.
+    /// Width of a head's queries and keys.
     pub head_dim: usize,
+    /// Width of a head's values.
+    pub value_dim: usize,
+}
+
+impl AttentionShape {
+    /// Widths of a token's rows of queries, keys, values, and of what attention yields.
+    fn widths(self) -> [usize; 4] {
+        let AttentionShape { heads, kv_heads, head_dim, value_dim } = self;
+        [heads * head_dim, kv_heads * head_dim, kv_heads * value_dim, heads * value_dim]
+    }
 }
 
 /// Normalisation of queries and keys (QK norm).
@@ -29,6 +40,8 @@ pub enum QkNorm {
     Whole(Norm, Norm),
     /// Over each head.
     PerHead(Norm, Norm),
+    /// Over each head, after the rotation.
+    PerHeadAfterRope(Norm, Norm),
     /// Over each head, without a weight, after the rotation.
     AfterRope {
         /// Added under the root.
@@ -60,18 +73,16 @@ impl AttentionTemperature {
 pub struct Attention {
     /// Heads and widths.
     pub shape: AttentionShape,
-    /// `[heads · head_dim, hidden]`, twice that if `output_gate`.
-    pub q: Linear,
-    /// `[kv_heads · head_dim, hidden]`
-    pub k: Linear,
-    /// `[kv_heads · head_dim, hidden]`; without it values are what the product of the keys yields.
-    pub v: Option<Linear>,
-    /// `[hidden, heads · head_dim]`
+    /// The products that yield queries, keys and values.
+    pub inputs: InputProducts,
+    /// `[hidden, heads · value_dim]`
     pub o: Linear,
     /// Normalisation of queries and keys.
     pub norm: QkNorm,
     /// Values are normalised over each head, without a weight; this is added under the root.
     pub value_norm: Option<f64>,
+    /// Factor on the values.
+    pub value_scale: f64,
     /// Queries, keys and values are clamped to ± this.
     pub clip: Option<f64>,
     /// Rotation of queries and keys, or none.
@@ -84,99 +95,171 @@ pub struct Attention {
     pub sinks: Option<Vec<f32>>,
     /// Scaling of queries with the position.
     pub temperature: Option<AttentionTemperature>,
-    /// The query product also yields an output gate per head.
-    pub output_gate: bool,
+    /// Factor on what attention yields, before the output product.
+    pub output_gate: OutputGate,
+}
+
+/// The products that yield queries, keys and values.
+pub enum InputProducts {
+    /// One for each.
+    Apart {
+        /// `[heads · head_dim, hidden]`, twice that if it yields the output gate too.
+        q: Linear,
+        /// `[kv_heads · head_dim, hidden]`
+        k: Linear,
+        /// `[kv_heads · value_dim, hidden]`; without it values are what the product of the keys yields.
+        v: Option<Linear>,
+    },
+    /// `[(heads + kv_heads) · head_dim + kv_heads · value_dim, hidden]`: all rows of queries, then of keys, then of values.
+    Joined(Linear),
+}
+
+/// Where the factor on the output of attention comes from.
+pub enum OutputGate {
+    /// None.
+    None,
+    /// The sigmoid of a gate per value, which the query product yields beside the queries of each head.
+    OfQueries,
+    /// A function of a product of its own: `[heads · value_dim, hidden]`, or `[heads, hidden]` for a gate per head.
+    Product(Linear, GateFunction),
+}
+
+/// The function of an output gate.
+#[derive(Clone, Copy)]
+pub enum GateFunction {
+    /// `1 / (1 + e^-x)`
+    Sigmoid,
+    /// `ln(1 + e^x)`
+    Softplus,
+}
+
+impl GateFunction {
+    fn apply(self, gate: &Tensor) -> Result<Tensor> {
+        match self {
+            GateFunction::Sigmoid => Ok(candle_nn::ops::sigmoid(gate)?),
+            GateFunction::Softplus => {
+                let values = with_f32(gate, |gate| gate.iter().map(|x| softplus(*x)).collect::<Vec<_>>())?;
+                Ok(Tensor::from_vec(values, gate.shape(), &Device::Cpu)?)
+            }
+        }
+    }
+}
+
+/// `mixed [n, heads · value_dim]` times `gate [n, heads · value_dim]`, or `[n, heads]` for a gate per head.
+fn gated(mixed: Tensor, gate: &Tensor, heads: usize) -> Result<Tensor> {
+    let (n, width) = mixed.dims2()?;
+    let per_head = gate.dim(1)? / heads;
+    let out = mixed.reshape((n, heads, width / heads))?.broadcast_mul(&gate.reshape((n, heads, per_head))?)?;
+    Ok(out.reshape((n, width))?)
 }
 
 impl Mixer for Attention {
     fn forward(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Tensor> {
-        let AttentionShape { heads, kv_heads, head_dim } = self.shape;
+        let AttentionShape { heads, kv_heads, head_dim, value_dim } = self.shape;
+        let [q_width, k_width, v_width, mixed_width] = self.shape.widths();
         let n = pass.tokens();
-        let (q, k, v) = match &self.v {
-            Some(v) => Linear::forward_all([&self.q, &self.k, v], x)?.into(),
-            None => {
-                let [q, k] = Linear::forward_all([&self.q, &self.k], x)?;
+        let (q, k, v) = match &self.inputs {
+            InputProducts::Apart { q, k, v: Some(v) } => Linear::forward_all([q, k, v], x)?.into(),
+            InputProducts::Apart { q, k, v: None } => {
+                let [q, k] = Linear::forward_all([q, k], x)?;
                 (q, k.clone(), k)
+            }
+            InputProducts::Joined(product) => {
+                let all = product.forward(x)?;
+                let part = |at, width| all.narrow(1, at, width)?.contiguous();
+                (part(0, q_width)?, part(q_width, k_width)?, part(q_width + k_width, v_width)?)
             }
         };
         let (q, gate) = self.part(q, n)?; // [n, heads · head_dim]
         let (q, k) = self.norm_whole(q, k)?;
         let [q, k, v] = [q, k, v].map(|t| self.clip(t));
 
-        let q = self.position(self.heads(q?, heads, true)?, pass)?; // [n, heads, head_dim]
+        let q = self.position(self.heads(q?, heads, true)?, true, pass)?; // [n, heads, head_dim]
         let q = self.temperature.map_or(Ok(q.clone()), |temperature| temperature.apply(&q, pass))?;
-        let k = self.position(self.heads(k?, kv_heads, false)?, pass)?; // [n, kv, head_dim]
-        let v = self.norm_values(v?)?;
-        let mut mixed = vec![0.0; n * heads * head_dim]; // [n, heads, head_dim]
-        let (k_width, q_width) = (kv_heads * head_dim, heads * head_dim);
+        let k = self.position(self.heads(k?, kv_heads, false)?, false, pass)?; // [n, kv, head_dim]
+        let v = self.norm_values(v?)?; // [n, kv · value_dim]
+        let mut mixed = vec![0.0; n * mixed_width]; // [n, heads, value_dim]
         for (i, span) in pass.spans.iter().enumerate() {
             let layer_kv = states.of_mut(i);
             with_f32(&k, |k| layer_kv.keys.append(span.rows(k, k_width), kv_heads, head_dim))??;
-            with_f32(&v, |v| layer_kv.values.append(span.rows(v, k_width), kv_heads, head_dim))??;
+            with_f32(&v, |v| layer_kv.values.append(span.rows(v, v_width), kv_heads, value_dim))??;
         }
         let seen = pass.visible_ranges(self.mask);
         with_f32(&q, |q| {
-            let tasks = pass.split(&mut mixed, q_width).enumerate().map(|(i, (span, out))| {
+            let tasks = pass.split(&mut mixed, mixed_width).enumerate().map(|(i, (span, out))| {
                 let args = AttentionArgs {
                     queries: span.rows(q, q_width),
                     heads,
                     keys: states.of(i).keys.view(head_dim),
-                    values: states.of(i).values.view(head_dim),
+                    values: states.of(i).values.view(value_dim),
                     kv_heads,
                     seen: span.rows(&seen, 1),
                     scale: self.scale as f32,
                     sinks: self.sinks.as_deref(),
+                    bias: None,
                 };
                 AttentionTask { args, out }
             });
             self.o.compute().attend(&mut tasks.collect::<Vec<_>>())
         })??;
         (0..pass.spans.len()).for_each(|i| states.of_mut(i).release_unseen(self.mask));
-        let mixed = Tensor::from_vec(mixed, (n, heads * head_dim), &Device::Cpu)?;
-        self.o.forward(&match gate {
-            Some(gate) => (mixed * candle_nn::ops::sigmoid(&gate)?)?,
+        let mixed = Tensor::from_vec(mixed, (n, mixed_width), &Device::Cpu)?;
+        self.o.forward(&match self.gate(x, gate)? {
+            Some(gate) => gated(mixed, &gate, heads)?,
             None => mixed,
         })
     }
 
     fn memory_need(&self) -> SequenceMemory {
-        let AttentionShape { kv_heads, head_dim, .. } = self.shape;
-        let rows = SequenceMemory::rows(kv_heads, head_dim);
-        rows + rows
+        let AttentionShape { kv_heads, head_dim, value_dim, .. } = self.shape;
+        SequenceMemory::rows(kv_heads, head_dim) + SequenceMemory::rows(kv_heads, value_dim)
     }
 
     fn fill(&self, state: &mut LayerKv, tokens: usize, rng: &mut Rng) -> Result<()> {
-        let AttentionShape { kv_heads, head_dim, .. } = self.shape;
+        let AttentionShape { kv_heads, head_dim, value_dim, .. } = self.shape;
         for start in (0..tokens).step_by(KV_PAGE_TOKENS) {
-            let values = KV_PAGE_TOKENS.min(tokens - start) * kv_heads * head_dim;
-            state.keys.append(&made_up(values, rng), kv_heads, head_dim)?;
-            state.values.append(&made_up(values, rng), kv_heads, head_dim)?;
+            let rows = KV_PAGE_TOKENS.min(tokens - start) * kv_heads;
+            state.keys.append(&made_up(rows * head_dim, rng), kv_heads, head_dim)?;
+            state.values.append(&made_up(rows * value_dim, rng), kv_heads, value_dim)?;
             state.release_unseen(self.mask);
         }
         Ok(())
     }
 
     fn scratch(&self, hidden: usize) -> TokenScratch {
-        let AttentionShape { heads, kv_heads, head_dim } = self.shape;
-        let (q, kv) = (heads * head_dim, kv_heads * head_dim);
+        let [q, k, v, mixed] = self.shape.widths();
         // Queries and what attention makes of them; with an output gate also that, its sigmoid and their product.
-        // Values that are normalised exist twice for a while.
-        let normed = if self.value_norm.is_some() { kv } else { 0 };
-        let queries = if self.output_gate { 5 * q } else { 2 * q };
-        TokenScratch { floats: 2 * hidden + queries + 3 * kv + normed, input: hidden.max(q) }
+        // Values that are normalised or scaled exist twice for a while.
+        let changed = if self.value_norm.is_some() || self.value_scale != 1.0 { v } else { 0 };
+        let queries = match &self.output_gate {
+            OutputGate::None => q + mixed,
+            OutputGate::OfQueries => 4 * q + mixed,
+            OutputGate::Product(product, _) => q + 2 * mixed + 2 * product.rows(),
+        };
+        let joined = if matches!(self.inputs, InputProducts::Joined(_)) { q + k + v } else { 0 };
+        let floats = 2 * hidden + queries + 2 * k + v + changed + joined;
+        TokenScratch { floats, input: hidden.max(mixed) }
     }
 }
 
 impl Attention {
-    /// Queries `[n, heads · head_dim]`, and the output gate of the same shape if there is one.
+    /// Queries `[n, heads · head_dim]`, and what the output gate is made of, in the same shape, if they hold it.
     fn part(&self, q: Tensor, n: usize) -> Result<(Tensor, Option<Tensor>)> {
         let AttentionShape { heads, head_dim, .. } = self.shape;
-        if !self.output_gate {
+        if !matches!(self.output_gate, OutputGate::OfQueries) {
             return Ok((q, None));
         }
         let both = q.reshape((n, heads, 2 * head_dim))?;
         let part = |at| both.narrow(2, at, head_dim)?.contiguous()?.reshape((n, heads * head_dim));
         Ok((part(0)?, Some(part(head_dim)?)))
+    }
+
+    /// The output gate of `x [n, hidden]`; `of_queries` is what the query product yielded of it.
+    fn gate(&self, x: &Tensor, of_queries: Option<Tensor>) -> Result<Option<Tensor>> {
+        match &self.output_gate {
+            OutputGate::Product(product, function) => Ok(Some(function.apply(&product.forward(x)?)?)),
+            _ => of_queries.map(|gate| GateFunction::Sigmoid.apply(&gate)).transpose(),
+        }
     }
 
     fn norm_whole(&self, q: Tensor, k: Tensor) -> Result<(Tensor, Tensor)> {
@@ -186,12 +269,13 @@ impl Attention {
         }
     }
 
-    /// `[n, kv_heads · head_dim]`
+    /// Values `[n, kv_heads · value_dim]`, normalised and scaled.
     fn norm_values(&self, v: Tensor) -> Result<Tensor> {
-        match self.value_norm {
-            Some(eps) => rms(&v.reshape(((), self.shape.head_dim))?, eps),
-            None => Ok(v),
-        }
+        let v = match self.value_norm {
+            Some(eps) => rms(&v.reshape(((), self.shape.value_dim))?, eps)?,
+            None => v,
+        };
+        if self.value_scale == 1.0 { Ok(v) } else { Ok(v.affine(self.value_scale, 0.0)?) }
     }
 
     fn clip(&self, x: Tensor) -> Result<Tensor> {
@@ -210,12 +294,42 @@ impl Attention {
         }
     }
 
-    fn position(&self, x: Tensor, pass: &ForwardPass) -> Result<Tensor> {
+    fn position(&self, x: Tensor, query: bool, pass: &ForwardPass) -> Result<Tensor> {
         let Some(rotary) = self.rotary else { return Ok(x) };
         let x = rotary.apply(&x, pass)?;
-        match self.norm {
-            QkNorm::AfterRope { eps } => rms(&x, eps),
+        match &self.norm {
+            QkNorm::AfterRope { eps } => rms(&x, *eps),
+            QkNorm::PerHeadAfterRope(q_norm, k_norm) => if query { q_norm } else { k_norm }.forward(&x),
             _ => Ok(x),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn output_gates_are_per_value_or_per_head() {
+        let tensor = |values: &[f32], width: usize| {
+            Tensor::from_vec(values.to_vec(), (values.len() / width, width), &Device::Cpu).unwrap()
+        };
+        let mixed = tensor(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], 4); // two tokens, two heads of two values
+        let rows = |gate: &Tensor| gated(mixed.clone(), gate, 2).unwrap().to_vec2::<f32>().unwrap();
+        assert_eq!(rows(&tensor(&[1.0, 10.0, 0.5, 2.0], 2)), [[1.0, 2.0, 30.0, 40.0], [2.5, 3.0, 14.0, 16.0]]);
+        let each = tensor(&[1.0, 2.0, 1.0, 0.0, 0.0, 1.0, 2.0, 1.0], 4);
+        assert_eq!(rows(&each), [[1.0, 4.0, 3.0, 0.0], [0.0, 6.0, 14.0, 8.0]]);
+    }
+
+    #[test]
+    fn gate_functions_stay_finite_and_exact_far_out() {
+        let of = |function: GateFunction| {
+            let gate = Tensor::from_vec(vec![0.0f32, 100.0, -100.0], (3, 1), &Device::Cpu).unwrap();
+            function.apply(&gate).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap()
+        };
+        assert_eq!(of(GateFunction::Softplus), [2.0f32.ln(), 100.0, (-100.0f32).exp()]);
+        let sigmoid = of(GateFunction::Sigmoid);
+        assert_eq!(sigmoid[..2], [0.5, 1.0]);
+        assert!((0.0..1e-30).contains(&sigmoid[2]), "{sigmoid:?}");
     }
 }

@@ -3,7 +3,7 @@
 use candle_core::{Device, Tensor};
 use larder_core::{Rng, SequenceMemory};
 
-use super::activation::{sigmoid, silu};
+use super::activation::{sigmoid, silu, softplus};
 use super::{CausalConv, ForwardPass, LayerKv, Mixer, StateLens, TokenScratch};
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
@@ -278,8 +278,4 @@ fn read_state(state: &[f32], at: &[f32], out: &mut [f32]) {
 fn unit(x: &[f32], scale: f32) -> Vec<f32> {
     let norm = (x.iter().map(|v| v * v).sum::<f32>() + 1e-6).sqrt();
     x.iter().map(|v| v / norm * scale).collect()
-}
-
-fn softplus(x: f32) -> f32 {
-    if x > 20.0 { x } else { x.exp().ln_1p() }
 }

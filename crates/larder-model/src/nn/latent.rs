@@ -139,6 +139,7 @@ impl Mixer for LatentAttention {
                     seen: span.rows(&seen, 1),
                     scale: self.scale as f32,
                     sinks: None,
+                    bias: None,
                 };
                 AttentionTask { args, out }
             });

@@ -1,4 +1,4 @@
-//! Dense gated MLPs.
+//! Dense MLPs.
 
 use candle_core::{Device, Tensor};
 
@@ -24,7 +24,7 @@ impl MlpNames {
     pub const NUMBERED: MlpNames = MlpNames { gate: "w1", up: "w3", down: "w2" };
 }
 
-/// A dense gated MLP: `down(act(gate(x), up(x)))`.
+/// A dense MLP: `down(act(gate(x), up(x)))`, or without a gate `down(act(up(x)))`.
 pub struct Mlp {
     first: First,
     down: Linear,
@@ -37,6 +37,8 @@ enum First {
     Apart(Linear, Linear),
     /// `[2 · inter, hidden]`: all rows of gate, then those of up.
     Joined(Linear),
+    /// `[inter, hidden]`: up, without a gate.
+    Up(Linear),
 }
 
 impl Mlp {
@@ -68,9 +70,28 @@ impl Mlp {
         Ok(Mlp { first, down, act })
     }
 
+    /// Loads up and down, which have these names below `prefix`; without a gate and without biases.
+    pub fn ungated(
+        weights: &mut WeightLoader,
+        prefix: &str,
+        [up, down]: [&str; 2],
+        (hidden, inter): (usize, usize),
+        act: Activation,
+    ) -> Result<Self> {
+        let first = First::Up(weights.linear(&format!("{prefix}.{up}"), inter, hidden, false)?);
+        let down = weights.linear(&format!("{prefix}.{down}"), hidden, inter, false)?;
+        Ok(Mlp { first, down, act })
+    }
+
     /// `x [tokens, hidden]` → same shape
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let [gate, up] = match &self.first {
+            First::Up(up) => {
+                let up = up.forward(x)?; // [tokens, inter]
+                let mut inner = with_f32(&up, <[f32]>::to_vec)?;
+                self.act.apply(&mut inner);
+                return self.down.forward(&Tensor::from_vec(inner, up.dims(), &Device::Cpu)?);
+            }
             First::Apart(gate, up) => Linear::forward_all([gate, up], x)?,
             First::Joined(both) => {
                 let (both, inter) = (both.forward(x)?, self.down.input_width());

@@ -1,11 +1,12 @@
 //! MoE layers: router, routed experts, shared expert.
 
 use candle_core::{Device, Tensor};
-use larder_core::{Gate, LayerIdx};
+use larder_core::{ExpertId, Gate, LayerIdx};
+use larder_kernels::tanh;
 
 use super::{Activation, Mlp, Norm, TokenScratch};
 use crate::error::Result;
-use crate::experts::{ExpertPath, MoeCall};
+use crate::experts::{ExpertPath, MoeCall, Routed, route};
 use crate::matrix::{Linear, with_f32};
 use crate::step::TokenOrigin;
 use crate::tap::{Phase, PhaseClock, Tap};
@@ -17,6 +18,8 @@ pub struct Moe {
     pub layer: LayerIdx,
     /// `[experts, hidden]`
     pub router: Linear,
+    /// `[experts, experts]`: a second product of the router, behind a tanh.
+    pub second_router: Option<Linear>,
     /// Turns router logits into k experts and their weights.
     pub gate: Gate,
     /// Activation function of the experts.
@@ -25,6 +28,14 @@ pub struct Moe {
     pub shared: Option<SharedExpert>,
     /// The dense MLP beside the experts, if there is one.
     pub beside: Option<DenseBeside>,
+    /// The most tokens of a call that an expert takes, in their order; what the experts add to the others is zero.
+    pub capacity: Option<usize>,
+    /// Whether the router reads the residual stream that the layer gets, before mixing and not normalised.
+    pub early: bool,
+    /// The router's logits are bent to stay within ± this: `cap · tanh(logit / cap)`.
+    pub softcap: Option<f64>,
+    /// Factor on the sum of the routed experts.
+    pub factor: f64,
 }
 
 /// A dense MLP whose output is added to that of the experts. Both are normalised apart, and the router has an input of its
@@ -50,32 +61,66 @@ pub struct SharedExpert {
     pub gate: Option<Linear>,
 }
 
+/// What an MoE layer gets.
+pub(crate) struct MoeInput<'a> {
+    /// `[tokens, hidden]`: the residual stream.
+    pub residual: &'a Tensor,
+    /// `[tokens, hidden]`: the residual stream behind the norm of the layer.
+    pub x: &'a Tensor,
+    /// `[tokens, experts]`: the router logits, if they are known.
+    pub early: Option<Tensor>,
+}
+
 impl Moe {
-    /// `x [tokens, hidden]` → same shape; it is `residual`, the residual stream, behind the norm of the layer. `origins`
-    /// has one entry per token.
+    /// Router and experts, without what only some models have.
+    pub fn new(layer: LayerIdx, router: Linear, gate: Gate, act: Activation) -> Self {
+        Moe {
+            layer,
+            router,
+            gate,
+            act,
+            shared: None,
+            beside: None,
+            capacity: None,
+            early: false,
+            second_router: None,
+            softcap: None,
+            factor: 1.0,
+        }
+    }
+
+    /// The outputs `[tokens, hidden]`. `origins` has one entry per token.
     pub(crate) fn forward(
         &self,
-        residual: &Tensor,
-        x: &Tensor,
+        input: MoeInput,
         origins: &[TokenOrigin],
         experts: &mut dyn ExpertPath,
         tap: &mut dyn Tap,
         clock: &mut PhaseClock,
     ) -> Result<Tensor> {
+        let MoeInput { residual, x, early } = input;
         let (tokens, hidden) = x.dims2()?;
-        let logits = match &self.beside {
-            Some(beside) => self.router.forward(&beside.router_norm.forward(residual)?)?,
-            None => self.router.forward(x)?,
+        let logits = match (early, &self.beside) {
+            (Some(early), _) => early,
+            (None, Some(beside)) => self.logits(&beside.router_norm.forward(residual)?)?,
+            (None, None) => self.logits(x)?,
         }; // [tokens, experts]
         clock.lap(Phase::Routing, tap);
         let mut out = vec![0.0; tokens * hidden];
         let routed = with_f32(&logits, |logits| {
             with_f32(x, |x| {
                 let call = MoeCall { layer: self.layer, gate: &self.gate, act: self.act, logits, x, tokens, origins };
-                experts.forward(&call, &mut out)
+                match self.capacity {
+                    Some(capacity) => forward_within(capacity, &call, experts, &mut out),
+                    None => experts.forward(&call, &mut out),
+                }
             })
         })???;
         with_f32(&logits, |logits| tap.routed(self.layer, logits, &routed))?;
+        let factor = self.factor as f32;
+        if factor != 1.0 {
+            out.iter_mut().for_each(|value| *value *= factor);
+        }
         let out = Tensor::from_vec(out, (tokens, hidden), &Device::Cpu)?;
         let out = match &self.beside {
             Some(beside) => (beside.after_experts.forward(&out)? + beside.forward(residual)?)?,
@@ -87,9 +132,20 @@ impl Moe {
         }
     }
 
-    /// The norm before the router, where `ffn_norm` is that before the experts.
-    pub fn router_norm<'a>(&'a self, ffn_norm: &'a Norm) -> &'a Norm {
-        self.beside.as_ref().map_or(ffn_norm, |beside| &beside.router_norm)
+    /// The router logits `[tokens, experts]` of the router's input `x [tokens, hidden]`.
+    pub(crate) fn logits(&self, x: &Tensor) -> Result<Tensor> {
+        let logits = self.router.forward(x)?;
+        match (&self.second_router, self.softcap) {
+            (Some(second), _) => second.forward(&bent(&logits, 1.0)?),
+            (None, Some(cap)) => bent(&logits, cap),
+            (None, None) => Ok(logits),
+        }
+    }
+
+    /// The norm before the router, where `ffn_norm` is that before the experts; `None` if there is none.
+    pub fn router_norm<'a>(&'a self, ffn_norm: &'a Norm) -> Option<&'a Norm> {
+        let usual = self.beside.as_ref().map_or(ffn_norm, |beside| &beside.router_norm);
+        (!self.early).then_some(usual)
     }
 
     /// What [`forward`](Self::forward) allocates per token, the norm before it included; the buffers of the
@@ -97,10 +153,51 @@ impl Moe {
     pub fn scratch(&self, hidden: usize) -> TokenScratch {
         let shared = self.shared.as_ref().map(|shared| shared.mlp.scratch(hidden)).unwrap_or_default();
         // Input, output and their sum; logits; per expert of a token the choice with its weight, twice while it is made.
-        let own = 3 * hidden + self.gate.experts + 4 * self.gate.top_k;
+        let bent = self.softcap.is_some() || self.second_router.is_some();
+        let logits = if bent { 3 * self.gate.experts } else { self.gate.experts };
+        let own = 3 * hidden + logits + 4 * self.gate.top_k;
         let beside = self.beside.as_ref().map(|beside| beside.mlp.scratch(hidden)).unwrap_or_default();
         TokenScratch { floats: own + shared.floats + beside.floats, input: hidden.max(shared.input).max(beside.input) }
     }
+}
+
+/// `cap · tanh(x / cap)` of each value, with operations that round the same everywhere.
+fn bent(x: &Tensor, cap: f64) -> Result<Tensor> {
+    let mut values = with_f32(x, <[f32]>::to_vec)?;
+    values.iter_mut().for_each(|v| *v = tanh(*v / cap as f32) * cap as f32);
+    Ok(Tensor::from_vec(values, x.dims(), &Device::Cpu)?)
+}
+
+/// Computes the experts of the tokens that are within the capacity of their best expert.
+fn forward_within(capacity: usize, call: &MoeCall, experts: &mut dyn ExpertPath, out: &mut [f32]) -> Result<Routed> {
+    let MoeCall { gate, logits, x, tokens, origins, .. } = *call;
+    let (own, mut taken) = (route(call), vec![0; gate.experts]);
+    let mut has_room = |token: &usize| {
+        let taken = &mut taken[own.ids[token * gate.top_k].index()];
+        *taken += 1;
+        *taken <= capacity
+    };
+    let kept: Vec<usize> = (0..tokens).filter(|token| has_room(token)).collect();
+    if kept.len() == tokens {
+        return experts.forward(call, out);
+    }
+    let rows =
+        |all: &[f32], width| -> Vec<f32> { kept.iter().flat_map(|t| &all[t * width..][..width]).copied().collect() };
+    let hidden = x.len() / tokens;
+    let (logits, x) = (rows(logits, gate.experts), rows(x, hidden));
+    let origins: Vec<TokenOrigin> = kept.iter().map(|token| origins[*token]).collect();
+    let within = MoeCall { logits: &logits, x: &x, tokens: kept.len(), origins: &origins, ..*call };
+    let mut sums = vec![0.0; x.len()];
+    let routed = experts.forward(&within, &mut sums)?;
+    let mut all = Routed { ids: vec![ExpertId::NONE; own.ids.len()], weights: vec![0.0; own.ids.len()] };
+    out.fill(0.0);
+    for (i, token) in kept.iter().enumerate() {
+        let (from, to) = (i * gate.top_k, token * gate.top_k);
+        all.ids[to..to + gate.top_k].copy_from_slice(&routed.ids[from..from + gate.top_k]);
+        all.weights[to..to + gate.top_k].copy_from_slice(&routed.weights[from..from + gate.top_k]);
+        out[token * hidden..][..hidden].copy_from_slice(&sums[i * hidden..][..hidden]);
+    }
+    Ok(all)
 }
 
 impl DenseBeside {

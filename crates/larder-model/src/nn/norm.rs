@@ -8,6 +8,8 @@ use crate::weights::WeightLoader;
 
 /// A normalisation over the last dimension.
 pub enum Norm {
+    /// None: values stay as they are.
+    None,
     /// Root mean square, times a weight.
     Rms {
         /// `[width]`
@@ -49,6 +51,7 @@ impl Norm {
     /// `x [.., width]` → same shape
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         match self {
+            Norm::None => Ok(x.clone()),
             Norm::Rms { weight, eps } => each_row(x, |row| {
                 scale(row, *eps);
                 row.iter_mut().zip(weight).for_each(|(x, w)| *x *= w);

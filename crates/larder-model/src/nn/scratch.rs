@@ -3,9 +3,9 @@
 use larder_core::{Geometry, StepMemory};
 use larder_kernels::Inputs;
 
-use super::Rope;
+use super::{Mixer, Rope};
 use crate::expert_workspace::ExpertWorkspace;
-use crate::stack::{Ffn, Stack};
+use crate::stack::{Encoder, Ffn, Stack};
 
 /// Bytes per token of what all layers share: position and range of positions seen per token, its origin.
 const POSITION_BYTES: usize = 64;
@@ -32,7 +32,7 @@ pub(crate) fn step_memory(stack: &Stack) -> StepMemory {
     let Geometry { hidden, .. } = stack.geometry;
     let parts = stack.layers.iter().flat_map(|layer| [layer.mixer.scratch(hidden), ffn_scratch(&layer.ffn, hidden)]);
     let most = parts.fold(TokenScratch::default(), TokenScratch::max);
-    let scales_input = stack.layers.iter().any(|layer| match &layer.ffn {
+    let scales_input = stack.ffns().any(|ffn| match ffn {
         Ffn::Moe(moe) => moe.gate.scales_input,
         Ffn::Dense(_) => false,
     });
@@ -41,7 +41,19 @@ pub(crate) fn step_memory(stack: &Stack) -> StepMemory {
     // The residual stream exists beside every part.
     let layer = (hidden + most.floats) * size_of::<f32>();
     let shared = Inputs::bytes(most.input) + rotations + POSITION_BYTES;
-    StepMemory { bytes_per_token: layer + shared + experts.bytes_per_token, fixed_bytes: experts.fixed_bytes }
+    let encoder = stack.encoder.as_ref().map_or(0, |encoder| encoder_bytes_per_token(encoder, hidden));
+    // An encoder reads a whole prompt at once.
+    let fixed_bytes =
+        experts.fixed_bytes + stack.context * (encoder + experts.bytes_per_token * usize::from(encoder > 0));
+    StepMemory { bytes_per_token: layer + shared + experts.bytes_per_token, fixed_bytes }
+}
+
+/// The activations of an encoder per token of a prompt, without those of experts.
+fn encoder_bytes_per_token(encoder: &Encoder, hidden: usize) -> usize {
+    let parts =
+        encoder.layers.iter().flat_map(|layer| [layer.attention.scratch(hidden), ffn_scratch(&layer.ffn, hidden)]);
+    let most = parts.fold(TokenScratch::default(), TokenScratch::max);
+    (hidden + most.floats) * size_of::<f32>() + Inputs::bytes(most.input) + POSITION_BYTES
 }
 
 fn ffn_scratch(ffn: &Ffn, hidden: usize) -> TokenScratch {

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs,
+    os::unix::fs::FileExt,
     path::{Path, PathBuf},
 };
 
@@ -292,9 +293,10 @@ fn a_source_that_changes_while_it_is_converted_is_refused() {
 
         fn advance(&self, _: u64) {
             let Some(path) = self.0.lock().unwrap().take() else { return };
-            let mut bytes = fs::read(&path).unwrap();
-            *bytes.last_mut().unwrap() ^= 1;
-            fs::write(&path, bytes).unwrap();
+            let last = fs::metadata(&path).unwrap().len() - 1;
+            let byte = fs::read(&path).unwrap()[last as usize];
+            // Not written anew: another thread that reads it would see it truncated.
+            fs::File::options().write(true).open(&path).unwrap().write_all_at(&[byte ^ 1], last).unwrap();
         }
     }
 

@@ -17,7 +17,7 @@ use crate::{
     shard::checksum_of,
     source::{
         IncomingFiles, SIDECAR_LIMIT, SIDECARS, Source, SourceFile, prediction_note,
-        text_names::{TextNames, is_of_other_inputs, other_inputs_note},
+        text_names::{TextNames, is_of_other_inputs, other_inputs_note, same_tensor},
     },
 };
 
@@ -109,7 +109,7 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// Gives the tensors of a multimodal model's text decoder the names that they have in a model of text.
+    /// Gives tensors the names that they have in most models of text.
     fn take_usual_names(&mut self) -> Result<()> {
         let Some(names) = TextNames::of(self.tensors.keys().map(String::as_str)) else { return Ok(()) };
         for (stored, location) in std::mem::take(&mut self.tensors) {
@@ -174,7 +174,7 @@ impl Checkpoint {
 impl Checkpoint {
     /// The tensor `name` as it is stored, of any dtype; `None` if there is none.
     pub(super) fn find(&self, name: &str) -> Option<&TensorEntry> {
-        self.tensors.get(name).map(|location| &location.stored)
+        self.get(name).map(|location| &location.stored)
     }
 
     /// The tensor `name` as it is stored, of any dtype, which must exist.
@@ -184,13 +184,18 @@ impl Checkpoint {
 
     fn location(&self, name: &str) -> Result<&TensorLocation> {
         let missing = || StoreError::new(StoreErrorKind::Missing, &self.path, format!("has no tensor '{name}'"));
-        self.tensors.get(name).ok_or_else(missing)
+        self.get(name).ok_or_else(missing)
+    }
+
+    fn get(&self, name: &str) -> Option<&TensorLocation> {
+        let own = self.tensors.get(name);
+        own.or_else(|| same_tensor(name).find_map(|other| self.tensors.get(other)))
     }
 }
 
 impl Tensors for Checkpoint {
     fn meta(&self, name: &str) -> Option<&TensorMeta> {
-        self.tensors.get(name)?.meta.as_ref().ok()
+        self.get(name)?.meta.as_ref().ok()
     }
 
     fn read(&self, name: &str, offset: usize, into: &mut [u8]) -> Result<(), TensorsError> {
@@ -217,7 +222,7 @@ impl Source for Checkpoint {
     }
 
     fn unsupported_dtype(&self, name: &str) -> Option<&str> {
-        self.tensors.get(name)?.meta.as_ref().err().map(String::as_str)
+        self.get(name)?.meta.as_ref().err().map(String::as_str)
     }
 
     fn sidecar(&self, name: &str) -> Result<Option<Vec<u8>>> {
@@ -240,7 +245,7 @@ impl Source for Checkpoint {
     }
 
     fn download_rank(&self, name: &str) -> Option<usize> {
-        let location = self.tensors.get(name)?;
+        let location = self.get(name)?;
         matches!(self.files[location.file], WeightFile::Incoming(_)).then_some(location.file)
     }
 

@@ -1,4 +1,5 @@
-//! Names of a multimodal checkpoint's tensors: those of its text decoder as in a model of text, and which are of other parts.
+//! Names of a checkpoint's tensors where they are not the usual ones: those of a multimodal model's text decoder as in a model
+//! of text, other names of the embedding, and which tensors are of other parts.
 
 /// Prefixes of the text decoder's tensors and of its output head, where they are not `model.` and `lm_head.`.
 const PREFIXES: [(&str, &str); 3] = [
@@ -6,6 +7,18 @@ const PREFIXES: [(&str, &str); 3] = [
     ("language_model.model.", "language_model.lm_head."),
     ("thinker.model.", "thinker.lm_head."),
 ];
+
+/// The embedding's name in Ling, below the prefix of the layers.
+const WORD_EMBEDDINGS: &str = "word_embeddings.";
+
+/// Names of the embeddings of an encoder-decoder model. Where they are one tensor, a checkpoint has it under any of them.
+const EMBEDDINGS: [&str; 3] = ["shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"];
+
+/// The other names under which a checkpoint may have the tensor `name`.
+pub(super) fn same_tensor(name: &str) -> impl Iterator<Item = &'static str> {
+    let is_embedding = EMBEDDINGS.contains(&name);
+    EMBEDDINGS.into_iter().filter(move |_| is_embedding)
+}
 
 /// What the first two parts of a tensor's name contain if it belongs to images, video, speech or other sound.
 const OTHER_PARTS: [&str; 8] = ["visual", "vision", "video", "audio", "projector", "talker", "code2wav", "vit_"];
@@ -22,7 +35,8 @@ impl TextNames {
     pub fn of<'a>(names: impl Iterator<Item = &'a str> + Clone) -> Option<Self> {
         let has = |start: &str| names.clone().any(|name| name.starts_with(start));
         if has("model.layers.") {
-            return None;
+            let renamed = has(&format!("model.{WORD_EMBEDDINGS}"));
+            return renamed.then_some(TextNames { layers: "model.", head: "lm_head." });
         }
         let found = PREFIXES.into_iter().find(|(layers, _)| has(layers));
         found.map(|(layers, head)| TextNames { layers, head })
@@ -31,7 +45,10 @@ impl TextNames {
     /// The name that a model of text has for the tensor `stored`.
     pub fn usual(&self, stored: &str) -> String {
         match (stored.strip_prefix(self.layers), stored.strip_prefix(self.head)) {
-            (Some(rest), _) => format!("model.{rest}"),
+            (Some(rest), _) => match rest.strip_prefix(WORD_EMBEDDINGS) {
+                Some(rest) => format!("model.embed_tokens.{rest}"),
+                None => format!("model.{rest}"),
+            },
             (None, Some(rest)) => format!("lm_head.{rest}"),
             (None, None) => stored.to_owned(),
         }
@@ -69,6 +86,14 @@ mod tests {
         let nested = ["language_model.model.layers.0.a", "language_model.lm_head.weight", "model.visual.a"];
         assert_eq!(usual(nested), want);
         assert_eq!(usual(["thinker.model.layers.0.a", "thinker.lm_head.weight", "model.visual.a"]), want);
+        let embedding = ["model.layers.0.a", "lm_head.weight", "model.word_embeddings.weight"];
+        assert_eq!(usual(embedding), ["model.layers.0.a", "lm_head.weight", "model.embed_tokens.weight"]);
+    }
+
+    #[test]
+    fn embeddings_of_encoder_and_decoder_may_be_one_tensor() {
+        assert_eq!(same_tensor("decoder.embed_tokens.weight").collect::<Vec<_>>(), EMBEDDINGS);
+        assert_eq!(same_tensor("model.embed_tokens.weight").count(), 0);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use larder_core::{LayerIdx, read_regular_text};
+use larder_core::{Geometry, LayerIdx, read_regular_text};
 use larder_engine::{Sampler, Sampling, TokenInput};
 use larder_model::{Routed, Tap};
 use larder_runtime::machine::memory;
@@ -20,11 +20,12 @@ const TOKENS_MAX: usize = 1 << 20;
 /// Maximum length of their file.
 const TOKEN_FILE_BYTES: u64 = 16 << 20;
 
-/// Writes logits, routing and hidden states of given tokens to a safetensors file.
+/// Writes logits, routing and hidden states to a safetensors file: those of given tokens, or of what the decoder generates
+/// behind them if an encoder reads them.
 pub fn run(args: &LogitsArgs) -> Result<()> {
     let tokens = read_tokens(&args.tokens)?;
     let model = models::open(&args.model)?;
-    let (vocab, top_k) = (model.blueprint.vocab, model.blueprint.geometry.top_k);
+    let vocab = model.blueprint.vocab;
     let context = tokens.len().saturating_add(args.generate);
     check_memory(context, vocab)?;
     let options = args.engine.options(context);
@@ -32,25 +33,31 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
     let mut engine = InferenceEngine::start(&model, &options)?;
     let mut session = engine.session();
 
-    let mut recording = Recording::default();
-    let logits = session.forward(&TokenInput::prompt(&tokens).all_logits(), &mut recording)?;
+    let encoder_layers = session.decoder().encoder_layers();
+    let mut recording = Recording { encoder_layers, ..Recording::default() };
+    let prompt = TokenInput::prompt(&tokens);
+    let prompt = if encoder_layers > 0 { prompt } else { prompt.all_logits() };
+    let mut logits = session.forward(&prompt, &mut recording)?;
     let mut last = logits[logits.len() - vocab..].to_vec();
-    let mut out = recording.tensors(tokens.len(), top_k);
-    out.insert("full_logits".into(), Out::f32(&[tokens.len(), vocab], &logits));
-
-    if args.generate > 0 {
-        let mut sampler = Sampler::new(Sampling::default(), 0)?;
-        let (mut ids, mut rows) = (Vec::new(), Vec::new());
-        for i in 0..args.generate {
-            if i > 0 {
-                last = session.forward(&TokenInput::decode(&ids[i - 1..]), &mut ())?;
-            }
-            rows.extend_from_slice(&last);
-            ids.push(sampler.sample(&mut last, session.tokens())?);
+    let mut sampler = Sampler::new(Sampling::default(), 0)?;
+    let (mut ids, mut rows) = (Vec::new(), Vec::new());
+    for i in 0..args.generate {
+        rows.extend_from_slice(&last);
+        ids.push(sampler.sample(&mut last, session.tokens())?);
+        let next = TokenInput::decode(&ids[i..]);
+        if encoder_layers > 0 {
+            last = session.forward(&next, &mut recording)?;
+            logits.extend_from_slice(&last);
+        } else if i + 1 < args.generate {
+            last = session.forward(&next, &mut ())?;
         }
+    }
+    let mut out = recording.tensors(&model.blueprint.geometry);
+    out.insert("full_logits".into(), Out::f32(vocab, &logits));
+    if args.generate > 0 {
         let written: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
-        out.insert("generated_ids".into(), Out::i32(&[written.len()], &written));
-        out.insert("decode_logits".into(), Out::f32(&[written.len(), vocab], &rows));
+        out.insert("generated_ids".into(), Out { shape: vec![written.len()], ..Out::i32(1, &written) });
+        out.insert("decode_logits".into(), Out::f32(vocab, &rows));
     }
     let bytes = safetensors::serialize(&out, None).context("the tensors cannot be serialized")?;
     output::write(&args.out, bytes)
@@ -82,6 +89,8 @@ fn check_memory(tokens: usize, vocab: usize) -> Result<()> {
 /// Records hidden states and routing, in token order.
 #[derive(Default)]
 struct Recording {
+    encoder_layers: usize,
+    encoder_hidden: BTreeMap<usize, Vec<f32>>,
     hidden: BTreeMap<usize, Vec<f32>>,
     layers: BTreeMap<LayerIdx, Layer>,
 }
@@ -102,6 +111,10 @@ impl Tap for Recording {
         self.hidden.entry(stage).or_default().extend_from_slice(x);
     }
 
+    fn encoder_hidden(&mut self, stage: usize, x: &[f32]) {
+        self.encoder_hidden.entry(stage).or_default().extend_from_slice(x);
+    }
+
     fn routed(&mut self, layer: LayerIdx, logits: &[f32], routed: &Routed) {
         let seen = self.layers.entry(layer).or_default();
         seen.logits.extend_from_slice(logits);
@@ -111,18 +124,29 @@ impl Tap for Recording {
 }
 
 impl Recording {
-    fn tensors(&self, tokens: usize, top_k: usize) -> BTreeMap<String, Out> {
+    fn tensors(&self, geometry: &Geometry) -> BTreeMap<String, Out> {
         let mut out = BTreeMap::new();
-        for (stage, x) in &self.hidden {
-            out.insert(format!("hidden.{stage}"), Out::f32(&[tokens, x.len() / tokens], x));
+        for (name, stages) in [("encoder_hidden", &self.encoder_hidden), ("hidden", &self.hidden)] {
+            for (stage, x) in stages {
+                out.insert(format!("{name}.{stage}"), Out::f32(geometry.hidden, x));
+            }
         }
-        for (LayerIdx(l), layer) in &self.layers {
-            let experts = layer.logits.len() / tokens;
-            out.insert(format!("router_logits.{l}"), Out::f32(&[tokens, experts], &layer.logits));
-            out.insert(format!("topk_weights.{l}"), Out::f32(&[tokens, top_k], &layer.weights));
-            out.insert(format!("topk_ids.{l}"), Out::i32(&[tokens, top_k], &layer.ids));
+        for (layer, Layer { logits, ids, weights }) in &self.layers {
+            let layer = self.name(*layer);
+            out.insert(format!("router_logits.{layer}"), Out::f32(geometry.experts, logits));
+            out.insert(format!("topk_weights.{layer}"), Out::f32(geometry.top_k, weights));
+            out.insert(format!("topk_ids.{layer}"), Out::i32(geometry.top_k, ids));
         }
         out
+    }
+
+    /// The layer's number; with an encoder within it or the decoder.
+    fn name(&self, layer: LayerIdx) -> String {
+        match (self.encoder_layers, layer.index()) {
+            (0, at) => at.to_string(),
+            (encoder, at) if at < encoder => format!("enc.{at}"),
+            (encoder, at) => format!("dec.{}", at - encoder),
+        }
     }
 }
 
@@ -134,14 +158,16 @@ struct Out {
 }
 
 impl Out {
-    fn f32(shape: &[usize], values: &[f32]) -> Self {
+    /// `[rows, width]`
+    fn f32(width: usize, values: &[f32]) -> Self {
         let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        Out { dtype: Dtype::F32, shape: shape.to_vec(), bytes }
+        Out { dtype: Dtype::F32, shape: vec![values.len() / width, width], bytes }
     }
 
-    fn i32(shape: &[usize], values: &[i32]) -> Self {
+    /// `[rows, width]`
+    fn i32(width: usize, values: &[i32]) -> Self {
         let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        Out { dtype: Dtype::I32, shape: shape.to_vec(), bytes }
+        Out { dtype: Dtype::I32, shape: vec![values.len() / width, width], bytes }
     }
 }
 

@@ -55,12 +55,40 @@ pub struct KvCache {
     pub len: usize,
     /// One per decoder layer.
     pub layers: Vec<LayerKv>,
+    /// Of a model with an encoder: what the encoder reads. `None` for other models.
+    pub encoder: Option<EncoderInput>,
+}
+
+/// The tokens of a sequence of an encoder-decoder model. The encoder reads those of the prompt, the decoder a start token
+/// and then the others.
+#[derive(Clone, Default)]
+pub struct EncoderInput {
+    /// All tokens of the sequence.
+    pub tokens: Vec<u32>,
+    /// How many of them are the prompt.
+    pub prompt: usize,
+    /// Whether the layers have the states of the prompt, of the start token and of the tokens behind the prompt.
+    pub computed: bool,
 }
 
 impl KvCache {
     /// An empty cache for `layers` layers, whose memory grows with the tokens.
     pub fn new(layers: usize, pool: &Arc<KvPool>) -> Self {
-        KvCache { len: 0, layers: (0..layers).map(|_| LayerKv::new(pool)).collect() }
+        KvCache { len: 0, layers: (0..layers).map(|_| LayerKv::new(pool)).collect(), encoder: None }
+    }
+
+    /// An empty cache of a model with an encoder.
+    pub fn with_encoder(layers: usize, pool: &Arc<KvPool>) -> Self {
+        KvCache { encoder: Some(EncoderInput::default()), ..KvCache::new(layers, pool) }
+    }
+
+    /// Tokens that the decoder has computed: those of the sequence, or the start token and those behind the prompt.
+    pub fn position(&self) -> usize {
+        match &self.encoder {
+            None => self.len,
+            Some(input) if input.computed => self.len - input.prompt + 1,
+            Some(_) => 0,
+        }
     }
 
     /// Bytes in main memory and on a device; memory that is shared with others counts in full.
@@ -72,6 +100,9 @@ impl KvCache {
     /// others again. Rows of attention can always be dropped, but those behind a sliding window may have been given back;
     /// convolutions and recurrences can go back to a checkpoint.
     pub fn truncate(&mut self, len: usize) -> usize {
+        if self.encoder.is_some() {
+            return self.truncate_encoded(len);
+        }
         let mut keep = len.min(self.len);
         while let Some(less) = self.layers.iter().map(|layer| layer.keepable(keep)).find(|kept| *kept < keep) {
             keep = less;
@@ -79,6 +110,20 @@ impl KvCache {
         self.len = keep;
         self.layers.iter_mut().for_each(|layer| layer.truncate(keep));
         keep
+    }
+
+    /// As [`truncate`](Self::truncate), with an encoder, whose output is of no use once a token of the prompt is dropped.
+    fn truncate_encoded(&mut self, len: usize) -> usize {
+        self.len = self.len.min(len);
+        let Some(input) = &mut self.encoder else { return self.len };
+        input.tokens.truncate(self.len);
+        input.computed &= input.prompt <= self.len;
+        input.prompt = input.prompt.min(self.len);
+        match self.position() {
+            0 => self.layers.iter_mut().for_each(LayerKv::clear),
+            position => self.layers.iter_mut().for_each(|layer| layer.truncate(position)),
+        }
+        self.len
     }
 
     /// A cache of the first `len` tokens, or of as many of them as is possible, which shares memory with this one.
@@ -96,6 +141,10 @@ pub struct LayerKv {
     pub keys: KvRows,
     /// Values of attention.
     pub values: KvRows,
+    /// Keys of the encoder's output.
+    pub encoder_keys: KvRows,
+    /// Values of the encoder's output.
+    pub encoder_values: KvRows,
     /// The state of convolutions and recurrences.
     pub recurrent: RecurrentState,
     /// Why rows have been given back.
@@ -106,7 +155,14 @@ impl LayerKv {
     /// An empty state.
     pub fn new(pool: &Arc<KvPool>) -> Self {
         let rows = || KvRows::new(pool);
-        LayerKv { keys: rows(), values: rows(), recurrent: RecurrentState::new(pool), mask: AttentionMask::Causal }
+        LayerKv {
+            keys: rows(),
+            values: rows(),
+            encoder_keys: rows(),
+            encoder_values: rows(),
+            recurrent: RecurrentState::new(pool),
+            mask: AttentionMask::Causal,
+        }
     }
 
     /// Gives the pages back that no later query with this mask sees, save a few for the sake of rewinding.
@@ -129,8 +185,16 @@ impl LayerKv {
         self.recurrent.truncate(len);
     }
 
+    /// Drops everything.
+    pub fn clear(&mut self) {
+        self.truncate(0);
+        self.encoder_keys.truncate(0);
+        self.encoder_values.truncate(0);
+    }
+
     fn bytes(&self) -> usize {
-        self.keys.bytes() + self.values.bytes() + self.recurrent.bytes()
+        let encoder = self.encoder_keys.bytes() + self.encoder_values.bytes();
+        self.keys.bytes() + self.values.bytes() + encoder + self.recurrent.bytes()
     }
 }
 

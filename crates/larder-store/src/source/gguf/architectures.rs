@@ -43,15 +43,31 @@ const ARCHITECTURES: &[Architecture] = &[
         layer: &[POST_NORMS, ATTENTION, OUTPUT, ATTENTION_BIAS, OUTPUT_BIAS, GPT_OSS_PARTS],
     },
     Architecture {
+        arch: "gemma4",
+        outer: ROTATED_OUTER,
+        layer: &[GEMMA4_NORMS, ATTENTION, OUTPUT, HEAD_NORMS, GEMMA4_PARTS, DENSE],
+    },
+    Architecture {
         arch: "glm4moe",
         outer: OUTER,
         layer: &[POST_NORMS, ATTENTION, OUTPUT, ATTENTION_BIAS, HEAD_NORMS, ROUTER, ROUTER_BIAS, SHARED_EXPERTS, DENSE],
     },
-    Architecture { arch: "granitemoe", outer: OUTER, layer: &[NORMS, ROTATED, OUTPUT, GRANITE_ROUTER] },
+    Architecture { arch: "granitemoe", outer: OUTER, layer: &[NORMS, ROTATED, OUTPUT, GRANITE_PARTS] },
     Architecture {
         arch: "deepseek2",
         outer: OUTER,
         layer: &[NORMS, LATENT, OUTPUT, ROUTER, ROUTER_BIAS, SHARED_EXPERTS, DENSE],
+    },
+    Architecture { arch: "mistral4", outer: OUTER, layer: &[NORMS, LATENT, OUTPUT, ROUTER, SHARED_EXPERTS, DENSE] },
+    Architecture {
+        arch: "dots1",
+        outer: OUTER,
+        layer: &[NORMS, ATTENTION, OUTPUT, HEAD_NORMS, ROUTER, ROUTER_BIAS, SHARED_EXPERTS, DENSE],
+    },
+    Architecture {
+        arch: "exaone-moe",
+        outer: ROTATED_OUTER,
+        layer: &[NORMS, ATTENTION, OUTPUT, HEAD_NORMS, ROUTER, EXAONE_ROUTER_BIAS, SHARED_EXPERTS, DENSE],
     },
     Architecture {
         arch: "ernie4_5-moe",
@@ -79,8 +95,41 @@ const ARCHITECTURES: &[Architecture] = &[
         outer: OUTER,
         layer: &[NORMS, ATTENTION, OUTPUT, HEAD_NORMS, MIXTRAL_ROUTER, MINIMAX_ROUTER_BIAS],
     },
+    Architecture { arch: "hunyuan-moe", outer: OUTER, layer: &[NORMS, ATTENTION, OUTPUT, HUNYUAN_PARTS] },
     Architecture { arch: "hy_v3", outer: OUTER, layer: &[NORMS, ATTENTION, OUTPUT, HEAD_NORMS, HY_V3_PARTS, DENSE] },
-    Architecture { arch: "llama4", outer: LLAMA4_OUTER, layer: &[NORMS, ATTENTION, OUTPUT, LLAMA4_FFN] },
+    Architecture { arch: "smallthinker", outer: OUTER, layer: &[NORMS, ATTENTION, OUTPUT, PRIMARY_ROUTER] },
+    Architecture { arch: "llama4", outer: ROTATED_OUTER, layer: &[NORMS, ATTENTION, OUTPUT, LLAMA4_FFN] },
+    Architecture { arch: "mellum", outer: OUTER, layer: &[NORMS, ATTENTION, OUTPUT, HEAD_NORMS, ROUTER] },
+    Architecture {
+        arch: "afmoe",
+        outer: OUTER,
+        layer: &[AFMOE_PARTS, ATTENTION, OUTPUT, HEAD_NORMS, SHARED_EXPERTS, DENSE],
+    },
+    Architecture {
+        arch: "laguna",
+        outer: OUTER,
+        layer: &[NORMS, ATTENTION, OUTPUT, HEAD_NORMS, HEAD_GATE, ROUTER, LAGUNA_ROUTER_BIAS, SHARED_EXPERT, DENSE],
+    },
+    Architecture {
+        arch: "mimo2",
+        outer: OUTER,
+        layer: &[NORMS, ATTENTION, OUTPUT, ATTENTION_BIAS, SINKS, ROUTER, ROUTER_BIAS, DENSE],
+    },
+    Architecture {
+        arch: "step35",
+        outer: STEP_OUTER,
+        layer: &[STEP_NORMS, ATTENTION, OUTPUT, HEAD_GATE, STEP_PARTS, DENSE],
+    },
+    Architecture {
+        arch: "bailingmoe",
+        outer: OUTER,
+        layer: &[NORMS, LING_SPLIT, LING_OUTPUT, ROUTER, SHARED_EXPERTS, DENSE],
+    },
+    Architecture {
+        arch: "bailingmoe2",
+        outer: OUTER,
+        layer: &[NORMS, LING_JOINED, LING_OUTPUT, ROUTER, LING_ROUTER_BIAS, SHARED_EXPERTS, DENSE],
+    },
 ];
 
 const OUTER: &[Rename] = &[
@@ -99,7 +148,7 @@ const PHI_OUTER: &[Rename] = &[
     ("rope_factors_short.weight", "rope_scaling.short_factor", RopeFactors),
 ];
 
-const LLAMA4_OUTER: &[Rename] = &[
+const ROTATED_OUTER: &[Rename] = &[
     ("token_embd.weight", "model.embed_tokens.weight", Same),
     ("output_norm.weight", "model.norm.weight", Same),
     ("output.weight", "lm_head.weight", Same),
@@ -110,6 +159,13 @@ const QWEN3_NEXT_OUTER: &[Rename] = &[
     ("token_embd.weight", "model.embed_tokens.weight", Same),
     ("output_norm.weight", "model.norm.weight", OnePlus),
     ("output.weight", "lm_head.weight", Same),
+];
+
+const STEP_OUTER: &[Rename] = &[
+    ("token_embd.weight", "model.embed_tokens.weight", Same),
+    ("output_norm.weight", "model.norm.weight", OnePlus),
+    ("output.weight", "lm_head.weight", Same),
+    ("rope_freqs.weight", "rope_scaling", RopeFactors),
 ];
 
 const NORMS: &[Rename] = &[
@@ -123,6 +179,23 @@ const NORM_BIAS: &[Rename] =
 const POST_NORMS: &[Rename] = &[
     ("attn_norm.weight", "input_layernorm.weight", Same),
     ("post_attention_norm.weight", "post_attention_layernorm.weight", Same),
+];
+
+const GEMMA4_NORMS: &[Rename] = &[
+    ("attn_norm.weight", "input_layernorm.weight", Same),
+    ("post_attention_norm.weight", "post_attention_layernorm.weight", Same),
+    ("ffn_norm.weight", "pre_feedforward_layernorm.weight", Same),
+    ("pre_ffw_norm_2.weight", "pre_feedforward_layernorm_2.weight", Same),
+    ("post_ffw_norm.weight", "post_feedforward_layernorm.weight", Same),
+    ("post_ffw_norm_1.weight", "post_feedforward_layernorm_1.weight", Same),
+    ("post_ffw_norm_2.weight", "post_feedforward_layernorm_2.weight", Same),
+];
+
+const STEP_NORMS: &[Rename] = &[
+    ("attn_norm.weight", "input_layernorm.weight", OnePlus),
+    ("ffn_norm.weight", "post_attention_layernorm.weight", OnePlus),
+    ("attn_q_norm.weight", "self_attn.q_norm.weight", OnePlus),
+    ("attn_k_norm.weight", "self_attn.k_norm.weight", OnePlus),
 ];
 
 const QWEN3_NEXT_NORMS: &[Rename] = &[
@@ -195,7 +268,15 @@ const ROUTER: &[Rename] = &[("ffn_gate_inp.weight", "mlp.gate.weight", Same)];
 
 const MIXTRAL_ROUTER: &[Rename] = &[("ffn_gate_inp.weight", "block_sparse_moe.gate.weight", Same)];
 
-const GRANITE_ROUTER: &[Rename] = &[("ffn_gate_inp.weight", "block_sparse_moe.router.layer.weight", Same)];
+const PRIMARY_ROUTER: &[Rename] = &[("ffn_gate_inp.weight", "block_sparse_moe.primary_router.weight", Same)];
+
+const GRANITE_PARTS: &[Rename] = &[
+    ("ffn_gate_inp.weight", "block_sparse_moe.router.layer.weight", Same),
+    // Gate and up of the shared expert, which the hub has in one tensor; it has no names for these.
+    ("ffn_gate_shexp.weight", "shared_mlp.gate_proj.weight", Same),
+    ("ffn_up_shexp.weight", "shared_mlp.up_proj.weight", Same),
+    ("ffn_down_shexp.weight", "shared_mlp.output_linear.weight", Same),
+];
 
 const GPT_OSS_PARTS: &[Rename] = &[
     ("ffn_gate_inp.weight", "mlp.router.weight", Same),
@@ -203,9 +284,27 @@ const GPT_OSS_PARTS: &[Rename] = &[
     ("attn_sinks.weight", "self_attn.sinks", Same),
 ];
 
+const GEMMA4_PARTS: &[Rename] = &[
+    ("ffn_gate_inp.weight", "router.proj.weight", Same),
+    ("ffn_gate_inp.scale", "router.scale", Same),
+    ("ffn_down_exps.scale", "router.per_expert_scale", Same),
+    ("layer_output_scale.weight", "layer_scalar", Same),
+];
+
 const ROUTER_BIAS: &[Rename] = &[("exp_probs_b.bias", "mlp.gate.e_score_correction_bias", Same)];
 
+const EXAONE_ROUTER_BIAS: &[Rename] = &[("exp_probs_b.bias", "mlp.e_score_correction_bias", Same)];
+
 const MINIMAX_ROUTER_BIAS: &[Rename] = &[("exp_probs_b.bias", "block_sparse_moe.e_score_correction_bias", Same)];
+
+const HUNYUAN_PARTS: &[Rename] = &[
+    ("attn_q_norm.weight", "self_attn.query_layernorm.weight", Same),
+    ("attn_k_norm.weight", "self_attn.key_layernorm.weight", Same),
+    ("ffn_gate_inp.weight", "mlp.gate.wg.weight", Same),
+    ("ffn_gate_shexp.weight", "mlp.shared_mlp.gate_proj.weight", Same),
+    ("ffn_up_shexp.weight", "mlp.shared_mlp.up_proj.weight", Same),
+    ("ffn_down_shexp.weight", "mlp.shared_mlp.down_proj.weight", Same),
+];
 
 const HY_V3_PARTS: &[Rename] = &[
     ("ffn_gate_inp.weight", "mlp.router.gate.weight", Same),
@@ -215,6 +314,47 @@ const HY_V3_PARTS: &[Rename] = &[
     ("ffn_up_shexp.weight", "mlp.shared_mlp.up_proj.weight", Same),
     ("ffn_down_shexp.weight", "mlp.shared_mlp.down_proj.weight", Same),
 ];
+
+const HEAD_GATE: &[Rename] = &[("attn_gate.weight", "self_attn.g_proj.weight", Same)];
+
+const SINKS: &[Rename] = &[("attn_sinks.weight", "self_attn.attention_sink_bias", Same)];
+
+const AFMOE_PARTS: &[Rename] = &[
+    ("attn_norm.weight", "input_layernorm.weight", Same),
+    ("post_attention_norm.weight", "post_attention_layernorm.weight", Same),
+    ("attn_gate.weight", "self_attn.gate_proj.weight", Same),
+    ("ffn_norm.weight", "pre_mlp_layernorm.weight", Same),
+    ("post_ffw_norm.weight", "post_mlp_layernorm.weight", Same),
+    ("ffn_gate_inp.weight", "mlp.router.gate.weight", Same),
+    ("exp_probs_b.bias", "mlp.expert_bias", Same),
+];
+
+const LAGUNA_ROUTER_BIAS: &[Rename] = &[("exp_probs_b.bias", "mlp.experts.e_score_correction_bias", Same)];
+
+const STEP_PARTS: &[Rename] = &[
+    ("ffn_gate_inp.weight", "moe.gate.weight", Same),
+    ("exp_probs_b.bias", "moe.router_bias", Same),
+    ("ffn_gate_shexp.weight", "share_expert.gate_proj.weight", Same),
+    ("ffn_up_shexp.weight", "share_expert.up_proj.weight", Same),
+    ("ffn_down_shexp.weight", "share_expert.down_proj.weight", Same),
+];
+
+/// Ling's queries, keys and values, which the hub has in one tensor; it has no names for these.
+const LING_SPLIT: &[Rename] = &[
+    ("attn_q.weight", "attention.q_proj.weight", QueryRows),
+    ("attn_k.weight", "attention.k_proj.weight", KeyRows),
+    ("attn_v.weight", "attention.v_proj.weight", Same),
+];
+
+const LING_JOINED: &[Rename] = &[
+    ("attn_qkv.weight", "attention.query_key_value.weight", Same),
+    ("attn_q_norm.weight", "attention.query_layernorm.weight", Same),
+    ("attn_k_norm.weight", "attention.key_layernorm.weight", Same),
+];
+
+const LING_OUTPUT: &[Rename] = &[("attn_output.weight", "attention.dense.weight", Same)];
+
+const LING_ROUTER_BIAS: &[Rename] = &[("exp_probs_b.bias", "mlp.gate.expert_bias", Same)];
 
 const ERNIE_ROUTER_BIAS: &[Rename] = &[("exp_probs_b.bias", "mlp.moe_statics.e_score_correction_bias", AsRow)];
 

@@ -7,16 +7,24 @@ use std::collections::HashMap;
 use serde_json::{Value, json};
 
 use super::{
+    bailing_moe::{bailingmoe, bailingmoe2},
     hyperparameters::{Hyperparameters, Keys, keys},
     metadata::Metadata,
     names::HubTensor,
     rope_factors::RopeFactors,
+    sliding::{exaone_moe, gemma4, layer_types, sliding_layers, smallthinker},
+    typed_layers::{afmoe, laguna, mellum, mimo2, step35},
 };
 use crate::error::{Result, StoreError};
 
 /// GGUF's numbers of the router's score functions (`expert_gating_func`).
-const SOFTMAX_SCORES: u64 = 1;
-const SIGMOID_SCORES: u64 = 2;
+pub(super) const SOFTMAX_SCORES: u64 = 1;
+pub(super) const SIGMOID_SCORES: u64 = 2;
+
+/// Positions for which Mistral Small 4 was trained before its context was extended, and by how much it scales queries up
+/// beyond them.
+const MISTRAL4_TRAINED: u64 = 8192;
+const MISTRAL4_BETA: f64 = 0.1;
 
 /// Experts of Llama 4 Maverick, by which GGUF files tell that its queries and keys are not normalised.
 const MAVERICK_EXPERTS: u64 = 128;
@@ -35,17 +43,30 @@ pub(super) fn hub_config(
         "qwen3moe" => qwen3_moe(&hp)?,
         "olmoe" => olmoe(&hp)?,
         "gpt-oss" => gpt_oss(&hp)?,
+        "gemma4" => gemma4(&hp)?,
         "glm4moe" => glm4_moe(&hp)?,
         "granitemoe" => granite_moe(&hp)?,
         "deepseek2" => deepseek(&hp)?,
+        "mistral4" => mistral4(&hp)?,
+        "dots1" => dots1(&hp)?,
+        "exaone-moe" => exaone_moe(&hp)?,
         "ernie4_5-moe" => ernie(&hp)?,
         "lfm2moe" => lfm2_moe(&hp)?,
         "phimoe" => phimoe(&hp)?,
         "qwen3next" => qwen3_next(&hp)?,
         "qwen35moe" => qwen35_moe(&hp)?,
         "minimax-m2" => minimax_m2(&hp)?,
+        "hunyuan-moe" => hunyuan_moe(&hp)?,
         "hy_v3" => hy_v3(&hp)?,
+        "smallthinker" => smallthinker(&hp)?,
         "llama4" => llama4(&hp)?,
+        "mellum" => mellum(&hp)?,
+        "afmoe" => afmoe(&hp)?,
+        "laguna" => laguna(&hp)?,
+        "mimo2" => mimo2(&hp)?,
+        "step35" => step35(&hp)?,
+        "bailingmoe" => bailingmoe(&hp)?,
+        "bailingmoe2" => bailingmoe2(&hp)?,
         other => return Err(hp.unsupported(format!("has the architecture '{other}', which is not supported"))),
     };
     let mut config = hp.common()?;
@@ -99,13 +120,6 @@ fn olmoe(hp: &Hyperparameters) -> Result<Keys> {
 
 fn gpt_oss(hp: &Hyperparameters) -> Result<Keys> {
     hp.whole_heads_rotate()?;
-    let layers = hp.layers()?;
-    let pattern = hp.key("attention.sliding_window_pattern")?;
-    let sliding: Vec<bool> = match hp.metadata.flags(&pattern)? {
-        Some(given) => given.to_vec(),
-        None => (0..layers).map(|layer| layer % 2 == 0).collect(),
-    };
-    let kind = |sliding: &bool| if *sliding { "sliding_attention" } else { "full_attention" };
     Ok(keys(json!({
         "model_type": "gpt_oss",
         "head_dim": hp.head_dim()?,
@@ -114,7 +128,7 @@ fn gpt_oss(hp: &Hyperparameters) -> Result<Keys> {
         "num_experts_per_tok": hp.uint("expert_used_count")?,
         "sliding_window": hp.uint("attention.sliding_window")?,
         "swiglu_limit": 7.0,
-        "layer_types": sliding.iter().take(layers as usize).map(kind).collect::<Vec<_>>(),
+        "layer_types": layer_types(&sliding_layers(hp, 2)?),
         "attention_bias": true,
     })))
 }
@@ -122,31 +136,26 @@ fn gpt_oss(hp: &Hyperparameters) -> Result<Keys> {
 fn glm4_moe(hp: &Hyperparameters) -> Result<Keys> {
     hp.scores_are(SIGMOID_SCORES)?;
     let head_dim = hp.head_dim()?;
-    Ok(keys(json!({
+    let mut own = hp.deepseek_ffn()?;
+    own.extend(keys(json!({
         "model_type": "glm4_moe",
         "head_dim": head_dim,
         "partial_rotary_factor": hp.uint_or("rope.dimension_count", head_dim)? as f64 / head_dim as f64,
-        "intermediate_size": hp.uint("feed_forward_length")?,
-        "moe_intermediate_size": hp.uint("expert_feed_forward_length")?,
-        "n_routed_experts": hp.uint("expert_count")?,
-        "n_shared_experts": hp.uint("expert_shared_count")?,
-        "num_experts_per_tok": hp.uint("expert_used_count")?,
-        "first_k_dense_replace": hp.uint_or("leading_dense_block_count", 0)?,
-        "n_group": hp.uint_or("expert_group_count", 1)?,
-        "topk_group": hp.uint_or("expert_group_used_count", 1)?,
-        "norm_topk_prob": hp.flag_or("expert_weights_norm", false)?,
-        "routed_scaling_factor": hp.scale()?,
         "attention_bias": hp.has("model.layers.0.self_attn.q_proj.bias"),
         "use_qk_norm": hp.has("model.layers.0.self_attn.q_norm.weight"),
-    })))
+    })));
+    Ok(own)
 }
 
 fn granite_moe(hp: &Hyperparameters) -> Result<Keys> {
     hp.usual_head_dim()?;
     let multiplier = |key: &str| Ok::<_, StoreError>(hp.opt_float(key)?.filter(|m| *m != 0.0));
     let attention = multiplier("attention.scale")?.unwrap_or((hp.head_dim()? as f64).powf(-0.5));
+    let shared = hp.opt_uint("expert_shared_feed_forward_length")?.filter(|width| *width > 0);
     Ok(keys(json!({
-        "model_type": "granitemoe",
+        "model_type": if shared.is_some() { "granitemoeshared" } else { "granitemoe" },
+        "shared_intermediate_size": shared,
+        "split_shared_mlp": shared.map(|_| true),
         "intermediate_size": hp.expert_width()?,
         "num_local_experts": hp.uint("expert_count")?,
         "num_experts_per_tok": hp.uint("expert_used_count")?,
@@ -159,21 +168,39 @@ fn granite_moe(hp: &Hyperparameters) -> Result<Keys> {
 }
 
 fn deepseek(hp: &Hyperparameters) -> Result<Keys> {
+    // Older files of GLM-4.7-Flash do not say which scores it has; a bias for the choice belongs to the sigmoid.
+    let biased = (0..hp.layers()?).any(|l| hp.has(&format!("model.layers.{l}.mlp.gate.e_score_correction_bias")));
+    let scores = hp.uint_or("expert_gating_func", if biased { SIGMOID_SCORES } else { SOFTMAX_SCORES })?;
     if hp.opt_float("attention.temperature_scale")?.is_some_and(|s| s != 0.0) {
-        return Err(hp.unsupported("scales the attention temperature by position, which is not supported"));
+        return match (scores, biased) {
+            (SOFTMAX_SCORES, false) => mistral4(hp),
+            _ => Err(hp.unsupported("scales the attention temperature by position, which its gate does not go with")),
+        };
     }
     let groups = hp.uint_or("expert_group_count", 1)?;
-    let (model_type, method, scores) = match hp.uint_or("expert_gating_func", SOFTMAX_SCORES)? {
+    let (model_type, method, scores) = match scores {
         SIGMOID_SCORES => ("deepseek_v3", "noaux_tc", "sigmoid"),
         SOFTMAX_SCORES if groups > 1 => ("deepseek_v2", "group_limited_greedy", "softmax"),
         SOFTMAX_SCORES => ("deepseek_v2", "greedy", "softmax"),
         other => return Err(hp.unsupported(format!("uses the unknown expert gating function {other}"))),
     };
+    let mut own = latent(hp)?;
+    own.extend(keys(json!({
+        "model_type": model_type,
+        "moe_layer_freq": 1,
+        "topk_method": method,
+        "scoring_func": scores,
+    })));
+    Ok(own)
+}
+
+/// The keys of models with the latent attention of DeepSeek.
+fn latent(hp: &Hyperparameters) -> Result<Keys> {
     let key_width = hp.uint_or("attention.key_length_mla", hp.uint_or("attention.key_length", 0)?)?;
     let rotated = hp.uint("rope.dimension_count")?;
     let plain = key_width.checked_sub(rotated).filter(|w| *w > 0);
-    Ok(keys(json!({
-        "model_type": model_type,
+    let mut own = hp.deepseek_ffn()?;
+    own.extend(keys(json!({
         "num_key_value_heads": hp.heads()?,
         "q_lora_rank": hp.opt_uint("attention.q_lora_rank")?,
         "kv_lora_rank": hp.uint("attention.kv_lora_rank")?,
@@ -181,21 +208,51 @@ fn deepseek(hp: &Hyperparameters) -> Result<Keys> {
         "qk_nope_head_dim": hp.metadata.need("attention.key_length", plain)?,
         "qk_rope_head_dim": rotated,
         "v_head_dim": hp.uint_or("attention.value_length_mla", hp.uint("attention.value_length")?)?,
-        "intermediate_size": hp.uint("feed_forward_length")?,
-        "moe_intermediate_size": hp.uint("expert_feed_forward_length")?,
-        "n_routed_experts": hp.uint("expert_count")?,
-        "n_shared_experts": hp.uint("expert_shared_count")?,
-        "num_experts_per_tok": hp.uint("expert_used_count")?,
-        "first_k_dense_replace": hp.uint_or("leading_dense_block_count", 0)?,
-        "moe_layer_freq": 1,
-        "n_group": groups,
-        "topk_group": hp.uint_or("expert_group_used_count", 1)?,
-        "topk_method": method,
-        "scoring_func": scores,
-        "norm_topk_prob": hp.flag_or("expert_weights_norm", false)?,
-        "routed_scaling_factor": hp.scale()?,
         "attention_bias": false,
-    })))
+    })));
+    Ok(own)
+}
+
+/// llama.cpp's converter does not write the scaling of queries by position, which the published model has.
+fn mistral4(hp: &Hyperparameters) -> Result<Keys> {
+    hp.scores_are(SOFTMAX_SCORES)?;
+    let trained = hp.uint_or("rope.scaling.original_context_length", MISTRAL4_TRAINED)?;
+    if hp.uint_or("attention.temperature_length", trained)? != trained {
+        return Err(hp.unsupported("scales queries from another position on than RoPE, which is not supported"));
+    }
+    let mut rope = rope_object(hp.rope_scaling()?);
+    rope.extend(keys(json!({
+        "rope_theta": hp.opt_float("rope.freq_base")?.unwrap_or(10000.0),
+        "original_max_position_embeddings": trained,
+        "llama_4_scaling_beta": hp.opt_float("attention.temperature_scale")?.unwrap_or(MISTRAL4_BETA),
+    })));
+    let mut own = latent(hp)?;
+    own.extend(keys(json!({
+        "model_type": "mistral4", "rope_parameters": rope, "rope_scaling": null, "rope_theta": null,
+    })));
+    Ok(own)
+}
+
+/// The `rope_scaling` of the config as an object that other keys can be added to.
+pub(super) fn rope_object(scaling: Value) -> Keys {
+    match keys(scaling) {
+        none if none.is_empty() => keys(json!({ "rope_type": "default" })),
+        some => some,
+    }
+}
+
+fn dots1(hp: &Hyperparameters) -> Result<Keys> {
+    hp.scores_are(SIGMOID_SCORES)?;
+    hp.whole_heads_rotate()?;
+    let mut own = hp.deepseek_ffn()?;
+    own.extend(keys(json!({
+        "model_type": "dots1",
+        "head_dim": hp.head_dim()?,
+        "sliding_window": null,
+        "layer_types": vec!["full_attention"; hp.layers()? as usize],
+        "attention_bias": false,
+    })));
+    Ok(own)
 }
 
 fn ernie(hp: &Hyperparameters) -> Result<Keys> {
@@ -312,12 +369,24 @@ fn minimax_m2(hp: &Hyperparameters) -> Result<Keys> {
     })))
 }
 
+fn hunyuan_moe(hp: &Hyperparameters) -> Result<Keys> {
+    hp.whole_heads_rotate()?;
+    let width = hp.expert_width()?;
+    Ok(keys(json!({
+        "model_type": "hunyuan_v1_moe",
+        "head_dim": hp.head_dim()?,
+        "intermediate_size": hp.uint_or("expert_shared_feed_forward_length", width)?,
+        "moe_intermediate_size": width,
+        "num_experts": hp.uint("expert_count")?,
+        "moe_topk": hp.uint("expert_used_count")?,
+        "attention_bias": false,
+    })))
+}
+
 fn hy_v3(hp: &Hyperparameters) -> Result<Keys> {
     hp.scores_are(SIGMOID_SCORES)?;
     hp.whole_heads_rotate()?;
     let width = hp.uint("expert_feed_forward_length")?;
-    let shared = hp.uint_or("expert_shared_feed_forward_length", width)?;
-    let shared = shared.checked_div(width).filter(|count| count * width == shared);
     let dense = |layer| hp.has(&format!("model.layers.{layer}.mlp.gate_proj.weight"));
     let kind = |layer| if dense(layer) { "dense" } else { "sparse" };
     Ok(keys(json!({
@@ -325,7 +394,7 @@ fn hy_v3(hp: &Hyperparameters) -> Result<Keys> {
         "head_dim": hp.head_dim()?,
         "intermediate_size": hp.uint("feed_forward_length")?,
         "moe_intermediate_size": width,
-        "num_shared_experts": hp.metadata.need("shared experts as wide as whole experts", shared)?,
+        "num_shared_experts": hp.shared_experts()?,
         "num_experts": hp.uint("expert_count")?,
         "num_experts_per_tok": hp.uint("expert_used_count")?,
         "mlp_layer_types": (0..hp.layers()?).map(kind).collect::<Vec<_>>(),

@@ -70,7 +70,7 @@ impl<'a> Hyperparameters<'a> {
         let heads = self.heads()?;
         let arch = self.metadata.architecture()?;
         let shared_heads = match arch {
-            "lfm2moe" => Value::Null,
+            "lfm2moe" | "gemma4" | "mimo2" | "step35" => Value::Null,
             _ => self.uint_or("attention.head_count_kv", heads)?.into(),
         };
         let id = |what: &str| self.metadata.uint(&format!("tokenizer.ggml.{what}_token_id"));
@@ -93,8 +93,7 @@ impl<'a> Hyperparameters<'a> {
     }
 
     fn vocabulary(&self) -> Result<usize> {
-        let rows = self.tensors.get("model.embed_tokens.weight").and_then(|v| v.meta.shape.first()).copied();
-        let rows = rows.ok_or_else(|| {
+        let rows = self.rows("model.embed_tokens.weight").ok_or_else(|| {
             StoreError::new(StoreErrorKind::Missing, self.metadata.path(), "has no tensor 'token_embd.weight'")
         })?;
         match self.metadata.texts("tokenizer.ggml.tokens")? {
@@ -104,6 +103,22 @@ impl<'a> Hyperparameters<'a> {
             }
             _ => Ok(rows),
         }
+    }
+
+    /// The keys of feed-forward parts with the gate of DeepSeek-V3.
+    pub fn deepseek_ffn(&self) -> Result<Keys> {
+        Ok(keys(json!({
+            "intermediate_size": self.uint("feed_forward_length")?,
+            "moe_intermediate_size": self.uint("expert_feed_forward_length")?,
+            "n_routed_experts": self.uint("expert_count")?,
+            "n_shared_experts": self.uint("expert_shared_count")?,
+            "num_experts_per_tok": self.uint("expert_used_count")?,
+            "first_k_dense_replace": self.uint_or("leading_dense_block_count", 0)?,
+            "n_group": self.uint_or("expert_group_count", 1)?,
+            "topk_group": self.uint_or("expert_group_used_count", 1)?,
+            "norm_topk_prob": self.flag_or("expert_weights_norm", false)?,
+            "routed_scaling_factor": self.scale()?,
+        })))
     }
 
     pub fn qwen(&self, model_type: &str, normalised: bool) -> Result<Keys> {
@@ -125,13 +140,18 @@ impl<'a> Hyperparameters<'a> {
         })))
     }
 
-    fn rope_scaling(&self) -> Result<Value> {
+    pub fn rope_scaling(&self) -> Result<Value> {
+        self.rope_scaling_of(None)
+    }
+
+    /// As [`rope_scaling`](Self::rope_scaling); `pairs` of each head are divided by a tensor of the file, or as many as it has.
+    pub fn rope_scaling_of(&self, pairs: Option<u64>) -> Result<Value> {
         let factor = match self.opt_float("rope.scaling.factor")? {
             None => self.opt_float("rope.scale_linear")?,
             some => some,
         };
         let factor = factor.filter(|f| *f != 0.0).unwrap_or(1.0);
-        match self.divided_frequencies()? {
+        match self.divided_frequencies(pairs)? {
             Some(_) if factor != 1.0 => return Err(self.unsupported("scales RoPE both by a factor and by tensors")),
             Some(divided) => return Ok(divided),
             None => {}
@@ -147,8 +167,9 @@ impl<'a> Hyperparameters<'a> {
 
     /// RoPE whose frequencies are divided by tensors of the file: one list of divisors, or one for sequences up to the
     /// original context and one for longer sequences.
-    fn divided_frequencies(&self) -> Result<Option<Value>> {
-        let factors = |name: &str| self.rope_factors.of(name);
+    fn divided_frequencies(&self, pairs: Option<u64>) -> Result<Option<Value>> {
+        let cut = |all: &'a [f32]| pairs.map_or(all, |pairs| &all[..all.len().min(pairs as usize)]);
+        let factors = |name: &str| self.rope_factors.of(name).map(cut);
         let context = self.uint("context_length")?;
         if let Some(all) = factors("rope_freqs.weight") {
             return Ok(Some(longrope([all, all], context, 1.0)));
@@ -178,7 +199,7 @@ impl<'a> Hyperparameters<'a> {
         let times = self.opt_float("rope.scaling.attn_factor")?.filter(|f| *f != 1.0);
         let given = self.opt_float("rope.scaling.yarn_attn_factor")?;
         set("attention_factor", given.or(times.map(|t| t * (0.1 * factor.ln() + 1.0))));
-        if self.metadata.architecture()? == "deepseek2" {
+        if ["deepseek2", "mistral4"].contains(&self.metadata.architecture()?) {
             // GGUF stores a tenth of the hub's value; rounding removes the error of the division.
             let mscale = self.opt_float("rope.scaling.yarn_log_multiplier")?.map(|m| (m * 1e7).round() / 1e6);
             set("mscale", mscale);
@@ -190,8 +211,13 @@ impl<'a> Hyperparameters<'a> {
         Ok(Value::Object(yarn))
     }
 
+    /// The query heads; where layers have different numbers of them, the largest.
     pub fn heads(&self) -> Result<u64> {
-        let heads = self.uint("attention.head_count")?;
+        let per_layer = self.metadata.ints(&self.key("attention.head_count")?);
+        let heads = match per_layer.ok().flatten().and_then(|all| all.iter().max()) {
+            Some(most) => u64::try_from(*most).unwrap_or(0),
+            None => self.uint("attention.head_count")?,
+        };
         self.metadata.need("attention.head_count above 0", Some(heads).filter(|h| *h > 0))
     }
 
@@ -237,6 +263,17 @@ impl<'a> Hyperparameters<'a> {
         }
     }
 
+    /// Checks that all layers have the same base of RoPE.
+    pub fn one_rope_base(&self) -> Result<()> {
+        let base = self.opt_float("rope.freq_base")?;
+        match self.opt_float("rope.freq_base_swa")?.filter(|of_windows| Some(*of_windows) != base) {
+            None => Ok(()),
+            Some(_) => {
+                Err(self.unsupported("has a RoPE base of its own for layers with windows, which is not supported"))
+            }
+        }
+    }
+
     pub fn scores_are(&self, wanted: u64) -> Result<()> {
         match self.uint_or("expert_gating_func", wanted)? {
             scores if scores == wanted => Ok(()),
@@ -253,8 +290,26 @@ impl<'a> Hyperparameters<'a> {
         }
     }
 
+    /// The number of shared experts, by their joint width.
+    pub fn shared_experts(&self) -> Result<u64> {
+        let width = self.uint("expert_feed_forward_length")?;
+        let shared = self.uint_or("expert_shared_feed_forward_length", width)?;
+        let count = shared.checked_div(width).filter(|count| count * width == shared);
+        self.metadata.need("shared experts as wide as whole experts", count)
+    }
+
     pub fn scale(&self) -> Result<f64> {
         Ok(self.opt_float("expert_weights_scale")?.filter(|s| *s != 0.0).unwrap_or(1.0))
+    }
+
+    /// The divisors of RoPE's frequencies in a tensor of the file.
+    pub fn rope_divisors(&self, tensor: &str) -> Option<&[f32]> {
+        self.rope_factors.of(tensor)
+    }
+
+    /// The rows of a tensor, if the file has it.
+    pub fn rows(&self, tensor: &str) -> Option<usize> {
+        self.tensors.get(tensor).and_then(|tensor| tensor.meta.shape.first()).copied()
     }
 
     pub fn has(&self, tensor: &str) -> bool {

@@ -105,6 +105,14 @@ impl Metadata {
         self.get(key, "a list of booleans", |v| if let Value::Flags(l) = v { Some(l.as_slice()) } else { None })
     }
 
+    /// A list of booleans, which some files have as a list of numbers.
+    pub fn flags_or_numbers(&self, key: &str) -> Result<Option<Vec<bool>>> {
+        match self.values.get(key) {
+            Some(Value::Ints(numbers)) => Ok(Some(numbers.iter().map(|n| *n != 0).collect())),
+            _ => Ok(self.flags(key)?.map(<[bool]>::to_vec)),
+        }
+    }
+
     pub fn texts(&self, key: &str) -> Result<Option<&[String]>> {
         self.get(key, "a list of strings", |v| if let Value::Texts(l) = v { Some(l.as_slice()) } else { None })
     }

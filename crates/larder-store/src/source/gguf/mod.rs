@@ -19,6 +19,7 @@ use crate::{
 };
 
 mod architectures;
+mod bailing_moe;
 mod config;
 mod cursor;
 mod hyperparameters;
@@ -28,8 +29,10 @@ mod parts;
 mod pretokenizer;
 mod reader;
 mod rope_factors;
+mod sliding;
 mod stored;
 mod tokenizer;
+mod typed_layers;
 
 #[cfg(test)]
 mod tests;

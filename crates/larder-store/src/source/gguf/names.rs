@@ -178,7 +178,7 @@ fn is_half(name: &str) -> bool {
 
 /// Whether it belongs to an expert: `ffn_gate_exps.weight`, or `ffn_gate.3.weight` in older files.
 fn is_expert(part: &str) -> bool {
-    if part.contains("_exps.") {
+    if part.ends_with("_exps.weight") || part.ends_with("_exps.bias") {
         return true;
     }
     let number = ["ffn_gate.", "ffn_up.", "ffn_down."].iter().find_map(|p| part.strip_prefix(p));
@@ -215,7 +215,7 @@ mod tests {
             assert!(is_expert(part), "{part}");
         }
         for part in
-            ["ffn_gate.weight", "ffn_gate_inp.weight", "ffn_gate_shexp.weight", "ffn_up.x.weight", "exp_probs_b.bias"]
+            ["ffn_gate.weight", "ffn_gate_inp.weight", "ffn_gate_shexp.weight", "ffn_up.x.weight", "ffn_up_exps.scale"]
         {
             assert!(!is_expert(part), "{part}");
         }

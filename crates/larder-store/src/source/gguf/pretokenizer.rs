@@ -33,13 +33,17 @@ const PRE_TOKENIZERS: &[PreTokenizer] = &[
     PreTokenizer { names: &["gpt-2", "mpt", "jais", "trillion", "granite-docling"], ..PLAIN },
     PreTokenizer { names: &["olmo"], nfc: true, ..PLAIN },
     PreTokenizer {
-        names: &["refact", "smollm", "starcoder", "command-r", "codeshell"],
+        names: &["refact", "smollm", "starcoder", "command-r", "codeshell", "mellum2"],
         steps: &[Digits, Gpt2],
         ..PLAIN
     },
     PreTokenizer { names: &["qwen2"], steps: &[At(ONE_DIGIT)], nfc: true, ..PLAIN },
     PreTokenizer { names: &["qwen35"], steps: &[At(ONE_DIGIT_AND_MARKS)], nfc: true, ..PLAIN },
-    PreTokenizer { names: &["stablelm2", "hunyuan", "deepseek-r1-qwen"], steps: &[At(ONE_DIGIT)], ..PLAIN },
+    PreTokenizer {
+        names: &["stablelm2", "hunyuan", "deepseek-r1-qwen", "solar-open"],
+        steps: &[At(ONE_DIGIT)],
+        ..PLAIN
+    },
     PreTokenizer {
         names: &["llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2"],
         steps: &[At(THREE_DIGITS)],
@@ -48,6 +52,12 @@ const PRE_TOKENIZERS: &[PreTokenizer] = &[
         ..PLAIN
     },
     PreTokenizer { names: &["glm4", "chatglm-bpe", "dbrx", "smaug-bpe"], steps: &[At(THREE_DIGITS)], ..PLAIN },
+    PreTokenizer { names: &["bailingmoe", "bailingmoe2", "llada-moe"], steps: &[At(ONE_DIGIT_AND_LINE)], ..PLAIN },
+    PreTokenizer { names: &["laguna"], steps: &[At(r"[^\n]+|[\n]+"), At(ONE_DIGIT)], ..PLAIN },
+    PreTokenizer { names: &["afmoe"], steps: &[At(THREE_FROM_THE_END), At(ASIAN), At(PUNCTUATED)], ..PLAIN },
+    PreTokenizer { names: &["exaone-moe"], steps: &[At(SPACED_LETTERS)], ..PLAIN },
+    PreTokenizer { names: &["kimi-k2"], steps: &[At(CASED_BESIDE_HAN)], ..PLAIN },
+    PreTokenizer { names: &["tekken"], steps: &[At(CASED_ONE_DIGIT)], ignore_merges: true, adds_bos: true, ..PLAIN },
     PreTokenizer { names: &["gpt-4o", "llama4", "minimax-m2"], steps: &[At(CASED)], ..PLAIN },
     PreTokenizer {
         names: &["deepseek-llm"],
@@ -102,12 +112,35 @@ const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]
 const ONE_DIGIT: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
+/// [`ONE_DIGIT`] with one line break per word and possessive quantifiers.
+const ONE_DIGIT_AND_LINE: &str =
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+";
+
 /// [`ONE_DIGIT`] with combining marks as parts of words.
 const ONE_DIGIT_AND_MARKS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 const THREE_DIGITS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 const CASED: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// Groups of three digits, counted from the end of a number; what is left over comes first.
+const THREE_FROM_THE_END: &str = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))";
+
+/// Scripts of Asia, most of them without spaces between words.
+const ASIAN: &str = concat!(
+    r"[\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{8C48}-\x{FAFF}\x{3040}-\x{309F}\x{30A0}-\x{30FF}\x{FF65}-\x{FF9F}",
+    r"\x{2F00}-\x{2FDF}\x{E40}-\x{E7F}\x{E80}-\x{EFF}\x{1780}-\x{17FF}\x{1000}-\x{109F}\x{AA60}-\x{AA7F}",
+    r"\x{A9E0}-\x{A9FF}\x{AC00}-\x{D7AF}\x{1100}-\x{11FF}]+",
+);
+
+/// [`CASED`] with one digit per word and without the endings of contractions.
+const CASED_ONE_DIGIT: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// [`CASED`] where Chinese characters are words apart from letters.
+const CASED_BESIDE_HAN: &str = r"[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// [`ONE_DIGIT`] where words of letters are joined by single spaces.
+const SPACED_LETTERS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+";
 
 const PUNCTUATED: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
 

@@ -1,6 +1,6 @@
 //! Builds the tokenizer files of the hub from the vocabulary in a GGUF file's metadata.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use serde_json::{Map, Value, json};
 
@@ -14,6 +14,19 @@ mod kind {
     pub const CONTROL: i64 = 3;
     pub const USER_DEFINED: i64 = 4;
 }
+
+/// The key of the tokenizer model.
+const MODEL: &str = "tokenizer.ggml.model";
+
+/// The tokenizer model of Gemma 4.
+const GEMMA4: &str = "gemma4";
+
+/// Tokens that end a turn, by tokenizer model or pre-tokenizer; files name at most one of them as an end.
+const TURN_ENDS: [(&str, [&str; 2]); 3] = [
+    (GEMMA4, ["<turn|>", "<|tool_response>"]),
+    ("kimi-k2", ["<|im_end|>", "[EOT]"]),
+    ("solar-open", ["<|flush|>", "<|calls|>"]),
+];
 
 /// The character by which SentencePiece replaces a space.
 const SPACE: &str = "\u{2581}";
@@ -63,7 +76,9 @@ pub(super) fn generation_config(metadata: &Metadata) -> Result<Value> {
     let id = |what: &str| metadata.uint(&format!("tokenizer.ggml.{what}_token_id"));
     // Ends of a turn (eot) and of a message (eom) end a generation, like the end of text.
     let mut ends: Vec<u64> = [id("eos")?, id("eot")?, id("eom")?].into_iter().flatten().collect();
-    ends.dedup();
+    ends.extend(Vocabulary::of(metadata)?.turn_ends()?.into_iter().map(|id| id as u64));
+    let mut seen = HashSet::new();
+    ends.retain(|id| seen.insert(*id));
     let mut config = Map::new();
     config.extend(id("bos")?.map(|id| ("bos_token_id".to_owned(), id.into())));
     match ends.as_slice() {
@@ -88,9 +103,10 @@ enum TokenizerModel {
 
 fn model(metadata: &Metadata) -> Result<TokenizerModel> {
     let unsupported = |what: String| Err(StoreError::new(StoreErrorKind::Unsupported, metadata.path(), what));
-    let model = metadata.need("tokenizer.ggml.model", metadata.text("tokenizer.ggml.model")?)?;
+    let model = metadata.need(MODEL, metadata.text(MODEL)?)?;
     match model {
-        "llama" => Ok(TokenizerModel::Pieces),
+        // Gemma 4 says by which merges pieces join; like the others it merges over the whole text.
+        "llama" | GEMMA4 => Ok(TokenizerModel::Pieces),
         "gpt2" => {
             let pre = metadata.text("tokenizer.ggml.pre")?.unwrap_or("default");
             match PreTokenizer::named(pre) {
@@ -100,7 +116,9 @@ fn model(metadata: &Metadata) -> Result<TokenizerModel> {
                 }
             }
         }
-        other => unsupported(format!("has the tokenizer model '{other}'; 'gpt2' and 'llama' are supported")),
+        other => {
+            unsupported(format!("has the tokenizer model '{other}'; 'gpt2', 'llama' and '{GEMMA4}' are supported"))
+        }
     }
 }
 
@@ -149,10 +167,17 @@ impl<'a> Vocabulary<'a> {
         self.kinds.map_or(kind::NORMAL, |kinds| kinds[id])
     }
 
+    /// The tokens of [`TURN_ENDS`] for this tokenizer. Files may have them as plain tokens.
+    fn turn_ends(&self) -> Result<Vec<usize>> {
+        let kinds = [self.metadata.text(MODEL)?, self.metadata.text("tokenizer.ggml.pre")?];
+        let known = TURN_ENDS.iter().filter(|(kind, _)| kinds.contains(&Some(kind)));
+        Ok(known.flat_map(|(_, ends)| ends).filter_map(|token| self.ids.get(token).copied()).collect())
+    }
+
     /// Tokens that are recognised in a text before it is split into words.
     fn added_tokens(&self) -> Result<Vec<Value>> {
         let parts = ["bos", "eos", "padding"].map(|part| self.named(part));
-        let mut special = Vec::new();
+        let mut special = self.turn_ends()?;
         for part in parts {
             special.extend(part?.map(|(id, _)| id));
         }
@@ -206,7 +231,8 @@ impl<'a> Vocabulary<'a> {
             Some(written) => written,
             None => self.merges_by_score()?,
         };
-        let prefix = self.metadata.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+        let usual = self.metadata.text(MODEL)? != Some(GEMMA4);
+        let prefix = self.metadata.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(usual);
         let mut normalizers = vec![json!({ "type": "Replace", "pattern": { "String": " " }, "content": SPACE })];
         let mut decoders = vec![
             json!({ "type": "Replace", "pattern": { "String": SPACE }, "content": " " }),

@@ -6,32 +6,40 @@ use super::builder::{F32, GgufBuilder, Q8_0};
 use crate::source::Source;
 
 /// One layer of `arch` with an embedding, experts, and the tensors `parts`.
-fn layer(arch: &str, parts: &[&str]) -> GgufBuilder {
+pub(super) fn layer(arch: &str, parts: &[&str]) -> GgufBuilder {
+    layer_with(arch, parts, 1, Some(2))
+}
+
+/// The first of `blocks` layers of `arch` with an embedding, experts, and the tensors `parts`; with `heads` query heads, if
+/// they are the same in all layers.
+pub(super) fn layer_with(arch: &str, parts: &[&str], blocks: u32, heads: Option<u32>) -> GgufBuilder {
     let mut file = GgufBuilder::new()
         .text("general.architecture", arch)
-        .uint(&format!("{arch}.block_count"), 1)
+        .uint(&format!("{arch}.block_count"), blocks)
         .uint(&format!("{arch}.context_length"), 64)
         .uint(&format!("{arch}.embedding_length"), 8)
         .uint(&format!("{arch}.feed_forward_length"), 12)
         .uint(&format!("{arch}.expert_feed_forward_length"), 4)
-        .uint(&format!("{arch}.attention.head_count"), 2)
         .uint(&format!("{arch}.expert_count"), 4)
         .uint(&format!("{arch}.expert_used_count"), 2)
         .float(&format!("{arch}.attention.layer_norm_rms_epsilon"), 1e-6)
         .counting("token_embd.weight", &[8, 5], 0)
         .counting("blk.0.ffn_gate_exps.weight", &[8, 4, 4], 0);
+    if let Some(heads) = heads {
+        file = file.uint(&format!("{arch}.attention.head_count"), heads);
+    }
     for part in parts {
         file = file.counting(&format!("blk.0.{part}"), &[8], 0);
     }
     file
 }
 
-fn config(file: &GgufBuilder) -> Value {
+pub(super) fn config(file: &GgufBuilder) -> Value {
     file.open().unwrap().config().clone()
 }
 
 /// Asserts that `config` has these keys with these values; null stands for a missing key.
-fn has(config: &Value, wanted: Value) {
+pub(super) fn has(config: &Value, wanted: Value) {
     for (key, value) in wanted.as_object().unwrap() {
         assert_eq!(config.get(key).unwrap_or(&Value::Null), value, "{key} of {config}");
     }
@@ -307,4 +315,138 @@ fn values_that_the_converter_changed_are_those_of_the_hub() {
     let quantised = qwen3_next().tensor("blk.0.attn_norm.weight", &[32], Q8_0, &[0; 34]);
     let error = quantised.open().err().unwrap().message;
     assert_eq!(error, "has the tensor 'blk.0.attn_norm.weight' in q8_0; it must be in f32");
+}
+
+/// A layer of Gemma 4 with full attention whose keys serve as values, and RoPE that turns `divisors`.
+fn gemma4(divisors: &[f32]) -> GgufBuilder {
+    let bytes: Vec<u8> = divisors.iter().flat_map(|by| by.to_le_bytes()).collect();
+    layer("gemma4", &["attn_k.weight", "ffn_down_exps.scale", "layer_output_scale.weight"])
+        .uint("gemma4.attention.head_count_kv", 1)
+        .uint("gemma4.attention.key_length", 8)
+        .uint("gemma4.attention.value_length", 8)
+        .uint("gemma4.attention.key_length_swa", 4)
+        .uint("gemma4.attention.sliding_window", 16)
+        .flags("gemma4.attention.sliding_window_pattern", &[false])
+        .tensor("rope_freqs.weight", &[divisors.len() as u64], F32, &bytes)
+}
+
+#[test]
+fn gemma_4_has_heads_by_layer_and_rope_for_some_pairs() {
+    let source = gemma4(&[1.0, 1e30, 1e30, 1e30]).open().unwrap();
+    let names = source.names();
+    for name in ["model.layers.0.router.per_expert_scale", "model.layers.0.layer_scalar"] {
+        assert!(names.contains(&name), "{name}");
+    }
+    has(
+        source.config(),
+        json!({
+            "model_type": "gemma4_text", "hidden_act": null, "rope_scaling": null, "head_dim": 4,
+            "per_layer_config": { "0": { "head_dim": 8, "num_key_value_heads": 1 } }, "attention_k_eq_v": true,
+            "layer_types": ["full_attention"], "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0,
+            "rope_parameters": {
+                "sliding_attention": { "rope_type": "default", "rope_theta": 10000.0 },
+                "full_attention": { "rope_type": "proportional", "rope_theta": 10000.0, "partial_rotary_factor": 0.25 },
+            },
+        }),
+    );
+    for divisors in [&[1.0, 2.0, 1e30, 1e30][..], &[1.0, 1e30], &[1e30; 4]] {
+        let error = gemma4(divisors).open().err().unwrap().message;
+        assert!(error.contains("divisors in 'rope_freqs.weight'"), "{error}");
+    }
+}
+
+#[test]
+fn a_scale_of_experts_is_unknown_where_the_architecture_has_none() {
+    let error = layer("qwen3moe", &["ffn_down_exps.scale"]).open().err().unwrap().message;
+    assert!(error.contains("'blk.0.ffn_down_exps.scale', which is unknown"), "{error}");
+}
+
+fn latent(arch: &str, parts: &[&str]) -> GgufBuilder {
+    layer(arch, parts)
+        .uint(&format!("{arch}.attention.kv_lora_rank"), 4)
+        .uint(&format!("{arch}.attention.key_length"), 6)
+        .uint(&format!("{arch}.attention.value_length"), 4)
+        .uint(&format!("{arch}.attention.key_length_mla"), 6)
+        .uint(&format!("{arch}.attention.value_length_mla"), 5)
+        .uint(&format!("{arch}.rope.dimension_count"), 2)
+        .uint(&format!("{arch}.expert_shared_count"), 1)
+}
+
+#[test]
+fn a_bias_for_the_choice_stands_for_sigmoid_scores() {
+    let old = config(&latent("deepseek2", &["exp_probs_b.bias"]));
+    has(
+        &old,
+        json!({ "model_type": "deepseek_v3", "scoring_func": "sigmoid", "qk_nope_head_dim": 4, "v_head_dim": 5 }),
+    );
+    has(&config(&latent("deepseek2", &[])), json!({ "model_type": "deepseek_v2", "scoring_func": "softmax" }));
+}
+
+#[test]
+fn mistral_4_scales_queries_by_position() {
+    let rope = |file: GgufBuilder| config(&file)["rope_parameters"].clone();
+    let given = json!({
+        "rope_type": "default", "rope_theta": 10000.0, "original_max_position_embeddings": 8192,
+        "llama_4_scaling_beta": 0.1,
+    });
+    assert_eq!(rope(latent("mistral4", &[])), given);
+    let file = latent("mistral4", &[])
+        .text("mistral4.rope.scaling.type", "yarn")
+        .float("mistral4.rope.scaling.factor", 4.0)
+        .uint("mistral4.rope.scaling.original_context_length", 16)
+        .float("mistral4.rope.scaling.yarn_log_multiplier", 0.1)
+        .float("mistral4.attention.temperature_scale", 0.5);
+    let wanted = json!({
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 10000.0,
+        "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5,
+    });
+    assert_eq!(rope(file.clone()), wanted);
+    assert!(file.uint("mistral4.attention.temperature_length", 8).open().is_err());
+    // Files that were converted from Mistral's own format have the same parts under another name.
+    let other = latent("deepseek2", &[]).float("deepseek2.attention.temperature_scale", 0.5);
+    has(&config(&other), json!({ "model_type": "mistral4" }));
+}
+
+#[test]
+fn a_shared_expert_makes_another_granite() {
+    has(&config(&layer("granitemoe", &[])), json!({ "model_type": "granitemoe", "split_shared_mlp": null }));
+    let shared = layer("granitemoe", &["ffn_up_shexp.weight"]).uint("granitemoe.expert_shared_feed_forward_length", 6);
+    has(
+        &config(&shared),
+        json!({ "model_type": "granitemoeshared", "shared_intermediate_size": 6, "split_shared_mlp": true }),
+    );
+}
+
+#[test]
+fn sliding_layers_are_counted() {
+    let file = layer("exaone-moe", &[])
+        .uint("exaone-moe.attention.sliding_window", 16)
+        .uint("exaone-moe.expert_gating_func", 2);
+    has(&config(&file), json!({ "model_type": "exaone_moe", "layer_types": ["sliding_attention"], "n_group": 1 }));
+    let none = file.flags("exaone-moe.attention.sliding_window_pattern", &[]);
+    assert!(none.open().err().unwrap().message.contains("has 0 entries"));
+}
+
+#[test]
+fn ling_has_its_queries_keys_and_values_apart_or_in_one_product() {
+    let shared = |arch: &str| layer(arch, &[]).uint(&format!("{arch}.expert_shared_count"), 2);
+    let first = shared("bailingmoe").entry("bailingmoe.expert_weights_norm", 7, &[1]);
+    has(
+        &config(&first),
+        json!({ "model_type": "bailing_moe", "split_qkv": true, "norm_topk_prob": true, "num_shared_experts": 2 }),
+    );
+    let scaled = first.float("bailingmoe.expert_weights_scale", 2.5);
+    assert!(scaled.open().err().unwrap().message.contains("scales the weights of its experts"));
+    let second = shared("bailingmoe2")
+        .uint("bailingmoe2.expert_gating_func", 2)
+        .uint("bailingmoe2.rope.dimension_count", 2)
+        .float("bailingmoe2.expert_weights_scale", 2.5);
+    assert!(second.open().err().unwrap().message.contains("does not normalise"));
+    has(
+        &config(&second.entry("bailingmoe2.expert_weights_norm", 7, &[1])),
+        json!({
+            "model_type": "bailing_moe_v2", "split_qkv": null, "partial_rotary_factor": 0.5, "n_group": 1,
+            "routed_scaling_factor": 2.5, "head_dim": 4,
+        }),
+    );
 }

@@ -61,6 +61,10 @@ impl GgufBuilder {
         self.list(key, 8, values.len() as u64, &body)
     }
 
+    pub fn flags(self, key: &str, values: &[bool]) -> Self {
+        self.list(key, 7, values.len() as u64, &values.iter().map(|v| u8::from(*v)).collect::<Vec<_>>())
+    }
+
     pub fn ints(self, key: &str, values: &[i32]) -> Self {
         self.list(key, 5, values.len() as u64, &values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>())
     }

@@ -6,5 +6,6 @@ mod hostile;
 mod models;
 mod parts;
 mod tokens;
+mod typed_layers;
 
 pub use builder::GgufBuilder;

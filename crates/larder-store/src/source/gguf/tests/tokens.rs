@@ -1,6 +1,7 @@
 //! Tests of tokenizers built from metadata.
 
 use serde_json::{Value, json};
+use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, PreTokenizerWrapper};
 
 use super::builder::GgufBuilder;
 use crate::{
@@ -55,6 +56,26 @@ fn merges_are_ordered_by_score() {
 }
 
 #[test]
+fn gemma_4_merges_as_the_file_says_and_ends_at_turns() {
+    let file = GgufBuilder::new()
+        .text("tokenizer.ggml.model", "gemma4")
+        .texts("tokenizer.ggml.tokens", &["<eos>", "<bos>", "<unk>", "<turn|>", "a", "b", "ab", "\u{2581}"])
+        .texts("tokenizer.ggml.merges", &["a b"])
+        .ints("tokenizer.ggml.token_type", &[CONTROL, CONTROL, CONTROL, 1, 1, 1, 1, 1])
+        .uint("tokenizer.ggml.eos_token_id", 0)
+        .uint("tokenizer.ggml.bos_token_id", 1)
+        .uint("tokenizer.ggml.unknown_token_id", 2);
+    let json = json(&file);
+    assert_eq!(json["model"]["merges"], json!([["a", "b"]]));
+    let spaces = json!([{ "type": "Replace", "pattern": { "String": " " }, "content": "\u{2581}" }]);
+    assert_eq!(json["normalizer"]["normalizers"], spaces);
+    assert_eq!(json["post_processor"]["special_tokens"]["<bos>"]["ids"], json!([1]));
+    let added: Vec<_> = json["added_tokens"].as_array().unwrap().iter().map(|t| (&t["id"], &t["special"])).collect();
+    assert_eq!(added[3], (&json!(3), &json!(true)));
+    assert_eq!(generation_config(&file.metadata()).unwrap()["eos_token_id"], json!([0, 3]));
+}
+
+#[test]
 fn the_leading_space_can_be_disabled() {
     let json = json(&pieces().entry("tokenizer.ggml.add_space_prefix", 7, &[0]));
     assert_eq!(json["normalizer"]["normalizers"].as_array().unwrap().len(), 1);
@@ -80,6 +101,40 @@ fn bos_is_added_by_metadata_or_by_the_default_of_the_pre_tokenizer() {
     assert_eq!(marked(with("llama-bpe")), true);
     assert_eq!(marked(with("llama-bpe").entry("tokenizer.ggml.add_bos_token", 7, &[0])), false);
     assert_eq!(marked(pieces()), true);
+}
+
+#[test]
+fn turns_of_kimi_end_where_its_files_do_not_say() {
+    let file = GgufBuilder::new()
+        .text("tokenizer.ggml.model", "gpt2")
+        .text("tokenizer.ggml.pre", "kimi-k2")
+        .texts("tokenizer.ggml.tokens", &["a", "[EOS]", "[EOT]", "<|im_end|>"])
+        .texts("tokenizer.ggml.merges", &[])
+        .ints("tokenizer.ggml.token_type", &[1, CONTROL, CONTROL, CONTROL])
+        .uint("tokenizer.ggml.eos_token_id", 1);
+    assert_eq!(generation_config(&file.metadata()).unwrap()["eos_token_id"], json!([1, 3, 2]));
+    assert!(json(&file)["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"].as_str().unwrap().contains("Han"));
+}
+
+#[test]
+fn pre_tokenizers_split_as_their_names_say() {
+    // As characters for bytes: Ġ is a space, Ċ a line feed.
+    let words = |pre: &str, text: &str| {
+        let steps = json(&bytes(pre))["pre_tokenizer"].clone();
+        let steps: PreTokenizerWrapper = serde_json::from_value(steps).unwrap();
+        let mut split = PreTokenizedString::from(text);
+        steps.pre_tokenize(&mut split).unwrap();
+        let words = split.get_splits(OffsetReferential::Original, OffsetType::Byte);
+        words.into_iter().map(|(word, ..)| word.to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(words("afmoe", "a 1234567, 12"), ["a", "Ġ", "1", "234", "567", ",", "Ġ", "12"]);
+    assert_eq!(words("afmoe", "ab가나c").len(), 3);
+    assert_eq!(words("laguna", "a\n\nb12"), ["a", "ĊĊ", "b", "1", "2"]);
+    assert_eq!(words("mellum2", "a12 34"), ["a", "1", "2", "Ġ", "3", "4"]);
+    assert_eq!(words("bailingmoe2", "it's\n\n12!\n"), ["it", "'s", "Ċ", "Ċ", "1", "2", "!Ċ"]);
+    assert_eq!(words("tekken", "aBc12D"), ["a", "Bc", "1", "2", "D"]);
+    assert_eq!(words("exaone-moe", "a b c1"), ["aĠbĠc", "1"]);
+    assert_eq!(words("kimi-k2", "中a1234")[1..], ["a", "123", "4"]);
 }
 
 #[test]

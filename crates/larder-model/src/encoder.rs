@@ -1,0 +1,176 @@
+//! The forward pass of an encoder-decoder model: the encoder over a whole prompt, then the decoder behind it.
+
+use std::slice;
+
+use candle_core::Tensor;
+
+use crate::decoder::Decoder;
+use crate::error::{ModelError, Result};
+use crate::experts::ExpertPath;
+use crate::matrix::with_f32;
+use crate::nn::{EncoderInput, MoeInput};
+use crate::stack::{Encoder, EncoderLayer, Ffn};
+use crate::step::{LogitsFor, Span, TokenOrigin, TokenPhase};
+use crate::tap::{Phase, PhaseClock, Tap};
+
+impl Decoder {
+    /// [`step`](Self::step) of a model with an encoder.
+    pub(crate) fn step_with_encoder(
+        &self,
+        encoder: &Encoder,
+        spans: &mut [Span],
+        experts: &mut dyn ExpertPath,
+        tap: &mut dyn Tap,
+    ) -> Result<Vec<f32>> {
+        for span in spans.iter_mut() {
+            self.prepare(encoder, span, experts, tap)?;
+        }
+        let mut decoded: Vec<Span> = spans.iter_mut().filter_map(|span| decoder_span(encoder, span)).collect();
+        let logits = match decoded.is_empty() {
+            true => Vec::new(),
+            false => self.forward(&mut decoded, experts, tap)?,
+        };
+        spans.iter_mut().for_each(count_tokens);
+        Ok(logits)
+    }
+
+    /// Appends the tokens of a span to the input of the encoder or the decoder, and computes what comes before those of the
+    /// decoder.
+    fn prepare(
+        &self,
+        encoder: &Encoder,
+        span: &mut Span,
+        experts: &mut dyn ExpertPath,
+        tap: &mut dyn Tap,
+    ) -> Result<()> {
+        let (generated, input) = (span.origin.phase == TokenPhase::Decode, input(span));
+        if generated && !input.computed {
+            self.catch_up(encoder, span, experts, tap)?;
+        } else if !generated && span.logits_for == LogitsFor::All && span.tokens.len() > 1 {
+            return Err(ModelError::Request(
+                "a model with an encoder has logits for the last token of a prompt only, not for all of it".into(),
+            ));
+        }
+        let tokens = span.tokens;
+        let input = self::input(span);
+        input.tokens.extend_from_slice(tokens);
+        if !generated {
+            input.computed = false;
+        }
+        match !generated && span.logits_for != LogitsFor::None {
+            true => self.encode(encoder, usize::MAX, span, experts, tap),
+            false => Ok(()),
+        }
+    }
+
+    /// Computes the prompt, the start token and all tokens behind them that a sequence has.
+    fn catch_up(
+        &self,
+        encoder: &Encoder,
+        span: &mut Span,
+        experts: &mut dyn ExpertPath,
+        tap: &mut dyn Tap,
+    ) -> Result<()> {
+        let EncoderInput { tokens, prompt, .. } = input(span).clone();
+        self.encode(encoder, prompt, span, experts, tap)?;
+        let tokens = [slice::from_ref(&encoder.start), &tokens[prompt..]].concat();
+        let Span { horizon, origin, .. } = *span;
+        let again = Span { tokens: &tokens, cache: span.cache, horizon, logits_for: LogitsFor::None, origin };
+        self.forward(&mut [again], experts, tap)?;
+        input(span).computed = true;
+        Ok(())
+    }
+
+    /// Runs the encoder over the first `prompt` tokens of a sequence, and keeps what the decoder needs of its output.
+    fn encode(
+        &self,
+        encoder: &Encoder,
+        prompt: usize,
+        span: &mut Span,
+        experts: &mut dyn ExpertPath,
+        tap: &mut dyn Tap,
+    ) -> Result<()> {
+        let tokens = input(span).tokens.clone();
+        let tokens = &tokens[..prompt.min(tokens.len())];
+        if tokens.is_empty() {
+            return Err(ModelError::Request("a model with an encoder needs a prompt before it generates text".into()));
+        }
+        let origins = vec![TokenOrigin { phase: TokenPhase::Prefill, ..span.origin }; tokens.len()];
+        span.cache.layers.iter_mut().for_each(|layer| layer.clear());
+        let mut clock = PhaseClock::start();
+        let mut x = self.embed(encoder.embed.as_deref().unwrap_or(self.embedding()), [tokens].into_iter())?; // [tokens, hidden]
+        clock.lap(Phase::EmbedAndHead, tap);
+        for (i, layer) in encoder.layers.iter().enumerate() {
+            if !tap.wants_more() {
+                return Err(ModelError::Cancelled);
+            }
+            report(tap, i, &x)?;
+            x = self.encode_layer(layer, x, &origins, experts, tap, &mut clock)?;
+        }
+        let encoded = encoder.norm.forward(&x)?;
+        report(tap, encoder.layers.len(), &encoded)?;
+        for (cross, state) in encoder.cross.iter().zip(&mut span.cache.layers) {
+            cross.attention.remember(&encoded, state)?;
+        }
+        clock.lap(Phase::Mixing, tap);
+        Ok(())
+    }
+
+    /// `x [tokens, hidden]` → same shape
+    fn encode_layer(
+        &self,
+        layer: &EncoderLayer,
+        x: Tensor,
+        origins: &[TokenOrigin],
+        experts: &mut dyn ExpertPath,
+        tap: &mut dyn Tap,
+        clock: &mut PhaseClock,
+    ) -> Result<Tensor> {
+        let x = (&x + layer.attention.over_all(&layer.attention_norm.forward(&x)?, &self.kv_pool)?)?;
+        clock.lap(Phase::Mixing, tap);
+        let input = layer.ffn_norm.forward(&x)?;
+        let y = match &layer.ffn {
+            Ffn::Dense(mlp) => mlp.forward(&input)?,
+            Ffn::Moe(moe) => {
+                let input = MoeInput { residual: &x, x: &input, early: None };
+                moe.forward(input, origins, experts, tap, clock)?
+            }
+        };
+        clock.lap(Phase::Experts, tap);
+        Ok((x + y)?)
+    }
+}
+
+/// The tokens of the span's sequence.
+fn input<'s>(span: &'s mut Span) -> &'s mut EncoderInput {
+    span.cache.encoder.as_mut().expect("the caches of a model with an encoder have its input")
+}
+
+/// What the decoder computes for a span: generated tokens, or the start token behind a prompt whose logits are asked for.
+fn decoder_span<'s>(encoder: &'s Encoder, span: &'s mut Span) -> Option<Span<'s>> {
+    let Span { tokens, horizon, logits_for, origin, .. } = *span;
+    match origin.phase {
+        TokenPhase::Decode => Some(Span { tokens, cache: span.cache, horizon, logits_for, origin }),
+        TokenPhase::Prefill if logits_for == LogitsFor::None => None,
+        TokenPhase::Prefill => {
+            Some(Span { tokens: slice::from_ref(&encoder.start), cache: span.cache, horizon, logits_for, origin })
+        }
+    }
+}
+
+/// Counts the tokens of a span that is done.
+fn count_tokens(span: &mut Span) {
+    span.cache.len += span.tokens.len();
+    let (len, asked) = (span.cache.len, span.logits_for != LogitsFor::None);
+    if span.origin.phase == TokenPhase::Prefill {
+        let input = input(span);
+        (input.prompt, input.computed) = (len, asked);
+    }
+}
+
+fn report(tap: &mut dyn Tap, stage: usize, x: &Tensor) -> Result<()> {
+    if tap.wants_hidden() {
+        with_f32(x, |x| tap.encoder_hidden(stage, x))?;
+    }
+    Ok(())
+}

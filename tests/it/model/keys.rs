@@ -1,0 +1,133 @@
+//! Keys of a config that would change the result and that an architecture does not have are refused by name.
+
+use std::sync::Arc;
+
+use larder_model::ComputeContext;
+use larder_runtime::{ModelOptions, OpenModel};
+use serde_json::{Value, json};
+
+use crate::support::reference::with_config;
+use crate::support::{fixture, golden_models};
+
+/// The error of opening the golden model of `name` with another config; `None` if it loads.
+fn refusal(name: &str, change: impl FnOnce(&mut Value)) -> Option<String> {
+    let dir = with_config(&fixture("golden").join(name), "config.json");
+    let file = dir.path().join("config.json");
+    let mut config = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    change(&mut config);
+    std::fs::write(file, config.to_string()).unwrap();
+    let compute = Arc::new(ComputeContext::new(1, false).unwrap());
+    match OpenModel::open(dir.path(), &ModelOptions::default()) {
+        Err(e) => Some(format!("{e:#}")),
+        Ok(model) => model.decoder(&compute).err().map(|e| format!("{e:#}")),
+    }
+}
+
+#[test]
+fn keys_that_no_architecture_knows_are_refused() {
+    for folder in golden_models() {
+        let name = folder.file_name().unwrap().to_str().unwrap();
+        let said = refusal(name, |config| config["attention_flavour"] = 2.into()).expect(name);
+        assert!(said.contains("attention_flavour is not supported"), "{name}: {said}");
+    }
+}
+
+#[test]
+fn values_that_an_architecture_does_not_have_are_refused() {
+    let cases = [
+        ("afmoe", "score_func", json!("softmax")),
+        ("afmoe", "route_norm", json!(false)),
+        ("afmoe", "n_group", json!(2)),
+        ("bailing_moe", "norm_softmax", json!(true)),
+        ("bailing_moe_v2", "score_function", json!("softmax")),
+        ("bailing_moe_v2", "use_rmsnorm", json!(false)),
+        ("bailing_moe_v2", "topk_method", json!("greedy")),
+        ("dots1", "scoring_func", json!("softmax")),
+        ("exaone_moe", "scoring_func", json!("softmax")),
+        ("flex_olmo", "clip_qkv", json!(0.5)),
+        ("flex_olmo", "sliding_window", json!(4)),
+        ("gemma4_text", "enable_moe_block", json!(false)),
+        ("gemma4_text", "use_bidirectional_attention", json!("all")),
+        ("hunyuan_v1_moe", "use_qk_norm", json!(false)),
+        ("hunyuan_v1_moe", "use_mixed_mlp_moe", json!(false)),
+        ("hunyuan_v1_moe", "norm_topk_prob", json!(false)),
+        ("hunyuan_v1_moe", "use_cla", json!(true)),
+        ("hunyuan_v1_moe", "use_mla", json!(true)),
+        ("hunyuan_v1_moe", "num_shared_expert", json!([2, 2])),
+        ("hunyuan_v1_moe", "moe_intermediate_size", json!(16)),
+        ("hunyuan_v1_moe", "moe_topk", json!([2, 1])),
+        ("hunyuan_v1_moe", "moe_topk", json!([2])),
+        ("hunyuan_v1_moe", "num_experts", json!([0, 0])),
+        ("hunyuan_v1_moe", "moe_layer_num_skipped", json!(1)),
+        ("hunyuan_v1_moe", "norm_type", json!("layer")),
+        ("hunyuan_v1_moe", "attention_head_dim", json!(16)),
+        ("hy_v3", "qk_norm", json!(false)),
+        ("hy_v3", "moe_router_use_sigmoid", json!(false)),
+        ("laguna", "gating", json!("per-layer")),
+        ("laguna", "num_attention_heads_per_layer", json!([3])),
+        ("llama_moe", "gate_use_softmax", json!(false)),
+        ("llama_moe", "gate_type", json!("SwitchBalancedGate")),
+        ("llama_moe", "gate_network", json!("three")),
+        ("llama_moe", "size_experts", json!([[8, 24, 16, 16, 16, 16], [16, 16, 16, 16, 16, 16]])),
+        ("llama_moe", "score_scale_factor", json!([1.0])),
+        ("minimax_m2", "scoring_func", json!("softmax")),
+        ("minimax_m2", "shared_intermediate_size", json!(8)),
+        ("mimo_v2_flash", "n_shared_experts", json!(1)),
+        ("mimo_v2_flash", "layernorm_epsilon", json!(1e-3)),
+        ("mimo_v2_flash", "attention_projection_layout", json!("fused_qkv")),
+        ("mimo_v2_flash", "swa_num_key_value_heads", json!(3)),
+        ("mimo_v2_flash", "hybrid_layer_pattern", json!([1])),
+        ("mimo_v2_flash", "scoring_func", json!("softmax")),
+        ("qwen3_5_moe", "attn_output_gate", json!(false)),
+        ("solar_open", "partial_rotary_factor", json!(0.5)),
+        ("solar_open", "first_k_dense_replace", json!(1)),
+        ("step3p5", "moe_router_activation", json!("softmax")),
+        ("step3p5", "attention_other_setting", json!({"head_dim": 4})),
+        ("step3p5", "num_sliding_attention_heads", json!(0)),
+        ("step3p5", "layer_types", json!(["full_attention"])),
+        ("step3p5", "sliding_window", json!(null)),
+        ("step3p5", "swiglu_limits", json!([0.5, -1.0, 0.5])),
+        ("step3p5", "swiglu_limits_shared", json!([0.5])),
+        ("step3p5", "moe_layers_enum", json!("1,x")),
+        ("step3p5", "partial_rotary_factors", json!([])),
+        ("switch_transformers", "router_dtype", json!("bfloat16")),
+        ("switch_transformers", "is_gated_act", json!(true)),
+        ("switch_transformers", "decoder_start_token_id", json!(100_000)),
+        ("switch_transformers", "relative_attention_num_buckets", json!(2)),
+    ];
+    for (name, key, value) in cases {
+        let said = refusal(name, |config| config[key] = value.clone());
+        assert!(said.as_ref().is_some_and(|said| said.contains(key)), "{name} with {key} {value}: {said:?}");
+    }
+}
+
+#[test]
+fn a_base_that_no_number_holds_is_refused() {
+    for alpha in [-2.0, 1e300] {
+        let scaling = json!({"type": "dynamic", "alpha": alpha});
+        let said = refusal("hunyuan_v1_moe", |config| config["rope_scaling"] = scaling).unwrap();
+        assert!(said.contains("rope_scaling.alpha"), "{said}");
+    }
+}
+
+#[test]
+fn latent_heads_need_not_divide_the_hidden_size() {
+    for name in ["deepseek_v3", "glm4_moe_lite", "mistral4"] {
+        let heads = |config: &mut Value| {
+            config["num_attention_heads"] = 3.into();
+            config["num_key_value_heads"] = 3.into();
+        };
+        let said = refusal(name, heads).expect("the tensors are of two heads");
+        assert!(!said.contains("multiple") && said.contains("self_attn."), "{name}: {said}");
+    }
+}
+
+#[test]
+fn a_method_of_quantisation_is_refused_also_below_the_config_of_the_text() {
+    let said = refusal("qwen3_moe", |config| {
+        config["quantization_config"] = json!({ "quant_method": "awq", "bits": 4 });
+        *config = json!({ "model_type": "qwen3_vl_moe", "text_config": config.take() });
+        config["text_config"]["model_type"] = "qwen3_vl_moe_text".into();
+    });
+    assert!(said.as_ref().is_some_and(|said| said.contains("'awq', which is not supported")), "{said:?}");
+}
