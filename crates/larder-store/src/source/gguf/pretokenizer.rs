@@ -40,7 +40,8 @@ const PRE_TOKENIZERS: &[PreTokenizer] = &[
     PreTokenizer { names: &["qwen2"], steps: &[At(ONE_DIGIT)], nfc: true, ..PLAIN },
     PreTokenizer { names: &["qwen35"], steps: &[At(ONE_DIGIT_AND_MARKS)], nfc: true, ..PLAIN },
     PreTokenizer {
-        names: &["stablelm2", "hunyuan", "deepseek-r1-qwen", "solar-open"],
+        // Ling's pattern is written differently, and matches the same.
+        names: &["stablelm2", "hunyuan", "deepseek-r1-qwen", "solar-open", "bailingmoe", "bailingmoe2"],
         steps: &[At(ONE_DIGIT)],
         ..PLAIN
     },
@@ -52,7 +53,6 @@ const PRE_TOKENIZERS: &[PreTokenizer] = &[
         ..PLAIN
     },
     PreTokenizer { names: &["glm4", "chatglm-bpe", "dbrx", "smaug-bpe"], steps: &[At(THREE_DIGITS)], ..PLAIN },
-    PreTokenizer { names: &["bailingmoe", "bailingmoe2", "llada-moe"], steps: &[At(ONE_DIGIT_AND_LINE)], ..PLAIN },
     PreTokenizer { names: &["laguna"], steps: &[At(r"[^\n]+|[\n]+"), At(ONE_DIGIT)], ..PLAIN },
     PreTokenizer { names: &["afmoe"], steps: &[At(THREE_FROM_THE_END), At(ASIAN), At(PUNCTUATED)], ..PLAIN },
     PreTokenizer { names: &["exaone-moe"], steps: &[At(SPACED_LETTERS)], ..PLAIN },
@@ -111,10 +111,6 @@ const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]
 
 const ONE_DIGIT: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-
-/// [`ONE_DIGIT`] with one line break per word and possessive quantifiers.
-const ONE_DIGIT_AND_LINE: &str =
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+";
 
 /// [`ONE_DIGIT`] with combining marks as parts of words.
 const ONE_DIGIT_AND_MARKS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
