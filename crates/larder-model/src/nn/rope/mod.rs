@@ -319,6 +319,22 @@ mod tests {
     }
 
     #[test]
+    fn proportional_scaling_turns_the_first_pairs_with_the_frequencies_of_the_whole_head() {
+        let rope = |factor: f64| {
+            let config = json!({"rope_parameters": {
+                "rope_type": "proportional", "partial_rotary_factor": 0.5, "factor": factor, "rope_theta": 1e4
+            }});
+            let mut config = Config::new(&config).unwrap();
+            Rope::parse(&mut config, 8, 1e4, 4096, Some(1.0)).unwrap()
+        };
+        let plain = parse(json!({})).unwrap().frequencies(1).0;
+        let (turning, rotary) = rope(1.0);
+        assert_eq!(rotary.dim, 8);
+        assert_eq!(turning.frequencies(1).0, [plain[0], plain[1], 0.0, 0.0]);
+        assert_eq!(rope(4.0).0.frequencies(1).0, [plain[0] / 4.0, plain[1] / 4.0, 0.0, 0.0]);
+    }
+
+    #[test]
     fn unsupported_scalings_are_errors() {
         for bad in [
             json!({"rope_scaling": {"type": "spiral"}}),
