@@ -59,7 +59,7 @@ fn per_token([short, long]: &[Run; 2]) -> Vec<(&'static str, f64)> {
     let json = |path: &str| {
         let number =
             |run: &Run| run.decode.pointer(path).and_then(Value::as_f64).unwrap_or_else(|| panic!("no {path}"));
-        number(&long) - number(&short)
+        number(long) - number(short)
     };
     let mut counters = vec![
         ("expert reads", json("/cache/misses")),
