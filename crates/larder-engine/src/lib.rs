@@ -4,7 +4,8 @@
 //!   [`GenerationConfig`].
 //! - Generation: a [`Session`] is a [`Sequence`] (tokens with their KV cache) with a decoder and an expert path;
 //!   [`step()`] computes pending tokens of any number of sequences. [`generate()`] runs prefill and decode of one session;
-//!   a [`Writer`] draws tokens with a [`Sampler`] and turns them into text; a [`Listener`] is told.
+//!   a [`Writer`] draws tokens with a [`Sampler`] and turns them into text; a [`Listener`] is told. A [`Grammar`] leaves only
+//!   tokens with which the text keeps to a [`TextFormat`] (structured output).
 //! - Expert paths: [`StreamingPath`] takes experts from a cache in main memory, [`TieredPath`] from device memory and
 //!   main memory; both are a [`CachedPath`] and route by a [`Routing`]. A [`Recorder`] collects a trace of the routing.
 //! - Files beside a model for its policies: [`Calibration`] of the strategy `prior`, [`evictor_from_bytes`].
@@ -29,6 +30,7 @@
 mod calibration;
 mod evictor_file;
 mod generate;
+mod grammar;
 mod paths;
 mod rng;
 mod sampler;
@@ -44,6 +46,7 @@ mod writer;
 pub use calibration::Calibration;
 pub use evictor_file::{EVICTOR_BYTES_MAX, EVICTOR_FILE, SidecarError, evictor_arrays, evictor_from_bytes};
 pub use generate::{GenerateError, Generated, Listener, Request, StepStats, generate};
+pub use grammar::{Grammar, GrammarCompiler, GrammarError, TextFormat};
 pub use paths::{CachedPath, DeviceExpertsDouble, Recorder, Routing, StreamingPath, TieredPath};
 pub use rng::Xoshiro256;
 pub use sampler::{Sampler, SamplerError, Sampling};
@@ -52,8 +55,8 @@ pub use session::Session;
 pub use step::{StepPart, step};
 pub use template::{ChatInput, ChatTemplate, Moment, TemplateError};
 pub use text::{
-    ConfigError, Detokenizer, EncodeError, GenerationConfig, StopError, StopMatcher, TOKENISING_BYTES, Tokenizer,
-    TokenizerConfig,
+    ConfigError, Detokenizer, EncodeError, GenerationConfig, StopError, StopMatcher, TOKENISING_BYTES, TokenBytes,
+    Tokenizer, TokenizerConfig,
 };
 pub use times::PhaseTimes;
 pub use token_input::{PREFILL_TOKENS, TokenInput};

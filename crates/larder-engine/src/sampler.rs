@@ -4,6 +4,7 @@
 
 use std::cmp::Ordering;
 
+use crate::grammar::GrammarError;
 use crate::rng::Xoshiro256;
 
 /// Settings of sampling. The default is greedy.
@@ -69,6 +70,9 @@ pub enum SamplerError {
     /// Every logit is minus infinity, or there are no logits.
     #[error("no token can be sampled: all {0} logits are minus infinity")]
     NoToken(usize),
+    /// The text cannot be kept to its grammar.
+    #[error("structured output failed: {0}")]
+    Grammar(#[from] GrammarError),
 }
 
 impl Sampling {

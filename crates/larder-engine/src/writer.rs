@@ -1,6 +1,7 @@
 //! Writing a text token by token: sample, detokenize, look for the end. The decode loop of a single generation and that of
 //! the server both take their tokens from here.
 
+use crate::grammar::Grammar;
 use crate::sampler::{Sampler, SamplerError};
 use crate::sequence::Sequence;
 use crate::text::Detokenizer;
@@ -24,6 +25,8 @@ pub enum FinishReason {
 /// Turns the logits of a sequence into the tokens and the text that follow it.
 pub struct Writer<'a> {
     sampler: Sampler,
+    /// What the text has to match.
+    grammar: Option<Grammar>,
     stop: StopMatcher,
     /// Taken when the text ends.
     text: Option<Detokenizer<'a>>,
@@ -46,7 +49,12 @@ pub struct WrittenToken {
 impl<'a> Writer<'a> {
     /// A writer of at most `max_tokens` tokens, which ends with any of the tokens `eos` or a stop string.
     pub fn new(sampler: Sampler, stop: StopMatcher, text: Detokenizer<'a>, eos: &'a [u32], max_tokens: usize) -> Self {
-        Writer { sampler, stop, text: Some(text), eos, max_tokens, written: 0 }
+        Writer { sampler, grammar: None, stop, text: Some(text), eos, max_tokens, written: 0 }
+    }
+
+    /// Keeps the text to a grammar: structured output.
+    pub fn with_grammar(self, grammar: Option<Grammar>) -> Self {
+        Writer { grammar, ..self }
     }
 
     /// Whether the maximum of tokens is reached.
@@ -61,15 +69,21 @@ impl<'a> Writer<'a> {
 
     /// Writes the next token. `logits` are those of the last token of `sequence`; they are changed.
     pub fn write(&mut self, logits: &mut [f32], sequence: &Sequence) -> Result<WrittenToken, SamplerError> {
-        let id = self.sampler.sample(logits, sequence.tokens())?;
+        let forced = self.grammar.as_mut().map_or(Ok(None), |grammar| grammar.mask(logits))?;
+        let id = match forced {
+            Some(id) => id,
+            None => self.sampler.sample(logits, sequence.tokens())?,
+        };
         self.written += 1;
         if self.eos.contains(&id) {
             return Ok(WrittenToken { id, piece: String::new(), finish: Some(FinishReason::EndOfText) });
         }
+        self.grammar.as_mut().map_or(Ok(()), |grammar| grammar.accept(id))?;
         let text = self.text.as_mut().map(|text| text.push(id)).unwrap_or_default();
         let piece = self.stop.push(&text);
         let finish = match () {
             _ if self.stop.stopped().is_some() => Some(FinishReason::StopString),
+            _ if self.grammar.as_ref().is_some_and(Grammar::is_complete) => Some(FinishReason::EndOfText),
             _ if self.is_full() => Some(FinishReason::Length),
             _ if sequence.remaining() == 0 => Some(FinishReason::Context),
             _ => None,

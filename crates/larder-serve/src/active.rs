@@ -69,10 +69,11 @@ pub struct NewToken {
 impl<'m> ActiveRequest<'m> {
     /// Starts `job`, whose prompt is in `sequence`. The KV cache of the sequence holds `cached_tokens` of it.
     pub fn new(job: GenerationJob, sequence: Sequence, cached_tokens: usize, model: &'m ServedModel) -> Self {
-        let GenerationJob { number, prompt, sampler, stop, max_tokens, ignore_eos, logprobs, .. } = job;
+        let GenerationJob { number, prompt, sampler, grammar, stop, max_tokens, ignore_eos, logprobs, .. } = job;
         let GenerationJob { received, deadline, events, .. } = job;
         let eos = if ignore_eos { &[][..] } else { &model.generation.eos };
         let writer = Writer::new(sampler, stop, model.tokenizer.detokenizer(true), eos, max_tokens);
+        let writer = writer.with_grammar(grammar);
         let (logits, unsent) = Default::default();
         ActiveRequest {
             number,

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use larder_engine::{FinishReason, Sampler, StopMatcher};
+use larder_engine::{FinishReason, Grammar, Sampler, StopMatcher};
 use tokio::sync::mpsc::Sender;
 
 use crate::error::ApiError;
@@ -18,6 +18,8 @@ pub struct GenerationJob {
     pub prompt: Vec<u32>,
     /// Samples tokens.
     pub sampler: Sampler,
+    /// What the text has to match: structured output.
+    pub grammar: Option<Grammar>,
     /// Finds stop strings.
     pub stop: StopMatcher,
     /// Limit of generated tokens; at least one.

@@ -187,6 +187,7 @@ mod tests {
             number,
             prompt: vec![1],
             sampler: Sampler::new(Sampling::default(), 0).unwrap(),
+            grammar: None,
             stop: StopMatcher::new(vec![]).unwrap(),
             max_tokens: 1,
             ignore_eos: false,

@@ -145,7 +145,7 @@ impl Response {
     }
 
     /// The chunks of a stream, which must have been ended.
-    fn chunks(&self) -> Vec<Value> {
+    pub fn chunks(&self) -> Vec<Value> {
         let data: Vec<&str> = self.body.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
         assert_eq!(data.last(), Some(&"[DONE]"), "{}", self.body);
         data[..data.len() - 1].iter().map(|data| serde_json::from_str(data).unwrap()).collect()

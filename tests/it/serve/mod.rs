@@ -3,3 +3,4 @@
 mod api;
 mod hot;
 mod page;
+mod structured;

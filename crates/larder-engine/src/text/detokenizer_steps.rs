@@ -97,6 +97,24 @@ fn step(part: &Value, joined: &mut bool) -> Result<Option<DetokenizerStep>, Stri
     Ok(Some(step))
 }
 
+/// The bytes of one token within a text, where the decoder strips nothing.
+pub(crate) fn bytes_within(steps: &[DetokenizerStep], token: String) -> Vec<u8> {
+    let mut token = token;
+    for step in steps {
+        match step {
+            DetokenizerStep::ByteLevel(_) => return token_bytes(&token),
+            DetokenizerStep::ByteFallback(_) => match byte_of(&token) {
+                Some(byte) => return vec![byte],
+                None => {}
+            },
+            DetokenizerStep::Replace { pattern, content } => token = token.replace(pattern, content),
+            DetokenizerStep::Metaspace { space, .. } => token = token.replace(*space, " "),
+            _ => {}
+        }
+    }
+    token.into_bytes()
+}
+
 impl DetokenizerStep {
     /// Takes one token, or one part of the joined token, and appends the step's output to `out`.
     pub(crate) fn push(&mut self, token: String, out: &mut Vec<String>) {

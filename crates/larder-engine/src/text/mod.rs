@@ -16,5 +16,5 @@ mod reference;
 pub use detokenizer::Detokenizer;
 pub use generation_config::GenerationConfig;
 pub use stop::{StopError, StopMatcher};
-pub use tokenizer::{EncodeError, TOKENISING_BYTES, Tokenizer};
+pub use tokenizer::{EncodeError, TOKENISING_BYTES, TokenBytes, Tokenizer};
 pub use tokenizer_config::{ConfigError, TokenizerConfig};

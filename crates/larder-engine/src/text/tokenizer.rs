@@ -35,6 +35,17 @@ pub struct Tokenizer {
     steps: Vec<DetokenizerStep>,
 }
 
+/// What a token stands for in a text.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum TokenBytes {
+    /// These bytes, which may be a part of a character.
+    Text(Vec<u8>),
+    /// Nothing: a special token of this name.
+    Special(String),
+    /// The id is not in the vocabulary.
+    Unknown,
+}
+
 /// A text that could not be encoded.
 #[derive(Debug, PartialEq, thiserror::Error)]
 #[error("cannot tokenise a text of {bytes} bytes: {what}")]
@@ -128,6 +139,15 @@ impl Tokenizer {
         ids.values().max().map_or(0, |id| *id as usize + 1)
     }
 
+    /// What `id` stands for within a text; at its beginning a decoder may strip a space.
+    pub fn token_bytes(&self, id: u32) -> TokenBytes {
+        match (self.token_text(id, true), self.token_text(id, false)) {
+            (Some(token), _) => TokenBytes::Text(detokenizer_steps::bytes_within(&self.steps, token)),
+            (None, Some(name)) => TokenBytes::Special(name),
+            (None, None) => TokenBytes::Unknown,
+        }
+    }
+
     /// The vocabulary's spelling of `id`; `None` for unknown ids, and for special tokens if they are skipped.
     pub(crate) fn token_text(&self, id: u32, skip_special: bool) -> Option<String> {
         let added = self.inner.get_added_vocabulary();
@@ -209,6 +229,15 @@ pub(crate) mod tests {
         assert_eq!(tokenizer.decode(&[1, 5, 5, 4, 3], true), "a a b");
         assert_eq!(tokenizer.decode(&[], true), "");
         assert_eq!(tokenizer.vocab_size(), 13);
+    }
+
+    #[test]
+    fn tokens_stand_for_bytes_or_nothing() {
+        let tokenizer = sentence_piece();
+        let bytes = |token: &str| tokenizer.token_bytes(tokenizer.id(token).unwrap());
+        let text = |bytes: &[u8]| TokenBytes::Text(bytes.to_vec());
+        assert_eq!([bytes("▁a"), bytes("<0xC3>"), bytes("é")], [text(b" a"), text(&[0xc3]), text("é".as_bytes())]);
+        assert_eq!((bytes("<s>"), tokenizer.token_bytes(99)), (TokenBytes::Special("<s>".into()), TokenBytes::Unknown));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Router, middleware};
 use bytes::Bytes;
-use larder_engine::{Sampler, StopMatcher};
+use larder_engine::{Grammar, Sampler, StopMatcher};
 use serde_json::json;
 use tokio::sync::{broadcast, mpsc, oneshot};
 
@@ -23,6 +23,7 @@ use crate::error::{ApiError, Json};
 use crate::guard::guard;
 use crate::job::{CHANNEL, GenerationJob};
 use crate::page;
+use crate::prompt::ChatPrompt;
 use crate::queue::EngineCommand;
 use crate::reply::{Endpoint, ResponseFormat, SseStream, complete_response};
 use crate::request::{self, ChatRequest, CompletionRequest, GenerationParams};
@@ -102,14 +103,15 @@ async fn embeddings() -> ApiError {
 async fn chat(State(app): State<App>, request: Request) -> Result<Response> {
     let since = Instant::now();
     let body = body::read(&app, request).await?;
-    let (params, tokens, stop) = run_blocking(&app, move |app| {
+    let (params, grammar, ChatPrompt { tokens, stop }) = run_blocking(&app, move |app| {
         let request = ChatRequest::parse(&body)?;
         check_model(app, request.params.model.as_deref())?;
         let chat = app.model.chat(&request)?;
-        Ok((request.params, chat.tokens, chat.stop))
+        let grammar = app.grammar(request.params.format.as_ref())?;
+        Ok((request.params, grammar, chat))
     })
     .await?;
-    generate(&app, Endpoint::Chat, since, params, tokens, stop).await
+    generate(&app, Endpoint::Chat, since, params, grammar, tokens, stop).await
 }
 
 async fn complete(State(app): State<App>, request: Request) -> Result<Response> {
@@ -117,14 +119,16 @@ async fn complete(State(app): State<App>, request: Request) -> Result<Response> 
     const DEFAULT_MAX_TOKENS: usize = 16;
     let since = Instant::now();
     let body = body::read(&app, request).await?;
-    let (mut params, tokens) = run_blocking(&app, move |app| {
+    let (mut params, grammar, tokens) = run_blocking(&app, move |app| {
         let request = CompletionRequest::parse(&body)?;
         check_model(app, request.params.model.as_deref())?;
-        Ok((request.params, app.model.prompt(&request.prompt)?))
+        let tokens = app.model.prompt(&request.prompt)?;
+        let grammar = app.grammar(request.params.format.as_ref())?;
+        Ok((request.params, grammar, tokens))
     })
     .await?;
     params.max_tokens.get_or_insert(DEFAULT_MAX_TOKENS);
-    generate(&app, Endpoint::Completion, since, params, tokens, vec![]).await
+    generate(&app, Endpoint::Completion, since, params, grammar, tokens, vec![]).await
 }
 
 /// Runs `work`, mostly tokenising, on a blocking thread, a few at a time.
@@ -153,6 +157,7 @@ async fn generate(
     kind: Endpoint,
     since: Instant,
     params: GenerationParams,
+    grammar: Option<Grammar>,
     prompt: Vec<u32>,
     more_stops: Vec<String>,
 ) -> Result<Response> {
@@ -169,6 +174,7 @@ async fn generate(
         max_tokens: params.max_tokens.unwrap_or(usize::MAX).min(app.model.context - prompt.len()),
         prompt,
         sampler,
+        grammar,
         stop,
         ignore_eos: params.ignore_eos,
         logprobs: params.logprobs,

@@ -1,6 +1,7 @@
 //! Request bodies, parsed from untrusted bytes.
 
 mod fields;
+mod format;
 mod messages;
 
 use larder_engine::Sampling;
@@ -8,6 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::error::ApiError;
 use fields::{Fields, wrong_type};
+pub use format::RequestedFormat;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -37,6 +39,8 @@ pub struct GenerationParams {
     pub logprobs: Option<usize>,
     /// Whether to go on after an end-of-text token.
     pub ignore_eos: bool,
+    /// What the answer has to match, if not any text.
+    pub format: Option<RequestedFormat>,
 }
 
 /// Sampling parameters; `None` means the model's default.
@@ -106,7 +110,6 @@ impl ChatRequest {
         ] {
             reject_unless_empty(&fields, field, why)?;
         }
-        require_text_format(&fields)?;
         let mut params = generation_params(&fields)?;
         let wanted = fields.boolean("logprobs")?.unwrap_or(false);
         params.logprobs = match (wanted, fields.integer("top_logprobs", 0..=TOP_LOGPROBS)?) {
@@ -191,6 +194,7 @@ fn generation_params(fields: &Fields) -> Result<GenerationParams> {
         include_usage,
         logprobs: None,
         ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(false),
+        format: format::requested_format(fields)?,
     })
 }
 
@@ -250,17 +254,6 @@ fn reject_unless_empty(fields: &Fields, field: &str, why: &str) -> Result<()> {
         Some(Value::Array(list)) if list.is_empty() => Ok(()),
         Some(Value::String(text)) if text.is_empty() => Ok(()),
         Some(_) => Err(ApiError::unsupported(field, why)),
-    }
-}
-
-fn require_text_format(fields: &Fields) -> Result<()> {
-    let Some(format) = fields.object("response_format")? else { return Ok(()) };
-    match format.string("type")? {
-        None | Some("text") => Ok(()),
-        Some(other) => {
-            let message = format!("Invalid value for 'response_format': '{other}' is not supported, only 'text'.");
-            Err(ApiError::unsupported("response_format", message))
-        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Tests of the request parser.
 
+use larder_engine::TextFormat;
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -71,7 +72,17 @@ fn errors_name_the_field_and_the_fault() {
         ("stream_options", json!({}), "stream_options", "only allowed when 'stream'"),
         ("top_logprobs", json!(2), "top_logprobs", "only allowed when 'logprobs'"),
         ("logit_bias", json!({"1": 2}), "logit_bias", "not supported"),
-        ("response_format", json!({"type": "json_object"}), "response_format", "json_object"),
+        ("response_format", json!({"type": "xml"}), "response_format.type", "'xml' is not one of"),
+        ("response_format", json!({"type": "json_schema"}), "response_format.json_schema", "Missing"),
+        (
+            "response_format",
+            json!({"type": "json_schema", "json_schema": {}}),
+            "response_format.json_schema.schema",
+            "Missing",
+        ),
+        ("grammar", json!("root ::= \"a\""), "grammar", "GBNF are not supported"),
+        ("grammar", json!(1), "grammar", "expected a string"),
+        ("regex", json!(["a"]), "regex", "expected a string"),
         ("tool_choice", json!("required"), "tool_choice", "must be 'auto' or 'none'"),
         ("tools", json!([1]), "tools", "array of objects"),
         ("messages", json!([]), "messages", "at least one"),
@@ -92,6 +103,32 @@ fn errors_name_the_field_and_the_fault() {
         assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some(param)), "{error}");
         assert!(error.message.contains(part), "{error}");
     }
+}
+
+#[test]
+fn formats_of_answers_are_read_from_several_fields() {
+    let format =
+        |field: &str, value: Value| chat(with(field, value)).unwrap().params.format.map(|f| (f.field, f.format));
+    let schema = json!({"type": "integer"});
+    let of = |field, format| Some((field, format));
+    assert_eq!(format("response_format", json!({"type": "text"})), None);
+    assert_eq!(
+        format("response_format", json!({"type": "json_object"})),
+        of("response_format", TextFormat::JsonObject)
+    );
+    let openai = json!({"type": "json_schema", "json_schema": {"name": "n", "strict": true, "schema": schema}});
+    let llama = json!({"type": "json_object", "schema": schema});
+    for value in [openai, llama] {
+        assert_eq!(format("response_format", value), of("response_format", TextFormat::JsonSchema(schema.clone())));
+    }
+    assert_eq!(format("json_schema", schema.clone()), of("json_schema", TextFormat::JsonSchema(schema.clone())));
+    assert_eq!(format("grammar", json!("start: \"a\"")), of("grammar", TextFormat::Lark("start: \"a\"".into())));
+    assert_eq!(format("grammar", json!("")), None);
+    assert_eq!(format("regex", json!("a+")), of("regex", TextFormat::Regex("a+".into())));
+    let both = json!({"messages": [{"role": "user", "content": "x"}], "regex": "a", "grammar": "start: \"a\""});
+    assert!(chat(both).unwrap_err().message.contains("either 'grammar' or 'regex'"));
+    let endless = json!({"messages": [{"role": "user", "content": "x"}], "regex": "a", "ignore_eos": true});
+    assert_eq!(chat(endless).unwrap_err().param.as_deref(), Some("ignore_eos"));
 }
 
 #[test]

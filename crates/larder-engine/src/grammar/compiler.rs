@@ -1,0 +1,105 @@
+//! Compiles grammars for the vocabulary of a model, within bounds of time, memory and stack.
+
+use std::thread;
+
+use llguidance::api::{ParserLimits, TopLevelGrammar};
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::toktrie::InferenceCapabilities;
+use llguidance::{Matcher, ParserFactory};
+use serde_json::{Value, json};
+
+use super::vocabulary::vocabulary;
+use super::{Grammar, GrammarError, TextFormat, failed};
+use crate::text::Tokenizer;
+
+/// Largest source of a grammar, and of a schema as JSON.
+const GRAMMAR_BYTES_MAX: usize = 64 << 10;
+const SCHEMA_BYTES_MAX: usize = 256 << 10;
+/// Addresses for the stack of the thread that compiles: rules may refer to each other in long chains.
+const STACK_BYTES: usize = 512 << 20;
+/// Deepest nesting of brackets in a source.
+const NESTING_MAX: usize = 128;
+/// States of the lexer, 1 to 2 kB each.
+const LEXER_STATES_MAX: usize = 16_384;
+/// White space between the tokens of JSON, so that a model cannot write nothing else.
+const WHITE_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,16}";
+
+/// Compiles grammars for one model.
+pub struct GrammarCompiler {
+    factory: ParserFactory,
+}
+
+impl GrammarCompiler {
+    /// For a model with `rows` logits, whose texts end with any of the tokens `eos`.
+    pub fn new(tokenizer: &Tokenizer, rows: usize, eos: &[u32]) -> Result<Self, GrammarError> {
+        let vocabulary = vocabulary(tokenizer, rows, eos)?;
+        let slices = SlicedBiasComputer::general_slices();
+        let mut factory = ParserFactory::new(&vocabulary, InferenceCapabilities::default(), &slices)
+            .map_err(|error| failed(&error))?;
+        factory.quiet();
+        *factory.limits_mut() =
+            ParserLimits { max_lexer_states: LEXER_STATES_MAX, verbose_errors: false, ..ParserLimits::default() };
+        Ok(GrammarCompiler { factory })
+    }
+
+    /// Compiles a grammar, in a thread of its own.
+    pub fn compile(&self, format: &TextFormat) -> Result<Grammar, GrammarError> {
+        let source = source(format)?;
+        thread::scope(|scope| {
+            let compile = || {
+                let mut matcher = Matcher::new(self.factory.create_parser(source));
+                match matcher.get_error() {
+                    Some(error) => Err(GrammarError::of(&error)),
+                    // The first mask tells whether any text matches at all.
+                    None => matcher.compute_mask_or_eos().map(|_| Grammar { matcher }).map_err(|error| failed(&error)),
+                }
+            };
+            let thread = thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES);
+            let thread = thread.spawn_scoped(scope, compile).map_err(|error| failed(&error))?;
+            thread.join().unwrap_or_else(|_| Err(GrammarError::of("its compiler failed")))
+        })
+    }
+}
+
+fn source(format: &TextFormat) -> Result<TopLevelGrammar, GrammarError> {
+    Ok(match format {
+        TextFormat::JsonObject => TopLevelGrammar::from_json_schema(schema(&json!({ "type": "object" }))?),
+        TextFormat::JsonSchema(value) => TopLevelGrammar::from_json_schema(schema(value)?),
+        TextFormat::Regex(regex) => TopLevelGrammar::from_regex(bounded(regex)?),
+        TextFormat::Lark(grammar) => TopLevelGrammar::from_lark(bounded(grammar)?.to_owned()),
+    })
+}
+
+/// A schema with the options of its compilation.
+fn schema(schema: &Value) -> Result<Value, GrammarError> {
+    if schema.to_string().len() > SCHEMA_BYTES_MAX {
+        return Err(GrammarError(format!("the schema has more than {SCHEMA_BYTES_MAX} bytes")));
+    }
+    let mut schema = match schema {
+        Value::Object(keys) => keys.clone(),
+        Value::Bool(true) => serde_json::Map::new(),
+        _ => return Err(GrammarError::of("the schema must be an object, or true")),
+    };
+    schema.insert("x-guidance".into(), json!({ "whitespace_pattern": WHITE_SPACE }));
+    Ok(Value::Object(schema))
+}
+
+/// A source that is neither too long nor nested too deeply. Brackets are counted wherever they are.
+fn bounded(source: &str) -> Result<&str, GrammarError> {
+    if source.len() > GRAMMAR_BYTES_MAX {
+        return Err(GrammarError(format!("it has {} bytes; at most {GRAMMAR_BYTES_MAX} are supported", source.len())));
+    }
+    let (mut depth, mut deepest) = (0usize, 0);
+    for byte in source.bytes() {
+        match byte {
+            b'(' | b'[' => depth += 1,
+            b')' | b']' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        deepest = deepest.max(depth);
+    }
+    match deepest > NESTING_MAX {
+        true => Err(GrammarError(format!("brackets are nested {deepest} deep; at most {NESTING_MAX} are supported"))),
+        false => Ok(source),
+    }
+}

@@ -1,0 +1,85 @@
+//! Structured output: a generated text matches a grammar (JSON, a JSON Schema, a regular expression, Lark), because the logits
+//! of all tokens that cannot follow are masked.
+//!
+//! Grammars are compiled and matched by the `llguidance` crate: it works on the bytes of tokens, so that a token may end
+//! anywhere in the grammar, and bounds what a grammar may cost.
+
+mod compiler;
+mod vocabulary;
+
+use llguidance::Matcher;
+use serde_json::Value;
+
+pub use compiler::GrammarCompiler;
+
+/// What a generated text has to match.
+#[derive(Clone, PartialEq, Debug)]
+pub enum TextFormat {
+    /// Any JSON object.
+    JsonObject,
+    /// JSON that is valid by this schema.
+    JsonSchema(Value),
+    /// A regular expression, for the whole text.
+    Regex(String),
+    /// A context-free grammar in llguidance's variant of Lark.
+    Lark(String),
+}
+
+/// A grammar that cannot be compiled, or that became too costly to match.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct GrammarError(String);
+
+/// What the matcher calls a grammar without any text.
+const NO_TEXT: &str = "NoExtensionBias";
+
+/// A compiled grammar at a position in a text.
+pub struct Grammar {
+    matcher: Matcher,
+}
+
+impl Grammar {
+    /// Sets the logits of all tokens that cannot follow to minus infinity. If only one can follow, returns it, and the logits
+    /// need not be looked at.
+    pub fn mask(&mut self, logits: &mut [f32]) -> Result<Option<u32>, GrammarError> {
+        let mask = self.matcher.compute_mask_or_eos().map_err(|error| failed(&error))?;
+        let mut allowed = (0..logits.len().min(mask.len())).filter(|id| mask.get(*id));
+        if let (Some(only), None) = (allowed.next(), allowed.next()) {
+            return Ok(Some(only as u32));
+        }
+        for (id, logit) in logits.iter_mut().enumerate() {
+            if id >= mask.len() || !mask.get(id) {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
+        Ok(None)
+    }
+
+    /// Goes on behind `token`, which the last mask allowed.
+    pub fn accept(&mut self, token: u32) -> Result<(), GrammarError> {
+        self.matcher.consume_token(token).map_err(|error| failed(&error))
+    }
+
+    /// Whether the text is complete, so that nothing but its end can follow.
+    pub fn is_complete(&self) -> bool {
+        self.matcher.is_stopped()
+    }
+}
+
+impl GrammarError {
+    /// The first line of the message, shortened: the rest describes the matcher's state.
+    fn of(message: &str) -> Self {
+        const CHARS: usize = 300;
+        let line = message.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("unknown error");
+        let line = if line == NO_TEXT { "no text of the model's tokens matches it" } else { line };
+        let printable = line.chars().map(|c| if c.is_control() { ' ' } else { c });
+        GrammarError(printable.take(CHARS).collect::<String>().trim_end_matches('.').to_owned())
+    }
+}
+
+fn failed(error: &dyn std::fmt::Display) -> GrammarError {
+    GrammarError::of(&error.to_string())
+}
+
+#[cfg(test)]
+mod tests;

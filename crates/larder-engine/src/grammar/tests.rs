@@ -1,0 +1,212 @@
+//! Tests of structured output with a tokenizer of bytes and a few longer tokens.
+
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+use crate::rng::Xoshiro256;
+use crate::text::{Tokenizer, TokenizerConfig};
+
+const EOS: u32 = 0;
+
+/// All bytes, some longer tokens, and a token that ends a text.
+fn tokenizer() -> Tokenizer {
+    let mut vocab: Vec<String> = vec!["<end>".into()];
+    let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    let mut next = 0x100;
+    for byte in 0..=255u8 {
+        let code = if printable(byte) { u32::from(byte) } else { next };
+        next += u32::from(!printable(byte));
+        vocab.push(char::from_u32(code).unwrap().into());
+    }
+    vocab.extend(["{\"", "\":", "true", "fal", "null", "},", "name", "abc", "Ġ\"", "[]"].map(String::from));
+    let ids: serde_json::Map<String, Value> = vocab.iter().enumerate().map(|(i, w)| (w.clone(), json!(i))).collect();
+    let json = json!({
+        "version": "1.0", "normalizer": null, "post_processor": null, "padding": null, "truncation": null,
+        "added_tokens": [{"id": EOS, "content": "<end>", "single_word": false, "lstrip": false, "rstrip": false,
+                          "normalized": false, "special": true}],
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+        "model": {"type": "BPE", "vocab": ids, "merges": []}
+    });
+    Tokenizer::from_bytes(json.to_string().as_bytes(), &TokenizerConfig::default()).unwrap()
+}
+
+fn compiler(tokenizer: &Tokenizer) -> GrammarCompiler {
+    GrammarCompiler::new(tokenizer, tokenizer.vocab_size() + 3, &[EOS]).unwrap()
+}
+
+/// A text of random tokens that the grammar allows; `None` if it has not ended after `most` tokens.
+fn random_text(tokenizer: &Tokenizer, mut grammar: Grammar, rng: &mut Xoshiro256, most: usize) -> Option<String> {
+    let (mut ids, known) = (Vec::new(), tokenizer.vocab_size());
+    for _ in 0..most {
+        if grammar.is_complete() {
+            return Some(tokenizer.decode(&ids, true));
+        }
+        let mut logits = vec![0.0; known + 3];
+        let id = match grammar.mask(&mut logits).unwrap() {
+            Some(forced) => forced,
+            None => {
+                let allowed: Vec<u32> = (0..logits.len() as u32).filter(|id| logits[*id as usize] == 0.0).collect();
+                assert!(allowed.len() > 1 && allowed.iter().all(|id| (*id as usize) < known));
+                // Ends early where it can, so that most texts end.
+                let end = allowed.contains(&EOS) && rng.unit() < 0.3;
+                if end { EOS } else { allowed[(rng.unit() * allowed.len() as f64) as usize] }
+            }
+        };
+        if id == EOS {
+            return Some(tokenizer.decode(&ids, true));
+        }
+        grammar.accept(id).unwrap();
+        ids.push(id);
+    }
+    None
+}
+
+fn refused(format: TextFormat) -> String {
+    compiler(&tokenizer()).compile(&format).err().expect("refused").to_string()
+}
+
+#[test]
+fn one_token_that_can_follow_is_forced() {
+    let tokenizer = tokenizer();
+    let mut grammar = compiler(&tokenizer).compile(&TextFormat::Regex("q[xy]".into())).unwrap();
+    let mut logits = vec![1.0; tokenizer.vocab_size()];
+    let q = tokenizer.id("q").unwrap();
+    assert_eq!(grammar.mask(&mut logits).unwrap(), Some(q));
+    assert!(logits.iter().all(|l| *l == 1.0));
+    grammar.accept(q).unwrap();
+    assert_eq!(grammar.mask(&mut logits).unwrap(), None);
+    let left: Vec<usize> = (0..logits.len()).filter(|id| logits[*id] == 1.0).collect();
+    let mut want = ["x", "y"].map(|token| tokenizer.id(token).unwrap() as usize);
+    want.sort_unstable();
+    assert_eq!(left, want);
+    assert!(!grammar.is_complete());
+    grammar.accept(want[0] as u32).unwrap();
+    assert!(grammar.is_complete());
+}
+
+#[test]
+fn a_token_that_cannot_follow_is_an_error() {
+    let tokenizer = tokenizer();
+    let mut grammar = compiler(&tokenizer).compile(&TextFormat::JsonObject).unwrap();
+    assert!(grammar.accept(tokenizer.id("x").unwrap()).is_err());
+}
+
+#[test]
+fn texts_in_lark_and_of_several_bytes_per_character() {
+    let tokenizer = tokenizer();
+    let compiler = compiler(&tokenizer);
+    let mut rng = Xoshiro256::new(3);
+    let nested = TextFormat::Lark("start: \"(\" start \")\" | \"é\"".into());
+    let mut ended = 0;
+    for _ in 0..40 {
+        let Some(text) = random_text(&tokenizer, compiler.compile(&nested).unwrap(), &mut rng, 60) else { continue };
+        let depth = text.find('é').expect("an é");
+        assert_eq!(text, format!("{}é{}", "(".repeat(depth), ")".repeat(depth)));
+        ended += 1;
+    }
+    assert!(ended > 20, "{ended}");
+}
+
+#[test]
+fn what_cannot_be_compiled_is_refused_in_a_sentence() {
+    let schema = |value: Value| refused(TextFormat::JsonSchema(value));
+    assert!(schema(json!({"type": "string", "not": {"const": "a"}})).contains("not"));
+    assert!(schema(json!({"type": "giraffe"})).contains("giraffe"));
+    assert!(schema(json!({"$ref": "#/$defs/none"})).contains("none"));
+    assert!(schema(json!({"$ref": "https://example.org/schema"})).contains("$ref"));
+    assert!(schema(json!({"$ref": "#"})).contains("no text"));
+    assert!(schema(json!(7)).contains("must be an object"));
+    assert!(!refused(TextFormat::Regex("(a".into())).is_empty());
+    assert!(!refused(TextFormat::Regex(r"(a)\1".into())).is_empty());
+    assert!(!refused(TextFormat::Lark("start: nothing".into())).is_empty());
+    let none = GrammarCompiler::new(&tokenizer(), 300, &[]).err().unwrap();
+    assert!(none.to_string().contains("no token that ends a text"), "{none}");
+}
+
+#[test]
+fn hostile_grammars_are_refused_soon() {
+    let chain: String = (0..5000).map(|i| format!("r{i}: r{}\n", i + 1)).collect();
+    let (open, close) = ("(".repeat(100), ")".repeat(100));
+    let mut deep = json!({"type": "integer"});
+    for _ in 0..2000 {
+        deep = json!({"type": "array", "items": deep});
+    }
+    let wide: Vec<Value> = (0..3000).map(|i| json!({"const": format!("{i}-{}", i * 7919)})).collect();
+    let products: Vec<Value> = (0..40).map(|i| json!({"anyOf": [{"minLength": i}, {"maxLength": 100 - i}]})).collect();
+    let cases = [
+        TextFormat::Regex("(((((a{100}){100}){100}){100}){100})".into()),
+        TextFormat::Regex("a{1000000}".into()),
+        TextFormat::Regex(format!("{}a{}", "(".repeat(5000), ")".repeat(5000))),
+        TextFormat::Regex("(a|b)*c(a|b){400}".into()),
+        TextFormat::Regex("a".repeat(1 << 20)),
+        TextFormat::Lark(format!("start: r0\n{chain}r5000: \"x\"")),
+        TextFormat::Lark(format!("start: {open}\"x\"{close}")),
+        TextFormat::Lark("start: start start | \"a\" | \"\"".into()),
+        TextFormat::Lark("start: a{1,1000000}\na: \"x\" | \"y\" a".into()),
+        TextFormat::JsonSchema(deep),
+        TextFormat::JsonSchema(json!({ "anyOf": wide })),
+        TextFormat::JsonSchema(json!({ "type": "string", "allOf": products })),
+        TextFormat::JsonSchema(json!({"$ref": "#"})),
+        TextFormat::JsonSchema(json!({"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"})),
+        TextFormat::JsonSchema(json!({"type": "string", "pattern": "^(a+)+$", "minLength": 50000})),
+        TextFormat::JsonSchema(json!({"type": "array", "minItems": 100_000, "items": {"type": "integer"}})),
+        TextFormat::JsonSchema(json!({"type": "string", "maxLength": 10_000_000})),
+    ];
+    let tokenizer = tokenizer();
+    let compiler = compiler(&tokenizer);
+    for (i, case) in cases.iter().enumerate() {
+        let start = Instant::now();
+        let outcome = compiler.compile(case).and_then(|mut grammar| {
+            let mut rng = Xoshiro256::new(i as u64);
+            for _ in 0..50 {
+                let mut logits = vec![0.0; tokenizer.vocab_size()];
+                let id = grammar.mask(&mut logits)?.unwrap_or_else(|| {
+                    let allowed: Vec<usize> = (0..logits.len()).filter(|id| logits[*id] == 0.0).collect();
+                    allowed[(rng.unit() * allowed.len() as f64) as usize] as u32
+                });
+                if id == EOS {
+                    break;
+                }
+                grammar.accept(id)?;
+            }
+            Ok(())
+        });
+        println!("{i}: {:?} in {:?}", outcome.as_ref().err(), start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(10), "case {i}");
+        if let Err(error) = outcome {
+            assert!(!error.to_string().contains('\n') && error.to_string().len() < 1500, "case {i}: {error}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    #[test]
+    fn objects_that_end_are_json(seed in any::<u64>()) {
+        let tokenizer = tokenizer();
+        let grammar = compiler(&tokenizer).compile(&TextFormat::JsonObject).unwrap();
+        if let Some(text) = random_text(&tokenizer, grammar, &mut Xoshiro256::new(seed), 200) {
+            match serde_json::from_str::<Value>(&text) {
+                Ok(value) => prop_assert!(value.is_object()),
+                // Numbers of JSON may be larger than any that this reader holds.
+                Err(error) => prop_assert!(error.to_string().contains("number out of range"), "{text:?}: {error}"),
+            }
+        }
+    }
+
+    #[test]
+    fn texts_match_their_regular_expression(seed in any::<u64>()) {
+        let tokenizer = tokenizer();
+        let regex = "(ab?c|[0-9]{2,4}|é+)(-(x|yz))*";
+        let grammar = compiler(&tokenizer).compile(&TextFormat::Regex(regex.into())).unwrap();
+        if let Some(text) = random_text(&tokenizer, grammar, &mut Xoshiro256::new(seed), 100) {
+            let whole = fancy_regex::Regex::new(&format!("^(?:{regex})$")).unwrap();
+            prop_assert!(whole.is_match(&text).unwrap(), "{text:?}");
+        }
+    }
+}
