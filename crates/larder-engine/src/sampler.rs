@@ -108,6 +108,8 @@ pub struct Sampler {
     candidates: Vec<Candidate>,
     /// Tokens of the sequence before the answer, which the frequency and presence penalties ignore.
     prompt: usize,
+    /// Added to the logits of these tokens.
+    bias: Vec<(u32, f32)>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -122,7 +124,19 @@ impl Sampler {
     /// A sampler; an error if a setting is out of range.
     pub fn new(sampling: Sampling, seed: u64) -> Result<Self, SamplerError> {
         let (seen, candidates) = (Vec::new(), Vec::new());
-        Ok(Sampler { sampling: sampling.checked()?, rng: Xoshiro256::new(seed), seen, candidates, prompt: 0 })
+        Ok(Sampler {
+            sampling: sampling.checked()?,
+            rng: Xoshiro256::new(seed),
+            seen,
+            candidates,
+            prompt: 0,
+            bias: Vec::new(),
+        })
+    }
+
+    /// Sets what is added to the logits of these tokens before all else; ids outside the vocabulary are ignored.
+    pub fn with_logit_bias(self, bias: Vec<(u32, f32)>) -> Self {
+        Sampler { bias, ..self }
     }
 
     /// Sets the number of tokens at the start of the sequence that are not part of the answer.
@@ -135,6 +149,9 @@ impl Sampler {
     pub fn sample(&mut self, logits: &mut [f32], previous: &[u32]) -> Result<u32, SamplerError> {
         if let Some((id, &value)) = logits.iter().enumerate().find(|(_, l)| l.is_nan() || **l == f32::INFINITY) {
             return Err(SamplerError::Logit { id, value });
+        }
+        for (id, bias) in &self.bias {
+            logits.get_mut(*id as usize).into_iter().for_each(|logit| *logit += bias);
         }
         self.penalise(logits, previous);
         self.penalise_answer(logits, previous.get(self.prompt..).unwrap_or_default());
@@ -366,6 +383,14 @@ mod tests {
     fn zero_temperature_takes_the_lowest_id_of_equal_logits() {
         let mut greedy = sampler(Sampling::default());
         assert_eq!(greedy.sample(&mut [1.0, 3.0, 3.0, f32::NEG_INFINITY], &[]), Ok(1));
+    }
+
+    #[test]
+    fn a_bias_is_added_to_a_tokens_logit() {
+        let mut biased = sampler(Sampling::default()).with_logit_bias(vec![(0, 2.0), (1, -100.0), (9, 5.0)]);
+        let mut logits = [1.5, 3.0, 2.0];
+        assert_eq!(biased.sample(&mut logits, &[]), Ok(0));
+        assert_eq!(logits, [3.5, -97.0, 2.0]);
     }
 
     #[test]

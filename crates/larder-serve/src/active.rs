@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use larder_engine::{FinishReason, Sequence, StepPart, Writer};
+use larder_engine::{FinishReason, SamplerError, Sequence, StepPart, Writer};
 use larder_model::{Decoder, LogitsFor, TokenPhase};
 use tokio::sync::mpsc::Sender;
 
@@ -165,7 +165,10 @@ impl<'m> ActiveRequest<'m> {
     fn generate(&mut self, decoder: &Decoder) -> Result<Turn, ApiError> {
         let before = self.logprobs.map(|top| (top, self.logits.clone()));
         let failed = |error: &dyn std::error::Error| ApiError::engine_failed(error.to_string());
-        let token = self.writer.write(&mut self.logits, &self.sequence).map_err(|e| failed(&e))?;
+        let token = self.writer.write(&mut self.logits, &self.sequence).map_err(|error| match error {
+            SamplerError::Grammar(_) => ApiError::grammar_failed(error.to_string()),
+            _ => failed(&error),
+        })?;
         let now = Instant::now();
         let ttft = self.first_token.is_none().then(|| now - self.received);
         self.first_token.get_or_insert(now);

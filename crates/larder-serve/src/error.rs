@@ -64,6 +64,11 @@ impl ApiError {
         ApiError::new(StatusCode::GATEWAY_TIMEOUT, "timeout", message)
     }
 
+    /// 400: the grammar of an answer became too costly while it was written.
+    pub fn grammar_failed(message: impl Into<String>) -> Self {
+        ApiError::new(StatusCode::BAD_REQUEST, "invalid_grammar", message)
+    }
+
     /// 500: the engine failed.
     pub fn engine_failed(message: impl Into<String>) -> Self {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "engine_error", message)

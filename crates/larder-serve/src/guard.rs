@@ -15,6 +15,7 @@ use crate::server::App;
 pub async fn guard(State(app): State<App>, request: Request, next: Next) -> Response {
     let route = route_of(&request);
     let origin = request.headers().get(header::ORIGIN).cloned();
+    let wanted = request.headers().get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
     let mut response = match authorize(&app, &request) {
         Err(error) => error.into_response(),
         Ok(()) if is_preflight(&app, &request) => StatusCode::NO_CONTENT.into_response(),
@@ -23,7 +24,7 @@ pub async fn guard(State(app): State<App>, request: Request, next: Next) -> Resp
     if let (Some(allowed), Some(origin)) = (&app.options.cors, origin)
         && (allowed == "*" || allowed.as_bytes() == origin.as_bytes())
     {
-        add_cors_headers(response.headers_mut(), origin);
+        add_cors_headers(response.headers_mut(), origin, wanted);
     }
     app.metrics.lock().responded(route, response.status().as_u16());
     response
@@ -31,7 +32,7 @@ pub async fn guard(State(app): State<App>, request: Request, next: Next) -> Resp
 
 /// The pattern of the route, for metrics: a bounded set, whatever paths clients request.
 fn route_of(request: &Request) -> &'static str {
-    const ROUTES: [&str; 10] = [
+    const ROUTES: [&str; 17] = [
         "/",
         "/health",
         "/metrics",
@@ -42,12 +43,20 @@ fn route_of(request: &Request) -> &'static str {
         "/v1/chat/completions",
         "/v1/completions",
         "/v1/embeddings",
+        "/models",
+        "/chat/completions",
+        "/completions",
+        "/props",
+        "/tokenize",
+        "/detokenize",
+        "/apply-template",
     ];
     let path = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
     ROUTES.into_iter().find(|route| *route == path).unwrap_or("other")
 }
 
 fn authorize(app: &App, request: &Request) -> Result<(), ApiError> {
+    check_host(app, request.headers())?;
     check_origin(app, request.headers())?;
     // The page holds no data; its script asks the user for the key.
     if matches!(request.uri().path(), "/" | "/health") || is_preflight(app, request) {
@@ -67,6 +76,18 @@ fn authorize(app: &App, request: &Request) -> Result<(), ApiError> {
             Err(ApiError::new(StatusCode::UNAUTHORIZED, "missing_api_key", message))
         }
     }
+}
+
+/// DNS rebinding: a page of a foreign name that resolves to this machine could read all that needs no key.
+fn check_host(app: &App, headers: &HeaderMap) -> Result<(), ApiError> {
+    let Some(host) = headers.get(header::HOST) else { return Ok(()) };
+    let host = host.to_str().unwrap_or_default();
+    if !app.options.is_local || app.options.api_key.is_some() || is_local_name(host) {
+        return Ok(());
+    }
+    let host: String = host.chars().filter(|c| !c.is_control()).take(100).collect();
+    let message = format!("The host name '{host}' is not this machine's; with --api-key any name is allowed.");
+    Err(ApiError::new(StatusCode::FORBIDDEN, "host_not_allowed", message))
 }
 
 /// Browsers let pages of any site send requests here. Allowed are the configured origin and this server's own page.
@@ -97,11 +118,13 @@ fn is_preflight(app: &App, request: &Request) -> bool {
     app.options.cors.is_some() && request.method() == Method::OPTIONS && asks
 }
 
-fn add_cors_headers(headers: &mut HeaderMap, origin: HeaderValue) {
+/// `wanted` are the headers that a preflight asks for, such as those that OpenAI's client adds.
+fn add_cors_headers(headers: &mut HeaderMap, origin: HeaderValue, wanted: Option<HeaderValue>) {
+    let allowed = wanted.unwrap_or(HeaderValue::from_static("Authorization, Content-Type"));
     headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
     headers.insert(header::VARY, HeaderValue::from_static("Origin"));
     headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
-    headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static("Authorization, Content-Type"));
+    headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, allowed);
     headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
 }
 

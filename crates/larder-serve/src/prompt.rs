@@ -21,17 +21,16 @@ pub struct ChatPrompt {
 impl ServedModel {
     /// Applies the chat template and tokenises.
     pub fn chat(&self, request: &ChatRequest) -> Result<ChatPrompt> {
-        let chat = match &self.template {
-            Some(template) => {
-                ChatPrompt { tokens: self.encode(&render(template, request)?, false, "messages")?, stop: vec![] }
-            }
-            None => ChatPrompt {
-                tokens: self.encode(&plain_dialogue(request)?, true, "messages")?,
-                stop: vec![format!("\n{}:", name_of("user"))],
-            },
-        };
-        self.check(&chat.tokens, "messages")?;
-        Ok(chat)
+        let plain = self.template.is_none();
+        let tokens = self.encode(&self.rendered(request)?, plain, "messages")?;
+        self.check(&tokens, "messages")?;
+        let stop = if plain { vec![format!("\n{}:", name_of("user"))] } else { vec![] };
+        Ok(ChatPrompt { tokens, stop })
+    }
+
+    /// The text that a chat becomes: by the chat template, or a plain dialogue.
+    pub fn rendered(&self, request: &ChatRequest) -> Result<String> {
+        self.template.as_ref().map_or_else(|| plain_dialogue(request), |template| render(template, request))
     }
 
     /// Tokenises the prompt of a completion.
@@ -49,7 +48,7 @@ impl ServedModel {
     }
 
     /// Tokenises a text, unless it is certainly too long for the context.
-    fn encode(&self, text: &str, special: bool, param: &str) -> Result<Vec<u32>> {
+    pub fn encode(&self, text: &str, special: bool, param: &str) -> Result<Vec<u32>> {
         let most = self.tokenizer.longest_text(self.context);
         if text.len() > most {
             let message = format!(

@@ -80,7 +80,7 @@ impl Server {
     fn begin(&self, path: &str, body: &Value) -> BufReader<TcpStream> {
         let body = body.to_string();
         let mut stream = self.connect();
-        let head = format!("POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", body.len());
+        let head = format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", body.len());
         stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
         BufReader::new(stream)
     }
@@ -245,7 +245,7 @@ fn experts_stream_and_routing_changes_live() {
     larder_ok(&["convert", model.to_str().unwrap(), store.to_str().unwrap()]);
     let server = Server::start(&store, &["--cache-experts", "2", "--context", "256"]);
     let mut events = server.connect();
-    events.write_all(b"GET /events HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    events.write_all(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     let mut events = BufReader::new(events);
     let mut line = String::new();
     while line != "\r\n" {
@@ -309,13 +309,14 @@ fn what_is_wrong_has_its_code_and_one_sentence() {
         (server.get(chat), 405, "GET"),
         (server.get("/v1/models/nobody"), 404, "nobody"),
         (server.send("POST", chat, "Origin: https://evil.example\r\n", b"{}"), 403, "evil.example"),
+        (server.raw(b"GET /metrics HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n"), 403, "evil.example"),
     ] {
         assert_eq!(response.status, status, "{}", response.body);
         assert!(response.error().contains(part), "{}", response.body);
     }
     assert_eq!(server.post(chat, user(&long)).json()["error"]["code"], "context_length_exceeded");
-    let slow =
-        server.raw(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\nConnection: close\r\n\r\n{");
+    let slow = server
+        .raw(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\nConnection: close\r\n\r\n{");
     assert_eq!(slow.status, 408, "{}", slow.body);
     let silent = Instant::now();
     let mut all = Vec::new();
@@ -411,6 +412,13 @@ fn a_key_and_an_origin_are_asked_for() {
     assert_eq!(server.send("GET", "/v1/models/tiny", with, b"").status, 200);
     let asks = "Origin: https://chat.example\r\nAccess-Control-Request-Method: POST\r\n";
     assert_eq!(server.send("OPTIONS", "/v1/completions", asks, b"").status, 204);
+    let openai = format!("{asks}Access-Control-Request-Headers: authorization,x-stainless-os\r\n");
+    let preflight = server.send("OPTIONS", "/v1/chat/completions", &openai, b"");
+    assert!(
+        preflight.head.contains("access-control-allow-headers: authorization,x-stainless-os"),
+        "{}",
+        preflight.head
+    );
 }
 
 #[test]

@@ -4,3 +4,4 @@ mod api;
 mod hot;
 mod page;
 mod structured;
+mod tools;

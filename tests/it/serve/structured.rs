@@ -129,11 +129,6 @@ fn what_cannot_be_enforced_is_refused_by_name() {
             "giraffe",
         ),
         (json!({"regex": "(a"}), "regex", "regex"),
-        (
-            json!({"json_schema": {"type": "string", "pattern": "^(a+)+$", "minLength": 50_000}}),
-            "json_schema",
-            "too many",
-        ),
         (json!({"grammar": "start: nothing"}), "grammar", "nothing"),
     ] {
         let refused = server.post("/v1/completions", asked("x", more.clone()));
@@ -146,6 +141,10 @@ fn what_cannot_be_enforced_is_refused_by_name() {
         let message = error["message"].as_str().unwrap();
         assert!(message.contains(part) && !message.contains('\n'), "{more}: {message}");
     }
+    // Some are found to be too costly only when their first mask is computed.
+    let costly = json!({"type": "string", "pattern": "^(a+)+$", "minLength": 50_000});
+    let refused = server.post("/v1/completions", asked("x", json!({"json_schema": costly})));
+    assert_eq!((refused.status, refused.json()["error"]["code"].as_str()), (400, Some("invalid_grammar")));
     let answer = server.post("/v1/completions", asked("x", json!({"max_tokens": 2, "ignore_eos": true}))).json();
     assert_eq!(answer["usage"]["completion_tokens"], 2, "the server goes on: {answer}");
 }

@@ -30,6 +30,7 @@ use crate::request::{self, ChatRequest, CompletionRequest, GenerationParams};
 use crate::server::App;
 
 mod body;
+mod tools;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -49,6 +50,14 @@ pub fn router(app: App) -> Router {
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(complete))
         .route("/v1/embeddings", post(embeddings))
+        // llama.cpp's server has the same without /v1, and these.
+        .route("/models", get(models))
+        .route("/chat/completions", post(chat))
+        .route("/completions", post(complete))
+        .route("/props", get(tools::props))
+        .route("/tokenize", post(tools::tokenize))
+        .route("/detokenize", post(tools::detokenize))
+        .route("/apply-template", post(tools::apply_template))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(middleware::from_fn_with_state(app.clone(), guard))
@@ -166,6 +175,7 @@ async fn generate(
     let sampling = params.sampling.or_defaults(app.model.generation.sampling());
     let seed = params.seed.unwrap_or_else(|| RandomState::new().hash_one(number));
     let sampler = Sampler::new(sampling, seed).map_err(|error| wrong(&error))?.with_prompt_len(prompt.len());
+    let sampler = sampler.with_logit_bias(checked_bias(app, params.logit_bias)?);
     let stops = params.stop.into_iter().chain(more_stops).collect();
     let stop = StopMatcher::new(stops).map_err(|error| wrong(&error).with_param("stop"))?;
     let (to, events) = mpsc::channel(CHANNEL);
@@ -188,6 +198,17 @@ async fn generate(
     match params.stream {
         true => Ok(event_stream(Body::from_stream(SseStream::new(events, format)))),
         false => Ok(complete_response(events, format).await),
+    }
+}
+
+/// The biases, if all are of tokens of the vocabulary.
+fn checked_bias(app: &App, bias: Vec<(u32, f32)>) -> Result<Vec<(u32, f32)>> {
+    match bias.iter().find(|(id, _)| *id as usize >= app.model.vocab) {
+        None => Ok(bias),
+        Some((id, _)) => {
+            let message = format!("Token id {id} is out of range: the vocabulary has {} tokens.", app.model.vocab);
+            Err(ApiError::invalid_field("logit_bias", "invalid_value", message))
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 mod fields;
 mod format;
 mod messages;
+mod tokens;
 
 use larder_engine::Sampling;
 use serde_json::{Map, Value};
@@ -10,11 +11,14 @@ use serde_json::{Map, Value};
 use crate::error::ApiError;
 use fields::{Fields, wrong_type};
 pub use format::RequestedFormat;
+pub use tokens::{DetokenizeRequest, TokenizeRequest};
 
 type Result<T> = std::result::Result<T, ApiError>;
 
 /// Limit of `top_logprobs`.
 const TOP_LOGPROBS: u64 = 20;
+/// Limit of the tokens in `logit_bias`.
+const BIASES: usize = 1024;
 /// Limit of stop strings, as OpenAI has it.
 const STOPS: usize = 4;
 
@@ -23,12 +27,14 @@ const STOPS: usize = 4;
 pub struct GenerationParams {
     /// The model's name, if given.
     pub model: Option<String>,
-    /// Limit of generated tokens.
+    /// Limit of generated tokens; `usize::MAX` for as many as the context holds.
     pub max_tokens: Option<usize>,
     /// Sampling parameters, where given.
     pub sampling: SamplingParams,
     /// Seed of the sampler; equal seeds give equal texts.
     pub seed: Option<u64>,
+    /// Added to the logits of these tokens.
+    pub logit_bias: Vec<(u32, f32)>,
     /// Strings that end the generation.
     pub stop: Vec<String>,
     /// Whether to send the text as it is generated.
@@ -104,7 +110,6 @@ impl ChatRequest {
         let json = json(body)?;
         let fields = Fields::of(&json, "")?;
         for (field, why) in [
-            ("logit_bias", "'logit_bias' is not supported."),
             ("functions", "'functions' is not supported; use 'tools'."),
             ("audio", "'audio' is not supported: this server generates text only."),
         ] {
@@ -130,7 +135,6 @@ impl CompletionRequest {
     pub fn parse(body: &[u8]) -> Result<Self> {
         let json = json(body)?;
         let fields = Fields::of(&json, "")?;
-        reject_unless_empty(&fields, "logit_bias", "'logit_bias' is not supported.")?;
         reject_unless_empty(&fields, "suffix", "'suffix' is not supported.")?;
         if fields.boolean("echo")? == Some(true) {
             return Err(ApiError::unsupported("echo", "'echo' is not supported."));
@@ -182,13 +186,13 @@ fn generation_params(fields: &Fields) -> Result<GenerationParams> {
         return Err(ApiError::invalid_field("stream_options", "invalid_value", message));
     }
     let include_usage = options.map_or(Ok(None), |options| options.boolean("include_usage"))?.unwrap_or(false);
-    let newer = fields.integer("max_completion_tokens", 1..=u32::MAX.into())?;
-    let older = fields.integer("max_tokens", 1..=u32::MAX.into())?;
+    let (newer, older) = (max_tokens(fields, "max_completion_tokens")?, max_tokens(fields, "max_tokens")?);
     Ok(GenerationParams {
         model: fields.string("model")?.map(str::to_owned),
-        max_tokens: newer.or(older).map(|n| n as usize),
+        max_tokens: newer.or(older),
         sampling: sampling_params(fields)?,
         seed: seed(fields)?,
+        logit_bias: logit_bias(fields)?,
         stop: stop(fields)?,
         stream,
         include_usage,
@@ -208,6 +212,31 @@ fn sampling_params(fields: &Fields) -> Result<SamplingParams> {
         frequency_penalty: fields.number("frequency_penalty", -2.0..=2.0)?,
         presence_penalty: fields.number("presence_penalty", -2.0..=2.0)?,
     })
+}
+
+/// A limit of tokens; -1 stands for none, as in llama.cpp's server.
+fn max_tokens(fields: &Fields, field: &str) -> Result<Option<usize>> {
+    if fields.get(field).and_then(Value::as_i64) == Some(-1) {
+        return Ok(Some(usize::MAX));
+    }
+    Ok(fields.integer(field, 1..=u32::MAX.into())?.map(|n| n as usize))
+}
+
+/// OpenAI's form: token ids as keys.
+fn logit_bias(fields: &Fields) -> Result<Vec<(u32, f32)>> {
+    let Some(value) = fields.get("logit_bias") else { return Ok(vec![]) };
+    let wrong = |value| wrong_type("logit_bias", "an object of token ids with a bias from -100 to 100 each", value);
+    let Value::Object(map) = value else { return Err(wrong(value)) };
+    if map.len() > BIASES {
+        let message =
+            format!("Invalid value for 'logit_bias': expected at most {BIASES} tokens, but got {}.", map.len());
+        return Err(ApiError::invalid_field("logit_bias", "invalid_value", message));
+    }
+    let pair = |(id, bias): (&String, &Value)| {
+        let bias = bias.as_f64().filter(|bias| (-100.0..=100.0).contains(bias));
+        Ok((id.parse().map_err(|_| wrong(value))?, bias.ok_or_else(|| wrong(value))? as f32))
+    };
+    map.iter().map(pair).collect()
 }
 
 /// Any 64-bit integer, signed or unsigned.

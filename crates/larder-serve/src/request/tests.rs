@@ -63,7 +63,7 @@ fn errors_name_the_field_and_the_fault() {
         ("temperature", json!(3), "temperature", "expected 0 to 2, but got 3"),
         ("max_tokens", json!(1.5), "max_tokens", "expected an integer, but got a decimal number"),
         ("max_tokens", json!(0), "max_tokens", "but got 0 instead"),
-        ("max_tokens", json!(-1), "max_tokens", "but got -1 instead"),
+        ("max_tokens", json!(-2), "max_tokens", "but got -2 instead"),
         ("n", json!(2), "n", "1 choice per request, not 2"),
         ("stop", json!(["a", 1]), "stop", "array of strings"),
         ("stop", json!(["a", "b", "c", "d", "e"]), "stop", "at most 4 strings"),
@@ -71,7 +71,9 @@ fn errors_name_the_field_and_the_fault() {
         ("stream", json!(1), "stream", "expected a boolean, but got an integer"),
         ("stream_options", json!({}), "stream_options", "only allowed when 'stream'"),
         ("top_logprobs", json!(2), "top_logprobs", "only allowed when 'logprobs'"),
-        ("logit_bias", json!({"1": 2}), "logit_bias", "not supported"),
+        ("logit_bias", json!({"x": 2}), "logit_bias", "an object of token ids"),
+        ("logit_bias", json!({"1": 200}), "logit_bias", "from -100 to 100"),
+        ("logit_bias", json!([1]), "logit_bias", "an object of token ids"),
         ("response_format", json!({"type": "xml"}), "response_format.type", "'xml' is not one of"),
         ("response_format", json!({"type": "json_schema"}), "response_format.json_schema", "Missing"),
         (
@@ -129,6 +131,20 @@ fn formats_of_answers_are_read_from_several_fields() {
     assert!(chat(both).unwrap_err().message.contains("either 'grammar' or 'regex'"));
     let endless = json!({"messages": [{"role": "user", "content": "x"}], "regex": "a", "ignore_eos": true});
     assert_eq!(chat(endless).unwrap_err().param.as_deref(), Some("ignore_eos"));
+}
+
+#[test]
+fn biases_and_limits_of_tokens() {
+    let params = |field: &str, value: Value| chat(with(field, value)).unwrap().params;
+    assert_eq!(params("logit_bias", json!({"7": -100, "9": 2.5})).logit_bias, [(7, -100.0), (9, 2.5)]);
+    assert_eq!(params("max_tokens", json!(-1)).max_tokens, Some(usize::MAX));
+    let tokens = TokenizeRequest::parse(br#"{"content": "a", "add_special": true}"#).unwrap();
+    assert_eq!(tokens, TokenizeRequest { content: "a".into(), add_special: true, with_pieces: false });
+    for (body, param) in [(&b"{}"[..], "content"), (br#"{"content": 1}"#, "content")] {
+        assert_eq!(TokenizeRequest::parse(body).unwrap_err().param.as_deref(), Some(param));
+    }
+    assert_eq!(DetokenizeRequest::parse(br#"{"tokens": [1, 2]}"#).unwrap().tokens, [1, 2]);
+    assert!(DetokenizeRequest::parse(br#"{"tokens": [-1]}"#).unwrap_err().message.contains("array of token ids"));
 }
 
 #[test]
