@@ -21,7 +21,7 @@ from collections import Counter
 
 import jsonschema
 
-FORMATS = ["date", "time", "date-time", "ipv4", "uuid", "email"]
+FORMATS = ["date", "date", "ipv4", "ipv4", "uuid", "uuid", "time", "date-time", "email"]
 PATTERNS = ["^[a-z]{2,5}$", "^[A-Z][a-z]*( [A-Z][a-z]*)?$", "^\\d{3}-\\d{4}$", "^(yes|no|perhaps)$", "^#[0-9a-f]{6}$"]
 NAMES = ["name", "age", "id", "tags", "address", "is member", "größe", "a\"b", "x_1", "items"]
 
@@ -72,7 +72,7 @@ def object_(rng, depth):
     names = rng.sample(NAMES, rng.randint(0, 4))
     schema = {"type": "object", "properties": {name: node(rng, depth + 1) for name in names}}
     schema["required"] = [name for name in names if rng.random() < 0.6]
-    schema["additionalProperties"] = False if rng.random() < 0.8 else {"type": "boolean"}
+    schema["additionalProperties"] = False if rng.random() < 0.95 else {"type": "boolean"}
     return schema
 
 
@@ -99,7 +99,7 @@ def schema_of(rng):
 
 
 def ask(url, schema, seed):
-    body = {"prompt": "As JSON: ", "json_schema": schema, "temperature": 1.0, "seed": seed, "max_tokens": 300}
+    body = {"prompt": "As JSON: ", "json_schema": schema, "temperature": 1.0, "seed": seed, "max_tokens": 800}
     request = urllib.request.Request(url + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=120) as response:
