@@ -103,10 +103,11 @@ pub(crate) fn bytes_within(steps: &[DetokenizerStep], token: String) -> Vec<u8> 
     for step in steps {
         match step {
             DetokenizerStep::ByteLevel(_) => return token_bytes(&token),
-            DetokenizerStep::ByteFallback(_) => match byte_of(&token) {
-                Some(byte) => return vec![byte],
-                None => {}
-            },
+            DetokenizerStep::ByteFallback(_) => {
+                if let Some(byte) = byte_of(&token) {
+                    return vec![byte];
+                }
+            }
             DetokenizerStep::Replace { pattern, content } => token = token.replace(pattern, content),
             DetokenizerStep::Metaspace { space, .. } => token = token.replace(*space, " "),
             _ => {}
