@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use larder_model::{ExpertPath, ModelError, Tap};
 
+use crate::grammar::Grammar;
 use crate::sampler::{Sampler, SamplerError};
 use crate::session::Session;
 use crate::text::StopMatcher;
@@ -42,6 +43,8 @@ pub struct Request<'a> {
     pub prompt: &'a [u32],
     /// The sampler for the tokens.
     pub sampler: Sampler,
+    /// What the text has to match: structured output.
+    pub grammar: Option<Grammar>,
     /// Token ids that end the text.
     pub eos: &'a [u32],
     /// Stop strings.
@@ -90,7 +93,7 @@ pub fn generate<P: ExpertPath>(
     request: Request,
     listener: &mut dyn Listener<P>,
 ) -> Result<Generated, GenerateError> {
-    let Request { prompt, sampler, eos, stop, max_tokens } = request;
+    let Request { prompt, sampler, grammar, eos, stop, max_tokens } = request;
     let start = Instant::now();
     let (outcome, step) = forward(session, &TokenInput::prompt(prompt), &mut WhileWanted(&mut *listener));
     let mut logits = match outcome {
@@ -100,7 +103,7 @@ pub fn generate<P: ExpertPath>(
     listener.step(&step, session.experts());
     let prefill_time = start.elapsed();
 
-    let mut writer = Writer::new(sampler, stop, tokenizer.detokenizer(true), eos, max_tokens);
+    let mut writer = Writer::new(sampler, stop, tokenizer.detokenizer(true), eos, max_tokens).with_grammar(grammar);
     let mut ids = Vec::new();
     let finish = loop {
         if writer.is_full() {

@@ -139,6 +139,11 @@ impl Sampler {
         Sampler { bias, ..self }
     }
 
+    /// Starts the draws anew with another seed.
+    pub fn with_seed(self, seed: u64) -> Self {
+        Sampler { rng: Xoshiro256::new(seed), ..self }
+    }
+
     /// Sets the number of tokens at the start of the sequence that are not part of the answer.
     pub fn with_prompt_len(self, prompt: usize) -> Self {
         Sampler { prompt, ..self }

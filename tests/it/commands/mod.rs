@@ -6,6 +6,7 @@ mod config;
 mod demo;
 mod doctor;
 mod eval;
+mod format;
 mod hot;
 mod lab;
 mod models;

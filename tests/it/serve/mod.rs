@@ -3,5 +3,6 @@
 mod api;
 mod hot;
 mod page;
+mod several;
 mod structured;
 mod tools;

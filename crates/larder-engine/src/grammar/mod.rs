@@ -34,6 +34,7 @@ pub struct GrammarError(String);
 const NO_TEXT: &str = "NoExtensionBias";
 
 /// A compiled grammar at a position in a text.
+#[derive(Clone)]
 pub struct Grammar {
     matcher: Matcher,
 }

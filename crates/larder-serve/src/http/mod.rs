@@ -120,7 +120,7 @@ async fn chat(State(app): State<App>, request: Request) -> Result<Response> {
         Ok((request.params, grammar, chat))
     })
     .await?;
-    generate(&app, Endpoint::Chat, since, params, grammar, tokens, stop).await
+    generate(&app, Endpoint::Chat, since, Asked { params, grammar, prompts: vec![tokens], more_stops: stop }).await
 }
 
 async fn complete(State(app): State<App>, request: Request) -> Result<Response> {
@@ -128,16 +128,16 @@ async fn complete(State(app): State<App>, request: Request) -> Result<Response> 
     const DEFAULT_MAX_TOKENS: usize = 16;
     let since = Instant::now();
     let body = body::read(&app, request).await?;
-    let (mut params, grammar, tokens) = run_blocking(&app, move |app| {
+    let (mut params, grammar, prompts) = run_blocking(&app, move |app| {
         let request = CompletionRequest::parse(&body)?;
         check_model(app, request.params.model.as_deref())?;
-        let tokens = app.model.prompt(&request.prompt)?;
+        let prompts = request.prompts.iter().map(|prompt| app.model.prompt(prompt)).collect::<Result<_>>()?;
         let grammar = app.grammar(request.params.format.as_ref())?;
-        Ok((request.params, grammar, tokens))
+        Ok((request.params, grammar, prompts))
     })
     .await?;
     params.max_tokens.get_or_insert(DEFAULT_MAX_TOKENS);
-    generate(&app, Endpoint::Completion, since, params, grammar, tokens, vec![]).await
+    generate(&app, Endpoint::Completion, since, Asked { params, grammar, prompts, more_stops: vec![] }).await
 }
 
 /// Runs `work`, mostly tokenising, on a blocking thread, a few at a time.
@@ -161,40 +161,52 @@ fn check_model(app: &App, name: Option<&str>) -> Result<()> {
     }
 }
 
-async fn generate(
-    app: &App,
-    kind: Endpoint,
-    since: Instant,
+/// A request that was parsed and tokenised.
+struct Asked {
     params: GenerationParams,
+    /// What each answer has to match.
     grammar: Option<Grammar>,
-    prompt: Vec<u32>,
+    /// Tokens of each prompt, at least one.
+    prompts: Vec<Vec<u32>>,
+    /// Stop strings beside those of the request.
     more_stops: Vec<String>,
-) -> Result<Response> {
-    let number = app.requests.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Submits a job for each answer and responds with all of them.
+async fn generate(app: &App, kind: Endpoint, since: Instant, asked: Asked) -> Result<Response> {
+    let Asked { mut params, grammar, prompts, more_stops } = asked;
+    let number = app.requests.fetch_add((prompts.len() * params.choices) as u64, Ordering::Relaxed);
     let wrong = |error: &dyn std::fmt::Display| ApiError::bad_request(format!("Invalid request: {error}."));
     let sampling = params.sampling.or_defaults(app.model.generation.sampling());
-    let seed = params.seed.unwrap_or_else(|| RandomState::new().hash_one(number));
-    let sampler = Sampler::new(sampling, seed).map_err(|error| wrong(&error))?.with_prompt_len(prompt.len());
-    let sampler = sampler.with_logit_bias(checked_bias(app, params.logit_bias)?);
-    let stops = params.stop.into_iter().chain(more_stops).collect();
+    let sampler = Sampler::new(sampling, 0).map_err(|error| wrong(&error))?;
+    let sampler = sampler.with_logit_bias(checked_bias(app, std::mem::take(&mut params.logit_bias))?);
+    let stops = params.stop.iter().cloned().chain(more_stops).collect();
     let stop = StopMatcher::new(stops).map_err(|error| wrong(&error).with_param("stop"))?;
-    let (to, events) = mpsc::channel(CHANNEL);
-    let job = GenerationJob {
-        number,
-        max_tokens: params.max_tokens.unwrap_or(usize::MAX).min(app.model.context - prompt.len()),
-        prompt,
-        sampler,
-        grammar,
-        stop,
-        ignore_eos: params.ignore_eos,
-        logprobs: params.logprobs,
-        received: since,
-        deadline: since + app.options.timeout,
-        events: to,
-    };
+    let seed = params.seed.unwrap_or_else(|| RandomState::new().hash_one(number));
     let seconds = app.metrics.lock().request_seconds();
-    app.queue.submit(job, seconds)?;
-    let format = ResponseFormat::new(kind, number, &app.model.name, params.logprobs.is_some(), params.include_usage);
+    let answers = prompts.iter().flat_map(|prompt| (0..params.choices).map(move |choice| (prompt, choice)));
+    let mut events = Vec::new();
+    for (i, (prompt, choice)) in answers.enumerate() {
+        let (to, from) = mpsc::channel(CHANNEL);
+        events.push(from);
+        let job = GenerationJob {
+            number: number + i as u64,
+            max_tokens: params.max_tokens.unwrap_or(usize::MAX).min(app.model.context - prompt.len()),
+            prompt: prompt.clone(),
+            // Answers to one prompt differ; the first is that of a request for one.
+            sampler: sampler.clone().with_seed(seed.wrapping_add(choice as u64)).with_prompt_len(prompt.len()),
+            grammar: grammar.clone(),
+            stop: stop.clone(),
+            ignore_eos: params.ignore_eos,
+            logprobs: params.logprobs,
+            received: since,
+            deadline: since + app.options.timeout,
+            events: to,
+        };
+        // If one is refused, the receivers of the others are dropped, which cancels them.
+        app.queue.submit(job, seconds)?;
+    }
+    let format = ResponseFormat::new(kind, number, &app.model.name, &params);
     match params.stream {
         true => Ok(event_stream(Body::from_stream(SseStream::new(events, format)))),
         false => Ok(complete_response(events, format).await),

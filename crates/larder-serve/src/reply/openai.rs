@@ -5,7 +5,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use larder_engine::FinishReason;
 use serde_json::{Map, Value, json};
 
+use super::Answer;
 use crate::job::{GenerationSummary, SampledToken, TextDelta, TokenLogprob};
+use crate::request::GenerationParams;
 
 /// The endpoint that was called.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,76 +26,94 @@ pub struct ResponseFormat {
     model: String,
     logprobs: bool,
     include_usage: bool,
-    /// Characters so far, for `text_offset`.
-    offset: usize,
+    /// Answers to each prompt.
+    choices: usize,
+    /// Characters of each answer so far, for `text_offset`.
+    offsets: Vec<usize>,
 }
 
 impl ResponseFormat {
     /// The format of the response to request `number`.
-    pub fn new(kind: Endpoint, number: u64, model: &str, logprobs: bool, include_usage: bool) -> Self {
+    pub fn new(kind: Endpoint, number: u64, model: &str, params: &GenerationParams) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let prefix = if kind == Endpoint::Chat { "chatcmpl" } else { "cmpl" };
-        let id = format!("{prefix}-{:012x}{number:08x}", now.as_micros() & 0xffff_ffff_ffff);
-        ResponseFormat { kind, id, created: now.as_secs(), model: model.to_owned(), logprobs, include_usage, offset: 0 }
+        ResponseFormat {
+            kind,
+            id: format!("{prefix}-{:012x}{number:08x}", now.as_micros() & 0xffff_ffff_ffff),
+            created: now.as_secs(),
+            model: model.to_owned(),
+            logprobs: params.logprobs.is_some(),
+            include_usage: params.include_usage,
+            choices: params.choices,
+            offsets: Vec::new(),
+        }
     }
 
     /// The response that is not streamed.
-    pub fn complete(mut self, all: &TextDelta, summary: &GenerationSummary) -> Value {
+    pub fn complete(mut self, answers: &[Answer]) -> Value {
+        let choices: Vec<Value> = answers.iter().enumerate().map(|(i, answer)| self.choice(i, answer)).collect();
+        let object = if self.kind == Endpoint::Chat { "chat.completion" } else { "text_completion" };
+        let mut response = self.object(object, choices.into());
+        let summaries: Vec<GenerationSummary> = answers.iter().map(|answer| answer.summary).collect();
+        response["usage"] = usage(&summaries, self.choices);
+        if let [summary] = summaries[..] {
+            response["timings"] = timings(&summary);
+        }
+        response
+    }
+
+    fn choice(&mut self, index: usize, Answer { all, summary }: &Answer) -> Value {
         let finish = finish(summary.finish);
-        let logprobs = self.logprobs(all);
-        let choice = match self.kind {
+        let logprobs = self.logprobs(index, all);
+        match self.kind {
             Endpoint::Chat => json!({
-                "index": 0,
+                "index": index,
                 "message": {"role": "assistant", "content": all.text, "refusal": null},
                 "logprobs": logprobs,
                 "finish_reason": finish,
             }),
             Endpoint::Completion => {
-                json!({"index": 0, "text": all.text, "logprobs": logprobs, "finish_reason": finish})
+                json!({"index": index, "text": all.text, "logprobs": logprobs, "finish_reason": finish})
             }
-        };
-        let object = if self.kind == Endpoint::Chat { "chat.completion" } else { "text_completion" };
-        let mut response = self.object(object, json!([choice]));
-        response["usage"] = usage(summary);
-        response["timings"] = timings(summary);
-        response
+        }
     }
 
-    /// The chunk before the first text, which names the role.
-    pub fn first(&self) -> Option<Value> {
+    /// The chunk before the first text of an answer, which names the role.
+    pub fn first(&self, index: usize) -> Option<Value> {
         let delta = json!({"role": "assistant", "content": "", "refusal": null});
-        (self.kind == Endpoint::Chat).then(|| self.chunk(json!({"delta": delta}), Value::Null, Value::Null))
+        (self.kind == Endpoint::Chat).then(|| self.chunk(index, json!({"delta": delta}), Value::Null, Value::Null))
     }
 
-    /// A piece of a stream.
-    pub fn delta(&mut self, delta: &TextDelta) -> Value {
-        let logprobs = self.logprobs(delta);
+    /// A piece of an answer.
+    pub fn delta(&mut self, index: usize, delta: &TextDelta) -> Value {
+        let logprobs = self.logprobs(index, delta);
         match self.kind {
-            Endpoint::Chat => self.chunk(json!({"delta": {"content": delta.text}}), logprobs, Value::Null),
-            Endpoint::Completion => self.chunk(json!({"text": delta.text}), logprobs, Value::Null),
+            Endpoint::Chat => self.chunk(index, json!({"delta": {"content": delta.text}}), logprobs, Value::Null),
+            Endpoint::Completion => self.chunk(index, json!({"text": delta.text}), logprobs, Value::Null),
         }
     }
 
-    /// The chunks that end a stream: the finish reason, and the usage if it was requested.
-    pub fn last(&self, summary: &GenerationSummary) -> Vec<Value> {
+    /// The chunk that ends an answer, with the finish reason.
+    pub fn last(&self, index: usize, summary: &GenerationSummary) -> Value {
         let nothing = if self.kind == Endpoint::Chat { json!({"delta": {}}) } else { json!({"text": ""}) };
-        let mut last = self.chunk(nothing, Value::Null, finish(summary.finish).into());
+        let mut last = self.chunk(index, nothing, Value::Null, finish(summary.finish).into());
         last["timings"] = timings(summary);
-        let mut all = vec![last];
-        if self.include_usage {
-            let mut object = self.object(self.chunk_name(), json!([]));
-            object["usage"] = usage(summary);
-            all.push(object);
-        }
-        all
+        last
+    }
+
+    /// The chunk behind all answers: the usage, if it was requested.
+    pub fn usage(&self, summaries: &[GenerationSummary]) -> Option<Value> {
+        let mut object = self.object(self.chunk_name(), json!([]));
+        object["usage"] = usage(summaries, self.choices);
+        self.include_usage.then_some(object)
     }
 
     fn chunk_name(&self) -> &'static str {
         if self.kind == Endpoint::Chat { "chat.completion.chunk" } else { "text_completion" }
     }
 
-    fn chunk(&self, content: Value, logprobs: Value, finish: Value) -> Value {
-        let mut choice = Map::from_iter([("index".to_owned(), json!(0))]);
+    fn chunk(&self, index: usize, content: Value, logprobs: Value, finish: Value) -> Value {
+        let mut choice = Map::from_iter([("index".to_owned(), json!(index))]);
         choice.extend(content.as_object().cloned().unwrap_or_default());
         choice.insert("logprobs".into(), logprobs);
         choice.insert("finish_reason".into(), finish);
@@ -115,21 +135,22 @@ impl ResponseFormat {
         })
     }
 
-    fn logprobs(&mut self, delta: &TextDelta) -> Value {
+    fn logprobs(&mut self, index: usize, delta: &TextDelta) -> Value {
         match (self.logprobs, self.kind) {
             (false, _) => Value::Null,
             (true, Endpoint::Chat) => {
                 json!({"content": delta.tokens.iter().map(chat_token).collect::<Vec<_>>(), "refusal": null})
             }
-            (true, Endpoint::Completion) => self.columns(&delta.tokens),
+            (true, Endpoint::Completion) => self.columns(index, &delta.tokens),
         }
     }
 
-    fn columns(&mut self, tokens: &[SampledToken]) -> Value {
+    fn columns(&mut self, index: usize, tokens: &[SampledToken]) -> Value {
+        self.offsets.resize(self.offsets.len().max(index + 1), 0);
         let mut offsets = Vec::new();
         for token in tokens {
-            offsets.push(self.offset);
-            self.offset += token.sampled.text.chars().count();
+            offsets.push(self.offsets[index]);
+            self.offsets[index] += token.sampled.text.chars().count();
         }
         let top = |token: &SampledToken| -> Map<String, Value> {
             let pairs = token.top.iter().chain([&token.sampled]);
@@ -163,12 +184,17 @@ fn finish(finish: FinishReason) -> &'static str {
     }
 }
 
-fn usage(summary: &GenerationSummary) -> Value {
+/// The counts of all answers; a prompt counts once, however many answers it has.
+fn usage(summaries: &[GenerationSummary], choices: usize) -> Value {
+    let sum =
+        |of: fn(&GenerationSummary) -> usize, every: usize| summaries.iter().step_by(every).map(of).sum::<usize>();
+    let prompt = sum(|summary| summary.prompt_tokens, choices);
+    let generated = sum(|summary| summary.generated_tokens, 1);
     json!({
-        "prompt_tokens": summary.prompt_tokens,
-        "completion_tokens": summary.generated_tokens,
-        "total_tokens": summary.prompt_tokens + summary.generated_tokens,
-        "prompt_tokens_details": {"cached_tokens": summary.cached_tokens},
+        "prompt_tokens": prompt,
+        "completion_tokens": generated,
+        "total_tokens": prompt + generated,
+        "prompt_tokens_details": {"cached_tokens": sum(|summary| summary.cached_tokens, choices)},
     })
 }
 

@@ -13,42 +13,62 @@ use tokio::sync::mpsc::Receiver;
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::openai::ResponseFormat;
-use crate::job::GenerationEvent;
+use crate::job::{GenerationEvent, GenerationSummary};
 
 /// Interval of keep-alive comments: proxies close connections that are silent for long.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// The events of a generation as bytes for the client.
+/// The events of all answers to a request as bytes for the client.
 pub struct SseStream {
-    events: Receiver<GenerationEvent>,
+    answers: Vec<StreamedAnswer>,
     format: ResponseFormat,
     ready: VecDeque<Bytes>,
-    begun: bool,
     ended: bool,
     keep_alive: Pin<Box<Sleep>>,
 }
 
+struct StreamedAnswer {
+    events: Receiver<GenerationEvent>,
+    begun: bool,
+    summary: Option<GenerationSummary>,
+}
+
 impl SseStream {
-    /// A stream of `events`, formatted by `format`.
-    pub fn new(events: Receiver<GenerationEvent>, format: ResponseFormat) -> Self {
+    /// A stream of the `events` of each answer, formatted by `format`.
+    pub fn new(events: Vec<Receiver<GenerationEvent>>, format: ResponseFormat) -> Self {
         let keep_alive = Box::pin(sleep(KEEP_ALIVE));
-        SseStream { events, format, ready: VecDeque::new(), begun: false, ended: false, keep_alive }
+        let answer = |events| StreamedAnswer { events, begun: false, summary: None };
+        let answers = events.into_iter().map(answer).collect();
+        SseStream { answers, format, ready: VecDeque::new(), ended: false, keep_alive }
     }
 
-    fn take(&mut self, event: Option<GenerationEvent>) {
+    /// Takes what has happened to any answer; false if nothing has.
+    fn poll_answers(&mut self, context: &mut Context<'_>) -> bool {
+        for index in 0..self.answers.len() {
+            if self.answers[index].summary.is_none()
+                && let Poll::Ready(event) = self.answers[index].events.poll_recv(context)
+            {
+                self.take(index, event);
+                return true;
+            }
+        }
+        false
+    }
+
+    fn take(&mut self, index: usize, event: Option<GenerationEvent>) {
         match event {
             Some(GenerationEvent::Queued(before)) => self.comment(&format!("queued, position {before}")),
             Some(GenerationEvent::Delta(delta)) => {
-                self.begin();
-                let delta = self.format.delta(&delta);
+                self.begin(index);
+                let delta = self.format.delta(index, &delta);
                 self.data(&delta);
             }
             Some(GenerationEvent::Done(summary)) => {
-                self.begin();
-                for chunk in self.format.last(&summary) {
-                    self.data(&chunk);
-                }
-                self.end();
+                self.begin(index);
+                let last = self.format.last(index, &summary);
+                self.data(&last);
+                self.answers[index].summary = Some(summary);
+                self.end_if_complete();
             }
             Some(GenerationEvent::Failed(error)) => {
                 self.data(&error.json());
@@ -61,11 +81,21 @@ impl SseStream {
         }
     }
 
-    fn begin(&mut self) {
-        if !std::mem::replace(&mut self.begun, true)
-            && let Some(first) = self.format.first()
+    fn begin(&mut self, index: usize) {
+        if !std::mem::replace(&mut self.answers[index].begun, true)
+            && let Some(first) = self.format.first(index)
         {
             self.data(&first);
+        }
+    }
+
+    fn end_if_complete(&mut self) {
+        let summaries: Option<Vec<GenerationSummary>> = self.answers.iter().map(|answer| answer.summary).collect();
+        if let Some(summaries) = summaries {
+            if let Some(usage) = self.format.usage(&summaries) {
+                self.data(&usage);
+            }
+            self.end();
         }
     }
 
@@ -95,8 +125,7 @@ impl futures_core::Stream for SseStream {
             if self.ended {
                 return Poll::Ready(None);
             }
-            if let Poll::Ready(event) = self.events.poll_recv(context) {
-                self.take(event);
+            if self.poll_answers(context) {
                 continue;
             }
             match self.keep_alive.as_mut().poll(context) {

@@ -17,6 +17,8 @@ type Result<T> = std::result::Result<T, ApiError>;
 
 /// Limit of `top_logprobs`.
 const TOP_LOGPROBS: u64 = 20;
+/// Limit of the answers to one request: `n` times the number of prompts.
+const CHOICES: u64 = 64;
 /// Limit of the tokens in `logit_bias`.
 const BIASES: usize = 1024;
 /// Limit of stop strings, as OpenAI has it.
@@ -25,6 +27,8 @@ const STOPS: usize = 4;
 /// Generation parameters, common to both endpoints.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct GenerationParams {
+    /// Answers to each prompt.
+    pub choices: usize,
     /// The model's name, if given.
     pub model: Option<String>,
     /// Limit of generated tokens; `usize::MAX` for as many as the context holds.
@@ -79,8 +83,8 @@ pub struct ChatRequest {
 pub struct CompletionRequest {
     /// Generation parameters.
     pub params: GenerationParams,
-    /// The text to continue.
-    pub prompt: Prompt,
+    /// The texts to continue, at least one.
+    pub prompts: Vec<Prompt>,
 }
 
 /// The prompt of a completion.
@@ -139,10 +143,18 @@ impl CompletionRequest {
         if fields.boolean("echo")? == Some(true) {
             return Err(ApiError::unsupported("echo", "'echo' is not supported."));
         }
-        require_one(&fields, "best_of")?;
         let mut params = generation_params(&fields)?;
+        if fields.integer("best_of", 1..=CHOICES)?.is_some_and(|best| best != params.choices as u64) {
+            return Err(ApiError::unsupported("best_of", "'best_of' is not supported unless it equals 'n'."));
+        }
         params.logprobs = fields.integer("logprobs", 0..=TOP_LOGPROBS)?.map(|n| n as usize);
-        Ok(CompletionRequest { params, prompt: parse_prompt(fields.required("prompt")?)? })
+        let prompts = parse_prompts(fields.required("prompt")?)?;
+        let answers = prompts.len() as u64 * params.choices as u64;
+        if answers > CHOICES {
+            let message = format!("This server gives at most {CHOICES} answers per request, not {answers}.");
+            return Err(ApiError::unsupported("prompt", message));
+        }
+        Ok(CompletionRequest { params, prompts })
     }
 }
 
@@ -178,7 +190,6 @@ pub fn parse_routing(body: &[u8]) -> Result<String> {
 }
 
 fn generation_params(fields: &Fields) -> Result<GenerationParams> {
-    require_one(fields, "n")?;
     let stream = fields.boolean("stream")?.unwrap_or(false);
     let options = fields.object("stream_options")?;
     if options.is_some() && !stream {
@@ -188,6 +199,7 @@ fn generation_params(fields: &Fields) -> Result<GenerationParams> {
     let include_usage = options.map_or(Ok(None), |options| options.boolean("include_usage"))?.unwrap_or(false);
     let (newer, older) = (max_tokens(fields, "max_completion_tokens")?, max_tokens(fields, "max_tokens")?);
     Ok(GenerationParams {
+        choices: fields.integer("n", 1..=CHOICES)?.unwrap_or(1) as usize,
         model: fields.string("model")?.map(str::to_owned),
         max_tokens: newer.or(older),
         sampling: sampling_params(fields)?,
@@ -266,16 +278,6 @@ fn stop(fields: &Fields) -> Result<Vec<String>> {
     Err(ApiError::invalid_field("stop", "invalid_value", message))
 }
 
-fn require_one(fields: &Fields, field: &str) -> Result<()> {
-    match fields.integer(field, 1..=u64::from(u32::MAX))? {
-        None | Some(1) => Ok(()),
-        Some(n) => {
-            let message = format!("Invalid value for '{field}': this server generates 1 choice per request, not {n}.");
-            Err(ApiError::unsupported(field, message))
-        }
-    }
-}
-
 fn reject_unless_empty(fields: &Fields, field: &str, why: &str) -> Result<()> {
     match fields.get(field) {
         None => Ok(()),
@@ -315,21 +317,20 @@ fn extra(fields: &Fields) -> Result<Map<String, Value>> {
     Ok(extra)
 }
 
-fn parse_prompt(value: &Value) -> Result<Prompt> {
-    let wanted = "a string, an array of one string, or an array of token ids";
-    let wrong = || wrong_type("prompt", wanted, value);
+/// A text, token ids, or a list of either.
+fn parse_prompts(value: &Value) -> Result<Vec<Prompt>> {
+    let wrong = || wrong_type("prompt", "a string, an array of token ids, or an array of either", value);
+    let ids = |list: &[Value]| list.iter().map(id).collect::<Option<_>>().map(Prompt::Tokens);
+    let one = |value: &Value| match value {
+        Value::String(text) => Some(Prompt::Text(text.clone())),
+        Value::Array(list) => ids(list),
+        _ => None,
+    };
     match value {
-        Value::String(text) => Ok(Prompt::Text(text.clone())),
-        Value::Array(list) => match list.as_slice() {
-            [Value::String(text)] => Ok(Prompt::Text(text.clone())),
-            [Value::Array(ids)] => ids.iter().map(id).collect::<Option<_>>().map(Prompt::Tokens).ok_or_else(wrong),
-            [Value::String(_) | Value::Array(_), ..] => {
-                let message = format!("This server takes 1 prompt per request, not {}.", list.len());
-                Err(ApiError::unsupported("prompt", message))
-            }
-            ids => ids.iter().map(id).collect::<Option<_>>().map(Prompt::Tokens).ok_or_else(wrong),
-        },
-        _ => Err(wrong()),
+        Value::Array(list) if matches!(list.first(), Some(Value::String(_) | Value::Array(_))) => {
+            list.iter().map(one).collect::<Option<_>>().ok_or_else(wrong)
+        }
+        value => one(value).map(|prompt| vec![prompt]).ok_or_else(wrong),
     }
 }
 

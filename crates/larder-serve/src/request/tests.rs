@@ -64,7 +64,8 @@ fn errors_name_the_field_and_the_fault() {
         ("max_tokens", json!(1.5), "max_tokens", "expected an integer, but got a decimal number"),
         ("max_tokens", json!(0), "max_tokens", "but got 0 instead"),
         ("max_tokens", json!(-2), "max_tokens", "but got -2 instead"),
-        ("n", json!(2), "n", "1 choice per request, not 2"),
+        ("n", json!(0), "n", "but got 0 instead"),
+        ("n", json!(65), "n", "expected 1 to 64"),
         ("stop", json!(["a", 1]), "stop", "array of strings"),
         ("stop", json!(["a", "b", "c", "d", "e"]), "stop", "at most 4 strings"),
         ("stop", json!(""), "stop", "must not be empty"),
@@ -165,15 +166,21 @@ fn malformed_bodies_are_refused_in_one_sentence() {
 }
 
 #[test]
-fn prompts_come_in_four_forms() {
+fn prompts_come_in_four_forms_and_several_at_once() {
     let read = |prompt: Value| {
-        CompletionRequest::parse(json!({"prompt": prompt, "logprobs": 2}).to_string().as_bytes()).map(|r| r.prompt)
+        CompletionRequest::parse(json!({"prompt": prompt, "logprobs": 2}).to_string().as_bytes()).map(|r| r.prompts)
     };
-    assert_eq!(read(json!("a")).unwrap(), Prompt::Text("a".into()));
-    assert_eq!(read(json!(["a"])).unwrap(), Prompt::Text("a".into()));
-    assert_eq!(read(json!([1, 2])).unwrap(), Prompt::Tokens(vec![1, 2]));
-    assert_eq!(read(json!([[1, 2]])).unwrap(), Prompt::Tokens(vec![1, 2]));
-    assert!(read(json!(["a", "b"])).unwrap_err().message.contains("1 prompt per request, not 2"));
+    let (a, tokens) = (Prompt::Text("a".into()), Prompt::Tokens(vec![1, 2]));
+    assert_eq!(read(json!("a")).unwrap(), [a.clone()]);
+    assert_eq!(read(json!(["a"])).unwrap(), [a.clone()]);
+    assert_eq!(read(json!([1, 2])).unwrap(), [tokens.clone()]);
+    assert_eq!(read(json!([[1, 2]])).unwrap(), [tokens.clone()]);
+    assert_eq!(read(json!(["a", [1, 2], "a"])).unwrap(), [a.clone(), tokens, a]);
+    assert!(read(json!(vec!["a"; 65])).unwrap_err().message.contains("at most 64 answers per request, not 65"));
+    let answers = json!({"prompt": ["a", "b"], "n": 33, "best_of": 33}).to_string();
+    assert!(CompletionRequest::parse(answers.as_bytes()).unwrap_err().message.contains("not 66"));
+    let best = json!({"prompt": "a", "n": 2, "best_of": 4}).to_string();
+    assert_eq!(CompletionRequest::parse(best.as_bytes()).unwrap_err().param.as_deref(), Some("best_of"));
     assert!(read(json!([-1])).is_err() && read(json!(7)).is_err() && read(json!([1, "a"])).is_err());
     assert!(CompletionRequest::parse(b"{\"prompt\": \"a\", \"echo\": true}").is_err());
 }

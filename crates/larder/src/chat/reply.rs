@@ -96,6 +96,7 @@ impl<'a> ChatSequence<'a> {
         let request = Request {
             prompt: last,
             sampler,
+            grammar: None,
             eos: self.eos,
             stop: self.stop.clone(),
             max_tokens: settings.max_tokens.unwrap_or(usize::MAX),

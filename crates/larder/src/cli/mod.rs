@@ -17,6 +17,7 @@ pub mod edge_flags;
 pub mod edge_worker;
 pub mod engine;
 pub mod eval;
+mod format;
 pub mod lab;
 pub mod machine;
 mod options;
@@ -27,6 +28,7 @@ pub mod train;
 
 pub use chat::ThinkingFlag;
 pub use engine::{EngineFlags, HotSetFlags, ScopeFlag};
+pub use format::FormatFlags;
 use output::OutputFile;
 
 /// Headings of the help. A command lists them in the order in which its flags first use them.
@@ -260,6 +262,8 @@ pub struct RunArgs {
     /// Continue past the model's end-of-text token
     #[arg(long, help_heading = heading::SAMPLING)]
     pub ignore_eos: bool,
+    #[command(flatten)]
+    pub format: FormatFlags,
     #[command(flatten)]
     pub sampling: SamplingFlags,
     #[command(flatten)]

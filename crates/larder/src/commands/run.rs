@@ -2,9 +2,10 @@
 
 use std::io::Write;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use larder_engine::{
-    ChatInput, FinishReason, Generated, Listener, Request, Routing, Sampler, StepStats, StopMatcher, generate,
+    ChatInput, FinishReason, Generated, Grammar, GrammarCompiler, Listener, Request, Routing, Sampler, StepStats,
+    StopMatcher, TextFormat, generate,
 };
 use larder_runtime::machine::memory;
 use larder_runtime::{EngineExperts, InferenceEngine, TextCodec};
@@ -26,12 +27,15 @@ pub fn run(args: RunArgs) -> Result<()> {
     let generation = model.generation()?;
     let eos: &[u32] = if args.ignore_eos { &[] } else { &generation.eos };
 
+    let grammar = args.format.format()?.map(|format| grammar(&format, &text, model.blueprint.vocab, &generation.eos));
+    let grammar = grammar.transpose()?;
+
     let mut telemetry = Telemetry::new(args.telemetry.as_deref())?;
     let context = args.context.unwrap_or(prompt.len().saturating_add(args.max_tokens));
     let mut engine = InferenceEngine::start(&model, &args.hot_set.set(args.engine.options(context)))?;
     let plan = std::mem::take(&mut engine.plan);
     let mut session = engine.session();
-    let request = Request { prompt: &prompt, sampler, eos, stop, max_tokens: args.max_tokens };
+    let request = Request { prompt: &prompt, sampler, grammar, eos, stop, max_tokens: args.max_tokens };
     let mut printer = TextPrinter { text: String::new(), silent: args.json, closed: false, telemetry: &mut telemetry };
     let written = generate(&mut session, &text.tokenizer, request, &mut printer)?;
     let (all, closed) = (printer.text, printer.closed);
@@ -62,6 +66,11 @@ pub fn run(args: RunArgs) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn grammar(format: &TextFormat, text: &TextCodec, vocab: usize, eos: &[u32]) -> Result<Grammar> {
+    let grammar = GrammarCompiler::new(&text.tokenizer, vocab, eos).and_then(|compiler| compiler.compile(format));
+    grammar.context("the text's format cannot be used")
 }
 
 /// Prints the text as it is generated, and collects telemetry.
