@@ -1,10 +1,10 @@
 """Drives a running `larder serve` with OpenAI's own Python client.
 
-    pip install openai
+    pip install openai pydantic
     larder serve -m STORE --parallel 1 --queue 1 --context 2048
     python scripts/check/test_serve.py --url http://127.0.0.1:8080
 
-Checks chat, streaming, stop, seeds, log-probabilities, errors, cancellation, and 429 (which needs --parallel 1 --queue 1,
+Checks chat, streaming, stop, seeds, log-probabilities, structured output, several answers, errors, cancellation, and 429 (which needs --parallel 1 --queue 1,
 as above). Prints `ok` for each check; exits with 1 if one fails.
 """
 
@@ -13,8 +13,10 @@ import json
 import threading
 import time
 import urllib.request
+from typing import Annotated, Literal
 
 import openai
+import pydantic
 
 
 def main():
@@ -25,9 +27,15 @@ def main():
     client = openai.OpenAI(base_url=f"{args.url}/v1", api_key=args.api_key, max_retries=0, timeout=120)
     test = Test(client, args.url)
     for check in (test.models, test.chat, test.streaming, test.completions, test.stop, test.seeds, test.logprobs,
-                  test.errors, test.cancellation, test.too_many):
+                  test.structured, test.several, test.errors, test.cancellation, test.too_many):
         check()
         print(f"ok {check.__name__}", flush=True)
+
+
+class Person(pydantic.BaseModel):
+    name: Annotated[str, pydantic.Field(max_length=12)]
+    age: Annotated[int, pydantic.Field(ge=0, le=150)]
+    mood: Literal["merry", "sad"]
 
 
 class Test:
@@ -88,13 +96,37 @@ class Test:
         for token in content:
             assert token.logprob <= 0 and token.logprob >= token.top_logprobs[0].logprob - 1e-6
 
+    def structured(self):
+        ask = dict(model=self.model, messages=[{"role": "user", "content": "Who lives in the old house?"}], max_tokens=200)
+        for seed in range(5):
+            answer = self.client.chat.completions.parse(response_format=Person, temperature=1.0, seed=seed, **ask)
+            person = answer.choices[0].message.parsed
+            assert isinstance(person, Person) and answer.choices[0].finish_reason == "stop", answer
+        with self.client.chat.completions.stream(response_format=Person, seed=1, **ask) as stream:
+            for _ in stream:
+                pass
+            assert isinstance(stream.get_final_completion().choices[0].message.parsed, Person)
+        any_object = self.client.chat.completions.create(response_format={"type": "json_object"}, seed=2, **ask)
+        choice = any_object.choices[0]
+        assert choice.finish_reason == "length" or isinstance(json.loads(choice.message.content), dict), any_object
+
+    def several(self):
+        one = [self.chat_of(temperature=1.0, seed=seed).choices[0].message.content for seed in (5, 6)]
+        # With a queue of one there may be no room until the answer before has left.
+        patient = Test(self.client.with_options(max_retries=5), self.url)
+        both = patient.chat_of(temperature=1.0, seed=5, n=2)
+        assert [choice.message.content for choice in both.choices] == one, both
+        assert both.usage.completion_tokens == 32
+
     def errors(self):
         messages = [{"role": "user", "content": "x"}]
         for error, call in (
             (openai.NotFoundError, lambda: self.client.chat.completions.create(model="x", messages=messages)),
             (openai.NotFoundError, lambda: self.client.models.retrieve("x")),
             (openai.BadRequestError, lambda: self.client.chat.completions.create(model=self.model, messages=[])),
-            (openai.BadRequestError, lambda: self.chat_of(n=2)),
+            (openai.BadRequestError, lambda: self.chat_of(n=65)),
+            (openai.BadRequestError, lambda: self.chat_of(response_format={"type": "json_schema", "json_schema": {
+                "name": "x", "schema": {"type": "string", "not": {"const": "a"}}}}, extra_body={})),
             (openai.BadRequestError, lambda: self.chat_of(temperature=9)),
             (openai.BadRequestError, lambda: self.chat_of("house " * 100_000)),
             (openai.BadRequestError, lambda: self.client.embeddings.create(model=self.model, input="x")),

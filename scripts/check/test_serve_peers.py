@@ -4,18 +4,20 @@
     larder serve
     python scripts/check/test_serve_peers.py --url http://127.0.0.1:8080
 
-Checks answers, streams with usage, stop, log-probabilities, batches, async use and errors of the right class. Prints
+Checks answers, streams with usage, stop, log-probabilities, structured output, batches, async use and errors of the right class. Prints
 `ok` for each check; exits with 1 if one fails.
 """
 
 import argparse
 import asyncio
 import os
+from typing import Annotated, Literal
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 import litellm  # noqa: E402
 import openai  # noqa: E402
+import pydantic  # noqa: E402
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage  # noqa: E402
 from langchain_core.output_parsers import StrOutputParser  # noqa: E402
 from langchain_core.prompts import ChatPromptTemplate  # noqa: E402
@@ -34,9 +36,14 @@ def main():
     model = openai.OpenAI(**where).models.list().data[0].id
     chain, lite = LangChain(model, where), LiteLlm(model, where)
     for check in (chain.answers, chain.conversations, chain.streams, chain.batches, chain.chains, chain.logprobs,
-                  chain.completions, chain.errors, lite.answers, lite.streams, lite.awaits, lite.completions, lite.errors):
+                  chain.completions, chain.structured, chain.errors, lite.answers, lite.streams, lite.awaits, lite.completions, lite.errors):
         check()
         print(f"ok {check.__qualname__}", flush=True)
+
+
+class Mood(pydantic.BaseModel):
+    name: Literal["merry", "sad"]
+    degree: Annotated[int, pydantic.Field(ge=0, le=10)]
 
 
 class LangChain:
@@ -97,8 +104,13 @@ class LangChain:
         whole = writer.invoke("It was")
         assert whole and "".join(writer.stream("It was")) == whole
 
+    def structured(self):
+        chat = self.made(temperature=1, seed=1, max_tokens=200, extra_body={})
+        mood = chat.with_structured_output(Mood, method="json_schema").invoke("How is the widow?")
+        assert isinstance(mood, Mood), mood
+
     def errors(self):
-        refuses(openai.BadRequestError, lambda: self.made(n=2).invoke("x"))
+        refuses(openai.BadRequestError, lambda: self.made(n=65).invoke("x"))
         refuses(openai.BadRequestError, lambda: self.chat.invoke("house " * 100_000))
         refuses(openai.NotFoundError, lambda: ChatOpenAI(model="x", max_retries=0, **self.where).invoke("x"))
 
@@ -133,7 +145,7 @@ class LiteLlm:
         assert litellm.text_completion(prompt="It was", **given).choices[0].text
 
     def errors(self):
-        refuses(litellm.BadRequestError, lambda: litellm.completion(messages=self.messages, **(self.given | {"n": 2})))
+        refuses(litellm.BadRequestError, lambda: litellm.completion(messages=self.messages, **(self.given | {"n": 65})))
         refuses(litellm.ContextWindowExceededError, lambda: litellm.completion(
             messages=[{"role": "user", "content": "house " * 100_000}], **self.given))
         refuses(litellm.NotFoundError, lambda: litellm.completion(
