@@ -1,6 +1,6 @@
 //! Flags of structured output.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -44,7 +44,7 @@ impl FormatFlags {
     }
 }
 
-fn read(path: &PathBuf) -> Result<Vec<u8>> {
+fn read(path: &Path) -> Result<Vec<u8>> {
     match read_small(path, FILE_BYTES)? {
         Some(bytes) => Ok(bytes),
         None => bail!("{}: not found", path.display()),
