@@ -170,12 +170,10 @@ fn prompts_come_in_four_forms_and_several_at_once() {
     let read = |prompt: Value| {
         CompletionRequest::parse(json!({"prompt": prompt, "logprobs": 2}).to_string().as_bytes()).map(|r| r.prompts)
     };
-    let (a, tokens) = (Prompt::Text("a".into()), Prompt::Tokens(vec![1, 2]));
-    assert_eq!(read(json!("a")).unwrap(), [a.clone()]);
-    assert_eq!(read(json!(["a"])).unwrap(), [a.clone()]);
-    assert_eq!(read(json!([1, 2])).unwrap(), [tokens.clone()]);
-    assert_eq!(read(json!([[1, 2]])).unwrap(), [tokens.clone()]);
-    assert_eq!(read(json!(["a", [1, 2], "a"])).unwrap(), [a.clone(), tokens, a]);
+    let (a, tokens) = (vec![Prompt::Text("a".into())], vec![Prompt::Tokens(vec![1, 2])]);
+    assert_eq!([read(json!("a")).unwrap(), read(json!(["a"])).unwrap()], [a.clone(), a.clone()]);
+    assert_eq!([read(json!([1, 2])).unwrap(), read(json!([[1, 2]])).unwrap()], [tokens.clone(), tokens.clone()]);
+    assert_eq!(read(json!(["a", [1, 2], "a"])).unwrap(), [a.clone(), tokens, a].concat());
     assert!(read(json!(vec!["a"; 65])).unwrap_err().message.contains("at most 64 answers per request, not 65"));
     let answers = json!({"prompt": ["a", "b"], "n": 33, "best_of": 33}).to_string();
     assert!(CompletionRequest::parse(answers.as_bytes()).unwrap_err().message.contains("not 66"));
