@@ -34,12 +34,14 @@ fn tiers_of_any_size_change_no_word() {
         return;
     }
     let resident = written(&["--preload"]);
-    for (flags, kept) in [
-        (&["--vram-experts", "32"][..], false),
-        (&["--vram-experts", "4", "--cache-experts", "6"], true),
-        (&["--vram-experts", "2", "--cache-mem", "0"], false),
-        (&["--vram-mem", "4M", "--cache-mem", "2M", "--cache-scope", "global", "--eviction", "learned"], true),
-        (&["--vram-experts", "3", "--cache-experts", "8", "--prefetch", "2", "--reader", "pread"], true),
+    // Hits in memory. Where all experts fit on the GPU, those that the processor computed at first are found there once, which
+    // depends on how fast copies are: 0 to 11 were seen.
+    for (flags, in_memory) in [
+        (&["--vram-experts", "32"][..], 0..=32),
+        (&["--vram-experts", "4", "--cache-experts", "6"], 1..=u64::MAX),
+        (&["--vram-experts", "2", "--cache-mem", "0"], 0..=0),
+        (&["--vram-mem", "4M", "--cache-mem", "2M", "--cache-scope", "global", "--eviction", "learned"], 1..=u64::MAX),
+        (&["--vram-experts", "3", "--cache-experts", "8", "--prefetch", "2", "--reader", "pread"], 1..=u64::MAX),
     ] {
         let tiered = written(&[&["--device", "emulated"], flags].concat());
         assert_eq!(tiered["ids"], resident["ids"], "{flags:?}");
@@ -51,7 +53,7 @@ fn tiers_of_any_size_change_no_word() {
         assert_eq!(number(tiers, "gpu_computed") + number(tiers, "processor_computed"), wanted, "{flags:?}");
         assert_eq!(number(tiers, "gpu_hits") + number(tiers, "memory_hits"), number(cache, "hits"), "{flags:?}");
         assert!(number(tiers, "gpu_computed") > 0 && number(tiers, "failed_copies") == 0, "{flags:?}");
-        assert_eq!(number(tiers, "memory_hits") > 0, kept, "{flags:?}");
+        assert!(in_memory.contains(&number(tiers, "memory_hits")), "{flags:?}: {tiers}");
     }
 }
 
