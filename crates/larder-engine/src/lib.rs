@@ -8,6 +8,7 @@
 //!   tokens with which the text keeps to a [`TextFormat`] (structured output).
 //! - Expert paths: [`StreamingPath`] takes experts from a cache in main memory, [`TieredPath`] from device memory and
 //!   main memory; both are a [`CachedPath`] and route by a [`Routing`]. A [`Recorder`] collects a trace of the routing.
+//! - Chats: a [`ChatFormat`] knows how a model marks reasoning and tool calls; its [`OutputParser`] separates them.
 //! - Files beside a model for its policies: [`Calibration`] of the strategy `prior`, [`evictor_from_bytes`].
 //!
 //! This crate never opens a file (the files of a model arrive as bytes), never prints, and reads the clock only to
@@ -28,6 +29,7 @@
 //! ```
 
 mod calibration;
+mod chat_output;
 mod evictor_file;
 mod generate;
 mod grammar;
@@ -44,6 +46,7 @@ mod token_input;
 mod writer;
 
 pub use calibration::Calibration;
+pub use chat_output::{AnswerRules, ChatFormat, ForcedCalls, OutputParser, OutputPart, ToolSchema};
 pub use evictor_file::{EVICTOR_BYTES_MAX, EVICTOR_FILE, SidecarError, evictor_arrays, evictor_from_bytes};
 pub use generate::{GenerateError, Generated, Listener, Request, StepStats, generate};
 pub use grammar::{Grammar, GrammarCompiler, GrammarError, TextFormat};

@@ -11,11 +11,14 @@ use serde_json::{Value, json};
 
 use super::vocabulary::vocabulary;
 use super::{Grammar, GrammarError, TextFormat, failed};
+use crate::chat_output::AnswerRules;
 use crate::text::Tokenizer;
 
 /// Largest source of a grammar, and of a schema as JSON.
 const GRAMMAR_BYTES_MAX: usize = 64 << 10;
 const SCHEMA_BYTES_MAX: usize = 256 << 10;
+/// Largest rules of an answer: the schemas of all tools.
+const RULES_BYTES_MAX: usize = 1 << 20;
 /// Addresses for the stack of the thread that compiles: rules may refer to each other in long chains.
 const STACK_BYTES: usize = 512 << 20;
 /// Deepest nesting of brackets in a source.
@@ -45,9 +48,26 @@ impl GrammarCompiler {
         Ok(GrammarCompiler { factory })
     }
 
-    /// Compiles a grammar, in a thread of its own.
+    /// Compiles a grammar.
     pub fn compile(&self, format: &TextFormat) -> Result<Grammar, GrammarError> {
-        let source = source(format)?;
+        self.compile_source(source(format)?)
+    }
+
+    /// Compiles the rules of an answer; `format` is that of `@answer` in them.
+    pub fn compile_answer(&self, rules: &AnswerRules, format: Option<&TextFormat>) -> Result<Grammar, GrammarError> {
+        if rules.lark().len() > RULES_BYTES_MAX {
+            return Err(GrammarError(format!("the tools have more than {RULES_BYTES_MAX} bytes")));
+        }
+        let mut whole = TopLevelGrammar::from_lark(rules.lark().to_owned());
+        for mut inner in format.map(source).transpose()?.into_iter().flat_map(|source| source.grammars) {
+            inner.name = Some("answer".into());
+            whole.grammars.push(inner);
+        }
+        self.compile_source(whole)
+    }
+
+    /// Compiles in a thread of its own, for its stack.
+    fn compile_source(&self, source: TopLevelGrammar) -> Result<Grammar, GrammarError> {
         thread::scope(|scope| {
             let compile = || {
                 let mut matcher = Matcher::new(self.factory.create_parser(source));
@@ -66,15 +86,15 @@ impl GrammarCompiler {
 
 fn source(format: &TextFormat) -> Result<TopLevelGrammar, GrammarError> {
     Ok(match format {
-        TextFormat::JsonObject => TopLevelGrammar::from_json_schema(schema(&json!({ "type": "object" }))?),
-        TextFormat::JsonSchema(value) => TopLevelGrammar::from_json_schema(schema(value)?),
+        TextFormat::JsonObject => TopLevelGrammar::from_json_schema(with_white_space(&json!({ "type": "object" }))?),
+        TextFormat::JsonSchema(value) => TopLevelGrammar::from_json_schema(with_white_space(value)?),
         TextFormat::Regex(regex) => TopLevelGrammar::from_regex(bounded(regex)?),
         TextFormat::Lark(grammar) => TopLevelGrammar::from_lark(bounded(grammar)?.to_owned()),
     })
 }
 
-/// A schema with the options of its compilation.
-fn schema(schema: &Value) -> Result<Value, GrammarError> {
+/// A schema with the white space that JSON may have as one of its keys.
+pub(crate) fn with_white_space(schema: &Value) -> Result<Value, GrammarError> {
     if schema.to_string().len() > SCHEMA_BYTES_MAX {
         return Err(GrammarError(format!("the schema has more than {SCHEMA_BYTES_MAX} bytes")));
     }

@@ -11,6 +11,7 @@ use llguidance::Matcher;
 use serde_json::Value;
 
 pub use compiler::GrammarCompiler;
+pub(crate) use compiler::with_white_space;
 
 /// What a generated text has to match.
 #[derive(Clone, PartialEq, Debug)]
@@ -82,5 +83,7 @@ fn failed(error: &dyn std::fmt::Display) -> GrammarError {
     GrammarError::of(&error.to_string())
 }
 
+#[cfg(test)]
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;

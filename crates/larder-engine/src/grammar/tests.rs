@@ -5,73 +5,17 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use serde_json::json;
 
+use super::testing::{EOS, byte_tokenizer, compiler, random_text};
 use super::*;
 use crate::rng::Xoshiro256;
-use crate::text::{Tokenizer, TokenizerConfig};
-
-const EOS: u32 = 0;
-
-/// All bytes, some longer tokens, and a token that ends a text.
-fn tokenizer() -> Tokenizer {
-    let mut vocab: Vec<String> = vec!["<end>".into()];
-    let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
-    let mut next = 0x100;
-    for byte in 0..=255u8 {
-        let code = if printable(byte) { u32::from(byte) } else { next };
-        next += u32::from(!printable(byte));
-        vocab.push(char::from_u32(code).unwrap().into());
-    }
-    vocab.extend(["{\"", "\":", "true", "fal", "null", "},", "name", "abc", "Ġ\"", "[]"].map(String::from));
-    let ids: serde_json::Map<String, Value> = vocab.iter().enumerate().map(|(i, w)| (w.clone(), json!(i))).collect();
-    let json = json!({
-        "version": "1.0", "normalizer": null, "post_processor": null, "padding": null, "truncation": null,
-        "added_tokens": [{"id": EOS, "content": "<end>", "single_word": false, "lstrip": false, "rstrip": false,
-                          "normalized": false, "special": true}],
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
-        "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
-        "model": {"type": "BPE", "vocab": ids, "merges": []}
-    });
-    Tokenizer::from_bytes(json.to_string().as_bytes(), &TokenizerConfig::default()).unwrap()
-}
-
-fn compiler(tokenizer: &Tokenizer) -> GrammarCompiler {
-    GrammarCompiler::new(tokenizer, tokenizer.vocab_size() + 3, &[EOS]).unwrap()
-}
-
-/// A text of random tokens that the grammar allows; `None` if it has not ended after `most` tokens.
-fn random_text(tokenizer: &Tokenizer, mut grammar: Grammar, rng: &mut Xoshiro256, most: usize) -> Option<String> {
-    let (mut ids, known) = (Vec::new(), tokenizer.vocab_size());
-    for _ in 0..most {
-        if grammar.is_complete() {
-            return Some(tokenizer.decode(&ids, true));
-        }
-        let mut logits = vec![0.0; known + 3];
-        let id = match grammar.mask(&mut logits).unwrap() {
-            Some(forced) => forced,
-            None => {
-                let allowed: Vec<u32> = (0..logits.len() as u32).filter(|id| logits[*id as usize] == 0.0).collect();
-                assert!(allowed.len() > 1 && allowed.iter().all(|id| (*id as usize) < known));
-                // Ends early where it can, so that most texts end.
-                let end = allowed.contains(&EOS) && rng.unit() < 0.3;
-                if end { EOS } else { allowed[(rng.unit() * allowed.len() as f64) as usize] }
-            }
-        };
-        if id == EOS {
-            return Some(tokenizer.decode(&ids, true));
-        }
-        grammar.accept(id).unwrap();
-        ids.push(id);
-    }
-    None
-}
 
 fn refused(format: TextFormat) -> String {
-    compiler(&tokenizer()).compile(&format).err().expect("refused").to_string()
+    compiler(&byte_tokenizer(&[], &[])).compile(&format).err().expect("refused").to_string()
 }
 
 #[test]
 fn one_token_that_can_follow_is_forced() {
-    let tokenizer = tokenizer();
+    let tokenizer = byte_tokenizer(&[], &[]);
     let mut grammar = compiler(&tokenizer).compile(&TextFormat::Regex("q[xy]".into())).unwrap();
     let mut logits = vec![1.0; tokenizer.vocab_size()];
     let q = tokenizer.id("q").unwrap();
@@ -90,14 +34,14 @@ fn one_token_that_can_follow_is_forced() {
 
 #[test]
 fn a_token_that_cannot_follow_is_an_error() {
-    let tokenizer = tokenizer();
+    let tokenizer = byte_tokenizer(&[], &[]);
     let mut grammar = compiler(&tokenizer).compile(&TextFormat::JsonObject).unwrap();
     assert!(grammar.accept(tokenizer.id("x").unwrap()).is_err());
 }
 
 #[test]
 fn texts_in_lark_and_of_several_bytes_per_character() {
-    let tokenizer = tokenizer();
+    let tokenizer = byte_tokenizer(&[], &[]);
     let compiler = compiler(&tokenizer);
     let mut rng = Xoshiro256::new(3);
     let nested = TextFormat::Lark("start: \"(\" start \")\" | \"é\"".into());
@@ -123,7 +67,7 @@ fn what_cannot_be_compiled_is_refused_in_a_sentence() {
     assert!(!refused(TextFormat::Regex("(a".into())).is_empty());
     assert!(!refused(TextFormat::Regex(r"(a)\1".into())).is_empty());
     assert!(!refused(TextFormat::Lark("start: nothing".into())).is_empty());
-    let none = GrammarCompiler::new(&tokenizer(), 300, &[]).err().unwrap();
+    let none = GrammarCompiler::new(&byte_tokenizer(&[], &[]), 300, &[]).err().unwrap();
     assert!(none.to_string().contains("no token that ends a text"), "{none}");
 }
 
@@ -156,7 +100,7 @@ fn hostile_grammars_are_refused_soon() {
         TextFormat::JsonSchema(json!({"type": "array", "minItems": 100_000, "items": {"type": "integer"}})),
         TextFormat::JsonSchema(json!({"type": "string", "maxLength": 10_000_000})),
     ];
-    let tokenizer = tokenizer();
+    let tokenizer = byte_tokenizer(&[], &[]);
     let compiler = compiler(&tokenizer);
     for (i, case) in cases.iter().enumerate() {
         let start = Instant::now();
@@ -188,7 +132,7 @@ proptest! {
 
     #[test]
     fn objects_that_end_are_json(seed in any::<u64>()) {
-        let tokenizer = tokenizer();
+        let tokenizer = byte_tokenizer(&[], &[]);
         let grammar = compiler(&tokenizer).compile(&TextFormat::JsonObject).unwrap();
         if let Some(text) = random_text(&tokenizer, grammar, &mut Xoshiro256::new(seed), 200) {
             match serde_json::from_str::<Value>(&text) {
@@ -201,7 +145,7 @@ proptest! {
 
     #[test]
     fn texts_match_their_regular_expression(seed in any::<u64>()) {
-        let tokenizer = tokenizer();
+        let tokenizer = byte_tokenizer(&[], &[]);
         let regex = "(ab?c|[0-9]{2,4}|é+)(-(x|yz))*";
         let grammar = compiler(&tokenizer).compile(&TextFormat::Regex(regex.into())).unwrap();
         if let Some(text) = random_text(&tokenizer, grammar, &mut Xoshiro256::new(seed), 100) {

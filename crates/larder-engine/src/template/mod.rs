@@ -75,6 +75,13 @@ impl ChatTemplate {
         Ok(Some(ChatTemplate { sources: checked, special: config.special.clone() }))
     }
 
+    /// The source of the template, of the one for chats with tools if there are two.
+    pub fn source(&self, tools: bool) -> &str {
+        let find = |name: &&str| self.sources.iter().find(|(own, _)| own == name);
+        let wanted = if tools { ["tool_use", "default"].as_slice() } else { &["default"] };
+        wanted.iter().find_map(find).or(self.sources.first()).map_or("", |(_, source)| source)
+    }
+
     /// Renders the prompt text of a chat.
     pub fn render(&self, input: &ChatInput) -> Result<String, TemplateError> {
         self.render_within(input, MAX_TIME)

@@ -11,16 +11,24 @@ pub struct Detokenizer<'a> {
     tokenizer: &'a Tokenizer,
     steps: Vec<DetokenizerStep>,
     skip_special: bool,
+    /// Special tokens that are not skipped.
+    shown: &'a [u32],
 }
 
 impl<'a> Detokenizer<'a> {
     pub(crate) fn new(tokenizer: &'a Tokenizer, steps: Vec<DetokenizerStep>, skip_special: bool) -> Self {
-        Detokenizer { tokenizer, steps, skip_special }
+        Detokenizer { tokenizer, steps, skip_special, shown: &[] }
+    }
+
+    /// Leaves these special tokens in the text.
+    pub fn showing(self, shown: &'a [u32]) -> Self {
+        Detokenizer { shown, ..self }
     }
 
     /// The text that `id` completes, often empty. Ids outside the vocabulary add nothing.
     pub fn push(&mut self, id: u32) -> String {
-        let Some(token) = self.tokenizer.token_text(id, self.skip_special) else {
+        let skip_special = self.skip_special && !self.shown.contains(&id);
+        let Some(token) = self.tokenizer.token_text(id, skip_special) else {
             return String::new();
         };
         let mut tokens = vec![token];

@@ -15,6 +15,7 @@ mod reference;
 
 pub use detokenizer::Detokenizer;
 pub use generation_config::GenerationConfig;
+pub(crate) use stop::certain;
 pub use stop::{StopError, StopMatcher};
 pub use tokenizer::{EncodeError, TOKENISING_BYTES, TokenBytes, Tokenizer};
 pub use tokenizer_config::{ConfigError, TokenizerConfig};

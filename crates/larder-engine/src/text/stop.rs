@@ -92,6 +92,11 @@ impl StopMatcher {
     }
 }
 
+/// Bytes of `text` that cannot be the beginning of any of `marks`, whatever follows.
+pub(crate) fn certain(text: &str, marks: &[&str]) -> usize {
+    text.len() - marks.iter().map(|mark| overlap(text, mark)).max().unwrap_or(0)
+}
+
 /// Length in bytes of the longest suffix of `text` that is a proper prefix of `needle`. This part of the text is held
 /// back until it is known whether `needle` follows.
 pub(crate) fn overlap(text: &str, needle: &str) -> usize {

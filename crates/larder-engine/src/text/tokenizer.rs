@@ -148,6 +148,12 @@ impl Tokenizer {
         }
     }
 
+    /// The special tokens: names and ids.
+    pub fn special_tokens(&self) -> impl Iterator<Item = (String, u32)> {
+        let added = self.inner.get_added_tokens_decoder().into_iter();
+        added.filter(|(_, token)| token.special).map(|(id, token)| (token.content, id))
+    }
+
     /// The vocabulary's spelling of `id`; `None` for unknown ids, and for special tokens if they are skipped.
     pub(crate) fn token_text(&self, id: u32, skip_special: bool) -> Option<String> {
         let added = self.inner.get_added_vocabulary();
