@@ -72,7 +72,9 @@ impl<'m> ActiveRequest<'m> {
         let GenerationJob { number, prompt, sampler, grammar, stop, max_tokens, ignore_eos, logprobs, .. } = job;
         let GenerationJob { received, deadline, events, .. } = job;
         let eos = if ignore_eos { &[][..] } else { &model.generation.eos };
-        let writer = Writer::new(sampler, stop, model.tokenizer.detokenizer(true), eos, max_tokens);
+        let shown = if job.show_marks { model.shown_tokens() } else { &[] };
+        let text = model.tokenizer.detokenizer(true).showing(shown);
+        let writer = Writer::new(sampler, stop, text, eos, max_tokens);
         let writer = writer.with_grammar(grammar);
         let (logits, unsent) = Default::default();
         ActiveRequest {

@@ -28,6 +28,8 @@ pub struct GenerationJob {
     pub ignore_eos: bool,
     /// Whether to report log-probabilities, and of how many of the likeliest tokens.
     pub logprobs: Option<usize>,
+    /// Whether the marks of reasoning and tool calls stay in the text.
+    pub show_marks: bool,
     /// Arrival of the request.
     pub received: Instant,
     /// The request fails if it is not complete by then.

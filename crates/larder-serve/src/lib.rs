@@ -24,6 +24,7 @@
 //! ```
 
 mod active;
+mod answer_grammar;
 mod connection;
 mod decode;
 mod engine;

@@ -1,6 +1,6 @@
 //! The model as the server needs it.
 
-use larder_engine::{ChatTemplate, GenerationConfig, Tokenizer};
+use larder_engine::{ChatFormat, ChatTemplate, GenerationConfig, Tokenizer};
 use serde_json::Value;
 
 /// Everything about the model but its weights.
@@ -13,6 +13,8 @@ pub struct ServedModel {
     pub tokenizer: Tokenizer,
     /// The chat template, if it has one.
     pub template: Option<ChatTemplate>,
+    /// How the model writes reasoning and tool calls, if it has a template.
+    pub chat_format: Option<ChatFormat>,
     /// Default sampling settings and end-of-text tokens.
     pub generation: GenerationConfig,
     /// Limit of tokens in a sequence, prompt included.
@@ -30,6 +32,11 @@ pub struct ServedModel {
 }
 
 impl ServedModel {
+    /// Special tokens that stay in the text of a chat's answer, where its parser needs them.
+    pub fn shown_tokens(&self) -> &[u32] {
+        self.chat_format.as_ref().map_or(&[], ChatFormat::shown_tokens)
+    }
+
     /// Whether requests may call it by this name.
     pub fn has_name(&self, name: &str) -> bool {
         self.name == name || self.aliases.iter().any(|alias| alias == name)

@@ -14,6 +14,8 @@ type Result<T> = std::result::Result<T, ApiError>;
 pub struct ChatPrompt {
     /// Prompt tokens, up to where the answer begins.
     pub tokens: Vec<u32>,
+    /// Their text.
+    pub text: String,
     /// Stop strings, for models that do not end their turn themselves.
     pub stop: Vec<String>,
 }
@@ -22,10 +24,11 @@ impl ServedModel {
     /// Applies the chat template and tokenises.
     pub fn chat(&self, request: &ChatRequest) -> Result<ChatPrompt> {
         let plain = self.template.is_none();
-        let tokens = self.encode(&self.rendered(request)?, plain, "messages")?;
+        let text = self.rendered(request)?;
+        let tokens = self.encode(&text, plain, "messages")?;
         self.check(&tokens, "messages")?;
         let stop = if plain { vec![format!("\n{}:", name_of("user"))] } else { vec![] };
-        Ok(ChatPrompt { tokens, stop })
+        Ok(ChatPrompt { tokens, text, stop })
     }
 
     /// The text that a chat becomes: by the chat template, or a plain dialogue.
@@ -80,8 +83,8 @@ impl ServedModel {
 }
 
 fn render(template: &ChatTemplate, request: &ChatRequest) -> Result<String> {
-    let input =
-        ChatInput { tools: request.tools.as_deref(), extra: &request.extra, ..ChatInput::new(&request.messages) };
+    let tools = request.tools.as_ref().map(|tools| tools.list.as_slice());
+    let input = ChatInput { tools, extra: &request.extra, ..ChatInput::new(&request.messages) };
     let failed =
         |error| ApiError::invalid_field("messages", "invalid_value", format!("The chat template failed: {error}."));
     template.render(&input).map_err(failed)

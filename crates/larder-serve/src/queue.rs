@@ -192,6 +192,7 @@ mod tests {
             max_tokens: 1,
             ignore_eos: false,
             logprobs: None,
+            show_marks: false,
             received: now,
             deadline: now + patience,
             events: to,

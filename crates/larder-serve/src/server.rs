@@ -7,16 +7,14 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use std::{io, thread};
 
-use larder_engine::{Grammar, GrammarCompiler, GrammarError};
+use larder_engine::{GrammarCompiler, GrammarError};
 use tokio::sync::{Semaphore, oneshot};
 
 use crate::engine::Engine;
-use crate::error::ApiError;
 use crate::live::LiveEvents;
 use crate::metrics::Metrics;
 use crate::model::ServedModel;
 use crate::queue::RequestQueue;
-use crate::request::RequestedFormat;
 use crate::{connection, decode, http};
 
 /// Threads for HTTP; nearly all work is on the decode thread.
@@ -62,20 +60,7 @@ pub struct ServerState {
     pub body_permits: Arc<Semaphore>,
     pub tokenizer_permits: Semaphore,
     /// Made for the first request of structured output.
-    grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
-}
-
-impl ServerState {
-    /// Compiles what the answer to a request has to match.
-    pub fn grammar(&self, requested: Option<&RequestedFormat>) -> Result<Option<Grammar>, ApiError> {
-        let Some(RequestedFormat { field, format }) = requested else { return Ok(None) };
-        let ServedModel { tokenizer, vocab, generation, .. } = &self.model;
-        let compiler = self.grammars.get_or_init(|| GrammarCompiler::new(tokenizer, *vocab, &generation.eos));
-        let grammar = compiler.as_ref().map_err(GrammarError::clone).and_then(|compiler| compiler.compile(format));
-        let refused =
-            |error| ApiError::invalid_field(*field, "invalid_grammar", format!("Invalid '{field}': {error}."));
-        grammar.map(Some).map_err(refused)
-    }
+    pub grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
 }
 
 /// The shared state as handlers get it.

@@ -15,7 +15,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Router, middleware};
 use bytes::Bytes;
-use larder_engine::{Grammar, Sampler, StopMatcher};
+use larder_engine::{Grammar, OutputParser, Sampler, StopMatcher, ToolSchema};
 use serde_json::json;
 use tokio::sync::{broadcast, mpsc, oneshot};
 
@@ -25,7 +25,7 @@ use crate::job::{CHANNEL, GenerationJob};
 use crate::page;
 use crate::prompt::ChatPrompt;
 use crate::queue::EngineCommand;
-use crate::reply::{Endpoint, ResponseFormat, SseStream, complete_response};
+use crate::reply::{Endpoint, Framing, OpenAiFormat, PendingAnswer, ResponseFormat, ResponseStream, complete_response};
 use crate::request::{self, ChatRequest, CompletionRequest, GenerationParams};
 use crate::server::App;
 
@@ -112,15 +112,21 @@ async fn embeddings() -> ApiError {
 async fn chat(State(app): State<App>, request: Request) -> Result<Response> {
     let since = Instant::now();
     let body = body::read(&app, request).await?;
-    let (params, grammar, ChatPrompt { tokens, stop }) = run_blocking(&app, move |app| {
-        let request = ChatRequest::parse(&body)?;
-        check_model(app, request.params.model.as_deref())?;
-        let chat = app.model.chat(&request)?;
-        let grammar = app.grammar(request.params.format.as_ref())?;
-        Ok((request.params, grammar, chat))
-    })
-    .await?;
-    generate(&app, Endpoint::Chat, since, Asked { params, grammar, prompts: vec![tokens], more_stops: stop }).await
+    let asked = run_blocking(&app, move |app| prepare_chat(app, ChatRequest::parse(&body)?)).await?;
+    let format = |params: &GenerationParams, number| OpenAiFormat::new(Endpoint::Chat, number, &app.model.name, params);
+    generate(&app, since, asked, format).await
+}
+
+/// Renders and tokenises a chat.
+fn prepare_chat(app: &App, request: ChatRequest) -> Result<Asked> {
+    check_model(app, request.params.model.as_deref())?;
+    let ChatPrompt { tokens, text, stop } = app.model.chat(&request)?;
+    let grammar = app.chat_grammar(&request, &text)?;
+    let ChatRequest { params, tools, separate_reasoning, .. } = request;
+    let tools = tools.map(|tools| tools.schemas).unwrap_or_default();
+    let is_separated = app.model.chat_format.is_some() && (separate_reasoning || !tools.is_empty());
+    let chat = is_separated.then_some(ChatAnswers { prompt: text, tools });
+    Ok(Asked { params, grammar, prompts: vec![tokens], more_stops: stop, chat })
 }
 
 async fn complete(State(app): State<App>, request: Request) -> Result<Response> {
@@ -128,16 +134,19 @@ async fn complete(State(app): State<App>, request: Request) -> Result<Response> 
     const DEFAULT_MAX_TOKENS: usize = 16;
     let since = Instant::now();
     let body = body::read(&app, request).await?;
-    let (mut params, grammar, prompts) = run_blocking(&app, move |app| {
+    let asked = run_blocking(&app, move |app| {
         let request = CompletionRequest::parse(&body)?;
         check_model(app, request.params.model.as_deref())?;
         let prompts = request.prompts.iter().map(|prompt| app.model.prompt(prompt)).collect::<Result<_>>()?;
-        let grammar = app.grammar(request.params.format.as_ref())?;
-        Ok((request.params, grammar, prompts))
+        let grammar = app.completion_grammar(request.params.format.as_ref())?;
+        let mut params = request.params;
+        params.max_tokens.get_or_insert(DEFAULT_MAX_TOKENS);
+        Ok(Asked { params, grammar, prompts, more_stops: vec![], chat: None })
     })
     .await?;
-    params.max_tokens.get_or_insert(DEFAULT_MAX_TOKENS);
-    generate(&app, Endpoint::Completion, since, Asked { params, grammar, prompts, more_stops: vec![] }).await
+    let format =
+        |params: &GenerationParams, number| OpenAiFormat::new(Endpoint::Completion, number, &app.model.name, params);
+    generate(&app, since, asked, format).await
 }
 
 /// Runs `work`, mostly tokenising, on a blocking thread, a few at a time.
@@ -170,11 +179,33 @@ struct Asked {
     prompts: Vec<Vec<u32>>,
     /// Stop strings beside those of the request.
     more_stops: Vec<String>,
+    /// What separates the parts of a chat's answers, if they are separated.
+    chat: Option<ChatAnswers>,
 }
 
-/// Submits a job for each answer and responds with all of them.
-async fn generate(app: &App, kind: Endpoint, since: Instant, asked: Asked) -> Result<Response> {
-    let Asked { mut params, grammar, prompts, more_stops } = asked;
+/// What the parser of a chat's answers needs.
+struct ChatAnswers {
+    /// Text of the prompt.
+    prompt: String,
+    /// Tools that may be called.
+    tools: Vec<ToolSchema>,
+}
+
+impl ChatAnswers {
+    fn parser(&self, app: &App) -> Option<Box<dyn OutputParser>> {
+        Some(app.model.chat_format.as_ref()?.parser(&self.prompt, self.tools.clone()))
+    }
+}
+
+/// Submits a job for each answer and responds with all of them, in the format that `format` makes of the parameters and the
+/// request's number.
+async fn generate<F: ResponseFormat + 'static>(
+    app: &App,
+    since: Instant,
+    asked: Asked,
+    format: impl FnOnce(&GenerationParams, u64) -> F,
+) -> Result<Response> {
+    let Asked { mut params, grammar, prompts, more_stops, chat } = asked;
     let number = app.requests.fetch_add((prompts.len() * params.choices) as u64, Ordering::Relaxed);
     let wrong = |error: &dyn std::fmt::Display| ApiError::bad_request(format!("Invalid request: {error}."));
     let sampling = params.sampling.or_defaults(app.model.generation.sampling());
@@ -185,10 +216,10 @@ async fn generate(app: &App, kind: Endpoint, since: Instant, asked: Asked) -> Re
     let seed = params.seed.unwrap_or_else(|| RandomState::new().hash_one(number));
     let seconds = app.metrics.lock().request_seconds();
     let answers = prompts.iter().flat_map(|prompt| (0..params.choices).map(move |choice| (prompt, choice)));
-    let mut events = Vec::new();
+    let mut pending = Vec::new();
     for (i, (prompt, choice)) in answers.enumerate() {
         let (to, from) = mpsc::channel(CHANNEL);
-        events.push(from);
+        pending.push(PendingAnswer { events: from, parser: chat.as_ref().and_then(|chat| chat.parser(app)) });
         let job = GenerationJob {
             number: number + i as u64,
             max_tokens: params.max_tokens.unwrap_or(usize::MAX).min(app.model.context - prompt.len()),
@@ -199,6 +230,7 @@ async fn generate(app: &App, kind: Endpoint, since: Instant, asked: Asked) -> Re
             stop: stop.clone(),
             ignore_eos: params.ignore_eos,
             logprobs: params.logprobs,
+            show_marks: chat.is_some(),
             received: since,
             deadline: since + app.options.timeout,
             events: to,
@@ -206,11 +238,18 @@ async fn generate(app: &App, kind: Endpoint, since: Instant, asked: Asked) -> Re
         // If one is refused, the receivers of the others are dropped, which cancels them.
         app.queue.submit(job, seconds)?;
     }
-    let format = ResponseFormat::new(kind, number, &app.model.name, &params);
-    match params.stream {
-        true => Ok(event_stream(Body::from_stream(SseStream::new(events, format)))),
-        false => Ok(complete_response(events, format).await),
+    let format = Box::new(format(&params, number));
+    match (params.stream, format.framing()) {
+        (true, Framing::ServerSentEvents { .. }) => {
+            Ok(event_stream(Body::from_stream(ResponseStream::new(pending, format))))
+        }
+        (true, Framing::JsonLines) => Ok(json_lines(Body::from_stream(ResponseStream::new(pending, format)))),
+        (false, _) => Ok(complete_response(pending, format).await),
     }
+}
+
+fn json_lines(body: Body) -> Response {
+    ([(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"))], body).into_response()
 }
 
 /// The biases, if all are of tokens of the vocabulary.

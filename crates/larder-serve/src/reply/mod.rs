@@ -1,37 +1,128 @@
-//! Responses to generation requests: one JSON object, or a stream of server-sent events.
+//! Responses to generation requests: one JSON object, or a stream of events, in the format of an API.
 
+mod message;
 mod openai;
-mod sse;
+mod stream;
 
 use axum::response::{IntoResponse, Response};
+use larder_engine::OutputParser;
+use serde_json::Value;
 use tokio::sync::mpsc::Receiver;
 use tokio::task::JoinSet;
 
 use crate::error::{ApiError, Json};
-use crate::job::{GenerationEvent, GenerationSummary, TextDelta};
+use crate::job::{GenerationEvent, GenerationSummary, SampledToken};
 
-pub use openai::{Endpoint, ResponseFormat};
-pub use sse::SseStream;
+pub use message::{Message, MessageBuilder, MessagePart, ToolCall};
+pub use openai::{Endpoint, OpenAiFormat};
+pub use stream::ResponseStream;
+
+/// The format of the responses of an API.
+pub trait ResponseFormat: Send {
+    /// The response that is not streamed.
+    fn complete(&mut self, answers: &[Answer]) -> Value;
+
+    /// How events of a stream are written.
+    fn framing(&self) -> Framing {
+        Framing::ServerSentEvents { done: false }
+    }
+
+    /// Events before the first part of the answer `index`.
+    fn begin(&mut self, index: usize) -> Vec<StreamEvent>;
+
+    /// Events for new parts of an answer, whose message so far is `message`; `tokens` are those generated since the last call, if
+    /// log-probabilities were requested.
+    fn parts(
+        &mut self,
+        index: usize,
+        parts: &[MessagePart],
+        message: &Message,
+        tokens: &[SampledToken],
+    ) -> Vec<StreamEvent>;
+
+    /// Events at the end of an answer.
+    fn end(&mut self, index: usize, answer: &Answer) -> Vec<StreamEvent>;
+
+    /// Events behind all answers.
+    fn end_all(&mut self, summaries: &[GenerationSummary]) -> Vec<StreamEvent> {
+        let _ = summaries;
+        vec![]
+    }
+
+    /// The event that ends a stream with an error.
+    fn failed(&self, error: &ApiError) -> StreamEvent {
+        StreamEvent::unnamed(error.json())
+    }
+
+    /// The response to a request that fails before anything was streamed.
+    fn error_response(&self, error: ApiError) -> Response {
+        error.into_response()
+    }
+}
+
+/// How events are written to a stream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Framing {
+    /// Server-sent events; `done` for `[DONE]` as the last.
+    ServerSentEvents {
+        /// Whether `[DONE]` ends the stream.
+        done: bool,
+    },
+    /// A line of JSON for each event.
+    JsonLines,
+}
+
+/// An event of a stream.
+#[derive(Clone, PartialEq, Debug)]
+pub struct StreamEvent {
+    /// The event's name, where the API has names.
+    pub name: Option<&'static str>,
+    /// Its data.
+    pub data: Value,
+}
+
+impl StreamEvent {
+    /// An event without a name.
+    pub fn unnamed(data: Value) -> Self {
+        StreamEvent { name: None, data }
+    }
+
+    /// An event with a name, which its data repeats as `type`.
+    pub fn typed(name: &'static str, mut data: Value) -> Self {
+        data["type"] = name.into();
+        StreamEvent { name: Some(name), data }
+    }
+}
 
 /// An answer that is complete.
 pub struct Answer {
-    /// All of its text.
-    pub all: TextDelta,
+    /// Its parts.
+    pub message: Message,
+    /// Its tokens, if log-probabilities were requested.
+    pub tokens: Vec<SampledToken>,
     /// Its counts and times.
     pub summary: GenerationSummary,
 }
 
+/// An answer on its way: events of its generation, and what separates its parts.
+pub struct PendingAnswer {
+    /// Where the events arrive.
+    pub events: Receiver<GenerationEvent>,
+    /// The parser of a chat's answer.
+    pub parser: Option<Box<dyn OutputParser>>,
+}
+
 /// Collects the events of all answers to a request into one response. All are read at the same time, since the
 /// generation of an answer waits while its events are not read.
-pub async fn complete_response(events: Vec<Receiver<GenerationEvent>>, format: ResponseFormat) -> Response {
+pub async fn complete_response(answers: Vec<PendingAnswer>, mut format: Box<dyn ResponseFormat>) -> Response {
     let mut collecting: JoinSet<_> =
-        events.into_iter().enumerate().map(|(i, events)| async move { (i, collect(events).await) }).collect();
+        answers.into_iter().enumerate().map(|(i, answer)| async move { (i, collect(answer).await) }).collect();
     let mut answers = Vec::new();
     while let Some(collected) = collecting.join_next().await {
         match collected {
             Ok((i, Ok(answer))) => answers.push((i, answer)),
-            Ok((_, Err(error))) => return error.into_response(),
-            Err(_) => return interrupted().into_response(),
+            Ok((_, Err(error))) => return format.error_response(error),
+            Err(_) => return format.error_response(interrupted()),
         }
     }
     answers.sort_by_key(|(i, _)| *i);
@@ -39,16 +130,19 @@ pub async fn complete_response(events: Vec<Receiver<GenerationEvent>>, format: R
     Json(format.complete(&answers)).into_response()
 }
 
-async fn collect(mut events: Receiver<GenerationEvent>) -> Result<Answer, ApiError> {
-    let mut all = TextDelta::default();
+async fn collect(PendingAnswer { mut events, parser }: PendingAnswer) -> Result<Answer, ApiError> {
+    let (mut builder, mut tokens) = (MessageBuilder::new(parser), Vec::new());
     loop {
         match events.recv().await {
             Some(GenerationEvent::Queued(_)) => {}
             Some(GenerationEvent::Delta(delta)) => {
-                all.text.push_str(&delta.text);
-                all.tokens.extend(delta.tokens);
+                builder.push(delta.text);
+                tokens.extend(delta.tokens);
             }
-            Some(GenerationEvent::Done(summary)) => return Ok(Answer { all, summary }),
+            Some(GenerationEvent::Done(summary)) => {
+                builder.finish();
+                return Ok(Answer { message: builder.message, tokens, summary });
+            }
             Some(GenerationEvent::Failed(error)) => return Err(error),
             None => return Err(interrupted()),
         }

@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use larder_engine::FinishReason;
 use serde_json::{Map, Value, json};
 
-use super::Answer;
-use crate::job::{GenerationSummary, SampledToken, TextDelta, TokenLogprob};
+use super::{Answer, Framing, Message, MessagePart, ResponseFormat, StreamEvent, ToolCall};
+use crate::job::{GenerationSummary, SampledToken, TokenLogprob};
 use crate::request::GenerationParams;
 
 /// The endpoint that was called.
@@ -19,7 +19,7 @@ pub enum Endpoint {
 }
 
 /// Builds the response objects of one request.
-pub struct ResponseFormat {
+pub struct OpenAiFormat {
     kind: Endpoint,
     id: String,
     created: u64,
@@ -32,12 +32,12 @@ pub struct ResponseFormat {
     offsets: Vec<usize>,
 }
 
-impl ResponseFormat {
+impl OpenAiFormat {
     /// The format of the response to request `number`.
     pub fn new(kind: Endpoint, number: u64, model: &str, params: &GenerationParams) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let prefix = if kind == Endpoint::Chat { "chatcmpl" } else { "cmpl" };
-        ResponseFormat {
+        OpenAiFormat {
             kind,
             id: format!("{prefix}-{:012x}{number:08x}", now.as_micros() & 0xffff_ffff_ffff),
             created: now.as_secs(),
@@ -49,70 +49,27 @@ impl ResponseFormat {
         }
     }
 
-    /// The response that is not streamed.
-    pub fn complete(mut self, answers: &[Answer]) -> Value {
-        let choices: Vec<Value> = answers.iter().enumerate().map(|(i, answer)| self.choice(i, answer)).collect();
-        let object = if self.kind == Endpoint::Chat { "chat.completion" } else { "text_completion" };
-        let mut response = self.object(object, choices.into());
-        let summaries: Vec<GenerationSummary> = answers.iter().map(|answer| answer.summary).collect();
-        response["usage"] = usage(&summaries, self.choices);
-        if let [summary] = summaries[..] {
-            response["timings"] = timings(&summary);
-        }
-        response
-    }
-
-    fn choice(&mut self, index: usize, Answer { all, summary }: &Answer) -> Value {
-        let finish = finish(summary.finish);
-        let logprobs = self.logprobs(index, all);
+    fn choice(&mut self, index: usize, answer: &Answer) -> Value {
+        let finish = finish(answer);
+        let logprobs = self.logprobs(index, &answer.tokens);
         match self.kind {
             Endpoint::Chat => json!({
                 "index": index,
-                "message": {"role": "assistant", "content": all.text, "refusal": null},
+                "message": message(&answer.message),
                 "logprobs": logprobs,
                 "finish_reason": finish,
             }),
             Endpoint::Completion => {
-                json!({"index": index, "text": all.text, "logprobs": logprobs, "finish_reason": finish})
+                json!({"index": index, "text": answer.message.content, "logprobs": logprobs, "finish_reason": finish})
             }
         }
-    }
-
-    /// The chunk before the first text of an answer, which names the role.
-    pub fn first(&self, index: usize) -> Option<Value> {
-        let delta = json!({"role": "assistant", "content": "", "refusal": null});
-        (self.kind == Endpoint::Chat).then(|| self.chunk(index, json!({"delta": delta}), Value::Null, Value::Null))
-    }
-
-    /// A piece of an answer.
-    pub fn delta(&mut self, index: usize, delta: &TextDelta) -> Value {
-        let logprobs = self.logprobs(index, delta);
-        match self.kind {
-            Endpoint::Chat => self.chunk(index, json!({"delta": {"content": delta.text}}), logprobs, Value::Null),
-            Endpoint::Completion => self.chunk(index, json!({"text": delta.text}), logprobs, Value::Null),
-        }
-    }
-
-    /// The chunk that ends an answer, with the finish reason.
-    pub fn last(&self, index: usize, summary: &GenerationSummary) -> Value {
-        let nothing = if self.kind == Endpoint::Chat { json!({"delta": {}}) } else { json!({"text": ""}) };
-        let mut last = self.chunk(index, nothing, Value::Null, finish(summary.finish).into());
-        last["timings"] = timings(summary);
-        last
-    }
-
-    /// The chunk behind all answers: the usage, if it was requested.
-    pub fn usage(&self, summaries: &[GenerationSummary]) -> Option<Value> {
-        let mut object = self.object(self.chunk_name(), json!([]));
-        object["usage"] = usage(summaries, self.choices);
-        self.include_usage.then_some(object)
     }
 
     fn chunk_name(&self) -> &'static str {
         if self.kind == Endpoint::Chat { "chat.completion.chunk" } else { "text_completion" }
     }
 
-    fn chunk(&self, index: usize, content: Value, logprobs: Value, finish: Value) -> Value {
+    fn chunk(&self, index: usize, content: Value, logprobs: Value, finish: Value) -> StreamEvent {
         let mut choice = Map::from_iter([("index".to_owned(), json!(index))]);
         choice.extend(content.as_object().cloned().unwrap_or_default());
         choice.insert("logprobs".into(), logprobs);
@@ -121,7 +78,7 @@ impl ResponseFormat {
         if self.include_usage {
             chunk["usage"] = Value::Null;
         }
-        chunk
+        StreamEvent::unnamed(chunk)
     }
 
     fn object(&self, object: &str, choices: Value) -> Value {
@@ -135,13 +92,13 @@ impl ResponseFormat {
         })
     }
 
-    fn logprobs(&mut self, index: usize, delta: &TextDelta) -> Value {
+    fn logprobs(&mut self, index: usize, tokens: &[SampledToken]) -> Value {
         match (self.logprobs, self.kind) {
             (false, _) => Value::Null,
             (true, Endpoint::Chat) => {
-                json!({"content": delta.tokens.iter().map(chat_token).collect::<Vec<_>>(), "refusal": null})
+                json!({"content": tokens.iter().map(chat_token).collect::<Vec<_>>(), "refusal": null})
             }
-            (true, Endpoint::Completion) => self.columns(index, &delta.tokens),
+            (true, Endpoint::Completion) => self.columns(index, tokens),
         }
     }
 
@@ -165,6 +122,105 @@ impl ResponseFormat {
     }
 }
 
+impl ResponseFormat for OpenAiFormat {
+    fn complete(&mut self, answers: &[Answer]) -> Value {
+        let choices: Vec<Value> = answers.iter().enumerate().map(|(i, answer)| self.choice(i, answer)).collect();
+        let object = if self.kind == Endpoint::Chat { "chat.completion" } else { "text_completion" };
+        let mut response = self.object(object, choices.into());
+        let summaries: Vec<GenerationSummary> = answers.iter().map(|answer| answer.summary).collect();
+        response["usage"] = usage(&summaries, self.choices);
+        if let [summary] = summaries[..] {
+            response["timings"] = timings(&summary);
+        }
+        response
+    }
+
+    fn framing(&self) -> Framing {
+        Framing::ServerSentEvents { done: true }
+    }
+
+    /// The chunk that names the role.
+    fn begin(&mut self, index: usize) -> Vec<StreamEvent> {
+        let delta = json!({"delta": {"role": "assistant", "content": "", "refusal": null}});
+        match self.kind {
+            Endpoint::Chat => vec![self.chunk(index, delta, Value::Null, Value::Null)],
+            Endpoint::Completion => vec![],
+        }
+    }
+
+    fn parts(
+        &mut self,
+        index: usize,
+        parts: &[MessagePart],
+        message: &Message,
+        tokens: &[SampledToken],
+    ) -> Vec<StreamEvent> {
+        let mut logprobs = self.logprobs(index, tokens);
+        let nothing = [MessagePart::Content(String::new())];
+        let parts = if parts.is_empty() { &nothing[..] } else { parts };
+        let chunk = |part: &MessagePart| {
+            let content = match (self.kind, part) {
+                (Endpoint::Chat, part) => json!({"delta": delta(part, message)}),
+                (Endpoint::Completion, MessagePart::Content(text)) => json!({"text": text}),
+                (Endpoint::Completion, _) => json!({"text": ""}),
+            };
+            // The log-probabilities go with the first.
+            self.chunk(index, content, logprobs.take(), Value::Null)
+        };
+        parts.iter().map(chunk).collect()
+    }
+
+    /// The chunk with the finish reason.
+    fn end(&mut self, index: usize, answer: &Answer) -> Vec<StreamEvent> {
+        let nothing = if self.kind == Endpoint::Chat { json!({"delta": {}}) } else { json!({"text": ""}) };
+        let mut last = self.chunk(index, nothing, Value::Null, finish(answer).into());
+        last.data["timings"] = timings(&answer.summary);
+        vec![last]
+    }
+
+    /// The chunk with the usage, if it was requested.
+    fn end_all(&mut self, summaries: &[GenerationSummary]) -> Vec<StreamEvent> {
+        let mut object = self.object(self.chunk_name(), json!([]));
+        object["usage"] = usage(summaries, self.choices);
+        if self.include_usage { vec![StreamEvent::unnamed(object)] } else { vec![] }
+    }
+}
+
+/// The message of a chat's answer; a call without text has no content.
+fn message(Message { reasoning, content, calls }: &Message) -> Value {
+    let mut message = json!({"role": "assistant", "content": content, "refusal": null});
+    if !reasoning.is_empty() {
+        message["reasoning_content"] = reasoning.as_str().into();
+    }
+    if !calls.is_empty() {
+        if content.is_empty() {
+            message["content"] = Value::Null;
+        }
+        message["tool_calls"] = calls.iter().map(|call| tool_call(call, &call.arguments)).collect();
+    }
+    message
+}
+
+fn tool_call(ToolCall { id, name, .. }: &ToolCall, arguments: &str) -> Value {
+    json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+}
+
+/// A part as a chat's delta.
+fn delta(part: &MessagePart, message: &Message) -> Value {
+    match part {
+        MessagePart::Reasoning(text) => json!({"reasoning_content": text}),
+        MessagePart::Content(text) => json!({"content": text}),
+        MessagePart::Call(index) => {
+            let mut call = tool_call(&message.calls[*index], "");
+            call["index"] = json!(index);
+            json!({"tool_calls": [call]})
+        }
+        MessagePart::Arguments(index, text) => {
+            json!({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
+        }
+    }
+}
+
 fn chat_token(token: &SampledToken) -> Value {
     let mut value = logprob_object(&token.sampled);
     value["top_logprobs"] = token.top.iter().map(logprob_object).collect();
@@ -177,8 +233,9 @@ fn logprob_object(token: &TokenLogprob) -> Value {
     json!({"token": token.text, "logprob": token.logprob, "bytes": bytes})
 }
 
-fn finish(finish: FinishReason) -> &'static str {
-    match finish {
+fn finish(answer: &Answer) -> &'static str {
+    match answer.summary.finish {
+        FinishReason::EndOfText | FinishReason::StopString if !answer.message.calls.is_empty() => "tool_calls",
         FinishReason::EndOfText | FinishReason::StopString | FinishReason::Cancelled => "stop",
         FinishReason::Length | FinishReason::Context => "length",
     }

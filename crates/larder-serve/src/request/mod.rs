@@ -4,6 +4,7 @@ mod fields;
 mod format;
 mod messages;
 mod tokens;
+mod tools;
 
 use larder_engine::Sampling;
 use serde_json::{Map, Value};
@@ -12,6 +13,7 @@ use crate::error::ApiError;
 use fields::{Fields, wrong_type};
 pub use format::RequestedFormat;
 pub use tokens::{DetokenizeRequest, TokenizeRequest};
+pub use tools::{RequestedTools, ToolChoice};
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -72,8 +74,10 @@ pub struct ChatRequest {
     pub params: GenerationParams,
     /// The messages as chat templates read them.
     pub messages: Vec<Value>,
-    /// Schemas of the tools that the model may call.
-    pub tools: Option<Vec<Value>>,
+    /// The tools that the model may call.
+    pub tools: Option<RequestedTools>,
+    /// Whether reasoning is separated from the answer.
+    pub separate_reasoning: bool,
     /// Further variables for the chat template.
     pub extra: Map<String, Value>,
 }
@@ -130,7 +134,13 @@ impl ChatRequest {
             }
         };
         let messages = messages::read(fields.required("messages")?)?;
-        Ok(ChatRequest { params, messages, tools: tools(&fields)?, extra: extra(&fields)? })
+        Ok(ChatRequest {
+            params,
+            messages,
+            tools: tools::requested_tools(&fields)?,
+            separate_reasoning: separate_reasoning(&fields)?,
+            extra: extra(&fields)?,
+        })
     }
 }
 
@@ -288,18 +298,15 @@ fn reject_unless_empty(fields: &Fields, field: &str, why: &str) -> Result<()> {
     }
 }
 
-fn tools(fields: &Fields) -> Result<Option<Vec<Value>>> {
-    let tools = fields.array("tools")?.unwrap_or_default();
-    if let Some(other) = tools.iter().find(|tool| !tool.is_object()) {
-        return Err(wrong_type("tools", "an array of objects", other));
-    }
-    match fields.get("tool_choice") {
-        Some(Value::String(choice)) if choice == "none" => Ok(None),
-        Some(Value::String(choice)) if choice == "auto" => Ok(Some(tools.to_vec()).filter(|t| !t.is_empty())),
-        None => Ok(Some(tools.to_vec()).filter(|t| !t.is_empty())),
-        Some(_) => {
-            let message = "Forced tool calls are not supported; 'tool_choice' must be 'auto' or 'none'.";
-            Err(ApiError::unsupported("tool_choice", message))
+/// Whether reasoning has a field of its own, by the parameter of llama.cpp's server.
+fn separate_reasoning(fields: &Fields) -> Result<bool> {
+    match fields.string("reasoning_format")? {
+        None | Some("auto" | "deepseek") => Ok(true),
+        Some("none") => Ok(false),
+        Some(other) => {
+            let message =
+                format!("Invalid value for 'reasoning_format': '{other}' is not one of auto, deepseek, none.");
+            Err(ApiError::invalid_field("reasoning_format", "invalid_value", message))
         }
     }
 }

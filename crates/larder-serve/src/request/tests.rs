@@ -23,7 +23,7 @@ fn all_fields_are_read() {
         "min_p": 0.25, "repetition_penalty": 1.5, "frequency_penalty": -2, "presence_penalty": 2, "seed": -1,
         "stop": ["a", "b"], "stream": true, "stream_options": {"include_usage": true}, "logprobs": true,
         "top_logprobs": 4, "n": 1, "user": "x", "metadata": {"a": 1}, "store": false, "unheard_of": [1, {}],
-        "logit_bias": {}, "response_format": {"type": "text"}, "tools": [{"type": "function"}], "tool_choice": "auto",
+        "logit_bias": {}, "response_format": {"type": "text"}, "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "auto",
         "reasoning_effort": "low", "ignore_eos": true,
         "messages": [{"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
     });
@@ -44,7 +44,7 @@ fn all_fields_are_read() {
     };
     assert_eq!(sampling, want);
     assert_eq!(got.messages, [json!({"role": "system", "content": "a\nb"})]);
-    assert_eq!((got.tools.map(|tools| tools.len()), &got.extra["reasoning_effort"]), (Some(1), &json!("low")));
+    assert_eq!((got.tools.map(|tools| tools.list.len()), &got.extra["reasoning_effort"]), (Some(1), &json!("low")));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use anyhow::{Result, bail};
 use larder_core::{LayerIdx, MoeRow, Presence};
-use larder_engine::Routing;
+use larder_engine::{ChatFormat, Routing};
 use larder_model::{Decoder, ExpertPath};
 use larder_policy::routing::RoutingSpec;
 use larder_runtime::{InferenceEngine, OpenModel, Options, TextCodec, model_name};
@@ -68,11 +68,13 @@ fn served_model(
 ) -> Result<larder_serve::ServedModel> {
     let geometry = &model.blueprint.geometry;
     let mut names = args.alias.iter().cloned();
+    let chat_format = text.template.as_ref().map(|template| ChatFormat::of_template(template, &text.tokenizer));
     Ok(larder_serve::ServedModel {
         name: names.next().unwrap_or_else(|| model_name(&args.model)),
         aliases: names.collect(),
         tokenizer: text.tokenizer,
         template: text.template,
+        chat_format,
         generation: model.generation()?,
         context: args.context.min(model.blueprint.context),
         vocab: model.blueprint.vocab,
