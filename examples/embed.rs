@@ -31,7 +31,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut engine = InferenceEngine::start(&model, &Options { context: 256, cache, ..Default::default() })?;
     let (sampler, stop) = (Sampler::new(Sampling::default(), 0)?, StopMatcher::new(vec![])?);
     let eos = &model.generation()?.eos;
-    let request = Request { prompt: &prompt, sampler, grammar: None, eos, stop, max_tokens: 40 };
+    let request = Request { prompt: &prompt, sampler, grammar: None, shown: &[], eos, stop, max_tokens: 40 };
     let generated = generate(&mut engine.session(), &text.tokenizer, request, &mut Printer)?;
     let hits = engine.experts.traffic().map_or(1.0, |traffic| traffic.hit_rate());
     println!("\n[{} tokens, {:.0} % cache hits]", generated.ids.len(), 100.0 * hits);

@@ -100,6 +100,7 @@ const SEAMS: &[(&str, &[&str])] = &[
     ("adding-a-reader.md", &["Reader"]),
     ("adding-a-routing-strategy.md", &["Router", "Residency"]),
     ("adding-a-source.md", &["Source", "Tensors"]),
+    ("adding-a-tool-format.md", &["CallReader", "ResponseFormat"]),
     ("adding-an-eviction-policy.md", &["Eviction"]),
 ];
 

@@ -45,6 +45,8 @@ pub struct Request<'a> {
     pub sampler: Sampler,
     /// What the text has to match: structured output.
     pub grammar: Option<Grammar>,
+    /// Special tokens that stay in the text.
+    pub shown: &'a [u32],
     /// Token ids that end the text.
     pub eos: &'a [u32],
     /// Stop strings.
@@ -64,15 +66,10 @@ pub struct StepStats {
     pub times: PhaseTimes,
 }
 
-/// Receives the text, tokens and steps of a generation.
+/// Receives the text and the steps of a generation.
 pub trait Listener<P> {
     /// A piece of complete text. Returning `false` cancels the generation.
     fn text(&mut self, piece: &str) -> bool;
-
-    /// A token has been sampled. Its text follows in [`text`](Self::text) when it is complete.
-    fn token(&mut self, id: u32) {
-        let _ = id;
-    }
 
     /// Whether the generation shall go on. Asked before each layer of a pass over the prompt, which may take long.
     /// Returning `false` cancels the generation.
@@ -93,7 +90,7 @@ pub fn generate<P: ExpertPath>(
     request: Request,
     listener: &mut dyn Listener<P>,
 ) -> Result<Generated, GenerateError> {
-    let Request { prompt, sampler, grammar, eos, stop, max_tokens } = request;
+    let Request { prompt, sampler, grammar, shown, eos, stop, max_tokens } = request;
     let start = Instant::now();
     let (outcome, step) = forward(session, &TokenInput::prompt(prompt), &mut WhileWanted(&mut *listener));
     let mut logits = match outcome {
@@ -103,7 +100,8 @@ pub fn generate<P: ExpertPath>(
     listener.step(&step, session.experts());
     let prefill_time = start.elapsed();
 
-    let mut writer = Writer::new(sampler, stop, tokenizer.detokenizer(true), eos, max_tokens).with_grammar(grammar);
+    let text = tokenizer.detokenizer(true).showing(shown);
+    let mut writer = Writer::new(sampler, stop, text, eos, max_tokens).with_grammar(grammar);
     let mut ids = Vec::new();
     let finish = loop {
         if writer.is_full() {
@@ -111,7 +109,6 @@ pub fn generate<P: ExpertPath>(
         }
         let token = writer.write(&mut logits, session.sequence())?;
         ids.push(token.id);
-        listener.token(token.id);
         if !token.piece.is_empty() && !listener.text(&token.piece) {
             break FinishReason::Cancelled;
         }

@@ -39,7 +39,7 @@
 //!
 //! let sampler = Sampler::new(Sampling::default(), 0)?; // greedy
 //! let stop = StopMatcher::new(vec![])?;
-//! let request = Request { prompt: &prompt, sampler, grammar: None, eos: &eos, stop, max_tokens: 8 };
+//! let request = Request { prompt: &prompt, sampler, grammar: None, shown: &[], eos: &eos, stop, max_tokens: 8 };
 //! let generated = generate(&mut engine.session(), &text.tokenizer, request, &mut Printer)?;
 //! assert_eq!(generated.ids.len(), 8);
 //! assert!(engine.experts.traffic().is_some_and(|traffic| traffic.counts.misses > 0));

@@ -5,4 +5,5 @@ mod hot;
 mod page;
 mod several;
 mod structured;
+mod tool_calls;
 mod tools;

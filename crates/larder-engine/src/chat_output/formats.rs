@@ -41,7 +41,7 @@ static REASONING: [ReasoningMarks; 4] = [
 ];
 
 /// Tool calls, the most specific signs first.
-static TOOLS: [ToolFormat; 16] = [
+static TOOLS: [ToolFormat; 17] = [
     ToolFormat {
         name: "gemma4",
         signs: &[&["<|tool_call>call:"]],
@@ -55,6 +55,20 @@ static TOOLS: [ToolFormat; 16] = [
         name: "deepseek_v3.2",
         signs: &[&["DSML", "function_calls>"]],
         section: ("<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>"),
+        open: "<｜DSML｜invoke name=\"",
+        close: "</｜DSML｜invoke>\n",
+        separator: "",
+        syntax: CallSyntax::Parameters {
+            name_end: "\">\n",
+            key: ("<｜DSML｜parameter name=\"", "\">"),
+            value: ("", "</｜DSML｜parameter>\n"),
+            has_type: true,
+        },
+    },
+    ToolFormat {
+        name: "deepseek_v4",
+        signs: &[&["DSML", "tool_calls>"]],
+        section: ("<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>"),
         open: "<｜DSML｜invoke name=\"",
         close: "</｜DSML｜invoke>\n",
         separator: "",
@@ -180,7 +194,7 @@ static TOOLS: [ToolFormat; 16] = [
     },
     ToolFormat {
         name: "hermes",
-        signs: &[&["<tool_call>"]],
+        signs: &[&["<tool_call>", "arguments\": "], &["<tool_call>", "arguments\\\": "]],
         section: ("", ""),
         open: "<tool_call>\n",
         close: "\n</tool_call>",

@@ -1,6 +1,6 @@
 //! Text with marks around reasoning and around tool calls.
 
-use super::calls::{self, CallReader, CallSyntax, Progress};
+use super::calls::{self, CallProgress, CallReader, CallSyntax};
 use super::formats::{ReasoningMarks, ToolFormat};
 use super::{OutputParser, OutputPart, ToolSchema};
 use crate::text::certain;
@@ -171,12 +171,12 @@ impl MarkedParser {
             raw.clear();
         }
         match progress {
-            Progress::More => Step::Wait,
-            Progress::Complete => {
+            CallProgress::More => Step::Wait,
+            CallProgress::Complete => {
                 self.enter(State::Close);
                 Step::Again
             }
-            Progress::NotACall => {
+            CallProgress::NotACall => {
                 let text = std::mem::take(raw);
                 self.pending.clear();
                 self.state = State::Content;

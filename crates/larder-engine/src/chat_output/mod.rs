@@ -81,6 +81,11 @@ impl ChatFormat {
         ChatFormat { style, shown }
     }
 
+    /// The format of a model without a template: all of its text is content.
+    pub fn plain() -> Self {
+        ChatFormat { style: Style::Marked { reasoning: None, tools: None }, shown: vec![] }
+    }
+
     /// The name of the format of tool calls; `None` if the model has none that is known.
     pub fn tool_format(&self) -> Option<&'static str> {
         match self.style {

@@ -1,3 +1,5 @@
+//! Tests of parsers and grammars of every format: whole texts, any pieces, and texts that a forced grammar generates.
+
 use serde_json::{Value, json};
 
 use super::formats::{self, ToolFormat, named};
@@ -83,7 +85,7 @@ fn without_tools(prompt: &'static str) -> impl Fn() -> Box<dyn OutputParser> {
 }
 
 /// A call of `weather` and one of `now`, as each format writes them.
-const TWO_CALLS: [(&str, &str); 16] = [
+const TWO_CALLS: [(&str, &str); 17] = [
     (
         "gemma4",
         "<|tool_call>call:weather{city:<|\"|>Bad \"Ems\"\n<|\"|>,days:3}<tool_call|><|tool_call>call:now{}<tool_call|>",
@@ -93,6 +95,12 @@ const TWO_CALLS: [(&str, &str); 16] = [
         "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"weather\">\n<｜DSML｜parameter name=\"city\" string=\"true\">Bad \"Ems\"\n\
          </｜DSML｜parameter>\n<｜DSML｜parameter name=\"days\" string=\"false\">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n\
          <｜DSML｜invoke name=\"now\">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+    ),
+    (
+        "deepseek_v4",
+        "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"weather\">\n<｜DSML｜parameter name=\"city\" string=\"true\">Bad \"Ems\"\n\
+         </｜DSML｜parameter>\n<｜DSML｜parameter name=\"days\" string=\"false\">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n\
+         <｜DSML｜invoke name=\"now\">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
     ),
     (
         "deepseek_v3",

@@ -9,6 +9,7 @@ use llguidance::toktrie::InferenceCapabilities;
 use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
 
+use super::gbnf::to_lark;
 use super::vocabulary::vocabulary;
 use super::{Grammar, GrammarError, TextFormat, failed};
 use crate::chat_output::AnswerRules;
@@ -89,6 +90,7 @@ fn source(format: &TextFormat) -> Result<TopLevelGrammar, GrammarError> {
         TextFormat::JsonObject => TopLevelGrammar::from_json_schema(with_white_space(&json!({ "type": "object" }))?),
         TextFormat::JsonSchema(value) => TopLevelGrammar::from_json_schema(with_white_space(value)?),
         TextFormat::Regex(regex) => TopLevelGrammar::from_regex(bounded(regex)?),
+        TextFormat::Gbnf(grammar) => TopLevelGrammar::from_lark(to_lark(bounded(grammar)?)?),
         TextFormat::Lark(grammar) => TopLevelGrammar::from_lark(bounded(grammar)?.to_owned()),
     })
 }

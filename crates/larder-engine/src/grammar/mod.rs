@@ -5,6 +5,7 @@
 //! anywhere in the grammar, and bounds what a grammar may cost.
 
 mod compiler;
+mod gbnf;
 mod vocabulary;
 
 use llguidance::Matcher;
@@ -24,6 +25,21 @@ pub enum TextFormat {
     Regex(String),
     /// A context-free grammar in llguidance's variant of Lark.
     Lark(String),
+    /// A context-free grammar in GBNF, the notation of llama.cpp.
+    Gbnf(String),
+}
+
+impl TextFormat {
+    /// The format of a grammar's source: GBNF if it defines rules with `::=`, else Lark.
+    pub fn of_grammar(source: &str) -> Self {
+        let is_gbnf =
+            source.lines().any(|line| line.split_once("::=").is_some_and(|(name, _)| is_gbnf_name(name.trim())));
+        if is_gbnf { TextFormat::Gbnf(source.to_owned()) } else { TextFormat::Lark(source.to_owned()) }
+    }
+}
+
+fn is_gbnf_name(name: &str) -> bool {
+    !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_')
 }
 
 /// A grammar that cannot be compiled, or that became too costly to match.

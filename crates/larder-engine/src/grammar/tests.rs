@@ -91,6 +91,13 @@ fn hostile_grammars_are_refused_soon() {
         TextFormat::Lark(format!("start: {open}\"x\"{close}")),
         TextFormat::Lark("start: start start | \"a\" | \"\"".into()),
         TextFormat::Lark("start: a{1,1000000}\na: \"x\" | \"y\" a".into()),
+        TextFormat::Gbnf(format!("root ::= {}", "(".repeat(100))),
+        TextFormat::Gbnf("root ::= (((\"a\"{1000}){1000}){1000}){1000}".into()),
+        TextFormat::Gbnf(
+            (0..40).map(|i| format!("r{i} ::= r{} r{}\n", i + 1, i + 1)).collect::<String>()
+                + "r40 ::= \"a\"\nroot ::= r0",
+        ),
+        TextFormat::Gbnf("root ::= root root | \"a\" | \"\"".into()),
         TextFormat::JsonSchema(deep),
         TextFormat::JsonSchema(json!({ "anyOf": wide })),
         TextFormat::JsonSchema(json!({ "type": "string", "allOf": products })),

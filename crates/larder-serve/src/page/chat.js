@@ -70,7 +70,9 @@ async function generateAnswer() {
   $("stop").hidden = true;
   view.finish();
   if (!view.element.isConnected) return;
-  if (view.text) conversation.push({ role: "assistant", content: view.text });
+  if (view.text) {
+    conversation.push({ role: "assistant", content: view.text, reasoning_content: view.reasoning || undefined });
+  }
   $("announcement").textContent = view.failed ? "" : view.wasStopped ? "Stopped." : "Answer complete.";
   if (document.activeElement === document.body) $("prompt").focus();
 }
@@ -94,12 +96,14 @@ function handleLine(line, view) {
   const chunk = JSON.parse(line.slice(6));
   if (chunk.error) throw new Error(chunk.error.message);
   const choice = chunk.choices[0];
-  if (choice?.delta.content) view.add(choice.delta.content);
+  if (choice?.delta.reasoning_content) view.add("reasoning", choice.delta.reasoning_content);
+  if (choice?.delta.content) view.add("text", choice.delta.content);
   if (choice?.finish_reason) view.addTimings(choice.finish_reason, chunk.timings);
 }
 
 /** An answer on the page. */
 class AnswerView {
+  reasoning = "";
   text = "";
   failed = "";
   wasStopped = false;
@@ -115,11 +119,12 @@ class AnswerView {
   }
 
   showProgress(comment) {
-    if (!this.text && comment) this.body.textContent = comment;
+    if (!this.text && !this.reasoning && comment) this.body.textContent = comment;
   }
 
-  add(text) {
-    this.text += text;
+  /** Adds to a part: "reasoning" or "text". */
+  add(part, text) {
+    this[part] += text;
     // Tokens may arrive faster than frames are drawn.
     this.frame ??= requestAnimationFrame(() => this.show());
   }
@@ -128,7 +133,8 @@ class AnswerView {
     this.frame = null;
     const atEnd = isAtEnd();
     if (!this.body.blocks) this.body.replaceChildren();
-    showMarkdown(this.body, this.text);
+    const reasoning = this.reasoning && `<think>${this.reasoning}${this.text ? "</think>\n\n" : ""}`;
+    showMarkdown(this.body, reasoning + this.text);
     scrollDown(atEnd);
   }
 

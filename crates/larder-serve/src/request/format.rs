@@ -67,11 +67,7 @@ fn grammar(fields: &Fields) -> Result<Option<TextFormat>> {
     match fields.get("grammar") {
         None => Ok(None),
         Some(Value::String(text)) if text.trim().is_empty() => Ok(None),
-        Some(Value::String(text)) if text.contains("::=") => {
-            let message = "Grammars in GBNF are not supported; write it in Lark, as in 'start: \"yes\" | \"no\"'.";
-            Err(ApiError::unsupported("grammar", message))
-        }
-        Some(Value::String(text)) => Ok(Some(TextFormat::Lark(text.clone()))),
+        Some(Value::String(text)) => Ok(Some(TextFormat::of_grammar(text))),
         Some(other) => Err(wrong_type("grammar", "a string", other)),
     }
 }

@@ -83,11 +83,12 @@ fn errors_name_the_field_and_the_fault() {
             "response_format.json_schema.schema",
             "Missing",
         ),
-        ("grammar", json!("root ::= \"a\""), "grammar", "GBNF are not supported"),
         ("grammar", json!(1), "grammar", "expected a string"),
         ("regex", json!(["a"]), "regex", "expected a string"),
-        ("tool_choice", json!("required"), "tool_choice", "must be 'auto' or 'none'"),
-        ("tools", json!([1]), "tools", "array of objects"),
+        ("tool_choice", json!("required"), "tool_choice", "there are no tools"),
+        ("tool_choice", json!(7), "tool_choice", "a string or an object"),
+        ("tools", json!([1]), "tools[0]", "expected an object"),
+        ("reasoning_format", json!("raw"), "reasoning_format", "'raw' is not one of"),
         ("messages", json!([]), "messages", "at least one"),
         ("messages", json!("hi"), "messages", "expected an array of objects"),
         ("messages", json!([1]), "messages[0]", "expected an object"),
@@ -126,6 +127,7 @@ fn formats_of_answers_are_read_from_several_fields() {
     }
     assert_eq!(format("json_schema", schema.clone()), of("json_schema", TextFormat::JsonSchema(schema.clone())));
     assert_eq!(format("grammar", json!("start: \"a\"")), of("grammar", TextFormat::Lark("start: \"a\"".into())));
+    assert_eq!(format("grammar", json!("root ::= \"a\"")), of("grammar", TextFormat::Gbnf("root ::= \"a\"".into())));
     assert_eq!(format("grammar", json!("")), None);
     assert_eq!(format("regex", json!("a+")), of("regex", TextFormat::Regex("a+".into())));
     let both = json!({"messages": [{"role": "user", "content": "x"}], "regex": "a", "grammar": "start: \"a\""});

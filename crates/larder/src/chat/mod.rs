@@ -11,7 +11,6 @@ mod output;
 mod reply;
 mod settings;
 mod stats;
-mod thinking;
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};

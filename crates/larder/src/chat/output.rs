@@ -2,11 +2,19 @@
 
 use std::io::{IsTerminal, Write};
 
-use super::thinking::TextPart;
 use crate::cli::ThinkingFlag;
 
 const DIM: &str = "\x1b[2m";
 const RESET: &str = "\x1b[0m";
+
+/// The part of a reply that a piece of text belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TextPart {
+    /// Reasoning before the answer.
+    Thinking,
+    /// The answer.
+    Answer,
+}
 
 /// Properties of the outputs.
 #[derive(Clone, Copy)]

@@ -5,16 +5,16 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use larder_cache::Traffic;
 use larder_engine::{
-    FinishReason, Listener, Request, Sampler, Session, StepStats, StopMatcher, TokenInput, Tokenizer, generate,
+    ChatFormat, FinishReason, Listener, OutputParser, OutputPart, Request, Sampler, Session, StepStats, StopMatcher,
+    TokenInput, Tokenizer, generate,
 };
 use larder_model::{LogitsFor, ModelError, Tap};
 use larder_runtime::{EngineExperts, TextCodec};
 
 use super::conversation::{Conversation, Message};
 use super::interrupt::Interrupt;
-use super::output::{Output, ReplyPrinter};
+use super::output::{Output, ReplyPrinter, TextPart};
 use super::settings::Settings;
-use super::thinking::{TextPart, ThinkingSplitter};
 use crate::telemetry::Totals;
 
 /// The sequence of a conversation, with its KV cache.
@@ -22,6 +22,7 @@ pub struct ChatSequence<'a> {
     /// The session with the KV cache.
     pub session: Session<'a, EngineExperts>,
     text: &'a TextCodec,
+    format: ChatFormat,
     eos: &'a [u32],
     stop: StopMatcher,
     context: usize,
@@ -58,7 +59,9 @@ impl<'a> ChatSequence<'a> {
         stop: StopMatcher,
         context: usize,
     ) -> Self {
-        ChatSequence { session, text, eos, stop, context, transcript: None, answers: 0 }
+        let plain = ChatFormat::plain;
+        let format = text.template.as_ref().map_or_else(plain, |t| ChatFormat::of_template(t, &text.tokenizer));
+        ChatSequence { session, text, format, eos, stop, context, transcript: None, answers: 0 }
     }
 
     /// Context size in tokens.
@@ -87,7 +90,7 @@ impl<'a> ChatSequence<'a> {
         let tokenizer = &self.text.tokenizer;
         let mut writer = ReplyWriter {
             printer: ReplyPrinter::new(std::io::stdout().lock(), output, settings.thinking),
-            splitter: ThinkingSplitter::new(tokenizer, &prompt_text),
+            parser: self.format.parser(&prompt_text, vec![]),
             interrupt,
             message: Message::assistant(),
             closed: false,
@@ -97,6 +100,7 @@ impl<'a> ChatSequence<'a> {
             prompt: last,
             sampler,
             grammar: None,
+            shown: self.format.shown_tokens(),
             eos: self.eos,
             stop: self.stop.clone(),
             max_tokens: settings.max_tokens.unwrap_or(usize::MAX),
@@ -234,7 +238,7 @@ fn transcript(
 /// Prints the answer as it is generated, and collects it as a message.
 struct ReplyWriter<'a, W> {
     printer: ReplyPrinter<W>,
-    splitter: ThinkingSplitter,
+    parser: Box<dyn OutputParser>,
     interrupt: &'a Interrupt,
     message: Message,
     closed: bool,
@@ -243,30 +247,34 @@ struct ReplyWriter<'a, W> {
 }
 
 impl<W: std::io::Write> ReplyWriter<'_, W> {
-    fn show(&mut self, parts: Vec<(TextPart, String)>) {
-        for (part, text) in parts {
-            match part {
-                TextPart::Thinking => self.message.reasoning.push_str(&text),
-                TextPart::Answer => self.message.content.push_str(&text),
-            }
+    fn show(&mut self, parts: Vec<OutputPart>) {
+        for part in parts {
+            let (part, text) = match part {
+                OutputPart::Reasoning(text) => {
+                    self.message.reasoning.push_str(&text);
+                    (TextPart::Thinking, text)
+                }
+                OutputPart::Content(text) => {
+                    self.message.content.push_str(&text);
+                    (TextPart::Answer, text)
+                }
+                // Without tools calls are content.
+                OutputPart::CallName { .. } | OutputPart::CallArguments(_) => continue,
+            };
             self.closed |= self.printer.write(part, &text).is_err();
         }
     }
 
     fn finish(&mut self) {
-        let rest = self.splitter.finish();
+        let rest = self.parser.finish();
         self.show(rest);
         self.closed |= self.printer.finish().is_err();
     }
 }
 
 impl<W: std::io::Write> Listener<EngineExperts> for ReplyWriter<'_, W> {
-    fn token(&mut self, id: u32) {
-        self.splitter.token(id);
-    }
-
     fn text(&mut self, piece: &str) -> bool {
-        let parts = self.splitter.text(piece);
+        let parts = self.parser.push(piece);
         self.show(parts);
         !self.closed && !self.interrupt.received()
     }

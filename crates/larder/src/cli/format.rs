@@ -21,7 +21,7 @@ pub struct FormatFlags {
     /// Write a text that the regular expression matches as a whole
     #[arg(long, value_name = "REGEX", group = "format", conflicts_with = "ignore_eos", help_heading = heading::SAMPLING)]
     pub regex: Option<String>,
-    /// Write a text of the grammar in FILE, in llguidance's variant of Lark
+    /// Write a text of the grammar in FILE, in GBNF or in llguidance's variant of Lark
     #[arg(long, value_name = "FILE", group = "format", conflicts_with = "ignore_eos", help_heading = heading::SAMPLING)]
     pub grammar: Option<PathBuf>,
 }
@@ -37,7 +37,8 @@ impl FormatFlags {
             FormatFlags { regex: Some(regex), .. } => Ok(Some(TextFormat::Regex(regex.clone()))),
             FormatFlags { grammar: Some(path), .. } => {
                 let text = String::from_utf8(read(path)?);
-                Ok(Some(TextFormat::Lark(text.with_context(|| format!("{}: is not UTF-8", path.display()))?)))
+                let text = text.with_context(|| format!("{}: is not UTF-8", path.display()))?;
+                Ok(Some(TextFormat::of_grammar(&text)))
             }
             _ => Ok(None),
         }

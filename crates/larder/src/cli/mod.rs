@@ -313,6 +313,9 @@ pub struct BenchArgs {
     /// context; off with --depth)
     #[arg(long, value_name = "N,…|off", value_parser = parse_lengths)]
     pub first_token: Option<PromptLengths>,
+    /// Measure also decode of N sequences at once, as the server does for N clients
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = at_least_one)]
+    pub clients: Vec<usize>,
     /// Number of runs. The first starts with an empty cache (cold); the median of the others (warm) is shown
     #[arg(short, long, default_value_t = 3, value_name = "N", value_parser = at_least_one)]
     pub repeats: usize,

@@ -149,8 +149,15 @@ fn run_once(
     let before = engine.experts.traffic().unwrap_or_default();
     // Sampled, because greedy text repeats itself and so do its experts.
     let sampler = Sampler::new(Sampling { temperature: 0.7, ..Sampling::default() }, seed)?;
-    let request =
-        Request { prompt, sampler, grammar: None, eos: &[], stop: StopMatcher::new(vec![])?, max_tokens: tokens };
+    let request = Request {
+        prompt,
+        sampler,
+        grammar: None,
+        shown: &[],
+        eos: &[],
+        stop: StopMatcher::new(vec![])?,
+        max_tokens: tokens,
+    };
     let mut session = engine.session();
     let written = generate(&mut session, &text.tokenizer, request, &mut DiscardText)?;
     let passed = engine.experts.traffic().unwrap_or_default() - before;

@@ -35,7 +35,7 @@ pub fn run(args: RunArgs) -> Result<()> {
     let mut engine = InferenceEngine::start(&model, &args.hot_set.set(args.engine.options(context)))?;
     let plan = std::mem::take(&mut engine.plan);
     let mut session = engine.session();
-    let request = Request { prompt: &prompt, sampler, grammar, eos, stop, max_tokens: args.max_tokens };
+    let request = Request { prompt: &prompt, sampler, grammar, shown: &[], eos, stop, max_tokens: args.max_tokens };
     let mut printer = TextPrinter { text: String::new(), silent: args.json, closed: false, telemetry: &mut telemetry };
     let written = generate(&mut session, &text.tokenizer, request, &mut printer)?;
     let (all, closed) = (printer.text, printer.closed);

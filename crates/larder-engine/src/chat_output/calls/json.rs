@@ -1,6 +1,6 @@
 //! Calls whose arguments are a JSON object behind the name.
 
-use super::{CallHead, CallReader, HEAD_BYTES_MAX, OutputPart, Progress};
+use super::{CallHead, CallProgress, CallReader, HEAD_BYTES_MAX, OutputPart};
 
 /// Finds the end of a JSON value in text that arrives in pieces.
 #[derive(Default)]
@@ -67,7 +67,7 @@ impl JsonReader {
 }
 
 impl CallReader for JsonReader {
-    fn read(&mut self, text: &mut String, ended: bool, parts: &mut Vec<OutputPart>) -> Progress {
+    fn read(&mut self, text: &mut String, ended: bool, parts: &mut Vec<OutputPart>) -> CallProgress {
         if self.arguments.is_none() {
             match text.find(self.name_end) {
                 Some(at) if at <= HEAD_BYTES_MAX && !text[..at].trim().is_empty() => {
@@ -75,11 +75,11 @@ impl CallReader for JsonReader {
                     text.drain(..at + self.name_end.len());
                     self.arguments = Some(JsonScanner::default());
                 }
-                None if text.len() <= HEAD_BYTES_MAX && !ended => return Progress::More,
-                _ => return Progress::NotACall,
+                None if text.len() <= HEAD_BYTES_MAX && !ended => return CallProgress::More,
+                _ => return CallProgress::NotACall,
             }
         }
-        let Some(scanner) = &mut self.arguments else { return Progress::More };
+        let Some(scanner) = &mut self.arguments else { return CallProgress::More };
         if !scanner.begun {
             *text = text.trim_start().to_owned();
         }
@@ -87,6 +87,6 @@ impl CallReader for JsonReader {
         if bytes > 0 {
             parts.push(OutputPart::CallArguments(text.drain(..bytes).collect()));
         }
-        if complete || ended { Progress::Complete } else { Progress::More }
+        if complete || ended { CallProgress::Complete } else { CallProgress::More }
     }
 }

@@ -67,7 +67,7 @@ pub enum CallHead {
 
 /// How far a reader is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Progress {
+pub enum CallProgress {
     /// More text is needed.
     More,
     /// The call is complete; its closing mark may follow.
@@ -80,7 +80,7 @@ pub enum Progress {
 pub trait CallReader: Send {
     /// Takes from the front of `text` what is certain, and adds the parts of the call to `parts`. With `ended` no more text
     /// follows.
-    fn read(&mut self, text: &mut String, ended: bool, parts: &mut Vec<OutputPart>) -> Progress;
+    fn read(&mut self, text: &mut String, ended: bool, parts: &mut Vec<OutputPart>) -> CallProgress;
 }
 
 /// A reader for a call of `format`.

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{CallReader, HEAD_BYTES_MAX, JsonScanner, OutputPart, Progress};
+use super::{CallProgress, CallReader, HEAD_BYTES_MAX, JsonScanner, OutputPart};
 
 /// Keys of the arguments.
 const ARGUMENTS: [&str; 2] = ["arguments", "parameters"];
@@ -37,14 +37,14 @@ impl NamedJsonReader {
     }
 
     /// One step; `None` to go on with the next.
-    fn step(&mut self, text: &mut String, parts: &mut Vec<OutputPart>) -> Option<Progress> {
+    fn step(&mut self, text: &mut String, parts: &mut Vec<OutputPart>) -> Option<CallProgress> {
         *text = match self.state {
             State::Key => text.trim_start_matches(|c: char| c.is_whitespace() || c == ',').to_owned(),
             State::Arguments(_) => std::mem::take(text),
             _ => text.trim_start().to_owned(),
         };
         if text.is_empty() {
-            return Some(Progress::More);
+            return Some(CallProgress::More);
         }
         match &mut self.state {
             State::Begin if text.starts_with('{') => {
@@ -52,7 +52,7 @@ impl NamedJsonReader {
                 self.state = State::Key;
                 None
             }
-            State::Begin => Some(Progress::NotACall),
+            State::Begin => Some(CallProgress::NotACall),
             State::Key if text.starts_with('}') => {
                 text.remove(0);
                 Some(self.end(parts))
@@ -71,7 +71,7 @@ impl NamedJsonReader {
                 self.argued = true;
                 parts.push(OutputPart::CallArguments(text.drain(..bytes).collect()));
                 if !complete {
-                    return Some(Progress::More);
+                    return Some(CallProgress::More);
                 }
                 self.state = State::Key;
                 None
@@ -80,11 +80,11 @@ impl NamedJsonReader {
     }
 
     /// Takes a key with its colon.
-    fn key(&mut self, text: &mut String) -> Option<Progress> {
+    fn key(&mut self, text: &mut String) -> Option<CallProgress> {
         let (bytes, complete) = JsonScanner::default().take(text);
         let rest = text[bytes..].trim_start();
         if !complete || rest.is_empty() {
-            return Some(if text.len() > HEAD_BYTES_MAX { self.broken() } else { Progress::More });
+            return Some(if text.len() > HEAD_BYTES_MAX { self.broken() } else { CallProgress::More });
         }
         let (Ok(key), Some(rest)) = (serde_json::from_str(&text[..bytes]), rest.strip_prefix(':')) else {
             return Some(self.broken());
@@ -95,11 +95,11 @@ impl NamedJsonReader {
     }
 
     /// Takes a value that is looked at as a whole: a name, arguments that came before it or are a string, or anything else.
-    fn whole_value(&mut self, key: String, text: &mut String, parts: &mut Vec<OutputPart>) -> Option<Progress> {
+    fn whole_value(&mut self, key: String, text: &mut String, parts: &mut Vec<OutputPart>) -> Option<CallProgress> {
         let (bytes, complete) = JsonScanner::default().take(text);
         if !complete {
             self.state = State::Value(key);
-            return Some(Progress::More);
+            return Some(CallProgress::More);
         }
         let value: String = text.drain(..bytes).collect();
         self.state = State::Key;
@@ -111,7 +111,7 @@ impl NamedJsonReader {
                 self.argued |= early.is_some();
                 parts.extend(early.map(OutputPart::CallArguments));
             }
-            ("name", _) => return Some(Progress::NotACall),
+            ("name", _) => return Some(CallProgress::NotACall),
             (key, given) if ARGUMENTS.contains(&key) => {
                 // Some models write the arguments as a string of JSON.
                 let arguments = if let Ok(Value::String(inner)) = given { inner } else { value };
@@ -130,7 +130,7 @@ impl NamedJsonReader {
         self.known.as_ref().is_none_or(|known| known.contains(name))
     }
 
-    fn end(&mut self, parts: &mut Vec<OutputPart>) -> Progress {
+    fn end(&mut self, parts: &mut Vec<OutputPart>) -> CallProgress {
         if self.named && !std::mem::replace(&mut self.argued, true) {
             parts.push(OutputPart::CallArguments("{}".into()));
         }
@@ -138,16 +138,16 @@ impl NamedJsonReader {
     }
 
     /// The end of an object that is cut or no JSON: a call if it has its name.
-    fn broken(&self) -> Progress {
-        if self.named { Progress::Complete } else { Progress::NotACall }
+    fn broken(&self) -> CallProgress {
+        if self.named { CallProgress::Complete } else { CallProgress::NotACall }
     }
 }
 
 impl CallReader for NamedJsonReader {
-    fn read(&mut self, text: &mut String, ended: bool, parts: &mut Vec<OutputPart>) -> Progress {
+    fn read(&mut self, text: &mut String, ended: bool, parts: &mut Vec<OutputPart>) -> CallProgress {
         loop {
             match self.step(text, parts) {
-                Some(Progress::More) if ended => return self.broken(),
+                Some(CallProgress::More) if ended => return self.broken(),
                 Some(progress) => return progress,
                 None => {}
             }

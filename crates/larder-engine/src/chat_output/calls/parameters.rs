@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{CallReader, HEAD_BYTES_MAX, OutputPart, Progress, ToolSchema};
+use super::{CallProgress, CallReader, HEAD_BYTES_MAX, OutputPart, ToolSchema};
 use crate::text::certain;
 
 /// The marks within a call.
@@ -49,7 +49,7 @@ impl ParameterReader {
     }
 
     /// One step; `None` to go on with the next.
-    fn step(&mut self, text: &mut String, ended: bool, parts: &mut Vec<OutputPart>) -> Option<Progress> {
+    fn step(&mut self, text: &mut String, ended: bool, parts: &mut Vec<OutputPart>) -> Option<CallProgress> {
         match self.state {
             State::Name => self.name(text, ended, parts),
             State::Between => self.between(text, ended, parts),
@@ -58,7 +58,7 @@ impl ParameterReader {
                 let open = self.marks.value.0;
                 *text = if open.trim().is_empty() { std::mem::take(text) } else { text.trim_start().to_owned() };
                 if !ended && text.len() < open.len() && open.starts_with(text.as_str()) {
-                    return Some(Progress::More);
+                    return Some(CallProgress::More);
                 }
                 *text = text.strip_prefix(open).unwrap_or(text).to_owned();
                 self.state = if is_string { State::Text(false) } else { State::Other };
@@ -69,20 +69,20 @@ impl ParameterReader {
         }
     }
 
-    fn name(&mut self, text: &mut String, ended: bool, parts: &mut Vec<OutputPart>) -> Option<Progress> {
+    fn name(&mut self, text: &mut String, ended: bool, parts: &mut Vec<OutputPart>) -> Option<CallProgress> {
         let end = self.marks.name_end.trim();
         let own = text.find(end).filter(|_| !end.is_empty()).map(|at| (at, end.len()));
         let others = [self.marks.key.0, self.marks.close].map(str::trim);
         let other = others.iter().filter_map(|mark| text.find(mark)).min().map(|at| (at, 0));
         let Some((at, skip)) = [own, other].into_iter().flatten().min() else {
             return Some(match ended || text.len() > HEAD_BYTES_MAX {
-                true => Progress::NotACall,
-                false => Progress::More,
+                true => CallProgress::NotACall,
+                false => CallProgress::More,
             });
         };
         let name = text[..at].trim().to_owned();
         if name.is_empty() {
-            return Some(Progress::NotACall);
+            return Some(CallProgress::NotACall);
         }
         text.drain(..at + skip);
         self.tool = self.tools.iter().position(|tool| tool.name == name);
@@ -91,7 +91,7 @@ impl ParameterReader {
         None
     }
 
-    fn between(&mut self, text: &mut String, ended: bool, parts: &mut Vec<OutputPart>) -> Option<Progress> {
+    fn between(&mut self, text: &mut String, ended: bool, parts: &mut Vec<OutputPart>) -> Option<CallProgress> {
         let key = self.marks.key.0;
         *text = text.trim_start().to_owned();
         if let Some(rest) = text.strip_prefix(key) {
@@ -100,18 +100,18 @@ impl ParameterReader {
             return None;
         }
         if !ended && key.starts_with(text.as_str()) {
-            return Some(Progress::More);
+            return Some(CallProgress::More);
         }
         let rest = if self.argued { "}" } else { "{}" };
         parts.push(OutputPart::CallArguments(rest.into()));
-        Some(Progress::Complete)
+        Some(CallProgress::Complete)
     }
 
-    fn key(&mut self, text: &mut String, ended: bool, parts: &mut Vec<OutputPart>) -> Option<Progress> {
+    fn key(&mut self, text: &mut String, ended: bool, parts: &mut Vec<OutputPart>) -> Option<CallProgress> {
         let end = self.marks.key.1.trim();
         let Some(at) = text.find(end) else {
             let cut = ended || text.len() > HEAD_BYTES_MAX;
-            return Some(if cut { Progress::Complete } else { Progress::More });
+            return Some(if cut { CallProgress::Complete } else { CallProgress::More });
         };
         let (key, is_string) = self.key_and_type(text[..at].trim());
         text.drain(..at + end.len());
@@ -132,7 +132,13 @@ impl ParameterReader {
         }
     }
 
-    fn text(&mut self, begun: bool, text: &mut String, ended: bool, parts: &mut Vec<OutputPart>) -> Option<Progress> {
+    fn text(
+        &mut self,
+        begun: bool,
+        text: &mut String,
+        ended: bool,
+        parts: &mut Vec<OutputPart>,
+    ) -> Option<CallProgress> {
         // The template's line feed before the mark may be missing.
         let (full, close) = (self.marks.value.1.trim_end(), self.marks.value.1.trim());
         let end = text.find(close);
@@ -154,15 +160,15 @@ impl ParameterReader {
                 self.state = State::Between;
                 None
             }
-            None if ended => Some(Progress::Complete),
-            None => Some(Progress::More),
+            None if ended => Some(CallProgress::Complete),
+            None => Some(CallProgress::More),
         }
     }
 
-    fn other(&mut self, text: &mut String, ended: bool, parts: &mut Vec<OutputPart>) -> Option<Progress> {
+    fn other(&mut self, text: &mut String, ended: bool, parts: &mut Vec<OutputPart>) -> Option<CallProgress> {
         let close = self.marks.value.1.trim();
         let Some(at) = text.find(close) else {
-            return Some(if ended { Progress::Complete } else { Progress::More });
+            return Some(if ended { CallProgress::Complete } else { CallProgress::More });
         };
         let raw: String = text.drain(..at).collect();
         text.drain(..close.len());
@@ -177,7 +183,7 @@ impl ParameterReader {
 }
 
 impl CallReader for ParameterReader {
-    fn read(&mut self, text: &mut String, ended: bool, parts: &mut Vec<OutputPart>) -> Progress {
+    fn read(&mut self, text: &mut String, ended: bool, parts: &mut Vec<OutputPart>) -> CallProgress {
         loop {
             if let Some(progress) = self.step(text, ended, parts) {
                 return progress;

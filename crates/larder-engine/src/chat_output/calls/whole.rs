@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{CallReader, OutputPart, Progress, whole_call};
+use super::{CallProgress, CallReader, OutputPart, whole_call};
 
 /// Calls with their arguments, as a syntax reads them from a text; `None` if the text is something else.
 type Calls = Option<Vec<(String, Map<String, Value>)>>;
@@ -23,7 +23,7 @@ impl WholeReader {
 }
 
 impl CallReader for WholeReader {
-    fn read(&mut self, text: &mut String, ended: bool, parts: &mut Vec<OutputPart>) -> Progress {
+    fn read(&mut self, text: &mut String, ended: bool, parts: &mut Vec<OutputPart>) -> CallProgress {
         let mut from = self.searched.min(text.len());
         while !text.is_char_boundary(from) {
             from -= 1;
@@ -33,12 +33,12 @@ impl CallReader for WholeReader {
             None if ended => text.len(),
             None => {
                 self.searched = text.len().saturating_sub(self.close.len());
-                return Progress::More;
+                return CallProgress::More;
             }
         };
-        let Some(calls) = (self.calls)(&text[..at]) else { return Progress::NotACall };
+        let Some(calls) = (self.calls)(&text[..at]) else { return CallProgress::NotACall };
         text.drain(..at);
         parts.extend(calls.into_iter().flat_map(|(name, arguments)| whole_call(name, &arguments)));
-        Progress::Complete
+        CallProgress::Complete
     }
 }

@@ -49,6 +49,12 @@ impl Limits {
         self.resident + self.experts * self.expert
     }
 
+    /// The shortest time in seconds in which memory provides the weights of `steps` steps that want `experts` experts in all,
+    /// whatever the number of tokens in each.
+    pub fn step_seconds(&self, steps: usize, experts: usize) -> f64 {
+        (steps as f64 * self.resident + experts as f64 * self.expert) / self.memory
+    }
+
     /// The shortest time in seconds that decode could have taken on each link, by the link's name.
     pub fn least_seconds(&self, run: &BenchRun) -> Vec<(&'static str, f64)> {
         let Totals { tokens, traffic, .. } = run.decode;

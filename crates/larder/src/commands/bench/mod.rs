@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use larder_cache::Traffic;
 use larder_engine::{PhaseTimes, Sampler, Sampling, Session, TokenInput, Xoshiro256};
-use larder_runtime::{EngineExperts, InferenceEngine};
+use larder_runtime::{EngineExperts, InferenceEngine, Options};
 use serde_json::{Value, json};
 
 use self::limits::Limits;
@@ -14,6 +14,7 @@ use crate::models;
 use crate::print;
 use crate::telemetry::Totals;
 
+mod clients;
 mod first_token;
 mod limits;
 
@@ -34,10 +35,13 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let first_prompts = first_token::prompts(args, most)?;
     let context = first_prompts.iter().copied().chain([need]).max().unwrap_or(need);
     let mut limits = Limits::measure(&model, &args.engine)?;
-    let mut engine = InferenceEngine::start(&model, &args.engine.options(context))?;
+    let sequences = args.clients.iter().copied().max().unwrap_or(1);
+    let options = Options { sequences, ..args.engine.options(context) };
+    let mut engine = InferenceEngine::start(&model, &options)?;
     limits.gpu = engine.gpu;
     let mut series = vec![("as planned", measure(&mut engine, args)?)];
     let first_tokens = first_token::measure(&mut engine, &model, &first_prompts, &limits)?;
+    let clients = clients::measure(&mut engine, args)?;
     if args.vs_resident {
         engine.all_resident(&model)?;
         series.push(("all in memory", measure(&mut engine, args)?));
@@ -46,10 +50,13 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         let rows: Vec<Value> =
             series.iter().map(|(name, runs)| json!({"name": name, "runs": rows(runs, &limits)})).collect();
         let first_tokens: Vec<Value> = first_tokens.iter().map(first_token::FirstToken::json).collect();
-        let (limits, plan) = (limits.json(), &engine.plan);
+        let clients: Vec<Value> = clients.iter().map(|run| run.json(&limits)).collect();
         println!(
             "{}",
-            json!({"limits": limits, "plan": plan, "depth": args.depth, "series": rows, "first_tokens": first_tokens})
+            json!({
+                "limits": limits.json(), "plan": engine.plan, "depth": args.depth, "series": rows,
+                "first_tokens": first_tokens, "clients": clients,
+            })
         );
         return Ok(());
     }
@@ -57,6 +64,9 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     print!("{}", print::table(&table(&series, &limits)));
     if !first_tokens.is_empty() {
         print!("\n{}", print::table(&first_token::table(&first_tokens)));
+    }
+    if !clients.is_empty() {
+        print!("\n{}", print::table(&clients::table(&clients, &limits)));
     }
     Ok(())
 }

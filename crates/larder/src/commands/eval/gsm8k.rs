@@ -137,7 +137,7 @@ fn solve(
     let sampler = Sampler::new(Sampling::default(), 0)?;
     let stop = StopMatcher::new(vec![NEXT.into()])?;
     let mut solution = Solution::default();
-    let request = Request { prompt, sampler, grammar: None, eos, stop, max_tokens };
+    let request = Request { prompt, sampler, grammar: None, shown: &[], eos, stop, max_tokens };
     let written = generate(&mut engine.session(), &text.tokenizer, request, &mut solution)?;
     let found = final_number(&solution.0);
     let right = found == Some(problem.number);

@@ -1,0 +1,183 @@
+//! Decode of several sequences in one step, as the server does for several clients: throughput and the time of a step, beside
+//! the least that the machine allows.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use larder_cache::Traffic;
+use larder_core::{ExpertId, Geometry, LayerIdx, MoeRow};
+use larder_engine::{Sampler, Sampling, Sequence, StepPart, Xoshiro256, step};
+use larder_model::{LogitsFor, Routed, Tap, TokenPhase};
+use larder_runtime::InferenceEngine;
+use serde_json::{Value, json};
+
+use super::limits::Limits;
+use super::{median_index, random_tokens};
+use crate::cli::BenchArgs;
+use crate::print;
+
+/// Decode of a number of sequences.
+pub struct ClientsRun {
+    clients: usize,
+    /// Of each step.
+    steps: Vec<Duration>,
+    traffic: Traffic,
+    /// Experts that the steps wanted, each once per step and layer.
+    distinct: usize,
+    streaming: bool,
+}
+
+/// Measures each number of clients, `repeats` times, and keeps the run of median speed.
+pub fn measure(engine: &mut InferenceEngine, args: &BenchArgs) -> Result<Vec<ClientsRun>> {
+    let mut all = Vec::new();
+    for clients in &args.clients {
+        let runs = (0..args.repeats).map(|repeat| run_once(engine, args, *clients, repeat as u64));
+        let mut runs = runs.collect::<Result<Vec<_>>>()?;
+        let rates: Vec<f64> = runs.iter().map(ClientsRun::rate).collect();
+        all.push(runs.swap_remove(median_index(&rates)));
+    }
+    Ok(all)
+}
+
+fn run_once(engine: &mut InferenceEngine, args: &BenchArgs, clients: usize, repeat: u64) -> Result<ClientsRun> {
+    let mut rng = Xoshiro256::new(1000 + repeat);
+    let mut sampler = Sampler::new(Sampling::default(), 0)?;
+    engine.experts.new_sequence();
+    let (decoder, piece) = (&engine.decoder, engine.prefill_tokens);
+    let mut sequences = Vec::new();
+    for _ in 0..clients {
+        let mut sequence = Sequence::new(decoder, args.prompt + args.tokens);
+        sequence.append(decoder, &random_tokens(args.prompt, decoder.vocab(), &mut rng), TokenPhase::Prefill)?;
+        let mut logits = Vec::new();
+        while sequence.pending() > 0 {
+            let part = StepPart { sequence: &mut sequence, most: piece, logits_for: LogitsFor::Last };
+            logits = step(decoder, &mut engine.experts, &mut [part], &mut ())?.concat();
+        }
+        sequences.push((sequence, logits));
+    }
+    let traffic = |engine: &InferenceEngine| engine.experts.traffic();
+    let before = traffic(engine);
+    let mut wanted = DistinctExperts::new(engine.decoder.geometry());
+    let mut steps = Vec::new();
+    for _ in 0..args.tokens {
+        let start = Instant::now();
+        for (sequence, logits) in &mut sequences {
+            let id = sampler.sample(logits, sequence.tokens())?;
+            sequence.append(&engine.decoder, &[id], TokenPhase::Decode)?;
+        }
+        let mut parts: Vec<StepPart> = sequences
+            .iter_mut()
+            .map(|(sequence, _)| StepPart { sequence, most: 1, logits_for: LogitsFor::Last })
+            .collect();
+        let logits = step(&engine.decoder, &mut engine.experts, &mut parts, &mut wanted)?;
+        for ((_, own), new) in sequences.iter_mut().zip(logits) {
+            *own = new;
+        }
+        wanted.end_step();
+        steps.push(start.elapsed());
+    }
+    let after = traffic(engine);
+    Ok(ClientsRun {
+        clients,
+        steps,
+        traffic: after.unwrap_or_default() - before.unwrap_or_default(),
+        distinct: wanted.count,
+        streaming: after.is_some(),
+    })
+}
+
+/// Counts the experts of each step and layer, each once.
+struct DistinctExperts {
+    rows: Vec<Option<MoeRow>>,
+    /// By row and expert, of this step.
+    experts: Vec<Vec<bool>>,
+    count: usize,
+}
+
+impl DistinctExperts {
+    fn new(geometry: &Geometry) -> Self {
+        let experts = vec![vec![false; geometry.experts]; geometry.moe_layers.len()];
+        DistinctExperts { rows: geometry.moe_rows(), experts, count: 0 }
+    }
+
+    fn end_step(&mut self) {
+        for wanted in self.experts.iter_mut().flatten() {
+            self.count += usize::from(std::mem::take(wanted));
+        }
+    }
+}
+
+impl Tap for DistinctExperts {
+    fn routed(&mut self, layer: LayerIdx, _: &[f32], routed: &Routed) {
+        let Some(row) = self.rows.get(layer.index()).copied().flatten() else { return };
+        let wanted = &mut self.experts[row.0];
+        routed.ids.iter().filter(|id| **id != ExpertId::NONE).for_each(|id| wanted[id.index()] = true);
+    }
+}
+
+impl ClientsRun {
+    fn seconds(&self) -> f64 {
+        self.steps.iter().sum::<Duration>().as_secs_f64()
+    }
+
+    /// Tokens of all clients per second.
+    fn rate(&self) -> f64 {
+        (self.clients * self.steps.len()) as f64 / self.seconds()
+    }
+
+    /// The time of a step that this share of all steps does not exceed.
+    fn step_at(&self, share: f64) -> f64 {
+        let mut steps = self.steps.clone();
+        steps.sort_unstable();
+        steps[((steps.len() - 1) as f64 * share).round() as usize].as_secs_f64()
+    }
+
+    /// The longest of the times that the machine needs at least, and what it is spent on.
+    fn limit(&self, limits: &Limits) -> (&'static str, f64) {
+        let memory = limits.step_seconds(self.steps.len(), self.distinct);
+        let ssd = limits.ssd.filter(|_| self.streaming).map_or(0.0, |rate| self.traffic.bytes() as f64 / rate);
+        if ssd > memory { ("SSD", ssd) } else { ("memory", memory) }
+    }
+
+    /// The numbers as JSON.
+    pub fn json(&self, limits: &Limits) -> Value {
+        let (slowest, least) = self.limit(limits);
+        json!({
+            "clients": self.clients,
+            "tokens_per_second": self.rate(),
+            "step_seconds_p50": self.step_at(0.5),
+            "step_seconds_p99": self.step_at(0.99),
+            "distinct_experts_per_step": self.distinct as f64 / self.steps.len() as f64,
+            "bytes_read": self.traffic.bytes(),
+            "seconds": self.seconds(),
+            "seconds_at_least": least,
+            "bound_by": slowest,
+        })
+    }
+
+    fn cells(&self, one: f64, limits: &Limits) -> Vec<String> {
+        let (slowest, least) = self.limit(limits);
+        let of_cache = |text: String| if self.streaming { text } else { "-".into() };
+        let steps = self.steps.len();
+        vec![
+            self.clients.to_string(),
+            format!("{:.1}", self.rate()),
+            format!("{:.2}", self.rate() / one),
+            format!("{:.0} ms", 1e3 * self.step_at(0.5)),
+            format!("{:.0} ms", 1e3 * self.step_at(0.99)),
+            format!("{:.1}", self.distinct as f64 / steps as f64),
+            of_cache(format!("{:.0} %", 100.0 * self.traffic.hit_rate())),
+            of_cache(print::bytes(self.traffic.bytes() / steps as u64)),
+            format!("{:.0} % ({slowest})", 100.0 * least / self.seconds()),
+        ]
+    }
+}
+
+/// The runs as a table; rates are compared with the first.
+pub fn table(runs: &[ClientsRun], limits: &Limits) -> Vec<Vec<String>> {
+    let heading =
+        ["clients", "decode/s", "of the first", "step p50", "p99", "experts/step", "hits", "read/step", "of limit"];
+    let one = runs.first().map_or(1.0, ClientsRun::rate);
+    let rows = runs.iter().map(|run| run.cells(one, limits));
+    std::iter::once(heading.map(str::to_owned).to_vec()).chain(rows).collect()
+}
