@@ -9,6 +9,7 @@
 //! - Expert paths: [`StreamingPath`] takes experts from a cache in main memory, [`TieredPath`] from device memory and
 //!   main memory; both are a [`CachedPath`] and route by a [`Routing`]. A [`Recorder`] collects a trace of the routing.
 //! - Chats: a [`ChatFormat`] knows how a model marks reasoning and tool calls; its [`OutputParser`] separates them.
+//! - [`Sequence::save`] and [`Sequence::restore`]: a sequence as bytes, for another run; a [`SavedHead`] is its beginning.
 //! - Files beside a model for its policies: [`Calibration`] of the strategy `prior`, [`evictor_from_bytes`].
 //!
 //! This crate never opens a file (the files of a model arrive as bytes), never prints, and reads the clock only to
@@ -36,6 +37,7 @@ mod grammar;
 mod paths;
 mod rng;
 mod sampler;
+mod saved_sequence;
 mod sequence;
 mod session;
 mod step;
@@ -53,6 +55,7 @@ pub use grammar::{Grammar, GrammarCompiler, GrammarError, TextFormat};
 pub use paths::{CachedPath, DeviceExpertsDouble, Recorder, Routing, StreamingPath, TieredPath};
 pub use rng::Xoshiro256;
 pub use sampler::{Sampler, SamplerError, Sampling};
+pub use saved_sequence::{SAVED_NOTE_BYTES_MAX, SavedHead, SavedSequenceError, SequenceOrigin};
 pub use sequence::Sequence;
 pub use session::Session;
 pub use step::{StepPart, step};

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use larder_model::{Decoder, ExpertPath, KvCache, LogitsFor, ModelError, Span, Tap, TokenOrigin, TokenPhase};
 
+use crate::saved_sequence::SavedParts;
 use crate::step::{StepPart, step};
 use crate::times::{PhaseTimes, TimingTap};
 use crate::token_input::{PREFILL_TOKENS, TokenInput};
@@ -11,7 +12,8 @@ use crate::token_input::{PREFILL_TOKENS, TokenInput};
 /// Tokens and their KV cache. Tokens that have been appended are pending until a [`step`] computes them.
 ///
 /// A sequence borrows decoder and experts only for a call, so that many sequences can share them; the caller guarantees
-/// that it is always the same decoder.
+/// that it is always the same decoder. Clones share memory until one of them appends.
+#[derive(Clone)]
 pub struct Sequence {
     cache: KvCache,
     tokens: Vec<u32>,
@@ -52,6 +54,19 @@ impl Sequence {
         }
     }
 
+    /// A sequence that was saved.
+    pub(crate) fn of_saved(decoder: &Decoder, context: usize, saved: SavedParts) -> Self {
+        let SavedParts { cache, tokens, horizon, rewound } = saved;
+        let decode_from = tokens.len();
+        Sequence { cache, tokens, horizon, rewound, decode_from, ..Sequence::new(decoder, context) }
+    }
+
+    /// What is saved of it: KV cache, the tokens in it, the length that rotary positions were computed for, and whether tokens
+    /// were dropped.
+    pub(crate) fn saved_parts(&self) -> (&KvCache, &[u32], usize, bool) {
+        (&self.cache, self.computed_tokens(), self.horizon, self.rewound || self.pending() > 0)
+    }
+
     /// The same sequence, of whose prompts at most `tokens` tokens are computed in one step, as the memory plan counts.
     pub fn with_prefill_tokens(self, tokens: usize) -> Self {
         Sequence { prefill_tokens: tokens.max(1), ..self }
@@ -71,6 +86,11 @@ impl Sequence {
     /// The tokens so far, pending ones included.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
+    }
+
+    /// The tokens in the KV cache.
+    pub fn computed_tokens(&self) -> &[u32] {
+        &self.tokens[..self.cache.len]
     }
 
     /// Tokens that have been appended and not been computed yet.

@@ -27,7 +27,7 @@ use crate::weights::WeightLoader;
 
 /// A model that has been built from its config, with its resident weights.
 pub struct Decoder {
-    stack: Stack,
+    pub(crate) stack: Stack,
     pub(crate) kv_pool: Arc<KvPool>,
 }
 
@@ -282,7 +282,7 @@ impl Decoder {
         Ok(())
     }
 
-    fn check_len(&self, len: usize) -> Result<()> {
+    pub(crate) fn check_len(&self, len: usize) -> Result<()> {
         match self.stack.context {
             context if len > context => Err(ModelError::Request(format!(
                 "a sequence of {len} tokens does not fit into the model's context of {context} tokens"

@@ -99,6 +99,30 @@ impl KvPageShape {
         self.heads * self.positions * self.row_bytes
     }
 
+    /// Bytes of the rows of `positions` positions.
+    pub(crate) fn rows_bytes(&self, positions: usize) -> usize {
+        positions * self.heads * self.row_bytes
+    }
+
+    /// Copies the first rows of each head of a page in main memory, `out [positions, heads, row]`.
+    pub(crate) fn rows_of(&self, page: &[u8], out: &mut [u8]) {
+        for (i, row) in out.chunks_exact_mut(self.row_bytes).enumerate() {
+            row.copy_from_slice(&page[self.place_of(i)..][..self.row_bytes]);
+        }
+    }
+
+    /// Copies `rows [positions, heads, row]` to the first rows of each head of a page in main memory.
+    pub(crate) fn set_rows(&self, page: &mut [u8], rows: &[u8]) {
+        for (i, row) in rows.chunks_exact(self.row_bytes).enumerate() {
+            page[self.place_of(i)..][..self.row_bytes].copy_from_slice(row);
+        }
+    }
+
+    /// Where a page has row `i` of `[positions, heads, row]`.
+    fn place_of(&self, i: usize) -> usize {
+        (i % self.heads * self.positions + i / self.heads) * self.row_bytes
+    }
+
     /// Copies each head's first `count` rows from one page in main memory to another.
     pub(crate) fn copy_rows(&self, from: &[u8], to: &mut [u8], count: usize) {
         let (head, used) = (self.positions * self.row_bytes, count * self.row_bytes);

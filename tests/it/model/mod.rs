@@ -8,3 +8,4 @@ mod keys;
 mod pieces;
 mod ragged;
 mod rewind;
+mod saved;

@@ -1,12 +1,12 @@
 //! Softmax attention with grouped queries, QK norm, sinks, masks, output gates.
 
 use candle_core::{Device, Tensor};
-use larder_core::{KV_PAGE_TOKENS, Rng, SequenceMemory};
+use larder_core::{KV_PAGE_TOKENS, Rng};
 use larder_kernels::{AttentionArgs, AttentionTask};
 
 use super::activation::softplus;
 use super::norm::rms;
-use super::{AttentionMask, ForwardPass, LayerKv, Mixer, Norm, Rotary, TokenScratch, made_up};
+use super::{AttentionMask, ForwardPass, LayerKv, LayerShape, Mixer, Norm, Rotary, RowShape, TokenScratch, made_up};
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
 use crate::step::LayerStates;
@@ -210,9 +210,10 @@ impl Mixer for Attention {
         })
     }
 
-    fn memory_need(&self) -> SequenceMemory {
-        let AttentionShape { kv_heads, head_dim, value_dim, .. } = self.shape;
-        SequenceMemory::rows(kv_heads, head_dim) + SequenceMemory::rows(kv_heads, value_dim)
+    fn layer_shape(&self) -> LayerShape {
+        let AttentionShape { kv_heads: heads, head_dim, value_dim, .. } = self.shape;
+        let rows = |width| RowShape { heads, width };
+        LayerShape::attention(rows(head_dim), rows(value_dim), self.mask)
     }
 
     fn fill(&self, state: &mut LayerKv, tokens: usize, rng: &mut Rng) -> Result<()> {

@@ -1,9 +1,9 @@
 //! Causal convolutions: the depthwise kernel, and LFM2's gated short convolution.
 
 use candle_core::{Device, Tensor};
-use larder_core::{Rng, SequenceMemory};
+use larder_core::Rng;
 
-use super::{ForwardPass, LayerKv, Mixer, StateLens, TokenScratch};
+use super::{ForwardPass, LayerKv, LayerShape, Mixer, StateLens, TokenScratch};
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
 use crate::step::LayerStates;
@@ -80,8 +80,8 @@ impl Mixer for ShortConv {
         self.output.forward(&(part(1)? * conv)?)
     }
 
-    fn memory_need(&self) -> SequenceMemory {
-        SequenceMemory::state(self.state_lens().bytes())
+    fn layer_shape(&self) -> LayerShape {
+        LayerShape::recurrent(self.state_lens())
     }
 
     fn fill(&self, state: &mut LayerKv, tokens: usize, rng: &mut Rng) -> Result<()> {

@@ -1,10 +1,10 @@
 //! Gated DeltaNet, the linear attention of Qwen3-Next.
 
 use candle_core::{Device, Tensor};
-use larder_core::{Rng, SequenceMemory};
+use larder_core::Rng;
 
 use super::activation::{sigmoid, silu, softplus};
-use super::{CausalConv, ForwardPass, LayerKv, Mixer, StateLens, TokenScratch};
+use super::{CausalConv, ForwardPass, LayerKv, LayerShape, Mixer, StateLens, TokenScratch};
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
 use crate::step::LayerStates;
@@ -249,8 +249,8 @@ impl Mixer for GatedDeltaNet {
         self.output.forward(&Tensor::from_vec(out, (n, values), &Device::Cpu)?)
     }
 
-    fn memory_need(&self) -> SequenceMemory {
-        SequenceMemory::state(self.state_lens().bytes())
+    fn layer_shape(&self) -> LayerShape {
+        LayerShape::recurrent(self.state_lens())
     }
 
     fn fill(&self, state: &mut LayerKv, tokens: usize, rng: &mut Rng) -> Result<()> {

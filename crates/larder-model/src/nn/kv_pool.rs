@@ -81,7 +81,13 @@ impl KvPool {
         self.checkpoints
     }
 
-    pub(super) fn format(&self) -> KvFormat {
+    /// Whether pages are on a device.
+    pub fn is_on_device(&self) -> bool {
+        self.device.is_some()
+    }
+
+    /// Number format of keys and values.
+    pub fn format(&self) -> KvFormat {
         self.format
     }
 

@@ -1,15 +1,17 @@
 //! Growing rows of keys or values, in pages that sequences share until one of them writes.
 
+use std::io::{self, Write};
 use std::ops::Range;
 use std::sync::Arc;
 
 use larder_core::KV_PAGE_TOKENS;
 use larder_kernels::{KvPages, KvTensor};
 
-use super::KvPool;
 use super::kv_pool::{KvPage, page_shape};
+use super::{KvPool, RowShape};
 use crate::device::{DeviceKvView, KvPageShape};
 use crate::error::Result;
+use crate::saved_state::{SavedState, SavedStateError};
 
 /// Keys or values `[heads, positions, width]`, which grow by positions. Pages at the front can be given back.
 ///
@@ -122,6 +124,45 @@ impl KvRows {
             format.store(new, &mut data[(head * positions + at) * row..][..row]);
         }
         Ok(())
+    }
+
+    /// Writes the rows that are stored, as [`saved_state`](crate::saved_state) has them; nothing before the first append.
+    /// The caller guarantees a pool without a device.
+    pub fn save(&self, out: &mut dyn Write) -> io::Result<()> {
+        let Some(shape) = self.shape else { return Ok(()) };
+        out.write_all(&(self.first_page as u32).to_le_bytes())?;
+        let mut rows = vec![0; shape.bytes()];
+        for (start, page) in (self.first_position()..).step_by(KV_PAGE_TOKENS).zip(&self.pages) {
+            let rows = &mut rows[..shape.rows_bytes(KV_PAGE_TOKENS.min(self.len - start))];
+            shape.rows_of(page.host(), rows);
+            out.write_all(rows)?;
+        }
+        Ok(())
+    }
+
+    /// The rows of `len` positions that [`save`](Self::save) wrote, of which later queries see those from `seen` on.
+    pub(crate) fn load(
+        pool: &Arc<KvPool>,
+        RowShape { heads, width }: RowShape,
+        len: usize,
+        seen: usize,
+        from: &mut SavedState,
+    ) -> Result<Self, SavedStateError> {
+        let shape = page_shape(pool.format(), heads, width);
+        let first_page = from.u32()? as usize;
+        if first_page > seen / KV_PAGE_TOKENS {
+            return Err(SavedStateError::Wrong("rows are missing that its next token sees"));
+        }
+        let mut loaded = KvRows { shape: Some(shape), first_page, len, ..KvRows::new(pool) };
+        let mut rows = vec![0; shape.bytes()];
+        for start in (loaded.first_position()..len).step_by(KV_PAGE_TOKENS) {
+            let rows = &mut rows[..shape.rows_bytes(KV_PAGE_TOKENS.min(len - start))];
+            from.read(rows)?;
+            let mut page = pool.page(shape)?;
+            shape.set_rows(page.host_mut(), rows);
+            loaded.pages.push(Arc::new(page));
+        }
+        Ok(loaded)
     }
 
     /// All rows, or the first `width` numbers of each row.

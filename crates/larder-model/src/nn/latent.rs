@@ -1,10 +1,12 @@
 //! Multi-head latent attention (MLA) of the DeepSeek family.
 
 use candle_core::{D, Device, Tensor};
-use larder_core::{KV_PAGE_TOKENS, Rng, SequenceMemory};
+use larder_core::{KV_PAGE_TOKENS, Rng};
 use larder_kernels::{AttentionArgs, AttentionTask};
 
-use super::{AttentionMask, AttentionTemperature, ForwardPass, LayerKv, Mixer, Norm, Rotary, TokenScratch, made_up};
+use super::{
+    AttentionMask, AttentionTemperature, ForwardPass, LayerKv, LayerShape, Mixer, Norm, Rotary, TokenScratch, made_up,
+};
 use crate::error::Result;
 use crate::matrix::{Linear, PlacedMatrix, with_f32};
 use crate::step::LayerStates;
@@ -150,9 +152,8 @@ impl Mixer for LatentAttention {
         self.o.forward(&mixed.reshape((n, heads * value))?)
     }
 
-    fn memory_need(&self) -> SequenceMemory {
-        let LatentShape { kv_rank, rope, .. } = self.shape;
-        SequenceMemory::rows(1, kv_rank + rope)
+    fn layer_shape(&self) -> LayerShape {
+        LayerShape::latents(self.shape.kv_rank + self.shape.rope)
     }
 
     fn fill(&self, state: &mut LayerKv, tokens: usize, rng: &mut Rng) -> Result<()> {

@@ -8,6 +8,7 @@ mod kv_cache;
 mod kv_pool;
 mod kv_rows;
 mod latent;
+mod layer_shape;
 mod mlp;
 mod moe;
 mod norm;
@@ -26,6 +27,7 @@ pub use kv_cache::{EncoderInput, KvCache, KvFormat, LayerKv};
 pub use kv_pool::{KvPool, KvUsage};
 pub use kv_rows::{KvRows, KvView};
 pub use latent::{LatentAttention, LatentShape};
+pub use layer_shape::{LayerShape, RowShape};
 pub use mlp::{Mlp, MlpNames};
 pub(crate) use moe::MoeInput;
 pub use moe::{DenseBeside, Moe, SharedExpert};
@@ -53,8 +55,13 @@ pub trait Mixer: Send + Sync {
     /// depends on that span and its state alone, bit for bit, and not on how the sequence is divided into spans.
     fn forward(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Tensor>;
 
+    /// What the layer keeps of a sequence.
+    fn layer_shape(&self) -> LayerShape;
+
     /// Memory for the KV cache and recurrent state of a sequence.
-    fn memory_need(&self) -> SequenceMemory;
+    fn memory_need(&self) -> SequenceMemory {
+        self.layer_shape().memory()
+    }
 
     /// Appends the state of `tokens` tokens that were not computed: values of `rng` of a plausible size.
     fn fill(&self, state: &mut LayerKv, tokens: usize, rng: &mut Rng) -> Result<()>;

@@ -1,5 +1,6 @@
 //! The recurrent state of one layer, with checkpoints to which it can be rewound.
 
+use std::io::{self, Write};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -8,6 +9,7 @@ use larder_core::Rng;
 use super::kv_pool::StateBytes;
 use super::{KvPool, made_up};
 use crate::error::Result;
+use crate::saved_state::{SavedState, SavedStateError, write_floats};
 
 /// What a layer without attention carries from token to token. Clones share states until one of them advances.
 #[derive(Clone)]
@@ -92,6 +94,51 @@ impl RecurrentState {
             values.window = made_up(lens.window, rng);
             values.recurrence = made_up(lens.recurrence, rng);
         })
+    }
+
+    /// Writes the checkpoints and the state, as [`saved_state`](crate::saved_state) has them; nothing before the first token.
+    pub fn save(&self, out: &mut dyn Write) -> io::Result<()> {
+        let Some(current) = &self.current else { return Ok(()) };
+        let earlier = self.checkpoints.iter().filter(|checkpoint| checkpoint.tokens < current.tokens);
+        let states: Vec<_> = earlier.chain([current]).collect();
+        out.write_all(&(states.len() as u32).to_le_bytes())?;
+        for state in states {
+            out.write_all(&(state.tokens as u64).to_le_bytes())?;
+            write_floats(&state.values.window, out)?;
+            write_floats(&state.values.recurrence, out)?;
+        }
+        Ok(())
+    }
+
+    /// The state after `len` tokens that [`save`](Self::save) wrote. Of its checkpoints the latest are kept, as many as the
+    /// policy has.
+    pub(crate) fn load(
+        pool: &Arc<KvPool>,
+        lens: StateLens,
+        len: usize,
+        from: &mut SavedState,
+    ) -> Result<Self, SavedStateError> {
+        let (mut loaded, policy) = (RecurrentState::new(pool), pool.checkpoints());
+        for _ in 0..from.u32()? {
+            let tokens = from.u64()?;
+            if tokens > len as u64 || tokens as usize <= loaded.tokens() {
+                return Err(SavedStateError::Wrong("its recurrent states are not in order"));
+            }
+            from.require(lens.bytes())?;
+            let bytes = pool.reserve(lens.bytes())?;
+            let values = StateValues { window: from.floats(lens.window)?, recurrence: from.floats(lens.recurrence)? };
+            loaded.current = Some(Arc::new(Snapshot { tokens: tokens as usize, values, bytes }));
+            if tokens < len as u64 || policy.next(len - 1) == len {
+                loaded.checkpoints.extend(loaded.current.clone());
+            }
+            if loaded.checkpoints.len() > policy.most {
+                loaded.checkpoints.remove(0);
+            }
+        }
+        match loaded.tokens() {
+            tokens if tokens == len => Ok(loaded),
+            _ => Err(SavedStateError::Wrong("it has no recurrent state after its last token")),
+        }
     }
 
     /// Tokens that the state has taken in.

@@ -6,10 +6,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
-use larder_core::{KV_PAGE_TOKENS, Rng, SequenceMemory};
+use larder_core::{KV_PAGE_TOKENS, Rng};
 use larder_kernels::{AttentionArgs, AttentionTask, DistanceBias};
 
-use super::{AttentionMask, ForwardPass, KvPool, KvRows, LayerKv, Mixer, SpanPositions, TokenScratch, made_up};
+use super::{
+    AttentionMask, ForwardPass, KvPool, KvRows, LayerKv, LayerShape, Mixer, RowShape, SpanPositions, TokenScratch,
+    made_up,
+};
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
 use crate::step::LayerStates;
@@ -178,9 +181,9 @@ impl Mixer for RelativeAttention {
         self.attend(&q, &parts.collect::<Vec<_>>())
     }
 
-    fn memory_need(&self) -> SequenceMemory {
-        let rows = SequenceMemory::rows(self.heads, self.head_dim);
-        rows + rows
+    fn layer_shape(&self) -> LayerShape {
+        let rows = RowShape { heads: self.heads, width: self.head_dim };
+        LayerShape::attention(rows, rows, AttentionMask::Causal)
     }
 
     fn fill(&self, state: &mut LayerKv, tokens: usize, rng: &mut Rng) -> Result<()> {

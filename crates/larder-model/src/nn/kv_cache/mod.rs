@@ -1,11 +1,13 @@
 //! The KV cache and recurrent state of one sequence.
 
+use std::io::{self, Write};
 use std::sync::Arc;
 
 use larder_core::{KV_PAGE_TOKENS, NumberFormat};
 use larder_kernels::{narrow, quantise_row};
 
-use super::{AttentionMask, KvPool, KvRows, RecurrentState};
+use super::{AttentionMask, KvPool, KvRows, LayerShape, RecurrentState};
+use crate::saved_state::{SavedState, SavedStateError};
 
 /// Positions behind a sliding window that are stored, so that a sequence can be rewound by a few tokens.
 const REWIND_POSITIONS: usize = 2 * KV_PAGE_TOKENS;
@@ -126,6 +128,12 @@ impl KvCache {
         self.len
     }
 
+    /// Writes the state of all layers, which [`Decoder::load_kv_cache`](crate::Decoder::load_kv_cache) reads. The caller guarantees
+    /// a model without an encoder, and a KV cache in main memory.
+    pub fn save(&self, out: &mut dyn Write) -> io::Result<()> {
+        self.layers.iter().try_for_each(|layer| layer.save(out))
+    }
+
     /// A cache of the first `len` tokens, or of as many of them as is possible, which shares memory with this one.
     pub fn fork(&self, len: usize) -> KvCache {
         let mut fork = self.clone();
@@ -177,6 +185,34 @@ impl LayerKv {
     fn keepable(&self, len: usize) -> usize {
         let seen = self.mask.first_visible(len);
         if self.keys.first_position() > seen { 0 } else { self.recurrent.keepable(len) }
+    }
+
+    fn save(&self, out: &mut dyn Write) -> io::Result<()> {
+        self.keys.save(out)?;
+        self.values.save(out)?;
+        self.recurrent.save(out)
+    }
+
+    /// Takes the state of `len` tokens that was saved.
+    pub(crate) fn load(
+        &mut self,
+        shape: LayerShape,
+        len: usize,
+        pool: &Arc<KvPool>,
+        from: &mut SavedState,
+    ) -> Result<(), SavedStateError> {
+        let seen = shape.mask.first_visible(len);
+        if let Some(keys) = shape.keys {
+            self.keys = KvRows::load(pool, keys, len, seen, from)?;
+        }
+        if let Some(values) = shape.values {
+            self.values = KvRows::load(pool, values, len, seen, from)?;
+        }
+        if let Some(lens) = shape.recurrent {
+            self.recurrent = RecurrentState::load(pool, lens, len, from)?;
+        }
+        self.mask = shape.mask;
+        Ok(())
     }
 
     fn truncate(&mut self, len: usize) {
