@@ -92,6 +92,13 @@ pub enum SavedSequenceError {
     Model(#[from] ModelError),
 }
 
+impl SavedSequenceError {
+    /// Whether there is no file.
+    pub fn is_missing(&self) -> bool {
+        matches!(self, SavedSequenceError::Read(error) if error.kind() == io::ErrorKind::NotFound)
+    }
+}
+
 /// What stands before the state of a saved sequence.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SavedHead {

@@ -37,7 +37,12 @@ pub(crate) struct SavedState<'a> {
     left: u64,
 }
 
-impl SavedState<'_> {
+impl<'a> SavedState<'a> {
+    /// At most the next `left` bytes of `from`.
+    pub fn new(from: &'a mut dyn Read, left: u64) -> Self {
+        SavedState { from, left }
+    }
+
     /// Checks that `bytes` bytes are left, before memory for them is allocated.
     pub fn require(&self, bytes: usize) -> Result<(), SavedStateError> {
         if bytes as u64 <= self.left { Ok(()) } else { Err(SavedStateError::Short) }
@@ -96,7 +101,7 @@ impl Decoder {
         self.check_saving()?;
         self.check_len(tokens)?;
         let mut cache = self.new_kv_cache();
-        let mut saved = SavedState { from, left: bytes };
+        let mut saved = SavedState::new(from, bytes);
         if tokens > 0 {
             for (layer, state) in self.stack.layers.iter().zip(&mut cache.layers) {
                 state.load(layer.mixer.layer_shape(), tokens, &self.kv_pool, &mut saved)?;

@@ -1,4 +1,4 @@
-//! Models: every architecture against transformers, GGUF files, sequences that go back.
+//! Models: every architecture against transformers, GGUF files, sequences that go back, or are saved.
 
 mod encoder_decoder;
 mod forms;

@@ -6,7 +6,7 @@ use larder_core::{CheckpointPolicy, Rng};
 use larder_kernels::KvPages;
 
 use super::*;
-use crate::nn::{KvUsage, StateLens};
+use crate::nn::{KvUsage, RowShape, StateLens};
 
 const POLICY: CheckpointPolicy = CheckpointPolicy { every: 50, most: 3 };
 
@@ -33,6 +33,35 @@ const LAYERS: [Kind; 5] = [
     Kind::Latent { width: 5 },
     Kind::Attention { heads: 2, widths: [2, 2], mask: AttentionMask::Chunked(150) },
 ];
+
+impl Kind {
+    fn shape(self) -> LayerShape {
+        match self {
+            Kind::Attention { heads, widths, mask } => {
+                let [keys, values] = widths.map(|width| RowShape { heads, width });
+                LayerShape::attention(keys, values, mask)
+            }
+            Kind::Latent { width } => LayerShape::latents(width),
+            Kind::Recurrent(lens) => LayerShape::recurrent(lens),
+        }
+    }
+}
+
+/// The cache, saved and read again.
+fn reloaded(cache: &KvCache, pool: &Arc<KvPool>) -> KvCache {
+    let (mut bytes, mut loaded) = (Vec::new(), KvCache::new(LAYERS.len(), pool));
+    if cache.len > 0 {
+        cache.save(&mut bytes).unwrap();
+        let mut rest = &bytes[..];
+        let mut from = SavedState::new(&mut rest, bytes.len() as u64);
+        for (layer, kind) in loaded.layers.iter_mut().zip(LAYERS) {
+            layer.load(kind.shape(), cache.len, pool, &mut from).unwrap();
+        }
+        assert!(from.require(1).is_err(), "all of it was read");
+    }
+    loaded.len = cache.len;
+    loaded
+}
 
 /// The value of a token in a row.
 fn value(token: u32, part: usize, head: usize, column: usize) -> f32 {
@@ -149,6 +178,21 @@ impl Naive {
         keep
     }
 
+    /// Gives the sequence memory of its own.
+    fn renumber(&mut self, next: &mut usize) {
+        let mut fresh = || {
+            *next += 1;
+            *next
+        };
+        let is_shared = self.checkpoints.last().is_some_and(|(_, state)| Some(*state) == self.state);
+        self.pages.values_mut().flatten().flatten().for_each(|page| *page = fresh());
+        self.checkpoints.iter_mut().for_each(|(_, state)| *state = fresh());
+        self.state = match self.checkpoints.last() {
+            Some((_, state)) if is_shared => Some(*state),
+            _ => self.state.map(|_| fresh()),
+        };
+    }
+
     fn ids(&self) -> BTreeSet<usize> {
         self.page_ids().chain(self.state).chain(self.checkpoints.iter().map(|(_, state)| *state)).collect()
     }
@@ -255,6 +299,11 @@ fn a_thousand_sequences_are_those_in_plain_vectors() {
                     kept += usize::from(keep == len && len > 0);
                     partly += usize::from(0 < keep && keep < len);
                     lost += usize::from(keep == 0 && len > 0);
+                }
+                6 if !all.is_empty() => {
+                    let (cache, naive) = &mut all[which];
+                    *cache = reloaded(cache, &pool);
+                    naive.renumber(&mut next);
                 }
                 _ if !all.is_empty() => {
                     let others = ids_but(&all, which);
