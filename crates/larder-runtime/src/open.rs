@@ -109,6 +109,14 @@ impl OpenModel {
         }
     }
 
+    /// Identifies the content: the hash of a store, or of another source its identity, for which samples of all tensors are read.
+    pub fn identity(&self) -> Result<String> {
+        match &self.form {
+            ModelForm::Store(store) => Ok(store.hash().to_owned()),
+            ModelForm::Source(source) => Ok(larder_store::identity(source.as_ref(), &self.blueprint)?),
+        }
+    }
+
     /// The experts, in their stored number formats.
     pub fn experts(&self) -> Result<ModelExperts<'_>> {
         match &self.form {

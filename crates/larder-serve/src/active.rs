@@ -9,6 +9,7 @@ use tokio::sync::mpsc::Sender;
 use crate::error::ApiError;
 use crate::job::{GenerationEvent, GenerationJob, GenerationSummary, SampledToken, TextDelta, TokenLogprob};
 use crate::model::ServedModel;
+use crate::slots::BusySlot;
 
 /// Events that a turn may send: text, and the end. One more place is kept for the last event.
 const EVENTS_PER_TURN: usize = 3;
@@ -16,6 +17,8 @@ const EVENTS_PER_TURN: usize = 3;
 /// A request with its sequence, from the start of prefill to the last token.
 pub struct ActiveRequest<'m> {
     number: u64,
+    /// The slot of its sequence.
+    slot: usize,
     sequence: Sequence,
     model: &'m ServedModel,
     writer: Writer<'m>,
@@ -67,8 +70,13 @@ pub struct NewToken {
 }
 
 impl<'m> ActiveRequest<'m> {
-    /// Starts `job`, whose prompt is in `sequence`. The KV cache of the sequence holds `cached_tokens` of it.
-    pub fn new(job: GenerationJob, sequence: Sequence, cached_tokens: usize, model: &'m ServedModel) -> Self {
+    /// Starts `job`, whose prompt is in the `sequence` of a slot. The KV cache of the sequence holds `cached_tokens` of it.
+    pub fn new(
+        job: GenerationJob,
+        (slot, sequence): (usize, Sequence),
+        cached_tokens: usize,
+        model: &'m ServedModel,
+    ) -> Self {
         let GenerationJob { number, prompt, sampler, grammar, stop, max_tokens, ignore_eos, logprobs, .. } = job;
         let GenerationJob { received, deadline, events, .. } = job;
         let eos = if ignore_eos { &[][..] } else { &model.generation.eos };
@@ -79,6 +87,7 @@ impl<'m> ActiveRequest<'m> {
         let (logits, unsent) = Default::default();
         ActiveRequest {
             number,
+            slot,
             sequence,
             model,
             writer,
@@ -106,9 +115,14 @@ impl<'m> ActiveRequest<'m> {
         self.started.elapsed()
     }
 
-    /// The sequence, for the prefix cache.
-    pub fn into_sequence(self) -> Sequence {
-        self.sequence
+    /// The slot that it has.
+    pub fn slot(&self) -> BusySlot {
+        BusySlot { id: self.slot, request: self.number, tokens: self.sequence.tokens().len() }
+    }
+
+    /// The sequence and its slot, for the prefix cache.
+    pub fn into_slot(self) -> (usize, Sequence) {
+        (self.slot, self.sequence)
     }
 
     /// Whether tokens before the next one to generate are not computed yet: those of the prompt, or all if a failed step

@@ -11,9 +11,10 @@ use crate::engine::Engine;
 use crate::error::ApiError;
 use crate::job::{GenerationEvent, GenerationJob};
 use crate::live::{RateMeter, StepWork};
-use crate::prefix_cache::PrefixCache;
 use crate::queue::{EngineCommand, NextTask};
 use crate::server::ServerState;
+use crate::sessions::Sessions;
+use crate::slots::ServerSlots;
 
 /// Longest wait for a new request while none is active.
 const IDLE: Duration = Duration::from_millis(500);
@@ -23,16 +24,17 @@ const STALL: Duration = Duration::from_millis(2);
 const SHARED_PROMPT_TOKENS: usize = 64;
 
 /// Generates until the queue is closed and all active requests are complete.
-pub fn run(shared: &ServerState, engine: Box<dyn Engine>) {
+pub fn run(shared: &ServerState, engine: Box<dyn Engine>, sessions: Option<Sessions>) {
     let options = &shared.options;
-    let prefix_cache = PrefixCache::new(options.sessions.max(options.parallel), shared.model.context);
-    DecodeLoop { shared, engine, prefix_cache, active: Vec::new(), rates: RateMeter::new(), has_idle_work: true }.run();
+    let count = options.sessions.max(options.parallel);
+    let slots = ServerSlots::new(count, shared.model.context, engine.sequence_origin(), sessions);
+    DecodeLoop { shared, engine, slots, active: Vec::new(), rates: RateMeter::new(), has_idle_work: true }.run();
 }
 
 struct DecodeLoop<'a> {
     shared: &'a ServerState,
     engine: Box<dyn Engine>,
-    prefix_cache: PrefixCache,
+    slots: ServerSlots,
     active: Vec<ActiveRequest<'a>>,
     rates: RateMeter,
     /// Whether the engine has work for the time without requests.
@@ -47,6 +49,7 @@ impl DecodeLoop<'_> {
                 std::thread::sleep(STALL);
             }
         }
+        self.slots.save_all();
         self.engine.end();
     }
 
@@ -76,7 +79,8 @@ impl DecodeLoop<'_> {
             match turn {
                 Turn::Finished(_) => {
                     self.shared.metrics.lock().request_finished(request.age());
-                    self.prefix_cache.put_back(request.into_sequence());
+                    let (slot, sequence) = request.into_slot();
+                    self.slots.put_back(slot, sequence);
                 }
                 Turn::Ready(_) | Turn::Stalled => {
                     ready.push(turn != Turn::Stalled);
@@ -139,16 +143,16 @@ impl DecodeLoop<'_> {
             self.engine.new_sequence();
         }
         let (decoder, _) = self.engine.decoder_and_experts();
-        let mut sequence = self.prefix_cache.take(&job.prompt, decoder);
+        let (slot, mut sequence) = self.slots.take(&job.prompt, decoder);
         let common = sequence.tokens().len();
         let cached = common - sequence.pending();
         if let Err(error) = sequence.append(decoder, &job.prompt[common..], TokenPhase::Prefill) {
             let _ = job.events.try_send(GenerationEvent::Failed(ApiError::engine_failed(error.to_string())));
-            self.prefix_cache.put_back(sequence);
+            self.slots.put_back(slot, sequence);
             return;
         }
         self.shared.metrics.lock().prompt_cached(cached);
-        self.active.push(ActiveRequest::new(job, sequence, cached, &self.shared.model));
+        self.active.push(ActiveRequest::new(job, (slot, sequence), cached, &self.shared.model));
     }
 
     fn record_step(&mut self, work: &StepWork, took: Duration) {
@@ -171,11 +175,16 @@ impl DecodeLoop<'_> {
             EngineCommand::ReadState(to) => {
                 let _ = to.send(self.state());
             }
+            EngineCommand::ListSlots(to) => {
+                let busy: Vec<_> = self.active.iter().map(ActiveRequest::slot).collect();
+                let _ = to.send(self.slots.list(&busy));
+            }
+            EngineCommand::Slot(command) => self.slots.execute(command, self.engine.decoder_and_experts().0),
             EngineCommand::SetRouting(spec, to) => {
                 let routed = self.engine.set_routing(&spec);
                 if routed.is_ok() {
                     // KV caches depend on the experts that were chosen, so those of the old strategy do not fit.
-                    self.prefix_cache.clear();
+                    self.slots.change_origin(self.engine.sequence_origin());
                 }
                 let _ = to.send(routed.map(|()| self.state()));
             }

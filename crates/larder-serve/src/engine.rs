@@ -2,6 +2,7 @@
 
 use larder_cache::{Traffic, Visit};
 use larder_core::MoeRow;
+use larder_engine::SequenceOrigin;
 use larder_model::{Decoder, ExpertPath};
 
 /// A decoder with its experts: what the decode thread drives.
@@ -26,6 +27,9 @@ pub trait Engine: Send {
 
     /// Switches to the routing strategy `spec`. On an error, which is one sentence for the client, nothing changes.
     fn set_routing(&mut self, spec: &str) -> Result<(), String>;
+
+    /// What the state of a sequence depends on now, beside its tokens.
+    fn sequence_origin(&self) -> SequenceOrigin;
 
     /// Turns the recording of cache visits for [`take_visits`](Self::take_visits) on or off.
     fn record_visits(&mut self, on: bool);

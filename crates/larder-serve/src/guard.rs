@@ -32,7 +32,7 @@ pub async fn guard(State(app): State<App>, request: Request, next: Next) -> Resp
 
 /// The pattern of the route, for metrics: a bounded set, whatever paths clients request.
 fn route_of(request: &Request) -> &'static str {
-    const ROUTES: [&str; 17] = [
+    const ROUTES: [&str; 19] = [
         "/",
         "/health",
         "/metrics",
@@ -50,6 +50,8 @@ fn route_of(request: &Request) -> &'static str {
         "/tokenize",
         "/detokenize",
         "/apply-template",
+        "/slots",
+        "/slots/{id}",
     ];
     let path = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
     ROUTES.into_iter().find(|route| *route == path).unwrap_or("other")

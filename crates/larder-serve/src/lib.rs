@@ -4,9 +4,10 @@
 //! thread owns the decoder (`decode.rs`): it takes requests from the queue, computes steps in which each active one
 //! (`active.rs`) has one token or one piece of prefill, and sends their text to the HTTP handlers (`reply/`). Sequences whose requests
 //! are over stay in the prefix cache (`prefix_cache.rs`), so that the next message of a chat skips the part of prefill
-//! that it shares with the last one. `page/` is the web page at `/`.
+//! that it shares with the last one. Those that leave it are saved in a folder if there is one (`sessions/`); `slots.rs` is both
+//! together. `page/` is the web page at `/`.
 //!
-//! This crate opens no files, loads no model and reads no command line. [`serve`] gets a listener that is already bound,
+//! This crate opens no files but those of that folder, loads no model and reads no command line. [`serve`] gets a listener that is already bound,
 //! [`ServerOptions`], a [`ServedModel`] (tokenizer, chat template, context) and an [`Engine`] (decoder and experts).
 //! What clients see of failures is an [`ApiError`].
 //!
@@ -42,8 +43,11 @@ mod queue;
 mod reply;
 pub mod request;
 mod server;
+mod sessions;
+mod slots;
 
 pub use engine::{Engine, EngineStatus, LayerVisit, RoutingQuality};
 pub use error::ApiError;
 pub use model::ServedModel;
 pub use server::{ServerOptions, TOKENIZER_THREADS, serve};
+pub use sessions::SessionDisk;

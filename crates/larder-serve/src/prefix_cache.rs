@@ -1,59 +1,117 @@
 //! Prefix cache: sequences of earlier requests, whose KV caches serve prompts with the same beginning.
 
 use larder_engine::Sequence;
-use larder_model::Decoder;
 
-/// A fixed number of sequences. The idle ones keep their KV caches until another request needs the place.
+/// A fixed number of slots for sequences. The idle ones keep their KV caches until another request needs the slot.
 pub struct PrefixCache {
-    /// Sequences of no active request, least recently used first.
-    idle: Vec<Sequence>,
-    /// Sequences that may still be allocated.
-    unallocated: usize,
-    context: usize,
+    slots: Vec<Slot>,
+    /// Sequences that were put back so far.
+    uses: u64,
+}
+
+enum Slot {
+    Empty,
+    /// An active request has the sequence, which is dropped when it is put back if it is stale.
+    Taken {
+        is_stale: bool,
+    },
+    Idle {
+        sequence: Box<Sequence>,
+        /// [`PrefixCache::uses`] when it was put back.
+        used: u64,
+    },
 }
 
 impl PrefixCache {
-    /// Holds up to `count` sequences of `context` tokens, allocated when first needed.
-    pub fn new(count: usize, context: usize) -> Self {
-        PrefixCache { idle: Vec::new(), unallocated: count, context }
+    /// Slots for `count` sequences.
+    pub fn new(count: usize) -> Self {
+        PrefixCache { slots: (0..count).map(|_| Slot::Empty).collect(), uses: 0 }
     }
 
-    /// A sequence for `prompt`: the one with the longest common prefix if that is worth reusing, else a new one, else the
-    /// least recently used one. It is truncated to the common prefix, which is always shorter than the prompt; what the KV cache
-    /// could not keep of it is pending. The caller guarantees that fewer than `count` sequences are taken.
-    pub fn take(&mut self, prompt: &[u32], decoder: &Decoder) -> Sequence {
-        let shared: Vec<usize> = self.idle.iter().map(|sequence| sequence.common_prefix(prompt)).collect();
-        let best = (0..self.idle.len()).max_by_key(|i| shared[*i]);
-        let mut sequence = match best {
-            Some(best) if is_worth_reusing(shared[best], self.idle[best].tokens().len(), prompt.len()) => {
-                self.idle.remove(best)
-            }
-            _ if self.unallocated > 0 => {
-                self.unallocated -= 1;
-                Sequence::new(decoder, self.context)
-            }
-            _ => self.idle.remove(0),
+    /// Number of slots.
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// The slot of the sequence with the longest common prefix with `prompt` and the length of that, if it is worth reusing.
+    pub fn best(&self, prompt: &[u32]) -> Option<(usize, usize)> {
+        let shared = self.idle().map(|(id, sequence)| (id, sequence.common_prefix(prompt), sequence));
+        let (id, shared, sequence) = shared.max_by_key(|(_, shared, _)| *shared)?;
+        is_worth_reusing(shared, sequence.tokens().len(), prompt.len()).then_some((id, shared))
+    }
+
+    /// The slot for another sequence: an empty one, else that of the least recently used one. The caller guarantees that not all
+    /// are taken.
+    pub fn place(&self) -> usize {
+        let key = |slot: &Slot| match slot {
+            Slot::Empty => 0,
+            Slot::Idle { used, .. } => *used,
+            Slot::Taken { .. } => u64::MAX,
         };
-        sequence.rewind(sequence.common_prefix(prompt));
+        (0..self.slots.len()).min_by_key(|id| key(&self.slots[*id])).expect("there is a slot")
+    }
+
+    /// Takes a slot with the sequence in it, if there is one.
+    pub fn take(&mut self, id: usize) -> Option<Sequence> {
+        match std::mem::replace(&mut self.slots[id], Slot::Taken { is_stale: false }) {
+            Slot::Idle { sequence, .. } => Some(*sequence),
+            Slot::Empty | Slot::Taken { .. } => None,
+        }
+    }
+
+    /// Returns a sequence to its slot, as the most recently used one. It is dropped if the cache was cleared meanwhile.
+    pub fn put_back(&mut self, id: usize, sequence: Sequence) {
+        self.uses += 1;
+        self.slots[id] = match self.slots[id] {
+            Slot::Taken { is_stale: true } => Slot::Empty,
+            _ => Slot::Idle { sequence: Box::new(sequence), used: self.uses },
+        };
+    }
+
+    /// Whether an active request has the slot.
+    pub fn is_taken(&self, id: usize) -> bool {
+        matches!(self.slots[id], Slot::Taken { .. })
+    }
+
+    /// The sequence in a slot, if it is idle.
+    pub fn get(&self, id: usize) -> Option<&Sequence> {
+        match &self.slots[id] {
+            Slot::Idle { sequence, .. } => Some(sequence),
+            Slot::Empty | Slot::Taken { .. } => None,
+        }
+    }
+
+    /// Drops the sequence in a slot that is not taken, and returns it.
+    pub fn empty(&mut self, id: usize) -> Option<Sequence> {
+        let sequence = self.take(id);
+        self.slots[id] = Slot::Empty;
         sequence
     }
 
-    /// Returns a sequence, as the most recently used one.
-    pub fn put_back(&mut self, sequence: Sequence) {
-        self.idle.push(sequence);
+    /// Takes all idle sequences out, least recently used first. Those of active requests will not be kept.
+    pub fn clear(&mut self) -> Vec<Sequence> {
+        let mut idle: Vec<(u64, Sequence)> = Vec::new();
+        for slot in &mut self.slots {
+            let cleared = match slot {
+                Slot::Taken { .. } => Slot::Taken { is_stale: true },
+                _ => Slot::Empty,
+            };
+            if let Slot::Idle { sequence, used } = std::mem::replace(slot, cleared) {
+                idle.push((used, *sequence));
+            }
+        }
+        idle.sort_by_key(|(used, _)| *used);
+        idle.into_iter().map(|(_, sequence)| sequence).collect()
     }
 
-    /// Clears the KV caches of all idle sequences.
-    pub fn clear(&mut self) {
-        for sequence in &mut self.idle {
-            sequence.rewind(0);
-        }
+    fn idle(&self) -> impl Iterator<Item = (usize, &Sequence)> {
+        (0..self.slots.len()).filter_map(|id| Some((id, self.get(id)?)))
     }
 }
 
 /// Whether the common prefix justifies truncating a sequence: a few tokens, which all prompts of a model may share, do not
 /// justify the loss of a long KV cache.
-fn is_worth_reusing(shared: usize, own: usize, prompt: usize) -> bool {
+pub fn is_worth_reusing(shared: usize, own: usize, prompt: usize) -> bool {
     2 * shared >= own.min(prompt) && shared > 0
 }
 

@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 
 use crate::error::ApiError;
 use crate::job::{CHANNEL, GenerationEvent, GenerationJob};
+use crate::slots::SlotCommand;
 
 /// Commands that may wait for the decode thread.
 const COMMANDS_MAX: usize = 64;
@@ -35,6 +36,10 @@ pub enum EngineCommand {
     ReadState(oneshot::Sender<Value>),
     /// Switch to this routing strategy and report the state, or the reason why not.
     SetRouting(String, oneshot::Sender<Result<Value, String>>),
+    /// List the slots.
+    ListSlots(oneshot::Sender<Value>),
+    /// Save, restore or erase a slot.
+    Slot(SlotCommand),
 }
 
 /// The decode thread's next task.

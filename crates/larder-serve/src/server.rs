@@ -15,6 +15,7 @@ use crate::live::LiveEvents;
 use crate::metrics::Metrics;
 use crate::model::ServedModel;
 use crate::queue::RequestQueue;
+use crate::sessions::{SessionDisk, Sessions};
 use crate::{connection, decode, http};
 
 /// Threads for HTTP; nearly all work is on the decode thread.
@@ -31,6 +32,8 @@ pub struct ServerOptions {
     pub parallel: usize,
     /// Sequences with a KV cache, active requests included: the size of the prefix cache.
     pub sessions: usize,
+    /// Where sequences are saved that leave the prefix cache; `None` for nowhere.
+    pub session_disk: Option<SessionDisk>,
     /// Requests that may wait in the queue.
     pub queue: usize,
     /// Time limit of a request, queue included.
@@ -96,6 +99,8 @@ where
         .thread_name("http")
         .enable_all()
         .build()?;
+    let open = |disk| Sessions::open(disk, &engine.sequence_origin(), model.context);
+    let sessions = options.session_disk.as_ref().map(open).transpose()?;
     let body_permits = Arc::new(Semaphore::new(options.all_permits()));
     let app = Arc::new(ServerState {
         queue: RequestQueue::new(options.queue, options.parallel),
@@ -111,7 +116,7 @@ where
     let (over, ended) = oneshot::channel();
     let decoding = {
         let closing = CloseOnDrop { app: app.clone(), _over: over };
-        thread::Builder::new().name("decode".into()).spawn(move || decode::run(&closing.app, engine))?
+        thread::Builder::new().name("decode".into()).spawn(move || decode::run(&closing.app, engine, sessions))?
     };
     runtime.block_on(async {
         listener.set_nonblocking(true)?;

@@ -24,6 +24,7 @@ mod commands;
 mod config;
 mod doctor;
 mod models;
+mod origin;
 mod output;
 mod print;
 mod progress;

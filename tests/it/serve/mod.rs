@@ -3,6 +3,7 @@
 mod api;
 mod hot;
 mod page;
+mod sessions;
 mod several;
 mod structured;
 mod tool_calls;

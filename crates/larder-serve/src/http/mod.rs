@@ -30,6 +30,7 @@ use crate::request::{self, ChatRequest, CompletionRequest, GenerationParams};
 use crate::server::App;
 
 mod body;
+mod slots;
 mod tools;
 
 type Result<T> = std::result::Result<T, ApiError>;
@@ -55,6 +56,8 @@ pub fn router(app: App) -> Router {
         .route("/chat/completions", post(chat))
         .route("/completions", post(complete))
         .route("/props", get(tools::props))
+        .route("/slots", get(slots::list))
+        .route("/slots/{id}", post(slots::act))
         .route("/tokenize", post(tools::tokenize))
         .route("/detokenize", post(tools::detokenize))
         .route("/apply-template", post(tools::apply_template))

@@ -33,6 +33,13 @@ pub struct ServeArgs {
     /// KV-cache slots, including active requests (default: --parallel). More let more chats keep their prefix
     #[arg(long, value_name = "N", value_parser = at_least_one, help_heading = heading::SERVER)]
     pub sessions: Option<usize>,
+    /// Folder in which sequences are saved that leave the prefix cache, and found again after a restart
+    #[arg(long, value_name = "FOLDER", help_heading = heading::SERVER)]
+    pub session_dir: Option<PathBuf>,
+    /// Maximum size of all files in --session-dir; the least recently used are removed
+    #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = byte_size, requires = "session_dir")]
+    #[arg(help_heading = heading::SERVER)]
+    pub session_disk: ByteSize,
     /// Requests that may wait in the queue; further ones are rejected
     #[arg(long, default_value_t = 64, value_name = "N", help_heading = heading::SERVER)]
     pub queue: usize,

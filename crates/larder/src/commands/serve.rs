@@ -2,18 +2,19 @@
 
 use std::net::SocketAddr;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use larder_core::{LayerIdx, MoeRow, Presence};
-use larder_engine::{ChatFormat, Routing};
+use larder_engine::{ChatFormat, Routing, SequenceOrigin};
 use larder_model::{Decoder, ExpertPath};
 use larder_policy::routing::RoutingSpec;
 use larder_runtime::{InferenceEngine, OpenModel, Options, TextCodec, model_name};
-use larder_serve::{EngineStatus, LayerVisit, RoutingQuality, ServerOptions, TOKENIZER_THREADS};
+use larder_serve::{EngineStatus, LayerVisit, RoutingQuality, ServerOptions, SessionDisk, TOKENIZER_THREADS};
 use std::time::{Duration, Instant};
 
 use super::{listen, signal};
 use crate::cli::serve::ServeArgs;
 use crate::models;
+use crate::origin::SequenceOrigins;
 
 /// Time between two writes of the hot set.
 const HOT_SET_PAUSE: Duration = Duration::from_secs(300);
@@ -33,16 +34,19 @@ pub fn run(args: ServeArgs) -> Result<()> {
     let text = model.text_codec()?;
     let context = args.context.min(model.blueprint.context);
     let prompt_bytes = text.tokenizer.longest_text(context).saturating_mul(TOKENIZER_THREADS);
-    let engine_options =
-        Options { sequences: options.sessions, prompt_bytes, ..args.hot_set.set(flags.options(args.context)) };
+    // While a sequence is written to disk, its memory is still in use.
+    let sequences = options.sessions + usize::from(options.session_disk.is_some());
+    let engine_options = Options { sequences, prompt_bytes, ..args.hot_set.set(flags.options(args.context)) };
     let mut engine = InferenceEngine::start(&model, &engine_options)?;
+    let origins = SequenceOrigins::new(&model, &engine_options, &engine, options.session_disk.is_some())
+        .context("--session-dir cannot be used")?;
     let served = served_model(&args, &model, text, &mut engine)?;
     if !options.is_local && options.api_key.is_none() {
         eprintln!("warning: {address} is reachable from other machines without a key; set --api-key to require one");
     }
     eprintln!("serving {} on http://{address}", served.name);
     let routing = flags.routing.strategy;
-    let engine = Box::new(Served { engine, model, routing, hot_set_kept: Instant::now() });
+    let engine = Box::new(Served { engine, model, routing, origins, hot_set_kept: Instant::now() });
     Ok(larder_serve::serve(listener, options, served, engine, signal)?)
 }
 
@@ -50,6 +54,7 @@ fn options(args: &ServeArgs) -> ServerOptions {
     ServerOptions {
         parallel: args.parallel,
         sessions: args.sessions.unwrap_or(args.parallel).max(args.parallel),
+        session_disk: args.session_dir.clone().map(|folder| SessionDisk { folder, limit_bytes: args.session_disk.0 }),
         queue: args.queue,
         timeout: Duration::from_secs(args.timeout),
         client_timeout: Duration::from_secs(args.client_timeout),
@@ -90,6 +95,7 @@ struct Served {
     engine: InferenceEngine,
     model: OpenModel,
     routing: RoutingSpec,
+    origins: SequenceOrigins,
     /// When the hot set was written last.
     hot_set_kept: Instant,
 }
@@ -136,6 +142,10 @@ impl larder_serve::Engine for Served {
         experts.set_routing_strategy(&routing, decoder, &self.model).map_err(|error| format!("{error:#}"))?;
         self.routing = routing;
         Ok(())
+    }
+
+    fn sequence_origin(&self) -> SequenceOrigin {
+        self.origins.with(&self.routing)
     }
 
     fn record_visits(&mut self, on: bool) {
