@@ -16,13 +16,13 @@ fn spawn(args: &[&str]) -> Child {
     command.spawn().expect("the command starts")
 }
 
-fn chat(args: &[&str], typed: &str) -> Output {
+pub fn chat(args: &[&str], typed: &str) -> Output {
     let mut child = spawn(args);
     child.stdin.take().unwrap().write_all(typed.as_bytes()).expect("it reads all");
     child.wait_with_output().expect("it ends")
 }
 
-fn answers(args: &[&str], typed: &str) -> (String, String) {
+pub fn answers(args: &[&str], typed: &str) -> (String, String) {
     let output = chat(args, typed);
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{said}");
@@ -42,7 +42,7 @@ fn the_first_answer_is_that_of_run() {
 }
 
 /// What `/stats` shows of the last answer: tokens cached, prefilled and generated.
-fn last_answer(said: &str) -> [usize; 3] {
+pub fn last_answer(said: &str) -> [usize; 3] {
     let line = said.lines().rfind(|line| line.starts_with("last answer")).unwrap_or_else(|| panic!("{said}"));
     let numbers: Vec<usize> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     numbers.try_into().unwrap()

@@ -1,6 +1,7 @@
 //! The command, one file per subcommand.
 
 mod chat;
+mod chat_session;
 mod cli;
 mod config;
 mod demo;

@@ -11,8 +11,8 @@ pub enum ChatCommand {
     System(Option<String>),
     /// Generate the last answer again.
     Regen,
-    /// Save the conversation to a file.
-    Save(String),
+    /// Save the conversation to a file, or the session to its own.
+    Save(Option<String>),
     /// Load the conversation of a file.
     Load(String),
     /// Show statistics.
@@ -29,7 +29,7 @@ pub const HELP: &str = "\
 /reset               clear the conversation
 /system [TEXT]       show or set the system message
 /regen               generate the last answer again
-/save FILE           save conversation and settings to FILE (JSON)
+/save FILE           save conversation and settings to FILE (JSON); without FILE, the chat to that of --session
 /load FILE           load conversation and settings from FILE
 /stats               show token counts, speed, memory and cache hits
 /set [NAME VALUE]    show the settings, or change one
@@ -55,7 +55,7 @@ impl ChatCommand {
             "reset" => plain(ChatCommand::Reset),
             "system" => Ok(ChatCommand::System(text)),
             "regen" => plain(ChatCommand::Regen),
-            "save" => file(ChatCommand::Save),
+            "save" => Ok(ChatCommand::Save(text)),
             "load" => file(ChatCommand::Load),
             "stats" => plain(ChatCommand::Stats),
             "set" => setting(rest).map(ChatCommand::Set),
@@ -91,12 +91,13 @@ mod tests {
         let parse = |line| ChatCommand::parse(line).unwrap();
         assert_eq!(parse("/system  Be brief. "), Ok(ChatCommand::System(Some("Be brief.".into()))));
         assert_eq!(parse("/system"), Ok(ChatCommand::System(None)));
-        assert_eq!(parse("/save a b.json"), Ok(ChatCommand::Save("a b.json".into())));
+        assert_eq!(parse("/save a b.json"), Ok(ChatCommand::Save(Some("a b.json".into()))));
+        assert_eq!(parse("/save"), Ok(ChatCommand::Save(None)));
         let set = |name: &str, value: &str| Ok(ChatCommand::Set(Some((name.into(), value.into()))));
         assert_eq!(parse("/set top-k 40"), set("top-k", "40"));
         assert_eq!(parse("/set routing prior:lambda=0.3"), set("routing", "prior:lambda=0.3"));
         assert_eq!(parse("/set"), Ok(ChatCommand::Set(None)));
-        for wrong in ["/save", "/set top-k", "/help me", "/fly", "/"] {
+        for wrong in ["/load", "/set top-k", "/help me", "/fly", "/"] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
     }

@@ -9,6 +9,7 @@ mod input;
 mod interrupt;
 mod output;
 mod reply;
+mod session_file;
 mod settings;
 mod stats;
 
@@ -18,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use anyhow::{Result, anyhow, bail};
-use larder_engine::{FinishReason, Routing, StopMatcher};
+use larder_engine::{FinishReason, Routing, Session, StopMatcher};
 use larder_runtime::{InferenceEngine, OpenModel, Options};
 
 use crate::cli::chat::ChatArgs;
@@ -31,6 +32,7 @@ use input::{Input, Lines};
 use interrupt::Interrupt;
 use output::Output;
 use reply::{ChatSequence, Reply};
+use session_file::{SavedChat, SessionFile};
 use settings::Settings;
 use stats::ChatStats;
 
@@ -40,6 +42,7 @@ pub fn run(args: ChatArgs) -> Result<()> {
     let interactive = output.terminal && std::io::stdin().is_terminal();
     let settings = Settings::new(&args, output.terminal)?;
     let stop = StopMatcher::new(args.stop.clone())?;
+    args.session.iter().try_for_each(|path| SessionFile::check(path))?;
     let model = models::open_to_run(&args.model, args.engine.no_store)?;
     let text = model.text_codec()?;
     let generation = model.generation()?;
@@ -47,6 +50,12 @@ pub fn run(args: ChatArgs) -> Result<()> {
     let prompt_bytes = text.tokenizer.longest_text(context);
     let options = Options { prompt_bytes, ..args.hot_set.set(args.engine.options(args.context)) };
     let mut engine = InferenceEngine::start(&model, &options)?;
+    let session_file = match args.session {
+        Some(path) => Some(SessionFile::open(path, &model, &options, &engine)?),
+        None => None,
+    };
+    let load = |file: &SessionFile| file.load(&engine.decoder, context, &settings.routing);
+    let saved = session_file.as_ref().map(load).transpose()?.flatten();
     if text.template.is_none() {
         output.note("this model has no chat template: it continues your text instead of answering");
     }
@@ -54,11 +63,22 @@ pub fn run(args: ChatArgs) -> Result<()> {
     if interactive {
         output.note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D ends the chat");
     }
+    if let Some(SavedChat { conversation, sequence, .. }) = &saved {
+        let messages = print::count(conversation.messages.len(), "message", "messages");
+        output.note(&format!("continuing a conversation of {messages}, {} tokens", sequence.tokens().len()));
+    }
+    let SavedChat { mut conversation, transcript, sequence } =
+        saved.unwrap_or_else(|| SavedChat::new(&engine.decoder, context));
+    conversation.system = args.system.or(conversation.system);
+    engine.experts.new_sequence();
+    let session = Session::resume(&engine.decoder, &mut engine.experts, sequence);
+    let session = session.with_prefill_tokens(engine.prefill_tokens);
     let mut chat = ChatSession {
-        sequence: ChatSequence::new(engine.session(), &text, &generation.eos, stop, context),
+        sequence: ChatSequence::new(session, &text, &generation.eos, stop, context).continuing(transcript),
+        session_file,
         model: &model,
         evictor: args.engine.cache.evictor.clone(),
-        conversation: Conversation { system: args.system, messages: vec![] },
+        conversation,
         settings,
         stats: ChatStats::default(),
         output,
@@ -66,15 +86,18 @@ pub fn run(args: ChatArgs) -> Result<()> {
         interactive,
     };
     let ended = chat.run_loop(&mut lines);
+    let saved = chat.save_session();
     drop(chat);
     engine.experts.write_hot_set();
     engine.experts.write_trace("larder chat")?;
-    ended
+    ended.and(saved)
 }
 
 /// The state of a running chat.
 struct ChatSession<'a> {
     sequence: ChatSequence<'a>,
+    /// Where the chat is saved at its end.
+    session_file: Option<SessionFile>,
     model: &'a OpenModel,
     /// Trained weights for eviction other than the model's own.
     evictor: Option<PathBuf>,
@@ -226,7 +249,14 @@ impl ChatSession<'_> {
                 self.output.note("system message set, from the next answer on");
             }
             ChatCommand::Regen => return self.answer_again(),
-            ChatCommand::Save(path) => {
+            ChatCommand::Save(None) => match &self.session_file {
+                Some(file) => {
+                    self.save_session()?;
+                    self.output.note(&format!("saved to {}", file.path().display()));
+                }
+                None => bail!("/save needs a file name, or a chat that was started with --session"),
+            },
+            ChatCommand::Save(Some(path)) => {
                 file::save(Path::new(&path), &self.conversation, &self.settings)?;
                 self.output.note(&format!("saved to {path}"));
             }
@@ -240,6 +270,16 @@ impl ChatSession<'_> {
             ChatCommand::Quit => return Ok(Next::Quit),
         }
         Ok(Next::Continue)
+    }
+
+    /// Saves the chat to the file of `--session`, if there is one and anything to save.
+    fn save_session(&self) -> Result<()> {
+        let Some(file) = &self.session_file else { return Ok(()) };
+        let (sequence, transcript) = (self.sequence.session.sequence(), self.sequence.transcript());
+        if sequence.tokens().is_empty() && self.conversation.messages.is_empty() && !file.path().exists() {
+            return Ok(());
+        }
+        file.save(sequence, &self.conversation, transcript, &self.settings.routing)
     }
 
     fn load(&mut self, path: &str) -> Result<()> {
@@ -266,6 +306,10 @@ impl ChatSession<'_> {
                 experts.set_routing_strategy(&self.settings.routing, decoder, self.model)?;
             }
             return Err(refused);
+        }
+        if reroutes && self.session_file.is_some() {
+            // What is saved belongs to one strategy.
+            self.sequence.session.rewind(0);
         }
         self.settings = new;
         Ok(())

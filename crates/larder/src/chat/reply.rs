@@ -26,10 +26,19 @@ pub struct ChatSequence<'a> {
     eos: &'a [u32],
     stop: StopMatcher,
     context: usize,
-    /// All tokens of prompt and answer so far with their text, if known.
-    transcript: Option<(Vec<u32>, String)>,
+    /// That of the last prompt and answer, if known.
+    transcript: Option<Transcript>,
     /// Number of answers so far; each gets a seed of its own.
     answers: u64,
+}
+
+/// All tokens of a prompt and its answer, and their text.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Transcript {
+    /// The tokens, those of the answer as they were generated.
+    pub tokens: Vec<u32>,
+    /// Their text.
+    pub text: String,
 }
 
 /// An answer with its statistics.
@@ -62,6 +71,16 @@ impl<'a> ChatSequence<'a> {
         let plain = ChatFormat::plain;
         let format = text.template.as_ref().map_or_else(plain, |t| ChatFormat::of_template(t, &text.tokenizer));
         ChatSequence { session, text, format, eos, stop, context, transcript: None, answers: 0 }
+    }
+
+    /// The same, whose last prompt and answer are those of a transcript.
+    pub fn continuing(self, transcript: Option<Transcript>) -> Self {
+        ChatSequence { transcript, ..self }
+    }
+
+    /// Tokens and text of the last prompt and answer, if known.
+    pub fn transcript(&self) -> Option<&Transcript> {
+        self.transcript.as_ref()
     }
 
     /// Context size in tokens.
@@ -170,9 +189,8 @@ impl<'a> ChatSequence<'a> {
     fn tokens(&self, prompt_text: &str) -> Result<Vec<u32>> {
         let tokenizer = &self.text.tokenizer;
         let plain = self.text.template.is_none();
-        if let Some((tokens, rest)) =
-            self.transcript.as_ref().and_then(|(t, s)| Some((t, prompt_text.strip_prefix(s.as_str())?)))
-        {
+        let continued = self.transcript.as_ref();
+        if let Some((tokens, rest)) = continued.and_then(|t| Some((&t.tokens, prompt_text.strip_prefix(&t.text)?))) {
             let new = tokenizer.encode_for(self.context, rest, false)?;
             // Only a special token guarantees that the tokenizer would split the text here too.
             if new.first().is_some_and(|id| plain || tokenizer.decode(&[*id], true).is_empty()) {
@@ -222,17 +240,11 @@ impl Tap for UntilInterrupt<'_> {
 }
 
 /// Tokens and text of prompt and answer, without the end-of-text token.
-fn transcript(
-    tokenizer: &Tokenizer,
-    mut tokens: Vec<u32>,
-    mut text: String,
-    ids: Vec<u32>,
-    eos: &[u32],
-) -> (Vec<u32>, String) {
+fn transcript(tokenizer: &Tokenizer, mut tokens: Vec<u32>, mut text: String, ids: Vec<u32>, eos: &[u32]) -> Transcript {
     let written = ids.iter().take_while(|id| !eos.contains(id)).count();
     text.push_str(&tokenizer.decode(&ids[..written], false));
     tokens.extend_from_slice(&ids[..written]);
-    (tokens, text)
+    Transcript { tokens, text }
 }
 
 /// Prints the answer as it is generated, and collects it as a message.

@@ -19,6 +19,9 @@ pub struct ChatArgs {
     /// System message
     #[arg(long, value_name = "TEXT", help_heading = heading::PROMPT)]
     pub system: Option<String>,
+    /// Continue the chat in FILE if it is there, and save the chat to it at the end, with its KV cache
+    #[arg(long, value_name = "FILE", help_heading = heading::PROMPT)]
+    pub session: Option<PathBuf>,
     /// Maximum number of tokens of an answer (default: as many as fit into the context)
     #[arg(short = 'n', long, value_name = "N", value_parser = at_least_one, help_heading = heading::SAMPLING)]
     pub max_tokens: Option<usize>,
