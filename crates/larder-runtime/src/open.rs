@@ -209,6 +209,15 @@ impl OpenModel {
             .with_context(|| format!("{}: has no tokenizer.json, which is needed for text", path.display()))
     }
 
+    /// A chat template in place of the model's, with the model's special tokens.
+    pub fn other_template(&self, jinja: &[u8]) -> Result<ChatTemplate> {
+        let config = match self.source().sidecar("tokenizer_config.json")? {
+            Some(bytes) => TokenizerConfig::from_bytes(&bytes).with_context(|| display(self.source().path()))?,
+            None => TokenizerConfig::default(),
+        };
+        ChatTemplate::new(Some(jinja), &config)?.context("the template is empty")
+    }
+
     /// The recommended sampling parameters and the end-of-text tokens.
     pub fn generation(&self) -> Result<GenerationConfig> {
         generation_of(self.source())

@@ -5,14 +5,16 @@ use std::time::{Duration, Instant};
 use larder_engine::{FinishReason, SamplerError, Sequence, StepPart, Writer};
 use larder_model::{Decoder, LogitsFor, TokenPhase};
 use tokio::sync::mpsc::Sender;
+use tracing::Span;
 
 use crate::error::ApiError;
-use crate::job::{GenerationEvent, GenerationJob, GenerationSummary, SampledToken, TextDelta, TokenLogprob};
+use crate::job::{GenerationEvent, GenerationJob, GenerationSummary, SampledToken, TextDelta};
+use crate::logprobs::{ECHOED_TOKENS, PromptEcho, sampled_token};
 use crate::model::ServedModel;
 use crate::slots::BusySlot;
 
-/// Events that a turn may send: text, and the end. One more place is kept for the last event.
-const EVENTS_PER_TURN: usize = 3;
+/// Events that a turn may send: an echoed prompt, text, and the end. One more place is kept for the last event.
+const EVENTS_PER_TURN: usize = 4;
 
 /// A request with its sequence, from the start of prefill to the last token.
 pub struct ActiveRequest<'m> {
@@ -28,12 +30,16 @@ pub struct ActiveRequest<'m> {
     logprobs: Option<usize>,
     /// Sampled tokens whose text has not been sent yet, if log-probabilities were requested.
     unsent: Vec<SampledToken>,
+    /// The prompt, until it is sent as the beginning of the answer.
+    echo: Option<PromptEcho>,
     prompt_tokens: usize,
     cached_tokens: usize,
     received: Instant,
     deadline: Instant,
     started: Instant,
     first_token: Option<Instant>,
+    last_token: Option<Instant>,
+    span: Span,
     events: Sender<GenerationEvent>,
     failed: bool,
 }
@@ -65,8 +71,10 @@ pub enum Turn {
 /// A token has been generated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NewToken {
-    /// Time from the request to this token, if it is the request's first.
-    pub ttft: Option<Duration>,
+    /// Time since the request's last token; from the request on if it is its first.
+    pub after: Duration,
+    /// Whether it is the request's first.
+    pub is_first: bool,
 }
 
 impl<'m> ActiveRequest<'m> {
@@ -78,7 +86,7 @@ impl<'m> ActiveRequest<'m> {
         model: &'m ServedModel,
     ) -> Self {
         let GenerationJob { number, prompt, sampler, grammar, stop, max_tokens, ignore_eos, logprobs, .. } = job;
-        let GenerationJob { received, deadline, events, .. } = job;
+        let GenerationJob { received, deadline, events, span, .. } = job;
         let eos = if ignore_eos { &[][..] } else { &model.generation.eos };
         let shown = if job.show_marks { model.shown_tokens() } else { &[] };
         let text = model.tokenizer.detokenizer(true).showing(shown);
@@ -94,12 +102,15 @@ impl<'m> ActiveRequest<'m> {
             logits,
             logprobs,
             unsent,
+            echo: job.echo.map(|text| PromptEcho::new(text, prompt.clone(), logprobs)),
             prompt_tokens: prompt.len(),
             cached_tokens,
             received,
             deadline,
             started: Instant::now(),
             first_token: None,
+            last_token: None,
+            span,
             events,
             failed: false,
         }
@@ -108,6 +119,16 @@ impl<'m> ActiveRequest<'m> {
     /// The request's number.
     pub fn number(&self) -> u64 {
         self.number
+    }
+
+    /// Time that it waited in the queue.
+    pub fn queued(&self) -> Duration {
+        self.started - self.received
+    }
+
+    /// Tokens of prompt and answer so far.
+    pub fn tokens(&self) -> usize {
+        self.sequence.tokens().len()
     }
 
     /// Time since it left the queue.
@@ -164,21 +185,48 @@ impl<'m> ActiveRequest<'m> {
 
     /// The request's part of a step of which it may use `most` tokens.
     pub fn part(&mut self, most: usize) -> StepPart<'_> {
-        StepPart { sequence: &mut self.sequence, most, logits_for: LogitsFor::Last }
+        let logits_for = if self.echoes_logits() { LogitsFor::All } else { LogitsFor::Last };
+        StepPart { sequence: &mut self.sequence, most, logits_for }
+    }
+
+    /// Most tokens of its prompt that a step may compute.
+    pub fn most_prompt_tokens(&self) -> usize {
+        if self.echoes_logits() { ECHOED_TOKENS } else { usize::MAX }
     }
 
     /// Takes the logits that a step has computed for it; none if tokens are pending still.
-    pub fn computed(&mut self, logits: Vec<f32>) {
+    pub fn computed(&mut self, mut logits: Vec<f32>) {
+        if self.echoes_logits() {
+            let vocab = self.model.vocab;
+            let (end, rows) = (self.sequence.tokens().len() - self.sequence.pending(), logits.len() / vocab);
+            if let Some(echo) = &mut self.echo {
+                echo.computed(&self.model.tokenizer, end - rows, &logits, vocab);
+            }
+            let last = if self.sequence.pending() == 0 { logits.len().saturating_sub(vocab) } else { logits.len() };
+            logits.drain(..last);
+        }
         self.logits = logits;
+    }
+
+    fn echoes_logits(&self) -> bool {
+        self.echo.as_ref().is_some_and(PromptEcho::needs_logits)
     }
 
     /// Ends the request with an error.
     pub fn fail(&mut self, error: ApiError) {
+        self.span.in_scope(|| tracing::error!(%error, "failed"));
         let _ = self.events.try_send(GenerationEvent::Failed(error));
         self.failed = true;
     }
 
     fn generate(&mut self, decoder: &Decoder) -> Result<Turn, ApiError> {
+        if let Some(echo) = self.echo.take() {
+            let _ = self.events.try_send(GenerationEvent::Delta(echo.delta()));
+        }
+        if self.writer.is_full() {
+            self.finish(FinishReason::Length);
+            return Ok(Turn::Finished(None));
+        }
         let before = self.logprobs.map(|top| (top, self.logits.clone()));
         let failed = |error: &dyn std::error::Error| ApiError::engine_failed(error.to_string());
         let token = self.writer.write(&mut self.logits, &self.sequence).map_err(|error| match error {
@@ -186,11 +234,13 @@ impl<'m> ActiveRequest<'m> {
             _ => failed(&error),
         })?;
         let now = Instant::now();
-        let ttft = self.first_token.is_none().then(|| now - self.received);
+        let new =
+            NewToken { after: now - self.last_token.unwrap_or(self.received), is_first: self.first_token.is_none() };
+        let new = Some(new);
         self.first_token.get_or_insert(now);
-        let new = Some(NewToken { ttft });
+        self.last_token = Some(now);
         if let Some((top, logits)) = before.filter(|_| token.finish != Some(FinishReason::EndOfText)) {
-            self.unsent.push(self.logprobs(token.id, &logits, top));
+            self.unsent.push(sampled_token(&self.model.tokenizer, token.id, &logits, top));
         }
         if !token.piece.is_empty() {
             self.send(token.piece);
@@ -220,6 +270,20 @@ impl<'m> ActiveRequest<'m> {
             prefill: first - self.started,
             decode: now - first,
         };
+        self.span.in_scope(|| {
+            let ms = |time: Duration| time.as_millis() as u64;
+            let GenerationSummary { prompt_tokens, cached_tokens, generated_tokens, .. } = summary;
+            let (queued_ms, prefill_ms, decode_ms) = (ms(summary.queued), ms(summary.prefill), ms(summary.decode));
+            tracing::info!(
+                prompt_tokens,
+                cached_tokens,
+                generated_tokens,
+                queued_ms,
+                prefill_ms,
+                decode_ms,
+                "generated"
+            );
+        });
         // The client may have disconnected.
         let _ = self.events.try_send(GenerationEvent::Done(summary));
     }
@@ -227,24 +291,5 @@ impl<'m> ActiveRequest<'m> {
     fn send(&mut self, text: String) {
         let tokens = std::mem::take(&mut self.unsent);
         let _ = self.events.try_send(GenerationEvent::Delta(TextDelta { text, tokens }));
-    }
-
-    fn logprobs(&self, id: u32, logits: &[f32], top: usize) -> SampledToken {
-        let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let sum: f64 = logits.iter().map(|l| f64::from(l - most).exp()).sum();
-        let token_logprob = |id: u32| TokenLogprob {
-            text: self.model.tokenizer.decode(&[id], false),
-            // JSON has no infinity.
-            logprob: (f64::from(logits[id as usize] - most) - sum.ln()).max(-9999.0),
-        };
-        let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
-        let order = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
-        let top = top.min(ids.len());
-        if top > 0 && top < ids.len() {
-            ids.select_nth_unstable_by(top - 1, order);
-        }
-        ids.truncate(top);
-        ids.sort_unstable_by(order);
-        SampledToken { sampled: token_logprob(id), top: ids.into_iter().map(token_logprob).collect() }
     }
 }

@@ -74,7 +74,7 @@ impl DecodeLoop<'_> {
             let turn = request.turn(decoder);
             moved |= turn != Turn::Stalled;
             if let Turn::Ready(Some(token)) | Turn::Finished(Some(token)) = turn {
-                work.generated(request.number(), token.ttft);
+                work.generated(request.number(), token);
             }
             match turn {
                 Turn::Finished(_) => {
@@ -144,6 +144,10 @@ impl DecodeLoop<'_> {
         }
         let (decoder, _) = self.engine.decoder_and_experts();
         let (slot, mut sequence) = self.slots.take(&job.prompt, decoder);
+        if job.echo.is_some() && job.logprobs.is_some() {
+            // All logits of the prompt are needed.
+            sequence.rewind(0);
+        }
         let common = sequence.tokens().len();
         let cached = common - sequence.pending();
         if let Err(error) = sequence.append(decoder, &job.prompt[common..], TokenPhase::Prefill) {
@@ -152,7 +156,9 @@ impl DecodeLoop<'_> {
             return;
         }
         self.shared.metrics.lock().prompt_cached(cached);
-        self.active.push(ActiveRequest::new(job, (slot, sequence), cached, &self.shared.model));
+        let request = ActiveRequest::new(job, (slot, sequence), cached, &self.shared.model);
+        self.shared.metrics.lock().request_started(request.queued());
+        self.active.push(request);
     }
 
     fn record_step(&mut self, work: &StepWork, took: Duration) {
@@ -166,7 +172,8 @@ impl DecodeLoop<'_> {
             let lengths = self.shared.queue.lengths();
             self.shared.live.publish(event.json(&self.shared.model, work, &status, &visits, lengths));
         }
-        self.shared.metrics.lock().step(work, &status);
+        let in_flight = self.active.iter().map(ActiveRequest::tokens).sum();
+        self.shared.metrics.lock().step(work, &status, in_flight);
     }
 
     fn execute(&mut self, command: EngineCommand) {
@@ -228,7 +235,7 @@ fn shares(active: &[ActiveRequest], ready: &[bool], most: usize) -> Vec<usize> {
     let (mut decoding, mut room, mut prompts) = (decoding, room, prompts);
     let mut share = |request: &ActiveRequest| match request.is_prefilling() {
         true => {
-            let share = request.pending().min(room.div_ceil(prompts));
+            let share = request.pending().min(room.div_ceil(prompts)).min(request.most_prompt_tokens());
             (room, prompts) = (room - share, prompts - 1);
             share
         }

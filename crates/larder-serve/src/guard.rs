@@ -1,33 +1,59 @@
-//! Access control: API keys, and the origins of web pages (CORS).
+//! What holds for every request: access control by API keys and origins of web pages (CORS), ids, and the access log.
 
+use std::hash::{BuildHasher, RandomState};
 use std::hint::black_box;
 use std::net::IpAddr;
+use std::time::Instant;
 
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use tracing::Instrument;
 
 use crate::error::ApiError;
 use crate::server::App;
 
-/// Middleware that authorises each request, adds CORS headers and counts the response.
+/// Longest id that a client may give its request.
+const ID_BYTES_MAX: usize = 128;
+/// The header of a request's id.
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Middleware that authorises each request, adds its id and CORS headers, and counts and logs the response.
 pub async fn guard(State(app): State<App>, request: Request, next: Next) -> Response {
-    let route = route_of(&request);
+    let (route, since) = (route_of(&request), Instant::now());
+    let (method, id) = (request.method().clone(), request_id(request.headers()));
+    let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default());
     let origin = request.headers().get(header::ORIGIN).cloned();
     let wanted = request.headers().get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
     let mut response = match authorize(&app, &request) {
         Err(error) => error.into_response(),
         Ok(()) if is_preflight(&app, &request) => StatusCode::NO_CONTENT.into_response(),
-        Ok(()) => next.run(request).await,
+        Ok(()) => next.run(request).instrument(span.clone()).await,
     };
+    response.headers_mut().insert(REQUEST_ID, id);
     if let (Some(allowed), Some(origin)) = (&app.options.cors, origin)
         && (allowed == "*" || allowed.as_bytes() == origin.as_bytes())
     {
         add_cors_headers(response.headers_mut(), origin, wanted);
     }
-    app.metrics.lock().responded(route, response.status().as_u16());
+    let status = response.status().as_u16();
+    app.metrics.lock().responded(route, status);
+    span.in_scope(|| tracing::info!(%method, route, status, ms = since.elapsed().as_millis() as u64, "responded"));
     response
+}
+
+/// The id that the client gave, if it is short and visible, or a new one.
+fn request_id(headers: &HeaderMap) -> HeaderValue {
+    let is_sane = |id: &&HeaderValue| {
+        let bytes = id.as_bytes();
+        (1..=ID_BYTES_MAX).contains(&bytes.len()) && bytes.iter().all(u8::is_ascii_graphic)
+    };
+    let given = headers.get(REQUEST_ID).filter(is_sane).cloned();
+    given.unwrap_or_else(|| {
+        let new = format!("{:016x}", RandomState::new().hash_one(0));
+        HeaderValue::try_from(new).unwrap_or(HeaderValue::from_static("0"))
+    })
 }
 
 /// The pattern of the route, for metrics: a bounded set, whatever paths clients request.
@@ -64,27 +90,50 @@ fn authorize(app: &App, request: &Request) -> Result<(), ApiError> {
     if matches!(request.uri().path(), "/" | "/health") || is_preflight(app, request) {
         return Ok(());
     }
-    let Some(key) = &app.options.api_key else { return Ok(()) };
-    let given = request.headers().get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
-    let given = given.and_then(|value| {
+    if app.options.api_keys.is_empty() {
+        return Ok(());
+    }
+    let Some(given) = given_key(request.headers()) else {
+        let message = "Missing API key: send it in the header 'Authorization: Bearer KEY'.";
+        return Err(ApiError::new(StatusCode::UNAUTHORIZED, "missing_api_key", message));
+    };
+    // All keys are compared, so that the time does not tell which one is near.
+    let (mut known, mut is_admin) = (false, false);
+    for key in &app.options.api_keys {
+        let same = constant_time_eq(given, key.key.as_bytes());
+        known |= same;
+        is_admin |= same & key.is_admin;
+    }
+    match (known, is_admin || !changes_settings(request)) {
+        (false, _) => Err(ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", "Incorrect API key.")),
+        (true, false) => {
+            let message = "This API key may not change the engine's settings or sequences; use an admin's key.";
+            Err(ApiError::new(StatusCode::FORBIDDEN, "admin_only", message))
+        }
+        (true, true) => Ok(()),
+    }
+}
+
+/// The key of a request: a bearer token, or the header of Anthropic's clients.
+fn given_key(headers: &HeaderMap) -> Option<&[u8]> {
+    let bearer = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes).and_then(|value| {
         let (scheme, key) = value.split_at_checked(7)?;
         scheme.eq_ignore_ascii_case(b"bearer ").then_some(key)
     });
-    match given {
-        Some(given) if constant_time_eq(given, key.as_bytes()) => Ok(()),
-        Some(_) => Err(ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", "Incorrect API key.")),
-        None => {
-            let message = "Missing API key: send it in the header 'Authorization: Bearer KEY'.";
-            Err(ApiError::new(StatusCode::UNAUTHORIZED, "missing_api_key", message))
-        }
-    }
+    bearer.or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes))
+}
+
+/// Whether a request changes what concerns all clients.
+fn changes_settings(request: &Request) -> bool {
+    let path = request.uri().path();
+    request.method() == Method::POST && (path == "/engine" || path.starts_with("/slots"))
 }
 
 /// DNS rebinding: a page of a foreign name that resolves to this machine could read all that needs no key.
 fn check_host(app: &App, headers: &HeaderMap) -> Result<(), ApiError> {
     let Some(host) = headers.get(header::HOST) else { return Ok(()) };
     let host = host.to_str().unwrap_or_default();
-    if !app.options.is_local || app.options.api_key.is_some() || is_local_name(host) {
+    if !app.options.is_local || !app.options.api_keys.is_empty() || is_local_name(host) {
         return Ok(());
     }
     let host: String = host.chars().filter(|c| !c.is_control()).take(100).collect();

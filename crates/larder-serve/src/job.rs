@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use larder_engine::{FinishReason, Grammar, Sampler, StopMatcher};
 use tokio::sync::mpsc::Sender;
+use tracing::Span;
 
 use crate::error::ApiError;
 
@@ -22,7 +23,9 @@ pub struct GenerationJob {
     pub grammar: Option<Grammar>,
     /// Finds stop strings.
     pub stop: StopMatcher,
-    /// Limit of generated tokens; at least one.
+    /// Text of the prompt, if the answer begins with it.
+    pub echo: Option<String>,
+    /// Limit of generated tokens; 0 only with an echo.
     pub max_tokens: usize,
     /// Whether to go on after an end-of-text token.
     pub ignore_eos: bool,
@@ -30,6 +33,8 @@ pub struct GenerationJob {
     pub logprobs: Option<usize>,
     /// Whether the marks of reasoning and tool calls stay in the text.
     pub show_marks: bool,
+    /// The request in the log.
+    pub span: Span,
     /// Arrival of the request.
     pub received: Instant,
     /// The request fails if it is not complete by then.
@@ -74,7 +79,7 @@ pub struct SampledToken {
 pub struct TokenLogprob {
     /// Text of the token alone, which need not be complete UTF-8.
     pub text: String,
-    /// Natural logarithm of the probability.
+    /// Natural logarithm of the probability; NaN for the first token of a prompt, which JSON shows as null.
     pub logprob: f64,
 }
 

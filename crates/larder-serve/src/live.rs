@@ -9,6 +9,7 @@ use larder_core::MoeRow;
 use serde_json::{Value, json};
 use tokio::sync::broadcast;
 
+use crate::active::NewToken;
 use crate::engine::{EngineStatus, LayerVisit};
 use crate::model::ServedModel;
 
@@ -58,17 +59,17 @@ pub struct StepWork {
     pub prompt_tokens: usize,
     /// Tokens generated.
     pub generated_tokens: usize,
-    /// Times from a request to its first token, of those that got it in this step.
-    pub ttft: Vec<Duration>,
+    /// Generated tokens with their times.
+    pub tokens: Vec<NewToken>,
     /// Numbers of the requests that took part.
     pub requests: Vec<u64>,
 }
 
 impl StepWork {
     /// Notes a generated token of a request.
-    pub fn generated(&mut self, request: u64, ttft: Option<Duration>) {
+    pub fn generated(&mut self, request: u64, token: NewToken) {
         self.generated_tokens += 1;
-        self.ttft.extend(ttft);
+        self.tokens.push(token);
         self.requests.push(request);
     }
 

@@ -10,8 +10,8 @@ use larder_cache::Traffic;
 use crate::engine::EngineStatus;
 use crate::live::StepWork;
 
-/// Upper bounds of the TTFT histogram's buckets, in seconds.
-const BUCKETS: [f64; 12] = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
+/// Upper bounds of the histograms' buckets, in seconds.
+const BUCKETS: [f64; 14] = [0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
 
 /// Counters shared by all threads.
 #[derive(Default)]
@@ -26,11 +26,41 @@ pub struct Counters {
     cached: u64,
     generated: u64,
     status: EngineStatus,
-    buckets: [u64; BUCKETS.len()],
-    ttft_count: u64,
-    ttft_seconds: f64,
+    /// Tokens of the prompts and answers of active requests.
+    in_flight: usize,
+    first_token: Histogram,
+    between_tokens: Histogram,
+    queue_time: Histogram,
     /// Moving average of the time that a request is active; 0 before the first.
     request_seconds: f64,
+}
+
+/// Times, counted by the bounds that they do not exceed.
+#[derive(Default)]
+struct Histogram {
+    buckets: [u64; BUCKETS.len()],
+    count: u64,
+    seconds: f64,
+}
+
+impl Histogram {
+    fn add(&mut self, time: Duration) {
+        let seconds = time.as_secs_f64();
+        self.count += 1;
+        self.seconds += seconds;
+        for (bucket, bound) in self.buckets.iter_mut().zip(BUCKETS) {
+            *bucket += u64::from(seconds <= bound);
+        }
+    }
+
+    fn text(&self, out: &mut String, name: &str, help: &str) {
+        head(out, name, "histogram", help);
+        for (count, bound) in self.buckets.iter().zip(BUCKETS) {
+            let _ = writeln!(out, "larder_{name}_bucket{{le=\"{bound}\"}} {count}");
+        }
+        let _ = writeln!(out, "larder_{name}_bucket{{le=\"+Inf\"}} {}", self.count);
+        let _ = writeln!(out, "larder_{name}_sum {}\nlarder_{name}_count {}", self.seconds, self.count);
+    }
 }
 
 impl Metrics {
@@ -51,11 +81,20 @@ impl Counters {
         self.cached += tokens as u64;
     }
 
-    /// Counts a step of the engine.
-    pub fn step(&mut self, work: &StepWork, status: &EngineStatus) {
+    /// Counts a request that leaves the queue.
+    pub fn request_started(&mut self, queued: Duration) {
+        self.queue_time.add(queued);
+    }
+
+    /// Counts a step of the engine, behind which active requests have `in_flight` tokens.
+    pub fn step(&mut self, work: &StepWork, status: &EngineStatus, in_flight: usize) {
         self.prefilled += work.prompt_tokens as u64;
         self.generated += work.generated_tokens as u64;
-        work.ttft.iter().for_each(|time| self.first_token(*time));
+        for token in &work.tokens {
+            let times = if token.is_first { &mut self.first_token } else { &mut self.between_tokens };
+            times.add(token.after);
+        }
+        self.in_flight = in_flight;
         self.status = status.clone();
     }
 
@@ -71,23 +110,15 @@ impl Counters {
         self.request_seconds
     }
 
-    fn first_token(&mut self, time: Duration) {
-        let seconds = time.as_secs_f64();
-        self.ttft_count += 1;
-        self.ttft_seconds += seconds;
-        for (bucket, bound) in self.buckets.iter_mut().zip(BUCKETS) {
-            *bucket += u64::from(seconds <= bound);
-        }
-    }
-
     /// All metrics in Prometheus' text format.
-    pub fn text(&self, (queued, active): (usize, usize)) -> String {
+    pub fn text(&self, (queued, active): (usize, usize), process_bytes: Option<u64>) -> String {
         let mut out = String::new();
         head(&mut out, "http_responses_total", "counter", "HTTP responses by route and status code.");
         for ((route, code), n) in &self.responses {
             let _ = writeln!(out, "larder_http_responses_total{{route=\"{route}\",code=\"{code}\"}} {n}");
         }
         let traffic = self.status.traffic.unwrap_or_default();
+        let in_flight = if active == 0 { 0 } else { self.in_flight };
         let Traffic { counts, waited, computed, .. } = traffic;
         let seconds = |time: Duration| time.as_secs_f64();
         for (name, kind, help, value) in [
@@ -110,26 +141,23 @@ impl Counters {
             ("routing_agreement", "gauge", "Share of the model's own experts that routing chose.", self.agreement()),
             ("queue_length", "gauge", "Requests waiting in the queue.", queued as f64),
             ("active_requests", "gauge", "Requests being generated.", active as f64),
+            ("tokens_in_flight", "gauge", "Tokens of active requests, prompt and answer.", in_flight as f64),
         ] {
             head(&mut out, name, kind, help);
             let _ = writeln!(out, "larder_{name} {value}");
         }
-        self.histogram(&mut out);
+        if let Some(bytes) = process_bytes {
+            head(&mut out, "process_memory_bytes", "gauge", "Resident memory of the process.");
+            let _ = writeln!(out, "larder_process_memory_bytes {bytes}");
+        }
+        self.first_token.text(&mut out, "time_to_first_token_seconds", "Time to first token (TTFT).");
+        self.between_tokens.text(&mut out, "inter_token_seconds", "Time between two tokens of an answer.");
+        self.queue_time.text(&mut out, "queue_seconds", "Time of requests in the queue.");
         out
     }
 
     fn agreement(&self) -> f64 {
         self.status.quality.map_or(1.0, |quality| quality.agreement)
-    }
-
-    fn histogram(&self, out: &mut String) {
-        let name = "time_to_first_token_seconds";
-        head(out, name, "histogram", "Time to first token (TTFT).");
-        for (count, bound) in self.buckets.iter().zip(BUCKETS) {
-            let _ = writeln!(out, "larder_{name}_bucket{{le=\"{bound}\"}} {count}");
-        }
-        let _ = writeln!(out, "larder_{name}_bucket{{le=\"+Inf\"}} {}", self.ttft_count);
-        let _ = writeln!(out, "larder_{name}_sum {}\nlarder_{name}_count {}", self.ttft_seconds, self.ttft_count);
     }
 }
 
@@ -140,23 +168,31 @@ fn head(out: &mut String, name: &str, kind: &str, help: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::active::NewToken;
 
     #[test]
     fn the_buckets_add_up() {
         let metrics = Metrics::default();
         let mut counts = metrics.lock();
-        for millis in [20, 300, 90_000] {
+        for (millis, is_first) in [(20, true), (300, true), (90_000, true), (40, false)] {
             let mut work = StepWork::default();
-            work.generated(1, Some(Duration::from_millis(millis)));
-            counts.step(&work, &EngineStatus::default());
+            work.generated(1, NewToken { after: Duration::from_millis(millis), is_first });
+            counts.step(&work, &EngineStatus::default(), 9);
         }
         let mut work = StepWork::default();
         work.prefilled(1, 7);
-        counts.step(&work, &EngineStatus::default());
+        counts.step(&work, &EngineStatus::default(), 11);
+        counts.request_started(Duration::from_millis(700));
         counts.responded("/v1/models", 200);
-        let text = counts.text((2, 1));
+        let text = counts.text((2, 1), Some(1 << 20));
         for line in [
-            "larder_generated_tokens_total 3",
+            "larder_generated_tokens_total 4",
+            "larder_tokens_in_flight 11",
+            "larder_process_memory_bytes 1048576",
+            "larder_inter_token_seconds_bucket{le=\"0.025\"} 0",
+            "larder_inter_token_seconds_bucket{le=\"0.05\"} 1",
+            "larder_queue_seconds_bucket{le=\"0.5\"} 0",
+            "larder_queue_seconds_count 1",
             "larder_prompt_tokens_total 7",
             "larder_queue_length 2",
             "larder_time_to_first_token_seconds_bucket{le=\"0.01\"} 0",

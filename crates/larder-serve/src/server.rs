@@ -42,12 +42,29 @@ pub struct ServerOptions {
     pub client_timeout: Duration,
     /// Largest request body.
     pub body_bytes: usize,
-    /// The API key that clients must send.
-    pub api_key: Option<String>,
+    /// The API keys of which clients must send one; without any no key is needed.
+    pub api_keys: Vec<ApiKey>,
+    /// Memory of the process, where the system tells.
+    pub process_bytes: fn() -> Option<u64>,
     /// Allowed CORS origin, `*` for all.
     pub cors: Option<String>,
     /// Whether the listener is on a loopback address.
     pub is_local: bool,
+}
+
+/// An API key.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ApiKey {
+    /// What clients send.
+    pub key: String,
+    /// Whether it may change settings that concern all clients.
+    pub is_admin: bool,
+}
+
+impl std::fmt::Debug for ApiKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.debug_struct("ApiKey").field("is_admin", &self.is_admin).finish_non_exhaustive()
+    }
 }
 
 /// State shared by all threads.

@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -20,6 +21,11 @@ pub struct Server {
 impl Server {
     /// With a model and further flags.
     pub fn start(model: &Path, flags: &[&str]) -> Server {
+        Self::start_logged(model, flags).0
+    }
+
+    /// As [`start`](Self::start), with what it writes to standard error until it ends.
+    pub fn start_logged(model: &Path, flags: &[&str]) -> (Server, JoinHandle<String>) {
         let mut child = Command::new(env!("CARGO_BIN_EXE_larder-under-test"))
             .args(["serve", "-m", model.to_str().unwrap(), "--port", "0", "--threads", "2"])
             .args(flags)
@@ -37,8 +43,17 @@ impl Server {
             }
             all += &line;
         };
-        std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
-        Server { child, address }
+        let log = std::thread::spawn(move || {
+            let mut text = String::new();
+            let _ = said.read_to_string(&mut text);
+            text
+        });
+        (Server { child, address }, log)
+    }
+
+    /// Its address and port.
+    pub fn address(&self) -> &str {
+        &self.address
     }
 
     fn connect(&self) -> TcpStream {

@@ -1,7 +1,9 @@
 //! `larder serve`: the HTTP API and the chat page.
 
 mod api;
+mod echo;
 mod hot;
+mod operating;
 mod page;
 mod sessions;
 mod several;

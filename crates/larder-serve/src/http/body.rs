@@ -18,6 +18,13 @@ pub async fn read(app: &App, request: Request) -> Result<Bytes, ApiError> {
     let limit = app.options.body_bytes;
     let length = request.headers().get(header::CONTENT_LENGTH);
     let length = length.and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+    if length.is_some_and(|bytes| bytes > limit) {
+        // The response does not wait for the body; it is taken meanwhile, so that the client gets to read the response.
+        if !request.headers().contains_key(header::EXPECT) {
+            tokio::spawn(timeout(app.options.client_timeout, collect(request.into_body(), limit)));
+        }
+        return Err(too_large(limit));
+    }
     let slow = |_| {
         let message = format!("The request body did not arrive within {} s.", app.options.client_timeout.as_secs());
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "timeout", message)
@@ -43,9 +50,10 @@ async fn collect(mut body: Body, limit: usize) -> Result<Bytes, ApiError> {
             _ => all.clear(),
         }
     }
-    if seen > limit {
-        let message = format!("The request body is larger than the limit of {limit} bytes.");
-        return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message));
-    }
-    Ok(all.freeze())
+    if seen > limit { Err(too_large(limit)) } else { Ok(all.freeze()) }
+}
+
+fn too_large(limit: usize) -> ApiError {
+    let message = format!("The request body is larger than the limit of {limit} bytes.");
+    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
 }

@@ -87,7 +87,7 @@ async fn health(State(app): State<App>) -> Response {
 }
 
 async fn metrics(State(app): State<App>) -> Response {
-    let text = app.metrics.lock().text(app.queue.lengths());
+    let text = app.metrics.lock().text(app.queue.lengths(), (app.options.process_bytes)());
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 
@@ -227,6 +227,7 @@ async fn generate<F: ResponseFormat + 'static>(
             number: number + i as u64,
             max_tokens: params.max_tokens.unwrap_or(usize::MAX).min(app.model.context - prompt.len()),
             prompt: prompt.clone(),
+            echo: params.echo.then(|| app.model.tokenizer.decode(prompt, false)),
             // Answers to one prompt differ; the first is that of a request for one.
             sampler: sampler.clone().with_seed(seed.wrapping_add(choice as u64)).with_prompt_len(prompt.len()),
             grammar: grammar.clone(),
@@ -234,6 +235,7 @@ async fn generate<F: ResponseFormat + 'static>(
             ignore_eos: params.ignore_eos,
             logprobs: params.logprobs,
             show_marks: chat.is_some(),
+            span: tracing::Span::current(),
             received: since,
             deadline: since + app.options.timeout,
             events: to,

@@ -109,9 +109,10 @@ impl OpenAiFormat {
             offsets.push(self.offsets[index]);
             self.offsets[index] += token.sampled.text.chars().count();
         }
-        let top = |token: &SampledToken| -> Map<String, Value> {
+        let top = |token: &SampledToken| -> Value {
             let pairs = token.top.iter().chain([&token.sampled]);
-            pairs.map(|token| (token.text.clone(), token.logprob.into())).collect()
+            let all: Map<String, Value> = pairs.map(|token| (token.text.clone(), token.logprob.into())).collect();
+            if token.sampled.logprob.is_nan() { Value::Null } else { all.into() }
         };
         json!({
             "tokens": tokens.iter().map(|token| token.sampled.text.as_str()).collect::<Vec<_>>(),

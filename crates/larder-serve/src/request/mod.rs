@@ -51,6 +51,8 @@ pub struct GenerationParams {
     pub logprobs: Option<usize>,
     /// Whether to go on after an end-of-text token.
     pub ignore_eos: bool,
+    /// Whether the answer begins with the prompt.
+    pub echo: bool,
     /// What the answer has to match, if not any text.
     pub format: Option<RequestedFormat>,
 }
@@ -124,6 +126,7 @@ impl ChatRequest {
             reject_unless_empty(&fields, field, why)?;
         }
         let mut params = generation_params(&fields)?;
+        check_max_tokens(&params)?;
         let wanted = fields.boolean("logprobs")?.unwrap_or(false);
         params.logprobs = match (wanted, fields.integer("top_logprobs", 0..=TOP_LOGPROBS)?) {
             (true, top) => Some(top.unwrap_or(0) as usize),
@@ -150,10 +153,9 @@ impl CompletionRequest {
         let json = json(body)?;
         let fields = Fields::of(&json, "")?;
         reject_unless_empty(&fields, "suffix", "'suffix' is not supported.")?;
-        if fields.boolean("echo")? == Some(true) {
-            return Err(ApiError::unsupported("echo", "'echo' is not supported."));
-        }
         let mut params = generation_params(&fields)?;
+        params.echo = fields.boolean("echo")?.unwrap_or(false);
+        check_max_tokens(&params)?;
         if fields.integer("best_of", 1..=CHOICES)?.is_some_and(|best| best != params.choices as u64) {
             return Err(ApiError::unsupported("best_of", "'best_of' is not supported unless it equals 'n'."));
         }
@@ -220,6 +222,7 @@ fn generation_params(fields: &Fields) -> Result<GenerationParams> {
         include_usage,
         logprobs: None,
         ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(false),
+        echo: false,
         format: format::requested_format(fields)?,
     })
 }
@@ -241,7 +244,16 @@ fn max_tokens(fields: &Fields, field: &str) -> Result<Option<usize>> {
     if fields.get(field).and_then(Value::as_i64) == Some(-1) {
         return Ok(Some(usize::MAX));
     }
-    Ok(fields.integer(field, 1..=u32::MAX.into())?.map(|n| n as usize))
+    Ok(fields.integer(field, 0..=u32::MAX.into())?.map(|n| n as usize))
+}
+
+/// No token is generated only where the prompt is the answer.
+fn check_max_tokens(params: &GenerationParams) -> Result<()> {
+    if params.max_tokens != Some(0) || params.echo {
+        return Ok(());
+    }
+    let message = "Invalid value for 'max_tokens': 0 is only allowed with 'echo'.";
+    Err(ApiError::invalid_field("max_tokens", "invalid_value", message))
 }
 
 /// OpenAI's form: token ids as keys.

@@ -62,7 +62,7 @@ fn errors_name_the_field_and_the_fault() {
         ("temperature", json!("hot"), "temperature", "expected a number, but got a string"),
         ("temperature", json!(3), "temperature", "expected 0 to 2, but got 3"),
         ("max_tokens", json!(1.5), "max_tokens", "expected an integer, but got a decimal number"),
-        ("max_tokens", json!(0), "max_tokens", "but got 0 instead"),
+        ("max_tokens", json!(0), "max_tokens", "0 is only allowed with 'echo'"),
         ("max_tokens", json!(-2), "max_tokens", "but got -2 instead"),
         ("n", json!(0), "n", "but got 0 instead"),
         ("n", json!(65), "n", "expected 1 to 64"),

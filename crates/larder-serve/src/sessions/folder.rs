@@ -1,9 +1,9 @@
 //! The folder of saved sequences: its files, read at the start, written and removed later.
 
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, BufReader};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -136,7 +136,10 @@ impl SessionFolder {
 
     fn write(&self, name: &str, sequence: &Sequence, origin: &SequenceOrigin) -> io::Result<u64> {
         let path = self.path.join(name);
-        write_atomically(&path, |out| sequence.save(origin, &[], out))?;
+        write_atomically(&path, |out| {
+            out.get_ref().set_permissions(Permissions::from_mode(0o600))?;
+            sequence.save(origin, &[], out)
+        })?;
         Ok(fs::symlink_metadata(&path)?.len())
     }
 

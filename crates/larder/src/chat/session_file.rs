@@ -1,7 +1,8 @@
 //! The file of `--session`: a conversation with its sequence, saved at the end of a chat and continued by the next one.
 
-use std::fs::File;
-use std::io::BufReader;
+use std::fs::{File, Permissions};
+use std::io::{BufReader, BufWriter};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -91,8 +92,12 @@ impl SessionFile {
         }
         let transcript = transcript.map(|Transcript { tokens, text }| json!({"tokens": tokens, "text": text}));
         let note = json!({"messages": conversation.json(), "transcript": transcript}).to_string();
-        write_atomically(&self.path, |out| sequence.save(&origin, note.as_bytes(), out))
-            .with_context(|| self.path.display().to_string())
+        let write = |out: &mut BufWriter<File>| {
+            // It holds what was said.
+            out.get_ref().set_permissions(Permissions::from_mode(0o600))?;
+            sequence.save(&origin, note.as_bytes(), out)
+        };
+        write_atomically(&self.path, write).with_context(|| self.path.display().to_string())
     }
 
     /// The file and its length, if it is there.

@@ -1,9 +1,10 @@
 //! The flags of `larder serve`.
 
-use std::net::IpAddr;
 use std::path::PathBuf;
 
+use anyhow::Result;
 use clap::Args;
+use larder_engine::{GenerationConfig, Sampler};
 
 use super::engine::{HotSetFlags, UntracedFlags};
 use super::{ByteSize, at_least_one, byte_size, heading};
@@ -21,9 +22,12 @@ pub struct ServeArgs {
     /// Model name in the API (default: name of the folder or file); can be repeated for aliases
     #[arg(long, value_name = "NAME", help_heading = heading::SERVER)]
     pub alias: Vec<String>,
-    /// Address to listen on; the default admits this machine only
+    /// Chat template in Jinja, in place of the model's
+    #[arg(long, value_name = "FILE", help_heading = heading::MODEL)]
+    pub chat_template_file: Option<PathBuf>,
+    /// Address or host name to listen on; the default admits this machine only
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", help_heading = heading::SERVER)]
-    pub host: IpAddr,
+    pub host: String,
     /// Port to listen on; 0 picks a free one and prints it
     #[arg(long, value_name = "N", default_value_t = 8080, help_heading = heading::SERVER)]
     pub port: u16,
@@ -57,16 +61,71 @@ pub struct ServeArgs {
     /// API key that clients must send
     #[arg(long, value_name = "KEY", env = "LARDER_API_KEY", hide_env_values = true, help_heading = heading::SERVER)]
     pub api_key: Option<String>,
+    /// File of API keys, one per line: KEY, or KEY admin for those that may change the engine's settings
+    #[arg(long, value_name = "FILE", help_heading = heading::SERVER)]
+    pub api_key_file: Option<PathBuf>,
+    /// Log to standard error: failures, or also a line per response and per answer
+    #[arg(long, value_name = "LEVEL", default_value = "off", help_heading = heading::SERVER)]
+    pub log_level: LogLevel,
     /// Allowed CORS origin, e.g. https://chat.example, or * (default: same origin only)
     #[arg(long, value_name = "ORIGIN", help_heading = heading::SERVER)]
     pub cors: Option<String>,
+    #[command(flatten)]
+    pub sampling: SamplingDefaults,
     #[command(flatten)]
     pub engine: UntracedFlags,
     #[command(flatten)]
     pub hot_set: HotSetFlags,
 }
 
-fn at_least_two(text: &str) -> Result<usize, String> {
+/// What is logged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub enum LogLevel {
+    Off,
+    Error,
+    Info,
+}
+
+/// Sampling of requests that do not say how; the model's recommendation where a flag is missing.
+#[derive(Args)]
+#[command(next_help_heading = heading::SAMPLING)]
+pub struct SamplingDefaults {
+    /// Sampling temperature of requests without one; 0 is greedy (default: the model's)
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    pub temperature: Option<f32>,
+    /// Sample from the K most likely tokens only; 0 is off
+    #[arg(long, value_name = "K")]
+    pub top_k: Option<usize>,
+    /// Sample from the most likely tokens whose probabilities add up to P; 1 is off
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub top_p: Option<f32>,
+    /// Sample from tokens with at least P times the probability of the most likely one; 0 is off
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub min_p: Option<f32>,
+    /// Make tokens that already occurred less likely; 1 is off
+    #[arg(long, value_name = "R", allow_negative_numbers = true)]
+    pub repetition_penalty: Option<f32>,
+}
+
+impl SamplingDefaults {
+    /// The model's recommendation, with what the flags say in its place.
+    pub fn over(&self, model: GenerationConfig) -> Result<GenerationConfig> {
+        let merged = GenerationConfig {
+            do_sample: self.temperature.map(|t| t > 0.0).or(model.do_sample),
+            temperature: self.temperature.or(model.temperature),
+            top_k: self.top_k.or(model.top_k),
+            top_p: self.top_p.or(model.top_p),
+            min_p: self.min_p.or(model.min_p),
+            repetition_penalty: self.repetition_penalty.or(model.repetition_penalty),
+            ..model
+        };
+        // Values out of range are refused here, and not by every request.
+        Sampler::new(merged.sampling(), 0)?;
+        Ok(merged)
+    }
+}
+
+fn at_least_two(text: &str) -> std::result::Result<usize, String> {
     match at_least_one(text)? {
         1 => Err("must be at least 2: one token of prompt and one to generate".into()),
         n => Ok(n),

@@ -1,21 +1,27 @@
 //! `larder serve`.
 
-use std::net::SocketAddr;
+use std::net::{TcpListener, ToSocketAddrs};
+use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use larder_core::{LayerIdx, MoeRow, Presence};
-use larder_engine::{ChatFormat, Routing, SequenceOrigin};
+use larder_engine::{ChatFormat, ChatTemplate, Routing, SequenceOrigin};
 use larder_model::{Decoder, ExpertPath};
 use larder_policy::routing::RoutingSpec;
+use larder_runtime::machine::memory;
 use larder_runtime::{InferenceEngine, OpenModel, Options, TextCodec, model_name};
-use larder_serve::{EngineStatus, LayerVisit, RoutingQuality, ServerOptions, SessionDisk, TOKENIZER_THREADS};
+use larder_serve::{ApiKey, EngineStatus, LayerVisit, RoutingQuality, ServerOptions, SessionDisk, TOKENIZER_THREADS};
+use larder_store::read_small;
 use std::time::{Duration, Instant};
+use tracing_subscriber::filter::LevelFilter;
 
 use super::{listen, signal};
-use crate::cli::serve::ServeArgs;
+use crate::cli::serve::{LogLevel, ServeArgs};
 use crate::models;
 use crate::origin::SequenceOrigins;
 
+/// Largest file of keys, and largest chat template.
+const FILE_BYTES_MAX: u64 = 4 << 20;
 /// Time between two writes of the hot set.
 const HOT_SET_PAUSE: Duration = Duration::from_secs(300);
 
@@ -24,14 +30,18 @@ pub fn run(args: ServeArgs) -> Result<()> {
     if args.api_key.as_deref().is_some_and(str::is_empty) {
         bail!("the API key is empty; set --api-key (or LARDER_API_KEY) to some text, or leave it out");
     }
-    let address = SocketAddr::new(args.host, args.port);
+    let api_keys = api_keys(&args)?;
+    start_log(args.log_level);
     // The port is bound before the model is loaded, so that a port in use is reported at once.
-    let listener = listen(address, "--port")?;
+    let listener = listen_on(&args.host, args.port)?;
     let address = listener.local_addr()?;
-    let options = options(&args);
+    let options = ServerOptions { api_keys, is_local: address.ip().is_loopback(), ..options(&args) };
     let flags = args.engine.full();
     let model = models::open_to_run(&args.model, flags.no_store)?;
-    let text = model.text_codec()?;
+    let mut text = model.text_codec()?;
+    if let Some(path) = &args.chat_template_file {
+        text.template = Some(other_template(&model, path)?);
+    }
     let context = args.context.min(model.blueprint.context);
     let prompt_bytes = text.tokenizer.longest_text(context).saturating_mul(TOKENIZER_THREADS);
     // While a sequence is written to disk, its memory is still in use.
@@ -41,7 +51,7 @@ pub fn run(args: ServeArgs) -> Result<()> {
     let origins = SequenceOrigins::new(&model, &engine_options, &engine, options.session_disk.is_some())
         .context("--session-dir cannot be used")?;
     let served = served_model(&args, &model, text, &mut engine)?;
-    if !options.is_local && options.api_key.is_none() {
+    if !options.is_local && options.api_keys.is_empty() {
         eprintln!("warning: {address} is reachable from other machines without a key; set --api-key to require one");
     }
     eprintln!("serving {} on http://{address}", served.name);
@@ -59,10 +69,62 @@ fn options(args: &ServeArgs) -> ServerOptions {
         timeout: Duration::from_secs(args.timeout),
         client_timeout: Duration::from_secs(args.client_timeout),
         body_bytes: usize::try_from(args.max_body.0).unwrap_or(usize::MAX),
-        api_key: args.api_key.clone(),
+        api_keys: vec![],
+        process_bytes: memory::current,
         cors: args.cors.clone(),
-        is_local: args.host.is_loopback(),
+        is_local: false,
     }
+}
+
+fn start_log(level: LogLevel) {
+    let level = match level {
+        LogLevel::Off => return,
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Info => LevelFilter::INFO,
+    };
+    let log = tracing_subscriber::fmt().with_max_level(level).with_ansi(false).with_target(false);
+    log.with_writer(std::io::stderr).init();
+}
+
+/// Listens on the first address of `host` that is free.
+fn listen_on(host: &str, port: u16) -> Result<TcpListener> {
+    let addresses =
+        (host, port).to_socket_addrs().with_context(|| format!("--host {host}: cannot find its address"))?;
+    let mut last = None;
+    for address in addresses {
+        match listen(address, "--port") {
+            Ok(listener) => return Ok(listener),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.unwrap_or_else(|| anyhow!("--host {host} has no address")))
+}
+
+fn other_template(model: &OpenModel, path: &Path) -> Result<ChatTemplate> {
+    let Some(jinja) = read_small(path, FILE_BYTES_MAX)? else { bail!("{}: not found", path.display()) };
+    model.other_template(&jinja).with_context(|| path.display().to_string())
+}
+
+/// The key of `--api-key`, which is an administrator's, and those of `--api-key-file`.
+fn api_keys(args: &ServeArgs) -> Result<Vec<ApiKey>> {
+    let mut keys: Vec<ApiKey> = args.api_key.iter().map(|key| ApiKey { key: key.clone(), is_admin: true }).collect();
+    let Some(path) = &args.api_key_file else { return Ok(keys) };
+    let Some(bytes) = read_small(path, FILE_BYTES_MAX)? else { bail!("{}: not found", path.display()) };
+    let text = std::str::from_utf8(&bytes).with_context(|| format!("{}: is not UTF-8", path.display()))?;
+    for (i, line) in text.lines().enumerate() {
+        let mut words = line.split('#').next().unwrap_or_default().split_whitespace();
+        let Some(key) = words.next() else { continue };
+        let is_admin = match (words.next(), words.next()) {
+            (None | Some("user"), None) => false,
+            (Some("admin"), None) => true,
+            _ => bail!("{}:{}: expected a key, and admin or user or nothing behind it", path.display(), i + 1),
+        };
+        keys.push(ApiKey { key: key.to_owned(), is_admin });
+    }
+    if keys.is_empty() {
+        bail!("{}: has no key; write one per line, or leave out --api-key-file", path.display());
+    }
+    Ok(keys)
 }
 
 fn served_model(
@@ -80,7 +142,7 @@ fn served_model(
         tokenizer: text.tokenizer,
         template: text.template,
         chat_format,
-        generation: model.generation()?,
+        generation: args.sampling.over(model.generation()?)?,
         context: args.context.min(model.blueprint.context),
         vocab: model.blueprint.vocab,
         layers: geometry.moe_layers.iter().map(|layer| layer.index()).collect(),
