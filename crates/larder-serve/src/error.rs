@@ -98,6 +98,8 @@ impl IntoResponse for Json {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.json())).into_response();
+        // Routes of other APIs write it in their own form.
+        response.extensions_mut().insert(self.clone());
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }

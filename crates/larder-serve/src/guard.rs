@@ -12,6 +12,7 @@ use axum::response::{IntoResponse, Response};
 use tracing::Instrument;
 
 use crate::error::ApiError;
+use crate::error_form::ErrorForm;
 use crate::server::App;
 
 /// Longest id that a client may give its request.
@@ -24,6 +25,7 @@ pub async fn guard(State(app): State<App>, request: Request, next: Next) -> Resp
     let (route, since) = (route_of(&request), Instant::now());
     let (method, id) = (request.method().clone(), request_id(request.headers()));
     let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default());
+    let form = ErrorForm::of_path(request.uri().path());
     let origin = request.headers().get(header::ORIGIN).cloned();
     let wanted = request.headers().get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
     let mut response = match authorize(&app, &request) {
@@ -32,6 +34,7 @@ pub async fn guard(State(app): State<App>, request: Request, next: Next) -> Resp
         Ok(()) => next.run(request).instrument(span.clone()).await,
     };
     response.headers_mut().insert(REQUEST_ID, id);
+    form.apply(&mut response);
     if let (Some(allowed), Some(origin)) = (&app.options.cors, origin)
         && (allowed == "*" || allowed.as_bytes() == origin.as_bytes())
     {

@@ -30,6 +30,7 @@ mod connection;
 mod decode;
 mod engine;
 mod error;
+mod error_form;
 mod guard;
 mod http;
 mod job;
