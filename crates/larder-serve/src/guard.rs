@@ -81,6 +81,8 @@ fn route_of(request: &Request) -> &'static str {
         "/apply-template",
         "/slots",
         "/slots/{id}",
+        "/v1/responses",
+        "/responses",
     ];
     let path = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
     ROUTES.into_iter().find(|route| *route == path).unwrap_or("other")

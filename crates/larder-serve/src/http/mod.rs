@@ -31,6 +31,7 @@ use crate::server::App;
 
 mod body;
 mod slots;
+mod responses;
 mod tools;
 
 type Result<T> = std::result::Result<T, ApiError>;
@@ -61,6 +62,8 @@ pub fn router(app: App) -> Router {
         .route("/tokenize", post(tools::tokenize))
         .route("/detokenize", post(tools::detokenize))
         .route("/apply-template", post(tools::apply_template))
+        .route("/v1/responses", post(responses::respond))
+        .route("/responses", post(responses::respond))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(middleware::from_fn_with_state(app.clone(), guard))
@@ -138,18 +141,22 @@ async fn complete(State(app): State<App>, request: Request) -> Result<Response> 
     let since = Instant::now();
     let body = body::read(&app, request).await?;
     let asked = run_blocking(&app, move |app| {
-        let request = CompletionRequest::parse(&body)?;
-        check_model(app, request.params.model.as_deref())?;
-        let prompts = request.prompts.iter().map(|prompt| app.model.prompt(prompt)).collect::<Result<_>>()?;
-        let grammar = app.completion_grammar(request.params.format.as_ref())?;
-        let mut params = request.params;
-        params.max_tokens.get_or_insert(DEFAULT_MAX_TOKENS);
-        Ok(Asked { params, grammar, prompts, more_stops: vec![], chat: None })
+        let mut request = CompletionRequest::parse(&body)?;
+        request.params.max_tokens.get_or_insert(DEFAULT_MAX_TOKENS);
+        prepare_completion(app, request)
     })
     .await?;
     let format =
         |params: &GenerationParams, number| OpenAiFormat::new(Endpoint::Completion, number, &app.model.name, params);
     generate(&app, since, asked, format).await
+}
+
+/// Tokenises the prompts of a completion.
+fn prepare_completion(app: &App, CompletionRequest { params, prompts }: CompletionRequest) -> Result<Asked> {
+    check_model(app, params.model.as_deref())?;
+    let prompts = prompts.iter().map(|prompt| app.model.prompt(prompt)).collect::<Result<_>>()?;
+    let grammar = app.completion_grammar(params.format.as_ref())?;
+    Ok(Asked { params, grammar, prompts, more_stops: vec![], chat: None })
 }
 
 /// Runs `work`, mostly tokenising, on a blocking thread, a few at a time.

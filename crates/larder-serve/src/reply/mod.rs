@@ -1,8 +1,12 @@
 //! Responses to generation requests: one JSON object, or a stream of events, in the format of an API.
 
+mod blocks;
 mod message;
 mod openai;
+mod responses;
 mod stream;
+
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::response::{IntoResponse, Response};
 use larder_engine::OutputParser;
@@ -15,6 +19,7 @@ use crate::job::{GenerationEvent, GenerationSummary, SampledToken};
 
 pub use message::{Message, MessageBuilder, MessagePart, ToolCall};
 pub use openai::{Endpoint, OpenAiFormat};
+pub use responses::ResponsesFormat;
 pub use stream::ResponseStream;
 
 /// The format of the responses of an API.
@@ -147,6 +152,12 @@ async fn collect(PendingAnswer { mut events, parser }: PendingAnswer) -> Result<
             None => return Err(interrupted()),
         }
     }
+}
+
+/// The id of the response to request `number`: unique also over restarts of the server.
+fn response_id(prefix: &str, number: u64) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    format!("{prefix}{:012x}{number:08x}", now.as_micros() & 0xffff_ffff_ffff)
 }
 
 /// The decode thread dropped the request without a final event.

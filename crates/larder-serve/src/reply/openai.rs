@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use larder_engine::FinishReason;
 use serde_json::{Map, Value, json};
 
-use super::{Answer, Framing, Message, MessagePart, ResponseFormat, StreamEvent, ToolCall};
+use super::{Answer, Framing, Message, MessagePart, ResponseFormat, StreamEvent, ToolCall, response_id};
 use crate::job::{GenerationSummary, SampledToken, TokenLogprob};
 use crate::request::GenerationParams;
 
@@ -36,10 +36,10 @@ impl OpenAiFormat {
     /// The format of the response to request `number`.
     pub fn new(kind: Endpoint, number: u64, model: &str, params: &GenerationParams) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let prefix = if kind == Endpoint::Chat { "chatcmpl" } else { "cmpl" };
+        let prefix = if kind == Endpoint::Chat { "chatcmpl-" } else { "cmpl-" };
         OpenAiFormat {
             kind,
-            id: format!("{prefix}-{:012x}{number:08x}", now.as_micros() & 0xffff_ffff_ffff),
+            id: response_id(prefix, number),
             created: now.as_secs(),
             model: model.to_owned(),
             logprobs: params.logprobs.is_some(),

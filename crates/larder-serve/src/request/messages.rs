@@ -48,7 +48,7 @@ fn one(value: &Value, path: &str) -> Result<Value> {
 }
 
 /// The content as one string; an assistant's may be missing, as with tool calls.
-fn content(fields: &Fields, role: &str) -> Result<Value> {
+pub fn content(fields: &Fields, role: &str) -> Result<Value> {
     let name = fields.name("content");
     match fields.get("content") {
         None if role == "assistant" => Ok("".into()),

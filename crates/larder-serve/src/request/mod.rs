@@ -1,8 +1,10 @@
 //! Request bodies, parsed from untrusted bytes.
 
+mod dialogue;
 mod fields;
 mod format;
 mod messages;
+mod responses;
 mod tokens;
 mod tools;
 
@@ -12,6 +14,7 @@ use serde_json::{Map, Value};
 use crate::error::ApiError;
 use fields::{Fields, wrong_type};
 pub use format::RequestedFormat;
+pub use responses::ResponsesRequest;
 pub use tokens::{DetokenizeRequest, TokenizeRequest};
 pub use tools::{RequestedTools, ToolChoice};
 
@@ -217,7 +220,7 @@ fn generation_params(fields: &Fields) -> Result<GenerationParams> {
         sampling: sampling_params(fields)?,
         seed: seed(fields)?,
         logit_bias: logit_bias(fields)?,
-        stop: stop(fields)?,
+        stop: stop_strings(fields, "stop", STOPS)?,
         stream,
         include_usage,
         logprobs: None,
@@ -280,9 +283,11 @@ fn seed(fields: &Fields) -> Result<Option<u64>> {
     seed.map(Some).ok_or_else(|| wrong_type("seed", "an integer", value))
 }
 
-fn stop(fields: &Fields) -> Result<Vec<String>> {
-    let Some(value) = fields.get("stop") else { return Ok(vec![]) };
-    let wrong = || wrong_type("stop", "a string or an array of strings", value);
+/// The stop strings of a field, at most `most`.
+fn stop_strings(fields: &Fields, field: &str, most: usize) -> Result<Vec<String>> {
+    let Some(value) = fields.get(field) else { return Ok(vec![]) };
+    let name = fields.name(field);
+    let wrong = || wrong_type(&name, "a string or an array of strings", value);
     let stops: Vec<String> = match value {
         Value::String(stop) => vec![stop.clone()],
         Value::Array(list) => {
@@ -291,13 +296,13 @@ fn stop(fields: &Fields) -> Result<Vec<String>> {
         _ => return Err(wrong()),
     };
     let message = match (stops.len(), stops.iter().any(String::is_empty)) {
-        (n, _) if n > STOPS => {
-            format!("Invalid value for 'stop': expected at most {STOPS} strings, but got {n} instead.")
+        (n, _) if n > most => {
+            format!("Invalid value for '{name}': expected at most {most} strings, but got {n} instead.")
         }
-        (_, true) => "Invalid value for 'stop': a stop string must not be empty.".into(),
+        (_, true) => format!("Invalid value for '{name}': a stop string must not be empty."),
         _ => return Ok(stops),
     };
-    Err(ApiError::invalid_field("stop", "invalid_value", message))
+    Err(ApiError::invalid_field(name, "invalid_value", message))
 }
 
 fn reject_unless_empty(fields: &Fields, field: &str, why: &str) -> Result<()> {
@@ -306,7 +311,7 @@ fn reject_unless_empty(fields: &Fields, field: &str, why: &str) -> Result<()> {
         Some(Value::Object(map)) if map.is_empty() => Ok(()),
         Some(Value::Array(list)) if list.is_empty() => Ok(()),
         Some(Value::String(text)) if text.is_empty() => Ok(()),
-        Some(_) => Err(ApiError::unsupported(field, why)),
+        Some(_) => Err(ApiError::unsupported(fields.name(field), why)),
     }
 }
 
@@ -334,6 +339,12 @@ fn extra(fields: &Fields) -> Result<Map<String, Value>> {
         extra.entry("reasoning_effort").or_insert(effort.into());
     }
     Ok(extra)
+}
+
+/// The tools of another API, translated into OpenAI's form.
+fn translated_tools(list: Vec<Value>, choice: Option<Value>, parallel: Option<bool>) -> Result<Option<RequestedTools>> {
+    let body = serde_json::json!({"tools": list, "tool_choice": choice, "parallel_tool_calls": parallel});
+    tools::requested_tools(&Fields::of(&body, "")?)
 }
 
 /// A text, token ids, or a list of either.

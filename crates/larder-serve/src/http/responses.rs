@@ -1,0 +1,23 @@
+//! The route of OpenAI's Responses API.
+
+use std::time::Instant;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+
+use super::{Result, body, generate, prepare_chat, run_blocking};
+use crate::reply::ResponsesFormat;
+use crate::request::ResponsesRequest;
+use crate::server::App;
+
+/// A response, whole or streamed.
+pub async fn respond(State(app): State<App>, request: Request) -> Result<Response> {
+    let since = Instant::now();
+    let body = body::read(&app, request).await?;
+    let (asked, echo) = run_blocking(&app, move |app| {
+        let ResponsesRequest { chat, echo } = ResponsesRequest::parse(&body)?;
+        Ok((prepare_chat(app, chat)?, echo))
+    })
+    .await?;
+    generate(&app, since, asked, |_, number| ResponsesFormat::new(number, &app.model.name, echo)).await
+}

@@ -1,0 +1,109 @@
+//! The messages of a chat, built from the items of APIs that split an assistant's turn into several.
+
+use serde_json::{Value, json};
+
+use super::fields::{Fields, wrong_type};
+use super::messages;
+use crate::error::ApiError;
+
+type Result<T> = std::result::Result<T, ApiError>;
+
+/// Messages as chat templates read them. Reasoning, text and calls of an assistant's turn become one message.
+#[derive(Default)]
+pub struct Dialogue {
+    messages: Vec<Value>,
+    /// Reasoning before the next part of an assistant's turn.
+    reasoning: String,
+}
+
+impl Dialogue {
+    /// Adds a text of a role, an assistant's to its turn.
+    pub fn text(&mut self, role: &str, text: &str) {
+        if role != "assistant" {
+            self.messages.push(json!({"role": role, "content": text}));
+            return;
+        }
+        let content = &mut self.turn()["content"];
+        let before = content.as_str().unwrap_or_default();
+        *content = if before.is_empty() { text.into() } else { format!("{before}\n{text}").into() };
+    }
+
+    /// Adds reasoning.
+    pub fn reasoning(&mut self, text: &str) {
+        if !self.reasoning.is_empty() {
+            self.reasoning.push('\n');
+        }
+        self.reasoning.push_str(text);
+    }
+
+    /// Adds a call of a tool; `arguments` are an object, or a string of JSON.
+    pub fn call(&mut self, id: &str, name: &str, arguments: &Value) {
+        let parsed = arguments.as_str().and_then(|text| serde_json::from_str(text).ok()).filter(Value::is_object);
+        let arguments = parsed.unwrap_or_else(|| arguments.clone());
+        let call = json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+        match &mut self.turn()["tool_calls"] {
+            Value::Array(calls) => calls.push(call),
+            none => *none = json!([call]),
+        }
+    }
+
+    /// Adds the result of the call of this id.
+    pub fn result(&mut self, id: &str, name: Option<&str>, text: &str) {
+        let mut message = json!({"role": "tool", "content": text, "tool_call_id": id});
+        if let Some(name) = name {
+            message["name"] = name.into();
+        }
+        self.messages.push(message);
+    }
+
+    /// The messages, at least one; `field` is the field that they were read from.
+    pub fn finish(self, field: &str) -> Result<Vec<Value>> {
+        if self.messages.is_empty() {
+            let message = format!("Invalid '{field}': empty; expected at least one message.");
+            return Err(ApiError::invalid_field(field, "empty_array", message));
+        }
+        Ok(self.messages)
+    }
+
+    /// The role of the last message.
+    pub fn last_role(&self) -> Option<&str> {
+        self.messages.last()?["role"].as_str()
+    }
+
+    /// The message of the assistant's turn that is being built.
+    fn turn(&mut self) -> &mut Value {
+        let reasoning = std::mem::take(&mut self.reasoning);
+        if self.last_role() != Some("assistant") || !reasoning.is_empty() {
+            let mut message = json!({"role": "assistant", "content": ""});
+            if !reasoning.is_empty() {
+                message["reasoning_content"] = reasoning.into();
+            }
+            self.messages.push(message);
+        }
+        let last = self.messages.len() - 1;
+        &mut self.messages[last]
+    }
+}
+
+/// A required string.
+pub fn required_string<'a>(fields: &Fields<'a>, field: &str) -> Result<&'a str> {
+    let value = fields.required(field)?;
+    value.as_str().ok_or_else(|| wrong_type(&fields.name(field), "a string", value))
+}
+
+/// The field `content` as one text, of a string or of text parts; empty if it is absent.
+pub fn optional_text(fields: &Fields) -> Result<String> {
+    messages::content(fields, "assistant").map(|content| content.as_str().unwrap_or_default().to_owned())
+}
+
+/// One of the roles that an API has.
+pub fn role<'a>(fields: &Fields<'a>, known: &[&str]) -> Result<&'a str> {
+    match required_string(fields, "role")? {
+        role if known.contains(&role) => Ok(role),
+        other => {
+            let (name, known) = (fields.name("role"), known.join(", "));
+            let message = format!("Invalid value for '{name}': '{other}' is not one of {known}.");
+            Err(ApiError::invalid_field(name, "invalid_value", message))
+        }
+    }
+}

@@ -1,0 +1,312 @@
+//! The body of OpenAI's `/v1/responses`, as a chat.
+
+use larder_engine::TextFormat;
+use serde_json::{Map, Value, json};
+
+use super::dialogue::{Dialogue, optional_text, required_string, role};
+use super::fields::{Fields, wrong_type};
+use super::{ChatRequest, GenerationParams, RequestedFormat, RequestedTools};
+use crate::error::ApiError;
+
+type Result<T> = std::result::Result<T, ApiError>;
+
+/// The body of `/v1/responses`.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ResponsesRequest {
+    /// The chat.
+    pub chat: ChatRequest,
+    /// Fields that the response repeats.
+    pub echo: Map<String, Value>,
+}
+
+impl ResponsesRequest {
+    /// Parses and checks a body.
+    pub fn parse(body: &[u8]) -> Result<Self> {
+        let json = super::json(body)?;
+        let fields = Fields::of(&json, "")?;
+        refuse_state(&fields)?;
+        let params = GenerationParams {
+            choices: 1,
+            model: fields.string("model")?.map(str::to_owned),
+            max_tokens: fields.integer("max_output_tokens", 1..=u32::MAX.into())?.map(|n| n as usize),
+            sampling: super::sampling_params(&fields)?,
+            seed: super::seed(&fields)?,
+            stream: fields.boolean("stream")?.unwrap_or(false),
+            format: format(&fields)?,
+            ..GenerationParams::default()
+        };
+        let (messages, tools) = (messages(&fields)?, tools(&fields)?);
+        let chat = ChatRequest { params, messages, tools, separate_reasoning: true, extra: extra(&fields)? };
+        Ok(ResponsesRequest { chat, echo: echo(&fields)? })
+    }
+}
+
+/// Responses are not kept, so a request cannot refer to an earlier one.
+fn refuse_state(fields: &Fields) -> Result<()> {
+    const STATE: &str = "this server keeps no responses; give the whole conversation as 'input'";
+    for (field, why) in [
+        ("previous_response_id", STATE),
+        ("conversation", STATE),
+        ("prompt", "this server keeps no prompts; give 'instructions' and 'input'"),
+    ] {
+        super::reject_unless_empty(fields, field, &format!("'{field}' is not supported: {why}."))?;
+    }
+    if fields.boolean("background")? == Some(true) {
+        let message = "'background' is not supported: this server keeps no responses; use 'stream' for long answers.";
+        return Err(ApiError::unsupported("background", message));
+    }
+    if fields.integer("top_logprobs", 0..=20)?.is_some_and(|top| top > 0) {
+        let message = "'top_logprobs' is not supported here; use it with /v1/chat/completions.";
+        return Err(ApiError::unsupported("top_logprobs", message));
+    }
+    Ok(())
+}
+
+fn extra(fields: &Fields) -> Result<Map<String, Value>> {
+    let mut extra = super::extra(fields)?;
+    if let Some(effort) = fields.object("reasoning")?.map_or(Ok(None), |reasoning| reasoning.string("effort"))? {
+        extra.entry("reasoning_effort").or_insert(effort.into());
+    }
+    Ok(extra)
+}
+
+/// `text.format`, whose schema is not nested as in a chat's `response_format`.
+fn format(fields: &Fields) -> Result<Option<RequestedFormat>> {
+    let Some(text) = fields.object("text")? else { return Ok(None) };
+    let Some(format) = text.object("format")? else { return Ok(None) };
+    let format = match format.string("type")? {
+        None | Some("text") => return Ok(None),
+        Some("json_object") => TextFormat::JsonObject,
+        Some("json_schema") => TextFormat::JsonSchema(format.required("schema")?.clone()),
+        Some(other) => {
+            let name = "text.format.type";
+            let message =
+                format!("Invalid value for '{name}': '{other}' is not one of text, json_object, json_schema.");
+            return Err(ApiError::unsupported(name, message));
+        }
+    };
+    Ok(Some(RequestedFormat { field: "text.format", format }))
+}
+
+fn messages(fields: &Fields) -> Result<Vec<Value>> {
+    let mut dialogue = Dialogue::default();
+    if let Some(instructions) = fields.string("instructions")? {
+        dialogue.text("system", instructions);
+    }
+    match fields.required("input")? {
+        Value::String(text) => dialogue.text("user", text),
+        Value::Array(items) if items.is_empty() => return Dialogue::default().finish("input"),
+        Value::Array(items) => {
+            for (i, item) in items.iter().enumerate() {
+                add_item(&mut dialogue, &Fields::of(item, &format!("input[{i}]"))?)?;
+            }
+        }
+        other => return Err(wrong_type("input", "a string or an array of items", other)),
+    }
+    dialogue.finish("input")
+}
+
+fn add_item(dialogue: &mut Dialogue, item: &Fields) -> Result<()> {
+    match item.string("type")? {
+        None | Some("message") => {
+            let role = role(item, &["user", "assistant", "system", "developer"])?;
+            item.required("content")?;
+            dialogue.text(if role == "developer" { "system" } else { role }, &optional_text(item)?);
+        }
+        Some("reasoning") => add_reasoning(dialogue, item)?,
+        Some("function_call") => {
+            let arguments = required_string(item, "arguments")?;
+            dialogue.call(required_string(item, "call_id")?, required_string(item, "name")?, &arguments.into());
+        }
+        Some("function_call_output") => {
+            // An item has its text as `output`, which is read like the content of a message.
+            let id = required_string(item, "call_id")?;
+            let content = json!({"content": item.required("output")?});
+            let text = optional_text(&Fields::of(&content, "")?).map_err(|_| {
+                wrong_type(&item.name("output"), "a string or an array of text parts", &content["content"])
+            })?;
+            dialogue.result(id, None, &text);
+        }
+        Some(other) => {
+            let name = item.name("type");
+            let message = format!("Invalid value for '{name}': items of the type '{other}' are not supported.");
+            return Err(ApiError::unsupported(name, message));
+        }
+    }
+    Ok(())
+}
+
+/// The reasoning itself if the item has it, otherwise its summary.
+fn add_reasoning(dialogue: &mut Dialogue, item: &Fields) -> Result<()> {
+    for field in ["content", "summary"] {
+        let parts = item.array(field)?.unwrap_or_default().iter().enumerate();
+        let texts = parts.map(|(i, part)| {
+            let part = Fields::of(part, &item.name(&format!("{field}[{i}]")))?;
+            required_string(&part, "text")
+        });
+        let texts = texts.collect::<Result<Vec<_>>>()?;
+        if !texts.is_empty() {
+            dialogue.reasoning(&texts.join("\n"));
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// The tools in the form of a chat.
+fn tools(fields: &Fields) -> Result<Option<RequestedTools>> {
+    let list = fields.array("tools")?.unwrap_or_default();
+    let list = list.iter().enumerate().map(|(i, tool)| tool_of(&Fields::of(tool, &format!("tools[{i}]"))?));
+    let list = list.collect::<Result<Vec<_>>>()?;
+    let choice = match fields.get("tool_choice") {
+        Some(object @ Value::Object(_)) => Some(choice_of(&Fields::of(object, "tool_choice")?)?),
+        other => other.cloned(),
+    };
+    super::translated_tools(list, choice, fields.boolean("parallel_tool_calls")?)
+}
+
+fn tool_of(tool: &Fields) -> Result<Value> {
+    match required_string(tool, "type")? {
+        "function" => {}
+        other => {
+            let name = tool.name("type");
+            let message = format!("Built-in tools, such as '{other}', are not supported; only 'function' is.");
+            return Err(ApiError::unsupported(name, message));
+        }
+    }
+    let mut function = json!({"name": required_string(tool, "name")?});
+    for field in ["description", "parameters", "strict"] {
+        if let Some(value) = tool.get(field) {
+            function[field] = value.clone();
+        }
+    }
+    Ok(json!({"type": "function", "function": function}))
+}
+
+fn choice_of(choice: &Fields) -> Result<Value> {
+    match required_string(choice, "type")? {
+        "function" => Ok(json!({"type": "function", "function": {"name": required_string(choice, "name")?}})),
+        other => {
+            let message = format!("'tool_choice' of the type '{other}' is not supported; only 'function' is.");
+            Err(ApiError::unsupported("tool_choice.type", message))
+        }
+    }
+}
+
+/// The fields that a response repeats, with the values that stand for absent ones.
+fn echo(fields: &Fields) -> Result<Map<String, Value>> {
+    let reasoning = fields.object("reasoning")?.and_then(|reasoning| reasoning.get("effort").cloned());
+    let format = fields.object("text")?.and_then(|text| text.get("format").cloned());
+    let defaults = [
+        ("instructions", Value::Null),
+        ("max_output_tokens", Value::Null),
+        ("max_tool_calls", Value::Null),
+        ("metadata", json!({})),
+        ("parallel_tool_calls", json!(true)),
+        ("previous_response_id", Value::Null),
+        ("temperature", Value::Null),
+        ("tool_choice", json!("auto")),
+        ("tools", json!([])),
+        ("top_p", Value::Null),
+        ("user", Value::Null),
+    ];
+    let echoed = defaults.map(|(field, default)| (field.to_owned(), fields.get(field).cloned().unwrap_or(default)));
+    let fixed = [
+        ("reasoning", json!({"effort": reasoning, "summary": null})),
+        ("text", json!({"format": format.unwrap_or_else(|| json!({"type": "text"}))})),
+        ("background", json!(false)),
+        ("service_tier", json!("default")),
+        ("store", json!(false)),
+        ("top_logprobs", json!(0)),
+        ("truncation", json!("disabled")),
+    ];
+    Ok(echoed.into_iter().chain(fixed.map(|(field, value)| (field.to_owned(), value))).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(body: &Value) -> Result<ResponsesRequest> {
+        ResponsesRequest::parse(body.to_string().as_bytes())
+    }
+
+    fn with(field: &str, value: Value) -> Value {
+        let mut body = json!({"input": "hi"});
+        body[field] = value;
+        body
+    }
+
+    #[test]
+    fn items_become_messages() {
+        let body = json!({
+            "model": "m", "instructions": "Be brief.", "max_output_tokens": 7, "temperature": 0.5, "stream": true,
+            "metadata": {"a": "b"}, "reasoning": {"effort": "low"}, "store": true, "include": [],
+            "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": true}],
+            "tool_choice": {"type": "function", "name": "f"}, "parallel_tool_calls": false,
+            "text": {"format": {"type": "json_schema", "name": "s", "schema": {"type": "object"}}},
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
+                {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+                {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+                {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{\"a\": 1}"},
+                {"type": "function_call_output", "call_id": "c1", "output": "42"},
+                {"type": "message", "role": "developer", "content": "Now."},
+            ],
+        });
+        let ResponsesRequest { chat, echo } = parse(&body).unwrap();
+        let params = chat.params;
+        assert_eq!((params.max_tokens, params.stream, params.choices), (Some(7), true, 1));
+        assert_eq!(params.format.unwrap().format, TextFormat::JsonSchema(json!({"type": "object"})));
+        assert_eq!((&chat.extra["reasoning_effort"], &echo["metadata"]), (&json!("low"), &json!({"a": "b"})));
+        let tools = chat.tools.unwrap();
+        assert_eq!((tools.list[0]["function"]["name"].as_str(), tools.parallel), (Some("f"), false));
+        let call = json!({"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}});
+        let want = [
+            json!({"role": "system", "content": "Be brief."}),
+            json!({"role": "user", "content": "a\nb"}),
+            json!({"role": "assistant", "content": "I look.", "reasoning_content": "hm", "tool_calls": [call]}),
+            json!({"role": "tool", "content": "42", "tool_call_id": "c1"}),
+            json!({"role": "system", "content": "Now."}),
+        ];
+        assert_eq!(chat.messages, want);
+    }
+
+    #[test]
+    fn null_counts_as_absent() {
+        let mut body = with("instructions", Value::Null);
+        for field in ["model", "tools", "tool_choice", "text", "reasoning", "previous_response_id", "metadata", "top_p"]
+        {
+            body[field] = Value::Null;
+        }
+        assert_eq!(parse(&body).unwrap(), parse(&json!({"input": "hi"})).unwrap());
+    }
+
+    #[test]
+    fn errors_name_the_field() {
+        for (field, value, param) in [
+            ("input", Value::Null, "input"),
+            ("input", json!([]), "input"),
+            ("input", json!(5), "input"),
+            ("input", json!([{"role": "user"}]), "input[0].content"),
+            ("input", json!([{"role": "judge", "content": "x"}]), "input[0].role"),
+            ("input", json!([{"role": "user", "content": [{"type": "input_image"}]}]), "input[0].content[0]"),
+            ("input", json!([{"type": "item_reference", "id": "x"}]), "input[0].type"),
+            ("input", json!([{"type": "function_call", "call_id": "a", "name": "f"}]), "input[0].arguments"),
+            ("input", json!([{"type": "function_call_output", "call_id": "a", "output": 5}]), "input[0].output"),
+            ("previous_response_id", json!("resp_1"), "previous_response_id"),
+            ("conversation", json!("conv_1"), "conversation"),
+            ("background", json!(true), "background"),
+            ("tools", json!([{"type": "web_search"}]), "tools[0].type"),
+            ("tools", json!([{"type": "function"}]), "tools[0].name"),
+            ("tool_choice", json!({"type": "web_search"}), "tool_choice.type"),
+            ("tool_choice", json!({"type": "function", "name": "g"}), "tool_choice"),
+            ("text", json!({"format": {"type": "xml"}}), "text.format.type"),
+            ("text", json!({"format": {"type": "json_schema"}}), "text.format.schema"),
+            ("max_output_tokens", json!(0), "max_output_tokens"),
+        ] {
+            let error = parse(&with(field, value.clone())).unwrap_err();
+            assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some(param)), "{value}: {error}");
+        }
+    }
+}
