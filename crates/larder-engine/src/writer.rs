@@ -67,6 +67,11 @@ impl<'a> Writer<'a> {
         self.written
     }
 
+    /// Index of the stop string that ended the text, if one did.
+    pub fn stop_string(&self) -> Option<usize> {
+        self.stop.stopped()
+    }
+
     /// Writes the next token. `logits` are those of the last token of `sequence`; they are changed.
     pub fn write(&mut self, logits: &mut [f32], sequence: &Sequence) -> Result<WrittenToken, SamplerError> {
         let forced = self.grammar.as_mut().map_or(Ok(None), |grammar| grammar.mask(logits))?;

@@ -263,6 +263,7 @@ impl<'m> ActiveRequest<'m> {
         let first = self.first_token.unwrap_or(now);
         let summary = GenerationSummary {
             finish,
+            stop_string: self.writer.stop_string(),
             prompt_tokens: self.prompt_tokens,
             cached_tokens: self.cached_tokens,
             generated_tokens: self.writer.written(),

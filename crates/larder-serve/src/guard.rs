@@ -61,7 +61,7 @@ fn request_id(headers: &HeaderMap) -> HeaderValue {
 
 /// The pattern of the route, for metrics: a bounded set, whatever paths clients request.
 fn route_of(request: &Request) -> &'static str {
-    const ROUTES: [&str; 19] = [
+    const ROUTES: [&str; 21] = [
         "/",
         "/health",
         "/metrics",
@@ -83,6 +83,8 @@ fn route_of(request: &Request) -> &'static str {
         "/slots/{id}",
         "/v1/responses",
         "/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
     ];
     let path = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
     ROUTES.into_iter().find(|route| *route == path).unwrap_or("other")

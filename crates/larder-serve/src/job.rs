@@ -88,6 +88,8 @@ pub struct TokenLogprob {
 pub struct GenerationSummary {
     /// Why the generation ended.
     pub finish: FinishReason,
+    /// Index of the stop string that ended the text; those of the request come first.
+    pub stop_string: Option<usize>,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
     /// Prompt tokens that the prefix cache had.

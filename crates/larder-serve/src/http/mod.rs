@@ -29,6 +29,7 @@ use crate::reply::{Endpoint, Framing, OpenAiFormat, PendingAnswer, ResponseForma
 use crate::request::{self, ChatRequest, CompletionRequest, GenerationParams};
 use crate::server::App;
 
+mod anthropic;
 mod body;
 mod slots;
 mod responses;
@@ -64,6 +65,8 @@ pub fn router(app: App) -> Router {
         .route("/apply-template", post(tools::apply_template))
         .route("/v1/responses", post(responses::respond))
         .route("/responses", post(responses::respond))
+        .route("/v1/messages", post(anthropic::messages))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(middleware::from_fn_with_state(app.clone(), guard))

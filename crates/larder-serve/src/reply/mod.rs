@@ -1,5 +1,6 @@
 //! Responses to generation requests: one JSON object, or a stream of events, in the format of an API.
 
+mod anthropic;
 mod blocks;
 mod message;
 mod openai;
@@ -10,13 +11,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::response::{IntoResponse, Response};
 use larder_engine::OutputParser;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use tokio::sync::mpsc::Receiver;
 use tokio::task::JoinSet;
 
 use crate::error::{ApiError, Json};
 use crate::job::{GenerationEvent, GenerationSummary, SampledToken};
 
+pub use anthropic::AnthropicFormat;
 pub use message::{Message, MessageBuilder, MessagePart, ToolCall};
 pub use openai::{Endpoint, OpenAiFormat};
 pub use responses::ResponsesFormat;
@@ -158,6 +160,11 @@ async fn collect(PendingAnswer { mut events, parser }: PendingAnswer) -> Result<
 fn response_id(prefix: &str, number: u64) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     format!("{prefix}{:012x}{number:08x}", now.as_micros() & 0xffff_ffff_ffff)
+}
+
+/// The arguments of a call as an object, which is empty for those that were cut off.
+fn parsed_arguments(text: &str) -> Value {
+    serde_json::from_str(text).ok().filter(Value::is_object).unwrap_or_else(|| Value::Object(Map::new()))
 }
 
 /// The decode thread dropped the request without a final event.

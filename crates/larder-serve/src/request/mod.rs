@@ -1,5 +1,6 @@
 //! Request bodies, parsed from untrusted bytes.
 
+mod anthropic;
 mod dialogue;
 mod fields;
 mod format;
@@ -28,6 +29,8 @@ const CHOICES: u64 = 64;
 const BIASES: usize = 1024;
 /// Limit of stop strings, as OpenAI has it.
 const STOPS: usize = 4;
+/// Limit of stop strings of the other APIs, which have none; the server may add some.
+const STOPS_MAX: usize = 60;
 
 /// Generation parameters, common to both endpoints.
 #[derive(Clone, PartialEq, Debug, Default)]

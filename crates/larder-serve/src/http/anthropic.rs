@@ -1,0 +1,36 @@
+//! The routes of Anthropic's Messages API.
+
+use std::time::Instant;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use serde_json::json;
+
+use super::{Result, body, check_model, generate, prepare_chat, run_blocking};
+use crate::error::Json;
+use crate::reply::AnthropicFormat;
+use crate::request::{ChatRequest, GenerationParams};
+use crate::server::App;
+
+/// A message, whole or streamed.
+pub async fn messages(State(app): State<App>, request: Request) -> Result<Response> {
+    let since = Instant::now();
+    let body = body::read(&app, request).await?;
+    let asked = run_blocking(&app, move |app| prepare_chat(app, ChatRequest::parse_anthropic(&body)?)).await?;
+    let prompt_tokens = asked.prompts.iter().map(Vec::len).sum();
+    let format = |params: &GenerationParams, number| {
+        AnthropicFormat::new(number, &app.model.name, prompt_tokens, params.stop.clone())
+    };
+    generate(&app, since, asked, format).await
+}
+
+/// The tokens of the prompt that a request becomes.
+pub async fn count_tokens(State(app): State<App>, request: Request) -> Result<Json> {
+    let body = body::read(&app, request).await?;
+    run_blocking(&app, move |app| {
+        let request = ChatRequest::parse_anthropic_count(&body)?;
+        check_model(app, request.params.model.as_deref())?;
+        Ok(Json(json!({"input_tokens": app.model.chat(&request)?.tokens.len()})))
+    })
+    .await
+}
