@@ -61,7 +61,7 @@ fn request_id(headers: &HeaderMap) -> HeaderValue {
 
 /// The pattern of the route, for metrics: a bounded set, whatever paths clients request.
 fn route_of(request: &Request) -> &'static str {
-    const ROUTES: [&str; 21] = [
+    const ROUTES: [&str; 27] = [
         "/",
         "/health",
         "/metrics",
@@ -85,6 +85,12 @@ fn route_of(request: &Request) -> &'static str {
         "/responses",
         "/v1/messages",
         "/v1/messages/count_tokens",
+        "/api/chat",
+        "/api/generate",
+        "/api/tags",
+        "/api/show",
+        "/api/version",
+        "/api/ps",
     ];
     let path = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
     ROUTES.into_iter().find(|route| *route == path).unwrap_or("other")

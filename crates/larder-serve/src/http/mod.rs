@@ -32,6 +32,7 @@ use crate::server::App;
 mod anthropic;
 mod body;
 mod slots;
+mod ollama;
 mod responses;
 mod tools;
 
@@ -67,6 +68,12 @@ pub fn router(app: App) -> Router {
         .route("/responses", post(responses::respond))
         .route("/v1/messages", post(anthropic::messages))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/generate", post(ollama::generate))
+        .route("/api/tags", get(ollama::tags))
+        .route("/api/show", post(ollama::show))
+        .route("/api/version", get(ollama::version))
+        .route("/api/ps", get(ollama::running))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(middleware::from_fn_with_state(app.clone(), guard))

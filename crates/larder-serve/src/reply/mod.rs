@@ -3,9 +3,11 @@
 mod anthropic;
 mod blocks;
 mod message;
+mod ollama;
 mod openai;
 mod responses;
 mod stream;
+mod timestamp;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -20,9 +22,11 @@ use crate::job::{GenerationEvent, GenerationSummary, SampledToken};
 
 pub use anthropic::AnthropicFormat;
 pub use message::{Message, MessageBuilder, MessagePart, ToolCall};
+pub use ollama::{OllamaEndpoint, OllamaFormat};
 pub use openai::{Endpoint, OpenAiFormat};
 pub use responses::ResponsesFormat;
 pub use stream::ResponseStream;
+pub use timestamp::rfc3339;
 
 /// The format of the responses of an API.
 pub trait ResponseFormat: Send {
@@ -171,3 +175,6 @@ fn parsed_arguments(text: &str) -> Value {
 fn interrupted() -> ApiError {
     ApiError::engine_failed("The engine stopped before the response was complete.")
 }
+
+#[cfg(test)]
+mod tests;

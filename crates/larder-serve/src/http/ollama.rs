@@ -1,0 +1,127 @@
+//! The routes of Ollama's API.
+
+use std::fmt::Write;
+use std::time::{Duration, Instant, UNIX_EPOCH};
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use serde_json::{Value, json};
+
+use super::{Result, body, check_model, prepare_chat, prepare_completion, run_blocking};
+use crate::error::Json;
+use crate::reply::{OllamaEndpoint, OllamaFormat, rfc3339};
+use crate::request::{self, ChatRequest, OllamaGenerateRequest};
+use crate::server::App;
+
+/// A chat's answer, whole or in lines.
+pub async fn chat(State(app): State<App>, request: Request) -> Result<Response> {
+    let since = Instant::now();
+    let body = body::read(&app, request).await?;
+    let asked = run_blocking(&app, move |app| {
+        let mut request = ChatRequest::parse_ollama(&body)?;
+        remove_tag(app, &mut request.params.model);
+        prepare_chat(app, request)
+    })
+    .await?;
+    super::generate(&app, since, asked, |_, _| OllamaFormat::new(OllamaEndpoint::Chat, &app.model.name)).await
+}
+
+/// The continuation of a prompt, whole or in lines.
+pub async fn generate(State(app): State<App>, request: Request) -> Result<Response> {
+    let since = Instant::now();
+    let body = body::read(&app, request).await?;
+    let asked = run_blocking(&app, move |app| {
+        let mut request = OllamaGenerateRequest::parse(&body)?;
+        remove_tag(app, &mut request.params().model);
+        match request {
+            OllamaGenerateRequest::Chat(chat) => prepare_chat(app, chat),
+            OllamaGenerateRequest::Raw(completion) => prepare_completion(app, completion),
+        }
+    })
+    .await?;
+    super::generate(&app, since, asked, |_, _| OllamaFormat::new(OllamaEndpoint::Generate, &app.model.name)).await
+}
+
+/// Ollama's clients may append the tag `latest` to the name of a model.
+fn remove_tag(app: &App, model: &mut Option<String>) {
+    if let Some(name) = model
+        && let Some(name) = name.strip_suffix(":latest").filter(|_| !app.model.has_name(name))
+    {
+        *model = Some(name.to_owned());
+    }
+}
+
+/// The served model, as a list.
+pub async fn tags(State(app): State<App>) -> Json {
+    let mut model = summary(&app);
+    model["modified_at"] = rfc3339(UNIX_EPOCH).into();
+    Json(json!({"models": [model]}))
+}
+
+/// The served model, which is always loaded.
+pub async fn running(State(app): State<App>) -> Json {
+    /// The end of the year 9999, which stands for never.
+    const NEVER: Duration = Duration::from_secs(253_402_300_799);
+    let mut model = summary(&app);
+    model["expires_at"] = rfc3339(UNIX_EPOCH + NEVER).into();
+    model["size_vram"] = 0.into();
+    model["context_length"] = app.model.context.into();
+    Json(json!({"models": [model]}))
+}
+
+fn summary(app: &App) -> Value {
+    let name = &app.model.name;
+    json!({"name": name, "model": name, "size": 0, "digest": "", "details": details()})
+}
+
+fn details() -> Value {
+    json!({
+        "parent_model": "",
+        "format": "larder",
+        "family": "",
+        "families": [],
+        "parameter_size": "",
+        "quantization_level": "",
+    })
+}
+
+/// What the server knows of its model.
+pub async fn show(State(app): State<App>, request: Request) -> Result<Json> {
+    let body = body::read(&app, request).await?;
+    let mut name = request::shown_model(&body)?;
+    remove_tag(&app, &mut name);
+    check_model(&app, name.as_deref())?;
+    let calls_tools = app.model.chat_format.as_ref().is_some_and(|format| format.tool_format().is_some());
+    let capabilities = if calls_tools { &["completion", "tools"][..] } else { &["completion"] };
+    Ok(Json(json!({
+        "modelfile": "",
+        "parameters": parameters(&app),
+        "template": "",
+        "details": details(),
+        "model_info": {"general.architecture": "larder", "larder.context_length": app.model.context},
+        "capabilities": capabilities,
+        "modified_at": rfc3339(UNIX_EPOCH),
+    })))
+}
+
+/// The default sampling, a line for each setting.
+fn parameters(app: &App) -> String {
+    let sampling = app.model.generation.sampling();
+    let settings = [
+        ("temperature", sampling.temperature.to_string()),
+        ("top_k", sampling.top_k.to_string()),
+        ("top_p", sampling.top_p.to_string()),
+        ("min_p", sampling.min_p.to_string()),
+        ("repeat_penalty", sampling.repetition_penalty.to_string()),
+    ];
+    settings.iter().fold(String::new(), |mut text, (name, value)| {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{name:<30} {value}");
+        text
+    })
+}
+
+/// The version of this server.
+pub async fn version() -> Json {
+    Json(json!({"version": env!("CARGO_PKG_VERSION")}))
+}

@@ -1,0 +1,141 @@
+//! Responses in Ollama's format: one object, or a line of JSON for each part.
+
+use std::time::{Duration, SystemTime};
+
+use larder_engine::FinishReason;
+use serde_json::{Value, json};
+
+use super::timestamp::rfc3339;
+use super::{Answer, Framing, Message, MessagePart, ResponseFormat, StreamEvent, ToolCall, parsed_arguments};
+use crate::error::ApiError;
+use crate::error_form::ErrorForm;
+use crate::job::{GenerationSummary, SampledToken};
+
+/// The endpoint that was called.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OllamaEndpoint {
+    /// `/api/chat`.
+    Chat,
+    /// `/api/generate`.
+    Generate,
+}
+
+/// Builds the responses to one request.
+pub struct OllamaFormat {
+    endpoint: OllamaEndpoint,
+    model: String,
+    /// The call whose arguments are being generated.
+    open_call: Option<usize>,
+}
+
+impl OllamaFormat {
+    /// The format of a response.
+    pub fn new(endpoint: OllamaEndpoint, model: &str) -> Self {
+        OllamaFormat { endpoint, model: model.to_owned(), open_call: None }
+    }
+
+    fn object(&self, message: &Message) -> Value {
+        let Message { reasoning, content, calls } = message;
+        let mut object = json!({"model": self.model, "created_at": rfc3339(SystemTime::now())});
+        let mut parts = match self.endpoint {
+            OllamaEndpoint::Chat => json!({"role": "assistant", "content": content}),
+            OllamaEndpoint::Generate => json!({"response": content}),
+        };
+        if !reasoning.is_empty() {
+            parts["thinking"] = reasoning.as_str().into();
+        }
+        if !calls.is_empty() {
+            parts["tool_calls"] = calls.iter().map(tool_call).collect();
+        }
+        match (self.endpoint, parts) {
+            (OllamaEndpoint::Generate, Value::Object(parts)) => {
+                parts.into_iter().for_each(|(field, value)| object[field] = value);
+            }
+            (_, message) => object["message"] = message,
+        }
+        object["done"] = false.into();
+        object
+    }
+
+    /// The last object of an answer, with `message` as the rest of it.
+    fn last(&self, message: &Message, summary: &GenerationSummary) -> Value {
+        let mut object = self.object(message);
+        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        object["done"] = true.into();
+        object["done_reason"] = done_reason(summary.finish).into();
+        object["total_duration"] = nanoseconds(summary.queued + summary.prefill + summary.decode).into();
+        object["load_duration"] = 0.into();
+        object["prompt_eval_count"] = summary.prompt_tokens.into();
+        object["prompt_eval_duration"] = nanoseconds(summary.prefill).into();
+        object["eval_count"] = summary.generated_tokens.into();
+        object["eval_duration"] = nanoseconds(summary.decode).into();
+        object
+    }
+
+    fn line(&self, message: Message) -> StreamEvent {
+        StreamEvent::unnamed(self.object(&message))
+    }
+
+    /// The line of the call that is complete now.
+    fn close_call(&mut self, calls: &[ToolCall]) -> Option<StreamEvent> {
+        let call = calls.get(self.open_call.take()?)?.clone();
+        Some(self.line(Message { calls: vec![call], ..Message::default() }))
+    }
+}
+
+impl ResponseFormat for OllamaFormat {
+    fn complete(&mut self, answers: &[Answer]) -> Value {
+        let [answer] = answers else { return Value::Null };
+        self.last(&answer.message, &answer.summary)
+    }
+
+    fn framing(&self) -> Framing {
+        Framing::JsonLines
+    }
+
+    fn begin(&mut self, _: usize) -> Vec<StreamEvent> {
+        vec![]
+    }
+
+    /// Lines of text, and of each call once it is complete.
+    fn parts(&mut self, _: usize, parts: &[MessagePart], message: &Message, _: &[SampledToken]) -> Vec<StreamEvent> {
+        let mut lines = Vec::new();
+        for part in parts {
+            let mut new = Message::default();
+            match part {
+                MessagePart::Arguments(..) => continue,
+                MessagePart::Reasoning(text) => new.reasoning.clone_from(text),
+                MessagePart::Content(text) => new.content.clone_from(text),
+                MessagePart::Call(index) => {
+                    lines.extend(self.close_call(&message.calls));
+                    self.open_call = Some(*index);
+                    continue;
+                }
+            }
+            lines.extend(self.close_call(&message.calls));
+            lines.push(self.line(new));
+        }
+        lines
+    }
+
+    fn end(&mut self, _: usize, answer: &Answer) -> Vec<StreamEvent> {
+        let call = self.close_call(&answer.message.calls);
+        let last = StreamEvent::unnamed(self.last(&Message::default(), &answer.summary));
+        call.into_iter().chain([last]).collect()
+    }
+
+    fn failed(&self, error: &ApiError) -> StreamEvent {
+        StreamEvent::unnamed(ErrorForm::Ollama.json(error))
+    }
+}
+
+fn tool_call(ToolCall { id, name, arguments }: &ToolCall) -> Value {
+    json!({"id": id, "function": {"name": name, "arguments": parsed_arguments(arguments)}})
+}
+
+fn done_reason(finish: FinishReason) -> &'static str {
+    match finish {
+        FinishReason::EndOfText | FinishReason::StopString | FinishReason::Cancelled => "stop",
+        FinishReason::Length | FinishReason::Context => "length",
+    }
+}

@@ -1,0 +1,312 @@
+//! The bodies of Ollama's `/api/chat`, `/api/generate` and `/api/show`.
+
+use std::collections::VecDeque;
+
+use larder_engine::TextFormat;
+use serde_json::{Map, Value};
+
+use super::dialogue::{Dialogue, optional_text, required_string, role};
+use super::fields::{Fields, wrong_type};
+use super::{
+    ChatRequest, CompletionRequest, GenerationParams, Prompt, RequestedFormat, RequestedTools, STOPS_MAX,
+    SamplingParams,
+};
+use crate::error::ApiError;
+
+type Result<T> = std::result::Result<T, ApiError>;
+
+/// The body of `/api/generate`.
+#[derive(Clone, PartialEq, Debug)]
+pub enum OllamaGenerateRequest {
+    /// A prompt for the chat template.
+    Chat(ChatRequest),
+    /// A prompt as it is.
+    Raw(CompletionRequest),
+}
+
+impl ChatRequest {
+    /// Parses the body of `/api/chat`.
+    pub fn parse_ollama(body: &[u8]) -> Result<Self> {
+        let json = super::json(body)?;
+        let fields = Fields::of(&json, "")?;
+        let (params, messages, tools) = (params(&fields)?, messages(&fields)?, tools(&fields)?);
+        Ok(ChatRequest { params, messages, tools, separate_reasoning: true, extra: extra(&fields)? })
+    }
+}
+
+impl OllamaGenerateRequest {
+    /// Parses and checks a body.
+    pub fn parse(body: &[u8]) -> Result<Self> {
+        let json = super::json(body)?;
+        let fields = Fields::of(&json, "")?;
+        for field in ["suffix", "template", "context", "images"] {
+            super::reject_unless_empty(&fields, field, &format!("'{field}' is not supported."))?;
+        }
+        let (params, prompt) = (params(&fields)?, required_string(&fields, "prompt")?);
+        let system = fields.string("system")?.filter(|system| !system.is_empty());
+        if fields.boolean("raw")? == Some(true) {
+            if system.is_some() {
+                let message = "'system' is not supported with 'raw', which has no template.";
+                return Err(ApiError::unsupported("system", message));
+            }
+            let prompts = vec![Prompt::Text(prompt.to_owned())];
+            return Ok(OllamaGenerateRequest::Raw(CompletionRequest { params, prompts }));
+        }
+        let mut dialogue = Dialogue::default();
+        if let Some(system) = system {
+            dialogue.text("system", system);
+        }
+        dialogue.text("user", prompt);
+        let (messages, extra) = (dialogue.finish("prompt")?, extra(&fields)?);
+        let chat = ChatRequest { params, messages, tools: None, separate_reasoning: true, extra };
+        Ok(OllamaGenerateRequest::Chat(chat))
+    }
+
+    /// Generation parameters.
+    pub fn params(&mut self) -> &mut GenerationParams {
+        match self {
+            OllamaGenerateRequest::Chat(chat) => &mut chat.params,
+            OllamaGenerateRequest::Raw(completion) => &mut completion.params,
+        }
+    }
+}
+
+/// The model that the body of `/api/show` names.
+pub fn shown_model(body: &[u8]) -> Result<Option<String>> {
+    let json = super::json(body)?;
+    let fields = Fields::of(&json, "")?;
+    Ok(fields.string("model")?.or(fields.string("name")?).map(str::to_owned))
+}
+
+fn params(fields: &Fields) -> Result<GenerationParams> {
+    let empty = Value::Object(Map::new());
+    let options = fields.object("options")?.map_or_else(|| Fields::of(&empty, "options"), Ok)?;
+    let sampling = SamplingParams {
+        repetition_penalty: options.number("repeat_penalty", 0.01..=100.0)?,
+        ..super::sampling_params(&options)?
+    };
+    Ok(GenerationParams {
+        choices: 1,
+        model: fields.string("model")?.map(str::to_owned),
+        max_tokens: Some(num_predict(&options)?),
+        sampling,
+        seed: super::seed(&options)?,
+        stop: super::stop_strings(&options, "stop", STOPS_MAX)?,
+        stream: fields.boolean("stream")?.unwrap_or(true),
+        format: format(fields)?,
+        ..GenerationParams::default()
+    })
+}
+
+/// A limit of tokens; -1 and -2 stand for as many as the context holds.
+fn num_predict(options: &Fields) -> Result<usize> {
+    match options.get("num_predict").and_then(Value::as_i64) {
+        Some(-1 | -2) => Ok(usize::MAX),
+        _ => Ok(options.integer("num_predict", 1..=u32::MAX.into())?.map_or(usize::MAX, |n| n as usize)),
+    }
+}
+
+fn format(fields: &Fields) -> Result<Option<RequestedFormat>> {
+    let format = match fields.get("format") {
+        None => return Ok(None),
+        Some(Value::String(name)) if name.is_empty() => return Ok(None),
+        Some(Value::String(name)) if name == "json" => TextFormat::JsonObject,
+        Some(schema @ Value::Object(_)) => TextFormat::JsonSchema(schema.clone()),
+        Some(other) => return Err(wrong_type("format", "'json' or a JSON schema", other)),
+    };
+    Ok(Some(RequestedFormat { field: "format", format }))
+}
+
+/// `think` is whether to reason, or how much.
+fn extra(fields: &Fields) -> Result<Map<String, Value>> {
+    let mut extra = super::extra(fields)?;
+    match fields.get("think") {
+        None => {}
+        Some(Value::Bool(think)) => {
+            extra.entry("enable_thinking").or_insert((*think).into());
+        }
+        Some(Value::String(effort)) => {
+            extra.entry("enable_thinking").or_insert(true.into());
+            extra.entry("reasoning_effort").or_insert(effort.as_str().into());
+        }
+        Some(other) => return Err(wrong_type("think", "a boolean or a string", other)),
+    }
+    Ok(extra)
+}
+
+fn tools(fields: &Fields) -> Result<Option<RequestedTools>> {
+    super::translated_tools(fields.array("tools")?.unwrap_or_default().to_vec(), None, None)
+}
+
+fn messages(fields: &Fields) -> Result<Vec<Value>> {
+    let list = fields.required("messages")?;
+    let Value::Array(list) = list else { return Err(wrong_type("messages", "an array of objects", list)) };
+    let mut reading = MessageReader::default();
+    for (i, message) in list.iter().enumerate() {
+        reading.add(&Fields::of(message, &format!("messages[{i}]"))?)?;
+    }
+    reading.dialogue.finish("messages")
+}
+
+/// Reads messages, whose calls need not have ids: results then belong to calls by their order and the tool's name.
+#[derive(Default)]
+struct MessageReader {
+    dialogue: Dialogue,
+    calls: usize,
+    /// Ids and names of calls without a result.
+    unanswered: VecDeque<(String, String)>,
+}
+
+impl MessageReader {
+    fn add(&mut self, message: &Fields) -> Result<()> {
+        let role = role(message, &["system", "user", "assistant", "tool"])?;
+        let name = message.name("images");
+        super::reject_unless_empty(
+            message,
+            "images",
+            &format!("'{name}' is not supported: this model reads text only."),
+        )?;
+        let text = optional_text(message)?;
+        match role {
+            "tool" => self.add_result(message, &text)?,
+            "assistant" => self.add_turn(message, &text)?,
+            role => self.dialogue.text(role, &text),
+        }
+        Ok(())
+    }
+
+    fn add_turn(&mut self, message: &Fields, text: &str) -> Result<()> {
+        if let Some(thinking) = message.string("thinking")?.filter(|thinking| !thinking.is_empty()) {
+            self.dialogue.reasoning(thinking);
+        }
+        self.dialogue.text("assistant", text);
+        for (i, call) in message.array("tool_calls")?.unwrap_or_default().iter().enumerate() {
+            self.add_call(&Fields::of(call, &message.name(&format!("tool_calls[{i}]")))?)?;
+        }
+        Ok(())
+    }
+
+    fn add_call(&mut self, call: &Fields) -> Result<()> {
+        let function = Fields::of(call.required("function")?, &call.name("function"))?;
+        let (name, arguments) = (required_string(&function, "name")?, function.required("arguments")?);
+        if !arguments.is_object() {
+            return Err(wrong_type(&function.name("arguments"), "an object", arguments));
+        }
+        self.calls += 1;
+        let id = call.string("id")?.map_or_else(|| format!("call{:05}", self.calls), str::to_owned);
+        self.dialogue.call(&id, name, arguments);
+        self.unanswered.push_back((id, name.to_owned()));
+        Ok(())
+    }
+
+    fn add_result(&mut self, message: &Fields, text: &str) -> Result<()> {
+        let (name, id) = (message.string("tool_name")?, message.string("tool_call_id")?);
+        let is_meant = |(own_id, own_name): &(String, String)| match (id, name) {
+            (Some(id), _) => own_id == id,
+            (None, Some(name)) => own_name == name,
+            (None, None) => true,
+        };
+        let call = self.unanswered.iter().position(is_meant).and_then(|at| self.unanswered.remove(at));
+        let id = id.map(str::to_owned).or(call.map(|(id, _)| id)).unwrap_or_default();
+        self.dialogue.result(&id, name, text);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn parse(body: &Value) -> Result<ChatRequest> {
+        ChatRequest::parse_ollama(body.to_string().as_bytes())
+    }
+
+    fn with(field: &str, value: Value) -> Value {
+        let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
+        body[field] = value;
+        body
+    }
+
+    #[test]
+    fn options_and_messages_are_read() {
+        let tool = json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}});
+        let call = |name: &str| json!({"function": {"name": name, "arguments": {"a": 1}}});
+        let body = json!({
+            "model": "m", "think": "low", "format": "json", "keep_alive": "5m", "tools": [tool],
+            "options": {"num_predict": 7, "seed": 3, "stop": ["x"], "num_ctx": 4096, "repeat_penalty": 1.5},
+            "messages": [
+                {"role": "system", "content": "s"},
+                {"role": "assistant", "content": "", "thinking": "hm", "tool_calls": [call("f"), call("g")]},
+                {"role": "tool", "content": "1", "tool_name": "g"},
+                {"role": "tool", "content": "2"},
+            ],
+        });
+        let ChatRequest { params, messages, tools, extra, .. } = parse(&body).unwrap();
+        assert_eq!((params.max_tokens, params.seed, params.stop.len(), params.stream), (Some(7), Some(3), 1, true));
+        assert_eq!(params.sampling.or_defaults(Default::default()).repetition_penalty, 1.5);
+        assert_eq!(params.format.unwrap().format, TextFormat::JsonObject);
+        assert_eq!((&extra["enable_thinking"], &extra["reasoning_effort"]), (&json!(true), &json!("low")));
+        assert_eq!(tools.unwrap().schemas[0].name, "f");
+        let ids: Vec<&Value> = messages[1]["tool_calls"].as_array().unwrap().iter().map(|call| &call["id"]).collect();
+        assert_eq!(ids, ["call00001", "call00002"]);
+        assert_eq!((&messages[2]["tool_call_id"], &messages[3]["tool_call_id"]), (ids[1], ids[0]));
+        assert_eq!(messages[1]["reasoning_content"], "hm");
+    }
+
+    #[test]
+    fn prompts_are_templated_or_raw() {
+        let parse = |body: Value| OllamaGenerateRequest::parse(body.to_string().as_bytes());
+        let body = json!({"prompt": "p", "system": "s", "stream": false});
+        let Ok(OllamaGenerateRequest::Chat(chat)) = parse(body) else { panic!("a chat") };
+        let want = [json!({"role": "system", "content": "s"}), json!({"role": "user", "content": "p"})];
+        assert_eq!((chat.messages.as_slice(), chat.params.stream), (&want[..], false));
+        let Ok(OllamaGenerateRequest::Raw(raw)) = parse(json!({"prompt": "p", "raw": true})) else { panic!("raw") };
+        assert_eq!((raw.prompts, raw.params.max_tokens), (vec![Prompt::Text("p".into())], Some(usize::MAX)));
+        for (body, param) in [
+            (json!({}), "prompt"),
+            (json!({"prompt": "p", "suffix": "s"}), "suffix"),
+            (json!({"prompt": "p", "raw": true, "system": "s"}), "system"),
+            (json!({"prompt": "p", "images": ["aGk="]}), "images"),
+        ] {
+            assert_eq!(parse(body).unwrap_err().param.as_deref(), Some(param));
+        }
+        assert_eq!(shown_model(b"{\"name\": \"m\"}").unwrap().as_deref(), Some("m"));
+    }
+
+    #[test]
+    fn null_counts_as_absent() {
+        let mut body = with("options", json!({"num_predict": null, "stop": null, "temperature": null}));
+        for field in ["format", "think", "tools", "stream", "keep_alive"] {
+            body[field] = Value::Null;
+        }
+        assert_eq!(parse(&body).unwrap(), parse(&with("keep_alive", json!(0))).unwrap());
+    }
+
+    #[test]
+    fn errors_name_the_field() {
+        let message = |message: Value| json!([message]);
+        for (field, value, param) in [
+            ("messages", Value::Null, "messages"),
+            ("messages", json!([]), "messages"),
+            ("messages", message(json!({"role": "judge", "content": "x"})), "messages[0].role"),
+            ("messages", message(json!({"role": "user", "content": "x", "images": ["aGk="]})), "messages[0].images"),
+            (
+                "messages",
+                message(json!({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]})),
+                "messages[0].tool_calls[0].function.arguments",
+            ),
+            ("options", json!({"temperature": 9}), "options.temperature"),
+            ("options", json!({"num_predict": 0}), "options.num_predict"),
+            ("options", json!({"stop": [1]}), "options.stop"),
+            ("options", json!(5), "options"),
+            ("format", json!("xml"), "format"),
+            ("think", json!(5), "think"),
+            ("stream", json!(1), "stream"),
+        ] {
+            let error = parse(&with(field, value.clone())).unwrap_err();
+            assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some(param)), "{value}: {error}");
+        }
+    }
+}
