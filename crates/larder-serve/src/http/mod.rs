@@ -31,9 +31,9 @@ use crate::server::App;
 
 mod anthropic;
 mod body;
-mod slots;
 mod ollama;
 mod responses;
+mod slots;
 mod tools;
 
 type Result<T> = std::result::Result<T, ApiError>;

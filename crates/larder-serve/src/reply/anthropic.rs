@@ -4,7 +4,9 @@ use larder_engine::FinishReason;
 use serde_json::{Value, json};
 
 use super::blocks::{Block, BlockChange, BlockKind, Blocks};
-use super::{Answer, Message, MessagePart, ResponseFormat, StreamEvent, ToolCall, parsed_arguments, response_id};
+use super::{
+    Answer, AnswerMessage, MessagePart, ResponseEvent, ResponseFormat, ToolCall, parsed_arguments, response_id,
+};
 use crate::error::ApiError;
 use crate::error_form::ErrorForm;
 use crate::job::{GenerationSummary, SampledToken};
@@ -44,12 +46,12 @@ impl AnthropicFormat {
         })
     }
 
-    fn events(&self, changes: Vec<BlockChange>, message: &Message) -> Vec<StreamEvent> {
+    fn events(&self, changes: Vec<BlockChange>, message: &AnswerMessage) -> Vec<ResponseEvent> {
         let event = |change| match change {
             BlockChange::Opened(index) => {
                 let empty = Block { text: String::new(), ..self.blocks.list[index].clone() };
                 let block = content_block(&empty, &message.calls);
-                StreamEvent::typed("content_block_start", json!({"index": index, "content_block": block}))
+                ResponseEvent::typed("content_block_start", json!({"index": index, "content_block": block}))
             }
             BlockChange::Extended(index, text) => {
                 let delta = match self.blocks.list[index].kind {
@@ -57,9 +59,9 @@ impl AnthropicFormat {
                     BlockKind::Text => json!({"type": "text_delta", "text": text}),
                     BlockKind::Call(_) => json!({"type": "input_json_delta", "partial_json": text}),
                 };
-                StreamEvent::typed("content_block_delta", json!({"index": index, "delta": delta}))
+                ResponseEvent::typed("content_block_delta", json!({"index": index, "delta": delta}))
             }
-            BlockChange::Closed(index) => StreamEvent::typed("content_block_stop", json!({"index": index})),
+            BlockChange::Closed(index) => ResponseEvent::typed("content_block_stop", json!({"index": index})),
         };
         changes.into_iter().map(event).collect()
     }
@@ -89,7 +91,7 @@ impl ResponseFormat for AnthropicFormat {
     }
 
     /// How many tokens are cached is known at the end only.
-    fn begin(&mut self, _: usize) -> Vec<StreamEvent> {
+    fn begin(&mut self, _: usize) -> Vec<ResponseEvent> {
         let usage = json!({
             "input_tokens": self.prompt_tokens,
             "cache_creation_input_tokens": 0,
@@ -97,26 +99,32 @@ impl ResponseFormat for AnthropicFormat {
             "output_tokens": 0,
         });
         let start = json!({"message": self.message(vec![], usage)});
-        vec![StreamEvent::typed("message_start", start), StreamEvent::typed("ping", json!({}))]
+        vec![ResponseEvent::typed("message_start", start), ResponseEvent::typed("ping", json!({}))]
     }
 
-    fn parts(&mut self, _: usize, parts: &[MessagePart], message: &Message, _: &[SampledToken]) -> Vec<StreamEvent> {
+    fn parts(
+        &mut self,
+        _: usize,
+        parts: &[MessagePart],
+        message: &AnswerMessage,
+        _: &[SampledToken],
+    ) -> Vec<ResponseEvent> {
         let changes = parts.iter().flat_map(|part| self.blocks.push(part)).collect();
         self.events(changes, message)
     }
 
-    fn end(&mut self, _: usize, answer: &Answer) -> Vec<StreamEvent> {
+    fn end(&mut self, _: usize, answer: &Answer) -> Vec<ResponseEvent> {
         let closed = self.blocks.close().into_iter().collect();
         let mut events = self.events(closed, &answer.message);
         let (reason, stop) = self.stop(answer);
         let delta = json!({"stop_reason": reason, "stop_sequence": stop});
-        events.push(StreamEvent::typed("message_delta", json!({"delta": delta, "usage": usage(&answer.summary)})));
-        events.push(StreamEvent::typed("message_stop", json!({})));
+        events.push(ResponseEvent::typed("message_delta", json!({"delta": delta, "usage": usage(&answer.summary)})));
+        events.push(ResponseEvent::typed("message_stop", json!({})));
         events
     }
 
-    fn failed(&self, error: &ApiError) -> StreamEvent {
-        StreamEvent::typed("error", ErrorForm::Anthropic.json(error))
+    fn failed(&self, error: &ApiError) -> ResponseEvent {
+        ResponseEvent::typed("error", ErrorForm::Anthropic.json(error))
     }
 }
 

@@ -1,6 +1,6 @@
 //! An answer as a sequence of blocks, each of one kind, for APIs that open and close them one after the other.
 
-use super::{Message, MessagePart};
+use super::{AnswerMessage, MessagePart};
 
 /// What a block holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,7 +43,7 @@ pub struct Blocks {
 
 impl Blocks {
     /// The blocks of a complete message.
-    pub fn of_message(message: &Message) -> Self {
+    pub fn of_message(message: &AnswerMessage) -> Self {
         let text = |kind, text: &str| (!text.is_empty()).then(|| Block { kind, text: text.to_owned() });
         let texts = [text(BlockKind::Reasoning, &message.reasoning), text(BlockKind::Text, &message.content)];
         let calls = message.calls.iter().enumerate();

@@ -6,7 +6,7 @@ use larder_engine::{OutputParser, OutputPart};
 
 /// An answer, or as much of it as has been generated.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Message {
+pub struct AnswerMessage {
     /// Reasoning before the answer.
     pub reasoning: String,
     /// The answer.
@@ -44,13 +44,13 @@ pub struct MessageBuilder {
     /// Separates the parts; without one all text is content.
     parser: Option<Box<dyn OutputParser>>,
     /// The message so far.
-    pub message: Message,
+    pub message: AnswerMessage,
 }
 
 impl MessageBuilder {
     /// A builder of an empty message.
     pub fn new(parser: Option<Box<dyn OutputParser>>) -> Self {
-        MessageBuilder { parser, message: Message::default() }
+        MessageBuilder { parser, message: AnswerMessage::default() }
     }
 
     /// Takes generated text, and returns what is certain.
@@ -74,7 +74,7 @@ impl MessageBuilder {
     }
 }
 
-impl Message {
+impl AnswerMessage {
     fn add(&mut self, part: OutputPart) -> Option<MessagePart> {
         match part {
             OutputPart::Reasoning(text) => {

@@ -21,7 +21,7 @@ use crate::error::{ApiError, Json};
 use crate::job::{GenerationEvent, GenerationSummary, SampledToken};
 
 pub use anthropic::AnthropicFormat;
-pub use message::{Message, MessageBuilder, MessagePart, ToolCall};
+pub use message::{AnswerMessage, MessageBuilder, MessagePart, ToolCall};
 pub use ollama::{OllamaEndpoint, OllamaFormat};
 pub use openai::{Endpoint, OpenAiFormat};
 pub use responses::ResponsesFormat;
@@ -39,7 +39,7 @@ pub trait ResponseFormat: Send {
     }
 
     /// Events before the first part of the answer `index`.
-    fn begin(&mut self, index: usize) -> Vec<StreamEvent>;
+    fn begin(&mut self, index: usize) -> Vec<ResponseEvent>;
 
     /// Events for new parts of an answer, whose message so far is `message`; `tokens` are those generated since the last call, if
     /// log-probabilities were requested.
@@ -47,22 +47,22 @@ pub trait ResponseFormat: Send {
         &mut self,
         index: usize,
         parts: &[MessagePart],
-        message: &Message,
+        message: &AnswerMessage,
         tokens: &[SampledToken],
-    ) -> Vec<StreamEvent>;
+    ) -> Vec<ResponseEvent>;
 
     /// Events at the end of an answer.
-    fn end(&mut self, index: usize, answer: &Answer) -> Vec<StreamEvent>;
+    fn end(&mut self, index: usize, answer: &Answer) -> Vec<ResponseEvent>;
 
     /// Events behind all answers.
-    fn end_all(&mut self, summaries: &[GenerationSummary]) -> Vec<StreamEvent> {
+    fn end_all(&mut self, summaries: &[GenerationSummary]) -> Vec<ResponseEvent> {
         let _ = summaries;
         vec![]
     }
 
     /// The event that ends a stream with an error.
-    fn failed(&self, error: &ApiError) -> StreamEvent {
-        StreamEvent::unnamed(error.json())
+    fn failed(&self, error: &ApiError) -> ResponseEvent {
+        ResponseEvent::unnamed(error.json())
     }
 
     /// The response to a request that fails before anything was streamed.
@@ -85,30 +85,30 @@ pub enum Framing {
 
 /// An event of a stream.
 #[derive(Clone, PartialEq, Debug)]
-pub struct StreamEvent {
+pub struct ResponseEvent {
     /// The event's name, where the API has names.
     pub name: Option<&'static str>,
     /// Its data.
     pub data: Value,
 }
 
-impl StreamEvent {
+impl ResponseEvent {
     /// An event without a name.
     pub fn unnamed(data: Value) -> Self {
-        StreamEvent { name: None, data }
+        ResponseEvent { name: None, data }
     }
 
     /// An event with a name, which its data repeats as `type`.
     pub fn typed(name: &'static str, mut data: Value) -> Self {
         data["type"] = name.into();
-        StreamEvent { name: Some(name), data }
+        ResponseEvent { name: Some(name), data }
     }
 }
 
 /// An answer that is complete.
 pub struct Answer {
     /// Its parts.
-    pub message: Message,
+    pub message: AnswerMessage,
     /// Its tokens, if log-probabilities were requested.
     pub tokens: Vec<SampledToken>,
     /// Its counts and times.

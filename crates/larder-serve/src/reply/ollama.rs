@@ -6,7 +6,7 @@ use larder_engine::FinishReason;
 use serde_json::{Value, json};
 
 use super::timestamp::rfc3339;
-use super::{Answer, Framing, Message, MessagePart, ResponseFormat, StreamEvent, ToolCall, parsed_arguments};
+use super::{Answer, AnswerMessage, Framing, MessagePart, ResponseEvent, ResponseFormat, ToolCall, parsed_arguments};
 use crate::error::ApiError;
 use crate::error_form::ErrorForm;
 use crate::job::{GenerationSummary, SampledToken};
@@ -34,8 +34,8 @@ impl OllamaFormat {
         OllamaFormat { endpoint, model: model.to_owned(), open_call: None }
     }
 
-    fn object(&self, message: &Message) -> Value {
-        let Message { reasoning, content, calls } = message;
+    fn object(&self, message: &AnswerMessage) -> Value {
+        let AnswerMessage { reasoning, content, calls } = message;
         let mut object = json!({"model": self.model, "created_at": rfc3339(SystemTime::now())});
         let mut parts = match self.endpoint {
             OllamaEndpoint::Chat => json!({"role": "assistant", "content": content}),
@@ -58,7 +58,7 @@ impl OllamaFormat {
     }
 
     /// The last object of an answer, with `message` as the rest of it.
-    fn last(&self, message: &Message, summary: &GenerationSummary) -> Value {
+    fn last(&self, message: &AnswerMessage, summary: &GenerationSummary) -> Value {
         let mut object = self.object(message);
         let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         object["done"] = true.into();
@@ -72,14 +72,14 @@ impl OllamaFormat {
         object
     }
 
-    fn line(&self, message: Message) -> StreamEvent {
-        StreamEvent::unnamed(self.object(&message))
+    fn line(&self, message: AnswerMessage) -> ResponseEvent {
+        ResponseEvent::unnamed(self.object(&message))
     }
 
     /// The line of the call that is complete now.
-    fn close_call(&mut self, calls: &[ToolCall]) -> Option<StreamEvent> {
+    fn close_call(&mut self, calls: &[ToolCall]) -> Option<ResponseEvent> {
         let call = calls.get(self.open_call.take()?)?.clone();
-        Some(self.line(Message { calls: vec![call], ..Message::default() }))
+        Some(self.line(AnswerMessage { calls: vec![call], ..AnswerMessage::default() }))
     }
 }
 
@@ -93,15 +93,21 @@ impl ResponseFormat for OllamaFormat {
         Framing::JsonLines
     }
 
-    fn begin(&mut self, _: usize) -> Vec<StreamEvent> {
+    fn begin(&mut self, _: usize) -> Vec<ResponseEvent> {
         vec![]
     }
 
     /// Lines of text, and of each call once it is complete.
-    fn parts(&mut self, _: usize, parts: &[MessagePart], message: &Message, _: &[SampledToken]) -> Vec<StreamEvent> {
+    fn parts(
+        &mut self,
+        _: usize,
+        parts: &[MessagePart],
+        message: &AnswerMessage,
+        _: &[SampledToken],
+    ) -> Vec<ResponseEvent> {
         let mut lines = Vec::new();
         for part in parts {
-            let mut new = Message::default();
+            let mut new = AnswerMessage::default();
             match part {
                 MessagePart::Arguments(..) => continue,
                 MessagePart::Reasoning(text) => new.reasoning.clone_from(text),
@@ -118,14 +124,14 @@ impl ResponseFormat for OllamaFormat {
         lines
     }
 
-    fn end(&mut self, _: usize, answer: &Answer) -> Vec<StreamEvent> {
+    fn end(&mut self, _: usize, answer: &Answer) -> Vec<ResponseEvent> {
         let call = self.close_call(&answer.message.calls);
-        let last = StreamEvent::unnamed(self.last(&Message::default(), &answer.summary));
+        let last = ResponseEvent::unnamed(self.last(&AnswerMessage::default(), &answer.summary));
         call.into_iter().chain([last]).collect()
     }
 
-    fn failed(&self, error: &ApiError) -> StreamEvent {
-        StreamEvent::unnamed(ErrorForm::Ollama.json(error))
+    fn failed(&self, error: &ApiError) -> ResponseEvent {
+        ResponseEvent::unnamed(ErrorForm::Ollama.json(error))
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use larder_engine::FinishReason;
 use serde_json::{Map, Value, json};
 
-use super::{Answer, Framing, Message, MessagePart, ResponseFormat, StreamEvent, ToolCall, response_id};
+use super::{Answer, AnswerMessage, Framing, MessagePart, ResponseEvent, ResponseFormat, ToolCall, response_id};
 use crate::job::{GenerationSummary, SampledToken, TokenLogprob};
 use crate::request::GenerationParams;
 
@@ -69,7 +69,7 @@ impl OpenAiFormat {
         if self.kind == Endpoint::Chat { "chat.completion.chunk" } else { "text_completion" }
     }
 
-    fn chunk(&self, index: usize, content: Value, logprobs: Value, finish: Value) -> StreamEvent {
+    fn chunk(&self, index: usize, content: Value, logprobs: Value, finish: Value) -> ResponseEvent {
         let mut choice = Map::from_iter([("index".to_owned(), json!(index))]);
         choice.extend(content.as_object().cloned().unwrap_or_default());
         choice.insert("logprobs".into(), logprobs);
@@ -78,7 +78,7 @@ impl OpenAiFormat {
         if self.include_usage {
             chunk["usage"] = Value::Null;
         }
-        StreamEvent::unnamed(chunk)
+        ResponseEvent::unnamed(chunk)
     }
 
     fn object(&self, object: &str, choices: Value) -> Value {
@@ -141,7 +141,7 @@ impl ResponseFormat for OpenAiFormat {
     }
 
     /// The chunk that names the role.
-    fn begin(&mut self, index: usize) -> Vec<StreamEvent> {
+    fn begin(&mut self, index: usize) -> Vec<ResponseEvent> {
         let delta = json!({"delta": {"role": "assistant", "content": "", "refusal": null}});
         match self.kind {
             Endpoint::Chat => vec![self.chunk(index, delta, Value::Null, Value::Null)],
@@ -153,9 +153,9 @@ impl ResponseFormat for OpenAiFormat {
         &mut self,
         index: usize,
         parts: &[MessagePart],
-        message: &Message,
+        message: &AnswerMessage,
         tokens: &[SampledToken],
-    ) -> Vec<StreamEvent> {
+    ) -> Vec<ResponseEvent> {
         let mut logprobs = self.logprobs(index, tokens);
         let nothing = [MessagePart::Content(String::new())];
         let parts = if parts.is_empty() { &nothing[..] } else { parts };
@@ -172,7 +172,7 @@ impl ResponseFormat for OpenAiFormat {
     }
 
     /// The chunk with the finish reason.
-    fn end(&mut self, index: usize, answer: &Answer) -> Vec<StreamEvent> {
+    fn end(&mut self, index: usize, answer: &Answer) -> Vec<ResponseEvent> {
         let nothing = if self.kind == Endpoint::Chat { json!({"delta": {}}) } else { json!({"text": ""}) };
         let mut last = self.chunk(index, nothing, Value::Null, finish(answer).into());
         last.data["timings"] = timings(&answer.summary);
@@ -180,15 +180,15 @@ impl ResponseFormat for OpenAiFormat {
     }
 
     /// The chunk with the usage, if it was requested.
-    fn end_all(&mut self, summaries: &[GenerationSummary]) -> Vec<StreamEvent> {
+    fn end_all(&mut self, summaries: &[GenerationSummary]) -> Vec<ResponseEvent> {
         let mut object = self.object(self.chunk_name(), json!([]));
         object["usage"] = usage(summaries, self.choices);
-        if self.include_usage { vec![StreamEvent::unnamed(object)] } else { vec![] }
+        if self.include_usage { vec![ResponseEvent::unnamed(object)] } else { vec![] }
     }
 }
 
 /// The message of a chat's answer; a call without text has no content.
-fn message(Message { reasoning, content, calls }: &Message) -> Value {
+fn message(AnswerMessage { reasoning, content, calls }: &AnswerMessage) -> Value {
     let mut message = json!({"role": "assistant", "content": content, "refusal": null});
     if !reasoning.is_empty() {
         message["reasoning_content"] = reasoning.as_str().into();
@@ -207,7 +207,7 @@ fn tool_call(ToolCall { id, name, .. }: &ToolCall, arguments: &str) -> Value {
 }
 
 /// A part as a chat's delta.
-fn delta(part: &MessagePart, message: &Message) -> Value {
+fn delta(part: &MessagePart, message: &AnswerMessage) -> Value {
     match part {
         MessagePart::Reasoning(text) => json!({"reasoning_content": text}),
         MessagePart::Content(text) => json!({"content": text}),

@@ -6,7 +6,7 @@ use larder_engine::FinishReason;
 use serde_json::{Map, Value, json};
 
 use super::blocks::{Block, BlockChange, BlockKind, Blocks};
-use super::{Answer, Message, MessagePart, ResponseFormat, StreamEvent, ToolCall, response_id};
+use super::{Answer, AnswerMessage, MessagePart, ResponseEvent, ResponseFormat, ToolCall, response_id};
 use crate::error::ApiError;
 use crate::job::{GenerationSummary, SampledToken};
 
@@ -103,13 +103,13 @@ impl ResponsesFormat {
         format!("{prefix}_{}_{index}", self.id.trim_start_matches("resp_"))
     }
 
-    fn event(&mut self, name: &'static str, mut data: Value) -> StreamEvent {
+    fn event(&mut self, name: &'static str, mut data: Value) -> ResponseEvent {
         data["sequence_number"] = self.sequence.into();
         self.sequence += 1;
-        StreamEvent::typed(name, data)
+        ResponseEvent::typed(name, data)
     }
 
-    fn events(&mut self, changes: Vec<BlockChange>, calls: &[ToolCall], status: &str) -> Vec<StreamEvent> {
+    fn events(&mut self, changes: Vec<BlockChange>, calls: &[ToolCall], status: &str) -> Vec<ResponseEvent> {
         let of = |change| match change {
             BlockChange::Opened(index) => self.opened(index, calls),
             BlockChange::Extended(index, text) => vec![self.extended(index, &text)],
@@ -118,7 +118,7 @@ impl ResponsesFormat {
         changes.into_iter().flat_map(of).collect()
     }
 
-    fn opened(&mut self, index: usize, calls: &[ToolCall]) -> Vec<StreamEvent> {
+    fn opened(&mut self, index: usize, calls: &[ToolCall]) -> Vec<ResponseEvent> {
         let empty = Block { text: String::new(), kind: self.blocks.list[index].kind };
         let item = self.item(index, &empty, calls, "in_progress");
         let added = self.event("response.output_item.added", json!({"output_index": index, "item": item}));
@@ -129,7 +129,7 @@ impl ResponsesFormat {
         [Some(added), part].into_iter().flatten().collect()
     }
 
-    fn extended(&mut self, index: usize, text: &str) -> StreamEvent {
+    fn extended(&mut self, index: usize, text: &str) -> ResponseEvent {
         let (name, data) = match self.blocks.list[index].kind {
             BlockKind::Reasoning => ("response.reasoning_text.delta", json!({"delta": text})),
             BlockKind::Text => ("response.output_text.delta", json!({"delta": text, "logprobs": []})),
@@ -139,7 +139,7 @@ impl ResponsesFormat {
         self.event(name, data)
     }
 
-    fn closed(&mut self, index: usize, calls: &[ToolCall], status: &str) -> Vec<StreamEvent> {
+    fn closed(&mut self, index: usize, calls: &[ToolCall], status: &str) -> Vec<ResponseEvent> {
         let block = self.blocks.list[index].clone();
         let (name, data) = match block.kind {
             BlockKind::Reasoning => ("response.reasoning_text.done", json!({"text": block.text})),
@@ -177,13 +177,19 @@ impl ResponseFormat for ResponsesFormat {
         self.ended(&answer.message.calls, &answer.summary)
     }
 
-    fn begin(&mut self, _: usize) -> Vec<StreamEvent> {
+    fn begin(&mut self, _: usize) -> Vec<ResponseEvent> {
         self.has_begun = true;
         let data = json!({"response": self.response("in_progress", vec![])});
         vec![self.event("response.created", data.clone()), self.event("response.in_progress", data)]
     }
 
-    fn parts(&mut self, _: usize, parts: &[MessagePart], message: &Message, _: &[SampledToken]) -> Vec<StreamEvent> {
+    fn parts(
+        &mut self,
+        _: usize,
+        parts: &[MessagePart],
+        message: &AnswerMessage,
+        _: &[SampledToken],
+    ) -> Vec<ResponseEvent> {
         let each = parts.iter().flat_map(|part| {
             let changes = self.blocks.push(part);
             self.events(changes, &message.calls, "completed")
@@ -191,7 +197,7 @@ impl ResponseFormat for ResponsesFormat {
         each.collect()
     }
 
-    fn end(&mut self, _: usize, answer: &Answer) -> Vec<StreamEvent> {
+    fn end(&mut self, _: usize, answer: &Answer) -> Vec<ResponseEvent> {
         let Answer { message, summary, .. } = answer;
         let closed = self.blocks.close().into_iter().collect();
         let status = status(summary.finish);
@@ -202,18 +208,18 @@ impl ResponseFormat for ResponsesFormat {
         events
     }
 
-    fn failed(&self, error: &ApiError) -> StreamEvent {
+    fn failed(&self, error: &ApiError) -> ResponseEvent {
         let code = error.code.unwrap_or("server_error");
         if !self.has_begun {
             let data = json!({
                 "code": code, "message": error.message, "param": error.param, "sequence_number": self.sequence,
             });
-            return StreamEvent::typed("error", data);
+            return ResponseEvent::typed("error", data);
         }
         let mut response = self.response("failed", vec![]);
         response["error"] = json!({"code": code, "message": error.message});
         let data = json!({"response": response, "sequence_number": self.sequence});
-        StreamEvent::typed("response.failed", data)
+        ResponseEvent::typed("response.failed", data)
     }
 }
 

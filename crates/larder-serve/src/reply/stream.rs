@@ -11,7 +11,7 @@ use bytes::Bytes;
 use tokio::sync::mpsc::Receiver;
 use tokio::time::{Instant, Sleep, sleep};
 
-use super::{Answer, Framing, MessageBuilder, PendingAnswer, ResponseFormat, StreamEvent};
+use super::{Answer, Framing, MessageBuilder, PendingAnswer, ResponseEvent, ResponseFormat};
 use crate::job::{GenerationEvent, GenerationSummary, SampledToken};
 
 /// Interval of keep-alive comments: proxies close connections that are silent for long.
@@ -126,9 +126,9 @@ impl ResponseStream {
         }
     }
 
-    fn send(&mut self, events: Vec<StreamEvent>) {
+    fn send(&mut self, events: Vec<ResponseEvent>) {
         let framing = self.format.framing();
-        let frame = |StreamEvent { name, data }| match (framing, name) {
+        let frame = |ResponseEvent { name, data }| match (framing, name) {
             (Framing::JsonLines, _) => format!("{data}\n"),
             (_, Some(name)) => format!("event: {name}\ndata: {data}\n\n"),
             (_, None) => format!("data: {data}\n\n"),

@@ -23,12 +23,12 @@ fn answer() -> Answer {
         decode: Duration::from_nanos(300),
     };
     let calls = vec![call("f", "{\"a\": 1}"), call("g", "{}")];
-    let message = Message { reasoning: "hm".into(), content: "I look.".into(), calls };
+    let message = AnswerMessage { reasoning: "hm".into(), content: "I look.".into(), calls };
     Answer { message, tokens: vec![], summary }
 }
 
 /// The events of a stream of the answer, in two deltas.
-fn streamed(format: &mut dyn ResponseFormat) -> Vec<StreamEvent> {
+fn streamed(format: &mut dyn ResponseFormat) -> Vec<ResponseEvent> {
     let answer = answer();
     let first = [
         MessagePart::Reasoning("hm".into()),
