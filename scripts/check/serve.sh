@@ -58,7 +58,8 @@ check() {
     done
     echo "== $name"
     start -m "$model" "$@"
-    "$python" "$root/scripts/check/$script" --url "$url"
+    # shellcheck disable=SC2086 # the script may have a flag
+    "$python" "$root"/scripts/check/$script --url "$url"
     stop
 }
 
@@ -68,9 +69,8 @@ check "OpenAI's Python client" "openai pydantic" test_serve.py "$demo" --context
 check "LangChain's and LiteLLM's clients" "langchain_openai litellm" test_serve_peers.py "$demo" --context 512
 check "tools" "openai langchain_openai" test_tools.py "$work/tools" --context 4096
 check "JSON Schemas" "jsonschema" schemas.py "$demo" --context 1024
-if [ -f "$root/scripts/check/test_apis.py" ]; then
-    check "Responses, Messages and Ollama" "openai anthropic ollama" test_apis.py "$demo" --context 512
-fi
+check "Responses, Messages and Ollama" "openai anthropic ollama" test_apis.py "$demo" --context 2048
+check "Responses, Messages and Ollama with tools" "openai anthropic ollama" "test_apis.py --tools" "$work/tools" --context 4096
 if command -v node >/dev/null && node -e 'import("openai")' 2>/dev/null; then
     echo "== OpenAI's Node client"
     start -m "$demo" --context 512

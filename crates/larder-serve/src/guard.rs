@@ -107,7 +107,7 @@ fn authorize(app: &App, request: &Request) -> Result<(), ApiError> {
         return Ok(());
     }
     let Some(given) = given_key(request.headers()) else {
-        let message = "Missing API key: send it in the header 'Authorization: Bearer KEY'.";
+        let message = "Missing API key: send it in the header 'Authorization: Bearer KEY' or 'x-api-key: KEY'.";
         return Err(ApiError::new(StatusCode::UNAUTHORIZED, "missing_api_key", message));
     };
     // All keys are compared, so that the time does not tell which one is near.

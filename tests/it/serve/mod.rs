@@ -1,6 +1,7 @@
 //! `larder serve`: the HTTP API and the chat page.
 
 mod api;
+mod apis;
 mod echo;
 mod hot;
 mod operating;

@@ -238,8 +238,8 @@ pub fn reasoning(template: &str, has_token: impl Fn(&str) -> bool) -> Option<&'s
 
 /// The format of tool calls that a template has.
 pub fn tools(template: &str) -> Option<&'static ToolFormat> {
-    let has_all = |signs: &&[&str]| signs.iter().all(|sign| template.contains(sign));
-    TOOLS.iter().find(|format| format.signs.iter().any(|signs| has_all(signs)))
+    let has_all = |signs: &&'static [&'static str]| signs.iter().all(|sign| template.contains(sign));
+    TOOLS.iter().find(|format| format.signs.iter().any(has_all))
 }
 
 impl ToolFormat {

@@ -3,7 +3,7 @@
 use larder_engine::FinishReason;
 use serde_json::{Value, json};
 
-use super::blocks::{Block, BlockChange, BlockKind, Blocks};
+use super::blocks::{AnswerBlock, AnswerBlocks, BlockChange, BlockKind};
 use super::{
     Answer, AnswerMessage, MessagePart, ResponseEvent, ResponseFormat, ToolCall, parsed_arguments, response_id,
 };
@@ -18,7 +18,7 @@ pub struct AnthropicFormat {
     prompt_tokens: usize,
     /// The request's stop strings.
     stops: Vec<String>,
-    blocks: Blocks,
+    blocks: AnswerBlocks,
 }
 
 impl AnthropicFormat {
@@ -29,7 +29,7 @@ impl AnthropicFormat {
             model: model.to_owned(),
             prompt_tokens,
             stops,
-            blocks: Blocks::default(),
+            blocks: AnswerBlocks::default(),
         }
     }
 
@@ -49,7 +49,7 @@ impl AnthropicFormat {
     fn events(&self, changes: Vec<BlockChange>, message: &AnswerMessage) -> Vec<ResponseEvent> {
         let event = |change| match change {
             BlockChange::Opened(index) => {
-                let empty = Block { text: String::new(), ..self.blocks.list[index].clone() };
+                let empty = AnswerBlock { text: String::new(), ..self.blocks.list[index].clone() };
                 let block = content_block(&empty, &message.calls);
                 ResponseEvent::typed("content_block_start", json!({"index": index, "content_block": block}))
             }
@@ -82,7 +82,7 @@ impl AnthropicFormat {
 impl ResponseFormat for AnthropicFormat {
     fn complete(&mut self, answers: &[Answer]) -> Value {
         let [answer] = answers else { return Value::Null };
-        let blocks = Blocks::of_message(&answer.message).list;
+        let blocks = AnswerBlocks::of_message(&answer.message).list;
         let content = blocks.iter().map(|block| content_block(block, &answer.message.calls)).collect();
         let mut message = self.message(content, usage(&answer.summary));
         let (reason, stop) = self.stop(answer);
@@ -129,7 +129,7 @@ impl ResponseFormat for AnthropicFormat {
 }
 
 /// A block as the API writes it; arguments that were cut off become an empty input.
-fn content_block(block: &Block, calls: &[ToolCall]) -> Value {
+fn content_block(block: &AnswerBlock, calls: &[ToolCall]) -> Value {
     match block.kind {
         BlockKind::Reasoning => json!({"type": "thinking", "thinking": block.text, "signature": ""}),
         BlockKind::Text => json!({"type": "text", "text": block.text}),

@@ -15,7 +15,7 @@ pub enum BlockKind {
 
 /// A block, complete or being generated.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Block {
+pub struct AnswerBlock {
     /// What it holds.
     pub kind: BlockKind,
     /// Its text so far.
@@ -35,20 +35,20 @@ pub enum BlockChange {
 
 /// The blocks of an answer, of which only the last can be open.
 #[derive(Default)]
-pub struct Blocks {
+pub struct AnswerBlocks {
     /// All blocks in their order.
-    pub list: Vec<Block>,
+    pub list: Vec<AnswerBlock>,
     is_open: bool,
 }
 
-impl Blocks {
+impl AnswerBlocks {
     /// The blocks of a complete message.
     pub fn of_message(message: &AnswerMessage) -> Self {
-        let text = |kind, text: &str| (!text.is_empty()).then(|| Block { kind, text: text.to_owned() });
+        let text = |kind, text: &str| (!text.is_empty()).then(|| AnswerBlock { kind, text: text.to_owned() });
         let texts = [text(BlockKind::Reasoning, &message.reasoning), text(BlockKind::Text, &message.content)];
         let calls = message.calls.iter().enumerate();
-        let calls = calls.map(|(i, call)| Block { kind: BlockKind::Call(i), text: call.arguments.clone() });
-        Blocks { list: texts.into_iter().flatten().chain(calls).collect(), is_open: false }
+        let calls = calls.map(|(i, call)| AnswerBlock { kind: BlockKind::Call(i), text: call.arguments.clone() });
+        AnswerBlocks { list: texts.into_iter().flatten().chain(calls).collect(), is_open: false }
     }
 
     /// Adds a part of the answer, and returns what it changes.
@@ -68,7 +68,7 @@ impl Blocks {
 
     fn open(&mut self, kind: BlockKind) -> Vec<BlockChange> {
         let closed = self.close();
-        self.list.push(Block { kind, text: String::new() });
+        self.list.push(AnswerBlock { kind, text: String::new() });
         self.is_open = true;
         closed.into_iter().chain([BlockChange::Opened(self.list.len() - 1)]).collect()
     }
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn each_block_is_opened_and_closed_once() {
-        let mut blocks = Blocks::default();
+        let mut blocks = AnswerBlocks::default();
         let parts = [
             MessagePart::Reasoning("a".into()),
             MessagePart::Reasoning("b".into()),

@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use larder_engine::FinishReason;
 use serde_json::{Map, Value, json};
 
-use super::blocks::{Block, BlockChange, BlockKind, Blocks};
+use super::blocks::{AnswerBlock, AnswerBlocks, BlockChange, BlockKind};
 use super::{Answer, AnswerMessage, MessagePart, ResponseEvent, ResponseFormat, ToolCall, response_id};
 use crate::error::ApiError;
 use crate::job::{GenerationSummary, SampledToken};
@@ -17,7 +17,7 @@ pub struct ResponsesFormat {
     model: String,
     /// Fields of the request that the response repeats.
     echo: Map<String, Value>,
-    blocks: Blocks,
+    blocks: AnswerBlocks,
     /// Number of the next event.
     sequence: usize,
     has_begun: bool,
@@ -32,7 +32,7 @@ impl ResponsesFormat {
             created: now.as_secs(),
             model: model.to_owned(),
             echo,
-            blocks: Blocks::default(),
+            blocks: AnswerBlocks::default(),
             sequence: 0,
             has_begun: false,
         }
@@ -60,7 +60,9 @@ impl ResponsesFormat {
     fn ended(&self, calls: &[ToolCall], summary: &GenerationSummary) -> Value {
         let status = status(summary.finish);
         let last = self.blocks.list.len().saturating_sub(1);
-        let of = |(i, block): (usize, &Block)| self.item(i, block, calls, if i == last { status } else { "completed" });
+        let of = |(i, block): (usize, &AnswerBlock)| {
+            self.item(i, block, calls, if i == last { status } else { "completed" })
+        };
         let mut response = self.response(status, self.blocks.list.iter().enumerate().map(of).collect());
         if status == "incomplete" {
             response["incomplete_details"] = json!({"reason": "max_output_tokens"});
@@ -70,7 +72,7 @@ impl ResponsesFormat {
     }
 
     /// An item of the output; one that has just begun has no text and so no parts.
-    fn item(&self, index: usize, block: &Block, calls: &[ToolCall], status: &str) -> Value {
+    fn item(&self, index: usize, block: &AnswerBlock, calls: &[ToolCall], status: &str) -> Value {
         let id = self.item_id(index);
         let parts: Vec<Value> = part(block).filter(|_| !block.text.is_empty()).into_iter().collect();
         match block.kind {
@@ -119,7 +121,7 @@ impl ResponsesFormat {
     }
 
     fn opened(&mut self, index: usize, calls: &[ToolCall]) -> Vec<ResponseEvent> {
-        let empty = Block { text: String::new(), kind: self.blocks.list[index].kind };
+        let empty = AnswerBlock { text: String::new(), kind: self.blocks.list[index].kind };
         let item = self.item(index, &empty, calls, "in_progress");
         let added = self.event("response.output_item.added", json!({"output_index": index, "item": item}));
         let part = part(&empty).map(|part| {
@@ -173,7 +175,7 @@ impl ResponsesFormat {
 impl ResponseFormat for ResponsesFormat {
     fn complete(&mut self, answers: &[Answer]) -> Value {
         let [answer] = answers else { return Value::Null };
-        self.blocks = Blocks::of_message(&answer.message);
+        self.blocks = AnswerBlocks::of_message(&answer.message);
         self.ended(&answer.message.calls, &answer.summary)
     }
 
@@ -224,7 +226,7 @@ impl ResponseFormat for ResponsesFormat {
 }
 
 /// The content part of a block; calls have none.
-fn part(block: &Block) -> Option<Value> {
+fn part(block: &AnswerBlock) -> Option<Value> {
     match block.kind {
         BlockKind::Reasoning => Some(json!({"type": "reasoning_text", "text": block.text})),
         BlockKind::Text => Some(json!({"type": "output_text", "text": block.text, "annotations": [], "logprobs": []})),
