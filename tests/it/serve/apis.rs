@@ -1,10 +1,11 @@
 //! OpenAI's Responses, Anthropic's Messages and Ollama's API, on the same engine as OpenAI's chats.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
 use super::api::{Response, Server};
+use super::model_with_template;
 use crate::support::fixture;
 
 fn demo() -> PathBuf {
@@ -261,28 +262,10 @@ fn ollamas_format_is_a_schema_or_json() {
     assert!(object["n"].as_u64().is_some_and(|n| n <= 9), "{answer}");
 }
 
-/// A copy of a model in `folder`, with a chat template that writes calls of tools in the form of Hermes.
-fn model_with_tools(folder: &Path) -> PathBuf {
-    const TEMPLATE: &str = "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}{% for message in messages %}\
-        <|im_start|>{{ message.role }}\n{{ message.content }}\
-        {% for call in message.tool_calls or [] %}{{ call.function.arguments.room }}{% endfor %}<|im_end|>\n\
-        {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
-    for entry in std::fs::read_dir(fixture("golden/olmoe")).unwrap() {
-        let path = entry.unwrap().path();
-        std::fs::copy(&path, folder.join(path.file_name().unwrap())).unwrap();
-    }
-    let path = folder.join("tokenizer_config.json");
-    let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
-    config["chat_template"] = TEMPLATE.into();
-    std::fs::remove_file(&path).unwrap();
-    std::fs::write(&path, config.to_string()).unwrap();
-    folder.to_owned()
-}
-
 #[test]
 fn calls_of_tools_go_out_and_come_back() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(&model_with_tools(folder.path()), &["--context", "1024"]);
+    let model = model_with_template("hermes");
+    let server = Server::start(model.path(), &["--context", "1024"]);
     let schema = json!({"type": "object", "properties": {"room": {"enum": ["hall", "attic"]}}, "required": ["room"],
         "additionalProperties": false});
     let is_room = |arguments: &Value| arguments["room"] == "hall" || arguments["room"] == "attic";

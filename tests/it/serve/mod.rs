@@ -11,3 +11,21 @@ mod several;
 mod structured;
 mod tool_calls;
 mod tools;
+
+use std::fs;
+
+use tempfile::TempDir;
+
+use crate::support::fixture;
+
+/// A tiny model with a template of `tests/templates`.
+pub fn model_with_template(template: &str) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(fixture("golden/olmoe")).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
+    }
+    let template = fixture(&format!("templates/{template}.jinja"));
+    fs::copy(template, folder.path().join("chat_template.jinja")).unwrap();
+    folder
+}

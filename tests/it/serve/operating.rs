@@ -113,7 +113,7 @@ fn a_host_name_is_listened_on() {
     let server = Server::start(&demo(), &["--context", "128", "--host", "localhost"]);
     assert_eq!(server.get("/health").status, 200);
     let model = demo();
-    let error = larder_refuses(&["serve", "-m", model.to_str().unwrap(), "--host", "no such name"]);
+    let error = larder_refuses(&["serve", "-m", model.to_str().unwrap(), "--host", "no such name", "--port", "0"]);
     assert!(error.contains("cannot find its address"), "{error}");
 }
 

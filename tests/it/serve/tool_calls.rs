@@ -1,29 +1,15 @@
 //! Tool calls and reasoning: forced by grammar on a tiny model with a tool template, separated, and streamed.
 
-use std::fs;
-
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
 use super::api::Server;
+use super::model_with_template;
 use crate::support::fixture;
 
 /// Tools in the system message, calls as JSON between marks, reasoning.
 const HERMES: &str = "hermes";
 /// Each argument of a call between marks of its own.
 const GLM: &str = "glm";
-
-/// A tiny model with a template of `tests/templates`.
-fn model(template: &str) -> TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    for entry in fs::read_dir(fixture("golden/olmoe")).unwrap() {
-        let path = entry.unwrap().path();
-        fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
-    }
-    let template = fixture(&format!("templates/{template}.jinja"));
-    fs::copy(template, folder.path().join("chat_template.jinja")).unwrap();
-    folder
-}
 
 fn tools() -> Value {
     let weather = json!({
@@ -97,7 +83,7 @@ fn joined(chunks: &[Value]) -> (Value, Value) {
 #[test]
 fn required_and_named_tools_are_called_with_valid_arguments() {
     for template in [HERMES, GLM] {
-        let model = model(template);
+        let model = model_with_template(template);
         let server = Server::start(model.path(), &["--context", "2048"]);
         for seed in 0..6 {
             let sampled = json!({"tool_choice": "required", "temperature": 1.0, "seed": seed});
@@ -119,7 +105,7 @@ fn required_and_named_tools_are_called_with_valid_arguments() {
 #[test]
 fn streamed_calls_add_up_to_those_of_the_whole_response() {
     for template in [HERMES, GLM] {
-        let model = model(template);
+        let model = model_with_template(template);
         let server = Server::start(model.path(), &["--context", "2048"]);
         let more = json!({"tool_choice": "required", "temperature": 1.0, "seed": 5});
         let whole = chat(&server, more.clone());
@@ -144,7 +130,7 @@ fn only(text: &str) -> String {
 
 #[test]
 fn calls_that_the_model_writes_by_itself_are_separated() {
-    let model = model(GLM);
+    let model = model_with_template(GLM);
     let server = Server::start(model.path(), &["--context", "2048"]);
     let text = "I look.\n<tool_call>weather<arg_key>city</arg_key><arg_value>Rome</arg_value><arg_key>days</arg_key>\
                 <arg_value>2</arg_value></tool_call>";
@@ -164,7 +150,7 @@ fn calls_that_the_model_writes_by_itself_are_separated() {
 
 #[test]
 fn reasoning_has_a_field_of_its_own_unless_it_is_to_stay_in_the_text() {
-    let model = model(HERMES);
+    let model = model_with_template(HERMES);
     let server = Server::start(model.path(), &["--context", "512"]);
     let thinking = json!({"enable_thinking": true});
     let body = json!({
@@ -185,7 +171,7 @@ fn reasoning_has_a_field_of_its_own_unless_it_is_to_stay_in_the_text() {
 
 #[test]
 fn an_answer_beside_tools_is_a_call_or_of_the_format() {
-    let model = model(HERMES);
+    let model = model_with_template(HERMES);
     let server = Server::start(model.path(), &["--context", "2048"]);
     let schema = json!({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": false});
     let (mut calls, mut answers) = (0, 0);
@@ -206,7 +192,7 @@ fn an_answer_beside_tools_is_a_call_or_of_the_format() {
 
 #[test]
 fn reasoning_that_the_prompt_opens_ends_before_the_format() {
-    let model = model(HERMES);
+    let model = model_with_template(HERMES);
     let server = Server::start(model.path(), &["--context", "512"]);
     let body = json!({
         "regex": "yes|no", "max_tokens": 20, "chat_template_kwargs": {"enable_thinking": true}, "tool_choice": "none",
@@ -224,7 +210,7 @@ fn reasoning_that_the_prompt_opens_ends_before_the_format() {
 
 #[test]
 fn calls_and_their_results_go_back_into_the_prompt() {
-    let model = model(HERMES);
+    let model = model_with_template(HERMES);
     let server = Server::start(model.path(), &["--context", "2048"]);
     let call = json!({"id": "abc", "type": "function", "function": {"name": "weather", "arguments": "{\"city\": \"Rome\", \"days\": 2}"}});
     let messages = json!([
@@ -242,7 +228,7 @@ fn calls_and_their_results_go_back_into_the_prompt() {
 
 #[test]
 fn requests_for_tools_that_cannot_be_called_are_refused_by_name() {
-    let model = model(HERMES);
+    let model = model_with_template(HERMES);
     let server = Server::start(model.path(), &["--context", "512"]);
     let refused = |more: Value, expected: (&str, &str)| {
         let answer = server.post("/v1/chat/completions", asked(more));

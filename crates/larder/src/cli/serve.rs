@@ -111,7 +111,7 @@ impl SamplingDefaults {
     /// The model's recommendation, with what the flags say in its place.
     pub fn over(&self, model: GenerationConfig) -> Result<GenerationConfig> {
         let merged = GenerationConfig {
-            do_sample: self.temperature.map(|t| t > 0.0).or(model.do_sample),
+            do_sample: self.temperature.map(|t| t != 0.0).or(model.do_sample),
             temperature: self.temperature.or(model.temperature),
             top_k: self.top_k.or(model.top_k),
             top_p: self.top_p.or(model.top_p),
