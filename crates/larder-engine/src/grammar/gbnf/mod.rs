@@ -300,7 +300,7 @@ fn is_name(c: char) -> bool {
 
 /// Which rules refer to themselves, directly or by others, or refer to one that does.
 fn recursive(bodies: &[Alternatives]) -> Vec<bool> {
-    let direct: Vec<Vec<usize>> = bodies.iter().map(|body| rules_of(body)).collect();
+    let direct: Vec<Vec<usize>> = bodies.iter().map(rules_of).collect();
     // A rule of which all references are terminals is one; what is left over is recursive.
     let mut is_recursive = vec![true; bodies.len()];
     let mut missing: Vec<usize> = direct.iter().map(Vec::len).collect();
