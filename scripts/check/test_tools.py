@@ -90,8 +90,8 @@ class OpenAi:
             raise AssertionError("an unknown tool was called")
 
 
-@tool
-def weather(city: Literal["Paris", "Rome"], unit: Literal["C", "F"]) -> str:
+@tool(args_schema=Weather)
+def weather(city: str, unit: str) -> str:
     """The weather of a city."""
     return f"21 {unit} in {city}"
 

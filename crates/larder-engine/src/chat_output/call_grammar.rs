@@ -185,7 +185,7 @@ fn harmony_reasoning(lark: &mut Lark) -> Option<String> {
 fn harmony_calls(lark: &mut Lark, forced: &ForcedCalls) {
     let mut calls = Vec::new();
     for (i, tool) in forced.tools.iter().enumerate() {
-        let arguments = lark.json(&format!("json_{i}"), &tool.parameters);
+        let arguments = lark.json(&format!("json_{i}"), &tool.closed_parameters());
         let head = format!("{CHANNEL}commentary to=functions.{} {CONSTRAIN}json{MESSAGE}", tool.name);
         calls.push(format!("{} {arguments}", lark.literal(&head)));
     }
@@ -220,12 +220,12 @@ fn call(lark: &mut Lark, format: &ToolFormat, tool: &ToolSchema, i: usize) -> St
     match format.syntax {
         CallSyntax::NamedJson { arguments: key, .. } => {
             let head = format!("{{\"name\": {}, \"{key}\": ", Value::from(name));
-            let arguments = lark.json(&format!("json_{i}"), &tool.parameters);
+            let arguments = lark.json(&format!("json_{i}"), &tool.closed_parameters());
             join([quoted(&head), arguments, quoted("}")].into_iter())
         }
         CallSyntax::Json { name_end, head } => {
             let head = call_head(lark, head, name);
-            let arguments = lark.json(&format!("json_{i}"), &tool.parameters);
+            let arguments = lark.json(&format!("json_{i}"), &tool.closed_parameters());
             join([head, lark.literal(name_end), arguments].into_iter())
         }
         CallSyntax::Parameters { name_end, key, value, .. } => {

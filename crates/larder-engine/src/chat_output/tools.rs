@@ -12,6 +12,18 @@ pub struct ToolSchema {
 }
 
 impl ToolSchema {
+    /// The schema of the arguments, without any that it does not list, unless it says that there may be others.
+    pub(super) fn closed_parameters(&self) -> Value {
+        let mut schema = self.parameters.clone();
+        if let Some(keys) = schema.as_object_mut()
+            && keys.contains_key("properties")
+            && !keys.contains_key("additionalProperties")
+        {
+            keys.insert("additionalProperties".into(), false.into());
+        }
+        schema
+    }
+
     /// The schema of an argument, with the definitions that it may refer to.
     pub(super) fn argument(&self, name: &str) -> Option<Value> {
         let mut schema = self.parameters.get("properties")?.get(name)?.clone();
