@@ -4,7 +4,8 @@
 #   scripts/check/serve.sh                 all checks, with target/release/larder or $LARDER, and python or $PYTHON
 #   scripts/check/serve.sh model DIR       only makes DIR: a tiny model with random weights and a tool template
 #
-# Needs: Python with the packages at the top of scripts/check/test_*.py, and Node with openai for test_serve.mjs ($NODE_PATH).
+# Needs: Python with the packages at the top of scripts/check/test_*.py, and for
+# test_serve.mjs Node with node_modules/openai in $NODE_HOME or the current folder.
 # Prints the output of each check, and what was skipped because a client is not installed.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -72,11 +73,15 @@ check "lm-evaluation-harness" "lm_eval" test_harness.py "$demo" --context 512 --
 check "JSON Schemas" "jsonschema" schemas.py "$demo" --context 1024
 check "Responses, Messages and Ollama" "openai anthropic ollama" test_apis.py "$demo" --context 2048
 check "Responses, Messages and Ollama with tools" "openai anthropic ollama" "test_apis.py --tools" "$work/tools" --context 4096
-if command -v node >/dev/null && node -e 'import("openai")' 2>/dev/null; then
+node_home=${NODE_HOME:-$PWD}
+if command -v node >/dev/null && [ -d "$node_home/node_modules/openai" ]; then
     echo "== OpenAI's Node client"
+    # Modules are looked up beside the script.
+    cp "$root/scripts/check/test_serve.mjs" "$work"
+    ln -s "$node_home/node_modules" "$work/node_modules"
     start -m "$demo" --context 512
-    node "$root/scripts/check/test_serve.mjs" "$url"
+    node "$work/test_serve.mjs" "$url"
     stop
 else
-    echo "skipped: OpenAI's Node client (node with openai is not installed)"
+    echo "skipped: OpenAI's Node client (no node, or no node_modules/openai in \$NODE_HOME)"
 fi

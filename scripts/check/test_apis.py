@@ -4,8 +4,8 @@
     larder serve -m STORE --context 2048
     python scripts/check/test_apis.py --url http://127.0.0.1:8080
 
-Checks whole and streamed answers, structured output, stop sequences, counts of tokens and errors. With --tools also calls of tools, for a
-model whose form of calls is known. Prints `ok` for each check; exits with 1 if one fails.
+Checks whole and streamed answers, structured output, stop sequences, counts of tokens and errors. With --tools calls of tools instead, for
+a model whose form of calls is known. Prints `ok` for each check; exits with 1 if one fails.
 """
 
 import argparse
@@ -31,14 +31,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default="http://127.0.0.1:8080")
     parser.add_argument("--api-key", default="none")
-    parser.add_argument("--tools", action="store_true", help="also check calls of tools")
+    parser.add_argument("--tools", action="store_true", help="check calls of tools instead")
     args = parser.parse_args()
     test = Test(args.url, args.api_key)
     checks = [test.responses, test.responses_stream, test.responses_structured, test.responses_errors,
               test.messages, test.messages_stream, test.messages_stop, test.messages_structured, test.messages_errors,
               test.ollama_chat, test.ollama_generate, test.ollama_models, test.ollama_errors]
     if args.tools:
-        checks += [test.responses_tools, test.messages_tools, test.ollama_tools]
+        checks = [test.responses_tools, test.messages_tools, test.ollama_tools]
     for check in checks:
         check()
         print(f"ok {check.__name__}", flush=True)
