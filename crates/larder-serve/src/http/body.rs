@@ -19,7 +19,8 @@ pub async fn read(app: &App, request: Request) -> Result<Bytes, ApiError> {
     let length = request.headers().get(header::CONTENT_LENGTH);
     let length = length.and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
     if length.is_some_and(|bytes| bytes > limit) {
-        // The response does not wait for the body, which is discarded meanwhile, so that the client gets to read the response.
+        // The response does not wait for the body. That is discarded meanwhile, so that the client gets to read the
+        // response.
         if !request.headers().contains_key(header::EXPECT) {
             tokio::spawn(timeout(app.options.client_timeout, collect(request.into_body(), 0)));
         }
