@@ -78,7 +78,7 @@ pub struct ServerState {
     pub requests: AtomicU64,
     /// One permit for each KiB of a body.
     pub body_permits: Arc<Semaphore>,
-    pub tokenizer_permits: Semaphore,
+    pub tokenizer_permits: Arc<Semaphore>,
     /// Made for the first request of structured output.
     pub grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
 }
@@ -127,7 +127,7 @@ where
         live: LiveEvents::new(),
         requests: AtomicU64::new(0),
         body_permits,
-        tokenizer_permits: Semaphore::new(TOKENIZER_THREADS),
+        tokenizer_permits: Arc::new(Semaphore::new(TOKENIZER_THREADS)),
         grammars: OnceLock::new(),
     });
     let (over, ended) = oneshot::channel();

@@ -9,7 +9,7 @@ use super::calls::{CallHead, CallSyntax};
 use super::formats::{ReasoningMarks, ToolFormat};
 use super::harmony::{CHANNEL, CONSTRAIN, MESSAGE, START};
 use super::tools::{ToolSchema, is_string};
-use crate::grammar::with_white_space;
+use crate::grammar::{RULES_BYTES_MAX, with_white_space};
 use crate::text::{TokenBytes, Tokenizer};
 
 /// Longest name of a special token in a mark.
@@ -80,8 +80,17 @@ enum Piece {
 }
 
 impl Lark<'_> {
+    /// Adds a rule, until there are more than a compiler takes.
     fn rule(&mut self, name: &str, body: &str) {
+        if self.is_full() {
+            return;
+        }
         let _ = writeln!(self.rules, "{name}: {body}");
+    }
+
+    /// Whether the rules are too long to be compiled, so that no more are needed.
+    fn is_full(&self) -> bool {
+        self.rules.len() > RULES_BYTES_MAX
     }
 
     /// Special tokens, and the text between them.
@@ -92,9 +101,10 @@ impl Lark<'_> {
         };
         let (mut pieces, mut text, mut rest) = (Vec::new(), String::new(), mark);
         while let Some(first) = rest.chars().next() {
-            let ends = rest.match_indices(['>', ']']).map(|(at, end)| at + end.len());
-            let ends = ends.take_while(|bytes| *bytes <= SPECIAL_BYTES_MAX);
-            let name = ends.filter(|_| matches!(first, '<' | '[')).find_map(|at| Some((special(&rest[..at])?, at)));
+            let name = match first {
+                '<' | '[' => near(rest).find_map(|bytes| Some((special(&rest[..bytes])?, bytes))),
+                _ => None,
+            };
             match name {
                 Some((id, bytes)) => {
                     if !text.is_empty() {
@@ -141,6 +151,13 @@ impl Lark<'_> {
         self.rule(name, &format!("%json {schema}"));
         name.to_owned()
     }
+}
+
+/// Lengths at which a name of a special token may end.
+fn near(text: &str) -> impl Iterator<Item = usize> {
+    let ends = text.char_indices().map(|(at, c)| (at + c.len_utf8(), c));
+    let near = ends.take_while(|(end, _)| *end <= SPECIAL_BYTES_MAX);
+    near.filter(|(_, c)| matches!(c, '>' | ']')).map(|(end, _)| end)
 }
 
 fn expression(pieces: &[Piece]) -> String {
@@ -270,6 +287,9 @@ fn key_end(format: &ToolFormat, tool: &ToolSchema, argument: &str) -> String {
 
 /// The value of an argument and the mark behind it: a string as it is, anything else as JSON.
 fn parameter(lark: &mut Lark, rule: &str, tool: &ToolSchema, argument: &str, close: &str) -> String {
+    if lark.is_full() {
+        return rule.to_owned();
+    }
     let schema = tool.argument(argument).unwrap_or_else(|| Value::Object(serde_json::Map::new()));
     match is_string(&schema) {
         true => match string_choices(&schema) {

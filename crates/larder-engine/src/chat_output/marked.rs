@@ -173,6 +173,10 @@ impl MarkedParser {
         match progress {
             CallProgress::More => Step::Wait,
             CallProgress::Complete => {
+                if ended {
+                    // What is left over of a call that was cut is no content.
+                    self.pending.clear();
+                }
                 self.enter(State::Close);
                 Step::Again
             }

@@ -270,6 +270,14 @@ fn cut_calls_keep_what_was_generated() {
     assert_eq!(cut.calls, [("weather".into(), None, "{\"city\": \"Lon".into())]);
     let cut = parsed(marked("glm4", ""), "<tool_call>weather<arg_key>city</arg_key><arg_value>Lon</arg_v");
     assert_eq!(cut.calls, [("weather".into(), None, "{\"city\": \"Lon</arg_v".into())]);
+    for (format, text) in [
+        ("hermes", "<tool_call>\n{\"name\": \"weather\", \"argu"),
+        ("glm4", "<tool_call>weather<arg_key>days</arg_key><arg_value>12"),
+        ("glm4", "<tool_call>weather<arg_key>da"),
+    ] {
+        let cut = parsed(marked(format, ""), text);
+        assert_eq!((cut.calls.len(), cut.content.as_str()), (1, ""), "{text}");
+    }
 }
 
 #[test]

@@ -19,7 +19,7 @@ use crate::text::Tokenizer;
 const GRAMMAR_BYTES_MAX: usize = 64 << 10;
 const SCHEMA_BYTES_MAX: usize = 256 << 10;
 /// Largest rules of an answer: the schemas of all tools.
-const RULES_BYTES_MAX: usize = 1 << 20;
+pub(crate) const RULES_BYTES_MAX: usize = 1 << 20;
 /// Addresses for the stack of the thread that compiles: rules may refer to each other in long chains.
 const STACK_BYTES: usize = 512 << 20;
 /// Deepest nesting of brackets in a source.

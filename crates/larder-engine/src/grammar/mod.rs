@@ -12,7 +12,7 @@ use llguidance::Matcher;
 use serde_json::Value;
 
 pub use compiler::GrammarCompiler;
-pub(crate) use compiler::with_white_space;
+pub(crate) use compiler::{RULES_BYTES_MAX, with_white_space};
 
 /// What a generated text has to match.
 #[derive(Clone, PartialEq, Debug)]

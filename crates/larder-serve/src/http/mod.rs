@@ -175,9 +175,14 @@ async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce(&App) -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let failed = || ApiError::engine_failed("The request could not be tokenised: a worker thread failed.");
-    let _permit = app.tokenizer_permits.acquire().await.map_err(|_| failed())?;
+    let permit = app.tokenizer_permits.clone().acquire_owned().await.map_err(|_| failed())?;
     let own = app.clone();
-    tokio::task::spawn_blocking(move || work(&own)).await.map_err(|_| failed())?
+    // The permit is held until the work is done, also if the client has disconnected.
+    let work = move || {
+        let _permit = permit;
+        work(&own)
+    };
+    tokio::task::spawn_blocking(work).await.map_err(|_| failed())?
 }
 
 fn check_model(app: &App, name: Option<&str>) -> Result<()> {

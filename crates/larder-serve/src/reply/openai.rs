@@ -111,8 +111,15 @@ impl OpenAiFormat {
         }
         let top = |token: &SampledToken| -> Value {
             let pairs = token.top.iter().chain([&token.sampled]);
-            let all: Map<String, Value> = pairs.map(|token| (token.text.clone(), token.logprob.into())).collect();
-            if token.sampled.logprob.is_nan() { Value::Null } else { all.into() }
+            let mut all = Map::new();
+            // Of tokens with the same text the likeliest counts.
+            for token in pairs {
+                let known = all.get(&token.text).and_then(Value::as_f64);
+                if known.is_none_or(|known| known < token.logprob) {
+                    all.insert(token.text.clone(), token.logprob.into());
+                }
+            }
+            if token.sampled.logprob.is_nan() { Value::Null } else { Value::Object(all) }
         };
         json!({
             "tokens": tokens.iter().map(|token| token.sampled.text.as_str()).collect::<Vec<_>>(),

@@ -215,16 +215,16 @@ impl Parser<'_> {
     }
 
     fn repetitions(&mut self) -> Result<(u32, Option<u32>), String> {
-        let (mut least, mut most) = (1, Some(1));
-        // Several operators in a row multiply, which only `*` and `?` are used for.
-        loop {
-            (least, most) = match () {
-                _ if self.take("*") => (0, None),
-                _ if self.take("+") => (least.min(1), None),
-                _ if self.take("?") => (0, most),
-                _ if self.take("{") => self.bounds()?,
-                _ => return Ok((least, most)),
-            };
+        let range = match () {
+            _ if self.take("*") => (0, None),
+            _ if self.take("+") => (1, None),
+            _ if self.take("?") => (0, Some(1)),
+            _ if self.take("{") => self.bounds()?,
+            _ => return Ok((1, Some(1))),
+        };
+        match self.rest.starts_with(['*', '+', '?', '{']) {
+            true => Err("an item has two repetitions; put the first into a group".into()),
+            false => Ok(range),
         }
     }
 

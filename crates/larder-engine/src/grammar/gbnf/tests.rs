@@ -112,6 +112,7 @@ fn faults_are_named_with_their_line() {
         ("root ::= \"a\" )", "line 1: expected the end of the rule, found ')'"),
         ("root ::= \"a\"{3,2}", "line 1: '{3,2}' allows no number"),
         ("root ::= \"a\"{99999}", "line 1: expected a number of repetitions up to 10000"),
+        ("root ::= \"a\"{2}*", "line 1: an item has two repetitions"),
         ("root ::= [z-a]", "line 1: the range 'z-a' is empty"),
         ("root ::= \"\\q\"", "line 1: '\\q' is not a known escape"),
         ("root ::= \"\\x4\"", "line 1: '\\x' needs 2 hexadecimal digits"),
