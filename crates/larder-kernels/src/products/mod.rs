@@ -6,17 +6,21 @@ use std::ops::Range;
 
 use larder_core::ROW_GROUP;
 
+use crate::block::Block;
 use crate::disjoint::Disjoint;
 use crate::dispatch;
 use crate::dot::dot;
 use crate::inputs::Inputs;
 use crate::kernel_set::{KernelSet, MAX_PANELS, MAX_TOKENS, Sums};
 use crate::thread_pool::ThreadPool;
-use crate::weights::{Panel, Panels, WeightMatrix, widen_row};
+use crate::weights::{Panel, WeightMatrix, widen_row};
 
 /// The least work for one task, in bytes of weights times tokens: claiming a task takes 0.1 µs, and reading this much
 /// from memory 1 µs.
 const MIN_TASK_WORK: usize = 16 * 1024;
+
+/// Products of one fork-join: gate and up of all experts of a common layer.
+const MAX_PRODUCTS: usize = 512;
 
 /// Tasks per thread, so that other threads can take over the share of a thread that is delayed.
 const TASKS_PER_THREAD: usize = 8;
@@ -44,12 +48,15 @@ pub struct Product<'a> {
 /// If a length does not fit the shapes. They are checked here, once, and nowhere below.
 pub fn products(pool: &ThreadPool, products: &mut [Product]) {
     products.iter().for_each(Product::check);
+    products.chunks_mut(MAX_PRODUCTS).for_each(|some| fork_join(pool, some));
+}
+
+fn fork_join(pool: &ThreadPool, products: &mut [Product]) {
     let work: usize = products.iter().map(Product::work).sum();
     let share = MIN_TASK_WORK.max(work / (pool.threads() * TASKS_PER_THREAD));
-    let tasks = products.iter().map(|p| p.tasks(share)).sum();
-    let (set, all) = (dispatch::best(), SharedProducts::new(products));
-    pool.run(tasks, &|task| {
-        let (product, task, out) = all.find(task, share);
+    let (set, all) = (dispatch::best(), SharedProducts::new(products, share));
+    pool.run(all.tasks(), &|task| {
+        let (product, task, out) = all.find(task);
         let panels = product.panels_per_task(share);
         let first = task * panels;
         product.compute(set, first..product.weights.panels().count().min(first + panels), &out);
@@ -93,21 +100,14 @@ impl Product<'_> {
         if !self.weights.kind.is_float() && !self.x.is_quantised() {
             return self.compute_widened(panels, out);
         }
-        let stored = self.weights.panels();
-        // Reads weights in several places at a time.
-        let step = panels.len().div_ceil(MAX_PANELS);
         for near in (0..tokens).step_by(MAX_TOKENS) {
             let tokens = near..tokens.min(near + MAX_TOKENS);
-            for first in panels.start..panels.start + step {
-                let these: [_; MAX_PANELS] = std::array::from_fn(|i| (first + i * step).min(panels.end - 1));
-                let these = &these[..(first..panels.end).step_by(step).len()];
-                // The fewer, the fewer sums are cleared.
-                match tokens.len() {
-                    1 => self.tile::<1>(set, &stored, these, tokens.clone(), out),
-                    2..=4 => self.tile::<4>(set, &stored, these, tokens.clone(), out),
-                    5..=16 => self.tile::<16>(set, &stored, these, tokens.clone(), out),
-                    _ => self.tile::<MAX_TOKENS>(set, &stored, these, tokens.clone(), out),
-                }
+            // The fewer, the fewer sums are cleared.
+            match tokens.len() {
+                1 => self.tokens_of::<1>(set, panels.clone(), tokens, out),
+                2..=4 => self.tokens_of::<4>(set, panels.clone(), tokens, out),
+                5..=16 => self.tokens_of::<16>(set, panels.clone(), tokens, out),
+                _ => self.tokens_of::<MAX_TOKENS>(set, panels.clone(), tokens, out),
             }
         }
     }
@@ -127,40 +127,63 @@ impl Product<'_> {
         }
     }
 
-    /// The results of some panels for some tokens, at most [`MAX_PANELS`] and `T`.
-    #[inline]
-    fn tile<const T: usize>(
+    /// The results of some panels for some tokens, at most `T`.
+    fn tokens_of<const T: usize>(
         &self,
         set: &KernelSet,
-        stored: &Panels,
-        panels: &[usize],
+        panels: Range<usize>,
         tokens: Range<usize>,
         out: &Disjoint<f32>,
     ) {
-        let stored: [_; MAX_PANELS] = std::array::from_fn(|i| {
-            let panel = stored.get(panels[i.min(panels.len() - 1)]);
-            // For later tokens the next panel is in the cache already.
-            if tokens.start == 0 { panel } else { Panel { next: &[], ..panel } }
-        });
-        let (stored, count) = (&stored[..panels.len()], tokens.len());
-        let token = |t: usize| self.pick.map_or(t, |pick| pick[t] as usize);
-        let mut sums = [[Sums::default(); T]; MAX_PANELS];
-        let sums = &mut sums.as_flattened_mut()[..panels.len() * count];
+        let (first, count) = (tokens.start, tokens.len());
+        let token = |t: usize| self.pick.map_or(first + t, |pick| pick[first + t] as usize);
         if self.weights.kind.is_float() {
-            let mut x = [&[][..]; T];
-            x.iter_mut().zip(tokens.clone()).for_each(|(x, t)| *x = self.x.values(token(t)));
-            (set.floats)(stored, &x[..count], sums);
+            let x: [&[f32]; T] = std::array::from_fn(|t| if t < count { self.x.values(token(t)) } else { &[] });
+            self.in_two_places::<_, T>(set.floats, panels, first, &x[..count], out);
         } else {
-            let mut x = [&[][..]; T];
-            x.iter_mut().zip(tokens.clone()).for_each(|(x, t)| *x = self.x.blocks(token(t)));
-            (set.blocks)(stored, &x[..count], sums);
+            let x: [&[Block]; T] = std::array::from_fn(|t| if t < count { self.x.blocks(token(t)) } else { &[] });
+            self.in_two_places::<_, T>(set.blocks, panels, first, &x[..count], out);
         }
-        for ((index, panel), sums) in panels.iter().zip(stored).zip(sums.chunks(count)) {
-            for (t, sums) in tokens.clone().zip(sums) {
-                let at = t * self.weights.rows + index * ROW_GROUP;
-                // SAFETY: every panel belongs to one task, and only its rows are written here.
-                unsafe { out.slice(at, panel.rows) }.copy_from_slice(&sums[..panel.rows]);
+    }
+
+    /// The results of some panels, whose weights are read in several places at a time, for the tokens `x` from number `first` on.
+    fn in_two_places<X, const T: usize>(
+        &self,
+        kernel: fn(&[Panel], &[&[X]], &mut [Sums]),
+        panels: Range<usize>,
+        first: usize,
+        x: &[&[X]],
+        out: &Disjoint<f32>,
+    ) {
+        let (stored, step) = (self.weights.panels(), panels.len().div_ceil(MAX_PANELS));
+        let panel = |index: usize| {
+            let panel = stored.get(index);
+            // For later tokens the next panel is in the cache already.
+            if first == 0 { panel } else { Panel { next: &[], ..panel } }
+        };
+        let mut sums = [[Sums::default(); T]; MAX_PANELS];
+        let sums = sums.as_flattened_mut();
+        for index in panels.start..panels.start + step {
+            let both = [index, index + step];
+            let count = if both[1] < panels.end { MAX_PANELS } else { 1 };
+            let (both, sums) = (&both[..count], &mut sums[..count * x.len()]);
+            match *both {
+                [a, b] => kernel(&[panel(a), panel(b)], x, sums),
+                _ => kernel(&[panel(index)], x, sums),
             }
+            for (index, sums) in both.iter().zip(sums.chunks(x.len())) {
+                self.store(*index, first, sums, out);
+            }
+        }
+    }
+
+    /// Stores the sums of a panel for the tokens from number `first` on.
+    fn store(&self, panel: usize, first: usize, sums: &[Sums], out: &Disjoint<f32>) {
+        let row = panel * ROW_GROUP;
+        let rows = ROW_GROUP.min(self.weights.rows - row);
+        for (t, sums) in sums.iter().enumerate() {
+            // SAFETY: every panel belongs to one task, and only its rows are written here.
+            unsafe { out.slice((first + t) * self.weights.rows + row, rows) }.copy_from_slice(&sums[..rows]);
         }
     }
 }
@@ -169,6 +192,8 @@ impl Product<'_> {
 struct SharedProducts<'a, 'b> {
     first: *mut Product<'a>,
     len: usize,
+    /// For each product, the number of tasks up to its last.
+    ends: [u32; MAX_PRODUCTS],
     products: PhantomData<&'b mut [Product<'a>]>,
 }
 
@@ -176,24 +201,28 @@ struct SharedProducts<'a, 'b> {
 unsafe impl Sync for SharedProducts<'_, '_> {}
 
 impl<'a, 'b> SharedProducts<'a, 'b> {
-    fn new(products: &'b mut [Product<'a>]) -> Self {
-        SharedProducts { first: products.as_mut_ptr(), len: products.len(), products: PhantomData }
+    fn new(products: &'b mut [Product<'a>], share: usize) -> Self {
+        let (mut ends, mut end) = ([0; MAX_PRODUCTS], 0);
+        for (product, at) in products.iter().zip(&mut ends) {
+            end += product.tasks(share) as u32;
+            *at = end;
+        }
+        SharedProducts { first: products.as_mut_ptr(), len: products.len(), ends, products: PhantomData }
+    }
+
+    fn tasks(&self) -> usize {
+        self.len.checked_sub(1).map_or(0, |last| self.ends[last] as usize)
     }
 
     /// Of task number `task` among the tasks of all products: its product, its number within that product, and the output.
-    fn find(&self, mut task: usize, share: usize) -> (&Product<'a>, usize, Disjoint<'_, f32>) {
-        for i in 0..self.len {
-            // SAFETY: inside the slice, which is borrowed while this value lives; there is no unique reference to it.
-            let product = unsafe { &*self.first.add(i) };
-            let tasks = product.tasks(share);
-            if task < tasks {
-                // SAFETY: as above. No reference to the values of the output is created here.
-                let out = unsafe { Disjoint::from_raw(&raw mut *(*self.first.add(i)).out) };
-                return (product, task, out);
-            }
-            task -= tasks;
-        }
-        unreachable!("the task number is below the sum of all tasks")
+    fn find(&self, task: usize) -> (&Product<'a>, usize, Disjoint<'_, f32>) {
+        let i = self.ends[..self.len].partition_point(|end| *end as usize <= task);
+        assert!(i < self.len, "the task number is below the sum of all tasks");
+        let before = i.checked_sub(1).map_or(0, |i| self.ends[i] as usize);
+        // SAFETY: inside the slice, which is borrowed while this value lives; there is no unique reference to it, and none to
+        // the values of the output is created here.
+        let (product, out) = unsafe { (&*self.first.add(i), Disjoint::from_raw(&raw mut *(*self.first.add(i)).out)) };
+        (product, task - before, out)
     }
 }
 
