@@ -165,7 +165,8 @@ impl ExpertLayout {
         best
     }
 
-    fn matrices(&self) -> impl Iterator<Item = &ExpertPart> {
+    /// The matrices, without biases.
+    pub fn matrices(&self) -> impl Iterator<Item = &ExpertPart> {
         self.inputs().chain([&self.down])
     }
 

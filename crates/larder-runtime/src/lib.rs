@@ -69,7 +69,7 @@ pub mod plan;
 pub use engine::{InferenceEngine, expert_sizes, plan_inputs, require_store};
 pub use experts::{AnyExpertPath, EngineExperts};
 pub use notice::{Notice, Notices, WorkProgress};
-pub use open::{ModelExperts, OpenModel, TextCodec, blueprint_of, check_sidecars, model_name};
+pub use open::{FormatBytes, ModelExperts, OpenModel, TextCodec, blueprint_of, check_sidecars, model_name};
 #[cfg(feature = "edge")]
 pub use options::EdgeOptions;
 pub use options::{

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use larder_core::{Blueprint, NumberFormat, TensorSpec};
+use larder_core::{Blueprint, ExpertLayout, NumberFormat, TensorSpec};
 use larder_engine::{ChatTemplate, GenerationConfig, Tokenizer, TokenizerConfig};
 use larder_model::{AllResident, ComputeContext, Decoder, embedding_cache_bytes};
 use larder_store::reader::Slot;
@@ -25,6 +25,9 @@ pub fn model_name(path: &Path) -> String {
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     path.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
 }
+
+/// Bytes of weights, with their number formats.
+pub type FormatBytes = Vec<(NumberFormat, u64)>;
 
 enum ModelForm {
     Store(Arc<Store>),
@@ -144,6 +147,17 @@ impl OpenModel {
         let by_row = self.blueprint.resident.iter().filter(|t| t.by_row).map(|t| self.resident_bytes(t));
         let (resident, _) = self.bytes()?;
         Ok(resident - by_row.sum::<u64>())
+    }
+
+    /// The weights that a step multiplies with: the resident ones, and one expert of each MoE row.
+    pub fn product_bytes(&self) -> Result<(FormatBytes, Vec<FormatBytes>)> {
+        let products = self.blueprint.resident.iter().filter(|t| t.product && !t.by_row);
+        let stored = products.filter_map(|t| Some((t, self.source().meta(&t.name)?.kind)));
+        let loaded = stored.map(|(t, kind)| (if t.by_head { NumberFormat::F16 } else { kind }, self.resident_bytes(t)));
+        let experts = self.experts()?;
+        let layers = self.blueprint.geometry.moe_layers.iter().map(|layer| experts.as_dyn().layout(*layer));
+        let parts = |layout: &ExpertLayout| layout.matrices().map(|part| (part.kind, part.bytes as u64)).collect();
+        Ok((loaded.collect(), layers.map(parts).collect()))
     }
 
     /// Bytes of each resident matrix that goes to a device, and the total of those that stay in memory: small tensors, and

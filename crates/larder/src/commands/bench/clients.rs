@@ -1,6 +1,7 @@
 //! Decode of several sequences in one step, as the server does for several clients: throughput and the time of a step, beside
 //! the least that the machine allows.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -9,8 +10,9 @@ use larder_core::{ExpertId, Geometry, LayerIdx, MoeRow};
 use larder_engine::{Sampler, Sampling, Sequence, StepPart, Xoshiro256, step};
 use larder_model::{LogitsFor, Routed, Tap, TokenPhase};
 use larder_runtime::InferenceEngine;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
+use super::kernel_rates::KernelRates;
 use super::limits::Limits;
 use super::{median_index, random_tokens};
 use crate::cli::BenchArgs;
@@ -22,8 +24,7 @@ pub struct ClientsRun {
     /// Of each step.
     steps: Vec<Duration>,
     traffic: Traffic,
-    /// Experts that the steps wanted, each once per step and layer.
-    distinct: usize,
+    wanted: WantedExperts,
     streaming: bool,
 }
 
@@ -57,7 +58,7 @@ fn run_once(engine: &mut InferenceEngine, args: &BenchArgs, clients: usize, repe
     }
     let traffic = |engine: &InferenceEngine| engine.experts.traffic();
     let before = traffic(engine);
-    let mut wanted = DistinctExperts::new(engine.decoder.geometry());
+    let mut wanted = WantedExperts::new(engine.decoder.geometry());
     let mut steps = Vec::new();
     for _ in 0..args.tokens {
         let start = Instant::now();
@@ -81,38 +82,60 @@ fn run_once(engine: &mut InferenceEngine, args: &BenchArgs, clients: usize, repe
         clients,
         steps,
         traffic: after.unwrap_or_default() - before.unwrap_or_default(),
-        distinct: wanted.count,
+        wanted,
         streaming: after.is_some(),
     })
 }
 
-/// Counts the experts of each step and layer, each once.
-struct DistinctExperts {
+/// Counts the experts that steps want, each once per step and layer.
+struct WantedExperts {
     rows: Vec<Option<MoeRow>>,
-    /// By row and expert, of this step.
-    experts: Vec<Vec<bool>>,
-    count: usize,
+    /// Tokens of this step that want an expert, by row and expert.
+    tokens: Vec<Vec<usize>>,
+    /// By row, the number of experts that some number of tokens wanted.
+    counts: Vec<BTreeMap<usize, usize>>,
 }
 
-impl DistinctExperts {
+impl WantedExperts {
     fn new(geometry: &Geometry) -> Self {
-        let experts = vec![vec![false; geometry.experts]; geometry.moe_layers.len()];
-        DistinctExperts { rows: geometry.moe_rows(), experts, count: 0 }
+        let rows = geometry.moe_layers.len();
+        let tokens = vec![vec![0; geometry.experts]; rows];
+        WantedExperts { rows: geometry.moe_rows(), tokens, counts: vec![BTreeMap::new(); rows] }
     }
 
     fn end_step(&mut self) {
-        for wanted in self.experts.iter_mut().flatten() {
-            self.count += usize::from(std::mem::take(wanted));
+        for (experts, counts) in self.tokens.iter_mut().zip(&mut self.counts) {
+            for tokens in experts.iter_mut().map(std::mem::take).filter(|tokens| *tokens > 0) {
+                *counts.entry(tokens).or_default() += 1;
+            }
         }
+    }
+
+    fn distinct(&self) -> usize {
+        self.counts.iter().flat_map(BTreeMap::values).sum()
+    }
+
+    /// Seconds of their products, with weights in the caches of the processor.
+    fn seconds(&self, rates: &KernelRates) -> f64 {
+        let of_row = |(row, counts): (usize, &BTreeMap<usize, usize>)| -> f64 {
+            counts.iter().map(|(tokens, experts)| *experts as f64 * rates.expert_seconds(row, *tokens)).sum()
+        };
+        self.counts.iter().enumerate().map(of_row).sum()
     }
 }
 
-impl Tap for DistinctExperts {
+impl Tap for WantedExperts {
     fn routed(&mut self, layer: LayerIdx, _: &[f32], routed: &Routed) {
         let Some(row) = self.rows.get(layer.index()).copied().flatten() else { return };
-        let wanted = &mut self.experts[row.0];
-        routed.ids.iter().filter(|id| **id != ExpertId::NONE).for_each(|id| wanted[id.index()] = true);
+        let tokens = &mut self.tokens[row.0];
+        routed.ids.iter().filter(|id| **id != ExpertId::NONE).for_each(|id| tokens[id.index()] += 1);
     }
+}
+
+/// What the steps are compared with: the links of the machine, and its arithmetic.
+pub struct StepLimits<'a> {
+    pub links: &'a Limits,
+    pub kernels: KernelRates,
 }
 
 impl ClientsRun {
@@ -133,29 +156,37 @@ impl ClientsRun {
     }
 
     /// The longest of the times that the machine needs at least, and what it is spent on.
-    fn limit(&self, limits: &Limits) -> (&'static str, f64) {
-        let memory = limits.step_seconds(self.steps.len(), self.distinct);
-        let ssd = limits.ssd.filter(|_| self.streaming).map_or(0.0, |rate| self.traffic.bytes() as f64 / rate);
-        if ssd > memory { ("SSD", ssd) } else { ("memory", memory) }
+    fn limit(&self, limits: &StepLimits) -> (&'static str, f64) {
+        let each = self.least_seconds(limits);
+        each.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).expect("memory is always measured")
+    }
+
+    /// The shortest time that the steps could have taken on each.
+    fn least_seconds(&self, StepLimits { links, kernels }: &StepLimits) -> [(&'static str, f64); 3] {
+        let steps = self.steps.len();
+        let ssd = links.ssd.filter(|_| self.streaming).map_or(0.0, |rate| self.traffic.bytes() as f64 / rate);
+        let arithmetic = steps as f64 * kernels.resident_seconds(self.clients) + self.wanted.seconds(kernels);
+        [("memory", links.step_seconds(steps, self.wanted.distinct())), ("SSD", ssd), ("arithmetic", arithmetic)]
     }
 
     /// The numbers as JSON.
-    pub fn json(&self, limits: &Limits) -> Value {
-        let (slowest, least) = self.limit(limits);
+    pub fn json(&self, limits: &StepLimits) -> Value {
+        let (slowest, _) = self.limit(limits);
+        let each: Map<_, _> = self.least_seconds(limits).into_iter().map(|(n, s)| (n.into(), json!(s))).collect();
         json!({
             "clients": self.clients,
             "tokens_per_second": self.rate(),
             "step_seconds_p50": self.step_at(0.5),
             "step_seconds_p99": self.step_at(0.99),
-            "distinct_experts_per_step": self.distinct as f64 / self.steps.len() as f64,
+            "distinct_experts_per_step": self.wanted.distinct() as f64 / self.steps.len() as f64,
             "bytes_read": self.traffic.bytes(),
             "seconds": self.seconds(),
-            "seconds_at_least": least,
+            "seconds_at_least": each,
             "bound_by": slowest,
         })
     }
 
-    fn cells(&self, one: f64, limits: &Limits) -> Vec<String> {
+    fn cells(&self, one: f64, limits: &StepLimits) -> Vec<String> {
         let (slowest, least) = self.limit(limits);
         let of_cache = |text: String| if self.streaming { text } else { "-".into() };
         let steps = self.steps.len();
@@ -165,7 +196,7 @@ impl ClientsRun {
             format!("{:.2}", self.rate() / one),
             format!("{:.0} ms", 1e3 * self.step_at(0.5)),
             format!("{:.0} ms", 1e3 * self.step_at(0.99)),
-            format!("{:.1}", self.distinct as f64 / steps as f64),
+            format!("{:.1}", self.wanted.distinct() as f64 / steps as f64),
             of_cache(format!("{:.0} %", 100.0 * self.traffic.hit_rate())),
             of_cache(print::bytes(self.traffic.bytes() / steps as u64)),
             format!("{:.0} % ({slowest})", 100.0 * least / self.seconds()),
@@ -174,7 +205,7 @@ impl ClientsRun {
 }
 
 /// The runs as a table; rates are compared with the first.
-pub fn table(runs: &[ClientsRun], limits: &Limits) -> Vec<Vec<String>> {
+pub fn table(runs: &[ClientsRun], limits: &StepLimits) -> Vec<Vec<String>> {
     let heading =
         ["clients", "decode/s", "of the first", "step p50", "p99", "experts/step", "hits", "read/step", "of limit"];
     let one = runs.first().map_or(1.0, ClientsRun::rate);

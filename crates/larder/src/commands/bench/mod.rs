@@ -8,6 +8,8 @@ use larder_engine::{PhaseTimes, Sampler, Sampling, Session, TokenInput, Xoshiro2
 use larder_runtime::{EngineExperts, InferenceEngine, Options};
 use serde_json::{Value, json};
 
+use self::clients::StepLimits;
+use self::kernel_rates::KernelRates;
 use self::limits::Limits;
 use crate::cli::BenchArgs;
 use crate::models;
@@ -16,6 +18,7 @@ use crate::telemetry::Totals;
 
 mod clients;
 mod first_token;
+mod kernel_rates;
 mod limits;
 
 /// Measures prefill and decode, and how near they come to what memory, SSD and GPU allow.
@@ -42,6 +45,9 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let mut series = vec![("as planned", measure(&mut engine, args)?)];
     let first_tokens = first_token::measure(&mut engine, &model, &first_prompts, &limits)?;
     let clients = clients::measure(&mut engine, args)?;
+    let measured = !clients.is_empty();
+    let kernels = measured.then(|| KernelRates::measure(&model, args.engine.threads())).transpose()?;
+    let step_limits = kernels.map(|kernels| StepLimits { links: &limits, kernels });
     if args.vs_resident {
         engine.all_resident(&model)?;
         series.push(("all in memory", measure(&mut engine, args)?));
@@ -50,7 +56,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         let rows: Vec<Value> =
             series.iter().map(|(name, runs)| json!({"name": name, "runs": rows(runs, &limits)})).collect();
         let first_tokens: Vec<Value> = first_tokens.iter().map(first_token::FirstToken::json).collect();
-        let clients: Vec<Value> = clients.iter().map(|run| run.json(&limits)).collect();
+        let clients: Vec<Value> = step_limits.iter().flat_map(|l| clients.iter().map(|run| run.json(l))).collect();
         println!(
             "{}",
             json!({
@@ -65,8 +71,8 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     if !first_tokens.is_empty() {
         print!("\n{}", print::table(&first_token::table(&first_tokens)));
     }
-    if !clients.is_empty() {
-        print!("\n{}", print::table(&clients::table(&clients, &limits)));
+    if let Some(limits) = &step_limits {
+        print!("\n{}", print::table(&clients::table(&clients, limits)));
     }
     Ok(())
 }
