@@ -61,8 +61,8 @@ pub use session::Session;
 pub use step::{StepPart, step};
 pub use template::{ChatInput, ChatTemplate, Moment, TemplateError};
 pub use text::{
-    ConfigError, Detokenizer, EncodeError, GenerationConfig, StopError, StopMatcher, TOKENISING_BYTES, TokenBytes,
-    Tokenizer, TokenizerConfig,
+    ConfigError, Detokenizer, EncodeError, FillInTokens, GenerationConfig, StopError, StopMatcher, TOKENISING_BYTES,
+    TokenBytes, Tokenizer, TokenizerConfig,
 };
 pub use times::PhaseTimes;
 pub use token_input::{PREFILL_TOKENS, TokenInput};

@@ -131,6 +131,11 @@ impl Sequence {
         self.cache.len
     }
 
+    /// Gives the memory of the KV cache back: all tokens are pending again.
+    pub fn release(&mut self, decoder: &Decoder) {
+        self.cache = decoder.new_kv_cache();
+    }
+
     /// Appends tokens, which are pending until steps compute them. If the longer sequence changes the rotary positions
     /// of earlier tokens, those are pending again, too.
     pub fn append(&mut self, decoder: &Decoder, tokens: &[u32], phase: TokenPhase) -> Result<(), ModelError> {
@@ -213,14 +218,19 @@ impl Sequence {
         Ok(logits.pop().unwrap_or_default())
     }
 
+    /// How many of its pending tokens a step computes that may have `most` of them: those of a prompt not together with
+    /// generated ones.
+    pub fn next_tokens(&self, most: usize) -> usize {
+        let from = self.cache.len;
+        let end = self.tokens.len().min(from.saturating_add(most));
+        if from < self.decode_from { end.min(self.decode_from) - from } else { end - from }
+    }
+
     /// At most `most` of the pending tokens, as a span of a step.
     pub(crate) fn next_span(&mut self, most: usize, logits_for: LogitsFor) -> Span<'_> {
         let from = self.cache.len;
-        let end = self.tokens.len().min(from.saturating_add(most));
-        let (phase, end) = match from < self.decode_from {
-            true => (TokenPhase::Prefill, end.min(self.decode_from)),
-            false => (TokenPhase::Decode, end),
-        };
+        let end = from + self.next_tokens(most);
+        let phase = if from < self.decode_from { TokenPhase::Prefill } else { TokenPhase::Decode };
         let logits_for = match logits_for {
             LogitsFor::Last if end < self.tokens.len() => LogitsFor::None,
             other => other,

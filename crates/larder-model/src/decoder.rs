@@ -114,6 +114,11 @@ impl Decoder {
         self.stack.encoder.as_ref().map_or(0, |encoder| encoder.layers.len())
     }
 
+    /// Layers of the decoder.
+    pub fn layers(&self) -> usize {
+        self.stack.layers.len()
+    }
+
     /// Tokens in the vocabulary.
     pub fn vocab(&self) -> usize {
         self.stack.vocab

@@ -261,6 +261,7 @@ pub fn plan_inputs<'a>(model: &'a OpenModel, options: &Options) -> Result<PlanIn
         scratch_slots: options.cache.scratch,
         context,
         sequences: options.sequences,
+        kv_limit_bytes: options.kv_limit_bytes,
         kv_format: kv_format_of(model, options)?,
         kv_checkpoints: CheckpointPolicy::default(),
         prefill_tokens: context.saturating_mul(options.sequences).min(LEAST_TOKENS),

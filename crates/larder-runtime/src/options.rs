@@ -37,6 +37,8 @@ pub struct Options {
     pub context: usize,
     /// Number of sequences with a KV cache at the same time.
     pub sequences: usize,
+    /// The most bytes of the KV caches of all sequences; `None` for as many as all contexts need.
+    pub kv_limit_bytes: Option<u64>,
     /// Bytes of the texts that are tokenised at the same time while the engine runs: the memory plan counts what that takes. 0
     /// if prompts are tokenised before.
     pub prompt_bytes: usize,
@@ -63,6 +65,7 @@ impl Default for Options {
         Options {
             context: 4096,
             sequences: 1,
+            kv_limit_bytes: None,
             prompt_bytes: 0,
             prefill_tokens: None,
             cache: CacheOptions::default(),

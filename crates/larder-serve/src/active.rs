@@ -7,6 +7,7 @@ use larder_model::{Decoder, LogitsFor, TokenPhase};
 use tokio::sync::mpsc::Sender;
 use tracing::Span;
 
+use crate::embedding::HiddenSum;
 use crate::error::ApiError;
 use crate::job::{GenerationEvent, GenerationJob, GenerationSummary, SampledToken, TextDelta};
 use crate::logprobs::{ECHOED_TOKENS, PromptEcho, sampled_token};
@@ -32,6 +33,8 @@ pub struct ActiveRequest<'m> {
     unsent: Vec<SampledToken>,
     /// The prompt, until it is sent as the beginning of the answer.
     echo: Option<PromptEcho>,
+    /// Of the tokens so far, if the embedding of the prompt is wanted.
+    hidden: Option<HiddenSum>,
     prompt_tokens: usize,
     cached_tokens: usize,
     received: Instant,
@@ -102,6 +105,7 @@ impl<'m> ActiveRequest<'m> {
             logits,
             logprobs,
             unsent,
+            hidden: job.embeds.then(HiddenSum::default),
             echo: job.echo.map(|text| PromptEcho::new(text, prompt.clone(), logprobs)),
             prompt_tokens: prompt.len(),
             cached_tokens,
@@ -162,12 +166,24 @@ impl<'m> ActiveRequest<'m> {
         ClientWatch { events: self.events.clone(), deadline: self.deadline }
     }
 
-    /// Prepares a step: generates the next token if the logits for it are there.
-    pub fn turn(&mut self, decoder: &Decoder) -> Turn {
-        if Instant::now() >= self.deadline {
+    /// Whether the request has failed, its time has run out, or its client has disconnected.
+    pub fn is_over(&mut self) -> bool {
+        if !self.failed && Instant::now() >= self.deadline {
             self.fail(ApiError::timed_out((self.deadline - self.received).as_secs()));
         }
-        if self.failed || self.events.is_closed() {
+        self.failed || self.events.is_closed()
+    }
+
+    /// Gives the memory of its KV cache back, which will be computed again.
+    pub fn release(&mut self, decoder: &Decoder) {
+        self.span.in_scope(|| tracing::info!(tokens = self.tokens(), "preempted"));
+        self.sequence.release(decoder);
+        self.logits.clear();
+    }
+
+    /// Prepares a step: generates the next token if the logits for it are there.
+    pub fn turn(&mut self, decoder: &Decoder) -> Turn {
+        if self.is_over() {
             return Turn::Finished(None);
         }
         // The final event must fit as well.
@@ -185,8 +201,29 @@ impl<'m> ActiveRequest<'m> {
 
     /// The request's part of a step of which it may use `most` tokens.
     pub fn part(&mut self, most: usize) -> StepPart<'_> {
-        let logits_for = if self.echoes_logits() { LogitsFor::All } else { LogitsFor::Last };
+        let logits_for = match self.hidden {
+            Some(_) => LogitsFor::None,
+            None if self.echoes_logits() => LogitsFor::All,
+            None => LogitsFor::Last,
+        };
         StepPart { sequence: &mut self.sequence, most, logits_for }
+    }
+
+    /// How many of its tokens a step computes that may have `most` of them.
+    pub fn next_tokens(&self, most: usize) -> usize {
+        self.sequence.next_tokens(most)
+    }
+
+    /// The sum of hidden states that the next step adds to, if the embedding of the prompt is wanted.
+    pub fn hidden_sum(&self) -> Option<HiddenSum> {
+        // Tokens are computed again after a failed step, and when the request was preempted.
+        let begins = self.sequence.computed_tokens().is_empty();
+        self.hidden.as_ref().map(|sum| if begins { HiddenSum::default() } else { sum.clone() })
+    }
+
+    /// Takes the sum to which a step has added.
+    pub fn set_hidden_sum(&mut self, sum: HiddenSum) {
+        self.hidden = Some(sum);
     }
 
     /// Most tokens of its prompt that a step may compute.
@@ -220,6 +257,11 @@ impl<'m> ActiveRequest<'m> {
     }
 
     fn generate(&mut self, decoder: &Decoder) -> Result<Turn, ApiError> {
+        if let Some(sum) = &self.hidden {
+            let _ = self.events.try_send(GenerationEvent::Embedded(sum.embedding()));
+            self.finish(FinishReason::Length);
+            return Ok(Turn::Finished(None));
+        }
         if let Some(echo) = self.echo.take() {
             let _ = self.events.try_send(GenerationEvent::Delta(echo.delta()));
         }

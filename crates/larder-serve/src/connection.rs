@@ -1,4 +1,4 @@
-//! Connections: a limited number, a timeout for clients that stall, and a graceful shutdown.
+//! Connections: a limited number, a time limit for clients that stall, and a graceful shutdown.
 
 use std::future::Future;
 use std::io;
@@ -13,9 +13,10 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, Sleep, sleep, timeout};
+
+use crate::listener::{Acceptor, ClientStream};
 
 /// Open connections at a time; further ones wait in the listener's backlog.
 const CONNECTIONS_MAX: usize = 512;
@@ -25,7 +26,7 @@ const GRACE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves connections until `end`. `idle_timeout` limits the wait for a client that has to send or to receive.
-pub async fn accept(listener: TcpListener, router: Router, idle_timeout: Duration, end: impl Future<Output = ()>) {
+pub async fn accept(listener: Acceptor, router: Router, idle_timeout: Duration, end: impl Future<Output = ()>) {
     let (permits, graceful) = (Arc::new(Semaphore::new(CONNECTIONS_MAX)), GracefulShutdown::new());
     let mut server = http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(idle_timeout).max_buf_size(64 << 10);
@@ -39,17 +40,18 @@ pub async fn accept(listener: TcpListener, router: Router, idle_timeout: Duratio
             accepted = accepted => accepted,
             () = &mut end => break,
         };
-        let Ok((stream, _)) = stream else {
+        let Ok(stream) = stream else {
             sleep(PAUSE).await;
             continue;
         };
-        // A token is a small packet that should not wait for the next.
-        let _ = stream.set_nodelay(true);
-        let io = TokioIo::new(WriteTimeout::new(stream, idle_timeout));
-        let connection = graceful.watch(server.serve_connection(io, TowerToHyperService::new(router.clone())));
+        let (handshake, server, watcher) = (listener.handshake(), server.clone(), graceful.watcher());
+        let service = TowerToHyperService::new(router.clone());
         tokio::spawn(async move {
             // An error here concerns one client's connection only.
-            let _ = connection.await;
+            if let Ok(Ok(stream)) = timeout(idle_timeout, handshake.finish(stream)).await {
+                let io = TokioIo::new(WriteTimeout::new(stream, idle_timeout));
+                let _ = watcher.watch(server.serve_connection(io, service)).await;
+            }
             drop(permit);
         });
     }
@@ -57,15 +59,15 @@ pub async fn accept(listener: TcpListener, router: Router, idle_timeout: Duratio
     let _ = timeout(GRACE, graceful.shutdown()).await;
 }
 
-/// A TCP stream whose writes fail once the client has received nothing for `idle_timeout`.
+/// A stream whose writes fail once the client has received nothing for `idle_timeout`.
 struct WriteTimeout {
-    stream: TcpStream,
+    stream: ClientStream,
     idle_timeout: Duration,
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
 impl WriteTimeout {
-    fn new(stream: TcpStream, idle_timeout: Duration) -> Self {
+    fn new(stream: ClientStream, idle_timeout: Duration) -> Self {
         WriteTimeout { stream, idle_timeout, stalled: None }
     }
 

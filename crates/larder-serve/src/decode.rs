@@ -4,14 +4,16 @@ use std::iter;
 use std::time::{Duration, Instant};
 
 use larder_engine::{StepPart, step};
-use larder_model::{ModelError, Tap, TokenPhase};
+use larder_model::{Decoder, ModelError, TokenPhase};
 
-use crate::active::{ActiveRequest, ClientWatch, Turn};
+use crate::active::{ActiveRequest, Turn};
+use crate::embedding::StepTap;
 use crate::engine::Engine;
 use crate::error::ApiError;
 use crate::job::{GenerationEvent, GenerationJob};
 use crate::live::{RateMeter, StepWork};
 use crate::queue::{EngineCommand, NextTask};
+use crate::schedule::{KvMemory, MadeRoom, PromptPace, shares};
 use crate::server::ServerState;
 use crate::sessions::Sessions;
 use crate::slots::ServerSlots;
@@ -20,15 +22,19 @@ use crate::slots::ServerSlots;
 const IDLE: Duration = Duration::from_millis(500);
 /// Pause when every active request waits for a slow client.
 const STALL: Duration = Duration::from_millis(2);
-/// Prompt tokens of a step that other requests decode in, so that those need not wait long.
-const SHARED_PROMPT_TOKENS: usize = 64;
 
 /// Generates until the queue is closed and all active requests are complete.
-pub fn run(shared: &ServerState, engine: Box<dyn Engine>, sessions: Option<Sessions>) {
+pub fn run(shared: &ServerState, mut engine: Box<dyn Engine>, sessions: Option<Sessions>) {
     let options = &shared.options;
     let count = options.sessions.max(options.parallel);
-    let slots = ServerSlots::new(count, shared.model.context, engine.sequence_origin(), sessions);
-    DecodeLoop { shared, engine, slots, active: Vec::new(), rates: RateMeter::new(), has_idle_work: true }.run();
+    let context = shared.model.context;
+    // A sequence that is being written to disk uses memory still.
+    let writing = if sessions.is_some() { engine.sequence_bytes(context) } else { 0 };
+    let limit = engine.decoder_and_experts().0.kv_pool().limit_bytes().map_or(u64::MAX, |bytes| bytes as u64);
+    let memory = KvMemory::new(limit.saturating_sub(writing), context);
+    let slots = ServerSlots::new(count, context, engine.sequence_origin(), sessions);
+    let (active, rates, pace) = (Vec::new(), RateMeter::new(), PromptPace::new(options.step_time));
+    DecodeLoop { shared, engine, slots, active, memory, pace, rates, has_idle_work: true }.run();
 }
 
 struct DecodeLoop<'a> {
@@ -36,6 +42,8 @@ struct DecodeLoop<'a> {
     engine: Box<dyn Engine>,
     slots: ServerSlots,
     active: Vec<ActiveRequest<'a>>,
+    memory: KvMemory<'a>,
+    pace: PromptPace,
     rates: RateMeter,
     /// Whether the engine has work for the time without requests.
     has_idle_work: bool,
@@ -58,18 +66,62 @@ impl DecodeLoop<'_> {
         let began = Instant::now();
         let mut work = StepWork::default();
         let ready = self.take_turns(&mut work);
-        if let Some(ready) = &ready {
-            self.compute(&shares(&self.active, ready, self.engine.step_tokens()), &mut work);
+        let moved = ready.is_some();
+        if let Some(ready) = ready {
+            let shares = self.shares(ready);
+            self.compute(&shares, &mut work);
+            if work.generated_tokens > 0 && work.prompt_tokens > 0 {
+                self.pace.measured(work.prompt_tokens, began.elapsed());
+            }
+            if shares.iter().filter(|share| **share > 0).count() >= self.engine.step_tokens() {
+                self.rotate(&shares);
+            }
         }
         self.record_step(&work, began.elapsed());
-        ready.is_some()
+        moved
+    }
+
+    /// Lets the requests that decode and did not fit the step come first in the next.
+    fn rotate(&mut self, shares: &[usize]) {
+        let left_out = |(request, share): (&ActiveRequest, &usize)| *share == 0 && !request.is_prefilling();
+        if let Some(first) = self.active.iter().zip(shares).position(left_out) {
+            self.active.rotate_left(first);
+        }
+    }
+
+    /// How many tokens of the step each active request may use, of which those that memory has no room for are preempted.
+    fn shares(&mut self, mut ready: Vec<bool>) -> Vec<usize> {
+        loop {
+            let shares = shares(&self.active, &ready, &self.pace, self.engine.step_tokens());
+            match self.memory.make_room(&mut self.active, &shares, &mut self.slots, &mut *self.engine) {
+                MadeRoom::Enough => return shares,
+                MadeRoom::Dropped => {}
+                MadeRoom::Preempted(index) => {
+                    ready.remove(index);
+                    self.shared.metrics.lock().request_preempted();
+                }
+            }
+        }
+    }
+
+    /// Goes on with preempted requests for which there is room now.
+    fn resume(&mut self) {
+        for over in self.memory.resume(&mut self.active, &*self.engine) {
+            self.end(over);
+        }
+    }
+
+    fn end(&mut self, request: ActiveRequest) {
+        self.shared.metrics.lock().request_finished(request.age());
+        let (slot, sequence) = request.into_slot();
+        self.slots.put_back(slot, sequence);
     }
 
     /// Lets every request prepare the step, and drops those that are complete. Returns which of the others have tokens to
     /// compute; `None` if nothing has happened.
     fn take_turns(&mut self, work: &mut StepWork) -> Option<Vec<bool>> {
         let (decoder, _) = self.engine.decoder_and_experts();
-        let (mut moved, mut ready) = (false, Vec::with_capacity(self.active.len()));
+        let (mut moved, mut ready, mut over) = (false, Vec::with_capacity(self.active.len()), Vec::new());
         for mut request in std::mem::take(&mut self.active) {
             let turn = request.turn(decoder);
             moved |= turn != Turn::Stalled;
@@ -77,17 +129,14 @@ impl DecodeLoop<'_> {
                 work.generated(request.number(), token);
             }
             match turn {
-                Turn::Finished(_) => {
-                    self.shared.metrics.lock().request_finished(request.age());
-                    let (slot, sequence) = request.into_slot();
-                    self.slots.put_back(slot, sequence);
-                }
+                Turn::Finished(_) => over.push(request),
                 Turn::Ready(_) | Turn::Stalled => {
                     ready.push(turn != Turn::Stalled);
                     self.active.push(request);
                 }
             }
         }
+        over.into_iter().for_each(|request| self.end(request));
         moved.then_some(ready)
     }
 
@@ -103,16 +152,16 @@ impl DecodeLoop<'_> {
         for (request, share) in requests.iter().filter(|(request, _)| request.is_prefilling()) {
             work.prefilled(request.number(), request.pending().min(*share));
         }
-        let mut tap = WhileWanted::of(requests.iter().map(|(request, _)| &**request));
+        let mut tap = step_tap(decoder, requests.iter().map(|(request, share)| (&**request, *share)));
         let mut parts: Vec<StepPart> = requests.iter_mut().map(|(request, share)| request.part(*share)).collect();
         match step(decoder, experts, &mut parts, &mut tap) {
-            Ok(logits) => requests.into_iter().zip(logits).for_each(|((request, _), logits)| request.computed(logits)),
+            Ok(logits) => computed(requests.into_iter().map(|(request, _)| request), logits, tap),
             // The next turn ends the requests.
             Err(ModelError::Cancelled) => {}
             Err(_) => requests.into_iter().for_each(|(request, share)| {
-                let mut tap = WhileWanted::of(iter::once(&*request));
+                let mut tap = step_tap(decoder, iter::once((&*request, share)));
                 match step(decoder, experts, &mut [request.part(share)], &mut tap) {
-                    Ok(logits) => request.computed(logits.concat()),
+                    Ok(logits) => computed(iter::once(request), logits, tap),
                     Err(ModelError::Cancelled) => {}
                     Err(error) => request.fail(ApiError::engine_failed(error.to_string())),
                 }
@@ -122,9 +171,12 @@ impl DecodeLoop<'_> {
 
     /// Takes requests and commands from the queue; false once it is closed and no request is active.
     fn take_queued(&mut self) -> bool {
+        self.resume();
         loop {
             let patience = if self.active.is_empty() && !self.has_idle_work { IDLE } else { Duration::ZERO };
-            match self.shared.queue.next(self.active.len(), patience) {
+            let (memory, active, engine) = (&self.memory, &self.active, &*self.engine);
+            let fits = |job: &GenerationJob| memory.waiting() == 0 && memory.fits(job.prompt.len(), active, engine);
+            match self.shared.queue.next(active.len() + memory.waiting(), patience, fits) {
                 NextTask::Generate(job) => self.begin(*job),
                 NextTask::Engine(command) => self.execute(command),
                 NextTask::Idle => {
@@ -144,8 +196,8 @@ impl DecodeLoop<'_> {
         }
         let (decoder, _) = self.engine.decoder_and_experts();
         let (slot, mut sequence) = self.slots.take(&job.prompt, decoder);
-        if job.echo.is_some() && job.logprobs.is_some() {
-            // All logits of the prompt are needed.
+        if job.embeds || job.echo.is_some() && job.logprobs.is_some() {
+            // All tokens of the prompt have to be seen.
             sequence.rewind(0);
         }
         let common = sequence.tokens().len();
@@ -204,46 +256,32 @@ impl DecodeLoop<'_> {
     }
 }
 
-/// Ends a step with prompts at the next layer once none of its requests is wanted any more.
-struct WhileWanted(Vec<ClientWatch>);
-
-impl WhileWanted {
-    fn of<'a, 'm: 'a>(requests: impl Iterator<Item = &'a ActiveRequest<'m>> + Clone) -> Self {
-        // A token of each takes no time worth the effort.
-        match requests.clone().any(ActiveRequest::is_prefilling) {
-            true => WhileWanted(requests.map(ActiveRequest::watch).collect()),
-            false => WhileWanted(Vec::new()),
-        }
-    }
+/// The observer of a step of these requests, of which each may use its share of tokens.
+fn step_tap<'a, 'm: 'a>(
+    decoder: &Decoder,
+    requests: impl Iterator<Item = (&'a ActiveRequest<'m>, usize)> + Clone,
+) -> StepTap {
+    // A token of each takes no time worth ending.
+    let prefills = requests.clone().any(|(request, _)| request.is_prefilling());
+    let watches = if prefills { requests.clone().map(|(request, _)| request.watch()).collect() } else { vec![] };
+    let mut tap = StepTap::new(watches, decoder.layers());
+    requests.for_each(|(request, share)| tap.add(request.next_tokens(share), request.hidden_sum()));
+    tap
 }
 
-impl Tap for WhileWanted {
-    fn wants_more(&mut self) -> bool {
-        self.0.is_empty() || self.0.iter().any(ClientWatch::is_wanted)
+/// Gives the requests of a step what it has computed.
+fn computed<'a, 'm: 'a>(
+    requests: impl Iterator<Item = &'a mut ActiveRequest<'m>>,
+    logits: Vec<Vec<f32>>,
+    tap: StepTap,
+) {
+    let mut sums = tap.into_sums();
+    for (request, logits) in requests.zip(logits) {
+        if request.hidden_sum().is_some()
+            && let Some(sum) = sums.next()
+        {
+            request.set_hidden_sum(sum);
+        }
+        request.computed(logits);
     }
-}
-
-/// How many of the `most` tokens of the step each request may use. Decoding needs one; what then remains of the step, or less if the
-/// decoding requests would have to wait too long, is divided among the prompts. Requests that came first go first.
-fn shares(active: &[ActiveRequest], ready: &[bool], most: usize) -> Vec<usize> {
-    let of = |prefilling: bool| {
-        let requests = active.iter().zip(ready);
-        requests.filter(move |(request, ready)| **ready && request.is_prefilling() == prefilling).count()
-    };
-    let (decoding, prompts) = (of(false).min(most), of(true));
-    let room = if decoding == 0 { most } else { SHARED_PROMPT_TOKENS.min(most - decoding) };
-    let (mut decoding, mut room, mut prompts) = (decoding, room, prompts);
-    let mut share = |request: &ActiveRequest| match request.is_prefilling() {
-        true => {
-            let share = request.pending().min(room.div_ceil(prompts)).min(request.most_prompt_tokens());
-            (room, prompts) = (room - share, prompts - 1);
-            share
-        }
-        false => {
-            let share = decoding.min(1);
-            decoding -= share;
-            share
-        }
-    };
-    active.iter().zip(ready).map(|(request, ready)| if *ready { share(request) } else { 0 }).collect()
 }

@@ -13,6 +13,9 @@ pub trait Engine: Send {
     /// The most tokens of a step, at least one: the memory plan counts the activations of as many.
     fn step_tokens(&self) -> usize;
 
+    /// The most bytes of the KV cache of a sequence of this many tokens.
+    fn sequence_bytes(&self, tokens: usize) -> u64;
+
     /// Tells eviction and routing that the next tokens are unrelated to the last ones.
     fn new_sequence(&mut self);
 

@@ -17,6 +17,8 @@ pub struct GenerationJob {
     pub number: u64,
     /// Prompt tokens: at least one, and fewer than the context.
     pub prompt: Vec<u32>,
+    /// Whether its embedding is wanted and nothing is generated.
+    pub embeds: bool,
     /// Samples tokens.
     pub sampler: Sampler,
     /// What the text has to match: structured output.
@@ -50,6 +52,8 @@ pub enum GenerationEvent {
     Queued(usize),
     /// More text.
     Delta(TextDelta),
+    /// The embedding of the prompt.
+    Embedded(Vec<f32>),
     /// The generation is complete.
     Done(GenerationSummary),
     /// The generation has failed.

@@ -28,12 +28,14 @@ mod active;
 mod answer_grammar;
 mod connection;
 mod decode;
+mod embedding;
 mod engine;
 mod error;
 mod error_form;
 mod guard;
 mod http;
 mod job;
+mod listener;
 mod live;
 mod logprobs;
 mod metrics;
@@ -44,12 +46,18 @@ mod prompt;
 mod queue;
 mod reply;
 pub mod request;
+mod schedule;
 mod server;
 mod sessions;
 mod slots;
+#[cfg(feature = "tls")]
+mod tls;
 
 pub use engine::{Engine, EngineStatus, LayerVisit, RoutingQuality};
 pub use error::ApiError;
+pub use listener::ServerListener;
 pub use model::ServedModel;
 pub use server::{ApiKey, ServerOptions, TOKENIZER_THREADS, serve};
 pub use sessions::SessionDisk;
+#[cfg(feature = "tls")]
+pub use tls::{TlsError, TlsIdentity};

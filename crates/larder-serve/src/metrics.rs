@@ -25,6 +25,7 @@ pub struct Counters {
     prefilled: u64,
     cached: u64,
     generated: u64,
+    preempted: u64,
     status: EngineStatus,
     /// Tokens of the prompts and answers of active requests.
     in_flight: usize,
@@ -86,6 +87,11 @@ impl Counters {
         self.queue_time.add(queued);
     }
 
+    /// Counts a request that gave its KV cache back.
+    pub fn request_preempted(&mut self) {
+        self.preempted += 1;
+    }
+
     /// Counts a step of the engine, behind which active requests have `in_flight` tokens.
     pub fn step(&mut self, work: &StepWork, status: &EngineStatus, in_flight: usize) {
         self.prefilled += work.prompt_tokens as u64;
@@ -125,6 +131,12 @@ impl Counters {
             ("prompt_tokens_total", "counter", "Prompt tokens computed (prefill).", self.prefilled as f64),
             ("remembered_tokens_total", "counter", "Prompt tokens found in the prefix cache.", self.cached as f64),
             ("generated_tokens_total", "counter", "Tokens generated (decode).", self.generated as f64),
+            (
+                "preempted_requests_total",
+                "counter",
+                "Requests that gave their KV cache back, to be computed again.",
+                self.preempted as f64,
+            ),
             ("expert_hits_total", "counter", "Expert cache hits.", counts.hits as f64),
             (
                 "expert_awaited_total",

@@ -21,6 +21,8 @@ pub struct ServedModel {
     pub context: usize,
     /// Size of the vocabulary.
     pub vocab: usize,
+    /// Whether prompts have embeddings.
+    pub has_embeddings: bool,
     /// Indices of the decoder layers that have experts.
     pub layers: Vec<usize>,
     /// Experts per such layer.

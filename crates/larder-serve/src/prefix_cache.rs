@@ -104,6 +104,20 @@ impl PrefixCache {
         idle.into_iter().map(|(_, sequence)| sequence).collect()
     }
 
+    /// Bytes of the KV caches of idle sequences.
+    pub fn idle_bytes(&self) -> u64 {
+        self.idle().map(|(_, sequence)| sequence.kv_bytes() as u64).sum()
+    }
+
+    /// Takes the least recently used of the idle sequences out.
+    pub fn empty_oldest(&mut self) -> Option<Sequence> {
+        let oldest = self.idle().map(|(id, _)| id).min_by_key(|id| match self.slots[*id] {
+            Slot::Idle { used, .. } => used,
+            Slot::Empty | Slot::Taken { .. } => u64::MAX,
+        })?;
+        self.empty(oldest)
+    }
+
     fn idle(&self) -> impl Iterator<Item = (usize, &Sequence)> {
         (0..self.slots.len()).filter_map(|id| Some((id, self.get(id)?)))
     }

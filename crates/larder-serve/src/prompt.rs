@@ -1,6 +1,6 @@
 //! From a request to prompt tokens.
 
-use larder_engine::{ChatInput, ChatTemplate};
+use larder_engine::{ChatInput, ChatTemplate, FillInTokens};
 use serde_json::Value;
 
 use crate::error::ApiError;
@@ -38,20 +38,46 @@ impl ServedModel {
 
     /// Tokenises the prompt of a completion.
     pub fn prompt(&self, prompt: &Prompt) -> Result<Vec<u32>> {
+        self.tokens_of(prompt, "prompt")
+    }
+
+    /// Tokenises the text of an embedding.
+    pub fn input(&self, input: &Prompt) -> Result<Vec<u32>> {
+        self.tokens_of(input, "input")
+    }
+
+    fn tokens_of(&self, prompt: &Prompt, param: &str) -> Result<Vec<u32>> {
         let tokens = match prompt {
-            Prompt::Text(text) => self.encode(text, true, "prompt")?,
+            Prompt::Text(text) => self.encode(text, true, param)?,
             Prompt::Tokens(tokens) => tokens.clone(),
+            Prompt::Gap { before, after } => self.gap(before, after)?,
         };
         if let Some(id) = tokens.iter().find(|id| **id as usize >= self.vocab) {
             let message = format!("Token id {id} is out of range: the vocabulary has {} tokens.", self.vocab);
-            return Err(ApiError::invalid_field("prompt", "invalid_value", message));
+            return Err(ApiError::invalid_field(param, "invalid_value", message));
         }
-        self.check(&tokens, "prompt")?;
+        self.check(&tokens, param)?;
         Ok(tokens)
+    }
+
+    fn gap(&self, before: &str, after: &str) -> Result<Vec<u32>> {
+        let Some(marks) = FillInTokens::of(&self.tokenizer) else {
+            let message = "This model has no fill-in tokens, so 'suffix' is not supported.";
+            return Err(ApiError::unsupported("suffix", message));
+        };
+        for text in [before, after] {
+            self.check_bytes(text, "prompt")?;
+        }
+        marks.prompt(&self.tokenizer, before, after).map_err(|error| ApiError::bad_request(format!("{error}.")))
     }
 
     /// Tokenises a text, unless it is certainly too long for the context.
     pub fn encode(&self, text: &str, special: bool, param: &str) -> Result<Vec<u32>> {
+        self.check_bytes(text, param)?;
+        self.tokenizer.encode(text, special).map_err(|error| ApiError::bad_request(format!("{error}.")))
+    }
+
+    fn check_bytes(&self, text: &str, param: &str) -> Result<()> {
         let most = self.tokenizer.longest_text(self.context);
         if text.len() > most {
             let message = format!(
@@ -62,7 +88,7 @@ impl ServedModel {
             );
             return Err(ApiError::invalid_field(param, "context_length_exceeded", message));
         }
-        self.tokenizer.encode(text, special).map_err(|error| ApiError::bad_request(format!("{error}.")))
+        Ok(())
     }
 
     fn check(&self, tokens: &[u32], param: &str) -> Result<()> {

@@ -102,8 +102,9 @@ impl RequestQueue {
         Ok(())
     }
 
-    /// The next task while `active` requests are being generated; waits for one up to `patience`.
-    pub fn next(&self, active: usize, patience: Duration) -> NextTask {
+    /// The next task while `active` requests are being generated; waits for one up to `patience`. The first request in the queue
+    /// starts if it `fits`; those behind it wait with it.
+    pub fn next(&self, active: usize, patience: Duration, fits: impl Fn(&GenerationJob) -> bool) -> NextTask {
         let mut inner = self.lock();
         inner.active = active;
         inner.drop_expired();
@@ -114,7 +115,7 @@ impl RequestQueue {
             return NextTask::Engine(command);
         }
         if active < self.parallel
-            && let Some(job) = inner.jobs.pop_front()
+            && let Some(job) = inner.jobs.pop_front_if(|job| fits(job))
         {
             inner.active += 1;
             for (i, waiting) in inner.jobs.iter().enumerate() {
@@ -191,6 +192,7 @@ mod tests {
         let job = GenerationJob {
             number,
             prompt: vec![1],
+            embeds: false,
             sampler: Sampler::new(Sampling::default(), 0).unwrap(),
             grammar: None,
             stop: StopMatcher::new(vec![]).unwrap(),
@@ -208,7 +210,7 @@ mod tests {
     }
 
     fn next(queue: &RequestQueue, active: usize) -> Option<u64> {
-        match queue.next(active, Duration::ZERO) {
+        match queue.next(active, Duration::ZERO, |_| true) {
             NextTask::Generate(job) => Some(job.number),
             _ => None,
         }
@@ -247,8 +249,8 @@ mod tests {
         queue.submit(other, 1.0).unwrap();
         queue.close();
         assert!(matches!(events.try_recv(), Ok(GenerationEvent::Failed(error)) if error.code == Some("shutting_down")));
-        assert!(matches!(queue.next(0, Duration::ZERO), NextTask::Closed));
-        assert!(matches!(queue.next(1, Duration::ZERO), NextTask::Idle));
+        assert!(matches!(queue.next(0, Duration::ZERO, |_| true), NextTask::Closed));
+        assert!(matches!(queue.next(1, Duration::ZERO, |_| true), NextTask::Idle));
         assert_eq!(queue.submit(job(2, Duration::ZERO).0, 1.0).unwrap_err().status.as_u16(), 503);
     }
 }

@@ -1,7 +1,6 @@
 //! The server: options, threads and shutdown.
 
 use std::future::Future;
-use std::net::TcpListener;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -11,6 +10,7 @@ use larder_engine::{GrammarCompiler, GrammarError};
 use tokio::sync::{Semaphore, oneshot};
 
 use crate::engine::Engine;
+use crate::listener::ServerListener;
 use crate::live::LiveEvents;
 use crate::metrics::Metrics;
 use crate::model::ServedModel;
@@ -32,6 +32,8 @@ pub struct ServerOptions {
     pub parallel: usize,
     /// Sequences with a KV cache, active requests included: the size of the prefix cache.
     pub sessions: usize,
+    /// Time that a step with prompts may take while other requests decode.
+    pub step_time: Duration,
     /// Where sequences are saved that leave the prefix cache; `None` for nowhere.
     pub session_disk: Option<SessionDisk>,
     /// Requests that may wait in the queue.
@@ -101,7 +103,7 @@ impl ServerOptions {
 /// time. `signal` waits for the next signal that is to end the process; it is an error where there are none, and then the
 /// server runs until the process is killed.
 pub fn serve<S>(
-    listener: TcpListener,
+    listener: ServerListener,
     options: ServerOptions,
     model: ServedModel,
     engine: Box<dyn Engine>,
@@ -136,8 +138,7 @@ where
         thread::Builder::new().name("decode".into()).spawn(move || decode::run(&closing.app, engine, sessions))?
     };
     runtime.block_on(async {
-        listener.set_nonblocking(true)?;
-        let listener = tokio::net::TcpListener::from_std(listener)?;
+        let listener = listener.start()?;
         tokio::spawn(close_on_signal(app.clone(), signal));
         let end = async {
             // The sender is dropped, not used: the error means that the decode thread has ended.

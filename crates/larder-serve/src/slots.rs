@@ -101,6 +101,19 @@ impl ServerSlots {
         }
     }
 
+    /// Bytes of the KV caches of idle sequences.
+    pub fn idle_bytes(&self) -> u64 {
+        self.cache.idle_bytes()
+    }
+
+    /// Drops the least recently used idle sequence, which is saved; false if there is none.
+    pub fn drop_oldest(&mut self) -> bool {
+        let oldest = self.cache.empty_oldest();
+        let is_dropped = oldest.is_some();
+        self.displace(oldest);
+        is_dropped
+    }
+
     /// Returns a sequence to its slot.
     pub fn put_back(&mut self, id: usize, sequence: Sequence) {
         self.cache.put_back(id, sequence);

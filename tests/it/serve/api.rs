@@ -319,7 +319,6 @@ fn what_is_wrong_has_its_code_and_one_sentence() {
         (server.post("/v1/completions", json!({"prompt": [999_999]})), 400, "vocabulary"),
         (server.post("/v1/completions", json!({"prompt": ""})), 400, "empty"),
         (server.send("POST", chat, "", &[b' '; 3000]), 413, "2000 bytes"),
-        (server.post("/v1/embeddings", json!({"input": "x"})), 400, "Embeddings"),
         (server.get("/v1/nothing"), 404, "/v1/nothing"),
         (server.get(chat), 405, "GET"),
         (server.get("/v1/models/nobody"), 404, "nobody"),

@@ -252,6 +252,24 @@ fn lines_of_ollama_are_the_chats_answer() {
 }
 
 #[test]
+fn ollamas_requests_without_a_prompt_load_the_model() {
+    let server = Server::start(&demo(), &["--context", "64"]);
+    for (path, body, reason) in [
+        ("/api/generate", json!({}), "load"),
+        ("/api/generate", json!({"model": "demo", "prompt": "", "keep_alive": "5m"}), "load"),
+        ("/api/generate", json!({"keep_alive": 0}), "unload"),
+        ("/api/chat", json!({"messages": [], "keep_alive": "0s"}), "unload"),
+        ("/api/chat", json!({"model": "demo:latest"}), "load"),
+    ] {
+        let answer = server.post(path, body).json();
+        assert_eq!((&answer["done"], &answer["done_reason"]), (&json!(true), &json!(reason)), "{answer}");
+        let text = if path == "/api/chat" { &answer["message"]["content"] } else { &answer["response"] };
+        assert_eq!(text, "", "{answer}");
+    }
+    assert_eq!(server.post("/api/generate", json!({"model": "other"})).status, 404);
+}
+
+#[test]
 fn ollamas_format_is_a_schema_or_json() {
     let server = Server::start(&demo(), &["--context", "256"]);
     let schema = json!({"type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}},

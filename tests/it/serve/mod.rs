@@ -3,9 +3,14 @@
 mod api;
 mod apis;
 mod echo;
+mod embeddings;
+mod fill_in;
 mod hot;
+#[cfg(unix)]
+mod listening;
 mod operating;
 mod page;
+mod scheduling;
 mod sessions;
 mod several;
 mod structured;

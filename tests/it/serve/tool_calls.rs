@@ -167,6 +167,12 @@ fn reasoning_has_a_field_of_its_own_unless_it_is_to_stay_in_the_text() {
     (together["reasoning_format"], together["tool_choice"]) = (json!("none"), json!("none"));
     let message = chat(&server, together)["message"].clone();
     assert!(message["reasoning_content"].is_null() && !message["content"].as_str().unwrap().is_empty(), "{message}");
+    // The marks are in the text then.
+    let more =
+        json!({"grammar": only("<think>hm</think>So be it."), "reasoning_format": "none", "tool_choice": "none"});
+    let message = chat(&server, more)["message"].clone();
+    assert!(message["content"].as_str().unwrap().starts_with("<think>"), "{message}");
+    assert!(message["reasoning_content"].is_null(), "{message}");
 }
 
 #[test]

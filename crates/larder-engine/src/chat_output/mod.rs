@@ -86,6 +86,15 @@ impl ChatFormat {
         ChatFormat { style: Style::Marked { reasoning: None, tools: None }, shown: vec![] }
     }
 
+    /// The same format with reasoning as content, marks included. Messages with headers stay separated.
+    pub fn with_reasoning_as_content(&self) -> Self {
+        let style = match self.style {
+            Style::Harmony => Style::Harmony,
+            Style::Marked { tools, .. } => Style::Marked { reasoning: None, tools },
+        };
+        ChatFormat { style, shown: self.shown.clone() }
+    }
+
     /// The name of the format of tool calls; `None` if the model has none that is known.
     pub fn tool_format(&self) -> Option<&'static str> {
         match self.style {

@@ -421,3 +421,16 @@ fn an_answer_is_a_call_or_of_a_format() {
     let calls = texts.iter().filter(|text| text.starts_with("<tool_call>\n{\"name\": \"now\"")).count();
     assert!(answers > 0 && calls > 0 && answers + calls == texts.len(), "{texts:?}");
 }
+
+#[test]
+fn reasoning_may_stay_in_the_content_beside_calls() {
+    let reasoning = formats::reasoning("<think> {{ x }} </think>", |_| true);
+    let style = Style::Marked { reasoning, tools: Some(named("hermes")) };
+    let format = ChatFormat { style, shown: vec![] };
+    let text = "<think>hm</think>I look.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {}}\n</tool_call>";
+    let separated = parsed(|| format.parser("", tools()), text);
+    assert_eq!((separated.reasoning.as_str(), separated.content.as_str()), ("hm", "I look."));
+    let together = parsed(|| format.with_reasoning_as_content().parser("", tools()), text);
+    assert_eq!((together.reasoning.as_str(), together.content.as_str()), ("", "<think>hm</think>I look."));
+    assert_eq!((together.calls(), separated.calls().len()), (separated.calls(), 1));
+}

@@ -2,6 +2,7 @@
 
 mod detokenizer;
 mod detokenizer_steps;
+mod fill_in;
 mod generation_config;
 mod growth;
 mod precheck;
@@ -14,6 +15,7 @@ mod utf8;
 mod reference;
 
 pub use detokenizer::Detokenizer;
+pub use fill_in::FillInTokens;
 pub use generation_config::GenerationConfig;
 pub(crate) use stop::certain;
 pub use stop::{StopError, StopMatcher};

@@ -31,6 +31,7 @@ const HUGE_PAGE_BYTES: u64 = 2 << 20;
 const RESERVE_DIVISOR: u64 = 8;
 
 /// Inputs of a plan.
+#[derive(Clone)]
 pub struct PlanInputs<'a> {
     /// The model's config.
     pub blueprint: &'a Blueprint,
@@ -44,6 +45,8 @@ pub struct PlanInputs<'a> {
     pub context: usize,
     /// Number of sequences with a KV cache of that size.
     pub sequences: usize,
+    /// The most bytes of KV cache of all sequences; `None` for as many as all contexts need.
+    pub kv_limit_bytes: Option<u64>,
     /// Number format of the KV cache.
     pub kv_format: KvFormat,
     /// When checkpoints of recurrent states are taken.
@@ -100,7 +103,7 @@ impl PlanInputs<'_> {
 
     /// The most bytes of the KV caches and recurrent states of all sequences.
     pub fn kv_bytes(&self) -> u64 {
-        self.page_bytes().saturating_add(self.recurrent_bytes())
+        self.page_bytes().saturating_add(self.recurrent_bytes()).min(self.kv_limit_bytes.unwrap_or(u64::MAX))
     }
 
     /// The most bytes of the keys and values of all sequences, in whole pages.
@@ -231,9 +234,10 @@ impl PlanInputs<'_> {
     }
 
     fn context_text(&self) -> String {
-        match self.sequences {
-            1 => format!("{} tokens", self.context),
-            n => format!("{n} × {} tokens", self.context),
+        match (self.sequences, self.kv_limit_bytes) {
+            (1, None) => format!("{} tokens", self.context),
+            (n, None) => format!("{n} × {} tokens", self.context),
+            (n, Some(_)) => format!("shared by {n} × {} tokens", self.context),
         }
     }
 

@@ -31,6 +31,7 @@ use crate::server::App;
 
 mod anthropic;
 mod body;
+mod embeddings;
 mod ollama;
 mod responses;
 mod slots;
@@ -53,7 +54,10 @@ pub fn router(app: App) -> Router {
         .route("/v1/models/{*id}", get(model))
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(complete))
-        .route("/v1/embeddings", post(embeddings))
+        .route("/v1/embeddings", post(embeddings::embeddings))
+        .route("/embeddings", post(embeddings::embeddings))
+        .route("/api/embed", post(embeddings::embed))
+        .route("/api/embeddings", post(embeddings::embed_one))
         // llama.cpp's server has the same without /v1, and these.
         .route("/models", get(models))
         .route("/chat/completions", post(chat))
@@ -120,11 +124,6 @@ fn model_object(app: &App, id: &str) -> serde_json::Value {
     })
 }
 
-async fn embeddings() -> ApiError {
-    let message = "Embeddings are not supported by this server.";
-    ApiError::new(StatusCode::BAD_REQUEST, "unsupported_operation", message)
-}
-
 async fn chat(State(app): State<App>, request: Request) -> Result<Response> {
     let since = Instant::now();
     let body = body::read(&app, request).await?;
@@ -141,8 +140,9 @@ fn prepare_chat(app: &App, request: ChatRequest) -> Result<Asked> {
     let ChatRequest { params, tools, separate_reasoning, .. } = request;
     let tools = tools.map(|tools| tools.schemas).unwrap_or_default();
     let is_separated = app.model.chat_format.is_some() && (separate_reasoning || !tools.is_empty());
-    let chat = is_separated.then_some(ChatAnswers { prompt: text, tools });
-    Ok(Asked { params, grammar, prompts: vec![tokens], more_stops: stop, chat })
+    let chat = is_separated.then_some(ChatAnswers { prompt: text, tools, separate_reasoning });
+    let show_marks = app.model.chat_format.is_some();
+    Ok(Asked { params, grammar, prompts: vec![tokens], more_stops: stop, chat, show_marks })
 }
 
 async fn complete(State(app): State<App>, request: Request) -> Result<Response> {
@@ -166,7 +166,7 @@ fn prepare_completion(app: &App, CompletionRequest { params, prompts }: Completi
     check_model(app, params.model.as_deref())?;
     let prompts = prompts.iter().map(|prompt| app.model.prompt(prompt)).collect::<Result<_>>()?;
     let grammar = app.completion_grammar(params.format.as_ref())?;
-    Ok(Asked { params, grammar, prompts, more_stops: vec![], chat: None })
+    Ok(Asked { params, grammar, prompts, more_stops: vec![], chat: None, show_marks: false })
 }
 
 /// Runs `work`, mostly tokenising, on a blocking thread, a few at a time.
@@ -206,6 +206,8 @@ struct Asked {
     more_stops: Vec<String>,
     /// What separates the parts of a chat's answers, if they are separated.
     chat: Option<ChatAnswers>,
+    /// Whether the marks of reasoning and tool calls stay in the text.
+    show_marks: bool,
 }
 
 /// What the parser of a chat's answers needs.
@@ -214,11 +216,17 @@ struct ChatAnswers {
     prompt: String,
     /// Tools that may be called.
     tools: Vec<ToolSchema>,
+    /// Whether reasoning is a part of its own, or content.
+    separate_reasoning: bool,
 }
 
 impl ChatAnswers {
     fn parser(&self, app: &App) -> Option<Box<dyn OutputParser>> {
-        Some(app.model.chat_format.as_ref()?.parser(&self.prompt, self.tools.clone()))
+        let (format, tools) = (app.model.chat_format.as_ref()?, self.tools.clone());
+        Some(match self.separate_reasoning {
+            true => format.parser(&self.prompt, tools),
+            false => format.with_reasoning_as_content().parser(&self.prompt, tools),
+        })
     }
 }
 
@@ -230,7 +238,7 @@ async fn generate<F: ResponseFormat + 'static>(
     asked: Asked,
     format: impl FnOnce(&GenerationParams, u64) -> F,
 ) -> Result<Response> {
-    let Asked { mut params, grammar, prompts, more_stops, chat } = asked;
+    let Asked { mut params, grammar, prompts, more_stops, chat, show_marks } = asked;
     let number = app.requests.fetch_add((prompts.len() * params.choices) as u64, Ordering::Relaxed);
     let wrong = |error: &dyn std::fmt::Display| ApiError::bad_request(format!("Invalid request: {error}."));
     let sampling = params.sampling.or_defaults(app.model.generation.sampling());
@@ -249,6 +257,7 @@ async fn generate<F: ResponseFormat + 'static>(
             number: number + i as u64,
             max_tokens: params.max_tokens.unwrap_or(usize::MAX).min(app.model.context - prompt.len()),
             prompt: prompt.clone(),
+            embeds: false,
             echo: params.echo.then(|| app.model.tokenizer.decode(prompt, false)),
             // Answers to one prompt differ; the first is that of a request for one.
             sampler: sampler.clone().with_seed(seed.wrapping_add(choice as u64)).with_prompt_len(prompt.len()),
@@ -256,7 +265,7 @@ async fn generate<F: ResponseFormat + 'static>(
             stop: stop.clone(),
             ignore_eos: params.ignore_eos,
             logprobs: params.logprobs,
-            show_marks: chat.is_some(),
+            show_marks,
             span: tracing::Span::current(),
             received: since,
             deadline: since + app.options.timeout,

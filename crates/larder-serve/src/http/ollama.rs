@@ -4,32 +4,40 @@ use std::fmt::Write;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use axum::extract::{Request, State};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use super::{Result, body, check_model, prepare_chat, prepare_completion, run_blocking};
 use crate::error::Json;
 use crate::reply::{OllamaEndpoint, OllamaFormat, rfc3339};
-use crate::request::{self, ChatRequest, OllamaGenerateRequest};
+use crate::request::{self, ChatRequest, OllamaGenerateRequest, OllamaLoadRequest};
 use crate::server::App;
 
 /// A chat's answer, whole or in lines.
 pub async fn chat(State(app): State<App>, request: Request) -> Result<Response> {
     let since = Instant::now();
     let body = body::read(&app, request).await?;
+    let format = OllamaFormat::new(OllamaEndpoint::Chat, &app.model.name);
+    if let Some(answer) = loaded(&app, &body, "messages", &format)? {
+        return Ok(answer);
+    }
     let asked = run_blocking(&app, move |app| {
         let mut request = ChatRequest::parse_ollama(&body)?;
         remove_tag(app, &mut request.params.model);
         prepare_chat(app, request)
     })
     .await?;
-    super::generate(&app, since, asked, |_, _| OllamaFormat::new(OllamaEndpoint::Chat, &app.model.name)).await
+    super::generate(&app, since, asked, |_, _| format).await
 }
 
 /// The continuation of a prompt, whole or in lines.
 pub async fn generate(State(app): State<App>, request: Request) -> Result<Response> {
     let since = Instant::now();
     let body = body::read(&app, request).await?;
+    let format = OllamaFormat::new(OllamaEndpoint::Generate, &app.model.name);
+    if let Some(answer) = loaded(&app, &body, "prompt", &format)? {
+        return Ok(answer);
+    }
     let asked = run_blocking(&app, move |app| {
         let mut request = OllamaGenerateRequest::parse(&body)?;
         remove_tag(app, &mut request.params().model);
@@ -39,11 +47,22 @@ pub async fn generate(State(app): State<App>, request: Request) -> Result<Respon
         }
     })
     .await?;
-    super::generate(&app, since, asked, |_, _| OllamaFormat::new(OllamaEndpoint::Generate, &app.model.name)).await
+    super::generate(&app, since, asked, |_, _| format).await
+}
+
+/// The answer at once to a request with nothing in `field`, by which Ollama's clients load and unload models; the served one
+/// is always loaded.
+fn loaded(app: &App, body: &[u8], field: &str, format: &OllamaFormat) -> Result<Option<Response>> {
+    let Some(OllamaLoadRequest { mut model, unloads }) = OllamaLoadRequest::parse(body, field)? else {
+        return Ok(None);
+    };
+    remove_tag(app, &mut model);
+    check_model(app, model.as_deref())?;
+    Ok(Some(Json(format.loaded(unloads)).into_response()))
 }
 
 /// Ollama's clients may append the tag `latest` to the name of a model.
-fn remove_tag(app: &App, model: &mut Option<String>) {
+pub fn remove_tag(app: &App, model: &mut Option<String>) {
     if let Some(name) = model
         && let Some(name) = name.strip_suffix(":latest").filter(|_| !app.model.has_name(name))
     {

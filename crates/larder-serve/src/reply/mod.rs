@@ -145,7 +145,7 @@ async fn collect(PendingAnswer { mut events, parser }: PendingAnswer) -> Result<
     let (mut builder, mut tokens) = (MessageBuilder::new(parser), Vec::new());
     loop {
         match events.recv().await {
-            Some(GenerationEvent::Queued(_)) => {}
+            Some(GenerationEvent::Queued(_) | GenerationEvent::Embedded(_)) => {}
             Some(GenerationEvent::Delta(delta)) => {
                 builder.push(delta.text);
                 tokens.extend(delta.tokens);

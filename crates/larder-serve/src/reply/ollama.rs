@@ -34,6 +34,14 @@ impl OllamaFormat {
         OllamaFormat { endpoint, model: model.to_owned(), open_call: None }
     }
 
+    /// The answer to a request that has the model loaded, or unloaded.
+    pub fn loaded(&self, unloads: bool) -> Value {
+        let mut object = self.object(&AnswerMessage::default());
+        object["done"] = true.into();
+        object["done_reason"] = if unloads { "unload" } else { "load" }.into();
+        object
+    }
+
     fn object(&self, message: &AnswerMessage) -> Value {
         let AnswerMessage { reasoning, content, calls } = message;
         let mut object = json!({"model": self.model, "created_at": rfc3339(SystemTime::now())});

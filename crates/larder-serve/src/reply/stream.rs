@@ -78,6 +78,7 @@ impl ResponseStream {
                     self.send(events);
                 }
             }
+            Some(GenerationEvent::Embedded(_)) => {}
             Some(GenerationEvent::Done(summary)) => self.finish(index, summary),
             Some(GenerationEvent::Failed(error)) => self.fail(&error),
             None => self.fail(&super::interrupted()),

@@ -2,6 +2,7 @@
 
 mod anthropic;
 mod dialogue;
+mod embeddings;
 mod fields;
 mod format;
 mod messages;
@@ -14,9 +15,10 @@ use larder_engine::Sampling;
 use serde_json::{Map, Value};
 
 use crate::error::ApiError;
+pub use embeddings::{EmbeddingRequest, EmbeddingStyle};
 use fields::{Fields, wrong_type};
 pub use format::RequestedFormat;
-pub use ollama::{OllamaGenerateRequest, shown_model};
+pub use ollama::{OllamaGenerateRequest, OllamaLoadRequest, shown_model};
 pub use responses::ResponsesRequest;
 pub use tokens::{DetokenizeRequest, TokenizeRequest};
 pub use tools::{RequestedTools, ToolChoice};
@@ -108,6 +110,23 @@ pub enum Prompt {
     Text(String),
     /// Token ids.
     Tokens(Vec<u32>),
+    /// A gap between two texts, which is to be filled in.
+    Gap {
+        /// The text before it.
+        before: String,
+        /// The text after it.
+        after: String,
+    },
+}
+
+impl Prompt {
+    /// The gap between a prompt of text and `after`.
+    fn followed_by(self, after: &str) -> Result<Self> {
+        match self {
+            Prompt::Text(before) => Ok(Prompt::Gap { before, after: after.to_owned() }),
+            _ => Err(ApiError::unsupported("suffix", "'suffix' is only supported with prompts of text.")),
+        }
+    }
 }
 
 /// Parses a body as JSON.
@@ -160,7 +179,6 @@ impl CompletionRequest {
     pub fn parse(body: &[u8]) -> Result<Self> {
         let json = json(body)?;
         let fields = Fields::of(&json, "")?;
-        reject_unless_empty(&fields, "suffix", "'suffix' is not supported.")?;
         let mut params = generation_params(&fields)?;
         params.echo = fields.boolean("echo")?.unwrap_or(false);
         check_max_tokens(&params)?;
@@ -168,7 +186,13 @@ impl CompletionRequest {
             return Err(ApiError::unsupported("best_of", "'best_of' is not supported unless it equals 'n'."));
         }
         params.logprobs = fields.integer("logprobs", 0..=TOP_LOGPROBS)?.map(|n| n as usize);
-        let prompts = parse_prompts(fields.required("prompt")?)?;
+        let mut prompts = parse_prompts("prompt", fields.required("prompt")?)?;
+        if let Some(suffix) = fields.string("suffix")?.filter(|suffix| !suffix.is_empty()) {
+            if params.echo {
+                return Err(ApiError::unsupported("echo", "'echo' is not supported with 'suffix'."));
+            }
+            prompts = prompts.into_iter().map(|prompt| prompt.followed_by(suffix)).collect::<Result<_>>()?;
+        }
         let answers = prompts.len() as u64 * params.choices as u64;
         if answers > CHOICES {
             let message = format!("This server gives at most {CHOICES} answers per request, not {answers}.");
@@ -353,8 +377,8 @@ fn translated_tools(list: Vec<Value>, choice: Option<Value>, parallel: Option<bo
 }
 
 /// A text, token ids, or a list of either.
-fn parse_prompts(value: &Value) -> Result<Vec<Prompt>> {
-    let wrong = || wrong_type("prompt", "a string, an array of token ids, or an array of either", value);
+fn parse_prompts(field: &str, value: &Value) -> Result<Vec<Prompt>> {
+    let wrong = || wrong_type(field, "a string, an array of token ids, or an array of either", value);
     let ids = |list: &[Value]| list.iter().map(id).collect::<Option<_>>().map(Prompt::Tokens);
     let one = |value: &Value| match value {
         Value::String(text) => Some(Prompt::Text(text.clone())),

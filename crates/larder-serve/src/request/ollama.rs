@@ -39,17 +39,19 @@ impl OllamaGenerateRequest {
     pub fn parse(body: &[u8]) -> Result<Self> {
         let json = super::json(body)?;
         let fields = Fields::of(&json, "")?;
-        for field in ["suffix", "template", "context", "images"] {
+        for field in ["template", "context", "images"] {
             super::reject_unless_empty(&fields, field, &format!("'{field}' is not supported."))?;
         }
         let (params, prompt) = (params(&fields)?, required_string(&fields, "prompt")?);
         let system = fields.string("system")?.filter(|system| !system.is_empty());
-        if fields.boolean("raw")? == Some(true) {
+        let suffix = fields.string("suffix")?.filter(|suffix| !suffix.is_empty());
+        if fields.boolean("raw")? == Some(true) || suffix.is_some() {
             if system.is_some() {
-                let message = "'system' is not supported with 'raw', which has no template.";
+                let message = "'system' is not supported with 'raw' and 'suffix', which have no template.";
                 return Err(ApiError::unsupported("system", message));
             }
-            let prompts = vec![Prompt::Text(prompt.to_owned())];
+            let text = Prompt::Text(prompt.to_owned());
+            let prompts = vec![suffix.map_or(Ok(text.clone()), |suffix| text.clone().followed_by(suffix))?];
             return Ok(OllamaGenerateRequest::Raw(CompletionRequest { params, prompts }));
         }
         let mut dialogue = Dialogue::default();
@@ -68,6 +70,36 @@ impl OllamaGenerateRequest {
             OllamaGenerateRequest::Chat(chat) => &mut chat.params,
             OllamaGenerateRequest::Raw(completion) => &mut completion.params,
         }
+    }
+}
+
+/// A request that generates nothing, but has the model loaded or unloaded.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct OllamaLoadRequest {
+    /// The model.
+    pub model: Option<String>,
+    /// Whether it may be unloaded.
+    pub unloads: bool,
+}
+
+impl OllamaLoadRequest {
+    /// Of a body without anything in `field`: `messages` or `prompt`. `None` if there is something.
+    pub fn parse(body: &[u8], field: &str) -> Result<Option<Self>> {
+        let json = super::json(body)?;
+        let fields = Fields::of(&json, "")?;
+        let is_empty = match fields.get(field) {
+            None => true,
+            Some(Value::String(text)) => text.is_empty(),
+            Some(Value::Array(items)) => items.is_empty(),
+            Some(_) => false,
+        };
+        let unloads = match fields.get("keep_alive") {
+            Some(Value::Number(seconds)) => seconds.as_f64() == Some(0.0),
+            Some(Value::String(time)) => matches!(time.as_str(), "0" | "0s" | "0m" | "0h"),
+            _ => false,
+        };
+        let model = fields.string("model")?.map(str::to_owned);
+        Ok(is_empty.then_some(OllamaLoadRequest { model, unloads }))
     }
 }
 
@@ -98,10 +130,10 @@ fn params(fields: &Fields) -> Result<GenerationParams> {
     })
 }
 
-/// A limit of tokens; -1 and -2 stand for as many as the context holds.
+/// A limit of tokens; 0, -1 and -2 stand for as many as the context holds.
 fn num_predict(options: &Fields) -> Result<usize> {
     match options.get("num_predict").and_then(Value::as_i64) {
-        Some(-1 | -2) => Ok(usize::MAX),
+        Some(-2..=0) => Ok(usize::MAX),
         _ => Ok(options.integer("num_predict", 1..=u32::MAX.into())?.map_or(usize::MAX, |n| n as usize)),
     }
 }
@@ -266,7 +298,7 @@ mod tests {
         assert_eq!((raw.prompts, raw.params.max_tokens), (vec![Prompt::Text("p".into())], Some(usize::MAX)));
         for (body, param) in [
             (json!({}), "prompt"),
-            (json!({"prompt": "p", "suffix": "s"}), "suffix"),
+            (json!({"prompt": "p", "suffix": "s", "system": "t"}), "system"),
             (json!({"prompt": "p", "raw": true, "system": "s"}), "system"),
             (json!({"prompt": "p", "images": ["aGk="]}), "images"),
         ] {

@@ -21,6 +21,7 @@ impl EngineFlags {
         Options {
             context,
             sequences: 1,
+            kv_limit_bytes: None,
             prompt_bytes: 0,
             prefill_tokens: performance.prefill_tokens,
             cache: cache_options(size, cache, place, performance),

@@ -25,18 +25,21 @@ pub struct ServeArgs {
     /// Chat template in Jinja, in place of the model's
     #[arg(long, value_name = "FILE", help_heading = heading::MODEL)]
     pub chat_template_file: Option<PathBuf>,
-    /// Address or host name to listen on; the default admits this machine only
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", help_heading = heading::SERVER)]
-    pub host: String,
-    /// Port to listen on; 0 picks a free one and prints it
-    #[arg(long, value_name = "N", default_value_t = 8080, help_heading = heading::SERVER)]
-    pub port: u16,
+    #[command(flatten)]
+    pub address: AddressFlags,
     /// Number of requests generated concurrently
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = at_least_one, help_heading = heading::SERVER)]
     pub parallel: usize,
     /// KV-cache slots, including active requests (default: --parallel). More let more chats keep their prefix
     #[arg(long, value_name = "N", value_parser = at_least_one, help_heading = heading::SERVER)]
     pub sessions: Option<usize>,
+    /// Memory for the KV caches of all slots (default: enough for their whole contexts). When it is full, the request that
+    /// came last gives its share back and is computed again later
+    #[arg(long, value_name = "SIZE", value_parser = byte_size, help_heading = heading::SERVER)]
+    pub kv_mem: Option<ByteSize>,
+    /// Time of a step in seconds that prompts may take while other requests decode: the wait between two tokens
+    #[arg(long, default_value_t = 0.25, value_name = "SECONDS", value_parser = seconds, help_heading = heading::SERVER)]
+    pub step_time: f64,
     /// Folder in which sequences are saved that leave the prefix cache, and found again after a restart
     #[arg(long, value_name = "FOLDER", help_heading = heading::SERVER)]
     pub session_dir: Option<PathBuf>,
@@ -76,6 +79,28 @@ pub struct ServeArgs {
     pub engine: UntracedFlags,
     #[command(flatten)]
     pub hot_set: HotSetFlags,
+}
+
+/// Where the server listens.
+#[derive(Args)]
+#[command(next_help_heading = heading::SERVER)]
+pub struct AddressFlags {
+    /// Address or host name to listen on; the default admits this machine only
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    pub host: String,
+    /// Port to listen on; 0 picks a free one and prints it
+    #[arg(long, value_name = "N", default_value_t = 8080)]
+    pub port: u16,
+    /// Listen on a Unix socket in place of a port; only this user can connect
+    #[cfg(unix)]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["host", "port", "tls_cert"])]
+    pub unix_socket: Option<PathBuf>,
+    /// Certificate in PEM, with those that sign it: serve https (larder must be built with --features tls)
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// Private key of --tls-cert in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
 }
 
 /// What is logged.
@@ -123,6 +148,11 @@ impl SamplingDefaults {
         Sampler::new(merged.sampling(), 0)?;
         Ok(merged)
     }
+}
+
+fn seconds(text: &str) -> std::result::Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| "must be a number of seconds")?;
+    (0.001..=60.0).contains(&seconds).then_some(seconds).ok_or_else(|| "must be from 0.001 to 60 seconds".into())
 }
 
 fn at_least_two(text: &str) -> std::result::Result<usize, String> {

@@ -1,26 +1,28 @@
 //! `larder serve`.
 
-use std::net::{TcpListener, ToSocketAddrs};
 use std::path::Path;
 
-use anyhow::{Context, Result, anyhow, bail};
-use larder_core::{LayerIdx, MoeRow, Presence};
+use anyhow::{Context, Result, bail};
+use larder_core::{LayerIdx, MoeRow, Presence, format_bytes};
 use larder_engine::{ChatFormat, ChatTemplate, Routing, SequenceOrigin};
 use larder_model::{Decoder, ExpertPath};
 use larder_policy::routing::RoutingSpec;
 use larder_runtime::machine::memory;
-use larder_runtime::{InferenceEngine, OpenModel, Options, TextCodec, model_name};
+use larder_runtime::plan::PlanInputs;
+use larder_runtime::{InferenceEngine, OpenModel, Options, TextCodec, model_name, plan_inputs};
 use larder_serve::{ApiKey, EngineStatus, LayerVisit, RoutingQuality, ServerOptions, SessionDisk, TOKENIZER_THREADS};
 use larder_store::read_small;
 use std::time::{Duration, Instant};
 use tracing_subscriber::filter::LevelFilter;
 
-use super::{listen, signal};
+use super::signal;
 use crate::cli::serve::{LogLevel, ServeArgs};
 use crate::models;
 use crate::origin::SequenceOrigins;
 
-/// Largest file of keys, and largest chat template.
+mod address;
+
+/// Largest file of keys, certificates, and largest chat template.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 /// Time between two writes of the hot set.
 const HOT_SET_PAUSE: Duration = Duration::from_secs(300);
@@ -33,9 +35,8 @@ pub fn run(args: ServeArgs) -> Result<()> {
     let api_keys = api_keys(&args)?;
     start_log(args.log_level);
     // The port is bound before the model is loaded, so that a port in use is reported at once.
-    let listener = listen_on(&args.host, args.port)?;
-    let address = listener.local_addr()?;
-    let options = ServerOptions { api_keys, is_local: address.ip().is_loopback(), ..options(&args) };
+    let (listener, address) = args.address.listen()?;
+    let options = ServerOptions { api_keys, is_local: address.is_local_port(), ..options(&args) };
     let flags = args.engine.full();
     let model = models::open_to_run(&args.model, flags.no_store)?;
     let mut text = model.text_codec()?;
@@ -46,15 +47,21 @@ pub fn run(args: ServeArgs) -> Result<()> {
     let prompt_bytes = text.tokenizer.longest_text(context).saturating_mul(TOKENIZER_THREADS);
     // While a sequence is written to disk, its memory is still in use.
     let sequences = options.sessions + usize::from(options.session_disk.is_some());
-    let engine_options = Options { sequences, prompt_bytes, ..args.hot_set.set(flags.options(args.context)) };
+    let engine_options = Options {
+        sequences,
+        prompt_bytes,
+        kv_limit_bytes: args.kv_mem.map(|size| size.0),
+        ..args.hot_set.set(flags.options(args.context))
+    };
+    check_kv_limit(&plan_inputs(&model, &engine_options)?, options.session_disk.is_some())?;
     let mut engine = InferenceEngine::start(&model, &engine_options)?;
     let origins = SequenceOrigins::new(&model, &engine_options, &engine, options.session_disk.is_some())
         .context("--session-dir cannot be used")?;
     let served = served_model(&args, &model, text, &mut engine)?;
-    if !options.is_local && options.api_keys.is_empty() {
+    if address.is_public() && options.api_keys.is_empty() {
         eprintln!("warning: {address} is reachable from other machines without a key; set --api-key to require one");
     }
-    eprintln!("serving {} on http://{address}", served.name);
+    eprintln!("serving {} on {address}", served.name);
     let routing = flags.routing.strategy;
     let engine = Box::new(Served { engine, model, routing, origins, hot_set_kept: Instant::now() });
     Ok(larder_serve::serve(listener, options, served, engine, signal)?)
@@ -64,6 +71,7 @@ fn options(args: &ServeArgs) -> ServerOptions {
     ServerOptions {
         parallel: args.parallel,
         sessions: args.sessions.unwrap_or(args.parallel).max(args.parallel),
+        step_time: Duration::from_secs_f64(args.step_time),
         session_disk: args.session_dir.clone().map(|folder| SessionDisk { folder, limit_bytes: args.session_disk.0 }),
         queue: args.queue,
         timeout: Duration::from_secs(args.timeout),
@@ -76,6 +84,23 @@ fn options(args: &ServeArgs) -> ServerOptions {
     }
 }
 
+/// Refuses memory for KV caches in which not even one request of a whole context fits, beside a sequence that is written to disk.
+fn check_kv_limit(inputs: &PlanInputs, saves: bool) -> Result<()> {
+    let Some(limit) = inputs.kv_limit_bytes else { return Ok(()) };
+    let sequences = 1 + usize::from(saves);
+    let least = PlanInputs { sequences, kv_limit_bytes: None, ..inputs.clone() }.kv_bytes();
+    if limit < least {
+        bail!(
+            "--kv-mem {} is less than the {} of {}{}; raise it, or lower --context",
+            format_bytes(limit),
+            format_bytes(least),
+            if saves { "two contexts of " } else { "a context of " },
+            format_args!("{} tokens", inputs.context),
+        );
+    }
+    Ok(())
+}
+
 fn start_log(level: LogLevel) {
     let level = match level {
         LogLevel::Off => return,
@@ -84,20 +109,6 @@ fn start_log(level: LogLevel) {
     };
     let log = tracing_subscriber::fmt().with_max_level(level).with_ansi(false).with_target(false);
     log.with_writer(std::io::stderr).init();
-}
-
-/// Listens on the first address of `host` that is free.
-fn listen_on(host: &str, port: u16) -> Result<TcpListener> {
-    let addresses =
-        (host, port).to_socket_addrs().with_context(|| format!("--host {host}: cannot find its address"))?;
-    let mut last = None;
-    for address in addresses {
-        match listen(address, "--port") {
-            Ok(listener) => return Ok(listener),
-            Err(error) => last = Some(error),
-        }
-    }
-    Err(last.unwrap_or_else(|| anyhow!("--host {host} has no address")))
 }
 
 fn other_template(model: &OpenModel, path: &Path) -> Result<ChatTemplate> {
@@ -145,6 +156,7 @@ fn served_model(
         generation: args.sampling.over(model.generation()?)?,
         context: args.context.min(model.blueprint.context),
         vocab: model.blueprint.vocab,
+        has_embeddings: engine.decoder.encoder_layers() == 0,
         layers: geometry.moe_layers.iter().map(|layer| layer.index()).collect(),
         experts: geometry.experts,
         top_k: geometry.top_k,
@@ -169,6 +181,11 @@ impl larder_serve::Engine for Served {
 
     fn step_tokens(&self) -> usize {
         self.engine.prefill_tokens
+    }
+
+    fn sequence_bytes(&self, tokens: usize) -> u64 {
+        let (pool, memory) = (self.engine.decoder.kv_pool(), &self.model.blueprint.sequence_memory);
+        memory.kv_bytes(tokens, pool.format().kind()) + memory.recurrent_bytes(tokens, &pool.checkpoints())
     }
 
     fn new_sequence(&mut self) {

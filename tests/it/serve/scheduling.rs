@@ -1,0 +1,109 @@
+//! The scheduler: requests that share too little memory for their KV caches, and prompts that join others.
+
+use std::path::PathBuf;
+use std::thread;
+
+use serde_json::{Value, json};
+
+use super::api::Server;
+use crate::support::{fixture, larder_ok, larder_refuses};
+
+fn demo() -> PathBuf {
+    fixture("../models/demo")
+}
+
+fn answer(server: &Server, prompt: &str, seed: u64) -> String {
+    let body = json!({"prompt": prompt, "max_tokens": 150, "temperature": 1.0, "seed": seed, "ignore_eos": true});
+    let answer = server.post("/v1/completions", body).json();
+    let text = answer["choices"][0]["text"].as_str();
+    text.unwrap_or_else(|| panic!("{answer}")).to_owned()
+}
+
+fn metric(server: &Server, name: &str) -> u64 {
+    let text = server.get("/metrics").body;
+    let line = text.lines().find(|line| line.starts_with(&format!("larder_{name} "))).expect("the metric is there");
+    line.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+/// All at once.
+fn answers(server: &Server, prompts: &[String]) -> Vec<String> {
+    thread::scope(|scope| {
+        let ask = |(seed, prompt): (u64, &String)| {
+            let prompt = prompt.clone();
+            scope.spawn(move || answer(server, &prompt, seed))
+        };
+        let asked: Vec<_> = (0..).zip(prompts).map(ask).collect();
+        asked.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn preempted_requests_have_the_answers_of_requests_alone() {
+    let prompts: Vec<String> =
+        (0..7).map(|i| format!("{} In the year {i} the sea", "Once upon a time. ".repeat(i))).collect();
+    let context = ["--context", "256"];
+    let alone = Server::start(&demo(), &[&context[..], &["--parallel", "1"]].concat());
+    let wanted: Vec<String> = (0..).zip(&prompts).map(|(seed, prompt)| answer(&alone, prompt, seed)).collect();
+    // A page of 64 tokens takes 0.4 MB; each request has three or four in the end.
+    for (parallel, kv_mem) in [("4", "2600000"), ("7", "1600000")] {
+        let server = Server::start(&demo(), &[&context[..], &["--parallel", parallel, "--kv-mem", kv_mem]].concat());
+        assert_eq!(answers(&server, &prompts), wanted, "{parallel} at a time in {kv_mem} bytes");
+        assert!(metric(&server, "preempted_requests_total") > 0, "no request was preempted");
+        // What was computed for one is used for the next, as far as memory goes.
+        assert_eq!(answer(&server, &prompts[6], 6), wanted[6]);
+        assert!(metric(&server, "remembered_tokens_total") > 0, "the prefix cache was empty");
+    }
+}
+
+#[test]
+fn recurrent_models_are_preempted_too() {
+    for name in ["qwen3_next", "lfm2_moe"] {
+        let model = fixture("golden").join(name);
+        let path = model.to_str().unwrap();
+        let plan: Value =
+            serde_json::from_str(&larder_ok(&["plan", "-m", path, "--context", "256", "--json"])).unwrap();
+        let one = plan["context_bytes"].as_u64().unwrap_or_else(|| panic!("{plan}"));
+        let ask = |server: &Server, first: u32| {
+            let ids: Vec<u32> = (0..30).map(|i| 3 + (first + i * 7) % 90).collect();
+            let body = json!({"prompt": ids, "max_tokens": 210, "temperature": 0, "ignore_eos": true});
+            server.post("/v1/completions", body).json()["choices"][0]["text"].clone()
+        };
+        let alone = Server::start(&model, &["--context", "256", "--parallel", "1"]);
+        let kv_mem = (one + one / 3).to_string();
+        let server = Server::start(&model, &["--context", "256", "--parallel", "4", "--kv-mem", &kv_mem]);
+        thread::scope(|scope| {
+            let (ask, server) = (&ask, &server);
+            let asked: Vec<_> = (0..4).map(|first| (first, scope.spawn(move || ask(server, first)))).collect();
+            for (first, thread) in asked {
+                assert_eq!(thread.join().unwrap(), ask(&alone, first), "{name}");
+            }
+        });
+        assert!(metric(&server, "preempted_requests_total") > 0, "{name}: no request was preempted");
+    }
+}
+
+#[test]
+fn too_little_memory_for_one_context_is_refused() {
+    let demo = demo();
+    let error = larder_refuses(&[
+        "serve",
+        "-m",
+        demo.to_str().unwrap(),
+        "--port",
+        "0",
+        "--context",
+        "256",
+        "--kv-mem",
+        "1000000",
+    ]);
+    assert!(error.contains("--kv-mem 1.00 MB is less than the 1.57 MB of a context of 256 tokens"), "{error}");
+}
+
+#[test]
+fn prompts_join_in_pieces_that_keep_the_step_time() {
+    let server = Server::start(&demo(), &["--context", "1024", "--parallel", "4", "--step-time", "0.001"]);
+    let long = "The quick brown fox jumps over the lazy dog. ".repeat(12);
+    let prompts: Vec<String> = (0..4).map(|i| format!("{i} {long}")).collect();
+    let alone: Vec<String> = (0..).zip(&prompts).map(|(seed, prompt)| answer(&server, prompt, seed)).collect();
+    assert_eq!(answers(&server, &prompts), alone);
+}
