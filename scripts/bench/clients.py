@@ -61,7 +61,8 @@ def measure(url, clients, tokens, words, timeout, seed):
     within = sum(1 for _, times in results for t in times if first < t <= last)
     waits = [b - a for _, times in results for a, b in zip(times, times[1:]) if a >= first]
     starts = [times[0] - began for began, times in results]
-    return within / (last - first), waits, starts
+    # Short answers may end before the last prompt is computed.
+    return within / (last - first) if last > first else float("nan"), waits, starts
 
 
 def at(values, share):

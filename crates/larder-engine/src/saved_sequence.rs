@@ -136,7 +136,8 @@ impl SavedHead {
         if tokens > context as u64 {
             return Err(SavedSequenceError::TooLong { tokens, context });
         }
-        let least = (HEAD_BYTES as u64 + CHECKSUM_BYTES).saturating_add(4 * tokens).saturating_add(note_bytes);
+        let least =
+            (HEAD_BYTES as u64 + CHECKSUM_BYTES).saturating_add(tokens.saturating_mul(4)).saturating_add(note_bytes);
         if note_bytes > SAVED_NOTE_BYTES_MAX || bytes < least {
             return Err(SavedSequenceError::Damaged("it is cut off"));
         }

@@ -10,7 +10,7 @@ use tracing::Span;
 use crate::embedding::HiddenSum;
 use crate::error::ApiError;
 use crate::job::{GenerationEvent, GenerationJob, GenerationSummary, SampledToken, TextDelta};
-use crate::logprobs::{ECHOED_TOKENS, PromptEcho, sampled_token};
+use crate::logprobs::{PromptEcho, sampled_token};
 use crate::model::ServedModel;
 use crate::slots::BusySlot;
 
@@ -226,11 +226,6 @@ impl<'m> ActiveRequest<'m> {
         self.hidden = Some(sum);
     }
 
-    /// Most tokens of its prompt that a step may compute.
-    pub fn most_prompt_tokens(&self) -> usize {
-        if self.echoes_logits() { ECHOED_TOKENS } else { usize::MAX }
-    }
-
     /// Takes the logits that a step has computed for it; none if tokens are pending still.
     pub fn computed(&mut self, mut logits: Vec<f32>) {
         if self.echoes_logits() {
@@ -245,7 +240,8 @@ impl<'m> ActiveRequest<'m> {
         self.logits = logits;
     }
 
-    fn echoes_logits(&self) -> bool {
+    /// Whether it needs the logits of all tokens of its prompt.
+    pub fn echoes_logits(&self) -> bool {
         self.echo.as_ref().is_some_and(PromptEcho::needs_logits)
     }
 

@@ -41,6 +41,7 @@ impl ServerState {
             return Ok(None);
         }
         let rules = self.model.answer_rules(prompt, calls.as_ref(), requested.is_some());
+        let rules = rules.map_err(|error| invalid("tools", &error))?;
         let (Some(rules), format) = (rules, requested.map(|requested| &requested.format)) else {
             return self.completion_grammar(requested);
         };
@@ -56,13 +57,22 @@ impl ServerState {
         let ServedModel { tokenizer, vocab, generation, .. } = &self.model;
         let compiler = self.grammars.get_or_init(|| GrammarCompiler::new(tokenizer, *vocab, &generation.eos));
         let grammar = compiler.as_ref().map_err(GrammarError::clone).and_then(compile);
-        grammar
-            .map_err(|error| ApiError::invalid_field(field, "invalid_grammar", format!("Invalid '{field}': {error}.")))
+        grammar.map_err(|error| invalid(field, &error))
     }
 }
 
+fn invalid(field: &str, error: &GrammarError) -> ApiError {
+    ApiError::invalid_field(field, "invalid_grammar", format!("Invalid '{field}': {error}."))
+}
+
 impl ServedModel {
-    fn answer_rules(&self, prompt: &str, calls: Option<&ForcedCalls>, has_format: bool) -> Option<AnswerRules> {
-        self.chat_format.as_ref()?.answer_rules(&self.tokenizer, prompt, calls, has_format)
+    fn answer_rules(
+        &self,
+        prompt: &str,
+        calls: Option<&ForcedCalls>,
+        has_format: bool,
+    ) -> std::result::Result<Option<AnswerRules>, GrammarError> {
+        let Some(format) = &self.chat_format else { return Ok(None) };
+        format.answer_rules(&self.tokenizer, prompt, calls, has_format)
     }
 }

@@ -40,15 +40,15 @@ impl PrefixCache {
         is_worth_reusing(shared, sequence.tokens().len(), prompt.len()).then_some((id, shared))
     }
 
-    /// The slot for another sequence: an empty one, else that of the least recently used one. The caller guarantees that not all
-    /// are taken.
-    pub fn place(&self) -> usize {
-        let key = |slot: &Slot| match slot {
-            Slot::Empty => 0,
-            Slot::Idle { used, .. } => *used,
-            Slot::Taken { .. } => u64::MAX,
+    /// The slot for another sequence: an empty one, else that of the least recently used one, which is `kept` only if there is
+    /// no other. The caller guarantees that not all are taken.
+    pub fn place(&self, kept: Option<usize>) -> usize {
+        let key = |id: usize| match &self.slots[id] {
+            Slot::Taken { .. } => (2, 0),
+            Slot::Idle { used, .. } => (usize::from(kept == Some(id)), *used),
+            Slot::Empty => (0, 0),
         };
-        (0..self.slots.len()).min_by_key(|id| key(&self.slots[*id])).expect("there is a slot")
+        (0..self.slots.len()).min_by_key(|id| key(*id)).expect("there is a slot")
     }
 
     /// Takes a slot with the sequence in it, if there is one.

@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use crate::active::ActiveRequest;
 use crate::engine::Engine;
+use crate::logprobs::ECHOED_TOKENS;
 use crate::slots::ServerSlots;
 
 /// Prompt tokens of a step before any step with a prompt was measured, and the fewest.
 const FIRST_PROMPT_TOKENS: usize = 64;
-const LEAST_PROMPT_TOKENS: usize = 8;
+const LEAST_PROMPT_TOKENS: usize = 16;
 /// Tokens for which each request must have room, beyond those it has, before another one is computed again.
 const ROOM_TOKENS: usize = 64;
 
@@ -52,10 +53,14 @@ pub fn shares(active: &[ActiveRequest], ready: &[bool], pace: &PromptPace, most:
         requests.filter(move |(request, ready)| **ready && request.is_prefilling() == prefilling).count()
     };
     let (mut decoding, mut prompts) = (of(false).min(most), of(true));
-    let mut room = pace.room(decoding, most);
+    let (mut room, mut echoed) = (pace.room(decoding, most), ECHOED_TOKENS);
     let mut share = |request: &ActiveRequest| match request.is_prefilling() {
         true => {
-            let share = request.pending().min(room.div_ceil(prompts)).min(request.most_prompt_tokens());
+            let mut share = request.pending().min(room.div_ceil(prompts));
+            if request.echoes_logits() {
+                share = share.min(echoed);
+                echoed -= share;
+            }
             (room, prompts) = (room - share, prompts - 1);
             share
         }

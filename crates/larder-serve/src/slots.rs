@@ -67,13 +67,20 @@ impl ServerSlots {
         let saved = self.find(prompt, held.map_or(0, |(_, shared)| shared));
         let (id, mut sequence) = match (held, saved) {
             (Some((id, shared)), None) => (id, self.reuse(id, shared, decoder)),
-            (_, saved) => {
-                let id = self.cache.place();
-                // It leaves before another is read, so that memory for one more is enough.
+            (held, saved) => {
+                // The one in memory stays, for a file that cannot be read.
+                let id = self.cache.place(held.map(|(id, _)| id));
+                // What is there leaves before another is read, so that memory for one more is enough.
                 let displaced = self.cache.take(id);
                 self.displace(displaced);
-                let read = saved.and_then(|name| self.sessions.as_ref()?.read(&name, decoder, &self.origin));
-                (id, read.unwrap_or_else(|| Sequence::new(decoder, self.context)))
+                match (saved.and_then(|name| self.sessions.as_ref()?.read(&name, decoder, &self.origin)), held) {
+                    (Some(read), _) => (id, read),
+                    (None, Some((other, shared))) if other != id => {
+                        self.cache.empty(id);
+                        (other, self.reuse(other, shared, decoder))
+                    }
+                    (None, _) => (id, Sequence::new(decoder, self.context)),
+                }
             }
         };
         sequence.rewind(sequence.common_prefix(prompt));
@@ -207,11 +214,12 @@ impl ServerSlots {
 
     fn restore(&mut self, id: usize, name: &str, decoder: &Decoder) -> Result<Value, ApiError> {
         let began = Instant::now();
-        let displaced = self.cache.empty(id);
-        self.displace(displaced);
         let Some(sessions) = &self.sessions else { return Err(ApiError::shutting_down()) };
+        // Both are in memory for a moment, which is that of a sequence that is being written.
         let (sequence, bytes) =
             sessions.read_named(name, decoder, &self.origin).map_err(|error| not_read(name, &error))?;
+        let displaced = self.cache.empty(id);
+        self.displace(displaced);
         let tokens = sequence.tokens().len();
         self.cache.put_back(id, sequence);
         Ok(json!({

@@ -4,6 +4,7 @@ mod api;
 mod apis;
 mod echo;
 mod embeddings;
+mod fields;
 mod fill_in;
 mod hot;
 #[cfg(unix)]

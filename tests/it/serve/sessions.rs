@@ -198,6 +198,10 @@ fn slots_are_listed_saved_restored_and_erased() {
     let server = start(&demo(), dir.path(), &["--sessions", "2"]);
     let (status, restored) = act(&server, "1", "restore", file.clone());
     assert_eq!((status, restored["n_restored"].as_u64()), (200, Some(tokens)), "{restored}");
+    // A file that cannot be read leaves the slot as it is.
+    fs::write(dir.path().join("bad.bin"), "nothing of the kind").unwrap();
+    assert_eq!(act(&server, "1", "restore", json!({"filename": "bad.bin"})).0, 400);
+    assert_eq!(server.get("/slots").json()[1]["n_tokens"], tokens);
     assert_eq!((restored["n_read"].as_u64(), &restored["id_slot"]), (Some(bytes), &json!(1)));
     let (again, cached) = ask(&server, &first);
     assert!(again == text && cached > 16, "{cached} cached");

@@ -8,8 +8,8 @@ use super::Style;
 use super::calls::{CallHead, CallSyntax};
 use super::formats::{ReasoningMarks, ToolFormat};
 use super::harmony::{CHANNEL, CONSTRAIN, MESSAGE, START};
-use super::tools::{ToolSchema, is_string};
-use crate::grammar::{RULES_BYTES_MAX, with_white_space};
+use super::tools::{ToolSchema, WrittenArgument};
+use crate::grammar::{GrammarError, RULES_BYTES_MAX, with_white_space};
 use crate::text::{TokenBytes, Tokenizer};
 
 /// Longest name of a special token in a mark.
@@ -43,12 +43,13 @@ pub(super) fn answer_rules(
     prompt: &str,
     calls: Option<&ForcedCalls>,
     has_format: bool,
-) -> Option<AnswerRules> {
-    let mut lark = Lark { tokenizer, rules: String::new() };
+) -> Result<Option<AnswerRules>, GrammarError> {
+    let mut lark = Lark { tokenizer, rules: String::new(), error: None };
     match (style, calls) {
         (_, None) => {}
         (Style::Harmony, Some(calls)) => harmony_calls(&mut lark, calls),
-        (Style::Marked { tools, .. }, Some(calls)) => marked_calls(&mut lark, tools?, calls),
+        (Style::Marked { tools: Some(format), .. }, Some(calls)) => marked_calls(&mut lark, format, calls),
+        (Style::Marked { tools: None, .. }, Some(_)) => return Ok(None),
     }
     let before = match style {
         Style::Harmony => harmony_reasoning(&mut lark),
@@ -61,16 +62,21 @@ pub(super) fn answer_rules(
     let answer = match (calls, has_format) {
         (Some(_), true) => format!("(calls | {header} @answer)"),
         (Some(_), false) => "calls".into(),
-        (None, _) if before.is_none() => return None,
+        (None, _) if before.is_none() => return Ok(None),
         (None, _) => format!("{header} @answer"),
     };
-    Some(AnswerRules(format!("start: {} {answer}\n{}", before.unwrap_or_default(), lark.rules)))
+    match lark.error {
+        Some(error) => Err(error),
+        None => Ok(Some(AnswerRules(format!("start: {} {answer}\n{}", before.unwrap_or_default(), lark.rules)))),
+    }
 }
 
 /// Rules in the making.
 struct Lark<'a> {
     tokenizer: &'a Tokenizer,
     rules: String,
+    /// The first schema that cannot be a rule.
+    error: Option<GrammarError>,
 }
 
 /// A piece of a mark.
@@ -147,8 +153,10 @@ impl Lark<'_> {
 
     /// A rule for JSON that is valid by `schema`.
     fn json(&mut self, name: &str, schema: &Value) -> String {
-        let schema = with_white_space(schema).unwrap_or_else(|_| Value::Object(serde_json::Map::new()));
-        self.rule(name, &format!("%json {schema}"));
+        match with_white_space(schema) {
+            Ok(schema) => self.rule(name, &format!("%json {schema}")),
+            Err(error) => _ = self.error.get_or_insert(error),
+        }
         name.to_owned()
     }
 }
@@ -245,13 +253,13 @@ fn call(lark: &mut Lark, format: &ToolFormat, tool: &ToolSchema, i: usize) -> St
             let arguments = lark.json(&format!("json_{i}"), &tool.closed_parameters());
             join([head, lark.literal(name_end), arguments].into_iter())
         }
-        CallSyntax::Parameters { name_end, key, value, .. } => {
+        CallSyntax::Parameters { name_end, key, value, has_type, .. } => {
             let mut parts = vec![lark.literal(&format!("{name}{name_end}"))];
             for (k, (argument, required)) in tool.arguments().into_iter().enumerate() {
                 let rule = format!("argument_{i}_{k}");
                 let before =
                     lark.literal(&format!("{}{argument}{}{}", key.0, key_end(format, tool, argument), value.0));
-                let inner = parameter(lark, &rule, tool, argument, value.1);
+                let inner = parameter(lark, &rule, (tool, argument), has_type, value.1);
                 parts.push(format!("({before} {inner}){}", if required { "" } else { "?" }));
             }
             join(parts.into_iter())
@@ -279,30 +287,40 @@ fn call_head(lark: &Lark, head: CallHead, name: &str) -> String {
 /// The mark behind an argument's name, with the attribute that DeepSeek's format has there.
 fn key_end(format: &ToolFormat, tool: &ToolSchema, argument: &str) -> String {
     match format.syntax {
-        CallSyntax::Parameters { has_type: true, .. } => format!("\" string=\"{}\">", tool.is_string(argument)),
+        CallSyntax::Parameters { has_type: true, .. } => {
+            format!("\" string=\"{}\">", matches!(tool.written_as(argument), WrittenArgument::Text(_)))
+        }
         CallSyntax::Parameters { key, .. } => key.1.to_owned(),
         _ => String::new(),
     }
 }
 
-/// The value of an argument and the mark behind it: a string as it is, anything else as JSON.
-fn parameter(lark: &mut Lark, rule: &str, tool: &ToolSchema, argument: &str, close: &str) -> String {
+/// The value of an argument and the mark behind it: a string as it is, anything else as JSON. Where an attribute `has_type`, a
+/// string or null is JSON.
+fn parameter(
+    lark: &mut Lark,
+    rule: &str,
+    (tool, argument): (&ToolSchema, &str),
+    has_type: bool,
+    close: &str,
+) -> String {
     if lark.is_full() {
         return rule.to_owned();
     }
-    let schema = tool.argument(argument).unwrap_or_else(|| Value::Object(serde_json::Map::new()));
-    match is_string(&schema) {
-        true => match string_choices(&schema) {
-            Some(choices) => {
-                let choices = choices.iter().map(|text| quoted(text)).collect::<Vec<_>>().join(" | ");
-                join([format!("({choices})"), lark.literal(close)].into_iter())
-            }
-            None => lark.text_until(rule, close),
-        },
-        false => {
-            let json = lark.json(rule, &schema);
-            join([json, lark.literal(close)].into_iter())
+    let (strings, null) = match tool.written_as(argument) {
+        WrittenArgument::Text(strings) => (strings, None),
+        WrittenArgument::TextOrNull(strings) if !has_type => (strings, Some("null")),
+        _ => {
+            let json = lark.json(rule, &tool.argument(argument).unwrap_or_default());
+            return join([json, lark.literal(close)].into_iter());
         }
+    };
+    match string_choices(strings) {
+        Some(choices) => {
+            let choices = choices.into_iter().chain(null).map(quoted).collect::<Vec<_>>().join(" | ");
+            join([format!("({choices})"), lark.literal(close)].into_iter())
+        }
+        None => lark.text_until(rule, close),
     }
 }
 
@@ -343,8 +361,8 @@ fn keyword_arguments(lark: &mut Lark, tool: &ToolSchema, i: usize, equals: &str)
     let comma = if equals == "=" { ", " } else { "," };
     let (mut first, mut rest) = (quoted(""), quoted(""));
     for (k, (argument, required)) in arguments.iter().enumerate().rev() {
-        let schema = tool.argument(argument).unwrap_or_default();
-        let value = match schema.get("type").and_then(Value::as_str) {
+        let kind = tool.property(argument).and_then(|schema| schema.get("type"));
+        let value = match kind.and_then(Value::as_str) {
             Some("string") => "string",
             Some("integer" | "number") => "number",
             Some("array") => "list",

@@ -127,7 +127,7 @@ impl ChatFormat {
         prompt: &str,
         calls: Option<&ForcedCalls>,
         has_format: bool,
-    ) -> Option<AnswerRules> {
+    ) -> Result<Option<AnswerRules>, GrammarError> {
         call_grammar::answer_rules(self.style, tokenizer, prompt, calls, has_format)
     }
 }

@@ -333,7 +333,7 @@ fn check_forced(style: Style, tokenizer: &Tokenizer, parser: impl Fn() -> Box<dy
     let (compiler, mut rng) = (testing::compiler(tokenizer), Xoshiro256::new(7));
     let tools = tools();
     let forced = ForcedCalls { tools: &tools, parallel: true };
-    let rules = format.answer_rules(tokenizer, "assistant\n", Some(&forced), false).unwrap();
+    let rules = format.answer_rules(tokenizer, "assistant\n", Some(&forced), false).unwrap().unwrap();
     let compiled = compiler.compile_answer(&rules, None).unwrap_or_else(|e| panic!("{name}: {e}: {rules:?}"));
     let one = ["llama3", "lfm2", "harmony"].contains(&name);
     let (mut texts, mut several) = (0, 0);
@@ -390,10 +390,10 @@ fn reasoning_may_precede_a_format() {
     let (compiler, mut rng) = (testing::compiler(&tokenizer), Xoshiro256::new(3));
     let style = Style::Marked { reasoning: formats::reasoning("<think>", |_| false), tools: None };
     let format = ChatFormat { style, shown: vec![] };
-    assert_eq!(format.answer_rules(&tokenizer, "assistant\n<think>\n\n</think>\n", None, true), None);
+    assert_eq!(format.answer_rules(&tokenizer, "assistant\n<think>\n\n</think>\n", None, true).unwrap(), None);
     let answer = TextFormat::Regex("(yes|no)!".into());
     for (prompt, always) in [("assistant\n<think>\n", true), ("assistant\n", false)] {
-        let rules = format.answer_rules(&tokenizer, prompt, None, true).unwrap();
+        let rules = format.answer_rules(&tokenizer, prompt, None, true).unwrap().unwrap();
         let compiled = compiler.compile_answer(&rules, Some(&answer)).unwrap();
         let draw = |_| testing::random_text(&tokenizer, compiled.clone(), &mut rng, 400);
         let texts: Vec<String> = (0..40).filter_map(draw).collect();
@@ -413,7 +413,7 @@ fn an_answer_is_a_call_or_of_a_format() {
     let format = ChatFormat { style: Style::Marked { reasoning: None, tools: Some(named("hermes")) }, shown: vec![] };
     let tools = &tools()[1..];
     let forced = ForcedCalls { tools, parallel: false };
-    let rules = format.answer_rules(&tokenizer, "", Some(&forced), true).unwrap();
+    let rules = format.answer_rules(&tokenizer, "", Some(&forced), true).unwrap().unwrap();
     let compiled = compiler.compile_answer(&rules, Some(&TextFormat::Regex("yes".into()))).unwrap();
     let texts: Vec<String> =
         (0..40).filter_map(|_| testing::random_text(&tokenizer, compiled.clone(), &mut rng, 300)).collect();
@@ -433,4 +433,46 @@ fn reasoning_may_stay_in_the_content_beside_calls() {
     let together = parsed(|| format.with_reasoning_as_content().parser("", tools()), text);
     assert_eq!((together.reasoning.as_str(), together.content.as_str()), ("", "<think>hm</think>I look."));
     assert_eq!((together.calls(), separated.calls().len()), (separated.calls(), 1));
+}
+
+#[test]
+fn a_schema_that_is_too_large_is_an_error() {
+    let properties: serde_json::Map<_, _> =
+        (0..20_000).map(|i| (format!("property number {i}"), json!({"type": "string"}))).collect();
+    let tools =
+        vec![ToolSchema { name: "large".into(), parameters: json!({"type": "object", "properties": properties}) }];
+    let format = ChatFormat { style: Style::Marked { reasoning: None, tools: Some(named("hermes")) }, shown: vec![] };
+    let forced = ForcedCalls { tools: &tools, parallel: false };
+    let error =
+        format.answer_rules(&testing::byte_tokenizer(&[], &[]), "", Some(&forced), false).unwrap_err().to_string();
+    assert!(error.contains("more than 262144 bytes"), "{error}");
+}
+
+#[test]
+fn optional_strings_are_strings_unless_they_are_null() {
+    let schema = json!({
+        "type": "object", "$defs": {"Name": {"type": "string"}, "Loop": {"$ref": "#/$defs/Loop"}},
+        "properties": {
+            "a": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "b": {"type": ["string", "null"]},
+            "c": {"$ref": "#/$defs/Name"}, "d": {"enum": ["x", null]}, "e": {"type": ["integer", "null"]},
+            "f": {"$ref": "#/$defs/Loop"}, "g": {"anyOf": [{"type": "string"}, {"type": "integer"}]},
+        },
+    });
+    let tools = vec![ToolSchema { name: "find".into(), parameters: schema }];
+    let style = Style::Marked { reasoning: None, tools: Some(named("glm4")) };
+    let format = ChatFormat { style, shown: vec![] };
+    let parser = || format.parser("", tools.clone());
+    let call = |values: [&str; 7]| {
+        let arguments = ["a", "b", "c", "d", "e", "f", "g"].iter().zip(values);
+        let arguments = arguments.map(|(key, value)| format!("<arg_key>{key}</arg_key><arg_value>{value}</arg_value>"));
+        parsed(parser, &format!("<tool_call>find{}</tool_call>", arguments.collect::<String>())).calls()[0].1.clone()
+    };
+    assert_eq!(
+        call(["12", "true", "12", "x", "12", "12", "12"]),
+        json!({"a": "12", "b": "true", "c": "12", "d": "x", "e": 12, "f": 12, "g": 12})
+    );
+    assert_eq!(
+        call(["null", "null", "null", "null", "null", "null", "x"]),
+        json!({"a": null, "b": null, "c": "null", "d": null, "e": null, "f": null, "g": "x"})
+    );
 }

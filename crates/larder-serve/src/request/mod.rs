@@ -10,6 +10,7 @@ mod ollama;
 mod responses;
 mod tokens;
 mod tools;
+mod unsupported;
 
 use larder_engine::Sampling;
 use serde_json::{Map, Value};
@@ -146,12 +147,6 @@ impl ChatRequest {
     pub fn parse(body: &[u8]) -> Result<Self> {
         let json = json(body)?;
         let fields = Fields::of(&json, "")?;
-        for (field, why) in [
-            ("functions", "'functions' is not supported; use 'tools'."),
-            ("audio", "'audio' is not supported: this server generates text only."),
-        ] {
-            reject_unless_empty(&fields, field, why)?;
-        }
         let mut params = generation_params(&fields)?;
         check_max_tokens(&params)?;
         let wanted = fields.boolean("logprobs")?.unwrap_or(false);
@@ -234,6 +229,7 @@ pub fn parse_routing(body: &[u8]) -> Result<String> {
 }
 
 fn generation_params(fields: &Fields) -> Result<GenerationParams> {
+    unsupported::refuse(fields)?;
     let stream = fields.boolean("stream")?.unwrap_or(false);
     let options = fields.object("stream_options")?;
     if options.is_some() && !stream {
@@ -242,11 +238,14 @@ fn generation_params(fields: &Fields) -> Result<GenerationParams> {
     }
     let include_usage = options.map_or(Ok(None), |options| options.boolean("include_usage"))?.unwrap_or(false);
     let (newer, older) = (max_tokens(fields, "max_completion_tokens")?, max_tokens(fields, "max_tokens")?);
+    let penalty = fields.number("repeat_penalty", 0.01..=100.0)?;
+    let sampling = sampling_params(fields)?;
     Ok(GenerationParams {
         choices: fields.integer("n", 1..=CHOICES)?.unwrap_or(1) as usize,
         model: fields.string("model")?.map(str::to_owned),
-        max_tokens: newer.or(older),
-        sampling: sampling_params(fields)?,
+        // Other names are those of llama.cpp's server.
+        max_tokens: newer.or(older).or(max_tokens(fields, "n_predict")?),
+        sampling: SamplingParams { repetition_penalty: sampling.repetition_penalty.or(penalty), ..sampling },
         seed: seed(fields)?,
         logit_bias: logit_bias(fields)?,
         stop: stop_strings(fields, "stop", STOPS)?,

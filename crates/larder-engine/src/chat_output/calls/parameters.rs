@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::{CallProgress, CallReader, HEAD_BYTES_MAX, OutputPart, ToolSchema};
+use crate::chat_output::tools::WrittenArgument;
 use crate::text::certain;
 
 /// The marks within a call.
@@ -34,12 +35,20 @@ enum State {
     /// Before an argument, or the end of the call.
     Between,
     Key,
-    /// Before the value; whether it is a string.
-    Value(bool),
+    /// Before the value.
+    Value(Written),
     /// In a string, which is returned as it arrives; whether anything of it was.
     Text(bool),
     /// In another value, which is looked at as a whole.
-    Other,
+    Other(Written),
+}
+
+/// How a value is written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Written {
+    Text,
+    TextOrNull,
+    Json,
 }
 
 impl ParameterReader {
@@ -54,18 +63,18 @@ impl ParameterReader {
             State::Name => self.name(text, ended, parts),
             State::Between => self.between(text, ended, parts),
             State::Key => self.key(text, ended, parts),
-            State::Value(is_string) => {
+            State::Value(written) => {
                 let open = self.marks.value.0;
                 *text = if open.trim().is_empty() { std::mem::take(text) } else { text.trim_start().to_owned() };
                 if !ended && text.len() < open.len() && open.starts_with(text.as_str()) {
                     return Some(CallProgress::More);
                 }
                 *text = text.strip_prefix(open).unwrap_or(text).to_owned();
-                self.state = if is_string { State::Text(false) } else { State::Other };
+                self.state = if written == Written::Text { State::Text(false) } else { State::Other(written) };
                 None
             }
             State::Text(begun) => self.text(begun, text, ended, parts),
-            State::Other => self.other(text, ended, parts),
+            State::Other(written) => self.other(written, text, ended, parts),
         }
     }
 
@@ -113,23 +122,26 @@ impl ParameterReader {
             let cut = ended || text.len() > HEAD_BYTES_MAX;
             return Some(if cut { CallProgress::Complete } else { CallProgress::More });
         };
-        let (key, is_string) = self.key_and_type(text[..at].trim());
+        let (key, written) = self.key_and_type(text[..at].trim());
         text.drain(..at + end.len());
         let before = if std::mem::replace(&mut self.argued, true) { ", " } else { "{" };
         parts.push(OutputPart::CallArguments(format!("{before}{}: ", Value::from(key))));
-        self.state = State::Value(is_string);
+        self.state = State::Value(written);
         None
     }
 
-    /// The argument's name, and whether its value is a string: by the attribute `string` if there is one, else by the schema.
-    fn key_and_type(&self, text: &str) -> (String, bool) {
-        match text.split_once("\" string=\"") {
-            Some((key, is_string)) => (key.to_owned(), is_string == "true"),
-            None => {
-                let schema = self.tool.and_then(|tool| self.tools.get(tool));
-                (text.to_owned(), schema.is_some_and(|tool| tool.is_string(text)))
-            }
+    /// The argument's name, and how its value is written: by the attribute `string` if there is one, else by the schema.
+    fn key_and_type(&self, text: &str) -> (String, Written) {
+        if let Some((key, is_string)) = text.split_once("\" string=\"") {
+            return (key.to_owned(), if is_string == "true" { Written::Text } else { Written::Json });
         }
+        let tool = self.tool.and_then(|tool| self.tools.get(tool));
+        let written = match tool.map_or(WrittenArgument::Json, |tool| tool.written_as(text)) {
+            WrittenArgument::Text(_) => Written::Text,
+            WrittenArgument::TextOrNull(_) => Written::TextOrNull,
+            WrittenArgument::Json => Written::Json,
+        };
+        (text.to_owned(), written)
     }
 
     fn text(
@@ -165,16 +177,26 @@ impl ParameterReader {
         }
     }
 
-    fn other(&mut self, text: &mut String, ended: bool, parts: &mut Vec<OutputPart>) -> Option<CallProgress> {
-        let close = self.marks.value.1.trim();
+    fn other(
+        &mut self,
+        written: Written,
+        text: &mut String,
+        ended: bool,
+        parts: &mut Vec<OutputPart>,
+    ) -> Option<CallProgress> {
+        let (full, close) = (self.marks.value.1.trim_end(), self.marks.value.1.trim());
         let Some(at) = text.find(close) else {
             return Some(if ended { CallProgress::Complete } else { CallProgress::More });
         };
         let raw: String = text.drain(..at).collect();
         text.drain(..close.len());
-        let value = match serde_json::from_str::<Value>(raw.trim()) {
-            Ok(value) => value.to_string(),
-            Err(_) => Value::from(raw.trim()).to_string(),
+        let value = match (written, serde_json::from_str::<Value>(raw.trim())) {
+            (Written::TextOrNull, _) if raw.trim() != "null" => {
+                let text = if full.len() > close.len() { raw.strip_suffix('\n').unwrap_or(&raw) } else { &raw };
+                Value::from(text).to_string()
+            }
+            (_, Ok(value)) => value.to_string(),
+            (_, Err(_)) => Value::from(raw.trim()).to_string(),
         };
         parts.push(OutputPart::CallArguments(value));
         self.state = State::Between;
