@@ -20,6 +20,8 @@ pub struct Generated {
     pub ids: Vec<u32>,
     /// The reason for the end.
     pub finish: FinishReason,
+    /// How often older tokens were dropped, because the context was full.
+    pub shifts: usize,
     /// Time of the prefill.
     pub prefill_time: Duration,
     /// Time from the end of the prefill to the end of the generation.
@@ -77,6 +79,12 @@ pub trait Listener<P> {
         true
     }
 
+    /// The context is full. Returning a number of tokens goes on with the text: those at the beginning are kept, and of the
+    /// others the newer half; see [`Sequence::shift`](crate::Sequence::shift).
+    fn context_full(&mut self) -> Option<usize> {
+        None
+    }
+
     /// A step is done; `experts` is the expert path that it used.
     fn step(&mut self, step: &StepStats, experts: &P) {
         let _ = (step, experts);
@@ -102,7 +110,7 @@ pub fn generate<P: ExpertPath>(
 
     let text = tokenizer.detokenizer(true).showing(shown);
     let mut writer = Writer::new(sampler, stop, text, eos, max_tokens).with_grammar(grammar);
-    let mut ids = Vec::new();
+    let (mut ids, mut shifts) = (Vec::new(), 0);
     let finish = loop {
         if writer.is_full() {
             break FinishReason::Length;
@@ -112,11 +120,20 @@ pub fn generate<P: ExpertPath>(
         if !token.piece.is_empty() && !listener.text(&token.piece) {
             break FinishReason::Cancelled;
         }
-        if let Some(finish) = token.finish {
-            break finish;
-        }
-        let (outcome, step) = forward(session, &TokenInput::decode(&[token.id]), &mut ());
-        logits = outcome?;
+        let next = [token.id];
+        let input = TokenInput::decode(&next);
+        let (outcome, step) = match token.finish {
+            None => forward(session, &input, &mut ()),
+            Some(FinishReason::Context) if shift(session, &mut writer, listener)? => {
+                shifts += 1;
+                forward(session, &input, &mut WhileWanted(&mut *listener))
+            }
+            Some(finish) => break finish,
+        };
+        logits = match outcome {
+            Err(ModelError::Cancelled) => break FinishReason::Cancelled,
+            other => other?,
+        };
         listener.step(&step, session.experts());
     };
     if finish != FinishReason::Cancelled {
@@ -125,13 +142,31 @@ pub fn generate<P: ExpertPath>(
             listener.text(&rest);
         }
     }
-    Ok(Generated { ids, finish, prefill_time, decode_time: start.elapsed() - prefill_time })
+    Ok(Generated { ids, finish, shifts, prefill_time, decode_time: start.elapsed() - prefill_time })
+}
+
+/// Makes room in the context if the listener wants to go on; false if the text ends there.
+fn shift<P: ExpertPath>(
+    session: &mut Session<P>,
+    writer: &mut Writer,
+    listener: &mut dyn Listener<P>,
+) -> Result<bool, ModelError> {
+    let Some(keep) = listener.context_full() else { return Ok(false) };
+    let dropped = session.shift(keep)?;
+    dropped.into_iter().for_each(|dropped| writer.shifted(keep, dropped));
+    Ok(dropped.is_some())
 }
 
 impl Generated {
     /// A generation that was cancelled during a prefill of `prefill_time`. The session is as before it.
     fn cancelled(prefill_time: Duration) -> Self {
-        Generated { ids: Vec::new(), finish: FinishReason::Cancelled, prefill_time, decode_time: Duration::ZERO }
+        Generated {
+            ids: Vec::new(),
+            finish: FinishReason::Cancelled,
+            shifts: 0,
+            prefill_time,
+            decode_time: Duration::ZERO,
+        }
     }
 }
 

@@ -8,7 +8,8 @@
 //!   tokens with which the text keeps to a [`TextFormat`] (structured output).
 //! - Expert paths: [`StreamingPath`] takes experts from a cache in main memory, [`TieredPath`] from device memory and
 //!   main memory; both are a [`CachedPath`] and route by a [`Routing`]. A [`Recorder`] collects a trace of the routing.
-//! - Chats: a [`ChatFormat`] knows how a model marks reasoning and tool calls; its [`OutputParser`] separates them.
+//! - Chats: a [`ChatFormat`] knows how a model marks reasoning and tool calls; its [`OutputParser`] separates them. A [`ContextFull`]
+//!   says what happens when a context is full; [`DialogueTurns`] are what a prompt may leave out.
 //! - [`Sequence::save`] and [`Sequence::restore`]: a sequence as bytes, for another run; a [`SavedHead`] is its beginning.
 //! - Files beside a model for its policies: [`Calibration`] of the strategy `prior`, [`evictor_from_bytes`].
 //!
@@ -31,6 +32,7 @@
 
 mod calibration;
 mod chat_output;
+mod context;
 mod evictor_file;
 mod generate;
 mod grammar;
@@ -49,6 +51,7 @@ mod writer;
 
 pub use calibration::Calibration;
 pub use chat_output::{AnswerRules, ChatFormat, ForcedCalls, OutputParser, OutputPart, ToolSchema};
+pub use context::{ContextFull, DialogueTurns, answer_room, kept_tokens};
 pub use evictor_file::{EVICTOR_BYTES_MAX, EVICTOR_FILE, SidecarError, evictor_arrays, evictor_from_bytes};
 pub use generate::{GenerateError, Generated, Listener, Request, StepStats, generate};
 pub use grammar::{Grammar, GrammarCompiler, GrammarError, TextFormat};

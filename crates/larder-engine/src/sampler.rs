@@ -149,6 +149,11 @@ impl Sampler {
         Sampler { prompt, ..self }
     }
 
+    /// Takes note that the `dropped` tokens behind the first `keep` are no longer in the sequence.
+    pub fn shifted(&mut self, keep: usize, dropped: usize) {
+        self.prompt -= self.prompt.saturating_sub(keep).min(dropped);
+    }
+
     /// Draws the token after `previous` (prompt and answer so far) from `logits`, to which penalties are applied in
     /// place.
     pub fn sample(&mut self, logits: &mut [f32], previous: &[u32]) -> Result<u32, SamplerError> {
@@ -413,6 +418,16 @@ mod tests {
         let mut sampler = sampler(penalties).with_prompt_len(2);
         assert_eq!(sampler.sample(&mut logits, &[2, 2, 0, 1, 0, 99]), Ok(2));
         assert_eq!(logits, [0.5, 1.5, 3.0, 0.5]);
+    }
+
+    #[test]
+    fn after_a_shift_the_answer_begins_earlier() {
+        let prompt_after = |keep, dropped| {
+            let mut sampler = sampler(Sampling::default()).with_prompt_len(10);
+            sampler.shifted(keep, dropped);
+            sampler.prompt
+        };
+        assert_eq!((prompt_after(4, 3), prompt_after(4, 9), prompt_after(12, 5)), (7, 4, 10));
     }
 
     #[test]

@@ -136,6 +136,21 @@ impl Sequence {
         self.cache = decoder.new_kv_cache();
     }
 
+    /// Makes room: drops the older half of the tokens behind the first `keep`, and returns how many those are. The tokens behind
+    /// them are pending again, so that they are computed as those of a prompt of the tokens that are left. `None` for a model with
+    /// an encoder, which reads prompt and answer differently.
+    pub fn shift(&mut self, decoder: &Decoder, keep: usize) -> Result<Option<usize>, ModelError> {
+        if decoder.encoder_layers() > 0 {
+            return Ok(None);
+        }
+        let keep = keep.min(self.tokens.len());
+        let dropped = (self.tokens.len() - keep).div_ceil(2);
+        let rest = self.tokens[keep + dropped..].to_vec();
+        self.rewind(keep);
+        self.append(decoder, &rest, TokenPhase::Prefill)?;
+        Ok(Some(dropped))
+    }
+
     /// Appends tokens, which are pending until steps compute them. If the longer sequence changes the rotary positions
     /// of earlier tokens, those are pending again, too.
     pub fn append(&mut self, decoder: &Decoder, tokens: &[u32], phase: TokenPhase) -> Result<(), ModelError> {

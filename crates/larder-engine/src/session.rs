@@ -95,6 +95,11 @@ impl<'m, P: ExpertPath> Session<'m, P> {
         self.sequence.rewind(len)
     }
 
+    /// Drops the older half of the tokens behind the first `keep`; see [`Sequence::shift`].
+    pub fn shift(&mut self, keep: usize) -> Result<Option<usize>, ModelError> {
+        self.sequence.shift(self.decoder, keep)
+    }
+
     /// Appends tokens that are not computed; see [`Sequence::append_made_up`].
     pub fn append_made_up(&mut self, tokens: &[u32], seed: u64) -> Result<(), ModelError> {
         self.sequence.append_made_up(self.decoder, tokens, seed)

@@ -96,6 +96,12 @@ impl<'a> Writer<'a> {
         Ok(WrittenToken { id, piece, finish })
     }
 
+    /// Takes note that the `dropped` tokens behind the first `keep` were dropped from the sequence, so that a text whose context
+    /// was full goes on.
+    pub fn shifted(&mut self, keep: usize, dropped: usize) {
+        self.sampler.shifted(keep, dropped);
+    }
+
     /// Ends the text and returns what was held back: an incomplete character, or the beginning of a stop string. Nothing
     /// follows a stop string.
     pub fn finish(&mut self) -> String {

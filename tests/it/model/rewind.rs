@@ -56,3 +56,25 @@ fn positions_that_turn_otherwise_are_read_again() {
     session.rewind(4);
     assert_eq!(session.forward(&TokenInput::prompt(&OTHER[..2]).in_chunks(16), &mut ()).unwrap(), want);
 }
+
+#[test]
+fn a_shifted_sequence_is_a_fresh_one() {
+    for folder in golden_models() {
+        let mut loaded = load(&folder, "config.json");
+        let all = [&FIRST[..], &OTHER].concat();
+        for keep in [0, 4, 11] {
+            let dropped = (all.len() - keep).div_ceil(2);
+            let kept = [&all[..keep], &all[keep + dropped..], &[7]].concat();
+            let want = Session::new(&loaded.decoder, &mut loaded.experts, ROOM)
+                .forward(&TokenInput::prompt(&kept).in_chunks(5), &mut ())
+                .unwrap();
+            let mut session = Session::new(&loaded.decoder, &mut loaded.experts, all.len());
+            session.forward(&TokenInput::prompt(&FIRST).in_chunks(5), &mut ()).unwrap();
+            OTHER.iter().for_each(|id| _ = session.forward(&TokenInput::decode(&[*id]), &mut ()).unwrap());
+            assert_eq!((session.remaining(), session.shift(keep).unwrap()), (0, Some(dropped)));
+            let got = session.forward(&TokenInput::decode(&[7]), &mut ()).unwrap();
+            assert_eq!(session.tokens(), kept);
+            assert_eq!(got, want, "{} keeping {keep}", folder.display());
+        }
+    }
+}
