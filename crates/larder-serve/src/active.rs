@@ -3,11 +3,12 @@
 use std::time::{Duration, Instant};
 
 use larder_engine::{FinishReason, SamplerError, Sequence, StepPart, Writer};
-use larder_model::{Decoder, LogitsFor, TokenPhase};
+use larder_model::{Decoder, LogitsFor, ModelError, TokenPhase};
 use tokio::sync::mpsc::Sender;
 use tracing::Span;
 
 use crate::embedding::HiddenSum;
+use crate::context::{ContextPlan, ContextUse};
 use crate::error::ApiError;
 use crate::job::{GenerationEvent, GenerationJob, GenerationSummary, SampledToken, TextDelta};
 use crate::logprobs::{PromptEcho, sampled_token};
@@ -35,6 +36,8 @@ pub struct ActiveRequest<'m> {
     echo: Option<PromptEcho>,
     /// Of the tokens so far, if the embedding of the prompt is wanted.
     hidden: Option<HiddenSum>,
+    /// What was cut so far, and whether more is when the context is full.
+    context: ContextPlan,
     prompt_tokens: usize,
     cached_tokens: usize,
     received: Instant,
@@ -89,7 +92,7 @@ impl<'m> ActiveRequest<'m> {
         model: &'m ServedModel,
     ) -> Self {
         let GenerationJob { number, prompt, sampler, grammar, stop, max_tokens, ignore_eos, logprobs, .. } = job;
-        let GenerationJob { received, deadline, events, span, .. } = job;
+        let GenerationJob { context, received, deadline, events, span, .. } = job;
         let eos = if ignore_eos { &[][..] } else { &model.generation.eos };
         let shown = if job.show_marks { model.shown_tokens() } else { &[] };
         let text = model.tokenizer.detokenizer(true).showing(shown);
@@ -107,6 +110,7 @@ impl<'m> ActiveRequest<'m> {
             unsent,
             hidden: job.embeds.then(HiddenSum::default),
             echo: job.echo.map(|text| PromptEcho::new(text, prompt.clone(), logprobs)),
+            context,
             prompt_tokens: prompt.len(),
             cached_tokens,
             received,
@@ -283,12 +287,23 @@ impl<'m> ActiveRequest<'m> {
         if !token.piece.is_empty() {
             self.send(token.piece);
         }
-        if let Some(finish) = token.finish {
+        if let Some(finish) = token.finish
+            && !(finish == FinishReason::Context && self.shift(decoder).map_err(|e| failed(&e))?)
+        {
             self.finish(finish);
             return Ok(Turn::Finished(new));
         }
         self.sequence.append(decoder, &[token.id], TokenPhase::Decode).map_err(|e| failed(&e))?;
         Ok(Turn::Ready(new))
+    }
+
+    /// Makes room in a full context, if the request wants to go on then. Its sequence is prefilled again, like a prompt.
+    fn shift(&mut self, decoder: &Decoder) -> Result<bool, ModelError> {
+        let Some(keep) = self.context.keep else { return Ok(false) };
+        let Some(dropped) = self.sequence.shift(decoder, keep)? else { return Ok(false) };
+        self.writer.shifted(keep, dropped);
+        self.context.cut.shifted(dropped);
+        Ok(true)
     }
 
     fn finish(&mut self, finish: FinishReason) {
@@ -305,6 +320,7 @@ impl<'m> ActiveRequest<'m> {
             prompt_tokens: self.prompt_tokens,
             cached_tokens: self.cached_tokens,
             generated_tokens: self.writer.written(),
+            context: ContextUse { tokens: self.context_tokens(), size: self.model.context, cut: self.context.cut },
             queued: self.started - self.received,
             prefill: first - self.started,
             decode: now - first,
@@ -312,11 +328,16 @@ impl<'m> ActiveRequest<'m> {
         self.span.in_scope(|| {
             let ms = |time: Duration| time.as_millis() as u64;
             let GenerationSummary { prompt_tokens, cached_tokens, generated_tokens, .. } = summary;
+            let ContextUse { tokens: context_tokens, cut, .. } = summary.context;
             let (queued_ms, prefill_ms, decode_ms) = (ms(summary.queued), ms(summary.prefill), ms(summary.decode));
             tracing::info!(
                 prompt_tokens,
                 cached_tokens,
                 generated_tokens,
+                context_tokens,
+                dropped_turns = cut.dropped_turns,
+                dropped_tokens = cut.dropped_tokens,
+                shifts = cut.shifts,
                 queued_ms,
                 prefill_ms,
                 decode_ms,
@@ -327,8 +348,18 @@ impl<'m> ActiveRequest<'m> {
         let _ = self.events.try_send(GenerationEvent::Done(summary));
     }
 
+    /// Tokens in the context, with the one that was generated last.
+    fn context_tokens(&self) -> usize {
+        let last = usize::from(self.writer.written() > 0);
+        (self.sequence.tokens().len() + last).min(self.model.context)
+    }
+
     fn send(&mut self, text: String) {
         let tokens = std::mem::take(&mut self.unsent);
-        let _ = self.events.try_send(GenerationEvent::Delta(TextDelta { text, tokens }));
+        let _ = self.events.try_send(GenerationEvent::Delta(TextDelta {
+            text,
+            tokens,
+            context_tokens: self.context_tokens(),
+        }));
     }
 }

@@ -6,6 +6,7 @@ use larder_engine::{FinishReason, Grammar, Sampler, StopMatcher};
 use tokio::sync::mpsc::Sender;
 use tracing::Span;
 
+use crate::context::{ContextPlan, ContextUse};
 use crate::error::ApiError;
 
 /// Events buffered for a client; beyond that its generation stalls (backpressure).
@@ -27,6 +28,8 @@ pub struct GenerationJob {
     pub stop: StopMatcher,
     /// Text of the prompt, if the answer begins with it.
     pub echo: Option<String>,
+    /// What was left out of the prompt, and what happens when the context is full.
+    pub context: ContextPlan,
     /// Limit of generated tokens; 0 only with an echo.
     pub max_tokens: usize,
     /// Whether to go on after an end-of-text token.
@@ -67,6 +70,8 @@ pub struct TextDelta {
     pub text: String,
     /// The text's tokens, if log-probabilities were requested.
     pub tokens: Vec<SampledToken>,
+    /// Tokens in the context so far.
+    pub context_tokens: usize,
 }
 
 /// A generated token with log-probabilities.
@@ -100,6 +105,8 @@ pub struct GenerationSummary {
     pub cached_tokens: usize,
     /// Generated tokens.
     pub generated_tokens: usize,
+    /// How full the context is, and what was cut so that all fits.
+    pub context: ContextUse,
     /// Time in the queue.
     pub queued: Duration,
     /// Time from the end of the queue to the first token.

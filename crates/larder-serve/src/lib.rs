@@ -27,6 +27,7 @@
 mod active;
 mod answer_grammar;
 mod connection;
+mod context;
 mod decode;
 mod embedding;
 mod engine;

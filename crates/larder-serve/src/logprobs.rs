@@ -64,6 +64,6 @@ impl PromptEcho {
 
     /// The prompt as the beginning of the answer.
     pub fn delta(self) -> TextDelta {
-        TextDelta { text: self.text, tokens: self.tokens }
+        TextDelta { text: self.text, tokens: self.tokens, context_tokens: self.prompt.len() }
     }
 }

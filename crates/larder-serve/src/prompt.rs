@@ -7,6 +7,9 @@ use crate::error::ApiError;
 use crate::model::ServedModel;
 use crate::request::{ChatRequest, Prompt};
 
+/// Code of the error for a prompt that the context does not hold.
+pub const TOO_LONG: &str = "context_length_exceeded";
+
 type Result<T> = std::result::Result<T, ApiError>;
 
 /// A chat as a prompt: tokens, and stop strings beside those of the request.
@@ -38,12 +41,21 @@ impl ServedModel {
 
     /// Tokenises the prompt of a completion.
     pub fn prompt(&self, prompt: &Prompt) -> Result<Vec<u32>> {
+        let tokens = self.tokens_of(prompt, "prompt")?;
+        self.check(&tokens, "prompt")?;
+        Ok(tokens)
+    }
+
+    /// Tokenises the prompt of a completion, which may be longer than the context.
+    pub fn prompt_tokens(&self, prompt: &Prompt) -> Result<Vec<u32>> {
         self.tokens_of(prompt, "prompt")
     }
 
     /// Tokenises the text of an embedding.
     pub fn input(&self, input: &Prompt) -> Result<Vec<u32>> {
-        self.tokens_of(input, "input")
+        let tokens = self.tokens_of(input, "input")?;
+        self.check(&tokens, "input")?;
+        Ok(tokens)
     }
 
     fn tokens_of(&self, prompt: &Prompt, param: &str) -> Result<Vec<u32>> {
@@ -56,7 +68,6 @@ impl ServedModel {
             let message = format!("Token id {id} is out of range: the vocabulary has {} tokens.", self.vocab);
             return Err(ApiError::invalid_field(param, "invalid_value", message));
         }
-        self.check(&tokens, param)?;
         Ok(tokens)
     }
 
@@ -86,12 +97,13 @@ impl ServedModel {
                 self.context,
                 text.len()
             );
-            return Err(ApiError::invalid_field(param, "context_length_exceeded", message));
+            return Err(ApiError::invalid_field(param, TOO_LONG, message));
         }
         Ok(())
     }
 
-    fn check(&self, tokens: &[u32], param: &str) -> Result<()> {
+    /// Refuses a prompt that is empty or that the context does not hold.
+    pub fn check(&self, tokens: &[u32], param: &str) -> Result<()> {
         if tokens.is_empty() {
             let message = "The prompt is empty, and this model has no BOS token.";
             return Err(ApiError::invalid_field(param, "empty_prompt", message));
@@ -102,7 +114,7 @@ impl ServedModel {
                 self.context,
                 tokens.len()
             );
-            return Err(ApiError::invalid_field(param, "context_length_exceeded", message));
+            return Err(ApiError::invalid_field(param, TOO_LONG, message));
         }
         Ok(())
     }

@@ -197,6 +197,7 @@ mod tests {
             grammar: None,
             stop: StopMatcher::new(vec![]).unwrap(),
             echo: None,
+            context: Default::default(),
             max_tokens: 1,
             ignore_eos: false,
             logprobs: None,

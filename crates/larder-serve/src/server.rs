@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use std::{io, thread};
 
-use larder_engine::{GrammarCompiler, GrammarError};
+use larder_engine::{ContextFull, GrammarCompiler, GrammarError};
 use tokio::sync::{Semaphore, oneshot};
 
 use crate::engine::Engine;
@@ -36,6 +36,8 @@ pub struct ServerOptions {
     pub step_time: Duration,
     /// Where sequences are saved that leave the prefix cache; `None` for nowhere.
     pub session_disk: Option<SessionDisk>,
+    /// What happens when a request fills its context and does not say what.
+    pub context_full: ContextFull,
     /// Requests that may wait in the queue.
     pub queue: usize,
     /// Time limit of a request, queue included.

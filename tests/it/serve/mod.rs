@@ -2,6 +2,7 @@
 
 mod api;
 mod apis;
+mod context;
 mod echo;
 mod embeddings;
 mod fields;

@@ -17,7 +17,7 @@ pub async fn messages(State(app): State<App>, request: Request) -> Result<Respon
     let since = Instant::now();
     let body = body::read(&app, request).await?;
     let asked = run_blocking(&app, move |app| prepare_chat(app, ChatRequest::parse_anthropic(&body)?)).await?;
-    let prompt_tokens = asked.prompts.iter().map(Vec::len).sum();
+    let prompt_tokens = asked.prompts.iter().map(|(prompt, _)| prompt.len()).sum();
     let format = |params: &GenerationParams, number| {
         AnthropicFormat::new(number, &app.model.name, prompt_tokens, params.stop.clone())
     };

@@ -19,6 +19,7 @@ use larder_engine::{Grammar, OutputParser, Sampler, StopMatcher, ToolSchema};
 use serde_json::json;
 use tokio::sync::{broadcast, mpsc, oneshot};
 
+use crate::context::ContextPlan;
 use crate::error::{ApiError, Json};
 use crate::guard::guard;
 use crate::job::{CHANNEL, GenerationJob};
@@ -135,14 +136,15 @@ async fn chat(State(app): State<App>, request: Request) -> Result<Response> {
 /// Renders and tokenises a chat.
 fn prepare_chat(app: &App, request: ChatRequest) -> Result<Asked> {
     check_model(app, request.params.model.as_deref())?;
-    let ChatPrompt { tokens, text, stop } = app.model.chat(&request)?;
+    let full = request.params.context_full.unwrap_or(app.options.context_full);
+    let (ChatPrompt { tokens, text, stop }, plan) = app.model.fitted_chat(&request, full)?;
     let grammar = app.chat_grammar(&request, &text)?;
     let ChatRequest { params, tools, separate_reasoning, .. } = request;
     let tools = tools.map(|tools| tools.schemas).unwrap_or_default();
     let is_separated = app.model.chat_format.is_some() && (separate_reasoning || !tools.is_empty());
     let chat = is_separated.then_some(ChatAnswers { prompt: text, tools, separate_reasoning });
     let show_marks = app.model.chat_format.is_some();
-    Ok(Asked { params, grammar, prompts: vec![tokens], more_stops: stop, chat, show_marks })
+    Ok(Asked { params, grammar, prompts: vec![(tokens, plan)], more_stops: stop, chat, show_marks })
 }
 
 async fn complete(State(app): State<App>, request: Request) -> Result<Response> {
@@ -164,7 +166,8 @@ async fn complete(State(app): State<App>, request: Request) -> Result<Response> 
 /// Tokenises the prompts of a completion.
 fn prepare_completion(app: &App, CompletionRequest { params, prompts }: CompletionRequest) -> Result<Asked> {
     check_model(app, params.model.as_deref())?;
-    let prompts = prompts.iter().map(|prompt| app.model.prompt(prompt)).collect::<Result<_>>()?;
+    let full = params.context_full.unwrap_or(app.options.context_full);
+    let prompts = prompts.iter().map(|prompt| app.model.fitted_prompt(prompt, &params, full)).collect::<Result<_>>()?;
     let grammar = app.completion_grammar(params.format.as_ref())?;
     Ok(Asked { params, grammar, prompts, more_stops: vec![], chat: None, show_marks: false })
 }
@@ -200,8 +203,8 @@ struct Asked {
     params: GenerationParams,
     /// What each answer has to match.
     grammar: Option<Grammar>,
-    /// Tokens of each prompt, at least one.
-    prompts: Vec<Vec<u32>>,
+    /// Tokens of each prompt, at least one, and their use of the context.
+    prompts: Vec<(Vec<u32>, ContextPlan)>,
     /// Stop strings beside those of the request.
     more_stops: Vec<String>,
     /// What separates the parts of a chat's answers, if they are separated.
@@ -250,12 +253,13 @@ async fn generate<F: ResponseFormat + 'static>(
     let seconds = app.metrics.lock().request_seconds();
     let answers = prompts.iter().flat_map(|prompt| (0..params.choices).map(move |choice| (prompt, choice)));
     let mut pending = Vec::new();
-    for (i, (prompt, choice)) in answers.enumerate() {
+    for (i, ((prompt, plan), choice)) in answers.enumerate() {
         let (to, from) = mpsc::channel(CHANNEL);
         pending.push(PendingAnswer { events: from, parser: chat.as_ref().and_then(|chat| chat.parser(app)) });
         let job = GenerationJob {
             number: number + i as u64,
-            max_tokens: params.max_tokens.unwrap_or(usize::MAX).min(app.model.context - prompt.len()),
+            max_tokens: plan.answer_limit(params.max_tokens, prompt.len(), app.model.context),
+            context: *plan,
             prompt: prompt.clone(),
             embeds: false,
             echo: params.echo.then(|| app.model.tokenizer.decode(prompt, false)),

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
+use larder_engine::ContextFull;
 
 use super::{Result, body, generate, prepare_chat, run_blocking};
 use crate::reply::ResponsesFormat;
@@ -15,7 +16,9 @@ pub async fn respond(State(app): State<App>, request: Request) -> Result<Respons
     let since = Instant::now();
     let body = body::read(&app, request).await?;
     let (asked, echo) = run_blocking(&app, move |app| {
-        let ResponsesRequest { chat, echo } = ResponsesRequest::parse(&body)?;
+        let ResponsesRequest { chat, mut echo } = ResponsesRequest::parse(&body)?;
+        let full = chat.params.context_full.unwrap_or(app.options.context_full);
+        echo.insert("truncation".into(), if full == ContextFull::Stop { "disabled" } else { "auto" }.into());
         Ok((prepare_chat(app, chat)?, echo))
     })
     .await?;

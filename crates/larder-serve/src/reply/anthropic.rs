@@ -5,7 +5,8 @@ use serde_json::{Value, json};
 
 use super::blocks::{AnswerBlock, AnswerBlocks, BlockChange, BlockKind};
 use super::{
-    Answer, AnswerMessage, MessagePart, ResponseEvent, ResponseFormat, ToolCall, parsed_arguments, response_id,
+    Answer, AnswerMessage, CONTEXT_USE, MessagePart, ResponseEvent, ResponseFormat, ToolCall, parsed_arguments,
+    response_id,
 };
 use crate::error::ApiError;
 use crate::error_form::ErrorForm;
@@ -86,6 +87,7 @@ impl ResponseFormat for AnthropicFormat {
         let content = blocks.iter().map(|block| content_block(block, &answer.message.calls)).collect();
         let mut message = self.message(content, usage(&answer.summary));
         let (reason, stop) = self.stop(answer);
+        message[CONTEXT_USE] = answer.summary.context.json();
         (message["stop_reason"], message["stop_sequence"]) = (json!(reason), json!(stop));
         message
     }
@@ -118,7 +120,8 @@ impl ResponseFormat for AnthropicFormat {
         let mut events = self.events(closed, &answer.message);
         let (reason, stop) = self.stop(answer);
         let delta = json!({"stop_reason": reason, "stop_sequence": stop});
-        events.push(ResponseEvent::typed("message_delta", json!({"delta": delta, "usage": usage(&answer.summary)})));
+        let data = json!({"delta": delta, "usage": usage(&answer.summary), CONTEXT_USE: answer.summary.context.json()});
+        events.push(ResponseEvent::typed("message_delta", data));
         events.push(ResponseEvent::typed("message_stop", json!({})));
         events
     }

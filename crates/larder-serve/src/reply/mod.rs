@@ -28,6 +28,9 @@ pub use responses::ResponsesFormat;
 pub use stream::ResponseStream;
 pub use timestamp::rfc3339;
 
+/// The field of a response that says how full the context is and what was cut.
+const CONTEXT_USE: &str = "context_use";
+
 /// The format of the responses of an API.
 pub trait ResponseFormat: Send {
     /// The response that is not streamed.

@@ -6,7 +6,9 @@ use larder_engine::FinishReason;
 use serde_json::{Value, json};
 
 use super::timestamp::rfc3339;
-use super::{Answer, AnswerMessage, Framing, MessagePart, ResponseEvent, ResponseFormat, ToolCall, parsed_arguments};
+use super::{
+    Answer, AnswerMessage, CONTEXT_USE, Framing, MessagePart, ResponseEvent, ResponseFormat, ToolCall, parsed_arguments,
+};
 use crate::error::ApiError;
 use crate::error_form::ErrorForm;
 use crate::job::{GenerationSummary, SampledToken};
@@ -75,6 +77,7 @@ impl OllamaFormat {
         object["load_duration"] = 0.into();
         object["prompt_eval_count"] = summary.prompt_tokens.into();
         object["prompt_eval_duration"] = nanoseconds(summary.prefill).into();
+        object[CONTEXT_USE] = summary.context.json();
         object["eval_count"] = summary.generated_tokens.into();
         object["eval_duration"] = nanoseconds(summary.decode).into();
         object

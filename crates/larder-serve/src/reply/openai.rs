@@ -5,7 +5,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use larder_engine::FinishReason;
 use serde_json::{Map, Value, json};
 
-use super::{Answer, AnswerMessage, Framing, MessagePart, ResponseEvent, ResponseFormat, ToolCall, response_id};
+use super::{
+    Answer, AnswerMessage, CONTEXT_USE, Framing, MessagePart, ResponseEvent, ResponseFormat, ToolCall, response_id,
+};
 use crate::job::{GenerationSummary, SampledToken, TokenLogprob};
 use crate::request::GenerationParams;
 
@@ -132,13 +134,20 @@ impl OpenAiFormat {
 
 impl ResponseFormat for OpenAiFormat {
     fn complete(&mut self, answers: &[Answer]) -> Value {
-        let choices: Vec<Value> = answers.iter().enumerate().map(|(i, answer)| self.choice(i, answer)).collect();
+        let mut choices: Vec<Value> = answers.iter().enumerate().map(|(i, answer)| self.choice(i, answer)).collect();
+        if let [_, _, ..] = answers {
+            choices
+                .iter_mut()
+                .zip(answers)
+                .for_each(|(choice, answer)| choice[CONTEXT_USE] = answer.summary.context.json());
+        }
         let object = if self.kind == Endpoint::Chat { "chat.completion" } else { "text_completion" };
         let mut response = self.object(object, choices.into());
         let summaries: Vec<GenerationSummary> = answers.iter().map(|answer| answer.summary).collect();
         response["usage"] = usage(&summaries, self.choices);
         if let [summary] = summaries[..] {
             response["timings"] = timings(&summary);
+            response[CONTEXT_USE] = summary.context.json();
         }
         response
     }
@@ -183,6 +192,7 @@ impl ResponseFormat for OpenAiFormat {
         let nothing = if self.kind == Endpoint::Chat { json!({"delta": {}}) } else { json!({"text": ""}) };
         let mut last = self.chunk(index, nothing, Value::Null, finish(answer).into());
         last.data["timings"] = timings(&answer.summary);
+        last.data[CONTEXT_USE] = answer.summary.context.json();
         vec![last]
     }
 

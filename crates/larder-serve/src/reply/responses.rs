@@ -6,7 +6,7 @@ use larder_engine::FinishReason;
 use serde_json::{Map, Value, json};
 
 use super::blocks::{AnswerBlock, AnswerBlocks, BlockChange, BlockKind};
-use super::{Answer, AnswerMessage, MessagePart, ResponseEvent, ResponseFormat, ToolCall, response_id};
+use super::{Answer, AnswerMessage, CONTEXT_USE, MessagePart, ResponseEvent, ResponseFormat, ToolCall, response_id};
 use crate::error::ApiError;
 use crate::job::{GenerationSummary, SampledToken};
 
@@ -68,6 +68,7 @@ impl ResponsesFormat {
             response["incomplete_details"] = json!({"reason": "max_output_tokens"});
         }
         response["usage"] = usage(summary);
+        response[CONTEXT_USE] = summary.context.json();
         response
     }
 

@@ -16,6 +16,8 @@ use crate::job::{GenerationEvent, GenerationSummary, SampledToken};
 
 /// Interval of keep-alive comments: proxies close connections that are silent for long.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// Tokens after which a comment says again how full the context is.
+const CONTEXT_PAUSE: usize = 16;
 
 /// The events of all answers to a request as bytes for the client.
 pub struct ResponseStream {
@@ -32,6 +34,8 @@ struct StreamedAnswer {
     /// Tokens of text that is held back.
     tokens: Vec<SampledToken>,
     begun: bool,
+    /// Tokens in the context, as was said last.
+    context_tokens: usize,
     summary: Option<GenerationSummary>,
 }
 
@@ -44,6 +48,7 @@ impl ResponseStream {
             builder: MessageBuilder::new(parser),
             tokens: Vec::new(),
             begun: false,
+            context_tokens: 0,
             summary: None,
         };
         let answers = answers.into_iter().map(answer).collect();
@@ -68,6 +73,7 @@ impl ResponseStream {
             Some(GenerationEvent::Queued(before)) => self.comment(&format!("queued, position {before}")),
             Some(GenerationEvent::Delta(delta)) => {
                 self.begin(index);
+                self.tell_context(index, delta.context_tokens);
                 let answer = &mut self.answers[index];
                 answer.tokens.extend(delta.tokens);
                 let parts = answer.builder.push(delta.text);
@@ -89,6 +95,17 @@ impl ResponseStream {
         if !std::mem::replace(&mut self.answers[index].begun, true) {
             let events = self.format.begin(index);
             self.send(events);
+        }
+    }
+
+    /// Says in a comment how full the context is, now and then; with several answers there are several.
+    fn tell_context(&mut self, index: usize, tokens: usize) {
+        let answer = &mut self.answers[index];
+        if answer.context_tokens.abs_diff(tokens) >= CONTEXT_PAUSE {
+            answer.context_tokens = tokens;
+            if self.answers.len() == 1 {
+                self.comment(&format!("context {tokens}"));
+            }
         }
     }
 

@@ -18,6 +18,7 @@ fn answer() -> Answer {
         prompt_tokens: 10,
         cached_tokens: 4,
         generated_tokens: 6,
+        context: Default::default(),
         queued: Duration::from_nanos(1),
         prefill: Duration::from_nanos(20),
         decode: Duration::from_nanos(300),

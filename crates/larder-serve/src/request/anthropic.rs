@@ -44,6 +44,7 @@ fn chat(fields: &Fields) -> Result<ChatRequest> {
         seed: super::seed(fields)?,
         stop: super::stop_strings(fields, "stop_sequences", STOPS_MAX)?,
         stream: fields.boolean("stream")?.unwrap_or(false),
+        context_full: super::context::context_full(fields)?,
         format: format(fields)?,
         ..GenerationParams::default()
     };

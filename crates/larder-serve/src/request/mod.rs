@@ -1,6 +1,7 @@
 //! Request bodies, parsed from untrusted bytes.
 
 mod anthropic;
+mod context;
 mod dialogue;
 mod embeddings;
 mod fields;
@@ -12,7 +13,7 @@ mod tokens;
 mod tools;
 mod unsupported;
 
-use larder_engine::Sampling;
+use larder_engine::{ContextFull, Sampling};
 use serde_json::{Map, Value};
 
 use crate::error::ApiError;
@@ -64,6 +65,10 @@ pub struct GenerationParams {
     pub ignore_eos: bool,
     /// Whether the answer begins with the prompt.
     pub echo: bool,
+    /// What happens when the context is full, if the request says so.
+    pub context_full: Option<ContextFull>,
+    /// Tokens at the beginning of the prompt that shifts keep; `usize::MAX` for all.
+    pub keep: Option<usize>,
     /// What the answer has to match, if not any text.
     pub format: Option<RequestedFormat>,
 }
@@ -143,6 +148,13 @@ pub fn json(body: &[u8]) -> Result<Value> {
 }
 
 impl ChatRequest {
+    /// The same request with other messages.
+    pub fn with_messages(&self, messages: Vec<Value>) -> Self {
+        let ChatRequest { params, tools, separate_reasoning, extra, .. } = self;
+        let (params, tools, extra) = (params.clone(), tools.clone(), extra.clone());
+        ChatRequest { params, messages, tools, separate_reasoning: *separate_reasoning, extra }
+    }
+
     /// Parses and checks a body.
     pub fn parse(body: &[u8]) -> Result<Self> {
         let json = json(body)?;
@@ -254,6 +266,8 @@ fn generation_params(fields: &Fields) -> Result<GenerationParams> {
         logprobs: None,
         ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(false),
         echo: false,
+        context_full: context::context_full(fields)?,
+        keep: context::keep(fields, "n_keep")?,
         format: format::requested_format(fields)?,
     })
 }

@@ -125,6 +125,8 @@ fn params(fields: &Fields) -> Result<GenerationParams> {
         seed: super::seed(&options)?,
         stop: super::stop_strings(&options, "stop", STOPS_MAX)?,
         stream: fields.boolean("stream")?.unwrap_or(true),
+        context_full: super::context::context_full(fields)?,
+        keep: super::context::keep(&options, "num_keep")?,
         format: format(fields)?,
         ..GenerationParams::default()
     })

@@ -32,6 +32,7 @@ impl ResponsesRequest {
             sampling: super::sampling_params(&fields)?,
             seed: super::seed(&fields)?,
             stream: fields.boolean("stream")?.unwrap_or(false),
+            context_full: super::context::truncation(&fields)?,
             format: format(&fields)?,
             ..GenerationParams::default()
         };

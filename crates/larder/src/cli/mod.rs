@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use larder_core::{NumberFormat, parse_bytes};
-use larder_engine::Sampling;
+use larder_engine::{ContextFull, Sampling};
 
 use crate::models::default_model;
 
@@ -399,6 +399,11 @@ pub struct LogitsArgs {
     /// Safetensors file to write
     #[arg(long, value_name = "FILE", help_heading = heading::OUTPUT)]
     pub out: OutputFile,
+}
+
+/// Parses what to do when a context is full.
+pub fn context_full(text: &str) -> Result<ContextFull, String> {
+    text.parse()
 }
 
 /// Parses a number of at least 1.

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use larder_engine::{GenerationConfig, Sampler};
+use larder_engine::{ContextFull, GenerationConfig, Sampler};
 
 use super::engine::{HotSetFlags, UntracedFlags};
-use super::{ByteSize, at_least_one, byte_size, heading};
+use super::{ByteSize, at_least_one, byte_size, context_full, heading};
 use crate::models::default_model;
 
 /// Serve an OpenAI-compatible HTTP API and a chat page
@@ -19,6 +19,10 @@ pub struct ServeArgs {
     /// Context size of each request in tokens, prompt included
     #[arg(long, default_value_t = 4096, value_name = "N", value_parser = at_least_two, help_heading = heading::MODEL)]
     pub context: usize,
+    /// What to do when a request fills its context and does not say what: refuse the prompt and end the answer (stop), leave
+    /// the oldest turns of a chat out (drop-turns), or also go on with the answer without older tokens (shift)
+    #[arg(long, value_name = "HOW", default_value = "stop", value_parser = context_full, help_heading = heading::MODEL)]
+    pub context_full: ContextFull,
     /// Model name in the API (default: name of the folder or file); can be repeated for aliases
     #[arg(long, value_name = "NAME", help_heading = heading::SERVER)]
     pub alias: Vec<String>,

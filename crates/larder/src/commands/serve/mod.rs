@@ -73,6 +73,7 @@ fn options(args: &ServeArgs) -> ServerOptions {
         sessions: args.sessions.unwrap_or(args.parallel).max(args.parallel),
         step_time: Duration::from_secs_f64(args.step_time),
         session_disk: args.session_dir.clone().map(|folder| SessionDisk { folder, limit_bytes: args.session_disk.0 }),
+        context_full: args.context_full,
         queue: args.queue,
         timeout: Duration::from_secs(args.timeout),
         client_timeout: Duration::from_secs(args.client_timeout),
