@@ -118,6 +118,30 @@ fn the_oldest_turns_are_forgotten_where_not_all_fit() {
 }
 
 #[test]
+fn a_full_context_ends_the_chat_or_is_shifted_as_the_user_says() {
+    let model = fixture("golden/olmoe");
+    let args = ["-m", text(&model), "-n", "8", "--context", "128", "--system", "Remember me", "--context-full", "stop"];
+    let talk = "some words to say\n".repeat(8);
+    let output = chat(&args, &talk);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("the conversation has") && said.contains("/set context-full drop-turns"), "{said}");
+    let (_, said) = answers(&args, &format!("/set context-full drop-turns\n{talk}"));
+    assert!(said.contains("dropped from the prompt"), "{said}");
+
+    let long = ["-m", text(&model), "-n", "300", "--context", "128", "--system", "Remember me", "--context-full"];
+    let (stopped, said) = answers(&[&long[..], &["drop-turns"]].concat(), "hi\n");
+    assert!(said.contains("answer cut off: the context of 128 tokens is full"), "{said}");
+    assert!(said.contains("context 128 of 128"), "{said}");
+    let (shifted, said) = answers(&[&long[..], &["shift"]].concat(), "hi\nbye\n");
+    assert!(
+        said.contains("was full during the answer: older tokens dropped") && !said.contains("answer cut off: the"),
+        "{said}"
+    );
+    assert!(shifted.starts_with(stopped.trim_end()) && shifted.len() > 2 * stopped.len(), "{stopped:?} {shifted:?}");
+}
+
+#[test]
 fn a_model_without_a_template_writes_on() {
     let dir = tempfile::tempdir().unwrap();
     let golden = fixture("golden/olmoe");

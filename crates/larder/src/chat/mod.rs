@@ -220,6 +220,12 @@ impl ChatSession<'_> {
                 print::count(answer.dropped, "oldest turn dropped", "oldest turns dropped")
             ));
         }
+        if answer.shifts > 0 {
+            self.output.note(&format!(
+                "the context of {context} tokens was full during the answer: older tokens dropped {}",
+                print::count(answer.shifts, "time", "times")
+            ));
+        }
         match answer.finish {
             FinishReason::Context => {
                 self.output.note(&format!("answer cut off: the context of {context} tokens is full"));
@@ -229,7 +235,9 @@ impl ChatSession<'_> {
             FinishReason::EndOfText | FinishReason::StopString => {}
         }
         if self.settings.footer {
-            self.output.note(&stats::footer(answer, self.sequence.session.experts().traffic().is_some()));
+            let session = &self.sequence.session;
+            let footer = stats::footer(answer, session.experts().traffic().is_some());
+            self.output.note(&format!("{footer}, context {} of {context}", session.tokens().len()));
         }
     }
 

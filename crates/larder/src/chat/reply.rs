@@ -5,11 +5,12 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use larder_cache::Traffic;
 use larder_engine::{
-    ChatFormat, FinishReason, Listener, OutputParser, OutputPart, Request, Sampler, Session, StepStats, StopMatcher,
-    TokenInput, Tokenizer, generate,
+    ChatFormat, ContextFull, DialogueTurns, FinishReason, Listener, OutputParser, OutputPart, Request, Sampler,
+    Session, StepStats, StopMatcher, TokenInput, Tokenizer, answer_room, generate, kept_tokens,
 };
 use larder_model::{LogitsFor, ModelError, Tap};
 use larder_runtime::{EngineExperts, TextCodec};
+use serde_json::Value;
 
 use super::conversation::{Conversation, Message};
 use super::interrupt::Interrupt;
@@ -41,6 +42,14 @@ pub struct Transcript {
     pub text: String,
 }
 
+/// A prompt that fits into the context.
+struct FittedPrompt {
+    text: String,
+    tokens: Vec<u32>,
+    /// Number of turns that it leaves out.
+    dropped: usize,
+}
+
 /// An answer with its statistics.
 pub struct Reply {
     /// The answer as a message.
@@ -49,6 +58,8 @@ pub struct Reply {
     pub finish: FinishReason,
     /// Number of turns dropped to fit into the context.
     pub dropped: usize,
+    /// How often older tokens were dropped during the answer.
+    pub shifts: usize,
     /// Prompt tokens that were already in the KV cache.
     pub reused: usize,
     /// Totals of prefill.
@@ -98,7 +109,11 @@ impl<'a> ChatSequence<'a> {
         interrupt: &Interrupt,
     ) -> Result<Option<Reply>> {
         let sampler = Sampler::new(settings.sampling, settings.seed.wrapping_add(self.answers))?;
-        let (prompt_text, tokens, dropped) = self.fit_context(conversation, settings)?;
+        let FittedPrompt { text: prompt_text, tokens, dropped } = self.fit_context(conversation, settings)?;
+        let keep = match settings.context_full {
+            ContextFull::Shift => Some(self.kept(conversation, &tokens)?),
+            ContextFull::Stop | ContextFull::DropTurns => None,
+        };
         let reused = self.rewind_to(&tokens);
         let before = self.traffic();
         let start = Instant::now();
@@ -114,6 +129,7 @@ impl<'a> ChatSequence<'a> {
             message: Message::assistant(),
             closed: false,
             after_prompt: None,
+            keep,
         };
         let request = Request {
             prompt: last,
@@ -122,7 +138,8 @@ impl<'a> ChatSequence<'a> {
             shown: self.format.shown_tokens(),
             eos: self.eos,
             stop: self.stop.clone(),
-            max_tokens: settings.max_tokens.unwrap_or(usize::MAX),
+            // Shifts have no end of their own.
+            max_tokens: settings.max_tokens.unwrap_or(if keep.is_some() { self.context } else { usize::MAX }),
         };
         let made = generate(&mut self.session, tokenizer, request, &mut writer)?;
         if made.finish == FinishReason::Cancelled && made.ids.is_empty() {
@@ -145,7 +162,7 @@ impl<'a> ChatSequence<'a> {
             ..Totals::default()
         };
         self.transcript = Some(transcript(tokenizer, tokens, prompt_text, made.ids, self.eos));
-        Ok(Some(Reply { message, finish: made.finish, dropped, reused, prompt, written, closed }))
+        Ok(Some(Reply { message, finish: made.finish, dropped, shifts: made.shifts, reused, prompt, written, closed }))
     }
 
     /// Cache traffic so far.
@@ -153,35 +170,79 @@ impl<'a> ChatSequence<'a> {
         self.session.experts().traffic().unwrap_or_default()
     }
 
-    /// The prompt as text and as tokens, and the number of turns dropped so that it fits together with an answer.
-    fn fit_context(&self, conversation: &mut Conversation, settings: &Settings) -> Result<(String, Vec<u32>, usize)> {
-        // Context reserved for the answer: as much as it may need, but at most a quarter.
-        let answer = settings.max_tokens.unwrap_or(usize::MAX).min(self.context / 4).max(1);
-        let mut shorter = conversation.clone();
-        let mut dropped = 0;
-        loop {
-            let prompt_text = shorter.text(self.text.template.as_ref())?;
-            if prompt_text.len() > self.text.tokenizer.longest_text(self.context) && shorter.drop_oldest() {
-                dropped += 1;
-                continue;
-            }
-            let tokens = self.tokens(&prompt_text)?;
-            let fits = tokens.len().saturating_add(answer) <= self.context;
-            // The last turn alone may use the whole context.
-            if fits || !shorter.drop_oldest() {
-                if tokens.len() >= self.context {
-                    bail!(
-                        "this message has {} tokens, and the context {}; shorten it, or start with --context {}",
-                        tokens.len(),
-                        self.context,
-                        tokens.len().saturating_add(answer)
-                    );
-                }
-                *conversation = shorter;
-                return Ok((prompt_text, tokens, dropped));
-            }
-            dropped += 1;
+    /// The prompt of the conversation, which loses its oldest turns if the settings say so and it does not fit together with an
+    /// answer.
+    fn fit_context(&self, conversation: &mut Conversation, settings: &Settings) -> Result<FittedPrompt> {
+        let room = answer_room(self.context, settings.max_tokens);
+        let prompt = match settings.context_full {
+            ContextFull::Stop => self.prompt(conversation, 0)?,
+            ContextFull::DropTurns | ContextFull::Shift => self.longest_prompt(conversation, room)?,
+        };
+        (0..prompt.dropped).for_each(|_| _ = conversation.drop_oldest());
+        let (tokens, context) = (prompt.tokens.len(), self.context);
+        if tokens < context {
+            return Ok(prompt);
         }
+        let needed = tokens.saturating_add(room);
+        match conversation.messages.len() {
+            0 | 1 => {
+                bail!(
+                    "this message has {tokens} tokens, and the context {context}; shorten it, or start with --context {needed}"
+                )
+            }
+            _ => bail!(
+                "the conversation has {tokens} tokens, and the context {context}; leave its oldest turns out with /set \
+                 context-full drop-turns, or start with --context {needed}"
+            ),
+        }
+    }
+
+    /// The longest prompt that leaves `room` tokens for the answer, or that of the last turn alone.
+    fn longest_prompt(&self, conversation: &Conversation, room: usize) -> Result<FittedPrompt> {
+        let messages = conversation.json();
+        let turns = DialogueTurns::of(&messages);
+        let longest_text = self.text.tokenizer.longest_text(self.context);
+        let prompt = |dropped| {
+            let text = self.prompt_text(conversation, dropped)?;
+            if text.len() > longest_text {
+                return anyhow::Ok(None);
+            }
+            let tokens = self.tokens(&text)?;
+            let fits = tokens.len().saturating_add(room) <= self.context;
+            Ok(fits.then_some(FittedPrompt { text, tokens, dropped }))
+        };
+        match turns.fit(|message| self.tokens_of(message), self.context / 4, prompt)? {
+            Some((_, prompt)) => Ok(prompt),
+            None => self.prompt(conversation, turns.count().saturating_sub(1)),
+        }
+    }
+
+    fn prompt(&self, conversation: &Conversation, dropped: usize) -> Result<FittedPrompt> {
+        let text = self.prompt_text(conversation, dropped)?;
+        Ok(FittedPrompt { tokens: self.tokens(&text)?, text, dropped })
+    }
+
+    /// The text of the prompt without some of the oldest turns.
+    fn prompt_text(&self, conversation: &Conversation, dropped: usize) -> Result<String> {
+        let mut shorter = conversation.clone();
+        (0..dropped).for_each(|_| _ = shorter.drop_oldest());
+        shorter.text(self.text.template.as_ref())
+    }
+
+    /// Tokens of a message's texts; of one that no context holds, as many as a context has.
+    fn tokens_of(&self, message: &Value) -> usize {
+        let tokens =
+            |text| self.text.tokenizer.encode_for(self.context, text, false).map_or(self.context, |ids| ids.len());
+        ["content", "reasoning_content"].iter().filter_map(|field| message[*field].as_str()).map(tokens).sum()
+    }
+
+    /// Tokens of a prompt that shifts keep: those before the first question.
+    fn kept(&self, conversation: &Conversation, prompt: &[u32]) -> Result<usize> {
+        let probe = Conversation { system: conversation.system.clone(), messages: vec![Message::user("?".into())] };
+        let plain = self.text.template.is_none();
+        let probe = self.text.tokenizer.encode_for(self.context, &probe.text(self.text.template.as_ref())?, plain)?;
+        let shared = probe.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        Ok(kept_tokens(self.context, shared))
     }
 
     /// The tokens of a prompt. If it continues the transcript, it begins with the tokens of that: the model may have
@@ -256,6 +317,8 @@ struct ReplyWriter<'a, W> {
     closed: bool,
     /// Cache traffic at the end of prefill.
     after_prompt: Option<Traffic>,
+    /// Tokens that shifts keep, if a full context is shifted.
+    keep: Option<usize>,
 }
 
 impl<W: std::io::Write> ReplyWriter<'_, W> {
@@ -293,6 +356,10 @@ impl<W: std::io::Write> Listener<EngineExperts> for ReplyWriter<'_, W> {
 
     fn wants_more(&mut self) -> bool {
         !self.interrupt.received()
+    }
+
+    fn context_full(&mut self) -> Option<usize> {
+        self.keep
     }
 
     fn step(&mut self, _: &StepStats, experts: &EngineExperts) {

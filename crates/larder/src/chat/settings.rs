@@ -1,7 +1,7 @@
 //! The settings that can be changed during a chat.
 
 use anyhow::{Result, anyhow, bail};
-use larder_engine::Sampling;
+use larder_engine::{ContextFull, Sampling};
 use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
 use serde_json::{Map, Value, json};
@@ -18,6 +18,8 @@ pub struct Settings {
     pub seed: u64,
     /// Maximum number of tokens of an answer.
     pub max_tokens: Option<usize>,
+    /// What happens when the context is full.
+    pub context_full: ContextFull,
     /// Routing strategy.
     pub routing: RoutingSpec,
     /// Eviction policy of the cache.
@@ -52,6 +54,7 @@ const TABLE: &[Row] = &[
     },
     Row { name: "seed", show: |s| s.seed.to_string(), set: |s, v| number(v).map(|n| s.seed = n) },
     Row { name: "max-tokens", show: |s| s.max_tokens.map_or("off".into(), |n| n.to_string()), set: set_max_tokens },
+    Row { name: "context-full", show: |s| s.context_full.name().into(), set: set_context_full },
     Row { name: "routing", show: |s| s.routing.to_string(), set: set_routing },
     Row { name: "eviction", show: |s| s.eviction.to_string(), set: set_eviction },
     Row { name: "thinking", show: |s| thinking_name(s.thinking).into(), set: set_thinking },
@@ -66,6 +69,7 @@ impl Settings {
             sampling: args.sampling.sampling().checked()?,
             seed: args.sampling.seed,
             max_tokens: args.max_tokens,
+            context_full: args.context_full,
             routing: args.engine.routing.strategy.clone(),
             eviction: args.engine.cache.eviction.clone(),
             thinking: args.thinking.unwrap_or(default),
@@ -124,6 +128,11 @@ fn set_max_tokens(settings: &mut Settings, value: &str) -> Result<()> {
     Ok(())
 }
 
+fn set_context_full(settings: &mut Settings, value: &str) -> Result<()> {
+    settings.context_full = value.parse().map_err(anyhow::Error::msg)?;
+    Ok(())
+}
+
 fn set_routing(settings: &mut Settings, value: &str) -> Result<()> {
     settings.routing = value.parse()?;
     Ok(())
@@ -167,6 +176,7 @@ mod tests {
             sampling: Sampling::default(),
             seed: 7,
             max_tokens: None,
+            context_full: ContextFull::DropTurns,
             routing: "original".parse().unwrap(),
             eviction: "lru".parse().unwrap(),
             thinking: ThinkingFlag::Dim,

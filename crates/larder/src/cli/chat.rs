@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use larder_engine::ContextFull;
 
-use super::{EngineFlags, HotSetFlags, SamplingFlags, at_least_one, heading};
+use super::{EngineFlags, HotSetFlags, SamplingFlags, at_least_one, context_full, heading};
 use crate::models::default_model;
 
 /// Chat with a model in the terminal
@@ -16,6 +17,10 @@ pub struct ChatArgs {
     /// Context size in tokens: the part of the conversation that the model can use
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = at_least_one, help_heading = heading::MODEL)]
     pub context: usize,
+    /// What to do when the conversation fills the context: refuse the message and end the answer (stop), leave the oldest turns
+    /// out (drop-turns), or also go on with the answer without older tokens (shift)
+    #[arg(long, value_name = "HOW", default_value = "drop-turns", value_parser = context_full, help_heading = heading::MODEL)]
+    pub context_full: ContextFull,
     /// System message
     #[arg(long, value_name = "TEXT", help_heading = heading::PROMPT)]
     pub system: Option<String>,
