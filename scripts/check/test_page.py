@@ -47,7 +47,7 @@ def main():
     args = parser.parse_args()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=args.chromium, args=["--no-sandbox"])
-        for check in (chat, keyboard, engine, lambda_slider, markdown, phone, many_experts, key, lost):
+        for check in (chat, keyboard, context, engine, lambda_slider, markdown, phone, many_experts, key, lost):
             with Page(browser, args.url) as page:
                 check(page)
             print(f"ok {check.__name__}", flush=True)
@@ -114,9 +114,9 @@ class Page:
     def wait_until_written(self):
         self.page.wait_for_selector(".message:not(.user):last-child:not(.busy) .tools")
 
-    def answered(self, text):
-        """From now on, every answer of the server is `text`."""
-        chunks = [{"choices": [{"delta": {"content": text}}]}, {"choices": [{"delta": {}, "finish_reason": "stop"}]}]
+    def answered(self, text, **last):
+        """From now on, every answer of the server is `text`; `last` are further fields of the last chunk."""
+        chunks = [{"choices": [{"delta": {"content": text}}]}, {"choices": [{"delta": {}, "finish_reason": "stop"}]} | last]
         body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
         self.page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
 
@@ -180,6 +180,34 @@ def keyboard(test):
             page.keyboard.press("ArrowRight")
             assert "expert 1:" in page.locator("#cell").inner_text(), page.locator("#cell").inner_text()
     assert {"new-chat", "settings-button", "engine-button", "log", "prompt", "grid", "lambda"} <= reached, reached
+
+
+def context(test):
+    """The meter moves while an answer streams, and what was cut is said."""
+    page = test.open()
+    meter = page.get_by_role("meter", name="Context in use")
+    assert meter.count() == 0, "hidden before the first answer"
+    test.send("Tell me about the lighthouse.", 120)
+    shown = set()
+    for _ in range(40):
+        shown.add(meter.get_attribute("aria-valuenow") if meter.count() else None)
+        page.wait_for_timeout(20)
+    test.wait_until_written()
+    assert len(shown - {None}) >= 2, shown
+    size = state(test)["context"]
+    tokens = int(meter.get_attribute("aria-valuenow"))
+    assert tokens > 120 and meter.get_attribute("aria-valuetext") == f"{tokens} of {size} tokens"
+    assert page.locator("#context-text").inner_text() == f"context {tokens} of {size}"
+    assert test.answer().locator(".notice").count() == 0
+    use = {"tokens": 4000, "size": 4096, "dropped_turns": 3, "dropped_tokens": 900, "shifts": 1}
+    test.answered("Yes.", context_use=use)
+    test.send("And then?")
+    test.wait_until_written()
+    notice = test.answer().locator(".notice").inner_text()
+    assert notice == "The context is full. The 3 oldest turns were left out. Older tokens were dropped during the answer, once.", notice
+    assert "high" in meter.get_attribute("class") and meter.get_attribute("aria-valuenow") == "4000"
+    page.click("#new-chat")
+    assert meter.count() == 0
 
 
 def engine(test):

@@ -14,6 +14,7 @@ const ICON: &str = include_str!("page/icon.txt");
 const SCRIPT: &str = concat!(
     include_str!("page/api.js"),
     include_str!("page/markdown.js"),
+    include_str!("page/context.js"),
     include_str!("page/chat.js"),
     include_str!("page/grid.js"),
     include_str!("page/engine.js"),

@@ -83,3 +83,14 @@ fn the_engine_tells_what_the_model_recommends() {
     let state = server.get("/engine").json();
     assert!(state["sampling"]["temperature"].is_number() && state["sampling"]["top_p"].is_number(), "{state}");
 }
+
+#[test]
+fn the_context_has_a_meter_with_a_name() {
+    let (server, response) = page(&["--context", "96"]);
+    let meter =
+        response.body.split("<div id=\"context-meter\"").nth(1).and_then(|rest| rest.split('>').next()).unwrap();
+    for attribute in ["role=\"meter\"", "aria-label=\"", "aria-valuemin=\"0\"", "aria-valuemax=", "aria-valuenow="] {
+        assert!(meter.contains(attribute), "{attribute} in {meter}");
+    }
+    assert_eq!(server.get("/engine").json()["context"], 96);
+}

@@ -31,6 +31,7 @@ function startNewChat() {
   conversation.length = 0;
   for (const message of $("log").querySelectorAll(".message")) message.remove();
   $("welcome").hidden = false;
+  showContext(0);
   $("prompt").focus();
 }
 
@@ -73,7 +74,7 @@ async function generateAnswer() {
   if (view.text) {
     conversation.push({ role: "assistant", content: view.text, reasoning_content: view.reasoning || undefined });
   }
-  $("announcement").textContent = view.failed ? "" : view.wasStopped ? "Stopped." : "Answer complete.";
+  $("announcement").textContent = view.failed ? "" : view.wasStopped ? "Stopped." : `Answer complete. ${view.notice}`.trim();
   if (document.activeElement === document.body) $("prompt").focus();
 }
 
@@ -91,7 +92,7 @@ function request() {
 }
 
 function handleLine(line, view) {
-  if (line.startsWith(":")) return view.showProgress(line.slice(1).trim());
+  if (line.startsWith(":")) return handleComment(line.slice(1).trim(), view);
   if (!line.startsWith("data: ") || line === "data: [DONE]") return;
   const chunk = JSON.parse(line.slice(6));
   if (chunk.error) throw new Error(chunk.error.message);
@@ -99,6 +100,14 @@ function handleLine(line, view) {
   if (choice?.delta.reasoning_content) view.add("reasoning", choice.delta.reasoning_content);
   if (choice?.delta.content) view.add("text", choice.delta.content);
   if (choice?.finish_reason) view.addTimings(choice.finish_reason, chunk.timings);
+  if (chunk.context_use) view.addContext(chunk.context_use);
+}
+
+/** Comments of the stream: a position in the queue, or how full the context is. */
+function handleComment(comment, view) {
+  const tokens = /^context (\d+)$/.exec(comment)?.[1];
+  if (tokens) showContext(Number(tokens));
+  else view.showProgress(comment);
 }
 
 /** An answer on the page. */
@@ -108,6 +117,7 @@ class AnswerView {
   failed = "";
   wasStopped = false;
   notes = [];
+  notice = "";
 
   constructor() {
     this.body = make("div", "text", make("p", "waiting", "…"));
@@ -145,6 +155,11 @@ class AnswerView {
     this.notes.push(`${timings.predicted_n} tokens`, `${formatNumber(timings.predicted_per_second)} tokens/s`, `TTFT ${formatNumber(ttft)} s`);
   }
 
+  addContext(use) {
+    showContext(use.tokens, use.size);
+    this.notice = contextNotices(use).join(" ");
+  }
+
   finish() {
     cancelAnimationFrame(this.frame);
     this.show();
@@ -156,6 +171,7 @@ class AnswerView {
       alert.setAttribute("role", "alert");
       this.body.append(alert);
     }
+    if (this.notice) this.element.append(make("p", "notice quiet", this.notice));
     const button = make("button", "", this.failed ? "Try again" : "Regenerate");
     button.type = "button";
     button.onclick = () => this.regenerate();

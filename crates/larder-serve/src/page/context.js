@@ -1,0 +1,25 @@
+// How full the context is, and what was cut so that all fits.
+let contextSize = 0;
+
+/** Shows how many tokens of the context are in use; nothing while that is unknown. */
+function showContext(tokens, size = contextSize) {
+  contextSize = size;
+  $("context").hidden = !tokens || !size;
+  if ($("context").hidden) return;
+  const meter = $("context-meter");
+  meter.setAttribute("aria-valuemax", size);
+  meter.setAttribute("aria-valuenow", tokens);
+  meter.setAttribute("aria-valuetext", `${tokens} of ${size} tokens`);
+  meter.classList.toggle("high", tokens > 0.75 * size);
+  meter.firstElementChild.style.width = `${(100 * Math.min(tokens, size)) / size}%`;
+  $("context-text").textContent = `context ${tokens} of ${size}`;
+}
+
+/** The sentences about what an answer's context has lost. */
+function contextNotices({ dropped_turns: turns, shifts }) {
+  const count = (number, one, many) => (number === 1 ? one : many.replace("#", number));
+  const notices = [];
+  if (turns) notices.push(count(turns, "The oldest turn was left out.", "The # oldest turns were left out."));
+  if (shifts) notices.push(`Older tokens were dropped during the answer, ${count(shifts, "once", "# times")}.`);
+  return notices.length ? ["The context is full.", ...notices] : [];
+}
