@@ -7,8 +7,8 @@ use larder_model::{Decoder, LogitsFor, ModelError, TokenPhase};
 use tokio::sync::mpsc::Sender;
 use tracing::Span;
 
-use crate::embedding::HiddenSum;
 use crate::context::{ContextPlan, ContextUse};
+use crate::embedding::HiddenSum;
 use crate::error::ApiError;
 use crate::job::{GenerationEvent, GenerationJob, GenerationSummary, SampledToken, TextDelta};
 use crate::logprobs::{PromptEcho, sampled_token};

@@ -99,7 +99,7 @@ impl ServedModel {
             Err(error) if error.code == Some(TOO_LONG) => Ok(None),
             Err(error) => Err(error),
         };
-        let fit = turns.fit(|message| self.tokens_of(message), self.context / 4, prompt)?;
+        let fit = turns.fit(|message| self.tokens_of_message(message), self.context / 4, prompt)?;
         let (dropped_turns, prompt) = match fit {
             Some(fit) => fit,
             // The last turn may use the room of the answer too.
@@ -108,12 +108,12 @@ impl ServedModel {
                 (last, self.chat(&request.with_messages(turns.without(last)))?)
             }
         };
-        let dropped_tokens = turns.oldest(dropped_turns).map(|message| self.tokens_of(message)).sum();
+        let dropped_tokens = turns.oldest(dropped_turns).map(|message| self.tokens_of_message(message)).sum();
         Ok((prompt, ContextCut { dropped_turns, dropped_tokens, shifts: 0 }))
     }
 
     /// Tokens of a message's texts; of those that no context holds, at least as many as one does.
-    fn tokens_of(&self, message: &Value) -> usize {
+    fn tokens_of_message(&self, message: &Value) -> usize {
         let calls = message.get("tool_calls").map(Value::to_string);
         let fields = ["content", "reasoning_content", "reasoning", "thinking"];
         let texts = fields.iter().filter_map(|field| message[*field].as_str()).chain(calls.as_deref());

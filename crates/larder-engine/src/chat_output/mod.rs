@@ -12,6 +12,7 @@ mod marked;
 mod tools;
 
 use crate::ChatTemplate;
+use crate::grammar::GrammarError;
 use crate::text::Tokenizer;
 
 pub use call_grammar::{AnswerRules, ForcedCalls};

@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::{Result, body, check_model, ollama, run_blocking};
+use crate::context::ContextPlan;
 use crate::error::{ApiError, Json};
 use crate::job::{CHANNEL, GenerationEvent, GenerationJob};
 use crate::request::{EmbeddingRequest, EmbeddingStyle};
@@ -107,6 +108,7 @@ fn submit(app: &App, since: Instant, prompt: Vec<u32>) -> Result<mpsc::Receiver<
         number: app.requests.fetch_add(1, Ordering::Relaxed),
         prompt,
         embeds: true,
+        context: ContextPlan::default(),
         sampler: Sampler::new(Sampling::default(), 0).map_err(|error| wrong(&error))?,
         grammar: None,
         stop: StopMatcher::new(vec![]).map_err(|error| wrong(&error))?,

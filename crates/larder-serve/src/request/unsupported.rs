@@ -57,7 +57,7 @@ impl Neutral {
             (Numbers(neutral), Value::Bool(value)) => neutral.contains(&f64::from(u8::from(*value))),
             (Numbers(neutral), value) => value.as_f64().is_some_and(|value| neutral.contains(&value)),
             (Text, Value::Array(list)) => list.iter().all(|kind| kind == "text"),
-            (Empty | Text, Value::Array(list)) => list.is_empty(),
+            (Empty, Value::Array(list)) => list.is_empty(),
             (Empty | Text, Value::Object(map)) => map.is_empty(),
             (Empty | Text, Value::String(text)) => text.is_empty(),
             (Empty | Text, _) => false,
