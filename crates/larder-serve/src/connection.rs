@@ -48,9 +48,9 @@ pub async fn accept(listener: Acceptor, router: Router, idle_timeout: Duration, 
         let service = TowerToHyperService::new(router.clone());
         tokio::spawn(async move {
             // An error here concerns one client's connection only.
+            let stream = Box::new(WriteTimeout::new(stream, idle_timeout));
             if let Ok(Ok(stream)) = timeout(idle_timeout, handshake.finish(stream)).await {
-                let io = TokioIo::new(WriteTimeout::new(stream, idle_timeout));
-                let _ = watcher.watch(server.serve_connection(io, service)).await;
+                let _ = watcher.watch(server.serve_connection(TokioIo::new(stream), service)).await;
             }
             drop(permit);
         });
@@ -59,7 +59,7 @@ pub async fn accept(listener: Acceptor, router: Router, idle_timeout: Duration, 
     let _ = timeout(GRACE, graceful.shutdown()).await;
 }
 
-/// A stream whose writes fail once the client has received nothing for `idle_timeout`.
+/// A socket's stream, below TLS, whose writes fail once the client has received nothing for `idle_timeout`.
 struct WriteTimeout {
     stream: ClientStream,
     idle_timeout: Duration,

@@ -163,7 +163,10 @@ fn check_origin(app: &App, headers: &HeaderMap) -> Result<(), ApiError> {
     let origin = origin.to_str().unwrap_or_default();
     let named = app.options.cors.as_deref().is_some_and(|allowed| allowed == "*" || allowed == origin);
     let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
-    let own = origin.split_once("://").is_some_and(|(_, authority)| authority == host);
+    // Without TLS here, a proxy may speak it.
+    let own = origin.split_once("://").is_some_and(|(scheme, authority)| {
+        authority == host && (scheme == "https" || scheme == "http" && !app.options.with_tls)
+    });
     // DNS rebinding: a foreign host name that resolves to this machine makes `Host` and `Origin` match.
     if named || own && (!app.options.is_local || is_local_name(host)) {
         return Ok(());

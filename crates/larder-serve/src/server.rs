@@ -54,6 +54,8 @@ pub struct ServerOptions {
     pub cors: Option<String>,
     /// Whether the listener is on a loopback address.
     pub is_local: bool,
+    /// Whether clients speak TLS.
+    pub with_tls: bool,
 }
 
 /// An API key.

@@ -7,8 +7,8 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::{Error, ServerConfig};
 use tokio_rustls::server::TlsStream;
 
 /// A certificate with its key.
@@ -24,9 +24,12 @@ pub enum TlsError {
     /// No key was found.
     #[error("the key file has no unencrypted private key in PEM (BEGIN PRIVATE KEY)")]
     NoKey,
-    /// They do not belong together, or are of an unknown kind.
+    /// They do not belong together.
+    #[error("the key is not that of the first certificate in the certificate file")]
+    OtherKey,
+    /// They are of an unknown kind.
     #[error("certificate and key cannot be used: {0}")]
-    Refused(tokio_rustls::rustls::Error),
+    Refused(Error),
 }
 
 impl TlsIdentity {
@@ -38,7 +41,11 @@ impl TlsIdentity {
         let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
             .map_err(TlsError::Refused)?;
-        let mut config = config.with_no_client_auth().with_single_cert(chain, key).map_err(TlsError::Refused)?;
+        let config = config.with_no_client_auth().with_single_cert(chain, key);
+        let mut config = config.map_err(|error| match error {
+            Error::InconsistentKeys(_) => TlsError::OtherKey,
+            error => TlsError::Refused(error),
+        })?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(TlsIdentity(TlsAcceptor::from(Arc::new(config))))
     }

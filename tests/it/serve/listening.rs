@@ -18,7 +18,7 @@ use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, Stream
 
 use crate::support::{fixture, larder_refuses, signal};
 
-const REQUEST: &[u8] = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+const REQUEST: &str = "GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
 
 /// A server of the demo model, and where it says that it listens.
 struct Listening(Child, String);
@@ -47,8 +47,12 @@ impl Drop for Listening {
     }
 }
 
-fn ask(mut stream: impl Read + Write) -> String {
-    stream.write_all(REQUEST).unwrap();
+fn ask(stream: impl Read + Write) -> String {
+    ask_as(stream, REQUEST)
+}
+
+fn ask_as(mut stream: impl Read + Write, request: &str) -> String {
+    stream.write_all(request.as_bytes()).unwrap();
     let mut answer = String::new();
     // A server may close a TLS connection without a word when the answer is complete.
     let _ = stream.read_to_string(&mut answer);
@@ -87,10 +91,16 @@ fn tls_is_spoken_with_clients_that_trust_the_certificate() {
     let mut silent = TcpStream::connect(&address).unwrap();
     let plain = ask(TcpStream::connect(&address).unwrap());
     assert!(!plain.contains("200 OK"), "{plain}");
-    let answer = ask(tls(&address, trusted));
+    let answer = ask(tls(&address, trusted.clone()));
     assert!(answer.starts_with("HTTP/1.1 200 OK") && answer.contains("\"demo\""), "{answer}");
+    // A page of the same name that came without TLS is not the server's own.
+    for (scheme, status) in [("https", "200"), ("http", "403")] {
+        let request = REQUEST.replacen("\r\n", &format!("\r\nOrigin: {scheme}://localhost\r\n"), 1);
+        let answer = ask_as(tls(&address, trusted.clone()), &request);
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{scheme}: {answer}");
+    }
     let (_, _, other) = identity(folder.path(), "other");
-    assert_eq!(tls(&address, other).write_all(REQUEST).unwrap_err().kind(), std::io::ErrorKind::InvalidData);
+    assert_eq!(tls(&address, other).write_all(REQUEST.as_bytes()).unwrap_err().kind(), std::io::ErrorKind::InvalidData);
     let since = Instant::now();
     silent.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     assert_eq!(silent.read(&mut [0; 8]).unwrap_or(0), 0);
@@ -104,7 +114,7 @@ fn certificates_that_cannot_be_used_are_refused() {
     let (_, other, _) = identity(folder.path(), "other");
     let missing = folder.path().join("missing");
     for (cert, key, fault) in [
-        (cert.as_str(), other.as_str(), "certificate and key cannot be used: "),
+        (cert.as_str(), other.as_str(), "the key is not that of the first certificate"),
         (&key, &key, "the certificate file has no certificate in PEM"),
         (&cert, &cert, "the key file has no unencrypted private key in PEM"),
         (missing.to_str().unwrap(), &key, "not found"),

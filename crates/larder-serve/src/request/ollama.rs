@@ -332,7 +332,7 @@ mod tests {
                 "messages[0].tool_calls[0].function.arguments",
             ),
             ("options", json!({"temperature": 9}), "options.temperature"),
-            ("options", json!({"num_predict": 0}), "options.num_predict"),
+            ("options", json!({"num_predict": 1_u64 << 32}), "options.num_predict"),
             ("options", json!({"stop": [1]}), "options.stop"),
             ("options", json!(5), "options"),
             ("format", json!("xml"), "format"),

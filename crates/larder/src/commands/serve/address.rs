@@ -90,6 +90,11 @@ impl Address {
         matches!(self, Address::Tcp { address, .. } if address.ip().is_loopback())
     }
 
+    /// Whether clients speak TLS.
+    pub fn with_tls(&self) -> bool {
+        matches!(self, Address::Tcp { with_tls: true, .. })
+    }
+
     /// Whether other machines can connect.
     pub fn is_public(&self) -> bool {
         matches!(self, Address::Tcp { address, .. } if !address.ip().is_loopback())

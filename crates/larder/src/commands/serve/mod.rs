@@ -36,7 +36,8 @@ pub fn run(args: ServeArgs) -> Result<()> {
     start_log(args.log_level);
     // The port is bound before the model is loaded, so that a port in use is reported at once.
     let (listener, address) = args.address.listen()?;
-    let options = ServerOptions { api_keys, is_local: address.is_local_port(), ..options(&args) };
+    let (is_local, with_tls) = (address.is_local_port(), address.with_tls());
+    let options = ServerOptions { api_keys, is_local, with_tls, ..options(&args) };
     let flags = args.engine.full();
     let model = models::open_to_run(&args.model, flags.no_store)?;
     let mut text = model.text_codec()?;
@@ -82,6 +83,7 @@ fn options(args: &ServeArgs) -> ServerOptions {
         process_bytes: memory::current,
         cors: args.cors.clone(),
         is_local: false,
+        with_tls: false,
     }
 }
 
