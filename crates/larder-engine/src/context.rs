@@ -93,7 +93,7 @@ impl<'a> DialogueTurns<'a> {
     }
 
     /// The prompt of all messages or, if that does not fit, the longest that fits with as many of the oldest turns left out as a
-    /// cut allows (see [`cuts`](Self::cuts)); and how many those are. `prompt` makes the prompt without a number of turns, or `None`
+    /// cut allows; and how many those are. `prompt` makes the prompt without a number of turns, or `None`
     /// if it does not fit; cuts are searched by halves. The result is `None` if even the last turn alone does not fit.
     ///
     /// `tokens` is the number of tokens of a message, and `step` that between two cuts.

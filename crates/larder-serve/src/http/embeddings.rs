@@ -78,27 +78,29 @@ async fn answer(app: &App, request: Request, style: EmbeddingStyle) -> Result<Js
 /// The embeddings of all prompts. At most as many are in the queue as are computed at a time, so that they leave room there.
 async fn computed(app: &App, since: Instant, prompts: Vec<Vec<u32>>) -> Result<Vec<Vec<f32>>> {
     let (mut computing, mut vectors) = (JoinSet::new(), vec![Vec::new(); prompts.len()]);
-    let failed = || ApiError::engine_failed("The engine stopped before the embedding was complete.");
-    let store =
-        |done: Option<std::result::Result<(usize, Result<Vec<f32>>), _>>, vectors: &mut Vec<Vec<f32>>| match done {
-            Some(Ok((index, Ok(vector)))) => {
-                vectors[index] = vector;
-                Ok(())
-            }
-            Some(Ok((_, Err(error)))) => Err(error),
-            Some(Err::<_, tokio::task::JoinError>(_)) | None => Err(failed()),
-        };
     for (index, prompt) in prompts.into_iter().enumerate() {
         if computing.len() >= app.options.parallel {
-            store(computing.join_next().await, &mut vectors)?;
+            let (done, vector) = next_of(&mut computing).await?;
+            vectors[done] = vector;
         }
         let events = submit(app, since, prompt)?;
-        computing.spawn(async move { (index, received(events).await.unwrap_or_else(|| Err(failed()))) });
+        computing.spawn(async move { Ok((index, received(events).await?)) });
     }
     while !computing.is_empty() {
-        store(computing.join_next().await, &mut vectors)?;
+        let (done, vector) = next_of(&mut computing).await?;
+        vectors[done] = vector;
     }
     Ok(vectors)
+}
+
+/// The next embedding that is complete, and its index.
+async fn next_of(computing: &mut JoinSet<Result<(usize, Vec<f32>)>>) -> Result<(usize, Vec<f32>)> {
+    let done = computing.join_next().await.and_then(std::result::Result::ok);
+    done.unwrap_or_else(|| Err(stopped()))
+}
+
+fn stopped() -> ApiError {
+    ApiError::engine_failed("The engine stopped before the embedding was complete.")
 }
 
 fn submit(app: &App, since: Instant, prompt: Vec<u32>) -> Result<mpsc::Receiver<GenerationEvent>> {
@@ -127,11 +129,11 @@ fn submit(app: &App, since: Instant, prompt: Vec<u32>) -> Result<mpsc::Receiver<
     Ok(from)
 }
 
-async fn received(mut events: mpsc::Receiver<GenerationEvent>) -> Option<Result<Vec<f32>>> {
+async fn received(mut events: mpsc::Receiver<GenerationEvent>) -> Result<Vec<f32>> {
     loop {
-        match events.recv().await? {
-            GenerationEvent::Embedded(vector) => return Some(Ok(vector)),
-            GenerationEvent::Failed(error) => return Some(Err(error)),
+        match events.recv().await.ok_or_else(stopped)? {
+            GenerationEvent::Embedded(vector) => return Ok(vector),
+            GenerationEvent::Failed(error) => return Err(error),
             GenerationEvent::Queued(_) | GenerationEvent::Delta(_) | GenerationEvent::Done(_) => {}
         }
     }
