@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 seconds=${1:?usage: fuzz.sh SECONDS [TARGET...]}
 shift
-[ $# -gt 0 ] || set -- templates tokenizers manifests requests edge_requests gguf safetensors quantised
+[ $# -gt 0 ] || set -- templates tokenizers manifests requests edge_requests gguf safetensors quantised grammars calls
 work=$(realpath -m "${LARDER_FUZZ:-target/fuzz}")
 export CARGO_TARGET_DIR=$work/build
 
@@ -22,7 +22,7 @@ seed() {
 }
 
 seeds() {
-    local corpus=$work/corpus/$1 file
+    local corpus=$work/corpus/$1 file kind
     mkdir -p "$corpus"
     case $1 in
         templates)
@@ -45,6 +45,14 @@ seeds() {
                 done
             done
             ;;
+        grammars)
+            # The first byte chooses the notation.
+            for file in tests/fuzz/grammars/*; do
+                case $file in *.json) kind=0 ;; *.regex) kind=1 ;; *.lark) kind=2 ;; *) kind=3 ;; esac
+                { printf "\\x0$kind" && cat "$file"; } >"$work/grammar"
+                seed "$corpus" "$work/grammar"
+            done
+            ;;
         safetensors) seed "$corpus" tests/hostile/safetensors/* tests/stores/*/resident.safetensors ;;
     esac
 }
@@ -52,6 +60,7 @@ seeds() {
 run() {
     local target=$1 spent=0 took options=(-rss_limit_mb=2048 -timeout=600 -max_len=65536 -print_final_stats=1)
     [ "$target" = templates ] && options+=(-dict=tests/fuzz/jinja.dict -max_len=4096)
+    [ "$target" = calls ] && options+=(-dict=tests/fuzz/calls.dict)
     seeds "$target"
     # Time on a clock counts other work of the machine as well, so the processor's time is added up over several runs.
     while [ "$spent" -lt "$seconds" ]; do

@@ -112,6 +112,12 @@ pub struct SavedHead {
 }
 
 impl SavedHead {
+    /// Whether bytes begin like a saved sequence, of any version.
+    pub fn begins(from: &mut dyn Read) -> bool {
+        let mut magic = [0; MAGIC.len()];
+        from.read_exact(&mut magic).is_ok_and(|()| magic == MAGIC)
+    }
+
     /// Reads the head of a saved sequence of `bytes` bytes and at most `context` tokens. The checksum of the head is
     /// compared, that of the rest is not.
     pub fn read(bytes: u64, context: usize, from: &mut dyn Read) -> Result<Self, SavedSequenceError> {

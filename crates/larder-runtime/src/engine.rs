@@ -267,7 +267,9 @@ pub fn plan_inputs<'a>(model: &'a OpenModel, options: &Options) -> Result<PlanIn
         prefill_tokens: context.saturating_mul(options.sequences).min(LEAST_TOKENS),
         threads: options.compute.threads,
         process_bytes: memory::current().unwrap_or_default(),
-        growth_bytes: memory::growth(options.compute.threads, false) + options.tokenising_bytes(),
+        growth_bytes: memory::growth(options.compute.threads, false)
+            + options.tokenising_bytes()
+            + options.program_bytes,
         available_bytes: memory::available(),
         on_gpu: false,
     };

@@ -42,6 +42,8 @@ pub struct Options {
     /// Bytes of the texts that are tokenised at the same time while the engine runs: the memory plan counts what that takes. 0
     /// if prompts are tokenised before.
     pub prompt_bytes: usize,
+    /// Bytes that the program takes beside the engine while it runs, which the memory plan counts.
+    pub program_bytes: u64,
     /// Tokens of a prompt that are computed in one step; `None` lets the memory plan decide.
     pub prefill_tokens: Option<usize>,
     /// Experts in main memory.
@@ -67,6 +69,7 @@ impl Default for Options {
             sequences: 1,
             kv_limit_bytes: None,
             prompt_bytes: 0,
+            program_bytes: 0,
             prefill_tokens: None,
             cache: CacheOptions::default(),
             routing: RoutingSpec::default(),

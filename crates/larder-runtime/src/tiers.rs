@@ -125,7 +125,9 @@ pub fn tier_inputs<'a>(
         PlanInputs {
             resident_bytes: in_memory,
             scratch_slots,
-            growth_bytes: memory::growth(options.compute.threads, true) + options.tokenising_bytes(),
+            growth_bytes: memory::growth(options.compute.threads, true)
+                + options.tokenising_bytes()
+                + options.program_bytes,
             prefill_tokens: options
                 .prefill_tokens
                 .map_or(inputs.prefill_tokens.min(GPU_TOKENS), |_| inputs.prefill_tokens),

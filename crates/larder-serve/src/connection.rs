@@ -20,6 +20,8 @@ use crate::listener::{Acceptor, ClientStream};
 
 /// Open connections at a time; further ones wait in the listener's backlog.
 const CONNECTIONS_MAX: usize = 512;
+/// The most bytes that a connection has received and that are not yet read.
+pub const BUFFER_BYTES: usize = 64 << 10;
 /// Time for connections to close once all requests are complete.
 const GRACE: Duration = Duration::from_secs(5);
 /// Pause after a failed accept, mostly for want of file descriptors.
@@ -29,7 +31,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub async fn accept(listener: Acceptor, router: Router, idle_timeout: Duration, end: impl Future<Output = ()>) {
     let (permits, graceful) = (Arc::new(Semaphore::new(CONNECTIONS_MAX)), GracefulShutdown::new());
     let mut server = http1::Builder::new();
-    server.timer(TokioTimer::new()).header_read_timeout(idle_timeout).max_buf_size(64 << 10);
+    server.timer(TokioTimer::new()).header_read_timeout(idle_timeout).max_buf_size(BUFFER_BYTES);
     let mut end = std::pin::pin!(end);
     loop {
         let accepted = async {

@@ -9,13 +9,14 @@ use std::{io, thread};
 use larder_engine::{ContextFull, GrammarCompiler, GrammarError};
 use tokio::sync::{Semaphore, oneshot};
 
+use crate::connection::BUFFER_BYTES;
 use crate::engine::Engine;
 use crate::listener::ServerListener;
 use crate::live::LiveEvents;
 use crate::metrics::Metrics;
 use crate::model::ServedModel;
 use crate::queue::RequestQueue;
-use crate::sessions::{SessionDisk, Sessions};
+use crate::sessions::{SessionDisk, Sessions, index_bytes};
 use crate::{connection, decode, http};
 
 /// Threads for HTTP; nearly all work is on the decode thread.
@@ -93,6 +94,14 @@ pub struct ServerState {
 pub type App = Arc<ServerState>;
 
 impl ServerOptions {
+    /// Bytes that the server takes beside the engine, for sequences of at most `context` tokens: buffers of the requests that are
+    /// generated or wait, and the index of saved sequences.
+    pub fn bytes(&self, context: usize) -> u64 {
+        let requests = (self.parallel.saturating_add(self.queue) as u64).saturating_mul(BUFFER_BYTES as u64);
+        let index = self.session_disk.as_ref().map_or(0, |_| index_bytes(context));
+        requests.saturating_add(index)
+    }
+
     /// Permits for a body of this size, one per KiB.
     pub fn body_permits(&self, bytes: usize) -> u32 {
         (bytes.min(self.body_bytes).div_ceil(1 << 10)).clamp(1, self.all_permits()) as u32
@@ -103,18 +112,19 @@ impl ServerOptions {
     }
 }
 
-/// Serves `model` on `listener` until `signal` is ready; active requests are then completed, unless it is ready a second
-/// time. `signal` waits for the next signal that is to end the process; it is an error where there are none, and then the
-/// server runs until the process is killed.
+/// Serves `model` on `listener` until a signal; active requests are then completed, unless there is a second one. `signal` is the
+/// next signal that is to end the process, counted from its call; it is an error where there are none, and then the
+/// server runs until the process is killed. `ready` is called as soon as clients are served and signals are heeded.
 pub fn serve<S>(
     listener: ServerListener,
     options: ServerOptions,
     model: ServedModel,
     engine: Box<dyn Engine>,
-    signal: impl Fn() -> S + Send + 'static,
+    signal: impl Fn() -> io::Result<S> + Send + 'static,
+    ready: impl FnOnce(),
 ) -> io::Result<()>
 where
-    S: Future<Output = io::Result<()>> + Send + 'static,
+    S: Future<Output = ()> + Send + 'static,
 {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(HTTP_THREADS)
@@ -143,7 +153,10 @@ where
     };
     runtime.block_on(async {
         let listener = listener.start()?;
-        tokio::spawn(close_on_signal(app.clone(), signal));
+        if let Ok(first) = signal() {
+            tokio::spawn(close_on_signal(app.clone(), first, signal));
+        }
+        ready();
         let end = async {
             // The sender is dropped, not used: the error means that the decode thread has ended.
             let _ = ended.await;
@@ -168,20 +181,20 @@ impl Drop for CloseOnDrop {
 }
 
 /// The first signal shuts down once active requests are complete, the second at once.
-async fn close_on_signal<S>(app: App, signal: impl Fn() -> S + Send)
+async fn close_on_signal<S>(app: App, first: S, signal: impl Fn() -> io::Result<S> + Send)
 where
-    S: Future<Output = io::Result<()>> + Send + 'static,
+    S: Future<Output = ()> + Send + 'static,
 {
-    if signal().await.is_err() {
-        return;
-    }
+    first.await;
+    let second = signal();
     app.queue.close();
     let (_, active) = app.queue.lengths();
     if active > 0 {
         let requests = if active == 1 { "request" } else { "requests" };
         eprintln!("shutting down: finishing {active} {requests}; press Ctrl-C again to stop now");
     }
-    if signal().await.is_ok() {
+    if let Ok(second) = second {
+        second.await;
         std::process::exit(130);
     }
 }

@@ -135,15 +135,27 @@ fn damaged_and_foreign_files_are_left_alone() {
         assert_eq!(fs::read(&file).unwrap(), bytes);
     }
     fs::write(&file, &sound).unwrap();
-    let unfinished = file.with_extension("prefix.tmp");
-    fs::write(&unfinished, "half").unwrap();
+    let unfinished = [file.with_extension("prefix.tmp"), dir.path().join("chat.bin.tmp")];
+    fs::write(&unfinished[0], "").unwrap();
+    fs::write(&unfinished[1], &sound[..sound.len() / 2]).unwrap();
+    let foreign = dir.path().join("notes.tmp");
+    fs::write(&foreign, "mine").unwrap();
     // The server of another model does not touch it.
     let other = start(&fixture("golden/olmoe"), dir.path(), &[]);
     ask(&other, "x");
     other.stop();
     assert_eq!(fs::read(&file).unwrap(), sound);
     assert!(ask(&start(&demo(), dir.path(), &[]), &first).1 > 16);
-    assert!(!unfinished.exists());
+    assert!(unfinished.iter().all(|path| !path.exists()) && foreign.exists());
+    // Files that are no sequences do not count towards the limit; those that clients named do, and leave no room here.
+    fs::write(&foreign, vec![0; 4 * sound.len()]).unwrap();
+    let limit = (2 * sound.len()).to_string();
+    assert!(ask(&start(&demo(), dir.path(), &["--session-disk", &limit]), &first).1 > 16);
+    for name in ["a.bin", "b.bin", "c.bin"] {
+        fs::write(dir.path().join(name), &sound).unwrap();
+    }
+    start(&demo(), dir.path(), &["--session-disk", &limit]).stop();
+    assert!(prefixes(dir.path()).is_empty() && dir.path().join("c.bin").exists());
 }
 
 #[test]

@@ -16,8 +16,8 @@ use super::index::{IndexEntry, SessionIndex};
 
 /// How the names of files end that the prefix cache writes.
 pub const PREFIX_ENDING: &str = ".prefix";
-/// How the names end under which they are written.
-const UNFINISHED_ENDING: &str = ".prefix.tmp";
+/// How the names end under which files are written.
+const UNFINISHED_ENDING: &str = ".tmp";
 /// Bytes of a saved sequence beside its tokens and its state, at most.
 const FRAME_BYTES: u64 = 256;
 /// Files that are reported one by one when they are ignored.
@@ -28,7 +28,7 @@ const REPORTED_FILES: usize = 8;
 pub struct SessionDisk {
     /// The folder, which is made if it is not there.
     pub folder: PathBuf,
-    /// The most bytes of all its files.
+    /// The most bytes of all its sequences.
     pub limit_bytes: u64,
 }
 
@@ -59,15 +59,13 @@ impl SessionFolder {
         for file in fs::read_dir(&disk.folder)? {
             let file = file?;
             let Ok(name) = file.file_name().into_string() else { continue };
-            if name.ends_with(UNFINISHED_ENDING) {
-                // What a killed server was writing.
-                let _ = fs::remove_file(file.path());
-                continue;
-            }
             if !name.ends_with(PREFIX_ENDING) {
-                let metadata = file.metadata()?;
-                if metadata.is_file() {
-                    index.add_named(&name, metadata.len());
+                let (is_sequence, written) = (is_sequence(&file.path()), name.strip_suffix(UNFINISHED_ENDING));
+                if written.is_some_and(|name| is_sequence || name.ends_with(PREFIX_ENDING)) {
+                    // What a killed server was writing.
+                    let _ = fs::remove_file(file.path());
+                } else if is_sequence {
+                    index.add_named(&name, file.metadata()?.len());
                 }
                 continue;
             }
@@ -80,7 +78,10 @@ impl SessionFolder {
         entries.into_iter().for_each(|(_, entry)| index.add(entry));
         report_ignored(&disk.folder, &ignored);
         let folder = SessionFolder { path: disk.folder.clone(), index: Mutex::new(index) };
-        let excess = folder.index().make_room(0, 0, None).unwrap_or_default();
+        let excess = {
+            let mut index = folder.index();
+            index.make_room(0, 0, None).unwrap_or_else(|| index.take_all())
+        };
         folder.remove(&excess);
         Ok(folder)
     }
@@ -162,6 +163,10 @@ fn most_bytes(sequence: &Sequence) -> u64 {
     // Each of a layer's parts has a few bytes more.
     let state = sequence.kv_bytes() as u64;
     state + state / 64 + tokens + FRAME_BYTES
+}
+
+fn is_sequence(path: &Path) -> bool {
+    open_regular(path).is_ok_and(|mut file| SavedHead::begins(&mut file))
 }
 
 fn reader(file: &File) -> BufReader<&File> {

@@ -6,6 +6,14 @@ use larder_engine::SequenceOrigin;
 const FILES_MAX: usize = 1024;
 /// The most tokens of all indexed sequences, of four bytes each in memory.
 const TOKENS_MAX: usize = 16 << 20;
+/// Bytes of a name in memory.
+const NAME_BYTES: usize = 32;
+
+/// The most bytes of an index of sequences of at most `context` tokens.
+pub fn index_bytes(context: usize) -> u64 {
+    let tokens = FILES_MAX.saturating_mul(context).min(TOKENS_MAX);
+    (tokens * size_of::<u32>() + FILES_MAX * (size_of::<IndexEntry>() + NAME_BYTES)) as u64
+}
 
 /// A saved sequence.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -73,6 +81,11 @@ impl SessionIndex {
             entry.origin == longer.origin && entry.name != longer.name && longer.tokens.starts_with(&entry.tokens)
         };
         self.entries.extract_if(.., is_continued).map(|entry| entry.name).collect()
+    }
+
+    /// Takes out all sequences, and returns their names.
+    pub fn take_all(&mut self) -> Vec<String> {
+        self.entries.drain(..).map(|entry| entry.name).collect()
     }
 
     /// Takes out the least recently used sequences until a file of `bytes` bytes and `tokens` tokens fits, in the place of one

@@ -16,6 +16,7 @@ use larder_model::Decoder;
 
 pub use folder::{PREFIX_ENDING, SessionDisk, WriteError};
 use folder::{SessionFolder, prefix_name};
+pub use index::index_bytes;
 use writer::{AfterWrite, SessionWriter, WriteTask};
 
 /// Shorter sequences are computed sooner than they are read.

@@ -20,9 +20,6 @@ impl EngineFlags {
         let EngineFlags { size, cache, routing, record, performance, place, .. } = self;
         Options {
             context,
-            sequences: 1,
-            kv_limit_bytes: None,
-            prompt_bytes: 0,
             prefill_tokens: performance.prefill_tokens,
             cache: cache_options(size, cache, place, performance),
             routing: routing.strategy.clone(),
@@ -31,6 +28,7 @@ impl EngineFlags {
             device: place.device.options(),
             #[cfg(feature = "edge")]
             edge: place.edge.options(),
+            ..Options::default()
         }
     }
 

@@ -79,20 +79,21 @@ fn listen(address: SocketAddr, flag: &str) -> Result<TcpListener> {
     })
 }
 
-/// Waits for the next interrupt or termination signal.
+/// The next interrupt or termination signal, which from now on does not end the process by itself.
 #[cfg(all(unix, any(feature = "serve", feature = "edge")))]
-async fn signal() -> std::io::Result<()> {
+fn signal() -> std::io::Result<impl Future<Output = ()> + Send + 'static> {
     use tokio::signal::unix::{SignalKind, signal};
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    tokio::select! {
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
-    }
-    Ok(())
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    })
 }
 
-/// Waits for the next interrupt.
+/// The next interrupt.
 #[cfg(all(not(unix), any(feature = "serve", feature = "edge")))]
-async fn signal() -> std::io::Result<()> {
-    tokio::signal::ctrl_c().await
+fn signal() -> std::io::Result<impl Future<Output = ()> + Send + 'static> {
+    Ok(async { tokio::signal::ctrl_c().await.unwrap_or_default() })
 }

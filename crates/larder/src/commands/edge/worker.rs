@@ -60,8 +60,9 @@ pub fn run(args: &EdgeWorkerArgs) -> Result<()> {
     let options = WorkerOptions { name, in_flight, connections, request_timeout, unused_timeout: UNUSED_TIMEOUT, tls };
     Ok(larder_edge::serve(listener, options, handshake, held, host, async {
         // Without a signal handler the process runs until it is killed.
-        if signal().await.is_err() {
-            std::future::pending().await
+        match signal() {
+            Ok(signal) => signal.await,
+            Err(_) => std::future::pending().await,
         }
     })?)
 }

@@ -51,6 +51,7 @@ pub fn run(args: ServeArgs) -> Result<()> {
     let engine_options = Options {
         sequences,
         prompt_bytes,
+        program_bytes: options.bytes(context),
         kv_limit_bytes: args.kv_mem.map(|size| size.0),
         ..args.hot_set.set(flags.options(args.context))
     };
@@ -62,10 +63,10 @@ pub fn run(args: ServeArgs) -> Result<()> {
     if address.is_public() && options.api_keys.is_empty() {
         eprintln!("warning: {address} is reachable from other machines without a key; set --api-key to require one");
     }
-    eprintln!("serving {} on {address}", served.name);
+    let serving = format!("serving {} on {address}", served.name);
     let routing = flags.routing.strategy;
     let engine = Box::new(Served { engine, model, routing, origins, hot_set_kept: Instant::now() });
-    Ok(larder_serve::serve(listener, options, served, engine, signal)?)
+    Ok(larder_serve::serve(listener, options, served, engine, signal, || eprintln!("{serving}"))?)
 }
 
 fn options(args: &ServeArgs) -> ServerOptions {
