@@ -5,7 +5,7 @@
 #   scripts/check/serve.sh model DIR       only makes DIR: a tiny model with random weights and a tool template
 #
 # Needs: Python with the packages at the top of scripts/check/test_*.py, and for
-# test_serve.mjs Node with node_modules/openai in $NODE_HOME or the current folder.
+# test_serve.mjs Node with openai and zod in node_modules of $NODE_HOME or the current folder.
 # Prints the output of each check, and what was skipped because a client is not installed.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -74,7 +74,7 @@ check "JSON Schemas" "jsonschema" schemas.py "$demo" --context 1024
 check "Responses, Messages and Ollama" "openai anthropic ollama" test_apis.py "$demo" --context 2048
 check "Responses, Messages and Ollama with tools" "openai anthropic ollama" "test_apis.py --tools" "$work/tools" --context 4096
 node_home=${NODE_HOME:-$PWD}
-if command -v node >/dev/null && [ -d "$node_home/node_modules/openai" ]; then
+if command -v node >/dev/null && [ -d "$node_home/node_modules/openai" ] && [ -d "$node_home/node_modules/zod" ]; then
     echo "== OpenAI's Node client"
     # Modules are looked up beside the script.
     cp "$root/scripts/check/test_serve.mjs" "$work"
@@ -82,6 +82,9 @@ if command -v node >/dev/null && [ -d "$node_home/node_modules/openai" ]; then
     start -m "$demo" --context 512
     node "$work/test_serve.mjs" "$url"
     stop
+    start -m "$work/tools" --context 4096
+    node "$work/test_serve.mjs" "$url" --tools
+    stop
 else
-    echo "skipped: OpenAI's Node client (no node, or no node_modules/openai in \$NODE_HOME)"
+    echo "skipped: OpenAI's Node client (no node, or no openai and zod in node_modules of \$NODE_HOME)"
 fi

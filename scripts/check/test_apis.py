@@ -36,7 +36,7 @@ def main():
     test = Test(args.url, args.api_key)
     checks = [test.responses, test.responses_stream, test.responses_structured, test.responses_errors,
               test.messages, test.messages_stream, test.messages_stop, test.messages_structured, test.messages_errors,
-              test.ollama_chat, test.ollama_generate, test.ollama_models, test.ollama_errors]
+              test.ollama_chat, test.ollama_generate, test.ollama_models, test.ollama_load, test.ollama_errors]
     if args.tools:
         checks = [test.responses_tools, test.messages_tools, test.ollama_tools]
     for check in checks:
@@ -175,7 +175,12 @@ class Test:
         error = raises(ollama.ResponseError, lambda: self.ollama_ask(model="x"))
         assert error.status_code == 404 and "x" in error.error
         assert raises(ollama.ResponseError, lambda: self.ollama_ask(options={"temperature": 9})).status_code == 400
-        raises(ollama.ResponseError, lambda: list(self.ollama_ask(messages=[], stream=True)))
+        raises(ollama.ResponseError, lambda: list(self.ollama_ask(options={"temperature": 9}, stream=True)))
+
+    def ollama_load(self):
+        assert self.ollama_ask(messages=[]).done_reason == "load"
+        (line,) = self.ollama_ask(messages=[], stream=True)
+        assert line.done and line.message.content == ""
 
     def responses_tools(self):
         tool = {"type": "function", "name": "enter", "description": "Enters a room.", "parameters": SCHEMA, "strict": True}
