@@ -182,9 +182,10 @@ impl MarkedParser {
             }
             CallProgress::NotACall => {
                 let text = std::mem::take(raw);
-                self.pending.clear();
+                let at = beginning(&text, self.format.map_or("", |format| format.open.trim()));
+                self.pending = text[at..].to_owned();
                 self.state = State::Content;
-                self.release(&text, OutputPart::Content, parts);
+                self.release(&text[..at], OutputPart::Content, parts);
                 Step::Again
             }
         }
@@ -244,6 +245,15 @@ fn starts(text: &str, mark: &str, ended: bool) -> Option<bool> {
         true => Some(true),
         false if !ended && !mark.is_empty() && mark.starts_with(text) => None,
         false => Some(false),
+    }
+}
+
+/// Bytes of what `text` could have been taken for a call by: the opening mark, or a bracket and the white space before it.
+fn beginning(text: &str, open: &str) -> usize {
+    let blank = text.len() - text.trim_start().len();
+    match starts(text, open, true) {
+        Some(true) => open.len(),
+        _ => blank + text[blank..].chars().next().map_or(0, char::len_utf8),
     }
 }
 

@@ -111,7 +111,7 @@ impl NamedJsonReader {
                 self.argued |= early.is_some();
                 parts.extend(early.map(OutputPart::CallArguments));
             }
-            ("name", _) => return Some(CallProgress::NotACall),
+            ("name", _) => return Some(self.broken()),
             (key, given) if ARGUMENTS.contains(&key) => {
                 // Some models write the arguments as a string of JSON.
                 let arguments = if let Ok(Value::String(inner)) = given { inner } else { value };
