@@ -135,6 +135,7 @@ fn measure(hidden: usize, format: Format) {
             x: &x,
             tokens: 1,
             origins: &[TokenOrigin::default()],
+            meanwhile: &|| (),
         };
         let busy = edge.report().workers[0].seconds_busy;
         let start = Instant::now();

@@ -329,7 +329,16 @@ mod tests {
         let routed = Routed { ids: ids.collect(), weights: (0..tokens * k).map(|i| 0.1 + i as f32 * 0.01).collect() };
         let gate = Gate::softmax(experts, k, false);
         let act = Activation::Silu;
-        let call = MoeCall { layer: LayerIdx(0), gate: &gate, act, logits: &[], x: &x, tokens, origins: &[] };
+        let call = MoeCall {
+            layer: LayerIdx(0),
+            gate: &gate,
+            act,
+            logits: &[],
+            x: &x,
+            tokens,
+            origins: &[],
+            meanwhile: &|| (),
+        };
         let mut workspace = ExpertWorkspace::new(Arc::new(ComputeContext::new(2, false).unwrap()));
         workspace.begin(&call, &routed, layout);
         let group: Vec<_> = data.iter().enumerate().map(|(e, data)| (ExpertId(e as u16), data.as_slice())).collect();
@@ -381,7 +390,16 @@ mod tests {
         for scales_input in [false, true] {
             let gate = Gate { scales_input, ..Gate::softmax(experts, k, false) };
             let act = Activation::Silu;
-            let call = MoeCall { layer: LayerIdx(0), gate: &gate, act, logits: &[], x: &x, tokens, origins: &[] };
+            let call = MoeCall {
+                layer: LayerIdx(0),
+                gate: &gate,
+                act,
+                logits: &[],
+                x: &x,
+                tokens,
+                origins: &[],
+                meanwhile: &|| (),
+            };
             let mut workspace = ExpertWorkspace::new(Arc::new(ComputeContext::new(2, false).unwrap()));
             workspace.begin(&call, &routed, &layout);
             for group in [&[3, 1][..], &[0, 2, 4]] {

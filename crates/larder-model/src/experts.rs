@@ -23,6 +23,9 @@ pub struct MoeCall<'a> {
     /// Sequence and phase of each token. Only routing and recording look at it; empty where experts are computed whose
     /// routing is already known.
     pub origins: &'a [TokenOrigin],
+    /// Computes what the layer adds to its experts and does not depend on them. A path calls it where it would only wait,
+    /// any number of times: the first call computes, the others do nothing.
+    pub meanwhile: &'a dyn Fn(),
 }
 
 impl<'a> MoeCall<'a> {

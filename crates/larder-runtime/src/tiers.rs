@@ -161,8 +161,16 @@ fn host_seconds_per_byte(compute: &Arc<ComputeContext>, layout: &ExpertLayout, a
     let experts = vec![0x3C; (most / layout.bytes).max(2) * layout.bytes];
     let x = vec![1.0; layout.up.cols];
     let gate = Gate::softmax(1, 1, false);
-    let call =
-        MoeCall { layer: LayerIdx(0), gate: &gate, act: Activation::Silu, logits: &[], x: &x, tokens: 1, origins: &[] };
+    let call = MoeCall {
+        layer: LayerIdx(0),
+        gate: &gate,
+        act: Activation::Silu,
+        logits: &[],
+        x: &x,
+        tokens: 1,
+        origins: &[],
+        meanwhile: &|| (),
+    };
     let routed = Routed { ids: vec![ExpertId(0)], weights: vec![1.0] };
     let mut bench = ExpertWorkspace::new(compute.clone());
     let mut experts = experts.chunks_exact(layout.bytes);

@@ -152,6 +152,7 @@ impl LayerCase {
             x: &self.x,
             tokens: self.tokens,
             origins: &[],
+            meanwhile: &|| (),
         }
     }
 

@@ -59,6 +59,7 @@ impl Edge {
         while !rest.is_empty() {
             let local = self.send(call, &routed, &rest, &mut exchange)?;
             self.compute(call, &routed, &local)?;
+            (call.meanwhile)();
             let failed = self.pool.wait(call.tokens, &mut exchange, &mut sources);
             rest.retain(|wanted| failed.contains(&wanted.expert));
         }

@@ -158,6 +158,7 @@ mod tests {
             x: &x,
             tokens: 3,
             origins: &[],
+            meanwhile: &|| (),
         };
         // The first token begins with two experts of the share, the second has none, the third has two separate ones.
         let routed =

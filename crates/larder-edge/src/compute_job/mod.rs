@@ -77,6 +77,7 @@ impl ComputeJob {
             x: &self.x,
             tokens: self.states,
             origins: &[],
+            meanwhile: &|| (),
         }
     }
 }

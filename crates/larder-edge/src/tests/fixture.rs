@@ -231,7 +231,16 @@ pub fn outputs(path: &mut dyn ExpertPath, scales_input: bool) -> Result<Vec<Vec<
             let logits: Vec<f32> = (0..tokens * EXPERTS).map(|i| number(i * 3 + 1)).collect();
             let act = Activation::ClampedSwiglu { alpha: 1.7, limit: 7.0 };
             let origins = vec![TokenOrigin::default(); tokens];
-            let call = MoeCall { layer, gate: &gate, act, logits: &logits, x: &x, tokens, origins: &origins };
+            let call = MoeCall {
+                layer,
+                gate: &gate,
+                act,
+                logits: &logits,
+                x: &x,
+                tokens,
+                origins: &origins,
+                meanwhile: &|| (),
+            };
             let mut out = vec![f32::NAN; tokens * HIDDEN];
             path.forward(&call, &mut out).map_err(|e| e.to_string())?;
             all.push(out.iter().map(|v| v.to_bits()).collect());

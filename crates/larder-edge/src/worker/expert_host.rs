@@ -50,7 +50,13 @@ impl ExpertHost {
         bench.begin(&call, &job.routed, cache.layout(job.layer));
         let wanted = wanted_experts(&job.routed.ids, job.gate.experts);
         cache
-            .visit(job.layer, &wanted, &[], &mut |layout, group| bench.compute(&call, &job.routed, layout, group))
+            .visit(
+                job.layer,
+                &wanted,
+                &[],
+                &mut |layout, group| bench.compute(&call, &job.routed, layout, group),
+                &|| (),
+            )
             .map_err(|e| e.to_string())?;
         let mut rows = vec![0.0; job.terms.len() * (job.x.len() / job.states)];
         for (term, row) in job.terms.iter().zip(rows.chunks_exact_mut(job.x.len() / job.states)) {

@@ -1,5 +1,7 @@
 //! MoE layers: router, routed experts, shared expert.
 
+use std::cell::OnceCell;
+
 use candle_core::{Device, Tensor};
 use larder_core::{ExpertId, Gate, LayerIdx};
 use larder_kernels::tanh;
@@ -61,6 +63,14 @@ pub struct SharedExpert {
     pub gate: Option<Linear>,
 }
 
+/// Outputs `[tokens, hidden]` that do not depend on the routed experts.
+struct AlwaysUsed {
+    /// Of the dense MLP beside the experts.
+    beside: Option<Tensor>,
+    /// Of the shared expert.
+    shared: Option<Tensor>,
+}
+
 /// What an MoE layer gets.
 pub(crate) struct MoeInput<'a> {
     /// `[tokens, hidden]`: the residual stream.
@@ -107,9 +117,14 @@ impl Moe {
         }; // [tokens, experts]
         clock.lap(Phase::Routing, tap);
         let mut out = vec![0.0; tokens * hidden];
+        let always = OnceCell::new();
+        let meanwhile = || {
+            always.get_or_init(|| self.always(residual, x));
+        };
         let routed = with_f32(&logits, |logits| {
             with_f32(x, |x| {
-                let call = MoeCall { layer: self.layer, gate: &self.gate, act: self.act, logits, x, tokens, origins };
+                let (layer, gate, act) = (self.layer, &self.gate, self.act);
+                let call = MoeCall { layer, gate, act, logits, x, tokens, origins, meanwhile: &meanwhile };
                 match self.capacity {
                     Some(capacity) => forward_within(capacity, &call, experts, &mut out),
                     None => experts.forward(&call, &mut out),
@@ -122,14 +137,23 @@ impl Moe {
             out.iter_mut().for_each(|value| *value *= factor);
         }
         let out = Tensor::from_vec(out, (tokens, hidden), &Device::Cpu)?;
-        let out = match &self.beside {
-            Some(beside) => (beside.after_experts.forward(&out)? + beside.forward(residual)?)?,
-            None => out,
+        let always = always.into_inner().unwrap_or_else(|| self.always(residual, x))?;
+        let out = match (&self.beside, always.beside) {
+            (Some(beside), Some(dense)) => (beside.after_experts.forward(&out)? + dense)?,
+            _ => out,
         };
-        match &self.shared {
-            Some(shared) => Ok((out + shared.forward(x)?)?),
+        match always.shared {
+            Some(shared) => Ok((out + shared)?),
             None => Ok(out),
         }
+    }
+
+    /// What every token uses.
+    fn always(&self, residual: &Tensor, x: &Tensor) -> Result<AlwaysUsed> {
+        Ok(AlwaysUsed {
+            beside: self.beside.as_ref().map(|beside| beside.forward(residual)).transpose()?,
+            shared: self.shared.as_ref().map(|shared| shared.forward(x)).transpose()?,
+        })
     }
 
     /// The router logits `[tokens, experts]` of the router's input `x [tokens, hidden]`.

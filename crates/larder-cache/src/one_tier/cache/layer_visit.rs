@@ -1,4 +1,4 @@
-//! The visit of one layer: its reads begin, what is resident is computed, then what arrives.
+//! The visit of one layer: its reads begin, what is resident is computed, then other work of the layer, then what arrives.
 //!
 //! Reads never wait for the computation of other experts, except that a slot is read into after its hit has been computed.
 //! A miss that does not stay is read into a pass-through slot, which the next one gets when it has been computed. So any
@@ -41,10 +41,11 @@ impl<'a> LayerVisit<'a> {
         LayerVisit { cache, layer, row, assignment, blocked, passing, arrived, outstanding, error: None }
     }
 
-    /// Computes every expert once. After an error no wanted expert is in flight.
-    pub fn serve(mut self, compute: ComputeFn) -> Result<(), CacheError> {
+    /// Computes every expert once, and calls `meanwhile` before the first wait. After an error no wanted expert is in flight.
+    pub fn serve(mut self, compute: ComputeFn, meanwhile: &dyn Fn()) -> Result<(), CacheError> {
         self.begin_reads();
         self.compute_hits(compute);
+        let mut other_work = Some(meanwhile);
         loop {
             self.poll();
             if self.error.is_some() {
@@ -53,15 +54,21 @@ impl<'a> LayerVisit<'a> {
             match (self.outstanding, self.arrived.is_empty()) {
                 (0, _) => break,
                 (_, false) => self.compute_arrived(compute),
-                (_, true) => {
-                    let cache = &mut *self.cache;
-                    cache.filler.complete(&mut cache.waited, &mut cache.completed);
-                    assert!(!cache.completed.is_empty(), "a read is in flight");
-                    self.end_reads();
-                }
+                (_, true) => match other_work.take() {
+                    Some(meanwhile) => meanwhile(),
+                    None => self.wait(),
+                },
             }
         }
         self.error.map_or(Ok(()), Err)
+    }
+
+    /// Waits for a read.
+    fn wait(&mut self) {
+        let cache = &mut *self.cache;
+        cache.filler.complete(&mut cache.waited, &mut cache.completed);
+        assert!(!cache.completed.is_empty(), "a read is in flight");
+        self.end_reads();
     }
 
     /// Queues the reads of all misses that have not been read ahead, each as soon as it has a slot.

@@ -130,7 +130,8 @@ impl Cache {
 
     /// Hands each of `wanted` (distinct, in order of last use) to `compute` once: the resident ones first, the others as
     /// they arrive. Each is read at most once, however few slots there are.
-    /// `logits` are the router logits if the layer chose for one token, else empty.
+    /// `logits` are the router logits if the layer chose for one token, else empty. `meanwhile` is called when all that is
+    /// there has been computed and reads are under way, once at most.
     ///
     /// On an error the cache stays usable: no wanted expert is in flight and no slot is lost.
     pub fn visit(
@@ -139,6 +140,7 @@ impl Cache {
         wanted: &[WantedExpert],
         logits: &[f32],
         compute: ComputeFn,
+        meanwhile: &dyn Fn(),
     ) -> Result<(), CacheError> {
         let row = self.row(layer);
         self.settle_hot();
@@ -150,7 +152,7 @@ impl Cache {
         self.ahead.retain(|expert| expert.row != row);
         let unwanted = self.pass_through.discard(|expert| expert.row == row && assignment.misses(expert.expert));
         self.reads_ahead.unused += unwanted as u64;
-        let outcome = LayerVisit::new(self, layer, row, &assignment).serve(compute);
+        let outcome = LayerVisit::new(self, layer, row, &assignment).serve(compute, meanwhile);
         self.ledger.close(row, &mut assignment);
         self.visit.set(&assignment);
         self.assignment = assignment;

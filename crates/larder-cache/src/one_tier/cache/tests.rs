@@ -1,5 +1,6 @@
 //! Tests of the cache of one tier: every expert once with its own bytes, faults, prefetches.
 
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use larder_core::Presence;
@@ -38,13 +39,19 @@ fn visit(cache: &mut Cache, layer: u16, wanted: &[u16]) -> Result<(), CacheError
     let mut want: Vec<ExpertId> = wanted.iter().map(|e| ExpertId(*e)).collect();
     let wanted: Vec<WantedExpert> = want.iter().map(|e| WantedExpert { expert: *e, tokens: 1 }).collect();
     let mut got = Vec::new();
-    cache.visit(layer, &wanted, &[], &mut |layout, group| {
-        for (expert, data) in group {
-            assert_eq!(data.len(), layout.bytes);
-            assert!(data.iter().all(|b| *b == fill_byte(layer, *expert)), "wrong bytes for {expert} of {layer}");
-            got.push(*expert);
-        }
-    })?;
+    cache.visit(
+        layer,
+        &wanted,
+        &[],
+        &mut |layout, group| {
+            for (expert, data) in group {
+                assert_eq!(data.len(), layout.bytes);
+                assert!(data.iter().all(|b| *b == fill_byte(layer, *expert)), "wrong bytes for {expert} of {layer}");
+                got.push(*expert);
+            }
+        },
+        &|| (),
+    )?;
     got.sort();
     want.sort();
     assert_eq!(got, want);
@@ -219,6 +226,32 @@ fn hits_are_computed_before_other_experts_are_read_into_their_slots() {
         visit(&mut cache, 1, &[round % 3, 3, (round + 1) % 3, 4, (round + 2) % 3, 5]).unwrap();
         assert_eq!(cache.traffic().counts.hits, 3);
     }
+}
+
+#[test]
+fn other_work_is_done_once_between_the_hits_and_the_first_wait() {
+    let (mut cache, _) = cache(4, CacheScope::Layer, |reader| reader);
+    let events = RefCell::new(String::new());
+    let mut events_of = |wanted: &[u16]| {
+        let wanted: Vec<_> = wanted.iter().map(|e| WantedExpert { expert: ExpertId(*e), tokens: 1 }).collect();
+        let mut compute = |_: &ExpertLayout, group: &[(ExpertId, &[u8])]| {
+            group.iter().for_each(|(expert, _)| *events.borrow_mut() += &expert.0.to_string());
+        };
+        cache.visit(LayerIdx(0), &wanted, &[], &mut compute, &|| *events.borrow_mut() += "w").unwrap();
+        events.take()
+    };
+    let mut overlapped = 0;
+    for _ in 0..20 {
+        for (others, misses) in [([0, 1], [2, 3]), ([2, 3], [4, 5]), ([4, 5], [0, 1])] {
+            events_of(&others);
+            assert!(!events_of(&others).contains('w'), "nothing is read");
+            let events = events_of(&[misses[0], others[0], misses[1], others[1]]);
+            assert_eq!(events.replace('w', "").len(), 4);
+            overlapped += u32::from(events.contains('w'));
+            assert!(events.matches('w').count() <= 1 && events.find('w').is_none_or(|at| at >= 2), "{events}");
+        }
+    }
+    assert!(overlapped > 5, "{overlapped} of 60 visits");
 }
 
 fn residents(cache: &Cache, row: usize) -> Vec<usize> {
