@@ -5,7 +5,7 @@ use std::error::Error;
 use std::io::Write;
 use std::path::Path;
 
-use larder_engine::{Listener, Request, Sampler, Sampling, StopMatcher, generate};
+use larder_engine::{Listener, Request, Sampler, Sampling, Speculation, StopMatcher, generate};
 use larder_runtime::{
     CacheOptions, CacheSize, EngineExperts, InferenceEngine, ModelOptions, Notices, OpenModel, Options,
 };
@@ -30,8 +30,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let cache = CacheOptions { size: CacheSize::ExpertsPerLayer(16), ..Default::default() };
     let mut engine = InferenceEngine::start(&model, &Options { context: 256, cache, ..Default::default() })?;
     let (sampler, stop) = (Sampler::new(Sampling::default(), 0)?, StopMatcher::new(vec![])?);
+    let speculation = Speculation::Auto;
     let eos = &model.generation()?.eos;
-    let request = Request { prompt: &prompt, sampler, grammar: None, shown: &[], eos, stop, max_tokens: 40 };
+    let request =
+        Request { prompt: &prompt, sampler, grammar: None, shown: &[], eos, stop, max_tokens: 40, speculation };
     let generated = generate(&mut engine.session(), &text.tokenizer, request, &mut Printer)?;
     let hits = engine.experts.traffic().map_or(1.0, |traffic| traffic.hit_rate());
     println!("\n[{} tokens, {:.0} % cache hits]", generated.ids.len(), 100.0 * hits);

@@ -4,12 +4,13 @@ use std::time::{Duration, Instant};
 
 use larder_model::{ExpertPath, ModelError, Tap};
 
+use crate::decode::{Decoding, StepStats, forward};
 use crate::grammar::Grammar;
 use crate::sampler::{Sampler, SamplerError};
 use crate::session::Session;
+use crate::speculation::{DraftCounts, Speculation};
 use crate::text::StopMatcher;
 use crate::text::Tokenizer;
-use crate::times::PhaseTimes;
 use crate::token_input::TokenInput;
 use crate::writer::{FinishReason, Writer};
 
@@ -22,6 +23,8 @@ pub struct Generated {
     pub finish: FinishReason,
     /// How often older tokens were dropped, because the context was full.
     pub shifts: usize,
+    /// Tokens that were drafted.
+    pub drafts: DraftCounts,
     /// Time of the prefill.
     pub prefill_time: Duration,
     /// Time from the end of the prefill to the end of the generation.
@@ -55,17 +58,8 @@ pub struct Request<'a> {
     pub stop: StopMatcher,
     /// Maximum number of tokens to generate.
     pub max_tokens: usize,
-}
-
-/// A finished step: the prefill of the prompt, or the decode of one token.
-#[derive(Clone, Copy, Debug)]
-pub struct StepStats {
-    /// Tokens computed in the step.
-    pub tokens: usize,
-    /// Wall-clock time of the step.
-    pub time: Duration,
-    /// Time per phase.
-    pub times: PhaseTimes,
+    /// How tokens are drafted, which changes no token of the text where routing is lossless.
+    pub speculation: Speculation,
 }
 
 /// Receives the text and the steps of a generation.
@@ -98,63 +92,76 @@ pub fn generate<P: ExpertPath>(
     request: Request,
     listener: &mut dyn Listener<P>,
 ) -> Result<Generated, GenerateError> {
-    let Request { prompt, sampler, grammar, shown, eos, stop, max_tokens } = request;
+    let Request { prompt, sampler, grammar, shown, eos, stop, max_tokens, speculation } = request;
     let start = Instant::now();
-    let (outcome, step) = forward(session, &TokenInput::prompt(prompt), &mut WhileWanted(&mut *listener));
-    let mut logits = match outcome {
+    let (logits, stats) = forward(session, &TokenInput::prompt(prompt), &mut WhileWanted(&mut *listener));
+    let logits = match logits {
         Err(ModelError::Cancelled) => return Ok(Generated::cancelled(start.elapsed())),
         other => other?,
     };
-    listener.step(&step, session.experts());
+    listener.step(&stats, session.experts());
     let prefill_time = start.elapsed();
 
     let text = tokenizer.detokenizer(true).showing(shown);
     let mut writer = Writer::new(sampler, stop, text, eos, max_tokens).with_grammar(grammar);
+    let mut decoding = Decoding::new(session, logits, speculation);
     let (mut ids, mut shifts) = (Vec::new(), 0);
     let finish = loop {
         if writer.is_full() {
             break FinishReason::Length;
         }
-        let token = writer.write(&mut logits, session.sequence())?;
+        let token = decoding.write(&mut writer)?;
         ids.push(token.id);
         if !token.piece.is_empty() && !listener.text(&token.piece) {
             break FinishReason::Cancelled;
         }
-        let next = [token.id];
-        let input = TokenInput::decode(&next);
-        let (outcome, step) = match token.finish {
-            None => forward(session, &input, &mut ()),
-            Some(FinishReason::Context) if shift(session, &mut writer, listener)? => {
+        if token.finish.is_none() && decoding.confirm(token.id) {
+            continue;
+        }
+        settle(&mut decoding, listener);
+        let room = writer.remaining().saturating_sub(1);
+        let computed = match token.finish {
+            None => decoding.next(token.id, room, &mut ()),
+            Some(FinishReason::Context) if shift(&mut decoding, &mut writer, listener)? => {
                 shifts += 1;
-                forward(session, &input, &mut WhileWanted(&mut *listener))
+                decoding.next(token.id, room, &mut WhileWanted(&mut *listener))
             }
             Some(finish) => break finish,
         };
-        logits = match outcome {
+        match computed {
             Err(ModelError::Cancelled) => break FinishReason::Cancelled,
             other => other?,
-        };
-        listener.step(&step, session.experts());
+        }
     };
+    settle(&mut decoding, listener);
     if finish != FinishReason::Cancelled {
         let rest = writer.finish();
         if !rest.is_empty() {
             listener.text(&rest);
         }
     }
-    Ok(Generated { ids, finish, shifts, prefill_time, decode_time: start.elapsed() - prefill_time })
+    let (drafts, decode_time) = (decoding.draft_counts(), start.elapsed() - prefill_time);
+    Ok(Generated { ids, finish, shifts, drafts, prefill_time, decode_time })
+}
+
+/// Ends a step and reports it.
+fn settle<P: ExpertPath>(decoding: &mut Decoding<P>, listener: &mut dyn Listener<P>) {
+    if let Some(stats) = decoding.settle() {
+        listener.step(&stats, decoding.session.experts());
+    }
 }
 
 /// Makes room in the context if the listener wants to go on; false if the text ends there.
 fn shift<P: ExpertPath>(
-    session: &mut Session<P>,
+    decoding: &mut Decoding<P>,
     writer: &mut Writer,
     listener: &mut dyn Listener<P>,
 ) -> Result<bool, ModelError> {
     let Some(keep) = listener.context_full() else { return Ok(false) };
-    let dropped = session.shift(keep)?;
-    dropped.into_iter().for_each(|dropped| writer.shifted(keep, dropped));
-    Ok(dropped.is_some())
+    let Some(dropped) = decoding.session.shift(keep)? else { return Ok(false) };
+    writer.shifted(keep, dropped);
+    decoding.shifted();
+    Ok(true)
 }
 
 impl Generated {
@@ -164,6 +171,7 @@ impl Generated {
             ids: Vec::new(),
             finish: FinishReason::Cancelled,
             shifts: 0,
+            drafts: DraftCounts::default(),
             prefill_time,
             decode_time: Duration::ZERO,
         }
@@ -177,15 +185,4 @@ impl<P> Tap for WhileWanted<'_, P> {
     fn wants_more(&mut self) -> bool {
         self.0.wants_more()
     }
-}
-
-/// Computes `input`, and how long that took.
-fn forward<P: ExpertPath>(
-    session: &mut Session<P>,
-    input: &TokenInput,
-    tap: &mut dyn Tap,
-) -> (Result<Vec<f32>, ModelError>, StepStats) {
-    let (start, before) = (Instant::now(), session.times());
-    let logits = session.forward(input, tap);
-    (logits, StepStats { tokens: input.tokens.len(), time: start.elapsed(), times: session.times() - before })
 }

@@ -5,7 +5,8 @@
 //! - Generation: a [`Session`] is a [`Sequence`] (tokens with their KV cache) with a decoder and an expert path;
 //!   [`step()`] computes pending tokens of any number of sequences. [`generate()`] runs prefill and decode of one session;
 //!   a [`Writer`] draws tokens with a [`Sampler`] and turns them into text; a [`Listener`] is told. A [`Grammar`] leaves only
-//!   tokens with which the text keeps to a [`TextFormat`] (structured output).
+//!   tokens with which the text keeps to a [`TextFormat`] (structured output). [`Speculation`] draft tokens tokens, so that one step
+//!   computes several.
 //! - Expert paths: [`StreamingPath`] takes experts from a cache in main memory, [`TieredPath`] from device memory and
 //!   main memory; both are a [`CachedPath`] and route by a [`Routing`]. A [`Recorder`] collects a trace of the routing.
 //! - Chats: a [`ChatFormat`] knows how a model marks reasoning and tool calls; its [`OutputParser`] separates them. A [`ContextFull`]
@@ -33,6 +34,7 @@
 mod calibration;
 mod chat_output;
 mod context;
+mod decode;
 mod evictor_file;
 mod generate;
 mod grammar;
@@ -42,6 +44,7 @@ mod sampler;
 mod saved_sequence;
 mod sequence;
 mod session;
+mod speculation;
 mod step;
 mod template;
 mod text;
@@ -52,8 +55,9 @@ mod writer;
 pub use calibration::Calibration;
 pub use chat_output::{AnswerRules, ChatFormat, ForcedCalls, OutputParser, OutputPart, ToolSchema};
 pub use context::{ContextFull, DialogueTurns, answer_room, kept_tokens};
+pub use decode::StepStats;
 pub use evictor_file::{EVICTOR_BYTES_MAX, EVICTOR_FILE, SidecarError, evictor_arrays, evictor_from_bytes};
-pub use generate::{GenerateError, Generated, Listener, Request, StepStats, generate};
+pub use generate::{GenerateError, Generated, Listener, Request, generate};
 pub use grammar::{Grammar, GrammarCompiler, GrammarError, TextFormat};
 pub use paths::{CachedPath, DeviceExpertsDouble, Recorder, Routing, StreamingPath, TieredPath};
 pub use rng::Xoshiro256;
@@ -61,6 +65,7 @@ pub use sampler::{Sampler, SamplerError, Sampling};
 pub use saved_sequence::{SAVED_NOTE_BYTES_MAX, SavedHead, SavedSequenceError, SequenceOrigin};
 pub use sequence::Sequence;
 pub use session::Session;
+pub use speculation::{DRAFT_MAX, DraftCounts, Speculation, SpeculationError};
 pub use step::{StepPart, step};
 pub use template::{ChatInput, ChatTemplate, Moment, TemplateError};
 pub use text::{

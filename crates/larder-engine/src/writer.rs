@@ -3,7 +3,6 @@
 
 use crate::grammar::Grammar;
 use crate::sampler::{Sampler, SamplerError};
-use crate::sequence::Sequence;
 use crate::text::Detokenizer;
 use crate::text::StopMatcher;
 
@@ -62,6 +61,11 @@ impl<'a> Writer<'a> {
         self.written >= self.max_tokens
     }
 
+    /// Tokens that may still be written.
+    pub fn remaining(&self) -> usize {
+        self.max_tokens - self.written
+    }
+
     /// Tokens written so far, an end-of-text token included.
     pub fn written(&self) -> usize {
         self.written
@@ -72,12 +76,13 @@ impl<'a> Writer<'a> {
         self.stop.stopped()
     }
 
-    /// Writes the next token. `logits` are those of the last token of `sequence`; they are changed.
-    pub fn write(&mut self, logits: &mut [f32], sequence: &Sequence) -> Result<WrittenToken, SamplerError> {
+    /// Writes the next token. `logits` are those of the last of `tokens`, which are all before it; they are changed. The context
+    /// has `room` for more.
+    pub fn write(&mut self, logits: &mut [f32], tokens: &[u32], room: usize) -> Result<WrittenToken, SamplerError> {
         let forced = self.grammar.as_mut().map_or(Ok(None), |grammar| grammar.mask(logits))?;
         let id = match forced {
             Some(id) => id,
-            None => self.sampler.sample(logits, sequence.tokens())?,
+            None => self.sampler.sample(logits, tokens)?,
         };
         self.written += 1;
         if self.eos.contains(&id) {
@@ -90,7 +95,7 @@ impl<'a> Writer<'a> {
             _ if self.stop.stopped().is_some() => Some(FinishReason::StopString),
             _ if self.grammar.as_ref().is_some_and(Grammar::is_complete) => Some(FinishReason::EndOfText),
             _ if self.is_full() => Some(FinishReason::Length),
-            _ if sequence.remaining() == 0 => Some(FinishReason::Context),
+            _ if room == 0 => Some(FinishReason::Context),
             _ => None,
         };
         Ok(WrittenToken { id, piece, finish })

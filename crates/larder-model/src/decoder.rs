@@ -19,7 +19,7 @@ use crate::nn::{
     Activation, ForwardPass, KvCache, KvPool, Mixer, MoeInput, Norm, Rope, RopeTable, SpanPositions, step_memory,
 };
 use crate::read_ahead::ReadAhead;
-use crate::stack::{CrossAttention, Ffn, Stack};
+use crate::stack::{CrossAttention, Ffn, Layer, Stack};
 use crate::step::{LayerStates, Span};
 use crate::tap::{Phase, PhaseClock, Tap};
 use crate::text_config::text_config;
@@ -102,6 +102,12 @@ impl Decoder {
             Ffn::Moe(moe) => Some((moe.layer, &moe.gate, moe.act)),
             Ffn::Dense(_) => None,
         })
+    }
+
+    /// Whether a sequence can go back a few tokens without computing any again: there is neither an encoder nor a recurrent state.
+    pub fn rewinds_freely(&self) -> bool {
+        let recurrent = |layer: &Layer| layer.mixer.layer_shape().recurrent.is_some();
+        self.stack.encoder.is_none() && !self.stack.layers.iter().any(recurrent)
     }
 
     /// The embedding of the decoder.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use larder_cache::{Cache, CacheScope, SlotSupply, pass_through_slots};
 use larder_core::{CheckpointPolicy, Gate};
-use larder_engine::{Recorder, Routing, Session, StreamingPath};
+use larder_engine::{DRAFT_MAX, Recorder, Routing, Session, Speculation, StreamingPath};
 use larder_model::{AllResident, ComputeContext, Decoder, KvFormat};
 use larder_policy::eviction::{CacheShape, PolicyInputs};
 use larder_store::Store;
@@ -54,6 +54,7 @@ pub struct InferenceEngine {
 impl InferenceEngine {
     /// Starts a model: decides the memory plan and sends it as a notice, allocates the slots, loads the resident weights.
     pub fn start(model: &OpenModel, options: &Options) -> Result<Self> {
+        check_speculation(options)?;
         let policy_inputs = policy_inputs(&options.cache.eviction, model, options.cache.evictor.as_deref())?;
         model.store().iter().for_each(|store| store.set_check_reads(options.cache.check_reads));
         // The GPU is opened first, because its driver allocates memory.
@@ -261,6 +262,7 @@ pub fn plan_inputs<'a>(model: &'a OpenModel, options: &Options) -> Result<PlanIn
         scratch_slots: options.cache.scratch,
         context,
         sequences: options.sequences,
+        drafts: if options.speculation == Speculation::Off { 0 } else { DRAFT_MAX },
         kv_limit_bytes: options.kv_limit_bytes,
         kv_format: kv_format_of(model, options)?,
         kv_checkpoints: CheckpointPolicy::default(),
@@ -274,6 +276,23 @@ pub fn plan_inputs<'a>(model: &'a OpenModel, options: &Options) -> Result<PlanIn
         on_gpu: false,
     };
     Ok(PlanInputs { prefill_tokens: prefill_tokens(&inputs, options), ..inputs })
+}
+
+/// Refuses speculation that was asked for where rejected tokens would change the text or the trace.
+fn check_speculation(options: &Options) -> Result<()> {
+    let Options { speculation: asked @ Speculation::Lookup, .. } = options else { return Ok(()) };
+    if !options.routing.is_lossless() {
+        let (speculate, routing) = (Setting::Speculate, Setting::Routing);
+        bail!(
+            "{speculate} {asked} cannot be used with {routing} {}: rejected draft tokens would change the text",
+            options.routing
+        );
+    }
+    if options.trace.is_some() {
+        let (speculate, trace) = (Setting::Speculate, Setting::Trace);
+        bail!("{speculate} {asked} cannot be used with {trace}, which would have the experts of rejected draft tokens");
+    }
+    Ok(())
 }
 
 /// The format of the KV cache: f16 costs no quality beside quantised weights; with float weights it stays exact.

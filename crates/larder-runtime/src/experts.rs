@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use larder_cache::{ExpertUses, Traffic, Visit};
 use larder_core::{Gate, LayerIdx};
-use larder_engine::{CachedPath, Recorder, Routing, StreamingPath, TieredPath};
+use larder_engine::{CachedPath, Recorder, Routing, Speculation, StreamingPath, TieredPath};
 use larder_model::{AllResident, Decoder, ExpertPath, ModelError, MoeCall, Routed, wanted_experts};
 use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
@@ -137,6 +137,13 @@ impl EngineExperts {
                 Some(("edge", report.summary(), json))
             }
         }
+    }
+
+    /// How tokens may be drafted, if they shall be as in `asked`: not where rejected tokens would be recorded, or change later choices
+    /// of experts.
+    pub fn speculation(&self, asked: Speculation) -> Speculation {
+        let lossless = self.routing().is_none_or(Routing::is_lossless);
+        if lossless && self.recorder.is_none() { asked } else { Speculation::Off }
     }
 
     /// Replaces the routing, if there is a cache.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use larder_core::CacheScope;
+use larder_engine::Speculation;
 use larder_kernels::performance_cores;
 use larder_model::KvFormat;
 use larder_policy::eviction::EvictionSpec;
@@ -50,6 +51,9 @@ pub struct Options {
     pub cache: CacheOptions,
     /// How each token's experts are chosen.
     pub routing: RoutingSpec,
+    /// How tokens are drafted; no more than [`EngineExperts::speculation`](crate::EngineExperts::speculation) allows. The memory
+    /// plan counts their logits.
+    pub speculation: Speculation,
     /// Where the routing is recorded, if it is.
     pub trace: Option<TraceOptions>,
     /// Threads, precision and memory of the CPU.
@@ -73,6 +77,7 @@ impl Default for Options {
             prefill_tokens: None,
             cache: CacheOptions::default(),
             routing: RoutingSpec::default(),
+            speculation: Speculation::Off,
             trace: None,
             compute: ComputeOptions::default(),
             device: DeviceOptions::default(),
@@ -245,6 +250,10 @@ pub enum Setting {
     HotSet,
     /// [`Options::routing`].
     Routing,
+    /// [`Options::speculation`].
+    Speculate,
+    /// [`Options::trace`].
+    Trace,
     /// [`ComputeOptions::threads`].
     Threads,
     /// [`ComputeOptions::exact`].
@@ -276,6 +285,8 @@ impl fmt::Display for Setting {
             Setting::Preload => "--preload",
             Setting::HotSet => "--hot-set",
             Setting::Routing => "--routing",
+            Setting::Speculate => "--speculate",
+            Setting::Trace => "--trace",
             Setting::Threads => "--threads",
             Setting::Exact => "--exact",
             Setting::Kv => "--kv q8_0",

@@ -271,10 +271,12 @@ impl<'m> ActiveRequest<'m> {
         }
         let before = self.logprobs.map(|top| (top, self.logits.clone()));
         let failed = |error: &dyn std::error::Error| ApiError::engine_failed(error.to_string());
-        let token = self.writer.write(&mut self.logits, &self.sequence).map_err(|error| match error {
-            SamplerError::Grammar(_) => ApiError::grammar_failed(error.to_string()),
-            _ => failed(&error),
-        })?;
+        let token = self.writer.write(&mut self.logits, self.sequence.tokens(), self.sequence.remaining()).map_err(
+            |error| match error {
+                SamplerError::Grammar(_) => ApiError::grammar_failed(error.to_string()),
+                _ => failed(&error),
+            },
+        )?;
         let now = Instant::now();
         let new =
             NewToken { after: now - self.last_token.unwrap_or(self.received), is_first: self.first_token.is_none() };

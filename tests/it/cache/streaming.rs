@@ -71,7 +71,8 @@ fn g1_streamed_logits_are_those_of_all_experts_in_memory() {
 fn g1_is_not_vacuous() {
     let dir = tempfile::tempdir().unwrap();
     let store = store_of(&fixture("golden/olmoe"), dir.path());
-    let base = ["run", "-m", text(&store), "-p", "the ducks", "-n", "40", "--ignore-eos", "--json"];
+    let base =
+        ["run", "-m", text(&store), "-p", "the ducks", "-n", "40", "--ignore-eos", "--json", "--speculate", "off"];
     let cache = |flags: &[&str]| -> Value {
         let json: Value = serde_json::from_str(&larder_ok(&[&base[..], flags].concat())).unwrap();
         json["decode"]["cache"].clone()
@@ -207,7 +208,8 @@ fn telemetry_has_a_line_for_each_step_and_adds_up() {
     let dir = tempfile::tempdir().unwrap();
     let store = store_of(&fixture("golden/olmoe"), dir.path());
     let file = dir.path().join("telemetry.csv");
-    let base = ["run", "-m", text(&store), "-p", "the ducks", "-n", "20", "--ignore-eos", "--json"];
+    let base =
+        ["run", "-m", text(&store), "-p", "the ducks", "-n", "20", "--ignore-eos", "--json", "--speculate", "off"];
     let flags = ["--cache-experts", "2", "--force", "--telemetry", text(&file)];
     let json: Value = serde_json::from_str(&larder_ok(&[&base[..], &flags].concat())).unwrap();
     let csv = std::fs::read_to_string(&file).unwrap();
@@ -244,7 +246,13 @@ fn g2_writing_more_tokens_allocates_nothing_of_an_experts_size() {
             // Both runs stay within the first page of the KV cache.
             let base = ["run", "-m", text(&store), "-p", "the ducks", "-n", tokens, "--ignore-eos", "--context", "100"];
             let mut command = Command::new(env!("CARGO_BIN_EXE_larder-under-test"));
-            let output = command.args(base).args(flags).env("LARDER_COUNT_FROM", expert.to_string()).output().unwrap();
+            let output = command
+                .args(base)
+                .args(["--speculate", "off"])
+                .args(flags)
+                .env("LARDER_COUNT_FROM", expert.to_string())
+                .output()
+                .unwrap();
             let said = String::from_utf8(output.stderr).unwrap();
             assert!(output.status.success(), "{said}");
             said.lines().find_map(|l| l.strip_prefix("allocations: ")).unwrap().parse().unwrap()

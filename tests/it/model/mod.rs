@@ -9,3 +9,4 @@ mod pieces;
 mod ragged;
 mod rewind;
 mod saved;
+mod speculation;

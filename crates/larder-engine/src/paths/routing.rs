@@ -26,6 +26,11 @@ impl Routing {
         Routing { lossy: Some(Lossy { router, meter, quality, chosen, weights }) }
     }
 
+    /// Whether the choices are the model's own.
+    pub fn is_lossless(&self) -> bool {
+        self.lossy.is_none()
+    }
+
     /// Chooses the experts and weights of every token of a call to the layer of `row`.
     pub fn route(&mut self, call: &MoeCall, row: MoeRow, residency: &dyn Residency) -> Routed {
         match &mut self.lossy {

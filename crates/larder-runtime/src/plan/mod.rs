@@ -45,6 +45,8 @@ pub struct PlanInputs<'a> {
     pub context: usize,
     /// Number of sequences with a KV cache of that size.
     pub sequences: usize,
+    /// The most tokens that are drafted in a step of one sequence.
+    pub drafts: usize,
     /// The most bytes of KV cache of all sequences; `None` for as many as all contexts need.
     pub kv_limit_bytes: Option<u64>,
     /// Number format of the KV cache.
@@ -128,7 +130,10 @@ impl PlanInputs<'_> {
         // Rows of no other format are widened.
         let width = if self.kv_format == KvFormat::Q8_0 { self.blueprint.sequence_memory.values_per_token } else { 0 };
         let scores = attention_scratch_bytes(self.context, width);
-        let logits = (3 * self.sequences).saturating_mul(self.blueprint.vocab).saturating_mul(size_of::<f32>());
+        // The draft tokens of one sequence are computed at a time, and their logits copied once.
+        let logits = (3 * self.sequences + 2 * self.drafts)
+            .saturating_mul(self.blueprint.vocab)
+            .saturating_mul(size_of::<f32>());
         let fixed = scores.saturating_mul(self.threads).saturating_add(logits) as u64;
         self.blueprint.step_memory.bytes(self.prefill_tokens).saturating_add(fixed)
     }

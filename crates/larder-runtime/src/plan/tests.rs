@@ -39,6 +39,7 @@ pub fn inputs(blueprint: &Blueprint, available: Option<u64>) -> PlanInputs<'_> {
         context: 1024,
         kv_checkpoints: CheckpointPolicy::default(),
         sequences: 1,
+        drafts: 0,
         kv_limit_bytes: None,
         prefill_tokens: 1,
         threads: 1,

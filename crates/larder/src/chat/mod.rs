@@ -48,7 +48,7 @@ pub fn run(args: ChatArgs) -> Result<()> {
     let generation = model.generation()?;
     let context = args.context.min(model.blueprint.context);
     let prompt_bytes = text.tokenizer.longest_text(context);
-    let options = Options { prompt_bytes, ..args.hot_set.set(args.engine.options(args.context)) };
+    let options = Options { prompt_bytes, ..args.speculate.set(args.hot_set.set(args.engine.options(args.context))) };
     let mut engine = InferenceEngine::start(&model, &options)?;
     let session_file = match args.session {
         Some(path) => Some(SessionFile::open(path, &model, &options, &engine)?),
@@ -74,7 +74,9 @@ pub fn run(args: ChatArgs) -> Result<()> {
     let session = Session::resume(&engine.decoder, &mut engine.experts, sequence);
     let session = session.with_prefill_tokens(engine.prefill_tokens);
     let mut chat = ChatSession {
-        sequence: ChatSequence::new(session, &text, &generation.eos, stop, context).continuing(transcript),
+        sequence: ChatSequence::new(session, &text, &generation.eos, stop, context)
+            .speculating(options.speculation)
+            .continuing(transcript),
         session_file,
         model: &model,
         evictor: args.engine.cache.evictor.clone(),

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use larder_cache::Traffic;
 use larder_engine::{
     ChatFormat, ContextFull, DialogueTurns, FinishReason, Listener, OutputParser, OutputPart, Request, Sampler,
-    Session, StepStats, StopMatcher, TokenInput, Tokenizer, answer_room, generate, kept_tokens,
+    Session, Speculation, StepStats, StopMatcher, TokenInput, Tokenizer, answer_room, generate, kept_tokens,
 };
 use larder_model::{LogitsFor, ModelError, Tap};
 use larder_runtime::{EngineExperts, TextCodec};
@@ -27,6 +27,7 @@ pub struct ChatSequence<'a> {
     eos: &'a [u32],
     stop: StopMatcher,
     context: usize,
+    speculation: Speculation,
     /// That of the last prompt and answer, if known.
     transcript: Option<Transcript>,
     /// Number of answers so far; each gets a seed of its own.
@@ -81,7 +82,22 @@ impl<'a> ChatSequence<'a> {
     ) -> Self {
         let plain = ChatFormat::plain;
         let format = text.template.as_ref().map_or_else(plain, |t| ChatFormat::of_template(t, &text.tokenizer));
-        ChatSequence { session, text, format, eos, stop, context, transcript: None, answers: 0 }
+        ChatSequence {
+            session,
+            text,
+            format,
+            eos,
+            stop,
+            context,
+            speculation: Speculation::Off,
+            transcript: None,
+            answers: 0,
+        }
+    }
+
+    /// The same, which drafts tokens.
+    pub fn speculating(self, speculation: Speculation) -> Self {
+        ChatSequence { speculation, ..self }
     }
 
     /// The same, whose last prompt and answer are those of a transcript.
@@ -140,6 +156,7 @@ impl<'a> ChatSequence<'a> {
             stop: self.stop.clone(),
             // Shifts have no end of their own.
             max_tokens: settings.max_tokens.unwrap_or(if keep.is_some() { self.context } else { usize::MAX }),
+            speculation: self.session.experts().speculation(self.speculation),
         };
         let made = generate(&mut self.session, tokenizer, request, &mut writer)?;
         if made.finish == FinishReason::Cancelled && made.ids.is_empty() {

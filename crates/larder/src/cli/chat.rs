@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use larder_engine::ContextFull;
 
-use super::{EngineFlags, HotSetFlags, SamplingFlags, at_least_one, context_full, heading};
+use super::{EngineFlags, HotSetFlags, SamplingFlags, SpeculateFlags, at_least_one, context_full, heading};
 use crate::models::default_model;
 
 /// Chat with a model in the terminal
@@ -39,6 +39,8 @@ pub struct ChatArgs {
     pub engine: EngineFlags,
     #[command(flatten)]
     pub hot_set: HotSetFlags,
+    #[command(flatten)]
+    pub speculate: SpeculateFlags,
     /// How to show the model's reasoning (default: dim on a terminal, else off)
     #[arg(long, value_name = "HOW", help_heading = heading::OUTPUT)]
     pub thinking: Option<ThinkingFlag>,

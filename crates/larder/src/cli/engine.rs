@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use larder_cache::CacheScope;
+use larder_engine::Speculation;
 use larder_model::KvFormat;
 use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
@@ -45,7 +46,6 @@ where
 }
 
 /// Of commands that record no trace.
-#[cfg(feature = "serve")]
 pub type UntracedFlags = EngineFlags<SizeFlags, RoutingFlags, NoFlags>;
 /// Of commands that choose the routing strategy themselves.
 pub type FixedRoutingFlags = EngineFlags<SizeFlags, NoFlags, NoFlags>;
@@ -162,6 +162,15 @@ pub struct HotSetFlags {
     /// Keep which experts are used most, beside the store, and read them while no prompt is there: auto or off
     #[arg(long, value_name = "WHEN", default_value = "auto", hide_possible_values = true, help_heading = heading::CACHE)]
     pub hot_set: HotSetFlag,
+}
+
+/// Speculation, of commands that generate text for people.
+#[derive(Args, Clone, Copy)]
+pub struct SpeculateFlags {
+    /// Speculative decoding, which leaves the text the same: tokens that followed the same words earlier are the draft (prompt
+    /// lookup), and are computed in one step. Off, lookup, or auto: lookup while it saves time
+    #[arg(long, value_name = "HOW", default_value_t = Speculation::Auto, help_heading = heading::PERFORMANCE)]
+    pub speculate: Speculation,
 }
 
 /// When the hot set is used.

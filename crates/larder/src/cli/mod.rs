@@ -27,7 +27,7 @@ pub mod serve;
 pub mod train;
 
 pub use chat::ThinkingFlag;
-pub use engine::{EngineFlags, HotSetFlags, ScopeFlag};
+pub use engine::{EngineFlags, HotSetFlags, ScopeFlag, SpeculateFlags};
 pub use format::FormatFlags;
 use output::OutputFile;
 
@@ -270,7 +270,9 @@ pub struct RunArgs {
     pub engine: EngineFlags,
     #[command(flatten)]
     pub hot_set: HotSetFlags,
-    /// Write times and cache counters of each token to FILE (CSV)
+    #[command(flatten)]
+    pub speculate: SpeculateFlags,
+    /// Write times and cache counters of each step, which computes a token or several, to FILE (CSV)
     #[arg(long, value_name = "FILE", help_heading = heading::OUTPUT)]
     pub telemetry: Option<OutputFile>,
     /// Print one JSON object instead of the text

@@ -7,6 +7,7 @@ use larder_runtime::{
 use super::device::{DeviceFlag, DeviceFlags};
 use super::engine::{
     CacheFlags, EngineFlags, HotSetFlag, HotSetFlags, PerformanceFlags, PlaceFlags, RecordFlags, SizeFlags,
+    SpeculateFlags,
 };
 
 impl EngineFlags {
@@ -72,6 +73,13 @@ impl HotSetFlags {
     pub fn set(self, options: Options) -> Options {
         let cache = CacheOptions { hot_set: self.hot_set == HotSetFlag::Auto, ..options.cache };
         Options { cache, ..options }
+    }
+}
+
+impl SpeculateFlags {
+    /// `options` with the setting of these flags.
+    pub fn set(self, options: Options) -> Options {
+        Options { speculation: self.speculate, ..options }
     }
 }
 

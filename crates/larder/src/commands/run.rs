@@ -4,8 +4,8 @@ use std::io::Write;
 
 use anyhow::{Context, Result, bail};
 use larder_engine::{
-    ChatInput, FinishReason, Generated, Grammar, GrammarCompiler, Listener, Request, Routing, Sampler, StepStats,
-    StopMatcher, TextFormat, generate,
+    ChatInput, DraftCounts, FinishReason, Generated, Grammar, GrammarCompiler, Listener, Request, Routing, Sampler,
+    StepStats, StopMatcher, TextFormat, generate,
 };
 use larder_runtime::machine::memory;
 use larder_runtime::{EngineExperts, InferenceEngine, TextCodec};
@@ -32,10 +32,13 @@ pub fn run(args: RunArgs) -> Result<()> {
 
     let mut telemetry = Telemetry::new(args.telemetry.as_deref())?;
     let context = args.context.unwrap_or(prompt.len().saturating_add(args.max_tokens));
-    let mut engine = InferenceEngine::start(&model, &args.hot_set.set(args.engine.options(context)))?;
+    let options = args.speculate.set(args.hot_set.set(args.engine.options(context)));
+    let mut engine = InferenceEngine::start(&model, &options)?;
     let plan = std::mem::take(&mut engine.plan);
     let mut session = engine.session();
-    let request = Request { prompt: &prompt, sampler, grammar, shown: &[], eos, stop, max_tokens: args.max_tokens };
+    let speculation = session.experts().speculation(options.speculation);
+    let max_tokens = args.max_tokens;
+    let request = Request { prompt: &prompt, sampler, grammar, shown: &[], eos, stop, max_tokens, speculation };
     let mut printer = TextPrinter { text: String::new(), silent: args.json, closed: false, telemetry: &mut telemetry };
     let written = generate(&mut session, &text.tokenizer, request, &mut printer)?;
     let (all, closed) = (printer.text, printer.closed);
@@ -128,8 +131,10 @@ fn footer(prompt: usize, written: &Generated, telemetry: &Telemetry, streaming: 
         FinishReason::Length => "; stopped at --max-tokens",
         FinishReason::Context => "; stopped: context full",
     };
+    let DraftCounts { drafted, accepted, .. } = written.drafts;
+    let drafts = if drafted > 0 { format!(", {accepted} of {drafted} drafts accepted") } else { String::new() };
     format!(
-        "[prefill {prompt} tokens at {:.1}/s, decode {} tokens at {:.1}/s, {}, peak memory {}{end}]",
+        "[prefill {prompt} tokens at {:.1}/s, decode {} tokens at {:.1}/s{drafts}, {}, peak memory {}{end}]",
         rate(prompt, written.prefill_time),
         written.ids.len(),
         rate(written.ids.len(), written.decode_time),
@@ -178,6 +183,11 @@ fn report(
         "text": text,
         "ids": written.ids,
         "finish": finish,
+        "speculation": json!({
+            "steps": written.drafts.steps,
+            "drafted": written.drafts.drafted,
+            "accepted": written.drafts.accepted,
+        }),
         "prompt_tokens": prompt,
         "prompt_seconds": written.prefill_time.as_secs_f64(),
         "decode_seconds": written.decode_time.as_secs_f64(),

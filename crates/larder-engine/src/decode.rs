@@ -1,0 +1,104 @@
+//! The steps of decoding: each computes the token that was written last, and the tokens that are drafted to follow it.
+
+use std::time::{Duration, Instant};
+
+use larder_model::{ExpertPath, ModelError, Tap};
+
+use crate::sampler::SamplerError;
+use crate::session::Session;
+use crate::speculation::{DRAFT_MAX, DraftCounts, DraftedStep, Speculation, Speculator};
+use crate::times::PhaseTimes;
+use crate::token_input::TokenInput;
+use crate::writer::{Writer, WrittenToken};
+
+/// A finished step: the prefill of the prompt, or the decode of one token and of those drafted behind it.
+#[derive(Clone, Copy, Debug)]
+pub struct StepStats {
+    /// Tokens computed in the step, without rejected tokens.
+    pub tokens: usize,
+    /// Wall-clock time of the step.
+    pub time: Duration,
+    /// Time per phase.
+    pub times: PhaseTimes,
+}
+
+/// The decoding of one text.
+pub(crate) struct Decoding<'a, 'm, P> {
+    /// The sequence, whose last tokens may be draft tokens that are not confirmed.
+    pub session: &'a mut Session<'m, P>,
+    speculator: Speculator,
+    step: DraftedStep,
+    /// Of the step, if it is not settled.
+    stats: Option<StepStats>,
+}
+
+impl<'a, 'm, P: ExpertPath> Decoding<'a, 'm, P> {
+    /// Decoding behind a prompt with these logits.
+    pub fn new(session: &'a mut Session<'m, P>, logits: Vec<f32>, speculation: Speculation) -> Self {
+        let step = DraftedStep::new(logits, Vec::new());
+        Decoding { session, speculator: Speculator::new(speculation), step, stats: None }
+    }
+
+    /// Writes the token behind the last one that is confirmed.
+    pub fn write(&mut self, writer: &mut Writer) -> Result<WrittenToken, SamplerError> {
+        let (tokens, room, open) = (self.session.tokens(), self.session.remaining(), self.step.open());
+        writer.write(self.step.row(), &tokens[..tokens.len() - open], room + open)
+    }
+
+    /// Takes note of the token that was written. Returns whether it was drafted, so that the next one can be written.
+    pub fn confirm(&mut self, id: u32) -> bool {
+        self.step.confirm(id)
+    }
+
+    /// Ends the step: drops the draft tokens that are not confirmed. Returns what it took; `None` if that is known already.
+    pub fn settle(&mut self) -> Option<StepStats> {
+        let start = Instant::now();
+        let (drafts, accepted) = (self.step.drafts(), self.step.accepted());
+        self.session.rewind(self.session.tokens().len() - self.step.open());
+        self.step = DraftedStep::default();
+        let mut stats = self.stats.take()?;
+        stats.tokens = 1 + accepted;
+        stats.time += start.elapsed();
+        self.speculator.stepped(drafts, accepted, stats.time);
+        Some(stats)
+    }
+
+    /// Takes note that older tokens were dropped from the sequence.
+    pub fn shifted(&mut self) {
+        self.speculator.shifted();
+    }
+
+    /// Computes the token `id` and what is drafted to follow it, in a text of at most `room` more tokens.
+    pub fn next(&mut self, id: u32, room: usize, tap: &mut dyn Tap) -> Result<(), ModelError> {
+        let drafts = self.speculator.draft(self.session.tokens(), id, self.room(room));
+        let tokens = [&[id], &drafts[..]].concat();
+        let (logits, stats) = forward(self.session, &TokenInput::decode(&tokens).all_logits(), tap);
+        (self.step, self.stats) = (DraftedStep::new(logits?, drafts), Some(stats));
+        Ok(())
+    }
+
+    /// How many tokens may be drafted behind the next one, in a text of at most `room` more: none that make positions turn
+    /// otherwise than in a step of one token, or that cannot be dropped.
+    fn room(&self, room: usize) -> usize {
+        let room = room.min(self.session.remaining().saturating_sub(1)).min(DRAFT_MAX);
+        let len = self.session.tokens().len() + 1;
+        let decoder = self.session.decoder();
+        if decoder.rewinds_freely() && decoder.kv_valid_after_rewind(len, len + room) { room } else { 0 }
+    }
+
+    /// All draft tokens so far.
+    pub fn draft_counts(&self) -> DraftCounts {
+        self.speculator.counts()
+    }
+}
+
+/// Computes `input`, and how long that took.
+pub(crate) fn forward<P: ExpertPath>(
+    session: &mut Session<P>,
+    input: &TokenInput,
+    tap: &mut dyn Tap,
+) -> (Result<Vec<f32>, ModelError>, StepStats) {
+    let (start, before) = (Instant::now(), session.times());
+    let logits = session.forward(input, tap);
+    (logits, StepStats { tokens: input.tokens.len(), time: start.elapsed(), times: session.times() - before })
+}
