@@ -3,6 +3,7 @@
 mod attention;
 mod gpu;
 mod kv;
+mod replay;
 mod routing;
 mod streaming;
 mod tiers;

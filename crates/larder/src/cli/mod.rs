@@ -27,7 +27,7 @@ pub mod serve;
 pub mod train;
 
 pub use chat::ThinkingFlag;
-pub use engine::{EngineFlags, HotSetFlags, ScopeFlag, SpeculateFlags};
+pub use engine::{EngineFlags, HotSetFlags, ScopeFlag, SpeculateFlags, UntracedFlags};
 pub use format::FormatFlags;
 use output::OutputFile;
 
@@ -324,8 +324,12 @@ pub struct BenchArgs {
     /// Measure also with all experts in memory
     #[arg(long)]
     pub vs_resident: bool,
+    /// Decode with the experts of a recorded trace: a file, or a folder that `larder lab import` takes. The weights of a
+    /// model of the trace's shape may be any
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["routing", "clients", "vs_resident"])]
+    pub trace: Option<PathBuf>,
     #[command(flatten)]
-    pub engine: EngineFlags,
+    pub engine: UntracedFlags,
     /// Print every run as JSON
     #[arg(long, help_heading = heading::OUTPUT)]
     pub json: bool,

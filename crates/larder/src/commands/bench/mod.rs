@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use self::clients::StepLimits;
 use self::kernel_rates::KernelRates;
 use self::limits::Limits;
+use self::replayed::Replayed;
 use crate::cli::BenchArgs;
 use crate::models;
 use crate::print;
@@ -20,16 +21,18 @@ mod clients;
 mod first_token;
 mod kernel_rates;
 mod limits;
+mod replayed;
 
 /// Measures prefill and decode, and how near they come to what memory, SSD and GPU allow.
 pub fn run(args: &BenchArgs) -> Result<()> {
-    if args.vs_resident && args.engine.place.device.is_gpu() {
+    let flags = args.engine.full();
+    if args.vs_resident && flags.place.device.is_gpu() {
         bail!(
             "--vs-resident holds all experts in main memory and does not work with --device; --vram-experts sets how many \
              experts are in VRAM"
         );
     }
-    let model = models::open_to_run(&args.model, args.engine.no_store)?;
+    let model = models::open_to_run(&args.model, flags.no_store)?;
     let most = model.blueprint.context;
     let need = args.depth.saturating_add(args.prompt).saturating_add(args.tokens);
     if need > most {
@@ -37,16 +40,20 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     }
     let first_prompts = first_token::prompts(args, most)?;
     let context = first_prompts.iter().copied().chain([need]).max().unwrap_or(need);
-    let mut limits = Limits::measure(&model, &args.engine)?;
+    let replayed = args.trace.as_deref().map(|path| Replayed::read(path, &model)).transpose()?;
+    let mut limits = Limits::measure(&model, &flags)?;
     let sequences = args.clients.iter().copied().max().unwrap_or(1);
-    let options = Options { sequences, ..args.engine.options(context) };
+    let options = Options { sequences, ..flags.options(context) };
     let mut engine = InferenceEngine::start(&model, &options)?;
+    if let Some(replayed) = &replayed {
+        replayed.start(&mut engine)?;
+    }
     limits.gpu = engine.gpu;
     let mut series = vec![("as planned", measure(&mut engine, args)?)];
     let first_tokens = first_token::measure(&mut engine, &model, &first_prompts, &limits)?;
     let clients = clients::measure(&mut engine, args)?;
     let measured = !clients.is_empty();
-    let kernels = measured.then(|| KernelRates::measure(&model, args.engine.threads())).transpose()?;
+    let kernels = measured.then(|| KernelRates::measure(&model, flags.threads())).transpose()?;
     let step_limits = kernels.map(|kernels| StepLimits { links: &limits, kernels });
     if args.vs_resident {
         engine.all_resident(&model)?;

@@ -42,9 +42,9 @@ pub fn run(args: &LabArgs) -> Result<()> {
 fn load(flags: &TraceFlags) -> Result<Trace> {
     let mut traces = flags.traces.iter();
     let Some(first) = traces.next() else { bail!("no trace file is named") };
-    let mut all = read(first)?;
+    let mut all = read_trace(first)?;
     for path in traces {
-        all.append(&read(path)?)?;
+        all.append(&read_trace(path)?)?;
     }
     let count = all.sequences.len();
     match &flags.sequences {
@@ -57,7 +57,7 @@ fn load(flags: &TraceFlags) -> Result<Trace> {
 }
 
 /// Reads a trace of larder, or imports another format.
-fn read(path: &Path) -> Result<Trace> {
+pub fn read_trace(path: &Path) -> Result<Trace> {
     let foreign = path.is_dir() || path.extension().is_some_and(|e| e.eq_ignore_ascii_case("csv"));
     Ok(match foreign {
         true => import(path, &ImportOptions::default())?,

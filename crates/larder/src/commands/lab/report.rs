@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use larder_lab::report::{SweepReport, sweep_page};
 use larder_policy::eviction::PolicyInputs;
 
-use super::{heat, read};
+use super::{heat, read_trace};
 use crate::cli::lab::LabReportArgs;
 use crate::output;
 
@@ -13,7 +13,7 @@ pub fn run(args: &LabReportArgs) -> Result<()> {
     let outcome = SweepReport::read(&args.sweep)?;
     let heats = match &args.trace {
         Some(path) => {
-            let trace = read(path)?;
+            let trace = read_trace(path)?;
             let (has, had) = ([trace.rows, trace.experts], [outcome.trace.layers, outcome.trace.experts]);
             if has != had {
                 let (path, sweep) = (path.display(), args.sweep.display());
