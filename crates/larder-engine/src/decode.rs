@@ -6,7 +6,7 @@ use larder_model::{ExpertPath, ModelError, Tap};
 
 use crate::sampler::SamplerError;
 use crate::session::Session;
-use crate::speculation::{DRAFT_MAX, DraftCounts, DraftedStep, Speculation, Speculator};
+use crate::speculation::{DraftCounts, DraftedStep, Speculation, Speculator};
 use crate::times::PhaseTimes;
 use crate::token_input::TokenInput;
 use crate::writer::{Writer, WrittenToken};
@@ -70,20 +70,12 @@ impl<'a, 'm, P: ExpertPath> Decoding<'a, 'm, P> {
 
     /// Computes the token `id` and what is drafted to follow it, in a text of at most `room` more tokens.
     pub fn next(&mut self, id: u32, room: usize, tap: &mut dyn Tap) -> Result<(), ModelError> {
-        let drafts = self.speculator.draft(self.session.tokens(), id, self.room(room));
+        let room = self.session.sequence().draft_room(self.session.decoder(), room);
+        let drafts = self.speculator.draft(self.session.tokens(), id, room);
         let tokens = [&[id], &drafts[..]].concat();
         let (logits, stats) = forward(self.session, &TokenInput::decode(&tokens).all_logits(), tap);
         (self.step, self.stats) = (DraftedStep::new(logits?, drafts), Some(stats));
         Ok(())
-    }
-
-    /// How many tokens may be drafted behind the next one, in a text of at most `room` more: none that make positions turn
-    /// otherwise than in a step of one token, or that cannot be dropped.
-    fn room(&self, room: usize) -> usize {
-        let room = room.min(self.session.remaining().saturating_sub(1)).min(DRAFT_MAX);
-        let len = self.session.tokens().len() + 1;
-        let decoder = self.session.decoder();
-        if decoder.rewinds_freely() && decoder.kv_valid_after_rewind(len, len + room) { room } else { 0 }
     }
 
     /// All draft tokens so far.

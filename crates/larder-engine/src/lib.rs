@@ -65,7 +65,7 @@ pub use sampler::{Sampler, SamplerError, Sampling};
 pub use saved_sequence::{SAVED_NOTE_BYTES_MAX, SavedHead, SavedSequenceError, SequenceOrigin};
 pub use sequence::Sequence;
 pub use session::Session;
-pub use speculation::{DRAFT_MAX, DraftCounts, Speculation, SpeculationError};
+pub use speculation::{DRAFT_MAX, DraftCounts, DraftedStep, Speculation, SpeculationError, Speculator};
 pub use step::{StepPart, step};
 pub use template::{ChatInput, ChatTemplate, Moment, TemplateError};
 pub use text::{

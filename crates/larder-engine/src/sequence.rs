@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use larder_model::{Decoder, ExpertPath, KvCache, LogitsFor, ModelError, Span, Tap, TokenOrigin, TokenPhase};
 
 use crate::saved_sequence::SavedParts;
+use crate::speculation::DRAFT_MAX;
 use crate::step::{StepPart, step};
 use crate::times::{PhaseTimes, TimingTap};
 use crate::token_input::{PREFILL_TOKENS, TokenInput};
@@ -117,6 +118,14 @@ impl Sequence {
     /// Bytes of the KV cache and recurrent state.
     pub fn kv_bytes(&self) -> usize {
         self.cache.bytes()
+    }
+
+    /// How many tokens may be drafted behind the next one, at most `most`: none that make positions turn otherwise than in a step
+    /// of one token, or that cannot be dropped.
+    pub fn draft_room(&self, decoder: &Decoder, most: usize) -> usize {
+        let room = most.min(self.remaining().saturating_sub(1)).min(DRAFT_MAX);
+        let len = self.tokens.len() + 1;
+        if decoder.rewinds_freely() && decoder.kv_valid_after_rewind(len, len + room) { room } else { 0 }
     }
 
     /// Drops all tokens after the first `len`. The KV cache keeps those of them that it can; the others are pending again.

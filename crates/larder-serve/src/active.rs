@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use larder_engine::{FinishReason, SamplerError, Sequence, StepPart, Writer};
+use larder_engine::{
+    DraftCounts, DraftedStep, FinishReason, SamplerError, Sequence, Speculation, Speculator, StepPart, Writer,
+};
 use larder_model::{Decoder, LogitsFor, ModelError, TokenPhase};
 use tokio::sync::mpsc::Sender;
 use tracing::Span;
@@ -26,8 +28,15 @@ pub struct ActiveRequest<'m> {
     sequence: Sequence,
     model: &'m ServedModel,
     writer: Writer<'m>,
-    /// Logits of the last token of the sequence; empty until prefill is complete.
-    logits: Vec<f32>,
+    /// Whether its last step has computed all of its tokens.
+    decodes: bool,
+    /// The logits of the last step, and the draft tokens that it computed.
+    step: DraftedStep,
+    /// Draft tokens that the next step computes: the last ones of the sequence.
+    drafts: Vec<u32>,
+    /// How long the last step took, if it was a step of this request alone.
+    step_time: Option<Duration>,
+    speculator: Speculator,
     /// Number of likeliest tokens to report with each token; `None` for no log-probabilities.
     logprobs: Option<usize>,
     /// Sampled tokens whose text has not been sent yet, if log-probabilities were requested.
@@ -68,6 +77,8 @@ impl ClientWatch {
 pub enum Turn {
     /// It has tokens for the step: its prompt, or the token that it has generated now.
     Ready(Option<NewToken>),
+    /// It has generated a token that the last step has computed already, as a draft.
+    Accepted(NewToken),
     /// Nothing: the client has not yet taken the text that was sent.
     Stalled,
     /// The request is complete, cancelled or failed.
@@ -85,11 +96,13 @@ pub struct NewToken {
 
 impl<'m> ActiveRequest<'m> {
     /// Starts `job`, whose prompt is in the `sequence` of a slot. The KV cache of the sequence holds `cached_tokens` of it.
+    /// Tokens of the answer are drafted by `speculation`.
     pub fn new(
         job: GenerationJob,
         (slot, sequence): (usize, Sequence),
         cached_tokens: usize,
         model: &'m ServedModel,
+        speculation: Speculation,
     ) -> Self {
         let GenerationJob { number, prompt, sampler, grammar, stop, max_tokens, ignore_eos, logprobs, .. } = job;
         let GenerationJob { context, received, deadline, events, span, .. } = job;
@@ -98,14 +111,18 @@ impl<'m> ActiveRequest<'m> {
         let text = model.tokenizer.detokenizer(true).showing(shown);
         let writer = Writer::new(sampler, stop, text, eos, max_tokens);
         let writer = writer.with_grammar(grammar);
-        let (logits, unsent) = Default::default();
+        let (step, drafts, unsent) = Default::default();
         ActiveRequest {
             number,
             slot,
             sequence,
             model,
             writer,
-            logits,
+            decodes: false,
+            step,
+            drafts,
+            step_time: None,
+            speculator: Speculator::new(speculation),
             logprobs,
             unsent,
             hidden: job.embeds.then(HiddenSum::default),
@@ -136,7 +153,12 @@ impl<'m> ActiveRequest<'m> {
 
     /// Tokens of prompt and answer so far.
     pub fn tokens(&self) -> usize {
-        self.sequence.tokens().len()
+        self.sequence.tokens().len() - self.drafts.len() - self.step.open()
+    }
+
+    /// Tokens drafted so far.
+    pub fn draft_counts(&self) -> DraftCounts {
+        self.speculator.counts()
     }
 
     /// Time since it left the queue.
@@ -146,18 +168,19 @@ impl<'m> ActiveRequest<'m> {
 
     /// The slot that it has.
     pub fn slot(&self) -> BusySlot {
-        BusySlot { id: self.slot, request: self.number, tokens: self.sequence.tokens().len() }
+        BusySlot { id: self.slot, request: self.number, tokens: self.tokens() }
     }
 
     /// The sequence and its slot, for the prefix cache.
-    pub fn into_slot(self) -> (usize, Sequence) {
+    pub fn into_slot(mut self) -> (usize, Sequence) {
+        self.drop_drafts();
         (self.slot, self.sequence)
     }
 
     /// Whether tokens before the next one to generate are not computed yet: those of the prompt, or all if a failed step
     /// has lost the KV cache.
     pub fn is_prefilling(&self) -> bool {
-        self.logits.is_empty() || self.sequence.pending() > 1
+        !self.decodes || self.sequence.pending() > 1 + self.drafts.len()
     }
 
     /// Tokens that are not computed yet.
@@ -181,12 +204,20 @@ impl<'m> ActiveRequest<'m> {
     /// Gives the memory of its KV cache back, which will be computed again.
     pub fn release(&mut self, decoder: &Decoder) {
         self.span.in_scope(|| tracing::info!(tokens = self.tokens(), "preempted"));
+        self.drop_drafts();
         self.sequence.release(decoder);
-        self.logits.clear();
+        self.decodes = false;
     }
 
-    /// Prepares a step: generates the next token if the logits for it are there.
-    pub fn turn(&mut self, decoder: &Decoder) -> Turn {
+    /// Drops the tokens that are not confirmed, and the logits.
+    fn drop_drafts(&mut self) {
+        self.sequence.rewind(self.tokens());
+        self.drafts.clear();
+        self.step = DraftedStep::default();
+    }
+
+    /// Prepares a step: generates the next token if the logits for it are there, and drafts at most `most` behind it.
+    pub fn turn(&mut self, decoder: &Decoder, most: usize) -> Turn {
         if self.is_over() {
             return Turn::Finished(None);
         }
@@ -197,7 +228,7 @@ impl<'m> ActiveRequest<'m> {
         if self.sequence.pending() > 0 {
             return Turn::Ready(None);
         }
-        self.generate(decoder).unwrap_or_else(|error| {
+        self.generate(decoder, most).unwrap_or_else(|error| {
             self.fail(error);
             Turn::Finished(None)
         })
@@ -207,7 +238,7 @@ impl<'m> ActiveRequest<'m> {
     pub fn part(&mut self, most: usize) -> StepPart<'_> {
         let logits_for = match self.hidden {
             Some(_) => LogitsFor::None,
-            None if self.echoes_logits() => LogitsFor::All,
+            None if self.echoes_logits() || !self.drafts.is_empty() => LogitsFor::All,
             None => LogitsFor::Last,
         };
         StepPart { sequence: &mut self.sequence, most, logits_for }
@@ -230,8 +261,9 @@ impl<'m> ActiveRequest<'m> {
         self.hidden = Some(sum);
     }
 
-    /// Takes the logits that a step has computed for it; none if tokens are pending still.
-    pub fn computed(&mut self, mut logits: Vec<f32>) {
+    /// Takes the logits that a step has computed for it; none if tokens are pending still. `took` is the time of a step of this
+    /// request alone.
+    pub fn computed(&mut self, mut logits: Vec<f32>, took: Option<Duration>) {
         if self.echoes_logits() {
             let vocab = self.model.vocab;
             let (end, rows) = (self.sequence.tokens().len() - self.sequence.pending(), logits.len() / vocab);
@@ -241,7 +273,8 @@ impl<'m> ActiveRequest<'m> {
             let last = if self.sequence.pending() == 0 { logits.len().saturating_sub(vocab) } else { logits.len() };
             logits.drain(..last);
         }
-        self.logits = logits;
+        self.decodes = self.sequence.pending() == 0;
+        (self.step, self.step_time) = (DraftedStep::new(logits, std::mem::take(&mut self.drafts)), took);
     }
 
     /// Whether it needs the logits of all tokens of its prompt.
@@ -256,7 +289,7 @@ impl<'m> ActiveRequest<'m> {
         self.failed = true;
     }
 
-    fn generate(&mut self, decoder: &Decoder) -> Result<Turn, ApiError> {
+    fn generate(&mut self, decoder: &Decoder, most: usize) -> Result<Turn, ApiError> {
         if let Some(sum) = &self.hidden {
             let _ = self.events.try_send(GenerationEvent::Embedded(sum.embedding()));
             self.finish(FinishReason::Length);
@@ -269,18 +302,17 @@ impl<'m> ActiveRequest<'m> {
             self.finish(FinishReason::Length);
             return Ok(Turn::Finished(None));
         }
-        let before = self.logprobs.map(|top| (top, self.logits.clone()));
+        let before = self.logprobs.map(|top| (top, self.step.row().to_vec()));
         let failed = |error: &dyn std::error::Error| ApiError::engine_failed(error.to_string());
-        let token = self.writer.write(&mut self.logits, self.sequence.tokens(), self.sequence.remaining()).map_err(
-            |error| match error {
-                SamplerError::Grammar(_) => ApiError::grammar_failed(error.to_string()),
-                _ => failed(&error),
-            },
-        )?;
+        let (confirmed, room) = (self.tokens(), self.sequence.remaining() + self.step.open());
+        let tokens = &self.sequence.tokens()[..confirmed];
+        let token = self.writer.write(self.step.row(), tokens, room).map_err(|error| match error {
+            SamplerError::Grammar(_) => ApiError::grammar_failed(error.to_string()),
+            _ => failed(&error),
+        })?;
         let now = Instant::now();
         let new =
             NewToken { after: now - self.last_token.unwrap_or(self.received), is_first: self.first_token.is_none() };
-        let new = Some(new);
         self.first_token.get_or_insert(now);
         self.last_token = Some(now);
         if let Some((top, logits)) = before.filter(|_| token.finish != Some(FinishReason::EndOfText)) {
@@ -289,14 +321,38 @@ impl<'m> ActiveRequest<'m> {
         if !token.piece.is_empty() {
             self.send(token.piece);
         }
+        if token.finish.is_none() && self.step.confirm(token.id) {
+            return Ok(Turn::Accepted(new));
+        }
+        self.settle();
         if let Some(finish) = token.finish
             && !(finish == FinishReason::Context && self.shift(decoder).map_err(|e| failed(&e))?)
         {
             self.finish(finish);
-            return Ok(Turn::Finished(new));
+            return Ok(Turn::Finished(Some(new)));
         }
-        self.sequence.append(decoder, &[token.id], TokenPhase::Decode).map_err(|e| failed(&e))?;
-        Ok(Turn::Ready(new))
+        self.append(decoder, token.id, most).map_err(|e| failed(&e))?;
+        Ok(Turn::Ready(Some(new)))
+    }
+
+    /// Ends a step: drops the draft tokens that are not confirmed.
+    fn settle(&mut self) {
+        let (drafts, accepted) = (self.step.drafts(), self.step.accepted());
+        self.sequence.rewind(self.tokens());
+        self.step = DraftedStep::default();
+        if let Some(time) = self.step_time.take() {
+            self.speculator.stepped(drafts, accepted, time);
+        }
+    }
+
+    /// Appends a generated token, and at most `most` drafted behind it.
+    fn append(&mut self, decoder: &Decoder, id: u32, most: usize) -> Result<(), ModelError> {
+        let most = most.min(self.writer.remaining().saturating_sub(1));
+        let room = if self.sequence.pending() == 0 { self.sequence.draft_room(decoder, most) } else { 0 };
+        let drafts = self.speculator.draft(self.sequence.tokens(), id, room);
+        self.sequence.append(decoder, &[&[id], &drafts[..]].concat(), TokenPhase::Decode)?;
+        self.drafts = drafts;
+        Ok(())
     }
 
     /// Makes room in a full context, if the request wants to go on then. Its sequence is prefilled again, like a prompt.
@@ -304,6 +360,7 @@ impl<'m> ActiveRequest<'m> {
         let Some(keep) = self.context.keep else { return Ok(false) };
         let Some(dropped) = self.sequence.shift(decoder, keep)? else { return Ok(false) };
         self.writer.shifted(keep, dropped);
+        self.speculator.shifted();
         self.context.cut.shifted(dropped);
         Ok(true)
     }
@@ -353,7 +410,7 @@ impl<'m> ActiveRequest<'m> {
     /// Tokens in the context, with the one that was generated last.
     fn context_tokens(&self) -> usize {
         let last = usize::from(self.writer.written() > 0);
-        (self.sequence.tokens().len() + last).min(self.model.context)
+        (self.tokens() + last).min(self.model.context)
     }
 
     fn send(&mut self, text: String) {

@@ -3,7 +3,7 @@
 use std::iter;
 use std::time::{Duration, Instant};
 
-use larder_engine::{StepPart, step};
+use larder_engine::{Speculation, StepPart, step};
 use larder_model::{Decoder, ModelError, TokenPhase};
 
 use crate::active::{ActiveRequest, Turn};
@@ -112,7 +112,7 @@ impl DecodeLoop<'_> {
     }
 
     fn end(&mut self, request: ActiveRequest) {
-        self.shared.metrics.lock().request_finished(request.age());
+        self.shared.metrics.lock().request_finished(request.age(), request.draft_counts());
         let (slot, sequence) = request.into_slot();
         self.slots.put_back(slot, sequence);
     }
@@ -120,18 +120,23 @@ impl DecodeLoop<'_> {
     /// Lets every request prepare the step, and drops those that are complete. Returns which of the others have tokens to
     /// compute; `None` if nothing has happened.
     fn take_turns(&mut self, work: &mut StepWork) -> Option<Vec<bool>> {
+        // Tokens of several requests share the step already.
+        let drafts = match self.active.len() {
+            1 if self.engine.speculation() != Speculation::Off => self.engine.step_tokens() - 1,
+            _ => 0,
+        };
         let (decoder, _) = self.engine.decoder_and_experts();
         let (mut moved, mut ready, mut over) = (false, Vec::with_capacity(self.active.len()), Vec::new());
         for mut request in std::mem::take(&mut self.active) {
-            let turn = request.turn(decoder);
+            let turn = request.turn(decoder, drafts);
             moved |= turn != Turn::Stalled;
-            if let Turn::Ready(Some(token)) | Turn::Finished(Some(token)) = turn {
+            if let Turn::Ready(Some(token)) | Turn::Accepted(token) | Turn::Finished(Some(token)) = turn {
                 work.generated(request.number(), token);
             }
             match turn {
                 Turn::Finished(_) => over.push(request),
-                Turn::Ready(_) | Turn::Stalled => {
-                    ready.push(turn != Turn::Stalled);
+                Turn::Ready(_) | Turn::Accepted(_) | Turn::Stalled => {
+                    ready.push(matches!(turn, Turn::Ready(_)));
                     self.active.push(request);
                 }
             }
@@ -154,14 +159,18 @@ impl DecodeLoop<'_> {
         }
         let mut tap = step_tap(decoder, requests.iter().map(|(request, share)| (&**request, *share)));
         let mut parts: Vec<StepPart> = requests.iter_mut().map(|(request, share)| request.part(*share)).collect();
+        let (start, alone) = (Instant::now(), parts.len() == 1);
         match step(decoder, experts, &mut parts, &mut tap) {
-            Ok(logits) => computed(requests.into_iter().map(|(request, _)| request), logits, tap),
+            Ok(logits) => {
+                let took = alone.then(|| start.elapsed());
+                computed(requests.into_iter().map(|(request, _)| request), logits, tap, took);
+            }
             // The next turn ends the requests.
             Err(ModelError::Cancelled) => {}
             Err(_) => requests.into_iter().for_each(|(request, share)| {
                 let mut tap = step_tap(decoder, iter::once((&*request, share)));
                 match step(decoder, experts, &mut [request.part(share)], &mut tap) {
-                    Ok(logits) => computed(iter::once(request), logits, tap),
+                    Ok(logits) => computed(iter::once(request), logits, tap, None),
                     Err(ModelError::Cancelled) => {}
                     Err(error) => request.fail(ApiError::engine_failed(error.to_string())),
                 }
@@ -208,7 +217,8 @@ impl DecodeLoop<'_> {
             return;
         }
         self.shared.metrics.lock().prompt_cached(cached);
-        let request = ActiveRequest::new(job, (slot, sequence), cached, &self.shared.model);
+        let speculation = self.engine.speculation();
+        let request = ActiveRequest::new(job, (slot, sequence), cached, &self.shared.model, speculation);
         self.shared.metrics.lock().request_started(request.queued());
         self.active.push(request);
     }
@@ -274,6 +284,7 @@ fn computed<'a, 'm: 'a>(
     requests: impl Iterator<Item = &'a mut ActiveRequest<'m>>,
     logits: Vec<Vec<f32>>,
     tap: StepTap,
+    took: Option<Duration>,
 ) {
     let mut sums = tap.into_sums();
     for (request, logits) in requests.zip(logits) {
@@ -282,6 +293,6 @@ fn computed<'a, 'm: 'a>(
         {
             request.set_hidden_sum(sum);
         }
-        request.computed(logits);
+        request.computed(logits, took);
     }
 }

@@ -2,7 +2,7 @@
 
 use larder_cache::{Traffic, Visit};
 use larder_core::MoeRow;
-use larder_engine::SequenceOrigin;
+use larder_engine::{SequenceOrigin, Speculation};
 use larder_model::{Decoder, ExpertPath};
 
 /// A decoder with its experts: what the decode thread drives.
@@ -30,6 +30,9 @@ pub trait Engine: Send {
 
     /// Switches to the routing strategy `spec`. On an error, which is one sentence for the client, nothing changes.
     fn set_routing(&mut self, spec: &str) -> Result<(), String>;
+
+    /// How tokens of an answer may be drafted now.
+    fn speculation(&self) -> Speculation;
 
     /// What the state of a sequence depends on now, beside its tokens.
     fn sequence_origin(&self) -> SequenceOrigin;

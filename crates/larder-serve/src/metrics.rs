@@ -6,6 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use larder_cache::Traffic;
+use larder_engine::DraftCounts;
 
 use crate::engine::EngineStatus;
 use crate::live::StepWork;
@@ -26,6 +27,9 @@ pub struct Counters {
     cached: u64,
     generated: u64,
     preempted: u64,
+    /// Draft tokens of complete requests, and those of them that were accepted.
+    drafted: u64,
+    accepted: u64,
     status: EngineStatus,
     /// Tokens of the prompts and answers of active requests.
     in_flight: usize,
@@ -104,8 +108,10 @@ impl Counters {
         self.status = status.clone();
     }
 
-    /// Notes how long a request was active.
-    pub fn request_finished(&mut self, time: Duration) {
+    /// Notes how long a request was active, and its draft tokens.
+    pub fn request_finished(&mut self, time: Duration, drafts: DraftCounts) {
+        self.drafted += drafts.drafted as u64;
+        self.accepted += drafts.accepted as u64;
         let seconds = time.as_secs_f64();
         self.request_seconds =
             if self.request_seconds == 0.0 { seconds } else { 0.8 * self.request_seconds + 0.2 * seconds };
@@ -137,6 +143,8 @@ impl Counters {
                 "Requests that gave their KV cache back, to be computed again.",
                 self.preempted as f64,
             ),
+            ("draft_tokens_total", "counter", "Tokens drafted by speculation.", self.drafted as f64),
+            ("accepted_tokens_total", "counter", "Draft tokens that were accepted.", self.accepted as f64),
             ("expert_hits_total", "counter", "Expert cache hits.", counts.hits as f64),
             (
                 "expert_awaited_total",

@@ -1,7 +1,8 @@
 //! The scheduler: which of the active requests a step computes, with how many tokens of each, and which of them give their
 //! memory back when KV caches fill it.
 //!
-//! Requests start in the order in which they came. In each step every decoding request has one token; what remains of the
+//! Requests start in the order in which they came. In each step every decoding request has one token, and one
+//! alone those drafted behind it; what remains of the
 //! step is divided evenly among the prompts. Where memory is short, the request that came last gives its KV cache back and is
 //! computed again when there is room; the one that came first never does, so each request is completed in its turn.
 
@@ -65,8 +66,8 @@ pub fn shares(active: &[ActiveRequest], ready: &[bool], pace: &PromptPace, most:
             share
         }
         false => {
-            let share = decoding.min(1);
-            decoding -= share;
+            let share = if decoding > 0 { request.pending() } else { 0 };
+            decoding -= share.min(1);
             share
         }
     };

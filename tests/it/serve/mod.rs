@@ -15,6 +15,7 @@ mod page;
 mod scheduling;
 mod sessions;
 mod several;
+mod speculation;
 mod structured;
 mod tool_calls;
 mod tools;

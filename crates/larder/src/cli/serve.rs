@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::Args;
 use larder_engine::{ContextFull, GenerationConfig, Sampler};
 
-use super::engine::{HotSetFlags, UntracedFlags};
+use super::engine::{HotSetFlags, SpeculateFlags, UntracedFlags};
 use super::{ByteSize, at_least_one, byte_size, context_full, heading};
 use crate::models::default_model;
 
@@ -83,6 +83,8 @@ pub struct ServeArgs {
     pub engine: UntracedFlags,
     #[command(flatten)]
     pub hot_set: HotSetFlags,
+    #[command(flatten)]
+    pub speculate: SpeculateFlags,
 }
 
 /// Where the server listens.
