@@ -23,7 +23,7 @@ pub struct StepStats {
 }
 
 /// The decoding of one text.
-pub(crate) struct Decoding<'a, 'm, P> {
+pub struct Decoding<'a, 'm, P> {
     /// The sequence, whose last tokens may be draft tokens that are not confirmed.
     pub session: &'a mut Session<'m, P>,
     speculator: Speculator,
@@ -43,6 +43,11 @@ impl<'a, 'm, P: ExpertPath> Decoding<'a, 'm, P> {
     pub fn write(&mut self, writer: &mut Writer) -> Result<WrittenToken, SamplerError> {
         let (tokens, room, open) = (self.session.tokens(), self.session.remaining(), self.step.open());
         writer.write(self.step.row(), &tokens[..tokens.len() - open], room + open)
+    }
+
+    /// The logits behind the last token that is confirmed.
+    pub fn logits(&mut self) -> &[f32] {
+        self.step.row()
     }
 
     /// Takes note of the token that was written. Returns whether it was drafted, so that the next one can be written.
