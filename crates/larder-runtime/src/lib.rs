@@ -12,7 +12,7 @@
 //! ```
 //! use std::path::Path;
 //!
-//! use larder_engine::{Listener, Request, Sampler, Sampling, StopMatcher, generate};
+//! use larder_engine::{Listener, Request, Sampler, Sampling, Speculation, StopMatcher, generate};
 //! use larder_runtime::{CacheOptions, CacheSize, EngineExperts, InferenceEngine, ModelOptions, Notices, OpenModel, Options};
 //!
 //! /// Prints the text as it is generated.
@@ -39,7 +39,9 @@
 //!
 //! let sampler = Sampler::new(Sampling::default(), 0)?; // greedy
 //! let stop = StopMatcher::new(vec![])?;
-//! let request = Request { prompt: &prompt, sampler, grammar: None, shown: &[], eos: &eos, stop, max_tokens: 8 };
+//! let speculation = Speculation::Auto;
+//! let request =
+//!     Request { prompt: &prompt, sampler, grammar: None, shown: &[], eos: &eos, stop, max_tokens: 8, speculation };
 //! let generated = generate(&mut engine.session(), &text.tokenizer, request, &mut Printer)?;
 //! assert_eq!(generated.ids.len(), 8);
 //! assert!(engine.experts.traffic().is_some_and(|traffic| traffic.counts.misses > 0));

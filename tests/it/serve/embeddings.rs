@@ -52,14 +52,14 @@ fn neither_pieces_nor_neighbours_change_a_bit() {
         let server = Server::start(&demo, &[&["--context", "128", "--parallel", "4"], flags].concat());
         thread::scope(|scope| {
             let body = json!({"prompt": "Once", "max_tokens": 100, "temperature": 0, "ignore_eos": true});
-            let other =
-                scope.spawn(|| server.post("/v1/completions", body).json()["usage"]["completion_tokens"].clone());
+            let other = scope.spawn(|| server.post("/v1/completions", body).json());
             let answer = server.post("/v1/embeddings", json!({"input": texts})).json();
             for (i, want) in want.iter().enumerate() {
                 assert_eq!(answer["data"][i]["index"], i, "{answer}");
                 assert_eq!(vector(&answer["data"][i]["embedding"]), *want, "text {i}");
             }
-            assert_eq!(other.join().unwrap(), 100);
+            let other = other.join().unwrap();
+            assert_eq!(other["usage"]["completion_tokens"], 100, "{other}");
         });
         // What the prefix cache has of a text is not left out.
         assert_eq!(embedding(&server, json!(texts[4])), want[4]);
