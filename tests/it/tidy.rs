@@ -69,7 +69,7 @@ const UNSAFE: &[&str] = &[
     "crates/larder-kernels/src/thread_pool/mod.rs",
     "crates/larder-kernels/src/thread_pool/shared.rs",
     "crates/larder-store/src/page_cache.rs",
-    "crates/larder-store/src/reader/arena.rs",
+    "crates/larder-store/src/reader/arena/mod.rs",
     "crates/larder-store/src/reader/registered_buffers.rs",
     "crates/larder-store/src/reader/uring.rs",
     "crates/larder-runtime/src/machine/lock.rs",

@@ -89,6 +89,8 @@ pub(crate) struct SlotFiller {
     /// Time that this thread spent on handing reads to the reader and on taking completions from it, without waiting.
     pub submitting: Duration,
     busy: BusyTime,
+    /// Whether the memory of slots in use is locked.
+    locked: bool,
 }
 
 /// A completed read.
@@ -121,6 +123,7 @@ impl SlotFiller {
             checked: Duration::ZERO,
             submitting: Duration::ZERO,
             busy: BusyTime::default(),
+            locked: false,
         }
     }
 
@@ -170,6 +173,30 @@ impl SlotFiller {
         let at = self.places[slot.index()];
         self.slots[at] = Some(slot);
         at
+    }
+
+    /// Gives the memory of a slot that holds no expert back to the system. If the reader or the system refuse, it stays with the
+    /// process.
+    pub fn give_back(&mut self, at: SlotIndex) {
+        let slot = self.slots[at].as_mut().expect("a slot that is not in use is with the cache");
+        if self.reader.release(slot) {
+            let _ = slot.give_back();
+        }
+    }
+
+    /// Prepares a slot whose memory was given back for its next use.
+    pub fn use_again(&mut self, at: SlotIndex) {
+        if self.locked {
+            // A system that refuses may swap it out; so it may where it has refused at the start.
+            let _ = self.slots[at].as_mut().expect("a slot that is not in use is with the cache").lock();
+        }
+    }
+
+    /// Locks the memory of slots from now on when they are used again. Those that are not in use are unlocked.
+    pub fn lock_slots(&mut self, is_in_use: impl Fn(SlotIndex) -> bool) {
+        self.locked = true;
+        let slots = self.slots.iter_mut().enumerate().filter(|(at, _)| !is_in_use(*at));
+        slots.filter_map(|(_, slot)| slot.as_mut()).for_each(|slot| drop(slot.give_back()));
     }
 
     /// Moves the bytes of an expert of `row` from one slot to another. Slots of the same size exchange their memory, so

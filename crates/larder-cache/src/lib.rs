@@ -48,7 +48,8 @@ pub use fill::{Shards, SlotSupply};
 pub use hot_set::{ExpertUses, HotSet, HotSetError};
 pub use larder_core::CacheScope;
 pub use one_tier::{
-    Cache, CacheCounts, CacheError, ComputeFn, Ledger, SlotAssignment, SlotIndex, pass_through_slots, slot_count,
+    Cache, CacheCounts, CacheError, CapacityChange, ComputeFn, Ledger, SlotAssignment, SlotIndex, pass_through_slots,
+    slot_count,
 };
 pub use traffic::{ReadsAhead, Traffic};
 pub use visit::Visit;

@@ -29,6 +29,11 @@ impl PolicyPools {
         }
     }
 
+    /// Each pool has `slots` slots from now on.
+    pub fn resize(&mut self, slots: usize) {
+        self.policies.iter_mut().for_each(|policy| policy.resize(slots));
+    }
+
     /// A new sequence begins, unrelated to the one before.
     pub fn new_sequence(&mut self) {
         self.policies.iter_mut().for_each(|policy| policy.new_sequence());

@@ -75,5 +75,7 @@ pub use sequence_memory::{CheckpointPolicy, KV_PAGE_TOKENS, SequenceMemory};
 pub use step_memory::StepMemory;
 pub use task_threads::{CallerThread, TaskThreads};
 pub use tensors::{TensorMeta, TensorRows, Tensors, TensorsError};
-pub use trace::{EXPERTS_MAX, GATES_KEY, Steps, Trace, TraceError, TracePass, TraceStep, TraceToken, UNUSED};
+pub use trace::{
+    CapacityAt, EXPERTS_MAX, GATES_KEY, Steps, Trace, TraceError, TracePass, TraceStep, TraceToken, UNUSED,
+};
 pub use units::{format_bytes, parse_bytes, size_down, size_up};

@@ -1,7 +1,7 @@
 //! How long experts stay in the cache.
 
 use larder_cache::SlotAssignment;
-use larder_core::MoeRow;
+use larder_core::{ExpertKey, MoeRow};
 
 /// A miss at most this many passes after the expert's eviction counts as a re-fetch.
 pub const REFETCH_WITHIN: u32 = 5;
@@ -47,7 +47,7 @@ pub(crate) struct ResidencyTracker {
     /// The pass in which each resident expert was inserted, or [`NEVER`].
     inserted: Vec<u32>,
     /// The pass of each expert's last eviction, or [`NEVER`].
-    evicted: Vec<u32>,
+    last_evicted: Vec<u32>,
     lifetimes: LifetimeStats,
 }
 
@@ -59,7 +59,7 @@ impl ResidencyTracker {
             now: 0,
             last_row: MoeRow(0),
             inserted: never.clone(),
-            evicted: never,
+            last_evicted: never,
             lifetimes: LifetimeStats::default(),
         }
     }
@@ -76,17 +76,20 @@ impl ResidencyTracker {
             let at = row.expert(expert).index(self.experts);
             self.inserted[at] = self.now;
             self.lifetimes.stays += 1;
-            let evicted = self.evicted[at];
+            let evicted = self.last_evicted[at];
             self.lifetimes.refetches += u64::from(evicted != NEVER && self.now - evicted <= REFETCH_WITHIN);
         }
-        for expert in &assignment.evicted {
-            self.evict(expert.index(self.experts));
-        }
+        self.evicted(&assignment.evicted);
+    }
+
+    /// Notes which experts were evicted.
+    pub fn evicted(&mut self, experts: &[ExpertKey]) {
+        experts.iter().for_each(|expert| self.evict(expert.index(self.experts)));
     }
 
     fn evict(&mut self, at: usize) {
         let length = self.now - std::mem::replace(&mut self.inserted[at], NEVER);
-        self.evicted[at] = self.now;
+        self.last_evicted[at] = self.now;
         self.lifetimes.resident_passes += u64::from(length);
         let class = (u32::BITS - length.leading_zeros()) as usize;
         if self.lifetimes.length_counts.len() <= class {

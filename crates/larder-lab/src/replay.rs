@@ -1,6 +1,6 @@
 //! Replays: a trace through the ledger and an eviction policy, without bytes or clocks.
 
-use larder_cache::{CacheCounts, Ledger, SlotAssignment};
+use larder_cache::{CacheCounts, CapacityChange, Ledger, SlotAssignment};
 use larder_core::{CacheScope, Trace};
 use larder_policy::eviction::{CacheShape, Eviction, EvictionSpec, PolicyInputs};
 
@@ -139,6 +139,9 @@ pub(crate) trait Observer {
     /// A sequence begins, with the cache as `ledger` has it.
     fn sequence(&mut self, _ledger: &Ledger) {}
 
+    /// The number of slots has changed.
+    fn resized(&mut self, _change: &CapacityChange) {}
+
     /// A layer's visit begins; nothing has been read or evicted for it yet.
     fn visit(&mut self, request: &LayerRequest, ledger: &Ledger);
 
@@ -146,7 +149,8 @@ pub(crate) trait Observer {
     fn visited(&mut self, request: &LayerRequest, assignment: &SlotAssignment);
 }
 
-/// Runs requests through the ledger in the order of the engine's calls.
+/// Runs requests through the ledger in the order of the engine's calls. The caller guarantees that no capacity of a request is
+/// beyond the shape's.
 pub(crate) fn replay_observed(
     requests: &Requests,
     shape: &CacheShape,
@@ -154,11 +158,15 @@ pub(crate) fn replay_observed(
     observer: &mut impl Observer,
 ) -> CacheCounts {
     let mut ledger = Ledger::new(shape, policies);
-    let mut assignment = SlotAssignment::default();
+    let (mut assignment, mut change) = (SlotAssignment::default(), CapacityChange::default());
     for request in requests.iter() {
         if request.starts_sequence {
             observer.sequence(&ledger);
             ledger.new_sequence();
+        }
+        if let Some(slots) = request.capacity {
+            ledger.set_capacity(slots, &mut change);
+            observer.resized(&change);
         }
         observer.visit(&request, &ledger);
         ledger.replay_visit(&request.choice(), &mut assignment);
@@ -176,6 +184,10 @@ struct Tally {
 }
 
 impl Observer for Tally {
+    fn resized(&mut self, change: &CapacityChange) {
+        self.tracker.evicted(&change.evicted);
+    }
+
     fn sequence(&mut self, ledger: &Ledger) {
         self.starts.push(ledger.counts());
     }

@@ -24,6 +24,7 @@ pub struct Requests<'a> {
 struct PackedRequest<'a> {
     row: u32,
     starts_sequence: bool,
+    capacity: Option<usize>,
     /// End of its experts in `Requests::wanted`.
     end: usize,
     logits: &'a [f32],
@@ -38,6 +39,8 @@ pub(crate) struct LayerRequest<'a> {
     pub tokens: &'a [usize],
     pub logits: &'a [f32],
     pub starts_sequence: bool,
+    /// The number of slots of each pool from here on, if it changes.
+    pub capacity: Option<usize>,
 }
 
 impl<'a> LayerRequest<'a> {
@@ -54,6 +57,15 @@ impl<'a> Requests<'a> {
         let mut all = Requests::none(trace);
         trace.steps().for_each(|step| all.push(&step));
         all.tokens = trace.tokens() as u64;
+        all
+    }
+
+    /// As [`all`](Self::all), with the changes of the number of slots that the trace has, for a replay with
+    /// [`recorded_shape`](Self::recorded_shape).
+    pub fn as_recorded(trace: &'a Trace) -> Self {
+        let mut all = Self::all(trace);
+        let capacities = trace.steps().map(|step| step.capacity);
+        all.steps.iter_mut().zip(capacities).for_each(|(step, capacity)| step.capacity = capacity);
         all
     }
 
@@ -82,7 +94,8 @@ impl<'a> Requests<'a> {
         let TraceStep { row, logits, starts_sequence, .. } = *step;
         self.wanted.extend_from_slice(&step.wanted);
         self.wanted_by.extend_from_slice(&step.tokens);
-        self.steps.push(PackedRequest { row: row.index() as u32, starts_sequence, end: self.wanted.len(), logits });
+        let (row, end) = (row.index() as u32, self.wanted.len());
+        self.steps.push(PackedRequest { row, starts_sequence, capacity: None, end, logits });
     }
 
     /// Number of requested experts.
@@ -126,6 +139,17 @@ impl<'a> Requests<'a> {
         Ok(CacheShape { rows: self.rows, experts: self.experts, top_k: self.top_k, slots, scope, scratch })
     }
 
+    /// The shape of the cache that a trace was recorded with, whose number of slots changed: with the most that it had.
+    pub fn recorded_shape(&self, trace: &Trace, scope: CacheScope, scratch: usize) -> Result<CacheShape, LabError> {
+        let shape = self.cache_shape(1, scope, scratch)?;
+        let slots = trace.capacities.iter().map(|capacity| capacity.slots as usize).max();
+        let slots = slots.filter(|slots| *slots <= shape.keys_per_pool()).ok_or_else(|| {
+            let what = "the trace has no number of slots that fits this cache scope; only runs with --cache-mem auto record it";
+            LabError::InvalidInput(what.into())
+        })?;
+        Ok(CacheShape { slots, ..shape })
+    }
+
     /// The inputs of a policy: the given ones and, for a policy that knows the future, these requests.
     pub fn policy_inputs(&self, spec: &EvictionSpec, inputs: &PolicyInputs) -> PolicyInputs {
         if spec.needs() != PolicyNeeds::Future {
@@ -145,6 +169,7 @@ impl<'a> Requests<'a> {
             tokens: &self.wanted_by[start..step.end],
             logits: step.logits,
             starts_sequence: step.starts_sequence,
+            capacity: step.capacity,
         })
     }
 }

@@ -15,13 +15,14 @@ use larder_store::Store;
 use larder_store::reader::{Arena, TouchPace};
 use serde_json::Value;
 
+use crate::elastic::ElasticSlots;
 use crate::experts::{AnyExpertPath, EngineExperts};
 use crate::hot::HotSetFile;
 use crate::machine::budget::{MemoryBudget, MemoryUse, PlannedMemory};
 use crate::machine::{lock, memory};
 use crate::notice::Notice;
 use crate::open::OpenModel;
-use crate::options::{Options, Setting, TraceOptions};
+use crate::options::{CacheSize, DeviceKind, Options, Setting, TraceOptions};
 use crate::plan::{ExpertSizes, LEAST_TOKENS, MemoryPlan, PlanInputs, decide, prefill_tokens};
 use crate::policies::policy_inputs;
 use crate::slots::{self, Slots};
@@ -55,6 +56,7 @@ impl InferenceEngine {
     /// Starts a model: decides the memory plan and sends it as a notice, allocates the slots, loads the resident weights.
     pub fn start(model: &OpenModel, options: &Options) -> Result<Self> {
         check_speculation(options)?;
+        check_elastic(options)?;
         let policy_inputs = policy_inputs(&options.cache.eviction, model, options.cache.evictor.as_deref())?;
         model.store().iter().for_each(|store| store.set_check_reads(options.cache.check_reads));
         // The GPU is opened first, because its driver allocates memory.
@@ -65,7 +67,8 @@ impl InferenceEngine {
             Some(gpu) => tiers::assemble(model, &options, inputs, &policy_inputs, gpu)?,
             None => assemble(model, &options, &inputs, &policy_inputs)?,
         };
-        let EngineParts { path, slots, compute, mut report, mut memory, prefill_tokens, planned_slots, gpu } = parts;
+        let EngineParts { path, slots, elastic, compute, mut report, mut memory, prefill_tokens, planned_slots, gpu } =
+            parts;
         [MemoryUse::KvCache, MemoryUse::Workspaces, MemoryUse::ResidentWeights]
             .into_iter()
             .try_for_each(|part| memory.take(part))?;
@@ -73,11 +76,13 @@ impl InferenceEngine {
         let decoder = model.decoder(&compute)?;
         let load_time = start.elapsed();
         // Not before: loading would wait for the thread at every allocation.
-        slots.iter().for_each(|slots| slots.touch_ahead(TouchPace::Background));
+        touch_slots(slots.as_ref(), &path);
         let recorder = options.trace.as_ref().map(|to| new_recorder(to, &decoder, &options)).transpose()?;
         let mut experts = EngineExperts::new(path, recorder, model.notices().clone());
         experts.prepare(&decoder, prefill_tokens)?;
         experts.set_routing_strategy(&options.routing, &decoder, model)?;
+        let on_fault = elastic.is_some();
+        elastic.into_iter().for_each(|elastic| experts.set_elastic(elastic));
         if let Some(store) = model.store().filter(|_| options.cache.hot_set && options.routing.is_lossless()) {
             let file = HotSetFile::open(store, model.cache_folder(), model.notices());
             let geometry = decoder.geometry();
@@ -85,7 +90,9 @@ impl InferenceEngine {
         }
         report["routing"] = options.routing.to_string().into();
         if options.compute.mlock {
-            model.notices().send(Notice::Locked(lock::lock(slots.map_or(0..0, |slots| slots.range()))));
+            let locked = lock::lock(slots.map_or(0..0, |slots| slots.range()), on_fault);
+            model.notices().send(Notice::Locked(locked));
+            experts.lock_slots();
         }
         Ok(InferenceEngine {
             decoder,
@@ -130,7 +137,7 @@ impl InferenceEngine {
         let addresses = self.replace_cache(model, slots, scope)?;
         self.experts.set_routing_strategy(&self.options.routing, &self.decoder, model)?;
         if self.options.compute.mlock {
-            model.notices().send(Notice::Locked(lock::lock(addresses)));
+            model.notices().send(Notice::Locked(lock::lock(addresses, false)));
         }
         Ok(true)
     }
@@ -167,6 +174,8 @@ pub(crate) struct EngineParts {
     pub path: AnyExpertPath,
     /// The memory of its slots, if it has any.
     pub slots: Option<Arena>,
+    /// What changes the number of slots in use, if that follows the available memory.
+    pub elastic: Option<ElasticSlots>,
     /// Threads and devices that compute.
     pub compute: Arc<ComputeContext>,
     /// The memory plan and the reader, as JSON.
@@ -189,7 +198,7 @@ fn assemble(
     policy_inputs: &PolicyInputs,
 ) -> Result<EngineParts> {
     let plan = decide(inputs, options)?;
-    if matches!(plan, MemoryPlan::Slots { .. }) {
+    if plan.slots().is_some() {
         require_store(model)?;
     }
     if let Some(store) = model.store().filter(|_| !options.uses_edge()) {
@@ -199,7 +208,10 @@ fn assemble(
     let compute = Arc::new(new_compute(options, inputs)?);
     let mut report = plan.json(inputs);
     let mut memory = PlannedMemory::new(plan.parts(inputs))?;
-    memory.take(MemoryUse::Experts)?;
+    let mut elastic = None;
+    if !matches!(plan, MemoryPlan::Elastic(_)) {
+        memory.take(MemoryUse::Experts)?;
+    }
     let (path, slots) = match (plan, model.store()) {
         (MemoryPlan::Slots { slots, scope }, Some(store)) => {
             let StreamingParts { experts, reader_note, slots } =
@@ -207,6 +219,17 @@ fn assemble(
             model.notices().send(Notice::Reader(reader_note.clone()));
             report["reader"] = reader_note.into();
             (with_edge(experts, store, model, options)?, Some(slots))
+        }
+        (MemoryPlan::Elastic(plan), Some(store)) => {
+            let shape = cache_shape(store, plan.most, plan.scope, options);
+            let StreamingParts { mut experts, reader_note, slots } =
+                parts_of_shape(store, &shape, plan.pass_through, &compute, options, policy_inputs)?;
+            experts.set_capacity(plan.slots);
+            let first = store.manifest().geometry.moe_layers[0];
+            elastic = Some(ElasticSlots::new(plan, slots.clone(), first, memory.budget())?);
+            model.notices().send(Notice::Reader(reader_note.clone()));
+            report["reader"] = reader_note.into();
+            (AnyExpertPath::Streaming(Box::new(experts)), Some(slots))
         }
         // With a slot for every expert, the first token need not wait until all are loaded.
         (MemoryPlan::AllResident, Some(store)) if !options.cache.preload => {
@@ -220,15 +243,14 @@ fn assemble(
         (_, None) if options.uses_edge() => crate::edge::refuse_no_store(model)?,
         _ => (AnyExpertPath::AllResident(Box::new(model.all_resident(&compute)?)), None),
     };
-    let planned_slots = match (&path, plan) {
-        (AnyExpertPath::Streaming(_), MemoryPlan::Slots { slots, scope }) => Some((slots, scope)),
-        (AnyExpertPath::Streaming(_), MemoryPlan::AllResident) => {
-            Some((inputs.blueprint.geometry.experts, CacheScope::Layer))
+    let planned_slots = match &path {
+        AnyExpertPath::Streaming(_) => {
+            Some(plan.slots().unwrap_or((inputs.blueprint.geometry.experts, CacheScope::Layer)))
         }
         _ => None,
     };
     let prefill_tokens = inputs.prefill_tokens;
-    Ok(EngineParts { path, slots, compute, report, memory, prefill_tokens, planned_slots, gpu: None })
+    Ok(EngineParts { path, slots, elastic, compute, report, memory, prefill_tokens, planned_slots, gpu: None })
 }
 
 /// The model's store; refuses a model that is not one, because its experts cannot be read one by one.
@@ -273,9 +295,32 @@ pub fn plan_inputs<'a>(model: &'a OpenModel, options: &Options) -> Result<PlanIn
             + options.tokenising_bytes()
             + options.program_bytes,
         available_bytes: memory::available(),
+        limit_bytes: memory::limit(),
         on_gpu: false,
     };
     Ok(PlanInputs { prefill_tokens: prefill_tokens(&inputs, options), ..inputs })
+}
+
+/// Refuses a number of slots that follows the available memory where slots are not in main memory alone.
+fn check_elastic(options: &Options) -> Result<()> {
+    if options.cache.size == CacheSize::Auto && (options.device.kind != DeviceKind::Cpu || options.uses_edge()) {
+        bail!(
+            "{} auto is for experts in main memory alone; give a size together with {} or {}",
+            Setting::CacheMem,
+            Setting::Device,
+            Setting::Edge
+        );
+    }
+    Ok(())
+}
+
+/// Has the memory of all slots in use touched ahead of the reads.
+fn touch_slots(slots: Option<&Arena>, path: &AnyExpertPath) {
+    let in_use = |slot| match path {
+        AnyExpertPath::Streaming(streaming) => streaming.is_in_use(slot),
+        _ => true,
+    };
+    slots.iter().for_each(|slots| slots.touch_ahead_if(TouchPace::Background, in_use));
 }
 
 /// Refuses speculation that was asked for where rejected tokens would change the text or the trace.
@@ -333,12 +378,24 @@ fn streaming_parts(
     policy_inputs: &PolicyInputs,
 ) -> Result<StreamingParts> {
     let shape = cache_shape(store, slots, scope, options);
-    let policies = options.cache.eviction.make(&shape, policy_inputs)?;
+    parts_of_shape(store, &shape, pass_through_slots(&shape), compute, options, policy_inputs)
+}
+
+/// As [`streaming_parts`], with a cache of this shape and this number of pass-through slots.
+fn parts_of_shape(
+    store: &Arc<Store>,
+    shape: &CacheShape,
+    pass_through: usize,
+    compute: &Arc<ComputeContext>,
+    options: &Options,
+    policy_inputs: &PolicyInputs,
+) -> Result<StreamingParts> {
+    let policies = options.cache.eviction.make(shape, policy_inputs)?;
     let Slots { slots: memory, reader, reader_note, arena } =
-        Slots::new(store, &shape, pass_through_slots(&shape), &options.cache.reader)?;
+        Slots::new(store, shape, pass_through, &options.cache.reader)?;
     let geometry = &store.manifest().geometry;
     let supply = SlotSupply { memory, reader, shards: Box::new(store.clone()), threads: compute.clone() };
-    let cache = Cache::new(geometry, &shape, policies, supply);
+    let cache = Cache::new(geometry, shape, policies, supply);
     let experts = StreamingPath::new(Routing::default(), cache, compute.clone(), options.cache.prefetch);
     Ok(StreamingParts { experts, reader_note, slots: arena })
 }

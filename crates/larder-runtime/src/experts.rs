@@ -13,6 +13,7 @@ use larder_policy::routing::RoutingSpec;
 use larder_store::reader::Slot;
 use serde_json::{Value, json};
 
+use crate::elastic::{CapacityChanges, ElasticSlots, StepMoment};
 use crate::hot::HotSetFile;
 use crate::notice::{Notice, Notices};
 use crate::open::OpenModel;
@@ -26,6 +27,7 @@ pub struct EngineExperts {
     /// Recorded visits, while recording is on.
     visits: Option<Vec<(LayerIdx, Visit)>>,
     hot: Option<HotSetFile>,
+    elastic: Option<ElasticSlots>,
     notices: Notices,
 }
 
@@ -50,7 +52,7 @@ pub enum AnyExpertPath {
 impl EngineExperts {
     /// A path whose routing is recorded, if there is a recorder.
     pub(crate) fn new(path: AnyExpertPath, recorder: Option<(PathBuf, Recorder)>, notices: Notices) -> Self {
-        EngineExperts { path, recorder, visits: None, hot: None, notices }
+        EngineExperts { path, recorder, visits: None, hot: None, elastic: None, notices }
     }
 
     /// Allocates what the path needs for calls of up to `tokens` tokens; fails if the GPU cannot compute the model.
@@ -61,9 +63,54 @@ impl EngineExperts {
         }
     }
 
-    /// Replaces the path.
+    /// Replaces the path. The number of slots is fixed from then on.
     pub(crate) fn set_path(&mut self, path: AnyExpertPath) {
+        self.elastic = None;
         self.path = path;
+    }
+
+    /// Lets the number of slots in use follow the available memory from now on, as long as routing is lossless.
+    pub(crate) fn set_elastic(&mut self, elastic: ElasticSlots) {
+        if let Some((_, recorder)) = &mut self.recorder {
+            recorder.capacity(elastic.changes().slots);
+        }
+        self.elastic = Some(elastic);
+    }
+
+    /// Locks the memory of slots that come into use.
+    pub(crate) fn lock_slots(&mut self) {
+        if let (AnyExpertPath::Streaming(streaming), Some(_)) = (&mut self.path, &self.elastic) {
+            streaming.lock_slots();
+        }
+    }
+
+    /// How the number of slots has changed; `None` if it is fixed.
+    pub fn capacity_changes(&self) -> Option<CapacityChanges> {
+        self.elastic.as_ref().map(ElasticSlots::changes)
+    }
+
+    /// Whether [`idle`](Self::idle) has or may get something to do.
+    pub fn has_idle_work(&self) -> bool {
+        self.has_hot() || self.elastic.is_some()
+    }
+
+    /// What can be done while no step is computed: reads on hot experts, and gives slots back if memory gets scarce. Takes a few
+    /// milliseconds; false if a pause is due before the next call.
+    pub fn idle(&mut self) -> bool {
+        self.follow_memory(StepMoment::Between);
+        self.read_hot()
+    }
+
+    /// Changes the number of slots at the beginning of a step or between steps, if the available memory calls for it. The text does not depend on
+    /// it, except under lossy routing.
+    fn follow_memory(&mut self, moment: StepMoment) {
+        let (Some(elastic), AnyExpertPath::Streaming(streaming)) = (&mut self.elastic, &mut self.path) else { return };
+        if !streaming.routing().is_lossless() {
+            return;
+        }
+        if let (Some(slots), Some((_, recorder))) = (elastic.follow(moment, streaming), &mut self.recorder) {
+            recorder.capacity(slots);
+        }
     }
 
     /// Keeps a hot set, if experts are read into slots in memory alone. `rows` layers have `experts` experts.
@@ -118,6 +165,11 @@ impl EngineExperts {
     /// Which experts are resident; `None` if all are in memory.
     pub fn residency(&self) -> Option<&dyn larder_core::Residency> {
         self.cached().map(CachedPath::residency)
+    }
+
+    /// Slots of the cache that are in use; 0 if all experts are in memory.
+    pub fn slots(&self) -> usize {
+        self.cached().map_or(0, |cached| cached.cache_shape().total_slots())
     }
 
     /// The routing with its quality counters; `None` if all experts are in memory.
@@ -259,6 +311,7 @@ impl EngineExperts {
 
 impl ExpertPath for EngineExperts {
     fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
+        self.follow_memory(StepMoment::Before(call.layer));
         let routed = self.path_mut().forward(call, out)?;
         if let Some((_, recorder)) = &mut self.recorder {
             recorder.record(call, &routed);

@@ -48,6 +48,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod elastic;
 mod engine;
 mod experts;
 mod hot;
@@ -68,6 +69,7 @@ pub mod machine;
 pub mod models;
 pub mod plan;
 
+pub use elastic::CapacityChanges;
 pub use engine::{InferenceEngine, expert_sizes, plan_inputs, require_store};
 pub use experts::{AnyExpertPath, EngineExperts};
 pub use notice::{Notice, Notices, WorkProgress};

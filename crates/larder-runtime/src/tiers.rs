@@ -95,6 +95,7 @@ pub(crate) fn assemble(
     let tiered = TieredPath::new(Routing::default(), cache, compute.clone(), bench, options.cache.prefetch);
     let gpu = Some(OnGpu { resident_bytes: vram.resident_bytes, throughput });
     Ok(EngineParts {
+        elastic: None,
         path: AnyExpertPath::Tiered { tiered: Box::new(tiered), how },
         slots: Some(arena),
         compute,

@@ -61,6 +61,8 @@ pub struct LayerVisit {
 pub struct EngineStatus {
     /// Cache traffic so far; `None` if all experts are resident, so that none are read.
     pub traffic: Option<Traffic>,
+    /// Slots of the expert cache that are in use; 0 if all experts are resident.
+    pub slots: usize,
     /// The routing strategy and its options.
     pub routing: String,
     /// The strategy's λ (cache bias), if it has one.

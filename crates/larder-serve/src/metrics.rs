@@ -155,6 +155,7 @@ impl Counters {
             ("expert_misses_total", "counter", "Expert cache misses.", counts.misses as f64),
             ("expert_evictions_total", "counter", "Expert cache evictions.", counts.evictions as f64),
             ("expert_hit_rate", "gauge", "Expert cache hit rate since the start.", traffic.hit_rate()),
+            ("expert_slots", "gauge", "Slots of the expert cache that are in use.", self.status.slots as f64),
             ("read_bytes_total", "counter", "Expert bytes read.", traffic.bytes() as f64),
             ("wait_seconds_total", "counter", "Time that computing waited for reads.", seconds(waited)),
             ("compute_seconds_total", "counter", "Time spent computing experts.", seconds(computed)),

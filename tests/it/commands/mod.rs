@@ -10,5 +10,6 @@ mod eval;
 mod format;
 mod hot;
 mod lab;
+mod memory;
 mod models;
 mod report;

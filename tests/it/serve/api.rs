@@ -14,7 +14,7 @@ use crate::support::{Signal, encoder_decoders, fixture, golden_models, larder_ok
 
 /// A server, ended when it is dropped.
 pub struct Server {
-    child: Child,
+    pub child: Child,
     address: String,
 }
 
@@ -26,7 +26,12 @@ impl Server {
 
     /// As [`start`](Self::start), with what it writes to standard error until it ends.
     pub fn start_logged(model: &Path, flags: &[&str]) -> (Server, JoinHandle<String>) {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_larder-under-test"))
+        Self::start_by(&mut Command::new(env!("CARGO_BIN_EXE_larder-under-test")), model, flags)
+    }
+
+    /// As [`start_logged`](Self::start_logged), by a command that starts the program, given its arguments.
+    pub fn start_by(command: &mut Command, model: &Path, flags: &[&str]) -> (Server, JoinHandle<String>) {
+        let mut child = command
             .args(["serve", "-m", model.to_str().unwrap(), "--port", "0", "--threads", "2"])
             .args(flags)
             .env("LARDER_HOT_SET", "off")
@@ -106,7 +111,8 @@ impl Server {
         assert!(self.child.wait().unwrap().success());
     }
 
-    fn metric(&self, name: &str) -> f64 {
+    /// A number of `/metrics`.
+    pub fn metric(&self, name: &str) -> f64 {
         let text = self.get("/metrics").body;
         let line = text.lines().find(|line| line.starts_with(&format!("{name} "))).unwrap_or_else(|| panic!("{text}"));
         line.rsplit(' ').next().unwrap().parse().unwrap()
@@ -152,7 +158,7 @@ impl Response {
     }
 
     /// The message of an error in OpenAI's form.
-    fn error(&self) -> String {
+    pub fn error(&self) -> String {
         let json = self.json();
         let error = json["error"].as_object().unwrap_or_else(|| panic!("{json}"));
         assert!(["message", "type", "param", "code"].iter().all(|key| error.contains_key(*key)), "{json}");
@@ -442,27 +448,6 @@ fn a_port_that_is_taken_is_said() {
     let model = fixture("golden/olmoe");
     let said = larder_refuses(&["serve", "-m", model.to_str().unwrap(), "--port", &port]);
     assert!(said.contains(&port), "{said}");
-}
-
-/// Tokenising takes over a hundred bytes for each byte of a text; what the allocator keeps of them would stay with the server.
-#[test]
-#[cfg(all(target_os = "linux", target_env = "gnu"))]
-fn memory_of_a_long_prompt_is_given_back() {
-    let server = Server::start(&fixture("golden/gpt_oss"), &["--context", "100000"]);
-    let status = || std::fs::read_to_string(format!("/proc/{}/status", server.child.id())).unwrap();
-    let mib = |name: &str| {
-        let status = status();
-        let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("the kernel says it");
-        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() >> 10
-    };
-    for _ in 0..2 {
-        let said = server.post("/v1/completions", json!({"prompt": "hello wor ".repeat(140_000)})).error();
-        assert!(said.contains("the prompt alone has"), "{said}");
-    }
-    let (peak, now) = (mib("VmHWM:"), mib("VmRSS:"));
-    println!("peak {peak} MiB, afterwards {now} MiB");
-    assert!(peak > 150, "the prompt took only {peak} MiB: is the test vacuous?");
-    assert!(now < 100, "{now} MiB of {peak} are still taken");
 }
 
 /// Bytes that were right once and are wrong when they are read again.

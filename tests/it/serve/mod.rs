@@ -10,6 +10,7 @@ mod fill_in;
 mod hot;
 #[cfg(unix)]
 mod listening;
+mod memory;
 mod operating;
 mod page;
 mod scheduling;

@@ -1,6 +1,7 @@
 //! What the tests share.
 
 pub mod checkpoint;
+pub mod control_group;
 pub mod reference;
 pub mod rig;
 

@@ -4,4 +4,4 @@ mod cache;
 mod ledger;
 
 pub use cache::{Cache, CacheError, ComputeFn, pass_through_slots, slot_count};
-pub use ledger::{CacheCounts, Ledger, SlotAssignment, SlotIndex};
+pub use ledger::{CacheCounts, CapacityChange, Ledger, SlotAssignment, SlotIndex};

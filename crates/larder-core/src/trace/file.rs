@@ -10,7 +10,7 @@ use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::{Value, json};
 
-use super::{Trace, TraceError, TraceToken};
+use super::{CapacityAt, Trace, TraceError, TraceToken};
 use crate::{open_regular, write_atomically};
 
 const FORMAT: &str = "larder-trace";
@@ -53,6 +53,10 @@ impl Trace {
         for (name, lengths) in [("passes", &self.passes), ("sequences", &self.sequences)] {
             let bytes = lengths.iter().flat_map(|n| n.to_le_bytes()).collect();
             tensors.push((name, "U32", vec![lengths.len()], bytes));
+        }
+        if !self.capacities.is_empty() {
+            let bytes = self.capacities.iter().flat_map(|c| [c.pass, c.slots]).flat_map(u32::to_le_bytes).collect();
+            tensors.push(("capacities", "U32", vec![self.capacities.len(), 2], bytes));
         }
         let bytes = self.origins.iter().flat_map(|o| o.sequence.to_le_bytes()).collect();
         tensors.push(("sequence_of", "U32", vec![tokens], bytes));
@@ -168,7 +172,18 @@ impl Open {
             // The check of the trace says what is wrong.
             false => Vec::new(),
         };
-        Ok(Trace { rows, experts, top_k, ids, weights, logits, origins, passes, sequences, meta })
+        let capacities = self.capacities()?;
+        Ok(Trace { rows, experts, top_k, ids, weights, logits, origins, passes, sequences, capacities, meta })
+    }
+
+    /// The changes of the number of slots, which few traces have.
+    fn capacities(&mut self) -> Result<Vec<CapacityAt>, TraceError> {
+        if self.header.info("capacities").is_none() {
+            return Ok(Vec::new());
+        }
+        let changes = self.shape("capacities", 2)?[0];
+        let values = self.read("capacities", Dtype::U32, &[changes, 2], u32::from_le_bytes)?;
+        Ok(values.as_chunks().0.iter().map(|[pass, slots]| CapacityAt { pass: *pass, slots: *slots }).collect())
     }
 
     fn origins(&mut self, tokens: usize) -> Result<Vec<TraceToken>, TraceError> {

@@ -46,8 +46,19 @@ pub struct Trace {
     /// Tokens of each stretch after which the eviction policies were told that something new begins: of each sequence, or
     /// of several sequences that were generated together. Each starts with a new pass.
     pub sequences: Vec<u32>,
+    /// Changes of the number of slots while it was recorded, in order; empty if the number was fixed.
+    pub capacities: Vec<CapacityAt>,
     /// Free text about the origin: model, command, seed.
     pub meta: BTreeMap<String, String>,
+}
+
+/// A number of slots that a cache had from a pass of a trace on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CapacityAt {
+    /// Index of the first pass, or the number of passes if none followed.
+    pub pass: u32,
+    /// Slots in use of each pool: per layer or, in global scope, in total.
+    pub slots: u32,
 }
 
 /// Where a token of a trace comes from.
@@ -184,6 +195,8 @@ impl Trace {
         let first = self.is_empty();
         join(&mut self.weights, &other.weights, first);
         join(&mut self.logits, &other.logits, first);
+        let passes = self.passes.len() as u32;
+        self.capacities.extend(other.capacities.iter().map(|c| CapacityAt { pass: passes + c.pass, ..*c }));
         let first = self.origins.iter().map(|o| o.sequence + 1).max().unwrap_or(0);
         self.origins.extend(other.origins.iter().map(|o| TraceToken { sequence: o.sequence + first, ..*o }));
         self.ids.extend_from_slice(&other.ids);
@@ -200,21 +213,27 @@ impl Trace {
             some => some[0].start..some[some.len() - 1].end,
         };
         let cut = |per_token: usize| tokens.start * per_token..tokens.end * per_token;
-        let mut at = 0;
-        let inside = |pass: &&u32| {
-            at += **pass as usize;
-            tokens.start < at && at <= tokens.end
-        };
+        let ends: Vec<usize> = self.passes.iter().scan(0, |at, n| Some((*at += *n as usize, *at).1)).collect();
+        let passes = [tokens.start, tokens.end].map(|token| ends.partition_point(|end| *end <= token));
         Trace {
             ids: self.ids[cut(self.rows * self.top_k)].to_vec(),
             weights: self.weights.get(cut(self.rows * self.top_k)).unwrap_or_default().to_vec(),
             logits: self.logits.get(cut(self.rows * self.experts)).unwrap_or_default().to_vec(),
             origins: renumbered(&self.origins[tokens.clone()]),
-            passes: self.passes.iter().filter(inside).copied().collect(),
+            passes: self.passes[passes[0]..passes[1]].to_vec(),
+            capacities: self.capacities_of(passes[0] as u32..passes[1] as u32),
             sequences: self.sequences[sequences].to_vec(),
             meta: self.meta.clone(),
             ..*self
         }
+    }
+
+    /// The changes of the number of slots within a range of passes, and first the number at its beginning, counted from there.
+    fn capacities_of(&self, passes: Range<u32>) -> Vec<CapacityAt> {
+        let before = self.capacities.iter().rfind(|c| c.pass < passes.start);
+        let within = self.capacities.iter().filter(|c| passes.contains(&c.pass));
+        let from_start = |c: &CapacityAt| CapacityAt { pass: c.pass.saturating_sub(passes.start), ..*c };
+        before.into_iter().chain(within).map(from_start).collect()
     }
 
     /// Checks that its parts fit together; the error says which do not.
@@ -244,6 +263,7 @@ impl Trace {
             return wrong(format!("has {got} values in '{name}', where {tokens} tokens need {want}"));
         }
         self.check_lengths()?;
+        self.check_capacities()?;
         self.check_ids()?;
         match self.logits.iter().position(|l| !l.is_finite()) {
             Some(at) => wrong(format!("has a logit at token {} that is not finite", at / (self.rows * self.experts))),
@@ -270,6 +290,18 @@ impl Trace {
             }
             None => Ok(()),
         }
+    }
+
+    fn check_capacities(&self) -> Result<(), TraceError> {
+        let most = (self.rows * self.experts) as u32;
+        let (mut before, last) = (0, self.passes.len() as u32);
+        for CapacityAt { pass, slots } in &self.capacities {
+            if *pass < before || *pass > last || !(1..=most).contains(slots) {
+                return Err(TraceError::Content(format!("has a capacity of {slots} slots at pass {pass} of {last}")));
+            }
+            before = *pass;
+        }
+        Ok(())
     }
 
     fn check_ids(&self) -> Result<(), TraceError> {

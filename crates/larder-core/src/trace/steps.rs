@@ -16,6 +16,8 @@ pub struct TraceStep<'a> {
     pub logits: &'a [f32],
     /// Whether a sequence starts with this step.
     pub starts_sequence: bool,
+    /// The number of slots of each pool from this step on, if it changed.
+    pub capacity: Option<usize>,
 }
 
 /// Iterator over the steps of a trace, pass by pass and row by row.
@@ -32,12 +34,14 @@ pub struct Steps<'a> {
     /// Per expert, the last step that needed it, and its place among the wanted ones of that step.
     seen: Vec<(usize, usize)>,
     step: usize,
+    /// Number of changes of the capacity so far.
+    changes: usize,
 }
 
 impl<'a> Steps<'a> {
     pub(super) fn new(trace: &'a Trace) -> Self {
         let seen = vec![(0, 0); trace.experts];
-        Steps { trace, pass: 0, row: 0, token: 0, sequence: 0, next_sequence: 0, seen, step: 0 }
+        Steps { trace, pass: 0, row: 0, token: 0, sequence: 0, next_sequence: 0, seen, step: 0, changes: 0 }
     }
 
     /// The distinct experts of the pass in the current row, and how many of its tokens chose each.
@@ -61,6 +65,14 @@ impl<'a> Steps<'a> {
         (wanted, counts)
     }
 
+    /// The last change of the number of slots before the current row, if it is the first of a pass.
+    fn capacity(&mut self) -> Option<usize> {
+        let changes = &self.trace.capacities[self.changes..];
+        let due = changes.iter().take_while(|change| self.row == 0 && change.pass as usize <= self.pass).count();
+        self.changes += due;
+        due.checked_sub(1).map(|last| changes[last].slots as usize)
+    }
+
     fn begins_sequence(&mut self) -> bool {
         let begins = self.row == 0 && self.token == self.next_sequence;
         if begins {
@@ -79,7 +91,8 @@ impl<'a> Iterator for Steps<'a> {
         let starts_sequence = self.begins_sequence();
         let logits = if tokens == 1 { self.trace.logits_of(self.token, self.row) } else { &[] };
         let (wanted, counts) = self.wanted(tokens);
-        let step = TraceStep { row: MoeRow(self.row), wanted, tokens: counts, logits, starts_sequence };
+        let capacity = self.capacity();
+        let step = TraceStep { row: MoeRow(self.row), wanted, tokens: counts, logits, starts_sequence, capacity };
         self.row += 1;
         if self.row == self.trace.rows {
             self.row = 0;

@@ -36,6 +36,32 @@ fn steps_need_each_expert_once_per_pass() {
     assert_eq!((trace.passes, trace.sequences), (vec![2, 1, 1], vec![3, 1]));
 }
 
+fn with_capacities(changes: &[(u32, u32)]) -> Trace {
+    let capacities = changes.iter().map(|(pass, slots)| CapacityAt { pass: *pass, slots: *slots }).collect();
+    Trace { capacities, ..small() }
+}
+
+#[test]
+fn capacities_change_with_the_first_row_of_a_pass() {
+    let trace = with_capacities(&[(0, 4), (1, 2), (1, 3), (3, 1)]);
+    trace.check().unwrap();
+    let seen: Vec<_> = trace.steps().map(|step| step.capacity).collect();
+    assert_eq!(seen, [Some(4), None, Some(3), None, None, None]);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    trace.write(file.path()).unwrap();
+    assert_eq!(Trace::read(file.path()).unwrap(), trace);
+    let pairs = |trace: &Trace| trace.capacities.iter().map(|c| (c.pass, c.slots)).collect::<Vec<_>>();
+    assert_eq!(pairs(&trace.select(0..1)), [(0, 4), (1, 2), (1, 3)]);
+    assert_eq!(pairs(&trace.select(1..2)), [(0, 3)]);
+    let mut joined = trace.select(0..1);
+    joined.append(&trace.select(1..2)).unwrap();
+    assert_eq!(pairs(&joined), [(0, 4), (1, 2), (1, 3), (2, 3)]);
+    assert_eq!(joined.passes, trace.passes);
+    for wrong in [&[(4, 1)][..], &[(1, 0)], &[(1, 9)], &[(2, 1), (1, 1)]] {
+        assert!(with_capacities(wrong).check().unwrap_err().to_string().contains("capacity of"), "{wrong:?}");
+    }
+}
+
 #[test]
 fn logits_go_with_passes_of_one_token() {
     let mut trace = Trace::new(1, 2, 1);

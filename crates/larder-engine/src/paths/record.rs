@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use half::f16;
-use larder_core::{Geometry, Trace, TraceError, TracePass, TraceToken};
+use larder_core::{CapacityAt, Geometry, Trace, TraceError, TracePass, TraceToken};
 use larder_model::{MoeCall, Routed, TokenOrigin, TokenPhase};
 
 /// Collects the choices of every MoE layer into a trace, pass by pass.
@@ -35,6 +35,12 @@ impl Recorder {
     /// The next pass begins a sequence.
     pub fn new_sequence(&mut self) {
         self.starts_sequence = true;
+    }
+
+    /// Records that the cache has `slots` slots per pool from the next pass on.
+    pub fn capacity(&mut self, slots: usize) {
+        let pass = self.trace.passes.len() as u32;
+        self.trace.capacities.push(CapacityAt { pass, slots: slots as u32 });
     }
 
     /// Records the choice of a layer. A pass that fails before its last layer is left out.

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use larder_cache::{Cache, ExpertCache, ExpertUses, Traffic};
+use larder_cache::{Cache, ExpertCache, ExpertUses, SlotIndex, Traffic};
 use larder_core::{ExpertId, ExpertKey, ExpertLayout, Gate, LayerIdx, Presence, WantedExpert};
 use larder_model::{ComputeContext, ExpertPath, ExpertWorkspace, ModelError, MoeCall, Routed, wanted_experts};
 
@@ -52,6 +52,26 @@ impl StreamingPath {
     /// Whether hot experts are left to read.
     pub fn has_hot(&self) -> bool {
         self.cache.has_hot()
+    }
+
+    /// Slots of each pool that are in use.
+    pub fn capacity(&self) -> usize {
+        self.cache.capacity()
+    }
+
+    /// Changes the number of slots of each pool that are in use, between steps; see [`Cache::set_capacity`].
+    pub fn set_capacity(&mut self, slots: usize) {
+        self.cache.set_capacity(slots);
+    }
+
+    /// Whether a slot is in use, free or not; pass-through slots are.
+    pub fn is_in_use(&self, slot: SlotIndex) -> bool {
+        self.cache.is_in_use(slot)
+    }
+
+    /// Locks the memory of slots that come into use; see [`Cache::lock_slots`].
+    pub fn lock_slots(&mut self) {
+        self.cache.lock_slots();
     }
 
     /// The uses of experts by the model's own routing, if they are counted.

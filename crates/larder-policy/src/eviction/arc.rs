@@ -91,6 +91,18 @@ impl Arc {
 }
 
 impl Eviction for Arc {
+    fn resize(&mut self, slots: usize) {
+        self.shape.slots = slots;
+        self.target = self.target.min(slots as f64);
+        while self.queues.len(B1) > 0 && self.queues.len(T1) + self.queues.len(B1) > slots {
+            self.forget_oldest(B1);
+        }
+        let all = |queues: &Queues| [T1, T2, B1, B2].iter().map(|list| queues.len(*list)).sum::<usize>();
+        while self.queues.len(B2) > 0 && all(&self.queues) > 2 * slots {
+            self.forget_oldest(B2);
+        }
+    }
+
     fn begin(&mut self, choice: &LayerChoice) {
         let Arc { shape, queues, target, arrivals, .. } = self;
         arrivals.begin(shape, choice, |key| Arc::look_up(queues, target, shape.slots, key));

@@ -67,11 +67,19 @@ impl Lecar {
             queues: Queues::new(shape.keys_per_pool(), 3),
             frequencies: Frequencies::new(shape.keys_per_pool()),
             weights: [0.5, 0.5],
-            discount: DISCOUNT.powf(1.0 / shape.slots as f64),
+            discount: discount(shape.slots),
             requests: 0,
             left: vec![0; shape.keys_per_pool()],
             draw: Lehmer(seed as u128),
             leaving: None,
+        }
+    }
+
+    /// Forgets the oldest ghosts beyond the length of their list.
+    fn bound(&mut self, ghosts: usize) {
+        while self.queues.len(ghosts) > self.shape.slots / 2 {
+            let oldest = self.queues.oldest(ghosts).expect("the list is longer than its limit");
+            self.queues.remove(oldest);
         }
     }
 
@@ -89,7 +97,18 @@ impl Lecar {
     }
 }
 
+/// The factor of a regret for each request since the eviction.
+fn discount(slots: usize) -> f64 {
+    DISCOUNT.powf(1.0 / slots as f64)
+}
+
 impl Eviction for Lecar {
+    fn resize(&mut self, slots: usize) {
+        self.shape.slots = slots;
+        self.discount = discount(slots);
+        [LRU_GHOST, LFU_GHOST].into_iter().for_each(|ghosts| self.bound(ghosts));
+    }
+
     fn begin(&mut self, choice: &LayerChoice) {
         for expert in choice.wanted {
             self.requests += 1;
@@ -138,10 +157,7 @@ impl Eviction for Lecar {
         {
             self.left[key.index()] = self.requests;
             self.queues.push(ghosts, key);
-            if self.queues.len(ghosts) > self.shape.slots / 2 {
-                let oldest = self.queues.oldest(ghosts).expect("the list is one longer than its limit");
-                self.queues.remove(oldest);
-            }
+            self.bound(ghosts);
         }
     }
 }

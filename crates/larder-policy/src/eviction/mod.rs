@@ -73,6 +73,12 @@ pub trait Eviction: Send {
     /// A new sequence begins, unrelated to the one before. Called for every pool.
     fn new_sequence(&mut self) {}
 
+    /// The pool has `slots` slots from now on, at least 1. If more keys are in it, the caller has the policy name victims until
+    /// they fit.
+    fn resize(&mut self, slots: usize) {
+        let _ = slots;
+    }
+
     /// `key` has come into the pool. The caller guarantees that it was not there.
     fn admit(&mut self, key: Key);
 

@@ -47,12 +47,12 @@ struct S3Fifo {
 
 impl S3Fifo {
     fn new(shape: &CacheShape) -> Self {
-        let small = (shape.slots as f64 * SMALL_SHARE) as usize;
+        let [small, main, ghosts] = lengths(shape.slots);
         S3Fifo {
             shape: *shape,
             small,
-            main: shape.slots - small,
-            ghosts: (shape.slots as f64 * GHOST_SHARE) as usize,
+            main,
+            ghosts,
             queues: Queues::new(shape.keys_per_pool(), 3),
             uses: vec![0; shape.keys_per_pool()],
             arrivals: Arrivals::new(),
@@ -99,7 +99,23 @@ impl S3Fifo {
     }
 }
 
+/// Lengths of the small queue, the main queue and the ghosts.
+fn lengths(slots: usize) -> [usize; 3] {
+    let small = (slots as f64 * SMALL_SHARE) as usize;
+    [small, slots - small, (slots as f64 * GHOST_SHARE) as usize]
+}
+
 impl Eviction for S3Fifo {
+    fn resize(&mut self, slots: usize) {
+        // Experts may come into a main queue that has grown without an eviction.
+        self.full &= slots <= self.small + self.main;
+        [self.small, self.main, self.ghosts] = lengths(slots);
+        while self.queues.len(GHOST) > self.ghosts {
+            let oldest = self.queues.oldest(GHOST).expect("the queue is longer than its limit");
+            self.queues.remove(oldest);
+        }
+    }
+
     fn begin(&mut self, choice: &LayerChoice) {
         let S3Fifo { shape, arrivals, queues, .. } = self;
         arrivals.begin(shape, choice, |key| S3Fifo::look_up(queues, key));

@@ -127,6 +127,18 @@ impl MemoryLease {
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
+
+    /// Makes it one with another lease of the same budget.
+    pub(crate) fn join(&mut self, mut more: MemoryLease) {
+        self.bytes += std::mem::take(&mut more.bytes);
+    }
+
+    /// Gives back what is more than `bytes`.
+    pub(crate) fn keep(&mut self, bytes: u64) {
+        let less = self.bytes.saturating_sub(bytes);
+        self.bytes -= less;
+        self.budget.account().taken -= less;
+    }
 }
 
 impl Drop for MemoryLease {
@@ -196,6 +208,12 @@ mod tests {
         assert_eq!((budget.taken_bytes(), first.bytes() + second.bytes()), (1000, 1000));
         drop(first);
         assert_eq!(budget.taken_bytes(), 400);
+        let mut second = second;
+        second.join(budget.take(MemoryUse::Experts, 500).unwrap());
+        assert_eq!((budget.taken_bytes(), second.bytes()), (900, 900));
+        second.keep(400);
+        second.keep(1000);
+        assert_eq!((budget.taken_bytes(), second.bytes()), (400, 400));
         budget.raise(1);
         assert!(budget.take(MemoryUse::Workspaces, 601).is_ok());
         assert!(budget.take(MemoryUse::Workspaces, u64::MAX).is_err());

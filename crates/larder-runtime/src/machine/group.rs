@@ -10,7 +10,17 @@ const NO_LIMIT: u64 = 1 << 62;
 /// Memory that can still be used below the limits of this process's control groups, in bytes; `None` without a limit. Page
 /// cache counts as available, because the kernel reclaims it first.
 pub fn available() -> Option<u64> {
-    own_groups(ROOT).iter().filter_map(ControlGroup::available).min()
+    headroom().map(|bytes| bytes.max(0) as u64)
+}
+
+/// As [`available`], but negative by how much a limit is exceeded, as one that was lowered may be.
+pub fn headroom() -> Option<i64> {
+    own_groups(ROOT).iter().filter_map(ControlGroup::headroom).min()
+}
+
+/// How often this process's control groups have reached a limit so far.
+pub fn limits_reached() -> u64 {
+    own_groups(ROOT).iter().map(ControlGroup::limits_reached).sum()
 }
 
 /// The lowest limit of this process's control groups and their parents, in bytes.
@@ -37,17 +47,21 @@ struct FileNames {
     used: &'static str,
     /// The keys of page cache in `memory.stat`, children included.
     page_cache: [&'static str; 2],
+    /// A file that counts how often a limit was reached, and its keys; the key is empty if the file is one number.
+    limits_reached: (&'static str, &'static [&'static str]),
 }
 
 const VERSION_1: FileNames = FileNames {
     limits: &["memory.limit_in_bytes"],
     used: "memory.usage_in_bytes",
     page_cache: ["total_inactive_file", "total_active_file"],
+    limits_reached: ("memory.failcnt", &[""]),
 };
 const VERSION_2: FileNames = FileNames {
     limits: &["memory.max", "memory.high"],
     used: "memory.current",
     page_cache: ["inactive_file", "active_file"],
+    limits_reached: ("memory.events", &["high", "max"]),
 };
 
 /// A control group with its parents.
@@ -86,12 +100,24 @@ impl ControlGroup {
         limits.filter(|limit| *limit < NO_LIMIT).min()
     }
 
-    fn available(&self) -> Option<u64> {
-        let available = |dir: &String| {
+    fn headroom(&self) -> Option<i64> {
+        let headroom = |dir: &String| {
             let used = number(dir, self.names.used)?.saturating_sub(self.page_cache(dir));
-            Some(self.limit_of(dir)?.saturating_sub(used))
+            let [limit, used] = [self.limit_of(dir)?, used].map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX));
+            Some(limit - used)
         };
-        self.dirs.iter().filter_map(available).min()
+        self.dirs.iter().filter_map(headroom).min()
+    }
+
+    fn limits_reached(&self) -> u64 {
+        let (file, keys) = self.names.limits_reached;
+        let Some(dir) = self.dirs.last() else { return 0 };
+        let text = fs::read_to_string(format!("{dir}/{file}")).unwrap_or_default();
+        let count = |line: &str| {
+            let (key, value) = line.split_once(' ').unwrap_or(("", line));
+            keys.contains(&key).then(|| value.trim().parse::<u64>().ok())?
+        };
+        text.lines().filter_map(count).fold(0, u64::saturating_add)
     }
 
     /// Bytes of page cache in a group.
@@ -140,8 +166,8 @@ mod tests {
         group(root.path(), "a/b", &[("memory.max", "max\n"), ("memory.current", "100\n")]);
         let root = root.path().to_str().unwrap();
         let found = ControlGroup::of("0::/a/b", root).unwrap();
-        assert_eq!((found.available(), found.limit()), (Some(600), Some(1000)));
-        assert_eq!(ControlGroup::of("0::/", root).unwrap().available(), None);
+        assert_eq!((found.headroom(), found.limit()), (Some(600), Some(1000)));
+        assert_eq!(ControlGroup::of("0::/", root).unwrap().headroom(), None);
         assert!(ControlGroup::of("3:cpu,cpuacct:/a", root).is_none());
     }
 
@@ -158,11 +184,13 @@ mod tests {
         ];
         group(root.path(), "a", &files);
         let found = ControlGroup::of("0::/a", root.path().to_str().unwrap()).unwrap();
-        assert_eq!((found.available(), found.limit()), (Some(900 - 400), Some(900)));
+        assert_eq!((found.headroom(), found.limit()), (Some(900 - 400), Some(900)));
         assert_eq!(found.pressure(), Some(0.125));
         // The limit moves, also below what is used.
-        group(root.path(), "a", &[("memory.max", "300")]);
-        assert_eq!(found.available(), Some(0));
+        assert_eq!(found.limits_reached(), 0);
+        let events = "low 0\nhigh 4\nmax 3\noom 1\n";
+        group(root.path(), "a", &[("memory.max", "300"), ("memory.events", events)]);
+        assert_eq!((found.headroom(), found.limits_reached()), (Some(-100), 7));
     }
 
     #[test]
@@ -174,6 +202,6 @@ mod tests {
         let files = [("memory.limit_in_bytes", "1000"), ("memory.usage_in_bytes", "700"), ("memory.stat", stat)];
         group(root.path(), "memory/a", &files);
         let found = ControlGroup::of("4:memory:/a", root.path().to_str().unwrap()).unwrap();
-        assert_eq!((found.available(), found.limit()), (Some(400), Some(1000)));
+        assert_eq!((found.headroom(), found.limit()), (Some(400), Some(1000)));
     }
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::ops::Range;
 
-use rustix::mm::{MlockAllFlags, mlock, mlockall};
+use rustix::mm::{MlockAllFlags, MlockFlags, mlock_with, mlockall};
 use rustix::param::page_size;
 use rustix::process::{Resource, getrlimit};
 
@@ -21,10 +21,11 @@ pub struct LockReport {
     refused: Option<io::Error>,
 }
 
-/// Locks all memory that is mapped so far. If the limit allows only some of it, weights and everything else that every
+/// Locks all memory that is mapped so far; `on_fault`: what is not touched yet, when it is touched. If the limit allows only some of it, weights and everything else that every
 /// token needs are locked first, and then the `slots`.
-pub fn lock(slots: Range<usize>) -> LockReport {
-    let Err(refused) = mlockall(MlockAllFlags::CURRENT) else {
+pub fn lock(slots: Range<usize>, on_fault: bool) -> LockReport {
+    let when = if on_fault { MlockAllFlags::ONFAULT } else { MlockAllFlags::empty() };
+    let Err(refused) = mlockall(MlockAllFlags::CURRENT | when) else {
         let bytes = memory::locked().unwrap_or_default();
         return LockReport { bytes, all: bytes, refused: None };
     };
@@ -34,8 +35,9 @@ pub fn lock(slots: Range<usize>) -> LockReport {
     let mut allowed = limit.saturating_sub(memory::locked().unwrap_or_default()) as usize;
     for range in ranges {
         let bytes = range.len().min(allowed) / page_size() * page_size();
-        // SAFETY: mlock neither reads nor writes memory; it returns an error for ranges that are not mapped any more.
-        if bytes > 0 && unsafe { mlock(range.start as *mut _, bytes) }.is_ok() {
+        let when = if on_fault { MlockFlags::ONFAULT } else { MlockFlags::empty() };
+        // SAFETY: locking neither reads nor writes memory; it returns an error for ranges that are not mapped any more.
+        if bytes > 0 && unsafe { mlock_with(range.start as *mut _, bytes, when) }.is_ok() {
             allowed -= bytes;
         }
     }

@@ -25,6 +25,24 @@ pub fn available() -> Option<u64> {
     }
 }
 
+/// As [`available`], in bytes, but negative by how much the limit of a control group is exceeded.
+pub fn headroom() -> Option<i64> {
+    let system = fs::read_to_string("/proc/meminfo").ok().and_then(|text| meminfo(&text, "MemAvailable:"));
+    let system = system.map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX));
+    match (system, group::headroom()) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}
+
+/// The most memory that the machine and its control groups let this process have, in bytes.
+pub fn limit() -> Option<u64> {
+    match (total(), group::limit()) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}
+
 /// Memory of the machine, in bytes.
 pub fn total() -> Option<u64> {
     meminfo(&fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")

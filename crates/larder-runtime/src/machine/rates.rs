@@ -26,7 +26,9 @@ const IN_FLIGHT: usize = 8;
 
 /// Bytes per second that `threads` threads together read from memory, in the best of a few passes.
 pub fn memory_bandwidth(threads: usize) -> f64 {
-    let words = MEMORY_BYTES / threads.max(1) / size_of::<u64>();
+    // Under a low limit the rate may be that of a large cache; more memory would end the process.
+    let bytes = memory::available().map_or(MEMORY_BYTES, |bytes| MEMORY_BYTES.min((bytes / 4) as usize));
+    let words = (bytes / threads.max(1) / size_of::<u64>()).max(1);
     let buffers: Vec<Vec<u64>> = (0..threads.max(1)).map(|t| vec![t as u64 + 1; words]).collect();
     let (start, mut best) = (Instant::now(), 0.0f64);
     while start.elapsed() < PROBE_TIME {
@@ -36,7 +38,7 @@ pub fn memory_bandwidth(threads: usize) -> f64 {
                 scope.spawn(move || black_box(sum(buffer)));
             }
         });
-        best = best.max(MEMORY_BYTES as f64 / pass.elapsed().as_secs_f64());
+        best = best.max((buffers.len() * words * size_of::<u64>()) as f64 / pass.elapsed().as_secs_f64());
     }
     best
 }

@@ -12,10 +12,12 @@ use crate::machine::budget::MemoryUse;
 use crate::options::{CacheSize, Options, Setting};
 use crate::slots::belong_to_layers;
 
+mod elastic;
 mod expert_sizes;
 mod prefill;
 pub mod tiers;
 
+pub(crate) use elastic::ElasticPlan;
 pub use expert_sizes::ExpertSizes;
 pub(crate) use prefill::{LEAST_TOKENS, prefill_tokens};
 
@@ -63,6 +65,8 @@ pub struct PlanInputs<'a> {
     pub growth_bytes: u64,
     /// Available memory in bytes; `None` if unknown.
     pub available_bytes: Option<u64>,
+    /// The most memory that the process may ever have, in bytes; `None` if unknown.
+    pub limit_bytes: Option<u64>,
     /// Whether a GPU computes: then the KV cache is in VRAM, and staging buffers in page-locked memory are needed.
     pub on_gpu: bool,
 }
@@ -79,6 +83,8 @@ pub enum MemoryPlan {
         /// What shares the slots.
         scope: CacheScope,
     },
+    /// As [`Slots`](Self::Slots), and the number follows the available memory.
+    Elastic(ElasticPlan),
 }
 
 impl PlanInputs<'_> {
@@ -193,12 +199,8 @@ impl PlanInputs<'_> {
 
     /// Slots that fit into `bytes`: per layer or, in global scope, in total.
     fn slots_in(&self, bytes: u64, scope: CacheScope) -> usize {
-        let geometry = &self.blueprint.geometry;
-        let (each, most) = match scope {
-            CacheScope::Layer => (self.slot_per_layer_bytes(), geometry.experts),
-            CacheScope::Global => (self.expert_sizes.largest(), geometry.expert_count()),
-        };
-        let without_others = (bytes / each.max(1)).min(most as u64) as usize;
+        let most = self.slots_for(self.blueprint.geometry.experts, scope);
+        let without_others = (bytes / self.slot_bytes(scope).max(1)).min(most as u64) as usize;
         let fits = |slots: &usize| self.bytes_of_slots(*slots, scope) <= bytes;
         (0..=without_others).rev().find(fits).unwrap_or(0)
     }
@@ -228,14 +230,18 @@ impl PlanInputs<'_> {
         }
     }
 
-    /// Bytes of `slots` and their pass-through slots.
-    fn bytes_of_slots(&self, slots: usize, scope: CacheScope) -> u64 {
-        let each = match scope {
+    /// Bytes of one slot more: of one per layer or, in global scope, of one.
+    fn slot_bytes(&self, scope: CacheScope) -> u64 {
+        match scope {
             CacheScope::Layer => self.slot_per_layer_bytes(),
             CacheScope::Global => self.expert_sizes.largest(),
-        };
+        }
+    }
+
+    /// Bytes of `slots` and their pass-through slots.
+    fn bytes_of_slots(&self, slots: usize, scope: CacheScope) -> u64 {
         let pass_through = self.pass_through_slots(slots, scope) as u64;
-        slots as u64 * each + pass_through * self.expert_sizes.largest()
+        slots as u64 * self.slot_bytes(scope) + pass_through * self.expert_sizes.largest()
     }
 
     fn context_text(&self) -> String {
@@ -263,6 +269,10 @@ impl PlanInputs<'_> {
 /// Decides the plan, from the requested size of the cache and the available memory.
 pub fn decide(inputs: &PlanInputs, options: &Options) -> Result<MemoryPlan> {
     let scope = options.cache.scope;
+    // A text under lossy routing depends on the number of slots.
+    if options.cache.size == CacheSize::Auto && options.routing.is_lossless() {
+        return elastic::decide(inputs, options).map(MemoryPlan::Elastic);
+    }
     let slots = match (requested_slots(inputs, options), inputs.slot_budget()) {
         (Some(slots), _) => slots,
         (None, Some(budget)) if budget < inputs.all_expert_bytes() => inputs.slots_in(budget, scope),
@@ -303,7 +313,7 @@ fn no_slot(inputs: &PlanInputs, options: &Options, scope: CacheScope) -> String 
 fn requested_slots(inputs: &PlanInputs, options: &Options) -> Option<usize> {
     let scope = options.cache.scope;
     match options.cache.size {
-        CacheSize::Available => None,
+        CacheSize::Available | CacheSize::Auto => None,
         CacheSize::ExpertsPerLayer(per_layer) => Some(inputs.slots_for(per_layer, scope)),
         CacheSize::Bytes(bytes) => Some(inputs.slots_in(bytes, scope)),
     }
@@ -329,11 +339,12 @@ fn check_fits(inputs: &PlanInputs, slots: usize, scope: CacheScope) -> Result<()
 }
 
 impl MemoryPlan {
-    /// Bytes of experts in memory.
+    /// Bytes of experts in memory, at most.
     pub fn expert_bytes(&self, inputs: &PlanInputs) -> u64 {
         match *self {
             MemoryPlan::AllResident => inputs.all_expert_bytes(),
             MemoryPlan::Slots { slots, scope } => inputs.bytes_of_slots(slots, scope),
+            MemoryPlan::Elastic(plan) => plan.bytes_of(plan.most),
         }
     }
 
@@ -351,10 +362,14 @@ impl MemoryPlan {
     pub fn describe(&self, inputs: &PlanInputs) -> String {
         let held = match *self {
             MemoryPlan::AllResident => format!("all {} experts", inputs.blueprint.geometry.expert_count()),
-            MemoryPlan::Slots { slots, scope } => slots_text(inputs, slots, scope),
+            MemoryPlan::Slots { slots, scope } => {
+                slots_text(inputs, slots, inputs.pass_through_slots(slots, scope), scope)
+            }
+            MemoryPlan::Elastic(plan) => plan.describe(inputs),
         };
         let mut text = format!(
-            "plan: {} = {} resident weights + {} KV cache ({}) + {} process and activations + {} {held}",
+            "plan: {}{} = {} resident weights + {} KV cache ({}) + {} process and activations + {} {held}",
+            if matches!(self, MemoryPlan::Elastic(_)) { "at most " } else { "" },
             format_bytes(self.total_bytes(inputs)),
             format_bytes(inputs.resident_bytes),
             format_bytes(inputs.kv_bytes()),
@@ -366,7 +381,7 @@ impl MemoryPlan {
             text += &format!("; {} available", format_bytes(available));
         }
         text += &prefill_text(inputs);
-        if let MemoryPlan::Slots { scope, .. } = *self {
+        if let Some((_, scope)) = self.slots() {
             let floor = inputs.blueprint.geometry.top_k;
             text += &format!("\n      experts per layer: at least {floor}, which one token uses");
             if let Some(budget) = inputs.slot_budget() {
@@ -390,9 +405,9 @@ impl MemoryPlan {
 
     /// The plan as JSON.
     pub fn json(&self, inputs: &PlanInputs) -> Value {
-        let slots = match *self {
-            MemoryPlan::AllResident => None,
-            MemoryPlan::Slots { slots, .. } => Some(slots),
+        let elastic = match self {
+            MemoryPlan::Elastic(plan) => Some(plan),
+            _ => None,
         };
         json!({
             "resident_bytes": inputs.resident_bytes,
@@ -403,7 +418,9 @@ impl MemoryPlan {
             "prefill_tokens": inputs.prefill_tokens,
             "expert_bytes": inputs.expert_sizes.largest(),
             "expert_classes": inputs.expert_sizes.classes().iter().map(|(bytes, layers)| json!({ "bytes": bytes, "layers": layers })).collect::<Vec<_>>(),
-            "slots": slots,
+            "slots": self.slots().map(|(slots, _)| slots),
+            "least_slots": elastic.map(|plan| plan.least),
+            "most_slots": elastic.map(|plan| plan.most),
             "pass_through_slots": self.pass_through_slots(inputs),
             "slot_bytes": self.expert_bytes(inputs),
             "total_bytes": self.total_bytes(inputs),
@@ -417,16 +434,28 @@ impl MemoryPlan {
         match *self {
             MemoryPlan::AllResident => 0,
             MemoryPlan::Slots { slots, scope } => inputs.pass_through_slots(slots, scope),
+            MemoryPlan::Elastic(plan) => plan.pass_through,
+        }
+    }
+
+    /// The number of slots, per layer or, in global scope, in total; that at the start if it changes. `None` if all experts are in
+    /// memory.
+    pub fn slots(&self) -> Option<(usize, CacheScope)> {
+        match *self {
+            MemoryPlan::AllResident => None,
+            MemoryPlan::Slots { slots, scope } | MemoryPlan::Elastic(ElasticPlan { slots, scope, .. }) => {
+                Some((slots, scope))
+            }
         }
     }
 
     /// Whether there are fewer slots than one token uses.
     fn thrashes(&self, inputs: &PlanInputs) -> bool {
         let top_k = inputs.blueprint.geometry.top_k;
-        match *self {
-            MemoryPlan::AllResident => false,
-            MemoryPlan::Slots { slots, scope: CacheScope::Layer } => slots < top_k,
-            MemoryPlan::Slots { slots, scope: CacheScope::Global } => slots < top_k * inputs.layers(),
+        match self.slots() {
+            None => false,
+            Some((slots, CacheScope::Layer)) => slots < top_k,
+            Some((slots, CacheScope::Global)) => slots < top_k * inputs.layers(),
         }
     }
 }
@@ -437,7 +466,7 @@ fn prefill_text(inputs: &PlanInputs) -> String {
 }
 
 /// How many experts `slots` hold, as text.
-fn slots_text(inputs: &PlanInputs, slots: usize, scope: CacheScope) -> String {
+fn slots_text(inputs: &PlanInputs, slots: usize, pass_through: usize, scope: CacheScope) -> String {
     let all = inputs.blueprint.geometry.expert_count();
     let total = slot_count(&inputs.blueprint.geometry, slots, scope);
     let share = 100.0 * total as f64 / all.max(1) as f64;
@@ -445,7 +474,7 @@ fn slots_text(inputs: &PlanInputs, slots: usize, scope: CacheScope) -> String {
         CacheScope::Layer => format!("{slots} per layer"),
         CacheScope::Global => "shared by all layers".into(),
     };
-    let through = match inputs.pass_through_slots(slots, scope) {
+    let through = match pass_through {
         0 => String::new(),
         some => format!(", and {some} through which others pass"),
     };

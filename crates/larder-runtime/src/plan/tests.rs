@@ -46,6 +46,7 @@ pub fn inputs(blueprint: &Blueprint, available: Option<u64>) -> PlanInputs<'_> {
         process_bytes: MEGA,
         growth_bytes: 0,
         available_bytes: available,
+        limit_bytes: available,
         on_gpu: false,
     }
 }

@@ -153,7 +153,7 @@ impl TierPlan {
             inputs.context_text(),
             format_bytes(inputs.scratch_bytes()),
             format_bytes(inputs.bytes_of_slots(self.device_slots, self.scope)),
-            slots_text(inputs, self.device_slots, self.scope),
+            slots_text(inputs, self.device_slots, 0, self.scope),
             format_bytes(vram.free_bytes),
         );
         let kept = match self.host_slots {
@@ -161,7 +161,7 @@ impl TierPlan {
             slots => format!(
                 "{} {}",
                 format_bytes(inputs.bytes_of_slots(slots, self.scope)),
-                slots_text(inputs, slots, self.scope)
+                slots_text(inputs, slots, 0, self.scope)
             ),
         };
         text += &format!(

@@ -81,6 +81,14 @@ pub trait Reader: Send {
 
     /// Number of submitted reads whose completion was not returned yet.
     fn in_flight(&self) -> usize;
+
+    /// Lets go of the memory of a slot, as far as the reader keeps hold of it between reads. False if it cannot: then the
+    /// memory must not be given back, since reads would go to where it was. The caller guarantees that no read into the slot
+    /// is in flight.
+    fn release(&mut self, slot: &Slot) -> bool {
+        let _ = slot;
+        true
+    }
 }
 
 /// A reader that can be chosen by name. A setting is parsed into one of these once, and opened wherever slots are.

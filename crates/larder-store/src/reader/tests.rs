@@ -131,6 +131,34 @@ fn each_read_completes_once_with_the_bytes_of_the_file() {
 }
 
 #[test]
+fn slots_whose_memory_was_given_back_are_read_into_again() {
+    const ROUNDS: usize = 40;
+    let shards = Shards::new();
+    for name in NAMES {
+        let (arena, mut slots) = Arena::new(6, SLOT_BYTES).unwrap();
+        let Some(mut reader) = shards.reader(name, &arena) else { continue };
+        for round in 0..ROUNDS {
+            // Some slots keep their memory.
+            for slot in slots.iter_mut().filter(|slot| (slot.index() + round).is_multiple_of(2)) {
+                assert!(reader.release(slot), "{name}");
+                slot.give_back().unwrap();
+                assert!(slot.iter().all(|byte| *byte == 0), "{name}");
+            }
+            let shard = |slot: &Slot| (slot.index() + round) % SHARDS;
+            let read = |slot: Slot| ReadRequest { shard: shard(&slot), offset: 0, len: SHARD_BYTES, slot, tag: 0 };
+            let mut reads: VecDeque<_> = slots.drain(..).map(read).collect();
+            while slots.len() < arena.slots() {
+                reader.submit(&mut reads);
+                let done = reader.wait().unwrap();
+                done.result.unwrap();
+                assert!(done.slot[..SHARD_BYTES] == shards.bytes[shard(&done.slot)], "{name}, round {round}");
+                slots.push(done.slot);
+            }
+        }
+    }
+}
+
+#[test]
 fn reads_complete_without_a_wait_for_them() {
     let shards = Shards::new();
     for name in NAMES {

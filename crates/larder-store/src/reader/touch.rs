@@ -101,6 +101,12 @@ impl Toucher {
         }
     }
 
+    /// Ends the thread, after the step that it is in.
+    pub fn stop(&self) {
+        self.progress.stopping.store(true, Ordering::Relaxed);
+        self.thread.iter().for_each(|thread| thread.thread().unpark());
+    }
+
     /// Bytes and time of touching so far.
     pub fn touched(&self) -> Touched {
         let Progress { touched, busy_nanos, .. } = &*self.progress;
@@ -135,9 +141,8 @@ impl Progress {
 
 impl Drop for Toucher {
     fn drop(&mut self) {
-        self.progress.stopping.store(true, Ordering::Relaxed);
+        self.stop();
         if let Some(thread) = self.thread.take() {
-            thread.thread().unpark();
             // A thread that panicked touches nothing any more.
             let _ = thread.join();
         }

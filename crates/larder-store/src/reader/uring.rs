@@ -134,7 +134,8 @@ impl Uring {
         let operation = self.operations[place].as_mut().expect("the place holds an operation");
         self.queued += 1;
         operation.queued = self.queued;
-        let buffer = buffer(&mut self.registered_buffers, &self.ring, &operation.read.slot);
+        let registered = self.registered_buffers.as_mut().ok();
+        let buffer = registered.and_then(|buffers| buffers.number(&self.ring, &operation.read.slot));
         let new = buffer.is_some_and(|(_, new)| new);
         let buffer = buffer.map(|(number, _)| number);
         let number = number(&mut self.registered_files, &self.ring, &operation.file);
@@ -271,6 +272,14 @@ impl Reader for Uring {
     fn in_flight(&self) -> usize {
         self.operations.len() - self.free.len() + self.completed.len()
     }
+
+    fn release(&mut self, slot: &Slot) -> bool {
+        match &mut self.registered_buffers {
+            Ok(registered) => registered.release(&self.ring, slot).is_ok(),
+            // None is registered.
+            Err(_) => true,
+        }
+    }
 }
 
 impl Drop for Uring {
@@ -305,22 +314,6 @@ fn number(
         Ok(number) => number,
         Err(e) => {
             *registered_files = Err(system_error("io_uring_register", e));
-            None
-        }
-    }
-}
-
-/// The registered index of the slot, if it has one, and whether it was registered by this call. After the kernel has
-/// refused a slot, no more are registered.
-fn buffer(
-    registered_buffers: &mut Result<RegisteredBuffers, String>,
-    ring: &IoUring,
-    slot: &Slot,
-) -> Option<(u16, bool)> {
-    match registered_buffers.as_mut().ok()?.number(ring, slot) {
-        Ok(number) => number,
-        Err(e) => {
-            *registered_buffers = Err(registration_error(e));
             None
         }
     }
@@ -378,7 +371,7 @@ mod tests {
         let Some((_dir, mut slots, mut uring)) = uring() else { return };
         let (front, back) = slots.remove(1).split_at(SHARD_ALIGN);
         let Ok(registered_buffers) = &mut uring.registered_buffers else { return println!("{}", uring.registered()) };
-        let [first, second] = [&back, &front].map(|part| registered_buffers.number(&uring.ring, part).unwrap());
+        let [first, second] = [&back, &front].map(|part| registered_buffers.number(&uring.ring, part));
         assert_eq!((first, second), (Some((1, true)), Some((1, false))));
         // The kernel refuses a read to an address outside the named buffer.
         let back = read(&mut uring, SHARD_ALIGN, back);

@@ -17,6 +17,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
 use larder_engine::{FinishReason, Routing, Session, StopMatcher};
@@ -35,6 +36,9 @@ use reply::{ChatSequence, Reply};
 use session_file::{SavedChat, SessionFile};
 use settings::Settings;
 use stats::ChatStats;
+
+/// Time between looks at the memory while the user types.
+const IDLE_PAUSE: Duration = Duration::from_millis(500);
 
 /// Runs a chat until the input ends.
 pub fn run(args: ChatArgs) -> Result<()> {
@@ -145,25 +149,28 @@ impl ChatSession<'_> {
         }
     }
 
-    /// The next message or command. Until it is there, and before the first answer, hot experts are read.
+    /// The next message or command. Until it is there, hot experts are read if there was no answer yet, and slots given back if
+    /// memory gets scarce.
     fn next_input(&mut self, lines: &mut Lines) -> Result<Input> {
         let experts = self.sequence.session.experts_mut();
         // A pipe's prompt is there at once.
-        if !self.interactive || !experts.has_hot() {
+        if !self.interactive || !experts.has_idle_work() {
             return lines.next();
         }
         let is_there = AtomicBool::new(false);
         thread::scope(|scope| {
-            let read = || {
-                let mut more = true;
-                while more && !is_there.load(Ordering::Relaxed) {
-                    more = experts.read_hot();
+            let idle = || {
+                while !is_there.load(Ordering::Relaxed) && experts.has_idle_work() {
+                    if !experts.idle() {
+                        thread::park_timeout(IDLE_PAUSE);
+                    }
                 }
             };
             // Without a thread, nothing is read ahead.
-            let _ = thread::Builder::new().name("hot-experts".into()).spawn_scoped(scope, read);
+            let idling = thread::Builder::new().name("chat-idle".into()).spawn_scoped(scope, idle);
             let input = lines.next();
             is_there.store(true, Ordering::Relaxed);
+            idling.iter().for_each(|idling| idling.thread().unpark());
             input
         })
     }
@@ -340,6 +347,8 @@ impl ChatSession<'_> {
         if let Some(traffic) = session.experts().traffic() {
             let read = print::bytes(traffic.bytes());
             rows.push(vec!["experts".into(), format!("{:.1} % cache hits, {read} read", 100.0 * traffic.hit_rate())]);
+            let changes = session.experts().capacity_changes();
+            rows.extend(changes.map(|changes| vec!["memory".into(), changes.to_string()]));
         }
         let mut text = print::columns(&rows);
         if let Some(quality) = session.experts().routing().and_then(Routing::quality) {

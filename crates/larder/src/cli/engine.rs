@@ -112,10 +112,28 @@ pub struct SizeFlags {
     #[arg(long = "cache-experts", value_name = "N", id = "cache_experts", value_parser = at_least_one)]
     #[arg(conflicts_with = "preload")]
     pub experts: Option<usize>,
-    /// Memory for cached experts, e.g. 4G, 512M or 1.5GiB (default: all experts if they fit, else as many as fit)
-    #[arg(long = "cache-mem", value_name = "SIZE", id = "cache_mem", value_parser = byte_size)]
+    /// Memory for cached experts, e.g. 4G, 512M or 1.5GiB, or auto: as much as is available, also later (default: all experts if
+    /// they fit, else as many as fit at the start)
+    #[arg(long = "cache-mem", value_name = "SIZE", id = "cache_mem", value_parser = cache_memory)]
     #[arg(conflicts_with_all = ["cache_experts", "preload"])]
-    pub mem: Option<ByteSize>,
+    pub mem: Option<CacheMemory>,
+}
+
+/// Memory for cached experts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CacheMemory {
+    /// What is available, while the model runs.
+    Auto,
+    /// A fixed size.
+    Size(ByteSize),
+}
+
+/// Parses a size in bytes, or `auto`.
+fn cache_memory(text: &str) -> Result<CacheMemory, String> {
+    match text {
+        "auto" => Ok(CacheMemory::Auto),
+        size => byte_size(size).map(CacheMemory::Size),
+    }
 }
 
 /// How many experts stay in memory, where the command's arguments may say it for each store.

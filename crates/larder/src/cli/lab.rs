@@ -234,6 +234,9 @@ pub struct ReplayArgs {
     /// Slots per layer (default: a quarter of the experts)
     #[arg(long, value_name = "N", help_heading = heading::CACHE)]
     pub cache_experts: Option<usize>,
+    /// With as many slots as the cache had while the trace was recorded by --cache-mem auto
+    #[arg(long, help_heading = heading::CACHE, conflicts_with_all = ["cache_experts", "routing", "sequences"])]
+    pub recorded_capacity: bool,
     /// Which experts share cache slots
     #[arg(long, value_name = "SCOPE", default_value = "layer", help_heading = heading::CACHE)]
     pub cache_scope: ScopeFlag,

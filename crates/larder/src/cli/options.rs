@@ -6,8 +6,8 @@ use larder_runtime::{
 
 use super::device::{DeviceFlag, DeviceFlags};
 use super::engine::{
-    CacheFlags, EngineFlags, HotSetFlag, HotSetFlags, PerformanceFlags, PlaceFlags, RecordFlags, SizeFlags,
-    SpeculateFlags,
+    CacheFlags, CacheMemory, EngineFlags, HotSetFlag, HotSetFlags, PerformanceFlags, PlaceFlags, RecordFlags,
+    SizeFlags, SpeculateFlags,
 };
 
 impl EngineFlags {
@@ -47,7 +47,8 @@ fn cache_options(
 ) -> CacheOptions {
     let size = match (size.experts, size.mem) {
         (Some(per_layer), _) => CacheSize::ExpertsPerLayer(per_layer),
-        (None, Some(bytes)) => CacheSize::Bytes(bytes.0),
+        (None, Some(CacheMemory::Auto)) => CacheSize::Auto,
+        (None, Some(CacheMemory::Size(bytes))) => CacheSize::Bytes(bytes.0),
         (None, None) => CacheSize::Available,
     };
     CacheOptions {
@@ -142,6 +143,7 @@ mod tests {
     #[test]
     fn sizes_become_one_choice() {
         assert_eq!(options_of(&["--cache-experts", "3"]).cache.size, CacheSize::ExpertsPerLayer(3));
+        assert_eq!(options_of(&["--cache-mem", "auto"]).cache.size, CacheSize::Auto);
         assert_eq!(options_of(&["--cache-mem", "1M"]).cache.size, CacheSize::Bytes(1_000_000));
         let device = options_of(&["--device", "cuda", "--vram-mem", "2k"]).device;
         assert_eq!((device.kind, device.vram_bytes), (DeviceKind::Cuda, Some(2000)));

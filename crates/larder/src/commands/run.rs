@@ -51,6 +51,7 @@ pub fn run(args: RunArgs) -> Result<()> {
         (true, _) => println!("{}", {
             let mut report = report(&all, prompt.len(), &written, &telemetry, streaming, plan);
             report["routing"] = engine.experts.routing().map_or(Value::Null, print::routing);
+            report["capacity"] = engine.experts.capacity_changes().map_or(Value::Null, |changes| changes.json());
             if let Some((name, _, others)) = engine.experts.offload_report() {
                 report[name] = others;
             }
@@ -62,6 +63,9 @@ pub fn run(args: RunArgs) -> Result<()> {
             eprintln!("{}", footer(prompt.len(), &written, &telemetry, streaming));
             if let Some(quality) = routing {
                 eprintln!("[{}]", print::quality(&args.engine.routing.strategy.to_string(), &quality));
+            }
+            if let Some(changes) = engine.experts.capacity_changes() {
+                eprintln!("[{changes}]");
             }
             if let Some((_, others, _)) = engine.experts.offload_report() {
                 eprintln!("[{others}]");

@@ -1,5 +1,6 @@
 //! The cache of one tier: carries out the ledger's decisions with a reader and slots in memory.
 
+mod capacity;
 mod hot;
 mod layer_visit;
 mod pass_through;
@@ -13,6 +14,7 @@ use larder_store::StoreError;
 
 use crate::expert_cache::ExpertCache;
 use crate::fill::{CompletedRead, SlotFiller, SlotSupply};
+use crate::one_tier::cache::capacity::Resized;
 use crate::one_tier::cache::hot::HotReads;
 use crate::one_tier::cache::layer_visit::LayerVisit;
 use crate::one_tier::cache::pass_through::PassThrough;
@@ -52,6 +54,7 @@ pub struct Cache {
     /// Experts of the next layer to read ahead of its visit, likeliest first.
     ahead: VecDeque<ExpertKey>,
     hot: HotReads,
+    resized: Resized,
     waited: Duration,
     computed: Duration,
     reads_ahead: ReadsAhead,
@@ -101,6 +104,7 @@ impl Cache {
             completed: Vec::new(),
             ahead: VecDeque::new(),
             hot: HotReads::default(),
+            resized: Resized::default(),
             waited: Duration::ZERO,
             computed: Duration::ZERO,
             reads_ahead: ReadsAhead::default(),
@@ -155,6 +159,7 @@ impl Cache {
         let outcome = LayerVisit::new(self, layer, row, &assignment).serve(compute, meanwhile);
         self.ledger.close(row, &mut assignment);
         self.visit.set(&assignment);
+        self.visit.evicted.append(&mut self.resized.evicted);
         self.assignment = assignment;
         outcome
     }
@@ -222,7 +227,7 @@ impl ExpertCache for Cache {
     }
 
     fn policy_shape(&self) -> CacheShape {
-        *self.ledger.shape()
+        self.ledger.policy_shape()
     }
 
     fn set_policies(&mut self, policies: Vec<Box<dyn Eviction>>) {

@@ -254,6 +254,53 @@ fn other_work_is_done_once_between_the_hits_and_the_first_wait() {
     assert!(overlapped > 5, "{overlapped} of 60 visits");
 }
 
+proptest! {
+    #[test]
+    fn every_expert_has_its_bytes_whatever_the_capacity(
+        visits in prop::collection::vec((0..LAYERS as u16, prop::sample::subsequence((0..EXPERTS as u16).collect::<Vec<_>>(), 1..=EXPERTS).prop_shuffle()), 1..60),
+        capacities in prop::collection::vec(0.0..1.0, 1..60),
+        slots in 1usize..8,
+        global in any::<bool>(),
+        overtaken in 0u64..5,
+        prefetches in 0u16..4,
+        scratch in 0usize..3,
+        ahead in any::<bool>(),
+    ) {
+        let scope = if global { CacheScope::Global } else { CacheScope::Layer };
+        let shape = CacheShape { scratch, ..CacheShape::new(&geometry(), slots, scope) };
+        let (mut cache, _) = cache_as(&shape, |m| m.overtaken(overtaken));
+        for (i, (layer, wanted)) in visits.iter().enumerate() {
+            if let Some(share) = capacities.get(i) {
+                cache.set_capacity(1 + (share * slots as f64) as usize);
+                prop_assert!(cache.filler.is_whole(0));
+            }
+            let expected: Vec<_> = (0..prefetches).map(|g| ExpertId((i as u16 + g) % EXPERTS as u16)).collect();
+            let next = LayerIdx((i as u16 + 1) % LAYERS as u16);
+            match ahead {
+                true => cache.read_ahead(next, expected),
+                false => cache.hint(next, &expected, usize::from(prefetches)),
+            }
+            visit(&mut cache, *layer, wanted).unwrap();
+            let all: usize = (0..LAYERS).map(|row| residents(&cache, row).len()).sum();
+            prop_assert!(all <= cache.capacity() * shape.pools());
+        }
+        prop_assert!(cache.filler.is_whole(0));
+    }
+}
+
+#[test]
+fn experts_that_a_smaller_capacity_evicts_are_in_the_next_visit() {
+    let (mut cache, _) = cache(3, CacheScope::Layer, |m| m);
+    visit(&mut cache, 0, &[0, 1, 2]).unwrap();
+    visit(&mut cache, 1, &[3, 4]).unwrap();
+    cache.set_capacity(1);
+    visit(&mut cache, 2, &[5]).unwrap();
+    assert_eq!(cache.last_visit().evicted, [(0, 0), (0, 1), (1, 3)].map(|(row, expert)| MoeRow(row).expert(expert)));
+    visit(&mut cache, 2, &[5]).unwrap();
+    assert!(cache.last_visit().evicted.is_empty());
+    assert_eq!([0, 1].map(|row| residents(&cache, row)), [vec![2], vec![4]]);
+}
+
 fn residents(cache: &Cache, row: usize) -> Vec<usize> {
     let presence = |expert: usize| cache.residency().presence(MoeRow(row).expert(expert));
     (0..EXPERTS).filter(|expert| presence(*expert) == Presence::Resident).collect()

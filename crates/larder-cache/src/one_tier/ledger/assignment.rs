@@ -20,6 +20,26 @@ pub struct SlotAssignment {
     pub evicted: Vec<ExpertKey>,
 }
 
+/// What follows from a change of the capacity.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct CapacityChange {
+    /// Slots that are in use from now on.
+    pub added: Vec<SlotIndex>,
+    /// Slots that are not in use any more.
+    pub removed: Vec<SlotIndex>,
+    /// Experts that were evicted.
+    pub evicted: Vec<ExpertKey>,
+}
+
+impl CapacityChange {
+    /// Empties it and keeps its allocations.
+    pub(super) fn clear(&mut self) {
+        self.added.clear();
+        self.removed.clear();
+        self.evicted.clear();
+    }
+}
+
 impl SlotAssignment {
     /// Whether an expert is a miss.
     pub fn misses(&self, expert: ExpertId) -> bool {

@@ -5,11 +5,11 @@ mod assignment;
 mod counts;
 
 use larder_core::{ExpertKey, MoeRow, Presence, Residency};
-use larder_policy::eviction::{CacheShape, Eviction, LayerChoice};
+use larder_policy::eviction::{CacheShape, Eviction, Key, LayerChoice};
 
 use crate::pools::PolicyPools;
 
-pub use assignment::{SlotAssignment, SlotIndex};
+pub use assignment::{CapacityChange, SlotAssignment, SlotIndex};
 pub use counts::CacheCounts;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,6 +35,8 @@ struct Entry {
 
 struct PoolSlots {
     free: Vec<u32>,
+    /// Slots that are not in use, because the capacity is below the shape's; the first to be used again is last.
+    retired: Vec<u32>,
     /// Number of scratch slots that this pool holds.
     borrowed_scratch: usize,
 }
@@ -42,6 +44,8 @@ struct PoolSlots {
 /// The state of every expert of every row, and the slots that they share.
 pub struct Ledger {
     shape: CacheShape,
+    /// Slots of each pool that are in use, at most those of the shape.
+    capacity: usize,
     entries: Vec<Entry>,
     policies: PolicyPools,
     pools: Vec<PoolSlots>,
@@ -55,10 +59,12 @@ impl Ledger {
     pub fn new(shape: &CacheShape, policies: Vec<Box<dyn Eviction>>) -> Self {
         assert!(shape.slots > 0, "a pool without slots");
         let descending = |from: usize, count: usize| (from as u32..(from + count) as u32).rev().collect();
-        let pool = |p| PoolSlots { free: descending(p * shape.slots, shape.slots), borrowed_scratch: 0 };
+        let pool =
+            |p| PoolSlots { free: descending(p * shape.slots, shape.slots), retired: Vec::new(), borrowed_scratch: 0 };
         let entry = Entry { state: State::Absent, pinned: false, placed: false, seen: false, unused_prefetch: false };
         Ledger {
             shape: *shape,
+            capacity: shape.slots,
             entries: vec![entry; shape.rows * shape.experts],
             policies: PolicyPools::new(shape, policies),
             pools: (0..shape.pools()).map(pool).collect(),
@@ -70,6 +76,56 @@ impl Ledger {
     /// The shape that it was made for.
     pub fn shape(&self) -> &CacheShape {
         &self.shape
+    }
+
+    /// The shape with the slots that are in use, as policies are made for.
+    pub fn policy_shape(&self) -> CacheShape {
+        CacheShape { slots: self.capacity, ..self.shape }
+    }
+
+    /// Slots of each pool that are in use.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Changes the number of slots of each pool that are in use, at least 1 and at most those of the shape, and writes what
+    /// follows from it to `change`. If fewer slots are left than experts, the policies name those that are evicted.
+    ///
+    /// The caller guarantees that no visit is open and no read in flight.
+    pub fn set_capacity(&mut self, slots: usize, change: &mut CapacityChange) {
+        assert!((1..=self.shape.slots).contains(&slots), "the memory holds {} slots per pool", self.shape.slots);
+        change.clear();
+        let before = std::mem::replace(&mut self.capacity, slots);
+        if slots == before {
+            return;
+        }
+        self.policies.resize(slots);
+        for pool in 0..self.pools.len() {
+            for _ in before..slots {
+                let slot = self.pools[pool].retired.pop().expect("a pool has the slots of its shape");
+                self.pools[pool].free.push(slot);
+                change.added.push(slot as usize);
+            }
+            for _ in slots..before {
+                // The one that would be used last comes first.
+                let free = &mut self.pools[pool].free;
+                let free = (!free.is_empty()).then(|| free.remove(0));
+                let slot = free.or_else(|| self.evict(self.row_of_pool(pool), &mut change.evicted));
+                let slot = slot.expect("an expert that is neither wanted nor in flight can be evicted");
+                self.pools[pool].retired.push(slot);
+                change.removed.push(slot as usize);
+            }
+        }
+    }
+
+    /// Whether a slot is in use, free or not.
+    pub fn is_in_use(&self, slot: SlotIndex) -> bool {
+        !self.pools.iter().any(|pool| pool.retired.contains(&(slot as u32)))
+    }
+
+    /// A row whose experts are in a pool.
+    fn row_of_pool(&self, pool: usize) -> MoeRow {
+        self.shape.expert(pool, Key(0)).row
     }
 
     /// The counts so far.

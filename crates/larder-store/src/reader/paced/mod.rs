@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{ReadCompletion, ReadRequest, Reader, window::ReadWindow};
+use super::{ReadCompletion, ReadRequest, Reader, Slot, window::ReadWindow};
 
 /// Time since any fixed one.
 type Clock = Box<dyn Fn() -> Duration + Send + Sync>;
@@ -162,6 +162,16 @@ impl Reader for PacedReader {
 
     fn in_flight(&self) -> usize {
         self.unreturned
+    }
+
+    fn release(&mut self, slot: &Slot) -> bool {
+        let mut state = self.shared.state();
+        state.caller_waits = true;
+        while state.idle.is_none() {
+            state = self.shared.wait(state);
+        }
+        state.caller_waits = false;
+        state.idle.as_mut().is_some_and(|paced| paced.reader.release(slot))
     }
 }
 

@@ -29,10 +29,14 @@ pub fn run(args: &ReplayArgs) -> Result<()> {
     let (wanted, tokens) = (counts.wanted(), found.tokens.max(1) as f64);
     println!("{}", summary(&trace));
     println!(
-        "{}: {slots} slots per layer{}, {}",
+        "{}: {}{}, {}",
         args.eviction,
+        if args.recorded_capacity { "slots as recorded".into() } else { format!("{slots} slots per layer") },
         if args.replay.scratch > 0 { format!(" and {} scratch slots", args.replay.scratch) } else { String::new() },
-        if args.replay.carry { "kept from sequence to sequence" } else { "empty before each sequence" },
+        match start_of(args) {
+            InitialCache::Carried => "kept from sequence to sequence",
+            InitialCache::Cold => "empty before each sequence",
+        }
     );
     println!("{:.2} % hits of {wanted} requests", 100.0 * found.hit_rate());
     println!("{} misses, {:.2} per token, {} of them first uses", counts.misses, counts.misses as f64 / tokens, {
@@ -53,6 +57,11 @@ pub fn run(args: &ReplayArgs) -> Result<()> {
     Ok(())
 }
 
+/// The cache at the start of each sequence; with recorded numbers of slots, it is kept as it was then.
+fn start_of(args: &ReplayArgs) -> InitialCache {
+    if args.recorded_capacity { InitialCache::Carried } else { start(&args.replay) }
+}
+
 /// Reroutes the trace with another strategy, if there is one, and returns its quality.
 fn reroute_trace(args: &ReplayArgs, trace: &mut Trace, slots: usize) -> Result<Option<Quality>> {
     let Some(routing) = &args.routing else { return Ok(None) };
@@ -68,7 +77,8 @@ fn reroute_trace(args: &ReplayArgs, trace: &mut Trace, slots: usize) -> Result<O
 
 /// Replays the trace; the time in seconds does not include preparing its requests.
 fn replay(args: &ReplayArgs, trace: &Trace, slots: usize) -> Result<(ReplayResult, f64)> {
-    let pieces = match start(&args.replay) {
+    let pieces = match start_of(args) {
+        _ if args.recorded_capacity => vec![Requests::as_recorded(trace)],
         InitialCache::Cold => Requests::by_sequence(trace),
         InitialCache::Carried => vec![Requests::all(trace)],
     };
@@ -76,8 +86,12 @@ fn replay(args: &ReplayArgs, trace: &Trace, slots: usize) -> Result<(ReplayResul
     pieces.iter().for_each(|requests| drop(requests.policy_inputs(&args.eviction, &inputs)));
     let begin = Instant::now();
     let mut all = ReplayResult::default();
+    let (scope, scratch) = (args.cache_scope.into(), args.replay.scratch);
     for requests in &pieces {
-        let shape = requests.cache_shape(slots, args.cache_scope.into(), args.replay.scratch)?;
+        let shape = match args.recorded_capacity {
+            true => requests.recorded_shape(trace, scope, scratch)?,
+            false => requests.cache_shape(slots, scope, scratch)?,
+        };
         all.add(&replay_requests(requests, &shape, &args.eviction, &inputs)?);
     }
     Ok((all, begin.elapsed().as_secs_f64()))
@@ -109,10 +123,10 @@ fn numbers(
         "eviction": args.eviction.to_string(),
         "routing": args.routing.as_ref().map(ToString::to_string),
         "quality": quality.map(cost),
-        "slots": slots,
+        "slots": (!args.recorded_capacity).then_some(slots),
         "scope": larder_core::CacheScope::from(args.cache_scope).to_string(),
         "scratch": args.replay.scratch,
-        "start": start(&args.replay).to_string(),
+        "start": start_of(args).to_string(),
         "wanted": found.counts.wanted(),
         "hits": found.counts.hits,
         "misses": found.counts.misses,

@@ -203,7 +203,7 @@ impl larder_serve::Engine for Served {
             self.engine.experts.write_hot_set();
             self.hot_set_kept = Instant::now();
         }
-        self.engine.experts.read_hot()
+        self.engine.experts.idle()
     }
 
     fn end(&mut self) {
@@ -218,7 +218,7 @@ impl larder_serve::Engine for Served {
             kl: quality.mean_kl(),
         });
         let (routing, lambda) = (self.routing.to_string(), self.routing.lambda());
-        EngineStatus { traffic: experts.traffic(), lambda, routing, quality }
+        EngineStatus { traffic: experts.traffic(), slots: experts.slots(), lambda, routing, quality }
     }
 
     fn set_routing(&mut self, spec: &str) -> Result<(), String> {

@@ -45,6 +45,62 @@ fn visit(ledger: &mut Ledger, row: usize, wanted: &[usize]) {
     ledger.replay_visit(&choice(row, wanted), &mut SlotAssignment::default());
 }
 
+/// Changes the capacity, and checks that each slot is in use or not.
+fn set_capacity(ledger: &mut Ledger, slots: usize) -> CapacityChange {
+    let before = ledger.capacity();
+    let mut change = CapacityChange::default();
+    ledger.set_capacity(slots, &mut change);
+    let pools = ledger.shape().pools();
+    assert_eq!(change.added.len(), pools * slots.saturating_sub(before));
+    assert_eq!(change.removed.len(), pools * before.saturating_sub(slots));
+    let own = ledger.shape().pools() * ledger.shape().slots + ledger.shape().scratch;
+    assert_eq!((0..own).filter(|slot| !ledger.is_in_use(*slot)).count(), pools * (ledger.shape().slots - slots));
+    change
+}
+
+/// Every policy that needs no inputs.
+fn policies() -> impl Iterator<Item = &'static str> {
+    larder_policy::eviction::POLICIES.iter().map(|p| p.name).filter(|n| !["belady", "learned"].contains(n))
+}
+
+#[test]
+fn a_capacity_at_the_start_is_a_cache_of_that_size() {
+    for scope in [CacheScope::Layer, CacheScope::Global] {
+        for (policy, slots) in policies().flat_map(|policy| [1, 3, 5, 6].map(|slots| (policy, slots))) {
+            let shape = |slots| CacheShape { rows: 2, experts: 8, top_k: 2, slots, scope, scratch: 1 };
+            let mut small = with(policy, &shape(slots), &PolicyInputs::default());
+            let mut large = with(policy, &shape(6), &PolicyInputs::default());
+            set_capacity(&mut large, slots);
+            assert_eq!(large.policy_shape(), shape(slots));
+            for i in 0..200 {
+                let wanted = [(3 * i + 1) % 8, (5 * i * i) % 8];
+                let wanted = if wanted[0] == wanted[1] { &wanted[..1] } else { &wanted[..] };
+                [&mut small, &mut large].into_iter().for_each(|ledger| visit(ledger, i % 2, wanted));
+                assert_eq!(small.counts(), large.counts(), "{policy}, {slots} slots, {scope:?}, visit {i}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_policy_follows_a_capacity_that_changes() {
+    for policy in policies() {
+        let shape = CacheShape { rows: 2, experts: 8, top_k: 2, slots: 12, scope: CacheScope::Global, scratch: 1 };
+        let mut ledger = with(policy, &shape, &PolicyInputs::default());
+        let (mut evicted, mut full) = (0, 0);
+        for i in 0..600 {
+            if i % 20 == 0 {
+                evicted += set_capacity(&mut ledger, [12, 5, 9, 1, 3, 12, 2][i / 20 % 7]).evicted.len();
+            }
+            visit(&mut ledger, i % 2, &[(3 * i + i / 50) % 8, (5 * i * i + 1) % 7 + 1][..1 + i % 2]);
+            let residents = (0..16).filter(|i| ledger.is_resident(key(i / 8, i % 8))).count();
+            assert!(residents <= ledger.capacity(), "{policy}: {residents} of {}", ledger.capacity());
+            full += usize::from(residents == ledger.capacity());
+        }
+        assert!(evicted > 20 && full > 100, "{policy}: {evicted} evicted, {full} visits with full pools");
+    }
+}
+
 #[test]
 fn the_best_ranked_of_those_that_came_together_leaves_first() {
     let mut ledger = lru(1, 8, 4, CacheScope::Layer);
@@ -72,8 +128,7 @@ fn a_failed_read_leaves_nothing_behind() {
 
 #[test]
 fn policies_change_and_no_expert_is_lost() {
-    let names = larder_policy::eviction::POLICIES.iter().map(|p| p.name).filter(|n| !["belady", "learned"].contains(n));
-    let names: Vec<&str> = names.collect();
+    let names: Vec<&str> = policies().collect();
     let shape = CacheShape { rows: 2, experts: 8, top_k: 2, slots: 5, scope: CacheScope::Global, scratch: 0 };
     let make = |name: &str| name.parse::<EvictionSpec>().unwrap().make(&shape, &PolicyInputs::default()).unwrap();
     let steps = |ledger: &mut Ledger, salt: usize| {
@@ -206,6 +261,17 @@ impl Naive {
     }
 }
 
+impl Naive {
+    fn set_capacity(&mut self, slots: usize) {
+        self.slots = slots;
+        for pool in &mut self.pools {
+            let out = pool.len().saturating_sub(slots);
+            pool.drain(..out);
+            self.counts.evictions += out as u64;
+        }
+    }
+}
+
 const LAYERS: usize = 3;
 const EXPERTS: usize = 8;
 
@@ -220,7 +286,7 @@ proptest! {
 
     #[test]
     fn behaves_as_lists_do(
-        visits in prop::collection::vec(wanted(), 200..400),
+        visits in prop::collection::vec((wanted(), prop::option::weighted(0.1, 0.0..1.0)), 200..400),
         slots in 1usize..10,
         global in any::<bool>(),
     ) {
@@ -228,7 +294,12 @@ proptest! {
         let mut ledger = lru(LAYERS, EXPERTS, slots, scope);
         let (counts, seen) = (CacheCounts::default(), Default::default());
         let mut naive = Naive { scope, slots, pools: vec![vec![]; LAYERS], counts, seen };
-        for (layer, wanted) in visits {
+        for ((layer, wanted), share) in visits {
+            if let Some(share) = share {
+                let capacity = 1 + (share * slots as f64) as usize;
+                set_capacity(&mut ledger, capacity);
+                naive.set_capacity(capacity);
+            }
             visit(&mut ledger, layer, &wanted);
             naive.visit(layer, &wanted);
             prop_assert_eq!(ledger.counts(), naive.counts);

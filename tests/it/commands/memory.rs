@@ -1,62 +1,13 @@
 //! Memory under a real control group whose limit moves. Where control groups cannot be made, the test says so and passes.
 
 use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 use larder_runtime::machine::budget::{MemoryBudget, MemoryUse};
 use larder_runtime::machine::{group, memory};
 
-const MEGA: u64 = 1 << 20;
-
-/// A control group of this test; removed when dropped.
-struct TestGroup {
-    dir: PathBuf,
-    limit: &'static str,
-}
-
-impl TestGroup {
-    /// A new group under version 1 or 2; `Err` says why there is none.
-    fn new(name: &str) -> Result<Self, String> {
-        let own = std::fs::read_to_string("/proc/self/cgroup").map_err(|e| format!("/proc/self/cgroup: {e}"))?;
-        let of =
-            |controller: &str| own.lines().find_map(|l| Some(l.split_once(controller)?.1.trim_matches('/').to_owned()));
-        let groups = [
-            (of(":memory:").map(|path| PathBuf::from("/sys/fs/cgroup/memory").join(path)), "memory.limit_in_bytes"),
-            (of("0::").map(|path| PathBuf::from("/sys/fs/cgroup").join(path)), "memory.max"),
-        ];
-        let mut why = "no control group of this process limits memory".to_owned();
-        for (parent, limit) in groups {
-            let Some(parent) = parent else { continue };
-            let dir = parent.join(format!("{name}-{}", std::process::id()));
-            match std::fs::create_dir(&dir) {
-                Ok(()) => {
-                    let group = TestGroup { dir, limit };
-                    match group.set_limit(256 * MEGA) {
-                        Ok(()) => return Ok(group),
-                        Err(e) => why = format!("{}: {e}", group.dir.join(limit).display()),
-                    }
-                }
-                Err(e) => why = format!("{}: {e}", dir.display()),
-            }
-        }
-        Err(why)
-    }
-
-    fn set_limit(&self, bytes: u64) -> std::io::Result<()> {
-        std::fs::write(self.dir.join(self.limit), bytes.to_string())
-    }
-
-    fn add(&self, child: &Child) -> std::io::Result<()> {
-        std::fs::write(self.dir.join("cgroup.procs"), child.id().to_string())
-    }
-}
-
-impl Drop for TestGroup {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir(&self.dir);
-    }
-}
+use crate::support::control_group::{MEGA, TestGroup};
 
 /// Sends a line and returns the answer.
 fn ask(child: &mut Child, answers: &mut BufReader<ChildStdout>, line: &str) -> String {
@@ -72,15 +23,9 @@ fn ask(child: &mut Child, answers: &mut BufReader<ChildStdout>, line: &str) -> S
 
 #[test]
 fn a_limit_that_moves_is_seen_before_memory_is_taken() {
-    let group = match TestGroup::new("larder-moving-limit") {
-        Ok(group) => group,
-        Err(why) => {
-            println!("skipped: no control group can be made here ({why})");
-            return;
-        }
-    };
+    let Some(group) = TestGroup::new("larder-moving-limit", 256 * MEGA) else { return };
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "child", "--ignored", "--nocapture"])
+        .args(["--exact", "commands::memory::child", "--ignored", "--nocapture"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()

@@ -94,17 +94,36 @@ impl Arena {
     /// dropped. Slots can be used meanwhile. Only the first call has an effect; systems without the call (Linux before
     /// 5.14, others) touch memory when it is first used.
     pub fn touch_ahead(&self, pace: TouchPace) {
+        self.touch_ahead_if(pace, |_| true);
+    }
+
+    /// As [`touch_ahead`](Self::touch_ahead), of those slots alone that `wanted` allows.
+    pub fn touch_ahead_if(&self, pace: TouchPace, wanted: impl Fn(usize) -> bool) {
         if self.bytes() == 0 || self.map.toucher.get().is_some() {
             return;
         }
+        let ranges: Vec<Range<usize>> = self.starts.windows(2).map(|slot| slot[0]..slot[1]).collect();
+        let wanted: Vec<bool> = (0..ranges.len()).map(wanted).collect();
         let first = self.first.as_ptr() as usize;
-        // SAFETY: the bytes from `at` on, `bytes` of them, are within the slots; the mapping outlives the thread, because
-        // `Mapping` drops the `Toucher`, which joins it, before it unmaps the memory.
-        let touch = move |at, bytes| unsafe { populate(first + at, bytes) };
+        let touch = move |at: usize, bytes: usize| {
+            let slots = ranges.partition_point(|slot| slot.end <= at)..ranges.len();
+            for slot in slots.take_while(|slot| ranges[*slot].start < at + bytes).filter(|slot| wanted[*slot]) {
+                let (start, end) = (ranges[slot].start.max(at), ranges[slot].end.min(at + bytes));
+                // SAFETY: the bytes are within a slot; the mapping outlives the thread, because `Mapping` drops the
+                // `Toucher`, which joins it, before it unmaps the memory.
+                unsafe { populate(first + start, end - start)? };
+            }
+            Ok(())
+        };
         if let Ok(toucher) = Toucher::start(self.bytes(), pace, touch) {
             // If another call was faster, its thread goes on and this one ends.
             let _ = self.map.toucher.set(toucher);
         }
+    }
+
+    /// Ends the touching of [`touch_ahead`](Self::touch_ahead): memory that is given back is not to be touched again.
+    pub fn stop_touching(&self) {
+        self.map.toucher.get().into_iter().for_each(Toucher::stop);
     }
 
     /// Tells the thread of [`touch_ahead`](Self::touch_ahead) that reads have reached a slot.
@@ -223,6 +242,25 @@ impl Slot {
         self
     }
 
+    /// Gives its memory back to the system, locked or not; the bytes are zero then, and the system provides memory again when
+    /// they are next used.
+    pub fn give_back(&mut self) -> io::Result<()> {
+        let (start, bytes) = (self.start.as_ptr().cast(), self.bytes);
+        // SAFETY: this handle is the only access to the bytes, and it is borrowed exclusively; the memory is anonymous and
+        // private, so that it stays mapped and reads as zeros. Locked memory cannot be given back.
+        unsafe {
+            rustix::mm::munlock(start, bytes)?;
+            rustix::mm::madvise(start, bytes, rustix::mm::Advice::LinuxDontNeed)?;
+        }
+        Ok(())
+    }
+
+    /// Locks its memory, so that the system does not swap it out. What is not provided yet is locked when it is first used.
+    pub fn lock(&mut self) -> io::Result<()> {
+        // SAFETY: the slot is mapped; locking neither reads nor changes its bytes.
+        unsafe { lock_on_fault(self.start.as_ptr().cast(), self.bytes) }
+    }
+
     /// Whether it is a slot of `arena`.
     pub fn belongs_to(&self, arena: &Arena) -> bool {
         Arc::ptr_eq(&self.map, &arena.map)
@@ -263,6 +301,23 @@ unsafe fn populate(_: usize, _: usize) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
+/// Locks a range.
+///
+/// # Safety
+///
+/// The range must be mapped.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+unsafe fn lock_on_fault(start: *mut std::ffi::c_void, bytes: usize) -> io::Result<()> {
+    // SAFETY: by the contract of this function.
+    unsafe { rustix::mm::mlock_with(start, bytes, rustix::mm::MlockFlags::ONFAULT) }.map_err(io::Error::from)
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+unsafe fn lock_on_fault(start: *mut std::ffi::c_void, bytes: usize) -> io::Result<()> {
+    // SAFETY: by the contract of this function.
+    unsafe { rustix::mm::mlock(start, bytes) }.map_err(io::Error::from)
+}
+
 /// Requests huge pages, which save TLB misses. Without them the slots work the same.
 #[cfg(target_os = "linux")]
 fn ask_for_huge_pages(map: &MmapMut) {
@@ -272,147 +327,15 @@ fn ask_for_huge_pages(map: &MmapMut) {
 #[cfg(not(target_os = "linux"))]
 fn ask_for_huge_pages(_: &MmapMut) {}
 
+/// Pages of a slot that the system provides memory for.
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn slots_are_aligned_zeroed_disjoint_and_have_fixed_addresses() {
-        let (arena, mut slots) = Arena::new(5, 12 << 10).unwrap();
-        assert_eq!(slots[0].as_ptr().align_offset(ARENA_ALIGN), 0);
-        assert!(slots.iter().all(|s| s.len() == 12 << 10 && s.iter().all(|b| *b == 0) && s.belongs_to(&arena)));
-        let addresses: Vec<_> = slots.iter().map(|s| s.as_ptr()).collect();
-        slots.iter_mut().enumerate().for_each(|(i, slot)| slot.fill(i as u8 + 1));
-        slots.reverse();
-        drop(arena);
-        for slot in &slots {
-            assert_eq!(slot.as_ptr(), addresses[slot.index()]);
-            assert!(slot.iter().all(|b| *b == slot.index() as u8 + 1));
-        }
-    }
-
-    #[test]
-    fn slots_of_different_sizes_are_disjoint_and_in_order() {
-        let sizes = [8192, 4096, 4096, 12 << 10];
-        let (arena, mut slots) = Arena::with_sizes(&sizes).unwrap();
-        assert_eq!((arena.slots(), arena.bytes()), (4, 28 << 10));
-        slots.iter_mut().enumerate().for_each(|(i, slot)| slot.fill(i as u8 + 1));
-        let mut end = arena.range().start;
-        for (i, (slot, bytes)) in slots.iter().zip(sizes).enumerate() {
-            assert_eq!((slot.as_ptr() as usize, slot.len(), slot.index()), (end, bytes, i));
-            assert!(slot.iter().all(|b| *b == i as u8 + 1));
-            end += bytes;
-        }
-        assert_eq!(end, arena.range().end);
-        for sizes in [&[4096, 0][..], &[4096, 100], &[SLOT_BYTES_MAX + SHARD_ALIGN]] {
-            assert!(Arena::with_sizes(sizes).is_err(), "{sizes:?}");
-        }
-    }
-
-    #[test]
-    fn the_mapping_lives_as_long_as_any_slot() {
-        let (arena, mut slots) = Arena::new(2, SHARD_ALIGN).unwrap();
-        assert!(!arena.has_no_slots());
-        slots.pop();
-        assert!(!arena.has_no_slots());
-        slots.pop();
-        assert!(arena.has_no_slots());
-    }
-
-    #[test]
-    fn touching_ahead_changes_no_byte_and_ends_with_the_arena() {
-        for pace in [TouchPace::Background, TouchPace::AheadOfReads] {
-            let (arena, mut slots) = Arena::new(64, 1 << 20).unwrap();
-            arena.touch_ahead(pace);
-            arena.touch_ahead(pace);
-            // While the thread touches the same memory.
-            slots.iter_mut().enumerate().for_each(|(i, slot)| slot.fill(i as u8 + 1));
-            arena.reads_reached(63);
-            arena.reads_reached(usize::MAX - 1);
-            while arena.touched().bytes < 64 << 20 && arena.touch().is_ok() {
-                std::thread::sleep(std::time::Duration::from_millis(1));
-            }
-            assert!(slots.iter().all(|slot| slot.iter().all(|b| *b == slot.index() as u8 + 1)));
-            drop(slots);
-            assert!(arena.has_no_slots(), "the thread holds no slot");
-        }
-        let (arena, slots) = Arena::new(0, 4096).unwrap();
-        arena.touch_ahead(TouchPace::Background);
-        assert_eq!((arena.touched(), slots.len()), (Touched::default(), 0));
-    }
-
-    #[test]
-    fn an_arena_that_is_dropped_is_not_touched_to_its_end() {
-        // Far more than any machine has.
-        let Ok((arena, slots)) = Arena::new(1 << 16, SLOT_BYTES_MAX) else { return println!("no address space") };
-        arena.touch_ahead(TouchPace::AheadOfReads);
-        drop((arena, slots));
-    }
-
-    #[test]
-    fn parts_of_a_slot_are_disjoint_and_can_be_joined() {
-        let (arena, mut slots) = Arena::new(2, 12 << 10).unwrap();
-        let slot = slots.remove(0);
-        let whole = slot.as_ptr_range();
-        let (mut front, back) = slot.split_at(SHARD_ALIGN);
-        let (mut middle, mut back) = back.split_at(SHARD_ALIGN);
-        front.fill(1);
-        middle.fill(2);
-        back.fill(3);
-        assert!(
-            [&front, &middle, &back].iter().all(|s| s.len() == SHARD_ALIGN && s.index() == 0 && s.belongs_to(&arena))
-        );
-        let slot = front.join(middle).join(back);
-        assert_eq!(slot.as_ptr_range(), whole);
-        assert!((0..slot.len()).all(|at| slot[at] == (at / SHARD_ALIGN) as u8 + 1));
-        assert!(slots[0].iter().all(|b| *b == 0));
-        let (front, back) = slot.split_at(12 << 10);
-        assert!(back.is_empty() && front.join(back).len() == 12 << 10);
-        drop(slots);
-        assert!(arena.has_no_slots());
-    }
-
-    #[test]
-    #[should_panic(expected = "split at 512, within a page")]
-    fn a_part_must_be_whole_pages() {
-        Arena::new(1, 8192).unwrap().1.remove(0).split_at(512);
-    }
-
-    #[test]
-    #[should_panic(expected = "a slot of 8192 bytes cannot be split at 12288")]
-    fn a_part_must_be_within_the_slot() {
-        Arena::new(2, 8192).unwrap().1.remove(0).split_at(12288);
-    }
-
-    #[test]
-    #[should_panic(expected = "parts of one slot")]
-    fn adjacent_slots_cannot_be_joined() {
-        let mut slots = Arena::new(2, SHARD_ALIGN).unwrap().1;
-        let second = slots.remove(1);
-        slots.remove(0).join(second);
-    }
-
-    #[test]
-    #[should_panic(expected = "parts of one slot")]
-    fn parts_of_different_arenas_cannot_be_joined() {
-        let [a, b] = [(); 2].map(|()| Arena::new(1, 8192).unwrap().1.remove(0).split_at(SHARD_ALIGN));
-        a.0.join(b.1);
-    }
-
-    #[test]
-    #[should_panic(expected = "begin where the other ends")]
-    fn parts_must_be_joined_in_order() {
-        let (front, back) = Arena::new(1, 8192).unwrap().1.remove(0).split_at(SHARD_ALIGN);
-        back.join(front);
-    }
-
-    #[test]
-    fn invalid_sizes_are_refused() {
-        assert!(Arena::new(1, 0).is_err());
-        assert!(Arena::new(1, 4095).is_err());
-        assert!(Arena::new(1, SLOT_BYTES_MAX + SHARD_ALIGN).is_err());
-        assert!(Arena::new(usize::MAX / 4096, 8192).is_err());
-        assert!(Arena::new(usize::MAX / 4096, 4096).is_err());
-        assert_eq!(Arena::new(0, 4096).unwrap().1.len(), 0);
-    }
+fn resident_pages(slot: &mut Slot) -> usize {
+    let mut pages = vec![0u8; slot.len() / SHARD_ALIGN];
+    // SAFETY: the slot is mapped, and there is a byte for each of its pages.
+    let done = unsafe { libc::mincore(slot.as_mut_ptr().cast(), slot.len(), pages.as_mut_ptr()) };
+    assert_eq!(done, 0);
+    pages.iter().filter(|page| **page & 1 == 1).count()
 }
+
+#[cfg(test)]
+mod tests;
