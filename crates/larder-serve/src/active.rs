@@ -183,6 +183,11 @@ impl<'m> ActiveRequest<'m> {
         !self.decodes || self.sequence.pending() > 1 + self.drafts.len()
     }
 
+    /// Tokens in its KV cache.
+    pub fn computed_tokens(&self) -> usize {
+        self.sequence.computed_tokens().len()
+    }
+
     /// Tokens that are not computed yet.
     pub fn pending(&self) -> usize {
         self.sequence.pending()

@@ -131,7 +131,7 @@ impl<'m> KvMemory<'m> {
         slots: &mut ServerSlots,
         engine: &mut dyn Engine,
     ) -> MadeRoom {
-        let computed = active.iter().zip(shares).map(|(request, share)| request.tokens() - request.pending() + share);
+        let computed = active.iter().zip(shares).map(|(request, share)| request.computed_tokens() + share);
         let needed: u64 = computed.map(|tokens| engine.sequence_bytes(tokens)).sum();
         if needed + slots.idle_bytes() <= self.limit_bytes {
             return MadeRoom::Enough;
