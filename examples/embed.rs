@@ -28,12 +28,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let prompt = text.tokenizer.encode("The old man looked at the door, and", true)?;
 
     let cache = CacheOptions { size: CacheSize::ExpertsPerLayer(16), ..Default::default() };
-    let mut engine = InferenceEngine::start(&model, &Options { context: 256, cache, ..Default::default() })?;
+    let options = Options { context: 256, cache, speculation: Speculation::Auto, ..Default::default() };
+    let mut engine = InferenceEngine::start(&model, &options)?;
     let (sampler, stop) = (Sampler::new(Sampling::default(), 0)?, StopMatcher::new(vec![])?);
-    let speculation = Speculation::Auto;
+    let drafting = engine.drafting();
     let eos = &model.generation()?.eos;
-    let request =
-        Request { prompt: &prompt, sampler, grammar: None, shown: &[], eos, stop, max_tokens: 40, speculation };
+    let request = Request { prompt: &prompt, sampler, grammar: None, shown: &[], eos, stop, max_tokens: 40, drafting };
     let generated = generate(&mut engine.session(), &text.tokenizer, request, &mut Printer)?;
     let hits = engine.experts.traffic().map_or(1.0, |traffic| traffic.hit_rate());
     println!("\n[{} tokens, {:.0} % cache hits]", generated.ids.len(), 100.0 * hits);

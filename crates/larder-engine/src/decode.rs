@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use larder_model::{ExpertPath, ModelError, Tap};
 
 use crate::sampler::SamplerError;
+use crate::sequence::Unobserved;
 use crate::session::Session;
-use crate::speculation::{DraftCounts, DraftedStep, Speculation, Speculator};
+use crate::speculation::{DraftCounts, DraftedStep, Drafting, Speculator, TextSoFar};
 use crate::times::PhaseTimes;
 use crate::token_input::TokenInput;
 use crate::writer::{Writer, WrittenToken};
@@ -16,7 +17,7 @@ use crate::writer::{Writer, WrittenToken};
 pub struct StepStats {
     /// Tokens computed in the step, without rejected tokens.
     pub tokens: usize,
-    /// Wall-clock time of the step.
+    /// Wall-clock time of the step, with the drafting.
     pub time: Duration,
     /// Time per phase.
     pub times: PhaseTimes,
@@ -34,9 +35,9 @@ pub struct Decoding<'a, 'm, P> {
 
 impl<'a, 'm, P: ExpertPath> Decoding<'a, 'm, P> {
     /// Decoding behind a prompt with these logits.
-    pub fn new(session: &'a mut Session<'m, P>, logits: Vec<f32>, speculation: Speculation) -> Self {
+    pub fn new(session: &'a mut Session<'m, P>, logits: Vec<f32>, drafting: &Drafting) -> Self {
         let step = DraftedStep::new(logits, Vec::new());
-        Decoding { session, speculator: Speculator::new(speculation), step, stats: None }
+        Decoding { session, speculator: Speculator::new(drafting), step, stats: None }
     }
 
     /// Writes the token behind the last one that is confirmed.
@@ -46,7 +47,7 @@ impl<'a, 'm, P: ExpertPath> Decoding<'a, 'm, P> {
     }
 
     /// The logits behind the last token that is confirmed.
-    pub fn logits(&mut self) -> &[f32] {
+    pub fn logits(&mut self) -> &mut [f32] {
         self.step.row()
     }
 
@@ -75,10 +76,14 @@ impl<'a, 'm, P: ExpertPath> Decoding<'a, 'm, P> {
 
     /// Computes the token `id` and what is drafted to follow it, in a text of at most `room` more tokens.
     pub fn next(&mut self, id: u32, room: usize, tap: &mut dyn Tap) -> Result<(), ModelError> {
+        let start = Instant::now();
         let room = self.session.sequence().draft_room(self.session.decoder(), room);
-        let drafts = self.speculator.draft(self.session.tokens(), id, room);
+        let text = TextSoFar { before: self.session.tokens(), last: id };
+        let drafts = self.speculator.draft(text, room, &mut Unobserved(&mut *tap))?;
+        let drafting = start.elapsed();
         let tokens = [&[id], &drafts[..]].concat();
-        let (logits, stats) = forward(self.session, &TokenInput::decode(&tokens).all_logits(), tap);
+        let (logits, mut stats) = forward(self.session, &TokenInput::decode(&tokens).all_logits(), tap);
+        stats.time += drafting;
         (self.step, self.stats) = (DraftedStep::new(logits?, drafts), Some(stats));
         Ok(())
     }

@@ -8,7 +8,7 @@ use crate::decode::{Decoding, StepStats, forward};
 use crate::grammar::Grammar;
 use crate::sampler::{Sampler, SamplerError};
 use crate::session::Session;
-use crate::speculation::{DraftCounts, Speculation};
+use crate::speculation::{DraftCounts, Drafting};
 use crate::text::StopMatcher;
 use crate::text::Tokenizer;
 use crate::token_input::TokenInput;
@@ -59,7 +59,7 @@ pub struct Request<'a> {
     /// Maximum number of tokens to generate.
     pub max_tokens: usize,
     /// How tokens are drafted, which changes no token of the text where routing is lossless.
-    pub speculation: Speculation,
+    pub drafting: Drafting,
 }
 
 /// Receives the text and the steps of a generation.
@@ -67,7 +67,7 @@ pub trait Listener<P> {
     /// A piece of complete text. Returning `false` cancels the generation.
     fn text(&mut self, piece: &str) -> bool;
 
-    /// Whether the generation shall go on. Asked before each layer of a pass over the prompt, which may take long.
+    /// Whether the generation shall go on. Asked before each layer of a pass, which over a prompt may take long.
     /// Returning `false` cancels the generation.
     fn wants_more(&mut self) -> bool {
         true
@@ -92,7 +92,7 @@ pub fn generate<P: ExpertPath>(
     request: Request,
     listener: &mut dyn Listener<P>,
 ) -> Result<Generated, GenerateError> {
-    let Request { prompt, sampler, grammar, shown, eos, stop, max_tokens, speculation } = request;
+    let Request { prompt, sampler, grammar, shown, eos, stop, max_tokens, drafting } = request;
     let start = Instant::now();
     let (logits, stats) = forward(session, &TokenInput::prompt(prompt), &mut WhileWanted(&mut *listener));
     let logits = match logits {
@@ -104,7 +104,7 @@ pub fn generate<P: ExpertPath>(
 
     let text = tokenizer.detokenizer(true).showing(shown);
     let mut writer = Writer::new(sampler, stop, text, eos, max_tokens).with_grammar(grammar);
-    let mut decoding = Decoding::new(session, logits, speculation);
+    let mut decoding = Decoding::new(session, logits, &drafting);
     let (mut ids, mut shifts) = (Vec::new(), 0);
     let finish = loop {
         if writer.is_full() {
@@ -120,15 +120,12 @@ pub fn generate<P: ExpertPath>(
         }
         settle(&mut decoding, listener);
         let room = writer.remaining().saturating_sub(1);
-        let computed = match token.finish {
-            None => decoding.next(token.id, room, &mut ()),
-            Some(FinishReason::Context) if shift(&mut decoding, &mut writer, listener)? => {
-                shifts += 1;
-                decoding.next(token.id, room, &mut WhileWanted(&mut *listener))
-            }
+        match token.finish {
+            None => {}
+            Some(FinishReason::Context) if shift(&mut decoding, &mut writer, listener)? => shifts += 1,
             Some(finish) => break finish,
-        };
-        match computed {
+        }
+        match decoding.next(token.id, room, &mut WhileWanted(&mut *listener)) {
             Err(ModelError::Cancelled) => break FinishReason::Cancelled,
             other => other?,
         }

@@ -5,8 +5,8 @@
 //! - Generation: a [`Session`] is a [`Sequence`] (tokens with their KV cache) with a decoder and an expert path;
 //!   [`step()`] computes pending tokens of any number of sequences. [`generate()`] runs prefill and decode of one session;
 //!   a [`Writer`] draws tokens with a [`Sampler`] and turns them into text; a [`Listener`] is told. A [`Grammar`] leaves only
-//!   tokens with which the text keeps to a [`TextFormat`] (structured output). [`Speculation`] draft tokens tokens, so that one step
-//!   computes several.
+//!   tokens with which the text keeps to a [`TextFormat`] (structured output). [`Drafting`] says how tokens are drafted, so that one step
+//!   computes several; a [`DraftSource`] drafts them.
 //! - Expert paths: [`StreamingPath`] takes experts from a cache in main memory, [`TieredPath`] from device memory and
 //!   main memory; both are a [`CachedPath`] and route by a [`Routing`]. A [`Recorder`] collects a trace of the routing.
 //! - Chats: a [`ChatFormat`] knows how a model marks reasoning and tool calls; its [`OutputParser`] separates them. A [`ContextFull`]
@@ -65,7 +65,10 @@ pub use sampler::{Sampler, SamplerError, Sampling};
 pub use saved_sequence::{SAVED_NOTE_BYTES_MAX, SavedHead, SavedSequenceError, SequenceOrigin};
 pub use sequence::Sequence;
 pub use session::Session;
-pub use speculation::{DRAFT_MAX, DraftCounts, DraftedStep, Speculation, SpeculationError, Speculator};
+pub use speculation::{
+    DRAFT_MAX, Draft, DraftCounts, DraftModel, DraftSource, DraftedStep, Drafting, SharedSource, Speculation,
+    SpeculationError, Speculator, TextSoFar,
+};
 pub use step::{StepPart, step};
 pub use template::{ChatInput, ChatTemplate, Moment, TemplateError};
 pub use text::{

@@ -293,7 +293,7 @@ impl Sequence {
 }
 
 /// Observes nothing, but ends a pass when another tap wants no more of it.
-struct Unobserved<'a>(&'a mut dyn Tap);
+pub(crate) struct Unobserved<'a>(pub &'a mut dyn Tap);
 
 impl Tap for Unobserved<'_> {
     fn wants_more(&mut self) -> bool {

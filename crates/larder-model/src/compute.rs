@@ -15,7 +15,7 @@ use crate::nn::{KvFormat, KvPool, KvView};
 /// Where and how a model's products and attention are computed: threads, devices, precision.
 pub struct ComputeContext {
     /// CPU threads.
-    pub pool: ThreadPool,
+    pub pool: Arc<ThreadPool>,
     /// Keeps activations in f32 in products with quantised weights, instead of rounding them to eight bits: slow, the
     /// reference for the fast path.
     pub exact: bool,
@@ -58,15 +58,21 @@ impl ComputeContext {
     /// Products and attention on `threads` CPU threads, each pinned to a processor of its own if `pin`; activations are
     /// rounded where weights are quantised, and the KV cache is f32.
     pub fn new(threads: usize, pin: bool) -> io::Result<Self> {
-        Ok(ComputeContext::on(ThreadPool::new(threads, pin)?))
+        Ok(ComputeContext::on(ThreadPool::new(threads, pin)?.into()))
+    }
+
+    /// A context for a second model on the same threads, which one model at a time computes on. No device; the KV cache is f32
+    /// and has no limit.
+    pub fn on_same_threads(&self) -> Self {
+        ComputeContext { exact: self.exact, ..ComputeContext::on(self.pool.clone()) }
     }
 
     /// Everything on the caller's thread.
     pub(crate) fn single_threaded() -> Self {
-        ComputeContext::on(ThreadPool::single_threaded())
+        ComputeContext::on(ThreadPool::single_threaded().into())
     }
 
-    fn on(pool: ThreadPool) -> Self {
+    fn on(pool: Arc<ThreadPool>) -> Self {
         ComputeContext {
             pool,
             exact: false,

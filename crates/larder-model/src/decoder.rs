@@ -19,7 +19,7 @@ use crate::nn::{
     Activation, ForwardPass, KvCache, KvPool, Mixer, MoeInput, Norm, Rope, RopeTable, SpanPositions, step_memory,
 };
 use crate::read_ahead::ReadAhead;
-use crate::stack::{CrossAttention, Ffn, Layer, Stack};
+use crate::stack::{CrossAttention, Ffn, Stack};
 use crate::step::{LayerStates, Span};
 use crate::tap::{Phase, PhaseClock, Tap};
 use crate::text_config::text_config;
@@ -46,6 +46,11 @@ pub fn blueprint(config: &Value) -> Result<Blueprint> {
         sequence_memory,
         step_memory,
     })
+}
+
+/// Whether sequences of the model that `config` describes can go back a few tokens; see [`Decoder::rewinds_freely`].
+pub fn rewinds_freely(config: &Value) -> Result<bool> {
+    Ok(build(config, &mut WeightLoader::list())?.1.rewinds_freely())
 }
 
 /// Memory per sequence. With an encoder a token is either in the prompt, which each layer attends to, or behind it.
@@ -106,8 +111,7 @@ impl Decoder {
 
     /// Whether a sequence can go back a few tokens without computing any again: there is neither an encoder nor a recurrent state.
     pub fn rewinds_freely(&self) -> bool {
-        let recurrent = |layer: &Layer| layer.mixer.layer_shape().recurrent.is_some();
-        self.stack.encoder.is_none() && !self.stack.layers.iter().any(recurrent)
+        self.stack.rewinds_freely()
     }
 
     /// The embedding of the decoder.

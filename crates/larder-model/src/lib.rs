@@ -90,7 +90,7 @@ mod weights;
 pub use all_resident::AllResident;
 pub use arch::model_types;
 pub use compute::{ComputeContext, ComputeTime};
-pub use decoder::{Decoder, blueprint};
+pub use decoder::{Decoder, blueprint, rewinds_freely};
 pub use device::{DeviceAttention, DeviceExperts, DeviceKvView, DeviceProduct, DeviceProducts, KvPageShape};
 pub use double::{AttentionDouble, ProductsDouble};
 pub use embedding::{EmbeddingRows, embedding_cache_bytes};

@@ -40,6 +40,12 @@ impl Stack {
         let encoder = self.encoder.iter().flat_map(|encoder| &encoder.layers).map(|layer| &layer.ffn);
         encoder.chain(self.layers.iter().map(|layer| &layer.ffn))
     }
+
+    /// Whether a sequence can go back a few tokens without computing any again.
+    pub fn rewinds_freely(&self) -> bool {
+        let recurrent = |layer: &Layer| layer.mixer.layer_shape().recurrent.is_some();
+        self.encoder.is_none() && !self.layers.iter().any(recurrent)
+    }
 }
 
 /// An encoder, and the attention of the decoder over its output. Its layers are counted before those of the decoder.

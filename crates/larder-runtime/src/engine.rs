@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use larder_cache::{Cache, CacheScope, SlotSupply, pass_through_slots};
 use larder_core::{CheckpointPolicy, Gate};
-use larder_engine::{DRAFT_MAX, Recorder, Routing, Session, Speculation, StreamingPath};
+use larder_engine::{DRAFT_MAX, Drafting, Recorder, Routing, Session, SharedSource, Speculation, StreamingPath};
 use larder_model::{AllResident, ComputeContext, Decoder, KvFormat};
 use larder_policy::eviction::{CacheShape, PolicyInputs};
 use larder_store::Store;
 use larder_store::reader::{Arena, TouchPace};
 use serde_json::Value;
 
+use crate::draft;
 use crate::elastic::ElasticSlots;
 use crate::experts::{AnyExpertPath, EngineExperts};
 use crate::hot::HotSetFile;
@@ -41,6 +42,8 @@ pub struct InferenceEngine {
     pub prefill_tokens: usize,
     /// Time that loading the resident weights took.
     pub load_time: Duration,
+    /// The draft model, if there is one.
+    draft: Option<SharedSource>,
     /// Slots in main memory that read from a store, by the memory plan; `None` if there are none or others as well.
     planned_slots: Option<(usize, CacheScope)>,
     compute: Arc<ComputeContext>,
@@ -57,6 +60,11 @@ impl InferenceEngine {
     pub fn start(model: &OpenModel, options: &Options) -> Result<Self> {
         check_speculation(options)?;
         check_elastic(options)?;
+        let draft = draft::of_options(model, options)?;
+        match draft {
+            Some(draft) => draft::check(model, draft)?,
+            None => draft::tell_unused(model, options)?,
+        }
         let policy_inputs = policy_inputs(&options.cache.eviction, model, options.cache.evictor.as_deref())?;
         model.store().iter().for_each(|store| store.set_check_reads(options.cache.check_reads));
         // The GPU is opened first, because its driver allocates memory.
@@ -69,12 +77,13 @@ impl InferenceEngine {
         };
         let EngineParts { path, slots, elastic, compute, mut report, mut memory, prefill_tokens, planned_slots, gpu } =
             parts;
-        [MemoryUse::KvCache, MemoryUse::Workspaces, MemoryUse::ResidentWeights]
+        [MemoryUse::KvCache, MemoryUse::Workspaces, MemoryUse::ResidentWeights, MemoryUse::DraftModel]
             .into_iter()
             .try_for_each(|part| memory.take(part))?;
         let start = Instant::now();
         let decoder = model.decoder(&compute)?;
         let load_time = start.elapsed();
+        let draft = draft.map(|draft| draft::load(draft, &options, decoder.vocab(), &compute)).transpose()?;
         // Not before: loading would wait for the thread at every allocation.
         touch_slots(slots.as_ref(), &path);
         let recorder = options.trace.as_ref().map(|to| new_recorder(to, &decoder, &options)).transpose()?;
@@ -100,6 +109,7 @@ impl InferenceEngine {
             policy_inputs,
             prefill_tokens,
             load_time,
+            draft,
             planned_slots,
             compute,
             options,
@@ -112,6 +122,11 @@ impl InferenceEngine {
     /// The memory ceiling that the plan printed, and what is taken of it.
     pub fn memory(&self) -> &MemoryBudget {
         self.memory.budget()
+    }
+
+    /// How tokens are to be drafted, by the options.
+    pub fn drafting(&self) -> Drafting {
+        Drafting { speculation: self.options.speculation, model: self.draft.clone() }
     }
 
     /// A session with an empty sequence.
@@ -285,6 +300,7 @@ pub fn plan_inputs<'a>(model: &'a OpenModel, options: &Options) -> Result<PlanIn
         context,
         sequences: options.sequences,
         drafts: if options.speculation == Speculation::Off { 0 } else { DRAFT_MAX },
+        draft: draft::memory(model, options)?,
         kv_limit_bytes: options.kv_limit_bytes,
         kv_format: kv_format_of(model, options)?,
         kv_checkpoints: CheckpointPolicy::default(),
@@ -325,7 +341,9 @@ fn touch_slots(slots: Option<&Arena>, path: &AnyExpertPath) {
 
 /// Refuses speculation that was asked for where rejected tokens would change the text or the trace.
 fn check_speculation(options: &Options) -> Result<()> {
-    let Options { speculation: asked @ Speculation::Lookup, .. } = options else { return Ok(()) };
+    let Options { speculation: asked @ (Speculation::Lookup | Speculation::Draft), .. } = options else {
+        return Ok(());
+    };
     if !options.routing.is_lossless() {
         let (speculate, routing) = (Setting::Speculate, Setting::Routing);
         bail!(

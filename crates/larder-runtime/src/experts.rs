@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use larder_cache::{ExpertUses, Traffic, Visit};
 use larder_core::{Gate, LayerIdx};
-use larder_engine::{CachedPath, Recorder, Routing, Speculation, StreamingPath, TieredPath};
+use larder_engine::{CachedPath, Drafting, Recorder, Routing, StreamingPath, TieredPath};
 use larder_model::{AllResident, Decoder, ExpertPath, ModelError, MoeCall, Routed, wanted_experts};
 use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
@@ -193,9 +193,9 @@ impl EngineExperts {
 
     /// How tokens may be drafted, if they shall be as in `asked`: not where rejected tokens would be recorded, or change later choices
     /// of experts.
-    pub fn speculation(&self, asked: Speculation) -> Speculation {
+    pub fn drafting(&self, asked: &Drafting) -> Drafting {
         let lossless = self.routing().is_none_or(Routing::is_lossless);
-        if lossless && self.recorder.is_none() { asked } else { Speculation::Off }
+        if lossless && self.recorder.is_none() { asked.clone() } else { Drafting::default() }
     }
 
     /// Replaces the routing, if there is a cache.

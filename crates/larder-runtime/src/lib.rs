@@ -28,7 +28,7 @@
 //! // Notices (the memory plan, the reader) go to standard error, and half of the experts stay in memory.
 //! let model_options = ModelOptions { notices: Notices::to(|notice| eprintln!("{notice}")), ..Default::default() };
 //! let cache = CacheOptions { size: CacheSize::ExpertsPerLayer(16), ..Default::default() };
-//! let options = Options { context: 64, cache, ..Default::default() };
+//! let options = Options { context: 64, cache, speculation: Speculation::Auto, ..Default::default() };
 //!
 //! let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
 //! let model = OpenModel::open(&demo, &model_options)?;
@@ -39,15 +39,16 @@
 //!
 //! let sampler = Sampler::new(Sampling::default(), 0)?; // greedy
 //! let stop = StopMatcher::new(vec![])?;
-//! let speculation = Speculation::Auto;
+//! let drafting = engine.drafting();
 //! let request =
-//!     Request { prompt: &prompt, sampler, grammar: None, shown: &[], eos: &eos, stop, max_tokens: 8, speculation };
+//!     Request { prompt: &prompt, sampler, grammar: None, shown: &[], eos: &eos, stop, max_tokens: 8, drafting };
 //! let generated = generate(&mut engine.session(), &text.tokenizer, request, &mut Printer)?;
 //! assert_eq!(generated.ids.len(), 8);
 //! assert!(engine.experts.traffic().is_some_and(|traffic| traffic.counts.misses > 0));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod draft;
 mod elastic;
 mod engine;
 mod experts;

@@ -223,6 +223,11 @@ impl OpenModel {
             .with_context(|| format!("{}: has no tokenizer.json, which is needed for text", path.display()))
     }
 
+    /// The tokenizer, if the model has one.
+    pub(crate) fn tokenizer(&self) -> Result<Option<Tokenizer>> {
+        Ok(text_codec_of(self.source())?.map(|codec| codec.tokenizer))
+    }
+
     /// A chat template in place of the model's, with the model's special tokens.
     pub fn other_template(&self, jinja: &[u8]) -> Result<ChatTemplate> {
         let config = match self.source().sidecar("tokenizer_config.json")? {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use larder_core::CacheScope;
 use larder_engine::Speculation;
@@ -13,6 +14,7 @@ use larder_store::CheckReads;
 use larder_store::reader::ReaderSpec;
 
 use crate::notice::Notices;
+use crate::open::OpenModel;
 
 /// More threads would mostly wait for each other.
 pub const THREADS_MAX: usize = 64;
@@ -51,9 +53,11 @@ pub struct Options {
     pub cache: CacheOptions,
     /// How each token's experts are chosen.
     pub routing: RoutingSpec,
-    /// How tokens are drafted; no more than [`EngineExperts::speculation`](crate::EngineExperts::speculation) allows. The memory
+    /// How tokens are drafted; no more than [`EngineExperts::drafting`](crate::EngineExperts::drafting) allows. The memory
     /// plan counts their logits.
     pub speculation: Speculation,
+    /// A smaller model with the same vocabulary, which drafts tokens. The memory plan has all that it needs.
+    pub draft: Option<Arc<OpenModel>>,
     /// Where the routing is recorded, if it is.
     pub trace: Option<TraceOptions>,
     /// Threads, precision and memory of the CPU.
@@ -78,6 +82,7 @@ impl Default for Options {
             cache: CacheOptions::default(),
             routing: RoutingSpec::default(),
             speculation: Speculation::Off,
+            draft: None,
             trace: None,
             compute: ComputeOptions::default(),
             device: DeviceOptions::default(),
@@ -254,6 +259,8 @@ pub enum Setting {
     Routing,
     /// [`Options::speculation`].
     Speculate,
+    /// [`Options::draft`].
+    Draft,
     /// [`Options::trace`].
     Trace,
     /// [`ComputeOptions::threads`].
@@ -288,6 +295,7 @@ impl fmt::Display for Setting {
             Setting::HotSet => "--hot-set",
             Setting::Routing => "--routing",
             Setting::Speculate => "--speculate",
+            Setting::Draft => "--draft",
             Setting::Trace => "--trace",
             Setting::Threads => "--threads",
             Setting::Exact => "--exact",

@@ -3,14 +3,14 @@
 use std::time::{Duration, Instant};
 
 use larder_engine::{
-    DraftCounts, DraftedStep, FinishReason, SamplerError, Sequence, Speculation, Speculator, StepPart, Writer,
+    DraftCounts, DraftedStep, Drafting, FinishReason, SamplerError, Sequence, Speculator, StepPart, TextSoFar, Writer,
 };
 use larder_model::{Decoder, LogitsFor, ModelError, TokenPhase};
 use tokio::sync::mpsc::Sender;
 use tracing::Span;
 
 use crate::context::{ContextPlan, ContextUse};
-use crate::embedding::HiddenSum;
+use crate::embedding::{HiddenSum, StepTap};
 use crate::error::ApiError;
 use crate::job::{GenerationEvent, GenerationJob, GenerationSummary, SampledToken, TextDelta};
 use crate::logprobs::{PromptEcho, sampled_token};
@@ -36,6 +36,8 @@ pub struct ActiveRequest<'m> {
     drafts: Vec<u32>,
     /// How long the last step took, if it was a step of this request alone.
     step_time: Option<Duration>,
+    /// How long the drafting before that step took.
+    draft_time: Duration,
     speculator: Speculator,
     /// Number of likeliest tokens to report with each token; `None` for no log-probabilities.
     logprobs: Option<usize>,
@@ -96,13 +98,13 @@ pub struct NewToken {
 
 impl<'m> ActiveRequest<'m> {
     /// Starts `job`, whose prompt is in the `sequence` of a slot. The KV cache of the sequence holds `cached_tokens` of it.
-    /// Tokens of the answer are drafted by `speculation`.
+    /// Tokens of the answer are drafted as `drafting` says.
     pub fn new(
         job: GenerationJob,
         (slot, sequence): (usize, Sequence),
         cached_tokens: usize,
         model: &'m ServedModel,
-        speculation: Speculation,
+        drafting: &Drafting,
     ) -> Self {
         let GenerationJob { number, prompt, sampler, grammar, stop, max_tokens, ignore_eos, logprobs, .. } = job;
         let GenerationJob { context, received, deadline, events, span, .. } = job;
@@ -122,7 +124,8 @@ impl<'m> ActiveRequest<'m> {
             step,
             drafts,
             step_time: None,
-            speculator: Speculator::new(speculation),
+            draft_time: Duration::ZERO,
+            speculator: Speculator::new(drafting),
             logprobs,
             unsent,
             hidden: job.embeds.then(HiddenSum::default),
@@ -336,8 +339,15 @@ impl<'m> ActiveRequest<'m> {
             self.finish(finish);
             return Ok(Turn::Finished(Some(new)));
         }
-        self.append(decoder, token.id, most).map_err(|e| failed(&e))?;
-        Ok(Turn::Ready(Some(new)))
+        match self.append(decoder, token.id, most) {
+            Ok(()) => Ok(Turn::Ready(Some(new))),
+            // While a draft model read the prompt, the answer ceased to be wanted.
+            Err(ModelError::Cancelled) => {
+                self.is_over();
+                Ok(Turn::Finished(Some(new)))
+            }
+            Err(error) => Err(failed(&error)),
+        }
     }
 
     /// Ends a step: drops the draft tokens that are not confirmed.
@@ -346,7 +356,7 @@ impl<'m> ActiveRequest<'m> {
         self.sequence.rewind(self.tokens());
         self.step = DraftedStep::default();
         if let Some(time) = self.step_time.take() {
-            self.speculator.stepped(drafts, accepted, time);
+            self.speculator.stepped(drafts, accepted, time + self.draft_time);
         }
     }
 
@@ -354,7 +364,10 @@ impl<'m> ActiveRequest<'m> {
     fn append(&mut self, decoder: &Decoder, id: u32, most: usize) -> Result<(), ModelError> {
         let most = most.min(self.writer.remaining().saturating_sub(1));
         let room = if self.sequence.pending() == 0 { self.sequence.draft_room(decoder, most) } else { 0 };
-        let drafts = self.speculator.draft(self.sequence.tokens(), id, room);
+        let (start, mut tap) = (Instant::now(), StepTap::new(vec![self.watch()], decoder.layers()));
+        let text = TextSoFar { before: self.sequence.tokens(), last: id };
+        let drafts = self.speculator.draft(text, room, &mut tap)?;
+        self.draft_time = start.elapsed();
         self.sequence.append(decoder, &[&[id], &drafts[..]].concat(), TokenPhase::Decode)?;
         self.drafts = drafts;
         Ok(())

@@ -122,7 +122,7 @@ impl DecodeLoop<'_> {
     fn take_turns(&mut self, work: &mut StepWork) -> Option<Vec<bool>> {
         // Tokens of several requests share the step already.
         let drafts = match self.active.len() {
-            1 if self.engine.speculation() != Speculation::Off => self.engine.step_tokens() - 1,
+            1 if self.engine.drafting().speculation != Speculation::Off => self.engine.step_tokens() - 1,
             _ => 0,
         };
         let (decoder, _) = self.engine.decoder_and_experts();
@@ -217,8 +217,8 @@ impl DecodeLoop<'_> {
             return;
         }
         self.shared.metrics.lock().prompt_cached(cached);
-        let speculation = self.engine.speculation();
-        let request = ActiveRequest::new(job, (slot, sequence), cached, &self.shared.model, speculation);
+        let drafting = self.engine.drafting();
+        let request = ActiveRequest::new(job, (slot, sequence), cached, &self.shared.model, &drafting);
         self.shared.metrics.lock().request_started(request.queued());
         self.active.push(request);
     }

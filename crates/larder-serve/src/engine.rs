@@ -2,7 +2,7 @@
 
 use larder_cache::{Traffic, Visit};
 use larder_core::MoeRow;
-use larder_engine::{SequenceOrigin, Speculation};
+use larder_engine::{Drafting, SequenceOrigin};
 use larder_model::{Decoder, ExpertPath};
 
 /// A decoder with its experts: what the decode thread drives.
@@ -32,7 +32,7 @@ pub trait Engine: Send {
     fn set_routing(&mut self, spec: &str) -> Result<(), String>;
 
     /// How tokens of an answer may be drafted now.
-    fn speculation(&self) -> Speculation;
+    fn drafting(&self) -> Drafting;
 
     /// What the state of a sequence depends on now, beside its tokens.
     fn sequence_origin(&self) -> SequenceOrigin;

@@ -6,6 +6,7 @@ mod cli;
 mod config;
 mod demo;
 mod doctor;
+mod draft;
 mod eval;
 mod format;
 mod hot;

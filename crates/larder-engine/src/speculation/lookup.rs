@@ -2,8 +2,12 @@
 
 use std::collections::HashMap;
 
-/// Tokens at the end of the sequence that must have occurred earlier.
-const NGRAM: usize = 3;
+use larder_model::{ModelError, Tap};
+
+use super::source::{Draft, DraftSource, TextSoFar};
+
+/// Tokens at the end of the sequence that must have occurred earlier, at least.
+pub const NGRAM: usize = 3;
 /// How many tokens before the n-gram are compared, to choose between several places.
 const COMPARED: usize = 32;
 /// How many earlier places of the same n-gram are compared.
@@ -14,6 +18,10 @@ const NONE: u32 = u32::MAX;
 /// The tokens of a sequence with an index of their n-grams, which grow with it.
 #[derive(Default)]
 pub struct PromptLookup {
+    /// Tokens at the end of the sequence that must have occurred earlier, if more than [`NGRAM`].
+    least: usize,
+    /// The index of the token behind the place that was found last.
+    found: usize,
     tokens: Vec<u32>,
     /// The newest place of each n-gram: the index of the token behind it.
     newest: HashMap<[u32; NGRAM], u32>,
@@ -31,6 +39,11 @@ pub struct EarlierPlace<'a> {
 }
 
 impl PromptLookup {
+    /// A lookup that finds matches of `least` tokens and more, or of [`NGRAM`].
+    pub fn new(least: usize) -> Self {
+        PromptLookup { least, ..PromptLookup::default() }
+    }
+
     /// The place in a sequence whose preceding tokens are the longest match of those at the end; of equally long ones the newest.
     /// The sequence has the tokens `before` and then `last`, and begins with that of the last call.
     pub fn find(&mut self, before: &[u32], last: u32) -> Option<EarlierPlace<'_>> {
@@ -63,6 +76,27 @@ impl PromptLookup {
         self.tokens.clear();
         self.newest.clear();
         self.earlier.clear();
+    }
+}
+
+impl DraftSource for PromptLookup {
+    /// As many tokens as match: short matches are often chance.
+    fn at_hand(&mut self, text: TextSoFar) -> usize {
+        let least = self.least;
+        let Some(place) = self.find(text.before, text.last).filter(|place| place.matching >= least) else { return 0 };
+        let (matching, following) = (place.matching, place.following.len());
+        self.found = self.tokens.len() - following;
+        matching
+    }
+
+    fn draft(&mut self, _: TextSoFar, most: usize, _: &mut dyn Tap) -> Result<Draft, ModelError> {
+        // What is repeated right now goes on in the same way.
+        let tokens = self.tokens[self.found..].iter().cycle().take(most).copied().collect();
+        Ok(Draft { tokens, unseen: 0 })
+    }
+
+    fn shifted(&mut self) {
+        self.clear();
     }
 }
 

@@ -2,15 +2,26 @@
 //! token from the logits that it would have without draft tokens, so that the text is the same; a token that differs from its draft
 //! ends the step, and what was computed behind it is dropped.
 
+mod draft_model;
 mod lookup;
 mod pace;
+mod source;
 
 use std::time::Duration;
 
-pub use pace::DRAFT_MAX;
+use larder_model::{ModelError, Tap};
 
-use lookup::PromptLookup;
-use pace::Pace;
+pub use draft_model::DraftModel;
+pub use pace::DRAFT_MAX;
+pub use source::{Draft, DraftSource, SharedSource, TextSoFar};
+
+use lookup::{NGRAM, PromptLookup};
+use pace::{Pace, PlainSteps};
+
+/// How many tokens must have occurred earlier for prompt lookup to go before a draft model.
+const SURE_MATCH: usize = 8;
+/// A source that had not seen more tokens than these was behind: the time of the step is no measure of the next ones.
+const UNSEEN_MAX: usize = DRAFT_MAX + 1;
 
 /// Where draft tokens come from, and when they are made.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -20,17 +31,23 @@ pub enum Speculation {
     Off,
     /// Prompt lookup, always.
     Lookup,
-    /// Prompt lookup, as long as a token takes less time with it than without.
+    /// A draft model, always.
+    Draft,
+    /// Prompt lookup, and a draft model if there is one, each as long as a token takes less time with it than without.
     Auto,
 }
 
 /// Every kind of speculation with its name.
-const KINDS: [(Speculation, &str); 3] =
-    [(Speculation::Off, "off"), (Speculation::Lookup, "lookup"), (Speculation::Auto, "auto")];
+const KINDS: [(Speculation, &str); 4] = [
+    (Speculation::Off, "off"),
+    (Speculation::Lookup, "lookup"),
+    (Speculation::Draft, "draft"),
+    (Speculation::Auto, "auto"),
+];
 
 /// Names no kind of speculation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("must be off, lookup or auto")]
+#[error("must be off, lookup, draft or auto")]
 pub struct SpeculationError;
 
 impl std::str::FromStr for Speculation {
@@ -48,6 +65,35 @@ impl std::fmt::Display for Speculation {
     }
 }
 
+/// How the tokens of a text are drafted.
+#[derive(Clone, Default)]
+pub struct Drafting {
+    /// Where they come from, and when.
+    pub speculation: Speculation,
+    /// The draft model, if there is one.
+    pub model: Option<SharedSource>,
+}
+
+impl From<Speculation> for Drafting {
+    /// Without a draft model.
+    fn from(speculation: Speculation) -> Self {
+        Drafting { speculation, model: None }
+    }
+}
+
+impl Drafting {
+    /// The sources, in the order in which they are asked.
+    fn sources(&self) -> Vec<Box<dyn DraftSource>> {
+        let lookup = |least| Box::new(PromptLookup::new(least)) as Box<dyn DraftSource>;
+        match (self.speculation, self.model.clone()) {
+            (Speculation::Off, _) | (Speculation::Draft, None) => vec![],
+            (Speculation::Lookup, _) | (Speculation::Auto, None) => vec![lookup(NGRAM)],
+            (Speculation::Draft, Some(model)) => vec![Box::new(model)],
+            (Speculation::Auto, Some(model)) => vec![lookup(SURE_MATCH), Box::new(model)],
+        }
+    }
+}
+
 /// How many tokens were drafted, and how many of them were accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct DraftCounts {
@@ -61,49 +107,58 @@ pub struct DraftCounts {
 
 /// Drafts the tokens of one text.
 pub struct Speculator {
-    /// `None` if nothing is drafted.
-    source: Option<(PromptLookup, Pace)>,
+    /// In the order in which they are asked.
+    sources: Vec<(Box<dyn DraftSource>, Pace)>,
+    plain: PlainSteps,
+    /// The source that was asked for the draft tokens of the next step.
+    asked: Option<usize>,
     counts: DraftCounts,
-    /// Whether the time of the next step is no measure, because it computes older tokens again.
+    /// Whether the time of the next step is no measure, because older tokens are computed again or a source was behind.
     untimed: bool,
 }
 
 impl Speculator {
     /// A speculator for a new text.
-    pub fn new(speculation: Speculation) -> Self {
-        let source = match speculation {
-            Speculation::Off => None,
-            Speculation::Lookup => Some(Pace::new(false)),
-            Speculation::Auto => Some(Pace::new(true)),
-        };
-        let source = source.map(|pace| (PromptLookup::default(), pace));
-        Speculator { source, counts: DraftCounts::default(), untimed: false }
+    pub fn new(drafting: &Drafting) -> Self {
+        let sources = drafting.sources().into_iter().map(|source| (source, Pace::default())).collect();
+        let plain = PlainSteps::new(drafting.speculation == Speculation::Auto);
+        Speculator { sources, plain, asked: None, counts: DraftCounts::default(), untimed: false }
     }
 
-    /// Drafts at most `room` tokens behind the tokens `before` and the token `last`. They begin with those of the last call.
-    pub fn draft(&mut self, before: &[u32], last: u32, room: usize) -> Vec<u32> {
-        let Some((lookup, pace)) = &mut self.source else { return Vec::new() };
-        let Some(place) = lookup.find(before, last).filter(|_| room > 0) else { return Vec::new() };
-        // Short matches are often chance.
-        let most = pace.next().min(place.matching).min(room);
-        // What is repeated right now goes on in the same way.
-        place.following.iter().cycle().take(most).copied().collect()
-    }
-
-    /// A step took `time` and had `drafts` draft tokens, of which `accepted` were accepted.
-    pub fn stepped(&mut self, drafts: usize, accepted: usize, time: Duration) {
-        let Some((_, pace)) = self.source.as_mut().filter(|_| !std::mem::take(&mut self.untimed)) else { return };
-        match drafts {
-            0 => pace.plain_step(time),
-            _ => pace.drafted_step(drafts, accepted, time),
+    /// Drafts at most `room` tokens behind `text`, which begins with that of the last call. A draft model asks `tap` whether it may
+    /// go on.
+    pub fn draft(&mut self, text: TextSoFar, room: usize, tap: &mut dyn Tap) -> Result<Vec<u32>, ModelError> {
+        self.asked = None;
+        let plain = self.plain.is_due();
+        for (at, (source, pace)) in self.sources.iter_mut().enumerate() {
+            let most = source.at_hand(text).min(room);
+            let most = if most > 0 && !plain { pace.next().min(most) } else { 0 };
+            if most > 0 {
+                let draft = source.draft(text, most, tap)?;
+                self.asked = Some(at);
+                self.untimed |= draft.unseen > UNSEEN_MAX;
+                return Ok(draft.tokens);
+            }
         }
+        Ok(Vec::new())
+    }
+
+    /// A step took `time`, with the drafting before it, and had `drafts` draft tokens, of which `accepted` were accepted.
+    pub fn stepped(&mut self, drafts: usize, accepted: usize, time: Duration) {
         let DraftCounts { steps, drafted, accepted: all } = &mut self.counts;
         (*steps, *drafted, *all) = (*steps + usize::from(drafts > 0), *drafted + drafts, *all + accepted);
+        if std::mem::take(&mut self.untimed) {
+            return;
+        }
+        match self.asked {
+            None => self.plain.step(time),
+            Some(at) => self.sources[at].1.drafted_step(drafts, accepted, time, &mut self.plain),
+        }
     }
 
     /// Takes note that tokens of the sequence were dropped.
     pub fn shifted(&mut self) {
-        self.source.iter_mut().for_each(|(lookup, _)| lookup.clear());
+        self.sources.iter_mut().for_each(|(source, _)| source.shifted());
         self.untimed = true;
     }
 
@@ -186,18 +241,87 @@ mod tests {
         assert_eq!((plain.row().to_vec(), plain.confirm(1), plain.open()), (vec![3.0], false, 0));
     }
 
+    fn draft(speculator: &mut Speculator, before: &[u32], last: u32, room: usize) -> Vec<u32> {
+        speculator.draft(TextSoFar { before, last }, room, &mut ()).unwrap()
+    }
+
     #[test]
     fn drafts_are_what_followed_and_stay_in_the_room() {
-        let mut speculator = Speculator::new(Speculation::Lookup);
-        assert_eq!(speculator.draft(&[1, 2, 3, 4, 5, 6, 1, 2], 3, 9), [4, 5]);
-        assert_eq!(speculator.draft(&[1, 2, 3, 4, 5, 6, 1, 2, 3], 4, 1), [5]);
+        let new = |speculation: Speculation| Speculator::new(&speculation.into());
+        let mut speculator = new(Speculation::Lookup);
+        assert_eq!(draft(&mut speculator, &[1, 2, 3, 4, 5, 6, 1, 2], 3, 9), [4, 5]);
+        assert_eq!(draft(&mut speculator, &[1, 2, 3, 4, 5, 6, 1, 2, 3], 4, 1), [5]);
         speculator.stepped(2, 2, Duration::from_millis(1));
-        assert_eq!(speculator.draft(&[1, 2, 3, 4, 5, 6, 1, 2, 3, 4], 5, 9), [6, 1, 2, 3]);
+        assert_eq!(draft(&mut speculator, &[1, 2, 3, 4, 5, 6, 1, 2, 3, 4], 5, 9), [6, 1, 2, 3]);
         assert_eq!(speculator.counts(), DraftCounts { steps: 1, drafted: 2, accepted: 2 });
         speculator.shifted();
-        assert!(speculator.draft(&[1, 2, 3], 4, 9).is_empty());
-        assert!(Speculator::new(Speculation::Off).draft(&[1, 1, 1, 1], 1, 9).is_empty());
-        let repeated = Speculator::new(Speculation::Lookup).draft(&[7, 8, 7, 8, 7, 8], 7, 9);
+        assert!(draft(&mut speculator, &[1, 2, 3], 4, 9).is_empty());
+        assert!(draft(&mut new(Speculation::Off), &[1, 1, 1, 1], 1, 9).is_empty());
+        assert!(draft(&mut new(Speculation::Draft), &[1, 1, 1, 1], 1, 9).is_empty());
+        let repeated = draft(&mut new(Speculation::Lookup), &[7, 8, 7, 8, 7, 8], 7, 9);
         assert_eq!(repeated, [8, 7]);
+    }
+
+    /// Drafts the number of tokens before it, and was always behind by `unseen` tokens.
+    struct Counting {
+        unseen: usize,
+    }
+
+    impl DraftSource for Counting {
+        fn at_hand(&mut self, _: TextSoFar) -> usize {
+            4
+        }
+
+        fn draft(&mut self, text: TextSoFar, most: usize, _: &mut dyn Tap) -> Result<Draft, ModelError> {
+            Ok(Draft { tokens: vec![text.before.len() as u32; most], unseen: self.unseen })
+        }
+    }
+
+    fn with_model(speculation: Speculation, unseen: usize) -> Speculator {
+        let model: SharedSource = std::sync::Arc::new(std::sync::Mutex::new(Counting { unseen }));
+        Speculator::new(&Drafting { speculation, model: Some(model) })
+    }
+
+    #[test]
+    fn a_long_match_goes_before_the_draft_model() {
+        let (ms, long) = (Duration::from_millis(1), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]);
+        let text: Vec<u32> = long.iter().chain(&long).copied().collect();
+        let mut auto = with_model(Speculation::Auto, 1);
+        // Steps without draft tokens are measured first.
+        assert!(draft(&mut auto, &text[..12], text[12], 9).is_empty());
+        auto.stepped(0, 0, 10 * ms);
+        assert!(draft(&mut auto, &text[..13], text[13], 9).is_empty());
+        auto.stepped(0, 0, 10 * ms);
+        assert_eq!(draft(&mut auto, &text[..14], text[14], 9), [14, 14], "four tokens match");
+        auto.stepped(2, 0, 30 * ms);
+        assert_eq!(draft(&mut auto, &text[..18], text[18], 9), [9, 10], "eight tokens match");
+        auto.stepped(2, 2, 10 * ms);
+        let other = |more: u32| [&text[..20], &(20..20 + more).collect::<Vec<_>>()].concat();
+        for more in 1..3 {
+            assert_eq!(draft(&mut auto, &other(more), 99, 9), [20 + more], "nothing matches");
+            auto.stepped(1, 0, 30 * ms);
+        }
+        assert!(draft(&mut auto, &other(3), 99, 9).is_empty(), "the draft model is paused");
+        assert_eq!(auto.counts(), DraftCounts { steps: 4, drafted: 6, accepted: 2 });
+    }
+
+    #[test]
+    fn the_time_of_a_step_whose_source_was_behind_is_no_measure() {
+        let ms = Duration::from_millis(1);
+        let drafts = |unseen| {
+            let mut auto = with_model(Speculation::Auto, unseen);
+            auto.stepped(0, 0, ms);
+            auto.stepped(0, 0, ms);
+            let (text, mut made) = ((0..20).collect::<Vec<_>>(), 0);
+            for len in 0..20 {
+                let drafts = draft(&mut auto, &text[..len], len as u32, 9).len();
+                auto.stepped(drafts, 0, if drafts > 0 { ms * 3 } else { ms });
+                made += usize::from(drafts > 0);
+            }
+            made
+        };
+        assert_eq!((drafts(UNSEEN_MAX), drafts(UNSEEN_MAX + 1)), (6, 20));
+        let always = with_model(Speculation::Draft, 1);
+        assert_eq!(always.sources.len(), 1);
     }
 }

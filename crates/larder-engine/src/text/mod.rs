@@ -2,6 +2,7 @@
 
 mod detokenizer;
 mod detokenizer_steps;
+mod difference;
 mod fill_in;
 mod generation_config;
 mod growth;

@@ -25,6 +25,8 @@ pub enum MemoryUse {
     Workspaces,
     /// Slots for experts, or all experts.
     Experts,
+    /// A draft model with all that it needs.
+    DraftModel,
 }
 
 impl fmt::Display for MemoryUse {
@@ -35,6 +37,7 @@ impl fmt::Display for MemoryUse {
             MemoryUse::KvCache => "the KV cache",
             MemoryUse::Workspaces => "activations",
             MemoryUse::Experts => "experts",
+            MemoryUse::DraftModel => "the draft model",
         })
     }
 }

@@ -12,11 +12,13 @@ use crate::machine::budget::MemoryUse;
 use crate::options::{CacheSize, Options, Setting};
 use crate::slots::belong_to_layers;
 
+mod draft;
 mod elastic;
 mod expert_sizes;
 mod prefill;
 pub mod tiers;
 
+pub use draft::DraftMemory;
 pub(crate) use elastic::ElasticPlan;
 pub use expert_sizes::ExpertSizes;
 pub(crate) use prefill::{LEAST_TOKENS, prefill_tokens};
@@ -49,6 +51,8 @@ pub struct PlanInputs<'a> {
     pub sequences: usize,
     /// The most tokens that are drafted in a step of one sequence.
     pub drafts: usize,
+    /// The model that drafts them, if there is one.
+    pub draft: Option<DraftMemory>,
     /// The most bytes of KV cache of all sequences; `None` for as many as all contexts need.
     pub kv_limit_bytes: Option<u64>,
     /// Number format of the KV cache.
@@ -149,6 +153,11 @@ impl PlanInputs<'_> {
         if self.on_gpu { self.scratch_bytes() + UPLOAD_BUFFER_BYTES } else { 0 }
     }
 
+    /// Bytes of the draft model.
+    fn draft_bytes(&self) -> u64 {
+        self.draft.as_ref().map_or(0, |draft| draft.bytes)
+    }
+
     /// Bytes of the process without its model.
     fn process_ceiling(&self) -> u64 {
         self.process_bytes + self.growth_bytes
@@ -169,6 +178,7 @@ impl PlanInputs<'_> {
             + self.host_kv_bytes()
             + self.scratch_bytes()
             + self.gpu_buffer_bytes()
+            + self.draft_bytes()
             + slots
     }
 
@@ -182,6 +192,7 @@ impl PlanInputs<'_> {
             (MemoryUse::ResidentWeights, self.resident_bytes),
             (MemoryUse::KvCache, self.host_kv_bytes()),
             (MemoryUse::Workspaces, self.scratch_bytes() + self.gpu_buffer_bytes()),
+            (MemoryUse::DraftModel, self.draft_bytes()),
             (MemoryUse::Experts, experts),
         ]
     }
@@ -257,8 +268,10 @@ impl PlanInputs<'_> {
             false => format!(" {} of KV cache ({}),", format_bytes(self.kv_bytes()), self.context_text()),
             true => format!(" {} of GPU staging buffers,", format_bytes(self.gpu_buffer_bytes())),
         };
+        let draft = self.draft.as_ref().map(|draft| format!("{} for the draft model, ", format_bytes(draft.bytes)));
+        let draft = draft.unwrap_or_default();
         format!(
-            "{} of resident weights,{context} {} for the process and activations and {} of reserve",
+            "{} of resident weights,{context} {draft}{} for the process and activations and {} of reserve",
             format_bytes(self.resident_bytes),
             format_bytes(self.scratch_bytes() + self.process_ceiling()),
             format_bytes(self.reserve_bytes())
@@ -368,12 +381,13 @@ impl MemoryPlan {
             MemoryPlan::Elastic(plan) => plan.describe(inputs),
         };
         let mut text = format!(
-            "plan: {}{} = {} resident weights + {} KV cache ({}) + {} process and activations + {} {held}",
+            "plan: {}{} = {} resident weights + {} KV cache ({}) + {}{} process and activations + {} {held}",
             if matches!(self, MemoryPlan::Elastic(_)) { "at most " } else { "" },
             format_bytes(self.total_bytes(inputs)),
             format_bytes(inputs.resident_bytes),
             format_bytes(inputs.kv_bytes()),
             inputs.context_text(),
+            DraftMemory::text(inputs.draft.as_ref()),
             format_bytes(inputs.process_and_workspace_bytes(self.expert_bytes(inputs))),
             format_bytes(self.expert_bytes(inputs)),
         );
@@ -415,6 +429,7 @@ impl MemoryPlan {
             "sequences": inputs.sequences,
             "context_bytes": inputs.kv_bytes(),
             "scratch_bytes": inputs.process_and_workspace_bytes(self.expert_bytes(inputs)),
+            "draft": DraftMemory::json(inputs.draft.as_ref()),
             "prefill_tokens": inputs.prefill_tokens,
             "expert_bytes": inputs.expert_sizes.largest(),
             "expert_classes": inputs.expert_sizes.classes().iter().map(|(bytes, layers)| json!({ "bytes": bytes, "layers": layers })).collect::<Vec<_>>(),

@@ -40,6 +40,7 @@ pub fn inputs(blueprint: &Blueprint, available: Option<u64>) -> PlanInputs<'_> {
         kv_checkpoints: CheckpointPolicy::default(),
         sequences: 1,
         drafts: 0,
+        draft: None,
         kv_limit_bytes: None,
         prefill_tokens: 1,
         threads: 1,
@@ -124,12 +125,32 @@ fn the_total_includes_everything() {
     let plan = decide(&inputs, &options(CacheSize::ExpertsPerLayer(1), CacheScope::Layer)).unwrap();
     // Four slots and one that experts pass through end within a huge page.
     assert_eq!(plan.total_bytes(&inputs), 4 * MEGA + inputs.scratch_bytes() + 6 * MEGA);
-    let grown = PlanInputs { growth_bytes: 77, expert_sizes: inputs.expert_sizes.clone(), ..inputs };
+    let grown = PlanInputs { growth_bytes: 77, ..inputs.clone() };
     assert_eq!(plan.total_bytes(&grown), plan.total_bytes(&inputs) + 77);
     let text = plan.describe(&inputs);
     assert!(text.contains("experts per layer: at least 2") && text.contains("warning"), "{text}");
     assert!(text.contains("prefill: pieces of up to 1 tokens"), "{text}");
     assert_eq!(plan.json(&inputs)["prefill_tokens"], 1);
+}
+
+#[test]
+fn a_draft_model_is_part_of_the_plan() {
+    let blueprint = blueprint();
+    let without = inputs(&blueprint, Some(beside_reserve(40 * MEGA)));
+    let draft = Some(DraftMemory { name: "small".into(), bytes: 10 * MEGA });
+    let with = PlanInputs { draft, ..without.clone() };
+    let automatic = options(CacheSize::Available, CacheScope::Layer);
+    let few = decide(&with, &automatic).unwrap();
+    assert_eq!(decide(&without, &automatic).unwrap(), MemoryPlan::AllResident);
+    assert!(matches!(few, MemoryPlan::Slots { .. }), "{few:?}");
+    assert_eq!(few.total_bytes(&with), few.total_bytes(&without) + 10 * MEGA);
+    assert!(few.parts(&with).contains(&(MemoryUse::DraftModel, 10 * MEGA)));
+    assert!(few.describe(&with).contains(" + 10.5 MB draft model (small) + "), "{}", few.describe(&with));
+    assert_eq!(few.json(&with)["draft"], json!({ "name": "small", "bytes": 10 * MEGA }));
+    assert_eq!(few.json(&without)["draft"], Value::Null);
+    let large = PlanInputs { draft: Some(DraftMemory { name: "large".into(), bytes: 60 * MEGA }), ..without.clone() };
+    let text = decide(&large, &automatic).unwrap_err().to_string();
+    assert!(text.contains("62.9 MB for the draft model"), "{text}");
 }
 
 #[test]

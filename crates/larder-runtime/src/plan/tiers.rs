@@ -5,7 +5,7 @@ use larder_cache::CacheScope;
 use larder_core::{format_bytes, size_down};
 use serde_json::{Value, json};
 
-use super::{PlanInputs, check_fits, prefill_text, requested_slots, slots_text};
+use super::{DraftMemory, PlanInputs, check_fits, prefill_text, requested_slots, slots_text};
 use crate::machine::budget::MemoryUse;
 use crate::options::{Options, Setting};
 
@@ -165,9 +165,10 @@ impl TierPlan {
             ),
         };
         text += &format!(
-            "      {} of memory = {} resident weights + {} activations and staging buffers + {} for {} {} in transit + {kept}",
+            "      {} of memory = {} resident weights + {}{} activations and staging buffers + {} for {} {} in transit + {kept}",
             format_bytes(self.host_bytes(inputs)),
             format_bytes(inputs.resident_bytes),
+            DraftMemory::text(inputs.draft.as_ref()),
             format_bytes(inputs.process_and_workspace_bytes(self.host_expert_bytes(inputs))),
             format_bytes(self.pass_through as u64 * inputs.expert_sizes.largest()),
             self.pass_through,
@@ -191,6 +192,7 @@ impl TierPlan {
             "sequences": inputs.sequences,
             "context_bytes": inputs.host_kv_bytes(),
             "scratch_bytes": inputs.process_and_workspace_bytes(self.host_expert_bytes(inputs)),
+            "draft": DraftMemory::json(inputs.draft.as_ref()),
             "prefill_tokens": inputs.prefill_tokens,
             "expert_bytes": inputs.expert_sizes.largest(),
             "slots": self.host_slots,

@@ -52,7 +52,8 @@ pub fn run(args: ChatArgs) -> Result<()> {
     let generation = model.generation()?;
     let context = args.context.min(model.blueprint.context);
     let prompt_bytes = text.tokenizer.longest_text(context);
-    let options = Options { prompt_bytes, ..args.speculate.set(args.hot_set.set(args.engine.options(args.context))) };
+    let options = args.speculate.set(args.hot_set.set(args.engine.options(args.context)))?;
+    let options = Options { prompt_bytes, ..options };
     let mut engine = InferenceEngine::start(&model, &options)?;
     let session_file = match args.session {
         Some(path) => Some(SessionFile::open(path, &model, &options, &engine)?),
@@ -75,11 +76,12 @@ pub fn run(args: ChatArgs) -> Result<()> {
         saved.unwrap_or_else(|| SavedChat::new(&engine.decoder, context));
     conversation.system = args.system.or(conversation.system);
     engine.experts.new_sequence();
+    let drafting = engine.drafting();
     let session = Session::resume(&engine.decoder, &mut engine.experts, sequence);
     let session = session.with_prefill_tokens(engine.prefill_tokens);
     let mut chat = ChatSession {
         sequence: ChatSequence::new(session, &text, &generation.eos, stop, context)
-            .speculating(options.speculation)
+            .speculating(drafting)
             .continuing(transcript),
         session_file,
         model: &model,

@@ -5,8 +5,8 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use larder_cache::Traffic;
 use larder_engine::{
-    ChatFormat, ContextFull, DialogueTurns, FinishReason, Listener, OutputParser, OutputPart, Request, Sampler,
-    Session, Speculation, StepStats, StopMatcher, TokenInput, Tokenizer, answer_room, generate, kept_tokens,
+    ChatFormat, ContextFull, DialogueTurns, Drafting, FinishReason, Listener, OutputParser, OutputPart, Request,
+    Sampler, Session, StepStats, StopMatcher, TokenInput, Tokenizer, answer_room, generate, kept_tokens,
 };
 use larder_model::{LogitsFor, ModelError, Tap};
 use larder_runtime::{EngineExperts, TextCodec};
@@ -27,7 +27,7 @@ pub struct ChatSequence<'a> {
     eos: &'a [u32],
     stop: StopMatcher,
     context: usize,
-    speculation: Speculation,
+    drafting: Drafting,
     /// That of the last prompt and answer, if known.
     transcript: Option<Transcript>,
     /// Number of answers so far; each gets a seed of its own.
@@ -89,15 +89,15 @@ impl<'a> ChatSequence<'a> {
             eos,
             stop,
             context,
-            speculation: Speculation::Off,
+            drafting: Drafting::default(),
             transcript: None,
             answers: 0,
         }
     }
 
     /// The same, which drafts tokens.
-    pub fn speculating(self, speculation: Speculation) -> Self {
-        ChatSequence { speculation, ..self }
+    pub fn speculating(self, drafting: Drafting) -> Self {
+        ChatSequence { drafting, ..self }
     }
 
     /// The same, whose last prompt and answer are those of a transcript.
@@ -156,7 +156,7 @@ impl<'a> ChatSequence<'a> {
             stop: self.stop.clone(),
             // Shifts have no end of their own.
             max_tokens: settings.max_tokens.unwrap_or(if keep.is_some() { self.context } else { usize::MAX }),
-            speculation: self.session.experts().speculation(self.speculation),
+            drafting: self.session.experts().drafting(&self.drafting),
         };
         let made = generate(&mut self.session, tokenizer, request, &mut writer)?;
         if made.finish == FinishReason::Cancelled && made.ids.is_empty() {

@@ -183,12 +183,15 @@ pub struct HotSetFlags {
 }
 
 /// Speculation, of commands that generate text for people.
-#[derive(Args, Clone, Copy)]
+#[derive(Args, Clone)]
 pub struct SpeculateFlags {
-    /// Speculative decoding, which leaves the text the same: tokens that followed the same words earlier are the draft (prompt
-    /// lookup), and are computed in one step. Off, lookup, or auto: lookup while it saves time
+    /// Speculative decoding, which leaves the text the same: several tokens are drafted and then computed in one step. Off, lookup:
+    /// those that followed the same words earlier (prompt lookup), draft: those of --draft, or auto: both while they save time
     #[arg(long, value_name = "HOW", default_value_t = Speculation::Auto, help_heading = heading::PERFORMANCE)]
     pub speculate: Speculation,
+    /// Draft model: a smaller model with the same tokenizer, which is loaded into memory; with --speculate draft or auto
+    #[arg(long, value_name = "STORE", help_heading = heading::PERFORMANCE)]
+    pub draft: Option<PathBuf>,
 }
 
 /// When the hot set is used.

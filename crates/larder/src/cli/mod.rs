@@ -298,6 +298,7 @@ pub struct PlanArgs {
 
 /// Measure prefill and decode speed, next to the limits that memory and SSD set
 #[derive(Args)]
+#[command(mut_arg("speculate", |arg| arg.default_value("off")))]
 pub struct BenchArgs {
     /// Store, checkpoint folder or .gguf file (default: the demo model)
     #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true, help_heading = heading::MODEL)]
@@ -326,10 +327,12 @@ pub struct BenchArgs {
     pub vs_resident: bool,
     /// Decode with the experts of a recorded trace: a file, or a folder that `larder lab import` takes. The weights of a
     /// model of the trace's shape may be any
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["routing", "clients", "vs_resident"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["routing", "clients", "vs_resident", "speculate", "draft"])]
     pub trace: Option<PathBuf>,
     #[command(flatten)]
     pub engine: UntracedFlags,
+    #[command(flatten)]
+    pub speculate: SpeculateFlags,
     /// Print every run as JSON
     #[arg(long, help_heading = heading::OUTPUT)]
     pub json: bool,

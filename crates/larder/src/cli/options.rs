@@ -1,5 +1,9 @@
 //! The flags, as the options of larder-runtime.
 
+use std::sync::Arc;
+
+use anyhow::Result;
+use larder_engine::Speculation;
 use larder_runtime::{
     CacheOptions, CacheSize, ComputeOptions, DeviceKind, DeviceOptions, Options, TraceOptions, default_threads,
 };
@@ -9,6 +13,7 @@ use super::engine::{
     CacheFlags, CacheMemory, EngineFlags, HotSetFlag, HotSetFlags, PerformanceFlags, PlaceFlags, RecordFlags,
     SizeFlags, SpeculateFlags,
 };
+use crate::models;
 
 impl EngineFlags {
     /// Number of compute threads.
@@ -78,9 +83,12 @@ impl HotSetFlags {
 }
 
 impl SpeculateFlags {
-    /// `options` with the setting of these flags.
-    pub fn set(self, options: Options) -> Options {
-        Options { speculation: self.speculate, ..options }
+    /// `options` with the settings of these flags. A draft model is opened if it is asked for.
+    pub fn set(&self, options: Options) -> Result<Options> {
+        let drafts = matches!(self.speculate, Speculation::Draft | Speculation::Auto);
+        let path = self.draft.as_deref().filter(|_| drafts);
+        let draft = path.map(|path| models::open(path).map(Arc::new)).transpose()?;
+        Ok(Options { speculation: self.speculate, draft, ..options })
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Result, bail};
-use larder_engine::{ChatInput, Listener, Request, Routing, Sampler, Sampling, Speculation, StopMatcher, generate};
+use larder_engine::{ChatInput, Drafting, Listener, Request, Routing, Sampler, Sampling, StopMatcher, generate};
 use larder_lab::report::{SpeedReport, SpeedSection, speed_page};
 use larder_policy::routing::RoutingSpec;
 use larder_policy::routing::quality::Quality;
@@ -157,7 +157,7 @@ fn run_once(
         eos: &[],
         stop: StopMatcher::new(vec![])?,
         max_tokens: tokens,
-        speculation: Speculation::Off,
+        drafting: Drafting::default(),
     };
     let mut session = engine.session();
     let written = generate(&mut session, &text.tokenizer, request, &mut DiscardText)?;

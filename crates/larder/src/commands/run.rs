@@ -32,13 +32,13 @@ pub fn run(args: RunArgs) -> Result<()> {
 
     let mut telemetry = Telemetry::new(args.telemetry.as_deref())?;
     let context = args.context.unwrap_or(prompt.len().saturating_add(args.max_tokens));
-    let options = args.speculate.set(args.hot_set.set(args.engine.options(context)));
+    let options = args.speculate.set(args.hot_set.set(args.engine.options(context)))?;
     let mut engine = InferenceEngine::start(&model, &options)?;
     let plan = std::mem::take(&mut engine.plan);
+    let drafting = engine.experts.drafting(&engine.drafting());
     let mut session = engine.session();
-    let speculation = session.experts().speculation(options.speculation);
     let max_tokens = args.max_tokens;
-    let request = Request { prompt: &prompt, sampler, grammar, shown: &[], eos, stop, max_tokens, speculation };
+    let request = Request { prompt: &prompt, sampler, grammar, shown: &[], eos, stop, max_tokens, drafting };
     let mut printer = TextPrinter { text: String::new(), silent: args.json, closed: false, telemetry: &mut telemetry };
     let written = generate(&mut session, &text.tokenizer, request, &mut printer)?;
     let (all, closed) = (printer.text, printer.closed);

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use larder_cache::Traffic;
-use larder_engine::{PhaseTimes, Sampler, Sampling, Session, TokenInput, Xoshiro256};
+use larder_engine::{Decoding, DraftCounts, PhaseTimes, Sampler, Sampling, Session, TokenInput, Xoshiro256};
 use larder_runtime::{EngineExperts, InferenceEngine, Options};
 use serde_json::{Value, json};
 
@@ -43,7 +43,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let replayed = args.trace.as_deref().map(|path| Replayed::read(path, &model)).transpose()?;
     let mut limits = Limits::measure(&model, &flags)?;
     let sequences = args.clients.iter().copied().max().unwrap_or(1);
-    let options = Options { sequences, ..flags.options(context) };
+    let options = Options { sequences, ..args.speculate.set(flags.options(context))? };
     let mut engine = InferenceEngine::start(&model, &options)?;
     if let Some(replayed) = &replayed {
         replayed.start(&mut engine)?;
@@ -88,6 +88,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
 struct BenchRun {
     prompt: Totals,
     decode: Totals,
+    drafts: DraftCounts,
     streaming: bool,
 }
 
@@ -102,6 +103,7 @@ fn run_once(engine: &mut InferenceEngine, args: &BenchArgs, repeat: u64) -> Resu
     let prompt = random_tokens(args.prompt, vocab, &mut rng);
     let mut sampler = Sampler::new(Sampling::default(), 0)?;
 
+    let drafting = engine.experts.drafting(&engine.drafting());
     let mut session = engine.session();
     if args.depth > 0 {
         // Rotary positions that depend on the length of the sequence are those of the whole from the start.
@@ -109,14 +111,20 @@ fn run_once(engine: &mut InferenceEngine, args: &BenchArgs, repeat: u64) -> Resu
         session.append_made_up(&random_tokens(args.depth, vocab, &mut rng), repeat)?;
     }
     let mut meter = Meter::new(&session);
-    let mut logits = session.forward(&TokenInput::prompt(&prompt), &mut ())?;
+    let logits = session.forward(&TokenInput::prompt(&prompt), &mut ())?;
     let prompt = meter.lap(&session, args.prompt);
-    for _ in 0..args.tokens {
-        let id = sampler.sample(&mut logits, session.tokens())?;
-        logits = session.forward(&TokenInput::decode(&[id]), &mut ())?;
+    let mut decoding = Decoding::new(&mut session, logits, &drafting);
+    for more in (0..args.tokens).rev() {
+        let id = sampler.sample(decoding.logits(), &[])?;
+        if !decoding.confirm(id) {
+            decoding.settle();
+            decoding.next(id, more, &mut ())?;
+        }
     }
+    decoding.settle();
+    let drafts = decoding.draft_counts();
     let decode = meter.lap(&session, args.tokens);
-    Ok(BenchRun { prompt, decode, streaming: session.experts().traffic().is_some() })
+    Ok(BenchRun { prompt, decode, drafts, streaming: session.experts().traffic().is_some() })
 }
 
 fn random_tokens(count: usize, vocab: usize, rng: &mut Xoshiro256) -> Vec<u32> {
@@ -149,14 +157,15 @@ fn rows(runs: &[BenchRun], limits: &Limits) -> Vec<Value> {
         let least: serde_json::Map<_, _> =
             limits.least_seconds(run).into_iter().map(|(n, s)| (n.into(), json!(s))).collect();
         let (prompt, decode) = (run.prompt.json(run.streaming), run.decode.json(run.streaming));
-        json!({"prompt": prompt, "decode": decode, "decode_seconds_at_least": least})
+        let drafts = json!({"drafted": run.drafts.drafted, "accepted": run.drafts.accepted});
+        json!({"prompt": prompt, "decode": decode, "drafts": drafts, "decode_seconds_at_least": least})
     };
     runs.iter().map(row).collect()
 }
 
 fn table(series: &[(&str, Vec<BenchRun>)], limits: &Limits) -> Vec<Vec<String>> {
     let heading = ["", "prefill/s", "decode/s", "min", "max", "hits", "read/token", "of limit"];
-    let reads = ["SSD in prefill", "in decode"];
+    let reads = ["drafts accepted", "SSD in prefill", "in decode"];
     let shares = ["attention", "routing", "experts", "waiting", "other", "in matmul", "in attention", "overhead"];
     let mut rows = vec![heading.into_iter().chain(reads).chain(shares).map(str::to_owned).collect()];
     let percent = |share: f64| format!("{:.0} %", 100.0 * share);
@@ -177,6 +186,7 @@ fn table(series: &[(&str, Vec<BenchRun>)], limits: &Limits) -> Vec<Vec<String>> 
             of_cache(percent(traffic.hit_rate())),
             of_cache(print::bytes(traffic.bytes() / tokens as u64)),
             format!("{} ({slowest})", percent(least / time.as_secs_f64())),
+            accepted_drafts(&median.drafts),
             of_cache(read_rate(&median.prompt)),
             of_cache(read_rate(&median.decode)),
             share(times.mixing),
@@ -190,6 +200,10 @@ fn table(series: &[(&str, Vec<BenchRun>)], limits: &Limits) -> Vec<Vec<String>> 
         ]);
     }
     rows
+}
+
+fn accepted_drafts(drafts: &DraftCounts) -> String {
+    if drafts.drafted > 0 { format!("{} of {}", drafts.accepted, drafts.drafted) } else { "-".into() }
 }
 
 /// Bytes read per second of a phase, as text.

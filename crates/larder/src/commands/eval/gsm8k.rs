@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Result, bail};
-use larder_engine::{FinishReason, Listener, Request, Sampler, Sampling, Speculation, StopMatcher, generate};
+use larder_engine::{Drafting, FinishReason, Listener, Request, Sampler, Sampling, StopMatcher, generate};
 use larder_lab::eval::{MathProblem, final_number, read_problems, wilson_interval};
 use larder_runtime::{EngineExperts, InferenceEngine, OpenModel, TextCodec};
 use serde_json::{Value, json};
@@ -137,8 +137,8 @@ fn solve(
     let sampler = Sampler::new(Sampling::default(), 0)?;
     let stop = StopMatcher::new(vec![NEXT.into()])?;
     let mut solution = Solution::default();
-    let request =
-        Request { prompt, sampler, grammar: None, shown: &[], eos, stop, max_tokens, speculation: Speculation::Off };
+    let drafting = Drafting::default();
+    let request = Request { prompt, sampler, grammar: None, shown: &[], eos, stop, max_tokens, drafting };
     let written = generate(&mut engine.session(), &text.tokenizer, request, &mut solution)?;
     let found = final_number(&solution.0);
     let right = found == Some(problem.number);

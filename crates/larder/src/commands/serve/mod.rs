@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use larder_core::{LayerIdx, MoeRow, Presence, format_bytes};
-use larder_engine::{ChatFormat, ChatTemplate, Routing, SequenceOrigin, Speculation};
+use larder_engine::{ChatFormat, ChatTemplate, Drafting, Routing, SequenceOrigin};
 use larder_model::{Decoder, ExpertPath};
 use larder_policy::routing::RoutingSpec;
 use larder_runtime::machine::memory;
@@ -53,7 +53,7 @@ pub fn run(args: ServeArgs) -> Result<()> {
         prompt_bytes,
         program_bytes: options.bytes(context),
         kv_limit_bytes: args.kv_mem.map(|size| size.0),
-        ..args.speculate.set(args.hot_set.set(flags.options(args.context)))
+        ..args.speculate.set(args.hot_set.set(flags.options(args.context)))?
     };
     check_kv_limit(&plan_inputs(&model, &engine_options)?, options.session_disk.is_some())?;
     let mut engine = InferenceEngine::start(&model, &engine_options)?;
@@ -65,8 +65,7 @@ pub fn run(args: ServeArgs) -> Result<()> {
     }
     let serving = format!("serving {} on {address}", served.name);
     let routing = flags.routing.strategy;
-    let speculation = engine_options.speculation;
-    let engine = Box::new(Served { engine, model, routing, origins, speculation, hot_set_kept: Instant::now() });
+    let engine = Box::new(Served { engine, model, routing, origins, hot_set_kept: Instant::now() });
     Ok(larder_serve::serve(listener, options, served, engine, signal, || eprintln!("{serving}"))?)
 }
 
@@ -175,7 +174,6 @@ struct Served {
     model: OpenModel,
     routing: RoutingSpec,
     origins: SequenceOrigins,
-    speculation: Speculation,
     /// When the hot set was written last.
     hot_set_kept: Instant,
 }
@@ -229,8 +227,8 @@ impl larder_serve::Engine for Served {
         Ok(())
     }
 
-    fn speculation(&self) -> Speculation {
-        self.engine.experts.speculation(self.speculation)
+    fn drafting(&self) -> Drafting {
+        self.engine.experts.drafting(&self.engine.drafting())
     }
 
     fn sequence_origin(&self) -> SequenceOrigin {

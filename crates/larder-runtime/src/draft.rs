@@ -1,0 +1,135 @@
+//! The draft model of an engine: whether it can be used, the memory that it takes, and its loading.
+
+use std::sync::{Arc, Mutex};
+
+use anyhow::{Result, bail};
+use larder_core::{give_back_freed_memory, printable};
+use larder_engine::{DraftModel, SharedSource, Speculation};
+use larder_model::{ComputeContext, rewinds_freely};
+
+use crate::engine::plan_inputs;
+use crate::notice::Notice;
+use crate::open::{OpenModel, model_name};
+use crate::options::{CacheOptions, Options, Setting};
+use crate::plan::{DraftMemory, MemoryPlan, PlanInputs};
+
+/// Tokens of a text that a draft model computes in one step, when it begins behind a prompt.
+const PIECE_TOKENS: usize = 256;
+
+/// The draft model that the options name, unless it is of no use for `model`. Refuses what was asked for and cannot be.
+pub(crate) fn of_options<'o>(model: &OpenModel, options: &'o Options) -> Result<Option<&'o OpenModel>> {
+    let (speculate, draft, asked) = (Setting::Speculate, Setting::Draft, options.speculation);
+    match (asked, &options.draft) {
+        (Speculation::Off | Speculation::Lookup, _) | (Speculation::Auto, None) => Ok(None),
+        (Speculation::Draft, None) => bail!("{speculate} {asked} needs a draft model; name one with {draft}"),
+        (_, Some(named)) => match (why_not(model, options)?, asked) {
+            (None, _) => Ok(Some(named)),
+            (Some(why), Speculation::Draft) => bail!("{speculate} {asked} cannot be used: {why}"),
+            (Some(_), _) => Ok(None),
+        },
+    }
+}
+
+/// Why no draft model can be used.
+fn why_not(model: &OpenModel, options: &Options) -> Result<Option<String>> {
+    let (routing, trace) = (Setting::Routing, Setting::Trace);
+    Ok(match () {
+        _ if !options.routing.is_lossless() => {
+            Some(format!("with {routing} {}, rejected draft tokens would change the text", options.routing))
+        }
+        _ if options.trace.is_some() => Some(format!("{trace} would have the experts of rejected draft tokens")),
+        _ if !rewinds_freely(model.source().config())? => Some(format!(
+            "{} has a recurrent state or an encoder, and cannot drop rejected draft tokens",
+            model_name(model.source().path())
+        )),
+        _ => None,
+    })
+}
+
+/// Tells that the draft model of the options is not used, and why.
+pub(crate) fn tell_unused(model: &OpenModel, options: &Options) -> Result<()> {
+    if let (Speculation::Auto, Some(_), Some(why)) = (options.speculation, &options.draft, why_not(model, options)?) {
+        model.notices().send(Notice::Model(format!("the draft model is not used: {why}")));
+    }
+    Ok(())
+}
+
+/// Refuses a draft model that cannot draft for `model`.
+pub(crate) fn check(model: &OpenModel, draft: &OpenModel) -> Result<()> {
+    let (name, setting) = (model_name(draft.source().path()), Setting::Draft);
+    if !rewinds_freely(draft.source().config())? {
+        bail!("{name} has a recurrent state or an encoder, and cannot go back to draft again; name another {setting}");
+    }
+    check_vocabularies(model, draft)
+}
+
+/// Refuses a draft model whose tokens stand for other text. A model without a tokenizer, as of random weights, only goes with
+/// another.
+fn check_vocabularies(model: &OpenModel, draft: &OpenModel) -> Result<()> {
+    let file = |model: &OpenModel| model.source().sidecar("tokenizer.json");
+    if file(model)? == file(draft)? {
+        return Ok(());
+    }
+    let [of_model, of_draft] = [model, draft].map(|model| model_name(model.source().path()));
+    let setting = Setting::Draft;
+    let (Some(tokenizer), Some(other)) = (model.tokenizer()?, draft.tokenizer()?) else {
+        bail!(
+            "one of {of_model} and {of_draft} has no tokenizer, so their tokens cannot be compared; leave {setting} out"
+        );
+    };
+    let difference = tokenizer.difference(&other);
+    drop((tokenizer, other));
+    give_back_freed_memory();
+    let Some((id, ours, theirs)) = difference else { return Ok(()) };
+    bail!(
+        "{of_draft} cannot draft for {of_model}: token {id} is \"{}\" in one and \"{}\" in the other; name a {setting} with the \
+         same tokenizer, or leave it out",
+        printable(&theirs),
+        printable(&ours),
+    )
+}
+
+/// The memory of the draft model that the options name, if it is used.
+pub(crate) fn memory(model: &OpenModel, options: &Options) -> Result<Option<DraftMemory>> {
+    let Some(draft) = of_options(model, options)? else { return Ok(None) };
+    let inputs = inputs(draft, options, options.context.min(model.blueprint.context))?;
+    let bytes = MemoryPlan::AllResident.total_bytes(&inputs);
+    Ok(Some(DraftMemory { name: model_name(draft.source().path()), bytes }))
+}
+
+/// The inputs of a plan of the draft model alone, for texts of up to `context` tokens, with all its experts in memory: from the SSD it would hardly be faster than the
+/// model that it drafts for.
+fn inputs<'d>(draft: &'d OpenModel, options: &Options, context: usize) -> Result<PlanInputs<'d>> {
+    let own = Options {
+        context,
+        sequences: 1,
+        kv_limit_bytes: None,
+        prefill_tokens: Some(PIECE_TOKENS),
+        cache: CacheOptions::default(),
+        speculation: Speculation::Off,
+        draft: None,
+        ..options.clone()
+    };
+    // The process is that of the other plan.
+    Ok(PlanInputs { process_bytes: 0, growth_bytes: 0, available_bytes: None, ..plan_inputs(draft, &own)? })
+}
+
+/// Loads the draft model, whose products are computed on the threads of `compute`, for texts of `vocab` tokens.
+pub(crate) fn load(
+    draft: &OpenModel,
+    options: &Options,
+    vocab: usize,
+    compute: &ComputeContext,
+) -> Result<SharedSource> {
+    let inputs = inputs(draft, options, options.context)?;
+    if let Some(store) = draft.store() {
+        store.require_all()?;
+    }
+    let compute = Arc::new(ComputeContext {
+        kv_format: inputs.kv_format,
+        kv_limit_bytes: Some(usize::try_from(inputs.kv_bytes()).unwrap_or(usize::MAX)),
+        ..compute.on_same_threads()
+    });
+    let (decoder, experts) = (draft.decoder(&compute)?, draft.all_resident(&compute)?);
+    Ok(Arc::new(Mutex::new(DraftModel::new(decoder, experts, inputs.context, inputs.prefill_tokens, vocab))))
+}

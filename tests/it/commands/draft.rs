@@ -1,0 +1,79 @@
+//! A draft model on the command line: the same text, its part of the memory plan, and what is refused.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use crate::support::{fixture, larder_ok, larder_refuses};
+
+fn path(name: &str) -> String {
+    fixture(name).to_str().unwrap().to_owned()
+}
+
+fn demo() -> String {
+    path("../models/demo")
+}
+
+fn run(flags: &[&str]) -> Value {
+    let demo = demo();
+    let prompt = ["run", "-m", &demo, "-p", "The old man looked at the door, and", "-n", "60", "--json"];
+    serde_json::from_str(&larder_ok(&[&prompt[..], flags].concat())).unwrap()
+}
+
+#[test]
+fn a_draft_model_leaves_the_text_the_same_and_is_in_the_plan() {
+    let demo = demo();
+    for sampling in [&["--temperature", "0"][..], &["--temperature", "0.8", "--repetition-penalty", "1.1"]] {
+        let off = run(&[sampling, &["--speculate", "off"]].concat());
+        for size in [&[][..], &["--cache-experts", "6"]] {
+            let draft = run(&[sampling, size, &["--speculate", "draft", "--draft", &demo]].concat());
+            assert_eq!(draft["ids"], off["ids"], "{sampling:?} {size:?}");
+            let of = |key: &str| draft["speculation"][key].as_u64().unwrap();
+            assert!(of("accepted") > 3 && of("drafted") >= of("accepted"), "{}", draft["speculation"]);
+            let part = &draft["plan"]["draft"];
+            assert!(part["name"] == "demo" && part["bytes"].as_u64() > Some(20_000_000), "{part}");
+            let (all, peak) = (&draft["plan"]["total_bytes"], &draft["peak_bytes"]);
+            assert!(peak.as_u64() <= all.as_u64(), "{peak} of {all}");
+            let auto = run(&[sampling, size, &["--draft", &demo]].concat());
+            assert_eq!(auto["ids"], off["ids"], "{sampling:?} {size:?}");
+        }
+    }
+    assert_eq!(run(&["--speculate", "lookup", "--draft", &demo])["plan"]["draft"], Value::Null);
+}
+
+#[test]
+fn a_benchmark_counts_drafts() {
+    let demo = demo();
+    let flags =
+        ["--speculate", "draft", "--draft", &demo, "--first-token", "off", "-r", "1", "-p", "8", "-n", "24", "--json"];
+    let report = larder_ok(&[&["bench", "-m", &demo][..], &flags].concat());
+    let report: Value = serde_json::from_str(&report).unwrap();
+    let drafts = &report["series"][0]["runs"][0]["drafts"];
+    assert!(drafts["accepted"].as_u64() > Some(3), "{drafts}");
+    assert_eq!(report["series"][0]["runs"][0]["decode"]["tokens"], 24);
+}
+
+#[test]
+fn what_cannot_draft_is_refused_in_a_sentence() {
+    let (demo, olmoe, recurrent) = (demo(), path("golden/olmoe"), path("golden/qwen3_next"));
+    let refused = |model: &str, flags: &[&str]| {
+        larder_refuses(&[&["run", "-m", model, "-p", "the", "-n", "4", "--speculate", "draft"][..], flags].concat())
+    };
+    let trace = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("never-written.trace");
+    for (model, flags, why) in [
+        (&demo, &[][..], "--speculate draft needs a draft model; name one with --draft"),
+        (&demo, &["--draft", &olmoe], "cannot draft for demo: token"),
+        (&demo, &["--draft", &recurrent], "qwen3_next has a recurrent state or an encoder"),
+        (&recurrent, &["--draft", &olmoe], "cannot drop rejected draft tokens"),
+        (&demo, &["--draft", &demo, "--routing", "prior:lambda=0.2", "--cache-experts", "6"], "rejected draft tokens"),
+        (&demo, &["--draft", &demo, "--trace", trace.to_str().unwrap()], "rejected draft tokens"),
+        (&demo, &["--draft", "/nowhere"], "/nowhere"),
+    ] {
+        let said = refused(model, flags);
+        assert!(said.contains(why) && said.trim().lines().count() == 1, "{flags:?}: {said}");
+    }
+    // Where speculation is automatic, it does without.
+    let said = larder_ok(&["run", "-m", &recurrent, "-p", "the", "-n", "4", "--draft", &olmoe, "--json"]);
+    let report: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((&report["plan"]["draft"], &report["speculation"]["drafted"]), (&Value::Null, &0.into()));
+}
