@@ -100,7 +100,16 @@ pub(crate) struct CompletedRead {
     pub at: SlotIndex,
     /// Whether the expert's bytes are in the slot, or why they cannot be used.
     pub result: Result<(), StoreError>,
+    /// Tag of the request.
+    tag: u64,
 }
+
+/// Bit of a tag: the read is a prefetch.
+const PREFETCH: u64 = 1;
+/// Bit of a tag: the read is of another copy, because the bytes of a first one were wrong.
+const COPY: u64 = 2;
+/// Bits of a tag below the number of the expert.
+const TAG_BITS: u32 = 2;
 
 impl SlotFiller {
     /// A filler of the slots of `supply`. Nothing is in flight.
@@ -246,7 +255,7 @@ impl SlotFiller {
     fn queue(&mut self, expert: ExpertKey, at: SlotIndex, prefetch: bool) {
         let (len, offset, slot) = (self.bytes(expert.row), self.shards.data_start(), self.take(at));
         let number = self.number(expert);
-        let tag = number << 1 | u64::from(prefetch);
+        let tag = number << TAG_BITS | if prefetch { PREFETCH } else { 0 };
         self.waiting.push_back(ReadRequest { shard: number as usize, offset, len, slot, tag });
     }
 
@@ -273,11 +282,13 @@ impl SlotFiller {
     /// Waits until a read completes, keeping the reader's queue full, and adds it and all others that have completed by then
     /// to `reads`, with their bytes checked. Adds none if no read is in flight. The time spent waiting is added to `waited`.
     pub fn complete(&mut self, waited: &mut Duration, reads: &mut Vec<CompletedRead>) {
-        self.submit();
-        let start = Instant::now();
-        let first = self.reader.wait();
-        *waited += start.elapsed();
-        if let Some(first) = first {
+        // What was read with wrong bytes may be read again, from another copy.
+        while reads.is_empty() {
+            self.submit();
+            let start = Instant::now();
+            let first = self.reader.wait();
+            *waited += start.elapsed();
+            let Some(first) = first else { return };
             let first = self.completed(first);
             reads.push(first);
             self.poll_unchecked(reads);
@@ -301,13 +312,14 @@ impl SlotFiller {
     }
 
     fn completed(&mut self, ReadCompletion { slot, tag, result }: ReadCompletion) -> CompletedRead {
-        self.demand_reads -= usize::from(tag & 1 == 0);
+        self.demand_reads -= usize::from(tag & PREFETCH == 0);
         self.busy.set(self.reader.in_flight() > 0);
-        CompletedRead { expert: self.expert_of(tag >> 1), at: self.put_back(slot), result }
+        CompletedRead { expert: self.expert_of(tag >> TAG_BITS), at: self.put_back(slot), result, tag }
     }
 
-    /// Checks the bytes of `reads`, shared between all threads.
-    fn check(&mut self, reads: &mut [CompletedRead]) {
+    /// Checks the bytes of `reads`, shared between all threads. Those that are wrong are read again if there is another copy,
+    /// and leave `reads`.
+    fn check(&mut self, reads: &mut Vec<CompletedRead>) {
         if reads.is_empty() {
             return;
         }
@@ -317,7 +329,7 @@ impl SlotFiller {
         let SlotFiller { shards, layers, slots, threads, .. } = &*self;
         threads.run(reads.len() * parts, &|task| {
             let (read, part) = (task / parts, task % parts);
-            let CompletedRead { expert: ExpertKey { row, expert }, at, ref result } = reads[read];
+            let CompletedRead { expert: ExpertKey { row, expert }, at, ref result, .. } = reads[read];
             let layer = layers[row.index()];
             let data = &slots[at].as_ref().expect("a completed read gave its slot back")[..shards.layout(layer).bytes];
             if result.is_ok()
@@ -326,10 +338,38 @@ impl SlotFiller {
                 failures.lock().unwrap_or_else(PoisonError::into_inner).push((read, e));
             }
         });
-        for (read, e) in failures.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            reads[read].result = Err(e);
+        let mut failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
+        // Both parts of an expert may be wrong. The last reads come first, so that indices stay what they are.
+        failures.sort_by_key(|(read, _)| std::cmp::Reverse(*read));
+        failures.dedup_by_key(|(read, _)| *read);
+        for (read, wrong) in failures {
+            match self.read_copy(&reads[read], &wrong) {
+                true => drop(reads.remove(read)),
+                false => reads[read].result = Err(about_copies(wrong, reads[read].tag)),
+            }
         }
         self.checked += start.elapsed();
+    }
+
+    /// Reads an expert whose bytes are wrong from another copy, if there is one that was not read for this.
+    fn read_copy(&mut self, read: &CompletedRead, wrong: &StoreError) -> bool {
+        let CompletedRead { expert, at, tag, .. } = *read;
+        if tag & COPY != 0 {
+            return false;
+        }
+        let (len, offset, slot) = (self.bytes(expert.row), self.shards.data_start(), self.take(at));
+        let shard = self.number(expert) as usize;
+        match self.reader.read_copy(ReadRequest { shard, offset, len, slot, tag: tag | COPY }, wrong) {
+            Ok(()) => {
+                self.demand_reads += usize::from(tag & PREFETCH == 0);
+                self.busy.set(true);
+                true
+            }
+            Err(request) => {
+                self.put_back(request.slot);
+                false
+            }
+        }
     }
 
     /// Whether every slot is in its place, or with the reader, except for `elsewhere` slots.
@@ -339,5 +379,13 @@ impl SlotFiller {
         let mut here = self.slots.iter().enumerate().filter_map(|(at, slot)| Some((at, slot.as_ref()?)));
         away == self.reader.in_flight() + self.waiting.len() + elsewhere
             && here.all(|(at, slot)| self.places[slot.index()] == at)
+    }
+}
+
+/// The error of wrong bytes, which says if those of the other copy are wrong as well.
+fn about_copies(wrong: StoreError, tag: u64) -> StoreError {
+    match tag & COPY {
+        0 => wrong,
+        _ => StoreError { message: format!("{}, and its other copy is wrong, too", wrong.message), ..wrong },
     }
 }

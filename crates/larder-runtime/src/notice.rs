@@ -37,6 +37,8 @@ pub enum Notice {
     StoreRefused(String),
     /// What of a model is not used, or not kept as it is.
     Model(String),
+    /// A drive of a store is not used, or fails.
+    Drive(String),
     /// A model is being downloaded.
     Downloading {
         /// Its name on the hub.
@@ -116,7 +118,7 @@ impl fmt::Display for Notice {
             Notice::StoreRefused(why) => {
                 write!(f, "note: no store was made ({}); the file is run directly", printable(why))
             }
-            Notice::Model(note) => write!(f, "note: {}", printable(note)),
+            Notice::Model(note) | Notice::Drive(note) => write!(f, "note: {}", printable(note)),
             Notice::Downloading { name, store } => write!(f, "downloading {} to {}", printable(name), shown(store)),
             Notice::DownloadPaused { reason, pause } => {
                 write!(f, "{}; retrying in {:.0} s", printable(reason), pause.as_secs_f64())

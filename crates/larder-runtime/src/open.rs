@@ -86,6 +86,11 @@ impl OpenModel {
         if let ModelForm::Source(source) = &form {
             source.notes().into_iter().for_each(|note| notices.send(Notice::Model(note)));
         }
+        if let ModelForm::Store(store) = &form {
+            store.drive_notes().into_iter().for_each(|note| notices.send(Notice::Drive(note)));
+            let notices = notices.clone();
+            store.drive_log().send_to(move |note| notices.send(Notice::Drive(note.to_owned())));
+        }
         Ok(OpenModel { form, notices, cache_folder: None, blueprint })
     }
 

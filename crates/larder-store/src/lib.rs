@@ -7,6 +7,7 @@
 //! - [`Source`], [`open_source`]: a checkpoint folder ([`Checkpoint`]) or a GGUF file ([`Gguf`]), as tensors by name.
 //! - [`convert`]: from a source to a store, resumable. [`Assembler`] reads single experts from a source.
 //! - [`Store`], [`Manifest`]: an open store, and its `larder.json`.
+//! - [`add_drive`], [`SecondFolder`]: the shards of a store on a second drive, as copies or divided.
 //! - [`RowTable`]: a matrix of a store whose rows are read one by one.
 //! - [`verify`]: checks every byte of a store. [`upgrade`]: brings a store of an earlier format to the current one.
 //! - [`ExpertSource`]: reads one expert at a time, from a store or a source.
@@ -30,6 +31,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod add_drive;
 mod assemble;
 mod atomic_file;
 mod check_reads;
@@ -51,6 +53,7 @@ pub mod reader;
 mod resident;
 mod row_table;
 mod safetensors;
+mod second_folder;
 mod shard;
 mod shard_set;
 mod sidecars;
@@ -62,6 +65,7 @@ mod testing;
 mod upgrade;
 mod verify;
 
+pub use add_drive::{AddedDrive, add_drive};
 pub use assemble::Assembler;
 pub use check_reads::CheckReads;
 pub use convert::{CONVERSION_STATE, ConvertOptions, ConvertReport, Progress, convert};
@@ -79,6 +83,7 @@ pub use quantize::{ValueOutOfRange, decode_floats, encode};
 pub use resident::check_resident;
 pub use row_table::{RowTable, TableFile};
 pub use safetensors::{Dtype, SafetensorsHeader, TensorEntry};
+pub use second_folder::{DRIVE_FILE, DRIVES_FILE, Division, SecondFolder, check_second_folder};
 pub use shard::{DATA_START, RECORD_ALIGN, checksum_of, shard_path};
 pub use sidecars::{ADDED_SIDECARS, seal_if_in_store, seal_sidecars};
 pub use source::{
@@ -88,4 +93,4 @@ pub use source::{
 pub use store::Store;
 pub use tensor_slice::AssemblyBuffers;
 pub use upgrade::{UPGRADE_STATE, UpgradeReport, upgrade};
-pub use verify::{HOT_EXPERTS, VerifyReport, verify};
+pub use verify::{HOT_EXPERTS, VerifiedFolder, VerifyReport, verify};

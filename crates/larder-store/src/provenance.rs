@@ -116,7 +116,7 @@ mod tests {
             let options = ConvertOptions {
                 experts: Some(NumberFormat::Q8_0),
                 resident: Some(NumberFormat::F16),
-                small_experts: None,
+                ..ConvertOptions::default()
             };
             let path = unidentified(dir.path(), &tiny, &options);
             let (weights, blueprint) = (dir.path().join("source/model.safetensors"), tiny.blueprint());

@@ -141,6 +141,17 @@ impl Shard<'_> {
         }
     }
 
+    /// Checks the whole shard against `checksums`. `data` receives all bytes after the header, and has their length.
+    pub fn check_file(&self, path: &Path, checksums: &ExpertChecksums, data: &mut [u8]) -> Result<()> {
+        let file = self.open(path)?;
+        file.use_direct_io();
+        self.check_header(&file, checksums)?;
+        file.read(DATA_START as u64, data)?;
+        let (expert, tail) = data.split_at(self.layout.bytes);
+        self.check_data(path, expert, checksums)?;
+        self.check_tail(path, tail)
+    }
+
     /// Checks the whole shard against the checksums in its own header, which are returned. `data` receives all bytes
     /// after the header.
     pub fn check_by_itself(&self, path: &Path, data: &mut [u8]) -> Result<ExpertChecksums> {

@@ -1,7 +1,7 @@
 //! The shards of a store that together hold every expert once.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     path::{Path, PathBuf},
     sync::atomic::{AtomicU8, Ordering},
 };
@@ -23,7 +23,8 @@ const ALL: u8 = (1 << SEGMENTS) - 1;
 /// A set of shards. Their data are checked as [`ReadChecks`] say. Their headers are for other programs: experts are found by
 /// the manifest alone, and only [`verify`](crate::verify) reads headers.
 pub struct ShardSet {
-    store: PathBuf,
+    /// The store, and its second folder if there is one.
+    roots: Vec<PathBuf>,
     /// Folder of the set.
     name: &'static str,
     files: ExpertFiles,
@@ -32,46 +33,78 @@ pub struct ShardSet {
     /// Per shard, layer by layer: what was verified in this run.
     checked: Vec<AtomicU8>,
     checks: ReadChecks,
-    /// Shards that do not exist.
-    missing: BTreeSet<(LayerIdx, ExpertId)>,
+    /// Per shard, layer by layer, a bit for each root that has it, the lowest for the first.
+    held: Vec<u8>,
 }
 
 impl ShardSet {
-    /// The set `name` of the store at `store`. Lengths of the shards are checked, and shards may be missing.
-    pub fn open(store: &Path, name: &'static str, files: &ExpertFiles, geometry: &Geometry) -> Result<Self> {
+    /// The set `name` of the store at `store` with this second folder. Lengths of the shards are checked, and shards may be
+    /// missing. A shard of a wrong length is an error, unless there is another copy.
+    pub fn open(
+        store: &Path,
+        second: Option<&Path>,
+        name: &'static str,
+        files: &ExpertFiles,
+        geometry: &Geometry,
+    ) -> Result<Self> {
         let mut set = Self::listed(store, name, files, geometry)?;
-        let missing = |shard: Shard| {
-            let path = set.path(&shard);
-            match shard.open(&path) {
-                Err(_) if !path.exists() => Some(Ok((shard.layer, shard.expert))),
-                opened => opened.err().map(Err),
-            }
-        };
-        set.missing = set.shards().filter_map(missing).collect::<Result<_>>()?;
+        set.roots.extend(second.map(Path::to_owned));
+        set.held = set.shards().map(|shard| set.find(&shard)).collect::<Result<_>>()?;
         Ok(set)
     }
 
-    /// As [`open`](Self::open), without a look at the files.
+    /// Which roots have a shard.
+    fn find(&self, shard: &Shard) -> Result<u8> {
+        let (mut held, mut damaged) = (0, None);
+        for root in 0..self.roots.len() {
+            let path = self.path_on(root, shard);
+            match shard.open(&path) {
+                Ok(_) => held |= 1 << root,
+                Err(_) if !path.exists() => {}
+                Err(e) => damaged = damaged.or(Some(e)),
+            }
+        }
+        damaged.filter(|_| held == 0).map_or(Ok(held), Err)
+    }
+
+    /// As [`open`](Self::open) without a second folder, and without a look at the files.
     pub fn listed(store: &Path, name: &'static str, files: &ExpertFiles, geometry: &Geometry) -> Result<Self> {
         let layouts = files.layouts(geometry).map_err(|what| StoreError::malformed(store, what))?;
         let checked = (0..geometry.expert_count()).map(|_| AtomicU8::new(0)).collect();
-        let (store, files, experts) = (store.to_owned(), files.clone(), geometry.experts);
-        let (checks, missing) = (ReadChecks::new(), BTreeSet::new());
-        Ok(ShardSet { store, name, files, layouts, experts, checked, checks, missing })
+        let (roots, files, experts) = (vec![store.to_owned()], files.clone(), geometry.experts);
+        let (checks, held) = (ReadChecks::new(), vec![1; geometry.expert_count()]);
+        Ok(ShardSet { roots, name, files, layouts, experts, checked, checks, held })
+    }
+
+    /// Folder of the set.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// The layers that have experts.
+    pub fn layers(&self) -> impl Iterator<Item = LayerIdx> {
+        self.layouts.keys().copied()
+    }
+
+    /// The store, and its second folder if there is one.
+    pub fn roots(&self) -> &[PathBuf] {
+        &self.roots
+    }
+
+    /// Per shard, layer by layer, a bit for each root that has it, the lowest for the first.
+    pub fn held(&self) -> &[u8] {
+        &self.held
     }
 
     /// Whether the shard of an expert exists.
     pub fn has(&self, layer: LayerIdx, expert: ExpertId) -> bool {
-        self.layouts.contains_key(&layer) && !self.missing.contains(&(layer, expert))
+        self.layouts.contains_key(&layer) && self.held[self.index(layer, expert)] != 0
     }
 
     /// Checks that no shard is missing.
     pub fn require_all(&self) -> Result<()> {
-        match self.missing.first() {
-            Some((layer, expert)) => {
-                let shard = self.shard(*layer, *expert);
-                shard.open(&self.path(&shard)).map(drop)
-            }
+        match self.shards().zip(&self.held).find(|(_, held)| **held == 0) {
+            Some((shard, _)) => shard.open(&self.path(&shard)).map(drop),
             None => Ok(()),
         }
     }
@@ -145,9 +178,15 @@ impl ShardSet {
         self.layouts.keys().flat_map(move |layer| experts.clone().map(|e| self.shard(*layer, ExpertId(e as u16))))
     }
 
-    /// The path of a shard of this set.
+    /// The path of a shard of this set: in the first root that has it.
     pub fn path(&self, shard: &Shard) -> PathBuf {
-        self.store.join(shard_path_in(self.name, shard.layer, shard.expert))
+        let held = self.held[self.index(shard.layer, shard.expert)];
+        self.path_on((0..self.roots.len()).find(|root| held & (1 << root) != 0).unwrap_or_default(), shard)
+    }
+
+    /// The path of a shard in one of the roots.
+    pub fn path_on(&self, root: usize, shard: &Shard) -> PathBuf {
+        self.roots[root].join(shard_path_in(self.name, shard.layer, shard.expert))
     }
 
     fn shard(&self, layer: LayerIdx, expert: ExpertId) -> Shard<'_> {
@@ -162,8 +201,20 @@ impl ShardSet {
 
     /// The checksums of a shard, and what was verified.
     fn record(&self, layer: LayerIdx, expert: ExpertId) -> (&ExpertChecksums, &AtomicU8) {
-        let row = self.row(layer);
-        (&self.files.checksums[row][expert.index()], &self.checked[row * self.experts + expert.index()])
+        let index = self.index(layer, expert);
+        (&self.files.checksums[index / self.experts][expert.index()], &self.checked[index])
+    }
+
+    /// The index of a shard, layer by layer.
+    fn index(&self, layer: LayerIdx, expert: ExpertId) -> usize {
+        self.row(layer) * self.experts + expert.index()
+    }
+
+    /// Reads and checks an expert from one of the roots.
+    fn read_from(&self, root: usize, shard: &Shard, into: &mut [u8]) -> Result<()> {
+        let file: ReadAt = shard.open(&self.path_on(root, shard))?;
+        file.read(DATA_START as u64, into)?;
+        self.check_expert(shard.layer, shard.expert, into)
     }
 }
 
@@ -175,8 +226,15 @@ impl ExpertSource for ShardSet {
     fn read_expert(&self, layer: LayerIdx, expert: ExpertId, into: &mut [u8]) -> Result<()> {
         let shard = self.shard(layer, expert);
         assert_eq!(into.len(), shard.layout.bytes, "the buffer must have the layout's length");
-        let file: ReadAt = shard.open(&self.path(&shard))?;
-        file.read(DATA_START as u64, into)?;
-        self.check_expert(layer, expert, into)
+        // A shard that exists nowhere is missing in the store.
+        let held = self.held[self.index(layer, expert)].max(1);
+        let mut first = None;
+        for root in (0..self.roots.len()).filter(|root| held & (1 << root) != 0) {
+            match self.read_from(root, &shard, into) {
+                Ok(()) => return Ok(()),
+                Err(e) => first = first.or(Some(e)),
+            }
+        }
+        first.map_or(Ok(()), Err)
     }
 }

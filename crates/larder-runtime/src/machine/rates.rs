@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use larder_core::SHARD_ALIGN;
 use larder_store::reader::{Arena, ReadRequest, Reader, ReaderSpec, ShardFiles, Slot};
-use larder_store::{DATA_START, Store};
+use larder_store::{DATA_START, Division, Store};
 
 use super::memory;
 
@@ -66,10 +66,30 @@ pub fn clearing_rate() -> Result<f64> {
     Ok((count * CLEARED_SLOT_BYTES) as f64 / start.elapsed().as_secs_f64())
 }
 
-/// Bytes per second of reading experts from all over a store, and the reader as text.
-pub fn ssd_throughput(store: &Arc<Store>, reader: &ReaderSpec) -> Result<(f64, String)> {
-    let pattern = ReadPattern::of_store(store)?;
-    pattern.throughput(reader, IN_FLIGHT, PROBE_TIME, pattern.locations.len())
+/// Bytes per second of reading experts from all over a store.
+pub struct SsdThroughput {
+    /// Of all drives together, as the experts are divided between them.
+    pub rate: f64,
+    /// Of each drive alone.
+    pub drives: Vec<f64>,
+    /// The reader as text.
+    pub how: String,
+}
+
+/// Measures the throughput of the drives of a store, one after the other.
+pub fn ssd_throughput(store: &Arc<Store>, reader: &ReaderSpec) -> Result<SsdThroughput> {
+    let (mut drives, mut how) = (Vec::new(), String::new());
+    for drive in 0..store.drive_folders().len() {
+        let pattern = ReadPattern::of_drive(store, drive)?;
+        let (rate, text) = pattern.throughput(reader, IN_FLIGHT, PROBE_TIME, pattern.locations.len())?;
+        drives.push(rate);
+        how = text;
+    }
+    let striped = store.second_folder().is_some_and(|second| second.division == Division::Stripe);
+    let slowest = drives.iter().copied().fold(f64::INFINITY, f64::min);
+    // Each drive of a stripe has half of the experts, so the slower one decides.
+    let rate = if striped { slowest * drives.len() as f64 } else { drives.iter().sum() };
+    Ok(SsdThroughput { rate, drives, how })
 }
 
 /// A rate with the window that gave it.
@@ -92,10 +112,15 @@ pub struct ReadPattern {
 }
 
 impl ReadPattern {
-    /// One read for every expert of a store, as long as the smallest expert.
+    /// One read for every expert of a store that lies on its first drive, as long as the smallest expert.
     pub fn of_store(store: &Arc<Store>) -> Result<Self> {
+        Self::of_drive(store, 0)
+    }
+
+    /// The same for one of the store's drives.
+    pub fn of_drive(store: &Arc<Store>, drive: usize) -> Result<Self> {
         let files = Arc::new(store.shard_files()?);
-        let locations = (0..files.shards()).map(|shard| (shard, DATA_START as u64)).collect();
+        let locations = files.drives().files_on(drive).map(|file| (file, DATA_START as u64)).collect();
         Ok(ReadPattern { files, len: store.manifest().experts.smallest_bytes(), locations })
     }
 

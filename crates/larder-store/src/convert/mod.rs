@@ -24,13 +24,14 @@ use crate::{
     parallel::parallel,
     resident,
     row_table::{self, TABLES, TableFile, TablePlan},
+    second_folder::{self, Division, SecondFolder, are_on_one_drive, check_second_folder},
     shard::{EXPERTS, SMALL_EXPERTS, checksum_of, layer_folder},
     source::{SIDECARS, Source},
     tensor_slice::AssemblyBuffers,
 };
 use shards::ShardWriter;
 pub use target::CONVERSION_STATE;
-use target::{ConversionState, Target};
+use target::{ConversionState, Target, Targets, remove_state};
 pub(crate) use target::{check_space, lock};
 
 /// Threads that each read, convert and write one expert at a time.
@@ -38,8 +39,8 @@ const THREADS: usize = 3;
 /// Limit of the bytes of all experts in flight, unless a single expert is larger.
 const IN_FLIGHT_BYTES: usize = 768 << 20;
 
-/// Number formats of a conversion.
-#[derive(Clone, Copy, Default, Debug)]
+/// Number formats of a conversion, and where it writes to beside its target.
+#[derive(Clone, Default, Debug)]
 pub struct ConvertOptions {
     /// Number format of the experts; `None` keeps the source's.
     pub experts: Option<NumberFormat>,
@@ -47,6 +48,8 @@ pub struct ConvertOptions {
     pub resident: Option<NumberFormat>,
     /// Number format of a second, smaller copy of every expert; `None` makes none.
     pub small_experts: Option<NumberFormat>,
+    /// Folder on another drive that gets every other expert of each layer; `None` leaves all in the store.
+    pub stripe: Option<PathBuf>,
 }
 
 /// Receives the progress of long work.
@@ -92,6 +95,10 @@ pub fn convert(
 ) -> Result<ConvertReport> {
     let started = Instant::now();
     target::check_outside(source.path(), target)?;
+    if let Some(stripe) = &options.stripe {
+        target::check_outside(source.path(), stripe)?;
+        check_second_folder(target, stripe)?;
+    }
     let experts = ShardWriter::new(EXPERTS, source, blueprint, options.experts)?;
     let small = options.small_experts.map(|kind| ShardWriter::new(SMALL_EXPERTS, source, blueprint, Some(kind)));
     let sets = std::iter::once(experts).chain(small.transpose()?).collect();
@@ -104,10 +111,13 @@ pub fn convert(
     let conversion = Conversion { source, blueprint, options, progress, sets, resident, tables, content };
     let mut report = conversion.report(&table_notes);
     let state = ConversionState::new(conversion.fingerprint(), options);
-    if let Some(target) = Target::prepare(target, &state, &conversion.files())? {
+    if let Some(targets) = conversion.prepare(target, &state)? {
         source.use_direct_io();
         progress.begin(conversion.store_bytes());
-        report.resumed = conversion.write(&target)?;
+        report.resumed = conversion.write(&targets)?;
+    }
+    if let Some(stripe) = options.stripe.as_ref().filter(|stripe| are_on_one_drive(target, stripe)) {
+        report.notes.push(format!("{} is on the file system of the store, so reads get no faster", stripe.display()));
     }
     report.took = started.elapsed();
     Ok(report)
@@ -183,7 +193,27 @@ impl Conversion<'_> {
     }
 
     fn store_bytes(&self) -> u64 {
-        self.files().iter().map(|(_, bytes)| bytes).sum()
+        self.files(|_| true).iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// Prepares the folder at `store` and the one beside it, if there is one. `None` if nothing is left to do.
+    fn prepare(&self, store: &Path, state: &ConversionState) -> Result<Option<Targets>> {
+        let Some(stripe) = &self.options.stripe else {
+            let target = Target::prepare(store, state, &self.files(|_| true))?;
+            return Ok(target.map(|store| Targets { store, stripe: None }));
+        };
+        let files = self.files(|expert| Division::Stripe.store_has(expert));
+        let Some(store) = Target::prepare(store, state, &files)? else {
+            // The store is finished last, so only this mark may be left.
+            if stripe.join(CONVERSION_STATE).exists() {
+                remove_state(stripe)?;
+            }
+            return Ok(None);
+        };
+        let resident = 1 + self.tables.len();
+        let files = self.files(|expert| Division::Stripe.second_has(expert));
+        let stripe = Target::prepare(stripe, state, &files[resident..])?;
+        Ok(Some(Targets { store, stripe }))
     }
 
     /// Fingerprint of everything that decides what is written: the source's headers and content, and the blueprint.
@@ -191,15 +221,12 @@ impl Conversion<'_> {
         fingerprint(self.source, &self.content, self.blueprint)
     }
 
-    /// Every large file of the store with its length in bytes.
-    fn files(&self) -> Vec<(PathBuf, u64)> {
-        let experts = 0..self.blueprint.geometry.expert_count();
-        let shards = self.sets.iter().flat_map(|set| {
-            experts.clone().map(|i| {
-                let (layer, expert) = self.expert_at(i);
-                set.file(layer, expert)
-            })
-        });
+    /// Every large file of the store with its length in bytes: the resident weights, the tables, and the shards of the
+    /// experts that are wanted.
+    fn files(&self, wanted: impl Fn(ExpertId) -> bool) -> Vec<(PathBuf, u64)> {
+        let experts = (0..self.blueprint.geometry.expert_count()).map(|i| self.expert_at(i));
+        let experts: Vec<_> = experts.filter(|(_, expert)| wanted(*expert)).collect();
+        let shards = self.sets.iter().flat_map(|set| experts.iter().map(|(layer, expert)| set.file(*layer, *expert)));
         let tables = self.tables.iter().map(|plan| (plan.table.path(), plan.table.file_bytes() as u64));
         let resident = (RESIDENT_FILE.into(), self.resident.file_bytes() as u64);
         std::iter::once(resident).chain(tables).chain(shards).collect()
@@ -212,9 +239,9 @@ impl Conversion<'_> {
     }
 
     /// Writes all files that do not exist yet; returns the number of experts that did.
-    fn write(&self, target: &Target) -> Result<usize> {
-        let folders = self.folders();
-        folders.iter().try_for_each(|folder| target.create_folder(folder))?;
+    fn write(&self, targets: &Targets) -> Result<usize> {
+        let (folders, target) = (self.folders(), &targets.store);
+        targets.all().try_for_each(|target| folders.iter().try_for_each(|folder| target.create_folder(folder)))?;
         let sidecars = self.write_sidecars(target)?;
         let largest = self.sets.iter().map(ShardWriter::largest_file_bytes).max().unwrap_or_default();
         let threads = (IN_FLIGHT_BYTES / largest).clamp(1, THREADS);
@@ -223,14 +250,19 @@ impl Conversion<'_> {
         let done = parallel(threads, tasks.len(), buffers, |buffers, i| match tasks[i] {
             Task::Resident => self.write_resident(target),
             Task::Table(i) => self.write_table(target, i),
-            Task::Expert(expert) => self.write_expert(target, expert, buffers),
+            Task::Expert(expert) => self.write_expert(targets, expert, buffers),
         })?;
         let written = self.collect_outcomes(done);
         let resumed = written.resumed;
-        target.sync(&folders)?;
+        targets.all().try_for_each(|target| target.sync(&folders))?;
         let manifest = self.manifest(self.final_identity()?, sidecars, written);
+        if let Some(stripe) = &targets.stripe {
+            second_folder::mark(stripe.path(), &manifest)?;
+            SecondFolder::record(target.path(), stripe.path(), Division::Stripe)?;
+        }
         write_atomically(&target.path().join(MANIFEST_FILE), &manifest.to_bytes())?;
         sync_folder(target.path())?;
+        targets.stripe.iter().try_for_each(Target::finish)?;
         target.finish()?;
         Ok(resumed)
     }
@@ -308,7 +340,7 @@ impl Conversion<'_> {
 
     fn write_expert(
         &self,
-        target: &Target,
+        targets: &Targets,
         i: usize,
         ThreadBuffers { file, scratch }: &mut ThreadBuffers,
     ) -> Result<TaskOutcome> {
@@ -316,7 +348,7 @@ impl Conversion<'_> {
         let mut checksums = vec![];
         let mut resumed = true;
         for set in &self.sets {
-            let (written, was_there) = set.write(target, layer, expert, file, scratch)?;
+            let (written, was_there) = set.write(targets.of(expert), layer, expert, file, scratch)?;
             checksums.push(written);
             resumed &= was_there;
             self.progress.advance(set.file_bytes(layer) as u64);
@@ -324,7 +356,7 @@ impl Conversion<'_> {
         let assembler = &self.sets[0].assembler;
         if assembler.download_rank(layer, expert).is_some() {
             // The shards must be durable before the source may delete the bytes they were made of.
-            self.sets.iter().try_for_each(|set| set.sync(target, layer))?;
+            self.sets.iter().try_for_each(|set| set.sync(targets, layer))?;
             assembler.release(layer, expert)?;
         }
         Ok(TaskOutcome::Expert { number: i, checksums, resumed })

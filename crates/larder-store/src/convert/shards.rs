@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use larder_core::{Blueprint, ExpertId, ExpertLayout, LayerIdx, NumberFormat, RowOrder};
 
-use super::target::Target;
+use super::target::{Target, Targets};
 use crate::{
     assemble::Assembler,
     atomic_file::{AtomicFile, sync_folder},
@@ -112,7 +112,7 @@ impl<'a> ShardWriter<'a> {
     }
 
     /// Makes the names of a layer's shards durable.
-    pub fn sync(&self, target: &Target, layer: LayerIdx) -> Result<()> {
-        sync_folder(&target.path().join(layer_folder(self.name, layer)))
+    pub fn sync(&self, targets: &Targets, layer: LayerIdx) -> Result<()> {
+        targets.all().try_for_each(|target| sync_folder(&target.path().join(layer_folder(self.name, layer))))
     }
 }

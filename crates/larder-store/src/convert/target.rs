@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use larder_core::{NumberFormat, open_folder};
+use larder_core::{ExpertId, NumberFormat, open_folder};
 use rustix::fs::{FlockOperation, flock, statvfs};
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +17,7 @@ use crate::{
     error::{Result, StoreError, StoreErrorKind},
     file::read_small,
     manifest::MANIFEST_FILE,
+    second_folder::Division,
 };
 
 /// Name of the file that marks an unfinished conversion.
@@ -33,6 +34,9 @@ pub(super) struct ConversionState {
     experts: Option<NumberFormat>,
     resident: Option<NumberFormat>,
     small_experts: Option<NumberFormat>,
+    /// Whether every other expert lies in a second folder.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    stripe: bool,
 }
 
 impl ConversionState {
@@ -43,11 +47,31 @@ impl ConversionState {
             experts: options.experts,
             resident: options.resident,
             small_experts: options.small_experts,
+            stripe: options.stripe.is_some(),
         }
     }
 }
 
-/// The folder that becomes a store, locked against other conversions while this value lives.
+/// The folders that a conversion writes to.
+pub(super) struct Targets {
+    /// Becomes the store.
+    pub store: Target,
+    /// Becomes its second folder.
+    pub stripe: Option<Target>,
+}
+
+impl Targets {
+    /// The folder that gets the shards of an expert.
+    pub fn of(&self, expert: ExpertId) -> &Target {
+        self.stripe.as_ref().filter(|_| Division::Stripe.second_has(expert)).unwrap_or(&self.store)
+    }
+
+    pub fn all(&self) -> impl Iterator<Item = &Target> {
+        std::iter::once(&self.store).chain(&self.stripe)
+    }
+}
+
+/// The folder that becomes a store, or its second folder, locked against other conversions while this value lives.
 pub(super) struct Target {
     path: PathBuf,
     resumed: bool,
@@ -120,10 +144,15 @@ impl Target {
 
     /// Removes the mark of an unfinished conversion.
     pub fn finish(&self) -> Result<()> {
-        let path = self.path.join(CONVERSION_STATE);
-        fs::remove_file(&path).map_err(|e| StoreError::io(&path, "removing", e))?;
-        sync_folder(&self.path)
+        remove_state(&self.path)
     }
+}
+
+/// Removes the mark of an unfinished conversion from a folder.
+pub(super) fn remove_state(folder: &Path) -> Result<()> {
+    let path = folder.join(CONVERSION_STATE);
+    fs::remove_file(&path).map_err(|e| StoreError::io(&path, "removing", e))?;
+    sync_folder(folder)
 }
 
 /// Creates a folder and those above it; returns whether it did not exist.

@@ -46,7 +46,7 @@ impl Fixture {
         experts: Option<NumberFormat>,
         resident: Option<NumberFormat>,
     ) -> Result<ConvertReport> {
-        let options = ConvertOptions { experts, resident, small_experts: None };
+        let options = ConvertOptions { experts, resident, ..ConvertOptions::default() };
         convert(&self.source, &self.tiny.blueprint(), &self.path(name), &options, &())
     }
 
@@ -139,7 +139,7 @@ fn a_resumed_conversion_gives_the_same_store() {
     let whole = files(&fixture.path("whole"));
     let state = {
         let (experts, resident) = (Some(NumberFormat::Q8_0), Some(NumberFormat::F16));
-        fixture.state(&ConvertOptions { experts, resident, small_experts: None })
+        fixture.state(&ConvertOptions { experts, resident, ..ConvertOptions::default() })
     };
     let mut with_state = whole.clone();
     with_state.insert(CONVERSION_STATE.into(), state);

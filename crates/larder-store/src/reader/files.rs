@@ -14,6 +14,7 @@ use rustix::{
     process::{Resource, Rlimit, getrlimit, setrlimit},
 };
 
+use super::Drives;
 use crate::{
     direct::{AlignedBuffer, set_direct},
     error::{Result, StoreError, StoreErrorKind},
@@ -22,15 +23,16 @@ use crate::{
 /// Descriptors that are left to the rest of the process, if the limit allows.
 const DESCRIPTORS_RESERVED: u64 = 256;
 
-/// The shards of a model by index, opened on demand; the least recently used is closed when too many are open.
+/// The shards of a model as files, opened on demand; the least recently used is closed when too many are open. Files are
+/// numbered as in [`Drives::file`]; with one drive, the number is that of the shard.
 pub struct ShardFiles {
-    /// Path and length of a shard.
+    /// Path and length of a file.
     file: Box<dyn Fn(usize) -> (PathBuf, u64) + Send + Sync>,
-    shards: usize,
-    /// A shard that exists.
+    drives: Drives,
+    /// A file that exists.
     first: usize,
-    /// Why direct I/O is not used; `None` if it is.
-    not_direct: Option<String>,
+    /// For each drive, why direct I/O is not used; `None` if it is.
+    not_direct: Vec<Option<String>>,
     open_max: usize,
     open_files: Mutex<OpenFiles>,
 }
@@ -44,32 +46,63 @@ pub(super) struct OpenFile {
 }
 
 impl ShardFiles {
-    /// `shards` files; `file` returns the path of a shard and its length in bytes.
+    /// `shards` files on one drive; `file` returns the path of a shard and its length in bytes.
     ///
     /// Opens the first shard that exists and reads from it, to find out whether the file system supports direct I/O.
     pub fn new(shards: usize, file: impl Fn(usize) -> (PathBuf, u64) + Send + Sync + 'static) -> Result<Self> {
+        Self::on_drives(Drives::one(shards), file)
+    }
+
+    /// The same on several drives, each of which may support direct I/O or not.
+    pub fn on_drives(drives: Drives, file: impl Fn(usize) -> (PathBuf, u64) + Send + Sync + 'static) -> Result<Self> {
+        let count = drives.count() * drives.shards();
         let mut files = ShardFiles {
             file: Box::new(file),
-            shards,
             first: 0,
-            not_direct: None,
-            open_max: open_max(shards),
-            open_files: Mutex::new(OpenFiles::new(shards)),
+            not_direct: vec![None; drives.count()],
+            open_max: open_max(count),
+            open_files: Mutex::new(OpenFiles::new(count)),
+            drives,
         };
-        files.first = (0..shards).find(|shard| files.path(*shard).exists()).unwrap_or_default();
-        let (path, _) = files.checked(files.first)?;
-        let file = open_regular(&path).map_err(|e| StoreError::io(&path, "opening", e))?;
-        files.not_direct = probe_direct(&file).err();
+        let exists = |file: &usize| files.path(*file).exists();
+        let firsts: Vec<_> = (0..files.drives.count()).map(|drive| files.drives.files_on(drive).find(exists)).collect();
+        files.first = firsts.iter().copied().flatten().next().unwrap_or_default();
+        for (drive, first) in firsts.into_iter().enumerate() {
+            let Some(first) = first else { continue };
+            match files.probe(first) {
+                Ok(not_direct) => files.not_direct[drive] = not_direct,
+                Err(e) if first == files.first => return Err(e),
+                // The second drive fails at once; what it holds may be on the first, too.
+                Err(_) => {}
+            }
+        }
         files.get(files.first)?;
         Ok(files)
     }
 
-    /// Number of shards.
-    pub fn shards(&self) -> usize {
-        self.shards
+    /// The drives that the files are on.
+    pub fn drives(&self) -> &Drives {
+        &self.drives
     }
 
-    /// A shard that exists, for a trial read.
+    /// Number of files: shards, counted on each drive.
+    pub fn count(&self) -> usize {
+        self.drives.count() * self.drives.shards()
+    }
+
+    /// The drive of a file.
+    pub(super) fn drive(&self, file: usize) -> usize {
+        (file / self.drives.shards().max(1)).min(self.drives.count() - 1)
+    }
+
+    /// Why a file cannot be read with direct I/O, if so.
+    fn probe(&self, file: usize) -> Result<Option<String>> {
+        let (path, _) = self.checked(file)?;
+        let file = open_regular(&path).map_err(|e| StoreError::io(&path, "opening", e))?;
+        Ok(probe_direct(&file).err())
+    }
+
+    /// A file that exists, for a trial read.
     pub fn first(&self) -> usize {
         self.first
     }
@@ -79,25 +112,32 @@ impl ShardFiles {
         self.open_max
     }
 
-    /// Whether reads use direct I/O.
+    /// Whether reads use direct I/O, from every drive.
     pub fn is_direct(&self) -> bool {
-        self.not_direct.is_none()
+        self.not_direct.iter().all(Option::is_none)
     }
 
     /// How the files are read, as part of a sentence.
     pub fn read_mode(&self) -> String {
-        match &self.not_direct {
+        let mode = |not_direct: &Option<String>| match not_direct {
             None => "direct I/O".into(),
             Some(why) => format!("buffered I/O ({why})"),
+        };
+        match &self.not_direct[..] {
+            [first, second] if first != second => {
+                format!("{} from the first drive and {} from the second", mode(first), mode(second))
+            }
+            [first, _, ..] => format!("{} from two drives", mode(first)),
+            all => mode(&all[0]),
         }
     }
 
-    /// Path of a shard.
+    /// Path of a file.
     pub(super) fn path(&self, shard: usize) -> PathBuf {
         (self.file)(shard).0
     }
 
-    /// Opens a shard, or returns it if it is open. It stays open while it is held.
+    /// Opens a file, or returns it if it is open. It stays open while it is held.
     pub(super) fn get(&self, shard: usize) -> Result<Arc<OpenFile>> {
         let mut open_files = self.open_files.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(file) = open_files.touch(shard) {
@@ -105,20 +145,21 @@ impl ShardFiles {
         }
         let (path, bytes) = self.checked(shard)?;
         while open_files.open.len() >= self.open_max && open_files.close_one() {}
-        let file = self.open(&path, bytes, &mut open_files)?;
+        let direct = self.not_direct[self.drive(shard)].is_none();
+        let file = self.open(&path, bytes, direct, &mut open_files)?;
         Ok(open_files.insert(shard, file))
     }
 
-    /// Path and length of a shard that exists in the model.
+    /// Path and length of a file that exists in the model.
     fn checked(&self, shard: usize) -> Result<(PathBuf, u64)> {
-        if shard < self.shards {
+        if shard < self.count() {
             return Ok((self.file)(shard));
         }
-        let what = format!("there is no shard {shard}; the model has {}", self.shards);
+        let what = format!("there is no shard {shard}; the model has {}", self.drives.shards());
         Err(StoreError::new(StoreErrorKind::Missing, Path::new(""), what))
     }
 
-    fn open(&self, path: &Path, bytes: u64, open_files: &mut OpenFiles) -> Result<File> {
+    fn open(&self, path: &Path, bytes: u64, direct: bool, open_files: &mut OpenFiles) -> Result<File> {
         let failed = |e| StoreError::io(path, "opening", e);
         let file = loop {
             match open_regular(path) {
@@ -131,7 +172,7 @@ impl ShardFiles {
         if len != bytes {
             return Err(StoreError::malformed(path, format!("is {len} bytes long, expected {bytes}")));
         }
-        if self.is_direct() && !set_direct(&file, true) {
+        if direct && !set_direct(&file, true) {
             return Err(failed(io::Error::other("direct I/O is refused, although another shard supports it")));
         }
         Ok(file)

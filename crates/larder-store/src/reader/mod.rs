@@ -10,6 +10,7 @@ use crate::error::StoreErrorKind;
 use crate::error::{Result, StoreError};
 
 mod arena;
+mod drives;
 mod files;
 mod memory;
 mod paced;
@@ -25,6 +26,7 @@ mod uring;
 mod window;
 
 pub use arena::{Arena, Slot};
+pub use drives::{DRIVES_MAX, DriveLog, Drives};
 pub use files::ShardFiles;
 pub use memory::{FaultPlan, FaultTarget, MemoryReader, ReadFault};
 pub use paced::PacedReader;
@@ -33,7 +35,7 @@ pub use touch::{TouchPace, Touched};
 /// A request to read bytes of one shard to the beginning of a slot. Two requests can fill one slot if each has a part
 /// of it, see [`Slot::split_at`].
 pub struct ReadRequest {
-    /// Index of the shard in [`ShardFiles`].
+    /// Index of the shard in [`ShardFiles`], whatever the drive.
     pub shard: usize,
     /// Offset of the first byte; a multiple of [`larder_core::SHARD_ALIGN`], as direct I/O requires.
     pub offset: u64,
@@ -89,6 +91,13 @@ pub trait Reader: Send {
         let _ = slot;
         true
     }
+
+    /// Takes a read whose bytes were found to be `wrong` after its completion, to do it again from another copy of the
+    /// shard. Gives it back if there is none. It may exceed the capacity.
+    fn read_copy(&mut self, read: ReadRequest, wrong: &StoreError) -> Result<(), ReadRequest> {
+        let _ = wrong;
+        Err(read)
+    }
 }
 
 /// A reader that can be chosen by name. A setting is parsed into one of these once, and opened wherever slots are.
@@ -118,7 +127,7 @@ impl ReaderSpec {
         ReaderSpec { name: "pread", about: "blocking reads on a few threads", open: open_pread };
 
     /// Opens it for reads of `files` into slots of `arena`. The bytes in flight are bounded by a window that follows the
-    /// rate of the SSD.
+    /// rate of the SSD, one for each drive.
     pub fn open(&self, files: &Arc<ShardFiles>, arena: &Arena) -> Result<Opened> {
         let (reader, how) = self.open_paced(files, arena)?;
         Ok((Box::new(reader), how))
@@ -128,10 +137,11 @@ impl ReaderSpec {
     pub fn open_paced(&self, files: &Arc<ShardFiles>, arena: &Arena) -> Result<(PacedReader, String)> {
         let (reader, how) = self.open_unpaced(files, arena)?;
         let failed = |e| StoreError::io(Path::new(""), "starting a reader thread", e);
-        Ok((PacedReader::new(reader).map_err(failed)?, how))
+        Ok((PacedReader::on_drives(reader, files.drives().clone()).map_err(failed)?, how))
     }
 
-    /// Opens it without a window: all submitted reads are in flight, up to the capacity. For measurements.
+    /// Opens it without a window: all submitted reads are in flight, up to the capacity, and each is of the
+    /// [file](Drives::file) that it names. For measurements.
     pub fn open_unpaced(&self, files: &Arc<ShardFiles>, arena: &Arena) -> Result<Opened> {
         (self.open)(files, arena)
     }

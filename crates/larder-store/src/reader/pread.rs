@@ -16,14 +16,16 @@ use super::retry::Failures;
 use super::{ReadCompletion, ReadRequest, Reader, ShardFiles};
 use crate::error::{Result, StoreError};
 
-/// Enough to keep an SSD busy; a blocked thread costs nothing.
+/// Per drive, enough to keep an SSD busy; a blocked thread costs nothing.
 const THREADS: usize = 8;
-/// Reads in flight: one per thread, and a few queued for each.
+/// Reads in flight per drive: one per thread, and a few queued for each.
 const CAPACITY: usize = 4 * THREADS;
 
-/// A bounded queue of reads, and the threads that perform them.
+/// A bounded queue of reads for each drive, and the threads that perform them: those of a drive that is slow or hangs keep
+/// none of the others waiting.
 pub(super) struct Pread {
-    queue: Arc<Queue>,
+    files: Arc<ShardFiles>,
+    queues: Vec<Arc<Queue>>,
     done: Receiver<ReadCompletion>,
     in_flight: usize,
     workers: Vec<JoinHandle<()>>,
@@ -32,13 +34,15 @@ pub(super) struct Pread {
 impl Pread {
     /// Starts the threads.
     pub fn open(files: &Arc<ShardFiles>) -> Result<Self> {
-        let queue = Arc::new(Queue::default());
+        let queues: Vec<Arc<Queue>> = (0..files.drives().count()).map(|_| Arc::default()).collect();
         let (finished, done) = channel();
-        let mut reader = Pread { queue, done, in_flight: 0, workers: vec![] };
-        for _ in 0..THREADS.min(files.open_max()) {
-            let worker = reader.spawn(files.clone(), finished.clone());
-            let worker = worker.map_err(|e| StoreError::io(Path::new(""), "starting a reader thread", e))?;
-            reader.workers.push(worker);
+        let mut reader = Pread { files: files.clone(), queues, done, in_flight: 0, workers: vec![] };
+        for drive in 0..reader.queues.len() {
+            for _ in 0..THREADS.min(files.open_max()) {
+                let worker = reader.spawn(drive, finished.clone());
+                let worker = worker.map_err(|e| StoreError::io(Path::new(""), "starting a reader thread", e))?;
+                reader.workers.push(worker);
+            }
         }
         Ok(reader)
     }
@@ -48,8 +52,8 @@ impl Pread {
         self.workers.len()
     }
 
-    fn spawn(&self, files: Arc<ShardFiles>, finished: Sender<ReadCompletion>) -> io::Result<JoinHandle<()>> {
-        let queue = self.queue.clone();
+    fn spawn(&self, drive: usize, finished: Sender<ReadCompletion>) -> io::Result<JoinHandle<()>> {
+        let (files, queue) = (self.files.clone(), self.queues[drive].clone());
         thread::Builder::new().name("larder-read".into()).spawn(move || {
             while let Some(mut read) = queue.next() {
                 let result = perform(&files, &mut read);
@@ -66,13 +70,16 @@ impl Reader for Pread {
     }
 
     fn capacity(&self) -> usize {
-        CAPACITY
+        CAPACITY * self.queues.len()
     }
 
     fn submit(&mut self, reads: &mut VecDeque<ReadRequest>) {
-        let taken = reads.len().min(CAPACITY - self.in_flight);
+        let taken = reads.len().min(self.capacity() - self.in_flight);
         self.in_flight += taken;
-        self.queue.push(reads.drain(..taken));
+        match &self.queues[..] {
+            [queue] => queue.push(reads.drain(..taken)),
+            queues => reads.drain(..taken).for_each(|read| queues[self.files.drive(read.shard)].push([read])),
+        }
     }
 
     fn poll(&mut self) -> Option<ReadCompletion> {
@@ -97,7 +104,7 @@ impl Reader for Pread {
 
 impl Drop for Pread {
     fn drop(&mut self) {
-        self.queue.close();
+        self.queues.iter().for_each(|queue| queue.close());
         for worker in self.workers.drain(..) {
             // A thread that panicked has dropped its slot while unwinding.
             let _ = worker.join();
@@ -131,7 +138,7 @@ impl Default for Queue {
 }
 
 impl Queue {
-    fn push(&self, reads: impl Iterator<Item = ReadRequest>) {
+    fn push(&self, reads: impl IntoIterator<Item = ReadRequest>) {
         self.waiting.lock().expect(UNPOISONED).as_mut().expect("the reader is alive").extend(reads);
         self.changed.notify_all();
     }

@@ -16,15 +16,44 @@ const SHARDS: usize = 12;
 /// Shards end within a page, unlike real ones, to show that readers do not depend on whole pages.
 const SHARD_BYTES: usize = 300 * 1024 + 100;
 const SLOT_BYTES: usize = 300 * 1024 + SHARD_ALIGN;
-const NAMES: [&str; 8] =
-    ["auto", "uring", "pread", "memory", "unpaced uring", "unpaced pread", "narrow uring", "narrow memory"];
+const NAMES: [&str; 14] = [
+    "auto",
+    "uring",
+    "pread",
+    "memory",
+    "unpaced uring",
+    "unpaced pread",
+    "narrow uring",
+    "narrow memory",
+    "mirrored uring",
+    "mirrored pread",
+    "mirrored memory",
+    "striped uring",
+    "striped pread",
+    "narrow mirrored memory",
+];
 /// A window of a few reads.
 const NARROW_BYTES: u64 = 1 << 20;
 
-/// Shards on disk, and the same bytes in memory.
+/// Shards on disk in two folders, and the same bytes in memory.
 struct Shards {
     dir: TempDir,
     bytes: Arc<Vec<Vec<u8>>>,
+}
+
+/// The folders of shards: with one drive, the first has all.
+const FOLDERS: [&str; 2] = ["a", "b"];
+
+/// The drives that a reader of this name has.
+fn drives(name: &str, dir: &Path) -> Drives {
+    let both = FOLDERS.map(|folder| dir.join(folder)).to_vec();
+    match name {
+        _ if name.contains("mirrored") => Drives::new(both, vec![3; SHARDS], Arc::default()),
+        _ if name.contains("striped") => {
+            Drives::new(both, (0..SHARDS).map(|shard| 1 << (shard % 2)).collect(), Arc::default())
+        }
+        _ => Drives::one(SHARDS),
+    }
 }
 
 impl Shards {
@@ -32,32 +61,46 @@ impl Shards {
         let dir = tempfile::tempdir().unwrap();
         let byte = |shard: usize, at: usize| (at * 7 + at / 251 + shard * 31 + 1) as u8;
         let bytes: Vec<Vec<u8>> = (0..SHARDS).map(|s| (0..SHARD_BYTES).map(|at| byte(s, at)).collect()).collect();
-        bytes.iter().enumerate().for_each(|(s, bytes)| std::fs::write(dir.path().join(s.to_string()), bytes).unwrap());
+        for folder in FOLDERS.map(|folder| dir.path().join(folder)) {
+            std::fs::create_dir(&folder).unwrap();
+            bytes.iter().enumerate().for_each(|(s, bytes)| std::fs::write(folder.join(s.to_string()), bytes).unwrap());
+        }
         Shards { dir, bytes: Arc::new(bytes) }
     }
 
-    fn path(&self, shard: usize) -> PathBuf {
-        self.dir.path().join(shard.to_string())
+    /// Where a reader of this name finds the only copy of a shard.
+    fn path(&self, name: &str, shard: usize) -> PathBuf {
+        let folder = if name.contains("striped") { FOLDERS[shard % 2] } else { FOLDERS[0] };
+        self.dir.path().join(folder).join(shard.to_string())
     }
 
-    fn files(&self) -> Arc<ShardFiles> {
-        let folder = self.dir.path().to_owned();
-        Arc::new(ShardFiles::new(SHARDS, move |s| (folder.join(s.to_string()), SHARD_BYTES as u64)).unwrap())
+    fn files(&self, name: &str) -> Arc<ShardFiles> {
+        let folders = FOLDERS.map(|folder| self.dir.path().join(folder));
+        let file = move |file: usize| (folders[file / SHARDS].join((file % SHARDS).to_string()), SHARD_BYTES as u64);
+        Arc::new(ShardFiles::on_drives(drives(name, self.dir.path()), file).unwrap())
     }
 
     /// Opens a reader by name: without a window, or with a narrow one that holds most reads back, if the name says so.
     /// Prints why and returns `None` where io_uring is not available.
     fn reader(&self, name: &str, arena: &Arena) -> Option<Box<dyn Reader>> {
         if let Some(name) = name.strip_prefix("narrow ") {
-            let reader = if name == "memory" { name.to_owned() } else { format!("unpaced {name}") };
-            return Some(Box::new(PacedReader::with_window(self.reader(&reader, arena)?, NARROW_BYTES)));
+            let raw = self.raw(name, arena)?;
+            let drives = drives(name, self.dir.path());
+            return Some(Box::new(PacedReader::with_window(raw, drives, NARROW_BYTES)));
         }
-        if name == "memory" {
-            return Some(Box::new(MemoryReader::new(self.bytes.clone(), 5).overtaken(6).capacity(5)));
+        if name.ends_with("memory") {
+            let raw = self.raw(name, arena)?;
+            let drives = drives(name, self.dir.path());
+            return Some(if drives.count() == 1 {
+                raw
+            } else {
+                Box::new(PacedReader::on_drives(raw, drives).unwrap())
+            });
         }
-        let opened = match name.strip_prefix("unpaced ") {
-            Some(name) => named(name).open_unpaced(&self.files(), arena),
-            None => named(name).open(&self.files(), arena),
+        let kind = name.rsplit(' ').next().unwrap();
+        let opened = match name.starts_with("unpaced ") {
+            true => named(kind).open_unpaced(&self.files(name), arena),
+            false => named(kind).open(&self.files(name), arena),
         };
         match opened {
             Ok((reader, _)) => Some(reader),
@@ -67,6 +110,15 @@ impl Shards {
             }
             Err(e) => panic!("{name}: {e}"),
         }
+    }
+
+    /// The reader without a window that a paced one of this name has.
+    fn raw(&self, name: &str, arena: &Arena) -> Option<Box<dyn Reader>> {
+        if !name.ends_with("memory") {
+            return self.reader(&format!("unpaced {name}"), arena);
+        }
+        let files = self.bytes.iter().cycle().take(SHARDS * drives(name, self.dir.path()).count());
+        Some(Box::new(MemoryReader::new(Arc::new(files.cloned().collect()), 5).overtaken(6).capacity(5)))
     }
 }
 
@@ -96,7 +148,7 @@ fn every_reader_of_the_table_is_tested() {
     for row in READERS {
         assert_eq!(named(&row.to_string()).name, row.name);
     }
-    let (reader, how) = ReaderSpec::default().open(&shards.files(), &arena).unwrap();
+    let (reader, how) = ReaderSpec::default().open(&shards.files("auto"), &arena).unwrap();
     println!("{how}");
     assert!(how.starts_with(reader.name()));
 }
@@ -106,7 +158,7 @@ fn each_read_completes_once_with_the_bytes_of_the_file() {
     const READS: usize = 600;
     let shards = Shards::new();
     for name in NAMES {
-        let (arena, mut slots) = Arena::new(100, SLOT_BYTES).unwrap();
+        let (arena, mut slots) = Arena::new(150, SLOT_BYTES).unwrap();
         let Some(mut reader) = shards.reader(name, &arena) else { continue };
         let requests: Vec<_> = requests(READS).collect();
         let (mut left, mut reads, mut seen, mut full) = (requests.iter(), VecDeque::new(), [false; READS], false);
@@ -245,11 +297,11 @@ fn error_of(reader: &mut dyn Reader, slot: &mut Vec<Slot>, offset: u64, len: usi
 
 #[test]
 fn errors_name_the_file_offset_and_length() {
-    for name in ["uring", "pread", "unpaced uring", "narrow uring"] {
+    for name in ["uring", "pread", "unpaced uring", "narrow uring", "striped uring", "striped pread"] {
         let shards = Shards::new();
         let (arena, mut slot) = Arena::new(1, SLOT_BYTES).unwrap();
         let Some(mut reader) = shards.reader(name, &arena) else { continue };
-        let path = shards.path(SHARDS - 1);
+        let path = shards.path(name, SHARDS - 1);
         let cut = |bytes| std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(bytes).unwrap();
         let mut error = |offset, len| {
             let error = error_of(&mut *reader, &mut slot, offset, len);

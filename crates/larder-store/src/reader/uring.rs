@@ -24,7 +24,7 @@ use super::{
 };
 use crate::error::{Result, StoreError, StoreErrorKind};
 
-/// Reads in flight; the kernel splits large ones, so the queue of the SSD is deeper.
+/// Reads in flight per drive; the kernel splits large ones, so the queue of the SSD is deeper.
 const CAPACITY: usize = 64;
 /// Failed calls of `io_uring_enter` in a row, a millisecond apart, after which the ring is given up.
 const ENTER_FAILURES_MAX: u32 = 1000;
@@ -68,12 +68,12 @@ impl Uring {
         if super::is_android() {
             return Err(unsupported("Android does not allow io_uring".into()));
         }
-        let capacity = CAPACITY.min(files.open_max());
+        let capacity = (CAPACITY * files.drives().count()).min(files.open_max());
         let ring = IoUring::new(capacity as u32).map_err(|e| unsupported(system_error("io_uring_setup", e)))?;
         // The ring is still empty, so nothing is left in flight if this call is what is forbidden.
         ring.submit().map_err(|e| unsupported(system_error("io_uring_enter", e)))?;
         let registered_buffers = RegisteredBuffers::register(&ring, arena).map_err(registration_error);
-        let file_places = files.shards().min(files.open_max());
+        let file_places = files.count().min(files.open_max());
         let registered_files =
             RegisteredFiles::register(&ring, file_places).map_err(|e| system_error("io_uring_register", e));
         let free = (0..capacity).rev().collect();

@@ -15,9 +15,10 @@ use crate::{
     expert_source::ExpertSource,
     file::read_small,
     manifest::{Manifest, RESIDENT_FILE},
-    reader::ShardFiles,
+    reader::{DriveLog, Drives, ShardFiles},
     resident::{ResidentTensors, check_resident},
     row_table::RowTable,
+    second_folder::{Division, SecondFolder},
     shard::{EXPERTS, SMALL_EXPERTS, Shard, checksum_of},
     shard_set::ShardSet,
     source::{SIDECAR_LIMIT, Source, SourceFile},
@@ -30,6 +31,8 @@ pub struct Store {
     hash: String,
     experts: ShardSet,
     small_experts: Option<ShardSet>,
+    second: Option<SecondFolder>,
+    log: Arc<DriveLog>,
     resident: ResidentTensors,
     /// Row tables by the name of their tensor.
     tables: BTreeMap<String, Arc<RowTable>>,
@@ -53,9 +56,11 @@ impl Store {
             let what = "does not match the manifest: its header or length differs";
             return Err(StoreError::new(StoreErrorKind::Mismatch, &resident_path, what));
         }
-        let experts = ShardSet::open(path, EXPERTS, &manifest.experts, &manifest.geometry)?;
+        let second = second_folder(path, &manifest)?;
+        let usable = second.as_ref().filter(|second| second.fault.is_none()).map(|second| second.folder.as_path());
+        let experts = ShardSet::open(path, usable, EXPERTS, &manifest.experts, &manifest.geometry)?;
         let small = manifest.small_experts.as_ref();
-        let small = small.map(|files| ShardSet::open(path, SMALL_EXPERTS, files, &manifest.geometry));
+        let small = small.map(|files| ShardSet::open(path, usable, SMALL_EXPERTS, files, &manifest.geometry));
         let mut tables = BTreeMap::new();
         for table in &manifest.tables {
             if resident.meta(&table.name).is_some() {
@@ -65,7 +70,46 @@ impl Store {
             tables.insert(table.name.clone(), Arc::new(RowTable::open(path, table)?));
         }
         let (path, small_experts) = (path.to_owned(), small.transpose()?);
-        Ok(Store { path, manifest, hash, experts, small_experts, resident, tables })
+        let log = Arc::default();
+        Ok(Store { path, manifest, hash, experts, small_experts, second, log, resident, tables })
+    }
+
+    /// The second folder of the store, if it has one.
+    pub fn second_folder(&self) -> Option<&SecondFolder> {
+        self.second.as_ref()
+    }
+
+    /// The folders that shards are read from, each on its drive.
+    pub fn drive_folders(&self) -> &[PathBuf] {
+        self.experts.roots()
+    }
+
+    /// What comes of reading from the drives.
+    pub fn drive_log(&self) -> &Arc<DriveLog> {
+        &self.log
+    }
+
+    /// A sentence for each reason why some shards are read from one drive only, although the store has a mirror.
+    pub fn drive_notes(&self) -> Vec<String> {
+        let mirror = self.second.iter().filter(|second| second.division == Division::Mirror);
+        let mut notes = Vec::new();
+        for SecondFolder { fault, .. } in mirror {
+            if let Some(fault) = fault {
+                notes.push(format!("the second copy of the experts is not used: {fault}"));
+                continue;
+            }
+            for (root, folder) in self.experts.roots().iter().enumerate() {
+                let (all, held) = (self.experts.held().len(), self.experts.held());
+                let lacking = held.iter().filter(|held| **held & (1 << root) == 0).count();
+                if lacking > 0 {
+                    let folder = folder.display();
+                    notes.push(format!(
+                        "{folder} lacks {lacking} of {all} experts; `larder convert` with --also copies them"
+                    ));
+                }
+            }
+        }
+        notes
     }
 
     /// Whether the shard of an expert exists.
@@ -153,15 +197,35 @@ impl Store {
         self.experts.check_segment(layer, expert, segment, bytes)
     }
 
-    /// The shards of all experts, layer by layer, for a reader.
+    /// The shards of all experts, layer by layer, for a reader; on two drives if the store has a second folder.
     pub fn shard_files(&self) -> Result<ShardFiles> {
-        let files: Vec<_> = self.experts.shards().map(|s| (self.experts.path(&s), s.file_bytes as u64)).collect();
-        ShardFiles::new(files.len(), move |shard| files[shard].clone())
+        let experts = &self.experts;
+        let on = |root| experts.shards().map(move |shard| (experts.path_on(root, &shard), shard.file_bytes as u64));
+        let files: Vec<_> = (0..experts.roots().len()).flat_map(on).collect();
+        let drives = Drives::new(experts.roots().to_vec(), experts.held().to_vec(), self.log.clone());
+        ShardFiles::on_drives(drives, move |file| files[file].clone())
     }
 
-    /// The path of every shard, layer by layer.
+    /// The path of every shard, layer by layer, on the first drive that has it.
     pub fn shard_paths(&self) -> Vec<PathBuf> {
         self.experts.shards().map(|s: Shard| self.experts.path(&s)).collect()
+    }
+}
+
+/// The second folder of a store, which must be usable if half of the experts are in it.
+fn second_folder(store: &Path, manifest: &Manifest) -> Result<Option<SecondFolder>> {
+    match SecondFolder::of(store, manifest)? {
+        Some(SecondFolder { division: Division::Stripe, fault: Some(fault), .. }) => {
+            let what = format!(
+                "{}; half of the experts are there: connect its drive, or name the folder where it is now with `larder convert {} \
+                 {} --stripe FOLDER`",
+                fault.message,
+                store.display(),
+                store.display()
+            );
+            Err(StoreError { message: what, ..fault })
+        }
+        second => Ok(second),
     }
 }
 

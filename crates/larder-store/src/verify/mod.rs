@@ -17,6 +17,7 @@ use crate::{
     parallel::parallel,
     resident::ResidentTensors,
     row_table::{RowTable, TABLES, TableFile},
+    second_folder::{DRIVE_FILE, DRIVES_FILE, Division, SecondFolder},
     shard::{DATA_START, EXPERTS, SMALL_EXPERTS, Shard, checksum_of, layer_folder, shard_path_in},
     shard_set::ShardSet,
     sidecars::{self, ADDED_SIDECARS},
@@ -43,8 +44,23 @@ pub struct VerifyReport {
     pub problem_count: usize,
     /// The first 100 files that do not belong to the store.
     pub unknown: Vec<PathBuf>,
+    /// What of these is in the second folder of the store, if it has one.
+    pub second: Option<VerifiedFolder>,
     /// Whether changes of the manifest itself would go unnoticed: format 1 has no checksum in it, and this store none beside it.
     pub manifest_unchecked: bool,
+}
+
+/// What was checked in the second folder of a store.
+#[derive(Debug)]
+pub struct VerifiedFolder {
+    /// The folder.
+    pub folder: PathBuf,
+    /// What it should hold.
+    pub division: Division,
+    /// Number of files that were checked.
+    pub files: usize,
+    /// Bytes that were checked.
+    pub bytes: u64,
 }
 
 impl VerifyReport {
@@ -65,16 +81,17 @@ impl VerifyReport {
     }
 }
 
-/// Checks every file of the store at `path`: existence, length, header and checksum.
+/// Checks every file of the store at `path` and of its second folder: existence, length, header and checksum.
 ///
 /// Fails only if there is no valid manifest; all other problems are in the report.
 pub fn verify(path: &Path, progress: &dyn Progress) -> Result<VerifyReport> {
     let (manifest, hash) = Manifest::read(path)?;
     let sets = expert_files(&manifest).map(|(name, files)| ShardSet::listed(path, name, files, &manifest.geometry));
     let sets = sets.collect::<Result<Vec<_>>>()?;
-    let shards = sets.iter().flat_map(|set| set.shards_with_checksums().map(move |(shard, sums)| (set, shard, sums)));
-    let shards: Vec<(&ShardSet, Shard, &ExpertChecksums)> = shards.collect();
-    progress.begin(store_bytes(&manifest));
+    let second = SecondFolder::of(path, &manifest)?;
+    let places = places(path, second.as_ref(), &sets);
+    let shard_bytes = |places: &[ShardPlace]| places.iter().map(|place| place.shard.file_bytes as u64).sum::<u64>();
+    progress.begin(other_bytes(&manifest) + shard_bytes(&places));
     let report = Mutex::new(VerifyReport::default());
     let note = |bytes, outcome| report.lock().expect("no thread panics while it holds the lock").note(bytes, outcome);
     note(manifest.resident.bytes, check_resident(path, &manifest, progress));
@@ -91,43 +108,74 @@ pub fn verify(path: &Path, progress: &dyn Progress) -> Result<VerifyReport> {
             Err(problem) => note(0, Err(problem)),
         }
     }
-    parallel(THREADS, shards.len(), Vec::new, |data, i| {
-        let (set, shard, checksums) = &shards[i];
+    if let Some(SecondFolder { fault: Some(fault), .. }) = &second {
+        note(0, Err(StoreError::new(fault.kind, &fault.path, fault.message.clone())));
+    }
+    parallel(THREADS, places.len(), Vec::new, |data, i| {
+        let ShardPlace { path, shard, checksums, .. } = &places[i];
         let file_bytes = shard.file_bytes as u64;
-        note(file_bytes, check_shard(&set.path(shard), shard, checksums, data));
+        note(file_bytes, check_shard(path, shard, checksums, data));
         progress.advance(file_bytes);
         Ok(())
     })?;
     let mut report = report.into_inner().expect("no thread panicked while it held the lock");
     report.problems.sort_by(|a, b| a.path.cmp(&b.path));
-    report.unknown = unknown_files(path, &manifest);
+    report.unknown = unknown_files(path, &manifest, second.as_ref());
+    report.second = second.map(|SecondFolder { folder, division, .. }| {
+        let there: Vec<_> = places.into_iter().filter(|place| place.is_second).collect();
+        VerifiedFolder { folder, division, files: there.len(), bytes: shard_bytes(&there) }
+    });
     report.manifest_unchecked = manifest.format < 2 && Seal::read(&path.join(MANIFEST_FILE))?.is_none();
     Ok(report)
 }
 
+/// A shard in one of the folders of a store.
+struct ShardPlace<'a> {
+    path: PathBuf,
+    shard: Shard<'a>,
+    checksums: &'a ExpertChecksums,
+    is_second: bool,
+}
+
+/// Every shard where it should be: in the store, in its second folder, or in both. Nothing is looked for in a second folder
+/// that cannot be used.
+fn places<'a>(store: &Path, second: Option<&SecondFolder>, sets: &'a [ShardSet]) -> Vec<ShardPlace<'a>> {
+    let mut places = Vec::new();
+    for set in sets {
+        for (shard, checksums) in set.shards_with_checksums() {
+            let name = shard_path_in(set.name(), shard.layer, shard.expert);
+            let mut add = |root: &Path, is_second| {
+                places.push(ShardPlace { path: root.join(&name), shard, checksums, is_second });
+            };
+            if second.is_none_or(|second| second.division.store_has(shard.expert)) {
+                add(store, false);
+            }
+            let there = |second: &&SecondFolder| second.fault.is_none() && second.division.second_has(shard.expert);
+            if let Some(second) = second.filter(there) {
+                add(&second.folder, true);
+            }
+        }
+    }
+    places
+}
+
 /// The sets of shards of a store, by the name of their folder.
-fn expert_files(manifest: &Manifest) -> impl Iterator<Item = (&'static str, &ExpertFiles)> {
+pub(crate) fn expert_files(manifest: &Manifest) -> impl Iterator<Item = (&'static str, &ExpertFiles)> {
     let small = manifest.small_experts.iter().map(|files| (SMALL_EXPERTS, files));
     std::iter::once((EXPERTS, &manifest.experts)).chain(small)
 }
 
-/// Bytes of all files that a verification reads, without sidecars.
-fn store_bytes(manifest: &Manifest) -> u64 {
-    let shards = expert_files(manifest).filter_map(|(_, files)| files.total_bytes());
+/// Bytes of the files that a verification reads beside shards and sidecars.
+fn other_bytes(manifest: &Manifest) -> u64 {
     let tables = manifest.tables.iter().map(|table| table.file_bytes() as u64);
-    shards.chain(tables).fold(manifest.resident.bytes, u64::saturating_add)
+    tables.fold(manifest.resident.bytes, u64::saturating_add)
 }
 
 fn check_shard(path: &Path, shard: &Shard, checksums: &ExpertChecksums, data: &mut Vec<u8>) -> Result<()> {
-    let file = shard.open(path)?;
-    file.use_direct_io();
-    shard.check_header(&file, checksums)?;
-    // The file has this length, so the allocation is bounded by a real file.
+    // The allocation is bounded by a real file.
+    shard.open(path)?;
     data.resize(shard.file_bytes - DATA_START, 0);
-    file.read(DATA_START as u64, data)?;
-    let (expert, tail) = data.split_at(shard.layout.bytes);
-    shard.check_data(path, expert, checksums)?;
-    shard.check_tail(path, tail)
+    shard.check_file(path, checksums, data)
 }
 
 fn check_table(store: &Path, table: &TableFile, progress: &dyn Progress) -> Result<()> {
@@ -153,31 +201,53 @@ fn check_sidecar(path: &Path, bytes: u64, checksum: &str) -> Result<()> {
     Ok(())
 }
 
-/// Files in the store's folders that are neither listed in the manifest nor optional.
-fn unknown_files(store: &Path, manifest: &Manifest) -> Vec<PathBuf> {
-    let geometry = &manifest.geometry;
-    let mut known: BTreeSet<PathBuf> = [MANIFEST_FILE, RESIDENT_FILE, SETTINGS, HOT_EXPERTS]
+/// Files in the folders of the store, and in its second folder, that are neither listed in the manifest nor optional. Those of
+/// the store are relative to it.
+fn unknown_files(store: &Path, manifest: &Manifest, second: Option<&SecondFolder>) -> Vec<PathBuf> {
+    let mut known: BTreeSet<PathBuf> = [MANIFEST_FILE, RESIDENT_FILE, SETTINGS, HOT_EXPERTS, DRIVES_FILE]
         .into_iter()
         .chain(ADDED_SIDECARS)
         .map(PathBuf::from)
         .collect();
     known.extend(ADDED_SIDECARS.into_iter().chain([MANIFEST_FILE]).map(|name| seal_path(Path::new(name))));
-    let mut folders = vec![PathBuf::new()];
     known.extend(manifest.sidecars.iter().map(|s| PathBuf::from(&s.name)));
-    for (set, _) in expert_files(manifest) {
-        folders.push(set.into());
-        for layer in &geometry.moe_layers {
-            folders.push(layer_folder(set, *layer));
-            known.extend((0..geometry.experts).map(|e| shard_path_in(set, *layer, ExpertId(e as u16))));
-        }
-    }
+    let mut folders = vec![PathBuf::new()];
     if !manifest.tables.is_empty() {
         folders.push(TABLES.into());
         known.extend(manifest.tables.iter().map(TableFile::path));
     }
+    let in_store = |expert| second.is_none_or(|second| second.division.store_has(expert));
+    let mut unknown = unknown_in(store, manifest, known, folders, in_store);
+    if let Some(second) = second.filter(|second| second.fault.is_none()) {
+        let known = [PathBuf::from(DRIVE_FILE)].into();
+        let there = |expert| second.division.second_has(expert);
+        let there = unknown_in(&second.folder, manifest, known, vec![PathBuf::new()], there);
+        unknown.extend(there.into_iter().map(|name| second.folder.join(name)));
+        unknown.truncate(LISTED);
+    }
+    unknown
+}
+
+/// Files in `folders` of `root` and in those of shards that are neither known nor shards of the experts that it `has`.
+fn unknown_in(
+    root: &Path,
+    manifest: &Manifest,
+    mut known: BTreeSet<PathBuf>,
+    mut folders: Vec<PathBuf>,
+    has: impl Fn(ExpertId) -> bool,
+) -> Vec<PathBuf> {
+    let geometry = &manifest.geometry;
+    let experts = || (0..geometry.experts).map(|e| ExpertId(e as u16));
+    for (set, _) in expert_files(manifest) {
+        folders.push(set.into());
+        for layer in &geometry.moe_layers {
+            folders.push(layer_folder(set, *layer));
+            known.extend(experts().filter(|e| has(*e)).map(|expert| shard_path_in(set, *layer, expert)));
+        }
+    }
     known.extend(folders.iter().cloned());
     let listed = folders.iter().flat_map(|folder| {
-        let entries = fs::read_dir(store.join(folder)).into_iter().flatten().flatten();
+        let entries = fs::read_dir(root.join(folder)).into_iter().flatten().flatten();
         entries.map(|e| folder.join(e.file_name()))
     });
     let mut unknown: Vec<PathBuf> = listed.filter(|path| !known.contains(path)).take(LISTED).collect();

@@ -128,6 +128,14 @@ pub struct ConvertArgs {
     /// Also write a second, smaller copy of every expert, in this format
     #[arg(long, value_name = "FORMAT")]
     pub small_copy: Option<NumberFormat>,
+    /// Also write a second copy of every expert to FOLDER, on another drive: reads go to both drives, and one may fail. With a
+    /// store that is finished, only what is missing there is copied
+    #[arg(long, value_name = "FOLDER", conflicts_with = "stripe")]
+    pub also: Option<PathBuf>,
+    /// Write every other expert to FOLDER, on another drive, instead of to the store. Experts of a store that is finished are
+    /// moved there
+    #[arg(long, value_name = "FOLDER")]
+    pub stripe: Option<PathBuf>,
     /// Print the report as JSON
     #[arg(long)]
     pub json: bool,

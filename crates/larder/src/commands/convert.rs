@@ -1,18 +1,40 @@
 //! `larder convert`.
 
-use anyhow::Result;
+use std::path::Path;
+
+use anyhow::{Result, bail};
 use larder_core::printable;
 use larder_runtime::machine::memory;
 use larder_runtime::{blueprint_of, check_sidecars, models, rounding_error};
-use larder_store::{ConvertOptions, convert, open_source};
-use serde_json::json;
+use larder_store::{
+    AddedDrive, ConvertOptions, Division, Manifest, Store, add_drive, check_second_folder, convert, identity,
+    is_made_of, open_source,
+};
+use serde_json::{Value, json};
 
 use crate::cli::ConvertArgs;
 use crate::{models::notices, print, progress::StoreProgress};
 
-/// Converts a checkpoint or GGUF file to a store.
+/// Converts a checkpoint or GGUF file to a store, or gives a finished store its second folder.
 pub fn run(args: &ConvertArgs) -> Result<()> {
-    let options = ConvertOptions { experts: args.experts.0, resident: args.resident.0, small_experts: args.small_copy };
+    let second = second(args);
+    if let Some((_, folder)) = second {
+        check_second_folder(&args.store, folder)?;
+    }
+    if let Some((division, folder)) = second.filter(|_| models::is_complete(&args.store)) {
+        check_source(args)?;
+        let added = add(args, division, folder)?;
+        if args.json {
+            println!("{}", json!({ "second": second_json(division, folder, Some(&added)) }));
+        }
+        return Ok(());
+    }
+    let options = ConvertOptions {
+        experts: args.experts.0,
+        resident: args.resident.0,
+        small_experts: args.small_copy,
+        stripe: args.stripe.clone(),
+    };
     let (report, rounding) = match models::hub_name(&args.source) {
         Some(name) => (models::fetch(&name, &args.store, &options, &notices())?, None),
         None => {
@@ -26,6 +48,7 @@ pub fn run(args: &ConvertArgs) -> Result<()> {
         }
     };
 
+    let mirror = args.also.as_deref().map(|folder| add(args, Division::Mirror, folder)).transpose()?;
     let seconds = report.took.as_secs_f64().max(1e-9);
     if args.json {
         let json = json!({
@@ -33,6 +56,7 @@ pub fn run(args: &ConvertArgs) -> Result<()> {
             "store_bytes": report.store_bytes,
             "experts": report.experts,
             "experts_done_before": report.resumed,
+            "second": second.map(|(division, folder)| second_json(division, folder, mirror.as_ref())),
             "notes": report.notes,
             "rounding_error": rounding,
             "seconds": seconds,
@@ -61,5 +85,75 @@ pub fn run(args: &ConvertArgs) -> Result<()> {
         print::bytes(report.source_bytes),
         print::bytes((report.store_bytes as f64 / seconds) as u64),
     );
+    Ok(())
+}
+
+/// The second folder that the flags name.
+fn second(args: &ConvertArgs) -> Option<(Division, &Path)> {
+    let mirror = args.also.as_deref().map(|folder| (Division::Mirror, folder));
+    mirror.or_else(|| args.stripe.as_deref().map(|folder| (Division::Stripe, folder)))
+}
+
+/// Gives the finished store its second folder, or what is missing there.
+fn add(args: &ConvertArgs, division: Division, folder: &Path) -> Result<AddedDrive> {
+    let progress = StoreProgress::new("copying");
+    let added = add_drive(&args.store, division, folder, &progress)?;
+    progress.finish();
+    let AddedDrive { written, shards, bytes, same_drive } = added;
+    if same_drive {
+        eprintln!("note: {} is on the same file system as the store, so reads get no faster", folder.display());
+    }
+    if !args.json {
+        let what = match division {
+            Division::Mirror => "a copy of every expert",
+            Division::Stripe => "every other expert",
+        };
+        println!(
+            "{}: {what}, {shards} files of {}, {written} of them written now",
+            folder.display(),
+            print::bytes(bytes)
+        );
+    }
+    Ok(added)
+}
+
+fn second_json(division: Division, folder: &Path, added: Option<&AddedDrive>) -> Value {
+    json!({
+        "division": division.name(),
+        "folder": folder,
+        "files": added.map(|added| added.shards),
+        "bytes": added.map(|added| added.bytes),
+        "files_written": added.map(|added| added.written),
+    })
+}
+
+/// Refuses a source or formats other than those that the finished store was made of. The store itself and a name on the hub
+/// can stand for its source.
+fn check_source(args: &ConvertArgs) -> Result<()> {
+    let (manifest, _) = Manifest::read(&args.store)?;
+    let made = &manifest.source;
+    let (store, source) = (args.store.display(), args.source.display());
+    let formats = [
+        (args.experts.0, Some(&made.experts)),
+        (args.resident.0, Some(&made.resident)),
+        (args.small_copy, made.small_experts.as_ref()),
+    ];
+    if formats.into_iter().any(|(wanted, made)| wanted.is_some_and(|kind| made.is_none_or(|made| made != kind.name())))
+    {
+        bail!("{store}: already holds a store in other number formats; remove it or choose another target");
+    }
+    let is_store = args.source.canonicalize().ok().is_some_and(|path| args.store.canonicalize().ok() == Some(path));
+    if is_store || models::hub_name(&args.source).is_some() {
+        return Ok(());
+    }
+    let source_model = open_source(&args.source)?;
+    let blueprint = blueprint_of(source_model.as_ref())?;
+    let same = match &made.identity {
+        Some(made_of) => identity(source_model.as_ref(), &blueprint)? == *made_of,
+        None => is_made_of(&Store::open(&args.store)?, source_model.as_ref(), &blueprint)?,
+    };
+    if !same {
+        bail!("{store}: already holds a store, which was not made of {source}; remove it or choose another target");
+    }
     Ok(())
 }

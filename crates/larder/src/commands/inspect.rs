@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use larder_core::{Geometry, NumberFormat, PerMatrix, TensorMeta};
+use larder_core::{Geometry, NumberFormat, PerMatrix, TensorMeta, printable};
 use larder_runtime::OpenModel;
 use larder_runtime::plan::ExpertSizes;
 use larder_store::ExpertSource;
@@ -44,6 +44,8 @@ struct Found {
     store_format: Option<u64>,
     /// Number formats and bytes of the largest of the smaller copies of the experts, if there are any.
     small_copy: Option<(Vec<String>, usize)>,
+    /// The division of experts between two folders, and the second, if there is one.
+    second: Option<(&'static str, String)>,
     /// Bytes of the matrices whose rows are read one by one, by name.
     tables: BTreeMap<String, u64>,
 }
@@ -76,6 +78,8 @@ impl Found {
         let small_copy = manifest.and_then(|manifest| manifest.small_experts.as_ref());
         let small_copy = small_copy
             .map(|files| (files.classes.iter().map(|class| kinds_text(&class.kinds)).collect(), files.largest_bytes()));
+        let second = model.store().and_then(|store| store.second_folder());
+        let second = second.map(|second| (second.division.name(), printable(&second.folder.to_string_lossy())));
         Found {
             model_type: blueprint.model_type.clone(),
             form: if model.store().is_some() { "store" } else { "not converted" },
@@ -87,6 +91,7 @@ impl Found {
             expert_kinds,
             store_format: manifest.map(|manifest| manifest.format),
             small_copy,
+            second,
             tables,
         }
     }
@@ -130,6 +135,10 @@ impl Found {
         if let Some((kinds, bytes)) = &self.small_copy {
             let (bytes, kinds) = (print::bytes(*bytes as u64), kinds.join("; "));
             facts.push(row("small copy", format!("{bytes} ({kinds}) of every expert; not used yet")));
+        }
+        if let Some((division, folder)) = &self.second {
+            let share = if *division == "mirror" { "a copy of every expert" } else { "every other expert" };
+            facts.push(row("drive 2", format!("{folder}: {share}")));
         }
         facts
     }
@@ -177,6 +186,7 @@ impl Found {
             "store_format": self.store_format,
             "tables": self.tables,
             "small_copy_kinds": self.small_copy.as_ref().map(|(kinds, _)| kinds),
+            "second": self.second.as_ref().map(|(division, folder)| json!({"division": division, "folder": folder})),
             "small_copy_expert_bytes": self.small_copy.as_ref().map(|(_, bytes)| bytes),
             "geometry": self.geometry,
             "vocab": self.vocab,

@@ -1,8 +1,9 @@
 //! `larder plan`.
 
 use anyhow::Result;
+use larder_core::printable;
 use larder_runtime::gpu::{self, GpuParts};
-use larder_runtime::machine::rates;
+use larder_runtime::machine::rates::{self, SsdThroughput};
 use larder_runtime::plan::{PlanInputs, decide, tiers};
 use larder_runtime::{OpenModel, Options, plan_inputs, tier_inputs};
 use serde_json::json;
@@ -30,12 +31,13 @@ pub fn run(args: &PlanArgs) -> Result<()> {
     let per_token = inputs.expert_sizes.one_per_layer() * geometry.top_k as u64;
     let bytes_per_token = (model.resident_bytes_per_token()? + per_token) as f64;
     let most = memory_bandwidth / bytes_per_token;
-    let least = ssd.as_ref().map(|(rate, _)| most.min(rate / per_token.max(1) as f64));
+    let least = ssd.as_ref().map(|ssd| most.min(ssd.rate / per_token.max(1) as f64));
     if args.json {
         let mut found = plan.json(&inputs);
         found["expert_bytes_per_token"] = json!(per_token);
         found["memory_bytes_per_second"] = json!(memory_bandwidth);
-        found["ssd_bytes_per_second"] = json!(ssd.as_ref().map(|s| s.0));
+        found["ssd_bytes_per_second"] = json!(ssd.as_ref().map(|ssd| ssd.rate));
+        found["drives_bytes_per_second"] = json!(ssd.as_ref().map(|ssd| &ssd.drives));
         found["tokens_per_second_all_in_memory"] = json!(most);
         found["tokens_per_second_none_in_memory"] = json!(least);
         println!("{found}");
@@ -48,12 +50,16 @@ pub fn run(args: &PlanArgs) -> Result<()> {
         print::bytes(bytes_per_token as u64)
     );
     match (&ssd, least) {
-        (Some((rate, how)), Some(least)) => {
+        (Some(SsdThroughput { rate, drives, how }), Some(least)) => {
             println!(
                 "SSD: {}/s in reads of {} ({how})",
                 print::bytes(*rate as u64),
                 print::bytes(inputs.expert_sizes.largest())
             );
+            let folders = model.store().map(|store| store.drive_folders()).unwrap_or_default();
+            for (rate, folder) in drives.iter().zip(folders).filter(|_| folders.len() > 1) {
+                println!("     {}/s from {}", print::bytes(*rate as u64), printable(&folder.to_string_lossy()));
+            }
             println!(
                 "about {least:.1} tokens/s if no expert is in memory, by the SSD ({} per token)",
                 print::bytes(per_token)

@@ -3,12 +3,13 @@
 use std::io::Write;
 
 use anyhow::{Context, Result, bail};
+use larder_core::printable;
 use larder_engine::{
     ChatInput, DraftCounts, FinishReason, Generated, Grammar, GrammarCompiler, Listener, Request, Routing, Sampler,
     StepStats, StopMatcher, TextFormat, generate,
 };
 use larder_runtime::machine::memory;
-use larder_runtime::{EngineExperts, InferenceEngine, TextCodec};
+use larder_runtime::{EngineExperts, InferenceEngine, OpenModel, TextCodec};
 use serde_json::{Value, json};
 
 use crate::cli::RunArgs;
@@ -55,6 +56,8 @@ pub fn run(args: RunArgs) -> Result<()> {
             if let Some((name, _, others)) = engine.experts.offload_report() {
                 report[name] = others;
             }
+            report["drives"] =
+                drives(&model).map(|(folder, bytes)| json!({"folder": folder, "bytes": bytes})).collect();
             report
         }),
         (false, true) => {}
@@ -70,9 +73,23 @@ pub fn run(args: RunArgs) -> Result<()> {
             if let Some((_, others, _)) = engine.experts.offload_report() {
                 eprintln!("[{others}]");
             }
+            let drives = drives(&model).map(|(folder, bytes)| format!("{} from {folder}", print::bytes(bytes)));
+            let drives: Vec<String> = drives.collect();
+            if !drives.is_empty() {
+                eprintln!("[read: {}]", drives.join(", "));
+            }
         }
     }
     Ok(())
+}
+
+/// The folders of a store on two drives, and the bytes that were read from each.
+fn drives(model: &OpenModel) -> impl Iterator<Item = (String, u64)> {
+    let store = model.store().filter(|store| store.drive_folders().len() > 1);
+    store.into_iter().flat_map(|store| {
+        let folders = store.drive_folders().iter().map(|folder| printable(&folder.to_string_lossy()));
+        folders.zip(store.drive_log().bytes())
+    })
 }
 
 fn grammar(format: &TextFormat, text: &TextCodec, vocab: usize, eos: &[u32]) -> Result<Grammar> {

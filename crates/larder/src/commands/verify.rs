@@ -24,6 +24,12 @@ pub fn run(args: &VerifyArgs) -> Result<()> {
                 "problems": problems,
                 "problem_count": report.problem_count,
                 "unknown_files": report.unknown,
+                "second": report.second.as_ref().map(|second| json!({
+                    "division": second.division.name(),
+                    "folder": second.folder,
+                    "files": second.files,
+                    "bytes": second.bytes,
+                })),
             })
         );
     } else {
@@ -43,6 +49,11 @@ pub fn run(args: &VerifyArgs) -> Result<()> {
     }
     if !args.json {
         println!("{}: {} files, {}, all good", args.store.display(), report.files, print::bytes(report.bytes));
+        if let Some(second) = &report.second {
+            let folder = printable(&second.folder.to_string_lossy());
+            let (name, bytes) = (second.division.name(), print::bytes(second.bytes));
+            println!("{folder}: {} of these, {bytes} ({name})", second.files);
+        }
     }
     Ok(())
 }

@@ -121,7 +121,7 @@ impl<'a> LayerVisit<'a> {
     fn end_read(&mut self, read: CompletedRead) {
         let cache = &mut *self.cache;
         let is_wanted_by_someone = cache.end_read(&read);
-        let CompletedRead { expert: key, at, result } = read;
+        let CompletedRead { expert: key, at, result, .. } = read;
         let expert = key.expert.index();
         let is_of_visit = || cache.pass_through.owns(at) || self.assignment.experts().any(|wanted| wanted == expert);
         let wanted = is_wanted_by_someone && key.row == self.row && is_of_visit();

@@ -1,8 +1,13 @@
-//! Bounds the bytes in flight of any reader by a window that follows the SSD.
+//! Bounds the bytes in flight of any reader by a window that follows the SSD, one for each drive, and distributes the
+//! reads between the drives.
 //!
 //! Reads beyond the window wait here and start as others complete, in order. Each call of the reader sees to that. While
 //! the caller computes, and only while reads wait, a thread does it, so that the SSD is never idle for the lack of a
-//! call. One thread at a time has the reader.
+//! call. One thread at a time has the reader. It has all drives: waiting for the first completion of any is then one
+//! call, and needs no thread per drive.
+
+mod dispatch;
+mod drive;
 
 use std::{
     collections::VecDeque,
@@ -12,7 +17,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{ReadCompletion, ReadRequest, Reader, Slot, window::ReadWindow};
+use super::{Drives, ReadCompletion, ReadRequest, Reader, Slot, window::ReadWindow};
+use crate::error::StoreError;
+use dispatch::{Completed, Dispatcher};
+use drive::Drive;
 
 /// Time since any fixed one.
 type Clock = Box<dyn Fn() -> Duration + Send + Sync>;
@@ -31,24 +39,14 @@ struct Shared {
     state: Mutex<State>,
     changed: Condvar,
     clock: Clock,
-    capacity: usize,
+    copies: Drives,
 }
 
 struct State {
     /// The reader; `None` while a thread uses it.
     idle: Option<Paced>,
-    window: ReadWindow,
-    /// Reads that were submitted and not started, in order.
-    waiting: VecDeque<ReadRequest>,
-    /// Tags of the callers and lengths of the reads in flight; the index is the tag of the reader.
-    started: Vec<(u64, u64)>,
-    /// Free places in `started`.
-    free: Vec<usize>,
-    in_flight_bytes: u64,
-    /// Whether the window held reads back when reads were last started.
-    held_back: bool,
-    /// The longest read that was started, in bytes.
-    longest: u64,
+    /// The drives, and the reads that wait or are in flight.
+    dispatcher: Dispatcher,
     /// Completed reads that were not returned yet.
     completed: VecDeque<ReadCompletion>,
     /// Whether the caller waits for `changed`.
@@ -63,48 +61,57 @@ struct Paced {
 }
 
 impl PacedReader {
-    /// Paces `reader`, in which nothing may be in flight. Fails if no thread can be started.
+    /// Paces `reader`, in which nothing may be in flight, and whose shards are on one drive. Fails if no thread can be
+    /// started.
     pub fn new(reader: Box<dyn Reader>) -> io::Result<Self> {
+        Self::on_drives(reader, Drives::one(0))
+    }
+
+    /// As [`new`](Self::new), with shards on several drives: `reader` knows each copy by the number of its
+    /// [file](Drives::file). A read that fails is done again from another copy, and is an error only if there is none.
+    pub fn on_drives(reader: Box<dyn Reader>, drives: Drives) -> io::Result<Self> {
         let opened = Instant::now();
-        Self::with(reader, ReadWindow::default(), Box::new(move || opened.elapsed()))
+        Self::with(reader, drives, ReadWindow::default, Box::new(move || opened.elapsed()))
     }
 
     /// With another first window, to test what happens when reads are held back.
     #[cfg(test)]
-    pub(super) fn with_window(reader: Box<dyn Reader>, bytes: u64) -> Self {
+    pub(super) fn with_window(reader: Box<dyn Reader>, drives: Drives, bytes: u64) -> Self {
         let opened = Instant::now();
-        Self::with(reader, ReadWindow::starting_at(bytes), Box::new(move || opened.elapsed())).unwrap()
+        Self::with(reader, drives, || ReadWindow::starting_at(bytes), Box::new(move || opened.elapsed())).unwrap()
     }
 
-    fn with(reader: Box<dyn Reader>, window: ReadWindow, clock: Clock) -> io::Result<Self> {
+    fn with(
+        reader: Box<dyn Reader>,
+        copies: Drives,
+        window: impl Fn() -> ReadWindow,
+        clock: Clock,
+    ) -> io::Result<Self> {
         let (name, capacity) = (reader.name(), reader.capacity());
         let state = State {
             idle: Some(Paced { reader, next: VecDeque::with_capacity(capacity) }),
-            window,
-            waiting: VecDeque::with_capacity(capacity),
-            started: vec![(0, 0); capacity],
-            free: (0..capacity).rev().collect(),
-            in_flight_bytes: 0,
-            held_back: false,
-            longest: 0,
+            dispatcher: Dispatcher::new(copies.clone(), capacity, || Drive::new(window())),
             completed: VecDeque::with_capacity(capacity),
             caller_waits: false,
             closing: false,
         };
-        let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new(), clock, capacity });
+        let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new(), clock, copies });
         let theirs = shared.clone();
         let thread = thread::Builder::new().name("larder-pace".into()).spawn(move || theirs.run())?;
         Ok(PacedReader { shared, name, capacity, unreturned: 0, thread: Some(thread) })
     }
 
-    /// Bytes that may be in flight now.
+    /// Bytes that may be in flight now, on all drives together.
     pub fn window_bytes(&self) -> u64 {
-        self.shared.state().window.bytes()
+        self.shared.state().dispatcher.drives().iter().map(|drive| drive.window().bytes()).sum()
     }
 
-    /// Mean bytes per second of the SSD while the window was full; `None` if it was not for long enough.
+    /// Mean bytes per second of the SSD while the window was full, of all drives together; `None` if it was not for long
+    /// enough.
     pub fn mean_rate(&self) -> Option<f64> {
-        self.shared.state().window.mean_rate()
+        let state = self.shared.state();
+        let rates = state.dispatcher.drives().iter().filter_map(|drive| drive.window().mean_rate());
+        rates.reduce(|a, b| a + b)
     }
 }
 
@@ -118,9 +125,9 @@ impl Reader for PacedReader {
     }
 
     fn submit(&mut self, reads: &mut VecDeque<ReadRequest>) {
-        let taken = reads.len().min(self.capacity - self.unreturned);
+        let taken = reads.len().min(self.capacity.saturating_sub(self.unreturned));
         self.unreturned += taken;
-        self.shared.state().waiting.extend(reads.drain(..taken));
+        self.shared.state().dispatcher.extend(reads.drain(..taken));
         // Without the reader, the thread has it, and starts what may start at the next completion: it has the reader only
         // while reads wait for one.
         if let Some(mut driver) = Driver::take(&self.shared) {
@@ -173,13 +180,24 @@ impl Reader for PacedReader {
         state.caller_waits = false;
         state.idle.as_mut().is_some_and(|paced| paced.reader.release(slot))
     }
+
+    fn read_copy(&mut self, read: ReadRequest, wrong: &StoreError) -> Result<(), ReadRequest> {
+        let now = (self.shared.clock)();
+        let note = self.shared.state().dispatcher.read_copy(read, wrong, now)?;
+        self.unreturned += 1;
+        self.shared.say(note);
+        if let Some(mut driver) = Driver::take(&self.shared) {
+            driver.collect();
+        }
+        Ok(())
+    }
 }
 
 impl Drop for PacedReader {
     fn drop(&mut self) {
         let mut state = self.shared.state();
         // Nothing starts any more, and the thread lets go of the reader.
-        state.waiting.clear();
+        state.dispatcher.close();
         state.caller_waits = true;
         while state.idle.is_none() {
             state = self.shared.wait(state);
@@ -206,11 +224,16 @@ impl Shared {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Says what there is to say about a drive; the state must not be locked.
+    fn say(&self, note: Option<String>) {
+        note.iter().for_each(|note| self.copies.log().say(note));
+    }
+
     /// The thread: waits for completions while reads wait for room and no call has the reader.
     fn run(&self) {
         loop {
             let mut state = self.state();
-            while !state.closing && (state.waiting.is_empty() || state.idle.is_none()) {
+            while !state.closing && (!state.dispatcher.has_waiting() || state.idle.is_none()) {
                 state = self.wait(state);
             }
             if state.closing {
@@ -259,14 +282,15 @@ impl<'a> Driver<'a> {
 
     fn complete(&mut self, done: ReadCompletion) {
         let now = (self.shared.clock)();
-        self.shared.state().complete(done, now, self.shared.capacity);
+        let note = self.shared.state().complete(done, now);
+        self.shared.say(note);
     }
 
     /// Starts the reads for which there is room. The state is not locked meanwhile, because starting can take long.
     fn start(&mut self) {
         let shared = self.shared;
         let Paced { reader, next } = self.paced();
-        shared.state().take_next(next);
+        shared.state().dispatcher.take_next((shared.clock)(), next);
         if !next.is_empty() {
             reader.submit(next);
         }
@@ -277,7 +301,7 @@ impl Drop for Driver<'_> {
     fn drop(&mut self) {
         let mut state = self.shared.state();
         state.idle = self.paced.take();
-        let needed = state.caller_waits || !state.waiting.is_empty();
+        let needed = state.caller_waits || state.dispatcher.has_waiting();
         drop(state);
         if needed {
             self.shared.changed.notify_all();
@@ -286,38 +310,15 @@ impl Drop for Driver<'_> {
 }
 
 impl State {
-    /// Moves the reads that may start now to `next`.
-    fn take_next(&mut self, next: &mut VecDeque<ReadRequest>) {
-        self.held_back = false;
-        while let Some(read) = self.waiting.front()
-            && let Some(place) = self.free.last().copied()
-        {
-            let len = read.len as u64;
-            if !self.window.allows(self.in_flight_bytes, len) {
-                self.held_back = true;
-                return;
-            }
-            let read = self.waiting.pop_front().expect("it is in front");
-            self.free.pop();
-            self.started[place] = (read.tag, len);
-            self.in_flight_bytes += len;
-            self.longest = self.longest.max(len);
-            next.push_back(ReadRequest { tag: place as u64, ..read });
-        }
-    }
-
-    fn complete(&mut self, done: ReadCompletion, now: Duration, capacity: usize) {
-        let place = done.tag as usize;
-        let (tag, len) = self.started[place];
-        self.free.push(place);
-        self.in_flight_bytes -= len;
-        // A failed read says nothing about the rate.
-        let counts = self.held_back && done.result.is_ok();
-        let most = self.longest.saturating_mul(capacity as u64);
-        self.window.completed(len, now, counts, most);
-        self.completed.push_back(ReadCompletion { tag, ..done });
+    /// Takes over what the reader has completed; returns what is to be said about the drive.
+    fn complete(&mut self, done: ReadCompletion, now: Duration) -> Option<String> {
+        let Completed { done, note } = self.dispatcher.complete(done, now);
+        self.completed.extend(done);
+        note
     }
 }
 
+#[cfg(test)]
+mod drive_tests;
 #[cfg(test)]
 mod tests;

@@ -156,13 +156,13 @@ fn a_read_larger_than_the_window_starts_alone() {
 fn failed_reads_keep_their_tags_and_free_their_room() {
     let (mut ssd, _) = Ssd::new(usize::MAX);
     ssd.broken = Some(7);
-    let mut reader = PacedReader::with_window(ssd, 4 * MB as u64);
+    let mut reader = PacedReader::with_window(ssd, Drives::one(0), 4 * MB as u64);
     reader.submit(&mut reads(20, 3 * MB));
     for _ in 0..20 {
         let done = reader.wait().unwrap();
         assert_eq!((done.tag, done.result.is_err()), (1000 + done.slot.index() as u64, done.slot.index() == 7));
     }
-    assert_eq!(reader.shared.state().in_flight_bytes, 0);
+    assert_eq!(reader.shared.state().dispatcher.drives()[0].in_flight_bytes(), 0);
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn the_window_leaves_a_depth_at_which_the_rate_collapses() {
     (ssd.capacity, ssd.real) = (512, Duration::from_micros(50));
     let time = seen.clone();
     let clock = move || Duration::from_nanos(time.nanos.load(Ordering::Relaxed));
-    let mut reader = PacedReader::with(ssd, ReadWindow::default(), Box::new(clock)).unwrap();
+    let mut reader = PacedReader::with(ssd, Drives::one(0), ReadWindow::default, Box::new(clock)).unwrap();
     let mut next = reads(512, 2 * MB);
     let mut run = |count: usize| {
         let before = seen.nanos.load(Ordering::Relaxed);

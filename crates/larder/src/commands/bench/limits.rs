@@ -31,7 +31,7 @@ pub struct Limits {
 
 impl Limits {
     pub fn measure(model: &OpenModel, flags: &EngineFlags) -> Result<Self> {
-        let ssd = |store: &Arc<Store>| rates::ssd_throughput(store, &flags.performance.reader).map(|(rate, _)| rate);
+        let ssd = |store: &Arc<Store>| rates::ssd_throughput(store, &flags.performance.reader).map(|ssd| ssd.rate);
         let geometry = &model.blueprint.geometry;
         Ok(Limits {
             memory: rates::memory_bandwidth(flags.threads()),
