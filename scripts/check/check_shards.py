@@ -82,17 +82,26 @@ def expected_shards(store):
     return {f"L{layer:03}/E{expert:03}.safetensors" for layer in layers for expert in range(experts)}
 
 
-def check_set(store, folder):
-    """Checks a folder of shards and returns a summary."""
-    wanted = expected_shards(store)
-    found = {str(path.relative_to(folder)) for path in folder.glob("*/*")}
+def roots_of(store):
+    """The store, and its second folder if it is on two drives."""
+    drives = store / "drives.json"
+    # An absolute folder replaces the store's.
+    return [store, store / json.loads(drives.read_text(encoding="utf-8"))["folder"]] if drives.exists() else [store]
+
+
+def check_set(store, name):
+    """Checks the shards of a set, in all folders that hold them, and returns a summary."""
+    wanted, folder = expected_shards(store), store / name
+    folders = [root / name for root in roots_of(store)]
+    files = [(folder, str(path.relative_to(folder))) for folder in folders for path in folder.glob("*/*")]
+    found = {shard for _, shard in files}
     missing, unknown = len(wanted - found), len(found - wanted)
     require(found == wanted, folder, f"{missing} shards are missing and {unknown} files are unknown")
     sizes, kinds = {}, set()
-    for name in sorted(wanted):
-        size, kind = check_expert(folder / name)
-        layer = name.split("/")[0]
-        require(sizes.setdefault(layer, size) == size, folder / name, f"has {size} bytes, others of its layer {sizes[layer]}")
+    for folder, shard in sorted(files):
+        size, kind = check_expert(folder / shard)
+        layer = shard.split("/")[0]
+        require(sizes.setdefault(layer, size) == size, folder / shard, f"has {size} bytes, others of its layer {sizes[layer]}")
         kinds.add(kind)
     lengths = " or ".join(str(size) for size in sorted(set(sizes.values())))
     return f"{len(wanted)} shards of {lengths} bytes ({', '.join(sorted(kinds))})"
@@ -100,9 +109,9 @@ def check_set(store, folder):
 
 def check(store):
     """Checks the store and returns a summary; raises Wrong at the first fault."""
-    summary = check_set(store, store / "experts")
+    summary = check_set(store, "experts")
     if (store / "experts-small").is_dir():
-        summary += ", smaller copies: " + check_set(store, store / "experts-small")
+        summary += ", smaller copies: " + check_set(store, "experts-small")
     resident, _ = opened(store / "resident.safetensors")
     require(resident, store / "resident.safetensors", "holds no tensor")
     tables = sorted((store / "tables").glob("*.safetensors"))

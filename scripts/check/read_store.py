@@ -5,7 +5,8 @@ Needs Python 3.10 or newer and, from PyPI: numpy; xxhash for the checksums, whic
 
     python scripts/check/read_store.py STORE [LAYER EXPERT]
 
-Checks every length, header, padding and checksum of a store of format 2, and prints a summary. With LAYER and EXPERT it also prints
+Checks every length, header, padding and checksum of a store of format 2, and prints a summary. Of a store on two drives, both copies
+of a mirror are checked. With LAYER and EXPERT it also prints
 the shape, the mean and the first values of each part of that expert. The first fault ends it with one sentence and exit code 1.
 """
 
@@ -124,6 +125,21 @@ def values_of(data, kind, rows, cols, order):
     return (scales[..., :1] * codes + least).reshape(rows, cols)
 
 
+def folders_of(store, manifest):
+    """The folders that hold shards of expert 0 and of expert 1, and so of all others with even and odd numbers."""
+    drives = store / "drives.json"
+    if not drives.exists():
+        return [store], [store]
+    drives = json.loads(drives.read_text(encoding="utf-8"))
+    # An absolute folder replaces the store's.
+    second = store / drives["folder"]
+    sets = [manifest["experts"], *([manifest["small_experts"]] if "small_experts" in manifest else [])]
+    digits = "".join(digits for files in sets for layer in files["checksums"] for expert in layer for digits in expert)
+    belongs_to = json.loads((second / "drive.json").read_text(encoding="utf-8"))["shards"]
+    verify(digits.encode(), belongs_to, second / "drive.json", "the store that it belongs to")
+    return ([store], [second]) if drives["division"] == "stripe" else ([store, second], [store, second])
+
+
 def read_shard(path, manifest, files, row, expert):
     """Checks one shard; returns its data and parts."""
     geometry, chosen = manifest["geometry"], files["classes"][files["layers"][row]]
@@ -194,13 +210,14 @@ def main(store, *wanted):
     geometry, sets = manifest["geometry"], [("experts", manifest["experts"])]
     if "small_experts" in manifest:
         sets.append(("experts-small", manifest["small_experts"]))
-    shards = 0
+    shards, roots = 0, folders_of(store, manifest)
     for folder, files in sets:
         for row, layer in enumerate(geometry["moe_layers"]):
             for expert in range(geometry["experts"]):
-                shard = store / folder / f"L{layer:03}" / f"E{expert:03}.safetensors"
-                data, parts = read_shard(shard, manifest, files, row, expert)
-                shards += 1
+                for root in roots[expert % 2]:
+                    shard = root / folder / f"L{layer:03}" / f"E{expert:03}.safetensors"
+                    data, parts = read_shard(shard, manifest, files, row, expert)
+                    shards += 1
                 if [layer, expert] == [int(number) for number in wanted]:
                     for name, kind, rows, cols, offset in parts:
                         part = data[offset:][:rows * row_bytes(kind, cols)]
