@@ -180,10 +180,10 @@ fn bad_targets_are_refused() {
 }
 
 /// A file system of a few kilobytes, unmounted when dropped; `None` where mounting is not allowed.
-struct SmallDisk(PathBuf);
+pub struct SmallDisk(pub PathBuf);
 
 impl SmallDisk {
-    fn mount(at: &Path, options: &str) -> Option<Self> {
+    pub fn mount(at: &Path, options: &str) -> Option<Self> {
         std::fs::create_dir(at).unwrap();
         let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs", text(at)]).output();
         match mounted.is_ok_and(|o| o.status.success()) {

@@ -1,6 +1,8 @@
 //! Stores: conversion, hostile files, pipes in the place of files, failing disks, deliberate changes.
 
 mod convert;
+mod drive_faults;
+mod drives;
 mod edits;
 mod faults;
 mod formats;

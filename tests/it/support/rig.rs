@@ -93,6 +93,19 @@ impl Model {
         Some(self.streaming_over(self.own_store(), reader, "lru", &shape, prefetch, pieces))
     }
 
+    /// The same through any reader.
+    pub fn streaming_through(
+        &self,
+        reader: Box<dyn Reader>,
+        slots: usize,
+        scope: CacheScope,
+        prefetch: usize,
+    ) -> StreamingPath {
+        let shape = CacheShape::new(self.decoder.geometry(), slots, scope);
+        let (_arena, pieces) = Arena::new(shape.total_slots() + pass_through_slots(&shape), self.slot_bytes()).unwrap();
+        self.streaming_over(self.own_store(), reader, "lru", &shape, prefetch, pieces)
+    }
+
     /// The same with any policy.
     pub fn evicting(&self, policy: &str, shape: &CacheShape, prefetch: usize, memory: MemoryReader) -> StreamingPath {
         let (_arena, pieces) = Arena::new(shape.total_slots() + pass_through_slots(shape), self.slot_bytes()).unwrap();
@@ -176,8 +189,14 @@ impl Model {
     }
 
     pub fn memory(&self) -> MemoryReader {
+        self.memory_of(1)
+    }
+
+    /// The shards in memory, on so many drives.
+    pub fn memory_of(&self, drives: usize) -> MemoryReader {
         let paths = self.store.shard_paths();
-        MemoryReader::new(Arc::new(paths.iter().map(|p| std::fs::read(p).unwrap()).collect()), 11)
+        let shards: Vec<Vec<u8>> = paths.iter().map(|p| std::fs::read(p).unwrap()).collect();
+        MemoryReader::new(Arc::new(vec![shards; drives].concat()), 11)
     }
 }
 

@@ -28,6 +28,8 @@ pub(super) struct Drive {
     rate: DriveRate,
     /// Rate when reads were last started.
     rate_now: Option<f64>,
+    /// The most that it can have been then.
+    rate_most: f64,
     /// Bytes that were begun on other drives since the last read of this one.
     pub passed_over: u64,
     trust: Trust,
@@ -72,6 +74,7 @@ impl Drive {
             planned: 0,
             rate: DriveRate::default(),
             rate_now: None,
+            rate_most: f64::INFINITY,
             passed_over: 0,
             trust,
         }
@@ -89,13 +92,13 @@ impl Drive {
 
     /// Bytes per second when reads were last started; `None` if it has not been read from.
     pub fn rate(&self) -> Option<f64> {
-        self.rate_now
+        self.rate_now.map(|rate| rate.min(self.rate_most))
     }
 
     /// Reads are being started now.
     pub fn begin_round(&mut self, now: Duration) {
         (self.held_back, self.planned) = (false, self.in_flight_bytes);
-        self.rate_now = self.rate.at(now, self.in_flight_bytes);
+        (self.rate_now, self.rate_most) = (self.rate.known(), self.rate.most(now, self.in_flight_bytes));
     }
 
     /// Plans a read of `len` bytes; it is held back if the window does not allow it, or another before it.
@@ -107,7 +110,7 @@ impl Drive {
     /// Seconds until it would have read `len` bytes behind what is planned; a drive that is not known yet is taken to be as
     /// fast as the fastest.
     pub fn finish(&self, len: u64, fastest: f64) -> f64 {
-        (self.planned + len) as f64 / self.rate_now.unwrap_or(fastest).max(1.0)
+        (self.planned + len) as f64 / self.rate_now.unwrap_or(fastest).min(self.rate_most).max(1.0)
     }
 
     /// Whether it has not been read from for long, so that it may have become faster.
@@ -159,15 +162,14 @@ impl DriveRate {
         self.since = is_busy.then_some(now);
     }
 
-    /// The rate at a time; while nothing completes, at most what it would be if all that is in flight did.
-    fn at(&self, now: Duration, in_flight: u64) -> Option<f64> {
-        let known = (self.seconds > 0.0).then(|| self.bytes / self.seconds);
+    fn known(&self) -> Option<f64> {
+        (self.seconds > 0.0).then(|| self.bytes / self.seconds)
+    }
+
+    /// What the rate is at most: as if all that is in flight completed now. So it falls while nothing completes.
+    fn most(&self, now: Duration, in_flight: u64) -> f64 {
         let waited = self.since.map_or(0.0, |since| now.saturating_sub(since).as_secs_f64());
-        let most = (waited > 0.0).then(|| (self.bytes + in_flight as f64) / (self.seconds + waited));
-        match (known, most) {
-            (Some(known), Some(most)) => Some(known.min(most)),
-            (known, _) => known,
-        }
+        if waited > 0.0 { (self.bytes + in_flight as f64) / (self.seconds + waited) } else { f64::INFINITY }
     }
 }
 
@@ -252,7 +254,7 @@ mod tests {
     #[test]
     fn a_rate_follows_the_drive_and_falls_while_nothing_completes() {
         let mut rate = DriveRate::default();
-        assert_eq!(rate.at(seconds(5), 0), None);
+        assert_eq!((rate.known(), rate.most(seconds(5), 0)), (None, f64::INFINITY));
         let step = Duration::from_millis(10);
         let mut now = Duration::ZERO;
         let mut read = |rate: &mut DriveRate, bytes, times| {
@@ -264,9 +266,9 @@ mod tests {
             now
         };
         let now = read(&mut rate, 10_000_000, 100);
-        assert!((rate.at(now, 0).unwrap() / 1e9 - 1.0).abs() < 0.01);
-        assert!(rate.at(now + seconds(1), 10_000_000).unwrap() < 0.3e9);
-        let now = read(&mut rate, 1_000_000, 60);
-        assert!(rate.at(now, 0).unwrap() < 0.17e9);
+        assert!((rate.known().unwrap() / 1e9 - 1.0).abs() < 0.01);
+        assert!(rate.most(now + seconds(1), 10_000_000) < 0.3e9);
+        read(&mut rate, 1_000_000, 60);
+        assert!(rate.known().unwrap() < 0.17e9);
     }
 }

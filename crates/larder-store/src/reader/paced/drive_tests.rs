@@ -81,11 +81,12 @@ impl Simulation {
 fn drives_of_unequal_speed_reach_nine_tenths_of_both() {
     let slows_down = |at: f64| if at < 1.5 { 3e9 } else { 0.7e9 };
     let stops_for_a_while = |at: f64| if (1.0..1.5).contains(&at) { 0.05e9 } else { 1e9 };
-    let cases: [(&str, [fn(f64) -> f64; 2]); 6] = [
+    let cases: [(&str, [fn(f64) -> f64; 2]); 7] = [
         ("1 : 1", [|_| 2e9, |_| 2e9]),
         ("1 : 3", [|_| 1e9, |_| 3e9]),
         ("3 : 1", [|_| 3e9, |_| 1e9]),
         ("1 : 12", [|_| 0.25e9, |_| 3e9]),
+        ("one hangs at first", [|at| if at < 0.3 { 0.02e9 } else { 2e9 }, |_| 2e9]),
         ("one slows down", [|_| 1e9, slows_down]),
         ("one nearly stops for a while", [|_| 2e9, stops_for_a_while]),
     ];
