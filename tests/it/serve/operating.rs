@@ -77,6 +77,11 @@ fn metrics_have_times_between_tokens_and_in_the_queue() {
     let server = Server::start(&demo(), &["--context", "128"]);
     let body = json!({"prompt": "Once upon a time", "max_tokens": 9, "temperature": 0, "ignore_eos": true});
     assert_eq!(server.post("/v1/completions", body).status, 200);
+    // The step that ends an answer is counted after the answer has been sent.
+    let start = Instant::now();
+    while server.metric("larder_inter_token_seconds_count") < 8.0 && start.elapsed() < Duration::from_secs(30) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
     let text = server.get("/metrics").body;
     let value = |name: &str| -> f64 {
         let line =

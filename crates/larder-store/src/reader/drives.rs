@@ -21,11 +21,13 @@ pub struct Drives {
     log: Arc<DriveLog>,
 }
 
+type Receiver = Box<dyn Fn(&str) + Send + Sync>;
+
 /// What has come of reading from each drive.
 #[derive(Default)]
 pub struct DriveLog {
     bytes: [AtomicU64; DRIVES_MAX],
-    receiver: OnceLock<Box<dyn Fn(&str) + Send + Sync>>,
+    receiver: OnceLock<Receiver>,
 }
 
 impl Drives {

@@ -11,11 +11,13 @@ use crate::{
 /// Delay of a read beside the time of its bytes.
 const LATENCY: f64 = 80e-6;
 
+/// Bytes per second of two drives at a time in seconds.
+type Rates = [fn(f64) -> f64; 2];
+
 /// Two drives that read one byte after the other, at a rate that depends on the time.
 struct Simulation {
     dispatcher: Dispatcher,
-    /// Bytes per second at a time.
-    rates: [fn(f64) -> f64; 2],
+    rates: Rates,
     free_at: [f64; 2],
     /// Reads in flight with the time of their completion.
     in_flight: Vec<(f64, ReadRequest)>,
@@ -25,7 +27,7 @@ struct Simulation {
 }
 
 impl Simulation {
-    fn new(held: Vec<u8>, rates: [fn(f64) -> f64; 2]) -> Self {
+    fn new(held: Vec<u8>, rates: Rates) -> Self {
         let shards = held.len();
         let drives = Drives::new(vec!["a".into(), "b".into()], held, Arc::default());
         let dispatcher = Dispatcher::new(drives, 128, || Drive::new(ReadWindow::default()));
@@ -81,7 +83,7 @@ impl Simulation {
 fn drives_of_unequal_speed_reach_nine_tenths_of_both() {
     let slows_down = |at: f64| if at < 1.5 { 3e9 } else { 0.7e9 };
     let stops_for_a_while = |at: f64| if (1.0..1.5).contains(&at) { 0.05e9 } else { 1e9 };
-    let cases: [(&str, [fn(f64) -> f64; 2]); 7] = [
+    let cases: [(&str, Rates); 7] = [
         ("1 : 1", [|_| 2e9, |_| 2e9]),
         ("1 : 3", [|_| 1e9, |_| 3e9]),
         ("3 : 1", [|_| 3e9, |_| 1e9]),
