@@ -31,8 +31,8 @@ const PRESSED_SHARE: usize = 16;
 struct Sample {
     /// Bytes beyond what is taken and the reserve; negative if the reserve is touched.
     headroom: i64,
-    /// Whether the reserve is touched or nearly so, and tasks wait for memory or a control group has reached its limit since the
-    /// last look.
+    /// Whether less than the reserve is left, and tasks wait for memory or a control group has reached its limit since the last
+    /// look.
     pressed: bool,
 }
 
@@ -63,7 +63,10 @@ impl CapacityControl {
             let fewer = missing.div_ceil(step).max(pressure);
             self.slots =
                 before.saturating_sub(usize::try_from(fewer).unwrap_or(usize::MAX)).max(self.least.min(before));
-            (self.free_since, self.rest_until) = (None, now + REST);
+            self.free_since = None;
+            if self.slots < before {
+                self.rest_until = now + REST;
+            }
         } else if (headroom as u64) < step + self.margin {
             self.free_since = None;
         } else if *self.free_since.get_or_insert(now) + FREE_FOR <= now && self.rest_until <= now {
@@ -191,8 +194,8 @@ impl ElasticSlots {
         let headroom = used as i64 + available - taken - reserve;
         let limits_reached = group::limits_reached();
         let waits = || group::pressure().is_some_and(|share| share > PRESSURE_HIGH);
-        let near = headroom < self.control.margin as i64;
-        let pressed = near && (limits_reached > self.limits_reached || waits());
+        // Less is left than shall stay unused, although the account is in order: something has grown that it does not know.
+        let pressed = available < reserve && (limits_reached > self.limits_reached || waits());
         self.limits_reached = limits_reached;
         Some(Sample { headroom, pressed })
     }
@@ -244,6 +247,7 @@ mod tests {
         assert_eq!(control.decide(seconds(2.25), mega(-100)), Some(18));
         assert_eq!(control.decide(seconds(2.5), mega(-1000)), Some(8));
         assert_eq!(control.decide(seconds(2.75), mega(-1000)), None);
+        assert_eq!(control.rest_until, seconds(12.5), "nothing was given back by the last look");
         assert_eq!(control.decide(seconds(2.75), Sample { headroom: i64::MIN, pressed: true }), None);
     }
 
