@@ -148,7 +148,7 @@ impl ElasticSlots {
                 free_since: None,
                 rest_until: Duration::ZERO,
             },
-            lease: budget.take(MemoryUse::Experts, plan.bytes_of(slots))?,
+            lease: budget.take(MemoryUse::Experts, plan.bytes_of(slots) + plan.scratch_bytes)?,
             plan,
             budget: budget.clone(),
             arena,
@@ -214,7 +214,7 @@ impl ElasticSlots {
     fn shrink(&mut self, slots: usize, path: &mut StreamingPath) {
         self.arena.stop_touching();
         path.set_capacity(slots);
-        self.lease.keep(self.plan.bytes_of(slots));
+        self.lease.keep(self.plan.bytes_of(slots) + self.plan.scratch_bytes);
     }
 }
 

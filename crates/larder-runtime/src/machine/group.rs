@@ -111,8 +111,9 @@ impl ControlGroup {
 
     fn limits_reached(&self) -> u64 {
         let (file, keys) = self.names.limits_reached;
-        let Some(dir) = self.dirs.last() else { return 0 };
-        let text = fs::read_to_string(format!("{dir}/{file}")).unwrap_or_default();
+        // The limit may be a parent's. One that counts its children's too is counted twice, but only changes matter.
+        let text = |dir: &String| fs::read_to_string(format!("{dir}/{file}")).unwrap_or_default();
+        let text = self.dirs.iter().map(text).collect::<Vec<_>>().join("\n");
         let count = |line: &str| {
             let (key, value) = line.split_once(' ').unwrap_or(("", line));
             keys.contains(&key).then(|| value.trim().parse::<u64>().ok())?

@@ -22,14 +22,16 @@ pub struct ElasticPlan {
     pub pass_through: usize,
     /// Bytes of one slot more: of one per layer or, in global scope, of one.
     pub slot_bytes: u64,
-    /// Bytes of the pass-through and scratch slots.
+    /// Bytes of the pass-through slots.
     fixed_bytes: u64,
+    /// Bytes of the scratch slots, which [`MemoryPlan::parts`](super::MemoryPlan::parts) adds itself.
+    pub scratch_bytes: u64,
     /// Bytes of memory that stay unused.
     pub reserve: u64,
 }
 
 impl ElasticPlan {
-    /// Bytes of experts with this number of slots.
+    /// Bytes of experts with this number of slots, without scratch slots.
     pub fn bytes_of(&self, slots: usize) -> u64 {
         self.fixed_bytes + slots as u64 * self.slot_bytes
     }
@@ -66,7 +68,9 @@ pub(super) fn decide(inputs: &PlanInputs, options: &Options) -> Result<ElasticPl
     let reserve = inputs.reserve_bytes();
     let most = fit(limit.saturating_sub(inputs.base_bytes() + reserve)).max(slots);
     let least = inputs.slots_for(geometry.top_k, scope).min(slots);
-    Ok(ElasticPlan { slots, least, most, scope, pass_through, slot_bytes: each, fixed_bytes: fixed, reserve })
+    let scratch_bytes = inputs.scratch_slots as u64 * inputs.expert_sizes.largest();
+    let (slot_bytes, fixed_bytes) = (each, fixed);
+    Ok(ElasticPlan { slots, least, most, scope, pass_through, slot_bytes, fixed_bytes, scratch_bytes, reserve })
 }
 
 #[cfg(test)]
@@ -114,6 +118,22 @@ mod tests {
         assert!(text.contains("2 per layer), and 1 through which others pass; at most 8 per layer"), "{text}");
         let json = plan.json(&inputs);
         assert_eq!([&json["slots"], &json["least_slots"], &json["most_slots"]], [2, 2, 8]);
+    }
+
+    #[test]
+    fn scratch_slots_are_counted_once() {
+        let blueprint = blueprint();
+        let of = |scratch_slots| {
+            let available = Some(beside_reserve(16 * MEGA));
+            let inputs = PlanInputs { limit_bytes: Some(1 << 40), scratch_slots, ..inputs(&blueprint, available) };
+            let plan = decide(&inputs, &options(CacheSize::Auto, CacheScope::Layer)).unwrap();
+            let MemoryPlan::Elastic(elastic) = plan else { panic!("{plan:?}") };
+            let parts = plan.parts(&inputs);
+            let experts = parts.iter().find(|(part, _)| *part == crate::machine::budget::MemoryUse::Experts).unwrap().1;
+            assert_eq!(experts, elastic.bytes_of(elastic.most) + elastic.scratch_bytes);
+            elastic.scratch_bytes
+        };
+        assert_eq!([of(0), of(3)], [0, 3 * MEGA]);
     }
 
     #[test]

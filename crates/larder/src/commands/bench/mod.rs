@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use larder_cache::Traffic;
 use larder_engine::{Decoding, DraftCounts, PhaseTimes, Sampler, Sampling, Session, TokenInput, Xoshiro256};
-use larder_runtime::{EngineExperts, InferenceEngine, Options};
+use larder_runtime::{CacheSize, EngineExperts, InferenceEngine, Options};
 use serde_json::{Value, json};
 
 use self::clients::StepLimits;
@@ -44,6 +44,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let mut limits = Limits::measure(&model, &flags)?;
     let sequences = args.clients.iter().copied().max().unwrap_or(1);
     let options = Options { sequences, ..args.speculate.set(flags.options(context))? };
+    let options = with_fixed_slots(options);
     let mut engine = InferenceEngine::start(&model, &options)?;
     if let Some(replayed) = &replayed {
         replayed.start(&mut engine)?;
@@ -90,6 +91,14 @@ struct BenchRun {
     decode: Totals,
     drafts: DraftCounts,
     streaming: bool,
+}
+
+/// What is measured belongs to one number of slots, so that of the start stays.
+fn with_fixed_slots(mut options: Options) -> Options {
+    if options.cache.size == CacheSize::Auto {
+        options.cache.size = CacheSize::Available;
+    }
+    options
 }
 
 /// The first run starts with an empty cache (cold); the others use what it left (warm).
