@@ -191,7 +191,8 @@ impl ElasticSlots {
     fn look(&mut self) -> Option<Sample> {
         let (used, available) = (memory::current()?, memory::headroom()?);
         let (taken, reserve) = (self.budget.taken_bytes() as i64, self.plan.reserve as i64);
-        let headroom = used as i64 + available - taken - reserve;
+        // What is taken and not touched yet is not available; what the process has beyond its account is not free.
+        let headroom = (used as i64 - taken).min(0) + available - reserve;
         let limits_reached = group::limits_reached();
         let waits = || group::pressure().is_some_and(|share| share > PRESSURE_HIGH);
         // Less is left than shall stay unused, although the account is in order: something has grown that it does not know.
