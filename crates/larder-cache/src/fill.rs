@@ -282,7 +282,7 @@ impl SlotFiller {
     /// Waits until a read completes, keeping the reader's queue full, and adds it and all others that have completed by then
     /// to `reads`, with their bytes checked. Adds none if no read is in flight. The time spent waiting is added to `waited`.
     pub fn complete(&mut self, waited: &mut Duration, reads: &mut Vec<CompletedRead>) {
-        // What was read with wrong bytes may be read again, from another copy.
+        // A read with wrong bytes may have begun again, from another copy.
         while reads.is_empty() {
             self.submit();
             let start = Instant::now();

@@ -191,7 +191,7 @@ impl ElasticSlots {
     fn look(&mut self) -> Option<Sample> {
         let (used, available) = (memory::current()?, memory::headroom()?);
         let (taken, reserve) = (self.budget.taken_bytes() as i64, self.plan.reserve as i64);
-        // What is taken and not touched yet is not available; what the process has beyond its account is not free.
+        // Memory that is taken and not touched yet is not available; memory of the process beyond its account is not free.
         let headroom = (used as i64 - taken).min(0) + available - reserve;
         let limits_reached = group::limits_reached();
         let waits = || group::pressure().is_some_and(|share| share > PRESSURE_HIGH);

@@ -113,7 +113,7 @@ pub enum CacheSize {
     /// All if they fit, else as many as fit.
     #[default]
     Available,
-    /// As many as fit at the start, and then as many as the memory that is available allows; fixed under lossy routing.
+    /// The number of experts that fit at the start, and then that which the available memory allows; fixed under lossy routing.
     Auto,
     /// This number of experts per layer.
     ExpertsPerLayer(usize),

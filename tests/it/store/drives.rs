@@ -231,7 +231,8 @@ fn a_mirror_that_is_missing_or_foreign_is_said_and_a_stripe_is_an_error() {
     let said = mirror.said_when_opened();
     assert!(said.contains("the second copy of the experts is not used") && said.contains("is missing"), "{said}");
     assert!(mirror.logits() == want);
-    larder_refuses(&["verify", text(&mirror.store())]);
+    let said = larder_refuses(&["verify", text(&mirror.store())]);
+    assert!(said.contains("delete the damaged files") && said.contains("--also"), "{said}");
     let other = TwoFolders::new("qwen2_moe", "--also");
     fs::rename(other.second(), mirror.second()).unwrap();
     assert!(mirror.said_when_opened().contains("holds the experts of another store"));

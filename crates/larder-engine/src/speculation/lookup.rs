@@ -80,7 +80,7 @@ impl PromptLookup {
 }
 
 impl DraftSource for PromptLookup {
-    /// As many tokens as match: short matches are often chance.
+    /// The number of tokens that match: short matches are often chance.
     fn at_hand(&mut self, text: TextSoFar) -> usize {
         let least = self.least;
         let Some(place) = self.find(text.before, text.last).filter(|place| place.matching >= least) else { return 0 };
@@ -90,7 +90,7 @@ impl DraftSource for PromptLookup {
     }
 
     fn draft(&mut self, _: TextSoFar, most: usize, _: &mut dyn Tap) -> Result<Draft, ModelError> {
-        // What is repeated right now goes on in the same way.
+        // A repetition that reaches the end of the text goes on in the same way.
         let tokens = self.tokens[self.found..].iter().cycle().take(most).copied().collect();
         Ok(Draft { tokens, unseen: 0 })
     }

@@ -23,7 +23,7 @@ pub struct Drives {
 
 type Receiver = Box<dyn Fn(&str) + Send + Sync>;
 
-/// What has come of reading from each drive.
+/// Bytes that were read from each drive, and the receiver of notes about drives.
 #[derive(Default)]
 pub struct DriveLog {
     bytes: [AtomicU64; DRIVES_MAX],
@@ -76,7 +76,7 @@ impl Drives {
         (0..self.shards).filter(move |shard| self.holds(drive, *shard)).map(move |shard| self.file(drive, shard))
     }
 
-    /// What has come of reading from them.
+    /// Bytes read from each, and notes about them.
     pub fn log(&self) -> &Arc<DriveLog> {
         &self.log
     }

@@ -84,7 +84,7 @@ impl Store {
         self.experts.roots()
     }
 
-    /// What comes of reading from the drives.
+    /// Bytes read from each drive, and notes about drives.
     pub fn drive_log(&self) -> &Arc<DriveLog> {
         &self.log
     }

@@ -50,7 +50,7 @@ pub struct VerifyReport {
     pub manifest_unchecked: bool,
 }
 
-/// What was checked in the second folder of a store.
+/// The files that were checked in the second folder of a store.
 #[derive(Debug)]
 pub struct VerifiedFolder {
     /// The folder.

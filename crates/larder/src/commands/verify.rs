@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use larder_core::printable;
-use larder_store::verify;
+use larder_store::{Division, verify};
 use serde_json::json;
 
 use crate::cli::VerifyArgs;
@@ -45,7 +45,15 @@ pub fn run(args: &VerifyArgs) -> Result<()> {
     }
     if !report.is_good() {
         let problems = print::count(report.problem_count as usize, "problem", "problems");
-        bail!("{}: {problems} found; convert the model again", args.store.display());
+        let store = args.store.display();
+        match report.second.as_ref().filter(|second| second.division == Division::Mirror) {
+            Some(second) => bail!(
+                "{store}: {problems} found; delete the damaged files of experts, and `larder convert {store} {store} --also {}` copies \
+                 them from the other folder; otherwise convert the model again",
+                second.folder.display()
+            ),
+            None => bail!("{store}: {problems} found; convert the model again"),
+        }
     }
     if !args.json {
         println!("{}: {} files, {}, all good", args.store.display(), report.files, print::bytes(report.bytes));

@@ -57,11 +57,11 @@ struct StartedRead {
     attempts: Attempts,
 }
 
-/// What has become of a read that the reader has completed.
+/// The outcome of a read that the reader has completed.
 pub(super) struct Completed {
     /// The completion for the caller; `None` if the read waits again, to be done from another copy.
     pub done: Option<ReadCompletion>,
-    /// What is to be said about the drive.
+    /// A note about the drive for the user.
     pub note: Option<String>,
 }
 
@@ -109,7 +109,7 @@ impl Dispatcher {
         while at < self.waiting.len() && !self.free.is_empty() && !self.drives.iter().all(|drive| drive.held_back) {
             let waiting = &self.waiting[at];
             let (len, drive) = (waiting.read.len as u64, self.choose(waiting, now));
-            // What is planned for a drive counts as if it was there, so that the next reads are compared with it.
+            // A planned read counts as one in flight, so that the next reads are compared with it.
             self.drives[drive].plan(len);
             if self.drives[drive].held_back {
                 at += 1;
