@@ -1,7 +1,7 @@
 //! Replays: a trace through the ledger and an eviction policy, without bytes or clocks.
 
 use larder_cache::{CacheCounts, CapacityChange, Ledger, SlotAssignment};
-use larder_core::{CacheScope, Trace};
+use larder_core::{CacheScope, CapacityAt, Trace};
 use larder_policy::eviction::{CacheShape, Eviction, EvictionSpec, PolicyInputs};
 
 use crate::lifetimes::{LifetimeStats, ResidencyTracker};
@@ -158,21 +158,31 @@ pub(crate) fn replay_observed(
     observer: &mut impl Observer,
 ) -> CacheCounts {
     let mut ledger = Ledger::new(shape, policies);
-    let (mut assignment, mut change) = (SlotAssignment::default(), CapacityChange::default());
+    let mut assignment = SlotAssignment::default();
     for request in requests.iter() {
+        let before_sequence = request.capacities.partition_point(|change| change.before_sequence);
+        let (before, after) = request.capacities.split_at(before_sequence);
+        resize(&mut ledger, before, observer);
         if request.starts_sequence {
             observer.sequence(&ledger);
             ledger.new_sequence();
         }
-        if let Some(slots) = request.capacity {
-            ledger.set_capacity(slots, &mut change);
-            observer.resized(&change);
-        }
+        resize(&mut ledger, after, observer);
         observer.visit(&request, &ledger);
         ledger.replay_visit(&request.choice(), &mut assignment);
         observer.visited(&request, &assignment);
     }
+    resize(&mut ledger, requests.last_capacities, observer);
     ledger.counts()
+}
+
+/// Changes the number of slots in use, time after time.
+fn resize(ledger: &mut Ledger, changes: &[CapacityAt], observer: &mut impl Observer) {
+    let mut change = CapacityChange::default();
+    for to in changes {
+        ledger.set_capacity(to.slots as usize, &mut change);
+        observer.resized(&change);
+    }
 }
 
 /// Collects a replay's counts.

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use larder_core::{CacheScope, MoeRow, Trace, TraceStep};
+use larder_core::{CacheScope, CapacityAt, MoeRow, Trace, TraceStep};
 use larder_policy::eviction::{CacheShape, EvictionSpec, FutureUses, LayerChoice, PolicyInputs, PolicyNeeds};
 
 use crate::LabError;
@@ -18,13 +18,15 @@ pub struct Requests<'a> {
     /// For each wanted expert, the number of tokens that chose it.
     wanted_by: Vec<usize>,
     future: OnceLock<Arc<FutureUses>>,
+    /// Changes of the number of slots behind the last request.
+    pub(crate) last_capacities: &'a [CapacityAt],
 }
 
 /// One layer's request, without its experts.
 struct PackedRequest<'a> {
     row: u32,
     starts_sequence: bool,
-    capacity: Option<usize>,
+    capacities: &'a [CapacityAt],
     /// End of its experts in `Requests::wanted`.
     end: usize,
     logits: &'a [f32],
@@ -39,8 +41,8 @@ pub(crate) struct LayerRequest<'a> {
     pub tokens: &'a [usize],
     pub logits: &'a [f32],
     pub starts_sequence: bool,
-    /// The number of slots of each pool from here on, if it changes.
-    pub capacity: Option<usize>,
+    /// Changes of the number of slots before it.
+    pub capacities: &'a [CapacityAt],
 }
 
 impl<'a> LayerRequest<'a> {
@@ -64,8 +66,10 @@ impl<'a> Requests<'a> {
     /// [`recorded_shape`](Self::recorded_shape).
     pub fn as_recorded(trace: &'a Trace) -> Self {
         let mut all = Self::all(trace);
-        let capacities = trace.steps().map(|step| step.capacity);
-        all.steps.iter_mut().zip(capacities).for_each(|(step, capacity)| step.capacity = capacity);
+        let capacities = trace.steps().map(|step| step.capacities);
+        all.steps.iter_mut().zip(capacities).for_each(|(step, capacities)| step.capacities = capacities);
+        let within = trace.capacities.partition_point(|change| (change.pass as usize) < trace.passes.len());
+        all.last_capacities = &trace.capacities[within..];
         all
     }
 
@@ -87,7 +91,8 @@ impl<'a> Requests<'a> {
     pub(crate) fn none(trace: &Trace) -> Self {
         let Trace { rows, experts, top_k, .. } = *trace;
         let (steps, wanted, wanted_by) = Default::default();
-        Requests { rows, experts, top_k, tokens: 0, steps, wanted, wanted_by, future: OnceLock::new() }
+        let (future, last_capacities) = (OnceLock::new(), &[][..]);
+        Requests { rows, experts, top_k, tokens: 0, steps, wanted, wanted_by, future, last_capacities }
     }
 
     fn push(&mut self, step: &TraceStep<'a>) {
@@ -95,7 +100,7 @@ impl<'a> Requests<'a> {
         self.wanted.extend_from_slice(&step.wanted);
         self.wanted_by.extend_from_slice(&step.tokens);
         let (row, end) = (row.index() as u32, self.wanted.len());
-        self.steps.push(PackedRequest { row, starts_sequence, capacity: None, end, logits });
+        self.steps.push(PackedRequest { row, starts_sequence, capacities: &[], end, logits });
     }
 
     /// Number of requested experts.
@@ -169,7 +174,7 @@ impl<'a> Requests<'a> {
             tokens: &self.wanted_by[start..step.end],
             logits: step.logits,
             starts_sequence: step.starts_sequence,
-            capacity: step.capacity,
+            capacities: step.capacities,
         })
     }
 }

@@ -1,15 +1,15 @@
 //! Slots that grow and shrink between steps: no bit of the output changes, and a replay has the engine's counts.
 
-use larder_core::{CacheScope, Gate, Geometry, LayerIdx, Rng};
+use larder_core::{CacheScope, Gate, Geometry, LayerIdx, Rng, Trace};
 use larder_engine::{CachedPath, Recorder, Session, StreamingPath};
 use larder_lab::{Requests, replay_requests};
 use larder_model::{ExpertPath, ModelError, MoeCall, Routed};
-use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs};
+use larder_policy::eviction::{CacheShape, EvictionSpec, POLICIES, PolicyInputs, PolicyNeeds};
 
 use crate::support::rig::{Model, Recorded, model, read_and_write};
 use crate::support::{fixture, golden_models};
 
-/// A path whose capacity changes at random before most steps.
+/// A path whose capacity changes at random before most steps, also several times.
 struct Resizing {
     recorded: Recorded,
     random: Rng,
@@ -24,15 +24,27 @@ impl Resizing {
         let recorded = Recorded { path, recorder: Recorder::new(geometry, false) };
         Resizing { recorded, random: Rng::new(seed), most, first: geometry.moe_layers[0], capacities: vec![] }
     }
-}
 
-impl ExpertPath for Resizing {
-    fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
-        if call.layer == self.first && self.random.below(3) > 0 {
+    /// Changes the capacity up to three times.
+    fn change_some(&mut self) {
+        for _ in 0..self.random.below(4) {
             let slots = 1 + self.random.below(self.most);
             self.recorded.path.set_capacity(slots);
             self.recorded.recorder.capacity(slots);
             self.capacities.push(slots);
+        }
+    }
+
+    fn new_sequence(&mut self) {
+        self.recorded.path.new_sequence();
+        self.recorded.recorder.new_sequence();
+    }
+}
+
+impl ExpertPath for Resizing {
+    fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
+        if call.layer == self.first {
+            self.change_some();
         }
         self.recorded.forward(call, out)
     }
@@ -83,8 +95,9 @@ fn logits_are_those_of_all_experts_in_memory() {
 #[test]
 fn a_replay_with_the_recorded_capacities_has_the_engines_counts() {
     let model = model(&fixture("golden/qwen3_moe"));
-    for (seed, policy) in ["lru", "lfu", "arc", "lecar", "s3fifo", "lfru", "marking", "random"].into_iter().enumerate()
-    {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("trace.safetensors");
+    for (seed, policy) in POLICIES.iter().filter(|p| p.needs == PolicyNeeds::Nothing).map(|p| p.name).enumerate() {
         for scope in [CacheScope::Layer, CacheScope::Global] {
             let geometry = model.decoder.geometry();
             let most = most_slots(geometry, scope);
@@ -94,14 +107,20 @@ fn a_replay_with_the_recorded_capacities_has_the_engines_counts() {
             // The engine begins with the most slots, which the trace does not say.
             path.recorded.path.set_capacity(2);
             path.recorded.recorder.capacity(2);
-            for _ in 0..3 {
-                path.recorded.path.new_sequence();
-                path.recorded.recorder.new_sequence();
+            for _ in 0..4 {
+                // As while a chat or server waits: before a sequence begins, between two beginnings, and behind them.
+                for _ in 0..=path.random.below(2) {
+                    path.change_some();
+                    path.new_sequence();
+                }
+                path.change_some();
                 read_and_write(&mut Session::new(&model.decoder, &mut path, 100));
             }
+            path.change_some();
             let counts = path.recorded.path.traffic().counts;
-            let trace = path.recorded.recorder.into_trace().unwrap();
-            assert!(trace.capacities.len() > 20);
+            path.recorded.recorder.into_trace().unwrap().write(&file).unwrap();
+            let trace = Trace::read(&file).unwrap();
+            assert!(trace.capacities.len() > 40 && trace.capacities.iter().any(|change| change.before_sequence));
             let requests = Requests::as_recorded(&trace);
             let shape = requests.recorded_shape(&trace, scope, 0).unwrap();
             let spec: EvictionSpec = policy.parse().unwrap();

@@ -19,6 +19,9 @@ const VERSION: &str = "2";
 const VERSION_WITHOUT_ORIGINS: &str = "1";
 /// Largest header that is read, in bytes; a trace has a much smaller one.
 const HEADER_MAX: u64 = 16 << 20;
+/// The tensor that says which changes of the number of slots came before a new sequence. Traces in which none did, and earlier
+/// ones, do not have it.
+const BEFORE_SEQUENCE: &str = "capacities_before_sequence";
 /// Metadata keys of the format, beside those of [`Trace::meta`].
 const OWN_KEYS: [&str; 5] = ["format", "version", "layers", "experts", "top_k"];
 
@@ -65,6 +68,10 @@ impl Trace {
             tensors.push(("weights", "F16", places, self.weights.iter().flat_map(|w| w.to_le_bytes()).collect()));
         }
         tensors.push(("decode", "U8", vec![tokens], self.origins.iter().map(|o| u8::from(o.decode)).collect()));
+        if self.capacities.iter().any(|c| c.before_sequence) {
+            let flags: Vec<u8> = self.capacities.iter().map(|c| u8::from(c.before_sequence)).collect();
+            tensors.push((BEFORE_SEQUENCE, "U8", vec![flags.len()], flags));
+        }
         let mut header = serde_json::Map::new();
         header.insert("__metadata__".into(), json!(self.metadata()));
         let mut end = 0;
@@ -183,17 +190,30 @@ impl Open {
         }
         let changes = self.shape("capacities", 2)?[0];
         let values = self.read("capacities", Dtype::U32, &[changes, 2], u32::from_le_bytes)?;
-        Ok(values.as_chunks().0.iter().map(|[pass, slots]| CapacityAt { pass: *pass, slots: *slots }).collect())
+        let before = match self.header.info(BEFORE_SEQUENCE) {
+            None => vec![false; changes],
+            Some(_) => self.flags(BEFORE_SEQUENCE, changes)?,
+        };
+        let change = |(&[pass, slots], before_sequence): (&[u32; 2], bool)| CapacityAt { pass, slots, before_sequence };
+        Ok(values.as_chunks().0.iter().zip(before).map(change).collect())
     }
 
     fn origins(&mut self, tokens: usize) -> Result<Vec<TraceToken>, TraceError> {
         let sequences = self.read("sequence_of", Dtype::U32, &[tokens], u32::from_le_bytes)?;
-        let decode = self.read("decode", Dtype::U8, &[tokens], |[flag]: [u8; 1]| flag)?;
-        if let Some(at) = decode.iter().position(|flag| *flag > 1) {
-            return Err(self.malformed(format!("has {} in 'decode' at token {at}, which must be 0 or 1", decode[at])));
-        }
-        let origin = |(sequence, flag)| TraceToken { sequence, decode: flag == 1 };
+        let decode = self.flags("decode", tokens)?;
+        let origin = |(sequence, decode)| TraceToken { sequence, decode };
         Ok(sequences.into_iter().zip(decode).map(origin).collect())
+    }
+
+    /// A tensor of `count` flags.
+    fn flags(&mut self, name: &str, count: usize) -> Result<Vec<bool>, TraceError> {
+        let flags = self.read(name, Dtype::U8, &[count], |[flag]: [u8; 1]| flag)?;
+        match flags.iter().position(|flag| *flag > 1) {
+            Some(at) => {
+                Err(self.malformed(format!("has {} in '{name}' at index {at}, which must be 0 or 1", flags[at])))
+            }
+            None => Ok(flags.into_iter().map(|flag| flag == 1).collect()),
+        }
     }
 
     fn number(&self, meta: &BTreeMap<String, String>, key: &str) -> Result<usize, TraceError> {

@@ -59,6 +59,8 @@ pub struct CapacityAt {
     pub pass: u32,
     /// Slots in use of each pool: per layer or, in global scope, in total.
     pub slots: u32,
+    /// Whether it changed before the eviction policies were told that something new begins with this pass.
+    pub before_sequence: bool,
 }
 
 /// Where a token of a trace comes from.
@@ -196,6 +198,8 @@ impl Trace {
         join(&mut self.weights, &other.weights, first);
         join(&mut self.logits, &other.logits, first);
         let passes = self.passes.len() as u32;
+        // What changed after the last pass came before what begins now.
+        self.capacities.iter_mut().filter(|c| c.pass == passes).for_each(|c| c.before_sequence = true);
         self.capacities.extend(other.capacities.iter().map(|c| CapacityAt { pass: passes + c.pass, ..*c }));
         let first = self.origins.iter().map(|o| o.sequence + 1).max().unwrap_or(0);
         self.origins.extend(other.origins.iter().map(|o| TraceToken { sequence: o.sequence + first, ..*o }));
@@ -229,11 +233,14 @@ impl Trace {
     }
 
     /// The changes of the number of slots within a range of passes, and first the number at its beginning, counted from there.
+    /// Those behind the last pass of the trace are within a range that ends there.
     fn capacities_of(&self, passes: Range<u32>) -> Vec<CapacityAt> {
+        let last = self.passes.len() as u32;
         let before = self.capacities.iter().rfind(|c| c.pass < passes.start);
-        let within = self.capacities.iter().filter(|c| passes.contains(&c.pass));
-        let from_start = |c: &CapacityAt| CapacityAt { pass: c.pass.saturating_sub(passes.start), ..*c };
-        before.into_iter().chain(within).map(from_start).collect()
+        let before = before.map(|c| CapacityAt { pass: 0, before_sequence: true, ..*c });
+        let is_within = |pass: u32| passes.contains(&pass) || pass == last && passes.end == last;
+        let within = self.capacities.iter().filter(|c| is_within(c.pass));
+        before.into_iter().chain(within.map(|c| CapacityAt { pass: c.pass - passes.start, ..*c })).collect()
     }
 
     /// Checks that its parts fit together; the error says which do not.
@@ -294,12 +301,13 @@ impl Trace {
 
     fn check_capacities(&self) -> Result<(), TraceError> {
         let most = (self.rows * self.experts) as u32;
-        let (mut before, last) = (0, self.passes.len() as u32);
-        for CapacityAt { pass, slots } in &self.capacities {
-            if *pass < before || *pass > last || !(1..=most).contains(slots) {
+        let (mut before, last) = ((0, false), self.passes.len() as u32);
+        for CapacityAt { pass, slots, before_sequence } in &self.capacities {
+            let place = (*pass, !before_sequence);
+            if place < before || *pass > last || !(1..=most).contains(slots) {
                 return Err(TraceError::Content(format!("has a capacity of {slots} slots at pass {pass} of {last}")));
             }
-            before = *pass;
+            before = place;
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! The steps of a trace: which experts each pass needs in each row.
 
-use super::Trace;
+use super::{CapacityAt, Trace};
 use crate::MoeRow;
 
 /// The experts that one forward pass needs in one MoE row.
@@ -16,8 +16,9 @@ pub struct TraceStep<'a> {
     pub logits: &'a [f32],
     /// Whether a sequence starts with this step.
     pub starts_sequence: bool,
-    /// The number of slots of each pool from this step on, if it changed.
-    pub capacity: Option<usize>,
+    /// The changes of the number of slots since the step before, in order: those before a sequence starts with this step come
+    /// first.
+    pub capacities: &'a [CapacityAt],
 }
 
 /// Iterator over the steps of a trace, pass by pass and row by row.
@@ -65,12 +66,12 @@ impl<'a> Steps<'a> {
         (wanted, counts)
     }
 
-    /// The last change of the number of slots before the current row, if it is the first of a pass.
-    fn capacity(&mut self) -> Option<usize> {
+    /// The changes of the number of slots before the current row, which are before the first of a pass.
+    fn capacities(&mut self) -> &'a [CapacityAt] {
         let changes = &self.trace.capacities[self.changes..];
         let due = changes.iter().take_while(|change| self.row == 0 && change.pass as usize <= self.pass).count();
         self.changes += due;
-        due.checked_sub(1).map(|last| changes[last].slots as usize)
+        &changes[..due]
     }
 
     fn begins_sequence(&mut self) -> bool {
@@ -91,8 +92,8 @@ impl<'a> Iterator for Steps<'a> {
         let starts_sequence = self.begins_sequence();
         let logits = if tokens == 1 { self.trace.logits_of(self.token, self.row) } else { &[] };
         let (wanted, counts) = self.wanted(tokens);
-        let capacity = self.capacity();
-        let step = TraceStep { row: MoeRow(self.row), wanted, tokens: counts, logits, starts_sequence, capacity };
+        let capacities = self.capacities();
+        let step = TraceStep { row: MoeRow(self.row), wanted, tokens: counts, logits, starts_sequence, capacities };
         self.row += 1;
         if self.row == self.trace.rows {
             self.row = 0;

@@ -37,29 +37,53 @@ fn steps_need_each_expert_once_per_pass() {
 }
 
 fn with_capacities(changes: &[(u32, u32)]) -> Trace {
-    let capacities = changes.iter().map(|(pass, slots)| CapacityAt { pass: *pass, slots: *slots }).collect();
-    Trace { capacities, ..small() }
+    let change = |(pass, slots): &(u32, u32)| CapacityAt { pass: *pass, slots: *slots, before_sequence: false };
+    Trace { capacities: changes.iter().map(change).collect(), ..small() }
 }
 
 #[test]
 fn capacities_change_with_the_first_row_of_a_pass() {
     let trace = with_capacities(&[(0, 4), (1, 2), (1, 3), (3, 1)]);
     trace.check().unwrap();
-    let seen: Vec<_> = trace.steps().map(|step| step.capacity).collect();
-    assert_eq!(seen, [Some(4), None, Some(3), None, None, None]);
+    let slots = |step: TraceStep| step.capacities.iter().map(|c| c.slots).collect::<Vec<_>>();
+    assert_eq!(trace.steps().map(slots).collect::<Vec<_>>(), [&[4][..], &[], &[2, 3], &[], &[], &[]]);
     let file = tempfile::NamedTempFile::new().unwrap();
     trace.write(file.path()).unwrap();
     assert_eq!(Trace::read(file.path()).unwrap(), trace);
     let pairs = |trace: &Trace| trace.capacities.iter().map(|c| (c.pass, c.slots)).collect::<Vec<_>>();
     assert_eq!(pairs(&trace.select(0..1)), [(0, 4), (1, 2), (1, 3)]);
-    assert_eq!(pairs(&trace.select(1..2)), [(0, 3)]);
+    assert_eq!(pairs(&trace.select(1..2)), [(0, 3), (1, 1)]);
     let mut joined = trace.select(0..1);
     joined.append(&trace.select(1..2)).unwrap();
-    assert_eq!(pairs(&joined), [(0, 4), (1, 2), (1, 3), (2, 3)]);
+    assert_eq!(pairs(&joined), [(0, 4), (1, 2), (1, 3), (2, 3), (3, 1)]);
     assert_eq!(joined.passes, trace.passes);
     for wrong in [&[(4, 1)][..], &[(1, 0)], &[(1, 9)], &[(2, 1), (1, 1)]] {
         assert!(with_capacities(wrong).check().unwrap_err().to_string().contains("capacity of"), "{wrong:?}");
     }
+}
+
+#[test]
+fn capacities_before_a_sequence_stay_before_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("t.safetensors");
+    let mut trace = with_capacities(&[(0, 4), (2, 2), (2, 3), (3, 1)]);
+    trace.write(&path).unwrap();
+    let without_flags = std::fs::read(&path).unwrap();
+    trace.capacities[1].before_sequence = true;
+    trace.write(&path).unwrap();
+    assert_eq!(Trace::read(&path).unwrap(), trace);
+    assert!(std::fs::metadata(&path).unwrap().len() > without_flags.len() as u64, "flags are written if one is set");
+    let flags = |trace: &Trace| trace.capacities.iter().map(|c| c.before_sequence).collect::<Vec<_>>();
+    // The number that a part begins with is there before its first sequence.
+    assert_eq!(flags(&trace.select(1..2)), [true, true, false, false]);
+    // What changed behind the last pass comes before the sequences that are added.
+    let mut joined = trace.clone();
+    joined.append(&trace).unwrap();
+    assert_eq!(flags(&joined), [false, true, false, true, false, true, false, false]);
+    joined.check().unwrap();
+    trace.capacities[2].before_sequence = true;
+    trace.capacities[1].before_sequence = false;
+    assert!(trace.check().unwrap_err().to_string().contains("3 slots at pass 2"));
 }
 
 #[test]

@@ -34,13 +34,18 @@ impl Recorder {
 
     /// The next pass begins a sequence.
     pub fn new_sequence(&mut self) {
-        self.starts_sequence = true;
+        // Before its first pass, a sequence that begins again changes nothing.
+        if !std::mem::replace(&mut self.starts_sequence, true) {
+            let pass = self.trace.passes.len() as u32;
+            let changes = self.trace.capacities.iter_mut().rev().take_while(|change| change.pass == pass);
+            changes.for_each(|change| change.before_sequence = true);
+        }
     }
 
     /// Records that the cache has `slots` slots per pool from the next pass on.
     pub fn capacity(&mut self, slots: usize) {
         let pass = self.trace.passes.len() as u32;
-        self.trace.capacities.push(CapacityAt { pass, slots: slots as u32 });
+        self.trace.capacities.push(CapacityAt { pass, slots: slots as u32, before_sequence: false });
     }
 
     /// Records the choice of a layer. A pass that fails before its last layer is left out.
