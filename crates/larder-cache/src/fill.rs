@@ -1,7 +1,7 @@
 //! Filling slots: reads of experts into slots in memory, on demand and as prefetches, and the check of what arrives. Both
 //! caches read this way; each tells a ledger of its own that an expert has arrived.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -91,6 +91,8 @@ pub(crate) struct SlotFiller {
     busy: BusyTime,
     /// Whether the memory of slots in use is locked.
     locked: bool,
+    /// Slots that are not in use and whose memory could not be given back.
+    kept: BTreeSet<SlotIndex>,
 }
 
 /// A completed read.
@@ -133,6 +135,7 @@ impl SlotFiller {
             submitting: Duration::ZERO,
             busy: BusyTime::default(),
             locked: false,
+            kept: BTreeSet::new(),
         }
     }
 
@@ -185,16 +188,31 @@ impl SlotFiller {
     }
 
     /// Gives the memory of a slot that holds no expert back to the system. If the reader or the system refuse, it stays with the
-    /// process.
+    /// process and counts as kept.
     pub fn give_back(&mut self, at: SlotIndex) {
         let slot = self.slots[at].as_mut().expect("a slot that is not in use is with the cache");
-        if self.reader.release(slot) {
-            let _ = slot.give_back();
+        if self.reader.release(slot) && slot.give_back().is_ok() {
+            self.kept.remove(&at);
+        } else {
+            self.kept.insert(at);
         }
     }
 
-    /// Prepares a slot whose memory was given back for its next use.
+    /// Tries again to give back what was kept.
+    pub fn give_back_kept(&mut self) {
+        let kept: Vec<SlotIndex> = self.kept.iter().copied().collect();
+        kept.into_iter().for_each(|at| self.give_back(at));
+    }
+
+    /// Bytes of slots that are not in use and whose memory could not be given back.
+    pub fn kept_bytes(&self) -> u64 {
+        let bytes = |at: &SlotIndex| self.slots[*at].as_ref().map_or(0, |slot| slot.len() as u64);
+        self.kept.iter().map(bytes).sum()
+    }
+
+    /// Prepares a slot that was not in use for its next use.
     pub fn use_again(&mut self, at: SlotIndex) {
+        self.kept.remove(&at);
         if self.locked {
             // A system that refuses may swap it out; so it may where it has refused at the start.
             let _ = self.slots[at].as_mut().expect("a slot that is not in use is with the cache").lock();

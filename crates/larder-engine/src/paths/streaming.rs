@@ -64,6 +64,11 @@ impl StreamingPath {
         self.cache.set_capacity(slots);
     }
 
+    /// Bytes of slots that are not in use and still with the process; see [`Cache::kept_bytes`].
+    pub fn kept_bytes(&self) -> u64 {
+        self.cache.kept_bytes()
+    }
+
     /// Whether a slot is in use, free or not; pass-through slots are.
     pub fn is_in_use(&self, slot: SlotIndex) -> bool {
         self.cache.is_in_use(slot)

@@ -23,7 +23,7 @@ pub struct ElasticPlan {
     /// Bytes of one slot more: of one per layer or, in global scope, of one.
     pub slot_bytes: u64,
     /// Bytes of the pass-through slots.
-    fixed_bytes: u64,
+    pub fixed_bytes: u64,
     /// Bytes of the scratch slots, which [`MemoryPlan::parts`](super::MemoryPlan::parts) adds itself.
     pub scratch_bytes: u64,
     /// Bytes of memory that stay unused.
@@ -34,6 +34,11 @@ impl ElasticPlan {
     /// Bytes of experts with this number of slots, without scratch slots.
     pub fn bytes_of(&self, slots: usize) -> u64 {
         self.fixed_bytes + slots as u64 * self.slot_bytes
+    }
+
+    /// Bytes to take of the budget for this number of slots and `kept` bytes of others, which could not be given back.
+    pub fn leased_bytes(&self, slots: usize, kept: u64) -> u64 {
+        self.bytes_of(slots) + self.scratch_bytes + kept
     }
 
     /// The slots, as text.

@@ -14,7 +14,7 @@ use larder_core::Rng;
 use rustix::io::Errno;
 
 use super::retry::Failures;
-use super::{ReadCompletion, ReadRequest, Reader};
+use super::{ReadCompletion, ReadRequest, Reader, Slot};
 use crate::error::{Result, StoreError};
 
 /// A fault of one attempt to read.
@@ -61,6 +61,8 @@ pub struct MemoryReader {
     overtaken_max: u64,
     faults: Vec<FaultPlan>,
     faults_injected: Arc<AtomicU64>,
+    /// Releases of slots that are refused yet.
+    refused_releases: usize,
     /// Shards that were attempted to be read.
     attempted: BTreeSet<usize>,
     random: Rng,
@@ -78,6 +80,7 @@ impl MemoryReader {
             overtaken_max: 0,
             faults: vec![],
             faults_injected: Arc::default(),
+            refused_releases: 0,
             attempted: BTreeSet::new(),
             random: Rng::new(seed),
             submitted: 0,
@@ -100,6 +103,12 @@ impl MemoryReader {
     /// Adds a fault. If several hit one attempt, the first that was added is injected.
     pub fn with_fault(mut self, target: FaultTarget, fault: ReadFault, times: u64) -> Self {
         self.faults.push(FaultPlan { target, fault, times });
+        self
+    }
+
+    /// Has the first `count` releases of slots refused.
+    pub fn refusing_releases(mut self, count: usize) -> Self {
+        self.refused_releases = count;
         self
     }
 
@@ -186,6 +195,12 @@ impl Reader for MemoryReader {
 
     fn in_flight(&self) -> usize {
         self.pending.len()
+    }
+
+    fn release(&mut self, _: &Slot) -> bool {
+        let refused = self.refused_releases > 0;
+        self.refused_releases = self.refused_releases.saturating_sub(1);
+        !refused
     }
 }
 

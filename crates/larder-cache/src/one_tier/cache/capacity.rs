@@ -31,12 +31,18 @@ impl Cache {
     /// flight. The caller guarantees that no visit is open.
     pub fn set_capacity(&mut self, slots: usize) {
         self.end_reads_in_flight();
+        self.filler.give_back_kept();
         let Resized { mut change, mut evicted } = std::mem::take(&mut self.resized);
         self.ledger.set_capacity(slots, &mut change);
         change.removed.iter().for_each(|at| self.filler.give_back(*at));
         change.added.iter().for_each(|at| self.filler.use_again(*at));
         evicted.append(&mut change.evicted);
         self.resized = Resized { change, evicted };
+    }
+
+    /// Bytes of slots that are not in use, but whose memory the reader or the system did not let go of.
+    pub fn kept_bytes(&self) -> u64 {
+        self.filler.kept_bytes()
     }
 
     /// Locks the memory of slots in use from now on. Those that are in use already have been locked by the caller, with all

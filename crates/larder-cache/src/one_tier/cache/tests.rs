@@ -301,6 +301,29 @@ fn experts_that_a_smaller_capacity_evicts_are_in_the_next_visit() {
     assert_eq!([0, 1].map(|row| residents(&cache, row)), [vec![2], vec![4]]);
 }
 
+#[test]
+fn memory_that_cannot_be_given_back_is_counted_until_it_can() {
+    let bytes = |slots: u64| slots * layout().bytes.next_multiple_of(4096) as u64;
+    let (mut cache, _) = cache(4, CacheScope::Layer, |m| m.refusing_releases(5));
+    for row in 0..LAYERS as u16 {
+        visit(&mut cache, row, &[0, 1, 2, 3]).unwrap();
+    }
+    cache.set_capacity(2);
+    assert_eq!(cache.kept_bytes(), bytes(5), "6 slots are not in use, one of them is given back");
+    let before = cache.ledger.counts();
+    cache.set_capacity(2);
+    assert_eq!((cache.kept_bytes(), cache.ledger.counts()), (0, before), "the next try succeeds");
+
+    let (mut cache, _) = self::cache(4, CacheScope::Layer, |m| m.refusing_releases(usize::MAX));
+    cache.set_capacity(1);
+    assert_eq!(cache.kept_bytes(), bytes(9));
+    cache.set_capacity(3);
+    assert_eq!(cache.kept_bytes(), bytes(3), "slots in use are not kept");
+    visit(&mut cache, 0, &[0, 1, 2, 3]).unwrap();
+    cache.set_capacity(4);
+    assert_eq!(cache.kept_bytes(), 0);
+}
+
 fn residents(cache: &Cache, row: usize) -> Vec<usize> {
     let presence = |expert: usize| cache.residency().presence(MoeRow(row).expert(expert));
     (0..EXPERTS).filter(|expert| presence(*expert) == Presence::Resident).collect()
