@@ -7,7 +7,7 @@
 use std::{
     io,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
@@ -55,6 +55,8 @@ pub(super) struct Toucher {
 
 struct Progress {
     stopping: AtomicBool,
+    /// Held while a range is touched.
+    step: Mutex<()>,
     /// Bytes that may be touched.
     limit: AtomicU64,
     touched: AtomicU64,
@@ -75,6 +77,7 @@ impl Toucher {
         };
         let progress = Arc::new(Progress {
             stopping: AtomicBool::new(false),
+            step: Mutex::new(()),
             limit: AtomicU64::new(limit),
             touched: AtomicU64::new(0),
             busy_nanos: AtomicU64::new(0),
@@ -101,10 +104,11 @@ impl Toucher {
         }
     }
 
-    /// Ends the thread, after the step that it is in.
+    /// Ends the thread, and waits for the step that it is in: nothing is touched any more afterwards.
     pub fn stop(&self) {
         self.progress.stopping.store(true, Ordering::Relaxed);
         self.thread.iter().for_each(|thread| thread.thread().unpark());
+        drop(self.progress.step.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Bytes and time of touching so far.
@@ -126,7 +130,7 @@ impl Progress {
             }
             let step = STEP_BYTES.min(bytes - at);
             let start = Instant::now();
-            match touch(at, step) {
+            match self.step(|| touch(at, step)) {
                 Ok(()) => {}
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 // No memory, or a kernel without the call: the reads touch it themselves.
@@ -136,6 +140,12 @@ impl Progress {
             self.busy_nanos.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
             self.touched.fetch_add(step as u64, Ordering::Relaxed);
         }
+    }
+
+    /// Touches a range, unless the thread was told to end before.
+    fn step(&self, touch: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        let _step = self.step.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.stopping.load(Ordering::Relaxed) { Err(io::ErrorKind::Interrupted.into()) } else { touch() }
     }
 }
 
@@ -158,8 +168,6 @@ fn lower_priority() {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
-
     use super::*;
 
     const BYTES: usize = 1 << 30;
@@ -233,6 +241,25 @@ mod tests {
         let start = Instant::now();
         drop(Toucher::start(usize::MAX, TouchPace::Background, touch).unwrap());
         assert!(start.elapsed() < Duration::from_secs(30));
+    }
+
+    #[test]
+    fn nothing_is_touched_after_it_was_stopped() {
+        let (begun, ended) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let counts = (begun.clone(), ended.clone());
+        let touch = move |_, _| {
+            counts.0.fetch_add(1, Ordering::Relaxed);
+            thread::sleep(Duration::from_millis(20));
+            counts.1.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        };
+        let toucher = Toucher::start(usize::MAX, TouchPace::Background, touch).unwrap();
+        wait_until(|| begun.load(Ordering::Relaxed) > ended.load(Ordering::Relaxed));
+        toucher.stop();
+        let steps = ended.load(Ordering::Relaxed);
+        assert_eq!(begun.load(Ordering::Relaxed), steps, "a step goes on");
+        thread::sleep(Duration::from_millis(40));
+        assert_eq!(begun.load(Ordering::Relaxed), steps, "a step has begun");
     }
 
     #[test]

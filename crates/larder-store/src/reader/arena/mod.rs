@@ -121,7 +121,8 @@ impl Arena {
         }
     }
 
-    /// Ends the touching of [`touch_ahead`](Self::touch_ahead): memory that is given back is not to be touched again.
+    /// Ends the touching of [`touch_ahead`](Self::touch_ahead), and waits for what is being touched: memory that is given back
+    /// afterwards is not touched again.
     pub fn stop_touching(&self) {
         self.map.toucher.get().into_iter().for_each(Toucher::stop);
     }
