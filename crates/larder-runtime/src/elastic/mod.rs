@@ -1,8 +1,8 @@
 //! `--cache-mem auto`: the number of slots in use follows the memory that is available.
 //!
 //! Capacity changes between steps alone. It never exceeds the ceiling of the printed plan, and never falls below what one token
-//! uses. It falls at once when memory gets scarce, and rises by half of what is free after memory has been free for a while, so
-//! that two programs that do the same do not take turns.
+//! uses. It falls at once when memory gets scarce, but not again for what was given back and is not reported as free yet. It rises
+//! by half of what is free after memory has been free for a while, so that two programs that do the same do not take turns.
 
 mod control;
 
@@ -134,9 +134,10 @@ impl ElasticSlots {
         let limits_reached = group::limits_reached();
         let waits = || group::pressure().is_some_and(|share| share > PRESSURE_HIGH);
         // Less is left than shall stay unused, although the account is in order: something has grown that it does not know.
-        let pressed = available < reserve && (limits_reached > self.limits_reached || waits());
+        let at_limit = available < reserve && limits_reached > self.limits_reached;
+        let waiting = available < reserve && waits();
         self.limits_reached = limits_reached;
-        Some(Sample { headroom, pressed })
+        Some(Sample { headroom, at_limit, waiting })
     }
 
     fn grow(&mut self, before: usize, slots: usize, path: &mut StreamingPath) {
