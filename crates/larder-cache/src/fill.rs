@@ -220,10 +220,18 @@ impl SlotFiller {
     }
 
     /// Locks the memory of slots from now on when they are used again. Those that are not in use are unlocked.
-    pub fn lock_slots(&mut self, is_in_use: impl Fn(SlotIndex) -> bool) {
+    pub fn lock_slots(&mut self, unused: impl Iterator<Item = SlotIndex>) {
         self.locked = true;
-        let slots = self.slots.iter_mut().enumerate().filter(|(at, _)| !is_in_use(*at));
-        slots.filter_map(|(_, slot)| slot.as_mut()).for_each(|slot| drop(slot.give_back()));
+        unused.for_each(|at| self.give_back(at));
+    }
+
+    /// For each piece of memory, whether it is of a slot that is not among the unused ones.
+    pub fn memory_beside(&self, unused: impl Iterator<Item = SlotIndex>) -> Vec<bool> {
+        let mut in_use = vec![true; self.slots.len()];
+        for at in unused {
+            in_use[self.slots[at].as_ref().expect("a slot that is not in use is with the cache").index()] = false;
+        }
+        in_use
     }
 
     /// Moves the bytes of an expert of `row` from one slot to another. Slots of the same size exchange their memory, so

@@ -85,7 +85,7 @@ impl InferenceEngine {
         let load_time = start.elapsed();
         let draft = draft.map(|draft| draft::load(draft, &options, decoder.vocab(), &compute)).transpose()?;
         // Not before: loading would wait for the thread at every allocation.
-        touch_slots(slots.as_ref(), &path);
+        slots.iter().for_each(|slots| touch_slots(slots, &path));
         let recorder = options.trace.as_ref().map(|to| new_recorder(to, &decoder, &options)).transpose()?;
         let mut experts = EngineExperts::new(path, recorder, model.notices().clone());
         experts.prepare(&decoder, prefill_tokens)?;
@@ -331,12 +331,14 @@ fn check_elastic(options: &Options) -> Result<()> {
 }
 
 /// Has the memory of all slots in use touched ahead of the reads.
-fn touch_slots(slots: Option<&Arena>, path: &AnyExpertPath) {
-    let in_use = |slot| match path {
-        AnyExpertPath::Streaming(streaming) => streaming.is_in_use(slot),
-        _ => true,
-    };
-    slots.iter().for_each(|slots| slots.touch_ahead_if(TouchPace::Background, in_use));
+fn touch_slots(slots: &Arena, path: &AnyExpertPath) {
+    match path {
+        AnyExpertPath::Streaming(streaming) => {
+            let in_use = streaming.memory_in_use();
+            slots.touch_ahead_if(TouchPace::Background, |slot| in_use[slot]);
+        }
+        _ => slots.touch_ahead(TouchPace::Background),
+    }
 }
 
 /// Refuses speculation that was asked for where rejected tokens would change the text or the trace.

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use larder_cache::{Cache, ExpertCache, ExpertUses, SlotIndex, Traffic};
+use larder_cache::{Cache, ExpertCache, ExpertUses, Traffic};
 use larder_core::{ExpertId, ExpertKey, ExpertLayout, Gate, LayerIdx, Presence, WantedExpert};
 use larder_model::{ComputeContext, ExpertPath, ExpertWorkspace, ModelError, MoeCall, Routed, wanted_experts};
 
@@ -69,9 +69,9 @@ impl StreamingPath {
         self.cache.kept_bytes()
     }
 
-    /// Whether a slot is in use, free or not; pass-through slots are.
-    pub fn is_in_use(&self, slot: SlotIndex) -> bool {
-        self.cache.is_in_use(slot)
+    /// For each piece of memory, whether it is of a slot in use; see [`Cache::memory_in_use`].
+    pub fn memory_in_use(&self) -> Vec<bool> {
+        self.cache.memory_in_use()
     }
 
     /// Locks the memory of slots that come into use; see [`Cache::lock_slots`].

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use larder_core::LayerIdx;
 use larder_engine::StreamingPath;
-use larder_store::reader::Arena;
+use larder_store::reader::{Arena, TouchPace};
 
 use self::control::{CapacityControl, Sample};
 use crate::machine::budget::{MemoryBudget, MemoryLease, MemoryUse};
@@ -151,6 +151,9 @@ impl ElasticSlots {
         self.lease.join(more);
         path.set_capacity(slots);
         self.lease.keep(self.plan.leased_bytes(slots, path.kept_bytes()));
+        // What is touched already takes no time.
+        let in_use = path.memory_in_use();
+        self.arena.touch_ahead_if(TouchPace::Background, |slot| in_use[slot]);
     }
 
     fn shrink(&mut self, slots: usize, path: &mut StreamingPath) {

@@ -83,3 +83,18 @@ fn the_budget_has_what_could_not_be_given_back() {
     assert_eq!(taken(&mut slots, 8), 10);
     assert_eq!(slots.1.kept_bytes(), 0);
 }
+
+#[test]
+fn slots_that_are_added_are_touched_ahead_and_those_given_back_are_not() {
+    let mut slots = slots(0);
+    taken(&mut slots, 3);
+    assert_eq!(slots.0.arena.touched().bytes, 0);
+    taken(&mut slots, 6);
+    let all = slots.0.arena.bytes() as u64;
+    let end = Instant::now() + Duration::from_secs(60);
+    while slots.0.arena.touch().is_ok() && slots.0.arena.touched().bytes < all {
+        assert!(Instant::now() < end, "{:?}", slots.0.arena.touched());
+    }
+    let in_use = slots.1.memory_in_use();
+    assert_eq!(in_use.iter().filter(|in_use| **in_use).count(), 8, "six slots and two scratch slots");
+}

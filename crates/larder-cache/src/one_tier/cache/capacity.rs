@@ -5,7 +5,7 @@ use std::time::Duration;
 use larder_core::ExpertKey;
 
 use super::Cache;
-use crate::one_tier::ledger::{CapacityChange, SlotIndex};
+use crate::one_tier::ledger::CapacityChange;
 
 /// Changes of the capacity.
 #[derive(Default)]
@@ -21,9 +21,10 @@ impl Cache {
         self.ledger.capacity()
     }
 
-    /// Whether a slot is in use, free or not; pass-through slots are.
-    pub fn is_in_use(&self, slot: SlotIndex) -> bool {
-        self.ledger.is_in_use(slot)
+    /// For each piece of memory of the [`SlotSupply`](crate::SlotSupply), whether it is of a slot that is in use, free or not;
+    /// pass-through slots are.
+    pub fn memory_in_use(&self) -> Vec<bool> {
+        self.filler.memory_beside(self.ledger.unused_slots())
     }
 
     /// Changes the number of slots of each pool that are in use, at least 1 and at most those of the shape. If fewer are
@@ -48,7 +49,7 @@ impl Cache {
     /// Locks the memory of slots in use from now on. Those that are in use already have been locked by the caller, with all
     /// other memory of the process.
     pub fn lock_slots(&mut self) {
-        self.filler.lock_slots(|at| self.ledger.is_in_use(at));
+        self.filler.lock_slots(self.ledger.unused_slots());
     }
 
     /// Waits until no read is in flight: prefetches, reads ahead and hot experts.

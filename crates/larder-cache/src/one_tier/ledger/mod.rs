@@ -118,9 +118,9 @@ impl Ledger {
         }
     }
 
-    /// Whether a slot is in use, free or not.
-    pub fn is_in_use(&self, slot: SlotIndex) -> bool {
-        !self.pools.iter().any(|pool| pool.retired.contains(&(slot as u32)))
+    /// The slots that are not in use, because the capacity is below the shape's.
+    pub fn unused_slots(&self) -> impl Iterator<Item = SlotIndex> + '_ {
+        self.pools.iter().flat_map(|pool| &pool.retired).map(|slot| *slot as usize)
     }
 
     /// A row whose experts are in a pool.

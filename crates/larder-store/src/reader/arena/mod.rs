@@ -8,7 +8,7 @@ use std::{
     io,
     ops::{Deref, DerefMut, Range},
     ptr::NonNull,
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use larder_core::SHARD_ALIGN;
@@ -33,7 +33,7 @@ pub struct Arena {
 /// The memory of an arena, and the thread that touches it ahead of the reads.
 struct Mapping {
     /// Declared before `_map`, and so dropped before it: the thread has ended when the memory is unmapped.
-    toucher: OnceLock<Toucher>,
+    toucher: Mutex<Option<Toucher>>,
     _map: MmapMut,
 }
 
@@ -67,8 +67,8 @@ impl Arena {
         ask_for_huge_pages(&map);
         let before = map.as_ptr().align_offset(ARENA_ALIGN);
         let first = NonNull::from(&mut map[before..]).cast::<u8>();
-        let arena =
-            Arena { map: Arc::new(Mapping { toucher: OnceLock::new(), _map: map }), first, starts: starts.into() };
+        let map = Arc::new(Mapping { toucher: Mutex::new(None), _map: map });
+        let arena = Arena { map, first, starts: starts.into() };
         let slots = (0..sizes.len()).map(|index| arena.slot(index)).collect();
         Ok((arena, slots))
     }
@@ -91,17 +91,20 @@ impl Arena {
 
     /// Starts a thread that touches the slots in order, so that reads need not wait until the system has cleared their
     /// memory. It ends when all is touched, when the system refuses, or when the last slot and handle of the arena are
-    /// dropped. Slots can be used meanwhile. Only the first call has an effect; systems without the call (Linux before
-    /// 5.14, others) touch memory when it is first used.
+    /// dropped. Slots can be used meanwhile. A later call ends the touching of the one before; systems without the call (Linux
+    /// before 5.14, others) touch memory when it is first used.
     pub fn touch_ahead(&self, pace: TouchPace) {
         self.touch_ahead_if(pace, |_| true);
     }
 
     /// As [`touch_ahead`](Self::touch_ahead), of those slots alone that `wanted` allows.
     pub fn touch_ahead_if(&self, pace: TouchPace, wanted: impl Fn(usize) -> bool) {
-        if self.bytes() == 0 || self.map.toucher.get().is_some() {
+        if self.bytes() == 0 {
             return;
         }
+        let mut current = self.toucher();
+        // The thread of an earlier call has ended when the new one begins.
+        *current = None;
         let ranges: Vec<Range<usize>> = self.starts.windows(2).map(|slot| slot[0]..slot[1]).collect();
         let wanted: Vec<bool> = (0..ranges.len()).map(wanted).collect();
         let first = self.first.as_ptr() as usize;
@@ -115,28 +118,29 @@ impl Arena {
             }
             Ok(())
         };
-        if let Ok(toucher) = Toucher::start(self.bytes(), pace, touch) {
-            // If another call was faster, its thread goes on and this one ends.
-            let _ = self.map.toucher.set(toucher);
-        }
+        *current = Toucher::start(self.bytes(), pace, touch).ok();
+    }
+
+    fn toucher(&self) -> MutexGuard<'_, Option<Toucher>> {
+        self.map.toucher.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends the touching of [`touch_ahead`](Self::touch_ahead), and waits for what is being touched: memory that is given back
     /// afterwards is not touched again.
     pub fn stop_touching(&self) {
-        self.map.toucher.get().into_iter().for_each(Toucher::stop);
+        self.toucher().iter().for_each(Toucher::stop);
     }
 
     /// Tells the thread of [`touch_ahead`](Self::touch_ahead) that reads have reached a slot.
     pub fn reads_reached(&self, slot: usize) {
-        if let (Some(toucher), Some(end)) = (self.map.toucher.get(), self.starts.get(slot.saturating_add(1))) {
+        if let (Some(toucher), Some(end)) = (&*self.toucher(), self.starts.get(slot.saturating_add(1))) {
             toucher.reads_reached(*end as u64);
         }
     }
 
     /// What the thread of [`touch_ahead`](Self::touch_ahead) has touched so far.
     pub fn touched(&self) -> Touched {
-        self.map.toucher.get().map(Toucher::touched).unwrap_or_default()
+        self.toucher().as_ref().map(Toucher::touched).unwrap_or_default()
     }
 
     /// Touches all slots and waits until that is done. Fails where the system has no such call, or no memory.

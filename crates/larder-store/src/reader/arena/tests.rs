@@ -104,6 +104,22 @@ fn only_wanted_slots_are_touched() {
 }
 
 #[test]
+fn touching_goes_on_with_other_slots() {
+    let (arena, mut slots) = Arena::new(8, 2 << 20).unwrap();
+    if Arena::new(1, SHARD_ALIGN).unwrap().0.touch().is_err() {
+        return println!("skipped: this system does not touch memory on request");
+    }
+    for most in [3, 6] {
+        arena.touch_ahead_if(TouchPace::Background, |slot| slot < most);
+        while arena.touched().bytes < arena.bytes() as u64 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        let touched = slots.iter_mut().map(|slot| usize::from(resident_pages(slot) > 0)).sum::<usize>();
+        assert_eq!(touched, most);
+    }
+}
+
+#[test]
 fn touching_can_be_ended() {
     let Ok((arena, slots)) = Arena::new(1 << 10, 64 << 20) else { return println!("no address space") };
     arena.touch_ahead(TouchPace::AheadOfReads);

@@ -53,8 +53,7 @@ fn set_capacity(ledger: &mut Ledger, slots: usize) -> CapacityChange {
     let pools = ledger.shape().pools();
     assert_eq!(change.added.len(), pools * slots.saturating_sub(before));
     assert_eq!(change.removed.len(), pools * before.saturating_sub(slots));
-    let own = ledger.shape().pools() * ledger.shape().slots + ledger.shape().scratch;
-    assert_eq!((0..own).filter(|slot| !ledger.is_in_use(*slot)).count(), pools * (ledger.shape().slots - slots));
+    assert_eq!(ledger.unused_slots().count(), pools * (ledger.shape().slots - slots));
     change
 }
 
