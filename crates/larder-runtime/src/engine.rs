@@ -20,7 +20,8 @@ use crate::elastic::ElasticSlots;
 use crate::experts::{AnyExpertPath, EngineExperts};
 use crate::hot::HotSetFile;
 use crate::machine::budget::{MemoryBudget, MemoryUse, PlannedMemory};
-use crate::machine::{lock, memory};
+use crate::machine::lock::{self, SlotAddresses};
+use crate::machine::memory;
 use crate::notice::Notice;
 use crate::open::OpenModel;
 use crate::options::{CacheSize, DeviceKind, Options, Setting, TraceOptions};
@@ -90,7 +91,6 @@ impl InferenceEngine {
         let mut experts = EngineExperts::new(path, recorder, model.notices().clone());
         experts.prepare(&decoder, prefill_tokens)?;
         experts.set_routing_strategy(&options.routing, &decoder, model)?;
-        let on_fault = elastic.is_some();
         elastic.into_iter().for_each(|elastic| experts.set_elastic(elastic));
         if let Some(store) = model.store().filter(|_| options.cache.hot_set && options.routing.is_lossless()) {
             let file = HotSetFile::open(store, model.cache_folder(), model.notices());
@@ -99,9 +99,8 @@ impl InferenceEngine {
         }
         report["routing"] = options.routing.to_string().into();
         if options.compute.mlock {
-            let locked = lock::lock(slots.map_or(0..0, |slots| slots.range()), on_fault);
+            let locked = experts.lock_memory(slots.as_ref());
             model.notices().send(Notice::Locked(locked));
-            experts.lock_slots();
         }
         Ok(InferenceEngine {
             decoder,
@@ -152,7 +151,8 @@ impl InferenceEngine {
         let addresses = self.replace_cache(model, slots, scope)?;
         self.experts.set_routing_strategy(&self.options.routing, &self.decoder, model)?;
         if self.options.compute.mlock {
-            model.notices().send(Notice::Locked(lock::lock(addresses, false)));
+            let in_use = vec![addresses.clone()];
+            model.notices().send(Notice::Locked(lock::lock(&SlotAddresses { all: addresses, in_use }, false)));
         }
         Ok(true)
     }

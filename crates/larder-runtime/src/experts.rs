@@ -10,11 +10,12 @@ use larder_engine::{CachedPath, Drafting, Recorder, Routing, StreamingPath, Tier
 use larder_model::{AllResident, Decoder, ExpertPath, ModelError, MoeCall, Routed, wanted_experts};
 use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
-use larder_store::reader::Slot;
+use larder_store::reader::{Arena, Slot};
 use serde_json::{Value, json};
 
 use crate::elastic::{CapacityChanges, ElasticSlots, StepMoment};
 use crate::hot::HotSetFile;
+use crate::machine::lock::{self, LockReport, SlotAddresses};
 use crate::notice::{Notice, Notices};
 use crate::open::OpenModel;
 use crate::options::Setting;
@@ -77,11 +78,19 @@ impl EngineExperts {
         self.elastic = Some(elastic);
     }
 
-    /// Locks the memory of slots that come into use.
-    pub(crate) fn lock_slots(&mut self) {
-        if let (AnyExpertPath::Streaming(streaming), Some(_)) = (&mut self.path, &self.elastic) {
-            streaming.lock_slots();
-        }
+    /// Locks all memory but that of slots that are not in use; those of `arena` that come into use later are locked then.
+    pub(crate) fn lock_memory(&mut self, arena: Option<&Arena>) -> LockReport {
+        let whole = |arena: &Arena| SlotAddresses { all: arena.range(), in_use: vec![arena.range()] };
+        let (AnyExpertPath::Streaming(streaming), Some(_)) = (&mut self.path, &self.elastic) else {
+            return lock::lock(&arena.map(whole).unwrap_or_default(), false);
+        };
+        let in_use = streaming.memory_in_use();
+        let addresses =
+            |arena: &Arena| SlotAddresses { all: arena.range(), in_use: arena.ranges_of(|slot| in_use[slot]) };
+        // Not before it is touched: the account has it, but not the system.
+        let locked = lock::lock(&arena.map(addresses).unwrap_or_default(), true);
+        streaming.lock_slots();
+        locked.again()
     }
 
     /// How the number of slots has changed; `None` if it is fixed.

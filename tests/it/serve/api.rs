@@ -49,7 +49,7 @@ impl Server {
             all += &line;
         };
         let log = std::thread::spawn(move || {
-            let mut text = String::new();
+            let mut text = all;
             let _ = said.read_to_string(&mut text);
             text
         });

@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
+use larder_store::Manifest;
 use serde_json::json;
 
 use super::api::Server;
@@ -43,6 +44,47 @@ fn slots_follow_the_memory_of_a_control_group_and_no_answer_changes() {
     assert!((8..200).contains(&first), "{first} slots");
     assert!(answers.iter().all(|answer| *answer == answers[0]), "an answer has changed");
     assert!(answers[0].len() > 200);
+}
+
+#[test]
+fn slots_are_locked_while_they_are_in_use() {
+    let Some(group) = TestGroup::new("larder-locked", 96 * MEGA) else { return };
+    let mut other = OtherProgram::start(&group);
+    let mut command = group.command(env!("CARGO_BIN_EXE_larder-under-test"));
+    let model = fixture("../models/demo");
+    let flags = ["--cache-mem", "auto", "--context", "256", "--parallel", "1", "--mlock"];
+    let (server, said) = Server::start_by(&mut command, &model, &flags);
+    let locked = || kilobytes(&server, "VmLck:") << 10;
+    if locked() == 0 {
+        return println!("skipped: memory cannot be locked here");
+    }
+    let slots = || server.metric("larder_expert_slots") as u64;
+    // The number may change between the two looks.
+    let both = || loop {
+        let (before, locked, after) = (slots(), locked(), slots());
+        if before == after {
+            return (before, locked);
+        }
+    };
+    let (first, first_locked) = both();
+    other.end();
+    until(slots, |slots| slots > first + 40);
+    let (grown, grown_locked) = both();
+    let expert = Manifest::read(&model).unwrap().0.slot_bytes() as u64;
+    println!("{first} slots, {first_locked} bytes locked; {grown} slots, {grown_locked} bytes locked");
+    assert!(grown_locked.abs_diff(first_locked + (grown - first) * expert) < MEGA);
+    drop(server);
+    let said = said.join().unwrap();
+    let line = said.lines().find_map(|line| line.strip_prefix("locked: ")).unwrap_or_else(|| panic!("{said}"));
+    let megabytes: f64 = line.strip_suffix(" MB of memory").unwrap_or_else(|| panic!("{line}")).parse().unwrap();
+    assert!((megabytes * 1e6 - first_locked as f64).abs() < 1e6, "{line}: {first_locked}");
+}
+
+/// A number in kB that the kernel says of the server.
+fn kilobytes(server: &Server, name: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.child.id())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("the kernel says it");
+    line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
 /// A process in the group that has taken memory.
@@ -96,12 +138,7 @@ fn until(mut number: impl FnMut() -> u64, wanted: impl Fn(u64) -> bool) -> u64 {
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 fn memory_of_a_long_prompt_is_given_back() {
     let server = Server::start(&fixture("golden/gpt_oss"), &["--context", "100000"]);
-    let status = || std::fs::read_to_string(format!("/proc/{}/status", server.child.id())).unwrap();
-    let mib = |name: &str| {
-        let status = status();
-        let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("the kernel says it");
-        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() >> 10
-    };
+    let mib = |name: &str| kilobytes(&server, name) >> 10;
     for _ in 0..2 {
         let said = server.post("/v1/completions", json!({"prompt": "hello wor ".repeat(140_000)})).error();
         assert!(said.contains("the prompt alone has"), "{said}");

@@ -15,43 +15,52 @@ use super::memory;
 
 /// How much memory was locked.
 pub struct LockReport {
+    /// Bytes that are locked.
     bytes: u64,
-    all: u64,
-    /// Why not all of it was locked.
-    refused: Option<io::Error>,
+    /// Bytes that were to be locked, and why not all of them were.
+    refused: Option<(u64, io::Error)>,
 }
 
-/// Locks all memory that is mapped so far; `on_fault`: what is not touched yet, when it is touched. If the limit allows only some of it, weights and everything else that every
-/// token needs are locked first, and then the `slots`.
-pub fn lock(slots: Range<usize>, on_fault: bool) -> LockReport {
+/// The addresses of slots.
+#[derive(Default)]
+pub struct SlotAddresses {
+    /// Of all slots.
+    pub all: Range<usize>,
+    /// Of those that are in use, ascending.
+    pub in_use: Vec<Range<usize>>,
+}
+
+/// Locks all memory that is mapped so far; `on_fault`: what is not touched yet, when it is touched. If the limit allows only some
+/// of it, weights and everything else that every token needs are locked first, and then the slots in use. Where the limit
+/// allows all, slots that are not in use are locked too, until the caller gives them back.
+pub fn lock(slots: &SlotAddresses, on_fault: bool) -> LockReport {
     let when = if on_fault { MlockAllFlags::ONFAULT } else { MlockAllFlags::empty() };
-    let Err(refused) = mlockall(MlockAllFlags::CURRENT | when) else {
-        let bytes = memory::locked().unwrap_or_default();
-        return LockReport { bytes, all: bytes, refused: None };
-    };
-    let ranges = lock_order(&fs::read_to_string("/proc/self/maps").unwrap_or_default(), &slots);
-    let all = ranges.iter().map(|range| range.len() as u64).sum();
+    let Err(refused) = mlockall(MlockAllFlags::CURRENT | when) else { return LockReport::now(None) };
+    let ranges = lock_order(&fs::read_to_string("/proc/self/maps").unwrap_or_default(), slots);
+    let all: u64 = ranges.iter().map(|range| range.len() as u64).sum();
     let limit = getrlimit(Resource::Memlock).current.unwrap_or(u64::MAX);
     let mut allowed = limit.saturating_sub(memory::locked().unwrap_or_default()) as usize;
+    let mut locked = 0;
     for range in ranges {
         let bytes = range.len().min(allowed) / page_size() * page_size();
         let when = if on_fault { MlockFlags::ONFAULT } else { MlockFlags::empty() };
         // SAFETY: locking neither reads nor writes memory; it returns an error for ranges that are not mapped any more.
         if bytes > 0 && unsafe { mlock_with(range.start as *mut _, bytes, when) }.is_ok() {
             allowed -= bytes;
+            locked += bytes as u64;
         }
     }
-    LockReport { bytes: memory::locked().unwrap_or_default(), all, refused: Some(refused.into()) }
+    LockReport::now((locked < all).then(|| (all, refused.into())))
 }
 
-/// Ranges to lock, in order: anonymous memory of this process, largest first, and then the slots.
-fn lock_order(maps: &str, slots: &Range<usize>) -> Vec<Range<usize>> {
-    let mut others: Vec<Range<usize>> =
-        maps.lines().filter_map(anonymous).flat_map(|map| without_slots(map, slots)).collect();
-    others.retain(|range| !range.is_empty());
-    others.sort_by_key(|range| usize::MAX - range.len());
-    others.extend([slots.clone()].into_iter().filter(|slots| !slots.is_empty()));
-    others
+/// Ranges to lock, in order: anonymous memory of this process, largest first, and then the slots in use.
+fn lock_order(maps: &str, slots: &SlotAddresses) -> Vec<Range<usize>> {
+    let mut ranges: Vec<Range<usize>> =
+        maps.lines().filter_map(anonymous).flat_map(|map| without_slots(map, &slots.all)).collect();
+    ranges.sort_by_key(|range| usize::MAX - range.len());
+    ranges.extend_from_slice(&slots.in_use);
+    ranges.retain(|range| !range.is_empty());
+    ranges
 }
 
 /// The range of a line of `/proc/self/maps`, if it is writable and not backed by a file.
@@ -73,15 +82,25 @@ fn without_slots(map: Range<usize>, slots: &Range<usize>) -> [Range<usize>; 2] {
 }
 
 impl LockReport {
+    /// With what is locked now.
+    fn now(refused: Option<(u64, io::Error)>) -> Self {
+        LockReport { bytes: memory::locked().unwrap_or_default(), refused }
+    }
+
+    /// The same with what is locked now, after slots were unlocked.
+    pub fn again(self) -> Self {
+        Self::now(self.refused)
+    }
+
     /// The result, in one line.
     pub fn describe(&self) -> String {
         let bytes = format_bytes(self.bytes);
         match (&self.refused, getrlimit(Resource::Memlock).current) {
             (None, _) => format!("locked: {bytes} of memory"),
-            (Some(cause), limit) => format!(
+            (Some((all, cause)), limit) => format!(
                 "locked: {bytes} of {} of memory, weights before experts; the rest may be swapped out ({cause}{}); to lock \
                  all, raise the limit with `ulimit -l unlimited` as root",
-                format_bytes(self.all),
+                format_bytes(*all),
                 limit.map(|limit| format!(", RLIMIT_MEMLOCK is {}", format_bytes(limit))).unwrap_or_default(),
             ),
         }
@@ -100,11 +119,18 @@ mod tests {
                     8000-f000 rw-p 00000000 00:00 0 \n\
                     f000-10000 ---p 00000000 00:00 0 \n\
                     20000-21000 rw-p 00000000 00:00 0      [stack]\n";
+        let slots = |in_use: &[Range<usize>]| SlotAddresses { all: 0xa000..0xc000, in_use: in_use.to_vec() };
+        let others = [0xc000..0xf000, 0x5000..0x7000, 0x8000..0xa000];
+        let with = |slots: &[Range<usize>]| [&others[..], slots].concat();
+        let all = 0xa000..0xc000;
+        assert_eq!(lock_order(maps, &slots(std::slice::from_ref(&all))), with(&[all]));
         assert_eq!(
-            lock_order(maps, &(0xa000..0xc000)),
-            [0xc000..0xf000, 0x5000..0x7000, 0x8000..0xa000, 0xa000..0xc000]
+            lock_order(maps, &slots(&[0xb000..0xc000])),
+            with(&[0xb000..0xc000]),
+            "the first slot is not in use"
         );
-        assert_eq!(lock_order(maps, &(0..0)), [0x8000..0xf000, 0x5000..0x7000]);
-        assert!(lock_order("nonsense\n\n1-2\n", &(0..0)).is_empty());
+        assert_eq!(lock_order(maps, &slots(&[])), others);
+        assert_eq!(lock_order(maps, &SlotAddresses::default()), [0x8000..0xf000, 0x5000..0x7000]);
+        assert!(lock_order("nonsense\n\n1-2\n", &SlotAddresses::default()).is_empty());
     }
 }

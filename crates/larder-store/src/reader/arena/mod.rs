@@ -89,6 +89,20 @@ impl Arena {
         first..first + self.bytes()
     }
 
+    /// The address ranges of those slots that are wanted, ascending; adjacent ones are one range.
+    pub fn ranges_of(&self, wanted: impl Fn(usize) -> bool) -> Vec<Range<usize>> {
+        let first = self.range().start;
+        let mut ranges: Vec<Range<usize>> = Vec::new();
+        for slot in (0..self.slots()).filter(|slot| wanted(*slot)) {
+            let (start, end) = (first + self.starts[slot], first + self.starts[slot + 1]);
+            match ranges.last_mut().filter(|last| last.end == start) {
+                Some(last) => last.end = end,
+                None => ranges.push(start..end),
+            }
+        }
+        ranges
+    }
+
     /// Starts a thread that touches the slots in order, so that reads need not wait until the system has cleared their
     /// memory. It ends when all is touched, when the system refuses, or when the last slot and handle of the arena are
     /// dropped. Slots can be used meanwhile. A later call ends the touching of the one before; systems without the call (Linux

@@ -30,6 +30,12 @@ fn slots_of_different_sizes_are_disjoint_and_in_order() {
         end += bytes;
     }
     assert_eq!(end, arena.range().end);
+    let offsets = |wanted: &[usize]| {
+        let ranges = arena.ranges_of(|slot| wanted.contains(&slot)).into_iter();
+        ranges.map(|range| (range.start - arena.range().start, range.len())).collect::<Vec<_>>()
+    };
+    assert_eq!(offsets(&[0, 2, 3]), [(0, 8192), (12 << 10, 16 << 10)]);
+    assert_eq!((offsets(&[]), offsets(&[0, 1, 2, 3])), (vec![], vec![(0, 28 << 10)]));
     for sizes in [&[4096, 0][..], &[4096, 100], &[SLOT_BYTES_MAX + SHARD_ALIGN]] {
         assert!(Arena::with_sizes(sizes).is_err(), "{sizes:?}");
     }
