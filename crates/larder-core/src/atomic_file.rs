@@ -53,8 +53,8 @@ pub fn output_file(path: &Path) -> io::Result<(PathBuf, Option<fs::Metadata>)> {
     Err(io::Error::new(io::ErrorKind::InvalidInput, "is a symbolic link that leads to itself; name a file"))
 }
 
-/// A new file, instead of what an interrupted attempt left.
-fn create_new(path: &Path) -> io::Result<File> {
+/// A new file, instead of what an interrupted attempt left. A symbolic link is replaced and not followed.
+pub fn create_new(path: &Path) -> io::Result<File> {
     match fs::remove_file(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
         _ => {}

@@ -1,14 +1,14 @@
 //! Atomic writes: files that appear whole or not at all.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, File},
     io::{self, Write},
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
 };
 
 pub(crate) use larder_core::temp_path;
-use larder_core::{open_folder, open_regular_with};
+use larder_core::{create_new, open_folder};
 
 use crate::{
     direct::set_direct,
@@ -24,12 +24,11 @@ pub(crate) struct AtomicFile {
 }
 
 impl AtomicFile {
-    /// Creates the temporary file for `path`, overwriting one that an earlier attempt left.
+    /// Creates the temporary file for `path`, in place of one that an earlier attempt left.
     pub fn create(path: &Path) -> Result<Self> {
         let temp = temp_path(path);
-        // The folder may be a stranger's, and hold a pipe of this name.
-        let created = open_regular_with(OpenOptions::new().write(true).create(true).truncate(true), &temp);
-        let file = created.map_err(|e| StoreError::io(&temp, "creating", e))?;
+        // The folder may be a stranger's, and hold a pipe of this name or a link to a file elsewhere.
+        let file = create_new(&temp).map_err(|e| StoreError::io(&temp, "creating", e))?;
         Ok(AtomicFile { file, temp, path: path.to_owned(), published: false })
     }
 
@@ -99,6 +98,20 @@ mod tests {
         write_atomically(&path, b"whole").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"whole");
         assert!(!temp_path(&path).exists());
+    }
+
+    #[test]
+    fn links_of_strangers_are_replaced_and_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, mine) = (dir.path().join("file"), dir.path().join("mine"));
+        fs::write(&mine, b"mine").unwrap();
+        std::os::unix::fs::symlink(&mine, &path).unwrap();
+        std::os::unix::fs::symlink(&mine, temp_path(&path)).unwrap();
+        let mut atomic_file = AtomicFile::create(&path).unwrap();
+        atomic_file.write(b"theirs").unwrap();
+        atomic_file.publish().unwrap();
+        assert_eq!((fs::read(&mine).unwrap(), fs::read(&path).unwrap()), (b"mine".to_vec(), b"theirs".to_vec()));
+        assert!(!fs::symlink_metadata(&path).unwrap().is_symlink());
     }
 
     #[test]
