@@ -56,7 +56,7 @@ mod tensors;
 mod trace;
 mod units;
 
-pub use atomic_file::{output_file, temp_path, write_atomically};
+pub use atomic_file::{create_new, output_file, temp_path, write_atomically};
 pub use blueprint::{Blueprint, ExpertNames, Geometry, RowPick, TensorSlice, TensorSpec};
 pub use expert::{ExpertLayout, ExpertPart, LayoutError, PART_ALIGN, SEGMENTS, SHARD_ALIGN};
 pub use expert_activations::{Coactivation, ExpertActivations, ExpertActivationsError};

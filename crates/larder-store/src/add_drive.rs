@@ -5,8 +5,11 @@
 
 use std::{
     fs, io,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
+
+use larder_core::open_regular;
 
 use crate::{
     atomic_file::{AtomicFile, sync_folder, temp_path},
@@ -54,7 +57,10 @@ pub fn add_drive(store: &Path, division: Division, folder: &Path, progress: &dyn
     let files: Vec<_> = shards.iter().map(|(set, shard, _)| (path_in(set, shard), shard.file_bytes as u64)).collect();
     check_space(folder, &files)?;
     mark(folder, &manifest)?;
-    copying.create_folders()?;
+    copying.create_folders(folder)?;
+    if division == Division::Mirror {
+        copying.create_folders(store)?;
+    }
     let bytes = files.iter().map(|(_, bytes)| bytes).sum();
     progress.begin(bytes);
     let largest = shards.iter().map(|(_, shard, _)| shard.file_bytes).max().unwrap_or_default();
@@ -70,6 +76,7 @@ pub fn add_drive(store: &Path, division: Division, folder: &Path, progress: &dyn
         },
     )?;
     copying.sync(folder)?;
+    folder.parent().filter(|parent| !parent.as_os_str().is_empty()).map_or(Ok(()), sync_folder)?;
     SecondFolder::record(store, folder, division)?;
     if division == Division::Stripe {
         copying.remove_moved()?;
@@ -147,9 +154,9 @@ impl<'a> Copying<'a> {
         self.sets.iter().flat_map(of_set).collect()
     }
 
-    fn create_folders(&self) -> Result<()> {
+    fn create_folders(&self, root: &Path) -> Result<()> {
         self.folders().iter().try_for_each(|name| {
-            let path = self.folder.join(name);
+            let path = root.join(name);
             fs::create_dir_all(&path).map_err(|e| StoreError::io(&path, "creating the folder", e))
         })
     }
@@ -168,6 +175,9 @@ impl<'a> Copying<'a> {
         let (header, data) = file.split_at_mut(DATA_START);
         header.copy_from_slice(&shard.header(checksums));
         if shard.check_file(&there, checksums, data).is_ok() {
+            check_apart(&here, &there)?;
+            // Another program may have copied it, and the one in the store may be removed.
+            sync_file(&there)?;
             let lacks = self.division == Division::Mirror && shard.open(&here).is_err();
             if lacks {
                 write(&here, file)?;
@@ -188,6 +198,21 @@ impl<'a> Copying<'a> {
             }
         })
     }
+}
+
+/// Refuses a shard that links or mounts lead to from both folders: it is one copy, and removing it here would remove it there.
+fn check_apart(here: &Path, there: &Path) -> Result<()> {
+    let id = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
+    if id(here).is_some() && id(here) == id(there) {
+        let what = format!("is the same file as {}; choose an empty folder on another drive", here.display());
+        return Err(StoreError::new(StoreErrorKind::Taken, there, what));
+    }
+    Ok(())
+}
+
+/// Makes the content of a file durable that is there already.
+fn sync_file(path: &Path) -> Result<()> {
+    open_regular(path).and_then(|file| file.sync_all()).map_err(|e| StoreError::io(path, "syncing", e))
 }
 
 fn write(path: &Path, file: &[u8]) -> Result<()> {
@@ -237,6 +262,38 @@ mod tests {
             edit_manifest(&store, "\"b\": 1", "\"b\": 2");
             assert!(experts(&store) == want);
         }
+    }
+
+    #[test]
+    fn folders_that_the_store_lacks_are_made_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, folder) = (small_store(dir.path(), ExpertForm::Separate), dir.path().join("second"));
+        let (want, before) = (experts(&store), files(&store));
+        add_drive(&store, Division::Mirror, &folder, &()).unwrap();
+        fs::remove_dir_all(store.join("experts")).unwrap();
+        assert!(experts(&store) == want);
+        assert_eq!(add_drive(&store, Division::Mirror, &folder, &()).unwrap().written, 6);
+        assert!(before.iter().all(|(name, bytes)| files(&store).get(name) == Some(bytes)));
+    }
+
+    #[test]
+    fn a_folder_that_leads_back_to_the_store_loses_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = small_store(dir.path(), ExpertForm::Separate);
+        let (want, before) = (experts(&store), files(&store));
+        for division in [Division::Mirror, Division::Stripe] {
+            let folder = dir.path().join(division.name());
+            fs::create_dir(&folder).unwrap();
+            mark(&folder, &Manifest::read(&store).unwrap().0).unwrap();
+            std::os::unix::fs::symlink(store.join("experts"), folder.join("experts")).unwrap();
+            let refused = add_drive(&store, division, &folder, &()).unwrap_err().to_string();
+            assert!(refused.contains("is the same file as"), "{refused}");
+            assert!(files(&store) == before && experts(&store) == want);
+        }
+        let inside = dir.path().join("new/../").join(store.file_name().unwrap()).join("second");
+        let refused = add_drive(&store, Division::Stripe, &inside, &()).unwrap_err().to_string();
+        assert!(refused.contains("one inside the other"), "{refused}");
+        assert!(!dir.path().join("new").exists() && files(&store) == before);
     }
 
     #[test]

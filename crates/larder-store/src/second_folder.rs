@@ -5,14 +5,14 @@
 use std::{
     fs,
     os::unix::fs::MetadataExt,
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
 };
 
 use larder_core::ExpertId;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
-    atomic_file::{sync_folder, write_atomically},
+    atomic_file::{AtomicFile, sync_folder},
     error::{Result, StoreError, StoreErrorKind},
     file::read_small,
     manifest::{ExpertChecksums, Manifest},
@@ -158,7 +158,14 @@ pub fn check_second_folder(store: &Path, folder: &Path) -> Result<()> {
         let path = std::path::absolute(path).ok()?;
         let (found, above) =
             path.ancestors().find_map(|above| above.canonicalize().ok().map(|found| (found, above)))?;
-        Some(found.join(path.strip_prefix(above).ok()?))
+        let mut full = found;
+        for part in path.strip_prefix(above).ok()?.components() {
+            match part {
+                Component::ParentDir => drop(full.pop()),
+                part => full.push(part),
+            }
+        }
+        Some(full)
     };
     if let (Some(store), Some(second)) = (full(store), full(folder))
         && (store.starts_with(&second) || second.starts_with(&store))
@@ -185,8 +192,11 @@ fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
     parsed.map(Some).map_err(|e| StoreError::malformed(path, format!("cannot be read: {e}")))
 }
 
+/// Writes a small file atomically. The folder may be a stranger's, so a link in its place is replaced and not followed.
 fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
     let mut text = serde_json::to_string_pretty(value).expect("text serializes as JSON");
     text.push('\n');
-    write_atomically(path, text.as_bytes())
+    let mut atomic_file = AtomicFile::create(path)?;
+    atomic_file.write(text.as_bytes())?;
+    atomic_file.publish()
 }

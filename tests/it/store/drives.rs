@@ -232,7 +232,7 @@ fn a_mirror_that_is_missing_or_foreign_is_said_and_a_stripe_is_an_error() {
     assert!(said.contains("the second copy of the experts is not used") && said.contains("is missing"), "{said}");
     assert!(mirror.logits() == want);
     let said = larder_refuses(&["verify", text(&mirror.store())]);
-    assert!(said.contains("delete the damaged files") && said.contains("--also"), "{said}");
+    assert!(said.contains("is not usable: connect its drive") && !said.contains("delete"), "{said}");
     let other = TwoFolders::new("qwen2_moe", "--also");
     fs::rename(other.second(), mirror.second()).unwrap();
     assert!(mirror.said_when_opened().contains("holds the experts of another store"));
@@ -280,6 +280,8 @@ fn damage_in_either_folder_is_found() {
             let out = larder(&["verify", text(&two.store())]);
             let said = String::from_utf8(out.stdout).unwrap();
             assert!(!out.status.success() && said.contains(text(&folder.join(&name))), "{said}");
+            let advice = String::from_utf8(out.stderr).unwrap();
+            assert_eq!(advice.contains("delete the damaged files") && advice.contains("--also"), flag == "--also");
             fs::write(folder.join(&name), good).unwrap();
         }
         fs::write(two.second().join("notes.txt"), "x").unwrap();

@@ -57,6 +57,8 @@ pub struct VerifiedFolder {
     pub folder: PathBuf,
     /// What it should hold.
     pub division: Division,
+    /// Whether it is there and belongs to the store.
+    pub is_usable: bool,
     /// Number of files that were checked.
     pub files: usize,
     /// Bytes that were checked.
@@ -121,9 +123,10 @@ pub fn verify(path: &Path, progress: &dyn Progress) -> Result<VerifyReport> {
     let mut report = report.into_inner().expect("no thread panicked while it held the lock");
     report.problems.sort_by(|a, b| a.path.cmp(&b.path));
     report.unknown = unknown_files(path, &manifest, second.as_ref());
-    report.second = second.map(|SecondFolder { folder, division, .. }| {
+    report.second = second.map(|SecondFolder { folder, division, fault }| {
         let there: Vec<_> = places.into_iter().filter(|place| place.is_second).collect();
-        VerifiedFolder { folder, division, files: there.len(), bytes: shard_bytes(&there) }
+        let (is_usable, files, bytes) = (fault.is_none(), there.len(), shard_bytes(&there));
+        VerifiedFolder { folder, division, is_usable, files, bytes }
     });
     report.manifest_unchecked = manifest.format < 2 && Seal::read(&path.join(MANIFEST_FILE))?.is_none();
     Ok(report)

@@ -46,13 +46,17 @@ pub fn run(args: &VerifyArgs) -> Result<()> {
     if !report.is_good() {
         let problems = print::count(report.problem_count as usize, "problem", "problems");
         let store = args.store.display();
-        match report.second.as_ref().filter(|second| second.division == Division::Mirror) {
-            Some(second) => bail!(
+        match report.second.as_ref() {
+            Some(second) if !second.is_usable => bail!(
+                "{store}: {problems} found; {} is not usable: connect its drive and verify again",
+                second.folder.display()
+            ),
+            Some(second) if second.division == Division::Mirror => bail!(
                 "{store}: {problems} found; delete the damaged files of experts, and `larder convert {store} {store} --also {}` copies \
                  them from the other folder; otherwise convert the model again",
                 second.folder.display()
             ),
-            None => bail!("{store}: {problems} found; convert the model again"),
+            _ => bail!("{store}: {problems} found; convert the model again"),
         }
     }
     if !args.json {
