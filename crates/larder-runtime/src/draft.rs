@@ -16,8 +16,43 @@ use crate::plan::{DraftMemory, MemoryPlan, PlanInputs};
 /// Tokens of a text that a draft model computes in one step, when it begins behind a prompt.
 const PIECE_TOKENS: usize = 256;
 
+/// Refuses what the options say of drafting and cannot be.
+pub fn check_drafting(model: &OpenModel, options: &Options) -> Result<()> {
+    prepare(model, options).map(drop)
+}
+
+/// The draft model that is used, if one is, checked; tells if one that the options name is not.
+pub(crate) fn prepare<'o>(model: &OpenModel, options: &'o Options) -> Result<Option<&'o OpenModel>> {
+    check_speculation(options)?;
+    let draft = of_options(model, options)?;
+    match draft {
+        Some(draft) => check(model, draft)?,
+        None => tell_unused(model, options)?,
+    }
+    Ok(draft)
+}
+
+/// Refuses speculation that was asked for where rejected tokens would change the text or the trace.
+fn check_speculation(options: &Options) -> Result<()> {
+    let Options { speculation: asked @ (Speculation::Lookup | Speculation::Draft), .. } = options else {
+        return Ok(());
+    };
+    if !options.routing.is_lossless() {
+        let (speculate, routing) = (Setting::Speculate, Setting::Routing);
+        bail!(
+            "{speculate} {asked} cannot be used with {routing} {}: rejected draft tokens would change the text",
+            options.routing
+        );
+    }
+    if options.trace.is_some() {
+        let (speculate, trace) = (Setting::Speculate, Setting::Trace);
+        bail!("{speculate} {asked} cannot be used with {trace}, which would have the experts of rejected draft tokens");
+    }
+    Ok(())
+}
+
 /// The draft model that the options name, unless it is of no use for `model`. Refuses what was asked for and cannot be.
-pub(crate) fn of_options<'o>(model: &OpenModel, options: &'o Options) -> Result<Option<&'o OpenModel>> {
+fn of_options<'o>(model: &OpenModel, options: &'o Options) -> Result<Option<&'o OpenModel>> {
     let (speculate, draft, asked) = (Setting::Speculate, Setting::Draft, options.speculation);
     match (asked, &options.draft) {
         (Speculation::Off | Speculation::Lookup, _) | (Speculation::Auto, None) => Ok(None),
@@ -47,7 +82,7 @@ fn why_not(model: &OpenModel, options: &Options) -> Result<Option<String>> {
 }
 
 /// Tells that the draft model of the options is not used, and why.
-pub(crate) fn tell_unused(model: &OpenModel, options: &Options) -> Result<()> {
+fn tell_unused(model: &OpenModel, options: &Options) -> Result<()> {
     if let (Speculation::Auto, Some(_), Some(why)) = (options.speculation, &options.draft, why_not(model, options)?) {
         model.notices().send(Notice::Model(format!("the draft model is not used: {why}")));
     }
@@ -55,7 +90,7 @@ pub(crate) fn tell_unused(model: &OpenModel, options: &Options) -> Result<()> {
 }
 
 /// Refuses a draft model that cannot draft for `model`.
-pub(crate) fn check(model: &OpenModel, draft: &OpenModel) -> Result<()> {
+fn check(model: &OpenModel, draft: &OpenModel) -> Result<()> {
     let (name, setting) = (model_name(draft.source().path()), Setting::Draft);
     if !rewinds_freely(draft.source().config())? {
         bail!("{name} has a recurrent state or an encoder, and cannot go back to draft again; name another {setting}");

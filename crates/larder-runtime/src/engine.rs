@@ -59,13 +59,8 @@ pub struct InferenceEngine {
 impl InferenceEngine {
     /// Starts a model: decides the memory plan and sends it as a notice, allocates the slots, loads the resident weights.
     pub fn start(model: &OpenModel, options: &Options) -> Result<Self> {
-        check_speculation(options)?;
         check_elastic(options)?;
-        let draft = draft::of_options(model, options)?;
-        match draft {
-            Some(draft) => draft::check(model, draft)?,
-            None => draft::tell_unused(model, options)?,
-        }
+        let draft = draft::prepare(model, options)?;
         let policy_inputs = policy_inputs(&options.cache.eviction, model, options.cache.evictor.as_deref())?;
         model.store().iter().for_each(|store| store.set_check_reads(options.cache.check_reads));
         // The GPU is opened first, because its driver allocates memory.
@@ -339,25 +334,6 @@ fn touch_slots(slots: &Arena, path: &AnyExpertPath) {
         }
         _ => slots.touch_ahead(TouchPace::Background),
     }
-}
-
-/// Refuses speculation that was asked for where rejected tokens would change the text or the trace.
-fn check_speculation(options: &Options) -> Result<()> {
-    let Options { speculation: asked @ (Speculation::Lookup | Speculation::Draft), .. } = options else {
-        return Ok(());
-    };
-    if !options.routing.is_lossless() {
-        let (speculate, routing) = (Setting::Speculate, Setting::Routing);
-        bail!(
-            "{speculate} {asked} cannot be used with {routing} {}: rejected draft tokens would change the text",
-            options.routing
-        );
-    }
-    if options.trace.is_some() {
-        let (speculate, trace) = (Setting::Speculate, Setting::Trace);
-        bail!("{speculate} {asked} cannot be used with {trace}, which would have the experts of rejected draft tokens");
-    }
-    Ok(())
 }
 
 /// The format of the KV cache: f16 costs no quality beside quantised weights; with float weights it stays exact.

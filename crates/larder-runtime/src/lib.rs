@@ -70,6 +70,7 @@ pub mod machine;
 pub mod models;
 pub mod plan;
 
+pub use draft::check_drafting;
 pub use elastic::CapacityChanges;
 pub use engine::{InferenceEngine, expert_sizes, plan_inputs, require_store};
 pub use experts::{AnyExpertPath, EngineExperts};

@@ -42,6 +42,21 @@ fn a_draft_model_leaves_the_text_the_same_and_is_in_the_plan() {
 }
 
 #[test]
+fn a_plan_has_the_draft_model_as_a_run_has() {
+    let demo = demo();
+    let plan = |flags: &[&str]| -> Value {
+        serde_json::from_str(&larder_ok(&[&["plan", "-m", &demo, "--json"], flags].concat())).unwrap()
+    };
+    let draft = plan(&["--draft", &demo]);
+    assert_eq!(draft["draft"]["name"], "demo");
+    let more = draft["total_bytes"].as_u64().unwrap() - plan(&[])["total_bytes"].as_u64().unwrap();
+    assert!(more.abs_diff(draft["draft"]["bytes"].as_u64().unwrap()) < 1_000_000, "{more}: {draft}");
+    assert_eq!(plan(&["--speculate", "off", "--draft", &demo])["draft"], Value::Null);
+    let said = larder_refuses(&["plan", "-m", &demo, "--draft", &path("golden/olmoe")]);
+    assert!(said.contains("cannot draft for demo: token"), "{said}");
+}
+
+#[test]
 fn a_benchmark_counts_drafts() {
     let demo = demo();
     let flags =

@@ -299,6 +299,8 @@ pub struct PlanArgs {
     pub context: usize,
     #[command(flatten)]
     pub engine: EngineFlags,
+    #[command(flatten)]
+    pub speculate: SpeculateFlags,
     /// Print the numbers as JSON
     #[arg(long, help_heading = heading::OUTPUT)]
     pub json: bool,

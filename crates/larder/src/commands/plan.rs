@@ -5,7 +5,7 @@ use larder_core::printable;
 use larder_runtime::gpu::{self, GpuParts};
 use larder_runtime::machine::rates::{self, SsdThroughput};
 use larder_runtime::plan::{PlanInputs, decide, tiers};
-use larder_runtime::{OpenModel, Options, plan_inputs, tier_inputs};
+use larder_runtime::{OpenModel, Options, check_drafting, plan_inputs, tier_inputs};
 use serde_json::json;
 
 use crate::cli::PlanArgs;
@@ -18,7 +18,8 @@ pub fn run(args: &PlanArgs) -> Result<()> {
     let geometry = &model.blueprint.geometry;
     // The GPU is opened first, because its driver allocates memory.
     let gpu = gpu::open(&args.engine.place.device.options())?;
-    let options = args.engine.options(args.context);
+    let options = args.speculate.set(args.engine.options(args.context))?;
+    check_drafting(&model, &options)?;
     let inputs = plan_inputs(&model, &options)?;
     if let Some(gpu) = gpu {
         return on_gpu(args.json, &model, &options, inputs, &gpu);
