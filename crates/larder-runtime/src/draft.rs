@@ -165,6 +165,10 @@ pub(crate) fn load(
         kv_limit_bytes: Some(usize::try_from(inputs.kv_bytes()).unwrap_or(usize::MAX)),
         ..compute.on_same_threads()
     });
-    let (decoder, experts) = (draft.decoder(&compute)?, draft.all_resident(&compute)?);
+    let decoder = draft.decoder(&compute)?;
+    let (experts, rates) = draft.load_experts(&compute)?;
+    if let Some(rates) = rates {
+        draft.notices().send(Notice::DraftPreloaded { name: model_name(draft.source().path()), rates });
+    }
     Ok(Arc::new(Mutex::new(DraftModel::new(decoder, experts, inputs.context, inputs.prefill_tokens, vocab))))
 }

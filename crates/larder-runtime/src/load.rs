@@ -10,7 +10,7 @@ use larder_model::{AllResident, ComputeContext};
 use larder_store::reader::{Arena, ReadRequest, Reader, ReaderSpec, Slot, TouchPace};
 use larder_store::{DATA_START, ExpertSource, Result as StoreResult, Store};
 
-use crate::notice::{Notice, Notices, PreloadRates};
+use crate::notice::{Notices, PreloadRates};
 use crate::options::Setting;
 
 /// Threads that assemble experts: some wait for the SSD while others convert and check.
@@ -25,7 +25,11 @@ fn again(slot: Slot, tag: u64, len: usize) -> ReadRequest {
 }
 
 /// Loads from a store's shards, at the rate of the SSD or of the system's clearing of memory, whichever is lower.
-pub fn from_store(store: &Arc<Store>, compute: &Arc<ComputeContext>, notices: &Notices) -> Result<AllResident<Slot>> {
+pub fn from_store(
+    store: &Arc<Store>,
+    compute: &Arc<ComputeContext>,
+    notices: &Notices,
+) -> Result<(AllResident<Slot>, PreloadRates)> {
     let geometry = &store.manifest().geometry;
     let (arena, slots) = arena(store.as_ref(), geometry)?;
     let files = Arc::new(store.shard_files()?);
@@ -65,8 +69,8 @@ pub fn from_store(store: &Arc<Store>, compute: &Arc<ComputeContext>, notices: &N
     }
     drop(work);
     let (bytes, time, clearing) = (arena.bytes() as u64, start.elapsed(), arena.touched().rate());
-    notices.send(Notice::Preloaded(PreloadRates { bytes, time, ssd: reader.mean_rate(), clearing }));
-    Ok(resident(store.as_ref(), geometry, done, compute))
+    let rates = PreloadRates { bytes, time, ssd: reader.mean_rate(), clearing };
+    Ok((resident(store.as_ref(), geometry, done, compute), rates))
 }
 
 /// Loads from a checkpoint or a GGUF file.

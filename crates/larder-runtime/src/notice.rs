@@ -22,6 +22,13 @@ pub enum Notice {
     Worker(String),
     /// All experts were loaded from a store.
     Preloaded(PreloadRates),
+    /// All experts of a draft model were loaded from a store.
+    DraftPreloaded {
+        /// Its name.
+        name: String,
+        /// How fast that was.
+        rates: PreloadRates,
+    },
     /// How much memory is locked.
     Locked(LockReport),
     /// A store that was made of a GGUF file earlier is used.
@@ -90,7 +97,7 @@ impl fmt::Display for PreloadRates {
         let seconds = time.as_secs_f64();
         let per_second = |rate: f64| format!("{}/s", format_bytes(rate as u64));
         let rate = per_second(bytes as f64 / seconds.max(1e-9));
-        write!(f, "preload: {} in {seconds:.2} s ({rate})", format_bytes(bytes))?;
+        write!(f, "{} in {seconds:.2} s ({rate})", format_bytes(bytes))?;
         ssd.iter().try_for_each(|rate| write!(f, ", SSD {}", per_second(*rate)))?;
         clearing.iter().try_for_each(|rate| write!(f, ", memory cleared at {}", per_second(*rate)))
     }
@@ -106,7 +113,8 @@ impl fmt::Display for Notice {
             Notice::Plan(text) | Notice::Reader(text) | Notice::GpuThroughput(text) | Notice::Worker(text) => {
                 f.write_str(text)
             }
-            Notice::Preloaded(rates) => rates.fmt(f),
+            Notice::Preloaded(rates) => write!(f, "preload: {rates}"),
+            Notice::DraftPreloaded { name, rates } => write!(f, "preload: draft model {}, {rates}", printable(name)),
             Notice::Locked(report) => f.write_str(&report.describe()),
             Notice::StoreFound { store, gguf } => {
                 write!(f, "store: {}, made of {}", shown(store), shown(gguf))
@@ -193,7 +201,9 @@ mod tests {
     #[test]
     fn a_preload_names_the_rates_that_are_known() {
         let rates = PreloadRates { bytes: 3_000_000_000, time: Duration::from_secs(2), ssd: None, clearing: None };
-        assert_eq!(rates.to_string(), "preload: 3.00 GB in 2.00 s (1.50 GB/s)");
+        assert_eq!(Notice::Preloaded(rates).to_string(), "preload: 3.00 GB in 2.00 s (1.50 GB/s)");
+        let draft = Notice::DraftPreloaded { name: "small".into(), rates };
+        assert_eq!(draft.to_string(), "preload: draft model small, 3.00 GB in 2.00 s (1.50 GB/s)");
         let rates = PreloadRates { ssd: Some(2e9), clearing: Some(1.5e9), ..rates };
         let both = "preload: 3.00 GB in 2.00 s (1.50 GB/s), SSD 2.00 GB/s, memory cleared at 1.50 GB/s";
         assert_eq!(Notice::Preloaded(rates).to_string(), both);

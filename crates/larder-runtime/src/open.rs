@@ -13,7 +13,7 @@ use larder_store::{
     check_resident, open_source,
 };
 
-use crate::notice::{Notice, Notices};
+use crate::notice::{Notice, Notices, PreloadRates};
 use crate::options::ModelOptions;
 use crate::{load, models};
 
@@ -213,10 +213,24 @@ impl OpenModel {
 
     /// Loads all experts into memory.
     pub fn all_resident(&self, compute: &Arc<ComputeContext>) -> Result<AllResident<Slot>> {
+        let (experts, rates) = self.load_experts(compute)?;
+        rates.into_iter().for_each(|rates| self.notices.send(Notice::Preloaded(rates)));
+        Ok(experts)
+    }
+
+    /// As [`all_resident`](Self::all_resident), and how fast a store was.
+    pub(crate) fn load_experts(
+        &self,
+        compute: &Arc<ComputeContext>,
+    ) -> Result<(AllResident<Slot>, Option<PreloadRates>)> {
         match &self.form {
-            ModelForm::Store(store) => load::from_store(store, compute, &self.notices),
+            ModelForm::Store(store) => {
+                let (experts, rates) = load::from_store(store, compute, &self.notices)?;
+                Ok((experts, Some(rates)))
+            }
             ModelForm::Source(_) => {
-                load::from_source(self.experts()?.as_dyn(), &self.blueprint.geometry, compute, &self.notices)
+                let (experts, geometry) = (self.experts()?, &self.blueprint.geometry);
+                Ok((load::from_source(experts.as_dyn(), geometry, compute, &self.notices)?, None))
             }
         }
     }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use crate::support::{fixture, larder_ok, larder_refuses};
+use crate::support::{fixture, larder, larder_ok, larder_refuses};
 
 fn path(name: &str) -> String {
     fixture(name).to_str().unwrap().to_owned()
@@ -54,6 +54,27 @@ fn a_plan_has_the_draft_model_as_a_run_has() {
     assert_eq!(plan(&["--speculate", "off", "--draft", &demo])["draft"], Value::Null);
     let said = larder_refuses(&["plan", "-m", &demo, "--draft", &path("golden/olmoe")]);
     assert!(said.contains("cannot draft for demo: token"), "{said}");
+}
+
+#[test]
+fn a_draft_model_is_locked_and_its_preload_names_it() {
+    let demo = demo();
+    let locked = |flags: &[&str]| {
+        let base = ["run", "-m", &demo, "-p", "the", "-n", "2", "--cache-experts", "4", "--mlock"];
+        let output = larder(&[&base[..], flags].concat());
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{said}");
+        let line = said.lines().find_map(|line| line.strip_prefix("locked: ")).unwrap_or_else(|| panic!("{said}"));
+        let megabytes = line.strip_suffix(" MB of memory").and_then(|number| number.parse::<f64>().ok());
+        (megabytes, said.lines().find(|line| line.starts_with("preload: ")).map(str::to_owned))
+    };
+    let (draft, preload) = locked(&["--speculate", "draft", "--draft", &demo]);
+    let (alone, none) = locked(&[]);
+    assert!(preload.is_some_and(|line| line.starts_with("preload: draft model demo, ")) && none.is_none());
+    match (draft, alone) {
+        (Some(draft), Some(alone)) => assert!(draft > alone + 20.0, "{draft} and {alone} MB"),
+        _ => println!("skipped: memory cannot be locked here"),
+    }
 }
 
 #[test]
