@@ -87,7 +87,7 @@ fn decode(session: &mut Session<EngineExperts>, answer: &[u32], drafting: &Draft
     for (at, id) in answer.iter().enumerate() {
         if !decoding.confirm(*id) {
             decoding.settle();
-            decoding.next(*id, answer.len() - at - 1, &mut ())?;
+            decoding.next(*id, answer.len() - at - 1, |_| (), &mut ())?;
         }
         decoding.logits().iter().for_each(|logit| hash.write_u32(logit.to_bits()));
     }

@@ -74,12 +74,20 @@ impl<'a, 'm, P: ExpertPath> Decoding<'a, 'm, P> {
         self.speculator.shifted();
     }
 
-    /// Computes the token `id` and what is drafted to follow it, in a text of at most `room` more tokens.
-    pub fn next(&mut self, id: u32, room: usize, tap: &mut dyn Tap) -> Result<(), ModelError> {
+    /// Computes the token `id` and what is drafted to follow it, in a text of at most `room` more tokens; `cut` takes those draft
+    /// tokens off that cannot follow.
+    pub fn next(
+        &mut self,
+        id: u32,
+        room: usize,
+        cut: impl FnOnce(&mut Vec<u32>),
+        tap: &mut dyn Tap,
+    ) -> Result<(), ModelError> {
         let start = Instant::now();
         let room = self.session.sequence().draft_room(self.session.decoder(), room);
         let text = TextSoFar { before: self.session.tokens(), last: id };
-        let drafts = self.speculator.draft(text, room, &mut Unobserved(&mut *tap))?;
+        let mut drafts = self.speculator.draft(text, room, &mut Unobserved(&mut *tap))?;
+        cut(&mut drafts);
         let drafting = start.elapsed();
         let tokens = [&[id], &drafts[..]].concat();
         let (logits, mut stats) = forward(self.session, &TokenInput::decode(&tokens).all_logits(), tap);

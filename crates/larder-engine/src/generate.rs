@@ -125,7 +125,7 @@ pub fn generate<P: ExpertPath>(
             Some(FinishReason::Context) if shift(&mut decoding, &mut writer, listener)? => shifts += 1,
             Some(finish) => break finish,
         }
-        match decoding.next(token.id, room, &mut WhileWanted(&mut *listener)) {
+        match decoding.next(token.id, room, |drafts| writer.cut(drafts), &mut WhileWanted(&mut *listener)) {
             Err(ModelError::Cancelled) => break FinishReason::Cancelled,
             other => other?,
         }

@@ -101,6 +101,13 @@ impl<'a> Writer<'a> {
         Ok(WrittenToken { id, piece, finish })
     }
 
+    /// Cuts draft tokens off from the first that the grammar forbids behind the last token written.
+    pub fn cut(&mut self, drafts: &mut Vec<u32>) {
+        if let Some(grammar) = self.grammar.as_mut().filter(|_| !drafts.is_empty()) {
+            drafts.truncate(grammar.fitting(drafts));
+        }
+    }
+
     /// Takes note that the `dropped` tokens behind the first `keep` were dropped from the sequence, so that a text whose context
     /// was full goes on.
     pub fn shifted(&mut self, keep: usize, dropped: usize) {

@@ -366,7 +366,8 @@ impl<'m> ActiveRequest<'m> {
         let room = if self.sequence.pending() == 0 { self.sequence.draft_room(decoder, most) } else { 0 };
         let (start, mut tap) = (Instant::now(), StepTap::new(vec![self.watch()], decoder.layers()));
         let text = TextSoFar { before: self.sequence.tokens(), last: id };
-        let drafts = self.speculator.draft(text, room, &mut tap)?;
+        let mut drafts = self.speculator.draft(text, room, &mut tap)?;
+        self.writer.cut(&mut drafts);
         self.draft_time = start.elapsed();
         self.sequence.append(decoder, &[&[id], &drafts[..]].concat(), TokenPhase::Decode)?;
         self.drafts = drafts;

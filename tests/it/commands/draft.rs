@@ -42,6 +42,23 @@ fn a_draft_model_leaves_the_text_the_same_and_is_in_the_plan() {
 }
 
 #[test]
+fn draft_tokens_that_a_grammar_forbids_are_not_computed() {
+    let demo = demo();
+    for (regex, forbidden) in [("[A-Z]{60}", true), ("[a-z ,.]{120}", false)] {
+        let off = run(&["--temperature", "0", "--regex", regex, "--speculate", "off"]);
+        let draft = run(&["--temperature", "0", "--regex", regex, "--speculate", "draft", "--draft", &demo]);
+        assert_eq!(draft["ids"], off["ids"], "{regex}");
+        let of = |key: &str| draft["speculation"][key].as_u64().unwrap();
+        println!("{regex}: {}", draft["speculation"]);
+        assert!(
+            if forbidden { of("drafted") == of("accepted") } else { of("accepted") > 3 },
+            "{}",
+            draft["speculation"]
+        );
+    }
+}
+
+#[test]
 fn a_plan_has_the_draft_model_as_a_run_has() {
     let demo = demo();
     let plan = |flags: &[&str]| -> Value {

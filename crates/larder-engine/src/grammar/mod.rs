@@ -73,6 +73,11 @@ impl Grammar {
         Ok(None)
     }
 
+    /// How many of `tokens`, in order, can follow; none if the grammar has failed, which the next mask says. The position stays.
+    pub fn fitting(&mut self, tokens: &[u32]) -> usize {
+        self.matcher.validate_tokens(tokens).unwrap_or(0)
+    }
+
     /// Goes on behind `token`, which the last mask allowed.
     pub fn accept(&mut self, token: u32) -> Result<(), GrammarError> {
         self.matcher.consume_token(token).map_err(|error| failed(&error))

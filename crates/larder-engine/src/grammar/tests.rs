@@ -33,6 +33,23 @@ fn one_token_that_can_follow_is_forced() {
 }
 
 #[test]
+fn tokens_fit_up_to_the_first_that_cannot_follow() {
+    let tokenizer = byte_tokenizer(&["ab"], &[]);
+    let mut grammar = compiler(&tokenizer).compile(&TextFormat::Regex("(ab)+c".into())).unwrap();
+    let ids = |words: &[&str]| words.iter().map(|word| tokenizer.id(word).unwrap()).collect::<Vec<_>>();
+    let mut fitting = |words: &[&str]| grammar.fitting(&ids(words));
+    assert_eq!(fitting(&["ab", "a", "b", "c"]), 4);
+    assert_eq!(fitting(&["ab", "b", "c"]), 1);
+    assert_eq!((fitting(&["c"]), fitting(&[])), (0, 0));
+    // Behind the end comes nothing but the token that ends the text.
+    assert_eq!(fitting(&["a", "b", "c", "ab"]), 3);
+    let mut logits = vec![0.0; tokenizer.vocab_size()];
+    assert_eq!(grammar.mask(&mut logits).unwrap(), None, "the position is the same");
+    grammar.accept(ids(&["ab"])[0]).unwrap();
+    assert_eq!(grammar.fitting(&ids(&["c"])), 1);
+}
+
+#[test]
 fn a_token_that_cannot_follow_is_an_error() {
     let tokenizer = byte_tokenizer(&[], &[]);
     let mut grammar = compiler(&tokenizer).compile(&TextFormat::JsonObject).unwrap();

@@ -127,7 +127,7 @@ fn run_once(engine: &mut InferenceEngine, args: &BenchArgs, repeat: u64) -> Resu
         let id = sampler.sample(decoding.logits(), &[])?;
         if !decoding.confirm(id) {
             decoding.settle();
-            decoding.next(id, more, &mut ())?;
+            decoding.next(id, more, |_| (), &mut ())?;
         }
     }
     decoding.settle();
