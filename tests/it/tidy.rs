@@ -59,6 +59,8 @@ const UNSAFE: &[&str] = &[
     "crates/larder-cuda/src/memory.rs",
     "crates/larder-cuda/tests/kernels/",
     "crates/larder-kernels/src/attention/mod.rs",
+    "crates/larder-kernels/src/attention/query_tile.rs",
+    "crates/larder-kernels/src/attention/softmax.rs",
     "crates/larder-kernels/src/avx2/",
     "crates/larder-kernels/src/avx512/",
     "crates/larder-kernels/src/disjoint.rs",

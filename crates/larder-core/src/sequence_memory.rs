@@ -53,6 +53,8 @@ pub struct SequenceMemory {
     pub values_per_token: usize,
     /// The same if each row is padded to whole blocks of 32 values, as block formats store it.
     pub padded_values_per_token: usize,
+    /// Values of the widest row of the KV cache.
+    pub widest_row: usize,
     /// Bytes of recurrent state, whatever the length of the sequence.
     pub state_bytes: usize,
 }
@@ -61,7 +63,7 @@ impl SequenceMemory {
     /// One KV row of `width` values for each of `heads` heads per token.
     pub fn rows(heads: usize, width: usize) -> Self {
         let padded_values_per_token = heads * width.next_multiple_of(NumberFormat::Q8_0.block_len());
-        SequenceMemory { values_per_token: heads * width, padded_values_per_token, state_bytes: 0 }
+        SequenceMemory { values_per_token: heads * width, padded_values_per_token, widest_row: width, state_bytes: 0 }
     }
 
     /// A recurrent state of `state_bytes` bytes.
@@ -90,6 +92,7 @@ impl std::ops::Add for SequenceMemory {
         SequenceMemory {
             values_per_token: self.values_per_token + other.values_per_token,
             padded_values_per_token: self.padded_values_per_token + other.padded_values_per_token,
+            widest_row: self.widest_row.max(other.widest_row),
             state_bytes: self.state_bytes + other.state_bytes,
         }
     }

@@ -3,10 +3,21 @@
 
 // Queries of a tile, which share a key head: keys and values are read once for all of them.
 constexpr u32 TILE_QUERIES = 4;
+// Positions of a position tile, the first of which is a multiple of this number: a part of the definition of attention.
+constexpr u32 TILE_POSITIONS = 512;
 // Interleaved sums of the softmax.
 constexpr u32 SUM_LANES = 8;
 // Values that a thread loads before it uses the first.
 constexpr u32 PREFETCHED = 32;
+static_assert(TILE_POSITIONS % PREFETCHED == 0, "what is loaded together is in one position tile");
+
+// Factors of a position tile when it is added to those before it.
+struct TileFactors {
+    // On the sum of the tiles before it.
+    float before;
+    // On the sum of the tile.
+    float now;
+};
 
 // The arguments of attention.
 struct AttentionKernelArgs {
@@ -25,6 +36,8 @@ struct AttentionKernelArgs {
     float *scores;
     // [tiles * TILE_QUERIES]: 1 / sum of e^(score - max).
     float *inverse_sums;
+    // [tiles * TILE_QUERIES, tile_stride()], beginning with the position tile of the first position that the tile sees.
+    TileFactors *factors;
     // [queries, heads, value_width]
     float *out;
     // Number of queries.
@@ -42,8 +55,11 @@ struct AttentionKernelArgs {
     float scale;
     // The binary logarithm of the positions per page.
     u32 page_shift;
+
+    // The most position tiles that score_stride positions are in.
+    __device__ u32 tile_stride() const { return score_stride / TILE_POSITIONS + 2; }
 };
-static_assert(sizeof(AttentionKernelArgs) == 104, "must match the layout in Rust");
+static_assert(sizeof(AttentionKernelArgs) == 112, "must match the layout in Rust");
 
 // Up to TILE_QUERIES pairs of query and head that share a key head. Pairs are counted query by query, and within a
 // query by head.
@@ -83,6 +99,12 @@ struct QueryTile {
 
     // The scores of the tile.
     __device__ float *scores() const { return args.scores + (u64)blockIdx.y * TILE_QUERIES * args.score_stride; }
+
+    // The factors of query i for the position tile of a position.
+    __device__ TileFactors &factors(u32 i, u32 position) const {
+        u64 query = (u64)blockIdx.y * TILE_QUERIES + i;
+        return args.factors[query * args.tile_stride() + position / TILE_POSITIONS - from / TILE_POSITIONS];
+    }
 };
 
 // The scores of each query with each key, summed in the order of a product. A warp has eight keys, two at a time; the
@@ -124,21 +146,10 @@ extern "C" __global__ void scores_f16(const AttentionKernelArgs *args, u32 first
 // The larger number; NaN in b is ignored.
 __device__ inline float larger(float a, float b) { return b > a ? b : a; }
 
-// Replaces each score by e^(score - max). A warp has a query: the grid's y is the tile, and x the query within it.
-extern "C" __global__ void softmax(const AttentionKernelArgs *args_in_memory, u32 first_tile) {
-    const AttentionKernelArgs &args = *args_in_memory;
-    QueryTile tile(args, first_tile + blockIdx.y);
-    u32 i = blockIdx.x, lane = threadIdx.x;
-    if (i >= tile.count) return;
-    u32 length = tile.end(i) - tile.start(i), body = length / SUM_LANES * SUM_LANES;
-    float *scores = tile.scores() + (u64)i * args.score_stride + (tile.start(i) - tile.from);
-    float max_score = __uint_as_float(0xFF800000u);
-#pragma unroll 8
-    for (u32 j = lane; j < length; j += WARP) max_score = larger(max_score, scores[j]);
-    for (int step = WARP / 2; step > 0; step /= 2) max_score = larger(max_score, __shfl_xor_sync(ALL, max_score, step));
-    if (args.sinks) max_score = larger(max_score, args.sinks[tile.head(i)]);
-
-    // Eight interleaved sums, these added in order, then the tail, whose powers were computed last.
+// Replaces the scores of a position tile by e^(score - max). Returns the sum of these powers: eight interleaved sums, these added in
+// order, then the tail. For all threads of a warp.
+__device__ inline float powers_of(float *scores, u32 length, float max_score) {
+    u32 lane = threadIdx.x, body = length / SUM_LANES * SUM_LANES;
     float sum = 0.0f, power = 0.0f;
 #pragma unroll 4
     for (u32 from = 0; from < length; from += WARP) {
@@ -151,20 +162,47 @@ extern "C" __global__ void softmax(const AttentionKernelArgs *args_in_memory, u3
     }
     float all = 0.0f;
     for (u32 j = 0; j < SUM_LANES; j++) all = add_rn(all, __shfl_sync(ALL, sum, j));
+    // The powers of the tail were computed last.
     for (u32 j = body; j < length; j++) all = add_rn(all, __shfl_sync(ALL, power, j % WARP));
-    if (args.sinks) all = add_rn(all, exp_in_steps(sub_rn(args.sinks[tile.head(i)], max_score)));
-    if (lane == 0) args.inverse_sums[(u64)blockIdx.y * TILE_QUERIES + i] = div_rn(1.0f, all);
+    return all;
+}
+
+// Replaces each score by e^(score - maximum of its position tile), and adds the position tiles up in order. A warp has a query: the
+// grid's y is the tile, and x the query within it.
+extern "C" __global__ void softmax(const AttentionKernelArgs *args_in_memory, u32 first_tile) {
+    const AttentionKernelArgs &args = *args_in_memory;
+    QueryTile tile(args, first_tile + blockIdx.y);
+    u32 i = blockIdx.x, lane = threadIdx.x;
+    if (i >= tile.count) return;
+    float *scores = tile.scores() + (u64)i * args.score_stride - tile.from;
+    float max_score = args.sinks ? args.sinks[tile.head(i)] : __uint_as_float(0xFF800000u);
+    float sum = args.sinks ? 1.0f : 0.0f;
+    for (u32 at = tile.start(i), next; at < tile.end(i); at = next) {
+        next = min((at / TILE_POSITIONS + 1) * TILE_POSITIONS, tile.end(i));
+        float tile_max = __uint_as_float(0xFF800000u);
+#pragma unroll 8
+        for (u32 j = at + lane; j < next; j += WARP) tile_max = larger(tile_max, scores[j]);
+        for (int step = WARP / 2; step > 0; step /= 2) {
+            tile_max = larger(tile_max, __shfl_xor_sync(ALL, tile_max, step));
+        }
+        float tile_sum = powers_of(scores + at, next - at, tile_max), new_max = larger(max_score, tile_max);
+        TileFactors factors = {exp_in_steps(sub_rn(max_score, new_max)), exp_in_steps(sub_rn(tile_max, new_max))};
+        sum = add_rn(mul_rn(sum, factors.before), mul_rn(tile_sum, factors.now));
+        max_score = new_max;
+        if (lane == 0) tile.factors(i, at) = factors;
+    }
+    if (lane == 0) args.inverse_sums[(u64)blockIdx.y * TILE_QUERIES + i] = div_rn(1.0f, sum);
 }
 
 // The sum of the values, weighted by the softmax. A thread has one column for all queries of the tile, which is the
-// grid's y; positions are added in order.
+// grid's y; positions are added in order within a position tile, and then the position tiles.
 template <typename Kind> __device__ void weighted_sum_of(const AttentionKernelArgs &args, u32 first_tile) {
     QueryTile tile(args, first_tile + blockIdx.y);
     u32 column = index_of_thread();
     if (column >= args.value_width) return;
     const float *scores[TILE_QUERIES];
     u32 starts[TILE_QUERIES], ends[TILE_QUERIES], low = tile.from, high = tile.to;
-    float sums[TILE_QUERIES] = {};
+    float sums[TILE_QUERIES] = {}, totals[TILE_QUERIES] = {};
     for (u32 t = 0; t < TILE_QUERIES; t++) {
         // The last query stands in for missing ones.
         u32 i = min(t, tile.count - 1);
@@ -174,11 +212,12 @@ template <typename Kind> __device__ void weighted_sum_of(const AttentionKernelAr
         low = low < starts[t] ? starts[t] : low;
         high = min(high, ends[t]);
     }
-    for (u32 at = tile.from; at < tile.to; at += PREFETCHED) {
+    for (u32 at = tile.from / PREFETCHED * PREFETCHED; at < tile.to; at += PREFETCHED) {
         float prefetched[PREFETCHED];
 #pragma unroll
         for (u32 i = 0; i < PREFETCHED; i++) {
-            const u8 *value = tile.row(args.value_pages, min(at + i, tile.to - 1), args.value_row_stride);
+            u32 position = at + i < tile.from ? tile.from : min(at + i, tile.to - 1);
+            const u8 *value = tile.row(args.value_pages, position, args.value_row_stride);
             prefetched[i] = Kind::widen(value, column);
         }
         if (low <= at && at + PREFETCHED <= high) { // Every query sees every position.
@@ -197,10 +236,20 @@ template <typename Kind> __device__ void weighted_sum_of(const AttentionKernelAr
                 }
             }
         }
+        u32 tile_start = at / TILE_POSITIONS * TILE_POSITIONS, tile_end = tile_start + TILE_POSITIONS;
+        if (at + PREFETCHED < tile_end && at + PREFETCHED < tile.to) continue;
+        for (u32 t = 0; t < TILE_QUERIES; t++) {
+            bool sees = starts[t] < tile_end && tile_start < ends[t];
+            if (sees) {
+                TileFactors factors = tile.factors(min(t, tile.count - 1), at);
+                totals[t] = add_rn(mul_rn(totals[t], factors.before), mul_rn(sums[t], factors.now));
+                sums[t] = 0.0f;
+            }
+        }
     }
     for (u32 t = 0; t < TILE_QUERIES; t++) {
         float inverse_sum = args.inverse_sums[(u64)blockIdx.y * TILE_QUERIES + min(t, tile.count - 1)];
-        if (t < tile.count) args.out[tile.pair(t) * args.value_width + column] = mul_rn(sums[t], inverse_sum);
+        if (t < tile.count) args.out[tile.pair(t) * args.value_width + column] = mul_rn(totals[t], inverse_sum);
     }
 }
 

@@ -187,13 +187,14 @@ impl State {
     /// number of all outputs.
     fn place(&mut self, tasks: &[Task]) -> Result<(Vec<PlacedTask>, usize)> {
         let (mut placed, mut at, mut outputs) = (Vec::new(), 0, 0);
-        let (mut score_bytes, mut sum_bytes) = (0, 0);
+        let (mut score_bytes, mut factor_bytes, mut sum_bytes) = (0, 0, 0);
         for Task { args, out } in tasks {
             let kinds = self.check(args, out)?;
             if !args.seen.is_empty() {
                 let (tiles, span) = tiles_and_span(args);
                 let at_once = tiles_at_once(span).min(tiles);
                 score_bytes = score_bytes.max(4 * TILE_QUERIES * span * at_once);
+                factor_bytes = factor_bytes.max(8 * TILE_QUERIES * AttentionKernelArgs::tile_stride(span) * at_once);
                 sum_bytes = sum_bytes.max(4 * TILE_QUERIES * at_once);
                 // Offsets for now; `send` adds the addresses of the buffers.
                 let kernel_args = AttentionKernelArgs { out: 4 * outputs as u64, ..self.kernel_args(args, span)? };
@@ -202,11 +203,14 @@ impl State {
             }
             outputs += out.len();
         }
-        self.scores.ensure((score_bytes + sum_bytes).next_multiple_of(STEP))?;
+        let score_bytes = score_bytes.next_multiple_of(ALIGN);
+        self.scores.ensure((score_bytes + factor_bytes + sum_bytes).next_multiple_of(STEP))?;
         self.out.ensure(4 * outputs)?;
         let (scores, out) = (self.scores.at(), self.out.at());
+        let factors = scores + score_bytes as u64;
         for PlacedTask { args, .. } in &mut placed {
-            (args.scores, args.inverse_sums, args.out) = (scores, scores + score_bytes as u64, out + args.out);
+            (args.scores, args.factors, args.out) = (scores, factors, out + args.out);
+            args.inverse_sums = factors + factor_bytes as u64;
         }
         Ok((placed, outputs))
     }
@@ -222,6 +226,7 @@ impl State {
             sinks: 0,
             scores: 0,
             inverse_sums: 0,
+            factors: 0,
             out: 0,
             count: word(args.seen.len())?,
             heads: word(args.heads)?,

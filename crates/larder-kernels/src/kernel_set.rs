@@ -26,11 +26,28 @@ pub struct StridedRows<'a> {
 }
 
 impl StridedRows<'_> {
+    /// Checks what a weighted sum of these rows relies on: at least one output, all of one length that no row is shorter than,
+    /// and for each output as many factors as there are rows.
+    pub(crate) fn check(&self, factors: &[&[f32]], out: &[&mut [f32]]) {
+        let (count, width) = (factors[0].len(), out[0].len());
+        assert!(count > 0, "there are no rows");
+        assert!(
+            factors.len() == out.len() && factors.iter().all(|own| own.len() == count),
+            "factors do not fit the outputs"
+        );
+        assert!(out.iter().all(|out| out.len() == width), "outputs differ in length");
+        let end = (count - 1) * self.row_bytes + width * self.kind.block_bytes();
+        assert!(end <= self.bytes.len(), "rows are shorter than the output");
+    }
+
     /// The rows without the first `count`.
     pub fn skip(self, count: usize) -> Self {
         StridedRows { bytes: &self.bytes[count * self.row_bytes..], ..self }
     }
 }
+
+/// Weighted sums of rows: the factors of each output, and the outputs.
+pub type WeightedSums = fn(StridedRows, &[&[f32]], &mut [&mut [f32]]);
 
 /// The kernels of one instruction set. All sets give the bits of [`portable`](crate::portable).
 #[derive(Clone, Copy)]
@@ -40,8 +57,8 @@ pub struct KernelSet {
     pub(crate) blocks: fn(&[Panel], &[&[Block]], &mut [Sums]),
     /// As `blocks`, for weights in a float format and activations in f32.
     pub(crate) floats: fn(&[Panel], &[&[f32]], &mut [Sums]),
-    /// Adds rows of floats, each times its factor, to the output, one row after the other.
-    pub(crate) weighted_sum: fn(StridedRows, &[f32], &mut [f32]),
+    /// Adds rows of floats to each output, each row times the output's factor for it, one row after the other.
+    pub(crate) weighted_sums: WeightedSums,
     /// Widens the first values of a row in `q8_0`.
     pub(crate) widen_q8_0: fn(&[u8], &mut [f32]),
     /// Quantises activations, 32 to a block.

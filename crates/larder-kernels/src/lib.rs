@@ -62,7 +62,9 @@ mod avx512;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 
-pub use attention::{AttentionArgs, AttentionTask, DistanceBias, KvPages, KvTensor, attend, attention_scratch_bytes};
+pub use attention::{
+    AttentionArgs, AttentionTask, DistanceBias, KvPages, KvTensor, TILE_POSITIONS, attend, attention_scratch_bytes,
+};
 pub use dispatch::instruction_set;
 pub use erf::erf;
 pub use exp::exp;

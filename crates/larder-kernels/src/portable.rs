@@ -31,7 +31,7 @@ use crate::weights::Panel;
 
 /// The portable kernels.
 pub fn set() -> Option<KernelSet> {
-    Some(KernelSet { name: "portable", blocks, floats, weighted_sum, widen_q8_0, quantise })
+    Some(KernelSet { name: "portable", blocks, floats, weighted_sums, widen_q8_0, quantise })
 }
 
 /// Products with quantised weights of any format.
@@ -56,13 +56,15 @@ fn blocks_of(panel: &Panel, x: &[&[Block]], out: &mut [Sums]) {
     }
 }
 
-/// `out[j] += factors[i] · rows[i][j]`, for one row after the other.
-pub fn weighted_sum(rows: StridedRows, factors: &[f32], out: &mut [f32]) {
-    for (row, factor) in rows.bytes.chunks(rows.row_bytes).zip(factors) {
-        match rows.kind {
-            NumberFormat::F32 => add_row(row, *factor, out, f32::from_le_bytes),
-            NumberFormat::F16 => add_row(row, *factor, out, |b| f16::from_le_bytes(b).to_f32()),
-            _ => add_row(row, *factor, out, |b| bf16::from_le_bytes(b).to_f32()),
+/// `out[n][j] += factors[n][i] · rows[i][j]`, for one row after the other.
+pub fn weighted_sums(rows: StridedRows, factors: &[&[f32]], out: &mut [&mut [f32]]) {
+    for (factors, out) in factors.iter().zip(out) {
+        for (row, factor) in rows.bytes.chunks(rows.row_bytes).zip(*factors) {
+            match rows.kind {
+                NumberFormat::F32 => add_row(row, *factor, out, f32::from_le_bytes),
+                NumberFormat::F16 => add_row(row, *factor, out, |b| f16::from_le_bytes(b).to_f32()),
+                _ => add_row(row, *factor, out, |b| bf16::from_le_bytes(b).to_f32()),
+            }
         }
     }
 }

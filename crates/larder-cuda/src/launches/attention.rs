@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use larder_core::{NumberFormat, ROW_GROUP};
+use larder_kernels::TILE_POSITIONS;
 
 use super::{Launches, THREADS, WARPS, pack, word};
 use crate::driver::Argument;
@@ -31,6 +32,8 @@ pub struct AttentionKernelArgs {
     pub scores: u64,
     /// `[tiles · TILE_QUERIES]` for each launch: 1 / Σ e^(score − max).
     pub inverse_sums: u64,
+    /// `[tiles · TILE_QUERIES, tile_stride, 2]` for each launch: the factors with which position tiles are added up.
+    pub factors: u64,
     /// `[queries, heads, value_width]`
     pub out: u64,
     /// Number of queries.
@@ -57,14 +60,30 @@ pub struct AttentionKernelArgs {
 
 impl AttentionKernelArgs {
     /// Size of the struct in kernels.
-    pub const BYTES: usize = 104;
+    pub const BYTES: usize = 112;
+
+    /// The most position tiles that `positions` positions are in.
+    pub fn tile_stride(positions: usize) -> usize {
+        positions / TILE_POSITIONS + 2
+    }
 
     /// The bytes of the struct in kernels.
     pub fn to_bytes(self) -> [u8; AttentionKernelArgs::BYTES] {
-        let AttentionKernelArgs { queries, key_pages, value_pages, seen, sinks, scores, inverse_sums, out, .. } = self;
+        let AttentionKernelArgs {
+            queries,
+            key_pages,
+            value_pages,
+            seen,
+            sinks,
+            scores,
+            inverse_sums,
+            factors,
+            out,
+            ..
+        } = self;
         let AttentionKernelArgs { count, heads, group, key_row_stride, value_row_stride, .. } = self;
         let AttentionKernelArgs { key_width, value_width, score_stride, scale, page_shift, .. } = self;
-        let front = [queries, key_pages, value_pages, seen, sinks, scores, inverse_sums, out];
+        let front = [queries, key_pages, value_pages, seen, sinks, scores, inverse_sums, factors, out];
         let (rows, scale) = ([key_row_stride, value_row_stride], scale.to_bits());
         let [key_row, value_row] = rows;
         pack(front, [count, heads, group, key_row, value_row, key_width, value_width, score_stride, scale, page_shift])
@@ -138,6 +157,12 @@ mod tests {
     use super::*;
 
     #[test]
+    fn kernels_have_the_position_tiles_of_the_definition() {
+        let kernels = include_str!("../../kernels/attention.cu");
+        assert!(kernels.contains(&format!("constexpr u32 TILE_POSITIONS = {TILE_POSITIONS};")));
+    }
+
+    #[test]
     fn arguments_are_written_as_kernels_read_them() {
         let args = AttentionKernelArgs {
             queries: 1,
@@ -147,21 +172,22 @@ mod tests {
             sinks: 5,
             scores: 6,
             inverse_sums: 7,
-            out: 8,
-            count: 9,
-            heads: 10,
-            group: 11,
-            key_row_stride: 12,
-            value_row_stride: 13,
-            key_width: 14,
-            value_width: 15,
-            score_stride: 16,
+            factors: 8,
+            out: 9,
+            count: 10,
+            heads: 11,
+            group: 12,
+            key_row_stride: 13,
+            value_row_stride: 14,
+            key_width: 15,
+            value_width: 16,
+            score_stride: 17,
             scale: 1.0,
             page_shift: 6,
         };
         let words: Vec<u32> = args.to_bytes().as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b)).collect();
-        let addresses: Vec<u32> = (1..9).flat_map(|at| [at, 0]).collect();
-        assert_eq!(words[..16], addresses);
-        assert_eq!(words[16..], [9, 10, 11, 12, 13, 14, 15, 16, 1.0f32.to_bits(), 6]);
+        let addresses: Vec<u32> = (1..10).flat_map(|at| [at, 0]).collect();
+        assert_eq!(words[..18], addresses);
+        assert_eq!(words[18..], [10, 11, 12, 13, 14, 15, 16, 17, 1.0f32.to_bits(), 6]);
     }
 }

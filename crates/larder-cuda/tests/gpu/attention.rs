@@ -141,7 +141,8 @@ pub fn compare(gpu: &Gpu) {
     {
         let Shape { kv_heads, key, value, latent, kind, .. } = shape;
         let mut sequences = [0; 2].map(|_| [key, value].map(|width| Rows::new(kind, kv_heads, width)));
-        for (step, count) in [1, 5, 1, 33, 1, 1, 60, 7, 1].into_iter().enumerate() {
+        // The last steps cross from one position tile into the next, with all, with few and with 16 positions in sight.
+        for (step, count) in [1, 5, 1, 33, 1, 1, 60, 7, 401, 1, 6, 1, 2].into_iter().enumerate() {
             let first = |at: usize| match step % 3 {
                 0 => 0,
                 1 => at.saturating_sub(4),

@@ -1,86 +1,145 @@
 //! Softmax attention of queries over the KV cache.
 //!
+//! The positions that a query sees are taken in position tiles, which begin at multiples of [`TILE_POSITIONS`]. Within a tile, scores
+//! are turned into powers, and the values are summed in the order of their positions, each weighted by its power; then the tiles are
+//! added up in order (`softmax.rs`). So threads can share the positions of a long context, and the result of a query depends
+//! only on the query and on the positions that it sees.
+//!
 //! Keys and values are rows of floats, so the SIMD kernels for float products and weighted sums do the work. All of them
-//! give the same bits, and the result of a query depends only on the query and on the positions that it sees.
+//! give the same bits.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use larder_core::{NumberFormat, ROW_GROUP};
-
 use crate::disjoint::Disjoint;
 use crate::dispatch;
-use crate::exp::exp;
-use crate::kernel_set::{KernelSet, MAX_TOKENS, StridedRows, Sums};
+use crate::kernel_set::{KernelSet, MAX_TOKENS};
 use crate::thread_pool::ThreadPool;
-use crate::weights::Panel;
 
 mod kv_tensor;
+mod query_tile;
+mod softmax;
 
 pub use kv_tensor::{AttentionArgs, AttentionTask, DistanceBias, KvPages, KvTensor};
+use query_tile::{QueryTile, SCRATCH, common, scratch_bytes};
+use softmax::{Powers, RunningSoftmax};
+
+/// Positions of a position tile, the first of which is a multiple of this number. A part of the definition of attention.
+pub const TILE_POSITIONS: usize = 512;
 
 /// Units of work per thread, so that other threads can take over the share of a thread that is delayed.
 const UNITS_PER_THREAD: usize = 4;
 
-/// The most queries of a tile.
+/// The most queries of a query tile.
 const TILE: usize = 16;
 const _: () = assert!(TILE <= MAX_TOKENS);
 
-/// Buffers of a thread, which grow as needed.
+/// Buffers of the thread that calls [`attend`], which grow as needed.
 #[derive(Default)]
-struct Scratch {
-    /// `[queries of a tile, positions]`
-    scores: Vec<f32>,
-    /// `[ROW_GROUP, width]`: rows in `q8_0`, widened.
-    widened: Vec<f32>,
+struct Shared {
+    divisions: Vec<Division>,
+    partial: Vec<f32>,
 }
 
 thread_local! {
-    static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch { scores: Vec::new(), widened: Vec::new() }) };
+    static SHARED: RefCell<Shared> = RefCell::default();
 }
 
-/// Bytes of the buffers of one thread for queries that see up to `positions` positions, of keys and values up to `width`
-/// wide; whatever the number of queries.
-pub fn attention_scratch_bytes(positions: usize, width: usize) -> usize {
-    TILE.saturating_mul(positions).saturating_add(ROW_GROUP * width).saturating_mul(size_of::<f32>())
+/// Bytes of the buffers of attention on `threads` threads for queries that see up to `positions` positions, of keys and values
+/// up to `width` wide; whatever the number of queries.
+pub fn attention_scratch_bytes(positions: usize, width: usize, threads: usize) -> usize {
+    let tiles = positions.div_ceil(TILE_POSITIONS).saturating_add(1);
+    let partial = (UNITS_PER_THREAD * TILE * size_of::<f32>()).saturating_mul(tiles).saturating_mul(width + POWERS);
+    // Positions are shared only where there are fewer query tiles than units of work.
+    let partial = if threads > 1 { partial } else { 0 };
+    threads.saturating_mul(partial.saturating_add(scratch_bytes(width)))
 }
 
-/// Attention for a batch of sequences, in one fork-join. Into `out [queries, heads, values.width]` of each: for each query
-/// and head the sum of the values, weighted by the softmax of `scale · (query · key)`.
+/// Attention for a batch of sequences. Into `out [queries, heads, values.width]` of each: for each query and head the sum of the
+/// values, weighted by the softmax of `scale · (query · key)`.
 ///
+/// It is one fork-join, and a second one if threads share the positions of a query.
 /// The result of a query depends neither on the rest of the batch, nor on the size of pages or the number of threads.
 ///
 /// # Panics
 /// If a length does not fit the shapes. They are checked here, once, and nowhere below.
 pub fn attend(pool: &ThreadPool, tasks: &mut [AttentionTask]) {
     tasks.iter().for_each(AttentionTask::check);
-    // The queries that share a key head are split over units.
-    let work: usize = tasks.iter().map(|task| task.args.kv_heads * task.pairs()).sum();
-    let tile_len = (work / (UNITS_PER_THREAD * pool.threads())).clamp(1, TILE);
-    let units = tasks.iter().map(|task| task.units(tile_len)).sum();
-    let (set, all) = (dispatch::best(), SharedTasks::new(tasks));
-    pool.run(units, &|unit| {
-        let (args, pairs, unit, out) = all.find(unit, tile_len);
-        let tiles = pairs.div_ceil(tile_len);
-        let first = unit % tiles * tile_len;
-        let tile = QueryTile { args, set, kv_head: unit / tiles, first, count: tile_len.min(pairs - first) };
-        SCRATCH.with_borrow_mut(|scratch| tile.attend(scratch, &out));
+    SHARED.with_borrow_mut(|Shared { divisions, partial }| {
+        let units = if pool.threads() > 1 { UNITS_PER_THREAD * pool.threads() } else { 1 };
+        let total = divide(tasks, units, divisions);
+        partial.resize(partial.len().max(total.partial), 0.0);
+        let shared =
+            SharedTasks { set: dispatch::best(), tasks: Tasks::new(tasks), divisions, partial: Disjoint::new(partial) };
+        pool.run(total.units, &|unit| shared.compute(unit));
+        pool.run(total.merges, &|merge| shared.merge(merge));
     });
 }
 
+/// How the work of a task is divided: into query tiles, and where there are few of them the positions into parts.
+#[derive(Clone, Default)]
+struct Division {
+    /// Query tiles per key head.
+    query_tiles: usize,
+    /// Numbers of the position tiles that any query sees.
+    position_tiles: Range<usize>,
+    /// Parts that the position tiles are divided into. With more than one, the results of all tiles are stored, to be merged.
+    parts: usize,
+    /// Floats of the results of a query tile for a position tile.
+    partial_len: usize,
+    /// Units, merges and stored floats of the tasks before this one.
+    before: Totals,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Totals {
+    units: usize,
+    merges: usize,
+    partial: usize,
+}
+
+/// The numbers of the position tiles that hold these positions.
+fn tiles_of(positions: &Range<usize>) -> Range<usize> {
+    positions.start / TILE_POSITIONS..positions.end.div_ceil(TILE_POSITIONS)
+}
+
+/// Divides the work of all tasks into at least `wanted` units, if it is enough for that.
+fn divide(tasks: &[AttentionTask], wanted: usize, divisions: &mut Vec<Division>) -> Totals {
+    divisions.clear();
+    let (mut query_tiles, mut all_tiles) = (0, 0);
+    for AttentionTask { args, .. } in tasks {
+        let pairs = args.seen.len() * (args.heads / args.kv_heads);
+        let partial_len = TILE.min(pairs) * (args.values.width + POWERS);
+        let position_tiles = tiles_of(&args.visible().unwrap_or_default());
+        let per_head = pairs.div_ceil(TILE);
+        query_tiles += args.kv_heads * per_head;
+        all_tiles += args.kv_heads * per_head * position_tiles.len();
+        divisions.push(Division {
+            query_tiles: per_head,
+            position_tiles,
+            parts: 1,
+            partial_len,
+            ..Division::default()
+        });
+    }
+    let per_unit = if query_tiles < wanted { all_tiles / wanted } else { all_tiles }.max(1);
+    let mut totals = Totals::default();
+    for (task, division) in tasks.iter().zip(divisions) {
+        let (tiles, positions) = (task.args.kv_heads * division.query_tiles, division.position_tiles.len());
+        division.parts = positions.div_ceil(per_unit).max(1);
+        division.before = totals;
+        totals.units += tiles * division.parts;
+        if division.parts > 1 {
+            totals.merges += tiles;
+            totals.partial += tiles * positions * division.partial_len;
+        }
+    }
+    totals
+}
+
 impl AttentionTask<'_> {
-    /// Pairs of a query and a head that share a key head.
-    fn pairs(&self) -> usize {
-        self.args.seen.len() * (self.args.heads / self.args.kv_heads)
-    }
-
-    /// Tiles of up to `tile_len` pairs, over all key heads.
-    fn units(&self, tile_len: usize) -> usize {
-        self.args.kv_heads * self.pairs().div_ceil(tile_len)
-    }
-
     fn check(&self) {
         let AttentionTask { args, out } = self;
         let (queries, heads) = (args.seen.len(), args.heads);
@@ -101,218 +160,157 @@ impl AttentionTask<'_> {
     }
 }
 
-/// A batch that several threads work on.
-struct SharedTasks<'a, 'b> {
+/// The tasks as all threads see them: everything can be read, and outputs are written through [`Disjoint`].
+struct Tasks<'a, 'b> {
     first: *mut AttentionTask<'a>,
     len: usize,
     tasks: PhantomData<&'b mut [AttentionTask<'a>]>,
 }
 
 // SAFETY: all shared parts are Sync, except the outputs, which are f32 and written in disjoint ranges.
-unsafe impl Sync for SharedTasks<'_, '_> {}
+unsafe impl Sync for Tasks<'_, '_> {}
 
-impl<'a, 'b> SharedTasks<'a, 'b> {
+impl<'a, 'b> Tasks<'a, 'b> {
     fn new(tasks: &'b mut [AttentionTask<'a>]) -> Self {
-        SharedTasks { first: tasks.as_mut_ptr(), len: tasks.len(), tasks: PhantomData }
+        Tasks { first: tasks.as_mut_ptr(), len: tasks.len(), tasks: PhantomData }
     }
 
-    /// Of unit number `unit` among the units of all tasks: the arguments and the pairs of its task, its number within that
-    /// task, and the output.
-    fn find(&self, mut unit: usize, tile_len: usize) -> (&AttentionArgs<'a>, usize, usize, Disjoint<'_, f32>) {
-        for i in 0..self.len {
-            // SAFETY: inside the slice, which is borrowed while this value lives; there is no unique reference to it.
-            let task = unsafe { &*self.first.add(i) };
-            let units = task.units(tile_len);
-            if unit < units {
-                // SAFETY: as above. No reference to the values of the output is created here.
-                let out = unsafe { Disjoint::from_raw(&raw mut *(*self.first.add(i)).out) };
-                return (&task.args, task.pairs(), unit, out);
-            }
-            unit -= units;
-        }
-        unreachable!("the unit number is below the sum of all units")
+    /// The arguments and the output of a task.
+    fn get(&self, index: usize) -> (&AttentionArgs<'a>, Disjoint<'_, f32>) {
+        assert!(index < self.len, "a task number beyond the batch");
+        // SAFETY: inside the slice, which is borrowed while this value lives; there is no unique reference to it, and none to the
+        // values of the output is created here.
+        unsafe { (&(*self.first.add(index)).args, Disjoint::from_raw(&raw mut *(*self.first.add(index)).out)) }
     }
 }
 
-/// Up to [`TILE`] of the queries that share a key head: keys and values are read once for the whole tile.
-struct QueryTile<'a> {
-    args: &'a AttentionArgs<'a>,
-    set: &'a KernelSet,
-    kv_head: usize,
-    /// Number of the first pair of query and head. Pairs are counted query by query, and within a query by head.
-    first: usize,
-    count: usize,
+/// Floats in which the powers of a query are stored: maximum and sum.
+const POWERS: usize = 2;
+
+/// A batch that several threads work on.
+struct SharedTasks<'a, 'b> {
+    set: &'static KernelSet,
+    tasks: Tasks<'a, 'b>,
+    divisions: &'b [Division],
+    /// For each divided task `[query tiles, position tiles, partial_len]`.
+    partial: Disjoint<'b, f32>,
+}
+
+impl<'a> SharedTasks<'a, '_> {
+    /// The query tile number `number` of a task, counted over all key heads, and the output.
+    fn query_tile(&self, task: usize, number: usize) -> (QueryTile<'_>, Disjoint<'_, f32>) {
+        let (args, out) = self.tasks.get(task);
+        let tiles = self.divisions[task].query_tiles;
+        let (pairs, first) = (args.seen.len() * (args.heads / args.kv_heads), number % tiles * TILE);
+        (QueryTile { args, set: self.set, kv_head: number / tiles, first, count: TILE.min(pairs - first) }, out)
+    }
+
+    /// Computes a unit: a query tile over all position tiles, or over a part of them.
+    fn compute(&self, unit: usize) {
+        let task = self.divisions.partition_point(|division| division.before.units <= unit) - 1;
+        let division = &self.divisions[task];
+        let unit = unit - division.before.units;
+        let (number, part) = (unit / division.parts, unit % division.parts);
+        let (tile, out) = self.query_tile(task, number);
+        if division.parts == 1 {
+            return tile.over_all_positions(&out);
+        }
+        let Range { start, end } = division.position_tiles;
+        let share = |part: usize| start + (end - start) * part / division.parts;
+        let visible = tile.visible();
+        for at in common(&tiles_of(&visible), &(share(part)..share(part + 1))) {
+            // SAFETY: every position tile of a query tile is in one unit.
+            let partial = unsafe { self.partial_result(task, number, at) };
+            tile.over_tile(at, &visible, partial);
+        }
+    }
+
+    /// Adds up the position tiles of query tile number `merge` of the divided tasks.
+    fn merge(&self, merge: usize) {
+        let task = self.divisions.partition_point(|division| division.before.merges <= merge) - 1;
+        let number = merge - self.divisions[task].before.merges;
+        let (tile, out) = self.query_tile(task, number);
+        let width = tile.args.values.width;
+        for i in 0..tile.count {
+            // SAFETY: every pair of query and head is in one query tile, and their ranges of the output do not overlap.
+            let (mut softmax, out) = unsafe { tile.begin(i, &out) };
+            for at in tiles_of(&tile.seen(i)) {
+                // SAFETY: only this unit uses the results of the query tile, which were stored in the first fork-join.
+                let (values, powers) = unsafe { self.partial_result(task, number, at) }.split_at(tile.count * width);
+                let powers = Powers { max: powers[POWERS * i], sum: powers[POWERS * i + 1] };
+                softmax.add(powers, &values[i * width..][..width], out);
+            }
+            softmax.finish(out);
+        }
+    }
+
+    /// The results of a query tile for a position tile: weighted sums, then powers.
+    ///
+    /// # Safety
+    /// No two threads use the same at a time.
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn partial_result(&self, task: usize, query_tile: usize, position_tile: usize) -> &mut [f32] {
+        let Division { position_tiles, partial_len, before, .. } = &self.divisions[task];
+        let index = query_tile * position_tiles.len() + position_tile - position_tiles.start;
+        // SAFETY: as the caller guarantees.
+        unsafe { self.partial.slice(before.partial + index * partial_len, *partial_len) }
+    }
 }
 
 impl QueryTile<'_> {
-    /// The query and the head of pair `i` of the tile.
-    fn query_and_head(&self, i: usize) -> (usize, usize) {
-        let group = self.args.heads / self.args.kv_heads;
-        let pair = self.first + i;
-        (pair / group, self.kv_head * group + pair % group)
+    /// The softmax of pair `i` before its first position tile, and its output, zeroed.
+    ///
+    /// # Safety
+    /// No other thread uses the output of this pair at the same time.
+    unsafe fn begin<'o>(&self, i: usize, out: &Disjoint<'o, f32>) -> (RunningSoftmax, &'o mut [f32]) {
+        let ((query, head), width) = (self.query_and_head(i), self.args.values.width);
+        // SAFETY: as the caller guarantees.
+        let out = unsafe { out.slice((query * self.args.heads + head) * width, width) };
+        out.fill(0.0);
+        (RunningSoftmax::new(self.args.sinks.map(|sinks| sinks[head])), out)
     }
 
-    /// The positions that pair `i` sees.
-    fn seen(&self, i: usize) -> Range<usize> {
-        self.args.seen[self.query_and_head(i).0].clone()
-    }
-
-    /// The positions that any pair of the tile sees.
-    fn visible(&self) -> Range<usize> {
-        let ends = |end: fn(Range<usize>) -> usize| (0..self.count).map(move |i| end(self.seen(i)));
-        let start = ends(|seen| seen.start).min().expect("a tile has queries");
-        start..ends(|seen| seen.end).max().expect("a tile has queries")
-    }
-
-    fn attend(&self, scratch: &mut Scratch, out: &Disjoint<f32>) {
-        let AttentionArgs { values, heads, sinks, bias, .. } = *self.args;
-        let visible = self.visible();
-        let width = visible.len();
-        self.score(visible.clone(), scratch);
-        let Scratch { scores, widened } = scratch;
-        let mut sums: [&mut [f32]; TILE] = Default::default();
-        let mut inverses = [0.0; TILE];
-        for (i, scores) in scores.chunks_exact_mut(width).take(self.count).enumerate() {
-            let ((query, head), seen) = (self.query_and_head(i), self.seen(i));
-            let scores = &mut scores[seen.start - visible.start..seen.end - visible.start];
-            bias.iter().for_each(|bias| bias.add(head, query, seen.start, scores));
-            inverses[i] = softmax(scores, sinks.map(|s| s[head]));
-            // SAFETY: every pair of query and head is in one unit, and their ranges of the output do not overlap.
-            sums[i] = unsafe { out.slice((query * heads + head) * values.width, values.width) };
-            sums[i].fill(0.0);
-        }
-        for part in values.parts(visible.clone()) {
-            let stored = StridedRows::of(&values, self.kv_head, part.clone());
-            let rows = stored.in_floats(self.set, values.width, widened);
-            for (i, sums) in sums.iter_mut().take(self.count).enumerate() {
-                let seen = self.seen(i);
-                let seen = part.start.max(seen.start)..part.end.min(seen.end);
-                if !seen.is_empty() {
-                    let factors = &scores[i * width..][seen.start - visible.start..seen.end - visible.start];
-                    (self.set.weighted_sum)(rows.skip(seen.start - part.start), factors, sums);
+    /// Into the output, the attention to all positions, tile after tile.
+    fn over_all_positions(&self, out: &Disjoint<f32>) {
+        let (visible, width) = (self.visible(), self.args.values.width);
+        // SAFETY: every pair of query and head is in one query tile, and their ranges of the output do not overlap.
+        let mut pairs: [_; TILE] = std::array::from_fn(|i| (i < self.count).then(|| unsafe { self.begin(i, out) }));
+        SCRATCH.with_borrow_mut(|scratch| {
+            let mut values = std::mem::take(&mut scratch.sums);
+            values.resize(values.len().max(TILE * width), 0.0);
+            for at in tiles_of(&visible) {
+                let mut sums = values.chunks_exact_mut(width);
+                let mut sums: [&mut [f32]; TILE] = std::array::from_fn(|_| sums.next().expect("a row per query"));
+                let positions = common(&visible, &positions_of(at));
+                let powers = self.attend(positions.clone(), scratch, &mut sums[..self.count]);
+                for (i, ((softmax, out), sums)) in pairs.iter_mut().flatten().zip(sums).enumerate() {
+                    if !common(&self.seen(i), &positions).is_empty() {
+                        softmax.add(powers[i], sums, out);
+                    }
                 }
             }
-        }
-        for (sums, inverse) in sums.iter_mut().zip(inverses).take(self.count) {
-            sums.iter_mut().for_each(|o| *o *= inverse);
-        }
+            scratch.sums = values;
+        });
+        pairs.into_iter().flatten().for_each(|(softmax, out)| softmax.finish(out));
     }
 
-    /// The scores of every query with the keys at the positions `visible`: `[count, visible]`.
-    fn score(&self, visible: Range<usize>, Scratch { scores, widened }: &mut Scratch) {
-        let AttentionArgs { queries, keys, heads, scale, .. } = *self.args;
-        let width = visible.len();
-        scores.resize(scores.len().max(self.count * width), 0.0);
-        let mut x = [&[][..]; TILE];
-        for (i, x) in x.iter_mut().take(self.count).enumerate() {
-            let (query, head) = self.query_and_head(i);
-            *x = &queries[(query * heads + head) * keys.width..][..keys.width];
-        }
-        let (mut sums, group) = ([Sums::default(); TILE], ROW_GROUP * keys.row_bytes);
-        let sums = &mut sums[..self.count];
-        let (mut column, mut pages) = (0, keys.by_page(visible).map(|page| keys.rows(self.kv_head, page)).peekable());
-        while let Some(page) = pages.next() {
-            let mut groups = page.chunks(group).peekable();
-            while let Some(bytes) = groups.next() {
-                let next = groups.peek().or(pages.peek()).map_or(&[][..], |next| &next[..next.len().min(bytes.len())]);
-                let rows = bytes.len() / keys.row_bytes;
-                let stored = StridedRows { kind: keys.kind, bytes, row_bytes: keys.row_bytes };
-                let StridedRows { kind, bytes, row_bytes } = stored.in_floats(self.set, keys.width, widened);
-                let panel = Panel { kind, blocks: keys.width, rows, row_bytes, interleaved: false, bytes, next };
-                (self.set.floats)(&[panel], &x[..self.count], sums);
-                for (scores, sums) in scores.chunks_exact_mut(width).zip(&*sums) {
-                    let scores = &mut scores[column..column + rows];
-                    scores.iter_mut().zip(sums).for_each(|(score, sum)| *score = sum * scale);
-                }
-                column += rows;
-            }
+    /// Into `partial`, the attention to the positions in position tile number `at`.
+    fn over_tile(&self, at: usize, visible: &Range<usize>, partial: &mut [f32]) {
+        let width = self.args.values.width;
+        let (values, stored) = partial.split_at_mut(self.count * width);
+        let mut values = values.chunks_exact_mut(width);
+        let mut sums: [&mut [f32]; TILE] = std::array::from_fn(|_| values.next().unwrap_or_default());
+        let positions = common(visible, &positions_of(at));
+        let powers = SCRATCH.with_borrow_mut(|scratch| self.attend(positions, scratch, &mut sums[..self.count]));
+        for (stored, powers) in stored.as_chunks_mut::<POWERS>().0.iter_mut().zip(powers) {
+            *stored = [powers.max, powers.sum];
         }
     }
 }
 
-impl<'a> StridedRows<'a> {
-    /// The rows at these positions of a head, which are in one page.
-    fn of(tensor: &KvTensor<'a>, head: usize, positions: Range<usize>) -> Self {
-        StridedRows { kind: tensor.kind, bytes: tensor.rows(head, positions), row_bytes: tensor.row_bytes }
-    }
-
-    /// The same rows in a float format: those in `q8_0`, of which there are at most [`ROW_GROUP`], are widened into
-    /// `widened`.
-    fn in_floats<'b>(self, set: &KernelSet, width: usize, widened: &'b mut Vec<f32>) -> StridedRows<'b>
-    where
-        'a: 'b,
-    {
-        if self.kind.is_float() {
-            return self;
-        }
-        widened.resize(widened.len().max(ROW_GROUP * width), 0.0);
-        let rows = self.bytes.chunks(self.row_bytes);
-        let widened = &mut widened[..rows.len() * width];
-        rows.zip(widened.chunks_exact_mut(width)).for_each(|(row, out)| (set.widen_q8_0)(row, out));
-        // SAFETY: the bytes of initialised floats, on processors whose floats are stored as the format f32 is.
-        let bytes = unsafe { std::slice::from_raw_parts(widened.as_ptr().cast(), size_of_val(widened)) };
-        StridedRows { kind: NumberFormat::F32, bytes, row_bytes: width * size_of::<f32>() }
-    }
-}
-
-/// Replaces scores by `e^(score - max)`, and returns the factor that makes them sum to one.
-#[cfg(target_arch = "x86_64")]
-fn softmax(scores: &mut [f32], sink: Option<f32>) -> f32 {
-    #[target_feature(enable = "avx512f")]
-    fn with_avx512(scores: &mut [f32], sink: Option<f32>) -> f32 {
-        softmax_in_lanes(scores, sink)
-    }
-    #[target_feature(enable = "avx2")]
-    fn with_avx2(scores: &mut [f32], sink: Option<f32>) -> f32 {
-        softmax_in_lanes(scores, sink)
-    }
-    if std::arch::is_x86_feature_detected!("avx512f") {
-        // SAFETY: the processor has the feature that the function is compiled for.
-        unsafe { with_avx512(scores, sink) }
-    } else if std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has the feature that the function is compiled for.
-        unsafe { with_avx2(scores, sink) }
-    } else {
-        softmax_in_lanes(scores, sink)
-    }
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn softmax(scores: &mut [f32], sink: Option<f32>) -> f32 {
-    softmax_in_lanes(scores, sink)
-}
-
-#[inline(always)]
-fn softmax_in_lanes(scores: &mut [f32], sink: Option<f32>) -> f32 {
-    let max = largest(scores).max(sink.unwrap_or(f32::NEG_INFINITY));
-    scores.iter_mut().for_each(|s| *s = exp(*s - max));
-    1.0 / (sum(scores) + sink.map_or(0.0, |s| exp(s - max)))
-}
-
-/// The maximum, in eight interleaved lanes.
-#[inline(always)]
-fn largest(values: &[f32]) -> f32 {
-    let (body, tail) = values.as_chunks::<8>();
-    let mut lanes = [f32::NEG_INFINITY; 8];
-    for chunk in body {
-        for i in 0..8 {
-            lanes[i] = lanes[i].max(chunk[i]);
-        }
-    }
-    lanes.iter().chain(tail).copied().fold(f32::NEG_INFINITY, f32::max)
-}
-
-/// The sum, in eight interleaved lanes.
-#[inline(always)]
-fn sum(values: &[f32]) -> f32 {
-    let (body, tail) = values.as_chunks::<8>();
-    let mut lanes = [0.0f32; 8];
-    for chunk in body {
-        for i in 0..8 {
-            lanes[i] += chunk[i];
-        }
-    }
-    lanes.iter().chain(tail).sum()
+/// The positions of a position tile.
+fn positions_of(tile: usize) -> Range<usize> {
+    tile * TILE_POSITIONS..(tile + 1) * TILE_POSITIONS
 }
 
 #[cfg(test)]

@@ -1,6 +1,10 @@
 //! Attention against its definition, and the same bits whatever the pages, batches and threads.
 
+use larder_core::NumberFormat;
+
 use super::*;
+use crate::dot::dot;
+use crate::exp::exp;
 use crate::formats::q8_0::{quantise_row, widen_q8_0};
 use crate::formats::{narrow, widen};
 
@@ -48,9 +52,14 @@ impl Stored {
 
 #[test]
 fn matches_the_definition() {
-    for (heads, kv_heads, key, value, queries, start) in
-        [(4, 2, 8, 8, 1, 0), (4, 1, 24, 16, 1, 40), (6, 3, 16, 5, 3, 7), (2, 2, 128, 128, 37, 20), (1, 1, 1, 1, 2, 0)]
-    {
+    for (heads, kv_heads, key, value, queries, start) in [
+        (4, 2, 8, 8, 1, 0),
+        (4, 1, 24, 16, 1, 40),
+        (6, 3, 16, 5, 3, 7),
+        (2, 2, 128, 128, 37, 20),
+        (1, 1, 1, 1, 2, 0),
+        (4, 2, 20, 12, 5, 1533),
+    ] {
         let positions = start + queries;
         let q = values(queries * heads * key, 0.1);
         let sinks = values(heads, 0.4);
@@ -144,6 +153,76 @@ fn threads_pieces_and_pages_change_no_bit() {
             assert_eq!(Batch::new(kind, 170, 170, page_len).alone(2, 0..170), whole, "pages of {page_len}");
         }
     }
+}
+
+/// The definition of attention, in the order of its additions.
+fn in_order(batch: &Batch, query: usize) -> Vec<f32> {
+    let (positions, seen) = (batch.queries.end, batch.seen(query..query + 1).remove(0));
+    let row = |of: usize, head: usize, at: usize| &batch.kv[of].plain[(head * positions + at) * WIDTH..][..WIDTH];
+    let mut all = Vec::new();
+    for head in 0..HEADS {
+        let (q, kv_head) = (&batch.q[(query * HEADS + head) * WIDTH..][..WIDTH], head / (HEADS / KV_HEADS));
+        let (mut max, mut sum, mut out) = (f32::NEG_INFINITY, 0.0, [0.0; WIDTH - 4]);
+        for tile in seen.start / TILE_POSITIONS..seen.end.div_ceil(TILE_POSITIONS) {
+            let seen = seen.start.max(tile * TILE_POSITIONS)..seen.end.min((tile + 1) * TILE_POSITIONS);
+            let scores: Vec<f32> = seen.clone().map(|at| dot(row(0, kv_head, at), q) * 0.2).collect();
+            let tile_max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let powers: Vec<f32> = scores.iter().map(|score| exp(score - tile_max)).collect();
+            let (body, tail) = powers.as_chunks::<8>();
+            let lanes = body.iter().fold([0.0; 8], |lanes, chunk| std::array::from_fn(|i| lanes[i] + chunk[i]));
+            let tile_sum: f32 = lanes.iter().chain(tail).sum();
+            let mut values = [0.0; WIDTH - 4];
+            for (at, power) in seen.zip(powers) {
+                values.iter_mut().zip(row(1, kv_head, at)).for_each(|(o, v)| *o += power * v);
+            }
+            let (old, new_max) = (max, f32::max(max, tile_max));
+            let (before, now) = (exp(old - new_max), exp(tile_max - new_max));
+            (max, sum) = (new_max, sum * before + tile_sum * now);
+            out.iter_mut().zip(values).for_each(|(o, v)| *o = *o * before + v * now);
+        }
+        let inverse = 1.0 / sum;
+        all.extend(out.map(|o| o * inverse));
+    }
+    all
+}
+
+#[test]
+fn threads_that_share_positions_change_no_bit() {
+    let long = if cfg!(miri) { 1030 } else { 3000 };
+    for kind in KINDS {
+        let batch = [(long, 1), (700, 3), (513, 1), (512, 2), (2, 1), (1500, 0)]
+            .map(|(positions, queries)| Batch::new(kind, positions, queries, 64));
+        let seen: Vec<_> = batch.iter().map(|one| one.seen(one.queries.clone())).collect();
+        let want: Vec<Vec<f32>> =
+            batch.iter().map(|one| one.queries.clone().flat_map(|query| in_order(one, query)).collect()).collect();
+        for threads in [1, 2, 3, 16] {
+            let pool = ThreadPool::new(threads, false).unwrap();
+            // All of them in one batch, and each alone.
+            for count in [batch.len(), 1] {
+                let mut outs: Vec<Vec<f32>> = want.iter().map(|want| vec![f32::NAN; want.len()]).collect();
+                let tasks = batch.iter().zip(&seen).zip(&mut outs);
+                let mut tasks: Vec<AttentionTask> = tasks
+                    .map(|((one, seen), out)| AttentionTask { args: one.args(one.queries.clone(), seen), out })
+                    .collect();
+                tasks.chunks_mut(count).for_each(|tasks| attend(&pool, tasks));
+                assert_eq!(outs, want, "{kind} on {threads} threads, {count} at a time");
+            }
+        }
+    }
+}
+
+#[test]
+fn buffers_are_as_large_as_the_plan_says() {
+    let (threads, positions) = (4, 2000);
+    let batch = Batch::new(NumberFormat::Q8_0, positions, 1, 64);
+    std::thread::spawn(move || {
+        batch.alone(threads, positions - 1..positions);
+        let shared = SHARED.with_borrow(|shared| shared.partial.capacity() * size_of::<f32>());
+        assert!(shared > 0, "the positions are shared");
+        assert!(shared + scratch_bytes(WIDTH) <= attention_scratch_bytes(positions, WIDTH, threads));
+    })
+    .join()
+    .unwrap();
 }
 
 #[test]

@@ -55,14 +55,13 @@ unsafe fn tiles<const KIND: u8, const R: usize, const N: usize, const H: usize>(
             // SAFETY: as the caller guarantees.
             unsafe { pass::<KIND, R, N, H>(rows, x, 8 * half, next, &mut lanes[half..half + H]) };
         }
-        for t in 0..N {
-            for r in 0..R {
-                let body = panel.cols() / LANES * LANES;
+        let body = panel.cols() / LANES * LANES;
+        let sums = reduce(&lanes);
+        for (t, (sums, out)) in sums.iter().zip(&mut *out).enumerate() {
+            for (r, sum) in sums.iter().enumerate() {
                 let tail = (body..).zip(&x[t][body..]);
-                let start = reduce(lanes[0][t][r], lanes[1][t][r]);
                 // SAFETY: the row has as many values as the token.
-                let sum = tail.fold(start, |sum, (c, x)| unsafe { sum + one::<KIND>(rows[r], c) * x });
-                out[t][first + r] = sum;
+                out[first + r] = tail.fold(*sum, |sum, (c, x)| sum + unsafe { one::<KIND>(rows[r], c) } * x);
             }
         }
     }
@@ -136,14 +135,29 @@ pub unsafe fn one<const KIND: u8>(row: *const u8, c: usize) -> f32 {
     }
 }
 
-/// Adds lane i + 8 to lane i, then + 4, + 2, + 1.
+/// For up to eight pairs of token and row: adds lane i + 8 to lane i, then + 4, + 2, + 1. After each step two registers of half as
+/// many sums each are joined to one.
 #[target_feature(enable = "avx2")]
 #[inline]
-fn reduce(low: __m256, high: __m256) -> f32 {
-    let sum = _mm256_add_ps(low, high);
-    let sum = _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps::<1>(sum));
-    let sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
-    _mm_cvtss_f32(_mm_add_ss(sum, _mm_shuffle_ps::<1>(sum, sum)))
+fn reduce<const R: usize, const N: usize>(lanes: &[[[__m256; R]; N]; 2]) -> [[f32; R]; N] {
+    const { assert!(R * N <= 8) };
+    let of = |i: usize| match i < R * N {
+        true => _mm256_add_ps(lanes[0][i / R][i % R], lanes[1][i / R][i % R]),
+        false => _mm256_setzero_ps(),
+    };
+    // The sums of pairs i and i + 4.
+    let fours: [__m256; 4] = std::array::from_fn(|i| {
+        let (a, b) = (of(i), of(i + 4));
+        _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b))
+    });
+    let twos = [[fours[0], fours[1]], [fours[2], fours[3]]]
+        .map(|[a, b]| _mm256_add_ps(_mm256_shuffle_ps::<0x44>(a, b), _mm256_shuffle_ps::<0xEE>(a, b)));
+    let [a, b] = twos;
+    let ones = _mm256_add_ps(_mm256_shuffle_ps::<0x88>(a, b), _mm256_shuffle_ps::<0xDD>(a, b));
+    let mut sums = [0.0; 8];
+    // SAFETY: eight floats are written.
+    unsafe { _mm256_storeu_ps(sums.as_mut_ptr(), ones) };
+    std::array::from_fn(|t| std::array::from_fn(|r| sums[t * R + r]))
 }
 
 /// The values of a block in `q8_0`: the scale times each integer.

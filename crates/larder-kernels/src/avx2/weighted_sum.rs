@@ -6,54 +6,92 @@ use std::arch::x86_64::*;
 use super::floats::{eight, one};
 use crate::kernel_set::StridedRows;
 
-/// Adds `factors[i] · rows[i]` to `out`, one row after the other, in strips of columns that fit the registers.
+/// Adds `factors[i] · rows[i]` to each output with its own factors, one row after the other. Up to four outputs are computed at a
+/// time, so that a value is loaded and widened once for them, in strips of columns that fit the registers.
 ///
 /// # Safety
-/// There are as many rows of `KIND` as factors, each with at least as many values as `out`.
+/// There are as many rows of `KIND` as factors of each output, and outputs are of one length, which no row is shorter than.
 #[target_feature(enable = "avx2,f16c")]
-pub unsafe fn rows<const KIND: u8>(rows: StridedRows, factors: &[f32], out: &mut [f32]) {
-    let (strips, rest) = out.as_chunks_mut::<64>();
-    let mut column = 0;
-    for strip in strips {
+pub unsafe fn rows<const KIND: u8>(rows: &StridedRows, factors: &[&[f32]], out: &mut [&mut [f32]]) {
+    for (factors, out) in factors.chunks(4).zip(out.chunks_mut(4)) {
         // SAFETY: as the caller guarantees.
-        unsafe { columns::<KIND, 8>(&rows, factors, column, strip) };
-        column += 64;
-    }
-    let (eights, rest) = rest.as_chunks_mut::<8>();
-    for eight_columns in eights {
-        // SAFETY: as the caller guarantees.
-        unsafe { columns::<KIND, 1>(&rows, factors, column, eight_columns) };
-        column += 8;
-    }
-    for (c, out) in (column..).zip(rest) {
-        for (i, factor) in factors.iter().enumerate() {
-            // SAFETY: as the caller guarantees.
-            *out += factor * unsafe { one::<KIND>(rows.bytes.as_ptr().add(i * rows.row_bytes), c) };
+        unsafe {
+            match (factors, out) {
+                ([a], [x]) => several::<KIND, 1, 8>(rows, [a], [x]),
+                ([a, b], [x, y]) => several::<KIND, 2, 4>(rows, [a, b], [x, y]),
+                ([a, b, c], [x, y, z]) => several::<KIND, 3, 2>(rows, [a, b, c], [x, y, z]),
+                ([a, b, c, d], [x, y, z, u]) => several::<KIND, 4, 2>(rows, [a, b, c, d], [x, y, z, u]),
+                _ => unreachable!("chunks of one to four"),
+            }
         }
     }
 }
 
-/// As [`rows`], for `8 · N` columns from `column` on.
+/// As [`rows`], for `N` outputs, in strips of `8 · W` columns.
+///
+/// # Safety
+/// As [`rows`].
 #[target_feature(enable = "avx2,f16c")]
 #[inline]
-unsafe fn columns<const KIND: u8, const N: usize>(rows: &StridedRows, factors: &[f32], column: usize, out: &mut [f32]) {
-    let mut sums = [_mm256_setzero_ps(); N];
-    for (i, sum) in sums.iter_mut().enumerate() {
-        // SAFETY: the output has `8 · N` columns.
-        *sum = unsafe { _mm256_loadu_ps(out.as_ptr().add(8 * i)) };
+unsafe fn several<const KIND: u8, const N: usize, const W: usize>(
+    rows: &StridedRows,
+    factors: [&[f32]; N],
+    mut out: [&mut [f32]; N],
+) {
+    let width = out[0].len();
+    let (strips, eights) = (width / (8 * W) * (8 * W), width / 8 * 8);
+    let out_at = out.each_mut().map(|out| out.as_mut_ptr());
+    // SAFETY: as the caller guarantees.
+    unsafe {
+        for column in (0..strips).step_by(8 * W) {
+            columns::<KIND, N, W>(rows, factors, column, out_at);
+        }
+        for column in (strips..eights).step_by(8) {
+            columns::<KIND, N, 1>(rows, factors, column, out_at);
+        }
+        for (factors, out) in factors.iter().zip(out) {
+            for (column, out) in (eights..).zip(&mut out[eights..]) {
+                for (i, factor) in factors.iter().enumerate() {
+                    *out += factor * one::<KIND>(rows.bytes.as_ptr().add(i * rows.row_bytes), column);
+                }
+            }
+        }
     }
+}
+
+/// As [`rows`], for `8 · W` columns from `column` on of `N` outputs.
+///
+/// # Safety
+/// As [`rows`]; the outputs have these columns.
+#[target_feature(enable = "avx2,f16c")]
+#[inline]
+unsafe fn columns<const KIND: u8, const N: usize, const W: usize>(
+    rows: &StridedRows,
+    factors: [&[f32]; N],
+    column: usize,
+    out: [*mut f32; N],
+) {
+    // SAFETY: the outputs have `8 · W` columns from there on.
+    let load = |out: *mut f32| std::array::from_fn(|i| unsafe { _mm256_loadu_ps(out.add(column + 8 * i)) });
+    let mut sums: [[__m256; W]; N] = out.map(load);
+    let factor_at = factors.map(<[f32]>::as_ptr);
     let mut row = rows.bytes.as_ptr();
-    for factor in factors {
-        let factor = _mm256_set1_ps(*factor);
-        for (i, sum) in sums.iter_mut().enumerate() {
-            // SAFETY: every row has the columns up to `column + 8 · N`.
-            let values = unsafe { eight::<KIND>(row, column + 8 * i) };
-            *sum = _mm256_add_ps(*sum, _mm256_mul_ps(factor, values));
+    for i in 0..factors[0].len() {
+        // SAFETY: every row has the columns up to `column + 8 · W`.
+        let values: [__m256; W] = std::array::from_fn(|j| unsafe { eight::<KIND>(row, column + 8 * j) });
+        for (sums, factors) in sums.iter_mut().zip(factor_at) {
+            // SAFETY: there are as many factors as rows.
+            let factor = unsafe { _mm256_set1_ps(*factors.add(i)) };
+            for (sum, values) in sums.iter_mut().zip(values) {
+                *sum = _mm256_add_ps(*sum, _mm256_mul_ps(factor, values));
+            }
         }
         row = row.wrapping_add(rows.row_bytes);
     }
-    for (i, sum) in sums.iter().enumerate() {
-        // SAFETY: as above.
-        unsafe { _mm256_storeu_ps(out.as_mut_ptr().add(8 * i), *sum) };
+    for (out, sums) in out.into_iter().zip(sums) {
+        for (i, sum) in sums.into_iter().enumerate() {
+            // SAFETY: as above.
+            unsafe { _mm256_storeu_ps(out.add(column + 8 * i), sum) };
+        }
     }
 }

@@ -18,7 +18,7 @@ use crate::weights::Panel;
 /// The kernels, if this processor can run them.
 pub fn set() -> Option<KernelSet> {
     Avx512::detect()?;
-    Some(KernelSet { name: "avx512", blocks, floats, weighted_sum, widen_q8_0, quantise })
+    Some(KernelSet { name: "avx512", blocks, floats, weighted_sums, widen_q8_0, quantise })
 }
 
 fn blocks(panels: &[Panel], x: &[&[Block]], out: &mut [Sums]) {
@@ -40,16 +40,14 @@ fn floats(panels: &[Panel], x: &[&[f32]], out: &mut [Sums]) {
     }
 }
 
-fn weighted_sum(rows: StridedRows, factors: &[f32], out: &mut [f32]) {
-    assert!(!factors.is_empty(), "there are no rows");
-    let end = (factors.len() - 1) * rows.row_bytes + out.len() * rows.kind.block_bytes();
-    assert!(end <= rows.bytes.len(), "rows are shorter than the output");
+fn weighted_sums(rows: StridedRows, factors: &[&[f32]], out: &mut [&mut [f32]]) {
+    rows.check(factors, out);
     // SAFETY: as above; the rows have as many values as the output.
     unsafe {
         match rows.kind {
-            NumberFormat::F32 => weighted_sum::rows::<{ floats::F32 }>(rows, factors, out),
-            NumberFormat::F16 => weighted_sum::rows::<{ floats::F16 }>(rows, factors, out),
-            _ => weighted_sum::rows::<{ floats::BF16 }>(rows, factors, out),
+            NumberFormat::F32 => weighted_sum::rows::<{ floats::F32 }>(&rows, factors, out),
+            NumberFormat::F16 => weighted_sum::rows::<{ floats::F16 }>(&rows, factors, out),
+            _ => weighted_sum::rows::<{ floats::BF16 }>(&rows, factors, out),
         }
     }
 }

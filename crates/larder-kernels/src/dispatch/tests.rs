@@ -102,10 +102,10 @@ proptest! {
         }
     }
 
-    /// Rows with gaps between them, odd widths, unaligned starts.
+    /// Rows with gaps between them, odd widths, unaligned starts, and more outputs than a kernel takes at a time.
     #[test]
     fn every_set_sums_rows_to_the_same_bits(
-        seed: u64, kind in 0..3usize, rows in 1..20usize, width in 1..=SIZES, gap in 0..7usize,
+        seed: u64, kind in 0..3usize, rows in 1..20usize, width in 1..=SIZES, gap in 0..7usize, outputs in 1..12usize,
     ) {
         let kind = [NumberFormat::F32, NumberFormat::F16, NumberFormat::Bf16][kind];
         let mut noise = Noise::new(seed);
@@ -114,10 +114,12 @@ proptest! {
         for row in bytes[1..].chunks_exact_mut(row_bytes) {
             row[..width * kind.block_bytes()].copy_from_slice(&noise.weights(kind, 1, width));
         }
-        let (factors, start) = (noise.values(rows), noise.values(width));
+        let (factors, start) = (noise.values(outputs * rows), noise.values(outputs * width));
         let summed = |set: &KernelSet| {
             let mut out = start.clone();
-            (set.weighted_sum)(StridedRows { kind, bytes: &bytes[1..bytes.len() - gap], row_bytes }, &factors, &mut out);
+            let rows_of = StridedRows { kind, bytes: &bytes[1..bytes.len() - gap], row_bytes };
+            let factors: Vec<&[f32]> = factors.chunks(rows).collect();
+            (set.weighted_sums)(rows_of, &factors, &mut out.chunks_mut(width).collect::<Vec<_>>());
             out.iter().map(|v| v.to_bits()).collect::<Vec<_>>()
         };
         let want = summed(&portable::set().unwrap());

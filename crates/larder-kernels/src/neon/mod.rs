@@ -27,12 +27,12 @@ use crate::weights::Panel;
 pub fn with_dot_products() -> Option<KernelSet> {
     Sdot::detect()?;
     let blocks = blocks_with_dot_products;
-    Some(KernelSet { name: "neon+dotprod", blocks, floats, weighted_sum, widen_q8_0, quantise })
+    Some(KernelSet { name: "neon+dotprod", blocks, floats, weighted_sums, widen_q8_0, quantise })
 }
 
 /// The kernels that every 64-bit Arm processor can run.
 pub fn set() -> Option<KernelSet> {
-    Some(KernelSet { name: "neon", blocks, floats, weighted_sum, widen_q8_0, quantise })
+    Some(KernelSet { name: "neon", blocks, floats, weighted_sums, widen_q8_0, quantise })
 }
 
 fn blocks_with_dot_products(panels: &[Panel], x: &[&[Block]], out: &mut [Sums]) {
@@ -59,10 +59,8 @@ fn floats(panels: &[Panel], x: &[&[f32]], out: &mut [Sums]) {
     }
 }
 
-fn weighted_sum(rows: StridedRows, factors: &[f32], out: &mut [f32]) {
-    assert!(!factors.is_empty(), "there are no rows");
-    let end = (factors.len() - 1) * rows.row_bytes + out.len() * rows.kind.block_bytes();
-    assert!(end <= rows.bytes.len(), "rows are shorter than the output");
+fn weighted_sums(rows: StridedRows, factors: &[&[f32]], out: &mut [&mut [f32]]) {
+    rows.check(factors, out);
     // SAFETY: as above.
     unsafe {
         match rows.kind {

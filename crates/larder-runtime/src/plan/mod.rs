@@ -137,14 +137,12 @@ impl PlanInputs<'_> {
 
     /// Bytes of activations during a step, with the scores of attention and the logits of each sequence.
     pub fn scratch_bytes(&self) -> u64 {
-        // Rows of no other format are widened.
-        let width = if self.kv_format == KvFormat::Q8_0 { self.blueprint.sequence_memory.values_per_token } else { 0 };
-        let scores = attention_scratch_bytes(self.context, width);
+        let attention = attention_scratch_bytes(self.context, self.blueprint.sequence_memory.widest_row, self.threads);
         // The draft tokens of one sequence are computed at a time, and their logits copied once.
         let logits = (3 * self.sequences + 2 * self.drafts)
             .saturating_mul(self.blueprint.vocab)
             .saturating_mul(size_of::<f32>());
-        let fixed = scores.saturating_mul(self.threads).saturating_add(logits) as u64;
+        let fixed = attention.saturating_add(logits) as u64;
         self.blueprint.step_memory.bytes(self.prefill_tokens).saturating_add(fixed)
     }
 

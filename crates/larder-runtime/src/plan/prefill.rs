@@ -59,6 +59,7 @@ fn spare_bytes(inputs: &PlanInputs, options: &Options) -> u64 {
 #[cfg(test)]
 mod tests {
     use larder_core::StepMemory;
+    use larder_kernels::attention_scratch_bytes;
 
     use super::*;
     use crate::options::CacheSize;
@@ -81,8 +82,9 @@ mod tests {
 
     #[test]
     fn pieces_take_an_eighth_of_the_slots() {
-        // Beside the slots 1 MiB of weights, 8 MiB of KV cache, and less than 1 MiB of the smallest pieces and of scores.
-        let available = |bytes| Some(beside_reserve(bytes + 10 * MEGA));
+        // Beside the slots 1 MiB of weights, 8 MiB of KV cache, attention, and less than half a MiB of the smallest pieces.
+        let attention = attention_scratch_bytes(8192, 512, 1) as u64;
+        let available = |bytes| Some(beside_reserve(bytes + 9 * MEGA + MEGA / 2 + attention));
         let automatic = options(CacheSize::Available, Layer);
         assert_eq!(tokens(available(20 * MEGA), 8192, &automatic), 2560, "an eighth of 20 MiB are 2.5 MiB");
         assert_eq!(tokens(available(20 * MEGA), 100, &automatic), 100, "never beyond the context");
@@ -97,8 +99,9 @@ mod tests {
 
     #[test]
     fn pieces_displace_nothing_that_must_be_in_memory() {
-        // Memory left for slots beside the smallest pieces, 1 MiB of weights, 4 MiB of KV cache and the scores.
-        let left = |bytes| Some(beside_reserve(bytes + 5 * MEGA + MEGA / 8 + MEGA / 4));
+        // Memory left for slots beside the smallest pieces, 1 MiB of weights, 4 MiB of KV cache and attention.
+        let attention = attention_scratch_bytes(4096, 512, 1) as u64;
+        let left = |bytes| Some(beside_reserve(bytes + 5 * MEGA + MEGA / 8 + attention));
         let all = options(CacheSize::Available, Layer);
         let found = [32, 33, 34].map(|mega| tokens(left(mega * MEGA + MEGA / 2), 4096, &all));
         assert_eq!(found, [576, 1600, 2624], "what is left of 32 MiB, within an eighth of them");

@@ -154,13 +154,14 @@ fn a_draft_model_is_part_of_the_plan() {
 }
 
 #[test]
-fn scratch_counts_the_tokens_of_a_step_and_the_scores_of_each_thread() {
+fn scratch_counts_the_tokens_of_a_step_and_the_attention_of_each_thread() {
     let blueprint = blueprint();
     let bytes = |prefill_tokens, threads, context| {
         let inputs = PlanInputs { prefill_tokens, threads, context, ..inputs(&blueprint, None) };
         inputs.scratch_bytes()
     };
     assert_eq!(bytes(300, 1, 64) - bytes(100, 1, 64), 200 * 700);
-    assert_eq!(bytes(1, 3, 1000) - bytes(1, 3, 0), 3 * 16 * 4 * 1000);
+    // Four units of 16 queries per thread, each with 512 values and its powers for two more position tiles.
+    assert_eq!(bytes(1, 3, 1000) - bytes(1, 3, 0), 3 * 4 * 16 * 2 * (512 + 2) * 4);
     assert_eq!(bytes(usize::MAX, usize::MAX, usize::MAX), u64::MAX);
 }

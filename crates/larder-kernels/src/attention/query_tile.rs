@@ -1,0 +1,199 @@
+//! The part of attention that one thread computes: some queries that share a key head, over one position tile.
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use larder_core::{NumberFormat, ROW_GROUP};
+
+use super::softmax::{Powers, powers};
+use super::{AttentionArgs, KvTensor, TILE, TILE_POSITIONS};
+use crate::kernel_set::{KernelSet, StridedRows, Sums};
+use crate::weights::Panel;
+
+/// Buffers of a thread, which grow as needed.
+#[derive(Default)]
+pub struct Scratch {
+    /// `[queries of a tile, positions of a tile]`
+    scores: Vec<f32>,
+    /// `[ROW_GROUP, width]`: rows in `q8_0`, widened.
+    widened: Vec<f32>,
+    /// `[queries of a tile, value width]`: weighted sums of a position tile.
+    pub sums: Vec<f32>,
+}
+
+thread_local! {
+    pub static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// Bytes of the buffers of one thread for keys and values up to `width` wide.
+pub const fn scratch_bytes(width: usize) -> usize {
+    (TILE * (TILE_POSITIONS + width) + ROW_GROUP * width) * size_of::<f32>()
+}
+
+/// Up to [`TILE`] of the queries that share a key head: keys and values are read once for all of them.
+pub struct QueryTile<'a> {
+    pub args: &'a AttentionArgs<'a>,
+    pub set: &'a KernelSet,
+    pub kv_head: usize,
+    /// Number of the first pair of query and head. Pairs are counted query by query, and within a query by head.
+    pub first: usize,
+    pub count: usize,
+}
+
+impl QueryTile<'_> {
+    /// The query and the head of pair `i` of the tile.
+    pub fn query_and_head(&self, i: usize) -> (usize, usize) {
+        let group = self.args.heads / self.args.kv_heads;
+        let pair = self.first + i;
+        (pair / group, self.kv_head * group + pair % group)
+    }
+
+    /// The positions that pair `i` sees.
+    pub fn seen(&self, i: usize) -> Range<usize> {
+        self.args.seen[self.query_and_head(i).0].clone()
+    }
+
+    /// The positions that any pair of the tile sees.
+    pub fn visible(&self) -> Range<usize> {
+        // Consecutive pairs belong to consecutive queries.
+        let queries = self.query_and_head(0).0..self.query_and_head(self.count - 1).0 + 1;
+        let seen = &self.args.seen[queries];
+        let start = seen.iter().map(|seen| seen.start).min().expect("a tile has queries");
+        start..seen.iter().map(|seen| seen.end).max().expect("a tile has queries")
+    }
+
+    /// Attention to the positions `visible`, which are those in one position tile that any pair sees: into `sums` the values
+    /// of each pair, weighted by its powers. Pairs that see none of the positions are not computed.
+    pub fn attend(&self, visible: Range<usize>, scratch: &mut Scratch, sums: &mut [&mut [f32]]) -> [Powers; TILE] {
+        let AttentionArgs { values, bias, .. } = *self.args;
+        self.score(visible.clone(), scratch);
+        let Scratch { scores, widened, .. } = scratch;
+        let mut found = [Powers { max: f32::NEG_INFINITY, sum: 0.0 }; TILE];
+        for (i, scores) in scores.chunks_exact_mut(visible.len()).take(self.count).enumerate() {
+            let ((query, head), seen) = (self.query_and_head(i), common(&self.seen(i), &visible));
+            if !seen.is_empty() {
+                let scores = &mut scores[seen.start - visible.start..seen.end - visible.start];
+                bias.iter().for_each(|bias| bias.add(head, query, seen.start, scores));
+                found[i] = powers(scores);
+            }
+            sums[i].fill(0.0);
+        }
+        let weights = Weights { visible: visible.clone(), powers: scores };
+        for part in values.parts(visible) {
+            let stored = StridedRows::of(&values, self.kv_head, part.clone());
+            let rows = stored.in_floats(self.set, values.width, widened);
+            self.add_values(rows, part, &weights, sums);
+        }
+        found
+    }
+
+    /// Adds the values at the positions `part`, whose rows these are, to the sums of the pairs that see them: for those that all pairs
+    /// see in one go, for others pair by pair.
+    fn add_values(&self, rows: StridedRows, part: Range<usize>, weights: &Weights, sums: &mut [&mut [f32]]) {
+        let seen_by_all = (0..self.count).fold(part.clone(), |all, i| common(&all, &self.seen(i)));
+        let [before, behind] = match seen_by_all.is_empty() {
+            true => [part.clone(), part.end..part.end],
+            false => [part.start..seen_by_all.start, seen_by_all.end..part.end],
+        };
+        self.add_apart(rows, part.start, before, weights, sums);
+        if !seen_by_all.is_empty() {
+            let mut factors = [&[][..]; TILE];
+            (0..self.count).for_each(|i| factors[i] = weights.of(i, &seen_by_all));
+            (self.set.weighted_sums)(rows.skip(seen_by_all.start - part.start), &factors[..self.count], sums);
+        }
+        self.add_apart(rows, part.start, behind, weights, sums);
+    }
+
+    /// Adds the values at `positions` to the sums of each pair that sees them. The rows begin at position `first`.
+    fn add_apart(
+        &self,
+        rows: StridedRows,
+        first: usize,
+        positions: Range<usize>,
+        weights: &Weights,
+        sums: &mut [&mut [f32]],
+    ) {
+        for (i, sums) in sums.iter_mut().enumerate() {
+            let seen = common(&self.seen(i), &positions);
+            if !seen.is_empty() {
+                (self.set.weighted_sums)(rows.skip(seen.start - first), &[weights.of(i, &seen)], &mut [sums]);
+            }
+        }
+    }
+
+    /// The scores of every query with the keys at the positions `visible`: `[count, visible]`.
+    fn score(&self, visible: Range<usize>, Scratch { scores, widened, .. }: &mut Scratch) {
+        let AttentionArgs { queries, keys, heads, scale, .. } = *self.args;
+        let width = visible.len();
+        scores.resize(scores.len().max(self.count * width), 0.0);
+        let mut x = [&[][..]; TILE];
+        for (i, x) in x.iter_mut().take(self.count).enumerate() {
+            let (query, head) = self.query_and_head(i);
+            *x = &queries[(query * heads + head) * keys.width..][..keys.width];
+        }
+        let (mut sums, group) = ([Sums::default(); TILE], ROW_GROUP * keys.row_bytes);
+        let sums = &mut sums[..self.count];
+        let (mut column, mut pages) = (0, keys.by_page(visible).map(|page| keys.rows(self.kv_head, page)).peekable());
+        while let Some(page) = pages.next() {
+            let mut groups = page.chunks(group).peekable();
+            while let Some(bytes) = groups.next() {
+                let next = groups.peek().or(pages.peek()).map_or(&[][..], |next| &next[..next.len().min(bytes.len())]);
+                let rows = bytes.len() / keys.row_bytes;
+                let stored = StridedRows { kind: keys.kind, bytes, row_bytes: keys.row_bytes };
+                let StridedRows { kind, bytes, row_bytes } = stored.in_floats(self.set, keys.width, widened);
+                let panel = Panel { kind, blocks: keys.width, rows, row_bytes, interleaved: false, bytes, next };
+                (self.set.floats)(&[panel], &x[..self.count], sums);
+                for (scores, sums) in scores.chunks_exact_mut(width).zip(&*sums) {
+                    let scores = &mut scores[column..column + rows];
+                    scores.iter_mut().zip(sums).for_each(|(score, sum)| *score = sum * scale);
+                }
+                column += rows;
+            }
+        }
+    }
+}
+
+/// The factors on the values at the positions `visible`, for each pair of a tile.
+struct Weights<'a> {
+    visible: Range<usize>,
+    /// `[pairs, visible]`
+    powers: &'a [f32],
+}
+
+impl<'a> Weights<'a> {
+    /// Those of pair `i` at some of the positions.
+    fn of(&self, i: usize, positions: &Range<usize>) -> &'a [f32] {
+        &self.powers[i * self.visible.len() + positions.start - self.visible.start..][..positions.len()]
+    }
+}
+
+/// The positions that are in both ranges.
+pub fn common(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
+    a.start.max(b.start)..a.end.min(b.end)
+}
+
+impl<'a> StridedRows<'a> {
+    /// The rows at these positions of a head, which are in one page.
+    fn of(tensor: &KvTensor<'a>, head: usize, positions: Range<usize>) -> Self {
+        StridedRows { kind: tensor.kind, bytes: tensor.rows(head, positions), row_bytes: tensor.row_bytes }
+    }
+
+    /// The same rows in a float format: those in `q8_0`, of which there are at most [`ROW_GROUP`], are widened into
+    /// `widened`.
+    #[allow(unsafe_code)]
+    fn in_floats<'b>(self, set: &KernelSet, width: usize, widened: &'b mut Vec<f32>) -> StridedRows<'b>
+    where
+        'a: 'b,
+    {
+        if self.kind.is_float() {
+            return self;
+        }
+        widened.resize(widened.len().max(ROW_GROUP * width), 0.0);
+        let rows = self.bytes.chunks(self.row_bytes);
+        let widened = &mut widened[..rows.len() * width];
+        rows.zip(widened.chunks_exact_mut(width)).for_each(|(row, out)| (set.widen_q8_0)(row, out));
+        // SAFETY: the bytes of initialised floats, on processors whose floats are stored as the format f32 is.
+        let bytes = unsafe { std::slice::from_raw_parts(widened.as_ptr().cast(), size_of_val(widened)) };
+        StridedRows { kind: NumberFormat::F32, bytes, row_bytes: width * size_of::<f32>() }
+    }
+}
