@@ -2,10 +2,13 @@
 
 use crate::{ExpertId, LayerIdx, MoeRow, NumberFormat, PerMatrix, SequenceMemory, StepMemory, TensorMeta};
 
+/// The config key that says, when true, that the model is used with its layer for multi-token prediction. Only larder writes it.
+pub const MTP_KEY: &str = "larder_mtp";
+
 /// The sizes of a model that decide how its experts are stored, cached and routed.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Geometry {
-    /// Decoder layers, dense ones included.
+    /// Decoder layers, dense ones and a layer for multi-token prediction included.
     pub layers: usize,
     /// The layers that have experts, ascending.
     pub moe_layers: Vec<LayerIdx>,

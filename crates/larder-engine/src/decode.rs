@@ -85,8 +85,9 @@ impl<'a, 'm, P: ExpertPath> Decoding<'a, 'm, P> {
     ) -> Result<(), ModelError> {
         let start = Instant::now();
         let room = self.session.sequence().draft_room(self.session.decoder(), room);
-        let text = TextSoFar { before: self.session.tokens(), last: id };
-        let mut drafts = self.speculator.draft(text, room, &mut Unobserved(&mut *tap))?;
+        let (before, own) = self.session.drafting();
+        let text = TextSoFar { before, last: id };
+        let mut drafts = self.speculator.draft(text, room, own, &mut Unobserved(&mut *tap))?;
         cut(&mut drafts);
         let drafting = start.elapsed();
         let tokens = [&[id], &drafts[..]].concat();

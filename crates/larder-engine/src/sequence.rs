@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use larder_model::{Decoder, ExpertPath, KvCache, LogitsFor, ModelError, Span, Tap, TokenOrigin, TokenPhase};
 
+use crate::mtp_state::{MtpState, OwnLayer};
 use crate::saved_sequence::SavedParts;
 use crate::speculation::DRAFT_MAX;
 use crate::step::{StepPart, step};
@@ -32,6 +33,8 @@ pub struct Sequence {
     /// Identifies the sequence in traces.
     number: u64,
     times: PhaseTimes,
+    /// What the layer for multi-token prediction has of it, if the model is used with one.
+    mtp: Option<MtpState>,
 }
 
 /// Numbers of sequences that are in use.
@@ -52,6 +55,7 @@ impl Sequence {
             decode_from: 0,
             number: NEXT_NUMBER.fetch_add(1, Relaxed),
             times: PhaseTimes::default(),
+            mtp: MtpState::new(decoder),
         }
     }
 
@@ -117,7 +121,7 @@ impl Sequence {
 
     /// Bytes of the KV cache and recurrent state.
     pub fn kv_bytes(&self) -> usize {
-        self.cache.bytes()
+        self.cache.bytes() + self.mtp.as_ref().map_or(0, MtpState::bytes)
     }
 
     /// How many tokens may be drafted behind the next one, at most `most`: none that make positions turn otherwise than in a step
@@ -135,6 +139,7 @@ impl Sequence {
             self.tokens.truncate(len);
             (self.planned, self.rewound) = (0, true);
             self.cache.truncate(len);
+            self.mtp.iter_mut().for_each(|mtp| mtp.rewind(len));
             self.decode_from = len;
         }
         self.cache.len
@@ -143,6 +148,7 @@ impl Sequence {
     /// Gives the memory of the KV cache back: all tokens are pending again.
     pub fn release(&mut self, decoder: &Decoder) {
         self.cache = decoder.new_kv_cache();
+        self.mtp = MtpState::new(decoder);
     }
 
     /// Makes room: drops the older half of the tokens behind the first `keep`, and returns how many those are. The tokens behind
@@ -168,7 +174,7 @@ impl Sequence {
         let horizon = (before + tokens.len()).max(self.planned);
         self.tokens.extend_from_slice(tokens);
         if self.cache.len > 0 && !self.kv_is_valid(decoder, horizon) {
-            self.cache = decoder.new_kv_cache();
+            self.release(decoder);
         }
         (self.horizon, self.rewound) = (horizon, false);
         self.decode_from = match phase {
@@ -265,7 +271,45 @@ impl Sequence {
             horizon: self.horizon,
             logits_for,
             origin: TokenOrigin { sequence: self.number, phase },
+            hidden: self.mtp.as_mut().map(|mtp| mtp.hidden_from(from)),
         }
+    }
+
+    /// Whether the tokens that were computed last are of a prompt.
+    pub(crate) fn is_reading(&self) -> bool {
+        self.cache.len <= self.decode_from
+    }
+
+    /// The rows of the layer for multi-token prediction whose hidden states and tokens are known; `None` if there are none.
+    pub(crate) fn mtp_span(&mut self) -> Option<(Span<'_>, &[f32])> {
+        let origin = TokenOrigin { sequence: self.number, phase: TokenPhase::Prefill };
+        let mtp = self.mtp.as_mut().filter(|mtp| mtp.known(self.tokens.len()) > 0)?;
+        Some(mtp.next_span(&self.tokens, origin))
+    }
+
+    /// Ends a pass over [`mtp_span`](Self::mtp_span), which has failed if not `done`.
+    pub(crate) fn mtp_pass_is_over(&mut self, done: bool) {
+        let Some(mtp) = &mut self.mtp else { return };
+        match done {
+            true => mtp.computed(mtp.known(self.tokens.len())),
+            false => mtp.discard_failed(),
+        }
+    }
+
+    /// The tokens, and the model's own layer for multi-token prediction, if it is used.
+    pub fn drafting<'a>(
+        &'a mut self,
+        decoder: &'a Decoder,
+        experts: &'a mut dyn ExpertPath,
+    ) -> (&'a [u32], Option<OwnLayer<'a>>) {
+        let origin = TokenOrigin { sequence: self.number, phase: TokenPhase::Decode };
+        let own = self.mtp.as_mut().map(|state| OwnLayer { decoder, experts, state, origin });
+        (&self.tokens, own)
+    }
+
+    /// Drops the KV cache behind the first `len` tokens; those behind them are pending again.
+    pub(crate) fn uncompute(&mut self, len: usize) {
+        self.cache.truncate(len);
     }
 
     /// After a failed step: drops what it has added to the KV cache.

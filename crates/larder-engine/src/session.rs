@@ -2,6 +2,7 @@
 
 use larder_model::{Decoder, ExpertPath, ModelError, Tap};
 
+use crate::mtp_state::OwnLayer;
 use crate::sequence::Sequence;
 use crate::times::PhaseTimes;
 use crate::token_input::TokenInput;
@@ -88,6 +89,11 @@ impl<'m, P: ExpertPath> Session<'m, P> {
     /// Length of the common prefix with `prompt`; see [`Sequence::common_prefix`].
     pub fn common_prefix(&self, prompt: &[u32]) -> usize {
         self.sequence.common_prefix(prompt)
+    }
+
+    /// The tokens, and the model's own layer for multi-token prediction; see [`Sequence::drafting`].
+    pub fn drafting(&mut self) -> (&[u32], Option<OwnLayer<'_>>) {
+        self.sequence.drafting(self.decoder, self.experts)
     }
 
     /// Drops all tokens after the first `len`; see [`Sequence::rewind`].

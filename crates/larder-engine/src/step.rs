@@ -1,6 +1,8 @@
 //! One step of inference: tokens of any number of sequences, computed together.
 
-use larder_model::{Decoder, ExpertPath, LogitsFor, ModelError, Span, Tap};
+use std::time::Duration;
+
+use larder_model::{Decoder, ExpertPath, LogitsFor, ModelError, Phase, Span, Tap};
 
 use crate::sequence::Sequence;
 
@@ -18,10 +20,30 @@ pub struct StepPart<'a> {
 /// Computes pending tokens of all `parts` in one pass over the layers, and returns each part's logits `[rows, vocab]`.
 ///
 /// Prefill in pieces, decoding one token, several sequences at once and the verification of draft tokens are all calls
-/// of this function. The logits of a part do not depend on the other parts.
+/// of this function. The logits of a part do not depend on the other parts. A model's layer for multi-token prediction follows
+/// prompts; what is generated, it reads when it drafts.
 ///
 /// After an error no token of the step counts as computed: all of them are still pending, and may be tried again.
 pub fn step(
+    decoder: &Decoder,
+    experts: &mut dyn ExpertPath,
+    parts: &mut [StepPart],
+    tap: &mut dyn Tap,
+) -> Result<Vec<Vec<f32>>, ModelError> {
+    if !decoder.predicts() || !experts.may_compute_drafts() {
+        return step_of_model(decoder, experts, parts, tap);
+    }
+    let before: Vec<usize> = parts.iter().map(|part| part.sequence.computed_tokens().len()).collect();
+    let logits = step_of_model(decoder, experts, parts, tap)?;
+    let followed = follow_prompts(decoder, experts, parts, &mut TimesOnly(tap));
+    if followed.is_err() {
+        parts.iter_mut().zip(before).for_each(|(part, len)| part.sequence.uncompute(len));
+    }
+    followed.map(|()| logits)
+}
+
+/// The step without the layer for multi-token prediction.
+fn step_of_model(
     decoder: &Decoder,
     experts: &mut dyn ExpertPath,
     parts: &mut [StepPart],
@@ -45,5 +67,40 @@ pub fn step(
             parts.iter_mut().for_each(|part| part.sequence.discard_failed_step());
             Err(error)
         }
+    }
+}
+
+/// Computes the layer for multi-token prediction for the tokens of prompts that the parts have computed.
+fn follow_prompts(
+    decoder: &Decoder,
+    experts: &mut dyn ExpertPath,
+    parts: &mut [StepPart],
+    tap: &mut dyn Tap,
+) -> Result<(), ModelError> {
+    let reads = |part: &&mut StepPart| part.sequence.is_reading();
+    let pieces = parts.iter_mut().filter(reads).filter_map(|part| part.sequence.mtp_span());
+    let (mut spans, hidden): (Vec<Span>, Vec<&[f32]>) = pieces.unzip();
+    if spans.is_empty() {
+        return Ok(());
+    }
+    let done = decoder.predict(&mut spans, &hidden.concat(), experts, tap);
+    parts.iter_mut().filter(reads).for_each(|part| part.sequence.mtp_pass_is_over(done.is_ok()));
+    done.map(drop)
+}
+
+/// Passes the times of a pass on, but not what it computes.
+struct TimesOnly<'a>(&'a mut dyn Tap);
+
+impl Tap for TimesOnly<'_> {
+    fn wants_more(&mut self) -> bool {
+        self.0.wants_more()
+    }
+
+    fn phase_time(&mut self, phase: Phase, time: Duration) {
+        self.0.phase_time(phase, time);
+    }
+
+    fn compute_time(&mut self, time: larder_model::ComputeTime) {
+        self.0.compute_time(time);
     }
 }

@@ -94,6 +94,8 @@ pub struct Config<'a> {
     /// Path of this object in messages: empty, or `rope_scaling.` and the like.
     prefix: &'static str,
     used: BTreeSet<String>,
+    /// Whether the layer for multi-token prediction is used.
+    pub(crate) with_mtp: bool,
 }
 
 impl<'a> Config<'a> {
@@ -104,7 +106,7 @@ impl<'a> Config<'a> {
     }
 
     fn inner(keys: &'a Map<String, Value>, prefix: &'static str) -> Self {
-        Config { keys, prefix, used: BTreeSet::new() }
+        Config { keys, prefix, used: BTreeSet::new(), with_mtp: false }
     }
 
     /// The value of the first of `names` that is present; `None` if it is null.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread;
 
 use candle_core::{Device, Tensor};
-use larder_core::{Blueprint, Gate, Geometry, LayerIdx, Rng, SequenceMemory, Tensors};
+use larder_core::{Blueprint, Gate, Geometry, LayerIdx, MTP_KEY, Rng, SequenceMemory, Tensors};
 use larder_kernels::tanh;
 use serde_json::Value;
 
@@ -19,7 +19,7 @@ use crate::nn::{
     Activation, ForwardPass, KvCache, KvPool, Mixer, MoeInput, Norm, Rope, RopeTable, SpanPositions, step_memory,
 };
 use crate::read_ahead::ReadAhead;
-use crate::stack::{CrossAttention, Ffn, Stack};
+use crate::stack::{CrossAttention, Ffn, Layer, Stack};
 use crate::step::{LayerStates, Span};
 use crate::tap::{Phase, PhaseClock, Tap};
 use crate::text_config::text_config;
@@ -56,7 +56,7 @@ pub fn rewinds_freely(config: &Value) -> Result<bool> {
 /// Memory per sequence. With an encoder a token is either in the prompt, which each layer attends to, or behind it.
 fn sequence_memory(stack: &Stack) -> SequenceMemory {
     let cross = stack.encoder.iter().flat_map(|encoder| &encoder.cross).map(|cross| cross.attention.memory_need());
-    stack.layers.iter().map(|layer| layer.mixer.memory_need()).chain(cross).sum()
+    stack.all_layers().map(|layer| layer.mixer.memory_need()).chain(cross).sum()
 }
 
 fn build(config: &Value, weights: &mut WeightLoader) -> Result<(&'static str, Stack)> {
@@ -64,6 +64,10 @@ fn build(config: &Value, weights: &mut WeightLoader) -> Result<(&'static str, St
     let mut c = Config::new(&config)?;
     let name = c.opt_text("model_type")?.ok_or_else(|| config_error("model_type is missing"))?;
     let arch = arch::find(name)?;
+    c.with_mtp = c.flag_or(MTP_KEY, false)?;
+    if c.with_mtp {
+        arch::check_mtp(arch.model_type)?;
+    }
     let mut stack = (arch.build)(&mut c, weights)?;
     c.finish()?;
     stack.context = stack.ropes.iter().map(|rope| rope.max_context(stack.context)).fold(stack.context, usize::max);
@@ -216,27 +220,12 @@ impl Decoder {
                 return Err(ModelError::Cancelled);
             }
             report_hidden(tap, i, &x)?;
-            let mut kv = LayerStates::new(spans, i);
-            let early = layer.ffn.early_logits(&x)?;
-            let mixed = layer.mixer.forward(&layer.mixer_norm.forward(&x)?, &mut kv, &pass)?;
-            x = self.add(x, normed(layer.after.mixer.as_ref(), mixed)?)?;
-            if let Some(CrossAttention { norm, attention }) = stack.encoder.as_ref().map(|encoder| &encoder.cross[i]) {
-                x = (&x + attention.over_encoded(&norm.forward(&x)?, &kv, &pass)?)?;
-            }
-            clock.lap(Phase::Mixing, tap);
-            if experts.wants_hints(pass.tokens()) {
-                self.hint_next_layer(i, &x, experts)?;
-            }
-            let input = layer.ffn_norm.forward(&x)?;
-            let y = match &layer.ffn {
-                Ffn::Dense(mlp) => mlp.forward(&input)?,
-                Ffn::Moe(moe) => {
-                    let input = MoeInput { residual: &x, x: &input, early };
-                    moe.forward(input, &pass.origins, experts, tap, &mut clock)?
-                }
+            let others = OtherLayers {
+                cross: stack.encoder.as_ref().map(|encoder| &encoder.cross[i]),
+                following: &stack.layers[i + 1..],
             };
-            x = scaled(self.add(x, normed(layer.after.ffn.as_ref(), y)?)?, layer.after.scale)?;
-            clock.lap(Phase::Experts, tap);
+            let mut running = Running { pass: &pass, experts, tap, clock: &mut clock };
+            x = self.layer(layer, others, x, &mut LayerStates::new(spans, i), &mut running)?;
         }
         let logits = self.logits(x, spans, &pass, tap)?;
         clock.lap(Phase::EmbedAndHead, tap);
@@ -244,22 +233,57 @@ impl Decoder {
         Ok(logits)
     }
 
+    /// The output of one layer for its input `x [tokens, hidden]`.
+    pub(crate) fn layer(
+        &self,
+        layer: &Layer,
+        others: OtherLayers,
+        x: Tensor,
+        kv: &mut LayerStates,
+        running: &mut Running,
+    ) -> Result<Tensor> {
+        let Running { pass, experts, tap, clock } = running;
+        let early = layer.ffn.early_logits(&x)?;
+        let mixed = layer.mixer.forward(&layer.mixer_norm.forward(&x)?, kv, pass)?;
+        let mut x = self.add(x, normed(layer.after.mixer.as_ref(), mixed)?)?;
+        if let Some(CrossAttention { norm, attention }) = others.cross {
+            x = (&x + attention.over_encoded(&norm.forward(&x)?, kv, pass)?)?;
+        }
+        clock.lap(Phase::Mixing, *tap);
+        if experts.wants_hints(pass.tokens()) {
+            hint_next_layer(others.following, &x, *experts)?;
+        }
+        let input = layer.ffn_norm.forward(&x)?;
+        let y = match &layer.ffn {
+            Ffn::Dense(mlp) => mlp.forward(&input)?,
+            Ffn::Moe(moe) => {
+                let input = MoeInput { residual: &x, x: &input, early };
+                moe.forward(input, &pass.origins, *experts, *tap, clock)?
+            }
+        };
+        let x = scaled(self.add(x, normed(layer.after.ffn.as_ref(), y)?)?, layer.after.scale)?;
+        clock.lap(Phase::Experts, *tap);
+        Ok(x)
+    }
+
     /// The logits `[rows, vocab]` that the spans ask for, from the last layer's output `x [tokens, hidden]`.
-    fn logits(&self, x: Tensor, spans: &[Span], pass: &ForwardPass, tap: &mut dyn Tap) -> Result<Vec<f32>> {
+    fn logits(&self, x: Tensor, spans: &mut [Span], pass: &ForwardPass, tap: &mut dyn Tap) -> Result<Vec<f32>> {
         let stack = &self.stack;
-        let wanted = pass.spans.iter().zip(spans).map(|(at, span)| {
-            let rows = span.logits_for.count(at.tokens);
-            (at.first_row + at.tokens - rows, rows)
-        });
-        let x = match tap.wants_hidden() {
+        let x = match tap.wants_hidden() || spans.iter().any(|span| span.hidden.is_some()) {
             true => {
                 let x = stack.norm.forward(&x)?;
                 report_hidden(tap, stack.layers.len(), &x)?;
-                take_rows(x, wanted)?
+                hand_out_hidden(&x, spans, pass)?;
+                take_rows(x, wanted_rows(spans, pass))?
             }
-            false => take_rows(x, wanted)?.map(|x| stack.norm.forward(&x)).transpose()?,
+            false => take_rows(x, wanted_rows(spans, pass))?.map(|x| stack.norm.forward(&x)).transpose()?,
         };
-        let Some(mut x) = x else { return Ok(Vec::new()) };
+        x.map_or(Ok(Vec::new()), |x| self.head(x))
+    }
+
+    /// The logits `[rows, vocab]` of the output `x [rows, hidden]` of the norm before the head.
+    pub(crate) fn head(&self, mut x: Tensor) -> Result<Vec<f32>> {
+        let stack = &self.stack;
         if let Some(columns) = &stack.factors.columns {
             x = x.broadcast_mul(columns)?;
         }
@@ -271,17 +295,7 @@ impl Decoder {
         Ok(logits)
     }
 
-    /// Computes the next MoE layer's router logits from the current `x [tokens, hidden]`, as a hint.
-    fn hint_next_layer(&self, layer: usize, x: &Tensor, experts: &mut dyn ExpertPath) -> Result<()> {
-        let next = self.stack.layers[layer + 1..].iter().find_map(|l| match &l.ffn {
-            Ffn::Moe(moe) => Some((moe.router_norm(&l.ffn_norm), moe)),
-            Ffn::Dense(_) => None,
-        });
-        let Some((norm, moe)) = next else { return Ok(()) };
-        with_f32(&moe.logits(&normed(norm, x.clone())?)?, |logits| experts.hint_next(moe.layer, &moe.gate, logits))
-    }
-
-    fn check(&self, spans: &[Span]) -> Result<()> {
+    pub(crate) fn check(&self, spans: &[Span]) -> Result<()> {
         let vocab = self.stack.vocab;
         if spans.iter().any(|span| span.tokens.is_empty()) || spans.is_empty() {
             return Err(ModelError::Request("the request has no tokens".into()));
@@ -306,7 +320,7 @@ impl Decoder {
         }
     }
 
-    fn pass(&self, spans: &[Span]) -> ForwardPass {
+    pub(crate) fn pass(&self, spans: &[Span]) -> ForwardPass {
         let (mut positions, mut origins) = (Vec::with_capacity(spans.len()), Vec::new());
         let mut ropes: Vec<_> = self.stack.ropes.iter().map(|rope| (rope, RopeTable::default())).collect();
         for Span { tokens, cache, horizon, origin, .. } in spans {
@@ -344,6 +358,54 @@ impl Decoder {
     }
 }
 
+/// What the layers of a pass share.
+pub(crate) struct Running<'r> {
+    pub pass: &'r ForwardPass,
+    pub experts: &'r mut dyn ExpertPath,
+    pub tap: &'r mut dyn Tap,
+    pub clock: &'r mut PhaseClock,
+}
+
+/// What the computation of a layer looks at of others.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct OtherLayers<'r> {
+    /// The attention over the output of an encoder.
+    pub cross: Option<&'r CrossAttention>,
+    /// The layers behind it.
+    pub following: &'r [Layer],
+}
+
+/// Computes the next MoE layer's router logits from the current `x [tokens, hidden]`, as a hint.
+fn hint_next_layer(following: &[Layer], x: &Tensor, experts: &mut dyn ExpertPath) -> Result<()> {
+    let next = following.iter().find_map(|l| match &l.ffn {
+        Ffn::Moe(moe) => Some((moe.router_norm(&l.ffn_norm), moe)),
+        Ffn::Dense(_) => None,
+    });
+    let Some((norm, moe)) = next else { return Ok(()) };
+    with_f32(&moe.logits(&normed(norm, x.clone())?)?, |logits| experts.hint_next(moe.layer, &moe.gate, logits))
+}
+
+/// First row and number of the rows of each span whose logits are wanted.
+pub(crate) fn wanted_rows<'s>(
+    spans: &'s [Span],
+    pass: &'s ForwardPass,
+) -> impl Iterator<Item = (usize, usize)> + use<'s> {
+    pass.spans.iter().zip(spans).map(|(at, span)| {
+        let rows = span.logits_for.count(at.tokens);
+        (at.first_row + at.tokens - rows, rows)
+    })
+}
+
+/// Appends the rows of `x [tokens, hidden]` to the spans that want them.
+pub(crate) fn hand_out_hidden(x: &Tensor, spans: &mut [Span], pass: &ForwardPass) -> Result<()> {
+    let hidden = x.dim(1)?;
+    with_f32(x, |x| {
+        for (at, span) in pass.spans.iter().zip(spans) {
+            span.hidden.iter_mut().for_each(|into| into.extend_from_slice(at.rows(x, hidden)));
+        }
+    })
+}
+
 fn normed(norm: Option<&Norm>, x: Tensor) -> Result<Tensor> {
     norm.map_or(Ok(x.clone()), |norm| norm.forward(&x))
 }
@@ -353,7 +415,7 @@ fn scaled(x: Tensor, by: f64) -> Result<Tensor> {
 }
 
 /// Some rows of `x`, given as ranges of first row and count; `None` if there are none.
-fn take_rows(x: Tensor, ranges: impl Iterator<Item = (usize, usize)>) -> Result<Option<Tensor>> {
+pub(crate) fn take_rows(x: Tensor, ranges: impl Iterator<Item = (usize, usize)>) -> Result<Option<Tensor>> {
     let ranges: Vec<_> = ranges.filter(|(_, count)| *count > 0).collect();
     match ranges[..] {
         [] => Ok(None),

@@ -75,7 +75,8 @@ impl Decoder {
         self.encode(encoder, prompt, span, experts, tap)?;
         let tokens = [slice::from_ref(&encoder.start), &tokens[prompt..]].concat();
         let Span { horizon, origin, .. } = *span;
-        let again = Span { tokens: &tokens, cache: span.cache, horizon, logits_for: LogitsFor::None, origin };
+        let again =
+            Span { tokens: &tokens, cache: span.cache, horizon, logits_for: LogitsFor::None, origin, hidden: None };
         self.forward(&mut [again], experts, tap)?;
         input(span).computed = true;
         Ok(())
@@ -150,10 +151,11 @@ fn input<'s>(span: &'s mut Span) -> &'s mut EncoderInput {
 fn decoder_span<'s>(encoder: &'s Encoder, span: &'s mut Span) -> Option<Span<'s>> {
     let Span { tokens, horizon, logits_for, origin, .. } = *span;
     match origin.phase {
-        TokenPhase::Decode => Some(Span { tokens, cache: span.cache, horizon, logits_for, origin }),
+        TokenPhase::Decode => Some(Span { tokens, cache: span.cache, horizon, logits_for, origin, hidden: None }),
         TokenPhase::Prefill if logits_for == LogitsFor::None => None,
         TokenPhase::Prefill => {
-            Some(Span { tokens: slice::from_ref(&encoder.start), cache: span.cache, horizon, logits_for, origin })
+            let tokens = slice::from_ref(&encoder.start);
+            Some(Span { tokens, cache: span.cache, horizon, logits_for, origin, hidden: None })
         }
     }
 }

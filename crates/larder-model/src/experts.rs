@@ -59,6 +59,12 @@ pub trait ExpertPath {
         false
     }
 
+    /// Whether experts may be computed for tokens that may not become part of the text: not where they would change what
+    /// follows, or be recorded.
+    fn may_compute_drafts(&self) -> bool {
+        true
+    }
+
     /// A hint: the router logits `[tokens, experts]` of the next MoE layer, `layer`, computed from the hidden states before
     /// the current layer's experts have been added. Comes before [`forward`](Self::forward) of the current layer. A hint
     /// changes latency, never results.

@@ -78,6 +78,7 @@ mod error;
 mod expert_workspace;
 mod experts;
 mod matrix;
+mod mtp;
 mod nn;
 mod read_ahead;
 mod saved_state;
@@ -88,7 +89,7 @@ mod text_config;
 mod weights;
 
 pub use all_resident::AllResident;
-pub use arch::model_types;
+pub use arch::{model_types, mtp_layers};
 pub use compute::{ComputeContext, ComputeTime};
 pub use decoder::{Decoder, blueprint, rewinds_freely};
 pub use device::{DeviceAttention, DeviceExperts, DeviceKvView, DeviceProduct, DeviceProducts, KvPageShape};

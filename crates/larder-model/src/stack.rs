@@ -32,13 +32,20 @@ pub struct Stack {
     pub factors: Factors,
     /// The encoder of an encoder-decoder model, which reads the prompt.
     pub encoder: Option<Encoder>,
+    /// The layer for multi-token prediction, if it is used.
+    pub mtp: Option<MtpLayer>,
 }
 
 impl Stack {
-    /// The feed-forward parts of all layers, those of the encoder first.
+    /// The feed-forward parts of all layers, those of the encoder first, that for multi-token prediction last.
     pub fn ffns(&self) -> impl Iterator<Item = &Ffn> {
         let encoder = self.encoder.iter().flat_map(|encoder| &encoder.layers).map(|layer| &layer.ffn);
-        encoder.chain(self.layers.iter().map(|layer| &layer.ffn))
+        encoder.chain(self.all_layers().map(|layer| &layer.ffn))
+    }
+
+    /// The decoder layers, that for multi-token prediction last.
+    pub fn all_layers(&self) -> impl Iterator<Item = &Layer> {
+        self.layers.iter().chain(self.mtp.as_ref().map(|mtp| &mtp.layer))
     }
 
     /// Whether a sequence can go back a few tokens without computing any again.
@@ -80,6 +87,21 @@ pub struct CrossAttention {
     pub norm: Norm,
     /// The attention.
     pub attention: RelativeAttention,
+}
+
+/// A layer for multi-token prediction (MTP): from the hidden state of a token and the token after it, it predicts the one after
+/// that. Embedding and output head are those of the model.
+pub struct MtpLayer {
+    /// Norm of the embedding of the token after.
+    pub embedding_norm: Norm,
+    /// Norm of the hidden state, which is the output of the final norm, or of [`norm`](Self::norm) where the layer reads its own.
+    pub hidden_norm: Norm,
+    /// `[hidden, 2 · hidden]`, of both side by side, the embedding first.
+    pub projection: Linear,
+    /// The layer itself.
+    pub layer: Layer,
+    /// Norm before the output head.
+    pub norm: Norm,
 }
 
 /// Constant factors of the forward pass; Granite has them.

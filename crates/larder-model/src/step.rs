@@ -19,13 +19,17 @@ pub struct Span<'a> {
     pub logits_for: LogitsFor,
     /// Sequence and phase of the tokens.
     pub origin: TokenOrigin,
+    /// Gets the hidden states of all tokens, `[tokens, hidden]`, behind the norm before the head: what a layer for multi-token
+    /// prediction reads.
+    pub hidden: Option<&'a mut Vec<f32>>,
 }
 
 impl<'a> Span<'a> {
     /// A piece of prefill at the end of its sequence, which returns the logits of its last token.
     pub fn new(tokens: &'a [u32], cache: &'a mut KvCache) -> Self {
         let horizon = cache.len + tokens.len();
-        Span { tokens, cache, horizon, logits_for: LogitsFor::Last, origin: TokenOrigin::default() }
+        let (logits_for, origin) = (LogitsFor::Last, TokenOrigin::default());
+        Span { tokens, cache, horizon, logits_for, origin, hidden: None }
     }
 }
 

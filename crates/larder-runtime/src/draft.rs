@@ -6,6 +6,7 @@ use anyhow::{Result, bail};
 use larder_core::{give_back_freed_memory, printable};
 use larder_engine::{DraftModel, SharedSource, Speculation};
 use larder_model::{ComputeContext, rewinds_freely};
+use larder_policy::eviction::PolicyNeeds;
 
 use crate::engine::plan_inputs;
 use crate::notice::Notice;
@@ -34,9 +35,10 @@ pub(crate) fn prepare<'o>(model: &OpenModel, options: &'o Options) -> Result<Opt
 
 /// Refuses speculation that was asked for where rejected tokens would change the text or the trace.
 fn check_speculation(options: &Options) -> Result<()> {
-    let Options { speculation: asked @ (Speculation::Lookup | Speculation::Draft), .. } = options else {
+    let asked = options.speculation;
+    if matches!(asked, Speculation::Off | Speculation::Auto) {
         return Ok(());
-    };
+    }
     if !options.routing.is_lossless() {
         let (speculate, routing) = (Setting::Speculate, Setting::Routing);
         bail!(
@@ -48,6 +50,12 @@ fn check_speculation(options: &Options) -> Result<()> {
         let (speculate, trace) = (Setting::Speculate, Setting::Trace);
         bail!("{speculate} {asked} cannot be used with {trace}, which would have the experts of rejected draft tokens");
     }
+    if asked == Speculation::Mtp && options.cache.eviction.needs() == PolicyNeeds::Evictor {
+        let (speculate, eviction) = (Setting::Speculate, Setting::Eviction);
+        bail!(
+            "{speculate} mtp cannot be used with {eviction} learned, whose weights know the experts of the other layers only"
+        );
+    }
     Ok(())
 }
 
@@ -55,7 +63,7 @@ fn check_speculation(options: &Options) -> Result<()> {
 fn of_options<'o>(model: &OpenModel, options: &'o Options) -> Result<Option<&'o OpenModel>> {
     let (speculate, draft, asked) = (Setting::Speculate, Setting::Draft, options.speculation);
     match (asked, &options.draft) {
-        (Speculation::Off | Speculation::Lookup, _) | (Speculation::Auto, None) => Ok(None),
+        (Speculation::Off | Speculation::Lookup | Speculation::Mtp, _) | (Speculation::Auto, None) => Ok(None),
         (Speculation::Draft, None) => bail!("{speculate} {asked} needs a draft model; name one with {draft}"),
         (_, Some(named)) => match (why_not(model, options)?, asked) {
             (None, _) => Ok(Some(named)),

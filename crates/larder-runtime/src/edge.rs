@@ -44,9 +44,9 @@ pub(crate) fn refuse_no_store<T>(model: &OpenModel) -> Result<T> {
     bail!("{path}: is not a store, and {} needs one; make one with `larder convert {path} STORE`", Setting::Edge)
 }
 
-/// What client and workers must agree on.
+/// What client and workers must agree on, also if the client was opened without a layer for multi-token prediction.
 pub fn handshake(store: &Store, exact: bool) -> Handshake {
-    let manifest = store.manifest();
+    let manifest = store.stored_manifest();
     Handshake { model: manifest.experts_fingerprint(), geometry: manifest.geometry.clone(), exact }
 }
 

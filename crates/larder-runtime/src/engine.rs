@@ -79,6 +79,9 @@ impl InferenceEngine {
         let start = Instant::now();
         let decoder = model.decoder(&compute)?;
         let load_time = start.elapsed();
+        if options.speculation == Speculation::Mtp && !decoder.predicts() {
+            bail!("{} mtp needs a model that was opened with its layer for multi-token prediction", Setting::Speculate);
+        }
         let draft = draft.map(|draft| draft::load(draft, &options, decoder.vocab(), &compute)).transpose()?;
         // Not before: loading would wait for the thread at every allocation.
         slots.iter().for_each(|slots| touch_slots(slots, &path));
@@ -89,8 +92,7 @@ impl InferenceEngine {
         elastic.into_iter().for_each(|elastic| experts.set_elastic(elastic));
         if let Some(store) = model.store().filter(|_| options.cache.hot_set && options.routing.is_lossless()) {
             let file = HotSetFile::open(store, model.cache_folder(), model.notices());
-            let geometry = decoder.geometry();
-            experts.keep_hot_set(file, geometry.moe_layers.len(), geometry.experts);
+            experts.keep_hot_set(file, decoder.geometry().experts);
         }
         report["routing"] = options.routing.to_string().into();
         if options.compute.mlock {
@@ -120,7 +122,8 @@ impl InferenceEngine {
 
     /// How tokens are to be drafted, by the options.
     pub fn drafting(&self) -> Drafting {
-        Drafting { speculation: self.options.speculation, model: self.draft.clone() }
+        let mtp = self.decoder.predicts();
+        Drafting { speculation: self.options.speculation, model: self.draft.clone(), mtp }
     }
 
     /// A session with an empty sequence.

@@ -122,10 +122,10 @@ impl EngineExperts {
         }
     }
 
-    /// Keeps a hot set, if experts are read into slots in memory alone. `rows` layers have `experts` experts.
-    pub(crate) fn keep_hot_set(&mut self, file: HotSetFile, rows: usize, experts: usize) {
+    /// Keeps a hot set, if experts are read into slots in memory alone. Layers have `experts` experts.
+    pub(crate) fn keep_hot_set(&mut self, file: HotSetFile, experts: usize) {
         if let AnyExpertPath::Streaming(streaming) = &mut self.path {
-            streaming.start_hot(file.ranked(), ExpertUses::new(rows, experts));
+            streaming.start_hot(file.ranked(), ExpertUses::new(file.rows(), experts));
             self.hot = Some(file);
         }
     }
@@ -203,8 +203,7 @@ impl EngineExperts {
     /// How tokens may be drafted, if they shall be as in `asked`: not where rejected tokens would be recorded, or change later choices
     /// of experts.
     pub fn drafting(&self, asked: &Drafting) -> Drafting {
-        let lossless = self.routing().is_none_or(Routing::is_lossless);
-        if lossless && self.recorder.is_none() { asked.clone() } else { Drafting::default() }
+        if self.may_compute_drafts() { asked.clone() } else { Drafting::default() }
     }
 
     /// Replaces the routing, if there is a cache.
@@ -341,6 +340,10 @@ impl ExpertPath for EngineExperts {
 
     fn wants_hints(&self, tokens: usize) -> bool {
         self.path().wants_hints(tokens)
+    }
+
+    fn may_compute_drafts(&self) -> bool {
+        self.recorder.is_none() && self.routing().is_none_or(Routing::is_lossless)
     }
 
     fn hint_next(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {

@@ -22,6 +22,9 @@ pub(crate) struct HotSetFile {
     beside: PathBuf,
     /// The file in the user's cache folder, for stores that cannot be written to.
     cached: Option<PathBuf>,
+    /// Layers with experts of the store, and how many of them are used: those before a layer for multi-token prediction, perhaps.
+    rows: usize,
+    used_rows: usize,
     /// What earlier runs used.
     before: HotSet,
     /// Visits of this run that the file contains.
@@ -37,7 +40,8 @@ impl HotSetFile {
         let manifest = store.manifest();
         let beside = store.path().join(HOT_EXPERTS);
         let cached = cache_folder.map(|folder| folder.join(HOT_EXPERTS).join(store.hash()));
-        let (rows, experts) = (manifest.geometry.moe_layers.len(), manifest.geometry.experts);
+        let (rows, experts) = (store.stored_manifest().geometry.moe_layers.len(), manifest.geometry.experts);
+        let used_rows = manifest.geometry.moe_layers.len();
         let mut before = HotSet::new(rows, experts);
         // The cache folder has a file only since the store could not be written to.
         for path in cached.as_deref().into_iter().chain([beside.as_path()]) {
@@ -49,12 +53,19 @@ impl HotSetFile {
             break;
         }
         let (store, notices) = (store.hash().to_owned(), notices.clone());
-        HotSetFile { store, beside, cached, before, written: 0, has_failed: false, notices }
+        HotSetFile { store, beside, cached, rows, used_rows, before, written: 0, has_failed: false, notices }
     }
 
     /// The experts that earlier runs used, hottest first.
     pub fn ranked(&self) -> Vec<ExpertKey> {
-        self.before.ranked()
+        let mut ranked = self.before.ranked();
+        ranked.retain(|expert| expert.row.index() < self.used_rows);
+        ranked
+    }
+
+    /// Layers with experts in the file: those of the store.
+    pub fn rows(&self) -> usize {
+        self.rows
     }
 
     /// Writes the hot set with all `uses` of this run, unless it contains them already. The first failure is a notice and the

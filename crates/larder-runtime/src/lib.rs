@@ -54,6 +54,7 @@ mod engine;
 mod experts;
 mod hot;
 mod load;
+mod mtp;
 mod notice;
 mod open;
 mod options;
@@ -79,8 +80,8 @@ pub use open::{FormatBytes, ModelExperts, OpenModel, TextCodec, blueprint_of, ch
 #[cfg(feature = "edge")]
 pub use options::EdgeOptions;
 pub use options::{
-    CacheOptions, CacheSize, ComputeOptions, DeviceKind, DeviceOptions, ModelOptions, Options, Setting, THREADS_MAX,
-    TraceOptions, default_threads,
+    CacheOptions, CacheSize, ComputeOptions, DeviceKind, DeviceOptions, ModelOptions, MtpUse, Options, Setting,
+    THREADS_MAX, TraceOptions, default_threads,
 };
 pub use policies::{deltas, policy_inputs};
 pub use rounding::rounding_error;

@@ -10,12 +10,12 @@ use larder_model::{AllResident, ComputeContext, Decoder, embedding_cache_bytes};
 use larder_store::reader::Slot;
 use larder_store::{
     Assembler, CONVERSION_STATE, ExpertSource, MANIFEST_FILE, Source, Store, StoreError, StoreErrorKind,
-    check_resident, open_source,
+    check_resident, open_source_with,
 };
 
 use crate::notice::{Notice, Notices, PreloadRates};
-use crate::options::ModelOptions;
-use crate::{load, models};
+use crate::options::{ModelOptions, MtpUse};
+use crate::{load, models, mtp};
 
 /// The embedding matrix, of which a token reads one row.
 const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -58,24 +58,24 @@ impl OpenModel {
     /// Opens a store (shards may be missing as long as they are not used), a checkpoint folder, a GGUF file, or a model by
     /// its name on the hub.
     pub fn open(path: &Path, options: &ModelOptions) -> Result<Self> {
-        let ModelOptions { models_folder, store_for_gguf, notices, .. } = options;
+        let ModelOptions { models_folder, store_for_gguf, notices, mtp, .. } = options;
         let path = match models::hub_name(path) {
-            Some(name) => models::fetch_if_missing(&name, models_folder.as_deref(), notices)?,
+            Some(name) => models::fetch_if_missing(&name, models_folder.as_deref(), mtp.tensors(), notices)?,
             None if *store_for_gguf && models::is_gguf(path) => models::store_for_gguf(path, options)?,
             None => path.to_owned(),
         };
-        let model = Self::open_path(&path, notices.clone())?;
+        let model = Self::open_path(&path, *mtp, notices.clone())?;
         Ok(OpenModel { cache_folder: options.cache_folder.clone(), ..model })
     }
 
-    fn open_path(path: &Path, notices: Notices) -> Result<Self> {
+    fn open_path(path: &Path, mtp: MtpUse, notices: Notices) -> Result<Self> {
         let form = match path.join(MANIFEST_FILE).exists() {
-            true => ModelForm::Store(Arc::new(Store::open_partial(path)?)),
+            true => ModelForm::Store(Arc::new(mtp::open_store(path, mtp)?)),
             false if path.join(CONVERSION_STATE).exists() => {
                 let what = "is a store whose conversion is not finished; run the same `larder convert` again";
                 return Err(StoreError::new(StoreErrorKind::Missing, path, what).into());
             }
-            false => ModelForm::Source(open_source(path)?),
+            false => ModelForm::Source(open_source_with(path, mtp.tensors())?),
         };
         let source = form.source();
         let blueprint = blueprint_of(source)?;

@@ -29,8 +29,22 @@ pub struct ModelOptions {
     pub cache_folder: Option<PathBuf>,
     /// Make a store beside a GGUF file the first time, so that its experts can be streamed.
     pub store_for_gguf: bool,
+    /// Whether the model is used with its layer for multi-token prediction.
+    pub mtp: MtpUse,
     /// Receives the notices of opening, starting and running this model.
     pub notices: Notices,
+}
+
+/// Whether a model is used with its layer for multi-token prediction (MTP).
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum MtpUse {
+    /// Never; a store that has it is as one without it.
+    #[default]
+    Never,
+    /// Where a store has it.
+    IfStored,
+    /// Always: a model without it is refused.
+    Always,
 }
 
 /// How an engine runs a model.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use larder_engine::{
     DraftCounts, DraftedStep, Drafting, FinishReason, SamplerError, Sequence, Speculator, StepPart, TextSoFar, Writer,
 };
-use larder_model::{Decoder, LogitsFor, ModelError, TokenPhase};
+use larder_model::{Decoder, ExpertPath, LogitsFor, ModelError, TokenPhase};
 use tokio::sync::mpsc::Sender;
 use tracing::Span;
 
@@ -225,7 +225,7 @@ impl<'m> ActiveRequest<'m> {
     }
 
     /// Prepares a step: generates the next token if the logits for it are there, and drafts at most `most` behind it.
-    pub fn turn(&mut self, decoder: &Decoder, most: usize) -> Turn {
+    pub fn turn(&mut self, decoder: &Decoder, experts: &mut dyn ExpertPath, most: usize) -> Turn {
         if self.is_over() {
             return Turn::Finished(None);
         }
@@ -236,7 +236,7 @@ impl<'m> ActiveRequest<'m> {
         if self.sequence.pending() > 0 {
             return Turn::Ready(None);
         }
-        self.generate(decoder, most).unwrap_or_else(|error| {
+        self.generate(decoder, experts, most).unwrap_or_else(|error| {
             self.fail(error);
             Turn::Finished(None)
         })
@@ -297,7 +297,7 @@ impl<'m> ActiveRequest<'m> {
         self.failed = true;
     }
 
-    fn generate(&mut self, decoder: &Decoder, most: usize) -> Result<Turn, ApiError> {
+    fn generate(&mut self, decoder: &Decoder, experts: &mut dyn ExpertPath, most: usize) -> Result<Turn, ApiError> {
         if let Some(sum) = &self.hidden {
             let _ = self.events.try_send(GenerationEvent::Embedded(sum.embedding()));
             self.finish(FinishReason::Length);
@@ -339,7 +339,7 @@ impl<'m> ActiveRequest<'m> {
             self.finish(finish);
             return Ok(Turn::Finished(Some(new)));
         }
-        match self.append(decoder, token.id, most) {
+        match self.append(decoder, experts, token.id, most) {
             Ok(()) => Ok(Turn::Ready(Some(new))),
             // While a draft model read the prompt, the answer ceased to be wanted.
             Err(ModelError::Cancelled) => {
@@ -361,12 +361,19 @@ impl<'m> ActiveRequest<'m> {
     }
 
     /// Appends a generated token, and at most `most` drafted behind it.
-    fn append(&mut self, decoder: &Decoder, id: u32, most: usize) -> Result<(), ModelError> {
+    fn append(
+        &mut self,
+        decoder: &Decoder,
+        experts: &mut dyn ExpertPath,
+        id: u32,
+        most: usize,
+    ) -> Result<(), ModelError> {
         let most = most.min(self.writer.remaining().saturating_sub(1));
         let room = if self.sequence.pending() == 0 { self.sequence.draft_room(decoder, most) } else { 0 };
         let (start, mut tap) = (Instant::now(), StepTap::new(vec![self.watch()], decoder.layers()));
-        let text = TextSoFar { before: self.sequence.tokens(), last: id };
-        let mut drafts = self.speculator.draft(text, room, &mut tap)?;
+        let (before, own) = self.sequence.drafting(decoder, experts);
+        let text = TextSoFar { before, last: id };
+        let mut drafts = self.speculator.draft(text, room, own, &mut tap)?;
         self.writer.cut(&mut drafts);
         self.draft_time = start.elapsed();
         self.sequence.append(decoder, &[&[id], &drafts[..]].concat(), TokenPhase::Decode)?;

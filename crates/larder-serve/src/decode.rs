@@ -125,10 +125,10 @@ impl DecodeLoop<'_> {
             1 if self.engine.drafting().speculation != Speculation::Off => self.engine.step_tokens() - 1,
             _ => 0,
         };
-        let (decoder, _) = self.engine.decoder_and_experts();
+        let (decoder, experts) = self.engine.decoder_and_experts();
         let (mut moved, mut ready, mut over) = (false, Vec::with_capacity(self.active.len()), Vec::new());
         for mut request in std::mem::take(&mut self.active) {
-            let turn = request.turn(decoder, drafts);
+            let turn = request.turn(decoder, experts, drafts);
             moved |= turn != Turn::Stalled;
             if let Turn::Ready(Some(token)) | Turn::Accepted(token) | Turn::Finished(Some(token)) = turn {
                 work.generated(request.number(), token);

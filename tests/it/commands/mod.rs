@@ -13,4 +13,5 @@ mod hot;
 mod lab;
 mod memory;
 mod models;
+mod mtp;
 mod report;

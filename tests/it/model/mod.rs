@@ -5,6 +5,7 @@ mod forms;
 mod gguf;
 mod golden;
 mod keys;
+mod mtp;
 mod pieces;
 mod ragged;
 mod rewind;

@@ -13,8 +13,8 @@ use crate::support::golden_models;
 use crate::support::rig::{Model, model};
 
 /// A prompt that repeats itself.
-const PROMPT: [u32; 20] = [5, 17, 3, 3, 60, 41, 8, 101, 7, 12, 5, 17, 3, 3, 60, 41, 8, 101, 5, 17];
-const CONTEXT: usize = 160;
+pub(super) const PROMPT: [u32; 20] = [5, 17, 3, 3, 60, 41, 8, 101, 7, 12, 5, 17, 3, 3, 60, 41, 8, 101, 5, 17];
+pub(super) const CONTEXT: usize = 160;
 
 /// Collects the text and the tokens of all steps.
 #[derive(Default)]
@@ -52,7 +52,7 @@ impl<P> Listener<P> for Collect {
 
 /// One way to write a text.
 #[derive(Clone, Copy)]
-struct Way {
+pub(super) struct Way {
     sampling: Sampling,
     max_tokens: usize,
     stop: &'static str,
@@ -60,7 +60,7 @@ struct Way {
     most: Option<usize>,
 }
 
-fn ways() -> Vec<Way> {
+pub(super) fn ways() -> Vec<Way> {
     let drawn = |temperature| Sampling { temperature, top_k: 3, ..Sampling::default() };
     let plain = Way { sampling: Sampling::default(), max_tokens: 100, stop: "", keep: None, most: None };
     vec![
@@ -77,9 +77,9 @@ fn ways() -> Vec<Way> {
 }
 
 /// The text, the logits behind it and everything that can be seen of it, draft tokens aside.
-type Written = (Vec<u32>, String, FinishReason, usize, Vec<u32>, Vec<f32>);
+pub(super) type Written = (Vec<u32>, String, FinishReason, usize, Vec<u32>, Vec<f32>);
 
-fn write<P: ExpertPath>(
+pub(super) fn write<P: ExpertPath>(
     model: &Model,
     experts: &mut P,
     tokenizer: &Tokenizer,
@@ -90,7 +90,7 @@ fn write<P: ExpertPath>(
     write_in(&mut session, tokenizer, way, drafting)
 }
 
-fn write_in<P: ExpertPath>(
+pub(super) fn write_in<P: ExpertPath>(
     session: &mut Session<P>,
     tokenizer: &Tokenizer,
     way: Way,
@@ -118,7 +118,7 @@ fn write_in<P: ExpertPath>(
     ((ids, listener.text, finish, shifts, tokens, after), drafts)
 }
 
-fn tokenizer(folder: &std::path::Path) -> Tokenizer {
+pub(super) fn tokenizer(folder: &std::path::Path) -> Tokenizer {
     let json = std::fs::read(folder.join("tokenizer.json")).expect("a tokenizer");
     Tokenizer::from_bytes(&json, &TokenizerConfig::default()).unwrap()
 }
@@ -165,7 +165,7 @@ fn draft_model(model: &Model, vocab: usize, least_probability: f32) -> SharedSou
 }
 
 fn drafting(speculation: Speculation, model: &SharedSource) -> Drafting {
-    Drafting { speculation, model: Some(model.clone()) }
+    Drafting { speculation, model: Some(model.clone()), mtp: false }
 }
 
 #[test]

@@ -58,8 +58,11 @@ fn slots_are_locked_while_they_are_in_use() {
     if locked() == 0 {
         return println!("skipped: memory cannot be locked here");
     }
-    let slots = || server.metric("larder_expert_slots") as u64;
-    // The number may change between the two looks.
+    let slots = || {
+        server.post("/v1/completions", json!({"prompt": "The old man", "max_tokens": 2}));
+        server.metric("larder_expert_slots") as u64
+    };
+    // The number may change between the two looks, and is that of the last request.
     let both = || loop {
         let (before, locked, after) = (slots(), locked(), slots());
         if before == after {
@@ -77,7 +80,7 @@ fn slots_are_locked_while_they_are_in_use() {
     let said = said.join().unwrap();
     let line = said.lines().find_map(|line| line.strip_prefix("locked: ")).unwrap_or_else(|| panic!("{said}"));
     let megabytes: f64 = line.strip_suffix(" MB of memory").unwrap_or_else(|| panic!("{line}")).parse().unwrap();
-    assert!((megabytes * 1e6 - first_locked as f64).abs() < 1e6, "{line}: {first_locked}");
+    assert!((megabytes * 1e6 - first_locked as f64).abs() < 5e6, "{line}: {first_locked}");
 }
 
 /// A number in kB that the kernel says of the server.

@@ -2,14 +2,15 @@
 
 use std::io::Write;
 use std::net::TcpStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::api::Server;
-use crate::support::fixture;
+use crate::support::mtp::{folder, predict_often};
+use crate::support::{fixture, larder_ok};
 
 fn demo() -> PathBuf {
     fixture("../models/demo")
@@ -37,7 +38,6 @@ fn metric(server: &Server, name: &str) -> u64 {
 
 #[test]
 fn drafts_change_no_answer() {
-    const ANSWERS: usize = 6;
     let demo_model = demo();
     let by_itself = ["draft", "--draft", demo_model.to_str().unwrap()];
     for (how, more) in [
@@ -48,27 +48,38 @@ fn drafts_change_no_answer() {
         (&by_itself, &["--context", "128", "--context-full", "shift"]),
         (&by_itself, &["--context", "512", "--kv-mem", "3500000"]),
     ] {
-        let server = |how: &[&str]| {
-            let flags = ["--parallel", "4", "--sessions", "4", "--speculate"];
-            Server::start(&demo(), &[&flags[..], how, more].concat())
-        };
-        let (off, drafting) = (server(&["off"]), server(how));
-        let wanted: Vec<Value> = (0..ANSWERS).map(|i| ask(&off, i)).collect();
-        for _ in 0..2 {
-            let found: Vec<Value> = (0..ANSWERS).map(|i| ask(&drafting, i)).collect();
-            assert_eq!(found, wanted, "{how:?} {more:?}, one at a time");
-            thread::scope(|scope| {
-                let drafting = &drafting;
-                let asked: Vec<_> = (0..ANSWERS).map(|i| scope.spawn(move || ask(drafting, i))).collect();
-                for (thread, wanted) in asked.into_iter().zip(&wanted) {
-                    assert_eq!(&thread.join().unwrap(), wanted, "{how:?} {more:?}, several");
-                }
-            });
-        }
-        assert_eq!(metric(&off, "draft_tokens_total"), 0);
-        let (drafted, accepted) = (metric(&drafting, "draft_tokens_total"), metric(&drafting, "accepted_tokens_total"));
-        assert!(accepted > 100 && (drafted > accepted || how.len() > 1), "{how:?} {more:?}: {accepted} of {drafted}");
+        compare(&demo(), how, more);
     }
+    let (model, store) = (folder("deepseek_v3", predict_often), tempfile::tempdir().unwrap());
+    let store = store.path().join("store");
+    larder_ok(&["convert", model.path().to_str().unwrap(), store.to_str().unwrap(), "--mtp"]);
+    compare(&store, &["mtp"], &["--context", "512"]);
+    compare(&store, &["mtp"], &["--context", "256", "--context-full", "shift", "--cache-experts", "2"]);
+}
+
+/// Compares the answers of a server that drafts with those of one that does not.
+fn compare(model: &Path, how: &[&str], more: &[&str]) {
+    const ANSWERS: usize = 6;
+    let server = |how: &[&str]| {
+        let flags = ["--parallel", "4", "--sessions", "4", "--speculate"];
+        Server::start(model, &[&flags[..], how, more].concat())
+    };
+    let (off, drafting) = (server(&["off"]), server(how));
+    let wanted: Vec<Value> = (0..ANSWERS).map(|i| ask(&off, i)).collect();
+    for _ in 0..2 {
+        let found: Vec<Value> = (0..ANSWERS).map(|i| ask(&drafting, i)).collect();
+        assert_eq!(found, wanted, "{how:?} {more:?}, one at a time");
+        thread::scope(|scope| {
+            let drafting = &drafting;
+            let asked: Vec<_> = (0..ANSWERS).map(|i| scope.spawn(move || ask(drafting, i))).collect();
+            for (thread, wanted) in asked.into_iter().zip(&wanted) {
+                assert_eq!(&thread.join().unwrap(), wanted, "{how:?} {more:?}, several");
+            }
+        });
+    }
+    assert_eq!(metric(&off, "draft_tokens_total"), 0);
+    let (drafted, accepted) = (metric(&drafting, "draft_tokens_total"), metric(&drafting, "accepted_tokens_total"));
+    assert!(accepted > 100 && (drafted > accepted || how.len() > 1), "{how:?} {more:?}: {accepted} of {drafted}");
 }
 
 #[test]

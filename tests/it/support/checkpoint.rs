@@ -37,7 +37,12 @@ impl NamedTensor {
 
 /// The tensors of `folder`, which has one file of weights.
 pub fn tensors(folder: &Path) -> Vec<NamedTensor> {
-    let bytes = std::fs::read(folder.join("model.safetensors")).unwrap();
+    tensors_of(&folder.join("model.safetensors"))
+}
+
+/// The tensors of a safetensors file.
+pub fn tensors_of(path: &Path) -> Vec<NamedTensor> {
+    let bytes = std::fs::read(path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let mut all: Vec<_> = file
         .iter()

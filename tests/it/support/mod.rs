@@ -2,6 +2,8 @@
 
 pub mod checkpoint;
 pub mod control_group;
+pub mod gguf;
+pub mod mtp;
 pub mod reference;
 pub mod rig;
 

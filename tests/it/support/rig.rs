@@ -11,7 +11,7 @@ use larder_model::{
 };
 use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs};
 use larder_store::reader::{Arena, MemoryReader, Reader, ReaderSpec, Slot};
-use larder_store::{CheckReads, ConvertOptions, ExpertSource, Source, Store, convert, open_source};
+use larder_store::{CheckReads, ConvertOptions, ExpertSource, MtpTensors, Source, Store, convert, open_source_with};
 
 pub const TOKENS: [u32; 12] = [5, 17, 3, 3, 60, 41, 8, 101, 7, 12, 90, 33];
 
@@ -25,9 +25,14 @@ pub struct Model {
 
 /// The golden model in a folder.
 pub fn model(folder: &std::path::Path) -> Model {
+    model_with(folder, MtpTensors::LeftOut)
+}
+
+/// The model in a checkpoint folder or GGUF file, with or without its layer for multi-token prediction.
+pub fn model_with(path: &std::path::Path, mtp: MtpTensors) -> Model {
     let dir = tempfile::tempdir().unwrap();
-    let source = open_source(folder).unwrap();
-    let blueprint = larder_model::blueprint(source.config()).unwrap();
+    let source = open_source_with(path, mtp).unwrap();
+    let blueprint = larder_runtime::blueprint_of(source.as_ref()).unwrap();
     let path = dir.path().join("store");
     convert(source.as_ref(), &blueprint, &path, &ConvertOptions::default(), &()).unwrap();
     Model { _dir: Some(dir), ..open(&path) }

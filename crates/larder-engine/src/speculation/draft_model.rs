@@ -4,12 +4,13 @@ use larder_model::{Decoder, ExpertPath, ModelError, Tap};
 
 use super::DRAFT_MAX;
 use super::source::{Draft, DraftSource, TextSoFar};
+use crate::mtp_state::OwnLayer;
 use crate::sequence::Sequence;
 use crate::token_input::TokenInput;
 
 /// A draft ends before a token that the draft model itself finds less likely than this: about the time that a drafted token takes,
 /// of that of a step, where drafts pay.
-const LEAST_PROBABILITY: f32 = 0.2;
+pub(super) const LEAST_PROBABILITY: f32 = 0.2;
 /// Logits this far below the largest add nothing to the sum of probabilities: less than a millionth for a token in a thousand.
 const NEGLIGIBLE: f32 = 20.0;
 /// Stands for tokens of the text that the draft model does not have.
@@ -55,12 +56,18 @@ impl<P: ExpertPath> DraftModel<P> {
 }
 
 impl<P: ExpertPath + Send> DraftSource for DraftModel<P> {
-    fn at_hand(&mut self, text: TextSoFar) -> usize {
+    fn at_hand(&mut self, text: TextSoFar, _: Option<&OwnLayer>) -> usize {
         let context = self.sequence.tokens().len() + self.sequence.remaining();
         context.saturating_sub(text.before.len() + 1).min(DRAFT_MAX)
     }
 
-    fn draft(&mut self, text: TextSoFar, most: usize, tap: &mut dyn Tap) -> Result<Draft, ModelError> {
+    fn draft(
+        &mut self,
+        text: TextSoFar,
+        most: usize,
+        _: Option<&mut OwnLayer>,
+        tap: &mut dyn Tap,
+    ) -> Result<Draft, ModelError> {
         let unseen = self.rewind_to(text);
         let mut logits = self.forward(&unseen, tap)?;
         let mut tokens = Vec::with_capacity(most);
@@ -79,7 +86,7 @@ impl<P: ExpertPath + Send> DraftSource for DraftModel<P> {
 }
 
 /// The token with the largest logit, and its probability; 0 if some logits are not numbers.
-fn likeliest(logits: &[f32]) -> (u32, f32) {
+pub(super) fn likeliest(logits: &[f32]) -> (u32, f32) {
     let first = (0, f32::NEG_INFINITY);
     let (id, most) =
         logits.iter().enumerate().fold(first, |best, (id, logit)| if *logit > best.1 { (id, *logit) } else { best });

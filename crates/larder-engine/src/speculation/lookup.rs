@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use larder_model::{ModelError, Tap};
 
 use super::source::{Draft, DraftSource, TextSoFar};
+use crate::mtp_state::OwnLayer;
 
 /// Tokens at the end of the sequence that must have occurred earlier, at least.
 pub const NGRAM: usize = 3;
@@ -81,7 +82,7 @@ impl PromptLookup {
 
 impl DraftSource for PromptLookup {
     /// The number of tokens that match: short matches are often chance.
-    fn at_hand(&mut self, text: TextSoFar) -> usize {
+    fn at_hand(&mut self, text: TextSoFar, _: Option<&OwnLayer>) -> usize {
         let least = self.least;
         let Some(place) = self.find(text.before, text.last).filter(|place| place.matching >= least) else { return 0 };
         let (matching, following) = (place.matching, place.following.len());
@@ -89,7 +90,13 @@ impl DraftSource for PromptLookup {
         matching
     }
 
-    fn draft(&mut self, _: TextSoFar, most: usize, _: &mut dyn Tap) -> Result<Draft, ModelError> {
+    fn draft(
+        &mut self,
+        _: TextSoFar,
+        most: usize,
+        _: Option<&mut OwnLayer>,
+        _: &mut dyn Tap,
+    ) -> Result<Draft, ModelError> {
         // A repetition that reaches the end of the text goes on in the same way.
         let tokens = self.tokens[self.found..].iter().cycle().take(most).copied().collect();
         Ok(Draft { tokens, unseen: 0 })

@@ -4,6 +4,7 @@
 
 mod draft_model;
 mod lookup;
+mod mtp;
 mod pace;
 mod source;
 
@@ -16,9 +17,12 @@ pub use pace::DRAFT_MAX;
 pub use source::{Draft, DraftSource, SharedSource, TextSoFar};
 
 use lookup::{NGRAM, PromptLookup};
+use mtp::MtpSource;
 use pace::{Pace, PlainSteps};
 
-/// How many tokens must have occurred earlier for prompt lookup to go before a draft model.
+use crate::mtp_state::OwnLayer;
+
+/// How many tokens must have occurred earlier for prompt lookup to go before other sources.
 const SURE_MATCH: usize = 8;
 /// A source that had not seen more tokens than these was behind: the time of the step is no measure of the next ones.
 const UNSEEN_MAX: usize = DRAFT_MAX + 1;
@@ -33,21 +37,25 @@ pub enum Speculation {
     Lookup,
     /// A draft model, always.
     Draft,
-    /// Prompt lookup, and a draft model if there is one, each as long as a token takes less time with it than without.
+    /// The model's own layer for multi-token prediction, always.
+    Mtp,
+    /// Prompt lookup, and that layer and a draft model if there are any, each as long as a token takes less time with it than
+    /// without.
     Auto,
 }
 
 /// Every kind of speculation with its name.
-const KINDS: [(Speculation, &str); 4] = [
+const KINDS: [(Speculation, &str); 5] = [
     (Speculation::Off, "off"),
     (Speculation::Lookup, "lookup"),
     (Speculation::Draft, "draft"),
+    (Speculation::Mtp, "mtp"),
     (Speculation::Auto, "auto"),
 ];
 
 /// Names no kind of speculation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("must be off, lookup, draft or auto")]
+#[error("must be off, lookup, draft, mtp or auto")]
 pub struct SpeculationError;
 
 impl std::str::FromStr for Speculation {
@@ -72,12 +80,14 @@ pub struct Drafting {
     pub speculation: Speculation,
     /// The draft model, if there is one.
     pub model: Option<SharedSource>,
+    /// Whether the model is used with its layer for multi-token prediction.
+    pub mtp: bool,
 }
 
 impl From<Speculation> for Drafting {
-    /// Without a draft model.
+    /// Without a draft model and without multi-token prediction.
     fn from(speculation: Speculation) -> Self {
-        Drafting { speculation, model: None }
+        Drafting { speculation, model: None, mtp: false }
     }
 }
 
@@ -85,11 +95,17 @@ impl Drafting {
     /// The sources, in the order in which they are asked.
     fn sources(&self) -> Vec<Box<dyn DraftSource>> {
         let lookup = |least| Box::new(PromptLookup::new(least)) as Box<dyn DraftSource>;
-        match (self.speculation, self.model.clone()) {
-            (Speculation::Off, _) | (Speculation::Draft, None) => vec![],
-            (Speculation::Lookup, _) | (Speculation::Auto, None) => vec![lookup(NGRAM)],
-            (Speculation::Draft, Some(model)) => vec![Box::new(model)],
-            (Speculation::Auto, Some(model)) => vec![lookup(SURE_MATCH), Box::new(model)],
+        let own = self.mtp.then(|| Box::new(MtpSource) as Box<dyn DraftSource>);
+        let model = self.model.clone().map(|model| Box::new(model) as Box<dyn DraftSource>);
+        match self.speculation {
+            Speculation::Off => vec![],
+            Speculation::Lookup => vec![lookup(NGRAM)],
+            Speculation::Draft => model.into_iter().collect(),
+            Speculation::Mtp => own.into_iter().collect(),
+            Speculation::Auto => {
+                let least = if own.is_none() && model.is_none() { NGRAM } else { SURE_MATCH };
+                [lookup(least)].into_iter().chain(own).chain(model).collect()
+            }
         }
     }
 }
@@ -125,16 +141,22 @@ impl Speculator {
         Speculator { sources, plain, asked: None, counts: DraftCounts::default(), untimed: false }
     }
 
-    /// Drafts at most `room` tokens behind `text`, which begins with that of the last call. A draft model asks `tap` whether it may
-    /// go on.
-    pub fn draft(&mut self, text: TextSoFar, room: usize, tap: &mut dyn Tap) -> Result<Vec<u32>, ModelError> {
+    /// Drafts at most `room` tokens behind `text`, which begins with that of the last call. `own` is the model's layer for
+    /// multi-token prediction, if it is used. It and a draft model ask `tap` whether they may go on.
+    pub fn draft(
+        &mut self,
+        text: TextSoFar,
+        room: usize,
+        mut own: Option<OwnLayer>,
+        tap: &mut dyn Tap,
+    ) -> Result<Vec<u32>, ModelError> {
         self.asked = None;
         let plain = self.plain.is_due();
         for (at, (source, pace)) in self.sources.iter_mut().enumerate() {
-            let most = source.at_hand(text).min(room);
+            let most = source.at_hand(text, own.as_ref()).min(room);
             let most = if most > 0 && !plain { pace.next().min(most) } else { 0 };
             if most > 0 {
-                let draft = source.draft(text, most, tap)?;
+                let draft = source.draft(text, most, own.as_mut(), tap)?;
                 self.asked = Some(at);
                 self.untimed |= draft.unseen > UNSEEN_MAX;
                 return Ok(draft.tokens);
@@ -226,7 +248,7 @@ mod tests {
         for (kind, name) in KINDS {
             assert_eq!((name.parse(), kind.to_string()), (Ok(kind), name.to_owned()));
         }
-        assert_eq!("mtp".parse::<Speculation>(), Err(SpeculationError));
+        assert_eq!("always".parse::<Speculation>(), Err(SpeculationError));
     }
 
     #[test]
@@ -242,7 +264,7 @@ mod tests {
     }
 
     fn draft(speculator: &mut Speculator, before: &[u32], last: u32, room: usize) -> Vec<u32> {
-        speculator.draft(TextSoFar { before, last }, room, &mut ()).unwrap()
+        speculator.draft(TextSoFar { before, last }, room, None, &mut ()).unwrap()
     }
 
     #[test]
@@ -268,18 +290,24 @@ mod tests {
     }
 
     impl DraftSource for Counting {
-        fn at_hand(&mut self, _: TextSoFar) -> usize {
+        fn at_hand(&mut self, _: TextSoFar, _: Option<&OwnLayer>) -> usize {
             4
         }
 
-        fn draft(&mut self, text: TextSoFar, most: usize, _: &mut dyn Tap) -> Result<Draft, ModelError> {
+        fn draft(
+            &mut self,
+            text: TextSoFar,
+            most: usize,
+            _: Option<&mut OwnLayer>,
+            _: &mut dyn Tap,
+        ) -> Result<Draft, ModelError> {
             Ok(Draft { tokens: vec![text.before.len() as u32; most], unseen: self.unseen })
         }
     }
 
     fn with_model(speculation: Speculation, unseen: usize) -> Speculator {
         let model: SharedSource = std::sync::Arc::new(std::sync::Mutex::new(Counting { unseen }));
-        Speculator::new(&Drafting { speculation, model: Some(model) })
+        Speculator::new(&Drafting { speculation, model: Some(model), mtp: false })
     }
 
     #[test]

@@ -4,19 +4,28 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use larder_model::{ModelError, Tap};
 
-/// A source of draft tokens: prompt lookup, or a [`DraftModel`](super::DraftModel).
+use crate::mtp_state::OwnLayer;
+
+/// A source of draft tokens: prompt lookup, a [`DraftModel`](super::DraftModel), or the model's own layer for multi-token prediction.
 ///
 /// A source says what may follow, and nothing depends on it but time: draft tokens are verified, so any token of the vocabulary is
 /// a valid draft. The [`Speculator`](super::Speculator) asks for no more tokens than are at hand, have room in the sequence, and are
 /// worth their time. It does not say which of them were accepted: the next text shows it.
 pub trait DraftSource: Send {
     /// The most tokens that can be drafted behind `text`; 0 if nothing is known of what follows. Takes no time worth counting.
-    fn at_hand(&mut self, text: TextSoFar) -> usize;
+    /// `own` is the model's layer for multi-token prediction, if it is used.
+    fn at_hand(&mut self, text: TextSoFar, own: Option<&OwnLayer>) -> usize;
 
     /// Drafts at most `most` tokens behind the `text` that [`at_hand`](Self::at_hand) was asked about last, and fewer if it is not
     /// sure of the others. `most` is at least 1, and no more than are at hand. The time that this takes counts, and `tap`
     /// may end it.
-    fn draft(&mut self, text: TextSoFar, most: usize, tap: &mut dyn Tap) -> Result<Draft, ModelError>;
+    fn draft(
+        &mut self,
+        text: TextSoFar,
+        most: usize,
+        own: Option<&mut OwnLayer>,
+        tap: &mut dyn Tap,
+    ) -> Result<Draft, ModelError>;
 
     /// Takes note that older tokens were dropped: the next text does not begin with the last one, as it does otherwise.
     fn shifted(&mut self) {}
@@ -44,11 +53,17 @@ pub struct Draft {
 pub type SharedSource = Arc<Mutex<dyn DraftSource>>;
 
 impl DraftSource for SharedSource {
-    fn at_hand(&mut self, text: TextSoFar) -> usize {
-        self.lock().unwrap_or_else(PoisonError::into_inner).at_hand(text)
+    fn at_hand(&mut self, text: TextSoFar, own: Option<&OwnLayer>) -> usize {
+        self.lock().unwrap_or_else(PoisonError::into_inner).at_hand(text, own)
     }
 
-    fn draft(&mut self, text: TextSoFar, most: usize, tap: &mut dyn Tap) -> Result<Draft, ModelError> {
-        self.lock().unwrap_or_else(PoisonError::into_inner).draft(text, most, tap)
+    fn draft(
+        &mut self,
+        text: TextSoFar,
+        most: usize,
+        own: Option<&mut OwnLayer>,
+        tap: &mut dyn Tap,
+    ) -> Result<Draft, ModelError> {
+        self.lock().unwrap_or_else(PoisonError::into_inner).draft(text, most, own, tap)
     }
 }

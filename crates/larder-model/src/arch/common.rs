@@ -37,6 +37,8 @@ pub struct Basics {
     pub norms_less_one: bool,
     /// Whether each column of the output head is divided by its length.
     pub unit_columns: bool,
+    /// Whether the layer for multi-token prediction is used.
+    pub mtp: bool,
 }
 
 /// The reference implementation's values for keys that a config does not have.
@@ -96,6 +98,7 @@ impl Basics {
             head_bias: false,
             norms_less_one: false,
             unit_columns: false,
+            mtp: config.with_mtp,
         })
     }
 
@@ -128,8 +131,9 @@ impl Basics {
         if experts > u16::MAX as usize {
             return Err(config_error(format!("{experts} experts per layer; at most {} are supported", u16::MAX)));
         }
-        let moe_layers = moe_layers.into_iter().map(|layer| LayerIdx(layer as u16)).collect();
-        let (layers, hidden) = (self.layers, self.hidden);
+        let mtp = self.mtp.then_some(self.layers);
+        let moe_layers = moe_layers.into_iter().chain(mtp).map(|layer| LayerIdx(layer as u16)).collect();
+        let (layers, hidden) = (self.layers + usize::from(self.mtp), self.hidden);
         Ok(Geometry { layers, moe_layers, experts, top_k, hidden, inter, bias: false })
     }
 
@@ -285,6 +289,7 @@ impl Basics {
         let layers = (0..self.layers).map(|layer| build_layer(weights, layer)).collect::<Result<_>>()?;
         let norm = norm(weights)?;
         let (head, factors) = self.head(weights, tied)?;
+        let mtp = self.mtp.then(|| self.mtp_layer(weights, build_layer)).transpose()?;
         Ok(Stack {
             vocab: self.vocab,
             context: self.context,
@@ -297,6 +302,7 @@ impl Basics {
             ropes: vec![rope],
             factors,
             encoder: None,
+            mtp,
         })
     }
 }

@@ -127,7 +127,7 @@ impl FfnParts {
         bias: bool,
     ) -> Result<Ffn> {
         let prefix = format!("model.layers.{layer}.mlp");
-        if !self.sparse.contains(&layer) {
+        if !basics.has_experts(&self.sparse, layer) {
             return Ok(Ffn::Dense(basics.mlp(weights, &prefix, self.dense_width, bias)?));
         }
         let gate = layer_gate(weights, &prefix, gate)?;

@@ -40,7 +40,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         let (own, mlp) = (format!("{prefix}.self_attn"), format!("{prefix}.mlp"));
         let attention = basics.attention(weights, &own, bias, rotary)?;
         let attention = Attention { norm: basics.qk_norm(weights, &own)?, ..attention };
-        let ffn = match sparse.contains(&layer) {
+        let ffn = match basics.has_experts(&sparse, layer) {
             true => {
                 let bias = weights.vector(&format!("{mlp}.expert_bias"), &[experts])?;
                 let gate = Gate { bias: Some(bias), ..gate.clone() };

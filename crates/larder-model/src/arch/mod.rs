@@ -13,6 +13,8 @@ use crate::error::{ModelError, Result};
 use crate::stack::Stack;
 use crate::weights::WeightLoader;
 
+pub use mtp::{check_mtp, mtp_layers};
+
 mod afmoe;
 mod bailing_moe;
 mod common;
@@ -39,6 +41,7 @@ mod mimo_v2_flash;
 mod minimax_m2;
 mod mistral4;
 mod mixtral;
+mod mtp;
 mod olmoe;
 mod phimoe;
 mod qwen2_moe;

@@ -90,6 +90,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         ropes: vec![],
         factors: Factors { logits: if tied { (hidden as f64).powf(-0.5) } else { 1.0 }, ..Factors::default() },
         encoder: Some(encoder),
+        mtp: None,
     })
 }
 

@@ -30,8 +30,13 @@ impl TokenScratch {
 /// products and the expert workspace are kept.
 pub(crate) fn step_memory(stack: &Stack) -> StepMemory {
     let Geometry { hidden, .. } = stack.geometry;
-    let parts = stack.layers.iter().flat_map(|layer| [layer.mixer.scratch(hidden), ffn_scratch(&layer.ffn, hidden)]);
-    let most = parts.fold(TokenScratch::default(), TokenScratch::max);
+    let parts = stack.all_layers().flat_map(|layer| [layer.mixer.scratch(hidden), ffn_scratch(&layer.ffn, hidden)]);
+    let (mtp, handed_out) = match &stack.mtp {
+        // Both inputs, normalised, and side by side; the hidden states that the model hands out and those that the layer does.
+        Some(_) => (TokenScratch { floats: 6 * hidden, input: 2 * hidden }, 2 * hidden),
+        None => Default::default(),
+    };
+    let most = parts.chain([mtp]).fold(TokenScratch::default(), TokenScratch::max);
     let scales_input = stack.ffns().any(|ffn| match ffn {
         Ffn::Moe(moe) => moe.gate.scales_input,
         Ffn::Dense(_) => false,
@@ -39,7 +44,7 @@ pub(crate) fn step_memory(stack: &Stack) -> StepMemory {
     let experts = ExpertWorkspace::memory(&stack.geometry, scales_input);
     let rotations: usize = stack.ropes.iter().map(Rope::bytes_per_position).sum();
     // The residual stream exists beside every part.
-    let layer = (hidden + most.floats) * size_of::<f32>();
+    let layer = (hidden + handed_out + most.floats) * size_of::<f32>();
     let shared = Inputs::bytes(most.input) + rotations + POSITION_BYTES;
     let encoder = stack.encoder.as_ref().map_or(0, |encoder| encoder_bytes_per_token(encoder, hidden));
     // An encoder reads a whole prompt at once.

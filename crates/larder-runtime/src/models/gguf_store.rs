@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use larder_store::{
-    ConvertOptions, Source, Store, StoreError, StoreErrorKind, convert, identity, is_made_of, open_source,
+    ConvertOptions, Source, Store, StoreError, StoreErrorKind, convert, identity, is_made_of, open_source_with,
 };
 
 use super::known_content::KnownContent;
@@ -21,13 +21,13 @@ pub fn is_gguf(path: &Path) -> bool {
 /// The store beside the GGUF file `gguf`, which is made or completed if necessary; the file itself if it cannot be made.
 pub(crate) fn store_for_gguf(gguf: &Path, options: &ModelOptions) -> Result<PathBuf> {
     let ModelOptions { cache_folder, notices, .. } = options;
-    let source = open_source(gguf)?;
     let store = store_path(gguf);
     if is_complete(&store) {
-        check_source(source.as_ref(), &store, cache_folder.as_deref())?;
+        check_source(gguf, &store, cache_folder.as_deref())?;
         notices.send(Notice::StoreFound { store: store.clone(), gguf: gguf.to_owned() });
         return Ok(store);
     }
+    let source = open_source_with(gguf, options.mtp.tensors())?;
     let blueprint = blueprint_of(source.as_ref())?;
     check_sidecars(source.as_ref())?;
     notices.send(Notice::StoreBegun(store.clone()));
@@ -58,8 +58,10 @@ pub fn store_path(gguf: &Path) -> PathBuf {
 
 /// Refuses a store that was made of another file. The content is compared, unless `cache` knows it; of a store without the
 /// identity of its source names and lengths come first.
-fn check_source(source: &dyn Source, path: &Path, cache: Option<&Path>) -> Result<()> {
+fn check_source(gguf: &Path, path: &Path, cache: Option<&Path>) -> Result<()> {
     let store = Store::open(path)?;
+    let source = open_source_with(gguf, store.manifest().mtp())?;
+    let source = source.as_ref();
     let made_of = &store.manifest().source;
     let same = (made_of.identity.is_some() || made_of.files == source.files()) && {
         // A store without an identity of its source is known by its own hash.

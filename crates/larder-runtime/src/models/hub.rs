@@ -7,23 +7,30 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use larder_hub::{Hub, Repo};
-use larder_store::{ConvertOptions, ConvertReport, Source, convert, open_source, plain};
+use larder_store::{ConvertOptions, ConvertReport, MtpTensors, Source, convert, open_source_with, plain};
 
 use super::{ConvertProgress, HubName, download_of};
 use crate::notice::{Notice, Notices};
 use crate::open::{blueprint_of, check_sidecars};
 
-/// Downloads the model `name` and makes a store of it, or continues where this was interrupted.
-pub fn fetch(name: &HubName, store: &Path, options: &ConvertOptions, notices: &Notices) -> Result<ConvertReport> {
+/// Downloads the model `name` and makes a store of it, with or without its layer for multi-token prediction, or continues where
+/// this was interrupted.
+pub fn fetch(
+    name: &HubName,
+    store: &Path,
+    options: &ConvertOptions,
+    mtp: MtpTensors,
+    notices: &Notices,
+) -> Result<ConvertReport> {
     let hub = Hub::from_environment(|name| std::env::var(name).ok())?;
     let download = download_of(store);
     notices.send(Notice::Downloading { name: name.to_string(), store: store.to_owned() });
     let revision = name.revision.as_deref().unwrap_or("main");
     let repo = Repo::open(hub, &name.repo, revision, &download, Arc::new(Downloads(notices.clone())))?;
     let report = match &name.file {
-        None => make(plain(repo.checkpoint()?)?.as_ref(), store, options, &()),
+        None => make(plain(repo.checkpoint()?.with_mtp(mtp)?)?.as_ref(), store, options, &()),
         Some(file) => {
-            let source = open_source(&repo.gguf(file)?)?;
+            let source = open_source_with(&repo.gguf(file)?, mtp)?;
             let progress = ConvertProgress(notices);
             let made = make(source.as_ref(), store, options, &progress);
             notices.end();

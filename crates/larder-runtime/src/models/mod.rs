@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use larder_store::{CONVERSION_STATE, ConvertOptions, MANIFEST_FILE};
+use larder_store::{CONVERSION_STATE, ConvertOptions, MANIFEST_FILE, MtpTensors};
 
 mod gguf_store;
 #[cfg(feature = "hub")]
@@ -41,11 +41,16 @@ pub fn store_of(model: &Path, folder: Option<&Path>) -> Option<PathBuf> {
 }
 
 /// The store of a model in the models `folder`, downloaded if it does not exist.
-pub(crate) fn fetch_if_missing(name: &HubName, folder: Option<&Path>, notices: &Notices) -> Result<PathBuf> {
+pub(crate) fn fetch_if_missing(
+    name: &HubName,
+    folder: Option<&Path>,
+    mtp: MtpTensors,
+    notices: &Notices,
+) -> Result<PathBuf> {
     let folder = folder.with_context(no_folder)?;
     let store = folder.join(name.folder());
     if !is_complete(&store) {
-        let report = fetch(name, &store, &ConvertOptions::default(), notices)?;
+        let report = fetch(name, &store, &ConvertOptions::default(), mtp, notices)?;
         report.notes.into_iter().for_each(|note| notices.send(Notice::Model(note)));
     }
     Ok(store)
@@ -83,7 +88,13 @@ impl larder_store::Progress for ConvertProgress<'_> {
 
 /// Refuses to download, in builds without the hub.
 #[cfg(not(feature = "hub"))]
-pub fn fetch(name: &HubName, _: &Path, _: &ConvertOptions, _: &Notices) -> Result<larder_store::ConvertReport> {
+pub fn fetch(
+    name: &HubName,
+    _: &Path,
+    _: &ConvertOptions,
+    _: MtpTensors,
+    _: &Notices,
+) -> Result<larder_store::ConvertReport> {
     anyhow::bail!(
         "{name}: not found, neither as a file or folder nor among the downloaded models; this larder was built without \
          downloads (build it with --features hub)"

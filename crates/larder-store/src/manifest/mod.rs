@@ -12,7 +12,7 @@ use crate::{
     file::read_small,
     row_table::TableFile,
     shard::{checksum_of, is_checksum},
-    source::{SIDECARS, SourceFile},
+    source::{MtpTensors, SIDECARS, SourceFile, uses_mtp},
     upgrade::UPGRADE_STATE,
 };
 
@@ -106,6 +106,11 @@ pub struct Provenance {
 }
 
 impl Manifest {
+    /// Whether the store was made with the tensors of a layer for multi-token prediction.
+    pub fn mtp(&self) -> MtpTensors {
+        if uses_mtp(&self.config) { MtpTensors::Kept } else { MtpTensors::LeftOut }
+    }
+
     /// Reads and checks the manifest of the store at `store`; also returns its hash, see [`Store::hash`](crate::Store).
     pub fn read(store: &Path) -> Result<(Self, String)> {
         let (manifest, hash) = Self::read_any(store)?;

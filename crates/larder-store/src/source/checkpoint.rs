@@ -16,7 +16,8 @@ use crate::{
     safetensors::{SafetensorsHeader, TensorEntry, kind_of},
     shard::checksum_of,
     source::{
-        IncomingFiles, SIDECAR_LIMIT, SIDECARS, Source, SourceFile, prediction_note,
+        IncomingFiles, MtpTensors, SIDECAR_LIMIT, SIDECARS, Source, SourceFile,
+        mtp::{is_prediction, is_used, prediction_note, set_mtp, uses_mtp, usual_name},
         text_names::{TextNames, is_of_other_inputs, other_inputs_note, same_tensor},
     },
 };
@@ -109,11 +110,36 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
+    /// The same checkpoint, which presents the first layer for multi-token prediction as the layer behind the last if it is kept.
+    pub fn with_mtp(mut self, mtp: MtpTensors) -> Result<Self> {
+        if mtp == MtpTensors::LeftOut {
+            return Ok(self);
+        }
+        let layers = self.layers();
+        if !self.tensors.keys().any(|name| is_prediction(name, layers)) {
+            let what = "has no layer for multi-token prediction";
+            return Err(StoreError::new(StoreErrorKind::Missing, &self.path, what));
+        }
+        self.rename(|name| usual_name(name, layers))?;
+        set_mtp(&mut self.config, true);
+        Ok(self)
+    }
+
+    /// Decoder layers by the config.
+    fn layers(&self) -> u64 {
+        text_value(&self.config, "num_hidden_layers").as_u64().unwrap_or(u64::MAX)
+    }
+
     /// Gives tensors the names that they have in most models of text.
     fn take_usual_names(&mut self) -> Result<()> {
         let Some(names) = TextNames::of(self.tensors.keys().map(String::as_str)) else { return Ok(()) };
+        self.rename(|stored| Some(names.usual(stored)))
+    }
+
+    /// Gives tensors the names that `usual` has for them, if it has one.
+    fn rename(&mut self, usual: impl Fn(&str) -> Option<String>) -> Result<()> {
         for (stored, location) in std::mem::take(&mut self.tensors) {
-            let usual = names.usual(&stored);
+            let usual = usual(&stored).unwrap_or_else(|| stored.clone());
             if let Some(other) = self.tensors.insert(usual, location) {
                 let what = format!("has the tensors '{}' and '{stored}', which are the same one", other.name);
                 return Err(StoreError::malformed(&self.path, what));
@@ -230,10 +256,11 @@ impl Source for Checkpoint {
     }
 
     fn notes(&self) -> Vec<String> {
-        let layers = text_value(&self.config, "num_hidden_layers").as_u64().unwrap_or(u64::MAX);
+        let (layers, used) = (self.layers(), uses_mtp(&self.config));
         let count = |wanted: &dyn Fn(&str) -> bool| self.tensors.keys().filter(|name| wanted(name)).count();
         let other_inputs = other_inputs_note(count(&is_of_other_inputs));
-        other_inputs.into_iter().chain(prediction_note(count(&|name| is_prediction(name, layers)))).collect()
+        let unused = count(&|name| is_prediction(name, layers) && !(used && is_used(name, layers)));
+        other_inputs.into_iter().chain(prediction_note(unused)).collect()
     }
 
     fn path(&self) -> &Path {
@@ -299,12 +326,6 @@ impl WeightFile {
 pub(super) fn text_value<'a>(config: &'a Value, key: &str) -> &'a Value {
     let nests = [&config["thinker_config"]["text_config"], &config["text_config"], config];
     nests.into_iter().map(|nest| &nest[key]).find(|value| !value.is_null()).unwrap_or(&Value::Null)
-}
-
-/// Whether a tensor belongs to a block for multi-token prediction: `mtp.…`, or a layer behind the last of `layers`.
-fn is_prediction(name: &str, layers: u64) -> bool {
-    let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
-    name.starts_with("mtp.") || layer.is_some_and(|(layer, _)| layer.parse().is_ok_and(|layer: u64| layer >= layers))
 }
 
 /// Digest of the names and checksums under which `files` are published.

@@ -12,6 +12,7 @@ use crate::{
 mod checkpoint;
 mod expert_names;
 mod gguf;
+mod mtp;
 mod quantised;
 mod text_names;
 
@@ -20,6 +21,7 @@ pub(crate) use expert_names::expert_names;
 pub use gguf::Gguf;
 #[cfg(test)]
 pub(crate) use gguf::GgufBuilder;
+pub(crate) use mtp::{set_mtp, uses_mtp};
 pub use quantised::plain;
 
 /// The files that are copied unchanged with a model, in the order in which a store lists them.
@@ -140,23 +142,29 @@ pub(crate) fn view_for<'a>(source: &'a dyn Source, name: &str, wanted: Option<Nu
     }
 }
 
-/// The note about `tensors` tensors for multi-token prediction; `None` if there are none.
-fn prediction_note(tensors: usize) -> Option<String> {
-    match tensors {
-        0 => None,
-        1 => Some("a tensor for multi-token prediction is not used".into()),
-        n => Some(format!("{n} tensors for multi-token prediction are not used")),
-    }
+/// Whether a source is opened with the tensors of its layer for multi-token prediction.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum MtpTensors {
+    /// Without them.
+    #[default]
+    LeftOut,
+    /// With those of the first such layer, which must exist.
+    Kept,
 }
 
-/// Opens a checkpoint folder or a GGUF file.
+/// Opens a checkpoint folder or a GGUF file, without layers for multi-token prediction.
 pub fn open_source(path: &Path) -> Result<Box<dyn Source>> {
+    open_source_with(path, MtpTensors::LeftOut)
+}
+
+/// As [`open_source`], with or without the first layer for multi-token prediction.
+pub fn open_source_with(path: &Path, mtp: MtpTensors) -> Result<Box<dyn Source>> {
     let meta = std::fs::metadata(path).map_err(|e| StoreError::io(path, "opening", e))?;
     if meta.is_dir() {
-        return plain(Checkpoint::open(path)?);
+        return plain(Checkpoint::open(path)?.with_mtp(mtp)?);
     }
     match path.extension().and_then(|e| e.to_str()) {
-        Some("gguf") => Ok(Box::new(Gguf::open(path)?)),
+        Some("gguf") => Ok(Box::new(Gguf::open_with(path, mtp)?)),
         _ => Err(StoreError::new(StoreErrorKind::Unsupported, path, "is neither a model folder nor a .gguf file")),
     }
 }

@@ -21,13 +21,15 @@ use crate::{
     second_folder::{Division, SecondFolder},
     shard::{EXPERTS, SMALL_EXPERTS, Shard, checksum_of},
     shard_set::ShardSet,
-    source::{SIDECAR_LIMIT, Source, SourceFile},
+    source::{MtpTensors, SIDECAR_LIMIT, Source, SourceFile, set_mtp},
 };
 
 /// An open store: resident tensors by name, experts by layer and id.
 pub struct Store {
     path: PathBuf,
     manifest: Manifest,
+    /// The manifest on disk, if the store was opened without some layer.
+    whole: Option<Box<Manifest>>,
     hash: String,
     experts: ShardSet,
     small_experts: Option<ShardSet>,
@@ -71,7 +73,26 @@ impl Store {
         }
         let (path, small_experts) = (path.to_owned(), small.transpose()?);
         let log = Arc::default();
-        Ok(Store { path, manifest, hash, experts, small_experts, second, log, resident, tables })
+        Ok(Store { path, manifest, whole: None, hash, experts, small_experts, second, log, resident, tables })
+    }
+
+    /// The same store as it would be without its layer for multi-token prediction, if it has one: sizes and config are those of the
+    /// other layers.
+    pub fn without_mtp(mut self) -> Self {
+        if self.manifest.mtp() == MtpTensors::Kept {
+            self.whole = Some(Box::new(self.manifest.clone()));
+            let geometry = &mut self.manifest.geometry;
+            geometry.layers -= 1;
+            let layers = geometry.layers;
+            geometry.moe_layers.retain(|layer| layer.index() < layers);
+            set_mtp(&mut self.manifest.config, false);
+        }
+        self
+    }
+
+    /// The manifest on disk, also with a layer that the store was opened without.
+    pub fn stored_manifest(&self) -> &Manifest {
+        self.whole.as_deref().unwrap_or(&self.manifest)
     }
 
     /// The second folder of the store, if it has one.

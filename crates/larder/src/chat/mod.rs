@@ -47,7 +47,7 @@ pub fn run(args: ChatArgs) -> Result<()> {
     let settings = Settings::new(&args, output.terminal)?;
     let stop = StopMatcher::new(args.stop.clone())?;
     args.session.iter().try_for_each(|path| SessionFile::check(path))?;
-    let model = models::open_to_run(&args.model, args.engine.no_store)?;
+    let model = models::open_to_run(&args.model, &args.engine, &args.speculate)?;
     let text = model.text_codec()?;
     let generation = model.generation()?;
     let context = args.context.min(model.blueprint.context);

@@ -186,7 +186,8 @@ pub struct HotSetFlags {
 #[derive(Args, Clone)]
 pub struct SpeculateFlags {
     /// Speculative decoding, which leaves the text the same: several tokens are drafted and then computed in one step. Off, lookup:
-    /// those that followed the same words earlier (prompt lookup), draft: those of --draft, or auto: both while they save time
+    /// those that followed the same words earlier (prompt lookup), draft: those of --draft, mtp: those that the model's own layer for
+    /// multi-token prediction predicts, or auto: all of them while they save time
     #[arg(long, value_name = "HOW", default_value_t = Speculation::Auto, help_heading = heading::PERFORMANCE)]
     pub speculate: Speculation,
     /// Draft model: a smaller model with the same tokenizer, which is loaded into memory; with --speculate draft or auto

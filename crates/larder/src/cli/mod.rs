@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use larder_core::{NumberFormat, parse_bytes};
 use larder_engine::{ContextFull, Sampling};
+use larder_store::MtpTensors;
 
 use crate::models::default_model;
 
@@ -136,9 +137,19 @@ pub struct ConvertArgs {
     /// moved there
     #[arg(long, value_name = "FOLDER")]
     pub stripe: Option<PathBuf>,
+    /// Also keep the model's layer for multi-token prediction, for --speculate mtp and auto
+    #[arg(long)]
+    pub mtp: bool,
     /// Print the report as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+impl ConvertArgs {
+    /// Whether the layer for multi-token prediction is kept.
+    pub fn mtp_tensors(&self) -> MtpTensors {
+        if self.mtp { MtpTensors::Kept } else { MtpTensors::LeftOut }
+    }
 }
 
 /// `keep`, or a number format that larder writes.

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use larder_engine::Speculation;
+use larder_policy::eviction::PolicyNeeds;
 use larder_runtime::{
-    CacheOptions, CacheSize, ComputeOptions, DeviceKind, DeviceOptions, Options, TraceOptions, default_threads,
+    CacheOptions, CacheSize, ComputeOptions, DeviceKind, DeviceOptions, MtpUse, Options, TraceOptions, default_threads,
 };
 
 use super::device::{DeviceFlag, DeviceFlags};
@@ -83,6 +84,17 @@ impl HotSetFlags {
 }
 
 impl SpeculateFlags {
+    /// Whether the model is used with its layer for multi-token prediction: not where its tokens would not be drafted.
+    pub fn mtp(&self, engine: &EngineFlags) -> MtpUse {
+        let trained = engine.cache.eviction.needs() == PolicyNeeds::Evictor;
+        let drafts = engine.routing.strategy.is_lossless() && engine.record.trace.is_none() && !trained;
+        match self.speculate {
+            Speculation::Mtp => MtpUse::Always,
+            Speculation::Auto if drafts => MtpUse::IfStored,
+            _ => MtpUse::Never,
+        }
+    }
+
     /// `options` with the settings of these flags. A draft model is opened if it is asked for.
     pub fn set(&self, options: Options) -> Result<Options> {
         let drafts = matches!(self.speculate, Speculation::Draft | Speculation::Auto);

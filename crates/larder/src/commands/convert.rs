@@ -7,8 +7,8 @@ use larder_core::printable;
 use larder_runtime::machine::memory;
 use larder_runtime::{blueprint_of, check_sidecars, models, rounding_error};
 use larder_store::{
-    AddedDrive, ConvertOptions, Division, Manifest, Store, add_drive, check_second_folder, convert, identity,
-    is_made_of, open_source,
+    AddedDrive, ConvertOptions, Division, Manifest, MtpTensors, Store, add_drive, check_second_folder, convert,
+    identity, is_made_of, open_source_with,
 };
 use serde_json::{Value, json};
 
@@ -36,9 +36,9 @@ pub fn run(args: &ConvertArgs) -> Result<()> {
         stripe: args.stripe.clone(),
     };
     let (report, rounding) = match models::hub_name(&args.source) {
-        Some(name) => (models::fetch(&name, &args.store, &options, &notices())?, None),
+        Some(name) => (models::fetch(&name, &args.store, &options, args.mtp_tensors(), &notices())?, None),
         None => {
-            let source = open_source(&args.source)?;
+            let source = open_source_with(&args.source, args.mtp_tensors())?;
             check_sidecars(source.as_ref())?;
             let progress = StoreProgress::new("converting");
             let blueprint = blueprint_of(source.as_ref())?;
@@ -142,11 +142,16 @@ fn check_source(args: &ConvertArgs) -> Result<()> {
     {
         bail!("{store}: already holds a store in other number formats; remove it or choose another target");
     }
+    if args.mtp && manifest.mtp() == MtpTensors::LeftOut {
+        bail!(
+            "{store}: already holds a store without a layer for multi-token prediction; remove it or choose another target"
+        );
+    }
     let is_store = args.source.canonicalize().ok().is_some_and(|path| args.store.canonicalize().ok() == Some(path));
     if is_store || models::hub_name(&args.source).is_some() {
         return Ok(());
     }
-    let source_model = open_source(&args.source)?;
+    let source_model = open_source_with(&args.source, manifest.mtp())?;
     let blueprint = blueprint_of(source_model.as_ref())?;
     let same = match &made.identity {
         Some(made_of) => identity(source_model.as_ref(), &blueprint)? == *made_of,

@@ -18,7 +18,7 @@ const MEMORIES: [u64; 8] = [2, 4, 8, 12, 16, 24, 32, 64];
 
 /// Shows what a model consists of.
 pub fn run(args: &InspectArgs) -> Result<()> {
-    let model = models::open(&args.model)?;
+    let model = models::open_whole(&args.model)?;
     let experts = model.experts()?;
     let found = Found::of(&model, experts.as_dyn());
     if args.json {

@@ -22,7 +22,7 @@ use crate::telemetry::{Telemetry, Totals};
 pub fn run(args: RunArgs) -> Result<()> {
     let sampler = Sampler::new(args.sampling.sampling(), args.sampling.seed)?;
     let stop = StopMatcher::new(args.stop.clone())?;
-    let model = models::open_to_run(&args.model, args.engine.no_store)?;
+    let model = models::open_to_run(&args.model, &args.engine, &args.speculate)?;
     let text = model.text_codec()?;
     let prompt = prompt(&args, &text, model.blueprint.context)?;
     let generation = model.generation()?;

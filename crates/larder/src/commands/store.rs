@@ -4,7 +4,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use larder_runtime::blueprint_of;
-use larder_store::{Source, Store, UpgradeReport, open_source, record_source, seal_sidecars, set_config, upgrade};
+use larder_store::{
+    Manifest, Source, Store, UpgradeReport, open_source_with, record_source, seal_sidecars, set_config, upgrade,
+};
 use serde_json::{Value, json};
 
 use crate::cli::{Assignment, SealArgs, SetArgs, StoreArgs, StoreCommand, UpgradeArgs};
@@ -50,7 +52,7 @@ fn run_upgrade(args: &UpgradeArgs) -> Result<()> {
 }
 
 fn record(store: &Path, source: &Path) -> Result<bool> {
-    let source = open_source(source)?;
+    let source = open_source_with(source, Manifest::read(store)?.0.mtp())?;
     Ok(record_source(store, source.as_ref(), &blueprint_of(source.as_ref())?)?)
 }
 

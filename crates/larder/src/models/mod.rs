@@ -5,9 +5,10 @@ use std::sync::Mutex;
 
 use anyhow::{Context, Result};
 use larder_runtime::models::{self, HubName, no_folder};
-use larder_runtime::{ModelOptions, Notices, OpenModel, WorkProgress};
+use larder_runtime::{ModelOptions, MtpUse, Notices, OpenModel, WorkProgress};
 use larder_store::{MANIFEST_FILE, StoreError, StoreErrorKind};
 
+use crate::cli::{EngineFlags, SpeculateFlags};
 use crate::progress::{self, Bar};
 use crate::xdg;
 
@@ -29,21 +30,26 @@ pub fn default_model() -> PathBuf {
 
 /// Opens a model as it is.
 pub fn open(path: &Path) -> Result<OpenModel> {
-    open_with(path, false)
+    open_with(path, false, MtpUse::Never)
 }
 
-/// As [`open`], but makes a store beside a GGUF file, unless `without_store`.
-pub fn open_to_run(path: &Path, without_store: bool) -> Result<OpenModel> {
-    open_with(path, !without_store)
+/// As [`open`], with the layer for multi-token prediction if it is a store that has it.
+pub fn open_whole(path: &Path) -> Result<OpenModel> {
+    open_with(path, false, MtpUse::IfStored)
 }
 
-fn open_with(path: &Path, store_for_gguf: bool) -> Result<OpenModel> {
+/// Opens a model to run it with these flags: makes a store beside a GGUF file, unless there shall be none.
+pub fn open_to_run(path: &Path, engine: &EngineFlags, speculate: &SpeculateFlags) -> Result<OpenModel> {
+    open_with(path, !engine.no_store, speculate.mtp(engine))
+}
+
+fn open_with(path: &Path, store_for_gguf: bool, mtp: MtpUse) -> Result<OpenModel> {
     if path == Path::new(DEMO) && !path.exists() {
         let what = "is the demo model, which was not found; name a model with -m";
         return Err(StoreError::new(StoreErrorKind::Missing, path, what).into());
     }
     let (models_folder, cache_folder) = (xdg::models(), xdg::cache());
-    OpenModel::open(path, &ModelOptions { models_folder, cache_folder, store_for_gguf, notices: notices() })
+    OpenModel::open(path, &ModelOptions { models_folder, cache_folder, store_for_gguf, mtp, notices: notices() })
 }
 
 /// Prints notices on standard error, and progress as bars.

@@ -12,7 +12,10 @@ use self::{
     parts::GgufParts,
     rope_factors::RopeFactors,
 };
-use super::{Source, SourceFile, prediction_note};
+use super::{
+    MtpTensors, Source, SourceFile,
+    mtp::{prediction_note, set_mtp},
+};
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
     file::ReadAt,
@@ -53,8 +56,13 @@ pub struct Gguf {
 
 impl Gguf {
     /// Reads and checks the header of the file at `path`, and of the other parts if it is one of several. Tensors are
-    /// read on demand.
+    /// read on demand. Blocks for multi-token prediction are left out.
     pub fn open(path: &Path) -> Result<Self> {
+        Self::open_with(path, MtpTensors::LeftOut)
+    }
+
+    /// As [`open`](Self::open), with or without the first block for multi-token prediction, which is the layer behind the last.
+    pub fn open_with(path: &Path, mtp: MtpTensors) -> Result<Self> {
         let GgufParts { files, header_bytes, metadata, tensors } = GgufParts::open(path)?;
         let arch = metadata.architecture()?;
         let architecture = Architecture::of(arch).ok_or_else(|| {
@@ -64,9 +72,11 @@ impl Gguf {
             );
             StoreError::new(StoreErrorKind::Unsupported, path, what)
         })?;
-        let names = HubNames::of(architecture, &metadata, &tensors, hyperparameters::layer_count(&metadata)?)?;
+        let layers = hyperparameters::layer_count(&metadata)?;
+        let names = HubNames::of(architecture, &metadata, &tensors, (layers, mtp))?;
         let rope_factors = RopeFactors::read(path, &files, &names.rope_factors)?;
-        let config = config::hub_config(&metadata, &names.tensors, &rope_factors)?;
+        let mut config = config::hub_config(&metadata, &names.tensors, &rope_factors)?;
+        set_mtp(&mut config, mtp == MtpTensors::Kept);
         let fingerprint = fingerprint(&files, &header_bytes)?;
         Ok(Gguf { files, metadata, names, config, fingerprint })
     }

@@ -10,7 +10,10 @@ use super::{
     reader::GgufTensor,
     stored::{Stored, ValueChange},
 };
-use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::{
+    error::{Result, StoreError, StoreErrorKind},
+    source::MtpTensors,
+};
 
 /// How a tensor of GGUF is mapped to that of the hub.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -44,6 +47,15 @@ pub(super) struct HubTensor {
     pub stored: Stored,
 }
 
+/// Tensors that only a block for multi-token prediction has.
+const MTP: &[Rename] = &[
+    ("nextn.eh_proj.weight", "eh_proj.weight", Remap::Same),
+    ("nextn.enorm.weight", "enorm.weight", Remap::Same),
+    ("nextn.hnorm.weight", "hnorm.weight", Remap::Same),
+    ("nextn.shared_head_norm.weight", "shared_head.norm.weight", Remap::Same),
+    ("layer_output_norm.weight", "shared_head.norm.weight", Remap::Same),
+];
+
 /// All tensors by their names on the hub, and these names in the order of the file.
 pub(super) struct HubNames {
     pub tensors: HashMap<String, HubTensor>,
@@ -51,14 +63,19 @@ pub(super) struct HubNames {
     pub experts: ExpertNames,
     /// Tensors of divisors of RoPE's frequencies, which the hub has in the config.
     pub rope_factors: Vec<GgufTensor>,
-    /// Number of tensors behind the last layer, which are for multi-token prediction and do not affect the next token.
+    /// Number of tensors for multi-token prediction that are not used; they do not affect the next token.
     pub unused: usize,
 }
 
 impl HubNames {
     /// Maps every tensor. A tensor that the architecture does not have is an error, because ignoring it could change
     /// the result.
-    pub fn of(architecture: &Architecture, metadata: &Metadata, tensors: &[GgufTensor], layers: u64) -> Result<Self> {
+    pub fn of(
+        architecture: &Architecture,
+        metadata: &Metadata,
+        tensors: &[GgufTensor],
+        (layers, mtp): (u64, MtpTensors),
+    ) -> Result<Self> {
         let path = metadata.path();
         let experts = find_experts(path, tensors)?;
         let stored = tensors.iter().filter_map(|t| split_layer(&t.name)).map(|(layer, _)| layer).max();
@@ -78,7 +95,7 @@ impl HubNames {
             if whole && is_half(&entry.name) {
                 continue;
             }
-            let Some((name, remap)) = architecture.name_of(path, &entry.name, layers)? else {
+            let Some((name, remap)) = architecture.name_of(path, &entry.name, (layers, mtp))? else {
                 names.unused += 1;
                 continue;
             };
@@ -92,21 +109,30 @@ impl HubNames {
             }
             names.order.push(name);
         }
+        let has_mtp = || tensors.iter().any(|t| t.name.starts_with(&format!("blk.{layers}.nextn.")));
+        if mtp == MtpTensors::Kept && !has_mtp() {
+            let what = "has no block for multi-token prediction";
+            return Err(StoreError::new(StoreErrorKind::Missing, path, what));
+        }
         Ok(names)
     }
 }
 
 impl Architecture {
     /// The name of a tensor on the hub; `None` if the model does not need the tensor.
-    fn name_of(&self, path: &Path, name: &str, layers: u64) -> Result<Option<(String, Remap)>> {
+    fn name_of(&self, path: &Path, name: &str, (layers, mtp): (u64, MtpTensors)) -> Result<Option<(String, Remap)>> {
         let find = |groups: &[&[Rename]], name: &str| {
             groups.iter().copied().flatten().find(|(gguf, ..)| *gguf == name).map(|(_, hub, remap)| (*hub, *remap))
         };
         let found = match split_layer(name) {
-            Some((layer, _)) if layer >= layers => return Ok(None), // for multi-token prediction
+            // Those of further blocks for multi-token prediction, and its copies of embedding and output head, are never used.
+            Some((layer, _)) if layer > layers || (layer == layers && mtp == MtpTensors::LeftOut) => return Ok(None),
+            Some((_, "nextn.embed_tokens.weight" | "nextn.shared_head_head.weight")) => return Ok(None),
             Some((_, part)) if is_expert(part) => Some((name.to_owned(), Remap::Same)),
             Some((layer, part)) => {
-                find(self.layer, part).map(|(hub, remap)| (format!("model.layers.{layer}.{hub}"), remap))
+                let mtp = (layer == layers).then(|| find(&[MTP], part)).flatten();
+                mtp.or_else(|| find(self.layer, part))
+                    .map(|(hub, remap)| (format!("model.layers.{layer}.{hub}"), remap))
             }
             None => find(&[self.outer], name).map(|(hub, remap)| (hub.to_owned(), remap)),
         };
@@ -224,7 +250,10 @@ mod tests {
     #[test]
     fn unknown_and_superfluous_tensors() {
         let name = |arch: &str, tensor: &str| {
-            Architecture::of(arch).unwrap().name_of(Path::new("m.gguf"), tensor, 2).map(|n| n.map(|(name, _)| name))
+            Architecture::of(arch)
+                .unwrap()
+                .name_of(Path::new("m.gguf"), tensor, (2, MtpTensors::LeftOut))
+                .map(|n| n.map(|(name, _)| name))
         };
         assert_eq!(name("llama", "blk.1.attn_q.weight").unwrap().unwrap(), "model.layers.1.self_attn.q_proj.weight");
         assert_eq!(name("glm4moe", "blk.2.nextn.eh_proj.weight").unwrap(), None);

@@ -39,7 +39,7 @@ pub fn run(args: ServeArgs) -> Result<()> {
     let (is_local, with_tls) = (address.is_local_port(), address.with_tls());
     let options = ServerOptions { api_keys, is_local, with_tls, ..options(&args) };
     let flags = args.engine.full();
-    let model = models::open_to_run(&args.model, flags.no_store)?;
+    let model = models::open_to_run(&args.model, &flags, &args.speculate)?;
     let mut text = model.text_codec()?;
     if let Some(path) = &args.chat_template_file {
         text.template = Some(other_template(&model, path)?);

@@ -1,0 +1,66 @@
+//! The forward pass of the layer for multi-token prediction.
+
+use candle_core::{Device, Tensor};
+
+use crate::decoder::{Decoder, OtherLayers, Running, hand_out_hidden, take_rows, wanted_rows};
+use crate::error::{ModelError, Result};
+use crate::experts::ExpertPath;
+use crate::nn::KvCache;
+use crate::stack::MtpLayer;
+use crate::step::{LayerStates, Span};
+use crate::tap::{Phase, PhaseClock, Tap};
+
+impl Decoder {
+    /// Whether the model is used with its layer for multi-token prediction.
+    pub fn predicts(&self) -> bool {
+        self.stack.mtp.is_some()
+    }
+
+    /// An empty KV cache of the layer for multi-token prediction, from the memory of all KV caches.
+    pub fn new_mtp_cache(&self) -> KvCache {
+        KvCache::new(1, &self.kv_pool)
+    }
+
+    /// Computes the layer for multi-token prediction. The tokens of a span are those behind the positions that `hidden` has the
+    /// hidden states of, `[tokens of all spans, hidden]`; its KV cache is of the layer alone. As [`step`](Self::step), it appends
+    /// to the KV caches and returns the logits that the spans ask for, which are of the tokens behind those given. The hidden states that
+    /// a span asks for can take the place of the model's, for the next token.
+    ///
+    /// After an error the KV caches are as after an error of [`step`](Self::step).
+    pub fn predict(
+        &self,
+        spans: &mut [Span],
+        hidden: &[f32],
+        experts: &mut dyn ExpertPath,
+        tap: &mut dyn Tap,
+    ) -> Result<Vec<f32>> {
+        self.check(spans)?;
+        let Some(mtp) = &self.stack.mtp else {
+            return Err(ModelError::Request("the model has no layer for multi-token prediction".into()));
+        };
+        if !tap.wants_more() {
+            return Err(ModelError::Cancelled);
+        }
+        let (mut clock, before) = (PhaseClock::start(), self.stack.head.compute().time());
+        let pass = self.pass(spans);
+        let x = self.mtp_input(mtp, spans, hidden)?;
+        clock.lap(Phase::EmbedAndHead, tap);
+        let mut running = Running { pass: &pass, experts, tap: &mut *tap, clock: &mut clock };
+        let x = self.layer(&mtp.layer, OtherLayers::default(), x, &mut LayerStates::new(spans, 0), &mut running)?;
+        let x = mtp.norm.forward(&x)?;
+        hand_out_hidden(&x, spans, &pass)?;
+        let logits = take_rows(x, wanted_rows(spans, &pass))?.map_or(Ok(Vec::new()), |x| self.head(x))?;
+        clock.lap(Phase::EmbedAndHead, tap);
+        tap.compute_time(self.stack.head.compute().time() - before);
+        spans.iter_mut().for_each(|span| span.cache.len += span.tokens.len());
+        Ok(logits)
+    }
+
+    /// What the layer gets: `[tokens, hidden]`.
+    fn mtp_input(&self, mtp: &MtpLayer, spans: &[Span], hidden: &[f32]) -> Result<Tensor> {
+        let embedded = self.embed(self.embedding(), spans.iter().map(|span| span.tokens))?;
+        let hidden = Tensor::from_slice(hidden, embedded.shape(), &Device::Cpu)?;
+        let parts = [mtp.embedding_norm.forward(&embedded)?, mtp.hidden_norm.forward(&hidden)?];
+        mtp.projection.forward(&Tensor::cat(&parts, 1)?)
+    }
+}
