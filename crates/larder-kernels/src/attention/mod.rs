@@ -23,8 +23,8 @@ mod query_tile;
 mod softmax;
 
 pub use kv_tensor::{AttentionArgs, AttentionTask, DistanceBias, KvPages, KvTensor};
-use query_tile::{QueryTile, SCRATCH, common, scratch_bytes};
-use softmax::{Powers, RunningSoftmax};
+use query_tile::{POWERS, QueryTile, common, scratch_bytes, tiles_of};
+use softmax::Powers;
 
 /// Positions of a position tile, the first of which is a multiple of this number. A part of the definition of attention.
 pub const TILE_POSITIONS: usize = 512;
@@ -98,11 +98,6 @@ struct Totals {
     units: usize,
     merges: usize,
     partial: usize,
-}
-
-/// The numbers of the position tiles that hold these positions.
-fn tiles_of(positions: &Range<usize>) -> Range<usize> {
-    positions.start / TILE_POSITIONS..positions.end.div_ceil(TILE_POSITIONS)
 }
 
 /// Divides the work of all tasks into at least `wanted` units, if it is enough for that.
@@ -184,9 +179,6 @@ impl<'a, 'b> Tasks<'a, 'b> {
     }
 }
 
-/// Floats in which the powers of a query are stored: maximum and sum.
-const POWERS: usize = 2;
-
 /// A batch that several threads work on.
 struct SharedTasks<'a, 'b> {
     set: &'static KernelSet,
@@ -196,7 +188,7 @@ struct SharedTasks<'a, 'b> {
     partial: Disjoint<'b, f32>,
 }
 
-impl<'a> SharedTasks<'a, '_> {
+impl<'b> SharedTasks<'_, 'b> {
     /// The query tile number `number` of a task, counted over all key heads, and the output.
     fn query_tile(&self, task: usize, number: usize) -> (QueryTile<'_>, Disjoint<'_, f32>) {
         let (args, out) = self.tasks.get(task);
@@ -248,69 +240,12 @@ impl<'a> SharedTasks<'a, '_> {
     ///
     /// # Safety
     /// No two threads use the same at a time.
-    #[allow(clippy::mut_from_ref)]
-    unsafe fn partial_result(&self, task: usize, query_tile: usize, position_tile: usize) -> &mut [f32] {
+    unsafe fn partial_result(&self, task: usize, query_tile: usize, position_tile: usize) -> &'b mut [f32] {
         let Division { position_tiles, partial_len, before, .. } = &self.divisions[task];
         let index = query_tile * position_tiles.len() + position_tile - position_tiles.start;
         // SAFETY: as the caller guarantees.
         unsafe { self.partial.slice(before.partial + index * partial_len, *partial_len) }
     }
-}
-
-impl QueryTile<'_> {
-    /// The softmax of pair `i` before its first position tile, and its output, zeroed.
-    ///
-    /// # Safety
-    /// No other thread uses the output of this pair at the same time.
-    unsafe fn begin<'o>(&self, i: usize, out: &Disjoint<'o, f32>) -> (RunningSoftmax, &'o mut [f32]) {
-        let ((query, head), width) = (self.query_and_head(i), self.args.values.width);
-        // SAFETY: as the caller guarantees.
-        let out = unsafe { out.slice((query * self.args.heads + head) * width, width) };
-        out.fill(0.0);
-        (RunningSoftmax::new(self.args.sinks.map(|sinks| sinks[head])), out)
-    }
-
-    /// Into the output, the attention to all positions, tile after tile.
-    fn over_all_positions(&self, out: &Disjoint<f32>) {
-        let (visible, width) = (self.visible(), self.args.values.width);
-        // SAFETY: every pair of query and head is in one query tile, and their ranges of the output do not overlap.
-        let mut pairs: [_; TILE] = std::array::from_fn(|i| (i < self.count).then(|| unsafe { self.begin(i, out) }));
-        SCRATCH.with_borrow_mut(|scratch| {
-            let mut values = std::mem::take(&mut scratch.sums);
-            values.resize(values.len().max(TILE * width), 0.0);
-            for at in tiles_of(&visible) {
-                let mut sums = values.chunks_exact_mut(width);
-                let mut sums: [&mut [f32]; TILE] = std::array::from_fn(|_| sums.next().expect("a row per query"));
-                let positions = common(&visible, &positions_of(at));
-                let powers = self.attend(positions.clone(), scratch, &mut sums[..self.count]);
-                for (i, ((softmax, out), sums)) in pairs.iter_mut().flatten().zip(sums).enumerate() {
-                    if !common(&self.seen(i), &positions).is_empty() {
-                        softmax.add(powers[i], sums, out);
-                    }
-                }
-            }
-            scratch.sums = values;
-        });
-        pairs.into_iter().flatten().for_each(|(softmax, out)| softmax.finish(out));
-    }
-
-    /// Into `partial`, the attention to the positions in position tile number `at`.
-    fn over_tile(&self, at: usize, visible: &Range<usize>, partial: &mut [f32]) {
-        let width = self.args.values.width;
-        let (values, stored) = partial.split_at_mut(self.count * width);
-        let mut values = values.chunks_exact_mut(width);
-        let mut sums: [&mut [f32]; TILE] = std::array::from_fn(|_| values.next().unwrap_or_default());
-        let positions = common(visible, &positions_of(at));
-        let powers = SCRATCH.with_borrow_mut(|scratch| self.attend(positions, scratch, &mut sums[..self.count]));
-        for (stored, powers) in stored.as_chunks_mut::<POWERS>().0.iter_mut().zip(powers) {
-            *stored = [powers.max, powers.sum];
-        }
-    }
-}
-
-/// The positions of a position tile.
-fn positions_of(tile: usize) -> Range<usize> {
-    tile * TILE_POSITIONS..(tile + 1) * TILE_POSITIONS
 }
 
 #[cfg(test)]

@@ -5,25 +5,35 @@ use std::ops::Range;
 
 use larder_core::{NumberFormat, ROW_GROUP};
 
-use super::softmax::{Powers, powers};
+use super::softmax::{Powers, RunningSoftmax, powers};
 use super::{AttentionArgs, KvTensor, TILE, TILE_POSITIONS};
+use crate::disjoint::Disjoint;
 use crate::kernel_set::{KernelSet, StridedRows, Sums};
 use crate::weights::Panel;
 
 /// Buffers of a thread, which grow as needed.
 #[derive(Default)]
-pub struct Scratch {
+struct Scratch {
+    scores: Scores,
+    /// `[queries of a tile, value width]`: weighted sums of a position tile.
+    sums: Vec<f32>,
+}
+
+/// The buffers of [`QueryTile::attend`].
+#[derive(Default)]
+struct Scores {
     /// `[queries of a tile, positions of a tile]`
     scores: Vec<f32>,
     /// `[ROW_GROUP, width]`: rows in `q8_0`, widened.
     widened: Vec<f32>,
-    /// `[queries of a tile, value width]`: weighted sums of a position tile.
-    pub sums: Vec<f32>,
 }
 
 thread_local! {
-    pub static SCRATCH: RefCell<Scratch> = RefCell::default();
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
+
+/// Floats in which the powers of a query are stored: maximum and sum.
+pub const POWERS: usize = 2;
 
 /// Bytes of the buffers of one thread for keys and values up to `width` wide.
 pub const fn scratch_bytes(width: usize) -> usize {
@@ -42,7 +52,7 @@ pub struct QueryTile<'a> {
 
 impl QueryTile<'_> {
     /// The query and the head of pair `i` of the tile.
-    pub fn query_and_head(&self, i: usize) -> (usize, usize) {
+    fn query_and_head(&self, i: usize) -> (usize, usize) {
         let group = self.args.heads / self.args.kv_heads;
         let pair = self.first + i;
         (pair / group, self.kv_head * group + pair % group)
@@ -62,12 +72,58 @@ impl QueryTile<'_> {
         start..seen.iter().map(|seen| seen.end).max().expect("a tile has queries")
     }
 
+    /// The softmax of pair `i` before its first position tile, and its output, zeroed.
+    ///
+    /// # Safety
+    /// No other thread uses the output of this pair at the same time.
+    pub unsafe fn begin<'o>(&self, i: usize, out: &Disjoint<'o, f32>) -> (RunningSoftmax, &'o mut [f32]) {
+        let ((query, head), width) = (self.query_and_head(i), self.args.values.width);
+        // SAFETY: as the caller guarantees.
+        let out = unsafe { out.slice((query * self.args.heads + head) * width, width) };
+        out.fill(0.0);
+        (RunningSoftmax::new(self.args.sinks.map(|sinks| sinks[head])), out)
+    }
+
+    /// Into the output, the attention to all positions, tile after tile.
+    pub fn over_all_positions(&self, out: &Disjoint<f32>) {
+        let (visible, width) = (self.visible(), self.args.values.width);
+        // SAFETY: every pair of query and head is in one query tile, and their ranges of the output do not overlap.
+        let mut pairs: [_; TILE] = std::array::from_fn(|i| (i < self.count).then(|| unsafe { self.begin(i, out) }));
+        SCRATCH.with_borrow_mut(|Scratch { scores, sums: values }| {
+            values.resize(values.len().max(TILE * width), 0.0);
+            for at in tiles_of(&visible) {
+                let mut sums = rows_of(values, width);
+                let positions = common(&visible, &positions_of(at));
+                let powers = self.attend(positions.clone(), scores, &mut sums[..self.count]);
+                for (i, ((softmax, out), sums)) in pairs.iter_mut().flatten().zip(sums).enumerate() {
+                    if !common(&self.seen(i), &positions).is_empty() {
+                        softmax.add(powers[i], sums, out);
+                    }
+                }
+            }
+        });
+        pairs.into_iter().flatten().for_each(|(softmax, out)| softmax.finish(out));
+    }
+
+    /// Into `partial`, the attention to the positions in position tile number `at`.
+    pub fn over_tile(&self, at: usize, visible: &Range<usize>, partial: &mut [f32]) {
+        let width = self.args.values.width;
+        let (values, stored) = partial.split_at_mut(self.count * width);
+        let mut sums = rows_of(values, width);
+        let positions = common(visible, &positions_of(at));
+        let powers =
+            SCRATCH.with_borrow_mut(|scratch| self.attend(positions, &mut scratch.scores, &mut sums[..self.count]));
+        for (stored, powers) in stored.as_chunks_mut::<POWERS>().0.iter_mut().zip(powers) {
+            *stored = [powers.max, powers.sum];
+        }
+    }
+
     /// Attention to the positions `visible`, which are those in one position tile that any pair sees: into `sums` the values
     /// of each pair, weighted by its powers. Pairs that see none of the positions are not computed.
-    pub fn attend(&self, visible: Range<usize>, scratch: &mut Scratch, sums: &mut [&mut [f32]]) -> [Powers; TILE] {
+    fn attend(&self, visible: Range<usize>, buffers: &mut Scores, sums: &mut [&mut [f32]]) -> [Powers; TILE] {
         let AttentionArgs { values, bias, .. } = *self.args;
-        self.score(visible.clone(), scratch);
-        let Scratch { scores, widened, .. } = scratch;
+        self.score(visible.clone(), buffers);
+        let Scores { scores, widened } = buffers;
         let mut found = [Powers { max: f32::NEG_INFINITY, sum: 0.0 }; TILE];
         for (i, scores) in scores.chunks_exact_mut(visible.len()).take(self.count).enumerate() {
             let ((query, head), seen) = (self.query_and_head(i), common(&self.seen(i), &visible));
@@ -122,7 +178,7 @@ impl QueryTile<'_> {
     }
 
     /// The scores of every query with the keys at the positions `visible`: `[count, visible]`.
-    fn score(&self, visible: Range<usize>, Scratch { scores, widened, .. }: &mut Scratch) {
+    fn score(&self, visible: Range<usize>, Scores { scores, widened }: &mut Scores) {
         let AttentionArgs { queries, keys, heads, scale, .. } = *self.args;
         let width = visible.len();
         scores.resize(scores.len().max(self.count * width), 0.0);
@@ -167,6 +223,22 @@ impl<'a> Weights<'a> {
     }
 }
 
+/// The numbers of the position tiles that hold these positions.
+pub fn tiles_of(positions: &Range<usize>) -> Range<usize> {
+    positions.start / TILE_POSITIONS..positions.end.div_ceil(TILE_POSITIONS)
+}
+
+/// The positions of a position tile.
+fn positions_of(tile: usize) -> Range<usize> {
+    tile * TILE_POSITIONS..(tile + 1) * TILE_POSITIONS
+}
+
+/// The first [`TILE`] rows of `values [rows, width]`; those that it does not have are empty.
+fn rows_of(values: &mut [f32], width: usize) -> [&mut [f32]; TILE] {
+    let mut rows = values.chunks_exact_mut(width);
+    std::array::from_fn(|_| rows.next().unwrap_or_default())
+}
+
 /// The positions that are in both ranges.
 pub fn common(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
     a.start.max(b.start)..a.end.min(b.end)
@@ -180,7 +252,6 @@ impl<'a> StridedRows<'a> {
 
     /// The same rows in a float format: those in `q8_0`, of which there are at most [`ROW_GROUP`], are widened into
     /// `widened`.
-    #[allow(unsafe_code)]
     fn in_floats<'b>(self, set: &KernelSet, width: usize, widened: &'b mut Vec<f32>) -> StridedRows<'b>
     where
         'a: 'b,

@@ -38,7 +38,6 @@ impl RunningSoftmax {
 
 /// Replaces the scores of a tile by `e^(score − max)`.
 #[cfg(target_arch = "x86_64")]
-#[allow(unsafe_code)]
 pub fn powers(scores: &mut [f32]) -> Powers {
     #[target_feature(enable = "avx512f")]
     fn with_avx512(scores: &mut [f32]) -> Powers {

@@ -6,14 +6,8 @@ use std::arch::x86_64::*;
 use super::primitives::prefetch;
 use crate::dot::LANES;
 use crate::kernel_set::Sums;
+use crate::simd::{F16, F32};
 use crate::weights::Panel;
-
-/// f32, as a const parameter of functions.
-pub const F32: u8 = 0;
-/// f16, likewise.
-pub const F16: u8 = 1;
-/// bf16, likewise.
-pub const BF16: u8 = 2;
 
 /// The dot products of all rows with some tokens, in tiles that leave enough registers for their sums.
 ///
@@ -121,7 +115,7 @@ pub unsafe fn eight<const KIND: u8>(row: *const u8, c: usize) -> __m256 {
 
 #[target_feature(enable = "avx2,f16c")]
 #[inline]
-pub unsafe fn one<const KIND: u8>(row: *const u8, c: usize) -> f32 {
+unsafe fn one<const KIND: u8>(row: *const u8, c: usize) -> f32 {
     // SAFETY: the value is inside the row, as the caller guarantees.
     unsafe {
         match KIND {

@@ -13,6 +13,7 @@ use std::arch::x86_64::*;
 
 use larder_core::ROW_GROUP;
 
+use super::floats;
 use crate::simd::blocks::Blocks;
 use crate::simd::tile::TokenBlocks;
 use crate::simd::{Simd, Task};
@@ -458,6 +459,12 @@ impl Simd for Avx2 {
     fn mul(self, a: __m256, b: __m256) -> __m256 {
         // SAFETY: see `Avx2`.
         unsafe { _mm256_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn floats_at<const KIND: u8>(self, at: *const u8) -> __m256 {
+        // SAFETY: as the caller guarantees.
+        unsafe { floats::eight::<KIND>(at, 0) }
     }
 
     #[inline(always)]

@@ -5,14 +5,8 @@ use std::arch::x86_64::*;
 
 use crate::dot::LANES;
 use crate::kernel_set::Sums;
+use crate::simd::{F16, F32};
 use crate::weights::Panel;
-
-/// f32, as a const parameter of functions.
-pub const F32: u8 = 0;
-/// f16, likewise.
-pub const F16: u8 = 1;
-/// bf16, likewise.
-pub const BF16: u8 = 2;
 
 /// The dot products of all rows with some tokens, in tiles that leave enough registers for their sums.
 ///
@@ -101,7 +95,7 @@ pub unsafe fn sixteen<const KIND: u8>(row: *const u8, c: usize) -> __m512 {
 /// It is inside the row.
 #[target_feature(enable = "avx512f")]
 #[inline]
-pub unsafe fn one<const KIND: u8>(row: *const u8, c: usize) -> f32 {
+unsafe fn one<const KIND: u8>(row: *const u8, c: usize) -> f32 {
     // SAFETY: as the caller guarantees.
     unsafe {
         match KIND {

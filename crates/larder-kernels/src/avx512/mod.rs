@@ -4,7 +4,6 @@
 mod floats;
 mod primitives;
 mod quantise;
-mod weighted_sum;
 
 use larder_core::NumberFormat;
 
@@ -13,6 +12,8 @@ use crate::block::{BLOCK, Block};
 use crate::kernel_set::{KernelSet, StridedRows, Sums};
 use crate::simd::blocks::check;
 use crate::simd::products::products;
+use crate::simd::weighted_sums::weighted_sums as add_weighted;
+use crate::simd::{BF16, F16, F32};
 use crate::weights::Panel;
 
 /// The kernels, if this processor can run them.
@@ -31,9 +32,9 @@ fn floats(panels: &[Panel], x: &[&[f32]], out: &mut [Sums]) {
         // SAFETY: `set` hands out this function only on processors that have the features; `check` has checked lengths.
         unsafe {
             match panel.kind {
-                NumberFormat::F32 => floats::panel::<{ floats::F32 }>(*panel, x, out),
-                NumberFormat::F16 => floats::panel::<{ floats::F16 }>(*panel, x, out),
-                NumberFormat::Bf16 => floats::panel::<{ floats::BF16 }>(*panel, x, out),
+                NumberFormat::F32 => floats::panel::<F32>(*panel, x, out),
+                NumberFormat::F16 => floats::panel::<F16>(*panel, x, out),
+                NumberFormat::Bf16 => floats::panel::<BF16>(*panel, x, out),
                 _ => unreachable!("block formats have kernels of their own"),
             }
         }
@@ -41,15 +42,7 @@ fn floats(panels: &[Panel], x: &[&[f32]], out: &mut [Sums]) {
 }
 
 fn weighted_sums(rows: StridedRows, factors: &[&[f32]], out: &mut [&mut [f32]]) {
-    rows.check(factors, out);
-    // SAFETY: as above; the rows have as many values as the output.
-    unsafe {
-        match rows.kind {
-            NumberFormat::F32 => weighted_sum::rows::<{ floats::F32 }>(&rows, factors, out),
-            NumberFormat::F16 => weighted_sum::rows::<{ floats::F16 }>(&rows, factors, out),
-            _ => weighted_sum::rows::<{ floats::BF16 }>(&rows, factors, out),
-        }
-    }
+    add_weighted(Avx512::detect().expect("the set was chosen because the processor has it"), rows, factors, out);
 }
 
 fn widen_q8_0(row: &[u8], out: &mut [f32]) {

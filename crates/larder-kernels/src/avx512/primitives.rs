@@ -12,6 +12,7 @@ use std::arch::x86_64::*;
 
 use larder_core::ROW_GROUP;
 
+use super::floats;
 use crate::simd::blocks::Blocks;
 use crate::simd::tile::TokenBlocks;
 use crate::simd::{Simd, Task};
@@ -409,6 +410,12 @@ impl Simd for Avx512 {
     fn mul(self, a: __m512, b: __m512) -> __m512 {
         // SAFETY: see `Avx512`.
         unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn floats_at<const KIND: u8>(self, at: *const u8) -> __m512 {
+        // SAFETY: as the caller guarantees.
+        unsafe { floats::sixteen::<KIND>(at, 0) }
     }
 
     #[inline(always)]

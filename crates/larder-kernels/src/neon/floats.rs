@@ -6,14 +6,8 @@ use std::arch::aarch64::*;
 use super::primitives::widen;
 use crate::dot::LANES;
 use crate::kernel_set::Sums;
+use crate::simd::{F16, F32};
 use crate::weights::Panel;
-
-/// f32, as a const parameter of functions.
-pub const F32: u8 = 0;
-/// f16, likewise.
-pub const F16: u8 = 1;
-/// bf16, likewise.
-pub const BF16: u8 = 2;
 
 /// Registers that hold the [`LANES`] sums of a row and a token.
 const QUADS: usize = LANES / 4;
@@ -111,7 +105,7 @@ pub unsafe fn four<const KIND: u8>(row: *const u8, c: usize) -> float32x4_t {
 
 #[target_feature(enable = "neon")]
 #[inline]
-pub unsafe fn one<const KIND: u8>(row: *const u8, c: usize) -> f32 {
+unsafe fn one<const KIND: u8>(row: *const u8, c: usize) -> f32 {
     // SAFETY: the value is inside the row, as the caller guarantees.
     unsafe {
         match KIND {

@@ -10,7 +10,6 @@ mod dots;
 mod floats;
 mod primitives;
 mod quantise;
-mod weighted_sum;
 
 use larder_core::NumberFormat;
 
@@ -21,6 +20,8 @@ use crate::formats::q8_0::widen_q8_0;
 use crate::kernel_set::{KernelSet, StridedRows, Sums};
 use crate::simd::blocks::check;
 use crate::simd::products::products;
+use crate::simd::weighted_sums::weighted_sums as add_weighted;
+use crate::simd::{BF16, F16, F32};
 use crate::weights::Panel;
 
 /// The kernels that use dot products of bytes, if this processor has them.
@@ -50,9 +51,9 @@ fn floats(panels: &[Panel], x: &[&[f32]], out: &mut [Sums]) {
         // SAFETY: as above.
         unsafe {
             match panel.kind {
-                NumberFormat::F32 => floats::panel::<{ floats::F32 }>(panel, x, out),
-                NumberFormat::F16 => floats::panel::<{ floats::F16 }>(panel, x, out),
-                NumberFormat::Bf16 => floats::panel::<{ floats::BF16 }>(panel, x, out),
+                NumberFormat::F32 => floats::panel::<F32>(panel, x, out),
+                NumberFormat::F16 => floats::panel::<F16>(panel, x, out),
+                NumberFormat::Bf16 => floats::panel::<BF16>(panel, x, out),
                 _ => unreachable!("block formats have kernels of their own"),
             }
         }
@@ -60,15 +61,7 @@ fn floats(panels: &[Panel], x: &[&[f32]], out: &mut [Sums]) {
 }
 
 fn weighted_sums(rows: StridedRows, factors: &[&[f32]], out: &mut [&mut [f32]]) {
-    rows.check(factors, out);
-    // SAFETY: as above.
-    unsafe {
-        match rows.kind {
-            NumberFormat::F32 => weighted_sum::rows::<{ floats::F32 }>(&rows, factors, out),
-            NumberFormat::F16 => weighted_sum::rows::<{ floats::F16 }>(&rows, factors, out),
-            _ => weighted_sum::rows::<{ floats::BF16 }>(&rows, factors, out),
-        }
-    }
+    add_weighted(Neon(Smull), rows, factors, out);
 }
 
 fn quantise(x: &[f32], out: &mut [Block]) {

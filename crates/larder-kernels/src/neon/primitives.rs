@@ -10,6 +10,7 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 
 use super::dots::Dot;
+use super::floats;
 use crate::simd::blocks::Blocks;
 use crate::simd::tile::TokenBlocks;
 use crate::simd::{Simd, Task};
@@ -342,6 +343,12 @@ impl<D: Dot> Simd for Neon<D> {
     fn mul(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
         // SAFETY: see `Neon`.
         unsafe { vmulq_f32(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn floats_at<const KIND: u8>(self, at: *const u8) -> float32x4_t {
+        // SAFETY: as the caller guarantees.
+        unsafe { floats::four::<KIND>(at, 0) }
     }
 
     #[inline(always)]

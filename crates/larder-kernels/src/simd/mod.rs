@@ -1,4 +1,4 @@
-//! Products with quantised weights, written once for all instruction sets.
+//! Products with quantised weights and weighted sums of floats, written once for all instruction sets.
 //!
 //! A format's decoding (in `formats/`) is generic over [`Simd`], the primitives of an instruction set: every lane of 32 bits
 //! of a vector belongs to a row, and a load brings four consecutive bytes of each row, which are multiplied with the same
@@ -11,9 +11,17 @@ pub mod blocks;
 pub mod integers;
 pub mod products;
 pub mod tile;
+pub mod weighted_sums;
 
 use self::blocks::Blocks;
 use self::tile::TokenBlocks;
+
+/// f32, as a const parameter of functions.
+pub const F32: u8 = 0;
+/// f16, likewise.
+pub const F16: u8 = 1;
+/// bf16, likewise.
+pub const BF16: u8 = 2;
 
 /// What [`Simd::run`] compiles for an instruction set.
 pub trait Task<S> {
@@ -143,6 +151,13 @@ pub trait Simd: Copy {
 
     /// Products.
     fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+
+    /// Values in the float format `KIND`, one for each lane, from address `at` on.
+    ///
+    /// # Safety
+    /// They are readable there.
+    #[allow(unsafe_code)]
+    unsafe fn floats_at<const KIND: u8>(self, at: *const u8) -> Self::Floats;
 
     /// Stores the lanes.
     fn store(self, floats: Self::Floats, out: &mut [f32]);
