@@ -52,7 +52,7 @@ impl MtpState {
     pub(crate) fn hidden_from(&mut self, position: usize) -> &mut Vec<f32> {
         self.keep(position, position);
         if !self.reaches(position) || self.waiting() >= WAITING_MAX {
-            self.hidden.clear();
+            self.hidden = Vec::new();
             self.first = position;
         }
         &mut self.hidden
@@ -88,6 +88,8 @@ impl MtpState {
     pub(crate) fn computed(&mut self, rows: usize) {
         self.positions.extend((self.first..self.first + rows).map(|position| position as u32));
         self.hidden.drain(..rows * self.width);
+        // Those of a piece of a prompt, which the plan counts for one step, are not kept.
+        self.hidden.shrink_to(WAITING_MAX * self.width);
         self.first += rows;
     }
 
@@ -113,12 +115,13 @@ pub(crate) struct Predicted {
 }
 
 impl OwnLayer<'_> {
-    /// Computes the rows of all hidden states that wait, for a sequence of `tokens`, the last of which is behind the last of them.
-    pub(crate) fn read(&mut self, tokens: &[u32], tap: &mut dyn Tap) -> Result<Predicted, ModelError> {
+    /// Computes the rows of all hidden states that wait, for a sequence of the tokens `before` and then `last`, which is behind the
+    /// last of them.
+    pub(crate) fn read(&mut self, before: &[u32], last: u32, tap: &mut dyn Tap) -> Result<Predicted, ModelError> {
         let rows = self.state.waiting();
-        let following = &tokens[self.state.first + 1..];
+        let following = [&before[self.state.first + 1..], &[last]].concat();
         let hidden = std::mem::take(&mut self.state.hidden);
-        let predicted = self.predict(following, &hidden, tap);
+        let predicted = self.predict(&following, &hidden, tap);
         self.state.hidden = hidden;
         if predicted.is_ok() {
             self.state.computed(rows);

@@ -31,7 +31,7 @@ impl DraftSource for MtpSource {
 }
 
 fn drafted(text: TextSoFar, most: usize, own: &mut OwnLayer, tap: &mut dyn Tap) -> Result<Vec<u32>, ModelError> {
-    let mut predicted = own.read(&[text.before, &[text.last]].concat(), tap)?;
+    let mut predicted = own.read(text.before, text.last, tap)?;
     let mut tokens = Vec::with_capacity(most);
     loop {
         let (id, probability) = likeliest(&predicted.logits);

@@ -151,7 +151,7 @@ impl ElasticSlots {
         self.lease.join(more);
         path.set_capacity(slots);
         self.lease.keep(self.plan.leased_bytes(slots, path.kept_bytes()));
-        // What is touched already takes no time.
+        // Pages that were touched before take no time.
         let in_use = path.memory_in_use();
         self.arena.touch_ahead_if(TouchPace::Background, |slot| in_use[slot]);
     }

@@ -82,7 +82,7 @@ impl Store {
         if self.manifest.mtp() == MtpTensors::Kept {
             self.whole = Some(Box::new(self.manifest.clone()));
             let geometry = &mut self.manifest.geometry;
-            geometry.layers -= 1;
+            geometry.layers = geometry.layers.saturating_sub(1);
             let layers = geometry.layers;
             geometry.moe_layers.retain(|layer| layer.index() < layers);
             set_mtp(&mut self.manifest.config, false);
