@@ -82,7 +82,7 @@ fn measure(layout: &ExpertLayout, rate: Option<f64>, threads: Option<usize>) -> 
     let start = Instant::now();
     while start.elapsed() < TIME {
         for layer in &layers {
-            cache.visit(*layer, &wanted, &[], &mut |_, _| {}, &|| ())?;
+            cache.visit(*layer, &wanted, &[], &mut |_, _, _| {}, &|| ())?;
         }
     }
     let (time, traffic) = (start.elapsed(), cache.traffic());

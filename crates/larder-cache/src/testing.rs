@@ -19,7 +19,8 @@ pub fn geometry() -> Geometry {
 }
 
 pub fn layout() -> ExpertLayout {
-    ExpertLayout::new(8, 8, [NumberFormat::F32; 3], false).unwrap()
+    // Two pages of gate and up, and one of down.
+    ExpertLayout::new(32, 32, [NumberFormat::F32; 3], false).unwrap()
 }
 
 /// The value of every byte of an expert: its number among all, from 1.
@@ -62,8 +63,7 @@ impl Shards for NumberedShards {
     }
 
     fn check(&self, layer: LayerIdx, expert: ExpertId, part: usize, data: &[u8]) -> Result<(), StoreError> {
-        let half = data.len() / 2;
-        match data[part * half..][..half].iter().all(|b| *b == fill_byte(layer, expert)) {
+        match data[self.0.segments()[part].clone()].iter().all(|b| *b == fill_byte(layer, expert)) {
             true => Ok(()),
             false => Err(StoreError::new(StoreErrorKind::Mismatch, Path::new("shard"), "does not match its checksum")),
         }

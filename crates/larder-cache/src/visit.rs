@@ -62,6 +62,11 @@ impl ChosenExperts {
         self.tokens_by_expert[expert]
     }
 
+    /// Rows of inputs of all wanted experts together.
+    pub fn rows(&self) -> usize {
+        self.tokens.iter().sum()
+    }
+
     /// The choice of a layer; `logits` are those of its one token or empty.
     pub fn choice<'a>(&'a self, row: MoeRow, logits: &'a [f32]) -> LayerChoice<'a> {
         LayerChoice { row, wanted: &self.wanted, tokens: &self.tokens, logits }

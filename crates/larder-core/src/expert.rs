@@ -54,6 +54,20 @@ pub struct ExpertLayout {
     pub bytes: usize,
 }
 
+/// The most rows of inputs, of all experts of a call together, that are computed in two stages.
+pub const STAGED_ROWS: usize = 64;
+
+/// How much of the computation of an expert is done at a time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ComputeStage {
+    /// All of it.
+    Whole,
+    /// The products with the input, gate and up, for which the bytes of the first [segment](ExpertLayout::segments) are enough.
+    Inputs,
+    /// What follows them.
+    Rest,
+}
+
 /// Why an expert of some shape has no layout.
 #[derive(Debug, thiserror::Error)]
 pub enum LayoutError {
@@ -129,6 +143,12 @@ impl ExpertLayout {
         [0..self.down.offset, self.down.offset..self.bytes]
     }
 
+    /// Where an expert is cut into two reads: behind the page in which gate and up end. `None` if no page is left for the second.
+    pub fn cut(&self) -> Option<usize> {
+        let cut = self.down.offset.next_multiple_of(SHARD_ALIGN);
+        (cut < self.bytes).then_some(cut)
+    }
+
     /// Whether the input of gate or up has to be quantised for a product.
     pub fn quantises_input(&self) -> bool {
         self.inputs().any(|part| !part.kind.is_float())
@@ -197,6 +217,16 @@ mod tests {
         }
         assert_eq!(layout.bytes % SHARD_ALIGN, 0);
         assert!(layout.bytes >= end);
+    }
+
+    #[test]
+    fn an_expert_is_cut_at_a_page_behind_gate_and_up() {
+        let cut = |hidden, inter| ExpertLayout::new(hidden, inter, [NumberFormat::F32; 3], true).unwrap().cut();
+        // 512 bytes of gate and up and 256 of down are in one page; 9,216 bytes of gate and up end in the third of four.
+        assert_eq!(cut(8, 8), None);
+        assert_eq!(cut(36, 32), Some(12288));
+        let layout = ExpertLayout::new(36, 32, [NumberFormat::F32; 3], true).unwrap();
+        assert_eq!((layout.down.offset, layout.bytes), (9216, 16384));
     }
 
     #[test]

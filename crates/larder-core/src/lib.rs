@@ -58,7 +58,7 @@ mod units;
 
 pub use atomic_file::{create_new, output_file, temp_path, write_atomically};
 pub use blueprint::{Blueprint, ExpertNames, Geometry, MTP_KEY, RowPick, TensorSlice, TensorSpec};
-pub use expert::{ExpertLayout, ExpertPart, LayoutError, PART_ALIGN, SEGMENTS, SHARD_ALIGN};
+pub use expert::{ComputeStage, ExpertLayout, ExpertPart, LayoutError, PART_ALIGN, SEGMENTS, SHARD_ALIGN, STAGED_ROWS};
 pub use expert_activations::{Coactivation, ExpertActivations, ExpertActivationsError};
 pub use freed_memory::give_back_freed_memory;
 pub use gate::{ExpertGroups, Gate, GateError, GroupRank, Renorm, Score, Weighting};

@@ -1,64 +1,24 @@
 //! Filling slots: reads of experts into slots in memory, on demand and as prefetches, and the check of what arrives. Both
 //! caches read this way; each tells a ledger of its own that an expert has arrived.
 
+mod halves;
+mod supply;
+mod tag;
+
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use larder_core::{ExpertId, ExpertKey, ExpertLayout, Geometry, LayerIdx, MoeRow, TaskThreads};
+use larder_core::{ExpertKey, ExpertLayout, Geometry, LayerIdx, MoeRow, TaskThreads};
+use larder_store::StoreError;
 use larder_store::reader::{ReadCompletion, ReadRequest, Reader, Slot};
-use larder_store::{DATA_START, ExpertSource, Store, StoreError};
 
+use self::halves::{Ended, Half, HalvedReads};
+use self::tag::ReadTag;
 use crate::one_tier::SlotIndex;
 use crate::traffic::BusyTime;
 
-/// What the cache needs to know of the store: where an expert's data are in its shard, and whether read bytes are
-/// valid.
-pub trait Shards: Send + Sync {
-    /// The layout of the experts of `layer`.
-    fn layout(&self, layer: LayerIdx) -> &ExpertLayout;
-
-    /// First byte of an expert's data in its shard.
-    fn data_start(&self) -> u64;
-
-    /// Number of parts of an expert that can be checked at the same time; at least 1.
-    fn check_parts(&self) -> usize {
-        1
-    }
-
-    /// Checks one of the [`check_parts`](Self::check_parts) of an expert that was read, given with all its data.
-    fn check(&self, layer: LayerIdx, expert: ExpertId, part: usize, data: &[u8]) -> Result<(), StoreError>;
-}
-
-impl Shards for Arc<Store> {
-    fn layout(&self, layer: LayerIdx) -> &ExpertLayout {
-        ExpertSource::layout(self.as_ref(), layer)
-    }
-
-    fn data_start(&self) -> u64 {
-        DATA_START as u64
-    }
-
-    fn check_parts(&self) -> usize {
-        self.as_ref().check_parts()
-    }
-
-    fn check(&self, layer: LayerIdx, expert: ExpertId, part: usize, data: &[u8]) -> Result<(), StoreError> {
-        self.check_part(layer, expert, part, data)
-    }
-}
-
-/// The memory of a cache, and what fills it.
-pub struct SlotSupply {
-    /// The slots, each large enough for every expert that is read into it.
-    pub memory: Vec<Slot>,
-    /// The reader that fills the slots.
-    pub reader: Box<dyn Reader>,
-    /// Knows the layout of experts and checks their bytes.
-    pub shards: Box<dyn Shards>,
-    /// The threads that share the checks.
-    pub threads: Arc<dyn TaskThreads>,
-}
+pub use self::supply::{Shards, SlotSupply};
 
 /// The slots in memory, and the reader that fills them.
 pub(crate) struct SlotFiller {
@@ -76,6 +36,15 @@ pub(crate) struct SlotFiller {
     threads: Arc<dyn TaskThreads>,
     /// Reads that did not fit into the reader's queue.
     waiting: VecDeque<ReadRequest>,
+    /// Second halves, which are read behind all other waiting reads.
+    waiting_backs: VecDeque<ReadRequest>,
+    halved: HalvedReads,
+    /// Slots whose first halves have been read and checked, and that nobody has taken note of.
+    fronts: Vec<SlotIndex>,
+    /// The same before the check.
+    unchecked_fronts: Vec<SlotIndex>,
+    /// Buffer of [`check`](Self::check).
+    checks: Vec<Check>,
     /// Number of demand reads that have not completed.
     demand_reads: usize,
     /// Hinted experts to prefetch, likeliest first.
@@ -95,23 +64,26 @@ pub(crate) struct SlotFiller {
     kept: BTreeSet<SlotIndex>,
 }
 
-/// A completed read.
+/// A completed read of a whole expert.
 pub(crate) struct CompletedRead {
     pub expert: ExpertKey,
     /// The slot of the read.
     pub at: SlotIndex,
     /// Whether the expert's bytes are in the slot, or why they cannot be used.
     pub result: Result<(), StoreError>,
-    /// Tag of the request.
-    tag: u64,
+    tag: ReadTag,
+    /// The first part that is not checked yet.
+    unchecked_from: usize,
 }
 
-/// Bit of a tag: the read is a prefetch.
-const PREFETCH: u64 = 1;
-/// Bit of a tag: the read is of another copy, because the bytes of a first one were wrong.
-const COPY: u64 = 2;
-/// Bits of a tag below the number of the expert.
-const TAG_BITS: u32 = 2;
+/// A part whose bytes are to be checked.
+#[derive(Clone, Copy)]
+enum Check {
+    /// A part of a completed read, by its index among these.
+    Read(usize, usize),
+    /// The first half in a slot.
+    Front(SlotIndex),
+}
 
 impl SlotFiller {
     /// A filler of the slots of `supply`. Nothing is in flight.
@@ -127,6 +99,11 @@ impl SlotFiller {
             slots: memory.into_iter().map(Some).collect(),
             reader,
             waiting: VecDeque::new(),
+            waiting_backs: VecDeque::new(),
+            halved: HalvedReads::default(),
+            fronts: Vec::new(),
+            unchecked_fronts: Vec::new(),
+            checks: Vec::new(),
             demand_reads: 0,
             prefetch_queue: VecDeque::new(),
             demand_bytes: 0,
@@ -271,6 +248,22 @@ impl SlotFiller {
         self.queue(expert, at, false);
     }
 
+    /// As [`read`](Self::read), in two halves if the expert can be cut: the first waits before those of other experts that have
+    /// been queued, the second behind all. [`take_fronts`](Self::take_fronts) tells which first halves have arrived.
+    pub fn read_in_halves(&mut self, expert: ExpertKey, at: SlotIndex) {
+        let Some(cut) = self.shards.cut(self.layers[expert.row.index()]) else { return self.read(expert, at) };
+        let (bytes, offset) = (self.bytes(expert.row), self.shards.data_start());
+        self.demand_reads += 2;
+        self.demand_bytes += bytes as u64;
+        self.halved.begin(expert, at);
+        let (front, back) = self.take(at).split_at(cut);
+        let (shard, tag) = (self.number(expert) as usize, ReadTag::new(self.number(expert)));
+        let tag_of = |half| ReadTag { half: Some(half), ..tag }.to_bits();
+        self.waiting.push_back(ReadRequest { shard, offset, len: cut, slot: front, tag: tag_of(Half::Front) });
+        let (offset, len) = (offset + cut as u64, bytes - cut);
+        self.waiting_backs.push_back(ReadRequest { shard, offset, len, slot: back, tag: tag_of(Half::Back) });
+    }
+
     /// Begins a prefetch into the slot that was assigned to the expert.
     pub fn prefetch(&mut self, expert: ExpertKey, at: SlotIndex) {
         self.prefetch_bytes += self.bytes(expert.row) as u64;
@@ -278,18 +271,27 @@ impl SlotFiller {
         self.submit();
     }
 
-    fn queue(&mut self, expert: ExpertKey, at: SlotIndex, prefetch: bool) {
-        let (len, offset, slot) = (self.bytes(expert.row), self.shards.data_start(), self.take(at));
-        let number = self.number(expert);
-        let tag = number << TAG_BITS | if prefetch { PREFETCH } else { 0 };
-        self.waiting.push_back(ReadRequest { shard: number as usize, offset, len, slot, tag });
+    fn queue(&mut self, expert: ExpertKey, at: SlotIndex, is_prefetch: bool) {
+        let tag = ReadTag { is_prefetch, ..ReadTag::new(self.number(expert)) };
+        let request = self.request(tag, at);
+        self.waiting.push_back(request);
+    }
+
+    /// A read of a whole expert into the slot `at`.
+    fn request(&mut self, tag: ReadTag, at: SlotIndex) -> ReadRequest {
+        let len = self.bytes(self.expert_of(tag.number).row);
+        let (shard, offset, slot) = (tag.number as usize, self.shards.data_start(), self.take(at));
+        ReadRequest { shard, offset, len, slot, tag: tag.to_bits() }
     }
 
     /// Hands queued reads to the reader, as far as it has room.
     pub fn submit(&mut self) {
-        if !self.waiting.is_empty() {
+        if self.has_waiting_reads() {
             let start = Instant::now();
             self.reader.submit(&mut self.waiting);
+            if self.waiting.is_empty() {
+                self.reader.submit(&mut self.waiting_backs);
+            }
             self.submitting += start.elapsed();
             self.busy.set(self.reader.in_flight() > 0);
         }
@@ -297,97 +299,151 @@ impl SlotFiller {
 
     /// Number of reads that have been queued and have not completed.
     pub fn reads_in_flight(&self) -> usize {
-        self.reader.in_flight() + self.waiting.len()
+        self.reader.in_flight() + self.waiting.len() + self.waiting_backs.len()
     }
 
     /// Whether reads wait for room in the reader's queue.
     pub fn has_waiting_reads(&self) -> bool {
-        !self.waiting.is_empty()
+        !(self.waiting.is_empty() && self.waiting_backs.is_empty())
     }
 
-    /// Waits until a read completes, keeping the reader's queue full, and adds it and all others that have completed by then
-    /// to `reads`, with their bytes checked. Adds none if no read is in flight. The time spent waiting is added to `waited`.
+    /// Waits until a whole expert or a first half has been read, keeping the reader's queue full, and adds all experts that have
+    /// been read by then to `reads`, with their bytes checked. Adds none if no read is in flight. The time spent waiting is
+    /// added to `waited`.
     pub fn complete(&mut self, waited: &mut Duration, reads: &mut Vec<CompletedRead>) {
         // A read with wrong bytes may have begun again, from another copy.
-        while reads.is_empty() {
+        while reads.is_empty() && self.fronts.is_empty() {
             self.submit();
             let start = Instant::now();
             let first = self.reader.wait();
             *waited += start.elapsed();
             let Some(first) = first else { return };
-            let first = self.completed(first);
-            reads.push(first);
+            self.completed(first, reads);
             self.poll_unchecked(reads);
             self.check(reads);
         }
     }
 
-    /// Adds all reads that have completed to `reads`, with their bytes checked.
+    /// Adds all experts that have been read to `reads`, with their bytes checked.
     pub fn poll(&mut self, reads: &mut Vec<CompletedRead>) {
         self.poll_unchecked(reads);
         self.check(reads);
     }
 
+    /// Whether first halves have arrived, with right bytes, that nobody has taken note of.
+    pub fn has_fronts(&self) -> bool {
+        !self.fronts.is_empty()
+    }
+
+    /// Moves the slots whose first halves have arrived, with right bytes, to `fronts`. The second halves are still being read.
+    pub fn take_fronts(&mut self, fronts: &mut Vec<SlotIndex>) {
+        fronts.append(&mut self.fronts);
+    }
+
+    /// The expert in a slot whose first half alone has arrived, and its bytes.
+    pub fn front(&self, at: SlotIndex) -> (ExpertKey, &[u8]) {
+        self.halved.front(at)
+    }
+
     fn poll_unchecked(&mut self, reads: &mut Vec<CompletedRead>) {
         let start = Instant::now();
         while let Some(read) = self.reader.poll() {
-            let read = self.completed(read);
-            reads.push(read);
+            self.completed(read, reads);
         }
         self.submitting += start.elapsed();
     }
 
-    fn completed(&mut self, ReadCompletion { slot, tag, result }: ReadCompletion) -> CompletedRead {
-        self.demand_reads -= usize::from(tag & PREFETCH == 0);
+    fn completed(&mut self, ReadCompletion { slot, tag, result }: ReadCompletion, reads: &mut Vec<CompletedRead>) {
+        let tag = ReadTag::from_bits(tag);
+        self.demand_reads -= usize::from(!tag.is_prefetch);
         self.busy.set(self.reader.in_flight() > 0);
-        CompletedRead { expert: self.expert_of(tag >> TAG_BITS), at: self.put_back(slot), result, tag }
+        let expert = self.expert_of(tag.number);
+        let Some(half) = tag.half else {
+            reads.push(CompletedRead { expert, at: self.put_back(slot), result, tag, unchecked_from: 0 });
+            return;
+        };
+        match self.halved.end(expert, half, slot, result) {
+            (_, Ended::Neither) => {}
+            (at, Ended::Front) => self.unchecked_fronts.push(at),
+            (at, Ended::Both { slot, front_is_checked, result }) => {
+                self.put_back(slot);
+                self.fronts.retain(|front| *front != at);
+                self.unchecked_fronts.retain(|front| *front != at);
+                let (unchecked_from, tag) = (usize::from(front_is_checked), ReadTag::new(tag.number));
+                reads.push(CompletedRead { expert, at, result, tag, unchecked_from });
+            }
+        }
     }
 
-    /// Checks the bytes of `reads`, shared between all threads. Those that are wrong are read again if there is another copy,
-    /// and leave `reads`.
+    /// Checks the bytes of `reads` and of first halves, shared between all threads. Those that are wrong are read again if there
+    /// is another copy, and leave `reads`.
     fn check(&mut self, reads: &mut Vec<CompletedRead>) {
-        if reads.is_empty() {
+        if reads.is_empty() && self.unchecked_fronts.is_empty() {
             return;
         }
         let start = Instant::now();
-        let (parts, failures) = (self.shards.check_parts(), Mutex::new(Vec::new()));
-        // The reader stays with this thread.
-        let SlotFiller { shards, layers, slots, threads, .. } = &*self;
-        threads.run(reads.len() * parts, &|task| {
-            let (read, part) = (task / parts, task % parts);
-            let CompletedRead { expert: ExpertKey { row, expert }, at, ref result, .. } = reads[read];
-            let layer = layers[row.index()];
-            let data = &slots[at].as_ref().expect("a completed read gave its slot back")[..shards.layout(layer).bytes];
-            if result.is_ok()
-                && let Err(e) = shards.check(layer, expert, part, data)
-            {
-                failures.lock().unwrap_or_else(PoisonError::into_inner).push((read, e));
-            }
-        });
-        let mut failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let parts = self.shards.check_parts();
+        self.checks.clear();
+        for (i, read) in reads.iter().enumerate().filter(|(_, read)| read.result.is_ok()) {
+            self.checks.extend((read.unchecked_from..parts).map(|part| Check::Read(i, part)));
+        }
+        self.checks.extend(self.unchecked_fronts.iter().map(|at| Check::Front(*at)));
+        let mut failures = self.failed_checks(reads);
+        self.fronts.append(&mut self.unchecked_fronts);
         // Both parts of an expert may be wrong. The last reads come first, so that indices stay what they are.
-        failures.sort_by_key(|(read, _)| std::cmp::Reverse(*read));
-        failures.dedup_by_key(|(read, _)| *read);
-        for (read, wrong) in failures {
-            match self.read_copy(&reads[read], &wrong) {
-                true => drop(reads.remove(read)),
-                false => reads[read].result = Err(about_copies(wrong, reads[read].tag)),
+        failures.sort_by_key(|(check, _)| match check {
+            Check::Read(read, _) => (0, std::cmp::Reverse(*read)),
+            Check::Front(at) => (1, std::cmp::Reverse(*at)),
+        });
+        let read_of = |check: &Check| if let Check::Read(read, _) = check { Some(*read) } else { None };
+        failures.dedup_by(|(a, _), (b, _)| read_of(a).is_some() && read_of(a) == read_of(b));
+        for (check, wrong) in failures {
+            match check {
+                Check::Front(at) => self.front_is_wrong(at, wrong),
+                Check::Read(read, _) => match self.read_copy(&reads[read], &wrong) {
+                    true => drop(reads.remove(read)),
+                    false => reads[read].result = Err(about_copies(wrong, reads[read].tag)),
+                },
             }
         }
+        self.fronts.iter().for_each(|at| self.halved.front_is_right(*at));
         self.checked += start.elapsed();
+    }
+
+    /// Carries out the checks, and returns those that failed.
+    fn failed_checks(&self, reads: &[CompletedRead]) -> Vec<(Check, StoreError)> {
+        let failures = Mutex::new(Vec::new());
+        // The reader stays with this thread.
+        let SlotFiller { shards, layers, slots, threads, checks, halved, .. } = self;
+        threads.run(checks.len(), &|task| {
+            let (expert, part, data) = match checks[task] {
+                Check::Read(read, part) => {
+                    let CompletedRead { expert, at, .. } = reads[read];
+                    let slot = slots[at].as_ref().expect("a completed read gave its slot back");
+                    (expert, part, &slot[..shards.layout(layers[expert.row.index()]).bytes])
+                }
+                Check::Front(at) => {
+                    let (expert, data) = halved.front(at);
+                    (expert, 0, data)
+                }
+            };
+            if let Err(e) = shards.check(layers[expert.row.index()], expert.expert, part, data) {
+                failures.lock().unwrap_or_else(PoisonError::into_inner).push((checks[task], e));
+            }
+        });
+        failures.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads an expert whose bytes are wrong from another copy, if there is one that was not read for this.
     fn read_copy(&mut self, read: &CompletedRead, wrong: &StoreError) -> bool {
-        let CompletedRead { expert, at, tag, .. } = *read;
-        if tag & COPY != 0 {
+        let CompletedRead { at, tag, .. } = *read;
+        if tag.is_copy {
             return false;
         }
-        let (len, offset, slot) = (self.bytes(expert.row), self.shards.data_start(), self.take(at));
-        let shard = self.number(expert) as usize;
-        match self.reader.read_copy(ReadRequest { shard, offset, len, slot, tag: tag | COPY }, wrong) {
+        let request = self.request(ReadTag { is_copy: true, ..tag }, at);
+        match self.reader.read_copy(request, wrong) {
             Ok(()) => {
-                self.demand_reads += usize::from(tag & PREFETCH == 0);
+                self.demand_reads += usize::from(!tag.is_prefetch);
                 self.busy.set(true);
                 true
             }
@@ -398,20 +454,40 @@ impl SlotFiller {
         }
     }
 
+    /// Reads a first half whose bytes are wrong from another copy; if there is none, the expert fails when its second half has
+    /// been read.
+    fn front_is_wrong(&mut self, at: SlotIndex, wrong: StoreError) {
+        self.fronts.retain(|front| *front != at);
+        let number = self.number(self.halved.front(at).0);
+        let tag = ReadTag { is_copy: true, half: Some(Half::Front), ..ReadTag::new(number) };
+        let Some(slot) = self.halved.take_front(at) else {
+            return self.halved.front_is_lost(at, None, about_copies(wrong, tag));
+        };
+        let (shard, offset, len) = (number as usize, self.shards.data_start(), slot.len());
+        match self.reader.read_copy(ReadRequest { shard, offset, len, slot, tag: tag.to_bits() }, &wrong) {
+            Ok(()) => {
+                self.demand_reads += 1;
+                self.busy.set(true);
+            }
+            Err(request) => self.halved.front_is_lost(at, Some(request.slot), wrong),
+        }
+    }
+
     /// Whether every slot is in its place, or with the reader, except for `elsewhere` slots.
     #[cfg(test)]
     pub fn is_whole(&self, elsewhere: usize) -> bool {
         let away = self.slots.iter().filter(|slot| slot.is_none()).count();
         let mut here = self.slots.iter().enumerate().filter_map(|(at, slot)| Some((at, slot.as_ref()?)));
-        away == self.reader.in_flight() + self.waiting.len() + elsewhere
+        let (halved, halves) = self.halved.counts();
+        away + halves == self.reads_in_flight() + halved + elsewhere
             && here.all(|(at, slot)| self.places[slot.index()] == at)
     }
 }
 
 /// The error of wrong bytes, which says if those of the other copy are wrong as well.
-fn about_copies(wrong: StoreError, tag: u64) -> StoreError {
-    match tag & COPY {
-        0 => wrong,
-        _ => StoreError { message: format!("{}, and its other copy is wrong, too", wrong.message), ..wrong },
+fn about_copies(wrong: StoreError, tag: ReadTag) -> StoreError {
+    match tag.is_copy {
+        false => wrong,
+        true => StoreError { message: format!("{}, and its other copy is wrong, too", wrong.message), ..wrong },
     }
 }

@@ -54,7 +54,7 @@ impl ExpertHost {
                 job.layer,
                 &wanted,
                 &[],
-                &mut |layout, group| bench.compute(&call, &job.routed, layout, group),
+                &mut |layout, stage, group| bench.compute_stage(&call, &job.routed, layout, stage, group),
                 &|| (),
             )
             .map_err(|e| e.to_string())?;

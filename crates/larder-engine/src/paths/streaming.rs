@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 
 use larder_cache::{Cache, ExpertCache, ExpertUses, Traffic};
-use larder_core::{ExpertId, ExpertKey, ExpertLayout, Gate, LayerIdx, Presence, WantedExpert};
+use larder_core::{ComputeStage, ExpertId, ExpertKey, ExpertLayout, Gate, LayerIdx, Presence, WantedExpert};
 use larder_model::{ComputeContext, ExpertPath, ExpertWorkspace, ModelError, MoeCall, Routed, wanted_experts};
 
 use crate::paths::cached_path::CachedPath;
@@ -108,8 +108,9 @@ impl StreamingPath {
     /// Makes some of the call's experts resident and computes them. `wanted` is distinct and in order of first use.
     pub fn compute(&mut self, call: &MoeCall, routed: &Routed, wanted: &[WantedExpert]) -> Result<(), ModelError> {
         let StreamingPath { cache, workspace, .. } = self;
-        let mut compute =
-            |layout: &ExpertLayout, group: &[(ExpertId, &[u8])]| workspace.compute(call, routed, layout, group);
+        let mut compute = |layout: &ExpertLayout, stage: ComputeStage, group: &[(ExpertId, &[u8])]| {
+            workspace.compute_stage(call, routed, layout, stage, group);
+        };
         cache
             .visit(call.layer, wanted, call.logits_of_one(), &mut compute, call.meanwhile)
             .map_err(|e| ModelError::Expert(e.into()))

@@ -1,13 +1,16 @@
 //! Computing experts on the CPU, several at a time: one batch of products for gate and up, one for down.
 
+mod staged;
+
 use std::ops::Range;
 use std::sync::Arc;
 
-use larder_core::{ExpertId, ExpertLayout, ExpertPart, Geometry, PerMatrix, StepMemory};
+use larder_core::{ComputeStage, ExpertId, ExpertLayout, ExpertPart, Geometry, PerMatrix, STAGED_ROWS, StepMemory};
 use larder_kernels::{Inputs, Product, WeightMatrix};
 
 use crate::compute::ComputeContext;
 use crate::experts::{MoeCall, Routed};
+use staged::StagedInputs;
 
 /// The most rows of inputs, one for each token of an expert, that are computed at a time: enough for all experts of a few
 /// tokens, and several times the tokens for which a kernel decodes a weight once, so that more would not be faster.
@@ -36,10 +39,12 @@ pub struct ExpertWorkspace {
     picks: Vec<u32>,
     /// 0, 1, 2, …
     rows: Vec<u32>,
+    staged: StagedInputs,
 }
 
 /// Rows of a part that one expert computes.
 struct ExpertRows<'a> {
+    expert: ExpertId,
     data: &'a [u8],
     /// Where in [`ExpertWorkspace::places`] their places are; at least one.
     at: Range<usize>,
@@ -50,8 +55,8 @@ impl ExpertWorkspace {
     pub fn new(compute: Arc<ComputeContext>) -> Self {
         let (x, inner) = (Inputs::new(), Inputs::new());
         let (gate, up, down, outputs) = Default::default();
-        let (places, ends, picks, rows) = Default::default();
-        ExpertWorkspace { compute, x, inner, gate, up, down, outputs, places, ends, picks, rows }
+        let (places, ends, picks, rows, staged) = Default::default();
+        ExpertWorkspace { compute, x, inner, gate, up, down, outputs, places, ends, picks, rows, staged }
     }
 
     /// The most bytes of the buffers; `scales_input` if the routing weight scales the input.
@@ -62,7 +67,7 @@ impl ExpertWorkspace {
         let row = (2 * inter + hidden) * float + Inputs::bytes(inter) + 2 * place;
         StepMemory {
             bytes_per_token: copies * Inputs::bytes(hidden) + top_k * (hidden * float + place),
-            fixed_bytes: PART_ROWS * row + experts * place,
+            fixed_bytes: PART_ROWS * row + experts * place + StagedInputs::bytes(STAGED_ROWS, inter),
         }
     }
 
@@ -83,6 +88,7 @@ impl ExpertWorkspace {
             self.compute.fill(&mut self.x, call.x, hidden, quantise);
         }
         self.sort_places(routed);
+        self.staged.clear();
     }
 
     /// Reserves the outputs of a call. Enough, without [`begin`](Self::begin), for a call whose experts are all
@@ -94,27 +100,61 @@ impl ExpertWorkspace {
     /// Computes some of the call's experts, given with their bytes, for all tokens that chose them. `routed` is what the
     /// call was begun with.
     pub fn compute(&mut self, call: &MoeCall, routed: &Routed, layout: &ExpertLayout, group: &[(ExpertId, &[u8])]) {
+        self.compute_stage(call, routed, layout, ComputeStage::Whole, group);
+    }
+
+    /// One stage of [`compute`](Self::compute). Experts that are computed in two stages have [`STAGED_ROWS`] rows together at
+    /// most.
+    pub fn compute_stage(
+        &mut self,
+        call: &MoeCall,
+        routed: &Routed,
+        layout: &ExpertLayout,
+        stage: ComputeStage,
+        group: &[(ExpertId, &[u8])],
+    ) {
         debug_assert_eq!(self.places.len(), choices(routed).count(), "the call was begun with another choice");
         let (mut part, mut rows) = (Vec::with_capacity(group.len()), 0);
-        for (expert, data) in group {
-            let mut at = self.places_of(*expert);
+        for &(expert, data) in group {
+            let mut at = self.places_of(expert);
             while !at.is_empty() {
                 let take = at.len().min(PART_ROWS);
                 if rows + take > PART_ROWS {
-                    self.compute_part(call, layout, &part);
+                    self.compute_part(call, layout, stage, &part);
                     (part, rows) = (Vec::with_capacity(group.len()), 0);
                 }
-                part.push(ExpertRows { data, at: at.start..at.start + take });
+                part.push(ExpertRows { expert, data, at: at.start..at.start + take });
                 (rows, at.start) = (rows + take, at.start + take);
             }
         }
         if rows > 0 {
-            self.compute_part(call, layout, &part);
+            self.compute_part(call, layout, stage, &part);
         }
     }
 
-    /// Computes the rows of a part, in one batch of products for gate and up and one for down.
-    fn compute_part(&mut self, call: &MoeCall, layout: &ExpertLayout, part: &[ExpertRows]) {
+    /// Computes a stage of the rows of a part.
+    fn compute_part(&mut self, call: &MoeCall, layout: &ExpertLayout, stage: ComputeStage, part: &[ExpertRows]) {
+        match stage {
+            ComputeStage::Whole => {
+                self.compute_inputs(call, layout, part);
+                self.compute_rest(call, layout, part);
+            }
+            ComputeStage::Inputs => {
+                self.compute_inputs(call, layout, part);
+                let values = part.iter().map(|rows| (rows.expert, rows.at.len() * layout.up.rows));
+                self.staged.keep(values, &self.gate, &self.up);
+            }
+            ComputeStage::Rest => {
+                self.gate.clear();
+                self.up.clear();
+                part.iter().for_each(|rows| self.staged.take(rows.expert, &mut self.gate, &mut self.up));
+                self.compute_rest(call, layout, part);
+            }
+        }
+    }
+
+    /// The products of a part with the input, in one batch: gate and up.
+    fn compute_inputs(&mut self, call: &MoeCall, layout: &ExpertLayout, part: &[ExpertRows]) {
         let k = call.gate.top_k as u32;
         let row_of = |place: &u32| if call.gate.scales_input { *place } else { place / k };
         self.picks.clear();
@@ -127,7 +167,7 @@ impl ExpertWorkspace {
 
         let (mut gates, mut ups, mut picks) = (&mut self.gate[..], &mut self.up[..], &self.picks[..]);
         let mut batch = Vec::with_capacity(2 * part.len());
-        for ExpertRows { data, at } in part {
+        for ExpertRows { data, at, .. } in part {
             let pick = Some(front(&mut picks, at.len()));
             if let Some(gate) = &layout.gate {
                 let out = front_mut(&mut gates, at.len() * inter);
@@ -137,7 +177,12 @@ impl ExpertWorkspace {
             batch.push(Product { weights: weights(&layout.up, data), x: &self.x, pick, out });
         }
         self.compute.multiply(&mut batch);
+    }
 
+    /// What follows the products with the input, whose outputs are in `gate` and `up`: biases, activation and the last product.
+    fn compute_rest(&mut self, call: &MoeCall, layout: &ExpertLayout, part: &[ExpertRows]) {
+        let inter = layout.up.rows;
+        let total = self.up.len() / inter;
         if let Some(PerMatrix { gate, up, .. }) = &layout.bias {
             gate.iter().for_each(|gate| add_biases(gate, part, &mut self.gate));
             add_biases(up, part, &mut self.up);
@@ -161,7 +206,7 @@ impl ExpertWorkspace {
         self.rows.extend(0..total as u32);
         let (mut downs, mut rows) = (&mut self.down[..], &self.rows[..]);
         let mut batch = Vec::with_capacity(part.len());
-        for ExpertRows { data, at } in part {
+        for ExpertRows { data, at, .. } in part {
             let (pick, out) = (front(&mut rows, at.len()), front_mut(&mut downs, at.len() * hidden));
             batch.push(Product { weights: weights(&layout.down, data), x: &self.inner, pick: Some(pick), out });
         }
@@ -238,7 +283,7 @@ fn weights<'a>(part: &ExpertPart, data: &'a [u8]) -> WeightMatrix<'a> {
 /// Adds each expert's bias to its rows of `out`.
 fn add_biases(bias: &ExpertPart, part: &[ExpertRows], mut out: &mut [f32]) {
     let mut values = vec![0.0; bias.cols];
-    for ExpertRows { data, at } in part {
+    for ExpertRows { data, at, .. } in part {
         larder_kernels::widen(bias.kind, bias.of(data), &mut values);
         for row in front_mut(&mut out, at.len() * bias.cols).chunks_exact_mut(bias.cols) {
             row.iter_mut().zip(&values).for_each(|(o, b)| *o += b);
@@ -261,165 +306,4 @@ fn front_mut<'a, T>(rest: &mut &'a mut [T], n: usize) -> &'a mut [T] {
 }
 
 #[cfg(test)]
-mod tests {
-    use larder_core::{Gate, LayerIdx, NumberFormat};
-
-    use super::*;
-    use crate::nn::Activation;
-
-    /// The bytes of an expert with varied weights.
-    fn expert(layout: &ExpertLayout, seed: usize) -> Vec<u8> {
-        let mut data = vec![0; layout.bytes];
-        for (_, part) in layout.parts() {
-            let values =
-                (0..part.rows * part.cols).map(|i| ((i * 31 + seed * 17 + part.offset) % 97) as f32 / 97.0 - 0.5);
-            let (values, bytes) = (values.collect::<Vec<f32>>(), &mut data[part.offset..][..part.bytes]);
-            match part.kind {
-                NumberFormat::Q8_0 => {
-                    let rows = values.chunks(part.cols).zip(bytes.chunks_mut(part.bytes / part.rows));
-                    rows.for_each(|(values, row)| larder_kernels::quantise_row(values, row));
-                }
-                kind => larder_kernels::narrow(kind, &values, bytes),
-            }
-        }
-        data
-    }
-
-    /// The definition, for a single token.
-    fn naive(layout: &ExpertLayout, data: &[u8], act: Activation, x: &[f32]) -> Vec<f32> {
-        let floats = |part: &ExpertPart| -> Vec<f32> {
-            part.of(data).as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
-        };
-        let product = |part: &ExpertPart, x: &[f32]| -> Vec<f32> {
-            let w = floats(part);
-            w.chunks_exact(part.cols).map(|row| row.iter().zip(x).map(|(a, b)| a * b).sum()).collect()
-        };
-        let bias = layout.bias.as_ref().map(|b| b.as_ref().map(floats)).unwrap();
-        let add = |v: Vec<f32>, b: &[f32]| -> Vec<f32> { v.iter().zip(b).map(|(a, b)| a + b).collect() };
-        let mut inner = add(product(&layout.up, x), &bias.up);
-        match &layout.gate {
-            Some(gate) => {
-                let up = std::mem::replace(&mut inner, add(product(gate, x), &bias.gate.unwrap()));
-                act.combine(&mut inner, &up);
-            }
-            None => act.apply(&mut inner),
-        }
-        add(product(&layout.down, &inner), &bias.down)
-    }
-
-    #[test]
-    fn groups_and_batches_follow_the_definition() {
-        check(ExpertLayout::new(24, 16, [NumberFormat::F32; 3], true).unwrap());
-    }
-
-    #[test]
-    fn experts_of_two_matrices_follow_the_definition() {
-        check(ExpertLayout::new(24, 16, [NumberFormat::F32; 2], true).unwrap());
-    }
-
-    /// Outputs of a call of `tokens` tokens, of which all chose expert 0 and some other. The experts
-    /// are computed `at_once` at a time.
-    fn computed(layout: &ExpertLayout, tokens: usize, at_once: usize) -> Vec<f32> {
-        let (hidden, experts, k) = (layout.up.cols, 9, 3);
-        let data: Vec<Vec<u8>> = (0..experts).map(|e| expert(layout, e)).collect();
-        let x: Vec<f32> = (0..tokens * hidden).map(|i| (i as f32 * 0.3).cos()).collect();
-        let second = |token: usize| ExpertId((1 + token * 5 % 7) as u16);
-        let ids =
-            (0..tokens).flat_map(|t| [ExpertId(0), second(t), if t % 4 == 0 { ExpertId(8) } else { ExpertId::NONE }]);
-        let routed = Routed { ids: ids.collect(), weights: (0..tokens * k).map(|i| 0.1 + i as f32 * 0.01).collect() };
-        let gate = Gate::softmax(experts, k, false);
-        let act = Activation::Silu;
-        let call = MoeCall {
-            layer: LayerIdx(0),
-            gate: &gate,
-            act,
-            logits: &[],
-            x: &x,
-            tokens,
-            origins: &[],
-            meanwhile: &|| (),
-        };
-        let mut workspace = ExpertWorkspace::new(Arc::new(ComputeContext::new(2, false).unwrap()));
-        workspace.begin(&call, &routed, layout);
-        let group: Vec<_> = data.iter().enumerate().map(|(e, data)| (ExpertId(e as u16), data.as_slice())).collect();
-        for group in group.chunks(at_once) {
-            workspace.compute(&call, &routed, layout, group);
-        }
-        assert!(workspace.up.len() <= PART_ROWS * layout.up.rows && workspace.down.len() <= PART_ROWS * hidden);
-        let mut out = vec![f32::NAN; tokens * hidden];
-        workspace.sum(&call, &routed, &mut out);
-        out
-    }
-
-    #[test]
-    fn parts_are_bounded_and_change_no_bit() {
-        for kind in [NumberFormat::F32, NumberFormat::Q8_0] {
-            let layout = ExpertLayout::new(64, 32, [kind; 3], kind.is_float()).unwrap();
-            // One expert has all 700 tokens, the others 100 or 175 of them.
-            let together = computed(&layout, 700, 9);
-            assert_eq!(together, computed(&layout, 700, 1), "{kind}");
-            // The rows of a token depend on no other token.
-            let few = computed(&layout, 20, 9);
-            assert_eq!(few, together[..few.len()], "{kind}");
-        }
-    }
-
-    #[test]
-    fn places_are_sorted_by_expert() {
-        let mut workspace = ExpertWorkspace::new(Arc::new(ComputeContext::single_threaded()));
-        for (ids, want) in [
-            (&[2, 0, 2, u16::MAX, 5, 2][..], &[(0, &[1][..]), (1, &[]), (2, &[0, 2, 5]), (5, &[4]), (6, &[])][..]),
-            (&[u16::MAX], &[(0, &[]), (3, &[])]),
-            (&[], &[(0, &[])]),
-        ] {
-            let ids: Vec<ExpertId> = ids.iter().map(|id| ExpertId(*id)).collect();
-            workspace.sort_places(&Routed { weights: vec![0.0; ids.len()], ids });
-            for (expert, places) in want {
-                assert_eq!(&workspace.places[workspace.places_of(ExpertId(*expert))], *places, "expert {expert}");
-            }
-        }
-    }
-
-    fn check(layout: ExpertLayout) {
-        let (hidden, experts, k, tokens) = (layout.up.cols, 5, 2, 7);
-        let data: Vec<Vec<u8>> = (0..experts).map(|e| expert(&layout, e)).collect();
-        let x: Vec<f32> = (0..tokens * hidden).map(|i| (i as f32 * 0.3).cos()).collect();
-        let ids: Vec<ExpertId> = (0..tokens * k).map(|i| ExpertId(((i / k * 3 + i % k) % experts) as u16)).collect();
-        let weights: Vec<f32> = (0..tokens * k).map(|i| 0.1 + i as f32 * 0.01).collect();
-        let routed = Routed { ids, weights };
-        for scales_input in [false, true] {
-            let gate = Gate { scales_input, ..Gate::softmax(experts, k, false) };
-            let act = Activation::Silu;
-            let call = MoeCall {
-                layer: LayerIdx(0),
-                gate: &gate,
-                act,
-                logits: &[],
-                x: &x,
-                tokens,
-                origins: &[],
-                meanwhile: &|| (),
-            };
-            let mut workspace = ExpertWorkspace::new(Arc::new(ComputeContext::new(2, false).unwrap()));
-            workspace.begin(&call, &routed, &layout);
-            for group in [&[3, 1][..], &[0, 2, 4]] {
-                let group: Vec<_> = group.iter().map(|e| (ExpertId(*e), data[*e as usize].as_slice())).collect();
-                workspace.compute(&call, &routed, &layout, &group);
-            }
-            let mut out = vec![f32::NAN; tokens * hidden];
-            workspace.sum(&call, &routed, &mut out);
-            for t in 0..tokens {
-                let mut want = vec![0.0; hidden];
-                for (id, weight) in routed.ids[t * k..][..k].iter().zip(&routed.weights[t * k..]) {
-                    let (inside, outside) = if scales_input { (*weight, 1.0) } else { (1.0, *weight) };
-                    let x: Vec<f32> = x[t * hidden..][..hidden].iter().map(|v| v * inside).collect();
-                    let y = naive(&layout, &data[id.index()], act, &x);
-                    want.iter_mut().zip(y).for_each(|(w, y)| *w += outside * y);
-                }
-                for (got, want) in out[t * hidden..][..hidden].iter().zip(want) {
-                    assert!((got - want).abs() < 1e-4, "{got} instead of {want}");
-                }
-            }
-        }
-    }
-}
+mod tests;

@@ -3,10 +3,13 @@
 //! Reads never wait for the computation of other experts, except that a slot is read into after its hit has been computed.
 //! A miss that does not stay is read into a pass-through slot, which the next one gets when it has been computed. So any
 //! number of experts is read once, through few slots and without a pause.
+//!
+//! A visit of few rows reads gate and up of all misses before the rest of any, and computes with them while the rest is read. So
+//! little is left to compute when the last byte arrives and the SSD idles.
 
 use std::collections::VecDeque;
 
-use larder_core::{ExpertKey, LayerIdx, MoeRow};
+use larder_core::{ComputeStage, ExpertKey, LayerIdx, MoeRow, STAGED_ROWS};
 
 use super::{Cache, CacheError, ComputeFn};
 use crate::fill::CompletedRead;
@@ -28,6 +31,12 @@ pub(super) struct LayerVisit<'a> {
     passing: VecDeque<usize>,
     /// Experts that have arrived and have not been computed, and where they are.
     arrived: VecDeque<(usize, SlotIndex)>,
+    /// Whether misses are read and computed in two halves.
+    in_halves: bool,
+    /// Experts of which gate and up alone have arrived and have not been computed, and where they are.
+    fronts: Vec<(usize, SlotIndex)>,
+    /// Experts whose products with gate and up have been computed, and that are not yet computed to the end.
+    begun: Vec<usize>,
     /// Number of misses and experts in flight that have been neither computed nor given up.
     outstanding: usize,
     error: Option<CacheError>,
@@ -37,8 +46,23 @@ impl<'a> LayerVisit<'a> {
     /// The visit of what the ledger has opened as `assignment`.
     pub fn new(cache: &'a mut Cache, layer: LayerIdx, row: MoeRow, assignment: &'a SlotAssignment) -> Self {
         let outstanding = assignment.misses.len() + assignment.in_flight.len();
-        let (blocked, passing, arrived) = Default::default();
-        LayerVisit { cache, layer, row, assignment, blocked, passing, arrived, outstanding, error: None }
+        let in_halves = cache.chosen.rows() <= STAGED_ROWS;
+        let (blocked, passing, arrived, fronts, begun) = Default::default();
+        let error = None;
+        LayerVisit {
+            cache,
+            layer,
+            row,
+            assignment,
+            blocked,
+            passing,
+            arrived,
+            in_halves,
+            fronts,
+            begun,
+            outstanding,
+            error,
+        }
     }
 
     /// Computes every expert once, and calls `meanwhile` before the first wait. After an error no wanted expert is in flight.
@@ -51,13 +75,16 @@ impl<'a> LayerVisit<'a> {
             if self.error.is_some() {
                 self.give_up();
             }
-            match (self.outstanding, self.arrived.is_empty()) {
-                (0, _) => break,
-                (_, false) => self.compute_arrived(compute),
-                (_, true) => match other_work.take() {
-                    Some(meanwhile) => meanwhile(),
-                    None => self.wait(),
-                },
+            if self.outstanding == 0 {
+                break;
+            } else if !self.arrived.is_empty() {
+                self.compute_arrived(compute);
+            } else if !self.fronts.is_empty() {
+                self.compute_fronts(compute);
+            } else if let Some(meanwhile) = other_work.take() {
+                meanwhile();
+            } else {
+                self.wait();
             }
         }
         self.error.map_or(Ok(()), Err)
@@ -67,7 +94,7 @@ impl<'a> LayerVisit<'a> {
     fn wait(&mut self) {
         let cache = &mut *self.cache;
         cache.filler.complete(&mut cache.waited, &mut cache.completed);
-        assert!(!cache.completed.is_empty(), "a read is in flight");
+        assert!(!cache.completed.is_empty() || cache.filler.has_fronts(), "a read is in flight");
         self.end_reads();
     }
 
@@ -84,7 +111,7 @@ impl<'a> LayerVisit<'a> {
             match slot {
                 None => self.passing.push_back(expert),
                 Some(at) if is_of_hit(assignment, at) => self.blocked.push((expert, at)),
-                Some(at) => cache.filler.read(key, at),
+                Some(at) => read(cache, key, at, self.in_halves),
             }
         }
     }
@@ -95,7 +122,7 @@ impl<'a> LayerVisit<'a> {
         while let Some(expert) = self.passing.front()
             && let Some(at) = cache.pass_through.take(self.row.expert(*expert))
         {
-            cache.filler.read(self.row.expert(*expert), at);
+            read(cache, self.row.expert(*expert), at, self.in_halves);
             self.passing.pop_front();
         }
         cache.filler.submit();
@@ -113,6 +140,10 @@ impl<'a> LayerVisit<'a> {
     }
 
     fn end_reads(&mut self) {
+        let mut fronts = std::mem::take(&mut self.cache.fronts);
+        self.cache.filler.take_fronts(&mut fronts);
+        self.fronts.extend(fronts.drain(..).map(|at| (self.cache.filler.front(at).0.expert.index(), at)));
+        self.cache.fronts = fronts;
         let mut completed = std::mem::take(&mut self.cache.completed);
         completed.drain(..).for_each(|read| self.end_read(read));
         self.cache.completed = completed;
@@ -123,6 +154,7 @@ impl<'a> LayerVisit<'a> {
         let is_wanted_by_someone = cache.end_read(&read);
         let CompletedRead { expert: key, at, result, .. } = read;
         let expert = key.expert.index();
+        self.fronts.retain(|(_, front)| *front != at);
         let is_of_visit = || cache.pass_through.owns(at) || self.assignment.experts().any(|wanted| wanted == expert);
         let wanted = is_wanted_by_someone && key.row == self.row && is_of_visit();
         match result {
@@ -148,12 +180,12 @@ impl<'a> LayerVisit<'a> {
             let mut rest = &hits[..];
             while !rest.is_empty() {
                 let (group, others) = rest.split_at(self.group_len(rest.iter().map(|(expert, _)| *expert)));
-                self.cache.compute_group(self.row, group, compute);
+                self.cache.compute_group(self.row, ComputeStage::Whole, group, compute);
                 self.poll();
                 rest = others;
             }
             for (expert, at) in self.blocked.drain(..) {
-                self.cache.filler.read(self.row.expert(expert), at);
+                read(self.cache, self.row.expert(expert), at, self.in_halves);
             }
         }
     }
@@ -174,13 +206,26 @@ impl<'a> LayerVisit<'a> {
                 *at = slot;
             }
         }
-        cache.compute_group(self.row, &group, compute);
+        let (begun, whole): (Vec<_>, Vec<_>) = group.iter().partition(|(expert, _)| self.begun.contains(expert));
+        for (stage, experts) in [(ComputeStage::Rest, begun), (ComputeStage::Whole, whole)] {
+            if !experts.is_empty() {
+                cache.compute_group(self.row, stage, &experts, compute);
+            }
+        }
+        self.begun.retain(|expert| group.iter().all(|(computed, _)| computed != expert));
         for (_, at) in &group {
             if self.cache.pass_through.owns(*at) {
                 self.cache.pass_through.release(*at);
             }
         }
         self.outstanding -= group.len();
+    }
+
+    /// Computes with gate and up of the experts whose rest is being read.
+    fn compute_fronts(&mut self, compute: ComputeFn) {
+        let fronts = std::mem::take(&mut self.fronts);
+        self.cache.compute_group(self.row, ComputeStage::Inputs, &fronts, compute);
+        self.begun.extend(fronts.iter().map(|(expert, _)| *expert));
     }
 
     /// How many of the first of `experts` are computed together.
@@ -198,6 +243,7 @@ impl<'a> LayerVisit<'a> {
     fn give_up(&mut self) {
         self.outstanding -= self.passing.len() + self.blocked.len() + self.arrived.len();
         self.passing.clear();
+        self.fronts.clear();
         for (expert, _) in std::mem::take(&mut self.blocked) {
             self.leave_slot(self.row.expert(expert));
         }
@@ -214,6 +260,14 @@ impl<'a> LayerVisit<'a> {
         if slot_of(self.assignment, key.expert.index()).is_some() {
             self.cache.ledger.failed(key);
         }
+    }
+}
+
+/// Queues the read of a miss.
+fn read(cache: &mut Cache, key: ExpertKey, at: SlotIndex, in_halves: bool) {
+    match in_halves {
+        true => cache.filler.read_in_halves(key, at),
+        false => cache.filler.read(key, at),
     }
 }
 

@@ -8,7 +8,9 @@ mod pass_through;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use larder_core::{CacheScope, ExpertId, ExpertKey, ExpertLayout, Geometry, LayerIdx, MoeRow, Residency, WantedExpert};
+use larder_core::{
+    CacheScope, ComputeStage, ExpertId, ExpertKey, ExpertLayout, Geometry, LayerIdx, MoeRow, Residency, WantedExpert,
+};
 use larder_policy::eviction::{CacheShape, Eviction};
 use larder_store::StoreError;
 
@@ -35,8 +37,8 @@ pub struct CacheError {
     pub cause: StoreError,
 }
 
-/// Computes with experts of one layout, each given with its bytes.
-pub type ComputeFn<'a> = &'a mut dyn FnMut(&ExpertLayout, &[(ExpertId, &[u8])]);
+/// Computes a stage of experts of one layout, each given with its bytes; for [`ComputeStage::Inputs`], with the first of them.
+pub type ComputeFn<'a> = &'a mut dyn FnMut(&ExpertLayout, ComputeStage, &[(ExpertId, &[u8])]);
 
 /// Slots, the ledger over them, and the reader that fills them.
 pub struct Cache {
@@ -51,6 +53,8 @@ pub struct Cache {
     pass_through: PassThrough,
     /// Empty between visits.
     completed: Vec<CompletedRead>,
+    /// Empty between visits.
+    fronts: Vec<SlotIndex>,
     /// Experts of the next layer to read ahead of its visit, likeliest first.
     ahead: VecDeque<ExpertKey>,
     hot: HotReads,
@@ -102,6 +106,7 @@ impl Cache {
             pass_through: PassThrough::new(own, slots),
             filler: SlotFiller::new(geometry, supply),
             completed: Vec::new(),
+            fronts: Vec::new(),
             ahead: VecDeque::new(),
             hot: HotReads::default(),
             resized: Resized::default(),
@@ -132,8 +137,8 @@ impl Cache {
         self.ledger.free_slots(self.row(layer))
     }
 
-    /// Hands each of `wanted` (distinct, in order of last use) to `compute` once: the resident ones first, the others as
-    /// they arrive. Each is read at most once, however few slots there are.
+    /// Hands each of `wanted` (distinct, in order of last use) to `compute` once, whole or in both stages: the resident ones
+    /// first, the others as they arrive. Each is read at most once, however few slots there are.
     /// `logits` are the router logits if the layer chose for one token, else empty. `meanwhile` is called when all that is
     /// there has been computed and reads are under way, once at most.
     ///
@@ -209,10 +214,14 @@ impl Cache {
         true
     }
 
-    fn compute_group(&mut self, row: MoeRow, experts: &[(usize, SlotIndex)], compute: ComputeFn) {
+    fn compute_group(&mut self, row: MoeRow, stage: ComputeStage, experts: &[(usize, SlotIndex)], compute: ComputeFn) {
         let start = Instant::now();
-        let group: Vec<_> = experts.iter().map(|(e, at)| (ExpertId(*e as u16), self.filler.data(row, *at))).collect();
-        compute(self.filler.layout_of_row(row), &group);
+        let data = |at| match stage {
+            ComputeStage::Inputs => self.filler.front(at).1,
+            ComputeStage::Whole | ComputeStage::Rest => self.filler.data(row, at),
+        };
+        let group: Vec<_> = experts.iter().map(|(e, at)| (ExpertId(*e as u16), data(*at))).collect();
+        compute(self.filler.layout_of_row(row), stage, &group);
         self.computed += start.elapsed();
     }
 }

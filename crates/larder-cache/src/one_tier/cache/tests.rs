@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use larder_core::Presence;
+use larder_core::{Presence, STAGED_ROWS};
 use larder_policy::eviction::{EvictionSpec, PolicyInputs};
 use larder_store::reader::{Arena, FaultTarget, MemoryReader, ReadFault};
 use proptest::prelude::*;
@@ -35,18 +35,31 @@ fn cache_as(
 
 /// Visits experts and checks that each was handed over once with its own bytes.
 fn visit(cache: &mut Cache, layer: u16, wanted: &[u16]) -> Result<(), CacheError> {
+    visit_rows(cache, layer, wanted, 1).map(drop)
+}
+
+/// As [`visit`], with this many rows of each expert. Returns the number of experts that were computed in two stages.
+fn visit_rows(cache: &mut Cache, layer: u16, wanted: &[u16], tokens: usize) -> Result<usize, CacheError> {
     let layer = LayerIdx(layer);
     let mut want: Vec<ExpertId> = wanted.iter().map(|e| ExpertId(*e)).collect();
-    let wanted: Vec<WantedExpert> = want.iter().map(|e| WantedExpert { expert: *e, tokens: 1 }).collect();
-    let mut got = Vec::new();
+    let wanted: Vec<WantedExpert> = want.iter().map(|e| WantedExpert { expert: *e, tokens }).collect();
+    let (mut got, mut begun, mut staged) = (Vec::new(), Vec::new(), 0);
     cache.visit(
         layer,
         &wanted,
         &[],
-        &mut |layout, group| {
+        &mut |layout, stage, group| {
             for (expert, data) in group {
-                assert_eq!(data.len(), layout.bytes);
                 assert!(data.iter().all(|b| *b == fill_byte(layer, *expert)), "wrong bytes for {expert} of {layer}");
+                if stage == ComputeStage::Inputs {
+                    assert!(data.len() >= layout.segments()[0].end && !begun.contains(expert));
+                    begun.push(*expert);
+                    continue;
+                }
+                assert_eq!(data.len(), layout.bytes);
+                assert_eq!(begun.contains(expert), stage == ComputeStage::Rest);
+                begun.retain(|other| other != expert);
+                staged += usize::from(stage == ComputeStage::Rest);
                 got.push(*expert);
             }
         },
@@ -55,7 +68,8 @@ fn visit(cache: &mut Cache, layer: u16, wanted: &[u16]) -> Result<(), CacheError
     got.sort();
     want.sort();
     assert_eq!(got, want);
-    Ok(())
+    assert!(begun.is_empty());
+    Ok(staged)
 }
 
 proptest! {
@@ -89,8 +103,8 @@ proptest! {
         let Traffic { counts, demand_bytes, prefetch_bytes, reads_ahead, .. } = cache.traffic();
         let wanted: usize = visits.iter().map(|(_, w)| w.len()).sum();
         prop_assert_eq!(counts.wanted(), wanted as u64);
-        prop_assert_eq!(demand_bytes, (counts.misses - reads_ahead.used) * 4096);
-        prop_assert_eq!(prefetch_bytes, (counts.prefetches + reads_ahead.begun) * 4096);
+        prop_assert_eq!(demand_bytes, (counts.misses - reads_ahead.used) * layout().bytes as u64);
+        prop_assert_eq!(prefetch_bytes, (counts.prefetches + reads_ahead.begun) * layout().bytes as u64);
         prop_assert!(reads_ahead.begun >= reads_ahead.used + reads_ahead.unused);
         prop_assert!(prefetches > 0 || counts.prefetches + counts.in_flight_hits + reads_ahead.begun == 0);
         prop_assert!(cache.filler.is_whole(0));
@@ -192,7 +206,7 @@ fn an_expert_is_read_ahead_once_and_stays_if_it_would_have_stayed() {
     }
     let Traffic { counts, demand_bytes, prefetch_bytes, reads_ahead, .. } = cache.traffic();
     assert!(reads_ahead.used > 20 && reads_ahead.unused == 0, "{reads_ahead:?}");
-    assert_eq!(demand_bytes + prefetch_bytes, counts.misses * 4096);
+    assert_eq!(demand_bytes + prefetch_bytes, counts.misses * layout().bytes as u64);
 }
 
 #[test]
@@ -234,8 +248,10 @@ fn other_work_is_done_once_between_the_hits_and_the_first_wait() {
     let events = RefCell::new(String::new());
     let mut events_of = |wanted: &[u16]| {
         let wanted: Vec<_> = wanted.iter().map(|e| WantedExpert { expert: ExpertId(*e), tokens: 1 }).collect();
-        let mut compute = |_: &ExpertLayout, group: &[(ExpertId, &[u8])]| {
-            group.iter().for_each(|(expert, _)| *events.borrow_mut() += &expert.0.to_string());
+        let mut compute = |_: &ExpertLayout, stage: ComputeStage, group: &[(ExpertId, &[u8])]| {
+            if stage != ComputeStage::Inputs {
+                group.iter().for_each(|(expert, _)| *events.borrow_mut() += &expert.0.to_string());
+            }
         };
         cache.visit(LayerIdx(0), &wanted, &[], &mut compute, &|| *events.borrow_mut() += "w").unwrap();
         events.take()
@@ -252,6 +268,17 @@ fn other_work_is_done_once_between_the_hits_and_the_first_wait() {
         }
     }
     assert!(overlapped > 5, "{overlapped} of 60 visits");
+}
+
+#[test]
+fn gate_and_up_of_few_rows_are_computed_while_the_rest_is_read() {
+    let staged_of = |experts: &[u16], tokens| {
+        let (mut cache, _) = cache(2, CacheScope::Layer, |memory| memory.overtaken(3));
+        (0..100).map(|round| visit_rows(&mut cache, round % 3, experts, tokens).unwrap()).sum::<usize>()
+    };
+    let few = staged_of(&[0, 1, 2, 3], STAGED_ROWS / 4);
+    assert!(few > 20, "{few} experts were computed in two stages");
+    assert_eq!(staged_of(&[0, 1, 2, 3], STAGED_ROWS / 4 + 1), 0);
 }
 
 proptest! {
@@ -339,7 +366,7 @@ fn hot_experts_fill_free_slots_and_evict_nothing() {
     visit(&mut cache, 1, &[3, 2]).unwrap();
     let Traffic { counts, prefetch_bytes, .. } = cache.traffic();
     assert_eq!((counts.hits, counts.misses, counts.evictions, counts.useful_prefetches), (3, 1, 0, 3));
-    assert_eq!(prefetch_bytes, 4 * 4096);
+    assert_eq!(prefetch_bytes, 4 * layout().bytes as u64);
     assert!(!cache.read_hot() && cache.filler.is_whole(0));
 }
 
@@ -403,6 +430,6 @@ proptest! {
         }
         while cache.read_hot() {}
         prop_assert!(cache.filler.is_whole(0));
-        prop_assert_eq!(cache.traffic().prefetch_bytes, cache.traffic().counts.prefetches * 4096);
+        prop_assert_eq!(cache.traffic().prefetch_bytes, cache.traffic().counts.prefetches * layout().bytes as u64);
     }
 }

@@ -69,7 +69,7 @@ fn a_failed_copy_names_the_expert_and_leaves_its_bytes_in_memory() {
     let mut fixture = Fixture::with(&shape(CacheScope::Layer, 2, 2), COPY, "lru", |m| m, equip).unwrap();
     for _ in 0..5 {
         let error = fixture.visit(1, &[4], 1).unwrap_err();
-        let message = "copying 4096 bytes into slot 2 of the device failed: the link is down";
+        let message = "copying 12288 bytes into slot 2 of the device failed: the link is down";
         assert_eq!((error.layer, error.expert, error.cause.to_string()), (LayerIdx(1), ExpertId(4), message.into()));
         assert!(fixture.is_in_memory(1, 4));
     }

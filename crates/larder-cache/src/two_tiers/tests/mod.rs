@@ -17,7 +17,7 @@ use super::*;
 use crate::expert_cache::ExpertCache;
 use crate::testing::{EXPERTS, LAYERS, fill_byte, geometry, layout, numbered_reader, supply};
 
-const SLOT: usize = 4096;
+const SLOT: usize = 12288;
 const ROOMY: u64 = 1 << 30;
 
 /// Copies cost nothing, so the device computes.

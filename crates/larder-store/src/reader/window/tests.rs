@@ -84,13 +84,14 @@ fn a_rate_that_collapses_above_a_depth_is_left_alone_there() {
 }
 
 #[test]
-fn the_start_is_below_the_collapse_that_was_measured() {
-    // 64 reads of 3.5 MB ran at a tenth of what 16 did; no byte is read beyond 56 MB in the first quarter of a GB.
+fn the_collapse_that_was_measured_is_not_met_at_the_start() {
+    // 64 reads of 3.5 MB ran at a tenth of what 16 did. One read at a time gives 1.1 GB/s of 2.5, until the first trials.
     let mut drive = Drive::new(collapsing(56 * MB), 3);
     assert_eq!(drive.window.mean_rate(), None);
-    assert!(drive.read(256 * MB, READ_BYTES) > 2.2e9);
+    assert!(drive.read(256 * MB, READ_BYTES) > 1.3e9);
+    assert!(drive.read(512 * MB, READ_BYTES) > 2.0e9, "{}", drive.window.bytes());
     let mean = drive.window.mean_rate().unwrap();
-    assert!((2.2e9..2.8e9).contains(&mean), "{mean:.3e}");
+    assert!((1.5e9..2.8e9).contains(&mean), "{mean:.3e}");
 }
 
 #[test]
@@ -158,10 +159,21 @@ fn an_interrupted_trial_is_undone() {
 }
 
 #[test]
-fn the_misses_of_a_token_start_together_and_one_read_always_starts() {
+fn the_misses_of_a_token_go_one_after_the_other_and_one_read_always_starts() {
     let window = ReadWindow::default();
-    assert!((0..6).all(|reads| window.allows(reads * READ_BYTES, READ_BYTES)));
+    assert!(window.allows(0, READ_BYTES) && !window.allows(READ_BYTES, READ_BYTES));
     assert!(window.allows(0, u64::MAX) && !window.allows(1, u64::MAX) && !window.allows(START_BYTES, 1));
+}
+
+#[test]
+fn a_window_that_is_larger_than_needed_shrinks_and_keeps_the_rate() {
+    for seed in 0..20 {
+        let mut drive = Drive::new(|_, in_flight: u64| 2.5e9 * (in_flight as f64 / (8 * MB) as f64).min(1.0), seed);
+        drive.window = ReadWindow::starting_at(100 * MB);
+        drive.read(20 << 30, READ_BYTES);
+        assert!(drive.window.bytes() < 30 * MB, "{}, seed {seed}", drive.window.bytes());
+        assert!(drive.read(4 << 30, READ_BYTES) > 2.1e9, "seed {seed}");
+    }
 }
 
 #[test]
