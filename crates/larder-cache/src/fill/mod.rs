@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use larder_core::{ExpertKey, ExpertLayout, Geometry, LayerIdx, MoeRow, TaskThreads};
 use larder_store::StoreError;
-use larder_store::reader::{ReadCompletion, ReadRequest, Reader, Slot};
+use larder_store::reader::{ReadCompletion, ReadGoal, ReadRequest, Reader, Slot};
 
 use self::halves::{Ended, Half, HalvedReads};
 use self::tag::ReadTag;
@@ -239,6 +239,11 @@ impl SlotFiller {
     pub fn next_prefetch(&mut self) -> Option<ExpertKey> {
         let idle = self.demand_reads == 0 && self.reader.in_flight() < self.reader.capacity();
         if idle { self.prefetch_queue.pop_front() } else { None }
+    }
+
+    /// Says what matters of the reads that are submitted from now on.
+    pub fn set_goal(&mut self, goal: ReadGoal) {
+        self.reader.set_goal(goal);
     }
 
     /// Queues a demand read into the slot that was assigned to the expert.

@@ -58,6 +58,16 @@ pub struct ReadCompletion {
     pub result: Result<()>,
 }
 
+/// What matters of the reads that are submitted.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum ReadGoal {
+    /// That all have been read soon.
+    #[default]
+    Throughput,
+    /// That the first have been read soon, because the caller computes with them meanwhile.
+    Arrival,
+}
+
 /// Reads shards into slots, many at a time, in any order.
 ///
 /// Each submitted read completes exactly once. A read that fails for a transient reason is retried a bounded number of
@@ -74,6 +84,11 @@ pub trait Reader: Send {
     /// Takes reads from the front of `reads`, up to the capacity, and starts them at once, or each as soon as the reader
     /// thinks right. The others stay. A read that cannot be started is taken too, and completes with its error.
     fn submit(&mut self, reads: &mut VecDeque<ReadRequest>);
+
+    /// Says what matters of the reads that are submitted from now on; at first it is [`ReadGoal::Throughput`].
+    fn set_goal(&mut self, goal: ReadGoal) {
+        let _ = goal;
+    }
 
     /// The next completed read, without waiting: `None` if none has completed yet, or none is in flight.
     fn poll(&mut self) -> Option<ReadCompletion>;

@@ -11,6 +11,8 @@ use std::collections::VecDeque;
 
 use larder_core::{ComputeStage, ExpertKey, LayerIdx, MoeRow, STAGED_ROWS};
 
+use larder_store::reader::ReadGoal;
+
 use super::{Cache, CacheError, ComputeFn};
 use crate::fill::CompletedRead;
 use crate::one_tier::ledger::{SlotAssignment, SlotIndex};
@@ -47,6 +49,7 @@ impl<'a> LayerVisit<'a> {
     pub fn new(cache: &'a mut Cache, layer: LayerIdx, row: MoeRow, assignment: &'a SlotAssignment) -> Self {
         let outstanding = assignment.misses.len() + assignment.in_flight.len();
         let in_halves = cache.chosen.rows() <= STAGED_ROWS;
+        cache.filler.set_goal(if in_halves { ReadGoal::Arrival } else { ReadGoal::Throughput });
         let (blocked, passing, arrived, fronts, begun) = Default::default();
         let error = None;
         LayerVisit {

@@ -7,7 +7,7 @@
 use std::{collections::VecDeque, path::Path, time::Duration};
 
 use super::{
-    super::{Drives, ReadCompletion, ReadRequest},
+    super::{Drives, ReadCompletion, ReadGoal, ReadRequest},
     drive::Drive,
 };
 use crate::error::{StoreError, StoreErrorKind};
@@ -34,6 +34,7 @@ pub(super) struct Dispatcher {
 /// A read that has not started.
 struct WaitingRead {
     read: ReadRequest,
+    goal: ReadGoal,
     attempts: Attempts,
 }
 
@@ -52,6 +53,7 @@ struct StartedRead {
     shard: usize,
     offset: u64,
     len: usize,
+    goal: ReadGoal,
     /// Tag of the caller.
     tag: u64,
     attempts: Attempts,
@@ -92,8 +94,8 @@ impl Dispatcher {
     }
 
     /// Adds reads to those that wait.
-    pub fn extend(&mut self, reads: impl Iterator<Item = ReadRequest>) {
-        self.waiting.extend(reads.map(|read| WaitingRead { read, attempts: Attempts::default() }));
+    pub fn extend(&mut self, reads: impl Iterator<Item = ReadRequest>, goal: ReadGoal) {
+        self.waiting.extend(reads.map(|read| WaitingRead { read, goal, attempts: Attempts::default() }));
     }
 
     /// Drops the reads that wait; from now on, none that fails is done again.
@@ -108,9 +110,9 @@ impl Dispatcher {
         let mut at = 0;
         while at < self.waiting.len() && !self.free.is_empty() && !self.drives.iter().all(|drive| drive.held_back) {
             let waiting = &self.waiting[at];
-            let (len, drive) = (waiting.read.len as u64, self.choose(waiting, now));
+            let (len, goal, drive) = (waiting.read.len as u64, waiting.goal, self.choose(waiting, now));
             // A planned read counts as one in flight, so that the next reads are compared with it.
-            self.drives[drive].plan(len);
+            self.drives[drive].plan(len, goal);
             if self.drives[drive].held_back {
                 at += 1;
                 continue;
@@ -120,11 +122,12 @@ impl Dispatcher {
     }
 
     fn start(&mut self, at: usize, drive: usize, now: Duration, next: &mut VecDeque<ReadRequest>) {
-        let (Some(WaitingRead { read, attempts }), Some(place)) = (self.waiting.remove(at), self.free.pop()) else {
+        let (Some(WaitingRead { read, goal, attempts }), Some(place)) = (self.waiting.remove(at), self.free.pop())
+        else {
             return;
         };
         let ReadRequest { shard, offset, len, slot, tag } = read;
-        self.started[place] = StartedRead { drive, shard, offset, len, tag, attempts };
+        self.started[place] = StartedRead { drive, shard, offset, len, goal, tag, attempts };
         self.longest = self.longest.max(len as u64);
         for (other, of) in self.drives.iter_mut().enumerate() {
             if other == drive { of.started(len as u64, now) } else { of.passed_over += len as u64 }
@@ -135,7 +138,7 @@ impl Dispatcher {
 
     /// The drive that will have a read first, of those with a copy that is known to be good, else of those with any that the
     /// read has not failed from.
-    fn choose(&self, WaitingRead { read, attempts }: &WaitingRead, now: Duration) -> usize {
+    fn choose(&self, WaitingRead { read, attempts, .. }: &WaitingRead, now: Duration) -> usize {
         if self.drives.len() == 1 {
             return 0;
         }
@@ -155,10 +158,11 @@ impl Dispatcher {
     /// Takes over what the reader has completed. A read that failed waits again if there is another copy.
     pub fn complete(&mut self, done: ReadCompletion, now: Duration) -> Completed {
         let place = done.tag as usize;
-        let StartedRead { drive, shard, offset, len, tag, mut attempts } = std::mem::take(&mut self.started[place]);
+        let StartedRead { drive, shard, offset, len, goal, tag, mut attempts } =
+            std::mem::take(&mut self.started[place]);
         self.free.push(place);
         let most = self.longest.saturating_mul(self.started.len() as u64);
-        self.drives[drive].completed(len as u64, now, done.result.is_ok(), most);
+        self.drives[drive].completed(len as u64, goal, now, done.result.is_ok(), most);
         if let Some(delivered) = self.delivered.get_mut(shard) {
             *delivered = drive as u8;
         }
@@ -174,7 +178,7 @@ impl Dispatcher {
         if has_others && untried && !self.closed {
             attempts.error.get_or_insert(error);
             let read = ReadRequest { shard, offset, len, slot: done.slot, tag };
-            self.waiting.push_front(WaitingRead { read, attempts });
+            self.waiting.push_front(WaitingRead { read, goal, attempts });
             return Completed { done: None, note };
         }
         let result = Err(attempts.with(error));
@@ -185,6 +189,7 @@ impl Dispatcher {
     pub fn read_copy(
         &mut self,
         read: ReadRequest,
+        goal: ReadGoal,
         wrong: &StoreError,
         now: Duration,
     ) -> Result<Option<String>, ReadRequest> {
@@ -196,7 +201,7 @@ impl Dispatcher {
         let what = StoreError::new(wrong.kind, Path::new(""), wrong.message.clone());
         let note = self.failed(drive, read.shard, &what, now);
         let error = Some(StoreError::new(wrong.kind, &wrong.path, wrong.message.clone()));
-        self.waiting.push_front(WaitingRead { read, attempts: Attempts { failed: 1 << drive, error } });
+        self.waiting.push_front(WaitingRead { read, goal, attempts: Attempts { failed: 1 << drive, error } });
         Ok(note)
     }
 

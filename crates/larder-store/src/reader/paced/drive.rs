@@ -2,7 +2,7 @@
 
 use std::{path::Path, time::Duration};
 
-use super::super::window::ReadWindow;
+use super::super::{ReadGoal, window::ReadWindow};
 use crate::error::StoreError;
 
 /// Busy time after which what was seen of the rate counts half as much.
@@ -19,7 +19,12 @@ const PAUSE_MAX: Duration = Duration::from_secs(3600);
 
 /// A drive with the reads that are in flight on it.
 pub(super) struct Drive {
-    window: ReadWindow,
+    /// The window of reads that shall all have been read soon.
+    throughput: ReadWindow,
+    /// The window of those of which the first matter.
+    arrival: ReadWindow,
+    /// Time in which reads of the second kind were held back, and the last moment up to which it is counted.
+    arrival_time: (Duration, Duration),
     in_flight_bytes: u64,
     /// Whether the window held reads back when reads were last started.
     pub held_back: bool,
@@ -65,10 +70,12 @@ pub(super) enum DriveFailure {
 
 impl Drive {
     /// A drive with nothing in flight.
-    pub fn new(window: ReadWindow) -> Self {
+    pub fn new(window: impl Fn(ReadGoal) -> ReadWindow) -> Self {
         let trust = Trust { score: 0, set_aside: None, pause: PAUSE_MIN, has_failed: false, was_set_aside: false };
         Drive {
-            window,
+            throughput: window(ReadGoal::Throughput),
+            arrival: window(ReadGoal::Arrival),
+            arrival_time: Default::default(),
             in_flight_bytes: 0,
             held_back: false,
             planned: 0,
@@ -80,8 +87,12 @@ impl Drive {
         }
     }
 
-    pub fn window(&self) -> &ReadWindow {
-        &self.window
+    /// The window of reads with this goal.
+    pub fn window(&self, goal: ReadGoal) -> &ReadWindow {
+        match goal {
+            ReadGoal::Throughput => &self.throughput,
+            ReadGoal::Arrival => &self.arrival,
+        }
     }
 
     /// Bytes in flight.
@@ -102,8 +113,8 @@ impl Drive {
     }
 
     /// Plans a read of `len` bytes; it is held back if the window does not allow it, or another before it.
-    pub fn plan(&mut self, len: u64) {
-        self.held_back |= !self.window.allows(self.in_flight_bytes, len);
+    pub fn plan(&mut self, len: u64, goal: ReadGoal) {
+        self.held_back |= !self.window(goal).allows(self.in_flight_bytes, len);
         self.planned += len;
     }
 
@@ -120,6 +131,9 @@ impl Drive {
 
     /// A read of `len` bytes starts.
     pub fn started(&mut self, len: u64, now: Duration) {
+        if self.in_flight_bytes == 0 {
+            self.arrival_time.1 = now;
+        }
         if self.is_due() {
             // Its rate then says little about now.
             self.rate = DriveRate::default();
@@ -130,10 +144,21 @@ impl Drive {
     }
 
     /// A read of `len` bytes has completed; `most` bytes can be in flight at all.
-    pub fn completed(&mut self, len: u64, now: Duration, succeeded: bool, most: u64) {
+    pub fn completed(&mut self, len: u64, goal: ReadGoal, now: Duration, succeeded: bool, most: u64) {
         self.in_flight_bytes -= len;
         // A failed read says nothing about the rate.
-        self.window.completed(len, now, self.held_back && succeeded, most);
+        let counts = self.held_back && succeeded;
+        match goal {
+            ReadGoal::Throughput => self.throughput.completed(len, now, counts, most),
+            // These come in bursts, too short to be sampled alone: their times are put together.
+            ReadGoal::Arrival if counts => {
+                let (time, since) = &mut self.arrival_time;
+                *time += now.saturating_sub(*since);
+                self.arrival.completed(len, *time, true, most);
+            }
+            ReadGoal::Arrival => {}
+        }
+        self.arrival_time.1 = now;
         let is_busy = self.in_flight_bytes > 0;
         if succeeded {
             self.rate.completed(len, now, is_busy);
@@ -224,7 +249,7 @@ mod tests {
 
     #[test]
     fn a_drive_that_keeps_failing_is_set_aside_and_tried_again_rarely() {
-        let mut drive = Drive::new(ReadWindow::default());
+        let mut drive = Drive::new(ReadWindow::new);
         let said: Vec<_> = (0..3).map(|_| drive.failed(seconds(0))).collect();
         assert_eq!(said, [Some(DriveFailure::First), None, Some(DriveFailure::SetAside)]);
         assert!(drive.is_set_aside(seconds(59)) && !drive.is_set_aside(seconds(60)));
@@ -237,7 +262,7 @@ mod tests {
 
     #[test]
     fn single_failures_are_forgiven_and_wrong_bytes_are_not() {
-        let mut drive = Drive::new(ReadWindow::default());
+        let mut drive = Drive::new(ReadWindow::new);
         for _ in 0..10 {
             drive.failed(seconds(0));
             (0..4).for_each(|_| drive.trust.succeeded(seconds(0)));

@@ -30,13 +30,13 @@ impl Simulation {
     fn new(held: Vec<u8>, rates: Rates) -> Self {
         let shards = held.len();
         let drives = Drives::new(vec!["a".into(), "b".into()], held, Arc::default());
-        let dispatcher = Dispatcher::new(drives, 128, || Drive::new(ReadWindow::default()));
+        let dispatcher = Dispatcher::new(drives, 128, || Drive::new(ReadWindow::new));
         Simulation { dispatcher, rates, free_at: [0.0; 2], in_flight: vec![], shards, now: 0.0, bytes: [0; 2] }
     }
 
     /// Hands reads to the dispatcher, and those that it starts to their drives.
     fn submit(&mut self, reads: impl Iterator<Item = ReadRequest>) {
-        self.dispatcher.extend(reads);
+        self.dispatcher.extend(reads, ReadGoal::Throughput);
         let mut next = VecDeque::new();
         self.dispatcher.take_next(Duration::from_secs_f64(self.now), &mut next);
         for read in next {

@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Drives, ReadCompletion, ReadRequest, Reader, Slot, window::ReadWindow};
+use super::{Drives, ReadCompletion, ReadGoal, ReadRequest, Reader, Slot, window::ReadWindow};
 use crate::error::StoreError;
 use dispatch::{Completed, Dispatcher};
 use drive::Drive;
@@ -32,6 +32,7 @@ pub struct PacedReader {
     capacity: usize,
     /// Submitted reads whose completion was not returned yet.
     unreturned: usize,
+    goal: ReadGoal,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -71,26 +72,27 @@ impl PacedReader {
     /// [file](Drives::file). A read that fails is done again from another copy, and is an error only if there is none.
     pub fn on_drives(reader: Box<dyn Reader>, drives: Drives) -> io::Result<Self> {
         let opened = Instant::now();
-        Self::with(reader, drives, ReadWindow::default, Box::new(move || opened.elapsed()))
+        Self::with(reader, drives, ReadWindow::new, Box::new(move || opened.elapsed()))
     }
 
     /// With another first window, to test what happens when reads are held back.
     #[cfg(test)]
     pub(super) fn with_window(reader: Box<dyn Reader>, drives: Drives, bytes: u64) -> Self {
         let opened = Instant::now();
-        Self::with(reader, drives, || ReadWindow::starting_at(bytes), Box::new(move || opened.elapsed())).unwrap()
+        Self::with(reader, drives, |goal| ReadWindow::starting_at(bytes, goal), Box::new(move || opened.elapsed()))
+            .unwrap()
     }
 
     fn with(
         reader: Box<dyn Reader>,
         copies: Drives,
-        window: impl Fn() -> ReadWindow,
+        window: impl Fn(ReadGoal) -> ReadWindow,
         clock: Clock,
     ) -> io::Result<Self> {
         let (name, capacity) = (reader.name(), reader.capacity());
         let state = State {
             idle: Some(Paced { reader, next: VecDeque::with_capacity(capacity) }),
-            dispatcher: Dispatcher::new(copies.clone(), capacity, || Drive::new(window())),
+            dispatcher: Dispatcher::new(copies.clone(), capacity, || Drive::new(&window)),
             completed: VecDeque::with_capacity(capacity),
             caller_waits: false,
             closing: false,
@@ -98,19 +100,19 @@ impl PacedReader {
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new(), clock, copies });
         let theirs = shared.clone();
         let thread = thread::Builder::new().name("larder-pace".into()).spawn(move || theirs.run())?;
-        Ok(PacedReader { shared, name, capacity, unreturned: 0, thread: Some(thread) })
+        Ok(PacedReader { shared, name, capacity, unreturned: 0, goal: ReadGoal::default(), thread: Some(thread) })
     }
 
     /// Bytes that may be in flight now, on all drives together.
     pub fn window_bytes(&self) -> u64 {
-        self.shared.state().dispatcher.drives().iter().map(|drive| drive.window().bytes()).sum()
+        self.shared.state().dispatcher.drives().iter().map(|drive| drive.window(self.goal).bytes()).sum()
     }
 
     /// Mean bytes per second of the SSD while the window was full, of all drives together; `None` if it was not for long
     /// enough.
     pub fn mean_rate(&self) -> Option<f64> {
         let state = self.shared.state();
-        let rates = state.dispatcher.drives().iter().filter_map(|drive| drive.window().mean_rate());
+        let rates = state.dispatcher.drives().iter().filter_map(|drive| drive.window(self.goal).mean_rate());
         rates.reduce(|a, b| a + b)
     }
 }
@@ -127,12 +129,16 @@ impl Reader for PacedReader {
     fn submit(&mut self, reads: &mut VecDeque<ReadRequest>) {
         let taken = reads.len().min(self.capacity.saturating_sub(self.unreturned));
         self.unreturned += taken;
-        self.shared.state().dispatcher.extend(reads.drain(..taken));
+        self.shared.state().dispatcher.extend(reads.drain(..taken), self.goal);
         // Without the reader, the thread has it, and starts what may start at the next completion: it has the reader only
         // while reads wait for one.
         if let Some(mut driver) = Driver::take(&self.shared) {
             driver.collect();
         }
+    }
+
+    fn set_goal(&mut self, goal: ReadGoal) {
+        self.goal = goal;
     }
 
     fn poll(&mut self) -> Option<ReadCompletion> {
@@ -183,7 +189,7 @@ impl Reader for PacedReader {
 
     fn read_copy(&mut self, read: ReadRequest, wrong: &StoreError) -> Result<(), ReadRequest> {
         let now = (self.shared.clock)();
-        let note = self.shared.state().dispatcher.read_copy(read, wrong, now)?;
+        let note = self.shared.state().dispatcher.read_copy(read, self.goal, wrong, now)?;
         self.unreturned += 1;
         self.shared.say(note);
         if let Some(mut driver) = Driver::take(&self.shared) {

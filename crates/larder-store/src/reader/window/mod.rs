@@ -1,30 +1,36 @@
 //! How many bytes of reads the SSD likes in flight: a controller that watches the rate of the completions.
 //!
 //! Drives and virtual disks differ: some need dozens of reads in flight, some lose most of their rate beyond a few. So
-//! the window is not a constant. Among windows of the same rate the smallest is the best: a drive divides its rate between
-//! the reads in flight, so many of them all complete at the end, and few of them one after the other, while the caller
-//! computes with those that have arrived. While the window holds reads back, the rate is sampled, and from time to time a
-//! sample is taken with a larger or a smaller window. A larger one is kept if it is clearly faster, a smaller one if it is
-//! hardly slower, and so on in the same direction; else the controller returns to the old one, and waits longer before the
-//! next trial. A rate that falls by itself starts a trial of a smaller window at once.
+//! the window is not a constant. While it holds reads back, the rate is sampled, and from time to time a sample is
+//! taken with a larger or a smaller window. The other window is kept if it is clearly faster, and so on in the same
+//! direction; else the controller returns to the old one, and waits longer before the next trial. A rate that falls by
+//! itself starts a trial of a smaller window at once.
+//!
+//! Where the first reads matter ([`ReadGoal::Arrival`]), a smaller window is also kept if it is hardly slower: a drive divides
+//! its rate between the reads in flight, so many of them all complete at the end, and few of them one after the other.
 //!
 //! Reads that all fit into the window say nothing, and are not sampled: neither an idle reader nor a short burst moves
 //! the window. The controller has no clock and does no I/O.
 
 use std::time::Duration;
 
-/// Bytes in flight before anything is known: enough for the rate of most drives, or nearly, and few enough that the misses of
-/// a token arrive one after the other.
-const START_BYTES: u64 = 4 << 20;
+use super::ReadGoal;
+
+/// Bytes in flight before anything is known: enough for most drives at the size of an expert, and too little for the
+/// rate of any drive that was measured to collapse.
+const START_BYTES: u64 = 24 << 20;
+/// The same where the first reads matter: nearly enough for the rate of most drives, and few enough that the misses of a token
+/// arrive one after the other.
+const START_BYTES_FOR_ARRIVAL: u64 = 4 << 20;
 /// The smallest window in bytes; a single read may be larger.
 const FLOOR_BYTES: u64 = 2 << 20;
 /// Fewest bytes of a sample, which is at least two windows long.
 const SAMPLE_BYTES: u64 = 64 << 20;
 /// Halvings of the window in one trial, at most.
 const HALVINGS_MAX: u32 = 3;
-/// A larger window is kept if its rate is higher by this factor.
+/// A window is better than another if its rate is higher by this factor.
 const GAIN: f64 = 1.08;
-/// A smaller window is kept if its rate is at least this share of that of the larger.
+/// Where the first reads matter, a smaller window is kept if its rate is at least this share of that of the larger.
 const KEPT: f64 = 0.97;
 /// A sample below this share of the usual rate is a fall.
 const FALL: f64 = 0.75;
@@ -37,6 +43,7 @@ const PATIENCE_MAX: u32 = 64;
 /// The window, with what it has learnt.
 #[derive(Debug)]
 pub(super) struct ReadWindow {
+    goal: ReadGoal,
     bytes: u64,
     /// Bytes of the last read. A larger window has room for one more.
     read_bytes: u64,
@@ -82,23 +89,27 @@ enum Direction {
     Smaller,
 }
 
-impl Default for ReadWindow {
-    fn default() -> Self {
-        Self::starting_at(START_BYTES)
-    }
-}
-
 impl ReadWindow {
-    /// A window of `bytes` bytes that has learnt nothing.
-    pub fn starting_at(bytes: u64) -> Self {
+    /// A window for reads with this goal that has learnt nothing.
+    pub fn new(goal: ReadGoal) -> Self {
+        let bytes = match goal {
+            ReadGoal::Throughput => START_BYTES,
+            ReadGoal::Arrival => START_BYTES_FOR_ARRIVAL,
+        };
+        Self::starting_at(bytes, goal)
+    }
+
+    /// As [`new`](Self::new), with `bytes` bytes.
+    pub fn starting_at(bytes: u64, goal: ReadGoal) -> Self {
         ReadWindow {
+            goal,
             bytes,
             read_bytes: 0,
             rate: None,
             sample: Sample::default(),
             sampled: (0, Duration::ZERO),
             trial: None,
-            direction: Direction::Larger,
+            direction: if goal == ReadGoal::Arrival { Direction::Larger } else { Direction::Smaller },
             halvings: 1,
             countdown: PATIENCE_MIN,
             patience: PATIENCE_MIN,
@@ -187,7 +198,7 @@ impl ReadWindow {
     fn judge(&mut self, rate: f64, most: u64) {
         match self.trial.take() {
             None => self.judge_usual(rate, most),
-            Some(trial) if rate > trial.rate * self.direction.least_gain() => {
+            Some(trial) if rate > trial.rate * self.least_gain() => {
                 // On in the same direction, with the next sample. Small losses must not add up.
                 let rate = rate.max(trial.rate);
                 (self.rate, self.patience, self.halvings) = (Some(rate), PATIENCE_MIN, 1);
@@ -200,6 +211,14 @@ impl ReadWindow {
                 }
                 self.direction = self.direction.other();
             }
+        }
+    }
+
+    /// The rate of a trial, relative to the rate before, from which on its window is kept.
+    fn least_gain(&self) -> f64 {
+        match (self.goal, self.direction) {
+            (ReadGoal::Arrival, Direction::Smaller) => KEPT,
+            _ => GAIN,
         }
     }
 
@@ -220,7 +239,14 @@ impl ReadWindow {
     fn begin_trial(&mut self, most: u64) {
         let most = most.max(FLOOR_BYTES);
         let bytes = match self.direction {
-            Direction::Larger => self.bytes.max(self.read_bytes).saturating_mul(2).min(most),
+            Direction::Larger => {
+                let bytes = self.bytes.max(self.read_bytes);
+                let step = match self.goal {
+                    ReadGoal::Throughput => bytes / 4,
+                    ReadGoal::Arrival => bytes,
+                };
+                bytes.saturating_add(step.max(self.read_bytes)).min(most)
+            }
             Direction::Smaller => (self.bytes >> self.halvings).max(FLOOR_BYTES).min(most),
         };
         if bytes == self.bytes {
@@ -234,14 +260,6 @@ impl ReadWindow {
 }
 
 impl Direction {
-    /// The rate of a trial in this direction, relative to the rate before, from which on its window is kept.
-    fn least_gain(self) -> f64 {
-        match self {
-            Direction::Larger => GAIN,
-            Direction::Smaller => KEPT,
-        }
-    }
-
     fn other(self) -> Self {
         match self {
             Direction::Larger => Direction::Smaller,

@@ -23,7 +23,11 @@ struct Drive<F> {
 
 impl<F: Fn(f64, u64) -> f64> Drive<F> {
     fn new(rate: F, seed: u64) -> Self {
-        let (window, noise) = (ReadWindow::default(), Rng::new(seed));
+        Self::with(ReadGoal::Throughput, rate, seed)
+    }
+
+    fn with(goal: ReadGoal, rate: F, seed: u64) -> Self {
+        let (window, noise) = (ReadWindow::new(goal), Rng::new(seed));
         Drive { rate, window, in_flight: VecDeque::new(), now: 0.0, noise, largest_window: 0 }
     }
 
@@ -84,14 +88,13 @@ fn a_rate_that_collapses_above_a_depth_is_left_alone_there() {
 }
 
 #[test]
-fn the_collapse_that_was_measured_is_not_met_at_the_start() {
-    // 64 reads of 3.5 MB ran at a tenth of what 16 did. One read at a time gives 1.1 GB/s of 2.5, until the first trials.
+fn the_start_is_below_the_collapse_that_was_measured() {
+    // 64 reads of 3.5 MB ran at a tenth of what 16 did; no byte is read beyond 56 MB in the first quarter of a GB.
     let mut drive = Drive::new(collapsing(56 * MB), 3);
     assert_eq!(drive.window.mean_rate(), None);
-    assert!(drive.read(256 * MB, READ_BYTES) > 1.3e9);
-    assert!(drive.read(512 * MB, READ_BYTES) > 2.0e9, "{}", drive.window.bytes());
+    assert!(drive.read(256 * MB, READ_BYTES) > 2.2e9);
     let mean = drive.window.mean_rate().unwrap();
-    assert!((1.5e9..2.8e9).contains(&mean), "{mean:.3e}");
+    assert!((2.2e9..2.8e9).contains(&mean), "{mean:.3e}");
 }
 
 #[test]
@@ -159,20 +162,27 @@ fn an_interrupted_trial_is_undone() {
 }
 
 #[test]
-fn the_misses_of_a_token_go_one_after_the_other_and_one_read_always_starts() {
-    let window = ReadWindow::default();
-    assert!(window.allows(0, READ_BYTES) && !window.allows(READ_BYTES, READ_BYTES));
-    assert!(window.allows(0, u64::MAX) && !window.allows(1, u64::MAX) && !window.allows(START_BYTES, 1));
+fn one_read_always_starts_and_where_the_first_matter_few_go_at_a_time() {
+    for (goal, reads) in [(ReadGoal::Throughput, 6), (ReadGoal::Arrival, 1)] {
+        let window = ReadWindow::new(goal);
+        let allowed = (0..64).take_while(|reads| window.allows(reads * READ_BYTES, READ_BYTES)).count();
+        assert_eq!(allowed, reads, "{goal:?}");
+        assert!(window.allows(0, u64::MAX) && !window.allows(1, u64::MAX) && !window.allows(START_BYTES, 1));
+    }
 }
 
 #[test]
-fn a_window_that_is_larger_than_needed_shrinks_and_keeps_the_rate() {
-    for seed in 0..20 {
-        let mut drive = Drive::new(|_, in_flight: u64| 2.5e9 * (in_flight as f64 / (8 * MB) as f64).min(1.0), seed);
-        drive.window = ReadWindow::starting_at(100 * MB);
-        drive.read(20 << 30, READ_BYTES);
-        assert!(drive.window.bytes() < 30 * MB, "{}, seed {seed}", drive.window.bytes());
-        assert!(drive.read(4 << 30, READ_BYTES) > 2.1e9, "seed {seed}");
+fn where_the_first_reads_matter_the_smallest_window_of_a_rate_is_found() {
+    for (needed, start) in [(8, 100), (8, 4), (60, 4), (2, 4)] {
+        for seed in 0..20 {
+            let rate = |_: f64, in_flight: u64| 2.5e9 * (in_flight as f64 / (needed * MB) as f64).min(1.0);
+            let mut drive = Drive::with(ReadGoal::Arrival, rate, seed);
+            drive.window = ReadWindow::starting_at(start * MB, ReadGoal::Arrival);
+            drive.read(20 << 30, READ_BYTES);
+            assert!(drive.window.bytes() <= 4 * needed.max(2) * MB, "{needed}: {}", drive.window.bytes());
+            let rate = drive.read(4 << 30, READ_BYTES);
+            assert!(rate > 0.8 * 2.5e9, "{needed} MB from {start} MB: {rate:.3e}, seed {seed}");
+        }
     }
 }
 
@@ -180,7 +190,7 @@ fn a_window_that_is_larger_than_needed_shrinks_and_keeps_the_rate() {
 fn reads_larger_than_the_window_go_two_at_a_time_where_that_is_faster() {
     let most = 64 * 100 * MB;
     let rate = |in_flight: u64| 2e9 * (in_flight as f64 / (200 * MB) as f64).min(1.0);
-    let (mut window, mut now, mut in_flight) = (ReadWindow::default(), 0.0, VecDeque::new());
+    let (mut window, mut now, mut in_flight) = (ReadWindow::new(ReadGoal::Throughput), 0.0, VecDeque::new());
     for _ in 0..200 {
         while window.allows(in_flight.iter().sum(), 100 * MB) {
             in_flight.push_back(100 * MB);
@@ -208,7 +218,7 @@ fn reads_of_any_size_keep_the_window_within_its_bounds() {
 
 #[test]
 fn completions_without_time_between_them_are_no_fault() {
-    let mut window = ReadWindow::default();
+    let mut window = ReadWindow::new(ReadGoal::Throughput);
     for _ in 0..100_000 {
         window.completed(READ_BYTES, Duration::ZERO, true, MOST);
         assert!((FLOOR_BYTES..=MOST).contains(&window.bytes()));
