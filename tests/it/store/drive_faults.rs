@@ -55,7 +55,7 @@ fn faults_of_one_drive_are_survived_bit_for_bit() {
     let mut resident = model.resident();
     let want = read_and_write(&mut Session::new(&model.decoder, &mut resident, 100));
     let faults =
-        [ReadFault::Disk, ReadFault::Gone, ReadFault::Short(5000), ReadFault::Flipped(4321), ReadFault::Flipped(77)];
+        [ReadFault::Disk, ReadFault::Gone, ReadFault::Short(3000), ReadFault::Flipped(4321), ReadFault::Flipped(77)];
     for fault in faults {
         for drive in 0..2 {
             for prefetch in [0, 2] {
@@ -86,7 +86,7 @@ fn without_a_good_copy_a_failure_ends_the_pass_and_the_session_goes_on() {
     let input = || TokenInput::prompt(&TOKENS).in_chunks(4);
     let want = Session::new(&model.decoder, &mut resident, 100).forward(&input(), &mut ()).unwrap();
     let mut happened = 0;
-    for fault in [ReadFault::Gone, ReadFault::Short(5000), ReadFault::Flipped(4321)] {
+    for fault in [ReadFault::Gone, ReadFault::Short(3000), ReadFault::Flipped(4321)] {
         let divisions: [fn(usize) -> u8; 2] = [|_| 3, |shard| 1 << (shard % 2)];
         for held in divisions {
             for shard in 0..12 {

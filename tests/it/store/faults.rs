@@ -42,7 +42,7 @@ fn g3_a_failure_ends_the_reading_and_the_session_goes_on() {
     let often = FaultTarget::OneIn(3);
     let flipped =
         |target: fn(usize) -> FaultTarget| (0..12).map(move |shard| (ReadFault::Flipped(4321), target(shard), 1));
-    let faults = [(ReadFault::Gone, often, 4), (ReadFault::Short(5000), often, 4), (ReadFault::Flipped(77), often, 4)]
+    let faults = [(ReadFault::Gone, often, 4), (ReadFault::Short(3000), often, 4), (ReadFault::Flipped(77), often, 4)]
         .into_iter()
         .chain(flipped(FaultTarget::Shard))
         .chain(flipped(FaultTarget::Again));

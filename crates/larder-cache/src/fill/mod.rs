@@ -1,18 +1,20 @@
 //! Filling slots: reads of experts into slots in memory, on demand and as prefetches, and the check of what arrives. Both
 //! caches read this way; each tells a ledger of its own that an expert has arrived.
 
+mod check;
 mod halves;
 mod supply;
 mod tag;
 
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use larder_core::{ExpertKey, ExpertLayout, Geometry, LayerIdx, MoeRow, TaskThreads};
 use larder_store::StoreError;
 use larder_store::reader::{ReadCompletion, ReadGoal, ReadRequest, Reader, Slot};
 
+use self::check::Check;
 use self::halves::{Ended, Half, HalvedReads};
 use self::tag::ReadTag;
 use crate::one_tier::SlotIndex;
@@ -39,7 +41,7 @@ pub(crate) struct SlotFiller {
     /// Second halves, which are read behind all other waiting reads.
     waiting_backs: VecDeque<ReadRequest>,
     halved: HalvedReads,
-    /// Slots whose first halves have been read and checked, and that nobody has taken note of.
+    /// Slots whose first halves have been read and checked since [`take_fronts`](Self::take_fronts).
     fronts: Vec<SlotIndex>,
     /// The same before the check.
     unchecked_fronts: Vec<SlotIndex>,
@@ -74,15 +76,6 @@ pub(crate) struct CompletedRead {
     tag: ReadTag,
     /// The first part that is not checked yet.
     unchecked_from: usize,
-}
-
-/// A part whose bytes are to be checked.
-#[derive(Clone, Copy)]
-enum Check {
-    /// A part of a completed read, by its index among these.
-    Read(usize, usize),
-    /// The first half in a slot.
-    Front(SlotIndex),
 }
 
 impl SlotFiller {
@@ -335,7 +328,7 @@ impl SlotFiller {
         self.check(reads);
     }
 
-    /// Whether first halves have arrived, with right bytes, that nobody has taken note of.
+    /// Whether first halves have arrived, with right bytes, that were not taken.
     pub fn has_fronts(&self) -> bool {
         !self.fronts.is_empty()
     }
@@ -380,104 +373,6 @@ impl SlotFiller {
         }
     }
 
-    /// Checks the bytes of `reads` and of first halves, shared between all threads. Those that are wrong are read again if there
-    /// is another copy, and leave `reads`.
-    fn check(&mut self, reads: &mut Vec<CompletedRead>) {
-        if reads.is_empty() && self.unchecked_fronts.is_empty() {
-            return;
-        }
-        let start = Instant::now();
-        let parts = self.shards.check_parts();
-        self.checks.clear();
-        for (i, read) in reads.iter().enumerate().filter(|(_, read)| read.result.is_ok()) {
-            self.checks.extend((read.unchecked_from..parts).map(|part| Check::Read(i, part)));
-        }
-        self.checks.extend(self.unchecked_fronts.iter().map(|at| Check::Front(*at)));
-        let mut failures = self.failed_checks(reads);
-        self.fronts.append(&mut self.unchecked_fronts);
-        // Both parts of an expert may be wrong. The last reads come first, so that indices stay what they are.
-        failures.sort_by_key(|(check, _)| match check {
-            Check::Read(read, _) => (0, std::cmp::Reverse(*read)),
-            Check::Front(at) => (1, std::cmp::Reverse(*at)),
-        });
-        let read_of = |check: &Check| if let Check::Read(read, _) = check { Some(*read) } else { None };
-        failures.dedup_by(|(a, _), (b, _)| read_of(a).is_some() && read_of(a) == read_of(b));
-        for (check, wrong) in failures {
-            match check {
-                Check::Front(at) => self.front_is_wrong(at, wrong),
-                Check::Read(read, _) => match self.read_copy(&reads[read], &wrong) {
-                    true => drop(reads.remove(read)),
-                    false => reads[read].result = Err(about_copies(wrong, reads[read].tag)),
-                },
-            }
-        }
-        self.fronts.iter().for_each(|at| self.halved.front_is_right(*at));
-        self.checked += start.elapsed();
-    }
-
-    /// Carries out the checks, and returns those that failed.
-    fn failed_checks(&self, reads: &[CompletedRead]) -> Vec<(Check, StoreError)> {
-        let failures = Mutex::new(Vec::new());
-        // The reader stays with this thread.
-        let SlotFiller { shards, layers, slots, threads, checks, halved, .. } = self;
-        threads.run(checks.len(), &|task| {
-            let (expert, part, data) = match checks[task] {
-                Check::Read(read, part) => {
-                    let CompletedRead { expert, at, .. } = reads[read];
-                    let slot = slots[at].as_ref().expect("a completed read gave its slot back");
-                    (expert, part, &slot[..shards.layout(layers[expert.row.index()]).bytes])
-                }
-                Check::Front(at) => {
-                    let (expert, data) = halved.front(at);
-                    (expert, 0, data)
-                }
-            };
-            if let Err(e) = shards.check(layers[expert.row.index()], expert.expert, part, data) {
-                failures.lock().unwrap_or_else(PoisonError::into_inner).push((checks[task], e));
-            }
-        });
-        failures.into_inner().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Reads an expert whose bytes are wrong from another copy, if there is one that was not read for this.
-    fn read_copy(&mut self, read: &CompletedRead, wrong: &StoreError) -> bool {
-        let CompletedRead { at, tag, .. } = *read;
-        if tag.is_copy {
-            return false;
-        }
-        let request = self.request(ReadTag { is_copy: true, ..tag }, at);
-        match self.reader.read_copy(request, wrong) {
-            Ok(()) => {
-                self.demand_reads += usize::from(!tag.is_prefetch);
-                self.busy.set(true);
-                true
-            }
-            Err(request) => {
-                self.put_back(request.slot);
-                false
-            }
-        }
-    }
-
-    /// Reads a first half whose bytes are wrong from another copy; if there is none, the expert fails when its second half has
-    /// been read.
-    fn front_is_wrong(&mut self, at: SlotIndex, wrong: StoreError) {
-        self.fronts.retain(|front| *front != at);
-        let number = self.number(self.halved.front(at).0);
-        let tag = ReadTag { is_copy: true, half: Some(Half::Front), ..ReadTag::new(number) };
-        let Some(slot) = self.halved.take_front(at) else {
-            return self.halved.front_is_lost(at, None, about_copies(wrong, tag));
-        };
-        let (shard, offset, len) = (number as usize, self.shards.data_start(), slot.len());
-        match self.reader.read_copy(ReadRequest { shard, offset, len, slot, tag: tag.to_bits() }, &wrong) {
-            Ok(()) => {
-                self.demand_reads += 1;
-                self.busy.set(true);
-            }
-            Err(request) => self.halved.front_is_lost(at, Some(request.slot), wrong),
-        }
-    }
-
     /// Whether every slot is in its place, or with the reader, except for `elsewhere` slots.
     #[cfg(test)]
     pub fn is_whole(&self, elsewhere: usize) -> bool {
@@ -489,10 +384,5 @@ impl SlotFiller {
     }
 }
 
-/// The error of wrong bytes, which says if those of the other copy are wrong as well.
-fn about_copies(wrong: StoreError, tag: ReadTag) -> StoreError {
-    match tag.is_copy {
-        false => wrong,
-        true => StoreError { message: format!("{}, and its other copy is wrong, too", wrong.message), ..wrong },
-    }
-}
+#[cfg(test)]
+mod tests;

@@ -37,7 +37,7 @@ pub enum ReadFault {
 pub enum FaultTarget {
     /// Attempts to read this shard.
     Shard(usize),
-    /// Attempts to read this shard after the first.
+    /// Attempts to read bytes of this shard after the first at their offset.
     Again(usize),
     /// One in this number of attempts, at random.
     OneIn(u32),
@@ -64,7 +64,7 @@ pub struct MemoryReader {
     /// Releases of slots that are refused yet.
     refused_releases: usize,
     /// Shards that were attempted to be read.
-    attempted: BTreeSet<usize>,
+    attempted: BTreeSet<(usize, u64)>,
     random: Rng,
     submitted: u64,
     /// The reads in flight, each with the time of its completion as a count of submitted reads.
@@ -122,7 +122,7 @@ impl MemoryReader {
         read.check(path)?;
         let mut failures = Failures::default();
         loop {
-            let fault = self.fault(read.shard);
+            let fault = self.fault(read.shard, read.offset);
             let (bytes, slot) = (self.shards.get(read.shard), &mut read.slot[..read.len]);
             let Some(bytes) = bytes.filter(|_| fault != Some(ReadFault::Gone)) else {
                 return Err(StoreError::io(&path(), "opening", Errno::NOENT.into()));
@@ -134,8 +134,8 @@ impl MemoryReader {
         }
     }
 
-    fn fault(&mut self, shard: usize) -> Option<ReadFault> {
-        let again = !self.attempted.insert(shard);
+    fn fault(&mut self, shard: usize, offset: u64) -> Option<ReadFault> {
+        let again = !self.attempted.insert((shard, offset));
         for at in 0..self.faults.len() {
             let FaultPlan { target, fault, times } = self.faults[at];
             let hits = match target {

@@ -20,6 +20,8 @@ pub(super) struct Dispatcher {
     bad: Vec<u8>,
     /// Per shard, the drive that it was last read from; empty with one drive.
     delivered: Vec<u8>,
+    /// Per shard, the drive of the read that was started last, and where it ends; empty with one drive.
+    begun: Vec<(u8, u64)>,
     /// Reads that were submitted and not started, in order.
     waiting: VecDeque<WaitingRead>,
     /// The reads in flight; the index is the tag of the reader.
@@ -76,6 +78,7 @@ impl Dispatcher {
             copies,
             bad: vec![0; several],
             delivered: vec![0; several],
+            begun: vec![(0, u64::MAX); several],
             waiting: VecDeque::with_capacity(capacity),
             started: (0..capacity).map(|_| StartedRead::default()).collect(),
             free: (0..capacity).rev().collect(),
@@ -129,6 +132,9 @@ impl Dispatcher {
         let ReadRequest { shard, offset, len, slot, tag } = read;
         self.started[place] = StartedRead { drive, shard, offset, len, goal, tag, attempts };
         self.longest = self.longest.max(len as u64);
+        if let Some(begun) = self.begun.get_mut(shard) {
+            *begun = (drive as u8, offset + len as u64);
+        }
         for (other, of) in self.drives.iter_mut().enumerate() {
             if other == drive { of.started(len as u64, now) } else { of.passed_over += len as u64 }
         }
@@ -137,7 +143,8 @@ impl Dispatcher {
     }
 
     /// The drive that will have a read first, of those with a copy that is known to be good, else of those with any that the
-    /// read has not failed from.
+    /// read has not failed from. A read that begins where the last of its shard ends has the same drive, so that wrong bytes
+    /// are those of one copy.
     fn choose(&self, WaitingRead { read, attempts, .. }: &WaitingRead, now: Duration) -> usize {
         if self.drives.len() == 1 {
             return 0;
@@ -147,6 +154,10 @@ impl Dispatcher {
         let good = |drive: usize| untried(drive) && bad & (1 << drive) == 0 && !self.drives[drive].is_set_aside(now);
         let fastest = self.drives.iter().filter_map(Drive::rate).fold(0.0, f64::max);
         let finish = |drive: &usize| self.drives[*drive].finish(read.len as u64, fastest);
+        let (before, end) = self.begun.get(read.shard).copied().unwrap_or((0, u64::MAX));
+        if end == read.offset && good(before.into()) {
+            return before.into();
+        }
         let best = |allowed: &dyn Fn(usize) -> bool| {
             let all = || (0..self.drives.len()).filter(|drive| allowed(*drive));
             let due = all().find(|drive| self.drives[*drive].is_due());
@@ -196,6 +207,13 @@ impl Dispatcher {
         let drive = self.delivered.get(read.shard).copied().unwrap_or_default().into();
         if self.others(drive, read.shard).next().is_none() {
             return Err(read);
+        }
+        let bad = self.bad[read.shard];
+        if bad != 0 && bad & (1 << drive) == 0 {
+            // One half of an expert was read again from a good copy, and the other is of the bad one.
+            let error = Some(StoreError::new(wrong.kind, &wrong.path, wrong.message.clone()));
+            self.waiting.push_front(WaitingRead { read, goal, attempts: Attempts { failed: bad, error } });
+            return Ok(None);
         }
         // The path is that of the copy in the store, whichever was read.
         let what = StoreError::new(wrong.kind, Path::new(""), wrong.message.clone());

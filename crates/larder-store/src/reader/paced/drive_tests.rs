@@ -2,6 +2,8 @@
 
 use std::sync::Mutex as StdMutex;
 
+use larder_core::SHARD_ALIGN;
+
 use super::{dispatch::Dispatcher, drive::Drive, *};
 use crate::{
     error::StoreErrorKind,
@@ -246,6 +248,39 @@ fn what_was_read_with_wrong_bytes_is_read_from_the_other_copy() {
     let mut alone = Mirrored::new(vec![1; SHARDS], |memory| memory);
     let read = ReadRequest { shard: 0, offset: 0, len: BYTES, slot, tag: 7 };
     assert!(alone.reader.read_copy(read, &wrong).is_err());
+}
+
+/// Halves of experts, on two drives of which one flips a bit in every read: none is lost, whichever half came from where.
+#[test]
+fn halves_are_of_one_copy_and_wrong_ones_are_read_from_the_other() {
+    let mut mirrored = Mirrored::new(vec![3; SHARDS], all_of(0, ReadFault::Flipped(3)));
+    let (_arena, mut slots) = Arena::new(1, BYTES).unwrap();
+    let wrong = StoreError::new(StoreErrorKind::Mismatch, std::path::Path::new("p"), "have another checksum");
+    let (all, mut repeated) = (shards(), 0);
+    for (shard, want) in (0..4).flat_map(|_| all.iter().enumerate()) {
+        let (front, back) = slots.remove(0).split_at(SHARD_ALIGN);
+        let read = |offset: usize, slot: Slot| {
+            let (len, tag) = (slot.len(), offset as u64);
+            VecDeque::from([ReadRequest { shard, offset: offset as u64, len, slot, tag }])
+        };
+        mirrored.reader.submit(&mut read(0, front));
+        mirrored.reader.submit(&mut read(SHARD_ALIGN, back));
+        let mut halves: Vec<_> = (0..2).map(|_| mirrored.reader.wait().unwrap()).collect();
+        halves.sort_by_key(|half| half.tag);
+        let [front, back] = halves.try_into().ok().unwrap();
+        let are_wrong = [front.slot[..] != want[..SHARD_ALIGN], back.slot[..] != want[SHARD_ALIGN..]];
+        assert_eq!(are_wrong[0], are_wrong[1], "both halves are of one copy");
+        let mut slot = front.slot.join(back.slot);
+        if are_wrong[0] {
+            let whole = ReadRequest { shard, offset: 0, len: BYTES, slot, tag: 0 };
+            assert!(mirrored.reader.read_copy(whole, &wrong).is_ok());
+            slot = mirrored.reader.wait().unwrap().slot;
+            repeated += 1;
+        }
+        assert!(slot[..] == want[..], "shard {shard}");
+        slots.push(slot);
+    }
+    assert!(repeated > 0);
 }
 
 #[test]

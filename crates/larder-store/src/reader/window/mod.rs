@@ -7,7 +7,7 @@
 //! itself starts a trial of a smaller window at once.
 //!
 //! Where the first reads matter ([`ReadGoal::Arrival`]), a smaller window is also kept if it is hardly slower: a drive divides
-//! its rate between the reads in flight, so many of them all complete at the end, and few of them one after the other.
+//! its rate between the reads in flight, so a large number of them all complete at the end, and few of them one after the other.
 //!
 //! Reads that all fit into the window say nothing, and are not sampled: neither an idle reader nor a short burst moves
 //! the window. The controller has no clock and does no I/O.
