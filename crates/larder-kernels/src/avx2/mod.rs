@@ -8,6 +8,7 @@ mod quantise;
 use larder_core::NumberFormat;
 
 use self::primitives::Avx2;
+pub use self::primitives::prefetch;
 use crate::block::{BLOCK, Block};
 use crate::kernel_set::{KernelSet, StridedRows, Sums};
 use crate::simd::blocks::check;

@@ -481,10 +481,14 @@ impl Simd for Avx2 {
 }
 
 /// Prefetches bytes into the cache; the hardware prefetcher does not cross the end of a row or a page.
+///
+/// As assembly that may write memory, so that it stays between the loads before and behind it: the compiler would move all the
+/// prefetches of a large block to its end.
 #[inline(always)]
 pub fn prefetch(bytes: *const u8, len: usize) {
     for line in (0..len).step_by(64) {
+        let at = bytes.wrapping_add(line);
         // SAFETY: a prefetch reads nothing, so any address will do.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(bytes.wrapping_add(line).cast()) };
+        unsafe { asm!("prefetcht0 [{}]", in(reg) at, options(nostack, preserves_flags)) };
     }
 }

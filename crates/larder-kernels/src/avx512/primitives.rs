@@ -13,6 +13,7 @@ use std::arch::x86_64::*;
 use larder_core::ROW_GROUP;
 
 use super::floats;
+use crate::avx2::prefetch;
 use crate::simd::blocks::Blocks;
 use crate::simd::tile::TokenBlocks;
 use crate::simd::{Simd, Task};
@@ -427,10 +428,7 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn prefetch(self, bytes: *const u8, len: usize) {
-        for line in (0..len).step_by(64) {
-            // SAFETY: a prefetch reads nothing, so any address will do.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(bytes.wrapping_add(line).cast()) };
-        }
+        prefetch(bytes, len);
     }
 }
 

@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use larder_core::ROW_GROUP;
 
 use super::blocks::{Blocks, EightRows, check};
-use super::tile::Tile;
+use super::tile::{NextBlocks, Tile};
 use super::{Simd, Task};
 use crate::block::{BLOCK, Block};
 use crate::formats::{BlockFormat, FormatTask, with_format};
@@ -145,35 +145,39 @@ impl<S: Simd, F: BlockFormat, const INTERLEAVED: bool, const VECTORS: usize, con
         let rows = [EightRows::of(&self.panels[0]), EightRows::of(&self.panels[1])];
         let mut tiles = [Tile::new(simd, self.x, self.groups); VECTORS];
         for i in 0..self.panels[0].blocks {
-            for panel in self.panels {
-                if !panel.next.is_empty() {
-                    let step = ROW_GROUP * F::KIND.block_bytes();
-                    simd.prefetch(panel.next.as_ptr().wrapping_add(i * step), step);
-                }
-            }
             // Not a loop, so that the number of the vector is known when each is compiled.
-            add::<S, F, INTERLEAVED, VECTORS, N, G>(simd, &rows, i, 0, &mut tiles);
+            add::<S, F, INTERLEAVED, VECTORS, N, G>(simd, &rows, i, 0, next::<F>(self.panels, i), &mut tiles);
             if VECTORS > 1 {
-                add::<S, F, INTERLEAVED, VECTORS, N, G>(simd, &rows, i, 1, &mut tiles);
+                add::<S, F, INTERLEAVED, VECTORS, N, G>(simd, &rows, i, 1, NextBlocks::NONE, &mut tiles);
             }
         }
         self.out.store(&tiles);
     }
 }
 
-/// Adds block `i` of the rows of a vector.
+/// Block `i` of the rows of the panels that will be read next. Where there is none it is that of the current panel, which costs less
+/// than a branch in every block.
+#[inline(always)]
+fn next<F: BlockFormat>(panels: &[Panel; 2], i: usize) -> NextBlocks {
+    let bytes = ROW_GROUP * F::KIND.block_bytes();
+    let start = |panel: &Panel| if panel.next.is_empty() { panel.bytes.as_ptr() } else { panel.next.as_ptr() };
+    NextBlocks { panels: [start(&panels[0]).wrapping_add(i * bytes), start(&panels[1]).wrapping_add(i * bytes)], bytes }
+}
+
+/// Adds block `i` of the rows of a vector, and prefetches `next` meanwhile.
 #[inline(always)]
 fn add<S: Simd, F: BlockFormat, const INTERLEAVED: bool, const VECTORS: usize, const N: usize, const G: usize>(
     simd: S,
     rows: &[EightRows<INTERLEAVED>; 2],
     i: usize,
     vector: usize,
+    next: NextBlocks,
     tiles: &mut [Tile<S, N, G>; VECTORS],
 ) {
     let each = F::KIND.block_len() / BLOCK;
     // SAFETY: the rows have block `i`, and all tokens have the activations that belong to it, as `check` has made sure of.
     unsafe {
-        tiles[vector].go_to(i * each, each);
+        tiles[vector].go_to(i * each, each, next);
         F::add_rows(Blocks::new(simd, rows, vector * S::LANES, F::KIND, i), &mut tiles[vector]);
     }
 }

@@ -19,6 +19,7 @@ pub struct Tile<'a, S: Simd, const N: usize, const G: usize> {
     /// The first block of activations that belongs to the current block of weights, and how many do.
     at: usize,
     each: usize,
+    next: NextBlocks,
     sums: [[S::Floats; N]; G],
 }
 
@@ -26,16 +27,16 @@ impl<'a, S: Simd, const N: usize, const G: usize> Tile<'a, S, N, G> {
     #[inline(always)]
     pub fn new(simd: S, x: &'a [[&'a [Block]; N]; G], groups: usize) -> Self {
         assert!(0 < groups && groups <= G, "a tile has one to {G} groups");
-        Tile { simd, x, groups, at: 0, each: 0, sums: [[simd.splat(0.0); N]; G] }
+        Tile { simd, x, groups, at: 0, each: 0, next: NextBlocks::NONE, sums: [[simd.splat(0.0); N]; G] }
     }
 
-    /// Goes on to `each` blocks of activations from number `at` on.
+    /// Goes on to `each` blocks of activations from number `at` on, and prefetches `next` while they are added.
     ///
     /// # Safety
     /// All tokens of the groups have these blocks.
     #[inline(always)]
-    pub unsafe fn go_to(&mut self, at: usize, each: usize) {
-        (self.at, self.each) = (at, each);
+    pub unsafe fn go_to(&mut self, at: usize, each: usize, next: NextBlocks) {
+        (self.at, self.each, self.next) = (at, each, next);
     }
 
     /// Stores the sums of token `t` of the tile.
@@ -49,6 +50,7 @@ impl<'a, S: Simd, const N: usize, const G: usize> Tile<'a, S, N, G> {
     #[inline(always)]
     pub fn add(&mut self, i: usize, w: &impl Integers<S>, d: S::Floats) {
         let simd = self.simd;
+        self.prefetch(i);
         for group in 0..self.groups() {
             let x = self.tokens(group, i);
             let dots = w.dots(simd, x);
@@ -63,6 +65,7 @@ impl<'a, S: Simd, const N: usize, const G: usize> Tile<'a, S, N, G> {
     #[inline(always)]
     pub fn add_above(&mut self, i: usize, w: &impl Integers<S>, d: S::Floats, min: S::Floats) {
         let simd = self.simd;
+        self.prefetch(i);
         for group in 0..self.groups() {
             let x = self.tokens(group, i);
             let dots = w.dots(simd, x);
@@ -86,6 +89,7 @@ impl<'a, S: Simd, const N: usize, const G: usize> Tile<'a, S, N, G> {
         dmin: S::Floats,
     ) {
         let simd = self.simd;
+        self.prefetch(i);
         for group in 0..self.groups() {
             let x = self.tokens(group, i);
             let (dots, below) = (w.dots(simd, x), simd.scaled_halves(minima, x));
@@ -94,6 +98,17 @@ impl<'a, S: Simd, const N: usize, const G: usize> Tile<'a, S, N, G> {
                 let (scaled, below) = (simd.mul(dots[t], simd.mul(d, e)), simd.mul(below[t], simd.mul(dmin, e)));
                 self.sums[group][t] = simd.add(self.sums[group][t], simd.sub(scaled, below));
             }
+        }
+    }
+
+    /// Prefetches the part of the next blocks that belongs to block `i` of the activations. All lines at once would be more than a
+    /// processor can wait for: it would stop until most have come.
+    #[inline(always)]
+    fn prefetch(&self, i: usize) {
+        let lines = self.next.bytes.div_ceil(LINE);
+        let (from, end) = (lines * i / self.each, lines * (i + 1) / self.each);
+        for panel in self.next.panels {
+            self.simd.prefetch(panel.wrapping_add(from * LINE), (end - from) * LINE);
         }
     }
 
@@ -114,6 +129,23 @@ impl<'a, S: Simd, const N: usize, const G: usize> Tile<'a, S, N, G> {
         }
         TokenBlocks(blocks)
     }
+}
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// Blocks of weights to prefetch.
+#[derive(Clone, Copy)]
+pub struct NextBlocks {
+    /// Where those of each panel begin.
+    pub panels: [*const u8; 2],
+    /// Bytes of a panel's blocks; none are prefetched if it is 0.
+    pub bytes: usize,
+}
+
+impl NextBlocks {
+    /// None.
+    pub const NONE: NextBlocks = NextBlocks { panels: [std::ptr::null(); 2], bytes: 0 };
 }
 
 /// One block of activations of each token.
