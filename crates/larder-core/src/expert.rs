@@ -64,7 +64,7 @@ pub enum ComputeStage {
     Whole,
     /// The products with the input, gate and up, for which the bytes of the first [segment](ExpertLayout::segments) are enough.
     Inputs,
-    /// What follows them.
+    /// The rest: biases, activation and the last product.
     Rest,
 }
 

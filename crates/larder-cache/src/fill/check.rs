@@ -1,4 +1,4 @@
-//! The check of what arrives, and reads of another copy of what is wrong.
+//! The check of bytes that were read against their checksums, and reads of another copy of those that are wrong.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;

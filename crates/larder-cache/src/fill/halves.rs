@@ -11,7 +11,7 @@ use crate::one_tier::SlotIndex;
 pub(super) enum Half {
     /// Gate and up.
     Front,
-    /// What follows the page in which they end.
+    /// The rest, from the page behind them.
     Back,
 }
 
@@ -32,13 +32,13 @@ struct HalvedRead {
     failure: Option<StoreError>,
 }
 
-/// What has ended with the read of a half.
-pub(super) enum Ended {
-    /// Nothing that is of use yet.
-    Neither,
+/// How far the read of an expert has come.
+pub(super) enum Progress {
+    /// Neither half can be used yet.
+    Waiting,
     /// Gate and up have been read and are not checked.
     Front,
-    /// Both halves, and with them the expert.
+    /// Both halves have been read.
     Both { slot: Slot, front_is_checked: bool, result: Result<(), StoreError> },
 }
 
@@ -56,7 +56,7 @@ impl HalvedReads {
         half: Half,
         slot: Slot,
         result: Result<(), StoreError>,
-    ) -> (SlotIndex, Ended) {
+    ) -> (SlotIndex, Progress) {
         let index = self.0.iter().position(|read| read.expert == expert).expect("its halves are being read");
         let read = &mut self.0[index];
         match half {
@@ -67,13 +67,18 @@ impl HalvedReads {
             read.failure.get_or_insert(e);
         }
         let at = read.at;
-        if read.front.is_none() || read.back.is_none() {
-            let has_front = half == Half::Front && read.failure.is_none();
-            return (at, if has_front { Ended::Front } else { Ended::Neither });
+        match (read.front.take(), read.back.take()) {
+            (Some(front), Some(back)) => {
+                let HalvedRead { front_is_checked, failure, .. } = self.0.swap_remove(index);
+                let result = failure.map_or(Ok(()), Err);
+                (at, Progress::Both { slot: front.join(back), front_is_checked, result })
+            }
+            (front, back) => {
+                (read.front, read.back) = (front, back);
+                let has_front = half == Half::Front && read.failure.is_none();
+                (at, if has_front { Progress::Front } else { Progress::Waiting })
+            }
         }
-        let HalvedRead { front, back, front_is_checked, failure, .. } = self.0.swap_remove(index);
-        let (front, back) = (front.expect("it has ended"), back.expect("it has ended"));
-        (at, Ended::Both { slot: front.join(back), front_is_checked, result: failure.map_or(Ok(()), Err) })
     }
 
     /// The front of the expert in the slot `at`, whose back is still being read, with the expert.

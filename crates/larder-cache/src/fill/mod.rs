@@ -1,4 +1,4 @@
-//! Filling slots: reads of experts into slots in memory, on demand and as prefetches, and the check of what arrives. Both
+//! Filling slots: reads of experts into slots in memory, on demand and as prefetches, and the check of their bytes. Both
 //! caches read this way; each tells a ledger of its own that an expert has arrived.
 
 mod check;
@@ -15,7 +15,7 @@ use larder_store::StoreError;
 use larder_store::reader::{ReadCompletion, ReadGoal, ReadRequest, Reader, Slot};
 
 use self::check::Check;
-use self::halves::{Ended, Half, HalvedReads};
+use self::halves::{Half, HalvedReads, Progress};
 use self::tag::ReadTag;
 use crate::one_tier::SlotIndex;
 use crate::traffic::BusyTime;
@@ -234,7 +234,7 @@ impl SlotFiller {
         if idle { self.prefetch_queue.pop_front() } else { None }
     }
 
-    /// Says what matters of the reads that are submitted from now on.
+    /// Sets the goal of the reads that are submitted from now on.
     pub fn set_goal(&mut self, goal: ReadGoal) {
         self.reader.set_goal(goal);
     }
@@ -361,9 +361,9 @@ impl SlotFiller {
             return;
         };
         match self.halved.end(expert, half, slot, result) {
-            (_, Ended::Neither) => {}
-            (at, Ended::Front) => self.unchecked_fronts.push(at),
-            (at, Ended::Both { slot, front_is_checked, result }) => {
+            (_, Progress::Waiting) => {}
+            (at, Progress::Front) => self.unchecked_fronts.push(at),
+            (at, Progress::Both { slot, front_is_checked, result }) => {
                 self.put_back(slot);
                 self.fronts.retain(|front| *front != at);
                 self.unchecked_fronts.retain(|front| *front != at);

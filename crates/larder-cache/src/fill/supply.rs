@@ -1,4 +1,4 @@
-//! What fills slots: memory, a reader, and what is known of the shards.
+//! The supply of a cache: slots in memory, the reader that fills them, and the layout and checksums of shards.
 
 use std::sync::Arc;
 

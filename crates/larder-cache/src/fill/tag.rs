@@ -1,4 +1,4 @@
-//! Tags of reads: the expert, and what is special about the read.
+//! Tags of reads: the expert, which half of it, and whether it is a prefetch or of another copy.
 
 use super::halves::Half;
 

@@ -179,7 +179,7 @@ impl ExpertWorkspace {
         self.compute.multiply(&mut batch);
     }
 
-    /// What follows the products with the input, whose outputs are in `gate` and `up`: biases, activation and the last product.
+    /// The rest, with the products of the input in `gate` and `up`: biases, activation and the last product.
     fn compute_rest(&mut self, call: &MoeCall, layout: &ExpertLayout, part: &[ExpertRows]) {
         let inter = layout.up.rows;
         let total = self.up.len() / inter;

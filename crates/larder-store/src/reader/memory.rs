@@ -63,7 +63,7 @@ pub struct MemoryReader {
     faults_injected: Arc<AtomicU64>,
     /// Releases of slots that are refused yet.
     refused_releases: usize,
-    /// Shards that were attempted to be read.
+    /// Shards and offsets of the reads that were attempted.
     attempted: BTreeSet<(usize, u64)>,
     random: Rng,
     submitted: u64,

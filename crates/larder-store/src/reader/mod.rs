@@ -58,7 +58,7 @@ pub struct ReadCompletion {
     pub result: Result<()>,
 }
 
-/// What matters of the reads that are submitted.
+/// The goal of the reads that are submitted.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum ReadGoal {
     /// That all have been read soon.
@@ -85,7 +85,7 @@ pub trait Reader: Send {
     /// thinks right. The others stay. A read that cannot be started is taken too, and completes with its error.
     fn submit(&mut self, reads: &mut VecDeque<ReadRequest>);
 
-    /// Says what matters of the reads that are submitted from now on; at first it is [`ReadGoal::Throughput`].
+    /// Sets the goal of the reads that are submitted from now on; at first it is [`ReadGoal::Throughput`].
     fn set_goal(&mut self, goal: ReadGoal) {
         let _ = goal;
     }

@@ -20,7 +20,7 @@ pub struct SlotAssignment {
     pub evicted: Vec<ExpertKey>,
 }
 
-/// What follows from a change of the capacity.
+/// The consequences of a change of the capacity.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct CapacityChange {
     /// Slots that are in use from now on.
