@@ -13,7 +13,7 @@ use crate::compute::ComputeContext;
 use crate::config::{Config, config_error};
 use crate::embedding::EmbeddingRows;
 use crate::error::{ModelError, Result};
-use crate::experts::ExpertPath;
+use crate::experts::{ExpertPath, HintSource};
 use crate::matrix::with_f32;
 use crate::nn::{
     Activation, ForwardPass, KvCache, KvPool, Mixer, MoeInput, Norm, Rope, RopeTable, SpanPositions, step_memory,
@@ -244,13 +244,16 @@ impl Decoder {
     ) -> Result<Tensor> {
         let Running { pass, experts, tap, clock } = running;
         let early = layer.ffn.early_logits(&x)?;
+        if let Some(logits) = &early {
+            hint_own_layer(layer, logits, *experts)?;
+        }
         let mixed = layer.mixer.forward(&layer.mixer_norm.forward(&x)?, kv, pass)?;
         let mut x = self.add(x, normed(layer.after.mixer.as_ref(), mixed)?)?;
         if let Some(CrossAttention { norm, attention }) = others.cross {
             x = (&x + attention.over_encoded(&norm.forward(&x)?, kv, pass)?)?;
         }
         clock.lap(Phase::Mixing, *tap);
-        if experts.wants_hints(pass.tokens()) {
+        if experts.wants_hint(HintSource::LayerBefore, pass.tokens()) {
             hint_next_layer(others.following, &x, *experts)?;
         }
         let input = layer.ffn_norm.forward(&x)?;
@@ -382,7 +385,18 @@ fn hint_next_layer(following: &[Layer], x: &Tensor, experts: &mut dyn ExpertPath
         Ffn::Dense(_) => None,
     });
     let Some((norm, moe)) = next else { return Ok(()) };
-    with_f32(&moe.logits(&normed(norm, x.clone())?)?, |logits| experts.hint_next(moe.layer, &moe.gate, logits))
+    let logits = moe.logits(&normed(norm, x.clone())?)?;
+    with_f32(&logits, |logits| experts.hint(HintSource::LayerBefore, moe.layer, &moe.gate, logits))
+}
+
+/// Hands over the router logits `[tokens, experts]` of a layer whose attention is not computed yet.
+fn hint_own_layer(layer: &Layer, logits: &Tensor, experts: &mut dyn ExpertPath) -> Result<()> {
+    match &layer.ffn {
+        Ffn::Moe(moe) if experts.wants_hint(HintSource::Router, logits.dim(0)?) => {
+            with_f32(logits, |logits| experts.hint(HintSource::Router, moe.layer, &moe.gate, logits))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// First row and number of the rows of each span whose logits are wanted.

@@ -44,6 +44,16 @@ pub struct Routed {
     pub weights: Vec<f32>,
 }
 
+/// The origin of the router logits of a hint.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum HintSource {
+    /// A prediction: the layer's router, applied to the hidden states of the MoE layer before, to which that layer's experts have
+    /// not been added. It comes before [`forward`](ExpertPath::forward) of that layer.
+    LayerBefore,
+    /// The logits by which the layer will choose, known before its attention because its router reads what the layer gets.
+    Router,
+}
+
 /// Chooses and computes a layer's experts.
 pub trait ExpertPath {
     /// Writes the weighted sum of each token's experts to `out [tokens, hidden]`, and returns the experts.
@@ -53,9 +63,9 @@ pub trait ExpertPath {
     /// unspecified and the path stays usable.
     fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed>;
 
-    /// Whether [`hint_next`](Self::hint_next) shall be called in a step of `tokens` tokens.
-    fn wants_hints(&self, tokens: usize) -> bool {
-        let _ = tokens;
+    /// Whether [`hint`](Self::hint) shall be called with router logits of this kind in a step of `tokens` tokens.
+    fn wants_hint(&self, source: HintSource, tokens: usize) -> bool {
+        let _ = (source, tokens);
         false
     }
 
@@ -65,11 +75,10 @@ pub trait ExpertPath {
         true
     }
 
-    /// A hint: the router logits `[tokens, experts]` of the next MoE layer, `layer`, computed from the hidden states before
-    /// the current layer's experts have been added. Comes before [`forward`](Self::forward) of the current layer. A hint
-    /// changes latency, never results.
-    fn hint_next(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
-        let _ = (layer, gate, logits);
+    /// A hint: router logits `[tokens, experts]` of `layer` before its [`forward`](Self::forward). A hint changes latency, never
+    /// results.
+    fn hint(&mut self, source: HintSource, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
+        let _ = (source, layer, gate, logits);
     }
 }
 

@@ -97,7 +97,7 @@ pub use double::{AttentionDouble, ProductsDouble};
 pub use embedding::{EmbeddingRows, embedding_cache_bytes};
 pub use error::{Cause, ModelError, Result};
 pub use expert_workspace::{ExpertWorkspace, PART_ROWS};
-pub use experts::{ExpertPath, MoeCall, Routed, route, wanted_experts};
+pub use experts::{ExpertPath, HintSource, MoeCall, Routed, route, wanted_experts};
 pub use larder_kernels::PoolActivity;
 pub use nn::{Activation, KvCache, KvFormat, KvPool, KvUsage};
 pub use saved_state::SavedStateError;

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use larder_cache::{ExpertUses, Traffic, Visit};
 use larder_core::{Gate, LayerIdx};
 use larder_engine::{CachedPath, Drafting, Recorder, Routing, StreamingPath, TieredPath};
-use larder_model::{AllResident, Decoder, ExpertPath, ModelError, MoeCall, Routed, wanted_experts};
+use larder_model::{AllResident, Decoder, ExpertPath, HintSource, ModelError, MoeCall, Routed, wanted_experts};
 use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
 use larder_store::reader::{Arena, Slot};
@@ -338,15 +338,15 @@ impl ExpertPath for EngineExperts {
         Ok(routed)
     }
 
-    fn wants_hints(&self, tokens: usize) -> bool {
-        self.path().wants_hints(tokens)
+    fn wants_hint(&self, source: HintSource, tokens: usize) -> bool {
+        self.path().wants_hint(source, tokens)
     }
 
     fn may_compute_drafts(&self) -> bool {
         self.recorder.is_none() && self.routing().is_none_or(Routing::is_lossless)
     }
 
-    fn hint_next(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
-        self.path_mut().hint_next(layer, gate, logits);
+    fn hint(&mut self, source: HintSource, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
+        self.path_mut().hint(source, layer, gate, logits);
     }
 }

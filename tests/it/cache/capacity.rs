@@ -3,7 +3,7 @@
 use larder_core::{CacheScope, Gate, Geometry, LayerIdx, Rng, Trace};
 use larder_engine::{CachedPath, Recorder, Session, StreamingPath};
 use larder_lab::{Requests, replay_requests};
-use larder_model::{ExpertPath, ModelError, MoeCall, Routed};
+use larder_model::{ExpertPath, HintSource, ModelError, MoeCall, Routed};
 use larder_policy::eviction::{CacheShape, EvictionSpec, POLICIES, PolicyInputs, PolicyNeeds};
 
 use crate::support::rig::{Model, Recorded, model, read_and_write};
@@ -49,12 +49,12 @@ impl ExpertPath for Resizing {
         self.recorded.forward(call, out)
     }
 
-    fn wants_hints(&self, tokens: usize) -> bool {
-        self.recorded.path.wants_hints(tokens)
+    fn wants_hint(&self, source: HintSource, tokens: usize) -> bool {
+        self.recorded.path.wants_hint(source, tokens)
     }
 
-    fn hint_next(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
-        self.recorded.path.hint_next(layer, gate, logits);
+    fn hint(&mut self, source: HintSource, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
+        self.recorded.path.hint(source, layer, gate, logits);
     }
 }
 

@@ -1,7 +1,8 @@
 //! Routing by the cache, and what is recorded of it.
 
+use larder_cache::Traffic;
 use larder_core::{CacheScope, GATES_KEY, Geometry};
-use larder_engine::{CachedPath, Recorder, Routing, Session};
+use larder_engine::{CachedPath, Recorder, Routing, Session, TokenInput};
 use larder_lab::{InitialCache, replay, reroute};
 use larder_policy::eviction::{CacheShape, EvictionSpec, POLICIES, PolicyInputs};
 use larder_policy::routing::RoutingSpec;
@@ -33,6 +34,28 @@ fn strategies_that_change_nothing_change_no_bit() {
             let quality = streaming.routing().quality().unwrap();
             assert_eq!((quality.substituted, quality.kl), (0, 0.0), "{}: {spec}", folder.display());
             assert!(quality.choices > 0);
+        }
+    }
+}
+
+#[test]
+fn misses_of_a_router_that_reads_before_attention_are_read_meanwhile() {
+    for (name, early) in [("smallthinker", true), ("olmoe", false)] {
+        let model = model(&fixture("golden").join(name));
+        let shape = CacheShape::new(model.decoder.geometry(), model.decoder.geometry().top_k + 1, CacheScope::Layer);
+        for (spec, lossless) in [(None, true), (Some("prior:lambda=0.5,phase=all"), false)] {
+            let mut path = model.evicting("lru", &shape, 0, model.memory());
+            if let Some(routing) = spec.and_then(|spec| routing(spec, &model)) {
+                path.set_routing(routing);
+            }
+            let mut session = Session::new(&model.decoder, &mut path, 100);
+            session.forward(&TokenInput::prompt(&TOKENS[..1]), &mut ()).unwrap();
+            for token in TOKENS {
+                session.forward(&TokenInput::decode(&[token]), &mut ()).unwrap();
+            }
+            let Traffic { counts, reads_ahead, .. } = path.traffic();
+            assert_eq!(reads_ahead.begun > 0, early && lossless, "{name}, {spec:?}: {reads_ahead:?}");
+            assert!(counts.misses > 20 && reads_ahead.used == reads_ahead.begun && reads_ahead.unused == 0);
         }
     }
 }

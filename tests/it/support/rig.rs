@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use larder_cache::two_tiers::{DeviceDouble, MeasuredCosts, TierShape, TieredCache};
 use larder_cache::{Cache, SlotSupply, pass_through_slots};
-use larder_core::CacheScope;
+use larder_core::{CacheScope, Gate, LayerIdx};
 use larder_engine::{DeviceExpertsDouble, Recorder, Routing, Session, StreamingPath, TieredPath, TokenInput};
 use larder_model::{
-    AllResident, ComputeContext, Decoder, DeviceAttention, DeviceProducts, ExpertPath, ModelError, MoeCall, Routed,
+    AllResident, ComputeContext, Decoder, DeviceAttention, DeviceProducts, ExpertPath, HintSource, ModelError, MoeCall,
+    Routed,
 };
 use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs};
 use larder_store::reader::{Arena, MemoryReader, Reader, ReaderSpec, Slot};
@@ -216,6 +217,14 @@ impl ExpertPath for Recorded {
         let routed = self.path.forward(call, out)?;
         self.recorder.record(call, &routed);
         Ok(routed)
+    }
+
+    fn wants_hint(&self, source: HintSource, tokens: usize) -> bool {
+        self.path.wants_hint(source, tokens)
+    }
+
+    fn hint(&mut self, source: HintSource, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
+        self.path.hint(source, layer, gate, logits);
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 use larder_cache::Traffic;
 use larder_core::{ExpertId, Gate, LayerIdx, WantedExpert};
 use larder_engine::{CachedPath, StreamingPath};
-use larder_model::{ExpertPath, ModelError, MoeCall, Routed, wanted_experts};
+use larder_model::{ExpertPath, HintSource, ModelError, MoeCall, Routed, wanted_experts};
 
 use crate::client::latency_estimate::LatencyEstimate;
 use crate::client::layer_share::OutputSource;
@@ -181,12 +181,12 @@ impl ExpertPath for Edge {
         Ok(all)
     }
 
-    fn wants_hints(&self, tokens: usize) -> bool {
+    fn wants_hint(&self, source: HintSource, tokens: usize) -> bool {
         // What workers will compute need not be read ahead.
-        tokens == 1 && self.local.wants_hints(tokens)
+        source == HintSource::LayerBefore && tokens == 1 && self.local.wants_hint(source, tokens)
     }
 
-    fn hint_next(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
-        self.local.hint_next(layer, gate, logits);
+    fn hint(&mut self, source: HintSource, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
+        self.local.hint(source, layer, gate, logits);
     }
 }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use larder_cache::{Cache, ExpertCache, ExpertUses, Traffic};
 use larder_core::{ComputeStage, ExpertId, ExpertKey, ExpertLayout, Gate, LayerIdx, Presence, WantedExpert};
-use larder_model::{ComputeContext, ExpertPath, ExpertWorkspace, ModelError, MoeCall, Routed, wanted_experts};
+use larder_model::{
+    ComputeContext, ExpertPath, ExpertWorkspace, HintSource, ModelError, MoeCall, Routed, wanted_experts,
+};
 
 use crate::paths::cached_path::CachedPath;
 use crate::paths::routing::{Routing, top_k_experts};
@@ -164,17 +166,23 @@ impl ExpertPath for StreamingPath {
         Ok(routed)
     }
 
-    fn wants_hints(&self, tokens: usize) -> bool {
-        match tokens {
-            1 => self.prefetch > 0,
-            many => many >= READ_AHEAD_TOKENS,
+    fn wants_hint(&self, source: HintSource, tokens: usize) -> bool {
+        match (source, tokens) {
+            // A strategy that looks at residency may choose others, which is not known before the visit.
+            (HintSource::Router, _) => self.routing.is_lossless(),
+            (HintSource::LayerBefore, 1) => self.prefetch > 0,
+            (HintSource::LayerBefore, many) => many >= READ_AHEAD_TOKENS,
         }
     }
 
-    fn hint_next(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
-        match logits.len() / gate.experts {
-            1 => self.cache.hint(layer, &top_k_experts(gate, logits), self.prefetch),
-            _ => self.cache.read_ahead(layer, likely_experts(gate, logits)),
+    fn hint(&mut self, source: HintSource, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
+        match (source, logits.len() / gate.experts) {
+            (HintSource::Router, _) => {
+                self.cache.read_ahead(layer, likely_experts(gate, logits));
+                self.cache.begin_reads_ahead();
+            }
+            (HintSource::LayerBefore, 1) => self.cache.hint(layer, &top_k_experts(gate, logits), self.prefetch),
+            (HintSource::LayerBefore, _) => self.cache.read_ahead(layer, likely_experts(gate, logits)),
         }
     }
 }

@@ -7,7 +7,8 @@ use larder_cache::two_tiers::{CostModel, TierError, TierErrorCause, TierTraffic,
 use larder_cache::{ExpertCache, SlotIndex, Traffic};
 use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx};
 use larder_model::{
-    ComputeContext, Decoder, DeviceExperts, ExpertPath, ExpertWorkspace, ModelError, MoeCall, Routed, wanted_experts,
+    ComputeContext, Decoder, DeviceExperts, ExpertPath, ExpertWorkspace, HintSource, ModelError, MoeCall, Routed,
+    wanted_experts,
 };
 
 use crate::paths::cached_path::CachedPath;
@@ -100,11 +101,11 @@ impl ExpertPath for TieredPath {
         Ok(routed)
     }
 
-    fn wants_hints(&self, tokens: usize) -> bool {
-        tokens == 1 && self.prefetch > 0
+    fn wants_hint(&self, source: HintSource, tokens: usize) -> bool {
+        source == HintSource::LayerBefore && tokens == 1 && self.prefetch > 0
     }
 
-    fn hint_next(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
+    fn hint(&mut self, _: HintSource, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
         self.cache.hint(layer, &top_k_experts(gate, logits), self.prefetch);
     }
 }

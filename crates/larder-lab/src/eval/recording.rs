@@ -2,7 +2,7 @@
 
 use larder_core::{Gate, LayerIdx};
 use larder_engine::Recorder;
-use larder_model::{ExpertPath, ModelError, MoeCall, Routed};
+use larder_model::{ExpertPath, HintSource, ModelError, MoeCall, Routed};
 
 /// An expert path that also records every routing decision.
 pub struct RecordingPath<'a, P> {
@@ -24,11 +24,11 @@ impl<P: ExpertPath> ExpertPath for RecordingPath<'_, P> {
         Ok(routed)
     }
 
-    fn wants_hints(&self, tokens: usize) -> bool {
-        self.path.wants_hints(tokens)
+    fn wants_hint(&self, source: HintSource, tokens: usize) -> bool {
+        self.path.wants_hint(source, tokens)
     }
 
-    fn hint_next(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
-        self.path.hint_next(layer, gate, logits);
+    fn hint(&mut self, source: HintSource, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
+        self.path.hint(source, layer, gate, logits);
     }
 }

@@ -170,7 +170,8 @@ impl Cache {
     }
 
     /// The experts, of all that `layer` will probably want, that are read ahead of its visit, likeliest first. They wait in
-    /// pass-through slots, so nothing is evicted for them. Their reads begin when those of the layer before have.
+    /// pass-through slots, so nothing is evicted for them. Their reads begin when those of the layer before have, or with
+    /// [`begin_reads_ahead`](Self::begin_reads_ahead).
     pub fn read_ahead(&mut self, layer: LayerIdx, experts: impl IntoIterator<Item = ExpertId>) {
         let row = self.row(layer);
         self.ahead.clear();
@@ -186,8 +187,8 @@ impl Cache {
         }
     }
 
-    /// Begins the reads ahead that find a pass-through slot.
-    fn begin_reads_ahead(&mut self) {
+    /// Begins the reads ahead that find a pass-through slot, for a caller that knows that nothing else is to be read first.
+    pub fn begin_reads_ahead(&mut self) {
         while let Some(expert) = self.ahead.pop_front() {
             if !self.ledger.is_absent(expert) || self.pass_through.holds(expert) {
                 continue;

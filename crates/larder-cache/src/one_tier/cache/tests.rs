@@ -83,6 +83,7 @@ proptest! {
         prefetches in 0u16..4,
         scratch in 0usize..3,
         ahead in any::<bool>(),
+        at_once in any::<bool>(),
     ) {
         let scope = if global { CacheScope::Global } else { CacheScope::Layer };
         let shape = CacheShape { scratch, ..CacheShape::new(&geometry(), slots, scope) };
@@ -97,6 +98,9 @@ proptest! {
             match ahead {
                 true => cache.read_ahead(LayerIdx(next), expected),
                 false => cache.hint(LayerIdx(next), &expected, usize::from(prefetches)),
+            }
+            if at_once {
+                cache.begin_reads_ahead();
             }
             visit(&mut cache, *layer, wanted).unwrap();
         }
@@ -292,6 +296,7 @@ proptest! {
         prefetches in 0u16..4,
         scratch in 0usize..3,
         ahead in any::<bool>(),
+        at_once in any::<bool>(),
     ) {
         let scope = if global { CacheScope::Global } else { CacheScope::Layer };
         let shape = CacheShape { scratch, ..CacheShape::new(&geometry(), slots, scope) };
