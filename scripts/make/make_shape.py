@@ -33,6 +33,8 @@ Properties of the files:
   of the first layer's magnitude, because dequantising every expert would take longer than writing the file. The script
   prints the measured reuse, fails if a logit is not finite or if tokens do not differ in their experts, and only then
   renames the file to its final name. A text that repeats tokens shares more.
+* glm-4.7-flash. DeepSeek's latent attention without the constant part: it is spread over all positions, so tokens far apart
+  share as many experts as adjacent ones. For the reuse of a text, `larder bench --trace` with a trace of `larder lab synth`.
 * gpt-oss. Sinks take about a quarter of the attention, and gate and up are larger than in the other shapes, so that some
   values reach the limit of the activation. YaRN's ramp is not rounded, as in the model's own code; llama.cpp rounds it.
 * Vocabulary. Byte-level BPE of the real size: 256 bytes, pairs of letters, pairs with a leading space, words of two
@@ -52,7 +54,7 @@ from gguf import GGMLQuantizationType as Q
 from safetensors.numpy import save_file
 
 from shapes.formats import MIXES
-from shapes.forward import Shape
+from shapes.forward import Latent, Shape
 from shapes.model import Maker
 
 SHAPES = {
@@ -64,6 +66,13 @@ SHAPES = {
     "mixtral-8x7b": Shape("llama", 32, 4096, 32, 8, 128, 14336, 8, 2, 32000, 32768, 1e6, 1e-5, "gpt-2"),
     "gpt-oss-20b": Shape(
         "gpt-oss", 24, 2880, 64, 8, 64, 2880, 32, 4, 201088, 131072, 150000.0, 1e-5, "gpt-4o", window=128, yarn=32
+    ),
+    "glm-4.7-flash": Shape(
+        "deepseek2", 47, 2048, 20, 20, 256, 1536, 64, 4, 154880, 202752, 1e6, 1e-5, "glm4", shared=1536, dense=10240,
+        latent=Latent(query_rank=768, rank=512, rotated=64, value=256, dense_layers=1, scale=1.8),
+    ),
+    "smallthinker-21b-a3b": Shape(
+        "smallthinker", 52, 2560, 28, 4, 128, 768, 64, 6, 151936, 16384, 1.5e6, 1e-6, "qwen2", early=True
     ),
     "tiny-olmoe": Shape("olmoe", 2, 96, 6, 6, 16, 32, 4, 2, 272, 256, 1e4, 1e-5, "olmo"),
     "tiny-qwen2moe": Shape("qwen2moe", 1, 96, 2, 2, 48, 32, 3, 2, 272, 256, 1e4, 1e-6, "qwen2", shared=32, dense=64),
@@ -130,22 +139,27 @@ def metadata(writer, name, shape, file_type, rng):
     writer.add_block_count(s.layers)
     writer.add_feed_forward_length(s.dense or s.inter)
     writer.add_head_count(s.heads)
-    writer.add_head_count_kv(s.kv_heads)
-    writer.add_key_length(s.head_dim)
-    writer.add_value_length(s.head_dim)
-    writer.add_rope_dimension_count(s.head_dim)
+    if s.latent:
+        latent_metadata(writer, s)
+    else:
+        writer.add_head_count_kv(s.kv_heads)
+        writer.add_key_length(s.head_dim)
+        writer.add_value_length(s.head_dim)
+        writer.add_rope_dimension_count(s.head_dim)
     writer.add_rope_freq_base(s.theta)
     writer.add_layer_norm_rms_eps(s.eps)
     writer.add_expert_count(s.experts)
     writer.add_expert_used_count(s.top_k)
     writer.add_expert_feed_forward_length(s.inter)
+    if s.early:
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX)
     if s.window:
         writer.add_sliding_window(s.window)
     if s.yarn:
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(s.yarn)
         writer.add_rope_scaling_orig_ctx_len(s.context // s.yarn)
-    if s.shared:
+    if s.shared and not s.latent:
         writer.add_expert_shared_feed_forward_length(s.shared)
     tokens, merges = vocabulary(s.vocab, rng)
     normal = len(tokens) - len(SPECIAL)
@@ -159,6 +173,23 @@ def metadata(writer, name, shape, file_type, rng):
     writer.add_pad_token_id(normal)
     writer.add_add_bos_token(False)
     writer.add_chat_template(CHAT_TEMPLATE)
+
+
+def latent_metadata(writer, s):
+    a = s.latent
+    writer.add_head_count_kv(1)
+    writer.add_key_length(a.rank + a.rotated)
+    writer.add_value_length(a.rank)
+    writer.add_key_length_mla(s.head_dim)
+    writer.add_value_length_mla(a.value)
+    writer.add_rope_dimension_count(a.rotated)
+    writer.add_q_lora_rank(a.query_rank)
+    writer.add_kv_lora_rank(a.rank)
+    writer.add_leading_dense_block_count(a.dense_layers)
+    writer.add_expert_shared_count(s.shared // s.inter)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_expert_weights_norm(True)
+    writer.add_expert_weights_scale(a.scale)
 
 
 def write(name, shape, mix, seed, reuse, out):
@@ -208,7 +239,7 @@ def report(maker):
     chance = s.top_k / s.experts
     distinct = np.mean([len({tuple(sorted(row)) for row in ids}) / len(ids) for ids in maker.used])
     touched = np.mean([len(np.unique(ids)) / s.experts for ids in maker.used])
-    exact = "all layers" if maker.tiny else "layer 0"
+    exact = "all layers" if maker.tiny else "the first layer with experts"
     print(f"share of experts in common with the token 1, 4, 16 before: {' '.join(f'{v:.3f}' for v in lags.mean(0))}")
     print(f"  requested {maker.reuse:.3f}, by chance {chance:.3f}; by layer {lags[:, 0].min():.3f} to {lags[:, 0].max():.3f}")
     print(f"  over {len(maker.used[0])} random ids in numpy, all layers, experts computed in {exact}")

@@ -28,6 +28,20 @@ class Shape:
     tied: bool = False
     window: int = 0  # positions that every second layer sees, from the first layer on; 0 if all layers see all
     yarn: int = 0  # factor by which YaRN has stretched the context, or 0
+    early: bool = False  # the router reads what the layer gets, before attention and not normalised; SmallThinker's ReLU
+    latent: "Latent | None" = None  # DeepSeek's attention and gate, with a shared expert and dense layers first
+
+
+@dataclasses.dataclass(frozen=True)
+class Latent:
+    """Widths of DeepSeek's latent attention, and what its gate needs."""
+
+    query_rank: int
+    rank: int
+    rotated: int  # of the `head_dim` values of a query
+    value: int  # values per head
+    dense_layers: int
+    scale: float  # factor on the expert weights
 
 
 def norm(x, weight, eps):
@@ -105,6 +119,18 @@ def attend(scores, v, shape, sinks=None):
     else:
         weights = softmax(scores)
     return np.einsum("hts,shd->thd", weights, v).reshape(len(v), -1)
+
+
+def latent_scores(q, k, rotated_k, shape):
+    """[heads, tokens, tokens]; `rotated_k` [tokens, rotated] is the part of the keys that all heads share."""
+    width = shape.latent.rotated
+    plain = q.shape[-1] - width
+    angle = np.arange(len(q))[:, None] * shape.theta ** (-np.arange(0, width, 2) / width)
+    turn = np.exp(1j * angle)[:, None]
+    rotated = lambda x: (x[..., 0::2] + 1j * x[..., 1::2]) * turn
+    scores = np.einsum("thd,shd->hts", q[..., :plain], k)
+    scores += np.einsum("thd,sd->hts", rotated(q[..., plain:]), rotated(rotated_k[:, None]).conj()[:, 0]).real
+    return scores / np.sqrt(shape.head_dim) + np.triu(np.full((len(q), len(q)), -np.inf), 1)
 
 
 def top(logits, k):

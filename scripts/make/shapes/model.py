@@ -6,7 +6,7 @@ from gguf import GGMLQuantizationType as Q
 
 from shapes.blocks import Matrix
 from shapes.forward import (
-    amplitude, attend, attention_scores, clamped_swiglu, norm, rotation, shared_with, silu, softmax, top,
+    amplitude, attend, attention_scores, clamped_swiglu, latent_scores, norm, rotation, shared_with, silu, softmax, top,
 )
 
 CONSTANT = 32  # values at the start of the residual stream that are equal for all tokens
@@ -41,6 +41,9 @@ class Maker:
         for layer in range(s.layers):
             b = f"blk.{layer}."
             yield b + "attn_norm.weight", (s.hidden,), f32
+            if s.latent:
+                yield from self.latent_tensors(b, layer, kind, experts)
+                continue
             for part, rows in (("q", width), ("k", kv_width), ("v", kv_width)):
                 yield f"{b}attn_{part}.weight", (rows, s.hidden), kind(s.hidden)
             if s.arch in ("qwen2moe", "gpt-oss"):
@@ -74,6 +77,34 @@ class Maker:
         if not s.tied:
             yield "output.weight", (s.vocab, s.hidden), self.output_kind()
 
+    def latent_tensors(self, b, layer, kind, experts):
+        s, a, f32 = self.shape, self.shape.latent, Q.F32
+        plain = s.head_dim - a.rotated
+        yield b + "attn_q_a.weight", (a.query_rank, s.hidden), kind(s.hidden)
+        yield b + "attn_q_a_norm.weight", (a.query_rank,), f32
+        yield b + "attn_q_b.weight", (s.heads * s.head_dim, a.query_rank), kind(a.query_rank)
+        yield b + "attn_kv_a_mqa.weight", (a.rank + a.rotated, s.hidden), kind(s.hidden)
+        yield b + "attn_kv_a_norm.weight", (a.rank,), f32
+        yield b + "attn_k_b.weight", (s.heads, a.rank, plain), kind(plain)
+        yield b + "attn_v_b.weight", (s.heads, a.value, a.rank), kind(a.rank)
+        yield b + "attn_output.weight", (s.hidden, s.heads * a.value), kind(s.heads * a.value)
+        yield b + "ffn_norm.weight", (s.hidden,), f32
+        if layer < a.dense_layers:
+            yield from self.mlp_tensors(b, "", s.dense, kind)
+            return
+        yield b + "ffn_gate_inp.weight", (s.experts, s.hidden), f32
+        yield b + "exp_probs_b.bias", (s.experts,), f32
+        yield b + "ffn_gate_exps.weight", (s.experts, s.inter, s.hidden), experts(s.hidden)
+        yield b + "ffn_up_exps.weight", (s.experts, s.inter, s.hidden), experts(s.hidden)
+        yield b + "ffn_down_exps.weight", (s.experts, s.hidden, s.inter), experts(s.inter)
+        yield from self.mlp_tensors(b, "_shexp", s.shared, kind)
+
+    def mlp_tensors(self, b, name, width, kind):
+        hidden = self.shape.hidden
+        yield f"{b}ffn_gate{name}.weight", (width, hidden), kind(hidden)
+        yield f"{b}ffn_up{name}.weight", (width, hidden), kind(hidden)
+        yield f"{b}ffn_down{name}.weight", (hidden, width), kind(width)
+
     def output_kind(self):
         return self.mix.fit(self.mix.rest if self.tiny else self.mix.head(), self.shape.hidden)
 
@@ -95,8 +126,10 @@ class Maker:
         picked = embedding.blocks[ids].reshape(len(ids), -1)
         x = gguf.quants.dequantize(picked, embedding.kind).astype(np.float64)
         for layer in range(s.layers):
-            x = yield from self.attention(x, layer)
-            x = yield from self.mixture(x, layer)
+            before = x
+            x = yield from (self.latent_attention(x) if s.latent else self.attention(x, layer))
+            dense = s.latent and layer < s.latent.dense_layers
+            x = yield from (self.dense(x) if dense else self.mixture(x, layer, before if s.early else None))
         weight = self.hiding_constant()
         yield weight
         head = embedding if s.tied else self.matrix(s.vocab, s.hidden, 1.5, self.output_kind())
@@ -167,6 +200,43 @@ class Maker:
             x = x + bias
         return x
 
+    def latent_attention(self, x):
+        """Without a constant part: attention is spread over all positions, so the slow quarter averages a text from its start."""
+        s, a, tokens = self.shape, self.shape.latent, len(x)
+        plain = s.head_dim - a.rotated
+        weight = self.hiding_constant()
+        yield weight
+        n = norm(x, weight, s.eps)
+        down = self.matrix(a.query_rank, s.hidden)
+        yield down.bytes()
+        ones = np.ones(a.query_rank, np.float32)
+        yield ones
+        up = self.matrix(s.heads * s.head_dim, a.query_rank)
+        yield up.bytes()
+        q = (norm(n @ down.floats().T, ones, s.eps) @ up.floats().T).reshape(tokens, s.heads, s.head_dim)
+        down = self.matrix(a.rank + a.rotated, s.hidden)
+        yield down.bytes()
+        latent, rotated = np.split(n @ down.floats().T, [a.rank], 1)
+        ones = np.ones(a.rank, np.float32)
+        yield ones
+        latent = norm(latent, ones, s.eps)
+        keys = self.draw(s.heads * a.rank, plain, 1 / np.sqrt(a.rank))
+        yield keys.bytes()
+        values = self.matrix(s.heads * a.value, a.rank)
+        yield values.bytes()
+        k = np.einsum("tr,hrd->thd", latent, keys.floats().reshape(s.heads, a.rank, plain))
+        v = np.einsum("tr,hvr->thv", latent, values.floats().reshape(s.heads, a.value, a.rank))
+        attended = np.einsum("hts,shv->thv", softmax(latent_scores(q, k, rotated, s)), v).reshape(tokens, -1)
+        out = self.matrix(s.hidden, s.heads * a.value).clear_rows(slice(0, CONSTANT))
+        yield out.bytes()
+        return x + attended @ out.floats().T
+
+    def dense(self, x):
+        weight = self.hiding_constant()
+        yield weight
+        unwritten = np.r_[0:CONSTANT, self.slow.start : self.shape.hidden]
+        return x + (yield from self.mlp(norm(x, weight, self.shape.eps), self.shape.dense, unwritten))
+
     def bias(self, std, *shape):
         return (self.rng.standard_normal(shape) * std).astype(np.float32)
 
@@ -190,24 +260,30 @@ class Maker:
             low, high = (middle, high) if share(middle) < self.reuse else (low, middle)
         return weighed(0.0 if share(0.0) >= self.reuse else high)
 
-    def mixture(self, x, layer):
+    def mixture(self, x, layer, before):
+        """`before` is what the router reads, if that is not the normalised `x`."""
         s = self.shape
         weight = self.hiding_constant()
         yield weight
         n = norm(x, weight, s.eps)
         bias = self.bias(0.2, s.experts) if s.arch == "gpt-oss" else 0
-        router = self.router(n, bias)
+        seen = n if before is None else before
+        router = self.router(seen, bias)
         yield router
         if s.arch == "gpt-oss":
             yield bias
-        logits = n @ router.T + bias
+        logits = seen @ router.T + bias
+        if s.latent:
+            yield np.zeros(s.experts, np.float32)
         ids = top(logits, s.top_k)
         self.measured.append([shared_with(ids, lag) for lag in (1, 4, 16)])
         self.used.append(ids)
-        chosen = np.take_along_axis(softmax(logits), ids, -1)
-        if s.arch in ("llama", "qwen3moe", "gpt-oss"):
+        chosen = np.take_along_axis(1 / (1 + np.exp(-logits)) if s.latent else softmax(logits), ids, -1)
+        if s.arch in ("llama", "qwen3moe", "gpt-oss", "deepseek2", "smallthinker"):
             chosen /= chosen.sum(-1, keepdims=True)
-        exact = self.tiny or layer == 0
+        if s.latent:
+            chosen *= s.latent.scale
+        exact = self.tiny or self.expert_std is None  # in the first layer with experts
         wide, narrow = (GPT_OSS_GAIN, 0.15) if s.arch == "gpt-oss" else (1.0, 1.5)
         gate = self.matrix(s.experts * s.inter, s.hidden, wide, self.mix.experts)
         yield gate.bytes()
@@ -231,7 +307,9 @@ class Maker:
             out = self.rng.standard_normal(x.shape) * self.expert_std
             out[:, unwritten] = 0
         del gate, up, down
-        if s.shared:
+        if s.latent:
+            out = out + (yield from self.mlp(n, s.shared, unwritten))
+        elif s.shared:
             out = out + (yield from self.shared_expert(n, unwritten))
         return x + out
 
@@ -245,7 +323,7 @@ class Maker:
                 y = clamped_swiglu(g, u) @ floats[2].T + biases[2][expert]
             else:
                 g, u = (n[tokens] @ w.T for w in floats[:2])
-                y = silu(g) * u @ floats[2].T
+                y = (np.maximum(g, 0) if self.shape.early else silu(g)) * u @ floats[2].T
             out[tokens] += weights[tokens, rank][:, None] * y
         return out
 
@@ -257,11 +335,14 @@ class Maker:
         s = self.shape
         how_much = (self.rng.standard_normal(s.hidden) / np.sqrt(s.hidden)).astype(np.float32)
         yield how_much
-        gate = self.matrix(s.shared, s.hidden)
+        return (yield from self.mlp(n, s.shared, unwritten)) / (1 + np.exp(-(n @ how_much)))[:, None]
+
+    def mlp(self, n, width, unwritten):
+        hidden = self.shape.hidden
+        gate = self.matrix(width, hidden)
         yield gate.bytes()
-        up = self.matrix(s.shared, s.hidden)
+        up = self.matrix(width, hidden)
         yield up.bytes()
-        down = self.matrix(s.hidden, s.shared, 0.5).clear_rows(unwritten)
+        down = self.matrix(hidden, width, 0.5).clear_rows(unwritten)
         yield down.bytes()
-        hidden = silu(n @ gate.floats().T) * (n @ up.floats().T)
-        return hidden @ down.floats().T / (1 + np.exp(-(n @ how_much)))[:, None]
+        return (silu(n @ gate.floats().T) * (n @ up.floats().T)) @ down.floats().T
