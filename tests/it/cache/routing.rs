@@ -56,7 +56,7 @@ fn misses_of_a_router_that_reads_before_attention_are_read_meanwhile() {
             let Traffic { counts, reads_ahead, .. } = path.traffic();
             assert_eq!(reads_ahead.begun > 0, early && lossless, "{name}, {spec:?}: {reads_ahead:?}");
             assert!(
-                counts.misses > 10 && reads_ahead.used == reads_ahead.begun && reads_ahead.unused == 0,
+                counts.misses > 0 && reads_ahead.used == reads_ahead.begun && reads_ahead.unused == 0,
                 "{name}, {spec:?}: {counts:?} {reads_ahead:?}"
             );
         }

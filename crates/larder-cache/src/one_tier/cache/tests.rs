@@ -296,7 +296,6 @@ proptest! {
         prefetches in 0u16..4,
         scratch in 0usize..3,
         ahead in any::<bool>(),
-        at_once in any::<bool>(),
     ) {
         let scope = if global { CacheScope::Global } else { CacheScope::Layer };
         let shape = CacheShape { scratch, ..CacheShape::new(&geometry(), slots, scope) };
