@@ -480,7 +480,8 @@ impl Simd for Avx2 {
     }
 }
 
-/// Prefetches bytes into the cache; the hardware prefetcher does not cross the end of a row or a page.
+/// Prefetches bytes into the second-level cache; the hardware prefetcher does not cross the end of a row or a page. The first level has
+/// too few buffers for lines on their way: with 24 of them and 110 ns to memory a core would read 14 GB/s.
 ///
 /// As assembly that may write memory, so that it stays between the loads before and behind it: the compiler would move all the
 /// prefetches of a large block to its end.
@@ -489,6 +490,6 @@ pub fn prefetch(bytes: *const u8, len: usize) {
     for line in (0..len).step_by(64) {
         let at = bytes.wrapping_add(line);
         // SAFETY: a prefetch reads nothing, so any address will do.
-        unsafe { asm!("prefetcht0 [{}]", in(reg) at, options(nostack, preserves_flags)) };
+        unsafe { asm!("prefetcht1 [{}]", in(reg) at, options(nostack, preserves_flags)) };
     }
 }
