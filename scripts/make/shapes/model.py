@@ -62,17 +62,13 @@ class Maker:
             yield b + "ffn_gate_inp.weight", (s.experts, s.hidden), f32
             if s.arch == "gpt-oss":
                 yield b + "ffn_gate_inp.bias", (s.experts,), f32
-            yield b + "ffn_gate_exps.weight", (s.experts, s.inter, s.hidden), experts(s.hidden)
-            yield b + "ffn_up_exps.weight", (s.experts, s.inter, s.hidden), experts(s.hidden)
-            yield b + "ffn_down_exps.weight", (s.experts, s.hidden, s.inter), experts(s.inter)
+            yield from self.expert_tensors(b, experts)
             if s.arch == "gpt-oss":
                 for part, rows in (("gate", s.inter), ("up", s.inter), ("down", s.hidden)):
                     yield f"{b}ffn_{part}_exps.bias", (s.experts, rows), f32
             if s.shared:
                 yield b + "ffn_gate_inp_shexp.weight", (s.hidden,), f32
-                yield b + "ffn_gate_shexp.weight", (s.shared, s.hidden), kind(s.hidden)
-                yield b + "ffn_up_shexp.weight", (s.shared, s.hidden), kind(s.hidden)
-                yield b + "ffn_down_shexp.weight", (s.hidden, s.shared), kind(s.shared)
+                yield from self.mlp_tensors(b, "_shexp", s.shared, kind)
         yield "output_norm.weight", (s.hidden,), f32
         if not s.tied:
             yield "output.weight", (s.vocab, s.hidden), self.output_kind()
@@ -94,10 +90,14 @@ class Maker:
             return
         yield b + "ffn_gate_inp.weight", (s.experts, s.hidden), f32
         yield b + "exp_probs_b.bias", (s.experts,), f32
-        yield b + "ffn_gate_exps.weight", (s.experts, s.inter, s.hidden), experts(s.hidden)
-        yield b + "ffn_up_exps.weight", (s.experts, s.inter, s.hidden), experts(s.hidden)
-        yield b + "ffn_down_exps.weight", (s.experts, s.hidden, s.inter), experts(s.inter)
+        yield from self.expert_tensors(b, experts)
         yield from self.mlp_tensors(b, "_shexp", s.shared, kind)
+
+    def expert_tensors(self, b, kind):
+        s = self.shape
+        yield b + "ffn_gate_exps.weight", (s.experts, s.inter, s.hidden), kind(s.hidden)
+        yield b + "ffn_up_exps.weight", (s.experts, s.inter, s.hidden), kind(s.hidden)
+        yield b + "ffn_down_exps.weight", (s.experts, s.hidden, s.inter), kind(s.inter)
 
     def mlp_tensors(self, b, name, width, kind):
         hidden = self.shape.hidden

@@ -480,8 +480,8 @@ impl Simd for Avx2 {
     }
 }
 
-/// Prefetches bytes into the second-level cache; the hardware prefetcher does not cross the end of a row or a page. The first level has
-/// too few buffers for lines on their way: with 24 of them and 110 ns to memory a core would read 14 GB/s.
+/// Prefetches bytes into the second-level cache; the hardware prefetcher does not cross the end of a row or a page. Into the
+/// first level large blocks come at a lower rate, probably because it has fewer buffers for lines on their way.
 ///
 /// As assembly that may write memory, so that it stays between the loads before and behind it: the compiler would move all the
 /// prefetches of a large block to its end.

@@ -160,8 +160,14 @@ impl<S: Simd, F: BlockFormat, const INTERLEAVED: bool, const VECTORS: usize, con
 #[inline(always)]
 fn next<F: BlockFormat>(panels: &[Panel; 2], i: usize) -> NextBlocks {
     let bytes = ROW_GROUP * F::KIND.block_bytes();
-    let start = |panel: &Panel| if panel.next.is_empty() { panel.bytes.as_ptr() } else { panel.next.as_ptr() };
-    NextBlocks { panels: [start(&panels[0]).wrapping_add(i * bytes), start(&panels[1]).wrapping_add(i * bytes)], bytes }
+    let mut starts = [panels[0].bytes.as_ptr(), panels[1].bytes.as_ptr()];
+    for panel in 0..2 {
+        if !panels[panel].next.is_empty() {
+            starts[panel] = panels[panel].next.as_ptr();
+        }
+        starts[panel] = starts[panel].wrapping_add(i * bytes);
+    }
+    NextBlocks { panels: starts, bytes }
 }
 
 /// Adds block `i` of the rows of a vector, and prefetches `next` meanwhile.
