@@ -43,6 +43,8 @@ pub enum Score {
     Softmax,
     /// Sigmoid of each logit.
     Sigmoid,
+    /// Root of the softplus of each logit.
+    SqrtSoftplus,
 }
 
 /// Limits the choice to `keep` of `count` equal groups of adjacent experts.
@@ -229,8 +231,8 @@ impl Gate {
         }
     }
 
-    /// The router's probability of each expert: the softmax of the logits or, if scores are sigmoids, each one's share
-    /// of their sum.
+    /// The router's probability of each expert: the softmax of the logits or, if each logit has a score of its own, that score's
+    /// share of their sum.
     ///
     /// The caller guarantees one logit per expert.
     pub fn probabilities(&self, logits: &[f32], out: &mut Vec<f32>) {
@@ -238,7 +240,7 @@ impl Gate {
         match self.score {
             Score::Raw => softmax(out),
             Score::Softmax => {}
-            Score::Sigmoid => {
+            Score::Sigmoid | Score::SqrtSoftplus => {
                 let sum: f32 = out.iter().sum();
                 out.iter_mut().for_each(|v| *v /= sum.max(f32::MIN_POSITIVE));
             }
@@ -316,6 +318,7 @@ impl Gate {
             Score::Raw => {}
             Score::Softmax => softmax(out),
             Score::Sigmoid => out.iter_mut().for_each(|v| *v = sigmoid(*v)),
+            Score::SqrtSoftplus => out.iter_mut().for_each(|v| *v = softplus(*v).sqrt()),
         }
     }
 }
@@ -373,6 +376,10 @@ fn sparse_mixer(logits: &[f32], at: usize, taken: &[ExpertId], eps: f32) -> f32 
 
 fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
+}
+
+fn softplus(x: f32) -> f32 {
+    if x > 20.0 { x } else { x.exp().ln_1p() }
 }
 
 fn softmax(values: &mut [f32]) {
@@ -464,7 +471,7 @@ mod tests {
     #[test]
     fn probabilities_sum_to_one() {
         let logits = [0.5, -1.0, 2.0, 0.0];
-        for score in [Score::Raw, Score::Softmax, Score::Sigmoid] {
+        for score in [Score::Raw, Score::Softmax, Score::Sigmoid, Score::SqrtSoftplus] {
             let (gate, mut shares) = (Gate { score, ..Gate::softmax(4, 1, false) }, vec![]);
             gate.probabilities(&logits, &mut shares);
             assert!((shares.iter().sum::<f32>() - 1.0).abs() < 1e-6, "{score:?}");

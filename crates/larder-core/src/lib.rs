@@ -41,6 +41,7 @@ mod fieldwise;
 mod freed_memory;
 mod gate;
 mod ids;
+mod integers;
 mod levels;
 mod number_format;
 mod per_matrix;
@@ -63,6 +64,7 @@ pub use expert_activations::{Coactivation, ExpertActivations, ExpertActivationsE
 pub use freed_memory::give_back_freed_memory;
 pub use gate::{ExpertGroups, Gate, GateError, GroupRank, Renorm, Score, Weighting};
 pub use ids::{ExpertId, ExpertKey, LayerIdx, MoeRow, WantedExpert};
+pub use integers::{DIGITS, digits, from_digits};
 pub use levels::{IQ4_NL_LEVELS, MXFP4_LEVELS, mxfp4_scale};
 pub use number_format::{NumberFormat, UnknownNumberFormat};
 pub use per_matrix::PerMatrix;

@@ -79,6 +79,16 @@ extern "C" __global__ void limited_silu(float *gate, const float *up, u32 count,
     gate[i] = mul_rn(g, u);
 }
 
+// gate = silu(gate) * up, both clamped by limit first
+extern "C" __global__ void clamped_silu(float *gate, const float *up, u32 count, float limit) {
+    u32 i = index_of_thread();
+    if (i >= count) return;
+    float g = gate[i], u = up[i];
+    g = g > limit ? limit : g;
+    u = u < -limit ? -limit : u > limit ? limit : u;
+    gate[i] = mul_rn(silu_of(g), u);
+}
+
 // The arguments of adding the bias of one product.
 struct BiasKernelArgs {
     // [cols]

@@ -134,6 +134,7 @@ fn measure(hidden: usize, format: Format) {
             logits: &logits,
             x: &x,
             tokens: 1,
+            known: None,
             origins: &[TokenOrigin::default()],
             meanwhile: &|| (),
         };

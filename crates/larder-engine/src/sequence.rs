@@ -267,6 +267,7 @@ impl Sequence {
         };
         Span {
             tokens: &self.tokens[from..end],
+            before: &self.tokens[..from],
             cache: &mut self.cache,
             horizon: self.horizon,
             logits_for,

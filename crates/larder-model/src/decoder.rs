@@ -16,10 +16,10 @@ use crate::error::{ModelError, Result};
 use crate::experts::{ExpertPath, HintSource};
 use crate::matrix::with_f32;
 use crate::nn::{
-    Activation, ForwardPass, KvCache, KvPool, Mixer, MoeInput, Norm, Rope, RopeTable, SpanPositions, step_memory,
+    Activation, ForwardPass, KvCache, KvPool, Mixer, MoeInput, Rope, RopeTable, SpanPositions, step_memory,
 };
 use crate::read_ahead::ReadAhead;
-use crate::stack::{CrossAttention, Ffn, Layer, Stack};
+use crate::stack::{BranchInput, CrossAttention, Ffn, Layer, Stack};
 use crate::step::{LayerStates, Span};
 use crate::tap::{Phase, PhaseClock, Tap};
 use crate::text_config::text_config;
@@ -56,7 +56,7 @@ pub fn rewinds_freely(config: &Value) -> Result<bool> {
 /// Memory per sequence. With an encoder a token is either in the prompt, which each layer attends to, or behind it.
 fn sequence_memory(stack: &Stack) -> SequenceMemory {
     let cross = stack.encoder.iter().flat_map(|encoder| &encoder.cross).map(|cross| cross.attention.memory_need());
-    stack.all_layers().map(|layer| layer.mixer.memory_need()).chain(cross).sum()
+    stack.all_layers().map(|layer| layer.shape().memory()).chain(cross).sum()
 }
 
 fn build(config: &Value, weights: &mut WeightLoader) -> Result<(&'static str, Stack)> {
@@ -161,7 +161,9 @@ impl Decoder {
             return Err(ModelError::Request("a model with an encoder has no made-up context".into()));
         }
         for (i, (layer, state)) in self.stack.layers.iter().zip(&mut cache.layers).enumerate() {
-            layer.mixer.fill(state, tokens, &mut Rng::with_stream(seed, i as u64))?;
+            if let Some(mixer) = &layer.mixer {
+                mixer.part.fill(state, tokens, &mut Rng::with_stream(seed, i as u64))?;
+            }
         }
         cache.len += tokens;
         Ok(())
@@ -214,6 +216,9 @@ impl Decoder {
         let (mut clock, before) = (PhaseClock::start(), stack.head.compute().time());
         let pass = self.pass(spans);
         let mut x = self.embed(stack.embed.as_ref(), spans.iter().map(|span| span.tokens))?; // [tokens, hidden]
+        if let Some(streams) = &stack.streams {
+            x = x.repeat((1, streams.count))?; // [tokens, streams · hidden]
+        }
         clock.lap(Phase::EmbedAndHead, tap);
         for (i, layer) in stack.layers.iter().enumerate() {
             if !tap.wants_more() {
@@ -233,22 +238,30 @@ impl Decoder {
         Ok(logits)
     }
 
-    /// The output of one layer for its input `x [tokens, hidden]`.
+    /// The output of one layer for its input `x [tokens, hidden]`, or `[tokens, streams · hidden]`.
     pub(crate) fn layer(
         &self,
         layer: &Layer,
         others: OtherLayers,
-        x: Tensor,
+        mut x: Tensor,
         kv: &mut LayerStates,
         running: &mut Running,
     ) -> Result<Tensor> {
         let Running { pass, experts, tap, clock } = running;
-        let early = layer.ffn.early_logits(&x)?;
+        let factor = self.stack.factors.residual;
+        let early = layer.ffn.as_ref().map_or(Ok(None), |ffn| ffn.part.early_logits(&x))?;
         if let Some(logits) = &early {
             hint_own_layer(layer, logits, *experts)?;
         }
-        let mixed = layer.mixer.forward(&layer.mixer_norm.forward(&x)?, kv, pass)?;
-        let mut x = self.add(x, normed(layer.after.mixer.as_ref(), mixed)?)?;
+        let known = layer.known_experts(&pass.tokens);
+        if let (Some(known), Some(moe)) = (&known, layer.moe()) {
+            experts.will_use(moe.layer, &moe.gate, known);
+        }
+        if let Some(mixer) = &layer.mixer {
+            let read = mixer.read(&x)?;
+            let mixed = mixer.part.forward(&read.input, kv, pass)?;
+            x = mixer.write(x, &read.mix, mixed, factor)?;
+        }
         if let Some(CrossAttention { norm, attention }) = others.cross {
             x = (&x + attention.over_encoded(&norm.forward(&x)?, kv, pass)?)?;
         }
@@ -256,22 +269,28 @@ impl Decoder {
         if experts.wants_hint(HintSource::LayerBefore, pass.tokens()) {
             hint_next_layer(others.following, &x, *experts)?;
         }
-        let input = layer.ffn_norm.forward(&x)?;
-        let y = match &layer.ffn {
-            Ffn::Dense(mlp) => mlp.forward(&input)?,
-            Ffn::Moe(moe) => {
-                let input = MoeInput { residual: &x, x: &input, early };
-                moe.forward(input, &pass.origins, *experts, *tap, clock)?
-            }
-        };
-        let x = scaled(self.add(x, normed(layer.after.ffn.as_ref(), y)?)?, layer.after.scale)?;
+        if let Some(ffn) = &layer.ffn {
+            let BranchInput { stream, input, mix } = ffn.read(&x)?;
+            let y = match &ffn.part {
+                Ffn::Dense(mlp) => mlp.forward(&input)?,
+                Ffn::Moe(moe) => {
+                    let input = MoeInput { residual: &stream, x: &input, early, known: known.as_deref() };
+                    moe.forward(input, &pass.origins, *experts, *tap, clock)?
+                }
+            };
+            x = ffn.write(x, &mix, y, factor)?;
+        }
+        let x = scaled(x, layer.scale)?;
         clock.lap(Phase::Experts, *tap);
         Ok(x)
     }
 
     /// The logits `[rows, vocab]` that the spans ask for, from the last layer's output `x [tokens, hidden]`.
-    fn logits(&self, x: Tensor, spans: &mut [Span], pass: &ForwardPass, tap: &mut dyn Tap) -> Result<Vec<f32>> {
+    fn logits(&self, mut x: Tensor, spans: &mut [Span], pass: &ForwardPass, tap: &mut dyn Tap) -> Result<Vec<f32>> {
         let stack = &self.stack;
+        if let Some(streams) = &stack.streams {
+            x = streams.merge.merge(&x)?;
+        }
         let x = match tap.wants_hidden() || spans.iter().any(|span| span.hidden.is_some()) {
             true => {
                 let x = stack.norm.forward(&x)?;
@@ -334,7 +353,8 @@ impl Decoder {
                 rope.extend(table, start..start + tokens, (*horizon).max(start + tokens));
             }
         }
-        ForwardPass { spans: positions, origins, ropes: ropes.into_iter().map(|(_, table)| table).collect() }
+        let tokens = spans.iter().flat_map(|span| span.tokens).copied().collect();
+        ForwardPass { spans: positions, origins, tokens, ropes: ropes.into_iter().map(|(_, table)| table).collect() }
     }
 
     /// The embeddings `[all tokens, hidden]` of some tokens of each sequence.
@@ -354,10 +374,6 @@ impl Decoder {
         }
         let x = Tensor::from_vec(x, (tokens, hidden), &Device::Cpu)?;
         scaled(x, self.stack.factors.embedding)
-    }
-
-    fn add(&self, x: Tensor, y: Tensor) -> Result<Tensor> {
-        Ok((x + scaled(y, self.stack.factors.residual)?)?)
     }
 }
 
@@ -380,19 +396,17 @@ pub(crate) struct OtherLayers<'r> {
 
 /// Computes the next MoE layer's router logits from the current `x [tokens, hidden]`, as a hint.
 fn hint_next_layer(following: &[Layer], x: &Tensor, experts: &mut dyn ExpertPath) -> Result<()> {
-    let next = following.iter().find_map(|l| match &l.ffn {
-        Ffn::Moe(moe) => Some((moe.router_norm(&l.ffn_norm), moe)),
-        Ffn::Dense(_) => None,
-    });
-    let Some((norm, moe)) = next else { return Ok(()) };
-    let logits = moe.logits(&normed(norm, x.clone())?)?;
+    let next = following.iter().find_map(|layer| Some((layer.ffn.as_ref()?, layer.moe()?)));
+    let Some((ffn, moe)) = next.filter(|(_, moe)| moe.by_token.is_none()) else { return Ok(()) };
+    let BranchInput { stream, input, .. } = ffn.read(x)?;
+    let logits = moe.logits(&moe.router_input(&stream, &input)?)?;
     with_f32(&logits, |logits| experts.hint(HintSource::LayerBefore, moe.layer, &moe.gate, logits))
 }
 
 /// Hands over the router logits `[tokens, experts]` of a layer whose attention is not computed yet.
 fn hint_own_layer(layer: &Layer, logits: &Tensor, experts: &mut dyn ExpertPath) -> Result<()> {
-    match &layer.ffn {
-        Ffn::Moe(moe) if experts.wants_hint(HintSource::Router, logits.dim(0)?) => {
+    match layer.moe() {
+        Some(moe) if experts.wants_hint(HintSource::Router, logits.dim(0)?) => {
             with_f32(logits, |logits| experts.hint(HintSource::Router, moe.layer, &moe.gate, logits))
         }
         _ => Ok(()),
@@ -418,10 +432,6 @@ pub(crate) fn hand_out_hidden(x: &Tensor, spans: &mut [Span], pass: &ForwardPass
             span.hidden.iter_mut().for_each(|into| into.extend_from_slice(at.rows(x, hidden)));
         }
     })
-}
-
-fn normed(norm: Option<&Norm>, x: Tensor) -> Result<Tensor> {
-    norm.map_or(Ok(x.clone()), |norm| norm.forward(&x))
 }
 
 fn scaled(x: Tensor, by: f64) -> Result<Tensor> {

@@ -75,8 +75,7 @@ impl Decoder {
         self.encode(encoder, prompt, span, experts, tap)?;
         let tokens = [slice::from_ref(&encoder.start), &tokens[prompt..]].concat();
         let Span { horizon, origin, .. } = *span;
-        let again =
-            Span { tokens: &tokens, cache: span.cache, horizon, logits_for: LogitsFor::None, origin, hidden: None };
+        let again = Span { horizon, logits_for: LogitsFor::None, origin, ..Span::new(&tokens, span.cache) };
         self.forward(&mut [again], experts, tap)?;
         input(span).computed = true;
         Ok(())
@@ -133,7 +132,7 @@ impl Decoder {
         let y = match &layer.ffn {
             Ffn::Dense(mlp) => mlp.forward(&input)?,
             Ffn::Moe(moe) => {
-                let input = MoeInput { residual: &x, x: &input, early: None };
+                let input = MoeInput { residual: &x, x: &input, early: None, known: None };
                 moe.forward(input, origins, experts, tap, clock)?
             }
         };
@@ -151,11 +150,11 @@ fn input<'s>(span: &'s mut Span) -> &'s mut EncoderInput {
 fn decoder_span<'s>(encoder: &'s Encoder, span: &'s mut Span) -> Option<Span<'s>> {
     let Span { tokens, horizon, logits_for, origin, .. } = *span;
     match origin.phase {
-        TokenPhase::Decode => Some(Span { tokens, cache: span.cache, horizon, logits_for, origin, hidden: None }),
+        TokenPhase::Decode => Some(Span { horizon, logits_for, origin, ..Span::new(tokens, span.cache) }),
         TokenPhase::Prefill if logits_for == LogitsFor::None => None,
         TokenPhase::Prefill => {
             let tokens = slice::from_ref(&encoder.start);
-            Some(Span { tokens, cache: span.cache, horizon, logits_for, origin, hidden: None })
+            Some(Span { horizon, logits_for, origin, ..Span::new(tokens, span.cache) })
         }
     }
 }

@@ -20,6 +20,8 @@ pub struct MoeCall<'a> {
     pub x: &'a [f32],
     /// Rows of `logits` and `x`.
     pub tokens: usize,
+    /// `[tokens, k]`: the experts, where the token decides on them and not the router. No routing strategy changes them.
+    pub known: Option<&'a [ExpertId]>,
     /// Sequence and phase of each token. Only routing and recording look at it; empty where experts are computed whose
     /// routing is already known.
     pub origins: &'a [TokenOrigin],
@@ -80,11 +82,26 @@ pub trait ExpertPath {
     fn hint(&mut self, source: HintSource, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
         let _ = (source, layer, gate, logits);
     }
+
+    /// The experts that `layer` will use, `[tokens, k]`, known before its [`forward`](Self::forward). Changes latency, never
+    /// results.
+    fn will_use(&mut self, layer: LayerIdx, gate: &Gate, experts: &[ExpertId]) {
+        let _ = (layer, gate, experts);
+    }
 }
 
-/// The model's own top k for every token of a call.
+/// The model's own choice for every token of a call: the top k, or the experts that are known.
 pub fn route(call: &MoeCall) -> Routed {
     let (mut routed, mut values) = (Routed::default(), Vec::new());
+    if let Some(known) = call.known {
+        let mut weights = Vec::new();
+        for (logits, ids) in call.logits.chunks_exact(call.gate.experts).zip(known.chunks_exact(call.gate.top_k)) {
+            call.gate.weights(logits, ids, &mut weights);
+            routed.weights.extend_from_slice(&weights);
+        }
+        routed.ids.extend_from_slice(known);
+        return routed;
+    }
     let mut route_one = |logits: &[f32], ids: &mut Vec<ExpertId>, weights: &mut Vec<f32>| {
         call.gate.selection_scores(logits, &mut values);
         call.gate.choose(&values, ids);

@@ -104,7 +104,7 @@ impl Decoder {
         let mut saved = SavedState::new(from, bytes);
         if tokens > 0 {
             for (layer, state) in self.stack.layers.iter().zip(&mut cache.layers) {
-                state.load(layer.mixer.layer_shape(), tokens, &self.kv_pool, &mut saved)?;
+                state.load(layer.shape(), tokens, &self.kv_pool, &mut saved)?;
             }
         }
         cache.len = tokens;

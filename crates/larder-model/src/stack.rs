@@ -1,12 +1,12 @@
 //! The parts of a decoder: what an architecture builds, and what the forward pass runs through.
 
 use candle_core::Tensor;
-use larder_core::{ExpertNames, Geometry};
+use larder_core::{ExpertId, ExpertNames, Geometry};
 
 use crate::embedding::EmbeddingRows;
 use crate::error::Result;
 use crate::matrix::Linear;
-use crate::nn::{Mixer, Mlp, Moe, Norm, RelativeAttention, Rope};
+use crate::nn::{LayerShape, MergeStreams, Mixer, Mlp, Moe, Norm, RelativeAttention, ResidualConnection, Rope};
 
 /// The parts of a decoder, as an architecture in [`arch`](crate::arch) builds them.
 pub struct Stack {
@@ -34,13 +34,23 @@ pub struct Stack {
     pub encoder: Option<Encoder>,
     /// The layer for multi-token prediction, if it is used.
     pub mtp: Option<MtpLayer>,
+    /// The residual streams of a model that has several.
+    pub streams: Option<Streams>,
+}
+
+/// Several residual streams, side by side in the place of one: `[tokens, count · hidden]`. All begin with the embedding.
+pub struct Streams {
+    /// Number of streams.
+    pub count: usize,
+    /// Merges the streams behind the last layer.
+    pub merge: Box<dyn MergeStreams>,
 }
 
 impl Stack {
     /// The feed-forward parts of all layers, those of the encoder first, that for multi-token prediction last.
     pub fn ffns(&self) -> impl Iterator<Item = &Ffn> {
         let encoder = self.encoder.iter().flat_map(|encoder| &encoder.layers).map(|layer| &layer.ffn);
-        encoder.chain(self.all_layers().map(|layer| &layer.ffn))
+        encoder.chain(self.all_layers().filter_map(|layer| Some(&layer.ffn.as_ref()?.part)))
     }
 
     /// The decoder layers, that for multi-token prediction last.
@@ -48,9 +58,14 @@ impl Stack {
         self.layers.iter().chain(self.mtp.as_ref().map(|mtp| &mtp.layer))
     }
 
+    /// Width of all residual streams together.
+    pub fn residual_width(&self) -> usize {
+        self.streams.as_ref().map_or(1, |streams| streams.count) * self.geometry.hidden
+    }
+
     /// Whether a sequence can go back a few tokens without computing any again.
     pub fn rewinds_freely(&self) -> bool {
-        let recurrent = |layer: &Layer| layer.mixer.layer_shape().recurrent.is_some();
+        let recurrent = |layer: &Layer| layer.shape().recurrent.is_some();
         self.encoder.is_none() && !self.layers.iter().any(recurrent)
     }
 }
@@ -124,34 +139,87 @@ impl Default for Factors {
     }
 }
 
-/// One decoder layer.
+/// One decoder layer: token mixing, then a feed-forward part. In some models a layer has only one of both.
 pub struct Layer {
-    /// Norm before the mixer.
-    pub mixer_norm: Norm,
     /// Token mixing: attention, convolution or recurrence.
-    pub mixer: Box<dyn Mixer>,
-    /// Norm before the feed-forward part.
-    pub ffn_norm: Norm,
+    pub mixer: Option<Branch<Box<dyn Mixer>>>,
     /// Feed-forward part: dense MLP or experts.
-    pub ffn: Ffn,
-    /// What happens to the outputs of both.
-    pub after: After,
-}
-
-/// What happens to the outputs of a layer's two parts; nothing in most models.
-pub struct After {
-    /// Norm of the mixer's output, before the residual addition.
-    pub mixer: Option<Norm>,
-    /// Norm of the feed-forward part's output, before the residual addition.
-    pub ffn: Option<Norm>,
+    pub ffn: Option<Branch<Ffn>>,
     /// Factor on the output of the whole layer.
     pub scale: f64,
 }
 
-impl Default for After {
-    fn default() -> Self {
-        After { mixer: None, ffn: None, scale: 1.0 }
+impl Layer {
+    /// A layer with both parts, whose outputs are added to the residual stream.
+    pub fn new(mixer: Branch<Box<dyn Mixer>>, ffn: Branch<Ffn>) -> Self {
+        Layer { mixer: Some(mixer), ffn: Some(ffn), scale: 1.0 }
     }
+
+    /// Router and experts, if the layer has them.
+    pub(crate) fn moe(&self) -> Option<&Moe> {
+        match &self.ffn.as_ref()?.part {
+            Ffn::Moe(moe) => Some(moe),
+            Ffn::Dense(_) => None,
+        }
+    }
+
+    /// `[tokens, k]`: the experts of these tokens, if the tokens decide on them.
+    pub(crate) fn known_experts(&self, tokens: &[u32]) -> Option<Vec<ExpertId>> {
+        Some(self.moe()?.by_token.as_ref()?.of(tokens))
+    }
+
+    /// What the layer keeps of a sequence.
+    pub fn shape(&self) -> LayerShape {
+        self.mixer.as_ref().map_or(LayerShape::NOTHING, |mixer| mixer.part.layer_shape())
+    }
+}
+
+/// A part of a layer, which reads the residual stream and adds its output to it.
+pub struct Branch<Part> {
+    /// Norm of the part's input.
+    pub norm: Norm,
+    /// The part itself.
+    pub part: Part,
+    /// Norm of the part's output, before it is added.
+    pub after: Option<Norm>,
+    /// How the part is connected with the residual stream, where it is not by a plain addition.
+    pub connection: Option<Box<dyn ResidualConnection>>,
+}
+
+impl<Part> Branch<Part> {
+    /// A part whose normalised input is the residual stream, to which its output is added.
+    pub fn new(norm: Norm, part: Part) -> Self {
+        Branch { norm, part, after: None, connection: None }
+    }
+
+    /// What the part reads of the residual stream, or streams, `x`.
+    pub(crate) fn read(&self, x: &Tensor) -> Result<BranchInput> {
+        let (stream, mix) = match &self.connection {
+            Some(connection) => connection.read(x)?,
+            None => (x.clone(), Vec::new()),
+        };
+        Ok(BranchInput { input: self.norm.forward(&stream)?, stream, mix })
+    }
+
+    /// The residual stream, or streams, `x` with the part's output `y [tokens, hidden]`, which is multiplied by `factor`.
+    pub(crate) fn write(&self, x: Tensor, mix: &[f32], y: Tensor, factor: f64) -> Result<Tensor> {
+        let y = self.after.as_ref().map_or(Ok(y.clone()), |norm| norm.forward(&y))?;
+        let y = if factor == 1.0 { y } else { (y * factor)? };
+        match &self.connection {
+            Some(connection) => connection.write(x, mix, &y),
+            None => Ok((x + y)?),
+        }
+    }
+}
+
+/// What a part of a layer gets.
+pub(crate) struct BranchInput {
+    /// `[tokens, hidden]`: the residual stream.
+    pub stream: Tensor,
+    /// `[tokens, hidden]`: the stream behind the norm of the part.
+    pub input: Tensor,
+    /// What the connection needs to write the output.
+    pub mix: Vec<f32>,
 }
 
 /// The feed-forward part of a layer.

@@ -10,6 +10,8 @@ use crate::nn::{KvCache, LayerKv};
 pub struct Span<'a> {
     /// The tokens, at least one; they follow the tokens in `cache`.
     pub tokens: &'a [u32],
+    /// The tokens in `cache`. Only the layers of some models look at them.
+    pub before: &'a [u32],
     /// The KV cache of the sequence. The step appends the tokens to it.
     pub cache: &'a mut KvCache,
     /// Length of the whole sequence in tokens, on which the rotary positions of some models depend: for a prompt that is
@@ -25,11 +27,11 @@ pub struct Span<'a> {
 }
 
 impl<'a> Span<'a> {
-    /// A piece of prefill at the end of its sequence, which returns the logits of its last token.
+    /// A piece of prefill at the end of its sequence, which returns the logits of its last token. What is before it, is not known.
     pub fn new(tokens: &'a [u32], cache: &'a mut KvCache) -> Self {
         let horizon = cache.len + tokens.len();
         let (logits_for, origin) = (LogitsFor::Last, TokenOrigin::default());
-        Span { tokens, cache, horizon, logits_for, origin, hidden: None }
+        Span { tokens, before: &[], cache, horizon, logits_for, origin, hidden: None }
     }
 }
 

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
-use larder_core::{NumberFormat, RowOrder, TensorMeta, TensorSpec, Tensors, interleave};
+use larder_core::{
+    DIGITS, NumberFormat, RowOrder, TensorMeta, TensorSpec, Tensors, deinterleave, from_digits, interleave,
+};
 
 use crate::bytes::Bytes;
 use crate::compute::ComputeContext;
@@ -99,6 +101,14 @@ impl<'a> WeightLoader<'a> {
         Ok(self.values(name, shape)?.unwrap_or_default())
     }
 
+    /// The integers of a small tensor, which sources present as [`larder_core::digits`]; empty without a source.
+    pub fn integers(&mut self, name: &str, shape: &[usize]) -> Result<Vec<i64>> {
+        let values = self.vector(name, &[shape, &[DIGITS]].concat())?;
+        let integers = values.as_chunks::<DIGITS>().0.iter().map(|digits| from_digits(*digits));
+        let whole: Option<Vec<i64>> = integers.collect();
+        whole.ok_or_else(|| ModelError::Weights(format!("tensor {name} has values that are no integers")))
+    }
+
     /// A matrix of `heads` row blocks with `parts[0] + parts[1]` rows each, split by head: the first part transposed,
     /// `[cols, parts[0]]`, and the second unchanged, `[parts[1], cols]`.
     ///
@@ -138,6 +148,18 @@ impl<'a> WeightLoader<'a> {
         let head = TensorMeta { shape: vec![rows, cols], bytes: meta.bytes / heads, ..meta };
         let matrix = |bytes: &[u8]| self.arranged(&head, rows, cols, Bytes::from(bytes)).place();
         all.chunks_exact(head.bytes).map(matrix).collect()
+    }
+
+    /// The matrix `name [groups · rows, cols]`, as one matrix `[rows, cols]` per group, in its stored number format.
+    pub fn row_groups(&mut self, name: &str, groups: usize, rows: usize, cols: usize) -> Result<Vec<PlacedMatrix>> {
+        let Some((meta, mut all)) = self.bytes(name, &[groups * rows, cols], true)? else { return Ok(vec![]) };
+        if meta.order != RowOrder::Plain {
+            deinterleave(meta.kind, groups * rows, cols, &mut all);
+        }
+        let (shape, bytes, order) = (vec![rows, cols], meta.bytes / groups, RowOrder::Plain);
+        let group = TensorMeta { shape, bytes, order, ..meta };
+        let matrix = |bytes: &[u8]| self.arranged(&group, rows, cols, Bytes::from(bytes)).place();
+        all.chunks_exact(group.bytes).map(matrix).collect()
     }
 
     /// A matrix from f32 values, stored as `kind`.

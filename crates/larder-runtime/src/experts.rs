@@ -349,4 +349,8 @@ impl ExpertPath for EngineExperts {
     fn hint(&mut self, source: HintSource, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
         self.path_mut().hint(source, layer, gate, logits);
     }
+
+    fn will_use(&mut self, layer: LayerIdx, gate: &Gate, experts: &[ExpertId]) {
+        self.path_mut().will_use(layer, gate, experts);
+    }
 }

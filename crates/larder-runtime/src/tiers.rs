@@ -169,6 +169,7 @@ fn host_seconds_per_byte(compute: &Arc<ComputeContext>, layout: &ExpertLayout, a
         logits: &[],
         x: &x,
         tokens: 1,
+        known: None,
         origins: &[],
         meanwhile: &|| (),
     };

@@ -42,6 +42,7 @@ pub const KERNELS: [&str; 29] = [
     "gelu_tanh",
     "relu",
     "clamped_swiglu",
+    "clamped_silu",
     "limited_silu",
     "quantise",
     "add_biases",
@@ -218,6 +219,10 @@ impl Launches {
             Activation::ClampedSwiglu { alpha, limit } => {
                 let arguments = [gate, up, count_of, Argument::Float(alpha), Argument::Float(limit)];
                 return self.launch("clamped_swiglu", grid, THREADS, &arguments);
+            }
+            Activation::ClampedSilu { limit } => {
+                let arguments = [gate, up, count_of, Argument::Float(limit)];
+                return self.launch("clamped_silu", grid, THREADS, &arguments);
             }
             Activation::LimitedSilu { limit } => {
                 let arguments = [gate, up, count_of, Argument::Float(limit)];

@@ -151,6 +151,7 @@ impl LayerCase {
             logits: &[],
             x: &self.x,
             tokens: self.tokens,
+            known: None,
             origins: &[],
             meanwhile: &|| (),
         }

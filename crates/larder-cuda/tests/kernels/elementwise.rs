@@ -26,6 +26,7 @@ fn activations_are_the_same_to_the_bit() {
     ups[7..10].copy_from_slice(&[f32::NAN, f32::INFINITY, f32::NEG_INFINITY]);
     let clamped = Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 };
     let limited = Activation::LimitedSilu { limit: 2.5 };
+    let bounded = Activation::ClampedSilu { limit: 2.5 };
     for (kernel, act, more) in [
         ("silu", Activation::Silu, &[][..]),
         ("relu", Activation::Relu, &[]),
@@ -33,6 +34,7 @@ fn activations_are_the_same_to_the_bit() {
         ("gelu_tanh", Activation::GeluTanh, &[]),
         ("clamped_swiglu", clamped, &[1.702, 7.0]),
         ("limited_silu", limited, &[2.5]),
+        ("clamped_silu", bounded, &[2.5]),
     ] {
         let (mut got, mut want) = (gates.clone(), gates.clone());
         act.combine(&mut want, &ups);

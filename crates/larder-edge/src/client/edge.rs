@@ -174,7 +174,8 @@ impl ExpertPath for Edge {
             let x = &call.x[from * hidden..][..tokens * hidden];
             let logits = &call.logits[from * experts..][..tokens * experts];
             let origins = &call.origins[from..][..tokens];
-            let routed = self.forward_chunk(&MoeCall { x, logits, tokens, origins, ..*call }, out)?;
+            let known = call.known.map(|known| &known[from * call.gate.top_k..][..tokens * call.gate.top_k]);
+            let routed = self.forward_chunk(&MoeCall { x, logits, tokens, known, origins, ..*call }, out)?;
             all.ids.extend(routed.ids);
             all.weights.extend(routed.weights);
         }

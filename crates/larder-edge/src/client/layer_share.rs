@@ -157,6 +157,7 @@ mod tests {
             logits: &[],
             x: &x,
             tokens: 3,
+            known: None,
             origins: &[],
             meanwhile: &|| (),
         };

@@ -76,6 +76,7 @@ impl ComputeJob {
             logits: &[],
             x: &self.x,
             tokens: self.states,
+            known: None,
             origins: &[],
             meanwhile: &|| (),
         }
@@ -158,7 +159,8 @@ fn activation(request: &ComputeRequest) -> Option<Activation> {
             Activation::ClampedSwiglu { alpha: request.alpha, limit: request.limit }
         }
         WireActivation::LimitedSilu if request.limit >= 0.0 => Activation::LimitedSilu { limit: request.limit },
-        WireActivation::ClampedSwiglu | WireActivation::LimitedSilu => return None,
+        WireActivation::ClampedSilu if request.limit >= 0.0 => Activation::ClampedSilu { limit: request.limit },
+        WireActivation::ClampedSwiglu | WireActivation::LimitedSilu | WireActivation::ClampedSilu => return None,
     })
 }
 
@@ -170,6 +172,7 @@ pub fn to_wire(act: Activation) -> (WireActivation, f32, f32) {
         Activation::GeluTanh => (WireActivation::GeluTanh, 0.0, 0.0),
         Activation::Relu => (WireActivation::Relu, 0.0, 0.0),
         Activation::ClampedSwiglu { alpha, limit } => (WireActivation::ClampedSwiglu, alpha, limit),
+        Activation::ClampedSilu { limit } => (WireActivation::ClampedSilu, 0.0, limit),
         Activation::LimitedSilu { limit } => (WireActivation::LimitedSilu, 0.0, limit),
     }
 }

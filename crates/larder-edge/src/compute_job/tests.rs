@@ -37,7 +37,7 @@ fn terms_are_sorted_by_state() {
 #[test]
 fn invalid_requests_are_refused() {
     type Damage = fn(&mut ComputeRequest);
-    let damages: [(&str, Damage); 21] = [
+    let damages: [(&str, Damage); 22] = [
         ("version 2", |r| r.version = 2),
         ("for experts abd", |r| r.model = "abd".into()),
         ("layer 0", |r| r.layer = 0),
@@ -47,6 +47,7 @@ fn invalid_requests_are_refused() {
         ("no known activation", |r| r.activation = 0),
         ("no known activation", |r| (r.activation, r.limit) = (WireActivation::ClampedSwiglu.into(), f32::NAN)),
         ("no known activation", |r| (r.activation, r.limit) = (WireActivation::LimitedSilu.into(), -1.0)),
+        ("no known activation", |r| (r.activation, r.limit) = (WireActivation::ClampedSilu.into(), f32::NAN)),
         ("31 bytes", |r| r.states.truncate(31)),
         ("has 0 states", |r| r.states.clear()),
         ("has 257 states", |r| r.states.resize(257 * 16, 0)),

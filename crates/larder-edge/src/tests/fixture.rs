@@ -238,6 +238,7 @@ pub fn outputs(path: &mut dyn ExpertPath, scales_input: bool) -> Result<Vec<Vec<
                 logits: &logits,
                 x: &x,
                 tokens,
+                known: None,
                 origins: &origins,
                 meanwhile: &|| (),
             };

@@ -76,7 +76,17 @@ impl DeviceExperts for DeviceExpertsDouble {
             let message = format!("{layer}: computing experts on the device failed: device lost");
             return Err(ModelError::Device(message.into()));
         }
-        let call = MoeCall { layer, gate: &gate, act, logits: &[], x: &x, tokens, origins: &[], meanwhile: &|| () };
+        let call = MoeCall {
+            layer,
+            gate: &gate,
+            act,
+            logits: &[],
+            x: &x,
+            tokens,
+            known: None,
+            origins: &[],
+            meanwhile: &|| (),
+        };
         self.workspace.begin(&call, &routed, &layout);
         for group in groups {
             let group: Vec<(ExpertId, Vec<u8>)> = group.into_iter().map(|(e, begun)| (e, begun.bytes())).collect();

@@ -34,8 +34,8 @@ impl Routing {
     /// Chooses the experts and weights of every token of a call to the layer of `row`.
     pub fn route(&mut self, call: &MoeCall, row: MoeRow, residency: &dyn Residency) -> Routed {
         match &mut self.lossy {
-            None => route(call),
-            Some(lossy) => lossy.route(call, row, residency),
+            Some(lossy) if call.known.is_none() => lossy.route(call, row, residency),
+            _ => route(call),
         }
     }
 

@@ -185,13 +185,23 @@ impl ExpertPath for StreamingPath {
             (HintSource::LayerBefore, _) => self.cache.read_ahead(layer, likely_experts(gate, logits)),
         }
     }
+
+    fn will_use(&mut self, layer: LayerIdx, gate: &Gate, experts: &[ExpertId]) {
+        self.cache.read_ahead(layer, most_wanted(experts, gate));
+        self.cache.begin_reads_ahead();
+    }
 }
 
 /// The experts that the top k of these router logits `[tokens, experts]` name, those of most tokens first.
-fn likely_experts(gate: &Gate, logits: &[f32]) -> impl Iterator<Item = ExpertId> {
+fn likely_experts(gate: &Gate, logits: &[f32]) -> impl Iterator<Item = ExpertId> + use<> {
     let chosen: Vec<ExpertId> =
         logits.chunks_exact(gate.experts).flat_map(|logits| top_k_experts(gate, logits)).collect();
-    let mut likely = wanted_experts(&chosen, gate.experts);
-    likely.sort_by_key(|expert| Reverse(expert.tokens));
-    likely.into_iter().map(|wanted| wanted.expert)
+    most_wanted(&chosen, gate)
+}
+
+/// The distinct ones of these experts, those of most tokens first.
+fn most_wanted(chosen: &[ExpertId], gate: &Gate) -> impl Iterator<Item = ExpertId> + use<> {
+    let mut wanted = wanted_experts(chosen, gate.experts);
+    wanted.sort_by_key(|expert| Reverse(expert.tokens));
+    wanted.into_iter().map(|wanted| wanted.expert)
 }

@@ -93,11 +93,12 @@ impl<P: ExpertPath> RankProbe<'_, P> {
             self.swaps.set(None);
             let end = position + 1;
             for piece in ids[state.len..*position].chunks(self.prefill_tokens) {
-                let span = Span { horizon: ids.len(), logits_for: LogitsFor::None, ..Span::new(piece, &mut state) };
+                let (before, horizon, logits_for) = (&ids[..state.len], ids.len(), LogitsFor::None);
+                let span = Span { before, horizon, logits_for, ..Span::new(piece, &mut state) };
                 self.decoder.step(&mut [span], self.experts, &mut ())?;
             }
             let mut seen = RouterLogits::new(self.decoder.geometry(), gates.len());
-            let step = (&ids[*position..end], ids[end], ids.len());
+            let step = (&ids[..end], ids[end], ids.len());
             let own = self.pass(step, &state, &mut seen)?;
             for (row, gate) in gates.iter().enumerate() {
                 let mut others = Vec::new();
@@ -113,16 +114,17 @@ impl<P: ExpertPath> RankProbe<'_, P> {
         Ok(found)
     }
 
-    /// The loss of the token `next` after `token`, in a sequence of `horizon` tokens.
+    /// The loss of the token `next` after `tokens`, whose last one is computed, in a sequence of `horizon` tokens.
     fn pass(
         &mut self,
-        (token, next, horizon): (&[u32], u32, usize),
+        (tokens, next, horizon): (&[u32], u32, usize),
         state: &KvCache,
         tap: &mut dyn Tap,
     ) -> Result<f64, ModelError> {
         let mut state = state.clone();
         let origin = TokenOrigin { phase: TokenPhase::Decode, ..TokenOrigin::default() };
-        let span = Span { horizon, origin, ..Span::new(token, &mut state) };
+        let (before, token) = tokens.split_at(state.len);
+        let span = Span { before, horizon, origin, ..Span::new(token, &mut state) };
         let logits = self.decoder.step(&mut [span], self.experts, tap)?;
         match logits.len() > next as usize {
             true => Ok(loss(&logits, next)),

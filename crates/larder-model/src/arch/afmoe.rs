@@ -16,8 +16,8 @@ use larder_core::{ExpertNames, Gate, Renorm, Score, Weighting};
 use super::common::{AttentionBias, Basics, Defaults, layer_types};
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{Attention, AttentionMask, GateFunction, Moe, Norm, OutputGate, Rope, SharedExpert};
-use crate::stack::{After, Factors, Ffn, Layer, Stack};
+use crate::nn::{Attention, AttentionMask, GateFunction, Mixer, Moe, Norm, OutputGate, Rope, SharedExpert};
+use crate::stack::{Branch, Factors, Ffn, Layer, Stack};
 use crate::weights::WeightLoader;
 
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
@@ -66,9 +66,10 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         };
         let mut norm = |name: &str| Norm::rms(weights, &format!("{prefix}.{name}"), basics.hidden, basics.eps);
         let [mixer_norm, ffn_norm] = [norm("input_layernorm")?, norm("pre_mlp_layernorm")?];
-        let [mixer, after] = [norm("post_attention_layernorm")?, norm("post_mlp_layernorm")?].map(Some);
-        let after = After { mixer, ffn: after, scale: 1.0 };
-        Ok(Layer { mixer_norm, mixer: Box::new(attention), ffn_norm, ffn, after })
+        let [mixer_after, ffn_after] = [norm("post_attention_layernorm")?, norm("post_mlp_layernorm")?].map(Some);
+        let mixer: Box<dyn Mixer> = Box::new(attention);
+        let mixer = Branch { after: mixer_after, ..Branch::new(mixer_norm, mixer) };
+        Ok(Layer::new(mixer, Branch { after: ffn_after, ..Branch::new(ffn_norm, ffn) }))
     })?;
     let embedding = if mup { (basics.hidden as f64).sqrt() } else { 1.0 };
     Ok(Stack { factors: Factors { embedding, ..Factors::default() }, ..stack })

@@ -11,7 +11,7 @@ use crate::nn::{
     Activation, Attention, AttentionMask, AttentionShape, InputProducts, Mixer, Mlp, MlpNames, Moe, Norm, OutputGate,
     QkNorm, Rope, RopeType, Rotary,
 };
-use crate::stack::{After, Factors, Ffn, Layer, Stack};
+use crate::stack::{Branch, Factors, Ffn, Layer, Stack};
 use crate::weights::WeightLoader;
 
 /// Upper limit of layers, far above any model: each layer costs memory before a tensor is read.
@@ -253,13 +253,9 @@ impl Basics {
 
     /// As [`layer`](Self::layer), with a mixer of any kind.
     pub fn layer_of(&self, weights: &mut WeightLoader, prefix: &str, mixer: Box<dyn Mixer>, ffn: Ffn) -> Result<Layer> {
-        Ok(Layer {
-            mixer_norm: self.norm(weights, &format!("{prefix}.input_layernorm"), self.hidden)?,
-            mixer,
-            ffn_norm: self.norm(weights, &format!("{prefix}.post_attention_layernorm"), self.hidden)?,
-            ffn,
-            after: After::default(),
-        })
+        let mixer_norm = self.norm(weights, &format!("{prefix}.input_layernorm"), self.hidden)?;
+        let ffn_norm = self.norm(weights, &format!("{prefix}.post_attention_layernorm"), self.hidden)?;
+        Ok(Layer::new(Branch::new(mixer_norm, mixer), Branch::new(ffn_norm, ffn)))
     }
 
     /// Embedding, layers, final RMS norm and output head.
@@ -303,6 +299,7 @@ impl Basics {
             factors,
             encoder: None,
             mtp,
+            streams: None,
         })
     }
 }

@@ -10,8 +10,8 @@ use larder_core::{ExpertNames, Gate};
 use super::common::{AttentionBias, Basics, Defaults};
 use crate::config::Config;
 use crate::error::Result;
-use crate::nn::{Attention, Norm, QkNorm, Rope};
-use crate::stack::{After, Ffn, Layer, Stack};
+use crate::nn::{Attention, Mixer, Norm, QkNorm, Rope};
+use crate::stack::{Branch, Ffn, Layer, Stack};
 use crate::weights::WeightLoader;
 
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
@@ -34,12 +34,8 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         let mixer = Some(norm("post_attention_layernorm", basics.hidden)?);
         let ffn = Some(norm("post_feedforward_layernorm", basics.hidden)?);
         let moe = basics.moe(weights, layer, &format!("{prefix}.mlp.gate"), gate.clone())?;
-        Ok(Layer {
-            mixer_norm: Norm::None,
-            mixer: Box::new(Attention { norm: QkNorm::Whole(q_norm, k_norm), ..attention }),
-            ffn_norm: Norm::None,
-            ffn: Ffn::moe(moe),
-            after: After { mixer, ffn, ..After::default() },
-        })
+        let attention: Box<dyn Mixer> = Box::new(Attention { norm: QkNorm::Whole(q_norm, k_norm), ..attention });
+        let mixer = Branch { after: mixer, ..Branch::new(Norm::None, attention) };
+        Ok(Layer::new(mixer, Branch { after: ffn, ..Branch::new(Norm::None, Ffn::moe(moe)) }))
     })
 }

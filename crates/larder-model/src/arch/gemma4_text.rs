@@ -17,8 +17,8 @@ use serde_json::json;
 use super::common::{AttentionBias, Basics, Defaults, layer_types, per_layer_config};
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{Activation, Attention, AttentionMask, DenseBeside, Norm, Rope, RopeType, Rotary};
-use crate::stack::{After, Factors, Ffn, Layer, Stack};
+use crate::nn::{Activation, Attention, AttentionMask, DenseBeside, Mixer, Norm, Rope, RopeType, Rotary};
+use crate::stack::{Branch, Factors, Ffn, Layer, Stack};
 use crate::weights::WeightLoader;
 
 /// Types of layers, in the order of the ropes.
@@ -50,13 +50,15 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         let mask = if is_full { AttentionMask::Causal } else { window };
         let attention = attention(weights, &own, &layers[layer], bias, rotary, is_full && shares_product)?;
         let mut norm = |name: &str| Norm::rms(weights, &format!("{prefix}.{name}"), basics.hidden, basics.eps);
-        let after = [norm("post_attention_layernorm")?, norm("post_feedforward_layernorm")?];
+        let [mixer_after, ffn_after] =
+            [norm("post_attention_layernorm")?, norm("post_feedforward_layernorm")?].map(Some);
         let [mixer_norm, ffn_norm] = [norm("input_layernorm")?, norm("pre_feedforward_layernorm_2")?];
         let ffn = ffn(&basics, weights, layer, &gate, width)?;
         let scale = weights.vector(&format!("{prefix}.layer_scalar"), &[1])?.first().map_or(1.0, |s| *s as f64);
-        let [mixer_after, ffn_after] = after.map(Some);
-        let after = After { mixer: mixer_after, ffn: ffn_after, scale };
-        Ok(Layer { mixer_norm, mixer: Box::new(Attention { mask, ..attention }), ffn_norm, ffn, after })
+        let mixer = Branch::new(mixer_norm, Box::new(Attention { mask, ..attention }) as Box<dyn Mixer>);
+        let mixer = Branch { after: mixer_after, ..mixer };
+        let ffn = Branch { after: ffn_after, ..Branch::new(ffn_norm, ffn) };
+        Ok(Layer { scale, ..Layer::new(mixer, ffn) })
     })?;
     let factors = Factors { embedding: (basics.hidden as f64).sqrt(), softcap, ..Factors::default() };
     Ok(Stack { factors, ropes: vec![stack.ropes[0].clone(), second], ..stack })

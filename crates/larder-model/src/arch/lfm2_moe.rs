@@ -13,7 +13,7 @@ use super::common::{AttentionBias, Basics, Defaults, layer_types};
 use crate::config::{Config, config_error};
 use crate::error::Result;
 use crate::nn::{Activation, Attention, CausalConv, Mixer, Mlp, MlpNames, Norm, QkNorm, Rope, Rotary, ShortConv};
-use crate::stack::{After, Ffn, Layer, Stack};
+use crate::stack::{Branch, Ffn, Layer, Stack};
 use crate::weights::WeightLoader;
 
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
@@ -63,13 +63,9 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
                 Ffn::moe(basics.moe(weights, layer, &format!("{own}.gate"), Gate { bias, ..gate.clone() })?)
             }
         };
-        Ok(Layer {
-            mixer_norm: Norm::rms(weights, &format!("{prefix}.operator_norm"), basics.hidden, basics.eps)?,
-            mixer,
-            ffn_norm: Norm::rms(weights, &format!("{prefix}.ffn_norm"), basics.hidden, basics.eps)?,
-            ffn,
-            after: After::default(),
-        })
+        let mut norm = |name: &str| Norm::rms(weights, &format!("{prefix}.{name}"), basics.hidden, basics.eps);
+        let [mixer_norm, ffn_norm] = [norm("operator_norm")?, norm("ffn_norm")?];
+        Ok(Layer::new(Branch::new(mixer_norm, mixer), Branch::new(ffn_norm, ffn)))
     };
     basics.stack_with(weights, rope, geometry, names, build_layer, norm)
 }

@@ -11,7 +11,7 @@ use super::common::{AttentionBias, Basics, Defaults, sliding_window};
 use crate::config::Config;
 use crate::error::Result;
 use crate::nn::{Attention, Norm, Rope};
-use crate::stack::{After, Ffn, Layer, Stack};
+use crate::stack::{Branch, Ffn, Layer, Stack};
 use crate::weights::WeightLoader;
 
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
@@ -33,13 +33,11 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     let build_layer = |weights: &mut WeightLoader, layer: usize| {
         let prefix = format!("model.layers.{layer}");
         let attention = basics.attention(weights, &format!("{prefix}.self_attn"), bias, rotary)?;
-        Ok(Layer {
-            mixer_norm: Norm::layer(weights, &format!("{prefix}.input_layernorm"), basics.hidden, basics.eps)?,
-            mixer: Box::new(Attention { mask, ..attention }),
-            ffn_norm: Norm::layer(weights, &format!("{prefix}.post_attention_layernorm"), basics.hidden, basics.eps)?,
-            ffn: Ffn::moe(basics.moe(weights, layer, &format!("{prefix}.block_sparse_moe.gate"), gate.clone())?),
-            after: After::default(),
-        })
+        let mut norm = |name: &str| Norm::layer(weights, &format!("{prefix}.{name}"), basics.hidden, basics.eps);
+        let [mixer_norm, ffn_norm] = [norm("input_layernorm")?, norm("post_attention_layernorm")?];
+        let moe = basics.moe(weights, layer, &format!("{prefix}.block_sparse_moe.gate"), gate.clone())?;
+        let attention = Box::new(Attention { mask, ..attention });
+        Ok(Layer::new(Branch::new(mixer_norm, attention), Branch::new(ffn_norm, Ffn::moe(moe))))
     };
     basics.stack_with(weights, rope, geometry, names, build_layer, norm)
 }

@@ -22,7 +22,7 @@ use crate::embedding::EmbeddingRows;
 use crate::error::Result;
 use crate::matrix::Linear;
 use crate::nn::{Activation, DistanceBuckets, Mlp, Moe, Norm, PositionBias, RelativeAttention};
-use crate::stack::{After, CrossAttention, Encoder, EncoderLayer, Factors, Ffn, Layer, Stack};
+use crate::stack::{Branch, CrossAttention, Encoder, EncoderLayer, Factors, Ffn, Layer, Stack};
 use crate::weights::WeightLoader;
 
 /// Tokens of prompt and generated text together. The reference has no limit: positions beyond a distance of
@@ -91,6 +91,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         factors: Factors { logits: if tied { (hidden as f64).powf(-0.5) } else { 1.0 }, ..Factors::default() },
         encoder: Some(encoder),
         mtp: None,
+        streams: None,
     })
 }
 
@@ -175,13 +176,11 @@ impl Sizes {
 
     fn decoder_layer(&self, weights: &mut WeightLoader, layer: usize, bias: &Arc<PositionBias>) -> Result<Layer> {
         let prefix = format!("decoder.block.{layer}.layer");
-        Ok(Layer {
-            mixer_norm: self.norm(weights, &format!("{prefix}.0.layer_norm"))?,
-            mixer: Box::new(self.attention(weights, &format!("{prefix}.0.SelfAttention"), Some(bias))?),
-            ffn_norm: self.norm(weights, &format!("{prefix}.2.layer_norm"))?,
-            ffn: self.ffn(weights, &format!("{prefix}.2.mlp"), self.encoder + layer, None)?,
-            after: After::default(),
-        })
+        let mixer_norm = self.norm(weights, &format!("{prefix}.0.layer_norm"))?;
+        let attention = self.attention(weights, &format!("{prefix}.0.SelfAttention"), Some(bias))?;
+        let ffn_norm = self.norm(weights, &format!("{prefix}.2.layer_norm"))?;
+        let ffn = self.ffn(weights, &format!("{prefix}.2.mlp"), self.encoder + layer, None)?;
+        Ok(Layer::new(Branch::new(mixer_norm, Box::new(attention)), Branch::new(ffn_norm, ffn)))
     }
 
     fn norm(&self, weights: &mut WeightLoader, prefix: &str) -> Result<Norm> {

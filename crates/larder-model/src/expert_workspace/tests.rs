@@ -65,8 +65,17 @@ fn computed(layout: &ExpertLayout, tokens: usize, at_once: usize) -> Vec<f32> {
     let routed = Routed { ids: ids.collect(), weights: (0..tokens * k).map(|i| 0.1 + i as f32 * 0.01).collect() };
     let gate = Gate::softmax(experts, k, false);
     let act = Activation::Silu;
-    let call =
-        MoeCall { layer: LayerIdx(0), gate: &gate, act, logits: &[], x: &x, tokens, origins: &[], meanwhile: &|| () };
+    let call = MoeCall {
+        layer: LayerIdx(0),
+        gate: &gate,
+        act,
+        logits: &[],
+        x: &x,
+        tokens,
+        known: None,
+        origins: &[],
+        meanwhile: &|| (),
+    };
     let mut workspace = ExpertWorkspace::new(Arc::new(ComputeContext::new(2, false).unwrap()));
     workspace.begin(&call, &routed, layout);
     let group: Vec<_> = data.iter().enumerate().map(|(e, data)| (ExpertId(e as u16), data.as_slice())).collect();
@@ -162,6 +171,7 @@ fn check(layout: ExpertLayout) {
             logits: &[],
             x: &x,
             tokens,
+            known: None,
             origins: &[],
             meanwhile: &|| (),
         };

@@ -27,6 +27,11 @@ pub enum Activation {
         /// Bound of gate from above and of up on both sides.
         limit: f32,
     },
+    /// DeepSeek-V4: `silu(gate) · up`, both clamped by `limit` first.
+    ClampedSilu {
+        /// Bound of gate from above and of up on both sides.
+        limit: f32,
+    },
     /// Step: `silu(gate) · up`, the first clamped by `limit` from above and the second on both sides.
     LimitedSilu {
         /// The bound.
@@ -65,6 +70,7 @@ impl Activation {
                     *v = clamped * sigmoid(alpha * clamped);
                 }
             }
+            Activation::ClampedSilu { limit } => values.iter_mut().for_each(|v| *v = silu(at_most(limit, *v))),
             Activation::LimitedSilu { limit } => values.iter_mut().for_each(|v| *v = at_most(limit, silu(*v))),
         }
     }
@@ -82,6 +88,11 @@ impl Activation {
                     let gate = at_most(limit, *g);
                     let up = u.clamp(-limit, limit);
                     *g = (up + 1.0) * gate * sigmoid(alpha * gate);
+                }
+            }
+            Activation::ClampedSilu { limit } => {
+                for (g, u) in gate.iter_mut().zip(up) {
+                    *g = silu(at_most(limit, *g)) * u.clamp(-limit, limit);
                 }
             }
             Activation::LimitedSilu { limit } => {
@@ -147,6 +158,8 @@ mod tests {
         assert_eq!(at(limited, 1.0, 1.25), at(Activation::Silu, 1.0, 1.25));
         assert_eq!(at(limited, -100.0, 1.0), silu(-100.0));
         assert!(at(limited, f32::NAN, 1.0).is_nan() && at(limited, 1.0, f32::NAN).is_nan());
+        let clamped = Activation::ClampedSilu { limit: 1.5 };
+        assert_eq!((at(clamped, 100.0, -100.0), at(clamped, -100.0, 1.0)), (silu(1.5) * -1.5, silu(-100.0)));
         assert!(Activation::named("tanh").is_err());
     }
 
@@ -155,7 +168,9 @@ mod tests {
         let clamped = Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 };
         let plain = [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::Relu];
         let limited = Activation::LimitedSilu { limit: 2.0 };
-        for (act, neutral) in plain.into_iter().map(|act| (act, 1.0)).chain([(clamped, 0.0), (limited, 1.0)]) {
+        let bounded = Activation::ClampedSilu { limit: 2.0 };
+        let others = [(clamped, 0.0), (limited, 1.0), (bounded, 1.0)];
+        for (act, neutral) in plain.into_iter().map(|act| (act, 1.0)).chain(others) {
             let mut alone: Vec<f32> = (-40..40).map(|i| i as f32 * 0.3).collect();
             let mut combined = alone.clone();
             act.apply(&mut alone);

@@ -27,6 +27,10 @@ pub struct RowShape {
 }
 
 impl LayerShape {
+    /// Of a layer that keeps nothing.
+    pub const NOTHING: LayerShape =
+        LayerShape { keys: None, values: None, recurrent: None, mask: AttentionMask::Causal };
+
     /// Keys and values of attention.
     pub fn attention(keys: RowShape, values: RowShape, mask: AttentionMask) -> Self {
         LayerShape { keys: Some(keys), values: Some(values), recurrent: None, mask }

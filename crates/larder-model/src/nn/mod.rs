@@ -18,6 +18,7 @@ mod relative;
 mod rope;
 mod rotary;
 mod scratch;
+mod streams;
 
 pub use activation::Activation;
 pub use attention::{Attention, AttentionShape, AttentionTemperature, GateFunction, InputProducts, OutputGate, QkNorm};
@@ -39,6 +40,7 @@ pub use rope::{Rope, RopeType, attention_scale};
 pub use rotary::{RopeTable, Rotary};
 pub use scratch::TokenScratch;
 pub(crate) use scratch::step_memory;
+pub use streams::{MergeStreams, ResidualConnection};
 
 use candle_core::Tensor;
 use larder_core::{Rng, SequenceMemory};

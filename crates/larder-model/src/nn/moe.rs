@@ -7,11 +7,13 @@ use larder_core::{ExpertId, Gate, LayerIdx};
 use larder_kernels::tanh;
 
 use super::{Activation, Mlp, Norm, TokenScratch};
+use crate::config::config_error;
 use crate::error::Result;
 use crate::experts::{ExpertPath, MoeCall, Routed, route};
 use crate::matrix::{Linear, with_f32};
 use crate::step::TokenOrigin;
 use crate::tap::{Phase, PhaseClock, Tap};
+use crate::weights::WeightLoader;
 
 /// An MoE layer without its routed experts: router, gate, shared expert. The routed experts are computed by an
 /// [`ExpertPath`].
@@ -38,6 +40,32 @@ pub struct Moe {
     pub softcap: Option<f64>,
     /// Factor on the sum of the routed experts.
     pub factor: f64,
+    /// The experts of each token of the vocabulary, where the token decides on them and the router on their weights only.
+    pub by_token: Option<ExpertsByToken>,
+}
+
+/// The experts of each token of the vocabulary.
+pub struct ExpertsByToken {
+    /// `[vocab, k]`
+    table: Vec<ExpertId>,
+    top_k: usize,
+}
+
+impl ExpertsByToken {
+    /// The table `name [vocab, k]`, whose experts are checked against the number of experts of the gate.
+    pub fn load(weights: &mut WeightLoader, name: &str, vocab: usize, gate: &Gate) -> Result<Self> {
+        let numbers = weights.integers(name, &[vocab, gate.top_k])?;
+        let known = |number: &i64| (0..gate.experts as i64).contains(number).then_some(ExpertId(*number as u16));
+        match numbers.iter().map(known).collect() {
+            Some(table) => Ok(ExpertsByToken { table, top_k: gate.top_k }),
+            None => Err(config_error(format!("{name} has numbers that are no experts: there are {}", gate.experts))),
+        }
+    }
+
+    /// `[tokens, k]`: the experts of these tokens.
+    pub fn of(&self, tokens: &[u32]) -> Vec<ExpertId> {
+        tokens.iter().flat_map(|token| &self.table[*token as usize * self.top_k..][..self.top_k]).copied().collect()
+    }
 }
 
 /// A dense MLP whose output is added to that of the experts. Both are normalised apart, and the router has an input of its
@@ -79,6 +107,8 @@ pub(crate) struct MoeInput<'a> {
     pub x: &'a Tensor,
     /// `[tokens, experts]`: the router logits, if they are known.
     pub early: Option<Tensor>,
+    /// `[tokens, k]`: the experts, if they are known.
+    pub known: Option<&'a [ExpertId]>,
 }
 
 impl Moe {
@@ -96,6 +126,7 @@ impl Moe {
             second_router: None,
             softcap: None,
             factor: 1.0,
+            by_token: None,
         }
     }
 
@@ -108,13 +139,9 @@ impl Moe {
         tap: &mut dyn Tap,
         clock: &mut PhaseClock,
     ) -> Result<Tensor> {
-        let MoeInput { residual, x, early } = input;
+        let MoeInput { residual, x, early, known } = input;
         let (tokens, hidden) = x.dims2()?;
-        let logits = match (early, &self.beside) {
-            (Some(early), _) => early,
-            (None, Some(beside)) => self.logits(&beside.router_norm.forward(residual)?)?,
-            (None, None) => self.logits(x)?,
-        }; // [tokens, experts]
+        let logits = early.map_or_else(|| self.logits(&self.router_input(residual, x)?), Ok)?; // [tokens, experts]
         clock.lap(Phase::Routing, tap);
         let mut out = vec![0.0; tokens * hidden];
         let always = OnceCell::new();
@@ -124,7 +151,7 @@ impl Moe {
         let routed = with_f32(&logits, |logits| {
             with_f32(x, |x| {
                 let (layer, gate, act) = (self.layer, &self.gate, self.act);
-                let call = MoeCall { layer, gate, act, logits, x, tokens, origins, meanwhile: &meanwhile };
+                let call = MoeCall { layer, gate, act, logits, x, tokens, known, origins, meanwhile: &meanwhile };
                 match self.capacity {
                     Some(capacity) => forward_within(capacity, &call, experts, &mut out),
                     None => experts.forward(&call, &mut out),
@@ -166,10 +193,13 @@ impl Moe {
         }
     }
 
-    /// The norm before the router, where `ffn_norm` is that before the experts; `None` if there is none.
-    pub fn router_norm<'a>(&'a self, ffn_norm: &'a Norm) -> Option<&'a Norm> {
-        let usual = self.beside.as_ref().map_or(ffn_norm, |beside| &beside.router_norm);
-        (!self.early).then_some(usual)
+    /// What the router reads: the residual stream or the input `x` of the experts, or the stream behind a norm of its own.
+    pub(crate) fn router_input(&self, residual: &Tensor, x: &Tensor) -> Result<Tensor> {
+        match &self.beside {
+            _ if self.early => Ok(residual.clone()),
+            Some(beside) => beside.router_norm.forward(residual),
+            None => Ok(x.clone()),
+        }
     }
 
     /// What [`forward`](Self::forward) allocates per token, the norm before it included; the buffers of the
@@ -210,7 +240,10 @@ fn forward_within(capacity: usize, call: &MoeCall, experts: &mut dyn ExpertPath,
     let hidden = x.len() / tokens;
     let (logits, x) = (rows(logits, gate.experts), rows(x, hidden));
     let origins: Vec<TokenOrigin> = kept.iter().map(|token| origins[*token]).collect();
-    let within = MoeCall { logits: &logits, x: &x, tokens: kept.len(), origins: &origins, ..*call };
+    let k = gate.top_k;
+    let known = call.known.map(|known| kept.iter().flat_map(|t| &known[t * k..][..k]).copied().collect::<Vec<_>>());
+    let known = known.as_deref();
+    let within = MoeCall { logits: &logits, x: &x, tokens: kept.len(), known, origins: &origins, ..*call };
     let mut sums = vec![0.0; x.len()];
     let routed = experts.forward(&within, &mut sums)?;
     let mut all = Routed { ids: vec![ExpertId::NONE; own.ids.len()], weights: vec![0.0; own.ids.len()] };

@@ -33,6 +33,8 @@ pub struct ForwardPass {
     pub spans: Vec<SpanPositions>,
     /// One per token of the step.
     pub origins: Vec<TokenOrigin>,
+    /// The tokens of the step.
+    pub tokens: Vec<u32>,
     /// Rotations of all tokens, by each of the model's ropes.
     pub ropes: Vec<RopeTable>,
 }
@@ -49,7 +51,7 @@ pub struct SpanPositions {
 }
 
 impl ForwardPass {
-    /// Tokens of all spans.
+    /// Number of tokens of all spans.
     pub fn tokens(&self) -> usize {
         self.origins.len()
     }
@@ -109,7 +111,12 @@ mod tests {
                     })
                     .collect();
                 let spans = vec![SpanPositions { start, tokens, first_row: 0 }];
-                let pass = ForwardPass { spans, origins: vec![TokenOrigin::default(); tokens], ropes: vec![] };
+                let pass = ForwardPass {
+                    spans,
+                    origins: vec![TokenOrigin::default(); tokens],
+                    tokens: vec![0; tokens],
+                    ropes: vec![],
+                };
                 let seen = pass.visible_ranges(mask);
                 let seen: Vec<Vec<usize>> = seen.into_iter().map(Iterator::collect).collect();
                 assert_eq!(seen, want, "{mask:?} at {start}+{tokens}");

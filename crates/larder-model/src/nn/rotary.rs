@@ -33,6 +33,22 @@ impl Rotary {
         Ok(Tensor::from_vec(values, (n, heads, width), &Device::Cpu)?)
     }
 
+    /// Rotates the last values of each head of `x [n, heads, width]` instead of the first; backwards if `back`.
+    pub fn apply_to_tails(&self, x: &mut [f32], [heads, width]: [usize; 2], pass: &ForwardPass, back: bool) {
+        let RopeTable(turns) = &pass.ropes[self.table];
+        for (token, turns) in x.chunks_exact_mut(heads * width).zip(turns.chunks_exact(self.dim / 2)) {
+            let turned_back: Vec<_> = turns.iter().map(|(cos, sin)| (*cos, -sin)).collect();
+            let turns = if back { &turned_back } else { turns };
+            token.chunks_exact_mut(width).for_each(|head| self.rotate(&mut head[width - self.dim..], turns));
+        }
+    }
+
+    /// Rotates the last values of a row by the first position of a table.
+    pub fn rotate_tail(&self, row: &mut [f32], table: &RopeTable) {
+        let start = row.len() - self.dim;
+        self.rotate(&mut row[start..], &table.0);
+    }
+
     fn rotate(&self, x: &mut [f32], turns: &[(f32, f32)]) {
         let turn =
             |a: &mut f32, b: &mut f32, (cos, sin): (f32, f32)| (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);

@@ -5,7 +5,7 @@ use larder_kernels::Inputs;
 
 use super::{Mixer, Rope};
 use crate::expert_workspace::ExpertWorkspace;
-use crate::stack::{Encoder, Ffn, Stack};
+use crate::stack::{Branch, Encoder, Ffn, Layer, Stack};
 
 /// Bytes per token of what all layers share: position and range of positions seen per token, its origin.
 const POSITION_BYTES: usize = 64;
@@ -30,7 +30,7 @@ impl TokenScratch {
 /// products and the expert workspace are kept.
 pub(crate) fn step_memory(stack: &Stack) -> StepMemory {
     let Geometry { hidden, .. } = stack.geometry;
-    let parts = stack.all_layers().flat_map(|layer| [layer.mixer.scratch(hidden), ffn_scratch(&layer.ffn, hidden)]);
+    let parts = stack.all_layers().flat_map(|layer| layer_scratch(layer, hidden));
     let (mtp, handed_out) = match &stack.mtp {
         // Both inputs, normalised, and side by side; the hidden states that the model hands out and those that the layer does.
         Some(_) => (TokenScratch { floats: 6 * hidden, input: 2 * hidden }, 2 * hidden),
@@ -43,8 +43,8 @@ pub(crate) fn step_memory(stack: &Stack) -> StepMemory {
     });
     let experts = ExpertWorkspace::memory(&stack.geometry, scales_input);
     let rotations: usize = stack.ropes.iter().map(Rope::bytes_per_position).sum();
-    // The residual stream exists beside every part.
-    let layer = (hidden + handed_out + most.floats) * size_of::<f32>();
+    // The residual streams exist beside every part.
+    let layer = (stack.residual_width() + handed_out + most.floats) * size_of::<f32>();
     let shared = Inputs::bytes(most.input) + rotations + POSITION_BYTES;
     let encoder = stack.encoder.as_ref().map_or(0, |encoder| encoder_bytes_per_token(encoder, hidden));
     // An encoder reads a whole prompt at once.
@@ -59,6 +59,19 @@ fn encoder_bytes_per_token(encoder: &Encoder, hidden: usize) -> usize {
         encoder.layers.iter().flat_map(|layer| [layer.attention.scratch(hidden), ffn_scratch(&layer.ffn, hidden)]);
     let most = parts.fold(TokenScratch::default(), TokenScratch::max);
     (hidden + most.floats) * size_of::<f32>() + Inputs::bytes(most.input) + POSITION_BYTES
+}
+
+/// The activations of the two parts of a layer, with those of their connections.
+fn layer_scratch(layer: &Layer, hidden: usize) -> impl Iterator<Item = TokenScratch> {
+    let mixer = layer.mixer.as_ref().map(|mixer| connected(mixer, mixer.part.scratch(hidden), hidden));
+    let ffn = layer.ffn.as_ref().map(|ffn| connected(ffn, ffn_scratch(&ffn.part, hidden), hidden));
+    mixer.into_iter().chain(ffn)
+}
+
+/// The activations of a part beside those of its connection.
+fn connected<Part>(branch: &Branch<Part>, part: TokenScratch, hidden: usize) -> TokenScratch {
+    let own = branch.connection.as_ref().map_or_else(Default::default, |connection| connection.scratch(hidden));
+    TokenScratch { floats: part.floats + own.floats, input: part.input.max(own.input) }
 }
 
 fn ffn_scratch(ffn: &Ffn, hidden: usize) -> TokenScratch {

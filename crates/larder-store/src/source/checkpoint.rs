@@ -13,10 +13,10 @@ use twox_hash::XxHash3_64;
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
     file::{ReadAt, read_small},
-    safetensors::{SafetensorsHeader, TensorEntry, kind_of},
+    safetensors::{Dtype, SafetensorsHeader, TensorEntry, kind_of},
     shard::checksum_of,
     source::{
-        IncomingFiles, MtpTensors, SIDECAR_LIMIT, SIDECARS, Source, SourceFile,
+        IncomingFiles, MtpTensors, SIDECAR_LIMIT, SIDECARS, Source, SourceFile, integers,
         mtp::{is_prediction, is_used, prediction_note, set_mtp, uses_mtp, usual_name},
         text_names::{TextNames, is_of_other_inputs, other_inputs_note, same_tensor},
     },
@@ -181,13 +181,7 @@ impl Checkpoint {
         fingerprint.write(&json);
         for (tensor, entry) in SafetensorsHeader::parse(&path, bytes, &json)?.tensors {
             if wanted(&tensor) {
-                let meta = kind_of(entry.dtype).ok_or_else(|| format!("{:?}", entry.dtype));
-                let meta = meta.map(|kind| TensorMeta {
-                    kind,
-                    order: RowOrder::Plain,
-                    shape: entry.shape.clone(),
-                    bytes: entry.bytes,
-                });
+                let meta = meta_of(&entry).ok_or_else(|| format!("{:?}", entry.dtype));
                 let location = TensorLocation { file: self.files.len(), name: tensor.clone(), stored: entry, meta };
                 self.tensors.insert(tensor, location);
             }
@@ -213,6 +207,18 @@ impl Checkpoint {
         self.get(name).ok_or_else(missing)
     }
 
+    fn read_stored(&self, location: &TensorLocation, offset: usize, into: &mut [u8]) -> Result<(), TensorsError> {
+        let start = location.stored.start + offset as u64;
+        match (&self.files[location.file], &self.incoming) {
+            (WeightFile::Local(file), _) => file.read(start, into)?,
+            (WeightFile::Incoming(file), incoming) => {
+                let incoming = incoming.as_ref().expect("incoming files have a downloader");
+                incoming.file(&file.name, start..start + into.len() as u64)?.read(start, into)?;
+            }
+        }
+        Ok(())
+    }
+
     fn get(&self, name: &str) -> Option<&TensorLocation> {
         let own = self.tensors.get(name);
         own.or_else(|| same_tensor(name).find_map(|other| self.tensors.get(other)))
@@ -226,15 +232,11 @@ impl Tensors for Checkpoint {
 
     fn read(&self, name: &str, offset: usize, into: &mut [u8]) -> Result<(), TensorsError> {
         let location = self.location(name)?;
-        let start = location.stored.start + offset as u64;
-        match (&self.files[location.file], &self.incoming) {
-            (WeightFile::Local(file), _) => file.read(start, into)?,
-            (WeightFile::Incoming(file), incoming) => {
-                let incoming = incoming.as_ref().expect("incoming files have a downloader");
-                incoming.file(&file.name, start..start + into.len() as u64)?.read(start, into)?;
-            }
+        let read = |offset, into: &mut [u8]| self.read_stored(location, offset, into);
+        match location.stored.dtype {
+            Dtype::I64 => integers::read(offset, into, read),
+            _ => read(offset, into),
         }
-        Ok(())
     }
 }
 
@@ -290,6 +292,10 @@ impl Source for Checkpoint {
 
     fn release(&self, name: &str, offset: usize, bytes: usize) -> Result<()> {
         let location = self.location(name)?;
+        let (offset, bytes) = match location.stored.dtype {
+            Dtype::I64 => integers::stored_range(offset, bytes),
+            _ => (offset, bytes),
+        };
         let start = location.stored.start + offset as u64;
         match (&self.files[location.file], &self.incoming) {
             (WeightFile::Incoming(file), Some(incoming)) => incoming.release(&file.name, start..start + bytes as u64),
@@ -320,6 +326,15 @@ impl WeightFile {
             WeightFile::Incoming(file) => file.clone(),
         }
     }
+}
+
+/// Format and shape in which a stored tensor is presented; `None` if its dtype is not supported.
+fn meta_of(entry: &TensorEntry) -> Option<TensorMeta> {
+    if entry.dtype == Dtype::I64 {
+        return integers::meta(&entry.shape);
+    }
+    let (kind, shape) = (kind_of(entry.dtype)?, entry.shape.clone());
+    Some(TensorMeta { kind, order: RowOrder::Plain, shape, bytes: entry.bytes })
 }
 
 /// The value of a key in the part of a config that describes the text decoder, which may be the whole.
@@ -431,11 +446,11 @@ mod tests {
     #[test]
     fn a_single_file_may_have_any_name() {
         let dir = folder();
-        write_weights(&dir.path().join("other.safetensors"), &[("a", Dtype::F32, 7), ("ids", Dtype::I64, 0)]);
+        write_weights(&dir.path().join("other.safetensors"), &[("a", Dtype::F32, 7), ("ids", Dtype::I16, 0)]);
         let checkpoint = Checkpoint::open(dir.path()).unwrap();
         assert_eq!(checkpoint.names(), ["a", "ids"]);
         assert_eq!(checkpoint.meta("a").unwrap().shape, [4]);
-        assert_eq!((checkpoint.meta("ids"), checkpoint.unsupported_dtype("ids")), (None, Some("I64")));
+        assert_eq!((checkpoint.meta("ids"), checkpoint.unsupported_dtype("ids")), (None, Some("I16")));
         let mut two = [0; 2];
         checkpoint.read("a", 14, &mut two).unwrap();
         assert_eq!(two, [7, 7]);

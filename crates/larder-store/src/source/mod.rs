@@ -12,6 +12,7 @@ use crate::{
 mod checkpoint;
 mod expert_names;
 mod gguf;
+mod integers;
 mod mtp;
 mod quantised;
 mod text_names;

@@ -2,11 +2,15 @@
 //! of text, other names of the embedding, and which tensors are of other parts.
 
 /// Prefixes of the text decoder's tensors and of its output head, where they are not `model.` and `lm_head.`.
-const PREFIXES: [(&str, &str); 3] = [
+const PREFIXES: [(&str, &str); 4] = [
     ("model.language_model.", "lm_head."),
     ("language_model.model.", "language_model.lm_head."),
     ("thinker.model.", "thinker.lm_head."),
+    ("", "head."),
 ];
+
+/// Tensors of DeepSeek-V4 outside the layers: its names have no prefix.
+const BARE: [(&str, &str); 3] = [("embed.", "model.embed_tokens."), ("head.", "lm_head."), ("norm.", "model.norm.")];
 
 /// The embedding's name in Ling, below the prefix of the layers.
 const WORD_EMBEDDINGS: &str = "word_embeddings.";
@@ -38,12 +42,16 @@ impl TextNames {
             let renamed = has(&format!("model.{WORD_EMBEDDINGS}"));
             return renamed.then_some(TextNames { layers: "model.", head: "lm_head." });
         }
-        let found = PREFIXES.into_iter().find(|(layers, _)| has(layers));
+        let found = PREFIXES.into_iter().find(|(prefix, _)| has(&format!("{prefix}layers.")));
         found.map(|(layers, head)| TextNames { layers, head })
     }
 
     /// The name that a model of text has for the tensor `stored`.
     pub fn usual(&self, stored: &str) -> String {
+        if self.layers.is_empty() && !stored.starts_with("mtp.") {
+            let outside = BARE.iter().find_map(|(bare, usual)| Some((usual, stored.strip_prefix(bare)?)));
+            return outside.map_or_else(|| format!("model.{stored}"), |(usual, rest)| format!("{usual}{rest}"));
+        }
         match (stored.strip_prefix(self.layers), stored.strip_prefix(self.head)) {
             (Some(rest), _) => match rest.strip_prefix(WORD_EMBEDDINGS) {
                 Some(rest) => format!("model.embed_tokens.{rest}"),
@@ -86,6 +94,9 @@ mod tests {
         let nested = ["language_model.model.layers.0.a", "language_model.lm_head.weight", "model.visual.a"];
         assert_eq!(usual(nested), want);
         assert_eq!(usual(["thinker.model.layers.0.a", "thinker.lm_head.weight", "model.visual.a"]), want);
+        assert_eq!(usual(["layers.0.a", "head.weight", "visual.a"]), want);
+        let bare = ["layers.0.a", "embed.weight", "norm.weight"];
+        assert_eq!(usual(bare), ["model.layers.0.a", "model.embed_tokens.weight", "model.norm.weight"]);
         let embedding = ["model.layers.0.a", "lm_head.weight", "model.word_embeddings.weight"];
         assert_eq!(usual(embedding), ["model.layers.0.a", "lm_head.weight", "model.embed_tokens.weight"]);
     }

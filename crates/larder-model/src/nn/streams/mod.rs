@@ -1,0 +1,31 @@
+//! The seam between a part of a layer and the residual stream, for models in which it is more than an addition: hyper-connections
+//! keep several streams, read a mixture of them, and write to all.
+
+use candle_core::Tensor;
+
+use super::TokenScratch;
+use crate::error::Result;
+
+mod manifold;
+
+pub use manifold::{ManifoldConnection, ManifoldMerge, ManifoldShape};
+
+/// A connection of a part of a layer with the residual streams `[tokens, streams · hidden]`.
+pub trait ResidualConnection: Send + Sync {
+    /// What the part reads, `[tokens, hidden]`, and the numbers that [`write`](Self::write) needs, as many for each token.
+    ///
+    /// The caller guarantees streams of the model's width. A token's results depend on its streams alone, bit for bit.
+    fn read(&self, streams: &Tensor) -> Result<(Tensor, Vec<f32>)>;
+
+    /// The streams behind the part, whose output is `y [tokens, hidden]`; `mix` is what [`read`](Self::read) returned for them.
+    fn write(&self, streams: Tensor, mix: &[f32], y: &Tensor) -> Result<Tensor>;
+
+    /// What both allocate per token.
+    fn scratch(&self, hidden: usize) -> TokenScratch;
+}
+
+/// Merges the residual streams behind the last layer.
+pub trait MergeStreams: Send + Sync {
+    /// `streams [tokens, streams · hidden]` → `[tokens, hidden]`
+    fn merge(&self, streams: &Tensor) -> Result<Tensor>;
+}
