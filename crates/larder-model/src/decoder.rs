@@ -16,7 +16,8 @@ use crate::error::{ModelError, Result};
 use crate::experts::{ExpertPath, HintSource};
 use crate::matrix::with_f32;
 use crate::nn::{
-    Activation, ForwardPass, KvCache, KvPool, Mixer, MoeInput, Norm, Rope, RopeTable, SpanPositions, step_memory,
+    Activation, ForwardPass, HandedOn, KvCache, KvPool, Mixer, MoeInput, Norm, Rope, RopeTable, SpanPositions,
+    step_memory,
 };
 use crate::read_ahead::ReadAhead;
 use crate::stack::{CrossAttention, Ffn, Layer, Stack};
@@ -91,6 +92,11 @@ impl Decoder {
                 "a model with an encoder cannot run on a device; leave --device out".into(),
             ));
         }
+        if stack.has_further_rows() && stack.head.compute().device_attention.is_some() {
+            return Err(ModelError::Request(
+                "a model with sparse attention cannot run on a device; leave --device out".into(),
+            ));
+        }
         let kv_pool = stack.head.compute().new_kv_pool();
         Ok(Decoder { stack, kv_pool })
     }
@@ -145,9 +151,10 @@ impl Decoder {
 
     /// An empty KV cache. Its memory grows with the tokens.
     pub fn new_kv_cache(&self) -> KvCache {
+        let shapes = self.stack.layers.iter().map(|layer| layer.mixer.layer_shape());
         match self.stack.encoder {
-            Some(_) => KvCache::with_encoder(self.stack.layers.len(), &self.kv_pool),
-            None => KvCache::new(self.stack.layers.len(), &self.kv_pool),
+            Some(_) => KvCache::with_encoder(shapes, &self.kv_pool),
+            None => KvCache::new(shapes, &self.kv_pool),
         }
     }
 
@@ -334,7 +341,8 @@ impl Decoder {
                 rope.extend(table, start..start + tokens, (*horizon).max(start + tokens));
             }
         }
-        ForwardPass { spans: positions, origins, ropes: ropes.into_iter().map(|(_, table)| table).collect() }
+        let ropes = ropes.into_iter().map(|(_, table)| table).collect();
+        ForwardPass { spans: positions, origins, ropes, handed_on: HandedOn::default() }
     }
 
     /// The embeddings `[all tokens, hidden]` of some tokens of each sequence.

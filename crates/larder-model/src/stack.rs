@@ -48,6 +48,11 @@ impl Stack {
         self.layers.iter().chain(self.mtp.as_ref().map(|mtp| &mtp.layer))
     }
 
+    /// Whether layers keep further rows beside keys and values, as sparse attention needs them.
+    pub fn has_further_rows(&self) -> bool {
+        self.all_layers().any(|layer| !layer.mixer.layer_shape().further.is_empty())
+    }
+
     /// Whether a sequence can go back a few tokens without computing any again.
     pub fn rewinds_freely(&self) -> bool {
         let recurrent = |layer: &Layer| layer.mixer.layer_shape().recurrent.is_some();

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::RopeTable;
+use super::{HandedOn, RopeTable};
 use crate::step::TokenOrigin;
 
 /// The earlier positions that a query attends to.
@@ -35,6 +35,8 @@ pub struct ForwardPass {
     pub origins: Vec<TokenOrigin>,
     /// Rotations of all tokens, by each of the model's ropes.
     pub ropes: Vec<RopeTable>,
+    /// The positions that the last layer with an indexer chose.
+    pub handed_on: HandedOn,
 }
 
 /// Positions of consecutive tokens of one sequence.
@@ -109,7 +111,12 @@ mod tests {
                     })
                     .collect();
                 let spans = vec![SpanPositions { start, tokens, first_row: 0 }];
-                let pass = ForwardPass { spans, origins: vec![TokenOrigin::default(); tokens], ropes: vec![] };
+                let pass = ForwardPass {
+                    spans,
+                    origins: vec![TokenOrigin::default(); tokens],
+                    ropes: vec![],
+                    handed_on: HandedOn::default(),
+                };
                 let seen = pass.visible_ranges(mask);
                 let seen: Vec<Vec<usize>> = seen.into_iter().map(Iterator::collect).collect();
                 assert_eq!(seen, want, "{mask:?} at {start}+{tokens}");
