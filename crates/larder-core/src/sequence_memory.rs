@@ -49,21 +49,64 @@ impl CheckpointPolicy {
 /// Memory that a sequence needs: KV cache and recurrent state.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct SequenceMemory {
-    /// Values of the KV cache per token.
-    pub values_per_token: usize,
-    /// The same if each row is padded to whole blocks of 32 values, as block formats store it.
-    pub padded_values_per_token: usize,
+    /// Values of the KV cache for each [`KV_PAGE_TOKENS`] tokens.
+    per_page: RowValues,
+    /// Values of the KV cache whatever the length of the sequence.
+    always: RowValues,
     /// Values of the widest row of the KV cache.
     pub widest_row: usize,
     /// Bytes of recurrent state, whatever the length of the sequence.
     pub state_bytes: usize,
 }
 
+/// Values of rows of the KV cache.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+struct RowValues {
+    plain: usize,
+    /// If each row is padded to whole blocks of 32 values, as block formats store it.
+    padded: usize,
+}
+
+impl RowValues {
+    /// `count` rows of `width` values.
+    fn new(count: usize, width: usize) -> Self {
+        let padded = width.checked_next_multiple_of(NumberFormat::Q8_0.block_len()).unwrap_or(usize::MAX);
+        RowValues { plain: count.saturating_mul(width), padded: count.saturating_mul(padded) }
+    }
+
+    /// Bytes in `kind`.
+    fn bytes(self, kind: NumberFormat) -> u64 {
+        let values = if kind.is_float() { self.plain } else { self.padded };
+        ((values / kind.block_len()) as u64).saturating_mul(kind.block_bytes() as u64)
+    }
+
+    fn plus(self, other: Self) -> Self {
+        RowValues { plain: self.plain.saturating_add(other.plain), padded: self.padded.saturating_add(other.padded) }
+    }
+}
+
 impl SequenceMemory {
     /// One KV row of `width` values for each of `heads` heads per token.
     pub fn rows(heads: usize, width: usize) -> Self {
-        let padded_values_per_token = heads * width.next_multiple_of(NumberFormat::Q8_0.block_len());
-        SequenceMemory { values_per_token: heads * width, padded_values_per_token, widest_row: width, state_bytes: 0 }
+        let per_page = RowValues::new(heads.saturating_mul(KV_PAGE_TOKENS), width);
+        SequenceMemory { per_page, widest_row: width, ..SequenceMemory::default() }
+    }
+
+    /// As [`rows`](Self::rows), one for each `tokens_per_row` tokens.
+    pub fn block_rows(heads: usize, width: usize, tokens_per_row: usize) -> Self {
+        if tokens_per_row <= 1 {
+            return SequenceMemory::rows(heads, width);
+        }
+        let per_page = RowValues::new(heads.saturating_mul(KV_PAGE_TOKENS).div_ceil(tokens_per_row), width);
+        // The last page is not full.
+        SequenceMemory { per_page, ..SequenceMemory::kept_rows(heads, width, KV_PAGE_TOKENS) }
+    }
+
+    /// As [`rows`](Self::rows), for at most `count` rows per head at a time.
+    pub fn kept_rows(heads: usize, width: usize, count: usize) -> Self {
+        let count = count.checked_next_multiple_of(KV_PAGE_TOKENS).unwrap_or(usize::MAX);
+        let always = RowValues::new(heads.saturating_mul(count), width);
+        SequenceMemory { always, widest_row: width, ..SequenceMemory::default() }
     }
 
     /// A recurrent state of `state_bytes` bytes.
@@ -73,10 +116,8 @@ impl SequenceMemory {
 
     /// Bytes of the KV cache of a sequence of `tokens` tokens, in whole pages, if its rows are in `kind`.
     pub fn kv_bytes(&self, tokens: usize, kind: NumberFormat) -> u64 {
-        let values = if kind.is_float() { self.values_per_token } else { self.padded_values_per_token };
-        let token_bytes = ((values / kind.block_len()) as u64).saturating_mul(kind.block_bytes() as u64);
-        let positions = (tokens.div_ceil(KV_PAGE_TOKENS) as u64).saturating_mul(KV_PAGE_TOKENS as u64);
-        positions.saturating_mul(token_bytes)
+        let growing = (tokens.div_ceil(KV_PAGE_TOKENS) as u64).saturating_mul(self.per_page.bytes(kind));
+        growing.saturating_add(self.always.bytes(kind))
     }
 
     /// Bytes of the recurrent state of a sequence of `tokens` tokens, with all its checkpoints.
@@ -90,8 +131,8 @@ impl std::ops::Add for SequenceMemory {
 
     fn add(self, other: Self) -> Self {
         SequenceMemory {
-            values_per_token: self.values_per_token + other.values_per_token,
-            padded_values_per_token: self.padded_values_per_token + other.padded_values_per_token,
+            per_page: self.per_page.plus(other.per_page),
+            always: self.always.plus(other.always),
             widest_row: self.widest_row.max(other.widest_row),
             state_bytes: self.state_bytes + other.state_bytes,
         }
@@ -114,6 +155,12 @@ mod tests {
         assert_eq!(memory.kv_bytes(64, NumberFormat::F16), 64 * 2 * 48 * 2);
         assert_eq!(memory.kv_bytes(65, NumberFormat::F32), 128 * 2 * 48 * 4);
         assert_eq!(memory.kv_bytes(1, NumberFormat::Q8_0), 64 * 2 * 2 * 34, "48 values are two blocks");
+        // A row for each four tokens: at most one page is not full.
+        let blocks = memory + SequenceMemory::block_rows(2, 48, 4);
+        assert_eq!(blocks.kv_bytes(256, NumberFormat::F16), (256 + 64 + 64) * 2 * 48 * 2);
+        assert_eq!(SequenceMemory::block_rows(1, 8, 1000).kv_bytes(6400, NumberFormat::F32), (100 + 64) * 8 * 4);
+        let kept = SequenceMemory::kept_rows(1, 8, 65);
+        assert_eq!([1, 1000].map(|tokens| kept.kv_bytes(tokens, NumberFormat::F32)), [128 * 8 * 4; 2]);
         let state = SequenceMemory::state(100);
         let bytes = |tokens| state.recurrent_bytes(tokens, &CheckpointPolicy::default());
         assert_eq!([255, 256, 1023, 4000].map(bytes), [100, 200, 400, 500]);

@@ -13,6 +13,7 @@
 //! | [`Inputs`] | activations, as f32 and quantised to 8 bits |
 //! | [`Product`], [`products()`] | matrix products, many in one fork-join |
 //! | [`AttentionTask`], [`attend`] | attention of queries over pages of keys and values in f32, f16, bf16 or q8_0, many sequences in one fork-join |
+//! | [`IndexArgs`], [`index_scores`] | scores by which sparse attention chooses rows |
 //! | [`ThreadPool`] | the threads that share the tasks of one fork-join |
 //!
 //! # Example
@@ -63,7 +64,8 @@ mod avx512;
 mod neon;
 
 pub use attention::{
-    AttentionArgs, AttentionTask, DistanceBias, KvPages, KvTensor, TILE_POSITIONS, attend, attention_scratch_bytes,
+    AttentionArgs, AttentionTask, DistanceBias, IndexArgs, KvPages, KvTensor, TILE_POSITIONS, attend,
+    attention_scratch_bytes, index_scores,
 };
 pub use dispatch::instruction_set;
 pub use erf::erf;

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use larder_core::{CheckpointPolicy, TaskThreads};
-use larder_kernels::{AttentionTask, Inputs, PoolActivity, Product, ThreadPool, attend, products};
+use larder_kernels::{
+    AttentionTask, IndexArgs, Inputs, PoolActivity, Product, ThreadPool, attend, index_scores, products,
+};
 
 use crate::device::{DeviceAttention, DeviceProduct, DeviceProducts};
 use crate::error::Result;
@@ -118,6 +120,16 @@ impl ComputeContext {
         batch: &mut [DeviceProduct],
     ) -> Result<()> {
         timed(&self.clocks.products, || device.multiply(x, batch))
+    }
+
+    /// Attention over rows in main memory.
+    pub(crate) fn attend_on_host(&self, tasks: &mut [AttentionTask]) {
+        timed(&self.clocks.attention, || attend(&self.pool, tasks));
+    }
+
+    /// The scores of an indexer.
+    pub(crate) fn index_scores(&self, args: &IndexArgs, out: &mut [f32]) {
+        timed(&self.clocks.attention, || index_scores(&self.pool, args, out));
     }
 
     /// Attention of a batch of sequences over their KV caches, on the CPU or the device, wherever the rows are stored.

@@ -16,7 +16,7 @@ use crate::error::{ModelError, Result};
 use crate::experts::{ExpertPath, HintSource};
 use crate::matrix::with_f32;
 use crate::nn::{
-    Activation, ForwardPass, KvCache, KvPool, Mixer, MoeInput, Rope, RopeTable, SpanPositions, step_memory,
+    Activation, ForwardPass, HandedOn, KvCache, KvPool, Mixer, MoeInput, Rope, RopeTable, SpanPositions, step_memory,
 };
 use crate::read_ahead::ReadAhead;
 use crate::stack::{BranchInput, CrossAttention, Ffn, Layer, Stack};
@@ -91,6 +91,11 @@ impl Decoder {
                 "a model with an encoder cannot run on a device; leave --device out".into(),
             ));
         }
+        if stack.has_further_rows() && stack.head.compute().device_attention.is_some() {
+            return Err(ModelError::Request(
+                "a model with sparse attention cannot run on a device; leave --device out".into(),
+            ));
+        }
         let kv_pool = stack.head.compute().new_kv_pool();
         Ok(Decoder { stack, kv_pool })
     }
@@ -145,9 +150,10 @@ impl Decoder {
 
     /// An empty KV cache. Its memory grows with the tokens.
     pub fn new_kv_cache(&self) -> KvCache {
+        let shapes = self.stack.layers.iter().map(Layer::shape);
         match self.stack.encoder {
-            Some(_) => KvCache::with_encoder(self.stack.layers.len(), &self.kv_pool),
-            None => KvCache::new(self.stack.layers.len(), &self.kv_pool),
+            Some(_) => KvCache::with_encoder(shapes, &self.kv_pool),
+            None => KvCache::new(shapes, &self.kv_pool),
         }
     }
 
@@ -354,7 +360,8 @@ impl Decoder {
             }
         }
         let tokens = spans.iter().flat_map(|span| span.tokens).copied().collect();
-        ForwardPass { spans: positions, origins, tokens, ropes: ropes.into_iter().map(|(_, table)| table).collect() }
+        let ropes = ropes.into_iter().map(|(_, table)| table).collect();
+        ForwardPass { spans: positions, origins, tokens, ropes, handed_on: HandedOn::default() }
     }
 
     /// The embeddings `[all tokens, hidden]` of some tokens of each sequence.

@@ -18,7 +18,7 @@ impl Decoder {
 
     /// An empty KV cache of the layer for multi-token prediction, from the memory of all KV caches.
     pub fn new_mtp_cache(&self) -> KvCache {
-        KvCache::new(1, &self.kv_pool)
+        KvCache::new(self.stack.mtp.iter().map(|mtp| mtp.layer.shape()), &self.kv_pool)
     }
 
     /// Computes the layer for multi-token prediction. The tokens of a span are those behind the positions that `hidden` has the

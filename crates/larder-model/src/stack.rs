@@ -63,6 +63,11 @@ impl Stack {
         self.streams.as_ref().map_or(1, |streams| streams.count) * self.geometry.hidden
     }
 
+    /// Whether layers keep further rows beside keys and values, as sparse attention needs them.
+    pub fn has_further_rows(&self) -> bool {
+        self.all_layers().any(|layer| !layer.shape().further.is_empty())
+    }
+
     /// Whether a sequence can go back a few tokens without computing any again.
     pub fn rewinds_freely(&self) -> bool {
         let recurrent = |layer: &Layer| layer.shape().recurrent.is_some();

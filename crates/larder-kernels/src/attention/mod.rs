@@ -18,10 +18,13 @@ use crate::dispatch;
 use crate::kernel_set::{KernelSet, MAX_TOKENS};
 use crate::thread_pool::ThreadPool;
 
+mod index;
 mod kv_tensor;
 mod query_tile;
+mod row_products;
 mod softmax;
 
+pub use index::{IndexArgs, index_scores};
 pub use kv_tensor::{AttentionArgs, AttentionTask, DistanceBias, KvPages, KvTensor};
 use query_tile::{POWERS, QueryTile, common, scratch_bytes, tiles_of};
 use softmax::Powers;

@@ -3,13 +3,13 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use larder_core::{NumberFormat, ROW_GROUP};
+use larder_core::ROW_GROUP;
 
+use super::row_products::RowProducts;
 use super::softmax::{Powers, RunningSoftmax, powers};
-use super::{AttentionArgs, KvTensor, TILE, TILE_POSITIONS};
+use super::{AttentionArgs, TILE, TILE_POSITIONS};
 use crate::disjoint::Disjoint;
 use crate::kernel_set::{KernelSet, StridedRows, Sums};
-use crate::weights::Panel;
 
 /// Buffers of a thread, which grow as needed.
 #[derive(Default)]
@@ -187,25 +187,13 @@ impl QueryTile<'_> {
             let (query, head) = self.query_and_head(i);
             *x = &queries[(query * heads + head) * keys.width..][..keys.width];
         }
-        let (mut sums, group) = ([Sums::default(); TILE], ROW_GROUP * keys.row_bytes);
-        let sums = &mut sums[..self.count];
-        let (mut column, mut pages) = (0, keys.by_page(visible).map(|page| keys.rows(self.kv_head, page)).peekable());
-        while let Some(page) = pages.next() {
-            let mut groups = page.chunks(group).peekable();
-            while let Some(bytes) = groups.next() {
-                let next = groups.peek().or(pages.peek()).map_or(&[][..], |next| &next[..next.len().min(bytes.len())]);
-                let rows = bytes.len() / keys.row_bytes;
-                let stored = StridedRows { kind: keys.kind, bytes, row_bytes: keys.row_bytes };
-                let StridedRows { kind, bytes, row_bytes } = stored.in_floats(self.set, keys.width, widened);
-                let panel = Panel { kind, blocks: keys.width, rows, row_bytes, interleaved: false, bytes, next };
-                (self.set.floats)(&[panel], &x[..self.count], sums);
-                for (scores, sums) in scores.chunks_exact_mut(width).zip(&*sums) {
-                    let scores = &mut scores[column..column + rows];
-                    scores.iter_mut().zip(sums).for_each(|(score, sum)| *score = sum * scale);
-                }
-                column += rows;
+        let (mut sums, products) =
+            ([Sums::default(); TILE], RowProducts { set: self.set, rows: keys, head: self.kv_head });
+        products.multiply(visible, &x[..self.count], &mut sums[..self.count], widened, |rows, sums| {
+            for (scores, sums) in scores.chunks_exact_mut(width).zip(sums) {
+                scores[rows.clone()].iter_mut().zip(sums).for_each(|(score, sum)| *score = sum * scale);
             }
-        }
+        });
     }
 }
 
@@ -242,29 +230,4 @@ fn rows_of(values: &mut [f32], width: usize) -> [&mut [f32]; TILE] {
 /// The positions that are in both ranges.
 pub fn common(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
     a.start.max(b.start)..a.end.min(b.end)
-}
-
-impl<'a> StridedRows<'a> {
-    /// The rows at these positions of a head, which are in one page.
-    fn of(tensor: &KvTensor<'a>, head: usize, positions: Range<usize>) -> Self {
-        StridedRows { kind: tensor.kind, bytes: tensor.rows(head, positions), row_bytes: tensor.row_bytes }
-    }
-
-    /// The same rows in a float format: those in `q8_0`, of which there are at most [`ROW_GROUP`], are widened into
-    /// `widened`.
-    fn in_floats<'b>(self, set: &KernelSet, width: usize, widened: &'b mut Vec<f32>) -> StridedRows<'b>
-    where
-        'a: 'b,
-    {
-        if self.kind.is_float() {
-            return self;
-        }
-        widened.resize(widened.len().max(ROW_GROUP * width), 0.0);
-        let rows = self.bytes.chunks(self.row_bytes);
-        let widened = &mut widened[..rows.len() * width];
-        rows.zip(widened.chunks_exact_mut(width)).for_each(|(row, out)| (set.widen_q8_0)(row, out));
-        // SAFETY: the bytes of initialised floats, on processors whose floats are stored as the format f32 is.
-        let bytes = unsafe { std::slice::from_raw_parts(widened.as_ptr().cast(), size_of_val(widened)) };
-        StridedRows { kind: NumberFormat::F32, bytes, row_bytes: width * size_of::<f32>() }
-    }
 }

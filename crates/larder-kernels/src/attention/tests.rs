@@ -252,3 +252,38 @@ fn positions_beyond_the_pages_are_refused() {
     let task = AttentionTask { args: batch.args(63..64, std::slice::from_ref(&seen)), out: &mut out };
     attend(&ThreadPool::single_threaded(), &mut [task]);
 }
+
+#[test]
+fn index_scores_are_sums_over_heads_whatever_the_batch() {
+    let (heads, width, long) = (70, 24, if cfg!(miri) { 600 } else { 1300 });
+    let seen = [long, 0, 1, 513];
+    let (queries, weights) = (values(seen.len() * heads * width, 0.1), values(seen.len() * heads, 0.5));
+    for kind in KINDS {
+        let stored = Stored::new(kind, [1, long, width], 64, 0.2);
+        let scores = |threads: usize, which: Range<usize>| {
+            let (queries, weights) = (&queries[which.start * heads * width..], &weights[which.start * heads..]);
+            let args = IndexArgs {
+                queries: &queries[..which.len() * heads * width],
+                heads,
+                weights: &weights[..which.len() * heads],
+                rows: stored.tensor(width),
+                seen: &seen[which],
+                scale: 0.3,
+            };
+            let mut out = vec![f32::NAN; args.seen.iter().sum()];
+            index_scores(&ThreadPool::new(threads, false).unwrap(), &args, &mut out);
+            out
+        };
+        let score = |query: usize, at: usize| {
+            (query * heads..(query + 1) * heads).fold(0.0, |sum, i| {
+                let product = dot(&stored.plain[at * width..][..width], &queries[i * width..][..width]) * 0.3;
+                sum + weights[i] * f32::max(product, 0.0)
+            })
+        };
+        let each = seen.iter().enumerate().flat_map(|(query, seen)| (0..*seen).map(move |at| (query, at)));
+        let want: Vec<f32> = each.map(|(query, at)| score(query, at)).collect();
+        assert_eq!(scores(1, 0..4), want, "{kind}");
+        assert_eq!(scores(3, 0..4), want, "{kind}");
+        assert_eq!((0..4).flat_map(|query| scores(2, query..query + 1)).collect::<Vec<_>>(), want, "{kind}");
+    }
+}

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use larder_core::KV_PAGE_TOKENS;
-use larder_kernels::{KvPages, KvTensor};
+use larder_kernels::{KvPages, KvTensor, widen};
 
 use super::kv_pool::{KvPage, page_shape};
 use super::{KvPool, RowShape};
@@ -53,6 +53,30 @@ impl KvRows {
     /// Bytes of the pages, shared ones included.
     pub fn bytes(&self) -> usize {
         self.shape.map_or(0, |shape| shape.bytes()) * self.pages.len()
+    }
+
+    /// The shape of the pages; `None` before the first append.
+    pub(super) fn page_shape(&self) -> Option<KvPageShape> {
+        self.shape
+    }
+
+    /// The bytes of a row. The caller guarantees that it is stored, and a pool without a device.
+    pub(super) fn row(&self, head: usize, position: usize) -> &[u8] {
+        let KvPageShape { positions, row_bytes, .. } = self.shape.expect("rows were appended");
+        let page = self.pages[position / positions - self.first_page].host();
+        &page[(head * positions + position % positions) * row_bytes..][..row_bytes]
+    }
+
+    /// The values of rows: `[positions, heads, width]`. The caller guarantees that they are stored, and a pool without a device.
+    pub fn widened(&self, positions: Range<usize>, width: usize) -> Vec<f32> {
+        let heads = self.shape.map_or(0, |shape| shape.heads);
+        let mut values = vec![0.0; positions.len() * heads * width];
+        let mut row = vec![0.0; width.next_multiple_of(self.pool.format().kind().block_len())];
+        for (i, out) in values.chunks_exact_mut(width).enumerate() {
+            widen(self.pool.format().kind(), self.row(i % heads, positions.start + i / heads), &mut row);
+            out.copy_from_slice(&row[..width]);
+        }
+        values
     }
 
     /// Keeps the positions before `len` and gives the pages of the others back. The caller guarantees that `len` is not

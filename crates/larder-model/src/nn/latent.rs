@@ -1,11 +1,15 @@
 //! Multi-head latent attention (MLA) of the DeepSeek family.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use candle_core::{D, Device, Tensor};
 use larder_core::{KV_PAGE_TOKENS, Rng};
 use larder_kernels::{AttentionArgs, AttentionTask};
 
 use super::{
-    AttentionMask, AttentionTemperature, ForwardPass, LayerKv, LayerShape, Mixer, Norm, Rotary, TokenScratch, made_up,
+    AttentionMask, AttentionTemperature, ChoiceShape, ChosenAttention, ChosenQuery, ChosenRows, ForwardPass, Indexer,
+    KvRows, KvView, LayerKv, LayerShape, Mixer, Norm, Rotary, Selection, TokenScratch, made_up,
 };
 use crate::error::Result;
 use crate::matrix::{Linear, PlacedMatrix, with_f32};
@@ -47,6 +51,17 @@ pub struct LatentAttention {
     rotary: Rotary,
     scale: f64,
     temperature: Option<AttentionTemperature>,
+    choice: RowChoice,
+}
+
+/// The rows that a query of latent attention attends to, of those before it and its own.
+pub enum RowChoice {
+    /// All.
+    All,
+    /// Those that an indexer chooses.
+    Indexed(Box<Indexer>),
+    /// Those that the indexer of an earlier layer chose: the most of them.
+    Shared(usize),
 }
 
 enum Query {
@@ -87,7 +102,19 @@ impl LatentAttention {
             false => weights.split_heads(&name("kv_b_proj.weight"), heads, [nope, value], kv_rank)?,
         };
         let o = weights.linear(&name("o_proj"), hidden, heads * value, bias)?;
-        Ok(LatentAttention { shape, q, kv_a, kv_norm, to_latent, to_value, o, rotary, scale, temperature: None })
+        Ok(LatentAttention {
+            shape,
+            q,
+            kv_a,
+            kv_norm,
+            to_latent,
+            to_value,
+            o,
+            rotary,
+            scale,
+            temperature: None,
+            choice: RowChoice::All,
+        })
     }
 
     /// The same attention with queries scaled by their position.
@@ -95,14 +122,24 @@ impl LatentAttention {
         LatentAttention { temperature, ..self }
     }
 
+    /// The same attention to some rows.
+    pub fn with_choice(self, choice: RowChoice) -> Self {
+        LatentAttention { choice, ..self }
+    }
+
+    /// What queries are made of: the result of the low-rank product `[n, q_rank]`, or `x` itself.
+    fn query_latent(&self, x: &Tensor) -> Result<Tensor> {
+        match &self.q {
+            Query::Full(_) => Ok(x.clone()),
+            Query::Low(a, norm, _) => norm.forward(&a.forward(x)?),
+        }
+    }
+
     /// `[n, heads, kv_rank + rope]`: each head's query, with the unrotated part projected into the latent space.
-    fn query(&self, x: &Tensor, pass: &ForwardPass) -> Result<Tensor> {
+    fn query(&self, latent: &Tensor, pass: &ForwardPass) -> Result<Tensor> {
         let LatentShape { heads, nope, rope, .. } = self.shape;
-        let q = match &self.q {
-            Query::Full(q) => q.forward(x)?,
-            Query::Low(a, norm, b) => b.forward(&norm.forward(&a.forward(x)?)?)?,
-        };
-        let q = q.reshape((pass.tokens(), heads, nope + rope))?;
+        let (Query::Full(product) | Query::Low(_, _, product)) = &self.q;
+        let q = product.forward(latent)?.reshape((pass.tokens(), heads, nope + rope))?;
         let latent = PlacedMatrix::forward_heads(&self.to_latent, &q.narrow(2, 0, nope)?)?; // [n, heads, kv_rank]
         let rotated = self.rotary.apply(&q.narrow(2, nope, rope)?.contiguous()?, pass)?;
         let q = Tensor::cat(&[latent, rotated], D::Minus1)?;
@@ -119,41 +156,117 @@ impl LatentAttention {
     }
 }
 
+impl LatentAttention {
+    /// The positions that each token attends to; `None` for all. Appends what the indexer keeps.
+    fn select(
+        &self,
+        x: &Tensor,
+        latent: &Tensor,
+        states: &mut LayerStates,
+        pass: &ForwardPass,
+    ) -> Result<Option<Arc<Selection>>> {
+        match &self.choice {
+            RowChoice::All => Ok(None),
+            RowChoice::Shared(_) => Ok(pass.handed_on.get()),
+            RowChoice::Indexed(indexer) => {
+                let selection = indexer.select(x, latent, states, pass, 0)?;
+                pass.handed_on.set(selection.clone());
+                Ok(Some(selection))
+            }
+        }
+    }
+
+    /// Into `out [n, heads, kv_rank]`, the attention of each token to all rows that it sees, or to those chosen.
+    fn attend(
+        &self,
+        query: &[f32],
+        states: &LayerStates,
+        pass: &ForwardPass,
+        selection: Option<&Selection>,
+        out: &mut [f32],
+    ) -> Result<()> {
+        let LatentShape { heads, kv_rank, rope, .. } = self.shape;
+        let (q_width, out_width) = (heads * (kv_rank + rope), heads * kv_rank);
+        let seen = pass.visible_ranges(AttentionMask::Causal);
+        let (mut tasks, mut chosen) = (Vec::with_capacity(pass.spans.len()), Vec::new());
+        for (i, (span, out)) in pass.split(out, out_width).enumerate() {
+            let keys = &states.of(i).keys;
+            // The first tokens of a sequence attend to all rows.
+            let choices = |t: usize| selection.and_then(|selection| selection.of(span.first_row + t));
+            let all = (0..span.tokens).take_while(|t| choices(*t).is_none()).count();
+            let (of_all, of_chosen) = span.rows(query, q_width).split_at(all * q_width);
+            let (out, chosen_out) = out.split_at_mut(all * out_width);
+            if all > 0 {
+                tasks.push(AttentionTask { args: self.args(of_all, keys, &span.rows(&seen, 1)[..all]), out });
+            }
+            let rest = of_chosen.chunks_exact(q_width).zip(chosen_out.chunks_exact_mut(out_width));
+            chosen.extend(rest.enumerate().map(|(t, (query, out))| {
+                let positions = choices(all + t).unwrap_or_default();
+                ChosenQuery { query, sources: vec![ChosenRows { keys, values: None, positions }], out }
+            }));
+        }
+        self.o.compute().attend(&mut tasks)?;
+        self.chosen_attention().attend(self.o.compute(), &mut chosen);
+        Ok(())
+    }
+
+    /// Attention of consecutive tokens to all rows that they see.
+    fn args<'a>(
+        &self,
+        queries: &'a [f32],
+        keys: &'a KvRows,
+        seen: &'a [Range<usize>],
+    ) -> AttentionArgs<'a, KvView<'a>> {
+        let LatentShape { heads, kv_rank, rope, .. } = self.shape;
+        AttentionArgs {
+            queries,
+            heads,
+            keys: keys.view(kv_rank + rope),
+            values: keys.view(kv_rank),
+            kv_heads: 1,
+            seen,
+            scale: self.scale as f32,
+            sinks: None,
+            bias: None,
+        }
+    }
+
+    fn chosen_attention(&self) -> ChosenAttention<'_> {
+        let LatentShape { heads, kv_rank, rope, .. } = self.shape;
+        ChosenAttention {
+            heads,
+            kv_heads: 1,
+            key_width: kv_rank + rope,
+            value_width: kv_rank,
+            scale: self.scale as f32,
+            sinks: None,
+        }
+    }
+}
+
 impl Mixer for LatentAttention {
     fn forward(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Tensor> {
         let LatentShape { heads, kv_rank, rope, value, .. } = self.shape;
         let (n, width) = (pass.tokens(), kv_rank + rope);
-        let (key, query) = (self.key(x, pass)?, self.query(x, pass)?);
-        let mut mixed = vec![0.0; n * heads * kv_rank]; // [n, heads, kv_rank]
+        let (key, latent) = (self.key(x, pass)?, self.query_latent(x)?);
         for (i, span) in pass.spans.iter().enumerate() {
             with_f32(&key, |k| states.of_mut(i).keys.append(span.rows(k, width), 1, width))??;
         }
-        let seen = pass.visible_ranges(AttentionMask::Causal);
-        with_f32(&query, |q| {
-            let spans = pass.split(&mut mixed, heads * kv_rank).enumerate();
-            let tasks = spans.map(|(i, (span, out))| {
-                let args = AttentionArgs {
-                    queries: span.rows(q, heads * width),
-                    heads,
-                    keys: states.of(i).keys.view(width),
-                    values: states.of(i).keys.view(kv_rank),
-                    kv_heads: 1,
-                    seen: span.rows(&seen, 1),
-                    scale: self.scale as f32,
-                    sinks: None,
-                    bias: None,
-                };
-                AttentionTask { args, out }
-            });
-            self.o.compute().attend(&mut tasks.collect::<Vec<_>>())
-        })??;
+        let selection = self.select(x, &latent, states, pass)?;
+        let query = self.query(&latent, pass)?;
+        let mut mixed = vec![0.0; n * heads * kv_rank]; // [n, heads, kv_rank]
+        with_f32(&query, |q| self.attend(q, states, pass, selection.as_deref(), &mut mixed))??;
         let mixed = Tensor::from_vec(mixed, (n, heads, kv_rank), &Device::Cpu)?;
         let mixed = PlacedMatrix::forward_heads(&self.to_value, &mixed)?; // [n, heads, value]
         self.o.forward(&mixed.reshape((n, heads * value))?)
     }
 
     fn layer_shape(&self) -> LayerShape {
-        LayerShape::latents(self.shape.kv_rank + self.shape.rope)
+        let further = match &self.choice {
+            RowChoice::Indexed(indexer) => vec![indexer.rows()],
+            RowChoice::All | RowChoice::Shared(_) => Vec::new(),
+        };
+        LayerShape::latents(self.shape.kv_rank + self.shape.rope).with_further(further)
     }
 
     fn fill(&self, state: &mut LayerKv, tokens: usize, rng: &mut Rng) -> Result<()> {
@@ -161,7 +274,9 @@ impl Mixer for LatentAttention {
         (0..tokens).step_by(KV_PAGE_TOKENS).try_for_each(|start| {
             let rows = KV_PAGE_TOKENS.min(tokens - start);
             state.keys.append(&made_up(rows * width, rng), 1, width)
-        })
+        })?;
+        let all = state.keys.len();
+        state.further.iter_mut().try_for_each(|further| further.fill(all, rng))
     }
 
     fn scratch(&self, hidden: usize) -> TokenScratch {
@@ -174,9 +289,22 @@ impl Mixer for LatentAttention {
         let result = width + kv_rank + 2 * value;
         // One number more is the row of a head in the input.
         let per_head = 1 + latent.max(whole).max(result);
+        let indexer = match &self.choice {
+            RowChoice::Indexed(indexer) => indexer.scratch(),
+            RowChoice::All | RowChoice::Shared(_) => 0,
+        };
         TokenScratch {
-            floats: 2 * hidden + 2 * q_rank.unwrap_or(0) + 3 * width + heads * per_head,
+            floats: 2 * hidden + 2 * q_rank.unwrap_or(0) + 3 * width + (heads * per_head).max(indexer),
             input: hidden.max(heads * nope.max(kv_rank).max(value)).max(q_rank.unwrap_or(0)),
         }
+    }
+
+    fn choice(&self) -> Option<ChoiceShape> {
+        let rows = match &self.choice {
+            RowChoice::All => return None,
+            RowChoice::Indexed(indexer) => indexer.top_k(),
+            RowChoice::Shared(top_k) => *top_k,
+        };
+        Some(ChoiceShape { rows, values: self.shape.kv_rank + self.shape.rope })
     }
 }

@@ -2,10 +2,10 @@
 
 use larder_core::SequenceMemory;
 
-use super::{AttentionMask, StateLens};
+use super::{AttentionMask, FurtherShape, StateLens};
 
 /// The shapes of what a layer keeps of a sequence. Each kind of mixer has some of them.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct LayerShape {
     /// Keys, or the latents of latent attention.
     pub keys: Option<RowShape>,
@@ -13,12 +13,14 @@ pub struct LayerShape {
     pub values: Option<RowShape>,
     /// The state of convolutions and recurrences.
     pub recurrent: Option<StateLens>,
-    /// Which rows later queries see.
+    /// Which rows of keys and values later queries see.
     pub mask: AttentionMask,
+    /// Further rows.
+    pub further: Vec<FurtherShape>,
 }
 
 /// The rows of one token.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RowShape {
     /// Rows.
     pub heads: usize,
@@ -29,28 +31,33 @@ pub struct RowShape {
 impl LayerShape {
     /// Of a layer that keeps nothing.
     pub const NOTHING: LayerShape =
-        LayerShape { keys: None, values: None, recurrent: None, mask: AttentionMask::Causal };
+        LayerShape { keys: None, values: None, recurrent: None, mask: AttentionMask::Causal, further: Vec::new() };
 
     /// Keys and values of attention.
     pub fn attention(keys: RowShape, values: RowShape, mask: AttentionMask) -> Self {
-        LayerShape { keys: Some(keys), values: Some(values), recurrent: None, mask }
+        LayerShape { keys: Some(keys), values: Some(values), recurrent: None, mask, further: Vec::new() }
     }
 
     /// The latents of latent attention.
     pub fn latents(width: usize) -> Self {
         let keys = Some(RowShape { heads: 1, width });
-        LayerShape { keys, values: None, recurrent: None, mask: AttentionMask::Causal }
+        LayerShape { keys, values: None, recurrent: None, mask: AttentionMask::Causal, further: Vec::new() }
     }
 
     /// A recurrent state.
     pub fn recurrent(lens: StateLens) -> Self {
-        LayerShape { keys: None, values: None, recurrent: Some(lens), mask: AttentionMask::Causal }
+        LayerShape { keys: None, values: None, recurrent: Some(lens), mask: AttentionMask::Causal, further: Vec::new() }
+    }
+
+    /// With further rows.
+    pub fn with_further(self, further: Vec<FurtherShape>) -> Self {
+        LayerShape { further, ..self }
     }
 
     /// Memory for it.
     pub fn memory(&self) -> SequenceMemory {
         let rows = self.keys.iter().chain(&self.values).map(|rows| SequenceMemory::rows(rows.heads, rows.width));
         let state = self.recurrent.map(|lens| SequenceMemory::state(lens.bytes()));
-        rows.chain(state).sum()
+        rows.chain(state).chain(self.further.iter().map(FurtherShape::memory)).sum()
     }
 }

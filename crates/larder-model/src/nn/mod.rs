@@ -4,6 +4,9 @@ mod activation;
 mod attention;
 mod conv;
 mod delta;
+mod further_rows;
+mod gather;
+mod indexer;
 mod kv_cache;
 mod kv_pool;
 mod kv_rows;
@@ -18,16 +21,20 @@ mod relative;
 mod rope;
 mod rotary;
 mod scratch;
+mod selection;
 mod streams;
 
 pub use activation::Activation;
 pub use attention::{Attention, AttentionShape, AttentionTemperature, GateFunction, InputProducts, OutputGate, QkNorm};
 pub use conv::{CausalConv, ShortConv};
 pub use delta::{DeltaForm, DeltaShape, GatedDeltaNet};
+pub use further_rows::{FurtherRows, FurtherShape};
+pub use gather::{ChosenAttention, ChosenQuery, ChosenRows};
+pub use indexer::{Indexer, IndexerShape};
 pub use kv_cache::{EncoderInput, KvCache, KvFormat, LayerKv};
 pub use kv_pool::{KvPool, KvUsage};
 pub use kv_rows::{KvRows, KvView};
-pub use latent::{LatentAttention, LatentShape};
+pub use latent::{LatentAttention, LatentShape, RowChoice};
 pub use layer_shape::{LayerShape, RowShape};
 pub use mlp::{Mlp, MlpNames};
 pub(crate) use moe::MoeInput;
@@ -40,6 +47,7 @@ pub use rope::{Rope, RopeType, attention_scale};
 pub use rotary::{RopeTable, Rotary};
 pub use scratch::TokenScratch;
 pub(crate) use scratch::step_memory;
+pub use selection::{ChoiceShape, HandedOn, Index, Selection};
 pub use streams::{MergeStreams, ResidualConnection};
 
 use candle_core::Tensor;
@@ -71,6 +79,11 @@ pub trait Mixer: Send + Sync {
     /// What [`forward`](Self::forward) allocates per token, the norm before it included, in a model whose residual stream
     /// is `hidden` wide.
     fn scratch(&self, hidden: usize) -> TokenScratch;
+
+    /// The rows that it chooses for each token, if it does not attend to all of them.
+    fn choice(&self) -> Option<ChoiceShape> {
+        None
+    }
 }
 
 /// Values from -1 to 1, in the place of those that a layer keeps of a token.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::RopeTable;
+use super::{HandedOn, RopeTable};
 use crate::step::TokenOrigin;
 
 /// The earlier positions that a query attends to.
@@ -37,6 +37,8 @@ pub struct ForwardPass {
     pub tokens: Vec<u32>,
     /// Rotations of all tokens, by each of the model's ropes.
     pub ropes: Vec<RopeTable>,
+    /// The positions that the last layer with an indexer chose.
+    pub handed_on: HandedOn,
 }
 
 /// Positions of consecutive tokens of one sequence.
@@ -116,6 +118,7 @@ mod tests {
                     origins: vec![TokenOrigin::default(); tokens],
                     tokens: vec![0; tokens],
                     ropes: vec![],
+                    handed_on: HandedOn::default(),
                 };
                 let seen = pass.visible_ranges(mask);
                 let seen: Vec<Vec<usize>> = seen.into_iter().map(Iterator::collect).collect();

@@ -48,9 +48,15 @@ pub(crate) fn step_memory(stack: &Stack) -> StepMemory {
     let shared = Inputs::bytes(most.input) + rotations + POSITION_BYTES;
     let encoder = stack.encoder.as_ref().map_or(0, |encoder| encoder_bytes_per_token(encoder, hidden));
     // An encoder reads a whole prompt at once.
-    let fixed_bytes =
-        experts.fixed_bytes + stack.context * (encoder + experts.bytes_per_token * usize::from(encoder > 0));
-    StepMemory { bytes_per_token: layer + shared + experts.bytes_per_token, fixed_bytes }
+    let encoded = stack.context * (encoder + experts.bytes_per_token * usize::from(encoder > 0));
+    // Choices are handed on from layer to layer.
+    let choices = || stack.all_layers().filter_map(|layer| layer.mixer.as_ref()?.part.choice());
+    let choice_bytes = choices().map(|choice| choice.bytes_per_token(stack.context)).max().unwrap_or(0);
+    let chosen = choices().map(|choice| choice.fixed_bytes(stack.context)).max().unwrap_or(0);
+    StepMemory {
+        bytes_per_token: layer + shared + experts.bytes_per_token + choice_bytes,
+        fixed_bytes: experts.fixed_bytes + encoded + chosen,
+    }
 }
 
 /// The activations of an encoder per token of a prompt, without those of experts.

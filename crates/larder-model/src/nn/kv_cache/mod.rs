@@ -6,11 +6,11 @@ use std::sync::Arc;
 use larder_core::{KV_PAGE_TOKENS, NumberFormat};
 use larder_kernels::{narrow, quantise_row};
 
-use super::{AttentionMask, KvPool, KvRows, LayerShape, RecurrentState};
+use super::{AttentionMask, FurtherRows, KvPool, KvRows, LayerShape, RecurrentState};
 use crate::saved_state::{SavedState, SavedStateError};
 
 /// Positions behind a sliding window that are stored, so that a sequence can be rewound by a few tokens.
-const REWIND_POSITIONS: usize = 2 * KV_PAGE_TOKENS;
+pub(super) const REWIND_POSITIONS: usize = 2 * KV_PAGE_TOKENS;
 
 /// Number format of the keys and values in a KV cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -74,13 +74,13 @@ pub struct EncoderInput {
 }
 
 impl KvCache {
-    /// An empty cache for `layers` layers, whose memory grows with the tokens.
-    pub fn new(layers: usize, pool: &Arc<KvPool>) -> Self {
-        KvCache { len: 0, layers: (0..layers).map(|_| LayerKv::new(pool)).collect(), encoder: None }
+    /// An empty cache for layers of these shapes, whose memory grows with the tokens.
+    pub fn new(layers: impl Iterator<Item = LayerShape>, pool: &Arc<KvPool>) -> Self {
+        KvCache { len: 0, layers: layers.map(|shape| LayerKv::new(&shape, pool)).collect(), encoder: None }
     }
 
     /// An empty cache of a model with an encoder.
-    pub fn with_encoder(layers: usize, pool: &Arc<KvPool>) -> Self {
+    pub fn with_encoder(layers: impl Iterator<Item = LayerShape>, pool: &Arc<KvPool>) -> Self {
         KvCache { encoder: Some(EncoderInput::default()), ..KvCache::new(layers, pool) }
     }
 
@@ -155,13 +155,15 @@ pub struct LayerKv {
     pub encoder_values: KvRows,
     /// The state of convolutions and recurrences.
     pub recurrent: RecurrentState,
+    /// Further rows, in the order of the layer's shape.
+    pub further: Vec<FurtherRows>,
     /// Why rows have been given back.
     mask: AttentionMask,
 }
 
 impl LayerKv {
-    /// An empty state.
-    pub fn new(pool: &Arc<KvPool>) -> Self {
+    /// An empty state of a layer.
+    pub fn new(shape: &LayerShape, pool: &Arc<KvPool>) -> Self {
         let rows = || KvRows::new(pool);
         LayerKv {
             keys: rows(),
@@ -169,11 +171,12 @@ impl LayerKv {
             encoder_keys: rows(),
             encoder_values: rows(),
             recurrent: RecurrentState::new(pool),
+            further: shape.further.iter().map(|shape| FurtherRows::new(*shape, pool)).collect(),
             mask: AttentionMask::Causal,
         }
     }
 
-    /// Gives the pages back that no later query with this mask sees, save a few for the sake of rewinding.
+    /// Gives the pages of keys and values back that no later query with this mask sees, save a few for the sake of rewinding.
     pub fn release_unseen(&mut self, mask: AttentionMask) {
         self.mask = mask;
         let unseen = mask.first_visible(self.keys.len()).saturating_sub(REWIND_POSITIONS);
@@ -184,13 +187,15 @@ impl LayerKv {
     /// How many of the first `len` tokens can be kept.
     fn keepable(&self, len: usize) -> usize {
         let seen = self.mask.first_visible(len);
-        if self.keys.first_position() > seen { 0 } else { self.recurrent.keepable(len) }
+        let all_there = self.keys.first_position() <= seen && self.further.iter().all(|further| further.can_keep(len));
+        if all_there { self.recurrent.keepable(len) } else { 0 }
     }
 
     fn save(&self, out: &mut dyn Write) -> io::Result<()> {
         self.keys.save(out)?;
         self.values.save(out)?;
-        self.recurrent.save(out)
+        self.recurrent.save(out)?;
+        self.further.iter().try_for_each(|further| further.save(out))
     }
 
     /// Takes the state of `len` tokens that was saved.
@@ -212,13 +217,14 @@ impl LayerKv {
             self.recurrent = RecurrentState::load(pool, lens, len, from)?;
         }
         self.mask = shape.mask;
-        Ok(())
+        self.further.iter_mut().try_for_each(|further| further.load(len, pool, from))
     }
 
     fn truncate(&mut self, len: usize) {
         self.keys.truncate(len);
         self.values.truncate(len);
         self.recurrent.truncate(len);
+        self.further.iter_mut().for_each(|further| further.truncate(len));
     }
 
     /// Drops everything.
@@ -230,7 +236,8 @@ impl LayerKv {
 
     fn bytes(&self) -> usize {
         let encoder = self.encoder_keys.bytes() + self.encoder_values.bytes();
-        self.keys.bytes() + self.values.bytes() + encoder + self.recurrent.bytes()
+        let further: usize = self.further.iter().map(|further| further.rows.bytes()).sum();
+        self.keys.bytes() + self.values.bytes() + encoder + self.recurrent.bytes() + further
     }
 }
 

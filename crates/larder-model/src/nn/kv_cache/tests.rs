@@ -1,12 +1,13 @@
 //! Caches that are opened, extended, forked, truncated and closed at random, compared with plain vectors.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::LazyLock;
 
 use larder_core::{CheckpointPolicy, Rng};
 use larder_kernels::KvPages;
 
 use super::*;
-use crate::nn::{KvUsage, RowShape, StateLens};
+use crate::nn::{FurtherShape, KvUsage, RowShape, StateLens};
 
 const POLICY: CheckpointPolicy = CheckpointPolicy { every: 50, most: 3 };
 
@@ -19,19 +20,33 @@ enum Kind {
         widths: [usize; 2],
         mask: AttentionMask,
     },
-    /// Keys only.
+    /// Keys, and further rows.
     Latent {
         width: usize,
+        further: &'static [FurtherShape],
     },
     Recurrent(StateLens),
 }
 
-const LAYERS: [Kind; 5] = [
+const fn further(width: usize, tokens_per_row: usize, mask: AttentionMask) -> FurtherShape {
+    FurtherShape { row: RowShape { heads: 1, width }, tokens_per_row, mask }
+}
+
+const LAYERS: [Kind; 6] = [
     Kind::Attention { heads: 2, widths: [3, 4], mask: AttentionMask::Causal },
     Kind::Attention { heads: 1, widths: [4, 4], mask: AttentionMask::SlidingWindow(70) },
     Kind::Recurrent(StateLens { window: 1, recurrence: 2 }),
-    Kind::Latent { width: 5 },
+    Kind::Latent { width: 5, further: &[] },
     Kind::Attention { heads: 2, widths: [2, 2], mask: AttentionMask::Chunked(150) },
+    Kind::Latent {
+        width: 3,
+        further: &[
+            further(2, 1, AttentionMask::Causal),
+            further(3, 4, AttentionMask::Causal),
+            further(1, 1, AttentionMask::SlidingWindow(8)),
+            further(1, 3, AttentionMask::Chunked(96)),
+        ],
+    },
 ];
 
 impl Kind {
@@ -41,15 +56,38 @@ impl Kind {
                 let [keys, values] = widths.map(|width| RowShape { heads, width });
                 LayerShape::attention(keys, values, mask)
             }
-            Kind::Latent { width } => LayerShape::latents(width),
+            Kind::Latent { width, further } => LayerShape::latents(width).with_further(further.to_vec()),
             Kind::Recurrent(lens) => LayerShape::recurrent(lens),
         }
     }
 }
 
+/// The rows of keys, values, and further ones of each layer.
+static PARTS: LazyLock<Vec<Vec<FurtherShape>>> = LazyLock::new(|| {
+    let parts = |kind: Kind| {
+        let LayerShape { keys, values, mask, further, .. } = kind.shape();
+        let rows = keys.into_iter().chain(values);
+        rows.map(|row| FurtherShape { row, tokens_per_row: 1, mask }).chain(further).collect()
+    };
+    LAYERS.into_iter().map(parts).collect()
+});
+
+/// The rows of part `part` of a layer.
+fn part_of(layer: &LayerKv, kind: Kind, part: usize) -> &KvRows {
+    match (kind, part) {
+        (_, 0) => &layer.keys,
+        (Kind::Attention { .. }, _) => &layer.values,
+        (_, part) => &layer.further[part - 1].rows,
+    }
+}
+
+fn new_cache(pool: &Arc<KvPool>) -> KvCache {
+    KvCache::new(LAYERS.iter().map(|kind| kind.shape()), pool)
+}
+
 /// The cache, saved and read again.
 fn reloaded(cache: &KvCache, pool: &Arc<KvPool>) -> KvCache {
-    let (mut bytes, mut loaded) = (Vec::new(), KvCache::new(LAYERS.len(), pool));
+    let (mut bytes, mut loaded) = (Vec::new(), new_cache(pool));
     if cache.len > 0 {
         cache.save(&mut bytes).unwrap();
         let mut rest = &bytes[..];
@@ -73,8 +111,19 @@ fn rows(tokens: &[u32], part: usize, heads: usize, width: usize) -> Vec<f32> {
     tokens.iter().flat_map(|token| of(*token)).collect()
 }
 
+/// Appends the rows of the blocks that end with one of the tokens; the value of a row is that of its block's last token.
+fn append_further(rows: &mut FurtherRows, part: usize, shape: &FurtherShape, before: usize, tokens: &[u32]) {
+    for (at, token) in (before + 1..).zip(tokens) {
+        if at.is_multiple_of(shape.tokens_per_row) {
+            rows.append(&self::rows(&[*token], part, 1, shape.row.width)).unwrap();
+        }
+        rows.release_unneeded();
+    }
+}
+
 /// Appends tokens to a cache, as a forward pass does.
 fn append(cache: &mut KvCache, tokens: &[u32]) {
+    let before = cache.len;
     for (layer, kind) in cache.layers.iter_mut().zip(LAYERS) {
         match kind {
             Kind::Attention { heads, widths, mask } => {
@@ -82,7 +131,12 @@ fn append(cache: &mut KvCache, tokens: &[u32]) {
                 layer.values.append(&rows(tokens, 1, heads, widths[1]), heads, widths[1]).unwrap();
                 layer.release_unseen(mask);
             }
-            Kind::Latent { width } => layer.keys.append(&rows(tokens, 0, 1, width), 1, width).unwrap(),
+            Kind::Latent { width, further } => {
+                layer.keys.append(&rows(tokens, 0, 1, width), 1, width).unwrap();
+                for (i, shape) in further.iter().enumerate() {
+                    append_further(&mut layer.further[i], i + 1, shape, before, tokens);
+                }
+            }
             Kind::Recurrent(lens) => {
                 let step = |state: &mut crate::nn::recurrent::StateValues, piece: std::ops::Range<usize>| {
                     for token in &tokens[piece] {
@@ -117,15 +171,13 @@ impl Naive {
             *next += 1;
             *next
         };
-        for (i, kind) in LAYERS.iter().enumerate() {
-            let parts = match kind {
-                Kind::Attention { .. } => 0..2,
-                Kind::Latent { .. } => 0..1,
-                Kind::Recurrent(_) => 0..0,
-            };
-            for part in parts {
+        for (i, parts) in PARTS.iter().enumerate() {
+            for (part, shape) in parts.iter().enumerate() {
                 let pages = self.pages.entry((i, part)).or_default();
-                if at.is_multiple_of(KV_PAGE_TOKENS) {
+                if !(at + 1).is_multiple_of(shape.tokens_per_row) {
+                    continue;
+                }
+                if (at / shape.tokens_per_row).is_multiple_of(KV_PAGE_TOKENS) {
                     pages.push(Some(fresh()));
                 }
                 let last = pages.last_mut().unwrap();
@@ -146,9 +198,10 @@ impl Naive {
 
     /// Gives pages back, after a pass.
     fn release(&mut self) {
-        for ((i, _), pages) in &mut self.pages {
-            let Kind::Attention { mask, .. } = LAYERS[*i] else { continue };
-            let first = mask.first_visible(self.tokens.len()).saturating_sub(REWIND_POSITIONS) / KV_PAGE_TOKENS;
+        for ((i, part), pages) in &mut self.pages {
+            let FurtherShape { tokens_per_row, mask, .. } = PARTS[*i][*part];
+            let tokens = self.tokens.len() / tokens_per_row * tokens_per_row;
+            let first = mask.first_visible(tokens).saturating_sub(REWIND_POSITIONS) / tokens_per_row / KV_PAGE_TOKENS;
             pages.iter_mut().take(first).for_each(|page| *page = None);
         }
     }
@@ -159,10 +212,10 @@ impl Naive {
             return self.tokens.len();
         }
         let keep = self.checkpoints.iter().map(|(at, _)| *at).filter(|at| *at <= len).max().unwrap_or(0);
-        let all_there = self.pages.iter().all(|((i, _), pages)| {
-            let Kind::Attention { mask, .. } = LAYERS[*i] else { return true };
-            let first = mask.first_visible(keep) / KV_PAGE_TOKENS;
-            pages[first..].iter().all(Option::is_some)
+        let all_there = self.pages.iter().all(|((i, part), pages)| {
+            let FurtherShape { tokens_per_row, mask, .. } = PARTS[*i][*part];
+            let first = mask.first_visible(keep) / tokens_per_row / KV_PAGE_TOKENS;
+            pages.iter().skip(first).all(Option::is_some)
         });
         if all_there { keep } else { 0 }
     }
@@ -171,7 +224,10 @@ impl Naive {
         let keep = self.keepable(len);
         if keep < self.tokens.len() {
             self.tokens.truncate(keep);
-            self.pages.values_mut().for_each(|pages| pages.truncate(keep.div_ceil(KV_PAGE_TOKENS)));
+            for ((i, part), pages) in &mut self.pages {
+                let rows = keep / PARTS[*i][*part].tokens_per_row;
+                pages.truncate(rows.div_ceil(KV_PAGE_TOKENS));
+            }
             self.checkpoints.retain(|(at, _)| *at <= keep);
             self.state = self.checkpoints.last().map(|(_, state)| *state);
         }
@@ -206,29 +262,31 @@ impl Naive {
         assert_eq!(cache.len, self.tokens.len());
         for (i, (layer, kind)) in cache.layers.iter().zip(LAYERS).enumerate() {
             match kind {
-                Kind::Attention { heads, widths, .. } => {
-                    self.check_rows(i, 0, &layer.keys, format, [heads, widths[0]]);
-                    self.check_rows(i, 1, &layer.values, format, [heads, widths[1]]);
-                }
-                Kind::Latent { width } => self.check_rows(i, 0, &layer.keys, format, [1, width]),
                 Kind::Recurrent(lens) => self.check_state(layer, lens),
+                _ => {
+                    for (part, shape) in PARTS[i].iter().enumerate() {
+                        self.check_rows((i, part), part_of(layer, kind, part), format, *shape);
+                    }
+                }
             }
         }
     }
 
-    fn check_rows(&self, layer: usize, part: usize, rows: &KvRows, format: KvFormat, [heads, width]: [usize; 2]) {
-        let pages = self.pages.get(&(layer, part)).map_or(&[][..], |pages| pages);
+    fn check_rows(&self, place: (usize, usize), rows: &KvRows, format: KvFormat, shape: FurtherShape) {
+        let FurtherShape { row: RowShape { heads, width }, tokens_per_row, .. } = shape;
+        let pages = self.pages.get(&place).map_or(&[][..], |pages| pages);
         let first = pages.iter().take_while(|page| page.is_none()).count();
-        assert_eq!((rows.len(), rows.stored()), (self.tokens.len(), first..pages.len()));
+        assert_eq!((rows.len(), rows.stored()), (self.tokens.len() / tokens_per_row, first..pages.len()));
         let row_bytes = format.row_bytes(width);
         let mut wanted = vec![0; row_bytes];
-        for at in rows.first_position()..self.tokens.len() {
+        for at in rows.first_position()..rows.len() {
+            let token = self.tokens[(at + 1) * tokens_per_row - 1];
             for head in 0..heads {
                 let from = (head * KV_PAGE_TOKENS + at % KV_PAGE_TOKENS) * row_bytes;
-                let values: Vec<f32> = (0..width).map(|c| value(self.tokens[at], part, head, c)).collect();
+                let values: Vec<f32> = (0..width).map(|c| value(token, place.1, head, c)).collect();
                 format.store(&values, &mut wanted);
                 let found = &rows.page(at / KV_PAGE_TOKENS)[from..][..row_bytes];
-                assert_eq!(found, wanted, "layer {layer}, position {at}, head {head}");
+                assert_eq!(found, wanted, "layer and part {place:?}, row {at}, head {head}");
             }
         }
     }
@@ -249,11 +307,8 @@ fn usage(all: &[(KvCache, Naive)], format: KvFormat) -> KvUsage {
     let mut states = BTreeSet::new();
     for (_, naive) in all {
         for ((i, part), pages) in &naive.pages {
-            let size = match LAYERS[*i] {
-                Kind::Attention { heads, widths, .. } => heads * format.row_bytes(widths[*part]),
-                Kind::Latent { width } => format.row_bytes(width),
-                Kind::Recurrent(_) => unreachable!("recurrent layers have no pages"),
-            };
+            let RowShape { heads, width } = PARTS[*i][*part].row;
+            let size = heads * format.row_bytes(width);
             bytes.extend(pages.iter().filter_map(|page| *page).map(|id| (id, size * KV_PAGE_TOKENS)));
         }
         states.extend(naive.state.into_iter().chain(naive.checkpoints.iter().map(|(_, state)| *state)));
@@ -278,7 +333,7 @@ fn a_thousand_sequences_are_those_in_plain_vectors() {
             let (which, what) = (below(all.len().max(1)), below(10));
             match what {
                 0 if all.len() < 12 => {
-                    all.push((KvCache::new(LAYERS.len(), &pool), Naive::default()));
+                    all.push((new_cache(&pool), Naive::default()));
                     opened += 1;
                 }
                 1 | 2 if !all.is_empty() && all.len() < 12 => {

@@ -1,0 +1,117 @@
+//! Rows that a layer keeps of a sequence beside keys and values: the keys of an indexer, compressed entries, buffers.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+
+use larder_core::{KV_PAGE_TOKENS, Rng, SequenceMemory};
+
+use super::kv_cache::REWIND_POSITIONS;
+use super::{AttentionMask, KvPool, KvRows, RowShape, made_up};
+use crate::error::Result;
+use crate::saved_state::{SavedState, SavedStateError};
+
+/// Shape of further rows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FurtherShape {
+    /// A row.
+    pub row: RowShape,
+    /// Tokens of each row, at least one: after `n` tokens there are `n / tokens_per_row` rows, one per complete block.
+    pub tokens_per_row: usize,
+    /// The tokens whose rows are needed when a token is computed. Under another mask than the causal one a mixer appends at most
+    /// [`KV_PAGE_TOKENS`] rows at a time, and then gives back those that are not needed.
+    pub mask: AttentionMask,
+}
+
+impl FurtherShape {
+    /// Rows of each token, all of which are kept.
+    pub fn per_token(heads: usize, width: usize) -> Self {
+        FurtherShape { row: RowShape { heads, width }, tokens_per_row: 1, mask: AttentionMask::Causal }
+    }
+
+    /// The first row that is needed behind `tokens` tokens.
+    fn first_needed(&self, tokens: usize) -> usize {
+        self.mask.first_visible(tokens) / self.tokens_per_row
+    }
+
+    /// Memory for them.
+    pub fn memory(&self) -> SequenceMemory {
+        let RowShape { heads, width } = self.row;
+        let window = match self.mask {
+            AttentionMask::Causal => return SequenceMemory::block_rows(heads, width, self.tokens_per_row),
+            AttentionMask::SlidingWindow(width) | AttentionMask::Chunked(width) => width,
+        };
+        // Beside the window what is kept for rewinding, what is appended before rows are given back, and the rest of the first page.
+        let rows = window.saturating_add(REWIND_POSITIONS) / self.tokens_per_row;
+        SequenceMemory::kept_rows(heads, width, rows.saturating_add(2 * KV_PAGE_TOKENS + 2))
+    }
+}
+
+/// The further rows of one kind that a layer has of a sequence.
+#[derive(Clone)]
+pub struct FurtherRows {
+    shape: FurtherShape,
+    /// Those appended.
+    pub rows: KvRows,
+}
+
+impl FurtherRows {
+    /// None yet.
+    pub fn new(shape: FurtherShape, pool: &Arc<KvPool>) -> Self {
+        FurtherRows { shape, rows: KvRows::new(pool) }
+    }
+
+    /// Appends `new [n, heads, width]`.
+    pub fn append(&mut self, new: &[f32]) -> Result<()> {
+        let RowShape { heads, width } = self.shape.row;
+        self.rows.append(new, heads, width)
+    }
+
+    /// Appends made-up rows, until there are those of `tokens` tokens.
+    pub fn fill(&mut self, tokens: usize, rng: &mut Rng) -> Result<()> {
+        let RowShape { heads, width } = self.shape.row;
+        let wanted = tokens / self.shape.tokens_per_row;
+        while self.rows.len() < wanted {
+            let count = KV_PAGE_TOKENS.min(wanted - self.rows.len());
+            self.append(&made_up(count * heads * width, rng))?;
+            self.release_unneeded();
+        }
+        Ok(())
+    }
+
+    /// Gives the pages back whose rows no later token needs, save a few for the sake of rewinding.
+    pub fn release_unneeded(&mut self) {
+        let tokens = self.rows.len().saturating_mul(self.shape.tokens_per_row);
+        let first = self.shape.mask.first_visible(tokens).saturating_sub(REWIND_POSITIONS);
+        self.rows.release_before(first / self.shape.tokens_per_row);
+    }
+
+    /// Whether the rows are there that are needed behind `tokens` tokens.
+    pub(super) fn can_keep(&self, tokens: usize) -> bool {
+        self.rows.first_position() <= self.shape.first_needed(tokens)
+    }
+
+    /// Keeps the rows of the first `tokens` tokens.
+    pub(super) fn truncate(&mut self, tokens: usize) {
+        self.rows.truncate(tokens / self.shape.tokens_per_row);
+    }
+
+    /// Writes the rows that are stored; nothing if there are none yet.
+    pub(super) fn save(&self, out: &mut dyn Write) -> io::Result<()> {
+        if self.rows.len() == 0 { Ok(()) } else { self.rows.save(out) }
+    }
+
+    /// Takes the rows of `tokens` tokens that were saved.
+    pub(super) fn load(
+        &mut self,
+        tokens: usize,
+        pool: &Arc<KvPool>,
+        from: &mut SavedState,
+    ) -> std::result::Result<(), SavedStateError> {
+        let FurtherShape { row, tokens_per_row, .. } = self.shape;
+        let rows = tokens / tokens_per_row;
+        if rows > 0 {
+            self.rows = KvRows::load(pool, row, rows, self.shape.first_needed(tokens), from)?;
+        }
+        Ok(())
+    }
+}
