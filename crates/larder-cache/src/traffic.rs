@@ -32,7 +32,7 @@ pub struct Traffic {
     pub tiers: Option<TierTraffic>,
 }
 
-/// Counts of experts that were read ahead of their layer's visit in a prefill. They are misses as any others, read earlier.
+/// Counts of experts that were read ahead of their layer's visit. They are misses as any others, read earlier.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct ReadsAhead {
     /// Reads that have begun.
@@ -41,9 +41,11 @@ pub struct ReadsAhead {
     pub used: u64,
     /// Experts that it did not want.
     pub unused: u64,
+    /// Of the reads that have begun, those of experts that were known to be wanted.
+    pub certain: u64,
 }
 
-larder_core::fieldwise!(ReadsAhead { begun, used, unused });
+larder_core::fieldwise!(ReadsAhead { begun, used, unused, certain });
 
 impl Traffic {
     /// All bytes read.

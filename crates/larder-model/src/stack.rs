@@ -197,6 +197,11 @@ impl<Part> Branch<Part> {
         Branch { norm, part, after: None, connection: None }
     }
 
+    /// The same part, connected with the residual streams in this way.
+    pub fn connected(self, connection: impl ResidualConnection + 'static) -> Self {
+        Branch { connection: Some(Box::new(connection)), ..self }
+    }
+
     /// What the part reads of the residual stream, or streams, `x`.
     pub(crate) fn read(&self, x: &Tensor) -> Result<BranchInput> {
         let (stream, mix) = match &self.connection {

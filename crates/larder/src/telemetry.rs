@@ -168,6 +168,7 @@ impl Totals {
                 "useful_prefetches": counts.useful_prefetches,
                 "reads_ahead": traffic.reads_ahead.begun,
                 "useful_reads_ahead": traffic.reads_ahead.used,
+                "certain_reads_ahead": traffic.reads_ahead.certain,
                 "hit_rate": traffic.hit_rate(),
                 "demand_bytes": traffic.demand_bytes,
                 "prefetch_bytes": traffic.prefetch_bytes,

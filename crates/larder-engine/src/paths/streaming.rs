@@ -177,18 +177,14 @@ impl ExpertPath for StreamingPath {
 
     fn hint(&mut self, source: HintSource, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
         match (source, logits.len() / gate.experts) {
-            (HintSource::Router, _) => {
-                self.cache.read_ahead(layer, likely_experts(gate, logits));
-                self.cache.begin_reads_ahead();
-            }
+            (HintSource::Router, _) => self.cache.read_certain(layer, likely_experts(gate, logits)),
             (HintSource::LayerBefore, 1) => self.cache.hint(layer, &top_k_experts(gate, logits), self.prefetch),
             (HintSource::LayerBefore, _) => self.cache.read_ahead(layer, likely_experts(gate, logits)),
         }
     }
 
     fn will_use(&mut self, layer: LayerIdx, gate: &Gate, experts: &[ExpertId]) {
-        self.cache.read_ahead(layer, most_wanted(experts, gate));
-        self.cache.begin_reads_ahead();
+        self.cache.read_certain(layer, most_wanted(experts, gate));
     }
 }
 

@@ -351,7 +351,7 @@ impl TypedLayers {
         let given = config.is_set("rope_parameters");
         let rope = |name, prefix, TypedRope { theta, partial }| {
             let partial = if given { 1.0 } else { partial };
-            RopeType { name, prefix, older: None, head_dim: basics.head_dim, theta, partial }
+            RopeType { name, prefix, older: None, head_dim: basics.head_dim, theta, partial, amplitude: None }
         };
         let kinds = [
             rope("sliding_attention", "rope_parameters.sliding_attention.", sliding),

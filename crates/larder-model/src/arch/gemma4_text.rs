@@ -148,7 +148,15 @@ fn ropes(config: &mut Config, layers: &[Basics], full: &[bool], context: usize) 
             }
         }
     };
-    let rope = |name, prefix, head_dim| RopeType { name, prefix, older: None, head_dim, theta: 1e4, partial: 1.0 };
+    let rope = |name, prefix, head_dim| RopeType {
+        name,
+        prefix,
+        older: None,
+        head_dim,
+        theta: 1e4,
+        partial: 1.0,
+        amplitude: None,
+    };
     let types = [
         rope(TYPES[0], "rope_parameters.sliding_attention.", width(false)?),
         rope(TYPES[1], "rope_parameters.full_attention.", width(true)?),

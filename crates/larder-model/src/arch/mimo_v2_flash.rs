@@ -89,7 +89,15 @@ fn parse_types(config: &mut Config, basics: &Basics) -> Result<([LayerType; 2], 
     }
     let partial = config.number_or("partial_rotary_factor", 0.334)?;
     let thetas = [config.number_or("rope_theta", 5e6)?, config.number_or("swa_rope_theta", 1e4)?];
-    let rope = |name, prefix, head_dim, theta| RopeType { name, prefix, older: None, head_dim, theta, partial };
+    let rope = |name, prefix, head_dim, theta| RopeType {
+        name,
+        prefix,
+        older: None,
+        head_dim,
+        theta,
+        partial,
+        amplitude: None,
+    };
     let kinds = [
         rope(TYPES[0], "rope_parameters.full_attention.", full.head_dim, thetas[0]),
         rope(TYPES[1], "rope_parameters.sliding_attention.", sliding.head_dim, thetas[1]),

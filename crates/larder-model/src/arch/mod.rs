@@ -20,6 +20,7 @@ mod bailing_moe;
 mod common;
 mod deepseek_v2;
 mod deepseek_v3;
+mod deepseek_v4;
 mod dots1;
 mod ernie4_5_moe;
 mod exaone_moe;
@@ -67,6 +68,7 @@ const ARCHS: &[Arch] = &[
     Arch { model_type: "bailing_moe_v2", build: bailing_moe::build_second },
     Arch { model_type: "deepseek_v2", build: deepseek_v2::build },
     Arch { model_type: "deepseek_v3", build: deepseek_v3::build },
+    Arch { model_type: "deepseek_v4", build: deepseek_v4::build },
     Arch { model_type: "dots1", build: dots1::build },
     Arch { model_type: "ernie4_5_moe", build: ernie4_5_moe::build },
     Arch { model_type: "exaone_moe", build: exaone_moe::build },

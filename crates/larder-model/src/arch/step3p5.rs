@@ -127,7 +127,7 @@ fn ropes(config: &mut Config, basics: &Basics, sliding: &[bool]) -> Result<(Vec<
             value.ok_or_else(|| config_error("rope_theta or partial_rotary_factors has too few entries"))
         };
         let (theta, partial) = (of(&thetas, theta)?, of(&partials, 1.0)?);
-        Ok(RopeType { name, prefix, older, head_dim: basics.head_dim, theta, partial })
+        Ok(RopeType { name, prefix, older, head_dim: basics.head_dim, theta, partial, amplitude: None })
     };
     let kinds = [
         kind(false, "full_attention", "rope_parameters.full_attention.", Some("rope_scaling"))?,

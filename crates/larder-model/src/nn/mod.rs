@@ -2,6 +2,7 @@
 
 mod activation;
 mod attention;
+mod compressed;
 mod conv;
 mod delta;
 mod further_rows;
@@ -26,6 +27,7 @@ mod streams;
 
 pub use activation::Activation;
 pub use attention::{Attention, AttentionShape, AttentionTemperature, GateFunction, InputProducts, OutputGate, QkNorm};
+pub use compressed::{CompressedAttention, CompressedShape, Compressor, CompressorShape, Entries, EntryIndexer};
 pub use conv::{CausalConv, ShortConv};
 pub use delta::{DeltaForm, DeltaShape, GatedDeltaNet};
 pub use further_rows::{FurtherRows, FurtherShape};
@@ -38,7 +40,7 @@ pub use latent::{LatentAttention, LatentShape, RowChoice};
 pub use layer_shape::{LayerShape, RowShape};
 pub use mlp::{Mlp, MlpNames};
 pub(crate) use moe::MoeInput;
-pub use moe::{DenseBeside, Moe, SharedExpert};
+pub use moe::{DenseBeside, ExpertsByToken, Moe, SharedExpert};
 pub use norm::Norm;
 pub use pass::{AttentionMask, ForwardPass, SpanPositions};
 pub use recurrent::{RecurrentState, StateLens};
@@ -48,7 +50,7 @@ pub use rotary::{RopeTable, Rotary};
 pub use scratch::TokenScratch;
 pub(crate) use scratch::step_memory;
 pub use selection::{ChoiceShape, HandedOn, Index, Selection};
-pub use streams::{MergeStreams, ResidualConnection};
+pub use streams::{ManifoldConnection, ManifoldMerge, ManifoldShape, MergeStreams, ResidualConnection};
 
 use candle_core::Tensor;
 use larder_core::{Rng, SequenceMemory};

@@ -16,7 +16,8 @@ use crate::{
     safetensors::{Dtype, SafetensorsHeader, TensorEntry, kind_of},
     shard::checksum_of,
     source::{
-        IncomingFiles, MtpTensors, SIDECAR_LIMIT, SIDECARS, Source, SourceFile, integers,
+        IncomingFiles, MtpTensors, SIDECAR_LIMIT, SIDECARS, Source, SourceFile,
+        integers::{self, StoredInteger},
         mtp::{is_prediction, is_used, prediction_note, set_mtp, uses_mtp, usual_name},
         text_names::{TextNames, is_of_other_inputs, other_inputs_note, same_tensor},
     },
@@ -234,7 +235,7 @@ impl Tensors for Checkpoint {
         let location = self.location(name)?;
         let read = |offset, into: &mut [u8]| self.read_stored(location, offset, into);
         match location.stored.dtype {
-            Dtype::I64 => integers::read(offset, into, read),
+            Dtype::I64 => integers::read(StoredInteger::I64, offset, into, read),
             _ => read(offset, into),
         }
     }
@@ -293,7 +294,7 @@ impl Source for Checkpoint {
     fn release(&self, name: &str, offset: usize, bytes: usize) -> Result<()> {
         let location = self.location(name)?;
         let (offset, bytes) = match location.stored.dtype {
-            Dtype::I64 => integers::stored_range(offset, bytes),
+            Dtype::I64 => integers::stored_range(StoredInteger::I64, offset, bytes),
             _ => (offset, bytes),
         };
         let start = location.stored.start + offset as u64;

@@ -171,7 +171,12 @@ fn cache_text(totals: &Totals) -> String {
         format!("{:.0} % of the time waiting", 100.0 * traffic.waited.as_secs_f64() / time.as_secs_f64().max(1e-9));
     let read = per_token(traffic.bytes());
     let Some(tiers) = traffic.tiers else {
-        return format!("{:.0} % cache hits, {read} read per token, {waiting} for reads", 100.0 * traffic.hit_rate());
+        let certain = match traffic.reads_ahead.certain {
+            0 => String::new(),
+            reads => format!(" ({:.1} experts ahead, known to be wanted)", reads as f64 / (*tokens).max(1) as f64),
+        };
+        let hits = 100.0 * traffic.hit_rate();
+        return format!("{hits:.0} % cache hits, {read} read per token{certain}, {waiting} for reads");
     };
     let share = |n: u64, of: u64| 100.0 * n as f64 / of.max(1) as f64;
     let (counts, wanted) = (tiers.counts, tiers.counts.wanted());

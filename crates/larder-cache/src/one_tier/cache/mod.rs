@@ -62,6 +62,8 @@ pub struct Cache {
     waited: Duration,
     computed: Duration,
     reads_ahead: ReadsAhead,
+    /// Whether the experts to read ahead are known to be wanted.
+    ahead_is_certain: bool,
 }
 
 /// The most pass-through slots: experts of a few megabytes each, whose reads keep an SSD busy while a layer's attention is
@@ -113,6 +115,7 @@ impl Cache {
             waited: Duration::ZERO,
             computed: Duration::ZERO,
             reads_ahead: ReadsAhead::default(),
+            ahead_is_certain: false,
         }
     }
 
@@ -170,12 +173,20 @@ impl Cache {
     }
 
     /// The experts, of all that `layer` will probably want, that are read ahead of its visit, likeliest first. They wait in
-    /// pass-through slots, so nothing is evicted for them. Their reads begin when those of the layer before have, or with
-    /// [`begin_reads_ahead`](Self::begin_reads_ahead).
+    /// pass-through slots, so nothing is evicted for them. Their reads begin when those of the layer before have.
     pub fn read_ahead(&mut self, layer: LayerIdx, experts: impl IntoIterator<Item = ExpertId>) {
         let row = self.row(layer);
         self.ahead.clear();
         self.ahead.extend(experts.into_iter().map(|e| row.key(e)));
+        self.ahead_is_certain = false;
+    }
+
+    /// Begins to read experts that `layer` will want, as far as they find a pass-through slot, for a caller that knows that
+    /// nothing else is to be read first.
+    pub fn read_certain(&mut self, layer: LayerIdx, experts: impl IntoIterator<Item = ExpertId>) {
+        self.read_ahead(layer, experts);
+        self.ahead_is_certain = true;
+        self.begin_reads_ahead();
     }
 
     /// Prefetches hinted experts while there are no demand reads.
@@ -187,8 +198,8 @@ impl Cache {
         }
     }
 
-    /// Begins the reads ahead that find a pass-through slot, for a caller that knows that nothing else is to be read first.
-    pub fn begin_reads_ahead(&mut self) {
+    /// Begins the reads ahead that find a pass-through slot.
+    fn begin_reads_ahead(&mut self) {
         while let Some(expert) = self.ahead.pop_front() {
             if !self.ledger.is_absent(expert) || self.pass_through.holds(expert) {
                 continue;
@@ -198,6 +209,7 @@ impl Cache {
                 return;
             };
             self.reads_ahead.begun += 1;
+            self.reads_ahead.certain += u64::from(self.ahead_is_certain);
             self.filler.prefetch(expert, at);
         }
     }

@@ -42,6 +42,8 @@ pub struct RopeType {
     pub theta: f64,
     /// Default of the share of a head that is rotated.
     pub partial: f64,
+    /// Default of the factor on cosines and sines under yarn scaling; `None` for the usual one.
+    pub amplitude: Option<f64>,
 }
 
 /// What a rope is parsed with; `trained` is stated outside of the object.
@@ -50,6 +52,7 @@ struct RopeDefaults {
     theta: f64,
     context: usize,
     partial: Option<f64>,
+    amplitude: Option<f64>,
     trained: Option<usize>,
     table: usize,
 }
@@ -85,21 +88,25 @@ impl Rope {
             None => None,
         };
         let inner = rope_object(config)?;
-        Self::of_object(inner, RopeDefaults { head_dim, theta, context, partial, trained, table: 0 }, others)
+        Self::of_object(
+            inner,
+            RopeDefaults { head_dim, theta, context, partial, amplitude: None, trained, table: 0 },
+            others,
+        )
     }
 
     /// A rope for each type of layer, by the objects of `rope_parameters` under their names; with the table of each.
     pub fn parse_types(config: &mut Config, types: &[RopeType], context: usize) -> Result<Vec<(Rope, Rotary)>> {
         let mut all = config.opt_object("rope_parameters", "rope_parameters.")?;
         let mut found = Vec::with_capacity(types.len());
-        for (table, RopeType { name, prefix, older, head_dim, theta, partial }) in types.iter().enumerate() {
+        for (table, RopeType { name, prefix, older, head_dim, theta, partial, amplitude }) in types.iter().enumerate() {
             let inner = match (&mut all, older) {
                 (Some(all), _) => all.opt_object(name, prefix)?,
                 (None, Some(older)) => config.opt_object(older, "rope_scaling.")?,
                 (None, None) => None,
             };
-            let (head_dim, theta, partial) = (*head_dim, *theta, Some(*partial));
-            let defaults = RopeDefaults { head_dim, theta, context, partial, trained: None, table };
+            let (head_dim, theta, partial, amplitude) = (*head_dim, *theta, Some(*partial), *amplitude);
+            let defaults = RopeDefaults { head_dim, theta, context, partial, amplitude, trained: None, table };
             found.push(Self::of_object(inner, defaults, &[])?);
         }
         all.map_or(Ok(()), Config::finish)?;
@@ -107,14 +114,14 @@ impl Rope {
     }
 
     fn of_object(inner: Option<Config>, defaults: RopeDefaults, others: &[&str]) -> Result<(Rope, Rotary)> {
-        let RopeDefaults { head_dim, mut theta, context, partial, trained, table } = defaults;
+        let RopeDefaults { head_dim, mut theta, context, partial, amplitude, trained, table } = defaults;
         let (mut share, mut scaling) = (partial.unwrap_or(1.0), Scaling::None);
         if let Some(mut inner) = inner {
             theta = inner.number_or("rope_theta", theta)?;
             if partial.is_some() {
                 share = inner.number_or("partial_rotary_factor", share)?;
             }
-            scaling = Scaling::parse(&mut inner, context, trained)?;
+            scaling = Scaling::parse(&mut inner, context, trained, amplitude)?;
             inner.ignore(SCALING_KEYS);
             inner.ignore(others);
             inner.finish()?;

@@ -81,7 +81,12 @@ pub fn log_scale(factor: f64, mscale: f64) -> f64 {
 }
 
 impl Scaling {
-    pub fn parse(config: &mut Config, context: usize, outer_trained: Option<usize>) -> Result<Self> {
+    pub fn parse(
+        config: &mut Config,
+        context: usize,
+        outer_trained: Option<usize>,
+        amplitude: Option<f64>,
+    ) -> Result<Self> {
         let new = config.opt_text("rope_type")?;
         let kind = config.opt_text("type")?;
         let kind = new.or(kind).unwrap_or("default");
@@ -92,7 +97,7 @@ impl Scaling {
             "proportional" => Scaling::Proportional { factor: config.positive_or("factor", 1.0)?, pairs: 0 },
             "linear" => Scaling::Linear { factor: factor(config)? },
             "dynamic" => Scaling::Dynamic { factor: factor(config)?, trained: context as f64 },
-            "yarn" => Scaling::Yarn(Yarn::parse(config, context, trained as f64)?),
+            "yarn" => Scaling::Yarn(Yarn::parse(config, context, trained as f64, amplitude)?),
             "longrope" | "su" => Scaling::Long(Long::parse(config, context, trained)?),
             "llama3" => {
                 let (low, high) = (config.number("low_freq_factor")?, config.number("high_freq_factor")?);
@@ -117,14 +122,14 @@ fn factor(config: &mut Config) -> Result<f64> {
 }
 
 impl Yarn {
-    fn parse(config: &mut Config, context: usize, trained: f64) -> Result<Self> {
+    fn parse(config: &mut Config, context: usize, trained: f64, amplitude: Option<f64>) -> Result<Self> {
         let factor = match config.opt_number("factor")? {
             Some(factor) if factor > 0.0 => factor,
             Some(factor) => return Err(config_error(format!("rope factor is {factor}; it must be positive"))),
             None => context as f64 / trained,
         };
         let (mscale, mscale_all_dim) = (config.opt_number("mscale")?, config.opt_number("mscale_all_dim")?);
-        let amplitude = match (config.opt_number("attention_factor")?, mscale, mscale_all_dim) {
+        let amplitude = match (config.opt_number("attention_factor")?.or(amplitude), mscale, mscale_all_dim) {
             (Some(given), ..) => given,
             (None, Some(m), Some(all)) if m != 0.0 && all != 0.0 => log_scale(factor, m) / log_scale(factor, all),
             _ => log_scale(factor, 1.0),

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::{
     bailing_moe::{bailingmoe, bailingmoe2},
+    deepseek4::deepseek4,
     hyperparameters::{Hyperparameters, Keys, keys},
     metadata::Metadata,
     names::HubTensor,
@@ -20,6 +21,7 @@ use crate::error::{Result, StoreError};
 /// GGUF's numbers of the router's score functions (`expert_gating_func`).
 pub(super) const SOFTMAX_SCORES: u64 = 1;
 pub(super) const SIGMOID_SCORES: u64 = 2;
+pub(super) const SQRT_SOFTPLUS_SCORES: u64 = 4;
 
 /// Positions for which Mistral Small 4 was trained before its context was extended, and by how much it scales queries up
 /// beyond them.
@@ -47,6 +49,7 @@ pub(super) fn hub_config(
         "glm4moe" => glm4_moe(&hp)?,
         "granitemoe" => granite_moe(&hp)?,
         "deepseek2" => deepseek(&hp)?,
+        "deepseek4" => deepseek4(&hp)?,
         "mistral4" => mistral4(&hp)?,
         "dots1" => dots1(&hp)?,
         "exaone-moe" => exaone_moe(&hp)?,

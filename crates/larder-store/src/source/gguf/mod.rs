@@ -25,6 +25,7 @@ mod architectures;
 mod bailing_moe;
 mod config;
 mod cursor;
+mod deepseek4;
 mod hyperparameters;
 mod metadata;
 mod names;

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
-    source::MtpTensors,
+    source::{MtpTensors, integers},
 };
 
 /// How a tensor of GGUF is mapped to that of the hub.
@@ -32,6 +32,8 @@ pub(super) enum Remap {
     OnePlus,
     /// GGUF has -e^w where the hub has w: the decay of a recurrent state.
     NegatedExp,
+    /// The hub has integers of 64 bits.
+    Integers,
     /// The hub has the values in the config: divisors of RoPE's frequencies.
     RopeFactors,
 }
@@ -99,6 +101,11 @@ impl HubNames {
                 names.unused += 1;
                 continue;
             };
+            if entry.integers != (remap == Remap::Integers) {
+                let stored = if entry.integers { "integers" } else { "floats" };
+                let what = format!("has the tensor '{}' of {stored}, which it cannot be", entry.name);
+                return Err(StoreError::new(StoreErrorKind::Unsupported, path, what));
+            }
             if remap == Remap::RopeFactors {
                 names.rope_factors.push(entry.clone());
                 continue;
@@ -155,6 +162,10 @@ impl Remap {
             }
             (Remap::KeyRows, [rows, ..]) => {
                 tensor.stored = Stored::HeadRows(head_rows(metadata, entry, *rows, "head_count_kv")?)
+            }
+            (Remap::Integers, shape) => {
+                let too_large = || StoreError::malformed(metadata.path(), format!("has a too large '{}'", entry.name));
+                (tensor.meta, tensor.stored) = (integers::meta(shape).ok_or_else(too_large)?, Stored::Integers);
             }
             (Remap::OnePlus, _) => tensor.stored = changed_values(metadata, entry, ValueChange::OnePlus)?,
             (Remap::NegatedExp, _) => tensor.stored = changed_values(metadata, entry, ValueChange::NegatedExp)?,

@@ -26,6 +26,8 @@ const LEAST_TENSOR_BYTES: u64 = 8 + 4 + 4 + 8;
 pub(super) struct GgufTensor {
     pub name: String,
     pub meta: TensorMeta,
+    /// Whether the values are integers of 32 bits, whatever `meta` says.
+    pub integers: bool,
     /// Index of the file that holds it.
     pub file: usize,
     /// First byte, counted from the start of that file.
@@ -182,12 +184,12 @@ fn read_entry(cursor: &mut Cursor) -> Result<GgufTensor> {
         })?);
     }
     shape.reverse();
-    let kind = read_kind(cursor, &name)?;
+    let (kind, integers) = read_kind(cursor, &name)?;
     let offset = cursor.u64()?;
     let meta = TensorMeta::new(kind, shape.clone()).ok_or_else(|| {
         cursor.malformed(format!("has the tensor '{name}' with the shape {shape:?}, which is invalid for {kind}"))
     })?;
-    Ok(GgufTensor { name, meta, file: 0, offset })
+    Ok(GgufTensor { name, meta, integers, file: 0, offset })
 }
 
 /// The names of GGUF's tensor types by number; an empty name is an unused or removed type.
@@ -197,15 +199,20 @@ const TYPES: [&str; 43] = [
     "F64", "IQ1_M", "BF16", "", "", "", "TQ1_0", "TQ2_0", "", "", "", "MXFP4", "NVFP4", "Q1_0", "Q2_0",
 ];
 
-fn read_kind(cursor: &mut Cursor, tensor: &str) -> Result<NumberFormat> {
+/// The format of the values, and whether they are integers instead, which are as long as those of `F32`.
+fn read_kind(cursor: &mut Cursor, tensor: &str) -> Result<(NumberFormat, bool)> {
     let number = cursor.u32()?;
     let name = TYPES.get(number as usize).copied().filter(|n| !n.is_empty());
-    name.and_then(|n| n.parse().ok()).ok_or_else(|| {
+    if name == Some("I32") {
+        return Ok((NumberFormat::F32, true));
+    }
+    let kind = name.and_then(|n| n.parse().ok()).ok_or_else(|| {
         let name = name.map_or_else(|| format!("the unknown type {number}"), |n| format!("type {n}"));
         let supported = NumberFormat::names(|_| true).to_uppercase();
         let what = format!("has the tensor '{tensor}' of {name}; supported: {supported}");
         StoreError::new(StoreErrorKind::Unsupported, cursor.file().path(), what)
-    })
+    });
+    Ok((kind?, false))
 }
 
 fn alignment(metadata: &Metadata) -> Result<u64> {

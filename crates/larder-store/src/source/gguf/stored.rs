@@ -1,6 +1,10 @@
 //! How the data of a tensor in a GGUF file become those of the hub, while they are read.
 
-use crate::{error::Result, file::ReadAt};
+use crate::{
+    error::Result,
+    file::ReadAt,
+    source::integers::{self, StoredInteger},
+};
 
 use super::names::HubTensor;
 
@@ -16,6 +20,8 @@ pub(super) enum Stored {
     HeadRows(usize),
     /// Each value, a 32-bit float, was changed.
     Values(ValueChange),
+    /// They are integers of 32 bits, which are presented as floats.
+    Integers,
 }
 
 /// A change of values that reading takes back.
@@ -44,6 +50,10 @@ impl HubTensor {
             Stored::Same => file.read(self.offset + offset as u64, into),
             Stored::HeadRows(head_rows) => self.read_rows(file, head_rows, offset, into),
             Stored::Values(change) => self.read_values(file, change, offset, into),
+            Stored::Integers => {
+                let read = |offset, into: &mut [u8]| file.read(self.offset + offset as u64, into);
+                integers::read(StoredInteger::I32, offset, into, read)
+            }
         }
     }
 
