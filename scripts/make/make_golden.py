@@ -39,7 +39,7 @@ smallthinker.register()
 step3p5.register()
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 # Checkpoints keep these in full precision, whatever the other tensors are stored in.
-STAYS_FLOAT32 = ("e_score_correction_bias", "router_bias", "expert_bias", "A_log")
+STAYS_FLOAT32 = ("e_score_correction_bias", "router_bias", "expert_bias", "A_log", "gate.bias", "tid2eid")
 NOTED = ("greedy_top1_top2_min", "cached_vs_full_max_abs", "fp32_vs_fp64_logits_max_abs")
 
 
@@ -106,7 +106,8 @@ def stored_dtype(name, dtype):
 def round_to_stored(model, dtype):
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
-            tensor.copy_(tensor.to(stored_dtype(name, dtype)))
+            if tensor.is_floating_point():
+                tensor.copy_(tensor.to(stored_dtype(name, dtype)))
 
 
 def save_weights(model, target, spec):
@@ -117,7 +118,9 @@ def save_weights(model, target, spec):
         model.save_pretrained(scratch, max_shard_size=spec.shard_size)
         shutil.copy(scratch / "config.json", target / "config.transformers5.json")
         for file in sorted(scratch.glob("*.safetensors")):
-            stored = {k: v.to(stored_dtype(k, spec.dtype)) for k, v in st.load_file(file).items()}
+            stored = {
+                k: v.to(stored_dtype(k, spec.dtype)) if v.is_floating_point() else v for k, v in st.load_file(file).items()
+            }
             st.save_file(stored, target / file.name, metadata={"format": "pt"})
         index = scratch / "model.safetensors.index.json"
         if index.exists():

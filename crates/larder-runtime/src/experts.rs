@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use larder_cache::{ExpertUses, Traffic, Visit};
-use larder_core::{Gate, LayerIdx};
+use larder_core::{ExpertId, Gate, LayerIdx};
 use larder_engine::{CachedPath, Drafting, Recorder, Routing, StreamingPath, TieredPath};
 use larder_model::{AllResident, Decoder, ExpertPath, HintSource, ModelError, MoeCall, Routed, wanted_experts};
 use larder_policy::eviction::EvictionSpec;

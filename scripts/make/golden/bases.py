@@ -348,6 +348,18 @@ BASES = {
                                "partial_rotary_factor": 0.5},
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}},
     }),
+    "deepseek_v4": ("DeepseekV4ForCausalLM", {
+        "hidden_size": 64, "moe_intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 1, "head_dim": 24, "q_lora_rank": 24, "qk_rope_head_dim": 8, "n_routed_experts": 16,
+        "num_experts_per_tok": 4, "n_shared_experts": 1, "scoring_func": "sqrtsoftplus", "norm_topk_prob": True,
+        "routed_scaling_factor": 1.5, "max_position_embeddings": 1048576, "rope_theta": 10000.0,
+        "compress_rope_theta": 160000.0, "compress_ratios": [0, 4, 128, 4], "compress_rate_hca": 8, "hc_mult": 4,
+        "hc_sinkhorn_iters": 20, "hc_eps": 1e-6, "num_hash_layers": 1, "swiglu_limit": 10.0, "sliding_window": 12,
+        "o_groups": 2, "o_lora_rank": 16, "index_n_heads": 4, "index_head_dim": 16, "index_topk": 64,
+        "num_nextn_predict_layers": 0, "rms_norm_eps": 1e-6, "attention_bias": False, "mlp_bias": False,
+        "rope_scaling": {"type": "yarn", "factor": 16, "beta_fast": 32, "beta_slow": 1,
+                         "original_max_position_embeddings": 65536},
+    }),
 }
 
 # Multimodal models, whose text part alone is run: (architecture, keys beside the text config, keys of the text config). Their other parts are as small as transformers allows. make_multimodal.py writes variants; they have no golden model.

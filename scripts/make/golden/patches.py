@@ -18,6 +18,12 @@ def apply(model):
                 object.__setattr__(block.gate, "expert_bias_for_margin", block.expert_bias)
 
 
+def cache_is_exact(config):
+    """Whether decoding with a KV cache computes what a whole pass does. deepseek_v4 of 5.23.0 attends to all compressed entries
+    while it decodes, also to those that its indexer does not choose."""
+    return config.model_type != "deepseek_v4"
+
+
 @torch.no_grad()
 def phimoe_rotary(self, x, position_ids=None):
     """Factors and mscale both depend on the length; 5.23.0 itself keeps the short factors at every length."""

@@ -31,12 +31,12 @@ class Probe:
                 module.register_forward_hook(self.keep_router(int(name.split("layers.")[1].split(".")[0])))
 
     def first_input(self, _module, args, kwargs):
-        self.hidden[0] = (args[0] if args else kwargs["hidden_states"])[0].detach().clone()
+        self.hidden[0] = rows_of(args[0] if args else kwargs["hidden_states"])
 
     def keep_hidden(self, i):
         def hook(_module, _args, out):
             out = out[0] if isinstance(out, tuple) else out
-            self.hidden[i] = out.detach().reshape(-1, out.shape[-1]).clone()
+            self.hidden[i] = rows_of(out)
 
         return hook
 
@@ -62,11 +62,18 @@ class Probe:
         return {layer: selection_margin(self.config, m, logits) for layer, (m, logits, _, _) in self.routers.items()}
 
 
+def rows_of(hidden):
+    """One row per token, which holds all residual streams."""
+    return hidden.detach().reshape(hidden.shape[0] * hidden.shape[1], -1).clone() if hidden.dim() > 2 else hidden.detach().clone()
+
+
 def selection_margin(config, router, logits):
     """The distance between the last chosen and the first rejected expert, in the values that the router sorts."""
     logits = logits.double()
     if config.model_type == "phimoe":
         return sparsemixer_margin(logits, router.router_jitter_noise)
+    if hasattr(router, "tid2eid"):
+        return float("inf")
     values, group_rank = deciding_values(config, router, logits)
     top_k = getattr(router, "top_k", None) or config.top_k_experts
     groups = getattr(router, "num_group", None) or 1
@@ -85,6 +92,8 @@ def deciding_values(config, router, logits):
     kind = config.model_type
     if router.given_bias is not None:
         return logits.sigmoid() + router.given_bias.double(), 1
+    if kind == "deepseek_v4":
+        return router.score_fn(logits) + router.e_score_correction_bias.double(), 1
     if kind == "mistral4" and router.num_group > 1:
         return logits.softmax(-1), 2
     if kind in ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "dots1", "exaone_moe", "laguna", "solar_open", "mimo_v2_flash",
@@ -137,8 +146,12 @@ def generate(model, probe, prompt, count):
         check(probe, logits)
         rows.append(logits[-1])
         ids.append(int(logits[-1].argmax()))
-        if step + 1 < count:
+        if step + 1 == count:
+            break
+        if patches.cache_is_exact(model.config):
             out = model(torch.tensor([[ids[-1]]]), past_key_values=out.past_key_values, use_cache=True)
+        else:
+            out = model(torch.tensor([prompt + ids]), use_cache=False)
     return ids, torch.stack(rows)
 
 

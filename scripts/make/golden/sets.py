@@ -323,6 +323,20 @@ GOLDEN_CONFIGS = {
              "sliding_attention": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0}}},
         {"dtype": "bfloat16"},
     ),
+    "deepseek_v4": (
+        "3 streams, 3 entries of 2 tokens by 3 index heads, entries of 5 tokens, window 4, a layer by token, bound 0.5, bf16",
+        {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "head_dim": 12, "q_lora_rank": 10,
+         "qk_rope_head_dim": DROP, "partial_rotary_factor": 0.34, "moe_intermediate_size": 16, "n_routed_experts": 6,
+         "num_experts_per_tok": 2, "routed_scaling_factor": 2.5, "compress_ratios": DROP, "compress_rate_hca": DROP,
+         "layer_types": ["compressed_sparse_attention", "heavily_compressed_attention", "sliding_attention"],
+         "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 5}, "hc_mult": 3,
+         "hc_sinkhorn_iters": 4, "hc_eps": 1e-3, "num_hash_layers": DROP,
+         "mlp_layer_types": ["moe", "hash_moe", "moe"], "swiglu_limit": 0.5, "sliding_window": 4,
+         "o_groups": 4, "o_lora_rank": 6, "index_n_heads": 3, "index_head_dim": 8, "index_topk": 3,
+         "rope_scaling": {"type": "yarn", "factor": 4, "beta_fast": 32, "beta_slow": 1,
+                          "original_max_position_embeddings": 16}},
+        {"dtype": "bfloat16"},
+    ),
 }
 
 

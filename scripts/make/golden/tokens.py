@@ -98,6 +98,7 @@ FAMILY_OF = {
     "solar_open": "chatml", "smallthinker": "chatml", "llama_moe": "inst", "granitemoeshared": "chatml", "mellum": "chatml",
     "afmoe": "chatml", "laguna": "chatml", "mimo_v2_flash": "chatml", "bailing_moe": "chatml", "bailing_moe_v2": "chatml", "step3p5": "chatml",
     "flex_olmo": "chatml", "hunyuan_v1_moe": "chatml",
+    "deepseek_v4": "inst",
     "granitemoe": "chatml", "lfm2_moe": "chatml", "gpt_oss": "harmony", "llama4_text": "harmony",
 }
 

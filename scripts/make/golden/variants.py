@@ -562,4 +562,18 @@ VARIANTS_OF = {
           "rope_parameters": {"full_attention": {**yarn(), "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
                               "sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0}}}, {}),
     ],
+    "deepseek_v4": [
+        ("2 streams, one head, one group, sparse entries of 4 tokens of which 2 are chosen, sigmoid scores, tied, no scaling",
+         {"num_attention_heads": 1, "o_groups": 1, "hc_mult": 2, "hc_sinkhorn_iters": 1, "compress_ratios": [4, 4, 4, 4],
+          "index_topk": 2, "scoring_func": "sigmoid", "tie_word_embeddings": True, "rope_scaling": None,
+          "num_hash_layers": 0, "sliding_window": 3}, {}),
+        ("all layers by token, window 1, entries of 3 tokens everywhere, 7 experts of which 5, bf16, sharded",
+         {"num_hash_layers": 4, "sliding_window": 1, "compress_ratios": [128, 128, 128, 128], "compress_rate_hca": 3,
+          "n_routed_experts": 7, "num_experts_per_tok": 5}, BF16 | SHARDED),
+        ("default schedule of five layers, 5 index heads, 4 of the entries, wide heads, scale 1, bound 1",
+         {"num_hidden_layers": 5, "compress_ratios": DROP, "compress_rate_hca": 6, "index_n_heads": 5, "index_topk": 4,
+          "head_dim": 40, "qk_rope_head_dim": 16, "routed_scaling_factor": 1.0, "swiglu_limit": 1.0}, {}),
+        ("120 tokens, beyond the window and the choice of 8 entries",
+         {"index_topk": 8, "sliding_window": 16}, {"generated": 96}),
+    ],
 }

@@ -17,6 +17,9 @@ def fill(model, seed):
 
 
 def draw(config, name, shape, generator):
+    if name.endswith("tid2eid"):  # distinct experts for each token
+        experts = torch.rand((shape[0], config.n_routed_experts), generator=generator)
+        return experts.argsort(dim=-1)[:, : shape[1]]
     noise = torch.randn(shape, generator=generator)
     kind = name.removesuffix(".weight").rsplit(".", 1)[-1]
     if name.endswith(("embed_tokens.weight", "word_embeddings.weight")):

@@ -79,8 +79,15 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
 
 impl Parts {
     fn parse(config: &mut Config, basics: &Basics) -> Result<Self> {
-        // The layer for multi-token prediction is not used; the reference always normalises, and has one shared expert.
-        config.ignore(&["num_nextn_predict_layers", "norm_topk_prob", "n_shared_experts", "expert_dtype"]);
+        // The layer for multi-token prediction is not used; the reference always normalises, has one shared expert, and adds
+        // noise to the router in training only.
+        config.ignore(&[
+            "num_nextn_predict_layers",
+            "norm_topk_prob",
+            "n_shared_experts",
+            "expert_dtype",
+            "router_jitter_noise",
+        ]);
         if basics.kv_heads != 1 {
             return Err(config_error(format!("num_key_value_heads is {}; deepseek_v4 has one", basics.kv_heads)));
         }
