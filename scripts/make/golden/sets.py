@@ -323,6 +323,25 @@ GOLDEN_CONFIGS = {
              "sliding_attention": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0}}},
         {"dtype": "bfloat16"},
     ),
+    "deepseek_v32": (
+        "6 positions of 5 index heads, attention biases, tied, 1 of 2 groups, not renormalised, yarn, layer 1 dense, bf16",
+        {**SMALL_MLA, "num_hidden_layers": 3, "moe_intermediate_size": 16, "q_lora_rank": 10, "n_routed_experts": 8,
+         "num_experts_per_tok": 3, "n_group": 2, "topk_group": 1, "norm_topk_prob": False, "attention_bias": True,
+         "tie_word_embeddings": True, "index_n_heads": 5, "index_head_dim": 12, "index_topk": 6,
+         "mlp_layer_types": ["sparse", "dense", "sparse"],
+         "rope_scaling": {"type": "yarn", "factor": 4, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0,
+                          "mscale_all_dim": 0.5, "original_max_position_embeddings": 16}},
+        {"dtype": "bfloat16"},
+    ),
+    "glm_moe_dsa": (
+        "7 positions of 6 index heads, shared by two layers behind the first, 3 groups, two shared experts, linear rope",
+        {**SMALL_MLA, "num_hidden_layers": 3, "moe_intermediate_size": 16, "q_lora_rank": 10, "n_routed_experts": 6,
+         "num_experts_per_tok": 2, "n_shared_experts": 2, "n_group": 3, "topk_group": 2, "index_n_heads": 6,
+         "index_head_dim": 8, "index_topk": 7, "index_topk_pattern": "FSS",
+         "mlp_layer_types": ["sparse", "dense", "sparse"],
+         "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}},
+        {"dtype": "float16"},
+    ),
 }
 
 
