@@ -154,6 +154,18 @@ CONFIGS = {
         **sets.SMALL, "num_hidden_layers": 3, "head_dim": 8, "intermediate_size": 40, "moe_intermediate_size": 16,
         "moe_shared_expert_intermediate_size": 16, "num_experts": 8, "num_experts_per_tok": 2,
     },
+    "deepseek_v32": {
+        **sets.SMALL_MLA, "num_hidden_layers": 3, "q_lora_rank": 10, "moe_intermediate_size": 16, "n_routed_experts": 6,
+        "num_experts_per_tok": 2, "n_shared_experts": 2, "n_group": 2, "topk_group": 1, "index_n_heads": 4,
+        "index_head_dim": 64, "index_topk": 6, "max_position_embeddings": 4096,
+        "rope_scaling": {"type": "yarn", "factor": 8, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0,
+                         "mscale_all_dim": 1.0, "original_max_position_embeddings": 32},
+    },
+    "glm_moe_dsa": {
+        **sets.SMALL_MLA, "num_hidden_layers": 4, "q_lora_rank": 10, "moe_intermediate_size": 16, "n_routed_experts": 6,
+        "num_experts_per_tok": 2, "n_shared_experts": 2, "index_n_heads": 4, "index_head_dim": 64, "index_topk": 6,
+        "indexer_types": ["full", "shared", "full", "shared"],
+    },
     "llama4_text": {
         **sets.SMALL, "num_hidden_layers": 4, "head_dim": 12, "intermediate_size": 24, "intermediate_size_mlp": 40,
         "num_local_experts": 5, "num_experts_per_tok": 2, "interleave_moe_layer_step": 2, "attention_chunk_size": 8192,
@@ -167,7 +179,7 @@ SEEDS = {"phimoe": 300_000, "qwen3_next": 301_000, "llama4_text": 302_000, "qwen
          "gemma4_text": 306_000, "glm4_moe_lite": 307_000, "mistral4": 308_000, "dots1": 309_000, "exaone_moe": 310_000,
          "solar_open": 311_000, "granitemoeshared": 312_000, "smallthinker": 313_000, "hunyuan_v1_moe": 314_000,
          "mellum": 315_000, "afmoe": 316_000, "laguna": 317_000, "mimo_v2_flash": 318_000, "step3p5": 319_000,
-         "bailing_moe": 320_000, "bailing_moe_v2": 321_000}
+         "bailing_moe": 320_000, "bailing_moe_v2": 321_000, "deepseek_v32": 322_000, "glm_moe_dsa": 323_000}
 
 # Names of architectures where llama.cpp knows another spelling than transformers, and pre-tokenizers of the tiny tokenizers.
 SPELLINGS = {"PhimoeForCausalLM": "PhiMoEForCausalLM", "Mistral4ForCausalLM": "Mistral3ForConditionalGeneration"}
@@ -176,7 +188,8 @@ PRE_TOKENIZERS = {"phimoe": "gpt-2", "qwen3_next": "qwen2", "llama4_text": "qwen
                   "glm4_moe_lite": "qwen2", "mistral4": "gpt-2", "dots1": "qwen2", "exaone_moe": "qwen2",
                   "solar_open": "solar-open", "granitemoeshared": "qwen2", "smallthinker": "qwen2",
                   "hunyuan_v1_moe": "hunyuan", "mellum": "qwen2", "afmoe": "qwen2", "laguna": "qwen2",
-                  "mimo_v2_flash": "qwen2", "step3p5": "qwen2", "bailing_moe": "qwen2", "bailing_moe_v2": "qwen2"}
+                  "mimo_v2_flash": "qwen2", "step3p5": "qwen2", "bailing_moe": "qwen2", "bailing_moe_v2": "qwen2",
+                  "deepseek_v32": "gpt-2", "glm_moe_dsa": "qwen2"}
 
 
 def load_converter(llama):
@@ -195,7 +208,7 @@ def convert(llama, folder, out):
     (architecture,), model_type = config["architectures"], config["model_type"]
     model = conversion.get_model_class(SPELLINGS.get(architecture, architecture))
     base.TextModel.get_vocab_base_pre = lambda self, tokenizer: PRE_TOKENIZERS[model_type]
-    if model_type in ("phimoe", "glm4_moe_lite", "solar_open", "hunyuan_v1_moe"):
+    if model_type in ("phimoe", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "solar_open", "hunyuan_v1_moe"):
         model.set_vocab = base.TextModel._set_vocab_gpt2
     if model_type == "mimo_v2_flash":
         model.no_mtp = True

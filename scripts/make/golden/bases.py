@@ -348,6 +348,21 @@ BASES = {
                                "partial_rotary_factor": 0.5},
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}},
     }),
+    "deepseek_v32": ("DeepseekV32ForCausalLM", {
+        "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "num_hidden_layers": 3, **MLA,
+        "n_routed_experts": 16, "num_experts_per_tok": 4, "n_shared_experts": 1, "n_group": 4, "topk_group": 2,
+        "topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True, "routed_scaling_factor": 2.5,
+        "num_nextn_predict_layers": 0, "index_head_dim": 16, "index_n_heads": 8, "index_topk": 8, "ep_size": 1,
+    }),
+    "glm_moe_dsa": ("GlmMoeDsaForCausalLM", {
+        "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "num_hidden_layers": 4, **MLA,
+        "rms_norm_eps": 1e-5, "rope_theta": DROP, "rope_scaling": DROP, "n_routed_experts": 16,
+        "num_experts_per_tok": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid", "norm_topk_prob": True, "routed_scaling_factor": 2.5,
+        "rope_parameters": {"rope_theta": 1000000, "rope_type": "default"}, "num_nextn_predict_layers": 0,
+        "index_head_dim": 16, "index_n_heads": 8, "index_topk": 8, "index_topk_freq": 2, "index_skip_topk_offset": 2,
+        "rope_interleave": True, "indexer_rope_interleave": True, "mlp_layer_types": ["dense"] + ["sparse"] * 3,
+    }),
     "deepseek_v4": ("DeepseekV4ForCausalLM", {
         "hidden_size": 64, "moe_intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
         "num_key_value_heads": 1, "head_dim": 24, "q_lora_rank": 24, "qk_rope_head_dim": 8, "n_routed_experts": 16,

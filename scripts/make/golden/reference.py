@@ -6,6 +6,7 @@ from golden import patches
 
 SELECTION_MARGIN = 4e-4
 GREEDY_MARGIN = 1e-2
+INDEX_MARGIN = 5e-5  # of scores of indexers, which have less noise than logits: no router is between them and their input
 CUT_WEIGHT = 4.0  # the cut of phimoe's router is relative, so its margin counts this much more
 
 
@@ -18,7 +19,7 @@ class Probe:
 
     def __init__(self, model):
         self.config = model.config
-        self.hidden, self.routers = {}, {}
+        self.hidden, self.routers, self.index_margin = {}, {}, float("inf")
         decoder = model.model
         layers = len(decoder.layers)
         norm = getattr(decoder, "embedding_norm", None) or decoder.norm
@@ -29,6 +30,29 @@ class Probe:
         for name, module in model.named_modules():
             if type(module).__name__.lower().endswith(("router", "moev1gate")):
                 module.register_forward_hook(self.keep_router(int(name.split("layers.")[1].split(".")[0])))
+            if type(module).__name__.endswith("Indexer"):
+                self.watch_choices(module)
+
+    def watch_choices(self, indexer):
+        """Keeps the smallest margin of the choices that an indexer makes."""
+        topk = torch.Tensor.topk
+
+        def watched(scores, k, dim=-1, **more):
+            rows = scores.detach().movedim(dim, -1).reshape(-1, scores.shape[dim])
+            # What a query does not see has the least score that there is.
+            rows = rows[(rows > -1e30).sum(-1) > k]
+            if len(rows):
+                self.index_margin = min(self.index_margin, gap(rows, k))
+            return topk(scores, k, dim=dim, **more)
+
+        def begin(_module, _args):
+            torch.Tensor.topk = watched
+
+        def end(_module, _args, _out):
+            torch.Tensor.topk = topk
+
+        indexer.register_forward_pre_hook(begin)
+        indexer.register_forward_hook(end)
 
     def first_input(self, _module, args, kwargs):
         self.hidden[0] = rows_of(args[0] if args else kwargs["hidden_states"])
@@ -96,7 +120,7 @@ def deciding_values(config, router, logits):
         return router.score_fn(logits) + router.e_score_correction_bias.double(), 1
     if kind == "mistral4" and router.num_group > 1:
         return logits.softmax(-1), 2
-    if kind in ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "dots1", "exaone_moe", "laguna", "solar_open", "mimo_v2_flash",
+    if kind in ("deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe", "glm4_moe_lite", "dots1", "exaone_moe", "laguna", "solar_open", "mimo_v2_flash",
                 "step3p5"):
         return logits.sigmoid() + router.e_score_correction_bias.double(), 2
     if hasattr(router, "expert_bias") and kind.startswith("bailing"):
@@ -128,7 +152,7 @@ def sparsemixer_margin(logits, eps):
 
 
 def check(probe, logits):
-    if min(probe.margins().values()) < SELECTION_MARGIN:
+    if min(probe.margins().values()) < SELECTION_MARGIN or probe.index_margin < INDEX_MARGIN:
         raise TooClose
     top = logits[-1].topk(2).values
     if (top[0] - top[1]).item() < GREEDY_MARGIN:
@@ -158,11 +182,12 @@ def generate(model, probe, prompt, count):
 @torch.no_grad()
 def capture(model, probe, prompt, count):
     """All tensors of reference.safetensors and the margins; raises TooClose."""
+    probe.index_margin = float("inf")
     generated, decode = generate(model, probe, prompt, count)
     full_ids = prompt + generated
     full = whole(model, full_ids)
     margins = probe.margins()
-    if min(margins.values()) < SELECTION_MARGIN:
+    if min(margins.values()) < SELECTION_MARGIN or probe.index_margin < INDEX_MARGIN:
         raise TooClose
     ids = {"input_ids": prompt, "generated_ids": generated, "full_ids": full_ids}
     tensors = {name: torch.tensor(values, dtype=torch.int32) for name, values in ids.items()}

@@ -9,6 +9,7 @@
 use larder_core::{ExpertGroups, ExpertNames, Gate, GroupRank, Renorm, Weighting};
 
 use super::common::{Basics, Defaults, mlp_layer_types};
+use super::deepseek_v32::Indexers;
 use crate::config::{Config, config_error};
 use crate::error::Result;
 use crate::nn::{AttentionTemperature, LatentAttention, LatentShape, Moe, Rope, Rotary, SharedExpert, attention_scale};
@@ -17,6 +18,7 @@ use crate::weights::WeightLoader;
 
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     let family = Family {
+        latent: LatentDefaults::COMMON,
         ffn: FfnDefaults { dense_layers: 0, shared_experts: 2, typed: false },
         rope: |config, basics, shape| {
             let (rope, rotary) = Rope::parse(config, shape.rope, 1e4, basics.context, None)?;
@@ -25,12 +27,15 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         gate: parse_gate,
         layer_gate: |_, _, gate| Ok(gate.clone()),
         temperature: None,
+        indexers: |_, _, _| Ok(None),
     };
     build_with(config, weights, family)
 }
 
 /// The parts in which the models with DeepSeek's latent attention differ.
 pub struct Family {
+    /// Defaults of latent attention.
+    pub latent: LatentDefaults,
     /// Defaults of the feed-forward parts.
     pub ffn: FfnDefaults,
     /// Reads the rotation.
@@ -41,24 +46,47 @@ pub struct Family {
     pub layer_gate: fn(&mut WeightLoader, &str, &Gate) -> Result<Gate>,
     /// Scaling of queries with the position.
     pub temperature: Option<AttentionTemperature>,
+    /// Reads the indexers of sparse attention.
+    pub indexers: fn(&mut Config, &Basics, &LatentShape) -> Result<Option<Indexers>>,
+}
+
+/// Defaults of an architecture for keys that a config does not have.
+#[derive(Clone, Copy)]
+pub struct LatentDefaults {
+    /// Rank of the query's low-rank product.
+    pub q_rank: Option<usize>,
+    /// Width of a head's unrotated part.
+    pub nope: usize,
+    /// Width of a head's value.
+    pub value: usize,
+    /// Epsilon of the norms.
+    pub eps: f64,
+}
+
+impl LatentDefaults {
+    /// The defaults of most architectures.
+    pub const COMMON: LatentDefaults = LatentDefaults { q_rank: None, nope: 128, value: 128, eps: 1e-6 };
 }
 
 /// A model of the family.
 pub fn build_with(config: &mut Config, weights: &mut WeightLoader, family: Family) -> Result<Stack> {
     config.ignore(&["qk_head_dim"]); // always the sum of its parts
     // Heads have widths of their own; the hidden size need not be a multiple of their number.
-    let basics = Basics::parse(config, "rms_norm_eps", Defaults { eps: 1e-6, head_dim: Some(1), ..Defaults::COMMON })?;
+    let LatentDefaults { eps, q_rank, nope, value } = family.latent;
+    let basics = Basics::parse(config, "rms_norm_eps", Defaults { eps, head_dim: Some(1), ..Defaults::COMMON })?;
+    let q_rank = q_rank.filter(|_| !config.contains("q_lora_rank"));
     let shape = LatentShape {
         hidden: basics.hidden,
         heads: basics.heads,
-        q_rank: config.opt_size(&["q_lora_rank"])?,
+        q_rank: config.opt_size(&["q_lora_rank"])?.or(q_rank),
         kv_rank: config.size_or(&["kv_lora_rank"], 512)?,
-        nope: config.size_or(&["qk_nope_head_dim"], 128)?,
+        nope: config.size_or(&["qk_nope_head_dim"], nope)?,
         rope: config.size_or(&["qk_rope_head_dim"], 64)?,
-        value: config.size_or(&["v_head_dim"], 128)?,
+        value: config.size_or(&["v_head_dim"], value)?,
         split_kv_b: config.flag_or("split_kv_b", false)?,
     };
     let (rope, rotary) = (family.rope)(config, &basics, &shape)?;
+    let indexers = (family.indexers)(config, &basics, &shape)?;
     let scale = attention_scale(shape.nope + shape.rope, &rope);
     let bias = config.flag_or("attention_bias", false)?;
     let mlp_bias = config.flag_or("mlp_bias", false)?;
@@ -69,8 +97,13 @@ pub fn build_with(config: &mut Config, weights: &mut WeightLoader, family: Famil
     let names = ExpertNames::separate("model.layers.{l}.mlp.experts", "gate_proj", "up_proj", "down_proj");
     basics.stack(weights, rope, geometry, names, |weights, layer| {
         let prefix = format!("model.layers.{layer}");
-        let mixer = LatentAttention::new(weights, &format!("{prefix}.self_attn"), shape, bias, rotary, scale)?;
+        let attention = format!("{prefix}.self_attn");
+        let mixer = LatentAttention::new(weights, &attention, shape, bias, rotary, scale)?;
         let mixer = mixer.with_temperature(family.temperature);
+        let mixer = match &indexers {
+            Some(indexers) => mixer.with_choice(indexers.choice(weights, &attention, layer, rotary)?),
+            None => mixer,
+        };
         let ffn = parts.ffn(&basics, weights, layer, &gate, family.layer_gate, mlp_bias)?;
         basics.layer(weights, &prefix, mixer, ffn)
     })

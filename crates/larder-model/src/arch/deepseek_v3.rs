@@ -9,7 +9,7 @@
 
 use larder_core::{ExpertGroups, Gate, GroupRank, Renorm, Score, Weighting};
 
-use super::deepseek_v2::{Family, FfnDefaults, build_with};
+use super::deepseek_v2::{Family, FfnDefaults, LatentDefaults, build_with};
 use crate::config::{Config, config_error};
 use crate::error::Result;
 use crate::nn::{Rope, Rotary};
@@ -18,6 +18,7 @@ use crate::weights::WeightLoader;
 
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     let family = Family {
+        latent: LatentDefaults::COMMON,
         ffn: FfnDefaults { dense_layers: 3, shared_experts: 1, typed: false },
         rope: |config, basics, shape| {
             let (rope, rotary) = Rope::parse(config, shape.rope, 1e4, basics.context, None)?;
@@ -26,6 +27,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         gate: |config| parse_gate(config, GateDefaults { groups: 8, keep: 4, scale: 2.5, renorm: true }),
         layer_gate: with_bias,
         temperature: None,
+        indexers: |_, _, _| Ok(None),
     };
     build_with(config, weights, family)
 }

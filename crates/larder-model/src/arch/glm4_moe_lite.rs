@@ -6,7 +6,7 @@
 //! x += Σ_k weight · expert(y) + shared(y)   the others: y = rms(x); gate of DeepSeek-V3
 //! ```
 
-use super::deepseek_v2::{Family, FfnDefaults, build_with};
+use super::deepseek_v2::{Family, FfnDefaults, LatentDefaults, build_with};
 use super::deepseek_v3::{GateDefaults, parse_gate, with_bias};
 use crate::config::{Config, config_error};
 use crate::error::Result;
@@ -16,6 +16,7 @@ use crate::weights::WeightLoader;
 
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     let family = Family {
+        latent: LatentDefaults::COMMON,
         ffn: FfnDefaults { dense_layers: 1, shared_experts: 1, typed: true },
         rope: |config, basics, shape| {
             let (rope, rotary) = Rope::parse(config, shape.rope, 1e4, basics.context, Some(1.0))?;
@@ -27,6 +28,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         gate: |config| parse_gate(config, GateDefaults { groups: 1, keep: 1, scale: 1.8, renorm: true }),
         layer_gate: with_bias,
         temperature: None,
+        indexers: |_, _, _| Ok(None),
     };
     build_with(config, weights, family)
 }

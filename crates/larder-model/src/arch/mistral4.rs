@@ -8,7 +8,7 @@
 
 use larder_core::{ExpertGroups, Gate, GroupRank, Renorm, Weighting};
 
-use super::deepseek_v2::{Family, FfnDefaults, build_with};
+use super::deepseek_v2::{Family, FfnDefaults, LatentDefaults, build_with};
 use crate::config::{Config, config_error};
 use crate::error::Result;
 use crate::nn::{AttentionTemperature, Rope, Rotary};
@@ -21,6 +21,7 @@ const OTHER_KEYS: &[&str] = &["llama_4_scaling_beta", "max_position_embeddings"]
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     config.ignore(&["head_dim", "topk_method"]); // the sum of a query's parts; the reference knows one method
     let family = Family {
+        latent: LatentDefaults::COMMON,
         ffn: FfnDefaults { dense_layers: 0, shared_experts: 1, typed: false },
         rope: |config, basics, shape| {
             let width = shape.nope + shape.rope;
@@ -34,6 +35,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         gate: parse_gate,
         layer_gate: |_, _, gate| Ok(gate.clone()),
         temperature: temperature(config)?,
+        indexers: |_, _, _| Ok(None),
     };
     build_with(config, weights, family)
 }

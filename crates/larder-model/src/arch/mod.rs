@@ -20,6 +20,7 @@ mod bailing_moe;
 mod common;
 mod deepseek_v2;
 mod deepseek_v3;
+mod deepseek_v32;
 mod deepseek_v4;
 mod dots1;
 mod ernie4_5_moe;
@@ -28,6 +29,7 @@ mod flex_olmo;
 mod gemma4_text;
 mod glm4_moe;
 mod glm4_moe_lite;
+mod glm_moe_dsa;
 mod gpt_oss;
 mod granitemoe;
 mod granitemoeshared;
@@ -68,6 +70,7 @@ const ARCHS: &[Arch] = &[
     Arch { model_type: "bailing_moe_v2", build: bailing_moe::build_second },
     Arch { model_type: "deepseek_v2", build: deepseek_v2::build },
     Arch { model_type: "deepseek_v3", build: deepseek_v3::build },
+    Arch { model_type: "deepseek_v32", build: deepseek_v32::build },
     Arch { model_type: "deepseek_v4", build: deepseek_v4::build },
     Arch { model_type: "dots1", build: dots1::build },
     Arch { model_type: "ernie4_5_moe", build: ernie4_5_moe::build },
@@ -76,6 +79,7 @@ const ARCHS: &[Arch] = &[
     Arch { model_type: "gemma4_text", build: gemma4_text::build },
     Arch { model_type: "glm4_moe", build: glm4_moe::build },
     Arch { model_type: "glm4_moe_lite", build: glm4_moe_lite::build },
+    Arch { model_type: "glm_moe_dsa", build: glm_moe_dsa::build },
     Arch { model_type: "gpt_oss", build: gpt_oss::build },
     Arch { model_type: "granitemoe", build: granitemoe::build },
     Arch { model_type: "granitemoeshared", build: granitemoeshared::build },

@@ -61,6 +61,16 @@ const ARCHITECTURES: &[Architecture] = &[
         layer: &[NORMS, LATENT, OUTPUT, ROUTER, ROUTER_BIAS, SHARED_EXPERTS, DENSE],
     },
     Architecture { arch: "deepseek4", outer: DEEPSEEK4_OUTER, layer: &[DEEPSEEK4_ATTENTION, DEEPSEEK4_PARTS] },
+    Architecture {
+        arch: "deepseek32",
+        outer: OUTER,
+        layer: &[NORMS, LATENT, INDEXER, OUTPUT, ROUTER, ROUTER_BIAS, SHARED_EXPERTS, DENSE],
+    },
+    Architecture {
+        arch: "glm-dsa",
+        outer: OUTER,
+        layer: &[NORMS, LATENT, INDEXER, OUTPUT, ROUTER, ROUTER_BIAS, SHARED_EXPERTS, DENSE],
+    },
     Architecture { arch: "mistral4", outer: OUTER, layer: &[NORMS, LATENT, OUTPUT, ROUTER, SHARED_EXPERTS, DENSE] },
     Architecture {
         arch: "dots1",
@@ -294,6 +304,14 @@ const LATENT: &[Rename] = &[
     // The two halves of kv_b_proj by head, [heads, rank, key] and [heads, value, rank]; the hub has no names for them.
     ("attn_k_b.weight", "self_attn.k_b_proj.weight", Same),
     ("attn_v_b.weight", "self_attn.v_b_proj.weight", Same),
+];
+
+const INDEXER: &[Rename] = &[
+    ("indexer.attn_q_b.weight", "self_attn.indexer.wq_b.weight", Same),
+    ("indexer.attn_k.weight", "self_attn.indexer.wk.weight", Same),
+    ("indexer.k_norm.weight", "self_attn.indexer.k_norm.weight", Same),
+    ("indexer.k_norm.bias", "self_attn.indexer.k_norm.bias", Same),
+    ("indexer.proj.weight", "self_attn.indexer.weights_proj.weight", Same),
 ];
 
 const DELTA_RULE: &[Rename] = &[

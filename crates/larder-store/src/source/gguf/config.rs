@@ -10,6 +10,7 @@ use super::{
     bailing_moe::{bailingmoe, bailingmoe2},
     deepseek4::deepseek4,
     hyperparameters::{Hyperparameters, Keys, keys},
+    indexers::{deepseek32, glm_dsa},
     metadata::Metadata,
     names::HubTensor,
     rope_factors::RopeFactors,
@@ -51,6 +52,8 @@ pub(super) fn hub_config(
         "deepseek2" => deepseek(&hp)?,
         "deepseek4" => deepseek4(&hp)?,
         "mistral4" => mistral4(&hp)?,
+        "deepseek32" => deepseek32(&hp)?,
+        "glm-dsa" => glm_dsa(&hp)?,
         "dots1" => dots1(&hp)?,
         "exaone-moe" => exaone_moe(&hp)?,
         "ernie4_5-moe" => ernie(&hp)?,
@@ -198,7 +201,7 @@ fn deepseek(hp: &Hyperparameters) -> Result<Keys> {
 }
 
 /// The keys of models with the latent attention of DeepSeek.
-fn latent(hp: &Hyperparameters) -> Result<Keys> {
+pub(super) fn latent(hp: &Hyperparameters) -> Result<Keys> {
     let key_width = hp.uint_or("attention.key_length_mla", hp.uint_or("attention.key_length", 0)?)?;
     let rotated = hp.uint("rope.dimension_count")?;
     let plain = key_width.checked_sub(rotated).filter(|w| *w > 0);

@@ -199,7 +199,7 @@ impl<'a> Hyperparameters<'a> {
         let times = self.opt_float("rope.scaling.attn_factor")?.filter(|f| *f != 1.0);
         let given = self.opt_float("rope.scaling.yarn_attn_factor")?;
         set("attention_factor", given.or(times.map(|t| t * (0.1 * factor.ln() + 1.0))));
-        if ["deepseek2", "mistral4"].contains(&self.metadata.architecture()?) {
+        if ["deepseek2", "deepseek32", "glm-dsa", "mistral4"].contains(&self.metadata.architecture()?) {
             // GGUF stores a tenth of the hub's value; rounding removes the error of the division.
             let mscale = self.opt_float("rope.scaling.yarn_log_multiplier")?.map(|m| (m * 1e7).round() / 1e6);
             set("mscale", mscale);

@@ -27,6 +27,7 @@ mod config;
 mod cursor;
 mod deepseek4;
 mod hyperparameters;
+mod indexers;
 mod metadata;
 mod names;
 mod parts;

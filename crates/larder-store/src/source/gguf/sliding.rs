@@ -22,7 +22,12 @@ pub(super) fn sliding_layers(hp: &Hyperparameters, every: u64) -> Result<Vec<boo
 
 /// As [`sliding_layers`], where the metadata list them.
 pub(super) fn listed_sliding_layers(hp: &Hyperparameters) -> Result<Option<Vec<bool>>> {
-    let (layers, key) = (hp.layers()? as usize, hp.key("attention.sliding_window_pattern")?);
+    listed_layers(hp, "attention.sliding_window_pattern")
+}
+
+/// The flag of each layer in a list of the metadata.
+pub(super) fn listed_layers(hp: &Hyperparameters, key: &str) -> Result<Option<Vec<bool>>> {
+    let (layers, key) = (hp.layers()? as usize, hp.key(key)?);
     match hp.metadata.flags_or_numbers(&key)? {
         Some(given) if given.len() < layers => {
             Err(hp.unsupported(format!("has {} entries in '{key}' for {layers} layers", given.len())))

@@ -450,3 +450,20 @@ fn ling_has_its_queries_keys_and_values_apart_or_in_one_product() {
         }),
     );
 }
+
+#[test]
+fn indexers_are_in_the_layers_that_the_file_lists_or_has_them_in() {
+    let file = |arch: &str, parts: &[&str]| {
+        let sizes = [("head_count", 3), ("key_length", 4), ("top_k", 5)];
+        sizes.iter().fold(latent(arch, parts), |file, (key, value)| {
+            file.uint(&format!("{arch}.attention.indexer.{key}"), *value)
+        })
+    };
+    let sizes = json!({ "model_type": "deepseek_v32", "index_n_heads": 3, "index_head_dim": 4, "index_topk": 5 });
+    has(&config(&file("deepseek32", &[])), sizes);
+    let types = |file: GgufBuilder| config(&file)["indexer_types"].clone();
+    assert_eq!(types(file("glm-dsa", &["indexer.attn_k.weight"])), json!(["full"]));
+    assert_eq!(types(file("glm-dsa", &[])), json!(["shared"]));
+    assert_eq!(types(file("glm-dsa", &[]).flags("glm-dsa.attention.indexer.types", &[true])), json!(["full"]));
+    assert!(file("glm-dsa", &[]).flags("glm-dsa.attention.indexer.types", &[]).open().is_err());
+}

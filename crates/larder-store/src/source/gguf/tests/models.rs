@@ -181,6 +181,13 @@ fn the_fixtures_have_the_tensors_of_their_architectures() {
         ("tiny-gemma4-text-f32.gguf", "gemma4_text", NumberFormat::F32, "model.layers.2.router.per_expert_scale"),
         ("tiny-glm4-moe-lite-f32.gguf", "deepseek_v3", NumberFormat::F32, "model.layers.2.self_attn.v_b_proj.weight"),
         ("tiny-mistral4-f32.gguf", "mistral4", NumberFormat::F32, "model.layers.0.self_attn.k_b_proj.weight"),
+        (
+            "tiny-deepseek-v32-f32.gguf",
+            "deepseek_v32",
+            NumberFormat::F32,
+            "model.layers.2.self_attn.indexer.k_norm.bias",
+        ),
+        ("tiny-glm-moe-dsa-f32.gguf", "glm_moe_dsa", NumberFormat::F32, "model.layers.2.self_attn.indexer.wq_b.weight"),
         ("tiny-dots1-f32.gguf", "dots1", NumberFormat::F32, "model.layers.1.mlp.gate.e_score_correction_bias"),
         ("tiny-exaone-moe-f32.gguf", "exaone_moe", NumberFormat::F32, "model.layers.1.mlp.e_score_correction_bias"),
         ("tiny-solar-open-f32.gguf", "glm4_moe", NumberFormat::F32, "model.layers.0.mlp.gate.e_score_correction_bias"),
