@@ -38,6 +38,8 @@ __device__ inline float silu_of(float x) { return mul_rn(x, sigmoid(x)); }
 // NaN stays NaN.
 __device__ inline float relu_of(float x) { return x < 0.0f ? 0.0f : x; }
 
+__device__ inline float relu2_of(float x) { return mul_rn(relu_of(x), relu_of(x)); }
+
 __device__ inline float gelu_of(float x) {
     return mul_rn(mul_rn(0.5f, x), add_rn(1.0f, erf_in_steps(mul_rn(x, 0.70710678118654752440f))));
 }
@@ -56,6 +58,7 @@ __device__ inline float gelu_tanh_of(float x) {
 
 ACTIVATION(silu)
 ACTIVATION(relu)
+ACTIVATION(relu2)
 ACTIVATION(gelu)
 ACTIVATION(gelu_tanh)
 

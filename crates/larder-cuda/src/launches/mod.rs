@@ -41,6 +41,7 @@ pub const KERNELS: [&str; 29] = [
     "gelu",
     "gelu_tanh",
     "relu",
+    "relu2",
     "clamped_swiglu",
     "clamped_silu",
     "limited_silu",
@@ -216,6 +217,7 @@ impl Launches {
             Activation::Gelu => "gelu",
             Activation::GeluTanh => "gelu_tanh",
             Activation::Relu => "relu",
+            Activation::Relu2 => "relu2",
             Activation::ClampedSwiglu { alpha, limit } => {
                 let arguments = [gate, up, count_of, Argument::Float(alpha), Argument::Float(limit)];
                 return self.launch("clamped_swiglu", grid, THREADS, &arguments);

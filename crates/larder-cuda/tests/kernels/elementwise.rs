@@ -30,6 +30,7 @@ fn activations_are_the_same_to_the_bit() {
     for (kernel, act, more) in [
         ("silu", Activation::Silu, &[][..]),
         ("relu", Activation::Relu, &[]),
+        ("relu2", Activation::Relu2, &[]),
         ("gelu", Activation::Gelu, &[]),
         ("gelu_tanh", Activation::GeluTanh, &[]),
         ("clamped_swiglu", clamped, &[1.702, 7.0]),

@@ -23,6 +23,7 @@ mod rope;
 mod rotary;
 mod scratch;
 mod selection;
+mod state_space;
 mod streams;
 
 pub use activation::Activation;
@@ -50,6 +51,7 @@ pub use rotary::{RopeTable, Rotary};
 pub use scratch::TokenScratch;
 pub(crate) use scratch::step_memory;
 pub use selection::{ChoiceShape, HandedOn, Index, Selection};
+pub use state_space::{Mamba1, Mamba1Shape, Mamba2, Mamba2Shape};
 pub use streams::{ManifoldConnection, ManifoldMerge, ManifoldShape, MergeStreams, ResidualConnection};
 
 use candle_core::Tensor;
