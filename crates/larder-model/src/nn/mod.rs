@@ -41,7 +41,7 @@ pub use latent::{LatentAttention, LatentShape, RowChoice};
 pub use layer_shape::{LayerShape, RowShape};
 pub use mlp::{Mlp, MlpNames};
 pub(crate) use moe::MoeInput;
-pub use moe::{DenseBeside, ExpertsByToken, Moe, SharedExpert};
+pub use moe::{DenseBeside, ExpertsByToken, LatentExperts, Moe, SharedExpert};
 pub use norm::Norm;
 pub use pass::{AttentionMask, ForwardPass, SpanPositions};
 pub use recurrent::{RecurrentState, StateLens};
