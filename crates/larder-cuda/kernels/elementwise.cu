@@ -49,11 +49,15 @@ __device__ inline float gelu_tanh_of(float x) {
     return mul_rn(mul_rn(0.5f, x), add_rn(1.0f, tanh_in_steps(mul_rn(0.7978846f, add_rn(x, cube)))));
 }
 
-// gate = f(gate) * up
+// gate = f(gate) * up; and x = f(x), for experts without a gate
 #define ACTIVATION(name)                                                                                               \
     extern "C" __global__ void name(float *gate, const float *up, u32 count) {                                         \
         u32 i = index_of_thread();                                                                                     \
         if (i < count) gate[i] = mul_rn(name##_of(gate[i]), up[i]);                                                    \
+    }                                                                                                                  \
+    extern "C" __global__ void name##_alone(float *x, u32 count) {                                                     \
+        u32 i = index_of_thread();                                                                                     \
+        if (i < count) x[i] = name##_of(x[i]);                                                                         \
     }
 
 ACTIVATION(silu)

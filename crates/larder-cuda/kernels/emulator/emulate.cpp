@@ -304,6 +304,7 @@ constexpr Kernel KERNELS[] = {
     KERNEL(q6_k_matvec), KERNEL(q6_k_matmul),
     KERNEL(f32_matmul), KERNEL(f16_matmul), KERNEL(bf16_matmul),
     KERNEL(silu), KERNEL(relu), KERNEL(relu2), KERNEL(gelu), KERNEL(gelu_tanh),
+    KERNEL(silu_alone), KERNEL(relu_alone), KERNEL(relu2_alone), KERNEL(gelu_alone), KERNEL(gelu_tanh_alone),
     KERNEL(clamped_swiglu), KERNEL(clamped_silu), KERNEL(limited_silu),
     KERNEL(quantise), KERNEL(add_biases), KERNEL(read_all),
     KERNEL(scores_f32), KERNEL(scores_f16), KERNEL(softmax), KERNEL(weighted_sum_f32), KERNEL(weighted_sum_f16),

@@ -50,6 +50,26 @@ fn activations_are_the_same_to_the_bit() {
 }
 
 #[test]
+fn activations_of_experts_without_a_gate_are_the_same_to_the_bit() {
+    let Some(emulator) = &emulator(0) else { return };
+    const COUNT: usize = 400_001;
+    let values = RandomData(7).all_sizes(COUNT);
+    for (kernel, act) in [
+        ("silu_alone", Activation::Silu),
+        ("relu_alone", Activation::Relu),
+        ("relu2_alone", Activation::Relu2),
+        ("gelu_alone", Activation::Gelu),
+        ("gelu_tanh_alone", Activation::GeluTanh),
+    ] {
+        let (mut got, mut want) = (values.clone(), values.clone());
+        act.apply(&mut want);
+        // SAFETY: the array has `COUNT` values.
+        unsafe { launch(emulator, kernel, [COUNT.div_ceil(256), 1], 256, &[output(&mut got), word(COUNT)]) };
+        assert_same(&got, &want, kernel);
+    }
+}
+
+#[test]
 fn activations_are_quantised_to_the_same_bits() {
     let Some(emulator) = &emulator(0) else { return };
     let noise = &mut RandomData(6);
