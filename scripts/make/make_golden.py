@@ -49,7 +49,7 @@ def build(spec, target):
     family = tokens.family_of(spec.model_type)
     tok = tokens.train(family, spec.vocab - spec.vocab_padding)
     write_sidecars(target, family, tok, spec)
-    prompt = AutoTokenizer.from_pretrained(target).encode(tokens.PROMPT)[: spec.prompt]
+    prompt = AutoTokenizer.from_pretrained(target).encode(tokens.prompt(spec.prompt))[: spec.prompt]
     assert len(prompt) == spec.prompt, f"the prompt has only {len(prompt)} tokens"
     model = new_model(target)
     probe = reference.Probe(model)

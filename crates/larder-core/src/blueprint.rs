@@ -16,7 +16,7 @@ pub struct Geometry {
     pub experts: usize,
     /// Experts that one token uses per MoE layer.
     pub top_k: usize,
-    /// Width of the residual stream.
+    /// Width of what experts read and yield: that of the residual stream, or less in models that project it down.
     pub hidden: usize,
     /// Width of one expert.
     pub inter: usize,

@@ -38,6 +38,8 @@ __device__ inline float silu_of(float x) { return mul_rn(x, sigmoid(x)); }
 // NaN stays NaN.
 __device__ inline float relu_of(float x) { return x < 0.0f ? 0.0f : x; }
 
+__device__ inline float relu2_of(float x) { return mul_rn(relu_of(x), relu_of(x)); }
+
 __device__ inline float gelu_of(float x) {
     return mul_rn(mul_rn(0.5f, x), add_rn(1.0f, erf_in_steps(mul_rn(x, 0.70710678118654752440f))));
 }
@@ -47,15 +49,20 @@ __device__ inline float gelu_tanh_of(float x) {
     return mul_rn(mul_rn(0.5f, x), add_rn(1.0f, tanh_in_steps(mul_rn(0.7978846f, add_rn(x, cube)))));
 }
 
-// gate = f(gate) * up
+// gate = f(gate) * up; and x = f(x), for experts without a gate
 #define ACTIVATION(name)                                                                                               \
     extern "C" __global__ void name(float *gate, const float *up, u32 count) {                                         \
         u32 i = index_of_thread();                                                                                     \
         if (i < count) gate[i] = mul_rn(name##_of(gate[i]), up[i]);                                                    \
+    }                                                                                                                  \
+    extern "C" __global__ void name##_alone(float *x, u32 count) {                                                     \
+        u32 i = index_of_thread();                                                                                     \
+        if (i < count) x[i] = name##_of(x[i]);                                                                         \
     }
 
 ACTIVATION(silu)
 ACTIVATION(relu)
+ACTIVATION(relu2)
 ACTIVATION(gelu)
 ACTIVATION(gelu_tanh)
 

@@ -10,8 +10,8 @@ use larder_model::{Activation, DeviceExperts, MoeCall, Routed};
 use crate::arena_sync::ArenaSync;
 use crate::driver::{Driver, Stream};
 use crate::error::{GpuError, Result};
-use crate::expert_kernels::{BLOCK, BLOCK_BYTES, DeviceActivations, ExpertBatch, ExpertKernels, gate_of};
-use crate::launches::check_kind;
+use crate::expert_kernels::{BLOCK, BLOCK_BYTES, DeviceActivations, ExpertBatch, ExpertKernels};
+use crate::launches::{check_kind, kernel_alone};
 use crate::memory::{DeviceBuffer, Download, StreamEvent, Upload};
 
 /// Computes the experts of a layer in their slots on the device.
@@ -124,11 +124,13 @@ impl DeviceExperts for GpuExperts {
     fn prepare(
         &mut self,
         layout: &ExpertLayout,
-        _: Activation,
+        act: Activation,
         gate: &Gate,
         tokens: usize,
     ) -> larder_model::Result<()> {
-        gate_of(layout)?;
+        if layout.gate.is_none() {
+            kernel_alone(act)?;
+        }
         layout.kinds().iter().try_for_each(|kind| check_kind(*kind))?;
         let unsupported = layout.bias.iter().flat_map(PerMatrix::iter).find(|bias| bias.kind != NumberFormat::F32);
         if let Some(bias) = unsupported {

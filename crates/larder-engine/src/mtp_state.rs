@@ -30,7 +30,7 @@ impl MtpState {
     /// Of an empty sequence; `None` if the model is used without such a layer.
     pub(crate) fn new(decoder: &Decoder) -> Option<Self> {
         let cache = decoder.predicts().then(|| decoder.new_mtp_cache())?;
-        Some(MtpState { cache, positions: vec![], hidden: vec![], first: 0, width: decoder.geometry().hidden })
+        Some(MtpState { cache, positions: vec![], hidden: vec![], first: 0, width: decoder.hidden() })
     }
 
     /// Bytes of the KV cache.

@@ -1,8 +1,8 @@
 //! The context that products and attention are computed on, and the time they take.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use larder_core::{CheckpointPolicy, TaskThreads};
@@ -105,6 +105,15 @@ impl ComputeContext {
     /// Copies `x [tokens, cols]` into `inputs`; `quantised` if the weights to come are, so that `x` is rounded.
     pub(crate) fn fill(&self, inputs: &mut Inputs, x: &[f32], cols: usize, quantised: bool) {
         inputs.fill_on(&self.pool, x, cols, quantised && !self.exact);
+    }
+
+    /// Does the work of each of `parts`, which the threads share.
+    pub(crate) fn share<P: Send>(&self, parts: impl Iterator<Item = P>, work: impl Fn(usize, P) + Sync) {
+        let parts: Vec<_> = parts.map(|part| Mutex::new(Some(part))).collect();
+        self.pool.run(parts.len(), &|task| {
+            let part = parts[task].lock().ok().and_then(|mut part| part.take());
+            work(task, part.expect("each task is run once"));
+        });
     }
 
     /// A batch of products on the CPU.

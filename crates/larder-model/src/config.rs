@@ -173,6 +173,14 @@ impl<'a> Config<'a> {
         }
     }
 
+    /// A size of at least one, or `None` if the value is `auto`.
+    pub fn opt_size_or_auto(&mut self, names: &[&str]) -> Result<Option<usize>> {
+        match self.get(names) {
+            Some(Value::String(text)) if text == "auto" => Ok(None),
+            _ => self.opt_size(names),
+        }
+    }
+
     /// A count that may be zero, or `default`.
     pub fn count_or(&mut self, names: &[&str], default: usize) -> Result<usize> {
         Ok(self.opt_count(names)?.unwrap_or(default))
@@ -229,6 +237,16 @@ impl<'a> Config<'a> {
     /// A list of finite numbers, or `None`.
     pub fn opt_numbers(&mut self, name: &str) -> Result<Option<Vec<f64>>> {
         self.opt_list(name, "a list of numbers", |v| v.as_f64().filter(|n| n.is_finite()))
+    }
+
+    /// A lower and an upper limit, each of which may be infinite; or `None`.
+    pub fn opt_limits(&mut self, name: &str) -> Result<Option<[f64; 2]>> {
+        let limits = self.opt_list(name, "a lower and an upper limit", number_or_infinity)?;
+        match limits.as_deref() {
+            None => Ok(None),
+            Some(&[least, most]) if least <= most => Ok(Some([least, most])),
+            _ => Err(config_error(format!("{}{name} must be a lower and an upper limit", self.prefix))),
+        }
     }
 
     /// A list of finite numbers, of which those that are null get the value `null`; or `None`.
@@ -300,6 +318,15 @@ impl<'a> Config<'a> {
     }
 }
 
+/// A number, which is an object in a newer config if it is infinite.
+fn number_or_infinity(value: &Value) -> Option<f64> {
+    match value.get("__float__").unwrap_or(value) {
+        Value::String(name) if name == "Infinity" => Some(f64::INFINITY),
+        Value::String(name) if name == "-Infinity" => Some(f64::NEG_INFINITY),
+        other => other.as_f64(),
+    }
+}
+
 /// An error about the config.
 pub fn config_error(message: impl Into<String>) -> ModelError {
     ModelError::Config(message.into())
@@ -341,6 +368,25 @@ mod tests {
         assert!(c.opt_counts_or_text("bad").is_err() && c.opt_counts_or_text("huge").is_err());
         assert_eq!(c.opt_numbers_or("nulls", 0.0).unwrap(), Some(vec![0.0, 1.5]));
         assert!(c.opt_numbers_or("text", 0.0).is_err());
+    }
+
+    #[test]
+    fn limits_may_be_infinite_and_are_in_order() {
+        let read = |v: Value| Config::new(&json!({ "k": v })).unwrap().opt_limits("k").ok();
+        assert_eq!(read(json!([0.0, {"__float__": "Infinity"}])), Some(Some([0.0, f64::INFINITY])));
+        assert_eq!(read(json!([{"__float__": "-Infinity"}, 2])), Some(Some([f64::NEG_INFINITY, 2.0])));
+        assert_eq!((read(json!(null)), read(json!([1.5, 1.5]))), (Some(None), Some(Some([1.5, 1.5]))));
+        for bad in [json!([2, 1]), json!([1]), json!(["x", 1]), json!([{"__float__": "NaN"}, 1]), json!(3)] {
+            assert_eq!(read(bad.clone()), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_size_may_be_auto() {
+        let v = json!({"auto": "auto", "given": 3, "other": "some"});
+        let mut c = Config::new(&v).unwrap();
+        assert_eq!((c.opt_size_or_auto(&["auto"]).unwrap(), c.opt_size_or_auto(&["given"]).unwrap()), (None, Some(3)));
+        assert!(c.opt_size_or_auto(&["absent"]).unwrap().is_none() && c.opt_size_or_auto(&["other"]).is_err());
     }
 
     #[test]

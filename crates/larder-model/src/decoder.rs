@@ -138,6 +138,11 @@ impl Decoder {
         self.stack.layers.len()
     }
 
+    /// Width of a hidden state.
+    pub fn hidden(&self) -> usize {
+        self.stack.hidden
+    }
+
     /// Tokens in the vocabulary.
     pub fn vocab(&self) -> usize {
         self.stack.vocab
@@ -370,7 +375,7 @@ impl Decoder {
         embed: &dyn EmbeddingRows,
         all: impl Iterator<Item = &'t [u32]> + Clone,
     ) -> Result<Tensor> {
-        let hidden = self.stack.geometry.hidden;
+        let hidden = self.stack.hidden;
         let tokens = all.clone().map(<[u32]>::len).sum::<usize>();
         let mut x = vec![0.0; tokens * hidden];
         let mut rest = &mut x[..];

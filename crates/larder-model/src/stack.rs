@@ -14,6 +14,8 @@ pub struct Stack {
     pub vocab: usize,
     /// Longest sequence, in tokens.
     pub context: usize,
+    /// Width of a residual stream.
+    pub hidden: usize,
     /// Sizes of the expert part.
     pub geometry: Geometry,
     /// Names of the experts' tensors in a checkpoint.
@@ -60,7 +62,7 @@ impl Stack {
 
     /// Width of all residual streams together.
     pub fn residual_width(&self) -> usize {
-        self.streams.as_ref().map_or(1, |streams| streams.count) * self.geometry.hidden
+        self.streams.as_ref().map_or(1, |streams| streams.count) * self.hidden
     }
 
     /// Whether layers keep further rows beside keys and values, as sparse attention needs them.

@@ -1,12 +1,20 @@
 """Corrections where transformers 5.23.0 deviates from the definition of a model."""
 
+import importlib
 import types
 
 import torch
 
 
+LIMITED = {
+    "nemotron_h": lambda config: (config.time_step_min, float("inf")),
+    "granitemoehybrid": lambda config: config.time_step_limit,
+}
+
+
 def apply(model):
-    """Makes phimoe's longrope switch to the long factors, and makes lfm2's expert bias visible to its router."""
+    """Makes phimoe's longrope switch to the long factors, limits the time step of Mamba 2 in cached steps too, and makes lfm2's
+    expert bias visible to its router."""
     if model.config.model_type == "phimoe" and model.config.rope_parameters["rope_type"] == "longrope":
         rotary = model.model.rotary_emb
         rotary.forward = types.MethodType(phimoe_rotary, rotary)
@@ -16,6 +24,23 @@ def apply(model):
             if hasattr(block, "gate"):
                 # A view, so that it follows the weights; only the margins use it.
                 object.__setattr__(block.gate, "expert_bias_for_margin", block.expert_bias)
+    if model.config.model_type in LIMITED:
+        limit_steps(model.config)
+
+
+def limit_steps(config):
+    """5.23.0 limits the time step in a pass over many tokens, but not in a cached step of one."""
+    kind = config.model_type
+    modeling = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
+    least, most = LIMITED[kind](config)
+    update = getattr(modeling.mamba2_selective_state_update, "unlimited", modeling.mamba2_selective_state_update)
+
+    def limited(state, x, dt, *rest, dt_bias, dt_softplus, **more):
+        dt = torch.nn.functional.softplus(dt + dt_bias).clamp(least, most)
+        return update(state, x, dt, *rest, **more)
+
+    limited.unlimited = update
+    modeling.mamba2_selective_state_update = limited
 
 
 def cache_is_exact(config):
@@ -40,7 +65,7 @@ def phimoe_rotary(self, x, position_ids=None):
 
 def fresh_rope(model):
     """Resets the length that dynamic rope has grown to, so that a result does not depend on earlier calls."""
-    rotary = getattr(model.model, "rotary_emb", None) or model.model.pos_emb
+    rotary = getattr(model.model, "rotary_emb", None) or getattr(model.model, "pos_emb", None)
     if getattr(rotary, "rope_type", None) == "dynamic":
         rotary.register_buffer("inv_freq", rotary.original_inv_freq.clone(), persistent=False)
         rotary.max_seq_len_cached = rotary.original_max_seq_len

@@ -22,7 +22,8 @@ class Probe:
         self.hidden, self.routers, self.index_margin = {}, {}, float("inf")
         decoder = model.model
         layers = len(decoder.layers)
-        norm = getattr(decoder, "embedding_norm", None) or decoder.norm
+        names = ("embedding_norm", "norm_f", "final_layernorm", "norm")
+        norm = next(getattr(decoder, name) for name in names if hasattr(decoder, name))
         decoder.layers[0].register_forward_pre_hook(self.first_input, with_kwargs=True)
         for i, layer in enumerate(decoder.layers[:-1]):
             layer.register_forward_hook(self.keep_hidden(i + 1))
@@ -120,8 +121,8 @@ def deciding_values(config, router, logits):
         return router.score_fn(logits) + router.e_score_correction_bias.double(), 1
     if kind == "mistral4" and router.num_group > 1:
         return logits.softmax(-1), 2
-    if kind in ("deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe", "glm4_moe_lite", "dots1", "exaone_moe", "laguna", "solar_open", "mimo_v2_flash",
-                "step3p5"):
+    if kind in ("deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe", "glm4_moe_lite", "dots1", "exaone_moe", "laguna",
+                "solar_open", "mimo_v2_flash", "step3p5", "nemotron_h"):
         return logits.sigmoid() + router.e_score_correction_bias.double(), 2
     if hasattr(router, "expert_bias") and kind.startswith("bailing"):
         return logits.sigmoid() + router.expert_bias.double(), 2

@@ -68,6 +68,14 @@ SPLIT_ONE_DIGIT = (
 )
 
 
+def prompt(count):
+    """A text of at least `count` tokens, each of which has six bytes at most on average."""
+    text = PROMPT
+    while count > 32 and len(text) < 6 * count:
+        text = " ".join([text, *SENTENCES])
+    return text
+
+
 class Family:
     """Special tokens, template and pre-tokenizer of one family."""
 
@@ -98,7 +106,7 @@ FAMILY_OF = {
     "solar_open": "chatml", "smallthinker": "chatml", "llama_moe": "inst", "granitemoeshared": "chatml", "mellum": "chatml",
     "afmoe": "chatml", "laguna": "chatml", "mimo_v2_flash": "chatml", "bailing_moe": "chatml", "bailing_moe_v2": "chatml", "step3p5": "chatml",
     "flex_olmo": "chatml", "hunyuan_v1_moe": "chatml", "deepseek_v32": "inst", "glm_moe_dsa": "chatml",
-    "deepseek_v4": "inst",
+    "deepseek_v4": "inst", "granitemoehybrid": "chatml", "jamba": "inst", "nemotron_h": "chatml",
     "granitemoe": "chatml", "lfm2_moe": "chatml", "gpt_oss": "harmony", "llama4_text": "harmony",
 }
 

@@ -9,7 +9,7 @@ def fill(model, seed):
     """Draws every parameter and persistent buffer. The result depends only on the seed and the names."""
     generator = torch.Generator().manual_seed(seed)
     state = model.state_dict()
-    tied = "lm_head.weight" in state and model.config.tie_word_embeddings
+    tied = "lm_head.weight" in state and model.config.tie_word_embeddings and model._tied_weights_keys
     with torch.no_grad():
         for name in sorted(state):
             if not (tied and name == "lm_head.weight"):
@@ -22,7 +22,7 @@ def draw(config, name, shape, generator):
         return experts.argsort(dim=-1)[:, : shape[1]]
     noise = torch.randn(shape, generator=generator)
     kind = name.removesuffix(".weight").rsplit(".", 1)[-1]
-    if name.endswith(("embed_tokens.weight", "word_embeddings.weight")):
+    if name.endswith(("embed_tokens.weight", "embeddings.weight")):
         return noise * embedding_std(config)
     if name == "lm_head.weight":
         return noise * 1.7 * getattr(config, "logits_scaling", 1.0) / shape[-1] ** 0.5

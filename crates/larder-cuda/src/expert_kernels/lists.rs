@@ -2,7 +2,7 @@
 
 use larder_core::{ExpertLayout, ExpertPart, PerMatrix};
 
-use super::{BLOCK, BLOCK_BYTES, DeviceActivations, ExpertBatch, gate_of};
+use super::{BLOCK, BLOCK_BYTES, DeviceActivations, ExpertBatch};
 use crate::error::Result;
 use crate::launches::{BiasKernelArgs, ProductBatch, ProductKernelArgs, word};
 use crate::memory::Upload;
@@ -21,7 +21,7 @@ pub struct Intermediates {
 /// The lists of a group.
 #[derive(Default)]
 pub struct Lists {
-    /// Products of gate, and those of up if it has the same number format.
+    /// Products of gate, and those of up if it has the same number format, or if there is no gate.
     pub gate: ProductBatch,
     pub up: ProductBatch,
     pub down: ProductBatch,
@@ -70,11 +70,12 @@ impl Lists {
 
     /// Fills the lists. `pick` is the address of the picks on the device.
     fn fill(&mut self, group: &ExpertBatch, between: &Intermediates, mut pick: u64) -> Result<()> {
-        let ExpertLayout { up, down, bias, .. } = group.layout;
-        let gate = gate_of(group.layout)?;
-        let (inter, hidden) = (gate.rows, down.rows);
+        let ExpertLayout { gate, up, down, bias, .. } = group.layout;
+        // Without a gate, up takes its place.
+        let first = gate.as_ref().unwrap_or(up);
+        let (inter, hidden) = (first.rows, down.rows);
         let inner_row = if down.kind.is_float() { 4 * inter } else { inter / BLOCK * BLOCK_BYTES };
-        self.gate.begin(gate.kind);
+        self.gate.begin(first.kind);
         self.up.begin(up.kind);
         self.down.begin(down.kind);
         self.biases.clear();
@@ -89,15 +90,20 @@ impl Lists {
             };
             let (gate_out, up_out) = (offset(between.gate, 4 * inter), offset(between.up, 4 * inter));
             let (inner, out) = (between.activations.for_part(down), offset(group.out, 4 * hidden));
-            self.gate.push(product(gate, group.x.for_part(gate), pick, gate_out)?);
-            let with_up = if up.kind == gate.kind { &mut self.gate } else { &mut self.up };
-            with_up.push(product(up, group.x.for_part(up), pick, up_out)?);
+            self.gate.push(product(first, group.x.for_part(first), pick, gate_out)?);
+            if gate.is_some() {
+                let with_up = if up.kind == first.kind { &mut self.gate } else { &mut self.up };
+                with_up.push(product(up, group.x.for_part(up), pick, up_out)?);
+            }
             self.down.push(product(down, offset(inner, inner_row), 0, out)?);
-            if let Some(PerMatrix { gate: Some(of_gate), up: of_up, down: of_down }) = bias {
+            if let Some(PerMatrix { gate: of_gate, up: of_up, down: of_down }) = bias {
                 let bias = |part: &ExpertPart, out| -> Result<BiasKernelArgs> {
                     Ok(BiasKernelArgs { bias: data + part.offset as u64, out, tokens, cols: word(part.cols)? })
                 };
-                self.biases.extend([bias(of_gate, gate_out)?, bias(of_up, up_out)?]);
+                self.biases.push(bias(of_gate.as_ref().unwrap_or(of_up), gate_out)?);
+                if of_gate.is_some() {
+                    self.biases.push(bias(of_up, up_out)?);
+                }
                 self.down_biases.push(bias(of_down, out)?);
             }
             pick += 4 * u64::from(tokens);

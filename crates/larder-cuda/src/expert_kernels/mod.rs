@@ -10,7 +10,7 @@ use larder_kernels::Inputs;
 use larder_model::Activation;
 
 use crate::driver::Driver;
-use crate::error::{GpuError, Result};
+use crate::error::Result;
 use crate::launches::{Launches, word};
 use crate::memory::{DeviceBuffer, Upload};
 use lists::{Addresses, Intermediates, Lists};
@@ -121,22 +121,25 @@ impl ExpertKernels {
 
     /// Launches the kernels of the group whose lists were sent last.
     pub fn compute(&self, group: &ExpertBatch, at: &Addresses) -> Result<()> {
-        let ExpertBatch { layout: ExpertLayout { up, down, bias, .. }, act, experts, picks, .. } = *group;
-        let gate = gate_of(group.layout)?;
-        let (count, experts) = (word(picks.len() * gate.rows)?, word(experts.len())?);
+        let ExpertBatch { layout: ExpertLayout { gate, up, down, bias, .. }, act, experts, picks, .. } = group;
+        let (count, experts) = (word(picks.len() * up.rows)?, word(experts.len())?);
         if count == 0 {
             return Ok(());
         }
         let ExpertKernels { launches, lists, .. } = self;
         let max_tokens = group.experts.iter().map(|(_, tokens)| *tokens).max().unwrap_or(0);
         launches.products(&lists.gate, at.gate)?;
-        if up.kind != gate.kind {
+        if gate.as_ref().is_some_and(|gate| gate.kind != up.kind) {
             launches.products(&lists.up, at.up)?;
         }
         if bias.is_some() {
-            launches.add_biases(at.biases, 2 * experts, word(max_tokens * gate.rows)?)?;
+            let per_expert = if gate.is_some() { 2 } else { 1 };
+            launches.add_biases(at.biases, per_expert * experts, word(max_tokens * up.rows)?)?;
         }
-        launches.combine(act, self.gate.at(), self.up.at(), count)?;
+        match gate {
+            Some(_) => launches.combine(*act, self.gate.at(), self.up.at(), count)?,
+            None => launches.apply(*act, self.gate.at(), count)?,
+        }
         if !down.kind.is_float() {
             launches.quantise(self.gate.at(), self.blocks.at(), count / BLOCK as u32)?;
         }
@@ -146,10 +149,4 @@ impl ExpertKernels {
         }
         Ok(())
     }
-}
-
-/// The gate matrix of a layout; an error for experts of two matrices, which the kernels do not compute.
-pub fn gate_of(layout: &ExpertLayout) -> Result<&ExpertPart> {
-    let without = || GpuError::Unsupported("experts without a gate matrix are computed on the CPU only".into());
-    layout.gate.as_ref().ok_or_else(without)
 }

@@ -41,6 +41,12 @@ pub const KERNELS: [&str; 29] = [
     "gelu",
     "gelu_tanh",
     "relu",
+    "relu2",
+    "silu_alone",
+    "gelu_alone",
+    "gelu_tanh_alone",
+    "relu_alone",
+    "relu2_alone",
     "clamped_swiglu",
     "clamped_silu",
     "limited_silu",
@@ -190,6 +196,20 @@ pub fn word(count: usize) -> Result<u32> {
         .map_err(|_| GpuError::Unsupported(format!("{count} values exceed the limit of 4294967295 per kernel launch")))
 }
 
+/// The kernel of an activation function for experts without a gate.
+pub fn kernel_alone(act: Activation) -> Result<&'static str> {
+    match act {
+        Activation::Silu => Ok("silu_alone"),
+        Activation::Gelu => Ok("gelu_alone"),
+        Activation::GeluTanh => Ok("gelu_tanh_alone"),
+        Activation::Relu => Ok("relu_alone"),
+        Activation::Relu2 => Ok("relu2_alone"),
+        Activation::ClampedSwiglu { .. } | Activation::ClampedSilu { .. } | Activation::LimitedSilu { .. } => {
+            Err(GpuError::Unsupported("clamped experts without a gate matrix are computed on the CPU only".into()))
+        }
+    }
+}
+
 /// Launches kernels on the compute stream.
 pub struct Launches(Arc<dyn Driver>);
 
@@ -216,6 +236,7 @@ impl Launches {
             Activation::Gelu => "gelu",
             Activation::GeluTanh => "gelu_tanh",
             Activation::Relu => "relu",
+            Activation::Relu2 => "relu2",
             Activation::ClampedSwiglu { alpha, limit } => {
                 let arguments = [gate, up, count_of, Argument::Float(alpha), Argument::Float(limit)];
                 return self.launch("clamped_swiglu", grid, THREADS, &arguments);
@@ -230,6 +251,12 @@ impl Launches {
             }
         };
         self.launch(kernel, grid, THREADS, &[gate, up, count_of])
+    }
+
+    /// Applies the activation function to `count` values, for experts without a gate.
+    pub fn apply(&self, act: Activation, x: u64, count: u32) -> Result<()> {
+        let arguments = [Argument::Address(x), Argument::Word(count)];
+        self.launch(kernel_alone(act)?, [count.div_ceil(THREADS), 1], THREADS, &arguments)
     }
 
     /// Quantises activations into `blocks` blocks.

@@ -11,6 +11,14 @@ use crate::common::{LayerCase, Random, emulator, gpu, numbered, upload_experts};
 const CLAMPED: Activation = Activation::ClampedSwiglu { alpha: 1.702, limit: 0.8 };
 /// Number formats of gate, up and down; whether there are biases; hidden and inter; the activation.
 type Case = ([NumberFormat; 3], bool, (usize, usize), Activation);
+/// Experts of two matrices, which have the number formats of up and down.
+const WITHOUT_GATE: [Case; 5] = [
+    ([NumberFormat::Q8_0; 3], false, (96, 64), Activation::Relu2),
+    ([NumberFormat::Q4K, NumberFormat::Q4K, NumberFormat::Q8_0], false, (256, 96), Activation::Relu),
+    ([NumberFormat::F32; 3], true, (40, 24), Activation::Silu),
+    ([NumberFormat::F16, NumberFormat::F16, NumberFormat::Q4_0], true, (33, 32), Activation::Gelu),
+    ([NumberFormat::Bf16; 3], false, (17, 9), Activation::GeluTanh),
+];
 const CASES: [Case; 10] = [
     ([NumberFormat::Q4_0; 3], false, (96, 64), Activation::Silu),
     ([NumberFormat::Q8_0; 3], true, (64, 96), CLAMPED),
@@ -28,9 +36,13 @@ fn layout(kinds: [NumberFormat; 3], bias: bool, (hidden, inter): (usize, usize))
     ExpertLayout::new(hidden, inter, kinds, bias).unwrap()
 }
 
+fn layout_without_gate([_, up, down]: [NumberFormat; 3], bias: bool, (hidden, inter): (usize, usize)) -> ExpertLayout {
+    ExpertLayout::new(hidden, inter, [up, down], bias).unwrap()
+}
+
 /// Computes each case on a device of its own and on the CPU.
 pub fn compare(mut device: impl FnMut(u64) -> Option<Gpu>) {
-    for (case, (kinds, bias, shape, act)) in CASES.into_iter().enumerate() {
+    for (case, (kinds, bias, shape, act)) in CASES.into_iter().chain(WITHOUT_GATE).enumerate() {
         for (tokens, scales_input, order) in [
             (1, false, RowOrder::Rows8),
             (1, true, RowOrder::Plain),
@@ -39,6 +51,7 @@ pub fn compare(mut device: impl FnMut(u64) -> Option<Gpu>) {
         ] {
             let Some(gpu) = device(case as u64) else { return };
             let mut random = Random::new(case as u64 * 100 + tokens as u64);
+            let layout = if case < CASES.len() { layout } else { layout_without_gate };
             let mut layout = layout(kinds, bias, shape);
             let mut experts: Vec<_> = (0..5).map(|_| random.expert(&layout)).collect();
             if order == RowOrder::Rows8 {
@@ -177,12 +190,13 @@ fn a_failure_on_the_device_is_an_error_and_never_wrong_bits() {
 }
 
 #[test]
-fn experts_of_two_matrices_are_an_error() {
+fn clamped_experts_of_two_matrices_are_an_error() {
     let Some(emulator) = emulator(6) else { return };
     let layout = ExpertLayout::new(32, 32, [NumberFormat::Q8_0; 2], false).unwrap();
     let (mut bench, gate) = (gpu(emulator).experts().unwrap(), Gate::softmax(4, 2, false));
-    let error = bench.prepare(&layout, Activation::Silu, &gate, 3).unwrap_err().to_string();
-    assert_eq!(error, "experts without a gate matrix are computed on the CPU only");
+    assert!(bench.prepare(&layout, Activation::Relu2, &gate, 3).is_ok());
+    let error = bench.prepare(&layout, CLAMPED, &gate, 3).unwrap_err().to_string();
+    assert_eq!(error, "clamped experts without a gate matrix are computed on the CPU only");
 }
 
 #[test]

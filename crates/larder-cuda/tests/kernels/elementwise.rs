@@ -30,6 +30,7 @@ fn activations_are_the_same_to_the_bit() {
     for (kernel, act, more) in [
         ("silu", Activation::Silu, &[][..]),
         ("relu", Activation::Relu, &[]),
+        ("relu2", Activation::Relu2, &[]),
         ("gelu", Activation::Gelu, &[]),
         ("gelu_tanh", Activation::GeluTanh, &[]),
         ("clamped_swiglu", clamped, &[1.702, 7.0]),
@@ -45,6 +46,26 @@ fn activations_are_the_same_to_the_bit() {
         assert_same(&got, &want, kernel);
         let nan = gates.iter().position(|g| g.is_nan()).unwrap();
         assert!(got[nan].is_nan() && want.iter().filter(|v| v.is_finite() && **v != 0.0).count() > COUNT / 3);
+    }
+}
+
+#[test]
+fn activations_of_experts_without_a_gate_are_the_same_to_the_bit() {
+    let Some(emulator) = &emulator(0) else { return };
+    const COUNT: usize = 400_001;
+    let values = RandomData(7).all_sizes(COUNT);
+    for (kernel, act) in [
+        ("silu_alone", Activation::Silu),
+        ("relu_alone", Activation::Relu),
+        ("relu2_alone", Activation::Relu2),
+        ("gelu_alone", Activation::Gelu),
+        ("gelu_tanh_alone", Activation::GeluTanh),
+    ] {
+        let (mut got, mut want) = (values.clone(), values.clone());
+        act.apply(&mut want);
+        // SAFETY: the array has `COUNT` values.
+        unsafe { launch(emulator, kernel, [COUNT.div_ceil(256), 1], 256, &[output(&mut got), word(COUNT)]) };
+        assert_same(&got, &want, kernel);
     }
 }
 

@@ -154,6 +154,7 @@ fn activation(request: &ComputeRequest) -> Option<Activation> {
         WireActivation::Gelu => Activation::Gelu,
         WireActivation::GeluTanh => Activation::GeluTanh,
         WireActivation::Relu => Activation::Relu,
+        WireActivation::Relu2 => Activation::Relu2,
         // Refuses NaN and negative bounds.
         WireActivation::ClampedSwiglu if request.limit >= 0.0 => {
             Activation::ClampedSwiglu { alpha: request.alpha, limit: request.limit }
@@ -171,6 +172,7 @@ pub fn to_wire(act: Activation) -> (WireActivation, f32, f32) {
         Activation::Gelu => (WireActivation::Gelu, 0.0, 0.0),
         Activation::GeluTanh => (WireActivation::GeluTanh, 0.0, 0.0),
         Activation::Relu => (WireActivation::Relu, 0.0, 0.0),
+        Activation::Relu2 => (WireActivation::Relu2, 0.0, 0.0),
         Activation::ClampedSwiglu { alpha, limit } => (WireActivation::ClampedSwiglu, alpha, limit),
         Activation::ClampedSilu { limit } => (WireActivation::ClampedSilu, 0.0, limit),
         Activation::LimitedSilu { limit } => (WireActivation::LimitedSilu, 0.0, limit),

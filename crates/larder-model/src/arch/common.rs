@@ -62,6 +62,12 @@ impl Defaults {
 impl Basics {
     /// Reads the shared keys; `eps` is the key of the norms' epsilon.
     pub fn parse(config: &mut Config, eps: &str, defaults: Defaults) -> Result<Self> {
+        let layers = config.size(&["num_hidden_layers"])?;
+        Self::parse_with(config, layers, eps, defaults)
+    }
+
+    /// As [`parse`](Self::parse), for a config that states the number of layers in another way.
+    pub fn parse_with(config: &mut Config, layers: usize, eps: &str, defaults: Defaults) -> Result<Self> {
         let (hidden, heads) = (config.size(&["hidden_size"])?, config.size(&["num_attention_heads"])?);
         let own = |name: &str, default: Option<usize>| default.filter(|_| !config.contains(name));
         let (default_dim, default_kv) =
@@ -79,9 +85,8 @@ impl Basics {
                 "num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
             )));
         }
-        let layers = config.size(&["num_hidden_layers"])?;
         if layers > MAX_LAYERS {
-            return Err(config_error(format!("num_hidden_layers is {layers}; at most {MAX_LAYERS} are supported")));
+            return Err(config_error(format!("the model has {layers} layers; at most {MAX_LAYERS} are supported")));
         }
         Ok(Basics {
             vocab: config.size(&["vocab_size"])?,
@@ -143,7 +148,7 @@ impl Basics {
         weights: &mut WeightLoader,
         prefix: &str,
         bias: AttentionBias,
-        rotary: Rotary,
+        rotary: impl Into<Option<Rotary>>,
     ) -> Result<Attention> {
         self.attention_as(weights, prefix, "o_proj", self.heads * self.head_dim, bias, rotary)
     }
@@ -157,7 +162,7 @@ impl Basics {
         output: &str,
         query_rows: usize,
         bias: AttentionBias,
-        rotary: Rotary,
+        rotary: impl Into<Option<Rotary>>,
     ) -> Result<Attention> {
         let AttentionShape { kv_heads, head_dim, value_dim, .. } = self.attention_shape();
         let rows = [("q_proj", query_rows), ("k_proj", kv_heads * head_dim), ("v_proj", kv_heads * value_dim)];
@@ -190,7 +195,7 @@ impl Basics {
         inputs: InputProducts,
         output: &str,
         bias: AttentionBias,
-        rotary: Rotary,
+        rotary: impl Into<Option<Rotary>>,
     ) -> Result<Attention> {
         let shape = self.attention_shape();
         Ok(Attention {
@@ -199,7 +204,7 @@ impl Basics {
             o: weights.linear(output, self.hidden, shape.heads * shape.value_dim, bias.o)?,
             norm: QkNorm::None,
             clip: None,
-            rotary: Some(rotary),
+            rotary: rotary.into(),
             mask: AttentionMask::Causal,
             scale: (self.head_dim as f64).powf(-0.5),
             sinks: None,
@@ -262,7 +267,7 @@ impl Basics {
     pub fn stack(
         &self,
         weights: &mut WeightLoader,
-        rope: Rope,
+        rope: impl Into<Option<Rope>>,
         geometry: Geometry,
         experts: ExpertNames,
         build_layer: impl FnMut(&mut WeightLoader, usize) -> Result<Layer>,
@@ -275,7 +280,7 @@ impl Basics {
     pub fn stack_with(
         &self,
         weights: &mut WeightLoader,
-        rope: Rope,
+        rope: impl Into<Option<Rope>>,
         geometry: Geometry,
         experts: ExpertNames,
         mut build_layer: impl FnMut(&mut WeightLoader, usize) -> Result<Layer>,
@@ -289,13 +294,14 @@ impl Basics {
         Ok(Stack {
             vocab: self.vocab,
             context: self.context,
+            hidden: self.hidden,
             geometry,
             experts,
             embed,
             layers,
             norm,
             head,
-            ropes: vec![rope],
+            ropes: rope.into().into_iter().collect(),
             factors,
             encoder: None,
             mtp,

@@ -49,6 +49,11 @@ pub struct GateDefaults {
 pub fn parse_gate(config: &mut Config, defaults: GateDefaults) -> Result<Gate> {
     let experts = config.size(&["n_routed_experts", "num_local_experts", "num_experts"])?;
     let top_k = config.size(&["num_experts_per_tok"])?;
+    parse_gate_of(config, experts, top_k, defaults)
+}
+
+/// As [`parse_gate`], for numbers of experts that have been read.
+pub fn parse_gate_of(config: &mut Config, experts: usize, top_k: usize, defaults: GateDefaults) -> Result<Gate> {
     let (count, keep) =
         (config.size_or(&["n_group"], defaults.groups)?, config.size_or(&["topk_group"], defaults.keep)?);
     let renorm = match config.flag_or("norm_topk_prob", defaults.renorm)? {

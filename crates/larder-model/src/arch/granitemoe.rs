@@ -13,7 +13,7 @@ use larder_core::{ExpertNames, Gate, PerMatrix, RowPick, Score, TensorSlice, Wei
 use super::common::{AttentionBias, Basics, Defaults};
 use crate::config::Config;
 use crate::error::Result;
-use crate::nn::{Attention, Mlp, MlpNames, Rope, SharedExpert};
+use crate::nn::{Attention, Mamba2, Mamba2Shape, Mixer, Mlp, MlpNames, Rope, SharedExpert};
 use crate::stack::{Factors, Ffn, Stack};
 use crate::weights::WeightLoader;
 
@@ -21,13 +21,36 @@ use crate::weights::WeightLoader;
 const SPLIT_SHARED: MlpNames = MlpNames { gate: "gate_proj", up: "up_proj", down: "output_linear" };
 
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
-    build_with(config, weights, 0)
+    build_with(config, weights, Relative::default())
 }
 
-/// The model with a shared expert of `shared_width` in every layer; none if that is 0.
-pub fn build_with(config: &mut Config, weights: &mut WeightLoader, shared_width: usize) -> Result<Stack> {
+/// What distinguishes a relative of Granite-MoE.
+pub struct Relative {
+    /// Width of the shared expert of every layer; there is none if it is 0.
+    pub shared_width: usize,
+    /// Whether attention has rotary positions.
+    pub rotates: bool,
+    /// For each layer, whether it has Mamba 2 in place of attention.
+    pub mamba: Option<(Vec<bool>, Mamba2Shape)>,
+}
+
+impl Default for Relative {
+    fn default() -> Self {
+        Relative { shared_width: 0, rotates: true, mamba: None }
+    }
+}
+
+/// Granite-MoE, or its relative.
+pub fn build_with(config: &mut Config, weights: &mut WeightLoader, relative: Relative) -> Result<Stack> {
+    let Relative { shared_width, rotates, mamba } = relative;
     let basics = Basics::parse(config, "rms_norm_eps", Defaults { eps: 1e-6, ..Defaults::COMMON })?;
-    let (rope, rotary) = Rope::parse(config, basics.head_dim, 1e4, basics.context, None)?;
+    let (rope, rotary) = match rotates {
+        true => Some(Rope::parse(config, basics.head_dim, 1e4, basics.context, None)?).unzip(),
+        false => {
+            config.ignore(&["rope_parameters", "rope_scaling", "rope_theta"]);
+            (None, None)
+        }
+    };
     let bias = AttentionBias::all(config.flag_or("attention_bias", false)?);
     let scale = config.number_or("attention_multiplier", 1.0)?;
     let factors = Factors {
@@ -36,7 +59,7 @@ pub fn build_with(config: &mut Config, weights: &mut WeightLoader, shared_width:
         logits: 1.0 / config.positive_or("logits_scaling", 1.0)?,
         ..Factors::default()
     };
-    let experts = config.size(&["num_local_experts", "num_experts"])?;
+    let experts = config.size_or(&["num_local_experts", "num_experts"], 8)?;
     let top_k = config.size_or(&["num_experts_per_tok"], 2)?;
     let weighting = Weighting::SoftmaxOfChosen;
     let gate = Gate { score: Score::Raw, weighting, ..Gate::softmax(experts, top_k, false) }.checked()?;
@@ -57,7 +80,13 @@ pub fn build_with(config: &mut Config, weights: &mut WeightLoader, shared_width:
     };
     let stack = basics.stack(weights, rope, geometry, names, |weights, layer| {
         let prefix = format!("model.layers.{layer}");
-        let attention = basics.attention(weights, &format!("{prefix}.self_attn"), bias, rotary)?;
+        let mixer: Box<dyn Mixer> = match mamba.as_ref().filter(|(layers, _)| layers[layer]) {
+            Some((_, shape)) => Box::new(Mamba2::new(weights, &format!("{prefix}.mamba"), basics.hidden, *shape)?),
+            None => {
+                let attention = basics.attention(weights, &format!("{prefix}.self_attn"), bias, rotary)?;
+                Box::new(Attention { scale, ..attention })
+            }
+        };
         let mut moe = basics.moe(weights, layer, &format!("{prefix}.block_sparse_moe.router.layer"), gate.clone())?;
         if shared_width > 0 {
             let size = (basics.hidden, shared_width);
@@ -68,7 +97,7 @@ pub fn build_with(config: &mut Config, weights: &mut WeightLoader, shared_width:
             };
             moe.shared = Some(SharedExpert { mlp, gate: None });
         }
-        basics.layer(weights, &prefix, Attention { scale, ..attention }, Ffn::moe(moe))
+        basics.layer_of(weights, &prefix, mixer, Ffn::moe(moe))
     })?;
     Ok(Stack { factors, ..stack })
 }

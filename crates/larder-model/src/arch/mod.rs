@@ -32,9 +32,11 @@ mod glm4_moe_lite;
 mod glm_moe_dsa;
 mod gpt_oss;
 mod granitemoe;
+mod granitemoehybrid;
 mod granitemoeshared;
 mod hunyuan_v1_moe;
 mod hy_v3;
+mod jamba;
 mod laguna;
 mod lfm2_moe;
 mod llama4_text;
@@ -45,6 +47,7 @@ mod minimax_m2;
 mod mistral4;
 mod mixtral;
 mod mtp;
+mod nemotron_h;
 mod olmoe;
 mod phimoe;
 mod qwen2_moe;
@@ -82,9 +85,11 @@ const ARCHS: &[Arch] = &[
     Arch { model_type: "glm_moe_dsa", build: glm_moe_dsa::build },
     Arch { model_type: "gpt_oss", build: gpt_oss::build },
     Arch { model_type: "granitemoe", build: granitemoe::build },
+    Arch { model_type: "granitemoehybrid", build: granitemoehybrid::build },
     Arch { model_type: "granitemoeshared", build: granitemoeshared::build },
     Arch { model_type: "hunyuan_v1_moe", build: hunyuan_v1_moe::build },
     Arch { model_type: "hy_v3", build: hy_v3::build },
+    Arch { model_type: "jamba", build: jamba::build },
     Arch { model_type: "laguna", build: laguna::build },
     Arch { model_type: "lfm2_moe", build: lfm2_moe::build },
     Arch { model_type: "llama4_text", build: llama4_text::build },
@@ -94,6 +99,7 @@ const ARCHS: &[Arch] = &[
     Arch { model_type: "minimax_m2", build: minimax_m2::build },
     Arch { model_type: "mistral4", build: mistral4::build },
     Arch { model_type: "mixtral", build: mixtral::build },
+    Arch { model_type: "nemotron_h", build: nemotron_h::build },
     Arch { model_type: "olmoe", build: olmoe::build },
     Arch { model_type: "phimoe", build: phimoe::build },
     Arch { model_type: "qwen2_moe", build: qwen2_moe::build },

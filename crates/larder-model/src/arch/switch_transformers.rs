@@ -81,6 +81,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     Ok(Stack {
         vocab,
         context: CONTEXT,
+        hidden,
         geometry,
         experts: sizes.expert_names(),
         embed,
@@ -219,7 +220,7 @@ impl Sizes {
         let index = LayerIdx(layer as u16);
         if !self.sparse.contains(&index) {
             let sizes = (self.hidden, self.inter);
-            return Ok(Ffn::Dense(Mlp::ungated(weights, prefix, ["wi", "wo"], sizes, self.act)?));
+            return Ok(Ffn::Dense(Mlp::ungated(weights, prefix, ["wi", "wo"], sizes, self.act, false)?));
         }
         let name = format!("{prefix}.router.classifier");
         let router = weights.linear(&name, self.gate.experts, self.hidden, self.router_bias)?;

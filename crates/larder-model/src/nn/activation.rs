@@ -20,6 +20,8 @@ pub enum Activation {
     GeluTanh,
     /// `max(gate, 0) · up`
     Relu,
+    /// `max(gate, 0)² · up`
+    Relu2,
     /// gpt-oss: `(up + 1) · gate · sigmoid(alpha · gate)`, both clamped by `limit` first.
     ClampedSwiglu {
         /// Slope of the sigmoid.
@@ -47,9 +49,10 @@ impl Activation {
             "gelu" => Activation::Gelu,
             "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Activation::GeluTanh,
             "relu" => Activation::Relu,
+            "relu2" => Activation::Relu2,
             other => {
                 return Err(config_error(format!(
-                    "hidden_act '{other}' is not supported; supported are silu, gelu, gelu_new, relu"
+                    "hidden_act '{other}' is not supported; supported are silu, gelu, gelu_new, relu, relu2"
                 )));
             }
         })
@@ -64,6 +67,7 @@ impl Activation {
             Activation::Gelu => each(values, gelu),
             Activation::GeluTanh => each(values, gelu_tanh),
             Activation::Relu => each(values, relu),
+            Activation::Relu2 => each(values, relu2),
             Activation::ClampedSwiglu { alpha, limit } => {
                 for v in values {
                     let clamped = at_most(limit, *v);
@@ -83,6 +87,7 @@ impl Activation {
             Activation::Gelu => each(gate, gelu),
             Activation::GeluTanh => each(gate, gelu_tanh),
             Activation::Relu => each(gate, relu),
+            Activation::Relu2 => each(gate, relu2),
             Activation::ClampedSwiglu { alpha, limit } => {
                 for (g, u) in gate.iter_mut().zip(up) {
                     let gate = at_most(limit, *g);
@@ -122,6 +127,10 @@ fn relu(x: f32) -> f32 {
     if x < 0.0 { 0.0 } else { x }
 }
 
+fn relu2(x: f32) -> f32 {
+    relu(x) * relu(x)
+}
+
 fn gelu(x: f32) -> f32 {
     0.5 * x * (1.0 + erf(x * FRAC_1_SQRT_2))
 }
@@ -151,6 +160,7 @@ mod tests {
         assert!((at(Activation::Gelu, 1.0, 1.0) - 0.841_345).abs() < 1e-5);
         assert!((at(Activation::GeluTanh, 1.0, 1.0) - 0.841_192).abs() < 1e-5);
         assert_eq!(at(Activation::Relu, -1.0, 3.0), 0.0);
+        assert_eq!((at(Activation::Relu2, 3.0, 2.0), at(Activation::Relu2, -3.0, 2.0)), (18.0, 0.0));
         let clamped = Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 };
         assert!((at(clamped, 100.0, -100.0) - -6.0 * 7.0 * sigmoid(1.702 * 7.0)).abs() < 1e-4);
         let limited = Activation::LimitedSilu { limit: 1.5 };
@@ -166,7 +176,7 @@ mod tests {
     #[test]
     fn an_activation_alone_is_one_with_a_neutral_up() {
         let clamped = Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 };
-        let plain = [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::Relu];
+        let plain = [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::Relu, Activation::Relu2];
         let limited = Activation::LimitedSilu { limit: 2.0 };
         let bounded = Activation::ClampedSilu { limit: 2.0 };
         let others = [(clamped, 0.0), (limited, 1.0), (bounded, 1.0)];

@@ -35,7 +35,7 @@ impl CausalConv {
 
     /// `x [tokens, channels]` → same shape. `window` holds the last `width - 1` inputs before `x`, and is updated.
     pub fn forward(&self, x: &[f32], window: &mut [f32]) -> Vec<f32> {
-        let inputs = [window, x].concat();
+        let inputs = [&*window, x].concat();
         let mut out = vec![0.0; x.len()];
         for (t, out) in out.chunks_exact_mut(self.channels).enumerate() {
             for (c, out) in out.iter_mut().enumerate() {
@@ -45,8 +45,16 @@ impl CausalConv {
                     kernel.iter().enumerate().fold(start, |sum, (i, k)| sum + k * inputs[(t + i) * self.channels + c]);
             }
         }
-        window.copy_from_slice(&inputs[x.len()..]);
+        self.shift(x, window);
         out
+    }
+
+    /// Updates `window` as [`forward`](Self::forward) does.
+    pub fn shift(&self, x: &[f32], window: &mut [f32]) {
+        let kept = window.len().saturating_sub(x.len());
+        window.copy_within(window.len() - kept.., 0);
+        let (fresh, new) = (&mut window[kept..], x.len());
+        fresh.copy_from_slice(&x[new - fresh.len()..]);
     }
 }
 

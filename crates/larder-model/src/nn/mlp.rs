@@ -70,16 +70,17 @@ impl Mlp {
         Ok(Mlp { first, down, act })
     }
 
-    /// Loads up and down, which have these names below `prefix`; without a gate and without biases.
+    /// Loads up and down, which have these names below `prefix`; without a gate.
     pub fn ungated(
         weights: &mut WeightLoader,
         prefix: &str,
         [up, down]: [&str; 2],
         (hidden, inter): (usize, usize),
         act: Activation,
+        bias: bool,
     ) -> Result<Self> {
-        let first = First::Up(weights.linear(&format!("{prefix}.{up}"), inter, hidden, false)?);
-        let down = weights.linear(&format!("{prefix}.{down}"), hidden, inter, false)?;
+        let first = First::Up(weights.linear(&format!("{prefix}.{up}"), inter, hidden, bias)?);
+        let down = weights.linear(&format!("{prefix}.{down}"), hidden, inter, bias)?;
         Ok(Mlp { first, down, act })
     }
 

@@ -23,6 +23,7 @@ mod rope;
 mod rotary;
 mod scratch;
 mod selection;
+mod state_space;
 mod streams;
 
 pub use activation::Activation;
@@ -40,7 +41,7 @@ pub use latent::{LatentAttention, LatentShape, RowChoice};
 pub use layer_shape::{LayerShape, RowShape};
 pub use mlp::{Mlp, MlpNames};
 pub(crate) use moe::MoeInput;
-pub use moe::{DenseBeside, ExpertsByToken, Moe, SharedExpert};
+pub use moe::{DenseBeside, ExpertsByToken, LatentExperts, Moe, SharedExpert};
 pub use norm::Norm;
 pub use pass::{AttentionMask, ForwardPass, SpanPositions};
 pub use recurrent::{RecurrentState, StateLens};
@@ -50,6 +51,7 @@ pub use rotary::{RopeTable, Rotary};
 pub use scratch::TokenScratch;
 pub(crate) use scratch::step_memory;
 pub use selection::{ChoiceShape, HandedOn, Index, Selection};
+pub use state_space::{Mamba1, Mamba1Shape, Mamba2, Mamba2Shape};
 pub use streams::{ManifoldConnection, ManifoldMerge, ManifoldShape, MergeStreams, ResidualConnection};
 
 use candle_core::Tensor;

@@ -42,6 +42,16 @@ pub struct Moe {
     pub factor: f64,
     /// The experts of each token of the vocabulary, where the token decides on them and the router on their weights only.
     pub by_token: Option<ExpertsByToken>,
+    /// The projections around the routed experts, where these are narrower than the residual stream.
+    pub latent: Option<LatentExperts>,
+}
+
+/// Projections around routed experts, whose input and output are narrower than the residual stream.
+pub struct LatentExperts {
+    /// `[width, hidden]`, of the input of the experts.
+    pub down: Linear,
+    /// `[hidden, width]`, of the weighted sum of the experts.
+    pub up: Linear,
 }
 
 /// The experts of each token of the vocabulary.
@@ -127,6 +137,7 @@ impl Moe {
             softcap: None,
             factor: 1.0,
             by_token: None,
+            latent: None,
         }
     }
 
@@ -140,16 +151,18 @@ impl Moe {
         clock: &mut PhaseClock,
     ) -> Result<Tensor> {
         let MoeInput { residual, x, early, known } = input;
-        let (tokens, hidden) = x.dims2()?;
+        let tokens = x.dim(0)?;
         let logits = early.map_or_else(|| self.logits(&self.router_input(residual, x)?), Ok)?; // [tokens, experts]
         clock.lap(Phase::Routing, tap);
-        let mut out = vec![0.0; tokens * hidden];
+        let projected = self.latent.as_ref().map_or_else(|| Ok(x.clone()), |latent| latent.down.forward(x))?;
+        let width = projected.dim(1)?;
+        let mut out = vec![0.0; tokens * width];
         let always = OnceCell::new();
         let meanwhile = || {
             always.get_or_init(|| self.always(residual, x));
         };
         let routed = with_f32(&logits, |logits| {
-            with_f32(x, |x| {
+            with_f32(&projected, |x| {
                 let (layer, gate, act) = (self.layer, &self.gate, self.act);
                 let call = MoeCall { layer, gate, act, logits, x, tokens, known, origins, meanwhile: &meanwhile };
                 match self.capacity {
@@ -163,7 +176,8 @@ impl Moe {
         if factor != 1.0 {
             out.iter_mut().for_each(|value| *value *= factor);
         }
-        let out = Tensor::from_vec(out, (tokens, hidden), &Device::Cpu)?;
+        let out = Tensor::from_vec(out, (tokens, width), &Device::Cpu)?;
+        let out = self.latent.as_ref().map_or_else(|| Ok(out.clone()), |latent| latent.up.forward(&out))?;
         let always = always.into_inner().unwrap_or_else(|| self.always(residual, x))?;
         let out = match (&self.beside, always.beside) {
             (Some(beside), Some(dense)) => (beside.after_experts.forward(&out)? + dense)?,
@@ -211,7 +225,11 @@ impl Moe {
         let logits = if bent { 3 * self.gate.experts } else { self.gate.experts };
         let own = 3 * hidden + logits + 4 * self.gate.top_k;
         let beside = self.beside.as_ref().map(|beside| beside.mlp.scratch(hidden)).unwrap_or_default();
-        TokenScratch { floats: own + shared.floats + beside.floats, input: hidden.max(shared.input).max(beside.input) }
+        let latent = self.latent.as_ref().map_or(0, |latent| 2 * latent.down.rows());
+        TokenScratch {
+            floats: own + latent + shared.floats + beside.floats,
+            input: hidden.max(shared.input).max(beside.input),
+        }
     }
 }
 

@@ -77,7 +77,8 @@ fn each_row(x: &Tensor, change: impl Fn(&mut [f32])) -> Result<Tensor> {
     Ok(Tensor::from_vec(values, x.shape(), &Device::Cpu)?)
 }
 
-fn scale(row: &mut [f32], eps: f64) {
+/// `row / sqrt(mean(row²) + eps)`
+pub(super) fn scale(row: &mut [f32], eps: f64) {
     let mean = sum(row.iter().map(|x| x * x)) as f64 / row.len() as f64;
     let scale = (1.0 / (mean + eps).sqrt()) as f32;
     row.iter_mut().for_each(|x| *x *= scale);

@@ -88,6 +88,11 @@ impl RecurrentState {
         Ok(())
     }
 
+    /// A copy of the window, which is zeros before the first token.
+    pub fn window(&self, lens: StateLens) -> Vec<f32> {
+        self.current.as_ref().map_or_else(|| vec![0.0; lens.window], |current| current.values.window.clone())
+    }
+
     /// Takes in `tokens` tokens that were not computed: at each checkpoint and at the end the state has values of `rng`.
     pub fn fill(&mut self, tokens: usize, lens: StateLens, rng: &mut Rng) -> Result<()> {
         self.advance(tokens, lens, |values, _| {

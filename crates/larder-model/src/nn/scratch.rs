@@ -1,6 +1,6 @@
 //! What the activations of a step take, from which the memory plan decides how many tokens a piece of prefill has.
 
-use larder_core::{Geometry, StepMemory};
+use larder_core::StepMemory;
 use larder_kernels::Inputs;
 
 use super::{Mixer, Rope};
@@ -29,7 +29,7 @@ impl TokenScratch {
 /// The memory of the activations of a step of this model. What layers allocate is freed at their end; the inputs of
 /// products and the expert workspace are kept.
 pub(crate) fn step_memory(stack: &Stack) -> StepMemory {
-    let Geometry { hidden, .. } = stack.geometry;
+    let hidden = stack.hidden;
     let parts = stack.all_layers().flat_map(|layer| layer_scratch(layer, hidden));
     let (mtp, handed_out) = match &stack.mtp {
         // Both inputs, normalised, and side by side; the hidden states that the model hands out and those that the layer does.

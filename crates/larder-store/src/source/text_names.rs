@@ -2,18 +2,20 @@
 //! of text, other names of the embedding, and which tensors are of other parts.
 
 /// Prefixes of the text decoder's tensors and of its output head, where they are not `model.` and `lm_head.`.
-const PREFIXES: [(&str, &str); 4] = [
+const PREFIXES: [(&str, &str); 5] = [
     ("model.language_model.", "lm_head."),
     ("language_model.model.", "language_model.lm_head."),
     ("thinker.model.", "thinker.lm_head."),
+    ("backbone.", "lm_head."),
     ("", "head."),
 ];
 
 /// Tensors of DeepSeek-V4 outside the layers: its names have no prefix.
 const BARE: [(&str, &str); 3] = [("embed.", "model.embed_tokens."), ("head.", "lm_head."), ("norm.", "model.norm.")];
 
-/// The embedding's name in Ling, below the prefix of the layers.
-const WORD_EMBEDDINGS: &str = "word_embeddings.";
+/// Names of tensors outside the layers, below the prefix of the layers, in Ling and Nemotron-H.
+const OUTSIDE: [(&str, &str); 3] =
+    [("word_embeddings.", "embed_tokens."), ("embeddings.", "embed_tokens."), ("norm_f.", "norm.")];
 
 /// Names of the embeddings of an encoder-decoder model. Where they are one tensor, a checkpoint has it under any of them.
 const EMBEDDINGS: [&str; 3] = ["shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"];
@@ -39,7 +41,7 @@ impl TextNames {
     pub fn of<'a>(names: impl Iterator<Item = &'a str> + Clone) -> Option<Self> {
         let has = |start: &str| names.clone().any(|name| name.starts_with(start));
         if has("model.layers.") {
-            let renamed = has(&format!("model.{WORD_EMBEDDINGS}"));
+            let renamed = OUTSIDE.iter().any(|(own, _)| has(&format!("model.{own}")));
             return renamed.then_some(TextNames { layers: "model.", head: "lm_head." });
         }
         let found = PREFIXES.into_iter().find(|(prefix, _)| has(&format!("{prefix}layers.")));
@@ -53,10 +55,10 @@ impl TextNames {
             return outside.map_or_else(|| format!("model.{stored}"), |(usual, rest)| format!("{usual}{rest}"));
         }
         match (stored.strip_prefix(self.layers), stored.strip_prefix(self.head)) {
-            (Some(rest), _) => match rest.strip_prefix(WORD_EMBEDDINGS) {
-                Some(rest) => format!("model.embed_tokens.{rest}"),
-                None => format!("model.{rest}"),
-            },
+            (Some(rest), _) => {
+                let outside = OUTSIDE.iter().find_map(|(own, usual)| Some((usual, rest.strip_prefix(own)?)));
+                outside.map_or_else(|| format!("model.{rest}"), |(usual, rest)| format!("model.{usual}{rest}"))
+            }
             (None, Some(rest)) => format!("lm_head.{rest}"),
             (None, None) => stored.to_owned(),
         }
@@ -96,7 +98,13 @@ mod tests {
         assert_eq!(usual(["thinker.model.layers.0.a", "thinker.lm_head.weight", "model.visual.a"]), want);
         assert_eq!(usual(["layers.0.a", "head.weight", "visual.a"]), want);
         let bare = ["layers.0.a", "embed.weight", "norm.weight"];
-        assert_eq!(usual(bare), ["model.layers.0.a", "model.embed_tokens.weight", "model.norm.weight"]);
+        let bare_usual = ["model.layers.0.a", "model.embed_tokens.weight", "model.norm.weight"];
+        assert_eq!(usual(bare), bare_usual);
+        for own in ["backbone", "model"] {
+            let outside = [".layers.0.a", ".embeddings.weight", ".norm_f.weight"].map(|name| format!("{own}{name}"));
+            let found = TextNames::of(outside.iter().map(String::as_str)).unwrap();
+            assert_eq!(outside.map(|name| found.usual(&name)), bare_usual);
+        }
         let embedding = ["model.layers.0.a", "lm_head.weight", "model.word_embeddings.weight"];
         assert_eq!(usual(embedding), ["model.layers.0.a", "lm_head.weight", "model.embed_tokens.weight"]);
     }

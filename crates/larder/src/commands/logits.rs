@@ -52,7 +52,7 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
             last = session.forward(&next, &mut ())?;
         }
     }
-    let mut out = recording.tensors(&model.blueprint.geometry);
+    let mut out = recording.tensors(&model.blueprint.geometry, session.decoder().hidden());
     out.insert("full_logits".into(), Out::f32(vocab, &logits));
     if args.generate > 0 {
         let written: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
@@ -124,11 +124,12 @@ impl Tap for Recording {
 }
 
 impl Recording {
-    fn tensors(&self, geometry: &Geometry) -> BTreeMap<String, Out> {
+    /// `hidden` is the width of hidden states.
+    fn tensors(&self, geometry: &Geometry, hidden: usize) -> BTreeMap<String, Out> {
         let mut out = BTreeMap::new();
         for (name, stages) in [("encoder_hidden", &self.encoder_hidden), ("hidden", &self.hidden)] {
             for (stage, x) in stages {
-                out.insert(format!("{name}.{stage}"), Out::f32(geometry.hidden, x));
+                out.insert(format!("{name}.{stage}"), Out::f32(hidden, x));
             }
         }
         for (layer, Layer { logits, ids, weights }) in &self.layers {
