@@ -262,7 +262,7 @@ impl Basics {
     pub fn stack(
         &self,
         weights: &mut WeightLoader,
-        rope: Rope,
+        rope: impl Into<Option<Rope>>,
         geometry: Geometry,
         experts: ExpertNames,
         build_layer: impl FnMut(&mut WeightLoader, usize) -> Result<Layer>,
@@ -275,7 +275,7 @@ impl Basics {
     pub fn stack_with(
         &self,
         weights: &mut WeightLoader,
-        rope: Rope,
+        rope: impl Into<Option<Rope>>,
         geometry: Geometry,
         experts: ExpertNames,
         mut build_layer: impl FnMut(&mut WeightLoader, usize) -> Result<Layer>,
@@ -295,7 +295,7 @@ impl Basics {
             layers,
             norm,
             head,
-            ropes: vec![rope],
+            ropes: rope.into().into_iter().collect(),
             factors,
             encoder: None,
             mtp,
