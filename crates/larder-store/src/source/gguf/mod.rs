@@ -27,6 +27,7 @@ mod config;
 mod cursor;
 mod deepseek4;
 mod hyperparameters;
+mod kimi_delta;
 mod metadata;
 mod names;
 mod parts;
