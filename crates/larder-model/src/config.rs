@@ -94,6 +94,8 @@ pub struct Config<'a> {
     /// Path of this object in messages: empty, or `rope_scaling.` and the like.
     prefix: &'static str,
     used: BTreeSet<String>,
+    /// Further names of keys, behind their usual ones.
+    further_names: &'static [(&'static str, &'static str)],
     /// Whether the layer for multi-token prediction is used.
     pub(crate) with_mtp: bool,
 }
@@ -106,11 +108,18 @@ impl<'a> Config<'a> {
     }
 
     fn inner(keys: &'a Map<String, Value>, prefix: &'static str) -> Self {
-        Config { keys, prefix, used: BTreeSet::new(), with_mtp: false }
+        Config { keys, prefix, used: BTreeSet::new(), further_names: &[], with_mtp: false }
+    }
+
+    /// Lets keys have a further name each, stated behind the usual one.
+    pub fn also_named(&mut self, names: &'static [(&'static str, &'static str)]) {
+        self.further_names = names;
     }
 
     /// The value of the first of `names` that is present; `None` if it is null.
     fn get(&mut self, names: &[&str]) -> Option<&'a Value> {
+        let further = self.further_names.iter().filter(|(usual, _)| names.contains(usual)).map(|(_, further)| *further);
+        let names: Vec<&str> = names.iter().copied().chain(further).collect();
         self.used.extend(names.iter().map(|n| n.to_string()));
         names.iter().find_map(|n| self.keys.get(*n)).filter(|v| !v.is_null())
     }
@@ -346,6 +355,15 @@ mod tests {
             check(json!({"attention_flavour": "x"})).unwrap_err(),
             "config.json: attention_flavour is not supported and might change the result"
         );
+    }
+
+    #[test]
+    fn keys_may_have_further_names() {
+        let v = json!({"model_max_length": 8, "renormalise": false});
+        let mut c = Config::new(&v).unwrap();
+        c.also_named(&[("context", "model_max_length"), ("norm", "renormalise")]);
+        assert_eq!((c.size(&["context"]).unwrap(), c.flag_or("norm", true).unwrap()), (8, false));
+        assert!(c.size(&["other"]).is_err() && c.finish().is_ok());
     }
 
     #[test]

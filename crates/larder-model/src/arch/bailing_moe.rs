@@ -10,6 +10,7 @@
 
 use larder_core::{ExpertGroups, ExpertNames, Gate, GroupRank, Renorm, Score, Weighting};
 
+use super::bailing_hybrid::with_expert_bias;
 use super::common::{AttentionBias, Basics, Defaults};
 use super::deepseek_v2::{FfnDefaults, FfnParts};
 use crate::config::{Config, config_error};
@@ -68,10 +69,9 @@ fn build_version(config: &mut Config, weights: &mut WeightLoader, second: bool) 
             true => QkNorm::PerHead(norm("query_layernorm")?, norm("key_layernorm")?),
             false => QkNorm::None,
         };
-        let layer_gate = |weights: &mut WeightLoader, prefix: &str, gate: &Gate| {
-            let name = format!("{prefix}.gate.expert_bias");
-            let bias = if second { Some(weights.vector(&name, &[gate.experts])?) } else { None };
-            Ok(Gate { bias, ..gate.clone() })
+        let layer_gate = |weights: &mut WeightLoader, prefix: &str, gate: &Gate| match second {
+            true => with_expert_bias(weights, prefix, gate),
+            false => Ok(gate.clone()),
         };
         let ffn = parts.ffn(&basics, weights, layer, &gate, layer_gate, false)?;
         basics.layer(weights, &prefix, Attention { norm, ..attention }, ffn)

@@ -70,21 +70,10 @@ impl LatentDefaults {
 
 /// A model of the family.
 pub fn build_with(config: &mut Config, weights: &mut WeightLoader, family: Family) -> Result<Stack> {
-    config.ignore(&["qk_head_dim"]); // always the sum of its parts
     // Heads have widths of their own; the hidden size need not be a multiple of their number.
-    let LatentDefaults { eps, q_rank, nope, value } = family.latent;
+    let eps = family.latent.eps;
     let basics = Basics::parse(config, "rms_norm_eps", Defaults { eps, head_dim: Some(1), ..Defaults::COMMON })?;
-    let q_rank = q_rank.filter(|_| !config.contains("q_lora_rank"));
-    let shape = LatentShape {
-        hidden: basics.hidden,
-        heads: basics.heads,
-        q_rank: config.opt_size(&["q_lora_rank"])?.or(q_rank),
-        kv_rank: config.size_or(&["kv_lora_rank"], 512)?,
-        nope: config.size_or(&["qk_nope_head_dim"], nope)?,
-        rope: config.size_or(&["qk_rope_head_dim"], 64)?,
-        value: config.size_or(&["v_head_dim"], value)?,
-        split_kv_b: config.flag_or("split_kv_b", false)?,
-    };
+    let shape = latent_shape(config, &basics, &family.latent)?;
     let (rope, rotary) = (family.rope)(config, &basics, &shape)?;
     let indexers = (family.indexers)(config, &basics, &shape)?;
     let scale = attention_scale(shape.nope + shape.rope, &rope);
@@ -109,6 +98,23 @@ pub fn build_with(config: &mut Config, weights: &mut WeightLoader, family: Famil
     })
 }
 
+/// Heads and widths of latent attention.
+pub fn latent_shape(config: &mut Config, basics: &Basics, defaults: &LatentDefaults) -> Result<LatentShape> {
+    config.ignore(&["qk_head_dim"]); // always the sum of its parts
+    let q_rank = defaults.q_rank.filter(|_| !config.contains("q_lora_rank"));
+    Ok(LatentShape {
+        hidden: basics.hidden,
+        heads: basics.heads,
+        q_rank: config.opt_size(&["q_lora_rank"])?.or(q_rank),
+        kv_rank: config.size_or(&["kv_lora_rank"], 512)?,
+        nope: config.size_or(&["qk_nope_head_dim"], defaults.nope)?,
+        rope: config.size_or(&["qk_rope_head_dim"], 64)?,
+        value: config.size_or(&["v_head_dim"], defaults.value)?,
+        split_kv_b: config.flag_or("split_kv_b", false)?,
+        output: "o_proj",
+    })
+}
+
 /// The feed-forward parts of the DeepSeek family and GLM: dense layers first, then experts with shared experts.
 pub struct FfnParts {
     /// Layers with experts.
@@ -119,6 +125,8 @@ pub struct FfnParts {
     pub inter: usize,
     /// Number of shared experts; they are computed as one MLP of their joint width.
     pub shared_experts: usize,
+    /// Name of a feed-forward part with experts; that of others is `mlp`.
+    pub name: &'static str,
 }
 
 /// Defaults of an architecture for keys that a config does not have.
@@ -146,10 +154,11 @@ impl FfnParts {
             dense_width: config.size(&["intermediate_size"])?,
             inter: config.size(&["moe_intermediate_size"])?,
             shared_experts: config.count_or(&["n_shared_experts", "num_shared_experts"], defaults.shared_experts)?,
+            name: "mlp",
         })
     }
 
-    /// The feed-forward part of a layer, below `model.layers.{layer}.mlp`; `layer_gate` completes the gate.
+    /// The feed-forward part of a layer; `layer_gate` completes the gate, for the part's prefix.
     pub fn ffn(
         &self,
         basics: &Basics,
@@ -159,17 +168,17 @@ impl FfnParts {
         layer_gate: impl FnOnce(&mut WeightLoader, &str, &Gate) -> Result<Gate>,
         bias: bool,
     ) -> Result<Ffn> {
-        let prefix = format!("model.layers.{layer}.mlp");
         if !basics.has_experts(&self.sparse, layer) {
+            let prefix = format!("model.layers.{layer}.mlp");
             return Ok(Ffn::Dense(basics.mlp(weights, &prefix, self.dense_width, bias)?));
         }
-        let gate = layer_gate(weights, &prefix, gate)?;
+        let gate = layer_gate(weights, &format!("model.layers.{layer}.{}", self.name), gate)?;
         Ok(Ffn::moe(self.moe(basics, weights, layer, gate, bias)?))
     }
 
-    /// Router, experts and shared experts below `model.layers.{layer}.mlp`.
+    /// Router, experts and shared experts of a layer.
     fn moe(&self, basics: &Basics, weights: &mut WeightLoader, layer: usize, gate: Gate, bias: bool) -> Result<Moe> {
-        let prefix = format!("model.layers.{layer}.mlp");
+        let prefix = format!("model.layers.{layer}.{}", self.name);
         let moe = basics.moe(weights, layer, &format!("{prefix}.gate"), gate)?;
         let shared = match self.shared_experts {
             0 => None,

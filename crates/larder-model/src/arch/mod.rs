@@ -16,6 +16,7 @@ use crate::weights::WeightLoader;
 pub use mtp::{check_mtp, mtp_layers};
 
 mod afmoe;
+mod bailing_hybrid;
 mod bailing_moe;
 mod common;
 mod deepseek_v2;
@@ -37,6 +38,7 @@ mod granitemoeshared;
 mod hunyuan_v1_moe;
 mod hy_v3;
 mod jamba;
+mod kimi_linear;
 mod laguna;
 mod lfm2_moe;
 mod llama4_text;
@@ -69,6 +71,7 @@ pub struct Arch {
 
 const ARCHS: &[Arch] = &[
     Arch { model_type: "afmoe", build: afmoe::build },
+    Arch { model_type: "bailing_hybrid", build: bailing_hybrid::build },
     Arch { model_type: "bailing_moe", build: bailing_moe::build },
     Arch { model_type: "bailing_moe_v2", build: bailing_moe::build_second },
     Arch { model_type: "deepseek_v2", build: deepseek_v2::build },
@@ -90,6 +93,7 @@ const ARCHS: &[Arch] = &[
     Arch { model_type: "hunyuan_v1_moe", build: hunyuan_v1_moe::build },
     Arch { model_type: "hy_v3", build: hy_v3::build },
     Arch { model_type: "jamba", build: jamba::build },
+    Arch { model_type: "kimi_linear", build: kimi_linear::build },
     Arch { model_type: "laguna", build: laguna::build },
     Arch { model_type: "lfm2_moe", build: lfm2_moe::build },
     Arch { model_type: "llama4_text", build: llama4_text::build },
@@ -201,7 +205,7 @@ mod tests {
         let refusal = |name: &str| find(name).err().expect("refused").to_string();
         let message = refusal("qwen3moe");
         assert!(message.contains("'qwen3moe' is not supported; the nearest name is qwen3_moe; supported"), "{message}");
-        assert!(message.contains("afmoe, bailing_moe, bailing_moe_v2, deepseek_v2,"), "{message}");
+        assert!(message.contains("afmoe, bailing_hybrid, bailing_moe, bailing_moe_v2,"), "{message}");
         assert!(refusal(&"x".repeat(1 << 20)).len() < 1000);
         assert_eq!((edits("", "abc"), edits("abc", ""), edits("abcd", "xbd")), (3, 3, 2));
     }

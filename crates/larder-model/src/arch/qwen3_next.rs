@@ -13,7 +13,10 @@ use super::common::{AttentionBias, Basics, Defaults, layer_types, sparse_layers}
 use super::qwen2_moe::with_shared;
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{Activation, Attention, DeltaForm, DeltaShape, GatedDeltaNet, Mixer, OutputGate, Rope, Rotary};
+use crate::nn::{
+    Activation, Attention, DeltaForm, DeltaHeads, DeltaShape, GateFunction, GatedDeltaNet, Mixer, OutputGate, Rope,
+    Rotary,
+};
 use crate::stack::{Ffn, Stack};
 use crate::weights::WeightLoader;
 
@@ -101,22 +104,20 @@ fn attention(
 }
 
 fn delta_shape(config: &mut Config, form: DeltaForm) -> Result<DeltaShape> {
-    let shape = DeltaShape {
+    let heads = DeltaHeads {
         k_heads: config.size_or(&["linear_num_key_heads"], 16)?,
         v_heads: config.size_or(&["linear_num_value_heads"], 32)?,
         k_dim: config.size_or(&["linear_key_head_dim"], 128)?,
         v_dim: config.size_or(&["linear_value_head_dim"], 128)?,
-        conv: config.size_or(&["linear_conv_kernel_dim"], 4)?,
-        form,
         tiled: config.flag_or("tiled_value_heads", false)?,
     };
-    if !shape.v_heads.is_multiple_of(shape.k_heads) {
-        let DeltaShape { k_heads, v_heads, .. } = shape;
+    if !heads.v_heads.is_multiple_of(heads.k_heads) {
+        let DeltaHeads { k_heads, v_heads, .. } = heads;
         return Err(config_error(format!(
             "linear_num_value_heads {v_heads} is not a multiple of linear_num_key_heads {k_heads}"
         )));
     }
-    Ok(shape)
+    Ok(DeltaShape { heads, conv: config.size_or(&["linear_conv_kernel_dim"], 4)?, form, gate: GateFunction::Silu })
 }
 
 fn linear_layers(config: &mut Config, layers: usize) -> Result<Vec<bool>> {

@@ -30,6 +30,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     }
     config.ignore(&["intermediate_size"]); // of dense layers
     let parts = FfnParts {
+        name: "mlp",
         sparse: (0..basics.layers).collect(),
         dense_width: 0,
         inter: config.size_or(&["moe_intermediate_size"], 1280)?,

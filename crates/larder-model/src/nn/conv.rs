@@ -1,5 +1,7 @@
 //! Causal convolutions: the depthwise kernel, and LFM2's gated short convolution.
 
+use std::fmt::Display;
+
 use candle_core::{Device, Tensor};
 use larder_core::Rng;
 
@@ -11,7 +13,7 @@ use crate::weights::WeightLoader;
 
 /// A causal depthwise convolution.
 pub struct CausalConv {
-    kernel: Vec<f32>, // [channels, width]
+    taps: Vec<f32>, // [width, channels]
     bias: Option<Vec<f32>>,
     channels: usize,
     width: usize,
@@ -20,12 +22,33 @@ pub struct CausalConv {
 impl CausalConv {
     /// `prefix.weight [channels, 1, width]`, `prefix.bias [channels]` if `bias`
     pub fn new(weights: &mut WeightLoader, prefix: &str, channels: usize, width: usize, bias: bool) -> Result<Self> {
-        let kernel = weights.vector(&format!("{prefix}.weight"), &[channels, 1, width])?;
+        let conv = CausalConv::joined(weights, &[prefix], channels, width)?;
         let bias = match bias {
             true => Some(weights.vector(&format!("{prefix}.bias"), &[channels])?),
             false => None,
         };
-        Ok(CausalConv { kernel, bias, channels, width })
+        Ok(CausalConv { bias, ..conv })
+    }
+
+    /// Several convolutions of `channels` channels each as one, the channels of the first before those of the second;
+    /// without biases.
+    pub fn joined(
+        weights: &mut WeightLoader,
+        prefixes: &[impl Display],
+        channels: usize,
+        width: usize,
+    ) -> Result<Self> {
+        let mut kernel = Vec::new();
+        for prefix in prefixes {
+            kernel.extend(weights.vector(&format!("{prefix}.weight"), &[channels, 1, width])?);
+        }
+        Ok(CausalConv::of(&kernel, channels * prefixes.len(), width))
+    }
+
+    /// Of `kernel [channels, width]`, without a bias.
+    fn of(kernel: &[f32], channels: usize, width: usize) -> Self {
+        let column = |tap: usize| kernel.iter().skip(tap).step_by(width).copied();
+        CausalConv { taps: (0..width).flat_map(column).collect(), bias: None, channels, width }
     }
 
     /// Values of the window that is kept between passes.
@@ -38,11 +61,12 @@ impl CausalConv {
         let inputs = [&*window, x].concat();
         let mut out = vec![0.0; x.len()];
         for (t, out) in out.chunks_exact_mut(self.channels).enumerate() {
-            for (c, out) in out.iter_mut().enumerate() {
-                let start = self.bias.as_ref().map_or(0.0, |b| b[c]);
-                let kernel = &self.kernel[c * self.width..][..self.width];
-                *out =
-                    kernel.iter().enumerate().fold(start, |sum, (i, k)| sum + k * inputs[(t + i) * self.channels + c]);
+            if let Some(bias) = &self.bias {
+                out.copy_from_slice(bias);
+            }
+            let inputs = inputs[t * self.channels..].chunks_exact(self.channels);
+            for (taps, inputs) in self.taps.chunks_exact(self.channels).zip(inputs) {
+                out.iter_mut().zip(taps).zip(inputs).for_each(|((out, tap), x)| *out += tap * x);
             }
         }
         self.shift(x, window);
@@ -115,12 +139,8 @@ mod tests {
 
     #[test]
     fn chunks_give_the_bits_of_one_call() {
-        let conv = CausalConv {
-            kernel: vec![0.5, -1.0, 2.0, 1.0, 0.25, -0.5],
-            bias: Some(vec![0.1, -0.2]),
-            channels: 2,
-            width: 3,
-        };
+        let conv = CausalConv::of(&[0.5, -1.0, 2.0, 1.0, 0.25, -0.5], 2, 3);
+        let conv = CausalConv { bias: Some(vec![0.1, -0.2]), ..conv };
         let x: Vec<f32> = (0..14).map(|i| (i as f32).cos()).collect();
         let whole = conv.forward(&x, &mut [0.0; 4]);
         // The first output depends on the first input only: the kernel's last weight, plus the bias.

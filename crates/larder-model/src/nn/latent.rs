@@ -7,9 +7,10 @@ use candle_core::{D, Device, Tensor};
 use larder_core::{KV_PAGE_TOKENS, Rng};
 use larder_kernels::{AttentionArgs, AttentionTask};
 
+use super::output_gate::gated;
 use super::{
-    AttentionMask, AttentionTemperature, ChoiceShape, ChosenAttention, ChosenQuery, ChosenRows, ForwardPass, Indexer,
-    KvRows, KvView, LayerKv, LayerShape, Mixer, Norm, Rotary, Selection, TokenScratch, made_up,
+    AttentionMask, AttentionTemperature, ChoiceShape, ChosenAttention, ChosenQuery, ChosenRows, ForwardPass,
+    GateFunction, Indexer, KvRows, KvView, LayerKv, LayerShape, Mixer, Norm, Rotary, Selection, TokenScratch, made_up,
 };
 use crate::error::Result;
 use crate::matrix::{Linear, PlacedMatrix, with_f32};
@@ -29,12 +30,14 @@ pub struct LatentShape {
     pub kv_rank: usize,
     /// Width of a head's unrotated part.
     pub nope: usize,
-    /// Width of a head's rotated part; all heads share that part of the key.
+    /// Width of a head's rotated part, which some models do not rotate; all heads share that part of the key.
     pub rope: usize,
     /// Width of a head's value.
     pub value: usize,
     /// Whether the weights hold the two halves of `kv_b_proj` by head, the first transposed, and not the whole.
     pub split_kv_b: bool,
+    /// Name of the output product.
+    pub output: &'static str,
 }
 
 /// Multi-head latent attention: the KV cache holds one vector of `kv_rank + rope` numbers per token.
@@ -48,9 +51,10 @@ pub struct LatentAttention {
     to_latent: Vec<PlacedMatrix>, // heads × [kv_rank, nope]
     to_value: Vec<PlacedMatrix>,  // heads × [value, kv_rank]
     o: Linear,                    // [hidden, heads · value]
-    rotary: Rotary,
+    rotary: Option<Rotary>,
     scale: f64,
     temperature: Option<AttentionTemperature>,
+    output_gate: Option<(Linear, GateFunction)>, // [heads, hidden]
     choice: RowChoice,
 }
 
@@ -79,7 +83,7 @@ impl LatentAttention {
         prefix: &str,
         shape: LatentShape,
         bias: bool,
-        rotary: Rotary,
+        rotary: impl Into<Option<Rotary>>,
         scale: f64,
     ) -> Result<Self> {
         let LatentShape { hidden, heads, kv_rank, nope, rope, value, .. } = shape;
@@ -101,7 +105,7 @@ impl LatentAttention {
             ],
             false => weights.split_heads(&name("kv_b_proj.weight"), heads, [nope, value], kv_rank)?,
         };
-        let o = weights.linear(&name("o_proj"), hidden, heads * value, bias)?;
+        let o = weights.linear(&name(shape.output), hidden, heads * value, bias)?;
         Ok(LatentAttention {
             shape,
             q,
@@ -110,9 +114,10 @@ impl LatentAttention {
             to_latent,
             to_value,
             o,
-            rotary,
+            rotary: rotary.into(),
             scale,
             temperature: None,
+            output_gate: None,
             choice: RowChoice::All,
         })
     }
@@ -135,13 +140,24 @@ impl LatentAttention {
         }
     }
 
+    /// The same attention with its output gated per head, by a function of `product [heads, hidden]`.
+    pub fn with_output_gate(self, product: Linear, function: GateFunction) -> Self {
+        LatentAttention { output_gate: Some((product, function)), ..self }
+    }
+
+    /// The part `x [n, heads, rope]` of queries or keys, rotated.
+    fn rotated(&self, x: &Tensor, pass: &ForwardPass) -> Result<Tensor> {
+        let x = x.contiguous()?;
+        self.rotary.map_or(Ok(x.clone()), |rotary| rotary.apply(&x, pass))
+    }
+
     /// `[n, heads, kv_rank + rope]`: each head's query, with the unrotated part projected into the latent space.
     fn query(&self, latent: &Tensor, pass: &ForwardPass) -> Result<Tensor> {
         let LatentShape { heads, nope, rope, .. } = self.shape;
         let (Query::Full(product) | Query::Low(_, _, product)) = &self.q;
         let q = product.forward(latent)?.reshape((pass.tokens(), heads, nope + rope))?;
         let latent = PlacedMatrix::forward_heads(&self.to_latent, &q.narrow(2, 0, nope)?)?; // [n, heads, kv_rank]
-        let rotated = self.rotary.apply(&q.narrow(2, nope, rope)?.contiguous()?, pass)?;
+        let rotated = self.rotated(&q.narrow(2, nope, rope)?, pass)?;
         let q = Tensor::cat(&[latent, rotated], D::Minus1)?;
         self.temperature.map_or(Ok(q.clone()), |temperature| temperature.apply(&q, pass))
     }
@@ -151,7 +167,7 @@ impl LatentAttention {
         let LatentShape { kv_rank, rope, .. } = self.shape;
         let both = self.kv_a.forward(x)?.unsqueeze(1)?;
         let latent = self.kv_norm.forward(&both.narrow(2, 0, kv_rank)?)?;
-        let rotated = self.rotary.apply(&both.narrow(2, kv_rank, rope)?.contiguous()?, pass)?;
+        let rotated = self.rotated(&both.narrow(2, kv_rank, rope)?, pass)?;
         Ok(Tensor::cat(&[latent, rotated], D::Minus1)?)
     }
 }
@@ -258,7 +274,11 @@ impl Mixer for LatentAttention {
         with_f32(&query, |q| self.attend(q, states, pass, selection.as_deref(), &mut mixed))??;
         let mixed = Tensor::from_vec(mixed, (n, heads, kv_rank), &Device::Cpu)?;
         let mixed = PlacedMatrix::forward_heads(&self.to_value, &mixed)?; // [n, heads, value]
-        self.o.forward(&mixed.reshape((n, heads * value))?)
+        let mixed = mixed.reshape((n, heads * value))?;
+        self.o.forward(&match &self.output_gate {
+            Some((product, function)) => gated(mixed, &function.apply(&product.forward(x)?)?, heads)?,
+            None => mixed,
+        })
     }
 
     fn layer_shape(&self) -> LayerShape {
@@ -287,8 +307,9 @@ impl Mixer for LatentAttention {
         let latent = q + nope + 2 * kv_rank;
         let whole = q + kv_rank + 2 * rope + width;
         let result = width + kv_rank + 2 * value;
+        let gate = if self.output_gate.is_some() { 2 + value } else { 0 };
         // One number more is the row of a head in the input.
-        let per_head = 1 + latent.max(whole).max(result);
+        let per_head = 1 + latent.max(whole).max(result) + gate;
         let indexer = match &self.choice {
             RowChoice::Indexed(indexer) => indexer.scratch(),
             RowChoice::All | RowChoice::Shared(_) => 0,

@@ -1,5 +1,6 @@
 //! Tensor names of each architecture, in GGUF and on the Hugging Face hub.
 
+use super::kimi_delta::{KIMI_DELTA, KIMI_EXPERTS, LING_HYBRID};
 use super::names::Remap::{
     self, AsChannels, AsRow, Integers, KeyRows, NegatedExp, OnePlus, QueryRows, RopeFactors, Same,
 };
@@ -142,6 +143,16 @@ const ARCHITECTURES: &[Architecture] = &[
         arch: "bailingmoe2",
         outer: OUTER,
         layer: &[NORMS, LING_JOINED, LING_OUTPUT, ROUTER, LING_ROUTER_BIAS, SHARED_EXPERTS, DENSE],
+    },
+    Architecture {
+        arch: "bailingmoe3",
+        outer: OUTER,
+        layer: &[NORMS, LING_HYBRID, LING_OUTPUT, ROUTER, LING_ROUTER_BIAS, SHARED_EXPERTS, DENSE],
+    },
+    Architecture {
+        arch: "kimi-linear",
+        outer: OUTER,
+        layer: &[NORMS, LATENT, KIMI_DELTA, OUTPUT, KIMI_EXPERTS, DENSE],
     },
 ];
 

@@ -11,6 +11,7 @@ use super::{
     deepseek4::deepseek4,
     hyperparameters::{Hyperparameters, Keys, keys},
     indexers::{deepseek32, glm_dsa},
+    kimi_delta::{bailingmoe3, kimi_linear},
     metadata::Metadata,
     names::HubTensor,
     rope_factors::RopeFactors,
@@ -73,6 +74,8 @@ pub(super) fn hub_config(
         "step35" => step35(&hp)?,
         "bailingmoe" => bailingmoe(&hp)?,
         "bailingmoe2" => bailingmoe2(&hp)?,
+        "bailingmoe3" => bailingmoe3(&hp)?,
+        "kimi-linear" => kimi_linear(&hp)?,
         other => return Err(hp.unsupported(format!("has the architecture '{other}', which is not supported"))),
     };
     let mut config = hp.common()?;
@@ -210,10 +213,13 @@ pub(super) fn latent(hp: &Hyperparameters) -> Result<Keys> {
         "num_key_value_heads": hp.heads()?,
         "q_lora_rank": hp.opt_uint("attention.q_lora_rank")?,
         "kv_lora_rank": hp.uint("attention.kv_lora_rank")?,
-        "split_kv_b": hp.has("model.layers.0.self_attn.k_b_proj.weight").then_some(true),
+        "split_kv_b": hp.has_suffix(".k_b_proj.weight").then_some(true),
         "qk_nope_head_dim": hp.metadata.need("attention.key_length", plain)?,
         "qk_rope_head_dim": rotated,
-        "v_head_dim": hp.uint_or("attention.value_length_mla", hp.uint("attention.value_length")?)?,
+        "v_head_dim": match hp.opt_uint("attention.value_length_mla")? {
+            Some(width) => width,
+            None => hp.uint("attention.value_length")?,
+        },
         "attention_bias": false,
     })));
     Ok(own)

@@ -70,7 +70,7 @@ impl<'a> Hyperparameters<'a> {
         let heads = self.heads()?;
         let arch = self.metadata.architecture()?;
         let shared_heads = match arch {
-            "lfm2moe" | "gemma4" | "mimo2" | "step35" => Value::Null,
+            "bailingmoe3" | "gemma4" | "kimi-linear" | "lfm2moe" | "mimo2" | "step35" => Value::Null,
             _ => self.uint_or("attention.head_count_kv", heads)?.into(),
         };
         let id = |what: &str| self.metadata.uint(&format!("tokenizer.ggml.{what}_token_id"));
@@ -314,6 +314,11 @@ impl<'a> Hyperparameters<'a> {
 
     pub fn has(&self, tensor: &str) -> bool {
         self.tensors.contains_key(tensor)
+    }
+
+    /// Whether the name of a tensor ends so.
+    pub fn has_suffix(&self, end: &str) -> bool {
+        self.tensors.keys().any(|name| name.ends_with(end))
     }
 
     pub fn key(&self, key: &str) -> Result<String> {

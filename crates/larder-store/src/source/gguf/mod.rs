@@ -28,6 +28,7 @@ mod cursor;
 mod deepseek4;
 mod hyperparameters;
 mod indexers;
+mod kimi_delta;
 mod metadata;
 mod names;
 mod parts;

@@ -22,7 +22,7 @@ pub(super) enum Remap {
     Same,
     /// A vector in GGUF is a matrix of one row on the hub.
     AsRow,
-    /// The hub has a dimension of 1 in the middle: the channels of a convolution.
+    /// The hub has a dimension of 1 in the middle: the channels of a convolution. GGUF has any dimensions of 1 before the last.
     AsChannels,
     /// The rows of each query head are permuted.
     QueryRows,
@@ -34,6 +34,10 @@ pub(super) enum Remap {
     NegatedExp,
     /// The hub has integers of 64 bits.
     Integers,
+    /// As `NegatedExp`; the hub has a value per head in a dimension between others of 1, and GGUF in any form.
+    NegatedExpOfHeads,
+    /// GGUF has e^w, in any form, where the hub has a vector of w.
+    Exp,
     /// The hub has the values in the config: divisors of RoPE's frequencies.
     RopeFactors,
 }
@@ -156,7 +160,9 @@ impl Remap {
         let mut tensor = HubTensor { meta: meta.clone(), file: *file, offset: *offset, stored: Stored::Same };
         match (self, meta.shape.as_slice()) {
             (Remap::AsRow, [n]) => tensor.meta.shape = vec![1, *n],
-            (Remap::AsChannels, [channels, width]) => tensor.meta.shape = vec![*channels, 1, *width],
+            (Remap::AsChannels, [channels @ .., width]) => {
+                tensor.meta.shape = vec![channels.iter().product(), 1, *width];
+            }
             (Remap::QueryRows, [rows, ..]) => {
                 tensor.stored = Stored::HeadRows(head_rows(metadata, entry, *rows, "head_count")?)
             }
@@ -169,6 +175,14 @@ impl Remap {
             }
             (Remap::OnePlus, _) => tensor.stored = changed_values(metadata, entry, ValueChange::OnePlus)?,
             (Remap::NegatedExp, _) => tensor.stored = changed_values(metadata, entry, ValueChange::NegatedExp)?,
+            (Remap::NegatedExpOfHeads, all) => {
+                tensor.stored = changed_values(metadata, entry, ValueChange::NegatedExp)?;
+                tensor.meta.shape = vec![1, 1, all.iter().product(), 1];
+            }
+            (Remap::Exp, all) => {
+                tensor.stored = changed_values(metadata, entry, ValueChange::Exp)?;
+                tensor.meta.shape = vec![all.iter().product()];
+            }
             _ => {}
         }
         Ok(tensor)

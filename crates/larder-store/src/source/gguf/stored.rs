@@ -31,6 +31,8 @@ pub(super) enum ValueChange {
     OnePlus,
     /// The file holds -e^w.
     NegatedExp,
+    /// The file holds e^w.
+    Exp,
 }
 
 impl ValueChange {
@@ -39,6 +41,7 @@ impl ValueChange {
         match self {
             ValueChange::OnePlus => stored - 1.0,
             ValueChange::NegatedExp => (-stored).ln(),
+            ValueChange::Exp => stored.ln(),
         }
     }
 }
@@ -106,6 +109,7 @@ mod tests {
         for w in [-0.7f32, 0.0, 0.1, 2.7] {
             assert!((ValueChange::OnePlus.undone(1.0 + w) - w).abs() < 2e-7, "{w}");
             assert!((ValueChange::NegatedExp.undone(-w.exp()) - w).abs() < 3e-7, "{w}");
+            assert!((ValueChange::Exp.undone(w.exp()) - w).abs() < 3e-7, "{w}");
         }
     }
 }

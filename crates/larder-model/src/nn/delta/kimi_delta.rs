@@ -1,0 +1,184 @@
+//! Kimi Delta Attention (KDA): the delta rule with a decay per channel of the keys, and as many heads of values as of keys.
+
+use candle_core::Tensor;
+use larder_core::Rng;
+use larder_kernels::exp;
+
+use super::super::activation::{sigmoid, softplus};
+use super::super::{Activation, CausalConv, ForwardPass, GateFunction, LayerKv, LayerShape, Mixer, TokenScratch};
+use super::{DeltaHeads, DeltaInputs, DeltaRule};
+use crate::error::Result;
+use crate::matrix::{Linear, with_f32};
+use crate::step::LayerStates;
+use crate::weights::WeightLoader;
+
+/// Heads, convolution and form of a KDA layer.
+#[derive(Clone, Copy)]
+pub struct KimiDeltaShape {
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Width of a head's keys and values.
+    pub dim: usize,
+    /// Width of the convolutions.
+    pub conv: usize,
+    /// Activation function behind the convolutions.
+    pub act: Activation,
+    /// Whether the products of decay and output gate are of low rank: two matrices with `dim` values between them.
+    pub low_rank: bool,
+    /// How the decay follows from its product.
+    pub decay: ChannelDecay,
+    /// Epsilon of the norm of each head's output.
+    pub eps: f64,
+    /// Name of the output product.
+    pub output: &'static str,
+}
+
+/// How the decay of a channel follows from its product `f` and the weights of its head and channel.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum ChannelDecay {
+    /// `e^(-e^A · ln(1 + e^(f + bias)))`
+    Softplus,
+    /// `e^(bound · sigmoid(e^A · (f + bias)))`, which with a negative bound is never below `e^bound`.
+    Bounded(f32),
+}
+
+impl ChannelDecay {
+    /// The decay; `rate` is `e^A`, and `f` has the bias.
+    fn of(self, rate: f32, f: f32) -> f32 {
+        match self {
+            ChannelDecay::Softplus => exp(-rate * softplus(f)),
+            ChannelDecay::Bounded(bound) => exp(bound * sigmoid(rate * f)),
+        }
+    }
+}
+
+/// Kimi Delta Attention: a recurrent state `[dim, dim]` per head, whose rows decay apart and which is corrected with each token.
+pub struct KimiDelta {
+    rule: DeltaRule,
+    qkv: [Linear; 3], // [heads · dim, hidden] each
+    strength: Linear, // [heads, hidden]
+    decay: Factored,  // [heads · dim, hidden]
+    gate: Factored,   // [heads · dim, hidden]
+    form: ChannelDecay,
+    rates: Vec<f32>,   // [heads], e^A_log
+    dt_bias: Vec<f32>, // [heads · dim]
+}
+
+/// A product that may be stored as two of low rank.
+struct Factored {
+    first: Linear,
+    second: Option<Linear>,
+}
+
+impl Factored {
+    /// `prefix_proj`, or `prefix_a_proj` and `prefix_b_proj` if it is of low rank.
+    fn new(weights: &mut WeightLoader, prefix: &str, shape: &KimiDeltaShape) -> Result<Self> {
+        let KimiDeltaShape { hidden, heads, dim, low_rank, .. } = *shape;
+        let mut linear = |part: &str, rows, cols| weights.linear(&format!("{prefix}{part}"), rows, cols, false);
+        match low_rank {
+            true => Ok(Factored {
+                first: linear("_a_proj", dim, hidden)?,
+                second: Some(linear("_b_proj", heads * dim, dim)?),
+            }),
+            false => Ok(Factored { first: linear("_proj", heads * dim, hidden)?, second: None }),
+        }
+    }
+
+    /// The whole product, from what its first matrix yielded.
+    fn complete(&self, y: Tensor) -> Result<Tensor> {
+        self.second.as_ref().map_or(Ok(y.clone()), |second| second.forward(&y))
+    }
+}
+
+impl KimiDelta {
+    /// Loads the tensors below `prefix`; `a_log` is the shape of `A_log`, which has a value per head.
+    pub fn new(weights: &mut WeightLoader, prefix: &str, shape: KimiDeltaShape, a_log: &[usize]) -> Result<Self> {
+        let KimiDeltaShape { hidden, heads, dim, conv, act, decay: form, eps, output, .. } = shape;
+        let own = DeltaHeads { k_heads: heads, v_heads: heads, k_dim: dim, v_dim: dim, tiled: false }.checked()?;
+        let (name, width) = (|part: &str| format!("{prefix}.{part}"), heads * dim);
+        let [q, k, v] = ["q_proj", "k_proj", "v_proj"].map(|part| weights.linear(&name(part), width, hidden, false));
+        let convs = ["q_conv1d", "k_conv1d", "v_conv1d"].map(&name);
+        let rule = DeltaRule {
+            heads: own,
+            conv: CausalConv::joined(weights, &convs, width, conv)?,
+            act,
+            norm: weights.vector(&name("o_norm.weight"), &[dim])?,
+            eps: eps as f32,
+            gate: GateFunction::Sigmoid,
+            output: weights.linear(&name(output), hidden, width, false)?,
+        };
+        Ok(KimiDelta {
+            rule,
+            qkv: [q?, k?, v?],
+            strength: weights.linear(&name("b_proj"), heads, hidden, false)?,
+            decay: Factored::new(weights, &name("f"), &shape)?,
+            gate: Factored::new(weights, &name("g"), &shape)?,
+            form,
+            rates: weights.vector(&name("A_log"), a_log)?.into_iter().map(exp).collect(),
+            dt_bias: weights.vector(&name("dt_bias"), &[width])?,
+        })
+    }
+
+    /// Fills the decay of each channel of head `head`; `f [dim]` is its product.
+    fn fill_decay(&self, head: usize, f: &[f32], decay: &mut [f32]) {
+        let (rate, bias) = (self.rates[head], &self.dt_bias[head * f.len()..][..f.len()]);
+        for ((decay, f), bias) in decay.iter_mut().zip(f).zip(bias) {
+            *decay = self.form.of(rate, f + bias);
+        }
+    }
+}
+
+impl Mixer for KimiDelta {
+    fn forward(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Tensor> {
+        let [q, k, v] = &self.qkv;
+        let products = [q, k, v, &self.strength, &self.decay.first, &self.gate.first];
+        let [q, k, v, beta, f, z] = Linear::forward_all(products, x)?;
+        let (f, z) = (self.decay.complete(f)?, self.gate.complete(z)?);
+        let qkv = Tensor::cat(&[q, k, v], 1)?; // [tokens, 3 · heads · dim]
+        let beta = with_f32(&beta, |beta| beta.iter().map(|b| sigmoid(*b)).collect::<Vec<_>>())?;
+        let width = self.rule.heads.keys();
+        with_f32(&qkv, |qkv| {
+            with_f32(&z, |z| {
+                with_f32(&f, |f| {
+                    let decay = |row: usize, head: usize, decay: &mut [f32]| {
+                        self.fill_decay(head, &f[row * width + head * decay.len()..][..decay.len()], decay);
+                    };
+                    self.rule.forward(&DeltaInputs { qkv, z, beta: &beta }, &decay, states, pass)
+                })
+            })
+        })???
+    }
+
+    fn layer_shape(&self) -> LayerShape {
+        self.rule.layer_shape()
+    }
+
+    fn fill(&self, state: &mut LayerKv, tokens: usize, rng: &mut Rng) -> Result<()> {
+        self.rule.fill(state, tokens, rng)
+    }
+
+    fn scratch(&self, hidden: usize) -> TokenScratch {
+        let DeltaHeads { v_heads, k_dim, .. } = self.rule.heads;
+        let width = self.rule.heads.keys();
+        // Queries, keys and values, apart and side by side; decay and gate with what is between their matrices; strengths.
+        self.rule.scratch(hidden, 8 * width + 2 * k_dim + 2 * v_heads)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decays_stay_within_their_bounds() {
+        for f in [-1e30f32, -30.0, -1.0, 0.0, 0.5, 30.0, 1e30] {
+            let (plain, bounded) = (ChannelDecay::Softplus.of(2.0, f), ChannelDecay::Bounded(-5.0).of(2.0, f));
+            assert!((0.0..=1.0).contains(&plain), "{plain}");
+            assert!(((-5.0f32).exp() * 0.999..=1.0).contains(&bounded), "{bounded}");
+        }
+        assert!((ChannelDecay::Softplus.of(1.5, 0.0) - 0.5f32.powf(1.5)).abs() < 1e-6);
+        assert!((ChannelDecay::Bounded(-5.0).of(1.5, 0.0) - (-2.5f32).exp()).abs() < 1e-6);
+    }
+}
