@@ -21,10 +21,22 @@ const OUTSIDE: [(&str, &str); 3] =
 const EMBEDDINGS: [&str; 3] = ["shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"];
 
 /// The other names under which a checkpoint may have the tensor `name`.
-pub(super) fn same_tensor(name: &str) -> impl Iterator<Item = &'static str> {
-    let is_embedding = EMBEDDINGS.contains(&name);
-    EMBEDDINGS.into_iter().filter(move |_| is_embedding)
+pub(super) fn same_tensor(name: &str) -> Vec<String> {
+    if EMBEDDINGS.contains(&name) {
+        return EMBEDDINGS.map(str::to_owned).into();
+    }
+    let saved = SAVED.iter().find_map(|(end, saved)| Some((name.strip_suffix(end)?, saved)));
+    saved.map(|(start, saved)| format!("{start}{saved}")).into_iter().collect()
 }
+
+/// Ends of names of DeepSeek-V4, and those that transformers gives them when it saves the model.
+const SAVED: [(&str, &str); 5] = [
+    ("lm_head.weight", "head.weight"),
+    (".hc_head_fn", ".hc_head.hc_fn"),
+    (".hc_head_base", ".hc_head.hc_base"),
+    (".hc_head_scale", ".hc_head.hc_scale"),
+    (".attn.kv_norm.weight", ".attn.norm.weight"),
+];
 
 /// What the first two parts of a tensor's name contain if it belongs to images, video, speech or other sound.
 const OTHER_PARTS: [&str; 8] = ["visual", "vision", "video", "audio", "projector", "talker", "code2wav", "vit_"];
@@ -111,8 +123,14 @@ mod tests {
 
     #[test]
     fn embeddings_of_encoder_and_decoder_may_be_one_tensor() {
-        assert_eq!(same_tensor("decoder.embed_tokens.weight").collect::<Vec<_>>(), EMBEDDINGS);
-        assert_eq!(same_tensor("model.embed_tokens.weight").count(), 0);
+        assert_eq!(same_tensor("decoder.embed_tokens.weight"), EMBEDDINGS);
+        assert!(same_tensor("model.embed_tokens.weight").is_empty());
+    }
+
+    #[test]
+    fn tensors_of_deepseek_v4_may_have_the_names_that_transformers_saves() {
+        assert_eq!(same_tensor("model.hc_head_fn"), ["model.hc_head.hc_fn"]);
+        assert_eq!(same_tensor("model.layers.3.attn.kv_norm.weight"), ["model.layers.3.attn.norm.weight"]);
     }
 
     #[test]
