@@ -222,7 +222,7 @@ impl Checkpoint {
 
     fn get(&self, name: &str) -> Option<&TensorLocation> {
         let own = self.tensors.get(name);
-        own.or_else(|| same_tensor(name).find_map(|other| self.tensors.get(other)))
+        own.or_else(|| same_tensor(name).find_map(|other| self.tensors.get(&*other)))
     }
 }
 

@@ -1,6 +1,8 @@
 //! Names of a checkpoint's tensors where they are not the usual ones: those of a multimodal model's text decoder as in a model
 //! of text, other names of the embedding, and which tensors are of other parts.
 
+use std::borrow::Cow;
+
 /// Prefixes of the text decoder's tensors and of its output head, where they are not `model.` and `lm_head.`.
 const PREFIXES: [(&str, &str); 5] = [
     ("model.language_model.", "lm_head."),
@@ -20,10 +22,13 @@ const OUTSIDE: [(&str, &str); 3] =
 /// Names of the embeddings of an encoder-decoder model. Where they are one tensor, a checkpoint has it under any of them.
 const EMBEDDINGS: [&str; 3] = ["shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"];
 
-/// The other names under which a checkpoint may have the tensor `name`.
-pub(super) fn same_tensor(name: &str) -> impl Iterator<Item = &'static str> {
+/// The other names under which a checkpoint may have the tensor `name`. In a Kimi Linear that transformers saved, the MLP of a
+/// dense layer has the name of the experts.
+pub(super) fn same_tensor(name: &str) -> impl Iterator<Item = Cow<'static, str>> {
     let is_embedding = EMBEDDINGS.contains(&name);
-    EMBEDDINGS.into_iter().filter(move |_| is_embedding)
+    let embeddings = EMBEDDINGS.into_iter().filter(move |_| is_embedding).map(Cow::Borrowed);
+    let dense = name.ends_with("_proj.weight").then(|| name.replace(".mlp.", ".block_sparse_moe."));
+    embeddings.chain(dense.map(Cow::Owned))
 }
 
 /// What the first two parts of a tensor's name contain if it belongs to images, video, speech or other sound.
@@ -113,6 +118,8 @@ mod tests {
     fn embeddings_of_encoder_and_decoder_may_be_one_tensor() {
         assert_eq!(same_tensor("decoder.embed_tokens.weight").collect::<Vec<_>>(), EMBEDDINGS);
         assert_eq!(same_tensor("model.embed_tokens.weight").count(), 0);
+        let dense = same_tensor("model.layers.0.mlp.up_proj.weight");
+        assert_eq!(dense.collect::<Vec<_>>(), ["model.layers.0.block_sparse_moe.up_proj.weight"]);
     }
 
     #[test]
