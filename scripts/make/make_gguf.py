@@ -174,10 +174,10 @@ CONFIGS = {
     },
     "bailing_hybrid": {
         **sets.SMALL_MLA, "num_hidden_layers": 4, "head_dim": 12, "moe_intermediate_size": 16, "num_experts": 6,
-        "num_experts_per_token": 2, "num_experts_per_tok": 2, "num_shared_experts": 2, "n_group": 3, "topk_group": 2, "num_expert_group": DROP,
-        "layer_group_size": 2, "short_conv_kernel_size": 3, "kda_lower_bound": -3.0, "score_function": "sigmoid",
-        "norm_topk_prob": True, "moe_shared_expert_intermediate_size": 32, "no_kda_lora": True,
-        "gated_attention_proj_granularity_type": "head_wise",
+        "num_experts_per_token": 2, "num_experts_per_tok": 2, "num_shared_experts": 2, "num_expert_group": DROP,
+        "n_group": 3, "topk_group": 2, "layer_group_size": 2, "short_conv_kernel_size": 3,
+        "kda_lower_bound": -3.0, "score_function": "sigmoid", "norm_topk_prob": True, "moe_shared_expert_intermediate_size": 32,
+        "no_kda_lora": True, "gated_attention_proj_granularity_type": "head_wise",
     },
     "llama4_text": {
         **sets.SMALL, "num_hidden_layers": 4, "head_dim": 12, "intermediate_size": 24, "intermediate_size_mlp": 40,
