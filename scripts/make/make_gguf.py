@@ -166,6 +166,19 @@ CONFIGS = {
         "num_experts_per_tok": 2, "n_shared_experts": 2, "index_n_heads": 4, "index_head_dim": 64, "index_topk": 6,
         "indexer_types": ["full", "shared", "full", "shared"],
     },
+    "kimi_linear": {
+        **sets.SMALL_MLA, "num_hidden_layers": 4, "moe_intermediate_size": 16, "num_experts": 6,
+        "num_experts_per_token": 2, "num_shared_experts": 2,
+        "linear_attn_config": {"full_attn_layers": [2], "kda_layers": [1, 3, 4], "head_dim": 12, "num_heads": 2,
+                               "short_conv_kernel_size": 3},
+    },
+    "bailing_hybrid": {
+        **sets.SMALL_MLA, "num_hidden_layers": 4, "head_dim": 12, "moe_intermediate_size": 16, "num_experts": 6,
+        "num_experts_per_token": 2, "num_experts_per_tok": 2, "num_shared_experts": 2, "num_expert_group": DROP,
+        "n_group": 3, "topk_group": 2, "layer_group_size": 2, "short_conv_kernel_size": 3,
+        "kda_lower_bound": -3.0, "score_function": "sigmoid", "norm_topk_prob": True, "moe_shared_expert_intermediate_size": 32,
+        "no_kda_lora": True, "gated_attention_proj_granularity_type": "head_wise",
+    },
     "llama4_text": {
         **sets.SMALL, "num_hidden_layers": 4, "head_dim": 12, "intermediate_size": 24, "intermediate_size_mlp": 40,
         "num_local_experts": 5, "num_experts_per_tok": 2, "interleave_moe_layer_step": 2, "attention_chunk_size": 8192,
@@ -179,17 +192,20 @@ SEEDS = {"phimoe": 300_000, "qwen3_next": 301_000, "llama4_text": 302_000, "qwen
          "gemma4_text": 306_000, "glm4_moe_lite": 307_000, "mistral4": 308_000, "dots1": 309_000, "exaone_moe": 310_000,
          "solar_open": 311_000, "granitemoeshared": 312_000, "smallthinker": 313_000, "hunyuan_v1_moe": 314_000,
          "mellum": 315_000, "afmoe": 316_000, "laguna": 317_000, "mimo_v2_flash": 318_000, "step3p5": 319_000,
-         "bailing_moe": 320_000, "bailing_moe_v2": 321_000, "deepseek_v32": 322_000, "glm_moe_dsa": 323_000}
+         "bailing_moe": 320_000, "bailing_moe_v2": 321_000, "deepseek_v32": 322_000, "glm_moe_dsa": 323_000,
+         "kimi_linear": 324_000, "bailing_hybrid": 325_000}
 
 # Names of architectures where llama.cpp knows another spelling than transformers, and pre-tokenizers of the tiny tokenizers.
-SPELLINGS = {"PhimoeForCausalLM": "PhiMoEForCausalLM", "Mistral4ForCausalLM": "Mistral3ForConditionalGeneration"}
+SPELLINGS = {"PhimoeForCausalLM": "PhiMoEForCausalLM", "Mistral4ForCausalLM": "Mistral3ForConditionalGeneration",
+             "BailingHybridForCausalLM": "BailingMoeV3ForCausalLM"}
 PRE_TOKENIZERS = {"phimoe": "gpt-2", "qwen3_next": "qwen2", "llama4_text": "qwen2", "gpt_oss": "qwen2",
                   "qwen3_5_moe_text": "qwen35", "minimax_m2": "minimax-m2", "hy_v3": "qwen2",
                   "glm4_moe_lite": "qwen2", "mistral4": "gpt-2", "dots1": "qwen2", "exaone_moe": "qwen2",
                   "solar_open": "solar-open", "granitemoeshared": "qwen2", "smallthinker": "qwen2",
                   "hunyuan_v1_moe": "hunyuan", "mellum": "qwen2", "afmoe": "qwen2", "laguna": "qwen2",
                   "mimo_v2_flash": "qwen2", "step3p5": "qwen2", "bailing_moe": "qwen2", "bailing_moe_v2": "qwen2",
-                  "deepseek_v32": "gpt-2", "glm_moe_dsa": "qwen2"}
+                  "deepseek_v32": "gpt-2", "glm_moe_dsa": "qwen2",
+                  "kimi_linear": "qwen2", "bailing_hybrid": "qwen2"}
 
 
 def load_converter(llama):
@@ -217,7 +233,7 @@ def convert(llama, folder, out):
     types = base.gguf.LlamaFileType
     file_type = {"float32": types.ALL_F32, "bfloat16": types.MOSTLY_BF16}[config["torch_dtype"]]
     # Transformers renames or lacks keys of these configs, which the converter reads as they are on the hub.
-    raw = ("mimo_v2_flash", "step3p5", "bailing_moe", "bailing_moe_v2")
+    raw = ("mimo_v2_flash", "step3p5", "bailing_moe", "bailing_moe_v2", "kimi_linear", "bailing_hybrid")
     hparams = config if model_type in raw else None
     with torch.inference_mode():
         model(folder, file_type, out, model_name=out.stem, hparams=hparams).write()

@@ -118,13 +118,14 @@ def save_weights(model, target, spec):
         model.save_pretrained(scratch, max_shard_size=spec.shard_size)
         shutil.copy(scratch / "config.json", target / "config.transformers5.json")
         for file in sorted(scratch.glob("*.safetensors")):
-            stored = {
-                k: v.to(stored_dtype(k, spec.dtype)) if v.is_floating_point() else v for k, v in st.load_file(file).items()
-            }
+            tensors = {patches.hub_name(spec.model_type, k): v for k, v in st.load_file(file).items()}
+            stored = {k: v.to(stored_dtype(k, spec.dtype)) if v.is_floating_point() else v for k, v in tensors.items()}
             st.save_file(stored, target / file.name, metadata={"format": "pt"})
         index = scratch / "model.safetensors.index.json"
         if index.exists():
-            shutil.copy(index, target / index.name)
+            listed = json.loads(index.read_text())
+            listed["weight_map"] = {patches.hub_name(spec.model_type, k): f for k, f in listed["weight_map"].items()}
+            write_json(target / index.name, listed)
     model.config.dtype = "float32"
 
 

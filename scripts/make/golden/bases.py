@@ -408,6 +408,29 @@ BASES = {
     }),
 }
 
+BASES |= {
+    "kimi_linear": ("KimiLinearForCausalLM", {
+        "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 24, "kv_lora_rank": 32, "q_lora_rank": None,
+        "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "mla_use_nope": True,
+        "model_max_length": 1048576, "num_experts": 16, "num_experts_per_token": 4, "num_shared_experts": 1,
+        "moe_renormalize": True, "moe_router_activation_func": "sigmoid", "num_expert_group": 1, "topk_group": 1,
+        "use_grouped_topk": True, "first_k_dense_replace": 1, "moe_layer_freq": 1, "routed_scaling_factor": 2.446,
+        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "rope_scaling": None, "num_nextn_predict_layers": 0,
+        "linear_attn_config": {"full_attn_layers": [4], "kda_layers": [1, 2, 3], "head_dim": 16, "num_heads": 4,
+                               "short_conv_kernel_size": 4},
+    }),
+    "bailing_hybrid": ("BailingHybridForCausalLM", {
+        "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16, "kv_lora_rank": 32, "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8, "v_head_dim": 16, "model_max_length": 262144, "num_experts": 16,
+        "num_experts_per_token": 4, "num_shared_experts": 1, "moe_renormalize": True, "num_expert_group": 4,
+        "topk_group": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5, "rms_norm_eps": 1e-6,
+        "rope_theta": 6000000.0, "short_conv_kernel_size": 4, "layer_group_size": 4, "kda_safe_gate": True,
+        "kda_lower_bound": -5.0, "num_nextn_predict_layers": 0,
+    }),
+}
+
 # Multimodal models, whose text part alone is run: (architecture, keys beside the text config, keys of the text config). Their other parts are as small as transformers allows. make_multimodal.py writes variants; they have no golden model.
 VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "patch_size": 4, "out_hidden_size": 64}
 VL_TEXT = {

@@ -63,6 +63,12 @@ def phimoe_rotary(self, x, position_ids=None):
     return (angles.cos() * mscale).to(x.dtype), (angles.sin() * mscale).to(x.dtype)
 
 
+def hub_name(model_type, name):
+    """The name on the hub of a tensor that transformers saves: kimi_linear's dense layers get that of its experts."""
+    dense = model_type == "kimi_linear" and name.count(".") == 5
+    return name.replace(".block_sparse_moe.", ".mlp.") if dense and name.endswith("_proj.weight") else name
+
+
 def fresh_rope(model):
     """Resets the length that dynamic rope has grown to, so that a result does not depend on earlier calls."""
     rotary = getattr(model.model, "rotary_emb", None) or getattr(model.model, "pos_emb", None)

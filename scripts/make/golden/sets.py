@@ -385,6 +385,28 @@ GOLDEN_CONFIGS = {
                           "original_max_position_embeddings": 16}},
         {"dtype": "bfloat16"},
     ),
+    "kimi_linear": (
+        "latent attention first, 3 heads beside 2 of linear attention, 3 taps, biases, query latents, 1 of 2 groups, bf16",
+        {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 3, "num_key_value_heads": 3,
+         "kv_lora_rank": 12, "q_lora_rank": 10, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 12,
+         "intermediate_size": 40, "moe_intermediate_size": 16, "num_experts": 6, "num_experts_per_token": 2,
+         "num_shared_experts": 2, "num_expert_group": 2, "topk_group": 1, "moe_renormalize": False,
+         "routed_scaling_factor": 1.7, "attention_bias": True,
+         "linear_attn_config": {"full_attn_layers": [1], "kda_layers": [2, 3], "head_dim": 12, "num_heads": 2,
+                                "short_conv_kernel_size": 3}},
+        {"dtype": "bfloat16"},
+    ),
+    "bailing_hybrid": (
+        "softplus decays, latent attention in every second layer with biases, 3 taps, all experts in one group, yarn",
+        {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 3, "num_key_value_heads": 3,
+         "head_dim": 12, "kv_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 12,
+         "intermediate_size": 40, "moe_intermediate_size": 16, "num_experts": 6, "num_experts_per_token": 2,
+         "num_shared_experts": 2, "num_expert_group": 1, "topk_group": 1, "moe_renormalize": False,
+         "attention_bias": True, "layer_group_size": 2, "short_conv_kernel_size": 3, "kda_safe_gate": False,
+         "rope_scaling": {"type": "yarn", "factor": 4, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0,
+                          "mscale_all_dim": 0.5, "original_max_position_embeddings": 16}},
+        {"dtype": "bfloat16"},
+    ),
 }
 
 

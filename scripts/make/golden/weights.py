@@ -9,6 +9,7 @@ def fill(model, seed):
     """Draws every parameter and persistent buffer. The result depends only on the seed and the names."""
     generator = torch.Generator().manual_seed(seed)
     state = model.state_dict()
+    # Some models have no tied weights, whatever their config says.
     tied = "lm_head.weight" in state and model.config.tie_word_embeddings and model._tied_weights_keys
     with torch.no_grad():
         for name in sorted(state):

@@ -20,13 +20,15 @@ const OUTSIDE: [(&str, &str); 3] =
 /// Names of the embeddings of an encoder-decoder model. Where they are one tensor, a checkpoint has it under any of them.
 const EMBEDDINGS: [&str; 3] = ["shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"];
 
-/// The other names under which a checkpoint may have the tensor `name`.
+/// The other names under which a checkpoint may have the tensor `name`. In a Kimi Linear that transformers saved, the MLP of a
+/// dense layer has the name of the experts.
 pub(super) fn same_tensor(name: &str) -> Vec<String> {
     if EMBEDDINGS.contains(&name) {
         return EMBEDDINGS.map(str::to_owned).into();
     }
-    let saved = SAVED.iter().find_map(|(end, saved)| Some((name.strip_suffix(end)?, saved)));
-    saved.map(|(start, saved)| format!("{start}{saved}")).into_iter().collect()
+    let saved = SAVED.iter().find_map(|(end, saved)| Some(format!("{}{saved}", name.strip_suffix(end)?)));
+    let dense = name.ends_with("_proj.weight").then(|| name.replace(".mlp.", ".block_sparse_moe."));
+    saved.into_iter().chain(dense.filter(|dense| dense != name)).collect()
 }
 
 /// Ends of names of DeepSeek-V4, and those that transformers gives them when it saves the model.
@@ -131,6 +133,12 @@ mod tests {
     fn tensors_of_deepseek_v4_may_have_the_names_that_transformers_saves() {
         assert_eq!(same_tensor("model.hc_head_fn"), ["model.hc_head.hc_fn"]);
         assert_eq!(same_tensor("model.layers.3.attn.kv_norm.weight"), ["model.layers.3.attn.norm.weight"]);
+    }
+
+    #[test]
+    fn dense_layers_of_kimi_linear_may_have_the_names_of_experts() {
+        let dense = same_tensor("model.layers.0.mlp.up_proj.weight");
+        assert_eq!(dense, ["model.layers.0.block_sparse_moe.up_proj.weight"]);
     }
 
     #[test]
