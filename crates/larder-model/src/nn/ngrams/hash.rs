@@ -2,7 +2,7 @@
 
 /// Hashes n-grams of two and more tokens, each to several rows.
 pub struct NGramHash {
-    /// One for each token of the longest n-gram, the last token first.
+    /// One for each token of the longest n-gram, at least two, the last token first.
     multipliers: Vec<i64>,
     /// Rows and first row of the part of the table that each head has, those of the shortest n-grams first.
     heads: Vec<(i64, u32)>,
@@ -19,8 +19,7 @@ impl NGramHash {
     /// Appends the rows of `tokens [tokens, heads]`, which follow `before` in their sequence. Of these as many count as an n-gram
     /// has before its last token.
     pub fn rows(&self, before: &[u32], tokens: &[u32], rows: &mut Vec<u32>) {
-        let longest = self.multipliers.len();
-        let known = before.len().min(longest - 1);
+        let known = before.len().min(self.multipliers.len() - 1);
         let all = [&before[before.len() - known..], tokens].concat();
         for at in known..all.len() {
             self.rows_at(&all[..=at], rows);
@@ -92,7 +91,11 @@ mod tests {
             assert_eq!(rows, want, "pieces of {piece}");
         }
         assert_eq!(want[4 * 5..4 * 6], want[4 * 8..4 * 9], "the same three tokens");
-        assert_eq!((want[4 * 11], want[4 * 11 + 2] == want[4 * 12 + 2]), (want[4 * 12], false), "3 3 behind the end, or 3");
+        assert_eq!(
+            (want[4 * 11], want[4 * 11 + 2] == want[4 * 12 + 2]),
+            (want[4 * 12], false),
+            "3 3 behind the end, or 3"
+        );
         assert!(want.iter().all(|row| *row < 1650));
     }
 

@@ -35,6 +35,7 @@ mod metadata;
 mod names;
 mod parts;
 mod pretokenizer;
+mod qwen4_exp;
 mod reader;
 mod rope_factors;
 mod sliding;
