@@ -32,16 +32,21 @@ impl TensorMeta {
 #[error("{0}")]
 pub struct TensorsError(pub String);
 
-/// The rows of a matrix, read one by one.
+/// The rows of a matrix, of which some are read at a time.
 pub trait TensorRows: Send + Sync {
     /// Number format and shape, `[rows, cols]`, in plain row order.
     fn meta(&self) -> &TensorMeta;
 
-    /// Reads a row. A row that does not exist is an error.
+    /// Reads some rows, in any order; an SSD reads them at the same time. A row that does not exist is an error.
     ///
-    /// The caller guarantees that `into` has the length of a row; the implementation fills all of it, or fails with an
-    /// error that names the file.
-    fn read_row(&self, row: usize, into: &mut [u8]) -> Result<(), TensorsError>;
+    /// The caller guarantees that `into` has the length of these rows; the implementation fills all of it, one row after the
+    /// other, or fails with an error that names the file.
+    fn read_rows(&self, rows: &[usize], into: &mut [u8]) -> Result<(), TensorsError>;
+
+    /// Bytes of memory that are kept to read rows: checksums.
+    fn kept_bytes(&self) -> usize {
+        0
+    }
 }
 
 /// Reads tensors by name, from several threads at a time; implemented by checkpoints, GGUF files and stores.

@@ -169,6 +169,13 @@ impl<'a> Config<'a> {
         }
     }
 
+    /// A size of at least one that may exceed [`MAX_SIZE`], as numbers of rows of a table do; or `default`.
+    pub fn wide_size_or(&mut self, name: &str, default: u64) -> Result<u64> {
+        let Some(v) = self.get(&[name]) else { return Ok(default) };
+        let size = v.as_u64().filter(|n| (1..=u64::from(u32::MAX)).contains(n));
+        size.ok_or_else(|| self.type_error(name, &format!("a size from 1 to {}", u32::MAX), v))
+    }
+
     /// A size of at least one, stated once or in a list with the same for every layer; or `None`.
     pub fn opt_size_of_layers(&mut self, names: &[&str], layers: usize) -> Result<Option<usize>> {
         let Some(Value::Array(list)) = self.get(names) else { return self.opt_size(names) };
@@ -267,6 +274,18 @@ impl<'a> Config<'a> {
     /// A list of counts or layer indices, or `None`.
     pub fn opt_counts(&mut self, name: &str) -> Result<Option<Vec<usize>>> {
         self.opt_list(name, "a list of counts", |v| v.as_u64().filter(|n| *n <= MAX_SIZE).map(|n| n as usize))
+    }
+
+    /// A list of integers, or `None`.
+    pub fn opt_integers(&mut self, name: &str) -> Result<Option<Vec<i64>>> {
+        self.opt_list(name, "a list of integers", Value::as_i64)
+    }
+
+    /// A token, or the first of a list of tokens; or `None`.
+    pub fn opt_token(&mut self, name: &str) -> Result<Option<u32>> {
+        let all =
+            if self.is_list(name) { self.opt_counts(name)? } else { self.opt_count(&[name])?.map(|token| vec![token]) };
+        Ok(all.and_then(|all| all.first().map(|token| *token as u32)))
     }
 
     /// A list of counts, which may be a text with commas between them; or `None`.

@@ -19,6 +19,7 @@ use crate::nn::{
     Activation, ForwardPass, HandedOn, KvCache, KvPool, Mixer, MoeInput, Rope, RopeTable, SpanPositions, step_memory,
 };
 use crate::read_ahead::ReadAhead;
+use crate::row_cache::RowTraffic;
 use crate::stack::{BranchInput, CrossAttention, Ffn, Layer, Stack};
 use crate::step::{LayerStates, Span};
 use crate::tap::{Phase, PhaseClock, Tap};
@@ -135,7 +136,13 @@ impl Decoder {
 
     /// Layers of the decoder.
     pub fn layers(&self) -> usize {
-        self.stack.layers.len()
+        self.stack.layer_count()
+    }
+
+    /// How many rows of tables of n-grams were read and found in memory so far; `None` if the model has no such table on the SSD.
+    pub fn ngram_rows(&self) -> Option<RowTraffic> {
+        let mixers = self.stack.layers.iter().filter_map(|layer| layer.mixer.as_ref());
+        mixers.filter_map(|mixer| mixer.part.ngram_rows()).reduce(|all, own| all + own)
     }
 
     /// Width of a hidden state.
@@ -231,11 +238,16 @@ impl Decoder {
             x = x.repeat((1, streams.count))?; // [tokens, streams · hidden]
         }
         clock.lap(Phase::EmbedAndHead, tap);
+        let (mut stage, mut begun) = (0, false);
         for (i, layer) in stack.layers.iter().enumerate() {
             if !tap.wants_more() {
                 return Err(ModelError::Cancelled);
             }
-            report_hidden(tap, i, &x)?;
+            if !begun {
+                report_hidden(tap, stage, &x)?;
+                stage += 1;
+            }
+            begun = layer.begins_next;
             let others = OtherLayers {
                 cross: stack.encoder.as_ref().map(|encoder| &encoder.cross[i]),
                 following: &stack.layers[i + 1..],
@@ -305,7 +317,7 @@ impl Decoder {
         let x = match tap.wants_hidden() || spans.iter().any(|span| span.hidden.is_some()) {
             true => {
                 let x = stack.norm.forward(&x)?;
-                report_hidden(tap, stack.layers.len(), &x)?;
+                report_hidden(tap, stack.layer_count(), &x)?;
                 hand_out_hidden(&x, spans, pass)?;
                 take_rows(x, wanted_rows(spans, pass))?
             }

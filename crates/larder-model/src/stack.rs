@@ -60,6 +60,11 @@ impl Stack {
         self.layers.iter().chain(self.mtp.as_ref().map(|mtp| &mtp.layer))
     }
 
+    /// Number of decoder layers.
+    pub fn layer_count(&self) -> usize {
+        self.layers.iter().filter(|layer| !layer.begins_next).count()
+    }
+
     /// Width of all residual streams together.
     pub fn residual_width(&self) -> usize {
         self.streams.as_ref().map_or(1, |streams| streams.count) * self.hidden
@@ -154,12 +159,20 @@ pub struct Layer {
     pub ffn: Option<Branch<Ffn>>,
     /// Factor on the output of the whole layer.
     pub scale: f64,
+    /// Whether this is the first part of the layer behind it, and not counted as a layer of its own.
+    pub begins_next: bool,
 }
 
 impl Layer {
     /// A layer with both parts, whose outputs are added to the residual stream.
     pub fn new(mixer: Branch<Box<dyn Mixer>>, ffn: Branch<Ffn>) -> Self {
-        Layer { mixer: Some(mixer), ffn: Some(ffn), scale: 1.0 }
+        Layer { mixer: Some(mixer), ffn: Some(ffn), scale: 1.0, begins_next: false }
+    }
+
+    /// What comes before the two parts of the layer behind it: all residual streams are read, and the output is added to them.
+    pub fn beginning_next(mixer: impl Mixer + 'static) -> Self {
+        let mixer: Box<dyn Mixer> = Box::new(mixer);
+        Layer { mixer: Some(Branch::new(Norm::None, mixer)), ffn: None, scale: 1.0, begins_next: true }
     }
 
     /// Router and experts, if the layer has them.

@@ -9,10 +9,11 @@ use larder_core::{
 
 use crate::bytes::Bytes;
 use crate::compute::ComputeContext;
-use crate::embedding::{CachedRows, EmbeddingRows};
+use crate::embedding::EmbeddingRows;
 use crate::error::{ModelError, Result};
 use crate::matrix::{Linear, Matrix, PlacedMatrix};
 use crate::read_ahead::ReadAhead;
+use crate::row_cache::CachedRows;
 
 /// Hands out the resident weights that an architecture requests by name and shape.
 ///

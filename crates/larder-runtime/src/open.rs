@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use larder_core::{Blueprint, ExpertLayout, NumberFormat, TensorSpec};
 use larder_engine::{ChatTemplate, GenerationConfig, Tokenizer, TokenizerConfig};
-use larder_model::{AllResident, ComputeContext, Decoder, embedding_cache_bytes};
+use larder_model::{AllResident, ComputeContext, Decoder, row_cache_bytes};
 use larder_store::reader::Slot;
 use larder_store::{
     Assembler, CONVERSION_STATE, ExpertSource, MANIFEST_FILE, Source, Store, StoreError, StoreErrorKind,
@@ -186,14 +186,13 @@ impl OpenModel {
 
     /// The resident weights that a device keeps.
     fn device_weights(&self) -> impl Iterator<Item = &TensorSpec> {
-        let own_head = self.has_own_head();
-        self.blueprint.resident.iter().filter(move |t| t.product && (t.name != EMBEDDING || !own_head))
+        self.blueprint.resident.iter().filter(|t| t.product && !t.by_row)
     }
 
     /// Bytes of a resident weight after loading; of a matrix that stays on the SSD, those of its cache.
     fn resident_bytes(&self, spec: &TensorSpec) -> u64 {
         if let Some(rows) = self.source().rows(&spec.name).filter(|_| spec.by_row) {
-            return embedding_cache_bytes(rows.meta()) as u64;
+            return row_cache_bytes(rows.as_ref()) as u64;
         }
         self.source().meta(&spec.name).map_or(0, |stored| spec.loaded_bytes(stored) as u64)
     }

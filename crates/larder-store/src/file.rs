@@ -3,6 +3,7 @@
 use std::{
     fs::File,
     io,
+    num::NonZeroU64,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
     sync::OnceLock,
@@ -59,6 +60,12 @@ impl ReadAt {
     /// Tells the kernel that reads will be short and scattered, so that it reads nothing ahead (`POSIX_FADV_RANDOM`).
     pub fn advise_random(&self) {
         let _ = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::Random);
+    }
+
+    /// Starts reading bytes that will be read soon, so that the SSD reads several such ranges at the same time
+    /// (`POSIX_FADV_WILLNEED`).
+    pub fn will_need(&self, offset: u64, len: usize) {
+        let _ = rustix::fs::fadvise(&self.file, offset, NonZeroU64::new(len as u64), rustix::fs::Advice::WillNeed);
     }
 
     /// Fills `into` from byte `offset` on, or fails with an error that names the offset.

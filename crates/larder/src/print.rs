@@ -3,6 +3,7 @@
 pub use larder_core::format_bytes as bytes;
 use larder_core::printable;
 use larder_engine::Routing;
+use larder_model::RowTraffic;
 use larder_policy::routing::quality::Quality;
 use serde_json::{Value, json};
 
@@ -27,6 +28,16 @@ pub fn routing(routing: &Routing) -> Value {
         "lambda": report.lambda,
         "delta": report.delta,
     })
+}
+
+/// How many rows of tables of n-grams were read from the SSD.
+pub fn ngram_rows(rows: RowTraffic) -> String {
+    format!("{} n-gram rows read, {} in memory", rows.reads, rows.hits)
+}
+
+/// The same as JSON.
+pub fn ngram_rows_json(rows: RowTraffic) -> Value {
+    json!({"reads": rows.reads, "hits": rows.hits})
 }
 
 /// A share in percent, with one decimal if it is not a whole number.

@@ -212,6 +212,7 @@ impl Basics {
             value_norm: None,
             value_scale: 1.0,
             output_gate: OutputGate::None,
+            indexer: None,
         })
     }
 

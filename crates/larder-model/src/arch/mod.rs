@@ -56,6 +56,7 @@ mod qwen2_moe;
 mod qwen3_5_moe;
 mod qwen3_moe;
 mod qwen3_next;
+mod qwen4_exp;
 mod smallthinker;
 mod solar_open;
 mod step3p5;
@@ -110,6 +111,7 @@ const ARCHS: &[Arch] = &[
     Arch { model_type: "qwen3_5_moe", build: qwen3_5_moe::build },
     Arch { model_type: "qwen3_moe", build: qwen3_moe::build },
     Arch { model_type: "qwen3_next", build: qwen3_next::build },
+    Arch { model_type: "qwen4_exp", build: qwen4_exp::build },
     Arch { model_type: "smallthinker", build: smallthinker::build },
     Arch { model_type: "solar_open", build: solar_open::build },
     Arch { model_type: "step3p5", build: step3p5::build },
@@ -132,6 +134,7 @@ const ALIASES: &[Alias] = &[
     Alias { model_type: "glm4v_moe_text", of: "glm4_moe", defaults: &[("attention_bias", true)], fixed: &[] },
     Alias { model_type: "kimi_k2", of: "deepseek_v3", defaults: &[], fixed: &[] },
     Alias { model_type: "qwen3_5_moe_text", of: "qwen3_5_moe", defaults: &[], fixed: &[] },
+    Alias { model_type: "qwen4_exp_text", of: "qwen4_exp", defaults: &[], fixed: &[] },
     Alias { model_type: "qwen3_omni_moe_text", of: "qwen3_moe", defaults: &[("norm_topk_prob", true)], fixed: &[] },
     Alias {
         model_type: "qwen3_vl_moe_text",

@@ -70,9 +70,13 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         let prefix = format!("model.layers.{layer}");
         let norm = basics.norm(weights, &format!("{prefix}.norm"), basics.hidden)?;
         let own = format!("{prefix}.mixer");
-        let mixer =
-            |mixer: Box<dyn Mixer>, norm| Layer { mixer: Some(Branch::new(norm, mixer)), ffn: None, scale: 1.0 };
-        let ffn = |ffn, norm| Layer { mixer: None, ffn: Some(Branch::new(norm, ffn)), scale: 1.0 };
+        let mixer = |mixer: Box<dyn Mixer>, norm| Layer {
+            mixer: Some(Branch::new(norm, mixer)),
+            ffn: None,
+            scale: 1.0,
+            begins_next: false,
+        };
+        let ffn = |ffn, norm| Layer { mixer: None, ffn: Some(Branch::new(norm, ffn)), scale: 1.0, begins_next: false };
         Ok(match types[layer] {
             LayerType::Mamba => mixer(Box::new(Mamba2::new(weights, &own, basics.hidden, parts.mamba)?), norm),
             LayerType::Attention => {

@@ -92,7 +92,7 @@ pub fn build_with(
 }
 
 /// Softmax attention whose query product also yields an output gate.
-fn attention(
+pub fn attention(
     basics: &Basics,
     weights: &mut WeightLoader,
     prefix: &str,
@@ -103,7 +103,8 @@ fn attention(
     Ok(Attention { norm: basics.qk_norm(weights, prefix)?, output_gate: OutputGate::OfQueries, ..plain })
 }
 
-fn delta_shape(config: &mut Config, form: DeltaForm) -> Result<DeltaShape> {
+/// Sizes of the delta rule.
+pub fn delta_shape(config: &mut Config, form: DeltaForm) -> Result<DeltaShape> {
     let heads = DeltaHeads {
         k_heads: config.size_or(&["linear_num_key_heads"], 16)?,
         v_heads: config.size_or(&["linear_num_value_heads"], 32)?,

@@ -2,11 +2,13 @@
 
 use candle_core::{Device, Tensor};
 use larder_core::{KV_PAGE_TOKENS, Rng};
-use larder_kernels::{AttentionArgs, AttentionTask};
 
 use super::norm::rms;
 use super::output_gate::{GateFunction, OutputGate, gated};
-use super::{AttentionMask, ForwardPass, LayerKv, LayerShape, Mixer, Norm, Rotary, RowShape, TokenScratch, made_up};
+use super::{
+    AttentionMask, BlockIndexer, ChoiceShape, ChosenAttention, ForwardPass, KeysAndValues, LayerKv, LayerShape, Mixer,
+    Norm, Rotary, RowShape, Selection, TokenScratch, made_up,
+};
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
 use crate::step::LayerStates;
@@ -97,6 +99,8 @@ pub struct Attention {
     pub temperature: Option<AttentionTemperature>,
     /// Factor on what attention yields, before the output product.
     pub output_gate: OutputGate,
+    /// Chooses the positions that a query attends to, out of all earlier ones.
+    pub indexer: Option<Box<BlockIndexer>>,
 }
 
 /// The products that yield queries, keys and values.
@@ -145,24 +149,8 @@ impl Mixer for Attention {
             with_f32(&k, |k| layer_kv.keys.append(span.rows(k, k_width), kv_heads, head_dim))??;
             with_f32(&v, |v| layer_kv.values.append(span.rows(v, v_width), kv_heads, value_dim))??;
         }
-        let seen = pass.visible_ranges(self.mask);
-        with_f32(&q, |q| {
-            let tasks = pass.split(&mut mixed, mixed_width).enumerate().map(|(i, (span, out))| {
-                let args = AttentionArgs {
-                    queries: span.rows(q, q_width),
-                    heads,
-                    keys: states.of(i).keys.view(head_dim),
-                    values: states.of(i).values.view(value_dim),
-                    kv_heads,
-                    seen: span.rows(&seen, 1),
-                    scale: self.scale as f32,
-                    sinks: self.sinks.as_deref(),
-                    bias: None,
-                };
-                AttentionTask { args, out }
-            });
-            self.o.compute().attend(&mut tasks.collect::<Vec<_>>())
-        })??;
+        let selection = self.indexer.as_ref().map(|indexer| indexer.select(x, states, pass)).transpose()?;
+        with_f32(&q, |q| self.attend(q, states, pass, selection.as_ref(), &mut mixed))??;
         (0..pass.spans.len()).for_each(|i| states.of_mut(i).release_unseen(self.mask));
         let mixed = Tensor::from_vec(mixed, (n, mixed_width), &Device::Cpu)?;
         self.o.forward(&match self.gate(x, gate)? {
@@ -174,7 +162,8 @@ impl Mixer for Attention {
     fn layer_shape(&self) -> LayerShape {
         let AttentionShape { kv_heads: heads, head_dim, value_dim, .. } = self.shape;
         let rows = |width| RowShape { heads, width };
-        LayerShape::attention(rows(head_dim), rows(value_dim), self.mask)
+        let further = self.indexer.as_ref().map_or(Vec::new(), |indexer| indexer.kept());
+        LayerShape::attention(rows(head_dim), rows(value_dim), self.mask).with_further(further)
     }
 
     fn fill(&self, state: &mut LayerKv, tokens: usize, rng: &mut Rng) -> Result<()> {
@@ -185,7 +174,8 @@ impl Mixer for Attention {
             state.values.append(&made_up(rows * value_dim, rng), kv_heads, value_dim)?;
             state.release_unseen(self.mask);
         }
-        Ok(())
+        let all = state.keys.len();
+        state.further.iter_mut().try_for_each(|further| further.fill(all, rng))
     }
 
     fn scratch(&self, hidden: usize) -> TokenScratch {
@@ -199,12 +189,35 @@ impl Mixer for Attention {
             OutputGate::Product(product, _) => q + 2 * mixed + 2 * product.rows(),
         };
         let joined = if matches!(self.inputs, InputProducts::Joined(_)) { q + k + v } else { 0 };
-        let floats = 2 * hidden + queries + 2 * k + v + changed + joined;
+        let indexer = self.indexer.as_ref().map_or(0, |indexer| indexer.scratch());
+        let floats = 2 * hidden + queries + 2 * k + v + changed + joined + indexer;
         TokenScratch { floats, input: hidden.max(mixed) }
+    }
+
+    fn choice(&self) -> Option<ChoiceShape> {
+        let AttentionShape { kv_heads, head_dim, value_dim, .. } = self.shape;
+        let rows = self.indexer.as_ref()?.most_rows();
+        Some(ChoiceShape { rows, values: kv_heads * (head_dim + value_dim) })
     }
 }
 
 impl Attention {
+    /// Into `out [n, heads · value_dim]`, the attention of each token to all rows that it sees, or to those chosen.
+    fn attend(
+        &self,
+        q: &[f32],
+        states: &LayerStates,
+        pass: &ForwardPass,
+        selection: Option<&Selection>,
+        out: &mut [f32],
+    ) -> Result<()> {
+        let AttentionShape { heads, kv_heads, head_dim: key_width, value_dim: value_width } = self.shape;
+        let (scale, sinks) = (self.scale as f32, self.sinks.as_deref());
+        let attention = ChosenAttention { heads, kv_heads, key_width, value_width, scale, sinks };
+        let rows = (states, (|kv| (&kv.keys, Some(&kv.values))) as KeysAndValues);
+        attention.attend_step(self.o.compute(), q, rows, (pass, self.mask), selection, out)
+    }
+
     /// Queries `[n, heads · head_dim]`, and what the output gate is made of, in the same shape, if they hold it.
     fn part(&self, q: Tensor, n: usize) -> Result<(Tensor, Option<Tensor>)> {
         let AttentionShape { heads, head_dim, .. } = self.shape;

@@ -17,6 +17,8 @@ pub struct CausalConv {
     bias: Option<Vec<f32>>,
     channels: usize,
     width: usize,
+    /// Distance in tokens of the inputs that are added up.
+    dilation: usize,
 }
 
 impl CausalConv {
@@ -28,6 +30,11 @@ impl CausalConv {
             false => None,
         };
         Ok(CausalConv { bias, ..conv })
+    }
+
+    /// The same weights for inputs that are `dilation` tokens apart.
+    pub fn dilated(self, dilation: usize) -> Self {
+        CausalConv { dilation, ..self }
     }
 
     /// Several convolutions of `channels` channels each as one, the channels of the first before those of the second;
@@ -48,15 +55,15 @@ impl CausalConv {
     /// Of `kernel [channels, width]`, without a bias.
     fn of(kernel: &[f32], channels: usize, width: usize) -> Self {
         let column = |tap: usize| kernel.iter().skip(tap).step_by(width).copied();
-        CausalConv { taps: (0..width).flat_map(column).collect(), bias: None, channels, width }
+        CausalConv { taps: (0..width).flat_map(column).collect(), bias: None, channels, width, dilation: 1 }
     }
 
     /// Values of the window that is kept between passes.
     pub fn window_len(&self) -> usize {
-        (self.width - 1) * self.channels
+        (self.width - 1) * self.dilation * self.channels
     }
 
-    /// `x [tokens, channels]` → same shape. `window` holds the last `width - 1` inputs before `x`, and is updated.
+    /// `x [tokens, channels]` → same shape. `window` holds the last `(width - 1) · dilation` inputs before `x`, and is updated.
     pub fn forward(&self, x: &[f32], window: &mut [f32]) -> Vec<f32> {
         let inputs = [&*window, x].concat();
         let mut out = vec![0.0; x.len()];
@@ -64,7 +71,7 @@ impl CausalConv {
             if let Some(bias) = &self.bias {
                 out.copy_from_slice(bias);
             }
-            let inputs = inputs[t * self.channels..].chunks_exact(self.channels);
+            let inputs = inputs[t * self.channels..].chunks_exact(self.channels).step_by(self.dilation);
             for (taps, inputs) in self.taps.chunks_exact(self.channels).zip(inputs) {
                 out.iter_mut().zip(taps).zip(inputs).for_each(|((out, tap), x)| *out += tap * x);
             }
@@ -148,5 +155,17 @@ mod tests {
         let mut window = [0.0; 4];
         let parts: Vec<f32> = [0..2, 2..8, 8..14].into_iter().flat_map(|r| conv.forward(&x[r], &mut window)).collect();
         assert_eq!(whole, parts);
+    }
+    #[test]
+    fn inputs_of_a_dilated_convolution_are_apart() {
+        let conv = CausalConv::of(&[0.5, -1.0, 2.0], 1, 3).dilated(3);
+        let x: Vec<f32> = (0..20).map(|i| (i as f32 * 1.3).sin()).collect();
+        let at = |i: usize, back: usize| if i < back { 0.0 } else { x[i - back] };
+        let want: Vec<f32> = (0..20).map(|i| 0.5 * at(i, 6) - at(i, 3) + 2.0 * x[i]).collect();
+        for piece in [1, 4, 20] {
+            let mut window = [0.0; 6];
+            let got: Vec<f32> = x.chunks(piece).flat_map(|x| conv.forward(x, &mut window)).collect();
+            assert_eq!((got, conv.window_len()), (want.clone(), 6));
+        }
     }
 }

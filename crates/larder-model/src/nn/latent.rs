@@ -1,16 +1,14 @@
 //! Multi-head latent attention (MLA) of the DeepSeek family.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{D, Device, Tensor};
 use larder_core::{KV_PAGE_TOKENS, Rng};
-use larder_kernels::{AttentionArgs, AttentionTask};
 
 use super::output_gate::gated;
 use super::{
-    AttentionMask, AttentionTemperature, ChoiceShape, ChosenAttention, ChosenQuery, ChosenRows, ForwardPass,
-    GateFunction, Indexer, KvRows, KvView, LayerKv, LayerShape, Mixer, Norm, Rotary, Selection, TokenScratch, made_up,
+    AttentionMask, AttentionTemperature, ChoiceShape, ChosenAttention, ForwardPass, GateFunction, Indexer,
+    KeysAndValues, LayerKv, LayerShape, Mixer, Norm, Rotary, Selection, TokenScratch, made_up,
 };
 use crate::error::Result;
 use crate::matrix::{Linear, PlacedMatrix, with_f32};
@@ -202,61 +200,16 @@ impl LatentAttention {
         out: &mut [f32],
     ) -> Result<()> {
         let LatentShape { heads, kv_rank, rope, .. } = self.shape;
-        let (q_width, out_width) = (heads * (kv_rank + rope), heads * kv_rank);
-        let seen = pass.visible_ranges(AttentionMask::Causal);
-        let (mut tasks, mut chosen) = (Vec::with_capacity(pass.spans.len()), Vec::new());
-        for (i, (span, out)) in pass.split(out, out_width).enumerate() {
-            let keys = &states.of(i).keys;
-            // The first tokens of a sequence attend to all rows.
-            let choices = |t: usize| selection.and_then(|selection| selection.of(span.first_row + t));
-            let all = (0..span.tokens).take_while(|t| choices(*t).is_none()).count();
-            let (of_all, of_chosen) = span.rows(query, q_width).split_at(all * q_width);
-            let (out, chosen_out) = out.split_at_mut(all * out_width);
-            if all > 0 {
-                tasks.push(AttentionTask { args: self.args(of_all, keys, &span.rows(&seen, 1)[..all]), out });
-            }
-            let rest = of_chosen.chunks_exact(q_width).zip(chosen_out.chunks_exact_mut(out_width));
-            chosen.extend(rest.enumerate().map(|(t, (query, out))| {
-                let positions = choices(all + t).unwrap_or_default();
-                ChosenQuery { query, sources: vec![ChosenRows { keys, values: None, positions }], out }
-            }));
-        }
-        self.o.compute().attend(&mut tasks)?;
-        self.chosen_attention().attend(self.o.compute(), &mut chosen);
-        Ok(())
-    }
-
-    /// Attention of consecutive tokens to all rows that they see.
-    fn args<'a>(
-        &self,
-        queries: &'a [f32],
-        keys: &'a KvRows,
-        seen: &'a [Range<usize>],
-    ) -> AttentionArgs<'a, KvView<'a>> {
-        let LatentShape { heads, kv_rank, rope, .. } = self.shape;
-        AttentionArgs {
-            queries,
-            heads,
-            keys: keys.view(kv_rank + rope),
-            values: keys.view(kv_rank),
-            kv_heads: 1,
-            seen,
-            scale: self.scale as f32,
-            sinks: None,
-            bias: None,
-        }
-    }
-
-    fn chosen_attention(&self) -> ChosenAttention<'_> {
-        let LatentShape { heads, kv_rank, rope, .. } = self.shape;
-        ChosenAttention {
+        let attention = ChosenAttention {
             heads,
             kv_heads: 1,
             key_width: kv_rank + rope,
             value_width: kv_rank,
             scale: self.scale as f32,
             sinks: None,
-        }
+        };
+        let (rows, pass) = ((states, (|kv| (&kv.keys, None)) as KeysAndValues), (pass, AttentionMask::Causal));
+        attention.attend_step(self.o.compute(), query, rows, pass, selection, out)
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod activation;
 mod attention;
+mod block_indexer;
 mod compressed;
 mod conv;
 mod delta;
@@ -15,6 +16,7 @@ mod latent;
 mod layer_shape;
 mod mlp;
 mod moe;
+mod ngrams;
 mod norm;
 mod output_gate;
 mod pass;
@@ -23,12 +25,14 @@ mod relative;
 mod rope;
 mod rotary;
 mod scratch;
+mod selected;
 mod selection;
 mod state_space;
 mod streams;
 
 pub use activation::Activation;
 pub use attention::{Attention, AttentionShape, AttentionTemperature, InputProducts, QkNorm};
+pub use block_indexer::{BlockIndexer, BlockIndexerShape, IndexProducts};
 pub use compressed::{CompressedAttention, CompressedShape, Compressor, CompressorShape, Entries, EntryIndexer};
 pub use conv::{CausalConv, ShortConv};
 pub use delta::{ChannelDecay, DeltaForm, DeltaHeads, DeltaShape, GatedDeltaNet, KimiDelta, KimiDeltaShape};
@@ -43,6 +47,7 @@ pub use layer_shape::{LayerShape, RowShape};
 pub use mlp::{Mlp, MlpNames};
 pub(crate) use moe::MoeInput;
 pub use moe::{DenseBeside, ExpertsByToken, LatentExperts, Moe, SharedExpert};
+pub use ngrams::{NGramFeatures, NGramHash, NGramShape, primes};
 pub use norm::Norm;
 pub use output_gate::{GateFunction, OutputGate};
 pub use pass::{AttentionMask, ForwardPass, SpanPositions};
@@ -52,14 +57,19 @@ pub use rope::{Rope, RopeType, attention_scale};
 pub use rotary::{RopeTable, Rotary};
 pub use scratch::TokenScratch;
 pub(crate) use scratch::step_memory;
+pub use selected::KeysAndValues;
 pub use selection::{ChoiceShape, HandedOn, Index, Selection};
 pub use state_space::{Mamba1, Mamba1Shape, Mamba2, Mamba2Shape};
-pub use streams::{ManifoldConnection, ManifoldMerge, ManifoldShape, MergeStreams, ResidualConnection};
+pub use streams::{
+    LowRankConnection, LowRankMixer, LowRankShape, ManifoldConnection, ManifoldMerge, ManifoldShape, MergeStreams,
+    ResidualConnection,
+};
 
 use candle_core::Tensor;
 use larder_core::{Rng, SequenceMemory};
 
 use crate::error::Result;
+use crate::row_cache::RowTraffic;
 use crate::step::LayerStates;
 
 /// Token mixing, the part of a layer that moves information between positions: attention, a convolution, a recurrence.
@@ -81,6 +91,11 @@ pub trait Mixer: Send + Sync {
 
     /// Appends the state of `tokens` tokens that were not computed: values of `rng` of a plausible size.
     fn fill(&self, state: &mut LayerKv, tokens: usize, rng: &mut Rng) -> Result<()>;
+
+    /// How many rows of a table of n-grams were read and found in memory so far, if the layer has such a table on the SSD.
+    fn ngram_rows(&self) -> Option<RowTraffic> {
+        None
+    }
 
     /// What [`forward`](Self::forward) allocates per token, the norm before it included, in a model whose residual stream
     /// is `hidden` wide.

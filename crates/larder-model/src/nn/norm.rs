@@ -17,6 +17,15 @@ pub enum Norm {
         /// Added under the root.
         eps: f64,
     },
+    /// Root mean square of each group of values, times a weight.
+    RmsOfGroups {
+        /// `[groups · width]`
+        weight: Vec<f32>,
+        /// Values of a group.
+        width: usize,
+        /// Added under the root.
+        eps: f64,
+    },
     /// Mean and variance, times a weight, plus a bias.
     Layer {
         /// `[width]`
@@ -41,6 +50,14 @@ impl Norm {
         Ok(Norm::Rms { weight, eps })
     }
 
+    /// The same norm over each group of `width` values, if it is an RMS norm.
+    pub fn of_groups(self, width: usize) -> Self {
+        match self {
+            Norm::Rms { weight, eps } => Norm::RmsOfGroups { weight, width, eps },
+            other => other,
+        }
+    }
+
     /// `prefix.weight [width]`, `prefix.bias [width]`
     pub fn layer(weights: &mut WeightLoader, prefix: &str, width: usize, eps: f64) -> Result<Self> {
         let weight = weights.vector(&format!("{prefix}.weight"), &[width])?;
@@ -54,6 +71,10 @@ impl Norm {
             Norm::None => Ok(x.clone()),
             Norm::Rms { weight, eps } => each_row(x, |row| {
                 scale(row, *eps);
+                row.iter_mut().zip(weight).for_each(|(x, w)| *x *= w);
+            }),
+            Norm::RmsOfGroups { weight, width, eps } => each_row(x, |row| {
+                row.chunks_exact_mut(*width).for_each(|group| scale(group, *eps));
                 row.iter_mut().zip(weight).for_each(|(x, w)| *x *= w);
             }),
             Norm::Layer { weight, bias, eps } => each_row(x, |row| {
@@ -117,5 +138,19 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn groups_are_rows_with_weights_of_their_own() {
+        let x: Vec<f32> = (0..24).map(|i| (i as f32 * 0.9).cos() * 2.0).collect();
+        let weight: Vec<f32> = (0..12).map(|i| 0.5 + i as f32 * 0.1).collect();
+        let values = |norm: Norm, x: &[f32], width: usize| -> Vec<f32> {
+            let x = Tensor::from_slice(x, (x.len() / width, width), &Device::Cpu).unwrap();
+            norm.forward(&x).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+        };
+        let of = |weight: &[f32]| Norm::Rms { weight: weight.to_vec(), eps: 1e-6 };
+        let groups = x.chunks(4).zip(weight.chunks(4).cycle());
+        let want: Vec<f32> = groups.flat_map(|(x, weight)| values(of(weight), x, 4)).collect();
+        assert_eq!(values(of(&weight).of_groups(4), &x, 12), want);
     }
 }

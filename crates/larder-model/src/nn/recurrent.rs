@@ -93,6 +93,11 @@ impl RecurrentState {
         self.current.as_ref().map_or_else(|| vec![0.0; lens.window], |current| current.values.window.clone())
     }
 
+    /// The current values; `None` before the first token.
+    pub fn values(&self) -> Option<&StateValues> {
+        self.current.as_ref().map(|current| &current.values)
+    }
+
     /// Takes in `tokens` tokens that were not computed: at each checkpoint and at the end the state has values of `rng`.
     pub fn fill(&mut self, tokens: usize, lens: StateLens, rng: &mut Rng) -> Result<()> {
         self.advance(tokens, lens, |values, _| {

@@ -43,6 +43,11 @@ impl Rotary {
         }
     }
 
+    /// Rotates the first values of a row by the first position of a table.
+    pub fn rotate_head(&self, row: &mut [f32], table: &RopeTable) {
+        self.rotate(&mut row[..self.dim], &table.0);
+    }
+
     /// Rotates the last values of a row by the first position of a table.
     pub fn rotate_tail(&self, row: &mut [f32], table: &RopeTable) {
         let start = row.len() - self.dim;

@@ -84,19 +84,36 @@ impl RowTable {
 
     /// Reads row `row`, whose length `into` must have.
     pub fn read_row(&self, row: usize, into: &mut [u8]) -> Result<()> {
+        self.read_rows(&[row], into)
+    }
+
+    /// Reads several rows, one after the other into `into`. The SSD reads them at the same time.
+    pub fn read_rows(&self, rows: &[usize], into: &mut [u8]) -> Result<()> {
         let bytes = self.row_bytes();
-        assert_eq!(into.len(), bytes, "the buffer must have the length of a row");
-        if row >= self.table.rows {
+        assert_eq!(into.len(), rows.len() * bytes, "the buffer must have the length of the rows");
+        if let Some(row) = rows.iter().find(|row| **row >= self.table.rows) {
             let what = format!("has no row {row}; it has {}", self.table.rows);
             return Err(StoreError::new(StoreErrorKind::Missing, self.file.path(), what));
         }
-        self.read(row * bytes, into)
+        if rows.len() > 1 {
+            rows.iter().for_each(|row| self.announce(*row));
+        }
+        rows.iter().zip(into.chunks_exact_mut(bytes)).try_for_each(|(row, into)| self.read(row * bytes, into))
     }
 
-    /// Reads several rows, one after the other.
-    pub fn read_rows(&self, rows: &[usize], into: &mut [u8]) -> Result<()> {
-        assert_eq!(into.len(), rows.len() * self.row_bytes(), "the buffer must have the length of the rows");
-        rows.iter().zip(into.chunks_exact_mut(self.row_bytes())).try_for_each(|(row, into)| self.read_row(*row, into))
+    /// Starts reading a row, with its block if that is checked.
+    fn announce(&self, row: usize) {
+        let (bytes, block) = (self.row_bytes(), row / self.table.block_rows);
+        let (first, rows) = match self.is_trusted(block) {
+            true => (row, 1),
+            false => (block * self.table.block_rows, self.table.block_rows),
+        };
+        self.file.will_need((DATA_START + first * bytes) as u64, rows * bytes);
+    }
+
+    /// Whether a block was verified and is not to be verified again.
+    fn is_trusted(&self, block: usize) -> bool {
+        self.verified[block].load(Ordering::Relaxed) && !self.checks.again()
     }
 
     /// Reads bytes of the matrix from byte `offset` on. A block that is checked is read as a whole, see [`CheckReads`].
@@ -108,7 +125,7 @@ impl RowTable {
         while !rest.is_empty() {
             let (block, within) = (at / block_bytes, at % block_bytes);
             let (piece, after) = rest.split_at_mut(rest.len().min(block_bytes - within));
-            if self.verified[block].load(Ordering::Relaxed) && !self.checks.again() {
+            if self.is_trusted(block) {
                 self.file.read((DATA_START + at) as u64, piece)?;
             } else {
                 let mut buffer = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
@@ -162,7 +179,11 @@ impl larder_core::TensorRows for RowTable {
         &self.meta
     }
 
-    fn read_row(&self, row: usize, into: &mut [u8]) -> Result<(), larder_core::TensorsError> {
-        Ok(RowTable::read_row(self, row, into)?)
+    fn read_rows(&self, rows: &[usize], into: &mut [u8]) -> Result<(), larder_core::TensorsError> {
+        Ok(RowTable::read_rows(self, rows, into)?)
+    }
+
+    fn kept_bytes(&self) -> usize {
+        self.checksums.len() + self.verified.len()
     }
 }

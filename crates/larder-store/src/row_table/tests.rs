@@ -183,7 +183,7 @@ fn a_store_gives_its_tables_by_the_name_of_their_tensor() {
     assert_eq!(*rows.meta(), meta);
     for (row, want) in whole.chunks_exact(meta.bytes / 7).enumerate() {
         let mut got = vec![0; want.len()];
-        rows.read_row(row, &mut got).unwrap();
+        rows.read_rows(&[row], &mut got).unwrap();
         assert_eq!(got, want);
     }
     assert!(store.rows("head").is_none() && store.row_table("norm").is_none());

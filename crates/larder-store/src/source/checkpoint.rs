@@ -3,10 +3,11 @@
 use std::{
     collections::BTreeMap,
     hash::Hasher,
-    path::{Component, Path, PathBuf},
+    path::{Path, PathBuf},
+    sync::Arc,
 };
 
-use larder_core::{RowOrder, TensorMeta, Tensors, TensorsError};
+use larder_core::{RowOrder, TensorMeta, TensorRows, Tensors, TensorsError};
 use serde_json::Value;
 use twox_hash::XxHash3_64;
 
@@ -17,6 +18,8 @@ use crate::{
     shard::checksum_of,
     source::{
         IncomingFiles, MtpTensors, SIDECAR_LIMIT, SIDECARS, Source, SourceFile,
+        file_rows::{FilePart, FileRows},
+        index::{INDEX, SINGLE, parse_json, read_map, single_file, weight_map},
         integers::{self, StoredInteger},
         mtp::{is_prediction, is_used, prediction_note, set_mtp, uses_mtp, usual_name},
         text_names::{TextNames, is_of_other_inputs, other_inputs_note, same_tensor},
@@ -24,9 +27,6 @@ use crate::{
 };
 
 const CONFIG_LIMIT: u64 = 16 << 20;
-const INDEX_LIMIT: u64 = 100 << 20;
-const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
 
 /// An open checkpoint folder.
 pub struct Checkpoint {
@@ -43,7 +43,7 @@ pub struct Checkpoint {
 
 /// A file of weights.
 enum WeightFile {
-    Local(ReadAt),
+    Local(Arc<ReadAt>),
     /// Not complete: still being downloaded, or partly deleted after conversion.
     Incoming(SourceFile),
 }
@@ -175,7 +175,7 @@ impl Checkpoint {
             None => {
                 let file = ReadAt::open(&path)?;
                 let (bytes, json) = (file.len(), SafetensorsHeader::read_json(&file)?);
-                (WeightFile::Local(file), bytes, json)
+                (WeightFile::Local(Arc::new(file)), bytes, json)
             }
         };
         fingerprint.write(&bytes.to_le_bytes());
@@ -220,6 +220,13 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// The place of the rows of the tensor `name` of floats in a file that is on disk.
+    pub(super) fn file_part(&self, name: &str) -> Option<FilePart> {
+        let location = self.get(name).filter(|location| kind_of(location.stored.dtype).is_some())?;
+        let file = self.files[location.file].local()?.clone();
+        Some(FilePart { file, start: location.stored.start, rows: *location.stored.shape.first()? })
+    }
+
     fn get(&self, name: &str) -> Option<&TensorLocation> {
         let own = self.tensors.get(name);
         own.or_else(|| same_tensor(name).into_iter().find_map(|other| self.tensors.get(&other)))
@@ -238,6 +245,10 @@ impl Tensors for Checkpoint {
             Dtype::I64 => integers::read(StoredInteger::I64, offset, into, read),
             _ => read(offset, into),
         }
+    }
+
+    fn rows(&self, name: &str) -> Option<Arc<dyn TensorRows>> {
+        FileRows::open(self.meta(name)?.clone(), vec![self.file_part(name)?])
     }
 }
 
@@ -271,7 +282,7 @@ impl Source for Checkpoint {
     }
 
     fn use_direct_io(&self) {
-        self.files.iter().filter_map(WeightFile::local).for_each(ReadAt::use_direct_io);
+        self.files.iter().filter_map(WeightFile::local).for_each(|file| file.use_direct_io());
     }
 
     fn download_rank(&self, name: &str) -> Option<usize> {
@@ -314,7 +325,7 @@ impl Source for Checkpoint {
 }
 
 impl WeightFile {
-    fn local(&self) -> Option<&ReadAt> {
+    fn local(&self) -> Option<&Arc<ReadAt>> {
         match self {
             WeightFile::Local(file) => Some(file),
             WeightFile::Incoming(_) => None,
@@ -349,67 +360,6 @@ fn published(files: &[WeightFile], incoming: &dyn IncomingFiles) -> Result<Strin
     let names = files.iter().map(|file| file.described().name);
     let all = names.map(|name| Ok((incoming.checksum(&name)?, name))).collect::<Result<Vec<_>>>()?;
     Ok(checksum_of(&serde_json::to_vec(&all).expect("text serializes as JSON")))
-}
-
-/// The map of the index from tensors to files; `None` if the model is in one file.
-fn weight_map(path: &Path) -> Result<Option<BTreeMap<String, String>>> {
-    match path.join(SINGLE).exists() {
-        true => Ok(None),
-        false => read_map(path, |file| path.join(file).exists()),
-    }
-}
-
-/// The map from tensors to files; `None` without an index. All files of the index must exist.
-fn read_map(path: &Path, exists: impl Fn(&str) -> bool) -> Result<Option<BTreeMap<String, String>>> {
-    #[derive(serde::Deserialize)]
-    struct Index {
-        weight_map: BTreeMap<String, String>,
-    }
-    let index_path = path.join(INDEX);
-    let Some(bytes) = read_small(&index_path, INDEX_LIMIT)? else { return Ok(None) };
-    let index: Index = parse_json(&index_path, &bytes)?;
-    for file in index.weight_map.values() {
-        if !is_bare_file_name(file) {
-            let what = format!("lists '{file}', which is not a plain file name");
-            return Err(StoreError::malformed(&index_path, what));
-        }
-        if !exists(file) {
-            return Err(StoreError::new(
-                StoreErrorKind::Missing,
-                &index_path,
-                format!("lists {file}, which is missing"),
-            ));
-        }
-    }
-    Ok(Some(index.weight_map))
-}
-
-/// `model.safetensors`, or else the only safetensors file of the folder.
-fn single_file(path: &Path) -> Result<String> {
-    if path.join(SINGLE).exists() {
-        return Ok(SINGLE.to_owned());
-    }
-    let entries = std::fs::read_dir(path).map_err(|e| StoreError::io(path, "listing", e))?;
-    let mut names = entries.filter_map(|e| e.ok()?.file_name().into_string().ok());
-    let mut found = names.by_ref().filter(|n| n.ends_with(".safetensors"));
-    let missing = |what| StoreError::new(StoreErrorKind::Missing, path, what);
-    let name = found.next().ok_or_else(|| missing("has no safetensors file"))?;
-    match found.next() {
-        Some(_) => Err(missing("has several safetensors files, but no model.safetensors.index.json")),
-        None => Ok(name),
-    }
-}
-
-/// Whether `name` is a file name without folders, so that it cannot lead out of a folder.
-pub fn is_bare_file_name(name: &str) -> bool {
-    let mut components = Path::new(name).components();
-    let plain = matches!(components.next(), Some(Component::Normal(first)) if first == name);
-    plain && components.next().is_none() && !name.contains(['\\', '\0'])
-}
-
-fn parse_json<T: serde::de::DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T> {
-    serde_json::from_slice(bytes)
-        .map_err(|e| StoreError::malformed(path, format!("is not valid JSON of its kind: {e}")))
 }
 
 #[cfg(test)]

@@ -11,17 +11,20 @@ use crate::{
 
 mod checkpoint;
 mod expert_names;
+mod file_rows;
 mod gguf;
+mod index;
 mod integers;
 mod mtp;
 mod quantised;
 mod text_names;
 
-pub use checkpoint::{Checkpoint, is_bare_file_name};
+pub use checkpoint::Checkpoint;
 pub(crate) use expert_names::expert_names;
 pub use gguf::Gguf;
 #[cfg(test)]
 pub(crate) use gguf::GgufBuilder;
+pub use index::is_bare_file_name;
 pub(crate) use mtp::{set_mtp, uses_mtp};
 pub use quantised::plain;
 

@@ -56,6 +56,7 @@ pub fn run(args: RunArgs) -> Result<()> {
             if let Some((name, _, others)) = engine.experts.offload_report() {
                 report[name] = others;
             }
+            report["ngram_rows"] = engine.decoder.ngram_rows().map_or(Value::Null, print::ngram_rows_json);
             report["drives"] =
                 drives(&model).map(|(folder, bytes)| json!({"folder": folder, "bytes": bytes})).collect();
             report
@@ -72,6 +73,9 @@ pub fn run(args: RunArgs) -> Result<()> {
             }
             if let Some((_, others, _)) = engine.experts.offload_report() {
                 eprintln!("[{others}]");
+            }
+            if let Some(rows) = engine.decoder.ngram_rows() {
+                eprintln!("[{}]", print::ngram_rows(rows));
             }
             let drives = drives(&model).map(|(folder, bytes)| format!("{} from {folder}", print::bytes(bytes)));
             let drives: Vec<String> = drives.collect();

@@ -6,8 +6,10 @@ use candle_core::Tensor;
 use super::TokenScratch;
 use crate::error::Result;
 
+mod low_rank;
 mod manifold;
 
+pub use low_rank::{LowRankConnection, LowRankMixer, LowRankShape};
 pub use manifold::{ManifoldConnection, ManifoldMerge, ManifoldShape};
 
 /// A connection of a part of a layer with the residual streams `[tokens, streams · hidden]`.

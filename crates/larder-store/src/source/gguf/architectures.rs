@@ -105,6 +105,11 @@ const ARCHITECTURES: &[Architecture] = &[
         layer: &[QWEN3_NEXT_NORMS, ATTENTION, OUTPUT, DELTA_RULE, DELTA_RATES, ROUTER, SHARED_EXPERT],
     },
     Architecture {
+        arch: "qwen4exp",
+        outer: QWEN4_OUTER,
+        layer: &[QWEN3_NEXT_NORMS, ATTENTION, OUTPUT, DELTA_RULE, DELTA_RATES, QWEN4_PARTS, ROUTER, SHARED_EXPERT],
+    },
+    Architecture {
         arch: "minimax-m2",
         outer: OUTER,
         layer: &[NORMS, ATTENTION, OUTPUT, HEAD_NORMS, MIXTRAL_ROUTER, MINIMAX_ROUTER_BIAS],
@@ -234,6 +239,16 @@ const QWEN3_NEXT_OUTER: &[Rename] = &[
     ("output.weight", "lm_head.weight", Same),
 ];
 
+const QWEN4_OUTER: &[Rename] = &[
+    ("token_embd.weight", "model.embed_tokens.weight", Same),
+    ("output.weight", "lm_head.weight", Same),
+    ("output_hc_norm.weight", "model.hyper_connection_mixer.hc_norm.weight", OnePlus),
+    ("output_hc_down.weight", "model.hyper_connection_mixer.input_mix_weight_down.weight", Same),
+    ("output_hc_up.weight", "model.hyper_connection_mixer.input_mix_weight_up.weight", Same),
+    // The hub has the table below the layer that uses it.
+    ("per_layer_token_embd.weight", "model.ngram_embedding.weight", Same),
+];
+
 const STEP_OUTER: &[Rename] = &[
     ("token_embd.weight", "model.embed_tokens.weight", Same),
     ("output_norm.weight", "model.norm.weight", OnePlus),
@@ -340,6 +355,28 @@ const DELTA_RULE: &[Rename] = &[
 ];
 
 /// The strengths and decays of the delta rule, where they are apart.
+const QWEN4_PARTS: &[Rename] = &[
+    ("hc_attn_norm.weight", "attn_hyper_connection.hc_norm.weight", OnePlus),
+    ("hc_attn_down.weight", "attn_hyper_connection.input_mix_weight_down.weight", Same),
+    ("hc_attn_up.weight", "attn_hyper_connection.input_mix_weight_up.weight", Same),
+    ("hc_attn_inject.weight", "attn_hyper_connection.block_inject_weight.weight", Same),
+    ("hc_ffn_norm.weight", "mlp_hyper_connection.hc_norm.weight", OnePlus),
+    ("hc_ffn_down.weight", "mlp_hyper_connection.input_mix_weight_down.weight", Same),
+    ("hc_ffn_up.weight", "mlp_hyper_connection.input_mix_weight_up.weight", Same),
+    ("hc_ffn_inject.weight", "mlp_hyper_connection.block_inject_weight.weight", Same),
+    ("ple_key.weight", "ple.key_proj.weight", Same),
+    ("ple_value.weight", "ple.value_proj.weight", Same),
+    ("ple_norm_key.weight", "ple.norm_key.weight", OnePlus),
+    ("ple_norm_query.weight", "ple.norm_query.weight", OnePlus),
+    ("ple_norm_conv.weight", "ple.norm_conv.weight", OnePlus),
+    ("ple_conv1d.weight", "ple.conv1d.weight", AsChannels),
+    // The hub has both in one.
+    ("indexer.q_proj.weight", "self_attn.indexer.q_proj.weight", Same),
+    ("indexer.k_proj.weight", "self_attn.indexer.k_proj.weight", Same),
+    ("indexer.q_norm.weight", "self_attn.indexer.q_layernorm.weight", OnePlus),
+    ("indexer.k_norm.weight", "self_attn.indexer.k_layernorm.weight", OnePlus),
+];
+
 const DELTA_RATES: &[Rename] = &[
     ("ssm_beta.weight", "linear_attn.in_proj_b.weight", Same),
     ("ssm_alpha.weight", "linear_attn.in_proj_a.weight", Same),

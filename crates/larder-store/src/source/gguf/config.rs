@@ -14,6 +14,7 @@ use super::{
     kimi_delta::{bailingmoe3, kimi_linear},
     metadata::Metadata,
     names::HubTensor,
+    qwen4_exp::qwen4_exp,
     rope_factors::RopeFactors,
     sliding::{exaone_moe, gemma4, layer_types, sliding_layers, smallthinker},
     typed_layers::{afmoe, laguna, mellum, mimo2, step35},
@@ -62,6 +63,7 @@ pub(super) fn hub_config(
         "phimoe" => phimoe(&hp)?,
         "qwen3next" => qwen3_next(&hp)?,
         "qwen35moe" => qwen35_moe(&hp)?,
+        "qwen4exp" => qwen4_exp(&hp)?,
         "minimax-m2" => minimax_m2(&hp)?,
         "hunyuan-moe" => hunyuan_moe(&hp)?,
         "hy_v3" => hy_v3(&hp)?,
@@ -351,7 +353,7 @@ fn qwen35_moe(hp: &Hyperparameters) -> Result<Keys> {
 }
 
 /// The keys of the mixers of Qwen3-Next and its successors.
-fn gated_delta(hp: &Hyperparameters) -> Result<Keys> {
+pub(super) fn gated_delta(hp: &Hyperparameters) -> Result<Keys> {
     let (head_dim, values) = (hp.head_dim()?, hp.uint("ssm.time_step_rank")?);
     let value_width = hp.uint("ssm.inner_size")?.checked_div(values).filter(|w| *w > 0);
     let kind = |linear: &bool| if *linear { "linear_attention" } else { "full_attention" };

@@ -1,8 +1,8 @@
 //! A GGUF file as a source: tensors, config and tokenizer in the form of the Hugging Face hub.
 
-use std::{hash::Hasher, path::Path};
+use std::{hash::Hasher, path::Path, sync::Arc};
 
-use larder_core::{ExpertNames, TensorMeta, Tensors, TensorsError};
+use larder_core::{ExpertNames, TensorMeta, TensorRows, Tensors, TensorsError};
 use twox_hash::XxHash3_64;
 
 use self::{
@@ -11,9 +11,11 @@ use self::{
     names::{HubNames, HubTensor},
     parts::GgufParts,
     rope_factors::RopeFactors,
+    stored::Stored,
 };
 use super::{
     MtpTensors, Source, SourceFile,
+    file_rows::{FilePart, FileRows},
     mtp::{prediction_note, set_mtp},
 };
 use crate::{
@@ -33,6 +35,7 @@ mod metadata;
 mod names;
 mod parts;
 mod pretokenizer;
+mod qwen4_exp;
 mod reader;
 mod rope_factors;
 mod sliding;
@@ -50,7 +53,7 @@ pub(crate) use tests::GgufBuilder;
 /// Experts keep their names of GGUF, see [`Source::expert_names`]; all other tensors have the names of the hub.
 pub struct Gguf {
     /// The files, in the order of the parts.
-    files: Vec<ReadAt>,
+    files: Vec<Arc<ReadAt>>,
     metadata: Metadata,
     names: HubNames,
     config: serde_json::Value,
@@ -81,6 +84,7 @@ impl Gguf {
         let mut config = config::hub_config(&metadata, &names.tensors, &rope_factors)?;
         set_mtp(&mut config, mtp == MtpTensors::Kept);
         let fingerprint = fingerprint(&files, &header_bytes)?;
+        let files = files.into_iter().map(Arc::new).collect();
         Ok(Gguf { files, metadata, names, config, fingerprint })
     }
 
@@ -112,6 +116,12 @@ impl Tensors for Gguf {
     fn read(&self, name: &str, offset: usize, into: &mut [u8]) -> Result<(), TensorsError> {
         let read = self.tensor(name).and_then(|tensor| tensor.read(&self.files[tensor.file], offset, into));
         read.map_err(|e| TensorsError(format!("{e} (tensor '{name}')")))
+    }
+
+    fn rows(&self, name: &str) -> Option<Arc<dyn TensorRows>> {
+        let HubTensor { meta, file, offset, stored } = self.names.tensors.get(name)?;
+        let rows = *meta.shape.first().filter(|_| *stored == Stored::Same)?;
+        FileRows::open(meta.clone(), vec![FilePart { file: self.files[*file].clone(), start: *offset, rows }])
     }
 }
 
@@ -148,11 +158,11 @@ impl Source for Gguf {
     }
 
     fn use_direct_io(&self) {
-        self.files.iter().for_each(ReadAt::use_direct_io);
+        self.files.iter().for_each(|file| file.use_direct_io());
     }
 
     fn files(&self) -> Vec<SourceFile> {
-        self.files.iter().map(SourceFile::of).collect()
+        self.files.iter().map(|file| SourceFile::of(file)).collect()
     }
 
     fn fingerprint(&self) -> u64 {

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// The format in which they are kept: rounding changes a value by at most 2^-8 of it.
-pub(super) const KEPT: NumberFormat = NumberFormat::Bf16;
+const KEPT: NumberFormat = NumberFormat::Bf16;
 
 pub(super) fn find(from: &Checkpoint, config: &Value) -> Result<Found> {
     let unsupported = |what: String| Err(StoreError::new(StoreErrorKind::Unsupported, from.path(), what));
@@ -175,6 +175,10 @@ fn e4m3(bits: u8) -> f32 {
 impl Encoding for Fp8 {
     fn kind(&self) -> NumberFormat {
         KEPT
+    }
+
+    fn rounds(&self) -> bool {
+        true
     }
 
     fn parts(&self) -> Vec<&str> {

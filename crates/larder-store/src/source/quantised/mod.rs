@@ -1,13 +1,13 @@
-//! Checkpoints whose weights are quantised in a form of the hub, as plain tensors under plain names.
+//! Checkpoints with tensors that are quantised in a form of the hub, or divided into parts, as plain tensors under plain names.
 //!
 //! The config's `quantization_config` names a method; [`METHODS`] has a row for each, with a file of its own. A method says
 //! of which stored tensors each quantised tensor is made ([`Encoding`]). Such a tensor is seen in two ways: in the number
 //! format in which it is kept, its exact equivalent where there is one, or widened to f32 ([`Source::as_floats`]), from
-//! which it can be rounded to any other.
+//! which it can be rounded to any other. Tables in parts ([`joined`]) are found in any checkpoint.
 
 use std::{collections::BTreeMap, ops::Range, path::Path, sync::Arc};
 
-use larder_core::{ExpertNames, NumberFormat, TensorMeta, Tensors, TensorsError};
+use larder_core::{ExpertNames, NumberFormat, TensorMeta, TensorRows, Tensors, TensorsError};
 use serde_json::Value;
 
 use super::{Checkpoint, Source, SourceFile, checkpoint::text_value};
@@ -19,6 +19,7 @@ use crate::{
 
 mod compressed_tensors;
 mod fp8;
+mod joined;
 mod mxfp4;
 mod nibbles;
 #[cfg(test)]
@@ -80,6 +81,16 @@ trait Encoding: Send + Sync {
 
     /// The ranges of bytes of the stored tensors that only these values need.
     fn ranges(&self, values: Range<usize>) -> Vec<(&str, Range<usize>)>;
+
+    /// Whether [`keep`](Self::keep) rounds the values.
+    fn rounds(&self) -> bool {
+        false
+    }
+
+    /// The rows of [`keep`](Self::keep), if they can be read one by one.
+    fn rows(&self, _from: &Checkpoint, _kept: &TensorMeta) -> Option<Arc<dyn TensorRows>> {
+        None
+    }
 }
 
 impl PackedTensor {
@@ -94,11 +105,21 @@ impl PackedTensor {
     }
 }
 
-/// `checkpoint` with plain tensors under plain names, however its config says that they are quantised.
+/// `checkpoint` with plain tensors under plain names, in whatever form they are stored.
 pub fn plain(checkpoint: Checkpoint) -> Result<Box<dyn Source>> {
+    let mut found = quantised(&checkpoint)?;
+    found.tensors.extend(joined::find(&checkpoint)?);
+    match found.tensors.is_empty() {
+        true => Ok(Box::new(checkpoint)),
+        false => Ok(Box::new(QuantisedCheckpoint::new(checkpoint, found))),
+    }
+}
+
+/// What the method that the config names finds; nothing if it names none.
+fn quantised(checkpoint: &Checkpoint) -> Result<Found> {
     let quantised = text_value(checkpoint.config(), KEY);
     if quantised.is_null() || *quantised == Value::Bool(false) {
-        return Ok(Box::new(checkpoint));
+        return Ok(Found::default());
     }
     let name = quantised["quant_method"].as_str().unwrap_or_default();
     let method = METHODS.iter().find(|method| method.name == name).ok_or_else(|| {
@@ -110,12 +131,12 @@ pub fn plain(checkpoint: Checkpoint) -> Result<Box<dyn Source>> {
         );
         StoreError::new(StoreErrorKind::Unsupported, checkpoint.path(), what)
     })?;
-    let found = (method.find)(&checkpoint, quantised)?;
+    let found = (method.find)(checkpoint, quantised)?;
     if found.tensors.is_empty() {
         let what = format!("names the quantisation method {name}, but has no tensor that is quantised so");
         return Err(StoreError::new(StoreErrorKind::Missing, checkpoint.path(), what));
     }
-    Ok(Box::new(QuantisedCheckpoint::new(checkpoint, found)))
+    Ok(found)
 }
 
 /// Removes [`KEY`] from a config and from those that are nested in it.
@@ -127,7 +148,7 @@ fn remove_key(config: &mut Value) {
     }
 }
 
-/// A quantised checkpoint, seen in one of the two ways.
+/// A checkpoint with tensors in other forms, seen in one of the two ways.
 struct QuantisedCheckpoint {
     model: Arc<QuantisedModel>,
     /// The same model widened to f32; `None` if this is that view.
@@ -216,6 +237,15 @@ impl Tensors for QuantisedCheckpoint {
         into.copy_from_slice(&blocks[offset - begin..][..into.len()]);
         Ok(())
     }
+
+    fn rows(&self, name: &str) -> Option<Arc<dyn TensorRows>> {
+        let stored = &self.model.stored;
+        match self.packed(name) {
+            Some(tensor) if self.floats.is_some() => tensor.encoding.rows(stored, &tensor.kept),
+            Some(_) => None,
+            None => stored.rows(name),
+        }
+    }
 }
 
 impl Source for QuantisedCheckpoint {
@@ -245,9 +275,8 @@ impl Source for QuantisedCheckpoint {
 
     fn notes(&self) -> Vec<String> {
         let mut notes = self.model.stored.notes();
-        let mut kept = self.model.found.tensors.values().map(|tensor| tensor.kept.kind);
-        if kept.any(|kind| kind == fp8::KEPT) {
-            notes.push(format!("fp8 weights are rounded to {} where no other format is asked for", fp8::KEPT));
+        if let Some(rounded) = self.model.found.tensors.values().find(|tensor| tensor.encoding.rounds()) {
+            notes.push(format!("fp8 weights are rounded to {} where no other format is asked for", rounded.kept.kind));
         }
         notes
     }
@@ -277,7 +306,7 @@ impl Source for QuantisedCheckpoint {
         ranges.into_iter().try_for_each(|(part, range)| self.model.stored.release(part, range.start, range.len()))
     }
 
-    /// The digest of a quantised tensor is that of the stored tensors, whatever it is converted to.
+    /// The digest of such a tensor is that of the stored tensors, whatever it is converted to.
     fn samples(&self, name: &str) -> Result<Option<String>> {
         let Some(tensor) = self.packed(name) else { return self.model.stored.samples(name) };
         let stored = &self.model.stored;

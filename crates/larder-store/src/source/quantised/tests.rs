@@ -291,6 +291,44 @@ fn other_methods_are_refused_by_name() {
 }
 
 #[test]
+fn tables_in_parts_are_joined_and_read_by_row() {
+    let values: Vec<f32> = (0..7 * 8).map(|i| i as f32 - 27.5).collect();
+    let part = |rows: std::ops::Range<usize>| {
+        values[rows.start * 8..rows.end * 8].iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect::<Vec<u8>>()
+    };
+    let names = ["a.shard_0.weight", "a.shard_1.weight", "a.shard_2.weight"];
+    let shapes: [&[usize]; 3] = [&[3, 8], &[3, 8], &[1, 8]];
+    let parts = [part(0..3), part(3..6), part(6..7)];
+    let good: Vec<Stored> = (0..3).map(|i| (names[i], Dtype::BF16, shapes[i], parts[i].clone())).collect();
+    let (_dir, source) = open(Value::Null, &good).unwrap();
+    assert_eq!((source.names(), &source.meta("a.weight").unwrap().shape[..]), (vec!["a.weight"], &[7, 8][..]));
+    assert_eq!(bytes(source.as_ref(), "a.weight"), parts.concat());
+    assert_eq!(floats(source.as_ref(), "a.weight"), values);
+    assert!(source.notes().is_empty() && source.samples("a.weight").unwrap().is_some());
+    let rows = source.rows("a.weight").unwrap();
+    let mut read = vec![0; 4 * 16];
+    rows.read_rows(&[6, 0, 5, 3], &mut read).unwrap();
+    assert_eq!(read, [part(6..7), part(0..1), part(5..6), part(3..4)].concat());
+    assert!(source.as_floats().unwrap().rows("a.weight").is_none());
+
+    let refused = |i: usize, tensor: Option<Stored<'static>>, why: &str| {
+        let mut all = good.clone();
+        match tensor {
+            Some(tensor) => all[i] = tensor,
+            None => drop(all.remove(i)),
+        }
+        let error = refusal(Value::Null, &all);
+        assert!(error.contains(why), "{error}");
+    };
+    refused(1, None, "has no part 1 of the table 'a.weight'");
+    refused(2, Some(("a.shard_2.weight", Dtype::F32, &[1, 8], vec![0; 32])), "in several formats or widths");
+    refused(2, Some(("a.shard_2.weight", Dtype::BF16, &[8, 1], vec![0; 16])), "in several formats or widths");
+    refused(0, Some(("a.shard_0.weight", Dtype::BF16, &[24], vec![0; 48])), "with the shape [24]");
+    refused(0, Some(("a.shard_0.weight", Dtype::BF16, &[3, 0], vec![])), "with the shape [3, 0]");
+    refused(0, Some(("a.shard_0.weight", Dtype::I32, &[3, 8], vec![0; 96])), "dtype I32");
+}
+
+#[test]
 fn samples_are_those_of_the_stored_tensors() {
     let scales = [127; 12];
     let digest = |codes: &[u8], scales: &[u8]| {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use larder_cache::Traffic;
 use larder_engine::{Decoding, DraftCounts, PhaseTimes, Sampler, Sampling, Session, TokenInput, Xoshiro256};
+use larder_model::RowTraffic;
 use larder_runtime::{CacheSize, EngineExperts, InferenceEngine, Options};
 use serde_json::{Value, json};
 
@@ -76,6 +77,10 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     }
     println!("{}", limits.describe());
     print!("{}", print::table(&table(&series, &limits)));
+    let ngram_rows = series.iter().flat_map(|(_, runs)| runs).filter_map(|run| run.ngram_rows);
+    if let Some(all) = ngram_rows.reduce(|all, own| all + own) {
+        println!("{}", print::ngram_rows(all));
+    }
     if !first_tokens.is_empty() {
         print!("\n{}", print::table(&first_token::table(&first_tokens)));
     }
@@ -90,6 +95,8 @@ struct BenchRun {
     prompt: Totals,
     decode: Totals,
     drafts: DraftCounts,
+    /// Rows of tables of n-grams, if the model has such tables.
+    ngram_rows: Option<RowTraffic>,
     streaming: bool,
 }
 
@@ -108,7 +115,7 @@ fn measure(engine: &mut InferenceEngine, args: &BenchArgs) -> Result<Vec<BenchRu
 
 fn run_once(engine: &mut InferenceEngine, args: &BenchArgs, repeat: u64) -> Result<BenchRun> {
     let mut rng = Xoshiro256::new(repeat);
-    let vocab = engine.decoder.vocab();
+    let (vocab, ngrams_before) = (engine.decoder.vocab(), engine.decoder.ngram_rows());
     let prompt = random_tokens(args.prompt, vocab, &mut rng);
     let mut sampler = Sampler::new(Sampling::default(), 0)?;
 
@@ -133,7 +140,9 @@ fn run_once(engine: &mut InferenceEngine, args: &BenchArgs, repeat: u64) -> Resu
     decoding.settle();
     let drafts = decoding.draft_counts();
     let decode = meter.lap(&session, args.tokens);
-    Ok(BenchRun { prompt, decode, drafts, streaming: session.experts().traffic().is_some() })
+    let streaming = session.experts().traffic().is_some();
+    let ngram_rows = engine.decoder.ngram_rows().zip(ngrams_before).map(|(now, before)| now - before);
+    Ok(BenchRun { prompt, decode, drafts, ngram_rows, streaming })
 }
 
 fn random_tokens(count: usize, vocab: usize, rng: &mut Xoshiro256) -> Vec<u32> {
@@ -167,7 +176,10 @@ fn rows(runs: &[BenchRun], limits: &Limits) -> Vec<Value> {
             limits.least_seconds(run).into_iter().map(|(n, s)| (n.into(), json!(s))).collect();
         let (prompt, decode) = (run.prompt.json(run.streaming), run.decode.json(run.streaming));
         let drafts = json!({"drafted": run.drafts.drafted, "accepted": run.drafts.accepted});
-        json!({"prompt": prompt, "decode": decode, "drafts": drafts, "decode_seconds_at_least": least})
+        json!({
+            "prompt": prompt, "decode": decode, "drafts": drafts, "decode_seconds_at_least": least,
+            "ngram_rows": run.ngram_rows.map(print::ngram_rows_json),
+        })
     };
     runs.iter().map(row).collect()
 }

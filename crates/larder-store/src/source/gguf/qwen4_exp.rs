@@ -1,0 +1,78 @@
+//! Hyperparameters of Qwen4 (experimental) from the metadata of a GGUF file.
+
+use serde_json::json;
+
+use super::{
+    config::gated_delta,
+    hyperparameters::{Hyperparameters, Keys, keys},
+};
+use crate::error::{Result, StoreError, StoreErrorKind};
+
+/// The table of n-grams, of which a file has at most one.
+const TABLE: &str = "model.ngram_embedding.weight";
+
+pub(super) fn qwen4_exp(hp: &Hyperparameters) -> Result<Keys> {
+    let width = hp.expert_width()?;
+    let mut own = gated_delta(hp)?;
+    own.extend(keys(json!({
+        "model_type": "qwen4_exp_text",
+        "num_experts": hp.uint("expert_count")?,
+        "num_experts_per_tok": hp.uint("expert_used_count")?,
+        "norm_topk_prob": hp.flag_or("expert_weights_norm", true)?,
+        "moe_intermediate_size": width,
+        "shared_expert_intermediate_size": hp.uint_or("expert_shared_feed_forward_length", width)?,
+        "tiled_value_heads": true,
+        "hc_count": hp.uint("hyper_connection.count")?,
+        "hc_lowrank": hp.uint("hyper_connection.low_rank")?,
+        "indexer_n_heads": hp.uint("attention.indexer.head_count")?,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": hp.uint("attention.indexer.key_length")?,
+        "indexer_budget": hp.uint("attention.indexer.top_k")?,
+        "indexer_compress_ratio": block_tokens(hp)?,
+        "split_index_qk": true,
+    })));
+    let layers = hp.metadata.ints(&hp.key("ple.layers")?)?.unwrap_or_default();
+    if !layers.is_empty() {
+        own.extend(ngrams(hp, layers)?);
+    }
+    Ok(own)
+}
+
+/// The tokens of a block of the indexer, which all layers with one have in common.
+fn block_tokens(hp: &Hyperparameters) -> Result<i64> {
+    let key = hp.key("attention.compress_ratios")?;
+    let all = hp.metadata.need(&key, hp.metadata.ints(&key)?)?;
+    let mut ratios = all.iter().copied().filter(|ratio| *ratio != 0);
+    let first = ratios.next().unwrap_or(1);
+    match ratios.find(|ratio| *ratio != first) {
+        None => Ok(first),
+        Some(other) => Err(hp.unsupported(format!(
+            "has blocks of {first} and of {other} tokens in '{key}', of which only one size is supported"
+        ))),
+    }
+}
+
+/// The keys of the table of n-grams of the layers at these indices.
+fn ngrams(hp: &Hyperparameters, layers: &[i64]) -> Result<Keys> {
+    let missing =
+        || StoreError::new(StoreErrorKind::Missing, hp.metadata.path(), "has no tensor 'per_layer_token_embd'");
+    let rows = hp.rows(TABLE).ok_or_else(missing)?;
+    let (longest, heads) = (hp.uint("ple.ngram_size")?, hp.uint("ple.heads_per_ngram")?);
+    let ints = |key: &str| {
+        let key = hp.key(key)?;
+        hp.metadata.need(&key, hp.metadata.ints(&key)?)
+    };
+    let rows_of_token = longest.saturating_sub(1).saturating_mul(heads);
+    Ok(keys(json!({
+        "ple_layer_ids": layers.iter().map(|layer| layer.saturating_add(1)).collect::<Vec<_>>(),
+        "ple_embed_dim": hp.uint("embedding_length_per_layer_input")?.saturating_mul(rows_of_token),
+        "ple_conv_kernel_size": hp.uint("ple.conv_kernel")?,
+        "ngram_size": longest,
+        "heads_per_ngram": heads,
+        "eos_token_id": hp.uint("ple.eos_token_id")?,
+        "ngram_table_rows": rows,
+        "ngram_multipliers": ints("ple.layer_multipliers")?,
+        "ngram_heads_offsets": ints("ple.head_offsets")?,
+        "ngram_heads_vocab_sizes": ints("ple.head_vocab_sizes")?,
+    })))
+}
