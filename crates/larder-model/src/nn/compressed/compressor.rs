@@ -49,18 +49,25 @@ impl Compressor {
         prefix: &str,
         shape: CompressorShape,
         eps: f64,
-        (rope, rotary): (Rope, Rotary),
+        rotation: (Rope, Rotary),
     ) -> Result<Self> {
         let channels = shape.channels();
-        Ok(Compressor {
-            shape,
-            values: weights.linear(&format!("{prefix}.wkv"), channels, shape.hidden, false)?,
-            logits: weights.linear(&format!("{prefix}.wgate"), channels, shape.hidden, false)?,
-            places: weights.vector(&format!("{prefix}.ape"), &[shape.rate, channels])?,
-            norm: Norm::rms(weights, &format!("{prefix}.norm"), shape.width, eps)?,
-            rope,
-            rotary,
-        })
+        let values = weights.linear(&format!("{prefix}.wkv"), channels, shape.hidden, false)?;
+        let logits = weights.linear(&format!("{prefix}.wgate"), channels, shape.hidden, false)?;
+        let places = weights.vector(&format!("{prefix}.ape"), &[shape.rate, channels])?;
+        let norm = Norm::rms(weights, &format!("{prefix}.norm"), shape.width, eps)?;
+        Ok(Compressor::of_parts(shape, [values, logits], places, norm, rotation))
+    }
+
+    /// Of the products of values and logits, and the other parts.
+    pub(super) fn of_parts(
+        shape: CompressorShape,
+        [values, logits]: [Linear; 2],
+        places: Vec<f32>,
+        norm: Norm,
+        (rope, rotary): (Rope, Rotary),
+    ) -> Self {
+        Compressor { shape, values, logits, places, norm, rope, rotary }
     }
 
     /// What a layer keeps for it: the parts of the tokens of blocks that are not complete, and entries.

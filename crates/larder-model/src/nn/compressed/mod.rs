@@ -20,6 +20,8 @@ use crate::weights::WeightLoader;
 
 mod compressor;
 mod output;
+#[cfg(test)]
+mod tests;
 
 pub use compressor::{Compressor, CompressorShape};
 
