@@ -198,6 +198,7 @@ mod tests {
     use super::*;
     use crate::bytes::Bytes;
     use crate::compute::ComputeContext;
+    use crate::matrix::Matrix;
 
     const ROWS: usize = 40;
     const COLS: usize = 64;
