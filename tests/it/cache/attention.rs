@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use larder_engine::{Session, TokenInput};
-use larder_model::{AllResident, AttentionDouble, Decoder, KvCache, KvFormat, KvUsage, LogitsFor, ModelError, Span};
+use larder_model::{
+    AllResident, AttentionDouble, ComputeContext, Decoder, KvCache, KvFormat, KvUsage, LogitsFor, ModelError, Span,
+};
 
 use crate::support::rig::{TOKENS, model, read_and_write};
-use crate::support::{fixture, golden_models};
+use crate::support::{fixture, golden_models, is_sparse};
 
 const ROOMY: usize = 1 << 30;
 
@@ -24,7 +26,8 @@ fn read(decoder: &Decoder, experts: &mut AllResident, state: &mut KvCache, token
 #[test]
 fn all_models_give_the_same_logits_and_leave_nothing_behind() {
     let mut there = 0;
-    for (folder, memory) in golden_models().iter().flat_map(|f| [(f, KvFormat::F32), (f, KvFormat::F16)]) {
+    let folders: Vec<_> = golden_models().into_iter().filter(|folder| !is_sparse(folder)).collect();
+    for (folder, memory) in folders.iter().flat_map(|f| [(f, KvFormat::F32), (f, KvFormat::F16)]) {
         let (model, device) = (model(folder), Arc::new(AttentionDouble::new(ROOMY)));
         let here = model.decoder_remembering(memory, None);
         let want = read_and_write(&mut Session::new(&here, &mut model.resident(), 200));
@@ -44,7 +47,7 @@ fn all_models_give_the_same_logits_and_leave_nothing_behind() {
 
 #[test]
 fn clones_and_cut_sequences_go_their_own_way_and_grow() {
-    for (which, folder) in golden_models().iter().enumerate() {
+    for (which, folder) in golden_models().iter().filter(|folder| !is_sparse(folder)).enumerate() {
         let (model, device) = (model(folder), Arc::new(AttentionDouble::new(ROOMY)));
         let memory = [KvFormat::F32, KvFormat::F16][which % 2];
         let decoders = [None, Some(device.clone() as _)].map(|attention| model.decoder_remembering(memory, attention));
@@ -67,6 +70,18 @@ fn clones_and_cut_sequences_go_their_own_way_and_grow() {
         assert!(want == got, "{}", folder.display());
         assert_eq!(device.used_bytes(), 0);
         assert!(device.calls() == 0 || device.copies() > 1, "{}", folder.display());
+    }
+}
+
+#[test]
+fn sparse_attention_is_refused() {
+    let sparse: Vec<_> = golden_models().into_iter().filter(|folder| is_sparse(folder)).collect();
+    assert!(sparse.len() > 1);
+    for folder in sparse {
+        let device = Arc::new(AttentionDouble::new(ROOMY));
+        let compute = ComputeContext { device_attention: Some(device), ..ComputeContext::new(2, false).unwrap() };
+        let error = model(&folder).decoder_by(compute).err().expect("a refusal").to_string();
+        assert_eq!(error, "a model with sparse attention cannot run on a device; leave --device out");
     }
 }
 

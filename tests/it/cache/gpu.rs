@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use crate::support::{fixture, golden_models, larder, larder_ok, larder_refuses};
+use crate::support::{fixture, golden_models, is_sparse, larder, larder_ok, larder_refuses};
 
 fn demo() -> String {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/demo").to_str().unwrap().into()
@@ -65,7 +65,7 @@ fn logits_of_golden_models_are_those_of_the_processor() {
     let folder = tempfile::tempdir().unwrap();
     let tokens = folder.path().join("tokens.json");
     std::fs::write(&tokens, "[1,5,9,2,7,3,11,4]").unwrap();
-    for golden in golden_models() {
+    for golden in golden_models().into_iter().filter(|folder| !is_sparse(folder)) {
         let model = golden.file_name().unwrap().to_str().unwrap();
         let store = folder.path().join(model);
         larder_ok(&["convert", golden.to_str().unwrap(), store.to_str().unwrap()]);
