@@ -8,7 +8,7 @@ use larder_core::{CheckpointPolicy, NumberFormat, Rng, RowOrder, TensorMeta, Ten
 
 use super::*;
 use crate::compute::ComputeContext;
-use crate::nn::{Activation, ForwardPass, KvCache, KvFormat, KvPool, Mixer, SpanPositions};
+use crate::nn::{Activation, ForwardPass, HandedOn, KvCache, KvFormat, KvPool, Mixer, SpanPositions};
 use crate::read_ahead::ReadAhead;
 use crate::step::{LayerStates, Span, TokenOrigin};
 use crate::weights::WeightLoader;
@@ -92,7 +92,7 @@ fn inputs(tokens: usize) -> Vec<f32> {
 /// Output of the mixer for sequences that are read at the same time, each in pieces of its own size.
 fn outputs(mixer: &dyn Mixer, x: &[f32], pieces: &[usize]) -> Vec<Vec<f32>> {
     let pool = KvPool::new(KvFormat::F32, CheckpointPolicy { every: 5, most: 2 }, None, None);
-    let mut caches: Vec<_> = pieces.iter().map(|_| KvCache::new(1, &pool)).collect();
+    let mut caches: Vec<_> = pieces.iter().map(|_| KvCache::new([mixer.layer_shape()].into_iter(), &pool)).collect();
     let (tokens, mut outputs) = (x.len() / HIDDEN, vec![vec![]; pieces.len()]);
     let ids = vec![0; tokens];
     while outputs.iter().any(|out| out.len() < x.len()) {
@@ -109,7 +109,8 @@ fn outputs(mixer: &dyn Mixer, x: &[f32], pieces: &[usize]) -> Vec<Vec<f32>> {
         }
         let n = rows.len() / HIDDEN;
         let origins = vec![TokenOrigin::default(); n];
-        let pass = ForwardPass { spans: positions, origins, tokens: vec![0; n], ropes: vec![] };
+        let handed_on = HandedOn::default();
+        let pass = ForwardPass { spans: positions, origins, tokens: vec![0; n], ropes: vec![], handed_on };
         let rows = Tensor::from_vec(rows, (n, HIDDEN), &Device::Cpu).unwrap();
         let out = mixer.forward(&rows, &mut LayerStates::new(&mut spans, 0), &pass).unwrap();
         let out: Vec<f32> = out.flatten_all().unwrap().to_vec1().unwrap();
