@@ -79,7 +79,7 @@ fn a_restored_sequence_continues_with_the_same_bits() {
 
 #[test]
 fn wrong_bytes_are_refused() {
-    for name in ["qwen3_moe", "qwen3_next", "deepseek_v2", "lfm2_moe", "gpt_oss"] {
+    for name in ["qwen3_moe", "qwen3_next", "deepseek_v2", "lfm2_moe", "gpt_oss", "nemotron_h"] {
         let model = model(&fixture("golden").join(name));
         let decoder = &model.decoder;
         let [sequence, _] = pair(decoder, &mut model.resident(), 70, &mut Rng::new(3));

@@ -109,7 +109,8 @@ fn outputs(mixer: &dyn Mixer, x: &[f32], pieces: &[usize]) -> Vec<Vec<f32>> {
         }
         let n = rows.len() / HIDDEN;
         let origins = vec![TokenOrigin::default(); n];
-        let pass = ForwardPass { spans: positions, origins, tokens: vec![0; n], ropes: vec![], handed_on: HandedOn::default() };
+        let handed_on = HandedOn::default();
+        let pass = ForwardPass { spans: positions, origins, tokens: vec![0; n], ropes: vec![], handed_on };
         let rows = Tensor::from_vec(rows, (n, HIDDEN), &Device::Cpu).unwrap();
         let out = mixer.forward(&rows, &mut LayerStates::new(&mut spans, 0), &pass).unwrap();
         let out: Vec<f32> = out.flatten_all().unwrap().to_vec1().unwrap();
