@@ -199,10 +199,12 @@ mod tests {
         blocks.push_all();
         blocks.push(vec![0, 2]);
         blocks.push(vec![1]);
-        let tokens = blocks.of_blocks(3, [4, 10, 8].into_iter());
+        blocks.push(vec![0]);
+        let tokens = blocks.of_blocks(3, [4, 10, 8, 6].into_iter());
         assert_eq!(tokens.of(0), None);
         assert_eq!(tokens.of(1), Some(&[0, 1, 2, 6, 7, 8, 9, 10][..]));
-        assert_eq!(tokens.of(2), Some(&[3, 4, 5][..]));
+        assert_eq!(tokens.of(2), Some(&[3, 4, 5][..]), "the block of the token itself is one of those to choose from");
+        assert_eq!(tokens.of(3), Some(&[0, 1, 2, 6][..]));
     }
 
     #[test]
