@@ -179,6 +179,13 @@ CONFIGS = {
         "kda_lower_bound": -3.0, "score_function": "sigmoid", "norm_topk_prob": True, "moe_shared_expert_intermediate_size": 32,
         "no_kda_lora": True, "gated_attention_proj_granularity_type": "head_wise",
     },
+    "glm5_next": {
+        **sets.SMALL_MLA, "num_hidden_layers": 4, "q_lora_rank": 10, "qk_rope_head_dim": 0, "moe_intermediate_size": 16,
+        "n_routed_experts": 6, "num_experts_per_tok": 2, "n_shared_experts": 2, "first_k_dense_replace": 1,
+        "index_topk": 8, "index_kpool": 4, "index_n_heads": 4, "index_head_dim": 64, "swiglu_limit": 1.0,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+        "linear_attn_config": {"head_dim": 12, "num_heads": 2, "short_conv_kernel_size": 3, "gate_lower_bound": -3.0},
+    },
     "llama4_text": {
         **sets.SMALL, "num_hidden_layers": 4, "head_dim": 12, "intermediate_size": 24, "intermediate_size_mlp": 40,
         "num_local_experts": 5, "num_experts_per_tok": 2, "interleave_moe_layer_step": 2, "attention_chunk_size": 8192,
@@ -193,11 +200,12 @@ SEEDS = {"phimoe": 300_000, "qwen3_next": 301_000, "llama4_text": 302_000, "qwen
          "solar_open": 311_000, "granitemoeshared": 312_000, "smallthinker": 313_000, "hunyuan_v1_moe": 314_000,
          "mellum": 315_000, "afmoe": 316_000, "laguna": 317_000, "mimo_v2_flash": 318_000, "step3p5": 319_000,
          "bailing_moe": 320_000, "bailing_moe_v2": 321_000, "deepseek_v32": 322_000, "glm_moe_dsa": 323_000,
-         "kimi_linear": 324_000, "bailing_hybrid": 325_000}
+         "kimi_linear": 324_000, "bailing_hybrid": 325_000, "glm5_next": 326_000}
 
 # Names of architectures where llama.cpp knows another spelling than transformers, and pre-tokenizers of the tiny tokenizers.
 SPELLINGS = {"PhimoeForCausalLM": "PhiMoEForCausalLM", "Mistral4ForCausalLM": "Mistral3ForConditionalGeneration",
-             "BailingHybridForCausalLM": "BailingMoeV3ForCausalLM"}
+             "BailingHybridForCausalLM": "BailingMoeV3ForCausalLM",
+             "Glm5NextForCausalLM": "Glm5NextForConditionalGeneration"}
 PRE_TOKENIZERS = {"phimoe": "gpt-2", "qwen3_next": "qwen2", "llama4_text": "qwen2", "gpt_oss": "qwen2",
                   "qwen3_5_moe_text": "qwen35", "minimax_m2": "minimax-m2", "hy_v3": "qwen2",
                   "glm4_moe_lite": "qwen2", "mistral4": "gpt-2", "dots1": "qwen2", "exaone_moe": "qwen2",
@@ -205,7 +213,7 @@ PRE_TOKENIZERS = {"phimoe": "gpt-2", "qwen3_next": "qwen2", "llama4_text": "qwen
                   "hunyuan_v1_moe": "hunyuan", "mellum": "qwen2", "afmoe": "qwen2", "laguna": "qwen2",
                   "mimo_v2_flash": "qwen2", "step3p5": "qwen2", "bailing_moe": "qwen2", "bailing_moe_v2": "qwen2",
                   "deepseek_v32": "gpt-2", "glm_moe_dsa": "qwen2",
-                  "kimi_linear": "qwen2", "bailing_hybrid": "qwen2"}
+                  "kimi_linear": "qwen2", "bailing_hybrid": "qwen2", "glm5_next_text": "qwen2"}
 
 
 def load_converter(llama):
@@ -224,7 +232,8 @@ def convert(llama, folder, out):
     (architecture,), model_type = config["architectures"], config["model_type"]
     model = conversion.get_model_class(SPELLINGS.get(architecture, architecture))
     base.TextModel.get_vocab_base_pre = lambda self, tokenizer: PRE_TOKENIZERS[model_type]
-    if model_type in ("phimoe", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "solar_open", "hunyuan_v1_moe"):
+    if model_type in ("phimoe", "deepseek_v32", "glm4_moe_lite", "glm5_next_text", "glm_moe_dsa", "solar_open",
+                      "hunyuan_v1_moe"):
         model.set_vocab = base.TextModel._set_vocab_gpt2
     if model_type == "mimo_v2_flash":
         model.no_mtp = True
@@ -233,7 +242,8 @@ def convert(llama, folder, out):
     types = base.gguf.LlamaFileType
     file_type = {"float32": types.ALL_F32, "bfloat16": types.MOSTLY_BF16}[config["torch_dtype"]]
     # Transformers renames or lacks keys of these configs, which the converter reads as they are on the hub.
-    raw = ("mimo_v2_flash", "step3p5", "bailing_moe", "bailing_moe_v2", "kimi_linear", "bailing_hybrid")
+    raw = ("mimo_v2_flash", "step3p5", "bailing_moe", "bailing_moe_v2", "kimi_linear", "bailing_hybrid",
+           "glm5_next_text")
     hparams = config if model_type in raw else None
     with torch.inference_mode():
         model(folder, file_type, out, model_name=out.stem, hparams=hparams).write()

@@ -30,10 +30,11 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Mistral4ForCausalLM
 
-from golden import bailing_moe, bases, llama_moe, patches, reference, sets, smallthinker, step3p5, tokens, weights
+from golden import bailing_moe, bases, glm5_next, llama_moe, patches, reference, sets, smallthinker, step3p5, tokens, weights
 
 TRIES = 400
 bailing_moe.register()
+glm5_next.register()
 llama_moe.register()
 smallthinker.register()
 step3p5.register()

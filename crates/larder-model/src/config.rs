@@ -96,6 +96,8 @@ pub struct Config<'a> {
     used: BTreeSet<String>,
     /// Further names of keys, behind their usual ones.
     further_names: &'static [(&'static str, &'static str)],
+    /// Keys that count as absent.
+    left_out: &'static [&'static str],
     /// Whether the layer for multi-token prediction is used.
     pub(crate) with_mtp: bool,
 }
@@ -108,7 +110,7 @@ impl<'a> Config<'a> {
     }
 
     fn inner(keys: &'a Map<String, Value>, prefix: &'static str) -> Self {
-        Config { keys, prefix, used: BTreeSet::new(), further_names: &[], with_mtp: false }
+        Config { keys, prefix, used: BTreeSet::new(), further_names: &[], left_out: &[], with_mtp: false }
     }
 
     /// Lets keys have a further name each, stated behind the usual one.
@@ -116,17 +118,24 @@ impl<'a> Config<'a> {
         self.further_names = names;
     }
 
+    /// Lets these keys count as absent, whatever their values, which have no effect.
+    pub fn leave_out(&mut self, names: &'static [&'static str]) {
+        self.left_out = names;
+        self.ignore(names);
+    }
+
     /// The value of the first of `names` that is present; `None` if it is null.
     fn get(&mut self, names: &[&str]) -> Option<&'a Value> {
         let further = self.further_names.iter().filter(|(usual, _)| names.contains(usual)).map(|(_, further)| *further);
         let names: Vec<&str> = names.iter().copied().chain(further).collect();
         self.used.extend(names.iter().map(|n| n.to_string()));
-        names.iter().find_map(|n| self.keys.get(*n)).filter(|v| !v.is_null())
+        let kept = names.iter().filter(|n| !self.left_out.contains(n));
+        kept.filter_map(|n| self.keys.get(*n)).next().filter(|v| !v.is_null())
     }
 
     /// Whether a key is present, also with the value null.
     pub fn contains(&self, name: &str) -> bool {
-        self.keys.contains_key(name)
+        self.keys.contains_key(name) && !self.left_out.contains(&name)
     }
 
     /// Whether the value of a key is a list.
@@ -383,6 +392,9 @@ mod tests {
         c.also_named(&[("context", "model_max_length"), ("norm", "renormalise")]);
         assert_eq!((c.size(&["context"]).unwrap(), c.flag_or("norm", true).unwrap()), (8, false));
         assert!(c.size(&["other"]).is_err() && c.finish().is_ok());
+        let mut c = Config::new(&v).unwrap();
+        c.leave_out(&["model_max_length"]);
+        assert_eq!((c.size_or(&["model_max_length"], 3).unwrap(), c.contains("model_max_length")), (3, false));
     }
 
     #[test]

@@ -21,8 +21,8 @@ pub struct Bars {
 impl Bars {
     /// The recurrence of the delta rule adds up more rounding.
     pub fn of(model_type: &str) -> Self {
-        let recurrent =
-            ["bailing_hybrid", "kimi_linear", "qwen3_5_moe", "qwen3_next", "qwen4_exp"].contains(&model_type);
+        let recurrent = ["bailing_hybrid", "glm5_next", "kimi_linear", "qwen3_5_moe", "qwen3_next", "qwen4_exp"]
+            .contains(&model_type);
         Bars { logits: if recurrent { 5e-3 } else { 1e-3 }, weights: 1e-4 }
     }
 }

@@ -43,6 +43,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         rotary: Some(Rotary { interleaved: true, ..rotary }),
         scale: attention_scale(latent.nope + latent.rope, &rope),
         gated: true,
+        indexers: None,
         name: "attention",
     };
     let gate = parse_gate(config, GateDefaults { groups: 8, keep: 4, scale: 2.5, renorm: true })?;

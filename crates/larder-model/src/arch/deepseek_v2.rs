@@ -57,6 +57,8 @@ pub struct LatentDefaults {
     pub q_rank: Option<usize>,
     /// Width of a head's unrotated part.
     pub nope: usize,
+    /// Width of a head's rotated part.
+    pub rope: usize,
     /// Width of a head's value.
     pub value: usize,
     /// Epsilon of the norms.
@@ -65,7 +67,7 @@ pub struct LatentDefaults {
 
 impl LatentDefaults {
     /// The defaults of most architectures.
-    pub const COMMON: LatentDefaults = LatentDefaults { q_rank: None, nope: 128, value: 128, eps: 1e-6 };
+    pub const COMMON: LatentDefaults = LatentDefaults { q_rank: None, nope: 128, rope: 64, value: 128, eps: 1e-6 };
 }
 
 /// A model of the family.
@@ -90,7 +92,7 @@ pub fn build_with(config: &mut Config, weights: &mut WeightLoader, family: Famil
         let mixer = LatentAttention::new(weights, &attention, shape, bias, rotary, scale)?;
         let mixer = mixer.with_temperature(family.temperature);
         let mixer = match &indexers {
-            Some(indexers) => mixer.with_choice(indexers.choice(weights, &attention, layer, rotary)?),
+            Some(indexers) => mixer.with_choice(indexers.choice(weights, &attention, layer, Some(rotary))?),
             None => mixer,
         };
         let ffn = parts.ffn(&basics, weights, layer, &gate, family.layer_gate, mlp_bias)?;
@@ -108,9 +110,10 @@ pub fn latent_shape(config: &mut Config, basics: &Basics, defaults: &LatentDefau
         q_rank: config.opt_size(&["q_lora_rank"])?.or(q_rank),
         kv_rank: config.size_or(&["kv_lora_rank"], 512)?,
         nope: config.size_or(&["qk_nope_head_dim"], defaults.nope)?,
-        rope: config.size_or(&["qk_rope_head_dim"], 64)?,
+        rope: config.count_or(&["qk_rope_head_dim"], defaults.rope)?,
         value: config.size_or(&["v_head_dim"], defaults.value)?,
         split_kv_b: config.flag_or("split_kv_b", false)?,
+        norm_eps: 1e-6,
         output: "o_proj",
     })
 }

@@ -53,11 +53,17 @@ pub struct Indexers {
 
 impl Indexers {
     /// The choice of rows of a layer whose attention is below `prefix`.
-    pub fn choice(&self, weights: &mut WeightLoader, prefix: &str, layer: usize, rotary: Rotary) -> Result<RowChoice> {
+    pub fn choice(
+        &self,
+        weights: &mut WeightLoader,
+        prefix: &str,
+        layer: usize,
+        rotary: Option<Rotary>,
+    ) -> Result<RowChoice> {
         if !self.own[layer] {
-            return Ok(RowChoice::Shared(self.shape.top_k));
+            return Ok(RowChoice::Shared(self.shape.positions()));
         }
-        let rotary = Rotary { interleaved: self.interleaved, ..rotary };
+        let rotary = rotary.map(|rotary| Rotary { interleaved: self.interleaved, ..rotary });
         Ok(RowChoice::Indexed(Box::new(Indexer::new(weights, &format!("{prefix}.indexer"), self.shape, rotary)?)))
     }
 }
@@ -70,5 +76,6 @@ pub fn indexer_shape(config: &mut Config, latent: &LatentShape, heads: usize) ->
         return Err(config_error(format!("index_head_dim {width} is less than qk_rope_head_dim {}", latent.rope)));
     }
     let heads = config.size_or(&["index_n_heads"], heads)?;
-    Ok(IndexerShape { hidden: latent.hidden, q_rank, heads, width, top_k: config.size_or(&["index_topk"], 2048)? })
+    let top_k = config.size_or(&["index_topk"], 2048)?;
+    Ok(IndexerShape { hidden: latent.hidden, q_rank, heads, width, top_k, block: None })
 }

@@ -110,13 +110,7 @@ impl Parts {
         }
         let limit = config.positive_or("swiglu_limit", 10.0)? as f32;
         let layers = layer_types(config, basics.layers)?;
-        let streams = ManifoldShape {
-            streams: config.size_or(&["hc_mult"], 4)?,
-            hidden: basics.hidden,
-            iterations: config.size_or(&["hc_sinkhorn_iters"], 20)?,
-            eps: config.positive_or("hc_eps", 1e-6)? as f32,
-            norm_eps: basics.eps,
-        };
+        let streams = stream_shape(config, basics)?;
         let index_width = config.size_or(&["index_head_dim"], 128)?;
         let ropes = ropes(config, basics)?;
         if ropes[1].1.dim > index_width && layers.contains(&LayerType::Sparse) {
@@ -134,7 +128,7 @@ impl Parts {
             index_width,
             index_count: config.size_or(&["index_topk"], 512)?,
             ropes,
-            streams: checked(streams)?,
+            streams,
             gate: gate(config)?,
             inter: config.size_or(&["moe_intermediate_size"], 2048)?,
             act: match basics.act {
@@ -198,8 +192,15 @@ impl Parts {
     }
 }
 
-/// Refuses more streams than any model has: their weights are as many as their square.
-fn checked(streams: ManifoldShape) -> Result<ManifoldShape> {
+/// The residual streams. More of them than any model has are refused: their weights are as many as their square.
+pub fn stream_shape(config: &mut Config, basics: &Basics) -> Result<ManifoldShape> {
+    let streams = ManifoldShape {
+        streams: config.size_or(&["hc_mult"], 4)?,
+        hidden: basics.hidden,
+        iterations: config.size_or(&["hc_sinkhorn_iters"], 20)?,
+        eps: config.positive_or("hc_eps", 1e-6)? as f32,
+        norm_eps: basics.eps,
+    };
     match streams {
         ManifoldShape { streams: 1..=64, iterations: 1..=1000, .. } => Ok(streams),
         _ => Err(config_error("hc_mult must be 1 to 64, and hc_sinkhorn_iters 1 to 1000")),

@@ -18,7 +18,7 @@ use crate::weights::WeightLoader;
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     config.ignore(UNREAD_KEYS);
     let family = Family {
-        latent: LatentDefaults { q_rank: Some(2048), nope: 192, value: 256, eps: 1e-5 },
+        latent: LatentDefaults { q_rank: Some(2048), nope: 192, value: 256, eps: 1e-5, ..LatentDefaults::COMMON },
         ffn: FfnDefaults { dense_layers: 3, shared_experts: 1, typed: true },
         rope: interleaved_rope,
         gate: |config| parse_gate(config, GateDefaults { groups: 1, keep: 1, scale: 2.5, renorm: true }),
@@ -26,6 +26,9 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         temperature: None,
         indexers: |config, basics, shape| {
             let own = own_indexers(config, basics.layers)?;
+            if own.first() == Some(&false) {
+                return Err(config_error("indexer_types must begin with 'full'"));
+            }
             Ok(Some(Indexers { shape: indexer_shape(config, shape, 32)?, interleaved: true, own }))
         },
     };
@@ -34,7 +37,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
 
 /// For each layer whether it has an indexer: by `indexer_types`, else by `index_topk_pattern`, else every `index_topk_freq`-th from
 /// `index_skip_topk_offset` on, and those before it.
-fn own_indexers(config: &mut Config, layers: usize) -> Result<Vec<bool>> {
+pub fn own_indexers(config: &mut Config, layers: usize) -> Result<Vec<bool>> {
     let (every, offset) =
         (config.count_or(&["index_topk_freq"], 1)?.max(1), config.count_or(&["index_skip_topk_offset"], 2)?);
     let pattern = match config.is_list("index_topk_pattern") {
@@ -45,9 +48,9 @@ fn own_indexers(config: &mut Config, layers: usize) -> Result<Vec<bool>> {
         Some(types) => types.into_iter().map(has_own).collect::<Result<_>>()?,
         None => (0..layers).map(|layer| (layer + 1).saturating_sub(offset).is_multiple_of(every)).collect(),
     };
-    match own.len() >= layers && own.first() == Some(&true) {
+    match own.len() >= layers {
         true => Ok(own),
-        false => Err(config_error(format!("indexer_types must begin with 'full' and name each of {layers} layers"))),
+        false => Err(config_error(format!("indexer_types must name each of {layers} layers"))),
     }
 }
 
@@ -79,7 +82,7 @@ mod tests {
         assert_eq!(found(json!({"index_topk_pattern": ["full", "shared", "full", "full", "full", "full"]})), "FSFFFF");
         let types = json!(["full", "full", "shared", "shared", "full", "shared"]);
         assert_eq!(found(json!({"indexer_types": types, "index_topk_pattern": "FFFFFF"})), "FFSSFS");
-        assert_eq!(own(json!({"index_topk_pattern": "SF"}), 2), None);
+        assert_eq!(own(json!({"index_topk_pattern": "SF"}), 2).as_deref(), Some("SF"));
         assert_eq!(own(json!({"index_topk_pattern": "FS"}), 3), None);
         assert_eq!(own(json!({"index_topk_pattern": "FX"}), 2), None);
     }

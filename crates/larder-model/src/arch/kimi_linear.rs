@@ -13,6 +13,7 @@ use larder_core::ExpertNames;
 use super::common::{Basics, Defaults, layer_types};
 use super::deepseek_v2::{FfnDefaults, FfnParts, LatentDefaults, latent_shape};
 use super::deepseek_v3::{GateDefaults, parse_gate, with_bias};
+use super::deepseek_v32::Indexers;
 use crate::config::{Config, config_error};
 use crate::error::Result;
 use crate::nn::{
@@ -41,27 +42,28 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         return Err(config_error(format!("moe_router_activation_func '{other}' is not supported; only sigmoid is")));
     }
     let basics = parse_basics(config, 1e-5)?;
-    let linear = LinearConfig::parse(config, basics.layers)?;
+    let (sizes, linear) = linear_layers(config, basics.layers)?;
     let latent = latent_shape(config, &basics, &LatentDefaults::COMMON)?;
     let mixers = HybridMixers {
-        linear: linear.layers,
+        linear,
         delta: KimiDeltaShape {
             hidden: basics.hidden,
-            heads: linear.heads,
-            dim: linear.dim,
-            conv: linear.conv,
+            heads: sizes.heads,
+            dim: sizes.dim,
+            conv: sizes.conv,
             act: basics.act,
             low_rank: true,
             decay: ChannelDecay::Softplus,
             eps: basics.eps,
             output: "o_proj",
         },
-        a_log: vec![1, 1, linear.heads, 1],
+        a_log: vec![1, 1, sizes.heads, 1],
         latent,
         bias: config.flag_or("attention_bias", false)?,
         rotary: None,
         scale: ((latent.nope + latent.rope) as f64).powf(-0.5),
         gated: false,
+        indexers: None,
         name: "self_attn",
     };
     let gate = parse_gate(config, GateDefaults { groups: 1, keep: 1, scale: 2.446, renorm: true })?;
@@ -97,17 +99,22 @@ pub fn parse_basics(config: &mut Config, eps: f64) -> Result<Basics> {
 pub struct HybridMixers {
     /// Whether a layer has linear attention.
     pub linear: Vec<bool>,
+    /// Linear attention.
     pub delta: KimiDeltaShape,
     /// Shape of `A_log`, which has a value per head of linear attention.
     pub a_log: Vec<usize>,
+    /// The other layers.
     pub latent: LatentShape,
     /// Whether products of latent attention have biases.
     pub bias: bool,
+    /// Rotation in latent attention.
     pub rotary: Option<Rotary>,
     /// Factor on the scores of latent attention.
     pub scale: f64,
     /// Whether the output of latent attention is gated per head.
     pub gated: bool,
+    /// Choose the positions that latent attention goes over.
+    pub indexers: Option<Indexers>,
     /// Name of the mixer in a layer.
     pub name: &'static str,
 }
@@ -120,48 +127,61 @@ impl HybridMixers {
             return Ok(Box::new(KimiDelta::new(weights, &prefix, self.delta, &self.a_log)?));
         }
         let LatentShape { hidden, heads, .. } = self.latent;
-        let attention = LatentAttention::new(weights, &prefix, self.latent, self.bias, self.rotary, self.scale)?;
-        if !self.gated {
-            return Ok(Box::new(attention));
+        let mut attention = LatentAttention::new(weights, &prefix, self.latent, self.bias, self.rotary, self.scale)?;
+        if let Some(indexers) = &self.indexers {
+            attention = attention.with_choice(indexers.choice(weights, &prefix, layer, self.rotary)?);
         }
-        let product = weights.linear(&format!("{prefix}.g_proj"), heads, hidden, false)?;
-        Ok(Box::new(attention.with_output_gate(product, GateFunction::Sigmoid)))
+        if self.gated {
+            let product = weights.linear(&format!("{prefix}.g_proj"), heads, hidden, false)?;
+            attention = attention.with_output_gate(product, GateFunction::Sigmoid);
+        }
+        Ok(Box::new(attention))
     }
 }
 
-/// The layers of linear attention, and their sizes.
-struct LinearConfig {
-    layers: Vec<bool>,
-    heads: usize,
-    dim: usize,
-    conv: usize,
+/// Sizes of linear attention.
+pub struct LinearSizes {
+    pub heads: usize,
+    /// Width of a head's keys and values.
+    pub dim: usize,
+    /// Width of the convolutions.
+    pub conv: usize,
 }
 
-impl LinearConfig {
-    /// From `linear_attn_config`, or the keys of newer configs. Its lists of layers count from one; without them and without
-    /// `layer_types`, every fourth layer behind the first has full attention.
-    fn parse(config: &mut Config, layers: usize) -> Result<Self> {
-        let types = layer_types(config, layers, TYPES)?;
-        let mut read = LinearConfig {
-            layers: (0..layers).map(|layer| layer == 0 || !layer.is_multiple_of(4)).collect(),
-            heads: config.size_or(&["linear_num_heads"], 32)?,
+impl LinearSizes {
+    /// From `linear_attn_config`, whose other keys `read` reads, or the keys of newer configs; `heads` by default.
+    pub fn parse(config: &mut Config, heads: usize, read: impl FnOnce(&mut Config) -> Result<()>) -> Result<Self> {
+        let newer = LinearSizes {
+            heads: config.size_or(&["linear_num_heads"], heads)?,
             dim: config.size_or(&["linear_head_dim"], 128)?,
             conv: config.size_or(&["linear_conv_kernel_dim"], 4)?,
         };
-        if let Some(mut own) = config.opt_object("linear_attn_config", "linear_attn_config.")? {
-            read.heads = own.size_or(&["num_heads"], read.heads)?;
-            read.dim = own.size_or(&["head_dim"], read.dim)?;
-            read.conv = own.size_or(&["short_conv_kernel_size"], read.conv)?;
-            if let (Some(full), Some(linear)) = (own.opt_counts("full_attn_layers")?, own.opt_counts("kda_layers")?) {
-                read.layers = listed_layers(layers, &full, &linear)?;
-            }
-            own.finish()?;
-        }
-        if let Some(types) = types {
-            read.layers = types.iter().map(|kind| *kind == TYPES[0]).collect();
-        }
-        Ok(read)
+        let Some(mut own) = config.opt_object("linear_attn_config", "linear_attn_config.")? else { return Ok(newer) };
+        let sizes = LinearSizes {
+            heads: own.size_or(&["num_heads"], newer.heads)?,
+            dim: own.size_or(&["head_dim"], newer.dim)?,
+            conv: own.size_or(&["short_conv_kernel_size"], newer.conv)?,
+        };
+        read(&mut own)?;
+        own.finish()?;
+        Ok(sizes)
     }
+}
+
+/// Sizes of linear attention, and whether each layer has it: by `layer_types`, else by the lists of `linear_attn_config`, which
+/// count from one, else all but every fourth behind the first.
+fn linear_layers(config: &mut Config, layers: usize) -> Result<(LinearSizes, Vec<bool>)> {
+    let types = layer_types(config, layers, TYPES)?;
+    let mut listed = None;
+    let sizes = LinearSizes::parse(config, 32, |own| {
+        if let (Some(full), Some(linear)) = (own.opt_counts("full_attn_layers")?, own.opt_counts("kda_layers")?) {
+            listed = Some(listed_layers(layers, &full, &linear)?);
+        }
+        Ok(())
+    })?;
+    let typed = types.map(|types| types.iter().map(|kind| *kind == TYPES[0]).collect());
+    let default = || (0..layers).map(|layer| layer == 0 || !layer.is_multiple_of(4)).collect();
+    Ok((sizes, typed.or(listed).unwrap_or_else(default)))
 }
 
 /// Whether each layer has linear attention, by two lists that count from one.
@@ -189,8 +209,8 @@ mod tests {
     use super::*;
 
     fn linear(json: Value) -> Option<(Vec<bool>, usize, usize)> {
-        let parsed = LinearConfig::parse(&mut Config::new(&json).unwrap(), 3).ok()?;
-        Some((parsed.layers, parsed.heads, parsed.dim))
+        let (sizes, layers) = linear_layers(&mut Config::new(&json).unwrap(), 3).ok()?;
+        Some((layers, sizes.heads, sizes.dim))
     }
 
     #[test]

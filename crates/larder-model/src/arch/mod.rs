@@ -30,6 +30,7 @@ mod flex_olmo;
 mod gemma4_text;
 mod glm4_moe;
 mod glm4_moe_lite;
+mod glm5_next;
 mod glm_moe_dsa;
 mod gpt_oss;
 mod granitemoe;
@@ -86,6 +87,7 @@ const ARCHS: &[Arch] = &[
     Arch { model_type: "gemma4_text", build: gemma4_text::build },
     Arch { model_type: "glm4_moe", build: glm4_moe::build },
     Arch { model_type: "glm4_moe_lite", build: glm4_moe_lite::build },
+    Arch { model_type: "glm5_next", build: glm5_next::build },
     Arch { model_type: "glm_moe_dsa", build: glm_moe_dsa::build },
     Arch { model_type: "gpt_oss", build: gpt_oss::build },
     Arch { model_type: "granitemoe", build: granitemoe::build },
@@ -132,6 +134,7 @@ struct Alias {
 /// The text parts of multimodal models, and models that differ from an architecture in flags only.
 const ALIASES: &[Alias] = &[
     Alias { model_type: "glm4v_moe_text", of: "glm4_moe", defaults: &[("attention_bias", true)], fixed: &[] },
+    Alias { model_type: "glm5_next_text", of: "glm5_next", defaults: &[], fixed: &[] },
     Alias { model_type: "kimi_k2", of: "deepseek_v3", defaults: &[], fixed: &[] },
     Alias { model_type: "qwen3_5_moe_text", of: "qwen3_5_moe", defaults: &[], fixed: &[] },
     Alias { model_type: "qwen4_exp_text", of: "qwen4_exp", defaults: &[], fixed: &[] },

@@ -81,7 +81,6 @@ impl BlockIndexer {
         let queries = self.query_norm.forward(&queries.reshape((pass.tokens(), heads, width))?)?;
         let queries = with_f32(&self.rotary.apply(&queries, pass)?, <[f32]>::to_vec)?;
         let weights = vec![1.0; pass.tokens() * heads];
-        let mut chosen = Selection::default();
         for (i, span) in pass.spans.iter().enumerate() {
             let index = Index {
                 queries: span.rows(&queries, heads * width),
@@ -92,15 +91,9 @@ impl BlockIndexer {
                 seen: span.rows(&seen, 1),
                 scale: (width as f64).powf(-0.5) as f32,
             };
-            index.select(self.compute(), blocks, &mut chosen);
+            index.select(self.compute(), blocks, &mut selection);
         }
-        for (token, at) in pass.positions().enumerate() {
-            match chosen.of(token) {
-                Some(blocks) => selection.push(positions(blocks, tokens, at)),
-                None => selection.push_all(),
-            }
-        }
-        Ok(selection)
+        Ok(selection.of_blocks(tokens, pass.positions()))
     }
 
     /// Floats per token of what [`select`](Self::select) allocates.
@@ -156,25 +149,5 @@ impl BlockIndexer {
         self.rope.extend(&mut turns, first..first + 1, first + 1);
         self.rotary.rotate_head(&mut key, &turns);
         Ok(key)
-    }
-}
-
-/// The positions of these blocks of `tokens` tokens, and of those behind the last complete block up to position `at`.
-fn positions(blocks: &[u32], tokens: usize, at: usize) -> Vec<u32> {
-    let tail = (at + 1) / tokens * tokens..at + 1;
-    let of_blocks = blocks.iter().flat_map(|block| (0..tokens).map(move |i| *block * tokens as u32 + i as u32));
-    of_blocks.chain(tail.map(|at| at as u32)).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn chosen_blocks_come_with_the_incomplete_one() {
-        assert_eq!(positions(&[0, 2], 3, 10), [0, 1, 2, 6, 7, 8, 9, 10]);
-        assert_eq!(positions(&[1], 4, 7), [4, 5, 6, 7], "the block of the token itself is one of those to choose from");
-        assert_eq!(positions(&[0], 4, 7), [0, 1, 2, 3]);
-        assert_eq!(positions(&[3, 4], 1, 5), [3, 4]);
     }
 }

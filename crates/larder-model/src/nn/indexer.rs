@@ -1,11 +1,11 @@
 //! The indexer of sparse attention (DSA, the lightning indexer of DeepSeek): small queries and keys that choose the positions
-//! which attention goes over.
+//! which attention goes over. In some models a block of tokens has one key, and is chosen as a whole.
 
 use std::sync::Arc;
 
 use candle_core::Tensor;
 
-use super::{ForwardPass, FurtherShape, Index, Norm, Rotary, Selection};
+use super::{Compressor, CompressorShape, ForwardPass, FurtherShape, Index, Norm, Rotary, Selection};
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
 use crate::step::LayerStates;
@@ -24,89 +24,149 @@ pub struct IndexerShape {
     pub width: usize,
     /// The most positions that are chosen for a token.
     pub top_k: usize,
+    /// Tokens of a block that has one key, which divide `top_k`; `None` if each token has one.
+    pub block: Option<usize>,
+}
+
+impl IndexerShape {
+    /// The most positions that attention goes over: those that are chosen, and those of a block that is not complete.
+    pub fn positions(&self) -> usize {
+        self.top_k + self.tokens_per_key() - 1
+    }
+
+    fn tokens_per_key(&self) -> usize {
+        self.block.unwrap_or(1)
+    }
 }
 
 /// Chooses, for each token, the positions with the highest sum over heads of `weight · max(query · key, 0)`.
 pub struct Indexer {
     shape: IndexerShape,
-    query: Linear,   // [heads · width, q_rank]
-    key: Linear,     // [width, hidden]
-    key_norm: Norm,  // [width]
+    query: Linear, // [heads · width, q_rank]
+    keys: Keys,
     weights: Linear, // [heads, hidden]
-    rotary: Rotary,
+    rotary: Option<Rotary>,
+}
+
+/// What makes the keys.
+enum Keys {
+    /// A product `[width, hidden]` and its norm: each token has one.
+    OfTokens(Linear, Norm),
+    /// Weighted means over the tokens of each complete block.
+    OfBlocks(Compressor),
 }
 
 /// Epsilon of the norm of keys, whatever the config says of the others.
 const NORM_EPS: f64 = 1e-6;
 
 impl Indexer {
-    /// Loads the tensors below `prefix`. `rotary` turns the first values of queries and keys.
-    pub fn new(weights: &mut WeightLoader, prefix: &str, shape: IndexerShape, rotary: Rotary) -> Result<Self> {
-        let IndexerShape { hidden, q_rank, heads, width, .. } = shape;
+    /// Loads the tensors below `prefix`. `rotary` turns the first values of queries, and of keys of tokens.
+    pub fn new(
+        weights: &mut WeightLoader,
+        prefix: &str,
+        shape: IndexerShape,
+        rotary: impl Into<Option<Rotary>>,
+    ) -> Result<Self> {
+        let IndexerShape { hidden, q_rank, heads, width, block, .. } = shape;
         let name = |part: &str| format!("{prefix}.{part}");
         Ok(Indexer {
             shape,
             query: weights.linear(&name("wq_b"), heads * width, q_rank, false)?,
-            key: weights.linear(&name("wk"), width, hidden, false)?,
-            key_norm: Norm::layer(weights, &name("k_norm"), width, NORM_EPS)?,
+            keys: match block {
+                None => Keys::OfTokens(
+                    weights.linear(&name("wk"), width, hidden, false)?,
+                    Norm::layer(weights, &name("k_norm"), width, NORM_EPS)?,
+                ),
+                Some(rate) => {
+                    let shape = CompressorShape { hidden, width, rate, overlap: false };
+                    Keys::OfBlocks(Compressor::of_keys(weights, prefix, shape, NORM_EPS)?)
+                }
+            },
             weights: weights.linear(&name("weights_proj"), heads, hidden, false)?,
-            rotary,
+            rotary: rotary.into(),
         })
     }
 
-    /// The most positions that are chosen for a token.
-    pub fn top_k(&self) -> usize {
-        self.shape.top_k
+    /// The most positions that attention goes over.
+    pub fn positions(&self) -> usize {
+        self.shape.positions()
     }
 
-    /// The rows that the indexer keeps of a sequence: its keys.
-    pub fn rows(&self) -> FurtherShape {
-        FurtherShape::per_token(1, self.shape.width)
+    /// What the indexer keeps of a sequence, the keys last.
+    pub fn kept(&self) -> Vec<FurtherShape> {
+        match &self.keys {
+            Keys::OfTokens(..) => vec![FurtherShape::per_token(1, self.shape.width)],
+            Keys::OfBlocks(compressor) => compressor.kept().into(),
+        }
     }
 
-    /// Appends the keys of the tokens `x [n, hidden]` to the further rows number `number`, and chooses positions for each token; `latent
-    /// [n, q_rank]` is what the queries of attention are made of.
+    /// Appends what it keeps of the tokens `x [n, hidden]`.
+    fn append(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<()> {
+        match &self.keys {
+            Keys::OfTokens(product, norm) => {
+                let key = self.rotated(&norm.forward(&product.forward(x)?)?.unsqueeze(1)?, pass)?; // [n, 1, width]
+                for (i, span) in pass.spans.iter().enumerate() {
+                    with_f32(&key, |key| states.of_mut(i).further[0].append(span.rows(key, self.shape.width)))??;
+                }
+            }
+            Keys::OfBlocks(compressor) => {
+                let parts = compressor.parts(x)?;
+                for (i, span) in pass.spans.iter().enumerate() {
+                    compressor.append(&parts, span, &mut states.of_mut(i).further)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Queries or keys `x [n, heads, width]`, rotated.
+    fn rotated(&self, x: &Tensor, pass: &ForwardPass) -> Result<Tensor> {
+        self.rotary.map_or(Ok(x.clone()), |rotary| rotary.apply(x, pass))
+    }
+
+    /// Appends what it keeps of the tokens `x [n, hidden]` to the further rows of their states, which are its own, and chooses
+    /// positions for each token; `latent [n, q_rank]` is what the queries of attention are made of.
     pub fn select(
         &self,
         x: &Tensor,
         latent: &Tensor,
         states: &mut LayerStates,
         pass: &ForwardPass,
-        number: usize,
     ) -> Result<Arc<Selection>> {
         let IndexerShape { heads, width, top_k, .. } = self.shape;
-        let key = self.key_norm.forward(&self.key.forward(x)?)?.unsqueeze(1)?;
-        let key = self.rotary.apply(&key, pass)?; // [n, 1, width]
-        for (i, span) in pass.spans.iter().enumerate() {
-            with_f32(&key, |key| states.of_mut(i).further[number].append(span.rows(key, width)))??;
-        }
-        let mut selection = Selection::default();
-        if pass.positions().all(|at| at < top_k) {
+        self.append(x, states, pass)?;
+        let (block, mut selection) = (self.shape.tokens_per_key(), Selection::default());
+        let (count, seen) = (top_k / block, pass.positions().map(|at| (at + 1) / block).collect::<Vec<_>>());
+        if seen.iter().all(|seen| *seen <= count) {
             pass.positions().for_each(|_| selection.push_all());
             return Ok(selection.into());
         }
         let query = self.query.forward(latent)?.reshape((pass.tokens(), heads, width))?;
-        let query = with_f32(&self.rotary.apply(&query, pass)?, <[f32]>::to_vec)?;
+        let query = with_f32(&self.rotated(&query, pass)?, <[f32]>::to_vec)?;
         let weights = with_f32(&self.weights.forward(x)?.affine((heads as f64).powf(-0.5), 0.0)?, <[f32]>::to_vec)?;
-        let seen: Vec<usize> = pass.positions().map(|at| at + 1).collect();
+        let keys = self.kept().len() - 1;
         for (i, span) in pass.spans.iter().enumerate() {
             let index = Index {
                 queries: span.rows(&query, heads * width),
                 heads,
                 weights: span.rows(&weights, heads),
-                rows: &states.of(i).further[number].rows,
+                rows: &states.of(i).further[keys].rows,
                 width,
                 seen: span.rows(&seen, 1),
                 scale: (width as f64).powf(-0.5) as f32,
             };
-            index.select(self.key.compute(), top_k, &mut selection);
+            index.select(self.query.compute(), count, &mut selection);
         }
-        Ok(selection.into())
+        Ok(if block == 1 { selection } else { selection.of_blocks(block, pass.positions()) }.into())
     }
 
     /// Floats per token of what [`select`](Self::select) allocates.
     pub fn scratch(&self) -> usize {
         let IndexerShape { heads, width, .. } = self.shape;
-        3 * (heads * width + width + heads) + 2
+        let keys = match &self.keys {
+            Keys::OfTokens(..) => 3 * width,
+            Keys::OfBlocks(compressor) => compressor.scratch(),
+        };
+        3 * (heads * width + heads) + keys + 2
     }
 }

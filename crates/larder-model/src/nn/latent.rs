@@ -34,6 +34,8 @@ pub struct LatentShape {
     pub value: usize,
     /// Whether the weights hold the two halves of `kv_b_proj` by head, the first transposed, and not the whole.
     pub split_kv_b: bool,
+    /// Epsilon of the norms of latents, which is not that of other norms in most models.
+    pub norm_eps: f64,
     /// Name of the output product.
     pub output: &'static str,
 }
@@ -71,9 +73,6 @@ enum Query {
     Low(Linear, Norm, Linear), // [q_rank, hidden], [q_rank], [heads · (nope + rope), q_rank]
 }
 
-/// The inner norms use this epsilon, not that of the config.
-const NORM_EPS: f64 = 1e-6;
-
 impl LatentAttention {
     /// Loads the tensors below `prefix`; `bias` for the products that the config's `attention_bias` applies to.
     pub fn new(
@@ -90,12 +89,12 @@ impl LatentAttention {
             None => Query::Full(weights.linear(&name("q_proj"), heads * (nope + rope), hidden, false)?),
             Some(rank) => Query::Low(
                 weights.linear(&name("q_a_proj"), rank, hidden, bias)?,
-                Norm::rms(weights, &name("q_a_layernorm"), rank, NORM_EPS)?,
+                Norm::rms(weights, &name("q_a_layernorm"), rank, shape.norm_eps)?,
                 weights.linear(&name("q_b_proj"), heads * (nope + rope), rank, false)?,
             ),
         };
         let kv_a = weights.linear(&name("kv_a_proj_with_mqa"), kv_rank + rope, hidden, bias)?;
-        let kv_norm = Norm::rms(weights, &name("kv_a_layernorm"), kv_rank, NORM_EPS)?;
+        let kv_norm = Norm::rms(weights, &name("kv_a_layernorm"), kv_rank, shape.norm_eps)?;
         let [to_latent, to_value] = match shape.split_kv_b {
             true => [
                 weights.heads(&name("k_b_proj.weight"), [heads, kv_rank, nope])?,
@@ -143,10 +142,14 @@ impl LatentAttention {
         LatentAttention { output_gate: Some((product, function)), ..self }
     }
 
-    /// The part `x [n, heads, rope]` of queries or keys, rotated.
-    fn rotated(&self, x: &Tensor, pass: &ForwardPass) -> Result<Tensor> {
-        let x = x.contiguous()?;
-        self.rotary.map_or(Ok(x.clone()), |rotary| rotary.apply(&x, pass))
+    /// The `latent [n, heads, kv_rank]` of queries or keys `x [n, heads, …]`, and beside it the rest of them, from `at` on, rotated.
+    fn with_rest(&self, latent: Tensor, x: &Tensor, at: usize, pass: &ForwardPass) -> Result<Tensor> {
+        if self.shape.rope == 0 {
+            return Ok(latent);
+        }
+        let rest = x.narrow(2, at, self.shape.rope)?.contiguous()?;
+        let rest = self.rotary.map_or(Ok(rest.clone()), |rotary| rotary.apply(&rest, pass))?;
+        Ok(Tensor::cat(&[latent, rest], D::Minus1)?)
     }
 
     /// `[n, heads, kv_rank + rope]`: each head's query, with the unrotated part projected into the latent space.
@@ -155,18 +158,16 @@ impl LatentAttention {
         let (Query::Full(product) | Query::Low(_, _, product)) = &self.q;
         let q = product.forward(latent)?.reshape((pass.tokens(), heads, nope + rope))?;
         let latent = PlacedMatrix::forward_heads(&self.to_latent, &q.narrow(2, 0, nope)?)?; // [n, heads, kv_rank]
-        let rotated = self.rotated(&q.narrow(2, nope, rope)?, pass)?;
-        let q = Tensor::cat(&[latent, rotated], D::Minus1)?;
+        let q = self.with_rest(latent, &q, nope, pass)?;
         self.temperature.map_or(Ok(q.clone()), |temperature| temperature.apply(&q, pass))
     }
 
     /// `[n, 1, kv_rank + rope]`: the rows of these tokens in the KV cache.
     fn key(&self, x: &Tensor, pass: &ForwardPass) -> Result<Tensor> {
-        let LatentShape { kv_rank, rope, .. } = self.shape;
+        let kv_rank = self.shape.kv_rank;
         let both = self.kv_a.forward(x)?.unsqueeze(1)?;
         let latent = self.kv_norm.forward(&both.narrow(2, 0, kv_rank)?)?;
-        let rotated = self.rotated(&both.narrow(2, kv_rank, rope)?, pass)?;
-        Ok(Tensor::cat(&[latent, rotated], D::Minus1)?)
+        self.with_rest(latent, &both, kv_rank, pass)
     }
 }
 
@@ -183,7 +184,7 @@ impl LatentAttention {
             RowChoice::All => Ok(None),
             RowChoice::Shared(_) => Ok(pass.handed_on.get()),
             RowChoice::Indexed(indexer) => {
-                let selection = indexer.select(x, latent, states, pass, 0)?;
+                let selection = indexer.select(x, latent, states, pass)?;
                 pass.handed_on.set(selection.clone());
                 Ok(Some(selection))
             }
@@ -236,7 +237,7 @@ impl Mixer for LatentAttention {
 
     fn layer_shape(&self) -> LayerShape {
         let further = match &self.choice {
-            RowChoice::Indexed(indexer) => vec![indexer.rows()],
+            RowChoice::Indexed(indexer) => indexer.kept(),
             RowChoice::All | RowChoice::Shared(_) => Vec::new(),
         };
         LayerShape::latents(self.shape.kv_rank + self.shape.rope).with_further(further)
@@ -276,7 +277,7 @@ impl Mixer for LatentAttention {
     fn choice(&self) -> Option<ChoiceShape> {
         let rows = match &self.choice {
             RowChoice::All => return None,
-            RowChoice::Indexed(indexer) => indexer.top_k(),
+            RowChoice::Indexed(indexer) => indexer.positions(),
             RowChoice::Shared(top_k) => *top_k,
         };
         Some(ChoiceShape { rows, values: self.shape.kv_rank + self.shape.rope })

@@ -61,8 +61,8 @@ pub use selected::KeysAndValues;
 pub use selection::{ChoiceShape, HandedOn, Index, Selection};
 pub use state_space::{Mamba1, Mamba1Shape, Mamba2, Mamba2Shape};
 pub use streams::{
-    LowRankConnection, LowRankMixer, LowRankShape, ManifoldConnection, ManifoldMerge, ManifoldShape, MergeStreams,
-    ResidualConnection,
+    LowRankConnection, LowRankMixer, LowRankShape, ManifoldConnection, ManifoldMerge, ManifoldShape, MeanMerge,
+    MergeStreams, ResidualConnection,
 };
 
 use candle_core::Tensor;

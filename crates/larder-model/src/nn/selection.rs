@@ -26,6 +26,17 @@ impl Selection {
         self.0.push(Some(positions));
     }
 
+    /// Of a selection of blocks of `size` tokens that of tokens at these `positions`: those of the chosen blocks, and those behind
+    /// the last complete block that a token sees.
+    pub fn of_blocks(self, size: usize, positions: impl Iterator<Item = usize>) -> Self {
+        let tokens = |(blocks, at): (Option<Vec<u32>>, usize)| {
+            let rest = (at + 1) / size * size..at + 1;
+            let chosen = blocks?.into_iter().flat_map(|block| block as usize * size..(block as usize + 1) * size);
+            Some(chosen.chain(rest).map(|token| token as u32).collect())
+        };
+        Selection(self.0.into_iter().zip(positions).map(tokens).collect())
+    }
+
     /// The ascending positions of the rows that a token attends to; `None` for all that it sees.
     pub fn of(&self, token: usize) -> Option<&[u32]> {
         self.0[token].as_deref()
@@ -180,6 +191,20 @@ mod tests {
             order.sort_unstable();
             assert_eq!(highest(&scores, count), order);
         }
+    }
+
+    #[test]
+    fn blocks_are_chosen_whole_and_the_rest_always() {
+        let mut blocks = Selection::default();
+        blocks.push_all();
+        blocks.push(vec![0, 2]);
+        blocks.push(vec![1]);
+        blocks.push(vec![0]);
+        let tokens = blocks.of_blocks(3, [4, 10, 8, 6].into_iter());
+        assert_eq!(tokens.of(0), None);
+        assert_eq!(tokens.of(1), Some(&[0, 1, 2, 6, 7, 8, 9, 10][..]));
+        assert_eq!(tokens.of(2), Some(&[3, 4, 5][..]), "the block of the token itself is one of those to choose from");
+        assert_eq!(tokens.of(3), Some(&[0, 1, 2, 6][..]));
     }
 
     #[test]

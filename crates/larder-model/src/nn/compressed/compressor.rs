@@ -27,16 +27,18 @@ pub struct CompressorShape {
 
 /// Makes the compressed entries of a sequence. It keeps what tokens yield until their block is complete, and the entries.
 pub struct Compressor {
-    shape: CompressorShape,
+    pub(super) shape: CompressorShape,
     /// `[channels, hidden]` each: values, and the logits of their weights.
-    values: Linear,
-    logits: Linear,
+    pub(super) values: Linear,
+    pub(super) logits: Linear,
     /// `[rate, channels]`: added to the logits, by the place in a block.
-    places: Vec<f32>,
-    norm: Norm,
+    pub(super) places: Vec<f32>,
+    /// Of the values of a token.
+    pub(super) value_norm: Norm,
+    /// Of an entry.
+    pub(super) norm: Norm,
     /// Rotates the last values of an entry by the first position of its block.
-    rope: Rope,
-    rotary: Rotary,
+    pub(super) rotation: Option<(Rope, Rotary)>,
 }
 
 /// Values and logits of the tokens of a step, `[tokens, 2 · channels]`.
@@ -52,22 +54,31 @@ impl Compressor {
         rotation: (Rope, Rotary),
     ) -> Result<Self> {
         let channels = shape.channels();
-        let values = weights.linear(&format!("{prefix}.wkv"), channels, shape.hidden, false)?;
-        let logits = weights.linear(&format!("{prefix}.wgate"), channels, shape.hidden, false)?;
-        let places = weights.vector(&format!("{prefix}.ape"), &[shape.rate, channels])?;
-        let norm = Norm::rms(weights, &format!("{prefix}.norm"), shape.width, eps)?;
-        Ok(Compressor::of_parts(shape, [values, logits], places, norm, rotation))
+        Ok(Compressor {
+            shape,
+            values: weights.linear(&format!("{prefix}.wkv"), channels, shape.hidden, false)?,
+            logits: weights.linear(&format!("{prefix}.wgate"), channels, shape.hidden, false)?,
+            places: weights.vector(&format!("{prefix}.ape"), &[shape.rate, channels])?,
+            value_norm: Norm::None,
+            norm: Norm::rms(weights, &format!("{prefix}.norm"), shape.width, eps)?,
+            rotation: Some(rotation),
+        })
     }
 
-    /// Of the products of values and logits, and the other parts.
-    pub(super) fn of_parts(
-        shape: CompressorShape,
-        [values, logits]: [Linear; 2],
-        places: Vec<f32>,
-        norm: Norm,
-        (rope, rotary): (Rope, Rotary),
-    ) -> Self {
-        Compressor { shape, values, logits, places, norm, rope, rotary }
+    /// Means of the keys of an indexer, which are normalised by token: `wk`, `k_norm`, `index_kpool_compress_gate` and
+    /// `index_kpool_compress_ape` below `prefix`. Blocks do not overlap.
+    pub fn of_keys(weights: &mut WeightLoader, prefix: &str, shape: CompressorShape, eps: f64) -> Result<Self> {
+        let CompressorShape { hidden, width, rate, .. } = shape;
+        let logits = weights.matrix(&format!("{prefix}.index_kpool_compress_gate"), width, hidden)?;
+        Ok(Compressor {
+            shape: CompressorShape { overlap: false, ..shape },
+            values: weights.linear(&format!("{prefix}.wk"), width, hidden, false)?,
+            logits: Linear::new(logits, None)?,
+            places: weights.vector(&format!("{prefix}.index_kpool_compress_ape"), &[rate, width])?,
+            value_norm: Norm::layer(weights, &format!("{prefix}.k_norm"), width, eps)?,
+            norm: Norm::None,
+            rotation: None,
+        })
     }
 
     /// What a layer keeps for it: the parts of the tokens of blocks that are not complete, and entries.
@@ -85,13 +96,15 @@ impl Compressor {
 
     /// Numbers per token of [`parts`](Self::parts), as they are computed.
     pub fn scratch(&self) -> usize {
-        // The two products and both together.
-        4 * self.shape.channels() + 2 * self.shape.width
+        // The two products and both together; values that are normalised are there twice.
+        let normed = if matches!(self.value_norm, Norm::None) { 0 } else { self.shape.channels() };
+        4 * self.shape.channels() + 2 * self.shape.width + normed
     }
 
     /// What the tokens of a step, `x [tokens, hidden]`, yield.
     pub fn parts(&self, x: &Tensor) -> Result<TokenParts> {
         let [values, logits] = Linear::forward_all([&self.values, &self.logits], x)?;
+        let values = self.value_norm.forward(&values)?;
         let channels = self.shape.channels();
         let both = with_f32(&values, |values| {
             with_f32(&logits, |logits| {
@@ -136,9 +149,11 @@ impl Compressor {
         }
         let entry = self.norm.forward(&Tensor::from_vec(entry, (1, width), &Device::Cpu)?)?;
         let mut entry = with_f32(&entry, <[f32]>::to_vec)?;
-        let (mut turns, at) = (RopeTable::default(), block * rate);
-        self.rope.extend(&mut turns, at..at + 1, at + 1);
-        self.rotary.rotate_tail(&mut entry, &turns);
+        if let Some((rope, rotary)) = &self.rotation {
+            let (mut turns, at) = (RopeTable::default(), block * rate);
+            rope.extend(&mut turns, at..at + 1, at + 1);
+            rotary.rotate_tail(&mut entry, &turns);
+        }
         Ok(entry)
     }
 }

@@ -40,9 +40,16 @@ fn compressor(shape: CompressorShape) -> (Compressor, Parts) {
     let config = json!({"rope_theta": 100.0});
     let (rope, rotary) = Rope::parse(&mut Config::new(&config).unwrap(), 4, 1e4, 64, None).unwrap();
     let norm = Norm::Rms { weight: parts.norm.clone(), eps: EPS };
-    let products = [linear(channels, &parts.values), linear(channels, &parts.logits)];
-    let rotation = (rope, Rotary { interleaved: true, ..rotary });
-    (Compressor::of_parts(shape, products, parts.places.clone(), norm, rotation), parts)
+    let compressor = Compressor {
+        shape,
+        values: linear(channels, &parts.values),
+        logits: linear(channels, &parts.logits),
+        places: parts.places.clone(),
+        value_norm: Norm::None,
+        norm,
+        rotation: Some((rope, Rotary { interleaved: true, ..rotary })),
+    };
+    (compressor, parts)
 }
 
 /// The entry of a block as it is defined.

@@ -8,9 +8,11 @@ use crate::error::Result;
 
 mod low_rank;
 mod manifold;
+mod mean;
 
 pub use low_rank::{LowRankConnection, LowRankMixer, LowRankShape};
 pub use manifold::{ManifoldConnection, ManifoldMerge, ManifoldShape};
+pub use mean::MeanMerge;
 
 /// A connection of a part of a layer with the residual streams `[tokens, streams · hidden]`.
 pub trait ResidualConnection: Send + Sync {

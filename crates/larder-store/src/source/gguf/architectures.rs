@@ -1,9 +1,8 @@
 //! Tensor names of each architecture, in GGUF and on the Hugging Face hub.
 
-use super::kimi_delta::{KIMI_DELTA, KIMI_EXPERTS, LING_HYBRID};
-use super::names::Remap::{
-    self, AsChannels, AsRow, Integers, KeyRows, NegatedExp, OnePlus, QueryRows, RopeFactors, Same,
-};
+use super::deepseek4::{DEEPSEEK4_ATTENTION, DEEPSEEK4_OUTER, DEEPSEEK4_PARTS, HYPER_CONNECTIONS};
+use super::kimi_delta::{GLM5_NEXT, KIMI_DECAYS, KIMI_DELTA, KIMI_EXPERTS, LING_HYBRID};
+use super::names::Remap::{self, AsChannels, AsRow, KeyRows, NegatedExp, OnePlus, QueryRows, RopeFactors, Same};
 
 /// A tensor's name in GGUF, its name on the hub, and how its data are mapped. Names in layers are relative to `blk.N.`
 /// and `model.layers.N.`.
@@ -61,7 +60,11 @@ const ARCHITECTURES: &[Architecture] = &[
         outer: OUTER,
         layer: &[NORMS, LATENT, OUTPUT, ROUTER, ROUTER_BIAS, SHARED_EXPERTS, DENSE],
     },
-    Architecture { arch: "deepseek4", outer: DEEPSEEK4_OUTER, layer: &[DEEPSEEK4_ATTENTION, DEEPSEEK4_PARTS] },
+    Architecture {
+        arch: "deepseek4",
+        outer: DEEPSEEK4_OUTER,
+        layer: &[DEEPSEEK4_ATTENTION, DEEPSEEK4_PARTS, HYPER_CONNECTIONS],
+    },
     Architecture {
         arch: "deepseek32",
         outer: OUTER,
@@ -157,7 +160,24 @@ const ARCHITECTURES: &[Architecture] = &[
     Architecture {
         arch: "kimi-linear",
         outer: OUTER,
-        layer: &[NORMS, LATENT, KIMI_DELTA, OUTPUT, KIMI_EXPERTS, DENSE],
+        layer: &[NORMS, LATENT, KIMI_DELTA, KIMI_DECAYS, OUTPUT, KIMI_EXPERTS, DENSE],
+    },
+    Architecture {
+        arch: "glm5-next",
+        outer: OUTER,
+        layer: &[
+            NORMS,
+            HYPER_CONNECTIONS,
+            LATENT,
+            INDEXER,
+            KIMI_DELTA,
+            GLM5_NEXT,
+            OUTPUT,
+            ROUTER,
+            ROUTER_BIAS,
+            SHARED_EXPERTS,
+            DENSE,
+        ],
     },
 ];
 
@@ -175,55 +195,6 @@ const PHI_OUTER: &[Rename] = &[
     ("output.bias", "lm_head.bias", Same),
     ("rope_factors_long.weight", "rope_scaling.long_factor", RopeFactors),
     ("rope_factors_short.weight", "rope_scaling.short_factor", RopeFactors),
-];
-
-const DEEPSEEK4_OUTER: &[Rename] = &[
-    ("token_embd.weight", "model.embed_tokens.weight", Same),
-    ("output_norm.weight", "model.norm.weight", Same),
-    ("output.weight", "lm_head.weight", Same),
-    ("output_hc_fn.weight", "model.hc_head_fn", Same),
-    ("output_hc_base.weight", "model.hc_head_base", Same),
-    ("output_hc_scale.weight", "model.hc_head_scale", Same),
-];
-
-const DEEPSEEK4_ATTENTION: &[Rename] = &[
-    ("attn_sinks.weight", "attn.attn_sink", Same),
-    ("attn_q_a.weight", "attn.wq_a.weight", Same),
-    ("attn_q_a_norm.weight", "attn.q_norm.weight", Same),
-    ("attn_q_b.weight", "attn.wq_b.weight", Same),
-    ("attn_kv.weight", "attn.wkv.weight", Same),
-    ("attn_kv_a_norm.weight", "attn.kv_norm.weight", Same),
-    ("attn_output_a.weight", "attn.wo_a.weight", Same),
-    ("attn_output_b.weight", "attn.wo_b.weight", Same),
-    ("attn_compressor_kv.weight", "attn.compressor.wkv.weight", Same),
-    ("attn_compressor_gate.weight", "attn.compressor.wgate.weight", Same),
-    ("attn_compressor_ape.weight", "attn.compressor.ape", Same),
-    ("attn_compressor_norm.weight", "attn.compressor.norm.weight", Same),
-    ("indexer.attn_q_b.weight", "attn.indexer.wq_b.weight", Same),
-    ("indexer.proj.weight", "attn.indexer.weights_proj.weight", Same),
-    ("indexer_compressor_kv.weight", "attn.indexer.compressor.wkv.weight", Same),
-    ("indexer_compressor_gate.weight", "attn.indexer.compressor.wgate.weight", Same),
-    ("indexer_compressor_ape.weight", "attn.indexer.compressor.ape", Same),
-    ("indexer_compressor_norm.weight", "attn.indexer.compressor.norm.weight", Same),
-];
-
-/// Everything else in a layer; the experts' bias for pictures is not used.
-const DEEPSEEK4_PARTS: &[Rename] = &[
-    ("attn_norm.weight", "attn_norm.weight", Same),
-    ("ffn_norm.weight", "ffn_norm.weight", Same),
-    ("hc_attn_fn.weight", "hc_attn_fn", Same),
-    ("hc_attn_base.weight", "hc_attn_base", Same),
-    ("hc_attn_scale.weight", "hc_attn_scale", Same),
-    ("hc_ffn_fn.weight", "hc_ffn_fn", Same),
-    ("hc_ffn_base.weight", "hc_ffn_base", Same),
-    ("hc_ffn_scale.weight", "hc_ffn_scale", Same),
-    ("ffn_gate_inp.weight", "ffn.gate.weight", Same),
-    ("exp_probs_b.bias", "ffn.gate.bias", Same),
-    ("exp_probs_b_vl.bias", "ffn.gate.bias_vl", Same),
-    ("ffn_gate_tid2eid.weight", "ffn.gate.tid2eid", Integers),
-    ("ffn_gate_shexp.weight", "ffn.shared_experts.w1.weight", Same),
-    ("ffn_up_shexp.weight", "ffn.shared_experts.w3.weight", Same),
-    ("ffn_down_shexp.weight", "ffn.shared_experts.w2.weight", Same),
 ];
 
 const ROTATED_OUTER: &[Rename] = &[

@@ -11,7 +11,7 @@ use super::{
     deepseek4::deepseek4,
     hyperparameters::{Hyperparameters, Keys, keys},
     indexers::{deepseek32, glm_dsa},
-    kimi_delta::{bailingmoe3, kimi_linear},
+    kimi_delta::{bailingmoe3, glm5_next, kimi_linear},
     metadata::Metadata,
     names::HubTensor,
     qwen4_exp::qwen4_exp,
@@ -78,6 +78,7 @@ pub(super) fn hub_config(
         "bailingmoe2" => bailingmoe2(&hp)?,
         "bailingmoe3" => bailingmoe3(&hp)?,
         "kimi-linear" => kimi_linear(&hp)?,
+        "glm5-next" => glm5_next(&hp)?,
         other => return Err(hp.unsupported(format!("has the architecture '{other}', which is not supported"))),
     };
     let mut config = hp.common()?;

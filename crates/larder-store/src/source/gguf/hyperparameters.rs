@@ -70,7 +70,7 @@ impl<'a> Hyperparameters<'a> {
         let heads = self.heads()?;
         let arch = self.metadata.architecture()?;
         let shared_heads = match arch {
-            "bailingmoe3" | "gemma4" | "kimi-linear" | "lfm2moe" | "mimo2" | "step35" => Value::Null,
+            "bailingmoe3" | "gemma4" | "glm5-next" | "kimi-linear" | "lfm2moe" | "mimo2" | "step35" => Value::Null,
             _ => self.uint_or("attention.head_count_kv", heads)?.into(),
         };
         let id = |what: &str| self.metadata.uint(&format!("tokenizer.ggml.{what}_token_id"));

@@ -15,19 +15,23 @@ pub(super) fn deepseek32(hp: &Hyperparameters) -> Result<Keys> {
     Ok(own)
 }
 
-/// Older files of GLM do not list the layers with indexers of their own, which are those that have their tensors.
 pub(super) fn glm_dsa(hp: &Hyperparameters) -> Result<Keys> {
+    let mut own = with_indexers(hp)?;
+    own.extend(keys(json!({ "model_type": "glm_moe_dsa", "indexer_types": indexer_types(hp)? })));
+    Ok(own)
+}
+
+/// For each layer whether it has an indexer. Older files of GLM do not list those that have, which are those with its tensors.
+pub(super) fn indexer_types(hp: &Hyperparameters) -> Result<Vec<&'static str>> {
     let own_indexers = match listed_layers(hp, "attention.indexer.types")? {
         Some(listed) => listed,
         None => (0..hp.layers()?).map(|l| hp.has(&format!("model.layers.{l}.self_attn.indexer.wk.weight"))).collect(),
     };
-    let types: Vec<_> = own_indexers.into_iter().map(|own| if own { "full" } else { "shared" }).collect();
-    let mut own = with_indexers(hp)?;
-    own.extend(keys(json!({ "model_type": "glm_moe_dsa", "indexer_types": types })));
-    Ok(own)
+    Ok(own_indexers.into_iter().map(|own| if own { "full" } else { "shared" }).collect())
 }
 
-fn with_indexers(hp: &Hyperparameters) -> Result<Keys> {
+/// The keys of latent attention and of indexers.
+pub(super) fn with_indexers(hp: &Hyperparameters) -> Result<Keys> {
     hp.scores_are(SIGMOID_SCORES)?;
     let mut own = latent(hp)?;
     own.extend(keys(json!({

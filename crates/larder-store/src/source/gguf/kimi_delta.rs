@@ -1,12 +1,14 @@
-//! Tensor names and configs of models with Kimi Delta Attention: Kimi Linear and the third Ling.
+//! Tensor names and configs of models with Kimi Delta Attention: Kimi Linear, the third Ling, GLM-5-Next.
 
 use serde_json::json;
 
 use super::{
     architectures::Rename,
     config::{SIGMOID_SCORES, latent},
+    deepseek4::{hyper_connections, swiglu_limit},
     hyperparameters::{Hyperparameters, Keys, keys},
-    names::Remap::{AsChannels, Exp, NegatedExpOfHeads, Same},
+    indexers::{indexer_types, with_indexers},
+    names::Remap::{AsChannels, Exp, NegatedExp, NegatedExpOfHeads, Same},
 };
 use crate::error::Result;
 
@@ -23,8 +25,16 @@ pub(super) const KIMI_DELTA: &[Rename] = &[
     ("ssm_g_b.weight", "self_attn.g_b_proj.weight", Same),
     ("ssm_beta.weight", "self_attn.b_proj.weight", Same),
     ("ssm_dt.bias", "self_attn.dt_bias", Same),
-    ("ssm_a", "self_attn.A_log", NegatedExpOfHeads),
     ("ssm_norm.weight", "self_attn.o_norm.weight", Same),
+];
+
+pub(super) const KIMI_DECAYS: &[Rename] = &[("ssm_a", "self_attn.A_log", NegatedExpOfHeads)];
+
+/// The decays of GLM, and the weights of the keys of its indexers in blocks.
+pub(super) const GLM5_NEXT: &[Rename] = &[
+    ("ssm_a", "self_attn.A_log", NegatedExp),
+    ("indexer_compressor_gate.weight", "self_attn.indexer.index_kpool_compress_gate", Same),
+    ("indexer_compressor_ape.weight", "self_attn.indexer.index_kpool_compress_ape", Same),
 ];
 
 pub(super) const KIMI_EXPERTS: &[Rename] = &[
@@ -62,7 +72,7 @@ pub(super) const LING_HYBRID: &[Rename] = &[
 
 /// llama.cpp normalises the weights of Kimi's experts whatever the file says.
 pub(super) fn kimi_linear(hp: &Hyperparameters) -> Result<Keys> {
-    let mut own = both(hp)?;
+    let mut own = all(hp)?;
     own.extend(keys(json!({ "model_type": "kimi_linear", "norm_topk_prob": true })));
     Ok(own)
 }
@@ -73,7 +83,7 @@ pub(super) fn bailingmoe3(hp: &Hyperparameters) -> Result<Keys> {
             return Err(hp.unsupported("limits the activations of its experts, which is not supported"));
         }
     }
-    let mut own = both(hp)?;
+    let mut own = all(hp)?;
     own.extend(keys(json!({
         "model_type": "bailing_hybrid",
         "kda_safe_gate": hp.flag_or("kda.safe_gate", true)?,
@@ -83,8 +93,24 @@ pub(super) fn bailingmoe3(hp: &Hyperparameters) -> Result<Keys> {
     Ok(own)
 }
 
-/// The keys of both. Layers without heads of keys have linear attention, with as many heads as the others.
-fn both(hp: &Hyperparameters) -> Result<Keys> {
+/// Without a bound in the file decays have none.
+pub(super) fn glm5_next(hp: &Hyperparameters) -> Result<Keys> {
+    let mut own = all(hp)?;
+    own.extend(with_indexers(hp)?);
+    own.extend(hyper_connections(hp)?);
+    own.extend(keys(json!({
+        "model_type": "glm5_next",
+        "indexer_types": indexer_types(hp)?,
+        "index_kpool": hp.uint("attention.indexer.kpool")?,
+        "index_kpool_always_select_tail": hp.flag_or("attention.indexer.kpool_select_tail", true)?,
+        "linear_attn_config": {"safe_gate": false, "gate_lower_bound": hp.opt_float("kda.gate_lower_bound")?},
+        "swiglu_limit": swiglu_limit(hp)?,
+    })));
+    Ok(own)
+}
+
+/// The keys of all of them. Layers without heads of keys have linear attention, with as many heads as the others.
+fn all(hp: &Hyperparameters) -> Result<Keys> {
     hp.scores_are(SIGMOID_SCORES)?;
     let per_layer = hp.key("attention.head_count_kv")?;
     let per_layer = hp.metadata.need(&per_layer, hp.metadata.ints(&per_layer)?)?;
