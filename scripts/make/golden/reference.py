@@ -22,7 +22,7 @@ class Probe:
         self.hidden, self.routers, self.index_margin = {}, {}, float("inf")
         decoder = model.model
         layers = len(decoder.layers)
-        names = ("embedding_norm", "norm_f", "final_layernorm", "norm")
+        names = ("embedding_norm", "norm_f", "final_layernorm", "hyper_connection_mixer", "norm")
         norm = next(getattr(decoder, name) for name in names if hasattr(decoder, name))
         decoder.layers[0].register_forward_pre_hook(self.first_input, with_kwargs=True)
         for i, layer in enumerate(decoder.layers[:-1]):

@@ -100,7 +100,7 @@ FAMILIES = {
 
 FAMILY_OF = {
     "mixtral": "inst", "phimoe": "inst", "deepseek_v2": "inst", "deepseek_v3": "inst", "ernie4_5_moe": "inst",
-    "qwen2_moe": "chatml", "qwen3_moe": "chatml", "qwen3_next": "chatml", "qwen3_5_moe": "chatml",
+    "qwen2_moe": "chatml", "qwen3_moe": "chatml", "qwen3_next": "chatml", "qwen3_5_moe": "chatml", "qwen4_exp": "chatml",
     "minimax_m2": "chatml", "hy_v3": "chatml", "glm4_moe": "chatml", "olmoe": "chatml",
     "glm4_moe_lite": "chatml", "gemma4_text": "inst", "mistral4": "inst", "dots1": "chatml", "exaone_moe": "chatml",
     "solar_open": "chatml", "smallthinker": "chatml", "llama_moe": "inst", "granitemoeshared": "chatml", "mellum": "chatml",
