@@ -431,7 +431,9 @@ VARIANTS_OF = {
           "heads_per_ngram": 2, "split_ngram_parts": 7, "output_gate_type": DROP, "indexer_budget": 20,
           "indexer_compress_ratio": 1, "rope_parameters": {**yarn(), "rope_theta": 10000, "partial_rotary_factor": 0.5}},
          BF16 | SHARDED),
-        ("640 tokens, 16 of up to 160 blocks of 4", {}, LONG),
+        ("640 tokens, two layers, 16 of up to 20 blocks of 32, 4 experts top-1",
+         {"num_hidden_layers": 2, "full_attention_interval": 2, "ple_layer_ids": [1], "num_experts": 4,
+          "num_experts_per_tok": 1, "indexer_budget": 512, "indexer_compress_ratio": 32}, LONG),
     ],
     "minimax_m2": [
         ("tied, multi-query, 12 experts all chosen, gelu, whole heads rotated, bf16 sharded",
