@@ -3,6 +3,7 @@
 use super::deepseek4::{DEEPSEEK4_ATTENTION, DEEPSEEK4_OUTER, DEEPSEEK4_PARTS, HYPER_CONNECTIONS};
 use super::kimi_delta::{GLM5_NEXT, KIMI_DECAYS, KIMI_DELTA, KIMI_EXPERTS, LING_HYBRID};
 use super::names::Remap::{self, AsChannels, AsRow, KeyRows, NegatedExp, OnePlus, QueryRows, RopeFactors, Same};
+use super::state_space::{GRANITE_MAMBA, JAMBA_OUTER, JAMBA_PARTS, NEMOTRON_LAYER};
 
 /// A tensor's name in GGUF, its name on the hub, and how its data are mapped. Names in layers are relative to `blk.N.`
 /// and `model.layers.N.`.
@@ -55,6 +56,13 @@ const ARCHITECTURES: &[Architecture] = &[
         layer: &[POST_NORMS, ATTENTION, OUTPUT, ATTENTION_BIAS, HEAD_NORMS, ROUTER, ROUTER_BIAS, SHARED_EXPERTS, DENSE],
     },
     Architecture { arch: "granitemoe", outer: OUTER, layer: &[NORMS, ROTATED, OUTPUT, GRANITE_PARTS] },
+    Architecture {
+        arch: "granitehybrid",
+        outer: OUTER,
+        layer: &[NORMS, ROTATED, OUTPUT, GRANITE_MAMBA, GRANITE_PARTS],
+    },
+    Architecture { arch: "jamba", outer: JAMBA_OUTER, layer: &[ATTENTION, OUTPUT, JAMBA_PARTS] },
+    Architecture { arch: "nemotron_h_moe", outer: OUTER, layer: &[NEMOTRON_LAYER] },
     Architecture {
         arch: "deepseek2",
         outer: OUTER,

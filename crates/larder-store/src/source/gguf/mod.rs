@@ -39,6 +39,7 @@ mod qwen4_exp;
 mod reader;
 mod rope_factors;
 mod sliding;
+mod state_space;
 mod stored;
 mod tokenizer;
 mod typed_layers;
