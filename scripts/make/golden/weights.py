@@ -49,7 +49,7 @@ def embedding_std(config):
 
 
 def zero_centred(config, name):
-    return config.model_type in ("qwen3_next", "qwen3_5_moe_text", "step3p5") and not name.endswith("linear_attn.norm.weight")
+    return config.model_type in ("qwen3_next", "qwen3_5_moe_text", "minimax_m3_vl_text", "step3p5") and not name.endswith("linear_attn.norm.weight")
 
 
 def fan_in(config, name, shape):
