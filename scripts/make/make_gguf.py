@@ -202,6 +202,14 @@ CONFIGS = {
         "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
         "linear_attn_config": {"head_dim": 12, "num_heads": 2, "short_conv_kernel_size": 3, "gate_lower_bound": -3.0},
     },
+    "minimax_m3_vl": {
+        **sets.SMALL, "num_hidden_layers": 3, "head_dim": 12, "rotary_dim": 6, "intermediate_size": 16,
+        "dense_intermediate_size": 40, "shared_intermediate_size": 16, "num_local_experts": 6,
+        "num_experts_per_tok": 2, "moe_layer_freq": [0, 1, 1],
+        "sparse_attention_config": {
+            "sparse_index_dim": 8, "sparse_num_index_heads": 2, "sparse_topk_blocks": 2, "sparse_block_size": 4,
+            "sparse_local_block": 1, "sparse_attention_freq": [0, 1, 1]},
+    },
     "llama4_text": {
         **sets.SMALL, "num_hidden_layers": 4, "head_dim": 12, "intermediate_size": 24, "intermediate_size_mlp": 40,
         "num_local_experts": 5, "num_experts_per_tok": 2, "interleave_moe_layer_step": 2, "attention_chunk_size": 8192,
@@ -216,12 +224,13 @@ SEEDS = {"phimoe": 300_000, "qwen3_next": 301_000, "llama4_text": 302_000, "qwen
          "solar_open": 311_000, "granitemoeshared": 312_000, "smallthinker": 313_000, "hunyuan_v1_moe": 314_000,
          "mellum": 315_000, "afmoe": 316_000, "laguna": 317_000, "mimo_v2_flash": 318_000, "step3p5": 319_000,
          "bailing_moe": 320_000, "bailing_moe_v2": 321_000, "deepseek_v32": 322_000, "glm_moe_dsa": 323_000,
-         "kimi_linear": 324_000, "bailing_hybrid": 325_000, "glm5_next": 326_000, "granitemoehybrid": 330_000,
-         "jamba": 331_000, "nemotron_h": 332_000}
+         "kimi_linear": 324_000, "bailing_hybrid": 325_000, "glm5_next": 326_000, "minimax_m3_vl": 327_000,
+         "granitemoehybrid": 330_000, "jamba": 331_000, "nemotron_h": 332_000}
 
 # Names of architectures where llama.cpp knows another spelling than transformers, and pre-tokenizers of the tiny tokenizers.
 SPELLINGS = {"PhimoeForCausalLM": "PhiMoEForCausalLM", "Mistral4ForCausalLM": "Mistral3ForConditionalGeneration",
              "BailingHybridForCausalLM": "BailingMoeV3ForCausalLM",
+             "MiniMaxM3VLForCausalLM": "MiniMaxM3SparseForCausalLM",
              "Glm5NextForCausalLM": "Glm5NextForConditionalGeneration"}
 PRE_TOKENIZERS = {"phimoe": "gpt-2", "qwen3_next": "qwen2", "llama4_text": "qwen2", "gpt_oss": "qwen2",
                   "qwen3_5_moe_text": "qwen35", "minimax_m2": "minimax-m2", "hy_v3": "qwen2",
@@ -230,7 +239,8 @@ PRE_TOKENIZERS = {"phimoe": "gpt-2", "qwen3_next": "qwen2", "llama4_text": "qwen
                   "hunyuan_v1_moe": "hunyuan", "mellum": "qwen2", "afmoe": "qwen2", "laguna": "qwen2",
                   "mimo_v2_flash": "qwen2", "step3p5": "qwen2", "bailing_moe": "qwen2", "bailing_moe_v2": "qwen2",
                   "granitemoehybrid": "qwen2", "jamba": "gpt-2", "nemotron_h": "qwen2", "deepseek_v32": "gpt-2",
-                  "glm_moe_dsa": "qwen2", "kimi_linear": "qwen2", "bailing_hybrid": "qwen2", "glm5_next_text": "qwen2"}
+                  "glm_moe_dsa": "qwen2", "kimi_linear": "qwen2", "bailing_hybrid": "qwen2", "glm5_next_text": "qwen2",
+                  "minimax_m3_vl_text": "minimax-m2"}
 
 
 def load_converter(llama):
@@ -260,7 +270,7 @@ def convert(llama, folder, out):
     file_type = {"float32": types.ALL_F32, "bfloat16": types.MOSTLY_BF16}[config["torch_dtype"]]
     # Transformers renames or lacks keys of these configs, which the converter reads as they are on the hub.
     raw = ("mimo_v2_flash", "step3p5", "bailing_moe", "bailing_moe_v2", "kimi_linear", "bailing_hybrid",
-           "glm5_next_text", "granitemoehybrid", "jamba", "nemotron_h")
+           "glm5_next_text", "minimax_m3_vl_text", "granitemoehybrid", "jamba", "nemotron_h")
     hparams = config if model_type in raw else None
     with torch.inference_mode():
         model(folder, file_type, out, model_name=out.stem, hparams=hparams).write()
@@ -303,6 +313,27 @@ def add_prediction_layer(folder):
     for norm in ["enorm", "hnorm", "shared_head.norm"]:
         copy[f"{block}{norm}.weight"] = torch.ones(hidden)
     st.save_file(weights | copy, file, metadata={"format": "pt"})
+
+
+def publish_minimax_m3(folder):
+    """Gives the tensors of a MiniMax-M3 the names and forms that they have on the hub."""
+    file = folder / "model.safetensors"
+    published = {}
+    for name, w in st.load_file(file).items():
+        name = name.replace(".mlp.gate.e_score", ".block_sparse_moe.e_score").replace(".indexer.", ".index_")
+        for part in ("gate.", "experts.", "shared_experts."):
+            name = name.replace(f".mlp.{part}", f".block_sparse_moe.{part}")
+        if name.endswith("experts.gate_up_proj"):
+            for i, (gate, up) in enumerate(both.chunk(2) for both in w):
+                published |= {name.replace("gate_up_proj", f"{i}.w1.weight"): gate, name.replace("gate_up_proj", f"{i}.w3.weight"): up}
+        elif name.endswith("experts.down_proj"):
+            published |= {name.replace("down_proj", f"{i}.w2.weight"): down for i, down in enumerate(w)}
+        elif name.endswith("gate_up_proj.weight"):
+            gate, up = w.chunk(2)
+            published |= {name.replace("gate_up_proj", "gate_proj"): gate, name.replace("gate_up_proj", "up_proj"): up}
+        else:
+            published[name] = w
+    st.save_file({name: w.contiguous() for name, w in published.items()}, file, metadata={"format": "pt"})
 
 
 def add_gemma_tokenizer(folder):
@@ -362,6 +393,8 @@ def main():
                     add_prediction_block(folder)
                 if name == "glm4_moe_lite":
                     add_prediction_layer(folder)
+                if name == "minimax_m3_vl":
+                    publish_minimax_m3(folder)
                 if name == "gemma4_text":
                     make_golden.write_json(file.with_suffix(".tokens.json"), add_gemma_tokenizer(folder))
                 write(args.llama, folder, file)

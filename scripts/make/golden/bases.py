@@ -421,6 +421,20 @@ BASES = {
         "rope_scaling": {"type": "yarn", "factor": 16, "beta_fast": 32, "beta_slow": 1,
                          "original_max_position_embeddings": 65536},
     }),
+    "minimax_m3_vl": ("MiniMaxM3VLForCausalLM", {
+        "model_type": "minimax_m3_vl_text",
+        "hidden_size": 64, "intermediate_size": 32, "dense_intermediate_size": 96, "shared_intermediate_size": 32,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24, "rotary_dim": 12,
+        "partial_rotary_factor": 0.5, "rope_theta": 5000000, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
+        "use_qk_norm": True, "qk_norm_type": "per_head", "use_gemma_norm": True, "attention_output_gate": False,
+        "num_local_experts": 16, "num_experts_per_tok": 4, "n_shared_experts": 1, "scoring_func": "sigmoid",
+        "use_routing_bias": True, "routed_scaling_factor": 2.0, "moe_layer_freq": [0, 1, 1, 1],
+        "hidden_act": "swigluoai", "swiglu_alpha": 1.702, "swiglu_limit": 7.0, "num_nextn_predict_layers": 0,
+        "sparse_attention_config": {
+            "use_sparse_attention": True, "sparse_index_dim": 16, "sparse_num_index_heads": 2, "sparse_topk_blocks": 3,
+            "sparse_block_size": 4, "sparse_score_type": "max", "sparse_init_block": 0, "sparse_local_block": 1,
+            "sparse_attention_freq": [0, 1, 1, 1]},
+    }),
 }
 
 BASES |= {
@@ -490,6 +504,12 @@ MULTIMODAL = {
         {"model_type": "deepseek_v3", "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96,
          "moe_intermediate_size": 32, "num_hidden_layers": 3, **MLA, "n_routed_experts": 16, "num_experts_per_tok": 4,
          "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5},
+    ),
+    "minimax_m3_vl": (
+        "MiniMaxM3SparseForConditionalGeneration",
+        {"vision_config": {"hidden_size": 36, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+                           "patch_size": 4, "image_size": 16}, "projector_hidden_size": 32},
+        {**{key: value for key, value in BASES["minimax_m3_vl"][1].items() if key != "model_type"}, "vocab_size": 320},
     ),
     "qwen3_omni_moe": (
         "Qwen3OmniMoeThinkerForConditionalGeneration",

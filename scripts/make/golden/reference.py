@@ -122,7 +122,8 @@ def deciding_values(config, router, logits):
     if kind == "mistral4" and router.num_group > 1:
         return logits.softmax(-1), 2
     if kind in ("deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe", "glm4_moe_lite", "dots1", "exaone_moe", "laguna",
-                "solar_open", "mimo_v2_flash", "step3p5", "nemotron_h", "kimi_linear", "bailing_hybrid", "glm5_next_text"):
+                "solar_open", "mimo_v2_flash", "step3p5", "nemotron_h", "kimi_linear", "bailing_hybrid", "glm5_next_text",
+                "minimax_m3_vl_text"):
         return logits.sigmoid() + router.e_score_correction_bias.double(), 2
     if hasattr(router, "expert_bias") and kind.startswith("bailing"):
         return logits.sigmoid() + router.expert_bias.double(), 2

@@ -436,6 +436,18 @@ GOLDEN_CONFIGS = {
                           "mscale_all_dim": 0.5, "original_max_position_embeddings": 16}},
         {"dtype": "bfloat16"},
     ),
+    "minimax_m3_vl": (
+        "2 blocks of 3 positions for each of two index heads, tied, clamp that acts, last layer dense and without them, bf16",
+        {**SMALL, "num_hidden_layers": 3, "head_dim": 12, "rotary_dim": 6, "intermediate_size": 16,
+         "dense_intermediate_size": 40, "shared_intermediate_size": 24, "num_local_experts": 6,
+         "num_experts_per_tok": 2, "routed_scaling_factor": 1.5, "tie_word_embeddings": True, "swiglu_limit": 0.8,
+         "moe_layer_freq": [1, 1, 0],
+         "sparse_attention_config": {
+             "use_sparse_attention": True, "sparse_index_dim": 8, "sparse_num_index_heads": 2, "sparse_topk_blocks": 2,
+             "sparse_block_size": 3, "sparse_score_type": "max", "sparse_init_block": 0, "sparse_local_block": 1,
+             "sparse_attention_freq": [1, 1, 0]}},
+        {"dtype": "bfloat16"},
+    ),
 }
 
 

@@ -755,4 +755,27 @@ VARIANTS_OF = {
          {"num_hidden_layers": 3, "layer_group_size": 3, "first_k_dense_replace": 2, "num_experts": 4,
           "num_experts_per_token": 1, "num_expert_group": 1, "topk_group": 1}, LONG),
     ],
+    "minimax_m3_vl": [
+        ("one index head for all, two local blocks of 3, tied, indexers in the second and last layer, bf16 sharded",
+         {"tie_word_embeddings": True, "sparse_attention_config": {
+             "sparse_index_dim": 12, "sparse_num_index_heads": 1, "sparse_topk_blocks": 4, "sparse_block_size": 3,
+             "sparse_local_block": 2, "sparse_attention_freq": [0, 1, 0, 1]}}, BF16 | SHARDED),
+        ("newer keys, an index head per query head, one block, multi-query, whole head rotary, clamp that acts, f16",
+         {"sparse_attention_config": DROP, "moe_layer_freq": DROP, "index_n_heads": 4, "index_head_dim": 24,
+          "index_block_size": 5, "index_topk_blocks": 1, "index_local_blocks": 1, "num_key_value_heads": 1,
+          "partial_rotary_factor": 1.0, "rotary_dim": DROP, "swiglu_limit": 0.6, "swiglu_alpha": 1.2,
+          "layer_types": ["minimax_m3_sparse"] * 3 + ["full_attention"],
+          "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]}, F16),
+        ("no local blocks, multi-head with one index head for two, top-1 of 5, no dense layer, linear rope, other scale",
+         {"num_key_value_heads": 4, "num_local_experts": 5, "num_experts_per_tok": 1, "moe_layer_freq": [1, 1, 1, 1],
+          "routed_scaling_factor": 1.2, "rope_scaling": {"type": "linear", "factor": 2.0},
+          "sparse_attention_config": {
+              "sparse_index_dim": 20, "sparse_num_index_heads": 2, "sparse_topk_blocks": 5, "sparse_block_size": 2,
+              "sparse_local_block": 0, "sparse_attention_freq": [1, 1, 1, 1]}}, {}),
+        ("full attention and experts everywhere by default, optional keys absent",
+         {"sparse_attention_config": DROP, "moe_layer_freq": DROP, "swiglu_alpha": DROP, "swiglu_limit": DROP,
+          "routed_scaling_factor": DROP, "num_experts_per_tok": DROP, "use_qk_norm": DROP, "qk_norm_type": DROP,
+          "use_gemma_norm": DROP, "attention_output_gate": DROP, "scoring_func": DROP, "use_routing_bias": DROP,
+          "n_shared_experts": DROP, "num_hidden_layers": 3, "rms_norm_eps": DROP}, {}),
+    ],
 }

@@ -52,7 +52,7 @@ def embedding_std(config):
 
 
 def zero_centred(config, name):
-    kinds = ("qwen3_next", "qwen3_5_moe_text", "qwen4_exp_text", "step3p5")
+    kinds = ("qwen3_next", "qwen3_5_moe_text", "qwen4_exp_text", "minimax_m3_vl_text", "step3p5")
     return config.model_type in kinds and not name.endswith("linear_attn.norm.weight")
 
 

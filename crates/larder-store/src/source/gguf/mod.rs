@@ -32,6 +32,7 @@ mod hyperparameters;
 mod indexers;
 mod kimi_delta;
 mod metadata;
+mod minimax_m3;
 mod names;
 mod parts;
 mod pretokenizer;
