@@ -70,8 +70,8 @@ impl<'a> Hyperparameters<'a> {
         let heads = self.heads()?;
         let arch = self.metadata.architecture()?;
         let shared_heads = match arch {
-            "bailingmoe3" | "gemma4" | "glm5-next" | "granitehybrid" | "jamba" | "kimi-linear" | "lfm2moe" | "mimo2"
-            | "nemotron_h_moe" | "step35" => Value::Null,
+            "bailingmoe3" | "gemma4" | "glm5-next" | "granitehybrid" | "jamba" | "kimi-linear" | "lfm2moe"
+            | "mimo2" | "nemotron_h_moe" | "step35" => Value::Null,
             _ => self.uint_or("attention.head_count_kv", heads)?.into(),
         };
         let id = |what: &str| self.metadata.uint(&format!("tokenizer.ggml.{what}_token_id"));
