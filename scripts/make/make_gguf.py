@@ -108,6 +108,22 @@ CONFIGS = {
         "embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0, "attention_multiplier": 0.25,
         "shared_intermediate_size": 20,
     },
+    "granitemoehybrid": {
+        **sets.SMALL, "num_hidden_layers": 3, "intermediate_size": 24, "num_local_experts": 6, "num_experts_per_tok": 3,
+        "embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0, "attention_multiplier": 0.25,
+        "shared_intermediate_size": 20, "layer_types": ["mamba", "attention", "mamba"], "mamba_n_heads": 4,
+        "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 12,
+    },
+    "jamba": {
+        **sets.SMALL, "num_hidden_layers": 4, "intermediate_size": 24, "num_experts": 5, "attn_layer_period": 3,
+        "attn_layer_offset": 1, "expert_layer_offset": 0, "mamba_d_state": 12, "mamba_dt_rank": 3,
+    },
+    "nemotron_h": {
+        **sets.SMALL, "hybrid_override_pattern": "MEM*E", "num_hidden_layers": 5, "head_dim": 12, "ssm_state_size": 12,
+        "mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 4, "n_routed_experts": 6, "moe_intermediate_size": 20,
+        "moe_shared_expert_intermediate_size": 24, "moe_latent_size": 24, "num_experts_per_tok": 2,
+        "routed_scaling_factor": 1.5, "time_step_min": 1e-6, "intermediate_size": 40,
+    },
     "hunyuan_v1_moe": {
         **sets.SMALL, "head_dim": 12, "intermediate_size": 24, "moe_intermediate_size": [24, 24], "num_experts": 6,
         "moe_topk": [2, 2], "num_shared_expert": [1, 1], "rope_scaling": None,
@@ -186,6 +202,14 @@ CONFIGS = {
         "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
         "linear_attn_config": {"head_dim": 12, "num_heads": 2, "short_conv_kernel_size": 3, "gate_lower_bound": -3.0},
     },
+    "minimax_m3_vl": {
+        **sets.SMALL, "num_hidden_layers": 3, "head_dim": 12, "rotary_dim": 6, "intermediate_size": 16,
+        "dense_intermediate_size": 40, "shared_intermediate_size": 16, "num_local_experts": 6,
+        "num_experts_per_tok": 2, "moe_layer_freq": [0, 1, 1],
+        "sparse_attention_config": {
+            "sparse_index_dim": 8, "sparse_num_index_heads": 2, "sparse_topk_blocks": 2, "sparse_block_size": 4,
+            "sparse_local_block": 1, "sparse_attention_freq": [0, 1, 1]},
+    },
     "llama4_text": {
         **sets.SMALL, "num_hidden_layers": 4, "head_dim": 12, "intermediate_size": 24, "intermediate_size_mlp": 40,
         "num_local_experts": 5, "num_experts_per_tok": 2, "interleave_moe_layer_step": 2, "attention_chunk_size": 8192,
@@ -200,11 +224,13 @@ SEEDS = {"phimoe": 300_000, "qwen3_next": 301_000, "llama4_text": 302_000, "qwen
          "solar_open": 311_000, "granitemoeshared": 312_000, "smallthinker": 313_000, "hunyuan_v1_moe": 314_000,
          "mellum": 315_000, "afmoe": 316_000, "laguna": 317_000, "mimo_v2_flash": 318_000, "step3p5": 319_000,
          "bailing_moe": 320_000, "bailing_moe_v2": 321_000, "deepseek_v32": 322_000, "glm_moe_dsa": 323_000,
-         "kimi_linear": 324_000, "bailing_hybrid": 325_000, "glm5_next": 326_000}
+         "kimi_linear": 324_000, "bailing_hybrid": 325_000, "glm5_next": 326_000, "minimax_m3_vl": 327_000,
+         "granitemoehybrid": 330_000, "jamba": 331_000, "nemotron_h": 332_000}
 
 # Names of architectures where llama.cpp knows another spelling than transformers, and pre-tokenizers of the tiny tokenizers.
 SPELLINGS = {"PhimoeForCausalLM": "PhiMoEForCausalLM", "Mistral4ForCausalLM": "Mistral3ForConditionalGeneration",
              "BailingHybridForCausalLM": "BailingMoeV3ForCausalLM",
+             "MiniMaxM3VLForCausalLM": "MiniMaxM3SparseForCausalLM",
              "Glm5NextForCausalLM": "Glm5NextForConditionalGeneration"}
 PRE_TOKENIZERS = {"phimoe": "gpt-2", "qwen3_next": "qwen2", "llama4_text": "qwen2", "gpt_oss": "qwen2",
                   "qwen3_5_moe_text": "qwen35", "minimax_m2": "minimax-m2", "hy_v3": "qwen2",
@@ -212,8 +238,9 @@ PRE_TOKENIZERS = {"phimoe": "gpt-2", "qwen3_next": "qwen2", "llama4_text": "qwen
                   "solar_open": "solar-open", "granitemoeshared": "qwen2", "smallthinker": "qwen2",
                   "hunyuan_v1_moe": "hunyuan", "mellum": "qwen2", "afmoe": "qwen2", "laguna": "qwen2",
                   "mimo_v2_flash": "qwen2", "step3p5": "qwen2", "bailing_moe": "qwen2", "bailing_moe_v2": "qwen2",
-                  "deepseek_v32": "gpt-2", "glm_moe_dsa": "qwen2",
-                  "kimi_linear": "qwen2", "bailing_hybrid": "qwen2", "glm5_next_text": "qwen2"}
+                  "granitemoehybrid": "qwen2", "jamba": "gpt-2", "nemotron_h": "qwen2", "deepseek_v32": "gpt-2",
+                  "glm_moe_dsa": "qwen2", "kimi_linear": "qwen2", "bailing_hybrid": "qwen2", "glm5_next_text": "qwen2",
+                  "minimax_m3_vl_text": "minimax-m2"}
 
 
 def load_converter(llama):
@@ -233,7 +260,7 @@ def convert(llama, folder, out):
     model = conversion.get_model_class(SPELLINGS.get(architecture, architecture))
     base.TextModel.get_vocab_base_pre = lambda self, tokenizer: PRE_TOKENIZERS[model_type]
     if model_type in ("phimoe", "deepseek_v32", "glm4_moe_lite", "glm5_next_text", "glm_moe_dsa", "solar_open",
-                      "hunyuan_v1_moe"):
+                      "hunyuan_v1_moe", "jamba"):
         model.set_vocab = base.TextModel._set_vocab_gpt2
     if model_type == "mimo_v2_flash":
         model.no_mtp = True
@@ -243,7 +270,7 @@ def convert(llama, folder, out):
     file_type = {"float32": types.ALL_F32, "bfloat16": types.MOSTLY_BF16}[config["torch_dtype"]]
     # Transformers renames or lacks keys of these configs, which the converter reads as they are on the hub.
     raw = ("mimo_v2_flash", "step3p5", "bailing_moe", "bailing_moe_v2", "kimi_linear", "bailing_hybrid",
-           "glm5_next_text")
+           "glm5_next_text", "minimax_m3_vl_text", "granitemoehybrid", "jamba", "nemotron_h")
     hparams = config if model_type in raw else None
     with torch.inference_mode():
         model(folder, file_type, out, model_name=out.stem, hparams=hparams).write()
@@ -286,6 +313,27 @@ def add_prediction_layer(folder):
     for norm in ["enorm", "hnorm", "shared_head.norm"]:
         copy[f"{block}{norm}.weight"] = torch.ones(hidden)
     st.save_file(weights | copy, file, metadata={"format": "pt"})
+
+
+def publish_minimax_m3(folder):
+    """Gives the tensors of a MiniMax-M3 the names and forms that they have on the hub."""
+    file = folder / "model.safetensors"
+    published = {}
+    for name, w in st.load_file(file).items():
+        name = name.replace(".mlp.gate.e_score", ".block_sparse_moe.e_score").replace(".indexer.", ".index_")
+        for part in ("gate.", "experts.", "shared_experts."):
+            name = name.replace(f".mlp.{part}", f".block_sparse_moe.{part}")
+        if name.endswith("experts.gate_up_proj"):
+            for i, (gate, up) in enumerate(both.chunk(2) for both in w):
+                published |= {name.replace("gate_up_proj", f"{i}.w1.weight"): gate, name.replace("gate_up_proj", f"{i}.w3.weight"): up}
+        elif name.endswith("experts.down_proj"):
+            published |= {name.replace("down_proj", f"{i}.w2.weight"): down for i, down in enumerate(w)}
+        elif name.endswith("gate_up_proj.weight"):
+            gate, up = w.chunk(2)
+            published |= {name.replace("gate_up_proj", "gate_proj"): gate, name.replace("gate_up_proj", "up_proj"): up}
+        else:
+            published[name] = w
+    st.save_file({name: w.contiguous() for name, w in published.items()}, file, metadata={"format": "pt"})
 
 
 def add_gemma_tokenizer(folder):
@@ -345,6 +393,8 @@ def main():
                     add_prediction_block(folder)
                 if name == "glm4_moe_lite":
                     add_prediction_layer(folder)
+                if name == "minimax_m3_vl":
+                    publish_minimax_m3(folder)
                 if name == "gemma4_text":
                     make_golden.write_json(file.with_suffix(".tokens.json"), add_gemma_tokenizer(folder))
                 write(args.llama, folder, file)

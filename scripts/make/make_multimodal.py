@@ -44,6 +44,11 @@ VARIANTS = {
         {"tie_word_embeddings": True, "attention_bias": True, "qk_nope_head_dim": 12, "v_head_dim": 20},
         {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 0},
     ],
+    "minimax_m3_vl": [
+        {},
+        {"tie_word_embeddings": True, "num_key_value_heads": 4, "swiglu_limit": 0.7},
+        {"moe_layer_freq": [1, 0, 1, 1], "num_local_experts": 7, "num_experts_per_tok": 7, "head_dim": 32},
+    ],
     "qwen3_omni_moe": [
         {},
         {"tie_word_embeddings": True, "norm_topk_prob": True, "num_attention_heads": 6},

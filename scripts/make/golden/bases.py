@@ -142,6 +142,21 @@ BASES = {
         "rope_parameters": {"mrope_interleaved": True, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25,
                             "rope_theta": 10000000, "rope_type": "default"},
     }),
+    "qwen4_exp": ("Qwen4ExpForCausalLM", {
+        "model_type": "qwen4_exp_text",
+        "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+        "moe_intermediate_size": 24, "shared_expert_intermediate_size": 32, "num_experts": 16,
+        "num_experts_per_tok": 4, "norm_topk_prob": True, "max_position_embeddings": 262144, "rms_norm_eps": 1e-6,
+        "attention_bias": False, "full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 16,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_value_head_dim": 16,
+        "mamba_ssm_dtype": "float32", "router_aux_loss_coef": 0.001, "output_gate_type": "silu",
+        "rope_parameters": {"mrope_interleaved": True, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25,
+                            "rope_theta": 10000000, "rope_type": "default"},
+        "hc_count": 4, "hc_lowrank": 24, "ple_layer_ids": [2], "ple_embed_dim": 64, "ple_conv_kernel_size": 4,
+        "ngram_size": 3, "heads_per_ngram": 2, "ngram_vocab_size_base": 500, "make_ngram_vocab_size_divisible_by": 8,
+        "seed": 1234, "split_ngram_parts": 4, "indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 16,
+        "indexer_budget": 64, "indexer_compress_ratio": 4,
+    }),
     "minimax_m2": ("MiniMaxM2ForCausalLM", {
         "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 6,
         "num_key_value_heads": 2, "head_dim": 16, "rotary_dim": 8, "max_position_embeddings": 196608,
@@ -406,6 +421,20 @@ BASES = {
         "rope_scaling": {"type": "yarn", "factor": 16, "beta_fast": 32, "beta_slow": 1,
                          "original_max_position_embeddings": 65536},
     }),
+    "minimax_m3_vl": ("MiniMaxM3VLForCausalLM", {
+        "model_type": "minimax_m3_vl_text",
+        "hidden_size": 64, "intermediate_size": 32, "dense_intermediate_size": 96, "shared_intermediate_size": 32,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24, "rotary_dim": 12,
+        "partial_rotary_factor": 0.5, "rope_theta": 5000000, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
+        "use_qk_norm": True, "qk_norm_type": "per_head", "use_gemma_norm": True, "attention_output_gate": False,
+        "num_local_experts": 16, "num_experts_per_tok": 4, "n_shared_experts": 1, "scoring_func": "sigmoid",
+        "use_routing_bias": True, "routed_scaling_factor": 2.0, "moe_layer_freq": [0, 1, 1, 1],
+        "hidden_act": "swigluoai", "swiglu_alpha": 1.702, "swiglu_limit": 7.0, "num_nextn_predict_layers": 0,
+        "sparse_attention_config": {
+            "use_sparse_attention": True, "sparse_index_dim": 16, "sparse_num_index_heads": 2, "sparse_topk_blocks": 3,
+            "sparse_block_size": 4, "sparse_score_type": "max", "sparse_init_block": 0, "sparse_local_block": 1,
+            "sparse_attention_freq": [0, 1, 1, 1]},
+    }),
 }
 
 BASES |= {
@@ -475,6 +504,12 @@ MULTIMODAL = {
         {"model_type": "deepseek_v3", "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96,
          "moe_intermediate_size": 32, "num_hidden_layers": 3, **MLA, "n_routed_experts": 16, "num_experts_per_tok": 4,
          "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5},
+    ),
+    "minimax_m3_vl": (
+        "MiniMaxM3SparseForConditionalGeneration",
+        {"vision_config": {"hidden_size": 36, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+                           "patch_size": 4, "image_size": 16}, "projector_hidden_size": 32},
+        {**{key: value for key, value in BASES["minimax_m3_vl"][1].items() if key != "model_type"}, "vocab_size": 320},
     ),
     "qwen3_omni_moe": (
         "Qwen3OmniMoeThinkerForConditionalGeneration",

@@ -22,7 +22,7 @@ class Probe:
         self.hidden, self.routers, self.index_margin = {}, {}, float("inf")
         decoder = model.model
         layers = len(decoder.layers)
-        names = ("embedding_norm", "norm_f", "final_layernorm", "norm")
+        names = ("embedding_norm", "norm_f", "final_layernorm", "hyper_connection_mixer", "norm")
         norm = next(getattr(decoder, name) for name in names if hasattr(decoder, name))
         decoder.layers[0].register_forward_pre_hook(self.first_input, with_kwargs=True)
         for i, layer in enumerate(decoder.layers[:-1]):
@@ -122,7 +122,8 @@ def deciding_values(config, router, logits):
     if kind == "mistral4" and router.num_group > 1:
         return logits.softmax(-1), 2
     if kind in ("deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe", "glm4_moe_lite", "dots1", "exaone_moe", "laguna",
-                "solar_open", "mimo_v2_flash", "step3p5", "nemotron_h", "kimi_linear", "bailing_hybrid", "glm5_next_text"):
+                "solar_open", "mimo_v2_flash", "step3p5", "nemotron_h", "kimi_linear", "bailing_hybrid", "glm5_next_text",
+                "minimax_m3_vl_text"):
         return logits.sigmoid() + router.e_score_correction_bias.double(), 2
     if hasattr(router, "expert_bias") and kind.startswith("bailing"):
         return logits.sigmoid() + router.expert_bias.double(), 2

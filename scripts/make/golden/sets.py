@@ -264,6 +264,22 @@ GOLDEN_CONFIGS = {
                              "rope_theta": 10000, "rope_type": "default"}},
         {"dtype": "bfloat16"},
     ),
+    "qwen4_exp": (
+        "two n-gram tables in three parts, two streams, 4 of 18 blocks of 3 tokens chosen, sigmoid gate, attention biases, not "
+        "renormalised, one key head for two value heads, 3 taps, half rotary, bf16",
+        {**SMALL, "num_hidden_layers": 3, "num_key_value_heads": 1, "head_dim": 8, "moe_intermediate_size": 16,
+         "shared_expert_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2, "norm_topk_prob": False,
+         "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_conv_kernel_dim": 3,
+         "linear_key_head_dim": 8, "linear_num_key_heads": 1, "linear_num_value_heads": 2,
+         "linear_value_head_dim": 12, "attention_bias": True, "output_gate_type": "sigmoid",
+         "rope_parameters": {"mrope_interleaved": True, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.5,
+                             "rope_theta": 10000, "rope_type": "default"},
+         "hc_count": 2, "hc_lowrank": 10, "ple_layer_ids": [3, 1], "ple_embed_dim": 24, "ple_conv_kernel_size": 3,
+         "ngram_size": 4, "heads_per_ngram": 1, "ngram_vocab_size_base": 60, "make_ngram_vocab_size_divisible_by": 10,
+         "seed": 7, "split_ngram_parts": 3, "indexer_n_heads": 3, "indexer_head_dim": 12, "indexer_budget": 12,
+         "indexer_compress_ratio": 3},
+        {"dtype": "bfloat16"},
+    ),
     "minimax_m2": (
         "multi-query, tied, 7 experts top-3, 6 of 12 values of a head rotated, bf16 with f32 biases",
         {**SMALL, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 12, "rotary_dim": 6,
@@ -418,6 +434,18 @@ GOLDEN_CONFIGS = {
          "attention_bias": True, "layer_group_size": 2, "short_conv_kernel_size": 3, "kda_safe_gate": False,
          "rope_scaling": {"type": "yarn", "factor": 4, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0,
                           "mscale_all_dim": 0.5, "original_max_position_embeddings": 16}},
+        {"dtype": "bfloat16"},
+    ),
+    "minimax_m3_vl": (
+        "2 blocks of 3 positions for each of two index heads, tied, clamp that acts, last layer dense and without them, bf16",
+        {**SMALL, "num_hidden_layers": 3, "head_dim": 12, "rotary_dim": 6, "intermediate_size": 16,
+         "dense_intermediate_size": 40, "shared_intermediate_size": 24, "num_local_experts": 6,
+         "num_experts_per_tok": 2, "routed_scaling_factor": 1.5, "tie_word_embeddings": True, "swiglu_limit": 0.8,
+         "moe_layer_freq": [1, 1, 0],
+         "sparse_attention_config": {
+             "use_sparse_attention": True, "sparse_index_dim": 8, "sparse_num_index_heads": 2, "sparse_topk_blocks": 2,
+             "sparse_block_size": 3, "sparse_score_type": "max", "sparse_init_block": 0, "sparse_local_block": 1,
+             "sparse_attention_freq": [1, 1, 0]}},
         {"dtype": "bfloat16"},
     ),
 }

@@ -100,12 +100,12 @@ FAMILIES = {
 
 FAMILY_OF = {
     "mixtral": "inst", "phimoe": "inst", "deepseek_v2": "inst", "deepseek_v3": "inst", "ernie4_5_moe": "inst",
-    "qwen2_moe": "chatml", "qwen3_moe": "chatml", "qwen3_next": "chatml", "qwen3_5_moe": "chatml",
+    "qwen2_moe": "chatml", "qwen3_moe": "chatml", "qwen3_next": "chatml", "qwen3_5_moe": "chatml", "qwen4_exp": "chatml",
     "minimax_m2": "chatml", "hy_v3": "chatml", "glm4_moe": "chatml", "olmoe": "chatml",
     "glm4_moe_lite": "chatml", "gemma4_text": "inst", "mistral4": "inst", "dots1": "chatml", "exaone_moe": "chatml",
     "solar_open": "chatml", "smallthinker": "chatml", "llama_moe": "inst", "granitemoeshared": "chatml", "mellum": "chatml",
     "afmoe": "chatml", "laguna": "chatml", "mimo_v2_flash": "chatml", "bailing_moe": "chatml", "bailing_moe_v2": "chatml", "step3p5": "chatml",
-    "flex_olmo": "chatml", "hunyuan_v1_moe": "chatml", "deepseek_v32": "inst", "glm_moe_dsa": "chatml",
+    "flex_olmo": "chatml", "hunyuan_v1_moe": "chatml", "deepseek_v32": "inst", "minimax_m3_vl": "chatml", "glm_moe_dsa": "chatml",
     "deepseek_v4": "inst", "granitemoehybrid": "chatml", "jamba": "inst", "nemotron_h": "chatml",
     "kimi_linear": "chatml", "bailing_hybrid": "chatml", "glm5_next": "chatml",
     "granitemoe": "chatml", "lfm2_moe": "chatml", "gpt_oss": "harmony", "llama4_text": "harmony",

@@ -2,6 +2,7 @@
 
 import torch
 
+HASHES = ("layer_multipliers", "ngram_heads_offsets", "ngram_heads_vocab_sizes")  # follow from the config
 TRANSPOSED_EXPERTS = ("gpt_oss", "llama4_text")  # experts stored as [in, out]
 
 
@@ -13,7 +14,7 @@ def fill(model, seed):
     tied = "lm_head.weight" in state and model.config.tie_word_embeddings and model._tied_weights_keys
     with torch.no_grad():
         for name in sorted(state):
-            if not (tied and name == "lm_head.weight"):
+            if not (tied and name == "lm_head.weight") and not name.endswith(HASHES):
                 state[name].copy_(draw(model.config, name, state[name].shape, generator))
 
 
@@ -25,6 +26,8 @@ def draw(config, name, shape, generator):
     kind = name.removesuffix(".weight").rsplit(".", 1)[-1]
     if name.endswith(("embed_tokens.weight", "embeddings.weight")):
         return noise * embedding_std(config)
+    if kind == "ngram_embedding":
+        return noise
     if name == "lm_head.weight":
         return noise * 1.7 * getattr(config, "logits_scaling", 1.0) / shape[-1] ** 0.5
     if kind == "A_log":
@@ -49,7 +52,8 @@ def embedding_std(config):
 
 
 def zero_centred(config, name):
-    return config.model_type in ("qwen3_next", "qwen3_5_moe_text", "step3p5") and not name.endswith("linear_attn.norm.weight")
+    kinds = ("qwen3_next", "qwen3_5_moe_text", "qwen4_exp_text", "minimax_m3_vl_text", "step3p5")
+    return config.model_type in kinds and not name.endswith("linear_attn.norm.weight")
 
 
 def fan_in(config, name, shape):

@@ -34,7 +34,7 @@ pub fn has_encoder(folder: &Path) -> bool {
 
 /// Whether an indexer chooses the positions that the model in this folder attends to: it is refused on a device.
 pub fn is_sparse(folder: &Path) -> bool {
-    ["index_topk", "indexer_budget"].iter().any(|key| config(folder).get(key).is_some())
+    ["index_topk", "indexer_budget", "sparse_attention_config"].iter().any(|key| config(folder).get(key).is_some())
 }
 
 fn config(folder: &Path) -> serde_json::Value {

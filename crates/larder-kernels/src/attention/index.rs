@@ -23,10 +23,12 @@ pub struct IndexArgs<'a> {
     pub seen: &'a [usize],
     /// Factor on the products.
     pub scale: f32,
+    /// Whether products below 0 count as 0.
+    pub rectified: bool,
 }
 
 /// Scores of the rows that each query sees, `out [sum of seen]`: the sum over the heads, first to last, of
-/// `weight · max(scale · (query · row), 0)`.
+/// `weight · max(scale · (query · row), 0)`, or without the maximum if they are not rectified.
 ///
 /// It is one fork-join. A score depends only on its query and its row.
 ///
@@ -64,7 +66,7 @@ impl IndexArgs<'_> {
 
     /// The scores of the rows from `first` on.
     fn score(&self, set: &KernelSet, query: usize, first: usize, scores: &mut [f32]) {
-        let IndexArgs { heads, rows, scale, .. } = *self;
+        let IndexArgs { heads, rows, scale, rectified, .. } = *self;
         let products = RowProducts { set, rows, head: 0 };
         let (mut sums, mut widened) = ([Sums::default(); MAX_TOKENS], Vec::new());
         let positions = first..first + scores.len();
@@ -78,7 +80,10 @@ impl IndexArgs<'_> {
             products.multiply(positions.clone(), &x[..of.len()], &mut sums[..of.len()], &mut widened, |rows, sums| {
                 for (weight, sums) in weights.iter().zip(sums) {
                     let scored = scores[rows.clone()].iter_mut().zip(sums);
-                    scored.for_each(|(score, sum)| *score += weight * positive(sum * scale));
+                    match rectified {
+                        true => scored.for_each(|(score, sum)| *score += weight * positive(sum * scale)),
+                        false => scored.for_each(|(score, sum)| *score += weight * (sum * scale)),
+                    }
                 }
             });
         }

@@ -258,7 +258,7 @@ fn index_scores_are_sums_over_heads_whatever_the_batch() {
     let (heads, width, long) = (70, 24, if cfg!(miri) { 600 } else { 1300 });
     let seen = [long, 0, 1, 513];
     let (queries, weights) = (values(seen.len() * heads * width, 0.1), values(seen.len() * heads, 0.5));
-    for kind in KINDS {
+    for (kind, rectified) in KINDS.into_iter().flat_map(|kind| [(kind, true), (kind, false)]) {
         let stored = Stored::new(kind, [1, long, width], 64, 0.2);
         let scores = |threads: usize, which: Range<usize>| {
             let (queries, weights) = (&queries[which.start * heads * width..], &weights[which.start * heads..]);
@@ -269,6 +269,7 @@ fn index_scores_are_sums_over_heads_whatever_the_batch() {
                 rows: stored.tensor(width),
                 seen: &seen[which],
                 scale: 0.3,
+                rectified,
             };
             let mut out = vec![f32::NAN; args.seen.iter().sum()];
             index_scores(&ThreadPool::new(threads, false).unwrap(), &args, &mut out);
@@ -277,7 +278,7 @@ fn index_scores_are_sums_over_heads_whatever_the_batch() {
         let score = |query: usize, at: usize| {
             (query * heads..(query + 1) * heads).fold(0.0, |sum, i| {
                 let product = dot(&stored.plain[at * width..][..width], &queries[i * width..][..width]) * 0.3;
-                sum + weights[i] * f32::max(product, 0.0)
+                sum + weights[i] * if rectified { f32::max(product, 0.0) } else { product }
             })
         };
         let each = seen.iter().enumerate().flat_map(|(query, seen)| (0..*seen).map(move |at| (query, at)));

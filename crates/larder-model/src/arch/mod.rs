@@ -47,6 +47,7 @@ mod llama_moe;
 mod mellum;
 mod mimo_v2_flash;
 mod minimax_m2;
+mod minimax_m3_vl;
 mod mistral4;
 mod mixtral;
 mod mtp;
@@ -104,6 +105,7 @@ const ARCHS: &[Arch] = &[
     Arch { model_type: "mellum", build: mellum::build },
     Arch { model_type: "mimo_v2_flash", build: mimo_v2_flash::build },
     Arch { model_type: "minimax_m2", build: minimax_m2::build },
+    Arch { model_type: "minimax_m3_vl", build: minimax_m3_vl::build },
     Arch { model_type: "mistral4", build: mistral4::build },
     Arch { model_type: "mixtral", build: mixtral::build },
     Arch { model_type: "nemotron_h", build: nemotron_h::build },
@@ -136,6 +138,7 @@ const ALIASES: &[Alias] = &[
     Alias { model_type: "glm4v_moe_text", of: "glm4_moe", defaults: &[("attention_bias", true)], fixed: &[] },
     Alias { model_type: "glm5_next_text", of: "glm5_next", defaults: &[], fixed: &[] },
     Alias { model_type: "kimi_k2", of: "deepseek_v3", defaults: &[], fixed: &[] },
+    Alias { model_type: "minimax_m3_vl_text", of: "minimax_m3_vl", defaults: &[], fixed: &[] },
     Alias { model_type: "qwen3_5_moe_text", of: "qwen3_5_moe", defaults: &[], fixed: &[] },
     Alias { model_type: "qwen4_exp_text", of: "qwen4_exp", defaults: &[], fixed: &[] },
     Alias { model_type: "qwen3_omni_moe_text", of: "qwen3_moe", defaults: &[("norm_topk_prob", true)], fixed: &[] },

@@ -20,9 +20,9 @@ use super::qwen3_next::{attention, delta_shape};
 use crate::config::{Config, config_error};
 use crate::error::{ModelError, Result};
 use crate::nn::{
-    Activation, Attention, BlockIndexer, BlockIndexerShape, CausalConv, DeltaForm, DeltaShape, GateFunction,
-    GatedDeltaNet, IndexProducts, LowRankConnection, LowRankMixer, LowRankShape, Mixer, NGramFeatures, NGramHash,
-    NGramShape, Norm, Rope, Rotary, primes,
+    Activation, Attention, AttentionIndexer, BlockIndexer, BlockIndexerShape, CausalConv, DeltaForm, DeltaShape,
+    GateFunction, GatedDeltaNet, IndexProducts, LowRankConnection, LowRankMixer, LowRankShape, Mixer, NGramFeatures,
+    NGramHash, NGramShape, Norm, Rope, Rotary, primes,
 };
 use crate::stack::{Branch, Ffn, Layer, Stack, Streams};
 use crate::weights::WeightLoader;
@@ -70,7 +70,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
                 let prefix = format!("{prefix}.self_attn");
                 let gated = attention(&basics, weights, &prefix, bias, rotary)?;
                 let indexer = indexer.load(&basics, weights, &format!("{prefix}.indexer"), (&blocks_rope, rotary))?;
-                Box::new(Attention { indexer: Some(Box::new(indexer)), ..gated })
+                Box::new(Attention { indexer: Some(Box::new(AttentionIndexer::Blocks(indexer))), ..gated })
             }
         };
         let ffn = Ffn::moe(with_shared(&basics, weights, layer, gate.clone(), shared_width)?);

@@ -50,9 +50,10 @@ impl Activation {
             "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Activation::GeluTanh,
             "relu" => Activation::Relu,
             "relu2" => Activation::Relu2,
+            "swigluoai" => Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 },
             other => {
                 return Err(config_error(format!(
-                    "hidden_act '{other}' is not supported; supported are silu, gelu, gelu_new, relu, relu2"
+                    "hidden_act '{other}' is not supported; supported are silu, gelu, gelu_new, relu, relu2, swigluoai"
                 )));
             }
         })

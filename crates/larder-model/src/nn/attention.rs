@@ -6,8 +6,8 @@ use larder_core::{KV_PAGE_TOKENS, Rng};
 use super::norm::rms;
 use super::output_gate::{GateFunction, OutputGate, gated};
 use super::{
-    AttentionMask, BlockIndexer, ChoiceShape, ChosenAttention, ForwardPass, KeysAndValues, LayerKv, LayerShape, Mixer,
-    Norm, Rotary, RowShape, Selection, TokenScratch, made_up,
+    AttentionIndexer, AttentionMask, ChoiceShape, ChosenAttention, ForwardPass, KeysAndValues, LayerKv, LayerShape,
+    Mixer, Norm, Rotary, RowShape, Selection, TokenScratch, made_up,
 };
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
@@ -100,7 +100,7 @@ pub struct Attention {
     /// Factor on what attention yields, before the output product.
     pub output_gate: OutputGate,
     /// Chooses the positions that a query attends to, out of all earlier ones.
-    pub indexer: Option<Box<BlockIndexer>>,
+    pub indexer: Option<Box<AttentionIndexer>>,
 }
 
 /// The products that yield queries, keys and values.
@@ -149,8 +149,11 @@ impl Mixer for Attention {
             with_f32(&k, |k| layer_kv.keys.append(span.rows(k, k_width), kv_heads, head_dim))??;
             with_f32(&v, |v| layer_kv.values.append(span.rows(v, v_width), kv_heads, value_dim))??;
         }
-        let selection = self.indexer.as_ref().map(|indexer| indexer.select(x, states, pass)).transpose()?;
-        with_f32(&q, |q| self.attend(q, states, pass, selection.as_ref(), &mut mixed))??;
+        let selections = match &self.indexer {
+            Some(indexer) => indexer.select(x, states, pass)?,
+            None => Vec::new(),
+        };
+        with_f32(&q, |q| self.attend(q, states, pass, &selections, &mut mixed))??;
         (0..pass.spans.len()).for_each(|i| states.of_mut(i).release_unseen(self.mask));
         let mixed = Tensor::from_vec(mixed, (n, mixed_width), &Device::Cpu)?;
         self.o.forward(&match self.gate(x, gate)? {
@@ -196,8 +199,9 @@ impl Mixer for Attention {
 
     fn choice(&self) -> Option<ChoiceShape> {
         let AttentionShape { kv_heads, head_dim, value_dim, .. } = self.shape;
-        let rows = self.indexer.as_ref()?.most_rows();
-        Some(ChoiceShape { rows, values: kv_heads * (head_dim + value_dim) })
+        let indexer = self.indexer.as_ref()?;
+        let (lists, rows) = (indexer.parts(), indexer.most_rows());
+        Some(ChoiceShape { lists, rows, values: (kv_heads / lists).max(1) * (head_dim + value_dim) })
     }
 }
 
@@ -208,14 +212,14 @@ impl Attention {
         q: &[f32],
         states: &LayerStates,
         pass: &ForwardPass,
-        selection: Option<&Selection>,
+        selections: &[Selection],
         out: &mut [f32],
     ) -> Result<()> {
         let AttentionShape { heads, kv_heads, head_dim: key_width, value_dim: value_width } = self.shape;
         let (scale, sinks) = (self.scale as f32, self.sinks.as_deref());
         let attention = ChosenAttention { heads, kv_heads, key_width, value_width, scale, sinks };
         let rows = (states, (|kv| (&kv.keys, Some(&kv.values))) as KeysAndValues);
-        attention.attend_step(self.o.compute(), q, rows, (pass, self.mask), selection, out)
+        attention.attend_step(self.o.compute(), q, rows, (pass, self.mask), selections, out)
     }
 
     /// Queries `[n, heads · head_dim]`, and what the output gate is made of, in the same shape, if they hold it.

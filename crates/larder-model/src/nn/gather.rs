@@ -3,6 +3,7 @@
 //! If all positions are chosen that a query sees, the result is that of attention to them, to the bit.
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use larder_core::KV_PAGE_TOKENS;
@@ -67,21 +68,33 @@ thread_local! {
 impl ChosenAttention<'_> {
     /// Into the output of each query, its attention to its rows. They are in main memory.
     pub fn attend(&self, compute: &ComputeContext, queries: &mut [ChosenQuery]) {
+        self.attend_from_head(0, compute, queries);
+    }
+
+    /// As [`attend`](Self::attend), to rows of which there are more heads than `kv_heads`: those from head `first` on are used.
+    pub fn attend_from_head(&self, first: usize, compute: &ComputeContext, queries: &mut [ChosenQuery]) {
+        let heads = first..first + self.kv_heads;
         BUFFERS.with_borrow_mut(|buffers| {
             let mut rest = queries;
             while !rest.is_empty() {
                 let len = batch_len(rest);
                 let (batch, others) = std::mem::take(&mut rest).split_at_mut(len);
-                self.attend_batch(compute, batch, buffers);
+                self.attend_batch(compute, &heads, batch, buffers);
                 rest = others;
             }
         });
     }
 
     /// As [`attend`](Self::attend), for queries whose rows fit into the buffers together.
-    fn attend_batch(&self, compute: &ComputeContext, batch: &mut [ChosenQuery], [keys, values]: &mut [Vec<u8>; 2]) {
-        let keys = Copies::of(compute, batch, |source| Some(source.keys), keys);
-        let values = Copies::of(compute, batch, |source| source.values, values);
+    fn attend_batch(
+        &self,
+        compute: &ComputeContext,
+        heads: &Range<usize>,
+        batch: &mut [ChosenQuery],
+        [keys, values]: &mut [Vec<u8>; 2],
+    ) {
+        let keys = Copies::of(compute, batch, (|source| Some(source.keys), heads), keys);
+        let values = Copies::of(compute, batch, (|source| source.values, heads), values);
         let seen: Vec<_> = batch.iter().map(|query| 0..query.rows()).collect();
         let pages = batch.iter().scan(0, |before, query| {
             let first = *before;
@@ -140,15 +153,15 @@ impl ChosenQuery<'_> {
         self.pages() * page.unwrap_or(0)
     }
 
-    /// Copies the rows of a page of the copies, `into [heads, KV_PAGE_TOKENS, row]`.
-    fn copy_page(&self, page: usize, of: SourceRows, shape: KvPageShape, into: &mut [u8]) {
+    /// Copies the rows of some heads to a page of the copies, `into [heads, KV_PAGE_TOKENS, row]`.
+    fn copy_page(&self, page: usize, (of, heads): (SourceRows, &Range<usize>), shape: KvPageShape, into: &mut [u8]) {
         let positions = self.sources.iter().flat_map(|source| {
             let rows = of(source).expect("all sources have these rows");
             source.positions.iter().map(move |at| (rows, *at as usize))
         });
         for (i, (rows, at)) in positions.skip(page * KV_PAGE_TOKENS).take(KV_PAGE_TOKENS).enumerate() {
-            for head in 0..shape.heads {
-                let to = (head * shape.positions + i) * shape.row_bytes;
+            for (place, head) in heads.clone().enumerate() {
+                let to = (place * shape.positions + i) * shape.row_bytes;
                 into[to..][..shape.row_bytes].copy_from_slice(rows.row(head, at));
             }
         }
@@ -165,15 +178,16 @@ struct Copies<'a> {
 }
 
 impl<'a> Copies<'a> {
-    /// The copies for a batch of queries one after the other; `None` if there are no such rows.
+    /// The copies of some heads for a batch of queries one after the other; `None` if there are no such rows.
     fn of(
         compute: &ComputeContext,
         batch: &[ChosenQuery],
-        of: SourceRows,
+        (of, heads): (SourceRows, &Range<usize>),
         buffer: &'a mut Vec<u8>,
     ) -> Option<Copies<'a>> {
         let mut sources = batch.iter().flat_map(|query| &query.sources);
-        let shape = sources.find_map(|source| of(source)?.page_shape())?;
+        let all_heads = sources.find_map(|source| of(source)?.page_shape())?;
+        let shape = KvPageShape { heads: heads.len(), ..all_heads };
         let pages: usize = batch.iter().map(ChosenQuery::pages).sum();
         let bytes = pages * shape.bytes();
         buffer.resize(buffer.len().max(bytes), 0);
@@ -182,7 +196,7 @@ impl<'a> Copies<'a> {
         let units: Vec<_> = units.collect();
         compute.pool.run(units.len(), &|unit| {
             let ((query, page), into) = &units[unit];
-            query.copy_page(*page, of, shape, &mut into.lock().unwrap_or_else(PoisonError::into_inner));
+            query.copy_page(*page, (of, heads), shape, &mut into.lock().unwrap_or_else(PoisonError::into_inner));
         });
         drop(units);
         Some(Copies { shape, bytes: &buffer[..bytes] })
@@ -210,7 +224,7 @@ impl PagesOf<'_> {
 }
 
 impl KvPages for PagesOf<'_> {
-    fn stored(&self) -> std::ops::Range<usize> {
+    fn stored(&self) -> Range<usize> {
         0..self.bytes.len() / self.shape.bytes()
     }
 
@@ -318,6 +332,25 @@ mod tests {
                 let near = found.iter().zip(&want).all(|(a, b)| (a - b).abs() < 1e-6);
                 assert!(near && (format == KvFormat::Q8_0 || found == want), "{format:?}");
             }
+        }
+    }
+
+    #[test]
+    fn some_heads_give_their_part_of_the_output() {
+        let (mut rng, positions) = (Rng::new(7), [2u32, 3, 60, 64, 99]);
+        let compute = ComputeContext::new(2, false).unwrap();
+        let (of, sinks) = (Sequence::new(KvFormat::F16, 100, &mut rng), made_up(HEADS, &mut rng));
+        let q = made_up(HEADS * WIDTH, &mut rng);
+        let all = chosen(&compute, vec![of.rows(true, &positions)], &sinks, &q);
+        let group = HEADS / KV_HEADS;
+        for head in 0..KV_HEADS {
+            let own = head * group..(head + 1) * group;
+            let attention = ChosenAttention { heads: group, kv_heads: 1, ..attention(&sinks[own.clone()]) };
+            let mut out = vec![0.0; group * VALUE_WIDTH];
+            let query = &q[own.start * WIDTH..own.end * WIDTH];
+            let sources = vec![of.rows(true, &positions)];
+            attention.attend_from_head(head, &compute, &mut [ChosenQuery { query, sources, out: &mut out }]);
+            assert_eq!(out, all[own.start * VALUE_WIDTH..own.end * VALUE_WIDTH], "head {head}");
         }
     }
 

@@ -1,5 +1,6 @@
 //! Multi-head latent attention (MLA) of the DeepSeek family.
 
+use std::slice;
 use std::sync::Arc;
 
 use candle_core::{D, Device, Tensor};
@@ -197,7 +198,7 @@ impl LatentAttention {
         query: &[f32],
         states: &LayerStates,
         pass: &ForwardPass,
-        selection: Option<&Selection>,
+        selections: &[Selection],
         out: &mut [f32],
     ) -> Result<()> {
         let LatentShape { heads, kv_rank, rope, .. } = self.shape;
@@ -210,7 +211,7 @@ impl LatentAttention {
             sinks: None,
         };
         let (rows, pass) = ((states, (|kv| (&kv.keys, None)) as KeysAndValues), (pass, AttentionMask::Causal));
-        attention.attend_step(self.o.compute(), query, rows, pass, selection, out)
+        attention.attend_step(self.o.compute(), query, rows, pass, selections, out)
     }
 }
 
@@ -225,7 +226,8 @@ impl Mixer for LatentAttention {
         let selection = self.select(x, &latent, states, pass)?;
         let query = self.query(&latent, pass)?;
         let mut mixed = vec![0.0; n * heads * kv_rank]; // [n, heads, kv_rank]
-        with_f32(&query, |q| self.attend(q, states, pass, selection.as_deref(), &mut mixed))??;
+        let selections = selection.as_deref().map_or(&[][..], slice::from_ref);
+        with_f32(&query, |q| self.attend(q, states, pass, selections, &mut mixed))??;
         let mixed = Tensor::from_vec(mixed, (n, heads, kv_rank), &Device::Cpu)?;
         let mixed = PlacedMatrix::forward_heads(&self.to_value, &mixed)?; // [n, heads, value]
         let mixed = mixed.reshape((n, heads * value))?;
@@ -280,6 +282,6 @@ impl Mixer for LatentAttention {
             RowChoice::Indexed(indexer) => indexer.positions(),
             RowChoice::Shared(top_k) => *top_k,
         };
-        Some(ChoiceShape { rows, values: self.shape.kv_rank + self.shape.rope })
+        Some(ChoiceShape { lists: 1, rows, values: self.shape.kv_rank + self.shape.rope })
     }
 }

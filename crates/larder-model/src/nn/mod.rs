@@ -2,12 +2,14 @@
 
 mod activation;
 mod attention;
+mod attention_indexer;
 mod block_indexer;
 mod compressed;
 mod conv;
 mod delta;
 mod further_rows;
 mod gather;
+mod head_indexer;
 mod indexer;
 mod kv_cache;
 mod kv_pool;
@@ -32,12 +34,14 @@ mod streams;
 
 pub use activation::Activation;
 pub use attention::{Attention, AttentionShape, AttentionTemperature, InputProducts, QkNorm};
+pub use attention_indexer::AttentionIndexer;
 pub use block_indexer::{BlockIndexer, BlockIndexerShape, IndexProducts};
 pub use compressed::{CompressedAttention, CompressedShape, Compressor, CompressorShape, Entries, EntryIndexer};
 pub use conv::{CausalConv, ShortConv};
 pub use delta::{ChannelDecay, DeltaForm, DeltaHeads, DeltaShape, GatedDeltaNet, KimiDelta, KimiDeltaShape};
 pub use further_rows::{FurtherRows, FurtherShape};
 pub use gather::{ChosenAttention, ChosenQuery, ChosenRows};
+pub use head_indexer::{HeadIndexer, HeadIndexerShape};
 pub use indexer::{Indexer, IndexerShape};
 pub use kv_cache::{EncoderInput, KvCache, KvFormat, LayerKv};
 pub use kv_pool::{KvPool, KvUsage};

@@ -12,24 +12,25 @@ pub type KeysAndValues = for<'a> fn(&'a LayerKv) -> (&'a KvRows, Option<&'a KvRo
 
 impl ChosenAttention<'_> {
     /// Into `out [n, heads · value_width]`, the attention of the tokens of a step, whose queries are `[n, heads · key_width]`: of each
-    /// to the rows that `mask` lets it see, or to those of `selection`, which it has for none or all that follow the first tokens
-    /// of a sequence.
+    /// to the rows that `mask` lets it see, or to those of `selections`, of which there is one for each part of the heads, or none. A
+    /// token has rows in all of them or in none, and those without are the first ones of a sequence.
     pub fn attend_step(
         &self,
         compute: &ComputeContext,
         queries: &[f32],
         (states, rows): (&LayerStates, KeysAndValues),
         (pass, mask): (&ForwardPass, AttentionMask),
-        selection: Option<&Selection>,
+        selections: &[Selection],
         out: &mut [f32],
     ) -> Result<()> {
         let (q_width, out_width) = (self.heads * self.key_width, self.heads * self.value_width);
         let seen = pass.visible_ranges(mask);
-        let (mut tasks, mut chosen) = (Vec::with_capacity(pass.spans.len()), Vec::new());
+        let (parts, mut tasks) = (selections.len().max(1), Vec::with_capacity(pass.spans.len()));
+        let mut chosen: Vec<Vec<ChosenQuery>> = (0..parts).map(|_| Vec::new()).collect();
         for (i, (span, out)) in pass.split(out, out_width).enumerate() {
             let (keys, values) = rows(states.of(i));
-            let choice = |token: usize| selection.and_then(|selection| selection.of(span.first_row + token));
-            let all = (0..span.tokens).take_while(|token| choice(*token).is_none()).count();
+            let choice = |part: usize, token: usize| selections.get(part)?.of(span.first_row + token);
+            let all = (0..span.tokens).take_while(|token| choice(0, *token).is_none()).count();
             let (of_all, of_chosen) = span.rows(queries, q_width).split_at(all * q_width);
             let (out, chosen_out) = out.split_at_mut(all * out_width);
             if all > 0 {
@@ -46,14 +47,24 @@ impl ChosenAttention<'_> {
                 };
                 tasks.push(AttentionTask { args, out });
             }
-            let rest = of_chosen.chunks_exact(q_width).zip(chosen_out.chunks_exact_mut(out_width));
-            chosen.extend(rest.enumerate().map(|(token, (query, out))| {
-                let positions = choice(all + token).unwrap_or_default();
-                ChosenQuery { query, sources: vec![ChosenRows { keys, values, positions }], out }
-            }));
+            let queries = of_chosen.chunks_exact(q_width / parts);
+            for (i, (query, out)) in queries.zip(chosen_out.chunks_exact_mut(out_width / parts)).enumerate() {
+                let positions = choice(i % parts, all + i / parts).unwrap_or_default();
+                let sources = vec![ChosenRows { keys, values, positions }];
+                chosen[i % parts].push(ChosenQuery { query, sources, out });
+            }
         }
         compute.attend(&mut tasks)?;
-        self.attend(compute, &mut chosen);
+        for (part, chosen) in chosen.iter_mut().enumerate() {
+            self.part(part, parts).attend_from_head(part * self.kv_heads / parts, compute, chosen);
+        }
         Ok(())
+    }
+
+    /// The attention of one of `parts` parts of the heads.
+    fn part(&self, part: usize, parts: usize) -> Self {
+        let heads = self.heads / parts;
+        let sinks = self.sinks.map(|sinks| &sinks[part * heads..][..heads]);
+        ChosenAttention { heads, kv_heads: (self.kv_heads / parts).max(1), sinks, ..*self }
     }
 }

@@ -1,5 +1,6 @@
 //! The choice of the rows that the queries of sparse attention attend to, by the scores of an indexer.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use larder_kernels::IndexArgs;
@@ -37,6 +38,13 @@ impl Selection {
         Selection(self.0.into_iter().zip(positions).map(tokens).collect())
     }
 
+    /// The parts of a selection of which every `count`-th list belongs together, beginning with the first.
+    pub fn by_turns(self, count: usize) -> Vec<Selection> {
+        let mut parts: Vec<_> = (0..count).map(|_| Selection::default()).collect();
+        self.0.into_iter().enumerate().for_each(|(i, list)| parts[i % count].0.push(list));
+        parts
+    }
+
     /// The ascending positions of the rows that a token attends to; `None` for all that it sees.
     pub fn of(&self, token: usize) -> Option<&[u32]> {
         self.0[token].as_deref()
@@ -62,7 +70,9 @@ impl HandedOn {
 /// Sizes of a mixer's choice of rows.
 #[derive(Clone, Copy)]
 pub struct ChoiceShape {
-    /// The most rows that a token attends to.
+    /// Lists of rows per token: one, or one for each part of the heads.
+    pub lists: usize,
+    /// The most rows of a list.
     pub rows: usize,
     /// Values of a row, of keys and values together as far as they are apart.
     pub values: usize,
@@ -78,7 +88,9 @@ impl ChoiceShape {
 
     /// Bytes of the choice per token of a step.
     pub fn bytes_per_token(self, context: usize) -> usize {
-        size_of::<Option<Vec<u32>>>() + self.rows.min(context).saturating_mul(size_of::<u32>())
+        let list = size_of::<Option<Vec<u32>>>() + self.rows.min(context).saturating_mul(size_of::<u32>());
+        // Lists are made before they are divided among the parts of the heads.
+        if self.lists == 1 { list } else { self.lists.saturating_mul(list + size_of::<Option<Vec<u32>>>()) }
     }
 }
 
@@ -104,30 +116,49 @@ impl Index<'_> {
     /// Adds to `selection` the `count` rows with the highest scores of each token, or all rows for a token that sees no more
     /// than that. Scores are those of [`index_scores`](larder_kernels::index_scores); of equal ones the earlier row is chosen.
     pub fn select(&self, compute: &ComputeContext, count: usize, selection: &mut Selection) {
+        self.select_by(compute, |seen| seen > count, (true, |scores| highest(scores, count)), selection);
+    }
+
+    /// As [`select`](Self::select): a token that sees so many rows that it `has_choice` gets the rows that are chosen by their
+    /// scores, which may be rectified.
+    pub fn select_by(
+        &self,
+        compute: &ComputeContext,
+        has_choice: impl Fn(usize) -> bool,
+        (rectified, choose): (bool, impl Fn(&[f32]) -> Vec<u32> + Sync),
+        selection: &mut Selection,
+    ) {
         let mut start = 0;
         while start < self.seen.len() {
-            if self.seen[start] <= count {
+            if !has_choice(self.seen[start]) {
                 selection.push_all();
                 start += 1;
                 continue;
             }
-            let end = start + self.batch_len(start, count);
-            self.select_batch(compute, start..end, count).into_iter().for_each(|chosen| selection.push(chosen));
+            let end = start + self.batch_len(start, &has_choice);
+            let chosen = self.select_batch(compute, start..end, rectified, &choose);
+            chosen.into_iter().for_each(|chosen| selection.push(chosen));
             start = end;
         }
     }
 
     /// How many tokens from `start` on, at least one, have a choice, and few enough scores to be computed together.
-    fn batch_len(&self, start: usize, count: usize) -> usize {
+    fn batch_len(&self, start: usize, has_choice: impl Fn(usize) -> bool) -> usize {
         let mut scores = 0;
         let fits = |seen: &&usize| {
             scores += **seen;
-            **seen > count && scores <= SCORES
+            has_choice(**seen) && scores <= SCORES
         };
         self.seen[start..].iter().take_while(fits).count().max(1)
     }
 
-    fn select_batch(&self, compute: &ComputeContext, tokens: std::ops::Range<usize>, count: usize) -> Vec<Vec<u32>> {
+    fn select_batch(
+        &self,
+        compute: &ComputeContext,
+        tokens: Range<usize>,
+        rectified: bool,
+        choose: &(impl Fn(&[f32]) -> Vec<u32> + Sync),
+    ) -> Vec<Vec<u32>> {
         let (seen, heads) = (&self.seen[tokens.clone()], self.heads);
         let args = IndexArgs {
             queries: &self.queries[tokens.start * heads * self.width..tokens.end * heads * self.width],
@@ -136,6 +167,7 @@ impl Index<'_> {
             rows: self.rows.view(self.width).on_host(),
             seen,
             scale: self.scale,
+            rectified,
         };
         let mut scores = vec![0.0; seen.iter().sum()];
         compute.index_scores(&args, &mut scores);
@@ -148,7 +180,7 @@ impl Index<'_> {
         let units: Vec<_> = own.collect();
         compute.pool.run(units.len(), &|unit| {
             let (scores, chosen) = &units[unit];
-            *chosen.lock().unwrap_or_else(PoisonError::into_inner) = highest(scores, count);
+            *chosen.lock().unwrap_or_else(PoisonError::into_inner) = choose(scores);
         });
         units.into_iter().map(|(_, chosen)| chosen.into_inner().unwrap_or_else(PoisonError::into_inner)).collect()
     }

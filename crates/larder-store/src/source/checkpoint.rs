@@ -21,6 +21,7 @@ use crate::{
         file_rows::{FilePart, FileRows},
         index::{INDEX, SINGLE, parse_json, read_map, single_file, weight_map},
         integers::{self, StoredInteger},
+        minimax_m3,
         mtp::{is_prediction, is_used, prediction_note, set_mtp, uses_mtp, usual_name},
         text_names::{TextNames, is_of_other_inputs, other_inputs_note, same_tensor},
     },
@@ -56,6 +57,20 @@ struct TensorLocation {
     stored: TensorEntry,
     /// Format and shape, or the name of a dtype that is not supported.
     meta: Result<TensorMeta, String>,
+}
+
+impl TensorLocation {
+    /// The upper and the lower half of the rows of a matrix; `None` if there are none.
+    fn halves(&self) -> Option<[TensorLocation; 2]> {
+        let TensorEntry { dtype, start, bytes, .. } = self.stored;
+        let [rows, cols] = self.stored.shape[..] else { return None };
+        let half = |start: u64| {
+            let stored = TensorEntry { dtype, shape: vec![rows / 2, cols], start, bytes: bytes / 2 };
+            let meta = meta_of(&stored).ok_or_else(|| format!("{dtype:?}"));
+            TensorLocation { file: self.file, name: self.name.clone(), stored, meta }
+        };
+        (rows.is_multiple_of(2) && bytes.is_multiple_of(2)).then(|| [half(start), half(start + bytes as u64 / 2)])
+    }
 }
 
 impl Checkpoint {
@@ -131,10 +146,29 @@ impl Checkpoint {
         text_value(&self.config, "num_hidden_layers").as_u64().unwrap_or(u64::MAX)
     }
 
-    /// Gives tensors the names that they have in most models of text.
+    /// Gives tensors the names that they have in most models of text, and those of MiniMax-M3 the published ones.
     fn take_usual_names(&mut self) -> Result<()> {
-        let Some(names) = TextNames::of(self.tensors.keys().map(String::as_str)) else { return Ok(()) };
-        self.rename(|stored| Some(names.usual(stored)))
+        if let Some(names) = TextNames::of(self.tensors.keys().map(String::as_str)) {
+            self.rename(|stored| Some(names.usual(stored)))?;
+        }
+        if minimax_m3::is_model_type(text_value(&self.config, "model_type")) {
+            self.take_apart(minimax_m3::JOINED, minimax_m3::APART);
+            self.rename(minimax_m3::published_name)?;
+        }
+        Ok(())
+    }
+
+    /// Presents each matrix whose name ends with `joined` as two of half its rows, with these endings.
+    fn take_apart(&mut self, joined: &str, apart: [&str; 2]) {
+        for (name, location) in std::mem::take(&mut self.tensors) {
+            match (name.strip_suffix(joined), location.halves()) {
+                (Some(start), Some(halves)) => {
+                    let names = apart.map(|end| format!("{start}{end}"));
+                    self.tensors.extend(names.into_iter().zip(halves));
+                }
+                _ => drop(self.tensors.insert(name, location)),
+            }
+        }
     }
 
     /// Gives tensors the names that `usual` has for them, if it has one.
@@ -363,98 +397,4 @@ fn published(files: &[WeightFile], incoming: &dyn IncomingFiles) -> Result<Strin
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::safetensors::{Dtype, HeaderWriter};
-
-    fn write_weights(path: &Path, tensors: &[(&str, Dtype, u8)]) {
-        let mut header = HeaderWriter::default();
-        let mut data = vec![];
-        for (name, dtype, fill) in tensors {
-            let bytes = 4 * dtype.bitsize() / 8;
-            header.push(name, *dtype, &[4], bytes);
-            data.resize(data.len() + bytes, *fill);
-        }
-        let mut bytes = header.finish(8);
-        bytes.extend(data);
-        std::fs::write(path, bytes).unwrap();
-    }
-
-    fn folder() -> tempfile::TempDir {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("config.json"), r#"{"model_type":"x"}"#).unwrap();
-        dir
-    }
-
-    fn index(dir: &Path, map: &str) {
-        std::fs::write(dir.join(INDEX), format!(r#"{{"metadata":{{}},"weight_map":{map}}}"#)).unwrap();
-    }
-
-    fn refusal(dir: &Path) -> String {
-        Checkpoint::open(dir).err().expect("refused").to_string()
-    }
-
-    #[test]
-    fn a_single_file_may_have_any_name() {
-        let dir = folder();
-        write_weights(&dir.path().join("other.safetensors"), &[("a", Dtype::F32, 7), ("ids", Dtype::I16, 0)]);
-        let checkpoint = Checkpoint::open(dir.path()).unwrap();
-        assert_eq!(checkpoint.names(), ["a", "ids"]);
-        assert_eq!(checkpoint.meta("a").unwrap().shape, [4]);
-        assert_eq!((checkpoint.meta("ids"), checkpoint.unsupported_dtype("ids")), (None, Some("I16")));
-        let mut two = [0; 2];
-        checkpoint.read("a", 14, &mut two).unwrap();
-        assert_eq!(two, [7, 7]);
-        write_weights(&dir.path().join("third.safetensors"), &[]);
-        assert!(refusal(dir.path()).contains("several"));
-    }
-
-    #[test]
-    fn files_are_joined_by_the_index() {
-        let dir = folder();
-        write_weights(&dir.path().join("1.safetensors"), &[("a", Dtype::F16, 1), ("b", Dtype::F16, 2)]);
-        write_weights(&dir.path().join("2.safetensors"), &[("b", Dtype::F16, 3)]);
-        index(dir.path(), r#"{"a":"1.safetensors","b":"2.safetensors"}"#);
-        let checkpoint = Checkpoint::open(dir.path()).unwrap();
-        let mut byte = [0];
-        checkpoint.read("b", 0, &mut byte).unwrap();
-        assert_eq!(byte, [3]);
-        let before = checkpoint.fingerprint();
-        write_weights(&dir.path().join("2.safetensors"), &[("b", Dtype::F32, 3)]);
-        assert_ne!(Checkpoint::open(dir.path()).unwrap().fingerprint(), before);
-    }
-
-    #[test]
-    fn tensors_for_multi_token_prediction_are_noted() {
-        let dir = folder();
-        let names = ["model.layers.0.a", "model.layers.1.a", "model.layers.2.eh_proj.weight", "mtp.norm.weight"];
-        write_weights(&dir.path().join("model.safetensors"), &names.map(|name| (name, Dtype::F16, 0)));
-        std::fs::write(dir.path().join("config.json"), r#"{"model_type":"x","num_hidden_layers":2}"#).unwrap();
-        let notes = Checkpoint::open(dir.path()).unwrap().notes();
-        assert_eq!(notes, ["2 tensors for multi-token prediction are not used"]);
-    }
-
-    #[test]
-    fn an_index_with_wrong_entries_or_outside_paths_is_refused() {
-        let dir = folder();
-        write_weights(&dir.path().join("1.safetensors"), &[("a", Dtype::F16, 1)]);
-        index(dir.path(), r#"{"a":"1.safetensors","c":"1.safetensors"}"#);
-        assert!(refusal(dir.path()).contains("lists the tensor 'c' in 1.safetensors, which does not contain it"));
-        index(dir.path(), r#"{"a":"3.safetensors"}"#);
-        assert!(refusal(dir.path()).contains("lists 3.safetensors, which is missing"));
-        for name in ["../1.safetensors", "/etc/passwd", "x/1.safetensors", "..", ".", "", "1.safetensors/", r"x\\1"] {
-            index(dir.path(), &format!(r#"{{"a":"{name}"}}"#));
-            assert!(refusal(dir.path()).contains("not a plain file name"), "{name}");
-        }
-        index(dir.path(), "[1]");
-        assert!(refusal(dir.path()).contains("not valid JSON"));
-    }
-
-    #[test]
-    fn folders_without_config_or_weights_are_refused() {
-        let dir = folder();
-        assert!(refusal(dir.path()).contains("has no safetensors file"));
-        std::fs::remove_file(dir.path().join("config.json")).unwrap();
-        assert!(refusal(dir.path()).contains("has no config.json"));
-    }
-}
+mod tests;

@@ -15,6 +15,7 @@ mod file_rows;
 mod gguf;
 mod index;
 mod integers;
+mod minimax_m3;
 mod mtp;
 mod quantised;
 mod text_names;

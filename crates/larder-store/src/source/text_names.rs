@@ -41,7 +41,8 @@ const SAVED: [(&str, &str); 5] = [
 ];
 
 /// What the first two parts of a tensor's name contain if it belongs to images, video, speech or other sound.
-const OTHER_PARTS: [&str; 8] = ["visual", "vision", "video", "audio", "projector", "talker", "code2wav", "vit_"];
+const OTHER_PARTS: [&str; 9] =
+    ["visual", "vision", "video", "audio", "projector", "talker", "code2wav", "vit_", "patch_merge"];
 
 /// The prefixes under which a checkpoint has its text decoder.
 #[derive(Clone, Copy)]
@@ -150,6 +151,7 @@ mod tests {
             "thinker.audio_tower.conv1.weight",
             "talker.model.layers.0.a",
             "vit_large_projector.weight",
+            "patch_merge_mlp.linear_1.weight",
         ] {
             assert!(is_of_other_inputs(name), "{name}");
         }

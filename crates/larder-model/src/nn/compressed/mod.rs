@@ -311,6 +311,6 @@ impl Mixer for CompressedAttention {
     fn choice(&self) -> Option<ChoiceShape> {
         let Entries { rate, indexer, .. } = self.entries.as_ref()?;
         let entries = indexer.as_ref().map_or(usize::MAX / rate, |indexer| indexer.count);
-        Some(ChoiceShape { rows: entries.saturating_add(self.shape.window), values: self.shape.head_dim })
+        Some(ChoiceShape { lists: 1, rows: entries.saturating_add(self.shape.window), values: self.shape.head_dim })
     }
 }

@@ -2,7 +2,9 @@
 
 use super::deepseek4::{DEEPSEEK4_ATTENTION, DEEPSEEK4_OUTER, DEEPSEEK4_PARTS, HYPER_CONNECTIONS};
 use super::kimi_delta::{GLM5_NEXT, KIMI_DECAYS, KIMI_DELTA, KIMI_EXPERTS, LING_HYBRID};
+use super::minimax_m3::MINIMAX_M3;
 use super::names::Remap::{self, AsChannels, AsRow, KeyRows, NegatedExp, OnePlus, QueryRows, RopeFactors, Same};
+use super::state_space::{GRANITE_MAMBA, JAMBA_OUTER, JAMBA_PARTS, NEMOTRON_LAYER};
 
 /// A tensor's name in GGUF, its name on the hub, and how its data are mapped. Names in layers are relative to `blk.N.`
 /// and `model.layers.N.`.
@@ -55,6 +57,13 @@ const ARCHITECTURES: &[Architecture] = &[
         layer: &[POST_NORMS, ATTENTION, OUTPUT, ATTENTION_BIAS, HEAD_NORMS, ROUTER, ROUTER_BIAS, SHARED_EXPERTS, DENSE],
     },
     Architecture { arch: "granitemoe", outer: OUTER, layer: &[NORMS, ROTATED, OUTPUT, GRANITE_PARTS] },
+    Architecture {
+        arch: "granitehybrid",
+        outer: OUTER,
+        layer: &[NORMS, ROTATED, OUTPUT, GRANITE_MAMBA, GRANITE_PARTS],
+    },
+    Architecture { arch: "jamba", outer: JAMBA_OUTER, layer: &[ATTENTION, OUTPUT, JAMBA_PARTS] },
+    Architecture { arch: "nemotron_h_moe", outer: OUTER, layer: &[NEMOTRON_LAYER] },
     Architecture {
         arch: "deepseek2",
         outer: OUTER,
@@ -116,6 +125,11 @@ const ARCHITECTURES: &[Architecture] = &[
         arch: "minimax-m2",
         outer: OUTER,
         layer: &[NORMS, ATTENTION, OUTPUT, HEAD_NORMS, MIXTRAL_ROUTER, MINIMAX_ROUTER_BIAS],
+    },
+    Architecture {
+        arch: "minimax-m3",
+        outer: QWEN3_NEXT_OUTER,
+        layer: &[STEP_NORMS, ATTENTION, OUTPUT, MIXTRAL_ROUTER, MINIMAX_ROUTER_BIAS, MINIMAX_M3, DENSE],
     },
     Architecture { arch: "hunyuan-moe", outer: OUTER, layer: &[NORMS, ATTENTION, OUTPUT, HUNYUAN_PARTS] },
     Architecture { arch: "hy_v3", outer: OUTER, layer: &[NORMS, ATTENTION, OUTPUT, HEAD_NORMS, HY_V3_PARTS, DENSE] },

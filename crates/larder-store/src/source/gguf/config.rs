@@ -13,10 +13,12 @@ use super::{
     indexers::{deepseek32, glm_dsa},
     kimi_delta::{bailingmoe3, glm5_next, kimi_linear},
     metadata::Metadata,
+    minimax_m3::minimax_m3,
     names::HubTensor,
     qwen4_exp::qwen4_exp,
     rope_factors::RopeFactors,
     sliding::{exaone_moe, gemma4, layer_types, sliding_layers, smallthinker},
+    state_space::{granite_hybrid, jamba, nemotron_h},
     typed_layers::{afmoe, laguna, mellum, mimo2, step35},
 };
 use crate::error::{Result, StoreError};
@@ -51,6 +53,9 @@ pub(super) fn hub_config(
         "gemma4" => gemma4(&hp)?,
         "glm4moe" => glm4_moe(&hp)?,
         "granitemoe" => granite_moe(&hp)?,
+        "granitehybrid" => granite_hybrid(&hp)?,
+        "jamba" => jamba(&hp)?,
+        "nemotron_h_moe" => nemotron_h(&hp)?,
         "deepseek2" => deepseek(&hp)?,
         "deepseek4" => deepseek4(&hp)?,
         "mistral4" => mistral4(&hp)?,
@@ -65,6 +70,7 @@ pub(super) fn hub_config(
         "qwen35moe" => qwen35_moe(&hp)?,
         "qwen4exp" => qwen4_exp(&hp)?,
         "minimax-m2" => minimax_m2(&hp)?,
+        "minimax-m3" => minimax_m3(&hp)?,
         "hunyuan-moe" => hunyuan_moe(&hp)?,
         "hy_v3" => hy_v3(&hp)?,
         "smallthinker" => smallthinker(&hp)?,
@@ -159,7 +165,7 @@ fn glm4_moe(hp: &Hyperparameters) -> Result<Keys> {
     Ok(own)
 }
 
-fn granite_moe(hp: &Hyperparameters) -> Result<Keys> {
+pub(super) fn granite_moe(hp: &Hyperparameters) -> Result<Keys> {
     hp.usual_head_dim()?;
     let multiplier = |key: &str| Ok::<_, StoreError>(hp.opt_float(key)?.filter(|m| *m != 0.0));
     let attention = multiplier("attention.scale")?.unwrap_or((hp.head_dim()? as f64).powf(-0.5));

@@ -70,7 +70,8 @@ impl<'a> Hyperparameters<'a> {
         let heads = self.heads()?;
         let arch = self.metadata.architecture()?;
         let shared_heads = match arch {
-            "bailingmoe3" | "gemma4" | "glm5-next" | "kimi-linear" | "lfm2moe" | "mimo2" | "step35" => Value::Null,
+            "bailingmoe3" | "gemma4" | "glm5-next" | "granitehybrid" | "jamba" | "kimi-linear" | "lfm2moe"
+            | "mimo2" | "nemotron_h_moe" | "step35" => Value::Null,
             _ => self.uint_or("attention.head_count_kv", heads)?.into(),
         };
         let id = |what: &str| self.metadata.uint(&format!("tokenizer.ggml.{what}_token_id"));
@@ -82,7 +83,7 @@ impl<'a> Hyperparameters<'a> {
             "num_key_value_heads": shared_heads,
             "hidden_act": "silu",
             "max_position_embeddings": self.uint("context_length")?,
-            "rms_norm_eps": self.float("attention.layer_norm_rms_epsilon")?,
+            "rms_norm_eps": self.rms_epsilon()?,
             "rope_theta": self.opt_float("rope.freq_base")?.unwrap_or(10000.0),
             "rope_scaling": self.rope_scaling()?,
             "tie_word_embeddings": !self.has("lm_head.weight"),
@@ -90,6 +91,15 @@ impl<'a> Hyperparameters<'a> {
             "eos_token_id": id("eos")?,
             "pad_token_id": id("padding")?,
         })))
+    }
+
+    /// The epsilon of RMS norms, under either of its names.
+    pub fn rms_epsilon(&self) -> Result<f64> {
+        match self.opt_float("attention.layer_norm_rms_epsilon")? {
+            Some(eps) => Ok(eps),
+            None if self.metadata.architecture()? == "nemotron_h_moe" => self.float("attention.layer_norm_epsilon"),
+            None => self.float("attention.layer_norm_rms_epsilon"),
+        }
     }
 
     fn vocabulary(&self) -> Result<usize> {

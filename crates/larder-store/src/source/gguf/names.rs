@@ -24,6 +24,8 @@ pub(super) enum Remap {
     AsRow,
     /// The hub has a dimension of 1 in the middle: the channels of a convolution. GGUF has any dimensions of 1 before the last.
     AsChannels,
+    /// The hub has a vector, and GGUF the same values in any form.
+    AsVector,
     /// The rows of each query head are permuted.
     QueryRows,
     /// The rows of each key head are permuted.
@@ -36,6 +38,8 @@ pub(super) enum Remap {
     Integers,
     /// As `NegatedExp`; the hub has a value per head in a dimension between others of 1, and GGUF in any form.
     NegatedExpOfHeads,
+    /// As `NegatedExp`; the hub has a vector, and GGUF any form.
+    NegatedExpAsVector,
     /// GGUF has e^w, in any form, where the hub has a vector of w.
     Exp,
     /// The hub has the values in the config: divisors of RoPE's frequencies.
@@ -160,6 +164,7 @@ impl Remap {
         let mut tensor = HubTensor { meta: meta.clone(), file: *file, offset: *offset, stored: Stored::Same };
         match (self, meta.shape.as_slice()) {
             (Remap::AsRow, [n]) => tensor.meta.shape = vec![1, *n],
+            (Remap::AsVector, all) => tensor.meta.shape = vec![all.iter().product()],
             (Remap::AsChannels, [channels @ .., width]) => {
                 tensor.meta.shape = vec![channels.iter().product(), 1, *width];
             }
@@ -179,6 +184,10 @@ impl Remap {
                 tensor.stored = changed_values(metadata, entry, ValueChange::NegatedExp)?;
                 tensor.meta.shape = vec![1, 1, all.iter().product(), 1];
             }
+            (Remap::NegatedExpAsVector, all) => {
+                tensor.stored = changed_values(metadata, entry, ValueChange::NegatedExp)?;
+                tensor.meta.shape = vec![all.iter().product()];
+            }
             (Remap::Exp, all) => {
                 tensor.stored = changed_values(metadata, entry, ValueChange::Exp)?;
                 tensor.meta.shape = vec![all.iter().product()];
@@ -190,7 +199,13 @@ impl Remap {
 }
 
 fn head_rows(metadata: &Metadata, entry: &GgufTensor, rows: usize, key: &str) -> Result<usize> {
-    let count = metadata.uint(&metadata.under_architecture(&format!("attention.{key}"))?)?;
+    let key = metadata.under_architecture(&format!("attention.{key}"))?;
+    // A list has the heads of each layer.
+    let listed = metadata.ints(&key).ok().flatten().zip(split_layer(&entry.name));
+    let count = match listed {
+        Some((heads, (layer, _))) => heads.get(layer as usize).and_then(|heads| u64::try_from(*heads).ok()),
+        None => metadata.uint(&key)?,
+    };
     let count = match count {
         None => metadata.uint(&metadata.under_architecture("attention.head_count")?)?,
         some => some,
@@ -247,13 +262,20 @@ fn find_experts(path: &Path, tensors: &[GgufTensor]) -> Result<ExpertNames> {
     }
     let has = |suffix: &str| tensors.iter().any(|t| t.name.ends_with(suffix));
     let piece = |tensor: &str, pick| TensorSlice::stacked(format!("blk.{{l}}.ffn_{tensor}"), false, pick);
+    let down = piece("down_exps.weight", RowPick::All);
+    if !has(".ffn_gate_up_exps.weight") && !has(".ffn_gate_exps.weight") {
+        // Experts of two matrices.
+        let bias = has(".ffn_up_exps.bias")
+            .then(|| ["up_exps.bias", "down_exps.bias"].map(|tensor| piece(tensor, RowPick::All)).into());
+        return Ok(ExpertNames { matrices: [piece("up_exps.weight", RowPick::All), down].into(), bias });
+    }
     let (gate, up) = match has(".ffn_gate_up_exps.weight") {
         true => (piece("gate_up_exps.weight", RowPick::FirstHalf), piece("gate_up_exps.weight", RowPick::SecondHalf)),
         false => (piece("gate_exps.weight", RowPick::All), piece("up_exps.weight", RowPick::All)),
     };
     let bias = has(".ffn_gate_exps.bias")
         .then(|| ["gate_exps.bias", "up_exps.bias", "down_exps.bias"].map(|t| piece(t, RowPick::All)).into());
-    Ok(ExpertNames { matrices: [gate, up, piece("down_exps.weight", RowPick::All)].into(), bias })
+    Ok(ExpertNames { matrices: [gate, up, down].into(), bias })
 }
 
 #[cfg(test)]

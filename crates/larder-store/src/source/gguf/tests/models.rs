@@ -188,6 +188,12 @@ fn the_fixtures_have_the_tensors_of_their_architectures() {
             "model.layers.2.self_attn.indexer.k_norm.bias",
         ),
         ("tiny-glm-moe-dsa-f32.gguf", "glm_moe_dsa", NumberFormat::F32, "model.layers.2.self_attn.indexer.wq_b.weight"),
+        (
+            "tiny-minimax-m3-vl-f32.gguf",
+            "minimax_m3_vl",
+            NumberFormat::F32,
+            "model.layers.2.self_attn.index_k_norm.weight",
+        ),
         ("tiny-dots1-f32.gguf", "dots1", NumberFormat::F32, "model.layers.1.mlp.gate.e_score_correction_bias"),
         ("tiny-exaone-moe-f32.gguf", "exaone_moe", NumberFormat::F32, "model.layers.1.mlp.e_score_correction_bias"),
         ("tiny-solar-open-f32.gguf", "glm4_moe", NumberFormat::F32, "model.layers.0.mlp.gate.e_score_correction_bias"),

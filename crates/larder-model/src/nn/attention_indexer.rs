@@ -1,0 +1,58 @@
+//! The indexers that attention with keys and values of its own can have.
+
+use candle_core::Tensor;
+
+use super::{BlockIndexer, ForwardPass, FurtherShape, HeadIndexer, Selection};
+use crate::error::Result;
+use crate::step::LayerStates;
+
+/// Chooses the positions that a query attends to, out of all earlier ones.
+pub enum AttentionIndexer {
+    /// Blocks for all heads.
+    Blocks(BlockIndexer),
+    /// Blocks for each part of the heads.
+    Heads(HeadIndexer),
+}
+
+impl AttentionIndexer {
+    /// What a layer keeps for it.
+    pub fn kept(&self) -> Vec<FurtherShape> {
+        match self {
+            AttentionIndexer::Blocks(indexer) => indexer.kept(),
+            AttentionIndexer::Heads(indexer) => indexer.kept(),
+        }
+    }
+
+    /// Parts into which the heads of attention are divided, each with a selection of its own.
+    pub fn parts(&self) -> usize {
+        match self {
+            AttentionIndexer::Blocks(_) => 1,
+            AttentionIndexer::Heads(indexer) => indexer.heads(),
+        }
+    }
+
+    /// The most rows that a token attends to with a part of the heads.
+    pub fn most_rows(&self) -> usize {
+        match self {
+            AttentionIndexer::Blocks(indexer) => indexer.most_rows(),
+            AttentionIndexer::Heads(indexer) => indexer.most_rows(),
+        }
+    }
+
+    /// Appends what the layer keeps of the tokens `x [n, hidden]`, and chooses positions for each: a selection per part of the
+    /// heads, or none if each token attends to all that it sees.
+    pub fn select(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Vec<Selection>> {
+        match self {
+            AttentionIndexer::Blocks(indexer) => Ok(vec![indexer.select(x, states, pass)?]),
+            AttentionIndexer::Heads(indexer) => indexer.select(x, states, pass),
+        }
+    }
+
+    /// Floats per token of what [`select`](Self::select) allocates.
+    pub fn scratch(&self) -> usize {
+        match self {
+            AttentionIndexer::Blocks(indexer) => indexer.scratch(),
+            AttentionIndexer::Heads(indexer) => indexer.scratch(),
+        }
+    }
+}
