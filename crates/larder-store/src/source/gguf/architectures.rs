@@ -1,9 +1,11 @@
 //! Tensor names of each architecture, in GGUF and on the Hugging Face hub.
 
+use super::bailing_moe::{LING_JOINED, LING_OUTPUT, LING_ROUTER_BIAS, LING_SPLIT};
 use super::deepseek4::{DEEPSEEK4_ATTENTION, DEEPSEEK4_OUTER, DEEPSEEK4_PARTS, HYPER_CONNECTIONS};
 use super::kimi_delta::{GLM5_NEXT, KIMI_DECAYS, KIMI_DELTA, KIMI_EXPERTS, LING_HYBRID};
 use super::minimax_m3::MINIMAX_M3;
 use super::names::Remap::{self, AsChannels, AsRow, KeyRows, NegatedExp, OnePlus, QueryRows, RopeFactors, Same};
+use super::qwen4_exp::{QWEN4_OUTER, QWEN4_PARTS};
 use super::state_space::{GRANITE_MAMBA, JAMBA_OUTER, JAMBA_PARTS, NEMOTRON_LAYER};
 
 /// A tensor's name in GGUF, its name on the hub, and how its data are mapped. Names in layers are relative to `blk.N.`
@@ -224,16 +226,6 @@ const QWEN3_NEXT_OUTER: &[Rename] = &[
     ("output.weight", "lm_head.weight", Same),
 ];
 
-const QWEN4_OUTER: &[Rename] = &[
-    ("token_embd.weight", "model.embed_tokens.weight", Same),
-    ("output.weight", "lm_head.weight", Same),
-    ("output_hc_norm.weight", "model.hyper_connection_mixer.hc_norm.weight", OnePlus),
-    ("output_hc_down.weight", "model.hyper_connection_mixer.input_mix_weight_down.weight", Same),
-    ("output_hc_up.weight", "model.hyper_connection_mixer.input_mix_weight_up.weight", Same),
-    // The hub has the table below the layer that uses it.
-    ("per_layer_token_embd.weight", "model.ngram_embedding.weight", Same),
-];
-
 const STEP_OUTER: &[Rename] = &[
     ("token_embd.weight", "model.embed_tokens.weight", Same),
     ("output_norm.weight", "model.norm.weight", OnePlus),
@@ -340,28 +332,6 @@ const DELTA_RULE: &[Rename] = &[
 ];
 
 /// The strengths and decays of the delta rule, where they are apart.
-const QWEN4_PARTS: &[Rename] = &[
-    ("hc_attn_norm.weight", "attn_hyper_connection.hc_norm.weight", OnePlus),
-    ("hc_attn_down.weight", "attn_hyper_connection.input_mix_weight_down.weight", Same),
-    ("hc_attn_up.weight", "attn_hyper_connection.input_mix_weight_up.weight", Same),
-    ("hc_attn_inject.weight", "attn_hyper_connection.block_inject_weight.weight", Same),
-    ("hc_ffn_norm.weight", "mlp_hyper_connection.hc_norm.weight", OnePlus),
-    ("hc_ffn_down.weight", "mlp_hyper_connection.input_mix_weight_down.weight", Same),
-    ("hc_ffn_up.weight", "mlp_hyper_connection.input_mix_weight_up.weight", Same),
-    ("hc_ffn_inject.weight", "mlp_hyper_connection.block_inject_weight.weight", Same),
-    ("ple_key.weight", "ple.key_proj.weight", Same),
-    ("ple_value.weight", "ple.value_proj.weight", Same),
-    ("ple_norm_key.weight", "ple.norm_key.weight", OnePlus),
-    ("ple_norm_query.weight", "ple.norm_query.weight", OnePlus),
-    ("ple_norm_conv.weight", "ple.norm_conv.weight", OnePlus),
-    ("ple_conv1d.weight", "ple.conv1d.weight", AsChannels),
-    // The hub has both in one.
-    ("indexer.q_proj.weight", "self_attn.indexer.q_proj.weight", Same),
-    ("indexer.k_proj.weight", "self_attn.indexer.k_proj.weight", Same),
-    ("indexer.q_norm.weight", "self_attn.indexer.q_layernorm.weight", OnePlus),
-    ("indexer.k_norm.weight", "self_attn.indexer.k_layernorm.weight", OnePlus),
-];
-
 const DELTA_RATES: &[Rename] = &[
     ("ssm_beta.weight", "linear_attn.in_proj_b.weight", Same),
     ("ssm_alpha.weight", "linear_attn.in_proj_a.weight", Same),
@@ -441,23 +411,6 @@ const STEP_PARTS: &[Rename] = &[
     ("ffn_up_shexp.weight", "share_expert.up_proj.weight", Same),
     ("ffn_down_shexp.weight", "share_expert.down_proj.weight", Same),
 ];
-
-/// Ling's queries, keys and values, which the hub has in one tensor; it has no names for these.
-const LING_SPLIT: &[Rename] = &[
-    ("attn_q.weight", "attention.q_proj.weight", QueryRows),
-    ("attn_k.weight", "attention.k_proj.weight", KeyRows),
-    ("attn_v.weight", "attention.v_proj.weight", Same),
-];
-
-const LING_JOINED: &[Rename] = &[
-    ("attn_qkv.weight", "attention.query_key_value.weight", Same),
-    ("attn_q_norm.weight", "attention.query_layernorm.weight", Same),
-    ("attn_k_norm.weight", "attention.key_layernorm.weight", Same),
-];
-
-const LING_OUTPUT: &[Rename] = &[("attn_output.weight", "attention.dense.weight", Same)];
-
-const LING_ROUTER_BIAS: &[Rename] = &[("exp_probs_b.bias", "mlp.gate.expert_bias", Same)];
 
 const ERNIE_ROUTER_BIAS: &[Rename] = &[("exp_probs_b.bias", "mlp.moe_statics.e_score_correction_bias", AsRow)];
 

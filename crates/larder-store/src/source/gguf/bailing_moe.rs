@@ -1,13 +1,32 @@
-//! Configs of Ling: both versions.
+//! Tensor names and configs of Ling: the first two versions.
 
 use serde_json::json;
 
 use super::{
+    architectures::Rename,
     config::{SIGMOID_SCORES, SOFTMAX_SCORES},
     hyperparameters::{Hyperparameters, Keys, keys},
+    names::Remap::{KeyRows, QueryRows, Same},
     typed_layers::share,
 };
 use crate::error::Result;
+
+/// Ling's queries, keys and values, which the hub has in one tensor; it has no names for these.
+pub(super) const LING_SPLIT: &[Rename] = &[
+    ("attn_q.weight", "attention.q_proj.weight", QueryRows),
+    ("attn_k.weight", "attention.k_proj.weight", KeyRows),
+    ("attn_v.weight", "attention.v_proj.weight", Same),
+];
+
+pub(super) const LING_JOINED: &[Rename] = &[
+    ("attn_qkv.weight", "attention.query_key_value.weight", Same),
+    ("attn_q_norm.weight", "attention.query_layernorm.weight", Same),
+    ("attn_k_norm.weight", "attention.key_layernorm.weight", Same),
+];
+
+pub(super) const LING_OUTPUT: &[Rename] = &[("attn_output.weight", "attention.dense.weight", Same)];
+
+pub(super) const LING_ROUTER_BIAS: &[Rename] = &[("exp_probs_b.bias", "mlp.gate.expert_bias", Same)];
 
 /// llama.cpp's converter splits the product of queries, keys and values, and divides the columns of the output head by their
 /// lengths.

@@ -1,15 +1,49 @@
-//! Hyperparameters of Qwen4 (experimental) from the metadata of a GGUF file.
+//! Tensor names of Qwen4 (experimental), and its hyperparameters from the metadata of a GGUF file.
 
 use serde_json::json;
 
 use super::{
+    architectures::Rename,
     config::gated_delta,
     hyperparameters::{Hyperparameters, Keys, keys},
+    names::Remap::{AsChannels, OnePlus, Same},
 };
 use crate::error::{Result, StoreError, StoreErrorKind};
 
 /// The table of n-grams, of which a file has at most one.
 const TABLE: &str = "model.ngram_embedding.weight";
+
+pub(super) const QWEN4_OUTER: &[Rename] = &[
+    ("token_embd.weight", "model.embed_tokens.weight", Same),
+    ("output.weight", "lm_head.weight", Same),
+    ("output_hc_norm.weight", "model.hyper_connection_mixer.hc_norm.weight", OnePlus),
+    ("output_hc_down.weight", "model.hyper_connection_mixer.input_mix_weight_down.weight", Same),
+    ("output_hc_up.weight", "model.hyper_connection_mixer.input_mix_weight_up.weight", Same),
+    // The hub has the table below the layer that uses it.
+    ("per_layer_token_embd.weight", "model.ngram_embedding.weight", Same),
+];
+
+pub(super) const QWEN4_PARTS: &[Rename] = &[
+    ("hc_attn_norm.weight", "attn_hyper_connection.hc_norm.weight", OnePlus),
+    ("hc_attn_down.weight", "attn_hyper_connection.input_mix_weight_down.weight", Same),
+    ("hc_attn_up.weight", "attn_hyper_connection.input_mix_weight_up.weight", Same),
+    ("hc_attn_inject.weight", "attn_hyper_connection.block_inject_weight.weight", Same),
+    ("hc_ffn_norm.weight", "mlp_hyper_connection.hc_norm.weight", OnePlus),
+    ("hc_ffn_down.weight", "mlp_hyper_connection.input_mix_weight_down.weight", Same),
+    ("hc_ffn_up.weight", "mlp_hyper_connection.input_mix_weight_up.weight", Same),
+    ("hc_ffn_inject.weight", "mlp_hyper_connection.block_inject_weight.weight", Same),
+    ("ple_key.weight", "ple.key_proj.weight", Same),
+    ("ple_value.weight", "ple.value_proj.weight", Same),
+    ("ple_norm_key.weight", "ple.norm_key.weight", OnePlus),
+    ("ple_norm_query.weight", "ple.norm_query.weight", OnePlus),
+    ("ple_norm_conv.weight", "ple.norm_conv.weight", OnePlus),
+    ("ple_conv1d.weight", "ple.conv1d.weight", AsChannels),
+    // The hub has both in one.
+    ("indexer.q_proj.weight", "self_attn.indexer.q_proj.weight", Same),
+    ("indexer.k_proj.weight", "self_attn.indexer.k_proj.weight", Same),
+    ("indexer.q_norm.weight", "self_attn.indexer.q_layernorm.weight", OnePlus),
+    ("indexer.k_norm.weight", "self_attn.indexer.k_layernorm.weight", OnePlus),
+];
 
 pub(super) fn qwen4_exp(hp: &Hyperparameters) -> Result<Keys> {
     let width = hp.expert_width()?;
