@@ -77,7 +77,7 @@ fn unsupported_types_are_named() {
     refused(&claim(18), "has the tensor 'blk.0.x' of type IQ3_XXS; supported: F32, F16, BF16, Q8_0, Q4_0, Q4_1,");
     refused(&claim(40), "type NVFP4");
     refused(&claim(42), "type Q2_0");
-    refused(&claim(26), "type I32");
+    refused(&claim(25), "type I16");
     refused(&claim(4), "the unknown type 4");
     refused(&claim(4000), "the unknown type 4000");
     assert_eq!(claim(18).header().err().unwrap().kind, StoreErrorKind::Unsupported);
