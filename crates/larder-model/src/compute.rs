@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use larder_core::{CheckpointPolicy, TaskThreads};
@@ -107,15 +107,6 @@ impl ComputeContext {
         inputs.fill_on(&self.pool, x, cols, quantised && !self.exact);
     }
 
-    /// Does the work of each of `parts`, which the threads share.
-    pub(crate) fn share<P: Send>(&self, parts: impl Iterator<Item = P>, work: impl Fn(usize, P) + Sync) {
-        let parts: Vec<_> = parts.map(|part| Mutex::new(Some(part))).collect();
-        self.pool.run(parts.len(), &|task| {
-            let part = parts[task].lock().ok().and_then(|mut part| part.take());
-            work(task, part.expect("each task is run once"));
-        });
-    }
-
     /// A batch of products on the CPU.
     pub(crate) fn multiply(&self, batch: &mut [Product]) {
         timed(&self.clocks.products, || products(&self.pool, batch));
@@ -169,6 +160,16 @@ fn located<'a, T>(
         out: &mut *task.out,
     };
     tasks.iter_mut().map(one).collect()
+}
+
+/// Does the work of each of `parts`, which the threads share.
+pub(crate) fn share<P: Send>(
+    threads: &ThreadPool,
+    parts: impl Iterator<Item = P>,
+    work: impl Fn(usize, &mut P) + Sync,
+) {
+    let parts: Vec<_> = parts.map(Mutex::new).collect();
+    threads.run(parts.len(), &|task| work(task, &mut parts[task].lock().unwrap_or_else(PoisonError::into_inner)));
 }
 
 fn timed<R>(nanos: &AtomicU64, work: impl FnOnce() -> R) -> R {

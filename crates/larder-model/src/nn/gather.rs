@@ -4,13 +4,12 @@
 
 use std::cell::RefCell;
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
 
 use larder_core::KV_PAGE_TOKENS;
 use larder_kernels::{AttentionArgs, AttentionTask, KvPages, KvTensor};
 
 use super::KvRows;
-use crate::compute::ComputeContext;
+use crate::compute::{ComputeContext, share};
 use crate::device::KvPageShape;
 
 /// Bytes of the copies for the queries that are computed together; those of one query may be more.
@@ -192,13 +191,8 @@ impl<'a> Copies<'a> {
         let bytes = pages * shape.bytes();
         buffer.resize(buffer.len().max(bytes), 0);
         let places = batch.iter().flat_map(|query| (0..query.pages()).map(move |page| (query, page)));
-        let units = places.zip(buffer.chunks_exact_mut(shape.bytes()).map(Mutex::new));
-        let units: Vec<_> = units.collect();
-        compute.pool.run(units.len(), &|unit| {
-            let ((query, page), into) = &units[unit];
-            query.copy_page(*page, (of, heads), shape, &mut into.lock().unwrap_or_else(PoisonError::into_inner));
-        });
-        drop(units);
+        let units = places.zip(buffer.chunks_exact_mut(shape.bytes()));
+        share(&compute.pool, units, |_, ((query, page), into)| query.copy_page(*page, (of, heads), shape, into));
         Some(Copies { shape, bytes: &buffer[..bytes] })
     }
 

@@ -21,6 +21,7 @@ mod moe;
 mod ngrams;
 mod norm;
 mod output_gate;
+mod parts;
 mod pass;
 mod recurrent;
 mod relative;

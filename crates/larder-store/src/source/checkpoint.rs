@@ -17,9 +17,9 @@ use crate::{
     safetensors::{Dtype, SafetensorsHeader, TensorEntry, kind_of},
     shard::checksum_of,
     source::{
-        IncomingFiles, MtpTensors, SIDECAR_LIMIT, SIDECARS, Source, SourceFile,
+        IncomingFiles, MtpTensors, SIDECAR_LIMIT, SIDECARS, Source, SourceFile, config_json,
         file_rows::{FilePart, FileRows},
-        index::{INDEX, SINGLE, parse_json, read_map, single_file, weight_map},
+        index::{INDEX, SINGLE, not_json, read_map, single_file, weight_map},
         integers::{self, StoredInteger},
         minimax_m3,
         mtp::{is_prediction, is_used, prediction_note, set_mtp, uses_mtp, usual_name},
@@ -108,7 +108,7 @@ impl Checkpoint {
             fingerprint.write(&(bytes.len() as u64).to_le_bytes());
             fingerprint.write(&bytes);
         }
-        let config = parse_json(&config_path, &config)?;
+        let config = config_json::parse(&config).map_err(|e| not_json(&config_path, &e))?;
         let map = match &incoming {
             Some(_) => read_map(path, |_| true)?,
             None => weight_map(path)?,

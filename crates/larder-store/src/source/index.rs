@@ -73,7 +73,11 @@ pub fn is_bare_file_name(name: &str) -> bool {
 }
 
 /// The JSON of a file at `path`.
-pub(super) fn parse_json<T: serde::de::DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T> {
-    serde_json::from_slice(bytes)
-        .map_err(|e| StoreError::malformed(path, format!("is not valid JSON of its kind: {e}")))
+fn parse_json<T: serde::de::DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T> {
+    serde_json::from_slice(bytes).map_err(|e| not_json(path, &e))
+}
+
+/// The error about a file at `path` that is not JSON.
+pub(super) fn not_json(path: &Path, error: &serde_json::Error) -> StoreError {
+    StoreError::malformed(path, format!("is not valid JSON of its kind: {error}"))
 }

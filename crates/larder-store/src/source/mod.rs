@@ -10,6 +10,7 @@ use crate::{
 };
 
 mod checkpoint;
+mod config_json;
 mod expert_names;
 mod file_rows;
 mod gguf;

@@ -5,12 +5,11 @@
 //! output = queryᵀ · state
 //! ```
 
-use std::sync::{Mutex, PoisonError};
-
 use larder_kernels::ThreadPool;
 
 use crate::config::config_error;
 use crate::error::Result;
+use crate::nn::parts::StateParts;
 
 /// Added to the sum of squares of a query or key, under the root.
 const UNIT_EPS: f32 = 1e-6;
@@ -82,25 +81,11 @@ impl DeltaHeads {
     }
 
     /// Updates the state with the tokens, one after the other, and writes the output of each: `out [tokens, v_heads, v_dim]`.
-    ///
-    /// Each head is a task of `threads`, and its arithmetic does not depend on which thread has it.
     pub(super) fn advance(&self, tokens: &DeltaTokens, state: &mut [f32], out: &mut [f32], threads: &ThreadPool) {
         let DeltaHeads { v_heads, k_dim, v_dim, .. } = *self;
         let count = tokens.beta.len() / v_heads;
-        let mut by_head = vec![0.0; out.len()]; // [v_heads, tokens, v_dim]
-        let parts = state.chunks_exact_mut(k_dim * v_dim).zip(by_head.chunks_exact_mut(count * v_dim));
-        let parts: Vec<_> = parts.map(Mutex::new).collect();
-        threads.run(v_heads, &|head| {
-            let mut part = parts[head].lock().unwrap_or_else(PoisonError::into_inner);
-            let (state, out) = &mut *part;
-            self.advance_head(head, tokens, state, out);
-        });
-        drop(parts);
-        for (head, rows) in by_head.chunks_exact(count * v_dim).enumerate() {
-            for (row, out) in rows.chunks_exact(v_dim).zip(out.chunks_exact_mut(v_heads * v_dim)) {
-                out[head * v_dim..][..v_dim].copy_from_slice(row);
-            }
-        }
+        let parts = StateParts { state, state_len: k_dim * v_dim, out, width: v_dim };
+        parts.advance(count, threads, |head, state, out| self.advance_head(head, tokens, state, out));
     }
 
     /// As [`advance`](Self::advance), of one head: `state [k_dim, v_dim]`, `out [tokens, v_dim]`.

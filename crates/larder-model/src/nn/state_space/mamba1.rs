@@ -10,6 +10,7 @@ use super::{check_sizes, take_in};
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
 use crate::nn::activation::{Activation, silu, softplus};
+use crate::nn::parts::StateParts;
 use crate::nn::{CausalConv, ForwardPass, LayerKv, LayerShape, Mixer, Norm, StateLens, TokenScratch};
 use crate::step::LayerStates;
 use crate::weights::WeightLoader;
@@ -119,15 +120,11 @@ impl Mamba1 {
     /// [rows, inner]`.
     fn advance(&self, inputs: &Inputs, rows: Range<usize>, state: &mut [f32], out: &mut [f32]) {
         let Mamba1Shape { inner, state: width, .. } = self.shape;
-        let mut read = vec![0.0; out.len()]; // for each task, [rows, its channels]
-        let reads = read.chunks_mut(rows.len() * TASK_CHANNELS);
-        self.output.compute().share(reads.zip(state.chunks_mut(TASK_CHANNELS * width)), |task, (read, state)| {
+        let channels = StateParts { state, state_len: TASK_CHANNELS * width, out: &mut *out, width: TASK_CHANNELS };
+        channels.advance(rows.len(), &self.output.compute().pool, |task, state, read| {
             self.scan(inputs, rows.clone(), task * TASK_CHANNELS, state, read);
         });
-        for (t, (out, row)) in out.chunks_exact_mut(inner).zip(rows.clone()).enumerate() {
-            for (out, read) in out.chunks_mut(TASK_CHANNELS).zip(read.chunks(rows.len() * TASK_CHANNELS)) {
-                out.copy_from_slice(&read[t * out.len()..][..out.len()]);
-            }
+        for (out, row) in out.chunks_exact_mut(inner).zip(rows) {
             out.iter_mut().zip(&inputs.z[row * inner..]).for_each(|(y, z)| *y *= silu(*z));
         }
     }

@@ -10,6 +10,7 @@ use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
 use crate::nn::activation::{Activation, silu, softplus};
 use crate::nn::norm::scale;
+use crate::nn::parts::StateParts;
 use crate::nn::recurrent::StateValues;
 use crate::nn::{CausalConv, ForwardPass, LayerKv, LayerShape, Mixer, StateLens, TokenScratch};
 use crate::step::LayerStates;
@@ -106,18 +107,12 @@ impl Mamba2 {
         shape.act.apply(&mut convolved);
         let steps: Vec<f32> = rows.clone().flat_map(|row| self.steps(&row[inner + shape.channels()..])).collect();
 
-        let mut read = vec![0.0; out.len()]; // [heads, tokens, head_dim]
-        let heads = read.chunks_exact_mut(tokens * shape.head_dim);
-        let states = values.recurrence.chunks_exact_mut(shape.head_dim * shape.state);
-        self.output.compute().share(heads.zip(states), |head, (read, state)| {
+        let state_len = shape.head_dim * shape.state;
+        let heads = StateParts { state: &mut values.recurrence, state_len, out: &mut *out, width: shape.head_dim };
+        heads.advance(tokens, &self.output.compute().pool, |head, state, read| {
             self.scan(head, &convolved, &steps, state, read);
         });
-        for (t, (out, row)) in out.chunks_exact_mut(inner).zip(rows).enumerate() {
-            for (out, read) in out.chunks_exact_mut(shape.head_dim).zip(read.chunks_exact(tokens * shape.head_dim)) {
-                out.copy_from_slice(&read[t * shape.head_dim..][..shape.head_dim]);
-            }
-            self.gated_norm(out, &row[..inner]);
-        }
+        out.chunks_exact_mut(inner).zip(rows).for_each(|(out, row)| self.gated_norm(out, &row[..inner]));
     }
 
     /// The step of time of each head, from a token's products.

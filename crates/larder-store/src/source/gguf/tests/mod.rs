@@ -5,6 +5,7 @@ mod builder;
 mod hostile;
 mod models;
 mod parts;
+mod state_space;
 mod tokens;
 mod typed_layers;
 

@@ -203,6 +203,14 @@ fn the_fixtures_have_the_tensors_of_their_architectures() {
             NumberFormat::F32,
             "model.layers.1.shared_mlp.output_linear.weight",
         ),
+        ("tiny-granitemoehybrid-f32.gguf", "granitemoehybrid", NumberFormat::F32, "model.layers.2.mamba.conv1d.weight"),
+        ("tiny-jamba-f32.gguf", "jamba", NumberFormat::F32, "model.layers.3.mamba.dt_layernorm.weight"),
+        (
+            "tiny-nemotron-h-f32.gguf",
+            "nemotron_h",
+            NumberFormat::F32,
+            "model.layers.1.mixer.gate.e_score_correction_bias",
+        ),
         (
             "tiny-smallthinker-f32.gguf",
             "smallthinker",
