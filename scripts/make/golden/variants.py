@@ -433,7 +433,7 @@ VARIANTS_OF = {
          BF16 | SHARDED),
         ("640 tokens, two layers, 16 of up to 20 blocks of 32, 4 experts top-1",
          {"num_hidden_layers": 2, "full_attention_interval": 2, "ple_layer_ids": [1], "num_experts": 4,
-          "num_experts_per_tok": 1, "indexer_budget": 512, "indexer_compress_ratio": 32}, LONG),
+          "num_experts_per_tok": 1, "indexer_n_heads": 12, "indexer_budget": 512, "indexer_compress_ratio": 32}, LONG),
     ],
     "minimax_m2": [
         ("tied, multi-query, 12 experts all chosen, gelu, whole heads rotated, bf16 sharded",
