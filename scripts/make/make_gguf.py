@@ -56,6 +56,16 @@ CONFIGS = {
         "rope_parameters": {"mrope_interleaved": True, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.5,
                             "rope_theta": 10000, "rope_type": "default"},
     },
+    "qwen4_exp": {
+        **sets.SMALL, "head_dim": 8, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24,
+        "num_experts": 6, "num_experts_per_tok": 2, "layer_types": ["linear_attention", "full_attention"],
+        "full_attention_interval": 2, "linear_key_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 6,
+        "linear_value_head_dim": 8, "output_gate_type": "sigmoid", "hc_count": 2, "hc_lowrank": 10, "ple_layer_ids": [1], "ple_embed_dim": 32,
+        "heads_per_ngram": 2, "ngram_vocab_size_base": 60, "split_ngram_parts": 2, "indexer_budget": 12,
+        "indexer_compress_ratio": 3,
+        "rope_parameters": {"mrope_interleaved": True, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.5,
+                            "rope_theta": 10000, "rope_type": "default"},
+    },
     "minimax_m2": {
         **sets.SMALL, "head_dim": 12, "rotary_dim": 8, "intermediate_size": 24, "num_local_experts": 6,
         "num_experts_per_tok": 2, "attn_type_list": [1, 1],
@@ -225,7 +235,7 @@ SEEDS = {"phimoe": 300_000, "qwen3_next": 301_000, "llama4_text": 302_000, "qwen
          "mellum": 315_000, "afmoe": 316_000, "laguna": 317_000, "mimo_v2_flash": 318_000, "step3p5": 319_000,
          "bailing_moe": 320_000, "bailing_moe_v2": 321_000, "deepseek_v32": 322_000, "glm_moe_dsa": 323_000,
          "kimi_linear": 324_000, "bailing_hybrid": 325_000, "glm5_next": 326_000, "minimax_m3_vl": 327_000,
-         "granitemoehybrid": 330_000, "jamba": 331_000, "nemotron_h": 332_000}
+         "granitemoehybrid": 330_000, "jamba": 331_000, "nemotron_h": 332_000, "qwen4_exp": 333_000}
 
 # Names of architectures where llama.cpp knows another spelling than transformers, and pre-tokenizers of the tiny tokenizers.
 SPELLINGS = {"PhimoeForCausalLM": "PhiMoEForCausalLM", "Mistral4ForCausalLM": "Mistral3ForConditionalGeneration",
@@ -240,7 +250,7 @@ PRE_TOKENIZERS = {"phimoe": "gpt-2", "qwen3_next": "qwen2", "llama4_text": "qwen
                   "mimo_v2_flash": "qwen2", "step3p5": "qwen2", "bailing_moe": "qwen2", "bailing_moe_v2": "qwen2",
                   "granitemoehybrid": "qwen2", "jamba": "gpt-2", "nemotron_h": "qwen2", "deepseek_v32": "gpt-2",
                   "glm_moe_dsa": "qwen2", "kimi_linear": "qwen2", "bailing_hybrid": "qwen2", "glm5_next_text": "qwen2",
-                  "minimax_m3_vl_text": "minimax-m2"}
+                  "minimax_m3_vl_text": "minimax-m2", "qwen4_exp_text": "qwen35"}
 
 
 def load_converter(llama):
@@ -270,7 +280,7 @@ def convert(llama, folder, out):
     file_type = {"float32": types.ALL_F32, "bfloat16": types.MOSTLY_BF16}[config["torch_dtype"]]
     # Transformers renames or lacks keys of these configs, which the converter reads as they are on the hub.
     raw = ("mimo_v2_flash", "step3p5", "bailing_moe", "bailing_moe_v2", "kimi_linear", "bailing_hybrid",
-           "glm5_next_text", "minimax_m3_vl_text", "granitemoehybrid", "jamba", "nemotron_h")
+           "glm5_next_text", "minimax_m3_vl_text", "granitemoehybrid", "jamba", "nemotron_h", "qwen4_exp_text")
     hparams = config if model_type in raw else None
     with torch.inference_mode():
         model(folder, file_type, out, model_name=out.stem, hparams=hparams).write()

@@ -9,7 +9,8 @@ use crate::support::rig::{Model, model};
 use crate::support::{fixture, golden_models};
 
 /// The golden models with a recurrent state.
-const RECURRENT: [&str; 6] = ["granitemoehybrid", "jamba", "lfm2_moe", "nemotron_h", "qwen3_5_moe", "qwen3_next"];
+const RECURRENT: [&str; 7] =
+    ["granitemoehybrid", "jamba", "lfm2_moe", "nemotron_h", "qwen3_5_moe", "qwen3_next", "qwen4_exp"];
 
 /// More tokens than a few pages hold.
 const LONG: usize = 420;

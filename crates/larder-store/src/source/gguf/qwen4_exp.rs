@@ -56,6 +56,7 @@ pub(super) fn qwen4_exp(hp: &Hyperparameters) -> Result<Keys> {
         "moe_intermediate_size": width,
         "shared_expert_intermediate_size": hp.uint_or("expert_shared_feed_forward_length", width)?,
         "tiled_value_heads": true,
+        "output_gate_type": "sigmoid",
         "hc_count": hp.uint("hyper_connection.count")?,
         "hc_lowrank": hp.uint("hyper_connection.low_rank")?,
         "indexer_n_heads": hp.uint("attention.indexer.head_count")?,
