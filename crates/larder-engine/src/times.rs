@@ -68,6 +68,10 @@ impl Tap for TimingTap<'_> {
         self.tap.encoder_hidden(stage, x);
     }
 
+    fn router_classes(&mut self, layer: LayerIdx, logits: &[f32]) {
+        self.tap.router_classes(layer, logits);
+    }
+
     fn routed(&mut self, layer: LayerIdx, logits: &[f32], routed: &Routed) {
         self.tap.routed(layer, logits, routed);
     }

@@ -297,7 +297,8 @@ impl Decoder {
             let y = match &ffn.part {
                 Ffn::Dense(mlp) => mlp.forward(&input)?,
                 Ffn::Moe(moe) => {
-                    let input = MoeInput { residual: &stream, x: &input, early, known: known.as_deref() };
+                    let (known, state) = (known.as_deref(), &pass.router_state);
+                    let input = MoeInput { residual: &stream, x: &input, early, known, state };
                     moe.forward(input, &pass.origins, *experts, *tap, clock)?
                 }
             };
@@ -378,7 +379,8 @@ impl Decoder {
         }
         let tokens = spans.iter().flat_map(|span| span.tokens).copied().collect();
         let ropes = ropes.into_iter().map(|(_, table)| table).collect();
-        ForwardPass { spans: positions, origins, tokens, ropes, handed_on: HandedOn::default() }
+        let (handed_on, router_state) = (HandedOn::default(), HandedOn::default());
+        ForwardPass { spans: positions, origins, tokens, ropes, handed_on, router_state }
     }
 
     /// The embeddings `[all tokens, hidden]` of some tokens of each sequence.
@@ -423,7 +425,7 @@ fn hint_next_layer(following: &[Layer], x: &Tensor, experts: &mut dyn ExpertPath
     let next = following.iter().find_map(|layer| Some((layer.ffn.as_ref()?, layer.moe()?)));
     let Some((ffn, moe)) = next.filter(|(_, moe)| moe.by_token.is_none()) else { return Ok(()) };
     let BranchInput { stream, input, .. } = ffn.read(x)?;
-    let logits = moe.logits(&moe.router_input(&stream, &input)?)?;
+    let Some(logits) = moe.early_logits(&moe.router_input(&stream, &input)?)? else { return Ok(()) };
     with_f32(&logits, |logits| experts.hint(HintSource::LayerBefore, moe.layer, &moe.gate, logits))
 }
 

@@ -17,6 +17,30 @@ pub trait EmbeddingRows: Send + Sync {
     }
 }
 
+/// An embedding whose channels have a bias and a factor each: `(value + bias) · scale`.
+pub struct ScaledRows {
+    /// The rows without both.
+    pub rows: Box<dyn EmbeddingRows>,
+    /// `[width]`
+    pub bias: Vec<f32>,
+    /// `[width]`
+    pub scale: Vec<f32>,
+}
+
+impl EmbeddingRows for ScaledRows {
+    fn fill(&self, rows: &[u32], out: &mut [f32]) -> Result<()> {
+        self.rows.fill(rows, out)?;
+        for row in out.chunks_exact_mut(self.bias.len()) {
+            row.iter_mut().zip(&self.bias).zip(&self.scale).for_each(|((v, bias), scale)| *v = (*v + bias) * scale);
+        }
+        Ok(())
+    }
+
+    fn traffic(&self) -> Option<RowTraffic> {
+        self.rows.traffic()
+    }
+}
+
 impl EmbeddingRows for Matrix {
     fn fill(&self, rows: &[u32], out: &mut [f32]) -> Result<()> {
         let width = out.len() / rows.len().max(1);

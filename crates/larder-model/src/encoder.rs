@@ -8,7 +8,7 @@ use crate::decoder::Decoder;
 use crate::error::{ModelError, Result};
 use crate::experts::ExpertPath;
 use crate::matrix::with_f32;
-use crate::nn::{EncoderInput, MoeInput};
+use crate::nn::{EncoderInput, HandedOn, MoeInput};
 use crate::stack::{Encoder, EncoderLayer, Ffn};
 use crate::step::{LogitsFor, Span, TokenOrigin, TokenPhase};
 use crate::tap::{Phase, PhaseClock, Tap};
@@ -132,7 +132,8 @@ impl Decoder {
         let y = match &layer.ffn {
             Ffn::Dense(mlp) => mlp.forward(&input)?,
             Ffn::Moe(moe) => {
-                let input = MoeInput { residual: &x, x: &input, early: None, known: None };
+                let state = &HandedOn::default();
+                let input = MoeInput { residual: &x, x: &input, early: None, known: None, state };
                 moe.forward(input, origins, experts, tap, clock)?
             }
         };

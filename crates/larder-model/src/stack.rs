@@ -264,7 +264,7 @@ impl Ffn {
     /// The router logits `[tokens, experts]`, if they follow from what the layer gets, `x [tokens, hidden]`.
     pub(crate) fn early_logits(&self, x: &Tensor) -> Result<Option<Tensor>> {
         match self {
-            Ffn::Moe(moe) if moe.early => moe.logits(x).map(Some),
+            Ffn::Moe(moe) if moe.early => moe.early_logits(x),
             _ => Ok(None),
         }
     }

@@ -44,7 +44,12 @@ pub trait Tap {
         let _ = (stage, x);
     }
 
-    /// A layer's router logits `[tokens, experts]` and the choice made from them.
+    /// The logits `[tokens, classes]` of a router that has a class for no expert. Its [`routed`](Tap::routed) comes after it.
+    fn router_classes(&mut self, layer: LayerIdx, logits: &[f32]) {
+        let _ = (layer, logits);
+    }
+
+    /// A layer's router logits `[tokens, experts]`, as its gate reads them, and the choice made from them.
     fn routed(&mut self, layer: LayerIdx, logits: &[f32], routed: &Routed) {
         let _ = (layer, logits, routed);
     }

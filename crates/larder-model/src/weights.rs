@@ -163,6 +163,28 @@ impl<'a> WeightLoader<'a> {
         all.chunks_exact(group.bytes).map(matrix).collect()
     }
 
+    /// The kernel `name [groups · width, width, taps]` of a grouped convolution: for each group a matrix `[width, taps · width]`, whose
+    /// rows have the weights of the first tap before those of the second. It keeps its number format.
+    pub fn grouped_kernel(
+        &mut self,
+        name: &str,
+        groups: usize,
+        width: usize,
+        taps: usize,
+    ) -> Result<Vec<PlacedMatrix>> {
+        let Some((meta, bytes)) = self.bytes(name, &[groups * width, width, taps], false)? else { return Ok(vec![]) };
+        let mut stored = vec![0.0; groups * width * width * taps];
+        larder_kernels::widen(meta.kind, &bytes, &mut stored);
+        let matrix = |group: &[f32]| {
+            let by_tap = |row: &[f32]| -> Vec<f32> {
+                (0..taps).flat_map(|tap| row.iter().skip(tap).step_by(taps)).copied().collect()
+            };
+            let rows: Vec<f32> = group.chunks_exact(width * taps).flat_map(by_tap).collect();
+            self.floats(meta.kind, width, taps * width, &rows).place()
+        };
+        stored.chunks_exact(width * width * taps).map(matrix).collect()
+    }
+
     /// A matrix from f32 values, stored as `kind`.
     fn floats(&self, kind: NumberFormat, rows: usize, cols: usize, values: &[f32]) -> Matrix {
         let mut bytes = Bytes::zeroed(values.len() * kind.block_bytes());

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use larder_core::LayerIdx;
+use larder_core::{ExpertId, LayerIdx};
 use larder_engine::{Sampler, Sampling, Session, TokenInput};
 use larder_model::{AllResident, ComputeContext, Decoder, Routed, Tap};
 use larder_runtime::{ModelOptions, OpenModel};
@@ -118,7 +118,7 @@ pub fn check(folder: &Path, config: &str) {
     let name = format!("{} ({config})", folder.file_name().unwrap().to_string_lossy());
     let tokens = reference.tokens("full_ids");
 
-    let mut tap = Compare { name: &name, reference: &reference, bars: &bars };
+    let mut tap = Compare { name: &name, reference: &reference, bars: &bars, has_classes: false };
     let mut session = Session::new(&loaded.decoder, &mut loaded.experts, ROOM);
     let logits = session.forward(&TokenInput::prompt(&tokens).in_chunks(usize::MAX).all_logits(), &mut tap).unwrap();
     let worst = furthest(&logits, &reference.floats["full_logits"]);
@@ -167,6 +167,8 @@ struct Compare<'a> {
     name: &'a str,
     reference: &'a Reference,
     bars: &'a Bars,
+    /// Whether routers have a class for no expert.
+    has_classes: bool,
 }
 
 impl Tap for Compare<'_> {
@@ -179,18 +181,24 @@ impl Tap for Compare<'_> {
         assert!(worst <= self.bars.logits, "{}: hidden state {stage} is {worst:e} off", self.name);
     }
 
+    fn router_classes(&mut self, layer: LayerIdx, logits: &[f32]) {
+        self.compare_logits(layer, logits);
+        self.has_classes = true;
+    }
+
     fn routed(&mut self, layer: LayerIdx, logits: &[f32], routed: &Routed) {
         let l = layer.0;
-        let worst = furthest(logits, &self.reference.floats[&format!("router_logits.{l}")]);
-        assert!(worst <= self.bars.logits, "{}: router logits of {layer} are {worst:e} off", self.name);
+        if !self.has_classes {
+            self.compare_logits(layer, logits);
+        }
         let ids = &self.reference.ids[&format!("topk_ids.{l}")];
         let weights = &self.reference.floats[&format!("topk_weights.{l}")];
         assert_eq!(ids.len(), routed.ids.len(), "{}: {layer}", self.name);
-        let k = ids.len() / (logits.len() / self.experts(logits, l));
+        let k = ids.len() / self.reference.ids["full_ids"].len();
         for (row, (want, got)) in ids.chunks(k).zip(routed.ids.chunks(k)).enumerate() {
             let mut want: Vec<(i32, f32)> = want.iter().copied().zip(weights[row * k..].iter().copied()).collect();
             let mut got: Vec<(i32, f32)> =
-                got.iter().map(|e| e.0 as i32).zip(routed.weights[row * k..].iter().copied()).collect();
+                got.iter().map(|e| self.number(*e)).zip(routed.weights[row * k..].iter().copied()).collect();
             want.sort_by_key(|(e, _)| *e);
             got.sort_by_key(|(e, _)| *e);
             for ((we, ww), (ge, gw)) in want.into_iter().zip(got) {
@@ -207,10 +215,14 @@ impl Tap for Compare<'_> {
 }
 
 impl Compare<'_> {
-    fn experts(&self, logits: &[f32], layer: u16) -> usize {
-        let tokens = self.reference.ids["full_ids"].len();
-        assert_eq!(self.reference.floats[&format!("router_logits.{layer}")].len(), logits.len());
-        logits.len() / tokens
+    fn compare_logits(&self, layer: LayerIdx, logits: &[f32]) {
+        let worst = furthest(logits, &self.reference.floats[&format!("router_logits.{}", layer.0)]);
+        assert!(worst <= self.bars.logits, "{}: router logits of {layer} are {worst:e} off", self.name);
+    }
+
+    /// As the reference has it: for a token that its router gives no expert, the first one with a weight of zero.
+    fn number(&self, expert: ExpertId) -> i32 {
+        if self.has_classes && expert == ExpertId::NONE { 0 } else { expert.0 as i32 }
     }
 }
 

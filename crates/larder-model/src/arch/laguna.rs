@@ -9,12 +9,12 @@
 //!                                           renormalised
 //! ```
 
-use larder_core::{ExpertNames, Gate, Renorm, Score, Weighting};
+use larder_core::{ExpertNames, Gate, LayerIdx, Renorm, Score, Weighting};
 
 use super::common::{AttentionBias, Basics, Defaults, TypedLayers, TypedRope, heads_of_layers, mlp_layer_types};
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{Attention, GateFunction, Moe, OutputGate, SharedExpert};
+use crate::nn::{Attention, GateFunction, Moe, OutputGate, Router, SharedExpert};
 use crate::stack::{Ffn, Stack};
 use crate::weights::WeightLoader;
 
@@ -57,10 +57,16 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
             return basics.layer(weights, &prefix, attention, Ffn::Dense(mlp));
         }
         let bias = weights.vector(&format!("{mlp}.experts.e_score_correction_bias"), &[experts])?;
-        let moe = basics.moe(weights, layer, &format!("{mlp}.gate"), Gate { bias: Some(bias), ..gate.clone() })?;
+        let product = weights.linear(&format!("{mlp}.gate"), experts, basics.hidden, false)?;
+        let router = match softcap {
+            Some(cap) => Router::Capped(product, cap),
+            None => Router::Product(product),
+        };
+        let gate = Gate { bias: Some(bias), ..gate.clone() };
+        let moe = Moe::new(LayerIdx(layer as u16), router, gate, basics.act);
         let shared = basics.mlp(weights, &format!("{mlp}.shared_expert"), shared_width, false)?;
         let shared = Some(SharedExpert { mlp: shared, gate: None });
-        basics.layer(weights, &prefix, attention, Ffn::moe(Moe { shared, softcap, factor, ..moe }))
+        basics.layer(weights, &prefix, attention, Ffn::moe(Moe { shared, factor, ..moe }))
     })?;
     Ok(Stack { ropes: typed.ropes, ..stack })
 }

@@ -5,12 +5,12 @@
 //! x += Σ_k weight · expert(rms(x))          softmax of the top k, times a factor; logits: second(tanh(first(rms(x))))
 //! ```
 
-use larder_core::{ExpertNames, Gate, Renorm, TensorSlice, Weighting};
+use larder_core::{ExpertNames, Gate, LayerIdx, Renorm, TensorSlice, Weighting};
 
 use super::common::{AttentionBias, Basics, Defaults};
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{Moe, Rope};
+use crate::nn::{Moe, Rope, Router};
 use crate::stack::{Ffn, Stack};
 use crate::weights::WeightLoader;
 
@@ -40,12 +40,13 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         let gate = Gate { weighting, ..gate.clone() };
         let network = format!("{prefix}.mlp.gate.gate_network");
         let first = if two_products { format!("{network}.0") } else { network.clone() };
-        let moe = basics.moe(weights, layer, &first, gate)?;
-        let second = match two_products {
-            true => Some(weights.linear(&format!("{network}.2"), experts, experts, false)?),
-            false => None,
+        let product = weights.linear(&first, experts, basics.hidden, false)?;
+        let router = match two_products {
+            true => Router::TwoProducts(product, weights.linear(&format!("{network}.2"), experts, experts, false)?),
+            false => Router::Product(product),
         };
-        basics.layer(weights, &prefix, attention, Ffn::moe(Moe { second_router: second, ..moe }))
+        let moe = Moe::new(LayerIdx(layer as u16), router, gate, basics.act);
+        basics.layer(weights, &prefix, attention, Ffn::moe(moe))
     })
 }
 

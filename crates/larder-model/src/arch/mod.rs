@@ -63,6 +63,7 @@ mod smallthinker;
 mod solar_open;
 mod step3p5;
 mod switch_transformers;
+mod zaya;
 
 /// One architecture: a row of [`ARCHS`].
 pub struct Arch {
@@ -120,6 +121,7 @@ const ARCHS: &[Arch] = &[
     Arch { model_type: "solar_open", build: solar_open::build },
     Arch { model_type: "step3p5", build: step3p5::build },
     Arch { model_type: "switch_transformers", build: switch_transformers::build },
+    Arch { model_type: "zaya", build: zaya::build },
 ];
 
 /// Another `model_type` of an architecture: a row of [`ALIASES`].

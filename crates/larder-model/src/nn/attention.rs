@@ -6,8 +6,8 @@ use larder_core::{KV_PAGE_TOKENS, Rng};
 use super::norm::rms;
 use super::output_gate::{GateFunction, OutputGate, gated};
 use super::{
-    AttentionIndexer, AttentionMask, ChoiceShape, ChosenAttention, ForwardPass, KeysAndValues, LayerKv, LayerShape,
-    Mixer, Norm, Rotary, RowShape, Selection, TokenScratch, made_up,
+    AttentionIndexer, AttentionMask, ChoiceShape, ChosenAttention, ConvolvedInputs, ForwardPass, KeysAndValues, LayerKv,
+    LayerShape, Mixer, Norm, Rotary, RowShape, Selection, TokenScratch, made_up,
 };
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
@@ -116,6 +116,8 @@ pub enum InputProducts {
     },
     /// `[(heads + kv_heads) · head_dim + kv_heads · value_dim, hidden]`: all rows of queries, then of keys, then of values.
     Joined(Linear),
+    /// Products and convolutions, with a state beside the KV cache.
+    Convolved(Box<ConvolvedInputs>),
 }
 
 impl Mixer for Attention {
@@ -134,6 +136,7 @@ impl Mixer for Attention {
                 let part = |at, width| all.narrow(1, at, width)?.contiguous();
                 (part(0, q_width)?, part(q_width, k_width)?, part(q_width + k_width, v_width)?)
             }
+            InputProducts::Convolved(inputs) => inputs.forward(x, states, pass)?,
         };
         let (q, gate) = self.part(q, n)?; // [n, heads · head_dim]
         let (q, k) = self.norm_whole(q, k)?;
@@ -166,7 +169,8 @@ impl Mixer for Attention {
         let AttentionShape { kv_heads: heads, head_dim, value_dim, .. } = self.shape;
         let rows = |width| RowShape { heads, width };
         let further = self.indexer.as_ref().map_or(Vec::new(), |indexer| indexer.kept());
-        LayerShape::attention(rows(head_dim), rows(value_dim), self.mask).with_further(further)
+        let kept = LayerShape::attention(rows(head_dim), rows(value_dim), self.mask).with_further(further);
+        LayerShape { recurrent: self.convolved().map(ConvolvedInputs::state_lens), ..kept }
     }
 
     fn fill(&self, state: &mut LayerKv, tokens: usize, rng: &mut Rng) -> Result<()> {
@@ -176,6 +180,9 @@ impl Mixer for Attention {
             state.keys.append(&made_up(rows * head_dim, rng), kv_heads, head_dim)?;
             state.values.append(&made_up(rows * value_dim, rng), kv_heads, value_dim)?;
             state.release_unseen(self.mask);
+        }
+        if let Some(inputs) = self.convolved() {
+            state.recurrent.fill(tokens, inputs.state_lens(), rng)?;
         }
         let all = state.keys.len();
         state.further.iter_mut().try_for_each(|further| further.fill(all, rng))
@@ -193,8 +200,9 @@ impl Mixer for Attention {
         };
         let joined = if matches!(self.inputs, InputProducts::Joined(_)) { q + k + v } else { 0 };
         let indexer = self.indexer.as_ref().map_or(0, |indexer| indexer.scratch());
-        let floats = 2 * hidden + queries + 2 * k + v + changed + joined + indexer;
-        TokenScratch { floats, input: hidden.max(mixed) }
+        let convolved = self.convolved().map(ConvolvedInputs::scratch).unwrap_or_default();
+        let floats = 2 * hidden + queries + 2 * k + v + changed + joined + indexer + convolved.floats;
+        TokenScratch { floats, input: hidden.max(mixed).max(convolved.input) }
     }
 
     fn choice(&self) -> Option<ChoiceShape> {
@@ -206,6 +214,14 @@ impl Mixer for Attention {
 }
 
 impl Attention {
+    /// The inputs, if they are convolved.
+    fn convolved(&self) -> Option<&ConvolvedInputs> {
+        match &self.inputs {
+            InputProducts::Convolved(inputs) => Some(inputs),
+            _ => None,
+        }
+    }
+
     /// Into `out [n, heads · value_dim]`, the attention of each token to all rows that it sees, or to those chosen.
     fn attend(
         &self,

@@ -4,9 +4,9 @@ use std::cell::OnceCell;
 
 use candle_core::{Device, Tensor};
 use larder_core::{ExpertId, Gate, LayerIdx};
-use larder_kernels::tanh;
 
-use super::{Activation, Mlp, Norm, TokenScratch};
+use super::router::RouterOutput;
+use super::{Activation, HandedOn, Mlp, Norm, Router, TokenScratch};
 use crate::config::config_error;
 use crate::error::Result;
 use crate::experts::{ExpertPath, MoeCall, Routed, route};
@@ -20,10 +20,8 @@ use crate::weights::WeightLoader;
 pub struct Moe {
     /// Index of the decoder layer.
     pub layer: LayerIdx,
-    /// `[experts, hidden]`
-    pub router: Linear,
-    /// `[experts, experts]`: a second product of the router, behind a tanh.
-    pub second_router: Option<Linear>,
+    /// Finds router logits.
+    pub router: Router,
     /// Turns router logits into k experts and their weights.
     pub gate: Gate,
     /// Activation function of the experts.
@@ -36,8 +34,6 @@ pub struct Moe {
     pub capacity: Option<usize>,
     /// Whether the router reads the residual stream that the layer gets, before mixing and not normalised.
     pub early: bool,
-    /// The router's logits are bent to stay within ± this: `cap · tanh(logit / cap)`.
-    pub softcap: Option<f64>,
     /// Factor on the sum of the routed experts.
     pub factor: f64,
     /// The experts of each token of the vocabulary, where the token decides on them and the router on their weights only.
@@ -119,22 +115,22 @@ pub(crate) struct MoeInput<'a> {
     pub early: Option<Tensor>,
     /// `[tokens, k]`: the experts, if they are known.
     pub known: Option<&'a [ExpertId]>,
+    /// Of the router of the layer before, which this one replaces by its own.
+    pub state: &'a HandedOn<Tensor>,
 }
 
 impl Moe {
     /// Router and experts, without what only some models have.
-    pub fn new(layer: LayerIdx, router: Linear, gate: Gate, act: Activation) -> Self {
+    pub fn new(layer: LayerIdx, router: impl Into<Router>, gate: Gate, act: Activation) -> Self {
         Moe {
             layer,
-            router,
+            router: router.into(),
             gate,
             act,
             shared: None,
             beside: None,
             capacity: None,
             early: false,
-            second_router: None,
-            softcap: None,
             factor: 1.0,
             by_token: None,
             latent: None,
@@ -150,9 +146,15 @@ impl Moe {
         tap: &mut dyn Tap,
         clock: &mut PhaseClock,
     ) -> Result<Tensor> {
-        let MoeInput { residual, x, early, known } = input;
+        let MoeInput { residual, x, early, known, state } = input;
         let tokens = x.dim(0)?;
-        let logits = early.map_or_else(|| self.logits(&self.router_input(residual, x)?), Ok)?; // [tokens, experts]
+        let RouterOutput { logits, skipping } = match early {
+            Some(logits) => RouterOutput::of(logits),
+            None => self.router.forward(&self.router_input(residual, x)?, state)?,
+        };
+        if let Some(skipping) = &skipping {
+            tap.router_classes(self.layer, &skipping.classes);
+        }
         clock.lap(Phase::Routing, tap);
         let projected = self.latent.as_ref().map_or_else(|| Ok(x.clone()), |latent| latent.down.forward(x))?;
         let width = projected.dim(1)?;
@@ -165,9 +167,10 @@ impl Moe {
             with_f32(&projected, |x| {
                 let (layer, gate, act) = (self.layer, &self.gate, self.act);
                 let call = MoeCall { layer, gate, act, logits, x, tokens, known, origins, meanwhile: &meanwhile };
-                match self.capacity {
-                    Some(capacity) => forward_within(capacity, &call, experts, &mut out),
-                    None => experts.forward(&call, &mut out),
+                let within = self.capacity.map(|capacity| within_capacity(capacity, &call));
+                match within.or_else(|| skipping.map(|skipping| skipping.others())) {
+                    Some(kept) if kept.len() < tokens => forward_some(&kept, &call, experts, &mut out),
+                    _ => experts.forward(&call, &mut out),
                 }
             })
         })???;
@@ -197,14 +200,9 @@ impl Moe {
         })
     }
 
-    /// The router logits `[tokens, experts]` of the router's input `x [tokens, hidden]`.
-    pub(crate) fn logits(&self, x: &Tensor) -> Result<Tensor> {
-        let logits = self.router.forward(x)?;
-        match (&self.second_router, self.softcap) {
-            (Some(second), _) => second.forward(&bent(&logits, 1.0)?),
-            (None, Some(cap)) => bent(&logits, cap),
-            (None, None) => Ok(logits),
-        }
+    /// The router logits `[tokens, experts]` of the router's input `x [tokens, hidden]`, if they follow from it alone.
+    pub(crate) fn early_logits(&self, x: &Tensor) -> Result<Option<Tensor>> {
+        self.router.logits(x)
     }
 
     /// What the router reads: the residual stream or the input `x` of the experts, or the stream behind a norm of its own.
@@ -221,9 +219,7 @@ impl Moe {
     pub fn scratch(&self, hidden: usize) -> TokenScratch {
         let shared = self.shared.as_ref().map(|shared| shared.mlp.scratch(hidden)).unwrap_or_default();
         // Input, output and their sum; logits; per expert of a token the choice with its weight, twice while it is made.
-        let bent = self.softcap.is_some() || self.second_router.is_some();
-        let logits = if bent { 3 * self.gate.experts } else { self.gate.experts };
-        let own = 3 * hidden + logits + 4 * self.gate.top_k;
+        let own = 3 * hidden + self.router.floats(self.gate.experts) + 4 * self.gate.top_k;
         let beside = self.beside.as_ref().map(|beside| beside.mlp.scratch(hidden)).unwrap_or_default();
         let latent = self.latent.as_ref().map_or(0, |latent| 2 * latent.down.rows());
         TokenScratch {
@@ -233,43 +229,40 @@ impl Moe {
     }
 }
 
-/// `cap · tanh(x / cap)` of each value, with operations that round the same everywhere.
-fn bent(x: &Tensor, cap: f64) -> Result<Tensor> {
-    let mut values = with_f32(x, <[f32]>::to_vec)?;
-    values.iter_mut().for_each(|v| *v = tanh(*v / cap as f32) * cap as f32);
-    Ok(Tensor::from_vec(values, x.dims(), &Device::Cpu)?)
-}
-
-/// Computes the experts of the tokens that are within the capacity of their best expert.
-fn forward_within(capacity: usize, call: &MoeCall, experts: &mut dyn ExpertPath, out: &mut [f32]) -> Result<Routed> {
-    let MoeCall { gate, logits, x, tokens, origins, .. } = *call;
-    let (own, mut taken) = (route(call), vec![0; gate.experts]);
+/// The tokens of a call that are within the capacity of their best expert.
+fn within_capacity(capacity: usize, call: &MoeCall) -> Vec<usize> {
+    let (own, mut taken) = (route(call), vec![0; call.gate.experts]);
     let mut has_room = |token: &usize| {
-        let taken = &mut taken[own.ids[token * gate.top_k].index()];
+        let taken = &mut taken[own.ids[token * call.gate.top_k].index()];
         *taken += 1;
         *taken <= capacity
     };
-    let kept: Vec<usize> = (0..tokens).filter(|token| has_room(token)).collect();
-    if kept.len() == tokens {
-        return experts.forward(call, out);
+    (0..call.tokens).filter(|token| has_room(token)).collect()
+}
+
+/// Computes the experts of some tokens of a call, which are in order. The others have no expert, and what they get is zero.
+fn forward_some(kept: &[usize], call: &MoeCall, experts: &mut dyn ExpertPath, out: &mut [f32]) -> Result<Routed> {
+    let MoeCall { gate, logits, x, tokens, origins, .. } = *call;
+    let k = gate.top_k;
+    let mut all = Routed { ids: vec![ExpertId::NONE; tokens * k], weights: vec![0.0; tokens * k] };
+    out.fill(0.0);
+    if kept.is_empty() {
+        return Ok(all);
     }
     let rows =
         |all: &[f32], width| -> Vec<f32> { kept.iter().flat_map(|t| &all[t * width..][..width]).copied().collect() };
     let hidden = x.len() / tokens;
     let (logits, x) = (rows(logits, gate.experts), rows(x, hidden));
     let origins: Vec<TokenOrigin> = kept.iter().map(|token| origins[*token]).collect();
-    let k = gate.top_k;
     let known = call.known.map(|known| kept.iter().flat_map(|t| &known[t * k..][..k]).copied().collect::<Vec<_>>());
     let known = known.as_deref();
-    let within = MoeCall { logits: &logits, x: &x, tokens: kept.len(), known, origins: &origins, ..*call };
+    let some = MoeCall { logits: &logits, x: &x, tokens: kept.len(), known, origins: &origins, ..*call };
     let mut sums = vec![0.0; x.len()];
-    let routed = experts.forward(&within, &mut sums)?;
-    let mut all = Routed { ids: vec![ExpertId::NONE; own.ids.len()], weights: vec![0.0; own.ids.len()] };
-    out.fill(0.0);
+    let routed = experts.forward(&some, &mut sums)?;
     for (i, token) in kept.iter().enumerate() {
-        let (from, to) = (i * gate.top_k, token * gate.top_k);
-        all.ids[to..to + gate.top_k].copy_from_slice(&routed.ids[from..from + gate.top_k]);
-        all.weights[to..to + gate.top_k].copy_from_slice(&routed.weights[from..from + gate.top_k]);
+        let (from, to) = (i * k, token * k);
+        all.ids[to..to + k].copy_from_slice(&routed.ids[from..from + k]);
+        all.weights[to..to + k].copy_from_slice(&routed.weights[from..from + k]);
         out[token * hidden..][..hidden].copy_from_slice(&sums[i * hidden..][..hidden]);
     }
     Ok(all)

@@ -106,7 +106,7 @@ pub(super) fn scale(row: &mut [f32], eps: f64) {
 }
 
 /// Sums in eight interleaved lanes, which is faster and more exact than a single running sum.
-fn sum(values: impl ExactSizeIterator<Item = f32>) -> f32 {
+pub(super) fn sum(values: impl ExactSizeIterator<Item = f32>) -> f32 {
     let mut lanes = [0.0f32; 8];
     values.enumerate().for_each(|(i, v)| lanes[i % 8] += v);
     lanes.iter().sum()

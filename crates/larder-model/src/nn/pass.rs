@@ -1,8 +1,11 @@
 //! Positions, rotations and attention masks of one step over a ragged batch: some tokens of each of several sequences.
 
 use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{HandedOn, RopeTable};
+use candle_core::Tensor;
+
+use super::{RopeTable, Selection};
 use crate::step::TokenOrigin;
 
 /// The earlier positions that a query attends to.
@@ -38,7 +41,30 @@ pub struct ForwardPass {
     /// Rotations of all tokens, by each of the model's ropes.
     pub ropes: Vec<RopeTable>,
     /// The positions that the last layer with an indexer chose.
-    pub handed_on: HandedOn,
+    pub handed_on: HandedOn<Arc<Selection>>,
+    /// The state of the last layer's router, `[step tokens, width]`, where routers have one.
+    pub router_state: HandedOn<Tensor>,
+}
+
+/// A value that a layer hands on to the next ones of a step.
+pub struct HandedOn<T>(Mutex<Option<T>>);
+
+impl<T> Default for HandedOn<T> {
+    fn default() -> Self {
+        HandedOn(Mutex::new(None))
+    }
+}
+
+impl<T: Clone> HandedOn<T> {
+    /// Replaces the value.
+    pub fn set(&self, value: T) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
+    }
+
+    /// The value of the nearest layer before that had one.
+    pub fn get(&self) -> Option<T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 /// Positions of consecutive tokens of one sequence.
@@ -119,6 +145,7 @@ mod tests {
                     tokens: vec![0; tokens],
                     ropes: vec![],
                     handed_on: HandedOn::default(),
+                    router_state: HandedOn::default(),
                 };
                 let seen = pass.visible_ranges(mask);
                 let seen: Vec<Vec<usize>> = seen.into_iter().map(Iterator::collect).collect();

@@ -43,8 +43,13 @@ pub(crate) fn step_memory(stack: &Stack) -> StepMemory {
     });
     let experts = ExpertWorkspace::memory(&stack.geometry, scales_input);
     let rotations: usize = stack.ropes.iter().map(Rope::bytes_per_position).sum();
-    // The residual streams exist beside every part.
-    let layer = (stack.residual_width() + handed_out + most.floats) * size_of::<f32>();
+    let states = stack.ffns().filter_map(|ffn| match ffn {
+        Ffn::Moe(moe) => Some(moe.router.state_width()),
+        Ffn::Dense(_) => None,
+    });
+    // The residual streams exist beside every part, and so does the state of a router.
+    let beside = stack.residual_width() + handed_out + states.max().unwrap_or(0);
+    let layer = (beside + most.floats) * size_of::<f32>();
     let shared = Inputs::bytes(most.input) + rotations + POSITION_BYTES;
     let encoder = stack.encoder.as_ref().map_or(0, |encoder| encoder_bytes_per_token(encoder, hidden));
     // An encoder reads a whole prompt at once.

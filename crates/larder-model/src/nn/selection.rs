@@ -1,7 +1,7 @@
 //! The choice of the rows that the queries of sparse attention attend to, by the scores of an indexer.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use larder_kernels::IndexArgs;
 
@@ -48,22 +48,6 @@ impl Selection {
     /// The ascending positions of the rows that a token attends to; `None` for all that it sees.
     pub fn of(&self, token: usize) -> Option<&[u32]> {
         self.0[token].as_deref()
-    }
-}
-
-/// The selection that a layer hands on to the next ones of a step.
-#[derive(Default)]
-pub struct HandedOn(Mutex<Option<Arc<Selection>>>);
-
-impl HandedOn {
-    /// Replaces the selection.
-    pub fn set(&self, selection: Arc<Selection>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(selection);
-    }
-
-    /// The selection of the nearest layer before that made one.
-    pub fn get(&self) -> Option<Arc<Selection>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 

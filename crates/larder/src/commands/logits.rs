@@ -98,6 +98,8 @@ struct Recording {
 #[derive(Default)]
 struct Layer {
     logits: Vec<f32>,
+    /// Of all classes, where a router has one for no expert.
+    classes: Vec<f32>,
     ids: Vec<i32>,
     weights: Vec<f32>,
 }
@@ -113,6 +115,10 @@ impl Tap for Recording {
 
     fn encoder_hidden(&mut self, stage: usize, x: &[f32]) {
         self.encoder_hidden.entry(stage).or_default().extend_from_slice(x);
+    }
+
+    fn router_classes(&mut self, layer: LayerIdx, logits: &[f32]) {
+        self.layers.entry(layer).or_default().classes.extend_from_slice(logits);
     }
 
     fn routed(&mut self, layer: LayerIdx, logits: &[f32], routed: &Routed) {
@@ -132,9 +138,13 @@ impl Recording {
                 out.insert(format!("{name}.{stage}"), Out::f32(hidden, x));
             }
         }
-        for (layer, Layer { logits, ids, weights }) in &self.layers {
-            let layer = self.name(*layer);
-            out.insert(format!("router_logits.{layer}"), Out::f32(geometry.experts, logits));
+        for (layer, seen) in &self.layers {
+            let (layer, Layer { ids, weights, .. }) = (self.name(*layer), seen);
+            let (classes, logits) = match seen.classes.is_empty() {
+                true => (geometry.experts, &seen.logits),
+                false => (geometry.experts + 1, &seen.classes),
+            };
+            out.insert(format!("router_logits.{layer}"), Out::f32(classes, logits));
             out.insert(format!("topk_weights.{layer}"), Out::f32(geometry.top_k, weights));
             out.insert(format!("topk_ids.{layer}"), Out::i32(geometry.top_k, ids));
         }

@@ -109,7 +109,10 @@ impl Rope {
             let defaults = RopeDefaults { head_dim, theta, context, partial, amplitude, trained: None, table };
             found.push(Self::of_object(inner, defaults, &[])?);
         }
-        all.map_or(Ok(()), Config::finish)?;
+        if let Some(mut all) = all {
+            all.ignore(&["rope_type"]); // each type states its own
+            all.finish()?;
+        }
         Ok(found)
     }
 

@@ -1,5 +1,5 @@
-//! The seam between a part of a layer and the residual stream, for models in which it is more than an addition: hyper-connections
-//! keep several streams, read a mixture of them, and write to all.
+//! The seam between a part of a layer and the residual stream, for models in which it is more than an addition: both may be
+//! scaled, and hyper-connections keep several streams, read a mixture of them, and write to all.
 
 use candle_core::Tensor;
 
@@ -9,10 +9,12 @@ use crate::error::Result;
 mod low_rank;
 mod manifold;
 mod mean;
+mod scaled;
 
 pub use low_rank::{LowRankConnection, LowRankMixer, LowRankShape};
 pub use manifold::{ManifoldConnection, ManifoldMerge, ManifoldShape};
 pub use mean::MeanMerge;
+pub use scaled::ScaledConnection;
 
 /// A connection of a part of a layer with the residual streams `[tokens, streams · hidden]`.
 pub trait ResidualConnection: Send + Sync {

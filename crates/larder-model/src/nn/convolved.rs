@@ -1,0 +1,220 @@
+//! The inputs of compressed convolutional attention (CCA), of ZAYA: queries and keys are mixed with those of the tokens before by
+//! two causal convolutions, and half of the values are those of the token before.
+//!
+//! ```text
+//! raw     = [q(x), k(x)]
+//! mixed   = grouped(depthwise(raw))         the second convolution mixes the channels of a head
+//! mean    = (q + k of the head's group) / 2
+//! queries = unit(mixed + mean)              times the root of the head's width
+//! keys    = unit(mixed + mean of the group's means) · factor of the head
+//! values  = [current(x), delayed(x before)]
+//! ```
+
+use candle_core::{Device, Tensor};
+
+use super::norm::sum;
+use super::{CausalConv, ForwardPass, StateLens, TokenScratch};
+use crate::config::config_error;
+use crate::error::Result;
+use crate::matrix::{Linear, PlacedMatrix, with_f32};
+use crate::step::LayerStates;
+use crate::weights::WeightLoader;
+
+/// Upper limit of the values of a layer's state, far above any model.
+const MAX_STATE: usize = 1 << 32;
+
+/// Heads, widths and options.
+#[derive(Clone, Copy)]
+pub struct ConvolvedShape {
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Heads of keys and values.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Widths of the depthwise and of the grouped convolution.
+    pub taps: [usize; 2],
+    /// Whether the products have biases.
+    pub bias: bool,
+}
+
+/// What yields the queries, keys and values of one layer.
+pub struct ConvolvedInputs {
+    shape: ConvolvedShape,
+    q: Linear,       // [heads · head_dim, hidden]
+    k: Linear,       // [kv_heads · head_dim, hidden]
+    current: Linear, // [kv_heads · head_dim / 2, hidden]
+    /// As `current`; its bias is added when the next token takes the value, because the first token gets the bias alone.
+    delayed: Linear,
+    delayed_bias: Option<Vec<f32>>,
+    depthwise: CausalConv,
+    grouped: Vec<PlacedMatrix>, // for each head, [head_dim, taps · head_dim]
+    grouped_bias: Vec<f32>,
+    factors: Vec<f32>, // [kv_heads], of the keys
+}
+
+impl ConvolvedShape {
+    /// Channels that are convolved.
+    fn channels(&self) -> usize {
+        (self.heads + self.kv_heads) * self.head_dim
+    }
+
+    /// Values that a token hands to the next one.
+    fn half(&self) -> usize {
+        self.kv_heads * self.head_dim / 2
+    }
+
+    /// The same shape, if its sizes allow the layer.
+    fn checked(self) -> Result<Self> {
+        if !(self.kv_heads * self.head_dim).is_multiple_of(2) {
+            return Err(config_error(
+                "num_key_value_heads times head_dim is odd; half of the values are of another token",
+            ));
+        }
+        match self.channels().checked_mul(self.taps[0] + self.taps[1]) {
+            Some(values) if values <= MAX_STATE => Ok(self),
+            _ => Err(config_error(format!("a convolution of {} channels is too large", self.channels()))),
+        }
+    }
+}
+
+impl ConvolvedInputs {
+    /// Loads the tensors below `prefix.qkv_proj`, and `prefix.qk_norm.temp`.
+    pub fn load(weights: &mut WeightLoader, prefix: &str, shape: ConvolvedShape) -> Result<Self> {
+        let shape = shape.checked()?;
+        let ConvolvedShape { hidden, heads, kv_heads, head_dim, taps, bias } = shape;
+        let (channels, half) = (shape.channels(), shape.half());
+        let name = |part: &str| format!("{prefix}.qkv_proj.{part}");
+        let grouped = name("conv_qk_grouped");
+        Ok(ConvolvedInputs {
+            shape,
+            q: weights.linear(&name("q_proj"), heads * head_dim, hidden, bias)?,
+            k: weights.linear(&name("k_proj"), kv_heads * head_dim, hidden, bias)?,
+            current: weights.linear(&name("v_proj_current"), half, hidden, bias)?,
+            delayed: weights.linear(&name("v_proj_delayed"), half, hidden, false)?,
+            delayed_bias: match bias {
+                true => Some(weights.vector(&name("v_proj_delayed.bias"), &[half])?),
+                false => None,
+            },
+            depthwise: CausalConv::new(weights, &name("conv_qk_depthwise"), channels, taps[0], true)?,
+            grouped: weights.grouped_kernel(&format!("{grouped}.weight"), heads + kv_heads, head_dim, taps[1])?,
+            grouped_bias: weights.vector(&format!("{grouped}.bias"), &[channels])?,
+            factors: weights.vector(&format!("{prefix}.qk_norm.temp"), &[kv_heads])?,
+        })
+    }
+
+    /// Lengths of the state: the last inputs of the convolutions, and what the last token hands to the next one.
+    pub fn state_lens(&self) -> StateLens {
+        let [first, second] = self.shape.taps;
+        StateLens { window: (first - 1 + second - 1) * self.shape.channels(), recurrence: self.shape.half() }
+    }
+
+    /// Queries `[n, heads · head_dim]`, keys and values `[n, kv_heads · head_dim]` of `x [n, hidden]`.
+    pub fn forward(
+        &self,
+        x: &Tensor,
+        states: &mut LayerStates,
+        pass: &ForwardPass,
+    ) -> Result<(Tensor, Tensor, Tensor)> {
+        let ConvolvedShape { head_dim, .. } = self.shape;
+        let (n, groups) = (pass.tokens(), self.grouped.len());
+        let [q, k, current, delayed] = Linear::forward_all([&self.q, &self.k, &self.current, &self.delayed], x)?;
+        let raw = with_f32(&Tensor::cat(&[&q, &k], 1)?, <[f32]>::to_vec)?; // [n, channels]
+        let delayed = with_f32(&delayed, <[f32]>::to_vec)?;
+        let (gathered, earlier) = self.take_in(&raw, &delayed, states, pass)?;
+        let gathered = Tensor::from_vec(gathered, (n, groups, self.shape.taps[1] * head_dim), &Device::Cpu)?;
+        let mixed = with_f32(&PlacedMatrix::forward_heads(&self.grouped, &gathered)?, <[f32]>::to_vec)?;
+        let (q, k) = self.queries_and_keys(&raw, mixed);
+        let tensor = |values: Vec<f32>| Tensor::from_vec(values, (n, ()), &Device::Cpu);
+        Ok((tensor(q)?, tensor(k)?, Tensor::cat(&[&current, &tensor(earlier)?], 1)?))
+    }
+
+    /// Advances the states by the tokens of a step. Yields what the grouped convolution gets for each of them, `[n, heads, taps ·
+    /// head_dim]`, and the values of the tokens before, `[n, half]`.
+    fn take_in(
+        &self,
+        raw: &[f32],
+        delayed: &[f32],
+        states: &mut LayerStates,
+        pass: &ForwardPass,
+    ) -> Result<(Vec<f32>, Vec<f32>)> {
+        let (channels, half) = (self.shape.channels(), self.shape.half());
+        let mut gathered = Vec::with_capacity(raw.len() * self.shape.taps[1]);
+        let mut earlier = Vec::with_capacity(delayed.len());
+        for (i, span) in pass.spans.iter().enumerate() {
+            let (raw, delayed) = (span.rows(raw, channels), span.rows(delayed, half));
+            states.of_mut(i).recurrent.advance(span.tokens, self.state_lens(), |state, piece| {
+                let own = &raw[piece.start * channels..piece.end * channels];
+                self.gather(own, &state.window, &mut gathered);
+                self.depthwise.shift(own, &mut state.window);
+                let (before, last) = delayed[piece.start * half..piece.end * half].split_at((piece.len() - 1) * half);
+                earlier.extend_from_slice(&state.recurrence);
+                earlier.extend_from_slice(before);
+                state.recurrence.copy_from_slice(last);
+            })?;
+        }
+        if let Some(bias) = &self.delayed_bias {
+            earlier.chunks_exact_mut(half).for_each(|row| row.iter_mut().zip(bias).for_each(|(v, bias)| *v += bias));
+        }
+        Ok((gathered, earlier))
+    }
+
+    /// Appends what the grouped convolution gets for the tokens of `raw [tokens, channels]`, which follow those of `window`.
+    fn gather(&self, raw: &[f32], window: &[f32], gathered: &mut Vec<f32>) {
+        let (channels, head_dim) = (self.shape.channels(), self.shape.head_dim);
+        let (first, second) = window.split_at(self.depthwise.window_len());
+        let convolved = self.depthwise.forward(&[second, raw].concat(), &mut first.to_vec());
+        for token in 0..raw.len() / channels {
+            let rows = &convolved[token * channels..][..self.shape.taps[1] * channels];
+            for head in 0..self.grouped.len() {
+                let of_head = |row: &[f32]| gathered.extend_from_slice(&row[head * head_dim..][..head_dim]);
+                rows.chunks_exact(channels).for_each(of_head);
+            }
+        }
+    }
+
+    /// Queries and keys of what was projected, `raw [n, channels]`, and convolved, `mixed`, which still lacks its bias.
+    fn queries_and_keys(&self, raw: &[f32], mut mixed: Vec<f32>) -> (Vec<f32>, Vec<f32>) {
+        let ConvolvedShape { heads, kv_heads, head_dim, .. } = self.shape;
+        let (channels, group) = (self.shape.channels(), heads / kv_heads);
+        let (mut q, mut k) = (Vec::with_capacity(raw.len()), Vec::with_capacity(raw.len()));
+        for (raw, mixed) in raw.chunks_exact(channels).zip(mixed.chunks_exact_mut(channels)) {
+            mixed.iter_mut().zip(&self.grouped_bias).for_each(|(value, bias)| *value += bias);
+            let (queries, keys) = raw.split_at(heads * head_dim);
+            let (mixed_queries, mixed_keys) = mixed.split_at_mut(heads * head_dim);
+            for at in 0..kv_heads * head_dim {
+                let (head, channel) = (at / head_dim, at % head_dim);
+                let mut total = 0.0;
+                for query in (head * group..(head + 1) * group).map(|head| head * head_dim + channel) {
+                    let mean = (queries[query] + keys[at]) * 0.5;
+                    mixed_queries[query] += mean;
+                    total += mean;
+                }
+                mixed_keys[at] += total / group as f32;
+            }
+            mixed_queries.chunks_exact_mut(head_dim).for_each(|head| normalise(head, 1.0));
+            mixed_keys.chunks_exact_mut(head_dim).zip(&self.factors).for_each(|(head, by)| normalise(head, *by));
+            q.extend_from_slice(mixed_queries);
+            k.extend_from_slice(mixed_keys);
+        }
+        (q, k)
+    }
+
+    /// What [`forward`](Self::forward) allocates per token beside queries, keys and values.
+    pub fn scratch(&self) -> TokenScratch {
+        let (channels, taps) = (self.shape.channels(), self.shape.taps[1]);
+        // Products and both side by side; the convolution's input with its window, twice, and its output; what the second one gets
+        // and yields, by head and by token, twice; values and those of the token before.
+        let floats = 2 * channels + 3 * channels + taps * channels + 3 * channels + 4 * self.shape.half();
+        TokenScratch { floats, input: taps * channels }
+    }
+}
+
+/// Brings a head to the length that is the root of its width, times `factor`.
+fn normalise(head: &mut [f32], factor: f32) {
+    let length = sum(head.iter().map(|value| value * value)).sqrt();
+    let scale = (head.len() as f32).sqrt() / length.max(f32::EPSILON);
+    head.iter_mut().for_each(|value| *value = *value * scale * factor);
+}

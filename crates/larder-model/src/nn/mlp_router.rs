@@ -1,0 +1,134 @@
+//! The router of ZAYA: an MLP over a state that routers hand on from layer to layer, with a class for no expert.
+//!
+//! ```text
+//! state  = down(x) + scale · state          of the router of the layer before
+//! logits = out(gelu(fc2(gelu(fc1(rms(state))))))
+//! ```
+
+use candle_core::{Device, Tensor};
+use larder_kernels::exp;
+
+use super::router::{RouterOutput, Skipping};
+use super::{Activation, HandedOn, Norm};
+use crate::error::Result;
+use crate::matrix::{Linear, with_f32};
+use crate::weights::WeightLoader;
+
+/// Sizes and constants of the router.
+#[derive(Clone, Copy)]
+pub struct MlpRouterShape {
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Width of the state.
+    pub width: usize,
+    /// Experts, without the class for none.
+    pub experts: usize,
+    /// Added under the root of the norm.
+    pub eps: f64,
+    /// Whether the state of the layer before is added to its own.
+    pub carried: bool,
+}
+
+/// A router that is an MLP.
+pub struct MlpRouter {
+    shape: MlpRouterShape,
+    down: Linear,            // [width, hidden]
+    scale: Option<Vec<f32>>, // [width]
+    norm: Norm,
+    inner: [Linear; 2], // [width, width]
+    out: Linear,        // [experts + 1, width]
+    bias: Vec<f32>,     // [experts + 1]
+}
+
+impl MlpRouter {
+    /// Loads the tensors below `prefix`.
+    pub fn load(weights: &mut WeightLoader, prefix: &str, shape: MlpRouterShape) -> Result<Self> {
+        let MlpRouterShape { hidden, width, experts, eps, carried } = shape;
+        let name = |part: &str| format!("{prefix}.{part}");
+        Ok(MlpRouter {
+            shape,
+            down: weights.linear(&name("down_proj"), width, hidden, true)?,
+            scale: match carried {
+                true => Some(weights.vector(&name("router_states_scale"), &[width])?),
+                false => None,
+            },
+            norm: Norm::rms(weights, &name("router_mlp.norm"), width, eps)?,
+            inner: [
+                weights.linear(&name("router_mlp.fc1"), width, width, true)?,
+                weights.linear(&name("router_mlp.fc2"), width, width, true)?,
+            ],
+            out: weights.linear(&name("router_mlp.out_proj"), experts + 1, width, false)?,
+            bias: weights.vector(&name("balancing_biases"), &[experts + 1])?,
+        })
+    }
+
+    /// `[experts]`: what the gate adds to probabilities for the choice. Without a source of weights it is empty.
+    pub fn expert_bias(&self) -> Vec<f32> {
+        self.bias.iter().take(self.shape.experts).copied().collect()
+    }
+
+    /// The probability of each expert for `x [tokens, hidden]`, and which tokens have none; the state is replaced by its own.
+    pub(super) fn forward(&self, x: &Tensor, state: &HandedOn<Tensor>) -> Result<RouterOutput> {
+        let mut own = self.down.forward(x)?; // [tokens, width]
+        if let (Some(scale), Some(before)) = (&self.scale, state.get()) {
+            own = added(&own, &before, scale)?;
+        }
+        state.set(own.clone());
+        let mut inner = self.norm.forward(&own)?;
+        for product in &self.inner {
+            let mut values = with_f32(&product.forward(&inner)?, <[f32]>::to_vec)?;
+            Activation::Gelu.apply(&mut values);
+            inner = Tensor::from_vec(values, own.shape(), &Device::Cpu)?;
+        }
+        let classes = with_f32(&self.out.forward(&inner)?, <[f32]>::to_vec)?; // [tokens, experts + 1]
+        self.decide(classes)
+    }
+
+    /// Probabilities `[tokens, experts]`, and which tokens use no expert, from the logits of all classes.
+    fn decide(&self, classes: Vec<f32>) -> Result<RouterOutput> {
+        let experts = self.shape.experts;
+        let (mut logits, mut skips) = (Vec::with_capacity(classes.len()), Vec::new());
+        for row in classes.chunks_exact(experts + 1) {
+            let start = logits.len();
+            logits.extend_from_slice(row);
+            let shares = &mut logits[start..];
+            softmax(shares);
+            let score = |class: usize| shares[class] + self.bias[class];
+            let none = score(experts);
+            skips.push((0..experts).all(|expert| none > score(expert)));
+            logits.truncate(start + experts);
+        }
+        let logits = Tensor::from_vec(logits, (skips.len(), experts), &Device::Cpu)?;
+        Ok(RouterOutput { logits, skipping: Some(Skipping { classes, skips }) })
+    }
+
+    /// Width of the state.
+    pub(super) fn width(&self) -> usize {
+        self.shape.width
+    }
+
+    /// Numbers that [`forward`](Self::forward) allocates per token.
+    pub(super) fn floats(&self) -> usize {
+        // The state twice, that of the layer before, the norm's output, that of a product twice; logits twice, probabilities.
+        6 * self.shape.width + 3 * (self.shape.experts + 1)
+    }
+}
+
+/// `own + scale · before`, of states `[tokens, width]`.
+fn added(own: &Tensor, before: &Tensor, scale: &[f32]) -> Result<Tensor> {
+    let mut sum = with_f32(own, <[f32]>::to_vec)?;
+    with_f32(before, |before| {
+        let rows = sum.chunks_exact_mut(scale.len()).zip(before.chunks_exact(scale.len()));
+        for (own, before) in rows {
+            own.iter_mut().zip(before).zip(scale).for_each(|((own, before), scale)| *own += before * scale);
+        }
+    })?;
+    Ok(Tensor::from_vec(sum, own.shape(), &Device::Cpu)?)
+}
+
+fn softmax(row: &mut [f32]) {
+    let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    row.iter_mut().for_each(|value| *value = exp(*value - most));
+    let sum: f32 = row.iter().sum();
+    row.iter_mut().for_each(|value| *value /= sum);
+}

@@ -1,0 +1,102 @@
+//! Routers: how an MoE layer finds the logits by which its gate chooses experts.
+
+use candle_core::{Device, Tensor};
+use larder_kernels::tanh;
+
+use super::{HandedOn, MlpRouter};
+use crate::error::Result;
+use crate::matrix::{Linear, with_f32};
+
+/// The router of an MoE layer.
+pub enum Router {
+    /// One product, `[experts, hidden]`.
+    Product(Linear),
+    /// One product, whose logits are bent to stay within ± this: `cap · tanh(logit / cap)`.
+    Capped(Linear, f64),
+    /// A product, and a second one `[experts, experts]` behind a tanh.
+    TwoProducts(Linear, Linear),
+    /// An MLP, with a state that it hands on from layer to layer.
+    Mlp(Box<MlpRouter>),
+}
+
+impl From<Linear> for Router {
+    fn from(product: Linear) -> Self {
+        Router::Product(product)
+    }
+}
+
+/// What a router finds for the tokens of a step.
+pub(super) struct RouterOutput {
+    /// `[tokens, experts]`: what the gate reads.
+    pub logits: Tensor,
+    /// The tokens that use no expert, if the router decides on that.
+    pub skipping: Option<Skipping>,
+}
+
+/// A router's decision on which tokens use an expert.
+pub(super) struct Skipping {
+    /// `[tokens, classes]`: the logits of all experts, then that of no expert.
+    pub classes: Vec<f32>,
+    /// Whether each token uses no expert.
+    pub skips: Vec<bool>,
+}
+
+impl Skipping {
+    /// The tokens that use an expert.
+    pub fn others(&self) -> Vec<usize> {
+        (0..self.skips.len()).filter(|token| !self.skips[*token]).collect()
+    }
+}
+
+impl RouterOutput {
+    /// Logits, of tokens that all use experts.
+    pub fn of(logits: Tensor) -> Self {
+        RouterOutput { logits, skipping: None }
+    }
+}
+
+impl Router {
+    /// The logits `[tokens, experts]` of `x [tokens, hidden]`, if they follow from it alone.
+    pub(super) fn logits(&self, x: &Tensor) -> Result<Option<Tensor>> {
+        match self {
+            Router::Mlp(_) => Ok(None),
+            _ => Ok(Some(self.forward(x, &HandedOn::default())?.logits)),
+        }
+    }
+
+    /// What it finds for `x [tokens, hidden]`; `state` is that of the router of the layer before, and becomes its own.
+    pub(super) fn forward(&self, x: &Tensor, state: &HandedOn<Tensor>) -> Result<RouterOutput> {
+        match self {
+            Router::Mlp(mlp) => mlp.forward(x, state),
+            Router::Product(product) => Ok(RouterOutput::of(product.forward(x)?)),
+            Router::Capped(product, cap) => Ok(RouterOutput::of(bent(&product.forward(x)?, *cap)?)),
+            Router::TwoProducts(first, second) => {
+                Ok(RouterOutput::of(second.forward(&bent(&first.forward(x)?, 1.0)?)?))
+            }
+        }
+    }
+
+    /// Numbers that it allocates per token, its logits included.
+    pub(super) fn floats(&self, experts: usize) -> usize {
+        match self {
+            Router::Product(_) => experts,
+            Router::Capped(..) | Router::TwoProducts(..) => 3 * experts,
+            Router::Mlp(mlp) => mlp.floats(),
+        }
+    }
+
+    /// Numbers per token of the state that it hands on.
+    pub(super) fn state_width(&self) -> usize {
+        match self {
+            Router::Mlp(mlp) => mlp.width(),
+            _ => 0,
+        }
+    }
+}
+
+/// `cap · tanh(x / cap)` of each value, with operations that round the same everywhere.
+fn bent(x: &Tensor, cap: f64) -> Result<Tensor> {
+    let mut values = with_f32(x, <[f32]>::to_vec)?;
+    values.iter_mut().for_each(|v| *v = tanh(*v / cap as f32) * cap as f32);
+    Ok(Tensor::from_vec(values, x.dims(), &Device::Cpu)?)
+}
