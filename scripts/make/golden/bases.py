@@ -471,6 +471,12 @@ BASES |= {
         "rope_theta": 6000000.0, "short_conv_kernel_size": 4, "layer_group_size": 4, "kda_safe_gate": True,
         "kda_lower_bound": -5.0, "num_nextn_predict_layers": 0,
     }),
+    "zaya": ("ZayaForCausalLM", {
+        "hidden_size": 64, "moe_intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+        "num_experts": 8, "num_experts_per_tok": 1, "router_hidden_size": 24, "cca_time0": 2, "cca_time1": 2,
+        "attention_bias": False, "lm_head_bias": False, "sliding_window": None,
+    }),
 }
 
 # Multimodal models, whose text part alone is run: (architecture, keys beside the text config, keys of the text config). Their other parts are as small as transformers allows. make_multimodal.py writes variants; they have no golden model.

@@ -77,7 +77,7 @@ class Probe:
                 _, weights, ids = out
                 logits = module.proj(module.norm(args[0]) * module.scale * module.scalar_root_size)
             else:
-                logits, weights, ids = out
+                logits, weights, ids = out[:3]
             self.routers[layer] = (module, logits.detach(), weights.detach(), ids.detach())
 
         return hook
@@ -127,6 +127,8 @@ def deciding_values(config, router, logits):
         return logits.sigmoid() + router.e_score_correction_bias.double(), 2
     if hasattr(router, "expert_bias") and kind.startswith("bailing"):
         return logits.sigmoid() + router.expert_bias.double(), 2
+    if kind == "zaya":
+        return logits.softmax(-1) + router.balancing_biases.double(), 1
     if kind == "ernie4_5_moe":
         return logits.softmax(-1) + router.moe_statics.e_score_correction_bias.double(), 1
     if kind == "lfm2_moe" and router.use_expert_bias:

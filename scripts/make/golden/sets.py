@@ -448,6 +448,17 @@ GOLDEN_CONFIGS = {
              "sparse_attention_freq": [1, 1, 0]}},
         {"dtype": "bfloat16"},
     ),
+    "zaya": (
+        "windows in one of 3 layers, one head of keys, 3 and 4 taps, biases everywhere, own ropes, gelu, 5 experts, bf16",
+        {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 12,
+         "moe_intermediate_size": 16, "num_experts": 5, "router_hidden_size": 12, "cca_time0": 3, "cca_time1": 4,
+         "attention_bias": True, "lm_head_bias": True, "hidden_act": "gelu", "sliding_window": 6,
+         "layer_types": ["hybrid", "hybrid_sliding", "hybrid"],
+         "rope_parameters": {"hybrid": {"rope_type": "default", "rope_theta": 100000.0},
+                             "hybrid_sliding": {"rope_type": "default", "rope_theta": 1000.0,
+                                                "partial_rotary_factor": 0.34}}},
+        {"dtype": "bfloat16"},
+    ),
 }
 
 

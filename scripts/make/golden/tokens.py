@@ -107,7 +107,7 @@ FAMILY_OF = {
     "afmoe": "chatml", "laguna": "chatml", "mimo_v2_flash": "chatml", "bailing_moe": "chatml", "bailing_moe_v2": "chatml", "step3p5": "chatml",
     "flex_olmo": "chatml", "hunyuan_v1_moe": "chatml", "deepseek_v32": "inst", "minimax_m3_vl": "chatml", "glm_moe_dsa": "chatml",
     "deepseek_v4": "inst", "granitemoehybrid": "chatml", "jamba": "inst", "nemotron_h": "chatml",
-    "kimi_linear": "chatml", "bailing_hybrid": "chatml", "glm5_next": "chatml",
+    "kimi_linear": "chatml", "bailing_hybrid": "chatml", "glm5_next": "chatml", "zaya": "chatml",
     "granitemoe": "chatml", "lfm2_moe": "chatml", "gpt_oss": "harmony", "llama4_text": "harmony",
 }
 

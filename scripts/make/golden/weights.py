@@ -23,6 +23,8 @@ def draw(config, name, shape, generator):
         experts = torch.rand((shape[0], config.n_routed_experts), generator=generator)
         return experts.argsort(dim=-1)[:, : shape[1]]
     noise = torch.randn(shape, generator=generator)
+    if name.endswith("balancing_biases"):  # zaya: transformers sets that of no expert to -1 when it loads a model
+        return torch.cat((noise[:-1] * 0.07 - 0.75, torch.full((1,), -1.0)))
     kind = name.removesuffix(".weight").rsplit(".", 1)[-1]
     if name.endswith(("embed_tokens.weight", "embeddings.weight")):
         return noise * embedding_std(config)
@@ -32,7 +34,7 @@ def draw(config, name, shape, generator):
         return noise * 1.7 * getattr(config, "logits_scaling", 1.0) / shape[-1] ** 0.5
     if kind == "A_log":
         return noise * 0.5
-    if kind in ("layer_scalar", "scale", "per_expert_scale"):
+    if kind in ("layer_scalar", "scale", "per_expert_scale", "temp") or kind.endswith(("_states_scale", "residual_scale")):
         return noise * 0.2 + 1.0
     if kind in ("dt_bias", "sinks"):
         return noise * 0.7
@@ -42,7 +44,7 @@ def draw(config, name, shape, generator):
         return noise * 0.2 + (0.0 if zero_centred(config, name) else 1.0)
     if kind.endswith("bias"):
         return noise * 0.2
-    return noise * gain(kind) / fan_in(config, name, shape) ** 0.5
+    return noise * gain(name, kind) / fan_in(config, name, shape) ** 0.5
 
 
 def embedding_std(config):
@@ -59,10 +61,14 @@ def zero_centred(config, name):
 def fan_in(config, name, shape):
     if "experts." in name and config.model_type in TRANSPOSED_EXPERTS and "shared" not in name:
         return shape[-2]
+    if name.endswith("conv_qk_grouped.weight"):
+        return shape[-2] * shape[-1]
     return shape[-1]
 
 
-def gain(kind):
+def gain(name, kind):
+    if name.endswith("router_mlp.out_proj.weight"):
+        return 6.0
     if kind in ("gate", "router", "primary_router", "wg"):
         return 2.0
     if kind == "proj":  # gemma's router divides its input by the root of the hidden size

@@ -6,8 +6,8 @@ use larder_core::{KV_PAGE_TOKENS, Rng};
 use super::norm::rms;
 use super::output_gate::{GateFunction, OutputGate, gated};
 use super::{
-    AttentionIndexer, AttentionMask, ChoiceShape, ChosenAttention, ConvolvedInputs, ForwardPass, KeysAndValues, LayerKv,
-    LayerShape, Mixer, Norm, Rotary, RowShape, Selection, TokenScratch, made_up,
+    AttentionIndexer, AttentionMask, ChoiceShape, ChosenAttention, ConvolvedInputs, ForwardPass, KeysAndValues,
+    LayerKv, LayerShape, Mixer, Norm, Rotary, RowShape, Selection, TokenScratch, made_up,
 };
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};

@@ -109,8 +109,9 @@ fn outputs(mixer: &dyn Mixer, x: &[f32], pieces: &[usize]) -> Vec<Vec<f32>> {
         }
         let n = rows.len() / HIDDEN;
         let origins = vec![TokenOrigin::default(); n];
-        let handed_on = HandedOn::default();
-        let pass = ForwardPass { spans: positions, origins, tokens: vec![0; n], ropes: vec![], handed_on };
+        let (handed_on, router_state) = (HandedOn::default(), HandedOn::default());
+        let (tokens, ropes) = (vec![0; n], vec![]);
+        let pass = ForwardPass { spans: positions, origins, tokens, ropes, handed_on, router_state };
         let rows = Tensor::from_vec(rows, (n, HIDDEN), &Device::Cpu).unwrap();
         let out = mixer.forward(&rows, &mut LayerStates::new(&mut spans, 0), &pass).unwrap();
         let out: Vec<f32> = out.flatten_all().unwrap().to_vec1().unwrap();
