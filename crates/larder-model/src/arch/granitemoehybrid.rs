@@ -48,7 +48,7 @@ fn mamba_layers(config: &mut Config) -> Result<Vec<bool>> {
     let is_mamba = |name: &str| match name {
         name if MAMBA.contains(&name) => Ok(true),
         name if ATTENTION.contains(&name) => Ok(false),
-        other => Err(config_error(format!("layer type '{other}' is not supported; supported are mamba and attention"))),
+        other => Err(config_error(format!("{key} has the type '{other}'; supported are mamba and attention"))),
     };
     types.into_iter().map(is_mamba).collect()
 }
@@ -58,10 +58,12 @@ fn mamba_shape(config: &mut Config) -> Result<Mamba2Shape> {
     let heads = config.size_or(&["mamba_n_heads"], 128)?;
     let head_dim = config.opt_size_or_auto(&["mamba_d_head"])?.unwrap_or(inner / heads);
     if heads * head_dim != inner {
-        return Err(config_error(format!("{heads} heads of Mamba with {head_dim} values each are not {inner} values")));
+        return Err(config_error(format!(
+            "mamba_n_heads {heads} with mamba_d_head {head_dim} are not mamba_expand · hidden_size, {inner}"
+        )));
     }
     let limits = config.opt_limits("time_step_limit")?.unwrap_or([0.0, f64::INFINITY]);
-    Ok(Mamba2Shape {
+    let shape = Mamba2Shape {
         heads,
         head_dim,
         groups: config.size_or(&["mamba_n_groups"], 1)?,
@@ -72,5 +74,6 @@ fn mamba_shape(config: &mut Config) -> Result<Mamba2Shape> {
         act: Activation::named(config.opt_text("hidden_act")?.unwrap_or("silu"))?,
         dt_limits: limits.map(|limit| limit as f32),
         eps: config.positive_or("rms_norm_eps", 1e-6)?,
-    })
+    };
+    shape.checked("mamba_n_groups")
 }

@@ -109,7 +109,8 @@ impl Parts {
                 act: Activation::named(config.opt_text("mamba_hidden_act")?.unwrap_or("silu"))?,
                 dt_limits: [shortest as f32, f32::INFINITY],
                 eps,
-            },
+            }
+            .checked("n_groups")?,
             gate: parse_gate_of(config, experts, top_k, gate)?,
             dense_width: config.size_or(&["intermediate_size"], 21504)?,
             inter: config.size_or(&["moe_intermediate_size"], 7688)?,
@@ -141,19 +142,27 @@ impl Parts {
 
 /// The types of layers, of a list or of the letters of a pattern. They are the layers, whatever the config says of their number.
 fn layer_types(config: &mut Config) -> Result<Vec<LayerType>> {
-    const LISTS: [&str; 2] = ["layers_block_type", "layer_types"];
-    let list = LISTS.into_iter().find(|key| config.is_set(key)).unwrap_or(LISTS[0]);
-    let names = config.opt_texts(list)?;
-    let pattern = config.opt_text("hybrid_override_pattern")?;
+    const PATTERN: &str = "hybrid_override_pattern";
+    let list = if config.is_set("layer_types") { "layer_types" } else { "layers_block_type" };
+    let (names, pattern) = (config.opt_texts(list)?, config.opt_text(PATTERN)?);
     config.ignore(&["num_hidden_layers"]);
-    let unknown = |what: &str| config_error(format!("the type of layer '{what}' is not supported for nemotron_h"));
-    let named = |name: &str| TYPES.iter().find(|(_, _, names)| names.contains(&name)).ok_or_else(|| unknown(name));
-    let lettered =
-        |letter: char| TYPES.iter().find(|(_, own, _)| *own == letter).ok_or_else(|| unknown(&letter.to_string()));
-    match (names, pattern) {
-        (Some(names), _) => names.into_iter().map(|name| Ok(named(name)?.0)).collect(),
-        (None, Some(pattern)) => pattern.chars().map(|letter| Ok(lettered(letter)?.0)).collect(),
-        (None, None) => Ok(vec![LayerType::Mamba, LayerType::Experts, LayerType::Attention, LayerType::Dense]),
+    let unknown = |key: &str, name: &str| config_error(format!("{key} has the type '{name}', which is not supported"));
+    let types: Vec<LayerType> = match (names, pattern) {
+        (Some(names), _) => {
+            let named = |name: &&str| TYPES.iter().find(|(_, _, names)| names.contains(name)).map(|(own, ..)| *own);
+            names.iter().map(|name| named(name).ok_or_else(|| unknown(list, name))).collect::<Result<_>>()?
+        }
+        (None, Some(pattern)) => {
+            let lettered = |letter| TYPES.iter().find(|(_, own, _)| *own == letter).map(|(own, ..)| *own);
+            let types =
+                pattern.chars().map(|letter| lettered(letter).ok_or_else(|| unknown(PATTERN, &letter.to_string())));
+            types.collect::<Result<_>>()?
+        }
+        (None, None) => vec![LayerType::Mamba, LayerType::Experts, LayerType::Attention, LayerType::Dense],
+    };
+    match types.contains(&LayerType::Experts) {
+        true => Ok(types),
+        false => Err(config_error(format!("no layer of {list} or {PATTERN} has experts, which larder needs"))),
     }
 }
 

@@ -42,6 +42,15 @@ pub struct Mamba2Shape {
 }
 
 impl Mamba2Shape {
+    /// The shape, if its sizes are possible; `groups` is the key of the groups in the config.
+    pub fn checked(self, groups: &str) -> Result<Self> {
+        check_sizes(self.inner(), self.state, self.channels(), self.conv)?;
+        match self.heads.is_multiple_of(self.groups) {
+            true => Ok(self),
+            false => Err(config_error(format!("{groups} {} is not a divisor of {} heads", self.groups, self.heads))),
+        }
+    }
+
     /// Width of all heads.
     fn inner(&self) -> usize {
         self.heads * self.head_dim
@@ -71,13 +80,8 @@ pub struct Mamba2 {
 }
 
 impl Mamba2 {
-    /// Loads the tensors below `prefix`.
+    /// Loads the tensors below `prefix`, for a shape that has been checked.
     pub fn new(weights: &mut WeightLoader, prefix: &str, hidden: usize, shape: Mamba2Shape) -> Result<Self> {
-        check_sizes(shape.inner(), shape.state, shape.channels(), shape.conv)?;
-        if !shape.heads.is_multiple_of(shape.groups) {
-            let Mamba2Shape { heads, groups, .. } = shape;
-            return Err(config_error(format!("{heads} heads of Mamba are not a multiple of its {groups} groups")));
-        }
         let name = |part: &str| format!("{prefix}.{part}");
         let (heads, inner) = (shape.heads, shape.inner());
         Ok(Mamba2 {

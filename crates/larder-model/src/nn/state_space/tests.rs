@@ -247,10 +247,9 @@ fn mamba_1_follows_the_definition_in_pieces_of_any_size() {
 
 #[test]
 fn impossible_sizes_are_refused() {
-    let refused = |shape| mamba2(shape)(&mut WeightLoader::list()).err().expect("an error").to_string();
+    let refused = |shape: Mamba2Shape| shape.checked("n_groups").err().expect("an error").to_string();
     let huge = Mamba2Shape { heads: 1 << 24, head_dim: 1 << 24, state: 1 << 24, groups: 1, ..SHAPE2 };
     assert!(refused(huge).contains("too large"));
-    assert!(
-        refused(Mamba2Shape { groups: 3, ..SHAPE2 }).contains("4 heads of Mamba are not a multiple of its 3 groups")
-    );
+    assert!(refused(Mamba2Shape { groups: 3, ..SHAPE2 }).contains("n_groups 3 is not a divisor of 4 heads"));
+    assert!(SHAPE2.checked("n_groups").is_ok());
 }
