@@ -3,11 +3,12 @@
 //! ```text
 //! x += mamba2(rms(x))                       layers of type M
 //! x += attention(rms(x))                    *: grouped queries, no positions
-//! x += up(Σ_k weight · expert(down(y))) + shared(y)    E: y = rms(x); gate of DeepSeek-V3; the projections only with a latent size
+//! x += Σ_k weight · expert(y) + shared(y)   E: y = rms(x); gate of DeepSeek-V3
 //! x += mlp(rms(x))                          -
 //! ```
 //!
-//! Experts and MLPs have two matrices, `down · relu(up · y)²`.
+//! Experts and MLPs have two matrices, `down · relu(up · y)²`. With a latent size, the input of the experts is projected down to
+//! it, and their sum up again.
 
 use larder_core::{ExpertNames, Gate, Geometry, TensorSlice};
 
