@@ -123,7 +123,8 @@ fn planned_sequences_fit_and_others_are_refused() {
         let mut experts = model.resident();
         let mut first = decoder.new_kv_cache();
         read(&decoder, &mut experts, &mut first, &long, 50);
-        assert!(decoder.kv_pool().usage().bytes() <= planned(&model, LONG), "{}", folder.display());
+        let of_first = decoder.kv_pool().usage().bytes();
+        assert!(of_first <= planned(&model, LONG), "{}", folder.display());
         // A second one does not fit for long, and fits again once the first is closed.
         let mut second = decoder.new_kv_cache();
         let mut take = |cache: &mut KvCache| {
@@ -134,8 +135,8 @@ fn planned_sequences_fit_and_others_are_refused() {
         };
         let full = take(&mut second);
         assert!(matches!(full, Some(ModelError::KvCacheFull(_)) | None), "{full:?}");
-        let slides = decoder.kv_pool().usage().bytes() < planned(&model, LONG);
-        assert!(full.is_some() || slides, "{}: no error", folder.display());
+        // Both fit where windows leave the first one less than half of the plan.
+        assert!(full.is_some() || 2 * of_first <= limit, "{}: no error", folder.display());
         drop((first, second));
         assert!(take(&mut decoder.new_kv_cache()).is_none());
     }
