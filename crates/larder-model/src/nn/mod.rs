@@ -8,6 +8,8 @@ mod compressed;
 mod conv;
 mod convolved;
 mod delta;
+#[cfg(test)]
+mod drawn;
 mod further_rows;
 mod gather;
 mod head_indexer;
