@@ -67,7 +67,7 @@ pub use recurrent::{RecurrentState, StateLens};
 pub use relative::{DistanceBuckets, PositionBias, RelativeAttention};
 pub use rope::{Rope, RopeType, attention_scale};
 pub use rotary::{RopeTable, Rotary};
-pub use router::Router;
+pub use router::MoeRouter;
 pub use scratch::TokenScratch;
 pub(crate) use scratch::step_memory;
 pub use selected::KeysAndValues;
