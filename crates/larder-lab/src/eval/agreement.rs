@@ -107,7 +107,10 @@ impl Tap for RoutingAgreement<'_> {
         let gate = self.gates[row];
         for (logits, ids) in logits.chunks_exact(gate.experts).zip(routed.ids.chunks_exact(gate.top_k)) {
             let used = ids.iter().position(|id| *id == ExpertId::NONE).unwrap_or(ids.len());
-            self.qualities[row] += self.meter.measure(gate, logits, &ids[..used]);
+            // A token without an expert in this layer has no choice to compare.
+            if used > 0 {
+                self.qualities[row] += self.meter.measure(gate, logits, &ids[..used]);
+            }
         }
     }
 }

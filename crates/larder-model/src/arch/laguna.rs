@@ -14,7 +14,7 @@ use larder_core::{ExpertNames, Gate, LayerIdx, Renorm, Score, Weighting};
 use super::common::{AttentionBias, Basics, Defaults, TypedLayers, TypedRope, heads_of_layers, mlp_layer_types};
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{Attention, GateFunction, Moe, OutputGate, Router, SharedExpert};
+use crate::nn::{Attention, GateFunction, Moe, MoeRouter, OutputGate, SharedExpert};
 use crate::stack::{Ffn, Stack};
 use crate::weights::WeightLoader;
 
@@ -59,8 +59,8 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         let bias = weights.vector(&format!("{mlp}.experts.e_score_correction_bias"), &[experts])?;
         let product = weights.linear(&format!("{mlp}.gate"), experts, basics.hidden, false)?;
         let router = match softcap {
-            Some(cap) => Router::Capped(product, cap),
-            None => Router::Product(product),
+            Some(cap) => MoeRouter::Capped(product, cap),
+            None => MoeRouter::Product(product),
         };
         let gate = Gate { bias: Some(bias), ..gate.clone() };
         let moe = Moe::new(LayerIdx(layer as u16), router, gate, basics.act);

@@ -10,7 +10,7 @@ use larder_core::{ExpertNames, Gate, LayerIdx, Renorm, TensorSlice, Weighting};
 use super::common::{AttentionBias, Basics, Defaults};
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{Moe, Rope, Router};
+use crate::nn::{Moe, MoeRouter, Rope};
 use crate::stack::{Ffn, Stack};
 use crate::weights::WeightLoader;
 
@@ -42,8 +42,8 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         let first = if two_products { format!("{network}.0") } else { network.clone() };
         let product = weights.linear(&first, experts, basics.hidden, false)?;
         let router = match two_products {
-            true => Router::TwoProducts(product, weights.linear(&format!("{network}.2"), experts, experts, false)?),
-            false => Router::Product(product),
+            true => MoeRouter::TwoProducts(product, weights.linear(&format!("{network}.2"), experts, experts, false)?),
+            false => MoeRouter::Product(product),
         };
         let moe = Moe::new(LayerIdx(layer as u16), router, gate, basics.act);
         basics.layer(weights, &prefix, attention, Ffn::moe(moe))

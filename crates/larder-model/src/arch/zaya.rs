@@ -13,8 +13,8 @@ use crate::config::{Config, config_error};
 use crate::embedding::ScaledRows;
 use crate::error::Result;
 use crate::nn::{
-    Attention, AttentionMask, ConvolvedInputs, ConvolvedShape, InputProducts, MlpRouter, MlpRouterShape, Moe, Rope,
-    RopeType, Rotary, Router, ScaledConnection,
+    Attention, AttentionMask, ConvolvedInputs, ConvolvedShape, InputProducts, MlpRouter, MlpRouterShape, Moe,
+    MoeRouter, Rope, RopeType, Rotary, ScaledConnection,
 };
 use crate::stack::{Branch, Ffn, Layer, Stack};
 use crate::weights::WeightLoader;
@@ -62,7 +62,7 @@ fn moe(weights: &mut WeightLoader, basics: &Basics, layer: usize, shape: MlpRout
     let router = MlpRouter::load(weights, &format!("model.layers.{layer}.mlp.gate"), shape)?;
     let gate = Gate { score: Score::Raw, ..Gate::softmax(shape.experts, 1, false).checked()? };
     let gate = Gate { bias: Some(router.expert_bias()), ..gate };
-    Ok(Moe::new(LayerIdx(layer as u16), Router::Mlp(Box::new(router)), gate, basics.act))
+    Ok(Moe::new(LayerIdx(layer as u16), MoeRouter::Mlp(Box::new(router)), gate, basics.act))
 }
 
 /// The same layer with scaled residual additions.

@@ -218,3 +218,118 @@ fn normalise(head: &mut [f32], factor: f32) {
     let scale = (head.len() as f32).sqrt() / length.max(f32::EPSILON);
     head.iter_mut().for_each(|value| *value = *value * scale * factor);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nn::drawn::{Drawn, HIDDEN, check};
+    use crate::nn::{Attention, AttentionMask, AttentionShape, InputProducts, OutputGate, QkNorm};
+
+    const SHAPE: ConvolvedShape =
+        ConvolvedShape { hidden: HIDDEN, heads: 4, kv_heads: 2, head_dim: 5, taps: [3, 2], bias: true };
+
+    fn attention(shape: ConvolvedShape) -> impl Fn(&mut WeightLoader) -> Result<Attention> {
+        let ConvolvedShape { hidden, heads, kv_heads, head_dim, .. } = shape;
+        move |weights| {
+            Ok(Attention {
+                shape: AttentionShape { heads, kv_heads, head_dim, value_dim: head_dim },
+                inputs: InputProducts::Convolved(Box::new(ConvolvedInputs::load(weights, "m", shape)?)),
+                o: weights.linear("m.o_proj", hidden, heads * head_dim, false)?,
+                norm: QkNorm::None,
+                value_norm: None,
+                value_scale: 1.0,
+                clip: None,
+                rotary: None,
+                mask: AttentionMask::Causal,
+                scale: 0.4,
+                sinks: None,
+                temperature: None,
+                output_gate: OutputGate::None,
+                indexer: None,
+            })
+        }
+    }
+
+    /// What both convolutions yield for the last of the inputs `raw`; before the first there are zeros.
+    fn mixed(drawn: &Drawn, shape: ConvolvedShape, raw: &[Vec<f64>]) -> Vec<f64> {
+        let ([first, second], width, channels) = (shape.taps, shape.head_dim, shape.channels());
+        let (kernel, bias) =
+            (drawn.f64("m.qkv_proj.conv_qk_depthwise.weight"), drawn.f64("m.qkv_proj.conv_qk_depthwise.bias"));
+        let depthwise = |back: usize, c: usize| {
+            let tap = |tap: usize| match raw.len().checked_sub(back + first - tap) {
+                Some(at) => raw[at][c] * kernel[c * first + tap],
+                None => 0.0,
+            };
+            (0..first).map(tap).sum::<f64>() + bias[c]
+        };
+        let (kernel, bias) =
+            (drawn.f64("m.qkv_proj.conv_qk_grouped.weight"), drawn.f64("m.qkv_proj.conv_qk_grouped.bias"));
+        let grouped = |c: usize| {
+            let terms = (0..width).flat_map(|i| (0..second).map(move |tap| (i, tap)));
+            let term =
+                |(i, tap)| kernel[(c * width + i) * second + tap] * depthwise(second - 1 - tap, c / width * width + i);
+            terms.map(term).sum::<f64>() + bias[c]
+        };
+        (0..channels).map(grouped).collect()
+    }
+
+    /// Queries, keys and values of the last of the tokens `x`.
+    fn inputs(drawn: &Drawn, shape: ConvolvedShape, x: &[Vec<f64>]) -> [Vec<f64>; 3] {
+        let ConvolvedShape { heads, kv_heads, head_dim: width, .. } = shape;
+        let product = |part: &str, x: &[f64]| drawn.product(&format!("m.qkv_proj.{part}"), x);
+        let raw: Vec<Vec<f64>> = x.iter().map(|x| [product("q_proj", x), product("k_proj", x)].concat()).collect();
+        let mut mixed = mixed(drawn, shape, &raw);
+        let (raw, group) = (&raw[x.len() - 1], heads / kv_heads);
+        let mean = |head: usize, i: usize| (raw[head * width + i] + raw[(heads + head / group) * width + i]) / 2.0;
+        for (at, value) in mixed.iter_mut().enumerate() {
+            let (head, i) = (at / width, at % width);
+            *value += match head.checked_sub(heads) {
+                None => mean(head, i),
+                Some(kv) => (kv * group..(kv + 1) * group).map(|head| mean(head, i)).sum::<f64>() / group as f64,
+            };
+        }
+        for (head, values) in mixed.chunks_exact_mut(width).enumerate() {
+            let factor = head.checked_sub(heads).map_or(1.0, |kv| drawn.f64("m.qk_norm.temp")[kv]);
+            let length = values.iter().map(|v| v * v).sum::<f64>().sqrt();
+            values.iter_mut().for_each(|v| *v *= factor * (width as f64).sqrt() / length);
+        }
+        let (current, before) = x.split_last().map(|(last, rest)| (last, rest.last())).unwrap();
+        let zeros = vec![0.0; HIDDEN];
+        let delayed = product("v_proj_delayed", before.unwrap_or(&zeros));
+        let keys = mixed.split_off(heads * width);
+        [mixed, keys, [product("v_proj_current", current), delayed].concat()]
+    }
+
+    /// The attention of the last of the tokens `x`.
+    fn plain(drawn: &Drawn, shape: ConvolvedShape, x: &[Vec<f64>]) -> Vec<f64> {
+        let ConvolvedShape { heads, kv_heads, head_dim: width, .. } = shape;
+        let all: Vec<_> = (1..=x.len()).map(|len| inputs(drawn, shape, &x[..len])).collect();
+        let mut out = vec![0.0; heads * width];
+        for (head, out) in out.chunks_exact_mut(width).enumerate() {
+            let (own, kv) = (head * width..(head + 1) * width, head * kv_heads / heads * width);
+            let query = &all[x.len() - 1][0][own];
+            let score = |k: &[f64]| (query.iter().zip(&k[kv..]).map(|(q, k)| q * k).sum::<f64>() * 0.4).exp();
+            let weights: Vec<f64> = all.iter().map(|[_, k, _]| score(k)).collect();
+            for ([_, _, v], weight) in all.iter().zip(&weights) {
+                let share = weight / weights.iter().sum::<f64>();
+                out.iter_mut().zip(&v[kv..]).for_each(|(out, v)| *out += v * share);
+            }
+        }
+        drawn.product("m.o_proj", &out)
+    }
+
+    #[test]
+    fn attention_over_convolved_inputs_follows_the_definition() {
+        let multi_query = ConvolvedShape { heads: 3, kv_heads: 1, head_dim: 4, bias: false, taps: [1, 4], ..SHAPE };
+        for shape in [SHAPE, multi_query, ConvolvedShape { taps: [1, 1], kv_heads: 4, ..SHAPE }] {
+            check(attention(shape), |drawn, x| plain(drawn, shape, x));
+        }
+    }
+
+    #[test]
+    fn sizes_are_checked() {
+        assert!(ConvolvedShape { kv_heads: 1, ..SHAPE }.checked().is_err(), "half of five values");
+        assert!(ConvolvedShape { heads: 1 << 24, head_dim: 1 << 24, ..SHAPE }.checked().is_err());
+        assert!(SHAPE.checked().is_ok());
+    }
+}

@@ -132,3 +132,59 @@ fn softmax(row: &mut [f32]) {
     let sum: f32 = row.iter().sum();
     row.iter_mut().for_each(|value| *value /= sum);
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::compute::ComputeContext;
+    use crate::nn::drawn::Drawn;
+    use crate::read_ahead::ReadAhead;
+
+    const SHAPE: MlpRouterShape = MlpRouterShape { hidden: 6, width: 5, experts: 3, eps: 1e-5, carried: true };
+
+    fn router(shape: MlpRouterShape) -> MlpRouter {
+        let mut list = WeightLoader::list();
+        MlpRouter::load(&mut list, "m", shape).unwrap();
+        let weights = Drawn::of(list.requested());
+        let compute = Arc::new(ComputeContext::single_threaded());
+        MlpRouter::load(&mut WeightLoader::load(&weights, &ReadAhead::new(&weights, &[]), compute), "m", shape).unwrap()
+    }
+
+    fn rows(x: &Tensor) -> Vec<Vec<f32>> {
+        x.to_vec2().unwrap()
+    }
+
+    #[test]
+    fn the_state_is_handed_on_and_tokens_are_independent() {
+        let x: Vec<f32> = (0..4 * 6).map(|i| (i as f32 * 0.9).sin() * 3.0).collect();
+        let x = Tensor::from_vec(x, (4, 6), &Device::Cpu).unwrap();
+        let (first, second) = (router(MlpRouterShape { carried: false, ..SHAPE }), router(SHAPE));
+        let run = |x: &Tensor| {
+            let state = HandedOn::default();
+            let all = [&first, &second].map(|router| rows(&router.forward(x, &state).unwrap().logits));
+            (all, rows(&state.get().unwrap()))
+        };
+        let ([of_first, of_second], state) = run(&x);
+        let own = (rows(&first.down.forward(&x).unwrap()), rows(&second.down.forward(&x).unwrap()));
+        let scale = second.scale.as_ref().unwrap();
+        for (t, row) in state.iter().enumerate() {
+            for (i, value) in row.iter().enumerate() {
+                assert!((value - (own.1[t][i] + scale[i] * own.0[t][i])).abs() < 1e-6);
+            }
+            let (one, state_of_one) = run(&x.narrow(0, t, 1).unwrap());
+            assert_eq!((&one[0][0], &one[1][0], &state_of_one[0]), (&of_first[t], &of_second[t], row));
+        }
+    }
+
+    #[test]
+    fn a_token_skips_where_no_expert_scores_as_high() {
+        let router = MlpRouter { bias: vec![0.0, -0.3, 0.0, 0.2], ..router(SHAPE) };
+        let found = router.decide(vec![0.0, 0.0, 0.0, 0.0, 3.0, 0.0, 0.0, 0.0, 0.0, 3.0, 0.0, 2.9]).unwrap();
+        let skipping = found.skipping.unwrap();
+        assert_eq!((skipping.skips.clone(), skipping.others()), (vec![true, false, true], vec![1]));
+        let probabilities = rows(&found.logits);
+        assert!(probabilities[0].iter().all(|p| *p == 0.25) && probabilities[1][0] > 0.8);
+    }
+}

@@ -8,6 +8,8 @@ mod compressed;
 mod conv;
 mod convolved;
 mod delta;
+#[cfg(test)]
+mod drawn;
 mod further_rows;
 mod gather;
 mod head_indexer;
@@ -65,7 +67,7 @@ pub use recurrent::{RecurrentState, StateLens};
 pub use relative::{DistanceBuckets, PositionBias, RelativeAttention};
 pub use rope::{Rope, RopeType, attention_scale};
 pub use rotary::{RopeTable, Rotary};
-pub use router::Router;
+pub use router::MoeRouter;
 pub use scratch::TokenScratch;
 pub(crate) use scratch::step_memory;
 pub use selected::KeysAndValues;

@@ -6,7 +6,7 @@ use candle_core::{Device, Tensor};
 use larder_core::{ExpertId, Gate, LayerIdx};
 
 use super::router::RouterOutput;
-use super::{Activation, HandedOn, Mlp, Norm, Router, TokenScratch};
+use super::{Activation, HandedOn, Mlp, MoeRouter, Norm, TokenScratch};
 use crate::config::config_error;
 use crate::error::Result;
 use crate::experts::{ExpertPath, MoeCall, Routed, route};
@@ -21,7 +21,7 @@ pub struct Moe {
     /// Index of the decoder layer.
     pub layer: LayerIdx,
     /// Finds router logits.
-    pub router: Router,
+    pub router: MoeRouter,
     /// Turns router logits into k experts and their weights.
     pub gate: Gate,
     /// Activation function of the experts.
@@ -121,7 +121,7 @@ pub(crate) struct MoeInput<'a> {
 
 impl Moe {
     /// Router and experts, without what only some models have.
-    pub fn new(layer: LayerIdx, router: impl Into<Router>, gate: Gate, act: Activation) -> Self {
+    pub fn new(layer: LayerIdx, router: impl Into<MoeRouter>, gate: Gate, act: Activation) -> Self {
         Moe {
             layer,
             router: router.into(),

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
 
 /// The router of an MoE layer.
-pub enum Router {
+pub enum MoeRouter {
     /// One product, `[experts, hidden]`.
     Product(Linear),
     /// One product, whose logits are bent to stay within ± this: `cap · tanh(logit / cap)`.
@@ -19,9 +19,9 @@ pub enum Router {
     Mlp(Box<MlpRouter>),
 }
 
-impl From<Linear> for Router {
+impl From<Linear> for MoeRouter {
     fn from(product: Linear) -> Self {
-        Router::Product(product)
+        MoeRouter::Product(product)
     }
 }
 
@@ -55,11 +55,11 @@ impl RouterOutput {
     }
 }
 
-impl Router {
+impl MoeRouter {
     /// The logits `[tokens, experts]` of `x [tokens, hidden]`, if they follow from it alone.
     pub(super) fn logits(&self, x: &Tensor) -> Result<Option<Tensor>> {
         match self {
-            Router::Mlp(_) => Ok(None),
+            MoeRouter::Mlp(_) => Ok(None),
             _ => Ok(Some(self.forward(x, &HandedOn::default())?.logits)),
         }
     }
@@ -67,10 +67,10 @@ impl Router {
     /// What it finds for `x [tokens, hidden]`; `state` is that of the router of the layer before, and becomes its own.
     pub(super) fn forward(&self, x: &Tensor, state: &HandedOn<Tensor>) -> Result<RouterOutput> {
         match self {
-            Router::Mlp(mlp) => mlp.forward(x, state),
-            Router::Product(product) => Ok(RouterOutput::of(product.forward(x)?)),
-            Router::Capped(product, cap) => Ok(RouterOutput::of(bent(&product.forward(x)?, *cap)?)),
-            Router::TwoProducts(first, second) => {
+            MoeRouter::Mlp(mlp) => mlp.forward(x, state),
+            MoeRouter::Product(product) => Ok(RouterOutput::of(product.forward(x)?)),
+            MoeRouter::Capped(product, cap) => Ok(RouterOutput::of(bent(&product.forward(x)?, *cap)?)),
+            MoeRouter::TwoProducts(first, second) => {
                 Ok(RouterOutput::of(second.forward(&bent(&first.forward(x)?, 1.0)?)?))
             }
         }
@@ -79,16 +79,16 @@ impl Router {
     /// Numbers that it allocates per token, its logits included.
     pub(super) fn floats(&self, experts: usize) -> usize {
         match self {
-            Router::Product(_) => experts,
-            Router::Capped(..) | Router::TwoProducts(..) => 3 * experts,
-            Router::Mlp(mlp) => mlp.floats(),
+            MoeRouter::Product(_) => experts,
+            MoeRouter::Capped(..) | MoeRouter::TwoProducts(..) => 3 * experts,
+            MoeRouter::Mlp(mlp) => mlp.floats(),
         }
     }
 
     /// Numbers per token of the state that it hands on.
     pub(super) fn state_width(&self) -> usize {
         match self {
-            Router::Mlp(mlp) => mlp.width(),
+            MoeRouter::Mlp(mlp) => mlp.width(),
             _ => 0,
         }
     }

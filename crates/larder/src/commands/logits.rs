@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use larder_core::{Geometry, LayerIdx, read_regular_text};
+use larder_core::{ExpertId, Geometry, LayerIdx, read_regular_text};
 use larder_engine::{Sampler, Sampling, TokenInput};
 use larder_model::{Routed, Tap};
 use larder_runtime::machine::memory;
@@ -124,7 +124,10 @@ impl Tap for Recording {
     fn routed(&mut self, layer: LayerIdx, logits: &[f32], routed: &Routed) {
         let seen = self.layers.entry(layer).or_default();
         seen.logits.extend_from_slice(logits);
-        seen.ids.extend(routed.ids.iter().map(|e| e.0 as i32));
+        // Such a router's choice of no expert is the first one with a weight of 0, as transformers has it.
+        let has_classes = !seen.classes.is_empty();
+        let number = |e: &ExpertId| if has_classes && *e == ExpertId::NONE { 0 } else { e.0 as i32 };
+        seen.ids.extend(routed.ids.iter().map(number));
         seen.weights.extend_from_slice(&routed.weights);
     }
 }
