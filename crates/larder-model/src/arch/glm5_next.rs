@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn an_indexer_is_shared_by_neighbours_only() {
+    fn an_indexer_is_shared_by_adjacent_layers_only() {
         let latent = |json: &Value| {
             let mut config = Config::new(json).unwrap();
             let basics = json!({"vocab_size": 9, "hidden_size": 8, "num_attention_heads": 1, "num_hidden_layers": 3,

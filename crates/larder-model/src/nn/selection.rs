@@ -103,7 +103,7 @@ impl Index<'_> {
         self.select_by(compute, |seen| seen > count, (true, |scores| highest(scores, count)), selection);
     }
 
-    /// As [`select`](Self::select): a token that sees so many rows that it `has_choice` gets the rows that are chosen by their
+    /// As [`select`](Self::select): a token for whose number of visible rows `has_choice` holds gets the rows that are chosen by their
     /// scores, which may be rectified.
     pub fn select_by(
         &self,
