@@ -355,9 +355,10 @@ fn table_rows(tables: usize, heads: usize, base: u64, divisor: u64) -> Result<Ve
     let rows = sizes.chunks_exact(heads).map(|sizes| sizes.iter().sum::<u64>().next_multiple_of(divisor));
     let rows: Vec<_> = rows.collect();
     match rows.iter().find(|rows| **rows > u64::from(u32::MAX)) {
-        Some(rows) => {
-            Err(config_error(format!("a table of n-grams has {rows} rows; at most {} are supported", u32::MAX)))
-        }
+        Some(rows) => Err(config_error(format!(
+            "ngram_vocab_size_base {base} makes a table of {rows} rows; at most {} are supported",
+            u32::MAX
+        ))),
         None => Ok(rows.into_iter().map(|rows| rows as usize).collect()),
     }
 }

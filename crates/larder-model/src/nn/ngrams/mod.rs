@@ -173,9 +173,9 @@ impl Mixer for NGramFeatures {
     fn scratch(&self, _: usize) -> TokenScratch {
         let NGramShape { streams, hidden, .. } = self.shape;
         let (width, embedded) = (streams * hidden, self.shape.embedded());
-        // The streams twice; the embedding; keys, queries, values; what is gated and its norm, each twice; the input of the
-        // convolution with its window, and its output.
-        let floats = 2 * width + 2 * embedded + 3 * width + hidden + 4 * width + 3 * width;
+        // The embedding and the values; keys, queries, and what is gated, each normalised too and some copied; later the input of the
+        // convolution with its window and its output.
+        let floats = 9 * width + 2 * embedded + hidden;
         TokenScratch { floats, input: embedded }
     }
 }

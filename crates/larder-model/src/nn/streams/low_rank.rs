@@ -10,6 +10,7 @@
 use candle_core::{Device, Tensor};
 
 use super::{MergeStreams, ResidualConnection};
+use crate::compute::share;
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
 use crate::nn::activation::{sigmoid, silu};
@@ -68,13 +69,13 @@ impl LowRankMixer {
         with_f32(&gates, |gates| {
             with_f32(normed, |normed| {
                 let all = gates.chunks_exact(streams * hidden).zip(normed.chunks_exact(streams * hidden));
-                for ((gates, normed), mean) in all.zip(mean.chunks_exact_mut(hidden)) {
+                share(&self.up.compute().pool, all.zip(mean.chunks_exact_mut(hidden)), |_, ((gates, normed), mean)| {
                     for (gates, normed) in gates.chunks_exact(hidden).zip(normed.chunks_exact(hidden)) {
                         let stream = gates.iter().zip(normed);
                         mean.iter_mut().zip(stream).for_each(|(mean, (gate, x))| *mean += sigmoid(*gate) * x);
                     }
                     mean.iter_mut().for_each(|mean| *mean /= count);
-                }
+                });
             })
         })??;
         Ok(Tensor::from_vec(mean, (tokens, hidden), &Device::Cpu)?)
@@ -126,5 +127,77 @@ impl ResidualConnection for LowRankConnection {
 
     fn scratch(&self, _: usize) -> TokenScratch {
         self.mixer.scratch()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use larder_core::{NumberFormat, RowOrder};
+
+    use super::*;
+    use crate::bytes::Bytes;
+    use crate::compute::ComputeContext;
+    use crate::matrix::Matrix;
+
+    const SHAPE: LowRankShape = LowRankShape { streams: 3, hidden: 4, rank: 2 };
+    const WIDTH: usize = 12;
+
+    fn numbers(count: usize, seed: f32) -> Vec<f32> {
+        (0..count).map(|i| (i as f32 * 0.71 + seed).sin()).collect()
+    }
+
+    fn linear(rows: usize, cols: usize, seed: f32) -> Linear {
+        let mut bytes = Bytes::zeroed(rows * cols * 4);
+        larder_kernels::narrow(NumberFormat::F32, &numbers(rows * cols, seed), &mut bytes);
+        let compute = Arc::new(ComputeContext::single_threaded());
+        Linear::new(Matrix::new(NumberFormat::F32, RowOrder::Plain, rows, cols, Arc::new(bytes), compute), None)
+            .unwrap()
+    }
+
+    fn connection() -> LowRankConnection {
+        let norm = Norm::Rms { weight: numbers(WIDTH, 0.5), eps: 1e-6 }.of_groups(SHAPE.hidden);
+        let mixer = LowRankMixer { shape: SHAPE, norm, down: linear(2, WIDTH, 1.0), up: linear(WIDTH, 2, 2.0) };
+        LowRankConnection { mixer, inject: linear(3, WIDTH, 3.0) }
+    }
+
+    fn product(rows: usize, cols: usize, seed: f32, x: &[f64]) -> Vec<f64> {
+        let weights = numbers(rows * cols, seed);
+        let row = |r: usize| weights[r * cols..][..cols].iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum();
+        (0..rows).map(row).collect()
+    }
+
+    /// What is read of the streams of a token, and the weights by which is written, by the definition.
+    fn naive(streams: &[f32]) -> (Vec<f64>, Vec<f64>) {
+        let weight = numbers(WIDTH, 0.5);
+        let square = |stream: &[f32]| stream.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / 4.0;
+        let scale = |i: usize| 1.0 / (square(&streams[i / 4 * 4..][..4]) + 1e-6).sqrt();
+        let normed: Vec<f64> = (0..WIDTH).map(|i| f64::from(streams[i]) * scale(i) * f64::from(weight[i])).collect();
+        let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+        let low: Vec<f64> = product(2, WIDTH, 1.0, &normed).iter().map(|x| x / 3.0 * sigmoid(x / 3.0)).collect();
+        let gates = product(WIDTH, 2, 2.0, &low);
+        let read = (0..4).map(|h| (0..3).map(|s| sigmoid(gates[s * 4 + h]) * normed[s * 4 + h]).sum::<f64>() / 3.0);
+        let weights = product(3, WIDTH, 3.0, &normed).iter().map(|x| 2.0 * sigmoid(x / 3.0)).collect();
+        (read.collect(), weights)
+    }
+
+    #[test]
+    fn what_is_read_and_written_follows_the_definition() {
+        let connection = connection();
+        let (streams, y) = (numbers(5 * WIDTH, 0.0), numbers(5 * 4, 9.0));
+        let tensor = |x: &[f32], width: usize| Tensor::from_slice(x, (x.len() / width, width), &Device::Cpu).unwrap();
+        let values = |x: Tensor| x.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        let (read, mix) = connection.read(&tensor(&streams, WIDTH)).unwrap();
+        assert_eq!(values(connection.mixer.merge(&tensor(&streams, WIDTH)).unwrap()), values(read.clone()));
+        let read = values(read);
+        let written = values(connection.write(tensor(&streams, WIDTH), &mix, &tensor(&y, 4)).unwrap());
+        for (token, own) in streams.chunks(WIDTH).enumerate() {
+            let (want, weights) = naive(own);
+            let near = |got: &[f32], want: &[f64]| got.iter().zip(want).all(|(a, b)| (f64::from(*a) - b).abs() < 1e-5);
+            assert!(near(&read[token * 4..][..4], &want) && near(&mix[token * 3..][..3], &weights), "token {token}");
+            let out = |i: usize| f64::from(own[i]) + weights[i / 4] * f64::from(y[token * 4 + i % 4]);
+            assert!(near(&written[token * WIDTH..][..WIDTH], &(0..WIDTH).map(out).collect::<Vec<_>>()));
+        }
     }
 }

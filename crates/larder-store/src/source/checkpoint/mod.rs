@@ -18,7 +18,7 @@ use crate::{
     shard::checksum_of,
     source::{
         IncomingFiles, MtpTensors, SIDECAR_LIMIT, SIDECARS, Source, SourceFile, config_json,
-        file_rows::{FilePart, FileRows},
+        file_rows::FileRows,
         index::{INDEX, SINGLE, not_json, read_map, single_file, weight_map},
         integers::{self, StoredInteger},
         minimax_m3,
@@ -254,13 +254,6 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The place of the rows of the tensor `name` of floats in a file that is on disk.
-    pub(super) fn file_part(&self, name: &str) -> Option<FilePart> {
-        let location = self.get(name).filter(|location| kind_of(location.stored.dtype).is_some())?;
-        let file = self.files[location.file].local()?.clone();
-        Some(FilePart { file, start: location.stored.start, rows: *location.stored.shape.first()? })
-    }
-
     fn get(&self, name: &str) -> Option<&TensorLocation> {
         let own = self.tensors.get(name);
         own.or_else(|| same_tensor(name).into_iter().find_map(|other| self.tensors.get(&other)))
@@ -282,7 +275,9 @@ impl Tensors for Checkpoint {
     }
 
     fn rows(&self, name: &str) -> Option<Arc<dyn TensorRows>> {
-        FileRows::open(self.meta(name)?.clone(), vec![self.file_part(name)?])
+        let location = self.get(name).filter(|location| kind_of(location.stored.dtype).is_some())?;
+        let file = self.files[location.file].local()?.clone();
+        FileRows::open(location.meta.clone().ok()?, file, location.stored.start)
     }
 }
 

@@ -15,7 +15,7 @@ use self::{
 };
 use super::{
     MtpTensors, Source, SourceFile,
-    file_rows::{FilePart, FileRows},
+    file_rows::FileRows,
     mtp::{prediction_note, set_mtp},
 };
 use crate::{
@@ -122,8 +122,8 @@ impl Tensors for Gguf {
 
     fn rows(&self, name: &str) -> Option<Arc<dyn TensorRows>> {
         let HubTensor { meta, file, offset, stored } = self.names.tensors.get(name)?;
-        let rows = *meta.shape.first().filter(|_| *stored == Stored::Same)?;
-        FileRows::open(meta.clone(), vec![FilePart { file: self.files[*file].clone(), start: *offset, rows }])
+        let unchanged = *stored == Stored::Same;
+        unchanged.then(|| FileRows::open(meta.clone(), self.files[*file].clone(), *offset)).flatten()
     }
 }
 

@@ -8,7 +8,7 @@ use larder_core::{NumberFormat, Tensors};
 use safetensors::Dtype;
 use serde_json::Value;
 
-use super::{Checkpoint, Encoding, Found, PackedTensor};
+use super::{Checkpoint, Encoding, Found, PackedTensor, joined::part_of};
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
     quantize::encode,
@@ -46,7 +46,10 @@ pub(super) fn add(from: &Checkpoint, block: Option<(usize, usize)>, found: &mut 
         if weights.dtype != Dtype::F8_E4M3 {
             continue;
         }
-        let mut candidates = ["_scale_inv", "_scale"].map(|suffix| format!("{name}{suffix}")).into_iter();
+        // The parts of a table may have the scale of the whole.
+        let whole = part_of(name).map(|(table, _)| format!("{table}.weight"));
+        let names = [Some(name), whole.as_deref()].into_iter().flatten();
+        let mut candidates = names.flat_map(|name| ["_scale_inv", "_scale"].map(|suffix| format!("{name}{suffix}")));
         let scales = candidates.find(|scales| from.find(scales).is_some()).ok_or_else(|| {
             let what = format!("has no scales for the tensor '{name}' in fp8 ('{name}_scale_inv' or '{name}_scale')");
             StoreError::new(StoreErrorKind::Missing, from.path(), what)

@@ -3,7 +3,7 @@
 //! The config's `quantization_config` names a method; [`METHODS`] has a row for each, with a file of its own. A method says
 //! of which stored tensors each quantised tensor is made ([`Encoding`]). Such a tensor is seen in two ways: in the number
 //! format in which it is kept, its exact equivalent where there is one, or widened to f32 ([`Source::as_floats`]), from
-//! which it can be rounded to any other. Tables in parts ([`joined`]) are found in any checkpoint.
+//! which it can be rounded to any other. Tables in parts ([`joined`]) are found in any checkpoint, also if the parts are quantised.
 
 use std::{collections::BTreeMap, ops::Range, path::Path, sync::Arc};
 
@@ -86,11 +86,6 @@ trait Encoding: Send + Sync {
     fn rounds(&self) -> bool {
         false
     }
-
-    /// The rows of [`keep`](Self::keep), if they can be read one by one.
-    fn rows(&self, _from: &Checkpoint, _kept: &TensorMeta) -> Option<Arc<dyn TensorRows>> {
-        None
-    }
 }
 
 impl PackedTensor {
@@ -108,7 +103,7 @@ impl PackedTensor {
 /// `checkpoint` with plain tensors under plain names, in whatever form they are stored.
 pub fn plain(checkpoint: Checkpoint) -> Result<Box<dyn Source>> {
     let mut found = quantised(&checkpoint)?;
-    found.tensors.extend(joined::find(&checkpoint)?);
+    joined::join(&checkpoint, &mut found)?;
     match found.tensors.is_empty() {
         true => Ok(Box::new(checkpoint)),
         false => Ok(Box::new(QuantisedCheckpoint::new(checkpoint, found))),
@@ -241,10 +236,39 @@ impl Tensors for QuantisedCheckpoint {
     fn rows(&self, name: &str) -> Option<Arc<dyn TensorRows>> {
         let stored = &self.model.stored;
         match self.packed(name) {
-            Some(tensor) if self.floats.is_some() => tensor.encoding.rows(stored, &tensor.kept),
-            Some(_) => None,
+            Some(tensor) => {
+                let meta = tensor.kept.clone();
+                let readable = self.floats.is_some() && meta.shape.len() == 2 && meta.bytes > 0;
+                readable.then(|| Arc::new(PackedRows { model: self.model.clone(), name: name.to_owned(), meta }) as _)
+            }
             None => stored.rows(name),
         }
+    }
+}
+
+/// The rows of a matrix in another form, as they are kept.
+struct PackedRows {
+    model: Arc<QuantisedModel>,
+    name: String,
+    meta: TensorMeta,
+}
+
+impl TensorRows for PackedRows {
+    fn meta(&self) -> &TensorMeta {
+        &self.meta
+    }
+
+    fn read_rows(&self, rows: &[usize], into: &mut [u8]) -> Result<(), TensorsError> {
+        let [all, cols] = self.meta.shape[..] else { unreachable!("the shape was checked") };
+        let PackedRows { model, name, meta } = self;
+        if let Some(row) = rows.iter().find(|row| **row >= all) {
+            return Err(TensorsError(format!("{}: has no row {row} of '{name}'", model.stored.path().display())));
+        }
+        let encoding = &model.found.tensors[name].encoding;
+        for (row, into) in rows.iter().zip(into.chunks_exact_mut(meta.bytes / all)) {
+            encoding.keep(&model.stored, row * cols, into)?;
+        }
+        Ok(())
     }
 }
 

@@ -329,6 +329,29 @@ fn tables_in_parts_are_joined_and_read_by_row() {
 }
 
 #[test]
+fn quantised_parts_of_a_table_have_its_scale() {
+    let code = |i: usize| 0x30 + (i % 16) as u8; // from 0.5 on
+    let part = |rows: std::ops::Range<usize>| (rows.start * 8..rows.end * 8).map(code).collect::<Vec<u8>>();
+    let scale = 0.25f32.to_le_bytes().to_vec();
+    let tensors: Vec<Stored> = vec![
+        ("a.shard_0.weight", Dtype::F8_E4M3, &[3, 8], part(0..3)),
+        ("a.shard_1.weight", Dtype::F8_E4M3, &[2, 8], part(3..5)),
+        ("a.weight_scale", Dtype::F32, &[1], scale),
+    ];
+    let (_dir, source) = open(json!({ "quant_method": "fp8" }), &tensors).unwrap();
+    assert_eq!((source.names(), &source.meta("a.weight").unwrap().shape[..]), (vec!["a.weight"], &[5, 8][..]));
+    let widened = floats(source.as_ref(), "a.weight");
+    assert_eq!((widened[0], widened[8], widened[24]), (0.125, 0.25, 0.25));
+    let kept = bytes(source.as_ref(), "a.weight");
+    let rows = source.rows("a.weight").unwrap();
+    let mut read = vec![0; 3 * 16];
+    rows.read_rows(&[4, 2, 3], &mut read).unwrap();
+    assert_eq!(read, [&kept[64..], &kept[32..48], &kept[48..64]].concat());
+    assert!(rows.read_rows(&[5], &mut [0; 16]).unwrap_err().to_string().contains("has no row 5 of 'a.weight'"));
+    assert_eq!(source.notes(), ["fp8 weights are rounded to bf16 where no other format is asked for"]);
+}
+
+#[test]
 fn samples_are_those_of_the_stored_tensors() {
     let scales = [127; 12];
     let digest = |codes: &[u8], scales: &[u8]| {
