@@ -225,7 +225,7 @@ GOLDEN_CONFIGS = {
          "head_dim": 12, "intermediate_size": 40, "ssm_state_size": 12, "mamba_num_heads": 6, "mamba_head_dim": 10,
          "n_groups": 3, "conv_kernel": 3, "use_conv_bias": False, "use_bias": True, "mlp_bias": True,
          "n_routed_experts": 6, "moe_intermediate_size": 20, "moe_shared_expert_intermediate_size": 24,
-         "moe_latent_size": 24, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "norm_topk_prob": False,
+         "moe_latent_size": 32, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "norm_topk_prob": False,
          "routed_scaling_factor": 1.5, "time_step_min": 0.4},
         {"dtype": "bfloat16"},
     ),

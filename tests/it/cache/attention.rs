@@ -69,7 +69,7 @@ fn clones_and_cut_sequences_go_their_own_way_and_grow() {
         });
         assert!(want == got, "{}", folder.display());
         assert_eq!(device.used_bytes(), 0);
-        assert!(device.calls() == 0 || device.copies() > 1, "{}", folder.display());
+        assert!(device.calls() == 0 || device.copies() > 0, "{}", folder.display());
     }
 }
 

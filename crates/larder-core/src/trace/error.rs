@@ -15,6 +15,9 @@ pub enum TraceError {
         /// The operating system's error.
         source: std::io::Error,
     },
+    /// A pass in which a token used no expert.
+    #[error("a token used no expert in some layer, which a trace cannot hold; leave the trace out for this model")]
+    WithoutExperts,
     /// A file that is not a trace.
     #[error("{} is not a larder trace: {why}", path.display())]
     Foreign {

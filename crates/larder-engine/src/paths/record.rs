@@ -56,6 +56,9 @@ impl Recorder {
             self.weights.clear();
             self.logits.clear();
         }
+        if self.ids.len() != row * call.origins.len() * self.trace.top_k {
+            self.failed.get_or_insert(TraceError::WithoutExperts);
+        }
         self.ids.extend(routed.ids.iter().map(|e| e.0));
         self.weights.extend(routed.weights.iter().map(|w| f16::from_f32(*w)));
         if self.with_logits {
@@ -70,6 +73,9 @@ impl Recorder {
         let tokens = origins.len();
         let origins: Vec<TraceToken> = origins.iter().map(|origin| self.number(origin)).collect();
         let Trace { rows, experts, top_k, .. } = self.trace;
+        if self.failed.is_some() {
+            return;
+        }
         let ids = by_token(&self.ids, rows, tokens, top_k);
         let weights = by_token(&self.weights, rows, tokens, top_k);
         let logits = if self.with_logits { by_token(&self.logits, rows, tokens, experts) } else { vec![] };

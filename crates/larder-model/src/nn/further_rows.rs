@@ -10,6 +10,10 @@ use super::{AttentionMask, KvPool, KvRows, RowShape, made_up};
 use crate::error::Result;
 use crate::saved_state::{SavedState, SavedStateError};
 
+/// Positions behind those needed whose rows are kept, so that a sequence can go back: by a few tokens, also behind a state checkpoint
+/// of other layers.
+pub(super) const KEPT_BEHIND: usize = REWIND_POSITIONS + 256;
+
 /// Shape of further rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FurtherShape {
@@ -41,7 +45,7 @@ impl FurtherShape {
             AttentionMask::SlidingWindow(width) | AttentionMask::Chunked(width) => width,
         };
         // Beside the window what is kept for rewinding, what is appended before rows are given back, and the rest of the first page.
-        let rows = window.saturating_add(REWIND_POSITIONS) / self.tokens_per_row;
+        let rows = window.saturating_add(KEPT_BEHIND) / self.tokens_per_row;
         SequenceMemory::kept_rows(heads, width, rows.saturating_add(2 * KV_PAGE_TOKENS + 2))
     }
 }
@@ -81,7 +85,7 @@ impl FurtherRows {
     /// Gives the pages back whose rows no later token needs, save a few for the sake of rewinding.
     pub fn release_unneeded(&mut self) {
         let tokens = self.rows.len().saturating_mul(self.shape.tokens_per_row);
-        let first = self.shape.mask.first_visible(tokens).saturating_sub(REWIND_POSITIONS);
+        let first = self.shape.mask.first_visible(tokens).saturating_sub(KEPT_BEHIND);
         self.rows.release_before(first / self.shape.tokens_per_row);
     }
 

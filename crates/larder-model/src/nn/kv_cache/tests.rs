@@ -7,6 +7,7 @@ use larder_core::{CheckpointPolicy, Rng};
 use larder_kernels::KvPages;
 
 use super::*;
+use crate::nn::further_rows::KEPT_BEHIND;
 use crate::nn::{FurtherShape, KvUsage, RowShape, StateLens};
 
 const POLICY: CheckpointPolicy = CheckpointPolicy { every: 50, most: 3 };
@@ -201,7 +202,7 @@ impl Naive {
         for ((i, part), pages) in &mut self.pages {
             let FurtherShape { tokens_per_row, mask, .. } = PARTS[*i][*part];
             let tokens = self.tokens.len() / tokens_per_row * tokens_per_row;
-            let first = mask.first_visible(tokens).saturating_sub(REWIND_POSITIONS) / tokens_per_row / KV_PAGE_TOKENS;
+            let first = mask.first_visible(tokens).saturating_sub(KEPT_BEHIND) / tokens_per_row / KV_PAGE_TOKENS;
             pages.iter_mut().take(first).for_each(|page| *page = None);
         }
     }

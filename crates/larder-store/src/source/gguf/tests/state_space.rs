@@ -4,7 +4,6 @@ use serde_json::json;
 
 use super::GgufBuilder;
 use super::architectures::{config, has, layer_with};
-use crate::source::Source;
 
 /// Layers of `arch`, of which those with heads of keys have attention; the first has `parts`.
 fn layers(arch: &str, key_heads: &[i32], parts: &[&str]) -> GgufBuilder {
