@@ -60,8 +60,9 @@ impl Found {
         let blueprint = &model.blueprint;
         let mut resident = BTreeMap::new();
         let manifest = model.store().map(|store| store.manifest());
-        let tables = manifest.iter().flat_map(|manifest| &manifest.tables);
-        let tables: BTreeMap<_, _> = tables.map(|t| (t.name.clone(), t.meta().bytes as u64)).collect();
+        let tables = blueprint.resident.iter().filter(|t| t.by_row);
+        let tables = tables.filter_map(|t| Some((t.name.clone(), model.source().rows(&t.name)?.meta().bytes as u64)));
+        let tables: BTreeMap<_, _> = tables.collect();
         let in_memory = blueprint.resident.iter().filter(|t| !tables.contains_key(&t.name));
         let metas = in_memory.filter_map(|t| model.source().meta(&t.name));
         for TensorMeta { kind, bytes, .. } in metas {
