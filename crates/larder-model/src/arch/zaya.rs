@@ -8,13 +8,13 @@
 
 use larder_core::{ExpertNames, Gate, LayerIdx, Score};
 
-use super::common::{AttentionBias, Basics, Defaults, layer_types};
+use super::common::{AttentionBias, Basics, Defaults, TypedLayers, layer_types};
 use crate::config::{Config, config_error};
 use crate::embedding::ScaledRows;
 use crate::error::Result;
 use crate::nn::{
     Attention, AttentionMask, ConvolvedInputs, ConvolvedShape, InputProducts, MlpRouter, MlpRouterShape, Moe,
-    MoeRouter, Rope, RopeType, Rotary, ScaledConnection,
+    MoeRouter, Rope, RopeType, ScaledConnection,
 };
 use crate::stack::{Branch, Ffn, Layer, Stack};
 use crate::weights::WeightLoader;
@@ -26,7 +26,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     let defaults = Defaults { eps: 1e-5, kv_heads: Some(2), head_dim: Some(128), tied: true };
     let basics = Basics::parse(config, "rms_norm_eps", defaults)?;
     let basics = Basics { head_bias: config.flag_or("lm_head_bias", false)?, ..basics };
-    let (layers, ropes) = parse_layers(config, &basics)?;
+    let TypedLayers { layers, ropes } = parse_layers(config, &basics)?;
     let experts = config.size_or(&["num_experts"], 16)?;
     if config.size_or(&["num_experts_per_tok"], 1)? != 1 {
         return Err(config_error("num_experts_per_tok must be 1 for zaya"));
@@ -77,7 +77,7 @@ fn scaled(weights: &mut WeightLoader, prefix: &str, plain: Layer, hidden: usize)
 }
 
 /// Mask and rotation of each layer, and the ropes of the types.
-fn parse_layers(config: &mut Config, basics: &Basics) -> Result<(Vec<(AttentionMask, Rotary)>, Vec<Rope>)> {
+fn parse_layers(config: &mut Config, basics: &Basics) -> Result<TypedLayers> {
     // The reference reads rope_parameters only.
     config.ignore(&["rope_theta", "rope_scaling", "partial_rotary_factor"]);
     let partial = if config.is_set("rope_parameters") { 1.0 } else { 0.5 };
@@ -95,5 +95,5 @@ fn parse_layers(config: &mut Config, basics: &Basics) -> Result<(Vec<(AttentionM
             Err(config_error("sliding_window is missing, but layer_types names layers with hybrid_sliding"))
         }
     };
-    Ok((types.into_iter().map(layer).collect::<Result<_>>()?, ropes))
+    Ok(TypedLayers { layers: types.into_iter().map(layer).collect::<Result<_>>()?, ropes })
 }

@@ -279,7 +279,7 @@ mod tests {
             keys: of.keys.view(WIDTH),
             values: if with_values { &of.values } else { &of.keys }.view(VALUE_WIDTH),
             kv_heads: KV_HEADS,
-            seen: &[0..seen],
+            seen: std::slice::from_ref(&(0..seen)),
             scale: 0.3,
             sinks: Some(sinks),
             bias: None,

@@ -53,7 +53,7 @@ enum Keys {
     /// A product `[width, hidden]` and its norm: each token has one.
     OfTokens(Linear, Norm),
     /// Weighted means over the tokens of each complete block.
-    OfBlocks(Compressor),
+    OfBlocks(Box<Compressor>),
 }
 
 /// Epsilon of the norm of keys, whatever the config says of the others.
@@ -79,7 +79,7 @@ impl Indexer {
                 ),
                 Some(rate) => {
                     let shape = CompressorShape { hidden, width, rate, overlap: false };
-                    Keys::OfBlocks(Compressor::of_keys(weights, prefix, shape, NORM_EPS)?)
+                    Keys::OfBlocks(Box::new(Compressor::of_keys(weights, prefix, shape, NORM_EPS)?))
                 }
             },
             weights: weights.linear(&name("weights_proj"), heads, hidden, false)?,

@@ -202,7 +202,9 @@ impl Naive {
         for ((i, part), pages) in &mut self.pages {
             let FurtherShape { tokens_per_row, mask, .. } = PARTS[*i][*part];
             let tokens = self.tokens.len() / tokens_per_row * tokens_per_row;
-            let first = mask.first_visible(tokens).saturating_sub(KEPT_BEHIND) / tokens_per_row / KV_PAGE_TOKENS;
+            let is_further = *part > 0 && matches!(LAYERS[*i], Kind::Latent { .. });
+            let kept = if is_further { KEPT_BEHIND } else { REWIND_POSITIONS };
+            let first = mask.first_visible(tokens).saturating_sub(kept) / tokens_per_row / KV_PAGE_TOKENS;
             pages.iter_mut().take(first).for_each(|page| *page = None);
         }
     }
