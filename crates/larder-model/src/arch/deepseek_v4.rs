@@ -36,6 +36,8 @@ enum LayerType {
 /// What the layers are built from.
 struct Parts {
     attention: CompressedShape,
+    /// Longest sequence, in tokens.
+    context: usize,
     layers: Vec<LayerType>,
     /// Whether the token decides on the experts of each layer.
     by_token: Vec<bool>,
@@ -121,6 +123,7 @@ impl Parts {
         }
         Ok(Parts {
             attention,
+            context: basics.context,
             rates: rates(config)?,
             by_token: layers_by_token(config, layers.len())?,
             layers,
@@ -169,7 +172,7 @@ impl Parts {
                 count,
             }),
         };
-        Ok(Entries { compressor: own, rate, indexer })
+        Ok(Entries { compressor: own, rate, most: self.context / rate, indexer })
     }
 
     fn moe(&self, basics: &Basics, weights: &mut WeightLoader, layer: usize) -> Result<Moe> {

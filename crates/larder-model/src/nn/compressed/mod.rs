@@ -66,6 +66,8 @@ pub struct Entries {
     pub compressor: Compressor,
     /// Tokens of an entry.
     pub rate: usize,
+    /// The most entries of a sequence.
+    pub most: usize,
     /// Chooses among them; without it all are used.
     pub indexer: Option<EntryIndexer>,
 }
@@ -309,8 +311,9 @@ impl Mixer for CompressedAttention {
     }
 
     fn choice(&self) -> Option<ChoiceShape> {
-        let Entries { rate, indexer, .. } = self.entries.as_ref()?;
-        let entries = indexer.as_ref().map_or(usize::MAX / rate, |indexer| indexer.count);
-        Some(ChoiceShape { lists: 1, rows: entries.saturating_add(self.shape.window), values: self.shape.head_dim })
+        let Entries { most, indexer, .. } = self.entries.as_ref()?;
+        let entries = indexer.as_ref().map_or(*most, |indexer| indexer.count.min(*most));
+        let (lists, rows) = (usize::from(indexer.is_some()), entries.saturating_add(self.shape.window));
+        Some(ChoiceShape { lists, rows, values: self.shape.head_dim })
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use larder_core::{KV_PAGE_TOKENS, NumberFormat};
 use larder_kernels::{narrow, quantise_row};
 
+use super::further_rows::KEPT_BEHIND;
 use super::{AttentionMask, FurtherRows, KvPool, KvRows, LayerShape, RecurrentState};
 use crate::saved_state::{SavedState, SavedStateError};
 
@@ -179,7 +180,8 @@ impl LayerKv {
     /// Gives the pages of keys and values back that no later query with this mask sees, save a few for the sake of rewinding.
     pub fn release_unseen(&mut self, mask: AttentionMask) {
         self.mask = mask;
-        let unseen = mask.first_visible(self.keys.len()).saturating_sub(REWIND_POSITIONS);
+        let behind = if self.recurrent.bytes() == 0 { REWIND_POSITIONS } else { KEPT_BEHIND };
+        let unseen = mask.first_visible(self.keys.len()).saturating_sub(behind);
         self.keys.release_before(unseen);
         self.values.release_before(unseen);
     }
