@@ -273,13 +273,14 @@ mod tests {
         q: &[f32],
     ) -> Vec<f32> {
         let mut out = vec![0.0; HEADS * VALUE_WIDTH];
+        let visible = 0..seen;
         let args = AttentionArgs {
             queries: q,
             heads: HEADS,
             keys: of.keys.view(WIDTH),
             values: if with_values { &of.values } else { &of.keys }.view(VALUE_WIDTH),
             kv_heads: KV_HEADS,
-            seen: std::slice::from_ref(&(0..seen)),
+            seen: std::slice::from_ref(&visible),
             scale: 0.3,
             sinks: Some(sinks),
             bias: None,
