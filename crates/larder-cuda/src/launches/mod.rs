@@ -23,7 +23,7 @@ const MAX_COPY_BLOCKS: u32 = 64;
 
 /// Every kernel that is launched here.
 #[cfg(all(test, feature = "cuda"))]
-pub const KERNELS: [&str; 29] = [
+pub const KERNELS: [&str; 36] = [
     "f32_matmul",
     "f16_matmul",
     "bf16_matmul",
