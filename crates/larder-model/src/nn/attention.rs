@@ -175,14 +175,14 @@ impl Mixer for Attention {
 
     fn fill(&self, state: &mut LayerKv, tokens: usize, rng: &mut Rng) -> Result<()> {
         let AttentionShape { kv_heads, head_dim, value_dim, .. } = self.shape;
+        if let Some(inputs) = self.convolved() {
+            state.recurrent.fill(tokens, inputs.state_lens(), rng)?;
+        }
         for start in (0..tokens).step_by(KV_PAGE_TOKENS) {
             let rows = KV_PAGE_TOKENS.min(tokens - start) * kv_heads;
             state.keys.append(&made_up(rows * head_dim, rng), kv_heads, head_dim)?;
             state.values.append(&made_up(rows * value_dim, rng), kv_heads, value_dim)?;
             state.release_unseen(self.mask);
-        }
-        if let Some(inputs) = self.convolved() {
-            state.recurrent.fill(tokens, inputs.state_lens(), rng)?;
         }
         let all = state.keys.len();
         state.further.iter_mut().try_for_each(|further| further.fill(all, rng))
