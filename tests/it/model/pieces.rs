@@ -63,10 +63,7 @@ fn decode_behind_a_made_up_context_is_that_of_its_seed() {
         let (logits, bytes, kept) = behind(700, 1);
         assert_eq!(behind(700, 1), (logits.clone(), bytes, kept), "{name}");
         assert!(behind(700, 2).0 != logits && behind(300, 1).0 != logits, "{name}");
-        assert!(
-            kept >= 512 || folder.ends_with("zaya"),
-            "{name}: checkpoints are made up too, and {kept} tokens are kept"
-        );
+        assert!(kept >= 512, "{name}: checkpoints are made up too, and {kept} tokens are kept");
 
         let mut session = Session::new(&loaded.decoder, &mut loaded.experts, ROOM);
         session.forward(&TokenInput::prompt(&tokens(700)), &mut ()).unwrap();
@@ -108,9 +105,10 @@ fn the_plan_counts_the_activations_of_a_piece() {
         assert_eq!((small, large), (64, 1536), "{model}");
         let (planned, took) = (planned_large - planned_small, peak_large - peak_small);
         println!("{model}: {took} of {planned} bytes");
-        // What the allocator keeps is noise of a megabyte. Copies of chosen rows and scores, which both plans have, grow with the piece.
-        let rest = if chooses_rows(&folder) { 26e6 } else { 1e6 };
-        assert!(took <= planned + rest, "{model}: {took} bytes, and the plan has {planned}");
-        assert!(took >= 0.25 * planned - rest, "{model}: {took} bytes of {planned}: the plan wastes memory");
+        // What the allocator keeps is noise of a megabyte. A small piece does not fill the buffers for copies of chosen rows and for scores,
+        // which both plans have.
+        let ceiling = if chooses_rows(&folder) { planned_large } else { planned };
+        assert!(took <= ceiling + 1e6, "{model}: {took} bytes, and the plan has {ceiling}");
+        assert!(took >= 0.25 * planned - 1e6, "{model}: {took} bytes of {planned}: the plan wastes memory");
     }
 }
