@@ -119,6 +119,11 @@ impl Decoder {
         })
     }
 
+    /// Whether a token may use no expert in a layer.
+    pub fn may_skip_experts(&self) -> bool {
+        self.stack.ffns().any(|ffn| matches!(ffn, Ffn::Moe(moe) if moe.router.may_skip()))
+    }
+
     /// Whether a sequence can go back a few tokens without computing any again: there is neither an encoder nor a recurrent state.
     pub fn rewinds_freely(&self) -> bool {
         self.stack.rewinds_freely()

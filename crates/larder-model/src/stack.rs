@@ -169,7 +169,7 @@ impl Layer {
         Layer { mixer: Some(mixer), ffn: Some(ffn), scale: 1.0, begins_next: false }
     }
 
-    /// What comes before the two parts of the layer behind it: all residual streams are read, and the output is added to them.
+    /// A mixer that is counted with the layer behind it: it reads all residual streams, and its output is added to them.
     pub fn beginning_next(mixer: impl Mixer + 'static) -> Self {
         let mixer: Box<dyn Mixer> = Box::new(mixer);
         Layer { mixer: Some(Branch::new(Norm::None, mixer)), ffn: None, scale: 1.0, begins_next: true }

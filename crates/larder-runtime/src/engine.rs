@@ -412,7 +412,7 @@ fn with_edge(local: StreamingPath, store: &Arc<Store>, model: &OpenModel, option
 
 /// A recorder of a trace, with the strategy and, for router logits, the gates as metadata.
 fn new_recorder(to: &TraceOptions, decoder: &Decoder, options: &Options) -> Result<(PathBuf, Recorder)> {
-    let mut recorder = Recorder::new(decoder.geometry(), to.logits);
+    let mut recorder = Recorder::of_decoder(decoder, to.logits)?;
     recorder.set_meta("routing", options.routing.to_string());
     if to.logits {
         let gates: Vec<&Gate> = decoder.gates().collect();

@@ -186,3 +186,12 @@ fn what_cannot_be_replayed_is_refused_in_one_sentence() {
     assert!(larder_refuses(&["lab", "import", text(dir.path()), "-o", text(&other), "--force"]).contains("index.json"));
     assert_eq!(larder(&["lab", "replay", text(&trace), "--eviction", "psychic"]).status.code(), Some(2));
 }
+
+#[test]
+fn a_model_whose_tokens_may_use_no_expert_has_no_trace() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, trace) = (fixture("golden/zaya"), dir.path().join("trace.safetensors"));
+    let said = larder_refuses(&["run", "-m", text(&model), "-p", "a", "-n", "2", "--trace", text(&trace)]);
+    assert!(said.contains("may use no expert in a layer, which a trace cannot hold"), "{said}");
+    assert!(!trace.exists());
+}

@@ -16,7 +16,7 @@ pub enum TraceError {
         source: std::io::Error,
     },
     /// A pass in which a token used no expert.
-    #[error("a token used no expert in some layer, which a trace cannot hold; leave the trace out for this model")]
+    #[error("in this model a token may use no expert in a layer, which a trace cannot hold; leave the trace out")]
     WithoutExperts,
     /// A file that is not a trace.
     #[error("{} is not a larder trace: {why}", path.display())]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use half::f16;
 use larder_core::{CapacityAt, Geometry, Trace, TraceError, TracePass, TraceToken};
-use larder_model::{MoeCall, Routed, TokenOrigin, TokenPhase};
+use larder_model::{Decoder, MoeCall, Routed, TokenOrigin, TokenPhase};
 
 /// Collects the choices of every MoE layer into a trace, pass by pass.
 pub struct Recorder {
@@ -30,6 +30,14 @@ impl Recorder {
         let trace = Trace::new(geometry.moe_layers.len(), geometry.experts, geometry.top_k);
         let (sequences, ids, weights, logits) = Default::default();
         Recorder { trace, rows, with_logits, starts_sequence: true, sequences, ids, weights, logits, failed: None }
+    }
+
+    /// An empty recorder for this model, which must not have tokens without experts.
+    pub fn of_decoder(decoder: &Decoder, with_logits: bool) -> Result<Self, TraceError> {
+        match decoder.may_skip_experts() {
+            true => Err(TraceError::WithoutExperts),
+            false => Ok(Recorder::new(decoder.geometry(), with_logits)),
+        }
     }
 
     /// The next pass begins a sequence.

@@ -21,9 +21,7 @@ use super::glm_moe_dsa::own_indexers;
 use super::kimi_linear::{HybridMixers, LinearSizes, TYPES, require};
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{
-    Activation, ChannelDecay, IndexerShape, KimiDeltaShape, LatentShape, ManifoldConnection, MeanMerge, Rope,
-};
+use crate::nn::{Activation, ChannelDecay, IndexerShape, LatentShape, ManifoldConnection, MeanMerge, Rope};
 use crate::stack::{Branch, Layer, Stack, Streams};
 use crate::weights::WeightLoader;
 
@@ -85,17 +83,7 @@ fn mixers(config: &mut Config, basics: &Basics) -> Result<HybridMixers> {
     let indexers = indexers(config, &latent, &linear)?;
     Ok(HybridMixers {
         linear,
-        delta: KimiDeltaShape {
-            hidden: basics.hidden,
-            heads: sizes.heads,
-            dim: sizes.dim,
-            conv: sizes.conv,
-            act: basics.act,
-            low_rank: true,
-            decay: bound.map_or(ChannelDecay::Softplus, ChannelDecay::Bounded),
-            eps: basics.eps,
-            output: "o_proj",
-        },
+        delta: sizes.delta(basics, bound.map_or(ChannelDecay::Softplus, ChannelDecay::Bounded)),
         a_log: vec![sizes.heads],
         latent,
         bias: config.flag_or("attention_bias", false)?,

@@ -46,17 +46,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     let latent = latent_shape(config, &basics, &LatentDefaults::COMMON)?;
     let mixers = HybridMixers {
         linear,
-        delta: KimiDeltaShape {
-            hidden: basics.hidden,
-            heads: sizes.heads,
-            dim: sizes.dim,
-            conv: sizes.conv,
-            act: basics.act,
-            low_rank: true,
-            decay: ChannelDecay::Softplus,
-            eps: basics.eps,
-            output: "o_proj",
-        },
+        delta: sizes.delta(&basics, ChannelDecay::Softplus),
         a_log: vec![1, 1, sizes.heads, 1],
         latent,
         bias: config.flag_or("attention_bias", false)?,
@@ -149,6 +139,21 @@ pub struct LinearSizes {
 }
 
 impl LinearSizes {
+    /// The form of the layers that these models have in common.
+    pub fn delta(&self, basics: &Basics, decay: ChannelDecay) -> KimiDeltaShape {
+        KimiDeltaShape {
+            hidden: basics.hidden,
+            heads: self.heads,
+            dim: self.dim,
+            conv: self.conv,
+            act: basics.act,
+            low_rank: true,
+            decay,
+            eps: basics.eps,
+            output: "o_proj",
+        }
+    }
+
     /// From `linear_attn_config`, whose other keys `read` reads, or the keys of newer configs; `heads` by default.
     pub fn parse(config: &mut Config, heads: usize, read: impl FnOnce(&mut Config) -> Result<()>) -> Result<Self> {
         let newer = LinearSizes {

@@ -5,7 +5,8 @@ use candle_core::{D, Device, Tensor};
 use larder_core::KV_PAGE_TOKENS;
 
 use super::{
-    AttentionMask, ForwardPass, FurtherRows, FurtherShape, Index, Norm, Rope, RopeTable, Rotary, RowShape, Selection,
+    AttentionMask, ForwardPass, FurtherRows, FurtherShape, Norm, Rope, RopeTable, Rotary, RowShape, Selection,
+    StepIndex,
 };
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
@@ -73,26 +74,14 @@ impl BlockIndexer {
             with_f32(&keys, |keys| self.append(span.rows(keys, width), &mut states.of_mut(i).further))??;
         }
         let seen: Vec<usize> = pass.positions().map(|at| (at + 1) / tokens).collect();
-        let mut selection = Selection::default();
         if seen.iter().all(|seen| *seen <= blocks) {
-            seen.iter().for_each(|_| selection.push_all());
-            return Ok(selection);
+            return Ok(Selection::of_all(seen.len()));
         }
         let queries = self.query_norm.forward(&queries.reshape((pass.tokens(), heads, width))?)?;
         let queries = with_f32(&self.rotary.apply(&queries, pass)?, <[f32]>::to_vec)?;
         let weights = vec![1.0; pass.tokens() * heads];
-        for (i, span) in pass.spans.iter().enumerate() {
-            let index = Index {
-                queries: span.rows(&queries, heads * width),
-                heads,
-                weights: span.rows(&weights, heads),
-                rows: &states.of(i).further[1].rows,
-                width,
-                seen: span.rows(&seen, 1),
-                scale: (width as f64).powf(-0.5) as f32,
-            };
-            index.select(self.compute(), blocks, &mut selection);
-        }
+        let index = StepIndex { queries: &queries, heads, weights: &weights, width, seen: &seen };
+        let selection = index.select(self.compute(), blocks, pass, |span| &states.of(span).further[1].rows);
         Ok(selection.of_blocks(tokens, pass.positions()))
     }
 

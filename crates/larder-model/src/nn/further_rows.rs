@@ -3,16 +3,12 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use larder_core::{KV_PAGE_TOKENS, Rng, SequenceMemory};
+use larder_core::{CheckpointPolicy, KV_PAGE_TOKENS, Rng, SequenceMemory};
 
 use super::kv_cache::REWIND_POSITIONS;
 use super::{AttentionMask, KvPool, KvRows, RowShape, made_up};
 use crate::error::Result;
 use crate::saved_state::{SavedState, SavedStateError};
-
-/// Positions behind those needed whose rows are kept, so that a sequence can go back: by a few tokens, also behind a state checkpoint
-/// of other layers.
-pub(super) const KEPT_BEHIND: usize = REWIND_POSITIONS + 256;
 
 /// Shape of further rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,7 +41,8 @@ impl FurtherShape {
             AttentionMask::SlidingWindow(width) | AttentionMask::Chunked(width) => width,
         };
         // Beside the window what is kept for rewinding, what is appended before rows are given back, and the rest of the first page.
-        let rows = window.saturating_add(KEPT_BEHIND) / self.tokens_per_row;
+        let behind = REWIND_POSITIONS + CheckpointPolicy::default().every;
+        let rows = window.saturating_add(behind) / self.tokens_per_row;
         SequenceMemory::kept_rows(heads, width, rows.saturating_add(2 * KV_PAGE_TOKENS + 2))
     }
 }
@@ -54,14 +51,16 @@ impl FurtherShape {
 #[derive(Clone)]
 pub struct FurtherRows {
     shape: FurtherShape,
+    /// Positions behind those needed whose rows are kept.
+    kept_behind: usize,
     /// Those appended.
     pub rows: KvRows,
 }
 
 impl FurtherRows {
-    /// None yet.
-    pub fn new(shape: FurtherShape, pool: &Arc<KvPool>) -> Self {
-        FurtherRows { shape, rows: KvRows::new(pool) }
+    /// No rows yet. `kept_behind` positions behind those that are needed are kept for the sake of rewinding.
+    pub fn new(shape: FurtherShape, kept_behind: usize, pool: &Arc<KvPool>) -> Self {
+        FurtherRows { shape, kept_behind, rows: KvRows::new(pool) }
     }
 
     /// Appends `new [n, heads, width]`.
@@ -85,7 +84,7 @@ impl FurtherRows {
     /// Gives the pages back whose rows no later token needs, save a few for the sake of rewinding.
     pub fn release_unneeded(&mut self) {
         let tokens = self.rows.len().saturating_mul(self.shape.tokens_per_row);
-        let first = self.shape.mask.first_visible(tokens).saturating_sub(KEPT_BEHIND);
+        let first = self.shape.mask.first_visible(tokens).saturating_sub(self.kept_behind);
         self.rows.release_before(first / self.shape.tokens_per_row);
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 
-use super::{Compressor, CompressorShape, ForwardPass, FurtherShape, Index, Norm, Rotary, Selection};
+use super::{Compressor, CompressorShape, ForwardPass, FurtherShape, Norm, Rotary, Selection, StepIndex};
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
 use crate::step::LayerStates;
@@ -135,28 +135,17 @@ impl Indexer {
     ) -> Result<Arc<Selection>> {
         let IndexerShape { heads, width, top_k, .. } = self.shape;
         self.append(x, states, pass)?;
-        let (block, mut selection) = (self.shape.tokens_per_key(), Selection::default());
+        let block = self.shape.tokens_per_key();
         let (count, seen) = (top_k / block, pass.positions().map(|at| (at + 1) / block).collect::<Vec<_>>());
         if seen.iter().all(|seen| *seen <= count) {
-            pass.positions().for_each(|_| selection.push_all());
-            return Ok(selection.into());
+            return Ok(Selection::of_all(seen.len()).into());
         }
         let query = self.query.forward(latent)?.reshape((pass.tokens(), heads, width))?;
         let query = with_f32(&self.rotated(&query, pass)?, <[f32]>::to_vec)?;
         let weights = with_f32(&self.weights.forward(x)?.affine((heads as f64).powf(-0.5), 0.0)?, <[f32]>::to_vec)?;
         let keys = self.kept().len() - 1;
-        for (i, span) in pass.spans.iter().enumerate() {
-            let index = Index {
-                queries: span.rows(&query, heads * width),
-                heads,
-                weights: span.rows(&weights, heads),
-                rows: &states.of(i).further[keys].rows,
-                width,
-                seen: span.rows(&seen, 1),
-                scale: (width as f64).powf(-0.5) as f32,
-            };
-            index.select(self.query.compute(), count, &mut selection);
-        }
+        let index = StepIndex { queries: &query, heads, weights: &weights, width, seen: &seen };
+        let selection = index.select(self.query.compute(), count, pass, |span| &states.of(span).further[keys].rows);
         Ok(if block == 1 { selection } else { selection.of_blocks(block, pass.positions()) }.into())
     }
 

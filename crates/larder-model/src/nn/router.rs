@@ -56,6 +56,11 @@ impl RouterOutput {
 }
 
 impl MoeRouter {
+    /// Whether a token may use no expert.
+    pub(crate) fn may_skip(&self) -> bool {
+        matches!(self, MoeRouter::Mlp(_))
+    }
+
     /// The logits `[tokens, experts]` of `x [tokens, hidden]`, if they follow from it alone.
     pub(super) fn logits(&self, x: &Tensor) -> Result<Option<Tensor>> {
         match self {

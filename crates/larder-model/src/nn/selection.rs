@@ -5,8 +5,8 @@ use std::sync::{Mutex, PoisonError};
 
 use larder_kernels::IndexArgs;
 
-use super::KvRows;
 use super::gather::gather_bytes;
+use super::{ForwardPass, KvRows};
 use crate::compute::ComputeContext;
 
 /// Scores that are computed at a time; those of one query may be more.
@@ -17,6 +17,11 @@ const SCORES: usize = 1 << 20;
 pub struct Selection(Vec<Option<Vec<u32>>>);
 
 impl Selection {
+    /// Of tokens that attend to all rows that they see.
+    pub fn of_all(tokens: usize) -> Self {
+        Selection(vec![None; tokens])
+    }
+
     /// Adds the next token, which attends to all rows that it sees.
     pub fn push_all(&mut self) {
         self.0.push(None);
@@ -75,6 +80,47 @@ impl ChoiceShape {
         let list = size_of::<Option<Vec<u32>>>() + self.rows.min(context).saturating_mul(size_of::<u32>());
         // Lists are made before they are divided among the parts of the heads.
         if self.lists == 1 { list } else { self.lists.saturating_mul(list + size_of::<Option<Vec<u32>>>()) }
+    }
+}
+
+/// The queries of an indexer for all tokens of a step.
+pub struct StepIndex<'a> {
+    /// `[tokens, heads, width]`
+    pub queries: &'a [f32],
+    /// Heads of a query.
+    pub heads: usize,
+    /// `[tokens, heads]`: factors on what the heads find.
+    pub weights: &'a [f32],
+    /// Width of a row, the root of which divides the scores.
+    pub width: usize,
+    /// How many rows each token sees: the first ones.
+    pub seen: &'a [usize],
+}
+
+impl StepIndex<'_> {
+    /// The `count` rows with the highest scores of each token, out of the rows of its span, which `rows` gives.
+    pub fn select<'r>(
+        &self,
+        compute: &ComputeContext,
+        count: usize,
+        pass: &ForwardPass,
+        rows: impl Fn(usize) -> &'r KvRows,
+    ) -> Selection {
+        let StepIndex { queries, heads, weights, width, seen } = *self;
+        let mut selection = Selection::default();
+        for (i, span) in pass.spans.iter().enumerate() {
+            let index = Index {
+                queries: span.rows(queries, heads * width),
+                heads,
+                weights: span.rows(weights, heads),
+                rows: rows(i),
+                width,
+                seen: span.rows(seen, 1),
+                scale: (width as f64).powf(-0.5) as f32,
+            };
+            index.select(compute, count, &mut selection);
+        }
+        selection
     }
 }
 

@@ -10,8 +10,8 @@ use output::GroupedOutput;
 
 use super::norm::rms;
 use super::{
-    AttentionMask, ChoiceShape, ChosenAttention, ChosenQuery, ChosenRows, ForwardPass, Index, LayerKv, LayerShape,
-    Mixer, Norm, Rotary, RowShape, Selection, TokenScratch, made_up,
+    AttentionMask, ChoiceShape, ChosenAttention, ChosenQuery, ChosenRows, ForwardPass, LayerKv, LayerShape, Mixer,
+    Norm, Rotary, RowShape, Selection, StepIndex, TokenScratch, made_up,
 };
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
@@ -236,20 +236,9 @@ impl EntryIndexer {
         let mut weights = with_f32(&self.weights.forward(x)?, <[f32]>::to_vec)?;
         let by = (heads as f64).powf(-0.5) as f32;
         weights.iter_mut().for_each(|weight| *weight *= by);
-        let (seen, mut selection) = (entries_seen(pass, rate), Selection::default());
-        for (i, span) in pass.spans.iter().enumerate() {
-            let index = Index {
-                queries: span.rows(&queries, heads * width),
-                heads,
-                weights: span.rows(&weights, heads),
-                rows: &states.of(i).further[3].rows,
-                width,
-                seen: span.rows(&seen, 1),
-                scale: (width as f64).powf(-0.5) as f32,
-            };
-            index.select(self.queries.compute(), self.count, &mut selection);
-        }
-        Ok(selection)
+        let seen = entries_seen(pass, rate);
+        let index = StepIndex { queries: &queries, heads, weights: &weights, width, seen: &seen };
+        Ok(index.select(self.queries.compute(), self.count, pass, |span| &states.of(span).further[3].rows))
     }
 }
 

@@ -6,11 +6,10 @@ use std::sync::Arc;
 use larder_core::{KV_PAGE_TOKENS, NumberFormat};
 use larder_kernels::{narrow, quantise_row};
 
-use super::further_rows::KEPT_BEHIND;
 use super::{AttentionMask, FurtherRows, KvPool, KvRows, LayerShape, RecurrentState};
 use crate::saved_state::{SavedState, SavedStateError};
 
-/// Positions behind a sliding window that are stored, so that a sequence can be rewound by a few tokens.
+/// Positions behind a sliding window that are at least stored, so that a sequence can be rewound by a few tokens.
 pub(super) const REWIND_POSITIONS: usize = 2 * KV_PAGE_TOKENS;
 
 /// Number format of the keys and values in a KV cache.
@@ -77,7 +76,10 @@ pub struct EncoderInput {
 impl KvCache {
     /// An empty cache for layers of these shapes, whose memory grows with the tokens.
     pub fn new(layers: impl Iterator<Item = LayerShape>, pool: &Arc<KvPool>) -> Self {
-        KvCache { len: 0, layers: layers.map(|shape| LayerKv::new(&shape, pool)).collect(), encoder: None }
+        let shapes: Vec<LayerShape> = layers.collect();
+        let behind = kept_behind(&shapes, pool);
+        let layers = shapes.iter().map(|shape| LayerKv::new(shape, behind, pool)).collect();
+        KvCache { len: 0, layers, encoder: None }
     }
 
     /// An empty cache of a model with an encoder.
@@ -143,6 +145,12 @@ impl KvCache {
     }
 }
 
+/// Positions behind a window whose rows are kept: a few, and where a layer has a recurrent state, those to the state checkpoint before.
+fn kept_behind(shapes: &[LayerShape], pool: &KvPool) -> usize {
+    let has_states = shapes.iter().any(|shape| shape.recurrent.is_some());
+    REWIND_POSITIONS + if has_states { pool.checkpoints().every } else { 0 }
+}
+
 /// The state of one layer; each kind of mixer uses the fields it needs.
 #[derive(Clone)]
 pub struct LayerKv {
@@ -160,11 +168,13 @@ pub struct LayerKv {
     pub further: Vec<FurtherRows>,
     /// Why rows have been given back.
     mask: AttentionMask,
+    /// Positions behind a window whose rows are kept.
+    kept_behind: usize,
 }
 
 impl LayerKv {
-    /// An empty state of a layer.
-    pub fn new(shape: &LayerShape, pool: &Arc<KvPool>) -> Self {
+    /// An empty state of a layer. `kept_behind` positions behind a window are kept for the sake of rewinding.
+    pub fn new(shape: &LayerShape, kept_behind: usize, pool: &Arc<KvPool>) -> Self {
         let rows = || KvRows::new(pool);
         LayerKv {
             keys: rows(),
@@ -172,16 +182,16 @@ impl LayerKv {
             encoder_keys: rows(),
             encoder_values: rows(),
             recurrent: RecurrentState::new(pool),
-            further: shape.further.iter().map(|shape| FurtherRows::new(*shape, pool)).collect(),
+            further: shape.further.iter().map(|shape| FurtherRows::new(*shape, kept_behind, pool)).collect(),
             mask: AttentionMask::Causal,
+            kept_behind,
         }
     }
 
     /// Gives the pages of keys and values back that no later query with this mask sees, save a few for the sake of rewinding.
     pub fn release_unseen(&mut self, mask: AttentionMask) {
         self.mask = mask;
-        let behind = if self.recurrent.bytes() == 0 { REWIND_POSITIONS } else { KEPT_BEHIND };
-        let unseen = mask.first_visible(self.keys.len()).saturating_sub(behind);
+        let unseen = mask.first_visible(self.keys.len()).saturating_sub(self.kept_behind);
         self.keys.release_before(unseen);
         self.values.release_before(unseen);
     }

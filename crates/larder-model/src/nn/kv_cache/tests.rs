@@ -7,7 +7,6 @@ use larder_core::{CheckpointPolicy, Rng};
 use larder_kernels::KvPages;
 
 use super::*;
-use crate::nn::further_rows::KEPT_BEHIND;
 use crate::nn::{FurtherShape, KvUsage, RowShape, StateLens};
 
 const POLICY: CheckpointPolicy = CheckpointPolicy { every: 50, most: 3 };
@@ -202,9 +201,8 @@ impl Naive {
         for ((i, part), pages) in &mut self.pages {
             let FurtherShape { tokens_per_row, mask, .. } = PARTS[*i][*part];
             let tokens = self.tokens.len() / tokens_per_row * tokens_per_row;
-            let is_further = *part > 0 && matches!(LAYERS[*i], Kind::Latent { .. });
-            let kept = if is_further { KEPT_BEHIND } else { REWIND_POSITIONS };
-            let first = mask.first_visible(tokens).saturating_sub(kept) / tokens_per_row / KV_PAGE_TOKENS;
+            let behind = REWIND_POSITIONS + POLICY.every;
+            let first = mask.first_visible(tokens).saturating_sub(behind) / tokens_per_row / KV_PAGE_TOKENS;
             pages.iter_mut().take(first).for_each(|page| *page = None);
         }
     }

@@ -168,7 +168,7 @@ mod tests {
         (0..rows).map(row).collect()
     }
 
-    /// What is read of the streams of a token, and the weights by which is written, by the definition.
+    /// The mixture of the streams of a token that a part reads, and the weights of its output, by the definition.
     fn naive(streams: &[f32]) -> (Vec<f64>, Vec<f64>) {
         let weight = numbers(WIDTH, 0.5);
         let square = |stream: &[f32]| stream.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / 4.0;

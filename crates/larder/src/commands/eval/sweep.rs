@@ -98,7 +98,7 @@ fn once(
     bar: &Bar,
 ) -> Result<(RoutingRun, Trace)> {
     let with_logits = args.engine.cache.eviction.needs() == PolicyNeeds::Evictor;
-    let mut recorder = Recorder::new(engine.decoder.geometry(), with_logits);
+    let mut recorder = Recorder::of_decoder(&engine.decoder, with_logits)?;
     let meter = Meter::new(&engine.experts);
     let mut chunks: Vec<ChunkScore> = Vec::new();
     for chunk in passage.chunks() {
