@@ -26,7 +26,7 @@ from safetensors import safe_open
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 import make_golden
-from golden import bases, sets, tokens
+from golden import bases, deepseek_v4, sets, tokens
 from golden.bases import DROP
 
 ROOT = Path(__file__).parent.parent.parent
@@ -187,6 +187,14 @@ CONFIGS = {
         "rope_scaling": {"type": "yarn", "factor": 8, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0,
                          "mscale_all_dim": 1.0, "original_max_position_embeddings": 32},
     },
+    "deepseek_v4": {
+        "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 16, "q_lora_rank": 32,
+        "qk_rope_head_dim": 8, "moe_intermediate_size": 32, "n_routed_experts": 6, "num_experts_per_tok": 2,
+        "compress_ratios": [0, 4, 128, 4], "compress_rate_hca": DROP, "hc_sinkhorn_iters": 6, "swiglu_limit": 0.5,
+        "sliding_window": 8, "o_lora_rank": 16, "index_head_dim": 64, "index_topk": 3,
+        "rope_scaling": {"type": "yarn", "factor": 4, "beta_fast": 32, "beta_slow": 1,
+                         "original_max_position_embeddings": 64},
+    },
     "glm_moe_dsa": {
         **sets.SMALL_MLA, "num_hidden_layers": 4, "q_lora_rank": 10, "moe_intermediate_size": 16, "n_routed_experts": 6,
         "num_experts_per_tok": 2, "n_shared_experts": 2, "index_n_heads": 4, "index_head_dim": 64, "index_topk": 6,
@@ -235,7 +243,9 @@ SEEDS = {"phimoe": 300_000, "qwen3_next": 301_000, "llama4_text": 302_000, "qwen
          "mellum": 315_000, "afmoe": 316_000, "laguna": 317_000, "mimo_v2_flash": 318_000, "step3p5": 319_000,
          "bailing_moe": 320_000, "bailing_moe_v2": 321_000, "deepseek_v32": 322_000, "glm_moe_dsa": 323_000,
          "kimi_linear": 324_000, "bailing_hybrid": 325_000, "glm5_next": 326_000, "minimax_m3_vl": 327_000,
-         "granitemoehybrid": 330_000, "jamba": 331_000, "nemotron_h": 332_000, "qwen4_exp": 333_000}
+         "granitemoehybrid": 330_000, "jamba": 331_000, "nemotron_h": 332_000, "qwen4_exp": 333_000, "deepseek_v4": 334_000}
+# An entry of 128 tokens, and some beyond.
+PROMPTS = {"deepseek_v4": {"prompt": 130, "rounded": deepseek_v4.round_experts}}
 
 # Names of architectures where llama.cpp knows another spelling than transformers, and pre-tokenizers of the tiny tokenizers.
 SPELLINGS = {"PhimoeForCausalLM": "PhiMoEForCausalLM", "Mistral4ForCausalLM": "Mistral3ForConditionalGeneration",
@@ -250,7 +260,7 @@ PRE_TOKENIZERS = {"phimoe": "gpt-2", "qwen3_next": "qwen2", "llama4_text": "qwen
                   "mimo_v2_flash": "qwen2", "step3p5": "qwen2", "bailing_moe": "qwen2", "bailing_moe_v2": "qwen2",
                   "granitemoehybrid": "qwen2", "jamba": "gpt-2", "nemotron_h": "qwen2", "deepseek_v32": "gpt-2",
                   "glm_moe_dsa": "qwen2", "kimi_linear": "qwen2", "bailing_hybrid": "qwen2", "glm5_next_text": "qwen2",
-                  "minimax_m3_vl_text": "minimax-m2", "qwen4_exp_text": "qwen35"}
+                  "minimax_m3_vl_text": "minimax-m2", "qwen4_exp_text": "qwen35", "deepseek_v4": "gpt-2"}
 
 
 def load_converter(llama):
@@ -269,7 +279,7 @@ def convert(llama, folder, out):
     (architecture,), model_type = config["architectures"], config["model_type"]
     model = conversion.get_model_class(SPELLINGS.get(architecture, architecture))
     base.TextModel.get_vocab_base_pre = lambda self, tokenizer: PRE_TOKENIZERS[model_type]
-    if model_type in ("phimoe", "deepseek_v32", "glm4_moe_lite", "glm5_next_text", "glm_moe_dsa", "solar_open",
+    if model_type in ("phimoe", "deepseek_v32", "deepseek_v4", "glm4_moe_lite", "glm5_next_text", "glm_moe_dsa", "solar_open",
                       "hunyuan_v1_moe", "jamba"):
         model.set_vocab = base.TextModel._set_vocab_gpt2
     if model_type == "mimo_v2_flash":
@@ -280,7 +290,7 @@ def convert(llama, folder, out):
     file_type = {"float32": types.ALL_F32, "bfloat16": types.MOSTLY_BF16}[config["torch_dtype"]]
     # Transformers renames or lacks keys of these configs, which the converter reads as they are on the hub.
     raw = ("mimo_v2_flash", "step3p5", "bailing_moe", "bailing_moe_v2", "kimi_linear", "bailing_hybrid",
-           "glm5_next_text", "minimax_m3_vl_text", "granitemoehybrid", "jamba", "nemotron_h", "qwen4_exp_text")
+           "deepseek_v4", "glm5_next_text", "minimax_m3_vl_text", "granitemoehybrid", "jamba", "nemotron_h", "qwen4_exp_text")
     hparams = config if model_type in raw else None
     with torch.inference_mode():
         model(folder, file_type, out, model_name=out.stem, hparams=hparams).write()
@@ -397,12 +407,15 @@ def main():
         if name.startswith(args.only):
             with tempfile.TemporaryDirectory() as scratch:
                 folder = Path(scratch) / name
-                make_golden.build(sets.Spec(name, name, "representable in GGUF", config, seed=SEEDS[name]), folder)
-                file = out / f"tiny-{name.replace('_', '-')}-f32.gguf"
+                spec = sets.Spec(name, name, "representable in GGUF", config, seed=SEEDS[name], **PROMPTS.get(name, {}))
+                make_golden.build(spec, folder)
+                file = out / f"tiny-{name.replace('_', '-')}-{'mxfp4' if spec.rounded else 'f32'}.gguf"
                 if name in ("qwen3_next", "qwen3_5_moe"):
                     add_prediction_block(folder)
                 if name == "glm4_moe_lite":
                     add_prediction_layer(folder)
+                if name == "deepseek_v4":
+                    deepseek_v4.pack(folder)
                 if name == "minimax_m3_vl":
                     publish_minimax_m3(folder)
                 if name == "gemma4_text":

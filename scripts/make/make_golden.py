@@ -91,6 +91,8 @@ def find_seed(spec, model, probe, prompt):
     for tried in range(TRIES):
         seed = spec.seed + tried
         weights.fill(model, seed)
+        if spec.rounded:
+            spec.rounded(model)
         round_to_stored(model, spec.dtype)
         try:
             tensors, margins = reference.capture(model, probe, prompt, spec.generated)

@@ -1,5 +1,6 @@
 """The golden models of the repository."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from golden.bases import BASES, DROP, MISTRAL4_ROPE
@@ -22,6 +23,7 @@ class Spec:
     seed: int = 0
     shard_size: str = "1GB"
     generation: dict = field(default_factory=dict)
+    rounded: Callable | None = None  # makes the weights of a model numbers of the format in which they are published
 
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}

@@ -16,6 +16,10 @@ fn gpt_oss() -> std::path::PathBuf {
     fixture("fixtures/quantised/gpt_oss_mxfp4")
 }
 
+fn deepseek_v4() -> std::path::PathBuf {
+    fixture("fixtures/quantised/deepseek_v4_fp8")
+}
+
 #[test]
 fn gpt_oss_in_mxfp4_has_the_logits_of_transformers() {
     check(&gpt_oss(), "config.json");
@@ -40,6 +44,30 @@ fn mxfp4_streams_from_a_store_with_the_bits_of_the_checkpoint() {
     // The same numbers to the last bit, where activations are not rounded: f32 holds them all.
     let wide = dir.path().join("wide");
     convert(&gpt_oss(), &wide, &["--experts", "f32"]);
+    let [kept, wide] = [&store, &wide].map(|s| full_logits(&logits_with(s, &dir.path().join("out"), &["--exact"])));
+    assert!(relative_error(&kept, &wide) < 1e-5);
+}
+
+#[test]
+fn deepseek_v4_as_published_has_the_logits_of_transformers() {
+    check(&deepseek_v4(), "config.json");
+    check(&deepseek_v4(), "config.transformers5.json");
+    check_chunks(&deepseek_v4());
+}
+
+/// Experts in FP4 are mxfp4, and FP8 with scales that are powers of two is bf16, so that nothing is rounded.
+#[test]
+fn fp4_and_fp8_of_deepseek_v4_are_kept_exactly() {
+    let dir = tempfile::tempdir().unwrap();
+    let [store, wide] = ["store", "wide"].map(|name| dir.path().join(name));
+    let made = crate::support::larder(&["convert", text(&deepseek_v4()), text(&store)]);
+    let printed = String::from_utf8(made.stderr).unwrap();
+    assert!(made.status.success() && !printed.contains("round"), "{printed}");
+    larder_ok(&["verify", text(&store)]);
+    assert_eq!(Store::open(&store).unwrap().layout(LayerIdx(0)).kinds(), [NumberFormat::Mxfp4; 3].into());
+    let direct = logits_with(&deepseek_v4(), &dir.path().join("direct"), &[]);
+    assert!(logits_with(&store, &dir.path().join("streamed"), &["--cache-experts", "2"]) == direct);
+    convert(&deepseek_v4(), &wide, &["--experts", "f32", "--resident", "f32"]);
     let [kept, wide] = [&store, &wide].map(|s| full_logits(&logits_with(s, &dir.path().join("out"), &["--exact"])));
     assert!(relative_error(&kept, &wide) < 1e-5);
 }

@@ -1,5 +1,6 @@
 //! FP8 (E4M3) weights with a scale per block of rows and columns, per row, or per tensor. A value is the weight times its
-//! scale, also where the scale is called `weight_scale_inv`. There is no exact equivalent; they are kept as bf16.
+//! scale, also where the scale is called `weight_scale_inv`. They are kept as bf16, which is exact where scales are powers of
+//! two. The experts of DeepSeek-V4 are floats of four bits beside them, kept as mxfp4.
 
 use std::ops::Range;
 
@@ -8,7 +9,7 @@ use larder_core::{NumberFormat, Tensors};
 use safetensors::Dtype;
 use serde_json::Value;
 
-use super::{Checkpoint, Encoding, Found, PackedTensor, joined::part_of};
+use super::{Checkpoint, Encoding, Found, PackedTensor, joined::part_of, nibbles};
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
     quantize::encode,
@@ -35,7 +36,26 @@ pub(super) fn find(from: &Checkpoint, config: &Value) -> Result<Found> {
     }
     let mut found = Found::default();
     add(from, block, &mut found)?;
+    add_fp4(from, &mut found)?;
     Ok(found)
+}
+
+/// The name of the scales of the weight `name` in DeepSeek-V4.
+fn scale_beside(name: &str) -> Option<String> {
+    Some(format!("{}.scale", name.strip_suffix(".weight")?))
+}
+
+/// Adds every matrix of bytes that has scales beside it: floats of four bits, two to a byte.
+fn add_fp4(from: &Checkpoint, found: &mut Found) -> Result<()> {
+    for name in from.names() {
+        let packed = from.stored(name)?;
+        let Some(scales) = scale_beside(name).filter(|scales| from.find(scales).is_some()) else { continue };
+        let (Dtype::I8 | Dtype::U8, [rows, bytes]) = (packed.dtype, &packed.shape[..]) else { continue };
+        // The bytes are in a file, so that twice their number does not overflow.
+        let tensor = nibbles::tensor(from, name, (name, &scales), vec![*rows, 2 * bytes], true)?;
+        found.tensors.insert(name.to_owned(), tensor);
+    }
+    Ok(())
 }
 
 /// Adds every tensor of dtype F8_E4M3, each with its scales, which are per block of the size `block` unless their shape
@@ -49,9 +69,12 @@ pub(super) fn add(from: &Checkpoint, block: Option<(usize, usize)>, found: &mut 
         // The parts of a table may have the scale of the whole.
         let whole = part_of(name).map(|(table, _)| format!("{table}.weight"));
         let names = [Some(name), whole.as_deref()].into_iter().flatten();
-        let mut candidates = names.flat_map(|name| ["_scale_inv", "_scale"].map(|suffix| format!("{name}{suffix}")));
+        let suffixed = names.flat_map(|name| ["_scale_inv", "_scale"].map(|suffix| format!("{name}{suffix}")));
+        let mut candidates = suffixed.chain(scale_beside(name));
         let scales = candidates.find(|scales| from.find(scales).is_some()).ok_or_else(|| {
-            let what = format!("has no scales for the tensor '{name}' in fp8 ('{name}_scale_inv' or '{name}_scale')");
+            let beside = scale_beside(name).map(|beside| format!(" or '{beside}'")).unwrap_or_default();
+            let what =
+                format!("has no scales for the tensor '{name}' in fp8: '{name}_scale_inv', '{name}_scale'{beside}");
             StoreError::new(StoreErrorKind::Missing, from.path(), what)
         })?;
         let found_scales = from.stored(&scales)?;
@@ -180,8 +203,9 @@ impl Encoding for Fp8 {
         KEPT
     }
 
+    /// A power of two leaves the four digits of a value as they are; bf16 has eight.
     fn rounds(&self) -> bool {
-        true
+        self.dtype != Dtype::F8_E8M0
     }
 
     fn parts(&self) -> Vec<&str> {

@@ -272,6 +272,45 @@ fn fp8_is_the_weight_times_the_scale_of_its_block() {
 }
 
 #[test]
+fn scales_beside_the_weights_are_powers_of_two() {
+    let config = json!({ "quant_method": "fp8", "weight_block_size": [2, 16], "scale_fmt": "ue8m0" });
+    let e4m3: Vec<u8> = codes(4 * 32).into_iter().map(|c| if c & 0x7f == 0x7f { 0 } else { c }).collect();
+    let good: Vec<Stored> = vec![
+        ("a.w1.weight", Dtype::F8_E4M3, &[4, 32], e4m3),
+        ("a.w1.scale", Dtype::F8_E8M0, &[2, 2], vec![127, 126, 130, 120]),
+        ("a.w2.weight", Dtype::I8, &[3, 32], codes(96)),
+        ("a.w2.scale", Dtype::F8_E8M0, &[3, 2], vec![127, 0, 1, 128, 120, 254]),
+        ("hc.scale", Dtype::F32, &[1], vec![0; 4]),
+    ];
+    let (_dir, source) = open(config.clone(), &good).unwrap();
+    assert_eq!(source.names(), ["a.w1.weight", "a.w2.weight", "hc.scale"]);
+    let (kept, wide) = (bytes(source.as_ref(), "a.w1.weight"), floats(source.as_ref(), "a.w1.weight"));
+    assert!(kept.as_chunks().0.iter().zip(&wide).all(|(kept, wide)| bf16::from_le_bytes(*kept).to_f32() == *wide));
+    let meta = source.meta("a.w2.weight").unwrap();
+    assert_eq!((meta.kind, &meta.shape[..]), (NumberFormat::Mxfp4, &[3, 64][..]));
+    let kept = bytes(source.as_ref(), "a.w2.weight");
+    assert!(kept.chunks(17).map(|block| block[0]).eq([127, 0, 1, 128, 120, 254]));
+    assert!((0..192).all(|i| kept_code(&kept, 1, i) == code(&codes(96), i)));
+    assert!(source.notes().is_empty());
+
+    let refused = |i: usize, tensor: Stored<'static>, why: &str| {
+        let mut all = good.clone();
+        all[i] = tensor;
+        let error = refusal(config.clone(), &all);
+        assert!(error.contains(why), "{error}");
+    };
+    refused(
+        1,
+        ("b.scale", Dtype::F8_E8M0, &[2, 2], vec![127; 4]),
+        "'a.w1.weight_scale_inv', 'a.w1.weight_scale' or 'a.w1.scale'",
+    );
+    refused(1, ("a.w1.scale", Dtype::F8_E8M0, &[3], vec![127; 3]), "does not fit");
+    refused(3, ("a.w2.scale", Dtype::F8_E8M0, &[3, 1], vec![127; 3]), "does not fit");
+    refused(3, ("a.w2.scale", Dtype::F32, &[3, 2], vec![0; 24]), "has dtype F32");
+    refused(2, ("a.w2.weight", Dtype::I8, &[3, 0], vec![]), "does not fit");
+}
+
+#[test]
 fn other_methods_are_refused_by_name() {
     for name in ["awq", "gptq", "bitsandbytes", "modelopt"] {
         let error = refusal(json!({ "quant_method": name }), &[]);
