@@ -1,29 +1,13 @@
-"""Step-3.5, the text part of Step-3.7, as a model of its own: transformers 5.23 has it within the multimodal model only."""
+"""Step-3.5, the text part of Step-3.7, as a model of its own."""
 
-import torch
-from torch import nn
-from transformers import AutoModelForCausalLM, GenerationMixin
+from transformers import AutoModelForCausalLM
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
-from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 from transformers.models.step3p7.configuration_step3p7 import Step3p7TextConfig
 from transformers.models.step3p7.modeling_step3p7 import Step3p7PreTrainedModel, Step3p7TextModel
 
+from golden.text_part import for_causal_lm
 
-class Step3p5ForCausalLM(Step3p7PreTrainedModel, GenerationMixin):
-    config_class = Step3p7TextConfig
-    config: Step3p7TextConfig
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.model = Step3p7TextModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
-
-    def forward(self, input_ids, **kwargs):
-        out = self.model(input_ids, **kwargs)
-        logits = self.lm_head(out.last_hidden_state)
-        return MoeCausalLMOutputWithPast(logits=logits, past_key_values=out.past_key_values)
+Step3p5ForCausalLM = for_causal_lm("Step3p5ForCausalLM", Step3p7PreTrainedModel, Step3p7TextConfig, Step3p7TextModel)
 
 
 def register():
