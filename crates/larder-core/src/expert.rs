@@ -68,6 +68,17 @@ pub enum ComputeStage {
     Rest,
 }
 
+impl ComputeStage {
+    /// The name in a [timeline](crate::timeline).
+    pub fn name(self) -> &'static str {
+        match self {
+            ComputeStage::Whole => "expert products",
+            ComputeStage::Inputs => "expert products, gate and up",
+            ComputeStage::Rest => "expert products, down",
+        }
+    }
+}
+
 /// Why an expert of some shape has no layout.
 #[derive(Debug, thiserror::Error)]
 pub enum LayoutError {

@@ -1,8 +1,8 @@
 //! Types that all crates of larder share: ids of layers and experts, number formats, the byte layout of an expert, the
 //! gate that turns router logits into experts and weights, the description of a checkpoint, and routing traces.
 //!
-//! This crate holds no weights, starts no threads and measures no time. The only files that it opens itself are those
-//! of a [`Trace`] and of [`ExpertActivations`]; the other crates open theirs with [`open_regular`] and write them with
+//! This crate holds no weights, starts no threads and measures no time but for a [`timeline`]. The only files that it opens itself
+//! are those of a [`Trace`] and of [`ExpertActivations`]; the other crates open theirs with [`open_regular`] and write them with
 //! [`write_atomically`].
 //!
 //! - [`LayerIdx`], [`MoeRow`], [`ExpertId`], [`ExpertKey`]: ids.
@@ -13,6 +13,7 @@
 //! - [`Gate`]: from router logits to experts and their weights.
 //! - [`CacheScope`], [`Residency`]: what routing and eviction share with the cache.
 //! - [`Trace`]: the recorded routing of a run.
+//! - [`timeline`]: a profile of the process.
 //!
 //! ```
 //! use larder_core::{ExpertLayout, Gate, NumberFormat};
@@ -54,6 +55,7 @@ mod sequence_memory;
 mod step_memory;
 mod task_threads;
 mod tensors;
+pub mod timeline;
 mod trace;
 mod units;
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread;
 
 use candle_core::{Device, Tensor};
-use larder_core::{Blueprint, Gate, Geometry, LayerIdx, MTP_KEY, Rng, SequenceMemory, Tensors};
+use larder_core::{Blueprint, Gate, Geometry, LayerIdx, MTP_KEY, Rng, SequenceMemory, Tensors, timeline};
 use larder_kernels::tanh;
 use serde_json::Value;
 
@@ -238,6 +238,7 @@ impl Decoder {
         let stack = &self.stack;
         let (mut clock, before) = (PhaseClock::start(), stack.head.compute().time());
         let pass = self.pass(spans);
+        let _step = timeline::span("step", [("tokens", pass.tokens() as u64), ("sequences", spans.len() as u64)]);
         let mut x = self.embed(stack.embed.as_ref(), spans.iter().map(|span| span.tokens))?; // [tokens, hidden]
         if let Some(streams) = &stack.streams {
             x = x.repeat((1, streams.count))?; // [tokens, streams · hidden]
@@ -253,6 +254,7 @@ impl Decoder {
                 stage += 1;
             }
             begun = layer.begins_next;
+            let _layer = timeline::span("layer", [("layer", i as u64)]);
             let others = OtherLayers {
                 cross: stack.encoder.as_ref().map(|encoder| &encoder.cross[i]),
                 following: &stack.layers[i + 1..],

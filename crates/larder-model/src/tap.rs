@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use larder_core::LayerIdx;
+use larder_core::{LayerIdx, timeline};
 
 use crate::compute::ComputeTime;
 use crate::experts::Routed;
@@ -18,6 +18,18 @@ pub enum Phase {
     Experts,
     /// Embedding, final norm, output head.
     EmbedAndHead,
+}
+
+impl Phase {
+    /// The name in a timeline.
+    fn name(self) -> &'static str {
+        match self {
+            Phase::Mixing => "mixing",
+            Phase::Routing => "routing",
+            Phase::Experts => "experts",
+            Phase::EmbedAndHead => "embedding and head",
+        }
+    }
 }
 
 /// Observer of a forward pass. Methods that are not overridden cost nothing.
@@ -80,6 +92,9 @@ impl PhaseClock {
     pub fn lap(&mut self, phase: Phase, tap: &mut dyn Tap) {
         let now = Instant::now();
         tap.phase_time(phase, now - self.0);
+        if timeline::is_on() {
+            timeline::complete(phase.name(), self.0, now, &[]);
+        }
         self.0 = now;
     }
 }

@@ -29,6 +29,7 @@ mod output;
 mod print;
 mod progress;
 mod telemetry;
+mod timeline;
 mod xdg;
 
 /// Parses the command line and runs the command. Exit codes: 0 success, 1 an error, which is printed as one sentence, and
@@ -58,5 +59,6 @@ fn run() -> Result<()> {
     let matches = cli::Cli::command().get_matches_from(line);
     let cli = cli::Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     output::check_all(&matches)?;
+    let _timeline = timeline::begin(&matches)?;
     commands::run(cli.command)
 }

@@ -14,4 +14,5 @@ mod lab;
 mod memory;
 mod models;
 mod mtp;
+mod profile;
 mod report;

@@ -10,7 +10,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use larder_core::{ExpertKey, ExpertLayout, Geometry, LayerIdx, MoeRow, TaskThreads};
+use larder_core::{ExpertKey, ExpertLayout, Geometry, LayerIdx, MoeRow, TaskThreads, timeline};
 use larder_store::StoreError;
 use larder_store::reader::{ReadCompletion, ReadGoal, ReadRequest, Reader, Slot};
 
@@ -257,6 +257,8 @@ impl SlotFiller {
         let (front, back) = self.take(at).split_at(cut);
         let (shard, tag) = (self.number(expert) as usize, ReadTag::new(self.number(expert)));
         let tag_of = |half| ReadTag { half: Some(half), ..tag }.to_bits();
+        self.show_begun(tag_of(Half::Front), cut);
+        self.show_begun(tag_of(Half::Back), bytes - cut);
         self.waiting.push_back(ReadRequest { shard, offset, len: cut, slot: front, tag: tag_of(Half::Front) });
         let (offset, len) = (offset + cut as u64, bytes - cut);
         self.waiting_backs.push_back(ReadRequest { shard, offset, len, slot: back, tag: tag_of(Half::Back) });
@@ -275,10 +277,21 @@ impl SlotFiller {
         self.waiting.push_back(request);
     }
 
+    /// A read in the timeline, from when it is queued until it has completed.
+    fn show_begun(&self, tag: u64, bytes: usize) {
+        if timeline::is_on() {
+            let expert = self.expert_of(ReadTag::from_bits(tag).number);
+            let layer = self.layers[expert.row.index()].index() as u64;
+            let of = [("layer", layer), ("expert", u64::from(expert.expert.0)), ("bytes", bytes as u64)];
+            timeline::begin_flight(ReadTag::from_bits(tag).name(), tag, &of);
+        }
+    }
+
     /// A read of a whole expert into the slot `at`.
     fn request(&mut self, tag: ReadTag, at: SlotIndex) -> ReadRequest {
         let len = self.bytes(self.expert_of(tag.number).row);
         let (shard, offset, slot) = (tag.number as usize, self.shards.data_start(), self.take(at));
+        self.show_begun(tag.to_bits(), len);
         ReadRequest { shard, offset, len, slot, tag: tag.to_bits() }
     }
 
@@ -313,7 +326,9 @@ impl SlotFiller {
         while reads.is_empty() && self.fronts.is_empty() {
             self.submit();
             let start = Instant::now();
+            let waiting = timeline::span("waiting for reads", []);
             let first = self.reader.wait();
+            drop(waiting);
             *waited += start.elapsed();
             let Some(first) = first else { return };
             self.completed(first, reads);
@@ -352,7 +367,10 @@ impl SlotFiller {
     }
 
     fn completed(&mut self, ReadCompletion { slot, tag, result }: ReadCompletion, reads: &mut Vec<CompletedRead>) {
-        let tag = ReadTag::from_bits(tag);
+        let (bits, tag) = (tag, ReadTag::from_bits(tag));
+        if timeline::is_on() {
+            timeline::end_flight(tag.name(), bits, &[]);
+        }
         self.demand_reads -= usize::from(!tag.is_prefetch);
         self.busy.set(self.reader.in_flight() > 0);
         let expert = self.expert_of(tag.number);

@@ -28,6 +28,17 @@ impl ReadTag {
         ReadTag { number, is_prefetch: false, is_copy: false, half: None }
     }
 
+    /// The name of the read in a timeline.
+    pub fn name(self) -> &'static str {
+        match (self.is_prefetch, self.is_copy, self.half) {
+            (true, ..) => "prefetch",
+            (_, true, _) => "read of another copy",
+            (_, _, None) => "read",
+            (_, _, Some(Half::Front)) => "read of gate and up",
+            (_, _, Some(Half::Back)) => "read of down",
+        }
+    }
+
     pub fn to_bits(self) -> u64 {
         let half = match self.half {
             None => 0,

@@ -3,8 +3,8 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use larder_cache::{Cache, ExpertCache, ExpertUses, Traffic};
-use larder_core::{ComputeStage, ExpertId, ExpertKey, ExpertLayout, Gate, LayerIdx, Presence, WantedExpert};
+use larder_cache::{Cache, CacheCounts, ExpertCache, ExpertUses, Traffic};
+use larder_core::{ComputeStage, ExpertId, ExpertKey, ExpertLayout, Gate, LayerIdx, Presence, WantedExpert, timeline};
 use larder_model::{
     ComputeContext, ExpertPath, ExpertWorkspace, HintSource, ModelError, MoeCall, Routed, wanted_experts,
 };
@@ -163,6 +163,10 @@ impl ExpertPath for StreamingPath {
         self.compute(call, &routed, &wanted_experts(&routed.ids, call.gate.experts))?;
         self.workspace.sum(call, &routed, out);
         self.count(call, &routed);
+        if timeline::is_on() {
+            let CacheCounts { hits, misses, evictions, .. } = self.cache.traffic().counts;
+            timeline::counter("expert cache", &[("hits", hits), ("misses", misses), ("evictions", evictions)]);
+        }
         Ok(routed)
     }
 

@@ -5,7 +5,9 @@ mod staged;
 use std::ops::Range;
 use std::sync::Arc;
 
-use larder_core::{ComputeStage, ExpertId, ExpertLayout, ExpertPart, Geometry, PerMatrix, STAGED_ROWS, StepMemory};
+use larder_core::{
+    ComputeStage, ExpertId, ExpertLayout, ExpertPart, Geometry, PerMatrix, STAGED_ROWS, StepMemory, timeline,
+};
 use larder_kernels::{Inputs, Product, WeightMatrix};
 
 use crate::compute::ComputeContext;
@@ -114,6 +116,8 @@ impl ExpertWorkspace {
         group: &[(ExpertId, &[u8])],
     ) {
         debug_assert_eq!(self.places.len(), choices(routed).count(), "the call was begun with another choice");
+        let _products =
+            timeline::span(stage.name(), [("layer", call.layer.index() as u64), ("experts", group.len() as u64)]);
         let (mut part, mut rows) = (Vec::with_capacity(group.len()), 0);
         for &(expert, data) in group {
             let mut at = self.places_of(expert);

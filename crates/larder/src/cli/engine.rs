@@ -258,6 +258,20 @@ pub struct PerformanceFlags {
     /// Lock the model's memory, so that the system does not swap it out
     #[arg(long)]
     pub mlock: bool,
+    #[command(flatten)]
+    pub timeline: TimelineFlags,
+}
+
+/// A timeline of the run.
+#[derive(Args, Clone)]
+pub struct TimelineFlags {
+    /// Write a timeline of steps, layers, products, reads and waits to FILE, for Perfetto or chrome://tracing; a file that exists
+    /// is replaced
+    #[arg(long, value_name = "FILE")]
+    pub profile: Option<PathBuf>,
+    /// With --profile: the bytes after which the timeline ends
+    #[arg(long, value_name = "SIZE", value_parser = byte_size, default_value = "1G", requires = "profile")]
+    pub profile_max: ByteSize,
 }
 
 /// What computes experts, and when they are loaded.

@@ -124,7 +124,7 @@ mod tests {
             let paths = args.iter().filter(|arg| arg.get_value_hint() == clap::ValueHint::AnyPath);
             assert_eq!(paths.count(), 0, "{key}");
         }
-        for key in ["trace", "telemetry", "evictor", "mlock", "threads", "reader"] {
+        for key in ["trace", "telemetry", "evictor", "mlock", "threads", "reader", "profile"] {
             assert!(!is_store_key(key), "{key}");
         }
     }
