@@ -54,6 +54,7 @@ mod sequence_memory;
 mod step_memory;
 mod task_threads;
 mod tensors;
+mod timestamp;
 mod trace;
 mod units;
 
@@ -77,6 +78,7 @@ pub use sequence_memory::{CheckpointPolicy, KV_PAGE_TOKENS, SequenceMemory};
 pub use step_memory::StepMemory;
 pub use task_threads::{CallerThread, TaskThreads};
 pub use tensors::{TensorMeta, TensorRows, Tensors, TensorsError};
+pub use timestamp::rfc3339;
 pub use trace::{
     CapacityAt, EXPERTS_MAX, GATES_KEY, Steps, Trace, TraceError, TracePass, TraceStep, TraceToken, UNUSED,
 };
