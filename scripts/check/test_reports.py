@@ -25,6 +25,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODEL, TEXT = ROOT / "models/demo", ROOT / "models/demo/held-out.txt"
 TRACE = ROOT / "tests/traces/gpt-oss-slice.safetensors"
 WIDTHS, SCHEMES = (1200, 390), ("light", "dark")
+PAPER_WIDTH = 1032  # A4 across, without margins
 HOSTILE = "<img src=x onerror=window.harmed=1>'\" & “x”"
 
 
@@ -130,6 +131,7 @@ CUT_OFF = """() => {
         const box = e.getBoundingClientRect();
         if (!e.closest('.scroll') && (box.left < 0 || box.right > innerWidth + 0.5)) wrong.push('beside the window: ' + name(e));
     }
+    for (const cell of document.querySelectorAll('th, td')) if (cell.offsetHeight > 100) wrong.push('squeezed: ' + name(cell));
     for (const text of document.querySelectorAll('svg text')) {
         const [inner, outer] = [text.getBoundingClientRect(), text.ownerSVGElement.getBoundingClientRect()];
         const beyond = Math.max(outer.left - inner.left, inner.right - outer.right, outer.top - inner.top, inner.bottom - outer.bottom);
@@ -286,11 +288,12 @@ def folds(page):
 
 
 def prints(browser, path, pdf):
-    with Report(browser, path, 1200, "dark") as page:
+    with Report(browser, path, PAPER_WIDTH, "dark") as page:
         page.emulate_media(media="print", color_scheme="dark")
         colors = page.evaluate("[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]")
         assert colors == ["rgb(255, 255, 255)", "rgb(0, 0, 0)"], colors
-        made = page.pdf(path=pdf, format="A4") if pdf else page.pdf(format="A4")
+        assert page.evaluate("document.scrollingElement.scrollWidth") <= PAPER_WIDTH, "wider than the paper"
+        made = page.pdf(prefer_css_page_size=True, **({"path": pdf} if pdf else {}))
         assert made.count(b"/Type /Page\n") >= 1
 
 

@@ -9,7 +9,7 @@ const SCRIPT: &str = include_str!("page.js");
 
 /// SHA-256 of [`STYLE`] and [`SCRIPT`] in base64. The page's policy allows nothing else, so that names of models, files and
 /// texts cannot run or load anything, even if one were not escaped.
-const STYLE_HASH: &str = "NdQi67g81Cm1axUU/YvQBvCqwGU2F0DZ/WId6T49pnQ=";
+const STYLE_HASH: &str = "YnkNi1uVdJRkFQFvsz7ixvB7xGSHLe1dZecIphXKKgY=";
 const SCRIPT_HASH: &str = "0D3v0fyItHfKwdeKMw5IPY7BEVxusCvwB+Rqmkln3Uw=";
 
 /// Escapes text for HTML and SVG, between tags and in quoted attributes.

@@ -206,13 +206,13 @@ fn overview(report: &SweepReport, scope: &str) -> Table {
     let help = "Misses as a share of requests, by slots per layer. In small print the share of the misses between LRU and \
                 Belady that the policy avoids. Belady is the best possible eviction, with knowledge of the future.";
     let mut columns = vec![Column::text("", "policy", help)];
-    columns.extend(capacities.iter().map(|slots| Column::number("", format!("{slots} slots"), "")));
+    columns.extend(capacities.iter().map(|slots| Column::number("", format!("{slots}\u{a0}slots"), "")));
     let row = |policy: &str| {
         let cell = |slots: &usize| {
             let row = report.row(policy, scope, *slots);
             let gap = row.and_then(|row| row.gap_closed).filter(|_| !is_baseline(policy));
             let cell = Cell::maybe(row.map(SweepRow::miss_rate), |rate| format!("{:.2} %", 100.0 * rate));
-            cell.with_note(gap.map(|gap| format!("{:.0} %", 100.0 * gap.value)))
+            cell.with_note(gap.map(|gap| whole_percent(gap.value)))
         };
         std::iter::once(Cell::text(policy)).chain(capacities.iter().map(cell)).collect()
     };
@@ -252,6 +252,11 @@ fn count(n: u64) -> Cell {
 
 fn percent(n: f64) -> String {
     format!("{:.1} %", 100.0 * n)
+}
+
+/// In whole percent, without a negative zero.
+fn whole_percent(n: f64) -> String {
+    format!("{:.0} %", (100.0 * n).round() + 0.0)
 }
 
 fn counts() -> Vec<Quantity> {

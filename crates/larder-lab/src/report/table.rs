@@ -75,6 +75,9 @@ impl Cell {
     }
 }
 
+/// Longer names are broken on narrow screens, so that other columns are visible beside them.
+const NAME_CHARS: usize = 14;
+
 /// A table whose first column names the rows.
 pub struct Table {
     /// What the table holds.
@@ -99,9 +102,11 @@ impl Table {
     /// The table in a box that scrolls, with its legend below.
     pub fn html(&self) -> String {
         let caption = escape(&self.caption);
+        let names = self.rows.iter().filter_map(|row| row.first());
+        let class = if names.into_iter().any(|cell| cell.text.chars().count() > NAME_CHARS) { " long" } else { "" };
         let mut out = format!(
             "<div class=\"scroll\" role=\"region\" aria-label=\"{caption}\" tabindex=\"0\">\n\
-             <table class=\"sortable\">\n<caption>{caption}</caption>\n<thead><tr>"
+             <table class=\"sortable{class}\">\n<caption>{caption}</caption>\n<thead><tr>"
         );
         for Column { key, name, help, numeric } in &self.columns {
             let class = if *numeric { " class=\"n\"" } else { "" };
