@@ -277,7 +277,7 @@ mod tests {
         assert_eq!(evicted, [[false; 3], [false, true, false], [true, false, false]]);
         let figure = heat.figure();
         assert!(
-            figure.contains("lru, layer 0, 2 slots: 1 hits, 2 misses") && figure.contains("\"hSs|sx.|..\""),
+            figure.contains("lru, layer 0, 2 slots: 1 hits, 2 misses") && figure.contains("\"hsS|sSm|.ms\""),
             "{figure}"
         );
     }

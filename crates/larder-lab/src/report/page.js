@@ -19,14 +19,14 @@ function sort(table, header) {
   header.setAttribute("aria-sort", descending ? "descending" : "ascending");
   const body = table.tBodies[0];
   const rows = [...body.rows].map((row) => ({ row, cell: row.cells[header.cellIndex] }));
-  const value = ({ cell }) => ("v" in cell.dataset ? Number(cell.dataset.v) : NaN);
+  const value = ({ cell }) => ("v" in cell.dataset ? Number(cell.dataset.v) : undefined);
   const text = ({ cell }) => cell.textContent.trim();
   const order = descending ? -1 : 1;
   rows.sort((a, b) => {
     if (!header.classList.contains("n")) return order * text(a).localeCompare(text(b), "en", { numeric: true });
     const [x, y] = [value(a), value(b)];
     // A number that is missing comes last in either order.
-    return isNaN(x) || isNaN(y) ? isNaN(x) - isNaN(y) : order * (x - y);
+    return x === undefined || y === undefined ? (x === undefined) - (y === undefined) : order * (x - y);
   });
   body.append(...rows.map(({ row }) => row));
 }

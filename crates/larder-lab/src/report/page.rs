@@ -9,8 +9,8 @@ const SCRIPT: &str = include_str!("page.js");
 
 /// SHA-256 of [`STYLE`] and [`SCRIPT`] in base64. The page's policy allows nothing else, so that names of models, files and
 /// texts cannot run or load anything, even if one were not escaped.
-const STYLE_HASH: &str = "YnkNi1uVdJRkFQFvsz7ixvB7xGSHLe1dZecIphXKKgY=";
-const SCRIPT_HASH: &str = "0D3v0fyItHfKwdeKMw5IPY7BEVxusCvwB+Rqmkln3Uw=";
+const STYLE_HASH: &str = "c0yy3Y/TZjh4BbNqI3pzLIeLFr/PD/0xVOgIL/8embU=";
+const SCRIPT_HASH: &str = "GF6Ow3RfBCsDsSMqtNpKsmKdpTaKX4sEMXWfl4oEoQI=";
 
 /// Escapes text for HTML and SVG, between tags and in quoted attributes.
 pub fn escape(text: &str) -> String {
