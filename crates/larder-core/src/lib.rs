@@ -56,6 +56,7 @@ mod step_memory;
 mod task_threads;
 mod tensors;
 pub mod timeline;
+mod timestamp;
 mod trace;
 mod units;
 
@@ -79,6 +80,7 @@ pub use sequence_memory::{CheckpointPolicy, KV_PAGE_TOKENS, SequenceMemory};
 pub use step_memory::StepMemory;
 pub use task_threads::{CallerThread, TaskThreads};
 pub use tensors::{TensorMeta, TensorRows, Tensors, TensorsError};
+pub use timestamp::rfc3339;
 pub use trace::{
     CapacityAt, EXPERTS_MAX, GATES_KEY, Steps, Trace, TraceError, TracePass, TraceStep, TraceToken, UNUSED,
 };

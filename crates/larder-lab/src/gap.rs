@@ -3,7 +3,7 @@
 use crate::{Rng, SequenceCounts};
 
 /// Bootstrap samples of an interval.
-const SAMPLES: usize = 1000;
+pub const SAMPLES: usize = 1000;
 
 /// An estimate with its 95 % interval.
 #[derive(Clone, Copy, PartialEq, Debug, serde::Serialize, serde::Deserialize)]

@@ -28,6 +28,7 @@ mod origin;
 mod output;
 mod print;
 mod progress;
+mod report_origin;
 mod telemetry;
 mod timeline;
 mod xdg;

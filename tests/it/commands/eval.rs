@@ -8,6 +8,7 @@ use larder_lab::eval::{perplexity, score};
 use serde_json::Value;
 
 use crate::support::reference::{Reference, load};
+use crate::support::report_page::{PageTable, check_frame, csv_lines};
 use crate::support::{fixture, golden_models, larder, larder_ok, larder_refuses};
 
 fn text(path: &Path) -> &str {
@@ -194,7 +195,18 @@ fn a_sweep_weighs_misses_against_perplexity() {
     assert!(optimum[0][1].as_f64().unwrap() <= number(row("original", 2), "miss_rate"));
     assert!(rows.iter().any(|r| r["pareto"] == true) && rows.iter().any(|r| r["pareto"] == false));
     assert_eq!(std::fs::read_to_string(&csv).unwrap().lines().count(), 1 + 12 + 2);
-    assert!(std::fs::read_to_string(&html).unwrap().contains("optimal"));
+    let page = std::fs::read_to_string(&html).unwrap();
+    check_frame(&page, "larder eval sweep");
+    let lines: Vec<_> = csv_lines(&csv).into_iter().filter(|line| !line[2].1.is_empty()).collect();
+    let tables = PageTable::with(&page, "tokens_per_second");
+    assert_eq!((tables.len(), lines.len()), (2, rows.len()));
+    for (at, line) in lines.iter().enumerate() {
+        // The command writes size by size, and so does the page.
+        let (table, row) = (&tables[at / 6], at % 6);
+        assert_eq!(table.names[row], line[0].1);
+        assert!(table.compare(row, line) >= 8, "{line:?}");
+        assert_eq!(rows[at]["bytes_per_token"].as_f64(), table.values[row][4]);
+    }
     let strict = larder_ok(&bench.args("sweep", &["--sizes", "2", "--prune", "1", "--max-loss", "0"]));
     let words = if strict.contains("too lossy") { "reads fluently" } else { "front" };
     assert!(strict.contains(words), "{strict}");

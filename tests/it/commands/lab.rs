@@ -8,6 +8,7 @@ use larder_lab::{InitialCache, ReplaySweep, Requests, SweepAxes, SweepCell, eigh
 use larder_policy::eviction::{EvictionSpec, POLICIES, PolicyInputs};
 
 use crate::support::reference::Reference;
+use crate::support::report_page::{PageTable, check_frame, csv_lines};
 use crate::support::{fixture, larder, larder_ok, larder_refuses};
 
 fn slice() -> Trace {
@@ -91,7 +92,9 @@ fn a_drawn_trace_goes_through_every_command() {
     assert_eq!(misses(replay(&trace)), misses(replay(&again)));
     assert_eq!(misses(replay(&trace)).as_array().unwrap().len(), 4);
 
-    let flags = ["--html", text(&html), "--heat-passes", "3..20", "--expert-bytes", "13M", "--json"];
+    let table = at("sweep.csv");
+    let flags =
+        ["--html", text(&html), "--heat-passes", "3..20", "--expert-bytes", "13M", "--json", "--csv", text(&table)];
     std::fs::write(&json, larder_ok(&[&["lab", "sweep", text(&trace)][..], &flags].concat())).unwrap();
     larder_ok(&["lab", "report", text(&json), "-o", text(&page), "--trace", text(&trace), "--heat-passes", "3..20"]);
     let pages = [html, page].map(|path| std::fs::read_to_string(path).unwrap());
@@ -100,6 +103,17 @@ fn a_drawn_trace_goes_through_every_command() {
         pages[0].contains("belady, layer 1, 2 slots: ") && pages[0].contains("tokens per second"),
         "the page lacks its pictures"
     );
+    check_frame(&pages[0], "larder lab sweep");
+    let tables = PageTable::with(&pages[0], "hit_rate");
+    let mut lines = csv_lines(&table);
+    // The page has a table per scope, the file has a line per policy, scope and capacity.
+    lines.sort_by_key(|line| line[1].1 != "layer");
+    let rows = || tables.iter().flat_map(|table| (0..table.names.len()).map(move |row| (table, row)));
+    assert_eq!((tables.len(), rows().count()), (2, lines.len()));
+    for ((table, row), line) in rows().zip(&lines) {
+        assert_eq!(table.names[row], line[0].1);
+        assert!(table.compare(row, line) >= 12, "{line:?}");
+    }
 
     let sizes = ["--to", "oracle-general", "--sequences", "1..3"];
     let said = larder_ok(&[&["lab", "export", text(&trace), "-o", text(&csv), "--force"][..], &sizes].concat());

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use crate::support::report_page::{PageTable, check_frame};
 use crate::support::{command, fixture, larder, larder_ok, larder_refuses};
 
 fn text(path: &Path) -> &str {
@@ -31,16 +32,28 @@ fn every_strategy_has_all_its_runs() {
             let runs = setting["runs"].as_array().unwrap();
             assert_eq!(runs.len(), 3);
             assert!(runs.iter().all(|run| run["tokens_per_second"].as_f64().unwrap() > 0.0));
+            assert_eq!(setting["summary"]["kl"]["value"] == 0.0, setting["routing"] == "original");
             assert_eq!(setting["agreement"].is_null(), setting["routing"] == "original");
         }
         let found = |i: usize| settings[i]["runs"][2]["hit_rate"].as_f64().unwrap();
         assert!(found(2) >= found(0), "a preference for what is in memory finds no less there");
     }
     let html = std::fs::read_to_string(&page).unwrap();
-    assert!(html.contains("λ = 0.8") && html.matches("<rect").count() == 6 && !html.contains("NaN"));
+    check_frame(&html, "larder report");
+    assert_eq!(html.matches("<path class=\"mark box\"").count(), 6);
+    let tables = PageTable::with(&html, "tokens_per_second");
+    assert_eq!(tables.len(), stores.len());
+    for (table, store) in tables.iter().zip(stores) {
+        for (row, setting) in store["settings"].as_array().unwrap().iter().enumerate() {
+            assert_eq!(table.names[row], setting["routing"].as_str().unwrap());
+            for (key, value) in table.keys.iter().zip(&table.values[row]).skip(1) {
+                assert_eq!(*value, setting["summary"][key]["value"].as_f64(), "{key} of {setting}");
+            }
+        }
+    }
     let output = command().args(args).output().unwrap();
     let said = String::from_utf8(output.stdout).unwrap();
-    assert!(said.contains("experts changed") && said.contains("3 of "), "{said}");
+    assert!(said.contains("same experts") && said.contains("3 of ") && said.contains("lowest and highest"), "{said}");
 }
 
 #[test]

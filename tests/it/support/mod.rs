@@ -5,6 +5,7 @@ pub mod control_group;
 pub mod gguf;
 pub mod mtp;
 pub mod reference;
+pub mod report_page;
 pub mod rig;
 
 use std::path::{Path, PathBuf};

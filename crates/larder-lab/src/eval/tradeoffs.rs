@@ -8,8 +8,8 @@ use larder_policy::routing::quality::Quality;
 use serde::{Deserialize, Serialize};
 
 use super::{ChunkEstimate, ChunkScore, pareto_front, perplexity, perplexity_change};
-use crate::LabError;
 use crate::export::write_atomically;
+use crate::{LabError, ReportOrigin};
 
 /// The common settings of a sweep's runs.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -34,6 +34,8 @@ pub struct TradeoffSetup {
     pub scope: String,
     /// Limit of the relative rise of perplexity.
     pub max_loss: f64,
+    /// How the numbers came about.
+    pub made: ReportOrigin,
 }
 
 /// The run of one strategy at one cache size.
@@ -48,6 +50,8 @@ pub struct RoutingRun {
     pub chunks: Vec<ChunkScore>,
     /// Cache misses.
     pub misses: u64,
+    /// Bytes read from the SSD.
+    pub bytes: u64,
     /// Mean passes that an expert stayed in the cache, if known.
     pub lifetime: Option<f64>,
     /// Measured speed.
@@ -75,6 +79,8 @@ pub struct Tradeoff {
     pub miss_rate: f64,
     /// Misses per token.
     pub misses_per_token: f64,
+    /// Bytes read from the SSD per token.
+    pub bytes_per_token: f64,
     /// Mean passes that an expert stayed in the cache, if known.
     pub lifetime: Option<f64>,
     /// Measured speed.
@@ -182,6 +188,7 @@ fn row(run: &RoutingRun, all: &[RoutingRun], setup: &TradeoffSetup, wanted: f64)
         loss,
         miss_rate: run.misses as f64 / wanted,
         misses_per_token: run.misses as f64 / setup.tokens.max(1) as f64,
+        bytes_per_token: run.bytes as f64 / setup.tokens.max(1) as f64,
         lifetime: run.lifetime,
         tokens_per_second: run.tokens_per_second,
         substituted: run.quality.substituted_share(),
@@ -194,7 +201,8 @@ fn row(run: &RoutingRun, all: &[RoutingRun], setup: &TradeoffSetup, wanted: f64)
 }
 
 const COLUMNS: &str = "routing,slots,perplexity,perplexity_error,loss,loss_error,miss_rate,misses_per_token,\
-                       lifetime_passes,tokens_per_second,substituted,kept_mass,kl,lambda,pareto,beyond_max_loss";
+                       lifetime_passes,tokens_per_second,substituted,kept_mass,kl,lambda,pareto,beyond_max_loss,\
+                       bytes_per_token";
 
 /// Writes a CSV table with a line per strategy and size, and one per size for the optimum.
 pub fn tradeoffs_csv(found: &Tradeoffs, path: &Path) -> Result<(), LabError> {
@@ -213,10 +221,10 @@ pub fn tradeoffs_csv(found: &Tradeoffs, path: &Path) -> Result<(), LabError> {
             )?;
             write!(out, ",{:.6},{:.4},{}", row.miss_rate, row.misses_per_token, some(row.lifetime))?;
             write!(out, ",{:.3},{:.6},{:.6},{:.6}", row.tokens_per_second, row.substituted, row.kept_mass, row.kl)?;
-            writeln!(out, ",{},{},{}", some(row.lambda), row.pareto, row.beyond)?;
+            writeln!(out, ",{},{},{},{:.1}", some(row.lambda), row.pareto, row.beyond, row.bytes_per_token)?;
         }
         for (slots, rate) in &found.optimum {
-            writeln!(out, "\"original, evicted by belady\",{slots},,,,,{rate:.6},,,,,,,,,")?;
+            writeln!(out, "\"original, evicted by belady\",{slots},,,,,{rate:.6},,,,,,,,,,")?;
         }
         Ok(())
     })
@@ -238,6 +246,7 @@ pub(crate) mod tests {
             eviction: "lru".into(),
             scope: "layer".into(),
             max_loss: 0.01,
+            made: ReportOrigin { command: "larder <eval>".into(), ..ReportOrigin::default() },
         };
         let run = |routing: &str, slots, nats, misses| RoutingRun {
             routing: routing.into(),
@@ -245,6 +254,7 @@ pub(crate) mod tests {
             slots,
             chunks: vec![ChunkScore { tokens: 50, nats }, ChunkScore { tokens: 50, nats: nats + 10.0 }],
             misses,
+            bytes: 1000 * misses,
             lifetime: Some(5.0),
             tokens_per_second: 10.0,
             quality: Quality::default(),
@@ -290,6 +300,6 @@ pub(crate) mod tests {
         tradeoffs_csv(&sweep(), &path).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
         let cells: Vec<usize> = crate::eval::csv::records(&text).unwrap().iter().map(|r| r.cells.len()).collect();
-        assert_eq!(cells, [16; 9]);
+        assert_eq!(cells, [17; 9]);
     }
 }

@@ -7,7 +7,7 @@ use larder_cache::{Ledger, SlotAssignment};
 use larder_core::{MoeRow, Presence, Residency};
 use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs};
 
-use super::html::escape;
+use super::page::escape;
 use crate::replay::{Observer, replay_observed};
 use crate::requests::LayerRequest;
 use crate::{LabError, Requests};
@@ -89,66 +89,133 @@ impl Heatmap {
         (count(CellState::Hit), count(CellState::Miss))
     }
 
-    /// The heat map as SVG: passes to the right, experts downwards.
-    pub(super) fn svg(&self) -> String {
-        let (left, top) = (40.0, 34.0);
-        let wide = (1000.0 / self.columns.len() as f64).clamp(4.0, 16.0);
-        let high = (420.0 / self.experts as f64).clamp(3.0, 13.0);
-        let (right, bottom) = (left + wide * self.columns.len() as f64, top + high * self.experts as f64);
-        let (hits, misses) = self.counts();
-        let mut out = format!(
-            "<svg viewBox=\"0 0 {:.1} {:.1}\" role=\"img\" style=\"max-width:{:.0}px\">\
-             <text x=\"{left}\" y=\"18\" class=\"title\">{}, layer {}, {} slots: {hits} hits, {misses} misses</text>",
-            right + 10.0,
-            bottom + 36.0,
-            right + 10.0,
-            escape(&self.name),
-            self.window.row.index(),
-            self.slots
-        );
-        let spot = |out: &mut String, column: usize, count: usize, expert: usize, class: &str| {
-            let (x, y) = (left + wide * column as f64, top + high * expert as f64);
-            let (w, h) = (wide * count as f64 - 0.6, high - 0.6);
-            let _ =
-                write!(out, "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{w:.1}\" height=\"{h:.1}\" class=\"{class}\"/>");
+    /// The heat map as a figure: passes to the right, experts downwards.
+    pub(super) fn figure(&self) -> String {
+        let grid = Grid {
+            wide: (1010.0 / self.columns.len() as f64).clamp(4.0, 16.0),
+            high: (420.0 / self.experts as f64).clamp(3.0, 13.0),
         };
-        for expert in 0..self.experts {
-            let mut at = 0;
-            for run in self.columns.chunk_by(|a, b| a.states[expert] == b.states[expert]) {
-                match run[0].states[expert] {
-                    CellState::Absent => {}
-                    CellState::Resident => spot(&mut out, at, run.len(), expert, "stays"),
-                    CellState::Hit => (at..at + run.len()).for_each(|c| spot(&mut out, c, 1, expert, "hit")),
-                    CellState::Miss => (at..at + run.len()).for_each(|c| spot(&mut out, c, 1, expert, "miss")),
-                }
-                at += run.len();
+        let (right, bottom) = (grid.x(self.columns.len()), grid.y(self.experts));
+        let (hits, misses) = self.counts();
+        let title = format!("{}, layer {}, {} slots", escape(&self.name), self.window.row.index(), self.slots);
+        let (width, height) = (right + 8.0, bottom + 36.0);
+        let mut out = format!(
+            "<figure class=\"heat\"><figcaption>{title} <small>{hits} hits, {misses} misses</small></figcaption>\
+             <div class=\"scroll\"><svg viewBox=\"0 0 {width:.0} {height:.0}\" width=\"{width:.0}\" height=\"{height:.0}\" \
+             role=\"img\" tabindex=\"0\" aria-label=\"{title}: {hits} hits, {misses} misses\" data-left=\"{LEFT}\" \
+             data-top=\"{TOP}\" data-wide=\"{:.3}\" data-high=\"{:.3}\" data-first=\"{}\" data-cells=\"{}\">",
+            grid.wide,
+            grid.high,
+            self.window.passes.start,
+            self.cells()
+        );
+        (0..self.experts).for_each(|expert| self.draw_expert(&mut out, &grid, expert));
+        self.draw_evictions(&mut out, &grid);
+        self.draw_numbers(&mut out, &grid);
+        let (x, y) = ((LEFT + right) / 2.0, bottom + 31.0);
+        let _ = write!(
+            out,
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">pass</text><rect class=\"cursor\"/></svg></div>\
+             <p class=\"readout\" aria-live=\"polite\">Point at a cell, or use tab and arrow keys.</p></figure>\n"
+        );
+        out
+    }
+
+    /// The cells as letters, a row of letters per expert: an upper-case letter, or `x` for an absent expert, if the expert
+    /// was evicted.
+    fn cells(&self) -> String {
+        let cell = |column: &PassColumn, expert: usize| match (column.states[expert], column.evicted[expert]) {
+            (CellState::Absent, false) => '.',
+            (CellState::Absent, true) => 'x',
+            (CellState::Resident, false) => 's',
+            (CellState::Resident, true) => 'S',
+            (CellState::Hit, false) => 'h',
+            (CellState::Hit, true) => 'H',
+            (CellState::Miss, false) => 'm',
+            (CellState::Miss, true) => 'M',
+        };
+        let row = |expert| self.columns.iter().map(|column| cell(column, expert)).collect::<String>();
+        (0..self.experts).map(row).collect::<Vec<_>>().join("|")
+    }
+
+    /// Residents without a request are one rectangle from pass to pass, hits and misses one for each pass.
+    fn draw_expert(&self, out: &mut String, grid: &Grid, expert: usize) {
+        let mut at = 0;
+        for run in self.columns.chunk_by(|a, b| a.states[expert] == b.states[expert]) {
+            let (class, width) = match run[0].states[expert] {
+                CellState::Absent => ("", 1),
+                CellState::Resident => ("stays", run.len()),
+                CellState::Hit => ("hit", 1),
+                CellState::Miss => ("miss", 1),
+            };
+            for column in (at..at + run.len()).step_by(width).filter(|_| !class.is_empty()) {
+                let (x, y) = (grid.x(column), grid.y(expert));
+                let (w, h) = (grid.wide * width as f64 - 0.6, grid.high - 0.6);
+                let _ = write!(
+                    out,
+                    "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{w:.1}\" height=\"{h:.1}\" class=\"{class}\"/>"
+                );
             }
+            at += run.len();
         }
+    }
+
+    fn draw_evictions(&self, out: &mut String, grid: &Grid) {
         out.push_str("<path class=\"out\" d=\"");
+        let r = (grid.wide.min(grid.high) * 0.28).max(1.2);
+        let d = 2.0 * r;
         for (at, column) in self.columns.iter().enumerate() {
             for expert in (0..self.experts).filter(|e| column.evicted[*e]) {
-                let (x, y) = (left + wide * (at as f64 + 0.5), top + high * (expert as f64 + 0.5));
-                let r = (wide.min(high) * 0.28).max(1.2);
-                let d = 2.0 * r;
-                let _ = write!(out, "M{:.1} {:.1}l{d:.1} {d:.1}m0 -{d:.1}l-{d:.1} {d:.1}", x - r, y - r);
+                let (x, y) = (grid.x(at) + grid.wide / 2.0 - r, grid.y(expert) + grid.high / 2.0 - r);
+                let _ = write!(out, "M{x:.1} {y:.1}l{d:.1} {d:.1}m0 -{d:.1}l-{d:.1} {d:.1}");
             }
         }
         out.push_str("\"/>");
+    }
+
+    /// Numbers of experts and passes.
+    fn draw_numbers(&self, out: &mut String, grid: &Grid) {
         for expert in (0..self.experts).step_by(self.experts.div_ceil(8).max(1)) {
-            let y = top + high * (expert as f64 + 0.5) + 4.0;
-            let x = left - 6.0;
-            let _ = write!(out, "<text x=\"{x}\" y=\"{y:.1}\" text-anchor=\"end\" class=\"faint\">{expert}</text>");
+            let (x, y) = (LEFT - 6.0, grid.y(expert) + grid.high / 2.0 + 4.0);
+            let _ = write!(out, "<text x=\"{x}\" y=\"{y:.1}\" text-anchor=\"end\">{expert}</text>");
         }
         for at in (0..self.columns.len()).step_by(self.columns.len().div_ceil(10).max(1)) {
-            let (x, y) = (left + wide * (at as f64 + 0.5), bottom + 15.0);
+            let (x, y) = (grid.x(at) + grid.wide / 2.0, grid.y(self.experts) + 15.0);
             let pass = self.window.passes.start + at;
-            let _ = write!(out, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\" class=\"faint\">{pass}</text>");
+            let _ = write!(out, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{pass}</text>");
         }
-        let (x, y) = ((left + right) / 2.0, bottom + 31.0);
-        let _ = write!(out, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\" class=\"faint\">pass</text></svg>");
-        out
     }
 }
+
+/// Left edge of the cells, with the numbers of experts beside it.
+const LEFT: f64 = 30.0;
+/// Top edge of the cells.
+const TOP: f64 = 4.0;
+
+/// The size of a cell.
+struct Grid {
+    wide: f64,
+    high: f64,
+}
+
+impl Grid {
+    fn x(&self, column: usize) -> f64 {
+        LEFT + self.wide * column as f64
+    }
+
+    fn y(&self, expert: usize) -> f64 {
+        TOP + self.high * expert as f64
+    }
+}
+
+/// The meaning of colours and crosses.
+pub(super) const KEYS: &str = "<ul class=\"keys\">\
+    <li><svg viewBox=\"0 0 14 14\" aria-hidden=\"true\"><path class=\"hit\" d=\"M1 1h12v12h-12z\"/></svg>hit</li>\
+    <li><svg viewBox=\"0 0 14 14\" aria-hidden=\"true\"><path class=\"miss\" d=\"M1 1h12v12h-12z\"/></svg>miss</li>\
+    <li><svg viewBox=\"0 0 14 14\" aria-hidden=\"true\"><path class=\"stays\" d=\"M1 1h12v12h-12z\"/></svg>resident, not \
+    requested</li>\
+    <li><svg viewBox=\"0 0 14 14\" aria-hidden=\"true\"><path class=\"out\" d=\"M3 3l8 8m0 -8l-8 8\"/></svg>evicted in this \
+    pass, or before the next visit of the layer</li></ul>\n";
 
 impl Observer for Heatmap {
     fn visit(&mut self, request: &LayerRequest, ledger: &Ledger) {
@@ -208,7 +275,11 @@ mod tests {
         assert_eq!(states, [[Hit, Resident, Absent], [Resident, Resident, Miss], [Resident, Miss, Resident]]);
         let evicted: Vec<_> = heat.columns.iter().map(|c| c.evicted.clone()).collect();
         assert_eq!(evicted, [[false; 3], [false, true, false], [true, false, false]]);
-        assert!(heat.svg().contains("lru, layer 0, 2 slots: 1 hits, 2 misses"));
+        let figure = heat.figure();
+        assert!(
+            figure.contains("lru, layer 0, 2 slots: 1 hits, 2 misses") && figure.contains("\"hsS|sSm|.ms\""),
+            "{figure}"
+        );
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::export::write_atomically;
 
 const COLUMNS: &str = "policy,scope,slots,scratch,start,tokens,wanted,hits,misses,hit_rate,evictions,rereads,refetches_within_5,\
                        lifetime_passes,misses_over_belady,gap_closed,gap_low,gap_high,\
-                       substituted,kept_mass,kl,tokens_per_second";
+                       substituted,kept_mass,kl,tokens_per_second,misses_per_token,bytes_per_token";
 
 /// Writes a line per policy and capacity.
 pub fn sweep_csv(report: &SweepReport, path: &Path) -> Result<(), LabError> {
@@ -25,7 +25,9 @@ pub fn sweep_csv(report: &SweepReport, path: &Path) -> Result<(), LabError> {
             let gap = [gap.map(|g| g.value), gap.map(|g| g.low), gap.map(|g| g.high)];
             let numbers = [[row.over_belady].as_slice(), &gap, &[row.substituted, row.kept_mass, row.kl]].concat();
             numbers.iter().try_for_each(|n| write!(out, ",{}", cell(n.map(|n| format!("{n:.4}")))))?;
-            writeln!(out, ",{}", cell(row.tokens_per_second.map(|n| format!("{n:.3}"))))?;
+            write!(out, ",{}", cell(row.tokens_per_second.map(|n| format!("{n:.3}"))))?;
+            let bytes = cell(report.bytes_per_token(row).map(|n| format!("{n:.1}")));
+            writeln!(out, ",{:.4},{bytes}", report.misses_per_token(row))?;
         }
         Ok(())
     })

@@ -8,7 +8,9 @@ use larder_policy::eviction::{BELADY, LRU};
 use larder_policy::routing::quality::Quality;
 use serde::{Deserialize, Serialize};
 
-use crate::{InitialCache, Interval, LabError, MachineProfile, ReplayLoad, SequenceCounts, SweepCell, gap_closed};
+use crate::{
+    InitialCache, Interval, LabError, MachineProfile, ReplayLoad, ReportOrigin, SequenceCounts, SweepCell, gap_closed,
+};
 
 /// Maximum length of a file.
 const BYTES_MAX: u64 = 256 << 20;
@@ -33,6 +35,9 @@ pub struct TraceSummary {
 /// The results of a sweep.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct SweepReport {
+    /// How the numbers came about; not in files of older versions.
+    #[serde(default)]
+    pub made: Option<ReportOrigin>,
     /// The trace.
     pub trace: TraceSummary,
     /// State of the cache at the start of each sequence: `cold` or `carried`.
@@ -113,7 +118,7 @@ impl SweepReport {
             meta: trace.meta.clone(),
         };
         let rows = cells.iter().map(|cell| row(cell, cells, profile.as_ref())).collect();
-        SweepReport { trace: summary, start: start.to_string(), profile, rows }
+        SweepReport { made: None, trace: summary, start: start.to_string(), profile, rows }
     }
 
     /// Reads a file with the output of [`to_json`](Self::to_json).
@@ -147,6 +152,16 @@ impl SweepReport {
         let mut all = distinct(self.rows.iter().map(|r| r.slots));
         all.sort();
         all
+    }
+
+    /// Misses of a row per token.
+    pub fn misses_per_token(&self, row: &SweepRow) -> f64 {
+        row.misses as f64 / self.trace.tokens.max(1) as f64
+    }
+
+    /// Bytes that a row's misses read per token, if the size of an expert is known.
+    pub fn bytes_per_token(&self, row: &SweepRow) -> Option<f64> {
+        self.profile.as_ref().map(|profile| self.misses_per_token(row) * profile.expert_bytes)
     }
 
     /// The row of a policy, scope and capacity.

@@ -5,11 +5,12 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
+use larder_core::rfc3339;
 use serde_json::{Value, json};
 
 use super::{Result, body, check_model, prepare_chat, prepare_completion, run_blocking};
 use crate::error::Json;
-use crate::reply::{OllamaEndpoint, OllamaFormat, rfc3339};
+use crate::reply::{OllamaEndpoint, OllamaFormat};
 use crate::request::{self, ChatRequest, OllamaGenerateRequest, OllamaLoadRequest};
 use crate::server::App;
 

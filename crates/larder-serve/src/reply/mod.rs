@@ -7,7 +7,6 @@ mod ollama;
 mod openai;
 mod responses;
 mod stream;
-mod timestamp;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -26,7 +25,6 @@ pub use ollama::{OllamaEndpoint, OllamaFormat};
 pub use openai::{Endpoint, OpenAiFormat};
 pub use responses::ResponsesFormat;
 pub use stream::ResponseStream;
-pub use timestamp::rfc3339;
 
 /// The field of a response that says how full the context is and what was cut.
 const CONTEXT_USE: &str = "context_use";

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, SystemTime};
 
+use larder_core::rfc3339;
 use larder_engine::FinishReason;
 use serde_json::{Value, json};
 
-use super::timestamp::rfc3339;
 use super::{
     Answer, AnswerMessage, CONTEXT_USE, Framing, MessagePart, ResponseEvent, ResponseFormat, ToolCall, parsed_arguments,
 };

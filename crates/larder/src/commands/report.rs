@@ -4,14 +4,15 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use larder_engine::{ChatInput, Drafting, Listener, Request, Routing, Sampler, Sampling, StopMatcher, generate};
-use larder_lab::report::{SpeedReport, SpeedSection, speed_page};
+use larder_lab::report::{SPEED_COLUMNS, SpeedReport, SpeedRun, SpeedSection, StrategySpeeds, speed_page};
+use larder_lab::{Fact, ReportOrigin, median_interval_text};
 use larder_policy::routing::RoutingSpec;
-use larder_policy::routing::quality::Quality;
 use larder_runtime::machine::memory;
 use larder_runtime::{EngineExperts, InferenceEngine, TextCodec};
 use serde_json::{Value, json};
 
 use crate::cli::machine::{ReportArgs, StoreArg};
+use crate::report_origin::{model_facts, report_origin};
 use crate::{doctor, models, output, print, progress};
 
 /// Prompts of the runs, in turn.
@@ -31,31 +32,38 @@ const PROMPTS: &[&str] = &[
 /// Measures each store in turn. The strategies of a store take turns, so that a machine that heats up or gets busy slows
 /// down all of them alike.
 pub fn run(args: &ReportArgs) -> Result<()> {
-    let mut measured = Vec::new();
+    let made = origin(args);
+    let (mut stores, mut sections) = (Vec::new(), Vec::new());
     for store in &args.stores {
-        measured.push(measure(args, store)?);
+        let runs = measure(args, store)?;
+        stores.push(runs.json());
+        sections.push(runs.section);
     }
-    let facts = doctor::summary(args.stores.first().map(|arg| arg.store.as_path()))?;
-    let speeds = SpeedReport {
-        title: format!("larder {} on {} {}", env!("CARGO_PKG_VERSION"), std::env::consts::OS, std::env::consts::ARCH),
-        facts,
-        sections: measured.iter().map(StoreRuns::part).collect(),
-    };
+    let machine = doctor::summary(args.stores.first().map(|arg| arg.store.as_path()))?;
+    let speeds = SpeedReport { made, runs: args.runs, tokens: args.tokens, machine, sections };
     if let Some(path) = &args.html {
         write(path, &speed_page(&speeds))?;
     }
     match args.json {
-        true => println!(
-            "{}",
-            json!({
-                "larder": env!("CARGO_PKG_VERSION"),
-                "facts": speeds.facts.iter().map(|(what, found)| json!({"what": what, "found": found})).collect::<Vec<_>>(),
-                "stores": measured.iter().map(StoreRuns::json).collect::<Vec<_>>(),
-            })
-        ),
+        true => println!("{}", json(&speeds, &stores)),
         false => print!("{}", text(&speeds)),
     }
     Ok(())
+}
+
+fn origin(args: &ReportArgs) -> ReportOrigin {
+    let threads = args.engine.full().options(args.tokens).compute.threads;
+    report_origin(Some(threads), args.stores.first().map(|arg| arg.store.as_path()))
+}
+
+fn json(speeds: &SpeedReport, stores: &[Value]) -> Value {
+    let fact = |fact: &Fact| json!({"what": fact.name, "found": fact.value});
+    json!({
+        "larder": speeds.made.version,
+        "made": speeds.made,
+        "facts": speeds.machine.iter().map(fact).collect::<Vec<_>>(),
+        "stores": stores,
+    })
 }
 
 fn write(path: &Path, page: &str) -> Result<()> {
@@ -72,23 +80,7 @@ struct StoreRuns {
     eviction: String,
     plan: Value,
     peak: Option<u64>,
-    strategies: Vec<StrategyRuns>,
-}
-
-/// Results for one routing strategy.
-struct StrategyRuns {
-    routing: String,
-    runs: Vec<RunResult>,
-    quality: Option<Quality>,
-}
-
-/// Result of one run.
-struct RunResult {
-    /// Tokens per second of decode.
-    rate: f64,
-    hit_rate: f64,
-    /// Bytes read from the SSD per token.
-    read_per_token: f64,
+    section: SpeedSection,
 }
 
 fn measure(args: &ReportArgs, store: &StoreArg) -> Result<StoreRuns> {
@@ -106,7 +98,12 @@ fn measure(args: &ReportArgs, store: &StoreArg) -> Result<StoreRuns> {
         PROMPTS.iter().map(|prompt| tokens(&text, model.blueprint.context, prompt)).collect::<Result<_>>()?;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or_default();
     let mut engine = InferenceEngine::start(&model, &flags.options(longest + args.tokens))?;
-    let mut strategies: Vec<StrategyRuns> = args.compare.iter().map(StrategyRuns::new).collect();
+    let strategy = |spec: &RoutingSpec| StrategySpeeds {
+        routing: spec.to_string(),
+        lossless: spec.is_lossless(),
+        runs: Vec::new(),
+    };
+    let mut strategies: Vec<StrategySpeeds> = args.compare.iter().map(strategy).collect();
     // One run that is not counted, to open the shards and fill the slots.
     let bar = progress::count("measuring", "runs", (1 + args.runs * strategies.len()) as u64);
     run_once(&mut engine, &text, &prompts[0], args.tokens, 0)?;
@@ -115,17 +112,22 @@ fn measure(args: &ReportArgs, store: &StoreArg) -> Result<StoreRuns> {
         for (strategy, spec) in strategies.iter_mut().zip(&args.compare) {
             engine.experts.set_routing_strategy(spec, &engine.decoder, &model)?;
             let prompt = &prompts[run % prompts.len()];
-            strategy.runs.push(run_once(&mut engine, &text, prompt, args.tokens, run as u64)?);
-            if let Some(quality) = engine.experts.routing().and_then(Routing::quality) {
-                strategy.quality = Some(strategy.quality.unwrap_or_default() + quality);
-            }
+            let found = run_once(&mut engine, &text, prompt, args.tokens, run as u64)?;
+            let quality = engine.experts.routing().and_then(Routing::quality);
+            strategy.runs.push(found.with_quality(quality.filter(|_| !strategy.lossless)));
             bar.advance(1);
         }
     }
     bar.finish();
     let name = store.store.file_name().unwrap_or(store.store.as_os_str()).to_string_lossy().into_owned();
-    let eviction = flags.cache.eviction.to_string();
-    Ok(StoreRuns { name, slots, experts, eviction, plan: engine.plan, peak: memory::peak(), strategies })
+    let (eviction, peak, plan) = (flags.cache.eviction.to_string(), memory::peak(), engine.plan);
+    let mut facts = model_facts(&model, &store.store)?;
+    facts.push(Fact::new("Cache", format!("{slots} of {experts} experts per layer, eviction {eviction}")));
+    facts.extend(plan["reader"].as_str().map(|reader| Fact::new("Reader", reader)));
+    facts.extend(peak.map(|peak| Fact::new("Peak memory", print::bytes(peak))));
+    let title = format!("{name}, {slots} of {experts} experts per layer in memory");
+    let section = SpeedSection { title, facts, strategies };
+    Ok(StoreRuns { name, slots, experts, eviction, plan, peak, section })
 }
 
 /// Tokens of a prompt for a context of that many, in the chat template if the model has one.
@@ -145,7 +147,7 @@ fn run_once(
     prompt: &[u32],
     tokens: usize,
     seed: u64,
-) -> Result<RunResult> {
+) -> Result<SpeedRun> {
     let before = engine.experts.traffic().unwrap_or_default();
     // Sampled, because greedy text repeats itself and so do its experts.
     let sampler = Sampler::new(Sampling { temperature: 0.7, ..Sampling::default() }, seed)?;
@@ -162,10 +164,14 @@ fn run_once(
     let mut session = engine.session();
     let written = generate(&mut session, &text.tokenizer, request, &mut DiscardText)?;
     let passed = engine.experts.traffic().unwrap_or_default() - before;
-    Ok(RunResult {
-        rate: written.ids.len() as f64 / written.decode_time.as_secs_f64().max(1e-9),
+    let processed = (prompt.len() + written.ids.len()) as f64;
+    Ok(SpeedRun {
+        tokens_per_second: written.ids.len() as f64 / written.decode_time.as_secs_f64().max(1e-9),
         hit_rate: passed.hit_rate(),
-        read_per_token: passed.bytes() as f64 / (prompt.len() + written.ids.len()) as f64,
+        misses_per_token: passed.counts.misses as f64 / processed,
+        bytes_per_token: passed.bytes() as f64 / processed,
+        agreement: 1.0,
+        kl: 0.0,
     })
 }
 
@@ -178,105 +184,68 @@ impl Listener<EngineExperts> for DiscardText {
     }
 }
 
-impl StrategyRuns {
-    fn new(spec: &RoutingSpec) -> Self {
-        StrategyRuns { routing: spec.to_string(), runs: Vec::new(), quality: None }
-    }
-
-    fn rates(&self) -> Vec<f64> {
-        let mut rates: Vec<f64> = self.runs.iter().map(|run| run.rate).collect();
-        rates.sort_by(f64::total_cmp);
-        rates
-    }
-
-    fn median(&self) -> f64 {
-        median_of_sorted(&self.rates())
-    }
-
-    fn mean(&self, of: impl Fn(&RunResult) -> f64) -> f64 {
-        self.runs.iter().map(of).sum::<f64>() / self.runs.len() as f64
-    }
-}
-
-/// The median of sorted values.
-fn median_of_sorted(sorted: &[f64]) -> f64 {
-    (sorted[(sorted.len() - 1) / 2] + sorted[sorted.len() / 2]) / 2.0
-}
-
 impl StoreRuns {
-    fn title(&self) -> String {
-        format!("{}, {} of {} experts per layer in memory", self.name, self.slots, self.experts)
-    }
-
-    fn table(&self) -> Vec<Vec<String>> {
-        let heading = ["", "tokens/s", "min", "max", "vs. baseline", "cache hits", "read/token", "experts changed"];
-        let mut rows = vec![heading.map(str::to_owned).to_vec()];
-        let first = self.strategies.first().map_or(f64::NAN, StrategyRuns::median);
-        rows.extend(self.strategies.iter().map(|strategy| {
-            let rates = strategy.rates();
-            vec![
-                strategy.routing.clone(),
-                format!("{:.2}", median_of_sorted(&rates)),
-                format!("{:.2}", rates[0]),
-                format!("{:.2}", rates[rates.len() - 1]),
-                format!("{:.2}×", median_of_sorted(&rates) / first),
-                format!("{:.0} %", 100.0 * strategy.mean(|run| run.hit_rate)),
-                print::bytes(strategy.mean(|run| run.read_per_token) as u64),
-                strategy.quality.map_or("-".into(), |q| format!("{:.1} %", 100.0 * q.substituted_share())),
-            ]
-        }));
-        rows
-    }
-
-    fn part(&self) -> SpeedSection {
-        let mut notes =
-            vec![format!("eviction {}; each run has another prompt; one warm-up run is not counted", self.eviction)];
-        notes.extend(self.plan["reader"].as_str().map(str::to_owned));
-        notes.extend(self.peak.map(|peak| format!("peak memory {}", print::bytes(peak))));
-        let runs = self.strategies.iter().map(|s| (short(&s.routing), s.rates())).collect();
-        SpeedSection { title: self.title(), notes, runs, table: self.table() }
-    }
-
     fn json(&self) -> Value {
-        let strategies: Vec<Value> = self
-            .strategies
-            .iter()
-            .map(|strategy| {
-                let runs = strategy.runs.iter().map(|run| {
-                    json!({"tokens_per_second": run.rate, "hit_rate": run.hit_rate, "bytes_per_token": run.read_per_token})
-                });
-                json!({
-                    "routing": strategy.routing,
-                    "median_tokens_per_second": strategy.median(),
-                    "agreement": strategy.quality.map(|q| q.agreement()),
-                    "runs": runs.collect::<Vec<_>>(),
-                })
+        let strategies = &self.section.strategies;
+        let setting = |strategy: &StrategySpeeds| {
+            let summary = strategies.first().map(|baseline| strategy.summary(baseline));
+            let value = |key: &str| summary.as_ref().map_or(Value::Null, |all| all[key]["value"].clone());
+            let agreement = if strategy.lossless { Value::Null } else { value("agreement") };
+            json!({
+                "routing": strategy.routing,
+                "median_tokens_per_second": value("tokens_per_second"),
+                "agreement": agreement,
+                "summary": summary,
+                "runs": strategy.runs,
             })
-            .collect();
+        };
         json!({
             "store": self.name, "experts_per_layer": self.slots, "experts": self.experts, "eviction": self.eviction,
+            "model": self.section.facts,
             "plan": self.plan,
-            "peak_bytes": self.peak, "settings": strategies,
+            "peak_bytes": self.peak, "settings": strategies.iter().map(setting).collect::<Vec<_>>(),
         })
     }
 }
 
-/// A short name, for the axis of a plot.
-fn short(routing: &str) -> String {
-    routing.strip_prefix("prior:lambda=").map_or(routing.to_owned(), |lambda| format!("λ = {lambda}"))
+/// The medians of a section's strategies, and the interval of the speed.
+fn table(part: &SpeedSection) -> Vec<Vec<String>> {
+    let Some(baseline) = part.strategies.first() else { return Vec::new() };
+    let mut heads = vec![String::new()];
+    heads.extend(SPEED_COLUMNS.iter().map(|column| column.name.to_owned()));
+    heads.insert(2, "interval".to_owned());
+    let mut rows = vec![heads];
+    for strategy in &part.strategies {
+        let mut row = vec![strategy.routing.clone()];
+        for column in SPEED_COLUMNS {
+            let found = strategy.estimate(column, baseline);
+            row.push(found.map_or_else(|| "-".into(), |found| (column.show)(found.value)));
+            if row.len() == 2 {
+                let ends = found.map(|found| [found.low, found.high].map(column.show).join(" to "));
+                row.push(ends.unwrap_or_default());
+            }
+        }
+        rows.push(row);
+    }
+    rows
 }
 
 /// The report as text.
 fn text(speeds: &SpeedReport) -> String {
-    let mut out = format!("{}\n\n", speeds.title);
-    let facts: Vec<_> = speeds.facts.iter().map(|(what, found)| vec![what.clone(), found.clone()]).collect();
-    out += &print::columns(&facts);
+    let columns = |facts: &[Fact]| {
+        let rows: Vec<_> = facts.iter().map(|fact| vec![fact.name.clone(), fact.value.clone()]).collect();
+        print::columns(&rows)
+    };
+    let SpeedReport { made, runs, .. } = speeds;
+    let mut out = format!("larder {}, {}\n\n{}", made.larder(), made.date, columns(&speeds.machine));
     for part in &speeds.sections {
-        out += &format!("\n{}\n", part.title);
-        part.notes.iter().for_each(|note| out += &format!("  {note}\n"));
-        out += &print::table(&part.table);
+        out += &format!("\n{}\n{}\n{}", part.title, columns(&part.facts), print::table(&table(part)));
     }
-    out
+    out + &format!(
+        "\nvalues: medians of {}; interval: {}\n",
+        print::count(*runs, "run", "runs"),
+        median_interval_text(*runs)
+    )
 }
 
 impl StoreArg {
@@ -302,11 +271,5 @@ mod tests {
         assert_eq!(of("a/b"), Ok(("a/b".into(), None)));
         assert_eq!(of("a=b=30"), Ok(("a=b".into(), Some(30))));
         assert!(of("a=0").is_err() && of("a=x").is_err());
-    }
-
-    #[test]
-    fn the_median_of_an_even_count_is_the_mean_of_the_middle_two() {
-        assert_eq!(median_of_sorted(&[1.0]), 1.0);
-        assert_eq!(median_of_sorted(&[1.0, 2.0, 4.0, 9.0]), 3.0);
     }
 }

@@ -1,6 +1,7 @@
 //! `larder doctor`: checks the machine and suggests improvements.
 
 mod disk;
+mod drive;
 mod power;
 mod processor;
 mod ram;
@@ -8,6 +9,8 @@ mod ram;
 use std::path::Path;
 
 use anyhow::Result;
+use larder_kernels::instruction_set;
+use larder_lab::Fact;
 use serde_json::{Value, json};
 
 use crate::cli::machine::DoctorArgs;
@@ -66,8 +69,17 @@ fn check(model: Option<&Path>) -> Result<Vec<Finding>> {
 }
 
 /// The name and the result of each check.
-pub fn summary(model: Option<&Path>) -> Result<Vec<(String, String)>> {
-    Ok(check(model)?.into_iter().map(|finding| (finding.id.to_owned(), finding.found)).collect())
+pub fn summary(model: Option<&Path>) -> Result<Vec<Fact>> {
+    Ok(check(model)?.into_iter().map(|finding| Fact::new(finding.id, finding.found)).collect())
+}
+
+/// Processor, memory, and the drive of a path, as far as the system names them, without measuring anything.
+pub fn machine(path: Option<&Path>) -> Vec<Fact> {
+    let processor = processor::name().unwrap_or_else(|| std::env::consts::ARCH.to_owned());
+    let mut all = vec![Fact::new("Processor", format!("{processor}, {} kernels", instruction_set()))];
+    all.extend(ram::total().map(|memory| Fact::new("Memory", memory)));
+    all.extend(path.and_then(drive::name).map(|drive| Fact::new("Drive", drive)));
+    all
 }
 
 /// Prints all findings, and the advice.

@@ -29,7 +29,7 @@ fn instructions() -> Finding {
 }
 
 /// The name that the system gives the CPU or, on boards and phones, the machine.
-fn name() -> Option<String> {
+pub fn name() -> Option<String> {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let of_board = || fs::read_to_string("/proc/device-tree/model").ok();
     let name = named(&info).map(str::to_owned).or_else(of_board)?;

@@ -20,6 +20,16 @@ pub fn check() -> Vec<Finding> {
     all
 }
 
+/// The machine's memory, and the limit of the control group if that is lower.
+pub fn total() -> Option<String> {
+    let total = memory::total()?;
+    let limit = control_group::limit().filter(|limit| *limit < total);
+    Some(match limit {
+        Some(limit) => format!("{}, limited to {}", print::bytes(total), print::bytes(limit)),
+        None => print::bytes(total),
+    })
+}
+
 fn size() -> Option<Finding> {
     let (total, available) = (memory::total()?, memory::available()?);
     let pressure = control_group::pressure();

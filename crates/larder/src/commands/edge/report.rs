@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use larder_lab::report::html::{END, begin, table};
-use larder_lab::report::{Chart, Line, Style};
+use larder_lab::report::{Chart, Line, Page, Style, Table, chart_group, group, paragraph};
+use larder_lab::{Fact, ReportOrigin};
 use larder_placement::ALGORITHMS;
 use larder_placement::simulate::Sweep;
 
@@ -107,50 +107,57 @@ pub fn compared(rows: &[PlacementComparison]) -> Vec<Vec<String>> {
 }
 
 /// The page with all figures.
-pub fn page(seed: u64, repeats: usize, sweeps: &[Sweep], runs: &[SimulationRun]) -> String {
-    let mut out = begin("Experts on several machines");
-    let _ = writeln!(
-        out,
-        "<h1>Experts on several machines</h1>\n<p>Servers that store some experts, users whose devices store a few, and a \
-         cloud that stores all: the setting of the SlimCaching paper. Fixed values, where a figure does not vary them: 4 servers \
-         with 5 GB, 20 users at 5 MHz, 200 experts on a device, 18 models with 3872 experts. Each point is the mean of \
-         {repeats} random networks, seed {seed}.</p>\n<p class=\"faint\">Choices made here, because the paper leaves them open: \
-         how often each of its seven models occurs, two bytes per number, how unevenly models and experts are requested, and \
-         random positions of servers and users.</p>"
-    );
+pub fn page(seed: u64, repeats: usize, sweeps: &[Sweep], runs: &[SimulationRun], made: &ReportOrigin) -> String {
+    let mut body = String::new();
     let found = comparisons(sweeps, runs);
     if !found.is_empty() {
-        let _ = writeln!(out, "<h2>At {PAPER_STORAGE_GB} GB</h2>\n{}", table(&compared(&found)));
-        if let Some(once) = found.iter().find_map(|row| row.once) {
-            let _ = writeln!(
-                out,
-                "<p>In brackets: minimum and maximum over networks. 'greedy' is the paper's Algorithm 1, which divides gain by \
-                 bytes; 'greedy-gain' is the one that its experiments describe, which does not. Latencies add up over the \
-                 layers of a model, as each layer may send a request; split inference, whose hidden state leaves the \
-                 device once, would take {:.1} ms per token.</p>",
-                1e3 * once
-            );
-        }
+        let title = format!("At {PAPER_STORAGE_GB} GB");
+        let once = found.iter().find_map(|row| row.once).map(|once| paragraph(&brackets(once))).unwrap_or_default();
+        body += &group(&title, &(Table::plain(&title, &compared(&found)).html() + &once));
     }
-    out.push_str("<h2>Latency</h2>\n<div class=\"charts\">\n");
-    for (s, sweep) in sweeps.iter().enumerate() {
-        if let Some(figure) = sweep.latency_figure {
-            let all = |name: &str| name != "dp";
-            let svg = chart(sweep, s, runs, figure, "ms per token", &all, &|run| 1e3 * run.outcome.seconds);
-            let _ = writeln!(out, "<figure>{svg}</figure>");
-        }
+    let latency = |(s, sweep): (usize, &Sweep)| {
+        let all = |name: &str| name != "dp";
+        Some(chart(sweep, s, runs, sweep.latency_figure?, "ms per token", &all, &|run| 1e3 * run.outcome.seconds))
+    };
+    let time = |(s, sweep): (usize, &Sweep)| {
+        let timed = |name: &str| TIMED.contains(&name);
+        Some(chart(sweep, s, runs, sweep.time_figure?, "seconds", &timed, &|run| run.seconds))
+    };
+    let charts: Vec<Chart> = sweeps.iter().enumerate().filter_map(latency).collect();
+    body += &group("Latency", &chart_group(&charts));
+    let charts: Vec<Chart> = sweeps.iter().enumerate().filter_map(time).collect();
+    body += &group("Running time", &chart_group(&charts));
+    Page {
+        title: "Experts on several machines",
+        lead: "Servers that store some experts, users whose devices store a few, and a cloud that stores all: the setting of \
+               the SlimCaching paper.",
+        made: Some(made),
+        method: &[
+            Fact::new("Runs", format!("each point is the mean of {repeats} random networks, seed {seed}")),
+            Fact::new(
+                "Fixed values",
+                "where a figure does not vary them: 4 servers with 5 GB, 20 users at 5 MHz, 200 experts on a device, 18 \
+                 models with 3872 experts",
+            ),
+            Fact::new(
+                "Choices made here",
+                "because the paper leaves them open: how often each of its seven models occurs, two bytes per number, how \
+                 unevenly models and experts are requested, and random positions of servers and users",
+            ),
+        ],
     }
-    out.push_str("</div>\n<h2>Running time</h2>\n<div class=\"charts\">\n");
-    for (s, sweep) in sweeps.iter().enumerate() {
-        if let Some(figure) = sweep.time_figure {
-            let timed = |name: &str| TIMED.contains(&name);
-            let svg = chart(sweep, s, runs, figure, "seconds", &timed, &|run| run.seconds);
-            let _ = writeln!(out, "<figure>{svg}</figure>");
-        }
-    }
-    out.push_str("</div>\n");
-    out.push_str(END);
-    out
+    .html(&body)
+}
+
+/// What the comparison's brackets and algorithms are; `once` is the latency of split inference in seconds.
+fn brackets(once: f64) -> String {
+    format!(
+        "In brackets: minimum and maximum over networks. 'greedy' is the paper's Algorithm 1, which divides gain by bytes; \
+         'greedy-gain' is the one that its experiments describe, which does not. Latencies add up over the layers of a \
+         model, as each layer may send a request; split inference, whose hidden state leaves the device once, would take \
+         {:.1} ms per token.",
+        1e3 * once
+    )
 }
 
 /// One figure, with a curve for each algorithm.
@@ -162,7 +169,7 @@ fn chart(
     y: &str,
     shown: &dyn Fn(&str) -> bool,
     value: &dyn Fn(&SimulationRun) -> f64,
-) -> String {
+) -> Chart {
     let line = |(at, name): (usize, &'static str)| {
         let point = |(p, (x, _)): (usize, &(f64, _))| {
             let here = runs.iter().filter(|run| (run.sweep, run.point, run.algorithm) == (s, p, at));
@@ -192,5 +199,4 @@ fn chart(
         percent: false,
         y_range: Some((0.0, 0.0)),
     }
-    .svg()
 }

@@ -12,6 +12,7 @@ use serde_json::json;
 
 use super::report::{self, PlacementComparison};
 use crate::cli::edge::SimulateArgs;
+use crate::report_origin::report_origin;
 use crate::{output, print, progress};
 
 /// One algorithm on one network.
@@ -37,7 +38,7 @@ pub fn run(args: &SimulateArgs) -> Result<()> {
     }
     let runs = all_runs(args, &sweeps)?;
     output::write(&csv, report::csv(&sweeps, &runs))?;
-    let text = report::page(args.seed, args.repeats, &sweeps, &runs);
+    let text = report::page(args.seed, args.repeats, &sweeps, &runs, &report_origin(args.threads, None));
     output::write(&page, text)?;
     let found = report::comparisons(&sweeps, &runs);
     if args.json {

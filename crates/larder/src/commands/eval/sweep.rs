@@ -7,7 +7,7 @@ use larder_lab::eval::{
     ChunkScore, RecordingPath, RoutingRun, Tradeoff, TradeoffSetup, Tradeoffs, score, tradeoffs_csv,
 };
 use larder_lab::report::tradeoffs_page;
-use larder_lab::{InitialCache, replay};
+use larder_lab::{InitialCache, ReportOrigin, replay};
 use larder_policy::eviction::{EvictionSpec, PolicyInputs, PolicyNeeds};
 use larder_policy::routing::RouterReport;
 use larder_runtime::{InferenceEngine, OpenModel};
@@ -18,6 +18,7 @@ use super::passage::Passage;
 use super::sensitivity::change_text;
 use crate::cli::eval::EvalSweepArgs;
 use crate::progress::Bar;
+use crate::report_origin::{model_facts, report_origin};
 use crate::{models, output, print};
 
 /// Measures perplexity and misses for many strategies and cache sizes.
@@ -53,7 +54,7 @@ pub fn run(args: EvalSweepArgs) -> Result<()> {
         }
     }
     bar.finish();
-    let found = Tradeoffs::new(setup(&args, &model, &passage), &runs, &optimum);
+    let found = Tradeoffs::new(setup(&args, &model, &passage)?, &runs, &optimum);
     print_report(&args, &found)
 }
 
@@ -72,9 +73,11 @@ fn sizes(args: &EvalSweepArgs, experts: usize) -> Result<Vec<usize>> {
     }
 }
 
-fn setup(args: &EvalSweepArgs, model: &OpenModel, passage: &Passage) -> TradeoffSetup {
+fn setup(args: &EvalSweepArgs, model: &OpenModel, passage: &Passage) -> Result<TradeoffSetup> {
     let geometry = &model.blueprint.geometry;
-    TradeoffSetup {
+    let threads = args.engine.full().options(passage.chunk).compute.threads;
+    let facts = model_facts(model, &args.model)?;
+    Ok(TradeoffSetup {
         model: args.model.file_name().unwrap_or(args.model.as_os_str()).to_string_lossy().into_owned(),
         text: passage.name.clone(),
         tokens: passage.tokens_read() as u64,
@@ -85,7 +88,8 @@ fn setup(args: &EvalSweepArgs, model: &OpenModel, passage: &Passage) -> Tradeoff
         eviction: args.engine.cache.eviction.to_string(),
         scope: larder_core::CacheScope::from(args.engine.cache.scope).to_string(),
         max_loss: args.max_loss,
-    }
+        made: ReportOrigin { model: facts, ..report_origin(Some(threads), Some(&args.model)) },
+    })
 }
 
 /// Processes the passage one token per step, starting with an empty cache, and records a trace.
@@ -110,7 +114,7 @@ fn once(
     }
     let found = meter.finish(&engine.experts, passage.tokens_read(), chunks);
     let trace = recorder.into_trace()?;
-    let misses = found.traffic.map(|t| t.counts.misses).unwrap_or_default();
+    let (misses, bytes) = found.traffic.map(|t| (t.counts.misses, t.bytes())).unwrap_or_default();
     let lifetime = replayed(args, &engine.policy_inputs, &trace, &args.engine.cache.eviction, slots)?.lifetimes.mean();
     let report = engine.experts.routing().and_then(|routing| routing.report());
     let run = RoutingRun {
@@ -118,6 +122,7 @@ fn once(
         family: trial.family.clone(),
         slots,
         misses,
+        bytes,
         lifetime: Some(lifetime),
         tokens_per_second: found.rate(),
         quality: found.quality.unwrap_or_default(),

@@ -10,6 +10,7 @@ use larder_policy::eviction::{EvictionSpec, POLICIES, PolicyInputs};
 
 use super::{heat, load, policy_inputs, start, summary};
 use crate::cli::lab::LabSweepArgs;
+use crate::report_origin::report_origin;
 use crate::{output, print, progress};
 
 /// Compares eviction policies over many cache sizes.
@@ -22,7 +23,9 @@ pub fn run(args: &LabSweepArgs) -> Result<()> {
     let begin = Instant::now();
     let cells = replay(args, &trace, &policies, &inputs, start)?;
     let seconds = begin.elapsed().as_secs_f64();
-    let outcome = SweepReport::new(&trace, start, &cells, profile);
+    let drive = args.input.traces.first().map(|path| path.as_path());
+    let made = Some(report_origin(args.threads, drive));
+    let outcome = SweepReport { made, ..SweepReport::new(&trace, start, &cells, profile) };
     if let Some(path) = &args.csv {
         sweep_csv(&outcome, path)?;
     }
@@ -81,8 +84,8 @@ fn replay(
         scratch: args.replay.scratch,
     };
     let sweep = ReplaySweep::new(trace, &axes, inputs, start)?;
-    let threads = args.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let bar = progress::count("replaying", "requests", sweep.work());
+    let threads = args.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let cells = sweep.run(threads, &|requests| bar.advance(requests));
     bar.finish();
     Ok(cells?)
