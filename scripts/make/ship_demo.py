@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 from demo.books import HELD_OUT, NOT_PROSE, clean, decode, read_books
+from demo.manner import write_settings, write_sidecars
 from demo.tokens import save_tokenizer
 from figures import Series, chart, heat
 from tokenizers import Tokenizer
@@ -27,17 +28,6 @@ SHIPPED = ROOT / "models/demo"
 SEQUENCE = 512  # length of a training sequence in tokens
 TRACED = 160  # sequences of the training text whose routing the evictor learns from
 HELD_OUT_BYTES = 80_000
-CONFIG = """# A quarter of the experts in memory, so that experts are evicted; and sampling, so that text does not repeat itself.
-[run]
-cache-experts = 8
-temperature = 0.7
-top-p = 0.9
-
-[chat]
-cache-experts = 8
-temperature = 0.7
-top-p = 0.9
-"""
 
 
 class Steps:
@@ -144,7 +134,7 @@ the training text. On held-out passages:
 {judged.strip()}
 ```
 
-`larder.toml` holds the defaults of `run` and `chat` for this model. `calibration.json` holds the spread of each router's logits over
+`calibration.json` holds the spread of each router's logits over
 the same {TRACED} passages, for `prior` with `delta=calibrated`.
 
 ## Data and licence
@@ -164,6 +154,7 @@ def main() -> None:
     args = parser.parse_args()
     steps = Steps(args.larder, args.run / "ship")
     save_tokenizer(Tokenizer.from_file(str(args.run / "tokenizer.json")), SEQUENCE, args.run / "model")
+    write_sidecars(args.run / "model")
     store = steps.run("store", "convert", args.run / "model", "{}", "--experts", "q8_0", "--resident", "q8_0")
 
     ids = traced_text(args.data, args.run, steps.folder)
@@ -180,15 +171,14 @@ def main() -> None:
         file.write_text(text)
         found = json.loads(steps.printed(f"bits-{name}", "eval", "ppl", file, "-m", store, "--chunk", SEQUENCE, "--json"))
         bits[name] = found["bits_per_byte"]
-    sample = steps.printed("sample", "run", "-m", store, "-p", "The old man looked at the door, and", "-n", 90, "--temperature", 0.7,
-                        "--top-p", 0.9, "--seed", 3).strip().replace("\n", " ")
+    sample = steps.printed("sample", "run", "-m", store, "-p", "The old man looked at the door, and", "-n", 90).strip().replace("\n", " ")
 
     shutil.rmtree(SHIPPED, ignore_errors=True)
     shutil.copytree(store, SHIPPED)
     shutil.copy(evictor, SHIPPED)
     shutil.copy(calibration, SHIPPED)
     subprocess.run([str(args.larder), "store", "seal", str(SHIPPED)], check=True)
-    (SHIPPED / "larder.toml").write_text(CONFIG)
+    write_settings(SHIPPED, SEQUENCE)
     cut = held_out.encode()[:HELD_OUT_BYTES].decode(errors="ignore")
     (SHIPPED / "held-out.txt").write_text(cut[: cut.rfind("\n\n")] + "\n")
     evaluation = json.loads((args.run / "evaluation.json").read_text())

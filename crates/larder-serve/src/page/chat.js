@@ -16,10 +16,19 @@ $("prompt").onkeydown = (event) => {
 $("prompt").oninput = fitPrompt;
 $("stop").onclick = () => generation?.abort();
 $("new-chat").onclick = startNewChat;
-for (const example of $("examples").children) example.onclick = () => sendMessage(example.textContent);
+$("examples").onclick = (event) => {
+  if (event.target !== event.currentTarget) sendMessage(event.target.textContent);
+};
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !$("key-dialog").open) generation?.abort();
 });
+
+/** Replaces heading and examples by those that suit the model. */
+function showWelcome({ heading, examples }) {
+  $("welcome").querySelector("h2").textContent = heading;
+  const buttons = examples.map((text) => Object.assign(make("button", "", text), { type: "button" }));
+  $("examples").replaceChildren(...buttons);
+}
 
 function fitPrompt() {
   $("prompt").style.height = "auto";
