@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 from demo.books import HELD_OUT, NOT_PROSE, clean, decode, read_books
-from demo.manner import write_settings, write_sidecars
+from demo.manner import ANSWER, FINDINGS, write_settings, write_sidecars
 from demo.tokens import save_tokenizer
 from figures import Series, chart, heat
 from tokenizers import Tokenizer
@@ -93,6 +93,19 @@ English sentences in their style, and has no knowledge of facts.
     cargo run --release -- run -p "The old man looked at the door, and"
 
 > {sample}
+
+## How it writes
+
+Without flags, `run`, `chat`, `serve` and the page use the sampling of `generation_config.json`: temperature 0.7, min-p 0.1, repetition
+penalty 1.2. Greedily it repeats itself after a sentence. The settings are among those that repeat pairs of words as seldom as the held-out
+book does, and of these among the ones whose text the model itself finds most likely, which reads best; at temperature 0.6 longer texts
+begin to repeat themselves. Six prompts with three seeds each, 200 tokens, made by `scripts/make/demo_sampling.py` on 2026-11-26 (the texts do not depend on the
+machine; the passages of the book have 800 characters):
+
+{FINDINGS}
+`larder.toml` holds the other defaults: slots for a quarter of the experts, and for `chat` and `serve` the context of the training and
+answers of {ANSWER} tokens, so that earlier ones stay in the context. `chat_template.jinja` puts messages and answers one behind the other as paragraphs of
+one text, since that is all that the model knows. `welcome.json` holds first messages that suit it.
 
 ## How it was made
 

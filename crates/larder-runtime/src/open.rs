@@ -9,7 +9,7 @@ use larder_engine::{ChatTemplate, GenerationConfig, Tokenizer, TokenizerConfig, 
 use larder_model::{AllResident, ComputeContext, Decoder, row_cache_bytes};
 use larder_store::reader::Slot;
 use larder_store::{
-    Assembler, CONVERSION_STATE, ExpertSource, MANIFEST_FILE, Source, Store, StoreError, StoreErrorKind,
+    Assembler, CONVERSION_STATE, ExpertSource, MANIFEST_FILE, Source, Store, StoreError, StoreErrorKind, WELCOME,
     check_resident, open_source_with, read_small,
 };
 
@@ -20,8 +20,8 @@ use crate::{load, models, mtp};
 /// The embedding matrix, of which a token reads one row.
 const EMBEDDING: &str = "model.embed_tokens.weight";
 
-/// The file of a store with its invitation to a first message, and the most bytes of it that are read.
-const WELCOME: (&str, u64) = ("welcome.json", 16 << 10);
+/// Most bytes of a [`WELCOME`] file.
+const WELCOME_BYTES: u64 = 16 << 10;
 
 /// The default name of a model: that of its folder or file.
 pub fn model_name(path: &Path) -> String {
@@ -266,8 +266,7 @@ impl OpenModel {
     /// A store's invitation to a first message, if it has one.
     pub fn welcome(&self) -> Result<Option<Welcome>> {
         let ModelForm::Store(store) = &self.form else { return Ok(None) };
-        let (name, limit) = WELCOME;
-        let Some(bytes) = read_small(&store.path().join(name), limit)? else { return Ok(None) };
+        let Some(bytes) = read_small(&store.path().join(WELCOME), WELCOME_BYTES)? else { return Ok(None) };
         Welcome::from_bytes(&bytes).map(Some).with_context(|| display(store.path()))
     }
 }

@@ -18,8 +18,9 @@ fn written(flags: &[&str]) -> Value {
 
 fn written_after(prompt: &str, flags: &[&str]) -> Value {
     let demo = demo();
-    let base = ["run", "-m", demo.to_str().unwrap(), "-p", prompt, "-n", "48", "--temperature", "0", "--json"];
-    serde_json::from_str(&larder_ok(&[&base[..], flags].concat())).unwrap()
+    let base = ["run", "-m", demo.to_str().unwrap(), "-p", prompt, "-n", "48", "--json"];
+    let greedy = ["--temperature", "0", "--repetition-penalty", "1"];
+    serde_json::from_str(&larder_ok(&[&base[..], &greedy, flags].concat())).unwrap()
 }
 
 #[test]
