@@ -34,7 +34,7 @@ pub enum ChatCommand {
 
 /// What a command takes, which decides how Tab completes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Argument {
+pub enum ArgumentKind {
     /// Nothing.
     None,
     /// Any text.
@@ -50,7 +50,7 @@ pub struct CommandRow {
     /// Its names, without the slash.
     pub names: &'static [&'static str],
     /// What it takes.
-    pub argument: Argument,
+    pub argument: ArgumentKind,
     /// The argument as the help shows it.
     form: &'static str,
     help: &'static str,
@@ -62,35 +62,35 @@ pub struct CommandRow {
 pub const COMMANDS: &[CommandRow] = &[
     CommandRow {
         names: &["help", "?"],
-        argument: Argument::None,
+        argument: ArgumentKind::None,
         form: "",
         help: "show this help",
         make: |rest| alone(rest, ChatCommand::Help),
     },
     CommandRow {
         names: &["clear", "reset"],
-        argument: Argument::None,
+        argument: ArgumentKind::None,
         form: "",
         help: "clear the conversation, but not the system message",
         make: |rest| alone(rest, ChatCommand::Reset),
     },
     CommandRow {
         names: &["system"],
-        argument: Argument::Text,
+        argument: ArgumentKind::Text,
         form: "[TEXT]",
         help: "show or set the system message",
         make: |rest| Ok(ChatCommand::System((!rest.is_empty()).then(|| rest.to_owned()))),
     },
     CommandRow {
         names: &["regen"],
-        argument: Argument::None,
+        argument: ArgumentKind::None,
         form: "",
         help: "generate the last answer again",
         make: |rest| alone(rest, ChatCommand::Regen),
     },
     CommandRow {
         names: &["save"],
-        argument: Argument::File,
+        argument: ArgumentKind::File,
         form: "[FILE]",
         help: "save conversation and settings to FILE (JSON); without FILE, the chat to that of --session",
         make: |rest| match rest {
@@ -100,35 +100,35 @@ pub const COMMANDS: &[CommandRow] = &[
     },
     CommandRow {
         names: &["save!"],
-        argument: Argument::File,
+        argument: ArgumentKind::File,
         form: "FILE",
         help: "the same, and replace FILE without a question",
         make: |rest| file(rest, |path| ChatCommand::Save { path, replace: true }),
     },
     CommandRow {
         names: &["load"],
-        argument: Argument::File,
+        argument: ArgumentKind::File,
         form: "FILE",
         help: "load conversation and settings from FILE",
         make: |rest| file(rest, ChatCommand::Load),
     },
     CommandRow {
         names: &["stats"],
-        argument: Argument::None,
+        argument: ArgumentKind::None,
         form: "",
         help: "show token counts, speed, memory, cache hits and the cost of routing",
         make: |rest| alone(rest, ChatCommand::Stats),
     },
     CommandRow {
         names: &["set"],
-        argument: Argument::Setting,
+        argument: ArgumentKind::Setting,
         form: "[NAME VALUE]",
         help: "show the settings, or change one from the next answer on",
         make: |rest| setting(rest).map(ChatCommand::Set),
     },
     CommandRow {
         names: &["quit", "exit"],
-        argument: Argument::None,
+        argument: ArgumentKind::None,
         form: "",
         help: "end the chat",
         make: |rest| alone(rest, ChatCommand::Quit),

@@ -9,7 +9,7 @@ use rustyline::hint::Hinter;
 use rustyline::validate::Validator;
 use rustyline::{Context, Helper};
 
-use super::command::{Argument, COMMANDS, CommandRow, split_setting};
+use super::command::{ArgumentKind, COMMANDS, CommandRow, split_setting};
 use super::settings;
 
 /// Most entries of a folder that are looked at for a file name.
@@ -39,14 +39,14 @@ fn complete(line: &str) -> (usize, Vec<Pair>) {
     let Some(command) = line.strip_prefix('/') else { return (line.len(), vec![]) };
     let Some((name, rest)) = command.split_once(char::is_whitespace) else {
         let names = COMMANDS.iter().flat_map(|row| row.names.iter().map(move |name| (row, *name)));
-        let space = |row: &CommandRow| if row.argument == Argument::None { "" } else { " " };
+        let space = |row: &CommandRow| if row.argument == ArgumentKind::None { "" } else { " " };
         return (1, names.filter_map(|(row, name)| candidate(command, name, space(row))).collect());
     };
     let rest = rest.trim_start();
     let at = line.len() - rest.len();
     match CommandRow::find(name).map(|row| row.argument) {
-        Some(Argument::File) => (at, file_names(rest)),
-        Some(Argument::Setting) => {
+        Some(ArgumentKind::File) => (at, file_names(rest)),
+        Some(ArgumentKind::Setting) => {
             let Some((name, value)) = split_setting(rest) else {
                 return (at, settings::names().filter_map(|name| candidate(rest, name, " ")).collect());
             };
@@ -54,7 +54,7 @@ fn complete(line: &str) -> (usize, Vec<Pair>) {
             let values = settings::values(name).into_iter().filter_map(|known| candidate(value, known, ""));
             (line.len() - value.len(), values.collect())
         }
-        Some(Argument::None | Argument::Text) | None => (line.len(), vec![]),
+        Some(ArgumentKind::None | ArgumentKind::Text) | None => (line.len(), vec![]),
     }
 }
 
