@@ -191,7 +191,6 @@ impl RateMeter {
             "resident": resident,
             "plan": model.memory_plan,
             "sampling": {"temperature": sampling.temperature, "top_p": sampling.top_p},
-            "max_tokens": model.max_tokens,
             "welcome": model.welcome.as_ref().map(Welcome::json),
         });
         routing(&mut state, status);

@@ -97,7 +97,8 @@ fn the_demo_model_answers_as_larder_run_does() {
     assert_eq!(choice["message"]["content"].as_str().unwrap(), run.trim_end_matches('\n'));
     assert_eq!((&choice["finish_reason"], &answer["usage"]["completion_tokens"]), (&json!("length"), &json!(160)));
     let state = server.get("/engine").json();
-    assert_eq!((&state["context"], &state["max_tokens"]), (&json!(512), &json!(160)));
+    let standard = server.get("/props").json()["default_generation_settings"].clone();
+    assert_eq!((&state["context"], &standard["params"]["max_tokens"]), (&json!(512), &json!(160)));
     assert!(state["total"]["misses"].as_u64().unwrap() > 1000, "a quarter of the experts is in memory: {state}");
 }
 

@@ -16,19 +16,9 @@ $("prompt").onkeydown = (event) => {
 $("prompt").oninput = fitPrompt;
 $("stop").onclick = () => generation?.abort();
 $("new-chat").onclick = startNewChat;
-$("examples").onclick = (event) => {
-  if (event.target !== event.currentTarget) sendMessage(event.target.textContent);
-};
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !$("key-dialog").open) generation?.abort();
 });
-
-/** Replaces heading and examples by those that suit the model. */
-function showWelcome({ heading, examples }) {
-  $("welcome").querySelector("h2").textContent = heading;
-  const buttons = examples.map((text) => Object.assign(make("button", "", text), { type: "button" }));
-  $("examples").replaceChildren(...buttons);
-}
 
 function fitPrompt() {
   $("prompt").style.height = "auto";

@@ -45,7 +45,6 @@ function begin(state) {
     const standard = state.sampling?.[name];
     if (standard !== undefined) $(id).placeholder = String(+standard.toFixed(3));
   }
-  if (state.max_tokens) $("max-tokens").placeholder = String(state.max_tokens);
   if (state.welcome) showWelcome(state.welcome);
   contextSize = state.context ?? 0;
   grid = new Grid($("grid"), state.layers, experts);
