@@ -96,7 +96,8 @@ def main() -> int:
         with torch.no_grad():
             written = model.generate(torch.tensor([half]), max_new_tokens=WRITTEN, do_sample=False)[0].tolist()[len(half) :]
         output = subprocess.run(
-            [str(args.larder), "run", "-m", str(store), "-p", tokenizer.decode(half), "-n", str(WRITTEN), "--json", "--cache-experts", str(SLOTS)],
+            [str(args.larder), "run", "-m", str(store), "-p", tokenizer.decode(half), "-n", str(WRITTEN), "--json", "--cache-experts", str(SLOTS),
+             "--temperature", "0"],
             check=True, stdout=subprocess.PIPE, text=True,
         )
         ours = json.loads(output.stdout)

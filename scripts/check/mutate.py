@@ -183,7 +183,7 @@ def kinds(larder, base):
     demo = ROOT / "models/demo"
     learned = [*run[:-2], "--cache-experts", "4", "--eviction", "learned"]
     calibrated = [*run, "--routing", "prior:lambda=0.3,delta=calibrated"]
-    for files, command in [(["evictor.safetensors", "evictor.safetensors.seal"], learned), (["calibration.json", "calibration.json.seal"], calibrated), (["larder.toml"], run)]:
+    for files, command in [(["evictor.safetensors", "evictor.safetensors.seal"], learned), (["calibration.json", "calibration.json.seal"], calibrated), (["larder.toml", "chat_template.jinja"], run)]:
         kinds += 2 * [Kind("files beside a store", demo, files, command)]
     for gguf in sorted((tests / "fixtures/gguf").glob("*.gguf")):
         kinds += 2 * [Kind("GGUF", gguf, None, ["inspect", "@"], ["logits", "-m", "@", "--no-store", "--tokens", str(tokens), "--out", "&/out"], ["convert", "@", "&/store"])]

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 from demo.books import HELD_OUT, NOT_PROSE, clean, decode, read_books
+from demo.manner import ANSWER, FINDINGS, write_settings, write_sidecars
 from demo.tokens import save_tokenizer
 from figures import Series, chart, heat
 from tokenizers import Tokenizer
@@ -27,17 +28,6 @@ SHIPPED = ROOT / "models/demo"
 SEQUENCE = 512  # length of a training sequence in tokens
 TRACED = 160  # sequences of the training text whose routing the evictor learns from
 HELD_OUT_BYTES = 80_000
-CONFIG = """# A quarter of the experts in memory, so that experts are evicted; and sampling, so that text does not repeat itself.
-[run]
-cache-experts = 8
-temperature = 0.7
-top-p = 0.9
-
-[chat]
-cache-experts = 8
-temperature = 0.7
-top-p = 0.9
-"""
 
 
 class Steps:
@@ -104,6 +94,19 @@ English sentences in their style, and has no knowledge of facts.
 
 > {sample}
 
+## How it writes
+
+Without flags, `run`, `chat`, `serve` and the page use the sampling of `generation_config.json`: temperature 0.7, min-p 0.1, repetition
+penalty 1.2. Greedily it repeats itself after a sentence. The settings are among those that repeat pairs of words as seldom as the held-out
+book does, and of these among the ones whose text the model itself finds most likely, which reads best; at temperature 0.6 longer texts
+begin to repeat themselves. Six prompts with three seeds each, 200 tokens, made by `scripts/make/demo_sampling.py` on 2026-11-26 (the texts do not depend on the
+machine; the passages of the book have 800 characters):
+
+{FINDINGS}
+`larder.toml` holds the other defaults: slots for a quarter of the experts, and for `chat` and `serve` the context of the training and
+answers of {ANSWER} tokens, so that earlier ones stay in the context. `chat_template.jinja` puts messages and answers one behind the other as paragraphs of
+one text, since that is all that the model knows. `welcome.json` holds first messages that suit it.
+
 ## How it was made
 
     python scripts/make/train_demo.py --data BOOKS --out RUN
@@ -144,7 +147,7 @@ the training text. On held-out passages:
 {judged.strip()}
 ```
 
-`larder.toml` holds the defaults of `run` and `chat` for this model. `calibration.json` holds the spread of each router's logits over
+`calibration.json` holds the spread of each router's logits over
 the same {TRACED} passages, for `prior` with `delta=calibrated`.
 
 ## Data and licence
@@ -164,6 +167,7 @@ def main() -> None:
     args = parser.parse_args()
     steps = Steps(args.larder, args.run / "ship")
     save_tokenizer(Tokenizer.from_file(str(args.run / "tokenizer.json")), SEQUENCE, args.run / "model")
+    write_sidecars(args.run / "model")
     store = steps.run("store", "convert", args.run / "model", "{}", "--experts", "q8_0", "--resident", "q8_0")
 
     ids = traced_text(args.data, args.run, steps.folder)
@@ -180,15 +184,14 @@ def main() -> None:
         file.write_text(text)
         found = json.loads(steps.printed(f"bits-{name}", "eval", "ppl", file, "-m", store, "--chunk", SEQUENCE, "--json"))
         bits[name] = found["bits_per_byte"]
-    sample = steps.printed("sample", "run", "-m", store, "-p", "The old man looked at the door, and", "-n", 90, "--temperature", 0.7,
-                        "--top-p", 0.9, "--seed", 3).strip().replace("\n", " ")
+    sample = steps.printed("sample", "run", "-m", store, "-p", "The old man looked at the door, and", "-n", 90).strip().replace("\n", " ")
 
     shutil.rmtree(SHIPPED, ignore_errors=True)
     shutil.copytree(store, SHIPPED)
     shutil.copy(evictor, SHIPPED)
     shutil.copy(calibration, SHIPPED)
     subprocess.run([str(args.larder), "store", "seal", str(SHIPPED)], check=True)
-    (SHIPPED / "larder.toml").write_text(CONFIG)
+    write_settings(SHIPPED, SEQUENCE)
     cut = held_out.encode()[:HELD_OUT_BYTES].decode(errors="ignore")
     (SHIPPED / "held-out.txt").write_text(cut[: cut.rfind("\n\n")] + "\n")
     evaluation = json.loads((args.run / "evaluation.json").read_text())

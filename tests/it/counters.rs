@@ -41,6 +41,8 @@ struct Run {
 fn run(tokens: usize, flags: &[&str]) -> Run {
     let mut command = command();
     command.args(["run", "-p", "The old man looked at the door, and", "--json", "-n", &tokens.to_string()]);
+    // The text that the recorded values are of.
+    command.args(["--temperature", "0.7", "--top-p", "0.9", "--min-p", "0", "--repetition-penalty", "1"]);
     command.args(["--context", "128", "--cache-experts", "8", "--speculate", "off"]).args(flags);
     let output = command.env("LARDER_COUNT_FROM", "1").env("LARDER_COUNT_INSTRUCTIONS", "1").output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);

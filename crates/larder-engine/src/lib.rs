@@ -75,7 +75,7 @@ pub use step::{StepPart, step};
 pub use template::{ChatInput, ChatTemplate, Moment, TemplateError};
 pub use text::{
     ConfigError, Detokenizer, EncodeError, FillInTokens, GenerationConfig, StopError, StopMatcher, TOKENISING_BYTES,
-    TokenBytes, Tokenizer, TokenizerConfig,
+    TokenBytes, Tokenizer, TokenizerConfig, Welcome,
 };
 pub use times::PhaseTimes;
 pub use token_input::{PREFILL_TOKENS, TokenInput};

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use larder_core::{Blueprint, ExpertLayout, NumberFormat, TensorSpec};
-use larder_engine::{ChatTemplate, GenerationConfig, Tokenizer, TokenizerConfig};
+use larder_engine::{ChatTemplate, GenerationConfig, Tokenizer, TokenizerConfig, Welcome};
 use larder_model::{AllResident, ComputeContext, Decoder, row_cache_bytes};
 use larder_store::reader::Slot;
 use larder_store::{
-    Assembler, CONVERSION_STATE, ExpertSource, MANIFEST_FILE, Source, Store, StoreError, StoreErrorKind,
-    check_resident, open_source_with,
+    Assembler, CONVERSION_STATE, ExpertSource, MANIFEST_FILE, Source, Store, StoreError, StoreErrorKind, WELCOME,
+    check_resident, open_source_with, read_small,
 };
 
 use crate::notice::{Notice, Notices, PreloadRates};
@@ -19,6 +19,9 @@ use crate::{load, models, mtp};
 
 /// The embedding matrix, of which a token reads one row.
 const EMBEDDING: &str = "model.embed_tokens.weight";
+
+/// Most bytes of a [`WELCOME`] file.
+const WELCOME_BYTES: u64 = 16 << 10;
 
 /// The default name of a model: that of its folder or file.
 pub fn model_name(path: &Path) -> String {
@@ -258,6 +261,13 @@ impl OpenModel {
     /// The recommended sampling parameters and the end-of-text tokens.
     pub fn generation(&self) -> Result<GenerationConfig> {
         generation_of(self.source())
+    }
+
+    /// A store's invitation to a first message, if it has one.
+    pub fn welcome(&self) -> Result<Option<Welcome>> {
+        let ModelForm::Store(store) = &self.form else { return Ok(None) };
+        let Some(bytes) = read_small(&store.path().join(WELCOME), WELCOME_BYTES)? else { return Ok(None) };
+        Welcome::from_bytes(&bytes).map(Some).with_context(|| display(store.path()))
     }
 }
 

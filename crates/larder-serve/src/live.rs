@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use larder_cache::Traffic;
 use larder_core::MoeRow;
+use larder_engine::Welcome;
 use serde_json::{Value, json};
 use tokio::sync::broadcast;
 
@@ -190,6 +191,7 @@ impl RateMeter {
             "resident": resident,
             "plan": model.memory_plan,
             "sampling": {"temperature": sampling.temperature, "top_p": sampling.top_p},
+            "welcome": model.welcome.as_ref().map(Welcome::json),
         });
         routing(&mut state, status);
         state

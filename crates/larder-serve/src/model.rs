@@ -1,6 +1,6 @@
 //! The model as the server needs it.
 
-use larder_engine::{ChatFormat, ChatTemplate, GenerationConfig, Tokenizer};
+use larder_engine::{ChatFormat, ChatTemplate, GenerationConfig, Tokenizer, Welcome};
 use serde_json::Value;
 
 /// Everything about the model but its weights.
@@ -17,6 +17,10 @@ pub struct ServedModel {
     pub chat_format: Option<ChatFormat>,
     /// Default sampling settings and end-of-text tokens.
     pub generation: GenerationConfig,
+    /// Most tokens of an answer in a chat that does not say how many.
+    pub max_tokens: Option<usize>,
+    /// What the page shows before the first message.
+    pub welcome: Option<Welcome>,
     /// Limit of tokens in a sequence, prompt included.
     pub context: usize,
     /// Size of the vocabulary.

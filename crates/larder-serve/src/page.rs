@@ -16,6 +16,7 @@ const SCRIPT: &str = concat!(
     include_str!("page/markdown.js"),
     include_str!("page/context.js"),
     include_str!("page/chat.js"),
+    include_str!("page/welcome.js"),
     include_str!("page/grid.js"),
     include_str!("page/engine.js"),
 );

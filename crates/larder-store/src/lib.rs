@@ -93,4 +93,4 @@ pub use source::{
 pub use store::Store;
 pub use tensor_slice::AssemblyBuffers;
 pub use upgrade::{UPGRADE_STATE, UpgradeReport, upgrade};
-pub use verify::{HOT_EXPERTS, VerifiedFolder, VerifyReport, verify};
+pub use verify::{HOT_EXPERTS, VerifiedFolder, VerifyReport, WELCOME, verify};

@@ -101,6 +101,24 @@ fn conversations_are_saved_and_loaded_whole_or_not_at_all() {
 }
 
 #[test]
+fn a_file_is_replaced_only_on_demand() {
+    let model = fixture("golden/olmoe");
+    let dir = tempfile::tempdir().unwrap();
+    let [file, other] = ["talk.json", "note.txt"].map(|name| dir.path().join(name));
+    std::fs::write(&other, "my note").unwrap();
+    let args = ["-m", text(&model), "-n", "3"];
+    let saved = || std::fs::read_to_string(&file).unwrap();
+    answers(&args, &format!("hi\n/save {}\n", text(&file)));
+    let before = saved();
+    let (_, said) = answers(&args, &format!("bye\n/save {0}\n/save! {1}\n/save {1}\n", text(&file), text(&other)));
+    assert!(said.contains("exists and was not replaced; /save! "), "{said}");
+    assert_eq!(said.matches("is not a saved chat; name another file").count(), 2, "{said}");
+    assert_eq!((saved(), std::fs::read_to_string(&other).unwrap()), (before.clone(), "my note".into()));
+    let (_, said) = answers(&args, &format!("bye\n/save! {}\n", text(&file)));
+    assert!(said.contains("saved to") && saved().contains("bye") && saved() != before, "{said}");
+}
+
+#[test]
 fn the_oldest_turns_are_forgotten_where_not_all_fit() {
     let model = fixture("golden/olmoe");
     let args = ["-m", text(&model), "-n", "8", "--context", "128", "--system", "Remember me"];
@@ -163,13 +181,17 @@ fn a_model_without_a_template_writes_on() {
 #[test]
 fn commands_are_answered_on_standard_error() {
     let model = fixture("golden/olmoe");
-    let typed =
-        "/fly\n/set colour red\n/set temperature 0.5\n/set lambda 0.3\n/set\n/regen\n/help\n/quit\nnever read\n";
+    let typed = "/fly\n/set colour red\n/set temperature 0.5\n/set lambda 0.3\n/set\n/clear\n/regen\n/help\n/exit\nnever read\n";
     let (answer, said) = answers(&["-m", text(&model)], typed);
     assert_eq!(answer, "");
-    for part in
-        ["no command /fly", "no setting colour", "temperature         0.5", "no message to answer", "/save FILE"]
-    {
+    for part in [
+        "no command /fly",
+        "no setting colour",
+        "temperature         0.5",
+        "conversation cleared",
+        "no message to answer",
+        "/save! FILE",
+    ] {
         assert!(said.contains(part), "{part}: {said}");
     }
     // A checkpoint is read whole, so nothing can be chosen by what is in memory.
@@ -186,7 +208,12 @@ fn routing_changes_while_a_store_streams() {
         &["-m", text(&store), "-n", "8", "--cache-experts", "4"],
         "hi\n/set lambda 0.9\nhi\n/stats\n/set routing original\n/set\n",
     );
-    assert!(said.contains("prior:lambda=0.9:") && said.contains("experts substituted"), "{said}");
+    assert_eq!(said.matches("[TTFT ").count(), 2, "{said}");
+    let cost = said
+        .lines()
+        .filter(|line| line.starts_with("[prior:lambda=0.9: ") && line.contains("% of experts substituted"));
+    assert_eq!(cost.count(), 1, "that of the second answer: {said}");
+    assert!(said.lines().any(|line| line.starts_with("prior:lambda=0.9: ")), "{said}");
     assert!(said.contains("routing             original") && said.contains("cache hits"), "{said}");
 }
 

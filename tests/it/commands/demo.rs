@@ -1,9 +1,11 @@
 //! The demo model in models/demo: what the first command of the README promises.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 
 use serde_json::Value;
 
+use super::chat::answers;
 use crate::support::{larder, larder_ok};
 
 fn demo() -> PathBuf {
@@ -16,8 +18,9 @@ fn written(flags: &[&str]) -> Value {
 
 fn written_after(prompt: &str, flags: &[&str]) -> Value {
     let demo = demo();
-    let base = ["run", "-m", demo.to_str().unwrap(), "-p", prompt, "-n", "48", "--temperature", "0", "--json"];
-    serde_json::from_str(&larder_ok(&[&base[..], flags].concat())).unwrap()
+    let base = ["run", "-m", demo.to_str().unwrap(), "-p", prompt, "-n", "48", "--json"];
+    let greedy = ["--temperature", "0", "--repetition-penalty", "1"];
+    serde_json::from_str(&larder_ok(&[&base[..], &greedy, flags].concat())).unwrap()
 }
 
 #[test]
@@ -33,6 +36,36 @@ fn the_cache_changes_no_word() {
         let streamed = written(flags);
         assert_eq!(streamed["ids"], resident["ids"], "{flags:?}");
         assert!(streamed["decode"]["cache"]["misses"].as_u64().unwrap() > 100, "{flags:?}");
+    }
+}
+
+/// What `larder run` writes with the model's own settings.
+fn first_answer(more: &[&str]) -> Value {
+    let demo = demo();
+    let base =
+        ["run", "-m", demo.to_str().unwrap(), "-p", "The old man looked at the door, and", "-n", "160", "--json"];
+    serde_json::from_str(&larder_ok(&[&base[..], more].concat())).unwrap()
+}
+
+#[test]
+fn run_and_chat_write_as_the_model_recommends() {
+    let own = first_answer(&[]);
+    let told = ["--temperature", "0.7", "--min-p", "0.1", "--repetition-penalty", "1.2", "--cache-experts", "8"];
+    assert_eq!(own["text"], first_answer(&told)["text"]);
+    assert!(own["decode"]["cache"]["misses"].as_u64().unwrap() > 1000, "a quarter of the experts is in memory");
+    let text = own["text"].as_str().unwrap();
+    let (chat, said) = answers(&["-m", demo().to_str().unwrap()], "The old man looked at the door, and\n/set\n");
+    assert_eq!(chat.trim_end_matches('\n'), text, "{said}");
+    assert!(said.contains("answer cut off at max-tokens") && said.contains(" of 512]"), "{said}");
+}
+
+#[test]
+fn its_first_answers_do_not_repeat_themselves() {
+    for seed in ["0", "1", "2"] {
+        let text = first_answer(&["--seed", seed])["text"].as_str().unwrap().to_lowercase();
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let runs: HashSet<&[&str]> = words.windows(4).collect();
+        assert!(words.len() > 90 && runs.len() + 3 > words.len() - 3, "{text}");
     }
 }
 

@@ -1,7 +1,9 @@
 //! The page of the server, as a browser is given it. What it does is checked in one by `scripts/check/test_page.py`.
 
+use serde_json::json;
+
 use crate::serve::api::{Response, Server};
-use crate::support::fixture;
+use crate::support::{fixture, larder_ok};
 
 fn page(flags: &[&str]) -> (Server, Response) {
     let server = Server::start(&fixture("golden/olmoe"), flags);
@@ -82,6 +84,32 @@ fn the_engine_tells_what_the_model_recommends() {
     let server = Server::start(&fixture("golden/olmoe"), &[]);
     let state = server.get("/engine").json();
     assert!(state["sampling"]["temperature"].is_number() && state["sampling"]["top_p"].is_number(), "{state}");
+}
+
+#[test]
+fn the_demo_model_answers_as_larder_run_does() {
+    let (demo, prompt) = (fixture("../models/demo"), "The old man looked at the door, and");
+    let run = larder_ok(&["run", "-m", demo.to_str().unwrap(), "-p", prompt, "-n", "160"]);
+    let server = Server::start(&demo, &[]);
+    let messages = json!([{"role": "user", "content": prompt}]);
+    let answer = server.post("/v1/chat/completions", json!({"messages": messages, "seed": 0})).json();
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["message"]["content"].as_str().unwrap(), run.trim_end_matches('\n'));
+    assert_eq!((&choice["finish_reason"], &answer["usage"]["completion_tokens"]), (&json!("length"), &json!(160)));
+    let state = server.get("/engine").json();
+    let standard = server.get("/props").json()["default_generation_settings"].clone();
+    assert_eq!((&state["context"], &standard["params"]["max_tokens"]), (&json!(512), &json!(160)));
+    assert!(state["total"]["misses"].as_u64().unwrap() > 1000, "a quarter of the experts is in memory: {state}");
+}
+
+#[test]
+fn the_first_message_suits_the_model() {
+    let welcome =
+        |model: &str| Server::start(&fixture(model), &["--context", "64"]).get("/engine").json()["welcome"].clone();
+    assert!(welcome("golden/olmoe").is_null());
+    let demo = welcome("../models/demo");
+    assert!(demo["heading"].as_str().unwrap().contains("story"), "{demo}");
+    assert!(demo["examples"].as_array().unwrap().len() > 2, "{demo}");
 }
 
 #[test]

@@ -66,6 +66,7 @@ fn pipes_in_a_store() {
         ("tokenizer.json", &run),
         ("tokenizer_config.json", &run),
         ("generation_config.json", &run),
+        ("chat_template.jinja", &run),
         ("evictor.safetensors", &["-p", "The", "-n", "2", "--eviction", "learned"]),
         ("calibration.json", &["-p", "The", "-n", "2", "--routing", "prior:lambda=0.3,delta=calibrated"]),
     ] {

@@ -11,6 +11,7 @@ mod stop;
 mod tokenizer;
 mod tokenizer_config;
 mod utf8;
+mod welcome;
 
 #[cfg(test)]
 mod reference;
@@ -22,3 +23,4 @@ pub(crate) use stop::certain;
 pub use stop::{StopError, StopMatcher};
 pub use tokenizer::{EncodeError, TOKENISING_BYTES, TokenBytes, Tokenizer};
 pub use tokenizer_config::{ConfigError, TokenizerConfig};
+pub use welcome::Welcome;

@@ -134,8 +134,9 @@ async fn chat(State(app): State<App>, request: Request) -> Result<Response> {
 }
 
 /// Renders and tokenises a chat.
-fn prepare_chat(app: &App, request: ChatRequest) -> Result<Asked> {
+fn prepare_chat(app: &App, mut request: ChatRequest) -> Result<Asked> {
     check_model(app, request.params.model.as_deref())?;
+    request.params.max_tokens = request.params.max_tokens.or(app.model.max_tokens);
     let full = request.params.context_full.unwrap_or(app.options.context_full);
     let (ChatPrompt { tokens, text, stop }, plan) = app.model.fitted_chat(&request, full)?;
     let grammar = app.chat_grammar(&request, &text)?;

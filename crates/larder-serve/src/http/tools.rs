@@ -52,6 +52,7 @@ pub async fn props(State(app): State<App>) -> Json {
                 "temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p,
                 "min_p": sampling.min_p, "repeat_penalty": sampling.repetition_penalty,
                 "presence_penalty": sampling.presence_penalty, "frequency_penalty": sampling.frequency_penalty,
+                "max_tokens": app.model.max_tokens,
             },
         },
         "total_slots": app.options.sessions.max(app.options.parallel),

@@ -16,7 +16,6 @@ $("prompt").onkeydown = (event) => {
 $("prompt").oninput = fitPrompt;
 $("stop").onclick = () => generation?.abort();
 $("new-chat").onclick = startNewChat;
-for (const example of $("examples").children) example.onclick = () => sendMessage(example.textContent);
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !$("key-dialog").open) generation?.abort();
 });

@@ -45,6 +45,7 @@ function begin(state) {
     const standard = state.sampling?.[name];
     if (standard !== undefined) $(id).placeholder = String(+standard.toFixed(3));
   }
+  if (state.welcome) showWelcome(state.welcome);
   contextSize = state.context ?? 0;
   grid = new Grid($("grid"), state.layers, experts);
   grid.describe = describeCell;

@@ -28,6 +28,8 @@ const LISTED: usize = 100;
 const THREADS: usize = 2;
 /// A file that a store may have without listing it in the manifest.
 const SETTINGS: &str = "larder.toml";
+/// A file that invites to the first message to a model, in words that suit it. It is no part of the store.
+pub const WELCOME: &str = "welcome.json";
 /// A file that runs may write into a finished store: which experts they used most. It is a hint and no part of the store.
 pub const HOT_EXPERTS: &str = "hot-experts";
 
@@ -207,7 +209,7 @@ fn check_sidecar(path: &Path, bytes: u64, checksum: &str) -> Result<()> {
 /// Files in the folders of the store, and in its second folder, that are neither listed in the manifest nor optional. Those of
 /// the store are relative to it.
 fn unknown_files(store: &Path, manifest: &Manifest, second: Option<&SecondFolder>) -> Vec<PathBuf> {
-    let mut known: BTreeSet<PathBuf> = [MANIFEST_FILE, RESIDENT_FILE, SETTINGS, HOT_EXPERTS, DRIVES_FILE]
+    let mut known: BTreeSet<PathBuf> = [MANIFEST_FILE, RESIDENT_FILE, SETTINGS, WELCOME, HOT_EXPERTS, DRIVES_FILE]
         .into_iter()
         .chain(ADDED_SIDECARS)
         .map(PathBuf::from)

@@ -15,11 +15,17 @@ const FORMAT: &str = "larder-chat-1";
 /// Maximum size of a file.
 const FILE_BYTES: u64 = 64 << 20;
 
-/// Saves to `path`. A saved chat is replaced once the new one is complete; any other file is refused.
-pub fn save(path: &Path, conversation: &Conversation, settings: &Settings) -> Result<()> {
-    if path.exists() && load(path, settings).is_err() {
+/// Whether there is a saved chat at `path`; any other file is refused.
+pub fn is_there(path: &Path, settings: &Settings) -> Result<bool> {
+    let exists = path.exists();
+    if exists && load(path, settings).is_err() {
         bail!("{} exists and is not a saved chat; name another file", path.display());
     }
+    Ok(exists)
+}
+
+/// Saves to `path`, where nothing is or a saved chat, which is replaced once the new one is complete.
+pub fn save(path: &Path, conversation: &Conversation, settings: &Settings) -> Result<()> {
     let json = json!({"format": FORMAT, "messages": conversation.json(), "settings": settings.json()});
     output::write(path, format!("{json:#}\n"))
 }

@@ -4,10 +4,12 @@ use std::io::{BufRead, Read, StdinLock};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use rustyline::DefaultEditor;
-use rustyline::config::Config;
+use rustyline::Editor;
+use rustyline::config::{CompletionType, Config};
 use rustyline::error::ReadlineError;
+use rustyline::history::DefaultHistory;
 
+use super::completion::ChatCompleter;
 use crate::xdg;
 
 /// Maximum number of lines in the history.
@@ -19,7 +21,7 @@ const FENCE: &str = "\"\"\"";
 
 /// The source of lines.
 pub enum Lines {
-    /// A terminal, with editing and history.
+    /// A terminal, with editing, completion and history.
     Terminal(Box<LineEditor>),
     /// Standard input that is no terminal.
     Pipe(StdinLock<'static>),
@@ -27,7 +29,7 @@ pub enum Lines {
 
 /// The line editor of a terminal.
 pub struct LineEditor {
-    editor: DefaultEditor,
+    editor: Editor<ChatCompleter, DefaultHistory>,
     history: Option<PathBuf>,
 }
 
@@ -50,8 +52,9 @@ impl Lines {
         if !interactive {
             return Ok(Lines::Pipe(std::io::stdin().lock()));
         }
-        let config = Config::builder().max_history_size(HISTORY_LINES)?.build();
-        let mut editor = DefaultEditor::with_config(config).context("the terminal's line editor cannot be started")?;
+        let config = Config::builder().max_history_size(HISTORY_LINES)?.completion_type(CompletionType::List).build();
+        let mut editor = Editor::with_config(config).context("the terminal's line editor cannot be started")?;
+        editor.set_helper(Some(ChatCompleter));
         let history = xdg::state().filter(|_| with_history).map(|dir| dir.join("history"));
         if let Some(path) = &history {
             // At first there is no history, and an unreadable one is no reason to refuse the chat.
@@ -67,6 +70,13 @@ impl Lines {
             terminal.remember(text);
         }
         Ok(input)
+    }
+
+    /// Asks a question on the terminal; in a pipe the answer is no.
+    pub fn confirm(&mut self, question: &str) -> Result<bool> {
+        let Lines::Terminal(_) = self else { return Ok(false) };
+        let answer = self.line(&format!("{question} [y/N] "))?;
+        Ok(matches!(answer, RawLine::Line(text) if matches!(text.trim(), "y" | "Y" | "yes")))
     }
 
     fn line(&mut self, prompt: &str) -> Result<RawLine> {

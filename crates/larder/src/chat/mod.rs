@@ -3,6 +3,7 @@
 //! Answers go to standard output and everything else to standard error, so that a pipe receives answers only.
 
 mod command;
+mod completion;
 mod conversation;
 mod file;
 mod input;
@@ -27,7 +28,7 @@ use crate::cli::chat::ChatArgs;
 use crate::models;
 use crate::{advice, print};
 
-use command::{ChatCommand, HELP};
+use command::ChatCommand;
 use conversation::{Conversation, Message};
 use input::{Input, Lines};
 use interrupt::Interrupt;
@@ -44,12 +45,12 @@ const IDLE_PAUSE: Duration = Duration::from_millis(500);
 pub fn run(args: ChatArgs) -> Result<()> {
     let output = Output::detect();
     let interactive = output.terminal && std::io::stdin().is_terminal();
-    let settings = Settings::new(&args, output.terminal)?;
     let stop = StopMatcher::new(args.stop.clone())?;
     args.session.iter().try_for_each(|path| SessionFile::check(path))?;
     let model = models::open_to_run(&args.model, &args.engine, &args.speculate)?;
     let text = model.text_codec()?;
-    let generation = model.generation()?;
+    let generation = args.sampling.over(model.generation()?)?;
+    let settings = Settings::new(&args, &generation, output.terminal);
     let context = args.context.min(model.blueprint.context);
     let prompt_bytes = text.tokenizer.longest_text(context);
     let options = args.speculate.set(args.hot_set.set(args.engine.options(args.context)))?;
@@ -66,6 +67,7 @@ pub fn run(args: ChatArgs) -> Result<()> {
     }
     let mut lines = Lines::open(interactive, !args.no_history)?;
     if interactive {
+        model.welcome()?.iter().for_each(|welcome| output.note(&welcome.heading));
         output.note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D ends the chat");
     }
     if let Some(SavedChat { conversation, sequence, .. }) = &saved {
@@ -135,7 +137,7 @@ impl ChatSession<'_> {
                 }
                 Input::Line(line) if line.trim().is_empty() => continue,
                 Input::Line(line) => match ChatCommand::parse(&line) {
-                    Some(Ok(command)) => self.execute(command).or_else(|error| self.report_error(error)),
+                    Some(Ok(command)) => self.execute(command, lines).or_else(|error| self.report_error(error)),
                     Some(Err(wrong)) => self.report_error(anyhow!(wrong)),
                     None => self.send(line),
                 },
@@ -249,12 +251,15 @@ impl ChatSession<'_> {
             let session = &self.sequence.session;
             let footer = stats::footer(answer, session.experts().traffic().is_some());
             self.output.note(&format!("{footer}, context {} of {context}", session.tokens().len()));
+            if let Some(quality) = &answer.quality {
+                self.output.note(&print::quality(&self.settings.routing.to_string(), quality));
+            }
         }
     }
 
-    fn execute(&mut self, command: ChatCommand) -> Result<Next> {
+    fn execute(&mut self, command: ChatCommand, lines: &mut Lines) -> Result<Next> {
         match command {
-            ChatCommand::Help => self.output.line(HELP),
+            ChatCommand::Help => self.output.line(&command::help()),
             ChatCommand::Reset => {
                 self.conversation.messages.clear();
                 self.output.note("conversation cleared");
@@ -268,17 +273,14 @@ impl ChatSession<'_> {
                 self.output.note("system message set, from the next answer on");
             }
             ChatCommand::Regen => return self.answer_again(),
-            ChatCommand::Save(None) => match &self.session_file {
+            ChatCommand::SaveSession => match &self.session_file {
                 Some(file) => {
                     self.save_session()?;
                     self.output.note(&format!("saved to {}", file.path().display()));
                 }
                 None => bail!("/save needs a file name, or a chat that was started with --session"),
             },
-            ChatCommand::Save(Some(path)) => {
-                file::save(Path::new(&path), &self.conversation, &self.settings)?;
-                self.output.note(&format!("saved to {path}"));
-            }
+            ChatCommand::Save { path, replace } => self.save(&path, replace, lines)?,
             ChatCommand::Load(path) => self.load(&path)?,
             ChatCommand::Stats => self.output.line(&self.stats_text()),
             ChatCommand::Set(None) => self.output.line(print::columns(&self.settings.table()).trim_end()),
@@ -289,6 +291,22 @@ impl ChatSession<'_> {
             ChatCommand::Quit => return Ok(Next::Quit),
         }
         Ok(Next::Continue)
+    }
+
+    /// Saves conversation and settings to a file; one that exists is replaced only if that is wanted.
+    fn save(&self, path: &str, replace: bool, lines: &mut Lines) -> Result<()> {
+        if file::is_there(Path::new(path), &self.settings)? && !replace {
+            if !self.interactive {
+                bail!("{path} exists and was not replaced; /save! {path} replaces it");
+            }
+            if !lines.confirm(&format!("{path} exists; replace it?"))? {
+                self.output.note("not saved");
+                return Ok(());
+            }
+        }
+        file::save(Path::new(path), &self.conversation, &self.settings)?;
+        self.output.note(&format!("saved to {path}"));
+        Ok(())
     }
 
     /// Saves the chat to the file of `--session`, if there is one and anything to save.

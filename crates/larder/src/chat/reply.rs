@@ -1,14 +1,15 @@
 //! One answer: its prompt, the part of it that is already in the KV cache, prefill and decode.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use larder_cache::Traffic;
 use larder_engine::{
     ChatFormat, ContextFull, DialogueTurns, Drafting, FinishReason, Listener, OutputParser, OutputPart, Request,
-    Sampler, Session, StepStats, StopMatcher, TokenInput, Tokenizer, answer_room, generate, kept_tokens,
+    Routing, Sampler, Session, StepStats, StopMatcher, TokenInput, Tokenizer, answer_room, generate, kept_tokens,
 };
 use larder_model::{LogitsFor, ModelError, Tap};
+use larder_policy::routing::quality::Quality;
 use larder_runtime::{EngineExperts, TextCodec};
 use serde_json::Value;
 
@@ -63,10 +64,14 @@ pub struct Reply {
     pub shifts: usize,
     /// Prompt tokens that were already in the KV cache.
     pub reused: usize,
+    /// Time to first token: from the message to the first token of the answer.
+    pub ttft: Duration,
     /// Totals of prefill.
     pub prompt: Totals,
     /// Totals of decode.
     pub written: Totals,
+    /// Quality of the routing of prompt and answer; `None` for the model's own.
+    pub quality: Option<Quality>,
     /// Whether standard output was closed.
     pub closed: bool,
 }
@@ -124,6 +129,7 @@ impl<'a> ChatSequence<'a> {
         output: Output,
         interrupt: &Interrupt,
     ) -> Result<Option<Reply>> {
+        let asked = Instant::now();
         let sampler = Sampler::new(settings.sampling, settings.seed.wrapping_add(self.answers))?;
         let FittedPrompt { text: prompt_text, tokens, dropped } = self.fit_context(conversation, settings)?;
         let keep = match settings.context_full {
@@ -131,7 +137,7 @@ impl<'a> ChatSequence<'a> {
             ContextFull::Stop | ContextFull::DropTurns => None,
         };
         let reused = self.rewind_to(&tokens);
-        let before = self.traffic();
+        let (before, quality_before) = (self.traffic(), self.quality().unwrap_or_default());
         let start = Instant::now();
         let Some(last) = self.prefill_pieces(&tokens[self.session.tokens().len()..], interrupt)? else {
             return Ok(None);
@@ -144,6 +150,7 @@ impl<'a> ChatSequence<'a> {
             interrupt,
             message: Message::assistant(),
             closed: false,
+            asked,
             after_prompt: None,
             keep,
         };
@@ -165,7 +172,7 @@ impl<'a> ChatSequence<'a> {
         self.answers += 1;
         writer.finish();
         let ReplyWriter { message, closed, after_prompt, .. } = writer;
-        let after_prompt = after_prompt.unwrap_or_default();
+        let (ttft, after_prompt) = after_prompt.unwrap_or_default();
         let prompt = Totals {
             tokens: tokens.len() - reused,
             time: ahead + made.prefill_time,
@@ -178,13 +185,20 @@ impl<'a> ChatSequence<'a> {
             traffic: self.traffic() - after_prompt,
             ..Totals::default()
         };
+        let quality = self.quality().map(|quality| quality - quality_before);
         self.transcript = Some(transcript(tokenizer, tokens, prompt_text, made.ids, self.eos));
-        Ok(Some(Reply { message, finish: made.finish, dropped, shifts: made.shifts, reused, prompt, written, closed }))
+        let (finish, shifts) = (made.finish, made.shifts);
+        Ok(Some(Reply { message, finish, dropped, shifts, reused, ttft, prompt, written, quality, closed }))
     }
 
     /// Cache traffic so far.
     pub fn traffic(&self) -> Traffic {
         self.session.experts().traffic().unwrap_or_default()
+    }
+
+    /// Quality of the routing so far; `None` for the model's own.
+    fn quality(&self) -> Option<Quality> {
+        self.session.experts().routing().and_then(Routing::quality)
     }
 
     /// The prompt of the conversation, which loses its oldest turns if the settings say so and it does not fit together with an
@@ -332,8 +346,10 @@ struct ReplyWriter<'a, W> {
     interrupt: &'a Interrupt,
     message: Message,
     closed: bool,
-    /// Cache traffic at the end of prefill.
-    after_prompt: Option<Traffic>,
+    /// When the message came.
+    asked: Instant,
+    /// Time to first token, and cache traffic at the end of prefill.
+    after_prompt: Option<(Duration, Traffic)>,
     /// Tokens that shifts keep, if a full context is shifted.
     keep: Option<usize>,
 }
@@ -380,6 +396,6 @@ impl<W: std::io::Write> Listener<EngineExperts> for ReplyWriter<'_, W> {
     }
 
     fn step(&mut self, _: &StepStats, experts: &EngineExperts) {
-        self.after_prompt.get_or_insert_with(|| experts.traffic().unwrap_or_default());
+        self.after_prompt.get_or_insert_with(|| (self.asked.elapsed(), experts.traffic().unwrap_or_default()));
     }
 }

@@ -1,9 +1,9 @@
 //! The settings that can be changed during a chat.
 
 use anyhow::{Result, anyhow, bail};
-use larder_engine::{ContextFull, Sampling};
-use larder_policy::eviction::EvictionSpec;
-use larder_policy::routing::RoutingSpec;
+use larder_engine::{ContextFull, GenerationConfig, Sampling};
+use larder_policy::eviction::{BELADY, EvictionSpec, POLICIES};
+use larder_policy::routing::{RoutingSpec, STRATEGIES};
 use serde_json::{Map, Value, json};
 
 use crate::cli::ThinkingFlag;
@@ -33,6 +33,10 @@ pub struct Settings {
 /// A setting with its name.
 struct Row {
     name: &'static str,
+    /// Its range or unit, for the table of settings.
+    about: &'static str,
+    /// Its values that have names.
+    values: fn() -> Vec<&'static str>,
     show: fn(&Settings) -> String,
     set: fn(&mut Settings, &str) -> Result<()>,
 }
@@ -41,61 +45,141 @@ struct Row {
 const TABLE: &[Row] = &[
     Row {
         name: "temperature",
+        about: "0 is greedy",
+        values: Vec::new,
         show: |s| s.sampling.temperature.to_string(),
         set: |s, v| number(v).map(|n| s.sampling.temperature = n),
     },
-    Row { name: "top-k", show: |s| s.sampling.top_k.to_string(), set: |s, v| number(v).map(|n| s.sampling.top_k = n) },
-    Row { name: "top-p", show: |s| s.sampling.top_p.to_string(), set: |s, v| number(v).map(|n| s.sampling.top_p = n) },
-    Row { name: "min-p", show: |s| s.sampling.min_p.to_string(), set: |s, v| number(v).map(|n| s.sampling.min_p = n) },
+    Row {
+        name: "top-k",
+        about: "a number of tokens; 0 is off",
+        values: Vec::new,
+        show: |s| s.sampling.top_k.to_string(),
+        set: |s, v| number(v).map(|n| s.sampling.top_k = n),
+    },
+    Row {
+        name: "top-p",
+        about: "a share; 1 is off",
+        values: Vec::new,
+        show: |s| s.sampling.top_p.to_string(),
+        set: |s, v| number(v).map(|n| s.sampling.top_p = n),
+    },
+    Row {
+        name: "min-p",
+        about: "a share; 0 is off",
+        values: Vec::new,
+        show: |s| s.sampling.min_p.to_string(),
+        set: |s, v| number(v).map(|n| s.sampling.min_p = n),
+    },
     Row {
         name: "repetition-penalty",
+        about: "1 is off",
+        values: Vec::new,
         show: |s| s.sampling.repetition_penalty.to_string(),
         set: |s, v| number(v).map(|n| s.sampling.repetition_penalty = n),
     },
-    Row { name: "seed", show: |s| s.seed.to_string(), set: |s, v| number(v).map(|n| s.seed = n) },
-    Row { name: "max-tokens", show: |s| s.max_tokens.map_or("off".into(), |n| n.to_string()), set: set_max_tokens },
-    Row { name: "context-full", show: |s| s.context_full.name().into(), set: set_context_full },
-    Row { name: "routing", show: |s| s.routing.to_string(), set: set_routing },
-    Row { name: "eviction", show: |s| s.eviction.to_string(), set: set_eviction },
-    Row { name: "thinking", show: |s| thinking_name(s.thinking).into(), set: set_thinking },
-    Row { name: "footer", show: |s| if s.footer { "on" } else { "off" }.into(), set: set_footer },
+    Row {
+        name: "seed",
+        about: "that of the first answer",
+        values: Vec::new,
+        show: |s| s.seed.to_string(),
+        set: |s, v| number(v).map(|n| s.seed = n),
+    },
+    Row {
+        name: "max-tokens",
+        about: "of an answer; off for as many as fit",
+        values: || vec!["off"],
+        show: |s| s.max_tokens.map_or("off".into(), |n| n.to_string()),
+        set: set_max_tokens,
+    },
+    Row {
+        name: "context-full",
+        about: "stop, drop-turns or shift",
+        values: || ContextFull::ALL.map(ContextFull::name).to_vec(),
+        show: |s| s.context_full.name().into(),
+        set: set_context_full,
+    },
+    Row {
+        name: "routing",
+        about: "as --routing; lambda sets that of prior",
+        values: || STRATEGIES.iter().map(|strategy| strategy.name).collect(),
+        show: |s| s.routing.to_string(),
+        set: set_routing,
+    },
+    Row {
+        name: "eviction",
+        about: "as --eviction",
+        // The best possible policy needs the future.
+        values: || POLICIES.iter().map(|policy| policy.name).filter(|name| *name != BELADY).collect(),
+        show: |s| s.eviction.to_string(),
+        set: set_eviction,
+    },
+    Row {
+        name: "thinking",
+        about: "on, off or dim",
+        values: || THINKING.map(thinking_name).to_vec(),
+        show: |s| thinking_name(s.thinking).into(),
+        set: set_thinking,
+    },
+    Row {
+        name: "footer",
+        about: "on or off",
+        values: || vec!["on", "off"],
+        show: |s| if s.footer { "on" } else { "off" }.into(),
+        set: set_footer,
+    },
 ];
 
+/// Name of λ of the strategy `prior`, which `/set` takes as a setting.
+const LAMBDA: &str = "lambda";
+
+/// How reasoning can be shown.
+const THINKING: [ThinkingFlag; 3] = [ThinkingFlag::On, ThinkingFlag::Off, ThinkingFlag::Dim];
+
+/// The names that `/set` knows.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    TABLE.iter().map(|row| row.name).chain([LAMBDA])
+}
+
+/// The values of a setting that have names; none for numbers and unknown settings.
+pub fn values(name: &str) -> Vec<&'static str> {
+    TABLE.iter().find(|row| row.name == name).map(|row| (row.values)()).unwrap_or_default()
+}
+
 impl Settings {
-    /// The settings of the flags.
-    pub fn new(args: &ChatArgs, terminal: bool) -> Result<Self> {
+    /// The settings of the flags; sampling is the model's where there is none.
+    pub fn new(args: &ChatArgs, generation: &GenerationConfig, terminal: bool) -> Self {
         let default = if terminal { ThinkingFlag::Dim } else { ThinkingFlag::Off };
-        Ok(Settings {
-            sampling: args.sampling.sampling().checked()?,
-            seed: args.sampling.seed,
+        Settings {
+            sampling: generation.sampling(),
+            seed: args.seed.seed,
             max_tokens: args.max_tokens,
             context_full: args.context_full,
             routing: args.engine.routing.strategy.clone(),
             eviction: args.engine.cache.eviction.clone(),
             thinking: args.thinking.unwrap_or(default),
             footer: !args.no_footer,
-        })
+        }
     }
 
     /// These settings with one changed; `lambda` changes λ of the strategy `prior`.
     pub fn with(&self, name: &str, value: &str) -> Result<Settings> {
         let mut new = self.clone();
-        if name == "lambda" {
+        if name == LAMBDA {
             new.routing = self.routing.with_lambda(value)?;
             return Ok(new);
         }
         let Some(row) = TABLE.iter().find(|row| row.name == name) else {
-            let names: Vec<_> = TABLE.iter().map(|row| row.name).collect();
-            bail!("there is no setting {name}; the settings are {} and lambda", names.join(", "));
+            bail!("there is no setting {name}; the settings are {}", names().collect::<Vec<_>>().join(", "));
         };
         (row.set)(&mut new, value).map_err(|e| anyhow!("{name}: {e:#}"))?;
         new.sampling = new.sampling.checked()?;
         Ok(new)
     }
 
-    /// Name and value of each setting.
+    /// Name, value and range of each setting.
     pub fn table(&self) -> Vec<Vec<String>> {
-        TABLE.iter().map(|row| vec![row.name.to_owned(), (row.show)(self)]).collect()
+        TABLE.iter().map(|row| vec![row.name.to_owned(), (row.show)(self), row.about.to_owned()]).collect()
     }
 
     /// The settings as JSON.
@@ -152,8 +236,7 @@ fn thinking_name(thinking: ThinkingFlag) -> &'static str {
 }
 
 fn set_thinking(settings: &mut Settings, value: &str) -> Result<()> {
-    let all = [ThinkingFlag::On, ThinkingFlag::Off, ThinkingFlag::Dim];
-    let found = all.into_iter().find(|t| thinking_name(*t) == value);
+    let found = THINKING.into_iter().find(|t| thinking_name(*t) == value);
     settings.thinking = found.ok_or_else(|| anyhow!("{value:?} must be on, off or dim"))?;
     Ok(())
 }
@@ -194,6 +277,15 @@ mod tests {
         let back = settings.with_json(&other.json()).unwrap();
         assert_eq!(back.table(), other.table());
         assert_ne!(back.table(), settings.table());
+    }
+
+    #[test]
+    fn values_with_names_are_accepted() {
+        for name in names() {
+            for value in values(name) {
+                assert!(settings().with(name, value).is_ok(), "{name} {value}");
+            }
+        }
     }
 
     #[test]

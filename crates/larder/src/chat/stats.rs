@@ -45,13 +45,14 @@ impl ChatStats {
 
 /// The footer of one answer.
 pub fn footer(answer: &Reply, streaming: bool) -> String {
-    let Reply { reused, prompt, written, .. } = answer;
+    let Reply { reused, ttft, prompt, written, .. } = answer;
     let found = match streaming {
         true => format!(", {:.0} % cache hits", 100.0 * written.traffic.hit_rate()),
         false => String::new(),
     };
     format!(
-        "{reused} tokens cached, prefill {} tokens at {:.1}/s, decode {} tokens at {:.1}/s{found}",
+        "TTFT {:.2} s, {reused} tokens cached, prefill {} tokens at {:.1}/s, decode {} tokens at {:.1}/s{found}",
+        ttft.as_secs_f64(),
         prompt.tokens,
         prompt.rate(),
         written.tokens,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use larder_engine::ContextFull;
 
-use super::{EngineFlags, HotSetFlags, SamplingFlags, SpeculateFlags, at_least_one, context_full, heading};
+use super::{EngineFlags, HotSetFlags, SamplingFlags, SeedFlag, SpeculateFlags, at_least_one, context_full, heading};
 use crate::models::default_model;
 
 /// Chat with a model in the terminal
@@ -35,6 +35,8 @@ pub struct ChatArgs {
     pub stop: Vec<String>,
     #[command(flatten)]
     pub sampling: SamplingFlags,
+    #[command(flatten)]
+    pub seed: SeedFlag,
     #[command(flatten)]
     pub engine: EngineFlags,
     #[command(flatten)]

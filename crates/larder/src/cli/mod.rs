@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use larder_core::{NumberFormat, parse_bytes};
-use larder_engine::{ContextFull, Sampling};
+use larder_engine::{ContextFull, GenerationConfig, SamplerError};
 use larder_store::MtpTensors;
 
 use crate::models::default_model;
@@ -286,6 +286,8 @@ pub struct RunArgs {
     #[command(flatten)]
     pub sampling: SamplingFlags,
     #[command(flatten)]
+    pub seed: SeedFlag,
+    #[command(flatten)]
     pub engine: EngineFlags,
     #[command(flatten)]
     pub hot_set: HotSetFlags,
@@ -370,41 +372,50 @@ fn parse_lengths(text: &str) -> Result<PromptLengths, String> {
     }
 }
 
-/// How tokens are sampled.
+/// Sampling; the model's recommendation where a flag is missing.
 #[derive(Args)]
 #[command(next_help_heading = heading::SAMPLING)]
 pub struct SamplingFlags {
-    /// Sampling temperature; 0 is greedy
-    #[arg(long, default_value_t = 0.0, value_name = "T", allow_negative_numbers = true)]
-    pub temperature: f32,
-    /// Sample from the K most likely tokens only; 0 is off
-    #[arg(long, default_value_t = 0, value_name = "K")]
-    pub top_k: usize,
-    /// Sample from the most likely tokens whose probabilities add up to P; 1 is off
-    #[arg(long, default_value_t = 1.0, value_name = "P", allow_negative_numbers = true)]
-    pub top_p: f32,
-    /// Sample from tokens with at least P times the probability of the most likely one; 0 is off
-    #[arg(long, default_value_t = 0.0, value_name = "P", allow_negative_numbers = true)]
-    pub min_p: f32,
-    /// Make tokens that already occurred less likely; 1 is off
-    #[arg(long, default_value_t = 1.0, value_name = "R", allow_negative_numbers = true)]
-    pub repetition_penalty: f32,
+    /// Sampling temperature; 0 is greedy (default: the model's)
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    pub temperature: Option<f32>,
+    /// Sample from the K most likely tokens only; 0 is off (default: the model's)
+    #[arg(long, value_name = "K")]
+    pub top_k: Option<usize>,
+    /// Sample from the most likely tokens whose probabilities add up to P; 1 is off (default: the model's)
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub top_p: Option<f32>,
+    /// Sample from tokens with at least P times the probability of the most likely one; 0 is off (default: the model's)
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub min_p: Option<f32>,
+    /// Make tokens that already occurred less likely; 1 is off (default: the model's)
+    #[arg(long, value_name = "R", allow_negative_numbers = true)]
+    pub repetition_penalty: Option<f32>,
+}
+
+/// The seed of sampling.
+#[derive(Args)]
+#[command(next_help_heading = heading::SAMPLING)]
+pub struct SeedFlag {
     /// Random seed; the same seed gives the same text
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub seed: u64,
 }
 
 impl SamplingFlags {
-    /// The sampling parameters, without the seed.
-    pub fn sampling(&self) -> Sampling {
-        Sampling {
-            temperature: self.temperature,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            repetition_penalty: self.repetition_penalty,
-            ..Sampling::default()
-        }
+    /// The model's recommendation, with what the flags say in its place. A temperature turns sampling on or off.
+    pub fn over(&self, model: GenerationConfig) -> Result<GenerationConfig, SamplerError> {
+        let merged = GenerationConfig {
+            do_sample: self.temperature.map(|t| t != 0.0).or(model.do_sample),
+            temperature: self.temperature.or(model.temperature),
+            top_k: self.top_k.or(model.top_k),
+            top_p: self.top_p.or(model.top_p),
+            min_p: self.min_p.or(model.min_p),
+            repetition_penalty: self.repetition_penalty.or(model.repetition_penalty),
+            ..model
+        };
+        merged.sampling().checked()?;
+        Ok(merged)
     }
 }
 

@@ -2,12 +2,11 @@
 
 use std::path::PathBuf;
 
-use anyhow::Result;
 use clap::Args;
-use larder_engine::{ContextFull, GenerationConfig, Sampler};
+use larder_engine::ContextFull;
 
 use super::engine::{HotSetFlags, SpeculateFlags, UntracedFlags};
-use super::{ByteSize, at_least_one, byte_size, context_full, heading};
+use super::{ByteSize, SamplingFlags, at_least_one, byte_size, context_full, heading};
 use crate::models::default_model;
 
 /// Serve an OpenAI-compatible HTTP API and a chat page
@@ -77,8 +76,11 @@ pub struct ServeArgs {
     /// Allowed CORS origin, e.g. https://chat.example, or * (default: same origin only)
     #[arg(long, value_name = "ORIGIN", help_heading = heading::SERVER)]
     pub cors: Option<String>,
+    /// Maximum number of tokens of an answer in a chat that does not say how many (default: as many as fit into the context)
+    #[arg(short = 'n', long, value_name = "N", value_parser = at_least_one, help_heading = heading::SAMPLING)]
+    pub max_tokens: Option<usize>,
     #[command(flatten)]
-    pub sampling: SamplingDefaults,
+    pub sampling: SamplingFlags,
     #[command(flatten)]
     pub engine: UntracedFlags,
     #[command(flatten)]
@@ -117,51 +119,12 @@ pub enum LogLevel {
     Info,
 }
 
-/// Sampling of requests that do not say how; the model's recommendation where a flag is missing.
-#[derive(Args)]
-#[command(next_help_heading = heading::SAMPLING)]
-pub struct SamplingDefaults {
-    /// Sampling temperature of requests without one; 0 is greedy (default: the model's)
-    #[arg(long, value_name = "T", allow_negative_numbers = true)]
-    pub temperature: Option<f32>,
-    /// Sample from the K most likely tokens only; 0 is off
-    #[arg(long, value_name = "K")]
-    pub top_k: Option<usize>,
-    /// Sample from the most likely tokens whose probabilities add up to P; 1 is off
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
-    pub top_p: Option<f32>,
-    /// Sample from tokens with at least P times the probability of the most likely one; 0 is off
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
-    pub min_p: Option<f32>,
-    /// Make tokens that already occurred less likely; 1 is off
-    #[arg(long, value_name = "R", allow_negative_numbers = true)]
-    pub repetition_penalty: Option<f32>,
-}
-
-impl SamplingDefaults {
-    /// The model's recommendation, with what the flags say in its place.
-    pub fn over(&self, model: GenerationConfig) -> Result<GenerationConfig> {
-        let merged = GenerationConfig {
-            do_sample: self.temperature.map(|t| t != 0.0).or(model.do_sample),
-            temperature: self.temperature.or(model.temperature),
-            top_k: self.top_k.or(model.top_k),
-            top_p: self.top_p.or(model.top_p),
-            min_p: self.min_p.or(model.min_p),
-            repetition_penalty: self.repetition_penalty.or(model.repetition_penalty),
-            ..model
-        };
-        // Values out of range are refused here, and not by every request.
-        Sampler::new(merged.sampling(), 0)?;
-        Ok(merged)
-    }
-}
-
-fn seconds(text: &str) -> std::result::Result<f64, String> {
+fn seconds(text: &str) -> Result<f64, String> {
     let seconds: f64 = text.parse().map_err(|_| "must be a number of seconds")?;
     (0.001..=60.0).contains(&seconds).then_some(seconds).ok_or_else(|| "must be from 0.001 to 60 seconds".into())
 }
 
-fn at_least_two(text: &str) -> std::result::Result<usize, String> {
+fn at_least_two(text: &str) -> Result<usize, String> {
     match at_least_one(text)? {
         1 => Err("must be at least 2: one token of prompt and one to generate".into()),
         n => Ok(n),

@@ -20,12 +20,12 @@ use crate::telemetry::{Telemetry, Totals};
 
 /// Generates text from a prompt.
 pub fn run(args: RunArgs) -> Result<()> {
-    let sampler = Sampler::new(args.sampling.sampling(), args.sampling.seed)?;
     let stop = StopMatcher::new(args.stop.clone())?;
     let model = models::open_to_run(&args.model, &args.engine, &args.speculate)?;
     let text = model.text_codec()?;
     let prompt = prompt(&args, &text, model.blueprint.context)?;
-    let generation = model.generation()?;
+    let generation = args.sampling.over(model.generation()?)?;
+    let sampler = Sampler::new(generation.sampling(), args.seed.seed)?;
     let eos: &[u32] = if args.ignore_eos { &[] } else { &generation.eos };
 
     let grammar = args.format.format()?.map(|format| grammar(&format, &text, model.blueprint.vocab, &generation.eos));

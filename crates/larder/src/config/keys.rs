@@ -2,7 +2,7 @@
 
 use clap::{Arg, ArgAction, Args, Command, CommandFactory};
 
-use crate::cli::{Cli, EngineFlags, HotSetFlags, SamplingFlags, SpeculateFlags};
+use crate::cli::{Cli, EngineFlags, HotSetFlags, SamplingFlags, SeedFlag, SpeculateFlags};
 
 /// Keys that a store's file may set: sampling and cache. Stores are downloaded and not trusted, so they may set nothing
 /// that names a file, locks memory or changes the machine.
@@ -13,6 +13,8 @@ const STORE_KEYS: &[&str] = &[
     "min-p",
     "repetition-penalty",
     "max-tokens",
+    "context",
+    "context-full",
     "cache-experts",
     "cache-mem",
     "cache-scope",
@@ -76,7 +78,7 @@ impl LeafCommand {
 /// The engine and sampling flags, which may stand outside of sections.
 pub fn shared_flags() -> Vec<Arg> {
     let engine = HotSetFlags::augment_args(<EngineFlags as Args>::augment_args(Command::new("shared")));
-    let command = SamplingFlags::augment_args(SpeculateFlags::augment_args(engine));
+    let command = SeedFlag::augment_args(SamplingFlags::augment_args(SpeculateFlags::augment_args(engine)));
     command.get_arguments().cloned().collect()
 }
 

@@ -158,6 +158,8 @@ fn served_model(
         template: text.template,
         chat_format,
         generation: args.sampling.over(model.generation()?)?,
+        max_tokens: args.max_tokens,
+        welcome: model.welcome()?,
         context: args.context.min(model.blueprint.context),
         vocab: model.blueprint.vocab,
         has_embeddings: engine.decoder.encoder_layers() == 0,
