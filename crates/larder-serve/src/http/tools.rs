@@ -54,6 +54,7 @@ pub async fn props(State(app): State<App>) -> Json {
                 "presence_penalty": sampling.presence_penalty, "frequency_penalty": sampling.frequency_penalty,
             },
         },
+        "context_full": app.options.context_full.name(),
         "total_slots": app.options.sessions.max(app.options.parallel),
         "model_alias": app.model.name,
         "has_chat_template": app.model.template.is_some(),

@@ -1,0 +1,178 @@
+// Conversations and their messages as records, in IndexedDB, or in memory where a browser offers none. A message is written only by
+// the page that generates it, and a conversation's fields are merged, so that pages in several tabs overwrite nothing of each other.
+const READ = "readonly", WRITE = "readwrite";
+
+/** A random name of a record. */
+function newId() {
+  return Array.from(crypto.getRandomValues(new Uint8Array(12)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+/** The result of a request of IndexedDB. */
+function resultOf(request) {
+  return new Promise((resolve, reject) => {
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+}
+
+/** IndexedDB: each transaction is kept whole or not at all. */
+class DiskTables {
+  static async open() {
+    const opening = indexedDB.open("larder", 1);
+    opening.onupgradeneeded = () => {
+      opening.result.createObjectStore("conversations", { keyPath: "id" });
+      opening.result.createObjectStore("messages", { keyPath: "id" }).createIndex("conversation", "conversation");
+    };
+    const tables = new DiskTables();
+    tables.database = await resultOf(opening);
+    tables.database.onversionchange = () => tables.database.close();
+    return tables;
+  }
+
+  async transaction(mode, work) {
+    const transaction = this.database.transaction(["conversations", "messages"], mode);
+    const isOver = new Promise((resolve, reject) => {
+      transaction.oncomplete = resolve;
+      transaction.onabort = () => reject(transaction.error ?? new Error("The change was taken back."));
+    });
+    // Awaited below unless `work` fails first.
+    isOver.catch(() => {});
+    const table = (name) => transaction.objectStore(name);
+    const result = await work({
+      get: (name, id) => resultOf(table(name).get(id)),
+      all: (name) => resultOf(table(name).getAll()),
+      put: (name, record) => resultOf(table(name).put(record)),
+      delete: (name, id) => resultOf(table(name).delete(id)),
+      messagesOf: (id) => resultOf(table("messages").index("conversation").getAll(id)),
+      eachMessage: (visit) => new Promise((resolve, reject) => {
+        const walk = table("messages").openCursor();
+        walk.onerror = () => reject(walk.error);
+        walk.onsuccess = () => {
+          if (!walk.result) return resolve();
+          visit(walk.result.value);
+          walk.result.continue();
+        };
+      }),
+    });
+    await isOver;
+    return result;
+  }
+}
+
+/** The same in memory, until the page is closed. */
+class MemoryTables {
+  tables = { conversations: new Map(), messages: new Map() };
+
+  async transaction(_mode, work) {
+    const all = (name) => structuredClone([...this.tables[name].values()]);
+    return work({
+      get: (name, id) => structuredClone(this.tables[name].get(id)),
+      all,
+      put: (name, record) => this.tables[name].set(record.id, structuredClone(record)),
+      delete: (name, id) => this.tables[name].delete(id),
+      messagesOf: (id) => all("messages").filter((message) => message.conversation === id),
+      eachMessage: (visit) => this.tables.messages.forEach(visit),
+    });
+  }
+}
+
+/** All conversations of this browser. */
+class ConversationStore {
+  /** Whether records are kept beyond this page. */
+  isKept = true;
+  #tables = DiskTables.open().catch(() => {
+    this.isKept = false;
+    return new MemoryTables();
+  });
+
+  async #run(mode, work) {
+    return (await this.#tables).transaction(mode, work);
+  }
+
+  /** Resolves once `isKept` is known. */
+  async ready() {
+    await this.#tables;
+  }
+
+  /** All conversations without their messages, the latest first. */
+  async list() {
+    const all = await this.#run(READ, (tables) => tables.all("conversations"));
+    return all.sort((a, b) => b.updated - a.updated);
+  }
+
+  /** A conversation with its messages; undefined if there is none of this name. */
+  read(id) {
+    return this.#run(READ, async (tables) => {
+      const record = await tables.get("conversations", id);
+      return record && { record, messages: await tables.messagesOf(id) };
+    });
+  }
+
+  /** Adds whole conversations. */
+  add(conversations) {
+    return this.#run(WRITE, async (tables) => {
+      for (const { record, messages } of conversations) {
+        await tables.put("conversations", record);
+        for (const message of messages) await tables.put("messages", message);
+      }
+    });
+  }
+
+  /** Writes some fields and messages of a conversation; returns false if it was deleted meanwhile. */
+  change(id, fields, messages = []) {
+    return this.#run(WRITE, async (tables) => {
+      const record = await tables.get("conversations", id);
+      if (!record) return false;
+      await tables.put("conversations", { ...record, ...fields });
+      for (const message of messages) await tables.put("messages", message);
+      return true;
+    });
+  }
+
+  /** Deletes a message. */
+  deleteMessage(id) {
+    return this.#run(WRITE, (tables) => tables.delete("messages", id));
+  }
+
+  /** Deletes a conversation and returns it whole. */
+  delete(id) {
+    return this.#run(WRITE, async (tables) => {
+      const record = await tables.get("conversations", id);
+      const messages = await tables.messagesOf(id);
+      await tables.delete("conversations", id);
+      for (const message of messages) await tables.delete("messages", message.id);
+      return record && { record, messages };
+    });
+  }
+
+  /** A message of each conversation that has one with this pattern, by the conversation's name. */
+  async search(pattern) {
+    const found = new Map();
+    await this.#run(READ, (tables) => tables.eachMessage(({ conversation, text }) => {
+      if (!found.has(conversation) && pattern.test(text)) found.set(conversation, text);
+    }));
+    return found;
+  }
+}
+
+const store = openStore();
+
+function openStore() {
+  const opened = new ConversationStore();
+  opened.ready().then(() => showKeeping(opened.isKept ? "" : "This browser keeps no conversations here: they end with this page. Export what is to stay."));
+  return opened;
+}
+
+/** Waits for a write; a failure is shown, and the page goes on with what it has. */
+async function kept(write) {
+  try {
+    return await write;
+  } catch (error) {
+    showKeeping(`The last change was not kept (${error?.message || error?.name || "unknown reason"}). Export what is to stay.`);
+    return undefined;
+  }
+}
+
+function showKeeping(problem) {
+  $("keeping").textContent = problem;
+}
