@@ -38,7 +38,7 @@ def chat(test):
     assert (body["temperature"], body["top_p"], body["max_tokens"]) == (0.7, 0.9, 40), body
     assert [message["role"] for message in body["messages"]] == ["system", "user"], body
     test.wait_until_written()
-    assert "stopped at the token limit · 40 tokens" in test.answer().inner_text(), test.answer().inner_text()
+    assert "token limit · 40 tokens" in test.answer().inner_text(), test.answer().inner_text()
     # It comes in pieces, and stops when told.
     test.send("And then?", "")
     lengths = set()

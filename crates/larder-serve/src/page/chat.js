@@ -198,7 +198,6 @@ async function refreshChat(id) {
 }
 
 function leaveDeletedChat() {
-  generations.get(chat.id)?.stop.abort();
   openChat(null).then(() => announce("The conversation was deleted in another tab."));
 }
 

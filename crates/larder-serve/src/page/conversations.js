@@ -16,10 +16,11 @@ function showList() {
 }
 
 async function renderList() {
-  const [now, wanted] = [++listing, $("search").value.trim()];
+  const now = ++listing;
+  const wanted = $("search").value.trim();
   const pattern = wanted && new RegExp(wanted.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&"), "iu");
   const all = (await kept(store.list())) ?? [];
-  const texts = (pattern && (await kept(store.search(pattern)))) || new Map();
+  const texts = (pattern && (await kept(store.search(pattern, () => now === listing)))) || new Map();
   // A newer list is on its way, or a title is being edited.
   if (now !== listing || $("list").querySelector("input")) return;
   const found = pattern ? all.filter(({ id, title }) => texts.has(id) || pattern.test(title)) : all;
@@ -59,7 +60,7 @@ function listItem(record, pattern, text) {
   const open = toolButton("", () => chooseChat(id));
   open.className = "open";
   open.append(make("span", "title", ...marked(title, pattern)));
-  if (text) open.append(make("span", "snippet", ...marked(text, pattern)));
+  if (text && !pattern.test(title)) open.append(make("span", "snippet", ...marked(text, pattern)));
   if (id === chat.id) open.setAttribute("aria-current", "true");
   const more = toolButton("⋯", () => openMenu(more, record), `Actions for ${title}`);
   more.className = "more";

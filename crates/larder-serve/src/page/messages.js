@@ -146,7 +146,7 @@ class AnswerView extends MessageView {
 /** How an answer ended, and how fast it was. */
 function answerNotes({ end, timings }) {
   const notes = [];
-  if (end === "length") notes.push("stopped at the token limit");
+  if (end === "length") notes.push("token limit");
   // An answer without an end belongs to a page that was closed.
   if (end === "stopped" || !end) notes.push("stopped");
   if (timings) {

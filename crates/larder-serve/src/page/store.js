@@ -1,6 +1,8 @@
 // Conversations and their messages as records, in IndexedDB, or in memory where a browser offers none. A message is written only by
 // the page that generates it, and a conversation's fields are merged, so that pages in several tabs overwrite nothing of each other.
 const READ = "readonly", WRITE = "readwrite";
+/** Messages that a search reads at a time. */
+const BATCH = 500;
 
 /** A random name of a record. */
 function newId() {
@@ -35,7 +37,7 @@ class DiskTables {
       transaction.oncomplete = resolve;
       transaction.onabort = () => reject(transaction.error ?? new Error("The change was taken back."));
     });
-    // Awaited below unless `work` fails first.
+    // This is waited for below unless `work` fails first.
     isOver.catch(() => {});
     const table = (name) => transaction.objectStore(name);
     const result = await work({
@@ -44,15 +46,13 @@ class DiskTables {
       put: (name, record) => resultOf(table(name).put(record)),
       delete: (name, id) => resultOf(table(name).delete(id)),
       messagesOf: (id) => resultOf(table("messages").index("conversation").getAll(id)),
-      eachMessage: (visit) => new Promise((resolve, reject) => {
-        const walk = table("messages").openCursor();
-        walk.onerror = () => reject(walk.error);
-        walk.onsuccess = () => {
-          if (!walk.result) return resolve();
-          visit(walk.result.value);
-          walk.result.continue();
-        };
-      }),
+      eachBatch: async (visit) => {
+        for (let batch = null; batch?.length !== 0; ) {
+          const rest = batch && IDBKeyRange.lowerBound(batch.at(-1).id, true);
+          batch = await resultOf(table("messages").getAll(rest, BATCH));
+          if (!visit(batch)) return;
+        }
+      },
     });
     await isOver;
     return result;
@@ -71,7 +71,7 @@ class MemoryTables {
       put: (name, record) => this.tables[name].set(record.id, structuredClone(record)),
       delete: (name, id) => this.tables[name].delete(id),
       messagesOf: (id) => all("messages").filter((message) => message.conversation === id),
-      eachMessage: (visit) => this.tables.messages.forEach(visit),
+      eachBatch: (visit) => visit([...this.tables.messages.values()]),
     });
   }
 }
@@ -110,11 +110,10 @@ class ConversationStore {
 
   /** Adds whole conversations. */
   add(conversations) {
+    const messages = conversations.flatMap((conversation) => conversation.messages);
     return this.#run(WRITE, async (tables) => {
-      for (const { record, messages } of conversations) {
-        await tables.put("conversations", record);
-        for (const message of messages) await tables.put("messages", message);
-      }
+      await Promise.all(conversations.map(({ record }) => tables.put("conversations", record)));
+      await Promise.all(messages.map((message) => tables.put("messages", message)));
     });
   }
 
@@ -124,7 +123,7 @@ class ConversationStore {
       const record = await tables.get("conversations", id);
       if (!record) return false;
       await tables.put("conversations", { ...record, ...fields });
-      for (const message of messages) await tables.put("messages", message);
+      await Promise.all(messages.map((message) => tables.put("messages", message)));
       return true;
     });
   }
@@ -140,16 +139,17 @@ class ConversationStore {
       const record = await tables.get("conversations", id);
       const messages = await tables.messagesOf(id);
       await tables.delete("conversations", id);
-      for (const message of messages) await tables.delete("messages", message.id);
+      await Promise.all(messages.map((message) => tables.delete("messages", message.id)));
       return record && { record, messages };
     });
   }
 
-  /** A message of each conversation that has one with this pattern, by the conversation's name. */
-  async search(pattern) {
+  /** A text of each conversation that has one with this pattern, by the conversation's name; ends early once it is not wanted. */
+  async search(pattern, isWanted) {
     const found = new Map();
-    await this.#run(READ, (tables) => tables.eachMessage(({ conversation, text }) => {
-      if (!found.has(conversation) && pattern.test(text)) found.set(conversation, text);
+    await this.#run(READ, (tables) => tables.eachBatch((messages) => {
+      for (const { conversation, text } of messages) if (!found.has(conversation) && pattern.test(text)) found.set(conversation, text);
+      return isWanted();
     }));
     return found;
   }

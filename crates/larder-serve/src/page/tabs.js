@@ -18,6 +18,7 @@ if (tabs) {
   tabs.onmessage = ({ data: { kind, subject } }) => {
     if (kind === "grown") hearGrowth(subject);
     if (kind === "changed") refreshChat(subject);
+    if (kind === "deleted") generations.get(subject)?.stop.abort();
     if (kind === "deleted" && subject === chat.id) leaveDeletedChat();
     if (kind === "changed" || kind === "deleted") showList();
     if (kind === "asked" && generations.has(subject)) tell("grown", generations.get(subject).answer);

@@ -28,12 +28,13 @@ function exportOf({ record, messages }) {
 
 /** Adds the conversations of a file. */
 async function importFile(file) {
+  showNote("Importing …");
   try {
     const conversations = conversationsIn(await textOf(file));
     await store.add(conversations);
     const count = conversations.length;
     showNote(count === 1 ? "1 conversation was imported." : `${count} conversations were imported.`);
-    for (const { record } of conversations) tellChange(record.id);
+    tellChange(null);
   } catch (error) {
     showNote(`${file.name}: ${error.message || error.name}`, true);
   }
