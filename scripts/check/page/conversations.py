@@ -59,6 +59,17 @@ def reload(test):
     test.answer().get_by_role("button", name="Regenerate").click()
     test.wait_until_written()
     assert test.text() and test.answer().locator(".versions").count() == 0
+    # A message without an answer is no part of what follows, but stays as a version.
+    test.answered("")
+    test.send("Nothing comes of this either")
+    test.wait_until_written()
+    page.unroute("**/v1/chat/completions")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        test.send("And now?")
+    roles = [message["role"] for message in sent.value.post_data_json["messages"]]
+    assert roles == ["system"] + ["user", "assistant"] * 2 + ["user"], roles
+    test.wait_until_written()
+    assert page.locator(".message.user").last.locator(".versions span").inner_text() == "2 / 2"
 
 
 def side_bar(test):
@@ -240,6 +251,16 @@ def two_tabs(test):
         assert other.page.locator("#announcement").inner_text() == "The conversation was deleted in another tab."
         test.page.click("#undo")
         other.until_titles(["Renamed"])
+        # Deleted while the other tab generates: its answer ends, and brings nothing back.
+        other.page.get_by_role("button", name="Renamed", exact=True).click()
+        other.page.wait_for_selector(".answer")
+        other.send("Go on", "")
+        other.wait_until_streaming(300)
+        test.act("Renamed", "Delete")
+        other.until("document.querySelector('#send').checkVisibility() && document.querySelectorAll('.message').length === 0")
+        other.page.wait_for_timeout(1500)
+        assert records(page) == {"conversations": [], "messages": []}
+        assert not other.page.locator("#keeping").inner_text()
         other.page.close()
         test.page.bring_to_front()
 

@@ -37,26 +37,36 @@ class DiskTables {
       transaction.oncomplete = resolve;
       transaction.onabort = () => reject(transaction.error ?? new Error("The change was taken back."));
     });
-    // This is waited for below unless `work` fails first.
-    isOver.catch(() => {});
-    const table = (name) => transaction.objectStore(name);
-    const result = await work({
-      get: (name, id) => resultOf(table(name).get(id)),
-      all: (name) => resultOf(table(name).getAll()),
-      put: (name, record) => resultOf(table(name).put(record)),
-      delete: (name, id) => resultOf(table(name).delete(id)),
-      messagesOf: (id) => resultOf(table("messages").index("conversation").getAll(id)),
-      eachBatch: async (visit) => {
-        for (let batch = null; batch?.length !== 0; ) {
-          const rest = batch && IDBKeyRange.lowerBound(batch.at(-1).id, true);
-          batch = await resultOf(table("messages").getAll(rest, BATCH));
-          if (!visit(batch)) return;
-        }
-      },
-    });
-    await isOver;
-    return result;
+    try {
+      const result = await work(tablesOf(transaction));
+      await isOver;
+      return result;
+    } catch (error) {
+      isOver.catch(() => {});
+      // It is over already if it failed by itself.
+      if (!transaction.error) transaction.abort();
+      throw error;
+    }
   }
+}
+
+/** What a transaction offers. */
+function tablesOf(transaction) {
+  const table = (name) => transaction.objectStore(name);
+  return {
+    get: (name, id) => resultOf(table(name).get(id)),
+    all: (name) => resultOf(table(name).getAll()),
+    put: (name, record) => resultOf(table(name).put(record)),
+    delete: (name, id) => resultOf(table(name).delete(id)),
+    messagesOf: (id) => resultOf(table("messages").index("conversation").getAll(id)),
+    eachBatch: async (visit) => {
+      for (let batch = null; batch?.length !== 0; ) {
+        const rest = batch && IDBKeyRange.lowerBound(batch.at(-1).id, true);
+        batch = await resultOf(table("messages").getAll(rest, BATCH));
+        if (!visit(batch)) return;
+      }
+    },
+  };
 }
 
 /** The same in memory, until the page is closed. */
