@@ -7,7 +7,7 @@ let opening = 0;
 
 /** A conversation that is kept from its first message on. */
 function newChat() {
-  return { id: newId(), isNew: true, title: "", leaf: null, settings: {}, tree: new MessageTree() };
+  return { id: newId(), isNew: true, leaf: null, settings: {}, tree: new MessageTree() };
 }
 
 /** A record of a message that follows `parent`. */
@@ -65,9 +65,8 @@ function keepNewChat(text) {
   const { id, settings } = chat;
   const now = Date.now();
   chat.isNew = false;
-  chat.title = titleOf(text);
   window.history.pushState(null, "", `#chat-${id}`);
-  kept(store.add([{ record: { id, title: chat.title, created: now, updated: now, leaf: null, settings }, messages: [] }]));
+  kept(store.add([{ record: { id, title: titleOf(text), created: now, updated: now, leaf: null, settings }, messages: [] }]));
 }
 
 /** The beginning of a text, up to a whole word. */

@@ -1,9 +1,9 @@
 // How full the context is, and what was cut so that all fits.
+/** The server's context in tokens. */
 let contextSize = 0;
 
 /** Shows how many tokens of the context are in use; nothing while that is unknown. */
 function showContext(tokens, size = contextSize) {
-  contextSize = size;
   $("context").hidden = !tokens || !size;
   if ($("context").hidden) return;
   const meter = $("context-meter");

@@ -117,11 +117,10 @@ function rename({ id, title }) {
     field.onblur = null;
     field.replaceWith(open);
     open.focus();
-    if (wanted && wanted !== title) {
-      if (id === chat.id) chat.title = wanted;
-      await kept(store.change(id, { title: wanted }));
-      tellChange(id);
-    }
+    // The list may have waited for the field.
+    if (!wanted || wanted === title) return showList();
+    await kept(store.change(id, { title: wanted }));
+    tellChange(id);
   };
   field.onblur = () => end(field.value.trim());
   field.onkeydown = (event) => {

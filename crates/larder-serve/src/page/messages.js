@@ -68,6 +68,7 @@ class QuestionView extends MessageView {
   edit() {
     const field = make("textarea", "");
     const editor = make("form", "editor", field, make("div", "", toolButton("Cancel", () => this.endEdit()), make("button", "", "Send")));
+    field.rows = 1;
     field.value = this.message.text;
     field.setAttribute("aria-label", "Edited message");
     field.oninput = () => fitHeight(field);

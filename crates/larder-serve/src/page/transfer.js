@@ -70,9 +70,12 @@ function conversationOf(source, where) {
   const id = newId();
   const ids = new Map([[null, null]]);
   const roles = new Map([[null, "assistant"]]);
+  let last = 0;
   const messages = source.messages.map((message, i) => {
     const made = messageOf(message, `message ${i + 1} of ${where}`, ids, roles);
-    return { ...made, conversation: id };
+    // Versions are in the order of their times, also where a file has none.
+    last = Math.max(made.created, last + 1);
+    return { ...made, conversation: id, created: last };
   });
   const [created, updated] = [timeOf(source.created), timeOf(source.updated)];
   const record = { id, title: wellFormed(source.title).slice(0, TITLE_MOST) || "Untitled", created, updated, settings: settingsIn(source.settings) };
