@@ -202,7 +202,7 @@ def hostile():
         (EXPORT | {"conversations": [{"title": "x", "messages": [{}] * 20_001}]}, "more than 20000 messages"),
         (EXPORT | {"conversations": [{"title": 7, "messages": []}]}, "the title of conversation 1"),
         (changed(parent="a"), "message 1 of conversation 2 follows none"), (changed(parent="zz"), "follows none"),
-        (changed(id=7), "has no name"), (changed(text=["x"]), "the text of message 1"),
+        (changed(id=7), "has no id"), (changed(text=["x"]), "the text of message 1"),
         (changed(role="assistant"), 'must be of the role "user"'), (changed(role="system"), 'must be of the role "user"'),
     ):
         yield json.dumps(value).encode(), part
@@ -305,5 +305,5 @@ def full_disk(test):
     page.add_init_script("""IDBObjectStore.prototype.put = function () { throw new DOMException("The disk is full.", "QuotaExceededError"); };""")
     test.open()
     assert test.ask("The lighthouse").strip()
-    assert page.locator("#keeping").inner_text() == "The last change was not kept (The disk is full.). Export what is to stay."
+    assert page.locator("#keeping").inner_text() == "The last change was not kept (The disk is full.). Export the conversation to keep it."
     assert test.ask("And then?").strip() and page.locator(".message").count() == 4

@@ -158,7 +158,7 @@ function showVersion(message, pressed) {
   element.scrollIntoView({ block: "nearest" });
 }
 
-/** Opens a conversation by its name; without one, or if it is gone, a new one. */
+/** Opens a conversation by its id; without one, or if it is gone, a new one. */
 async function openChat(id, isFromAddress = false) {
   const now = ++opening;
   const found = id && (await kept(store.read(id)));
@@ -177,7 +177,7 @@ async function openChat(id, isFromAddress = false) {
   if (!isFromAddress && matchMedia("(hover: hover)").matches) $("prompt").focus();
 }
 
-/** A conversation from its records; an answer that is being generated is not replaced by what is kept of it. */
+/** A conversation from its records; an answer that is being generated is newer than its record. */
 function chatOf({ record, messages }) {
   const tree = new MessageTree(messages);
   const own = generations.get(record.id)?.answer;

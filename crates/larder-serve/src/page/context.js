@@ -23,7 +23,7 @@ function showContextOf(path, generation) {
   showContext(use?.tokens ?? 0, use?.size);
 }
 
-/** The first turn that was part of the last answer's prompt if turns were left out, and what is shown before it. */
+/** The first turn that was part of the last answer's prompt if turns were left out, and the sentence before it. */
 function contextCut(path) {
   // An answer that was stopped does not know.
   const turns = path.findLast(({ use }) => use?.dropped_turns !== undefined)?.use.dropped_turns;

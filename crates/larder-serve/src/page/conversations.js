@@ -59,6 +59,7 @@ function listItem(record, pattern, text) {
   const { id, title } = record;
   const open = toolButton("", () => chooseChat(id));
   open.className = "open";
+  open.title = title;
   open.append(make("span", "title", ...marked(title, pattern)));
   if (text && !pattern.test(title)) open.append(make("span", "snippet", ...marked(text, pattern)));
   if (id === chat.id) open.setAttribute("aria-current", "true");

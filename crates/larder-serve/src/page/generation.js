@@ -1,6 +1,6 @@
 // Answers that this page generates: at most one at a time in each conversation, whichever conversation is shown.
 const SAVE_MS = 300;
-/** By the name of the conversation. */
+/** By the id of the conversation. */
 const generations = new Map();
 /** Whether the page is being closed: what there is of an answer then stays without an end. */
 let isLeaving = false;

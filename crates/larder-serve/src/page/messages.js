@@ -64,7 +64,7 @@ class QuestionView extends MessageView {
     ]);
   }
 
-  /** Shows the text in a field; what is sent from there becomes a version of the message. */
+  /** Shows the text in a field; sending it makes a version of the message. */
   edit() {
     const field = make("textarea", "");
     const editor = make("form", "editor", field, make("div", "", toolButton("Cancel", () => this.endEdit()), make("button", "", "Send")));

@@ -1,4 +1,4 @@
-// The settings of a conversation: what the form shows, what is kept of them, and what a request has.
+// The settings of a conversation: in the form, in records and in requests.
 const SETTINGS = [
   { id: "system", isText: true },
   { id: "temperature", low: 0, high: 2 },

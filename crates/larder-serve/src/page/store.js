@@ -4,7 +4,7 @@ const READ = "readonly", WRITE = "readwrite";
 /** Messages that a search reads at a time. */
 const BATCH = 500;
 
-/** A random name of a record. */
+/** A random id of a record. */
 function newId() {
   return Array.from(crypto.getRandomValues(new Uint8Array(12)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
@@ -110,7 +110,7 @@ class ConversationStore {
     return all.sort((a, b) => b.updated - a.updated);
   }
 
-  /** A conversation with its messages; undefined if there is none of this name. */
+  /** A conversation with its messages; undefined if there is none of this id. */
   read(id) {
     return this.#run(READ, async (tables) => {
       const record = await tables.get("conversations", id);
@@ -154,7 +154,7 @@ class ConversationStore {
     });
   }
 
-  /** A text of each conversation that has one with this pattern, by the conversation's name; ends early once it is not wanted. */
+  /** A text of each conversation that has one with this pattern, by the conversation's id; ends early once it is not wanted. */
   async search(pattern, isWanted) {
     const found = new Map();
     await this.#run(READ, (tables) => tables.eachBatch((messages) => {
@@ -165,11 +165,12 @@ class ConversationStore {
   }
 }
 
+const NOT_KEPT = "This browser keeps no conversations here, so they end with this page. Export them to keep them.";
 const store = openStore();
 
 function openStore() {
   const opened = new ConversationStore();
-  opened.ready().then(() => showKeeping(opened.isKept ? "" : "This browser keeps no conversations here: they end with this page. Export what is to stay."));
+  opened.ready().then(() => showKeeping(opened.isKept ? "" : NOT_KEPT));
   return opened;
 }
 
@@ -178,7 +179,7 @@ async function kept(write) {
   try {
     return await write;
   } catch (error) {
-    showKeeping(`The last change was not kept (${error?.message || error?.name || "unknown reason"}). Export what is to stay.`);
+    showKeeping(`The last change was not kept (${error?.message || error?.name || "unknown reason"}). Export the conversation to keep it.`);
     return undefined;
   }
 }

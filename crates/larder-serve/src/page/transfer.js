@@ -1,12 +1,12 @@
-// Conversations as files and as Markdown. A file from outside is not trusted: only known fields of the right types are taken, names
-// are given anew, and nothing is kept unless all of it is valid.
+// Conversations as files and as Markdown. A file from outside is not trusted: only known fields of the right types are taken, ids
+// are assigned anew, and nothing is kept unless all of it is valid.
 const FORMAT = "larder-conversations-1";
 const FILE_MOST = 64 * 2 ** 20;
 const TITLE_MOST = 200;
 const MOST = { conversations: 10_000, messages: 20_000 };
 const ENDS = ["stop", "length", "stopped", "failed"];
 
-/** Saves conversations to a file: those of the given names, or all. */
+/** Saves conversations to a file: those with these ids. */
 async function exportConversations(ids, name) {
   const all = [];
   for (const id of ids) all.push(await kept(store.read(id)));
@@ -45,7 +45,7 @@ async function textOf(file) {
   return file.text();
 }
 
-/** The conversations of a file's text, with new names. */
+/** The conversations of a file's text, with new ids. */
 function conversationsIn(text) {
   let file;
   try {
@@ -84,7 +84,7 @@ function conversationOf(source, where) {
 
 /** A message; `ids` and `roles` are those of the messages before it, one of which it follows. */
 function messageOf(source, where, ids, roles) {
-  check(source && typeof source.id === "string" && !ids.has(source.id), `${where} has no name of its own`);
+  check(source && typeof source.id === "string" && !ids.has(source.id), `${where} has no id of its own`);
   check(typeof source.text === "string", `the text of ${where} is not a text`);
   const parent = source.parent ?? null;
   check(ids.has(parent), `${where} follows none of the messages before it`);

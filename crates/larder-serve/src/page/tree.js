@@ -1,4 +1,4 @@
-// The messages of a conversation as a tree: versions of a message have the same parent, and a path from the root is what is shown.
+// The messages of a conversation as a tree: versions of a message have the same parent, and one path from the root is shown.
 class MessageTree {
   messages = new Map();
   #children = new Map();
@@ -7,7 +7,7 @@ class MessageTree {
     for (const message of messages) this.put(message);
   }
 
-  /** Adds a message, or replaces the one of its name. */
+  /** Adds a message, or replaces the one with its id. */
   put(message) {
     const versions = this.versions(message);
     const at = versions.findIndex(({ id }) => id === message.id);
