@@ -1,7 +1,10 @@
 """Conversations that are kept: reloading, the side bar, files, two tabs, and browsers that keep nothing."""
 
+import contextlib
 import json
 import time
+
+from playwright.sync_api import Error
 
 from .browser import records
 
@@ -49,10 +52,13 @@ def reload(test):
     test.wait_until_written()
     assert page.locator(".versions").inner_text().split() == ["‹", "2", "/", "2", "›"]
     # Reloaded before the first token.
-    page.route("**/v1/chat/completions", lambda route: None)
+    waiting = []
+    page.route("**/v1/chat/completions", lambda route: waiting.append(route))
     test.send("Nothing comes of this")
     page.wait_for_selector(".answer.busy")
     page.reload()
+    with contextlib.suppress(Error):
+        waiting[0].abort()
     page.wait_for_selector(".answer")
     assert test.texts()[-2:] == ["Nothing comes of this", ""]
     page.unroute("**/v1/chat/completions")
@@ -80,7 +86,7 @@ def side_bar(test):
         page.click("#new-chat")
         test.ask(title)
     test.until_titles(["The captain's chest", "The harbour", "The lighthouse"])
-    assert page.locator("#list [aria-current]").inner_text() == "The captain's chest"
+    assert page.locator("#list [aria-current] .title").inner_text() == "The captain's chest"
     page.get_by_role("button", name="The lighthouse", exact=True).click()
     test.until("document.querySelector('.message.user .text').textContent === 'The lighthouse'")
     test.ask("It is (not) a house [of light]")
