@@ -8,15 +8,24 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
 const PAGE: &str = include_str!("page/page.html");
-const STYLE: &str = include_str!("page/page.css");
+/// The style, one file per subject, joined.
+const STYLE: &str = concat!(include_str!("page/page.css"), include_str!("page/conversations.css"));
 const ICON: &str = include_str!("page/icon.txt");
 /// The script, one file per subject, joined.
 const SCRIPT: &str = concat!(
     include_str!("page/api.js"),
     include_str!("page/markdown.js"),
     include_str!("page/context.js"),
+    include_str!("page/store.js"),
+    include_str!("page/tree.js"),
+    include_str!("page/tabs.js"),
+    include_str!("page/settings.js"),
+    include_str!("page/messages.js"),
+    include_str!("page/generation.js"),
     include_str!("page/chat.js"),
     include_str!("page/welcome.js"),
+    include_str!("page/transfer.js"),
+    include_str!("page/conversations.js"),
     include_str!("page/grid.js"),
     include_str!("page/engine.js"),
 );

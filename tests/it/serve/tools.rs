@@ -42,6 +42,7 @@ fn the_rendered_prompt_is_the_one_that_is_tokenised() {
     assert_eq!(chat["usage"]["prompt_tokens"], completion["usage"]["prompt_tokens"]);
     let props = server.get("/props").json();
     assert_eq!((&props["default_generation_settings"]["n_ctx"], &props["total_slots"]), (&json!(256), &json!(4)));
+    assert_eq!(props["context_full"], "stop");
     assert_eq!(server.get("/models").json(), server.get("/v1/models").json());
 }
 

@@ -55,6 +55,7 @@ pub async fn props(State(app): State<App>) -> Json {
                 "max_tokens": app.model.max_tokens,
             },
         },
+        "context_full": app.options.context_full.name(),
         "total_slots": app.options.sessions.max(app.options.parallel),
         "model_alias": app.model.name,
         "has_chat_template": app.model.template.is_some(),

@@ -1,192 +1,243 @@
-// The conversation.
-const conversation = [];
-let generation = null;
+// The conversation that is shown, and the field for messages.
+const TITLE_LENGTH = 60;
+let chat = newChat();
+const views = new Map();
+let frame = null;
+let opening = 0;
+
+/** A conversation that is kept from its first message on. */
+function newChat() {
+  return { id: newId(), isNew: true, leaf: null, settings: {}, tree: new MessageTree() };
+}
+
+/** A record of a message that follows `parent`. */
+function newMessage(parent, role, text) {
+  return { id: newId(), conversation: chat.id, parent, role, text, reasoning: "", end: null, created: Date.now() };
+}
 
 $("composer").onsubmit = (event) => {
   event.preventDefault();
-  sendMessage($("prompt").value);
+  sendPrompt();
 };
-
 $("prompt").onkeydown = (event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  if (!isSendKey(event)) return;
   event.preventDefault();
-  sendMessage($("prompt").value);
+  sendPrompt();
 };
-
-$("prompt").oninput = fitPrompt;
-$("stop").onclick = () => generation?.abort();
-$("new-chat").onclick = startNewChat;
+$("prompt").oninput = () => fitHeight($("prompt"));
+$("stop").onclick = () => generations.get(chat.id)?.stop.abort();
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !$("key-dialog").open) generation?.abort();
+  const isTaken = event.defaultPrevented || document.querySelector("dialog[open], :popover-open");
+  if (event.key === "Escape" && !isTaken) generations.get(chat.id)?.stop.abort();
 });
 
-function fitPrompt() {
-  $("prompt").style.height = "auto";
-  $("prompt").style.height = `${$("prompt").scrollHeight}px`;
-}
-
-function startNewChat() {
-  generation?.abort();
-  conversation.length = 0;
-  for (const message of $("log").querySelectorAll(".message")) message.remove();
-  $("welcome").hidden = false;
-  showContext(0);
-  $("prompt").focus();
-}
-
-function sendMessage(text) {
-  if (generation || !text.trim()) return;
-  if (!$("settings").checkValidity()) {
-    toggle("settings", true);
-    $("settings").reportValidity();
-    return;
-  }
-  // A message without an answer is dropped, so that roles alternate.
-  if (conversation.at(-1)?.role === "user") conversation.pop();
-  conversation.push({ role: "user", content: text });
-  $("welcome").hidden = true;
-  $("log").append(make("div", "message user", make("div", "text", text)));
+function sendPrompt() {
+  if (!sendMessage($("prompt").value)) return;
   $("prompt").value = "";
-  fitPrompt();
-  generateAnswer();
+  fitHeight($("prompt"));
 }
 
-/** Requests the next answer of the conversation and shows it as it streams in. */
-async function generateAnswer() {
-  const stop = (generation = new AbortController());
-  const view = new AnswerView();
-  $("send").hidden = true;
-  $("stop").hidden = false;
-  try {
-    const response = await fetchWithKey("/v1/chat/completions", { method: "POST", signal: stop.signal, body: request() });
-    if (!response.ok) throw new Error(await errorMessage(response));
-    for await (const line of linesOf(response)) handleLine(line, view);
-  } catch (error) {
-    view.failed = stop.signal.aborted ? "" : error.message;
-    view.wasStopped = stop.signal.aborted;
-  }
-  generation = null;
-  $("send").hidden = false;
-  $("stop").hidden = true;
-  view.finish();
-  if (!view.element.isConnected) return;
-  if (view.text) {
-    conversation.push({ role: "assistant", content: view.text, reasoning_content: view.reasoning || undefined });
-  }
-  $("announcement").textContent = view.failed ? "" : view.wasStopped ? "Stopped." : `Answer complete. ${view.notice}`.trim();
-  if (document.activeElement === document.body) $("prompt").focus();
+/** Adds a message behind the answer that is shown last, or behind `parent`, and requests its answer; false if it cannot now. */
+function sendMessage(text, parent = chat.tree.lastAnswer(chat.leaf)) {
+  if (!text.trim() || !canGenerate()) return false;
+  const question = newMessage(parent, "user", text);
+  chat.tree.put(question);
+  if (chat.isNew) keepNewChat(text);
+  generateAnswer(question);
+  return true;
 }
 
-/** The request body. Empty settings are left out, so that the model's defaults apply. */
-function request() {
-  const number = (id) => ($(id).value === "" ? undefined : $(id).valueAsNumber);
-  const system = $("system").value.trim();
+/** Whether an answer can be requested in this conversation; if not, the reason is shown. */
+function canGenerate() {
+  if (generations.has(chat.id)) return false;
+  if (chat.tree.path(chat.leaf).some(isWrittenElsewhere)) {
+    announce("Another tab is generating an answer here.");
+    return false;
+  }
+  if ($("settings").checkValidity()) return true;
+  toggle("settings", true);
+  $("settings").reportValidity();
+  return false;
+}
+
+function keepNewChat(text) {
+  const { id, settings } = chat;
+  const now = Date.now();
+  chat.isNew = false;
+  window.history.pushState(null, "", `#chat-${id}`);
+  kept(store.add([{ record: { id, title: titleOf(text), created: now, updated: now, leaf: null, settings }, messages: [] }]));
+}
+
+/** The beginning of a text, up to a whole word. */
+function titleOf(text) {
+  const line = text.trim().replace(/\s+/g, " ");
+  if (line.length <= TITLE_LENGTH) return line;
+  return `${line.slice(0, TITLE_LENGTH).replace(/\s\S*$/, "")} …`;
+}
+
+/** Requests an answer to a question. */
+function generateAnswer(question) {
+  if (!canGenerate()) return;
+  const answer = newMessage(question.id, "assistant", "");
+  chat.tree.put(answer);
+  chat.leaf = answer.id;
+  new Generation(chat, answer);
+  kept(store.change(chat.id, { leaf: answer.id, updated: Date.now() }, [question, answer])).then(() => tellChange(chat.id));
+  showChat();
+  scrollDown(true);
+}
+
+/** Requests another version of an answer; one without a text is replaced. */
+function regenerate(answer) {
+  if (!canGenerate()) return;
+  if (!answer.text && !answer.reasoning) {
+    chat.tree.remove(answer);
+    kept(store.deleteMessage(answer.id));
+  }
+  generateAnswer(chat.tree.get(answer.parent));
+}
+
+/** The body of a request for an answer. */
+function requestBody({ tree, settings }, answer) {
+  const said = tree.path(answer.parent).map(({ role, text, reasoning }) => ({ role, content: text, reasoning_content: reasoning || undefined }));
+  const system = settings.system?.trim();
   return JSON.stringify({
-    messages: [...(system ? [{ role: "system", content: system }] : []), ...conversation],
-    temperature: number("temperature"),
-    top_p: number("top-p"),
-    max_tokens: number("max-tokens"),
+    messages: [...(system ? [{ role: "system", content: system }] : []), ...said],
+    ...requestFields(settings, tree.versions(answer).length - 1),
     stream: true,
   });
 }
 
-function handleLine(line, view) {
-  if (line.startsWith(":")) return handleComment(line.slice(1).trim(), view);
-  if (!line.startsWith("data: ") || line === "data: [DONE]") return;
-  const chunk = JSON.parse(line.slice(6));
-  if (chunk.error) throw new Error(chunk.error.message);
-  const choice = chunk.choices[0];
-  if (choice?.delta.reasoning_content) view.add("reasoning", choice.delta.reasoning_content);
-  if (choice?.delta.content) view.add("text", choice.delta.content);
-  if (choice?.finish_reason) view.addTimings(choice.finish_reason, chunk.timings);
-  if (chunk.context_use) view.addContext(chunk.context_use);
+/** Keeps what there is of an answer. */
+function saveAnswer(answer) {
+  tell("grown", answer);
+  return kept(store.change(answer.conversation, {}, [answer]));
 }
 
-/** Comments of the stream: a position in the queue, or how full the context is. */
-function handleComment(comment, view) {
-  const tokens = /^context (\d+)$/.exec(comment)?.[1];
-  if (tokens) showContext(Number(tokens));
-  else view.showProgress(comment);
+/** Shows and keeps an answer that has ended. */
+async function finishAnswer(answer) {
+  if (answer.conversation === chat.id) {
+    showChat();
+    const notices = answer.use ? contextNotices(answer.use) : [];
+    const endings = { stopped: "Stopped.", failed: "" };
+    announce(endings[answer.end] ?? ["Answer complete.", ...notices].join(" "));
+    if (document.activeElement === document.body) $("prompt").focus();
+  }
+  tell("grown", answer);
+  await kept(store.change(answer.conversation, { updated: Date.now() }, [answer]));
+  tellChange(answer.conversation);
 }
 
-/** An answer on the page. */
-class AnswerView {
-  reasoning = "";
-  text = "";
-  failed = "";
-  wasStopped = false;
-  notes = [];
-  notice = "";
+/** Shows what an answer has become, at most once per frame. */
+function showGrowth(answer) {
+  if (answer.conversation === chat.id) frame ??= requestAnimationFrame(() => showChat());
+}
 
-  constructor() {
-    this.body = make("div", "text", make("p", "waiting", "…"));
-    this.element = make("article", "message busy", this.body);
-    this.element.setAttribute("aria-busy", "true");
-    this.element.setAttribute("aria-label", "Answer");
-    $("log").append(this.element);
-    scrollDown(true);
-  }
+function announce(text) {
+  $("announcement").textContent = text;
+}
 
-  showProgress(comment) {
-    if (!this.text && !this.reasoning && comment) this.body.textContent = comment;
-  }
+/** Changes fields of the conversation, and keeps them once it has a message. */
+function changeChat(fields) {
+  Object.assign(chat, fields);
+  if (!chat.isNew) kept(store.change(chat.id, fields)).then(() => tellChange(chat.id));
+}
 
-  /** Adds to a part: "reasoning" or "text". */
-  add(part, text) {
-    this[part] += text;
-    // Tokens may arrive faster than frames are drawn.
-    this.frame ??= requestAnimationFrame(() => this.show());
-  }
+function tellChange(id) {
+  tell("changed", id);
+  showList();
+}
 
-  show() {
-    this.frame = null;
-    const atEnd = isAtEnd();
-    if (!this.body.blocks) this.body.replaceChildren();
-    const reasoning = this.reasoning && `<think>${this.reasoning}${this.text ? "</think>\n\n" : ""}`;
-    showMarkdown(this.body, reasoning + this.text);
-    scrollDown(atEnd);
-  }
+/** Shows another version of a message, with the newest messages that follow it. */
+function showVersion(message, pressed) {
+  changeChat({ leaf: chat.tree.leaf(message.id) });
+  showChat();
+  const { element } = views.get(message.id);
+  element.querySelector(`[aria-label="${pressed}"]`).focus();
+  element.scrollIntoView({ block: "nearest" });
+}
 
-  addTimings(reason, timings) {
-    if (reason === "length") this.notes.push("stopped at the token limit");
-    if (!timings) return;
-    const ttft = (timings.queued_ms + timings.prompt_ms) / 1e3;
-    this.notes.push(`${timings.predicted_n} tokens`, `${formatNumber(timings.predicted_per_second)} tokens/s`, `TTFT ${formatNumber(ttft)} s`);
-  }
+/** Opens a conversation by its id; without one, or if it is gone, a new one. */
+async function openChat(id, isFromAddress = false) {
+  const now = ++opening;
+  const found = id && (await kept(store.read(id)));
+  if (now !== opening) return;
+  if (!isFromAddress) window.history.pushState(null, "", found ? `#chat-${id}` : window.location.pathname);
+  chat = found ? chatOf(found) : newChat();
+  showSettings(chat.settings);
+  announce("");
+  for (const view of views.values()) view.element.remove();
+  views.clear();
+  showChat();
+  showList();
+  scrollDown(true);
+  tell("asked", chat.id);
+  // On a touch screen the focus would open the keyboard.
+  if (!isFromAddress && matchMedia("(hover: hover)").matches) $("prompt").focus();
+}
 
-  addContext(use) {
-    showContext(use.tokens, use.size);
-    this.notice = contextNotices(use).join(" ");
-  }
+/** A conversation from its records; an answer that is being generated is newer than its record. */
+function chatOf({ record, messages }) {
+  const tree = new MessageTree(messages);
+  const own = generations.get(record.id)?.answer;
+  if (own) tree.put(own);
+  return { ...record, tree, leaf: tree.get(record.leaf) ? record.leaf : tree.leaf() };
+}
 
-  finish() {
-    cancelAnimationFrame(this.frame);
-    this.show();
-    this.element.classList.remove("busy");
-    this.element.removeAttribute("aria-busy");
-    if (this.wasStopped) this.notes.push("stopped");
-    if (this.failed) {
-      const alert = make("p", "error", this.failed);
-      alert.setAttribute("role", "alert");
-      this.body.append(alert);
-    }
-    if (this.notice) this.element.append(make("p", "notice quiet", this.notice));
-    const button = make("button", "", this.failed ? "Try again" : "Regenerate");
-    button.type = "button";
-    button.onclick = () => this.regenerate();
-    for (const other of $("log").querySelectorAll(".regenerate")) other.remove();
-    button.classList.add("regenerate");
-    const copy = this.text ? [copyButton(() => this.text, "Copy this answer")] : [];
-    this.element.append(make("div", "tools", ...copy, button, make("span", "quiet", this.notes.join(" · "))));
-    scrollDown(isAtEnd(120));
-  }
+/** Takes over what another tab changed in a conversation. While an answer is generated here, its branch stays. */
+async function refreshChat(id) {
+  const found = id === chat.id && (await kept(store.read(id)));
+  if (!found || id !== chat.id) return;
+  const { leaf } = chat;
+  chat = chatOf(found);
+  if (generations.has(id) || isEditing()) chat.leaf = leaf;
+  if (!$("settings").contains(document.activeElement)) showSettings(chat.settings);
+  showChat();
+}
 
-  regenerate() {
-    if (generation) return;
-    if (conversation.at(-1)?.role === "assistant") conversation.pop();
-    this.element.remove();
-    generateAnswer();
+function leaveDeletedChat() {
+  openChat(null).then(() => announce("The conversation was deleted in another tab."));
+}
+
+function isEditing() {
+  return [...views.values()].some((view) => view.isEdited);
+}
+
+/** Shows the path to the leaf; elements of messages that stay are kept. */
+function showChat() {
+  cancelAnimationFrame(frame);
+  frame = null;
+  const atEnd = isAtEnd();
+  const path = chat.tree.path(chat.leaf);
+  const generation = generations.get(chat.id);
+  const cut = contextCut(path);
+  $("welcome").hidden = path.length > 0;
+  $("send").hidden = Boolean(generation);
+  $("stop").hidden = !generation;
+  let place = $("welcome");
+  for (const message of path) {
+    const view = viewOf(message);
+    const isBusy = generation?.answer.id === message.id || isWrittenElsewhere(message);
+    view.show(message, {
+      versions: chat.tree.versions(message),
+      isBusy,
+      canChange: !generation,
+      isUnanswered: message === path.at(-1),
+      progress: isBusy && generation ? generation.progress : "",
+      dropped: message === cut.first ? cut.text : "",
+    });
+    if (place.nextElementSibling !== view.element) place.after(view.element);
+    place = view.element;
   }
+  while (place.nextElementSibling) place.nextElementSibling.remove();
+  for (const id of views.keys()) if (!views.get(id).element.isConnected) views.delete(id);
+  showContextOf(path, generation);
+  scrollDown(atEnd);
+}
+
+function viewOf(message) {
+  if (!views.has(message.id)) views.set(message.id, message.role === "user" ? new QuestionView(message) : new AnswerView(message));
+  return views.get(message.id);
 }
 
 function isAtEnd(slack = 40) {
@@ -198,11 +249,6 @@ function scrollDown(wanted) {
   if (wanted) $("log").scrollTop = $("log").scrollHeight;
 }
 
-/** Up to three significant digits. */
-function formatNumber(number) {
-  return number >= 100 ? number.toFixed(0) : number >= 10 ? number.toFixed(1) : number.toFixed(2);
-}
-
 function toggle(name, open) {
   $(name).hidden = !open;
   $(`${name}-button`).setAttribute("aria-expanded", String(open));
@@ -211,4 +257,10 @@ function toggle(name, open) {
 
 for (const name of ["settings", "engine"]) $(`${name}-button`).onclick = () => toggle(name, $(name).hidden);
 if (matchMedia("(max-width: 56rem)").matches) toggle("engine", false);
-$("settings").onsubmit = (event) => event.preventDefault();
+
+const openFromAddress = () => openChat(/^#chat-(\w+)$/.exec(window.location.hash)?.[1], true);
+window.onpopstate = openFromAddress;
+window.onpagehide = () => {
+  isLeaving = true;
+  generations.forEach(({ answer }) => saveAnswer(answer));
+};

@@ -41,10 +41,6 @@ function begin(state) {
   document.title = `${state.model} · larder`;
   const [layers, experts] = [state.layers.length, state.experts];
   $("geometry").textContent = `${layers} layers × ${experts} experts, ${state.experts_per_token} per token`;
-  for (const [id, name] of [["temperature", "temperature"], ["top-p", "top_p"]]) {
-    const standard = state.sampling?.[name];
-    if (standard !== undefined) $(id).placeholder = String(+standard.toFixed(3));
-  }
   if (state.welcome) showWelcome(state.welcome);
   contextSize = state.context ?? 0;
   grid = new Grid($("grid"), state.layers, experts);
