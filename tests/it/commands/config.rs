@@ -68,7 +68,7 @@ fn the_nearest_setting_counts_and_says_where_it_is_from() {
     is(Some("run"), "seed", "2", "user");
     is(None, "top-k", "6", "store");
     is(None, "top-p", "0.25", "environment");
-    is(None, "min-p", "0", "default");
+    assert_eq!(home.value(None, "min-p", &[]), (Value::Null, "default".into()), "the model's");
     let (_, table, _) = home.output(&["config", "show"], &[]);
     assert!(table.contains("[run] seed") && table.contains("larder.toml") && table.contains("default"), "{table}");
     let (_, path, _) = home.output(&["config", "path"], &[]);

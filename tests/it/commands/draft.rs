@@ -44,9 +44,10 @@ fn a_draft_model_leaves_the_text_the_same_and_is_in_the_plan() {
 #[test]
 fn draft_tokens_that_a_grammar_forbids_are_not_computed() {
     let demo = demo();
+    let plain = ["--temperature", "0", "--repetition-penalty", "1"];
     for (regex, forbidden) in [("[A-Z]{60}", true), ("[a-z ,.]{120}", false)] {
-        let off = run(&["--temperature", "0", "--regex", regex, "--speculate", "off"]);
-        let draft = run(&["--temperature", "0", "--regex", regex, "--speculate", "draft", "--draft", &demo]);
+        let off = run(&[&plain[..], &["--regex", regex, "--speculate", "off"]].concat());
+        let draft = run(&[&plain[..], &["--regex", regex, "--speculate", "draft", "--draft", &demo]].concat());
         assert_eq!(draft["ids"], off["ids"], "{regex}");
         let of = |key: &str| draft["speculation"][key].as_u64().unwrap();
         println!("{regex}: {}", draft["speculation"]);

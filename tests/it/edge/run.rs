@@ -145,7 +145,8 @@ fn three(place: &Place) -> ([Worker; 3], String) {
     (workers, topology)
 }
 
-const PROMPT: [&str; 7] = ["-p", "Once upon a time", "--ignore-eos", "--temperature", "0", "--threads", "1"];
+const PROMPT: [&str; 9] =
+    ["-p", "Once upon a time", "--ignore-eos", "--temperature", "0", "--repetition-penalty", "1", "--threads", "1"];
 
 fn run_args<'a>(model: &'a str, tokens: &'a str, flags: &[&'a str]) -> Vec<&'a str> {
     [&["run", "-m", model, "-n", tokens][..], &PROMPT, flags].concat()

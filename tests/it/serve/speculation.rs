@@ -21,6 +21,7 @@ fn body(i: usize) -> Value {
     let (temperature, logprobs) = ([0.0, 0.3][i % 2], [Value::Null, json!(2)][i / 2 % 2].clone());
     json!({
         "prompt": prompt, "max_tokens": 60 + 20 * i, "temperature": temperature, "seed": i, "logprobs": logprobs, "ignore_eos": true,
+        "repetition_penalty": 1,
     })
 }
 
