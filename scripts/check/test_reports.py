@@ -175,7 +175,7 @@ def equal(page, numbers):
                 assert want in ("", 0, 1, "0.000000", "1.000000"), (cell, want)
             else:
                 value, decimals = float(cell["value"]), len(str(want).partition(".")[2])
-                assert abs(value - float(want)) <= 0.5 * 10.0 ** -min(decimals, 12) + 1e-12 * abs(value), (cell, want)
+                assert abs(value - float(want)) <= 0.5 * 10.0 ** -min(decimals, 12) + 1e-11 * abs(value), (cell, want)
                 assert shows(cell["text"], value), cell
     assert compared > 3 * len(numbers), compared
 

@@ -8,7 +8,7 @@ pub struct PageTable {
     pub keys: Vec<String>,
     /// The first cell of each row, as text.
     pub names: Vec<String>,
-    /// What each cell is sorted by: its number, unrounded.
+    /// What each cell is sorted by: its number with twelve digits.
     pub values: Vec<Vec<Option<f64>>>,
 }
 
@@ -53,6 +53,14 @@ impl PageTable {
             compared += 1;
         }
         compared
+    }
+}
+
+/// Whether two numbers, if there are any, have equal first eleven digits.
+pub fn is_equal(a: Option<f64>, b: Option<f64>) -> bool {
+    match (a, b) {
+        (Some(a), Some(b)) => (a - b).abs() <= 1e-11 * a.abs().max(b.abs()),
+        (a, b) => a == b,
     }
 }
 

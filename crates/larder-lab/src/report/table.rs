@@ -75,6 +75,12 @@ impl Cell {
     }
 }
 
+/// A number with twelve significant digits: more than any table shows, and fewer than differ between a number and its copy
+/// in JSON.
+fn twelve_digits(value: f64) -> f64 {
+    format!("{value:.11e}").parse().unwrap_or(value)
+}
+
 /// Longer names are broken on narrow screens, so that other columns are visible beside them.
 const NAME_CHARS: usize = 14;
 
@@ -123,7 +129,7 @@ impl Table {
     fn line(&self, row: &[Cell]) -> String {
         let cell = |(at, (cell, column)): (usize, (&Cell, &Column))| {
             let class = if column.numeric { " class=\"n\"" } else { "" };
-            let value = cell.value.map_or_else(String::new, |value| format!(" data-v=\"{value}\""));
+            let value = cell.value.map_or_else(String::new, |value| format!(" data-v=\"{}\"", twelve_digits(value)));
             match at {
                 0 => format!("<th scope=\"row\"{class}{value}>{}</th>", cell.html()),
                 _ => format!("<td{class}{value}>{}</td>", cell.html()),
@@ -165,7 +171,7 @@ mod tests {
         for bad in ["<c>", "<n>", "<h>", "a<b", "<r>", "<w>"] {
             assert!(!html.contains(bad), "{bad}");
         }
-        assert!(html.contains("<td class=\"n\" data-v=\"0.30000000000000004\">0.30 <small>&lt;r&gt;</small></td>"));
+        assert!(html.contains("<td class=\"n\" data-v=\"0.3\">0.30 <small>&lt;r&gt;</small></td>"));
         assert!(html.contains("<td class=\"n\">–</td>") && html.contains("data-key=\"x_y\""));
         assert_eq!(html.matches("<dt>").count(), 1);
     }
