@@ -236,9 +236,10 @@ impl Decoder {
         tap: &mut dyn Tap,
     ) -> Result<Vec<f32>> {
         let stack = &self.stack;
+        let tokens: usize = spans.iter().map(|span| span.tokens.len()).sum();
+        let _step = timeline::span("step", [("tokens", tokens as u64), ("sequences", spans.len() as u64)]);
         let (mut clock, before) = (PhaseClock::start(), stack.head.compute().time());
         let pass = self.pass(spans);
-        let _step = timeline::span("step", [("tokens", pass.tokens() as u64), ("sequences", spans.len() as u64)]);
         let mut x = self.embed(stack.embed.as_ref(), spans.iter().map(|span| span.tokens))?; // [tokens, hidden]
         if let Some(streams) = &stack.streams {
             x = x.repeat((1, streams.count))?; // [tokens, streams · hidden]
@@ -254,13 +255,14 @@ impl Decoder {
                 stage += 1;
             }
             begun = layer.begins_next;
-            let _layer = timeline::span("layer", [("layer", i as u64)]);
+            let start = clock.last();
             let others = OtherLayers {
                 cross: stack.encoder.as_ref().map(|encoder| &encoder.cross[i]),
                 following: &stack.layers[i + 1..],
             };
             let mut running = Running { pass: &pass, experts, tap, clock: &mut clock };
             x = self.layer(layer, others, x, &mut LayerStates::new(spans, i), &mut running)?;
+            timeline::complete("layer", start, clock.last(), &[("layer", i as u64)]);
         }
         let logits = self.logits(x, spans, &pass, tap)?;
         clock.lap(Phase::EmbedAndHead, tap);

@@ -88,6 +88,11 @@ impl PhaseClock {
         PhaseClock(Instant::now())
     }
 
+    /// The moment of the last lap, or of the start.
+    pub fn last(&self) -> Instant {
+        self.0
+    }
+
     /// Attributes the time since the last call to `phase`.
     pub fn lap(&mut self, phase: Phase, tap: &mut dyn Tap) {
         let now = Instant::now();

@@ -113,10 +113,10 @@ impl Heatmap {
         self.draw_evictions(&mut out, &grid);
         self.draw_numbers(&mut out, &grid);
         let (x, y) = ((LEFT + right) / 2.0, bottom + 31.0);
-        let _ = write!(
+        let _ = writeln!(
             out,
             "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">pass</text><rect class=\"cursor\"/></svg></div>\
-             <p class=\"readout\" aria-live=\"polite\">Point at a cell, or use tab and arrow keys.</p></figure>\n"
+             <p class=\"readout\" aria-live=\"polite\">Point at a cell, or use tab and arrow keys.</p></figure>"
         );
         out
     }
