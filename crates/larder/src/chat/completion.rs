@@ -51,7 +51,7 @@ fn complete(line: &str) -> (usize, Vec<Pair>) {
                 return (at, settings::names().filter_map(|name| candidate(rest, name, " ")).collect());
             };
             let value = value.trim_start();
-            let values = settings::values(name).into_iter().filter_map(|known| candidate(value, known, ""));
+            let values = settings::values(name).into_iter().filter_map(|known| candidate(value, &known, ""));
             (line.len() - value.len(), values.collect())
         }
         Some(ArgumentKind::None | ArgumentKind::Text) | None => (line.len(), vec![]),
@@ -110,7 +110,8 @@ mod tests {
         assert_eq!(lines("/set la"), ["/set lambda "]);
         assert_eq!(lines("/set  context-full  sh"), ["/set  context-full  shift"]);
         assert_eq!(lines("/set footer=o"), ["/set footer=on", "/set footer=off"]);
-        assert!(lines("/set routing ").contains(&"/set routing prior".to_owned()));
+        assert_eq!(lines("/set routing o"), ["/set routing original"]);
+        assert_eq!(lines("/set routing pri"), ["/set routing prior:lambda="]);
         let evictions = lines("/set eviction ");
         assert!(evictions.iter().any(|line| line == "/set eviction lru"), "{evictions:?}");
         assert!(!evictions.iter().any(|line| line.ends_with("belady")), "{evictions:?}");

@@ -4,6 +4,7 @@ use anyhow::{Result, anyhow, bail};
 use larder_engine::{ContextFull, GenerationConfig, Sampling};
 use larder_policy::eviction::{BELADY, EvictionSpec, POLICIES};
 use larder_policy::routing::{RoutingSpec, STRATEGIES};
+use larder_policy::spec::Knob;
 use serde_json::{Map, Value, json};
 
 use crate::cli::ThinkingFlag;
@@ -36,7 +37,7 @@ struct Row {
     /// Its range or unit, for the table of settings.
     about: &'static str,
     /// Its values that have names.
-    values: fn() -> Vec<&'static str>,
+    values: fn() -> Vec<String>,
     show: fn(&Settings) -> String,
     set: fn(&mut Settings, &str) -> Result<()>,
 }
@@ -88,21 +89,21 @@ const TABLE: &[Row] = &[
     Row {
         name: "max-tokens",
         about: "of an answer; off for as many as fit",
-        values: || vec!["off"],
+        values: || words(["off"]),
         show: |s| s.max_tokens.map_or("off".into(), |n| n.to_string()),
         set: set_max_tokens,
     },
     Row {
         name: "context-full",
         about: "stop, drop-turns or shift",
-        values: || ContextFull::ALL.map(ContextFull::name).to_vec(),
+        values: || words(ContextFull::ALL.map(ContextFull::name)),
         show: |s| s.context_full.name().into(),
         set: set_context_full,
     },
     Row {
         name: "routing",
         about: "as --routing; lambda sets that of prior",
-        values: || STRATEGIES.iter().map(|strategy| strategy.name).collect(),
+        values: || STRATEGIES.iter().map(|strategy| spec_begin(strategy.name, strategy.knobs)).collect(),
         show: |s| s.routing.to_string(),
         set: set_routing,
     },
@@ -110,21 +111,21 @@ const TABLE: &[Row] = &[
         name: "eviction",
         about: "as --eviction",
         // The best possible policy needs the future.
-        values: || POLICIES.iter().map(|policy| policy.name).filter(|name| *name != BELADY).collect(),
+        values: || words(POLICIES.iter().map(|policy| policy.name).filter(|name| *name != BELADY)),
         show: |s| s.eviction.to_string(),
         set: set_eviction,
     },
     Row {
         name: "thinking",
         about: "on, off or dim",
-        values: || THINKING.map(thinking_name).to_vec(),
+        values: || words(THINKING.map(thinking_name)),
         show: |s| thinking_name(s.thinking).into(),
         set: set_thinking,
     },
     Row {
         name: "footer",
         about: "on or off",
-        values: || vec!["on", "off"],
+        values: || words(["on", "off"]),
         show: |s| if s.footer { "on" } else { "off" }.into(),
         set: set_footer,
     },
@@ -141,8 +142,8 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     TABLE.iter().map(|row| row.name).chain([LAMBDA])
 }
 
-/// The values of a setting that have names; none for numbers and unknown settings.
-pub fn values(name: &str) -> Vec<&'static str> {
+/// The values of a setting that have names; none for numbers and unknown settings. One that ends in `=` lacks a number.
+pub fn values(name: &str) -> Vec<String> {
     TABLE.iter().find(|row| row.name == name).map(|row| (row.values)()).unwrap_or_default()
 }
 
@@ -195,6 +196,16 @@ impl Settings {
             _ => Err(anyhow!("{name}: must be a string")),
         })
     }
+}
+
+fn words(names: impl IntoIterator<Item = &'static str>) -> Vec<String> {
+    names.into_iter().map(str::to_owned).collect()
+}
+
+/// The name of a strategy, and the beginning of its first option without a default, which it needs.
+fn spec_begin(name: &str, knobs: &[Knob]) -> String {
+    let needed = knobs.iter().find(|knob| knob.default.is_none());
+    needed.map_or(name.to_owned(), |knob| format!("{name}:{}=", knob.name))
 }
 
 fn number<T: std::str::FromStr>(text: &str) -> Result<T> {
@@ -283,7 +294,9 @@ mod tests {
     fn values_with_names_are_accepted() {
         for name in names() {
             for value in values(name) {
-                assert!(settings().with(name, value).is_ok(), "{name} {value}");
+                let ends: &[&str] = if value.ends_with('=') { &["1", "2"] } else { &[""] };
+                let accepted = |end: &&str| settings().with(name, &format!("{value}{end}")).is_ok();
+                assert!(ends.iter().any(accepted), "{name} {value}");
             }
         }
     }
