@@ -244,8 +244,8 @@ SEEDS = {"phimoe": 300_000, "qwen3_next": 301_000, "llama4_text": 302_000, "qwen
          "bailing_moe": 320_000, "bailing_moe_v2": 321_000, "deepseek_v32": 322_000, "glm_moe_dsa": 323_000,
          "kimi_linear": 324_000, "bailing_hybrid": 325_000, "glm5_next": 326_000, "minimax_m3_vl": 327_000,
          "granitemoehybrid": 330_000, "jamba": 331_000, "nemotron_h": 332_000, "qwen4_exp": 333_000, "deepseek_v4": 334_000}
-# An entry of 128 tokens, and some beyond.
-PROMPTS = {"deepseek_v4": {"prompt": 130, "rounded": deepseek_v4.round_experts}}
+# Further settings of a spec: an entry of 128 tokens and some beyond, in the numbers of the published model.
+MORE = {"deepseek_v4": {"prompt": 130, "rounded": deepseek_v4.round_experts}}
 
 # Names of architectures where llama.cpp knows another spelling than transformers, and pre-tokenizers of the tiny tokenizers.
 SPELLINGS = {"PhimoeForCausalLM": "PhiMoEForCausalLM", "Mistral4ForCausalLM": "Mistral3ForConditionalGeneration",
@@ -407,7 +407,7 @@ def main():
         if name.startswith(args.only):
             with tempfile.TemporaryDirectory() as scratch:
                 folder = Path(scratch) / name
-                spec = sets.Spec(name, name, "representable in GGUF", config, seed=SEEDS[name], **PROMPTS.get(name, {}))
+                spec = sets.Spec(name, name, "representable in GGUF", config, seed=SEEDS[name], **MORE.get(name, {}))
                 make_golden.build(spec, folder)
                 file = out / f"tiny-{name.replace('_', '-')}-{'mxfp4' if spec.rounded else 'f32'}.gguf"
                 if name in ("qwen3_next", "qwen3_5_moe"):

@@ -15,6 +15,13 @@ use std::time::{Duration, Instant};
 /// Bytes of events that are gathered before they are written.
 const GATHERED_BYTES: usize = 64 << 10;
 
+/// The beginning of a file. Each event after it begins with the comma that separates it from the one before, so that the file holds whole
+/// events at any time.
+const OPENING: &[u8] = br#"[
+{"ph":"M","name":"process_name","pid":1,"args":{"name":"larder"}}"#;
+/// What an event begins with.
+const SEPARATOR: &str = ",\n";
+
 static IS_ON: AtomicBool = AtomicBool::new(false);
 static TIMELINE: Mutex<Option<Timeline>> = Mutex::new(None);
 static NEXT_THREAD: AtomicU64 = AtomicU64::new(1);
@@ -59,7 +66,7 @@ pub fn begin(file: File, path: &Path, limit: u64) -> std::io::Result<TimelineGua
         start: Instant::now(),
         limit,
         written: 0,
-        events: b"[\n".to_vec(),
+        events: OPENING.to_vec(),
         generation,
         ended: None,
     };
@@ -95,8 +102,7 @@ fn end() -> Option<String> {
     IS_ON.store(false, Ordering::Release);
     let mut timeline = lock().take()?;
     if timeline.ended.is_none() {
-        // Without an event after the last comma.
-        timeline.events.extend_from_slice(b"{}]\n");
+        timeline.events.extend_from_slice(b"\n]\n");
         if let Err(error) = timeline.write() {
             timeline.ended = Some(format!("{} cannot be written: {error}", timeline.path.display()));
         }
@@ -134,7 +140,7 @@ impl<const N: usize> Drop for TimelineSpan<N> {
 pub fn complete(name: &str, start: Instant, end: Instant, args: EventArgs) {
     event(|timeline, thread, into| {
         let (at, took) = (timeline.micros(start), micros(end.saturating_duration_since(start)));
-        write!(into, r#"{{"ph":"X","name":"{name}","pid":1,"tid":{thread},"ts":{at:.3},"dur":{took:.3}"#)?;
+        write!(into, r#"{SEPARATOR}{{"ph":"X","name":"{name}","pid":1,"tid":{thread},"ts":{at:.3},"dur":{took:.3}"#)?;
         write_args(into, args)
     });
 }
@@ -152,7 +158,10 @@ pub fn end_flight(name: &str, id: u64, args: EventArgs) {
 fn flight(phase: char, name: &str, id: u64, args: EventArgs) {
     event(|timeline, thread, into| {
         let at = timeline.micros(Instant::now());
-        write!(into, r#"{{"ph":"{phase}","cat":"SSD","name":"{name}","id":{id},"pid":1,"tid":{thread},"ts":{at:.3}"#)?;
+        write!(
+            into,
+            r#"{SEPARATOR}{{"ph":"{phase}","cat":"SSD","name":"{name}","id":{id},"pid":1,"tid":{thread},"ts":{at:.3}"#
+        )?;
         write_args(into, args)
     });
 }
@@ -161,7 +170,7 @@ fn flight(phase: char, name: &str, id: u64, args: EventArgs) {
 pub fn counter(name: &str, values: EventArgs) {
     event(|timeline, thread, into| {
         let at = timeline.micros(Instant::now());
-        write!(into, r#"{{"ph":"C","name":"{name}","pid":1,"tid":{thread},"ts":{at:.3}"#)?;
+        write!(into, r#"{SEPARATOR}{{"ph":"C","name":"{name}","pid":1,"tid":{thread},"ts":{at:.3}"#)?;
         write_args(into, values)
     });
 }
@@ -175,7 +184,7 @@ fn write_args(into: &mut Vec<u8>, args: EventArgs) -> std::io::Result<()> {
     for (i, (name, value)) in args.iter().enumerate() {
         write!(into, r#"{}"{name}":{value}"#, if i == 0 { "" } else { "," })?;
     }
-    into.extend_from_slice(b"}},\n");
+    into.extend_from_slice(b"}}");
     Ok(())
 }
 
@@ -215,9 +224,9 @@ impl Timeline {
             THREAD.set((number, self.generation));
             let thread = std::thread::current();
             let name: String = thread.name().unwrap_or("unnamed").chars().filter(|c| is_plain(*c)).collect();
-            let _ = writeln!(
+            let _ = write!(
                 into,
-                r#"{{"ph":"M","name":"thread_name","pid":1,"tid":{number},"args":{{"name":"{name}"}}}},"#
+                r#"{SEPARATOR}{{"ph":"M","name":"thread_name","pid":1,"tid":{number},"args":{{"name":"{name}"}}}}"#
             );
         }
         number
@@ -280,7 +289,7 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} is not in {text}");
         }
-        assert!(text.starts_with("[\n{") && text.ends_with("},\n{}]\n") && !text.contains("before"), "{text}");
+        assert!(text.starts_with("[\n{") && text.ends_with("}}\n]\n") && !text.contains("before"), "{text}");
         let at = |name: &str| text.find(name).unwrap();
         assert!(at("\"inner\"") < at("\"outer\""), "an inner event ends first");
 
@@ -291,7 +300,7 @@ mod tests {
         let why = guard.finish().expect("it was ended");
         assert!(why.contains("has reached its limit of 1048576 bytes"), "{why}");
         let text = std::fs::read_to_string(&path).unwrap();
-        assert!(text.len() < (1 << 20) + GATHERED_BYTES + 1024 && text.ends_with("},\n"), "{}", text.len());
+        assert!(text.len() < (1 << 20) + GATHERED_BYTES + 1024 && text.ends_with("}}"), "{}", text.len());
         std::fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -22,7 +22,7 @@ fn run(flags: &[&str]) -> (String, String) {
 /// The events of a file, which may lack its end.
 fn events(path: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(path).unwrap();
-    let whole = if text.trim_end().ends_with(']') { text } else { format!("{text}{{}}]") };
+    let whole = if text.trim_end().ends_with(']') { text } else { format!("{text}]") };
     serde_json::from_str(&whole).unwrap()
 }
 

@@ -21,10 +21,12 @@ fn deepseek_v4() -> std::path::PathBuf {
 }
 
 #[test]
-fn gpt_oss_in_mxfp4_has_the_logits_of_transformers() {
-    check(&gpt_oss(), "config.json");
-    check(&gpt_oss(), "config.transformers5.json");
-    check_chunks(&gpt_oss());
+fn published_forms_have_the_logits_of_transformers() {
+    for model in [gpt_oss(), deepseek_v4()] {
+        check(&model, "config.json");
+        check(&model, "config.transformers5.json");
+        check_chunks(&model);
+    }
 }
 
 #[test]
@@ -46,13 +48,6 @@ fn mxfp4_streams_from_a_store_with_the_bits_of_the_checkpoint() {
     convert(&gpt_oss(), &wide, &["--experts", "f32"]);
     let [kept, wide] = [&store, &wide].map(|s| full_logits(&logits_with(s, &dir.path().join("out"), &["--exact"])));
     assert!(relative_error(&kept, &wide) < 1e-5);
-}
-
-#[test]
-fn deepseek_v4_as_published_has_the_logits_of_transformers() {
-    check(&deepseek_v4(), "config.json");
-    check(&deepseek_v4(), "config.transformers5.json");
-    check_chunks(&deepseek_v4());
 }
 
 /// Experts in FP4 are mxfp4, and FP8 with scales that are powers of two is bf16, so that nothing is rounded.

@@ -102,7 +102,8 @@ impl Chart {
             let margin = 0.04 * (x.1 - x.0);
             x = (x.0 - margin, x.1 + margin);
         }
-        let y = span(points().map(|p| p.1), self.y_range);
+        let ends = points().filter_map(|p| p.2).flat_map(|(low, high)| [low, high]);
+        let y = span(points().map(|p| p.1).chain(ends), self.y_range);
         let ticks = round_numbers(y);
         let y = (ticks[0].min(y.0), ticks[ticks.len() - 1].max(y.1));
         let frame = Frame { left: 48.0, right: WIDTH - 10.0, top: 8.0, bottom: HEIGHT - 42.0, x, y };
@@ -180,6 +181,16 @@ mod tests {
         let (title, x, y) = ("t".into(), "slots".into(), "hits".into());
         let chart = Chart { title, x, y, lines: vec![], percent: true, y_range: None };
         assert_eq!(chart.says(&line, 4.0, 0.5, Some((0.25, 0.75))), "lru, 4 slots: 50 % (25 % to 75 %) hits");
+    }
+
+    #[test]
+    fn the_axis_has_room_for_whole_intervals() {
+        let points = vec![(1.0, 30.0, Some((15.0, 660.0)))];
+        let line = Line { name: "a".into(), color: 1, style: Style::Plain, points };
+        let (title, x, y) = ("t".into(), "x".into(), "y".into());
+        let chart = Chart { title, x, y, lines: vec![line], percent: false, y_range: Some((0.0, 0.0)) };
+        let html = chart.figure();
+        assert!(html.contains(">800</text>") || html.contains(">700</text>"), "{html}");
     }
 
     #[test]

@@ -32,11 +32,11 @@ impl Column {
 /// A cell.
 #[derive(Clone, Default)]
 pub struct Cell {
-    /// What is shown.
+    /// The text in the table.
     pub text: String,
-    /// What the table is sorted by; `None` for text, and for a number that is missing.
+    /// The number by which rows are sorted; `None` for text, and for a number that is missing.
     pub value: Option<f64>,
-    /// What follows in small print: an interval, or a remark.
+    /// An interval or a remark in small print behind the text.
     pub note: Option<String>,
     /// Whether the text warns.
     pub warns: bool,
@@ -86,7 +86,7 @@ const NAME_CHARS: usize = 14;
 
 /// A table whose first column names the rows.
 pub struct Table {
-    /// What the table holds.
+    /// The subject of the table, for readers of the screen.
     pub caption: String,
     /// The columns.
     pub columns: Vec<Column>,

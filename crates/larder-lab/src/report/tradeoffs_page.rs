@@ -40,7 +40,7 @@ pub fn tradeoffs_page(found: &Tradeoffs) -> String {
     .html(&body)
 }
 
-/// What was run, and what an interval means.
+/// Text, cache and runs of a sweep, and the meaning of its intervals.
 fn method(found: &Tradeoffs) -> Vec<Fact> {
     let s = &found.setup;
     let chunks = (s.tokens as usize).div_ceil(s.chunk.max(1));

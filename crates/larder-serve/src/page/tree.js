@@ -36,8 +36,8 @@ class MessageTree {
   /** The messages from the root to one. */
   path(id) {
     const path = [];
-    for (let at = this.get(id); at; at = this.get(at.parent)) path.unshift(at);
-    return path;
+    for (let at = this.get(id); at; at = this.get(at.parent)) path.push(at);
+    return path.reverse();
   }
 
   /** The end of the newest messages that follow one, or of all. */
