@@ -25,7 +25,7 @@ const STALL: Duration = Duration::from_millis(2);
 
 /// Generates until the queue is closed and all active requests are complete.
 pub fn run(shared: &ServerState, mut engine: Box<dyn Engine>, sessions: Option<Sessions>) {
-    let options = &shared.options;
+    let options = &shared.server.options;
     let count = options.sessions.max(options.parallel);
     let context = shared.model.context;
     // A sequence that is being written to disk uses memory still.
@@ -52,7 +52,7 @@ struct DecodeLoop<'a> {
 impl DecodeLoop<'_> {
     fn run(&mut self) {
         while self.take_queued() {
-            self.engine.record_visits(self.shared.live.has_listeners());
+            self.engine.record_visits(self.shared.server.live.has_listeners());
             if !self.active.is_empty() && !self.step() {
                 std::thread::sleep(STALL);
             }
@@ -229,10 +229,10 @@ impl DecodeLoop<'_> {
         }
         let status = self.engine.status();
         let event = self.rates.step(work, took, &status);
-        if self.shared.live.has_listeners() {
+        if self.shared.server.live.has_listeners() {
             let visits = self.engine.take_visits();
             let lengths = self.shared.queue.lengths();
-            self.shared.live.publish(event.json(&self.shared.model, work, &status, &visits, lengths));
+            self.shared.server.live.publish(event.json(&self.shared.model, work, &status, &visits, lengths));
         }
         let in_flight = self.active.iter().map(ActiveRequest::tokens).sum();
         self.shared.metrics.lock().step(work, &status, in_flight);

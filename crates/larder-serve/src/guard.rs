@@ -13,7 +13,7 @@ use tracing::Instrument;
 
 use crate::error::ApiError;
 use crate::error_form::ErrorForm;
-use crate::server::App;
+use crate::server::Shared;
 
 /// Longest id that a client may give its request.
 const ID_BYTES_MAX: usize = 128;
@@ -21,7 +21,7 @@ const ID_BYTES_MAX: usize = 128;
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Middleware that authorises each request, adds its id and CORS headers, and counts and logs the response.
-pub async fn guard(State(app): State<App>, request: Request, next: Next) -> Response {
+pub async fn guard(State(app): State<Shared>, request: Request, next: Next) -> Response {
     let (route, since) = (route_of(&request), Instant::now());
     let (method, id) = (request.method().clone(), request_id(request.headers()));
     let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default());
@@ -41,7 +41,7 @@ pub async fn guard(State(app): State<App>, request: Request, next: Next) -> Resp
         add_cors_headers(response.headers_mut(), origin, wanted);
     }
     let status = response.status().as_u16();
-    app.metrics.lock().responded(route, status);
+    app.responses.responded(route, status);
     span.in_scope(|| tracing::info!(%method, route, status, ms = since.elapsed().as_millis() as u64, "responded"));
     response
 }
@@ -59,47 +59,49 @@ fn request_id(headers: &HeaderMap) -> HeaderValue {
     })
 }
 
+/// The patterns of all routes.
+pub const ROUTES: &[&str] = &[
+    "/",
+    "/health",
+    "/metrics",
+    "/events",
+    "/engine",
+    "/v1/models",
+    "/v1/models/{*id}",
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/embeddings",
+    "/api/embed",
+    "/api/embeddings",
+    "/models",
+    "/chat/completions",
+    "/completions",
+    "/props",
+    "/tokenize",
+    "/detokenize",
+    "/apply-template",
+    "/slots",
+    "/slots/{id}",
+    "/v1/responses",
+    "/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/api/chat",
+    "/api/generate",
+    "/api/tags",
+    "/api/show",
+    "/api/version",
+    "/api/ps",
+];
+
 /// The pattern of the route, for metrics: a bounded set, whatever paths clients request.
 fn route_of(request: &Request) -> &'static str {
-    const ROUTES: &[&str] = &[
-        "/",
-        "/health",
-        "/metrics",
-        "/events",
-        "/engine",
-        "/v1/models",
-        "/v1/models/{*id}",
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/embeddings",
-        "/embeddings",
-        "/api/embed",
-        "/api/embeddings",
-        "/models",
-        "/chat/completions",
-        "/completions",
-        "/props",
-        "/tokenize",
-        "/detokenize",
-        "/apply-template",
-        "/slots",
-        "/slots/{id}",
-        "/v1/responses",
-        "/responses",
-        "/v1/messages",
-        "/v1/messages/count_tokens",
-        "/api/chat",
-        "/api/generate",
-        "/api/tags",
-        "/api/show",
-        "/api/version",
-        "/api/ps",
-    ];
     let path = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
     ROUTES.iter().copied().find(|route| *route == path).unwrap_or("other")
 }
 
-fn authorize(app: &App, request: &Request) -> Result<(), ApiError> {
+fn authorize(app: &Shared, request: &Request) -> Result<(), ApiError> {
     check_host(app, request.headers())?;
     check_origin(app, request.headers())?;
     // The page holds no data; its script asks the user for the key.
@@ -146,7 +148,7 @@ fn changes_settings(request: &Request) -> bool {
 }
 
 /// DNS rebinding: a page of a foreign name that resolves to this machine could read all that needs no key.
-fn check_host(app: &App, headers: &HeaderMap) -> Result<(), ApiError> {
+fn check_host(app: &Shared, headers: &HeaderMap) -> Result<(), ApiError> {
     let Some(host) = headers.get(header::HOST) else { return Ok(()) };
     let host = host.to_str().unwrap_or_default();
     if !app.options.is_local || !app.options.api_keys.is_empty() || is_local_name(host) {
@@ -158,7 +160,7 @@ fn check_host(app: &App, headers: &HeaderMap) -> Result<(), ApiError> {
 }
 
 /// Browsers let pages of any site send requests here. Allowed are the configured origin and this server's own page.
-fn check_origin(app: &App, headers: &HeaderMap) -> Result<(), ApiError> {
+fn check_origin(app: &Shared, headers: &HeaderMap) -> Result<(), ApiError> {
     let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
     let origin = origin.to_str().unwrap_or_default();
     let named = app.options.cors.as_deref().is_some_and(|allowed| allowed == "*" || allowed == origin);
@@ -183,7 +185,7 @@ fn is_local_name(host: &str) -> bool {
     name == "localhost" || name.parse::<IpAddr>().is_ok()
 }
 
-fn is_preflight(app: &App, request: &Request) -> bool {
+fn is_preflight(app: &Shared, request: &Request) -> bool {
     let asks = request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
     app.options.cors.is_some() && request.method() == Method::OPTIONS && asks
 }

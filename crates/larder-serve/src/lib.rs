@@ -42,6 +42,7 @@ mod logprobs;
 mod metrics;
 mod model;
 mod page;
+mod pool;
 mod prefix_cache;
 mod prompt;
 mod queue;
@@ -53,12 +54,15 @@ mod sessions;
 mod slots;
 #[cfg(feature = "tls")]
 mod tls;
+mod upstream;
 
 pub use engine::{Engine, EngineStatus, LayerVisit, RoutingQuality};
 pub use error::ApiError;
 pub use listener::ServerListener;
 pub use model::ServedModel;
+pub use pool::{ModelLoader, ModelSource, OnDemandModels, PlannedModel};
 pub use server::{ApiKey, ServerOptions, TOKENIZER_THREADS, serve};
 pub use sessions::SessionDisk;
 #[cfg(feature = "tls")]
 pub use tls::{TlsError, TlsIdentity};
+pub use upstream::{UpstreamAddress, UpstreamOptions};

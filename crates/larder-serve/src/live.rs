@@ -226,6 +226,7 @@ impl StepEvent {
             tokens => ("token", tokens),
         };
         let mut event = json!({
+            "model": model.name,
             "step": self.number,
             "seconds": self.at.as_secs_f64(),
             "kind": kind,

@@ -1,23 +1,24 @@
 //! The server: options, threads and shutdown.
 
 use std::future::Future;
+use std::io;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use std::{io, thread};
 
 use larder_engine::{ContextFull, GrammarCompiler, GrammarError};
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::Semaphore;
 
 use crate::connection::BUFFER_BYTES;
-use crate::engine::Engine;
 use crate::listener::ServerListener;
 use crate::live::LiveEvents;
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, ResponseCounts};
 use crate::model::ServedModel;
+use crate::pool::{ModelPool, ModelSource};
 use crate::queue::RequestQueue;
-use crate::sessions::{SessionDisk, Sessions, index_bytes};
-use crate::{connection, decode, http};
+use crate::sessions::{SessionDisk, index_bytes};
+use crate::upstream::UpstreamOptions;
+use crate::{connection, http};
 
 /// Threads for HTTP; nearly all work is on the decode thread.
 const HTTP_THREADS: usize = 2;
@@ -57,6 +58,8 @@ pub struct ServerOptions {
     pub is_local: bool,
     /// Whether clients speak TLS.
     pub with_tls: bool,
+    /// Another server, for the models that this one does not have.
+    pub upstream: Option<UpstreamOptions>,
 }
 
 /// An API key.
@@ -74,23 +77,31 @@ impl std::fmt::Debug for ApiKey {
     }
 }
 
-/// State shared by all threads.
-pub struct ServerState {
+/// State of the whole server.
+pub struct SharedState {
     pub options: ServerOptions,
-    pub model: ServedModel,
-    pub queue: RequestQueue,
-    pub metrics: Metrics,
+    pub responses: ResponseCounts,
     pub live: LiveEvents,
     /// Number of requests so far.
     pub requests: AtomicU64,
     /// One permit for each KiB of a body.
     pub body_permits: Arc<Semaphore>,
     pub tokenizer_permits: Arc<Semaphore>,
+}
+
+/// State of a loaded model, shared by its threads and the handlers of its requests.
+pub struct ServerState {
+    pub server: Shared,
+    pub model: ServedModel,
+    pub queue: RequestQueue,
+    pub metrics: Arc<Metrics>,
     /// Made for the first request of structured output.
     pub grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
 }
 
-/// The shared state as handlers get it.
+/// The state of the server.
+pub type Shared = Arc<SharedState>;
+/// The state of a model as handlers get it.
 pub type App = Arc<ServerState>;
 
 impl ServerOptions {
@@ -112,14 +123,13 @@ impl ServerOptions {
     }
 }
 
-/// Serves `model` on `listener` until a signal; active requests are then completed, unless there is a second one. `signal` is the
+/// Serves models on `listener` until a signal; active requests are then completed, unless there is a second one. `signal` is the
 /// next signal that is to end the process, counted from its call; it is an error where there are none, and then the
 /// server runs until the process is killed. `ready` is called as soon as clients are served and signals are heeded.
 pub fn serve<S>(
     listener: ServerListener,
     options: ServerOptions,
-    model: ServedModel,
-    engine: Box<dyn Engine>,
+    models: ModelSource,
     signal: impl Fn() -> io::Result<S> + Send + 'static,
     ready: impl FnOnce(),
 ) -> io::Result<()>
@@ -132,63 +142,42 @@ where
         .thread_name("http")
         .enable_all()
         .build()?;
-    let open = |disk| Sessions::open(disk, &engine.sequence_origin(), model.context);
-    let sessions = options.session_disk.as_ref().map(open).transpose()?;
-    let body_permits = Arc::new(Semaphore::new(options.all_permits()));
-    let app = Arc::new(ServerState {
-        queue: RequestQueue::new(options.queue, options.parallel),
-        options,
-        model,
-        metrics: Metrics::default(),
+    let server = Arc::new(SharedState {
+        responses: ResponseCounts::default(),
         live: LiveEvents::new(),
         requests: AtomicU64::new(0),
-        body_permits,
+        body_permits: Arc::new(Semaphore::new(options.all_permits())),
         tokenizer_permits: Arc::new(Semaphore::new(TOKENIZER_THREADS)),
-        grammars: OnceLock::new(),
+        options,
     });
-    let (over, ended) = oneshot::channel();
-    let decoding = {
-        let closing = CloseOnDrop { app: app.clone(), _over: over };
-        thread::Builder::new().name("decode".into()).spawn(move || decode::run(&closing.app, engine, sessions))?
+    let pool = match models {
+        ModelSource::Loaded(model, engine) => ModelPool::loaded(server.clone(), *model, engine)?,
+        ModelSource::OnDemand(models) => ModelPool::on_demand(server.clone(), models),
     };
     runtime.block_on(async {
         let listener = listener.start()?;
         if let Ok(first) = signal() {
-            tokio::spawn(close_on_signal(app.clone(), first, signal));
+            tokio::spawn(close_on_signal(pool.clone(), first, signal));
         }
+        tokio::spawn(pool.clone().unload_idle());
         ready();
-        let end = async {
-            // The sender is dropped, not used: the error means that the decode thread has ended.
-            let _ = ended.await;
-        };
-        connection::accept(listener, http::router(app.clone()), app.options.client_timeout, end).await;
+        let router = http::router(server.clone(), pool.clone());
+        connection::accept(listener, router, server.options.client_timeout, pool.ended()).await;
         io::Result::Ok(())
     })?;
     runtime.shutdown_timeout(Duration::from_secs(1));
-    decoding.join().map_err(|_| io::Error::other("the decode thread panicked"))
-}
-
-/// Closes the queue when the decode thread ends, also by a panic, and so ends the server.
-struct CloseOnDrop {
-    app: App,
-    _over: oneshot::Sender<()>,
-}
-
-impl Drop for CloseOnDrop {
-    fn drop(&mut self) {
-        self.app.queue.close();
-    }
+    pool.result()
 }
 
 /// The first signal shuts down once active requests are complete, the second at once.
-async fn close_on_signal<S>(app: App, first: S, signal: impl Fn() -> io::Result<S> + Send)
+async fn close_on_signal<S>(pool: Arc<ModelPool>, first: S, signal: impl Fn() -> io::Result<S> + Send)
 where
     S: Future<Output = ()> + Send + 'static,
 {
     first.await;
     let second = signal();
-    app.queue.close();
-    let (_, active) = app.queue.lengths();
+    pool.close();
+    let (_, active) = pool.all_lengths();
     if active > 0 {
         let requests = if active == 1 { "request" } else { "requests" };
         eprintln!("shutting down: finishing {active} {requests}; press Ctrl-C again to stop now");

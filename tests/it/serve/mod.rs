@@ -13,6 +13,7 @@ mod listening;
 mod memory;
 mod operating;
 mod page;
+mod pool;
 mod scheduling;
 mod sessions;
 mod several;
@@ -20,6 +21,7 @@ mod speculation;
 mod structured;
 mod tool_calls;
 mod tools;
+mod upstream;
 
 use std::fs;
 

@@ -16,23 +16,19 @@ mod draft;
 mod elastic;
 mod expert_sizes;
 mod prefill;
+mod reserve;
 pub mod tiers;
 
 pub use draft::DraftMemory;
 pub(crate) use elastic::ElasticPlan;
 pub use expert_sizes::ExpertSizes;
 pub(crate) use prefill::{LEAST_TOKENS, prefill_tokens};
+pub use reserve::reserve_bytes;
 
-/// Reserve for kernel allocations on behalf of the process and for unforeseen needs.
-const RESERVE_BYTES: u64 = 64 << 20;
-/// Reserve with a GPU, where slots are page-locked and the driver allocates memory too.
-const RESERVE_BYTES_WITH_GPU: u64 = 512 << 20;
 /// Staging buffers through which weights are copied to a GPU.
 const UPLOAD_BUFFER_BYTES: u64 = 8 << 20;
 /// Slots are in huge pages where the system has them, so the last one may be larger than they.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
-/// The reserve is at most this fraction of the available memory, so that small control groups are usable.
-const RESERVE_DIVISOR: u64 = 8;
 
 /// Inputs of a plan.
 #[derive(Clone)]
@@ -197,8 +193,7 @@ impl PlanInputs<'_> {
 
     /// Bytes that stay unused, as reserve.
     fn reserve_bytes(&self) -> u64 {
-        let most = if self.on_gpu { RESERVE_BYTES_WITH_GPU } else { RESERVE_BYTES };
-        self.available_bytes.map_or(most, |available| most.min(available / RESERVE_DIVISOR))
+        reserve::bytes(self.available_bytes, self.on_gpu)
     }
 
     /// Bytes available for slots; `None` if the available memory is unknown.

@@ -2,6 +2,7 @@
 
 use larder_core::{ExpertNames, Geometry, SequenceMemory, StepMemory};
 
+use super::reserve::RESERVE_DIVISOR;
 use super::*;
 use crate::options::CacheOptions;
 

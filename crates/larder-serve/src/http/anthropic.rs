@@ -15,7 +15,7 @@ use crate::server::App;
 /// A message, whole or streamed.
 pub async fn messages(State(app): State<App>, request: Request) -> Result<Response> {
     let since = Instant::now();
-    let body = body::read(&app, request).await?;
+    let body = body::read(&app.server, request).await?;
     let asked = run_blocking(&app, move |app| prepare_chat(app, ChatRequest::parse_anthropic(&body)?)).await?;
     let prompt_tokens = asked.prompts.iter().map(|(prompt, _)| prompt.len()).sum();
     let format = |params: &GenerationParams, number| {
@@ -26,7 +26,7 @@ pub async fn messages(State(app): State<App>, request: Request) -> Result<Respon
 
 /// The tokens of the prompt that a request becomes.
 pub async fn count_tokens(State(app): State<App>, request: Request) -> Result<Json> {
-    let body = body::read(&app, request).await?;
+    let body = body::read(&app.server, request).await?;
     run_blocking(&app, move |app| {
         let request = ChatRequest::parse_anthropic_count(&body)?;
         check_model(app, request.params.model.as_deref())?;

@@ -35,7 +35,7 @@ pub async fn embed_one(State(app): State<App>, request: Request) -> Result<Json>
 
 async fn answer(app: &App, request: Request, style: EmbeddingStyle) -> Result<Json> {
     let since = Instant::now();
-    let body = body::read(app, request).await?;
+    let body = body::read(&app.server, request).await?;
     let (request, prompts) = run_blocking(app, move |app| {
         let mut request = EmbeddingRequest::parse(&body, style)?;
         ollama::remove_tag(app, &mut request.model);
@@ -79,7 +79,7 @@ async fn answer(app: &App, request: Request, style: EmbeddingStyle) -> Result<Js
 async fn computed(app: &App, since: Instant, prompts: Vec<Vec<u32>>) -> Result<Vec<Vec<f32>>> {
     let (mut computing, mut vectors) = (JoinSet::new(), vec![Vec::new(); prompts.len()]);
     for (index, prompt) in prompts.into_iter().enumerate() {
-        if computing.len() >= app.options.parallel {
+        if computing.len() >= app.server.options.parallel {
             let (done, vector) = next_of(&mut computing).await?;
             vectors[done] = vector;
         }
@@ -107,7 +107,7 @@ fn submit(app: &App, since: Instant, prompt: Vec<u32>) -> Result<mpsc::Receiver<
     let wrong = |error: &dyn std::fmt::Display| ApiError::bad_request(format!("Invalid request: {error}."));
     let (to, from) = mpsc::channel(CHANNEL);
     let job = GenerationJob {
-        number: app.requests.fetch_add(1, Ordering::Relaxed),
+        number: app.server.requests.fetch_add(1, Ordering::Relaxed),
         prompt,
         embeds: true,
         context: ContextPlan::default(),
@@ -121,7 +121,7 @@ fn submit(app: &App, since: Instant, prompt: Vec<u32>) -> Result<mpsc::Receiver<
         show_marks: false,
         span: tracing::Span::current(),
         received: since,
-        deadline: since + app.options.timeout,
+        deadline: since + app.server.options.timeout,
         events: to,
     };
     let seconds = app.metrics.lock().request_seconds();

@@ -23,16 +23,19 @@ use crate::context::ContextPlan;
 use crate::error::{ApiError, Json};
 use crate::guard::guard;
 use crate::job::{CHANNEL, GenerationJob};
+use crate::metrics::{self, ModelMetrics};
 use crate::page;
+use crate::pool::ModelPool;
 use crate::prompt::ChatPrompt;
 use crate::queue::EngineCommand;
 use crate::reply::{Endpoint, Framing, OpenAiFormat, PendingAnswer, ResponseFormat, ResponseStream, complete_response};
 use crate::request::{self, ChatRequest, CompletionRequest, GenerationParams};
-use crate::server::App;
+use crate::server::{App, Shared, SharedState};
 
 mod anthropic;
 mod body;
 mod embeddings;
+mod front;
 mod ollama;
 mod responses;
 mod slots;
@@ -43,8 +46,17 @@ type Result<T> = std::result::Result<T, ApiError>;
 /// Open event streams at a time.
 const LISTENERS_MAX: usize = 32;
 
-/// All routes.
-pub fn router(app: App) -> Router {
+/// The routes of a server.
+pub fn router(server: Shared, pool: Arc<ModelPool>) -> Router {
+    let routes = match (pool.fixed(), &server.options.upstream) {
+        (Some(router), None) => router,
+        _ => front::routes(server.clone(), pool),
+    };
+    routes.layer(middleware::from_fn_with_state(server, guard))
+}
+
+/// The routes of a model.
+pub fn routes(app: App) -> Router {
     Router::new()
         .route("/", get(|| async { page::response() }))
         .route("/health", get(health))
@@ -81,7 +93,6 @@ pub fn router(app: App) -> Router {
         .route("/api/ps", get(ollama::running))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
-        .layer(middleware::from_fn_with_state(app.clone(), guard))
         .with_state(app)
 }
 
@@ -96,8 +107,12 @@ async fn method_not_allowed(request: Request) -> ApiError {
 }
 
 async fn health(State(app): State<App>) -> Response {
-    let (queued, active) = app.queue.lengths();
-    let (code, status) = match app.queue.is_closed() {
+    health_of(app.queue.lengths(), app.queue.is_closed())
+}
+
+/// Whether requests are accepted, and how many wait and are generated.
+fn health_of((queued, active): (usize, usize), is_closed: bool) -> Response {
+    let (code, status) = match is_closed {
         false => (StatusCode::OK, "ok"),
         true => (StatusCode::SERVICE_UNAVAILABLE, "shutting down"),
     };
@@ -105,7 +120,11 @@ async fn health(State(app): State<App>) -> Response {
 }
 
 async fn metrics(State(app): State<App>) -> Response {
-    let text = app.metrics.lock().text(app.queue.lengths(), (app.options.process_bytes)());
+    metrics_of(&app.server, &[ModelMetrics { name: None, metrics: &app.metrics, lengths: app.queue.lengths() }])
+}
+
+fn metrics_of(server: &SharedState, models: &[ModelMetrics]) -> Response {
+    let text = metrics::text(&server.responses, models, (server.options.process_bytes)());
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 
@@ -127,7 +146,7 @@ fn model_object(app: &App, id: &str) -> serde_json::Value {
 
 async fn chat(State(app): State<App>, request: Request) -> Result<Response> {
     let since = Instant::now();
-    let body = body::read(&app, request).await?;
+    let body = body::read(&app.server, request).await?;
     let asked = run_blocking(&app, move |app| prepare_chat(app, ChatRequest::parse(&body)?)).await?;
     let format = |params: &GenerationParams, number| OpenAiFormat::new(Endpoint::Chat, number, &app.model.name, params);
     generate(&app, since, asked, format).await
@@ -137,7 +156,7 @@ async fn chat(State(app): State<App>, request: Request) -> Result<Response> {
 fn prepare_chat(app: &App, mut request: ChatRequest) -> Result<Asked> {
     check_model(app, request.params.model.as_deref())?;
     request.params.max_tokens = request.params.max_tokens.or(app.model.max_tokens);
-    let full = request.params.context_full.unwrap_or(app.options.context_full);
+    let full = request.params.context_full.unwrap_or(app.server.options.context_full);
     let (ChatPrompt { tokens, text, stop }, plan) = app.model.fitted_chat(&request, full)?;
     let grammar = app.chat_grammar(&request, &text)?;
     let ChatRequest { params, tools, separate_reasoning, .. } = request;
@@ -152,7 +171,7 @@ async fn complete(State(app): State<App>, request: Request) -> Result<Response> 
     /// OpenAI's default for this endpoint.
     const DEFAULT_MAX_TOKENS: usize = 16;
     let since = Instant::now();
-    let body = body::read(&app, request).await?;
+    let body = body::read(&app.server, request).await?;
     let asked = run_blocking(&app, move |app| {
         let mut request = CompletionRequest::parse(&body)?;
         request.params.max_tokens.get_or_insert(DEFAULT_MAX_TOKENS);
@@ -167,7 +186,7 @@ async fn complete(State(app): State<App>, request: Request) -> Result<Response> 
 /// Tokenises the prompts of a completion.
 fn prepare_completion(app: &App, CompletionRequest { params, prompts }: CompletionRequest) -> Result<Asked> {
     check_model(app, params.model.as_deref())?;
-    let full = params.context_full.unwrap_or(app.options.context_full);
+    let full = params.context_full.unwrap_or(app.server.options.context_full);
     let prompts = prompts.iter().map(|prompt| app.model.fitted_prompt(prompt, &params, full)).collect::<Result<_>>()?;
     let grammar = app.completion_grammar(params.format.as_ref())?;
     Ok(Asked { params, grammar, prompts, more_stops: vec![], chat: None, show_marks: false })
@@ -179,7 +198,7 @@ async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce(&App) -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let failed = || ApiError::engine_failed("The request could not be tokenised: a worker thread failed.");
-    let permit = app.tokenizer_permits.clone().acquire_owned().await.map_err(|_| failed())?;
+    let permit = app.server.tokenizer_permits.clone().acquire_owned().await.map_err(|_| failed())?;
     let own = app.clone();
     // The permit is held until the work is done, also if the client has disconnected.
     let work = move || {
@@ -243,7 +262,7 @@ async fn generate<F: ResponseFormat + 'static>(
     format: impl FnOnce(&GenerationParams, u64) -> F,
 ) -> Result<Response> {
     let Asked { mut params, grammar, prompts, more_stops, chat, show_marks } = asked;
-    let number = app.requests.fetch_add((prompts.len() * params.choices) as u64, Ordering::Relaxed);
+    let number = app.server.requests.fetch_add((prompts.len() * params.choices) as u64, Ordering::Relaxed);
     let wrong = |error: &dyn std::fmt::Display| ApiError::bad_request(format!("Invalid request: {error}."));
     let sampling = params.sampling.or_defaults(app.model.generation.sampling());
     let sampler = Sampler::new(sampling, 0).map_err(|error| wrong(&error))?;
@@ -273,7 +292,7 @@ async fn generate<F: ResponseFormat + 'static>(
             show_marks,
             span: tracing::Span::current(),
             received: since,
-            deadline: since + app.options.timeout,
+            deadline: since + app.server.options.timeout,
             events: to,
         };
         // If one is refused, the receivers of the others are dropped, which cancels them.
@@ -321,7 +340,7 @@ async fn engine(State(app): State<App>) -> Result<Json> {
 }
 
 async fn set_engine(State(app): State<App>, request: Request) -> Result<Json> {
-    let body = body::read(&app, request).await?;
+    let body = body::read(&app.server, request).await?;
     let spec = request::parse_routing(&body)?;
     let (to, routed) = oneshot::channel();
     app.queue.command(EngineCommand::SetRouting(spec, to))?;
@@ -330,10 +349,15 @@ async fn set_engine(State(app): State<App>, request: Request) -> Result<Json> {
 }
 
 async fn events(State(app): State<App>) -> Result<Response> {
-    if app.live.listeners() >= LISTENERS_MAX {
+    events_of(&app.server)
+}
+
+/// The events of all engines.
+fn events_of(server: &SharedState) -> Result<Response> {
+    if server.live.listeners() >= LISTENERS_MAX {
         return Err(ApiError::too_many_requests(LISTENERS_MAX, "event streams are open", 5));
     }
-    let listener = app.live.subscribe();
+    let listener = server.live.subscribe();
     Ok(event_stream(Body::from_stream(EventStream { waiting: wait(listener) })))
 }
 

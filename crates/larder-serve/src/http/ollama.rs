@@ -17,7 +17,7 @@ use crate::server::App;
 /// A chat's answer, whole or in lines.
 pub async fn chat(State(app): State<App>, request: Request) -> Result<Response> {
     let since = Instant::now();
-    let body = body::read(&app, request).await?;
+    let body = body::read(&app.server, request).await?;
     let format = OllamaFormat::new(OllamaEndpoint::Chat, &app.model.name);
     if let Some(answer) = loaded(&app, &body, "messages", &format)? {
         return Ok(answer);
@@ -34,7 +34,7 @@ pub async fn chat(State(app): State<App>, request: Request) -> Result<Response> 
 /// The continuation of a prompt, whole or in lines.
 pub async fn generate(State(app): State<App>, request: Request) -> Result<Response> {
     let since = Instant::now();
-    let body = body::read(&app, request).await?;
+    let body = body::read(&app.server, request).await?;
     let format = OllamaFormat::new(OllamaEndpoint::Generate, &app.model.name);
     if let Some(answer) = loaded(&app, &body, "prompt", &format)? {
         return Ok(answer);
@@ -73,25 +73,34 @@ pub fn remove_tag(app: &App, model: &mut Option<String>) {
 
 /// The served model, as a list.
 pub async fn tags(State(app): State<App>) -> Json {
-    let mut model = summary(&app);
-    model["modified_at"] = rfc3339(UNIX_EPOCH).into();
-    Json(json!({"models": [model]}))
+    Json(json!({"models": [tag(&app.model.name, 0)]}))
 }
 
 /// The served model, which is always loaded.
 pub async fn running(State(app): State<App>) -> Json {
-    /// The end of the year 9999, which stands for never.
-    const NEVER: Duration = Duration::from_secs(253_402_300_799);
-    let mut model = summary(&app);
-    model["expires_at"] = rfc3339(UNIX_EPOCH + NEVER).into();
-    model["size_vram"] = 0.into();
-    model["context_length"] = app.model.context.into();
-    Json(json!({"models": [model]}))
+    Json(json!({"models": [loaded_tag(&app.model.name, 0, Some(app.model.context))]}))
 }
 
-fn summary(app: &App) -> Value {
-    let name = &app.model.name;
-    json!({"name": name, "model": name, "size": 0, "digest": "", "details": details()})
+/// A model as `/api/tags` lists it.
+pub fn tag(name: &str, bytes: u64) -> Value {
+    let mut model = summary(name, bytes);
+    model["modified_at"] = rfc3339(UNIX_EPOCH).into();
+    model
+}
+
+/// A loaded model as `/api/ps` lists it.
+pub fn loaded_tag(name: &str, bytes: u64, context: Option<usize>) -> Value {
+    /// The end of the year 9999, which stands for never.
+    const NEVER: Duration = Duration::from_secs(253_402_300_799);
+    let mut model = summary(name, bytes);
+    model["expires_at"] = rfc3339(UNIX_EPOCH + NEVER).into();
+    model["size_vram"] = 0.into();
+    model["context_length"] = context.into();
+    model
+}
+
+fn summary(name: &str, bytes: u64) -> Value {
+    json!({"name": name, "model": name, "size": bytes, "digest": "", "details": details()})
 }
 
 fn details() -> Value {
@@ -107,7 +116,7 @@ fn details() -> Value {
 
 /// What the server knows of its model.
 pub async fn show(State(app): State<App>, request: Request) -> Result<Json> {
-    let body = body::read(&app, request).await?;
+    let body = body::read(&app.server, request).await?;
     let mut name = request::shown_model(&body)?;
     remove_tag(&app, &mut name);
     check_model(&app, name.as_deref())?;

@@ -14,10 +14,10 @@ use crate::server::App;
 /// A response, whole or streamed.
 pub async fn respond(State(app): State<App>, request: Request) -> Result<Response> {
     let since = Instant::now();
-    let body = body::read(&app, request).await?;
+    let body = body::read(&app.server, request).await?;
     let (asked, echo) = run_blocking(&app, move |app| {
         let ResponsesRequest { chat, mut echo } = ResponsesRequest::parse(&body)?;
-        let full = chat.params.context_full.unwrap_or(app.options.context_full);
+        let full = chat.params.context_full.unwrap_or(app.server.options.context_full);
         echo.insert("truncation".into(), if full == ContextFull::Stop { "disabled" } else { "auto" }.into());
         Ok((prepare_chat(app, chat)?, echo))
     })

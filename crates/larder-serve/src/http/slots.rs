@@ -23,7 +23,7 @@ pub async fn act(State(app): State<App>, Path(id): Path<String>, request: Reques
     let invalid = |message: String| ApiError::invalid_field("id_slot", "invalid_value", message);
     let id = id.parse().map_err(|_| invalid("The number of a slot must be an integer from 0 on.".into()))?;
     let action = action_of(request.uri().query().unwrap_or_default()).to_owned();
-    let body = body::read(&app, request).await?;
+    let body = body::read(&app.server, request).await?;
     let action = parse(&action, &body)?;
     let (to, done) = oneshot::channel();
     app.queue.command(EngineCommand::Slot(SlotCommand { id, action, to }))?;

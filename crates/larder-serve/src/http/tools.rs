@@ -10,7 +10,7 @@ use crate::server::App;
 
 /// The token ids of a text.
 pub async fn tokenize(State(app): State<App>, request: Request) -> Result<Json> {
-    let body = body::read(&app, request).await?;
+    let body = body::read(&app.server, request).await?;
     run_blocking(&app, move |app| {
         let TokenizeRequest { content, add_special, with_pieces } = TokenizeRequest::parse(&body)?;
         let ids = app.model.encode(&content, add_special, "content")?;
@@ -23,7 +23,7 @@ pub async fn tokenize(State(app): State<App>, request: Request) -> Result<Json> 
 
 /// The text of token ids, special tokens included.
 pub async fn detokenize(State(app): State<App>, request: Request) -> Result<Json> {
-    let body = body::read(&app, request).await?;
+    let body = body::read(&app.server, request).await?;
     run_blocking(&app, move |app| {
         let DetokenizeRequest { tokens } = DetokenizeRequest::parse(&body)?;
         Ok(Json(json!({"content": app.model.tokenizer.decode(&tokens, false)})))
@@ -33,7 +33,7 @@ pub async fn detokenize(State(app): State<App>, request: Request) -> Result<Json
 
 /// The text that a chat becomes before it is tokenised.
 pub async fn apply_template(State(app): State<App>, request: Request) -> Result<Json> {
-    let body = body::read(&app, request).await?;
+    let body = body::read(&app.server, request).await?;
     run_blocking(&app, move |app| {
         let request = ChatRequest::parse(&body)?;
         check_model(app, request.params.model.as_deref())?;
@@ -55,8 +55,8 @@ pub async fn props(State(app): State<App>) -> Json {
                 "max_tokens": app.model.max_tokens,
             },
         },
-        "context_full": app.options.context_full.name(),
-        "total_slots": app.options.sessions.max(app.options.parallel),
+        "context_full": app.server.options.context_full.name(),
+        "total_slots": app.server.options.sessions.max(app.server.options.parallel),
         "model_alias": app.model.name,
         "has_chat_template": app.model.template.is_some(),
         "build_info": concat!("larder-", env!("CARGO_PKG_VERSION")),

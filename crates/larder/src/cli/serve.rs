@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use larder_engine::ContextFull;
+use larder_serve::UpstreamAddress;
 
 use super::engine::{HotSetFlags, SpeculateFlags, UntracedFlags};
 use super::{ByteSize, SamplingFlags, at_least_one, byte_size, context_full, heading};
@@ -12,9 +13,16 @@ use crate::models::default_model;
 /// Serve an OpenAI-compatible HTTP API and a chat page
 #[derive(Args)]
 pub struct ServeArgs {
-    /// Store, checkpoint folder or .gguf file (default: the demo model)
-    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true, help_heading = heading::MODEL)]
-    pub model: PathBuf,
+    /// Store, checkpoint folder or .gguf file, or a folder of those (default: the demo model). Several, as PATH or NAME=PATH, are
+    /// loaded when a request names them
+    #[arg(short, long, default_values_os_t = [default_model()], hide_default_value = true, help_heading = heading::MODEL)]
+    pub model: Vec<PathBuf>,
+    /// Memory for all models that are loaded at a time, if there are several (default: what is available at the start)
+    #[arg(long, value_name = "SIZE", value_parser = byte_size, help_heading = heading::MODEL)]
+    pub models_mem: Option<ByteSize>,
+    /// Unload a model after this time without a request, in seconds, if there are several; 0 for never
+    #[arg(long, default_value_t = 300, value_name = "SECONDS", help_heading = heading::MODEL)]
+    pub unload_after: u64,
     /// Context size of each request in tokens, prompt included
     #[arg(long, default_value_t = 4096, value_name = "N", value_parser = at_least_two, help_heading = heading::MODEL)]
     pub context: usize,
@@ -70,6 +78,14 @@ pub struct ServeArgs {
     /// File of API keys, one per line: KEY, or KEY admin for those that may change the engine's settings
     #[arg(long, value_name = "FILE", help_heading = heading::SERVER)]
     pub api_key_file: Option<PathBuf>,
+    /// Another OpenAI-compatible server, e.g. http://desk:8080/v1, for requests that name a model that is not here. While it is away,
+    /// the first model here answers
+    #[arg(long, value_name = "URL", help_heading = heading::SERVER)]
+    pub upstream: Option<UpstreamAddress>,
+    /// API key for --upstream
+    #[arg(long, value_name = "KEY", env = "LARDER_UPSTREAM_KEY", hide_env_values = true, requires = "upstream")]
+    #[arg(help_heading = heading::SERVER)]
+    pub upstream_key: Option<String>,
     /// Log to standard error: failures, or also a line per response and per answer
     #[arg(long, value_name = "LEVEL", default_value = "off", help_heading = heading::SERVER)]
     pub log_level: LogLevel,

@@ -6,7 +6,7 @@ mod keys;
 mod layers;
 mod show;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use anyhow::{Result, bail};
@@ -25,8 +25,8 @@ pub fn apply(line: Vec<OsString>, matches: &ArgMatches) -> Result<Vec<OsString>>
     let (path, matches) = innermost(matches);
     let leaves = LeafCommand::all();
     let Some(leaf) = leaves.iter().find(|leaf| leaf.path == path) else { return Ok(line) };
-    let model = matches.try_get_raw("model").ok().flatten().and_then(|mut values| values.next());
-    let store = model.and_then(|model| models::store_of(Path::new(model)));
+    let models = matches.try_get_raw("model").ok().flatten();
+    let store = only(models).and_then(|model| models::store_of(&models::named(Path::new(model)).1));
     let entries = layers::read_all(&leaves, store.as_deref(), variable)?;
     let typed = |arg: &Arg| matches.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
     let typed: Vec<&Arg> = leaf.flags().filter(|arg| typed(arg)).collect();
@@ -34,6 +34,12 @@ pub fn apply(line: Vec<OsString>, matches: &ArgMatches) -> Result<Vec<OsString>>
     let added = chosen.iter().flat_map(|(_, entry)| flags(entry));
     let at = 1 + path.len();
     Ok(line[..at].iter().cloned().chain(added.map(OsString::from)).chain(line[at..].iter().cloned()).collect())
+}
+
+/// The only value: settings in a store are for its model alone.
+fn only<'a>(values: Option<impl Iterator<Item = &'a OsStr>>) -> Option<&'a OsStr> {
+    let mut values = values?;
+    values.next().filter(|_| values.next().is_none())
 }
 
 fn variable(name: &str) -> Option<String> {

@@ -28,6 +28,15 @@ pub fn default_model() -> PathBuf {
     starts.iter().flatten().find_map(above).unwrap_or_else(|| DEMO.into())
 }
 
+/// `NAME=PATH`, or a path alone.
+pub fn named(argument: &Path) -> (Option<String>, PathBuf) {
+    let split = argument.to_str().filter(|_| !argument.exists()).and_then(|text| text.split_once('='));
+    match split.filter(|(name, path)| !name.is_empty() && !name.contains(['/', '\\']) && !path.is_empty()) {
+        Some((name, path)) => (Some(name.to_owned()), path.into()),
+        None => (None, argument.to_owned()),
+    }
+}
+
 /// Opens a model as it is.
 pub fn open(path: &Path) -> Result<OpenModel> {
     open_with(path, false, MtpUse::Never)
@@ -95,5 +104,17 @@ impl WorkProgress for Bars {
 
     fn end(&self) {
         self.with(|bar| bar.take().iter().for_each(Bar::finish));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_texts_that_are_no_paths_are_split() {
+        for (text, name) in [("a=b", Some("a")), ("a/b=c", None), ("=b", None), ("a=", None), ("a", None)] {
+            assert_eq!(named(Path::new(text)).0.as_deref(), name, "{text}");
+        }
     }
 }

@@ -1,31 +1,31 @@
 //! `larder serve`.
 
-use std::path::Path;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use larder_core::{LayerIdx, MoeRow, Presence, format_bytes};
-use larder_engine::{ChatFormat, ChatTemplate, Drafting, Routing, SequenceOrigin};
-use larder_model::{Decoder, ExpertPath};
-use larder_policy::routing::RoutingSpec;
+use larder_core::format_bytes;
 use larder_runtime::machine::memory;
-use larder_runtime::plan::PlanInputs;
-use larder_runtime::{InferenceEngine, OpenModel, Options, TextCodec, model_name, plan_inputs};
-use larder_serve::{ApiKey, EngineStatus, LayerVisit, RoutingQuality, ServerOptions, SessionDisk, TOKENIZER_THREADS};
+use larder_runtime::plan::reserve_bytes;
+use larder_serve::{ApiKey, ModelSource, OnDemandModels, ServerOptions, SessionDisk, UpstreamOptions};
 use larder_store::read_small;
-use std::time::{Duration, Instant};
 use tracing_subscriber::filter::LevelFilter;
 
 use super::signal;
 use crate::cli::serve::{LogLevel, ServeArgs};
-use crate::models;
-use crate::origin::SequenceOrigins;
 
 mod address;
+mod catalogue;
+mod engine;
+mod on_demand;
+mod opener;
+
+use on_demand::OnDemandLoader;
+use opener::ModelOpener;
 
 /// Largest file of keys, certificates, and largest chat template.
 const FILE_BYTES_MAX: u64 = 4 << 20;
-/// Time between two writes of the hot set.
-const HOT_SET_PAUSE: Duration = Duration::from_secs(300);
 
 /// Serves HTTP until a signal ends it.
 pub fn run(args: ServeArgs) -> Result<()> {
@@ -38,35 +38,41 @@ pub fn run(args: ServeArgs) -> Result<()> {
     let (listener, address) = args.address.listen()?;
     let (is_local, with_tls) = (address.is_local_port(), address.with_tls());
     let options = ServerOptions { api_keys, is_local, with_tls, ..options(&args) };
-    let flags = args.engine.full();
-    let model = models::open_to_run(&args.model, &flags, &args.speculate)?;
-    let mut text = model.text_codec()?;
-    if let Some(path) = &args.chat_template_file {
-        text.template = Some(other_template(&model, path)?);
-    }
-    let context = args.context.min(model.blueprint.context);
-    let prompt_bytes = text.tokenizer.longest_text(context).saturating_mul(TOKENIZER_THREADS);
-    // While a sequence is written to disk, its memory is still in use.
-    let sequences = options.sessions + usize::from(options.session_disk.is_some());
-    let engine_options = Options {
-        sequences,
-        prompt_bytes,
-        program_bytes: options.bytes(context),
-        kv_limit_bytes: args.kv_mem.map(|size| size.0),
-        ..args.speculate.set(args.hot_set.set(flags.options(args.context)))?
-    };
-    check_kv_limit(&plan_inputs(&model, &engine_options)?, options.session_disk.is_some())?;
-    let mut engine = InferenceEngine::start(&model, &engine_options)?;
-    let origins = SequenceOrigins::new(&model, &engine_options, &engine, options.session_disk.is_some())
-        .context("--session-dir cannot be used")?;
-    let served = served_model(&args, &model, text, &mut engine)?;
+    let named = catalogue::models_of(&args.model)?;
+    let several = named.len() > 1;
+    let (names, paths): (Vec<String>, Vec<PathBuf>) = named.into_iter().unzip();
+    let opener = Arc::new(ModelOpener { args, server: options.clone() });
     if address.is_public() && options.api_keys.is_empty() {
         eprintln!("warning: {address} is reachable from other machines without a key; set --api-key to require one");
     }
-    let serving = format!("serving {} on {address}", served.name);
-    let routing = flags.routing.strategy;
-    let engine = Box::new(Served { engine, model, routing, origins, hot_set_kept: Instant::now() });
-    Ok(larder_serve::serve(listener, options, served, engine, signal, || eprintln!("{serving}"))?)
+    let (source, serving) = match several {
+        true => on_demand(opener, names, paths)?,
+        false => {
+            let (model, engine) = opener.open(&paths[0])?.start(opener.names(&names[0]))?;
+            let serving = model.name.clone();
+            (ModelSource::Loaded(Box::new(model), engine), serving)
+        }
+    };
+    let serving = format!("serving {serving} on {address}");
+    Ok(larder_serve::serve(listener, options, source, signal, || eprintln!("{serving}"))?)
+}
+
+/// Several models, which are loaded for requests, and what is printed of them.
+fn on_demand(opener: Arc<ModelOpener>, names: Vec<String>, paths: Vec<PathBuf>) -> Result<(ModelSource, String)> {
+    opener.check_several()?;
+    let args = &opener.args;
+    let available = memory::available();
+    let memory_bytes = match (args.models_mem, available) {
+        (Some(size), _) => size.0,
+        (None, Some(available)) => available.saturating_sub(reserve_bytes(available)),
+        (None, None) => bail!("the available memory is not known here; say with --models-mem how much models may take"),
+    };
+    let serving = format!("{} models ({}) in {} of memory", names.len(), names.join(", "), format_bytes(memory_bytes));
+    let unload_after = Some(args.unload_after).filter(|seconds| *seconds > 0).map(Duration::from_secs);
+    let process_bytes = memory::current().unwrap_or_default();
+    let loader =
+        Box::new(OnDemandLoader { opener: opener.clone(), names: names.clone(), paths, memory_bytes, process_bytes });
+    Ok((ModelSource::OnDemand(OnDemandModels { names, loader, memory_bytes, unload_after }), serving))
 }
 
 fn options(args: &ServeArgs) -> ServerOptions {
@@ -85,24 +91,8 @@ fn options(args: &ServeArgs) -> ServerOptions {
         cors: args.cors.clone(),
         is_local: false,
         with_tls: false,
+        upstream: args.upstream.clone().map(|address| UpstreamOptions { address, key: args.upstream_key.clone() }),
     }
-}
-
-/// Refuses memory for KV caches in which not even one request of a whole context fits, beside a sequence that is written to disk.
-fn check_kv_limit(inputs: &PlanInputs, saves: bool) -> Result<()> {
-    let Some(limit) = inputs.kv_limit_bytes else { return Ok(()) };
-    let sequences = 1 + usize::from(saves);
-    let least = PlanInputs { sequences, kv_limit_bytes: None, ..inputs.clone() }.kv_bytes();
-    if limit < least {
-        bail!(
-            "--kv-mem {} is less than the {} of {}{}; raise it, or lower --context",
-            format_bytes(limit),
-            format_bytes(least),
-            if saves { "two contexts of " } else { "a context of " },
-            format_args!("{} tokens", inputs.context),
-        );
-    }
-    Ok(())
 }
 
 fn start_log(level: LogLevel) {
@@ -113,11 +103,6 @@ fn start_log(level: LogLevel) {
     };
     let log = tracing_subscriber::fmt().with_max_level(level).with_ansi(false).with_target(false);
     log.with_writer(std::io::stderr).init();
-}
-
-fn other_template(model: &OpenModel, path: &Path) -> Result<ChatTemplate> {
-    let Some(jinja) = read_small(path, FILE_BYTES_MAX)? else { bail!("{}: not found", path.display()) };
-    model.other_template(&jinja).with_context(|| path.display().to_string())
 }
 
 /// The key of `--api-key`, which is an administrator's, and those of `--api-key-file`.
@@ -140,120 +125,4 @@ fn api_keys(args: &ServeArgs) -> Result<Vec<ApiKey>> {
         bail!("{}: has no key; write one per line, or leave out --api-key-file", path.display());
     }
     Ok(keys)
-}
-
-fn served_model(
-    args: &ServeArgs,
-    model: &OpenModel,
-    text: TextCodec,
-    engine: &mut InferenceEngine,
-) -> Result<larder_serve::ServedModel> {
-    let geometry = &model.blueprint.geometry;
-    let mut names = args.alias.iter().cloned();
-    let chat_format = text.template.as_ref().map(|template| ChatFormat::of_template(template, &text.tokenizer));
-    Ok(larder_serve::ServedModel {
-        name: names.next().unwrap_or_else(|| model_name(&args.model)),
-        aliases: names.collect(),
-        tokenizer: text.tokenizer,
-        template: text.template,
-        chat_format,
-        generation: args.sampling.over(model.generation()?)?,
-        max_tokens: args.max_tokens,
-        welcome: model.welcome()?,
-        context: args.context.min(model.blueprint.context),
-        vocab: model.blueprint.vocab,
-        has_embeddings: engine.decoder.encoder_layers() == 0,
-        layers: geometry.moe_layers.iter().map(|layer| layer.index()).collect(),
-        experts: geometry.experts,
-        top_k: geometry.top_k,
-        memory_plan: std::mem::take(&mut engine.plan),
-    })
-}
-
-/// A running engine with its model.
-struct Served {
-    engine: InferenceEngine,
-    model: OpenModel,
-    routing: RoutingSpec,
-    origins: SequenceOrigins,
-    /// When the hot set was written last.
-    hot_set_kept: Instant,
-}
-
-impl larder_serve::Engine for Served {
-    fn decoder_and_experts(&mut self) -> (&Decoder, &mut dyn ExpertPath) {
-        (&self.engine.decoder, &mut self.engine.experts)
-    }
-
-    fn step_tokens(&self) -> usize {
-        self.engine.prefill_tokens
-    }
-
-    fn sequence_bytes(&self, tokens: usize) -> u64 {
-        let (pool, memory) = (self.engine.decoder.kv_pool(), &self.model.blueprint.sequence_memory);
-        memory.kv_bytes(tokens, pool.format().kind()) + memory.recurrent_bytes(tokens, &pool.checkpoints())
-    }
-
-    fn new_sequence(&mut self) {
-        self.engine.experts.new_sequence();
-    }
-
-    fn idle(&mut self) -> bool {
-        if self.hot_set_kept.elapsed() >= HOT_SET_PAUSE {
-            self.engine.experts.write_hot_set();
-            self.hot_set_kept = Instant::now();
-        }
-        self.engine.experts.idle()
-    }
-
-    fn end(&mut self) {
-        self.engine.experts.write_hot_set();
-    }
-
-    fn status(&self) -> EngineStatus {
-        let experts = &self.engine.experts;
-        let quality = experts.routing().and_then(Routing::quality).map(|quality| RoutingQuality {
-            agreement: quality.agreement(),
-            kept_mass: quality.kept_mass(),
-            kl: quality.mean_kl(),
-        });
-        let (routing, lambda) = (self.routing.to_string(), self.routing.lambda());
-        EngineStatus { traffic: experts.traffic(), slots: experts.slots(), lambda, routing, quality }
-    }
-
-    fn set_routing(&mut self, spec: &str) -> Result<(), String> {
-        let routing: RoutingSpec = spec.parse().map_err(|error| format!("{error}"))?;
-        let InferenceEngine { decoder, experts, .. } = &mut self.engine;
-        experts.set_routing_strategy(&routing, decoder, &self.model).map_err(|error| format!("{error:#}"))?;
-        self.routing = routing;
-        Ok(())
-    }
-
-    fn drafting(&self) -> Drafting {
-        self.engine.experts.drafting(&self.engine.drafting())
-    }
-
-    fn sequence_origin(&self) -> SequenceOrigin {
-        self.origins.with(&self.routing)
-    }
-
-    fn record_visits(&mut self, on: bool) {
-        self.engine.experts.record_visits(on);
-    }
-
-    fn take_visits(&mut self) -> Vec<LayerVisit> {
-        let rows = self.engine.decoder.geometry().moe_rows();
-        let visits = self.engine.experts.take_visits().into_iter();
-        let visit = |(layer, visit): (LayerIdx, _)| Some(LayerVisit { row: rows[layer.index()]?, visit });
-        visits.filter_map(visit).collect()
-    }
-
-    fn resident_experts(&self) -> Vec<Vec<usize>> {
-        let geometry = self.engine.decoder.geometry();
-        let residency = self.engine.experts.residency();
-        let there =
-            |row: MoeRow, e: &usize| residency.is_none_or(|all| all.presence(row.expert(*e)) == Presence::Resident);
-        let row = |row| (0..geometry.experts).filter(|e| there(row, e)).collect();
-        (0..geometry.moe_layers.len()).map(MoeRow).map(row).collect()
-    }
 }

@@ -1,0 +1,283 @@
+//! Requests to a server of several models: each goes to the routes of the model that it names, which is loaded for it, or to the
+//! upstream server if the model is not here.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Path, Request, State};
+use axum::http::request::Parts;
+use axum::http::{Extensions, HeaderName, HeaderValue, Method, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{any, get};
+use bytes::Bytes;
+use hyper::service::Service;
+use hyper_util::service::TowerToHyperService;
+use serde_json::{Value, json};
+
+use super::{Result, body, events_of, health_of, method_not_allowed, metrics_of, not_found, ollama};
+use crate::error::{ApiError, Json};
+use crate::guard::ROUTES;
+use crate::page;
+use crate::pool::{ListedModel, ModelLease, ModelPool};
+use crate::reply::{OllamaEndpoint, OllamaFormat};
+use crate::request::{self, OllamaLoadRequest};
+use crate::server::Shared;
+use crate::upstream::{Upstream, UpstreamAway};
+
+/// The header by which a response tells that a local model answered in place of the upstream server's.
+const FALLBACK: HeaderName = HeaderName::from_static("x-larder-fallback");
+
+/// The models, and the server for all others.
+#[derive(Clone)]
+pub struct Front {
+    server: Shared,
+    pool: Arc<ModelPool>,
+    upstream: Option<Arc<Upstream>>,
+}
+
+/// All routes.
+pub fn routes(server: Shared, pool: Arc<ModelPool>) -> Router {
+    let upstream = server.options.upstream.clone().map(|options| Arc::new(Upstream::new(options)));
+    let all = ROUTES.iter().fold(Router::new(), |router, path| match *path {
+        "/" => router.route(path, get(|| async { page::response() })),
+        "/health" => router.route(path, get(health)),
+        "/metrics" => router.route(path, get(metrics)),
+        "/events" => router.route(path, get(events)),
+        "/v1/models" | "/models" => router.route(path, get(models)),
+        "/v1/models/{*id}" => router.route(path, get(model)),
+        "/api/tags" => router.route(path, get(tags)),
+        "/api/ps" => router.route(path, get(running)),
+        "/api/version" => router.route(path, get(ollama::version)),
+        path => router.route(path, any(dispatch)),
+    });
+    all.fallback(not_found).method_not_allowed_fallback(method_not_allowed).with_state(Front { server, pool, upstream })
+}
+
+async fn health(State(front): State<Front>) -> Response {
+    health_of(front.pool.all_lengths(), front.pool.is_closed())
+}
+
+async fn metrics(State(front): State<Front>) -> Response {
+    metrics_of(&front.server, &front.pool.all_metrics())
+}
+
+async fn events(State(front): State<Front>) -> Result<Response> {
+    events_of(&front.server)
+}
+
+async fn models(State(front): State<Front>) -> Json {
+    let mut all: Vec<Value> = front.pool.list().iter().map(listed_model).collect();
+    if let Some(upstream) = &front.upstream {
+        let others = upstream.models().await.into_iter();
+        all.extend(others.filter(|model| model["id"].as_str().is_some_and(|id| front.pool.find(id).is_none())));
+    }
+    Json(json!({"object": "list", "data": all}))
+}
+
+async fn model(State(front): State<Front>, Path(id): Path<String>) -> Result<Json> {
+    let model = front.pool.find(&id).ok_or_else(|| front.unknown(&id))?;
+    let mut object = front.pool.list().get(model).map(listed_model).unwrap_or_default();
+    object["id"] = id.into();
+    Ok(Json(object))
+}
+
+async fn tags(State(front): State<Front>) -> Json {
+    let list = front.pool.list();
+    Json(json!({"models": list.iter().map(|model| ollama::tag(model.name, model.bytes)).collect::<Vec<_>>()}))
+}
+
+async fn running(State(front): State<Front>) -> Json {
+    let list = front.pool.list();
+    let loaded = list.iter().filter(|model| model.status == "loaded");
+    let tags = loaded.map(|model| ollama::loaded_tag(model.name, model.bytes, model.context));
+    Json(json!({"models": tags.collect::<Vec<_>>()}))
+}
+
+fn listed_model(model: &ListedModel) -> Value {
+    json!({
+        "id": model.name, "object": "model", "created": 0, "owned_by": "larder", "context_length": model.context,
+        "aliases": model.aliases, "status": {"value": model.status},
+    })
+}
+
+/// Sends a request to the model that it names.
+async fn dispatch(State(front): State<Front>, request: Request) -> Result<Response> {
+    let (mut parts, body) = request.into_parts();
+    // Routers match the path again, and would add to what this one has found.
+    parts.extensions = Extensions::new();
+    if parts.method != Method::POST {
+        let lease = front.loaded_now(&parts)?;
+        return call(lease, Request::from_parts(parts, body)).await;
+    }
+    let body = body::read(&front.server, Request::from_parts(parts.clone(), body)).await?;
+    if let Some(answer) = front.ollama_unload(parts.uri.path(), &body) {
+        return Ok(answer);
+    }
+    match front.named(&parts, &body) {
+        Named::Here(model) => front.answer(model, parts, body).await,
+        Named::Other(name) => front.forward(&name, parts, body).await,
+    }
+}
+
+/// Sends a request to a loaded model, which stays loaded until the end of the response.
+async fn call(lease: ModelLease, request: Request) -> Result<Response> {
+    let failed = |_| ApiError::engine_failed("The request could not be passed on.");
+    let response = TowerToHyperService::new(lease.router.clone()).call(request).await.map_err(failed)?;
+    Ok(response.map(|body| lease.over(body)))
+}
+
+/// The model that a request names.
+enum Named {
+    Here(usize),
+    Other(String),
+}
+
+impl Front {
+    /// The model of a request: by the field `model` (or `name`, where Ollama's API has that) or the query. Without, settings are those of the
+    /// model that was used last, and all else is of the first.
+    fn named(&self, parts: &Parts, body: &[u8]) -> Named {
+        let in_body = || {
+            let json: Value = serde_json::from_slice(body).ok()?;
+            let name = if parts.uri.path() == "/api/show" { json["name"].as_str() } else { None };
+            json["model"].as_str().or(name).map(str::to_owned)
+        };
+        let recent = || self.pool.recent().filter(|_| is_setting(parts.uri.path())).unwrap_or(0);
+        match in_body().or_else(|| queried(parts)) {
+            None => Named::Here(recent()),
+            Some(name) => self.pool.find(&name).map_or(Named::Other(name), Named::Here),
+        }
+    }
+
+    /// The model of a request that only reads, if it is loaded: reading loads none.
+    fn loaded_now(&self, parts: &Parts) -> Result<ModelLease> {
+        let model = match queried(parts) {
+            Some(name) => self.pool.find(&name).ok_or_else(|| self.unknown(&name))?,
+            None => self.pool.recent().unwrap_or(0),
+        };
+        self.pool.peek(model).ok_or_else(|| {
+            let message =
+                format!("The model '{}' is not loaded; a request for an answer loads it.", self.pool.name(model));
+            ApiError::new(StatusCode::NOT_FOUND, "model_not_loaded", message).with_param("model")
+        })
+    }
+
+    /// Loads the model if need be and sends it the request.
+    async fn answer(&self, model: usize, parts: Parts, body: Bytes) -> Result<Response> {
+        let lease = self.pool.acquire(model).await?;
+        let routing = (parts.uri.path() == "/engine").then(|| request::parse_routing(&body).ok()).flatten();
+        let response = call(lease, Request::from_parts(parts, Body::from(body))).await?;
+        if let (StatusCode::OK, Some(spec)) = (response.status(), routing) {
+            self.pool.remember_routing(model, spec);
+        }
+        Ok(response)
+    }
+
+    /// Sends a request to the upstream server; while that is away, the first model here answers it.
+    async fn forward(&self, name: &str, parts: Parts, body: Bytes) -> Result<Response> {
+        let upstream = self.upstream.as_ref().filter(|_| is_forwarded(parts.uri.path()));
+        let upstream = upstream.filter(|_| !Upstream::is_circular(&parts.headers)).ok_or_else(|| self.unknown(name))?;
+        let deadline = Instant::now() + self.server.options.timeout;
+        match upstream.send(&parts, body.clone(), deadline).await {
+            Ok(response) => Ok(response),
+            Err(why) => self.fall_back(&why, parts, &body).await,
+        }
+    }
+
+    async fn fall_back(&self, why: &UpstreamAway, mut parts: Parts, body: &[u8]) -> Result<Response> {
+        let local = self.pool.name(0);
+        tracing::info!(%why, local, "the upstream server is away");
+        let mut json = request::json(body)?;
+        json["model"] = local.into();
+        let body = Bytes::from(json.to_string());
+        parts.headers.remove(axum::http::header::CONTENT_LENGTH);
+        let mut response = self.answer(0, parts, body).await?;
+        if let Ok(local) = HeaderValue::try_from(local) {
+            response.headers_mut().insert(FALLBACK, local);
+        }
+        Ok(response)
+    }
+
+    fn unknown(&self, name: &str) -> ApiError {
+        let names: Vec<String> = self.pool.list().iter().map(|model| format!("'{}'", model.name)).collect();
+        let message = format!("The model '{name}' does not exist; this server serves {}.", names.join(", "));
+        ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message).with_param("model")
+    }
+
+    /// The answer to a request that only unloads a model, in Ollama's API.
+    fn ollama_unload(&self, path: &str, body: &[u8]) -> Option<Response> {
+        let (endpoint, field) = match path {
+            "/api/chat" => (OllamaEndpoint::Chat, "messages"),
+            "/api/generate" => (OllamaEndpoint::Generate, "prompt"),
+            _ => return None,
+        };
+        let OllamaLoadRequest { model, unloads } = OllamaLoadRequest::parse(body, field).ok()??;
+        let model = self.pool.find(&model?).filter(|_| unloads)?;
+        self.pool.unload(model);
+        let format = OllamaFormat::new(endpoint, self.pool.name(model));
+        Some(Json(format.loaded(true)).into_response())
+    }
+}
+
+/// The value of `model` in a query.
+fn queried(parts: &Parts) -> Option<String> {
+    let value = parts.uri.query()?.split('&').find_map(|pair| pair.strip_prefix("model="))?;
+    Some(percent_decoded(value))
+}
+
+/// A text of a query with `%` sequences and plus signs decoded.
+fn percent_decoded(text: &str) -> String {
+    let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
+    while let [first, after @ ..] = rest {
+        let hex = |digits: &[u8]| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok();
+        rest = match (first, after.get(..2).and_then(hex)) {
+            (b'%', Some(byte)) => {
+                bytes.push(byte);
+                &after[2..]
+            }
+            (b'+', _) => {
+                bytes.push(b' ');
+                after
+            }
+            _ => {
+                bytes.push(*first);
+                after
+            }
+        };
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Whether a route concerns the engine and its slots.
+fn is_setting(path: &str) -> bool {
+    path == "/engine" || path.starts_with("/slots")
+}
+
+/// Whether OpenAI-compatible servers have a route too.
+fn is_forwarded(path: &str) -> bool {
+    let path = path.strip_prefix("/v1").unwrap_or(path);
+    ["/chat/completions", "/completions", "/embeddings", "/responses", "/messages", "/messages/count_tokens"]
+        .contains(&path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_in_queries_are_decoded() {
+        for (query, wanted) in
+            [("model=a%2Fb+c", Some("a/b c")), ("x=1&model=%zz%4", Some("%zz%4")), ("models=a", None), ("", None)]
+        {
+            let request = Request::builder().uri(format!("/engine?{query}")).body(Body::empty()).unwrap();
+            assert_eq!(queried(&request.into_parts().0).as_deref(), wanted, "{query}");
+        }
+    }
+
+    #[test]
+    fn only_routes_of_openais_api_are_forwarded() {
+        assert!(is_forwarded("/v1/chat/completions") && is_forwarded("/completions"));
+        assert!(!is_forwarded("/engine") && !is_forwarded("/api/chat") && !is_forwarded("/v1/models"));
+    }
+}

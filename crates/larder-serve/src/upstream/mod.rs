@@ -1,0 +1,222 @@
+//! Another OpenAI-compatible server, which answers for the models that this one does not have.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::body::Body;
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
+use axum::response::Response;
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::time::{timeout, timeout_at};
+
+use crate::error_form::ErrorForm;
+
+mod address;
+mod body;
+mod connect;
+
+pub use address::UpstreamAddress;
+use body::StreamedBody;
+
+/// Time to connect.
+const CONNECT: Duration = Duration::from_secs(5);
+/// How long a server that was away is not asked again.
+const PAUSE: Duration = Duration::from_secs(2);
+/// Time for the list of its models, and how long that is kept.
+const LIST: Duration = Duration::from_secs(2);
+const LIST_KEPT: Duration = Duration::from_secs(30);
+/// Largest list of models, and largest response that is not streamed.
+const LIST_BYTES_MAX: usize = 1 << 20;
+const RESPONSE_BYTES_MAX: usize = 64 << 20;
+/// The name of this server in the header `Via`, which ends requests that go in a circle.
+const VIA: &str = "1.1 larder";
+
+/// How another server is reached.
+#[derive(Clone)]
+pub struct UpstreamOptions {
+    /// Its address.
+    pub address: UpstreamAddress,
+    /// The API key that it wants.
+    pub key: Option<String>,
+}
+
+impl std::fmt::Debug for UpstreamOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.debug_struct("UpstreamOptions").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+/// Another server.
+pub struct Upstream {
+    options: UpstreamOptions,
+    state: Mutex<UpstreamState>,
+}
+
+#[derive(Default)]
+struct UpstreamState {
+    /// When it was found to be away.
+    away_since: Option<Instant>,
+    models: Option<(Instant, Vec<Value>)>,
+}
+
+/// Why another server did not answer: one clause.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct UpstreamAway(String);
+
+impl UpstreamAway {
+    fn new(what: &str, error: impl std::fmt::Display) -> Self {
+        UpstreamAway(format!("{what}: {error}"))
+    }
+}
+
+type Result<T> = std::result::Result<T, UpstreamAway>;
+
+impl Upstream {
+    /// A server that was not asked yet.
+    pub fn new(options: UpstreamOptions) -> Self {
+        Upstream { options, state: Mutex::default() }
+    }
+
+    /// Whether a request has been here before.
+    pub fn is_circular(headers: &HeaderMap) -> bool {
+        headers.get_all(header::VIA).iter().any(|via| via.to_str().is_ok_and(|via| via.contains(VIA)))
+    }
+
+    /// The answer of the other server to a request. A response that is not streamed is read to its end before, and of one that is
+    /// streamed the first part, so that an error is found while the request can still be answered here.
+    pub async fn send(&self, parts: &Parts, body: Bytes, deadline: Instant) -> Result<Response> {
+        if let Some(since) = self.state().away_since
+            && since.elapsed() < PAUSE
+        {
+            return Err(UpstreamAway("it was away a moment ago".into()));
+        }
+        let answer = self.try_send(parts, body, deadline).await;
+        self.note(&answer);
+        answer
+    }
+
+    async fn try_send(&self, parts: &Parts, body: Bytes, deadline: Instant) -> Result<Response> {
+        let request = self.request(parts, body)?;
+        let late = |_| UpstreamAway("it did not answer within the time limit".into());
+        let response = timeout_at(deadline.into(), self.exchange(request)).await.map_err(late)??;
+        if matches!(
+            response.status(),
+            StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT
+        ) {
+            return Err(UpstreamAway(format!("it answers with status {}", response.status().as_u16())));
+        }
+        let (head, incoming) = response.into_parts();
+        let body = match is_streamed(&head.headers) {
+            true => StreamedBody::after_first(incoming, ErrorForm::of_path(parts.uri.path()), deadline).await?,
+            false => {
+                let whole = timeout_at(deadline.into(), Limited::new(incoming, RESPONSE_BYTES_MAX).collect());
+                let whole =
+                    whole.await.map_err(late)?.map_err(|error| UpstreamAway::new("its answer broke off", error))?;
+                Body::from(whole.to_bytes())
+            }
+        };
+        let mut response = Response::new(body);
+        *response.status_mut() = head.status;
+        for name in [header::CONTENT_TYPE, header::RETRY_AFTER, header::CACHE_CONTROL] {
+            head.headers
+                .get(&name)
+                .into_iter()
+                .for_each(|value| drop(response.headers_mut().insert(&name, value.clone())));
+        }
+        Ok(response)
+    }
+
+    /// The same request for the other server: with its key, without the client's.
+    fn request(&self, parts: &Parts, body: Bytes) -> Result<Request<Full<Bytes>>> {
+        let address = &self.options.address;
+        let mut request = Request::builder().method(parts.method.clone()).uri(address.path(&parts.uri));
+        request = request.header(header::HOST, address.authority()).header(header::VIA, VIA);
+        for name in [header::CONTENT_TYPE, header::ACCEPT, header::USER_AGENT] {
+            request = parts.headers.get(&name).into_iter().fold(request, |request, value| request.header(&name, value));
+        }
+        for name in ["anthropic-version", "anthropic-beta"] {
+            request = parts.headers.get(name).into_iter().fold(request, |request, value| request.header(name, value));
+        }
+        if let Some(key) = &self.options.key {
+            let bearer = HeaderValue::try_from(format!("Bearer {key}"));
+            let mut bearer = bearer.map_err(|error| UpstreamAway::new("its key cannot be sent", error))?;
+            bearer.set_sensitive(true);
+            request = request.header(header::AUTHORIZATION, bearer);
+        }
+        request.body(Full::new(body)).map_err(|error| UpstreamAway::new("the request cannot be sent", error))
+    }
+
+    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>> {
+        let connecting = timeout(CONNECT, connect::connect(&self.options.address));
+        let stream =
+            connecting.await.map_err(|_| UpstreamAway("it cannot be reached: no connection in time".into()))?;
+        let stream = stream.map_err(|error| UpstreamAway::new("it cannot be reached", error))?;
+        let broken = |error| UpstreamAway::new("the connection broke", error);
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
+        // It ends with the response's body, or when that is dropped.
+        tokio::spawn(connection);
+        sender.send_request(request).await.map_err(broken)
+    }
+
+    /// Prints when the server goes away, and when it is back.
+    fn note(&self, answer: &Result<Response>) {
+        let mut state = self.state();
+        let was_away = state.away_since.is_some();
+        match answer {
+            Ok(_) => {
+                state.away_since = None;
+                if was_away {
+                    eprintln!("upstream {} is back", self.options.address);
+                }
+            }
+            Err(why) => {
+                state.away_since = Some(Instant::now());
+                if !was_away {
+                    eprintln!("upstream {} is away ({why}); its requests are answered here", self.options.address);
+                }
+            }
+        }
+    }
+
+    /// The models of the other server, as it lists them; those of the last time if it does not answer.
+    pub async fn models(&self) -> Vec<Value> {
+        let (kept, is_away) = {
+            let state = self.state();
+            (state.models.clone(), state.away_since.is_some_and(|since| since.elapsed() < PAUSE))
+        };
+        let is_fresh = kept.as_ref().is_some_and(|(at, _)| at.elapsed() < LIST_KEPT);
+        if !is_fresh
+            && !is_away
+            && let Ok(Some(models)) = timeout(LIST, self.listed()).await
+        {
+            self.state().models = Some((Instant::now(), models.clone()));
+            return models;
+        }
+        kept.map(|(_, models)| models).unwrap_or_default()
+    }
+
+    async fn listed(&self) -> Option<Vec<Value>> {
+        let (parts, ()) = Request::builder().method(Method::GET).uri("/v1/models").body(()).ok()?.into_parts();
+        let response = self.exchange(self.request(&parts, Bytes::new()).ok()?).await.ok()?;
+        let body = Limited::new(response.into_body(), LIST_BYTES_MAX).collect().await.ok()?;
+        let mut list: Value = serde_json::from_slice(&body.to_bytes()).ok()?;
+        let models = list["data"].as_array_mut().map(std::mem::take)?;
+        Some(models.into_iter().filter(|model| model["id"].is_string()).collect())
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, UpstreamState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn is_streamed(headers: &HeaderMap) -> bool {
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    ["text/event-stream", "application/x-ndjson"].iter().any(|streamed| kind.starts_with(streamed))
+}

@@ -1,0 +1,110 @@
+//! The engine as the server drives it.
+
+use std::time::{Duration, Instant};
+
+use larder_core::{LayerIdx, MoeRow, Presence};
+use larder_engine::{Drafting, Routing, SequenceOrigin};
+use larder_model::{Decoder, ExpertPath};
+use larder_policy::routing::RoutingSpec;
+use larder_runtime::{InferenceEngine, OpenModel};
+use larder_serve::{EngineStatus, LayerVisit, RoutingQuality};
+
+use crate::origin::SequenceOrigins;
+
+/// Time between two writes of the hot set.
+const HOT_SET_PAUSE: Duration = Duration::from_secs(300);
+
+/// A running engine with its model.
+pub struct ServedEngine {
+    engine: InferenceEngine,
+    model: OpenModel,
+    routing: RoutingSpec,
+    origins: SequenceOrigins,
+    /// When the hot set was written last.
+    hot_set_kept: Instant,
+}
+
+impl ServedEngine {
+    /// An engine that was just started.
+    pub fn new(engine: InferenceEngine, model: OpenModel, routing: RoutingSpec, origins: SequenceOrigins) -> Self {
+        ServedEngine { engine, model, routing, origins, hot_set_kept: Instant::now() }
+    }
+}
+
+impl larder_serve::Engine for ServedEngine {
+    fn decoder_and_experts(&mut self) -> (&Decoder, &mut dyn ExpertPath) {
+        (&self.engine.decoder, &mut self.engine.experts)
+    }
+
+    fn step_tokens(&self) -> usize {
+        self.engine.prefill_tokens
+    }
+
+    fn sequence_bytes(&self, tokens: usize) -> u64 {
+        let (pool, memory) = (self.engine.decoder.kv_pool(), &self.model.blueprint.sequence_memory);
+        memory.kv_bytes(tokens, pool.format().kind()) + memory.recurrent_bytes(tokens, &pool.checkpoints())
+    }
+
+    fn new_sequence(&mut self) {
+        self.engine.experts.new_sequence();
+    }
+
+    fn idle(&mut self) -> bool {
+        if self.hot_set_kept.elapsed() >= HOT_SET_PAUSE {
+            self.engine.experts.write_hot_set();
+            self.hot_set_kept = Instant::now();
+        }
+        self.engine.experts.idle()
+    }
+
+    fn end(&mut self) {
+        self.engine.experts.write_hot_set();
+    }
+
+    fn status(&self) -> EngineStatus {
+        let experts = &self.engine.experts;
+        let quality = experts.routing().and_then(Routing::quality).map(|quality| RoutingQuality {
+            agreement: quality.agreement(),
+            kept_mass: quality.kept_mass(),
+            kl: quality.mean_kl(),
+        });
+        let (routing, lambda) = (self.routing.to_string(), self.routing.lambda());
+        EngineStatus { traffic: experts.traffic(), slots: experts.slots(), lambda, routing, quality }
+    }
+
+    fn set_routing(&mut self, spec: &str) -> Result<(), String> {
+        let routing: RoutingSpec = spec.parse().map_err(|error| format!("{error}"))?;
+        let InferenceEngine { decoder, experts, .. } = &mut self.engine;
+        experts.set_routing_strategy(&routing, decoder, &self.model).map_err(|error| format!("{error:#}"))?;
+        self.routing = routing;
+        Ok(())
+    }
+
+    fn drafting(&self) -> Drafting {
+        self.engine.experts.drafting(&self.engine.drafting())
+    }
+
+    fn sequence_origin(&self) -> SequenceOrigin {
+        self.origins.with(&self.routing)
+    }
+
+    fn record_visits(&mut self, on: bool) {
+        self.engine.experts.record_visits(on);
+    }
+
+    fn take_visits(&mut self) -> Vec<LayerVisit> {
+        let rows = self.engine.decoder.geometry().moe_rows();
+        let visits = self.engine.experts.take_visits().into_iter();
+        let visit = |(layer, visit): (LayerIdx, _)| Some(LayerVisit { row: rows[layer.index()]?, visit });
+        visits.filter_map(visit).collect()
+    }
+
+    fn resident_experts(&self) -> Vec<Vec<usize>> {
+        let geometry = self.engine.decoder.geometry();
+        let residency = self.engine.experts.residency();
+        let there =
+            |row: MoeRow, e: &usize| residency.is_none_or(|all| all.presence(row.expert(*e)) == Presence::Resident);
+        let row = |row| (0..geometry.experts).filter(|e| there(row, e)).collect();
+        (0..geometry.moe_layers.len()).map(MoeRow).map(row).collect()
+    }
+}

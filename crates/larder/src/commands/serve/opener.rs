@@ -1,0 +1,159 @@
+//! Opens and starts a model with the flags of `larder serve`.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use larder_core::format_bytes;
+use larder_engine::{ChatFormat, ChatTemplate};
+use larder_runtime::plan::{PlanInputs, decide};
+use larder_runtime::{CacheSize, DeviceKind, InferenceEngine, OpenModel, Options, TextCodec, plan_inputs};
+use larder_serve::{Engine, ServedModel, ServerOptions, TOKENIZER_THREADS};
+use larder_store::read_small;
+
+use super::FILE_BYTES_MAX;
+use super::engine::ServedEngine;
+use crate::cli::serve::ServeArgs;
+use crate::models;
+use crate::origin::SequenceOrigins;
+
+/// The flags that models are opened with.
+pub struct ModelOpener {
+    pub args: ServeArgs,
+    pub server: ServerOptions,
+}
+
+/// A model on disk with the options of its engine.
+pub struct OpenedModel {
+    opener: Arc<ModelOpener>,
+    model: OpenModel,
+    text: TextCodec,
+    options: Options,
+}
+
+impl ModelOpener {
+    /// The names of a single model in the API.
+    pub fn names(&self, name: &str) -> Vec<String> {
+        if self.args.alias.is_empty() { vec![name.to_owned()] } else { self.args.alias.clone() }
+    }
+
+    /// Opens a model, without loading weights.
+    pub fn open(self: &Arc<Self>, path: &Path) -> Result<OpenedModel> {
+        let ModelOpener { args, server } = &**self;
+        let flags = args.engine.full();
+        let model = models::open_to_run(path, &flags, &args.speculate)?;
+        let mut text = model.text_codec()?;
+        if let Some(path) = &args.chat_template_file {
+            text.template = Some(other_template(&model, path)?);
+        }
+        let context = args.context.min(model.blueprint.context);
+        let prompt_bytes = text.tokenizer.longest_text(context).saturating_mul(TOKENIZER_THREADS);
+        // While a sequence is written to disk, its memory is still in use.
+        let sequences = server.sessions + usize::from(server.session_disk.is_some());
+        let options = Options {
+            sequences,
+            prompt_bytes,
+            program_bytes: server.bytes(context),
+            kv_limit_bytes: args.kv_mem.map(|size| size.0),
+            ..args.speculate.set(args.hot_set.set(flags.options(args.context)))?
+        };
+        check_kv_limit(&plan_inputs(&model, &options)?, server.session_disk.is_some())?;
+        Ok(OpenedModel { opener: self.clone(), model, text, options })
+    }
+
+    /// Refuses flags that concern one model where there are several.
+    pub fn check_several(&self) -> Result<()> {
+        let args = &self.args;
+        let options = args.engine.full().options(args.context);
+        for (is_given, flag, instead) in [
+            (!args.alias.is_empty(), "--alias", "name a model with -m NAME=PATH"),
+            (args.chat_template_file.is_some(), "--chat-template-file", "put chat_template.jinja into its folder"),
+            (args.speculate.draft.is_some(), "--draft", "serve that model alone"),
+            (options.cache.evictor.is_some(), "--evictor", "put the file into the model's store"),
+            (options.cache.size == CacheSize::Auto, "--cache-mem auto", "give a size"),
+            (options.device.kind != DeviceKind::Cpu, "--device", "serve that model alone"),
+            (options.uses_edge(), "--edge", "serve that model alone"),
+        ] {
+            if is_given {
+                bail!("{flag} is for one model, and several were named; {instead}");
+            }
+        }
+        Ok(())
+    }
+}
+
+impl OpenedModel {
+    /// Decides the memory plan as if the model were alone in a process that takes `process_bytes` before, with `available` bytes for
+    /// it. Its size is kept for the start. Returns the bytes that it needs beside the process.
+    pub fn plan_alone(&mut self, process_bytes: u64, available: u64) -> Result<u64> {
+        let inputs = plan_inputs(&self.model, &self.options)?;
+        let inputs = PlanInputs { process_bytes, available_bytes: Some(available), ..inputs };
+        let plan = decide(&inputs, &self.options)?;
+        if self.options.cache.size == CacheSize::Available && plan.slots().is_some() {
+            self.options.cache.size = CacheSize::Bytes(plan.expert_bytes(&inputs));
+        }
+        Ok(plan.total_bytes(&inputs).saturating_sub(process_bytes))
+    }
+
+    /// Loads the resident weights and starts the engine. The first name is that of responses.
+    pub fn start(self, names: Vec<String>) -> Result<(ServedModel, Box<dyn Engine>)> {
+        let OpenedModel { opener, model, text, options } = self;
+        let mut engine = InferenceEngine::start(&model, &options)?;
+        let origins = SequenceOrigins::new(&model, &options, &engine, opener.server.session_disk.is_some())
+            .context("--session-dir cannot be used")?;
+        let served = served_model(&opener.args, &model, text, &mut engine, names)?;
+        let routing = options.routing;
+        Ok((served, Box::new(ServedEngine::new(engine, model, routing, origins))))
+    }
+}
+
+/// Refuses memory for KV caches in which not even one request of a whole context fits, beside a sequence that is written to disk.
+fn check_kv_limit(inputs: &PlanInputs, saves: bool) -> Result<()> {
+    let Some(limit) = inputs.kv_limit_bytes else { return Ok(()) };
+    let sequences = 1 + usize::from(saves);
+    let least = PlanInputs { sequences, kv_limit_bytes: None, ..inputs.clone() }.kv_bytes();
+    if limit < least {
+        bail!(
+            "--kv-mem {} is less than the {} of {}{}; raise it, or lower --context",
+            format_bytes(limit),
+            format_bytes(least),
+            if saves { "two contexts of " } else { "a context of " },
+            format_args!("{} tokens", inputs.context),
+        );
+    }
+    Ok(())
+}
+
+fn other_template(model: &OpenModel, path: &Path) -> Result<ChatTemplate> {
+    let Some(jinja) = read_small(path, FILE_BYTES_MAX)? else { bail!("{}: not found", path.display()) };
+    model.other_template(&jinja).with_context(|| path.display().to_string())
+}
+
+fn served_model(
+    args: &ServeArgs,
+    model: &OpenModel,
+    text: TextCodec,
+    engine: &mut InferenceEngine,
+    names: Vec<String>,
+) -> Result<ServedModel> {
+    let geometry = &model.blueprint.geometry;
+    let mut names = names.into_iter();
+    let chat_format = text.template.as_ref().map(|template| ChatFormat::of_template(template, &text.tokenizer));
+    Ok(ServedModel {
+        name: names.next().unwrap_or_default(),
+        aliases: names.collect(),
+        tokenizer: text.tokenizer,
+        template: text.template,
+        chat_format,
+        generation: args.sampling.over(model.generation()?)?,
+        max_tokens: args.max_tokens,
+        welcome: model.welcome()?,
+        context: args.context.min(model.blueprint.context),
+        vocab: model.blueprint.vocab,
+        has_embeddings: engine.decoder.encoder_layers() == 0,
+        layers: geometry.moe_layers.iter().map(|layer| layer.index()).collect(),
+        experts: geometry.experts,
+        top_k: geometry.top_k,
+        memory_plan: std::mem::take(&mut engine.plan),
+    })
+}
