@@ -9,8 +9,11 @@ use axum::response::{IntoResponse, Response};
 
 const PAGE: &str = include_str!("page/page.html");
 /// The style, one file per subject, joined.
-const STYLE: &str = concat!(include_str!("page/page.css"), include_str!("page/conversations.css"));
+const STYLE: &str =
+    concat!(include_str!("page/theme.css"), include_str!("page/page.css"), include_str!("page/conversations.css"));
 const ICON: &str = include_str!("page/icon.txt");
+/// The script of the head, which runs before the page is painted.
+const THEME: &str = include_str!("page/theme.js");
 /// The script, one file per subject, joined.
 const SCRIPT: &str = concat!(
     include_str!("page/api.js"),
@@ -31,8 +34,10 @@ const SCRIPT: &str = concat!(
 );
 
 /// The page but for the nonce, which differs per response.
-static ASSEMBLED: LazyLock<String> =
-    LazyLock::new(|| PAGE.replace("{style}", STYLE).replace("{script}", SCRIPT).replace("{icon}", ICON.trim()));
+static ASSEMBLED: LazyLock<String> = LazyLock::new(|| {
+    let page = PAGE.replace("{theme}", THEME).replace("{style}", STYLE);
+    page.replace("{script}", SCRIPT).replace("{icon}", ICON.trim())
+});
 
 /// The page with its headers.
 pub fn response() -> Response {
@@ -66,12 +71,31 @@ mod tests {
 
     #[test]
     fn all_parts_are_assembled() {
-        for name in ["{style}", "{script}", "{icon}"] {
+        for name in ["{theme}", "{style}", "{script}", "{icon}"] {
             assert!(PAGE.contains(name) && !ASSEMBLED.contains(name), "{name}");
         }
-        assert!(ASSEMBLED.contains(STYLE) && ASSEMBLED.contains(SCRIPT));
+        assert!(ASSEMBLED.contains(STYLE) && ASSEMBLED.contains(SCRIPT) && ASSEMBLED.contains(THEME));
         // These would end the element that the part is in.
-        assert!(!STYLE.contains("</") && !SCRIPT.contains("</script") && !SCRIPT.contains("<!--"));
+        assert!(!STYLE.contains("</"));
+        for script in [THEME, SCRIPT] {
+            assert!(!script.contains("</script") && !script.contains("<!--"));
+        }
+    }
+
+    #[test]
+    fn all_colours_are_those_of_the_themes() {
+        let others = [include_str!("page/page.css"), include_str!("page/conversations.css")];
+        for style in others {
+            for literal in ["rgb(", "hsl(", ": #", "solid #", "prefers-color-scheme"] {
+                assert!(!style.contains(literal), "{literal}");
+            }
+        }
+        let theme = include_str!("page/theme.css");
+        let (light, dark) = theme.split_once(":root[data-theme=\"dark\"]").unwrap();
+        for name in light.split("--").skip(1).filter_map(|rest| rest.split(':').next()) {
+            assert!(dark.contains(&format!("--{name}: ")), "--{name} has no dark colour");
+        }
+        assert!(light.contains("color-scheme: light;") && dark.contains("color-scheme: dark;"));
     }
 
     #[test]

@@ -39,18 +39,21 @@ fn the_policy_allows_its_own_parts_and_no_others() {
          base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     );
     assert_eq!(header(&response, "content-security-policy"), policy);
-    // The page without its script, which may say what it likes.
-    let (start, end) =
-        response.body.split_once("<script").and_then(|(a, b)| Some((a, b.rsplit_once("</script>")?))).unwrap();
+    // The page without its scripts, which may say what they like.
     let own = format!("nonce=\"{nonce}\"");
-    assert!(end.0.trim_start().starts_with(&own));
-    let tags = loading_tags(start);
+    let mut markup = String::new();
+    for (i, part) in response.body.split("<script").enumerate() {
+        let (tag, rest) = if i == 0 { ("", part) } else { part.rsplit_once("</script>").unwrap() };
+        assert!(i == 0 || tag.trim_start().starts_with(&own));
+        markup.push_str(rest);
+    }
+    let tags = loading_tags(&markup);
     assert_eq!(tags.iter().filter(|tag| tag.starts_with("style")).collect::<Vec<_>>(), [&format!("style {own}")]);
-    assert!(tags.iter().all(|tag| !tag.starts_with("script")) && loading_tags(end.1).is_empty());
+    assert!(tags.iter().all(|tag| !tag.starts_with("script")));
     for forbidden in [" style=", " onclick=", " onload=", "srcdoc", "innerHTML", "insertAdjacentHTML", "eval("] {
         assert!(!response.body.contains(forbidden), "{forbidden}");
     }
-    assert_eq!(response.body.matches(nonce).count(), 2);
+    assert_eq!(response.body.matches(nonce).count(), 3);
     let other = server.get("/");
     assert!(!other.head.contains(nonce) && !other.body.contains(nonce), "a nonce was used again");
 }
@@ -66,6 +69,16 @@ fn it_points_nowhere_else() {
             assert!(target.starts_with('#') || target.starts_with("data:image/png;base64,"), "{}", &target[..40]);
         }
     }
+}
+
+#[test]
+fn the_colours_are_chosen_before_anything_is_painted() {
+    let (_server, response) = page(&[]);
+    let at = |text: &str| response.body.find(text).unwrap_or_else(|| panic!("no {text}"));
+    assert!(at("dataset.theme") < at("</head>") && at("larder-theme") < at("<style"));
+    // A module would wait for the whole page.
+    let head = &response.body[at("<script")..];
+    assert!(!head[..head.find('>').unwrap()].contains("type="));
 }
 
 #[test]

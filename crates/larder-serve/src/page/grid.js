@@ -16,7 +16,7 @@ class Grid {
     this.cursor = -1;
     this.ink = canvas.getContext("2d");
     new ResizeObserver(() => this.fit()).observe(canvas);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.fit());
+    document.addEventListener("themechange", () => this.fit());
     canvas.onpointermove = (event) => this.setCursor(this.cellUnder(event));
     canvas.onpointerleave = () => this.setCursor(-1);
     canvas.onkeydown = (event) => this.moveCursor(event);
