@@ -9,14 +9,20 @@ use axum::response::{IntoResponse, Response};
 
 const PAGE: &str = include_str!("page/page.html");
 /// The style, one file per subject, joined.
-const STYLE: &str =
-    concat!(include_str!("page/theme.css"), include_str!("page/page.css"), include_str!("page/conversations.css"));
+const STYLE: &str = concat!(
+    include_str!("page/theme.css"),
+    include_str!("page/page.css"),
+    include_str!("page/conversations.css"),
+    include_str!("page/reading.css"),
+);
 const ICON: &str = include_str!("page/icon.txt");
 /// The script of the head, which runs before the page is painted.
 const THEME: &str = include_str!("page/theme.js");
 /// The script, one file per subject, joined.
 const SCRIPT: &str = concat!(
     include_str!("page/api.js"),
+    include_str!("page/grammars.js"),
+    include_str!("page/code.js"),
     include_str!("page/markdown.js"),
     include_str!("page/context.js"),
     include_str!("page/store.js"),
@@ -84,7 +90,8 @@ mod tests {
 
     #[test]
     fn all_colours_are_those_of_the_themes() {
-        let others = [include_str!("page/page.css"), include_str!("page/conversations.css")];
+        let others =
+            [include_str!("page/page.css"), include_str!("page/conversations.css"), include_str!("page/reading.css")];
         for style in others {
             for literal in ["rgb(", "hsl(", ": #", "solid #", "prefers-color-scheme"] {
                 assert!(!style.contains(literal), "{literal}");

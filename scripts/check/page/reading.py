@@ -1,4 +1,6 @@
-"""How the page reads: its colours by choice."""
+"""How the page reads: its colours by choice, and the colours of code."""
+
+import time
 
 from .views import clean
 
@@ -83,3 +85,107 @@ def chosen(page):
 def is_dark(page, wanted):
     scheme = page.evaluate("getComputedStyle(document.documentElement).colorScheme")
     return (page.evaluate(PAPER), scheme) == ((DARK, "dark") if wanted else (LIGHT, "light"))
+
+
+CODE = {
+    "rust": ("fn main() { let s = \"a\"; } // end\n/* a\n/* b */ c */ 0x1f", {"keyword": ["fn", "let"], "string": ['"a"'], "comment": ["// end", "/* a", "/* b */ c */"], "number": ["0x1f"], "name": ["main"]}),
+    "python": ("@cache\ndef f(x):\n    '''doc\n    more''' # no\n    return 3.5", {"keyword": ["def", "return"], "string": ["'''doc", "    more'''"], "comment": ["# no"], "number": ["3.5"], "name": ["@cache", "f"]}),
+    "js": ("const a = `x\ny`; // c\nif (null) g(1)", {"keyword": ["const", "if"], "string": ["`x", "y`"], "comment": ["// c"], "number": ["null", "1"], "name": ["g"]}),
+    "tsx": ("interface A { a: string }", {"keyword": ["interface", "string"]}),
+    "c++": ("#include <a>\nint x = 'c'; /* d */", {"keyword": ["#include", "int"], "string": ["'c'"], "comment": ["/* d */"]}),
+    "go": ("func f() { return nil }", {"keyword": ["func", "return"], "number": ["nil"], "name": ["f"]}),
+    "java": ("@Override public int f() { }", {"keyword": ["public", "int"], "name": ["@Override", "f"]}),
+    "bash": ("for f in *; do echo \"$f\" a#b --all $x; done # c", {"keyword": ["for", "in", "do", "echo", "done"], "string": ['"$f"'], "comment": ["# c"], "name": ["--all", "$x"]}),
+    "json": ('{"a": [1, true, "b"]}', {"name": ['"a"'], "number": ["1", "true"], "string": ['"b"']}),
+    "yaml": ("# c\nkey: it's fine\n- url: \"x\"", {"comment": ["# c"], "name": ["key", "url"], "string": ['"x"']}),
+    "toml": ("[a.b]\nk = 'v' # c", {"keyword": ["[a.b]"], "name": ["k"], "string": ["'v'"], "comment": ["# c"]}),
+    "html": ("<p class=\"x\">it's</p><!-- c --><script>let a;</script>", {"keyword": ["<p", ">", "</p", ">", "<script", ">", "let", "</script", ">"], "name": ["class"], "string": ['"x"'], "comment": ["<!-- c -->"]}),
+    "css": ("a { color: #fff; /* c */ }", {"name": ["color"], "number": ["#fff"], "comment": ["/* c */"]}),
+    "sql": ("SELECT a FROM t WHERE b = 'c' -- d", {"keyword": ["SELECT", "FROM", "WHERE"], "string": ["'c'"], "comment": ["-- d"]}),
+    "diff": ("@@ -1 +1 @@\n-old\n+new\n same", {"name": ["@@ -1 +1 @@"], "removed": ["-old"], "added": ["+new"]}),
+    "kotlin": ("val a = \"b\" // c\n7", {"string": ['"b"'], "comment": ["// c"], "number": ["7"]}),
+    "": ("for \"a\" 1", {}),
+}
+HOSTILE_CODE = "<img src=x onerror=window.harmed=1>\n<script>window.harmed=1</script>\n" + "'" * 500 + "/*" * 3000 + "\n" + "${" * 4000 + "\n" + "r####" * 2000 + "\n" + "- " * 4000 + "\n" + "<a " * 3000
+
+
+def code(test):
+    """The colours of all languages, in both themes; text of strangers stays text, and takes no long time."""
+    page = test.open()
+    test.answered("\n\n".join(f"```{language}\n{text}\n```" for language, (text, _) in CODE.items()))
+    test.send("Code")
+    test.wait_until_written()
+    blocks = page.locator(".answer .code")
+    for i, (language, (text, wanted)) in enumerate(CODE.items()):
+        block = blocks.nth(i)
+        assert block.locator("code").evaluate("(code) => code.textContent") == text, language
+        found = {}
+        for kind, part in block.locator("code span").evaluate_all("(all) => all.map((one) => [one.className, one.textContent])"):
+            found.setdefault(kind, []).append(part)
+        assert found == wanted, (language, found)
+        assert block.locator("div > span").inner_text() == (language or "text")
+        block.get_by_role("button", name="Copy this code").click()
+        assert test.copied() == text, language
+    for name in ("Light", "Dark"):
+        page.get_by_role("radio", name=name).check()
+        clean(page, f"code, {name}")
+    for language in CODE:
+        page.click("#new-chat")
+        test.answered(f"```{language}\n{HOSTILE_CODE}")
+        start = time.monotonic()
+        test.send("Code")
+        test.wait_until_written()
+        assert time.monotonic() - start < 4, language
+        assert page.locator(".answer code").evaluate("(code) => code.textContent") == HOSTILE_CODE, language
+        assert page.locator(".answer code :not(span)").count() == 0
+    assert page.evaluate("window.harmed") is None
+
+
+# The stream of an answer in the hands of the check: `window.grow(text)` adds to it, `window.end()` ends it.
+STREAM = """const real = window.fetch;
+    window.fetch = (path, options) => {
+        if (!String(path).endsWith('/v1/chat/completions')) return real(path, options);
+        const body = new ReadableStream({ start(stream) {
+            const send = (chunk) => stream.enqueue(new TextEncoder().encode(`data: ${JSON.stringify(chunk)}\\n\\n`));
+            window.grow = (content) => send({ choices: [{ delta: { content } }] });
+            window.end = () => (send({ choices: [{ delta: {}, finish_reason: 'stop' }] }), stream.close());
+        } });
+        return Promise.resolve(new Response(body, { headers: { 'content-type': 'text/event-stream' } }));
+    };"""
+
+
+def code_that_grows(test):
+    """A block is coloured while it is written: only its last line anew, in a block of its own and in a list."""
+    page = test.page
+    page.add_init_script(STREAM)
+    test.open()
+    for indent, opening in (("", "Here:\n\n```rust\n"), ("  ", "- Here:\n\n  ```rust\n")):
+        page.click("#new-chat")
+        test.send("Code")
+        test.until("Boolean(window.grow)")
+        grow(test, opening + indent + "let first = 1;\n" + indent + "/* open")
+        test.until("document.querySelector('.answer .comment')?.textContent === '/* open'")
+        page.evaluate("""() => {
+            window.first = document.querySelector('.answer .keyword');
+            window.added = 0;
+            new MutationObserver((all) => all.forEach(({ addedNodes }) => (window.added += addedNodes.length)))
+                .observe(document.querySelector('.answer code'), { childList: true });
+        }""")
+        grow(test, " comment */\n")
+        for i in range(120):
+            grow(test, f"{indent}let line_{i} = {i};\n")
+        assert page.locator(".answer code .keyword").count() == 121
+        assert page.evaluate("window.first === document.querySelector('.answer .keyword') && window.first.isConnected")
+        # Per line a keyword, a number and the text between, some of them twice.
+        assert 120 * 4 <= page.evaluate("window.added") < 120 * 12, page.evaluate("window.added")
+        grow(test, indent + "```\n\n" + indent + "Done `x`.")
+        page.evaluate("window.end(), window.grow = null")
+        test.wait_until_written()
+        text = page.locator(".answer code").first.evaluate("(code) => code.textContent")
+        assert text.startswith("let first = 1;\n/* open comment */\nlet line_0 = 0;\n") and text.endswith("let line_119 = 119;"), text
+        assert page.evaluate("window.first.isConnected") and "Done x." in test.text()
+
+
+def grow(test, text):
+    """Adds to the answer, and waits until it is shown."""
+    test.page.evaluate("(text) => new Promise((shown) => { window.grow(text); setTimeout(() => requestAnimationFrame(() => setTimeout(shown)), 5); })", text)

@@ -1,23 +1,37 @@
 // Markdown to elements. The model's text is not trusted: it only ever becomes text nodes, link addresses are checked, and
 // nesting and scanning are bounded.
 const DEPTH = 8;
-const FENCE = /^ {0,3}(```+|~~~+)\s*([^\s`]*)[^`]*$/;
+const FENCE = /^ {0,3}(```+|~~~+)\s*(?:([^\s`]+)(?:\s[^`]*)?)?$/;
 const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*$/;
 const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
 const ITEM = /^( *)([-*+]|\d{1,3}[.)])\s+(.*)$/;
 const DIVIDER = /^ *\|?[ :]*-[-: |]*$/;
 
-/** Renders `text` into `place`; unchanged blocks keep their elements. */
+/** Renders `text` into `place`; unchanged blocks keep their elements, and code that grows keeps its own. */
 function showMarkdown(place, text) {
   const shown = place.blocks ?? [];
   const blocks = blocksOf(text.split("\n"), 0);
   let same = 0;
   while (same < shown.length && same < blocks.length && shown[same].source === blocks[same].source) same++;
-  const open = shown.slice(same).some((block) => block.element.open);
-  for (const block of shown.slice(same)) block.element.remove();
-  for (const block of blocks.slice(same)) place.append((block.element = block.make()));
-  if (open) blocks[same].element.open = true;
+  const old = shown.slice(same).map(({ element }) => element);
+  spareCode = old.flatMap(codeBlocksIn);
+  const elements = blocks.slice(same).map((block) => (block.element = block.make()));
+  spareCode = [];
+  if (elements.length && old.some((element) => element.open)) elements[0].open = true;
+  for (const element of old) if (!elements.includes(element)) element.remove();
+  let before = shown[same - 1]?.element;
+  for (const element of elements) {
+    const next = before ? before.nextSibling : place.firstChild;
+    if (next !== element) place.insertBefore(element, next);
+    before = element;
+  }
   place.blocks = [...shown.slice(0, same), ...blocks.slice(same)];
+}
+
+/** The blocks of code that an element is or has, in their order. */
+function codeBlocksIn(element) {
+  const all = [element, ...element.querySelectorAll(".code")];
+  return all.flatMap(({ block }) => block ?? []);
 }
 
 /** The blocks of some lines: each block's source and a function that makes its element. */
@@ -59,17 +73,11 @@ function startsBlock(lines, at, depth) {
   return depth < DEPTH && (/^ {0,3}>/.test(line) || ITEM.test(line));
 }
 
-function codeAt(lines, at, [, fence, language]) {
+function codeAt(lines, at, [, fence, language = ""]) {
   let end = at + 1;
   while (end < lines.length && !(lines[end].trim().startsWith(fence) && !lines[end].trim().slice(fence.length).trim())) end++;
   const code = lines.slice(at + 1, end).join("\n");
-  const element = () => {
-    const bar = make("div", "quiet", make("span", "", language || "text"), copyButton(() => code, "Copy this code"));
-    const pre = make("pre", "", make("code", "", code));
-    pre.tabIndex = 0;
-    return make("div", "code", bar, pre);
-  };
-  return { end: Math.min(end + 1, lines.length), make: element };
+  return { end: Math.min(end + 1, lines.length), make: () => codeElement(language, code) };
 }
 
 function reasoningAt(lines, at, depth) {
