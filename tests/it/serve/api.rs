@@ -32,7 +32,8 @@ impl Server {
     /// As [`start_logged`](Self::start_logged), by a command that starts the program, given its arguments.
     pub fn start_by(command: &mut Command, model: &Path, flags: &[&str]) -> (Server, JoinHandle<String>) {
         let mut child = command
-            .args(["serve", "-m", model.to_str().unwrap(), "--port", "0", "--threads", "2"])
+            .args(["serve", "-m", model.to_str().unwrap(), "--threads", "2"])
+            .args(if flags.contains(&"--port") { &[][..] } else { &["--port", "0"] })
             .args(flags)
             .env("LARDER_HOT_SET", "off")
             .stderr(Stdio::piped())

@@ -146,8 +146,14 @@ impl Front {
         let recent = || self.pool.recent().filter(|_| is_setting(parts.uri.path())).unwrap_or(0);
         match in_body().or_else(|| queried(parts)) {
             None => Named::Here(recent()),
-            Some(name) => self.pool.find(&name).map_or(Named::Other(name), Named::Here),
+            Some(name) => self.find(parts.uri.path(), &name).map_or(Named::Other(name), Named::Here),
         }
+    }
+
+    /// The model of a name, to which Ollama's clients may append the tag `latest`.
+    fn find(&self, path: &str, name: &str) -> Option<usize> {
+        let untagged = name.strip_suffix(":latest").filter(|_| path.starts_with("/api/"));
+        self.pool.find(name).or_else(|| self.pool.find(untagged?))
     }
 
     /// The model of a request that only reads, if it is loaded: reading loads none.
@@ -213,7 +219,7 @@ impl Front {
             _ => return None,
         };
         let OllamaLoadRequest { model, unloads } = OllamaLoadRequest::parse(body, field).ok()??;
-        let model = self.pool.find(&model?).filter(|_| unloads)?;
+        let model = self.find(path, &model?).filter(|_| unloads)?;
         self.pool.unload(model);
         let format = OllamaFormat::new(endpoint, self.pool.name(model));
         Some(Json(format.loaded(true)).into_response())

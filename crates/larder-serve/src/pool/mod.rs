@@ -137,11 +137,9 @@ impl ModelPool {
         }
     }
 
-    /// The model of a name; that of Ollama's clients may have the tag `latest`.
+    /// The model of a name.
     pub fn find(&self, name: &str) -> Option<usize> {
-        let position =
-            |name: &str| self.entries.iter().position(|e| e.name == name || e.aliases.iter().any(|a| a == name));
-        position(name).or_else(|| position(name.strip_suffix(":latest")?))
+        self.entries.iter().position(|entry| entry.name == name || entry.aliases.iter().any(|alias| alias == name))
     }
 
     /// The name of a model.
