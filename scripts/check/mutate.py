@@ -25,6 +25,8 @@ from xxhash import xxh3_128_hexdigest
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU_SECONDS = 10
+# What is typed into a chat.
+TYPED = b"/lambda 0.25\n/lambda\n/set lambda 7\n/quit\n"
 MEMORY = 1 << 30
 NUMBERS = [0, -1, 1, 2, 7, 255, 65535, 2**31 - 1, 2**32, 2**53 + 1, 2**63 - 1, 2**64, 10**30, -0.0, 1e-320, 1e308, 0.5, 1.5]
 TEXTS = ["", " ", "\0", "\x1b[2J", "x" * 5000, "../../etc", "/", "(a+)+$", "Ġ", "▁", "{{", "{% for i in range(9) %}", "f32", "q9_9", "-1"]
@@ -156,6 +158,16 @@ def reseal(store):
         path.write_bytes(body + b',\n  "checksum": "' + xxh3_128_hexdigest(body).encode() + b'"\n}\n')
 
 
+def reseal_sidecar(path):
+    """Seals a sidecar that was changed, for the store of its seal."""
+    seal = path.with_name(path.name + ".seal")
+    if seal.exists():
+        data = path.read_bytes()
+        fields = {"store": json.loads(seal.read_bytes())["store"], "bytes": len(data), "content": xxh3_128_hexdigest(data)}
+        body = json.dumps(fields, indent=2).removesuffix("\n}").encode()
+        seal.write_bytes(body + b',\n  "checksum": "' + xxh3_128_hexdigest(body).encode() + b'"\n}\n')
+
+
 class Kind:
     """A sample (a file or a folder), the files of it that are mutated, and the commands that read it."""
 
@@ -183,7 +195,8 @@ def kinds(larder, base):
     demo = ROOT / "models/demo"
     learned = [*run[:-2], "--cache-experts", "4", "--eviction", "learned"]
     calibrated = [*run, "--routing", "prior:lambda=0.3,delta=calibrated"]
-    for files, command in [(["evictor.safetensors", "evictor.safetensors.seal"], learned), (["calibration.json", "calibration.json.seal"], calibrated), (["larder.toml", "chat_template.jinja"], run)]:
+    chat = ["chat", "-m", "@", "--cache-experts", "4", "--context", "64"]
+    for files, command in [(["lambda-costs.json", "lambda-costs.json.seal"], chat), (["evictor.safetensors", "evictor.safetensors.seal"], learned), (["calibration.json", "calibration.json.seal"], calibrated), (["larder.toml", "chat_template.jinja"], run)]:
         kinds += 2 * [Kind("files beside a store", demo, files, command)]
     for gguf in sorted((tests / "fixtures/gguf").glob("*.gguf")):
         kinds += 2 * [Kind("GGUF", gguf, None, ["inspect", "@"], ["logits", "-m", "@", "--no-store", "--tokens", str(tokens), "--out", "&/out"], ["convert", "@", "&/store"])]
@@ -206,8 +219,10 @@ def run(larder, command, sample, work, codes):
     """The fault of one run, or `None`; counts its exit code."""
     args = [larder, *(str(a).replace("@", str(sample)).replace("&", str(work)) for a in command)]
     env = {"PATH": os.environ["PATH"], "HOME": str(work), "XDG_CACHE_HOME": str(work / "cache"), "LC_ALL": "C.UTF-8"}
-    errors = open(work / "stderr", "w+b")
-    child = subprocess.Popen(args, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, env=env, preexec_fn=limits)
+    errors, typed = open(work / "stderr", "w+b"), tempfile.TemporaryFile()
+    typed.write(TYPED if command[0] == "chat" else b"")
+    typed.seek(0)
+    child = subprocess.Popen(args, stdin=typed, stdout=subprocess.DEVNULL, stderr=errors, env=env, preexec_fn=limits)
     _, status, usage = os.wait4(child.pid, 0)
     child.returncode = 0
     errors.seek(0)
@@ -241,6 +256,8 @@ def one(kind, larder, rng, work, codes):
         file.write_bytes(mutate_file(file, rng))
         if kind.name == "store" and rng.random() < 0.7:
             reseal(sample)
+        if kind.name == "files beside a store" and rng.random() < 0.7:
+            reseal_sidecar(file)
     for command in kind.commands:
         if fault := run(larder, command, sample, work, codes):
             return f"{kind.name}, {' '.join(map(str, command[:2]))}: {fault}"

@@ -5,7 +5,7 @@
     python scripts/check/test_page.py --url http://127.0.0.1:8080 --pictures docs
 
 The checks are in the folder page: sending, stopping and streaming, turns beyond the context, conversations that are kept, versions of
-messages, files, two tabs, λ and the grid, hostile markdown, light and dark, colours of code, a key, narrow screens, the keyboard alone, and axe on each view.
+messages, files, two tabs, λ with its cost and the grid, hostile markdown, light and dark, colours of code, a key, narrow screens, the keyboard alone, and axe on each view.
 Any error in the browser's console fails. Prints `ok` for each check; exits with 1 if one fails.
 """
 
@@ -15,13 +15,14 @@ import tempfile
 
 from playwright.sync_api import sync_playwright
 
-from page import branches, chat, conversations, engine, pictures, reading, views
+from page import branches, chat, conversations, engine, panel, pictures, reading, views
 from page.browser import Page
 
 CHECKS = (
     chat.chat, chat.keyboard, chat.context, chat.beyond_the_context, conversations.reload, branches.branches, branches.copies,
     conversations.side_bar, conversations.background, conversations.files, conversations.two_tabs, conversations.a_tab_that_is_closed,
-    conversations.nothing_kept, conversations.full_disk, engine.panel, engine.lambda_slider, chat.markdown, views.phone,
+    conversations.nothing_kept, conversations.full_disk, engine.panel, engine.lambda_slider, panel.lambda_cost, panel.lambda_warning,
+    chat.markdown, views.phone,
     reading.theme, reading.theme_against_the_system, reading.theme_without_storage, reading.code,
     reading.code_that_grows, views.keyboard_alone, views.axe, engine.many_experts, chat.key, chat.lost,
 )

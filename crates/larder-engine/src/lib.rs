@@ -12,7 +12,8 @@
 //! - Chats: a [`ChatFormat`] knows how a model marks reasoning and tool calls; its [`OutputParser`] separates them. A [`ContextFull`]
 //!   says what happens when a context is full; [`DialogueTurns`] are what a prompt may leave out.
 //! - [`Sequence::save`] and [`Sequence::restore`]: a sequence as bytes, for another run; a [`SavedHead`] is its beginning.
-//! - Files beside a model for its policies: [`Calibration`] of the strategy `prior`, [`evictor_from_bytes`].
+//! - Files beside a model for its policies: [`Calibration`] of the strategy `prior`, [`LambdaCosts`] of its λ,
+//!   [`evictor_from_bytes`].
 //!
 //! This crate never opens a file (the files of a model arrive as bytes), never prints, and reads the clock only to
 //! measure and for the date that a chat template may show.
@@ -38,6 +39,7 @@ mod decode;
 mod evictor_file;
 mod generate;
 mod grammar;
+mod lambda_costs;
 mod mtp_state;
 mod paths;
 mod rng;
@@ -60,6 +62,7 @@ pub use decode::{Decoding, StepStats};
 pub use evictor_file::{EVICTOR_BYTES_MAX, EVICTOR_FILE, SidecarError, evictor_arrays, evictor_from_bytes};
 pub use generate::{GenerateError, Generated, Listener, Request, generate};
 pub use grammar::{Grammar, GrammarCompiler, GrammarError, TextFormat};
+pub use lambda_costs::{CostNote, LambdaCost, LambdaCosts, MeasuredLambda, SizeCosts, lambda_cost_note, text_breaks};
 pub use mtp_state::{MtpState, OwnLayer};
 pub use paths::{CachedPath, DeviceExpertsDouble, Recorder, Routing, StreamingPath, TieredPath};
 pub use rng::Xoshiro256;

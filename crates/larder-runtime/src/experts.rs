@@ -181,6 +181,12 @@ impl EngineExperts {
         self.cached().map_or(0, |cached| cached.cache_shape().total_slots())
     }
 
+    /// Slots in use for each layer with experts, rounded down; `None` if all experts are in memory.
+    pub fn slots_per_layer(&self) -> Option<usize> {
+        let shape = self.cached()?.cache_shape();
+        Some(shape.total_slots() / shape.rows.max(1))
+    }
+
     /// The routing with its quality counters; `None` if all experts are in memory.
     pub fn routing(&self) -> Option<&Routing> {
         self.cached().map(CachedPath::routing)

@@ -1,14 +1,15 @@
-//! What policies need from the files of a model: trained weights of evictors, calibrations of routing strategies.
+//! What policies need from the files of a model: trained weights of evictors, calibrations and costs of routing strategies.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
 use larder_core::read_regular;
-use larder_engine::{Calibration, EVICTOR_BYTES_MAX, EVICTOR_FILE, evictor_from_bytes};
+use larder_engine::{Calibration, EVICTOR_BYTES_MAX, EVICTOR_FILE, LambdaCosts, evictor_from_bytes};
 use larder_policy::eviction::{EvictionSpec, PolicyInputs, PolicyNeeds};
 use larder_policy::routing::RoutingSpec;
 
+use crate::notice::Notice;
 use crate::open::OpenModel;
 use crate::options::Setting;
 
@@ -63,4 +64,30 @@ pub fn deltas(spec: &RoutingSpec, model: &OpenModel) -> Result<Option<Vec<f32>>>
     let calibration = Calibration::from_bytes(&found, &blueprint.model_type, &blueprint.geometry)
         .map_err(|e| anyhow!("{} {e}", path.display()))?;
     Ok(Some(calibration.delta))
+}
+
+impl OpenModel {
+    /// The strategy `prior` that a λ is set with: as its costs were measured, or else the standard one.
+    pub fn standard_prior(&self, costs: Option<&LambdaCosts>) -> RoutingSpec {
+        let measured = costs.and_then(|costs| costs.base().ok());
+        measured.unwrap_or_else(|| RoutingSpec::standard_prior(self.blueprint.geometry.top_k))
+    }
+
+    /// The measured costs of λ, if the model has them. A file that cannot be used is a notice, since nothing depends on it.
+    pub fn lambda_costs(&self) -> Option<LambdaCosts> {
+        match read_lambda_costs(self) {
+            Ok(found) => found,
+            Err(why) => {
+                self.notices().send(Notice::Model(format!("{why:#}; λ is shown without its cost")));
+                None
+            }
+        }
+    }
+}
+
+fn read_lambda_costs(model: &OpenModel) -> Result<Option<LambdaCosts>> {
+    let Some(found) = own_sidecar(model, LambdaCosts::FILE, LambdaCosts::BYTES_MAX)? else { return Ok(None) };
+    let (path, blueprint) = (model.source().path().join(LambdaCosts::FILE), &model.blueprint);
+    let costs = LambdaCosts::from_bytes(&found, &blueprint.model_type, &blueprint.geometry);
+    costs.map(Some).map_err(|e| anyhow!("{} {e}", path.display()))
 }

@@ -249,8 +249,8 @@ impl DecodeLoop<'_> {
                 let _ = to.send(self.slots.list(&busy));
             }
             EngineCommand::Slot(command) => self.slots.execute(command, self.engine.decoder_and_experts().0),
-            EngineCommand::SetRouting(spec, to) => {
-                let routed = self.engine.set_routing(&spec);
+            EngineCommand::SetRouting(change, to) => {
+                let routed = self.engine.set_routing(&change);
                 if routed.is_ok() {
                     // KV caches depend on the experts that were chosen, so those of the old strategy do not fit.
                     self.slots.change_origin(self.engine.sequence_origin());
@@ -262,7 +262,10 @@ impl DecodeLoop<'_> {
 
     fn state(&self) -> serde_json::Value {
         let lengths = self.shared.queue.lengths();
-        self.rates.state(&self.shared.model, &self.engine.status(), &self.engine.resident_experts(), lengths)
+        let mut state =
+            self.rates.state(&self.shared.model, &self.engine.status(), &self.engine.resident_experts(), lengths);
+        state.as_object_mut().into_iter().for_each(|state| state.extend(self.engine.lambda_costs()));
+        state
     }
 }
 

@@ -4,6 +4,7 @@ use larder_cache::{Traffic, Visit};
 use larder_core::MoeRow;
 use larder_engine::{Drafting, SequenceOrigin};
 use larder_model::{Decoder, ExpertPath};
+use serde_json::{Map, Value};
 
 /// A decoder with its experts: what the decode thread drives.
 pub trait Engine: Send {
@@ -28,8 +29,11 @@ pub trait Engine: Send {
     /// Cache traffic and routing so far.
     fn status(&self) -> EngineStatus;
 
-    /// Switches to the routing strategy `spec`. On an error, which is one sentence for the client, nothing changes.
-    fn set_routing(&mut self, spec: &str) -> Result<(), String>;
+    /// Switches the routing. On an error, which is one sentence for the client, nothing changes.
+    fn set_routing(&mut self, change: &RoutingChange) -> Result<(), String>;
+
+    /// What λ costs, as the state of the engine has it: the object of the keys `lambda_costs` and `lambda_cost`.
+    fn lambda_costs(&self) -> Map<String, Value>;
 
     /// How tokens of an answer may be drafted now.
     fn drafting(&self) -> Drafting;
@@ -45,6 +49,15 @@ pub trait Engine: Send {
 
     /// The resident experts of each MoE row.
     fn resident_experts(&self) -> Vec<Vec<usize>>;
+}
+
+/// A change of routing that a client asks for.
+#[derive(Clone, PartialEq, Debug)]
+pub enum RoutingChange {
+    /// The strategy `prior` with this λ; 0 is the model's own choice.
+    Lambda(f32),
+    /// A strategy with its options.
+    Spec(String),
 }
 
 /// One layer's visit to the cache.

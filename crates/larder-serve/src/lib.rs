@@ -56,7 +56,7 @@ mod slots;
 mod tls;
 mod upstream;
 
-pub use engine::{Engine, EngineStatus, LayerVisit, RoutingQuality};
+pub use engine::{Engine, EngineStatus, LayerVisit, RoutingChange, RoutingQuality};
 pub use error::ApiError;
 pub use listener::ServerListener;
 pub use model::ServedModel;

@@ -14,6 +14,7 @@ const STYLE: &str = concat!(
     include_str!("page/page.css"),
     include_str!("page/conversations.css"),
     include_str!("page/reading.css"),
+    include_str!("page/panel.css"),
 );
 const ICON: &str = include_str!("page/icon.txt");
 /// The script of the head, which runs before the page is painted.
@@ -36,6 +37,7 @@ const SCRIPT: &str = concat!(
     include_str!("page/transfer.js"),
     include_str!("page/conversations.js"),
     include_str!("page/grid.js"),
+    include_str!("page/lambda.js"),
     include_str!("page/engine.js"),
 );
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::sync::oneshot;
 
+use crate::engine::RoutingChange;
 use crate::error::ApiError;
 use crate::job::{CHANNEL, GenerationEvent, GenerationJob};
 use crate::slots::SlotCommand;
@@ -34,8 +35,8 @@ struct QueueState {
 pub enum EngineCommand {
     /// Report the engine's state.
     ReadState(oneshot::Sender<Value>),
-    /// Switch to this routing strategy and report the state, or the reason why not.
-    SetRouting(String, oneshot::Sender<Result<Value, String>>),
+    /// Change the routing and report the state, or the reason why not.
+    SetRouting(RoutingChange, oneshot::Sender<Result<Value, String>>),
     /// List the slots.
     ListSlots(oneshot::Sender<Value>),
     /// Save, restore or erase a slot.

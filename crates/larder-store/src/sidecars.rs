@@ -1,4 +1,4 @@
-//! Sidecars that are written into a finished store: trained weights for eviction, a calibration.
+//! Sidecars that are written into a finished store: trained weights for eviction, a calibration, costs of λ.
 //!
 //! They are not in the manifest, because they may be replaced. Beside each lies its seal, `NAME.seal`: the hash of the store
 //! that it was made for, and its own length and checksum.
@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Names of the sidecars that can be written into a finished store.
-pub const ADDED_SIDECARS: [&str; 2] = ["evictor.safetensors", "calibration.json"];
+pub const ADDED_SIDECARS: [&str; 3] = ["evictor.safetensors", "calibration.json", "lambda-costs.json"];
 
 /// Largest sidecar of these, in bytes.
 const LIMIT: u64 = 256 << 20;
@@ -49,6 +49,7 @@ fn checked(store: &Path, hash: &str, name: &str, limit: u64) -> Result<Option<Ve
 fn remedy(name: &str) -> &'static str {
     match name {
         "calibration.json" => "make it again with `larder eval calibrate`",
+        "lambda-costs.json" => "make it again with `larder eval sweep --save`",
         _ => "make it again with `larder lab train`",
     }
 }

@@ -33,7 +33,7 @@ def lambda_slider(test):
     test.until("document.querySelector('#agreement-now').textContent === '100.0 %'")
     before = float(page.locator("#hit-rate").inner_text().split()[0])
     set_lambda(test, 0.4)
-    assert test.state()["routing"] == "prior:lambda=0.4", test.state()["routing"]
+    assert test.state()["routing"] == "prior:lambda=0.4,j=1", test.state()["routing"]
     test.until("parseFloat(document.querySelector('#agreement-now').textContent) < 99.5")
     page.wait_for_timeout(2500)
     after = float(page.locator("#hit-rate").inner_text().split()[0])

@@ -195,7 +195,7 @@ fn commands_are_answered_on_standard_error() {
         assert!(said.contains(part), "{part}: {said}");
     }
     // A checkpoint is read whole, so nothing can be chosen by what is in memory.
-    assert!(said.contains("--routing prior:lambda=0.3") && said.contains("routing             original"), "{said}");
+    assert!(said.contains("--routing prior:lambda=0.3,j=1") && said.contains("routing             original"), "{said}");
     assert!(!said.contains('\x1b') && !said.contains("panicked"), "{said}");
 }
 
@@ -211,9 +211,9 @@ fn routing_changes_while_a_store_streams() {
     assert_eq!(said.matches("[TTFT ").count(), 2, "{said}");
     let cost = said
         .lines()
-        .filter(|line| line.starts_with("[prior:lambda=0.9: ") && line.contains("% of experts substituted"));
+        .filter(|line| line.starts_with("[prior:lambda=0.9,j=1: ") && line.contains("% of experts substituted"));
     assert_eq!(cost.count(), 1, "that of the second answer: {said}");
-    assert!(said.lines().any(|line| line.starts_with("prior:lambda=0.9: ")), "{said}");
+    assert!(said.lines().any(|line| line.starts_with("prior:lambda=0.9,j=1: ")), "{said}");
     assert!(said.contains("routing             original") && said.contains("cache hits"), "{said}");
 }
 

@@ -1,6 +1,6 @@
 //! The command, one file per subcommand.
 
-mod chat;
+pub mod chat;
 mod chat_session;
 mod cli;
 mod config;

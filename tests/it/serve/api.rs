@@ -298,7 +298,7 @@ fn experts_stream_and_routing_changes_live() {
     assert!(server.metric("larder_expert_misses_total") > 0.0 && server.metric("larder_read_bytes_total") > 0.0);
 
     let routed = server.post("/engine", json!({"lambda": 0.5})).json();
-    assert_eq!((&routed["lambda"], &routed["routing"]), (&json!(0.5), &json!("prior:lambda=0.5")));
+    assert_eq!((&routed["lambda"], &routed["routing"]), (&json!(0.5), &json!("prior:lambda=0.5,j=1")));
     let after = server.post("/v1/completions", asked("How many loave", 12)).json();
     assert_eq!(after["usage"]["prompt_tokens_details"]["cached_tokens"], 0, "{after}");
     assert!(server.get("/engine").json()["agreement"].as_f64().unwrap() < 1.0);

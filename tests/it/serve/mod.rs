@@ -14,6 +14,7 @@ mod memory;
 mod operating;
 mod page;
 mod pool;
+mod routing;
 mod scheduling;
 mod sessions;
 mod several;

@@ -156,16 +156,33 @@ impl RoutingSpec {
         }
     }
 
-    /// The strategy `prior` with this λ: with the other options of this spec if it is `prior`, but without a budget, which
-    /// would choose λ itself.
-    pub fn with_lambda(&self, lambda: &str) -> Result<RoutingSpec, PolicyError> {
-        let own = self.options.to_string();
-        let options = own.strip_prefix("prior:").unwrap_or_default().split(',');
-        let changed = |option: &str| ["lambda=", "budget="].iter().any(|name| option.starts_with(name));
-        let kept = options.filter(|option| !option.is_empty() && !changed(option));
-        let all: Vec<&str> = kept.collect();
-        let separator = if all.is_empty() { "" } else { "," };
-        format!("prior:lambda={lambda}{separator}{}", all.join(",")).parse()
+    /// The strategy `prior` as λ is set and measured unless something else is asked for: without a bonus, and with the best
+    /// [`kept_experts`] always chosen.
+    pub fn standard_prior(top_k: usize) -> RoutingSpec {
+        let j = kept_experts(top_k);
+        let spec = if j > 0 { format!("prior:lambda=0,j={j}") } else { "prior:lambda=0".to_owned() };
+        spec.parse().expect("it is in the table, and its options are valid")
+    }
+
+    /// The strategy `prior` with this λ. Its other options are those of this spec if it is `prior`, and else those of `standard`.
+    pub fn with_lambda(&self, lambda: &str, standard: &RoutingSpec) -> Result<RoutingSpec, PolicyError> {
+        let settings = self.prior_settings().or_else(|| standard.prior_settings()).unwrap_or_default();
+        let separator = if settings.is_empty() { "" } else { "," };
+        format!("prior:lambda={lambda}{separator}{settings}").parse()
+    }
+
+    /// The options of `prior` beside λ and its budget that differ from their defaults, as in `j=1,delta=token`; `None` for other
+    /// strategies.
+    pub fn prior_settings(&self) -> Option<String> {
+        if self.strategy.name != prior::STRATEGY.name {
+            return None;
+        }
+        let is_setting = |knob: &&Knob| !["lambda", "budget", "measure"].contains(&knob.name);
+        let changed = self.strategy.knobs.iter().filter(is_setting).filter_map(|knob| {
+            let value = self.options.text(knob.name).filter(|value| Some(*value) != knob.default)?;
+            Some(format!("{}={value}", knob.name))
+        });
+        Some(changed.collect::<Vec<_>>().join(","))
     }
 
     /// Whether [`make`](Self::make) needs calibrated Δ.
@@ -256,6 +273,11 @@ const KEEP: Knob = Knob {
     domain: Domain::Count(0..=u16::MAX as u64),
     default: Some("0"),
 };
+
+/// How many of the best experts are always chosen where nothing else is asked for: one, if the model chooses several.
+pub fn kept_experts(top_k: usize) -> usize {
+    usize::from(top_k > 1)
+}
 
 fn keep(options: &SpecOptions) -> usize {
     options.count("j").expect("it has a default") as usize

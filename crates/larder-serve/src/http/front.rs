@@ -174,8 +174,8 @@ impl Front {
         let lease = self.pool.acquire(model).await?;
         let routing = (parts.uri.path() == "/engine").then(|| request::parse_routing(&body).ok()).flatten();
         let response = call(lease, Request::from_parts(parts, Body::from(body))).await?;
-        if let (StatusCode::OK, Some(spec)) = (response.status(), routing) {
-            self.pool.remember_routing(model, spec);
+        if let (StatusCode::OK, Some(change)) = (response.status(), routing) {
+            self.pool.remember_routing(model, change);
         }
         Ok(response)
     }

@@ -341,9 +341,9 @@ async fn engine(State(app): State<App>) -> Result<Json> {
 
 async fn set_engine(State(app): State<App>, request: Request) -> Result<Json> {
     let body = body::read(&app.server, request).await?;
-    let spec = request::parse_routing(&body)?;
+    let change = request::parse_routing(&body)?;
     let (to, routed) = oneshot::channel();
-    app.queue.command(EngineCommand::SetRouting(spec, to))?;
+    app.queue.command(EngineCommand::SetRouting(change, to))?;
     let routed = routed.await.map_err(|_| ApiError::shutting_down())?;
     routed.map(Json).map_err(|error| ApiError::invalid_field("routing", "invalid_value", format!("{error}.")))
 }

@@ -1,4 +1,4 @@
-// The engine panel: the grid of experts, rates, and the slider for λ.
+// The engine panel: the grid of experts and rates.
 const SAMPLES = 100;
 const SAMPLE_MS = 200;
 const IDLE_MS = 700;
@@ -45,8 +45,7 @@ function begin(state) {
   contextSize = state.context ?? 0;
   grid = new Grid($("grid"), state.layers, experts);
   grid.describe = describeCell;
-  if (state.streams) $("lambda").disabled = false;
-  else $("lambda-note").textContent = "All experts fit into memory: nothing is read, so λ has no effect.";
+  beginLambda(state);
 }
 
 function handleEvent(event) {
@@ -128,45 +127,6 @@ function plot(id, height) {
   const changes = history.flatMap((sample, i) => (i && sample.lambda !== history[i - 1].lambda ? [`M${x(i) - 0.5} 0V40`] : []));
   $(id).querySelector(".line").setAttribute("d", `M${points.join("L")}`);
   $(id).querySelector(".mark").setAttribute("d", changes.join(""));
-}
-
-/** Shows the routing strategy that the server reports. */
-function showRouting({ lambda, routing }) {
-  if (pendingLambda !== null) return;
-  if (lambda !== null) {
-    $("lambda").max = Math.max($("lambda").max, lambda);
-    $("lambda").value = lambda;
-  }
-  $("lambda-value").textContent = lambda === null ? routing : (+lambda).toFixed(2);
-}
-
-let pendingLambda = null;
-
-$("lambda").oninput = () => {
-  const isSending = pendingLambda !== null;
-  pendingLambda = $("lambda").valueAsNumber;
-  $("lambda-value").textContent = pendingLambda.toFixed(2);
-  if (!isSending) setTimeout(sendLambda, 120);
-};
-
-/** Sends the slider's value until the server has the newest one. */
-async function sendLambda() {
-  const note = $("lambda-note");
-  note.standard ??= note.textContent;
-  while (pendingLambda !== null) {
-    const lambda = pendingLambda;
-    let state = null;
-    try {
-      state = await fetchJson("/engine", { lambda });
-      note.textContent = note.standard;
-    } catch (error) {
-      note.textContent = error.message;
-    }
-    note.classList.toggle("wrong", !state);
-    if (pendingLambda !== lambda) continue;
-    pendingLambda = null;
-    showRouting(state ?? latest ?? { lambda: 0 });
-  }
 }
 
 setInterval(sample, SAMPLE_MS);

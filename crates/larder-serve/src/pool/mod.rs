@@ -14,7 +14,7 @@ use axum::Router;
 use larder_core::format_bytes;
 use tokio::sync::{Notify, oneshot};
 
-use crate::engine::Engine;
+use crate::engine::{Engine, RoutingChange};
 use crate::error::ApiError;
 use crate::metrics::{Metrics, ModelMetrics};
 use crate::model::ServedModel;
@@ -343,8 +343,8 @@ impl ModelPool {
     }
 
     /// Remembers the routing strategy of a model for its next load.
-    pub fn remember_routing(&self, model: usize, spec: String) {
-        self.lock().models[model].routing = Some(spec);
+    pub fn remember_routing(&self, model: usize, change: RoutingChange) {
+        self.lock().models[model].routing = Some(change);
     }
 
     /// Numbers of waiting and of active requests of a model.

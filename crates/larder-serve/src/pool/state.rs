@@ -8,6 +8,7 @@ use tokio::sync::oneshot;
 use super::PlannedModel;
 use super::lease::ModelLease;
 use super::work::Running;
+use crate::engine::RoutingChange;
 use crate::error::ApiError;
 
 /// The models and the line.
@@ -29,7 +30,7 @@ pub struct PoolSlot {
     /// Context in tokens, once it was loaded.
     pub context: Option<usize>,
     /// The routing strategy that a client has set, for the next load.
-    pub routing: Option<String>,
+    pub routing: Option<RoutingChange>,
     pub last_used: Option<Instant>,
     /// Whether it is to be unloaded as soon as it is idle.
     pub unload_soon: bool,

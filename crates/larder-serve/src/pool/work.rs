@@ -103,8 +103,8 @@ impl ModelPool {
         let since = Instant::now();
         let routing = self.lock().models[model].routing.clone();
         let started = planned.start().and_then(|(served, mut engine)| {
-            if let Some(spec) = routing {
-                engine.set_routing(&spec)?;
+            if let Some(change) = routing {
+                engine.set_routing(&change)?;
             }
             self.run(model, served, engine).map_err(|error| error.to_string())
         });

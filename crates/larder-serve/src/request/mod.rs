@@ -16,6 +16,7 @@ mod unsupported;
 use larder_engine::{ContextFull, Sampling};
 use serde_json::{Map, Value};
 
+use crate::engine::RoutingChange;
 use crate::error::ApiError;
 pub use embeddings::{EmbeddingRequest, EmbeddingStyle};
 use fields::{Fields, wrong_type};
@@ -225,14 +226,13 @@ impl SamplingParams {
     }
 }
 
-/// Parses the body of `POST /engine`: the spec of a routing strategy.
-pub fn parse_routing(body: &[u8]) -> Result<String> {
+/// Parses the body of `POST /engine`.
+pub fn parse_routing(body: &[u8]) -> Result<RoutingChange> {
     let json = json(body)?;
     let fields = Fields::of(&json, "")?;
     match (fields.string("routing")?, fields.number("lambda", 0.0..=100.0)?) {
-        (Some(spec), None) => Ok(spec.to_owned()),
-        (None, Some(0.0)) => Ok("original".into()),
-        (None, Some(lambda)) => Ok(format!("prior:lambda={lambda}")),
+        (Some(spec), None) => Ok(RoutingChange::Spec(spec.to_owned())),
+        (None, Some(lambda)) => Ok(RoutingChange::Lambda(lambda)),
         (None, None) => Err(ApiError::bad_request(
             "Missing required parameter: give 'lambda' (a number) or 'routing' (a strategy).",
         )),

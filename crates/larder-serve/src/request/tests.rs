@@ -196,9 +196,9 @@ fn tool_call_arguments_become_objects() {
 
 #[test]
 fn routing_is_given_by_lambda_or_by_spec() {
-    assert_eq!(parse_routing(b"{\"lambda\": 0.5}").unwrap(), "prior:lambda=0.5");
-    assert_eq!(parse_routing(b"{\"lambda\": 0}").unwrap(), "original");
-    assert_eq!(parse_routing(b"{\"routing\": \"prune:h=2\"}").unwrap(), "prune:h=2");
+    assert_eq!(parse_routing(b"{\"lambda\": 0.5}").unwrap(), RoutingChange::Lambda(0.5));
+    let spec = RoutingChange::Spec("prune:h=2".into());
+    assert_eq!(parse_routing(b"{\"routing\": \"prune:h=2\"}").unwrap(), spec);
     assert!(parse_routing(b"{}").is_err() && parse_routing(b"{\"lambda\": -1}").is_err());
     assert!(parse_routing(b"{\"lambda\": 1, \"routing\": \"original\"}").is_err());
 }

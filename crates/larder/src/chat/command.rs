@@ -26,6 +26,8 @@ pub enum ChatCommand {
     Load(String),
     /// Show statistics.
     Stats,
+    /// Show what λ costs, or set it.
+    Lambda(Option<String>),
     /// Show the settings, or change one.
     Set(Option<(String, String)>),
     /// End the chat.
@@ -118,6 +120,13 @@ pub const COMMANDS: &[CommandRow] = &[
         form: "",
         help: "show token counts, speed, memory, cache hits and the cost of routing",
         make: |rest| alone(rest, ChatCommand::Stats),
+    },
+    CommandRow {
+        names: &["lambda"],
+        argument: ArgumentKind::Text,
+        form: "[L]",
+        help: "show what the cache bias λ costs, or set it from the next answer on",
+        make: |rest| Ok(ChatCommand::Lambda((!rest.is_empty()).then(|| rest.to_owned()))),
     },
     CommandRow {
         names: &["set"],

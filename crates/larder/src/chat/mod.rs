@@ -21,7 +21,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
-use larder_engine::{FinishReason, Routing, Session, StopMatcher};
+use larder_engine::{CostNote, FinishReason, LambdaCosts, Routing, Session, StopMatcher, lambda_cost_note};
 use larder_runtime::{InferenceEngine, OpenModel, Options};
 
 use crate::cli::chat::ChatArgs;
@@ -35,7 +35,7 @@ use interrupt::Interrupt;
 use output::Output;
 use reply::{ChatSequence, Reply};
 use session_file::{SavedChat, SessionFile};
-use settings::Settings;
+use settings::{LAMBDA, Settings};
 use stats::ChatStats;
 
 /// Time between looks at the memory while the user types.
@@ -50,7 +50,8 @@ pub fn run(args: ChatArgs) -> Result<()> {
     let model = models::open_to_run(&args.model, &args.engine, &args.speculate)?;
     let text = model.text_codec()?;
     let generation = args.sampling.over(model.generation()?)?;
-    let settings = Settings::new(&args, &generation, output.terminal);
+    let costs = model.lambda_costs();
+    let settings = Settings::new(&args, &generation, model.standard_prior(costs.as_ref()), output.terminal);
     let context = args.context.min(model.blueprint.context);
     let prompt_bytes = text.tokenizer.longest_text(context);
     let options = args.speculate.set(args.hot_set.set(args.engine.options(args.context)))?;
@@ -90,6 +91,7 @@ pub fn run(args: ChatArgs) -> Result<()> {
         evictor: args.engine.cache.evictor.clone(),
         conversation,
         settings,
+        costs,
         stats: ChatStats::default(),
         output,
         interrupt: Interrupt::listen()?,
@@ -113,6 +115,8 @@ struct ChatSession<'a> {
     evictor: Option<PathBuf>,
     conversation: Conversation,
     settings: Settings,
+    /// Measured costs of λ, if the model has them.
+    costs: Option<LambdaCosts>,
     stats: ChatStats,
     output: Output,
     interrupt: Interrupt,
@@ -253,6 +257,9 @@ impl ChatSession<'_> {
             self.output.note(&format!("{footer}, context {} of {context}", session.tokens().len()));
             if let Some(quality) = &answer.quality {
                 self.output.note(&print::quality(&self.settings.routing.to_string(), quality));
+                if self.costs.is_some() {
+                    self.print_cost();
+                }
             }
         }
     }
@@ -283,6 +290,11 @@ impl ChatSession<'_> {
             ChatCommand::Save { path, replace } => self.save(&path, replace, lines)?,
             ChatCommand::Load(path) => self.load(&path)?,
             ChatCommand::Stats => self.output.line(&self.stats_text()),
+            ChatCommand::Lambda(None) => self.output.line(&self.lambda_text()),
+            ChatCommand::Lambda(Some(value)) => {
+                let new = self.settings.with(LAMBDA, &value)?;
+                self.change(new)?;
+            }
             ChatCommand::Set(None) => self.output.line(print::columns(&self.settings.table()).trim_end()),
             ChatCommand::Set(Some((name, value))) => {
                 let new = self.settings.with(&name, &value)?;
@@ -349,7 +361,37 @@ impl ChatSession<'_> {
             self.sequence.session.rewind(0);
         }
         self.settings = new;
+        if reroutes {
+            self.print_cost();
+        }
         Ok(())
+    }
+
+    /// What the λ in use costs by measurement; `None` without λ.
+    fn cost_note(&self) -> Option<CostNote> {
+        let slots = self.sequence.session.experts().slots_per_layer()?;
+        lambda_cost_note(self.costs.as_ref(), &self.settings.routing, slots)
+    }
+
+    fn print_cost(&self) {
+        let Some(CostNote { cost, warning }) = self.cost_note() else { return };
+        self.output.note(&format!("cost of λ: {cost}"));
+        warning.iter().for_each(|warning| self.output.note(&format!("warning: {warning}")));
+    }
+
+    /// λ, its cost, and how that was measured.
+    fn lambda_text(&self) -> String {
+        let (routing, slots) = (&self.settings.routing, self.sequence.session.experts().slots_per_layer());
+        let lambda = routing.lambda().map_or_else(|| "none".to_owned(), |lambda| lambda.to_string());
+        let mut lines = vec![format!("λ: {lambda} ({routing})")];
+        lines.extend(
+            self.cost_note()
+                .into_iter()
+                .flat_map(|note| [Some(format!("cost of λ: {}", note.cost)), note.warning])
+                .flatten(),
+        );
+        lines.extend(self.costs.as_ref().zip(slots).map(|(costs, slots)| costs.source(slots)));
+        lines.join("\n")
     }
 
     fn stats_text(&self) -> String {

@@ -23,6 +23,8 @@ pub struct Settings {
     pub context_full: ContextFull,
     /// Routing strategy.
     pub routing: RoutingSpec,
+    /// The strategy `prior` that a λ is set with while there is another one.
+    pub standard_prior: RoutingSpec,
     /// Eviction policy of the cache.
     pub eviction: EvictionSpec,
     /// How reasoning is shown.
@@ -132,7 +134,7 @@ const TABLE: &[Row] = &[
 ];
 
 /// Name of λ of the strategy `prior`, which `/set` takes as a setting.
-const LAMBDA: &str = "lambda";
+pub const LAMBDA: &str = "lambda";
 
 /// How reasoning can be shown.
 const THINKING: [ThinkingFlag; 3] = [ThinkingFlag::On, ThinkingFlag::Off, ThinkingFlag::Dim];
@@ -148,8 +150,8 @@ pub fn values(name: &str) -> Vec<String> {
 }
 
 impl Settings {
-    /// The settings of the flags; sampling is the model's where there is none.
-    pub fn new(args: &ChatArgs, generation: &GenerationConfig, terminal: bool) -> Self {
+    /// The settings of the flags; sampling is the model's where there is none. A λ is set with the options of `standard_prior`.
+    pub fn new(args: &ChatArgs, generation: &GenerationConfig, standard_prior: RoutingSpec, terminal: bool) -> Self {
         let default = if terminal { ThinkingFlag::Dim } else { ThinkingFlag::Off };
         Settings {
             sampling: generation.sampling(),
@@ -157,6 +159,7 @@ impl Settings {
             max_tokens: args.max_tokens,
             context_full: args.context_full,
             routing: args.engine.routing.strategy.clone(),
+            standard_prior,
             eviction: args.engine.cache.eviction.clone(),
             thinking: args.thinking.unwrap_or(default),
             footer: !args.no_footer,
@@ -167,7 +170,7 @@ impl Settings {
     pub fn with(&self, name: &str, value: &str) -> Result<Settings> {
         let mut new = self.clone();
         if name == LAMBDA {
-            new.routing = self.routing.with_lambda(value)?;
+            new.routing = self.routing.with_lambda(value, &self.standard_prior)?;
             return Ok(new);
         }
         let Some(row) = TABLE.iter().find(|row| row.name == name) else {
@@ -272,6 +275,7 @@ mod tests {
             max_tokens: None,
             context_full: ContextFull::DropTurns,
             routing: "original".parse().unwrap(),
+            standard_prior: RoutingSpec::standard_prior(4),
             eviction: "lru".parse().unwrap(),
             thinking: ThinkingFlag::Dim,
             footer: true,
@@ -321,11 +325,10 @@ mod tests {
     }
 
     #[test]
-    fn lambda_keeps_the_other_options() {
-        let spec = |routing: &str| routing.parse::<RoutingSpec>().unwrap();
-        let routed = |lambda, before| spec(before).with_lambda(lambda).unwrap().to_string();
-        assert_eq!(routed("0.3", "original"), "prior:lambda=0.3");
-        assert_eq!(routed("0.3", "prior:lambda=0.1,j=2"), "prior:lambda=0.3,j=2");
-        assert_eq!(routed("0.3", "prior:budget=0.1"), "prior:lambda=0.3");
+    fn lambda_is_set_with_the_standard_options() {
+        let with_lambda = settings().with("lambda", "0.3").unwrap();
+        assert_eq!(with_lambda.routing.to_string(), "prior:lambda=0.3,j=1");
+        let other = settings().with("routing", "prior:lambda=0.1,j=2").unwrap().with("lambda", "0.3").unwrap();
+        assert_eq!(other.routing.to_string(), "prior:lambda=0.3,j=2");
     }
 }

@@ -238,6 +238,9 @@ pub struct EvalSweepArgs {
     pub max_loss: f64,
     #[command(flatten)]
     pub engine: CpuOnlyFlags,
+    /// Write what λ costs into the store (lambda-costs.json), where `larder serve` and `larder chat` look for it
+    #[arg(long, help_heading = heading::OUTPUT)]
+    pub save: bool,
     /// Write all numbers to FILE (CSV), one line per strategy and size
     #[arg(long, value_name = "FILE", help_heading = heading::OUTPUT)]
     pub csv: Option<OutputFile>,

@@ -189,7 +189,7 @@ pub enum StoreCommand {
     Upgrade(UpgradeArgs),
     /// Change the config of a store, as in `larder store set STORE rope_theta=500000`
     Set(SetArgs),
-    /// Accept evictor.safetensors and calibration.json that were copied into a store, and the larder.json of format 1
+    /// Accept evictor.safetensors, calibration.json and lambda-costs.json that were copied into a store, and the larder.json of format 1
     Seal(SealArgs),
 }
 
@@ -234,7 +234,7 @@ fn parse_assignment(text: &str) -> Result<Assignment, String> {
     Ok(Assignment { key: key.to_owned(), value })
 }
 
-/// Accept evictor.safetensors and calibration.json that were copied into a store, and the larder.json of format 1
+/// Accept evictor.safetensors, calibration.json and lambda-costs.json that were copied into a store, and the larder.json of format 1
 #[derive(Args)]
 pub struct SealArgs {
     /// Folder of the store

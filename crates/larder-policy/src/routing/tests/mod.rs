@@ -208,3 +208,18 @@ fn names_are_distinct_and_specs_print_themselves() {
         }
     }
 }
+
+#[test]
+fn lambda_keeps_the_other_options() {
+    let spec = |routing: &str| routing.parse::<RoutingSpec>().unwrap();
+    let standard = RoutingSpec::standard_prior(4);
+    let routed = |lambda, before| spec(before).with_lambda(lambda, &standard).unwrap().to_string();
+    assert_eq!(routed("0.3", "original"), "prior:lambda=0.3,j=1");
+    assert_eq!(routed("0.3", "max-rank:m=8,j=2"), "prior:lambda=0.3,j=1");
+    assert_eq!(routed("0.3", "prior:lambda=0.1,j=2,delta=running"), "prior:lambda=0.3,j=2");
+    assert_eq!(routed("0.3", "prior:budget=0.1,measure=mass"), "prior:lambda=0.3");
+    assert!(standard.with_lambda("x", &standard).is_err());
+    assert_eq!(RoutingSpec::standard_prior(1).to_string(), "prior:lambda=0");
+    assert_eq!(spec("prior:phase=all,lambda=1,delta=token").prior_settings().unwrap(), "delta=token,phase=all");
+    assert_eq!(spec("cumsum:p=0.5").prior_settings(), None);
+}

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use larder_core::Geometry;
-use larder_policy::routing::RoutingSpec;
+use larder_policy::routing::{RoutingSpec, kept_experts};
 
 use crate::cli::eval::{DeltaFlag, GridFlags};
 
@@ -17,7 +17,7 @@ pub struct Trial {
 /// The model's own routing, and the strategies of the flags or, without any, a few of each family.
 pub fn trials(grid: &GridFlags, geometry: &Geometry) -> Result<Vec<Trial>> {
     let grid = if is_empty(grid) { default_grid(grid, geometry) } else { grid.clone() };
-    let keep = match grid.keep.unwrap_or(usize::from(geometry.top_k > 1)) {
+    let keep = match grid.keep.unwrap_or(kept_experts(geometry.top_k)) {
         0 => String::new(),
         j => format!(",j={j}"),
     };

@@ -8,6 +8,7 @@ mod agreement;
 mod calibrate;
 mod grid;
 mod gsm8k;
+mod lambda_costs;
 mod mcq;
 mod measure;
 mod optimal;

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use larder_core::Trace;
-use larder_engine::{Recorder, Session};
+use larder_engine::{Recorder, Session, text_breaks};
 use larder_lab::eval::{
     ChunkScore, RecordingPath, RoutingRun, Tradeoff, TradeoffSetup, Tradeoffs, score, tradeoffs_csv,
 };
@@ -13,6 +13,7 @@ use larder_policy::routing::RouterReport;
 use larder_runtime::{InferenceEngine, OpenModel};
 
 use super::grid::{Trial, trials};
+use super::lambda_costs;
 use super::measure::{Meter, bar};
 use super::passage::Passage;
 use super::sensitivity::change_text;
@@ -31,6 +32,9 @@ pub fn run(args: EvalSweepArgs) -> Result<()> {
     let geometry = &model.blueprint.geometry;
     let sizes = sizes(&args, geometry.experts)?;
     let trials = trials(&args.grid, geometry)?;
+    if args.save {
+        lambda_costs::check(&model, &trials, args.replace.force)?;
+    }
     let passage = Passage::open(&model, &args.text)?;
     let mut flags = args.engine.full();
     flags.size.experts = sizes.iter().copied().max();
@@ -55,7 +59,8 @@ pub fn run(args: EvalSweepArgs) -> Result<()> {
     }
     bar.finish();
     let found = Tradeoffs::new(setup(&args, &model, &passage)?, &runs, &optimum);
-    print_report(&args, &found)
+    print_report(&args, &found)?;
+    if args.save { lambda_costs::save(&model, &trials, &found, args.json) } else { Ok(()) }
 }
 
 fn sizes(args: &EvalSweepArgs, experts: usize) -> Result<Vec<usize>> {
@@ -195,11 +200,13 @@ fn table(found: &Tradeoffs, slots: usize) -> Vec<Vec<String>> {
 }
 
 fn verdict(row: &Tradeoff) -> &'static str {
-    match (row.beyond, row.pareto) {
-        (true, true) => "front, too lossy",
-        (true, false) => "too lossy",
-        (false, true) => "front",
-        (false, false) => "",
+    match (text_breaks(row.loss.value), row.beyond, row.pareto) {
+        (true, _, true) => "front, text breaks",
+        (true, _, false) => "text breaks",
+        (false, true, true) => "front, too lossy",
+        (false, true, false) => "too lossy",
+        (false, false, true) => "front",
+        (false, false, false) => "",
     }
 }
 

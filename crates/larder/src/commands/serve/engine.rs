@@ -3,11 +3,12 @@
 use std::time::{Duration, Instant};
 
 use larder_core::{LayerIdx, MoeRow, Presence};
-use larder_engine::{Drafting, Routing, SequenceOrigin};
+use larder_engine::{Drafting, LambdaCosts, Routing, SequenceOrigin, lambda_cost_note};
 use larder_model::{Decoder, ExpertPath};
 use larder_policy::routing::RoutingSpec;
 use larder_runtime::{InferenceEngine, OpenModel};
-use larder_serve::{EngineStatus, LayerVisit, RoutingQuality};
+use larder_serve::{EngineStatus, LayerVisit, RoutingChange, RoutingQuality};
+use serde_json::{Map, Value, json};
 
 use crate::origin::SequenceOrigins;
 
@@ -19,6 +20,8 @@ pub struct ServedEngine {
     engine: InferenceEngine,
     model: OpenModel,
     routing: RoutingSpec,
+    /// Measured costs of λ, if the model has them.
+    costs: Option<LambdaCosts>,
     origins: SequenceOrigins,
     /// When the hot set was written last.
     hot_set_kept: Instant,
@@ -27,7 +30,8 @@ pub struct ServedEngine {
 impl ServedEngine {
     /// An engine that was just started.
     pub fn new(engine: InferenceEngine, model: OpenModel, routing: RoutingSpec, origins: SequenceOrigins) -> Self {
-        ServedEngine { engine, model, routing, origins, hot_set_kept: Instant::now() }
+        let costs = model.lambda_costs();
+        ServedEngine { engine, model, routing, costs, origins, hot_set_kept: Instant::now() }
     }
 }
 
@@ -72,12 +76,26 @@ impl larder_serve::Engine for ServedEngine {
         EngineStatus { traffic: experts.traffic(), slots: experts.slots(), lambda, routing, quality }
     }
 
-    fn set_routing(&mut self, spec: &str) -> Result<(), String> {
-        let routing: RoutingSpec = spec.parse().map_err(|error| format!("{error}"))?;
+    fn set_routing(&mut self, change: &RoutingChange) -> Result<(), String> {
+        let standard = self.model.standard_prior(self.costs.as_ref());
+        let routing = match change {
+            RoutingChange::Spec(spec) => spec.parse(),
+            RoutingChange::Lambda(0.0) => Ok(RoutingSpec::default()),
+            RoutingChange::Lambda(lambda) => standard.with_lambda(&lambda.to_string(), &standard),
+        };
+        let routing = routing.map_err(|error| error.to_string())?;
         let InferenceEngine { decoder, experts, .. } = &mut self.engine;
         experts.set_routing_strategy(&routing, decoder, &self.model).map_err(|error| format!("{error:#}"))?;
         self.routing = routing;
         Ok(())
+    }
+
+    fn lambda_costs(&self) -> Map<String, Value> {
+        let slots = self.engine.experts.slots_per_layer();
+        let measured = slots.and_then(|slots| Some(self.costs.as_ref()?.json(slots)));
+        let note = slots.and_then(|slots| lambda_cost_note(self.costs.as_ref(), &self.routing, slots));
+        let note = note.map(|note| json!({"cost": note.cost, "warning": note.warning}));
+        Map::from_iter([("lambda_costs".into(), measured.into()), ("lambda_cost".into(), note.into())])
     }
 
     fn drafting(&self) -> Drafting {

@@ -1,0 +1,72 @@
+// The slider for λ, with what each value costs.
+let lambdaCosts = null;
+let pendingLambda = null;
+
+/** Prepares the slider for the engine's first state. */
+function beginLambda({ streams, lambda_costs: costs }) {
+  lambdaCosts = costs;
+  $("lambda").disabled = !streams;
+  if (!streams) {
+    $("lambda-note").textContent = "All experts fit into memory: nothing is read, so λ has no effect.";
+    return;
+  }
+  if (!costs) return;
+  $("lambda").max = costs.scale.at(-1).lambda;
+  $("lambda").step = costs.scale[1].lambda;
+}
+
+/** Shows the routing strategy that the server reports, and its cost. */
+function showRouting({ streams, lambda, routing, lambda_cost: cost, lambda_costs: costs }) {
+  lambdaCosts = costs;
+  if (streams) $("lambda-source").textContent = costs?.source ?? "What λ costs this model was not measured: larder eval sweep TEXT --save does it.";
+  if (pendingLambda !== null) return;
+  if (lambda !== null) {
+    $("lambda").max = Math.max($("lambda").max, lambda);
+    $("lambda").value = lambda;
+  }
+  $("lambda-value").textContent = lambda === null ? routing : (+lambda).toFixed(2);
+  showCost(lambda === 0 ? costAt(0) : costs && cost);
+}
+
+/** The cost of a value of the slider: between two measurements on the line from one to the other, as the server says it. */
+function costAt(lambda) {
+  const scale = lambdaCosts?.scale;
+  return scale && scale[Math.min(scale.length - 1, Math.round((lambda / scale.at(-1).lambda) * (scale.length - 1)))];
+}
+
+function showCost(note) {
+  const { cost = "", warning } = note ?? {};
+  $("lambda-cost").textContent = cost && cost[0].toUpperCase() + cost.slice(1) + ".";
+  const text = warning ? `Warning: ${warning}` : "";
+  // Screen readers announce a status each time it is set.
+  if ($("lambda-warning").textContent !== text) $("lambda-warning").textContent = text;
+}
+
+$("lambda").oninput = () => {
+  const isSending = pendingLambda !== null;
+  pendingLambda = $("lambda").valueAsNumber;
+  $("lambda-value").textContent = pendingLambda.toFixed(2);
+  showCost(costAt(pendingLambda));
+  if (!isSending) setTimeout(sendLambda, 120);
+};
+
+/** Sends the slider's value until the server has the newest one. */
+async function sendLambda() {
+  const note = $("lambda-note");
+  note.standard ??= note.textContent;
+  while (pendingLambda !== null) {
+    const lambda = pendingLambda;
+    let state = null;
+    try {
+      state = await fetchJson("/engine", { lambda });
+      note.textContent = note.standard;
+    } catch (error) {
+      note.textContent = error.message;
+    }
+    note.classList.toggle("wrong", !state);
+    if (pendingLambda !== lambda) continue;
+    pendingLambda = null;
+    if (state) showRouting(state);
+    else refreshState().catch(() => {});
+  }
+}

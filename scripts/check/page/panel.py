@@ -1,0 +1,75 @@
+"""The engine panel: what λ costs, and its warning."""
+
+from .engine import set_lambda
+from .views import clean
+
+
+def changed_state(test, change):
+    """From now on, the page gets the engine's state with `change` applied to it."""
+    def answer(route):
+        response = route.fetch()
+        state = response.json()
+        if response.ok:
+            change(state)
+        route.fulfill(response=response, json=state)
+
+    test.page.route("**/engine", answer)
+
+
+def lambda_cost(test):
+    """The cost of each λ is that of the file, measured or between two measurements."""
+    page = test.open()
+    costs = test.state()["lambda_costs"]
+    text = lambda id: page.locator(f"#{id}").inner_text()
+    assert text("lambda-source") == costs["source"] and costs["text"] in costs["source"], text("lambda-source")
+    assert float(page.get_attribute("#lambda", "max")) == costs["measured"][-1]["lambda"]
+    for measured in costs["measured"]:
+        set_lambda(test, measured["lambda"])
+        shown = text("lambda-cost")
+        assert f"perplexity {100 * measured['rise']:+.1f}" in shown.lower(), (measured, shown)
+        assert f"{100 * measured['agreement']:.0f} % of the model's own experts" in shown, (measured, shown)
+        assert (text("lambda-warning") != "") == measured["text_breaks"], measured
+        assert "between" not in shown, shown
+        # What the server says of the λ that it has is the same.
+        assert shown[1:-1] == test.state()["lambda_cost"]["cost"][1:]
+    low, high = costs["measured"][0]["lambda"], costs["measured"][1]["lambda"]
+    set_lambda(test, round((low + high) / 2, 2))
+    assert f"between λ = {low:g} and {high:g}" in text("lambda-cost"), text("lambda-cost")
+    set_lambda(test, 0)
+    assert "own choice" in text("lambda-cost"), text("lambda-cost")
+    assert test.state()["routing"] == "original"
+    changed_state(test, lambda state: state.update(lambda_costs=None, lambda_cost=None))
+    page.reload()
+    test.until("document.querySelector('#lambda-source').textContent.includes('larder eval sweep')")
+    assert text("lambda-cost") == "" and text("lambda-warning") == ""
+
+
+def lambda_warning(test):
+    """Where text breaks, a sentence says so before the slider is let go, in all colours and widths."""
+    page = test.page
+
+    def breaks_at_the_end(state):
+        text = "Text breaks at this λ: perplexity is 90 % above."
+        for step in state["lambda_costs"]["scale"]:
+            step["warning"] = text if step["lambda"] > 0.5 else None
+        if state["lambda"] > 0.5:
+            state["lambda_cost"]["warning"] = text
+
+    changed_state(test, breaks_at_the_end)
+    page = test.open()
+    warning = page.locator("#lambda-warning")
+    assert warning.get_attribute("role") == "status" and warning.is_hidden()
+    slide = "(slider, value) => { slider.value = value; slider.dispatchEvent(new Event('input')); }"
+    page.locator("#lambda").evaluate(slide, 0.7)
+    assert warning.inner_text() == "Warning: Text breaks at this λ: perplexity is 90 % above."
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        clean(page, f"{scheme} warning")
+        for width in (390, 1280):
+            page.set_viewport_size({"width": width, "height": 800})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            if page.locator("#engine").is_visible():
+                assert warning.is_visible(), width
+    page.locator("#lambda").evaluate(slide, 0.3)
+    test.until("document.querySelector('#lambda-warning').textContent === ''")
+    set_lambda(test, 0)
