@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn all_colours_are_those_of_the_themes() {
         let others =
-            [include_str!("page/page.css"), include_str!("page/conversations.css"), include_str!("page/reading.css")];
+            [include_str!("page/page.css"), include_str!("page/conversations.css"), include_str!("page/reading.css"), include_str!("page/panel.css")];
         for style in others {
             for literal in ["rgb(", "hsl(", ": #", "solid #", "prefers-color-scheme"] {
                 assert!(!style.contains(literal), "{literal}");

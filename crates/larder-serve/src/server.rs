@@ -54,6 +54,8 @@ pub struct ServerOptions {
     pub process_bytes: fn() -> Option<u64>,
     /// Allowed CORS origin, `*` for all.
     pub cors: Option<String>,
+    /// Whether no client may change the routing.
+    pub lock_routing: bool,
     /// Whether the listener is on a loopback address.
     pub is_local: bool,
     /// Whether clients speak TLS.

@@ -1,4 +1,4 @@
-"""The engine panel: what λ costs, and its warning."""
+"""The engine panel: what λ costs, its warning and its lock."""
 
 from .engine import set_lambda
 from .views import clean
@@ -73,3 +73,42 @@ def lambda_warning(test):
     page.locator("#lambda").evaluate(slide, 0.3)
     test.until("document.querySelector('#lambda-warning').textContent === ''")
     set_lambda(test, 0)
+
+
+def lambda_lock(test):
+    """The lock holds for the slider of this browser, also after a reload and in another tab."""
+    page = test.open()
+    lock = page.get_by_role("button", name="Lock λ")
+    pressed = lambda: lock.get_attribute("aria-pressed") == "true"
+    assert not pressed() and page.locator("#lambda").is_enabled()
+    lock.focus()
+    page.keyboard.press("Enter")
+    assert pressed() and page.locator("#lambda").is_disabled()
+    before = test.state()["routing"]
+    box = page.locator("#lambda").bounding_box()
+    page.mouse.click(box["x"] + box["width"] * 0.8, box["y"] + box["height"] / 2)
+    page.wait_for_timeout(300)
+    assert test.state()["routing"] == before, "a locked slider was moved"
+    clean(page, "locked")
+    page = test.open()
+    test.until("document.querySelector('#lambda-lock').getAttribute('aria-pressed') === 'true'")
+    assert page.locator("#lambda").is_disabled()
+    with test.another_tab() as other:
+        other.open()
+        other.until("document.querySelector('#lambda').disabled")
+        other.page.get_by_role("button", name="Lock λ").click()
+        test.until("!document.querySelector('#lambda').disabled")
+
+
+def locked_server(test):
+    """Where the server refuses changes of λ, the page says so and has no lock of its own."""
+    changed_state(test, lambda state: state.update(routing_locked=True))
+    page = test.page
+    page.goto(test.url)
+    test.until("document.querySelector('#lambda-locked').textContent.includes('--lock-routing')")
+    assert page.locator("#lambda").is_disabled() and page.locator("#lambda-lock").is_hidden()
+    for width in (1280, 390):
+        page.set_viewport_size({"width": width, "height": 800})
+        if page.locator("#engine").is_visible():
+            assert page.locator("#lambda-locked").is_visible()
+    clean(page, "locked by the server")

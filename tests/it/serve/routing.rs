@@ -164,6 +164,27 @@ fn costs_that_cannot_be_used_are_left_out() {
 }
 
 #[test]
+fn a_locked_server_keeps_its_routing() {
+    let flags = ["--lock-routing", "--routing", "prior:lambda=0.2,j=1", "--api-key", "boss", "--context", "64"];
+    let server = Server::start(&fixture("../models/demo"), &flags);
+    let boss = "Authorization: Bearer boss\r\n";
+    let state = || server.send("GET", "/engine", boss, b"").json();
+    assert_eq!((&state()["routing_locked"], &state()["routing"]), (&json!(true), &json!("prior:lambda=0.2,j=1")));
+    for body in [r#"{"lambda": 0}"#, r#"{"lambda": 0.2}"#, r#"{"routing": "original"}"#] {
+        let refused = server.send("POST", "/engine", boss, body.as_bytes());
+        assert_eq!(refused.status, 403, "an administrator's too: {}", refused.body);
+        let error = refused.json()["error"].clone();
+        assert_eq!(error["code"], "routing_locked");
+        assert!(error["message"].as_str().unwrap().contains("--lock-routing"), "{error}");
+    }
+    assert_eq!(server.send("POST", "/engine", boss, b"{}").status, 400);
+    assert_eq!(state()["routing"], "prior:lambda=0.2,j=1");
+    let open = Server::start(&fixture("../models/demo"), &["--context", "64"]);
+    assert_eq!(open.get("/engine").json()["routing_locked"], false);
+    assert_eq!(open.post("/engine", json!({"lambda": 0.1})).status, 200);
+}
+
+#[test]
 fn a_warning_says_where_text_breaks() {
     let measured = Measured::new();
     measured.sweep(&["--lambda", "0.5"]);

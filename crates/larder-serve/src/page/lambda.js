@@ -1,23 +1,29 @@
 // The slider for λ, with what each value costs.
+const LOCK_KEY = "larder-lambda-locked";
 let lambdaCosts = null;
 let pendingLambda = null;
+/** Whether λ has an effect, and whether the server refuses changes. */
+let lambdaWorks = false;
+let serverLocks = false;
 
 /** Prepares the slider for the engine's first state. */
 function beginLambda({ streams, lambda_costs: costs }) {
-  lambdaCosts = costs;
-  $("lambda").disabled = !streams;
+  lambdaWorks = streams;
   if (!streams) {
     $("lambda-note").textContent = "All experts fit into memory: nothing is read, so λ has no effect.";
     return;
   }
+  if (isLocked()) $("lambda-lock").setAttribute("aria-pressed", "true");
   if (!costs) return;
   $("lambda").max = costs.scale.at(-1).lambda;
   $("lambda").step = costs.scale[1].lambda;
 }
 
 /** Shows the routing strategy that the server reports, and its cost. */
-function showRouting({ streams, lambda, routing, lambda_cost: cost, lambda_costs: costs }) {
+function showRouting({ streams, lambda, routing, routing_locked: locked = serverLocks, lambda_cost: cost, lambda_costs: costs }) {
   lambdaCosts = costs;
+  serverLocks = locked;
+  fitLock();
   if (streams) $("lambda-source").textContent = costs?.source ?? "What λ costs this model was not measured: larder eval sweep TEXT --save does it.";
   if (pendingLambda !== null) return;
   if (lambda !== null) {
@@ -41,6 +47,42 @@ function showCost(note) {
   // Screen readers announce a status each time it is set.
   if ($("lambda-warning").textContent !== text) $("lambda-warning").textContent = text;
 }
+
+/** Whether the slider is locked in this browser. */
+function isLocked() {
+  try {
+    return localStorage.getItem(LOCK_KEY) === "1";
+  } catch {
+    return $("lambda-lock").getAttribute("aria-pressed") === "true";
+  }
+}
+
+/** Enables or disables slider and lock. */
+function fitLock() {
+  const isPressed = $("lambda-lock").getAttribute("aria-pressed") === "true";
+  $("lambda-lock").disabled = !lambdaWorks;
+  $("lambda-lock").hidden = serverLocks;
+  $("lambda").disabled = !lambdaWorks || serverLocks || isPressed;
+  $("lambda-locked").textContent = serverLocks ? "Locked by the server: it was started with --lock-routing." : "";
+}
+
+$("lambda-lock").onclick = () => {
+  const lock = $("lambda-lock").getAttribute("aria-pressed") !== "true";
+  $("lambda-lock").setAttribute("aria-pressed", String(lock));
+  try {
+    localStorage.setItem(LOCK_KEY, lock ? "1" : "0");
+  } catch {
+    // The lock then holds until the page is closed.
+  }
+  fitLock();
+};
+
+// Another tab locks this one too.
+window.addEventListener("storage", ({ key }) => {
+  if (key !== LOCK_KEY) return;
+  $("lambda-lock").setAttribute("aria-pressed", String(isLocked()));
+  fitLock();
+});
 
 $("lambda").oninput = () => {
   const isSending = pendingLambda !== null;

@@ -86,6 +86,9 @@ pub struct ServeArgs {
     #[arg(long, value_name = "KEY", env = "LARDER_UPSTREAM_KEY", hide_env_values = true, requires = "upstream")]
     #[arg(help_heading = heading::SERVER)]
     pub upstream_key: Option<String>,
+    /// Keep the routing of the start: no client may change λ or the strategy
+    #[arg(long, help_heading = heading::SERVER)]
+    pub lock_routing: bool,
     /// Log to standard error: failures, or also a line per response and per answer
     #[arg(long, value_name = "LEVEL", default_value = "off", help_heading = heading::SERVER)]
     pub log_level: LogLevel,

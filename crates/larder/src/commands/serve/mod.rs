@@ -89,6 +89,7 @@ fn options(args: &ServeArgs) -> ServerOptions {
         api_keys: vec![],
         process_bytes: memory::current,
         cors: args.cors.clone(),
+        lock_routing: args.lock_routing,
         is_local: false,
         with_tls: false,
         upstream: args.upstream.clone().map(|address| UpstreamOptions { address, key: args.upstream_key.clone() }),
