@@ -29,6 +29,7 @@ const SCRIPT: &str = concat!(
     include_str!("page/store.js"),
     include_str!("page/tree.js"),
     include_str!("page/tabs.js"),
+    include_str!("page/models.js"),
     include_str!("page/settings.js"),
     include_str!("page/messages.js"),
     include_str!("page/generation.js"),
@@ -92,8 +93,12 @@ mod tests {
 
     #[test]
     fn all_colours_are_those_of_the_themes() {
-        let others =
-            [include_str!("page/page.css"), include_str!("page/conversations.css"), include_str!("page/reading.css"), include_str!("page/panel.css")];
+        let others = [
+            include_str!("page/page.css"),
+            include_str!("page/conversations.css"),
+            include_str!("page/reading.css"),
+            include_str!("page/panel.css"),
+        ];
         for style in others {
             for literal in ["rgb(", "hsl(", ": #", "solid #", "prefers-color-scheme"] {
                 assert!(!style.contains(literal), "{literal}");

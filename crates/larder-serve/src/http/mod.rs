@@ -337,14 +337,14 @@ async fn engine(State(app): State<App>) -> Result<Json> {
     let (to, state) = oneshot::channel();
     app.queue.command(EngineCommand::ReadState(to))?;
     let mut state = state.await.map_err(|_| ApiError::shutting_down())?;
-    state["routing_locked"] = app.options.lock_routing.into();
+    state["routing_locked"] = app.server.options.lock_routing.into();
     Ok(Json(state))
 }
 
 async fn set_engine(State(app): State<App>, request: Request) -> Result<Json> {
     let body = body::read(&app.server, request).await?;
     let change = request::parse_routing(&body)?;
-    if app.options.lock_routing {
+    if app.server.options.lock_routing {
         let message = "The routing is locked: this server was started with --lock-routing.";
         return Err(ApiError::new(StatusCode::FORBIDDEN, "routing_locked", message));
     }

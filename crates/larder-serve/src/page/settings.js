@@ -1,5 +1,6 @@
 // The settings of a conversation: in the form, in records and in requests.
 const SETTINGS = [
+  { id: "model-choice", field: "model", isText: true },
   { id: "system", isText: true },
   { id: "temperature", low: 0, high: 2 },
   { id: "top-p", low: 0, high: 1 },
@@ -11,7 +12,7 @@ const SETTINGS = [
   { id: "context-full", choices: ["drop-turns", "shift", "stop"] },
 ];
 /** Names in records and requests. */
-for (const setting of SETTINGS) setting.field = setting.id.replaceAll("-", "_");
+for (const setting of SETTINGS) setting.field ??= setting.id.replaceAll("-", "_");
 
 /** What the server does with a full context unless a request says otherwise. */
 let serverContextFull = "stop";
@@ -32,6 +33,7 @@ function settingsIn(object) {
 /** Fills the form. */
 function showSettings(settings) {
   for (const { id, field } of SETTINGS) $(id).value = settings[field] ?? "";
+  chooseModel(settings.model ?? "");
 }
 
 /** The settings in the form; empty ones are left out, so that the server's hold. */
