@@ -5,7 +5,7 @@
     python scripts/check/test_page.py --url http://127.0.0.1:8080 --pictures docs
 
 The checks are in the folder page: sending, stopping and streaming, turns beyond the context, conversations that are kept, versions of
-messages, files, two tabs, λ with its cost and the grid, hostile markdown, light and dark, colours of code, a key, narrow screens, the keyboard alone, and axe on each view.
+messages, files, two tabs, λ with its cost and the grid, hostile markdown, light and dark, colours of code, formulas, a key, narrow screens, the keyboard alone, and axe on each view.
 Any error in the browser's console fails. Prints `ok` for each check; exits with 1 if one fails.
 """
 
@@ -24,7 +24,7 @@ CHECKS = (
     conversations.nothing_kept, conversations.full_disk, engine.panel, engine.lambda_slider, panel.lambda_cost, panel.lambda_warning,
     panel.lambda_lock, panel.locked_server, chat.markdown, views.phone,
     reading.theme, reading.theme_against_the_system, reading.theme_without_storage, reading.code,
-    reading.code_that_grows, views.keyboard_alone, views.axe, engine.many_experts, chat.key, chat.lost,
+    reading.code_that_grows, reading.formulas, reading.formulas_that_grow, reading.formulas_of_a_hostile_server, views.keyboard_alone, views.axe, engine.many_experts, chat.key, chat.lost,
 )
 
 

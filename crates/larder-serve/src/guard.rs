@@ -80,6 +80,7 @@ pub const ROUTES: &[&str] = &[
     "/props",
     "/tokenize",
     "/detokenize",
+    "/mathml",
     "/apply-template",
     "/slots",
     "/slots/{id}",

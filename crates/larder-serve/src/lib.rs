@@ -5,7 +5,7 @@
 //! (`active.rs`) has one token or one piece of prefill, and sends their text to the HTTP handlers (`reply/`). Sequences whose requests
 //! are over stay in the prefix cache (`prefix_cache.rs`), so that the next message of a chat skips the part of prefill
 //! that it shares with the last one. Those that leave it are saved in a folder if there is one (`sessions/`); `slots.rs` is both
-//! together. `page/` is the web page at `/`.
+//! together. `page/` is the web page at `/`, and `formula.rs` converts its formulas.
 //!
 //! This crate opens no files but those of that folder, loads no model and reads no command line. [`serve`] gets a listener that is already bound,
 //! [`ServerOptions`], a [`ServedModel`] (tokenizer, chat template, context) and an [`Engine`] (decoder and experts).
@@ -33,6 +33,7 @@ mod embedding;
 mod engine;
 mod error;
 mod error_form;
+mod formula;
 mod guard;
 mod http;
 mod job;

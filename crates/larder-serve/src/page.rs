@@ -24,6 +24,7 @@ const SCRIPT: &str = concat!(
     include_str!("page/api.js"),
     include_str!("page/grammars.js"),
     include_str!("page/code.js"),
+    include_str!("page/formulas.js"),
     include_str!("page/markdown.js"),
     include_str!("page/context.js"),
     include_str!("page/store.js"),

@@ -1,4 +1,4 @@
-"""How the page reads: its colours by choice, and the colours of code."""
+"""How the page reads: its colours by choice, the colours of code, and formulas."""
 
 import time
 
@@ -23,29 +23,32 @@ def theme(test):
             .observe(document, { childList: true, subtree: true });""")
     page.emulate_media(color_scheme="dark")
     test.open()
-    assert is_dark(page, True) and chosen(page) == "system"
+    until_dark(test, True)
+    assert chosen(page) == "system"
     grid = test.grid()
     page.emulate_media(color_scheme="light")
-    assert is_dark(page, False)
+    until_dark(test, False)
     test.until(f"document.querySelector('#grid').toDataURL() !== {grid!r}")
     page.get_by_role("radio", name="Dark").check()
-    assert is_dark(page, True)
+    until_dark(test, True)
     test.until(f"document.querySelector('#grid').toDataURL() === {grid!r}")
     for path in ("/", "/#other"):
         page.goto("about:blank")
         test.open(path)
-        assert is_dark(page, True) and chosen(page) == "dark"
+        until_dark(test, True)
+        assert chosen(page) == "dark"
         test.until("window.painted.length >= 20")
         assert set(page.evaluate("window.painted")) == {DARK}, page.evaluate("window.painted")
     with test.another_tab() as other:
         other.page.emulate_media(color_scheme="light")
         other.open()
-        assert is_dark(other.page, True)
+        until_dark(other, True)
         other.page.get_by_role("radio", name="Dark").focus()
         other.page.keyboard.press("ArrowLeft")
-        assert chosen(other.page) == "light" and is_dark(other.page, False)
-        test.until(f"{PAPER} === {LIGHT!r}")
-        assert chosen(page) == "light"
+        until_dark(other, False)
+        assert chosen(other.page) == "light"
+        until_dark(test, False)
+        test.until("document.querySelector('#theme :checked').value === 'light'")
         page.get_by_role("radio", name="System").check()
         assert page.evaluate("localStorage.length") == 0
         other.until("document.querySelector('#theme :checked').value === 'system'")
@@ -73,18 +76,18 @@ def theme_without_storage(test):
     test.open()
     assert chosen(page) == "system"
     page.get_by_role("radio", name="Dark").check()
-    assert is_dark(page, True)
+    until_dark(test, True)
     test.open()
-    assert is_dark(page, False)
+    until_dark(test, False)
 
 
 def chosen(page):
     return page.evaluate("document.querySelector('#theme :checked').value")
 
 
-def is_dark(page, wanted):
-    scheme = page.evaluate("getComputedStyle(document.documentElement).colorScheme")
-    return (page.evaluate(PAPER), scheme) == ((DARK, "dark") if wanted else (LIGHT, "light"))
+def until_dark(test, wanted):
+    scheme, paper = ("dark", DARK) if wanted else ("light", LIGHT)
+    test.until(f"{PAPER} === {paper!r} && getComputedStyle(document.documentElement).colorScheme === {scheme!r}")
 
 
 CODE = {
@@ -189,3 +192,118 @@ def code_that_grows(test):
 def grow(test, text):
     """Adds to the answer, and waits until it is shown."""
     test.page.evaluate("(text) => new Promise((shown) => { window.grow(text); setTimeout(() => requestAnimationFrame(() => setTimeout(shown)), 5); })", text)
+
+
+FORMULAS = r"""The roots of $ax^2+bx+c=0$ are
+
+$$x = \frac{-b \pm \sqrt{b^2-4ac}}{2a}.$$
+
+It costs $5 and $6, or $7, US$8 and US$9 between $x_1$ and \$3, \(e^{i\pi}\) and again $ax^2+bx+c=0$, $$y$$ in a line; `$z$` is code, **bold $a*b*c$**.
+
+\[
+\begin{aligned}
+a &= b \\
+
+- c &= \boxed{42} & x < 5
+\end{aligned}
+\]
+
+```
+$code$
+```
+
+- an item with $\hat{x}$, and the unknown $\unknown{x}$
+"""
+
+
+def formulas(test):
+    """Formulas become MathML; prices and code stay; each formula is requested once; copies have the source."""
+    page, requested = test.open(), []
+    page.on("request", lambda request: requested.extend(request.post_data_json["formulas"]) if request.url.endswith("/mathml") else None)
+    test.answered(FORMULAS)
+    test.send("Formulas")
+    test.wait_until_written()
+    text = page.locator(".answer .text")
+    test.until("document.querySelectorAll('.answer math').length === 9")
+    assert text.locator("math[display=block]").count() == 3 and text.locator("mfrac").count() == 1
+    shown = text.inner_text()
+    for kept in ("It costs $5 and $6, or $7, US$8 and US$9 between ", " and $3, ", "$\\unknown{x}$"):
+        assert kept in shown, (kept, shown)
+    assert text.locator("code").all_inner_texts() == ["$z$", "$code$"] and text.locator("strong math").count() == 1
+    assert text.locator("ul li").count() == 1 and "42" in text.locator("mtable mtable").text_content()
+    assert text.locator("math").nth(1).get_attribute("alttext") == r"x = \frac{-b \pm \sqrt{b^2-4ac}}{2a}."
+    latex = [formula["latex"] for formula in requested]
+    assert len(set(latex)) == len(latex) == 9, latex
+    test.answer().get_by_role("button", name="Copy this answer").click()
+    test.until("document.querySelector('.message:last-child .tools button').textContent === 'Copied'")
+    assert test.copied() == FORMULAS
+    # What is known is not requested again, also what cannot be converted.
+    test.answer().get_by_role("button", name="Regenerate").click()
+    test.until("document.querySelectorAll('.answer .versions').length === 1 && document.querySelectorAll('.answer math').length === 9")
+    page.wait_for_timeout(200)
+    assert len(requested) == 9, requested
+    for name in ("Light", "Dark"):
+        page.get_by_role("radio", name=name).check()
+        clean(page, f"formulas, {name}")
+    page.set_viewport_size({"width": 390, "height": 780})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    clean(page, "formulas, narrow")
+
+
+def formulas_that_grow(test):
+    """A formula is shown as text until it is closed, and survives what is written behind it."""
+    page = test.page
+    page.add_init_script(STREAM)
+    test.open()
+    test.send("Formulas")
+    test.until("Boolean(window.grow)")
+    grow(test, "Let $x^")
+    assert "Let $x^" in test.text() and page.locator(".answer math").count() == 0
+    grow(test, "2$ and\n\n\\[\na\n- b\n")
+    test.until("document.querySelectorAll('.answer math').length === 1")
+    assert page.locator(".answer li").count() == 0 and "- b" in test.text()
+    grow(test, "= c\n\\]\n\n")
+    test.until("document.querySelectorAll('.answer math').length === 2")
+    for word in "and this is the end of it".split():
+        grow(test, word + " ")
+    page.evaluate("window.end()")
+    test.wait_until_written()
+    assert page.locator(".answer math").count() == 2 and test.text().endswith("end of it")
+
+
+def formulas_of_a_hostile_server(test):
+    """Of MathML that a server sends, only known parts are shown; a server that refuses leaves the sources."""
+    page = test.open()
+    # The policy refuses styles already while MathML is parsed.
+    test.allowed = ("500", "inline style")
+    hostile = [
+        '<math><mi href="javascript:window.harmed=1" onclick="window.harmed=2" style="color:red" class="menv-x evil" stretchy="true" width="9999em">x</mi></math>',
+        "<math><mi>x</mi><script>window.harmed=3</script></math>",
+        "<math><mtext><img src=x onerror=window.harmed=4></mtext></math>",
+        '<math><annotation-xml encoding="text/html"><p>x</p></annotation-xml></math>',
+        "<svg onload=window.harmed=5></svg>", "<img src=x onerror=window.harmed=6>", "", None, 7,
+        "<math><semantics><mi>x</mi></semantics></math>",
+    ]
+    body = {"formulas": [{"mathml": mathml} for mathml in hostile]}
+    page.route("**/mathml", lambda route: route.fulfill(json=body))
+    names = [f"x_{{{i}}}" for i in range(len(hostile))]
+    test.answered(" ".join(f"${name}$" for name in names))
+    test.send("Formulas")
+    test.wait_until_written()
+    test.until("document.querySelectorAll('.answer math').length === 1")
+    assert page.locator(".answer math").evaluate("(math) => math.outerHTML") == '<math alttext="x_{0}"><mi class="menv-x" stretchy="true">x</mi></math>'
+    assert page.locator(".answer :is(script, img, svg, annotation-xml, semantics, p p)").count() == 0
+    assert test.text().split()[1:] == [f"${name}$" for name in names[1:]], test.text()
+    assert page.evaluate("window.harmed") is None
+    asked = []
+    page.unroute("**/mathml")
+    page.route("**/mathml", lambda route: (asked.append(1), route.fulfill(status=500, json={"error": {"message": "no"}})))
+    page.click("#new-chat")
+    test.answered("A $y_1$ and $y_2$.\n\n" + "$$" * 3000 + "\n\n" + "$a " * 3000 + "\n\n" + "\\[\n" * 3000)
+    start = time.monotonic()
+    test.send("Formulas")
+    test.wait_until_written()
+    assert time.monotonic() - start < 5
+    test.until("document.querySelector('.answer .text').innerText.startsWith('A $y_1$ and $y_2$.')")
+    page.wait_for_timeout(300)
+    assert len(asked) == 1, asked

@@ -93,6 +93,26 @@ fn it_is_there_without_the_key_that_all_else_needs() {
 }
 
 #[test]
+fn formulas_become_mathml_for_those_with_the_key() {
+    let (server, _) = page(&["--api-key", "bread"]);
+    let body = |formulas: serde_json::Value| json!({"formulas": formulas}).to_string();
+    let formulas = body(json!([{"latex": r"\frac12", "display": true}, {"latex": r"\unknown"}, {"latex": "x<y"}]));
+    assert_eq!(server.send("POST", "/mathml", "", formulas.as_bytes()).status, 401);
+    let key = "Authorization: Bearer bread\r\n";
+    let response = server.send("POST", "/mathml", key, formulas.as_bytes());
+    assert_eq!(response.status, 200, "{}", response.body);
+    let all = response.json()["formulas"].clone();
+    let mathml = |i: usize| all[i]["mathml"].as_str().unwrap_or_default();
+    assert!(
+        mathml(0).starts_with("<math display=\"block\"") && mathml(0).contains("<mfrac><mn>1</mn><mn>2</mn></mfrac>")
+    );
+    assert!(all[1]["error"].as_str().unwrap().contains("unknown") && mathml(2).contains("<mo>&lt;</mo>"), "{all}");
+    let many = body(json!(vec![json!({"latex": "x"}); 65]));
+    let refused = server.send("POST", "/mathml", key, many.as_bytes());
+    assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("formulas")));
+}
+
+#[test]
 fn the_engine_tells_what_the_model_recommends() {
     let server = Server::start(&fixture("golden/olmoe"), &[]);
     let state = server.get("/engine").json();

@@ -10,13 +10,13 @@ use axum::extract::{Path, Request, State};
 use axum::http::request::Parts;
 use axum::http::{Extensions, HeaderName, HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{any, get};
+use axum::routing::{any, get, post};
 use bytes::Bytes;
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 use serde_json::{Value, json};
 
-use super::{Result, body, events_of, health_of, method_not_allowed, metrics_of, not_found, ollama};
+use super::{Result, body, events_of, health_of, mathml, method_not_allowed, metrics_of, not_found, ollama};
 use crate::error::{ApiError, Json};
 use crate::guard::ROUTES;
 use crate::page;
@@ -49,6 +49,7 @@ pub fn routes(server: Shared, pool: Arc<ModelPool>) -> Router {
         "/v1/models/{*id}" => router.route(path, get(model)),
         "/api/tags" => router.route(path, get(tags)),
         "/api/ps" => router.route(path, get(running)),
+        "/mathml" => router.route(path, post(mathml)),
         "/api/version" => router.route(path, get(ollama::version)),
         path => router.route(path, any(dispatch)),
     });
@@ -65,6 +66,10 @@ async fn metrics(State(front): State<Front>) -> Response {
 
 async fn events(State(front): State<Front>) -> Result<Response> {
     events_of(&front.server)
+}
+
+async fn mathml(State(front): State<Front>, request: Request) -> Result<Json> {
+    mathml::convert_on(&front.server, request).await
 }
 
 async fn models(State(front): State<Front>) -> Json {

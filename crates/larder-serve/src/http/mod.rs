@@ -36,6 +36,7 @@ mod anthropic;
 mod body;
 mod embeddings;
 mod front;
+mod mathml;
 mod ollama;
 mod responses;
 mod slots;
@@ -80,6 +81,7 @@ pub fn routes(app: App) -> Router {
         .route("/slots/{id}", post(slots::act))
         .route("/tokenize", post(tools::tokenize))
         .route("/detokenize", post(tools::detokenize))
+        .route("/mathml", post(mathml::convert))
         .route("/apply-template", post(tools::apply_template))
         .route("/v1/responses", post(responses::respond))
         .route("/responses", post(responses::respond))
@@ -192,18 +194,26 @@ fn prepare_completion(app: &App, CompletionRequest { params, prompts }: Completi
     Ok(Asked { params, grammar, prompts, more_stops: vec![], chat: None, show_marks: false })
 }
 
-/// Runs `work`, mostly tokenising, on a blocking thread, a few at a time.
+/// Runs `work` on a model, mostly tokenising, on a blocking thread, a few at a time.
 async fn run_blocking<T: Send + 'static>(
     app: &App,
     work: impl FnOnce(&App) -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let failed = || ApiError::engine_failed("The request could not be tokenised: a worker thread failed.");
-    let permit = app.server.tokenizer_permits.clone().acquire_owned().await.map_err(|_| failed())?;
     let own = app.clone();
+    run_permitted(&app.server, move || work(&own)).await
+}
+
+/// Runs `work` on a blocking thread, a few at a time.
+async fn run_permitted<T: Send + 'static>(
+    server: &Shared,
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let failed = || ApiError::engine_failed("The request could not be tokenised: a worker thread failed.");
+    let permit = server.tokenizer_permits.clone().acquire_owned().await.map_err(|_| failed())?;
     // The permit is held until the work is done, also if the client has disconnected.
     let work = move || {
         let _permit = permit;
-        work(&own)
+        work()
     };
     tokio::task::spawn_blocking(work).await.map_err(|_| failed())?
 }

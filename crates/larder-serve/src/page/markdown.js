@@ -54,6 +54,7 @@ function blockAt(lines, at, depth) {
   const line = lines[at];
   const fence = FENCE.exec(line);
   if (fence) return codeAt(lines, at, fence);
+  if (startsFormula(lines, at)) return formulaAt(lines, at);
   const heading = HEADING.exec(line);
   // The page itself has h1 and h2.
   if (heading) return { end: at + 1, make: () => inlineIn(`h${Math.min(6, heading[1].length + 2)}`, heading[2]) };
@@ -69,7 +70,7 @@ function blockAt(lines, at, depth) {
 
 function startsBlock(lines, at, depth) {
   const line = lines[at];
-  if (FENCE.test(line) || HEADING.test(line) || RULE.test(line) || isTable(lines, at)) return true;
+  if (FENCE.test(line) || HEADING.test(line) || RULE.test(line) || isTable(lines, at) || startsFormula(lines, at)) return true;
   return depth < DEPTH && (/^ {0,3}>/.test(line) || ITEM.test(line));
 }
 
@@ -165,7 +166,7 @@ function inlineIn(tag, text) {
 
 const MARKS = [["**", "strong"], ["__", "strong"], ["~~", "del"], ["*", "em"], ["_", "em"]];
 
-/** The nodes of a line: text, code, emphasis and links. */
+/** The nodes of a line: text, code, formulas, emphasis and links. */
 function inline(text, depth) {
   const nodes = [];
   // If a mark has no end, later ones have none either; skipping them avoids quadratic time.
@@ -179,7 +180,7 @@ function inline(text, depth) {
     at = end;
   };
   while (at < text.length) {
-    const found = depth < DEPTH && (codeIn(text, at, unclosed) ?? linkIn(text, at, unclosed, depth) ?? markIn(text, at, unclosed, depth));
+    const found = depth < DEPTH && (codeIn(text, at, unclosed) ?? formulaIn(text, at, unclosed) ?? linkIn(text, at, unclosed, depth) ?? markIn(text, at, unclosed, depth));
     if (found) push(found.node, found.end);
     else if (text[at] === "\\" && /[!-/:-@[-`{-~]/.test(text[at + 1] ?? "")) {
       plain += text[at + 1];

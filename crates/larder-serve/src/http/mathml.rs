@@ -1,0 +1,29 @@
+//! The route that converts formulas to MathML, for the page.
+
+use axum::extract::{Request, State};
+use serde_json::{Value, json};
+
+use super::{Result, body, run_permitted};
+use crate::error::Json;
+use crate::formula;
+use crate::request::MathmlRequest;
+use crate::server::{App, Shared};
+
+/// The MathML of each formula, or an error in its place.
+pub async fn convert(State(app): State<App>, request: Request) -> Result<Json> {
+    convert_on(&app.server, request).await
+}
+
+/// As [`convert`], whatever model.
+pub async fn convert_on(server: &Shared, request: Request) -> Result<Json> {
+    let body = body::read(server, request).await?;
+    run_permitted(server, move || {
+        let MathmlRequest { formulas } = MathmlRequest::parse(&body)?;
+        let converted = formula::convert(formulas).into_iter().map(|result| match result {
+            Ok(mathml) => json!({"mathml": mathml}),
+            Err(error) => json!({"error": error}),
+        });
+        Ok(Json(json!({"formulas": converted.collect::<Value>()})))
+    })
+    .await
+}
