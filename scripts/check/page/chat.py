@@ -5,7 +5,7 @@ import time
 
 from .browser import records
 
-HOSTILE = """# Loaves <script>window.harmed = 1</script>
+HOSTILE = """# Loaves <script>window.harmed = 1</script> ##
 
 A **bold** one, *lean*, `let x = 1 < 2;`, snake_case_name, 2 * 3 * 4, [here](https:example.org/a?b=c),
 [not here](javascript:window.harmed=2), <img src=x onerror="window.harmed=3">
@@ -26,7 +26,10 @@ A **bold** one, *lean*, `let x = 1 < 2;`, snake_case_name, 2 * 3 * 4, [here](htt
 ```rust
 fn main() { println!("<b>{}</b>", 1); }
 ```
-""" + "\n" + ">" * 4000 + " deep\n\n" + "*[`_" * 4000
+
+### About C#
+
+""" + "\n#### wide" + " " * 50_000 + "heading\n\n" + ">" * 4000 + " deep\n\n" + "*[`_" * 4000
 
 
 def chat(test):
@@ -122,9 +125,10 @@ def markdown(test):
     test.wait_until_written()
     assert time.monotonic() - start < 5
     text = test.answer().locator(".text")
-    for selector, count in (("h3", 1), ("strong", 2), ('em:text-is("lean")', 1), ("ul ul li", 1), ("ol > li", 2), ("td", 2), ("pre code", 1),
+    for selector, count in (("h3", 1), ("h5", 1), ("h6", 1), ("strong", 2), ('em:text-is("lean")', 1), ("ul ul li", 1), ("ol > li", 2), ("td", 2), ("pre code", 1),
                             ("a", 1), ("img, script, iframe, [onerror]", 0)):
         assert text.locator(selector).count() == count, (selector, text.locator(selector).count())
+    assert text.locator("h3, h5").all_inner_texts() == ["Loaves <script>window.harmed = 1</script>", "About C#"]
     assert text.locator("a").get_attribute("rel").startswith("noopener")
     assert "snake_case_name, 2 * 3 * 4" in text.inner_text()
     assert page.evaluate("window.harmed") is None

@@ -2,7 +2,7 @@
 // nesting and scanning are bounded.
 const DEPTH = 8;
 const FENCE = /^ {0,3}(```+|~~~+)\s*(?:([^\s`]+)(?:\s[^`]*)?)?$/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*$/;
+const HEADING = /^ {0,3}(#{1,6})\s+(.*)$/;
 const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
 const ITEM = /^( *)([-*+]|\d{1,3}[.)])\s+(.*)$/;
 const DIVIDER = /^ *\|?[ :]*-[-: |]*$/;
@@ -57,7 +57,7 @@ function blockAt(lines, at, depth) {
   if (startsFormula(lines, at)) return formulaAt(lines, at);
   const heading = HEADING.exec(line);
   // The page itself has h1 and h2.
-  if (heading) return { end: at + 1, make: () => inlineIn(`h${Math.min(6, heading[1].length + 2)}`, heading[2]) };
+  if (heading) return { end: at + 1, make: () => inlineIn(`h${Math.min(6, heading[1].length + 2)}`, headingText(heading[2])) };
   if (RULE.test(line)) return { end: at + 1, make: () => make("hr") };
   if (depth < DEPTH && line.startsWith("<think>")) return reasoningAt(lines, at, depth);
   if (depth < DEPTH && /^ {0,3}>/.test(line)) return quoteAt(lines, at, depth);
@@ -66,6 +66,14 @@ function blockAt(lines, at, depth) {
   let end = at + 1;
   while (end < lines.length && lines[end].trim() && !startsBlock(lines, end, depth)) end++;
   return { end, make: () => inlineIn("p", lines.slice(at, end).join("\n").trim()) };
+}
+
+/** A heading without the signs that may close it; those of a word such as C# stay. */
+function headingText(text) {
+  const whole = text.trimEnd();
+  let end = whole.length;
+  while (whole[end - 1] === "#") end--;
+  return end === 0 || /\s/.test(whole[end - 1]) ? whole.slice(0, end).trimEnd() : whole;
 }
 
 function startsBlock(lines, at, depth) {
