@@ -4,6 +4,7 @@ mod cache;
 mod commands;
 mod counters;
 mod edge;
+mod laptop;
 mod model;
 mod serve;
 mod store;

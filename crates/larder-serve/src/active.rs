@@ -311,7 +311,8 @@ impl<'m> ActiveRequest<'m> {
             return Ok(Turn::Finished(None));
         }
         let before = self.logprobs.map(|top| (top, self.step.row().to_vec()));
-        let failed = |error: &dyn std::error::Error| ApiError::engine_failed(error.to_string());
+        let model = self.model;
+        let failed = |error: &dyn std::error::Error| model.failure(error);
         let (confirmed, room) = (self.tokens(), self.sequence.remaining() + self.step.open());
         let tokens = &self.sequence.tokens()[..confirmed];
         let token = self.writer.write(self.step.row(), tokens, room).map_err(|error| match error {

@@ -148,6 +148,7 @@ impl DecodeLoop<'_> {
     /// Computes the step, of which each request may use its share of tokens. If it fails, the requests are tried one by
     /// one, so that only those fail that the cause concerns.
     fn compute(&mut self, shares: &[usize], work: &mut StepWork) {
+        let shared = self.shared;
         let (decoder, experts) = self.engine.decoder_and_experts();
         let in_step = self.active.iter_mut().zip(shares).filter(|(_, share)| **share > 0);
         let mut requests: Vec<(&mut ActiveRequest, usize)> = in_step.map(|(r, share)| (r, *share)).collect();
@@ -172,7 +173,7 @@ impl DecodeLoop<'_> {
                 match step(decoder, experts, &mut [request.part(share)], &mut tap) {
                     Ok(logits) => computed(iter::once(request), logits, tap, None),
                     Err(ModelError::Cancelled) => {}
-                    Err(error) => request.fail(ApiError::engine_failed(error.to_string())),
+                    Err(error) => request.fail(shared.model.failure(&error)),
                 }
             }),
         }

@@ -58,6 +58,17 @@ impl ApiError {
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", "The server is shutting down.")
     }
 
+    /// 503: the drive with the model was removed, as this sentence says.
+    pub fn drive_removed(sentence: String) -> Self {
+        /// Seconds until a client may ask whether the drive is back, which costs next to nothing.
+        const RETRY_SECONDS: u64 = 10;
+        let mut letters = sentence.chars();
+        let first = letters.next().map(|first| first.to_ascii_uppercase());
+        let message = first.into_iter().chain(letters).chain(['.']).collect::<String>();
+        let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "drive_removed", message);
+        ApiError { retry_after: Some(RETRY_SECONDS), ..error }
+    }
+
     /// 504: the request took longer than the server's time limit.
     pub fn timed_out(seconds: u64) -> Self {
         let message = format!("The request was not completed within the time limit of {seconds} s.");

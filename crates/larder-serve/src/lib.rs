@@ -60,7 +60,7 @@ mod upstream;
 pub use engine::{Engine, EngineStatus, LayerVisit, RoutingChange, RoutingQuality};
 pub use error::ApiError;
 pub use listener::ServerListener;
-pub use model::ServedModel;
+pub use model::{FilesCheck, ServedModel};
 pub use pool::{ModelLoader, ModelSource, OnDemandModels, PlannedModel};
 pub use server::{ApiKey, ServerOptions, TOKENIZER_THREADS, serve};
 pub use sessions::SessionDisk;

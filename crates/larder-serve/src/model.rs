@@ -3,6 +3,11 @@
 use larder_engine::{ChatFormat, ChatTemplate, GenerationConfig, Tokenizer, Welcome};
 use serde_json::Value;
 
+use crate::error::ApiError;
+
+/// Says whether files can be read now; else a sentence why not.
+pub type FilesCheck = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
+
 /// Everything about the model but its weights.
 pub struct ServedModel {
     /// Name in `/v1/models` and in responses.
@@ -35,12 +40,24 @@ pub struct ServedModel {
     pub top_k: usize,
     /// The memory plan, as `/engine` reports it.
     pub memory_plan: Value,
+    /// Whether its files can be read. Takes no time unless a read has failed.
+    pub files: FilesCheck,
 }
 
 impl ServedModel {
     /// Special tokens that stay in the text of a chat's answer, where its parser needs them.
     pub fn shown_tokens(&self) -> &[u32] {
         self.chat_format.as_ref().map_or(&[], ChatFormat::shown_tokens)
+    }
+
+    /// Refuses requests while its drive is away.
+    pub fn require_files(&self) -> Result<(), ApiError> {
+        (self.files)().map_err(ApiError::drive_removed)
+    }
+
+    /// The error of a request whose computation failed for this reason.
+    pub fn failure(&self, reason: &dyn std::error::Error) -> ApiError {
+        self.require_files().err().unwrap_or_else(|| ApiError::engine_failed(reason.to_string()))
     }
 
     /// Whether requests may call it by this name.

@@ -26,6 +26,8 @@ pub enum StoreErrorKind {
     Newer,
     /// The target is occupied or in use.
     Taken,
+    /// The drive of a store was removed while the store was open, or came back with another store.
+    Removed,
 }
 
 /// An error with its kind, the file, and one sentence that says what was found there.

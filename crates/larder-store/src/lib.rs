@@ -47,6 +47,7 @@ mod manifest;
 #[cfg(all(test, target_os = "linux"))]
 mod page_cache;
 mod parallel;
+mod presence;
 mod provenance;
 mod quantize;
 pub mod reader;
@@ -64,6 +65,7 @@ mod tensor_slice;
 mod testing;
 mod upgrade;
 mod verify;
+mod watched_file;
 
 pub use add_drive::{AddedDrive, add_drive};
 pub use assemble::Assembler;
@@ -78,6 +80,7 @@ pub use manifest::{
     ExpertChecksums, ExpertClass, ExpertFiles, FORMAT_VERSION, MANIFEST_FILE, Manifest, Provenance, RESIDENT_FILE,
     ResidentFile, SidecarFile,
 };
+pub use presence::StorePresence;
 pub use provenance::is_made_of;
 pub use quantize::{ValueOutOfRange, decode_floats, encode};
 pub use resident::check_resident;

@@ -118,8 +118,13 @@ pub(crate) fn mark(folder: &Path, manifest: &Manifest) -> Result<()> {
 
 /// Whether `folder` says that it holds shards, and if so, whether of this manifest.
 pub(crate) fn is_of(folder: &Path, manifest: &Manifest) -> Result<Option<bool>> {
+    Ok(shards_of(folder)?.map(|found| found == shards_digest(manifest)))
+}
+
+/// The digest of the shards to which `folder` belongs, if it says that it holds shards.
+pub(crate) fn shards_of(folder: &Path) -> Result<Option<String>> {
     let found: Option<DriveFile> = read_json(&folder.join(DRIVE_FILE))?;
-    Ok(found.map(|found| found.shards == shards_digest(manifest)))
+    Ok(found.map(|found| found.shards))
 }
 
 /// Checks that `folder` is there and belongs to this manifest.
@@ -138,7 +143,7 @@ fn check(folder: &Path, manifest: &Manifest) -> Result<()> {
 
 /// Digest of the checksums of all shards, in order: those of the experts, then those of the smaller copies. Other than the
 /// hash of the store, it does not change with the config.
-fn shards_digest(manifest: &Manifest) -> String {
+pub(crate) fn shards_digest(manifest: &Manifest) -> String {
     let sets = [Some(&manifest.experts), manifest.small_experts.as_ref()];
     let all = sets.into_iter().flatten().flat_map(|files| files.checksums.iter().flatten());
     let mut digits = String::new();

@@ -3,13 +3,16 @@
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU8, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU8, Ordering},
+    },
 };
 
 use larder_core::{ExpertId, ExpertLayout, Geometry, LayerIdx, SEGMENTS};
 
 use crate::{
-    check_reads::{CheckReads, ReadChecks},
+    check_reads::ReadChecks,
     error::{Result, StoreError},
     expert_source::ExpertSource,
     file::ReadAt,
@@ -32,7 +35,7 @@ pub struct ShardSet {
     experts: usize,
     /// Per shard, layer by layer: what was verified in this run.
     checked: Vec<AtomicU8>,
-    checks: ReadChecks,
+    checks: Arc<ReadChecks>,
     /// Per shard, layer by layer, a bit for each root that has it, the lowest for the first.
     held: Vec<u8>,
 }
@@ -72,7 +75,7 @@ impl ShardSet {
         let layouts = files.layouts(geometry).map_err(|what| StoreError::malformed(store, what))?;
         let checked = (0..geometry.expert_count()).map(|_| AtomicU8::new(0)).collect();
         let (roots, files, experts) = (vec![store.to_owned()], files.clone(), geometry.experts);
-        let (checks, held) = (ReadChecks::new(), vec![1; geometry.expert_count()]);
+        let (checks, held) = (Arc::new(ReadChecks::new()), vec![1; geometry.expert_count()]);
         Ok(ShardSet { roots, name, files, layouts, experts, checked, checks, held })
     }
 
@@ -114,9 +117,9 @@ impl ShardSet {
         self.layouts.values().all(|layout| layout.gate.is_some())
     }
 
-    /// Which reads are checked from now on.
-    pub fn set_checks(&self, checks: CheckReads) {
-        self.checks.set(checks);
+    /// Checks reads as `checks` say, which others share.
+    pub fn share_checks(&mut self, checks: &Arc<ReadChecks>) {
+        self.checks = checks.clone();
     }
 
     /// Number of parts of an expert that are checked on their own: its segments, or the whole in stores of format 1.

@@ -5,8 +5,13 @@ use larder_store::{StoreError, StoreErrorKind};
 
 /// The error's message and, where there is a remedy, the advice.
 pub fn message(error: &anyhow::Error) -> String {
+    let of_store = error.chain().find_map(|e| e.downcast_ref::<StoreError>());
+    if let Some(removed) = of_store.filter(|e| e.kind == StoreErrorKind::Removed) {
+        // It does not matter which expert was to be read.
+        return removed.to_string();
+    }
     let text = sentence(error);
-    match error.chain().find_map(|e| e.downcast_ref::<StoreError>()).and_then(|e| advice(e.kind)) {
+    match of_store.and_then(|e| advice(e.kind)) {
         Some(advice) => format!("{text}; {advice}"),
         None => text,
     }
@@ -23,6 +28,7 @@ fn advice(fault: StoreErrorKind) -> Option<&'static str> {
         | StoreErrorKind::Missing
         | StoreErrorKind::Mismatch
         | StoreErrorKind::Unsupported
-        | StoreErrorKind::Taken => None,
+        | StoreErrorKind::Taken
+        | StoreErrorKind::Removed => None,
     }
 }

@@ -1,6 +1,6 @@
 //! `larder serve`: the HTTP API and the chat page.
 
-mod api;
+pub mod api;
 mod apis;
 mod context;
 mod echo;

@@ -3,6 +3,7 @@
 pub mod checkpoint;
 pub mod control_group;
 pub mod gguf;
+pub mod loop_drive;
 pub mod mtp;
 pub mod reference;
 pub mod report_page;

@@ -40,6 +40,7 @@ async fn answer(app: &App, request: Request, style: EmbeddingStyle) -> Result<Js
         let mut request = EmbeddingRequest::parse(&body, style)?;
         ollama::remove_tag(app, &mut request.model);
         check_model(app, request.model.as_deref())?;
+        app.model.require_files()?;
         let prompts = request.inputs.iter().map(|input| app.model.input(input)).collect::<Result<Vec<_>>>()?;
         Ok((request, prompts))
     })

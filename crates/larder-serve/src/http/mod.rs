@@ -157,6 +157,7 @@ async fn chat(State(app): State<App>, request: Request) -> Result<Response> {
 /// Renders and tokenises a chat.
 fn prepare_chat(app: &App, mut request: ChatRequest) -> Result<Asked> {
     check_model(app, request.params.model.as_deref())?;
+    app.model.require_files()?;
     request.params.max_tokens = request.params.max_tokens.or(app.model.max_tokens);
     let full = request.params.context_full.unwrap_or(app.server.options.context_full);
     let (ChatPrompt { tokens, text, stop }, plan) = app.model.fitted_chat(&request, full)?;
@@ -188,6 +189,7 @@ async fn complete(State(app): State<App>, request: Request) -> Result<Response> 
 /// Tokenises the prompts of a completion.
 fn prepare_completion(app: &App, CompletionRequest { params, prompts }: CompletionRequest) -> Result<Asked> {
     check_model(app, params.model.as_deref())?;
+    app.model.require_files()?;
     let full = params.context_full.unwrap_or(app.server.options.context_full);
     let prompts = prompts.iter().map(|prompt| app.model.fitted_prompt(prompt, &params, full)).collect::<Result<_>>()?;
     let grammar = app.completion_grammar(params.format.as_ref())?;

@@ -97,7 +97,7 @@ impl DriveLog {
         self.bytes[drive].fetch_add(bytes, Ordering::Relaxed);
     }
 
-    pub(super) fn say(&self, what: &str) {
+    pub(crate) fn say(&self, what: &str) {
         self.receiver.get().iter().for_each(|receiver| receiver(what));
     }
 }

@@ -5,7 +5,7 @@ use std::{
     io,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use larder_core::open_regular;
@@ -18,6 +18,7 @@ use super::Drives;
 use crate::{
     direct::{AlignedBuffer, set_direct},
     error::{Result, StoreError, StoreErrorKind},
+    presence::StorePresence,
 };
 
 /// Descriptors that are left to the rest of the process, if the limit allows.
@@ -35,6 +36,8 @@ pub struct ShardFiles {
     not_direct: Vec<Option<String>>,
     open_max: usize,
     open_files: Mutex<OpenFiles>,
+    /// The store of the files, whose drives can be removed and come back.
+    presence: Option<Arc<StorePresence>>,
 }
 
 /// An open shard.
@@ -61,7 +64,8 @@ impl ShardFiles {
             first: 0,
             not_direct: vec![None; drives.count()],
             open_max: open_max(count),
-            open_files: Mutex::new(OpenFiles::new(count)),
+            open_files: Mutex::new(OpenFiles::new(count, drives.count())),
+            presence: None,
             drives,
         };
         let exists = |file: &usize| files.path(*file).exists();
@@ -78,6 +82,11 @@ impl ShardFiles {
         }
         files.get(files.first)?;
         Ok(files)
+    }
+
+    /// The same, opened again when their drive was away; the folders of the store are the drives.
+    pub(crate) fn watched(self, presence: Arc<StorePresence>) -> Self {
+        ShardFiles { presence: Some(presence), ..self }
     }
 
     /// The drives that the files are on.
@@ -139,7 +148,31 @@ impl ShardFiles {
 
     /// Opens a file, or returns it if it is open. It stays open while it is held.
     pub(super) fn get(&self, shard: usize) -> Result<Arc<OpenFile>> {
-        let mut open_files = self.open_files.lock().unwrap_or_else(PoisonError::into_inner);
+        self.find(shard).map_err(|error| self.failed(shard, error))
+    }
+
+    /// The error to report for a read of a file that failed with `error`. If its drive was removed, the files there are closed.
+    pub(super) fn failed(&self, file: usize, error: StoreError) -> StoreError {
+        let Some(presence) = &self.presence else { return error };
+        let drive = self.drive(file);
+        let error = presence.failed(drive, error);
+        if error.kind == StoreErrorKind::Removed {
+            self.open_files().close_all(|file| self.drive(file) == drive);
+        }
+        error
+    }
+
+    fn open_files(&self) -> MutexGuard<'_, OpenFiles> {
+        self.open_files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn find(&self, shard: usize) -> Result<Arc<OpenFile>> {
+        let drive = self.drive(shard);
+        let generation = self.presence.as_ref().map_or(Ok(0), |presence| presence.generation(drive))?;
+        let mut open_files = self.open_files();
+        if std::mem::replace(&mut open_files.generations[drive], generation) != generation {
+            open_files.close_all(|file| self.drive(file) == drive);
+        }
         if let Some(file) = open_files.touch(shard) {
             return Ok(file);
         }
@@ -185,14 +218,19 @@ struct OpenFiles {
     files: Vec<Option<(Arc<OpenFile>, u64)>>,
     /// The shards that are open.
     open: Vec<usize>,
-    /// Free places below `open.len() + empty.len()`.
+    /// Files of a drive that is gone, which are closed as soon as no read holds them.
+    closing: Vec<Arc<OpenFile>>,
+    /// Free places below `open.len() + closing.len() + empty.len()`.
     empty: Vec<usize>,
     uses: u64,
+    /// For each drive, the generation of the store's folder that its files were opened in.
+    generations: Vec<u64>,
 }
 
 impl OpenFiles {
-    fn new(shards: usize) -> Self {
-        OpenFiles { files: (0..shards).map(|_| None).collect(), open: vec![], empty: vec![], uses: 0 }
+    fn new(shards: usize, drives: usize) -> Self {
+        let (files, generations) = ((0..shards).map(|_| None).collect(), vec![0; drives]);
+        OpenFiles { files, open: vec![], closing: vec![], empty: vec![], uses: 0, generations }
     }
 
     fn touch(&mut self, shard: usize) -> Option<Arc<OpenFile>> {
@@ -204,11 +242,27 @@ impl OpenFiles {
 
     fn insert(&mut self, shard: usize, file: File) -> Arc<OpenFile> {
         self.uses += 1;
-        let place = self.empty.pop().unwrap_or(self.open.len());
+        self.free_closed();
+        let place = self.empty.pop().unwrap_or(self.open.len() + self.closing.len());
         let file = Arc::new(OpenFile { file, place });
         self.files[shard] = Some((file.clone(), self.uses));
         self.open.push(shard);
         file
+    }
+
+    /// Closes the files that `are_gone`, now or when the reads of them have ended.
+    fn close_all(&mut self, are_gone: impl Fn(usize) -> bool) {
+        let (gone, open) = std::mem::take(&mut self.open).into_iter().partition(|file| are_gone(*file));
+        self.open = open;
+        let gone: Vec<usize> = gone;
+        self.closing.extend(gone.into_iter().filter_map(|file| Some(self.files[file].take()?.0)));
+        self.free_closed();
+    }
+
+    /// Closes the files that no read holds any more.
+    fn free_closed(&mut self) {
+        let idle = |file: &mut Arc<OpenFile>| Arc::strong_count(file) == 1;
+        self.empty.extend(self.closing.extract_if(.., idle).map(|file| file.place));
     }
 
     /// Closes the least recently used file that is not being read; `false` if all are.
@@ -303,6 +357,47 @@ mod tests {
             }
         }
         assert_eq!(files.get(1).unwrap().place, held.place);
+    }
+
+    #[test]
+    fn files_of_a_drive_that_is_gone_keep_their_places_while_they_are_read() {
+        let (_dir, files) = files(4, 4);
+        let held = files.get(0).unwrap();
+        drop(files.get(1).unwrap());
+        files.open_files().close_all(|_| true);
+        assert_eq!(open(&files), [] as [usize; 0]);
+        let again: Vec<_> = (0..3).map(|i| files.get(i).unwrap()).collect();
+        let mut places: Vec<_> = again.iter().map(|file| file.place).chain([held.place]).collect();
+        places.sort();
+        assert_eq!(places, [0, 1, 2, 3]);
+        drop(held);
+        drop(files.get(3).unwrap());
+        assert!(files.open_files().closing.is_empty());
+    }
+
+    /// The shards of a store, whose folder goes away and comes back.
+    #[test]
+    fn files_are_opened_again_when_their_store_is_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = crate::testing::small_store(dir.path(), crate::testing::ExpertForm::Separate);
+        let store = crate::Store::open(&path).unwrap();
+        let files = store.shard_files().unwrap();
+        let before = files.get(0).unwrap();
+        let elsewhere = dir.path().join("unplugged");
+        std::fs::rename(&path, &elsewhere).unwrap();
+        assert!(Arc::ptr_eq(&before, &files.get(0).unwrap()), "no read has failed yet");
+        let failed = StoreError::io(&path, "reading", Errno::IO.into());
+        assert_eq!(files.failed(0, failed).kind, StoreErrorKind::Removed);
+        for shard in [0, 1] {
+            assert_eq!(files.get(shard).err().unwrap().kind, StoreErrorKind::Removed);
+        }
+        std::fs::rename(&elsewhere, &path).unwrap();
+        assert!(!Arc::ptr_eq(&before, &files.get(0).unwrap()));
+        store.require_drives().unwrap();
+        // A shard that alone is missing is not a drive that is gone.
+        std::fs::remove_file(&store.shard_paths()[2]).unwrap();
+        assert_eq!(files.get(2).err().unwrap().kind, StoreErrorKind::Io);
+        assert!(files.get(1).is_ok());
     }
 
     #[test]

@@ -118,7 +118,7 @@ fn perform(files: &ShardFiles, read: &mut ReadRequest) -> Result<()> {
     loop {
         let got = file.file.read_at(&mut read.slot[..wanted], offset);
         if let Some(result) = read.outcome(|| files.path(read.shard), got, &mut failures) {
-            return result;
+            return result.map_err(|error| files.failed(read.shard, error));
         }
     }
 }

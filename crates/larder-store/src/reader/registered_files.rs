@@ -40,6 +40,20 @@ impl RegisteredFiles {
     }
 }
 
+impl RegisteredFiles {
+    /// Releases the entries of files that were closed; no read names them. What the kernel refuses, stays until the entry is
+    /// used again.
+    pub fn release_closed(&mut self, ring: &IoUring) {
+        for (number, registered) in self.registered.iter_mut().enumerate() {
+            let was_registered = !registered.ptr_eq(&Weak::new());
+            if was_registered && registered.strong_count() == 0 {
+                let _ = ring.submitter().register_files_update(number as u32, &[-1]);
+                *registered = Weak::new();
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

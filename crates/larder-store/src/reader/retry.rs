@@ -35,7 +35,10 @@ impl ReadRequest {
     /// Checks the request and opens its file.
     pub(super) fn open(&self, files: &ShardFiles) -> Result<Arc<OpenFile>> {
         self.check(|| files.path(self.shard))?;
-        files.get(self.shard).map_err(|e| StoreError { message: format!("{}: {}", self.describe(), e.message), ..e })
+        files.get(self.shard).map_err(|e| match e.kind {
+            StoreErrorKind::Removed => e,
+            _ => StoreError { message: format!("{}: {}", self.describe(), e.message), ..e },
+        })
     }
 
     /// The result of the read after an attempt that returned `got` bytes or an error; `None` if it is to be retried.

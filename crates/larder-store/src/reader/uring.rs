@@ -171,6 +171,11 @@ impl Uring {
             }
             Some(result) => {
                 let read = self.take(place);
+                let result = result.map_err(|error| self.files.failed(read.shard, error));
+                if let (Err(_), Ok(registered)) = (&result, &mut self.registered_files) {
+                    // The kernel would keep the files of a drive that is gone open.
+                    registered.release_closed(&self.ring);
+                }
                 self.completed.push_back(ReadCompletion { slot: read.slot, tag: read.tag, result });
             }
         }

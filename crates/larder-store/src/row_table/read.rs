@@ -3,7 +3,7 @@
 use std::{
     path::Path,
     sync::{
-        Mutex, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -13,23 +13,25 @@ use twox_hash::XxHash3_128;
 
 use super::{CHECKSUM_BYTES, TableFile};
 use crate::{
-    check_reads::{CheckReads, ReadChecks},
+    check_reads::ReadChecks,
     convert::Progress,
     error::{Result, StoreError, StoreErrorKind},
     file::ReadAt,
+    presence::StorePresence,
     shard::{DATA_START, checksum_of},
+    watched_file::WatchedFile,
 };
 
 /// An open row table.
 pub struct RowTable {
-    file: ReadAt,
+    file: WatchedFile,
     table: TableFile,
     meta: TensorMeta,
     /// The checksums of all blocks.
     checksums: Vec<u8>,
     /// Per block, whether it was verified in this run.
     verified: Vec<AtomicBool>,
-    checks: ReadChecks,
+    checks: Arc<ReadChecks>,
     /// The block that is being checked.
     buffer: Mutex<Vec<u8>>,
 }
@@ -59,16 +61,23 @@ impl RowTable {
             let what = "does not match the manifest: its header differs";
             return Err(StoreError::new(StoreErrorKind::Mismatch, path, what));
         }
-        file.advise_random();
         let checksums = file.read_vec(table.checksums_start() as u64, table.checksums_bytes() as u64)?;
         let found = checksum_of(&checksums);
         let verified = (0..table.blocks()).map(|_| AtomicBool::new(false)).collect();
-        let (meta, table, checks) = (table.meta(), table.clone(), ReadChecks::new());
+        let (meta, table, checks) = (table.meta(), table.clone(), Arc::new(ReadChecks::new()));
+        let file = WatchedFile::new(file);
         Ok((RowTable { file, meta, table, checksums, verified, checks, buffer: Mutex::default() }, found))
     }
 
+    /// Opens the table again from now on when the drive of its store was away, and checks reads as the store says.
+    pub(crate) fn watch(&mut self, presence: &Arc<StorePresence>) {
+        self.checks = presence.checks().clone();
+        self.file.watch(presence.clone());
+    }
+
     /// Which reads are checked from now on.
-    pub fn set_checks(&self, checks: CheckReads) {
+    #[cfg(test)]
+    pub fn set_checks(&self, checks: crate::check_reads::CheckReads) {
         self.checks.set(checks);
     }
 
@@ -93,7 +102,7 @@ impl RowTable {
         assert_eq!(into.len(), rows.len() * bytes, "the buffer must have the length of the rows");
         if let Some(row) = rows.iter().find(|row| **row >= self.table.rows) {
             let what = format!("has no row {row}; it has {}", self.table.rows);
-            return Err(StoreError::new(StoreErrorKind::Missing, self.file.path(), what));
+            return Err(StoreError::new(StoreErrorKind::Missing, self.file.opened().path(), what));
         }
         if rows.len() > 1 {
             rows.iter().for_each(|row| self.announce(*row));
@@ -108,7 +117,7 @@ impl RowTable {
             true => (row, 1),
             false => (block * self.table.block_rows, self.table.block_rows),
         };
-        self.file.will_need((DATA_START + first * bytes) as u64, rows * bytes);
+        self.file.opened().will_need((DATA_START + first * bytes) as u64, rows * bytes);
     }
 
     /// Whether a block was verified and is not to be verified again.
@@ -150,7 +159,7 @@ impl RowTable {
             let first = block * self.table.block_rows;
             let at = DATA_START + start;
             let what = format!("rows {first} and following, {len} bytes at {at}, do not match their checksum");
-            return Err(StoreError::new(StoreErrorKind::Mismatch, self.file.path(), what));
+            return Err(StoreError::new(StoreErrorKind::Mismatch, self.file.opened().path(), what));
         }
         self.verified[block].store(true, Ordering::Relaxed);
         Ok(bytes)
@@ -163,12 +172,12 @@ impl RowTable {
             progress.advance(self.verified_block(block, &mut buffer)?.len() as u64);
         }
         let end = DATA_START + self.meta.bytes;
-        let pad = self.file.read_vec(end as u64, (self.table.checksums_start() - end) as u64)?;
+        let pad = self.file.opened().read_vec(end as u64, (self.table.checksums_start() - end) as u64)?;
         match pad.iter().position(|b| *b != 0) {
             None => Ok(()),
             Some(at) => {
                 let what = format!("the padding is not zero at byte {}", end + at);
-                Err(StoreError::new(StoreErrorKind::Mismatch, self.file.path(), what))
+                Err(StoreError::new(StoreErrorKind::Mismatch, self.file.opened().path(), what))
             }
         }
     }

@@ -10,15 +10,16 @@ use larder_core::{Blueprint, ExpertId, ExpertLayout, LayerIdx, TensorMeta, Tenso
 use serde_json::Value;
 
 use crate::{
-    check_reads::CheckReads,
+    check_reads::{CheckReads, ReadChecks},
     error::{Result, StoreError, StoreErrorKind},
     expert_source::ExpertSource,
     file::read_small,
     manifest::{Manifest, RESIDENT_FILE},
+    presence::StorePresence,
     reader::{DriveLog, Drives, ShardFiles},
     resident::{ResidentTensors, check_resident},
     row_table::RowTable,
-    second_folder::{Division, SecondFolder},
+    second_folder::{Division, SecondFolder, shards_digest},
     shard::{EXPERTS, SMALL_EXPERTS, Shard, checksum_of},
     shard_set::ShardSet,
     source::{MtpTensors, SIDECAR_LIMIT, Source, SourceFile, set_mtp},
@@ -35,6 +36,7 @@ pub struct Store {
     small_experts: Option<ShardSet>,
     second: Option<SecondFolder>,
     log: Arc<DriveLog>,
+    presence: Arc<StorePresence>,
     resident: ResidentTensors,
     /// Row tables by the name of their tensor.
     tables: BTreeMap<String, Arc<RowTable>>,
@@ -60,20 +62,39 @@ impl Store {
         }
         let second = second_folder(path, &manifest)?;
         let usable = second.as_ref().filter(|second| second.fault.is_none()).map(|second| second.folder.as_path());
-        let experts = ShardSet::open(path, usable, EXPERTS, &manifest.experts, &manifest.geometry)?;
+        let mut experts = ShardSet::open(path, usable, EXPERTS, &manifest.experts, &manifest.geometry)?;
         let small = manifest.small_experts.as_ref();
         let small = small.map(|files| ShardSet::open(path, usable, SMALL_EXPERTS, files, &manifest.geometry));
+        let mut small_experts = small.transpose()?;
+        let (checks, log) = (Arc::new(ReadChecks::new()), Arc::<DriveLog>::default());
+        [Some(&mut experts), small_experts.as_mut()].into_iter().flatten().for_each(|set| set.share_checks(&checks));
+        let digest = shards_digest(&manifest);
+        let presence = Arc::new(StorePresence::new(experts.roots(), &hash, &digest, checks, log.clone()));
         let mut tables = BTreeMap::new();
         for table in &manifest.tables {
             if resident.meta(&table.name).is_some() {
                 let what = format!("lists '{}' as a table, which {RESIDENT_FILE} holds too", table.name);
                 return Err(StoreError::new(StoreErrorKind::Mismatch, path, what));
             }
-            tables.insert(table.name.clone(), Arc::new(RowTable::open(path, table)?));
+            let mut opened = RowTable::open(path, table)?;
+            opened.watch(&presence);
+            tables.insert(table.name.clone(), Arc::new(opened));
         }
-        let (path, small_experts) = (path.to_owned(), small.transpose()?);
-        let log = Arc::default();
-        Ok(Store { path, manifest, whole: None, hash, experts, small_experts, second, log, resident, tables })
+        let path = path.to_owned();
+        let store = Store {
+            path,
+            manifest,
+            whole: None,
+            hash,
+            experts,
+            small_experts,
+            second,
+            log,
+            presence,
+            resident,
+            tables,
+        };
+        Ok(store)
     }
 
     /// The same store as it would be without its layer for multi-token prediction, if it has one: sizes and config are those of the
@@ -108,6 +129,17 @@ impl Store {
     /// Bytes read from each drive, and notes about drives.
     pub fn drive_log(&self) -> &Arc<DriveLog> {
         &self.log
+    }
+
+    /// Fails with a sentence while a drive is away without which experts cannot be read, or holds another store now. Takes no time
+    /// unless a read has failed.
+    pub fn require_drives(&self) -> Result<()> {
+        let found = (0..self.experts.roots().len()).map(|root| self.presence.generation(root).map(drop));
+        let is_mirrored = self.second.as_ref().is_some_and(|second| second.division == Division::Mirror);
+        match is_mirrored && found.len() > 1 {
+            true => found.reduce(Result::or).unwrap_or(Ok(())),
+            false => found.collect(),
+        }
     }
 
     /// A sentence for each reason why some shards are read from one drive only, although the store has a mirror.
@@ -191,9 +223,7 @@ impl Store {
     /// Which reads of experts and of row tables are checked from now on; all by default. Resident tensors are read once, and
     /// always checked.
     pub fn set_check_reads(&self, checks: CheckReads) {
-        self.experts.set_checks(checks);
-        self.small_experts.iter().for_each(|set| set.set_checks(checks));
-        self.tables.values().for_each(|table| table.set_checks(checks));
+        self.presence.checks().set(checks);
     }
 
     /// Checks an expert's data, if they are to be checked, and the header of its shard the first time it is called for the
@@ -224,7 +254,7 @@ impl Store {
         let on = |root| experts.shards().map(move |shard| (experts.path_on(root, &shard), shard.file_bytes as u64));
         let files: Vec<_> = (0..experts.roots().len()).flat_map(on).collect();
         let drives = Drives::new(experts.roots().to_vec(), experts.held().to_vec(), self.log.clone());
-        ShardFiles::on_drives(drives, move |file| files[file].clone())
+        Ok(ShardFiles::on_drives(drives, move |file| files[file].clone())?.watched(self.presence.clone()))
     }
 
     /// The path of every shard, layer by layer, on the first drive that has it.

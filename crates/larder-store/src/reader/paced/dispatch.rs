@@ -230,7 +230,10 @@ impl Dispatcher {
 
     /// Takes note of a copy that could not be used, and of its drive.
     fn failed(&mut self, drive: usize, shard: usize, error: &StoreError, now: Duration) -> Option<String> {
-        self.bad[shard] |= 1 << drive;
+        // The copy on a drive that is away is as good as before when the drive is back.
+        if error.kind != StoreErrorKind::Removed {
+            self.bad[shard] |= 1 << drive;
+        }
         self.drives[drive].failed(now).map(|failure| failure.describe(self.copies.folder(drive), error))
     }
 }

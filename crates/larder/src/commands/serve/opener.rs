@@ -8,7 +8,7 @@ use larder_core::format_bytes;
 use larder_engine::{ChatFormat, ChatTemplate};
 use larder_runtime::plan::{PlanInputs, decide};
 use larder_runtime::{CacheSize, DeviceKind, InferenceEngine, OpenModel, Options, TextCodec, plan_inputs};
-use larder_serve::{Engine, ServedModel, ServerOptions, TOKENIZER_THREADS};
+use larder_serve::{Engine, FilesCheck, ServedModel, ServerOptions, TOKENIZER_THREADS};
 use larder_store::read_small;
 
 use super::FILE_BYTES_MAX;
@@ -155,5 +155,12 @@ fn served_model(
         experts: geometry.experts,
         top_k: geometry.top_k,
         memory_plan: std::mem::take(&mut engine.plan),
+        files: files_check(model),
     })
+}
+
+/// Tells whether the drives of a store are there; other models are in memory as a whole.
+fn files_check(model: &OpenModel) -> FilesCheck {
+    let store = model.store().cloned();
+    Box::new(move || store.as_ref().map_or(Ok(()), |store| store.require_drives().map_err(|error| error.to_string())))
 }

@@ -1,0 +1,3 @@
+//! What happens on a laptop: a drive is unplugged.
+
+mod drive;
