@@ -22,7 +22,7 @@ CHECKS = (
     chat.chat, chat.keyboard, chat.context, chat.beyond_the_context, conversations.reload, branches.branches, branches.copies,
     conversations.side_bar, conversations.background, conversations.files, conversations.two_tabs, conversations.a_tab_that_is_closed,
     conversations.nothing_kept, conversations.full_disk, engine.panel, engine.lambda_slider, panel.lambda_cost, panel.lambda_warning,
-    panel.lambda_lock, panel.locked_server, chat.markdown, views.phone,
+    panel.lambda_lock, panel.locked_server, panel.chat_experts, panel.lines, chat.markdown, views.phone,
     reading.theme, reading.theme_against_the_system, reading.theme_without_storage, reading.code,
     reading.code_that_grows, reading.formulas, reading.formulas_that_grow, reading.formulas_of_a_hostile_server, views.keyboard_alone, views.axe, engine.many_experts, chat.key, chat.lost,
 )

@@ -39,6 +39,8 @@ const SCRIPT: &str = concat!(
     include_str!("page/transfer.js"),
     include_str!("page/conversations.js"),
     include_str!("page/grid.js"),
+    include_str!("page/visits.js"),
+    include_str!("page/charts.js"),
     include_str!("page/lambda.js"),
     include_str!("page/engine.js"),
 );

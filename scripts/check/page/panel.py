@@ -1,4 +1,4 @@
-"""The engine panel: what λ costs, its warning and its lock."""
+"""The engine panel: what λ costs, its warning and its lock, the experts of a chat, and the lines of the last minutes."""
 
 from .engine import set_lambda
 from .views import clean
@@ -112,3 +112,65 @@ def locked_server(test):
         if page.locator("#engine").is_visible():
             assert page.locator("#lambda-locked").is_visible()
     clean(page, "locked by the server")
+
+
+def chat_experts(test):
+    """The grid of a chat counts the experts of its own answers, and keeps them while the page is open."""
+    page = test.open()
+    cell = lambda: page.locator("#cell").inner_text()
+    page.get_by_role("button", name="This chat").click()
+    assert "no expert visited" in cell(), cell()
+    empty = test.grid()
+    assert page.locator("#legend").is_hidden() and page.locator("#legend-chat").is_visible()
+    test.ask("Tell me about the sea.", 40)
+    test.until("document.querySelector('#cell').textContent.includes('visited by this chat')")
+    test.until("document.querySelector('#state').textContent === 'ready'")
+    page.wait_for_timeout(400)
+    first, picture = cell(), test.grid()
+    visited, most = int(first.split()[0]), int(first.split("(")[1].split()[0])
+    # 40 tokens with 4 of 32 experts in each of 8 layers, and the steps of the prompt.
+    assert 32 < visited <= 256 and 3 < most <= 60, first
+    assert picture != empty
+    # Another client's traffic is not of this chat.
+    page.request.post(f"{test.url}/v1/completions", data={"prompt": "The road", "max_tokens": 20})
+    page.wait_for_timeout(400)
+    assert cell() == first and test.grid() == picture
+    page.locator("#grid").focus()
+    page.keyboard.press("ArrowRight")
+    assert "by this chat" in cell() and "layer" in cell(), cell()
+    page.locator("#prompt").focus()
+    clean(page, "experts of a chat")
+    page.click("#new-chat")
+    test.until("document.querySelector('#cell').textContent.includes('no expert visited')")
+    page.get_by_role("button", name="Tell me about the sea.").first.click()
+    test.until("document.querySelector('#cell').textContent.includes('visited by this chat')")
+    assert cell() == first
+    page.get_by_role("button", name="All traffic").click()
+    assert "in memory" in cell(), cell()
+
+
+def lines(test):
+    """Lines of the last minutes, with a text for each, in both colours; what is old leaves them."""
+    page = test.page
+    page.clock.install()
+    page = test.open()
+    page.clock.resume()
+    label = lambda id: page.get_attribute(f"#{id}-line", "aria-label")
+    length = lambda id: len(page.get_attribute(f"#{id}-line .line", "d") or "")
+    test.ask("Tell me about the harbour.", 150)
+    for id, unit in (("speed", "tokens/s"), ("hits", "%"), ("reads", "MB/s"), ("agreement", "%")):
+        assert length(id) > 5, id
+        assert page.locator(f"#{id}-line").get_attribute("role") == "img"
+        assert "over the last 3 minutes: last " in label(id) and f" {unit}, lowest " in label(id), label(id)
+        assert page.locator(f"#{id}-now").inner_text().endswith(unit)
+    hits = float(page.locator("#hits-now").inner_text().split()[0])
+    assert 0 < hits < 100, hits
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        clean(page, f"{scheme} lines")
+        page.set_viewport_size({"width": 390, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        page.set_viewport_size({"width": 1280, "height": 800})
+    page.clock.fast_forward(185_000)
+    test.until("document.querySelector('#hits-line').getAttribute('aria-label').endsWith('no answer')")
+    assert length("hits") == 0

@@ -274,7 +274,10 @@ fn experts_stream_and_routing_changes_live() {
         line.clear();
         events.read_line(&mut line).unwrap();
     }
-    let answer = server.post("/v1/completions", asked("How many loave", 12)).json();
+    let response = server.post("/v1/completions", asked("How many loave", 12));
+    let number =
+        response.head.to_lowercase().lines().find_map(|line| line.strip_prefix("x-larder-request: ")?.parse().ok());
+    let answer = response.json();
     assert_eq!(answer["choices"][0]["text"], run(&store, "How many loave", "12"));
     let event = loop {
         line.clear();
@@ -285,6 +288,7 @@ fn experts_stream_and_routing_changes_live() {
             break event;
         }
     };
+    assert_eq!(event["requests"], json!([number.unwrap_or(u64::MAX)]));
     let state = server.get("/engine").json();
     assert_eq!(event["layers"].as_array().unwrap().len(), state["layers"].as_array().unwrap().len(), "{event}");
     let count = |key: &str| -> usize {

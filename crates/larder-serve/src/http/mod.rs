@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Router, middleware};
@@ -41,6 +41,9 @@ mod ollama;
 mod responses;
 mod slots;
 mod tools;
+
+/// The header with the number that a request has in `/events`; of several answers the first has it.
+const REQUEST_NUMBER: HeaderName = HeaderName::from_static("x-larder-request");
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -311,13 +314,15 @@ async fn generate<F: ResponseFormat + 'static>(
         app.queue.submit(job, seconds)?;
     }
     let format = Box::new(format(&params, number));
-    match (params.stream, format.framing()) {
+    let mut response = match (params.stream, format.framing()) {
         (true, Framing::ServerSentEvents { .. }) => {
-            Ok(event_stream(Body::from_stream(ResponseStream::new(pending, format))))
+            event_stream(Body::from_stream(ResponseStream::new(pending, format)))
         }
-        (true, Framing::JsonLines) => Ok(json_lines(Body::from_stream(ResponseStream::new(pending, format)))),
-        (false, _) => Ok(complete_response(pending, format).await),
-    }
+        (true, Framing::JsonLines) => json_lines(Body::from_stream(ResponseStream::new(pending, format))),
+        (false, _) => complete_response(pending, format).await,
+    };
+    response.headers_mut().insert(REQUEST_NUMBER, number.into());
+    Ok(response)
 }
 
 fn json_lines(body: Body) -> Response {
@@ -340,7 +345,7 @@ fn event_stream(body: Body) -> Response {
         (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
         // Some proxies otherwise buffer the whole response.
-        (header::HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
+        (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
     ];
     (headers, body).into_response()
 }

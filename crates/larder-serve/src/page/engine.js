@@ -1,8 +1,6 @@
 // The engine panel: the grid of experts and rates.
-const SAMPLES = 100;
 const SAMPLE_MS = 200;
 const IDLE_MS = 700;
-const history = [];
 let grid = null;
 let latest = null;
 let lastStep = 0;
@@ -32,7 +30,7 @@ async function refreshState() {
   if (!grid) begin(state);
   grid.setResident(state.resident);
   showRouting(state);
-  showResidentCount();
+  showGridText();
   setIdle(state.active);
 }
 
@@ -44,7 +42,7 @@ function begin(state) {
   if (state.welcome) showWelcome(state.welcome);
   contextSize = state.context ?? 0;
   grid = new Grid($("grid"), state.layers, experts);
-  grid.describe = describeCell;
+  grid.describe = showGridText;
   beginLambda(state);
 }
 
@@ -55,6 +53,7 @@ function handleEvent(event) {
   latest = event;
   grid.halfLife = Math.min(0.4, Math.max(0.06, 2.5 / (event.tokens_per_second || 1)));
   for (const visit of event.layers) grid.visit(visit);
+  countVisits(event);
   if (isIdle) {
     isIdle = false;
     $("engine").classList.remove("resting");
@@ -63,6 +62,7 @@ function handleEvent(event) {
 
 /** Updates the numbers a few times per second, however fast tokens arrive. */
 function sample() {
+  showVisits();
   if (!latest || isIdle) return;
   if (performance.now() - lastEventAt > IDLE_MS) {
     refreshState().catch(() => {});
@@ -71,10 +71,9 @@ function sample() {
   showStatus("busy", latest.queued ? `generating, ${latest.queued} queued` : latest.kind === "prompt" ? "prefill" : "generating");
   $("hit-rate").textContent = latest.hit_rate === null ? "–" : `${formatNumber(100 * latest.hit_rate)} %`;
   $("ssd").replaceChildren(...rateOf(latest.bytes_per_second));
-  showResidentCount();
-  if (latest.kind !== "token" || !latest.tokens_per_second) return;
-  $("speed").textContent = formatNumber(latest.tokens_per_second);
-  addSample(latest);
+  showGridText();
+  addPoint(latest);
+  if (latest.kind === "token" && latest.tokens_per_second) $("speed").textContent = formatNumber(latest.tokens_per_second);
 }
 
 function setIdle(active) {
@@ -95,38 +94,24 @@ function rateOf(bytes) {
   return [bytes ? formatNumber(bytes / size) : "0", make("small", "", ` ${unit}`)];
 }
 
-function showResidentCount() {
-  if (grid.cursor >= 0) return describeCell(grid.cursor);
-  $("cell").textContent = `${grid.count()} of ${grid.kind.length} experts in memory`;
-}
-
-function describeCell(cell) {
-  if (cell < 0) return showResidentCount();
-  const layer = grid.layers[Math.floor(cell / grid.experts)];
-  const uses = grid.uses[cell];
-  const text = `layer ${layer}, expert ${cell % grid.experts}: ${grid.resident[cell] ? "in memory" : "on the SSD"}, used ${uses} ${uses === 1 ? "time" : "times"}`;
+/** The sentence below the grid: of the expert under the cursor, or of all. */
+function showGridText() {
+  const text = grid.cursor >= 0 ? cellText(grid.cursor) : grid.counts ? visitsText(grid.counts) : `${grid.count()} of ${grid.kind.length} experts in memory`;
+  // Screen readers announce the sentence each time it is set.
   if ($("cell").textContent !== text) $("cell").textContent = text;
 }
 
-function addSample({ tokens_per_second: speed, agreement, lambda }) {
-  history.push({ speed, agreement: agreement ?? 1, lambda });
-  if (history.length > SAMPLES) history.shift();
-  const fastest = Math.max(...history.map((sample) => sample.speed));
-  const lowest = Math.min(...history.map((sample) => sample.agreement));
-  plot("speed-line", (sample) => sample.speed / (1.15 * fastest));
-  const floor = Math.min(0.8, Math.floor(10 * lowest - 0.5) / 10);
-  plot("agreement-line", (sample) => (sample.agreement - floor) / (1.04 - floor));
-  $("speed-now").textContent = `${formatNumber(speed)} tokens/s`;
-  $("agreement-now").textContent = `${(100 * (agreement ?? 1)).toFixed(1)} %`;
+function cellText(cell) {
+  if (grid.counts) return `${nameOf(cell)}: visited ${timesOf(grid.counts[cell])} by this chat`;
+  return `${nameOf(cell)}: ${grid.resident[cell] ? "in memory" : "on the SSD"}, used ${timesOf(grid.uses[cell])}`;
 }
 
-/** Plots the last twenty seconds of decode, with a dashed line at each change of λ. */
-function plot(id, height) {
-  const x = (i) => i + SAMPLES - history.length;
-  const points = history.map((sample, i) => `${x(i)} ${(39 - 38 * height(sample)).toFixed(2)}`);
-  const changes = history.flatMap((sample, i) => (i && sample.lambda !== history[i - 1].lambda ? [`M${x(i) - 0.5} 0V40`] : []));
-  $(id).querySelector(".line").setAttribute("d", `M${points.join("L")}`);
-  $(id).querySelector(".mark").setAttribute("d", changes.join(""));
+function nameOf(cell) {
+  return `layer ${grid.layers[Math.floor(cell / grid.experts)]}, expert ${cell % grid.experts}`;
+}
+
+function timesOf(count) {
+  return `${count} ${count === 1 ? "time" : "times"}`;
 }
 
 setInterval(sample, SAMPLE_MS);

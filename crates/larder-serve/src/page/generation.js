@@ -26,6 +26,7 @@ class Generation {
     try {
       const response = await fetchWithKey("/v1/chat/completions", { method: "POST", signal: this.stop.signal, body });
       if (!response.ok) throw new Error(await errorMessage(response));
+      noteRequest(response, this.answer.conversation);
       for await (const line of linesOf(response)) this.#read(line);
       if (!this.#finish) throw new Error("The connection ended before the answer did.");
       this.answer.end = this.#finish;

@@ -14,6 +14,9 @@ class Grid {
     this.lit = new Set();
     this.halfLife = 0.3;
     this.cursor = -1;
+    /** Counts by cell that are shown in place of what is in memory, and the largest of them. */
+    this.counts = null;
+    this.most = 0;
     this.ink = canvas.getContext("2d");
     new ResizeObserver(() => this.fit()).observe(canvas);
     document.addEventListener("themechange", () => this.fit());
@@ -45,6 +48,18 @@ class Grid {
       for (const expert of experts) this.resident[this.cellOf(+layer, expert)] = 1;
     }
     for (let cell = 0; cell < this.kind.length; cell++) this.draw(cell);
+  }
+
+  /** Shows counts in place of what is in memory, or that again. */
+  setCounts(counts) {
+    this.counts = counts;
+    this.most = counts?.reduce((most, count) => Math.max(most, count), 0) ?? 0;
+    for (let cell = 0; cell < this.kind.length; cell++) this.draw(cell);
+  }
+
+  /** The experts that a layer's visit to the cache wanted. */
+  expertsOf({ hit, awaited: inFlight, miss }) {
+    return [...hit, ...inFlight, ...miss];
   }
 
   /** Shows one layer's visit to the cache. */
@@ -108,10 +123,20 @@ class Grid {
     const top = Math.round(row * this.tall * scale), bottom = Math.round((row + 1) * this.tall * scale);
     const box = [left, top, Math.max(1, right - left - gap), Math.max(1, bottom - top - gap)];
     ink.clearRect(left, top, right - left, bottom - top);
-    ink.fillStyle = this.colours[this.resident[cell] ? 0 : 4];
+    ink.fillStyle = this.colours[this.resident[cell] && !this.counts ? 0 : 4];
     ink.fillRect(...box);
-    if (this.kind[cell] !== UNLIT) this.glow(cell, box);
+    if (this.counts) this.tint(this.counts[cell], box);
+    else if (this.kind[cell] !== UNLIT) this.glow(cell, box);
     if (cell === this.cursor) this.frameOf(box, this.colours[5], 1.5);
+  }
+
+  /** The more often an expert was visited, the stronger the colour; once is seen already. */
+  tint(count, box) {
+    if (!count) return;
+    this.ink.globalAlpha = 0.15 + (0.85 * count) / this.most;
+    this.ink.fillStyle = this.colours[1];
+    this.ink.fillRect(...box);
+    this.ink.globalAlpha = 1;
   }
 
   glow(cell, box) {
