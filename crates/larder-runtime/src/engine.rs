@@ -22,6 +22,7 @@ use crate::hot::HotSetFile;
 use crate::machine::budget::{MemoryBudget, MemoryUse, PlannedMemory};
 use crate::machine::lock::{self, SlotAddresses};
 use crate::machine::memory;
+use crate::machine::power::PowerWatch;
 use crate::notice::Notice;
 use crate::open::OpenModel;
 use crate::options::{CacheSize, DeviceKind, Options, Setting, TraceOptions};
@@ -50,6 +51,8 @@ pub struct InferenceEngine {
     compute: Arc<ComputeContext>,
     options: Options,
     memory: PlannedMemory,
+    /// Lets fewer threads compute on battery, if that is asked for.
+    _power: Option<PowerWatch>,
     /// The memory plan and the reader, as JSON.
     pub plan: Value,
     /// The resident weights and the throughput of the GPU, if one computes.
@@ -95,6 +98,8 @@ impl InferenceEngine {
             experts.keep_hot_set(file, decoder.geometry().experts);
         }
         report["routing"] = options.routing.to_string().into();
+        let on_battery = options.compute.on_battery.as_ref();
+        let power = on_battery.map(|battery| PowerWatch::start(battery, &compute.pool, model.notices())).transpose()?;
         if options.compute.mlock {
             let locked = experts.lock_memory(slots.as_ref());
             model.notices().send(Notice::Locked(locked));
@@ -110,6 +115,7 @@ impl InferenceEngine {
             compute,
             options,
             memory,
+            _power: power,
             plan: report,
             gpu,
         })

@@ -80,8 +80,8 @@ pub use open::{FormatBytes, ModelExperts, OpenModel, TextCodec, blueprint_of, ch
 #[cfg(feature = "edge")]
 pub use options::EdgeOptions;
 pub use options::{
-    CacheOptions, CacheSize, ComputeOptions, DeviceKind, DeviceOptions, ModelOptions, MtpUse, Options, Setting,
-    THREADS_MAX, TraceOptions, default_threads,
+    BatteryOptions, CacheOptions, CacheSize, ComputeOptions, DeviceKind, DeviceOptions, ModelOptions, MtpUse, Options,
+    Setting, THREADS_MAX, TraceOptions, default_threads,
 };
 pub use policies::{deltas, policy_inputs};
 pub use rounding::rounding_error;

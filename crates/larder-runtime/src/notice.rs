@@ -20,6 +20,15 @@ pub enum Notice {
     GpuThroughput(String),
     /// The state of the connection to an edge worker.
     Worker(String),
+    /// The machine runs on its battery from now on, or not any more.
+    Power {
+        /// Whether it runs on its battery.
+        on_battery: bool,
+        /// Compute threads in use.
+        threads: usize,
+        /// All compute threads.
+        all: usize,
+    },
     /// All experts were loaded from a store.
     Preloaded(PreloadRates),
     /// All experts of a draft model were loaded from a store.
@@ -112,6 +121,10 @@ impl fmt::Display for Notice {
         match self {
             Notice::Plan(text) | Notice::Reader(text) | Notice::GpuThroughput(text) | Notice::Worker(text) => {
                 f.write_str(text)
+            }
+            Notice::Power { on_battery, threads, all } => {
+                let supply = if *on_battery { "on battery" } else { "plugged in" };
+                write!(f, "power: {supply}, {threads} of {all} compute threads")
             }
             Notice::Preloaded(rates) => write!(f, "preload: {rates}"),
             Notice::DraftPreloaded { name, rates } => write!(f, "preload: draft model {}, {rates}", printable(name)),

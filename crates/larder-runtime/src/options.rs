@@ -200,11 +200,29 @@ pub struct ComputeOptions {
     pub kv: Option<KvFormat>,
     /// Lock the model's memory, so that the system does not swap it out.
     pub mlock: bool,
+    /// Fewer compute threads while the machine runs on its battery; `None` for as many as otherwise.
+    pub on_battery: Option<BatteryOptions>,
+}
+
+/// How the CPU computes while the machine runs on its battery.
+#[derive(Clone, Debug)]
+pub struct BatteryOptions {
+    /// The most compute threads, at least 1.
+    pub threads: usize,
+    /// Folder in which the system lists power supplies, usually [`POWER_SUPPLIES`](crate::machine::power::POWER_SUPPLIES).
+    pub supplies: PathBuf,
 }
 
 impl Default for ComputeOptions {
     fn default() -> Self {
-        ComputeOptions { threads: default_threads(), pin: false, exact: false, kv: None, mlock: false }
+        ComputeOptions {
+            threads: default_threads(),
+            pin: false,
+            exact: false,
+            kv: None,
+            mlock: false,
+            on_battery: None,
+        }
     }
 }
 

@@ -1,3 +1,4 @@
-//! What happens on a laptop: a drive is unplugged.
+//! What happens on a laptop: a drive is unplugged, the power supply changes.
 
+mod battery;
 mod drive;

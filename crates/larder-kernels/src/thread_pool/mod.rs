@@ -68,7 +68,7 @@ impl ThreadPool {
                 let fine = bound.is_ok();
                 if report.send(bound).is_ok() && fine {
                     IN_TASK.set(true);
-                    shared.run_worker(&allowed);
+                    shared.run_worker(i, &allowed);
                 }
             })?;
             pool.workers.push(worker);
@@ -85,6 +85,17 @@ impl ThreadPool {
     /// Number of threads that work on a run, including the caller's.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
+    }
+
+    /// Sets how many of the threads work on runs from now on, at least that of the caller and at most all. The others sleep. What a
+    /// run computes does not depend on it.
+    pub fn use_threads(&self, threads: usize) {
+        self.shared.iter().for_each(|shared| shared.use_threads(threads.clamp(1, self.threads())));
+    }
+
+    /// Number of threads that may work on a run.
+    pub fn threads_in_use(&self) -> usize {
+        self.shared.as_ref().map_or(1, |shared| shared.threads_in_use())
     }
 
     /// Fork-joins and wake-ups so far.

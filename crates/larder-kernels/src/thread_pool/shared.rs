@@ -55,6 +55,9 @@ pub struct PoolShared {
     /// Workers that sleep or are about to.
     sleepers: AtomicUsize,
     work_ready: Condvar,
+    /// Threads that may work, the caller's included. Workers with a number from here on sleep.
+    in_use: AtomicUsize,
+    used_again: Condvar,
     /// Whether the caller of the run sleeps or is about to.
     caller_sleeps: AtomicBool,
     all_done: Condvar,
@@ -83,6 +86,8 @@ impl PoolShared {
             sleep_lock: Mutex::new(()),
             sleepers: AtomicUsize::new(0),
             work_ready: Condvar::new(),
+            in_use: AtomicUsize::new(threads),
+            used_again: Condvar::new(),
             caller_sleeps: AtomicBool::new(false),
             all_done: Condvar::new(),
             shutdown: AtomicBool::new(false),
@@ -111,18 +116,19 @@ impl PoolShared {
         self.panic.lock().unwrap_or_else(PoisonError::into_inner).take().map_or(Ok(()), Err)
     }
 
-    /// The loop of a worker: works on one run after another until shutdown.
+    /// The loop of a worker, whose number is at least 1: works on one run after another until shutdown.
     ///
     /// Schedulers tend to wake a thread on the processor of its waker, and take long to notice that the two then share it;
     /// so the worker moves off that processor by itself, to another one of the `allowed`.
-    pub fn run_worker(&self, allowed: &[usize]) {
+    pub fn run_worker(&self, number: usize, allowed: &[usize]) {
         while !self.shutdown.load(Acquire) {
+            self.wait_for_use(number);
             let caller = self.caller_processor.load(Relaxed);
             if affinity::current() == Some(caller) {
                 affinity::move_off(caller, allowed);
             }
             self.work();
-            self.wait_for_work();
+            self.wait_for_work(number);
         }
     }
 
@@ -131,6 +137,21 @@ impl PoolShared {
         let _guard = self.sleep_lock();
         self.shutdown.store(true, SeqCst);
         self.work_ready.notify_all();
+        self.used_again.notify_all();
+    }
+
+    /// Changes how many threads may work. A worker that is not used any more may still claim tasks of a run that it takes part in.
+    pub fn use_threads(&self, threads: usize) {
+        let _guard = self.sleep_lock();
+        self.in_use.store(threads, SeqCst);
+        // A worker beyond the number must not be the one that a run wakes.
+        self.work_ready.notify_all();
+        self.used_again.notify_all();
+    }
+
+    /// How many threads may work.
+    pub fn threads_in_use(&self) -> usize {
+        self.in_use.load(SeqCst)
     }
 
     /// Workers woken from sleep so far.
@@ -166,8 +187,18 @@ impl PoolShared {
         self.caller_sleeps.store(false, SeqCst);
     }
 
-    fn wait_for_work(&self) {
-        let ready = || self.unclaimed.0.load(SeqCst) > 0 || self.shutdown.load(SeqCst);
+    /// Sleeps while the worker is not used.
+    fn wait_for_use(&self, number: usize) {
+        if number < self.in_use.load(Acquire) {
+            return;
+        }
+        let unused = || number >= self.in_use.load(SeqCst) && !self.shutdown.load(SeqCst);
+        drop(self.used_again.wait_while(self.sleep_lock(), |()| unused()).unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn wait_for_work(&self, number: usize) {
+        let must_leave = || number >= self.in_use.load(SeqCst) || self.shutdown.load(SeqCst);
+        let ready = || self.unclaimed.0.load(SeqCst) > 0 || must_leave();
         if self.spin_until(ready) {
             return;
         }

@@ -35,6 +35,36 @@ fn sleeping_workers_are_woken() {
 }
 
 #[test]
+fn threads_that_are_not_used_sleep_until_they_are_used_again() {
+    let pool = ThreadPool::new(4, false).unwrap();
+    let workers = || {
+        // Those that took part in the last run may take part in one more.
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let seen = Mutex::new(std::collections::HashSet::new());
+        for _ in 0..RUNS.min(50) {
+            pool.run(40, &|_| {
+                seen.lock().unwrap().insert(std::thread::current().id());
+                std::thread::yield_now();
+            });
+        }
+        seen.into_inner().unwrap().len()
+    };
+    for _ in 0..RUNS.min(5) {
+        for threads in [1, 2, 3] {
+            pool.use_threads(threads);
+            assert_eq!(pool.threads_in_use(), threads);
+            assert!(workers() <= threads);
+        }
+        pool.use_threads(9);
+        let barrier = std::sync::Barrier::new(4);
+        // Ends only if all four threads take part.
+        pool.run(4, &|_| _ = barrier.wait());
+    }
+    pool.use_threads(1);
+    assert_eq!((pool.threads(), pool.threads_in_use()), (4, 1));
+}
+
+#[test]
 fn a_panic_is_resumed_after_all_tasks_have_ended() {
     let pool = ThreadPool::new(3, false).unwrap();
     for _ in 0..RUNS.min(100) {

@@ -55,7 +55,7 @@ pub fn run(args: ChatArgs) -> Result<()> {
     let context = args.context.min(model.blueprint.context);
     let prompt_bytes = text.tokenizer.longest_text(context);
     let options = args.speculate.set(args.hot_set.set(args.engine.options(args.context)))?;
-    let options = Options { prompt_bytes, ..options };
+    let options = args.power.set(Options { prompt_bytes, ..options });
     let mut engine = InferenceEngine::start(&model, &options)?;
     let session_file = match args.session {
         Some(path) => Some(SessionFile::open(path, &model, &options, &engine)?),

@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use larder_engine::ContextFull;
 
-use super::{EngineFlags, HotSetFlags, SamplingFlags, SeedFlag, SpeculateFlags, at_least_one, context_full, heading};
+use super::{
+    EngineFlags, HotSetFlags, PowerFlags, SamplingFlags, SeedFlag, SpeculateFlags, at_least_one, context_full, heading,
+};
 use crate::models::default_model;
 
 /// Chat with a model in the terminal
@@ -41,6 +43,8 @@ pub struct ChatArgs {
     pub engine: EngineFlags,
     #[command(flatten)]
     pub hot_set: HotSetFlags,
+    #[command(flatten)]
+    pub power: PowerFlags,
     #[command(flatten)]
     pub speculate: SpeculateFlags,
     /// How to show the model's reasoning (default: dim on a terminal, else off)

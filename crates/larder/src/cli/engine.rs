@@ -9,6 +9,7 @@ use larder_model::KvFormat;
 use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
 use larder_runtime::THREADS_MAX;
+use larder_runtime::machine::power::POWER_SUPPLIES;
 use larder_store::CheckReads;
 use larder_store::reader::ReaderSpec;
 
@@ -180,6 +181,17 @@ pub struct HotSetFlags {
     /// Keep which experts are used most, beside the store, and read them while no prompt is there: auto or off
     #[arg(long, value_name = "WHEN", default_value = "auto", hide_possible_values = true, help_heading = heading::CACHE)]
     pub hot_set: HotSetFlag,
+}
+
+/// The power supply, for commands that generate text for people.
+#[derive(Args, Clone)]
+pub struct PowerFlags {
+    /// Compute threads while the machine runs on its battery (default: as many as otherwise); the text stays the same
+    #[arg(long, value_name = "N", value_parser = parse_threads, help_heading = heading::PERFORMANCE)]
+    pub threads_on_battery: Option<usize>,
+    /// Folder in which the system lists power supplies
+    #[arg(long, value_name = "FOLDER", default_value = POWER_SUPPLIES, hide = true)]
+    pub power_supplies: PathBuf,
 }
 
 /// Speculation, of commands that generate text for people.

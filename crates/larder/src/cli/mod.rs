@@ -28,7 +28,7 @@ pub mod serve;
 pub mod train;
 
 pub use chat::ThinkingFlag;
-pub use engine::{EngineFlags, HotSetFlags, ScopeFlag, SpeculateFlags, UntracedFlags};
+pub use engine::{EngineFlags, HotSetFlags, PowerFlags, ScopeFlag, SpeculateFlags, UntracedFlags};
 pub use format::FormatFlags;
 use output::OutputFile;
 
@@ -291,6 +291,8 @@ pub struct RunArgs {
     pub engine: EngineFlags,
     #[command(flatten)]
     pub hot_set: HotSetFlags,
+    #[command(flatten)]
+    pub power: PowerFlags,
     #[command(flatten)]
     pub speculate: SpeculateFlags,
     /// Write times and cache counters of each step, which computes a token or several, to FILE (CSV)

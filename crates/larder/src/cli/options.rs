@@ -6,13 +6,14 @@ use anyhow::Result;
 use larder_engine::Speculation;
 use larder_policy::eviction::PolicyNeeds;
 use larder_runtime::{
-    CacheOptions, CacheSize, ComputeOptions, DeviceKind, DeviceOptions, MtpUse, Options, TraceOptions, default_threads,
+    BatteryOptions, CacheOptions, CacheSize, ComputeOptions, DeviceKind, DeviceOptions, MtpUse, Options, TraceOptions,
+    default_threads,
 };
 
 use super::device::{DeviceFlag, DeviceFlags};
 use super::engine::{
-    CacheFlags, CacheMemory, EngineFlags, HotSetFlag, HotSetFlags, PerformanceFlags, PlaceFlags, RecordFlags,
-    SizeFlags, SpeculateFlags,
+    CacheFlags, CacheMemory, EngineFlags, HotSetFlag, HotSetFlags, PerformanceFlags, PlaceFlags, PowerFlags,
+    RecordFlags, SizeFlags, SpeculateFlags,
 };
 use crate::models;
 
@@ -41,7 +42,7 @@ impl EngineFlags {
 
     fn compute_options(&self) -> ComputeOptions {
         let PerformanceFlags { pin, exact, kv, mlock, .. } = self.performance;
-        ComputeOptions { threads: self.threads(), pin, exact, kv: kv.map(Into::into), mlock }
+        ComputeOptions { threads: self.threads(), pin, exact, kv: kv.map(Into::into), mlock, on_battery: None }
     }
 }
 
@@ -80,6 +81,15 @@ impl HotSetFlags {
     pub fn set(self, options: Options) -> Options {
         let cache = CacheOptions { hot_set: self.hot_set == HotSetFlag::Auto, ..options.cache };
         Options { cache, ..options }
+    }
+}
+
+impl PowerFlags {
+    /// `options` with the setting of these flags.
+    pub fn set(&self, options: Options) -> Options {
+        let battery = |threads| BatteryOptions { threads, supplies: self.power_supplies.clone() };
+        let compute = ComputeOptions { on_battery: self.threads_on_battery.map(battery), ..options.compute };
+        Options { compute, ..options }
     }
 }
 

@@ -6,7 +6,7 @@ use clap::Args;
 use larder_engine::ContextFull;
 use larder_serve::UpstreamAddress;
 
-use super::engine::{HotSetFlags, SpeculateFlags, UntracedFlags};
+use super::engine::{HotSetFlags, PowerFlags, SpeculateFlags, UntracedFlags};
 use super::{ByteSize, SamplingFlags, at_least_one, byte_size, context_full, heading};
 use crate::models::default_model;
 
@@ -104,6 +104,8 @@ pub struct ServeArgs {
     pub engine: UntracedFlags,
     #[command(flatten)]
     pub hot_set: HotSetFlags,
+    #[command(flatten)]
+    pub power: PowerFlags,
     #[command(flatten)]
     pub speculate: SpeculateFlags,
 }

@@ -33,7 +33,7 @@ pub fn run(args: RunArgs) -> Result<()> {
 
     let mut telemetry = Telemetry::new(args.telemetry.as_deref())?;
     let context = args.context.unwrap_or(prompt.len().saturating_add(args.max_tokens));
-    let options = args.speculate.set(args.hot_set.set(args.engine.options(context)))?;
+    let options = args.power.set(args.speculate.set(args.hot_set.set(args.engine.options(context)))?);
     let mut engine = InferenceEngine::start(&model, &options)?;
     let plan = std::mem::take(&mut engine.plan);
     let drafting = engine.experts.drafting(&engine.drafting());

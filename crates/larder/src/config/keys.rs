@@ -2,7 +2,7 @@
 
 use clap::{Arg, ArgAction, Args, Command, CommandFactory};
 
-use crate::cli::{Cli, EngineFlags, HotSetFlags, SamplingFlags, SeedFlag, SpeculateFlags};
+use crate::cli::{Cli, EngineFlags, HotSetFlags, PowerFlags, SamplingFlags, SeedFlag, SpeculateFlags};
 
 /// Keys that a store's file may set: sampling and cache. Stores are downloaded and not trusted, so they may set nothing
 /// that names a file, locks memory or changes the machine.
@@ -78,6 +78,7 @@ impl LeafCommand {
 /// The engine and sampling flags, which may stand outside of sections.
 pub fn shared_flags() -> Vec<Arg> {
     let engine = HotSetFlags::augment_args(<EngineFlags as Args>::augment_args(Command::new("shared")));
+    let engine = PowerFlags::augment_args(engine);
     let command = SeedFlag::augment_args(SamplingFlags::augment_args(SpeculateFlags::augment_args(engine)));
     command.get_arguments().cloned().collect()
 }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use larder_runtime::machine::power::PowerSupplies;
 use serde_json::json;
 
 use super::Finding;
@@ -58,17 +59,12 @@ fn governor(sys: &Path) -> Option<Finding> {
 }
 
 fn supply(sys: &Path) -> Option<Finding> {
-    let supplies = folders(&sys.join("class/power_supply"));
-    let of = |kind: &str, what: &str| {
-        let mut all = supplies.iter().filter(|dir| read_word(dir, "type").as_deref() == Some(kind));
-        all.find_map(|dir| read_word(dir, what))
-    };
-    let battery = of("Battery", "status")?;
-    let discharging = battery == "Discharging";
+    let supplies = PowerSupplies::read(&sys.join("class/power_supply"));
+    let battery = supplies.battery.as_ref()?;
     let found = format!("battery {}", battery.to_lowercase());
-    let numbers = json!({"battery": battery, "mains": of("Mains", "online").map(|online| online == "1")});
+    let numbers = json!({"battery": battery, "mains": supplies.mains});
     Some(Finding::new("power", found, numbers).advise_if(
-        discharging,
+        supplies.is_on_battery(),
         "on battery, most machines limit their speed",
         "connect the power supply; `powerprofilesctl set performance` may help too",
     ))

@@ -55,7 +55,7 @@ impl ModelOpener {
             prompt_bytes,
             program_bytes: server.bytes(context),
             kv_limit_bytes: args.kv_mem.map(|size| size.0),
-            ..args.speculate.set(args.hot_set.set(flags.options(args.context)))?
+            ..args.power.set(args.speculate.set(args.hot_set.set(flags.options(args.context)))?)
         };
         check_kv_limit(&plan_inputs(&model, &options)?, server.session_disk.is_some())?;
         Ok(OpenedModel { opener: self.clone(), model, text, options })
