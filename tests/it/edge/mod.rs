@@ -2,4 +2,4 @@
 
 mod hostile;
 mod plan;
-mod run;
+pub mod run;

@@ -98,7 +98,7 @@ impl Server {
     }
 
     /// Sends a request and leaves its answer to be read.
-    fn begin(&self, path: &str, body: &Value) -> BufReader<TcpStream> {
+    pub fn begin(&self, path: &str, body: &Value) -> BufReader<TcpStream> {
         let body = body.to_string();
         let mut stream = self.connect();
         let head = format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", body.len());
