@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use crate::elastic::{CapacityChanges, ElasticSlots, StepMoment};
 use crate::hot::HotSetFile;
 use crate::machine::lock::{self, LockReport, SlotAddresses};
+use crate::memory_notes::MemoryWatch;
 use crate::notice::{Notice, Notices};
 use crate::open::OpenModel;
 use crate::options::Setting;
@@ -29,6 +30,7 @@ pub struct EngineExperts {
     visits: Option<Vec<(LayerIdx, Visit)>>,
     hot: Option<HotSetFile>,
     elastic: Option<ElasticSlots>,
+    memory: MemoryWatch,
     notices: Notices,
 }
 
@@ -53,7 +55,8 @@ pub enum AnyExpertPath {
 impl EngineExperts {
     /// A path whose routing is recorded, if there is a recorder.
     pub(crate) fn new(path: AnyExpertPath, recorder: Option<(PathBuf, Recorder)>, notices: Notices) -> Self {
-        EngineExperts { path, recorder, visits: None, hot: None, elastic: None, notices }
+        let memory = MemoryWatch::new(notices.clone());
+        EngineExperts { path, recorder, visits: None, hot: None, elastic: None, memory, notices }
     }
 
     /// Allocates what the path needs for calls of up to `tokens` tokens; fails if the GPU cannot compute the model.
@@ -113,13 +116,16 @@ impl EngineExperts {
     /// Changes the number of slots at the beginning of a step or between steps, if the available memory calls for it. The text does not depend on
     /// it, except under lossy routing.
     fn follow_memory(&mut self, moment: StepMoment) {
-        let (Some(elastic), AnyExpertPath::Streaming(streaming)) = (&mut self.elastic, &mut self.path) else { return };
+        let (Some(elastic), AnyExpertPath::Streaming(streaming)) = (&mut self.elastic, &mut self.path) else {
+            return self.memory.fixed();
+        };
         if !streaming.routing().is_lossless() {
-            return;
+            return self.memory.fixed();
         }
         if let (Some(slots), Some((_, recorder))) = (elastic.follow(moment, streaming), &mut self.recorder) {
             recorder.capacity(slots);
         }
+        self.memory.slots(elastic.changes().slots);
     }
 
     /// Keeps a hot set, if experts are read into slots in memory alone. Layers have `experts` experts.

@@ -54,6 +54,7 @@ mod engine;
 mod experts;
 mod hot;
 mod load;
+mod memory_notes;
 mod mtp;
 mod notice;
 mod open;

@@ -20,6 +20,15 @@ pub enum Notice {
     GpuThroughput(String),
     /// The state of the connection to an edge worker.
     Worker(String),
+    /// The number of slots of each pool, which follows the available memory, has changed.
+    Capacity {
+        /// The number before.
+        before: usize,
+        /// The number now.
+        slots: usize,
+    },
+    /// Tasks wait for memory for this share of the time, while the number of slots is fixed.
+    MemoryPressure(f64),
     /// The machine runs on its battery from now on, or not any more.
     Power {
         /// Whether it runs on its battery.
@@ -121,6 +130,18 @@ impl fmt::Display for Notice {
         match self {
             Notice::Plan(text) | Notice::Reader(text) | Notice::GpuThroughput(text) | Notice::Worker(text) => {
                 f.write_str(text)
+            }
+            Notice::Capacity { before, slots } if slots < before => {
+                write!(f, "memory: other programs need it; {slots} slots are left of {before}")
+            }
+            Notice::Capacity { before, slots } => write!(f, "memory: available again; {slots} slots after {before}"),
+            Notice::MemoryPressure(share) => {
+                let (mem, percent) = (Setting::CacheMem, share * 100.0);
+                write!(
+                    f,
+                    "memory: other programs need it, and tasks waited for it {percent:.0} % of the last 10 s; a smaller {mem} leaves \
+                     them more, and {mem} auto gives slots back by itself"
+                )
             }
             Notice::Power { on_battery, threads, all } => {
                 let supply = if *on_battery { "on battery" } else { "plugged in" };
