@@ -2,6 +2,8 @@
 const SAMPLE_MS = 200;
 const IDLE_MS = 700;
 let grid = null;
+/** The model that the panel shows: of several, one that generates. */
+let shownModel = null;
 let latest = null;
 let lastStep = 0;
 let lastEventAt = 0;
@@ -24,10 +26,19 @@ async function listen() {
   }
 }
 
+/** The path of a model's engine. */
+function enginePath(model = shownModel) {
+  return model === null || $("model-field").hidden ? "/engine" : `/engine?model=${encodeURIComponent(model)}`;
+}
+
 /** Fetches the engine's state. */
-async function refreshState() {
-  const state = await fetchJson("/engine");
-  if (!grid) begin(state);
+async function refreshState(model = shownModel) {
+  const response = await fetchWithKey(enginePath(model));
+  // Of several models, none may be loaded.
+  if (response.status === 404) return showStatus("idle", "not loaded");
+  if (!response.ok) throw new Error(await errorMessage(response));
+  const state = await response.json();
+  if (state.model !== shownModel) begin(state);
   grid.setResident(state.resident);
   showRouting(state);
   showGridText();
@@ -41,12 +52,21 @@ function begin(state) {
   $("geometry").textContent = `${layers} layers × ${experts} experts, ${state.experts_per_token} per token`;
   if (state.welcome) showWelcome(state.welcome);
   contextSize = state.context ?? 0;
-  grid = new Grid($("grid"), state.layers, experts);
+  if (grid) grid.setShape(state.layers, experts);
+  else grid = new Grid($("grid"), state.layers, experts);
   grid.describe = showGridText;
+  forgetVisits();
+  shownModel = state.model;
+  lastStep = 0;
   beginLambda(state);
 }
 
 function handleEvent(event) {
+  if (event.model !== shownModel) {
+    // Of several models at work, the panel stays with one.
+    if (performance.now() - lastEventAt > IDLE_MS) refreshState(event.model).catch(() => {});
+    return;
+  }
   if (event.step !== lastStep + 1 && lastStep) refreshState().catch(() => {});
   lastStep = event.step;
   lastEventAt = performance.now();

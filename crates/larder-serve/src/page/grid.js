@@ -4,19 +4,9 @@ const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
 
 class Grid {
   constructor(canvas, layers, experts) {
-    Object.assign(this, { canvas, layers, experts });
-    this.rows = new Map(layers.map((layer, row) => [layer, row]));
-    const cells = layers.length * experts;
-    this.resident = new Uint8Array(cells);
-    this.kind = new Uint8Array(cells);
-    this.heat = new Float32Array(cells);
-    this.uses = new Uint32Array(cells);
-    this.lit = new Set();
+    this.canvas = canvas;
     this.halfLife = 0.3;
-    this.cursor = -1;
-    /** Counts by cell that are shown in place of what is in memory, and the largest of them. */
-    this.counts = null;
-    this.most = 0;
+    this.#begin(layers, experts);
     this.ink = canvas.getContext("2d");
     new ResizeObserver(() => this.fit()).observe(canvas);
     document.addEventListener("themechange", () => this.fit());
@@ -24,6 +14,27 @@ class Grid {
     canvas.onpointerleave = () => this.setCursor(-1);
     canvas.onkeydown = (event) => this.moveCursor(event);
     canvas.onblur = () => this.setCursor(-1);
+  }
+
+  /** Shows the experts of another model. */
+  setShape(layers, experts) {
+    this.#begin(layers, experts);
+    this.fit();
+  }
+
+  #begin(layers, experts) {
+    Object.assign(this, { layers, experts });
+    this.rows = new Map(layers.map((layer, row) => [layer, row]));
+    const cells = layers.length * experts;
+    this.resident = new Uint8Array(cells);
+    this.kind = new Uint8Array(cells);
+    this.heat = new Float32Array(cells);
+    this.uses = new Uint32Array(cells);
+    this.lit = new Set();
+    this.cursor = -1;
+    /** Counts by cell that are shown in place of what is in memory, and the largest of them. */
+    this.counts = this.counts ? new Uint32Array(cells) : null;
+    this.most = 0;
   }
 
   /** Recomputes sizes and colours and redraws everything. */

@@ -100,7 +100,7 @@ async function sendLambda() {
     const lambda = pendingLambda;
     let state = null;
     try {
-      state = await fetchJson("/engine", { lambda });
+      state = await fetchJson(enginePath(), { lambda });
       note.textContent = note.standard;
     } catch (error) {
       note.textContent = error.message;

@@ -20,6 +20,12 @@ function countsIn(map, key, most) {
   return putLast(map, key, map.get(key) ?? new Uint32Array(grid.kind.length), most);
 }
 
+/** Forgets all counts, whose cells are those of the model before. */
+function forgetVisits() {
+  visitsOfChats.clear();
+  visitsOfRequests.clear();
+}
+
 /** Adds the visits of a step to the conversations of its requests. */
 function countVisits({ requests = [], layers }) {
   for (const number of requests) {
