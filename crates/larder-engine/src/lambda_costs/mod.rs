@@ -258,7 +258,8 @@ pub fn lambda_cost_note(costs: Option<&LambdaCosts>, routing: &RoutingSpec, slot
 
 impl SizeCosts {
     fn check(&self, experts: usize) -> Result<(), String> {
-        if !(1..=experts).contains(&self.slots) || !(self.perplexity.is_finite() && self.perplexity >= 1.0) {
+        let has_perplexity = self.perplexity.is_finite() && self.perplexity >= 1.0;
+        if !(1..=experts).contains(&self.slots) || !has_perplexity {
             return Err(format!("slots must be from 1 to {experts}, and perplexity at least 1"));
         }
         if !(1..=LAMBDAS_MAX).contains(&self.lambdas.len()) || !self.lambdas.is_sorted_by(|a, b| a.lambda < b.lambda) {

@@ -69,6 +69,7 @@ pub struct Cli {
 }
 
 #[derive(Subcommand)]
+#[allow(clippy::large_enum_variant, reason = "there is one value in a process")]
 pub enum Command {
     /// Convert a checkpoint folder or a GGUF file to a store
     Convert(ConvertArgs),
