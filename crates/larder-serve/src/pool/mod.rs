@@ -25,7 +25,7 @@ mod state;
 mod work;
 
 pub use lease::ModelLease;
-use state::{Answers, Phase, PoolSlot, PoolState, Waiting};
+use state::{Answers, LoadPhase, PoolSlot, PoolState, Waiting};
 use work::Step;
 
 /// Opens the models of a pool, by their index.
@@ -276,13 +276,13 @@ impl ModelPool {
         }
         let first = state.line.front()?.model;
         match &state.models[first].phase {
-            Phase::Unloaded => Some(Step::Open(first)),
-            Phase::Planned(_) => self.make_room(state, first, answers),
-            Phase::Loaded(_) => {
+            LoadPhase::Unloaded => Some(Step::Open(first)),
+            LoadPhase::Planned(_) => self.make_room(state, first, answers),
+            LoadPhase::Loaded(_) => {
                 self.admit_all(state, first, answers);
                 self.advance(state, answers)
             }
-            Phase::Opening | Phase::Loading | Phase::Unloading => None,
+            LoadPhase::Opening | LoadPhase::Loading | LoadPhase::Unloading => None,
         }
     }
 
@@ -291,7 +291,7 @@ impl ModelPool {
         let needs = state.models[model].bytes;
         if needs > self.memory_bytes {
             let error = self.too_large(model, needs);
-            state.models[model].phase = Phase::Unloaded;
+            state.models[model].phase = LoadPhase::Unloaded;
             state.refuse(model, &error, answers);
             return Some(Step::Again);
         }

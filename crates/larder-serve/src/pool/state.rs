@@ -24,7 +24,7 @@ pub struct PoolState {
 /// The state of one model.
 #[derive(Default)]
 pub struct PoolSlot {
-    pub phase: Phase,
+    pub phase: LoadPhase,
     /// Bytes of its memory plan, once that is known.
     pub bytes: u64,
     /// Context in tokens, once it was loaded.
@@ -38,7 +38,7 @@ pub struct PoolSlot {
 
 /// What a model does.
 #[derive(Default)]
-pub enum Phase {
+pub enum LoadPhase {
     #[default]
     Unloaded,
     /// Its memory is being planned.
@@ -62,13 +62,13 @@ pub type Answers = Vec<(oneshot::Sender<Result<ModelLease, ApiError>>, Result<Mo
 impl PoolState {
     /// Whether the first of the line waits until other models are unloaded.
     pub fn wants_memory(&self) -> bool {
-        self.line.front().is_some_and(|first| matches!(self.models[first.model].phase, Phase::Planned(_)))
+        self.line.front().is_some_and(|first| matches!(self.models[first.model].phase, LoadPhase::Planned(_)))
     }
 
     /// Bytes of all models in memory, and of those that are being unloaded.
     pub fn bytes(&self) -> (u64, u64) {
-        let sum = |of: fn(&Phase) -> bool| self.models.iter().filter(|s| of(&s.phase)).map(|s| s.bytes).sum();
-        (sum(Phase::has_memory), sum(|phase| matches!(phase, Phase::Unloading)))
+        let sum = |of: fn(&LoadPhase) -> bool| self.models.iter().filter(|s| of(&s.phase)).map(|s| s.bytes).sum();
+        (sum(LoadPhase::has_memory), sum(|phase| matches!(phase, LoadPhase::Unloading)))
     }
 
     /// The idle model that was used least recently.
@@ -94,24 +94,24 @@ impl PoolSlot {
         self.context = Some(running.app.model.context);
         self.last_used = Some(Instant::now());
         self.unload_soon = false;
-        self.phase = Phase::Loaded(running);
+        self.phase = LoadPhase::Loaded(running);
     }
 }
 
-impl Phase {
+impl LoadPhase {
     /// The phase as lists have it.
     pub fn name(&self) -> &'static str {
         match self {
-            Phase::Unloaded | Phase::Planned(_) | Phase::Opening | Phase::Unloading => "unloaded",
-            Phase::Loading => "loading",
-            Phase::Loaded(_) => "loaded",
+            LoadPhase::Unloaded | LoadPhase::Planned(_) | LoadPhase::Opening | LoadPhase::Unloading => "unloaded",
+            LoadPhase::Loading => "loading",
+            LoadPhase::Loaded(_) => "loaded",
         }
     }
 
     /// The engine that answers requests.
     pub fn running(&self) -> Option<&Running> {
         match self {
-            Phase::Loaded(running) => Some(running),
+            LoadPhase::Loaded(running) => Some(running),
             _ => None,
         }
     }
@@ -119,7 +119,7 @@ impl Phase {
     /// As [`running`](Self::running), to change it.
     pub fn running_mut(&mut self) -> Option<&mut Running> {
         match self {
-            Phase::Loaded(running) => Some(running),
+            LoadPhase::Loaded(running) => Some(running),
             _ => None,
         }
     }
@@ -131,11 +131,11 @@ impl Phase {
 
     /// Whether a decode thread runs.
     pub fn has_engine(&self) -> bool {
-        matches!(self, Phase::Loaded(_) | Phase::Unloading)
+        matches!(self, LoadPhase::Loaded(_) | LoadPhase::Unloading)
     }
 
     /// Whether it holds the memory of its plan.
     pub fn has_memory(&self) -> bool {
-        self.has_engine() || matches!(self, Phase::Loading)
+        self.has_engine() || matches!(self, LoadPhase::Loading)
     }
 }

@@ -10,7 +10,7 @@ use std::time::Instant;
 use axum::Router;
 use larder_core::give_back_freed_memory;
 
-use super::state::{Answers, Phase, PoolState};
+use super::state::{Answers, LoadPhase, PoolState};
 use super::{ModelPool, PlannedModel};
 use crate::engine::Engine;
 use crate::error::ApiError;
@@ -52,25 +52,25 @@ impl ModelPool {
         let (model, started) = match step {
             Step::Again => return,
             Step::Open(model) => {
-                state.models[model].phase = Phase::Opening;
+                state.models[model].phase = LoadPhase::Opening;
                 (model, self.spawn(model, move |pool| pool.open(model)))
             }
-            Step::Load(model) => match std::mem::replace(&mut state.models[model].phase, Phase::Loading) {
-                Phase::Planned(planned) => (model, self.spawn(model, move |pool| pool.load(model, planned))),
+            Step::Load(model) => match std::mem::replace(&mut state.models[model].phase, LoadPhase::Loading) {
+                LoadPhase::Planned(planned) => (model, self.spawn(model, move |pool| pool.load(model, planned))),
                 other => return state.models[model].phase = other,
             },
             Step::Unload(model) => {
                 let slot = &mut state.models[model];
                 slot.unload_soon = false;
-                match std::mem::replace(&mut slot.phase, Phase::Unloading) {
-                    Phase::Loaded(running) => (model, self.spawn(model, move |pool| pool.finish(model, running))),
+                match std::mem::replace(&mut slot.phase, LoadPhase::Unloading) {
+                    LoadPhase::Loaded(running) => (model, self.spawn(model, move |pool| pool.finish(model, running))),
                     other => return slot.phase = other,
                 }
             }
         };
         if let Err(error) = started {
             // What the thread was to work on is dropped, which ends an engine too.
-            state.models[model].phase = Phase::Unloaded;
+            state.models[model].phase = LoadPhase::Unloaded;
             let message = format!("No thread can be started for the model '{}': {error}.", self.name(model));
             state.refuse(model, &ApiError::engine_failed(message), answers);
         }
@@ -93,7 +93,7 @@ impl ModelPool {
             Ok(planned) => self.change(|state| {
                 let slot = &mut state.models[model];
                 slot.bytes = planned.bytes();
-                slot.phase = Phase::Planned(planned);
+                slot.phase = LoadPhase::Planned(planned);
             }),
             Err(error) => self.failed(model, &error),
         }
@@ -130,7 +130,7 @@ impl ModelPool {
         let error = ApiError::engine_failed(message);
         let mut answers = Vec::new();
         self.change(|state| {
-            state.models[model].phase = Phase::Unloaded;
+            state.models[model].phase = LoadPhase::Unloaded;
             state.refuse(model, &error, &mut answers);
         });
         answers.into_iter().for_each(|(to, answer)| drop(to.send(answer)));
@@ -186,7 +186,7 @@ impl ModelPool {
         self.entries[model].metrics.lock().engine_ended();
         give_back_freed_memory();
         tracing::info!(model = self.name(model), "unloaded");
-        self.change(|state| state.models[model].phase = Phase::Unloaded);
+        self.change(|state| state.models[model].phase = LoadPhase::Unloaded);
     }
 
     /// The decode thread of a load has ended, which nothing but a shutdown or [`finish`](Self::finish) has asked for.
@@ -199,7 +199,7 @@ impl ModelPool {
             let is_this = state.models[model].phase.running().is_some_and(|running| running.load == load);
             if is_this {
                 is_unexpected = !state.closing;
-                state.models[model].phase = Phase::Unloaded;
+                state.models[model].phase = LoadPhase::Unloaded;
             }
         });
         if is_unexpected {

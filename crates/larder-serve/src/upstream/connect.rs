@@ -8,11 +8,11 @@ use tokio::net::TcpStream;
 use super::UpstreamAddress;
 
 /// A connection.
-pub type UpstreamStream = Box<dyn Stream>;
+pub type UpstreamStream = Box<dyn UpstreamIo>;
 
-pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+pub trait UpstreamIo: AsyncRead + AsyncWrite + Send + Unpin {}
 
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> UpstreamIo for T {}
 
 /// Connects to the server, with TLS if its address says so.
 pub async fn connect(address: &UpstreamAddress) -> io::Result<UpstreamStream> {

@@ -125,7 +125,7 @@ impl RowTable {
         self.verified[block].load(Ordering::Relaxed) && !self.checks.again()
     }
 
-    /// Reads bytes of the matrix from byte `offset` on. A block that is checked is read as a whole, see [`CheckReads`].
+    /// Reads bytes of the matrix from byte `offset` on. A block that is checked is read as a whole, see [`CheckReads`](crate::CheckReads).
     ///
     /// The caller guarantees that the range lies inside the matrix.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
