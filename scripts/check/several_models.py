@@ -171,7 +171,8 @@ def main():
     for name, times in sorted(run.times.items()):
         print(f"{name}: median {statistics.median(times):.2f} s, longest {max(times):.2f} s")
     print("loads that were seen:", dict(loads))
-    if group.made:
+    time.sleep(0.5)  # the kernel takes the ended process out of the group
+    if group.made and not (group.folder / "cgroup.procs").read_text():
         group.folder.rmdir()
     faults = run.faults + ([f"the server ended with {code}"] if code else [])
     faults += [f"{peak:.0f} bytes exceed the limit"] if peak > args.limit else []
