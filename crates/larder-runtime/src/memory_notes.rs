@@ -1,4 +1,4 @@
-//! What is said about memory while a model runs: that other programs need it, and that it is available again.
+//! Notices about memory while a model runs: other programs need it, or it is available again.
 
 use std::time::{Duration, Instant};
 

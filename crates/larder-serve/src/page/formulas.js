@@ -1,5 +1,5 @@
 // Formulas in answers. The server makes MathML of their LaTeX; until it is there, and where it cannot be had, the source is shown.
-// What comes back is not trusted: it is parsed apart, and only known elements and attributes are copied.
+// The MathML of the response is not trusted: it is parsed apart, and only known elements and attributes are copied.
 const FORMULA_LENGTH = 4000;
 /** Formulas and characters of a request, and of what is remembered. */
 const FORMULA_BATCH = 64;

@@ -18,6 +18,8 @@ use super::work::Running;
 pub struct ModelLease {
     pool: Arc<ModelPool>,
     model: usize,
+    /// The number of the load that it is for.
+    load: u64,
     /// The routes of the model.
     pub router: Router,
 }
@@ -25,7 +27,7 @@ pub struct ModelLease {
 impl ModelLease {
     /// A lease that was counted.
     pub(super) fn new(pool: Arc<ModelPool>, model: usize, running: &Running) -> Self {
-        ModelLease { pool, model, router: running.router.clone() }
+        ModelLease { pool, model, load: running.load, router: running.router.clone() }
     }
 
     /// A body that holds the lease until its end.
@@ -36,11 +38,11 @@ impl ModelLease {
 
 impl Drop for ModelLease {
     fn drop(&mut self) {
-        let model = self.model;
+        let (model, load) = (self.model, self.load);
         self.pool.change(|state: &mut PoolState| {
             let slot = &mut state.models[model];
             slot.last_used = Some(Instant::now());
-            if let Some(running) = slot.phase.running_mut() {
+            if let Some(running) = slot.phase.running_mut().filter(|running| running.load == load) {
                 running.leases = running.leases.saturating_sub(1);
             }
         });

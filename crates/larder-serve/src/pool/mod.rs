@@ -77,7 +77,7 @@ pub struct ModelPool {
     has_failed: AtomicBool,
 }
 
-/// What is known of a model whether it is loaded or not.
+/// Names and counters of a model, whether it is loaded or not.
 struct PoolEntry {
     name: String,
     aliases: Vec<String>,
@@ -278,11 +278,8 @@ impl ModelPool {
         match &state.models[first].phase {
             LoadPhase::Unloaded => Some(Step::Open(first)),
             LoadPhase::Planned(_) => self.make_room(state, first, answers),
-            LoadPhase::Loaded(_) => {
-                self.admit_all(state, first, answers);
-                self.advance(state, answers)
-            }
-            LoadPhase::Opening | LoadPhase::Loading | LoadPhase::Unloading => None,
+            // A loaded one was admitted above.
+            LoadPhase::Opening | LoadPhase::Loading | LoadPhase::Loaded(_) | LoadPhase::Unloading => None,
         }
     }
 
@@ -319,16 +316,6 @@ impl ModelPool {
     fn admit(self: &Arc<Self>, state: &mut PoolState, answers: &mut Answers) {
         for waiting in std::mem::take(&mut state.line) {
             match self.lease(state, waiting.model) {
-                Some(lease) => answers.push((waiting.to, Ok(lease))),
-                None => state.line.push_back(waiting),
-            }
-        }
-    }
-
-    /// Gives a lease to each request of the line for one loaded model.
-    fn admit_all(self: &Arc<Self>, state: &mut PoolState, model: usize, answers: &mut Answers) {
-        for waiting in std::mem::take(&mut state.line) {
-            match (waiting.model == model).then(|| self.lease(state, model)).flatten() {
                 Some(lease) => answers.push((waiting.to, Ok(lease))),
                 None => state.line.push_back(waiting),
             }

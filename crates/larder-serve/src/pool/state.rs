@@ -1,4 +1,4 @@
-//! What the models of a pool do at the moment, and the line of requests that wait for one.
+//! The phases of the models of a pool, and the line of requests that wait for one.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -36,7 +36,7 @@ pub struct PoolSlot {
     pub unload_soon: bool,
 }
 
-/// What a model does.
+/// The phase of a model between disk and memory.
 #[derive(Default)]
 pub enum LoadPhase {
     #[default]

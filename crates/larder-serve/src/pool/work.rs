@@ -28,7 +28,7 @@ pub struct Running {
     pub leases: usize,
     decoding: Option<JoinHandle<()>>,
     /// The number of its load.
-    load: u64,
+    pub load: u64,
 }
 
 impl Drop for Running {
@@ -37,7 +37,7 @@ impl Drop for Running {
     }
 }
 
-/// What is to be done next.
+/// The next step of a pool.
 pub enum Step {
     /// Look again.
     Again,
