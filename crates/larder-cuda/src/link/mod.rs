@@ -16,10 +16,8 @@ use staging::{CopyPath, PageLockedSlots};
 
 pub use staging::CopyMode;
 
-/// The link between main memory and the arena of a GPU.
-///
-/// The caller keeps the slots that it passes in mapped until the link is dropped, or at least maps nothing else at their
-/// addresses before that.
+/// The link between main memory and the arena of a GPU. The memory of slots that it has copied stays mapped until it is
+/// dropped.
 pub struct GpuLink {
     driver: Arc<dyn Driver>,
     sync: Arc<ArenaSync>,

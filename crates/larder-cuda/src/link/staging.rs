@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use larder_cache::two_tiers::{Direction, Transfer};
-use larder_store::reader::Slot;
+use larder_store::reader::{KeptMapping, Slot};
 
 use crate::driver::Driver;
 use crate::error::Result;
@@ -68,12 +68,20 @@ pub struct PageLockedSlots {
     driver: Arc<dyn Driver>,
     mode: CopyMode,
     slot_bytes: usize,
-    /// By address of a slot: its length when it was page-locked.
-    slots: HashMap<usize, usize>,
+    /// Page-locked slots by address.
+    slots: HashMap<usize, LockedSlot>,
     /// Staging buffers that are free.
     buffers: Vec<PinnedBuffer>,
     /// Staging buffers allocated so far.
     made: usize,
+}
+
+/// A page-locked slot. Its memory stays mapped: the driver would go on copying from and to the old pages if another slot
+/// were mapped at the address.
+struct LockedSlot {
+    /// Length of the slot when it was page-locked.
+    bytes: usize,
+    _memory: KeptMapping,
 }
 
 impl PageLockedSlots {
@@ -109,15 +117,15 @@ impl PageLockedSlots {
     fn is_locked(&mut self, slot: &Slot, len: usize) -> bool {
         let (from, bytes) = (slot.as_ptr(), slot.len());
         if let Some(locked) = self.slots.get(&(from as usize)) {
-            return *locked >= len;
+            return locked.bytes >= len;
         }
         if self.mode.0.get().is_some() {
             return false;
         }
-        // SAFETY: the caller of `GpuLink` keeps the slots mapped.
+        // SAFETY: the slot is mapped, and stays so until it is unregistered.
         match unsafe { self.driver.register(from, bytes) } {
             Ok(()) => {
-                self.slots.insert(from as usize, bytes);
+                self.slots.insert(from as usize, LockedSlot { bytes, _memory: slot.keep_mapped() });
                 true
             }
             Err(e) => {

@@ -197,6 +197,27 @@ fn a_copy_reports_its_time_on_the_link() {
     }
 }
 
+/// The driver goes on copying from and to the old pages of an address, so nothing else may be mapped there.
+#[test]
+fn page_locked_memory_stays_mapped_after_its_slots_were_dropped() {
+    let Some(emulator) = emulator(5) else { return };
+    let gpu = gpu(emulator);
+    let mut link = gpu.link();
+    link.allocate(1, BYTES).unwrap();
+    let mut addresses = Vec::new();
+    for _ in 0..20 {
+        let (arena, memory) = Arena::new(1, BYTES).unwrap();
+        addresses.push(arena.range().start);
+        for slot in memory {
+            link.submit(transfer(Direction::ToDevice, slot, 0));
+        }
+        drop(wait_for_all(&mut link));
+    }
+    addresses.sort_unstable();
+    addresses.dedup();
+    assert_eq!(addresses.len(), 20, "an address was used again");
+}
+
 #[test]
 fn everything_is_freed() {
     for seed in 0..8 {

@@ -25,7 +25,7 @@ mod touch;
 mod uring;
 mod window;
 
-pub use arena::{Arena, Slot};
+pub use arena::{Arena, KeptMapping, Slot};
 pub use drives::{DRIVES_MAX, DriveLog, Drives};
 pub use files::ShardFiles;
 pub use memory::{FaultPlan, FaultTarget, MemoryReader, ReadFault};

@@ -280,10 +280,20 @@ impl Slot {
         unsafe { lock_on_fault(self.start.as_ptr().cast(), self.bytes) }
     }
 
+    /// Keeps the memory of its arena mapped, also when every slot and handle of the arena has been dropped.
+    pub fn keep_mapped(&self) -> KeptMapping {
+        KeptMapping { _map: self.map.clone() }
+    }
+
     /// Whether it is a slot of `arena`.
     pub fn belongs_to(&self, arena: &Arena) -> bool {
         Arc::ptr_eq(&self.map, &arena.map)
     }
+}
+
+/// Keeps the memory of an arena mapped, so that nothing else gets its addresses. It gives no access to bytes.
+pub struct KeptMapping {
+    _map: Arc<Mapping>,
 }
 
 impl Deref for Slot {
