@@ -53,10 +53,26 @@ fn loaded(server: &Server) -> Vec<String> {
     statuses(server).into_iter().filter(|(_, status)| status == "loaded").map(|(name, _)| name).collect()
 }
 
-/// Bytes of each model's memory plan, once it was loaded.
-fn planned_bytes(server: &Server) -> Vec<u64> {
+/// Bytes of each model's memory plan: a server with both tells them once they were loaded.
+fn planned_bytes() -> Vec<u64> {
+    let server = two(&[]);
+    ask(&server, "demo");
+    ask(&server, "olmoe");
     let tags = server.get("/api/tags").json();
     tags["models"].as_array().unwrap().iter().map(|model| model["size"].as_u64().unwrap()).collect()
+}
+
+/// Waits for a line of the metrics: a request is counted when its step has ended, which can be after its answer was read.
+fn wait_for_metric(server: &Server, line: &str) {
+    let until = Instant::now() + Duration::from_secs(10);
+    loop {
+        let metrics = server.get("/metrics").body;
+        if metrics.lines().any(|found| found == line) {
+            return;
+        }
+        assert!(Instant::now() < until, "{line}: {metrics}");
+        thread::sleep(Duration::from_millis(5));
+    }
 }
 
 #[test]
@@ -86,21 +102,15 @@ fn models_are_loaded_when_a_request_names_them() {
     let unknown = server.post("/v1/completions", body("nothing"));
     assert_eq!((unknown.status, unknown.json()["error"]["code"].as_str()), (404, Some("model_not_found")));
     assert!(unknown.error().contains("'demo', 'olmoe'"), "{}", unknown.body);
-    let metrics = server.get("/metrics").body;
     for line in ["larder_generated_tokens_total{model=\"olmoe\"} 17", "larder_active_requests{model=\"demo\"} 0"] {
-        assert!(metrics.contains(line), "{line}: {metrics}");
+        wait_for_metric(&server, line);
     }
     server.stop();
 }
 
 #[test]
 fn where_one_fits_clients_take_turns_and_all_are_answered() {
-    let bytes = {
-        let server = two(&[]);
-        ask(&server, "demo");
-        ask(&server, "olmoe");
-        planned_bytes(&server)
-    };
+    let bytes = planned_bytes();
     // Not both at a time, by far.
     let limit = bytes.iter().max().unwrap() + bytes.iter().min().unwrap() / 2;
     let server = two(&["--models-mem", &limit.to_string()]);
@@ -133,22 +143,15 @@ fn where_one_fits_clients_take_turns_and_all_are_answered() {
     });
     assert_eq!(most, 1, "both were loaded, or none was seen");
     // The counters outlive the engines.
-    let metrics = server.get("/metrics").body;
     for name in ["demo", "olmoe"] {
-        let line = format!("larder_generated_tokens_total{{model=\"{name}\"}} 96");
-        assert!(metrics.contains(&line), "{line}: {metrics}");
+        wait_for_metric(&server, &format!("larder_generated_tokens_total{{model=\"{name}\"}} 96"));
     }
     server.stop();
 }
 
 #[test]
 fn a_stream_keeps_its_model_loaded() {
-    let bytes = {
-        let server = two(&[]);
-        ask(&server, "demo");
-        ask(&server, "olmoe");
-        planned_bytes(&server)
-    };
+    let bytes = planned_bytes();
     let server = two(&["--models-mem", &bytes.iter().max().unwrap().to_string()]);
     let mut long = body("demo");
     long["max_tokens"] = 100.into();

@@ -9,6 +9,7 @@ mod formats;
 mod hostile;
 mod identity;
 mod number_formats;
+mod packed_integers;
 mod pipes;
 mod quantised;
 mod strangers;

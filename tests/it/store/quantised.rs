@@ -69,7 +69,7 @@ fn fp4_and_fp8_of_deepseek_v4_are_kept_exactly() {
 
 /// The golden mixtral with every expert matrix made anew: `quantise` returns the stored tensors and the values that they
 /// stand for. Writes the quantised folder, and beside it the same model in f32.
-fn twins(
+pub(super) fn twins(
     dir: &Path,
     config: serde_json::Value,
     quantise: impl Fn(&str, &[f32]) -> (Vec<NamedTensor>, Vec<f32>),
@@ -94,7 +94,7 @@ fn twins(
 }
 
 /// Width of the matrices of the golden mixtral's experts, all of which are square.
-const SIDE: usize = 32;
+pub(super) const SIDE: usize = 32;
 
 /// Integers of four bits with a scale per row of 32, as compressed-tensors stores them.
 fn int4(name: &str, values: &[f32]) -> (Vec<NamedTensor>, Vec<f32>) {
@@ -202,7 +202,10 @@ fn fp8_is_kept_as_bf16_and_that_is_said() {
     let (store, narrow) = (dir.path().join("store"), dir.path().join("narrow"));
     let said = crate::support::larder(&["convert", text(&quantised), text(&store)]);
     let said = String::from_utf8(said.stderr).unwrap();
-    assert!(said.contains("note: fp8 weights are rounded to bf16 where no other format is asked for"), "{said}");
+    assert!(
+        said.contains("note: some quantised weights are rounded to bf16 where no other format is asked for"),
+        "{said}"
+    );
     assert!(said.contains("rounding: the weights differ by 0."), "{said}");
     convert(&wide, &narrow, &["--experts", "bf16"]);
     let [a, b] = [&store, &narrow].map(|m| logits_with(m, &dir.path().join("out"), &[]));
@@ -214,10 +217,13 @@ fn fp8_is_kept_as_bf16_and_that_is_said() {
 #[test]
 fn unknown_methods_are_refused_with_what_is_supported() {
     let dir = tempfile::tempdir().unwrap();
-    let folder = dir.path().join("awq");
+    let folder = dir.path().join("hqq");
     with_tensors(&fixture("golden/mixtral"), &folder, &tensors(&fixture("golden/mixtral")), |json| {
-        json["quantization_config"] = json!({ "quant_method": "awq", "bits": 4 });
+        json["quantization_config"] = json!({ "quant_method": "hqq", "bits": 4 });
     });
     let said = larder_refuses(&["convert", text(&folder), text(&dir.path().join("store"))]);
-    assert!(said.contains("'awq', which is not supported; supported are mxfp4, fp8, compressed-tensors"), "{said}");
+    assert!(
+        said.contains("'hqq', which is not supported; supported are mxfp4, fp8, compressed-tensors, gptq, awq, mlx"),
+        "{said}"
+    );
 }

@@ -14,6 +14,7 @@ use axum::routing::{any, get, post};
 use bytes::Bytes;
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
+use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 
 use super::{Result, body, events_of, health_of, mathml, method_not_allowed, metrics_of, not_found, ollama};
@@ -234,30 +235,8 @@ impl Front {
 /// The value of `model` in a query.
 fn queried(parts: &Parts) -> Option<String> {
     let value = parts.uri.query()?.split('&').find_map(|pair| pair.strip_prefix("model="))?;
-    Some(percent_decoded(value))
-}
-
-/// A text of a query with `%` sequences and plus signs decoded.
-fn percent_decoded(text: &str) -> String {
-    let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
-    while let [first, after @ ..] = rest {
-        let hex = |digits: &[u8]| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok();
-        rest = match (first, after.get(..2).and_then(hex)) {
-            (b'%', Some(byte)) => {
-                bytes.push(byte);
-                &after[2..]
-            }
-            (b'+', _) => {
-                bytes.push(b' ');
-                after
-            }
-            _ => {
-                bytes.push(*first);
-                after
-            }
-        };
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
+    // A plus sign stands for a space in a query.
+    Some(percent_decode_str(&value.replace('+', " ")).decode_utf8_lossy().into_owned())
 }
 
 /// Whether a route concerns the engine and its slots.

@@ -43,18 +43,26 @@ fn flipped(stated: &ExpertNames) -> Option<ExpertNames> {
     stacked.then(|| ExpertNames { matrices: stated.matrices.clone().map(flip), bias: stated.bias.clone() })
 }
 
-/// Tensors over all experts in place of one per expert: gate and up in one, first all rows of gate, or apart.
+/// Tensors over all experts in place of one per expert: gate and up in one, first all rows of gate, or apart. MLX has them in a
+/// folder of its own, whatever the architecture states.
 fn fused(stated: &ExpertNames) -> Vec<ExpertNames> {
-    let Some(folder) = stated.matrices.up.name.split_once(".{e}.").map(|(folder, _)| folder) else { return vec![] };
+    let name = &stated.matrices.up.name;
+    let own = name.split_once(".{e}.").map(|(folder, _)| folder);
+    let mlx = name.split_once(".experts.").map(|(block, _)| format!("{block}.switch_mlp"));
     let mut forms = vec![];
-    for ending in ENDINGS {
-        for transposed in [false, true] {
-            let piece = |name: &str, pick| TensorSlice::stacked(format!("{folder}.{name}{ending}"), transposed, pick);
-            let down = || piece("down_proj", RowPick::All);
-            let both = |pick| piece("gate_up_proj", pick);
-            let apart = |name| piece(name, RowPick::All);
-            forms.push(PerMatrix { gate: Some(both(RowPick::FirstHalf)), up: both(RowPick::SecondHalf), down: down() });
-            forms.push(PerMatrix { gate: Some(apart("gate_proj")), up: apart("up_proj"), down: down() });
+    for folder in own.into_iter().chain(mlx.as_deref()) {
+        for ending in ENDINGS {
+            for transposed in [false, true] {
+                let piece =
+                    |name: &str, pick| TensorSlice::stacked(format!("{folder}.{name}{ending}"), transposed, pick);
+                let down = || piece("down_proj", RowPick::All);
+                let both = |pick| piece("gate_up_proj", pick);
+                let apart = |name| piece(name, RowPick::All);
+                let joined = [both(RowPick::FirstHalf), both(RowPick::SecondHalf)];
+                for [gate, up] in [joined, [apart("gate_proj"), apart("up_proj")]] {
+                    forms.push(PerMatrix { gate: Some(gate), up, down: down() });
+                }
+            }
         }
     }
     // Experts of two matrices have no fused form with a gate.

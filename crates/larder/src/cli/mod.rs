@@ -69,7 +69,6 @@ pub struct Cli {
 }
 
 #[derive(Subcommand)]
-#[allow(clippy::large_enum_variant, reason = "there is one value in a process")]
 pub enum Command {
     /// Convert a checkpoint folder or a GGUF file to a store
     Convert(ConvertArgs),
@@ -80,26 +79,26 @@ pub enum Command {
     /// Show what a model consists of and how many of its experts fit in how much memory
     Inspect(InspectArgs),
     /// Generate text from a prompt
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     /// Chat with a model in the terminal
     Chat(Box<chat::ChatArgs>),
     /// Serve an OpenAI-compatible HTTP API and a chat page
     #[cfg(feature = "serve")]
-    Serve(serve::ServeArgs),
+    Serve(Box<serve::ServeArgs>),
     /// Show memory use and estimated speed limits
     Plan(PlanArgs),
     /// Measure prefill and decode speed, next to the limits that memory and SSD set
-    Bench(BenchArgs),
+    Bench(Box<BenchArgs>),
     /// Compare routing strategies over many runs, and print a report to share
     Report(Box<machine::ReportArgs>),
     /// Write logits and routing of given tokens to a file, to check numerics
-    Logits(LogitsArgs),
+    Logits(Box<LogitsArgs>),
     /// Tokenize a text or chat messages
     Tokenize(TokenizeArgs),
     /// Evaluate a model, and what cache-aware routing costs it
-    Eval(eval::EvalArgs),
+    Eval(Box<eval::EvalArgs>),
     /// Record, generate, replay and compare routing traces
-    Lab(lab::LabArgs),
+    Lab(Box<lab::LabArgs>),
     /// Run a model's experts on several machines
     Edge(edge::EdgeArgs),
     /// Check this machine and suggest improvements

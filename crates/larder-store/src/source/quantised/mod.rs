@@ -7,6 +7,7 @@
 
 use std::{collections::BTreeMap, ops::Range, path::Path, sync::Arc};
 
+use half::f16;
 use larder_core::{ExpertNames, NumberFormat, TensorMeta, TensorRows, Tensors, TensorsError};
 use serde_json::Value;
 
@@ -17,16 +18,22 @@ use crate::{
     shard::checksum_of,
 };
 
+mod awq;
 mod compressed_tensors;
 mod fp8;
+mod gptq;
 mod joined;
+mod mlx;
 mod mxfp4;
 mod nibbles;
+mod packed_integers;
 #[cfg(test)]
 mod tests;
 
 /// The key of the config.
 const KEY: &str = "quantization_config";
+/// The key of MLX, which has the other one too, but not always.
+const MLX_KEY: &str = "quantization";
 /// Values that are converted at a time.
 const STEP: usize = 1 << 18;
 
@@ -38,10 +45,13 @@ struct Method {
     find: fn(&Checkpoint, &Value) -> Result<Found>,
 }
 
-const METHODS: [Method; 3] = [
+const METHODS: [Method; 6] = [
     Method { name: "mxfp4", find: mxfp4::find },
     Method { name: "fp8", find: fp8::find },
     Method { name: "compressed-tensors", find: compressed_tensors::find },
+    Method { name: "gptq", find: gptq::find },
+    Method { name: "awq", find: awq::find },
+    Method { name: "mlx", find: mlx::find },
 ];
 
 /// What a method finds in a checkpoint.
@@ -82,6 +92,11 @@ trait Encoding: Send + Sync {
     /// The ranges of bytes of the stored tensors that only these values need.
     fn ranges(&self, values: Range<usize>) -> Vec<(&str, Range<usize>)>;
 
+    /// Values that are converted at a time: whole blocks of [`kind`](Self::kind).
+    fn step(&self) -> usize {
+        STEP
+    }
+
     /// Whether [`keep`](Self::keep) rounds the values.
     fn rounds(&self) -> bool {
         false
@@ -110,13 +125,27 @@ pub fn plain(checkpoint: Checkpoint) -> Result<Box<dyn Source>> {
     }
 }
 
+/// The f16 that is exactly this scale or bias of the tensor `name`, which is kept in the format `kind`.
+fn exact_half(from: &Checkpoint, name: &str, value: f32, kind: NumberFormat) -> Result<f16> {
+    let half = f16::from_f32(value);
+    if half.to_f32() == value {
+        return Ok(half);
+    }
+    let what = format!(
+        "tensor '{name}' holds the scale {value:e}, which the f16 scales of {kind} cannot hold; convert to bf16 or \
+         another format instead of keeping it"
+    );
+    Err(StoreError::new(StoreErrorKind::Unsupported, from.path(), what))
+}
+
 /// What the method that the config names finds; nothing if it names none.
 fn quantised(checkpoint: &Checkpoint) -> Result<Found> {
-    let quantised = text_value(checkpoint.config(), KEY);
-    if quantised.is_null() || *quantised == Value::Bool(false) {
+    let keys = [KEY, MLX_KEY].map(|key| text_value(checkpoint.config(), key));
+    let Some(quantised) = keys.into_iter().find(|value| !value.is_null()) else { return Ok(Found::default()) };
+    if *quantised == Value::Bool(false) {
         return Ok(Found::default());
     }
-    let name = quantised["quant_method"].as_str().unwrap_or_default();
+    let name = method_name(quantised);
     let method = METHODS.iter().find(|method| method.name == name).ok_or_else(|| {
         let known: Vec<_> = METHODS.iter().map(|method| method.name).collect();
         let what = format!(
@@ -134,12 +163,26 @@ fn quantised(checkpoint: &Checkpoint) -> Result<Found> {
     Ok(found)
 }
 
-/// Removes [`KEY`] from a config and from those that are nested in it.
-fn remove_key(config: &mut Value) {
+/// The method of a `quantization_config`. MLX names none, and AutoRound the form in which it stores.
+fn method_name(quantised: &Value) -> &str {
+    let text = |key: &str| quantised[key].as_str().unwrap_or_default();
+    match text("quant_method") {
+        "" if quantised["bits"].is_u64() && quantised["group_size"].is_u64() => "mlx",
+        "auto-round" => match text("packing_format") {
+            "auto_round:auto_gptq" => "gptq",
+            "auto_round:auto_awq" => "awq",
+            _ => "auto-round",
+        },
+        name => name,
+    }
+}
+
+/// Removes [`KEY`] and [`MLX_KEY`] from a config and from those that are nested in it.
+fn remove_keys(config: &mut Value) {
     let Some(config) = config.as_object_mut() else { return };
-    config.remove(KEY);
+    config.retain(|key, _| ![KEY, MLX_KEY].contains(&key.as_str()));
     for nest in ["thinker_config", "text_config"] {
-        config.get_mut(nest).into_iter().for_each(remove_key);
+        config.get_mut(nest).into_iter().for_each(remove_keys);
     }
 }
 
@@ -152,7 +195,7 @@ struct QuantisedCheckpoint {
 
 struct QuantisedModel {
     stored: Checkpoint,
-    /// The config without [`KEY`].
+    /// The config without [`KEY`] and [`MLX_KEY`].
     config: Value,
     found: Found,
     /// Plain names of all tensors, sorted.
@@ -162,7 +205,7 @@ struct QuantisedModel {
 impl QuantisedCheckpoint {
     fn new(stored: Checkpoint, found: Found) -> Self {
         let mut config = stored.config().clone();
-        remove_key(&mut config);
+        remove_keys(&mut config);
         let parts: std::collections::BTreeSet<&str> =
             found.tensors.values().flat_map(|tensor| tensor.encoding.parts()).collect();
         let others = stored.names().into_iter().filter(|name| !parts.contains(name)).map(str::to_owned);
@@ -187,7 +230,7 @@ impl QuantisedCheckpoint {
         let meta = self.meta_of(tensor);
         let (len, bytes) = (meta.kind.block_len(), meta.kind.block_bytes());
         let mut first = offset / bytes * len;
-        for piece in into.chunks_mut(STEP / len * bytes) {
+        for piece in into.chunks_mut(tensor.encoding.step() / len * bytes) {
             match self.floats {
                 Some(_) => tensor.encoding.keep(&self.model.stored, first, piece)?,
                 None => self.widen(name, tensor, first, piece)?,
@@ -300,7 +343,8 @@ impl Source for QuantisedCheckpoint {
     fn notes(&self) -> Vec<String> {
         let mut notes = self.model.stored.notes();
         if let Some(rounded) = self.model.found.tensors.values().find(|tensor| tensor.encoding.rounds()) {
-            notes.push(format!("fp8 weights are rounded to {} where no other format is asked for", rounded.kept.kind));
+            let kind = rounded.kept.kind;
+            notes.push(format!("some quantised weights are rounded to {kind} where no other format is asked for"));
         }
         notes
     }

@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use larder_core::{MXFP4_LEVELS, NumberFormat, Tensors, mxfp4_scale};
 use safetensors::Dtype;
 
-use super::{Checkpoint, Encoding, PackedTensor};
+use super::{Checkpoint, Encoding, PackedTensor, exact_half};
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
     source::Source,
@@ -113,23 +113,6 @@ impl Nibbles {
             scale => Ok(scale),
         }
     }
-
-    /// The f16 that is exactly this scale.
-    fn exact_half(&self, from: &Checkpoint, scale: f32) -> Result<f16> {
-        let half = f16::from_f32(scale);
-        match half.to_f32() == scale {
-            true => Ok(half),
-            false => {
-                let what = format!(
-                    "tensor '{}' holds the scale {scale:e}, which the f16 scales of {} cannot hold; convert to bf16 or \
-                     another format instead of keeping it",
-                    self.scales,
-                    self.kind()
-                );
-                Err(StoreError::new(StoreErrorKind::Unsupported, from.path(), what))
-            }
-        }
-    }
 }
 
 #[derive(Clone, Copy)]
@@ -178,7 +161,9 @@ impl Encoding for Nibbles {
             let (head, tail) = block.split_at_mut(bytes - BLOCK / 2);
             match scale {
                 Scale::Exponent(exponent) => head[0] = exponent,
-                Scale::Float(scale) => head.copy_from_slice(&self.exact_half(from, scale)?.to_le_bytes()),
+                Scale::Float(scale) => {
+                    head.copy_from_slice(&exact_half(from, &self.scales, scale, self.kind())?.to_le_bytes())
+                }
             }
             halves(pairs, tail);
         }

@@ -7,6 +7,8 @@ use larder_core::{NumberFormat, RowPick};
 use safetensors::Dtype;
 use serde_json::{Value, json};
 
+mod packed_integers;
+
 use super::plain;
 use crate::{
     error::{Result, StoreErrorKind},
@@ -239,7 +241,7 @@ fn fp8_is_the_weight_times_the_scale_of_its_block() {
     for (kept, value) in kept.as_chunks().0.iter().zip(&widened) {
         assert_eq!(bf16::from_le_bytes(*kept), bf16::from_f32(*value));
     }
-    assert_eq!(source.notes(), ["fp8 weights are rounded to bf16 where no other format is asked for"]);
+    assert_eq!(source.notes(), ["some quantised weights are rounded to bf16 where no other format is asked for"]);
 
     let refused = |config: Value, i: usize, tensor: Option<Stored>, why: &str| {
         let mut all = tensors.to_vec();
@@ -312,7 +314,7 @@ fn scales_beside_the_weights_are_powers_of_two() {
 
 #[test]
 fn other_methods_are_refused_by_name() {
-    for name in ["awq", "gptq", "bitsandbytes", "modelopt"] {
+    for name in ["hqq", "auto-round", "bitsandbytes", "modelopt"] {
         let error = refusal(json!({ "quant_method": name }), &[]);
         assert!(
             error.contains(&format!("by the method '{name}', which is not supported; supported are mxfp4, fp8,")),
@@ -324,7 +326,7 @@ fn other_methods_are_refused_by_name() {
         assert!(open(none, &[("norm", Dtype::BF16, &[2], vec![0; 4])]).unwrap().1.as_floats().is_none());
     }
     let dir = tempfile::tempdir().unwrap();
-    write(dir.path(), json!({ "quant_method": "awq" }), &[]);
+    write(dir.path(), json!({ "quant_method": "hqq" }), &[]);
     let error = plain(Checkpoint::open(dir.path()).unwrap()).err().unwrap();
     assert_eq!(error.kind, StoreErrorKind::Unsupported);
 }
@@ -387,7 +389,7 @@ fn quantised_parts_of_a_table_have_its_scale() {
     rows.read_rows(&[4, 2, 3], &mut read).unwrap();
     assert_eq!(read, [&kept[64..], &kept[32..48], &kept[48..64]].concat());
     assert!(rows.read_rows(&[5], &mut [0; 16]).unwrap_err().to_string().contains("has no row 5 of 'a.weight'"));
-    assert_eq!(source.notes(), ["fp8 weights are rounded to bf16 where no other format is asked for"]);
+    assert_eq!(source.notes(), ["some quantised weights are rounded to bf16 where no other format is asked for"]);
 }
 
 #[test]
