@@ -42,6 +42,7 @@ mod edit;
 mod error;
 mod expert_source;
 mod file;
+mod format_mix;
 mod identity;
 mod manifest;
 #[cfg(all(test, target_os = "linux"))]
@@ -75,6 +76,7 @@ pub use edit::{record_source, set_config};
 pub use error::{Result, StoreError, StoreErrorKind};
 pub use expert_source::ExpertSource;
 pub use file::{ReadAt, read_small};
+pub use format_mix::{FormatMix, WantedFormats};
 pub use identity::{identity, samples_of_file};
 pub use manifest::{
     ExpertChecksums, ExpertClass, ExpertFiles, FORMAT_VERSION, MANIFEST_FILE, Manifest, Provenance, RESIDENT_FILE,

@@ -5,6 +5,7 @@ mod drive_faults;
 mod drives;
 mod edits;
 mod faults;
+mod format_mix;
 mod formats;
 mod hostile;
 mod identity;

@@ -9,6 +9,7 @@ use larder_core::{
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
     expert_source::ExpertSource,
+    format_mix::WantedFormats,
     source::{Source, expert_names},
     tensor_slice::{AssemblyBuffers, ExpertRef, LocatedSlice, PartShape, choose_format},
 };
@@ -26,9 +27,14 @@ pub struct Assembler<'a> {
 }
 
 impl<'a> Assembler<'a> {
-    /// Checks every expert's tensors against the blueprint and decides the layouts. `wanted` is the number format of
-    /// the experts; `None` keeps that of the source.
-    pub fn new(source: &'a dyn Source, blueprint: &Blueprint, wanted: Option<NumberFormat>) -> Result<Self> {
+    /// Checks every expert's tensors against the blueprint and decides the layouts. `wanted` has the number formats of
+    /// the matrices.
+    pub fn new<'f>(
+        source: &'a dyn Source,
+        blueprint: &Blueprint,
+        wanted: impl Into<WantedFormats<'f>>,
+    ) -> Result<Self> {
+        let wanted = wanted.into();
         let geometry = blueprint.geometry.clone();
         let names = expert_names(source, blueprint);
         if geometry.experts == 0 || geometry.experts > MAX_EXPERTS {
@@ -124,7 +130,7 @@ impl<'a> Assembler<'a> {
     }
 
     /// The layout of a layer; all of its experts must have the same.
-    fn check_layer(&mut self, layer: LayerIdx, wanted: Option<NumberFormat>) -> Result<ExpertLayout> {
+    fn check_layer(&mut self, layer: LayerIdx, wanted: WantedFormats) -> Result<ExpertLayout> {
         let first = self.check_expert(layer, ExpertId(0), wanted)?;
         for e in 1..self.geometry.experts {
             let kinds = self.check_expert(layer, ExpertId(e as u16), wanted)?;
@@ -148,21 +154,26 @@ impl<'a> Assembler<'a> {
         &mut self,
         layer: LayerIdx,
         expert: ExpertId,
-        wanted: Option<NumberFormat>,
+        wanted: WantedFormats,
     ) -> Result<PerMatrix<NumberFormat>> {
         let parts = self.names.matrices.named().map(|(name, _)| name);
         let mut parts = parts.collect::<Vec<_>>().into_iter();
         let mut kinds = vec![];
         let mut notes = Vec::new();
         for (piece, shape) in self.slices() {
-            let found = LocatedSlice::locate(self.source, piece, self.expert_ref(layer, expert), shape, wanted)?;
+            let locate =
+                |wanted| LocatedSlice::locate(self.source, piece, self.expert_ref(layer, expert), shape, wanted);
             match shape {
                 PartShape::Vector(_) => {
-                    choose_format(self.source, &found.name, found.kind, Some(NumberFormat::F32), 1)?;
+                    let wanted = Some(NumberFormat::F32);
+                    let found = locate(wanted)?;
+                    choose_format(self.source, &found.name, found.kind, wanted, 1)?;
                 }
                 PartShape::Matrix(_, cols) => {
-                    let (kind, fallback) = choose_format(self.source, &found.name, found.kind, wanted, cols)?;
                     let part = parts.next().unwrap_or_default();
+                    let wanted = wanted.of_experts(layer, part);
+                    let found = locate(wanted)?;
+                    let (kind, fallback) = choose_format(self.source, &found.name, found.kind, wanted, cols)?;
                     kinds.push(kind);
                     if let Some(wanted) = wanted.filter(|_| fallback) {
                         notes.push(format!(

@@ -11,12 +11,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use larder_core::{Blueprint, ExpertId, LayerIdx, NumberFormat};
+use larder_core::{Blueprint, ExpertId, ExpertLayout, LayerIdx, NumberFormat};
 
 use crate::{
     atomic_file::{sync_folder, write_atomically},
     direct::AlignedBuffer,
     error::Result,
+    format_mix::{FormatMix, WantedFormats, expert_matrix},
     identity::{check_unchanged, identity},
     manifest::{
         ExpertChecksums, FORMAT_VERSION, MANIFEST_FILE, Manifest, Provenance, RESIDENT_FILE, ResidentFile, SidecarFile,
@@ -46,6 +47,8 @@ pub struct ConvertOptions {
     pub experts: Option<NumberFormat>,
     /// Number format of the resident weights of products; `None` keeps the source's.
     pub resident: Option<NumberFormat>,
+    /// Number formats of single matrices, before the two above.
+    pub mix: FormatMix,
     /// Number format of a second, smaller copy of every expert; `None` makes none.
     pub small_experts: Option<NumberFormat>,
     /// Folder on another drive that gets every other expert of each layer; `None` leaves all in the store.
@@ -99,11 +102,12 @@ pub fn convert(
         target::check_outside(source.path(), stripe)?;
         check_second_folder(target, stripe)?;
     }
-    let experts = ShardWriter::new(EXPERTS, source, blueprint, options.experts)?;
-    let small = options.small_experts.map(|kind| ShardWriter::new(SMALL_EXPERTS, source, blueprint, Some(kind)));
+    let wanted = |otherwise| WantedFormats::new(&options.mix, otherwise);
+    let experts = ShardWriter::new(EXPERTS, source, blueprint, wanted(options.experts))?;
+    let small = options.small_experts.map(|kind| ShardWriter::new(SMALL_EXPERTS, source, blueprint, Some(kind).into()));
     let sets = std::iter::once(experts).chain(small.transpose()?).collect();
-    let resident = resident::ResidentPlan::new(source, blueprint, options.resident)?;
-    let (tables, table_notes) = row_table::plans(source, blueprint, options.resident)?;
+    let resident = resident::ResidentPlan::new(source, blueprint, wanted(options.resident))?;
+    let (tables, table_notes) = row_table::plans(source, blueprint, wanted(options.resident))?;
     let content = match source.published() {
         Some(published) => published,
         None => identity(source, blueprint)?,
@@ -182,6 +186,8 @@ impl Conversion<'_> {
             notes.extend(small.assembler.notes().iter().map(|note| format!("small copy: {note}")));
         }
         notes.extend(self.resident.notes.iter().chain(table_notes).cloned());
+        let unused = self.options.mix.unused(self.matrix_names());
+        notes.extend(unused.into_iter().map(|pattern| format!("the rule for '{pattern}' decides about no matrix")));
         ConvertReport {
             source_bytes: self.source.files().iter().map(|f| f.bytes).sum(),
             store_bytes: self.store_bytes(),
@@ -190,6 +196,17 @@ impl Conversion<'_> {
             notes,
             took: Duration::ZERO,
         }
+    }
+
+    /// Names of all matrices that a rule can match.
+    fn matrix_names(&self) -> impl Iterator<Item = String> {
+        let resident =
+            self.blueprint.resident.iter().filter(|spec| spec.product || spec.by_row).map(|spec| spec.name.clone());
+        let layouts = self.sets[0].assembler.layouts();
+        let of_layer = |(layer, layout): (&LayerIdx, &ExpertLayout)| {
+            layout.kinds().named().map(|(part, _)| expert_matrix(*layer, part)).collect::<Vec<_>>()
+        };
+        layouts.iter().flat_map(of_layer).chain(resident)
     }
 
     fn store_bytes(&self) -> u64 {
@@ -403,6 +420,7 @@ impl Conversion<'_> {
                 identity: Some(identity),
                 experts: named(self.options.experts),
                 resident: named(self.options.resident),
+                mix: self.options.mix.clone(),
                 small_experts: self.options.small_experts.map(|kind| kind.name().to_owned()),
             },
             config: self.source.config().clone(),

@@ -2,13 +2,14 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use larder_core::{Blueprint, ExpertId, ExpertLayout, LayerIdx, NumberFormat, RowOrder};
+use larder_core::{Blueprint, ExpertId, ExpertLayout, LayerIdx, RowOrder};
 
 use super::target::{Target, Targets};
 use crate::{
     assemble::Assembler,
     atomic_file::{AtomicFile, sync_folder},
     error::{Result, StoreError, StoreErrorKind},
+    format_mix::WantedFormats,
     manifest::{ExpertChecksums, ExpertClass, ExpertFiles},
     shard::{DATA_START, Shard, layer_folder, shard_path_in},
     source::Source,
@@ -28,12 +29,12 @@ pub(super) struct ShardWriter<'a> {
 }
 
 impl<'a> ShardWriter<'a> {
-    /// Checks every expert's tensors; `wanted` is the number format of the experts, `None` keeps that of the source.
+    /// Checks every expert's tensors; `wanted` has the number formats of their matrices.
     pub fn new(
         name: &'static str,
         source: &'a dyn Source,
         blueprint: &Blueprint,
-        wanted: Option<NumberFormat>,
+        wanted: WantedFormats,
     ) -> Result<Self> {
         let assembler = Assembler::new(source, blueprint, wanted)?;
         let too_large =

@@ -16,6 +16,7 @@ use crate::{
     atomic_file::{sync_folder, temp_path, write_atomically},
     error::{Result, StoreError, StoreErrorKind},
     file::read_small,
+    format_mix::FormatMix,
     manifest::MANIFEST_FILE,
     second_folder::Division,
 };
@@ -33,6 +34,8 @@ pub(super) struct ConversionState {
     fingerprint: String,
     experts: Option<NumberFormat>,
     resident: Option<NumberFormat>,
+    #[serde(default, skip_serializing_if = "FormatMix::is_empty")]
+    mix: FormatMix,
     small_experts: Option<NumberFormat>,
     /// Whether every other expert lies in a second folder.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -46,6 +49,7 @@ impl ConversionState {
             fingerprint,
             experts: options.experts,
             resident: options.resident,
+            mix: options.mix.clone(),
             small_experts: options.small_experts,
             stripe: options.stripe.is_some(),
         }

@@ -10,6 +10,7 @@ use crate::{
     convert::CONVERSION_STATE,
     error::{Result, StoreError, StoreErrorKind},
     file::read_small,
+    format_mix::FormatMix,
     row_table::TableFile,
     shard::{checksum_of, is_checksum},
     source::{MtpTensors, SIDECARS, SourceFile, uses_mtp},
@@ -100,6 +101,9 @@ pub struct Provenance {
     pub experts: String,
     /// Requested number format of the resident weights, or `keep`.
     pub resident: String,
+    /// Rules that came before the two.
+    #[serde(default, skip_serializing_if = "FormatMix::is_empty")]
+    pub mix: FormatMix,
     /// Requested number format of the small copy of the experts, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub small_experts: Option<String>,

@@ -41,6 +41,7 @@ fn manifest() -> Manifest {
             identity: Some("id".into()),
             experts: "keep".into(),
             resident: "keep".into(),
+            mix: Default::default(),
             small_experts: None,
         },
         config: serde_json::json!({"b": 1, "a": 2}),

@@ -65,6 +65,7 @@ impl ManifestV1 {
                 identity: None,
                 experts: experts_as,
                 resident: resident_as,
+                mix: Default::default(),
                 small_experts: None,
             },
             config,

@@ -8,6 +8,7 @@ use super::{ALIGN, DATA_ALIGN, line};
 use crate::{
     describe::stored_shape,
     error::{Result, StoreError, StoreErrorKind},
+    format_mix::WantedFormats,
     row_table,
     safetensors::{HeaderWriter, dtype_of},
     source::{Source, require_tensor, view_for},
@@ -43,13 +44,13 @@ pub fn check_resident(source: &dyn Source, blueprint: &Blueprint) -> Result<()> 
 }
 
 impl ResidentPlan {
-    /// Plans every resident tensor of the blueprint. `wanted` is the number format for weights of products; `None`
-    /// keeps that of the source.
-    pub fn new(source: &dyn Source, blueprint: &Blueprint, wanted: Option<NumberFormat>) -> Result<Self> {
+    /// Plans every resident tensor of the blueprint. `wanted` has the number formats of weights of products.
+    pub fn new<'f>(source: &dyn Source, blueprint: &Blueprint, wanted: impl Into<WantedFormats<'f>>) -> Result<Self> {
+        let wanted = wanted.into();
         let mut plan = ResidentPlan { items: vec![], notes: vec![] };
         check_missing(source, &blueprint.resident)?;
         for spec in unique(&blueprint.resident).into_iter().filter(|spec| !spec.by_row) {
-            plan.add(source, spec, wanted.filter(|_| spec.product))?;
+            plan.add(source, spec, wanted.of(&spec.name).filter(|_| spec.product))?;
         }
         Ok(plan)
     }

@@ -10,6 +10,7 @@ use crate::{
     atomic_file::AtomicFile,
     convert::Progress,
     error::{Result, StoreError, StoreErrorKind},
+    format_mix::WantedFormats,
     resident::choose_stored,
     shard::{DATA_START, checksum_of},
     source::{Source, view_for},
@@ -26,14 +27,15 @@ pub(crate) struct TablePlan {
 
 /// The row tables of a blueprint, checked against the source, and one sentence for each that is not stored in the wanted
 /// format.
-pub(crate) fn plans(
+pub(crate) fn plans<'f>(
     source: &dyn Source,
     blueprint: &Blueprint,
-    wanted: Option<NumberFormat>,
+    wanted: impl Into<WantedFormats<'f>>,
 ) -> Result<(Vec<TablePlan>, Vec<String>)> {
+    let wanted = wanted.into();
     let (mut plans, mut notes) = (vec![], vec![]);
     for spec in blueprint.resident.iter().filter(|spec| spec.by_row) {
-        let (from, kind) = choose_stored(source, spec, wanted, &mut notes)?;
+        let (from, kind) = choose_stored(source, spec, wanted.of(&spec.name), &mut notes)?;
         let table = match spec.shape[..] {
             [rows, cols] => TableFile::new(&spec.name, kind, rows, cols),
             _ => None,

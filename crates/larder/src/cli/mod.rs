@@ -126,6 +126,10 @@ pub struct ConvertArgs {
     /// Number format of the resident weight matrices, or keep
     #[arg(long, default_value = "keep", value_name = "FORMAT", value_parser = parse_stored_as)]
     pub resident: StoredAs,
+    /// File with a number format per matrix: a line has a pattern and a format, such as `layers.0.experts.* q8_0`; the first that
+    /// matches counts, and --experts and --resident where none does
+    #[arg(long, value_name = "FILE")]
+    pub mix: Option<PathBuf>,
     /// Also write a second, smaller copy of every expert, in this format
     #[arg(long, value_name = "FORMAT")]
     pub small_copy: Option<NumberFormat>,

@@ -2,18 +2,21 @@
 
 use std::path::Path;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use larder_core::printable;
 use larder_runtime::machine::memory;
 use larder_runtime::{blueprint_of, check_sidecars, models, rounding_error};
 use larder_store::{
-    AddedDrive, ConvertOptions, Division, Manifest, MtpTensors, Store, add_drive, check_second_folder, convert,
-    identity, is_made_of, open_source_with,
+    AddedDrive, ConvertOptions, Division, FormatMix, Manifest, MtpTensors, Store, add_drive, check_second_folder,
+    convert, identity, is_made_of, open_source_with, read_small,
 };
 use serde_json::{Value, json};
 
 use crate::cli::ConvertArgs;
 use crate::{models::notices, print, progress::StoreProgress};
+
+/// Bytes of the longest file of `--mix`.
+const MIX_LIMIT: u64 = 1 << 20;
 
 /// Converts a checkpoint or GGUF file to a store, or gives a finished store its second folder.
 pub fn run(args: &ConvertArgs) -> Result<()> {
@@ -32,6 +35,7 @@ pub fn run(args: &ConvertArgs) -> Result<()> {
     let options = ConvertOptions {
         experts: args.experts.0,
         resident: args.resident.0,
+        mix: args.mix.as_deref().map(read_mix).transpose()?.unwrap_or_default(),
         small_experts: args.small_copy,
         stripe: args.stripe.clone(),
     };
@@ -86,6 +90,13 @@ pub fn run(args: &ConvertArgs) -> Result<()> {
         print::bytes((report.store_bytes as f64 / seconds) as u64),
     );
     Ok(())
+}
+
+/// Reads the rules of `--mix`.
+fn read_mix(path: &Path) -> Result<FormatMix> {
+    let Some(bytes) = read_small(path, MIX_LIMIT)? else { bail!("{}: there is no such file", path.display()) };
+    let text = String::from_utf8(bytes).map_err(|_| anyhow!("{}: is not UTF-8 text", path.display()))?;
+    FormatMix::parse(&text).map_err(|why| anyhow!("{}: {why}", path.display()))
 }
 
 /// The second folder that the flags name.
