@@ -21,8 +21,8 @@ async function renderList() {
   const pattern = wanted && new RegExp(wanted.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&"), "iu");
   const all = (await kept(store.list())) ?? [];
   const texts = (pattern && (await kept(store.search(pattern, () => now === listing)))) || new Map();
-  // A newer list is on its way, or a title is being edited.
-  if (now !== listing || $("list").querySelector("input")) return;
+  // A newer list is on its way, or the list waits for what is done with one of its conversations.
+  if (now !== listing || $("list").querySelector("input") || $("chat-menu").matches(":popover-open")) return;
   const found = pattern ? all.filter(({ id, title }) => texts.has(id) || pattern.test(title)) : all;
   const focus = focusInList();
   $("list").replaceChildren(...groupsOf(found.slice(0, listLength), pattern, texts));
@@ -105,6 +105,9 @@ function openMenu(button, record) {
   menu.style.top = `${bottom + height < innerHeight ? bottom : top - height}px`;
   $("menu-rename").focus();
 }
+
+// The button has the focus again; the list that comes now keeps it.
+$("chat-menu").ontoggle = ({ newState }) => newState === "closed" && showList();
 
 /** Edits a title in its place: Enter and leaving the field keep it, Escape does not. */
 function rename({ id, title }) {
