@@ -165,6 +165,7 @@ async function openChat(id, isFromAddress = false) {
   if (!isFromAddress) window.history.pushState(null, "", found ? `#chat-${id}` : window.location.pathname);
   chat = found ? chatOf(found) : newChat();
   showSettings(chat.settings);
+  followChat();
   announce("");
   for (const view of views.values()) view.element.remove();
   views.clear();
@@ -192,6 +193,7 @@ async function refreshChat(id) {
   chat = chatOf(found);
   if (generations.has(id) || isEditing()) chat.leaf = leaf;
   if (!$("settings").contains(document.activeElement)) showSettings(chat.settings);
+  followChat();
   showChat();
 }
 

@@ -1,9 +1,12 @@
 // The engine panel: the grid of experts and rates.
 const SAMPLE_MS = 200;
 const IDLE_MS = 700;
+const FOLLOW_MS = 3000;
 let grid = null;
-/** The model that the panel shows: of several, one that generates. */
+/** The model that the panel shows: of several, that of the conversation; null if it is not loaded. */
 let shownModel = null;
+/** Whether the panel is about to show the model of the conversation. */
+let isFollowing = false;
 let latest = null;
 let lastStep = 0;
 let lastEventAt = 0;
@@ -26,18 +29,21 @@ async function listen() {
   }
 }
 
-/** The path of a model's engine. */
-function enginePath(model = shownModel) {
-  return model === null || $("model-field").hidden ? "/engine" : `/engine?model=${encodeURIComponent(model)}`;
+/** A path of the server for a model, if it has several. */
+function modelPath(path, model) {
+  return model === null ? path : `${path}?model=${encodeURIComponent(model)}`;
 }
 
-/** Fetches the engine's state. */
-async function refreshState(model = shownModel) {
-  const response = await fetchWithKey(enginePath(model));
-  // Of several models, none may be loaded.
-  if (response.status === 404) return showStatus("idle", "not loaded");
-  if (!response.ok) throw new Error(await errorMessage(response));
+/** Fetches the engine's state, of several models that of the conversation's. */
+async function refreshState() {
+  const model = modelOf(chat);
+  const response = await fetchWithKey(modelPath("/engine", model));
+  const isAbsent = response.status === 404;
+  if (!response.ok && !isAbsent) throw new Error(await errorMessage(response));
   const state = await response.json();
+  // Another conversation may be shown by now.
+  if (model !== modelOf(chat)) return;
+  if (isAbsent) return showAbsent(model, state.error.code !== "model_not_loaded");
   if (state.model !== shownModel) begin(state);
   grid.setResident(state.resident);
   showRouting(state);
@@ -45,26 +51,80 @@ async function refreshState(model = shownModel) {
   setIdle(state.active);
 }
 
+/** Shows the model of the conversation where there are several. */
+async function followChat() {
+  if (models.length < 2 || isFollowing) return;
+  isFollowing = true;
+  const model = modelOf(chat);
+  try {
+    await fetchModels();
+    if (phaseOf(model) === "loaded") await refreshState();
+    else if (model === modelOf(chat)) showAbsent(model);
+  } catch {
+    // The connection is lost, which `listen` shows.
+  }
+  isFollowing = false;
+  if (model !== modelOf(chat)) followChat();
+}
+
+/** Shows that the model of the conversation is not loaded, or has no engine here. */
+function showAbsent(model, isElsewhere = phaseOf(model) === undefined) {
+  const isLoading = phaseOf(model) === "loading";
+  showStatus(isLoading ? "busy" : "idle", isElsewhere ? "elsewhere" : isLoading ? "loading" : "not loaded");
+  if (model === null) return;
+  const isListed = models.some(({ id }) => id === model);
+  const where = isListed ? "runs on another server; this one has no experts of it" : "is not on this server";
+  const text = isElsewhere ? where : isLoading ? "is being loaded" : "is not loaded; the next message loads it";
+  showNoteOfEngine(`${model} ${text}.`);
+  isIdle = true;
+  shownModel = null;
+  showName(model);
+  forgetRates();
+  showPlaceholders({});
+}
+
+/** A sentence in place of the panel, or none. */
+function showNoteOfEngine(text) {
+  const note = $("engine-note");
+  note.hidden = !text;
+  // Screen readers announce a status each time it is set.
+  if (note.textContent !== text) note.textContent = text;
+}
+
+function showName(model) {
+  $("model").textContent = model;
+  document.title = `${model} · larder`;
+}
+
+/** Empties what is of the model before. */
+function forgetRates() {
+  latest = null;
+  points.length = 0;
+  drawCharts();
+  for (const id of ["speed", "hit-rate", "ssd"]) $(id).textContent = "–";
+}
+
 function begin(state) {
-  $("model").textContent = state.model;
-  document.title = `${state.model} · larder`;
+  showName(state.model);
+  showNoteOfEngine("");
   const [layers, experts] = [state.layers.length, state.experts];
   $("geometry").textContent = `${layers} layers × ${experts} experts, ${state.experts_per_token} per token`;
-  if (state.welcome) showWelcome(state.welcome);
+  showWelcome(state.welcome ?? STANDARD_WELCOME);
   contextSize = state.context ?? 0;
   if (grid) grid.setShape(state.layers, experts);
   else grid = new Grid($("grid"), state.layers, experts);
   grid.describe = showGridText;
-  forgetVisits();
+  forgetRates();
   shownModel = state.model;
   lastStep = 0;
   beginLambda(state);
+  showDefaults(modelOf(chat)).catch(() => {});
 }
 
 function handleEvent(event) {
   if (event.model !== shownModel) {
-    // Of several models at work, the panel stays with one.
-    if (performance.now() - lastEventAt > IDLE_MS) refreshState(event.model).catch(() => {});
+    // Of several models at work, the panel shows that of the conversation, which may have been loaded just now.
+    if (shownModel === null && event.model === modelOf(chat)) followChat();
     return;
   }
   if (event.step !== lastStep + 1 && lastStep) refreshState().catch(() => {});
@@ -135,4 +195,6 @@ function timesOf(count) {
 }
 
 setInterval(sample, SAMPLE_MS);
+// Models are loaded and unloaded without this page.
+setInterval(() => isIdle && !document.hidden && followChat(), FOLLOW_MS);
 listen();

@@ -1,5 +1,6 @@
 // Answers that this page generates: at most one at a time in each conversation, whichever conversation is shown.
 const SAVE_MS = 300;
+const WAIT_MS = 400;
 /** By the id of the conversation. */
 const generations = new Map();
 /** Whether the page is being closed: what there is of an answer then stays without an end. */
@@ -12,9 +13,11 @@ class Generation {
   progress = "";
   #finish = null;
   #savedAt = 0;
+  #isAnswered = false;
 
   constructor(chat, answer) {
     this.answer = answer;
+    this.model = modelOf(chat);
     const body = requestBody(chat, answer);
     generations.set(answer.conversation, this);
     this.done = this.#run(body);
@@ -23,8 +26,12 @@ class Generation {
   async #run(body) {
     // A tab that waits for its first token is heard of too.
     const pulse = setInterval(() => this.#save(), 1000);
+    const wait = setInterval(() => this.#tellWait().catch(() => {}), WAIT_MS);
     try {
       const response = await fetchWithKey("/v1/chat/completions", { method: "POST", signal: this.stop.signal, body });
+      clearInterval(wait);
+      this.#isAnswered = true;
+      this.progress = "";
       if (!response.ok) throw new Error(await errorMessage(response));
       noteRequest(response, this.answer.conversation);
       for await (const line of linesOf(response)) this.#read(line);
@@ -36,10 +43,21 @@ class Generation {
       if (!this.stop.signal.aborted) this.answer.error = error.message;
     }
     clearInterval(pulse);
+    clearInterval(wait);
     // An answer that was stopped has no use of its own.
     if (this.contextTokens) this.answer.use ??= { tokens: this.contextTokens, size: contextSize };
     generations.delete(this.answer.conversation);
     finishAnswer(this.answer);
+  }
+
+  /** Says, where there are several models, that the request waits for its model. */
+  async #tellWait() {
+    if (this.model === null) return;
+    await fetchModels();
+    if (this.#isAnswered) return;
+    this.progress = waitText(this.model);
+    showGrowth(this.answer);
+    if (this.answer.conversation === chat.id) followChat();
   }
 
   #read(line) {

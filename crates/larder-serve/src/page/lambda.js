@@ -1,5 +1,8 @@
 // The slider for λ, with what each value costs.
 const LOCK_KEY = "larder-lambda-locked";
+const LAMBDA_NOTE = $("lambda-note").textContent;
+/** The largest value and the step where costs were not measured. */
+const LAMBDA_SCALE = [$("lambda").max, $("lambda").step];
 let lambdaCosts = null;
 let pendingLambda = null;
 /** Whether λ has an effect, and whether the server refuses changes. */
@@ -9,7 +12,10 @@ let serverLocks = false;
 /** Prepares the slider for the engine's first state. */
 function beginLambda({ streams, lambda_costs: costs }) {
   lambdaWorks = streams;
+  $("lambda-note").textContent = LAMBDA_NOTE;
+  [$("lambda").max, $("lambda").step] = LAMBDA_SCALE;
   if (!streams) {
+    $("lambda-source").textContent = "";
     $("lambda-note").textContent = "All experts fit into memory: nothing is read, so λ has no effect.";
     return;
   }
@@ -95,20 +101,20 @@ $("lambda").oninput = () => {
 /** Sends the slider's value until the server has the newest one. */
 async function sendLambda() {
   const note = $("lambda-note");
-  note.standard ??= note.textContent;
+  const path = modelPath("/engine", modelOf(chat) && shownModel);
   while (pendingLambda !== null) {
     const lambda = pendingLambda;
     let state = null;
     try {
-      state = await fetchJson(enginePath(), { lambda });
-      note.textContent = note.standard;
+      state = await fetchJson(path, { lambda });
+      note.textContent = LAMBDA_NOTE;
     } catch (error) {
       note.textContent = error.message;
     }
     note.classList.toggle("wrong", !state);
     if (pendingLambda !== lambda) continue;
     pendingLambda = null;
-    if (state) showRouting(state);
+    if (state?.model === shownModel) showRouting(state);
     else refreshState().catch(() => {});
   }
 }

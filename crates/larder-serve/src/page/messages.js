@@ -109,7 +109,7 @@ class AnswerView extends MessageView {
     if (isBusy) this.element.setAttribute("aria-busy", "true");
     else this.element.removeAttribute("aria-busy");
     this.showText(isBusy, progress);
-    const key = [versions.map(({ id }) => id), isBusy, canChange, message.end];
+    const key = [versions.map(({ id }) => id), isBusy, canChange, message.end, models.length];
     this.showTools(key, () => (isBusy ? [] : this.finishedTools(versions, canChange)));
   }
 
@@ -144,9 +144,9 @@ class AnswerView extends MessageView {
   }
 }
 
-/** How an answer ended, and how fast it was. */
-function answerNotes({ end, timings }) {
-  const notes = [];
+/** Which of several models an answer is of, how it ended, and how fast it was. */
+function answerNotes({ end, timings, model }) {
+  const notes = model && models.length > 1 ? [model] : [];
   if (end === "length") notes.push("token limit");
   // An answer without an end belongs to a page that was closed.
   if (end === "stopped" || !end) notes.push("stopped");

@@ -13,6 +13,8 @@ const SETTINGS = [
 ];
 /** Names in records and requests. */
 for (const setting of SETTINGS) setting.field ??= setting.id.replaceAll("-", "_");
+/** What fields show while the server's settings are not known. */
+const PLACEHOLDERS = new Map(SETTINGS.map(({ id }) => [id, $(id).placeholder]));
 
 /** What the server does with a full context unless a request says otherwise. */
 let serverContextFull = "stop";
@@ -53,20 +55,24 @@ function standardContextFull() {
   return serverContextFull === "stop" ? "drop-turns" : serverContextFull;
 }
 
-/** Shows the server's own settings where the form is empty. */
-async function showDefaults() {
-  const { default_generation_settings: { params }, context_full: contextFull } = await fetchJson("/props");
-  for (const { id, field } of SETTINGS) {
-    const standard = params[field === "repetition_penalty" ? "repeat_penalty" : field];
-    if (Number.isFinite(standard)) $(id).placeholder = String(+standard.toFixed(3));
-  }
+/** Shows the settings of the server, or of a model where it has several, where the form is empty. */
+async function showDefaults(model) {
+  const { default_generation_settings: { params }, context_full: contextFull } = await fetchJson(modelPath("/props", model));
+  if (model !== modelOf(chat)) return;
+  showPlaceholders(params);
   serverContextFull = contextFull ?? serverContextFull;
   const choice = $("context-full").querySelector(`[value="${standardContextFull()}"]`);
   $("context-full").options[0].textContent = `Default: ${choice.textContent.toLowerCase()}`;
+}
+
+function showPlaceholders(params) {
+  for (const { id, field } of SETTINGS) {
+    const standard = params[field === "repetition_penalty" ? "repeat_penalty" : field];
+    if (PLACEHOLDERS.get(id) !== undefined) $(id).placeholder = Number.isFinite(standard) ? String(+standard.toFixed(3)) : PLACEHOLDERS.get(id);
+  }
 }
 
 $("settings").onsubmit = (event) => event.preventDefault();
 $("settings").oninput = () => {
   if ($("settings").checkValidity()) changeChat({ settings: settingsInForm() });
 };
-showDefaults().catch(() => {});

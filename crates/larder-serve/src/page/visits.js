@@ -1,7 +1,7 @@
 // The experts that the answers of each conversation have visited, as long as the page is open.
 const CHATS_MAX = 20;
 const REQUESTS_MAX = 32;
-/** Counts by conversation, the newest last. */
+/** Counts by model and conversation, the newest last. */
 const visitsOfChats = new Map();
 /** Counts by the number of a request whose conversation is not known: its first steps may be told before its response begins. */
 const visitsOfRequests = new Map();
@@ -17,20 +17,25 @@ function putLast(map, key, value, most) {
 }
 
 function countsIn(map, key, most) {
-  return putLast(map, key, map.get(key) ?? new Uint32Array(grid.kind.length), most);
+  return putLast(map, key, countsOf(map, key) ?? new Uint32Array(grid.kind.length), most);
 }
 
-/** Forgets all counts, whose cells are those of the model before. */
-function forgetVisits() {
-  visitsOfChats.clear();
-  visitsOfRequests.clear();
+/** Counts of an entry; none if they are of another model's cells. */
+function countsOf(map, key) {
+  const counts = map.get(key);
+  return counts?.length === grid?.kind.length ? counts : undefined;
+}
+
+/** The counts of a conversation are those of the model that is shown. */
+function keyOf(id) {
+  return `${shownModel} ${id}`;
 }
 
 /** Adds the visits of a step to the conversations of its requests. */
 function countVisits({ requests = [], layers }) {
   for (const number of requests) {
     const id = chatsOfRequests.get(number);
-    const counts = id === undefined ? countsIn(visitsOfRequests, number, REQUESTS_MAX) : countsIn(visitsOfChats, id, CHATS_MAX);
+    const counts = id === undefined ? countsIn(visitsOfRequests, number, REQUESTS_MAX) : countsIn(visitsOfChats, keyOf(id), CHATS_MAX);
     for (const visit of layers) {
       for (const expert of grid.expertsOf(visit)) {
         const cell = grid.cellOf(visit.layer, expert);
@@ -46,17 +51,17 @@ function noteRequest(response, id) {
   if (told === null) return;
   const number = Number(told);
   putLast(chatsOfRequests, number, id, REQUESTS_MAX);
-  const before = visitsOfRequests.get(number);
+  const before = countsOf(visitsOfRequests, number);
   if (!before) return;
   visitsOfRequests.delete(number);
-  const counts = countsIn(visitsOfChats, id, CHATS_MAX);
+  const counts = countsIn(visitsOfChats, keyOf(id), CHATS_MAX);
   before.forEach((count, cell) => (counts[cell] += count));
 }
 
 /** Shows the counts of the conversation that is shown, if the grid shall show these. */
 function showVisits() {
   if (!grid?.counts) return;
-  grid.setCounts(visitsOfChats.get(chat.id) ?? new Uint32Array(grid.kind.length));
+  grid.setCounts(countsOf(visitsOfChats, keyOf(chat.id)) ?? new Uint32Array(grid.kind.length));
   showGridText();
 }
 

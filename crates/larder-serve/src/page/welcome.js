@@ -3,6 +3,12 @@ $("examples").onclick = (event) => {
   if (event.target !== event.currentTarget) sendMessage(event.target.textContent);
 };
 
+/** What the page has for models without a welcome of their own. */
+const STANDARD_WELCOME = {
+  heading: $("welcome").querySelector("h2").textContent,
+  examples: [...$("examples").children].map((button) => button.textContent),
+};
+
 /** Replaces heading and examples by those that suit the model. */
 function showWelcome({ heading, examples }) {
   $("welcome").querySelector("h2").textContent = heading;
