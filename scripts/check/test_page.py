@@ -56,7 +56,8 @@ def main():
 
 def take_pictures(browser, args):
     for scheme in ("light", "dark"):
-        with Page(browser, args.url, color_scheme=scheme) as page:
+        # So high that the panel is seen to its end.
+        with Page(browser, args.url, color_scheme=scheme, viewport={"width": 1280, "height": 920}) as page:
             pictures.take(page, args.pictures, scheme)
     with Page(browser, args.url) as page:
         pictures.conversations(page, args.pictures)

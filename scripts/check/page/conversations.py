@@ -95,6 +95,8 @@ def side_bar(test):
     test.until_titles(["The lighthouse"])
     assert page.locator("#list .snippet").inner_text() == "It is (not) a house [of light]"
     assert page.locator("#list mark").inner_text() == "(not) a"
+    page.fill("#search", "[of")
+    test.until("document.querySelector('#list .snippet')?.textContent === '…a house [of light]'")
     page.fill("#search", "harb")
     test.until_titles(["The harbour"])
     page.fill("#search", "no such text")

@@ -1,7 +1,7 @@
 // The side bar: the list of conversations, search, renaming and deleting. On narrow screens it is a drawer.
 const GROUPS = [[0, "Today"], [1, "Yesterday"], [7, "Last 7 days"], [30, "Last 30 days"], [Infinity, "Older"]];
 const LIST_LENGTH = 200;
-const SNIPPET = { before: 24, after: 90 };
+const SNIPPET = { before: 12, after: 90 };
 const narrow = matchMedia("(max-width: 72rem)");
 let listLength = LIST_LENGTH;
 let listTimer = 0;
@@ -72,11 +72,12 @@ function listItem(record, pattern, text) {
   return item;
 }
 
-/** A text around its first match, which is marked. */
+/** A text around its first match, which is marked; it begins with a word, so near to the match that a narrow list shows both. */
 function marked(text, pattern) {
   const match = pattern && pattern.exec(text);
   if (!match) return [text];
-  const start = Math.max(0, match.index - SNIPPET.before);
+  const cut = Math.max(0, match.index - SNIPPET.before);
+  const start = cut && cut + Math.max(0, text.slice(cut, match.index).search(/(?<=\s)\S/));
   const end = match.index + match[0].length;
   const before = (start ? "…" : "") + text.slice(start, match.index);
   return [before, make("mark", "", match[0]), text.slice(end, end + SNIPPET.after)];

@@ -151,7 +151,7 @@ function answerNotes({ end, timings, model }) {
   // An answer without an end belongs to a page that was closed.
   if (end === "stopped" || !end) notes.push("stopped");
   if (timings) {
-    notes.push(`${timings.tokens} tokens`, `${formatNumber(timings.tokens_per_second)} tokens/s`, `TTFT ${formatNumber(timings.ttft_seconds)} s`);
+    notes.push(`${timings.tokens} tokens`, `${formatNumber(timings.tokens_per_second)} tokens/s`, `TTFT ${formatTime(timings.ttft_seconds)}`);
   }
   return notes;
 }
@@ -159,6 +159,11 @@ function answerNotes({ end, timings, model }) {
 /** The part of the server's timings that is kept. */
 function timingsOf({ predicted_n: tokens, predicted_per_second, queued_ms, prompt_ms }) {
   return { tokens, tokens_per_second: predicted_per_second, ttft_seconds: (queued_ms + prompt_ms) / 1e3 };
+}
+
+/** Milliseconds below a second. */
+function formatTime(seconds) {
+  return seconds < 1 ? `${Math.ceil(1e3 * seconds)} ms` : `${formatNumber(seconds)} s`;
 }
 
 /** Up to three significant digits. */
