@@ -9,7 +9,7 @@ const SCRIPT: &str = include_str!("page.js");
 
 /// SHA-256 of [`STYLE`] and [`SCRIPT`] in base64. The page's policy allows nothing else, so that names of models, files and
 /// texts cannot run or load anything, even if one were not escaped.
-const STYLE_HASH: &str = "c0yy3Y/TZjh4BbNqI3pzLIeLFr/PD/0xVOgIL/8embU=";
+const STYLE_HASH: &str = "1PD8YmurJfzFoSF0ropvoyrsOekt+mPi69UH5M7gevA=";
 const SCRIPT_HASH: &str = "GF6Ow3RfBCsDsSMqtNpKsmKdpTaKX4sEMXWfl4oEoQI=";
 
 /// Escapes text for HTML and SVG, between tags and in quoted attributes.

@@ -9,6 +9,8 @@ use crate::eval::{ChunkEstimate, Tradeoff, Tradeoffs};
 
 /// Plots leave out rows whose loss exceeds the limit by more than this factor.
 const SHOWN: f64 = 10.0;
+/// Colours of the misses by cache size; the lifetimes beside them, in the same legend, have others.
+const COLORS_OF_SIZES: usize = 4;
 
 /// Misses, speed and perplexity of cache-aware routing, as a self-contained page.
 pub fn tradeoffs_page(found: &Tradeoffs) -> String {
@@ -113,7 +115,8 @@ fn lifetimes(found: &Tradeoffs) -> Chart {
         let rows = found.rows.iter().filter(|row| row.routing == name);
         let points = rows.filter_map(|row| Some((row.slots as f64, row.lifetime?, None))).collect();
         let short = name.split([':', ',']).nth(1).unwrap_or(name);
-        Line { name: short.to_owned(), color: i % 12, style: Style::Plain, points }
+        let color = (i + COLORS_OF_SIZES) % 12;
+        Line { name: short.to_owned(), color, style: Style::Plain, points }
     };
     let mut names: Vec<&str> = Vec::new();
     found.rows.iter().filter(|row| !row.beyond).for_each(|row| {
