@@ -87,7 +87,7 @@ def waiting(test):
     page.route("**/v1/chat/completions", lambda route: held.append(route))
     test.send("Tell me about the sea.", 24)
     until_answer(test, "Waiting for twin to be loaded …")
-    shows_unloaded(test, "twin")
+    test.until("document.querySelector('#engine-note').textContent === 'twin is waiting to be loaded.'")
     loading = {"data": [{"id": "demo", "status": {"value": "unloaded"}}, {"id": "twin", "status": {"value": "loading"}}]}
     page.route("**/v1/models", lambda route: route.fulfill(json=loading))
     until_answer(test, "Loading twin …")

@@ -74,7 +74,8 @@ function showAbsent(model, isElsewhere = phaseOf(model) === undefined) {
   if (model === null) return;
   const isListed = models.some(({ id }) => id === model);
   const where = isListed ? "runs on another server; this one has no experts of it" : "is not on this server";
-  const text = isElsewhere ? where : isLoading ? "is being loaded" : "is not loaded; the next message loads it";
+  const unloaded = generations.has(chat.id) ? "is waiting to be loaded" : "is not loaded; the next message loads it";
+  const text = isElsewhere ? where : isLoading ? "is being loaded" : unloaded;
   showNoteOfEngine(`${model} ${text}.`);
   isIdle = true;
   shownModel = null;
