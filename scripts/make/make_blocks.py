@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Writes blocks of each block format with the values that the Python package gguf gives them, for the tests of
-larder-kernels.
+larder-kernels. gguf cannot dequantise q2_0 and q1_0: their values are computed here.
 
 Needs Python 3.10 or newer, gguf 0.19 and numpy. Run by hand:
 
@@ -34,23 +34,61 @@ KINDS = {
     Q.Q5_K: [0, 2],
     Q.Q6_K: [208],
     Q.IQ4_XS: [0],
+    Q.IQ3_XXS: [0],
+    Q.IQ3_S: [0],
+    Q.IQ2_XXS: [0],
+    Q.IQ2_XS: [0],
+    Q.IQ2_S: [0],
+    "Q2_0": [0],
+    Q.TQ2_0: [64],
+    "Q1_0": [0],
+    Q.IQ1_S: [0],
+    Q.IQ1_M: [],
+    Q.TQ1_0: [52],
 }
+# Kinds that gguf cannot dequantise: bytes of a block, and bits of a value.
+OTHERS = {"Q2_0": (18, 2), "Q1_0": (18, 1)}
 # As f16: zero, minus zero, subnormal, largest, infinite, NaN.
 ODD_HALVES = [0x0000, 0x8000, 0x0001, 0x83FF, 0x7BFF, 0xFC00, 0x7E00]
 # As exponents of MXFP4: the subnormal ones, the first normal one, the middle, and the largest two.
 ODD_EXPONENTS = [0, 1, 2, 127, 128, 254, 255]
 
 
+def values_of(kind, blocks):
+    """The values of blocks, by gguf where it can, else by the layout: behind an f16 scale, values from the lowest bits
+    of a byte on. Two bits are 1 more than their integer; one bit is 1 or, if it is 0, -1."""
+    if kind not in OTHERS:
+        return gguf.quants.dequantize(blocks, kind)
+    bits = OTHERS[kind][1]
+    scale = blocks[:, :2].copy().view(np.float16).astype(np.float32)
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    numbers = (blocks[:, 2:, None] >> shifts & (1 << bits) - 1).reshape(len(blocks), -1).astype(np.float32)
+    return scale * (numbers - 1 if bits == 2 else 2 * numbers - 1)
+
+
+def spread_scale(block, half):
+    """Writes the f16 scale of a block of IQ1_M: four bits at the top of each of its last four pairs of bytes."""
+    for i in range(4):
+        at = 49 + 2 * i
+        block[at] = block[at] & 15 | (half >> 4 * i & 15) << 4
+
+
+def half_of(i, at, rng):
+    """The f16 scale of block `i` at offset `at`, as bits."""
+    half = int(np.float16(rng.uniform(-0.1, 0.1)).view(np.uint16))
+    return ODD_HALVES[(i + at) % len(ODD_HALVES)] if i < len(ODD_HALVES) else half
+
+
 def blocks_of(kind, rng):
     """Bytes of blocks, [BLOCKS, bytes]."""
-    size = gguf.GGML_QUANT_SIZES[kind][1]
+    size = OTHERS[kind][0] if kind in OTHERS else gguf.GGML_QUANT_SIZES[kind][1]
     blocks = np.array([[rng.randrange(256) for _ in range(size)] for _ in range(BLOCKS)], np.uint8)
     for i, block in enumerate(blocks):
         for at in KINDS[kind]:
-            half = np.float16(rng.uniform(-0.1, 0.1)).view(np.uint16)
-            if i < len(ODD_HALVES):
-                half = ODD_HALVES[(i + at) % len(ODD_HALVES)]
+            half = half_of(i, at, rng)
             block[at : at + 2] = half & 255, half >> 8
+        if kind == Q.IQ1_M:
+            spread_scale(block, half_of(i, 0, rng))
         if kind == Q.MXFP4:
             block[0] = ODD_EXPONENTS[i] if i < len(ODD_EXPONENTS) else rng.randrange(100, 140)
     return blocks
@@ -63,10 +101,11 @@ def main():
     for kind in KINDS:
         blocks = blocks_of(kind, rng)
         with np.errstate(all="ignore"):
-            values = gguf.quants.dequantize(blocks, kind)
+            values = values_of(kind, blocks)
         data = blocks.tobytes() + values.astype("<f4").tobytes()
-        (out / f"{kind.name.lower()}.bin").write_bytes(data)
-        print(f"{kind.name}: {BLOCKS} blocks, {values.size} values, {len(data)} bytes")
+        name = kind if kind in OTHERS else kind.name
+        (out / f"{name.lower()}.bin").write_bytes(data)
+        print(f"{name}: {BLOCKS} blocks, {values.size} values, {len(data)} bytes")
 
 
 if __name__ == "__main__":

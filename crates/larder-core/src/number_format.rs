@@ -63,6 +63,28 @@ formats! {
     Q6K = block("q6_k", 256, scales_last(1, 2, 52));
     /// 256 values: eight groups of nibbles as in `Iq4Nl`, with 6-bit scales.
     Iq4Xs = block("iq4_xs", 256, scales_first(2, 2, 33));
+    /// 256 values: eight groups of indices into a code book of four values each, with signs and 4-bit scales.
+    Iq3Xxs = read_only("iq3_xxs", 256, scales_first(1, 2, 24));
+    /// 256 values: as `Iq3Xxs` with a larger code book, and each sign by itself.
+    Iq3S = read_only("iq3_s", 256, scales_first(1, 2, 27));
+    /// 256 values: eight groups of indices into a code book of eight values each, with signs and 4-bit scales.
+    Iq2Xxs = read_only("iq2_xxs", 256, scales_first(1, 2, 16));
+    /// 256 values: sixteen groups as in `Iq2Xxs`, with a larger code book.
+    Iq2Xs = read_only("iq2_xs", 256, scales_first(1, 2, 18));
+    /// 256 values: as `Iq2Xs` with an even larger code book, and each sign by itself.
+    Iq2S = read_only("iq2_s", 256, scales_first(1, 2, 20));
+    /// 64 values: f16 scale, two bits for each value with an offset of 1.
+    Q2_0 = read_only("q2_0", 64, scales_first(1, 2, 4));
+    /// 256 values: two bits for each value as in `Q2_0`, in another order, f16 scale.
+    Tq2_0 = read_only("tq2_0", 256, scales_last(1, 2, 16));
+    /// 128 values: f16 scale, a sign for each value.
+    Q1_0 = read_only("q1_0", 128, scales_first(1, 2, 4));
+    /// 256 values: eight groups of indices into a code book of eight values each, with 3-bit scales.
+    Iq1S = read_only("iq1_s", 256, scales_first(1, 2, 12));
+    /// 256 values: sixteen groups as in `Iq1S`; the f16 scale is in the top bits of the scales.
+    Iq1M = read_only("iq1_m", 256, scales_first(0, 2, 14));
+    /// 256 values: up to five digits of base 3 in each byte, f16 scale.
+    Tq1_0 = read_only("tq1_0", 256, scales_last(1, 2, 13));
 }
 
 /// What the table knows of a format.
@@ -71,14 +93,21 @@ struct Row {
     block_len: usize,
     block_bytes: usize,
     parts: Option<BlockParts>,
+    encodable: bool,
 }
 
 const fn float(name: &'static str, bytes: usize) -> Row {
-    Row { name, block_len: 1, block_bytes: bytes, parts: None }
+    Row { name, block_len: 1, block_bytes: bytes, parts: None, encodable: true }
 }
 
 const fn block(name: &'static str, values: usize, parts: BlockParts) -> Row {
-    Row { name, block_len: values, block_bytes: parts.scales * parts.scale_bytes + 4 * parts.fours, parts: Some(parts) }
+    let block_bytes = parts.scales * parts.scale_bytes + 4 * parts.fours;
+    Row { name, block_len: values, block_bytes, parts: Some(parts), encodable: true }
+}
+
+/// A block format in which no values can be written.
+const fn read_only(name: &'static str, values: usize, parts: BlockParts) -> Row {
+    Row { encodable: false, ..block(name, values, parts) }
 }
 
 /// A block that begins with its scales.
@@ -108,6 +137,12 @@ impl NumberFormat {
     #[inline]
     pub const fn parts(self) -> Option<BlockParts> {
         self.row().parts
+    }
+
+    /// Whether floats can be written in this format; blocks of the others can only be kept as they are.
+    #[inline]
+    pub const fn is_encodable(self) -> bool {
+        self.row().encodable
     }
 
     /// Whether each value is stored by itself, so that a tensor can be split and transposed anywhere.
@@ -182,7 +217,7 @@ mod tests {
         }
         let error = "q9_k".parse::<NumberFormat>().unwrap_err().to_string();
         assert!(error.starts_with("unknown number format 'q9_k'; available: f32, f16, bf16, q8_0, "), "{error}");
-        assert!(error.ends_with(", q6_k, iq4_xs"), "{error}");
+        assert!(error.contains(", q6_k, iq4_xs, "), "{error}");
     }
 
     /// The sizes that GGUF's definition gives.
@@ -191,8 +226,11 @@ mod tests {
         let sizes = NumberFormat::ALL.map(|k| (k.block_len(), k.block_bytes()));
         let small = [(32, 34), (32, 18), (32, 20), (32, 22), (32, 24), (32, 18), (32, 17)];
         let large = [(256, 84), (256, 110), (256, 144), (256, 176), (256, 210), (256, 136)];
+        let books = [(256, 98), (256, 110), (256, 66), (256, 74), (256, 82)];
+        let smallest = [(64, 18), (256, 66), (128, 18), (256, 50), (256, 56), (256, 54)];
         assert_eq!(sizes[..3], [(1, 4), (1, 2), (1, 2)]);
-        assert_eq!((&sizes[3..10], &sizes[10..]), (&small[..], &large[..]));
+        assert_eq!((&sizes[3..10], &sizes[10..16]), (&small[..], &large[..]));
+        assert_eq!((&sizes[16..21], &sizes[21..]), (&books[..], &smallest[..]));
     }
 
     #[test]

@@ -7,11 +7,14 @@
 //!
 //! | format | added for a block of 32 |
 //! |---|---|
-//! | `q4_0`, `q5_0`, `q8_0`, `iq4_nl`, `mxfp4` | `Σ q·x · (d · e)` |
+//! | `q4_0`, `q5_0`, `q8_0`, `iq4_nl`, `mxfp4`, `q2_0`, `tq2_0`, `q1_0`, `tq1_0` | `Σ q·x · (d · e)` |
 //! | `q4_1`, `q5_1` | `Σ q·x · (d · e) + min · (e · s)` |
 //! | `q4_k`, `q5_k` | `(scale · Σ q·x) · (d · e) − (dmin · min) · (e · s)` |
-//! | `iq4_xs` | `(scale · Σ q·x) · (d · e)` |
+//! | `iq4_xs`, `iq3_s` | `(scale · Σ q·x) · (d · e)` |
+//! | `iq3_xxs` | `(scale · Σ q·x) · (d/4 · e)` |
+//! | `iq2_xxs`, `iq1_s` | `(scale · Σ q·x) · (d/8 · e)` |
 //! | `q3_k`, `q6_k` | `(scale₀ · Σ₀ q·x + scale₁ · Σ₁ q·x) · (d · e)` |
+//! | `iq2_xs`, `iq2_s`, `iq1_m` | `(scale₀ · Σ₀ q·x + scale₁ · Σ₁ q·x) · (d/8 · e)` |
 //! | `q2_k` | `(scale₀ · Σ₀ q·x + scale₁ · Σ₁ q·x) · (d · e) − (min₀ · s₀ + min₁ · s₁) · (dmin · e)` |
 //!
 //! The expressions in brackets of integers are integers, exact and below 2^24, so that their conversion to f32 is exact

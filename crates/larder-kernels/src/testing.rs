@@ -48,6 +48,9 @@ impl Noise {
 /// Sets the scales of block formats that are floats; of an exponent, the power of two that is not above the value.
 pub fn set_scales(kind: NumberFormat, bytes: &mut [u8], mut scale: impl FnMut() -> f32) {
     let Some(parts) = kind.parts() else { return };
+    if kind == NumberFormat::Iq1M {
+        return bytes.chunks_exact_mut(kind.block_bytes()).for_each(|block| set_spread_scale(block, scale()));
+    }
     // The second two bytes of iq4_xs are bits of integer scales.
     let floats = if kind == NumberFormat::Iq4Xs { 1 } else { parts.scales };
     for block in bytes.chunks_exact_mut(kind.block_bytes()) {
@@ -57,6 +60,14 @@ pub fn set_scales(kind: NumberFormat, bytes: &mut [u8], mut scale: impl FnMut() 
                 _ => bytes.copy_from_slice(&f16_bytes(scale())),
             }
         }
+    }
+}
+
+/// Sets the scale of a block of iq1_m: four bits at the top of each of its last four pairs of bytes.
+fn set_spread_scale(block: &mut [u8], scale: f32) {
+    let bits = u16::from_le_bytes(f16_bytes(scale));
+    for (i, pair) in block[48..].as_chunks_mut::<2>().0.iter_mut().enumerate() {
+        pair[1] = pair[1] & 15 | (bits >> (4 * i) << 4) as u8;
     }
 }
 

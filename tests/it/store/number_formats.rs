@@ -10,7 +10,7 @@ use super::convert::{convert, logits_with, text};
 use crate::support::{fixture, larder, larder_ok};
 
 /// The numbers of GGUF's tensor types.
-const TYPES: [(NumberFormat, u32); 13] = [
+const TYPES: [(NumberFormat, u32); 24] = [
     (NumberFormat::Q4_0, 2),
     (NumberFormat::Q4_1, 3),
     (NumberFormat::Q5_0, 6),
@@ -24,7 +24,45 @@ const TYPES: [(NumberFormat, u32); 13] = [
     (NumberFormat::Iq4Nl, 20),
     (NumberFormat::Iq4Xs, 23),
     (NumberFormat::Mxfp4, 39),
+    (NumberFormat::Iq2Xxs, 16),
+    (NumberFormat::Iq2Xs, 17),
+    (NumberFormat::Iq3Xxs, 18),
+    (NumberFormat::Iq1S, 19),
+    (NumberFormat::Iq3S, 21),
+    (NumberFormat::Iq2S, 22),
+    (NumberFormat::Iq1M, 29),
+    (NumberFormat::Tq1_0, 34),
+    (NumberFormat::Tq2_0, 35),
+    (NumberFormat::Q1_0, 41),
+    (NumberFormat::Q2_0, 42),
 ];
+
+/// About 0.001 as f16.
+const SMALL_SCALE: u16 = 0x1419;
+
+/// Blocks of values in a format: rounded to it if it can be written, else random bits with a small scale.
+fn blocks(kind: NumberFormat, values: &[f32], row: usize, cols: usize) -> Vec<u8> {
+    let mut bytes = vec![0; values.len() / cols * row];
+    if kind.is_encodable() {
+        encode(kind, values, &mut bytes).unwrap();
+        return bytes;
+    }
+    let mut state = 1u64;
+    for byte in &mut bytes {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        *byte = (state >> 56) as u8;
+    }
+    let parts = kind.parts().unwrap();
+    for block in bytes.chunks_exact_mut(kind.block_bytes()) {
+        if kind == NumberFormat::Iq1M {
+            // Four bits at the top of each of the last four pairs of bytes.
+            (0..4).for_each(|i| block[49 + 2 * i] = block[49 + 2 * i] & 15 | (SMALL_SCALE >> (4 * i) << 4) as u8);
+        } else {
+            block[parts.scales_at..][..2].copy_from_slice(&SMALL_SCALE.to_le_bytes());
+        }
+    }
+    bytes
+}
 
 /// A GGUF file whose tensors can be replaced: new data are appended, and the tensor's entry points to them.
 pub struct PatchedGguf {
@@ -93,8 +131,8 @@ fn find(bytes: &[u8], what: &[u8]) -> usize {
 fn experts_in_each_block_format_are_those_that_the_blocks_stand_for() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
-    let blocks = NumberFormat::ALL.into_iter().filter(|kind| !kind.is_float());
-    assert!(blocks.clone().all(|kind| TYPES.iter().any(|(known, _)| *known == kind)));
+    let mut known = NumberFormat::ALL.into_iter().filter(|kind| !kind.is_float());
+    assert!(known.all(|kind| TYPES.iter().any(|(known, _)| *known == kind)));
     for (kind, number) in TYPES {
         let (mut quantised, mut widened) =
             (PatchedGguf::of("tiny-qwen3moe-q4_k.gguf"), PatchedGguf::of("tiny-qwen3moe-q4_k.gguf"));
@@ -102,8 +140,7 @@ fn experts_in_each_block_format_are_those_that_the_blocks_stand_for() {
             let (count, cols) = quantised.size(name);
             let Some(row) = kind.row_bytes(cols) else { continue };
             let values: Vec<f32> = (0..count).map(|i| ((i * 37 + seed * 11) % 101) as f32 * 0.002 - 0.1).collect();
-            let (mut bytes, mut wide) = (vec![0; count / cols * row], vec![0.0; count]);
-            encode(kind, &values, &mut bytes).unwrap();
+            let (bytes, mut wide) = (blocks(kind, &values, row, cols), vec![0.0; count]);
             widen(kind, &bytes, &mut wide);
             quantised.replace(name, number, &bytes);
             widened.replace(name, 0, &wide.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>());
@@ -128,7 +165,7 @@ fn experts_in_each_block_format_are_those_that_the_blocks_stand_for() {
 fn convert_writes_each_number_format() {
     let dir = tempfile::tempdir().unwrap();
     let want = logits_with(&fixture("golden/olmoe"), &dir.path().join("want"), &[]);
-    for kind in NumberFormat::ALL {
+    for kind in NumberFormat::ALL.into_iter().filter(|kind| kind.is_encodable()) {
         let store = dir.path().join(kind.name());
         let output = larder(&["convert", text(&fixture("golden/olmoe")), text(&store), "--experts", kind.name()]);
         let said = String::from_utf8(output.stderr).unwrap();
@@ -139,5 +176,20 @@ fn convert_writes_each_number_format() {
         assert_eq!(said.contains("are not whole blocks"), layout.up.kind != kind, "{said}");
         let got = logits_with(&store, &dir.path().join("got"), &["--cache-experts", "2"]);
         assert!(kind == NumberFormat::F16 || (got == want) == kind.is_float(), "{kind}");
+    }
+}
+
+#[test]
+fn convert_refuses_formats_that_it_cannot_write() {
+    let dir = tempfile::tempdir().unwrap();
+    for kind in NumberFormat::ALL.into_iter().filter(|kind| !kind.is_encodable()) {
+        let store = dir.path().join(kind.name());
+        let output = larder(&["convert", text(&fixture("golden/olmoe")), text(&store), "--experts", kind.name()]);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && !store.join("manifest.json").exists(), "{kind}");
+        assert!(
+            said.contains(&format!("cannot be written as {kind}, which is only kept where a GGUF file has it")),
+            "{said}"
+        );
     }
 }

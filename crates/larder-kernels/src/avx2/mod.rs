@@ -1,6 +1,7 @@
 //! Kernels for processors with AVX2 and F16C.
 #![allow(unsafe_code)]
 
+mod bytes;
 mod floats;
 mod primitives;
 mod quantise;

@@ -15,6 +15,7 @@ use larder_core::ROW_GROUP;
 
 use super::floats;
 use crate::simd::blocks::Blocks;
+use crate::simd::byte_lanes::ByteLanes;
 use crate::simd::tile::TokenBlocks;
 use crate::simd::{Simd, Task};
 
@@ -74,6 +75,25 @@ impl Avx2 {
         }
     }
 
+    /// The dot products of signed weights, those of each half of the block times a scale.
+    #[inline(always)]
+    fn signed_scaled<const N: usize>(self, w: &[__m256i; 8], scales: [__m256i; 2], x: TokenBlocks<N>) -> [__m256i; N] {
+        // SAFETY: see `Avx2`.
+        unsafe {
+            let mut dots = [_mm256_setzero_si256(); N];
+            for k in 0..8 {
+                let size = _mm256_abs_epi8(w[k]);
+                for t in 0..N {
+                    // 2 · 128 · 127 fits 16 bits, and twice as much does not.
+                    let x = _mm256_sign_epi8(_mm256_set1_epi32(x.four(t, k)), w[k]);
+                    let pairs = _mm256_maddubs_epi16(size, x);
+                    dots[t] = _mm256_add_epi32(dots[t], _mm256_madd_epi16(pairs, scales[k / 4]));
+                }
+            }
+            dots
+        }
+    }
+
     /// The sums of both halves of a block of each token, each times its scale.
     #[inline(always)]
     fn halves<const N: usize>(self, scales: &HalfScales, x: TokenBlocks<N>) -> [__m256i; N] {
@@ -101,7 +121,7 @@ impl Avx2 {
 
     /// The bytes at these indices of every lane.
     #[inline(always)]
-    fn arrange(self, bytes: __m256i, [a, b, c, d]: [i32; 4]) -> __m256i {
+    pub fn arrange(self, bytes: __m256i, [a, b, c, d]: [i32; 4]) -> __m256i {
         // SAFETY: see `Avx2`.
         unsafe {
             let lane =
@@ -132,7 +152,7 @@ fn in_turn(mut sum: __m256i) -> __m256i {
 }
 
 /// The index that yields a zero byte.
-const NONE: i32 = 0x80;
+pub const NONE: i32 = 0x80;
 
 /// Runs of bytes of at most `max` whose products with activations, added in pairs, fit 16 bits: a power of two.
 const fn fitting(max: u8) -> usize {
@@ -158,8 +178,6 @@ pub struct HalfScales {
 impl Simd for Avx2 {
     const LANES: usize = ROW_GROUP;
     const TOKENS: usize = 4;
-    type Bytes = __m256i;
-    type Signed = __m256i;
     type Floats = __m256;
     /// In both 16-bit halves of each lane.
     type Scale = __m256i;
@@ -260,67 +278,6 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn bits(self, bytes: __m256i, left: i32, mask: u32) -> __m256i {
-        // SAFETY: see `Avx2`.
-        unsafe {
-            let shifted = match left {
-                0 => bytes,
-                1.. => _mm256_sllv_epi32(bytes, _mm256_set1_epi32(left)),
-                _ => _mm256_srlv_epi32(bytes, _mm256_set1_epi32(-left)),
-            };
-            _mm256_and_si256(shifted, _mm256_set1_epi32(mask.cast_signed()))
-        }
-    }
-
-    #[inline(always)]
-    fn or(self, a: __m256i, b: __m256i) -> __m256i {
-        // SAFETY: see `Avx2`.
-        unsafe { _mm256_or_si256(a, b) }
-    }
-
-    #[inline(always)]
-    fn minus(self, bytes: __m256i, offset: u8) -> __m256i {
-        // SAFETY: see `Avx2`.
-        unsafe { _mm256_sub_epi8(bytes, _mm256_set1_epi8(offset.cast_signed())) }
-    }
-
-    #[inline(always)]
-    fn sixteens(self, bits: __m256i, k: usize) -> __m256i {
-        // SAFETY: see `Avx2`.
-        unsafe {
-            let byte = (k / 2) as i32;
-            let four = self.arrange(bits, [byte; 4]);
-            // Each byte keeps one of the four bits.
-            let each = _mm256_set1_epi32(if k.is_multiple_of(2) { 0x0804_0201 } else { 0x8040_2010_u32.cast_signed() });
-            let set = _mm256_cmpeq_epi8(_mm256_and_si256(four, each), each);
-            _mm256_and_si256(set, _mm256_set1_epi8(16))
-        }
-    }
-
-    #[inline(always)]
-    fn look_up(self, table: &[u8; 16], indices: __m256i) -> __m256i {
-        // SAFETY: see `Avx2`; the table has 16 bytes.
-        unsafe {
-            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
-            _mm256_shuffle_epi8(table, indices)
-        }
-    }
-
-    #[inline(always)]
-    fn look_up_signed(self, table: &[i8; 16], indices: __m256i) -> __m256i {
-        // SAFETY: see `Avx2`; the table has 16 bytes.
-        unsafe {
-            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
-            _mm256_shuffle_epi8(table, indices)
-        }
-    }
-
-    #[inline(always)]
-    fn signed(self, bytes: __m256i) -> __m256i {
-        bytes
-    }
-
-    #[inline(always)]
     fn scale(self, bytes: __m256i, at: usize) -> __m256i {
         self.wide(bytes, at, at)
     }
@@ -340,6 +297,16 @@ impl Simd for Avx2 {
     fn byte(self, bytes: __m256i, at: usize) -> __m256 {
         // SAFETY: see `Avx2`.
         unsafe { _mm256_cvtepi32_ps(self.arrange(bytes, [at as i32, NONE, NONE, NONE])) }
+    }
+
+    #[inline(always)]
+    fn half_of_lanes(self, bytes: __m256i) -> __m256 {
+        // SAFETY: see `Avx2`. The lower halves of the lanes of each half of the register, side by side.
+        unsafe {
+            let halves = _mm256_packus_epi32(self.bits(bytes, 0, 0xffff), _mm256_setzero_si256());
+            let (low, high) = (_mm256_castsi256_si128(halves), _mm256_extracti128_si256::<1>(halves));
+            _mm256_cvtph_ps(_mm_unpacklo_epi64(low, high))
+        }
     }
 
     #[inline(always)]
@@ -392,20 +359,17 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn signed_scaled_dots<const N: usize>(self, w: &[__m256i; 8], scale: __m256i, x: TokenBlocks<N>) -> [__m256; N] {
-        // SAFETY: see `Avx2`.
-        unsafe {
-            let mut dots = [_mm256_setzero_si256(); N];
-            for k in 0..8 {
-                let size = _mm256_abs_epi8(w[k]);
-                for t in 0..N {
-                    // 2 · 128 · 127 fits 16 bits, and twice as much does not.
-                    let x = _mm256_sign_epi8(_mm256_set1_epi32(x.four(t, k)), w[k]);
-                    let pairs = _mm256_maddubs_epi16(size, x);
-                    dots[t] = _mm256_add_epi32(dots[t], _mm256_madd_epi16(pairs, scale));
-                }
-            }
-            self.floats(dots)
-        }
+        self.floats(self.signed_scaled(w, [scale; 2], x))
+    }
+
+    #[inline(always)]
+    fn signed_half_scaled_dots<const N: usize>(
+        self,
+        w: &[__m256i; 8],
+        scales: HalfScales,
+        x: TokenBlocks<N>,
+    ) -> [__m256; N] {
+        self.floats(self.signed_scaled(w, [scales.first, scales.second], x))
     }
 
     #[inline(always)]

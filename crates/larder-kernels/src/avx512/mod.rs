@@ -1,6 +1,7 @@
 //! Kernels for processors with AVX-512 F, BW, VL and VNNI.
 #![allow(unsafe_code)]
 
+mod bytes;
 mod floats;
 mod primitives;
 mod quantise;

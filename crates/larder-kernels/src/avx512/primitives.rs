@@ -15,6 +15,7 @@ use larder_core::ROW_GROUP;
 use super::floats;
 use crate::avx2::prefetch;
 use crate::simd::blocks::Blocks;
+use crate::simd::byte_lanes::ByteLanes;
 use crate::simd::tile::TokenBlocks;
 use crate::simd::{Simd, Task};
 
@@ -106,13 +107,6 @@ impl Avx512 {
             _mm512_srai_epi32::<24>(top)
         }
     }
-
-    /// A table in each quarter of a register.
-    #[inline(always)]
-    fn table(self, table: *const u8) -> __m512i {
-        // SAFETY: see `Avx512`; the table has 16 bytes.
-        unsafe { _mm512_broadcast_i32x4(_mm_loadu_si128(table.cast())) }
-    }
 }
 
 /// The scales of the two halves of a block of 32.
@@ -137,9 +131,6 @@ unsafe fn two(first: *const u8, second: *const u8) -> __m512i {
 impl Simd for Avx512 {
     const LANES: usize = LANES;
     const TOKENS: usize = 8;
-    type Bytes = __m512i;
-    /// Raised by 128.
-    type Signed = __m512i;
     type Floats = __m512;
     type Scale = __m512;
     type HalfScales = HalfScales;
@@ -250,62 +241,6 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn bits(self, bytes: __m512i, left: i32, mask: u32) -> __m512i {
-        // SAFETY: see `Avx512`.
-        unsafe {
-            let shifted = match left {
-                0 => bytes,
-                1.. => _mm512_sllv_epi32(bytes, _mm512_set1_epi32(left)),
-                _ => _mm512_srlv_epi32(bytes, _mm512_set1_epi32(-left)),
-            };
-            _mm512_and_si512(shifted, _mm512_set1_epi32(mask.cast_signed()))
-        }
-    }
-
-    #[inline(always)]
-    fn or(self, a: __m512i, b: __m512i) -> __m512i {
-        // SAFETY: see `Avx512`.
-        unsafe { _mm512_or_si512(a, b) }
-    }
-
-    #[inline(always)]
-    fn minus(self, bytes: __m512i, offset: u8) -> __m512i {
-        // SAFETY: see `Avx512`.
-        unsafe { _mm512_sub_epi8(bytes, _mm512_set1_epi8(offset.cast_signed())) }
-    }
-
-    #[inline(always)]
-    fn sixteens(self, bits: __m512i, k: usize) -> __m512i {
-        // SAFETY: see `Avx512`.
-        unsafe {
-            // The byte with the four bits, four times in every lane; of each copy one bit is tested.
-            let lane = _mm512_set4_epi32(0x0c0c_0c0c, 0x0808_0808, 0x0404_0404, 0);
-            let places = _mm512_add_epi8(lane, _mm512_set1_epi8((k / 2) as i8));
-            let each = _mm512_set1_epi32(if k.is_multiple_of(2) { 0x0804_0201 } else { 0x8040_2010_u32.cast_signed() });
-            let set = _mm512_test_epi8_mask(_mm512_shuffle_epi8(bits, places), each);
-            _mm512_maskz_mov_epi8(set, _mm512_set1_epi8(16))
-        }
-    }
-
-    #[inline(always)]
-    fn look_up(self, table: &[u8; 16], indices: __m512i) -> __m512i {
-        // SAFETY: see `Avx512`.
-        unsafe { _mm512_shuffle_epi8(self.table(table.as_ptr()), indices) }
-    }
-
-    #[inline(always)]
-    fn look_up_signed(self, table: &[i8; 16], indices: __m512i) -> __m512i {
-        // SAFETY: see `Avx512`. The table is raised, which is done once, and not its entries.
-        unsafe { _mm512_shuffle_epi8(self.signed(self.table(table.as_ptr().cast())), indices) }
-    }
-
-    #[inline(always)]
-    fn signed(self, bytes: __m512i) -> __m512i {
-        // SAFETY: see `Avx512`.
-        unsafe { _mm512_xor_si512(bytes, _mm512_set1_epi8(i8::MIN)) }
-    }
-
-    #[inline(always)]
     fn scale(self, bytes: __m512i, at: usize) -> __m512 {
         // SAFETY: see `Avx512`.
         unsafe { _mm512_cvtepi32_ps(self.integer(bytes, at)) }
@@ -325,6 +260,12 @@ impl Simd for Avx512 {
     fn byte(self, bytes: __m512i, at: usize) -> __m512 {
         // SAFETY: see `Avx512`.
         unsafe { _mm512_cvtepi32_ps(self.bits(bytes, -8 * at as i32, 0xff)) }
+    }
+
+    #[inline(always)]
+    fn half_of_lanes(self, bytes: __m512i) -> __m512 {
+        // SAFETY: see `Avx512`.
+        unsafe { _mm512_cvtph_ps(_mm512_cvtepi32_epi16(bytes)) }
     }
 
     #[inline(always)]
@@ -382,6 +323,16 @@ impl Simd for Avx512 {
             dots[t] = self.add(dots[t], second[t]);
         }
         dots
+    }
+
+    #[inline(always)]
+    fn signed_half_scaled_dots<const N: usize>(
+        self,
+        w: &[__m512i; 8],
+        scales: HalfScales,
+        x: TokenBlocks<N>,
+    ) -> [__m512; N] {
+        self.half_scaled_dots::<255, 128, N>(w, scales, x)
     }
 
     #[inline(always)]

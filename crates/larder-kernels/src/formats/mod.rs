@@ -15,9 +15,21 @@ macro_rules! add_each_group {
     };
 }
 
+mod code_books;
+mod grid;
+
+pub mod iq1_m;
+pub mod iq1_s;
+pub mod iq2_s;
+pub mod iq2_xs;
+pub mod iq2_xxs;
+pub mod iq3_s;
+pub mod iq3_xxs;
 pub mod iq4_nl;
 pub mod iq4_xs;
 pub mod mxfp4;
+pub mod q1_0;
+pub mod q2_0;
 pub mod q2_k;
 pub mod q3_k;
 pub mod q4_0;
@@ -28,6 +40,8 @@ pub mod q5_1;
 pub mod q5_k;
 pub mod q6_k;
 pub mod q8_0;
+pub mod tq1_0;
+pub mod tq2_0;
 
 use half::{bf16, f16};
 use larder_core::NumberFormat;
@@ -86,6 +100,17 @@ table! {
     q5_k::Q5K,
     q6_k::Q6K,
     iq4_xs::Iq4Xs,
+    iq3_xxs::Iq3Xxs,
+    iq3_s::Iq3S,
+    iq2_xxs::Iq2Xxs,
+    iq2_xs::Iq2Xs,
+    iq2_s::Iq2S,
+    q2_0::Q2_0,
+    tq2_0::Tq2_0,
+    q1_0::Q1_0,
+    iq1_s::Iq1S,
+    iq1_m::Iq1M,
+    tq1_0::Tq1_0,
 }
 
 /// What [`with_format`] runs.

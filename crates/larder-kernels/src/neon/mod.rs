@@ -6,6 +6,7 @@
 //! They were checked by emulation (`scripts/check/cross.sh test`), and never timed.
 #![allow(unsafe_code)]
 
+mod bytes;
 mod dots;
 mod floats;
 mod primitives;

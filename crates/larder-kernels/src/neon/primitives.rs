@@ -12,6 +12,7 @@ use std::arch::asm;
 use super::dots::Dot;
 use super::floats;
 use crate::simd::blocks::Blocks;
+use crate::simd::byte_lanes::ByteLanes;
 use crate::simd::tile::TokenBlocks;
 use crate::simd::{Simd, Task};
 
@@ -76,8 +77,6 @@ impl<D: Dot> Neon<D> {
 impl<D: Dot> Simd for Neon<D> {
     const LANES: usize = LANES;
     const TOKENS: usize = 4;
-    type Bytes = uint8x16_t;
-    type Signed = uint8x16_t;
     type Floats = float32x4_t;
     type Scale = int32x4_t;
     type HalfScales = [int32x4_t; 2];
@@ -162,62 +161,6 @@ impl<D: Dot> Simd for Neon<D> {
     }
 
     #[inline(always)]
-    fn bits(self, bytes: uint8x16_t, left: i32, mask: u32) -> uint8x16_t {
-        // SAFETY: see `Neon`.
-        unsafe {
-            if left == -4 && mask == 0x0f0f_0f0f {
-                return vshrq_n_u8::<4>(bytes);
-            }
-            let shifted = match left {
-                0 => bytes,
-                _ => vreinterpretq_u8_u32(vshlq_u32(vreinterpretq_u32_u8(bytes), vdupq_n_s32(left))),
-            };
-            vandq_u8(shifted, vreinterpretq_u8_u32(vdupq_n_u32(mask)))
-        }
-    }
-
-    #[inline(always)]
-    fn or(self, a: uint8x16_t, b: uint8x16_t) -> uint8x16_t {
-        // SAFETY: see `Neon`.
-        unsafe { vorrq_u8(a, b) }
-    }
-
-    #[inline(always)]
-    fn minus(self, bytes: uint8x16_t, offset: u8) -> uint8x16_t {
-        // SAFETY: see `Neon`.
-        unsafe { vsubq_u8(bytes, vdupq_n_u8(offset)) }
-    }
-
-    #[inline(always)]
-    fn sixteens(self, bits: uint8x16_t, k: usize) -> uint8x16_t {
-        // SAFETY: see `Neon`.
-        unsafe {
-            // The byte with the four bits, four times in every lane; of each copy one bit is tested.
-            let lane = vreinterpretq_u8_u32(vld1q_u32([0, 0x0404_0404, 0x0808_0808, 0x0c0c_0c0c].as_ptr()));
-            let four = vqtbl1q_u8(bits, vaddq_u8(lane, vdupq_n_u8((k / 2) as u8)));
-            let each = vdupq_n_u32(if k.is_multiple_of(2) { 0x0804_0201 } else { 0x8040_2010 });
-            vandq_u8(vtstq_u8(four, vreinterpretq_u8_u32(each)), vdupq_n_u8(16))
-        }
-    }
-
-    #[inline(always)]
-    fn look_up(self, table: &[u8; 16], indices: uint8x16_t) -> uint8x16_t {
-        // SAFETY: see `Neon`; the table has 16 bytes.
-        unsafe { vqtbl1q_u8(vld1q_u8(table.as_ptr()), indices) }
-    }
-
-    #[inline(always)]
-    fn look_up_signed(self, table: &[i8; 16], indices: uint8x16_t) -> uint8x16_t {
-        // SAFETY: as above.
-        unsafe { vqtbl1q_u8(vld1q_u8(table.as_ptr().cast()), indices) }
-    }
-
-    #[inline(always)]
-    fn signed(self, bytes: uint8x16_t) -> uint8x16_t {
-        bytes
-    }
-
-    #[inline(always)]
     fn scale(self, bytes: uint8x16_t, at: usize) -> int32x4_t {
         // SAFETY: see `Neon`.
         unsafe {
@@ -235,6 +178,12 @@ impl<D: Dot> Simd for Neon<D> {
     fn byte(self, bytes: uint8x16_t, at: usize) -> float32x4_t {
         // SAFETY: see `Neon`.
         unsafe { vcvtq_f32_u32(vreinterpretq_u32_u8(self.bits(bytes, -8 * at as i32, 0xff))) }
+    }
+
+    #[inline(always)]
+    fn half_of_lanes(self, bytes: uint8x16_t) -> float32x4_t {
+        // SAFETY: see `Neon`.
+        unsafe { widen(vmovn_u32(vreinterpretq_u32_u8(bytes))) }
     }
 
     #[inline(always)]
@@ -306,6 +255,16 @@ impl<D: Dot> Simd for Neon<D> {
             }
             self.floats(sums)
         }
+    }
+
+    #[inline(always)]
+    fn signed_half_scaled_dots<const N: usize>(
+        self,
+        w: &[uint8x16_t; 8],
+        scales: [int32x4_t; 2],
+        x: TokenBlocks<N>,
+    ) -> [float32x4_t; N] {
+        self.half_scaled_dots::<128, 0, N>(w, scales, x)
     }
 
     #[inline(always)]

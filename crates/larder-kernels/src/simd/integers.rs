@@ -59,3 +59,13 @@ impl<S: Simd, const MAX: u8, const OFFSET: i16> Integers<S> for HalfScaled<S, MA
         simd.half_scaled_dots::<MAX, OFFSET, N>(&self.0, self.1, x)
     }
 }
+
+/// Signed bytes times a scale for each half of the block. The dot products are below 2²⁴.
+pub struct SignedHalfScaled<S: Simd>(pub [S::Signed; 8], pub S::HalfScales);
+
+impl<S: Simd> Integers<S> for SignedHalfScaled<S> {
+    #[inline(always)]
+    fn dots<const N: usize>(&self, simd: S, x: TokenBlocks<N>) -> [S::Floats; N] {
+        simd.signed_half_scaled_dots(&self.0, self.1, x)
+    }
+}

@@ -8,12 +8,14 @@
 //! instruction set, and free of closures, which would not be.
 
 pub mod blocks;
+pub mod byte_lanes;
 pub mod integers;
 pub mod products;
 pub mod tile;
 pub mod weighted_sums;
 
 use self::blocks::Blocks;
+use self::byte_lanes::ByteLanes;
 use self::tile::TokenBlocks;
 
 /// f32, as a const parameter of functions.
@@ -32,16 +34,12 @@ pub trait Task<S> {
 /// The primitives of an instruction set. A value of the type shows that this processor has the instructions.
 ///
 /// Sums of integers are exact, and every operation on floats is rounded by itself.
-pub trait Simd: Copy {
+pub trait Simd: ByteLanes {
     /// Lanes of a vector: rows that are computed at a time. Those of two panels if there are more than in one.
     const LANES: usize;
     /// Tokens that are computed at a time while their sums are in registers: 4 or 8.
     const TOKENS: usize;
 
-    /// Four bytes of each row.
-    type Bytes: Copy;
-    /// Four signed bytes of each row, in the form in which the set multiplies them.
-    type Signed: Copy;
     /// An f32 of each row.
     type Floats: Copy;
     /// An integer of each row that a dot product is multiplied by, −128 to 127.
@@ -64,27 +62,6 @@ pub trait Simd: Copy {
     /// Four runs of four bytes of every block, from number `first` on.
     fn four_runs<const INTERLEAVED: bool>(self, blocks: Blocks<Self, INTERLEAVED>, first: usize) -> [Self::Bytes; 4];
 
-    /// Every lane, an integer of 32 bits, shifted left by `left`, or right if that is negative; of that the bits of `mask`.
-    fn bits(self, bytes: Self::Bytes, left: i32, mask: u32) -> Self::Bytes;
-
-    /// Bitwise or.
-    fn or(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
-
-    /// Every byte minus `offset`, modulo 256.
-    fn minus(self, bytes: Self::Bytes, offset: u8) -> Self::Bytes;
-
-    /// Bits `4 · k` to `4 · k + 3` of every lane: in each of its bytes the value 16 times the bit.
-    fn sixteens(self, bits: Self::Bytes, k: usize) -> Self::Bytes;
-
-    /// The entries of a table at the indices in the bytes, 0 to 15.
-    fn look_up(self, table: &[u8; 16], indices: Self::Bytes) -> Self::Bytes;
-
-    /// As [`look_up`](Simd::look_up), signed.
-    fn look_up_signed(self, table: &[i8; 16], indices: Self::Bytes) -> Self::Signed;
-
-    /// Bytes as signed integers.
-    fn signed(self, bytes: Self::Bytes) -> Self::Signed;
-
     /// The signed byte at index `at` (0 to 3) of each lane.
     fn scale(self, bytes: Self::Bytes, at: usize) -> Self::Scale;
 
@@ -99,6 +76,9 @@ pub trait Simd: Copy {
 
     /// The unsigned byte at index `at` (0 to 3) of each lane.
     fn byte(self, bytes: Self::Bytes, at: usize) -> Self::Floats;
+
+    /// The lower half of every lane, an f16, as f32.
+    fn half_of_lanes(self, bytes: Self::Bytes) -> Self::Floats;
 
     /// The powers of two with these exponents, as [`mxfp4_scale`](larder_core::mxfp4_scale) defines them.
     fn powers(self, exponents: Self::Bytes) -> Self::Floats;
@@ -133,6 +113,15 @@ pub trait Simd: Copy {
     fn half_scaled_dots<const MAX: u8, const OFFSET: i16, const N: usize>(
         self,
         w: &[Self::Bytes; 8],
+        scales: Self::HalfScales,
+        x: TokenBlocks<N>,
+    ) -> [Self::Floats; N];
+
+    /// As [`signed_dots`](Simd::signed_dots), for each half of the block times its scale. The sums of both products are
+    /// below 2²⁴.
+    fn signed_half_scaled_dots<const N: usize>(
+        self,
+        w: &[Self::Signed; 8],
         scales: Self::HalfScales,
         x: TokenBlocks<N>,
     ) -> [Self::Floats; N];

@@ -136,6 +136,21 @@ fn quantised_tensors_can_only_keep_their_format() {
 }
 
 #[test]
+fn formats_without_an_encoder_can_only_be_kept() {
+    let (_dir, source) = open(&Tiny::new(ExpertForm::Separate));
+    let choose = |from, wanted| choose_format(&source, "w", from, Some(wanted), 256).map_err(|e| e.message);
+    for kind in NumberFormat::ALL.into_iter().filter(|kind| !kind.is_encodable()) {
+        assert_eq!(choose(kind, kind), Ok((kind, false)));
+        let message = choose(NumberFormat::Bf16, kind).unwrap_err();
+        assert!(
+            message.starts_with(&format!("tensor 'w' cannot be written as {kind}, which is only kept")),
+            "{message}"
+        );
+        assert!(message.ends_with("q6_k, iq4_xs"), "{message}");
+    }
+}
+
+#[test]
 fn rows_that_are_not_whole_blocks_get_another_format() {
     let (_dir, source) = open(&Tiny::new(ExpertForm::Separate));
     for (wanted, cols, stored) in [

@@ -41,7 +41,8 @@ fn limit(kind: NumberFormat) -> f32 {
 
 /// Writes `values` to `out` in the format `kind`.
 ///
-/// The caller guarantees whole blocks of values, and an output of exactly their length.
+/// The caller guarantees a format that [can be written](NumberFormat::is_encodable), whole blocks of values, and an output
+/// of exactly their length.
 pub fn encode(kind: NumberFormat, values: &[f32], out: &mut [u8]) -> Result<(), ValueOutOfRange> {
     assert_eq!(kind.row_bytes(values.len()), Some(out.len()), "the output must hold exactly the blocks of {kind}");
     check(kind, values)?;
@@ -62,6 +63,7 @@ pub fn encode(kind: NumberFormat, values: &[f32], out: &mut [u8]) -> Result<(), 
         NumberFormat::Q5K => blocks(values, out, k_quants::q5_k),
         NumberFormat::Q6K => blocks(values, out, k_quants::q6_k),
         NumberFormat::Iq4Xs => blocks(values, out, levels::iq4_xs),
+        _ => panic!("{kind} cannot be written, as `NumberFormat::is_encodable` says"),
     }
     Ok(())
 }

@@ -63,7 +63,7 @@ fn floats_round_trip() {
 
 #[test]
 fn values_out_of_range_are_refused() {
-    for kind in NumberFormat::ALL {
+    for kind in NumberFormat::ALL.into_iter().filter(|k| k.is_encodable()) {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut values = [1.0; 256];
             values[47] = bad;
@@ -131,7 +131,8 @@ fn error(values: &[f32], decoded: &[f32]) -> f64 {
 fn errors_are_not_above_those_of_the_reference() {
     let values = noise();
     let covered = REFERENCE_ERRORS.map(|(kind, _)| kind);
-    assert!(NumberFormat::ALL.iter().all(|kind| kind.is_float() || covered.contains(kind)));
+    let written = NumberFormat::ALL.into_iter().filter(|kind| kind.is_encodable() && !kind.is_float());
+    assert!(written.eq(covered));
     for (kind, reference) in REFERENCE_ERRORS {
         let found = error(&values, &decoded(kind, &encoded(kind, &values), values.len()));
         println!("{kind}: {found:.6}, {:.4} of the reference", found / reference);
@@ -143,7 +144,7 @@ fn errors_are_not_above_those_of_the_reference() {
 /// Blocks of one value, of zeros, of the least and the largest magnitudes: finite, and near where the format can be.
 #[test]
 fn odd_blocks_are_encoded() {
-    for kind in NumberFormat::ALL.into_iter().filter(|k| !k.is_float()) {
+    for kind in NumberFormat::ALL.into_iter().filter(|k| k.is_encodable() && !k.is_float()) {
         let mut single = [0.0; 256];
         single[77] = -3.0;
         let wide = std::array::from_fn(|i| if i % 3 == 0 { -32759.0 } else { 32759.0 - i as f32 });

@@ -165,7 +165,7 @@ fn parse_stored_as(text: &str) -> Result<StoredAs, String> {
         "keep" => Ok(StoredAs(None)),
         other => match other.parse() {
             Ok(kind) => Ok(StoredAs(Some(kind))),
-            Err(_) => Err(format!("must be keep, {}", NumberFormat::names(|_| true))),
+            Err(_) => Err(format!("must be keep, {}", NumberFormat::names(NumberFormat::is_encodable))),
         },
     }
 }

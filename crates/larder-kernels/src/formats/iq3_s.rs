@@ -1,0 +1,98 @@
+//! `iq3_s`: 256 values in groups of 32; an f16 scale, 64 bytes that choose four values each from a code book of 512
+//! entries, eight with the ninth bits of the choices, 32 with the signs, and four with 4-bit scales.
+
+use larder_core::NumberFormat;
+
+use super::grid::{negated_runs, odd, quads, with_signs};
+use super::{BlockFormat, code_books, half, integer_dot, sized};
+use crate::block::Block;
+use crate::simd::Simd;
+use crate::simd::blocks::Blocks;
+use crate::simd::integers::SignedScaled;
+use crate::simd::tile::Tile;
+
+/// The code book.
+static GRID: [u32; 512] = quads(&code_books::IQ3_S, [1, 3, 5, 7, 9, 11, 13, 15]);
+
+pub struct Iq3S;
+
+impl BlockFormat for Iq3S {
+    const KIND: NumberFormat = NumberFormat::Iq3S;
+
+    fn widen(block: &[u8], out: &mut [f32]) {
+        let block: &[u8; 110] = sized(block);
+        let d = half(block, 0);
+        for (g, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            let d = d * scale(block, g) as f32;
+            for (o, q) in out.iter_mut().zip(quants(block, g)) {
+                *o = d * q as f32;
+            }
+        }
+    }
+
+    fn add(block: &[u8], x: &[Block], mut sum: f32) -> f32 {
+        let block: &[u8; 110] = sized(block);
+        let d = half(block, 0);
+        for (g, x) in x.iter().enumerate() {
+            // 31 · 32 · 15 · 127 is below 2^24.
+            let dot = scale(block, g) * integer_dot(&quants(block, g), &x.q);
+            sum += dot as f32 * (d * x.d);
+        }
+        sum
+    }
+
+    #[inline(always)]
+    fn add_rows<S: Simd, const INTERLEAVED: bool, const N: usize, const G: usize>(
+        block: Blocks<S, INTERLEAVED>,
+        tile: &mut Tile<S, N, G>,
+    ) {
+        let head = Head::of(block);
+        add_each_group!(add_group(block, &head, tile));
+    }
+}
+
+/// The scale of group `g`, an odd number from 1 to 31.
+fn scale(block: &[u8; 110], g: usize) -> i32 {
+    2 * i32::from(block[106 + g / 2] >> (4 * (g % 2)) & 15) + 1
+}
+
+/// The integers of group `g`, −15 to 15.
+fn quants(block: &[u8; 110], g: usize) -> [i8; 32] {
+    let (low, ninth) = (&block[2 + 8 * g..][..8], block[66 + g]);
+    let entry = |k: usize| GRID[low[k] as usize | (ninth as usize >> k & 1) << 8];
+    let values = std::array::from_fn(|i| entry(i / 4).to_le_bytes()[i % 4] as i8);
+    with_signs(values, u32::from_le_bytes(*sized(&block[74 + 4 * g..][..4])))
+}
+
+/// The scales of the groups, and their scale.
+struct Head<S: Simd> {
+    /// A byte for each of the even, and of the odd groups.
+    scales: [S::Bytes; 2],
+    d: S::Floats,
+}
+
+impl<S: Simd> Head<S> {
+    #[inline(always)]
+    fn of<const INTERLEAVED: bool>(block: Blocks<S, INTERLEAVED>) -> Self {
+        let (simd, packed) = (block.simd, block.run(26));
+        let (even, odds) = (simd.bits(packed, 1, 0x1e1e_1e1e), simd.bits(packed, -3, 0x1e1e_1e1e));
+        Head { scales: [odd(simd, even), odd(simd, odds)], d: block.half(0) }
+    }
+}
+
+#[inline(always)]
+fn add_group<S: Simd, const INTERLEAVED: bool, const N: usize, const G: usize>(
+    block: Blocks<S, INTERLEAVED>,
+    head: &Head<S>,
+    g: usize,
+    tile: &mut Tile<S, N, G>,
+) {
+    let (simd, ninths, signs) = (block.simd, block.run(16 + g / 4), block.run(18 + g));
+    let mut w = [simd.signed(signs); 8];
+    for (k, w) in w.iter_mut().enumerate() {
+        let low = simd.bits(block.run(2 * g + k / 4), -8 * (k as i32 % 4), 0xff);
+        let ninth = simd.bits(ninths, 8 - k as i32 - 8 * (g as i32 % 4), 0x100);
+        *w = simd.signed(simd.entries(&GRID, simd.or(low, ninth)));
+    }
+    tile.add(g, &SignedScaled(negated_runs(simd, w, signs), simd.small_scale(head.scales[g % 2], g / 2)), head.d);
+}
