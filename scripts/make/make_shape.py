@@ -10,11 +10,12 @@ Properties of the files:
 
 * Weights. Blocks are drawn in their quantised form, so nothing is ever quantised: a random scale, and numbers that are
   symmetric about zero. Q4_0 never draws -8, Q8_0 never -128; formats with a minimum (Q4_1, Q5_1, Q2_K, Q4_K, Q5_K) have one
-  of half their range; the others whose quants are not symmetric have scales of both signs. Uniform Q4_0 nibbles would have
+  of half their range; the others whose quants are not symmetric, and the IQ formats with code books, have scales of both
+  signs. Uniform Q4_0 nibbles would have
   a mean of half a step, and that alone would pull all tokens in one direction. Standard deviations
   depend on the width of the input, so that hidden states keep their size through all layers and logits stay near 1 to 2.
 * Formats. All matrices have the format of --kind, the output head Q6_K; with mxfp4 only the experts, the others and the
-  head Q8_0. Rows that are not whole blocks of 256 values take a format with blocks of 32. Both as llama-quantize does,
+  head Q8_0; with iq1_s to iq3_s, tq1_0 and tq2_0 only the experts, the others Q4_K. Rows that are not whole blocks of 256 values take a format with blocks of 32. Both as llama-quantize does,
   except that it gives some attention and down matrices more bits, too.
 * Reuse: the share of a token's experts, per layer, that the previous token used too. It follows from the text before a
   token, not from its id, so it holds for any text, random ids included, and adjacent tokens share more than distant ones:
@@ -53,7 +54,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Q
 from safetensors.numpy import save_file
 
-from shapes.formats import MIXES
+from shapes.formats import FALLBACK, MIXES, WHOLE
 from shapes.forward import Latent, Shape
 from shapes.model import Maker
 
@@ -83,14 +84,15 @@ SHAPES = {
     "tiny-olmoe-224": Shape("olmoe", 2, 224, 7, 7, 32, 224, 16, 4, 1024, 2048, 1e4, 1e-5, "olmo"),
 }
 FIXTURE_TOKENS = 24
-FIXTURES = {
-    "tiny-olmoe": "q4_0",
-    "tiny-qwen2moe": "q8_0",
-    "tiny-qwen3moe": "q4_k",
-    "tiny-mixtral": "q4_0",
-    "tiny-gpt-oss-96": "mxfp4",
-}
-FIXTURE_FALLBACK = {Q.Q4_K: Q.Q8_0}  # for rows that are not whole blocks of 256
+FIXTURES = [
+    ("tiny-olmoe", "q4_0"),
+    ("tiny-qwen2moe", "q8_0"),
+    ("tiny-qwen3moe", "q4_k"),
+    ("tiny-mixtral", "q4_0"),
+    ("tiny-gpt-oss-96", "mxfp4"),
+    *(("tiny-qwen3moe", kind.name.lower()) for kind in WHOLE),
+]
+FIXTURE_FALLBACK = dict.fromkeys(FALLBACK, Q.Q8_0)  # for rows that are not whole blocks of 256
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
@@ -266,7 +268,7 @@ def main():
     args = parser.parse_args()
     if args.tiny:
         args.tiny.mkdir(parents=True, exist_ok=True)
-        for name, kind in FIXTURES.items():
+        for name, kind in FIXTURES:
             write_fixture(name, kind, args.tiny)
         return
     if not args.shape:

@@ -4,7 +4,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Q
 
-from shapes.formats import FILLED, LARGE, MXFP4_RMS, SMALL, put, scale_table
+from shapes.formats import FILLED, LARGE, MXFP4_RMS, SMALL, WHOLE, put, scale_table
 
 
 def without_minus_eight(words):
@@ -34,6 +34,8 @@ class Matrix:
             self._draw_exponents(spread)
         elif kind in SMALL:
             self._draw_small(SMALL[kind], spread, rng)
+        elif kind in WHOLE:
+            self._draw_whole(WHOLE[kind], spread, rng)
         else:
             self._draw_large(LARGE[kind], rng)
 
@@ -52,6 +54,11 @@ class Matrix:
         if form.minimum:
             self._half(2, step * form.minimum)
 
+    def _draw_whole(self, form, spread, rng):
+        step = spread * (self.std / form.rms)
+        np.negative(step, out=step, where=rng.integers(0, 2, step.shape, bool))
+        put(self.blocks, form.step, np.asarray(step, np.float16).view(np.uint16))
+
     def _draw_large(self, form, rng):
         table = scale_table(form, rng)
         self.blocks[:, :, form.scales.start : form.scales.stop] = table[rng.integers(0, len(table), self.blocks.shape[:2])]
@@ -66,6 +73,11 @@ class Matrix:
 
     def clear_rows(self, rows):
         """Sets these rows to zero."""
+        if self.kind in WHOLE:
+            part = self.blocks[rows]
+            put(part, WHOLE[self.kind].step, 0)
+            self.blocks[rows] = part
+            return self
         if self.kind == Q.MXFP4:  # no scale means zero, but all quants may
             zeros = range(1, 17)
         elif self.kind in SMALL:

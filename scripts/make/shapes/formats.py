@@ -7,6 +7,8 @@ from gguf import GGMLQuantizationType as Q
 
 # What llama-quantize takes for rows that are not whole blocks of 256 (llama.cpp, src/llama-quant.cpp).
 FALLBACK = {Q.Q2_K: Q.Q4_0, Q.Q3_K: Q.Q4_0, Q.IQ4_XS: Q.IQ4_NL, Q.Q4_K: Q.Q5_0, Q.Q5_K: Q.Q5_1, Q.Q6_K: Q.Q8_0}
+FALLBACK |= dict.fromkeys([Q.IQ1_S, Q.IQ1_M, Q.IQ2_XXS, Q.IQ2_XS, Q.IQ2_S, Q.IQ3_XXS, Q.IQ3_S], Q.IQ4_NL)
+FALLBACK |= dict.fromkeys([Q.TQ1_0, Q.TQ2_0], Q.Q4_0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +43,15 @@ MIXES = {
     "q5_k": Mix(Q.Q5_K, Q.Q5_K, 16),
     "q6_k": Mix(Q.Q6_K, Q.Q6_K, 18),
     "iq4_xs": Mix(Q.IQ4_XS, Q.IQ4_XS, 30),
+    "iq3_xxs": Mix(Q.IQ3_XXS, Q.Q4_K, 23),
+    "iq3_s": Mix(Q.IQ3_S, Q.Q4_K, 26),
+    "iq2_xxs": Mix(Q.IQ2_XXS, Q.Q4_K, 19),
+    "iq2_xs": Mix(Q.IQ2_XS, Q.Q4_K, 20),
+    "iq2_s": Mix(Q.IQ2_S, Q.Q4_K, 28),
+    "tq2_0": Mix(Q.TQ2_0, Q.Q4_K, 37),
+    "iq1_s": Mix(Q.IQ1_S, Q.Q4_K, 24),
+    "iq1_m": Mix(Q.IQ1_M, Q.Q4_K, 31),
+    "tq1_0": Mix(Q.TQ1_0, Q.Q4_K, 36),
 }
 
 
@@ -64,6 +75,31 @@ SMALL = {
 }
 MXFP4_RMS = 5.852  # of the sixteen numbers, doubled as gguf has them
 FILLED = {Q.Q4_0: (0x99, 1), Q.Q8_0: (0x01, 1)}  # quants of 1, where not all bits are set to fill a block
+
+
+@dataclasses.dataclass(frozen=True)
+class Whole:
+    """Blocks of which every bit but those of the f16 step may be drawn. Steps of both signs: some quants have a mean."""
+
+    rms: float  # of a value as it is drawn, in steps
+    step: list  # fields of the f16 step
+
+
+def half_at(start):
+    return [(start, 0, 8), (start + 1, 0, 8)]
+
+
+WHOLE = {
+    Q.IQ3_XXS: Whole(142.3, half_at(0)),
+    Q.IQ3_S: Whole(140.2, half_at(0)),
+    Q.IQ2_XXS: Whole(53.4, half_at(0)),
+    Q.IQ2_XS: Whole(55.9, half_at(0)),
+    Q.IQ2_S: Whole(56.4, half_at(0)),
+    Q.TQ2_0: Whole(1.224, half_at(64)),
+    Q.IQ1_S: Whole(7.2, half_at(0)),
+    Q.IQ1_M: Whole(7.2, [(49, 4, 4), (51, 4, 4), (53, 4, 4), (55, 4, 4)]),
+    Q.TQ1_0: Whole(0.817, half_at(52)),
+}
 
 
 @dataclasses.dataclass(frozen=True)
