@@ -65,7 +65,7 @@ impl FormatRule {
         let kind = match format {
             KEEP => None,
             other => Some(other.parse().map_err(|_| {
-                let known = NumberFormat::names(|_| true);
+                let known = NumberFormat::names(NumberFormat::is_encodable);
                 format!("'{other}' is no number format; there are {KEEP}, {known}")
             })?),
         };
