@@ -52,7 +52,7 @@ fn quants(block: &[u8; 54]) -> [i8; 256] {
 /// Digit `n` of a byte, minus 1.
 fn digit(byte: u8, n: usize) -> i8 {
     let rest = byte.wrapping_mul([1, 3, 9, 27, 81][n]);
-    (u16::from(rest) * 3 >> 8) as i8 - 1
+    ((u16::from(rest) * 3) >> 8) as i8 - 1
 }
 
 /// The first byte and the digit of run `k` of group `g`.
