@@ -79,7 +79,7 @@ fn unsupported_types_are_named() {
     refused(&claim(25), "type I16");
     refused(&claim(4), "the unknown type 4");
     refused(&claim(4000), "the unknown type 4000");
-    assert_eq!(claim(18).header().err().unwrap().kind, StoreErrorKind::Unsupported);
+    assert_eq!(claim(40).header().err().unwrap().kind, StoreErrorKind::Unsupported);
 }
 
 #[test]
