@@ -20,17 +20,7 @@ HEAD = """\
 //! The code books of `iq1_s`, `iq1_m`, `iq2_xxs`, `iq2_xs`, `iq2_s`, `iq3_xxs` and `iq3_s`: data, written by
 //! `scripts/make/make_codebooks.py` from the tables of the Python package gguf {version} (`gguf/quants.py` of llama.cpp).
 //!
-//! That package is under the MIT licence, Copyright (c) 2023 Georgi Gerganov:
-//!
-//! Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated
-//! documentation files (the "Software"), to deal in the Software without restriction, including without limitation the
-//! rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and to
-//! permit persons to whom the Software is furnished to do so, subject to the following conditions: The above copyright
-//! notice and this permission notice shall be included in all copies or substantial portions of the Software. THE
-//! SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE
-//! WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS
-//! OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR
-//! OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+//! That package is under the MIT licence, Copyright (c) 2023 Georgi Gerganov: `CODE_BOOKS_LICENSE` beside this file.
 """
 # The name in Rust, what the entries are for, and the class in gguf.
 BOOKS = [

@@ -156,9 +156,9 @@ fn latent_heads_need_not_divide_the_hidden_size() {
 #[test]
 fn a_method_of_quantisation_is_refused_also_below_the_config_of_the_text() {
     let said = refusal("qwen3_moe", |config| {
-        config["quantization_config"] = json!({ "quant_method": "awq", "bits": 4 });
+        config["quantization_config"] = json!({ "quant_method": "hqq", "bits": 4 });
         *config = json!({ "model_type": "qwen3_vl_moe", "text_config": config.take() });
         config["text_config"]["model_type"] = "qwen3_vl_moe_text".into();
     });
-    assert!(said.as_ref().is_some_and(|said| said.contains("'awq', which is not supported")), "{said:?}");
+    assert!(said.as_ref().is_some_and(|said| said.contains("'hqq', which is not supported")), "{said:?}");
 }

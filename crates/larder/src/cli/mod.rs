@@ -86,7 +86,7 @@ pub enum Command {
     #[cfg(feature = "serve")]
     Serve(Box<serve::ServeArgs>),
     /// Show memory use and estimated speed limits
-    Plan(PlanArgs),
+    Plan(Box<PlanArgs>),
     /// Measure prefill and decode speed, next to the limits that memory and SSD set
     Bench(Box<BenchArgs>),
     /// Compare routing strategies over many runs, and print a report to share
