@@ -284,6 +284,6 @@ fn packed_integers_that_cannot_be_kept_are_refused() {
     let infinite =
         with(symmetric(4).mlx(), 2, ("a.biases", Dtype::BF16, &[2, ROWS / 2, 2], [0x80, 0x7f].repeat(2 * ROWS)));
     let (_dir, source) = open(mlx(4), &infinite).unwrap();
-    let error = source.read("a.weight", 0, &mut vec![0; 20]).unwrap_err().to_string();
+    let error = source.read("a.weight", 0, &mut [0; 20]).unwrap_err().to_string();
     assert!(error.contains("tensor 'a.biases' holds the value inf"), "{error}");
 }
