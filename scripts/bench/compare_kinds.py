@@ -29,7 +29,7 @@ from pathlib import Path
 from compare_llama import cpu
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-KINDS = "q4_0 q4_1 q5_0 q5_1 q8_0 iq4_nl mxfp4 q2_k q3_k q4_k q5_k q6_k iq4_xs".split()
+KINDS = "q4_0 q4_1 q5_0 q5_1 q8_0 iq4_nl mxfp4 q2_k q3_k q4_k q5_k q6_k iq4_xs iq3_xxs iq3_s iq2_xxs iq2_xs iq2_s iq1_s iq1_m tq1_0 tq2_0".split()
 
 
 def run(command, **env):
