@@ -60,15 +60,21 @@ fn tensor(from: &Checkpoint, module: &str, Settings { bits, group, mode }: Setti
         || format!("has the tensor '{name}' of shape {:?}, which its scales or biases do not fit", words.shape);
     let per_word = WORD / bits as usize;
     let Some((last, outer)) = words.shape.split_last() else { return refused(StoreErrorKind::Mismatch, mismatch()) };
-    // The words are in a file, so that the number of values does not overflow.
-    let (cols, rows) = (last * per_word, outer.iter().product::<usize>());
+    // A shape with a side of zero has no bytes in the file, whatever its other sides are.
+    let rows = outer.iter().try_fold(1usize, |rows, side| rows.checked_mul(*side)).filter(|rows| *rows > 0);
+    let Some((rows, cols)) = rows.zip(last.checked_mul(per_word)) else {
+        return refused(StoreErrorKind::Mismatch, mismatch());
+    };
     let shape = [outer, &[cols]].concat();
     if mode == "mxfp4" {
         return nibbles::tensor(from, &name, (&name, &scales), shape, true);
     }
     let found_biases = from.stored(&biases)?;
     let groups = found_scales.shape.last().copied().unwrap_or(0);
-    let fits = found_scales.shape == [outer, &[groups]].concat() && groups as u64 * group == cols as u64 && rows > 0;
+    let fits = found_scales.shape == [outer, &[groups]].concat()
+        && groups > 0
+        && cols.is_multiple_of(groups)
+        && (cols / groups) as u64 == group;
     if !fits || (found_biases.dtype, &found_biases.shape) != (found_scales.dtype, &found_scales.shape) {
         return refused(StoreErrorKind::Mismatch, mismatch());
     }

@@ -23,7 +23,7 @@ const WORD: usize = 32;
 /// Values that are converted at a time where a word row holds one column of many rows.
 const LONG_STEP: usize = 1 << 22;
 
-/// Which values a word has.
+/// Order of values in words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Packing {
     /// Consecutive columns of one row; word rows are those of the matrix. Scales are `[rows, groups]`.
@@ -34,7 +34,7 @@ pub(super) enum Packing {
     Interleaved,
 }
 
-/// What is subtracted from the codes, or added to the products.
+/// Zero points, which are subtracted from codes, or biases, which are added to products.
 pub(super) enum Offsets {
     /// Zero points, packed like codes but along the rows: `[groups, rows / per word]`. What is stored is less by `less`.
     Zeros { name: String, less: i32 },

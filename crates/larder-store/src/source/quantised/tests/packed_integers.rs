@@ -61,7 +61,7 @@ impl Case {
                 zeros[group * (ROWS / per) + row / per] |= (self.zero(row, group) - less) << (self.bits * (row % per));
             }
         }
-        self.packed("qweight", leak([COLS / per, ROWS]), &words, leak([GROUPS, ROWS / per]), &zeros)
+        self.packed(leak([COLS / per, ROWS]), &words, leak([GROUPS, ROWS / per]), &zeros)
     }
 
     /// As AWQ stores them.
@@ -74,18 +74,16 @@ impl Case {
             (0..COLS * (ROWS / 8)).map(|i| word(&|row| self.code(row, i / (ROWS / 8)), i % (ROWS / 8))).collect();
         let zeros: Vec<u32> =
             (0..GROUPS * (ROWS / 8)).map(|i| word(&|row| self.zero(row, i / (ROWS / 8)), i % (ROWS / 8))).collect();
-        self.packed("qweight", leak([COLS, ROWS / 8]), &words, leak([GROUPS, ROWS / 8]), &zeros)
+        self.packed(leak([COLS, ROWS / 8]), &words, leak([GROUPS, ROWS / 8]), &zeros)
     }
 
     fn packed(
         &self,
-        codes: &str,
         shape: &'static [usize],
         words: &[u32],
         zero_shape: &'static [usize],
         zeros: &[u32],
     ) -> Vec<Stored<'static>> {
-        assert_eq!(codes, "qweight");
         let data = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
         vec![
             ("a.qweight", Dtype::I32, shape, data(words)),
@@ -281,6 +279,8 @@ fn packed_integers_that_cannot_be_kept_are_refused() {
         &with(symmetric(4).mlx(), 2, ("a.biases", Dtype::BF16, &[2, ROWS / 2, 1], vec![0; 2 * ROWS])),
         "do not fit",
     );
+    let empty = ("a.weight", Dtype::U32, leak([0, ROWS, 1 << 62]), vec![]);
+    refused(&mlx(4), &with(symmetric(4).mlx(), 0, empty), "do not fit");
     let infinite =
         with(symmetric(4).mlx(), 2, ("a.biases", Dtype::BF16, &[2, ROWS / 2, 2], [0x80, 0x7f].repeat(2 * ROWS)));
     let (_dir, source) = open(mlx(4), &infinite).unwrap();
