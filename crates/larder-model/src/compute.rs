@@ -12,6 +12,7 @@ use larder_kernels::{
 
 use crate::device::{DeviceAttention, DeviceProduct, DeviceProducts};
 use crate::error::Result;
+use crate::input_squares::InputSquares;
 use crate::nn::{KvFormat, KvPool, KvView};
 
 /// Where and how a model's products and attention are computed: threads, devices, precision.
@@ -32,6 +33,8 @@ pub struct ComputeContext {
     pub kv_limit_bytes: Option<usize>,
     /// When checkpoints of recurrent states are taken.
     pub kv_checkpoints: CheckpointPolicy,
+    /// Collects the inputs of all products on the CPU; `None` unless an importance matrix is made.
+    pub input_squares: Option<Arc<InputSquares>>,
     /// Time spent in products and attention.
     pub clocks: ComputeClocks,
 }
@@ -83,6 +86,7 @@ impl ComputeContext {
             kv_format: KvFormat::F32,
             kv_limit_bytes: None,
             kv_checkpoints: CheckpointPolicy::default(),
+            input_squares: None,
             clocks: ComputeClocks::default(),
         }
     }

@@ -11,6 +11,7 @@ use crate::bytes::Bytes;
 use crate::compute::ComputeContext;
 use crate::device::{DeviceProduct, DeviceProducts};
 use crate::error::Result;
+use crate::input_squares::MatrixSquares;
 
 /// A weight matrix `[rows, cols]` in its stored number format, in main memory. Clones share the bytes.
 #[derive(Clone)]
@@ -21,6 +22,7 @@ pub struct Matrix {
     cols: usize,
     bytes: Arc<Bytes>,
     compute: Arc<ComputeContext>,
+    squares: Option<MatrixSquares>,
 }
 
 thread_local! {
@@ -37,7 +39,13 @@ impl Matrix {
         bytes: Arc<Bytes>,
         compute: Arc<ComputeContext>,
     ) -> Self {
-        Matrix { kind, order, rows, cols, bytes, compute }
+        Matrix { kind, order, rows, cols, bytes, compute, squares: None }
+    }
+
+    /// The same matrix, whose inputs are collected under `name` if its context collects inputs.
+    pub fn named(self, name: &str) -> Self {
+        let squares = self.compute.input_squares.as_ref().map(|all| all.of_matrix(name));
+        Matrix { squares, ..self }
     }
 
     fn stored(&self) -> WeightMatrix<'_> {
@@ -73,7 +81,8 @@ impl Matrix {
             }
             _ => Location::Host(self.order, self.bytes),
         };
-        Ok(PlacedMatrix { kind: self.kind, rows: self.rows, cols: self.cols, location, compute: self.compute })
+        let Matrix { kind, rows, cols, compute, squares, .. } = self;
+        Ok(PlacedMatrix { kind, rows, cols, location, compute, squares })
     }
 }
 
@@ -84,6 +93,7 @@ pub struct PlacedMatrix {
     cols: usize,
     location: Location,
     compute: Arc<ComputeContext>,
+    squares: Option<MatrixSquares>,
 }
 
 enum Location {
@@ -135,6 +145,7 @@ impl<'a> MatmulBatch<'a> {
 
     fn add(&mut self, weights: &'a PlacedMatrix, pick: Option<&'a [u32]>, out: &'a mut [f32]) {
         let PlacedMatrix { kind, rows, cols, .. } = *weights;
+        weights.squares.iter().for_each(|squares| squares.add(self.x, pick));
         match &weights.location {
             Location::Host(order, bytes) => {
                 let weights = WeightMatrix { kind, order: *order, rows, cols, bytes };

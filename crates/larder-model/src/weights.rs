@@ -50,7 +50,7 @@ impl<'a> WeightLoader<'a> {
     /// The weight of a product, `[rows, cols]`, in its stored number format.
     pub fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Matrix> {
         match self.bytes(name, &[rows, cols], true)? {
-            Some((meta, bytes)) => Ok(self.arranged(&meta, rows, cols, bytes)),
+            Some((meta, bytes)) => Ok(self.arranged(&meta, rows, cols, bytes).named(name)),
             None => Ok(Matrix::new(
                 NumberFormat::F32,
                 RowOrder::Plain,

@@ -12,6 +12,7 @@ use larder_kernels::{Inputs, Product, WeightMatrix};
 
 use crate::compute::ComputeContext;
 use crate::experts::{MoeCall, Routed};
+use crate::input_squares::ExpertInput;
 use staged::StagedInputs;
 
 /// The most rows of inputs, one for each token of an expert, that are computed at a time: enough for all experts of a few
@@ -181,6 +182,17 @@ impl ExpertWorkspace {
             batch.push(Product { weights: weights(&layout.up, data), x: &self.x, pick, out });
         }
         self.compute.multiply(&mut batch);
+        self.collect(call, ExpertInput::Hidden, part);
+    }
+
+    /// Adds the inputs of a part's products to the sums of squares, if they are collected.
+    fn collect(&self, call: &MoeCall, input: ExpertInput, part: &[ExpertRows]) {
+        let Some(squares) = &self.compute.input_squares else { return };
+        let (x, mut rows) = match input {
+            ExpertInput::Hidden => (&self.x, &self.picks[..]),
+            ExpertInput::Inner => (&self.inner, &self.rows[..]),
+        };
+        part.iter().for_each(|p| squares.add(call.layer, p.expert, input, x, front(&mut rows, p.at.len())));
     }
 
     /// The rest, with the products of the input in `gate` and `up`: biases, activation and the last product.
@@ -200,6 +212,7 @@ impl ExpertWorkspace {
         };
         self.compute.fill(&mut self.inner, inner, inter, !layout.down.kind.is_float());
         self.compute_down(layout, part, total);
+        self.collect(call, ExpertInput::Inner, part);
     }
 
     /// The last product of the rows of a part, whose inputs are in `inner`, and their outputs at their places.
