@@ -6,6 +6,7 @@
 //!
 //! - [`Source`], [`open_source`]: a checkpoint folder ([`Checkpoint`]) or a GGUF file ([`Gguf`]), as tensors by name.
 //! - [`convert`]: from a source to a store, resumable. [`Assembler`] reads single experts from a source.
+//! - [`Importance`]: what the inputs of each matrix were, so that conversion rounds where it matters least.
 //! - [`Store`], [`Manifest`]: an open store, and its `larder.json`.
 //! - [`add_drive`], [`SecondFolder`]: the shards of a store on a second drive, as copies or divided.
 //! - [`RowTable`]: a matrix of a store whose rows are read one by one.
@@ -44,6 +45,7 @@ mod expert_source;
 mod file;
 mod format_mix;
 mod identity;
+mod importance;
 mod manifest;
 #[cfg(all(test, target_os = "linux"))]
 mod page_cache;
@@ -78,6 +80,7 @@ pub use expert_source::ExpertSource;
 pub use file::{ReadAt, read_small};
 pub use format_mix::{FormatMix, WantedFormats};
 pub use identity::{identity, samples_of_file};
+pub use importance::Importance;
 pub use manifest::{
     ExpertChecksums, ExpertClass, ExpertFiles, FORMAT_VERSION, MANIFEST_FILE, Manifest, Provenance, RESIDENT_FILE,
     ResidentFile, SidecarFile,

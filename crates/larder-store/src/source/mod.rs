@@ -26,6 +26,7 @@ pub(crate) use expert_names::expert_names;
 pub use gguf::Gguf;
 #[cfg(test)]
 pub(crate) use gguf::GgufBuilder;
+pub(crate) use gguf::{DEFAULT_ALIGNMENT, GgufHeader, GgufTensor, MAGIC, gguf_names, tag};
 pub use index::is_bare_file_name;
 pub(crate) use mtp::{set_mtp, uses_mtp};
 pub use quantised::plain;

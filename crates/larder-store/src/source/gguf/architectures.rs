@@ -34,7 +34,7 @@ impl Architecture {
     }
 }
 
-const ARCHITECTURES: &[Architecture] = &[
+pub(super) const ARCHITECTURES: &[Architecture] = &[
     Architecture { arch: "llama", outer: OUTER, layer: &[NORMS, ROTATED, OUTPUT, MIXTRAL_ROUTER] },
     Architecture {
         arch: "qwen2moe",

@@ -9,7 +9,7 @@ use crate::error::{Result, StoreError, StoreErrorKind};
 
 /// A metadata value of a GGUF file. The widths of numbers do not matter and are not kept.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) enum Value {
+pub(crate) enum Value {
     Int(i128),
     Float(f64),
     Flag(bool),
@@ -37,7 +37,7 @@ impl Value {
 
 /// The metadata of one GGUF file. Every getter returns `None` for a missing key, and an error that names the key if its
 /// value has another type.
-pub(super) struct Metadata {
+pub(crate) struct Metadata {
     path: PathBuf,
     values: HashMap<String, Value>,
 }

@@ -44,6 +44,10 @@ mod state_space;
 mod stored;
 mod tokenizer;
 mod typed_layers;
+mod weight_names;
+
+pub(crate) use reader::{DEFAULT_ALIGNMENT, GgufHeader, GgufTensor, MAGIC, tag};
+pub(crate) use weight_names::gguf_names;
 
 #[cfg(test)]
 mod tests;

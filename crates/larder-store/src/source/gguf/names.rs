@@ -58,7 +58,7 @@ pub(super) struct HubTensor {
 }
 
 /// Tensors that only a block for multi-token prediction has.
-const MTP: &[Rename] = &[
+pub(super) const MTP: &[Rename] = &[
     ("nextn.eh_proj.weight", "eh_proj.weight", Remap::Same),
     ("nextn.enorm.weight", "enorm.weight", Remap::Same),
     ("nextn.hnorm.weight", "hnorm.weight", Remap::Same),

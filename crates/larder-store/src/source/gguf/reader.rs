@@ -13,8 +13,10 @@ use crate::{
     file::ReadAt,
 };
 
-const MAGIC: [u8; 4] = *b"GGUF";
-const DEFAULT_ALIGNMENT: u64 = 32;
+/// The first bytes of every file.
+pub(crate) const MAGIC: [u8; 4] = *b"GGUF";
+/// Alignment of the data in files that state none.
+pub(crate) const DEFAULT_ALIGNMENT: u64 = 32;
 const DIMS_MAX: u32 = 4;
 /// Smallest metadata entry: the length of a key, the type of a value, and one byte.
 const LEAST_ENTRY_BYTES: u64 = 8 + 4 + 1;
@@ -23,7 +25,7 @@ const LEAST_TENSOR_BYTES: u64 = 8 + 4 + 4 + 8;
 
 /// A tensor of the file.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) struct GgufTensor {
+pub(crate) struct GgufTensor {
     pub name: String,
     pub meta: TensorMeta,
     /// Whether the values are integers of 32 bits, whatever `meta` says.
@@ -35,7 +37,7 @@ pub(super) struct GgufTensor {
 }
 
 /// Everything before the data.
-pub(super) struct GgufHeader {
+pub(crate) struct GgufHeader {
     pub metadata: Metadata,
     /// Tensors in the order of the file. Names are unique, and ranges lie inside the file without overlaps.
     pub tensors: Vec<GgufTensor>,
@@ -85,7 +87,7 @@ fn check_version(cursor: &mut Cursor) -> Result<()> {
 }
 
 /// GGUF's numbers of value types.
-mod tag {
+pub(crate) mod tag {
     pub const U8: u32 = 0;
     pub const I8: u32 = 1;
     pub const U16: u32 = 2;
