@@ -71,6 +71,7 @@ pub mod gpu;
 pub mod machine;
 pub mod models;
 pub mod plan;
+pub mod text_pass;
 
 pub use draft::check_drafting;
 pub use elastic::CapacityChanges;

@@ -88,7 +88,7 @@ pub use manifest::{
 pub use presence::StorePresence;
 pub use provenance::is_made_of;
 pub use quantize::{ValueOutOfRange, decode_floats, encode};
-pub use resident::check_resident;
+pub use resident::{ConvertedTensors, check_resident};
 pub use row_table::{RowTable, TableFile};
 pub use safetensors::{Dtype, SafetensorsHeader, TensorEntry};
 pub use second_folder::{DRIVE_FILE, DRIVES_FILE, Division, SecondFolder, check_second_folder};

@@ -5,11 +5,13 @@
 
 mod plan;
 mod read;
+mod view;
 mod write;
 
 pub(crate) use plan::choose_stored;
 pub use plan::{PlannedTensor, ResidentPlan, check_resident};
 pub use read::ResidentTensors;
+pub use view::ConvertedTensors;
 pub(crate) use write::{TensorEncoder, check_written, write};
 
 use larder_core::TensorMeta;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use larder_core::{Blueprint, NumberFormat};
+use larder_core::{Blueprint, NumberFormat, RowOrder, TensorMeta};
 use twox_hash::XxHash3_128;
 
 use super::{RowTable, TableFile};
@@ -11,7 +11,7 @@ use crate::{
     convert::Progress,
     error::{Result, StoreError, StoreErrorKind},
     format_mix::WantedFormats,
-    resident::choose_stored,
+    resident::{PlannedTensor, choose_stored},
     shard::{DATA_START, checksum_of},
     source::{Source, view_for},
     tensor_slice::convert,
@@ -23,6 +23,21 @@ pub(crate) struct TablePlan {
     from: NumberFormat,
     /// The table, without its checksum.
     pub table: TableFile,
+}
+
+impl TablePlan {
+    /// Whether the source has the table in another number format.
+    pub fn is_converted(&self) -> bool {
+        self.table.kind != self.from
+    }
+
+    /// The table as a tensor that is held in memory.
+    pub fn into_tensor(self) -> PlannedTensor {
+        let TableFile { name, kind, rows, cols, .. } = self.table;
+        let bytes = kind.matrix_bytes(rows, cols).expect("formats are chosen so that rows are whole blocks");
+        let meta = TensorMeta { kind, order: RowOrder::Plain, shape: vec![rows, cols], bytes };
+        PlannedTensor { name, from: self.from, meta, offset: 0 }
+    }
 }
 
 /// The row tables of a blueprint, checked against the source, and one sentence for each that is not stored in the wanted

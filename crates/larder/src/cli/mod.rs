@@ -19,6 +19,7 @@ pub mod edge_worker;
 pub mod engine;
 pub mod eval;
 mod format;
+pub mod imatrix;
 pub mod lab;
 pub mod machine;
 mod options;
@@ -72,6 +73,8 @@ pub struct Cli {
 pub enum Command {
     /// Convert a checkpoint folder or a GGUF file to a store
     Convert(ConvertArgs),
+    /// Measure an importance matrix on a text, for convert --imatrix and for llama.cpp
+    Imatrix(imatrix::ImatrixArgs),
     /// Check every byte of a store against its checksums
     Verify(VerifyArgs),
     /// Maintain a store

@@ -14,6 +14,7 @@ mod completions;
 mod convert;
 mod edge;
 mod eval;
+mod imatrix;
 mod inspect;
 mod lab;
 mod logits;
@@ -31,6 +32,7 @@ mod verify;
 pub fn run(command: Command) -> Result<()> {
     match command {
         Command::Convert(args) => convert::run(&args),
+        Command::Imatrix(args) => imatrix::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Store(args) => store::run(&args),
         Command::Inspect(args) => inspect::run(&args),

@@ -17,6 +17,9 @@ mod ppl;
 mod sensitivity;
 mod sweep;
 
+pub use measure::bar;
+pub use passage::Passage;
+
 /// Runs a command of `larder eval`.
 pub fn run(args: EvalArgs) -> Result<()> {
     match args.command {

@@ -51,6 +51,11 @@ impl Passage {
         self.chunks().map(|chunk| chunk.len() - 1).sum()
     }
 
+    /// Number of tokens.
+    pub fn tokens(&self) -> usize {
+        self.chunks().map(<[u32]>::len).sum()
+    }
+
     /// Bytes of the predicted tokens' text; `None` if the file has token ids.
     pub fn bytes(&self) -> Option<usize> {
         let tokenizer = &self.text.as_ref()?.tokenizer;
