@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 seconds=${1:?usage: fuzz.sh SECONDS [TARGET...]}
 shift
-[ $# -gt 0 ] || set -- templates tokenizers manifests requests edge_requests gguf safetensors quantised grammars calls
+[ $# -gt 0 ] || set -- templates tokenizers manifests requests edge_requests gguf imatrices safetensors quantised grammars calls
 work=$(realpath -m "${LARDER_FUZZ:-target/fuzz}")
 export CARGO_TARGET_DIR=$work/build
 
@@ -35,6 +35,7 @@ seeds() {
         tokenizers) seed "$corpus" tests/golden/*/tokenizer.json ;;
         manifests) seed "$corpus" tests/stores/*/larder.json models/demo/larder.json ;;
         requests) seed "$corpus" tests/fuzz/requests/*.json ;;
+        imatrices) seed "$corpus" tests/fixtures/imatrix/*.gguf ;;
         gguf) seed "$corpus" tests/fixtures/gguf/*.gguf tests/hostile/gguf/* ;;
         quantised)
             # The first byte chooses the method.

@@ -80,14 +80,14 @@ pub use expert_source::ExpertSource;
 pub use file::{ReadAt, read_small};
 pub use format_mix::{FormatMix, WantedFormats};
 pub use identity::{identity, samples_of_file};
-pub use importance::Importance;
+pub use importance::{Importance, ImportanceRecord};
 pub use manifest::{
     ExpertChecksums, ExpertClass, ExpertFiles, FORMAT_VERSION, MANIFEST_FILE, Manifest, Provenance, RESIDENT_FILE,
     ResidentFile, SidecarFile,
 };
 pub use presence::StorePresence;
 pub use provenance::is_made_of;
-pub use quantize::{ValueOutOfRange, decode_floats, encode};
+pub use quantize::{ValueOutOfRange, decode_floats, encode, encode_weighted};
 pub use resident::{ConvertedTensors, check_resident};
 pub use row_table::{RowTable, TableFile};
 pub use safetensors::{Dtype, SafetensorsHeader, TensorEntry};

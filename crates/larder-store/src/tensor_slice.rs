@@ -4,7 +4,7 @@ use larder_core::{ExpertId, LayerIdx, NumberFormat, RowPick, TensorSlice};
 
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
-    quantize::{decode_floats, encode},
+    quantize::{decode_floats, encode_weighted},
     source::{Source, require_tensor, view_for},
 };
 
@@ -100,12 +100,21 @@ impl<'a> LocatedSlice<'a> {
         Ok(LocatedSlice { source, name, kind: meta.kind, offset, bytes, rows, cols, transposed, pick: piece.pick })
     }
 
-    /// Writes the matrix to `into` in the format `kind`.
+    /// Writes the matrix to `into` in the format `kind`. `importance` has what each column matters, if it is known.
     ///
     /// The caller guarantees that `into` has the length of the matrix in `kind`, and that `kind` is the format of the
     /// tensor or one that floats can be encoded in.
-    pub fn fill(&self, kind: NumberFormat, into: &mut [u8], scratch: &mut AssemblyBuffers) -> Result<()> {
-        if self.transposed { self.fill_transposed(kind, into, scratch) } else { self.fill_rows(kind, into, scratch) }
+    pub fn fill(
+        &self,
+        kind: NumberFormat,
+        importance: Option<&[f32]>,
+        into: &mut [u8],
+        scratch: &mut AssemblyBuffers,
+    ) -> Result<()> {
+        match self.transposed {
+            true => self.fill_transposed(kind, importance, into, scratch),
+            false => self.fill_rows(kind, importance, into, scratch),
+        }
     }
 
     /// The first selected row, and the distance between selected rows.
@@ -118,7 +127,13 @@ impl<'a> LocatedSlice<'a> {
         }
     }
 
-    fn fill_rows(&self, kind: NumberFormat, into: &mut [u8], scratch: &mut AssemblyBuffers) -> Result<()> {
+    fn fill_rows(
+        &self,
+        kind: NumberFormat,
+        importance: Option<&[f32]>,
+        into: &mut [u8],
+        scratch: &mut AssemblyBuffers,
+    ) -> Result<()> {
         let (first, stride) = self.picked();
         let row = self.row_bytes(self.kind);
         if kind == self.kind && stride == 1 {
@@ -140,12 +155,18 @@ impl<'a> LocatedSlice<'a> {
                 }
                 raw.truncate(rows * row);
             }
-            self.convert(raw, kind, values, out)?;
+            self.convert(raw, (kind, importance, out), values)?;
         }
         Ok(())
     }
 
-    fn fill_transposed(&self, kind: NumberFormat, into: &mut [u8], scratch: &mut AssemblyBuffers) -> Result<()> {
+    fn fill_transposed(
+        &self,
+        kind: NumberFormat,
+        importance: Option<&[f32]>,
+        into: &mut [u8],
+        scratch: &mut AssemblyBuffers,
+    ) -> Result<()> {
         let (first, stride) = self.picked();
         self.read_slab(scratch)?;
         let AssemblyBuffers { raw, values, slab, .. } = scratch;
@@ -157,7 +178,7 @@ impl<'a> LocatedSlice<'a> {
                 2 => columns.gather::<2>(slab, self.cols, raw),
                 _ => columns.gather::<4>(slab, self.cols, raw),
             }
-            self.convert(raw, kind, values, out)?;
+            self.convert(raw, (kind, importance, out), values)?;
         }
         Ok(())
     }
@@ -174,8 +195,8 @@ impl<'a> LocatedSlice<'a> {
         Ok(())
     }
 
-    fn convert(&self, raw: &[u8], kind: NumberFormat, values: &mut Vec<f32>, out: &mut [u8]) -> Result<()> {
-        convert(self.source, &self.name, (self.kind, raw), (kind, out), values)
+    fn convert(&self, raw: &[u8], to: (NumberFormat, Option<&[f32]>, &mut [u8]), values: &mut Vec<f32>) -> Result<()> {
+        convert(self.source, &self.name, (self.kind, raw), to, values)
     }
 
     fn row_bytes(&self, kind: NumberFormat) -> usize {
@@ -183,12 +204,13 @@ impl<'a> LocatedSlice<'a> {
     }
 }
 
-/// Converts values from one number format to another; `from` must be a float format unless both are the same.
+/// Converts values from one number format to another, with what each column matters, if it is known. `from` must be a float
+/// format unless both are the same, and the values whole rows if columns matter.
 pub(crate) fn convert(
     source: &dyn Source,
     name: &str,
     (from, raw): (NumberFormat, &[u8]),
-    (to, out): (NumberFormat, &mut [u8]),
+    (to, importance, out): (NumberFormat, Option<&[f32]>, &mut [u8]),
     values: &mut Vec<f32>,
 ) -> Result<()> {
     if from == to {
@@ -197,7 +219,7 @@ pub(crate) fn convert(
     }
     values.resize(raw.len() / from.block_bytes(), 0.0);
     decode_floats(from, raw, values);
-    encode(to, values, out).map_err(|unfit| {
+    encode_weighted(to, values, importance, out).map_err(|unfit| {
         StoreError::new(StoreErrorKind::Unsupported, source.path(), format!("tensor '{name}' holds {unfit}"))
     })
 }

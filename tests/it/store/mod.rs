@@ -9,6 +9,7 @@ mod format_mix;
 mod formats;
 mod hostile;
 mod identity;
+mod imatrix;
 mod number_formats;
 mod packed_integers;
 mod pipes;

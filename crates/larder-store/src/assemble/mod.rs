@@ -10,6 +10,7 @@ use crate::{
     error::{Result, StoreError, StoreErrorKind},
     expert_source::ExpertSource,
     format_mix::WantedFormats,
+    importance::{Importance, WeighedMatrices},
     source::{Source, expert_names},
     tensor_slice::{AssemblyBuffers, ExpertRef, LocatedSlice, PartShape, choose_format},
 };
@@ -24,6 +25,7 @@ pub struct Assembler<'a> {
     names: ExpertNames,
     layouts: BTreeMap<LayerIdx, ExpertLayout>,
     notes: Vec<String>,
+    importance: Option<&'a Importance>,
 }
 
 impl<'a> Assembler<'a> {
@@ -55,12 +57,29 @@ impl<'a> Assembler<'a> {
                 "has no expert biases, which the config requires",
             ));
         }
-        let mut assembler = Assembler { source, geometry, names, layouts: BTreeMap::new(), notes: Vec::new() };
+        let mut assembler =
+            Assembler { source, geometry, names, layouts: BTreeMap::new(), notes: Vec::new(), importance: None };
         for layer in assembler.geometry.moe_layers.clone() {
             let layout = assembler.check_layer(layer, wanted)?;
             assembler.layouts.insert(layer, layout);
         }
         Ok(assembler)
+    }
+
+    /// Has the matrices rounded so that the errors in the columns that matter are small.
+    pub(crate) fn weigh(&mut self, importance: &mut WeighedMatrices<'a>) -> Result<()> {
+        for (layer, layout) in &self.layouts {
+            for ((part, matrix), (piece, shape)) in layout.parts().zip(self.slices()) {
+                let PartShape::Matrix(_, columns) = shape else { continue };
+                let of_first = self.expert_ref(*layer, ExpertId(0));
+                let from = LocatedSlice::locate(self.source, piece, of_first, shape, Some(matrix.kind))?.kind;
+                if matrix.kind != from && !matrix.kind.is_float() {
+                    importance.check_experts(*layer, part, (self.geometry.experts, columns))?;
+                }
+            }
+        }
+        self.importance = Some(importance.matrices);
+        Ok(())
     }
 
     /// One sentence for each part that is not stored in the requested format.
@@ -84,12 +103,14 @@ impl<'a> Assembler<'a> {
         let layout = self.layout(layer);
         assert_eq!(into.len(), layout.bytes, "the buffer must have the layout's length");
         let mut end = 0;
-        for ((_, part), (piece, shape)) in layout.parts().zip(self.slices()) {
+        for ((name, part), (piece, shape)) in layout.parts().zip(self.slices()) {
             into[end..part.offset].fill(0);
             end = part.offset + part.bytes;
             let found =
                 LocatedSlice::locate(self.source, piece, self.expert_ref(layer, expert), shape, Some(part.kind))?;
-            found.fill(part.kind, &mut into[part.offset..end], scratch)?;
+            let rounded = found.kind != part.kind && !part.kind.is_float();
+            let importance = self.importance.filter(|_| rounded).and_then(|i| i.of_expert(layer, name, expert.index()));
+            found.fill(part.kind, importance.as_deref(), &mut into[part.offset..end], scratch)?;
         }
         into[end..].fill(0);
         Ok(())

@@ -8,6 +8,7 @@ mod target;
 
 use std::{
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -19,6 +20,7 @@ use crate::{
     error::Result,
     format_mix::{FormatMix, WantedFormats, expert_matrix},
     identity::{check_unchanged, identity},
+    importance::{Importance, WeighedMatrices},
     manifest::{
         ExpertChecksums, FORMAT_VERSION, MANIFEST_FILE, Manifest, Provenance, RESIDENT_FILE, ResidentFile, SidecarFile,
     },
@@ -49,6 +51,8 @@ pub struct ConvertOptions {
     pub resident: Option<NumberFormat>,
     /// Number formats of single matrices, before the two above.
     pub mix: FormatMix,
+    /// What the columns of the matrices matter, for those that are rounded.
+    pub importance: Option<Arc<Importance>>,
     /// Number format of a second, smaller copy of every expert; `None` makes none.
     pub small_experts: Option<NumberFormat>,
     /// Folder on another drive that gets every other expert of each layer; `None` leaves all in the store.
@@ -103,10 +107,17 @@ pub fn convert(
         check_second_folder(target, stripe)?;
     }
     let wanted = |otherwise| WantedFormats::new(&options.mix, otherwise);
-    let experts = ShardWriter::new(EXPERTS, source, blueprint, wanted(options.experts))?;
-    let small = options.small_experts.map(|kind| ShardWriter::new(SMALL_EXPERTS, source, blueprint, Some(kind).into()));
-    let sets = std::iter::once(experts).chain(small.transpose()?).collect();
-    let resident = resident::ResidentPlan::new(source, blueprint, wanted(options.resident))?;
+    let mut importance = options.importance.as_deref().map(|matrices| WeighedMatrices::new(matrices, source));
+    let mut set = |name, wanted| ShardWriter::new(name, source, blueprint, wanted, importance.as_mut());
+    let mut sets = vec![set(EXPERTS, wanted(options.experts))?];
+    if let Some(kind) = options.small_experts {
+        sets.push(set(SMALL_EXPERTS, Some(kind).into())?);
+    }
+    let mut resident = resident::ResidentPlan::new(source, blueprint, wanted(options.resident))?;
+    if let Some(importance) = &mut importance {
+        resident.weigh(importance)?;
+        resident.notes.extend(importance.note()?);
+    }
     let (tables, table_notes) = row_table::plans(source, blueprint, wanted(options.resident))?;
     let content = match source.published() {
         Some(published) => published,
@@ -421,6 +432,7 @@ impl Conversion<'_> {
                 experts: named(self.options.experts),
                 resident: named(self.options.resident),
                 mix: self.options.mix.clone(),
+                imatrix: self.options.importance.as_deref().map(Importance::record),
                 small_experts: self.options.small_experts.map(|kind| kind.name().to_owned()),
             },
             config: self.source.config().clone(),

@@ -10,6 +10,7 @@ use crate::{
     atomic_file::{AtomicFile, sync_folder},
     error::{Result, StoreError, StoreErrorKind},
     format_mix::WantedFormats,
+    importance::WeighedMatrices,
     manifest::{ExpertChecksums, ExpertClass, ExpertFiles},
     shard::{DATA_START, Shard, layer_folder, shard_path_in},
     source::Source,
@@ -29,14 +30,19 @@ pub(super) struct ShardWriter<'a> {
 }
 
 impl<'a> ShardWriter<'a> {
-    /// Checks every expert's tensors; `wanted` has the number formats of their matrices.
+    /// Checks every expert's tensors; `wanted` has the number formats of their matrices, and `importance` what their columns
+    /// matter.
     pub fn new(
         name: &'static str,
         source: &'a dyn Source,
         blueprint: &Blueprint,
         wanted: WantedFormats,
+        importance: Option<&mut WeighedMatrices<'a>>,
     ) -> Result<Self> {
-        let assembler = Assembler::new(source, blueprint, wanted)?;
+        let mut assembler = Assembler::new(source, blueprint, wanted)?;
+        if let Some(importance) = importance {
+            assembler.weigh(importance)?;
+        }
         let too_large =
             || StoreError::new(StoreErrorKind::Unsupported, source.path(), "has experts that are too large to address");
         let (mut classes, mut layers, mut order) = (vec![], BTreeMap::new(), RowOrder::Plain);

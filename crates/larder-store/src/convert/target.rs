@@ -36,6 +36,9 @@ pub(super) struct ConversionState {
     resident: Option<NumberFormat>,
     #[serde(default, skip_serializing_if = "FormatMix::is_empty")]
     mix: FormatMix,
+    /// Digest of the importance matrix.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    imatrix: Option<String>,
     small_experts: Option<NumberFormat>,
     /// Whether every other expert lies in a second folder.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -50,6 +53,7 @@ impl ConversionState {
             experts: options.experts,
             resident: options.resident,
             mix: options.mix.clone(),
+            imatrix: options.importance.as_ref().map(|importance| importance.digest()),
             small_experts: options.small_experts,
             stripe: options.stripe.is_some(),
         }

@@ -5,10 +5,12 @@
 
 mod file;
 mod gguf_file;
+mod weighed;
 
 use std::{collections::BTreeMap, path::Path};
 
 use larder_core::LayerIdx;
+use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_128;
 
 use crate::{error::Result, format_mix::expert_matrix, source::gguf_names};
@@ -29,6 +31,16 @@ pub struct Importance {
     chunks: usize,
     /// By the names of GGUF, or the given names of matrices for which GGUF has none.
     matrices: BTreeMap<String, SquareSums>,
+}
+
+/// What a manifest says of an importance matrix.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ImportanceRecord {
+    /// Names of the texts that it was measured on, without folders.
+    pub texts: Vec<String>,
+    /// Its [digest](Importance::digest).
+    pub digest: String,
 }
 
 /// Sums of squared inputs.
@@ -150,6 +162,12 @@ impl Importance {
         format!("{:032x}", hash.finish_128())
     }
 
+    /// What a manifest says of it.
+    pub fn record(&self) -> ImportanceRecord {
+        let bare = |text: &String| text.rsplit(['/', '\\']).next().unwrap_or_default().to_owned();
+        ImportanceRecord { texts: self.texts.iter().map(bare).collect(), digest: self.digest() }
+    }
+
     fn find(&self, name: &str) -> Option<&SquareSums> {
         self.matrices.get(name).or_else(|| stored_names(name).iter().find_map(|stored| self.matrices.get(stored)))
     }
@@ -166,6 +184,8 @@ fn stored_names(name: &str) -> Vec<String> {
         None => gguf_names(name),
     }
 }
+
+pub(crate) use weighed::WeighedMatrices;
 
 #[cfg(test)]
 mod tests;

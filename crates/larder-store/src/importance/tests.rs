@@ -108,6 +108,28 @@ fn broken_files_are_refused_in_one_sentence() {
     assert_eq!(what, "is no importance matrix: it states no type, not 'imatrix'");
 }
 
+/// A file with any changed byte is refused, or can still be used.
+#[test]
+fn changed_bytes_do_no_harm() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("imatrix.gguf");
+    small().write(&path).unwrap();
+    let good = fs::read(&path).unwrap();
+    let mut used = 0;
+    for (at, flip) in (0..good.len()).flat_map(|at| [1, 0x80, 0xff].map(|flip| (at, flip))) {
+        let mut bad = good.clone();
+        bad[at] ^= flip;
+        fs::write(&path, bad).unwrap();
+        let Ok(importance) = Importance::read(&path) else { continue };
+        let expert = (0..3).map(|expert| importance.of_expert(LayerIdx(3), "gate", expert));
+        for found in expert.chain([importance.of(QUERY)]).flatten() {
+            assert!(found.iter().all(|square| *square >= 0.0), "{at} {flip}: {found:?}");
+        }
+        used += 1;
+    }
+    assert!(used > 100, "{used} files were used");
+}
+
 #[test]
 fn the_older_format_is_refused_with_advice() {
     let dir = tempfile::tempdir().unwrap();

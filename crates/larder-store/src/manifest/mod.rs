@@ -11,6 +11,7 @@ use crate::{
     error::{Result, StoreError, StoreErrorKind},
     file::read_small,
     format_mix::FormatMix,
+    importance::ImportanceRecord,
     row_table::TableFile,
     shard::{checksum_of, is_checksum},
     source::{MtpTensors, SIDECARS, SourceFile, uses_mtp},
@@ -104,6 +105,9 @@ pub struct Provenance {
     /// Rules that came before the two.
     #[serde(default, skip_serializing_if = "FormatMix::is_empty")]
     pub mix: FormatMix,
+    /// The importance matrix with which matrices were rounded, if there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub imatrix: Option<ImportanceRecord>,
     /// Requested number format of the small copy of the experts, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub small_experts: Option<String>,

@@ -42,6 +42,7 @@ fn manifest() -> Manifest {
             experts: "keep".into(),
             resident: "keep".into(),
             mix: Default::default(),
+            imatrix: None,
             small_experts: None,
         },
         config: serde_json::json!({"b": 1, "a": 2}),

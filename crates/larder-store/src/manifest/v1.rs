@@ -66,6 +66,7 @@ impl ManifestV1 {
                 experts: experts_as,
                 resident: resident_as,
                 mix: Default::default(),
+                imatrix: None,
                 small_experts: None,
             },
             config,

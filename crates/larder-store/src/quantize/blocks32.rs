@@ -1,12 +1,15 @@
-//! Blocks of 32 values with a scale in f16. `q8_0` and `q4_0` are those of ggml's reference, bit for bit; the scales of
-//! the others are searched for.
+//! Blocks of 32 values with a scale in f16. `q8_0`, and `q4_0` without an importance, are those of ggml's reference, bit for
+//! bit; the scales of the others are searched for.
 
 use half::f16;
 
 use super::search::{self, Group, SHIFT, inverse, rounded};
 use super::{BLOCK, magnitude};
 
-pub fn q8_0(values: &[f32; BLOCK], out: &mut [u8; 34]) {
+/// What the columns of a block matter, if it is known.
+type Importance<'a> = Option<&'a [f32; BLOCK]>;
+
+pub fn q8_0(values: &[f32; BLOCK], _: Importance, out: &mut [u8; 34]) {
     let largest = values.iter().fold(0, |m, v| m.max(magnitude(*v)));
     let d = f32::from_bits(largest as u32) / 127.0;
     let id = inverse(d);
@@ -14,7 +17,12 @@ pub fn q8_0(values: &[f32; BLOCK], out: &mut [u8; 34]) {
     out[2..].copy_from_slice(&codes(values, |v| round_half_away(v * id)));
 }
 
-pub fn q4_0(values: &[f32; BLOCK], out: &mut [u8; 18]) {
+pub fn q4_0(values: &[f32; BLOCK], importance: Importance, out: &mut [u8; 18]) {
+    if importance.is_some() {
+        let scale = signed_scale(values, importance, 8.0);
+        let id = inverse(put_half(out, 0, scale));
+        return pack_nibbles(&values.map(|v| (rounded(v * id, -8.0, 7.0) + 8.0) as u8), &mut out[2..]);
+    }
     let d = largest_magnitude(values) / -8.0;
     let id = inverse(d);
     out[..2].copy_from_slice(&f16::from_f32(d).to_le_bytes());
@@ -22,26 +30,32 @@ pub fn q4_0(values: &[f32; BLOCK], out: &mut [u8; 18]) {
     pack_nibbles(&codes.map(|code| code.min(15)), &mut out[2..]);
 }
 
-pub fn q5_0(values: &[f32; BLOCK], out: &mut [u8; 22]) {
-    let group = Group::new(values, search::spread(values));
-    let scale = search::scale(group, search::around(values, -16.0), |v| rounded(v, -16.0, 15.0));
+pub fn q5_0(values: &[f32; BLOCK], importance: Importance, out: &mut [u8; 22]) {
+    let scale = signed_scale(values, importance, 16.0);
     let id = inverse(put_half(out, 0, scale));
     pack_fives(&values.map(|v| (rounded(v * id, -16.0, 15.0) + 16.0) as u8), &mut out[2..]);
 }
 
-pub fn q4_1(values: &[f32; BLOCK], out: &mut [u8; 20]) {
-    let codes = above_minimum(values, 15.0, out);
+/// The best scale for integers from `−most` to `most − 1`.
+fn signed_scale(values: &[f32; BLOCK], importance: Importance, most: f32) -> f32 {
+    let weights = search::weights(values, importance);
+    search::scale(Group::new(values, &weights), search::around(values, -most), |v| rounded(v, -most, most - 1.0))
+}
+
+pub fn q4_1(values: &[f32; BLOCK], importance: Importance, out: &mut [u8; 20]) {
+    let codes = above_minimum(values, importance, 15.0, out);
     pack_nibbles(&codes, &mut out[4..]);
 }
 
-pub fn q5_1(values: &[f32; BLOCK], out: &mut [u8; 24]) {
-    let codes = above_minimum(values, 31.0, out);
+pub fn q5_1(values: &[f32; BLOCK], importance: Importance, out: &mut [u8; 24]) {
+    let codes = above_minimum(values, importance, 31.0, out);
     pack_fives(&codes, &mut out[4..]);
 }
 
 /// Stores the best scale and minimum at the start of a block, and returns the integers, 0 to `most`.
-fn above_minimum(values: &[f32; BLOCK], most: f32, out: &mut [u8]) -> [u8; BLOCK] {
-    let (scale, low) = search::scale_and_minimum(Group::new(values, search::spread(values)), most, false);
+fn above_minimum(values: &[f32; BLOCK], importance: Importance, most: f32, out: &mut [u8]) -> [u8; BLOCK] {
+    let weights = search::weights(values, importance);
+    let (scale, low) = search::scale_and_minimum(Group::new(values, &weights), most, false);
     let (id, low) = (inverse(put_half(out, 0, scale)), put_half(out, 2, low));
     values.map(|v| rounded((v - low) * id, 0.0, most) as u8)
 }

@@ -1,21 +1,25 @@
 //! Blocks of 256 values in groups, whose scales (and minima) are integers with a scale of their own.
 
 use super::blocks32::put_half;
+use super::refine::{BlockScales, Integers};
 use super::search::{self, Group, inverse, rounded};
 
 /// Values per block.
 const SUPER: usize = 256;
 
-pub fn q2_k(values: &[f32; SUPER], out: &mut [u8; 84]) {
-    let found = with_minima::<16>(values, 3.0, 15.0, &mut out[80..]);
+/// What the columns of a block matter, if it is known.
+type Importance<'a> = Option<&'a [f32; SUPER]>;
+
+pub fn q2_k(values: &[f32; SUPER], importance: Importance, out: &mut [u8; 84]) {
+    let found = with_minima::<16>(values, importance, 3.0, 15.0, &mut out[80..]);
     for (packed, (scale, min)) in out.iter_mut().zip(found.scales) {
         *packed = scale | min << 4;
     }
     pack_pairs(&found.codes, &mut out[16..80]);
 }
 
-pub fn q3_k(values: &[f32; SUPER], out: &mut [u8; 110]) {
-    let (scales, codes) = with_scales::<16>(values, 4.0, -32.0, &mut out[108..]);
+pub fn q3_k(values: &[f32; SUPER], importance: Importance, out: &mut [u8; 110]) {
+    let (scales, codes) = with_scales::<16>(values, importance, 4.0, -32.0, &mut out[108..]);
     out[..108].fill(0);
     let codes = codes.map(|code| (code + 4) as u8);
     for (i, code) in codes.iter().enumerate() {
@@ -29,14 +33,14 @@ pub fn q3_k(values: &[f32; SUPER], out: &mut [u8; 110]) {
     }
 }
 
-pub fn q4_k(values: &[f32; SUPER], out: &mut [u8; 144]) {
-    let found = with_minima::<8>(values, 15.0, 63.0, out);
+pub fn q4_k(values: &[f32; SUPER], importance: Importance, out: &mut [u8; 144]) {
+    let found = with_minima::<8>(values, importance, 15.0, 63.0, out);
     pack_sixes(&found.scales, &mut out[4..16]);
     pack_grouped_nibbles(&found.codes, &mut out[16..]);
 }
 
-pub fn q5_k(values: &[f32; SUPER], out: &mut [u8; 176]) {
-    let found = with_minima::<8>(values, 31.0, 63.0, out);
+pub fn q5_k(values: &[f32; SUPER], importance: Importance, out: &mut [u8; 176]) {
+    let found = with_minima::<8>(values, importance, 31.0, 63.0, out);
     pack_sixes(&found.scales, &mut out[4..16]);
     out[16..48].fill(0);
     for (i, code) in found.codes.iter().enumerate() {
@@ -45,8 +49,8 @@ pub fn q5_k(values: &[f32; SUPER], out: &mut [u8; 176]) {
     pack_grouped_nibbles(&found.codes.map(|code| code & 15), &mut out[48..]);
 }
 
-pub fn q6_k(values: &[f32; SUPER], out: &mut [u8; 210]) {
-    let (scales, codes) = with_scales::<16>(values, 32.0, -128.0, &mut out[208..]);
+pub fn q6_k(values: &[f32; SUPER], importance: Importance, out: &mut [u8; 210]) {
+    let (scales, codes) = with_scales::<16>(values, importance, 32.0, -128.0, &mut out[208..]);
     let codes = codes.map(|code| (code + 32) as u8);
     out[..192].fill(0);
     for (i, code) in codes.iter().enumerate() {
@@ -67,25 +71,34 @@ struct Minima<const GROUPS: usize> {
 /// minima at the start of `out`.
 fn with_minima<const GROUPS: usize>(
     values: &[f32; SUPER],
+    importance: Importance,
     most: f32,
     most_scale: f32,
     out: &mut [u8],
 ) -> Minima<GROUPS> {
-    let (spread, size) = (search::spread(values), SUPER / GROUPS);
+    let (weights, size) = (search::weights(values, importance), SUPER / GROUPS);
     let mut found = [(0.0, 0.0); GROUPS];
-    for (found, values) in found.iter_mut().zip(values.chunks_exact(size)) {
-        let (scale, low) = search::scale_and_minimum(Group::new(values, spread), most, true);
+    for (found, group) in found.iter_mut().zip(Group::all_of(values, &weights, size)) {
+        let (scale, low) = search::scale_and_minimum(group, most, true);
         *found = (scale, -low);
     }
     let largest = |of: fn(&(f32, f32)) -> f32| found.iter().map(of).fold(0.0, f32::max) / most_scale;
     let (d, dmin) = (put_half(out, 0, largest(|f| f.0)), put_half(out, 2, largest(|f| f.1)));
     let (inverse_d, inverse_dmin) = (inverse(d), inverse(dmin));
     let whole = |value: f32| rounded(value, 0.0, most_scale);
-    let mut minima = Minima { scales: [(0, 0); GROUPS], codes: [0; SUPER] };
-    let groups = values.chunks_exact(size).zip(minima.codes.chunks_exact_mut(size)).zip(&mut minima.scales);
-    for (((values, codes), scales), (scale, min)) in groups.zip(found) {
-        let (scale, min) = (whole(scale * inverse_d), whole(min * inverse_dmin));
-        *scales = (scale as u8, min as u8);
+    let groups = found.map(|(scale, min)| (whole(scale * inverse_d), whole(min * inverse_dmin)));
+    let mut scales = BlockScales { d, dmin, groups };
+    if importance.is_some() {
+        let bounds = (0.0, most_scale);
+        let integers = Integers { scales: bounds, minima: bounds, nearest: |v| rounded(v, 0.0, most) };
+        scales = scales.refined(values, &weights, &integers);
+        (put_half(out, 0, scales.d), put_half(out, 2, scales.dmin));
+    }
+    let BlockScales { d, dmin, groups } = scales;
+    let mut minima = Minima { scales: groups.map(|(scale, min)| (scale as u8, min as u8)), codes: [0; SUPER] };
+    for ((values, codes), (scale, min)) in
+        values.chunks_exact(size).zip(minima.codes.chunks_exact_mut(size)).zip(groups)
+    {
         let (id, low) = (inverse(d * scale), dmin * min);
         codes.iter_mut().zip(values).for_each(|(code, v)| *code = rounded((v + low) * id, 0.0, most) as u8);
     }
@@ -96,13 +109,14 @@ fn with_minima<const GROUPS: usize>(
 /// at the start of `out`.
 fn with_scales<const GROUPS: usize>(
     values: &[f32; SUPER],
+    importance: Importance,
     most: f32,
     least_scale: f32,
     out: &mut [u8],
 ) -> ([i8; GROUPS], [i8; SUPER]) {
     let size = SUPER / GROUPS;
     let whole = |v: f32| rounded(v, -most, most - 1.0);
-    let (scales, d) = integer_scales::<GROUPS>(values, least_scale, out, |group, values| {
+    let (scales, d) = integer_scales::<GROUPS>(values, importance, least_scale, out, whole, |group, values| {
         search::scale(group, search::around(values, -most).chain(search::around(values, most - 1.0)), whole)
     });
     let mut codes = [0; SUPER];
@@ -115,21 +129,30 @@ fn with_scales<const GROUPS: usize>(
 }
 
 /// The scales that `find` gives to the groups as integers from `least` to `−least − 1`, and the scale of these scales,
-/// which is stored at the start of `out`.
+/// which is stored at the start of `out`. `nearest` gives the level that is nearest to a value.
 pub fn integer_scales<const GROUPS: usize>(
     values: &[f32; SUPER],
+    importance: Importance,
     least: f32,
     out: &mut [u8],
+    nearest: impl Fn(f32) -> f32,
     find: impl Fn(Group, &[f32]) -> f32,
 ) -> ([i8; GROUPS], f32) {
-    let spread = search::spread(values);
+    let weights = search::weights(values, importance);
     let mut found = [0.0; GROUPS];
-    for (found, values) in found.iter_mut().zip(values.chunks_exact(SUPER / GROUPS)) {
-        *found = find(Group::new(values, spread), values);
+    for (found, group) in found.iter_mut().zip(Group::all_of(values, &weights, SUPER / GROUPS)) {
+        *found = find(group, group.values);
     }
     let d = put_half(out, 0, search::extreme(&found) / least);
     let inverse_d = inverse(d);
-    (found.map(|scale| rounded(scale * inverse_d, least, -least - 1.0) as i8), d)
+    let groups = found.map(|scale| (rounded(scale * inverse_d, least, -least - 1.0), 0.0));
+    let mut scales = BlockScales { d, dmin: 0.0, groups };
+    if importance.is_some() {
+        let integers = Integers { scales: (least, -least - 1.0), minima: (0.0, 0.0), nearest };
+        scales = scales.refined(values, &weights, &integers);
+        put_half(out, 0, scales.d);
+    }
+    (scales.groups.map(|(scale, _)| scale as i8), scales.d)
 }
 
 /// Stores integers of two bits. Each half of 128 values has 32 bytes, with a group of 32 per bit pair.

@@ -10,13 +10,14 @@ use super::{BLOCK, magnitude};
 /// Values per block of `iq4_xs`.
 const SUPER: usize = 256;
 
-pub fn iq4_nl(values: &[f32; BLOCK], out: &mut [u8; 18]) {
-    let id = inverse(put_half(out, 0, iq4_scale(Group::new(values, search::spread(values)), values)));
+pub fn iq4_nl(values: &[f32; BLOCK], importance: Option<&[f32; BLOCK]>, out: &mut [u8; 18]) {
+    let weights = search::weights(values, importance);
+    let id = inverse(put_half(out, 0, iq4_scale(Group::new(values, &weights), values)));
     pack_nibbles(&values.map(|v| iq4_code(v * id)), &mut out[2..]);
 }
 
-pub fn iq4_xs(values: &[f32; SUPER], out: &mut [u8; 136]) {
-    let (scales, d) = integer_scales::<8>(values, -32.0, out, iq4_scale);
+pub fn iq4_xs(values: &[f32; SUPER], importance: Option<&[f32; SUPER]>, out: &mut [u8; 136]) {
+    let (scales, d) = integer_scales::<8>(values, importance, -32.0, out, iq4_level, iq4_scale);
     out[2..8].fill(0);
     for (g, (values, scale)) in values.as_chunks::<BLOCK>().0.iter().zip(scales).enumerate() {
         let (id, scale) = (inverse(d * f32::from(scale)), (scale + 32) as u8);
@@ -31,7 +32,14 @@ fn iq4_scale(group: Group, values: &[f32]) -> f32 {
     let inverse = inverse(search::extreme(values));
     let ends = [IQ4_NL_LEVELS[0], IQ4_NL_LEVELS[15]].map(f32::from);
     let inverses = ends.into_iter().flat_map(|end| (-10..=10).map(move |step| (end + 2.0 * step as f32) * inverse));
-    search::scale(group, inverses, |v| f32::from(IQ4_NL_LEVELS[usize::from(iq4_code(v))]))
+    search::scale(group, inverses, iq4_level)
+}
+
+/// The level that is nearest. Sums of steps compile to SIMD code, a table does not.
+fn iq4_level(value: f32) -> f32 {
+    let levels = IQ4_NL_LEVELS.map(f32::from);
+    let step = |pair: &[f32]| if value > (pair[0] + pair[1]) / 2.0 { pair[1] - pair[0] } else { 0.0 };
+    levels.windows(2).fold(levels[0], |level, pair| level + step(pair))
 }
 
 /// The nibble whose level is nearest.
@@ -41,21 +49,22 @@ fn iq4_code(value: f32) -> u8 {
 
 /// The scale is a power of two: that with which the largest magnitude is within the levels or up to a third above them,
 /// or twice as much.
-pub fn mxfp4(values: &[f32; BLOCK], out: &mut [u8; 17]) {
+pub fn mxfp4(values: &[f32; BLOCK], importance: Option<&[f32; BLOCK]>, out: &mut [u8; 17]) {
     let largest = values.iter().fold(0, |m, v| m.max(magnitude(*v)));
     let low = ((largest >> 23) - 2).max(0) as u8;
     // From exponent 253 on, the largest level is infinite.
     let high = (low + 1).min(252);
-    let [low_error, high_error] = [low, high].map(|exponent| mxfp4_error(values, mxfp4_scale(exponent)));
+    let [low_error, high_error] = [low, high].map(|exponent| mxfp4_error(values, importance, mxfp4_scale(exponent)));
     out[0] = if high_error < low_error { high } else { low };
     let d = mxfp4_scale(out[0]);
     pack_nibbles(&values.map(|v| mxfp4_code(v / d)), &mut out[1..]);
 }
 
 /// The weighted error with a scale. In f64, because scales may be subnormal.
-fn mxfp4_error(values: &[f32; BLOCK], d: f32) -> f64 {
+fn mxfp4_error(values: &[f32; BLOCK], importance: Option<&[f32; BLOCK]>, d: f32) -> f64 {
     let error = |v: f32| f64::from(v) - f64::from(d) * f64::from(MXFP4_LEVELS[usize::from(mxfp4_code(v / d))]);
-    values.iter().map(|v| error(*v).powi(2)).sum()
+    let weight = |i: usize| importance.map_or(1.0, |importance| f64::from(importance[i]));
+    values.iter().enumerate().map(|(i, v)| error(*v).powi(2) * weight(i)).sum()
 }
 
 /// The nibble whose level is nearest.

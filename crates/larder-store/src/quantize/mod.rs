@@ -1,9 +1,10 @@
 //! Conversion between f32 values and number formats. Block formats are written as precisely as llama.cpp's quantiser
-//! writes them without an importance matrix, or more precisely.
+//! writes them, with and without an importance matrix, or more precisely.
 
 mod blocks32;
 mod k_quants;
 mod levels;
+mod refine;
 mod search;
 
 use half::{f16, slice::HalfFloatSliceExt};
@@ -13,6 +14,9 @@ use larder_core::NumberFormat;
 const STEP: usize = 512;
 /// Values per block of the formats without groups.
 const BLOCK: usize = 32;
+
+/// Added to importances, relative to their mean, so that columns whose inputs were always zero count a little.
+const LEAST_IMPORTANCE: f32 = 1e-6;
 
 /// The error for a value that is out of range for a number format.
 #[derive(Clone, Copy, PartialEq, Debug, thiserror::Error)]
@@ -44,25 +48,40 @@ fn limit(kind: NumberFormat) -> f32 {
 /// The caller guarantees a format that [can be written](NumberFormat::is_encodable), whole blocks of values, and an output
 /// of exactly their length.
 pub fn encode(kind: NumberFormat, values: &[f32], out: &mut [u8]) -> Result<(), ValueOutOfRange> {
+    encode_weighted(kind, values, None, out)
+}
+
+/// As [`encode`], so that the errors in the columns that matter are small, at the cost of others. `importance` has the mean
+/// square of each column's inputs, or anything in proportion to it; without it, all columns matter the same.
+///
+/// The caller guarantees whole blocks of columns, whole rows of values, and importances that are finite and not negative.
+pub fn encode_weighted(
+    kind: NumberFormat,
+    values: &[f32],
+    importance: Option<&[f32]>,
+    out: &mut [u8],
+) -> Result<(), ValueOutOfRange> {
     assert_eq!(kind.row_bytes(values.len()), Some(out.len()), "the output must hold exactly the blocks of {kind}");
     check(kind, values)?;
+    let importance = importance.filter(|_| !kind.is_float()).and_then(|columns| relative(kind, columns, values.len()));
+    let importance = importance.as_deref();
     match kind {
         NumberFormat::F32 => out.as_chunks_mut().0.iter_mut().zip(values).for_each(|(o, v)| *o = v.to_le_bytes()),
         NumberFormat::F16 => encode_f16(values, out),
         NumberFormat::Bf16 => out.as_chunks_mut().0.iter_mut().zip(values).for_each(|(o, v)| *o = bf16_bytes(*v)),
-        NumberFormat::Q8_0 => blocks(values, out, blocks32::q8_0),
-        NumberFormat::Q4_0 => blocks(values, out, blocks32::q4_0),
-        NumberFormat::Q4_1 => blocks(values, out, blocks32::q4_1),
-        NumberFormat::Q5_0 => blocks(values, out, blocks32::q5_0),
-        NumberFormat::Q5_1 => blocks(values, out, blocks32::q5_1),
-        NumberFormat::Iq4Nl => blocks(values, out, levels::iq4_nl),
-        NumberFormat::Mxfp4 => blocks(values, out, levels::mxfp4),
-        NumberFormat::Q2K => blocks(values, out, k_quants::q2_k),
-        NumberFormat::Q3K => blocks(values, out, k_quants::q3_k),
-        NumberFormat::Q4K => blocks(values, out, k_quants::q4_k),
-        NumberFormat::Q5K => blocks(values, out, k_quants::q5_k),
-        NumberFormat::Q6K => blocks(values, out, k_quants::q6_k),
-        NumberFormat::Iq4Xs => blocks(values, out, levels::iq4_xs),
+        NumberFormat::Q8_0 => blocks(values, importance, out, blocks32::q8_0),
+        NumberFormat::Q4_0 => blocks(values, importance, out, blocks32::q4_0),
+        NumberFormat::Q4_1 => blocks(values, importance, out, blocks32::q4_1),
+        NumberFormat::Q5_0 => blocks(values, importance, out, blocks32::q5_0),
+        NumberFormat::Q5_1 => blocks(values, importance, out, blocks32::q5_1),
+        NumberFormat::Iq4Nl => blocks(values, importance, out, levels::iq4_nl),
+        NumberFormat::Mxfp4 => blocks(values, importance, out, levels::mxfp4),
+        NumberFormat::Q2K => blocks(values, importance, out, k_quants::q2_k),
+        NumberFormat::Q3K => blocks(values, importance, out, k_quants::q3_k),
+        NumberFormat::Q4K => blocks(values, importance, out, k_quants::q4_k),
+        NumberFormat::Q5K => blocks(values, importance, out, k_quants::q5_k),
+        NumberFormat::Q6K => blocks(values, importance, out, k_quants::q6_k),
+        NumberFormat::Iq4Xs => blocks(values, importance, out, levels::iq4_xs),
         _ => panic!("{kind} cannot be written, as `NumberFormat::is_encodable` says"),
     }
     Ok(())
@@ -127,9 +146,26 @@ fn bf16_bytes(value: f32) -> [u8; 2] {
     ((rounded >> 16) as u16).to_le_bytes()
 }
 
-fn blocks<const V: usize, const N: usize>(values: &[f32], out: &mut [u8], block: impl Fn(&[f32; V], &mut [u8; N])) {
+/// The importance of columns relative to their mean, with a lower bound; `None` if no column matters, or the mean is too large
+/// to compute with.
+fn relative(kind: NumberFormat, columns: &[f32], values: usize) -> Option<Vec<f32>> {
+    let whole = columns.len().is_multiple_of(kind.block_len()) && !columns.is_empty();
+    assert!(whole && values.is_multiple_of(columns.len()), "importances are of whole blocks, and values whole rows");
+    let mean = columns.iter().map(|column| f64::from(*column)).sum::<f64>() / columns.len() as f64;
+    (mean > 0.0 && mean.is_finite())
+        .then(|| columns.iter().map(|column| (f64::from(*column) / mean) as f32 + LEAST_IMPORTANCE).collect())
+}
+
+/// Writes block by block. `importance` is that of a row, and repeats.
+fn blocks<const V: usize, const N: usize>(
+    values: &[f32],
+    importance: Option<&[f32]>,
+    out: &mut [u8],
+    block: impl Fn(&[f32; V], Option<&[f32; V]>, &mut [u8; N]),
+) {
+    let mut importance = importance.unwrap_or_default().as_chunks().0.iter().cycle();
     for (values, out) in values.as_chunks().0.iter().zip(out.as_chunks_mut().0) {
-        block(values, out);
+        block(values, importance.next(), out);
     }
 }
 

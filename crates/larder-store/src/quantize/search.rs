@@ -9,32 +9,31 @@ const LANES: usize = 8;
 /// Rounds of improving the best of the scales that were tried.
 const IMPROVEMENTS: usize = 4;
 
-/// Values of a group that have a scale, and what their errors weigh: large values more than small ones, because they
-/// matter more to a product.
+/// Values of a group that have a scale, and what their errors weigh.
 #[derive(Clone, Copy)]
 pub struct Group<'a> {
     /// A multiple of eight.
-    values: &'a [f32],
-    /// Root mean square of the values of the block.
-    spread: f32,
+    pub values: &'a [f32],
+    pub weights: &'a [f32],
 }
 
 impl<'a> Group<'a> {
-    /// A group of a block.
-    pub fn new(values: &'a [f32], spread: f32) -> Self {
-        Group { values, spread }
+    /// A group of a block; there are as many weights as values.
+    pub fn new(values: &'a [f32], weights: &'a [f32]) -> Self {
+        Group { values, weights }
     }
 
-    fn weight(&self, value: f32) -> f32 {
-        self.spread + value.abs()
+    /// The groups of `size` values of a block.
+    pub fn all_of(values: &'a [f32], weights: &'a [f32], size: usize) -> impl Iterator<Item = Self> {
+        values.chunks_exact(size).zip(weights.chunks_exact(size)).map(|(values, weights)| Group { values, weights })
     }
 
     /// The sums of `K` terms over all values, and their weights.
-    fn sums<const K: usize>(&self, terms: impl Fn(f32, f32) -> [f32; K]) -> [f32; K] {
+    pub fn sums<const K: usize>(&self, terms: impl Fn(f32, f32) -> [f32; K]) -> [f32; K] {
         let mut sums = [[0.0; LANES]; K];
-        for values in self.values.as_chunks::<LANES>().0 {
-            for (lane, value) in values.iter().enumerate() {
-                let terms = terms(*value, self.weight(*value));
+        for (values, weights) in self.values.as_chunks::<LANES>().0.iter().zip(self.weights.as_chunks::<LANES>().0) {
+            for lane in 0..LANES {
+                let terms = terms(values[lane], weights[lane]);
                 for (sums, term) in sums.iter_mut().zip(terms) {
                     sums[lane] += term;
                 }
@@ -44,9 +43,25 @@ impl<'a> Group<'a> {
     }
 }
 
+/// What the errors of a block's values weigh. Those of large values weigh more than those of small ones, because they matter
+/// more to a product; where it is known how much each column matters, that counts as well.
+pub fn weights<const V: usize>(values: &[f32; V], importance: Option<&[f32; V]>) -> [f32; V] {
+    let spread = spread(values);
+    match importance {
+        None => values.map(|v| spread + v.abs()),
+        Some(importance) => {
+            let mut weights = *importance;
+            for (weight, v) in weights.iter_mut().zip(values) {
+                *weight *= (2.0 * spread * spread + v * v).sqrt();
+            }
+            weights
+        }
+    }
+}
+
 /// The root mean square of values, whose number is a multiple of eight.
 pub fn spread(values: &[f32]) -> f32 {
-    let [squares] = Group::new(values, 0.0).sums(|v, _| [v * v]);
+    let [squares] = Group::new(values, values).sums(|v, _| [v * v]);
     (squares / values.len() as f32).sqrt()
 }
 

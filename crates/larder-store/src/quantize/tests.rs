@@ -9,6 +9,12 @@ fn encoded(kind: NumberFormat, values: &[f32]) -> Vec<u8> {
     out
 }
 
+fn encoded_by(kind: NumberFormat, values: &[f32], importance: &[f32]) -> Vec<u8> {
+    let mut out = vec![0; kind.row_bytes(values.len()).unwrap()];
+    encode_weighted(kind, values, Some(importance), &mut out).unwrap();
+    out
+}
+
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
@@ -88,32 +94,39 @@ const GOLDEN_BF16: &str = "acbf8dbd9a3f7fbf8d3ec63f27bf1e3f";
 
 const GOLDEN_F16: &str = "5dbd66acd03cfabb6634303e3ab9f338";
 
-/// The root mean square of the errors that ggml's quantiser makes on [`noise`], by `scripts/check/quantise_errors.py`
-/// with llama.cpp of October 2026.
-const REFERENCE_ERRORS: [(NumberFormat, f64); 13] = [
-    (NumberFormat::Q8_0, 0.005224),
-    (NumberFormat::Q4_0, 0.083836),
-    (NumberFormat::Q4_1, 0.076786),
-    (NumberFormat::Q5_0, 0.041445),
-    (NumberFormat::Q5_1, 0.037224),
-    (NumberFormat::Iq4Nl, 0.075179),
-    (NumberFormat::Mxfp4, 0.116230),
-    (NumberFormat::Q2K, 0.290313),
-    (NumberFormat::Q3K, 0.148299),
-    (NumberFormat::Q4K, 0.069865),
-    (NumberFormat::Q5K, 0.035619),
-    (NumberFormat::Q6K, 0.017452),
-    (NumberFormat::Iq4Xs, 0.075793),
+/// The root mean square of the errors that ggml's quantiser makes on [`noise`]: without importances, and with those of
+/// [`importance`], by which the errors are weighed. By `scripts/check/quantise_errors.py` with llama.cpp of October 2026.
+const REFERENCE_ERRORS: [(NumberFormat, f64, f64); 13] = [
+    (NumberFormat::Q8_0, 0.005224, 0.005225),
+    (NumberFormat::Q4_0, 0.083836, 0.074502),
+    (NumberFormat::Q4_1, 0.076786, 0.060849),
+    (NumberFormat::Q5_0, 0.041445, 0.036723),
+    (NumberFormat::Q5_1, 0.037224, 0.029755),
+    (NumberFormat::Iq4Nl, 0.075179, 0.067523),
+    (NumberFormat::Mxfp4, 0.116230, 0.116924),
+    (NumberFormat::Q2K, 0.290313, 0.221389),
+    (NumberFormat::Q3K, 0.148299, 0.128737),
+    (NumberFormat::Q4K, 0.069865, 0.061979),
+    (NumberFormat::Q5K, 0.035619, 0.031659),
+    (NumberFormat::Q6K, 0.017452, 0.015453),
+    (NumberFormat::Iq4Xs, 0.075793, 0.068313),
 ];
 
+const COLUMNS: usize = 512;
+
 /// Nearly Gaussian values with standard deviation 1, the same bits as in the script.
-fn noise() -> Vec<f32> {
-    let mut state = 1u64;
+fn noise(seed: u64, count: usize) -> Vec<f32> {
+    let mut state = seed;
     let mut next = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 48) as i32
     };
-    (0..16384).map(|_| ((0..12).map(|_| next()).sum::<i32>() - 12 * 32768) as f32 / 65536.0).collect()
+    (0..count).map(|_| ((0..12).map(|_| next()).sum::<i32>() - 12 * 32768) as f32 / 65536.0).collect()
+}
+
+/// What the columns of [`noise`] matter, the same bits as in the script.
+fn importance() -> Vec<f32> {
+    noise(2, COLUMNS).into_iter().map(|v| v * v + 0.0625).collect()
 }
 
 fn decoded(kind: NumberFormat, bytes: &[u8], count: usize) -> Vec<f32> {
@@ -122,23 +135,56 @@ fn decoded(kind: NumberFormat, bytes: &[u8], count: usize) -> Vec<f32> {
     values
 }
 
-fn error(values: &[f32], decoded: &[f32]) -> f64 {
+/// The root mean square of the errors; those of each column count as much as it matters.
+fn error(values: &[f32], decoded: &[f32], importance: &[f32]) -> f64 {
+    let weights = importance.iter().cycle().map(|weight| f64::from(*weight));
     let squares = values.iter().zip(decoded).map(|(v, d)| (f64::from(*v) - f64::from(*d)).powi(2));
-    (squares.sum::<f64>() / values.len() as f64).sqrt()
+    let all: f64 = weights.clone().take(values.len()).sum();
+    (squares.zip(weights).map(|(square, weight)| square * weight).sum::<f64>() / all).sqrt()
 }
 
 #[test]
 fn errors_are_not_above_those_of_the_reference() {
-    let values = noise();
-    let covered = REFERENCE_ERRORS.map(|(kind, _)| kind);
+    let (values, importance) = (noise(1, 16384), importance());
+    let covered = REFERENCE_ERRORS.map(|(kind, ..)| kind);
     let written = NumberFormat::ALL.into_iter().filter(|kind| kind.is_encodable() && !kind.is_float());
     assert!(written.eq(covered));
-    for (kind, reference) in REFERENCE_ERRORS {
-        let found = error(&values, &decoded(kind, &encoded(kind, &values), values.len()));
-        println!("{kind}: {found:.6}, {:.4} of the reference", found / reference);
-        assert!(found <= 1.01 * reference, "{kind}: {found}, but the reference has {reference}");
-        assert!(found > 0.5 * reference, "{kind}: {found} is too good to be true");
+    for (kind, plain, weighed) in REFERENCE_ERRORS {
+        let check = |bytes: Vec<u8>, weights: &[f32], reference: f64| {
+            let found = error(&values, &decoded(kind, &bytes, values.len()), weights);
+            println!("{kind}: {found:.6}, {:.4} of the reference", found / reference);
+            assert!(found <= 1.01 * reference, "{kind}: {found}, but the reference has {reference}");
+            assert!(found > 0.5 * reference, "{kind}: {found} is too good to be true");
+        };
+        check(encoded(kind, &values), &[1.0], plain);
+        check(encoded_by(kind, &values, &importance), &importance, weighed);
     }
+}
+
+/// Only proportions of importances matter, none at all are as none given, and those of all columns may be zero but one.
+#[test]
+fn importances_are_relative() {
+    let (values, importance) = (noise(1, 2048), importance());
+    for kind in NumberFormat::ALL.into_iter().filter(|kind| kind.is_encodable()) {
+        let of = |importance: &[f32]| encoded_by(kind, &values, importance);
+        let scaled = |by: f32| importance.iter().map(|weight| weight * by).collect::<Vec<_>>();
+        assert!(of(&scaled(1048576.0)) == of(&importance) && of(&scaled(1.0 / 1048576.0)) == of(&importance), "{kind}");
+        assert!(of(&[0.0; COLUMNS]) == encoded(kind, &values), "{kind}");
+        let mut single = [0.0; COLUMNS];
+        single[77] = 3.0;
+        let found = decoded_any(kind, &of(&single), values.len());
+        let most = values.iter().fold(0.0, |m: f32, v| m.max(v.abs()));
+        assert!(found.iter().all(|v| v.abs() < 3.0 * most), "{kind}");
+    }
+}
+
+fn decoded_any(kind: NumberFormat, bytes: &[u8], count: usize) -> Vec<f32> {
+    let mut values = vec![0.0; count];
+    match kind.is_float() {
+        true => decode_floats(kind, bytes, &mut values),
+        false => larder_kernels::widen(kind, bytes, &mut values),
+    }
+    values
 }
 
 /// Blocks of one value, of zeros, of the least and the largest magnitudes: finite, and near where the format can be.
@@ -153,10 +199,12 @@ fn odd_blocks_are_encoded() {
         for values in
             [[0.0; 256], [1.0; 256], [-1.0; 256], single, mixed, [1e-45; 256], [32759.0; 256], [-32759.0; 256], wide]
         {
-            let got = decoded(kind, &encoded(kind, &values), 256);
-            let most = values.iter().fold(0.0, |m: f32, v| m.max(v.abs()));
-            for (g, v) in got.iter().zip(&values) {
-                assert!((g - v).abs() <= most * 0.34 + 1e-7, "{kind}: {v} became {g}");
+            for bytes in [encoded(kind, &values), encoded_by(kind, &values, &[2.0; 256])] {
+                let got = decoded(kind, &bytes, 256);
+                let most = values.iter().fold(0.0, |m: f32, v| m.max(v.abs()));
+                for (g, v) in got.iter().zip(&values) {
+                    assert!((g - v).abs() <= most * 0.34 + 1e-7, "{kind}: {v} became {g}");
+                }
             }
         }
     }

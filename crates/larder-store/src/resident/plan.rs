@@ -9,6 +9,7 @@ use crate::{
     describe::stored_shape,
     error::{Result, StoreError, StoreErrorKind},
     format_mix::WantedFormats,
+    importance::WeighedMatrices,
     row_table,
     safetensors::{HeaderWriter, dtype_of},
     source::{Source, require_tensor, view_for},
@@ -26,6 +27,8 @@ pub struct PlannedTensor {
     pub meta: TensorMeta,
     /// First byte, counted from the start of the data.
     pub offset: usize,
+    /// What each column matters, if it is known and the tensor is rounded.
+    pub importance: Option<Vec<f32>>,
 }
 
 /// The tensors that the resident file will hold, checked against the source.
@@ -55,6 +58,15 @@ impl ResidentPlan {
         Ok(plan)
     }
 
+    /// Has the tensors rounded so that the errors in the columns that matter are small.
+    pub fn weigh(&mut self, importance: &mut WeighedMatrices) -> Result<()> {
+        for item in self.items.iter_mut().filter(|item| item.meta.kind != item.from && !item.meta.kind.is_float()) {
+            let columns = item.meta.shape.last().copied().unwrap_or(1);
+            item.importance = importance.of(&item.name, columns)?;
+        }
+        Ok(())
+    }
+
     fn add(&mut self, source: &dyn Source, spec: &TensorSpec, wanted: Option<NumberFormat>) -> Result<()> {
         let (from, kind) = choose_stored(source, spec, wanted, &mut self.notes)?;
         let too_large = || {
@@ -67,7 +79,7 @@ impl ResidentPlan {
         let end = self.items.last().map_or(0, |last| last.offset + last.meta.bytes);
         let offset = end.checked_next_multiple_of(ALIGN).ok_or_else(too_large)?;
         offset.checked_add(meta.bytes).filter(|end| *end < isize::MAX as usize).ok_or_else(too_large)?;
-        self.items.push(PlannedTensor { name: spec.name.clone(), from, meta, offset });
+        self.items.push(PlannedTensor { name: spec.name.clone(), from, meta, offset, importance: None });
         Ok(())
     }
 

@@ -71,15 +71,16 @@ impl<'a> TensorEncoder<'a> {
     /// Converts one tensor, hands its bytes to `sink` piece by piece, and returns their checksum.
     pub fn encode(
         &mut self,
-        PlannedTensor { name, from, meta, .. }: &PlannedTensor,
+        PlannedTensor { name, from, meta, importance, .. }: &PlannedTensor,
         sink: &mut dyn FnMut(&[u8]) -> Result<()>,
     ) -> Result<String> {
         let source = view_for(self.source, name, Some(*from));
         let mut checksum = XxHash3_128::new();
         // Rows are whole blocks in both formats, so the tensor can be split between any two blocks.
         let block = from.block_len().max(meta.kind.block_len());
-        // If rows are interleaved, it can be split only between groups of rows.
+        // If rows are interleaved, it can be split only between groups of rows, and if columns matter, between rows.
         let cols = meta.shape.last().copied().unwrap_or(1);
+        let block = if importance.is_some() { cols } else { block };
         let block = if meta.order == RowOrder::Plain { block } else { ROW_GROUP * cols };
         let values = meta.bytes / meta.kind.block_bytes() * meta.kind.block_len();
         let step = (CHUNK_BYTES / 4).next_multiple_of(block);
@@ -90,7 +91,8 @@ impl<'a> TensorEncoder<'a> {
             self.raw.resize(bytes_as(*from, count), 0);
             source.read(name, bytes_as(*from, begin), &mut self.raw)?;
             self.out.resize(bytes_as(meta.kind, count), 0);
-            convert(source, name, (*from, &self.raw), (meta.kind, &mut self.out), &mut self.values)?;
+            let to = (meta.kind, importance.as_deref(), &mut self.out[..]);
+            convert(source, name, (*from, &self.raw), to, &mut self.values)?;
             if meta.order != RowOrder::Plain {
                 interleave(meta.kind, count / cols, cols, &mut self.out);
             }

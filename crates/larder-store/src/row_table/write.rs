@@ -36,7 +36,7 @@ impl TablePlan {
         let TableFile { name, kind, rows, cols, .. } = self.table;
         let bytes = kind.matrix_bytes(rows, cols).expect("formats are chosen so that rows are whole blocks");
         let meta = TensorMeta { kind, order: RowOrder::Plain, shape: vec![rows, cols], bytes };
-        PlannedTensor { name, from: self.from, meta, offset: 0 }
+        PlannedTensor { name, from: self.from, meta, offset: 0, importance: None }
     }
 }
 
@@ -85,7 +85,7 @@ pub(crate) fn write(source: &dyn Source, plan: &TablePlan, path: &Path, progress
         raw.resize(rows * from_row, 0);
         source.read(&table.name, first * from_row, &mut raw)?;
         out.resize(rows * table.row_bytes(), 0);
-        convert(source, &table.name, (*from, &raw), (table.kind, &mut out), &mut values)?;
+        convert(source, &table.name, (*from, &raw), (table.kind, None, &mut out), &mut values)?;
         checksums.extend(XxHash3_128::oneshot(&out).to_be_bytes());
         file.write(&out)?;
         progress.advance(out.len() as u64);

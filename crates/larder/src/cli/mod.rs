@@ -133,6 +133,10 @@ pub struct ConvertArgs {
     /// matches counts, and --experts and --resident where none does
     #[arg(long, value_name = "FILE")]
     pub mix: Option<PathBuf>,
+    /// Importance matrix in GGUF, as llama.cpp writes it: what is rounded is rounded so that the columns that matter to the model
+    /// have small errors, at the cost of others
+    #[arg(long, value_name = "FILE")]
+    pub imatrix: Option<PathBuf>,
     /// Also write a second, smaller copy of every expert, in this format
     #[arg(long, value_name = "FORMAT")]
     pub small_copy: Option<NumberFormat>,

@@ -1,14 +1,14 @@
 //! `larder convert`.
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 use anyhow::{Result, anyhow, bail};
 use larder_core::printable;
 use larder_runtime::machine::memory;
 use larder_runtime::{blueprint_of, check_sidecars, models, rounding_error};
 use larder_store::{
-    AddedDrive, ConvertOptions, Division, FormatMix, Manifest, MtpTensors, Store, add_drive, check_second_folder,
-    convert, identity, is_made_of, open_source_with, read_small,
+    AddedDrive, ConvertOptions, Division, FormatMix, Importance, Manifest, MtpTensors, Store, add_drive,
+    check_second_folder, convert, identity, is_made_of, open_source_with, read_small,
 };
 use serde_json::{Value, json};
 
@@ -21,11 +21,12 @@ const MIX_LIMIT: u64 = 1 << 20;
 /// Converts a checkpoint or GGUF file to a store, or gives a finished store its second folder.
 pub fn run(args: &ConvertArgs) -> Result<()> {
     let second = second(args);
+    let importance = args.imatrix.as_deref().map(Importance::read).transpose()?;
     if let Some((_, folder)) = second {
         check_second_folder(&args.store, folder)?;
     }
     if let Some((division, folder)) = second.filter(|_| models::is_complete(&args.store)) {
-        check_source(args)?;
+        check_source(args, importance.as_ref())?;
         let added = add(args, division, folder)?;
         if args.json {
             println!("{}", json!({ "second": second_json(division, folder, Some(&added)) }));
@@ -36,6 +37,7 @@ pub fn run(args: &ConvertArgs) -> Result<()> {
         experts: args.experts.0,
         resident: args.resident.0,
         mix: args.mix.as_deref().map(read_mix).transpose()?.unwrap_or_default(),
+        importance: importance.map(Arc::new),
         small_experts: args.small_copy,
         stripe: args.stripe.clone(),
     };
@@ -138,9 +140,9 @@ fn second_json(division: Division, folder: &Path, added: Option<&AddedDrive>) ->
     })
 }
 
-/// Refuses a source or formats other than those that the finished store was made of. The store itself and a name on the hub
+/// Refuses a source, formats or an importance matrix other than those that the finished store was made of. The store itself and a name on the hub
 /// can stand for its source.
-fn check_source(args: &ConvertArgs) -> Result<()> {
+fn check_source(args: &ConvertArgs, importance: Option<&Importance>) -> Result<()> {
     let (manifest, _) = Manifest::read(&args.store)?;
     let made = &manifest.source;
     let (store, source) = (args.store.display(), args.source.display());
@@ -152,6 +154,11 @@ fn check_source(args: &ConvertArgs) -> Result<()> {
     if formats.into_iter().any(|(wanted, made)| wanted.is_some_and(|kind| made.is_none_or(|made| made != kind.name())))
     {
         bail!("{store}: already holds a store in other number formats; remove it or choose another target");
+    }
+    if importance.is_some_and(|given| made.imatrix.as_ref().is_none_or(|made| made.digest != given.digest())) {
+        bail!(
+            "{store}: already holds a store that was made without this importance matrix; remove it or choose another target"
+        );
     }
     if args.mtp && manifest.mtp() == MtpTensors::LeftOut {
         bail!(

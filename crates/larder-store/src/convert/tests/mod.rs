@@ -9,6 +9,7 @@ use std::{
 
 use larder_core::{TensorMeta, Tensors};
 
+mod importance;
 mod mix;
 
 use super::*;
