@@ -3,13 +3,14 @@
 
 Needs Python 3.10 or newer, numpy, safetensors, and larder (default: target/release/larder).
 
-    python scripts/bench/format_quality.py [--larder LARDER] [--tokens N] [KIND …]
+    python scripts/bench/format_quality.py [--larder LARDER] [--tokens N] [--text FILE] [KIND …]
 
 The demo model's rows have 192 and 128 values, which are not whole blocks of 256. So a checkpoint in f32 is made of the
-shipped store (models/demo, in q8_0) whose hidden and inner sizes are filled up with zeros to 256; norm weights and
-epsilon are scaled so that it computes the same. Its experts are converted to each format, the resident weights stay
-f32. Perplexity is on models/demo/held-out.txt in chunks of 512 tokens; KL is the mean divergence of the next token's
-distribution from that of the f32 experts, over the first chunks.
+shipped store (models/demo, in q8_0) whose hidden and inner sizes are filled up with zeros to 256, and its three heads with one
+that is zero; norm weights and epsilon are scaled so that it computes the same. Its experts are converted to each format, the
+resident weights stay f32. Perplexity is on models/demo/held-out.txt in chunks of 512 tokens; KL is the mean divergence of the
+next token's distribution from that of the f32 experts, over the first chunks. With --text, an importance matrix is measured on
+that file, and each format is written with it as well.
 """
 
 import argparse
@@ -29,7 +30,9 @@ sys.path.insert(0, str(ROOT / "scripts" / "check"))
 import read_store  # noqa: E402
 
 DEMO = ROOT / "models" / "demo"
-KINDS = "f32 bf16 q8_0 q6_k q5_k q5_1 q5_0 q4_1 q4_k iq4_nl q4_0 iq4_xs mxfp4 q3_k q2_k".split()
+KINDS = (
+    "f32 bf16 q8_0 q6_k q5_k q5_1 q5_0 q4_1 q4_k iq4_nl q4_0 iq4_xs mxfp4 q3_k iq3_s iq3_xxs q2_k iq2_s iq2_xs iq2_xxs"
+).split()
 SIZE, CHUNK, KL_CHUNKS = 256, 512, 8
 
 
@@ -69,15 +72,11 @@ def experts_of(store, manifest):
 
 def padded(name, values, hidden):
     """Filled up with zeros, norm weights scaled."""
-    if name.endswith(("q_norm.weight", "k_norm.weight")):
-        return values
     if values.ndim == 1:
         values = values * math.sqrt(hidden / SIZE)
     grow = [0] * values.ndim
-    if ".experts." in name:
+    if ".experts." in name or "self_attn" in name:
         grow = [SIZE - size for size in values.shape]
-    elif "o_proj" in name:
-        grow[0] = SIZE - hidden
     else:
         grow[-1] = SIZE - hidden
     return np.pad(values.astype(np.float32), [(0, more) for more in grow])
@@ -104,7 +103,8 @@ def make_checkpoint(larder, folder):
     config |= {
         "hidden_size": SIZE,
         "intermediate_size": SIZE,
-        "head_dim": hidden // config["num_attention_heads"],
+        "num_attention_heads": SIZE * config["num_attention_heads"] // hidden,
+        "num_key_value_heads": SIZE * config["num_key_value_heads"] // hidden,
         "rms_norm_eps": config["rms_norm_eps"] * hidden / SIZE,
     }
     (checkpoint / "config.json").write_text(json.dumps(config))
@@ -126,31 +126,50 @@ def distributions(larder, store, folder):
     return np.concatenate(found)
 
 
+class Measured:
+    """Quality beside that of the first store that was measured."""
+
+    def __init__(self, larder, folder, tokens=None):
+        self.larder, self.folder = larder, folder
+        self.limit = ["--tokens", tokens] if tokens else []
+        self.reference = self.base = None
+
+    def __call__(self, store):
+        """Perplexity, its rise in percent, and KL."""
+        flags = ["-m", store, "--chunk", CHUNK, "--preload", "--json", *self.limit]
+        perplexity = json.loads(run(self.larder, "eval", "ppl", DEMO / "held-out.txt", *flags))["perplexity"]
+        logs = distributions(self.larder, store, self.folder)
+        if self.reference is None:
+            self.reference, self.base = logs, perplexity
+        kl = (np.exp(self.reference) * (self.reference - logs)).sum(-1).mean()
+        return perplexity, 100 * (perplexity / self.base - 1), kl
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--larder", default=ROOT / "target" / "release" / "larder")
     parser.add_argument("--tokens", type=int, help="use only the first N tokens for perplexity")
+    parser.add_argument("--text", type=Path, help="text for an importance matrix")
     parser.add_argument("kinds", nargs="*", metavar="KIND")
     args = parser.parse_args()
-    larder, reference, base = args.larder, None, None
-    limit = ["--tokens", args.tokens] if args.tokens else []
-    print("| experts | bits per value | perplexity | | KL |\n|---|---:|---:|---:|---:|")
+    more = " with imatrix | | KL |" if args.text else ""
+    print(f"| experts | bits per value | perplexity | | KL |{more}\n|---|---:|---:|---:|---:|{'---:|---:|---:|' if more else ''}")
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
-        checkpoint = make_checkpoint(larder, folder)
+        checkpoint, measure = make_checkpoint(args.larder, folder), Measured(args.larder, folder, args.tokens)
+        imatrix = folder / "imatrix.gguf"
+        if args.text:
+            run(args.larder, "imatrix", args.text, "-m", checkpoint, "--chunk", CHUNK, "-o", imatrix)
         for kind in dict.fromkeys(["f32", *(args.kinds or KINDS)]):
-            store = folder / kind
-            run(larder, "convert", checkpoint, store, "--experts", kind)
-            text = DEMO / "held-out.txt"
-            flags = ["-m", store, "--chunk", CHUNK, "--preload", "--json", *limit]
-            found = json.loads(run(larder, "eval", "ppl", text, *flags))
-            perplexity, logs = found["perplexity"], distributions(larder, store, folder)
-            reference, base = (logs, perplexity) if reference is None else (reference, base)
-            kl = (np.exp(reference) * (reference - logs)).sum(-1).mean()
             values, size = read_store.BLOCKS[kind]
-            bits, more = 8 * size / values, 100 * (perplexity / base - 1)
-            print(f"| {kind} | {bits:g} | {perplexity:.2f} | {more:+.2f} % | {kl:.5f} |", flush=True)
-            shutil.rmtree(store)
+            cells = [kind, f"{8 * size / values:g}"]
+            for weighed in [[], ["--imatrix", imatrix]][: 2 if args.text and kind not in ("f32", "bf16") else 1]:
+                store = folder / "made"
+                run(args.larder, "convert", checkpoint, store, "--experts", kind, *weighed)
+                perplexity, more, kl = measure(store)
+                cells += [f"{perplexity:.2f}", f"{more:+.2f} %", f"{kl:.5f}"]
+                shutil.rmtree(store)
+            print("| " + " | ".join(cells) + " |", flush=True)
 
 
 if __name__ == "__main__":

@@ -67,6 +67,7 @@ mod tiers;
 
 #[cfg(feature = "edge")]
 pub mod edge;
+pub mod format_search;
 pub mod gpu;
 pub mod machine;
 pub mod models;

@@ -1,5 +1,6 @@
 //! Stores: conversion, hostile files, pipes in the place of files, failing disks, deliberate changes.
 
+mod bits;
 mod convert;
 mod drive_faults;
 mod drives;

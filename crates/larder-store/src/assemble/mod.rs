@@ -66,6 +66,20 @@ impl<'a> Assembler<'a> {
         Ok(assembler)
     }
 
+    /// As [`new`](Self::new), with matrices rounded so that the errors in the columns that matter are small.
+    pub fn weighed<'f>(
+        source: &'a dyn Source,
+        blueprint: &Blueprint,
+        wanted: impl Into<WantedFormats<'f>>,
+        importance: Option<&'a Importance>,
+    ) -> Result<Self> {
+        let mut assembler = Assembler::new(source, blueprint, wanted)?;
+        if let Some(matrices) = importance {
+            assembler.weigh(&mut WeighedMatrices::new(matrices, source))?;
+        }
+        Ok(assembler)
+    }
+
     /// Has the matrices rounded so that the errors in the columns that matter are small.
     pub(crate) fn weigh(&mut self, importance: &mut WeighedMatrices<'a>) -> Result<()> {
         for (layer, layout) in &self.layouts {
@@ -85,6 +99,11 @@ impl<'a> Assembler<'a> {
     /// One sentence for each part that is not stored in the requested format.
     pub fn notes(&self) -> &[String] {
         &self.notes
+    }
+
+    /// Number of experts of a layer.
+    pub fn experts(&self) -> usize {
+        self.geometry.experts
     }
 
     /// The expert layout of each MoE layer.

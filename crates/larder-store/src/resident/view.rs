@@ -8,6 +8,7 @@ use super::{PlannedTensor, ResidentPlan, TensorEncoder};
 use crate::{
     error::Result,
     format_mix::WantedFormats,
+    importance::{Importance, WeighedMatrices},
     row_table::{self, TablePlan},
     source::Source,
 };
@@ -26,12 +27,25 @@ impl<'a> ConvertedTensors<'a> {
         blueprint: &Blueprint,
         wanted: impl Into<WantedFormats<'f>>,
     ) -> Result<Self> {
+        Self::weighed(source, blueprint, wanted, None)
+    }
+
+    /// As [`new`](Self::new), with matrices rounded so that the errors in the columns that matter are small.
+    pub fn weighed<'f>(
+        source: &'a dyn Source,
+        blueprint: &Blueprint,
+        wanted: impl Into<WantedFormats<'f>>,
+        importance: Option<&Importance>,
+    ) -> Result<Self> {
         let wanted = wanted.into();
-        let resident = ResidentPlan::new(source, blueprint, wanted)?.items;
+        let mut resident = ResidentPlan::new(source, blueprint, wanted)?;
+        if let Some(matrices) = importance {
+            resident.weigh(&mut WeighedMatrices::new(matrices, source))?;
+        }
         // Other row tables stay where they are, whatever their size.
         let (tables, _) = row_table::plans(source, blueprint, wanted)?;
         let tables = tables.into_iter().filter(|plan| plan.is_converted()).map(TablePlan::into_tensor);
-        let converted = resident.into_iter().chain(tables).map(|tensor| (tensor.name.clone(), tensor)).collect();
+        let converted = resident.items.into_iter().chain(tables).map(|tensor| (tensor.name.clone(), tensor)).collect();
         Ok(ConvertedTensors { source, converted })
     }
 }

@@ -9,6 +9,7 @@ use larder_store::MtpTensors;
 
 use crate::models::default_model;
 
+pub mod bits;
 pub mod chat;
 pub mod device;
 pub mod edge;
@@ -137,6 +138,8 @@ pub struct ConvertArgs {
     /// have small errors, at the cost of others
     #[arg(long, value_name = "FILE")]
     pub imatrix: Option<PathBuf>,
+    #[command(flatten)]
+    pub bits: bits::BitsFlags,
     /// Also write a second, smaller copy of every expert, in this format
     #[arg(long, value_name = "FORMAT")]
     pub small_copy: Option<NumberFormat>,

@@ -1,5 +1,7 @@
 //! `larder convert`.
 
+mod bits;
+
 use std::{path::Path, sync::Arc};
 
 use anyhow::{Result, anyhow, bail};
@@ -33,10 +35,18 @@ pub fn run(args: &ConvertArgs) -> Result<()> {
         }
         return Ok(());
     }
+    let chosen = match (args.bits.bits, &args.bits.text) {
+        (Some(bits), Some(text)) => Some(bits::choose(args, bits, text, importance.as_ref())?),
+        _ => None,
+    };
     let options = ConvertOptions {
         experts: args.experts.0,
         resident: args.resident.0,
-        mix: args.mix.as_deref().map(read_mix).transpose()?.unwrap_or_default(),
+        mix: match (&args.mix, &chosen) {
+            (Some(path), _) => read_mix(path)?,
+            (None, Some(chosen)) => chosen.mix.clone(),
+            (None, None) => FormatMix::default(),
+        },
         importance: importance.map(Arc::new),
         small_experts: args.small_copy,
         stripe: args.stripe.clone(),
@@ -65,6 +75,7 @@ pub fn run(args: &ConvertArgs) -> Result<()> {
             "second": second.map(|(division, folder)| second_json(division, folder, mirror.as_ref())),
             "notes": report.notes,
             "rounding_error": rounding,
+            "formats": chosen.as_ref().map(bits::json),
             "seconds": seconds,
             "peak_memory_bytes": memory::peak(),
         });
