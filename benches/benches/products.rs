@@ -38,7 +38,8 @@ fn all(c: &mut Criterion) {
                 }
                 group.bench_function(BenchmarkId::new(kind.name(), order), |b| {
                     b.iter(|| {
-                        let weights = WeightMatrix { kind, order, rows: ROWS, cols: COLS, bytes: black_box(&bytes) };
+                        let weights =
+                            WeightMatrix { kind, order, rows: ROWS, cols: COLS, scale: 1.0, bytes: black_box(&bytes) };
                         products(&pool, &mut [Product { weights, x: black_box(&x), pick: None, out: &mut out }]);
                     });
                 });

@@ -120,7 +120,7 @@ fn decode_rate(pool: &ThreadPool, kind: NumberFormat, order: RowOrder, bytes: &[
                 .iter()
                 .zip(out.chunks_exact_mut(ROWS))
                 .map(|(bytes, out)| {
-                    let weights = WeightMatrix { kind, order, rows: ROWS, cols: COLS, bytes };
+                    let weights = WeightMatrix { kind, order, rows: ROWS, cols: COLS, scale: 1.0, bytes };
                     Product { weights, x: &x, pick: None, out }
                 })
                 .collect();
@@ -136,7 +136,7 @@ fn batch_rate(pool: &ThreadPool, kind: NumberFormat, order: RowOrder, bytes: &[u
     let mut out = vec![0.0; ROWS * tokens];
     let mut at = 0;
     let call = || {
-        let weights = WeightMatrix { kind, order, rows: ROWS, cols: COLS, bytes: &bytes[at..at + size] };
+        let weights = WeightMatrix { kind, order, rows: ROWS, cols: COLS, scale: 1.0, bytes: &bytes[at..at + size] };
         products(pool, &mut [Product { weights, x: &x, pick: None, out: &mut out }]);
         at = (at + size) % (bytes.len() - size);
     };

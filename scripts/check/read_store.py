@@ -25,13 +25,15 @@ PAGE, RECORD, ALIGN, TABLE_BLOCK = 4096, 65536, 64, 65536
 BLOCKS = {"f32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "q8_0": (32, 34), "q4_0": (32, 18),
           "q4_1": (32, 20), "q5_0": (32, 22), "q5_1": (32, 24), "iq4_nl": (32, 18), "mxfp4": (32, 17),
           "q2_k": (256, 84), "q3_k": (256, 110), "q4_k": (256, 144), "q5_k": (256, 176), "q6_k": (256, 210), "iq4_xs": (256, 136),
-          "iq3_xxs": (256, 98), "iq3_s": (256, 110), "iq2_xxs": (256, 66), "iq2_xs": (256, 74), "iq2_s": (256, 82), "q2_0": (64, 18),
+          "nvfp4": (64, 36), "iq3_xxs": (256, 98), "iq3_s": (256, 110), "iq2_xxs": (256, 66), "iq2_xs": (256, 74), "iq2_s": (256, 82), "q2_0": (64, 18),
           "tq2_0": (256, 66), "q1_0": (128, 18), "iq1_s": (256, 50), "iq1_m": (256, 56), "tq1_0": (256, 54)}
 # Number and bytes of the scales at the start of a block.
 SCALES = {"q8_0": (1, 2), "q4_0": (1, 2), "q4_1": (2, 2), "q5_0": (1, 2), "q5_1": (2, 2), "iq4_nl": (1, 2),
-          "mxfp4": (1, 1)}
+          "mxfp4": (1, 1), "nvfp4": (0, 1)}
 LEVELS = {"iq4_nl": [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113],
           "mxfp4": [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]}
+# Kinds whose matrices have an f32 of their own.
+SCALED = ["nvfp4"]
 DTYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
 
 
@@ -71,7 +73,9 @@ def layout_of(geometry, kinds):
     """Name, kind, rows, cols and offset of each part, the segments, and the length of the data."""
     hidden, inter = geometry["hidden"], geometry["inter"]
     shapes = {"gate": (inter, hidden), "up": (inter, hidden), "down": (hidden, inter)}
-    parts = [(name, kinds[name], *shapes[name]) for name in shapes if name in kinds]
+    scaled = lambda *names: [(f"{name}_scale", "f32", 1, 1) for name in names if kinds.get(name) in SCALED]
+    matrices = [(name, kinds[name], *shapes[name]) for name in shapes if name in kinds]
+    parts = [*matrices[:-1], *scaled("gate", "up"), matrices[-1], *scaled("down")]
     if geometry["bias"]:
         parts += [(f"{name}_bias", "f32", 1, shapes[name][0]) for name in shapes if name in kinds]
     end, laid = 0, []
@@ -92,7 +96,8 @@ def rows_of(data, kind, rows, cols, order):
             blocks = np.frombuffer(data, np.uint8)[first * width:][:8 * width].reshape(cols // values, 8 * size)
             count, scale = SCALES[kind]
             head = count * scale
-            scales = blocks[:, :8 * head].reshape(-1, count, 8, scale).transpose(0, 2, 1, 3).reshape(-1, 8, head)
+            scales = blocks[:, :8 * head].reshape(len(blocks), count, 8, scale)
+            scales = scales.transpose(0, 2, 1, 3).reshape(len(blocks), 8, head)
             rest = blocks[:, 8 * head:].reshape(-1, (size - head) // 4, 8, 4)
             rest = rest.transpose(0, 2, 1, 3).reshape(-1, 8, size - head)
             all_rows[first:first + 8] = np.concatenate([scales, rest], 2).transpose(1, 0, 2).reshape(8, width)
@@ -100,7 +105,7 @@ def rows_of(data, kind, rows, cols, order):
 
 
 def values_of(data, kind, rows, cols, order):
-    """The values of a matrix, for formats with blocks of at most 32 values; None for the others."""
+    """The values of a matrix, without its scale, for formats with blocks of at most 64 values; None for the others."""
     if kind not in (*DTYPES, *SCALES):
         return None
     raw = rows_of(data, kind, rows, cols, order)
@@ -108,6 +113,13 @@ def values_of(data, kind, rows, cols, order):
         return raw.view({"f32": "<f4", "f16": "<f2"}[kind]).astype(np.float32)
     if kind == "bf16":
         return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
+    if kind == "nvfp4":
+        blocks = raw.reshape(rows, cols // 64, 36)
+        bits, groups = blocks[..., :4].astype(np.int32), blocks[..., 4:].reshape(rows, cols // 64, 4, 8)
+        exponent, mantissa = bits >> 3 & 15, bits & 7
+        scales = np.where(exponent == 0, mantissa / 512, (8 + mantissa) * 2.0 ** (exponent - 10)) * (bits != 0x7F) / 2
+        codes = np.array(LEVELS["mxfp4"], np.float32)[np.concatenate([groups & 15, groups >> 4], 3)]
+        return (scales[..., None] * codes).astype(np.float32).reshape(rows, cols)
     blocks = raw.reshape(rows, cols // 32, -1)
     head = SCALES[kind][0] * SCALES[kind][1]
     if kind == "mxfp4":

@@ -45,6 +45,7 @@ KINDS = {
     Q.IQ1_S: [0],
     Q.IQ1_M: [],
     Q.TQ1_0: [52],
+    Q.NVFP4: [],
 }
 # Kinds that gguf cannot dequantise: bytes of a block, and bits of a value.
 OTHERS = {"Q2_0": (18, 2), "Q1_0": (18, 1)}
@@ -52,6 +53,9 @@ OTHERS = {"Q2_0": (18, 2), "Q1_0": (18, 1)}
 ODD_HALVES = [0x0000, 0x8000, 0x0001, 0x83FF, 0x7BFF, 0xFC00, 0x7E00]
 # As exponents of MXFP4: the subnormal ones, the first normal one, the middle, and the largest two.
 ODD_EXPONENTS = [0, 1, 2, 127, 128, 254, 255]
+
+# As scales of NVFP4: zero, the smallest and the largest subnormal one, the first normal one, the largest, NaN, and those with a sign.
+ODD_FLOATS = [0x00, 0x01, 0x07, 0x08, 0x7E, 0x7F, 0x80, 0x81, 0xFE, 0xFF]
 
 
 def values_of(kind, blocks):
@@ -91,6 +95,9 @@ def blocks_of(kind, rng):
             spread_scale(block, half_of(i, 0, rng))
         if kind == Q.MXFP4:
             block[0] = ODD_EXPONENTS[i] if i < len(ODD_EXPONENTS) else rng.randrange(100, 140)
+        if kind == Q.NVFP4 and 4 * i < len(ODD_FLOATS):
+            odd = ODD_FLOATS[4 * i : 4 * i + 4]
+            block[: len(odd)] = odd
     return blocks
 
 

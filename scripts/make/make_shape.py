@@ -15,7 +15,7 @@ Properties of the files:
   a mean of half a step, and that alone would pull all tokens in one direction. Standard deviations
   depend on the width of the input, so that hidden states keep their size through all layers and logits stay near 1 to 2.
 * Formats. All matrices have the format of --kind, the output head Q6_K; with mxfp4 only the experts, the others and the
-  head Q8_0; with iq1_s to iq3_s, tq1_0 and tq2_0 only the experts, the others Q4_K. Rows that are not whole blocks of 256 values take a format with blocks of 32. Both as llama-quantize does,
+  head Q8_0; with nvfp4 the experts and the output matrices of attention, the others and the head Q8_0; with iq1_s to iq3_s, tq1_0 and tq2_0 only the experts, the others Q4_K. Rows that are not whole blocks of 256 values take a format with blocks of 32. Both as llama-quantize does,
   except that it gives some attention and down matrices more bits, too.
 * Reuse: the share of a token's experts, per layer, that the previous token used too. It follows from the text before a
   token, not from its id, so it holds for any text, random ids included, and adjacent tokens share more than distant ones:
@@ -80,6 +80,7 @@ SHAPES = {
     "tiny-qwen3moe": Shape("qwen3moe", 1, 256, 2, 1, 16, 32, 2, 1, 264, 256, 1e4, 1e-6, "qwen2", dense=64, tied=True),
     "tiny-mixtral": Shape("llama", 2, 96, 4, 2, 24, 32, 3, 2, 272, 256, 1e4, 1e-5, "gpt-2"),
     "tiny-gpt-oss-96": Shape("gpt-oss", 2, 96, 4, 2, 32, 64, 4, 2, 272, 8192, 150000.0, 1e-5, "gpt-4o", window=6, yarn=32),
+    "tiny-qwen3moe-128": Shape("qwen3moe", 2, 128, 4, 2, 32, 64, 4, 2, 272, 256, 1e4, 1e-6, "qwen2", dense=64),
     "tiny-olmoe-256": Shape("olmoe", 2, 256, 8, 8, 32, 256, 16, 4, 1024, 2048, 1e4, 1e-5, "olmo"),
     "tiny-olmoe-224": Shape("olmoe", 2, 224, 7, 7, 32, 224, 16, 4, 1024, 2048, 1e4, 1e-5, "olmo"),
 }
@@ -90,6 +91,7 @@ FIXTURES = [
     ("tiny-qwen3moe", "q4_k"),
     ("tiny-mixtral", "q4_0"),
     ("tiny-gpt-oss-96", "mxfp4"),
+    ("tiny-qwen3moe-128", "nvfp4"),
     *(("tiny-qwen3moe", kind.name.lower()) for kind in WHOLE),
 ]
 FIXTURE_FALLBACK = dict.fromkeys(FALLBACK, Q.Q8_0)  # for rows that are not whole blocks of 256

@@ -8,6 +8,8 @@ use crate::{NumberFormat, PerMatrix, RowOrder, interleave};
 pub const PART_ALIGN: usize = 64;
 /// Alignment and granularity of an expert's data in bytes, so that they can be read with direct I/O.
 pub const SHARD_ALIGN: usize = 4096;
+/// Bytes of the scale of a matrix.
+const SCALE_BYTES: usize = size_of::<f32>();
 /// Number of segments of an expert, see [`ExpertLayout::segments`].
 pub const SEGMENTS: usize = 2;
 
@@ -26,6 +28,8 @@ pub struct ExpertPart {
     pub offset: usize,
     /// Length in bytes.
     pub bytes: usize,
+    /// Where the expert's data have the f32 that all values of the matrix are multiplied by, if its format has one.
+    pub scale_at: Option<usize>,
 }
 
 impl ExpertPart {
@@ -35,9 +39,23 @@ impl ExpertPart {
     pub fn of<'a>(&self, data: &'a [u8]) -> &'a [u8] {
         &data[self.offset..self.offset + self.bytes]
     }
+
+    /// What all values of the matrix are multiplied by. The caller guarantees `data` as in [`of`](Self::of).
+    pub fn scale(&self, data: &[u8]) -> f32 {
+        let read = |at: usize| f32::from_le_bytes(data[at..at + SCALE_BYTES].try_into().expect("four bytes"));
+        self.scale_at.map_or(1.0, read)
+    }
+
+    /// The scale as a part of its own.
+    fn scale_part(&self) -> Option<ExpertPart> {
+        let (kind, order) = (NumberFormat::F32, RowOrder::Plain);
+        let part = |offset| ExpertPart { kind, order, rows: 1, cols: 1, offset, bytes: SCALE_BYTES, scale_at: None };
+        self.scale_at.map(part)
+    }
 }
 
-/// The byte layout of one expert: `gate`, `up`, `down`, then the biases if the model has them.
+/// The byte layout of one expert: `gate`, `up`, their scales if they have any, `down` and its scale, then the biases if the
+/// model has them.
 ///
 /// This is the order of use, so that computing can begin before the last byte has been read.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -111,33 +129,21 @@ impl ExpertLayout {
         bias: bool,
     ) -> Result<Self, LayoutError> {
         let PerMatrix { gate, up, down } = kinds.into();
-        let overflow = || LayoutError::Overflow { hidden, inter };
-        let mut end = 0usize;
-        let mut part = |what, kind: NumberFormat, rows: usize, cols: usize| {
-            if !cols.is_multiple_of(kind.block_len()) {
-                return Err(LayoutError::Blocks { what, cols, kind });
-            }
-            let bytes = kind.matrix_bytes(rows, cols).ok_or_else(overflow)?;
-            let offset = end;
-            end = offset
-                .checked_add(bytes)
-                .and_then(|e| e.checked_next_multiple_of(PART_ALIGN))
-                .filter(|e| *e <= isize::MAX as usize)
-                .ok_or_else(overflow)?;
-            Ok(ExpertPart { kind, order: RowOrder::Plain, rows, cols, offset, bytes })
-        };
-        let gate = gate.map(|kind| part("gate", kind, inter, hidden)).transpose()?;
-        let up = part("up", up, inter, hidden)?;
-        let down = part("down", down, hidden, inter)?;
+        let mut end = PartsEnd { bytes: 0, hidden, inter };
+        let mut gate = gate.map(|kind| end.part("gate", kind, inter, hidden)).transpose()?;
+        let mut up = end.part("up", up, inter, hidden)?;
+        gate.iter_mut().chain([&mut up]).try_for_each(|part| end.add_scale(part))?;
+        let mut down = end.part("down", down, hidden, inter)?;
+        end.add_scale(&mut down)?;
         let bias = match bias {
             true => Some(PerMatrix {
-                gate: gate.map(|_| part("gate bias", NumberFormat::F32, 1, inter)).transpose()?,
-                up: part("up bias", NumberFormat::F32, 1, inter)?,
-                down: part("down bias", NumberFormat::F32, 1, hidden)?,
+                gate: gate.map(|_| end.part("gate bias", NumberFormat::F32, 1, inter)).transpose()?,
+                up: end.part("up bias", NumberFormat::F32, 1, inter)?,
+                down: end.part("down bias", NumberFormat::F32, 1, hidden)?,
             }),
             false => None,
         };
-        let bytes = end.checked_next_multiple_of(SHARD_ALIGN).ok_or_else(overflow)?;
+        let bytes = end.bytes.checked_next_multiple_of(SHARD_ALIGN).ok_or_else(|| end.overflow())?;
         Ok(ExpertLayout { gate, up, down, bias, bytes })
     }
 
@@ -196,19 +202,72 @@ impl ExpertLayout {
         best
     }
 
-    /// The matrices, without biases.
+    /// The matrices, without scales and biases.
     pub fn matrices(&self) -> impl Iterator<Item = &ExpertPart> {
         self.inputs().chain([&self.down])
     }
 
+    /// The matrices and the biases with their names: what a source has of an expert, beside scales.
+    pub fn matrices_and_biases(&self) -> impl Iterator<Item = (&'static str, ExpertPart)> {
+        self.parts().filter(|(name, _)| !name.ends_with("_scale"))
+    }
+
     /// All parts with their tensor names in a shard, by ascending offset.
-    pub fn parts(&self) -> impl Iterator<Item = (&'static str, &ExpertPart)> {
+    pub fn parts(&self) -> impl Iterator<Item = (&'static str, ExpertPart)> {
         let bias = self.bias.iter().flat_map(|bias| {
-            let gate = bias.gate.iter().map(|gate| ("gate_bias", gate));
-            gate.chain([("up_bias", &bias.up), ("down_bias", &bias.down)])
+            let gate = bias.gate.map(|gate| ("gate_bias", gate));
+            gate.into_iter().chain([("up_bias", bias.up), ("down_bias", bias.down)])
         });
-        let gate = self.gate.iter().map(|gate| ("gate", gate));
-        gate.chain([("up", &self.up), ("down", &self.down)]).chain(bias)
+        let scale = |name, part: Option<ExpertPart>| Some((name, part?.scale_part()?));
+        let gate = self.gate.map(|gate| ("gate", gate)).into_iter();
+        let inputs = gate.chain([("up", self.up)]);
+        let scales = scale("gate_scale", self.gate).into_iter().chain(scale("up_scale", Some(self.up)));
+        let down = std::iter::once(("down", self.down)).chain(scale("down_scale", Some(self.down)));
+        inputs.chain(scales).chain(down).chain(bias)
+    }
+}
+
+/// Where the parts of an expert end that have been laid out, and its shape.
+struct PartsEnd {
+    bytes: usize,
+    hidden: usize,
+    inter: usize,
+}
+
+impl PartsEnd {
+    fn overflow(&self) -> LayoutError {
+        LayoutError::Overflow { hidden: self.hidden, inter: self.inter }
+    }
+
+    /// Lays out a part behind those before.
+    fn part(
+        &mut self,
+        what: &'static str,
+        kind: NumberFormat,
+        rows: usize,
+        cols: usize,
+    ) -> Result<ExpertPart, LayoutError> {
+        if !cols.is_multiple_of(kind.block_len()) {
+            return Err(LayoutError::Blocks { what, cols, kind });
+        }
+        let bytes = kind.matrix_bytes(rows, cols).ok_or_else(|| self.overflow())?;
+        let offset = self.take(bytes)?;
+        Ok(ExpertPart { kind, order: RowOrder::Plain, rows, cols, offset, bytes, scale_at: None })
+    }
+
+    /// Lays out the scale of a matrix, if its format has one.
+    fn add_scale(&mut self, part: &mut ExpertPart) -> Result<(), LayoutError> {
+        if part.kind.has_matrix_scale() {
+            part.scale_at = Some(self.take(SCALE_BYTES)?);
+        }
+        Ok(())
+    }
+
+    /// The offset of the next part, which has this many bytes.
+    fn take(&mut self, bytes: usize) -> Result<usize, LayoutError> {
+        let end = self.bytes.checked_add(bytes).and_then(|end| end.checked_next_multiple_of(PART_ALIGN));
+        let end = end.filter(|end| *end <= isize::MAX as usize).ok_or_else(|| self.overflow())?;
+        Ok(std::mem::replace(&mut self.bytes, end))
     }
 }
 
@@ -262,6 +321,24 @@ mod tests {
         assert_eq!((layout.up.offset, layout.up.rows, layout.down.rows), (0, 32, 96));
         assert_eq!(layout.kinds(), [NumberFormat::F16, NumberFormat::Q4_0].into());
         assert!(!layout.quantises_input() && layout.clone().in_order(RowOrder::Rows8).down.order == RowOrder::Rows8);
+    }
+
+    #[test]
+    fn scales_are_in_the_segment_of_their_matrices() {
+        let layout =
+            ExpertLayout::new(128, 64, [NumberFormat::Nvfp4, NumberFormat::Q8_0, NumberFormat::Nvfp4], true).unwrap();
+        let names: Vec<_> = layout.parts().map(|(name, _)| name).collect();
+        let biases = ["gate_bias", "up_bias", "down_bias"];
+        assert_eq!(names, [&["gate", "up", "gate_scale", "down", "down_scale"][..], &biases].concat());
+        let offsets: Vec<_> = layout.parts().map(|(_, part)| part.offset).collect();
+        assert!(offsets.is_sorted() && layout.gate.unwrap().scale_at == Some(offsets[2]));
+        assert!(offsets[2] < layout.segments()[0].end && layout.down.scale_at > Some(layout.segments()[1].start));
+        let mut data = vec![0; layout.bytes];
+        data[offsets[2]..][..4].copy_from_slice(&0.25f32.to_le_bytes());
+        assert_eq!(
+            (layout.gate.unwrap().scale(&data), layout.up.scale(&data), layout.down.scale(&data)),
+            (0.25, 1.0, 0.0)
+        );
     }
 
     #[test]

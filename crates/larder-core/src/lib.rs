@@ -68,7 +68,7 @@ pub use freed_memory::give_back_freed_memory;
 pub use gate::{ExpertGroups, Gate, GateError, GroupRank, Renorm, Score, Weighting};
 pub use ids::{ExpertId, ExpertKey, LayerIdx, MoeRow, WantedExpert};
 pub use integers::{DIGITS, digits, from_digits};
-pub use levels::{IQ4_NL_LEVELS, MXFP4_LEVELS, mxfp4_scale};
+pub use levels::{IQ4_NL_LEVELS, MXFP4_LEVELS, mxfp4_scale, nvfp4_scale};
 pub use number_format::{NumberFormat, UnknownNumberFormat};
 pub use per_matrix::PerMatrix;
 pub use printable::{PRINTABLE_CHARS, printable};
@@ -79,7 +79,7 @@ pub use row_order::{BlockParts, ROW_GROUP, RowOrder, UnknownRowOrder, deinterlea
 pub use sequence_memory::{CheckpointPolicy, KV_PAGE_TOKENS, SequenceMemory};
 pub use step_memory::StepMemory;
 pub use task_threads::{CallerThread, TaskThreads};
-pub use tensors::{TensorMeta, TensorRows, Tensors, TensorsError};
+pub use tensors::{MatrixScale, TensorMeta, TensorRows, Tensors, TensorsError, matrix_scale, matrix_scale_name};
 pub use timestamp::rfc3339;
 pub use trace::{
     CapacityAt, EXPERTS_MAX, GATES_KEY, Steps, Trace, TraceError, TracePass, TraceStep, TraceToken, UNUSED,

@@ -63,6 +63,9 @@ formats! {
     Q6K = block("q6_k", 256, scales_last(1, 2, 52));
     /// 256 values: eight groups of nibbles as in `Iq4Nl`, with 6-bit scales.
     Iq4Xs = block("iq4_xs", 256, scales_first(2, 2, 33));
+    /// 64 values: four groups of sixteen, each with a byte that is a float, nibbles as in `Mxfp4`. A matrix may have an f32
+    /// that all of its values are multiplied by.
+    Nvfp4 = read_only("nvfp4", 64, scales_first(0, 1, 9));
     /// 256 values: eight groups of indices into a code book of four values each, with signs and 4-bit scales.
     Iq3Xxs = read_only("iq3_xxs", 256, scales_first(1, 2, 24));
     /// 256 values: as `Iq3Xxs` with a larger code book, and each sign by itself.
@@ -161,6 +164,12 @@ impl NumberFormat {
         self.row_bytes(cols)?.checked_mul(rows)
     }
 
+    /// Whether a matrix in this format may have an f32, beside its blocks, that all of its values are multiplied by.
+    #[inline]
+    pub const fn has_matrix_scale(self) -> bool {
+        matches!(self, NumberFormat::Nvfp4)
+    }
+
     /// The name used in flags, manifests and messages.
     pub const fn name(self) -> &'static str {
         self.row().name
@@ -226,11 +235,11 @@ mod tests {
         let sizes = NumberFormat::ALL.map(|k| (k.block_len(), k.block_bytes()));
         let small = [(32, 34), (32, 18), (32, 20), (32, 22), (32, 24), (32, 18), (32, 17)];
         let large = [(256, 84), (256, 110), (256, 144), (256, 176), (256, 210), (256, 136)];
-        let books = [(256, 98), (256, 110), (256, 66), (256, 74), (256, 82)];
+        let books = [(64, 36), (256, 98), (256, 110), (256, 66), (256, 74), (256, 82)];
         let smallest = [(64, 18), (256, 66), (128, 18), (256, 50), (256, 56), (256, 54)];
         assert_eq!(sizes[..3], [(1, 4), (1, 2), (1, 2)]);
         assert_eq!((&sizes[3..10], &sizes[10..16]), (&small[..], &large[..]));
-        assert_eq!((&sizes[16..21], &sizes[21..]), (&books[..], &smallest[..]));
+        assert_eq!((&sizes[16..22], &sizes[22..]), (&books[..], &smallest[..]));
     }
 
     #[test]

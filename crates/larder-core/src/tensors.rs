@@ -27,6 +27,65 @@ impl TensorMeta {
     }
 }
 
+/// The name under which a source has, beside the matrix `name`, the f32 that all of its values are multiplied by.
+pub fn matrix_scale_name(name: &str) -> String {
+    format!("{name}.scale")
+}
+
+/// Where the scale of a matrix is.
+pub struct MatrixScale {
+    name: String,
+    offset: usize,
+}
+
+impl MatrixScale {
+    /// The scale of the matrix `name`, or of number `index` of the `count` matrices that the tensor holds; `None` if there is none,
+    /// which is as if it were 1. Costs no I/O.
+    pub fn find(
+        tensors: &dyn Tensors,
+        name: &str,
+        (index, count): (usize, usize),
+    ) -> Result<Option<Self>, TensorsError> {
+        if !tensors.meta(name).is_some_and(|meta| meta.kind.has_matrix_scale()) {
+            return Ok(None);
+        }
+        let name = matrix_scale_name(name);
+        let Some(meta) = tensors.meta(&name) else { return Ok(None) };
+        let stored = if meta.kind == NumberFormat::F32 { meta.shape.iter().product() } else { 0 };
+        match stored {
+            1 => Ok(Some(MatrixScale { name, offset: 0 })),
+            _ if stored == count => Ok(Some(MatrixScale { name, offset: index * size_of::<f32>() })),
+            _ => {
+                let TensorMeta { kind, shape, .. } = meta;
+                let wanted = if count == 1 { "one f32".into() } else { format!("one f32, or {count}, one per matrix") };
+                Err(TensorsError(format!("tensor '{name}' is {kind} of shape {shape:?}, but should be {wanted}")))
+            }
+        }
+    }
+
+    /// The tensor that holds it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Reads it. It may be infinite or NaN.
+    pub fn read(&self, tensors: &dyn Tensors) -> Result<f32, TensorsError> {
+        let mut bytes = [0; size_of::<f32>()];
+        tensors.read(&self.name, self.offset, &mut bytes)?;
+        Ok(f32::from_le_bytes(bytes))
+    }
+}
+
+/// What all values of the matrix `name` are multiplied by: its [`MatrixScale`], or 1. Refused if it is infinite or NaN.
+pub fn matrix_scale(tensors: &dyn Tensors, name: &str) -> Result<f32, TensorsError> {
+    let Some(stored) = MatrixScale::find(tensors, name, (0, 1))? else { return Ok(1.0) };
+    let scale = stored.read(tensors)?;
+    match scale.is_finite() {
+        true => Ok(scale),
+        false => Err(TensorsError(format!("tensor '{}' holds the scale {scale}", stored.name))),
+    }
+}
+
 /// Why a tensor could not be read. The text names the file; callers add only the purpose.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]

@@ -37,7 +37,7 @@
 //! let products = gpu.products(0)?;
 //!
 //! let bytes: Vec<u8> = [1.0f32, 2.0, 3.0, 4.0].iter().flat_map(|v| v.to_le_bytes()).collect();
-//! let matrix = WeightMatrix { kind: NumberFormat::F32, order: RowOrder::Plain, rows: 2, cols: 2, bytes: &bytes };
+//! let matrix = WeightMatrix { kind: NumberFormat::F32, order: RowOrder::Plain, rows: 2, cols: 2, scale: 1.0, bytes: &bytes };
 //! let weights = products.upload(matrix)?;
 //! let mut x = Inputs::new();
 //! x.fill(&[1.0, -1.0], 2, false);

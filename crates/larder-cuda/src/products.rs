@@ -70,9 +70,10 @@ impl DeviceProducts for GpuProducts {
     }
 
     fn upload(&self, weights: WeightMatrix) -> larder_model::Result<usize> {
-        let WeightMatrix { kind, order, rows, cols, bytes } = weights;
+        let WeightMatrix { kind, order, rows, cols, scale, bytes } = weights;
         check_kind(kind)?;
-        let part = ExpertPart { kind, order, rows, cols, offset: 0, bytes: bytes.len() };
+        assert!(scale == 1.0, "matrices in a format of the kernels have no scale");
+        let part = ExpertPart { kind, order, rows, cols, offset: 0, bytes: bytes.len(), scale_at: None };
         let mut state = self.lock();
         let at = state.resident.place(bytes.len() as u64)?;
         for (i, piece) in bytes.chunks(PIECE).enumerate() {

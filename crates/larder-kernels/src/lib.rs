@@ -27,7 +27,7 @@
 //! let values = [1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0];
 //! let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
 //! let weights =
-//!     WeightMatrix { kind: NumberFormat::F32, order: RowOrder::Plain, rows: 2, cols: 3, bytes: &bytes };
+//!     WeightMatrix { kind: NumberFormat::F32, order: RowOrder::Plain, rows: 2, cols: 3, scale: 1.0, bytes: &bytes };
 //!
 //! let mut x = Inputs::new();
 //! x.fill(&[1.0, 0.0, -1.0], 3, false);

@@ -15,10 +15,11 @@
 //! | `iq2_xxs`, `iq1_s` | `(scale · Σ q·x) · (d/8 · e)` |
 //! | `q3_k`, `q6_k` | `(scale₀ · Σ₀ q·x + scale₁ · Σ₁ q·x) · (d · e)` |
 //! | `iq2_xs`, `iq2_s`, `iq1_m` | `(scale₀ · Σ₀ q·x + scale₁ · Σ₁ q·x) · (d/8 · e)` |
+//! | `nvfp4` | `(d₀ · Σ₀ q·x + d₁ · Σ₁ q·x) · e` |
 //! | `q2_k` | `(scale₀ · Σ₀ q·x + scale₁ · Σ₁ q·x) · (d · e) − (min₀ · s₀ + min₁ · s₁) · (dmin · e)` |
 //!
 //! The expressions in brackets of integers are integers, exact and below 2^24, so that their conversion to f32 is exact
-//! as well.
+//! as well. The scales of `nvfp4` have four digits of base 2, so that `d₀ · Σ₀ q·x` is exact too.
 //!
 //! For floats it is [`dot`](crate::dot::dot) of the widened row.
 

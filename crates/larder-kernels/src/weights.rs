@@ -26,6 +26,8 @@ pub struct WeightMatrix<'a> {
     pub rows: usize,
     /// Number of inputs.
     pub cols: usize,
+    /// What all values are multiplied by: 1, where the format has no scale of whole matrices.
+    pub scale: f32,
     /// Exactly `kind.matrix_bytes(rows, cols)` bytes, at any alignment.
     pub bytes: &'a [u8],
 }
@@ -79,6 +81,13 @@ impl<'a> Panels<'a> {
 /// If the row is out of range, or a length does not fit the shape.
 pub fn widen_row(weights: WeightMatrix, row: usize, out: &mut [f32]) {
     weights.check();
+    widen_unscaled(weights, row, out);
+    if weights.scale != 1.0 {
+        out.iter_mut().for_each(|value| *value *= weights.scale);
+    }
+}
+
+fn widen_unscaled(weights: WeightMatrix, row: usize, out: &mut [f32]) {
     assert!(row < weights.rows, "row {row} is out of range: the matrix has {} rows", weights.rows);
     let panel = weights.panels().get(row / ROW_GROUP);
     if !panel.interleaved {
@@ -149,8 +158,16 @@ mod tests {
             interleave(kind, rows, cols, &mut interleaved);
             for row in 0..rows {
                 let (mut a, mut b) = (vec![0.0; cols], vec![1.0; cols]);
-                widen_row(WeightMatrix { kind, order: RowOrder::Plain, rows, cols, bytes: &plain }, row, &mut a);
-                widen_row(WeightMatrix { kind, order: RowOrder::Rows8, rows, cols, bytes: &interleaved }, row, &mut b);
+                widen_row(
+                    WeightMatrix { kind, order: RowOrder::Plain, rows, cols, scale: 1.0, bytes: &plain },
+                    row,
+                    &mut a,
+                );
+                widen_row(
+                    WeightMatrix { kind, order: RowOrder::Rows8, rows, cols, scale: 1.0, bytes: &interleaved },
+                    row,
+                    &mut b,
+                );
                 assert_eq!(a, b, "{kind}, row {row}");
             }
         }

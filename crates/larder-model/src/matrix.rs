@@ -20,6 +20,7 @@ pub struct Matrix {
     order: RowOrder,
     rows: usize,
     cols: usize,
+    scale: f32,
     bytes: Arc<Bytes>,
     compute: Arc<ComputeContext>,
     squares: Option<MatrixSquares>,
@@ -39,7 +40,7 @@ impl Matrix {
         bytes: Arc<Bytes>,
         compute: Arc<ComputeContext>,
     ) -> Self {
-        Matrix { kind, order, rows, cols, bytes, compute, squares: None }
+        Matrix { kind, order, rows, cols, scale: 1.0, bytes, compute, squares: None }
     }
 
     /// The same matrix, whose inputs are collected under `name` if its context collects inputs.
@@ -48,8 +49,14 @@ impl Matrix {
         Matrix { squares, ..self }
     }
 
+    /// The matrix with all values multiplied by `scale`.
+    pub fn scaled(self, scale: f32) -> Self {
+        Matrix { scale: self.scale * scale, ..self }
+    }
+
     fn stored(&self) -> WeightMatrix<'_> {
-        WeightMatrix { kind: self.kind, order: self.order, rows: self.rows, cols: self.cols, bytes: &self.bytes }
+        let Matrix { kind, order, rows, cols, scale, bytes, .. } = self;
+        WeightMatrix { kind: *kind, order: *order, rows: *rows, cols: *cols, scale: *scale, bytes }
     }
 
     /// Row `row` as f32.
@@ -81,8 +88,8 @@ impl Matrix {
             }
             _ => Location::Host(self.order, self.bytes),
         };
-        let Matrix { kind, rows, cols, compute, squares, .. } = self;
-        Ok(PlacedMatrix { kind, rows, cols, location, compute, squares })
+        let Matrix { kind, rows, cols, scale, compute, squares, .. } = self;
+        Ok(PlacedMatrix { kind, rows, cols, scale, location, compute, squares })
     }
 }
 
@@ -91,6 +98,7 @@ pub struct PlacedMatrix {
     kind: NumberFormat,
     rows: usize,
     cols: usize,
+    scale: f32,
     location: Location,
     compute: Arc<ComputeContext>,
     squares: Option<MatrixSquares>,
@@ -144,11 +152,11 @@ impl<'a> MatmulBatch<'a> {
     }
 
     fn add(&mut self, weights: &'a PlacedMatrix, pick: Option<&'a [u32]>, out: &'a mut [f32]) {
-        let PlacedMatrix { kind, rows, cols, .. } = *weights;
+        let PlacedMatrix { kind, rows, cols, scale, .. } = *weights;
         weights.squares.iter().for_each(|squares| squares.add(self.x, pick));
         match &weights.location {
             Location::Host(order, bytes) => {
-                let weights = WeightMatrix { kind, order: *order, rows, cols, bytes };
+                let weights = WeightMatrix { kind, order: *order, rows, cols, scale, bytes };
                 self.on_host.push(Product { weights, x: self.x, pick, out });
             }
             Location::Device(device, number) => {

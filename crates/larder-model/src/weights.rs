@@ -5,11 +5,12 @@ use std::sync::Arc;
 use candle_core::{Device, Tensor};
 use larder_core::{
     DIGITS, NumberFormat, RowOrder, TensorMeta, TensorSpec, Tensors, deinterleave, from_digits, interleave,
+    matrix_scale,
 };
 
 use crate::bytes::Bytes;
 use crate::compute::ComputeContext;
-use crate::embedding::EmbeddingRows;
+use crate::embedding::{EmbeddingRows, ScaledRows};
 use crate::error::{ModelError, Result};
 use crate::matrix::{Linear, Matrix, PlacedMatrix};
 use crate::read_ahead::ReadAhead;
@@ -50,7 +51,7 @@ impl<'a> WeightLoader<'a> {
     /// The weight of a product, `[rows, cols]`, in its stored number format.
     pub fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Matrix> {
         match self.bytes(name, &[rows, cols], true)? {
-            Some((meta, bytes)) => Ok(self.arranged(&meta, rows, cols, bytes).named(name)),
+            Some((meta, bytes)) => Ok(self.arranged(&meta, rows, cols, bytes).scaled(self.scale(name)?).named(name)),
             None => Ok(Matrix::new(
                 NumberFormat::F32,
                 RowOrder::Plain,
@@ -69,7 +70,11 @@ impl<'a> WeightLoader<'a> {
             Some((source, stored)) => {
                 self.request(name, &[rows, cols], true);
                 check_shape(source, name, &[rows, cols])?;
-                Box::new(CachedRows::new(stored))
+                let cached = Box::new(CachedRows::new(stored));
+                match self.scale(name)? {
+                    1.0 => cached,
+                    scale => Box::new(ScaledRows { rows: cached, bias: vec![0.0; cols], scale: vec![scale; cols] }),
+                }
             }
             None => Box::new(self.matrix(name, rows, cols)?),
         };
@@ -147,7 +152,8 @@ impl<'a> WeightLoader<'a> {
         let Some((meta, all)) = self.bytes(name, &shape, true)? else { return Ok(vec![]) };
         let [heads, rows, cols] = shape;
         let head = TensorMeta { shape: vec![rows, cols], bytes: meta.bytes / heads, ..meta };
-        let matrix = |bytes: &[u8]| self.arranged(&head, rows, cols, Bytes::from(bytes)).place();
+        let scale = self.scale(name)?;
+        let matrix = |bytes: &[u8]| self.arranged(&head, rows, cols, Bytes::from(bytes)).scaled(scale).place();
         all.chunks_exact(head.bytes).map(matrix).collect()
     }
 
@@ -159,7 +165,8 @@ impl<'a> WeightLoader<'a> {
         }
         let (shape, bytes, order) = (vec![rows, cols], meta.bytes / groups, RowOrder::Plain);
         let group = TensorMeta { shape, bytes, order, ..meta };
-        let matrix = |bytes: &[u8]| self.arranged(&group, rows, cols, Bytes::from(bytes)).place();
+        let scale = self.scale(name)?;
+        let matrix = |bytes: &[u8]| self.arranged(&group, rows, cols, Bytes::from(bytes)).scaled(scale).place();
         all.chunks_exact(group.bytes).map(matrix).collect()
     }
 
@@ -200,6 +207,11 @@ impl<'a> WeightLoader<'a> {
             interleave(meta.kind, rows, cols, &mut bytes);
         }
         Matrix::new(meta.kind, order, rows, cols, Arc::new(bytes), self.compute.clone())
+    }
+
+    /// What all values of a matrix are multiplied by.
+    fn scale(&self, name: &str) -> Result<f32> {
+        self.source.map_or(Ok(1.0), |source| Ok(matrix_scale(source, name)?))
     }
 
     fn values(&mut self, name: &str, shape: &[usize]) -> Result<Option<Vec<f32>>> {

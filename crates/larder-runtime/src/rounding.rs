@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::Result;
-use larder_core::{Blueprint, ExpertId, NumberFormat, RowOrder, TensorMeta, Tensors};
+use larder_core::{Blueprint, ExpertId, ExpertPart, NumberFormat, RowOrder, TensorMeta, Tensors, matrix_scale};
 use larder_kernels::{WeightMatrix, widen_row};
 use larder_store::{Assembler, ExpertSource, Source, Store};
 
@@ -25,10 +25,10 @@ pub fn rounding_error(source: &dyn Source, blueprint: &Blueprint, path: &Path) -
             experts.read_expert(*layer, ExpertId(0), &mut data).map(|()| (layout, data))
         });
         let ((layout, data), (wide_layout, wide)) = (stored?, wide?);
-        let matrices = layout.parts().zip(wide_layout.parts()).filter(|((name, _), _)| !name.ends_with("_bias"));
-        for ((_, part), (_, exact)) in matrices {
-            let (kind, order, rows, cols) = (part.kind, part.order, part.rows, part.cols);
-            difference.add(WeightMatrix { kind, order, rows, cols, bytes: part.of(&data) }, exact.of(&wide));
+        for (part, exact) in layout.matrices().zip(wide_layout.matrices()) {
+            let ExpertPart { kind, order, rows, cols, .. } = *part;
+            let (scale, bytes) = (part.scale(&data), part.of(&data));
+            difference.add(WeightMatrix { kind, order, rows, cols, scale, bytes }, exact.of(&wide));
         }
     }
     let quantised = |name: &&str| source.meta(name).map(|m| m.kind) != floats.meta(name).map(|m| m.kind);
@@ -39,7 +39,7 @@ pub fn rounding_error(source: &dyn Source, blueprint: &Blueprint, path: &Path) -
         let (mut data, mut exact) = (vec![0; meta.bytes], vec![0; wide.bytes]);
         store.read(name, 0, &mut data)?;
         floats.read(name, 0, &mut exact)?;
-        difference.add(matrix(meta, &data), &exact);
+        difference.add(WeightMatrix { scale: matrix_scale(&store, name)?, ..matrix(meta, &data) }, &exact);
     }
     Ok(Some(difference.relative()))
 }
@@ -49,7 +49,7 @@ fn matrix<'a>(meta: &TensorMeta, bytes: &'a [u8]) -> WeightMatrix<'a> {
     let cols = meta.shape.last().copied().unwrap_or(1);
     let rows = meta.shape.iter().product::<usize>().checked_div(cols).unwrap_or_default();
     let order = if meta.shape.len() == 2 { meta.order } else { RowOrder::Plain };
-    WeightMatrix { kind: meta.kind, order, rows, cols, bytes }
+    WeightMatrix { kind: meta.kind, order, rows, cols, scale: 1.0, bytes }
 }
 
 /// Sums of squares.

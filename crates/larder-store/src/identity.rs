@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use larder_core::{Blueprint, ExpertId, PerMatrix};
+use larder_core::{Blueprint, ExpertId, PerMatrix, matrix_scale_name};
 use twox_hash::XxHash3_128;
 
 use crate::{
@@ -58,6 +58,10 @@ fn used_tensors(source: &dyn Source, blueprint: &Blueprint) -> BTreeSet<String> 
             used.extend((0..experts).map(|e| slice.tensor_name(*layer, ExpertId(e as u16))));
         }
     }
+    let scaled = |name: &&String| source.meta(name).is_some_and(|meta| meta.kind.has_matrix_scale());
+    let scales = used.iter().filter(scaled).map(|name| matrix_scale_name(name));
+    let scales: Vec<String> = scales.filter(|name| source.meta(name).is_some()).collect();
+    used.extend(scales);
     used
 }
 

@@ -47,6 +47,7 @@ mod format_mix;
 mod identity;
 mod importance;
 mod manifest;
+mod matrix_scale;
 #[cfg(all(test, target_os = "linux"))]
 mod page_cache;
 mod parallel;

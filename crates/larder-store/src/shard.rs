@@ -65,7 +65,7 @@ impl Shard<'_> {
         }
         header.pad_to(self.file_bytes - DATA_START);
         let bytes = header.finish(SHARD_ALIGN);
-        assert_eq!(bytes.len(), DATA_START, "a header of six parts must fit");
+        assert_eq!(bytes.len(), DATA_START, "a header of nine parts must fit");
         bytes
     }
 

@@ -249,7 +249,7 @@ pub(crate) fn choose_format(
             "tensor '{name}' is already quantised as {from} and cannot be converted to {kind}; keep its format"
         )),
         Some(kind) if !kind.is_encodable() => refuse(format!(
-            "tensor '{name}' cannot be written as {kind}, which is only kept where a GGUF file has it; choose one of {}",
+            "tensor '{name}' cannot be written as {kind}, which is only kept where the source has it; choose one of {}",
             NumberFormat::names(NumberFormat::is_encodable)
         )),
         Some(kind) if kind.row_bytes(cols).is_none() => Ok((for_other_rows(kind, cols), true)),

@@ -4,7 +4,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Q
 
-from shapes.formats import FILLED, LARGE, MXFP4_RMS, SMALL, WHOLE, put, scale_table
+from shapes.formats import FILLED, LARGE, MXFP4_RMS, NVFP4_RMS, NVFP4_SCALES, SMALL, WHOLE, put, scale_table
 
 
 def without_minus_eight(words):
@@ -17,10 +17,11 @@ def without_minus_eight(words):
 
 
 class Matrix:
-    """[rows, cols] of random numbers with standard deviation `std`, as blocks of bytes [rows, blocks, bytes]."""
+    """[rows, cols] of random numbers with standard deviation `std`, as blocks of bytes [rows, blocks, bytes]. In NVFP4, each of
+    the `parts` that follow one another has an f32 in `scales` by which its values are multiplied."""
 
-    def __init__(self, rng, rows, cols, kind, std):
-        self.kind, self.std, self.shape = kind, std, (rows, cols)
+    def __init__(self, rng, rows, cols, kind, std, parts=1):
+        self.kind, self.std, self.shape, self.scales = kind, std, (rows, cols), None
         length, size = gguf.GGML_QUANT_SIZES[kind]
         total = rows * cols // length * size
         words = rng.bit_generator.random_raw(total // 8 + 1)
@@ -32,6 +33,8 @@ class Matrix:
             np.putmask(self.blocks, self.blocks == 0x80, 0)
         if kind == Q.MXFP4:
             self._draw_exponents(spread)
+        elif kind == Q.NVFP4:
+            self._draw_floats(rng, parts)
         elif kind in SMALL:
             self._draw_small(SMALL[kind], spread, rng)
         elif kind in WHOLE:
@@ -45,6 +48,11 @@ class Matrix:
         low = int(np.floor(np.log2(step)))
         larger = ((step / 2.0**low) ** 2 - 1) / 3
         self.blocks[:, :, 0] = 128 + low + (uniform < 0.75 + 0.5 * larger)
+
+    def _draw_floats(self, rng, parts):
+        low, high = NVFP4_SCALES.start, NVFP4_SCALES.stop
+        self.blocks[:, :, :4] = rng.integers(low, high, (*self.blocks.shape[:2], 4), np.uint8)
+        self.scales = ((rng.random(parts, np.float32) * 0.5 + 0.75) * (self.std / NVFP4_RMS)).astype(np.float32)
 
     def _draw_small(self, form, spread, rng):
         step = spread * (self.std / form.rms)
@@ -71,6 +79,10 @@ class Matrix:
     def _half(self, at, values):
         self.blocks[:, :, at : at + 2] = np.ascontiguousarray(values, np.float16)[..., None].view(np.uint8)
 
+    def quarter_rows(self, rows):
+        """Makes these rows, in NVFP4, smaller by two powers of two."""
+        self.blocks[rows, :, :4] -= 0x10
+
     def clear_rows(self, rows):
         """Sets these rows to zero."""
         if self.kind in WHOLE:
@@ -80,6 +92,8 @@ class Matrix:
             return self
         if self.kind == Q.MXFP4:  # no scale means zero, but all quants may
             zeros = range(1, 17)
+        elif self.kind == Q.NVFP4:
+            zeros = range(4)
         elif self.kind in SMALL:
             zeros = range(4 if SMALL[self.kind].minimum else 2)
         else:
@@ -123,8 +137,11 @@ class Matrix:
             part[:, where.start : where.stop] |= np.uint8(bits)
         self.blocks[rows, block] = part
 
-    def floats(self):
-        return gguf.quants.dequantize(self.blocks.reshape(self.shape[0], -1), self.kind)
+    def floats(self, part=0, parts=1):
+        """The values of a part of the rows."""
+        rows = self.shape[0] // parts
+        values = gguf.quants.dequantize(self.bytes()[part * rows : (part + 1) * rows], self.kind)
+        return values if self.scales is None else values.astype(np.float64) * self.scales[part]
 
     def bytes(self):
         return self.blocks.reshape(self.shape[0], -1)

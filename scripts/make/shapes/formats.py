@@ -13,12 +13,14 @@ FALLBACK |= dict.fromkeys([Q.TQ1_0, Q.TQ2_0], Q.Q4_0)
 
 @dataclasses.dataclass(frozen=True)
 class Mix:
-    """The formats of a file: of the experts, of the other matrices, and llama.cpp's number of the file type."""
+    """The formats of a file: of the experts, of the other matrices, and llama.cpp's number of the file type. `outputs` is
+    that of the output matrices of attention, if it is not that of the other matrices."""
 
     experts: Q
     rest: Q
     file_type: int
     fallback: dict = dataclasses.field(default_factory=lambda: FALLBACK)
+    outputs: Q = None
 
     def fit(self, kind, cols):
         """The format for rows of `cols` values where `kind` is asked for."""
@@ -37,6 +39,7 @@ MIXES = {
     "q8_0": Mix(Q.Q8_0, Q.Q8_0, 7),
     "iq4_nl": Mix(Q.IQ4_NL, Q.IQ4_NL, 25),
     "mxfp4": Mix(Q.MXFP4, Q.Q8_0, 38),
+    "nvfp4": Mix(Q.NVFP4, Q.Q8_0, 39, outputs=Q.NVFP4),
     "q2_k": Mix(Q.Q2_K, Q.Q2_K, 21),
     "q3_k": Mix(Q.Q3_K, Q.Q3_K, 11),
     "q4_k": Mix(Q.Q4_K, Q.Q4_K, 14),
@@ -74,6 +77,8 @@ SMALL = {
     Q.IQ4_NL: Small(67.44, 113, signed=True),
 }
 MXFP4_RMS = 5.852  # of the sixteen numbers, doubled as gguf has them
+NVFP4_SCALES = range(0x30, 0x40)  # the bytes of scales that are drawn, floats from 0.5 to 1.875
+NVFP4_RMS = MXFP4_RMS * 0.5 * 1.0869  # of a number times its scale, which gguf halves
 FILLED = {Q.Q4_0: (0x99, 1), Q.Q8_0: (0x01, 1)}  # quants of 1, where not all bits are set to fill a block
 
 

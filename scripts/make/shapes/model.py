@@ -35,6 +35,7 @@ class Maker:
         """(name, shape, kind) of all tensors, in the order of `make`."""
         s, f32 = self.shape, Q.F32
         kind = lambda cols: self.mix.fit(self.mix.rest, cols)
+        output = lambda cols: self.mix.fit(self.mix.outputs or self.mix.rest, cols)
         experts = lambda cols: self.mix.fit(self.mix.experts, cols)
         width, kv_width = s.heads * s.head_dim, s.kv_heads * s.head_dim
         yield "token_embd.weight", (s.vocab, s.hidden), kind(s.hidden)
@@ -55,7 +56,7 @@ class Maker:
                 yield b + "attn_k_norm.weight", (s.head_dim if per_head else kv_width,), f32
             if s.arch == "gpt-oss":
                 yield b + "attn_sinks.weight", (s.heads,), f32
-            yield b + "attn_output.weight", (s.hidden, width), kind(width)
+            yield from self.scaled(b + "attn_output", (s.hidden, width), output(width), 1)
             if s.arch == "gpt-oss":
                 yield b + "attn_output.bias", (s.hidden,), f32
             yield b + ("post_attention_norm" if s.arch == "gpt-oss" else "ffn_norm") + ".weight", (s.hidden,), f32
@@ -95,24 +96,36 @@ class Maker:
 
     def expert_tensors(self, b, kind):
         s = self.shape
-        yield b + "ffn_gate_exps.weight", (s.experts, s.inter, s.hidden), kind(s.hidden)
-        yield b + "ffn_up_exps.weight", (s.experts, s.inter, s.hidden), kind(s.hidden)
-        yield b + "ffn_down_exps.weight", (s.experts, s.hidden, s.inter), kind(s.inter)
+        for part, rows, cols in (("gate", s.inter, s.hidden), ("up", s.inter, s.hidden), ("down", s.hidden, s.inter)):
+            yield from self.scaled(f"{b}ffn_{part}_exps", (s.experts, rows, cols), kind(cols), s.experts)
 
     def mlp_tensors(self, b, name, width, kind):
         hidden = self.shape.hidden
-        yield f"{b}ffn_gate{name}.weight", (width, hidden), kind(hidden)
-        yield f"{b}ffn_up{name}.weight", (width, hidden), kind(hidden)
-        yield f"{b}ffn_down{name}.weight", (hidden, width), kind(width)
+        for part, rows, cols in (("gate", width, hidden), ("up", width, hidden), ("down", hidden, width)):
+            yield f"{b}ffn_{part}{name}.weight", (rows, cols), kind(cols)
+
+    def scaled(self, name, dims, kind, parts):
+        """A matrix and, in NVFP4, the scales of its parts and those of their inputs, which no weight depends on."""
+        yield f"{name}.weight", dims, kind
+        if kind == Q.NVFP4:
+            yield f"{name}.scale", (parts,), Q.F32
+            yield f"{name}.input_scale", (parts,), Q.F32
+
+    def written(self, matrix):
+        """The data of a matrix and of its scales."""
+        yield matrix.bytes()
+        if matrix.scales is not None:
+            yield matrix.scales
+            yield np.full(len(matrix.scales), 0.01, np.float32)
 
     def output_kind(self):
         return self.mix.fit(self.mix.rest if self.tiny else self.mix.head(), self.shape.hidden)
 
-    def matrix(self, rows, cols, gain=1.0, kind=None):
-        return self.draw(rows, cols, gain / np.sqrt(cols), kind)
+    def matrix(self, rows, cols, gain=1.0, kind=None, parts=1):
+        return self.draw(rows, cols, gain / np.sqrt(cols), kind, parts)
 
-    def draw(self, rows, cols, std, kind=None):
-        return Matrix(self.rng, rows, cols, self.mix.fit(kind or self.mix.rest, cols), std)
+    def draw(self, rows, cols, std, kind=None, parts=1):
+        return Matrix(self.rng, rows, cols, self.mix.fit(kind or self.mix.rest, cols), std, parts)
 
     def make(self):
         """The bytes of all tensors; runs the forward pass of the check along the way."""
@@ -187,11 +200,14 @@ class Maker:
             sums = np.log(np.exp(scores - scores.max()).sum(-1)).mean(-1) + scores.max()
             sinks = (sums - 1 + self.bias(0.5, s.heads)).astype(np.float32)
             yield sinks
-        out = self.matrix(s.hidden, s.heads * s.head_dim)
-        fast = self.draw(self.slow.start, s.heads * s.head_dim, 0.25 * out.std)
-        out.blocks[: self.slow.start] = fast.blocks
+        out = self.matrix(s.hidden, s.heads * s.head_dim, kind=self.mix.outputs)
+        if out.scales is None:
+            fast = self.draw(self.slow.start, s.heads * s.head_dim, 0.25 * out.std)
+            out.blocks[: self.slow.start] = fast.blocks
+        else:
+            out.quarter_rows(slice(0, self.slow.start))
         out.clear_rows(slice(0, CONSTANT))
-        yield out.bytes()
+        yield from self.written(out)
         x = x + attend(scores, parts["v"], s, sinks) @ out.floats().T
         if s.arch == "gpt-oss":
             bias = self.bias(0.02, s.hidden)
@@ -285,16 +301,16 @@ class Maker:
             chosen *= s.latent.scale
         exact = self.tiny or self.expert_std is None  # in the first layer with experts
         wide, narrow = (GPT_OSS_GAIN, 0.15) if s.arch == "gpt-oss" else (1.0, 1.5)
-        gate = self.matrix(s.experts * s.inter, s.hidden, wide, self.mix.experts)
-        yield gate.bytes()
-        up = self.matrix(s.experts * s.inter, s.hidden, wide, self.mix.experts)
-        yield up.bytes()
+        gate = self.matrix(s.experts * s.inter, s.hidden, wide, self.mix.experts, s.experts)
+        yield from self.written(gate)
+        up = self.matrix(s.experts * s.inter, s.hidden, wide, self.mix.experts, s.experts)
+        yield from self.written(up)
         # Weights that are not normalised sum to well below 1; 1.5 keeps both kinds of model in one range.
-        down = self.matrix(s.experts * s.hidden, s.inter, narrow, self.mix.experts)
+        down = self.matrix(s.experts * s.hidden, s.inter, narrow, self.mix.experts, s.experts)
         rows = np.arange(s.experts)[:, None] * s.hidden
         unwritten = np.r_[0:CONSTANT, self.slow.start : s.hidden]
         down.clear_rows((rows + unwritten).ravel())
-        yield down.bytes()
+        yield from self.written(down)
         biases = None
         if s.arch == "gpt-oss":
             biases = [self.bias(std, s.experts, m.shape[0] // s.experts) for std, m in ((1, gate), (1, up), (0.1, down))]
@@ -328,8 +344,7 @@ class Maker:
         return out
 
     def part(self, matrix, expert):
-        rows = matrix.shape[0] // self.shape.experts
-        return gguf.quants.dequantize(matrix.bytes()[expert * rows : (expert + 1) * rows], matrix.kind)
+        return matrix.floats(expert, self.shape.experts)
 
     def shared_expert(self, n, unwritten):
         s = self.shape

@@ -10,7 +10,7 @@ use super::convert::{convert, logits_with, text};
 use crate::support::{fixture, larder, larder_ok};
 
 /// The numbers of GGUF's tensor types.
-const TYPES: [(NumberFormat, u32); 24] = [
+const TYPES: [(NumberFormat, u32); 25] = [
     (NumberFormat::Q4_0, 2),
     (NumberFormat::Q4_1, 3),
     (NumberFormat::Q5_0, 6),
@@ -24,6 +24,7 @@ const TYPES: [(NumberFormat, u32); 24] = [
     (NumberFormat::Iq4Nl, 20),
     (NumberFormat::Iq4Xs, 23),
     (NumberFormat::Mxfp4, 39),
+    (NumberFormat::Nvfp4, 40),
     (NumberFormat::Iq2Xxs, 16),
     (NumberFormat::Iq2Xs, 17),
     (NumberFormat::Iq3Xxs, 18),
@@ -188,7 +189,7 @@ fn convert_refuses_formats_that_it_cannot_write() {
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success() && !store.join("manifest.json").exists(), "{kind}");
         assert!(
-            said.contains(&format!("cannot be written as {kind}, which is only kept where a GGUF file has it")),
+            said.contains(&format!("cannot be written as {kind}, which is only kept where the source has it")),
             "{said}"
         );
     }

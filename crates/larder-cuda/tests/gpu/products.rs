@@ -29,7 +29,7 @@ impl Matrix {
     }
 
     fn stored(&self) -> WeightMatrix<'_> {
-        WeightMatrix { kind: self.kind, order: self.order, rows: self.rows, cols: COLS, bytes: &self.bytes }
+        WeightMatrix { kind: self.kind, order: self.order, rows: self.rows, cols: COLS, scale: 1.0, bytes: &self.bytes }
     }
 }
 
@@ -113,7 +113,8 @@ fn shapes_that_do_not_fit_are_errors() {
     assert_eq!(multiply(weights, Some(&[1]), 8), shape);
     let huge = vec![0; 65 << 20];
     let rows = huge.len() / 4 / COLS;
-    let huge = WeightMatrix { kind: NumberFormat::F32, order: RowOrder::Plain, rows, cols: COLS, bytes: &huge };
+    let huge =
+        WeightMatrix { kind: NumberFormat::F32, order: RowOrder::Plain, rows, cols: COLS, scale: 1.0, bytes: &huge };
     let error = device.upload(huge).unwrap_err().to_string();
     assert!(error.starts_with("cannot allocate 68157440 bytes of device memory: 50331648 "), "{error}");
 }
@@ -184,7 +185,14 @@ fn memory_is_allocated_as_long_as_it_lasts() {
     assert_eq!(error, GpuError::OutOfMemory { bytes: MEMORY + 1, free_bytes: MEMORY });
     let device = gpu.products(MEMORY - (1 << 20)).unwrap();
     let bytes = vec![0; 32 << 10];
-    let one = WeightMatrix { kind: NumberFormat::F32, order: RowOrder::Plain, rows: 16, cols: COLS, bytes: &bytes };
+    let one = WeightMatrix {
+        kind: NumberFormat::F32,
+        order: RowOrder::Plain,
+        rows: 16,
+        cols: COLS,
+        scale: 1.0,
+        bytes: &bytes,
+    };
     let kept = std::iter::from_fn(|| device.upload(one).ok()).count();
     assert!(kept > 2016 && kept <= 2048, "{kept} matrices");
 }

@@ -54,7 +54,7 @@ impl Case {
         products(
             &ThreadPool::single_threaded(),
             &mut [larder_kernels::Product {
-                weights: WeightMatrix { kind, order, rows, cols, bytes },
+                weights: WeightMatrix { kind, order, rows, cols, scale: 1.0, bytes },
                 x: &stored,
                 pick: pick.as_deref(),
                 out: &mut want,

@@ -397,6 +397,27 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn half_dots<const MAX: u8, const OFFSET: i16, const N: usize>(
+        self,
+        w: &[__m256i; 8],
+        x: TokenBlocks<N>,
+    ) -> [[__m256; N]; 2] {
+        // SAFETY: see `Avx2`.
+        unsafe {
+            let mut both = [[_mm256_setzero_ps(); N]; 2];
+            for half in 0..2 {
+                let mut dots = self.scaled::<MAX, N>(w, 4 * half, 4, _mm256_set1_epi16(1), x);
+                for t in 0..N {
+                    let above = i32::from(OFFSET) * i32::from(x.0[t].halves[half]);
+                    dots[t] = _mm256_sub_epi32(dots[t], _mm256_set1_epi32(above));
+                }
+                both[half] = self.floats(dots);
+            }
+            both
+        }
+    }
+
+    #[inline(always)]
     fn scaled_halves<const N: usize>(self, scales: HalfScales, x: TokenBlocks<N>) -> [__m256; N] {
         self.floats(self.halves(&scales, x))
     }

@@ -336,6 +336,17 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn half_dots<const MAX: u8, const OFFSET: i16, const N: usize>(
+        self,
+        w: &[__m512i; 8],
+        x: TokenBlocks<N>,
+    ) -> [[__m512; N]; 2] {
+        let first = self.add_dots(self.start([OFFSET, 0], x), w, 0, 4, x);
+        let second = self.add_dots(self.start([0, OFFSET], x), w, 4, 4, x);
+        [self.floats(first), self.floats(second)]
+    }
+
+    #[inline(always)]
     fn scaled_halves<const N: usize>(self, scales: HalfScales, x: TokenBlocks<N>) -> [__m512; N] {
         self.floats(self.halves(scales.both, x))
     }

@@ -58,7 +58,7 @@ proptest! {
         let plain = noise.weights(kind, rows, cols);
         let mut x = Inputs::new();
         x.fill(&noise.values(tokens * cols), cols, !kind.is_float());
-        let weights = WeightMatrix { kind, order: RowOrder::Plain, rows, cols, bytes: &plain };
+        let weights = WeightMatrix { kind, order: RowOrder::Plain, rows, cols, scale: 1.0, bytes: &plain };
         let want = product(&portable::set().unwrap(), weights, &x);
         for set in all() {
             for order in RowOrder::ALL {
@@ -82,7 +82,7 @@ proptest! {
         let values = noise.values(cols);
         let mut x = Inputs::new();
         x.fill(&values, cols, !kind.is_float());
-        let weights = WeightMatrix { kind, order: RowOrder::Plain, rows, cols, bytes: &plain };
+        let weights = WeightMatrix { kind, order: RowOrder::Plain, rows, cols, scale: 1.0, bytes: &plain };
         let out = product(&portable::set().unwrap(), weights, &x);
         for (row, got) in out[0].iter().enumerate() {
             let mut wide = vec![0.0; cols];
@@ -178,7 +178,7 @@ fn sums_of_integers_never_overflow() {
             for sign in [1.0, -1.0] {
                 let mut x = Inputs::new();
                 x.fill(&vec![sign; BATCH * cols], cols, true);
-                let weights = WeightMatrix { kind, order: RowOrder::Plain, rows, cols, bytes: &plain };
+                let weights = WeightMatrix { kind, order: RowOrder::Plain, rows, cols, scale: 1.0, bytes: &plain };
                 let want = product(&portable::set().unwrap(), weights, &x);
                 for set in all() {
                     for order in RowOrder::ALL {
@@ -204,8 +204,11 @@ fn non_finite_activations_reach_every_result_of_their_token_and_no_other() {
             let mut x = Inputs::new();
             x.fill(&values, cols, !kind.is_float());
             for set in all() {
-                let out =
-                    product(&set, WeightMatrix { kind, order: RowOrder::Plain, rows: 9, cols, bytes: &plain }, &x);
+                let out = product(
+                    &set,
+                    WeightMatrix { kind, order: RowOrder::Plain, rows: 9, cols, scale: 1.0, bytes: &plain },
+                    &x,
+                );
                 assert!(out[1].iter().all(|v| !v.is_finite()), "{} {kind} {odd}", set.name);
                 assert!(out[0].iter().chain(&out[2]).all(|v| v.is_finite()), "{} {kind} {odd}", set.name);
             }
@@ -221,7 +224,7 @@ fn odd_scales_give_the_same_in_every_set() {
         let (rows, cols) = (16, kind.block_len());
         let mut x = Inputs::new();
         x.fill(&Noise::new(9).values(3 * cols), cols, true);
-        let weights = WeightMatrix { kind, order: RowOrder::Plain, rows, cols, bytes: &plain };
+        let weights = WeightMatrix { kind, order: RowOrder::Plain, rows, cols, scale: 1.0, bytes: &plain };
         let all_bits = |out: Vec<Vec<f32>>| -> Vec<_> {
             out.iter().flatten().map(|v| if v.is_nan() { None } else { Some(v.to_bits()) }).collect()
         };
@@ -243,7 +246,7 @@ fn rate(set: &KernelSet, kind: NumberFormat, tokens: usize) -> f64 {
     let mut noise = Noise::new(9);
     let plain = noise.weights(kind, rows, cols);
     let bytes = ordered(kind, RowOrder::best(kind), rows, cols, &plain);
-    let weights = WeightMatrix { kind, order: RowOrder::best(kind), rows, cols, bytes: &bytes[1..] };
+    let weights = WeightMatrix { kind, order: RowOrder::best(kind), rows, cols, scale: 1.0, bytes: &bytes[1..] };
     let mut x = Inputs::new();
     x.fill(&noise.values(tokens * cols), cols, true);
     let x: Vec<_> = (0..tokens).map(|t| x.blocks(t)).collect();

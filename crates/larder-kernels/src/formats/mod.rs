@@ -28,6 +28,7 @@ pub mod iq3_xxs;
 pub mod iq4_nl;
 pub mod iq4_xs;
 pub mod mxfp4;
+pub mod nvfp4;
 pub mod q1_0;
 pub mod q2_0;
 pub mod q2_k;
@@ -100,6 +101,7 @@ table! {
     q5_k::Q5K,
     q6_k::Q6K,
     iq4_xs::Iq4Xs,
+    nvfp4::Nvfp4,
     iq3_xxs::Iq3Xxs,
     iq3_s::Iq3S,
     iq2_xxs::Iq2Xxs,

@@ -46,7 +46,7 @@ fn quants(block: &[u8; 17]) -> [i8; 32] {
 }
 
 /// [`MXFP4_LEVELS`], each 12 larger, so that none is negative.
-const RAISED_LEVELS: [u8; 16] = {
+pub const RAISED_LEVELS: [u8; 16] = {
     let (mut raised, mut i) = ([0; 16], 0);
     while i < 16 {
         raised[i] = (MXFP4_LEVELS[i] + 12).cast_unsigned();

@@ -52,6 +52,24 @@ impl<D: Dot> Neon<D> {
         }
     }
 
+    /// The dot products with one half of a block, if the weights are `OFFSET` too large.
+    #[inline(always)]
+    fn dots_of_half<const MAX: u8, const OFFSET: i16, const N: usize>(
+        self,
+        half: usize,
+        w: &[uint8x16_t; 8],
+        x: TokenBlocks<N>,
+    ) -> [int32x4_t; N] {
+        // SAFETY: see `Neon`.
+        unsafe {
+            let mut start = [vdupq_n_s32(0); N];
+            for t in 0..N {
+                start[t] = vdupq_n_s32(-(i32::from(OFFSET) * i32::from(x.0[t].halves[half])));
+            }
+            self.add_dots(start, w, (4 * half, 4), MAX, x)
+        }
+    }
+
     #[inline(always)]
     fn floats<const N: usize>(self, integers: [int32x4_t; N]) -> [float32x4_t; N] {
         // SAFETY: see `Neon`.
@@ -244,11 +262,7 @@ impl<D: Dot> Simd for Neon<D> {
         unsafe {
             let mut sums = [vdupq_n_s32(0); N];
             for half in 0..2 {
-                let mut start = [vdupq_n_s32(0); N];
-                for t in 0..N {
-                    start[t] = vdupq_n_s32(-(i32::from(OFFSET) * i32::from(x.0[t].halves[half])));
-                }
-                let dots = self.add_dots(start, w, (4 * half, 4), MAX, x);
+                let dots = self.dots_of_half::<MAX, OFFSET, N>(half, w, x);
                 for t in 0..N {
                     sums[t] = vmlaq_s32(sums[t], dots[t], scales[half]);
                 }
@@ -265,6 +279,17 @@ impl<D: Dot> Simd for Neon<D> {
         x: TokenBlocks<N>,
     ) -> [float32x4_t; N] {
         self.half_scaled_dots::<128, 0, N>(w, scales, x)
+    }
+
+    #[inline(always)]
+    fn half_dots<const MAX: u8, const OFFSET: i16, const N: usize>(
+        self,
+        w: &[uint8x16_t; 8],
+        x: TokenBlocks<N>,
+    ) -> [[float32x4_t; N]; 2] {
+        let first = self.dots_of_half::<MAX, OFFSET, N>(0, w, x);
+        let second = self.dots_of_half::<MAX, OFFSET, N>(1, w, x);
+        [self.floats(first), self.floats(second)]
     }
 
     #[inline(always)]

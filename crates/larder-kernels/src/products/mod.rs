@@ -25,7 +25,7 @@ const MAX_PRODUCTS: usize = 512;
 /// Tasks per thread, so that other threads can take over the share of a thread that is delayed.
 const TASKS_PER_THREAD: usize = 8;
 
-/// One product: `out[t, r] = Σ_c weights[r, c] · x[t, c]`.
+/// One product: `out[t, r] = (Σ_c weights[r, c] · x[t, c]) · scale`, where the scale is that of the whole matrix.
 pub struct Product<'a> {
     /// `[rows, cols]`
     pub weights: WeightMatrix<'a>,
@@ -177,13 +177,17 @@ impl Product<'_> {
         }
     }
 
-    /// Stores the sums of a panel for the tokens from number `first` on.
+    /// Stores the sums of a panel, times the scale of the matrix, for the tokens from number `first` on.
     fn store(&self, panel: usize, first: usize, sums: &[Sums], out: &Disjoint<f32>) {
         let row = panel * ROW_GROUP;
         let rows = ROW_GROUP.min(self.weights.rows - row);
         for (t, sums) in sums.iter().enumerate() {
             // SAFETY: every panel belongs to one task, and only its rows are written here.
-            unsafe { out.slice((first + t) * self.weights.rows + row, rows) }.copy_from_slice(&sums[..rows]);
+            let out = unsafe { out.slice((first + t) * self.weights.rows + row, rows) };
+            out.copy_from_slice(&sums[..rows]);
+            if self.weights.scale != 1.0 {
+                out.iter_mut().for_each(|value| *value *= self.weights.scale);
+            }
         }
     }
 }

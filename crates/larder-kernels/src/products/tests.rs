@@ -25,7 +25,7 @@ fn threads_row_order_and_other_products_change_no_bit() {
         .iter()
         .map(weights)
         .map(|(kind, rows, bytes)| {
-            single_product(WeightMatrix { kind, order: RowOrder::Plain, rows, cols, bytes: &bytes }, &x)
+            single_product(WeightMatrix { kind, order: RowOrder::Plain, rows, cols, scale: 1.0, bytes: &bytes }, &x)
         })
         .collect();
     for threads in [1, 2, 5] {
@@ -38,7 +38,8 @@ fn threads_row_order_and_other_products_change_no_bit() {
                 .zip(&stored)
                 .zip(&mut outs)
                 .map(|(((kind, rows, _), bytes), out)| {
-                    let weights = WeightMatrix { kind: *kind, order, rows: *rows, cols, bytes: &bytes[1..] };
+                    let weights =
+                        WeightMatrix { kind: *kind, order, rows: *rows, cols, scale: 1.0, bytes: &bytes[1..] };
                     Product { weights, x: &x, pick: None, out }
                 })
                 .collect();
@@ -56,7 +57,7 @@ fn picked_tokens_are_those_of_the_whole_batch() {
     x.fill(&noise.values(tokens * cols), cols, true);
     for kind in [NumberFormat::F32, NumberFormat::Q4_0] {
         let bytes = noise.weights(kind, rows, cols);
-        let weights = WeightMatrix { kind, order: RowOrder::Plain, rows, cols, bytes: &bytes };
+        let weights = WeightMatrix { kind, order: RowOrder::Plain, rows, cols, scale: 1.0, bytes: &bytes };
         let whole = single_product(weights, &x);
         for pick in [&[][..], &[8], &[3, 3, 0], &[7, 1, 8, 2, 0, 5]] {
             let mut out = vec![f32::NAN; pick.len() * rows];
@@ -71,6 +72,23 @@ fn picked_tokens_are_those_of_the_whole_batch() {
 }
 
 #[test]
+fn the_scale_of_a_matrix_multiplies_finished_sums_and_single_values() {
+    let mut noise = Noise::new(6);
+    let (rows, cols, scale, kind) = (19, 128, 0.3, NumberFormat::Nvfp4);
+    let bytes = noise.weights(kind, rows, cols);
+    let plain = WeightMatrix { kind, order: RowOrder::Plain, rows, cols, scale: 1.0, bytes: &bytes };
+    let scaled = WeightMatrix { scale, ..plain };
+    let mut x = Inputs::new();
+    x.fill(&noise.values(5 * cols), cols, true);
+    let want: Vec<f32> = single_product(plain, &x).iter().map(|sum| sum * scale).collect();
+    assert_eq!(single_product(scaled, &x), want);
+    let (mut row, mut want) = ([0.0; 128], [0.0; 128]);
+    widen_row(plain, 7, &mut want);
+    widen_row(scaled, 7, &mut row);
+    assert_eq!(row, want.map(|value| value * scale));
+}
+
+#[test]
 fn a_product_matches_its_definition() {
     let (rows, cols, tokens) = (5, 37, 3);
     let mut noise = Noise::new(5);
@@ -78,8 +96,10 @@ fn a_product_matches_its_definition() {
     let bytes: Vec<u8> = w.iter().flat_map(|v| v.to_le_bytes()).collect();
     let mut x = Inputs::new();
     x.fill(&values, cols, false);
-    let out =
-        single_product(WeightMatrix { kind: NumberFormat::F32, order: RowOrder::Plain, rows, cols, bytes: &bytes }, &x);
+    let out = single_product(
+        WeightMatrix { kind: NumberFormat::F32, order: RowOrder::Plain, rows, cols, scale: 1.0, bytes: &bytes },
+        &x,
+    );
     for t in 0..tokens {
         for r in 0..rows {
             let exact: f64 = (0..cols).map(|c| w[r * cols + c] as f64 * values[t * cols + c] as f64).sum();
@@ -97,7 +117,7 @@ fn unquantised_activations_are_multiplied_with_widened_weights() {
     x.fill(&values, cols, false);
     for order in RowOrder::ALL {
         let bytes = ordered(NumberFormat::Q4_0, order, rows, cols, &plain);
-        let weights = WeightMatrix { kind: NumberFormat::Q4_0, order, rows, cols, bytes: &bytes[1..] };
+        let weights = WeightMatrix { kind: NumberFormat::Q4_0, order, rows, cols, scale: 1.0, bytes: &bytes[1..] };
         let out = single_product(weights, &x);
         for r in 0..rows {
             let mut wide = vec![0.0; cols];
@@ -116,8 +136,14 @@ fn work_is_split_into_several_tasks_per_thread_of_a_minimum_size() {
     x.fill(&noise.values(1024), 1024, true);
     for (rows, least, most) in [(8, 1, 1), (64, 1, 4), (4096, 16, 40)] {
         let bytes = noise.weights(NumberFormat::Q4_0, rows, 1024);
-        let weights =
-            WeightMatrix { kind: NumberFormat::Q4_0, order: RowOrder::Plain, rows, cols: 1024, bytes: &bytes };
+        let weights = WeightMatrix {
+            kind: NumberFormat::Q4_0,
+            order: RowOrder::Plain,
+            rows,
+            cols: 1024,
+            scale: 1.0,
+            bytes: &bytes,
+        };
         let product = Product { weights, x: &x, pick: None, out: &mut vec![0.0; rows] };
         let tasks = product.tasks(MIN_TASK_WORK.max(product.work() / (2 * TASKS_PER_THREAD)));
         assert!((least..=most).contains(&tasks), "{tasks} tasks for {rows} rows");
@@ -127,7 +153,8 @@ fn work_is_split_into_several_tasks_per_thread_of_a_minimum_size() {
 fn product_of(bytes: &[u8], x: &[f32], quantise: bool, pick: Option<&[u32]>, out: usize) {
     let mut inputs = Inputs::new();
     inputs.fill(x, 32, quantise);
-    let weights = WeightMatrix { kind: NumberFormat::Q8_0, order: RowOrder::Plain, rows: 2, cols: 32, bytes };
+    let weights =
+        WeightMatrix { kind: NumberFormat::Q8_0, order: RowOrder::Plain, rows: 2, cols: 32, scale: 1.0, bytes };
     products(&ThreadPool::single_threaded(), &mut [Product { weights, x: &inputs, pick, out: &mut vec![0.0; out] }]);
 }
 

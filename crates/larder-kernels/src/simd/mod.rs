@@ -126,6 +126,13 @@ pub trait Simd: ByteLanes {
         x: TokenBlocks<N>,
     ) -> [Self::Floats; N];
 
+    /// As [`dots`](Simd::dots), for each half of the block by itself.
+    fn half_dots<const MAX: u8, const OFFSET: i16, const N: usize>(
+        self,
+        w: &[Self::Bytes; 8],
+        x: TokenBlocks<N>,
+    ) -> [[Self::Floats; N]; 2];
+
     /// The sums of both halves of a block of each token, each times its scale. Their sums are below 2²⁴.
     fn scaled_halves<const N: usize>(self, scales: Self::HalfScales, x: TokenBlocks<N>) -> [Self::Floats; N];
 

@@ -101,6 +101,22 @@ impl<'a, S: Simd, const N: usize, const G: usize> Tile<'a, S, N, G> {
         }
     }
 
+    /// Adds `(d₀ · dots₀ + d₁ · dots₁) · e`, as [`add`](Tile::add), where `dots` are the products of each half of the
+    /// integers: bytes, at most `MAX`, that are `OFFSET` too large.
+    #[inline(always)]
+    pub fn add_halves<const MAX: u8, const OFFSET: i16>(&mut self, i: usize, w: &[S::Bytes; 8], d: [S::Floats; 2]) {
+        let simd = self.simd;
+        self.prefetch(i);
+        for group in 0..self.groups() {
+            let x = self.tokens(group, i);
+            let [first, second] = simd.half_dots::<MAX, OFFSET, N>(w, x);
+            for t in 0..N {
+                let both = simd.add(simd.mul(d[0], first[t]), simd.mul(d[1], second[t]));
+                self.sums[group][t] = simd.add(self.sums[group][t], simd.mul(both, simd.splat(x.0[t].d)));
+            }
+        }
+    }
+
     /// Prefetches the part of the next blocks that belongs to block `i` of the activations. All lines at once would be more than a
     /// processor can wait for: it would stop until most have come.
     #[inline(always)]

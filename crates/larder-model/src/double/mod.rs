@@ -33,13 +33,14 @@ struct StoredMatrix {
     order: RowOrder,
     rows: usize,
     cols: usize,
+    scale: f32,
     bytes: Vec<u8>,
 }
 
 impl StoredMatrix {
     fn stored(&self) -> WeightMatrix<'_> {
-        let StoredMatrix { kind, order, rows, cols, bytes } = self;
-        WeightMatrix { kind: *kind, order: *order, rows: *rows, cols: *cols, bytes }
+        let StoredMatrix { kind, order, rows, cols, scale, bytes } = self;
+        WeightMatrix { kind: *kind, order: *order, rows: *rows, cols: *cols, scale: *scale, bytes }
     }
 }
 
@@ -82,7 +83,7 @@ impl DeviceProducts for ProductsDouble {
     }
 
     fn upload(&self, weights: WeightMatrix) -> Result<usize> {
-        let WeightMatrix { kind, order, rows, cols, bytes } = weights;
+        let WeightMatrix { kind, order, rows, cols, scale, bytes } = weights;
         let mut state = self.lock();
         let taken: u64 = state.matrices.iter().map(|matrices| matrices.bytes.len() as u64).sum();
         if taken + bytes.len() as u64 > self.free_bytes {
@@ -91,7 +92,7 @@ impl DeviceProducts for ProductsDouble {
             let message = format!("a matrix of {size} bytes does not fit into the {free} free bytes of the device");
             return Err(ModelError::Device(message.into()));
         }
-        state.matrices.push(StoredMatrix { kind, order, rows, cols, bytes: bytes.to_vec() });
+        state.matrices.push(StoredMatrix { kind, order, rows, cols, scale, bytes: bytes.to_vec() });
         Ok(state.matrices.len() - 1)
     }
 

@@ -294,7 +294,8 @@ fn choices(routed: &Routed) -> impl Iterator<Item = (u32, ExpertId)> {
 }
 
 fn weights<'a>(part: &ExpertPart, data: &'a [u8]) -> WeightMatrix<'a> {
-    WeightMatrix { kind: part.kind, order: part.order, rows: part.rows, cols: part.cols, bytes: part.of(data) }
+    let ExpertPart { kind, order, rows, cols, .. } = *part;
+    WeightMatrix { kind, order, rows, cols, scale: part.scale(data), bytes: part.of(data) }
 }
 
 /// Adds each expert's bias to its rows of `out`.

@@ -38,7 +38,7 @@ pub fn groups(source: &dyn Source, blueprint: &Blueprint, resident: bool) -> Res
     let assembler = Assembler::new(source, blueprint, None)?;
     let mut groups = Vec::new();
     for (layer, layout) in assembler.layouts() {
-        let parts = layout.parts().filter(|(name, _)| !name.ends_with("_bias"));
+        let parts = layout.matrices_and_biases().filter(|(name, _)| !name.ends_with("_bias"));
         groups.extend(parts.map(|(part, matrix)| MatrixGroup {
             names: vec![format!("layers.{}.experts.{part}", layer.0)],
             shapes: vec![(matrix.rows * experts, matrix.cols)],

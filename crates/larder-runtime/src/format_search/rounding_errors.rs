@@ -68,6 +68,7 @@ impl<'a> WideWeights<'a> {
                     order: matrix.order,
                     rows: matrix.rows,
                     cols: matrix.cols,
+                    scale: 1.0,
                     bytes: matrix.of(&data),
                 };
                 let importance = self.importance.and_then(|all| all.of_expert(layer, part, at));
@@ -81,7 +82,7 @@ impl<'a> WideWeights<'a> {
         let meta = self.resident.meta(name).expect("groups have the tensors of the source");
         let mut bytes = vec![0; meta.bytes];
         self.resident.read(name, 0, &mut bytes)?;
-        let stored = WeightMatrix { kind: meta.kind, order: meta.order, rows, cols, bytes: &bytes };
+        let stored = WeightMatrix { kind: meta.kind, order: meta.order, rows, cols, scale: 1.0, bytes: &bytes };
         Ok(Sample::of(stored, self.importance.and_then(|all| all.of(name))))
     }
 }
@@ -145,7 +146,7 @@ mod tests {
         let values: Vec<f32> = (0..64 * 4).map(|i| (i as f32 * 0.7).sin() * 0.1).collect();
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         let order = RowOrder::Plain;
-        let stored = WeightMatrix { kind: NumberFormat::F32, order, rows: 4, cols: 64, bytes: &bytes };
+        let stored = WeightMatrix { kind: NumberFormat::F32, order, rows: 4, cols: 64, scale: 1.0, bytes: &bytes };
         let sample = Sample::of(stored, None);
         let [q8, q4] = [NumberFormat::Q8_0, NumberFormat::Q4_0].map(|kind| sample.error(kind));
         assert!(q8 > 0.0 && q4 > 20.0 * q8, "{q8} {q4}");

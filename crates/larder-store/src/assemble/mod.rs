@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use larder_core::{
-    Blueprint, ExpertId, ExpertLayout, ExpertNames, Geometry, LayerIdx, NumberFormat, PerMatrix, TensorSlice,
+    Blueprint, ExpertId, ExpertLayout, ExpertNames, Geometry, LayerIdx, MatrixScale, NumberFormat, PerMatrix,
+    TensorSlice,
 };
 
 use crate::{
@@ -11,6 +12,7 @@ use crate::{
     expert_source::ExpertSource,
     format_mix::WantedFormats,
     importance::{Importance, WeighedMatrices},
+    matrix_scale::{find_scale, read_scale},
     source::{Source, expert_names},
     tensor_slice::{AssemblyBuffers, ExpertRef, LocatedSlice, PartShape, choose_format},
 };
@@ -83,7 +85,7 @@ impl<'a> Assembler<'a> {
     /// Has the matrices rounded so that the errors in the columns that matter are small.
     pub(crate) fn weigh(&mut self, importance: &mut WeighedMatrices<'a>) -> Result<()> {
         for (layer, layout) in &self.layouts {
-            for ((part, matrix), (piece, shape)) in layout.parts().zip(self.slices()) {
+            for ((part, matrix), (piece, shape)) in layout.matrices_and_biases().zip(self.slices()) {
                 let PartShape::Matrix(_, columns) = shape else { continue };
                 let of_first = self.expert_ref(*layer, ExpertId(0));
                 let from = LocatedSlice::locate(self.source, piece, of_first, shape, Some(matrix.kind))?.kind;
@@ -122,7 +124,7 @@ impl<'a> Assembler<'a> {
         let layout = self.layout(layer);
         assert_eq!(into.len(), layout.bytes, "the buffer must have the layout's length");
         let mut end = 0;
-        for ((name, part), (piece, shape)) in layout.parts().zip(self.slices()) {
+        for ((name, part), (piece, shape)) in layout.matrices_and_biases().zip(self.slices()) {
             into[end..part.offset].fill(0);
             end = part.offset + part.bytes;
             let found =
@@ -132,6 +134,13 @@ impl<'a> Assembler<'a> {
             found.fill(part.kind, importance.as_deref(), &mut into[part.offset..end], scratch)?;
         }
         into[end..].fill(0);
+        let scales =
+            layout.matrices().zip(self.slices()).filter_map(|(part, (piece, _))| Some((part.scale_at?, piece)));
+        for (at, piece) in scales {
+            let stored = self.scale(piece, layer, expert)?;
+            let scale = stored.map_or(Ok(1.0), |stored| read_scale(self.source, &stored))?;
+            into[at..at + size_of::<f32>()].copy_from_slice(&scale.to_le_bytes());
+        }
         Ok(())
     }
 
@@ -149,7 +158,13 @@ impl<'a> Assembler<'a> {
         Ok(())
     }
 
-    /// The slices of an expert with their shapes, in the order of [`ExpertLayout::parts`].
+    /// The scale that the source has for a matrix of an expert.
+    fn scale(&self, piece: &TensorSlice, layer: LayerIdx, expert: ExpertId) -> Result<Option<MatrixScale>> {
+        let place = if piece.stacked { (expert.index(), self.geometry.experts) } else { (0, 1) };
+        find_scale(self.source, &piece.tensor_name(layer, expert), place)
+    }
+
+    /// The slices of an expert with their shapes, in the order of [`ExpertLayout::matrices_and_biases`].
     fn slices(&self) -> impl Iterator<Item = (&TensorSlice, PartShape)> {
         let Geometry { bias, .. } = self.geometry;
         let matrices = self.names.matrices.named();
@@ -214,6 +229,7 @@ impl<'a> Assembler<'a> {
                     let wanted = wanted.of_experts(layer, part);
                     let found = locate(wanted)?;
                     let (kind, fallback) = choose_format(self.source, &found.name, found.kind, wanted, cols)?;
+                    self.scale(piece, layer, expert)?;
                     kinds.push(kind);
                     if let Some(wanted) = wanted.filter(|_| fallback) {
                         notes.push(format!(

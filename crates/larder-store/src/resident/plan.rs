@@ -10,6 +10,7 @@ use crate::{
     error::{Result, StoreError, StoreErrorKind},
     format_mix::WantedFormats,
     importance::WeighedMatrices,
+    matrix_scale::{find_scale, read_scale},
     row_table,
     safetensors::{HeaderWriter, dtype_of},
     source::{Source, require_tensor, view_for},
@@ -52,8 +53,12 @@ impl ResidentPlan {
         let wanted = wanted.into();
         let mut plan = ResidentPlan { items: vec![], notes: vec![] };
         check_missing(source, &blueprint.resident)?;
-        for spec in unique(&blueprint.resident).into_iter().filter(|spec| !spec.by_row) {
-            plan.add(source, spec, wanted.of(&spec.name).filter(|_| spec.product))?;
+        for spec in unique(&blueprint.resident) {
+            let wanted = wanted.of(&spec.name).filter(|_| spec.product || spec.by_row);
+            if !spec.by_row {
+                plan.add(source, spec, wanted.filter(|_| spec.product))?;
+            }
+            plan.add_scale(source, spec, wanted)?;
         }
         Ok(plan)
     }
@@ -65,6 +70,19 @@ impl ResidentPlan {
             item.importance = importance.of(&item.name, columns)?;
         }
         Ok(())
+    }
+
+    /// Adds the scale of a matrix that is kept in a format with one, if the source has it.
+    fn add_scale(&mut self, source: &dyn Source, spec: &TensorSpec, wanted: Option<NumberFormat>) -> Result<()> {
+        let kept = view_for(source, &spec.name, wanted);
+        let Some(scale) = find_scale(kept, &spec.name, (0, 1))? else { return Ok(()) };
+        // While a model is being downloaded, reading would wait for it.
+        if source.published().is_none() {
+            read_scale(kept, &scale)?;
+        }
+        let name = scale.name().to_owned();
+        let shape = require_tensor(source, &name)?.shape.clone();
+        self.add(source, &TensorSpec { name, shape, product: false, by_head: false, by_row: false }, None)
     }
 
     fn add(&mut self, source: &dyn Source, spec: &TensorSpec, wanted: Option<NumberFormat>) -> Result<()> {

@@ -39,6 +39,7 @@ mod pretokenizer;
 mod qwen4_exp;
 mod reader;
 mod rope_factors;
+mod scales;
 mod sliding;
 mod state_space;
 mod stored;

@@ -2,12 +2,13 @@
 
 use std::{collections::HashMap, path::Path};
 
-use larder_core::{ExpertNames, NumberFormat, RowPick, TensorMeta, TensorSlice};
+use larder_core::{ExpertNames, NumberFormat, RowPick, TensorMeta, TensorSlice, matrix_scale_name};
 
 use super::{
     architectures::{Architecture, Rename},
     metadata::Metadata,
     reader::GgufTensor,
+    scales::{Role, Scales},
     stored::{Stored, ValueChange},
 };
 use crate::{
@@ -101,11 +102,21 @@ impl HubNames {
             HubNames { tensors: HashMap::new(), order: Vec::new(), experts, rope_factors: Vec::new(), unused: 0 };
         // Some files hold kv_b_proj twice: whole, and as its two halves.
         let whole = tensors.iter().any(|t| t.name.ends_with(".attn_kv_b.weight"));
+        let scales = Scales::of(tensors);
         for entry in tensors {
             if whole && is_half(&entry.name) {
                 continue;
             }
-            let Some((name, remap)) = architecture.name_of(path, &entry.name, (layers, mtp))? else {
+            // Some architectures have scales of their own.
+            let found = match (architecture.name_of(path, &entry.name, (layers, mtp)), scales.role_of(&entry.name)) {
+                (Err(_), Some(Role::InputScale)) => continue,
+                (Err(_), Some(Role::ScaleOf(matrix))) => {
+                    let of = architecture.name_of(path, &matrix, (layers, mtp))?;
+                    of.map(|(name, _)| (matrix_scale_name(&name), Remap::Same))
+                }
+                (known, _) => known?,
+            };
+            let Some((name, remap)) = found else {
                 names.unused += 1;
                 continue;
             };

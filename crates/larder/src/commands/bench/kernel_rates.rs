@@ -59,7 +59,7 @@ fn seconds_per_byte(pool: &ThreadPool, kind: NumberFormat) -> [f64; TOKENS] {
     let size = kind.matrix_bytes(ROWS, COLS).expect("whole blocks");
     // As numbers of any format small, but not so small that they would be denormal.
     let bytes = vec![0x11; size];
-    let weights = WeightMatrix { kind, order: RowOrder::best(kind), rows: ROWS, cols: COLS, bytes: &bytes };
+    let weights = WeightMatrix { kind, order: RowOrder::best(kind), rows: ROWS, cols: COLS, scale: 1.0, bytes: &bytes };
     std::array::from_fn(|i| {
         let tokens = i + 1;
         let values: Vec<f32> = (0..tokens * COLS).map(|i| (i as f32 * 0.37).sin()).collect();
