@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use larder_core::{open_folder, read_regular_text, write_atomically};
-use larder_store::{Checkpoint, Result, SIDECARS, StoreError, StoreErrorKind, is_bare_file_name};
+use larder_store::{Checkpoint, QUANTISATION, Result, SIDECARS, StoreError, StoreErrorKind, is_bare_file_name};
 use rustix::fs::{FlockOperation, flock};
 
 use crate::DownloadProgress;
@@ -75,7 +75,7 @@ impl Repo {
     pub fn checkpoint(&self) -> Result<Checkpoint> {
         let Some(config) = self.listing.get(CONFIG) else { return Err(self.no_checkpoint()) };
         self.small(config)?;
-        for name in SIDECARS {
+        for name in SIDECARS.into_iter().chain([QUANTISATION]) {
             self.listing.get(name).map_or(Ok(()), |file| self.small(file))?;
         }
         let names: Vec<&str> = self.listing.names().filter(|name| is_bare_file_name(name)).collect();

@@ -161,6 +161,11 @@ def int4(codes, scales, config=packed("pack-quantized"), more=None):
     return quantised(config, {UP: None, UP + "_packed": codes, UP + "_scale": scales} | (more or {}))
 
 
+def nvfp4(scales=("F8_E4M3", [2, 4], bytes(8)), more=None):
+    config = packed("nvfp4-pack-quantized", type="float")
+    return int4(("U8", [2, 32], bytes(64)), scales, config, more)
+
+
 def quantised_cases():
     codes, scales = ("I32", [2, 4], bytes(32)), ("BF16", [2, 1], bytes(4))
     blocks = "model.layers.0.mlp.experts.gate_up_proj_blocks"
@@ -190,7 +195,14 @@ def quantised_cases():
             "unsupported", "zero points in the config", int4(codes, scales, packed("pack-quantized", symmetric=False)),
         ),
         "quantised-int8": ("unsupported", "integers of eight bits", int4(codes, scales, packed("int-quantized"))),
-        "quantised-nvfp4": ("unsupported", "NVFP4", int4(codes, scales, packed("nvfp4-pack-quantized", type="float"))),
+        "quantised-nvfp4-no-global-scale": ("missing", "no scale of the matrix", nvfp4()),
+        "quantised-nvfp4-scale-shape": ("mismatch", "three scales for 64 columns", nvfp4(("F8_E4M3", [2, 3], bytes(6)))),
+        "quantised-nvfp4-scales-of-all": (
+            "mismatch", "two scales of the matrix", nvfp4(more={UP + "_global_scale": ("F32", [2], bytes(8))}),
+        ),
+        "quantised-modelopt-awq": (
+            "unsupported", "another algorithm", quantised({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, {}),
+        ),
         "quantised-by-nothing": ("unsupported", "no method is named", quantised({"bits": 4}, {})),
         "quantised-by-a-list": ("unsupported", "the config of the quantisation is a list", quantised([1], {})),
     }

@@ -7,11 +7,13 @@ use larder_store::{Source, open_source};
 use libfuzzer_sys::fuzz_target;
 
 /// The first byte chooses among these.
-const CONFIGS: [&str; 4] = [
+const CONFIGS: [&str; 6] = [
     r#"{"quant_method":"mxfp4"}"#,
     r#"{"quant_method":"fp8","weight_block_size":[2,3]}"#,
     r#"{"quant_method":"compressed-tensors","format":"pack-quantized"}"#,
     r#"{"quant_method":"compressed-tensors","format":"float-quantized"}"#,
+    r#"{"quant_method":"compressed-tensors","format":"nvfp4-pack-quantized"}"#,
+    r#"{"quant_method":"modelopt","quant_algo":"NVFP4"}"#,
 ];
 
 fuzz_target!(|bytes: &[u8]| {

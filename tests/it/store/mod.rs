@@ -12,6 +12,7 @@ mod hostile;
 mod identity;
 mod imatrix;
 mod number_formats;
+mod nvfp4;
 mod packed_integers;
 mod pipes;
 mod quantised;

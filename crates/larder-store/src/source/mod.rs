@@ -35,6 +35,9 @@ pub use quantised::plain;
 pub const SIDECARS: [&str; 4] =
     ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"];
 
+/// A file that some quantised checkpoints have instead of a key of the config.
+pub const QUANTISATION: &str = "hf_quant_config.json";
+
 /// Largest sidecar that is read, in bytes.
 pub(crate) const SIDECAR_LIMIT: u64 = 256 << 20;
 

@@ -1,16 +1,18 @@
-//! The library compressed-tensors: integers of four bits (kept as q4_0, exactly), MXFP4 (kept as mxfp4, exactly) and FP8.
+//! The library compressed-tensors: integers of four bits (kept as q4_0, exactly), MXFP4 and NVFP4 (kept as mxfp4 and nvfp4,
+//! exactly) and FP8.
 
 use safetensors::Dtype;
 use serde_json::Value;
 
-use super::{Checkpoint, Found, fp8, nibbles};
+use super::{Checkpoint, Found, fp8, nibbles, nvfp4};
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
     source::Source,
 };
 
 /// The forms of storage that are read.
-const FORMATS: [&str; 4] = ["pack-quantized", "mxfp4-pack-quantized", "float-quantized", "naive-quantized"];
+const FORMATS: [&str; 5] =
+    ["pack-quantized", "mxfp4-pack-quantized", "nvfp4-pack-quantized", "float-quantized", "naive-quantized"];
 /// Values per 32-bit word of packed integers.
 const PER_WORD: usize = 8;
 
@@ -20,8 +22,15 @@ pub(super) fn find(from: &Checkpoint, config: &Value) -> Result<Found> {
     let mut found = Found::default();
     for packed in from.names() {
         let Some(name) = packed.strip_suffix("_packed") else { continue };
-        refuse_companions(from, name)?;
-        let stored = from.stored(packed)?;
+        let (stored, scales) = (from.stored(packed)?, format!("{name}_scale"));
+        let is_nvfp4 =
+            stored.dtype == Dtype::U8 && from.find(&scales).is_some_and(|found| found.dtype == Dtype::F8_E4M3);
+        refuse_companions(from, name, is_nvfp4)?;
+        if is_nvfp4 {
+            let stored = nvfp4::StoredNames { codes: packed, scales: &scales, global: &format!("{name}_global_scale") };
+            nvfp4::add(from, name, &stored, nvfp4::Global::Divisor, &mut found)?;
+            continue;
+        }
         let per_element = match stored.dtype {
             Dtype::I32 => PER_WORD,
             Dtype::U8 => 2,
@@ -40,7 +49,7 @@ pub(super) fn find(from: &Checkpoint, config: &Value) -> Result<Found> {
             let what = format!("tensor '{packed}' has shape {:?}, which is not that of a matrix", stored.shape);
             return Err(StoreError::new(StoreErrorKind::Mismatch, from.path(), what));
         }
-        let tensor = nibbles::tensor(from, name, (packed, &format!("{name}_scale")), shape, stored.dtype == Dtype::U8)?;
+        let tensor = nibbles::tensor(from, name, (packed, &scales), shape, stored.dtype == Dtype::U8)?;
         found.tensors.insert(name.to_owned(), tensor);
     }
     fp8::add(from, block(config), &mut found)?;
@@ -48,9 +57,10 @@ pub(super) fn find(from: &Checkpoint, config: &Value) -> Result<Found> {
 }
 
 /// Refuses tensors that change the values of the weight `name` in ways that are not read.
-fn refuse_companions(from: &Checkpoint, name: &str) -> Result<()> {
+fn refuse_companions(from: &Checkpoint, name: &str, is_nvfp4: bool) -> Result<()> {
+    let global = (!is_nvfp4).then_some(("_global_scale", "a global scale"));
     for (suffix, what) in
-        [("_zero_point", "zero points"), ("_g_idx", "columns in another order"), ("_global_scale", "a global scale")]
+        [("_zero_point", "zero points"), ("_g_idx", "columns in another order")].into_iter().chain(global)
     {
         if from.find(&format!("{name}{suffix}")).is_some() {
             let what = format!("has the quantised tensor '{name}' with {what}, which is not supported");

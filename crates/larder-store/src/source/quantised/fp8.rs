@@ -2,7 +2,7 @@
 //! scale, also where the scale is called `weight_scale_inv`. They are kept as bf16, which is exact where scales are powers of
 //! two. The experts of DeepSeek-V4 are floats of four bits beside them, kept as mxfp4.
 
-use std::ops::Range;
+use std::{collections::HashSet, ops::Range};
 
 use half::{bf16, f16};
 use larder_core::{NumberFormat, Tensors};
@@ -58,12 +58,14 @@ fn add_fp4(from: &Checkpoint, found: &mut Found) -> Result<()> {
     Ok(())
 }
 
-/// Adds every tensor of dtype F8_E4M3, each with its scales, which are per block of the size `block` unless their shape
+/// Adds every tensor of dtype F8_E4M3 that is no part of another, each with its scales, which are per block of the size `block` unless their shape
 /// says otherwise.
 pub(super) fn add(from: &Checkpoint, block: Option<(usize, usize)>, found: &mut Found) -> Result<()> {
+    let taken: HashSet<String> =
+        found.tensors.values().flat_map(|tensor| tensor.encoding.parts()).map(str::to_owned).collect();
     for name in from.names() {
         let weights = from.stored(name)?;
-        if weights.dtype != Dtype::F8_E4M3 {
+        if weights.dtype != Dtype::F8_E4M3 || taken.contains(name) {
             continue;
         }
         // The parts of a table may have the scale of the whole.

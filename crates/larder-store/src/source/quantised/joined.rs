@@ -65,6 +65,10 @@ fn join_parts(
             Some(packed) => (packed.kept, Some(packed.encoding)),
             None => (require_tensor(from, part)?.clone(), None),
         };
+        if kind.has_matrix_scale() {
+            let what = format!("has parts of the table '{name}' in {kind}, which is not supported");
+            return refused(StoreErrorKind::Unsupported, what);
+        }
         let (own, cols) = match shape[..] {
             [rows, cols] if rows > 0 && cols > 0 => (rows, cols),
             _ => {

@@ -24,8 +24,10 @@ mod fp8;
 mod gptq;
 mod joined;
 mod mlx;
+mod modelopt;
 mod mxfp4;
 mod nibbles;
+mod nvfp4;
 mod packed_integers;
 #[cfg(test)]
 mod tests;
@@ -45,13 +47,14 @@ struct Method {
     find: fn(&Checkpoint, &Value) -> Result<Found>,
 }
 
-const METHODS: [Method; 6] = [
+const METHODS: [Method; 7] = [
     Method { name: "mxfp4", find: mxfp4::find },
     Method { name: "fp8", find: fp8::find },
     Method { name: "compressed-tensors", find: compressed_tensors::find },
     Method { name: "gptq", find: gptq::find },
     Method { name: "awq", find: awq::find },
     Method { name: "mlx", find: mlx::find },
+    Method { name: "modelopt", find: modelopt::find },
 ];
 
 /// What a method finds in a checkpoint.
@@ -141,7 +144,12 @@ fn exact_half(from: &Checkpoint, name: &str, value: f32, kind: NumberFormat) -> 
 /// What the method that the config names finds; nothing if it names none.
 fn quantised(checkpoint: &Checkpoint) -> Result<Found> {
     let keys = [KEY, MLX_KEY].map(|key| text_value(checkpoint.config(), key));
-    let Some(quantised) = keys.into_iter().find(|value| !value.is_null()) else { return Ok(Found::default()) };
+    let in_config = keys.into_iter().find(|value| !value.is_null()).cloned();
+    let quantised = match in_config {
+        Some(quantised) => Some(quantised),
+        None => modelopt::config_beside(checkpoint)?,
+    };
+    let Some(quantised) = &quantised else { return Ok(Found::default()) };
     if *quantised == Value::Bool(false) {
         return Ok(Found::default());
     }

@@ -7,6 +7,7 @@ use larder_core::{NumberFormat, RowPick};
 use safetensors::Dtype;
 use serde_json::{Value, json};
 
+mod nvfp4;
 mod packed_integers;
 
 use super::plain;
@@ -203,7 +204,7 @@ fn what_compressed_tensors_can_say_and_larder_does_not_read_is_refused() {
     };
     let weights =
         |config: &mut Value, key: &str, value: Value| config["config_groups"]["group_0"]["weights"][key] = value;
-    refused(&|config, _| config["format"] = "nvfp4-pack-quantized".into(), "in the format 'nvfp4-pack-quantized'");
+    refused(&|config, _| config["format"] = "int-quantized".into(), "in the format 'int-quantized'");
     refused(&|config, _| config["transform_config"] = json!({ "r1": {} }), "have a transform_config");
     refused(&|config, _| weights(config, "num_bits", 8.into()), "as int with 8 bits");
     refused(&|config, _| weights(config, "symmetric", false.into()), "with zero points");
@@ -314,7 +315,7 @@ fn scales_beside_the_weights_are_powers_of_two() {
 
 #[test]
 fn other_methods_are_refused_by_name() {
-    for name in ["hqq", "auto-round", "bitsandbytes", "modelopt"] {
+    for name in ["hqq", "auto-round", "bitsandbytes", "quark"] {
         let error = refusal(json!({ "quant_method": name }), &[]);
         assert!(
             error.contains(&format!("by the method '{name}', which is not supported; supported are mxfp4, fp8,")),
