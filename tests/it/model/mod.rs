@@ -11,3 +11,4 @@ mod ragged;
 mod rewind;
 mod saved;
 mod speculation;
+mod text_pass;

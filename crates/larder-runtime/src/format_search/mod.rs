@@ -141,6 +141,9 @@ impl Probe<'_, '_> {
         let own = &mut self.own;
         pass.run(chunks, self.search.per_step()?, LogitsFor::All, &mut |step, logits| {
             progress.advance(chunks[step].iter().map(|chunk| chunk.len()).sum());
+            if logits.iter().any(|logit| logit.is_nan()) {
+                bail!("the model's logits are NaN on this text");
+            }
             own.push(logits)
         })
     }
@@ -165,7 +168,8 @@ impl Probe<'_, '_> {
             sum += own.divergence(logits, threads)?;
             Ok(())
         })?;
-        Ok(sum / own.rows().max(1) as f64)
+        // Formats in which a model computes no numbers are possible, and never chosen.
+        Ok(if sum.is_finite() { sum / own.rows().max(1) as f64 } else { f64::from(f32::MAX) })
     }
 }
 

@@ -52,7 +52,7 @@ impl<'a> WideWeights<'a> {
         let error = |kind: NumberFormat| samples.iter().map(|sample| sample.error(kind)).sum::<f64>();
         Ok(kinds
             .iter()
-            .map(|kind| (kind.name().to_owned(), (error(*kind) / total.max(f64::MIN_POSITIVE)) as f32))
+            .map(|kind| (kind.name().to_owned(), relative(error(*kind), total)))
             .collect())
     }
 
@@ -121,6 +121,11 @@ impl Sample {
             rounded.iter().zip(row).map(|(rounded, value)| rounded - value).collect()
         })
     }
+}
+
+/// A share of `total`, finite as JSON wants it.
+fn relative(error: f64, total: f64) -> f32 {
+    ((error / total.max(f64::MIN_POSITIVE)) as f32).min(f32::MAX)
 }
 
 /// Layer and part of `layers.3.experts.down`.
