@@ -1,6 +1,7 @@
 //! NVIDIA's Model Optimizer: NVFP4 (kept as nvfp4, exactly) and FP8, also mixed. The scales of inputs are left out: they are for
 //! products with quantised activations of a fixed range.
 
+use larder_core::{ExpertNames, RowPick, TensorSlice};
 use safetensors::Dtype;
 use serde_json::Value;
 
@@ -31,11 +32,24 @@ pub(super) fn find(from: &Checkpoint, config: &Value) -> Result<Found> {
         let scales = format!("{base}_scale");
         if from.find(&scales).is_some() {
             let stored = nvfp4::StoredNames { codes: name, scales: &scales, global: &format!("{base}_scale_2") };
-            nvfp4::add(from, name, &stored, nvfp4::Global::Factor, &mut found)?;
+            let transposed = nvfp4::add(from, name, &stored, nvfp4::Global::Factor, &mut found)?;
+            if transposed && found.experts.is_none() {
+                found.experts = name.strip_suffix("down_proj").and_then(stacked_experts);
+            }
         }
     }
     fp8::add(from, None, &mut found)?;
     Ok(found)
+}
+
+/// The names of the experts that are stacked in `gate_up_proj`, gate before up, and `down_proj`, whose rows are seen as rows though
+/// they are stored as columns. `start` is what the names of a layer begin with.
+fn stacked_experts(start: &str) -> Option<ExpertNames> {
+    let (before, behind) = start.split_once(".layers.")?;
+    let behind = behind.trim_start_matches(|digit: char| digit.is_ascii_digit());
+    let piece = |name, pick| TensorSlice::stacked(format!("{before}.layers.{{l}}{behind}{name}"), false, pick);
+    let (gate, up) = (piece("gate_up_proj", RowPick::FirstHalf), piece("gate_up_proj", RowPick::SecondHalf));
+    Some(ExpertNames { matrices: [gate, up, piece("down_proj", RowPick::All)].into(), bias: None })
 }
 
 /// The config of the quantisation in the file [`FILE`] of a checkpoint whose own config has none, in the form of

@@ -1,12 +1,13 @@
 //! NVFP4: floats of four bits, two to a byte (the value of even index in the low bits), an E4M3 scale per 16 columns, and an f32
-//! per matrix. Kept as nvfp4, exactly, with the f32 beside it under [`matrix_scale_name`].
+//! per matrix. Kept as nvfp4, exactly, with the f32 beside it under [`matrix_scale_name`]. The rows of stacked matrices may be
+//! stored as columns: `[matrices, cols / 2, rows]`, and scales `[matrices, cols / 16, rows]`.
 
 use std::ops::Range;
 
 use larder_core::{MXFP4_LEVELS, NumberFormat, Tensors, matrix_scale_name, nvfp4_scale};
 use safetensors::Dtype;
 
-use super::{Checkpoint, Encoding, Found, PackedTensor};
+use super::{Checkpoint, Encoding, Found, PackedTensor, STEP};
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
     source::Source,
@@ -19,6 +20,8 @@ const BLOCK: usize = NumberFormat::Nvfp4.block_len();
 const BLOCK_BYTES: usize = NumberFormat::Nvfp4.block_bytes();
 /// Scales of a block.
 const SCALES: usize = BLOCK / GROUP;
+/// Values that are converted at a time where rows are stored as columns.
+const LONG_STEP: usize = 1 << 22;
 
 /// What the f32 of a matrix is.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -36,7 +39,7 @@ pub(super) struct StoredNames<'a> {
     pub global: &'a str,
 }
 
-/// Adds the tensor `name` to `found`, and the f32 of its matrices.
+/// Adds the tensor `name` to `found`, and the f32 of its matrices; returns whether rows are stored as columns.
 ///
 /// The caller guarantees that the codes are bytes. Refused are scales of another type or shape.
 pub(super) fn add(
@@ -45,7 +48,7 @@ pub(super) fn add(
     stored: &StoredNames,
     global: Global,
     found: &mut Found,
-) -> Result<()> {
+) -> Result<bool> {
     let StoredNames { codes, scales, .. } = *stored;
     let (packed, found_scales) = (from.stored(codes)?, from.stored(scales)?);
     let mismatch = || {
@@ -56,29 +59,45 @@ pub(super) fn add(
         );
         StoreError::new(StoreErrorKind::Mismatch, from.path(), what)
     };
-    let (Some((bytes, outer)), Some((groups, outer_scales))) =
-        (packed.shape.split_last(), found_scales.shape.split_last())
-    else {
-        return Err(mismatch());
-    };
-    let cols = bytes.checked_mul(2).filter(|cols| *cols > 0).ok_or_else(mismatch)?;
-    let fits = found_scales.dtype == Dtype::F8_E4M3 && outer == outer_scales && groups.checked_mul(GROUP) == Some(cols);
-    if !fits || outer.is_empty() || outer.contains(&0) {
-        return Err(mismatch());
-    }
-    let matrices = if outer.len() == 1 { 1 } else { outer[0] };
+    let (transposed, shape) = Some((&packed.shape[..], &found_scales.shape[..]))
+        .filter(|_| found_scales.dtype == Dtype::F8_E4M3)
+        .and_then(|(codes, scales)| logical_shape(codes, scales))
+        .ok_or_else(mismatch)?;
+    let matrices = if shape.len() == 2 { 1 } else { shape[0] };
+    let [.., cols] = shape[..] else { unreachable!("a matrix has columns") };
     let encoding = Nvfp4 {
         codes: codes.to_owned(),
         scales: scales.to_owned(),
         global: GlobalScale::new(from, stored.global, global, matrices)?,
-        matrix: outer.iter().product::<usize>() / matrices * cols,
+        matrix: shape.iter().product::<usize>() / matrices,
+        cols,
+        transposed,
     };
     let scale = encoding.global.clone();
-    let tensor = PackedTensor::new(from, name, [outer, &[cols]].concat(), Box::new(encoding))?;
+    let tensor = PackedTensor::new(from, name, shape, Box::new(encoding))?;
     let of_matrix = PackedTensor::new(from, scale.name.as_str(), vec![scale.count], Box::new(scale.clone()))?;
     found.tensors.insert(name.to_owned(), tensor);
     found.tensors.insert(matrix_scale_name(name), of_matrix);
-    Ok(())
+    Ok(transposed)
+}
+
+/// Whether rows are stored as columns, and the shape of the values; `None` if codes and scales do not fit each other.
+fn logical_shape(codes: &[usize], scales: &[usize]) -> Option<(bool, Vec<usize>)> {
+    if codes.len() < 2 || codes.len() != scales.len() || codes.contains(&0) {
+        return None;
+    }
+    let (outer, [.., before, last]) = (&codes[..codes.len() - 2], codes) else { return None };
+    let [.., groups_before, groups_last] = scales else { return None };
+    let cols = |bytes: usize, groups: usize| {
+        let cols = bytes.checked_mul(2)?;
+        (groups.checked_mul(GROUP) == Some(cols)).then_some(cols)
+    };
+    let fits = scales.starts_with(outer);
+    if let Some(cols) = cols(*last, *groups_last).filter(|_| fits && before == groups_before) {
+        return Some((false, [outer, &[*before, cols]].concat()));
+    }
+    let stacked = fits && outer.len() == 1 && last == groups_last;
+    cols(*before, *groups_before).filter(|_| stacked).map(|cols| (true, vec![outer[0], *last, cols]))
 }
 
 /// The f32 of one or more matrices.
@@ -161,11 +180,56 @@ struct Nvfp4 {
     codes: String,
     scales: String,
     global: GlobalScale,
-    /// Values of a matrix.
+    /// Values of a matrix, and of a row.
     matrix: usize,
+    cols: usize,
+    /// Whether rows are stored as columns.
+    transposed: bool,
 }
 
 impl Nvfp4 {
+    /// The bytes of a stored tensor, with one per `each` values, that belong to `count` values from `first` on.
+    fn read(&self, from: &Checkpoint, name: &str, each: usize, (first, count): (usize, usize)) -> Result<Vec<u8>> {
+        let mut all = vec![0; count / each];
+        if !self.transposed {
+            from.read(name, first / each, &mut all)?;
+            return Ok(all);
+        }
+        let (mut at, mut rest) = (first, &mut all[..]);
+        while at < first + count {
+            let (row, col) = (at / self.cols, at % self.cols);
+            let left = first + count - at;
+            // A part of a row, or whole rows of a matrix.
+            let whole = (left / self.cols).min((self.matrix - at % self.matrix) / self.cols);
+            let (rows, cols) =
+                if col == 0 && whole > 0 { (whole, self.cols) } else { (1, (self.cols - col).min(left)) };
+            let (now, behind) = std::mem::take(&mut rest).split_at_mut(rows * cols / each);
+            self.read_columns(from, name, each, (row..row + rows, col..col + cols), now)?;
+            (at, rest) = (at + rows * cols, behind);
+        }
+        Ok(all)
+    }
+
+    /// Reads the bytes of some columns of rows of one matrix, which are stored as columns.
+    fn read_columns(
+        &self,
+        from: &Checkpoint,
+        name: &str,
+        each: usize,
+        (rows, cols): (Range<usize>, Range<usize>),
+        out: &mut [u8],
+    ) -> Result<()> {
+        let (height, width) = (self.matrix / self.cols, cols.len() / each);
+        let (matrix, row) = (rows.start / height, rows.start % height);
+        let mut column = vec![0; rows.len()];
+        for i in 0..width {
+            let stored = matrix * (self.cols / each) + cols.start / each + i;
+            from.read(name, stored * height + row, &mut column)?;
+            column.iter().enumerate().for_each(|(row, byte)| out[row * width + i] = *byte);
+        }
+        Ok(())
+    }
+
     /// Calls `put` with each block of `count` values from `first` on: the bytes of its codes, and its scales.
     fn blocks(
         &self,
@@ -174,9 +238,8 @@ impl Nvfp4 {
         count: usize,
         mut put: impl FnMut(&[u8], [u8; SCALES]),
     ) -> Result<()> {
-        let (mut codes, mut scales) = (vec![0; count / 2], vec![0; count / GROUP]);
-        from.read(&self.codes, first / 2, &mut codes)?;
-        from.read(&self.scales, first / GROUP, &mut scales)?;
+        let codes = self.read(from, &self.codes, 2, (first, count))?;
+        let scales = self.read(from, &self.scales, GROUP, (first, count))?;
         if let Some(bad) = scales.iter().find(|bits| **bits >= 0x7f) {
             let held = if bad & 0x7f == 0x7f { "NaN" } else { "a negative scale" };
             let what = format!("tensor '{}' holds {held} (0x{bad:02x}), which nvfp4 cannot hold", self.scales);
@@ -234,7 +297,15 @@ impl Encoding for Nvfp4 {
         })
     }
 
+    fn step(&self) -> usize {
+        if self.transposed { (LONG_STEP / self.cols).max(1) * self.cols } else { STEP }
+    }
+
     fn ranges(&self, values: Range<usize>) -> Vec<(&str, Range<usize>)> {
+        if self.transposed && !(values.start.is_multiple_of(self.matrix) && values.end.is_multiple_of(self.matrix)) {
+            // The bytes of some rows are among those of others.
+            return vec![];
+        }
         let per = |each: usize| values.start / each..values.end / each;
         vec![(&self.codes, per(2)), (&self.scales, per(GROUP))]
     }

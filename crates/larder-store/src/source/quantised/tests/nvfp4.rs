@@ -1,6 +1,6 @@
 //! NVFP4 of compressed-tensors and Model Optimizer.
 
-use larder_core::{MatrixScale, NumberFormat};
+use larder_core::{MatrixScale, NumberFormat, RowPick};
 use safetensors::Dtype;
 use serde_json::{Value, json};
 
@@ -137,6 +137,43 @@ fn stacked_matrices_have_a_scale_each_or_one_in_common() {
     common[2] = ("experts.down_proj_weight_scale_2", Dtype::F32, &[], f32s(&[0.25]));
     let (_dir, source) = open(modelopt(), &common).unwrap();
     check(source.as_ref(), "experts.down_proj", &[2, ROWS, 64], |_| 0.25);
+}
+
+/// As Llama 4 is published: `[experts, cols / 2, rows]`.
+#[test]
+fn rows_that_are_stored_as_columns_are_seen_as_rows() {
+    let (experts, rows, cols) = (2, 6, 128);
+    let turned = |bytes: Vec<u8>, each: usize| -> Vec<u8> {
+        let width = cols / each;
+        (0..bytes.len())
+            .map(|i| (i / (width * rows), i % (width * rows) / rows, i % rows))
+            .map(|(e, col, row)| bytes[(e * rows + row) * width + col])
+            .collect()
+    };
+    let name = "model.layers.1.feed_forward.experts.down_proj";
+    let tensors: Vec<Stored> = vec![
+        (name, Dtype::U8, &[2, 64, 6], turned(codes(experts * rows * cols / 2), 2)),
+        (
+            "model.layers.1.feed_forward.experts.down_proj_weight_scale",
+            Dtype::F8_E4M3,
+            &[2, 8, 6],
+            turned(scales(experts * rows * cols / 16), 16),
+        ),
+        ("model.layers.1.feed_forward.experts.down_proj_weight_scale_2", Dtype::F32, &[], f32s(&[0.75])),
+    ];
+    let (_dir, source) = open(modelopt(), &tensors).unwrap();
+    check(source.as_ref(), name, &[experts, rows, cols], |_| 0.75);
+    // From the middle of a row of one matrix to that of the other.
+    let all = bytes(source.as_ref(), name);
+    for (from, blocks) in [(1, 22), (11, 2), (5, 1)] {
+        let mut part = vec![0; 36 * blocks];
+        source.read(name, 36 * from, &mut part).unwrap();
+        assert_eq!(part, all[36 * from..][..36 * blocks]);
+    }
+    let names = source.expert_names().unwrap().matrices;
+    let [gate, up] = [names.gate.unwrap(), names.up];
+    assert_eq!((gate.pick, up.pick, up.transposed), (RowPick::FirstHalf, RowPick::SecondHalf, false));
+    assert_eq!(up.name, "model.layers.{l}.feed_forward.experts.gate_up_proj");
 }
 
 #[test]
