@@ -18,7 +18,7 @@ fn chunks_have_the_logits_that_they_have_with_all_experts_in_memory() {
         let mut resident = model.all_resident(&compute).unwrap();
         let ids = Reference::read(&folder).tokens("full_ids");
         let chunks: Vec<&[u32]> = ids.chunks(ids.len().div_ceil(3)).collect();
-        let mut alone = |ids: &[u32], path: &mut dyn ExpertPath| {
+        let alone = |ids: &[u32], path: &mut dyn ExpertPath| {
             let mut cache = decoder.new_kv_cache();
             let span = Span { logits_for: LogitsFor::All, ..Span::new(ids, &mut cache) };
             decoder.step(&mut [span], path, &mut ()).unwrap()

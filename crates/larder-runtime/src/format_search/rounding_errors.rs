@@ -50,10 +50,7 @@ impl<'a> WideWeights<'a> {
         }
         let total: f64 = samples.iter().map(|sample| sample.weighed(|row, _| row.to_vec())).sum();
         let error = |kind: NumberFormat| samples.iter().map(|sample| sample.error(kind)).sum::<f64>();
-        Ok(kinds
-            .iter()
-            .map(|kind| (kind.name().to_owned(), relative(error(*kind), total)))
-            .collect())
+        Ok(kinds.iter().map(|kind| (kind.name().to_owned(), relative(error(*kind), total))).collect())
     }
 
     fn sample_experts(&self, layer: LayerIdx, part: &str, into: &mut Vec<Sample>) -> Result<()> {
