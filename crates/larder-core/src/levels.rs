@@ -1,7 +1,17 @@
-//! What the nibbles of `iq4_nl`, `iq4_xs`, `mxfp4` and `nvfp4` stand for, and what the bytes of scales do.
+//! What the nibbles of `iq4_nl`, `iq4_xs`, `mxfp4` and `nvfp4` stand for, the values in entries of code books, and what the bytes of
+//! scales do.
 
 /// The integers that the sixteen nibbles of `iq4_nl` and `iq4_xs` stand for, in ascending order.
 pub const IQ4_NL_LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+
+/// The levels of the magnitudes of `iq2_xxs`, `iq2_xs` and `iq2_s`, in eighths of the scale.
+pub const IQ2_LEVELS: [i8; 3] = [8, 25, 43];
+
+/// The levels of the magnitudes of `iq3_xxs`, in quarters of the scale.
+pub const IQ3_XXS_LEVELS: [i8; 8] = [4, 12, 20, 28, 36, 44, 52, 62];
+
+/// The levels of the magnitudes of `iq3_s`.
+pub const IQ3_S_LEVELS: [i8; 8] = [1, 3, 5, 7, 9, 11, 13, 15];
 
 /// Twice what the sixteen nibbles of `mxfp4` and `nvfp4` stand for, so that they are integers.
 pub const MXFP4_LEVELS: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];

@@ -36,6 +36,7 @@
 
 mod atomic_file;
 mod blueprint;
+pub mod code_books;
 mod expert;
 mod expert_activations;
 mod fieldwise;
@@ -68,7 +69,7 @@ pub use freed_memory::give_back_freed_memory;
 pub use gate::{ExpertGroups, Gate, GateError, GroupRank, Renorm, Score, Weighting};
 pub use ids::{ExpertId, ExpertKey, LayerIdx, MoeRow, WantedExpert};
 pub use integers::{DIGITS, digits, from_digits};
-pub use levels::{IQ4_NL_LEVELS, MXFP4_LEVELS, mxfp4_scale, nvfp4_scale};
+pub use levels::{IQ2_LEVELS, IQ3_S_LEVELS, IQ3_XXS_LEVELS, IQ4_NL_LEVELS, MXFP4_LEVELS, mxfp4_scale, nvfp4_scale};
 pub use number_format::{NumberFormat, UnknownNumberFormat};
 pub use per_matrix::PerMatrix;
 pub use printable::{PRINTABLE_CHARS, printable};

@@ -67,15 +67,15 @@ formats! {
     /// that all of its values are multiplied by.
     Nvfp4 = read_only("nvfp4", 64, scales_first(0, 1, 9));
     /// 256 values: eight groups of indices into a code book of four values each, with signs and 4-bit scales.
-    Iq3Xxs = read_only("iq3_xxs", 256, scales_first(1, 2, 24));
+    Iq3Xxs = block("iq3_xxs", 256, scales_first(1, 2, 24));
     /// 256 values: as `Iq3Xxs` with a larger code book, and each sign by itself.
-    Iq3S = read_only("iq3_s", 256, scales_first(1, 2, 27));
+    Iq3S = block("iq3_s", 256, scales_first(1, 2, 27));
     /// 256 values: eight groups of indices into a code book of eight values each, with signs and 4-bit scales.
-    Iq2Xxs = read_only("iq2_xxs", 256, scales_first(1, 2, 16));
+    Iq2Xxs = block("iq2_xxs", 256, scales_first(1, 2, 16));
     /// 256 values: sixteen groups as in `Iq2Xxs`, with a larger code book.
-    Iq2Xs = read_only("iq2_xs", 256, scales_first(1, 2, 18));
+    Iq2Xs = block("iq2_xs", 256, scales_first(1, 2, 18));
     /// 256 values: as `Iq2Xs` with an even larger code book, and each sign by itself.
-    Iq2S = read_only("iq2_s", 256, scales_first(1, 2, 20));
+    Iq2S = block("iq2_s", 256, scales_first(1, 2, 20));
     /// 64 values: f16 scale, two bits for each value with an offset of 1.
     Q2_0 = read_only("q2_0", 64, scales_first(1, 2, 4));
     /// 256 values: two bits for each value as in `Q2_0`, in another order, f16 scale.
@@ -142,7 +142,8 @@ impl NumberFormat {
         self.row().parts
     }
 
-    /// Whether floats can be written in this format; blocks of the others can only be kept as they are.
+    /// Whether floats can be written in this format. Blocks of the others can only be kept as they are: they are for models that
+    /// were trained with two or three levels, lose most of what a model knows, or have a scale for the whole matrix.
     #[inline]
     pub const fn is_encodable(self) -> bool {
         self.row().encodable

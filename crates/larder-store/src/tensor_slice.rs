@@ -262,7 +262,12 @@ pub(crate) fn choose_format(
 fn for_other_rows(kind: NumberFormat, cols: usize) -> NumberFormat {
     let smaller_blocks = match kind {
         NumberFormat::Q2K | NumberFormat::Q3K => NumberFormat::Q4_0,
-        NumberFormat::Iq4Xs => NumberFormat::Iq4Nl,
+        NumberFormat::Iq4Xs
+        | NumberFormat::Iq3Xxs
+        | NumberFormat::Iq3S
+        | NumberFormat::Iq2Xxs
+        | NumberFormat::Iq2Xs
+        | NumberFormat::Iq2S => NumberFormat::Iq4Nl,
         NumberFormat::Q4K => NumberFormat::Q5_0,
         NumberFormat::Q5K => NumberFormat::Q5_1,
         NumberFormat::Q6K => NumberFormat::Q8_0,

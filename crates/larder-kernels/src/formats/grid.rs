@@ -1,22 +1,27 @@
 //! Entries of code books as bytes, signs, and odd scales, which the formats from `iq1_s` to `iq3_s` share.
 
+use larder_core::IQ2_LEVELS;
+
 use crate::simd::Simd;
 use crate::simd::blocks::{high, low};
 
-/// The levels of the values of `iq2_xxs`, `iq2_xs` and `iq2_s`.
-const IQ2_LEVELS: [i8; 16] = [8, 25, 43, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+/// The levels of the values of `iq2_xxs`, `iq2_xs` and `iq2_s`, as a table for a look-up.
+const IQ2_TABLE: [i8; 16] = {
+    let [low, middle, high] = IQ2_LEVELS;
+    [low, middle, high, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+};
 
 /// A code book of four values for each entry: their levels, a byte each.
-pub const fn quads<const N: usize>(packed: &[u16; N], levels: [u8; 8]) -> [u32; N] {
+pub const fn quads<const N: usize>(packed: &[u16; N], levels: [i8; 8]) -> [u32; N] {
     let mut entries = [0; N];
     let mut i = 0;
     while i < N {
         let entry = packed[i] as usize;
         entries[i] = u32::from_le_bytes([
-            levels[entry & 7],
-            levels[entry >> 3 & 7],
-            levels[entry >> 6 & 7],
-            levels[entry >> 9 & 7],
+            levels[entry & 7] as u8,
+            levels[entry >> 3 & 7] as u8,
+            levels[entry >> 6 & 7] as u8,
+            levels[entry >> 9 & 7] as u8,
         ]);
         i += 1;
     }
@@ -104,5 +109,5 @@ pub fn negated_runs<S: Simd>(simd: S, runs: [S::Signed; 8], signs: S::Bytes) -> 
 /// The values of an entry of [`octets`] with the levels of `iq2_xxs`, four in each run.
 #[inline(always)]
 pub fn iq2_values<S: Simd>(simd: S, entry: S::Bytes) -> [S::Signed; 2] {
-    [simd.look_up_signed(&IQ2_LEVELS, low(simd, entry)), simd.look_up_signed(&IQ2_LEVELS, high(simd, entry))]
+    [simd.look_up_signed(&IQ2_TABLE, low(simd, entry)), simd.look_up_signed(&IQ2_TABLE, high(simd, entry))]
 }

@@ -2,10 +2,10 @@
 //! entries, and for each group two bytes with three more bits of each choice, a 3-bit scale, and the sign of the eighth
 //! by which the values, −1, 0 or 1, are moved.
 
-use larder_core::NumberFormat;
+use larder_core::{NumberFormat, code_books};
 
 use super::grid::{numbers, octets, odd};
-use super::{BlockFormat, code_books, half, integer_dot, sized};
+use super::{BlockFormat, half, integer_dot, sized};
 use crate::block::Block;
 use crate::simd::Simd;
 use crate::simd::blocks::{Blocks, high, low};

@@ -1,11 +1,11 @@
 //! `iq2_s`: 256 values in groups of sixteen; an f16 scale, 32 bytes that choose eight values each from a code book of
 //! 1,024 entries, 32 with the signs, eight with the top two bits of the choices, and eight with 4-bit scales.
 
-use larder_core::NumberFormat;
+use larder_core::{NumberFormat, code_books};
 
 use super::grid::{iq2_levels, iq2_values, negated_runs, octets, with_signs};
 use super::iq2_xs::{add_halves, half_scales, widen_halves};
-use super::{BlockFormat, code_books, half, sized};
+use super::{BlockFormat, half, sized};
 use crate::block::Block;
 use crate::simd::Simd;
 use crate::simd::blocks::Blocks;

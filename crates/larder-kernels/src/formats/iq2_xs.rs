@@ -1,10 +1,10 @@
 //! `iq2_xs`: 256 values in groups of sixteen; an f16 scale, 32 times two bytes with nine bits that choose eight values
 //! from a code book of 512 entries and, above them, seven signs, and eight bytes with 4-bit scales.
 
-use larder_core::NumberFormat;
+use larder_core::{NumberFormat, code_books};
 
 use super::grid::{even_signs, even_signs_of, iq2_levels, iq2_values, negated_runs, octets, odd, with_signs};
-use super::{BlockFormat, code_books, half, half_dots, sized};
+use super::{BlockFormat, half, half_dots, sized};
 use crate::block::Block;
 use crate::simd::Simd;
 use crate::simd::blocks::Blocks;

@@ -1,10 +1,10 @@
 //! `iq2_xxs`: 256 values in groups of 32; an f16 scale, and for each group four bytes that choose eight values each from
 //! a code book of 256 entries, and four with four times seven signs and, in the top bits, a 4-bit scale.
 
-use larder_core::NumberFormat;
+use larder_core::{NumberFormat, code_books};
 
 use super::grid::{even_signs, even_signs_of, iq2_levels, iq2_values, negated_runs, octets, odd, sevens, with_signs};
-use super::{BlockFormat, code_books, half, integer_dot, sized};
+use super::{BlockFormat, half, integer_dot, sized};
 use crate::block::Block;
 use crate::simd::Simd;
 use crate::simd::blocks::Blocks;

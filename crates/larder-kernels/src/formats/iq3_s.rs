@@ -1,10 +1,10 @@
 //! `iq3_s`: 256 values in groups of 32; an f16 scale, 64 bytes that choose four values each from a code book of 512
 //! entries, eight with the ninth bits of the choices, 32 with the signs, and four with 4-bit scales.
 
-use larder_core::NumberFormat;
+use larder_core::{IQ3_S_LEVELS, NumberFormat, code_books};
 
 use super::grid::{negated_runs, odd, quads, with_signs};
-use super::{BlockFormat, code_books, half, integer_dot, sized};
+use super::{BlockFormat, half, integer_dot, sized};
 use crate::block::Block;
 use crate::simd::Simd;
 use crate::simd::blocks::Blocks;
@@ -12,7 +12,7 @@ use crate::simd::integers::SignedScaled;
 use crate::simd::tile::Tile;
 
 /// The code book.
-static GRID: [u32; 512] = quads(&code_books::IQ3_S, [1, 3, 5, 7, 9, 11, 13, 15]);
+static GRID: [u32; 512] = quads(&code_books::IQ3_S, IQ3_S_LEVELS);
 
 pub struct Iq3S;
 

@@ -1,10 +1,10 @@
 //! `iq3_xxs`: 256 values in groups of 32; an f16 scale, 64 bytes that choose four values each from a code book of 256
 //! entries, and for each group four bytes with four times seven signs and, in the top bits, a 4-bit scale.
 
-use larder_core::NumberFormat;
+use larder_core::{IQ3_XXS_LEVELS, NumberFormat, code_books};
 
 use super::grid::{even_signs, even_signs_of, negated_runs, odd, quads, sevens, with_signs};
-use super::{BlockFormat, code_books, half, integer_dot, sized};
+use super::{BlockFormat, half, integer_dot, sized};
 use crate::block::Block;
 use crate::simd::Simd;
 use crate::simd::blocks::Blocks;
@@ -12,7 +12,7 @@ use crate::simd::integers::SignedScaled;
 use crate::simd::tile::Tile;
 
 /// The code book.
-static GRID: [u32; 256] = quads(&code_books::IQ3_XXS, [4, 12, 20, 28, 36, 44, 52, 62]);
+static GRID: [u32; 256] = quads(&code_books::IQ3_XXS, IQ3_XXS_LEVELS);
 
 pub struct Iq3Xxs;
 

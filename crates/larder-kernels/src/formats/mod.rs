@@ -15,7 +15,6 @@ macro_rules! add_each_group {
     };
 }
 
-mod code_books;
 mod grid;
 
 pub mod iq1_m;

@@ -146,7 +146,7 @@ fn formats_without_an_encoder_can_only_be_kept() {
             message.starts_with(&format!("tensor 'w' cannot be written as {kind}, which is only kept")),
             "{message}"
         );
-        assert!(message.ends_with("q6_k, iq4_xs"), "{message}");
+        assert!(message.ends_with("iq2_xs, iq2_s"), "{message}");
     }
 }
 
@@ -159,6 +159,8 @@ fn rows_that_are_not_whole_blocks_get_another_format() {
         (NumberFormat::Q6K, 704, (NumberFormat::Q8_0, true)),
         (NumberFormat::Q2K, 704, (NumberFormat::Q4_0, true)),
         (NumberFormat::Iq4Xs, 32, (NumberFormat::Iq4Nl, true)),
+        (NumberFormat::Iq2Xs, 96, (NumberFormat::Iq4Nl, true)),
+        (NumberFormat::Iq3S, 40, (NumberFormat::F16, true)),
         (NumberFormat::Q5K, 40, (NumberFormat::F16, true)),
         (NumberFormat::Mxfp4, 40, (NumberFormat::F16, true)),
     ] {

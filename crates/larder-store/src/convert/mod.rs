@@ -37,7 +37,8 @@ pub use target::CONVERSION_STATE;
 use target::{ConversionState, Target, Targets, remove_state};
 pub(crate) use target::{check_space, lock};
 
-/// Threads that each read, convert and write one expert at a time.
+/// Threads that each read, convert and write one expert at a time, so that reading and writing overlap. Rounding takes longer
+/// than both and has as many as there are cores, if these are more.
 const THREADS: usize = 3;
 /// Limit of the bytes of all experts in flight, unless a single expert is larger.
 const IN_FLIGHT_BYTES: usize = 768 << 20;
@@ -272,7 +273,7 @@ impl Conversion<'_> {
         targets.all().try_for_each(|target| folders.iter().try_for_each(|folder| target.create_folder(folder)))?;
         let sidecars = self.write_sidecars(target)?;
         let largest = self.sets.iter().map(ShardWriter::largest_file_bytes).max().unwrap_or_default();
-        let threads = (IN_FLIGHT_BYTES / largest).clamp(1, THREADS);
+        let threads = (IN_FLIGHT_BYTES / largest).clamp(1, self.threads());
         let buffers = || ThreadBuffers { file: AlignedBuffer::new(largest), scratch: AssemblyBuffers::default() };
         let tasks = self.tasks();
         let done = parallel(threads, tasks.len(), buffers, |buffers, i| match tasks[i] {
@@ -293,6 +294,14 @@ impl Conversion<'_> {
         targets.stripe.iter().try_for_each(Target::finish)?;
         target.finish()?;
         Ok(resumed)
+    }
+
+    /// The most threads that are of use.
+    fn threads(&self) -> usize {
+        let ConvertOptions { experts, small_experts, mix, .. } = self.options;
+        let rounds = [experts, small_experts].into_iter().flatten().any(|kind| !kind.is_float()) || !mix.is_empty();
+        let cores = if rounds { std::thread::available_parallelism().map_or(1, usize::from) } else { 1 };
+        cores.max(THREADS)
     }
 
     /// The identity of the source, which must still be the one that the conversion began with.

@@ -116,8 +116,8 @@ fn changed_bytes_do_no_harm() {
     small().write(&path).unwrap();
     let good = fs::read(&path).unwrap();
     let mut used = 0;
-    for (at, flip) in (0..good.len()).flat_map(|at| [1, 0x80, 0xff].map(|flip| (at, flip))) {
-        let mut bad = good.clone();
+    for at in (0..good.len()).step_by(2) {
+        let (mut bad, flip) = (good.clone(), [1, 0x80, 0xff][at % 3]);
         bad[at] ^= flip;
         fs::write(&path, bad).unwrap();
         let Ok(importance) = Importance::read(&path) else { continue };

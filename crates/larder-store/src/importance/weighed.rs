@@ -30,7 +30,7 @@ impl<'a> WeighedMatrices<'a> {
         Ok(self.matrices.of(name))
     }
 
-    /// Checks the importance of a matrix of the experts of a layer, which is rounded: that of so many experts and columns.
+    /// Checks the importance of a matrix of the experts of a layer, which is rounded, against its shape.
     pub fn check_experts(&mut self, layer: LayerIdx, part: &str, (experts, columns): (usize, usize)) -> Result<()> {
         let shape = || format!("{experts} experts and {columns} columns");
         self.check(&expert_matrix(layer, part), |of| of == (experts, columns), shape)

@@ -1,7 +1,7 @@
 //! Blocks of 256 values in groups, whose scales (and minima) are integers with a scale of their own.
 
 use super::blocks32::put_half;
-use super::refine::{BlockScales, Integers};
+use super::refine::{BlockScales, CodeRange};
 use super::search::{self, Group, inverse, rounded};
 
 /// Values per block.
@@ -90,8 +90,8 @@ fn with_minima<const GROUPS: usize>(
     let mut scales = BlockScales { d, dmin, groups };
     if importance.is_some() {
         let bounds = (0.0, most_scale);
-        let integers = Integers { scales: bounds, minima: bounds, nearest: |v| rounded(v, 0.0, most) };
-        scales = scales.refined(values, &weights, &integers);
+        let range = CodeRange { scales: bounds, minima: bounds, nearest: |v| rounded(v, 0.0, most) };
+        scales = scales.refined(values, &weights, &range);
         (put_half(out, 0, scales.d), put_half(out, 2, scales.dmin));
     }
     let BlockScales { d, dmin, groups } = scales;
@@ -148,8 +148,8 @@ pub fn integer_scales<const GROUPS: usize>(
     let groups = found.map(|scale| (rounded(scale * inverse_d, least, -least - 1.0), 0.0));
     let mut scales = BlockScales { d, dmin: 0.0, groups };
     if importance.is_some() {
-        let integers = Integers { scales: (least, -least - 1.0), minima: (0.0, 0.0), nearest };
-        scales = scales.refined(values, &weights, &integers);
+        let range = CodeRange { scales: (least, -least - 1.0), minima: (0.0, 0.0), nearest };
+        scales = scales.refined(values, &weights, &range);
         put_half(out, 0, scales.d);
     }
     (scales.groups.map(|(scale, _)| scale as i8), scales.d)

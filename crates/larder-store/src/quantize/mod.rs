@@ -2,6 +2,7 @@
 //! writes them, with and without an importance matrix, or more precisely.
 
 mod blocks32;
+mod books;
 mod k_quants;
 mod levels;
 mod refine;
@@ -82,6 +83,11 @@ pub fn encode_weighted(
         NumberFormat::Q5K => blocks(values, importance, out, k_quants::q5_k),
         NumberFormat::Q6K => blocks(values, importance, out, k_quants::q6_k),
         NumberFormat::Iq4Xs => blocks(values, importance, out, levels::iq4_xs),
+        NumberFormat::Iq3Xxs => blocks(values, importance, out, books::iq3_xxs),
+        NumberFormat::Iq3S => blocks(values, importance, out, books::iq3_s),
+        NumberFormat::Iq2Xxs => blocks(values, importance, out, books::iq2_xxs),
+        NumberFormat::Iq2Xs => blocks(values, importance, out, books::iq2_xs),
+        NumberFormat::Iq2S => blocks(values, importance, out, books::iq2_s),
         _ => panic!("{kind} cannot be written, as `NumberFormat::is_encodable` says"),
     }
     Ok(())

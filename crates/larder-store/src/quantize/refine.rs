@@ -21,8 +21,8 @@ pub struct BlockScales<const GROUPS: usize> {
     pub groups: [(f32, f32); GROUPS],
 }
 
-/// What integers can be, and the level that is nearest to a value.
-pub struct Integers<N> {
+/// Bounds of integers, and the level that is nearest to a value.
+pub struct CodeRange<N> {
     pub scales: (f32, f32),
     pub minima: (f32, f32),
     pub nearest: N,
@@ -34,19 +34,19 @@ impl<const GROUPS: usize> BlockScales<GROUPS> {
         self,
         values: &[f32],
         weights: &[f32],
-        integers: &Integers<N>,
+        range: &CodeRange<N>,
     ) -> BlockScales<GROUPS> {
         let groups = || Group::all_of(values, weights, values.len() / GROUPS);
         let error = |scales: &Self| -> f32 {
-            groups().zip(scales.groups).map(|(group, of)| scales.error(group, of, &integers.nearest)).sum()
+            groups().zip(scales.groups).map(|(group, of)| scales.error(group, of, &range.nearest)).sum()
         };
         let (mut best, mut least) = (self, error(&self));
         for _ in 0..ROUNDS {
             let mut next = best;
             for (group, of) in groups().zip(&mut next.groups) {
-                *of = best.moved(group, *of, integers);
+                *of = best.moved(group, *of, range);
             }
-            next.replace_common(groups(), &integers.nearest);
+            next.replace_common(groups(), &range.nearest);
             let error = error(&next);
             // Not less if it is no number.
             if error.is_nan() || error >= least {
@@ -69,17 +69,17 @@ impl<const GROUPS: usize> BlockScales<GROUPS> {
     }
 
     /// The best integers of a group at most one from these.
-    fn moved<N: Fn(f32) -> f32>(&self, group: Group, of: (f32, f32), integers: &Integers<N>) -> (f32, f32) {
-        let (mut best, mut least) = (of, self.error(group, of, &integers.nearest));
+    fn moved<N: Fn(f32) -> f32>(&self, group: Group, of: (f32, f32), range: &CodeRange<N>) -> (f32, f32) {
+        let (mut best, mut least) = (of, self.error(group, of, &range.nearest));
         for (scale, min) in
             [(-1.0, 0.0), (1.0, 0.0), (0.0, -1.0), (0.0, 1.0), (-1.0, -1.0), (1.0, 1.0), (-1.0, 1.0), (1.0, -1.0)]
         {
             let tried = (of.0 + scale, of.1 + min);
             let within = |value: f32, (least, most): (f32, f32)| value >= least && value <= most;
-            if !within(tried.0, integers.scales) || !within(tried.1, integers.minima) {
+            if !within(tried.0, range.scales) || !within(tried.1, range.minima) {
                 continue;
             }
-            let error = self.error(group, tried, &integers.nearest);
+            let error = self.error(group, tried, &range.nearest);
             if error < least {
                 (best, least) = (tried, error);
             }

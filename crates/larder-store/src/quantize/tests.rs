@@ -96,7 +96,7 @@ const GOLDEN_F16: &str = "5dbd66acd03cfabb6634303e3ab9f338";
 
 /// The root mean square of the errors that ggml's quantiser makes on [`noise`]: without importances, and with those of
 /// [`importance`], by which the errors are weighed. By `scripts/check/quantise_errors.py` with llama.cpp of October 2026.
-const REFERENCE_ERRORS: [(NumberFormat, f64, f64); 13] = [
+const REFERENCE_ERRORS: [(NumberFormat, f64, f64); 18] = [
     (NumberFormat::Q8_0, 0.005224, 0.005225),
     (NumberFormat::Q4_0, 0.083836, 0.074502),
     (NumberFormat::Q4_1, 0.076786, 0.060849),
@@ -110,6 +110,11 @@ const REFERENCE_ERRORS: [(NumberFormat, f64, f64); 13] = [
     (NumberFormat::Q5K, 0.035619, 0.031659),
     (NumberFormat::Q6K, 0.017452, 0.015453),
     (NumberFormat::Iq4Xs, 0.075793, 0.068313),
+    (NumberFormat::Iq3Xxs, 0.212615, 0.143592),
+    (NumberFormat::Iq3S, 0.164247, 0.112655),
+    (NumberFormat::Iq2Xxs, 0.342979, 0.280160),
+    (NumberFormat::Iq2Xs, 0.299496, 0.244200),
+    (NumberFormat::Iq2S, 0.261601, 0.215547),
 ];
 
 const COLUMNS: usize = 512;
@@ -187,6 +192,14 @@ fn decoded_any(kind: NumberFormat, bytes: &[u8], count: usize) -> Vec<f32> {
     values
 }
 
+/// How far a value can be off, relative to the largest. Where eight values share seven signs, one may have the wrong sign.
+fn farthest(kind: NumberFormat) -> f32 {
+    match kind {
+        NumberFormat::Iq2Xxs | NumberFormat::Iq2Xs | NumberFormat::Iq3Xxs => 1.4,
+        _ => 0.34,
+    }
+}
+
 /// Blocks of one value, of zeros, of the least and the largest magnitudes: finite, and near where the format can be.
 #[test]
 fn odd_blocks_are_encoded() {
@@ -203,10 +216,22 @@ fn odd_blocks_are_encoded() {
                 let got = decoded(kind, &bytes, 256);
                 let most = values.iter().fold(0.0, |m: f32, v| m.max(v.abs()));
                 for (g, v) in got.iter().zip(&values) {
-                    assert!((g - v).abs() <= most * 0.34 + 1e-7, "{kind}: {v} became {g}");
+                    assert!((g - v).abs() <= most * farthest(kind) + 1e-7, "{kind}: {v} became {g}");
                 }
             }
         }
+    }
+}
+
+/// Blocks of values of one magnitude, with any signs that the format has.
+#[test]
+fn values_of_one_magnitude_are_kept() {
+    for kind in
+        [NumberFormat::Iq3Xxs, NumberFormat::Iq3S, NumberFormat::Iq2Xxs, NumberFormat::Iq2Xs, NumberFormat::Iq2S]
+    {
+        let values: [f32; 256] = std::array::from_fn(|i| if i / 2 % 3 == 0 { -3.5 } else { 3.5 });
+        let found = decoded(kind, &encoded(kind, &values), 256);
+        assert!(found.iter().zip(&values).all(|(f, v)| (f - v).abs() < 0.01), "{kind}: {found:?}");
     }
 }
 
