@@ -92,7 +92,7 @@ def main():
     parser.add_argument("--larder", default=ROOT / "target" / "release" / "larder")
     parser.add_argument("--llama-quantize", required=True)
     parser.add_argument("--text", type=Path, required=True, help="text for the importance matrix and for --bits")
-    parser.add_argument("--text-tokens", type=int, default=8192, help="tokens of it for --bits")
+    parser.add_argument("--text-tokens", type=int, default=2048, help="tokens of it for --bits")
     parser.add_argument("types", nargs="*", metavar="TYPE")
     args = parser.parse_args()
     larder = args.larder
