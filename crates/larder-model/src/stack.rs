@@ -250,9 +250,16 @@ pub(crate) struct BranchInput {
 /// The feed-forward part of a layer.
 pub enum Ffn {
     /// One MLP, the same for every token.
-    Dense(Mlp),
+    Dense(Box<Mlp>),
     /// Router and experts.
     Moe(Box<Moe>),
+}
+
+impl Ffn {
+    /// One MLP, the same for every token.
+    pub fn dense(mlp: Mlp) -> Self {
+        Ffn::Dense(Box::new(mlp))
+    }
 }
 
 impl Ffn {

@@ -53,7 +53,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
             ..attention
         };
         let ffn = if layer < dense_layers {
-            Ffn::Dense(basics.mlp(weights, &mlp, dense_width, false)?)
+            Ffn::dense(basics.mlp(weights, &mlp, dense_width, false)?)
         } else {
             let bias = weights.vector(&format!("{mlp}.expert_bias"), &[experts])?;
             let gate = Gate { bias: Some(bias), ..gate.clone() };

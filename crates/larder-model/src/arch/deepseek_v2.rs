@@ -173,7 +173,7 @@ impl FfnParts {
     ) -> Result<Ffn> {
         if !basics.has_experts(&self.sparse, layer) {
             let prefix = format!("model.layers.{layer}.mlp");
-            return Ok(Ffn::Dense(basics.mlp(weights, &prefix, self.dense_width, bias)?));
+            return Ok(Ffn::dense(basics.mlp(weights, &prefix, self.dense_width, bias)?));
         }
         let gate = layer_gate(weights, &format!("model.layers.{layer}.{}", self.name), gate)?;
         Ok(Ffn::moe(self.moe(basics, weights, layer, gate, bias)?))

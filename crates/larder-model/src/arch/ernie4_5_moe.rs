@@ -42,7 +42,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         let mlp = format!("{prefix}.mlp");
         if !sparse.contains(&layer) {
             let dense = basics.mlp(weights, &mlp, dense_width, bias)?;
-            return basics.layer(weights, &prefix, attention, Ffn::Dense(dense));
+            return basics.layer(weights, &prefix, attention, Ffn::dense(dense));
         }
         let correction = weights.vector(&format!("{mlp}.moe_statics.e_score_correction_bias"), &[1, experts])?;
         let gate = Gate { bias: Some(correction), ..gate.clone() };

@@ -51,7 +51,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
                 }
                 Ffn::moe(moe)
             }
-            false => Ffn::Dense(basics.mlp(weights, &mlp, dense_width, mlp_bias)?),
+            false => Ffn::dense(basics.mlp(weights, &mlp, dense_width, mlp_bias)?),
         };
         basics.layer(weights, &prefix, attention, ffn)
     })

@@ -44,7 +44,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         let own = format!("{prefix}.feed_forward");
         let ffn = match sparse[layer] {
             true => Ffn::moe(basics.moe(weights, layer, &format!("{own}.router"), gate.clone())?),
-            false => Ffn::Dense(basics.mlp(weights, &own, inter, false)?),
+            false => Ffn::dense(basics.mlp(weights, &own, inter, false)?),
         };
         let mut norm = |name: &str| basics.norm(weights, &format!("{prefix}.{name}"), basics.hidden);
         Ok(Layer::new(Branch::new(norm("input_layernorm")?, mixer), Branch::new(norm("pre_ff_layernorm")?, ffn)))

@@ -54,7 +54,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         let attention = Attention { norm: shape.qk_norm(weights, &own)?, mask, output_gate, ..attention };
         if !sparse.contains(&layer) {
             let mlp = basics.mlp(weights, &mlp, dense_width, false)?;
-            return basics.layer(weights, &prefix, attention, Ffn::Dense(mlp));
+            return basics.layer(weights, &prefix, attention, Ffn::dense(mlp));
         }
         let bias = weights.vector(&format!("{mlp}.experts.e_score_correction_bias"), &[experts])?;
         let product = weights.linear(&format!("{mlp}.gate"), experts, basics.hidden, false)?;

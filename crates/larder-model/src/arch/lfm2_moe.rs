@@ -47,7 +47,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         };
         let own = format!("{prefix}.feed_forward");
         let ffn = match layer < dense {
-            true => Ffn::Dense(Mlp::new(
+            true => Ffn::dense(Mlp::new(
                 weights,
                 &own,
                 &MlpNames::NUMBERED,

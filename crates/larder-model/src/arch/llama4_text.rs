@@ -54,7 +54,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
                 let mlp = basics.mlp(weights, &format!("{own}.shared_expert"), inter, false)?;
                 Ffn::moe(Moe { shared: Some(SharedExpert { mlp, gate: None }), ..moe })
             }
-            false => Ffn::Dense(basics.mlp(weights, &own, dense_width, false)?),
+            false => Ffn::dense(basics.mlp(weights, &own, dense_width, false)?),
         };
         basics.layer(weights, &prefix, attention, ffn)
     })

@@ -64,7 +64,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
                 let gate = with_bias(weights, &mlp, &gate)?;
                 Ffn::moe(basics.moe(weights, layer, &format!("{mlp}.gate"), gate)?)
             }
-            false => Ffn::Dense(basics.mlp(weights, &mlp, dense_width, false)?),
+            false => Ffn::dense(basics.mlp(weights, &mlp, dense_width, false)?),
         };
         basics.layer(weights, &prefix, attention, ffn)
     })?;

@@ -188,7 +188,7 @@ impl FfnParts {
     fn of(&self, basics: &Basics, weights: &mut WeightLoader, layer: usize) -> Result<Ffn> {
         let prefix = format!("model.layers.{layer}");
         if !self.sparse.contains(&layer) {
-            return Ok(Ffn::Dense(basics.mlp(weights, &format!("{prefix}.mlp"), self.dense, false)?));
+            return Ok(Ffn::dense(basics.mlp(weights, &format!("{prefix}.mlp"), self.dense, false)?));
         }
         let own = format!("{prefix}.block_sparse_moe");
         let bias = weights.vector(&format!("{own}.e_score_correction_bias"), &[self.gate.experts])?;

@@ -85,7 +85,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
                 mixer(Box::new(attention), norm)
             }
             LayerType::Experts => ffn(Ffn::moe(parts.moe(&basics, weights, layer, &own)?), norm),
-            LayerType::Dense => ffn(Ffn::Dense(parts.mlp(&basics, weights, &own, parts.dense_width)?), norm),
+            LayerType::Dense => ffn(Ffn::dense(parts.mlp(&basics, weights, &own, parts.dense_width)?), norm),
         })
     })
 }

@@ -35,7 +35,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         let attention = basics.attention(weights, &format!("{prefix}.self_attn"), bias, rotary)?;
         let ffn = match sparse.contains(&layer) {
             true => Ffn::moe(with_shared(&basics, weights, layer, gate.clone(), shared_width)?),
-            false => Ffn::Dense(basics.mlp(weights, &format!("{prefix}.mlp"), dense_width, false)?),
+            false => Ffn::dense(basics.mlp(weights, &format!("{prefix}.mlp"), dense_width, false)?),
         };
         basics.layer(weights, &prefix, Attention { mask: masks[layer], ..attention }, ffn)
     })

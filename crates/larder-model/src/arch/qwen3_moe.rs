@@ -38,7 +38,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         let attention = Attention { norm: basics.qk_norm(weights, &own)?, mask, ..attention };
         let ffn = match sparse.contains(&layer) {
             true => Ffn::moe(basics.moe(weights, layer, &format!("{prefix}.mlp.gate"), gate.clone())?),
-            false => Ffn::Dense(basics.mlp(weights, &format!("{prefix}.mlp"), dense_width, false)?),
+            false => Ffn::dense(basics.mlp(weights, &format!("{prefix}.mlp"), dense_width, false)?),
         };
         basics.layer(weights, &prefix, attention, ffn)
     })

@@ -85,7 +85,7 @@ pub fn build_with(
         };
         let ffn = match sparse.contains(&layer) {
             true => Ffn::moe(with_shared(&basics, weights, layer, gate.clone(), shared_width)?),
-            false => Ffn::Dense(basics.mlp(weights, &format!("{prefix}.mlp"), dense_width, false)?),
+            false => Ffn::dense(basics.mlp(weights, &format!("{prefix}.mlp"), dense_width, false)?),
         };
         basics.layer_of(weights, &prefix, mixer, ffn)
     })

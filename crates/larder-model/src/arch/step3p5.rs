@@ -68,7 +68,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         let attention = Attention { norm: shape.qk_norm(weights, &own)?, mask, scale, output_gate, ..attention };
         if !sparse.contains(&layer) {
             let mlp = shape.mlp(weights, &format!("{prefix}.mlp"), dense_width, mlp_bias)?;
-            return basics.layer(weights, &prefix, attention, Ffn::Dense(mlp));
+            return basics.layer(weights, &prefix, attention, Ffn::dense(mlp));
         }
         let bias = Some(weights.vector(&format!("{prefix}.moe.router_bias"), &[experts])?);
         let moe = basics.moe(weights, layer, &format!("{prefix}.moe.gate"), Gate { bias, ..gate.clone() })?;

@@ -220,7 +220,7 @@ impl Sizes {
         let index = LayerIdx(layer as u16);
         if !self.sparse.contains(&index) {
             let sizes = (self.hidden, self.inter);
-            return Ok(Ffn::Dense(Mlp::ungated(weights, prefix, ["wi", "wo"], sizes, self.act, false)?));
+            return Ok(Ffn::dense(Mlp::ungated(weights, prefix, ["wi", "wo"], sizes, self.act, false)?));
         }
         let name = format!("{prefix}.router.classifier");
         let router = weights.linear(&name, self.gate.experts, self.hidden, self.router_bias)?;

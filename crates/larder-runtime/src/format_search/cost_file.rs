@@ -1,10 +1,11 @@
 //! Measured costs in a file, so that a search that was interrupted goes on.
 
-use std::fs::{self, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use larder_core::{open_regular_with, write_atomically};
 use larder_store::read_small;
 use serde::{Deserialize, Serialize};
 
@@ -47,14 +48,15 @@ impl CostFile {
         for cost in &measured {
             kept += &(serde_json::to_string(cost)? + "\n");
         }
-        fs::write(&path, kept).with_context(|| format!("{}: writing failed", path.display()))?;
+        write_atomically(&path, |out| out.write_all(kept.as_bytes()))
+            .with_context(|| format!("{}: writing failed", path.display()))?;
         Ok(CostFile { path, measured })
     }
 
     /// Appends what was measured of a group.
     pub fn push(&mut self, cost: MeasuredCost) -> Result<()> {
         let failed = || format!("{}: writing failed", self.path.display());
-        let mut file = OpenOptions::new().append(true).open(&self.path).with_context(failed)?;
+        let mut file = open_regular_with(OpenOptions::new().append(true), &self.path).with_context(failed)?;
         file.write_all((serde_json::to_string(&cost)? + "\n").as_bytes()).with_context(failed)?;
         self.measured.push(cost);
         Ok(())
@@ -63,6 +65,8 @@ impl CostFile {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::thread;
 
 use anyhow::{Context, Result};
+use larder_core::open_regular_with;
 
 /// The distributions of the next token at each position of a text, in a file without a name.
 pub struct Distributions {
@@ -21,7 +22,8 @@ impl Distributions {
     pub fn new(beside: &Path, vocab: usize) -> Result<Self> {
         let path = beside.with_extension(format!("logits-{}", std::process::id()));
         let shown = || format!("{}: creating failed", path.display());
-        let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).with_context(shown)?;
+        let new = open_regular_with(OpenOptions::new().read(true).write(true).create_new(true), &path);
+        let file = new.with_context(shown)?;
         fs::remove_file(&path).with_context(shown)?;
         Ok(Distributions { file, vocab, rows: 0, bytes: vec![] })
     }

@@ -23,6 +23,9 @@ const LOGITS_BYTES: u64 = 256 << 20;
 /// A step takes at most this fraction of the memory that is available.
 const SHARE_DIVISOR: u64 = 2;
 
+/// Receives the chunks of a step as a range, and the logits of their tokens.
+pub type OnStep<'f> = &'f mut dyn FnMut(Range<usize>, &[f32]) -> Result<()>;
+
 /// A model that texts are passed through.
 pub struct TextPass<'a> {
     decoder: &'a Decoder,
@@ -35,15 +38,9 @@ impl<'a> TextPass<'a> {
         TextPass { decoder, experts: ExpertsOnce::new(experts, compute.clone()) }
     }
 
-    /// Computes each chunk as a sequence of its own. `on_step` gets the chunks of a step as a range, and the logits of their
-    /// tokens, one chunk's behind the other's.
-    pub fn run(
-        &mut self,
-        chunks: &[&[u32]],
-        per_step: usize,
-        logits_for: LogitsFor,
-        on_step: &mut dyn FnMut(Range<usize>, &[f32]) -> Result<()>,
-    ) -> Result<()> {
+    /// Computes each chunk as a sequence of its own. The logits that `on_step` gets are one chunk's behind the
+    /// other's.
+    pub fn run(&mut self, chunks: &[&[u32]], per_step: usize, logits_for: LogitsFor, on_step: OnStep) -> Result<()> {
         for (step, group) in chunks.chunks(per_step.max(1)).enumerate() {
             let mut caches: Vec<_> = group.iter().map(|_| self.decoder.new_kv_cache()).collect();
             let spans = group.iter().zip(&mut caches);

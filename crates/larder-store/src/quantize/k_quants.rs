@@ -92,7 +92,8 @@ fn with_minima<const GROUPS: usize>(
         let bounds = (0.0, most_scale);
         let range = CodeRange { scales: bounds, minima: bounds, nearest: |v| rounded(v, 0.0, most) };
         scales = scales.refined(values, &weights, &range);
-        (put_half(out, 0, scales.d), put_half(out, 2, scales.dmin));
+        put_half(out, 0, scales.d);
+        put_half(out, 2, scales.dmin);
     }
     let BlockScales { d, dmin, groups } = scales;
     let mut minima = Minima { scales: groups.map(|(scale, min)| (scale as u8, min as u8)), codes: [0; SUPER] };
