@@ -115,7 +115,7 @@ mod tests {
         for name in ["run", "chat", "bench", "eval ppl"] {
             assert!(names.iter().any(|n| n == name), "{name}: {names:?}");
         }
-        assert!(!names.iter().any(|n| n == "convert"));
+        assert!(!names.iter().any(|n| n == "pull"));
     }
 
     #[test]
