@@ -15,6 +15,10 @@ pub struct Traffic {
     pub demand_bytes: u64,
     /// Bytes of prefetches, and of reads ahead in a prefill.
     pub prefetch_bytes: u64,
+    /// Smaller copies of experts that were computed instead of missing experts.
+    pub small_reads: u64,
+    /// Bytes that were read for tokens that were computed a second time, to compare.
+    pub beside_bytes: u64,
     /// Time in which nothing could be computed because no expert had arrived.
     pub waited: Duration,
     /// Time spent computing experts.
@@ -67,6 +71,8 @@ impl Add for Traffic {
             counts: self.counts + other.counts,
             demand_bytes: self.demand_bytes + other.demand_bytes,
             prefetch_bytes: self.prefetch_bytes + other.prefetch_bytes,
+            small_reads: self.small_reads + other.small_reads,
+            beside_bytes: self.beside_bytes + other.beside_bytes,
             waited: self.waited + other.waited,
             computed: self.computed + other.computed,
             checked: self.checked + other.checked,
@@ -87,6 +93,8 @@ impl Sub for Traffic {
             counts: self.counts - then.counts,
             demand_bytes: self.demand_bytes - then.demand_bytes,
             prefetch_bytes: self.prefetch_bytes - then.prefetch_bytes,
+            small_reads: self.small_reads - then.small_reads,
+            beside_bytes: self.beside_bytes - then.beside_bytes,
             waited: self.waited - then.waited,
             computed: self.computed - then.computed,
             checked: self.checked - then.checked,

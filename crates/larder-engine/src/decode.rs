@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use larder_model::{ExpertPath, ModelError, Tap};
 
+use crate::output_loss::OutputLoss;
 use crate::sampler::SamplerError;
 use crate::sequence::Unobserved;
 use crate::session::Session;
@@ -21,6 +22,8 @@ pub struct StepStats {
     pub time: Duration,
     /// Time per phase.
     pub times: PhaseTimes,
+    /// The loss of its output, if that was measured.
+    pub loss: OutputLoss,
 }
 
 /// The decoding of one text.
@@ -109,7 +112,8 @@ pub(crate) fn forward<P: ExpertPath>(
     input: &TokenInput,
     tap: &mut dyn Tap,
 ) -> (Result<Vec<f32>, ModelError>, StepStats) {
-    let (start, before) = (Instant::now(), session.times());
+    let (start, before, loss) = (Instant::now(), session.times(), session.output_loss());
     let logits = session.forward(input, tap);
-    (logits, StepStats { tokens: input.tokens.len(), time: start.elapsed(), times: session.times() - before })
+    let (times, loss) = (session.times() - before, session.output_loss() - loss);
+    (logits, StepStats { tokens: input.tokens.len(), time: start.elapsed(), times, loss })
 }

@@ -211,8 +211,21 @@ impl Sequence {
         input: &TokenInput,
         tap: &mut dyn Tap,
     ) -> Result<Vec<f32>, ModelError> {
-        let before = self.tokens.len();
         self.append(decoder, input.tokens, input.phase)?;
+        self.compute_appended(decoder, experts, input, tap)
+    }
+
+    /// Computes `input`, which was appended last, and returns the logits it asks for.
+    ///
+    /// After an error the sequence is as before the append.
+    pub(crate) fn compute_appended(
+        &mut self,
+        decoder: &Decoder,
+        experts: &mut dyn ExpertPath,
+        input: &TokenInput,
+        tap: &mut dyn Tap,
+    ) -> Result<Vec<f32>, ModelError> {
+        let before = self.tokens.len() - input.tokens.len();
         let mut logits = Vec::new();
         while self.pending() > 0 {
             let result = self.compute_next(decoder, experts, input, before, tap);

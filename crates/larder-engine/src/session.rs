@@ -1,8 +1,9 @@
 //! A sequence together with its decoder and expert path.
 
-use larder_model::{Decoder, ExpertPath, ModelError, Tap};
+use larder_model::{Decoder, ExpertPath, ModelError, Tap, TokenPhase};
 
 use crate::mtp_state::OwnLayer;
+use crate::output_loss::{LossMeter, OutputLoss};
 use crate::sequence::Sequence;
 use crate::times::PhaseTimes;
 use crate::token_input::TokenInput;
@@ -12,6 +13,7 @@ pub struct Session<'m, P> {
     decoder: &'m Decoder,
     experts: &'m mut P,
     sequence: Sequence,
+    meter: Option<LossMeter>,
 }
 
 impl<'m, P: ExpertPath> Session<'m, P> {
@@ -22,7 +24,7 @@ impl<'m, P: ExpertPath> Session<'m, P> {
 
     /// A session that continues a sequence of the same decoder.
     pub fn resume(decoder: &'m Decoder, experts: &'m mut P, sequence: Sequence) -> Self {
-        Session { decoder, experts, sequence }
+        Session { decoder, experts, sequence, meter: None }
     }
 
     /// Ends the session and returns its sequence, for [`resume`](Self::resume).
@@ -39,6 +41,16 @@ impl<'m, P: ExpertPath> Session<'m, P> {
     /// Tokens of a prompt that are computed in one step.
     pub fn prefill_tokens(&self) -> usize {
         self.sequence.prefill_tokens()
+    }
+
+    /// The same session, of whose decoded tokens `meter` measures the loss.
+    pub fn with_meter(self, meter: LossMeter) -> Self {
+        Session { meter: Some(meter), ..self }
+    }
+
+    /// Losses of outputs that were measured so far.
+    pub fn output_loss(&self) -> OutputLoss {
+        self.meter.as_ref().map(LossMeter::loss).unwrap_or_default()
     }
 
     /// Announces the final length of the sequence; see [`Sequence::plan_len`].
@@ -113,6 +125,16 @@ impl<'m, P: ExpertPath> Session<'m, P> {
 
     /// Appends and computes `input`, and returns the logits it asks for; see [`Sequence::forward`].
     pub fn forward(&mut self, input: &TokenInput, tap: &mut dyn Tap) -> Result<Vec<f32>, ModelError> {
-        self.sequence.forward(self.decoder, self.experts, input, tap)
+        let Session { decoder, experts, sequence, meter } = self;
+        sequence.append(decoder, input.tokens, input.phase)?;
+        // More than a token is pending where its position changes those of all others.
+        let is_token = sequence.pending() == 1 && input.phase == TokenPhase::Decode;
+        let meter = meter.as_ref().filter(|_| is_token);
+        let exact = meter.and_then(|meter| meter.before_token(decoder, *experts, sequence));
+        let logits = sequence.compute_appended(decoder, *experts, input, tap)?;
+        if let (Some(exact), Some(meter)) = (exact, meter) {
+            meter.compare(&exact, &logits);
+        }
+        Ok(logits)
     }
 }

@@ -42,6 +42,26 @@ pub fn step(
     followed.map(|()| logits)
 }
 
+/// The logits of the one pending token of `sequence` on `experts`. The token is pending again afterwards, also after an error.
+pub(crate) fn exact_logits(
+    decoder: &Decoder,
+    experts: &mut dyn ExpertPath,
+    sequence: &mut Sequence,
+) -> Result<Vec<f32>, ModelError> {
+    let logits_for = LogitsFor::Last;
+    let logits = if decoder.rewinds_freely() {
+        let before = sequence.computed_tokens().len();
+        let logits = step_of_model(decoder, experts, &mut [StepPart { sequence, most: 1, logits_for }], &mut ());
+        sequence.uncompute(before);
+        logits
+    } else {
+        // Recurrent states cannot go back.
+        let sequence = &mut sequence.clone();
+        step_of_model(decoder, experts, &mut [StepPart { sequence, most: 1, logits_for }], &mut ())
+    };
+    Ok(logits?.pop().unwrap_or_default())
+}
+
 /// The step without the layer for multi-token prediction.
 fn step_of_model(
     decoder: &Decoder,

@@ -8,7 +8,7 @@ use larder_core::{CacheScope, ExpertId, GATES_KEY, Gate, MoeRow, Trace, TracePas
 use larder_model::wanted_experts;
 use larder_policy::eviction::{EvictionSpec, LayerChoice, PolicyInputs};
 use larder_policy::routing::quality::{Quality, QualityMeter};
-use larder_policy::routing::{Router, RouterInput, RoutingSpec};
+use larder_policy::routing::{ExpertChoice, Router, RouterInput, RoutingSpec};
 
 use crate::{InitialCache, LabError, Requests};
 
@@ -28,8 +28,8 @@ pub fn reroute(
         let router = routing.make(trace.rows, None)?;
         gates.iter().try_for_each(|gate| router.supports(gate))?;
         let ledger = Ledger::new(&shape, eviction.make(&shape, inputs)?);
-        let (meter, assignment, chosen) = Default::default();
-        Ok(Rerouter { gates: &gates, router, ledger, meter, assignment, chosen })
+        let (meter, assignment, choice) = Default::default();
+        Ok(Rerouter { gates: &gates, router, ledger, meter, assignment, choice })
     };
     let mut rerouter = fresh()?;
     let mut new = Trace::new(trace.rows, trace.experts, trace.top_k);
@@ -79,7 +79,7 @@ struct Rerouter<'a> {
     ledger: Ledger,
     meter: QualityMeter,
     assignment: SlotAssignment,
-    chosen: Vec<ExpertId>,
+    choice: ExpertChoice,
 }
 
 impl Rerouter<'_> {
@@ -94,15 +94,18 @@ impl Rerouter<'_> {
                 self.router.choose(
                     &RouterInput { row: MoeRow(row), gate, logits, decode },
                     &self.ledger,
-                    &mut self.chosen,
+                    &mut self.choice,
                 );
                 if decode {
-                    *quality += self.meter.measure(gate, logits, &self.chosen);
+                    *quality += self.meter.measure(gate, logits, &self.choice.experts);
                 }
-                for (place, expert) in self.chosen.iter().enumerate() {
+                for (place, expert) in self.choice.experts.iter().enumerate() {
                     ids[(i * trace.rows + row) * k + place] = expert.0;
                 }
-                all.extend_from_slice(&self.chosen);
+                // Smaller copies do not stay.
+                let is_whole =
+                    |(place, _): &(usize, &ExpertId)| !self.choice.small.get(*place).is_some_and(|small| *small);
+                all.extend(self.choice.experts.iter().enumerate().filter(is_whole).map(|(_, expert)| *expert));
             }
             let wanted = wanted_experts(&all, gate.experts);
             let (wanted, counts): (Vec<_>, Vec<_>) = wanted.iter().map(|w| (w.expert.index(), w.tokens)).unzip();

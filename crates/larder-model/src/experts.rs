@@ -44,6 +44,20 @@ pub struct Routed {
     pub ids: Vec<ExpertId>,
     /// `[tokens, k]`, in the order of `ids`.
     pub weights: Vec<f32>,
+    /// `[tokens, k]`: whether a smaller copy of the expert is enough; empty if none is.
+    pub small: Vec<bool>,
+}
+
+impl Routed {
+    /// Experts with their weights, none of which is computed from a smaller copy.
+    pub fn new(ids: Vec<ExpertId>, weights: Vec<f32>) -> Self {
+        Routed { ids, weights, small: Vec::new() }
+    }
+
+    /// Whether smaller copies of an expert are enough for all tokens that chose it.
+    pub fn is_small(&self, expert: ExpertId) -> bool {
+        !self.small.is_empty() && self.ids.iter().zip(&self.small).all(|(id, small)| *id != expert || *small)
+    }
 }
 
 /// The origin of the router logits of a hint.
@@ -64,6 +78,21 @@ pub trait ExpertPath {
     /// nothing but the call and the weights, and is summed in the order of [`Routed::ids`]; on an error `out` is
     /// unspecified and the path stays usable.
     fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed>;
+
+    /// Whether a routing strategy may choose other experts than the model, and [`forward_exactly`](Self::forward_exactly) can tell what
+    /// those would have computed.
+    fn can_forward_exactly(&self) -> bool {
+        false
+    }
+
+    /// [`forward`](Self::forward) with the model's own routing, to compare with. It leaves nothing behind: what is resident, what
+    /// will be evicted and every count stay as they are.
+    ///
+    /// The caller guarantees that the path [can](Self::can_forward_exactly) do this.
+    fn forward_exactly(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed> {
+        let _ = (call, out);
+        unimplemented!("the path cannot compute exactly beside its own routing")
+    }
 
     /// Whether [`hint`](Self::hint) shall be called with router logits of this kind in a step of `tokens` tokens.
     fn wants_hint(&self, source: HintSource, tokens: usize) -> bool {
@@ -87,6 +116,19 @@ pub trait ExpertPath {
     /// results.
     fn will_use(&mut self, layer: LayerIdx, gate: &Gate, experts: &[ExpertId]) {
         let _ = (layer, gate, experts);
+    }
+}
+
+/// A path as it would be with the model's own routing: each call is a [`forward_exactly`](ExpertPath::forward_exactly).
+pub struct ExactExperts<'a>(pub &'a mut dyn ExpertPath);
+
+impl ExpertPath for ExactExperts<'_> {
+    fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed> {
+        self.0.forward_exactly(call, out)
+    }
+
+    fn may_compute_drafts(&self) -> bool {
+        false
     }
 }
 

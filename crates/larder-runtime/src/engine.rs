@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use larder_cache::{Cache, CacheScope, SlotSupply, pass_through_slots};
 use larder_core::{CheckpointPolicy, Gate};
-use larder_engine::{DRAFT_MAX, Drafting, Recorder, Routing, Session, SharedSource, Speculation, StreamingPath};
+use larder_engine::{
+    DRAFT_MAX, Drafting, LossMeter, Recorder, Routing, Session, SharedSource, Speculation, StreamingPath,
+};
 use larder_model::{AllResident, ComputeContext, Decoder, KvFormat};
 use larder_policy::eviction::{CacheShape, PolicyInputs};
 use larder_store::Store;
@@ -32,6 +34,10 @@ use crate::slots::{self, Slots};
 use crate::tiers::OnGpu;
 use crate::{gpu, tiers};
 
+/// Draws the tokens whose loss is measured. It does not depend on the seed of sampling, so that texts of several seeds are measured at
+/// the same places.
+const MEASURE_SEED: u64 = 1;
+
 /// A running model: a decoder with its experts.
 pub struct InferenceEngine {
     /// The resident weights.
@@ -50,6 +56,7 @@ pub struct InferenceEngine {
     planned_slots: Option<(usize, CacheScope)>,
     compute: Arc<ComputeContext>,
     options: Options,
+    meter: LossMeter,
     memory: PlannedMemory,
     /// Lets fewer threads compute on battery, if that is asked for.
     _power: Option<PowerWatch>,
@@ -104,6 +111,7 @@ impl InferenceEngine {
             let locked = experts.lock_memory(slots.as_ref());
             model.notices().send(Notice::Locked(locked));
         }
+        let meter = LossMeter::new(options.measure_every, MEASURE_SEED);
         Ok(InferenceEngine {
             decoder,
             experts,
@@ -114,6 +122,7 @@ impl InferenceEngine {
             planned_slots,
             compute,
             options,
+            meter,
             memory,
             _power: power,
             plan: report,
@@ -136,7 +145,12 @@ impl InferenceEngine {
     pub fn session(&mut self) -> Session<'_, EngineExperts> {
         self.experts.new_sequence();
         let session = Session::new(&self.decoder, &mut self.experts, self.options.context);
-        session.with_prefill_tokens(self.prefill_tokens)
+        session.with_prefill_tokens(self.prefill_tokens).with_meter(self.meter.clone())
+    }
+
+    /// Measures the loss of outputs under a lossy routing strategy, of all sessions of the engine.
+    pub fn loss_meter(&self) -> &LossMeter {
+        &self.meter
     }
 
     /// Replaces the cache by an empty one of `slots` per layer, which must be no more than planned. On the CPU only.

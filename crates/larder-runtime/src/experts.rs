@@ -236,6 +236,9 @@ impl EngineExperts {
                 Routing::lossy(router)
             }
         };
+        if spec.reads_small_copies() {
+            self.require_small_copies(spec, model)?;
+        }
         // The text would depend on a file of earlier runs.
         if let (false, AnyExpertPath::Streaming(streaming)) = (spec.is_lossless(), &mut self.path) {
             streaming.stop_hot();
@@ -250,6 +253,19 @@ impl EngineExperts {
             ),
         }
         Ok(())
+    }
+
+    /// Fails unless smaller copies of experts can be read.
+    fn require_small_copies(&self, spec: &RoutingSpec, model: &OpenModel) -> Result<()> {
+        let path = model.source().path().display();
+        match (&self.path, model.store().and_then(|store| store.small_shards())) {
+            (AnyExpertPath::Streaming(_), Some(_)) => Ok(()),
+            (AnyExpertPath::Streaming(_), None) => bail!(
+                "{} {spec} reads smaller copies of experts, which {path} does not have; convert it with --shelf FORMAT",
+                Setting::Routing
+            ),
+            _ => bail!("{} {spec} is for experts of a store that are read into main memory alone", Setting::Routing),
+        }
     }
 
     /// Replaces the eviction policy; its trained weights are those of `evictor`, or else the model's own.
@@ -348,6 +364,14 @@ impl ExpertPath for EngineExperts {
             self.visits.get_or_insert_default().push((call.layer, visit));
         }
         Ok(routed)
+    }
+
+    fn can_forward_exactly(&self) -> bool {
+        self.path().can_forward_exactly()
+    }
+
+    fn forward_exactly(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
+        self.path_mut().forward_exactly(call, out)
     }
 
     fn wants_hint(&self, source: HintSource, tokens: usize) -> bool {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use larder_core::CacheScope;
-use larder_engine::Speculation;
+use larder_engine::{MEASURE_EVERY, Speculation};
 use larder_kernels::performance_cores;
 use larder_model::KvFormat;
 use larder_policy::eviction::EvictionSpec;
@@ -67,6 +67,8 @@ pub struct Options {
     pub cache: CacheOptions,
     /// How each token's experts are chosen.
     pub routing: RoutingSpec,
+    /// Under a lossy strategy, one decoded token in as many is computed a second time exactly, to measure the loss.
+    pub measure_every: u32,
     /// How tokens are drafted; no more than [`EngineExperts::drafting`](crate::EngineExperts::drafting) allows. The memory
     /// plan counts their logits.
     pub speculation: Speculation,
@@ -95,6 +97,7 @@ impl Default for Options {
             prefill_tokens: None,
             cache: CacheOptions::default(),
             routing: RoutingSpec::default(),
+            measure_every: MEASURE_EVERY,
             speculation: Speculation::Off,
             draft: None,
             trace: None,

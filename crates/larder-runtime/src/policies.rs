@@ -70,7 +70,7 @@ impl OpenModel {
     /// The strategy `prior` that a λ is set with: as its costs were measured, or else the standard one.
     pub fn standard_prior(&self, costs: Option<&LambdaCosts>) -> RoutingSpec {
         let measured = costs.and_then(|costs| costs.base().ok());
-        measured.unwrap_or_else(|| RoutingSpec::standard_prior(self.blueprint.geometry.top_k))
+        measured.unwrap_or_else(RoutingSpec::standard_prior)
     }
 
     /// The measured costs of λ, if the model has them. A file that cannot be used is a notice, since nothing depends on it.

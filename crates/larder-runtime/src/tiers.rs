@@ -173,7 +173,7 @@ fn host_seconds_per_byte(compute: &Arc<ComputeContext>, layout: &ExpertLayout, a
         origins: &[],
         meanwhile: &|| (),
     };
-    let routed = Routed { ids: vec![ExpertId(0)], weights: vec![1.0] };
+    let routed = Routed::new(vec![ExpertId(0)], vec![1.0]);
     let mut bench = ExpertWorkspace::new(compute.clone());
     let mut experts = experts.chunks_exact(layout.bytes);
     let mut compute_next = || {

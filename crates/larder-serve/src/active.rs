@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use larder_engine::{
-    DraftCounts, DraftedStep, Drafting, FinishReason, SamplerError, Sequence, Speculator, StepPart, TextSoFar, Writer,
+    DraftCounts, DraftedStep, Drafting, ExactLogits, FinishReason, LossMeter, SamplerError, Sequence, Speculator,
+    StepPart, TextSoFar, Writer,
 };
 use larder_model::{Decoder, ExpertPath, LogitsFor, ModelError, TokenPhase};
 use tokio::sync::mpsc::Sender;
@@ -32,6 +33,8 @@ pub struct ActiveRequest<'m> {
     decodes: bool,
     /// The logits of the last step, and the draft tokens that it computed.
     step: DraftedStep,
+    /// The exact logits of the token that the step decodes, if its loss is measured.
+    exact: Option<ExactLogits>,
     /// Draft tokens that the next step computes: the last ones of the sequence.
     drafts: Vec<u32>,
     /// How long the last step took, if it was a step of this request alone.
@@ -122,6 +125,7 @@ impl<'m> ActiveRequest<'m> {
             writer,
             decodes: false,
             step,
+            exact: None,
             drafts,
             step_time: None,
             draft_time: Duration::ZERO,
@@ -250,6 +254,19 @@ impl<'m> ActiveRequest<'m> {
             None => LogitsFor::Last,
         };
         StepPart { sequence: &mut self.sequence, most, logits_for }
+    }
+
+    /// Computes the token that the next step decodes exactly, if its loss is measured.
+    pub fn measure(&mut self, meter: &LossMeter, decoder: &Decoder, experts: &mut dyn ExpertPath) {
+        self.exact = match !self.is_prefilling() && self.sequence.pending() == 1 {
+            true => meter.before_token(decoder, experts, &mut self.sequence),
+            false => None,
+        };
+    }
+
+    /// The exact logits of the token that was decoded last, if its loss is measured.
+    pub fn take_exact(&mut self) -> Option<ExactLogits> {
+        self.exact.take()
     }
 
     /// How many of its tokens a step computes that may have `most` of them.

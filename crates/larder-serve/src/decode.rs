@@ -3,7 +3,7 @@
 use std::iter;
 use std::time::{Duration, Instant};
 
-use larder_engine::{Speculation, StepPart, step};
+use larder_engine::{LossMeter, Speculation, StepPart, step};
 use larder_model::{Decoder, ModelError, TokenPhase};
 
 use crate::active::{ActiveRequest, Turn};
@@ -149,12 +149,14 @@ impl DecodeLoop<'_> {
     /// one, so that only those fail that the cause concerns.
     fn compute(&mut self, shares: &[usize], work: &mut StepWork) {
         let shared = self.shared;
+        let meter = self.engine.loss_meter();
         let (decoder, experts) = self.engine.decoder_and_experts();
         let in_step = self.active.iter_mut().zip(shares).filter(|(_, share)| **share > 0);
         let mut requests: Vec<(&mut ActiveRequest, usize)> = in_step.map(|(r, share)| (r, *share)).collect();
         if requests.is_empty() {
             return;
         }
+        requests.iter_mut().for_each(|(request, _)| request.measure(&meter, decoder, experts));
         for (request, share) in requests.iter().filter(|(request, _)| request.is_prefilling()) {
             work.prefilled(request.number(), request.pending().min(*share));
         }
@@ -164,14 +166,14 @@ impl DecodeLoop<'_> {
         match step(decoder, experts, &mut parts, &mut tap) {
             Ok(logits) => {
                 let took = alone.then(|| start.elapsed());
-                computed(requests.into_iter().map(|(request, _)| request), logits, tap, took);
+                computed(requests.into_iter().map(|(request, _)| request), logits, tap, took, &meter);
             }
             // The next turn ends the requests.
             Err(ModelError::Cancelled) => {}
             Err(_) => requests.into_iter().for_each(|(request, share)| {
                 let mut tap = step_tap(decoder, iter::once((&*request, share)));
                 match step(decoder, experts, &mut [request.part(share)], &mut tap) {
-                    Ok(logits) => computed(iter::once(request), logits, tap, None),
+                    Ok(logits) => computed(iter::once(request), logits, tap, None, &meter),
                     Err(ModelError::Cancelled) => {}
                     Err(error) => request.fail(shared.model.failure(&error)),
                 }
@@ -289,6 +291,7 @@ fn computed<'a, 'm: 'a>(
     logits: Vec<Vec<f32>>,
     tap: StepTap,
     took: Option<Duration>,
+    meter: &LossMeter,
 ) {
     let mut sums = tap.into_sums();
     for (request, logits) in requests.zip(logits) {
@@ -296,6 +299,9 @@ fn computed<'a, 'm: 'a>(
             && let Some(sum) = sums.next()
         {
             request.set_hidden_sum(sum);
+        }
+        if let Some(exact) = request.take_exact() {
+            meter.compare(&exact, &logits);
         }
         request.computed(logits, took);
     }

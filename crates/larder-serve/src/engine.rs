@@ -2,7 +2,7 @@
 
 use larder_cache::{Traffic, Visit};
 use larder_core::MoeRow;
-use larder_engine::{Drafting, SequenceOrigin};
+use larder_engine::{Drafting, LossMeter, OutputLoss, SequenceOrigin};
 use larder_model::{Decoder, ExpertPath};
 use serde_json::{Map, Value};
 
@@ -34,6 +34,9 @@ pub trait Engine: Send {
 
     /// What λ costs, as the state of the engine has it: the object of the keys `lambda_costs` and `lambda_cost`.
     fn lambda_costs(&self) -> Map<String, Value>;
+
+    /// Measures the loss of outputs under a lossy routing strategy.
+    fn loss_meter(&self) -> LossMeter;
 
     /// How tokens of an answer may be drafted now.
     fn drafting(&self) -> Drafting;
@@ -82,6 +85,8 @@ pub struct EngineStatus {
     pub lambda: Option<f64>,
     /// Difference from the model's own choice of experts; `None` for the strategy `original`.
     pub quality: Option<RoutingQuality>,
+    /// Difference of the outputs from exact ones, at tokens that were decoded twice.
+    pub loss: OutputLoss,
 }
 
 /// Agreement of the chosen experts with the model's own choice, over generated tokens.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use larder_cache::Traffic;
 use larder_core::MoeRow;
-use larder_engine::Welcome;
+use larder_engine::{OutputLoss, Welcome};
 use serde_json::{Value, json};
 use tokio::sync::broadcast;
 
@@ -257,6 +257,16 @@ fn routing(value: &mut Value, status: &EngineStatus) {
     value["agreement"] = status.quality.map_or(1.0, |quality| quality.agreement).into();
     value["kept_mass"] = status.quality.map_or(1.0, |quality| quality.kept_mass).into();
     value["kl"] = status.quality.map_or(0.0, |quality| quality.kl).into();
+    let OutputLoss { measured, .. } = status.loss;
+    value["output"] = match measured {
+        0 => Value::Null,
+        _ => json!({
+            "kl": status.loss.mean_kl(),
+            "kl_half_interval": status.loss.half_interval(),
+            "agreement": status.loss.agreement(),
+            "measured": measured,
+        }),
+    };
 }
 
 #[cfg(test)]

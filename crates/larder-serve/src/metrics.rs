@@ -162,6 +162,9 @@ impl Counters {
             waited.as_secs_f64(),
             computed.as_secs_f64(),
             self.agreement(),
+            self.status.loss.mean_kl().unwrap_or_default(),
+            self.status.loss.agreement().unwrap_or(1.0),
+            self.status.loss.measured as f64,
             queued as f64,
             active as f64,
             in_flight as f64,
@@ -174,7 +177,7 @@ impl Counters {
 }
 
 /// Name, kind and description of the values that are one number each.
-const NUMBERS: [(&str, &str, &str); 19] = [
+const NUMBERS: [(&str, &str, &str); 22] = [
     ("prompt_tokens_total", "counter", "Prompt tokens computed (prefill)."),
     ("remembered_tokens_total", "counter", "Prompt tokens found in the prefix cache."),
     ("generated_tokens_total", "counter", "Tokens generated (decode)."),
@@ -191,6 +194,13 @@ const NUMBERS: [(&str, &str, &str); 19] = [
     ("wait_seconds_total", "counter", "Time that computing waited for reads."),
     ("compute_seconds_total", "counter", "Time spent computing experts."),
     ("routing_agreement", "gauge", "Share of the model's own experts that routing chose."),
+    (
+        "output_kl",
+        "gauge",
+        "Mean KL divergence of the output from an exact one, in nats, at tokens that were decoded twice.",
+    ),
+    ("output_agreement", "gauge", "Share of these tokens after which the likeliest token is the same."),
+    ("output_measured_tokens_total", "counter", "Tokens that were decoded twice."),
     ("queue_length", "gauge", "Requests waiting in the queue."),
     ("active_requests", "gauge", "Requests being generated."),
     ("tokens_in_flight", "gauge", "Tokens of active requests, prompt and answer."),

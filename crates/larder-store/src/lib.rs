@@ -94,6 +94,7 @@ pub use row_table::{RowTable, TableFile};
 pub use safetensors::{Dtype, SafetensorsHeader, TensorEntry};
 pub use second_folder::{DRIVE_FILE, DRIVES_FILE, Division, SecondFolder, check_second_folder};
 pub use shard::{DATA_START, RECORD_ALIGN, checksum_of, shard_path};
+pub use shard_set::ShardSet;
 pub use sidecars::{ADDED_SIDECARS, seal_if_in_store, seal_sidecars};
 pub use source::{
     Checkpoint, Gguf, IncomingFiles, MtpTensors, QUANTISATION, SIDECARS, Source, SourceFile, is_bare_file_name,

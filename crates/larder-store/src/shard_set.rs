@@ -118,7 +118,7 @@ impl ShardSet {
     }
 
     /// Checks reads as `checks` say, which others share.
-    pub fn share_checks(&mut self, checks: &Arc<ReadChecks>) {
+    pub(crate) fn share_checks(&mut self, checks: &Arc<ReadChecks>) {
         self.checks = checks.clone();
     }
 

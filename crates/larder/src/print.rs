@@ -1,8 +1,10 @@
 //! Numbers and tables as text.
 
+use std::time::Duration;
+
 pub use larder_core::format_bytes as bytes;
 use larder_core::printable;
-use larder_engine::Routing;
+use larder_engine::{OutputLoss, Routing};
 use larder_model::RowTraffic;
 use larder_policy::routing::quality::Quality;
 use serde_json::{Value, json};
@@ -17,10 +19,40 @@ pub fn quality(strategy: &str, quality: &Quality) -> String {
     )
 }
 
-/// Routing quality as JSON; null for the model's own routing.
-pub fn routing(routing: &Routing) -> Value {
+/// How far the outputs of a strategy are from exact ones, as text; `time` is all that decoding took.
+pub fn output_loss(loss: &OutputLoss, time: Duration) -> String {
+    let failed = if loss.failed > 0 { format!("; {} could not be", loss.failed) } else { String::new() };
+    let (Some(kl), Some(agreement)) = (loss.mean_kl(), loss.agreement()) else {
+        return format!("output: not measured, none of {} tokens was decoded twice{failed}", loss.tokens);
+    };
+    let interval = loss.half_interval().map(|half| format!(" ± {half:.4}")).unwrap_or_default();
+    format!(
+        "output: KL {kl:.4}{interval} nats from exact, same likeliest token {:.1} %; {} of {} tokens decoded twice ({:.1} % of the time){failed}",
+        100.0 * agreement,
+        loss.measured,
+        loss.tokens,
+        100.0 * loss.time.as_secs_f64() / time.as_secs_f64().max(1e-9),
+    )
+}
+
+/// How far the outputs of a strategy are from exact ones, as JSON.
+pub fn output_loss_json(loss: &OutputLoss) -> Value {
+    json!({
+        "kl": loss.mean_kl(),
+        "kl_half_interval": loss.half_interval(),
+        "agreement": loss.agreement(),
+        "measured": loss.measured,
+        "failed": loss.failed,
+        "tokens": loss.tokens,
+        "seconds": loss.time.as_secs_f64(),
+    })
+}
+
+/// Routing quality and the loss of outputs as JSON; null for the model's own routing.
+pub fn routing(routing: &Routing, loss: &OutputLoss) -> Value {
     let (Some(quality), Some(report)) = (routing.quality(), routing.report()) else { return Value::Null };
     json!({
+        "output": output_loss_json(loss),
         "choices": quality.choices,
         "substituted": quality.substituted_share(),
         "kept_mass": quality.kept_mass(),

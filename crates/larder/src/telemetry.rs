@@ -12,10 +12,11 @@ use larder_engine::{PhaseTimes, StepStats};
 use larder_runtime::machine::memory;
 use serde_json::{Value, json};
 
-/// The columns of the CSV file. The last three are deprecated names: in_flight_hits, demand_bytes and prefetch_bytes again.
+/// The columns of the CSV file. `awaited`, `demanded_bytes` and `guessed_bytes` are deprecated names: in_flight_hits, demand_bytes and
+/// prefetch_bytes again. `output_kl` is empty unless the token was decoded twice.
 const COLUMNS: &str = "step,phase,tokens,seconds,attention,routing,experts,waiting,computing,other,hits,in_flight_hits,\
                        misses,evictions,demand_bytes,prefetch_bytes,device_busy,peak_bytes,gpu_hits,memory_hits,\
-                       gpu_computed,processor_computed,bytes_to_gpu,bytes_from_gpu,awaited,demanded_bytes,guessed_bytes";
+                       gpu_computed,processor_computed,bytes_to_gpu,bytes_from_gpu,awaited,demanded_bytes,guessed_bytes,output_kl,beside_bytes";
 
 /// JSON keys, and the deprecated names under which the same values are written until the next format of the reports.
 const DEPRECATED_KEYS: [(&str, &str); 5] = [
@@ -108,7 +109,7 @@ fn csv_line(number: usize, phase: &str, step: &StepStats, passed: &Traffic) -> S
     ];
     let seconds: Vec<String> = seconds.iter().map(|t| format!("{:.6}", s(*t))).collect();
     format!(
-        "{number},{phase},{},{},{},{},{},{},{},{},{:.3},{},{},{},{},{},{},{},{},{},{}",
+        "{number},{phase},{},{},{},{},{},{},{},{},{:.3},{},{},{},{},{},{},{},{},{},{},{},{}",
         step.tokens,
         seconds.join(","),
         counts.hits,
@@ -128,6 +129,8 @@ fn csv_line(number: usize, phase: &str, step: &StepStats, passed: &Traffic) -> S
         counts.in_flight_hits,
         passed.demand_bytes,
         passed.prefetch_bytes,
+        step.loss.mean_kl().map(|kl| format!("{kl:.6}")).unwrap_or_default(),
+        passed.beside_bytes,
     )
 }
 
@@ -222,6 +225,8 @@ fn tiers_json(tiers: &TierTraffic, time: Duration) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use larder_engine::OutputLoss;
+
     use super::*;
 
     #[test]
@@ -241,7 +246,12 @@ mod tests {
 
     #[test]
     fn a_csv_line_has_a_value_for_every_column() {
-        let step = StepStats { tokens: 1, time: Duration::from_secs(1), times: PhaseTimes::default() };
+        let step = StepStats {
+            tokens: 1,
+            time: Duration::from_secs(1),
+            times: PhaseTimes::default(),
+            loss: OutputLoss::default(),
+        };
         let line = csv_line(0, "decode", &step, &Traffic::default());
         assert_eq!(line.split(',').count(), COLUMNS.split(',').count());
     }

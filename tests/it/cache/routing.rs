@@ -83,6 +83,37 @@ fn a_bonus_for_what_is_in_memory_saves_reads_and_says_what_it_costs() {
 }
 
 #[test]
+fn prefetches_change_no_choice() {
+    let (mut begun, mut used) = (0, 0);
+    for name in ["olmoe", "qwen3_moe", "smallthinker"] {
+        let model = model(&fixture("golden").join(name));
+        let slots = model.decoder.geometry().top_k + 1;
+        for scope in [CacheScope::Layer, CacheScope::Global] {
+            let run = |prefetch: usize, queue: usize| {
+                let slots =
+                    if scope == CacheScope::Global { slots * model.decoder.geometry().moe_layers.len() } else { slots };
+                let memory = model.memory().overtaken(3).capacity(queue);
+                let mut path = model.streaming(slots, scope, prefetch, memory);
+                path.set_routing(routing("prior:lambda=0.5", &model).unwrap());
+                let mut session = Session::new(&model.decoder, &mut path, 100);
+                let logits =
+                    TOKENS.map(|token| session.forward(&TokenInput::decode(&[token]), &mut ()).unwrap()).concat();
+                let Traffic { counts, reads_ahead, .. } = path.traffic();
+                (logits, counts, path.routing().quality().unwrap(), reads_ahead)
+            };
+            let none = run(0, 8);
+            assert!(none.1.misses > 0 && none.2.substituted > 0, "{name}");
+            for (prefetch, queue) in [(1, 8), (2, 2), (4, 8)] {
+                let ahead = run(prefetch, queue);
+                assert!((&ahead.0, ahead.1, ahead.2) == (&none.0, none.1, none.2), "{name}, {prefetch} ahead");
+                (begun, used) = (begun + ahead.3.begun, used + ahead.3.used);
+            }
+        }
+    }
+    assert!(used > 0 && begun > used, "{used} of {begun} were wanted");
+}
+
+#[test]
 fn a_replay_of_a_recorded_run_gives_the_engines_counts() {
     let model = model(&fixture("golden/qwen3_moe"));
     let geometry: &Geometry = model.decoder.geometry();

@@ -185,9 +185,9 @@ fn a_sweep_weighs_misses_against_perplexity() {
         assert_eq!(own["perplexity"]["value"], one["perplexity"]);
         let misses = number(own, "misses_per_token") * one["tokens_read"].as_f64().unwrap();
         assert_eq!(misses.round() as u64, one["cache"]["misses"].as_u64().unwrap());
-        let none = row("prior:lambda=0", slots);
+        let none = row("prior:lambda=0,j=0", slots);
         assert_eq!((&none["perplexity"], &none["miss_rate"]), (&own["perplexity"], &own["miss_rate"]));
-        assert!(number(row("prior:lambda=50", slots), "miss_rate") < number(own, "miss_rate"));
+        assert!(number(row("prior:lambda=50,j=0", slots), "miss_rate") < number(own, "miss_rate"));
         assert!(number(own, "lifetime") > 1.0);
         assert_eq!(none["loss"]["value"], 0.0);
     }

@@ -105,8 +105,8 @@ fn lambda_is_set_as_it_was_measured() {
     assert!(state["lambda_costs"].is_null(), "{state}");
     assert!(state["lambda_cost"]["cost"].as_str().unwrap().contains("larder eval sweep"), "{state}");
     measured.sweep(&["--lambda", "0.5", "--keep", "0", "--delta", "token"]);
-    assert_eq!(measured.file()["settings"], "delta=token");
-    assert_eq!(routing(&Server::start(&measured.store, &flags)), "prior:lambda=0.25,delta=token");
+    assert_eq!(measured.file()["settings"], "delta=token,j=0");
+    assert_eq!(routing(&Server::start(&measured.store, &flags)), "prior:lambda=0.25,delta=token,j=0");
     larder_ok(&["verify", text(&measured.store)]);
 }
 
@@ -204,14 +204,14 @@ fn a_warning_says_where_text_breaks() {
     let flags = ["-m", text(&measured.store), "-n", "4", "--cache-experts", "2"];
     let (_, said) = answers(
         &flags,
-        "/lambda 0.1\nhi\n/set lambda 0.5\nhi\n/lambda\n/set routing prior:lambda=0.5\n/lambda 0\n/lambda\n",
+        "/lambda 0.1\nhi\n/set lambda 0.5\nhi\n/lambda\n/set routing prior:lambda=0.5,j=2\n/lambda 0\n/lambda\n",
     );
     let warned = format!("[warning: {}]", warned.as_str().unwrap());
     assert_eq!(said.matches(&warned).count(), 2, "after the change, and below the answer: {said}");
     assert_eq!(said.matches("[cost of λ: perplexity +40.0").count(), 2, "{said}");
     assert_eq!(said.matches("(between λ = 0 and 0.5, which were measured)]").count(), 2, "{said}");
     assert!(said.contains("λ: 0.5 (prior:lambda=0.5,j=1)") && said.contains("Measured with 2 of 6 experts"), "{said}");
-    assert!(said.contains("[cost of λ: measured with j=1, not with no further options]"), "{said}");
+    assert!(said.contains("[cost of λ: measured with j=1, not with j=2]"), "{said}");
 }
 
 #[test]

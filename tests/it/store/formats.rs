@@ -192,11 +192,11 @@ fn a_small_copy_is_written_shown_and_verified() {
     let dir = tempfile::tempdir().unwrap();
     let (with, without) = (dir.path().join("with"), dir.path().join("without"));
     let source = fixture("golden/mixtral");
-    convert(&source, &with, &["--experts", "q8_0", "--small-copy", "q4_0"]);
+    convert(&source, &with, &["--experts", "q8_0", "--shelf", "q4_0"]);
     convert(&source, &without, &["--experts", "q8_0"]);
     larder_ok(&["verify", text(&with)]);
     let shown = larder_ok(&["inspect", text(&with)]);
-    assert!(shown.contains("(gate q4_0, up q4_0, down q4_0) of every expert; not used yet"), "{shown}");
+    assert!(shown.contains("(gate q4_0, up q4_0, down q4_0) of every expert; read by --routing shelf"), "{shown}");
     assert!(!larder_ok(&["inspect", text(&without)]).contains("small copy"));
     let out = dir.path().join("out");
     let streamed = ["--cache-experts", "2"];

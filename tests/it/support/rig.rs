@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use larder_cache::two_tiers::{DeviceDouble, MeasuredCosts, TierShape, TieredCache};
 use larder_cache::{Cache, SlotSupply, pass_through_slots};
-use larder_core::{CacheScope, Gate, LayerIdx};
+use larder_core::{CacheScope, Gate, LayerIdx, NumberFormat};
 use larder_engine::{DeviceExpertsDouble, Recorder, Routing, Session, StreamingPath, TieredPath, TokenInput};
 use larder_model::{
     AllResident, ComputeContext, Decoder, DeviceAttention, DeviceProducts, ExpertPath, HintSource, ModelError, MoeCall,
@@ -27,6 +27,17 @@ pub struct Model {
 /// The golden model in a folder.
 pub fn model(folder: &std::path::Path) -> Model {
     model_with(folder, MtpTensors::LeftOut)
+}
+
+/// The golden model in a folder as a store with experts and smaller copies in these formats.
+pub fn model_with_shelf(folder: &std::path::Path, experts: NumberFormat, small: NumberFormat) -> Model {
+    let dir = tempfile::tempdir().unwrap();
+    let source = open_source_with(folder, MtpTensors::LeftOut).unwrap();
+    let blueprint = larder_runtime::blueprint_of(source.as_ref()).unwrap();
+    let path = dir.path().join("store");
+    let options = ConvertOptions { experts: Some(experts), small_experts: Some(small), ..ConvertOptions::default() };
+    convert(source.as_ref(), &blueprint, &path, &options, &()).unwrap();
+    Model { _dir: Some(dir), ..open(&path) }
 }
 
 /// The model in a checkpoint folder or GGUF file, with or without its layer for multi-token prediction.
@@ -200,8 +211,10 @@ impl Model {
 
     /// The shards in memory, on so many drives.
     pub fn memory_of(&self, drives: usize) -> MemoryReader {
-        let paths = self.store.shard_paths();
-        let shards: Vec<Vec<u8>> = paths.iter().map(|p| std::fs::read(p).unwrap()).collect();
+        let small = self.store.small_shards().into_iter();
+        let small = small.flat_map(|set| set.shards().map(|shard| set.path(&shard)).collect::<Vec<_>>());
+        let paths = self.store.shard_paths().into_iter().chain(small);
+        let shards: Vec<Vec<u8>> = paths.map(|p| std::fs::read(p).unwrap()).collect();
         MemoryReader::new(Arc::new(vec![shards; drives].concat()), 11)
     }
 }
@@ -217,6 +230,14 @@ impl ExpertPath for Recorded {
         let routed = self.path.forward(call, out)?;
         self.recorder.record(call, &routed);
         Ok(routed)
+    }
+
+    fn can_forward_exactly(&self) -> bool {
+        self.path.can_forward_exactly()
+    }
+
+    fn forward_exactly(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
+        self.path.forward_exactly(call, out)
     }
 
     fn wants_hint(&self, source: HintSource, tokens: usize) -> bool {

@@ -119,9 +119,37 @@ impl SlotFiller {
         self.shards.layout(layer)
     }
 
+    /// Whether there are smaller copies of experts.
+    pub fn has_small(&self) -> bool {
+        self.shards.small().is_some()
+    }
+
+    /// The row of the smaller copies of a layer's experts, if there are any. Such rows follow those of the model.
+    pub fn small_row(&self, layer: LayerIdx) -> Option<MoeRow> {
+        self.shards.small().map(|_| MoeRow(self.layers.len() + self.row(layer).index()))
+    }
+
+    /// Whether a row is one of smaller copies.
+    pub fn is_small(&self, row: MoeRow) -> bool {
+        row.index() >= self.layers.len()
+    }
+
+    /// The layer of a row.
+    fn layer_of(&self, row: MoeRow) -> LayerIdx {
+        self.layers[row.index() % self.layers.len()]
+    }
+
+    /// The shards of the experts of a row.
+    fn shards_of(&self, row: MoeRow) -> &dyn Shards {
+        match self.is_small(row) {
+            true => self.shards.small().expect("rows of smaller copies exist where there are such copies"),
+            false => self.shards.as_ref(),
+        }
+    }
+
     /// The layout of the experts of a row.
     pub fn layout_of_row(&self, row: MoeRow) -> &ExpertLayout {
-        self.layout(self.layers[row.index()])
+        self.shards_of(row).layout(self.layer_of(row))
     }
 
     /// Bytes of an expert of this row.
@@ -230,8 +258,12 @@ impl SlotFiller {
 
     /// The next expert to prefetch, if nothing better is to be read and the reader has room.
     pub fn next_prefetch(&mut self) -> Option<ExpertKey> {
-        let idle = self.demand_reads == 0 && self.reader.in_flight() < self.reader.capacity();
-        if idle { self.prefetch_queue.pop_front() } else { None }
+        if self.is_idle() { self.prefetch_queue.pop_front() } else { None }
+    }
+
+    /// Whether no demand read is in flight, and the reader has room.
+    pub fn is_idle(&self) -> bool {
+        self.demand_reads == 0 && self.reader.in_flight() < self.reader.capacity()
     }
 
     /// Sets the goal of the reads that are submitted from now on.
@@ -249,7 +281,7 @@ impl SlotFiller {
     /// As [`read`](Self::read), in two halves if the expert can be cut: the first waits before those of other experts that have
     /// been queued, the second behind all. [`take_fronts`](Self::take_fronts) tells which first halves have arrived.
     pub fn read_in_halves(&mut self, expert: ExpertKey, at: SlotIndex) {
-        let Some(cut) = self.shards.cut(self.layers[expert.row.index()]) else { return self.read(expert, at) };
+        let Some(cut) = self.shards_of(expert.row).cut(self.layer_of(expert.row)) else { return self.read(expert, at) };
         let (bytes, offset) = (self.bytes(expert.row), self.shards.data_start());
         self.demand_reads += 2;
         self.demand_bytes += bytes as u64;
@@ -281,7 +313,7 @@ impl SlotFiller {
     fn show_begun(&self, tag: u64, bytes: usize) {
         if timeline::is_on() {
             let expert = self.expert_of(ReadTag::from_bits(tag).number);
-            let layer = self.layers[expert.row.index()].index() as u64;
+            let layer = self.layer_of(expert.row).index() as u64;
             let of = [("layer", layer), ("expert", u64::from(expert.expert.0)), ("bytes", bytes as u64)];
             timeline::begin_flight(ReadTag::from_bits(tag).name(), tag, &of);
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use larder_core::{ExpertId, ExpertLayout, LayerIdx, SEGMENTS, TaskThreads};
 use larder_store::reader::{Reader, Slot};
-use larder_store::{DATA_START, ExpertSource, Store, StoreError};
+use larder_store::{DATA_START, ExpertSource, ShardSet, Store, StoreError};
 
 /// What the cache needs to know of the store: where an expert's data are in its shard, and whether read bytes are
 /// valid.
@@ -25,9 +25,32 @@ pub trait Shards: Send + Sync {
         if self.check_parts() == SEGMENTS { self.layout(layer).cut() } else { None }
     }
 
+    /// The smaller copies of all experts, if there are any. Their shards follow those of the experts, in the same order.
+    fn small(&self) -> Option<&dyn Shards> {
+        None
+    }
+
     /// Checks one of the [`check_parts`](Self::check_parts) of an expert that was read, given with all its data, or at least
     /// with those up to the end of the part. If there are two, they are the [segments](ExpertLayout::segments).
     fn check(&self, layer: LayerIdx, expert: ExpertId, part: usize, data: &[u8]) -> Result<(), StoreError>;
+}
+
+impl Shards for ShardSet {
+    fn layout(&self, layer: LayerIdx) -> &ExpertLayout {
+        ExpertSource::layout(self, layer)
+    }
+
+    fn data_start(&self) -> u64 {
+        DATA_START as u64
+    }
+
+    fn check_parts(&self) -> usize {
+        ShardSet::check_parts(self)
+    }
+
+    fn check(&self, layer: LayerIdx, expert: ExpertId, part: usize, data: &[u8]) -> Result<(), StoreError> {
+        self.check_part(layer, expert, part, data)
+    }
 }
 
 impl Shards for Arc<Store> {
@@ -41,6 +64,10 @@ impl Shards for Arc<Store> {
 
     fn check_parts(&self) -> usize {
         self.as_ref().check_parts()
+    }
+
+    fn small(&self) -> Option<&dyn Shards> {
+        self.small_shards().map(|set| set as &dyn Shards)
     }
 
     fn check(&self, layer: LayerIdx, expert: ExpertId, part: usize, data: &[u8]) -> Result<(), StoreError> {

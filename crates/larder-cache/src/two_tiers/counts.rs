@@ -131,6 +131,8 @@ impl From<TierTraffic> for Traffic {
             checked: tiers.checked,
             submitting: tiers.submitting,
             read_busy: tiers.read_busy,
+            small_reads: 0,
+            beside_bytes: 0,
             reads_ahead: ReadsAhead::default(),
             tiers: Some(tiers),
         }

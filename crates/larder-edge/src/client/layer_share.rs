@@ -162,8 +162,7 @@ mod tests {
             meanwhile: &|| (),
         };
         // The first token begins with two experts of the share, the second has none, the third has two separate ones.
-        let routed =
-            Routed { ids: ids(&[4, 5, 0, 1, 2, u16::MAX, 5, 1, 4]), weights: (1..=9).map(|i| i as f32).collect() };
+        let routed = Routed::new(ids(&[4, 5, 0, 1, 2, u16::MAX, 5, 1, 4]), (1..=9).map(|i| i as f32).collect());
         let (share, mut request) = LayerShare::new(&call, &routed, ids(&[4, 5]), format);
         (request.id, request.model) = (9, "abc".into());
         (share, request)

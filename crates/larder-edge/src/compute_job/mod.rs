@@ -131,7 +131,7 @@ fn read_terms(
     if top_k > most {
         return Err(malformed(format!("has {top_k} experts for one state, but the model uses {most}")));
     }
-    let mut routed = Routed { ids: vec![ExpertId::NONE; states * top_k], weights: vec![0.0; states * top_k] };
+    let mut routed = Routed::new(vec![ExpertId::NONE; states * top_k], vec![0.0; states * top_k]);
     let mut next: Vec<usize> = (0..states).map(|state| state * top_k).collect();
     let mut given = experts.iter().zip(weights);
     let terms = term_state.iter().zip(term_experts).map(|(state, n)| {

@@ -124,8 +124,9 @@ fn a_strategy_is_told_its_cost_if_that_was_measured() {
     let found = note(Some(&costs), "prior:j=1,lambda=0.4,delta=running").unwrap();
     assert!(found.cost.starts_with("perplexity +200.0") && found.warning.unwrap().contains("Text breaks"));
     assert_eq!(note(Some(&costs), "prior:lambda=0.1,j=1").unwrap().warning, None);
-    let other = note(Some(&costs), "prior:lambda=0.4").unwrap();
-    assert_eq!((other.cost.as_str(), other.warning), ("measured with j=1, not with no further options", None));
+    let other = note(Some(&costs), "prior:lambda=0.4,j=2").unwrap();
+    assert_eq!((other.cost.as_str(), other.warning), ("measured with j=1, not with j=2", None));
+    assert!(note(Some(&costs), "prior:lambda=0.1").is_some_and(|note| note.cost.starts_with("perplexity")));
     assert!(note(None, "prior:lambda=0.4").unwrap().cost.contains("larder eval sweep"));
 }
 

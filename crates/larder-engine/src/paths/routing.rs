@@ -3,7 +3,7 @@
 use larder_core::{ExpertId, Gate, MoeRow, Residency};
 use larder_model::{MoeCall, Routed, TokenPhase, route};
 use larder_policy::routing::quality::{Quality, QualityMeter};
-use larder_policy::routing::{Router, RouterInput, RouterReport};
+use larder_policy::routing::{ExpertChoice, Router, RouterInput, RouterReport};
 
 /// Chooses experts: the model's own top k, or by a strategy that looks at residency.
 #[derive(Default)]
@@ -15,15 +15,14 @@ struct Lossy {
     router: Box<dyn Router>,
     meter: QualityMeter,
     quality: Quality,
-    chosen: Vec<ExpertId>,
-    weights: Vec<f32>,
+    choice: ExpertChoice,
 }
 
 impl Routing {
     /// Routing by a strategy whose choices may differ from the model's own.
     pub fn lossy(router: Box<dyn Router>) -> Self {
-        let (meter, quality, chosen, weights) = Default::default();
-        Routing { lossy: Some(Lossy { router, meter, quality, chosen, weights }) }
+        let (meter, quality, choice) = Default::default();
+        Routing { lossy: Some(Lossy { router, meter, quality, choice }) }
     }
 
     /// Whether the choices are the model's own.
@@ -64,16 +63,22 @@ impl Lossy {
         let mut routed = Routed::default();
         for (logits, origin) in call.logits.chunks_exact(gate.experts).zip(call.origins) {
             let decode = origin.phase == TokenPhase::Decode;
-            self.router.choose(&RouterInput { row, gate, logits, decode }, residency, &mut self.chosen);
-            gate.weights(logits, &self.chosen, &mut self.weights);
+            self.router.choose(&RouterInput { row, gate, logits, decode }, residency, &mut self.choice);
+            let ExpertChoice { experts, weights, small } = &self.choice;
             if decode {
-                self.quality += self.meter.measure(gate, logits, &self.chosen);
+                self.quality += self.meter.measure(gate, logits, experts);
             }
-            let places = routed.ids.len() + gate.top_k;
-            routed.ids.extend_from_slice(&self.chosen);
-            routed.weights.extend_from_slice(&self.weights);
+            let first = routed.ids.len();
+            let places = first + gate.top_k;
+            routed.ids.extend_from_slice(experts);
+            routed.weights.extend_from_slice(weights);
             routed.ids.resize(places, ExpertId::NONE);
             routed.weights.resize(places, 0.0);
+            if !small.is_empty() || !routed.small.is_empty() {
+                routed.small.resize(first, false);
+                routed.small.extend_from_slice(small);
+                routed.small.resize(places, false);
+            }
         }
         routed
     }

@@ -3,10 +3,10 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use larder_cache::{Cache, CacheCounts, ExpertCache, ExpertUses, Traffic};
+use larder_cache::{Cache, CacheCounts, CacheError, ExpertCache, ExpertUses, Traffic};
 use larder_core::{ComputeStage, ExpertId, ExpertKey, ExpertLayout, Gate, LayerIdx, Presence, WantedExpert, timeline};
 use larder_model::{
-    ComputeContext, ExpertPath, ExpertWorkspace, HintSource, ModelError, MoeCall, Routed, wanted_experts,
+    ComputeContext, ExpertPath, ExpertWorkspace, HintSource, ModelError, MoeCall, Routed, route, wanted_experts,
 };
 
 use crate::paths::cached_path::CachedPath;
@@ -104,7 +104,8 @@ impl StreamingPath {
 
     /// Starts a call: copies its inputs.
     pub fn begin(&mut self, call: &MoeCall, routed: &Routed) {
-        self.workspace.begin(call, routed, self.cache.layout(call.layer));
+        let (layout, small) = (self.cache.layout(call.layer), self.cache.small_layout(call.layer));
+        self.workspace.begin_with(call, routed, [Some(layout), small].into_iter().flatten());
     }
 
     /// Makes some of the call's experts resident and computes them. `wanted` is distinct and in order of first use.
@@ -113,9 +114,15 @@ impl StreamingPath {
         let mut compute = |layout: &ExpertLayout, stage: ComputeStage, group: &[(ExpertId, &[u8])]| {
             workspace.compute_stage(call, routed, layout, stage, group);
         };
-        cache
-            .visit(call.layer, wanted, call.logits_of_one(), &mut compute, call.meanwhile)
-            .map_err(|e| ModelError::Expert(e.into()))
+        let failed = |error: CacheError| ModelError::Expert(error.into());
+        if routed.small.is_empty() || !cache.has_small() {
+            return cache.visit(call.layer, wanted, call.logits_of_one(), &mut compute, call.meanwhile).map_err(failed);
+        }
+        let (small, whole): (Vec<WantedExpert>, Vec<WantedExpert>) =
+            wanted.iter().copied().partition(|wanted| routed.is_small(wanted.expert));
+        cache.read_small(call.layer, small.iter().map(|wanted| wanted.expert));
+        cache.visit(call.layer, &whole, call.logits_of_one(), &mut compute, call.meanwhile).map_err(failed)?;
+        cache.visit_small(call.layer, &small, &mut compute, call.meanwhile).map_err(failed)
     }
 
     /// The outputs of the computed experts.
@@ -170,6 +177,24 @@ impl ExpertPath for StreamingPath {
         Ok(routed)
     }
 
+    fn can_forward_exactly(&self) -> bool {
+        !self.routing.is_lossless() && self.cache.has_pass_through()
+    }
+
+    fn forward_exactly(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
+        let routed = route(call);
+        self.begin(call, &routed);
+        let StreamingPath { cache, workspace, .. } = self;
+        let mut compute = |layout: &ExpertLayout, stage: ComputeStage, group: &[(ExpertId, &[u8])]| {
+            workspace.compute_stage(call, &routed, layout, stage, group);
+        };
+        cache
+            .visit_beside(call.layer, &wanted_experts(&routed.ids, call.gate.experts), &mut compute, call.meanwhile)
+            .map_err(|e| ModelError::Expert(e.into()))?;
+        self.workspace.sum(call, &routed, out);
+        Ok(routed)
+    }
+
     fn wants_hint(&self, source: HintSource, tokens: usize) -> bool {
         match (source, tokens) {
             // A strategy that looks at residency may choose others, which is not known before the visit.
@@ -182,6 +207,10 @@ impl ExpertPath for StreamingPath {
     fn hint(&mut self, source: HintSource, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
         match (source, logits.len() / gate.experts) {
             (HintSource::Router, _) => self.cache.read_certain(layer, likely_experts(gate, logits)),
+            // What such a strategy sees must not depend on how fast predicted experts are read.
+            (HintSource::LayerBefore, 1) if !self.routing.is_lossless() => {
+                self.cache.read_predicted(layer, &top_k_experts(gate, logits), self.prefetch);
+            }
             (HintSource::LayerBefore, 1) => self.cache.hint(layer, &top_k_experts(gate, logits), self.prefetch),
             (HintSource::LayerBefore, _) => self.cache.read_ahead(layer, likely_experts(gate, logits)),
         }

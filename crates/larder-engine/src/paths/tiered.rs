@@ -102,7 +102,8 @@ impl ExpertPath for TieredPath {
     }
 
     fn wants_hint(&self, source: HintSource, tokens: usize) -> bool {
-        source == HintSource::LayerBefore && tokens == 1 && self.prefetch > 0
+        // A strategy that looks at residency would choose by what has been read early.
+        source == HintSource::LayerBefore && tokens == 1 && self.prefetch > 0 && self.routing.is_lossless()
     }
 
     fn hint(&mut self, _: HintSource, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
@@ -197,7 +198,7 @@ mod tests {
     fn a_device_starts_with_its_first_expert_and_its_outputs_join_those_of_the_cpu() {
         let layout = ExpertLayout::new(8, 8, [NumberFormat::F32; 3], false).unwrap();
         let data = vec![0; layout.bytes];
-        let routed = Routed { ids: [0, 1].map(ExpertId).to_vec(), weights: vec![0.5, 0.25] };
+        let routed = Routed::new([0, 1].map(ExpertId).to_vec(), vec![0.5, 0.25]);
         let gate = Gate::softmax(2, 2, false);
         let (layer, act, x) = (LayerIdx(0), Activation::Silu, [1.0; 8]);
         let call = MoeCall {

@@ -5,7 +5,7 @@ use larder_core::{ExpertId, Gate, Geometry, LayerIdx, MoeRow};
 use larder_model::{Routed, Tap};
 use larder_policy::eviction::LayerChoice;
 use larder_policy::routing::quality::{Quality, QualityMeter};
-use larder_policy::routing::{Router, RouterInput};
+use larder_policy::routing::{ExpertChoice, Router, RouterInput};
 
 /// A tap on a model with its own routing: makes each choice also with a strategy, and simulates the cache that the strategy
 /// would have.
@@ -17,7 +17,7 @@ pub struct ShadowRouting<'a> {
     assignment: SlotAssignment,
     meter: QualityMeter,
     qualities: Vec<Quality>,
-    chosen: Vec<ExpertId>,
+    choice: ExpertChoice,
     /// The router logits of the current pass, by row.
     logits: Vec<Vec<f32>>,
 }
@@ -27,9 +27,9 @@ impl<'a> ShadowRouting<'a> {
     /// them and that the ledger has this geometry.
     pub fn new(geometry: &Geometry, gates: Vec<&'a Gate>, router: Box<dyn Router>, ledger: Ledger) -> Self {
         let (count, rows) = (gates.len(), MoeRows::new(geometry));
-        let (assignment, meter, chosen) = Default::default();
+        let (assignment, meter, choice) = Default::default();
         let (qualities, logits) = (vec![Quality::default(); count], vec![Vec::new(); count]);
-        ShadowRouting { gates, rows, router, ledger, assignment, meter, qualities, chosen, logits }
+        ShadowRouting { gates, rows, router, ledger, assignment, meter, qualities, choice, logits }
     }
 
     /// Begins a new sequence in the simulated cache.
@@ -59,9 +59,9 @@ impl<'a> ShadowRouting<'a> {
     fn choose(&mut self, row: MoeRow, token: usize) {
         let gate = self.gates[row.index()];
         let logits = &self.logits[row.index()][token * gate.experts..][..gate.experts];
-        self.router.choose(&RouterInput { row, gate, logits, decode: true }, &self.ledger, &mut self.chosen);
-        self.qualities[row.index()] += self.meter.measure(gate, logits, &self.chosen);
-        let wanted: Vec<usize> = self.chosen.iter().map(|e| e.index()).collect();
+        self.router.choose(&RouterInput { row, gate, logits, decode: true }, &self.ledger, &mut self.choice);
+        self.qualities[row.index()] += self.meter.measure(gate, logits, &self.choice.experts);
+        let wanted: Vec<usize> = self.choice.experts.iter().map(|e| e.index()).collect();
         let choice = LayerChoice { row, wanted: &wanted, tokens: &vec![1; wanted.len()], logits };
         self.ledger.replay_visit(&choice, &mut self.assignment);
     }
@@ -144,7 +144,7 @@ mod tests {
     fn watch(tap: &mut dyn Tap) {
         let logits = [4.0, 1.0, 0.0, 0.0, 2.1, 2.0, 0.0, 0.0];
         for layer in 1..3 {
-            let routed = Routed { ids: vec![ExpertId(0), ExpertId(1)], weights: vec![1.0, 1.0] };
+            let routed = Routed::new(vec![ExpertId(0), ExpertId(1)], vec![1.0, 1.0]);
             tap.routed(LayerIdx(layer), &logits, &routed);
         }
     }

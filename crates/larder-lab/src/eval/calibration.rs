@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use larder_core::{ExpertId, ExpertKey, Gate, Geometry, LayerIdx, Presence, Residency};
+use larder_core::{ExpertKey, Gate, Geometry, LayerIdx, Presence, Residency};
 use larder_engine::Calibration;
 use larder_model::{Routed, Tap};
-use larder_policy::routing::{Router, RouterInput, RoutingSpec};
+use larder_policy::routing::{ExpertChoice, Router, RouterInput, RoutingSpec};
 
 use super::agreement::MoeRows;
 use crate::LabError;
@@ -21,7 +21,7 @@ pub struct LogitSpread<'a> {
     gates: Vec<&'a Gate>,
     rows: MoeRows,
     router: Box<dyn Router>,
-    chosen: Vec<ExpertId>,
+    choice: ExpertChoice,
 }
 
 /// A cache without residents.
@@ -38,7 +38,7 @@ impl<'a> LogitSpread<'a> {
     pub fn new(geometry: &Geometry, gates: Vec<&'a Gate>) -> Self {
         let spec: RoutingSpec = "prior:lambda=0".parse().expect("the spec is valid");
         let router = spec.make(gates.len(), None).expect("prior with λ = 0 needs no calibration");
-        LogitSpread { gates, rows: MoeRows::new(geometry), router, chosen: Vec::new() }
+        LogitSpread { gates, rows: MoeRows::new(geometry), router, choice: ExpertChoice::default() }
     }
 
     /// The mean spread so far, by MoE row.
@@ -52,7 +52,7 @@ impl Tap for LogitSpread<'_> {
         let Some(row) = self.rows.of(layer) else { return };
         let gate = self.gates[row.index()];
         for logits in logits.chunks_exact(gate.experts) {
-            self.router.choose(&RouterInput { row, gate, logits, decode: true }, &EmptyCache, &mut self.chosen);
+            self.router.choose(&RouterInput { row, gate, logits, decode: true }, &EmptyCache, &mut self.choice);
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use larder_core::{ExpertId, ExpertKey, Gate, Residency};
-use larder_policy::routing::{Ranking, Router, RouterInput, RouterReport};
+use larder_core::{ExpertKey, Gate, Residency};
+use larder_policy::routing::{ExpertChoice, Ranking, Router, RouterInput, RouterReport};
 use larder_policy::spec::PolicyError;
 
 /// The replacement of the expert at one rank of one layer.
@@ -48,7 +48,7 @@ impl Router for ForcedRouter {
         Ok(())
     }
 
-    fn choose(&mut self, ask: &RouterInput, _: &dyn Residency, out: &mut Vec<ExpertId>) {
+    fn choose(&mut self, ask: &RouterInput, _: &dyn Residency, out: &mut ExpertChoice) {
         let ranking = &mut self.ranking;
         ranking.rank(ask.gate, ask.logits);
         let swap = self.swaps.get().filter(|swap| swap.expert.row == ask.row);
@@ -58,7 +58,8 @@ impl Router for ForcedRouter {
                 _ => ranking.mark(ranking.at(rank)),
             }
         }
-        ranking.marked(out);
+        ranking.marked(&mut out.experts);
+        out.weigh(ask.gate, ask.logits);
     }
 
     fn report(&self) -> RouterReport {

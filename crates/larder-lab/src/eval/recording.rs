@@ -24,6 +24,14 @@ impl<P: ExpertPath> ExpertPath for RecordingPath<'_, P> {
         Ok(routed)
     }
 
+    fn can_forward_exactly(&self) -> bool {
+        self.path.can_forward_exactly()
+    }
+
+    fn forward_exactly(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
+        self.path.forward_exactly(call, out)
+    }
+
     fn wants_hint(&self, source: HintSource, tokens: usize) -> bool {
         self.path.wants_hint(source, tokens)
     }

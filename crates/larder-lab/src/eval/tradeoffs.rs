@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 
+use larder_engine::OutputLoss;
 use larder_policy::routing::ORIGINAL;
 use larder_policy::routing::quality::Quality;
 use serde::{Deserialize, Serialize};
@@ -48,8 +49,8 @@ pub struct RoutingRun {
     pub slots: usize,
     /// The loss of each chunk.
     pub chunks: Vec<ChunkScore>,
-    /// Cache misses.
-    pub misses: u64,
+    /// Cache misses; smaller copies that were read count by their size.
+    pub misses: f64,
     /// Bytes read from the SSD.
     pub bytes: u64,
     /// Mean passes that an expert stayed in the cache, if known.
@@ -58,6 +59,8 @@ pub struct RoutingRun {
     pub tokens_per_second: f64,
     /// Quality of the choices, compared with the model's own.
     pub quality: Quality,
+    /// Distance of the outputs from exact ones, at tokens that were computed twice.
+    pub loss: OutputLoss,
     /// The mean λ, if the strategy has one.
     pub lambda: Option<f64>,
 }
@@ -75,7 +78,7 @@ pub struct Tradeoff {
     pub perplexity: ChunkEstimate,
     /// Relative rise of perplexity over `original`.
     pub loss: ChunkEstimate,
-    /// Misses, as a share of the experts that `original` requests.
+    /// Misses, as a share of the experts that `original` requests; smaller copies count by their size.
     pub miss_rate: f64,
     /// Misses per token.
     pub misses_per_token: f64,
@@ -91,6 +94,15 @@ pub struct Tradeoff {
     pub kept_mass: f64,
     /// Mean KL divergence to the model's own choice, in nats.
     pub kl: f64,
+    /// Mean KL divergence of the output from an exact one, in nats, at tokens that were computed twice; 0 for the model's own routing.
+    #[serde(default)]
+    pub output_kl: Option<f64>,
+    /// Half of its 95 % interval.
+    #[serde(default)]
+    pub output_kl_half_interval: Option<f64>,
+    /// The share of these tokens after which the likeliest token is the same.
+    #[serde(default)]
+    pub output_agreement: Option<f64>,
     /// The mean λ, if the strategy has one.
     pub lambda: Option<f64>,
     /// Whether it is on the Pareto front of misses and perplexity at this cache size.
@@ -186,14 +198,17 @@ fn row(run: &RoutingRun, all: &[RoutingRun], setup: &TradeoffSetup, wanted: f64)
         slots: run.slots,
         perplexity: perplexity(&run.chunks),
         loss,
-        miss_rate: run.misses as f64 / wanted,
-        misses_per_token: run.misses as f64 / setup.tokens.max(1) as f64,
+        miss_rate: run.misses / wanted,
+        misses_per_token: run.misses / setup.tokens.max(1) as f64,
         bytes_per_token: run.bytes as f64 / setup.tokens.max(1) as f64,
         lifetime: run.lifetime,
         tokens_per_second: run.tokens_per_second,
         substituted: run.quality.substituted_share(),
         kept_mass: run.quality.kept_mass(),
         kl: run.quality.mean_kl(),
+        output_kl: run.loss.mean_kl(),
+        output_kl_half_interval: run.loss.half_interval(),
+        output_agreement: run.loss.agreement(),
         lambda: run.lambda,
         pareto: false,
         beyond: loss.value > setup.max_loss,
@@ -202,7 +217,7 @@ fn row(run: &RoutingRun, all: &[RoutingRun], setup: &TradeoffSetup, wanted: f64)
 
 const COLUMNS: &str = "routing,slots,perplexity,perplexity_error,loss,loss_error,miss_rate,misses_per_token,\
                        lifetime_passes,tokens_per_second,substituted,kept_mass,kl,lambda,pareto,beyond_max_loss,\
-                       bytes_per_token";
+                       bytes_per_token,output_kl,output_kl_half_interval,output_agreement";
 
 /// Writes a CSV table with a line per strategy and size, and one per size for the optimum.
 pub fn tradeoffs_csv(found: &Tradeoffs, path: &Path) -> Result<(), LabError> {
@@ -221,10 +236,17 @@ pub fn tradeoffs_csv(found: &Tradeoffs, path: &Path) -> Result<(), LabError> {
             )?;
             write!(out, ",{:.6},{:.4},{}", row.miss_rate, row.misses_per_token, some(row.lifetime))?;
             write!(out, ",{:.3},{:.6},{:.6},{:.6}", row.tokens_per_second, row.substituted, row.kept_mass, row.kl)?;
-            writeln!(out, ",{},{},{},{:.1}", some(row.lambda), row.pareto, row.beyond, row.bytes_per_token)?;
+            write!(out, ",{},{},{},{:.1}", some(row.lambda), row.pareto, row.beyond, row.bytes_per_token)?;
+            writeln!(
+                out,
+                ",{},{},{}",
+                some(row.output_kl),
+                some(row.output_kl_half_interval),
+                some(row.output_agreement)
+            )?;
         }
         for (slots, rate) in &found.optimum {
-            writeln!(out, "\"original, evicted by belady\",{slots},,,,,{rate:.6},,,,,,,,,,")?;
+            writeln!(out, "\"original, evicted by belady\",{slots},,,,,{rate:.6},,,,,,,,,,,,,")?;
         }
         Ok(())
     })
@@ -248,15 +270,16 @@ pub(crate) mod tests {
             max_loss: 0.01,
             made: ReportOrigin { command: "larder <eval>".into(), ..ReportOrigin::default() },
         };
-        let run = |routing: &str, slots, nats, misses| RoutingRun {
+        let run = |routing: &str, slots, nats, misses: u32| RoutingRun {
             routing: routing.into(),
             family: routing.split(':').next().unwrap_or_default().into(),
             slots,
             chunks: vec![ChunkScore { tokens: 50, nats }, ChunkScore { tokens: 50, nats: nats + 10.0 }],
-            misses,
-            bytes: 1000 * misses,
+            misses: f64::from(misses),
+            bytes: 1000 * u64::from(misses),
             lifetime: Some(5.0),
             tokens_per_second: 10.0,
+            loss: OutputLoss::default(),
             quality: Quality::default(),
             lambda: None,
         };
@@ -300,6 +323,6 @@ pub(crate) mod tests {
         tradeoffs_csv(&sweep(), &path).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
         let cells: Vec<usize> = crate::eval::csv::records(&text).unwrap().iter().map(|r| r.cells.len()).collect();
-        assert_eq!(cells, [17; 9]);
+        assert_eq!(cells, [20; 9]);
     }
 }

@@ -76,8 +76,18 @@ impl ExpertWorkspace {
 
     /// Starts a call: copies its inputs, and sorts its places by expert. `layout` is the layout of the call's experts.
     pub fn begin(&mut self, call: &MoeCall, routed: &Routed, layout: &ExpertLayout) {
+        self.begin_with(call, routed, [layout].into_iter());
+    }
+
+    /// As [`begin`](Self::begin) for experts of several layouts.
+    pub fn begin_with<'l>(
+        &mut self,
+        call: &MoeCall,
+        routed: &Routed,
+        mut layouts: impl Iterator<Item = &'l ExpertLayout>,
+    ) {
         let hidden = call.x.len() / call.tokens;
-        let quantise = layout.quantises_input();
+        let quantise = layouts.any(ExpertLayout::quantises_input);
         self.reserve_outputs(call, routed);
         if call.gate.scales_input {
             let k = call.gate.top_k;

@@ -62,7 +62,7 @@ fn computed(layout: &ExpertLayout, tokens: usize, at_once: usize) -> Vec<f32> {
     let x: Vec<f32> = (0..tokens * hidden).map(|i| (i as f32 * 0.3).cos()).collect();
     let second = |token: usize| ExpertId((1 + token * 5 % 7) as u16);
     let ids = (0..tokens).flat_map(|t| [ExpertId(0), second(t), if t % 4 == 0 { ExpertId(8) } else { ExpertId::NONE }]);
-    let routed = Routed { ids: ids.collect(), weights: (0..tokens * k).map(|i| 0.1 + i as f32 * 0.01).collect() };
+    let routed = Routed::new(ids.collect(), (0..tokens * k).map(|i| 0.1 + i as f32 * 0.01).collect());
     let gate = Gate::softmax(experts, k, false);
     let act = Activation::Silu;
     let call = MoeCall {
@@ -147,7 +147,7 @@ fn places_are_sorted_by_expert() {
         (&[], &[(0, &[])]),
     ] {
         let ids: Vec<ExpertId> = ids.iter().map(|id| ExpertId(*id)).collect();
-        workspace.sort_places(&Routed { weights: vec![0.0; ids.len()], ids });
+        workspace.sort_places(&Routed { weights: vec![0.0; ids.len()], ids, ..Routed::default() });
         for (expert, places) in want {
             assert_eq!(&workspace.places[workspace.places_of(ExpertId(*expert))], *places, "expert {expert}");
         }
@@ -160,7 +160,7 @@ fn check(layout: ExpertLayout) {
     let x: Vec<f32> = (0..tokens * hidden).map(|i| (i as f32 * 0.3).cos()).collect();
     let ids: Vec<ExpertId> = (0..tokens * k).map(|i| ExpertId(((i / k * 3 + i % k) % experts) as u16)).collect();
     let weights: Vec<f32> = (0..tokens * k).map(|i| 0.1 + i as f32 * 0.01).collect();
-    let routed = Routed { ids, weights };
+    let routed = Routed::new(ids, weights);
     for scales_input in [false, true] {
         let gate = Gate { scales_input, ..Gate::softmax(experts, k, false) };
         let act = Activation::Silu;

@@ -244,7 +244,7 @@ fn within_capacity(capacity: usize, call: &MoeCall) -> Vec<usize> {
 fn forward_some(kept: &[usize], call: &MoeCall, experts: &mut dyn ExpertPath, out: &mut [f32]) -> Result<Routed> {
     let MoeCall { gate, logits, x, tokens, origins, .. } = *call;
     let k = gate.top_k;
-    let mut all = Routed { ids: vec![ExpertId::NONE; tokens * k], weights: vec![0.0; tokens * k] };
+    let mut all = Routed::new(vec![ExpertId::NONE; tokens * k], vec![0.0; tokens * k]);
     out.fill(0.0);
     if kept.is_empty() {
         return Ok(all);

@@ -3,7 +3,7 @@
 use larder_core::Gate;
 
 use super::max_rank::promote;
-use super::{KEEP, PHASE, Ranking, RouterInput, Selector, Strategy, exceeds_top_k, keep};
+use super::{KEEP, Keep, PHASE, Ranking, RouterInput, Selector, Strategy};
 use crate::spec::{Domain, Knob};
 
 pub(super) const STRATEGY: Strategy = Strategy {
@@ -16,20 +16,20 @@ pub(super) const STRATEGY: Strategy = Strategy {
     ],
     make: |options, _| {
         let enough = options.required("p", options.number("p"))? as f32;
-        Ok(Box::new(Cumsum { enough, keep: keep(options), shares: Vec::new() }))
+        Ok(Box::new(Cumsum { enough, keep: Keep::new(options), shares: Vec::new() }))
     },
 };
 
 /// Algorithm 2 of "Mixture of Cache-Conditional Experts".
 struct Cumsum {
     enough: f32,
-    keep: usize,
+    keep: Keep,
     shares: Vec<f32>,
 }
 
 impl Selector for Cumsum {
     fn gate_error(&self, gate: &Gate) -> Option<String> {
-        exceeds_top_k("j", self.keep, gate)
+        self.keep.gate_error(gate)
     }
 
     fn select(&mut self, input: &RouterInput, ranking: &mut Ranking, present: &dyn Fn(usize) -> bool) {
@@ -39,6 +39,6 @@ impl Selector for Cumsum {
             sum += self.shares[ranking.at(most)];
             most += 1;
         }
-        promote(ranking, input.gate.top_k, self.keep, most, present);
+        promote(ranking, input.gate.top_k, self.keep.of(input.gate.top_k), most, present);
     }
 }

@@ -2,7 +2,7 @@
 
 use larder_core::Gate;
 
-use super::{KEEP, PHASE, Ranking, RouterInput, Selector, Strategy, exceeds_top_k, keep};
+use super::{KEEP, Keep, PHASE, Ranking, RouterInput, Selector, Strategy};
 use crate::spec::{Domain, Knob};
 
 pub(super) const STRATEGY: Strategy = Strategy {
@@ -20,25 +20,25 @@ pub(super) const STRATEGY: Strategy = Strategy {
     ],
     make: |options, _| {
         let most = options.required("m", options.count("m"))? as usize;
-        Ok(Box::new(MaxRank { most, keep: keep(options) }))
+        Ok(Box::new(MaxRank { most, keep: Keep::new(options) }))
     },
 };
 
 /// Algorithm 1 of "Mixture of Cache-Conditional Experts".
 struct MaxRank {
     most: usize,
-    keep: usize,
+    keep: Keep,
 }
 
 impl Selector for MaxRank {
     fn gate_error(&self, gate: &Gate) -> Option<String> {
         let experts = gate.experts;
         let more = || format!("has m={}, but the model has only {experts} experts", self.most);
-        exceeds_top_k("j", self.keep, gate).or_else(|| (self.most > experts).then(more))
+        self.keep.gate_error(gate).or_else(|| (self.most > experts).then(more))
     }
 
     fn select(&mut self, input: &RouterInput, ranking: &mut Ranking, present: &dyn Fn(usize) -> bool) {
-        promote(ranking, input.gate.top_k, self.keep, self.most, present);
+        promote(ranking, input.gate.top_k, self.keep.of(input.gate.top_k), self.most, present);
     }
 }
 

@@ -9,6 +9,7 @@ mod closed_loop;
 mod cumsum;
 mod drop;
 mod max_rank;
+mod misses;
 mod original;
 mod prior;
 mod prune;
@@ -19,8 +20,11 @@ mod replace;
 use std::fmt;
 use std::str::FromStr;
 
-use larder_core::{ExpertId, Gate, MoeRow, Presence, Residency};
+use larder_core::{Gate, MoeRow, Presence, Residency};
 
+use misses::MissRule;
+
+pub use misses::{ExpertChoice, MISS_RULES, MissRuleRow};
 pub use ranking::Ranking;
 
 use crate::spec::{Domain, Knob, Named, PolicyError, SpecOptions};
@@ -46,8 +50,8 @@ pub trait Router: Send {
     /// Chooses for one token of one layer into `out`, possibly fewer experts than the gate's `top_k`.
     ///
     /// The caller guarantees a supported gate, one logit per expert and a row that exists. The implementation
-    /// guarantees distinct experts, at least one, in the order of the model's own ranking.
-    fn choose(&mut self, input: &RouterInput, residency: &dyn Residency, out: &mut Vec<ExpertId>);
+    /// guarantees distinct experts, at least one, in the order of the model's own ranking, with their weights.
+    fn choose(&mut self, input: &RouterInput, residency: &dyn Residency, out: &mut ExpertChoice);
 
     /// Statistics of the choices so far.
     fn report(&self) -> RouterReport;
@@ -129,11 +133,14 @@ pub const STRATEGIES: &[Strategy] = &[
 /// Name of the model's own choice, which other strategies are compared with.
 pub const ORIGINAL: &str = original::STRATEGY.name;
 
-/// A strategy and its options.
+/// A strategy, and rules for missing experts, with their options: `prior:lambda=0.05+light:tau=0.04`. A rule alone goes with the model's
+/// own choice.
 #[derive(Clone)]
 pub struct RoutingSpec {
     strategy: &'static Strategy,
     options: SpecOptions,
+    /// In the order of the table.
+    rules: Vec<(&'static MissRuleRow, SpecOptions)>,
 }
 
 impl RoutingSpec {
@@ -144,7 +151,12 @@ impl RoutingSpec {
 
     /// Whether every choice is the model's own.
     pub fn is_lossless(&self) -> bool {
-        self.strategy.name == ORIGINAL
+        self.strategy.name == ORIGINAL && self.rules.is_empty()
+    }
+
+    /// Whether smaller copies of experts are read, which the store must have.
+    pub fn reads_small_copies(&self) -> bool {
+        self.rules.iter().any(|(rule, _)| rule.reads_small_copies)
     }
 
     /// λ (cache bias), if the strategy has it as a fixed number; the model's own choice is λ = 0.
@@ -156,12 +168,10 @@ impl RoutingSpec {
         }
     }
 
-    /// The strategy `prior` as λ is set and measured unless something else is asked for: without a bonus, and with the best
-    /// [`kept_experts`] always chosen.
-    pub fn standard_prior(top_k: usize) -> RoutingSpec {
-        let j = kept_experts(top_k);
-        let spec = if j > 0 { format!("prior:lambda=0,j={j}") } else { "prior:lambda=0".to_owned() };
-        spec.parse().expect("it is in the table, and its options are valid")
+    /// The strategy `prior` as λ is set and measured unless something else is asked for: without a bonus, and with the default
+    /// of every other option.
+    pub fn standard_prior() -> RoutingSpec {
+        "prior:lambda=0".parse().expect("it is in the table, and its options are valid")
     }
 
     /// The strategy `prior` with this λ. Its other options are those of this spec if it is `prior`, and else those of `standard`.
@@ -171,18 +181,20 @@ impl RoutingSpec {
         format!("prior:lambda={lambda}{separator}{settings}").parse()
     }
 
-    /// The options of `prior` beside λ and its budget that differ from their defaults, as in `j=1,delta=token`; `None` for other
-    /// strategies.
+    /// The options of `prior` beside λ and its budget, as in `j=1,delta=token`: J, and those that differ from their defaults. `None`
+    /// for other strategies.
     pub fn prior_settings(&self) -> Option<String> {
         if self.strategy.name != prior::STRATEGY.name {
             return None;
         }
         let is_setting = |knob: &&Knob| !["lambda", "budget", "measure"].contains(&knob.name);
         let changed = self.strategy.knobs.iter().filter(is_setting).filter_map(|knob| {
-            let value = self.options.text(knob.name).filter(|value| Some(*value) != knob.default)?;
+            let is_told = |value: &&str| knob.name == KEEP.name || Some(*value) != knob.default;
+            let value = self.options.text(knob.name).filter(is_told)?;
             Some(format!("{}={value}", knob.name))
         });
-        Some(changed.collect::<Vec<_>>().join(","))
+        let rules = self.rules.iter().map(|(_, options)| format!("+{options}")).collect::<String>();
+        Some(changed.collect::<Vec<_>>().join(",") + &rules)
     }
 
     /// Whether [`make`](Self::make) needs calibrated Δ.
@@ -194,7 +206,11 @@ impl RoutingSpec {
     pub fn make(&self, rows: usize, deltas: Option<&[f32]>) -> Result<Box<dyn Router>, PolicyError> {
         let all = self.strategy.knobs.iter().any(|k| k.name == PHASE.name) && self.options.text("phase") == Some("all");
         let selector = (self.strategy.make)(&self.options, &StrategyInputs { rows, deltas })?;
-        Ok(Box::new(StrategyRouter { name: self.strategy.name, selector, all, ranking: Ranking::default() }))
+        let rule = |(row, options): &(&'static MissRuleRow, SpecOptions)| {
+            Ok(ActiveRule { name: row.name, all: options.text("phase") == Some("all"), rule: (row.make)(options)? })
+        };
+        let rules = self.rules.iter().map(rule).collect::<Result<_, _>>()?;
+        Ok(Box::new(StrategyRouter { name: self.strategy.name, selector, all, rules, ranking: Ranking::default() }))
     }
 }
 
@@ -209,8 +225,23 @@ impl FromStr for RoutingSpec {
     type Err = PolicyError;
 
     fn from_str(spec: &str) -> Result<Self, PolicyError> {
-        let (strategy, options) = SpecOptions::parse(spec, "routing strategy", STRATEGIES)?;
-        let spec = RoutingSpec { strategy, options };
+        let mut parts = spec.split('+').peekable();
+        let is_rule = |part: &&str| {
+            let name = part.split(':').next().unwrap_or_default();
+            MISS_RULES.iter().any(|rule| rule.name == name)
+        };
+        let base = parts.next_if(|part| !is_rule(part)).unwrap_or(ORIGINAL);
+        let (strategy, options) = SpecOptions::parse(base, "routing strategy", STRATEGIES)?;
+        let mut rules = Vec::new();
+        for part in parts {
+            rules.push(SpecOptions::parse(part, "rule for missing experts", MISS_RULES)?);
+        }
+        let place = |name: &str| MISS_RULES.iter().position(|rule| rule.name == name);
+        rules.sort_by_key(|(rule, _): &(&'static MissRuleRow, SpecOptions)| place(rule.name));
+        if let Some(twice) = rules.windows(2).find(|pair| pair[0].0.name == pair[1].0.name) {
+            return Err(twice[0].1.wrong(format!("{} is given twice", twice[0].0.name)));
+        }
+        let spec = RoutingSpec { strategy, options, rules };
         // Faults of the spec that hold for any model are reported now.
         spec.make(1, Some(&[1.0]))?;
         Ok(spec)
@@ -220,8 +251,26 @@ impl FromStr for RoutingSpec {
 /// Prints the spec that was parsed.
 impl fmt::Display for RoutingSpec {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        self.options.fmt(f)
+        let is_plain = self.strategy.name == ORIGINAL && !self.rules.is_empty();
+        let mut between = "";
+        if !is_plain {
+            self.options.fmt(f)?;
+            between = "+";
+        }
+        for (_, options) in &self.rules {
+            write!(f, "{between}{options}")?;
+            between = "+";
+        }
+        Ok(())
     }
+}
+
+/// A rule that acts on choices.
+struct ActiveRule {
+    name: &'static str,
+    /// Whether it also acts in prefill.
+    all: bool,
+    rule: Box<dyn MissRule>,
 }
 
 /// Ranks the experts, lets a strategy mark some where it applies, and returns those.
@@ -230,27 +279,35 @@ struct StrategyRouter {
     selector: Box<dyn Selector>,
     /// Whether the strategy also applies in prefill.
     all: bool,
+    rules: Vec<ActiveRule>,
     ranking: Ranking,
 }
 
 impl Router for StrategyRouter {
     fn supports(&self, gate: &Gate) -> Result<(), PolicyError> {
-        match self.selector.gate_error(gate) {
-            Some(problem) => Err(PolicyError::Unsuitable { name: self.name, problem }),
-            None => Ok(()),
+        let of_rules = self.rules.iter().map(|active| (active.name, active.rule.gate_error(gate)));
+        for (name, problem) in std::iter::once((self.name, self.selector.gate_error(gate))).chain(of_rules) {
+            if let Some(problem) = problem {
+                return Err(PolicyError::Unsuitable { name, problem });
+            }
         }
+        Ok(())
     }
 
-    fn choose(&mut self, input: &RouterInput, residency: &dyn Residency, out: &mut Vec<ExpertId>) {
+    fn choose(&mut self, input: &RouterInput, residency: &dyn Residency, out: &mut ExpertChoice) {
         self.ranking.rank(input.gate, input.logits);
         self.selector.observe(input.row, input.gate, &self.ranking);
+        let present = |expert: usize| residency.presence(input.row.expert(expert)) != Presence::Absent;
         if input.decode || self.all {
-            let present = |expert: usize| residency.presence(input.row.expert(expert)) != Presence::Absent;
             self.selector.select(input, &mut self.ranking, &present);
         } else {
             self.ranking.mark_first(input.gate.top_k);
         }
-        self.ranking.marked(out);
+        self.ranking.marked(&mut out.experts);
+        out.weigh(input.gate, input.logits);
+        for active in self.rules.iter_mut().filter(|active| input.decode || active.all) {
+            active.rule.apply(input, &self.ranking, &present, out);
+        }
     }
 
     fn report(&self) -> RouterReport {
@@ -269,18 +326,34 @@ const PHASE: Knob = Knob {
 /// The option that always keeps the best experts, whatever the cache holds.
 const KEEP: Knob = Knob {
     name: "j",
-    about: "how many of the best experts are always chosen",
+    about: "how many of the best experts are always chosen; none where the model chooses one expert",
     domain: Domain::Count(0..=u16::MAX as u64),
-    default: Some("0"),
+    default: Some("1"),
 };
 
 /// How many of the best experts are always chosen where nothing else is asked for: one, if the model chooses several.
 pub fn kept_experts(top_k: usize) -> usize {
-    usize::from(top_k > 1)
+    Keep(1).of(top_k)
 }
 
-fn keep(options: &SpecOptions) -> usize {
-    options.count("j").expect("it has a default") as usize
+/// How many of the best experts are always chosen.
+#[derive(Clone, Copy)]
+struct Keep(usize);
+
+impl Keep {
+    fn new(options: &SpecOptions) -> Self {
+        Keep(options.count("j").expect("it has a default") as usize)
+    }
+
+    /// The number for a model that chooses `top_k`. Keeping the only one would never change a choice.
+    fn of(self, top_k: usize) -> usize {
+        if top_k > 1 { self.0 } else { 0 }
+    }
+
+    /// An error if the gate chooses fewer.
+    fn gate_error(self, gate: &Gate) -> Option<String> {
+        exceeds_top_k("j", self.of(gate.top_k), gate)
+    }
 }
 
 /// An error if the gate chooses fewer experts than rank `rank`.

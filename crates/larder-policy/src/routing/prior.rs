@@ -4,7 +4,7 @@ use larder_core::{Gate, MoeRow, Score};
 
 use super::budget::Account;
 use super::closed_loop::ClosedLoop;
-use super::{KEEP, PHASE, Ranking, RouterInput, RouterReport, Selector, Strategy, StrategyInputs, exceeds_top_k, keep};
+use super::{KEEP, Keep, PHASE, Ranking, RouterInput, RouterReport, Selector, Strategy, StrategyInputs};
 use crate::PolicyError;
 use crate::spec::{Domain, Knob, SpecOptions};
 
@@ -62,7 +62,7 @@ fn make(options: &SpecOptions, inputs: &StrategyInputs) -> Result<Box<dyn Select
 /// Equations 9 and 10 of "Mixture of Cache-Conditional Experts".
 pub(super) struct Prior {
     delta: DeltaSource,
-    keep: usize,
+    keep: Keep,
     /// For each row, the number of tokens and the mean of their Δ.
     seen: Vec<(u64, f64)>,
     keys: Vec<(f64, u16)>,
@@ -93,11 +93,11 @@ impl Prior {
             }
             _ => DeltaSource::Running,
         };
-        Ok(Prior { delta, keep: keep(options), seen: vec![(0, 0.0); inputs.rows], keys: Vec::new() })
+        Ok(Prior { delta, keep: Keep::new(options), seen: vec![(0, 0.0); inputs.rows], keys: Vec::new() })
     }
 
     pub fn gate_error(&self, gate: &Gate) -> Option<String> {
-        exceeds_top_k("j", self.keep, gate)
+        self.keep.gate_error(gate)
     }
 
     /// Adds a token to its row's mean spread.
@@ -115,10 +115,10 @@ impl Prior {
             DeltaSource::Token => spread(input.gate, ranking),
             DeltaSource::Calibrated(deltas) => deltas[input.row.index()],
         };
-        let bonus = lambda * delta;
+        let (bonus, keep) = (lambda * delta, self.keep.of(input.gate.top_k));
         self.keys.clear();
         for (rank, expert) in ranking.order().enumerate() {
-            let promoted = bonus > 0.0 && (rank < self.keep || (ranking.is_eligible(expert) && present(expert)));
+            let promoted = bonus > 0.0 && (rank < keep || (ranking.is_eligible(expert) && present(expert)));
             let key = key(input.gate, ranking.values()[expert]);
             self.keys.push((if promoted { key + bonus } else { key }, expert as u16));
         }

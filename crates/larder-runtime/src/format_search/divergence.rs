@@ -7,6 +7,7 @@ use std::thread;
 
 use anyhow::{Context, Result};
 use larder_core::open_regular_with;
+use larder_engine::log_sum_exp;
 
 /// The distributions of the next token at each position of a text, in a file without a name.
 pub struct Distributions {
@@ -78,12 +79,6 @@ fn kl(own: &[[u8; 4]], logits: &[f32]) -> f64 {
         if probability > 0.0 { probability * (own - (f64::from(*logit) - total)) } else { 0.0 }
     };
     own.iter().zip(logits).map(term).sum()
-}
-
-/// The logarithm of the sum of the exponentials.
-fn log_sum_exp(logits: &[f32]) -> f64 {
-    let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    logits.iter().map(|l| (f64::from(*l) - largest).exp()).sum::<f64>().ln() + largest
 }
 
 #[cfg(test)]

@@ -192,6 +192,11 @@ impl Store {
         self.resident.checksum(name)
     }
 
+    /// The shards of the smaller copies of all experts, if the store has them.
+    pub fn small_shards(&self) -> Option<&ShardSet> {
+        self.small_experts.as_ref()
+    }
+
     /// The second, smaller copies of all experts, if the store has them.
     pub fn small_experts(&self) -> Option<&dyn ExpertSource> {
         self.small_experts.as_ref().map(|set| set as &dyn ExpertSource)
@@ -248,12 +253,16 @@ impl Store {
         self.experts.check_segment(layer, expert, segment, bytes)
     }
 
-    /// The shards of all experts, layer by layer, for a reader; on two drives if the store has a second folder.
+    /// The shards of all experts, layer by layer, and then those of their smaller copies, for a reader; on two drives if the store has a second folder.
     pub fn shard_files(&self) -> Result<ShardFiles> {
-        let experts = &self.experts;
-        let on = |root| experts.shards().map(move |shard| (experts.path_on(root, &shard), shard.file_bytes as u64));
-        let files: Vec<_> = (0..experts.roots().len()).flat_map(on).collect();
-        let drives = Drives::new(experts.roots().to_vec(), experts.held().to_vec(), self.log.clone());
+        let sets = || std::iter::once(&self.experts).chain(&self.small_experts);
+        let roots = self.experts.roots();
+        let of = |root, set: &ShardSet| -> Vec<_> {
+            set.shards().map(|shard| (set.path_on(root, &shard), shard.file_bytes as u64)).collect()
+        };
+        let files: Vec<_> = (0..roots.len()).flat_map(|root| sets().flat_map(move |set| of(root, set))).collect();
+        let held = sets().flat_map(|set| set.held().iter().copied()).collect();
+        let drives = Drives::new(roots.to_vec(), held, self.log.clone());
         Ok(ShardFiles::on_drives(drives, move |file| files[file].clone())?.watched(self.presence.clone()))
     }
 

@@ -80,8 +80,9 @@ pub fn run(args: ChatArgs) -> Result<()> {
     conversation.system = args.system.or(conversation.system);
     engine.experts.new_sequence();
     let drafting = engine.drafting();
+    let meter = engine.loss_meter().clone();
     let session = Session::resume(&engine.decoder, &mut engine.experts, sequence);
-    let session = session.with_prefill_tokens(engine.prefill_tokens);
+    let session = session.with_prefill_tokens(engine.prefill_tokens).with_meter(meter);
     let mut chat = ChatSession {
         sequence: ChatSequence::new(session, &text, &generation.eos, stop, context)
             .speculating(drafting)
@@ -257,6 +258,7 @@ impl ChatSession<'_> {
             self.output.note(&format!("{footer}, context {} of {context}", session.tokens().len()));
             if let Some(quality) = &answer.quality {
                 self.output.note(&print::quality(&self.settings.routing.to_string(), quality));
+                self.output.note(&print::output_loss(&answer.loss, answer.written.time));
                 if self.costs.is_some() {
                     self.print_cost();
                 }

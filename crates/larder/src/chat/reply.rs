@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use larder_cache::Traffic;
 use larder_engine::{
-    ChatFormat, ContextFull, DialogueTurns, Drafting, FinishReason, Listener, OutputParser, OutputPart, Request,
-    Routing, Sampler, Session, StepStats, StopMatcher, TokenInput, Tokenizer, answer_room, generate, kept_tokens,
+    ChatFormat, ContextFull, DialogueTurns, Drafting, FinishReason, Listener, OutputLoss, OutputParser, OutputPart,
+    Request, Routing, Sampler, Session, StepStats, StopMatcher, TokenInput, Tokenizer, answer_room, generate,
+    kept_tokens,
 };
 use larder_model::{LogitsFor, ModelError, Tap};
 use larder_policy::routing::quality::Quality;
@@ -72,6 +73,8 @@ pub struct Reply {
     pub written: Totals,
     /// Quality of the routing of prompt and answer; `None` for the model's own.
     pub quality: Option<Quality>,
+    /// Of how many of its tokens the loss was measured, and what it is.
+    pub loss: OutputLoss,
     /// Whether standard output was closed.
     pub closed: bool,
 }
@@ -138,6 +141,7 @@ impl<'a> ChatSequence<'a> {
         };
         let reused = self.rewind_to(&tokens);
         let (before, quality_before) = (self.traffic(), self.quality().unwrap_or_default());
+        let loss_before = self.session.output_loss();
         let start = Instant::now();
         let Some(last) = self.prefill_pieces(&tokens[self.session.tokens().len()..], interrupt)? else {
             return Ok(None);
@@ -186,9 +190,10 @@ impl<'a> ChatSequence<'a> {
             ..Totals::default()
         };
         let quality = self.quality().map(|quality| quality - quality_before);
+        let loss = self.session.output_loss() - loss_before;
         self.transcript = Some(transcript(tokenizer, tokens, prompt_text, made.ids, self.eos));
         let (finish, shifts) = (made.finish, made.shifts);
-        Ok(Some(Reply { message, finish, dropped, shifts, reused, ttft, prompt, written, quality, closed }))
+        Ok(Some(Reply { message, finish, dropped, shifts, reused, ttft, prompt, written, quality, loss, closed }))
     }
 
     /// Cache traffic so far.

@@ -275,7 +275,7 @@ mod tests {
             max_tokens: None,
             context_full: ContextFull::DropTurns,
             routing: "original".parse().unwrap(),
-            standard_prior: RoutingSpec::standard_prior(4),
+            standard_prior: RoutingSpec::standard_prior(),
             eviction: "lru".parse().unwrap(),
             thinking: ThinkingFlag::Dim,
             footer: true,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use larder_cache::CacheScope;
-use larder_engine::Speculation;
+use larder_engine::{MEASURE_EVERY, Speculation};
 use larder_model::KvFormat;
 use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
@@ -221,9 +221,28 @@ pub enum HotSetFlag {
 #[command(next_help_heading = heading::ROUTING)]
 pub struct RoutingFlags {
     /// Routing strategy: original, or one that prefers cached experts and may change the text: prior:lambda=0.2,
-    /// prior:budget=0.01, max-rank:m=8, cumsum:p=0.9, prune:h=4
+    /// prior:budget=0.01, max-rank:m=8, cumsum:p=0.9, prune:h=4; and rules for experts that are not in memory, alone or joined by +:
+    /// light:tau=0.05 leaves those of little weight out, shelf:tau=0.15 reads their smaller copies
     #[arg(long = "routing", value_name = "STRATEGY", id = "routing", default_value = "original")]
     pub strategy: RoutingSpec,
+    #[command(flatten)]
+    pub measure: MeasureFlag,
+}
+
+/// How often the loss of outputs is measured.
+#[derive(Args, Clone)]
+#[command(next_help_heading = heading::ROUTING)]
+pub struct MeasureFlag {
+    /// Under a strategy that may change the text: decode one token in N a second time exactly, and print how far its output is
+    /// from the model's own
+    #[arg(long, value_name = "N", default_value_t = MEASURE_EVERY, value_parser = clap::value_parser!(u32).range(1..))]
+    pub measure_every: u32,
+}
+
+impl Default for MeasureFlag {
+    fn default() -> Self {
+        MeasureFlag { measure_every: MEASURE_EVERY }
+    }
 }
 
 /// Recording a trace.

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::engine::{CpuOnlyFlags, FixedRoutingFlags};
+use larder_policy::routing::RoutingSpec;
+
+use super::engine::{CpuOnlyFlags, FixedRoutingFlags, MeasureFlag};
 use super::output::{OutputFile, ReplaceFlag};
 use super::{EngineFlags, at_least_one, heading};
 use crate::models::default_model;
@@ -233,6 +235,8 @@ pub struct EvalSweepArgs {
     pub sizes: Vec<usize>,
     #[command(flatten)]
     pub grid: GridFlags,
+    #[command(flatten)]
+    pub measure: MeasureFlag,
     /// Mark strategies that raise perplexity by more than this share
     #[arg(long, value_name = "SHARE", default_value_t = 0.01, value_parser = parse_share, help_heading = heading::OUTPUT)]
     pub max_loss: f64,
@@ -283,6 +287,9 @@ pub struct GridFlags {
     /// Values of H for prune
     #[arg(long, value_name = "H,H", value_delimiter = ',')]
     pub prune: Vec<String>,
+    /// Any other strategy, with rules for missing experts, as --routing takes it: prior:lambda=0.03+light:tau=0.05 (may be repeated)
+    #[arg(long, value_name = "STRATEGY")]
+    pub strategy: Vec<RoutingSpec>,
     /// Number of best experts that prior, max-rank and cumsum always keep (default: 1, or 0 if the model chooses one)
     #[arg(long, value_name = "J")]
     pub keep: Option<usize>,

@@ -140,8 +140,9 @@ pub struct ConvertArgs {
     pub imatrix: Option<PathBuf>,
     #[command(flatten)]
     pub bits: bits::BitsFlags,
-    /// Also write a second, smaller copy of every expert, in this format
-    #[arg(long, value_name = "FORMAT")]
+    /// Also write a second, smaller copy of every expert, in this format: --routing shelf:tau=… reads it for missing experts of
+    /// little weight
+    #[arg(long = "shelf", alias = "small-copy", value_name = "FORMAT")]
     pub small_copy: Option<NumberFormat>,
     /// Also write a second copy of every expert to FOLDER, on another drive: reads go to both drives, and one may fail. With a
     /// store that is finished, only what is missing there is copied

@@ -31,6 +31,7 @@ impl EngineFlags {
             prefill_tokens: performance.prefill_tokens,
             cache: cache_options(size, cache, place, performance),
             routing: routing.strategy.clone(),
+            measure_every: routing.measure.measure_every,
             trace: trace_options(record),
             compute: self.compute_options(),
             device: place.device.options(),
@@ -165,6 +166,7 @@ mod tests {
         );
         assert_eq!(found.cache.check_reads, default.cache.check_reads);
         assert_eq!(found.routing.to_string(), default.routing.to_string());
+        assert_eq!(found.measure_every, default.measure_every);
         assert_eq!(found.device.kind, default.device.kind);
         assert_eq!((found.compute.threads, found.compute.kv), (default.compute.threads, default.compute.kv));
         assert!(found.trace.is_none() && !found.uses_edge());

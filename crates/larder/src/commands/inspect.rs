@@ -135,7 +135,7 @@ impl Found {
         }
         if let Some((kinds, bytes)) = &self.small_copy {
             let (bytes, kinds) = (print::bytes(*bytes as u64), kinds.join("; "));
-            facts.push(row("small copy", format!("{bytes} ({kinds}) of every expert; not used yet")));
+            facts.push(row("small copy", format!("{bytes} ({kinds}) of every expert; read by --routing shelf")));
         }
         if let Some((division, folder)) = &self.second {
             let share = if *division == "mirror" { "a copy of every expert" } else { "every other expert" };

@@ -51,7 +51,10 @@ pub fn run(args: RunArgs) -> Result<()> {
     match (args.json, closed) {
         (true, _) => println!("{}", {
             let mut report = report(&all, prompt.len(), &written, &telemetry, streaming, plan);
-            report["routing"] = engine.experts.routing().map_or(Value::Null, print::routing);
+            report["routing"] = engine
+                .experts
+                .routing()
+                .map_or(Value::Null, |routing| print::routing(routing, &engine.loss_meter().loss()));
             report["capacity"] = engine.experts.capacity_changes().map_or(Value::Null, |changes| changes.json());
             if let Some((name, _, others)) = engine.experts.offload_report() {
                 report[name] = others;
@@ -67,6 +70,7 @@ pub fn run(args: RunArgs) -> Result<()> {
             eprintln!("{}", footer(prompt.len(), &written, &telemetry, streaming));
             if let Some(quality) = routing {
                 eprintln!("[{}]", print::quality(&args.engine.routing.strategy.to_string(), &quality));
+                eprintln!("[{}]", print::output_loss(&engine.loss_meter().loss(), written.decode_time));
             }
             if let Some(changes) = engine.experts.capacity_changes() {
                 eprintln!("[{changes}]");

@@ -56,14 +56,27 @@ pub struct Cache {
     /// Empty between visits.
     fronts: Vec<SlotIndex>,
     /// Experts of the next layer to read ahead of its visit, likeliest first.
-    ahead: VecDeque<ExpertKey>,
+    ahead: VecDeque<(ExpertKey, AheadKind)>,
     hot: HotReads,
     resized: Resized,
     waited: Duration,
     computed: Duration,
+    /// Smaller copies that were read.
+    small_reads: u64,
+    /// Bytes of the reads of visits beside.
+    beside_bytes: u64,
     reads_ahead: ReadsAhead,
-    /// Whether the experts to read ahead are known to be wanted.
-    ahead_is_certain: bool,
+}
+
+/// How sure it is that experts that are read ahead of a visit are wanted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum AheadKind {
+    /// Many tokens of a prompt will probably choose them: they are read behind all reads of the visit before.
+    Likely,
+    /// They will be used: they are read at once.
+    Certain,
+    /// One token may choose them: they are read while no demand read is in flight.
+    Predicted,
 }
 
 /// The most pass-through slots: experts of a few megabytes each, whose reads keep an SSD busy while a layer's attention is
@@ -114,8 +127,9 @@ impl Cache {
             resized: Resized::default(),
             waited: Duration::ZERO,
             computed: Duration::ZERO,
+            small_reads: 0,
+            beside_bytes: 0,
             reads_ahead: ReadsAhead::default(),
-            ahead_is_certain: false,
         }
     }
 
@@ -125,6 +139,8 @@ impl Cache {
             counts: self.ledger.counts(),
             demand_bytes: self.filler.demand_bytes,
             prefetch_bytes: self.filler.prefetch_bytes,
+            small_reads: self.small_reads,
+            beside_bytes: self.beside_bytes,
             waited: self.waited,
             computed: self.computed,
             checked: self.filler.checked,
@@ -161,8 +177,10 @@ impl Cache {
         self.ledger.begin(&choice);
         let mut assignment = std::mem::take(&mut self.assignment);
         self.ledger.open(row, choice.wanted, &mut assignment);
-        self.ahead.retain(|expert| expert.row != row);
-        let unwanted = self.pass_through.discard(|expert| expert.row == row && assignment.misses(expert.expert));
+        self.ahead.retain(|(expert, _)| expert.row != row);
+        let small = self.filler.small_row(layer);
+        let is_wanted = |expert: ExpertKey| expert.row == row && assignment.misses(expert.expert);
+        let unwanted = self.pass_through.discard(|expert| Some(expert.row) == small || is_wanted(expert));
         self.reads_ahead.unused += unwanted as u64;
         let outcome = LayerVisit::new(self, layer, row, &assignment).serve(compute, meanwhile);
         self.ledger.close(row, &mut assignment);
@@ -172,20 +190,106 @@ impl Cache {
         outcome
     }
 
+    /// Smaller copies of some experts of `layer`, which [`visit_small`](Self::visit_small) will use, are read as soon as the reads of the
+    /// visit before have begun. Nothing may call this unless the cache [has](Self::has_small) such copies.
+    pub fn read_small(&mut self, layer: LayerIdx, experts: impl IntoIterator<Item = ExpertId>) {
+        let row = self.filler.small_row(layer).expect("the store has smaller copies");
+        for expert in experts {
+            self.ahead.push_front((row.key(expert), AheadKind::Likely));
+        }
+    }
+
+    /// The layout of the smaller copies of the experts of `layer`, if there are any.
+    pub fn small_layout(&self, layer: LayerIdx) -> Option<&ExpertLayout> {
+        self.filler.small_row(layer).map(|row| self.filler.layout_of_row(row))
+    }
+
+    /// Whether smaller copies of experts can be used.
+    pub fn has_small(&self) -> bool {
+        self.filler.has_small() && self.has_pass_through()
+    }
+
+    /// Hands the smaller copy of each of `wanted` to `compute`, as [`visit`](Self::visit) does with experts. They pass through: none
+    /// becomes resident.
+    pub fn visit_small(
+        &mut self,
+        layer: LayerIdx,
+        wanted: &[WantedExpert],
+        compute: ComputeFn,
+        meanwhile: &dyn Fn(),
+    ) -> Result<(), CacheError> {
+        let row = self.filler.small_row(layer).expect("the store has smaller copies");
+        self.chosen.set(wanted);
+        let mut assignment = std::mem::take(&mut self.assignment);
+        assignment.pass_all(self.chosen.choice(row, &[]).wanted);
+        self.ahead.retain(|(expert, _)| expert.row != row);
+        if !self.pass_through.has_free() {
+            self.reads_ahead.unused += self.pass_through.discard(|expert| expert.row == row) as u64;
+        }
+        self.small_reads += wanted.len() as u64;
+        let outcome = LayerVisit::new(self, layer, row, &assignment).serve(compute, meanwhile);
+        self.assignment = assignment;
+        outcome
+    }
+
+    /// Whether experts can be used that are not resident and do not become so; see [`visit_beside`](Self::visit_beside).
+    pub fn has_pass_through(&self) -> bool {
+        self.pass_through.len() > 0
+    }
+
+    /// As [`visit`](Self::visit), but nothing is left behind: experts that are not resident pass through, the policies learn nothing of
+    /// it, and the bytes that are read for it are counted apart.
+    ///
+    /// The caller guarantees a [pass-through slot](Self::has_pass_through).
+    pub fn visit_beside(
+        &mut self,
+        layer: LayerIdx,
+        wanted: &[WantedExpert],
+        compute: ComputeFn,
+        meanwhile: &dyn Fn(),
+    ) -> Result<(), CacheError> {
+        let row = self.row(layer);
+        self.settle_hot();
+        self.filler.set_prefetch_queue(VecDeque::new());
+        self.ahead.clear();
+        self.reads_ahead.unused += self.pass_through.discard(|_| false) as u64;
+        self.chosen.set(wanted);
+        let mut assignment = std::mem::take(&mut self.assignment);
+        self.ledger.look_up(row, self.chosen.choice(row, &[]).wanted, &mut assignment);
+        let before = (self.filler.demand_bytes, self.waited, self.computed);
+        let outcome = LayerVisit::new(self, layer, row, &assignment).serve(compute, meanwhile);
+        self.beside_bytes += self.filler.demand_bytes - before.0;
+        (self.filler.demand_bytes, self.waited, self.computed) = before;
+        self.assignment = assignment;
+        outcome
+    }
+
     /// The experts, of all that `layer` will probably want, that are read ahead of its visit, likeliest first. They wait in
     /// pass-through slots, so nothing is evicted for them. Their reads begin when those of the layer before have.
     pub fn read_ahead(&mut self, layer: LayerIdx, experts: impl IntoIterator<Item = ExpertId>) {
+        self.set_ahead(layer, experts, AheadKind::Likely);
+    }
+
+    /// The best `limit` of these experts, which one token of `layer` may choose, are read ahead as in [`read_ahead`](Self::read_ahead), but
+    /// only while no demand read is in flight. Other than a [`hint`](ExpertCache::hint), this changes neither what is resident nor
+    /// what is evicted, so a routing strategy that looks at residency chooses as without.
+    pub fn read_predicted(&mut self, layer: LayerIdx, experts: &[ExpertId], limit: usize) {
+        let row = self.row(layer);
+        let absent = experts.iter().copied().filter(|expert| self.ledger.is_absent(row.key(*expert)));
+        let absent: Vec<ExpertId> = absent.take(limit).collect();
+        self.set_ahead(layer, absent, AheadKind::Predicted);
+    }
+
+    fn set_ahead(&mut self, layer: LayerIdx, experts: impl IntoIterator<Item = ExpertId>, kind: AheadKind) {
         let row = self.row(layer);
         self.ahead.clear();
-        self.ahead.extend(experts.into_iter().map(|e| row.key(e)));
-        self.ahead_is_certain = false;
+        self.ahead.extend(experts.into_iter().map(|e| (row.key(e), kind)));
     }
 
     /// Begins to read experts that `layer` will want, as far as they find a pass-through slot, for a caller that knows that
     /// nothing else is to be read first.
     pub fn read_certain(&mut self, layer: LayerIdx, experts: impl IntoIterator<Item = ExpertId>) {
-        self.read_ahead(layer, experts);
-        self.ahead_is_certain = true;
+        self.set_ahead(layer, experts, AheadKind::Certain);
         self.begin_reads_ahead();
     }
 
@@ -200,16 +304,18 @@ impl Cache {
 
     /// Begins the reads ahead that find a pass-through slot.
     fn begin_reads_ahead(&mut self) {
-        while let Some(expert) = self.ahead.pop_front() {
-            if !self.ledger.is_absent(expert) || self.pass_through.holds(expert) {
+        while let Some((expert, kind)) = self.ahead.pop_front() {
+            let is_absent = self.filler.is_small(expert.row) || self.ledger.is_absent(expert);
+            if !is_absent || self.pass_through.holds(expert) {
                 continue;
             }
-            let Some(at) = self.pass_through.take(expert) else {
-                self.ahead.push_front(expert);
+            let may_begin = kind != AheadKind::Predicted || self.filler.is_idle();
+            let Some(at) = may_begin.then(|| self.pass_through.take(expert)).flatten() else {
+                self.ahead.push_front((expert, kind));
                 return;
             };
             self.reads_ahead.begun += 1;
-            self.reads_ahead.certain += u64::from(self.ahead_is_certain);
+            self.reads_ahead.certain += u64::from(kind == AheadKind::Certain);
             self.filler.prefetch(expert, at);
         }
     }

@@ -33,6 +33,16 @@ impl PassThrough {
         PassThrough { first, free: (first..end).rev().collect(), held: Vec::new() }
     }
 
+    /// Number of these slots.
+    pub fn len(&self) -> usize {
+        self.free.len() + self.held.len()
+    }
+
+    /// Whether a slot is free.
+    pub fn has_free(&self) -> bool {
+        !self.free.is_empty()
+    }
+
     /// Whether it is one of these slots.
     pub fn owns(&self, at: SlotIndex) -> bool {
         at >= self.first

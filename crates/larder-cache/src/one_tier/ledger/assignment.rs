@@ -57,6 +57,12 @@ impl SlotAssignment {
         with_slot.chain(self.misses.iter().map(|(expert, _)| *expert))
     }
 
+    /// Replaces it by misses that do not stay.
+    pub fn pass_all(&mut self, experts: &[usize]) {
+        self.clear();
+        self.misses.extend(experts.iter().map(|expert| (*expert, None)));
+    }
+
     /// Takes the slot of a miss away.
     pub(super) fn pass_through(&mut self, expert: usize) {
         let miss = self.misses.iter_mut().find(|(miss, _)| *miss == expert);

@@ -217,6 +217,20 @@ impl Ledger {
         }
     }
 
+    /// Where these experts are, written to `assignment` as by a visit in which absent experts get no slot. Policies and counts do not
+    /// know of it. The caller guarantees that no visit is open, that none is opened before the experts have been used, and reports
+    /// each expert in flight.
+    pub fn look_up(&self, row: MoeRow, wanted: &[usize], assignment: &mut SlotAssignment) {
+        assignment.clear();
+        for &expert in wanted {
+            match self.entries[self.index(row.expert(expert))].state {
+                State::Resident(slot) => assignment.hits.push((expert, slot as usize)),
+                State::Reading(slot) | State::Prefetching(slot) => assignment.in_flight.push((expert, slot as usize)),
+                State::Absent => assignment.misses.push((expert, None)),
+            }
+        }
+    }
+
     /// A slot to prefetch an absent expert into, if there is one and the open visit does not want the expert, which reads it
     /// itself. The caller reports the read like a miss.
     pub fn prefetch(&mut self, expert: ExpertKey) -> Option<SlotIndex> {

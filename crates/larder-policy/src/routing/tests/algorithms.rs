@@ -102,7 +102,7 @@ fn the_bonus_is_lambda_times_the_mean_range() {
     // Calibrated as 3 in these tests.
     assert_eq!(ids(choose("prior:lambda=0.7,delta=calibrated", &gate, &[1.0; EXPERTS], &present)), [0, 3]);
     let far = BTreeSet::from([2, 3]);
-    assert_eq!(ids(choose("prior:lambda=5", &gate, &logits, &far)), [2, 3]);
+    assert_eq!(ids(choose("prior:lambda=5,j=0", &gate, &logits, &far)), [2, 3]);
     assert_eq!(ids(choose("prior:lambda=5,j=1", &gate, &logits, &far)), [0, 2]);
 }
 
@@ -114,6 +114,18 @@ fn no_bonus_at_all_is_not_a_bonus_of_zero() {
 }
 
 #[test]
+fn the_best_expert_is_always_chosen_unless_it_is_the_only_one() {
+    let (logits, present) = (stairs(3.0), BTreeSet::from([2, 3]));
+    for spec in ["prior:lambda=9", "max-rank:m=4", "cumsum:p=1"] {
+        assert_eq!(ids(choose(spec, &raw(2), &logits, &present)), [0, 2], "{spec}");
+        assert_eq!(ids(choose(&format!("{spec},j=0"), &raw(2), &logits, &present)), [2, 3], "{spec}");
+        for one in [spec.to_owned(), format!("{spec},j=1")] {
+            assert_eq!(ids(choose(&one, &raw(1), &logits, &present)), [2], "{one} where one is chosen");
+        }
+    }
+}
+
+#[test]
 fn an_expert_in_flight_counts_as_present() {
     struct OnItsWay;
     impl Residency for OnItsWay {
@@ -121,18 +133,18 @@ fn an_expert_in_flight_counts_as_present() {
             if expert == MoeRow(0).expert(3) { Presence::InFlight } else { Presence::Absent }
         }
     }
-    let (gate, logits, mut out) = (raw(2), stairs(3.0), vec![]);
+    let (gate, logits, mut out) = (raw(2), stairs(3.0), ExpertChoice::default());
     let input = RouterInput { row: MoeRow(0), gate: &gate, logits: &logits, decode: true };
     router("prior:lambda=1").choose(&input, &OnItsWay, &mut out);
-    assert_eq!(ids(out), [0, 3]);
+    assert_eq!(ids(out.experts), [0, 3]);
 }
 
 #[test]
 fn prefill_only_with_phase_all() {
-    let (gate, logits, mut out) = (raw(2), stairs(3.0), vec![]);
+    let (gate, logits, mut out) = (raw(2), stairs(3.0), ExpertChoice::default());
     let input = RouterInput { row: MoeRow(0), gate: &gate, logits: &logits, decode: false };
     for (spec, want) in [("max-rank:m=4", [0, 1]), ("max-rank:m=4,phase=all", [0, 3])] {
         router(spec).choose(&input, &Residents(BTreeSet::from([3])), &mut out);
-        assert_eq!(ids(out.clone()), want, "{spec}");
+        assert_eq!(ids(out.experts.clone()), want, "{spec}");
     }
 }

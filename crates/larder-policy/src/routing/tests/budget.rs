@@ -39,7 +39,7 @@ fn the_budget_is_kept_at_every_moment_and_spent_in_the_end() {
 fn each_layer_has_a_budget_of_its_own() {
     let gate = Gate::softmax(EXPERTS, TOP_K, true);
     let mut router = "prior:budget=0.02".parse::<RoutingSpec>().unwrap().make(2, None).unwrap();
-    let (mut rng, mut out) = (Rng::with_stream(4, 0), vec![]);
+    let (mut rng, mut out) = (Rng::with_stream(4, 0), ExpertChoice::default());
     for _ in 0..1000 {
         for (row, scale) in [(0, 3.0), (1, 0.3)] {
             let (logits, present) = token(&mut rng, scale);

@@ -3,10 +3,11 @@
 mod algorithms;
 mod budget;
 mod gates;
+mod misses;
 
 use std::collections::BTreeSet;
 
-use larder_core::ExpertKey;
+use larder_core::{ExpertId, ExpertKey};
 use proptest::prelude::{Just, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
 use proptest::strategy::Strategy as Values;
 
@@ -31,11 +32,11 @@ fn router(spec: &str) -> Box<dyn Router> {
 }
 
 fn choose_with(router: &mut dyn Router, gate: &Gate, logits: &[f32], present: &BTreeSet<usize>) -> Vec<ExpertId> {
-    let mut out = vec![ExpertId(999)];
+    let mut out = ExpertChoice { experts: vec![ExpertId(999)], ..ExpertChoice::default() };
     let input = RouterInput { row: MoeRow(0), gate, logits, decode: true };
     router.supports(gate).unwrap();
     router.choose(&input, &Residents(present.clone()), &mut out);
-    out
+    out.experts
 }
 
 fn choose(spec: &str, gate: &Gate, logits: &[f32], present: &BTreeSet<usize>) -> Vec<ExpertId> {
@@ -107,17 +108,18 @@ proptest! {
             "cumsum:p=0".to_owned(),
             "cumsum:p=1e-30".to_owned(),
             format!("max-rank:m={k}"),
-            format!("max-rank:m={EXPERTS},j={k}"),
+            // A single expert is not kept.
+            format!("max-rank:m={},j={k}", if k > 1 { EXPERTS } else { 1 }),
             format!("prune:h={k}"),
         ];
         for spec in &neutral {
             prop_assert_eq!(&choose(spec, gate, &logits, &present), &own, "{} of {}", spec, name);
         }
         for spec in STRATEGIES.iter().flat_map(|s| examples(s.name, gate)).filter(|s| !s.contains("phase=all")) {
-            let mut out = vec![];
+            let mut out = ExpertChoice::default();
             let input = RouterInput { row: MoeRow(0), gate, logits: &logits, decode: false };
             router(&spec).choose(&input, &Residents(present.clone()), &mut out);
-            prop_assert_eq!(&out, &own, "{} in prefill", spec);
+            prop_assert_eq!(&out.experts, &own, "{} in prefill", spec);
         }
     }
 
@@ -212,14 +214,13 @@ fn names_are_distinct_and_specs_print_themselves() {
 #[test]
 fn lambda_keeps_the_other_options() {
     let spec = |routing: &str| routing.parse::<RoutingSpec>().unwrap();
-    let standard = RoutingSpec::standard_prior(4);
+    let standard = RoutingSpec::standard_prior();
     let routed = |lambda, before| spec(before).with_lambda(lambda, &standard).unwrap().to_string();
     assert_eq!(routed("0.3", "original"), "prior:lambda=0.3,j=1");
     assert_eq!(routed("0.3", "max-rank:m=8,j=2"), "prior:lambda=0.3,j=1");
     assert_eq!(routed("0.3", "prior:lambda=0.1,j=2,delta=running"), "prior:lambda=0.3,j=2");
-    assert_eq!(routed("0.3", "prior:budget=0.1,measure=mass"), "prior:lambda=0.3");
+    assert_eq!(routed("0.3", "prior:budget=0.1,measure=mass,j=0"), "prior:lambda=0.3,j=0");
     assert!(standard.with_lambda("x", &standard).is_err());
-    assert_eq!(RoutingSpec::standard_prior(1).to_string(), "prior:lambda=0");
-    assert_eq!(spec("prior:phase=all,lambda=1,delta=token").prior_settings().unwrap(), "delta=token,phase=all");
+    assert_eq!(spec("prior:phase=all,lambda=1,delta=token").prior_settings().unwrap(), "delta=token,j=1,phase=all");
     assert_eq!(spec("cumsum:p=0.5").prior_settings(), None);
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::{Result, bail};
 use larder_core::{ExpertId, Gate, Residency, Trace};
 use larder_engine::Routing;
-use larder_policy::routing::{Ranking, Router, RouterInput, RouterReport};
+use larder_policy::routing::{ExpertChoice, Ranking, Router, RouterInput, RouterReport};
 use larder_policy::spec::PolicyError;
 use larder_runtime::{InferenceEngine, OpenModel};
 
@@ -69,17 +69,19 @@ impl Router for TraceRouter {
         Ok(())
     }
 
-    fn choose(&mut self, input: &RouterInput, _: &dyn Residency, out: &mut Vec<ExpertId>) {
+    fn choose(&mut self, input: &RouterInput, _: &dyn Residency, out: &mut ExpertChoice) {
         if !input.decode {
             self.ranking.rank(input.gate, input.logits);
             (0..input.gate.top_k).for_each(|rank| self.ranking.mark(self.ranking.at(rank)));
-            return self.ranking.marked(out);
+            self.ranking.marked(&mut out.experts);
+            return out.weigh(input.gate, input.logits);
         }
         let row = input.row.0;
         let token = self.decoded[self.next[row]];
         self.next[row] = (self.next[row] + 1) % self.decoded.len();
-        out.clear();
-        out.extend(self.trace.chosen(token, row).iter().map(|expert| ExpertId(*expert)));
+        out.experts.clear();
+        out.experts.extend(self.trace.chosen(token, row).iter().map(|expert| ExpertId(*expert)));
+        out.weigh(input.gate, input.logits);
     }
 
     fn report(&self) -> RouterReport {

@@ -17,10 +17,7 @@ pub struct Trial {
 /// The model's own routing, and the strategies of the flags or, without any, a few of each family.
 pub fn trials(grid: &GridFlags, geometry: &Geometry) -> Result<Vec<Trial>> {
     let grid = if is_empty(grid) { default_grid(grid, geometry) } else { grid.clone() };
-    let keep = match grid.keep.unwrap_or(kept_experts(geometry.top_k)) {
-        0 => String::new(),
-        j => format!(",j={j}"),
-    };
+    let keep = format!(",j={}", grid.keep.unwrap_or(kept_experts(geometry.top_k)));
     let mut all = vec![trial("original", "original")?];
     for delta in &grid.delta {
         let (of, named) = match delta {
@@ -43,6 +40,12 @@ pub fn trials(grid: &GridFlags, geometry: &Geometry) -> Result<Vec<Trial>> {
     for h in &grid.prune {
         all.push(trial(&format!("prune:h={h}"), "prune")?);
     }
+    // Those of the same parts are a family, whatever their numbers.
+    for spec in &grid.strategy {
+        let text = spec.to_string();
+        let parts: Vec<&str> = text.split('+').map(|part| part.split(':').next().unwrap_or(part)).collect();
+        all.push(trial(&text, &parts.join("+"))?);
+    }
     Ok(all)
 }
 
@@ -51,8 +54,8 @@ fn trial(spec: &str, family: &str) -> Result<Trial> {
 }
 
 fn is_empty(grid: &GridFlags) -> bool {
-    let GridFlags { lambda, budget, max_rank, cumsum, prune, .. } = grid;
-    [lambda, budget, max_rank, cumsum, prune].into_iter().all(Vec::is_empty)
+    let GridFlags { lambda, budget, max_rank, cumsum, prune, strategy, .. } = grid;
+    strategy.is_empty() && [lambda, budget, max_rank, cumsum, prune].into_iter().all(Vec::is_empty)
 }
 
 fn default_grid(grid: &GridFlags, geometry: &Geometry) -> GridFlags {
@@ -93,7 +96,13 @@ mod tests {
         let all = specs(&grid, 8, 2);
         assert_eq!(all, ["original", "prior:lambda=0.1,j=1", "prior:lambda=0.1,j=1,delta=token"]);
         let plain = GridFlags { max_rank: vec!["4".into()], keep: Some(0), ..GridFlags::default() };
-        assert_eq!(specs(&plain, 8, 2), ["original", "max-rank:m=4"]);
+        assert_eq!(specs(&plain, 8, 2), ["original", "max-rank:m=4,j=0"]);
+        let strategy = vec!["prior:lambda=0.05+light:tau=0.1".parse().unwrap()];
+        let more =
+            GridFlags { strategy, lambda: vec!["1".into()], delta: vec![DeltaFlag::Running], ..GridFlags::default() };
+        assert_eq!(specs(&more, 8, 2), ["original", "prior:lambda=1,j=1", "prior:lambda=0.05+light:tau=0.1"]);
+        let families = trials(&more, &Geometry::narrow(1, [0], 8, 2)).unwrap();
+        assert_eq!(families[2].family, "prior+light");
     }
 
     #[test]

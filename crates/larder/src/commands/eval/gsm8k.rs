@@ -38,7 +38,7 @@ pub fn run(args: &Gsm8kArgs) -> Result<()> {
     let mut engine = InferenceEngine::start(&model, &args.engine.options(longest + args.max_tokens))?;
     warn_if_all_fit(&engine, &args.engine);
     let bar = progress::count("solving", "problems", asked.len() as u64);
-    let meter = Meter::new(&engine.experts);
+    let meter = Meter::new(&engine);
     let mut all = Vec::new();
     for (problem, prompt) in asked.iter().zip(&prompts) {
         all.push(solve(&mut engine, problem, prompt, &eos, &text, args.max_tokens)?);
@@ -46,7 +46,7 @@ pub fn run(args: &Gsm8kArgs) -> Result<()> {
     }
     bar.finish();
     let written: usize = all.iter().map(|s| s.tokens).sum();
-    let found = meter.finish(&engine.experts, prompts.iter().map(Vec::len).sum::<usize>() + written, Vec::new());
+    let found = meter.finish(&engine, prompts.iter().map(Vec::len).sum::<usize>() + written, Vec::new());
     engine.experts.write_trace("larder eval gsm8k")?;
     let right = all.iter().filter(|s| s.right).count();
     let share = wilson_interval(right, all.len());

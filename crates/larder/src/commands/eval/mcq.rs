@@ -40,10 +40,10 @@ pub fn run(args: &McqArgs) -> Result<()> {
     let piece = tokens_per_step(&args.step, &args.engine, engine.prefill_tokens);
     warn_if_all_fit(&engine, &args.engine);
     let bar = bar(lengths().sum());
-    let meter = Meter::new(&engine.experts);
+    let meter = Meter::new(&engine);
     let marks = subjects.iter().map(|s| ask(&mut engine, s, piece, &bar)).collect::<Result<Vec<Score>>>()?;
     bar.finish();
-    let found = meter.finish(&engine.experts, lengths().sum(), Vec::new());
+    let found = meter.finish(&engine, lengths().sum(), Vec::new());
     engine.experts.write_trace("larder eval mcq")?;
     let (right, asked) = marks.iter().fold((0, 0), |(r, a), m| (r + m.right, a + m.asked));
     let all = Score { name: "all".into(), right, asked };

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use larder_cache::Traffic;
-use larder_engine::{Routing, Session};
+use larder_engine::{OutputLoss, Routing, Session};
 use larder_lab::eval::{ChunkScore, score};
 use larder_model::{ModelError, Tap};
 use larder_policy::routing::quality::Quality;
@@ -54,25 +54,30 @@ pub struct Measurement {
     pub traffic: Option<Traffic>,
     /// Distance from the model's own routing, if the strategy can differ from it.
     pub quality: Option<Quality>,
+    /// Distance of the outputs from exact ones.
+    pub loss: OutputLoss,
 }
 
 /// Measures time and traffic from its creation on.
 pub struct Meter {
     start: Instant,
     traffic: Option<Traffic>,
+    loss: OutputLoss,
 }
 
 impl Meter {
     /// Starts measuring.
-    pub fn new(experts: &EngineExperts) -> Self {
-        Meter { start: Instant::now(), traffic: experts.traffic() }
+    pub fn new(engine: &InferenceEngine) -> Self {
+        Meter { start: Instant::now(), traffic: engine.experts.traffic(), loss: engine.loss_meter().loss() }
     }
 
     /// Time, traffic and quality since [`Self::new`].
-    pub fn finish(self, experts: &EngineExperts, tokens: usize, chunks: Vec<ChunkScore>) -> Measurement {
+    pub fn finish(self, engine: &InferenceEngine, tokens: usize, chunks: Vec<ChunkScore>) -> Measurement {
+        let experts = &engine.experts;
+        let loss = engine.loss_meter().loss() - self.loss;
         let traffic = experts.traffic().zip(self.traffic).map(|(now, then)| now - then);
         let quality = experts.routing().and_then(Routing::quality);
-        Measurement { chunks, tokens, time: self.start.elapsed(), traffic, quality }
+        Measurement { chunks, tokens, time: self.start.elapsed(), traffic, quality, loss }
     }
 }
 
@@ -84,14 +89,14 @@ pub fn read_all(
     tap: &mut dyn Tap,
     bar: &Bar,
 ) -> Result<Measurement> {
-    let meter = Meter::new(&engine.experts);
+    let meter = Meter::new(engine);
     let (mut tokens, mut chunks) = (0, Vec::new());
     for chunk in passage.chunks() {
         let scored = score_chunk(&mut engine.session(), chunk, piece, tap, bar)?;
         tokens += scored.tokens;
         chunks.push(scored);
     }
-    Ok(meter.finish(&engine.experts, tokens, chunks))
+    Ok(meter.finish(engine, tokens, chunks))
 }
 
 fn score_chunk(
@@ -130,6 +135,7 @@ impl Measurement {
         };
         if let Some(quality) = self.quality.filter(|q| q.choices > 0) {
             out += &format!("routing: {}\n", print::quality(routing, &quality));
+            out += &format!("{}\n", print::output_loss(&self.loss, self.time));
         }
         out
     }
@@ -150,7 +156,7 @@ impl Measurement {
             "seconds": self.time.as_secs_f64(),
             "tokens_per_second": self.rate(),
             "cache": cache,
-            "routing": routing.map_or(Value::Null, print::routing),
+            "routing": routing.map_or(Value::Null, |routing| print::routing(routing, &self.loss)),
         })
     }
 }

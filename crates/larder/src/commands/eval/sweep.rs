@@ -11,6 +11,7 @@ use larder_lab::{InitialCache, ReportOrigin, replay};
 use larder_policy::eviction::{EvictionSpec, PolicyInputs, PolicyNeeds};
 use larder_policy::routing::RouterReport;
 use larder_runtime::{InferenceEngine, OpenModel};
+use larder_store::ExpertSource;
 
 use super::grid::{Trial, trials};
 use super::lambda_costs;
@@ -38,6 +39,7 @@ pub fn run(args: EvalSweepArgs) -> Result<()> {
     let passage = Passage::open(&model, &args.text)?;
     let mut flags = args.engine.full();
     flags.size.experts = sizes.iter().copied().max();
+    flags.routing.measure = args.measure.clone();
     let mut engine = InferenceEngine::start(&model, &flags.options(passage.chunk))?;
     // Check all strategies against the model now, and not after hours of measuring.
     trials.iter().try_for_each(|trial| engine.experts.set_routing_strategy(&trial.spec, &engine.decoder, &model))?;
@@ -47,7 +49,7 @@ pub fn run(args: EvalSweepArgs) -> Result<()> {
         for trial in &trials {
             engine.empty_cache(&model, slots)?;
             engine.experts.set_routing_strategy(&trial.spec, &engine.decoder, &model)?;
-            let (run, trace) = once(&mut engine, &args, trial, slots, &passage, &bar)?;
+            let (run, trace) = once(&mut engine, &model, &args, trial, slots, &passage, &bar)?;
             if trial.spec.is_lossless() {
                 optimum.push((
                     slots,
@@ -100,6 +102,7 @@ fn setup(args: &EvalSweepArgs, model: &OpenModel, passage: &Passage) -> Result<T
 /// Processes the passage one token per step, starting with an empty cache, and records a trace.
 fn once(
     engine: &mut InferenceEngine,
+    model: &OpenModel,
     args: &EvalSweepArgs,
     trial: &Trial,
     slots: usize,
@@ -108,33 +111,49 @@ fn once(
 ) -> Result<(RoutingRun, Trace)> {
     let with_logits = args.engine.cache.eviction.needs() == PolicyNeeds::Evictor;
     let mut recorder = Recorder::of_decoder(&engine.decoder, with_logits)?;
-    let meter = Meter::new(&engine.experts);
+    let meter = Meter::new(engine);
+    let loss_meter = engine.loss_meter().clone();
     let mut chunks: Vec<ChunkScore> = Vec::new();
     for chunk in passage.chunks() {
         recorder.new_sequence();
         engine.experts.new_sequence();
         let mut experts = RecordingPath::new(&mut engine.experts, &mut recorder);
-        let mut session = Session::new(&engine.decoder, &mut experts, chunk.len());
+        let session = Session::new(&engine.decoder, &mut experts, chunk.len());
+        let mut session = session.with_meter(loss_meter.clone());
         chunks.push(score(&mut session, chunk, 1, &mut (), &mut |n| bar.advance(n as u64))?);
     }
-    let found = meter.finish(&engine.experts, passage.tokens_read(), chunks);
+    let found = meter.finish(engine, passage.tokens_read(), chunks);
     let trace = recorder.into_trace()?;
-    let (misses, bytes) = found.traffic.map(|t| (t.counts.misses, t.bytes())).unwrap_or_default();
-    let lifetime = replayed(args, &engine.policy_inputs, &trace, &args.engine.cache.eviction, slots)?.lifetimes.mean();
+    let traffic = found.traffic.unwrap_or_default();
+    let misses = traffic.counts.misses as f64 + traffic.small_reads as f64 * small_share(model);
+    // A trace does not tell smaller copies from experts that took slots.
+    let lifetime = match traffic.small_reads {
+        0 => Some(replayed(args, &engine.policy_inputs, &trace, &args.engine.cache.eviction, slots)?.lifetimes.mean()),
+        _ => None,
+    };
     let report = engine.experts.routing().and_then(|routing| routing.report());
     let run = RoutingRun {
         routing: trial.spec.to_string(),
         family: trial.family.clone(),
         slots,
         misses,
-        bytes,
-        lifetime: Some(lifetime),
+        bytes: traffic.bytes(),
+        lifetime,
         tokens_per_second: found.rate(),
         quality: found.quality.unwrap_or_default(),
+        loss: found.loss,
         lambda: report.and_then(|report| mean_lambda(&report)),
         chunks: found.chunks,
     };
     Ok((run, trace))
+}
+
+/// The size of a smaller copy, as a share of an expert.
+fn small_share(model: &OpenModel) -> f64 {
+    let Some((store, small)) = model.store().and_then(|store| Some((store, store.small_shards()?))) else { return 0.0 };
+    let layers = &model.blueprint.geometry.moe_layers;
+    let bytes = |all: &dyn ExpertSource| layers.iter().map(|layer| all.layout(*layer).bytes).sum::<usize>() as f64;
+    bytes(small) / bytes(store.as_ref())
 }
 
 fn mean_lambda(report: &RouterReport) -> Option<f64> {
@@ -177,8 +196,21 @@ fn print_report(args: &EvalSweepArgs, found: &Tradeoffs) -> Result<()> {
 }
 
 fn table(found: &Tradeoffs, slots: usize) -> Vec<Vec<String>> {
-    let heads =
-        ["routing", "perplexity", "change", "misses", "per token", "lifetime", "tokens/s", "kept", "KL", "λ", ""];
+    let heads = [
+        "routing",
+        "perplexity",
+        "change",
+        "output KL",
+        "misses",
+        "per token",
+        "read",
+        "lifetime",
+        "tokens/s",
+        "kept",
+        "KL",
+        "λ",
+        "",
+    ];
     let mut rows = vec![heads.map(str::to_owned).to_vec()];
     for row in found.rows.iter().filter(|row| row.slots == slots) {
         let some = |n: Option<f64>, digits: usize| n.map_or_else(|| "-".to_owned(), |n| format!("{n:.digits$}"));
@@ -186,8 +218,10 @@ fn table(found: &Tradeoffs, slots: usize) -> Vec<Vec<String>> {
             row.routing.clone(),
             format!("{:.4}", row.perplexity.value),
             change_text(&row.loss),
+            some(row.output_kl, 4),
             format!("{:.2} %", 100.0 * row.miss_rate),
             format!("{:.2}", row.misses_per_token),
+            print::bytes(row.bytes_per_token as u64),
             some(row.lifetime, 1),
             format!("{:.1}", row.tokens_per_second),
             format!("{:.1} %", 100.0 * row.kept_mass),

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use larder_core::{LayerIdx, MoeRow, Presence};
-use larder_engine::{Drafting, LambdaCosts, Routing, SequenceOrigin, lambda_cost_note};
+use larder_engine::{Drafting, LambdaCosts, LossMeter, Routing, SequenceOrigin, lambda_cost_note};
 use larder_model::{Decoder, ExpertPath};
 use larder_policy::routing::RoutingSpec;
 use larder_runtime::{InferenceEngine, OpenModel};
@@ -73,7 +73,8 @@ impl larder_serve::Engine for ServedEngine {
             kl: quality.mean_kl(),
         });
         let (routing, lambda) = (self.routing.to_string(), self.routing.lambda());
-        EngineStatus { traffic: experts.traffic(), slots: experts.slots(), lambda, routing, quality }
+        let loss = self.engine.loss_meter().loss();
+        EngineStatus { traffic: experts.traffic(), slots: experts.slots(), lambda, routing, quality, loss }
     }
 
     fn set_routing(&mut self, change: &RoutingChange) -> Result<(), String> {
@@ -96,6 +97,10 @@ impl larder_serve::Engine for ServedEngine {
         let note = slots.and_then(|slots| lambda_cost_note(self.costs.as_ref(), &self.routing, slots));
         let note = note.map(|note| json!({"cost": note.cost, "warning": note.warning}));
         Map::from_iter([("lambda_costs".into(), measured.into()), ("lambda_cost".into(), note.into())])
+    }
+
+    fn loss_meter(&self) -> LossMeter {
+        self.engine.loss_meter().clone()
     }
 
     fn drafting(&self) -> Drafting {

@@ -1,0 +1,103 @@
+//! Smaller copies of experts, read in place of missing ones.
+
+use larder_cache::Traffic;
+use larder_core::{CacheScope, NumberFormat};
+use larder_engine::{CachedPath, LossMeter, Routing, Session, StreamingPath, TokenInput};
+use larder_policy::routing::RoutingSpec;
+use larder_store::reader::{FaultPlan, FaultTarget, MemoryReader, ReadFault};
+
+use crate::support::fixture;
+use crate::support::rig::{Model, TOKENS, model_with_shelf};
+
+fn shelved(name: &str) -> Model {
+    model_with_shelf(&fixture("golden").join(name), NumberFormat::Q8_0, NumberFormat::Q4_0)
+}
+
+fn path(model: &Model, slots: usize, spec: &str, prefetch: usize, memory: MemoryReader) -> StreamingPath {
+    let mut path = model.streaming(slots, CacheScope::Layer, prefetch, memory);
+    if spec != "original" {
+        let router =
+            spec.parse::<RoutingSpec>().unwrap().make(model.decoder.geometry().moe_layers.len(), None).unwrap();
+        path.set_routing(Routing::lossy(router));
+    }
+    path
+}
+
+fn decode(model: &Model, path: &mut StreamingPath, meter: &LossMeter) -> Vec<f32> {
+    let mut session = Session::new(&model.decoder, path, 100).with_meter(meter.clone());
+    let tokens = TOKENS.iter().chain(&TOKENS);
+    tokens.flat_map(|token| session.forward(&TokenInput::decode(&[*token]), &mut ()).unwrap()).collect()
+}
+
+#[test]
+fn smaller_copies_are_read_for_missing_experts_of_little_weight() {
+    for name in ["olmoe", "qwen3_moe", "deepseek_v3"] {
+        let model = shelved(name);
+        let k = model.decoder.geometry().top_k;
+        let small = larder_store::ExpertSource::layout(
+            model.store.small_shards().unwrap(),
+            model.decoder.geometry().moe_layers[0],
+        )
+        .bytes;
+        for slots in [1, k, k + 1] {
+            let run = |spec: &str, prefetch, queue| {
+                let meter = LossMeter::new(1, 1);
+                let mut path = path(&model, slots, spec, prefetch, model.memory().overtaken(3).capacity(queue));
+                let logits = decode(&model, &mut path, &meter);
+                (logits, path.traffic(), meter.loss())
+            };
+            let (own, traffic, _) = run("original", 0, 8);
+            // A threshold of 0, and none.
+            let (same, counted, loss) = run("shelf:tau=0", 0, 8);
+            assert!(same == own && counted.counts == traffic.counts && counted.small_reads == 0, "{name} {slots}");
+            assert_eq!((loss.kl, loss.measured), (0.0, 2 * TOKENS.len() as u64));
+            // Every missing expert is small: nothing is ever admitted.
+            let (all, traffic, loss) = run("shelf:tau=1000", 0, 8);
+            let Traffic { counts, small_reads, .. } = traffic;
+            assert_eq!((counts.misses, counts.wanted()), (0, 0), "{name} {slots}");
+            let tokens = 2 * TOKENS.len() as u64 * model.decoder.geometry().moe_layers.len() as u64;
+            assert_eq!(small_reads, tokens * k as u64, "{name} {slots}");
+            assert_eq!(traffic.bytes(), small_reads * small as u64);
+            assert!(loss.kl > 0.0 && all != own, "{name} {slots}: {loss:?}");
+            // Some of each; what is read, and when, does not change the text.
+            let spec = "prior:lambda=0.1+light:tau=0.05+shelf:tau=0.3";
+            let some = run(spec, 0, 8);
+            for (prefetch, queue) in [(0, 1), (2, 8), (1, 2)] {
+                let other = run(spec, prefetch, queue);
+                assert!(other.0 == some.0, "{name} {slots} {prefetch} {queue}");
+                assert_eq!((other.1.counts, other.1.small_reads), (some.1.counts, some.1.small_reads));
+            }
+            if slots > k {
+                assert!(some.1.small_reads > 0 && some.1.counts.misses > 0, "{name} {slots}: {:?}", some.1);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_damaged_smaller_copy_is_an_error_that_names_it() {
+    let model = shelved("olmoe");
+    let experts = model.decoder.geometry().expert_count();
+    let fault = |fault| FaultPlan { target: FaultTarget::Shard(experts + 2), fault, times: u64::MAX };
+    for kind in [ReadFault::Flipped(40), ReadFault::Gone] {
+        let FaultPlan { target, fault, times } = fault(kind);
+        let memory = model.memory().with_fault(target, fault, times);
+        let mut path = path(&model, 2, "shelf:tau=1000", 0, memory);
+        let mut session = Session::new(&model.decoder, &mut path, 100);
+        let mut failed = None;
+        for token in TOKENS.iter().chain(&TOKENS) {
+            if let Err(error) = session.forward(&TokenInput::decode(&[*token]), &mut ()) {
+                failed = Some(error.to_string());
+                break;
+            }
+        }
+        let error = failed.expect("some token chooses the expert");
+        assert!(error.contains("layer 0, expert 2"), "{error}");
+        if matches!(kind, ReadFault::Flipped(_)) {
+            assert!(error.contains("experts-small"), "{error}");
+        }
+        // The cache stays usable.
+        path.set_routing(Routing::default());
+        Session::new(&model.decoder, &mut path, 100).forward(&TokenInput::prompt(&TOKENS), &mut ()).unwrap();
+    }
+}
