@@ -118,6 +118,11 @@ impl LossMeter {
         self.meter().loss
     }
 
+    /// Forgets what was measured: another strategy is in use from now on.
+    pub fn restart(&self) {
+        self.meter().loss = OutputLoss::default();
+    }
+
     /// Counts a token that is about to be decoded, the one pending token of `sequence`. If it is to be measured, it is computed
     /// exactly, and is pending again; [`compare`](Self::compare) takes the result. Nothing happens where experts are computed exactly
     /// anyway.

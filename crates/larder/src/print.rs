@@ -21,6 +21,9 @@ pub fn quality(strategy: &str, quality: &Quality) -> String {
 
 /// How far the outputs of a strategy are from exact ones, as text; `time` is all that decoding took.
 pub fn output_loss(loss: &OutputLoss, time: Duration) -> String {
+    if loss.tokens == 0 {
+        return "output: not measured; tokens can be decoded twice where experts are read into main memory and not each has a slot".into();
+    }
     let failed = if loss.failed > 0 { format!("; {} could not be", loss.failed) } else { String::new() };
     let (Some(kl), Some(agreement)) = (loss.mean_kl(), loss.agreement()) else {
         return format!("output: not measured, none of {} tokens was decoded twice{failed}", loss.tokens);

@@ -124,7 +124,8 @@ fn a_replay_of_a_recorded_run_gives_the_engines_counts() {
             (2, CacheScope::Global, 0),
             (3, CacheScope::Global, 3),
         ] {
-            for strategy in ["original", "prior:lambda=0.5,phase=all", "prune:h=1,phase=all"] {
+            let light = "prior:lambda=0.1,phase=all+light:tau=0.2,phase=all,fill=resident";
+            for strategy in ["original", "prior:lambda=0.5,phase=all", "prune:h=1,phase=all", light] {
                 let of_pool = if scope == CacheScope::Global { slots * geometry.moe_layers.len() } else { slots };
                 let shape = CacheShape { scratch, ..CacheShape::new(geometry, of_pool, scope) };
                 let mut path = model.evicting(policy.name, &shape, 0, model.memory());

@@ -87,6 +87,7 @@ impl larder_serve::Engine for ServedEngine {
         let routing = routing.map_err(|error| error.to_string())?;
         let InferenceEngine { decoder, experts, .. } = &mut self.engine;
         experts.set_routing_strategy(&routing, decoder, &self.model).map_err(|error| format!("{error:#}"))?;
+        self.engine.loss_meter().restart();
         self.routing = routing;
         Ok(())
     }
