@@ -174,9 +174,9 @@ def eviction(lab: Lab, page: Page) -> None:
     page.add("## Eviction (papers: layered paging, figures 4 to 6; FlashMoE)")
     for scope, title in [("layer", "a pool for each layer"), ("global", "one pool for all layers")]:
         mine = [r for r in found["rows"] if r["scope"] == scope]
-        policies = [p for p in ("lru", "lfu", "arc", "lecar", "s3fifo", "llru", "lfru", "learned", "belady") if any(r["policy"] == p for r in mine)]
+        policies = [p for p in ("lru", "lfu", "lfu:keep", "arc", "lecar", "s3fifo", "llru", "lfru", "learned", "belady") if any(r["policy"] == p for r in mine)]
         line = {p: [(r["slots"], 100 * r["misses"] / r["wanted"]) for r in mine if r["policy"] == p] for p in policies}
-        shown = {"lru", "lfru", "s3fifo", "llru", "lfu", "learned", "belady"}
+        shown = {"lru", "lfru", "s3fifo", "llru", "lfu:keep", "learned", "belady"}
         page.chart(f"eviction-{scope}", f"Misses under original routing, {title}", "slots per layer, of 32", "misses, % of wanted experts",
                    [Series(p, line[p], dashed=p == "belady") for p in policies if p in shown])
         gap = lambda r: f"{100 * r['misses'] / r['wanted']:.1f} ({100 * r['gap_closed']['value']:.0f})" if r.get("gap_closed") and r["policy"] not in ("lru", "belady") else f"{100 * r['misses'] / r['wanted']:.1f}"

@@ -1,4 +1,4 @@
-//! Specs as users write them: a name with options, `name:key=value,key=value`.
+//! Specs as users write them: a name with options, `name:key=value,key=value`. A switch may be given by its key alone.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -78,7 +78,14 @@ pub enum Domain {
     Number(RangeInclusive<f64>),
     /// One of these words.
     Word(&'static [&'static str]),
+    /// `yes` or `no`; the key alone means `yes`.
+    Switch,
 }
+
+/// A switch that is on.
+const YES: &str = "yes";
+/// A switch that is off.
+const NO: &str = "no";
 
 impl Domain {
     fn holds(&self, value: &str) -> bool {
@@ -86,6 +93,7 @@ impl Domain {
             Domain::Count(range) => value.parse().is_ok_and(|n| range.contains(&n)),
             Domain::Number(range) => value.parse().is_ok_and(|n| range.contains(&n)),
             Domain::Word(words) => words.contains(&value),
+            Domain::Switch => [YES, NO].contains(&value),
         }
     }
 }
@@ -98,6 +106,7 @@ impl fmt::Display for Domain {
             Domain::Number(r) if *r.end() == f64::MAX => write!(f, "a number of at least {}", r.start()),
             Domain::Number(r) => write!(f, "a number from {} to {}", r.start(), r.end()),
             Domain::Word(words) => f.write_str(&words.join(" or ")),
+            Domain::Switch => write!(f, "{YES} or {NO}"),
         }
     }
 }
@@ -141,8 +150,11 @@ impl SpecOptions {
 
     fn add(&mut self, spec: &str, pair: &str) -> Result<(), PolicyError> {
         let wrong = |problem: String| PolicyError::InvalidOptions { spec: spec.to_owned(), problem };
-        let (key, value) =
-            pair.split_once('=').ok_or_else(|| wrong(format!("'{pair}' is not of the form key=value")))?;
+        let is_switch = |key| self.knobs.iter().any(|k| k.name == key && matches!(k.domain, Domain::Switch));
+        let (key, value) = match pair.split_once('=') {
+            None if is_switch(pair) => (pair, YES),
+            split => split.ok_or_else(|| wrong(format!("'{pair}' is not of the form key=value")))?,
+        };
         let knob = self.knobs.iter().find(|k| k.name == key).ok_or_else(|| PolicyError::UnknownOption {
             spec: spec.to_owned(),
             name: self.name,
@@ -179,6 +191,11 @@ impl SpecOptions {
         given.or_else(|| self.knobs.iter().find(|k| k.name == name).expect("an option of this row").default)
     }
 
+    /// Whether a switch is on; off if it is neither given nor has a default.
+    pub fn is_on(&self, name: &str) -> bool {
+        self.text(name) == Some(YES)
+    }
+
     /// The value of an option that has no sensible default; an error if it is not given.
     pub fn required<T>(&self, name: &str, value: Option<T>) -> Result<T, PolicyError> {
         value.ok_or_else(|| self.wrong(format!("option '{name}' is required, as in {}:{name}=…", self.name)))
@@ -195,7 +212,12 @@ impl fmt::Display for SpecOptions {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         f.write_str(self.name)?;
         for (i, (key, value)) in self.given.iter().enumerate() {
-            write!(f, "{}{key}={value}", if i == 0 { ':' } else { ',' })?;
+            let switch = self.knobs.iter().any(|k| k.name == *key && matches!(k.domain, Domain::Switch));
+            write!(f, "{}{key}", if i == 0 { ':' } else { ',' })?;
+            // The short form of a switch that is on, so that the spec has one spelling in tables.
+            if !(switch && value == YES) {
+                write!(f, "={value}")?;
+            }
         }
         Ok(())
     }
@@ -229,6 +251,7 @@ mod tests {
                 Knob { name: "n", about: "", domain: Domain::Count(1..=u64::MAX), default: None },
                 Knob { name: "x", about: "", domain: Domain::Number(0.0..=1.0), default: Some("0.5") },
                 Knob { name: "how", about: "", domain: Domain::Word(&["so", "not"]), default: Some("so") },
+                Knob { name: "on", about: "", domain: Domain::Switch, default: Some("no") },
             ],
         ),
     ];
@@ -247,12 +270,25 @@ mod tests {
     }
 
     #[test]
+    fn a_switch_is_on_by_its_key_alone() {
+        for (spec, on, printed) in [
+            ("fancy", false, "fancy"),
+            ("fancy:on", true, "fancy:on"),
+            ("fancy:on=yes,n=3", true, "fancy:on,n=3"),
+            ("fancy:n=3,on=no", false, "fancy:n=3,on=no"),
+        ] {
+            let options = parse(spec).unwrap();
+            assert_eq!((options.is_on("on"), options.to_string()), (on, printed.to_owned()));
+        }
+    }
+
+    #[test]
     fn an_invalid_spec_is_one_sentence() {
         for (spec, message) in [
             ("", "unknown thing ''; available: plain, fancy"),
             ("psychic:n=1", "unknown thing 'psychic'; available: plain, fancy"),
             ("plain:n=1", "'plain:n=1': plain has no option 'n'; it takes no options"),
-            ("fancy:m=1", "'fancy:m=1': fancy has no option 'm'; available: n, x, how"),
+            ("fancy:m=1", "'fancy:m=1': fancy has no option 'm'; available: n, x, how, on"),
             ("fancy:n=0", "'fancy:n=0': n must be a whole number of at least 1, not '0'"),
             ("fancy:n=-1", "'fancy:n=-1': n must be a whole number of at least 1, not '-1'"),
             ("fancy:x=1.5", "'fancy:x=1.5': x must be a number from 0 to 1, not '1.5'"),
@@ -261,6 +297,8 @@ mod tests {
             ("fancy:", "'fancy:': '' is not of the form key=value"),
             ("fancy:n", "'fancy:n': 'n' is not of the form key=value"),
             ("fancy:n=1,n=2", "'fancy:n=1,n=2': n is given twice"),
+            ("fancy:on,on=no", "'fancy:on,on=no': on is given twice"),
+            ("fancy:on=1", "'fancy:on=1': on must be yes or no, not '1'"),
         ] {
             assert_eq!(parse(spec).err().as_deref(), Some(message));
         }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use larder_core::{CacheScope, Trace};
 use larder_lab::{InitialCache, ReplaySweep, Requests, SweepAxes, SweepCell, eighths};
-use larder_policy::eviction::{EvictionSpec, POLICIES, PolicyInputs};
+use larder_policy::eviction::{EvictionSpec, PolicyInputs, compared_specs};
 
 use crate::support::reference::Reference;
 use crate::support::report_page::{PageTable, check_frame, csv_lines};
@@ -20,10 +20,9 @@ fn cells(start: InitialCache) -> Vec<SweepCell> {
     let trace = slice();
     let requests = Requests::all(&trace);
     let setting = requests.cache_shape(1, CacheScope::Layer, 0).unwrap();
-    let specs = POLICIES.iter().map(|policy| policy.name.parse::<EvictionSpec>().unwrap());
     let can =
         |spec: &EvictionSpec| spec.make(&setting, &requests.policy_inputs(spec, &PolicyInputs::default())).is_ok();
-    let specs: Vec<_> = specs.filter(can).collect();
+    let specs: Vec<_> = compared_specs().filter(can).collect();
     let (slots, scopes) = (eighths(trace.experts), [CacheScope::Layer, CacheScope::Global]);
     let axes = SweepAxes { policies: &specs, routings: &[], slots: &slots, scopes: &scopes, scratch: 0 };
     ReplaySweep::new(&trace, &axes, &PolicyInputs::default(), start).unwrap().run(2, &|_| ()).unwrap()

@@ -163,6 +163,17 @@ pub const POLICIES: &[Policy] = &[
     learned::POLICY,
 ];
 
+/// The specs that a comparison of all policies takes: each policy with its defaults and, behind it, with each of its
+/// switches.
+pub fn compared_specs() -> impl Iterator<Item = EvictionSpec> {
+    let switches = |policy: &Policy| {
+        let on = policy.knobs.iter().filter(|knob| matches!(knob.domain, Domain::Switch));
+        on.map(|knob| format!("{}:{}", policy.name, knob.name)).collect::<Vec<_>>()
+    };
+    let specs = POLICIES.iter().flat_map(move |policy| [vec![policy.name.to_owned()], switches(policy)].concat());
+    specs.map(|spec| spec.parse().expect("a policy's name and its switches are a spec"))
+}
+
 /// Name of the policy that others are compared with.
 pub const LRU: &str = lru::POLICY.name;
 

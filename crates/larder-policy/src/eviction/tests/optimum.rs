@@ -50,8 +50,8 @@ proptest! {
     ) {
         let shape = shape(slots, if global { CacheScope::Global } else { CacheScope::Layer });
         let optimum = misses("belady", &shape, &choices);
-        for policy in POLICIES {
-            prop_assert!(misses(policy.name, &shape, &choices) >= optimum, "{}", policy.name);
+        for spec in compared_specs().map(|spec| spec.to_string()) {
+            prop_assert!(misses(&spec, &shape, &choices) >= optimum, "{}", spec);
         }
     }
 }

@@ -32,6 +32,13 @@ fn lfu(rig: &Rig, pool: usize, key: Key) -> Vec<f64> {
     vec![since as f64, last(rig, pool, key) as f64]
 }
 
+/// The sequence of the last use, and the uses in it, resident or not.
+fn lfu_keep(rig: &Rig, pool: usize, key: Key) -> Vec<f64> {
+    let latest = uses(rig, pool, key).next_back().unwrap().1.sequence;
+    let count = uses(rig, pool, key).filter(|(_, u)| u.sequence == latest).count();
+    vec![latest as f64, count as f64, last(rig, pool, key) as f64]
+}
+
 fn llru(rig: &Rig, pool: usize, key: Key) -> Vec<f64> {
     let rows = rig.shape.keys_per_pool() / rig.shape.experts;
     let then = uses(rig, pool, key).next_back().unwrap().1.time;
@@ -66,17 +73,26 @@ fn check_victim(order: Order) -> VictimCheck {
 proptest! {
     #[test]
     fn the_victim_is_the_lowest_of_the_order(
-        choices in prop::collection::vec((groups(4), any::<bool>()), 1..150),
+        choices in prop::collection::vec((groups(4), any::<bool>(), prop::bool::weighted(0.03)), 1..150),
         slots in 4usize..12,
         global in any::<bool>(),
     ) {
         let scope = if global { CacheScope::Global } else { CacheScope::Layer };
-        let orders: [(&str, Order); 5] =
-            [("lru", lru), ("fifo", fifo), ("lfu", lfu), ("llru", llru), ("lfru:half-life=2", lfru)];
+        let orders: [(&str, Order); 6] = [
+            ("lru", lru),
+            ("fifo", fifo),
+            ("lfu", lfu),
+            ("lfu:keep", lfu_keep),
+            ("llru", llru),
+            ("lfru:half-life=2", lfru),
+        ];
         for (spec, order) in orders {
             let mut rig = Rig::new(spec, &shape(slots, scope), no_future());
             rig.victim_check = Some(check_victim(order));
-            for ((row, wanted), prefetch) in &choices {
+            for ((row, wanted), prefetch, new_sequence) in &choices {
+                if *new_sequence {
+                    rig.new_sequence();
+                }
                 rig.serve(*row, wanted);
                 if *prefetch {
                     rig.prefetch(MoeRow((row.index() + 1) % 3).expert(wanted[0]));

@@ -34,6 +34,8 @@ pub struct Use {
     pub came: bool,
     /// Number of choices that layers of the pool had made.
     pub time: usize,
+    /// The sequence, from 0.
+    pub sequence: usize,
 }
 
 pub struct Rig {
@@ -45,6 +47,8 @@ pub struct Rig {
     pub time: Vec<usize>,
     /// The row of the latest choice.
     pub row: MoeRow,
+    /// The sequence that is being served, from 0.
+    pub sequence: usize,
     pub victims: Vec<ExpertKey>,
     pub misses: usize,
     /// Asserts that a victim is the right one among the evictable keys.
@@ -64,6 +68,7 @@ impl Rig {
             uses: Vec::new(),
             time: vec![0; shape.pools()],
             row: MoeRow(0),
+            sequence: 0,
             victims: Vec::new(),
             misses: 0,
             victim_check: None,
@@ -86,6 +91,12 @@ impl Rig {
                 self.admit(pool, *key, &keys);
             }
         }
+    }
+
+    /// A new sequence begins, with the residents of the one before.
+    pub fn new_sequence(&mut self) {
+        self.sequence += 1;
+        self.policies.iter_mut().for_each(|p| p.new_sequence());
     }
 
     /// An expert comes in that no layer chose.
@@ -145,6 +156,6 @@ impl Rig {
     }
 
     fn used(&mut self, pool: usize, key: Key, came: bool) {
-        self.uses.push(Use { pool, key, came, time: self.time[pool] });
+        self.uses.push(Use { pool, key, came, time: self.time[pool], sequence: self.sequence });
     }
 }

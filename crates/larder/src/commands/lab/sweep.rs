@@ -6,7 +6,7 @@ use anyhow::{Error, Result, bail};
 use larder_core::Trace;
 use larder_lab::report::{SweepReport, sweep_csv, sweep_page};
 use larder_lab::{InitialCache, ReplaySweep, Requests, SweepAxes, SweepCell, eighths};
-use larder_policy::eviction::{EvictionSpec, POLICIES, PolicyInputs};
+use larder_policy::eviction::{EvictionSpec, PolicyInputs, compared_specs};
 
 use super::{heat, load, policy_inputs, start, summary};
 use crate::cli::lab::LabSweepArgs;
@@ -56,9 +56,8 @@ fn policies(args: &LabSweepArgs, trace: &Trace, inputs: &PolicyInputs) -> Result
     }
     let requests = Requests::all(trace);
     let shape = requests.cache_shape(1, larder_core::CacheScope::Layer, args.replay.scratch)?;
-    let specs = POLICIES.iter().map(|p| p.name.parse().expect("a policy's name is a spec"));
     let can: Vec<EvictionSpec> =
-        specs.filter(|spec: &EvictionSpec| spec.make(&shape, &requests.policy_inputs(spec, inputs)).is_ok()).collect();
+        compared_specs().filter(|spec| spec.make(&shape, &requests.policy_inputs(spec, inputs)).is_ok()).collect();
     match can.is_empty() {
         true => bail!("no policy works on this trace alone; name one with --eviction"),
         false => Ok(can),
