@@ -7,6 +7,7 @@ mod flashmoe;
 mod labels;
 mod lanes;
 mod learner;
+mod near_duplicates;
 mod split;
 #[cfg(test)]
 mod tests;
@@ -22,6 +23,7 @@ use learner::Learner;
 
 pub use evaluate::{Baseline, EvictorEvaluation, evaluate_evictor};
 pub use file::{evictor_metadata, read_evictor, write_evictor};
+pub use near_duplicates::near_duplicates;
 pub use split::{Split, subset};
 
 /// Passes of each sequence in a batch.

@@ -20,10 +20,12 @@ pub struct TrainArgs {
     /// Weights file to write
     #[arg(short, long, value_name = "FILE")]
     pub out: OutputFile,
-    /// Number of validation sequences, to choose the best epoch (default: 1/8 of all); with 0 the last epoch is used
+    /// Number of validation sequences, to choose the best epoch (default: 1/8 of all); with 0 the last epoch is used.
+    /// Near-duplicates of a drawn sequence are added
     #[arg(long, value_name = "N")]
     pub choose: Option<usize>,
-    /// Number of test sequences, to measure the trained weights (default: 1/4 of all)
+    /// Number of test sequences, to measure the trained weights (default: 1/4 of all). Near-duplicates of a drawn
+    /// sequence are added
     #[arg(long, value_name = "N")]
     pub judge: Option<usize>,
     /// Maximum number of epochs
@@ -50,7 +52,7 @@ pub struct JudgeArgs {
     /// Policy or other weights file to compare with; can be repeated
     #[arg(long, value_name = "SPEC|FILE")]
     pub against: Vec<String>,
-    /// Use only the test sequences that the weights file names
+    /// Use only the test sequences that the weights file names, without near-duplicates of those of the training
     #[arg(long, conflicts_with = "sequences")]
     pub unseen: bool,
     /// Scratch slots of the cache

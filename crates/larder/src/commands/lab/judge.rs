@@ -6,9 +6,10 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use larder_core::Trace;
 use larder_lab::read_evictor;
-use larder_lab::train::{Baseline, EvictorEvaluation, evaluate_evictor, evictor_metadata, subset};
+use larder_lab::train::{Baseline, EvictorEvaluation, evaluate_evictor, evictor_metadata, near_duplicates, subset};
 use larder_policy::eviction::learned::Evictor;
 
+use super::train::ranges_text;
 use super::{load, summary};
 use crate::cli::train::JudgeArgs;
 use crate::print;
@@ -17,7 +18,7 @@ use crate::print;
 pub fn run(args: &JudgeArgs) -> Result<()> {
     let mut trace = load(&args.input)?;
     if args.unseen {
-        trace = subset(&trace, &unseen(&args.evictor, trace.sequences.len())?)?;
+        trace = subset(&trace, &unseen(&args.evictor, &trace)?)?;
     }
     eprintln!("{}", summary(&trace));
     let rivals: Vec<(String, Baseline)> = args.against.iter().map(|name| rival(name)).collect::<Result<_>>()?;
@@ -38,15 +39,30 @@ fn rival(name: &str) -> Result<(String, Baseline)> {
     Ok((short.unwrap_or(name.to_owned()), rival))
 }
 
-/// The test sequences that a weights file names, for a trace of `all` sequences.
-fn unseen(weights: &Path, all: usize) -> Result<Vec<usize>> {
+/// The test sequences that a weights file names, without near-duplicates of sequences that the training or the choice of
+/// an epoch has seen: files of before near-duplicates were kept together have some.
+fn unseen(weights: &Path, trace: &Trace) -> Result<Vec<usize>> {
+    let all = trace.sequences.len();
     let notes = evictor_metadata(weights)?;
-    let listed = notes.get("judged_by").map_or("none", String::as_str);
-    let sequences = parse_ranges(listed).with_context(|| {
-        format!("{}: 'judged_by' is '{listed}', which is not a list of test sequences", weights.display())
-    })?;
-    match sequences.last() {
-        Some(last) if *last < all => Ok(sequences),
+    let list = |key: &str| {
+        let listed = notes.get(key).map_or("none", String::as_str);
+        parse_ranges(listed)
+            .with_context(|| format!("{}: '{key}' is '{listed}', which is not a list of sequences", weights.display()))
+    };
+    let (test, seen) = (list("judged_by")?, [list("learned_from")?, list("chosen_by")?].concat());
+    match test.last() {
+        Some(last) if *last < all => {
+            let groups = near_duplicates(trace, threads());
+            let is_new = |test: &usize| !seen.iter().any(|seen| groups.get(*seen) == Some(&groups[*test]));
+            let (new, left_out): (Vec<usize>, Vec<usize>) = test.into_iter().partition(is_new);
+            if !left_out.is_empty() {
+                eprintln!("left out, as near-duplicates of sequences of the training: {}", ranges_text(&left_out));
+            }
+            match new.is_empty() {
+                true => bail!("each test sequence is a near-duplicate of one of the training; leave out --unseen"),
+                false => Ok(new),
+            }
+        }
         Some(last) => {
             bail!(
                 "the weights name test sequence {last}, and the trace has {all} sequences: it is not the trace of the training"
@@ -54,6 +70,11 @@ fn unseen(weights: &Path, all: usize) -> Result<Vec<usize>> {
         }
         None => bail!("{}: the weights have no test sequences; leave out --unseen", weights.display()),
     }
+}
+
+/// One thread per processor.
+pub(super) fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// Ascending numbers from ranges such as `0-2 5 7-8`, or `none`; `None` if the text is anything else.
@@ -76,9 +97,8 @@ fn parse_ranges(text: &str) -> Option<Vec<usize>> {
 
 /// Prints the miss rates of trained weights, and their lead over other policies.
 pub fn print_judgements(judged: &Trace, evictor: Evictor, rivals: &[(String, Baseline)], scratch: usize) -> Result<()> {
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let (names, rivals): (Vec<_>, Vec<_>) = rivals.iter().map(|(name, rival)| (name.as_str(), rival)).unzip();
-    let judgements = evaluate_evictor(judged, Arc::new(evictor), &rivals, scratch, threads)?;
+    let judgements = evaluate_evictor(judged, Arc::new(evictor), &rivals, scratch, threads())?;
     println!(
         "misses in % on {} sequences (belady: best possible, with knowledge of the future):",
         judged.sequences.len()

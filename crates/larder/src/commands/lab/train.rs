@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use larder_core::Trace;
-use larder_lab::train::{Split, TrainingConfig, TrainingProgress, subset, train};
+use larder_lab::train::{Split, TrainingConfig, TrainingProgress, near_duplicates, subset, train};
 use larder_lab::{read_evictor, write_evictor};
 use larder_store::seal_if_in_store;
 
@@ -41,6 +41,7 @@ pub fn run(args: &TrainArgs) -> Result<()> {
     judge::print_judgements(&judged, read_evictor(&args.out)?, &[], args.scratch)
 }
 
+/// Draws the sets; near-duplicates of a drawn sequence join its set.
 fn split(args: &TrainArgs, trace: &Trace) -> Result<Split> {
     let all = trace.sequences.len();
     let choose = args.choose.unwrap_or(all / 8);
@@ -50,11 +51,29 @@ fn split(args: &TrainArgs, trace: &Trace) -> Result<Split> {
             "the trace has {all} sequences: --choose {choose} and --judge {judge} leave none for training; lower them"
         );
     }
-    Ok(Split::draw(all, choose, judge, args.seed))
+    let groups = near_duplicates(trace, judge::threads());
+    let together = groups_text(&groups);
+    if !together.is_empty() {
+        eprintln!("near-duplicates, which stay in one set: {together}");
+    }
+    let split = Split::draw(&groups, choose, judge, args.seed);
+    if split.train.is_empty() {
+        bail!(
+            "near-duplicates stay in one set: with --choose {choose} and --judge {judge} none of the {all} sequences is left for training; lower them"
+        );
+    }
+    Ok(split)
+}
+
+/// The groups of more than one sequence, each as numbers joined by `+`.
+fn groups_text(groups: &[usize]) -> String {
+    let of = |group: usize| (0..groups.len()).filter(move |at| groups[*at] == group).map(|at| at.to_string());
+    let all = (0..groups.len()).map(|group| of(group).collect::<Vec<_>>()).filter(|members| members.len() > 1);
+    all.map(|members| members.join("+")).collect::<Vec<_>>().join(" ")
 }
 
 /// A list of sequences as ranges.
-fn ranges_text(sequences: &[usize]) -> String {
+pub(super) fn ranges_text(sequences: &[usize]) -> String {
     let mut ranges: Vec<(usize, usize)> = Vec::new();
     for at in sequences {
         match ranges.last_mut() {
@@ -96,5 +115,11 @@ mod tests {
     fn consecutive_numbers_become_ranges() {
         assert_eq!(ranges_text(&[0, 1, 2, 5, 7, 8]), "0-2 5 7-8");
         assert_eq!(ranges_text(&[]), "none");
+    }
+
+    #[test]
+    fn groups_of_one_are_not_listed() {
+        assert_eq!(groups_text(&[0, 1, 0, 3, 1, 0]), "0+2+5 1+4");
+        assert_eq!(groups_text(&[0, 1]), "");
     }
 }
