@@ -39,7 +39,7 @@ mod units;
 pub use latency::{Latency, Served, latency};
 pub use library::{Library, ModelProfile};
 pub use machine_cost::{Cost, NetworkLink, ServingMode};
-pub use placement::{ALGORITHMS, Algorithm, Placement, UnknownAlgorithm, algorithm, u_shaped};
+pub use placement::{ALGORITHMS, Algorithm, BEST_GREEDY, Placement, UnknownAlgorithm, algorithm, u_shaped};
 pub use placement_file::{ExpertLists, PlacementFile};
 pub use plan::{ModelUsage, PlacementPlan, WireFormat, plan};
 pub use problem::{Demand, ExpertGroup, Problem, Server, Site, User};

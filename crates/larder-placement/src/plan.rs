@@ -52,6 +52,8 @@ pub struct PlacementPlan {
     pub associated: String,
     /// The experts of each server.
     pub placement: Placement,
+    /// The name of the algorithm whose placement it is: one of several if the best of them was wanted.
+    pub placed_by: &'static str,
     /// The placement as a file, with the device's experts.
     pub file: PlacementFile,
     /// Expected latency of a token.
@@ -81,11 +83,12 @@ pub fn plan(
     let user = User { site: 0, link, compute: machines.compute, local, demands };
     let cloud_compute = machines.flops[machines.cloud];
     let problem = Problem::new(library, machines.servers(), cloud_compute, vec![site], vec![user], serving)?;
-    let placement = match serving {
+    let (placed_by, placement) = match serving {
         ServingMode::Direct => {
-            algorithm.place(&Problem { serving: ServingMode::DirectSeparate, ..problem.clone() }, seed)
+            let separate = Problem { serving: ServingMode::DirectSeparate, ..problem.clone() };
+            algorithm.place_for(&separate, &problem, seed)
         }
-        ServingMode::Relayed | ServingMode::DirectSeparate => algorithm.place(&problem, seed),
+        ServingMode::Relayed | ServingMode::DirectSeparate => algorithm.place_for(&problem, &problem, seed),
     };
     let file = file(&problem, &placement, &machines, models);
     Ok(PlacementPlan {
@@ -96,6 +99,7 @@ pub fn plan(
         associated: topology.servers[machines.associated].name.clone(),
         problem,
         placement,
+        placed_by,
         file,
     })
 }

@@ -296,6 +296,21 @@ mod tests {
         assert_eq!(models(&small), models(&Scenario { servers: 7, ..small.clone() }));
     }
 
+    /// The reason for which more servers help `lfu` less than the others: docs/edge-placement.md, figure 8a.
+    #[test]
+    fn ten_servers_by_lfu_hold_few_distinct_experts() {
+        let problem = crate::simulate::problem(&Scenario { servers: 10, ..Scenario::default() }, 1, 0).unwrap();
+        let distinct = |name: &str| {
+            let placement = algorithm(name).unwrap().place(&problem, 0);
+            let held = (0..problem.library.experts()).filter(|e| (0..10).any(|server| placement.holds(server, *e)));
+            let copies: usize = (0..10).map(|server| placement.experts_of(server).count()).sum();
+            (held.count(), copies)
+        };
+        let [lfu, accelerated] = ["lfu", "accelerated"].map(distinct);
+        println!("distinct experts and copies: lfu {lfu:?}, accelerated {accelerated:?}");
+        assert!(2 * lfu.0 < accelerated.0, "{lfu:?} {accelerated:?}");
+    }
+
     #[test]
     fn invalid_scenarios_are_refused() {
         let error = |scenario: Scenario| scenario.generate(0).unwrap_err().to_string();

@@ -124,7 +124,11 @@ fn every_algorithm_and_both_ways_of_asking_can_be_had() {
         for other in ["lfu", "random", "u-shaped"] {
             assert!(found < seconds(other), "{paths} {other}");
         }
-        assert!(seconds("greedy") < number(&case.plan(&["--paths", paths]), "/latency_bare_s"));
+        let default = case.plan(&["--paths", paths]);
+        assert!(seconds("greedy") < number(&default, "/latency_bare_s"));
+        assert_eq!(number(&default, "/latency_s"), seconds("greedy").min(seconds("greedy-gain")), "{paths}");
+        let placed_by = default["placed_by"].as_str().unwrap();
+        assert_eq!(number(&default, "/latency_s"), seconds(placed_by), "{paths}");
     }
     let half = number(&case.plan(&["--wire", "bf16"]), "/transmission_s");
     assert!(half < number(&case.plan(&[]), "/transmission_s"));

@@ -205,3 +205,34 @@ fn u_shaped_places_whole_layers() {
             > 90.0 + u_shaped::split_inference_seconds(&problem, &placement)
     );
 }
+
+/// Small instances of mixed sizes, by seed: an expert that fills most of a server beside small ones.
+fn mixed_problem(seed: u64) -> Problem {
+    let mut rng = Rng::new(seed);
+    let ks = [1 + rng.below(2), 1 + rng.below(2)];
+    let large = 3 + rng.below(8) as u64;
+    random_problem(seed, &[(ks[0], 1), (ks[1], large)], 1 + rng.below(2), large + rng.below(3) as u64)
+}
+
+/// Prints the smallest share of the optimum of each form; `cargo test -p larder-placement mixed -- --nocapture` shows it.
+#[test]
+fn on_mixed_sizes_the_better_greedy_is_far_above_either_form() {
+    let names = ["greedy", "greedy-gain", BEST_GREEDY];
+    let mut worst = [(1.0, 0); 3];
+    for seed in 0..2000 {
+        let problem = mixed_problem(seed);
+        let best = optimum(&problem);
+        let shares = names.map(|name| saved(&problem, &place(name, &problem)) / best);
+        assert!(shares[2] >= shares[0].max(shares[1]) - 1e-12, "seed {seed}: {shares:?}");
+        for (worst, share) in worst.iter_mut().zip(shares) {
+            *worst = if share < worst.0 { (share, seed) } else { *worst };
+        }
+    }
+    names
+        .iter()
+        .zip(worst)
+        .for_each(|(name, (share, seed))| println!("{name}: {share:.3} of the optimum, seed {seed}"));
+    assert!(worst[2].0 > worst[0].0.max(worst[1].0) + 0.1, "{worst:?}");
+    // Half of 1 - 1/e: the classical bound of the better form for one knapsack and gains that only fall.
+    assert!(worst[2].0 > 0.5 * (1.0 - (-1f64).exp()), "{worst:?}");
+}

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use larder_placement::{Algorithm, ServingMode, WireFormat, algorithm};
+use larder_placement::{Algorithm, BEST_GREEDY, ServingMode, WireFormat, algorithm};
 
 use super::at_least_one;
 #[cfg(feature = "edge")]
@@ -39,8 +39,9 @@ pub struct EdgePlanArgs {
     /// Relative use of each model, in the order of the files, e.g. 3,1 (default: equal)
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     pub share: Vec<f64>,
-    /// Placement algorithm: greedy, greedy-gain, accelerated, dp, lfu, random or u-shaped
-    #[arg(long, value_name = "NAME", default_value = "greedy", value_parser = parse_algorithm)]
+    /// Placement algorithm: best-greedy (the better of greedy and greedy-gain), greedy, greedy-gain, accelerated, dp, lfu,
+    /// random or u-shaped
+    #[arg(long, value_name = "NAME", default_value = BEST_GREEDY, value_parser = parse_algorithm)]
     pub algorithm: &'static Algorithm,
     /// How the device reaches the workers
     #[arg(long, value_name = "HOW", default_value = "direct")]

@@ -42,11 +42,7 @@ pub fn run(args: &EdgePlanArgs) -> Result<()> {
         time(plan.baseline.total())
     );
     if let Some(path) = &args.out {
-        println!(
-            "{}: placement by {}, for the workers and for `larder run --edge`",
-            path.display(),
-            args.algorithm.name
-        );
+        println!("{}: placement by {}, for the workers and for `larder run --edge`", path.display(), plan.placed_by);
     }
     Ok(())
 }
@@ -141,6 +137,7 @@ fn as_json(args: &EdgePlanArgs, plan: &PlacementPlan) -> Value {
     let local = plan.problem.users[0].local.iter().filter(|held| **held).count();
     json!({
         "algorithm": args.algorithm.name,
+        "placed_by": plan.placed_by,
         "models": library.models().iter().map(|m| m.name.as_str()).collect::<Vec<_>>(),
         "experts": library.experts(),
         "device": {"experts": local},

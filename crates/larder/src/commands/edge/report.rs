@@ -83,7 +83,7 @@ pub fn comparisons(sweeps: &[Sweep], runs: &[SimulationRun]) -> Vec<PlacementCom
                 .map(|_| mean(&|run| run.outcome.split_inference_seconds.unwrap_or(0.0))),
         }
     };
-    ALGORITHMS.iter().map(|a| row(a.name)).collect()
+    ALGORITHMS.iter().filter(|a| !a.is_best_of_others()).map(|a| row(a.name)).collect()
 }
 
 /// The same as a table.
@@ -190,7 +190,8 @@ fn chart(
             points: sweep.points.iter().enumerate().filter_map(point).collect(),
         }
     };
-    let names = ALGORITHMS.iter().map(|a| a.name).enumerate().filter(|(_, name)| shown(name));
+    let run = ALGORITHMS.iter().enumerate().filter(|(_, a)| !a.is_best_of_others());
+    let names = run.map(|(at, a)| (at, a.name)).filter(|(_, name)| shown(name));
     Chart {
         title: format!("Figure {figure}: {y}, by {}", sweep.name),
         x: sweep.x_label.into(),

@@ -92,10 +92,12 @@ fn files(out: &Path) -> Result<(PathBuf, PathBuf)> {
     Ok((out.join("report.html"), out.join("runs.csv")))
 }
 
-/// The algorithms to run in a sweep: reference algorithms only where they can be compared with the paper.
+/// The algorithms to run in a sweep: reference algorithms only where they can be compared with the paper, and none that
+/// takes the best placement of others.
 fn algorithms(sweep: &Sweep) -> Vec<(usize, &'static Algorithm)> {
     const ALL: &[Algorithm] = &ALGORITHMS;
-    ALL.iter().enumerate().filter(|(_, a)| sweep.name == report::PAPER_SWEEP || !a.reference).collect()
+    let runs = |a: &Algorithm| (sweep.name == report::PAPER_SWEEP || !a.reference) && !a.is_best_of_others();
+    ALL.iter().enumerate().filter(|(_, a)| runs(a)).collect()
 }
 
 fn all_runs(args: &SimulateArgs, sweeps: &[Sweep]) -> Result<Vec<SimulationRun>> {
