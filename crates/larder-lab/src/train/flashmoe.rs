@@ -2,7 +2,9 @@
 
 use candle_core::{Device, Result, Tensor, Var};
 use candle_nn::{AdamW, Optimizer, ParamsAdamW};
-use larder_policy::eviction::learned::{Arrays, DISTANCE_MAX, FLASHMOE, FLASHMOE_HIDDEN, MoeSize, UsageFeatures};
+use larder_policy::eviction::learned::{
+    Arrays, DISTANCE_KEY, DistanceScale, FLASHMOE, FLASHMOE_HIDDEN, MoeSize, UsageFeatures,
+};
 
 use super::lanes::Batch;
 use super::learner::{Learner, normal_init, transposed};
@@ -11,13 +13,14 @@ use crate::Rng;
 /// The network of the FlashMoE paper, one for each row: 2 · experts → 128 → 128 → experts.
 pub(super) struct Flashmoe {
     size: MoeSize,
+    distance: DistanceScale,
     /// `[rows, inputs, outputs]` and `[rows, 1, outputs]`
     layers: Vec<(Var, Var)>,
     optimizer: AdamW,
 }
 
 impl Flashmoe {
-    pub fn new(size: MoeSize, seed: u64) -> Result<Self> {
+    pub fn new(size: MoeSize, distance: DistanceScale, seed: u64) -> Result<Self> {
         let mut rng = Rng::new(seed);
         let sizes = [2 * size.experts, FLASHMOE_HIDDEN, FLASHMOE_HIDDEN, size.experts];
         let layer = |pair: &[usize]| -> Result<_> {
@@ -27,10 +30,10 @@ impl Flashmoe {
         let layers = sizes.windows(2).map(layer).collect::<Result<Vec<_>>>()?;
         let variables = layers.iter().flat_map(|(w, b)| [w.clone(), b.clone()]).collect();
         let params = ParamsAdamW { lr: 1e-3, weight_decay: 1e-2, ..ParamsAdamW::default() };
-        Ok(Flashmoe { size, layers, optimizer: AdamW::new(variables, params)? })
+        Ok(Flashmoe { size, distance, layers, optimizer: AdamW::new(variables, params)? })
     }
 
-    /// `[rows, lanes · passes, experts]`: distances, as shares of [`DISTANCE_MAX`].
+    /// `[rows, lanes · passes, experts]`: distances, on the scale.
     fn distances(&self, batch: &Batch) -> Result<Tensor> {
         let MoeSize { rows, experts, .. } = self.size;
         let seen = (rows, batch.lanes, 1 + batch.passes, 2 * experts);
@@ -45,16 +48,16 @@ impl Flashmoe {
         Ok(x)
     }
 
-    /// Mean squared error of the distances, over the experts that the Belady cache keeps.
+    /// Mean squared error of the distances, over the experts that have targets.
     fn error(&self, batch: &Batch) -> Result<Tensor> {
         let shape = (self.size.rows, batch.lanes * batch.passes, self.size.experts);
-        let share = |d: &u16| if *d == 0 { 1.0 } else { (f32::from(*d) / DISTANCE_MAX).min(1.0) };
+        let share = |d: &u16| self.distance.share((*d > 0).then_some(f32::from(*d)));
         let targets = Tensor::from_vec(batch.next_use.iter().map(share).collect::<Vec<_>>(), shape, &Device::Cpu)?;
-        let is_kept = |at: usize| {
+        let has_target = |at: usize| {
             let place = at / self.size.experts % (batch.lanes * batch.passes);
-            f32::from(u8::from(batch.kept[at] && batch.passes_left[place].is_some()))
+            f32::from(u8::from(batch.targeted[at] && batch.passes_left[place].is_some()))
         };
-        let mask: Vec<f32> = (0..batch.kept.len()).map(is_kept).collect();
+        let mask: Vec<f32> = (0..batch.targeted.len()).map(has_target).collect();
         let count = f64::from(mask.iter().sum::<f32>().max(1.0));
         let mask = Tensor::from_vec(mask, shape, &Device::Cpu)?;
         ((self.distances(batch)? - targets)?.sqr()? * mask)?.sum_all()? / count
@@ -86,6 +89,7 @@ impl Learner for Flashmoe {
     fn arrays(&self) -> Result<Arrays> {
         let mut arrays = Arrays::default();
         arrays.meta.insert("form".to_owned(), FLASHMOE.to_owned());
+        arrays.meta.insert(DISTANCE_KEY.to_owned(), self.distance.to_string());
         arrays.meta.insert("features".to_owned(), UsageFeatures::hash());
         for (name, (weights, bias)) in ["first", "second", "third"].into_iter().zip(&self.layers) {
             let (rows, inputs, outputs) = weights.dims3()?;

@@ -66,8 +66,8 @@ pub(super) struct Batch {
     pub inputs: Vec<f32>,
     /// `[rows, lanes, passes, experts]`: passes until the expert's next use, 0 for none.
     pub next_use: Vec<u16>,
-    /// The same shape: whether the Belady cache keeps the expert.
-    pub kept: Vec<bool>,
+    /// The same shape: whether the expert has a target, because the Belady cache keeps it or there is none.
+    pub targeted: Vec<bool>,
     /// `[lanes, passes]`: passes that follow in the sequence; `None` where there is no pass.
     pub passes_left: Vec<Option<u32>>,
 }
@@ -76,7 +76,7 @@ pub(super) struct Batch {
 /// trace.
 pub(super) struct Lanes<'a, S> {
     size: MoeSize,
-    slots: usize,
+    belady_slots: Option<usize>,
     sequences: &'a [Sequence<'a>],
     waiting: Vec<usize>,
     lanes: Vec<Lane<S>>,
@@ -84,17 +84,17 @@ pub(super) struct Lanes<'a, S> {
 
 struct Lane<S> {
     seen: S,
-    belady: super::labels::BeladyCache,
+    belady: Option<super::labels::BeladyCache>,
     /// The current sequence, its next pass and its labels; `None` when no sequence is left.
     at: Option<(usize, usize, Vec<u16>)>,
 }
 
 impl<'a, S: NetworkInput> Lanes<'a, S> {
-    /// Lanes over the sequences, shuffled by `rng` if there is one. `slots` is the size of the Belady cache per row.
+    /// Lanes over the sequences, shuffled by `rng` if there is one. `belady_slots` is the size of the Belady cache per row.
     pub fn new(
         size: MoeSize,
         sequences: &'a [Sequence<'a>],
-        (lanes, slots): (usize, usize),
+        (lanes, belady_slots): (usize, Option<usize>),
         rng: Option<&mut Rng>,
         seen: impl Fn() -> S,
     ) -> Self {
@@ -102,8 +102,8 @@ impl<'a, S: NetworkInput> Lanes<'a, S> {
         if let Some(rng) = rng {
             rng.shuffle(&mut waiting);
         }
-        let lane = |_| Lane { seen: seen(), belady: super::labels::BeladyCache::new(size, slots), at: None };
-        Lanes { size, slots, sequences, waiting, lanes: (0..lanes.min(sequences.len())).map(lane).collect() }
+        let lane = |_| Lane { seen: seen(), belady: None, at: None };
+        Lanes { size, belady_slots, sequences, waiting, lanes: (0..lanes.min(sequences.len())).map(lane).collect() }
     }
 
     /// A batch of the next `passes` of each lane; `None` when all sequences are done.
@@ -113,7 +113,7 @@ impl<'a, S: NetworkInput> Lanes<'a, S> {
                 && let Some(next) = self.waiting.pop()
             {
                 lane.seen.new_sequence();
-                lane.belady = super::labels::BeladyCache::new(self.size, self.slots);
+                lane.belady = self.belady_slots.map(|slots| super::labels::BeladyCache::new(self.size, slots));
                 lane.at = Some((next, 0, self.sequences[next].next_uses(self.size)));
             }
         }
@@ -127,7 +127,7 @@ impl<'a, S: NetworkInput> Lanes<'a, S> {
             passes,
             inputs: vec![0.0; rows * lanes * (1 + passes) * width],
             next_use: vec![0; rows * lanes * passes * experts],
-            kept: vec![false; rows * lanes * passes * experts],
+            targeted: vec![self.belady_slots.is_none(); rows * lanes * passes * experts],
             passes_left: vec![None; lanes * passes],
         };
         for (i, lane) in self.lanes.iter_mut().enumerate() {
@@ -156,10 +156,12 @@ impl<S: NetworkInput> Lane<S> {
                 let next_use = &labels[pass * cells + row * experts..][..experts];
                 self.seen.observe(row, wanted);
                 self.seen.write(row, &mut batch.inputs[place(row, now + 1) * width..][..width]);
-                self.belady.serve(row * experts, wanted, next_use);
                 let label = ((row * batch.lanes + nth) * batch.passes + now) * experts;
                 batch.next_use[label..label + experts].copy_from_slice(next_use);
-                batch.kept[label..label + experts].copy_from_slice(self.belady.kept(row * experts, experts));
+                if let Some(belady) = &mut self.belady {
+                    belady.serve(row * experts, wanted, next_use);
+                    batch.targeted[label..label + experts].copy_from_slice(belady.kept(row * experts, experts));
+                }
             }
         }
         if to < all.passes() {

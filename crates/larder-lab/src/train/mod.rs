@@ -14,7 +14,7 @@ mod tests;
 
 use candle_core::{Tensor, Var};
 use larder_core::Trace;
-use larder_policy::eviction::learned::{Arrays, FORMAT, MoeSize, VERSION};
+use larder_policy::eviction::learned::{Arrays, DistanceScale, FORMAT, MoeSize, VERSION};
 
 use crate::{LabError, Requests, Rng};
 use labels::Sequence;
@@ -57,13 +57,16 @@ pub struct TrainingConfig {
     pub lanes: usize,
     /// Hidden units, for `crosslayer`.
     pub hidden: usize,
-    /// Slots per layer of the simulated Belady cache that makes the targets, for `flashmoe`.
-    pub slots: usize,
+    /// The scale of predicted distances, for `flashmoe`.
+    pub distance: DistanceScale,
+    /// Slots per layer of the simulated Belady cache whose residents have targets, for `flashmoe`; `None` if all experts
+    /// have.
+    pub belady_slots: Option<usize>,
 }
 
 impl TrainingConfig {
     /// The settings that worked best for each network.
-    pub fn new(network: NetworkKind, experts: usize) -> Self {
+    pub fn new(network: NetworkKind) -> Self {
         let base = TrainingConfig {
             network,
             seed: 0,
@@ -73,13 +76,12 @@ impl TrainingConfig {
             cosine_decay: true,
             lanes: 12,
             hidden: 128,
-            slots: (experts / 4).max(1),
+            distance: DistanceScale::Decay(8.0),
+            belady_slots: None,
         };
         match network {
             NetworkKind::Crosslayer => base,
-            NetworkKind::Flashmoe => {
-                TrainingConfig { epochs: 200, patience: 10, learning_rate: 1e-3, cosine_decay: false, ..base }
-            }
+            NetworkKind::Flashmoe => TrainingConfig { epochs: 10, patience: 10, ..base },
         }
     }
 }
@@ -122,7 +124,7 @@ pub fn train(
             fit(net, size, &train, &validation, config, progress).map_err(failed)?
         }
         NetworkKind::Flashmoe => {
-            let net = flashmoe::Flashmoe::new(size, config.seed).map_err(failed)?;
+            let net = flashmoe::Flashmoe::new(size, config.distance, config.seed).map_err(failed)?;
             fit(net, size, &train, &validation, config, progress).map_err(failed)?
         }
     };
@@ -153,7 +155,8 @@ fn fit<L: Learner>(
     let mut best: Option<(f64, Vec<Tensor>)> = None;
     let mut idle = 0;
     for epoch in 1..=config.epochs {
-        let mut lanes = Lanes::new(size, train, (config.lanes, config.slots), Some(&mut rng), || learner.new_input());
+        let mut lanes =
+            Lanes::new(size, train, (config.lanes, config.belady_slots), Some(&mut rng), || learner.new_input());
         let (mut sum, mut here) = (0.0, 0);
         while let Some(batch) = lanes.next(PASSES) {
             let count = batch.passes_left.iter().flatten().count();
@@ -200,7 +203,7 @@ fn mean_loss<L: Learner>(
     sequences: &[Sequence],
     config: &TrainingConfig,
 ) -> candle_core::Result<f64> {
-    let mut lanes = Lanes::new(size, sequences, (config.lanes, config.slots), None, || learner.new_input());
+    let mut lanes = Lanes::new(size, sequences, (config.lanes, config.belady_slots), None, || learner.new_input());
     let (mut sum, mut all) = (0.0, 0);
     while let Some(batch) = lanes.next(PASSES) {
         let count = batch.passes_left.iter().flatten().count();

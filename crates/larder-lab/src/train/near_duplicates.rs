@@ -131,7 +131,7 @@ mod tests {
             (0..ROWS).flat_map(|_| [of_word.below(8), 8 + of_word.below(8)]).map(|e| e as u16).collect();
         for _ in 0..changed {
             let at = rng.below(ids.len());
-            ids[at] = (if at % 2 == 0 { rng.below(8) } else { 8 + rng.below(8) }) as u16;
+            ids[at] = (if at.is_multiple_of(2) { rng.below(8) } else { 8 + rng.below(8) }) as u16;
         }
         ids
     }

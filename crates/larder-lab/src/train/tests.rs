@@ -31,14 +31,7 @@ fn planted(sequences: usize, seed: u64) -> Trace {
 }
 
 fn config(network: NetworkKind) -> TrainingConfig {
-    TrainingConfig {
-        hidden: 16,
-        epochs: 6,
-        lanes: 2,
-        learning_rate: 1e-2,
-        seed: 3,
-        ..TrainingConfig::new(network, EXPERTS)
-    }
+    TrainingConfig { hidden: 16, epochs: 6, lanes: 2, learning_rate: 1e-2, seed: 3, ..TrainingConfig::new(network) }
 }
 
 fn trained(network: NetworkKind, seed: u64) -> Arrays {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use larder_lab::train::NetworkKind;
+use larder_policy::eviction::learned::DistanceScale;
 
 use super::at_least_one;
 use super::lab::TraceFlags;
@@ -31,6 +32,15 @@ pub struct TrainArgs {
     /// Maximum number of epochs
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub epochs: Option<usize>,
+    /// Initial learning rate
+    #[arg(long, value_name = "RATE", value_parser = rate)]
+    pub rate: Option<f64>,
+    /// With --form flashmoe: scale of predicted distances, linear, log or decay with a number of tokens, as in log:256
+    #[arg(long, value_name = "SCALE")]
+    pub distance: Option<DistanceScale>,
+    /// With --form flashmoe: train only on the experts that Belady's rule keeps with N slots per layer (default: on all)
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub belady_slots: Option<usize>,
     /// Scratch slots of the cache when the weights are measured
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub scratch: usize,
@@ -58,6 +68,12 @@ pub struct JudgeArgs {
     /// Scratch slots of the cache
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub scratch: usize,
+}
+
+/// A learning rate above 0.
+fn rate(text: &str) -> Result<f64, String> {
+    let rate = text.parse().ok().filter(|rate| *rate > 0.0 && *rate <= 1.0);
+    rate.ok_or_else(|| "the learning rate is a number above 0 and up to 1".to_owned())
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]

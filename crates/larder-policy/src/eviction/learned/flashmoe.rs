@@ -10,12 +10,80 @@ use super::{EvictorError, MoeSize, Scorer};
 
 /// The name of this form in metadata.
 pub const FORM: &str = "flashmoe";
+/// The key of the [`DistanceScale`] in metadata; weights without it are on a linear scale of 64 tokens.
+pub const DISTANCE_KEY: &str = "distance";
 /// Units of each hidden layer.
 pub const HIDDEN: usize = 128;
-/// Predicted distances are shares of this many tokens; longer ones are not told apart.
-pub const DISTANCE_MAX: f32 = 64.0;
+/// The distance of an expert whose row has not chosen yet, in tokens.
+const UNKNOWN_DISTANCE: f32 = 64.0;
 /// The names of the arrays, from the first layer to the last.
 const LAYERS: [&str; 3] = ["first", "second", "third"];
+
+/// The numbers that stand for distances in training and in the network's output: from 0 for the nearest to 1 for no use.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum DistanceScale {
+    /// A share of this number of tokens; longer distances are not told apart.
+    Linear(f32),
+    /// The logarithm as a share of the logarithm of this number of tokens; longer distances are not told apart.
+    Log(f32),
+    /// `1 - exp(-(distance - 1) / tokens)`: nearly linear below this number of tokens, and nearly 1 far beyond.
+    Decay(f32),
+}
+
+/// The last share whose distance on a decaying scale is exact; above it, distances go on with the slope that they have there.
+const DECAY_SHARE_MAX: f32 = 0.999;
+
+impl DistanceScale {
+    /// The number for a distance of at least 1 token; `None` for no use.
+    pub fn share(self, distance: Option<f32>) -> f32 {
+        let Some(distance) = distance else { return 1.0 };
+        match self {
+            DistanceScale::Linear(tokens) => (distance / tokens).min(1.0),
+            DistanceScale::Log(tokens) => (distance.ln() / tokens.ln()).min(1.0),
+            DistanceScale::Decay(tokens) => 1.0 - (-(distance - 1.0) / tokens).exp(),
+        }
+    }
+
+    /// The distance that a number stands for, rising with it; the network's numbers may be outside of 0 to 1.
+    pub fn distance(self, share: f32) -> f32 {
+        match self {
+            DistanceScale::Linear(tokens) => share * tokens,
+            DistanceScale::Log(tokens) => (share * tokens.ln()).exp(),
+            DistanceScale::Decay(tokens) => {
+                let beyond = (share - DECAY_SHARE_MAX).max(0.0) / (1.0 - DECAY_SHARE_MAX);
+                1.0 + tokens * (beyond - (1.0 - share.min(DECAY_SHARE_MAX)).ln())
+            }
+        }
+    }
+}
+
+/// From the form in metadata.
+impl std::str::FromStr for DistanceScale {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let tokens = |tokens: &str| tokens.parse().ok().filter(|tokens| (2.0..=65536.0).contains(tokens));
+        let parts = text.split_once(':').and_then(|(name, count)| Some((name, tokens(count)?)));
+        match parts {
+            Some(("linear", tokens)) => Ok(DistanceScale::Linear(tokens)),
+            Some(("log", tokens)) => Ok(DistanceScale::Log(tokens)),
+            Some(("decay", tokens)) => Ok(DistanceScale::Decay(tokens)),
+            _ => Err(format!("'{text}' is not linear, log or decay with 2 to 65536 tokens, as in log:256")),
+        }
+    }
+}
+
+/// As in metadata: the name and the tokens.
+impl std::fmt::Display for DistanceScale {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        let (name, tokens) = match self {
+            DistanceScale::Linear(tokens) => ("linear", tokens),
+            DistanceScale::Log(tokens) => ("log", tokens),
+            DistanceScale::Decay(tokens) => ("decay", tokens),
+        };
+        write!(f, "{name}:{tokens}")
+    }
+}
 
 /// Recency and frequency of each expert: the inputs of this form, in training and in use.
 pub struct UsageFeatures {
@@ -71,6 +139,7 @@ impl UsageFeatures {
 /// The trained weights.
 pub struct FlashmoeWeights {
     size: MoeSize,
+    scale: DistanceScale,
     /// For each layer of the network `[rows, outputs, inputs]` and `[rows, outputs]`.
     layers: [(Vec<f32>, Vec<f32>); 3],
 }
@@ -81,6 +150,14 @@ impl FlashmoeWeights {
         if trained != computed {
             return Err(EvictorError::Features { trained, computed });
         }
+        let scale = match arrays.meta.get(DISTANCE_KEY) {
+            None => DistanceScale::Linear(UNKNOWN_DISTANCE),
+            Some(found) => found.parse().map_err(|_| EvictorError::Unsupported {
+                key: DISTANCE_KEY,
+                found: found.clone(),
+                wanted: "linear:TOKENS', 'log:TOKENS' or 'decay:TOKENS".to_owned(),
+            })?,
+        };
         let MoeSize { rows, experts, .. } = size;
         let sizes = [2 * experts, HIDDEN, HIDDEN, experts];
         let layer = |i: usize| -> Result<_, EvictorError> {
@@ -88,7 +165,7 @@ impl FlashmoeWeights {
             let weights = arrays.floats(name, &[rows, outputs, inputs])?.to_vec();
             Ok((weights, arrays.floats(&format!("{name}_bias"), &[rows, outputs])?.to_vec()))
         };
-        Ok(FlashmoeWeights { size, layers: [layer(0)?, layer(1)?, layer(2)?] })
+        Ok(FlashmoeWeights { size, scale, layers: [layer(0)?, layer(1)?, layer(2)?] })
     }
 }
 
@@ -106,7 +183,7 @@ pub(super) struct Flashmoe {
 impl Flashmoe {
     pub fn new(weights: Arc<FlashmoeWeights>) -> Self {
         let cells = weights.size.rows * weights.size.experts;
-        let (scores, distance) = (UsageFeatures::new(weights.size), vec![DISTANCE_MAX; cells]);
+        let (scores, distance) = (UsageFeatures::new(weights.size), vec![UNKNOWN_DISTANCE; cells]);
         Flashmoe { weights, scores, distance, from: Vec::new(), to: Vec::new() }
     }
 }
@@ -130,7 +207,8 @@ impl Scorer for Flashmoe {
             std::mem::swap(&mut self.from, &mut self.to);
         }
         let distances = &mut self.distance[row * experts..(row + 1) * experts];
-        distances.iter_mut().zip(&self.from).for_each(|(distance, share)| *distance = share * DISTANCE_MAX);
+        let scale = self.weights.scale;
+        distances.iter_mut().zip(&self.from).for_each(|(distance, share)| *distance = scale.distance(*share));
     }
 
     fn new_sequence(&mut self) {
@@ -157,6 +235,25 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn distances_and_shares_are_inverse_and_rise_together() {
+        for text in ["linear:64", "log:256", "decay:12.5"] {
+            let scale: DistanceScale = text.parse().unwrap();
+            assert_eq!(scale.to_string(), text);
+            for distance in [1.0, 2.0, 7.0, 60.0] {
+                let share = scale.share(Some(distance));
+                assert!((0.0..1.0).contains(&share), "{text}: {share}");
+                assert!((scale.distance(share) - distance).abs() < 1e-3 * distance, "{text}: {distance}");
+            }
+            assert_eq!(scale.share(None), 1.0);
+            let rising = (-20..=240).map(|at| scale.distance(at as f32 / 100.0));
+            assert!(rising.clone().all(f32::is_finite) && rising.is_sorted_by(|a, b| a < b), "{text}");
+        }
+        for wrong in ["", "linear", "linear:0", "linear:nan", "root:64", "decay:1e9"] {
+            assert!(wrong.parse::<DistanceScale>().is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn scores_are_those_of_the_paper() {

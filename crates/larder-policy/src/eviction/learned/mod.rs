@@ -29,7 +29,7 @@ pub use crosslayer::{FORM as CROSSLAYER, HEAD_HIDDEN};
 pub use error::EvictorError;
 pub use evictor::{Evictor, FORMAT, VERSION};
 pub use features::{FEATURES, Features, HALF_LIVES, HORIZONS, SCALES};
-pub use flashmoe::{DISTANCE_MAX, FORM as FLASHMOE, HIDDEN as FLASHMOE_HIDDEN, UsageFeatures};
+pub use flashmoe::{DISTANCE_KEY, DistanceScale, FORM as FLASHMOE, HIDDEN as FLASHMOE_HIDDEN, UsageFeatures};
 pub(super) use policy::POLICY;
 
 /// The size of the part of a model that has experts.

@@ -21,8 +21,15 @@ pub fn run(args: &TrainArgs) -> Result<()> {
         ranges_text(&split.validation),
         ranges_text(&split.test)
     );
-    let base = TrainingConfig::new(args.form.form(), trace.experts);
-    let recipe = TrainingConfig { seed: args.seed, epochs: args.epochs.unwrap_or(base.epochs), ..base };
+    let base = TrainingConfig::new(args.form.form());
+    let recipe = TrainingConfig {
+        seed: args.seed,
+        epochs: args.epochs.unwrap_or(base.epochs),
+        learning_rate: args.rate.unwrap_or(base.learning_rate),
+        distance: args.distance.unwrap_or(base.distance),
+        belady_slots: args.belady_slots.or(base.belady_slots),
+        ..base
+    };
     let mut arrays = train(&trace, &split, &recipe, &mut reporter(&trace, &split))?;
     let mut note = |key: &str, value: String| arrays.meta.insert(key.to_owned(), value);
     note("seed", args.seed.to_string());
