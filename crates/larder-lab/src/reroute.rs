@@ -4,6 +4,8 @@
 //! enough to rank strategies, and no replacement for running the model.
 
 use larder_cache::{Ledger, SlotAssignment};
+use std::collections::BTreeSet;
+
 use larder_core::{CacheScope, ExpertId, GATES_KEY, Gate, MoeRow, Trace, TracePass, UNUSED};
 use larder_model::wanted_experts;
 use larder_policy::eviction::{EvictionSpec, LayerChoice, PolicyInputs};
@@ -88,7 +90,8 @@ impl Rerouter<'_> {
         let k = trace.top_k;
         let mut ids = vec![UNUSED; tokens.len() * trace.rows * k];
         for (row, gate) in self.gates.iter().enumerate() {
-            let mut all = Vec::new();
+            // Of each token its place, and of each expert whether a smaller copy is enough.
+            let mut chosen: Vec<(usize, ExpertId, bool)> = Vec::new();
             for (i, token) in tokens.clone().enumerate() {
                 let (logits, decode) = (trace.logits_of(token, row), trace.origins[token].decode);
                 self.router.choose(
@@ -99,14 +102,18 @@ impl Rerouter<'_> {
                 if decode {
                     *quality += self.meter.measure(gate, logits, &self.choice.experts);
                 }
-                for (place, expert) in self.choice.experts.iter().enumerate() {
-                    ids[(i * trace.rows + row) * k + place] = expert.0;
-                }
-                // Smaller copies do not stay.
-                let is_whole =
-                    |(place, _): &(usize, &ExpertId)| !self.choice.small.get(*place).is_some_and(|small| *small);
-                all.extend(self.choice.experts.iter().enumerate().filter(is_whole).map(|(_, expert)| *expert));
+                let ExpertChoice { experts, small, .. } = &self.choice;
+                let is_small = |at: usize| small.get(at).is_some_and(|small| *small);
+                chosen.extend(experts.iter().enumerate().map(|(at, expert)| (i, *expert, is_small(at))));
             }
+            // Smaller copies take no slot and are not recorded.
+            let whole: BTreeSet<ExpertId> = chosen.iter().filter(|(.., small)| !small).map(|(_, e, _)| *e).collect();
+            chosen.retain(|(_, expert, _)| whole.contains(expert));
+            for token in chosen.chunk_by(|a, b| a.0 == b.0) {
+                let first = (token[0].0 * trace.rows + row) * k;
+                ids[first..].iter_mut().zip(token).for_each(|(id, (_, expert, _))| *id = expert.0);
+            }
+            let all: Vec<ExpertId> = chosen.iter().map(|(_, expert, _)| *expert).collect();
             let wanted = wanted_experts(&all, gate.experts);
             let (wanted, counts): (Vec<_>, Vec<_>) = wanted.iter().map(|w| (w.expert.index(), w.tokens)).unzip();
             let logits = if tokens.len() == 1 { trace.logits_of(tokens.start, row) } else { &[] };

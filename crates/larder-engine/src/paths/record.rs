@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use half::f16;
-use larder_core::{CapacityAt, Geometry, Trace, TraceError, TracePass, TraceToken};
+use larder_core::{CapacityAt, ExpertId, Geometry, Trace, TraceError, TracePass, TraceToken};
 use larder_model::{Decoder, MoeCall, Routed, TokenOrigin, TokenPhase};
 
 /// Collects the choices of every MoE layer into a trace, pass by pass.
@@ -56,7 +56,8 @@ impl Recorder {
         self.trace.capacities.push(CapacityAt { pass, slots: slots as u32, before_sequence: false });
     }
 
-    /// Records the choice of a layer. A pass that fails before its last layer is left out.
+    /// Records the choice of a layer, without experts that were computed from smaller copies. A pass that fails before its last
+    /// layer is left out.
     pub fn record(&mut self, call: &MoeCall, routed: &Routed) {
         let Some(row) = self.rows[call.layer.index()] else { return };
         if row == 0 {
@@ -67,8 +68,15 @@ impl Recorder {
         if self.ids.len() != row * call.origins.len() * self.trace.top_k {
             self.failed.get_or_insert(TraceError::WithoutExperts);
         }
-        self.ids.extend(routed.ids.iter().map(|e| e.0));
-        self.weights.extend(routed.weights.iter().map(|w| f16::from_f32(*w)));
+        for (token, ids) in routed.ids.chunks_exact(self.trace.top_k).enumerate() {
+            let first = token * self.trace.top_k;
+            let whole = (0..ids.len()).filter(|place| !routed.is_small(ids[*place]));
+            self.ids.extend(whole.clone().map(|place| ids[place].0));
+            self.weights.extend(whole.map(|place| f16::from_f32(routed.weights[first + place])));
+            let places = self.ids.len().next_multiple_of(self.trace.top_k);
+            self.ids.resize(places, ExpertId::NONE.0);
+            self.weights.resize(places, f16::ZERO);
+        }
         if self.with_logits {
             self.logits.extend_from_slice(call.logits);
         }

@@ -1,7 +1,9 @@
 //! The rule `shelf`: missing experts of little weight are computed from their smaller copies, which are read instead.
 
+use larder_core::Gate;
+
 use super::{ExpertChoice, MissRule, MissRuleRow};
-use crate::routing::{PHASE, Ranking, RouterInput};
+use crate::routing::{KEEP, Keep, PHASE, Ranking, RouterInput};
 use crate::spec::{Domain, Knob};
 
 pub(super) const RULE: MissRuleRow = MissRuleRow {
@@ -14,28 +16,35 @@ pub(super) const RULE: MissRuleRow = MissRuleRow {
             domain: Domain::Number(0.0..=f64::MAX),
             default: None,
         },
+        KEEP,
         PHASE,
     ],
     reads_small_copies: true,
     make: |options| {
         let below = options.required("tau", options.number("tau"))? as f32;
-        Ok(Box::new(Shelf { below }))
+        Ok(Box::new(Shelf { below, keep: Keep::new(options) }))
     },
 };
 
 struct Shelf {
     below: f32,
+    keep: Keep,
 }
 
 impl MissRule for Shelf {
-    fn apply(&mut self, _: &RouterInput, _: &Ranking, present: &dyn Fn(usize) -> bool, choice: &mut ExpertChoice) {
-        let is_small =
-            |(expert, weight): (&larder_core::ExpertId, &f32)| weight.abs() < self.below && !present(expert.index());
-        let small = choice.experts.iter().zip(&choice.weights).map(is_small);
-        choice.small.clear();
-        choice.small.extend(small);
-        if !choice.small.contains(&true) {
-            choice.small.clear();
+    fn gate_error(&self, gate: &Gate) -> Option<String> {
+        self.keep.gate_error(gate)
+    }
+
+    fn apply(&mut self, input: &RouterInput, _: &Ranking, present: &dyn Fn(usize) -> bool, choice: &mut ExpertChoice) {
+        // Smaller copies are in no trace, and a trace has an expert of every token.
+        let keep = self.keep.of(input.gate.top_k).max(1);
+        let ExpertChoice { experts, weights, small } = choice;
+        let is_small = |at: usize| at >= keep && weights[at].abs() < self.below && !present(experts[at].index());
+        small.clear();
+        small.extend((0..experts.len()).map(is_small));
+        if !small.contains(&true) {
+            small.clear();
         }
     }
 }

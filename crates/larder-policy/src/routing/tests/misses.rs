@@ -69,8 +69,11 @@ proptest! {
             prop_assert!(fillers.len() <= own_missing);
             for (expert, weight) in fillers {
                 prop_assert!(present.contains(&expert.index()) && !own.experts.contains(expert));
-                // Of the weights that are in proportion to scores, it has its own share.
-                prop_assert!(*weight <= kept[0].1 * 1.001 && *weight >= 0.0, "{} of {:?}", weight, kept);
+                // In proportion to the first expert as the gate has the two.
+                let mut two = vec![];
+                gate.weights(&logits, &[own.experts[0], *expert], &mut two);
+                let want = own.weights[0] * two[1] / two[0];
+                prop_assert!((weight - want).abs() <= 1e-5 + 1e-4 * want.abs(), "{} and not {}: {:?}", weight, want, kept);
             }
             let free = (0..EXPERTS).filter(|e| present.contains(e) && ranking.is_eligible(*e) && !own.experts.contains(&ExpertId(*e as u16)));
             prop_assert_eq!(filled.len(), kept.len() + own_missing.min(free.count()));
@@ -88,8 +91,8 @@ proptest! {
         let found = choice(&format!("shelf:tau={tau}"), gate, &logits, &present);
         let own = choice("original", gate, &logits, &present);
         prop_assert_eq!((&found.experts, &found.weights), (&own.experts, &own.weights));
-        let small: Vec<bool> =
-            own.experts.iter().zip(&own.weights).map(|(e, w)| *w < tau && !present.contains(&e.index())).collect();
+        let is_small = |at: usize| at > 0 && own.weights[at] < tau && !present.contains(&own.experts[at].index());
+        let small: Vec<bool> = (0..own.experts.len()).map(is_small).collect();
         prop_assert_eq!(found.small, if small.contains(&true) { small } else { vec![] });
     }
 }
