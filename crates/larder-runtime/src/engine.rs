@@ -11,7 +11,7 @@ use larder_core::{CheckpointPolicy, Gate};
 use larder_engine::{
     DRAFT_MAX, Drafting, LossMeter, Recorder, Routing, Session, SharedSource, Speculation, StreamingPath,
 };
-use larder_model::{AllResident, ComputeContext, Decoder, KvFormat};
+use larder_model::{AllResident, ComputeContext, Decoder, KvFormat, rewinds_freely};
 use larder_policy::eviction::{CacheShape, PolicyInputs};
 use larder_store::Store;
 use larder_store::reader::{Arena, TouchPace};
@@ -322,6 +322,7 @@ pub fn plan_inputs<'a>(model: &'a OpenModel, options: &Options) -> Result<PlanIn
         kv_limit_bytes: options.kv_limit_bytes,
         kv_format: kv_format_of(model, options)?,
         kv_checkpoints: CheckpointPolicy::default(),
+        measures_in_copy: !options.routing.is_lossless() && !rewinds_freely(model.source().config())?,
         prefill_tokens: context.saturating_mul(options.sequences).min(LEAST_TOKENS),
         threads: options.compute.threads,
         process_bytes: memory::current().unwrap_or_default(),

@@ -5,8 +5,8 @@ use larder_engine::{CachedPath, LossMeter, OutputLoss, Routing, Session, Streami
 use larder_model::ExpertPath;
 use larder_policy::routing::RoutingSpec;
 
-use crate::support::golden_models;
 use crate::support::rig::{Model, TOKENS, model};
+use crate::support::{fixture, golden_models, larder_ok};
 
 /// A path through one slot more than a token uses, under a strategy that suits the model.
 fn path(model: &Model, spec: &str, prefetch: usize) -> Option<StreamingPath> {
@@ -70,6 +70,28 @@ fn measuring_changes_nothing_and_finds_nothing_where_nothing_is_lost() {
         }
     }
     assert!(lossy > 20 && measured > 1000, "{lossy} {measured}");
+}
+
+#[test]
+fn a_run_measures_within_its_memory_plan_also_where_sequences_cannot_go_back() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["qwen3_next", "granitemoehybrid", "olmoe"] {
+        let (golden, store) = (fixture("golden").join(name), dir.path().join(name));
+        let (golden, store) = (golden.to_str().unwrap(), store.to_str().unwrap());
+        larder_ok(&["convert", golden, store]);
+        let prior = ["--routing", "prior:lambda=0.5", "--measure-every", "4", "--cache-experts", "3", "--json"];
+        // One page, and several.
+        for tokens in ["40", "150"] {
+            let run = [&["run", "-m", store, "-p", "the", "-n", tokens, "--ignore-eos"], &prior[..]].concat();
+            let found: serde_json::Value = serde_json::from_str(&larder_ok(&run)).unwrap();
+            let output = &found["routing"]["output"];
+            assert_eq!(output["failed"], 0, "{name}: {output}");
+            assert!(
+                output["measured"].as_u64().unwrap() >= 9 && output["kl"].as_f64().unwrap() >= 0.0,
+                "{name}: {output}"
+            );
+        }
+    }
 }
 
 #[test]

@@ -55,6 +55,8 @@ pub struct PlanInputs<'a> {
     pub kv_format: KvFormat,
     /// When checkpoints of recurrent states are taken.
     pub kv_checkpoints: CheckpointPolicy,
+    /// Whether tokens are computed a second time in a copy of their sequence, because it cannot go back by one.
+    pub measures_in_copy: bool,
     /// The most tokens of a step, and so of a piece of a prompt.
     pub prefill_tokens: usize,
     /// Compute threads.
@@ -111,7 +113,11 @@ impl PlanInputs<'_> {
 
     /// The most bytes of the KV caches and recurrent states of all sequences.
     pub fn kv_bytes(&self) -> u64 {
-        self.page_bytes().saturating_add(self.recurrent_bytes()).min(self.kv_limit_bytes.unwrap_or(u64::MAX))
+        let all = self.page_bytes().saturating_add(self.recurrent_bytes()).min(self.kv_limit_bytes.unwrap_or(u64::MAX));
+        // A page of each layer, and recurrent states before and behind a checkpoint.
+        let memory = &self.blueprint.sequence_memory;
+        let copy = memory.kv_bytes(1, self.kv_format.kind()).saturating_add(2 * memory.state_bytes as u64);
+        all.saturating_add(if self.measures_in_copy { copy } else { 0 })
     }
 
     /// The most bytes of the keys and values of all sequences, in whole pages.

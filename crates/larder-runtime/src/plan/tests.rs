@@ -39,6 +39,7 @@ pub fn inputs(blueprint: &Blueprint, available: Option<u64>) -> PlanInputs<'_> {
         scratch_slots: 0,
         context: 1024,
         kv_checkpoints: CheckpointPolicy::default(),
+        measures_in_copy: false,
         sequences: 1,
         drafts: 0,
         draft: None,
