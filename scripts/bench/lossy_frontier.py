@@ -8,8 +8,9 @@ Needs Python 3.10 or newer, numpy, safetensors, and larder (default: target/rele
 The demo model with sizes filled up to 256 (as format_quality.py makes it) becomes a store with experts in q4_0 and smaller copies in
 q2_k, both with an importance matrix of the text of --choose. Every setting of a family is measured on that text, one token at a time,
 with half and with a quarter of the experts in memory. Of each family, the setting with the fewest bytes whose perplexity rises by no
-more than 1 % is then measured on --text (default: the held-out book), on which nothing is chosen. "beside prior" divides the bytes
-that `prior` with LRU reads at the same rise of perplexity there, on the line between its measured settings, by the family's.
+more than 1 % is then measured on --text (default: the held-out book), on which nothing is chosen. The last two columns divide the bytes
+that `prior` with LRU reads there at the same perplexity, and at the same output KL, on the line between its measured settings, by the
+family's.
 
 The rivals are the whole model in smaller number formats, with as many slots as the same memory holds. Outputs are kept in the work
 folder, and a measurement that is there is not repeated. No figure depends on the speed of the machine.
@@ -82,9 +83,17 @@ def chosen(rows: list[dict]) -> dict | None:
     return min(fits, key=lambda row: row["bytes_per_token"], default=None)
 
 
-def bytes_at(curve: list[dict], loss: float) -> float | None:
-    """Bytes per token of a curve at this rise of perplexity, between two measured settings; None beyond them."""
-    points = sorted((row["loss"]["value"], row["bytes_per_token"]) for row in curve)
+def perplexity_of(row: dict) -> float:
+    return row["perplexity"]["value"]
+
+
+def kl_of(row: dict) -> float:
+    return row["output_kl"] or 0.0
+
+
+def bytes_at(curve: list[dict], loss_of, loss: float) -> float | None:
+    """Bytes per token of a curve at this loss, between two measured settings; None beyond them."""
+    points = sorted((loss_of(row), row["bytes_per_token"]) for row in curve)
     for (low, high_bytes), (high, low_bytes) in zip(points, points[1:]):
         if low <= loss <= high:
             return high_bytes + (low_bytes - high_bytes) * (loss - low) / (high - low)
@@ -118,11 +127,10 @@ def frontier(bench: Bench, store: Path, text: Path, tokens: tuple[int, int], siz
         reported[eviction] = bench.sweep("report", store, text, tokens[1], size, eviction, list(specs))
     own = next(row for row in reported["lru"] if row["routing"] == "original")
     curve = [own, *(row for row in reported["lru"] if row["routing"] in FAMILIES["prior"])]
-    rows = [["original", "lru", "", f"{own['perplexity']['value']:.2f}", "", "", f"{own['bytes_per_token'] / 1e3:.0f} kB", ""]]
+    rows = [["original", "lru", "", f"{own['perplexity']['value']:.2f}", "", "", f"{own['bytes_per_token'] / 1e3:.0f} kB", "", ""]]
     for family, eviction, spec in picked:
         row = next(row for row in reported[eviction] if row["routing"] == spec)
-        loss = row["perplexity"]["value"] / own["perplexity"]["value"] - 1
-        same = bytes_at(curve, loss)
+        same = [bytes_at(curve, loss_of, loss_of(row)) for loss_of in (perplexity_of, kl_of)]
         rows.append([
             f"{family}: `{spec}`",
             eviction,
@@ -131,9 +139,10 @@ def frontier(bench: Bench, store: Path, text: Path, tokens: tuple[int, int], siz
             f"{row['output_kl']:.4f} ± {row['output_kl_half_interval']:.4f}",
             f"{100 * row['output_agreement']:.1f} %",
             f"{row['bytes_per_token'] / 1e3:.0f} kB",
-            f"{same / row['bytes_per_token']:.2f}" if same else "beyond its settings",
+            *(f"{other / row['bytes_per_token']:.2f}" if other else "–" for other in same),
         ])
-    header = ["routing", "eviction", "perplexity, more", "perplexity", "output KL", "same token", "read per token", "beside prior"]
+    header = ["routing", "eviction", "perplexity, more", "perplexity", "output KL", "same token", "read per token"]
+    header += ["÷ at its perplexity", "÷ at its KL"]
     return f"{size} of 32 experts in memory:\n\n{table(header, rows)}"
 
 
@@ -158,10 +167,11 @@ def main():
     parser.add_argument("--larder", type=Path, default=format_quality.ROOT / "target" / "release" / "larder")
     parser.add_argument("--work", type=Path, default=format_quality.ROOT / "target" / "frontier")
     parser.add_argument("--tokens", type=int, nargs=2, default=(2048, 8192), help="tokens of either text")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="experts per layer in memory, of 32")
     args = parser.parse_args()
     bench = Bench(args.larder, args.work, args.choose)
     store = bench.store("q4_0", "--shelf", "q2_k")
-    for size in SIZES:
+    for size in args.sizes:
         print(frontier(bench, store, args.text, args.tokens, size), flush=True)
         own = bench.sweep("report", store, args.text, args.tokens[1], size, "lru", [])[0]
         print("\n" + rivals(bench, args.text, args.tokens[1], size, own["perplexity"]["value"]) + "\n", flush=True)

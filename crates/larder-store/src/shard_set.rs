@@ -23,7 +23,7 @@ use crate::{
 /// The bits of all segments.
 const ALL: u8 = (1 << SEGMENTS) - 1;
 
-/// A set of shards. Their data are checked as [`ReadChecks`] say. Their headers are for other programs: experts are found by
+/// A set of shards. Their data are checked as `ReadChecks` say. Their headers are for other programs: experts are found by
 /// the manifest alone, and only [`verify`](crate::verify) reads headers.
 pub struct ShardSet {
     /// The store, and its second folder if there is one.

@@ -172,6 +172,8 @@ impl Totals {
                 "reads_ahead": traffic.reads_ahead.begun,
                 "useful_reads_ahead": traffic.reads_ahead.used,
                 "certain_reads_ahead": traffic.reads_ahead.certain,
+                "small_reads": traffic.small_reads,
+                "beside_bytes": traffic.beside_bytes,
                 "hit_rate": traffic.hit_rate(),
                 "demand_bytes": traffic.demand_bytes,
                 "prefetch_bytes": traffic.prefetch_bytes,

@@ -183,8 +183,12 @@ fn cache_text(totals: &Totals) -> String {
             0 => String::new(),
             reads => format!(" ({:.1} experts ahead, known to be wanted)", reads as f64 / (*tokens).max(1) as f64),
         };
+        let small = match traffic.small_reads {
+            0 => String::new(),
+            reads => format!(" ({:.1} smaller copies)", reads as f64 / (*tokens).max(1) as f64),
+        };
         let hits = 100.0 * traffic.hit_rate();
-        return format!("{hits:.0} % cache hits, {read} read per token{certain}, {waiting} for reads");
+        return format!("{hits:.0} % cache hits, {read} read per token{small}{certain}, {waiting} for reads");
     };
     let share = |n: u64, of: u64| 100.0 * n as f64 / of.max(1) as f64;
     let (counts, wanted) = (tiers.counts, tiers.counts.wanted());
