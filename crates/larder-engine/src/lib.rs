@@ -65,7 +65,7 @@ pub use generate::{GenerateError, Generated, Listener, Request, generate};
 pub use grammar::{Grammar, GrammarCompiler, GrammarError, TextFormat};
 pub use lambda_costs::{CostNote, LambdaCost, LambdaCosts, MeasuredLambda, SizeCosts, lambda_cost_note, text_breaks};
 pub use mtp_state::{MtpState, OwnLayer};
-pub use output_loss::{ExactLogits, LossMeter, MEASURE_EVERY, OutputLoss, kl_divergence, log_sum_exp};
+pub use output_loss::{ExactLogits, LossMeter, MEASURE_EVERY, OutputLoss, kl_divergence_from, log_sum_exp};
 pub use paths::{CachedPath, DeviceExpertsDouble, Recorder, Routing, StreamingPath, TieredPath};
 pub use rng::Xoshiro256;
 pub use sampler::{Sampler, SamplerError, Sampling};

@@ -69,15 +69,21 @@ fn student(degrees: u64) -> f64 {
 }
 
 /// The KL divergence in nats of the distribution of the logits `other` from that of `exact`.
-pub fn kl_divergence(exact: &[f32], other: &[f32]) -> f64 {
-    let (total, other_total) = (log_sum_exp(exact), log_sum_exp(other));
-    let term = |(own, other): (&f32, &f32)| {
-        let own = f64::from(*own) - total;
-        let probability = own.exp();
-        if probability > 0.0 { probability * (own - (f64::from(*other) - other_total)) } else { 0.0 }
-    };
+fn kl_divergence(exact: &[f32], other: &[f32]) -> f64 {
+    let total = log_sum_exp(exact);
     // Rounding may leave a little less than nothing.
-    exact.iter().zip(other).map(term).sum::<f64>().max(0.0)
+    kl_divergence_from(exact.iter().map(|own| f64::from(*own) - total), other).max(0.0)
+}
+
+/// The KL divergence in nats of the distribution of the logits `other` from one that is given by the logarithms of its
+/// probabilities.
+pub fn kl_divergence_from(own: impl Iterator<Item = f64>, other: &[f32]) -> f64 {
+    let total = log_sum_exp(other);
+    let term = |(own, logit): (f64, &f32)| {
+        let probability = own.exp();
+        if probability > 0.0 { probability * (own - (f64::from(*logit) - total)) } else { 0.0 }
+    };
+    own.zip(other).map(term).sum()
 }
 
 /// The logarithm of the sum of the exponentials.
@@ -113,12 +119,12 @@ impl LossMeter {
         LossMeter(Arc::new(Mutex::new(Meter::new(every, seed))))
     }
 
-    /// What was measured so far.
+    /// The losses measured so far.
     pub fn loss(&self) -> OutputLoss {
         self.meter().loss
     }
 
-    /// Forgets what was measured: another strategy is in use from now on.
+    /// Forgets the losses measured so far: another strategy is in use from now on.
     pub fn restart(&self) {
         self.meter().loss = OutputLoss::default();
     }
@@ -132,7 +138,8 @@ impl LossMeter {
         experts: &mut dyn ExpertPath,
         sequence: &mut Sequence,
     ) -> Option<ExactLogits> {
-        if !experts.can_forward_exactly() || !self.meter().is_drawn() {
+        let experts = experts.exact()?;
+        if !self.meter().is_drawn() {
             return None;
         }
         let start = Instant::now();

@@ -79,19 +79,10 @@ pub trait ExpertPath {
     /// unspecified and the path stays usable.
     fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed>;
 
-    /// Whether a routing strategy may choose other experts than the model, and [`forward_exactly`](Self::forward_exactly) can tell what
-    /// those would have computed.
-    fn can_forward_exactly(&self) -> bool {
-        false
-    }
-
-    /// [`forward`](Self::forward) with the model's own routing, to compare with. It leaves nothing behind: what is resident, what
-    /// will be evicted and every count stay as they are.
-    ///
-    /// The caller guarantees that the path [can](Self::can_forward_exactly) do this.
-    fn forward_exactly(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed> {
-        let _ = (call, out);
-        unimplemented!("the path cannot compute exactly beside its own routing")
+    /// The same experts with the model's own routing, to compare with, where a routing strategy may choose others; `None` where none
+    /// does, or where that cannot be computed beside it.
+    fn exact(&mut self) -> Option<&mut dyn ExactPath> {
+        None
     }
 
     /// Whether [`hint`](Self::hint) shall be called with router logits of this kind in a step of `tokens` tokens.
@@ -119,8 +110,15 @@ pub trait ExpertPath {
     }
 }
 
-/// A path as it would be with the model's own routing: each call is a [`forward_exactly`](ExpertPath::forward_exactly).
-pub struct ExactExperts<'a>(pub &'a mut dyn ExpertPath);
+/// Computes experts by the model's own routing beside a path with another.
+pub trait ExactPath {
+    /// [`ExpertPath::forward`] with the model's own routing. It leaves nothing behind: residency, the order of eviction and every count
+    /// stay as they are.
+    fn forward_exactly(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed>;
+}
+
+/// A path whose every call is a [`forward_exactly`](ExactPath::forward_exactly).
+pub struct ExactExperts<'a>(pub &'a mut dyn ExactPath);
 
 impl ExpertPath for ExactExperts<'_> {
     fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed> {

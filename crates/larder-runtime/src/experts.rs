@@ -7,7 +7,9 @@ use anyhow::{Result, bail};
 use larder_cache::{ExpertUses, Traffic, Visit};
 use larder_core::{ExpertId, Gate, LayerIdx};
 use larder_engine::{CachedPath, Drafting, Recorder, Routing, StreamingPath, TieredPath};
-use larder_model::{AllResident, Decoder, ExpertPath, HintSource, ModelError, MoeCall, Routed, wanted_experts};
+use larder_model::{
+    AllResident, Decoder, ExactPath, ExpertPath, HintSource, ModelError, MoeCall, Routed, wanted_experts,
+};
 use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
 use larder_store::reader::{Arena, Slot};
@@ -366,12 +368,8 @@ impl ExpertPath for EngineExperts {
         Ok(routed)
     }
 
-    fn can_forward_exactly(&self) -> bool {
-        self.path().can_forward_exactly()
-    }
-
-    fn forward_exactly(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
-        self.path_mut().forward_exactly(call, out)
+    fn exact(&mut self) -> Option<&mut dyn ExactPath> {
+        self.path_mut().exact()
     }
 
     fn wants_hint(&self, source: HintSource, tokens: usize) -> bool {

@@ -98,7 +98,7 @@ fn a_run_measures_within_its_memory_plan_also_where_sequences_cannot_go_back() {
 fn exact_routing_is_not_measured() {
     let model = model(&golden_models()[0]);
     let mut exact = model.streaming(model.decoder.geometry().top_k + 1, CacheScope::Layer, 0, model.memory());
-    assert!(!exact.can_forward_exactly());
+    assert!(exact.exact().is_none());
     let meter = LossMeter::new(1, 1);
     decode(&model, &mut exact, Some(&meter));
     assert_eq!(meter.loss(), OutputLoss::default());

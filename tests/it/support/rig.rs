@@ -7,8 +7,8 @@ use larder_cache::{Cache, SlotSupply, pass_through_slots};
 use larder_core::{CacheScope, Gate, LayerIdx, NumberFormat};
 use larder_engine::{DeviceExpertsDouble, Recorder, Routing, Session, StreamingPath, TieredPath, TokenInput};
 use larder_model::{
-    AllResident, ComputeContext, Decoder, DeviceAttention, DeviceProducts, ExpertPath, HintSource, ModelError, MoeCall,
-    Routed,
+    AllResident, ComputeContext, Decoder, DeviceAttention, DeviceProducts, ExactPath, ExpertPath, HintSource,
+    ModelError, MoeCall, Routed,
 };
 use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs};
 use larder_store::reader::{Arena, MemoryReader, Reader, ReaderSpec, Slot};
@@ -232,12 +232,8 @@ impl ExpertPath for Recorded {
         Ok(routed)
     }
 
-    fn can_forward_exactly(&self) -> bool {
-        self.path.can_forward_exactly()
-    }
-
-    fn forward_exactly(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
-        self.path.forward_exactly(call, out)
+    fn exact(&mut self) -> Option<&mut dyn ExactPath> {
+        self.path.exact()
     }
 
     fn wants_hint(&self, source: HintSource, tokens: usize) -> bool {

@@ -3,13 +3,12 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use larder_core::MoeRow;
 use larder_store::StoreError;
 use larder_store::reader::ReadRequest;
 
 use super::halves::Half;
 use super::tag::ReadTag;
-use super::{CompletedRead, SlotFiller};
+use super::{CompletedRead, SlotFiller, shards_of};
 use crate::one_tier::SlotIndex;
 
 /// A part whose bytes are to be checked.
@@ -62,24 +61,21 @@ impl SlotFiller {
         let failures = Mutex::new(Vec::new());
         // The reader stays with this thread.
         let SlotFiller { shards, layers, slots, threads, checks, halved, .. } = self;
-        let (whole, small) = (shards.as_ref(), shards.small());
-        let of = |row: MoeRow| match row.index().checked_sub(layers.len()) {
-            Some(row) => (small.expect("rows of smaller copies exist where there are such copies"), layers[row]),
-            None => (whole, layers[row.index()]),
-        };
+        let shards = shards.as_ref();
         threads.run(checks.len(), &|task| {
             let (expert, part, data) = match checks[task] {
                 Check::Read(read, part) => {
                     let CompletedRead { expert, at, .. } = reads[read];
                     let slot = slots[at].as_ref().expect("a completed read gave its slot back");
-                    (expert, part, &slot[..of(expert.row).0.layout(of(expert.row).1).bytes])
+                    let (shards, layer) = shards_of(shards, layers, expert.row);
+                    (expert, part, &slot[..shards.layout(layer).bytes])
                 }
                 Check::Front(at) => {
                     let (expert, data) = halved.front(at);
                     (expert, 0, data)
                 }
             };
-            let (shards, layer) = of(expert.row);
+            let (shards, layer) = shards_of(shards, layers, expert.row);
             if let Err(e) = shards.check(layer, expert.expert, part, data) {
                 failures.lock().unwrap_or_else(PoisonError::into_inner).push((checks[task], e));
             }

@@ -78,6 +78,14 @@ pub(crate) struct CompletedRead {
     unchecked_from: usize,
 }
 
+/// The shards of the experts of a row, and its layer: rows behind those of `layers` are of smaller copies.
+fn shards_of<'s>(shards: &'s dyn Shards, layers: &[LayerIdx], row: MoeRow) -> (&'s dyn Shards, LayerIdx) {
+    match row.index().checked_sub(layers.len()) {
+        Some(row) => (shards.small().expect("rows of smaller copies exist where there are such copies"), layers[row]),
+        None => (shards, layers[row.index()]),
+    }
+}
+
 impl SlotFiller {
     /// A filler of the slots of `supply`. Nothing is in flight.
     pub fn new(geometry: &Geometry, supply: SlotSupply) -> Self {
@@ -134,22 +142,15 @@ impl SlotFiller {
         row.index() >= self.layers.len()
     }
 
-    /// The layer of a row.
-    fn layer_of(&self, row: MoeRow) -> LayerIdx {
-        self.layers[row.index() % self.layers.len()]
-    }
-
-    /// The shards of the experts of a row.
-    fn shards_of(&self, row: MoeRow) -> &dyn Shards {
-        match self.is_small(row) {
-            true => self.shards.small().expect("rows of smaller copies exist where there are such copies"),
-            false => self.shards.as_ref(),
-        }
+    /// The shards of the experts of a row, and its layer.
+    fn shards_of(&self, row: MoeRow) -> (&dyn Shards, LayerIdx) {
+        shards_of(self.shards.as_ref(), &self.layers, row)
     }
 
     /// The layout of the experts of a row.
     pub fn layout_of_row(&self, row: MoeRow) -> &ExpertLayout {
-        self.shards_of(row).layout(self.layer_of(row))
+        let (shards, layer) = self.shards_of(row);
+        shards.layout(layer)
     }
 
     /// Bytes of an expert of this row.
@@ -281,7 +282,8 @@ impl SlotFiller {
     /// As [`read`](Self::read), in two halves if the expert can be cut: the first waits before those of other experts that have
     /// been queued, the second behind all. [`take_fronts`](Self::take_fronts) tells which first halves have arrived.
     pub fn read_in_halves(&mut self, expert: ExpertKey, at: SlotIndex) {
-        let Some(cut) = self.shards_of(expert.row).cut(self.layer_of(expert.row)) else { return self.read(expert, at) };
+        let (shards, layer) = self.shards_of(expert.row);
+        let Some(cut) = shards.cut(layer) else { return self.read(expert, at) };
         let (bytes, offset) = (self.bytes(expert.row), self.shards.data_start());
         self.demand_reads += 2;
         self.demand_bytes += bytes as u64;
@@ -313,7 +315,7 @@ impl SlotFiller {
     fn show_begun(&self, tag: u64, bytes: usize) {
         if timeline::is_on() {
             let expert = self.expert_of(ReadTag::from_bits(tag).number);
-            let layer = self.layer_of(expert.row).index() as u64;
+            let layer = self.shards_of(expert.row).1.index() as u64;
             let of = [("layer", layer), ("expert", u64::from(expert.expert.0)), ("bytes", bytes as u64)];
             timeline::begin_flight(ReadTag::from_bits(tag).name(), tag, &of);
         }

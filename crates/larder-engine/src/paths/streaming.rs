@@ -6,7 +6,8 @@ use std::sync::Arc;
 use larder_cache::{Cache, CacheCounts, CacheError, ExpertCache, ExpertUses, Traffic};
 use larder_core::{ComputeStage, ExpertId, ExpertKey, ExpertLayout, Gate, LayerIdx, Presence, WantedExpert, timeline};
 use larder_model::{
-    ComputeContext, ExpertPath, ExpertWorkspace, HintSource, ModelError, MoeCall, Routed, route, wanted_experts,
+    ComputeContext, ExactPath, ExpertPath, ExpertWorkspace, HintSource, ModelError, MoeCall, Routed, route,
+    wanted_experts,
 };
 
 use crate::paths::cached_path::CachedPath;
@@ -177,22 +178,8 @@ impl ExpertPath for StreamingPath {
         Ok(routed)
     }
 
-    fn can_forward_exactly(&self) -> bool {
-        !self.routing.is_lossless() && self.cache.has_pass_through()
-    }
-
-    fn forward_exactly(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
-        let routed = route(call);
-        self.begin(call, &routed);
-        let StreamingPath { cache, workspace, .. } = self;
-        let mut compute = |layout: &ExpertLayout, stage: ComputeStage, group: &[(ExpertId, &[u8])]| {
-            workspace.compute_stage(call, &routed, layout, stage, group);
-        };
-        cache
-            .visit_beside(call.layer, &wanted_experts(&routed.ids, call.gate.experts), &mut compute, call.meanwhile)
-            .map_err(|e| ModelError::Expert(e.into()))?;
-        self.workspace.sum(call, &routed, out);
-        Ok(routed)
+    fn exact(&mut self) -> Option<&mut dyn ExactPath> {
+        (!self.routing.is_lossless() && self.cache.has_pass_through()).then_some(self as &mut dyn ExactPath)
     }
 
     fn wants_hint(&self, source: HintSource, tokens: usize) -> bool {
@@ -218,6 +205,22 @@ impl ExpertPath for StreamingPath {
 
     fn will_use(&mut self, layer: LayerIdx, gate: &Gate, experts: &[ExpertId]) {
         self.cache.read_certain(layer, most_wanted(experts, gate));
+    }
+}
+
+impl ExactPath for StreamingPath {
+    fn forward_exactly(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
+        let routed = route(call);
+        self.begin(call, &routed);
+        let StreamingPath { cache, workspace, .. } = self;
+        let mut compute = |layout: &ExpertLayout, stage: ComputeStage, group: &[(ExpertId, &[u8])]| {
+            workspace.compute_stage(call, &routed, layout, stage, group);
+        };
+        cache
+            .visit_beside(call.layer, &wanted_experts(&routed.ids, call.gate.experts), &mut compute, call.meanwhile)
+            .map_err(|e| ModelError::Expert(e.into()))?;
+        self.workspace.sum(call, &routed, out);
+        Ok(routed)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use larder_core::{Gate, LayerIdx};
 use larder_engine::Recorder;
-use larder_model::{ExpertPath, HintSource, ModelError, MoeCall, Routed};
+use larder_model::{ExactPath, ExpertPath, HintSource, ModelError, MoeCall, Routed};
 
 /// An expert path that also records every routing decision.
 pub struct RecordingPath<'a, P> {
@@ -24,12 +24,8 @@ impl<P: ExpertPath> ExpertPath for RecordingPath<'_, P> {
         Ok(routed)
     }
 
-    fn can_forward_exactly(&self) -> bool {
-        self.path.can_forward_exactly()
-    }
-
-    fn forward_exactly(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
-        self.path.forward_exactly(call, out)
+    fn exact(&mut self) -> Option<&mut dyn ExactPath> {
+        self.path.exact()
     }
 
     fn wants_hint(&self, source: HintSource, tokens: usize) -> bool {

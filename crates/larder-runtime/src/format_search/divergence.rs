@@ -7,7 +7,7 @@ use std::thread;
 
 use anyhow::{Context, Result};
 use larder_core::open_regular_with;
-use larder_engine::log_sum_exp;
+use larder_engine::{kl_divergence_from, log_sum_exp};
 
 /// The distributions of the next token at each position of a text, in a file without a name.
 pub struct Distributions {
@@ -62,23 +62,16 @@ impl Distributions {
         Ok(thread::scope(|scope| {
             let sum = |(own, other): (&[u8], &[f32])| -> f64 {
                 let rows = own.chunks_exact(vocab * floats).zip(other.chunks_exact(vocab));
-                rows.map(|(own, other)| kl(own.as_chunks().0, other)).sum()
+                rows.map(|(own, other)| {
+                    let logs = own.as_chunks().0.iter().map(|log| f64::from(f32::from_le_bytes(*log)));
+                    kl_divergence_from(logs, other)
+                })
+                .sum()
             };
             let sums: Vec<_> = shares.map(|share| scope.spawn(move || sum(share))).collect();
             sums.into_iter().map(|sum| sum.join().expect("sums do not panic")).sum()
         }))
     }
-}
-
-/// The KL divergence of a distribution, given by the logarithms of its probabilities, from that of `logits`.
-fn kl(own: &[[u8; 4]], logits: &[f32]) -> f64 {
-    let total = log_sum_exp(logits);
-    let term = |(own, logit): (&[u8; 4], &f32)| {
-        let own = f64::from(f32::from_le_bytes(*own));
-        let probability = own.exp();
-        if probability > 0.0 { probability * (own - (f64::from(*logit) - total)) } else { 0.0 }
-    };
-    own.iter().zip(logits).map(term).sum()
 }
 
 #[cfg(test)]

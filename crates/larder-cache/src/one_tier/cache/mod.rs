@@ -55,7 +55,7 @@ pub struct Cache {
     completed: Vec<CompletedRead>,
     /// Empty between visits.
     fronts: Vec<SlotIndex>,
-    /// Experts of the next layer to read ahead of its visit, likeliest first.
+    /// Experts of the next layer, and smaller copies of those of this one, to read ahead of their visit, likeliest first.
     ahead: VecDeque<(ExpertKey, AheadKind)>,
     hot: HotReads,
     resized: Resized,
@@ -71,7 +71,8 @@ pub struct Cache {
 /// How sure it is that experts that are read ahead of a visit are wanted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum AheadKind {
-    /// Many tokens of a prompt will probably choose them: they are read behind all reads of the visit before.
+    /// Many tokens of a prompt will probably choose them, or they are smaller copies: they are read behind all reads of the visit
+    /// before.
     Likely,
     /// They will be used: they are read at once.
     Certain,
@@ -191,7 +192,7 @@ impl Cache {
     }
 
     /// Smaller copies of some experts of `layer`, which [`visit_small`](Self::visit_small) will use, are read as soon as the reads of the
-    /// visit before have begun. Nothing may call this unless the cache [has](Self::has_small) such copies.
+    /// visit before have begun. The caller guarantees that the cache [has](Self::has_small) such copies.
     pub fn read_small(&mut self, layer: LayerIdx, experts: impl IntoIterator<Item = ExpertId>) {
         let row = self.filler.small_row(layer).expect("the store has smaller copies");
         for expert in experts {
@@ -210,7 +211,7 @@ impl Cache {
     }
 
     /// Hands the smaller copy of each of `wanted` to `compute`, as [`visit`](Self::visit) does with experts. They pass through: none
-    /// becomes resident.
+    /// becomes resident. The caller guarantees that the cache [has](Self::has_small) such copies.
     pub fn visit_small(
         &mut self,
         layer: LayerIdx,
