@@ -257,9 +257,8 @@ fn assemble(
             let shape = cache_shape(store, plan.most, plan.scope, options);
             let StreamingParts { mut experts, reader_note, slots } =
                 parts_of_shape(store, &shape, plan.pass_through, &compute, options, policy_inputs)?;
-            experts.set_capacity(plan.slots);
             let first = store.manifest().geometry.moe_layers[0];
-            elastic = Some(ElasticSlots::new(plan, slots.clone(), first, memory.budget())?);
+            elastic = Some(ElasticSlots::new(plan, &mut experts, slots.clone(), first, memory.budget())?);
             model.notices().send(Notice::Reader(reader_note.clone()));
             report["reader"] = reader_note.into();
             (AnyExpertPath::Streaming(Box::new(experts)), Some(slots))

@@ -81,9 +81,18 @@ impl std::fmt::Display for CapacityChanges {
 }
 
 impl ElasticSlots {
-    /// The slots of `plan` in `arena`, of which as many are in use as the plan begins with. Fails if the budget has not enough.
-    pub fn new(plan: ElasticPlan, arena: Arena, first: LayerIdx, budget: &MemoryBudget) -> Result<Self> {
+    /// The slots of `path` in `arena`, of which as many are in use as `plan` begins with. Fails if the budget has not enough.
+    pub fn new(
+        plan: ElasticPlan,
+        path: &mut StreamingPath,
+        arena: Arena,
+        first: LayerIdx,
+        budget: &MemoryBudget,
+    ) -> Result<Self> {
         let slots = plan.slots;
+        path.set_capacity(slots);
+        let in_use = path.memory_in_use();
+        arena.use_huge_pages_if(|slot| in_use[slot]);
         Ok(ElasticSlots {
             control: CapacityControl::new(&plan),
             lease: budget.take(MemoryUse::Experts, plan.leased_bytes(slots, 0))?,
@@ -151,14 +160,17 @@ impl ElasticSlots {
         self.lease.join(more);
         path.set_capacity(slots);
         self.lease.keep(self.plan.leased_bytes(slots, path.kept_bytes()));
-        // Pages that were touched before take no time.
         let in_use = path.memory_in_use();
+        self.arena.use_huge_pages_if(|slot| in_use[slot]);
+        // Pages that were touched before take no time.
         self.arena.touch_ahead_if(TouchPace::Background, |slot| in_use[slot]);
     }
 
     fn shrink(&mut self, slots: usize, path: &mut StreamingPath) {
         self.arena.stop_touching();
         path.set_capacity(slots);
+        let in_use = path.memory_in_use();
+        self.arena.use_huge_pages_if(|slot| in_use[slot]);
         self.lease.keep(self.plan.leased_bytes(slots, path.kept_bytes()));
     }
 }

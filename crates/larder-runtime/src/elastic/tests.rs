@@ -42,7 +42,7 @@ fn slots(refused: usize) -> (ElasticSlots, StreamingPath, MemoryBudget) {
     let supply = SlotSupply { memory, reader, shards: Box::new(NoShards(layout)), threads: Arc::new(CallerThread) };
     let lru = "lru".parse::<EvictionSpec>().unwrap().make(&shape, &PolicyInputs::default()).unwrap();
     let compute = Arc::new(ComputeContext::new(1, false).unwrap());
-    let path = StreamingPath::new(Routing::default(), Cache::new(&geometry, &shape, lru, supply), compute, 0);
+    let mut path = StreamingPath::new(Routing::default(), Cache::new(&geometry, &shape, lru, supply), compute, 0);
     let plan = ElasticPlan {
         slots: MOST,
         least: 2,
@@ -55,7 +55,7 @@ fn slots(refused: usize) -> (ElasticSlots, StreamingPath, MemoryBudget) {
         reserve: 0,
     };
     let budget = MemoryBudget::new(10 * SLOT);
-    let elastic = ElasticSlots::new(plan, arena, LayerIdx(0), &budget).unwrap();
+    let elastic = ElasticSlots::new(plan, &mut path, arena, LayerIdx(0), &budget).unwrap();
     (elastic, path, budget)
 }
 

@@ -27,8 +27,6 @@ pub use reserve::reserve_bytes;
 
 /// Staging buffers through which weights are copied to a GPU.
 const UPLOAD_BUFFER_BYTES: u64 = 8 << 20;
-/// Slots are in huge pages where the system has them, so the last one may be larger than they.
-const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
 /// Inputs of a plan.
 #[derive(Clone)]
@@ -185,10 +183,8 @@ impl PlanInputs<'_> {
     /// The parts of a plan with `cached` bytes of experts, by what they are for.
     fn parts(&self, cached: u64) -> Vec<(MemoryUse, u64)> {
         let experts = cached + self.scratch_slots as u64 * self.expert_sizes.largest();
-        // Where less than that is left, the kernel gives small pages.
-        let rest_of_huge_page = (experts.next_multiple_of(HUGE_PAGE_BYTES) - experts).min(self.reserve_bytes());
         vec![
-            (MemoryUse::Process, self.process_ceiling() + rest_of_huge_page),
+            (MemoryUse::Process, self.process_ceiling()),
             (MemoryUse::ResidentWeights, self.resident_bytes),
             (MemoryUse::KvCache, self.host_kv_bytes()),
             (MemoryUse::Workspaces, self.scratch_bytes() + self.gpu_buffer_bytes()),

@@ -16,8 +16,8 @@ use memmap2::MmapMut;
 
 use super::touch::{TouchPace, Touched, Toucher};
 
-/// Alignment of the first slot in bytes: a huge page.
-const ARENA_ALIGN: usize = 2 << 20;
+/// Bytes of a huge page, and the alignment of the first slot.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// Largest slot in bytes; the kernel neither reads much more at a time nor registers longer buffers.
 pub(super) const SLOT_BYTES_MAX: usize = 1 << 30;
 
@@ -62,13 +62,13 @@ impl Arena {
             end = end.checked_add(*bytes).ok_or_else(too_many)?;
         }
         starts.push(end);
-        let bytes = end.checked_add(ARENA_ALIGN).filter(|b| isize::try_from(*b).is_ok()).ok_or_else(too_many)?;
+        let bytes = end.checked_add(HUGE_PAGE_BYTES).filter(|b| isize::try_from(*b).is_ok()).ok_or_else(too_many)?;
         let mut map = MmapMut::map_anon(bytes)?;
-        ask_for_huge_pages(&map);
-        let before = map.as_ptr().align_offset(ARENA_ALIGN);
+        let before = map.as_ptr().align_offset(HUGE_PAGE_BYTES);
         let first = NonNull::from(&mut map[before..]).cast::<u8>();
         let map = Arc::new(Mapping { toucher: Mutex::new(None), _map: map });
         let arena = Arena { map, first, starts: starts.into() };
+        arena.use_huge_pages_if(|_| true);
         let slots = (0..sizes.len()).map(|index| arena.slot(index)).collect();
         Ok((arena, slots))
     }
@@ -101,6 +101,16 @@ impl Arena {
             }
         }
         ranges
+    }
+
+    /// Requests huge pages, which save TLB misses, where they lie within slots that `wanted` allows, and small ones elsewhere: the
+    /// first byte that is touched of a huge page takes memory for all of it. Without huge pages the slots work the same.
+    pub fn use_huge_pages_if(&self, wanted: impl Fn(usize) -> bool) {
+        advise_huge_pages(self.range(), false);
+        for slots in self.ranges_of(wanted) {
+            let start = slots.start.next_multiple_of(HUGE_PAGE_BYTES);
+            advise_huge_pages(start..slots.end / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES, true);
+        }
     }
 
     /// Starts a thread that touches the slots in order, so that reads need not wait until the system has cleared their
@@ -347,14 +357,20 @@ unsafe fn lock_on_fault(start: *mut std::ffi::c_void, bytes: usize) -> io::Resul
     unsafe { rustix::mm::mlock(start, bytes) }.map_err(io::Error::from)
 }
 
-/// Requests huge pages, which save TLB misses. Without them the slots work the same.
-#[cfg(target_os = "linux")]
-fn ask_for_huge_pages(map: &MmapMut) {
-    let _ = map.advise(memmap2::Advice::HugePage);
+/// Requests huge pages for a range of the arena, or small ones. Only an optimisation: an error, as on a system without huge
+/// pages, is ignored.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn advise_huge_pages(range: Range<usize>, huge: bool) {
+    use rustix::mm::{Advice, madvise};
+    let advice = if huge { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
+    if !range.is_empty() {
+        // SAFETY: the callers' ranges are mapped; this advice neither frees memory nor changes what is in it.
+        let _ = unsafe { madvise(std::ptr::with_exposed_provenance_mut(range.start), range.len(), advice) };
+    }
 }
 
-#[cfg(not(target_os = "linux"))]
-fn ask_for_huge_pages(_: &MmapMut) {}
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn advise_huge_pages(_: Range<usize>, _: bool) {}
 
 /// Pages of a slot that the system provides memory for.
 #[cfg(test)]

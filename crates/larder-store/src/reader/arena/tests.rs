@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn slots_are_aligned_zeroed_disjoint_and_have_fixed_addresses() {
     let (arena, mut slots) = Arena::new(5, 12 << 10).unwrap();
-    assert_eq!(slots[0].as_ptr().align_offset(ARENA_ALIGN), 0);
+    assert_eq!(slots[0].as_ptr().align_offset(HUGE_PAGE_BYTES), 0);
     assert!(slots.iter().all(|s| s.len() == 12 << 10 && s.iter().all(|b| *b == 0) && s.belongs_to(&arena)));
     let addresses: Vec<_> = slots.iter().map(|s| s.as_ptr()).collect();
     slots.iter_mut().enumerate().for_each(|(i, slot)| slot.fill(i as u8 + 1));
@@ -208,4 +208,28 @@ fn invalid_sizes_are_refused() {
     assert!(Arena::new(usize::MAX / 4096, 8192).is_err());
     assert!(Arena::new(usize::MAX / 4096, 4096).is_err());
     assert_eq!(Arena::new(0, 4096).unwrap().1.len(), 0);
+}
+
+/// A huge page that reaches beyond the slots in use would take memory that is in no account.
+#[test]
+fn slots_that_are_not_wanted_take_no_memory_for_huge_pages() {
+    const SLOT: usize = 64 << 10;
+    let touched = |wanted: fn(usize) -> bool| {
+        let (arena, mut slots) = Arena::new(128, SLOT).unwrap();
+        arena.use_huge_pages_if(wanted);
+        slots[0].fill(1);
+        slots[32].fill(1);
+        slots.iter_mut().map(resident_pages).sum::<usize>()
+    };
+    let two = 2 * SLOT / SHARD_ALIGN;
+    assert_eq!(touched(|slot| slot % 32 < 31), two);
+    assert_eq!(touched(|_| false), two);
+    match touched(|slot| slot < 63) {
+        both if both == two => println!("skipped: no huge pages here"),
+        both => assert_eq!(
+            both,
+            (HUGE_PAGE_BYTES + SLOT) / SHARD_ALIGN,
+            "the second huge page has a slot that is not wanted"
+        ),
+    }
 }
