@@ -13,7 +13,7 @@
 //!   says what happens when a context is full; [`DialogueTurns`] are what a prompt may leave out.
 //! - [`Sequence::save`] and [`Sequence::restore`]: a sequence as bytes, for another run; a [`SavedHead`] is its beginning.
 //! - Files beside a model for its policies: [`Calibration`] of the strategy `prior`, [`LambdaCosts`] of its λ,
-//!   [`evictor_from_bytes`].
+//!   [`QualityCalibration`] of the strategy `quality`, [`evictor_from_bytes`].
 //!
 //! This crate never opens a file (the files of a model arrive as bytes), never prints, and reads the clock only to
 //! measure and for the date that a chat template may show.
@@ -43,6 +43,7 @@ mod lambda_costs;
 mod mtp_state;
 mod output_loss;
 mod paths;
+mod quality_calibration;
 mod rng;
 mod sampler;
 mod saved_sequence;
@@ -67,6 +68,7 @@ pub use lambda_costs::{CostNote, LambdaCost, LambdaCosts, MeasuredLambda, SizeCo
 pub use mtp_state::{MtpState, OwnLayer};
 pub use output_loss::{ExactLogits, LossMeter, MEASURE_EVERY, OutputLoss, kl_divergence_from, log_sum_exp};
 pub use paths::{CachedPath, DeviceExpertsDouble, Recorder, Routing, StreamingPath, TieredPath};
+pub use quality_calibration::{MeasuredSetting, QualityCalibration};
 pub use rng::Xoshiro256;
 pub use sampler::{Sampler, SamplerError, Sampling};
 pub use saved_sequence::{SAVED_NOTE_BYTES_MAX, SavedHead, SavedSequenceError, SequenceOrigin};

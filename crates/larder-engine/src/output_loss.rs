@@ -52,12 +52,14 @@ impl OutputLoss {
         (self.measured > 0).then(|| self.agreeing as f64 / self.measured as f64)
     }
 
-    fn add(&mut self, exact: &[f32], lossy: &[f32]) {
+    /// Adds a token, and returns its KL divergence.
+    fn add(&mut self, exact: &[f32], lossy: &[f32]) -> f64 {
         let kl = kl_divergence(exact, lossy);
         self.measured += 1;
         self.kl += kl;
         self.squares += kl * kl;
         self.agreeing += u64::from(likeliest(exact) == likeliest(lossy));
+        kl
     }
 }
 
@@ -107,16 +109,35 @@ struct Meter {
     left: u32,
     /// At how many tokens left the block's token is drawn.
     drawn: u32,
+    /// Of the drawn tokens.
     loss: OutputLoss,
+    /// Of all tokens, if all are measured.
+    all: Option<OutputLoss>,
 }
 
 /// The exact logits of a token that is now computed as routing has it.
-pub struct ExactLogits(Vec<f32>);
+pub struct ExactLogits {
+    logits: Vec<f32>,
+    /// Whether the token was drawn, and is not measured only because all are.
+    is_drawn: bool,
+}
 
 impl LossMeter {
     /// Computes one token of each `every` twice: at a place that is drawn from `seed`, whatever the tokens and the time they take.
     pub fn new(every: u32, seed: u64) -> Self {
         LossMeter(Arc::new(Mutex::new(Meter::new(every, seed))))
+    }
+
+    /// As [`new`](Self::new), but all tokens are computed twice, for [`loss_of_all`](Self::loss_of_all): what the drawn tokens tell is
+    /// compared with the truth. Routing learns of the drawn ones alone.
+    pub fn of_all(every: u32, seed: u64) -> Self {
+        let all = Some(OutputLoss::default());
+        LossMeter(Arc::new(Mutex::new(Meter { all, ..Meter::new(every, seed) })))
+    }
+
+    /// The losses of all tokens; `None` if only some are measured.
+    pub fn loss_of_all(&self) -> Option<OutputLoss> {
+        self.meter().all
     }
 
     /// The losses measured so far.
@@ -126,7 +147,9 @@ impl LossMeter {
 
     /// Forgets the losses measured so far: another strategy is in use from now on.
     pub fn restart(&self) {
-        self.meter().loss = OutputLoss::default();
+        let mut meter = self.meter();
+        meter.loss = OutputLoss::default();
+        meter.all = meter.all.map(|_| OutputLoss::default());
     }
 
     /// Counts a token that is about to be decoded, the one pending token of `sequence`. If it is to be measured, it is computed
@@ -139,7 +162,8 @@ impl LossMeter {
         sequence: &mut Sequence,
     ) -> Option<ExactLogits> {
         let experts = experts.exact()?;
-        if !self.meter().is_drawn() {
+        let (is_drawn, measures_all) = self.meter().next_token();
+        if !is_drawn && !measures_all {
             return None;
         }
         let start = Instant::now();
@@ -147,12 +171,21 @@ impl LossMeter {
         let mut meter = self.meter();
         meter.loss.time += start.elapsed();
         meter.loss.failed += u64::from(exact.is_err());
-        exact.ok().map(ExactLogits)
+        exact.ok().map(|logits| ExactLogits { logits, is_drawn })
     }
 
-    /// Compares the exact logits of a token with those of the routing in use.
-    pub fn compare(&self, exact: &ExactLogits, lossy: &[f32]) {
-        self.meter().loss.add(&exact.0, lossy);
+    /// Compares the exact logits of the token that `experts` computed last with those of the routing in use, which learns of the
+    /// difference.
+    pub fn compare(&self, exact: &ExactLogits, lossy: &[f32], experts: &mut dyn ExpertPath) {
+        let mut meter = self.meter();
+        if let Some(all) = &mut meter.all {
+            all.add(&exact.logits, lossy);
+        }
+        if exact.is_drawn {
+            let kl = meter.loss.add(&exact.logits, lossy);
+            drop(meter);
+            experts.exact().into_iter().for_each(|path| path.loss_measured(kl));
+        }
     }
 
     fn meter(&self) -> MutexGuard<'_, Meter> {
@@ -163,18 +196,18 @@ impl LossMeter {
 impl Meter {
     fn new(every: u32, seed: u64) -> Self {
         let (random, loss) = (Xoshiro256::new(seed), OutputLoss::default());
-        Meter { every: every.max(1), random, left: 0, drawn: 0, loss }
+        Meter { every: every.max(1), random, left: 0, drawn: 0, loss, all: None }
     }
 
-    /// Counts a token. Returns whether it is the drawn one of its block.
-    fn is_drawn(&mut self) -> bool {
+    /// Counts a token. Returns whether it is the drawn one of its block, and whether all tokens are measured.
+    fn next_token(&mut self) -> (bool, bool) {
         if self.left == 0 {
             self.left = self.every;
             self.drawn = (self.random.unit() * f64::from(self.every)) as u32;
         }
         self.left -= 1;
         self.loss.tokens += 1;
-        self.left == self.drawn
+        (self.left == self.drawn, self.all.is_some())
     }
 }
 
@@ -197,13 +230,13 @@ mod tests {
         for every in [1, 2, 7, 128] {
             let drawn = |seed| {
                 let mut meter = Meter::new(every, seed);
-                (0..20 * every).filter(|_| meter.is_drawn()).count()
+                (0..20 * every).filter(|_| meter.next_token().0).count()
             };
             assert_eq!((drawn(1), drawn(2)), (20, 20), "one of {every}");
         }
         let places = |seed| {
             let mut meter = Meter::new(50, seed);
-            (0..1000).filter(|_| meter.is_drawn()).collect::<Vec<_>>()
+            (0..1000).filter(|_| meter.next_token().0).collect::<Vec<_>>()
         };
         assert_eq!(places(3), places(3));
         assert_ne!(places(3), places(4));
@@ -220,7 +253,7 @@ mod tests {
         assert_eq!((loss.mean_kl(), loss.half_interval(), loss.agreement()), (None, None, None));
         loss.add(&[3f32.ln(), 0.0], &[0.0, 0.1]);
         assert!(loss.mean_kl().unwrap() > 0.1 && loss.half_interval().is_none() && loss.agreement() == Some(0.0));
-        (0..3).for_each(|_| loss.add(&[1.0, 0.0], &[1.0, 0.0]));
+        (0..3).for_each(|_| assert_eq!(loss.add(&[1.0, 0.0], &[1.0, 0.0]), 0.0));
         assert_eq!((loss.measured, loss.agreement()), (4, Some(0.75)));
         // Of x, 0, 0, 0 the mean is x/4, the standard deviation x/2 and its error x/4.
         assert!((loss.half_interval().unwrap() - 3.182 * loss.mean_kl().unwrap()).abs() < 1e-9);

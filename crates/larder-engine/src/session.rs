@@ -133,7 +133,7 @@ impl<'m, P: ExpertPath> Session<'m, P> {
         let exact = meter.and_then(|meter| meter.before_token(decoder, *experts, sequence));
         let logits = sequence.compute_appended(decoder, *experts, input, tap)?;
         if let (Some(exact), Some(meter)) = (exact, meter) {
-            meter.compare(&exact, &logits);
+            meter.compare(&exact, &logits, *experts);
         }
         Ok(logits)
     }

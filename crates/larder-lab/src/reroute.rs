@@ -10,7 +10,7 @@ use larder_core::{CacheScope, ExpertId, GATES_KEY, Gate, MoeRow, Trace, TracePas
 use larder_model::wanted_experts;
 use larder_policy::eviction::{EvictionSpec, LayerChoice, PolicyInputs};
 use larder_policy::routing::quality::{Quality, QualityMeter};
-use larder_policy::routing::{ExpertChoice, Router, RouterInput, RoutingSpec};
+use larder_policy::routing::{ExpertChoice, Router, RouterInput, RoutingSpec, StrategyInputs};
 
 use crate::{InitialCache, LabError, Requests};
 
@@ -27,7 +27,7 @@ pub fn reroute(
     let gates = gates(trace)?;
     let shape = Requests::none(trace).cache_shape(slots, scope, scratch)?;
     let fresh = || -> Result<Rerouter, LabError> {
-        let router = routing.make(trace.rows, None)?;
+        let router = routing.make(&StrategyInputs::of_rows(trace.rows))?;
         gates.iter().try_for_each(|gate| router.supports(gate))?;
         let ledger = Ledger::new(&shape, eviction.make(&shape, inputs)?);
         let (meter, assignment, choice) = Default::default();

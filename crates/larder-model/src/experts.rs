@@ -115,6 +115,9 @@ pub trait ExactPath {
     /// [`ExpertPath::forward`] with the model's own routing. It leaves nothing behind: residency, the order of eviction and every count
     /// stay as they are.
     fn forward_exactly(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed>;
+
+    /// Tells how far the output of the token that was computed last is from that of the model's own routing, in nats.
+    fn loss_measured(&mut self, loss: f64);
 }
 
 /// A path whose every call is a [`forward_exactly`](ExactPath::forward_exactly).

@@ -22,7 +22,7 @@ use crate::memory_notes::MemoryWatch;
 use crate::notice::{Notice, Notices};
 use crate::open::OpenModel;
 use crate::options::Setting;
-use crate::policies::{deltas, policy_inputs};
+use crate::policies::{make_router, policy_inputs};
 
 /// A model's path to its experts, with the recorder of its trace.
 pub struct EngineExperts {
@@ -229,16 +229,28 @@ impl EngineExperts {
 
     /// Replaces the routing strategy. Fails if it needs a cache and there is none.
     pub fn set_routing_strategy(&mut self, spec: &RoutingSpec, decoder: &Decoder, model: &OpenModel) -> Result<()> {
+        let keeps_budget = spec.quality_budget().is_some();
+        if keeps_budget && self.has_slots_for_all(decoder) {
+            // Nothing is missing, or only until it is loaded.
+            return self.set_routing_strategy(&RoutingSpec::default(), decoder, model);
+        }
+        if keeps_budget && !matches!(self.path, AnyExpertPath::Streaming(_)) {
+            bail!(
+                "{} needs experts that are read into main memory alone: elsewhere the loss of outputs is not measured",
+                Setting::Quality
+            );
+        }
         let routing = match spec.is_lossless() {
             true => Routing::default(),
             false => {
-                let deltas = deltas(spec, model)?;
-                let router = spec.make(decoder.geometry().moe_layers.len(), deltas.as_deref())?;
+                let router = make_router(spec, decoder.geometry().moe_layers.len(), model)?;
                 decoder.gates().try_for_each(|gate| router.supports(gate))?;
                 Routing::lossy(router)
             }
         };
-        if spec.reads_small_copies() {
+        let in_budget =
+            || Ok::<_, anyhow::Error>(model.quality_calibration()?.is_some_and(|found| !found.small.is_empty()));
+        if spec.reads_small_copies() || keeps_budget && in_budget()? {
             self.require_small_copies(spec, model)?;
         }
         // The text would depend on a file of earlier runs.
@@ -255,6 +267,15 @@ impl EngineExperts {
             ),
         }
         Ok(())
+    }
+
+    /// Whether every expert is in memory, or has a slot there.
+    fn has_slots_for_all(&self, decoder: &Decoder) -> bool {
+        match &self.path {
+            AnyExpertPath::AllResident(_) => true,
+            AnyExpertPath::Streaming(_) => self.slots() >= decoder.geometry().expert_count(),
+            _ => false,
+        }
     }
 
     /// Fails unless smaller copies of experts can be read.

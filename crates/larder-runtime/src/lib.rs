@@ -86,7 +86,7 @@ pub use options::{
     BatteryOptions, CacheOptions, CacheSize, ComputeOptions, DeviceKind, DeviceOptions, ModelOptions, MtpUse, Options,
     Setting, THREADS_MAX, TraceOptions, default_threads,
 };
-pub use policies::{deltas, policy_inputs};
+pub use policies::{make_router, policy_inputs};
 pub use rounding::rounding_error;
 pub use sentence::sentence;
 pub use slots::Slots;

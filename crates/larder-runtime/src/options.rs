@@ -292,6 +292,8 @@ pub enum Setting {
     HotSet,
     /// [`Options::routing`].
     Routing,
+    /// A budget of output loss as [`Options::routing`].
+    Quality,
     /// [`Options::speculation`].
     Speculate,
     /// [`Options::draft`].
@@ -329,6 +331,7 @@ impl fmt::Display for Setting {
             Setting::Preload => "--preload",
             Setting::HotSet => "--hot-set",
             Setting::Routing => "--routing",
+            Setting::Quality => "--quality",
             Setting::Speculate => "--speculate",
             Setting::Draft => "--draft",
             Setting::Trace => "--trace",

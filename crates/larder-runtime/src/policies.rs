@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
 use larder_core::read_regular;
-use larder_engine::{Calibration, EVICTOR_BYTES_MAX, EVICTOR_FILE, LambdaCosts, evictor_from_bytes};
+use larder_engine::{
+    Calibration, EVICTOR_BYTES_MAX, EVICTOR_FILE, LambdaCosts, QualityCalibration, evictor_from_bytes,
+};
 use larder_policy::eviction::{EvictionSpec, PolicyInputs, PolicyNeeds};
-use larder_policy::routing::RoutingSpec;
+use larder_policy::routing::{DialTable, Router, RoutingSpec, StrategyInputs};
 
 use crate::notice::Notice;
 use crate::open::OpenModel;
@@ -50,8 +52,14 @@ fn read_file(path: &Path, most: u64) -> Result<Vec<u8>> {
     read_regular(path, most).with_context(|| format!("{}: reading failed", path.display()))
 }
 
+/// A routing strategy for a model with experts in `rows` layers, with what it needs of the model's files.
+pub fn make_router(spec: &RoutingSpec, rows: usize, model: &OpenModel) -> Result<Box<dyn Router>> {
+    let (deltas, dial) = (deltas(spec, model)?, dial_table(spec, model)?);
+    Ok(spec.make(&StrategyInputs { rows, deltas: deltas.as_deref(), dial: dial.as_ref() })?)
+}
+
 /// The calibrated spread of each layer's router logits, if the strategy needs it.
-pub fn deltas(spec: &RoutingSpec, model: &OpenModel) -> Result<Option<Vec<f32>>> {
+fn deltas(spec: &RoutingSpec, model: &OpenModel) -> Result<Option<Vec<f32>>> {
     if !spec.needs_calibration() {
         return Ok(None);
     }
@@ -66,7 +74,33 @@ pub fn deltas(spec: &RoutingSpec, model: &OpenModel) -> Result<Option<Vec<f32>>>
     Ok(Some(calibration.delta))
 }
 
+/// What the strategy `quality` needs of the model's calibration, if that is the strategy.
+fn dial_table(spec: &RoutingSpec, model: &OpenModel) -> Result<Option<DialTable>> {
+    if spec.quality_budget().is_none() {
+        return Ok(None);
+    }
+    let Some(calibration) = model.quality_calibration()? else {
+        let store = model.source().path().display();
+        bail!(
+            "{store}: has no {}, which {} needs; make it with `larder tune -m {store} TEXT`",
+            QualityCalibration::FILE,
+            Setting::Quality
+        );
+    };
+    Ok(Some(calibration.table()))
+}
+
 impl OpenModel {
+    /// The calibration of the strategy `quality`, if `larder tune` has written one.
+    pub fn quality_calibration(&self) -> Result<Option<QualityCalibration>> {
+        let Some(found) = own_sidecar(self, QualityCalibration::FILE, QualityCalibration::BYTES_MAX)? else {
+            return Ok(None);
+        };
+        let (path, blueprint) = (self.source().path().join(QualityCalibration::FILE), &self.blueprint);
+        let calibration = QualityCalibration::from_bytes(&found, &blueprint.model_type, &blueprint.geometry);
+        calibration.map(Some).map_err(|e| anyhow!("{} {e}; make it anew with `larder tune`", path.display()))
+    }
+
     /// The strategy `prior` that a λ is set with: as its costs were measured, or else the standard one.
     pub fn standard_prior(&self, costs: Option<&LambdaCosts>) -> RoutingSpec {
         let measured = costs.and_then(|costs| costs.base().ok());

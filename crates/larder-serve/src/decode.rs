@@ -4,7 +4,7 @@ use std::iter;
 use std::time::{Duration, Instant};
 
 use larder_engine::{LossMeter, Speculation, StepPart, step};
-use larder_model::{Decoder, ModelError, TokenPhase};
+use larder_model::{Decoder, ExpertPath, ModelError, TokenPhase};
 
 use crate::active::{ActiveRequest, Turn};
 use crate::embedding::StepTap;
@@ -166,14 +166,14 @@ impl DecodeLoop<'_> {
         match step(decoder, experts, &mut parts, &mut tap) {
             Ok(logits) => {
                 let took = alone.then(|| start.elapsed());
-                computed(requests.into_iter().map(|(request, _)| request), logits, tap, took, &meter);
+                computed(requests.into_iter().map(|(request, _)| request), logits, tap, took, (&meter, experts));
             }
             // The next turn ends the requests.
             Err(ModelError::Cancelled) => {}
             Err(_) => requests.into_iter().for_each(|(request, share)| {
                 let mut tap = step_tap(decoder, iter::once((&*request, share)));
                 match step(decoder, experts, &mut [request.part(share)], &mut tap) {
-                    Ok(logits) => computed(iter::once(request), logits, tap, None, &meter),
+                    Ok(logits) => computed(iter::once(request), logits, tap, None, (&meter, experts)),
                     Err(ModelError::Cancelled) => {}
                     Err(error) => request.fail(shared.model.failure(&error)),
                 }
@@ -291,7 +291,7 @@ fn computed<'a, 'm: 'a>(
     logits: Vec<Vec<f32>>,
     tap: StepTap,
     took: Option<Duration>,
-    meter: &LossMeter,
+    (meter, experts): (&LossMeter, &mut dyn ExpertPath),
 ) {
     let mut sums = tap.into_sums();
     for (request, logits) in requests.zip(logits) {
@@ -301,7 +301,7 @@ fn computed<'a, 'm: 'a>(
             request.set_hidden_sum(sum);
         }
         if let Some(exact) = request.take_exact() {
-            meter.compare(&exact, &logits);
+            meter.compare(&exact, &logits, experts);
         }
         request.computed(logits, took);
     }

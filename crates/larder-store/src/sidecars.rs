@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Names of the sidecars that can be written into a finished store.
-pub const ADDED_SIDECARS: [&str; 3] = ["evictor.safetensors", "calibration.json", "lambda-costs.json"];
+pub const ADDED_SIDECARS: [&str; 4] = ["evictor.safetensors", "calibration.json", "lambda-costs.json", "quality.json"];
 
 /// Largest sidecar of these, in bytes.
 const LIMIT: u64 = 256 << 20;
@@ -50,6 +50,7 @@ fn remedy(name: &str) -> &'static str {
     match name {
         "calibration.json" => "make it again with `larder eval calibrate`",
         "lambda-costs.json" => "make it again with `larder eval sweep --save`",
+        "quality.json" => "make it again with `larder tune`",
         _ => "make it again with `larder lab train`",
     }
 }

@@ -6,6 +6,7 @@ pub use larder_core::format_bytes as bytes;
 use larder_core::printable;
 use larder_engine::{OutputLoss, Routing};
 use larder_model::RowTraffic;
+use larder_policy::routing::RoutingSpec;
 use larder_policy::routing::quality::Quality;
 use serde_json::{Value, json};
 
@@ -38,6 +39,12 @@ pub fn output_loss(loss: &OutputLoss, time: Duration) -> String {
     )
 }
 
+/// What a strategy expects its loss to be, as text; `None` if it has no budget of it.
+pub fn expected_loss(spec: &RoutingSpec, routing: Option<&Routing>) -> Option<String> {
+    let (budget, predicted) = (spec.quality_budget()?, routing?.report()?.predicted_loss?);
+    Some(format!("quality: loss of {predicted:.4} nats per token expected, {budget} allowed"))
+}
+
 /// How far the outputs of a strategy are from exact ones, as JSON.
 pub fn output_loss_json(loss: &OutputLoss) -> Value {
     json!({
@@ -60,6 +67,7 @@ pub fn routing(routing: &Routing, loss: &OutputLoss) -> Value {
         "substituted": quality.substituted_share(),
         "kept_mass": quality.kept_mass(),
         "kl": quality.mean_kl(),
+        "expected_loss": report.predicted_loss,
         "lambda": report.lambda,
         "delta": report.delta,
     })

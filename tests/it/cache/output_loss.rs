@@ -3,7 +3,7 @@
 use larder_core::{CacheScope, Presence, Residency};
 use larder_engine::{CachedPath, LossMeter, OutputLoss, Routing, Session, StreamingPath, TokenInput};
 use larder_model::ExpertPath;
-use larder_policy::routing::RoutingSpec;
+use larder_policy::routing::{RoutingSpec, StrategyInputs};
 
 use crate::support::rig::{Model, TOKENS, model};
 use crate::support::{fixture, golden_models, larder_ok};
@@ -11,7 +11,8 @@ use crate::support::{fixture, golden_models, larder_ok};
 /// A path through one slot more than a token uses, under a strategy that suits the model.
 fn path(model: &Model, spec: &str, prefetch: usize) -> Option<StreamingPath> {
     let geometry = model.decoder.geometry();
-    let router = spec.parse::<RoutingSpec>().unwrap().make(geometry.moe_layers.len(), None).unwrap();
+    let router =
+        spec.parse::<RoutingSpec>().unwrap().make(&StrategyInputs::of_rows(geometry.moe_layers.len())).unwrap();
     if !model.decoder.gates().all(|gate| router.supports(gate).is_ok()) {
         return None;
     }

@@ -5,14 +5,18 @@ use larder_core::{CacheScope, GATES_KEY, Geometry};
 use larder_engine::{CachedPath, Recorder, Routing, Session, TokenInput};
 use larder_lab::{InitialCache, replay, reroute};
 use larder_policy::eviction::{CacheShape, EvictionSpec, POLICIES, PolicyInputs};
-use larder_policy::routing::RoutingSpec;
+use larder_policy::routing::{RoutingSpec, StrategyInputs};
 
 use crate::support::rig::{Model, Recorded, TOKENS, model, read_and_write};
 use crate::support::{fixture, golden_models};
 
 /// A strategy, if it suits the model.
 fn routing(spec: &str, model: &Model) -> Option<Routing> {
-    let router = spec.parse::<RoutingSpec>().unwrap().make(model.decoder.geometry().moe_layers.len(), None).unwrap();
+    let router = spec
+        .parse::<RoutingSpec>()
+        .unwrap()
+        .make(&StrategyInputs::of_rows(model.decoder.geometry().moe_layers.len()))
+        .unwrap();
     model.decoder.gates().all(|gate| router.supports(gate).is_ok()).then(|| Routing::lossy(router))
 }
 

@@ -5,7 +5,7 @@ use larder_core::{CacheScope, GATES_KEY, NumberFormat};
 use larder_engine::{CachedPath, LossMeter, Recorder, Routing, Session, StreamingPath, TokenInput};
 use larder_lab::{InitialCache, replay, reroute};
 use larder_policy::eviction::{EvictionSpec, PolicyInputs};
-use larder_policy::routing::RoutingSpec;
+use larder_policy::routing::{RoutingSpec, StrategyInputs};
 use larder_store::reader::{FaultPlan, FaultTarget, MemoryReader, ReadFault};
 
 use crate::support::fixture;
@@ -18,8 +18,11 @@ fn shelved(name: &str) -> Model {
 fn path(model: &Model, slots: usize, spec: &str, prefetch: usize, memory: MemoryReader) -> StreamingPath {
     let mut path = model.streaming(slots, CacheScope::Layer, prefetch, memory);
     if spec != "original" {
-        let router =
-            spec.parse::<RoutingSpec>().unwrap().make(model.decoder.geometry().moe_layers.len(), None).unwrap();
+        let router = spec
+            .parse::<RoutingSpec>()
+            .unwrap()
+            .make(&StrategyInputs::of_rows(model.decoder.geometry().moe_layers.len()))
+            .unwrap();
         path.set_routing(Routing::lossy(router));
     }
     path

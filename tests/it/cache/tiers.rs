@@ -10,7 +10,7 @@ use larder_core::{CacheScope, MoeRow, Presence};
 use larder_engine::{CachedPath, Routing, Session, TieredPath, TokenInput, Xoshiro256};
 use larder_model::{Decoder, ExpertPath, ModelError, ProductsDouble};
 use larder_policy::eviction::{EvictionSpec, PolicyInputs};
-use larder_policy::routing::RoutingSpec;
+use larder_policy::routing::{RoutingSpec, StrategyInputs};
 use larder_store::reader::{FaultTarget, MemoryReader, ReadFault};
 use larder_store::{StoreError, StoreErrorKind};
 
@@ -256,7 +256,8 @@ fn a_prior_sees_who_is_in_either_tier() {
     let shape = TierShape::new(geometry, CacheScope::Layer, 1, k, k);
     let run = |spec: &str| {
         let mut tiered = model.tiered(tiers(&model, shape, COPY, 0));
-        let router = spec.parse::<RoutingSpec>().unwrap().make(geometry.moe_layers.len(), None).unwrap();
+        let router =
+            spec.parse::<RoutingSpec>().unwrap().make(&StrategyInputs::of_rows(geometry.moe_layers.len())).unwrap();
         tiered.set_routing(Routing::lossy(router));
         transcript(&model.decoder, &mut tiered, &TOKENS, 0);
         for row in (0..geometry.moe_layers.len()).map(MoeRow) {

@@ -16,3 +16,4 @@ mod models;
 mod mtp;
 mod profile;
 mod report;
+mod tune;

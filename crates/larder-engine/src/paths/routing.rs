@@ -3,7 +3,7 @@
 use larder_core::{ExpertId, Gate, MoeRow, Residency};
 use larder_model::{MoeCall, Routed, TokenPhase, route};
 use larder_policy::routing::quality::{Quality, QualityMeter};
-use larder_policy::routing::{ExpertChoice, Router, RouterInput, RouterReport};
+use larder_policy::routing::{ExpertChoice, Router, RouterInput, RouterReport, WeightChange};
 
 /// Chooses experts: the model's own top k, or by a strategy that looks at residency.
 #[derive(Default)]
@@ -36,6 +36,16 @@ impl Routing {
             Some(lossy) if call.known.is_none() => lossy.route(call, row, residency),
             _ => route(call),
         }
+    }
+
+    /// Tells how far the output of the last decoded token is from that of the model's own routing, in nats.
+    pub fn loss_measured(&mut self, loss: f64) {
+        self.lossy.iter_mut().for_each(|lossy| lossy.router.loss_measured(loss));
+    }
+
+    /// How the choices for the tokens of the last step change each row, in sum; empty for the model's own routing.
+    pub fn changes(&self) -> &[WeightChange] {
+        self.lossy.as_ref().map_or(&[], |lossy| lossy.router.changes())
     }
 
     /// Difference of the decoded tokens' routing from the model's own; `None` for the model's own routing.

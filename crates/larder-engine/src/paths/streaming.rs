@@ -222,6 +222,10 @@ impl ExactPath for StreamingPath {
         self.workspace.sum(call, &routed, out);
         Ok(routed)
     }
+
+    fn loss_measured(&mut self, loss: f64) {
+        self.routing.loss_measured(loss);
+    }
 }
 
 /// The experts that the top k of these router logits `[tokens, experts]` name, those of most tokens first.

@@ -132,7 +132,7 @@ impl MoeRows {
 mod tests {
     use larder_core::CacheScope;
     use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs};
-    use larder_policy::routing::RoutingSpec;
+    use larder_policy::routing::{RoutingSpec, StrategyInputs};
 
     use super::*;
 
@@ -150,7 +150,7 @@ mod tests {
     }
 
     fn shadow<'a>(gate: &'a Gate, spec: &str) -> ShadowRouting<'a> {
-        let router = spec.parse::<RoutingSpec>().unwrap().make(2, None).unwrap();
+        let router = spec.parse::<RoutingSpec>().unwrap().make(&StrategyInputs::of_rows(2)).unwrap();
         let shape = CacheShape::new(&geometry(), 1, CacheScope::Layer);
         let policies = "lru".parse::<EvictionSpec>().unwrap().make(&shape, &PolicyInputs::default()).unwrap();
         ShadowRouting::new(&geometry(), vec![gate; 2], router, Ledger::new(&shape, policies))

@@ -5,7 +5,7 @@ use std::path::Path;
 use larder_core::{ExpertKey, Gate, Geometry, LayerIdx, Presence, Residency};
 use larder_engine::Calibration;
 use larder_model::{Routed, Tap};
-use larder_policy::routing::{ExpertChoice, Router, RouterInput, RoutingSpec};
+use larder_policy::routing::{ExpertChoice, Router, RouterInput, RoutingSpec, StrategyInputs};
 
 use super::agreement::MoeRows;
 use crate::LabError;
@@ -37,7 +37,7 @@ impl<'a> LogitSpread<'a> {
     /// A tap on a model of this geometry whose layers have these `gates`.
     pub fn new(geometry: &Geometry, gates: Vec<&'a Gate>) -> Self {
         let spec: RoutingSpec = "prior:lambda=0".parse().expect("the spec is valid");
-        let router = spec.make(gates.len(), None).expect("prior with λ = 0 needs no calibration");
+        let router = spec.make(&StrategyInputs::of_rows(gates.len())).expect("prior with λ = 0 needs no calibration");
         LogitSpread { gates, rows: MoeRows::new(geometry), router, choice: ExpertChoice::default() }
     }
 

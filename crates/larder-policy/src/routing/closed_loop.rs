@@ -54,6 +54,7 @@ impl Selector for ClosedLoop {
     }
 
     fn report(&self) -> RouterReport {
-        RouterReport { lambda: self.accounts.iter().map(Account::mean).collect(), delta: self.prior.deltas() }
+        let lambda = self.accounts.iter().map(Account::mean).collect();
+        RouterReport { lambda, delta: self.prior.deltas(), predicted_loss: None }
     }
 }

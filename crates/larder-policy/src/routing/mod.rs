@@ -5,8 +5,10 @@
 //! that sums run as they would without it. A strategy does not touch weights: they follow from the unmodified logits.
 
 mod budget;
+mod change;
 mod closed_loop;
 mod cumsum;
+mod dial;
 mod drop;
 mod max_rank;
 mod misses;
@@ -16,14 +18,17 @@ mod prune;
 pub mod quality;
 mod ranking;
 mod replace;
+mod strategy_router;
 
 use std::fmt;
 use std::str::FromStr;
 
-use larder_core::{Gate, MoeRow, Presence, Residency};
+use larder_core::{Gate, MoeRow, Residency};
 
-use misses::MissRule;
+use strategy_router::{ActiveRule, StrategyRouter};
 
+pub use change::WeightChange;
+pub use dial::{DialTable, QUALITY_BUDGETS, Rung, TARGET};
 pub use misses::{ExpertChoice, MISS_RULES, MissRuleRow};
 pub use ranking::Ranking;
 
@@ -53,6 +58,16 @@ pub trait Router: Send {
     /// guarantees distinct experts, at least one, in the order of the model's own ranking, with their weights.
     fn choose(&mut self, input: &RouterInput, residency: &dyn Residency, out: &mut ExpertChoice);
 
+    /// How the choices of the last step of decoded tokens change each row, in sum; empty if that is not known.
+    fn changes(&self) -> &[WeightChange] {
+        &[]
+    }
+
+    /// Tells the loss of the output of the last decoded token, in nats: how far it is from the model's own.
+    fn loss_measured(&mut self, loss: f64) {
+        let _ = loss;
+    }
+
     /// Statistics of the choices so far.
     fn report(&self) -> RouterReport;
 }
@@ -64,6 +79,8 @@ pub struct RouterReport {
     pub lambda: Vec<f64>,
     /// The scale of a layer's values, Δ: the input of `delta=calibrated`.
     pub delta: Vec<f64>,
+    /// The loss of the output per token, in nats, as far as the strategy predicts it.
+    pub predicted_loss: Option<f64>,
 }
 
 /// Marks the experts of one token.
@@ -82,6 +99,21 @@ trait Selector: Send {
     /// Marks at least one and at most `top_k` experts in a ranking without marks. `present` experts are resident or in
     /// flight.
     fn select(&mut self, input: &RouterInput, ranking: &mut Ranking, present: &dyn Fn(usize) -> bool);
+
+    /// Changes what is computed for missing experts of a choice, of which it leaves at least one. The weights of the others stay.
+    fn settle(&mut self, input: &RouterInput, present: &dyn Fn(usize) -> bool, choice: &mut ExpertChoice) {
+        let _ = (input, present, choice);
+    }
+
+    /// A step of `tokens` decoded tokens has ended, whose choices change each row so, in sum.
+    fn token_ended(&mut self, changes: &[WeightChange], tokens: usize) {
+        let _ = (changes, tokens);
+    }
+
+    /// The loss of a token of the last step was measured.
+    fn loss_measured(&mut self, changes: &[WeightChange], tokens: usize, loss: f64) {
+        let _ = (changes, tokens, loss);
+    }
 
     /// Statistics of the choices so far.
     fn report(&self) -> RouterReport {
@@ -103,10 +135,21 @@ pub struct Strategy {
 type Make = fn(&SpecOptions, &StrategyInputs) -> Result<Box<dyn Selector>, PolicyError>;
 
 /// The inputs of a strategy.
-struct StrategyInputs<'a> {
-    rows: usize,
+#[derive(Clone, Copy)]
+pub struct StrategyInputs<'a> {
+    /// Layers with experts.
+    pub rows: usize,
     /// Calibrated Δ of each row.
-    deltas: Option<&'a [f32]>,
+    pub deltas: Option<&'a [f32]>,
+    /// Calibrated losses and settings.
+    pub dial: Option<&'a DialTable>,
+}
+
+impl StrategyInputs<'_> {
+    /// Of a model with experts in `rows` layers, and nothing calibrated.
+    pub fn of_rows(rows: usize) -> Self {
+        StrategyInputs { rows, deltas: None, dial: None }
+    }
 }
 
 impl Named for Strategy {
@@ -128,6 +171,7 @@ pub const STRATEGIES: &[Strategy] = &[
     prior::STRATEGY,
     replace::STRATEGY,
     drop::STRATEGY,
+    dial::STRATEGY,
 ];
 
 /// Name of the model's own choice, which other strategies are compared with.
@@ -202,15 +246,20 @@ impl RoutingSpec {
         self.strategy.name == prior::STRATEGY.name && self.options.text("delta") == Some("calibrated")
     }
 
-    /// The strategy for a model with experts in `rows` layers; `deltas` is the calibrated Δ of each, if there is one.
-    pub fn make(&self, rows: usize, deltas: Option<&[f32]>) -> Result<Box<dyn Router>, PolicyError> {
+    /// The budget of output loss that the strategy keeps to, if it has one.
+    pub fn quality_budget(&self) -> Option<f64> {
+        (self.strategy.name == dial::STRATEGY.name).then(|| self.options.number("budget"))?
+    }
+
+    /// The strategy for a model.
+    pub fn make(&self, inputs: &StrategyInputs) -> Result<Box<dyn Router>, PolicyError> {
         let all = self.strategy.knobs.iter().any(|k| k.name == PHASE.name) && self.options.text("phase") == Some("all");
-        let selector = (self.strategy.make)(&self.options, &StrategyInputs { rows, deltas })?;
+        let selector = (self.strategy.make)(&self.options, inputs)?;
         let rule = |(row, options): &(&'static MissRuleRow, SpecOptions)| {
             Ok(ActiveRule { name: row.name, all: options.text("phase") == Some("all"), rule: (row.make)(options)? })
         };
         let rules = self.rules.iter().map(rule).collect::<Result<_, _>>()?;
-        Ok(Box::new(StrategyRouter { name: self.strategy.name, selector, all, rules, ranking: Ranking::default() }))
+        Ok(Box::new(StrategyRouter { all, rules, ..StrategyRouter::new(self.strategy.name, selector, inputs.rows) }))
     }
 }
 
@@ -242,8 +291,18 @@ impl FromStr for RoutingSpec {
             return Err(twice[0].1.wrong(format!("{} is given twice", twice[0].0.name)));
         }
         let spec = RoutingSpec { strategy, options, rules };
+        if spec.quality_budget().is_some() && !spec.rules.is_empty() {
+            return Err(spec
+                .options
+                .wrong("quality decides about missing experts itself; give it without other rules".to_owned()));
+        }
         // Faults of the spec that hold for any model are reported now.
-        spec.make(1, Some(&[1.0]))?;
+        let dial = DialTable {
+            changed: vec![1.0],
+            rungs: vec![Rung { ratio: 1.0, ..Rung::default() }],
+            ..DialTable::default()
+        };
+        spec.make(&StrategyInputs { rows: 1, deltas: Some(&[1.0]), dial: Some(&dial) })?;
         Ok(spec)
     }
 }
@@ -262,56 +321,6 @@ impl fmt::Display for RoutingSpec {
             between = "+";
         }
         Ok(())
-    }
-}
-
-/// A rule that acts on choices.
-struct ActiveRule {
-    name: &'static str,
-    /// Whether it also acts in prefill.
-    all: bool,
-    rule: Box<dyn MissRule>,
-}
-
-/// Ranks the experts, lets a strategy mark some where it applies, and returns those.
-struct StrategyRouter {
-    name: &'static str,
-    selector: Box<dyn Selector>,
-    /// Whether the strategy also applies in prefill.
-    all: bool,
-    rules: Vec<ActiveRule>,
-    ranking: Ranking,
-}
-
-impl Router for StrategyRouter {
-    fn supports(&self, gate: &Gate) -> Result<(), PolicyError> {
-        let of_rules = self.rules.iter().map(|active| (active.name, active.rule.gate_error(gate)));
-        for (name, problem) in std::iter::once((self.name, self.selector.gate_error(gate))).chain(of_rules) {
-            if let Some(problem) = problem {
-                return Err(PolicyError::Unsuitable { name, problem });
-            }
-        }
-        Ok(())
-    }
-
-    fn choose(&mut self, input: &RouterInput, residency: &dyn Residency, out: &mut ExpertChoice) {
-        self.ranking.rank(input.gate, input.logits);
-        self.selector.observe(input.row, input.gate, &self.ranking);
-        let present = |expert: usize| residency.presence(input.row.expert(expert)) != Presence::Absent;
-        if input.decode || self.all {
-            self.selector.select(input, &mut self.ranking, &present);
-        } else {
-            self.ranking.mark_first(input.gate.top_k);
-        }
-        self.ranking.marked(&mut out.experts);
-        out.weigh(input.gate, input.logits);
-        for active in self.rules.iter_mut().filter(|active| input.decode || active.all) {
-            active.rule.apply(input, &self.ranking, &present, out);
-        }
-    }
-
-    fn report(&self) -> RouterReport {
-        self.selector.report()
     }
 }
 

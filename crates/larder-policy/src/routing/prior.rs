@@ -96,6 +96,11 @@ impl Prior {
         Ok(Prior { delta, keep: Keep::new(options), seen: vec![(0, 0.0); inputs.rows], keys: Vec::new() })
     }
 
+    /// With the running mean of Δ.
+    pub fn with_running_spread(keep: Keep, rows: usize) -> Self {
+        Prior { delta: DeltaSource::Running, keep, seen: vec![(0, 0.0); rows], keys: Vec::new() }
+    }
+
     pub fn gate_error(&self, gate: &Gate) -> Option<String> {
         self.keep.gate_error(gate)
     }
@@ -186,6 +191,6 @@ impl Selector for FixedLambda {
 
     fn report(&self) -> RouterReport {
         let delta = self.prior.deltas();
-        RouterReport { lambda: vec![self.lambda; delta.len()], delta }
+        RouterReport { lambda: vec![self.lambda; delta.len()], delta, predicted_loss: None }
     }
 }

@@ -258,6 +258,8 @@ impl ChatSession<'_> {
             self.output.note(&format!("{footer}, context {} of {context}", session.tokens().len()));
             if let Some(quality) = &answer.quality {
                 self.output.note(&print::quality(&self.settings.routing.to_string(), quality));
+                let expected = print::expected_loss(&self.settings.routing, session.experts().routing());
+                expected.iter().for_each(|line| self.output.note(line));
                 self.output.note(&print::output_loss(&answer.loss, answer.written.time));
                 if self.costs.is_some() {
                     self.print_cost();

@@ -158,7 +158,7 @@ impl Settings {
             seed: args.seed.seed,
             max_tokens: args.max_tokens,
             context_full: args.context_full,
-            routing: args.engine.routing.strategy.clone(),
+            routing: args.engine.routing.spec().clone(),
             standard_prior,
             eviction: args.engine.cache.eviction.clone(),
             thinking: args.thinking.unwrap_or(default),

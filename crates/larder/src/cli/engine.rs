@@ -7,7 +7,7 @@ use larder_cache::CacheScope;
 use larder_engine::{MEASURE_EVERY, Speculation};
 use larder_model::KvFormat;
 use larder_policy::eviction::EvictionSpec;
-use larder_policy::routing::RoutingSpec;
+use larder_policy::routing::{QUALITY_BUDGETS, RoutingSpec};
 use larder_runtime::THREADS_MAX;
 use larder_runtime::machine::power::POWER_SUPPLIES;
 use larder_store::CheckReads;
@@ -225,8 +225,31 @@ pub struct RoutingFlags {
     /// light:tau=0.05 leaves those of little weight out, shelf:tau=0.15 reads their smaller copies
     #[arg(long = "routing", value_name = "STRATEGY", id = "routing", default_value = "original")]
     pub strategy: RoutingSpec,
+    /// Read as little as this loss of the output allows: the mean KL divergence from the model's own output in nats per token, as in
+    /// 0.01, or light (0.005), balanced (0.01) or fast (0.02); off is exact. Needs the calibration of `larder tune`
+    #[arg(long, value_name = "LOSS", value_parser = parse_quality, conflicts_with = "routing")]
+    pub quality: Option<RoutingSpec>,
     #[command(flatten)]
     pub measure: MeasureFlag,
+}
+
+impl RoutingFlags {
+    /// The strategy: that of --routing, or the one that keeps to --quality.
+    pub fn spec(&self) -> &RoutingSpec {
+        self.quality.as_ref().unwrap_or(&self.strategy)
+    }
+}
+
+/// Parses a budget of output loss, or its name.
+fn parse_quality(text: &str) -> Result<RoutingSpec, String> {
+    if text == "off" {
+        return Ok(RoutingSpec::default());
+    }
+    let named = QUALITY_BUDGETS.iter().find(|(name, _)| *name == text).map(|(_, budget)| budget.to_string());
+    let budget = named.as_deref().unwrap_or(text);
+    format!("quality:budget={budget}")
+        .parse()
+        .map_err(|_| "must be off, light, balanced, fast, or a number from 0.000001 to 10".to_owned())
 }
 
 /// How often the loss of outputs is measured.

@@ -28,6 +28,7 @@ pub mod output;
 #[cfg(feature = "serve")]
 pub mod serve;
 pub mod train;
+pub mod tune;
 
 pub use chat::ThinkingFlag;
 pub use engine::{EngineFlags, HotSetFlags, PowerFlags, ScopeFlag, SpeculateFlags, UntracedFlags};
@@ -101,6 +102,8 @@ pub enum Command {
     Tokenize(TokenizeArgs),
     /// Evaluate a model, and what cache-aware routing costs it
     Eval(Box<eval::EvalArgs>),
+    /// Measure what each way to read fewer experts costs and saves, for --quality
+    Tune(Box<tune::TuneArgs>),
     /// Record, generate, replay and compare routing traces
     Lab(Box<lab::LabArgs>),
     /// Run a model's experts on several machines
@@ -204,7 +207,7 @@ pub enum StoreCommand {
     Upgrade(UpgradeArgs),
     /// Change the config of a store, as in `larder store set STORE rope_theta=500000`
     Set(SetArgs),
-    /// Accept evictor.safetensors, calibration.json and lambda-costs.json that were copied into a store, and the larder.json of format 1
+    /// Accept evictor.safetensors, calibration.json, lambda-costs.json and quality.json that were copied into a store, and the larder.json of format 1
     Seal(SealArgs),
 }
 
@@ -249,7 +252,7 @@ fn parse_assignment(text: &str) -> Result<Assignment, String> {
     Ok(Assignment { key: key.to_owned(), value })
 }
 
-/// Accept evictor.safetensors, calibration.json and lambda-costs.json that were copied into a store, and the larder.json of format 1
+/// Accept evictor.safetensors, calibration.json, lambda-costs.json and quality.json that were copied into a store, and the larder.json of format 1
 #[derive(Args)]
 pub struct SealArgs {
     /// Folder of the store

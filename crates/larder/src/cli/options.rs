@@ -30,7 +30,7 @@ impl EngineFlags {
             context,
             prefill_tokens: performance.prefill_tokens,
             cache: cache_options(size, cache, place, performance),
-            routing: routing.strategy.clone(),
+            routing: routing.spec().clone(),
             measure_every: routing.measure.measure_every,
             trace: trace_options(record),
             compute: self.compute_options(),
@@ -98,7 +98,7 @@ impl SpeculateFlags {
     /// Whether the model is used with its layer for multi-token prediction: not where its tokens would not be drafted.
     pub fn mtp(&self, engine: &EngineFlags) -> MtpUse {
         let trained = engine.cache.eviction.needs() == PolicyNeeds::Evictor;
-        let drafts = engine.routing.strategy.is_lossless() && engine.record.trace.is_none() && !trained;
+        let drafts = engine.routing.spec().is_lossless() && engine.record.trace.is_none() && !trained;
         match self.speculate {
             Speculation::Mtp => MtpUse::Always,
             Speculation::Auto if drafts => MtpUse::IfStored,

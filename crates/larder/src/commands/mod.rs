@@ -26,6 +26,7 @@ mod run;
 mod serve;
 mod store;
 mod tokenize;
+mod tune;
 mod verify;
 
 /// Runs a command.
@@ -46,6 +47,7 @@ pub fn run(command: Command) -> Result<()> {
         Command::Logits(args) => logits::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Eval(args) => eval::run(*args),
+        Command::Tune(args) => tune::run(&args),
         Command::Lab(args) => lab::run(&args),
         Command::Edge(args) => edge::run(&args),
         Command::Doctor(args) => doctor::run(&args),

@@ -69,7 +69,9 @@ pub fn run(args: RunArgs) -> Result<()> {
             let _ = print_now("\n"); // the reader of the text may have closed the pipe
             eprintln!("{}", footer(prompt.len(), &written, &telemetry, streaming));
             if let Some(quality) = routing {
-                eprintln!("[{}]", print::quality(&args.engine.routing.strategy.to_string(), &quality));
+                eprintln!("[{}]", print::quality(&args.engine.routing.spec().to_string(), &quality));
+                let expected = print::expected_loss(args.engine.routing.spec(), engine.experts.routing());
+                expected.iter().for_each(|line| eprintln!("[{line}]"));
                 eprintln!("[{}]", print::output_loss(&engine.loss_meter().loss(), written.decode_time));
             }
             if let Some(changes) = engine.experts.capacity_changes() {

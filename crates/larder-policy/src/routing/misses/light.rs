@@ -2,7 +2,7 @@
 
 use larder_core::{ExpertId, Gate, Weighting};
 
-use super::{ExpertChoice, MissRule, MissRuleRow};
+use super::{ExpertChoice, MissRule, MissRuleRow, retain_unmarked};
 use crate::routing::{KEEP, Keep, PHASE, Ranking, RouterInput};
 use crate::spec::{Domain, Knob};
 
@@ -68,8 +68,8 @@ impl MissRule for Light {
         if count == 0 {
             return;
         }
-        retain(&mut choice.experts, &light);
-        retain(&mut choice.weights, &light);
+        retain_unmarked(&mut choice.experts, &light);
+        retain_unmarked(&mut choice.weights, &light);
         if !self.fills {
             return;
         }
@@ -97,10 +97,4 @@ fn sort_by_rank(ranking: &Ranking, choice: &mut ExpertChoice) {
     let weight_of = |expert: ExpertId| choice.experts.iter().position(|e| *e == expert).map(|at| choice.weights[at]);
     let all = ranking.order().map(|expert| ExpertId(expert as u16));
     (choice.experts, choice.weights) = all.filter_map(|expert| Some((expert, weight_of(expert)?))).unzip();
-}
-
-/// Drops the values that are marked.
-fn retain<T>(values: &mut Vec<T>, dropped: &[bool]) {
-    let mut dropped = dropped.iter();
-    values.retain(|_| !dropped.next().expect("one mark for each value"));
 }

@@ -74,3 +74,9 @@ impl Named for MissRuleRow {
 
 /// Every rule, in the order in which they act.
 pub const MISS_RULES: &[MissRuleRow] = &[light::RULE, shelf::RULE];
+
+/// Drops the values that are marked.
+pub(super) fn retain_unmarked<T>(values: &mut Vec<T>, marked: &[bool]) {
+    let mut marked = marked.iter();
+    values.retain(|_| !marked.next().expect("one mark for each value"));
+}

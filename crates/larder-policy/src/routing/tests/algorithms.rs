@@ -97,7 +97,7 @@ fn the_bonus_is_lambda_times_the_mean_range() {
         let mut router = router(&format!("prior:lambda={lambda}"));
         choose_with(router.as_mut(), &gate, &[1.0; EXPERTS], &present);
         assert_eq!(ids(choose_with(router.as_mut(), &gate, &logits, &present)), want);
-        assert_eq!(router.report(), RouterReport { lambda: vec![lambda], delta: vec![1.5] });
+        assert_eq!(router.report(), RouterReport { lambda: vec![lambda], delta: vec![1.5], predicted_loss: None });
     }
     // Calibrated as 3 in these tests.
     assert_eq!(ids(choose("prior:lambda=0.7,delta=calibrated", &gate, &[1.0; EXPERTS], &present)), [0, 3]);

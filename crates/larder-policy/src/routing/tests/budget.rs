@@ -38,7 +38,7 @@ fn the_budget_is_kept_at_every_moment_and_spent_in_the_end() {
 #[test]
 fn each_layer_has_a_budget_of_its_own() {
     let gate = Gate::softmax(EXPERTS, TOP_K, true);
-    let mut router = "prior:budget=0.02".parse::<RoutingSpec>().unwrap().make(2, None).unwrap();
+    let mut router = "prior:budget=0.02".parse::<RoutingSpec>().unwrap().make(&StrategyInputs::of_rows(2)).unwrap();
     let (mut rng, mut out) = (Rng::with_stream(4, 0), ExpertChoice::default());
     for _ in 0..1000 {
         for (row, scale) in [(0, 3.0), (1, 0.3)] {
@@ -47,7 +47,7 @@ fn each_layer_has_a_budget_of_its_own() {
             router.choose(&input, &Residents(present), &mut out);
         }
     }
-    let RouterReport { lambda, delta } = router.report();
+    let RouterReport { lambda, delta, .. } = router.report();
     assert!(lambda[1] > 1.5 * lambda[0], "flat layers allow a larger λ: {lambda:?}");
     assert!(delta[0] > 5.0 * delta[1], "{delta:?}");
 }

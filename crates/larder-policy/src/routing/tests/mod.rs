@@ -2,12 +2,14 @@
 
 mod algorithms;
 mod budget;
+mod dial;
 mod gates;
 mod misses;
 
 use std::collections::BTreeSet;
+use std::sync::LazyLock;
 
-use larder_core::{ExpertId, ExpertKey};
+use larder_core::{ExpertId, ExpertKey, Presence};
 use proptest::prelude::{Just, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
 use proptest::strategy::Strategy as Values;
 
@@ -27,8 +29,23 @@ fn residents() -> impl Values<Value = BTreeSet<usize>> {
     prop::collection::btree_set(0..EXPERTS, 0..=EXPERTS)
 }
 
+/// The inputs of a strategy, with a dial for the first row.
+fn inputs(rows: usize, deltas: Option<&[f32]>) -> StrategyInputs<'_> {
+    StrategyInputs { rows, deltas, dial: Some(&DIAL) }
+}
+
+static DIAL: LazyLock<DialTable> = LazyLock::new(|| DialTable {
+    changed: vec![0.5],
+    small: vec![0.05],
+    small_share: 0.6,
+    rungs: vec![
+        Rung { lambda: 0.05, price: 0.001, loss: 0.002, ratio: 1.0 },
+        Rung { lambda: 0.2, price: 0.01, loss: 0.02, ratio: 1.5 },
+    ],
+});
+
 fn router(spec: &str) -> Box<dyn Router> {
-    spec.parse::<RoutingSpec>().unwrap().make(1, Some(&[3.0])).unwrap()
+    spec.parse::<RoutingSpec>().unwrap().make(&inputs(1, Some(&[3.0]))).unwrap()
 }
 
 fn choose_with(router: &mut dyn Router, gate: &Gate, logits: &[f32], present: &BTreeSet<usize>) -> Vec<ExpertId> {
@@ -66,10 +83,11 @@ fn examples(name: &str, gate: &Gate) -> Vec<String> {
         ],
         "replace" => &["replace:k=1", "replace:k={k},seed=5"],
         "drop" => &["drop:k=2", "drop:k={k}"],
+        "quality" => &["quality:budget=0.002", "quality:budget=0.01,j=0"],
         _ => panic!("{name} has no example"),
     };
     let examples = examples.iter().map(|e| e.replace("{k}", &gate.top_k.to_string()));
-    let suits = |spec: &RoutingSpec| spec.make(1, Some(&[3.0])).unwrap().supports(gate).is_ok();
+    let suits = |spec: &RoutingSpec| spec.make(&inputs(1, Some(&[3.0]))).unwrap().supports(gate).is_ok();
     examples.filter(|e| e.parse().is_ok_and(|spec| suits(&spec))).collect()
 }
 
@@ -174,7 +192,7 @@ fn invalid_specs_are_one_sentence() {
     let calibrated: RoutingSpec = "prior:lambda=1,delta=calibrated".parse().unwrap();
     assert!(calibrated.needs_calibration());
     for deltas in [None, Some(&[1.0][..]), Some(&[1.0, f32::NAN])] {
-        let message = calibrated.make(2, deltas).err().unwrap().to_string();
+        let message = calibrated.make(&inputs(2, deltas)).err().unwrap().to_string();
         assert!(message.contains("calibrated Δ"), "{message}");
     }
 }

@@ -7,7 +7,7 @@ use larder_lab::eval::{RoutingAgreement, ShadowRouting, step_tokens};
 use larder_policy::eviction::{CacheShape, PolicyInputs};
 use larder_policy::routing::RoutingSpec;
 use larder_policy::routing::quality::Quality;
-use larder_runtime::{InferenceEngine, deltas};
+use larder_runtime::{InferenceEngine, make_router};
 use serde_json::{Value, json};
 
 use super::measure::{bar, read_all, step_text};
@@ -27,7 +27,7 @@ struct Found {
 
 /// Compares a strategy's choices with the model's own.
 pub fn run(mut args: AgreementArgs) -> Result<()> {
-    let spec = args.engine.routing.strategy.clone();
+    let spec = args.engine.routing.spec().clone();
     if spec.is_lossless() {
         bail!("the strategy original agrees with itself; name another with --routing, e.g. prior:lambda=0.2");
     }
@@ -35,6 +35,7 @@ pub fn run(mut args: AgreementArgs) -> Result<()> {
     let passage = Passage::open(&model, &args.text)?;
     if !args.under_strategy {
         args.engine.routing.strategy = RoutingSpec::default();
+        args.engine.routing.quality = None;
     }
     let mut engine = InferenceEngine::start(&model, &args.engine.options(passage.chunk))?;
     let geometry = engine.decoder.geometry().clone();
@@ -49,7 +50,7 @@ pub fn run(mut args: AgreementArgs) -> Result<()> {
             Found { piece, qualities: tap.qualities().to_vec(), miss_rate }
         }
         false => {
-            let router = spec.make(geometry.moe_layers.len(), deltas(&spec, &model)?.as_deref())?;
+            let router = make_router(&spec, geometry.moe_layers.len(), &model)?;
             gates.iter().try_for_each(|gate| router.supports(gate))?;
             let mut tap = ShadowRouting::new(
                 &geometry,

@@ -72,7 +72,7 @@ pub fn run(args: &Gsm8kArgs) -> Result<()> {
     let cut = all.iter().filter(|s| matches!(s.finish, FinishReason::Length | FinishReason::Context)).count();
     let silent = all.iter().filter(|s| s.found.is_none()).count();
     println!("{written} tokens generated; {cut} solutions were cut off, {silent} contain no number");
-    print!("{}", found.lines(&args.engine.routing.strategy.to_string()));
+    print!("{}", found.lines(&args.engine.routing.spec().to_string()));
     Ok(())
 }
 

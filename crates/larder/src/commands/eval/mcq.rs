@@ -172,5 +172,5 @@ fn print_report(args: &McqArgs, subjects: &[Subject], marks: &[Score], all: &Sco
     if left_out > 0 {
         println!("{left_out} examples were left out because they did not fit into the context");
     }
-    print!("{}", found.lines(&args.engine.routing.strategy.to_string()));
+    print!("{}", found.lines(&args.engine.routing.spec().to_string()));
 }

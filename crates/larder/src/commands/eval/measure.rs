@@ -19,7 +19,7 @@ use crate::progress::{self, Bar};
 
 /// Tokens per step: one if routing depends on the cache or with --one-by-one, else `most`.
 pub fn tokens_per_step(step: &StepFlags, flags: &EngineFlags, most: usize) -> usize {
-    match step.one_by_one || !flags.routing.strategy.is_lossless() {
+    match step.one_by_one || !flags.routing.spec().is_lossless() {
         true => 1,
         false => most,
     }
@@ -35,7 +35,7 @@ pub fn step_text(piece: usize) -> String {
 
 /// Notes that cache-aware routing has no effect if all experts are in memory.
 pub fn warn_if_all_fit(engine: &InferenceEngine, flags: &EngineFlags) {
-    if !flags.routing.strategy.is_lossless() && engine.plan["slots"].is_null() {
+    if !flags.routing.spec().is_lossless() && engine.plan["slots"].is_null() {
         eprintln!(
             "note: all experts fit into memory, so cache-aware routing changes nothing; set --cache-experts to limit the cache"
         );

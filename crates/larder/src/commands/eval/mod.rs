@@ -19,6 +19,7 @@ mod sweep;
 
 pub use measure::bar;
 pub use passage::Passage;
+pub use sweep::small_share;
 
 /// Runs a command of `larder eval`.
 pub fn run(args: EvalArgs) -> Result<()> {

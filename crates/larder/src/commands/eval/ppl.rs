@@ -43,7 +43,7 @@ pub fn run(args: &PplArgs) -> Result<()> {
     println!("{}, {}", passage.describe(), step_text(piece));
     let bits = bits.map(|bits| format!(", {bits:.4} bits per byte")).unwrap_or_default();
     println!("perplexity: {}{bits}, over {} tokens", shown(&ppl), found.tokens);
-    print!("{}", found.lines(&args.engine.routing.strategy.to_string()));
+    print!("{}", found.lines(&args.engine.routing.spec().to_string()));
     Ok(())
 }
 

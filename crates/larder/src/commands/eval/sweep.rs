@@ -149,7 +149,7 @@ fn once(
 }
 
 /// The size of a smaller copy, as a share of an expert.
-fn small_share(model: &OpenModel) -> f64 {
+pub fn small_share(model: &OpenModel) -> f64 {
     let Some((store, small)) = model.store().and_then(|store| Some((store, store.small_shards()?))) else { return 0.0 };
     let layers = &model.blueprint.geometry.moe_layers;
     let bytes = |all: &dyn ExpertSource| layers.iter().map(|layer| all.layout(*layer).bytes).sum::<usize>() as f64;

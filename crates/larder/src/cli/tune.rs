@@ -1,0 +1,39 @@
+//! The flags of `larder tune`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::engine::FixedRoutingFlags;
+use super::eval::TextFlags;
+use super::heading;
+use super::output::{OutputFile, ReplaceFlag};
+use crate::models::default_model;
+
+/// Measure what each way to read fewer experts costs and saves, for --quality: writes quality.json into the store. Every token is
+/// computed twice, at about 30 settings
+#[derive(Args)]
+pub struct TuneArgs {
+    /// Store (default: the demo model)
+    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true, help_heading = heading::MODEL)]
+    pub model: PathBuf,
+    #[command(flatten)]
+    pub text: TextFlags,
+    /// Check the calibration that is there instead of making one: decode the text with each budget, every token twice, and print the
+    /// true loss beside the budget and beside what the measured tokens tell
+    #[arg(long, help_heading = heading::TEXT)]
+    pub check: bool,
+    /// With --check: the budgets (default: 0.005, 0.01, 0.02 and 0.05)
+    #[arg(long, value_name = "LOSS,LOSS", value_delimiter = ',', requires = "check", help_heading = heading::TEXT)]
+    pub budgets: Vec<f64>,
+    #[command(flatten)]
+    pub engine: FixedRoutingFlags,
+    /// Write a page with the measured settings to FILE (HTML)
+    #[arg(long, value_name = "FILE", conflicts_with = "check", help_heading = heading::OUTPUT)]
+    pub html: Option<OutputFile>,
+    /// Print all numbers as JSON
+    #[arg(long, help_heading = heading::OUTPUT)]
+    pub json: bool,
+    #[command(flatten)]
+    pub replace: ReplaceFlag,
+}

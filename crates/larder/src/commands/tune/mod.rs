@@ -1,0 +1,132 @@
+//! `larder tune`.
+
+mod check;
+mod explore;
+mod settings;
+
+use std::time::SystemTime;
+
+use anyhow::{Result, bail};
+use larder_core::{printable, rfc3339};
+use larder_engine::{MeasuredSetting, QualityCalibration};
+use larder_lab::ReportOrigin;
+use larder_lab::eval::{LossSample, fit_losses, fit_quality};
+use larder_lab::report::{QualityReport, quality_page};
+use larder_policy::routing::{DialTable, QUALITY_BUDGETS, TARGET};
+use larder_runtime::InferenceEngine;
+use larder_store::seal_if_in_store;
+use serde_json::{Value, json};
+
+use self::settings::{RUNS, Runs};
+use super::eval::{Passage, bar, small_share};
+use crate::cli::tune::TuneArgs;
+use crate::report_origin::{model_facts, report_origin};
+use crate::{models, output, print};
+
+/// Of how many tokens one is computed twice while settings are measured.
+const MEASURE_EVERY: u32 = 2;
+
+/// Makes the calibration of a store for budgets of output loss, or checks it.
+pub fn run(args: &TuneArgs) -> Result<()> {
+    let model = models::open(&args.model)?;
+    let Some(store) = model.store() else {
+        let path = args.model.display();
+        bail!("{path}: is not a store, so no experts are missing; make one with `larder convert {path} STORE`");
+    };
+    let path = model.source().path().join(QualityCalibration::FILE);
+    if !args.check {
+        output::check(&path, args.replace.force)?;
+    }
+    let passage = Passage::open(&model, &args.text)?;
+    let flags = args.engine.full();
+    let mut engine = InferenceEngine::start(&model, &flags.options(passage.chunk))?;
+    let slots = slots_of(&engine)?;
+    if args.check {
+        return check::run(&mut engine, &model, &passage, (&args.budgets, slots), args.json);
+    }
+    let small_share = store.small_shards().map(|_| small_share(&model));
+    let bar = bar(passage.tokens_read() * (1 + RUNS));
+    let samples = explore::explore(&mut engine, &model, &passage, small_share.is_some(), &bar)?;
+    let rows = engine.decoder.geometry().moe_layers.len();
+    let Some(mut table) = fit_losses(&samples, rows) else {
+        bail!("no token changed by leaving experts out; give a longer text, or set --cache-experts lower");
+    };
+    table.small_share = small_share.unwrap_or_default();
+    let mean_change = mean_change(&samples, &table);
+    let fit = fit_quality(&samples, &table);
+    let every = MEASURE_EVERY;
+    let mut runs =
+        Runs { engine: &mut engine, model: &model, passage: &passage, table: &table, slots, every, bar: &bar };
+    let settings = settings::search(&mut runs, mean_change)?;
+    bar.finish();
+    let geometry = &model.blueprint.geometry;
+    let made = QualityCalibration {
+        model_type: model.blueprint.model_type.clone(),
+        experts: geometry.experts,
+        text: printable(&passage.name),
+        tokens: passage.tokens_read(),
+        date: rfc3339(SystemTime::now())[.."2026-11-26".len()].to_owned(),
+        larder: env!("CARGO_PKG_VERSION").to_owned(),
+        slots,
+        eviction: flags.cache.eviction.to_string(),
+        changed: table.changed,
+        small: table.small,
+        small_share: table.small_share,
+        settings,
+    };
+    output::write(&path, serde_json::to_vec_pretty(&made)?)?;
+    seal_if_in_store(&path)?;
+    if let Some(to) = &args.html {
+        let threads = flags.options(passage.chunk).compute.threads;
+        let facts = model_facts(&model, &args.model)?;
+        let origin = ReportOrigin { model: facts, ..report_origin(Some(threads), Some(&args.model)) };
+        let expected = QUALITY_BUDGETS.map(|(name, budget)| (name, budget, made.at_loss(TARGET * budget)));
+        output::write(to, quality_page(&QualityReport { made: &made, expected: &expected, fit, origin: &origin }))?;
+    }
+    print_result(&made, fit, &path.display().to_string(), args.json);
+    Ok(())
+}
+
+/// Slots per layer; fails where all experts fit.
+fn slots_of(engine: &InferenceEngine) -> Result<usize> {
+    let experts = engine.decoder.geometry().experts;
+    match engine.experts.slots_per_layer() {
+        Some(slots) if slots < experts => Ok(slots),
+        _ => bail!("all experts fit into memory, so none is missing; set --cache-experts lower than {experts}"),
+    }
+}
+
+/// The loss of leaving an expert of the mean weight out.
+fn mean_change(samples: &[LossSample], table: &DialTable) -> f64 {
+    let mean_factor = table.changed.iter().sum::<f64>() / table.changed.len() as f64;
+    let squares = samples.iter().flat_map(|sample| &sample.changes).map(|change| change.changed).filter(|x| *x > 0.0);
+    let (sum, count) = squares.fold((0.0, 0u64), |(sum, count), x| (sum + x, count + 1));
+    mean_factor * sum / count.max(1) as f64
+}
+
+fn print_result(made: &QualityCalibration, fit: (f64, f64), path: &str, is_json: bool) {
+    let expected = |budget: f64| made.at_loss(TARGET * budget);
+    if is_json {
+        let budgets: Vec<Value> = QUALITY_BUDGETS
+            .iter()
+            .map(|(name, budget)| json!({"name": name, "budget": budget, "expected": expected(*budget)}))
+            .collect();
+        println!("{}", json!({"file": path, "calibration": made, "budgets": budgets, "correlation": fit.1}));
+        return;
+    }
+    let settings = print::count(made.settings.len() - 1, "setting", "settings");
+    println!("{path}: {settings}, from {} tokens of {}", made.tokens, made.text);
+    println!("predicted and true losses of tokens correlate by {:.2}", fit.1);
+    let line = |name: &str, setting: &MeasuredSetting| {
+        println!(
+            "{name:<26} {:>7.1} tokens/s, {:>9} read per token, loss {:.4}",
+            1e3 / setting.milliseconds,
+            print::bytes(setting.bytes as u64),
+            setting.loss
+        );
+    };
+    line("--quality off", &made.settings[0]);
+    for (name, budget) in QUALITY_BUDGETS {
+        line(&format!("--quality {name} ({budget})"), &expected(budget));
+    }
+}

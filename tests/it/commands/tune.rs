@@ -1,0 +1,158 @@
+//! Budgets of output loss: `larder tune` and `--quality`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+use serde_json::Value;
+
+use crate::support::report_page::check_frame;
+use crate::support::{fixture, larder, larder_ok, larder_refuses};
+
+/// The demo model, calibrated on a few tokens.
+struct Tuned {
+    _dir: tempfile::TempDir,
+    store: PathBuf,
+    page: String,
+    said: String,
+}
+
+static TUNED: LazyLock<Tuned> = LazyLock::new(|| {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, page) = (dir.path().join("store"), dir.path().join("tune.html"));
+    copy(&fixture("../models/demo"), &store);
+    let flags = ["--tokens", "400", "--chunk", "200", "--cache-experts", "8", "--html", path(&page)];
+    let said = larder_ok(&[&["tune", path(&TEXT), "-m", path(&store)][..], &flags].concat());
+    Tuned { page: fs::read_to_string(&page).unwrap(), said, store, _dir: dir }
+});
+
+fn path(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+static TEXT: LazyLock<PathBuf> = LazyLock::new(|| fixture("../models/demo/held-out.txt"));
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        match entry.file_type().unwrap().is_dir() {
+            true => copy(&entry.path(), &to.join(entry.file_name())),
+            false => drop(fs::copy(entry.path(), to.join(entry.file_name())).unwrap()),
+        }
+    }
+}
+
+fn written(flags: &[&str]) -> Value {
+    let base = ["run", "-m", path(&TUNED.store), "-p", "The old man looked at the door, and", "-n", "200", "--json"];
+    let greedy = ["--temperature", "0", "--repetition-penalty", "1", "--ignore-eos"];
+    serde_json::from_str(&larder_ok(&[&base[..], &greedy, flags].concat())).unwrap()
+}
+
+fn misses(written: &Value) -> u64 {
+    written["decode"]["cache"]["misses"].as_u64().unwrap()
+}
+
+#[test]
+fn a_calibration_has_rising_settings_that_read_less() {
+    let made: Value = serde_json::from_slice(&fs::read(TUNED.store.join("quality.json")).unwrap()).unwrap();
+    let settings = made["settings"].as_array().unwrap();
+    let numbers = |name: &str| settings.iter().map(|s| s[name].as_f64().unwrap()).collect::<Vec<_>>();
+    assert!(settings.len() > 4 && numbers("loss").is_sorted() && numbers("price").is_sorted());
+    assert_eq!((numbers("loss")[0], numbers("price")[0]), (0.0, 0.0));
+    assert!(numbers("bytes").is_sorted_by(|a, b| a > b), "{:?}", numbers("bytes"));
+    assert!(made["changed"].as_array().unwrap().iter().all(|loss| loss.as_f64().unwrap() > 0.0));
+    check_frame(&TUNED.page, "larder tune");
+    for words in ["--quality balanced (0.01)", "--quality off", "quality.json: "] {
+        assert!(TUNED.said.contains(words), "{}", TUNED.said);
+    }
+}
+
+#[test]
+fn a_text_depends_on_the_budget_and_not_on_how_experts_are_read() {
+    let eight = ["--cache-experts", "8"];
+    let exact = written(&eight);
+    assert_eq!(written(&[&eight[..], &["--quality", "off"]].concat())["ids"], exact["ids"]);
+    // So little that nothing may be lost.
+    let none = written(&[&eight[..], &["--quality", "0.000001"]].concat());
+    assert!(none["routing"]["expected_loss"].as_f64().unwrap() < 1e-5, "{}", none["routing"]);
+    let fast = written(&[&eight[..], &["--quality", "fast"]].concat());
+    assert!(misses(&fast) * 10 < misses(&exact) * 9, "{} of {}", misses(&fast), misses(&exact));
+    let routing = &fast["routing"];
+    assert!(routing["expected_loss"].as_f64().unwrap() > 0.0 && routing["output"]["measured"].as_u64().unwrap() > 0);
+    for how in [&["--reader", "pread"][..], &["--prefetch", "2"], &["--threads", "1"], &["--quality", "0.02"]] {
+        let base: &[&str] = if how[0] == "--quality" { &[] } else { &["--quality", "fast"] };
+        let again = written(&[&eight[..], base, how].concat());
+        assert_eq!(
+            (&again["ids"], &again["decode"]["cache"]["misses"]),
+            (&fast["ids"], &fast["decode"]["cache"]["misses"]),
+            "{how:?}"
+        );
+    }
+    // Measuring each token teaches the dial more, so another text may follow; it stays within the budget.
+    let measured = written(&[&eight[..], &["--quality", "fast", "--measure-every", "1"]].concat());
+    let loss = measured["routing"]["output"]["kl"].as_f64().unwrap();
+    assert!(loss > 0.0 && loss < 0.04, "{loss} on 200 tokens");
+    let said = larder(&[
+        "run",
+        "-m",
+        path(&TUNED.store),
+        "-p",
+        "Once",
+        "-n",
+        "20",
+        "--cache-experts",
+        "8",
+        "--quality",
+        "light",
+    ]);
+    let said = String::from_utf8(said.stderr).unwrap();
+    assert!(said.contains("nats per token expected, 0.005 allowed]"), "{said}");
+}
+
+/// The dial learns of the same tokens whether or not all others are measured beside it.
+#[test]
+fn a_check_has_the_true_loss_beside_that_of_the_samples() {
+    let base = ["tune", path(&TEXT), "-m", path(&TUNED.store), "--tokens", "600", "--chunk", "300"];
+    let check = ["--cache-experts", "8", "--check", "--budgets", "0.02", "--json"];
+    let found: Value = serde_json::from_str(&larder_ok(&[&base[..], &check].concat())).unwrap();
+    let row = &found["budgets"][0];
+    // One of each 128, and perhaps one of the last 86.
+    assert_eq!(row["tokens"].as_u64(), Some(598));
+    assert!((4..=5).contains(&row["sampled"].as_u64().unwrap()), "{row}");
+    let (loss, low, high) = (&row["loss"], &row["interval"][0], &row["interval"][1]);
+    let [loss, low, high] = [loss, low, high].map(|n| n.as_f64().unwrap());
+    assert!(low <= loss && loss <= high && loss > 0.002 && loss < 0.04, "{row}");
+    assert!(row["bytes_per_token"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn what_a_budget_needs_is_said_in_one_sentence() {
+    let (demo, store) = (fixture("../models/demo"), &TUNED.store);
+    let run = |model: &Path, flags: &[&str]| {
+        let base = ["run", "-m", path(model), "-p", "a", "-n", "2"];
+        [&base[..], flags].concat().iter().map(|word| (*word).to_owned()).collect::<Vec<_>>()
+    };
+    let golden = fixture("golden/olmoe");
+    let none = tempfile::tempdir().unwrap();
+    let other = none.path().join("store");
+    larder_ok(&["convert", path(&golden), path(&other)]);
+    let said = larder_refuses(&run(&other, &["--cache-experts", "2", "--quality", "fast"]));
+    assert!(said.contains("has no quality.json") && said.contains("larder tune"), "{said}");
+    // Where all experts have a slot, nothing is missing.
+    larder_ok(&run(store, &["--quality", "fast"]));
+    larder_ok(&run(store, &["--quality", "fast", "--preload"]));
+    for flags in [&["--quality", "much"][..], &["--quality", "0"], &["--quality", "fast", "--routing", "original"]] {
+        assert_eq!(larder(&run(&demo, flags)).status.code(), Some(2), "{flags:?}");
+    }
+    let tune =
+        |flags: &[&'static str]| [&["tune", path(&TEXT), "-m", path(store), "--tokens", "100"][..], flags].concat();
+    assert!(larder_refuses(&tune(&["--cache-experts", "8"])).contains("add --force"));
+    assert!(larder_refuses(&tune(&["--force"])).contains("set --cache-experts lower than 32"));
+    assert!(larder_refuses(&["tune", path(&TEXT), "-m", path(&golden)]).contains("is not a store"));
+    let damaged = none.path().join("damaged");
+    copy(store, &damaged);
+    fs::write(damaged.join("quality.json"), "{}").unwrap();
+    let said = larder_refuses(&run(&damaged, &["--cache-experts", "8", "--quality", "fast"]));
+    assert!(said.contains("larder tune"), "{said}");
+}
