@@ -39,7 +39,7 @@ pub enum EvalCommand {
 }
 
 /// The text to evaluate on.
-#[derive(Args)]
+#[derive(Args, Clone)]
 #[command(next_help_heading = heading::TEXT)]
 pub struct TextFlags {
     /// UTF-8 text, e.g. WikiText, or a .json file with an array of token ids

@@ -19,10 +19,13 @@ use serde_json::{Value, json};
 
 use self::settings::{RUNS, Runs};
 use super::eval::{Passage, bar, small_share};
+use crate::cli::eval::TextFlags;
 use crate::cli::tune::TuneArgs;
 use crate::report_origin::{model_facts, report_origin};
 use crate::{models, output, print};
 
+/// Tokens of the text unless something else is asked for: each is decoded some thirty times.
+const TOKENS: usize = 2048;
 /// Of how many tokens one is computed twice while settings are measured.
 const MEASURE_EVERY: u32 = 2;
 
@@ -37,7 +40,8 @@ pub fn run(args: &TuneArgs) -> Result<()> {
     if !args.check {
         output::check(&path, args.replace.force)?;
     }
-    let passage = Passage::open(&model, &args.text)?;
+    let tokens = args.text.tokens.or((!args.check).then_some(TOKENS));
+    let passage = Passage::open(&model, &TextFlags { tokens, ..args.text.clone() })?;
     let flags = args.engine.full();
     let mut engine = InferenceEngine::start(&model, &flags.options(passage.chunk))?;
     let slots = slots_of(&engine)?;
