@@ -12,8 +12,9 @@ use larder_engine::{MeasuredSetting, QualityCalibration};
 use larder_lab::ReportOrigin;
 use larder_lab::eval::{LossSample, fit_losses, fit_quality};
 use larder_lab::report::{QualityReport, quality_page};
-use larder_policy::routing::{DialTable, QUALITY_BUDGETS, TARGET};
-use larder_runtime::InferenceEngine;
+use larder_model::ExpertPath;
+use larder_policy::routing::{DialTable, QUALITY_BUDGETS, RoutingSpec, TARGET};
+use larder_runtime::{InferenceEngine, OpenModel};
 use larder_store::seal_if_in_store;
 use serde_json::{Value, json};
 
@@ -48,22 +49,41 @@ pub fn run(args: &TuneArgs) -> Result<()> {
     if args.check {
         return check::run(&mut engine, &model, &passage, (&args.budgets, slots), args.json);
     }
+    check_measurable(&mut engine, &model)?;
     let small_share = store.small_shards().map(|_| small_share(&model));
+    let (made, fit) = calibrate(&mut engine, &model, &passage, (slots, small_share))?;
+    let made = QualityCalibration { eviction: flags.cache.eviction.to_string(), ..made };
+    output::write(&path, serde_json::to_vec_pretty(&made)?)?;
+    seal_if_in_store(&path)?;
+    if let Some(to) = &args.html {
+        let threads = flags.options(passage.chunk).compute.threads;
+        let origin = report_origin(Some(threads), Some(&args.model));
+        let origin = ReportOrigin { model: model_facts(&model, &args.model)?, ..origin };
+        let expected = QUALITY_BUDGETS.map(|(name, budget)| (name, budget, made.at_loss(TARGET * budget)));
+        output::write(to, quality_page(&QualityReport { made: &made, expected: &expected, fit, origin: &origin }))?;
+    }
+    print_result(&made, fit, &path.display().to_string(), args.json);
+    Ok(())
+}
+
+/// Fits the losses and searches the settings. Returns the calibration, without the eviction policy, and how well losses are predicted.
+fn calibrate(
+    engine: &mut InferenceEngine,
+    model: &OpenModel,
+    passage: &Passage,
+    (slots, small_share): (usize, Option<f64>),
+) -> Result<(QualityCalibration, (f64, f64))> {
     let bar = bar(passage.tokens_read() * (1 + RUNS));
-    let samples = explore::explore(&mut engine, &model, &passage, small_share.is_some(), &bar)?;
-    let rows = engine.decoder.geometry().moe_layers.len();
-    let Some(mut table) = fit_losses(&samples, rows) else {
+    let samples = explore::explore(engine, model, passage, small_share.is_some(), &bar)?;
+    let geometry = model.blueprint.geometry.clone();
+    let Some(mut table) = fit_losses(&samples, geometry.moe_layers.len()) else {
         bail!("no token changed by leaving experts out; give a longer text, or set --cache-experts lower");
     };
     table.small_share = small_share.unwrap_or_default();
-    let mean_change = mean_change(&samples, &table);
-    let fit = fit_quality(&samples, &table);
-    let every = MEASURE_EVERY;
-    let mut runs =
-        Runs { engine: &mut engine, model: &model, passage: &passage, table: &table, slots, every, bar: &bar };
+    let (mean_change, fit) = (mean_change(&samples, &table), fit_quality(&samples, &table));
+    let mut runs = Runs { engine, model, passage, table: &table, slots, every: MEASURE_EVERY, bar: &bar };
     let settings = settings::search(&mut runs, mean_change)?;
     bar.finish();
-    let geometry = &model.blueprint.geometry;
     let made = QualityCalibration {
         model_type: model.blueprint.model_type.clone(),
         experts: geometry.experts,
@@ -72,23 +92,24 @@ pub fn run(args: &TuneArgs) -> Result<()> {
         date: rfc3339(SystemTime::now())[.."2026-11-26".len()].to_owned(),
         larder: env!("CARGO_PKG_VERSION").to_owned(),
         slots,
-        eviction: flags.cache.eviction.to_string(),
+        eviction: String::new(),
         changed: table.changed,
         small: table.small,
         small_share: table.small_share,
         settings,
     };
-    output::write(&path, serde_json::to_vec_pretty(&made)?)?;
-    seal_if_in_store(&path)?;
-    if let Some(to) = &args.html {
-        let threads = flags.options(passage.chunk).compute.threads;
-        let facts = model_facts(&model, &args.model)?;
-        let origin = ReportOrigin { model: facts, ..report_origin(Some(threads), Some(&args.model)) };
-        let expected = QUALITY_BUDGETS.map(|(name, budget)| (name, budget, made.at_loss(TARGET * budget)));
-        output::write(to, quality_page(&QualityReport { made: &made, expected: &expected, fit, origin: &origin }))?;
+    Ok((made, fit))
+}
+
+/// Fails where no token can be computed twice.
+fn check_measurable(engine: &mut InferenceEngine, model: &OpenModel) -> Result<()> {
+    engine.experts.set_routing_strategy(&RoutingSpec::standard_prior(), &engine.decoder, model)?;
+    let is_measurable = engine.experts.exact().is_some();
+    engine.experts.set_routing_strategy(&RoutingSpec::default(), &engine.decoder, model)?;
+    match is_measurable {
+        true => Ok(()),
+        false => bail!("the loss of outputs cannot be measured with a GPU or edge workers; tune without them"),
     }
-    print_result(&made, fit, &path.display().to_string(), args.json);
-    Ok(())
 }
 
 /// Slots per layer; fails where all experts fit.
