@@ -1,4 +1,4 @@
-//! `quality.json`: what `larder tune` found out about a model, so that a budget of output loss can be kept to.
+//! `quality.json`: the calibration by which a budget of output loss is kept to, written by `larder tune`.
 
 use larder_core::Geometry;
 use larder_policy::routing::{DialTable, Rung};
@@ -77,7 +77,7 @@ impl QualityCalibration {
         }
     }
 
-    /// What the strategy needs of it.
+    /// The part that the strategy needs.
     pub fn table(&self) -> DialTable {
         let rung = |setting: &MeasuredSetting| {
             let MeasuredSetting { lambda, price, loss, ratio, .. } = *setting;

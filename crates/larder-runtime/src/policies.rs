@@ -74,7 +74,7 @@ fn deltas(spec: &RoutingSpec, model: &OpenModel) -> Result<Option<Vec<f32>>> {
     Ok(Some(calibration.delta))
 }
 
-/// What the strategy `quality` needs of the model's calibration, if that is the strategy.
+/// The calibrated losses and settings of the model, if the strategy is `quality`.
 fn dial_table(spec: &RoutingSpec, model: &OpenModel) -> Result<Option<DialTable>> {
     if spec.quality_budget().is_none() {
         return Ok(None);

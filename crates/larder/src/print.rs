@@ -39,7 +39,7 @@ pub fn output_loss(loss: &OutputLoss, time: Duration) -> String {
     )
 }
 
-/// What a strategy expects its loss to be, as text; `None` if it has no budget of it.
+/// The loss that a strategy expects, as text; `None` if it has no budget of it.
 pub fn expected_loss(spec: &RoutingSpec, routing: Option<&Routing>) -> Option<String> {
     let (budget, predicted) = (spec.quality_budget()?, routing?.report()?.predicted_loss?);
     Some(format!("quality: loss of {predicted:.4} nats per token expected, {budget} allowed"))

@@ -12,7 +12,7 @@ pub struct LossSample {
     pub loss: f64,
 }
 
-/// As many samples of each input alone, with the common factor of all layers, are added: what is not known of a layer is as in the
+/// Samples that are added of each input alone, with the common factor of all layers: a layer of which little is known is like the
 /// others, within a factor of two.
 const PRIOR_SAMPLES: f64 = 3.0;
 /// A loss that every token may have, as a share of the mean: rounding differs where anything does.

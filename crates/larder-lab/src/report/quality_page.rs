@@ -1,4 +1,4 @@
-//! What `larder tune` has measured, as a page: bytes and time per token against the loss of the output.
+//! The measurements of `larder tune` as a page: bytes and time per token against the loss of the output.
 
 use larder_core::format_bytes;
 use larder_engine::{MeasuredSetting, QualityCalibration};
@@ -6,7 +6,7 @@ use larder_engine::{MeasuredSetting, QualityCalibration};
 use super::{Cell, Chart, Column, Line, Page, Style, Table, chart_group, group, paragraph};
 use crate::{Fact, ReportOrigin};
 
-/// A calibration with what it promises.
+/// A calibration with the speed and loss to be expected of budgets.
 pub struct QualityReport<'a> {
     /// The calibration.
     pub made: &'a QualityCalibration,
@@ -85,7 +85,7 @@ fn budgets(report: &QualityReport) -> Table {
     ];
     columns.extend(columns_of());
     Table {
-        caption: "What is expected of each budget".into(),
+        caption: "Expected speed and loss of each budget".into(),
         columns,
         rows: report.expected.iter().map(row).collect(),
     }

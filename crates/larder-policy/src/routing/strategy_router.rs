@@ -27,7 +27,7 @@ pub(super) struct StrategyRouter {
     pub step: StepChanges,
 }
 
-/// What the choices of the current step of decoded tokens change, or of the last one while none is computed.
+/// Changes by the choices of the current step of decoded tokens, or of the last one while none is computed.
 #[derive(Default)]
 pub(super) struct StepChanges {
     rows: Vec<WeightChange>,

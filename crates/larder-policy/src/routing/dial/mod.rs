@@ -36,7 +36,7 @@ pub(super) const STRATEGY: Strategy = Strategy {
 /// Budgets that have names, in nats per token.
 pub const QUALITY_BUDGETS: [(&str, f64); 3] = [("light", 0.005), ("balanced", 0.01), ("fast", 0.02)];
 
-/// What a calibration found out about a model: the losses of leaving experts out, and the settings that the dial goes through.
+/// The calibration of a model: the losses of leaving experts out, and the settings that the dial goes through.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct DialTable {
     /// For each row, the loss in nats per squared weight that is changed.
@@ -95,10 +95,7 @@ impl DialTable {
 
     /// A router whose dial stays at one setting.
     pub fn fixed(&self, rows: usize, setting: Rung) -> Box<dyn Router> {
-        let keep = Keep(1);
-        let prior = Prior::with_running_spread(keep, rows);
-        let table = self.clone();
-        let dial = Dial { table, control: None, setting, keep, prior, lambdas: (0.0, 0), predicted: (0.0, 0) };
+        let dial = Dial::new(self, setting, None, Keep(1), rows);
         Box::new(StrategyRouter::new(STRATEGY.name, Box::new(dial), rows))
     }
 
@@ -129,16 +126,9 @@ fn make(options: &SpecOptions, inputs: &StrategyInputs) -> Result<Box<dyn Select
         return Err(unsuitable(problem));
     }
     let (start, last) = (table.position_of(TARGET * budget), table.rungs.len() as f64);
-    let (control, keep) = (BudgetControl::new(budget, start, last), Keep::new(options));
-    Ok(Box::new(Dial {
-        setting: table.at(control.position()),
-        table: table.clone(),
-        control: Some(control),
-        keep,
-        prior: Prior::with_running_spread(keep, inputs.rows),
-        lambdas: (0.0, 0),
-        predicted: (0.0, 0),
-    }))
+    let control = BudgetControl::new(budget, start, last);
+    let setting = table.at(control.position());
+    Ok(Box::new(Dial::new(table, setting, Some(control), Keep::new(options), inputs.rows)))
 }
 
 /// Chooses by the current setting, and turns the dial after each token.
@@ -155,7 +145,7 @@ struct Dial {
     predicted: (f64, u64),
 }
 
-/// What is done about a missing expert.
+/// The ways to deal with a missing expert.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Remedy {
     Read,
@@ -164,12 +154,25 @@ enum Remedy {
 }
 
 impl Dial {
+    /// A dial at `setting`, which `control` turns from there.
+    fn new(table: &DialTable, setting: Rung, control: Option<BudgetControl>, keep: Keep, rows: usize) -> Self {
+        Dial {
+            setting,
+            table: table.clone(),
+            control,
+            keep,
+            prior: Prior::with_running_spread(keep, rows),
+            lambdas: (0.0, 0),
+            predicted: (0.0, 0),
+        }
+    }
+
     /// The predicted loss of each of `tokens` tokens of a step.
     fn predict(&self, changes: &[WeightChange], tokens: usize) -> f64 {
         self.setting.ratio * self.table.predict(changes) / tokens.max(1) as f64
     }
 
-    /// What costs least for a missing expert of this weight.
+    /// The way of least cost for a missing expert of this weight.
     fn remedy(&self, row: MoeRow, weight: f32) -> Remedy {
         let square = f64::from(weight) * f64::from(weight);
         let Rung { price, .. } = self.setting;

@@ -19,6 +19,8 @@ fn settled(
 ) -> ExpertChoice {
     let mut out = ExpertChoice::default();
     let input = RouterInput { row: MoeRow(row), gate, logits, decode: true };
+    // As while the settings are searched.
+    let table = DialTable { rungs: Vec::new(), ..table.clone() };
     table.fixed(ROWS, rung).choose(&input, &OfRow(row, present.clone()), &mut out);
     out
 }

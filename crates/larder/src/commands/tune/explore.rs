@@ -1,4 +1,4 @@
-//! What changes cost: tokens are decoded with settings drawn at random, each computed twice.
+//! Samples of the cost of changes: tokens are decoded with settings drawn at random, each computed twice.
 
 use anyhow::Result;
 use larder_core::{LayerIdx, Rng};

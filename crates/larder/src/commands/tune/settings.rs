@@ -103,7 +103,9 @@ impl Runs<'_> {
             lambda,
             price,
             loss,
-            ratio: predicted.map_or(1.0, |predicted| (loss / predicted).clamp(RATIOS.0, RATIOS.1)),
+            ratio: predicted
+                .filter(|loss| *loss > 0.0)
+                .map_or(1.0, |predicted| (loss / predicted).clamp(RATIOS.0, RATIOS.1)),
             bytes: bytes as f64 / tokens,
             milliseconds: 1e3 * time.as_secs_f64() / tokens,
         })
