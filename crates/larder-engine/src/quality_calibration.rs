@@ -25,8 +25,10 @@ pub struct QualityCalibration {
     pub slots: usize,
     /// The eviction policy.
     pub eviction: String,
-    /// Loss in nats per squared weight that is changed, by MoE row.
-    pub changed: Vec<f64>,
+    /// Loss in nats per squared weight of experts in whose place others are computed, and of those others, by MoE row.
+    pub substituted: Vec<f64>,
+    /// Loss in nats per squared weight of experts in whose place nothing is computed, by MoE row.
+    pub left_out: Vec<f64>,
     /// Loss in nats per squared weight of experts computed from smaller copies, by MoE row; empty without smaller copies.
     pub small: Vec<f64>,
     /// Bytes of a smaller copy, as a share of those of an expert.
@@ -60,14 +62,15 @@ impl QualityCalibration {
 
     /// Parses the file, and checks that it is for a model of this type and geometry.
     pub fn from_bytes(bytes: &[u8], model_type: &str, geometry: &Geometry) -> Result<Self, SidecarError> {
-        let found: QualityCalibration = serde_json::from_slice(bytes)
-            .map_err(|e| SidecarError(format!("was not written by `larder tune`: {e}")))?;
+        let found: QualityCalibration = serde_json::from_slice(bytes).map_err(|e| {
+            SidecarError(format!("was not written by `larder tune` of this version ({e}); run it again"))
+        })?;
         let (rows, experts) = (geometry.moe_layers.len(), geometry.experts);
-        if (found.model_type.as_str(), found.changed.len(), found.experts) != (model_type, rows, experts) {
+        if (found.model_type.as_str(), found.left_out.len(), found.experts) != (model_type, rows, experts) {
             return Err(SidecarError(format!(
                 "is for {} with {} layers of {} experts, but this model is {model_type} with {rows} of {experts}",
                 found.model_type,
-                found.changed.len(),
+                found.left_out.len(),
                 found.experts
             )));
         }
@@ -84,7 +87,8 @@ impl QualityCalibration {
             Rung { lambda, price, loss, ratio }
         };
         DialTable {
-            changed: self.changed.clone(),
+            substituted: self.substituted.clone(),
+            left_out: self.left_out.clone(),
             small: self.small.clone(),
             small_share: self.small_share,
             rungs: self.settings.iter().skip(1).map(rung).collect(),
@@ -120,7 +124,8 @@ mod tests {
         QualityCalibration {
             model_type: "olmoe".into(),
             experts: 4,
-            changed: vec![1.0, 2.0],
+            substituted: vec![0.5, 1.0],
+            left_out: vec![1.0, 2.0],
             settings: vec![setting(0.0, 0.0, 100.0), setting(0.1, 0.01, 60.0), setting(0.4, 0.03, 40.0)],
             ..QualityCalibration::default()
         }
@@ -137,8 +142,8 @@ mod tests {
         assert!(read(&made(), "olmoe", 5).unwrap_err().to_string().contains("2 layers of 4 experts"));
         assert!(read(&made(), "mixtral", 4).is_err());
         for change in [
-            |made: &mut QualityCalibration| made.changed[1] = 0.0,
-            |made: &mut QualityCalibration| made.changed[1] = -1.0,
+            |made: &mut QualityCalibration| made.left_out[1] = 0.0,
+            |made: &mut QualityCalibration| made.substituted[1] = -1.0,
             |made: &mut QualityCalibration| made.small = vec![1.0],
             |made: &mut QualityCalibration| made.settings.truncate(1),
             |made: &mut QualityCalibration| made.settings.swap(1, 2),

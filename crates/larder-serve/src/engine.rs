@@ -87,6 +87,17 @@ pub struct EngineStatus {
     pub quality: Option<RoutingQuality>,
     /// Difference of the outputs from exact ones, at tokens that were decoded twice.
     pub loss: OutputLoss,
+    /// The loss that a routing strategy with a budget expects; `None` for one without.
+    pub expected: Option<ExpectedLoss>,
+}
+
+/// A budget of output loss and what it is expected to be, in nats per token.
+#[derive(Clone, Copy, PartialEq, Default, Debug)]
+pub struct ExpectedLoss {
+    /// The most that is allowed on average.
+    pub budget: f64,
+    /// The mean that is predicted for the tokens so far, corrected by those that were decoded twice.
+    pub mean: f64,
 }
 
 /// Agreement of the chosen experts with the model's own choice, over generated tokens.

@@ -57,7 +57,7 @@ mod slots;
 mod tls;
 mod upstream;
 
-pub use engine::{Engine, EngineStatus, LayerVisit, RoutingChange, RoutingQuality};
+pub use engine::{Engine, EngineStatus, ExpectedLoss, LayerVisit, RoutingChange, RoutingQuality};
 pub use error::ApiError;
 pub use listener::ServerListener;
 pub use model::{FilesCheck, ServedModel};

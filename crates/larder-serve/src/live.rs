@@ -267,6 +267,8 @@ fn routing(value: &mut Value, status: &EngineStatus) {
             "measured": measured,
         }),
     };
+    let expected = status.expected.map(|loss| json!({"budget": loss.budget, "expected_kl": loss.mean}));
+    value["quality"] = expected.into();
 }
 
 #[cfg(test)]

@@ -165,6 +165,8 @@ impl Counters {
             self.status.loss.mean_kl().unwrap_or_default(),
             self.status.loss.agreement().unwrap_or(1.0),
             self.status.loss.measured as f64,
+            self.status.expected.unwrap_or_default().mean,
+            self.status.expected.unwrap_or_default().budget,
             queued as f64,
             active as f64,
             in_flight as f64,
@@ -177,7 +179,7 @@ impl Counters {
 }
 
 /// Name, kind and description of the values that are one number each.
-const NUMBERS: [(&str, &str, &str); 22] = [
+const NUMBERS: [(&str, &str, &str); 24] = [
     ("prompt_tokens_total", "counter", "Prompt tokens computed (prefill)."),
     ("remembered_tokens_total", "counter", "Prompt tokens found in the prefix cache."),
     ("generated_tokens_total", "counter", "Tokens generated (decode)."),
@@ -201,6 +203,12 @@ const NUMBERS: [(&str, &str, &str); 22] = [
     ),
     ("output_agreement", "gauge", "Share of these tokens after which the likeliest token is the same."),
     ("output_measured_tokens_total", "counter", "Tokens that were decoded twice."),
+    (
+        "output_expected_kl",
+        "gauge",
+        "Mean KL divergence of the output that --quality expects, in nats; 0 without a budget.",
+    ),
+    ("output_kl_budget", "gauge", "Budget of --quality for it, in nats; 0 without one."),
     ("queue_length", "gauge", "Requests waiting in the queue."),
     ("active_requests", "gauge", "Requests being generated."),
     ("tokens_in_flight", "gauge", "Tokens of active requests, prompt and answer."),

@@ -2,12 +2,15 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::sync::LazyLock;
+use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
+use crate::serve::api::Server;
 use crate::support::report_page::check_frame;
-use crate::support::{fixture, larder, larder_ok, larder_refuses};
+use crate::support::{command, fixture, larder, larder_ok, larder_refuses};
 
 /// The demo model, calibrated on a few tokens.
 struct Tuned {
@@ -49,10 +52,6 @@ fn written(flags: &[&str]) -> Value {
     serde_json::from_str(&larder_ok(&[&base[..], &greedy, flags].concat())).unwrap()
 }
 
-fn misses(written: &Value) -> u64 {
-    written["decode"]["cache"]["misses"].as_u64().unwrap()
-}
-
 #[test]
 fn a_calibration_has_rising_settings_that_read_less() {
     let made: Value = serde_json::from_slice(&fs::read(TUNED.store.join("quality.json")).unwrap()).unwrap();
@@ -61,7 +60,9 @@ fn a_calibration_has_rising_settings_that_read_less() {
     assert!(settings.len() > 4 && numbers("loss").is_sorted() && numbers("price").is_sorted());
     assert_eq!((numbers("loss")[0], numbers("price")[0]), (0.0, 0.0));
     assert!(numbers("bytes").is_sorted_by(|a, b| a > b), "{:?}", numbers("bytes"));
-    assert!(made["changed"].as_array().unwrap().iter().all(|loss| loss.as_f64().unwrap() > 0.0));
+    for losses in ["substituted", "left_out"] {
+        assert!(made[losses].as_array().unwrap().iter().all(|loss| loss.as_f64().unwrap() > 0.0));
+    }
     check_frame(&TUNED.page, "larder tune");
     for words in ["--quality balanced (0.01)", "--quality off", "quality.json: "] {
         assert!(TUNED.said.contains(words), "{}", TUNED.said);
@@ -76,8 +77,15 @@ fn a_text_depends_on_the_budget_and_not_on_how_experts_are_read() {
     // So little that nothing may be lost.
     let none = written(&[&eight[..], &["--quality", "0.000001"]].concat());
     assert!(none["routing"]["expected_loss"].as_f64().unwrap() < 1e-5, "{}", none["routing"]);
+    // Another text follows, so that misses are compared on a given one.
+    let base = ["eval", "ppl", path(&TEXT), "-m", path(&TUNED.store), "--tokens", "200", "--one-by-one", "--json"];
+    let misses = |flags: &[&str]| {
+        let found: Value = serde_json::from_str(&larder_ok(&[&base[..], &eight, flags].concat())).unwrap();
+        found["cache"]["misses"].as_u64().unwrap()
+    };
+    let (all, fewer) = (misses(&[]), misses(&["--quality", "fast"]));
+    assert!(fewer * 10 < all * 8, "{fewer} of {all}");
     let fast = written(&[&eight[..], &["--quality", "fast"]].concat());
-    assert!(misses(&fast) * 10 < misses(&exact) * 9, "{} of {}", misses(&fast), misses(&exact));
     let routing = &fast["routing"];
     assert!(routing["expected_loss"].as_f64().unwrap() > 0.0 && routing["output"]["measured"].as_u64().unwrap() > 0);
     for how in [&["--reader", "pread"][..], &["--prefetch", "2"], &["--threads", "1"], &["--quality", "0.02"]] {
@@ -155,4 +163,59 @@ fn what_a_budget_needs_is_said_in_one_sentence() {
     fs::write(damaged.join("quality.json"), "{}").unwrap();
     let said = larder_refuses(&run(&damaged, &["--cache-experts", "8", "--quality", "fast"]));
     assert!(said.contains("larder tune"), "{said}");
+}
+
+/// The same calibration as without a stop, but for times.
+#[test]
+fn a_tune_that_was_killed_goes_on_from_where_it_was() {
+    let whole: Value = serde_json::from_slice(&fs::read(TUNED.store.join("quality.json")).unwrap()).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store");
+    copy(&fixture("../models/demo"), &store);
+    let flags = ["--tokens", "400", "--chunk", "200", "--cache-experts", "8"];
+    let args = [&["tune", path(&TEXT), "-m", path(&store)][..], &flags].concat();
+    let part = store.join("quality.json.part");
+    let mut child = command().args(&args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let runs = || {
+        let kept: Option<Value> = fs::read(&part).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        kept.and_then(|kept| Some(kept["runs"].as_array()?.len())).unwrap_or_default()
+    };
+    let start = Instant::now();
+    while runs() < 3 {
+        assert!(start.elapsed() < Duration::from_secs(120) && child.try_wait().unwrap().is_none(), "no run was kept");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(!store.join("quality.json").exists());
+    let again = larder(&args);
+    let said = String::from_utf8(again.stderr).unwrap();
+    assert!(again.status.success() && said.contains("passes of a tune that was stopped"), "{said}");
+    assert!(!part.exists());
+    let found: Value = serde_json::from_slice(&fs::read(store.join("quality.json")).unwrap()).unwrap();
+    let near = |a: &Value, b: &Value| {
+        let (a, b) = (a.as_f64().unwrap(), b.as_f64().unwrap());
+        assert!((a - b).abs() <= 1e-9 * a.abs().max(b.abs()), "{a}, {b}");
+    };
+    let settings = |made: &Value| made["settings"].as_array().unwrap().clone();
+    assert_eq!(settings(&found).len(), settings(&whole).len());
+    for (a, b) in settings(&found).iter().zip(settings(&whole)) {
+        ["lambda", "price", "loss", "ratio", "bytes"].iter().for_each(|name| near(&a[*name], &b[*name]));
+    }
+    for losses in ["substituted", "left_out"] {
+        let (a, b) = (found[losses].as_array().unwrap(), whole[losses].as_array().unwrap());
+        a.iter().zip(b).for_each(|(a, b)| near(a, b));
+    }
+}
+
+#[test]
+fn a_server_has_the_expected_loss_beside_its_budget() {
+    let flags = ["--cache-experts", "8", "--context", "256", "--quality", "fast"];
+    let server = Server::start(&TUNED.store, &flags);
+    let answer = server.post("/v1/completions", json!({"prompt": "The old man", "max_tokens": 60, "ignore_eos": true}));
+    assert_eq!((answer.status, server.metric("larder_output_kl_budget")), (200, 0.02));
+    let expected = server.metric("larder_output_expected_kl");
+    assert!(expected > 0.0 && expected < 0.04, "{expected}");
+    let quality = &server.get("/engine").json()["quality"];
+    assert_eq!((quality["budget"].as_f64(), quality["expected_kl"].as_f64()), (Some(0.02), Some(expected)));
 }

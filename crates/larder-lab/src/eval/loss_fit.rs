@@ -1,5 +1,5 @@
 //! The losses of leaving experts out, fitted to tokens that were computed twice: the divergence of the output is taken as a sum over
-//! layers of squared changes of weights, each with a factor of its own, none below zero.
+//! layers of squared changes of weights. Each layer has a factor for each kind of change, none below zero.
 
 use larder_policy::routing::{DialTable, WeightChange};
 
@@ -14,34 +14,43 @@ pub struct LossSample {
 
 /// Samples that are added of each input alone, with the common factor of all layers: a layer of which little is known is like the
 /// others, within a factor of two.
-const PRIOR_SAMPLES: f64 = 3.0;
+const PRIOR_SAMPLES: f64 = 10.0;
 /// A loss that every token may have, as a share of the mean: rounding differs where anything does.
 const FLOOR: f64 = 0.01;
 const PASSES: usize = 400;
 
+/// The kinds of changes, each with factors of its own.
+const KINDS: [fn(&WeightChange) -> f64; 3] =
+    [|change| change.substituted, |change| change.left_out, |change| change.small];
+
 /// The factors of a [`DialTable`], without its settings, of a model with experts in `rows` layers. Smaller copies get factors if any were
-/// computed. `None` if nothing was changed or lost in the samples.
+/// computed; if experts were only substituted or only left out, the other has the same factors. `None` if neither happened, or nothing
+/// was lost.
 pub fn fit_losses(samples: &[LossSample], rows: usize) -> Option<DialTable> {
-    let has_small = samples.iter().flat_map(|sample| &sample.changes).any(|change| change.small > 0.0);
-    let groups = if has_small { 2 } else { 1 };
-    let inputs: Vec<Vec<f64>> = samples.iter().map(|sample| inputs(sample, rows, groups)).collect();
+    let happened =
+        |kind: usize| samples.iter().flat_map(|sample| &sample.changes).any(|change| KINDS[kind](change) > 0.0);
+    let kinds: Vec<usize> = (0..KINDS.len()).filter(|kind| happened(*kind)).collect();
+    let inputs: Vec<Vec<f64>> = samples.iter().map(|sample| inputs(sample, rows, &kinds)).collect();
     let losses: Vec<f64> = samples.iter().map(|sample| sample.loss).collect();
-    let mean = losses.iter().sum::<f64>() / losses.len().max(1) as f64;
-    let changed = |group: usize| inputs.iter().any(|input| input[group * rows..][..rows].iter().any(|x| *x > 0.0));
-    if mean <= 0.0 || !(0..groups).all(changed) {
+    let total: f64 = losses.iter().sum();
+    if total <= 0.0 || !kinds.iter().any(|kind| *kind < 2) {
         return None;
     }
-    let sums = |input: &Vec<f64>| (0..groups).map(|group| input[group * rows..][..rows].iter().sum()).collect();
+    let sums = |input: &Vec<f64>| input.chunks(rows).map(|of_kind| of_kind.iter().sum()).collect();
     let summed: Vec<Vec<f64>> = inputs.iter().map(sums).collect();
-    let common = fit(&summed, &losses, &vec![1.0; groups], 0.0);
-    let start: Vec<f64> = (0..groups * rows).map(|at| common[at / rows]).collect();
+    let common = fit(&summed, &losses, &vec![1.0; kinds.len()], 0.0);
+    let start: Vec<f64> = (0..kinds.len() * rows).map(|at| common[at / rows]).collect();
     let mut factors = fit(&inputs, &losses, &start, PRIOR_SAMPLES);
     // The sum of the predictions is that of the losses.
     let predicted: f64 = inputs.iter().map(|input| dot(input, &factors)).sum();
-    let scale = losses.iter().sum::<f64>() / predicted;
-    factors.iter_mut().for_each(|factor| *factor *= scale);
-    let small = factors.split_off(rows);
-    Some(DialTable { changed: factors, small, ..DialTable::default() })
+    factors.iter_mut().for_each(|factor| *factor *= total / predicted);
+    let of = |kind: usize| Some(factors.chunks(rows).nth(kinds.iter().position(|other| *other == kind)?)?.to_vec());
+    Some(DialTable {
+        substituted: of(0).or_else(|| of(1))?,
+        left_out: of(1).or_else(|| of(0))?,
+        small: of(2).unwrap_or_default(),
+        ..DialTable::default()
+    })
 }
 
 /// Positive factors for which `losses` are likeliest as sums of `inputs` by them, if their noise is in proportion to the sums (the
@@ -82,12 +91,9 @@ pub fn fit_quality(samples: &[LossSample], table: &DialTable) -> (f64, f64) {
     (sum_x / sum_y, moments.0 / (moments.1 * moments.2).sqrt())
 }
 
-fn inputs(sample: &LossSample, rows: usize, groups: usize) -> Vec<f64> {
-    let mut all: Vec<f64> = (0..rows).map(|row| sample.changes[row].changed).collect();
-    if groups == 2 {
-        all.extend((0..rows).map(|row| sample.changes[row].small));
-    }
-    all
+/// The changes of a sample: those of each kind, row by row.
+fn inputs(sample: &LossSample, rows: usize, kinds: &[usize]) -> Vec<f64> {
+    kinds.iter().flat_map(|kind| (0..rows).map(|row| KINDS[*kind](&sample.changes[row]))).collect()
 }
 
 fn dot(a: &[f64], b: &[f64]) -> f64 {
@@ -100,38 +106,53 @@ mod tests {
 
     use super::*;
 
-    fn samples(count: usize, changed: &[f64], small: &[f64], seed: u64) -> Vec<LossSample> {
+    /// Samples of a model whose losses are those of a table, with noise.
+    fn samples(count: usize, table: &DialTable, seed: u64) -> Vec<LossSample> {
         let mut random = Rng::new(seed);
         let mut unit = || random.below(1 << 20) as f64 / f64::from(1 << 20);
         let mut sample = |_| {
-            let mut amount = |often: f64| if unit() < often { 0.1 * unit() } else { 0.0 };
-            let has_small = if small.is_empty() { 0.0 } else { 0.8 };
-            let changes: Vec<WeightChange> =
-                changed.iter().map(|_| WeightChange { changed: amount(0.3), small: amount(has_small) }).collect();
-            let table = DialTable { changed: changed.to_vec(), small: small.to_vec(), ..DialTable::default() };
+            let mut amount = |losses: &[f64], often: f64| {
+                if !losses.is_empty() && unit() < often { 0.1 * unit() } else { 0.0 }
+            };
+            let changes: Vec<WeightChange> = (0..3)
+                .map(|_| WeightChange {
+                    substituted: amount(&table.substituted, 0.5),
+                    left_out: amount(&table.left_out, 0.3),
+                    small: amount(&table.small, 0.8),
+                })
+                .collect();
             let loss = table.predict(&changes) * (0.2 + 1.6 * unit());
             LossSample { changes, loss }
         };
         (0..count).map(&mut sample).collect()
     }
 
+    fn table(substituted: &[f64], left_out: &[f64], small: &[f64]) -> DialTable {
+        let [substituted, left_out, small] = [substituted, left_out, small].map(<[f64]>::to_vec);
+        DialTable { substituted, left_out, small, ..DialTable::default() }
+    }
+
     #[test]
-    fn the_factors_of_each_layer_are_found_again() {
-        let (changed, small) = ([0.5, 1.0, 2.0], [0.1, 0.05, 0.2]);
-        let found = fit_losses(&samples(20_000, &changed, &small, 1), 3).unwrap();
-        for (found, true_) in found.changed.iter().zip(changed).chain(found.small.iter().zip(small)) {
+    fn the_factors_of_each_kind_and_layer_are_found_again() {
+        let true_ = table(&[0.2, 0.4, 0.8], &[0.5, 1.0, 2.0], &[0.1, 0.05, 0.2]);
+        let found = fit_losses(&samples(20_000, &true_, 1), 3).unwrap();
+        let factors = |table: &DialTable| [&table.substituted[..], &table.left_out, &table.small].concat();
+        for (found, true_) in factors(&found).iter().zip(factors(&true_)) {
             assert!((0.6..1.4).contains(&(found / true_)), "{found} of {true_}");
         }
-        let (ratio, correlation) = fit_quality(&samples(20_000, &changed, &small, 2), &found);
-        assert!((ratio - 1.0).abs() < 0.02 && correlation > 0.7, "{ratio}, {correlation}");
+        let (ratio, correlation) = fit_quality(&samples(20_000, &true_, 2), &found);
+        assert!((ratio - 1.0).abs() < 0.02 && correlation > 0.6, "{ratio}, {correlation}");
     }
 
     #[test]
     fn layers_are_alike_where_little_is_known_and_no_change_is_free() {
-        let few = fit_losses(&samples(20, &[0.0, 1.0, 1.0], &[], 3), 3).unwrap();
-        assert!(few.small.is_empty() && few.changed.iter().all(|factor| *factor > 0.2), "{few:?}");
-        let many = fit_losses(&samples(50_000, &[0.0, 1.0, 1.0], &[], 4), 3).unwrap();
-        assert!(many.changed[0] > 0.0 && many.changed[0] < 0.3 * many.changed[1], "{many:?}");
+        let true_ = table(&[], &[0.0, 1.0, 1.0], &[]);
+        let few = fit_losses(&samples(20, &true_, 3), 3).unwrap();
+        assert!(few.small.is_empty() && few.left_out.iter().all(|factor| *factor > 0.2), "{few:?}");
+        let many = fit_losses(&samples(50_000, &true_, 4), 3).unwrap();
+        assert!(many.left_out[0] > 0.0 && many.left_out[0] < 0.3 * many.left_out[1], "{many:?}");
+        // Nothing was substituted: as if left out.
+        assert_eq!(many.substituted, many.left_out);
     }
 
     #[test]

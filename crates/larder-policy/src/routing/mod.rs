@@ -298,7 +298,8 @@ impl FromStr for RoutingSpec {
         }
         // Faults of the spec that hold for any model are reported now.
         let dial = DialTable {
-            changed: vec![1.0],
+            substituted: vec![1.0],
+            left_out: vec![1.0],
             rungs: vec![Rung { ratio: 1.0, ..Rung::default() }],
             ..DialTable::default()
         };

@@ -154,7 +154,7 @@ function sample() {
   $("ssd").replaceChildren(...rateOf(latest.bytes_per_second));
   showGridText();
   addPoint(latest);
-  showOutputLoss(latest.output);
+  showOutputLoss(latest.output, latest.quality);
   if (latest.kind === "token" && latest.tokens_per_second) $("speed").textContent = formatNumber(latest.tokens_per_second);
 }
 

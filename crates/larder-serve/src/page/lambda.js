@@ -26,10 +26,10 @@ function beginLambda({ streams, lambda_costs: costs }) {
 }
 
 /** Shows the routing strategy that the server reports, and its cost. */
-function showRouting({ streams, lambda, routing, output, routing_locked: locked = serverLocks, lambda_cost: cost, lambda_costs: costs }) {
+function showRouting({ streams, lambda, routing, output, quality, routing_locked: locked = serverLocks, lambda_cost: cost, lambda_costs: costs }) {
   lambdaCosts = costs;
   serverLocks = locked;
-  showOutputLoss(output);
+  showOutputLoss(output, quality);
   fitLock();
   if (streams) $("lambda-source").textContent = costs?.source ?? "What λ costs this model was not measured: larder eval sweep TEXT --save does it.";
   if (pendingLambda !== null) return;
@@ -47,15 +47,16 @@ function costAt(lambda) {
   return scale && scale[Math.min(scale.length - 1, Math.round((lambda / scale.at(-1).lambda) * (scale.length - 1)))];
 }
 
-/** Shows how far the outputs are from those of the model's own routing, if that was measured. */
-function showOutputLoss(output) {
+/** Shows how far the outputs are from those of the model's own routing, as far as that was measured or is expected. */
+function showOutputLoss(output, quality) {
   const text = (value, digits) => value.toFixed(digits);
   const interval = output?.kl_half_interval == null ? "" : ` ± ${text(output.kl_half_interval, 4)}`;
-  const parts = output && [
+  const measured = output && [
     `Output, measured at ${output.measured} ${output.measured === 1 ? "token" : "tokens"}: KL ${text(output.kl, 4)}${interval} nats,`,
     `same likeliest token ${text(100 * output.agreement, 1)} %.`,
   ];
-  $("output-loss").textContent = parts ? parts.join(" ") : "";
+  const expected = quality && `Loss expected by --quality: KL ${text(quality.expected_kl, 4)} nats of ${quality.budget} allowed.`;
+  $("output-loss").textContent = [...(measured || []), ...(expected ? [expected] : [])].join(" ");
 }
 
 function showCost(note) {

@@ -39,8 +39,10 @@ pub const QUALITY_BUDGETS: [(&str, f64); 3] = [("light", 0.005), ("balanced", 0.
 /// The calibration of a model: the losses of leaving experts out, and the settings that the dial goes through.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct DialTable {
-    /// For each row, the loss in nats per squared weight that is changed.
-    pub changed: Vec<f64>,
+    /// For each row, the loss in nats per squared weight of experts in whose place others are computed, and of those others.
+    pub substituted: Vec<f64>,
+    /// For each row, the loss in nats per squared weight of experts in whose place nothing is computed.
+    pub left_out: Vec<f64>,
     /// For each row, the loss in nats per squared weight of experts computed from smaller copies; empty without smaller copies.
     pub small: Vec<f64>,
     /// Bytes of a smaller copy, as a share of those of the expert.
@@ -65,9 +67,12 @@ pub struct Rung {
 impl DialTable {
     /// The loss of a token whose layers changed so.
     pub fn predict(&self, changes: &[WeightChange]) -> f64 {
-        let changed: f64 = self.changed.iter().zip(changes).map(|(loss, change)| loss * change.changed).sum();
-        let small: f64 = self.small.iter().zip(changes).map(|(loss, change)| loss * change.small).sum();
-        changed + small
+        let sum = |losses: &[f64], of: fn(&WeightChange) -> f64| -> f64 {
+            losses.iter().zip(changes).map(|(loss, change)| loss * of(change)).sum()
+        };
+        sum(&self.substituted, |change| change.substituted)
+            + sum(&self.left_out, |change| change.left_out)
+            + sum(&self.small, |change| change.small)
     }
 
     /// The setting between two rungs.
@@ -102,13 +107,17 @@ impl DialTable {
     /// Why it cannot be used for a model with experts in `rows` layers, or `None`.
     pub fn problem(&self, rows: usize) -> Option<&'static str> {
         let is_loss = |loss: &f64| loss.is_finite() && *loss > 0.0;
-        let wrong_rows = self.changed.len() != rows || !self.small.is_empty() && self.small.len() != rows;
+        let of_experts = [&self.substituted, &self.left_out];
+        let wrong_rows =
+            of_experts.iter().any(|losses| losses.len() != rows) || !self.small.is_empty() && self.small.len() != rows;
         let rises = self.rungs.is_sorted_by(|a, b| a.loss <= b.loss && a.price <= b.price && a.lambda <= b.lambda);
         let is_number = |n: &f64| n.is_finite() && *n >= 0.0;
         let numbers = |rung: &Rung| [rung.lambda, rung.price, rung.loss].iter().all(is_number) && is_loss(&rung.ratio);
         match () {
             () if wrong_rows => Some("was calibrated for another number of layers"),
-            () if !self.changed.iter().chain(&self.small).all(is_loss) => Some("has a calibrated loss that is none"),
+            () if !of_experts.into_iter().chain([&self.small]).flatten().all(is_loss) => {
+                Some("has a calibrated loss that is none")
+            }
             () if self.rungs.is_empty() || !rises || !self.rungs.iter().all(numbers) => {
                 Some("has calibrated settings that do not rise")
             }
@@ -183,7 +192,7 @@ impl Dial {
                 best = (cost, Remedy::ReadSmall);
             }
         }
-        let cost = self.table.changed[row.index()] * square;
+        let cost = self.table.left_out[row.index()] * square;
         if cost < best.0 { Remedy::LeaveOut } else { best.1 }
     }
 }

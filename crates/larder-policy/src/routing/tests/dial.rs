@@ -5,7 +5,13 @@ use super::*;
 const ROWS: usize = 2;
 
 fn table() -> DialTable {
-    DialTable { changed: vec![0.5, 2.0], small: vec![0.05, 0.1], small_share: 0.6, rungs: DIAL.rungs.clone() }
+    DialTable {
+        substituted: vec![0.2, 0.7],
+        left_out: vec![0.5, 2.0],
+        small: vec![0.05, 0.1],
+        small_share: 0.6,
+        rungs: DIAL.rungs.clone(),
+    }
 }
 
 /// The choice for one layer, with a dial that is not turned.
@@ -66,7 +72,7 @@ proptest! {
         let mut wanted: Vec<(ExpertId, f32, bool)> = Vec::new();
         for (at, (expert, weight)) in own.experts.iter().zip(&own.weights).enumerate() {
             let square = f64::from(*weight).powi(2);
-            let ways = [price, table.small[row] * square + 0.6 * price, table.changed[row] * square];
+            let ways = [price, table.small[row] * square + 0.6 * price, table.left_out[row] * square];
             let least = (0..3).min_by(|a, b| ways[*a].total_cmp(&ways[*b])).unwrap();
             match least {
                 _ if at == 0 || present.contains(&expert.index()) => wanted.push((*expert, *weight, false)),
@@ -96,7 +102,7 @@ fn the_dial_is_turned_down_while_tokens_cost_more_than_the_budget() {
             router.choose(&input, &OfRow(row, present.clone()), &mut out);
             experts += out.experts.len();
         }
-        (experts, router.changes().iter().map(|change| change.changed).sum::<f64>(), router.report())
+        (experts, router.changes().iter().map(|change| change.left_out).sum::<f64>(), router.report())
     };
     // Nothing is missing: the dial goes to its end, and what is missing then is left out.
     let all: BTreeSet<usize> = (0..8).collect();
@@ -121,7 +127,8 @@ fn a_calibration_that_does_not_fit_is_refused() {
     assert!(refused(Some(&DIAL)).contains("another number of layers"));
     let fits = table();
     for change in [
-        |table: &mut DialTable| table.changed[0] = 0.0,
+        |table: &mut DialTable| table.left_out[0] = 0.0,
+        |table: &mut DialTable| table.substituted[1] = -1.0,
         |table: &mut DialTable| table.small[1] = f64::NAN,
         |table: &mut DialTable| table.rungs.clear(),
         |table: &mut DialTable| table.rungs.reverse(),

@@ -35,7 +35,8 @@ fn inputs(rows: usize, deltas: Option<&[f32]>) -> StrategyInputs<'_> {
 }
 
 static DIAL: LazyLock<DialTable> = LazyLock::new(|| DialTable {
-    changed: vec![0.5],
+    substituted: vec![0.4],
+    left_out: vec![0.5],
     small: vec![0.05],
     small_share: 0.6,
     rungs: vec![

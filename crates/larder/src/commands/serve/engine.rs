@@ -7,7 +7,7 @@ use larder_engine::{Drafting, LambdaCosts, LossMeter, Routing, SequenceOrigin, l
 use larder_model::{Decoder, ExpertPath};
 use larder_policy::routing::RoutingSpec;
 use larder_runtime::{InferenceEngine, OpenModel};
-use larder_serve::{EngineStatus, LayerVisit, RoutingChange, RoutingQuality};
+use larder_serve::{EngineStatus, ExpectedLoss, LayerVisit, RoutingChange, RoutingQuality};
 use serde_json::{Map, Value, json};
 
 use crate::origin::SequenceOrigins;
@@ -74,7 +74,12 @@ impl larder_serve::Engine for ServedEngine {
         });
         let (routing, lambda) = (self.routing.to_string(), self.routing.lambda());
         let loss = self.engine.loss_meter().loss();
-        EngineStatus { traffic: experts.traffic(), slots: experts.slots(), lambda, routing, quality, loss }
+        let expected = self.routing.quality_budget().and_then(|budget| {
+            let mean = experts.routing()?.report()?.predicted_loss.unwrap_or_default();
+            Some(ExpectedLoss { budget, mean })
+        });
+        let (traffic, slots) = (experts.traffic(), experts.slots());
+        EngineStatus { traffic, slots, lambda, routing, quality, loss, expected }
     }
 
     fn set_routing(&mut self, change: &RoutingChange) -> Result<(), String> {

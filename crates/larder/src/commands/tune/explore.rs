@@ -17,6 +17,10 @@ const BLOCK: usize = 48;
 const WEIGHED: usize = 32;
 const SEED: u64 = 29;
 
+/// How often the passage is decoded, each time with other settings: there are two or three factors for each layer, and losses have heavy
+/// tails.
+pub const PASSES: usize = 4;
+
 /// Decodes a passage, and returns what each token's choices changed, with its loss.
 pub fn explore(
     engine: &mut InferenceEngine,
@@ -29,7 +33,7 @@ pub fn explore(
     let mut random = Settings { random: Rng::new(SEED), weight, has_small };
     let meter = LossMeter::new(1, SEED);
     let mut samples = Vec::new();
-    for chunk in passage.chunks() {
+    for chunk in (0..PASSES).flat_map(|_| passage.chunks()) {
         let mut sequence = engine.session().into_sequence();
         for block in chunk[..chunk.len() - 1].chunks(BLOCK) {
             engine.experts.set_routing_strategy(&random.draw()?, &engine.decoder, model)?;

@@ -1,9 +1,11 @@
 //! `larder tune`.
 
 mod check;
+mod checkpoint;
 mod explore;
 mod settings;
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::SystemTime;
 
 use anyhow::{Result, bail};
@@ -18,6 +20,7 @@ use larder_runtime::{InferenceEngine, OpenModel};
 use larder_store::seal_if_in_store;
 use serde_json::{Value, json};
 
+use self::checkpoint::TuneCheckpoint;
 use self::settings::{RUNS, Runs};
 use super::eval::{Passage, bar, small_share};
 use crate::cli::eval::TextFlags;
@@ -51,10 +54,14 @@ pub fn run(args: &TuneArgs) -> Result<()> {
     }
     check_measurable(&mut engine, &model)?;
     let small_share = store.small_shards().map(|_| small_share(&model));
-    let (made, fit) = calibrate(&mut engine, &model, &passage, (slots, small_share))?;
-    let made = QualityCalibration { eviction: flags.cache.eviction.to_string(), ..made };
+    let eviction = flags.cache.eviction.to_string();
+    let conditions = conditions(&model, &passage, slots, &eviction)?;
+    let mut checkpoint = TuneCheckpoint::open(&path, conditions);
+    let (made, fit) = calibrate(&mut engine, &model, &passage, (slots, small_share), &mut checkpoint)?;
+    let made = QualityCalibration { eviction, ..made };
     output::write(&path, serde_json::to_vec_pretty(&made)?)?;
     seal_if_in_store(&path)?;
+    checkpoint.remove();
     if let Some(to) = &args.html {
         let threads = flags.options(passage.chunk).compute.threads;
         let origin = report_origin(Some(threads), Some(&args.model));
@@ -66,22 +73,49 @@ pub fn run(args: &TuneArgs) -> Result<()> {
     Ok(())
 }
 
+/// What all passes of a calibration depend on.
+fn conditions(model: &OpenModel, passage: &Passage, slots: usize, eviction: &str) -> Result<String> {
+    let mut text = DefaultHasher::new();
+    passage.chunks().for_each(|chunk| chunk.hash(&mut text));
+    let of = json!({
+        "larder": env!("CARGO_PKG_VERSION"),
+        "model": model.identity()?,
+        "text": text.finish(),
+        "slots": slots,
+        "eviction": eviction,
+        "small": model.store().is_some_and(|store| store.small_shards().is_some()),
+    });
+    Ok(of.to_string())
+}
+
 /// Fits the losses and searches the settings. Returns the calibration, without the eviction policy, and how well losses are predicted.
 fn calibrate(
     engine: &mut InferenceEngine,
     model: &OpenModel,
     passage: &Passage,
     (slots, small_share): (usize, Option<f64>),
+    checkpoint: &mut TuneCheckpoint,
 ) -> Result<(QualityCalibration, (f64, f64))> {
-    let bar = bar(passage.tokens_read() * (1 + RUNS));
-    let samples = explore::explore(engine, model, passage, small_share.is_some(), &bar)?;
+    let bar = bar(passage.tokens_read() * (explore::PASSES + RUNS));
+    if checkpoint.passes() > 0 {
+        eprintln!("going on after {} of a tune that was stopped", print::count(checkpoint.passes(), "pass", "passes"));
+        bar.advance((checkpoint.passes() * passage.tokens_read()) as u64);
+    }
+    let samples = match checkpoint.samples() {
+        Some(samples) => samples,
+        None => {
+            let samples = explore::explore(engine, model, passage, small_share.is_some(), &bar)?;
+            checkpoint.keep_samples(&samples)?;
+            samples
+        }
+    };
     let geometry = model.blueprint.geometry.clone();
     let Some(mut table) = fit_losses(&samples, geometry.moe_layers.len()) else {
         bail!("no token changed by leaving experts out; give a longer text, or set --cache-experts lower");
     };
     table.small_share = small_share.unwrap_or_default();
     let (mean_change, fit) = (mean_change(&samples, &table), fit_quality(&samples, &table));
-    let mut runs = Runs { engine, model, passage, table: &table, slots, every: MEASURE_EVERY, bar: &bar };
+    let mut runs = Runs { engine, model, passage, table: &table, slots, every: MEASURE_EVERY, bar: &bar, checkpoint };
     let settings = settings::search(&mut runs, mean_change)?;
     bar.finish();
     let made = QualityCalibration {
@@ -93,7 +127,8 @@ fn calibrate(
         larder: env!("CARGO_PKG_VERSION").to_owned(),
         slots,
         eviction: String::new(),
-        changed: table.changed,
+        substituted: table.substituted,
+        left_out: table.left_out,
         small: table.small,
         small_share: table.small_share,
         settings,
@@ -123,8 +158,8 @@ fn slots_of(engine: &InferenceEngine) -> Result<usize> {
 
 /// The loss of leaving an expert of the mean weight out.
 fn mean_change(samples: &[LossSample], table: &DialTable) -> f64 {
-    let mean_factor = table.changed.iter().sum::<f64>() / table.changed.len() as f64;
-    let squares = samples.iter().flat_map(|sample| &sample.changes).map(|change| change.changed).filter(|x| *x > 0.0);
+    let mean_factor = table.left_out.iter().sum::<f64>() / table.left_out.len() as f64;
+    let squares = samples.iter().flat_map(|sample| &sample.changes).map(|change| change.left_out).filter(|x| *x > 0.0);
     let (sum, count) = squares.fold((0.0, 0u64), |(sum, count), x| (sum + x, count + 1));
     mean_factor * sum / count.max(1) as f64
 }

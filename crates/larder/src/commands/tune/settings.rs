@@ -8,6 +8,7 @@ use larder_lab::eval::score;
 use larder_policy::routing::{DialTable, Rung};
 use larder_runtime::{InferenceEngine, OpenModel};
 
+use super::checkpoint::TuneCheckpoint;
 use crate::commands::eval::Passage;
 use crate::progress::Bar;
 
@@ -41,6 +42,7 @@ pub struct Runs<'a> {
     /// Of how many tokens one is computed twice.
     pub every: u32,
     pub bar: &'a Bar,
+    pub checkpoint: &'a mut TuneCheckpoint,
 }
 
 /// The settings along the way, beginning with the model's own routing, with rising loss.
@@ -77,9 +79,20 @@ pub fn search(runs: &mut Runs, mean_change: f64) -> Result<Vec<MeasuredSetting>>
 }
 
 impl Runs<'_> {
-    /// Decodes the passage from an empty cache with λ and a price, or with the model's own routing.
+    /// [`run`](Self::run), unless a tune that was stopped has made it.
     fn measure(&mut self, setting: Option<(f64, f64)>) -> Result<MeasuredSetting> {
-        let Runs { engine, model, passage, table, slots, every, bar } = self;
+        let (lambda, price) = setting.unwrap_or_default();
+        if let Some(measured) = self.checkpoint.next_run(lambda, price) {
+            return Ok(measured);
+        }
+        let measured = self.run(setting)?;
+        self.checkpoint.keep_run(measured)?;
+        Ok(measured)
+    }
+
+    /// Decodes the passage from an empty cache with λ and a price, or with the model's own routing.
+    fn run(&mut self, setting: Option<(f64, f64)>) -> Result<MeasuredSetting> {
+        let Runs { engine, model, passage, table, slots, every, bar, .. } = self;
         engine.empty_cache(model, *slots)?;
         let rows = engine.decoder.geometry().moe_layers.len();
         let (lambda, price) = setting.unwrap_or_default();

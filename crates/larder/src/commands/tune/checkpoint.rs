@@ -1,0 +1,144 @@
+//! What a stopped `larder tune` has measured: a file beside the calibration, from which the next one goes on if model, text and
+//! settings are the same.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use larder_core::read_regular;
+use larder_engine::MeasuredSetting;
+use larder_lab::eval::LossSample;
+use larder_policy::routing::WeightChange;
+use serde::{Deserialize, Serialize};
+
+use super::explore;
+use crate::output;
+
+/// Limit of the file's size: samples of some ten thousand tokens.
+const BYTES_MAX: u64 = 256 << 20;
+
+/// The measurements so far, in memory and in the file.
+pub struct TuneCheckpoint {
+    path: PathBuf,
+    kept: Kept,
+    /// Runs that were taken from the file in this search.
+    taken: usize,
+}
+
+#[derive(Serialize, Deserialize, Default)]
+struct Kept {
+    /// Model, text and settings.
+    conditions: String,
+    samples: Vec<KeptSample>,
+    runs: Vec<MeasuredSetting>,
+}
+
+/// The loss of a token, and for each layer what was substituted, left out and computed from smaller copies.
+#[derive(Serialize, Deserialize)]
+struct KeptSample(f64, Vec<[f64; 3]>);
+
+impl TuneCheckpoint {
+    /// Opens the file of a calibration at `path`. One that was made under other conditions, or is damaged, is not used.
+    pub fn open(path: &Path, conditions: String) -> Self {
+        let mut name = path.as_os_str().to_owned();
+        name.push(".part");
+        let path = PathBuf::from(name);
+        let read = read_regular(&path, BYTES_MAX).ok().and_then(|bytes| serde_json::from_slice::<Kept>(&bytes).ok());
+        let kept = read.filter(|kept| kept.conditions == conditions);
+        let kept = kept.unwrap_or_else(|| Kept { conditions, ..Kept::default() });
+        TuneCheckpoint { path, kept, taken: 0 }
+    }
+
+    /// Passes over the text that need not be made again.
+    pub fn passes(&self) -> usize {
+        if self.kept.samples.is_empty() { 0 } else { explore::PASSES + self.kept.runs.len() }
+    }
+
+    /// The samples, if they were complete.
+    pub fn samples(&self) -> Option<Vec<LossSample>> {
+        let change = |[substituted, left_out, small]: &[f64; 3]| WeightChange {
+            substituted: *substituted,
+            left_out: *left_out,
+            small: *small,
+        };
+        let sample = |KeptSample(loss, changes): &KeptSample| LossSample {
+            changes: changes.iter().map(change).collect(),
+            loss: *loss,
+        };
+        (!self.kept.samples.is_empty()).then(|| self.kept.samples.iter().map(sample).collect())
+    }
+
+    /// Keeps all samples.
+    pub fn keep_samples(&mut self, samples: &[LossSample]) -> Result<()> {
+        let change = |change: &WeightChange| [change.substituted, change.left_out, change.small];
+        let kept = |sample: &LossSample| KeptSample(sample.loss, sample.changes.iter().map(change).collect());
+        self.kept.samples = samples.iter().map(kept).collect();
+        self.write()
+    }
+
+    /// The next run of a search, if it was made with this λ and price. Another one ends what can be taken.
+    pub fn next_run(&mut self, lambda: f64, price: f64) -> Option<MeasuredSetting> {
+        // A number may come back from a file as the one beside it.
+        let is_near = |a: f64, b: f64| (a - b).abs() <= 1e-9 * a.abs().max(b.abs());
+        let next = self.kept.runs.get(self.taken).copied();
+        let found = next.filter(|run| is_near(run.lambda, lambda) && is_near(run.price, price));
+        match found {
+            Some(_) => self.taken += 1,
+            None => self.kept.runs.truncate(self.taken),
+        }
+        found
+    }
+
+    /// Keeps a run that was made now.
+    pub fn keep_run(&mut self, run: MeasuredSetting) -> Result<()> {
+        self.kept.runs.push(run);
+        self.taken = self.kept.runs.len();
+        self.write()
+    }
+
+    fn write(&self) -> Result<()> {
+        output::write(&self.path, serde_json::to_vec(&self.kept)?)
+            .context("cannot keep what was measured, for another start of `larder tune`")
+    }
+
+    /// Removes the file, when the calibration is written.
+    pub fn remove(self) {
+        let _ = fs::remove_file(self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(lambda: f64, price: f64) -> MeasuredSetting {
+        MeasuredSetting { lambda, price, loss: lambda, ..MeasuredSetting::default() }
+    }
+
+    #[test]
+    fn another_start_has_the_samples_and_runs_of_the_same_conditions_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("quality.json");
+        let open = |conditions: &str| TuneCheckpoint::open(&path, conditions.to_owned());
+        let change = WeightChange { substituted: 0.1, left_out: 0.2, small: 0.3 };
+        let samples = vec![LossSample { changes: vec![change, WeightChange::default()], loss: 0.7 }];
+        let mut first = open("a");
+        assert_eq!((first.passes(), first.samples(), first.next_run(0.0, 0.0)), (0, None, None));
+        first.keep_samples(&samples).unwrap();
+        for made in [run(0.0, 0.0), run(0.04, 0.1 / 3.0), run(0.08, 0.1)] {
+            first.keep_run(made).unwrap();
+            assert_eq!(first.next_run(1.0, 1.0), None);
+        }
+        let mut again = open("a");
+        assert_eq!((again.passes(), again.samples()), (explore::PASSES + 3, Some(samples)));
+        assert_eq!(again.next_run(0.0, 0.0), Some(run(0.0, 0.0)));
+        assert!(again.next_run(0.04, 0.1 / 3.0).is_some());
+        // The search goes another way from here.
+        assert_eq!((again.next_run(0.04, 0.2), again.next_run(0.08, 0.1)), (None, None));
+        assert_eq!(open("b").passes(), 0);
+        fs::write(&again.path, b"{\"conditions\": \"a\", \"runs\"").unwrap();
+        assert_eq!(open("a").passes(), 0);
+        again.remove();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}
