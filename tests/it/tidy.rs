@@ -22,6 +22,8 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
         "larder-runtime",
         &["core", "policy", "kernels", "store", "placement", "cache", "hub", "model", "cuda", "engine", "edge"],
     ),
+    ("larder-embed", &["core", "policy", "engine", "runtime"]),
+    ("larder-c", &["embed"]),
     ("larder-serve", &["core", "cache", "model", "engine"]),
     ("larder-edge", &["core", "cache", "model", "engine", "placement"]),
     (
@@ -45,6 +47,7 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
 
 /// Files and folders that may hold `unsafe`.
 const UNSAFE: &[&str] = &[
+    "crates/larder-c/src/",
     "crates/larder-core/src/freed_memory.rs",
     "crates/larder-cuda/src/cuda/mod.rs",
     "crates/larder-cuda/src/cuda/compiler.rs",

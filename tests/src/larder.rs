@@ -56,7 +56,7 @@ fn main() -> ExitCode {
     if let Some(from) = from {
         FROM.store(from, Ordering::Relaxed);
     }
-    let code = larder::main();
+    let code = larder_command::main();
     if from.is_some() {
         eprintln!("allocations: {}", COUNT.load(Ordering::Relaxed));
     }

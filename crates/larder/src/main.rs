@@ -1,5 +1,5 @@
 //! The `larder` command.
 
 fn main() -> std::process::ExitCode {
-    larder::main()
+    larder_command::main()
 }

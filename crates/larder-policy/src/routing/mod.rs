@@ -28,7 +28,7 @@ use larder_core::{Gate, MoeRow, Residency};
 use strategy_router::{ActiveRule, StrategyRouter};
 
 pub use change::WeightChange;
-pub use dial::{DialTable, QUALITY_BUDGETS, Rung, TARGET};
+pub use dial::{DialTable, QUALITY_BUDGETS, Rung, TARGET, parse_quality};
 pub use misses::{ExpertChoice, MISS_RULES, MissRuleRow};
 pub use ranking::Ranking;
 

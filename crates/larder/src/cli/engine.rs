@@ -7,7 +7,7 @@ use larder_cache::CacheScope;
 use larder_engine::{MEASURE_EVERY, Speculation};
 use larder_model::KvFormat;
 use larder_policy::eviction::EvictionSpec;
-use larder_policy::routing::{QUALITY_BUDGETS, RoutingSpec};
+use larder_policy::routing::{RoutingSpec, parse_quality};
 use larder_runtime::THREADS_MAX;
 use larder_runtime::machine::power::POWER_SUPPLIES;
 use larder_store::CheckReads;
@@ -238,18 +238,6 @@ impl RoutingFlags {
     pub fn spec(&self) -> &RoutingSpec {
         self.quality.as_ref().unwrap_or(&self.strategy)
     }
-}
-
-/// Parses a budget of output loss, or its name.
-fn parse_quality(text: &str) -> Result<RoutingSpec, String> {
-    if text == "off" {
-        return Ok(RoutingSpec::default());
-    }
-    let named = QUALITY_BUDGETS.iter().find(|(name, _)| *name == text).map(|(_, budget)| budget.to_string());
-    let budget = named.as_deref().unwrap_or(text);
-    format!("quality:budget={budget}")
-        .parse()
-        .map_err(|_| "must be off, light, balanced, fast, or a number from 0.000001 to 10".to_owned())
 }
 
 /// How often the loss of outputs is measured.

@@ -14,7 +14,7 @@ pub use control::{BudgetControl, TARGET};
 use super::misses::retain_unmarked;
 use super::prior::Prior;
 use super::{ExpertChoice, KEEP, Keep, Ranking, RouterInput, RouterReport, Selector, Strategy, StrategyInputs};
-use super::{StrategyRouter, WeightChange};
+use super::{RoutingSpec, StrategyRouter, WeightChange};
 use crate::routing::Router;
 use crate::spec::{Domain, Knob, PolicyError, SpecOptions};
 
@@ -35,6 +35,18 @@ pub(super) const STRATEGY: Strategy = Strategy {
 
 /// Budgets that have names, in nats per token.
 pub const QUALITY_BUDGETS: [(&str, f64); 3] = [("light", 0.005), ("balanced", 0.01), ("fast", 0.02)];
+
+/// The strategy that keeps to a budget of output loss, given as a number or by its name; `off` is the model's own routing.
+pub fn parse_quality(text: &str) -> Result<RoutingSpec, String> {
+    if text == "off" {
+        return Ok(RoutingSpec::default());
+    }
+    let named = QUALITY_BUDGETS.iter().find(|(name, _)| *name == text).map(|(_, budget)| budget.to_string());
+    let budget = named.as_deref().unwrap_or(text);
+    format!("quality:budget={budget}")
+        .parse()
+        .map_err(|_| "must be off, light, balanced, fast, or a number from 0.000001 to 10".to_owned())
+}
 
 /// The calibration of a model: the losses of leaving experts out, and the settings that the dial goes through.
 #[derive(Clone, PartialEq, Default, Debug)]

@@ -1,0 +1,64 @@
+//! Strings and errors between C and Rust.
+
+use std::ffi::{CStr, CString, OsStr, c_char};
+use std::os::unix::ffi::OsStrExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow, bail};
+
+/// A path in the system's encoding.
+///
+/// # Safety
+///
+/// `path` is a string that outlives the result, or NULL.
+pub unsafe fn path_of<'a>(path: *const c_char) -> Result<&'a Path> {
+    if path.is_null() {
+        bail!("path is NULL");
+    }
+    // SAFETY: the caller's.
+    let bytes = unsafe { CStr::from_ptr(path) }.to_bytes();
+    Ok(Path::new(OsStr::from_bytes(bytes)))
+}
+
+/// A text in UTF-8; `None` for NULL.
+///
+/// # Safety
+///
+/// `text` is a string that outlives the result, or NULL.
+pub unsafe fn text_of<'a>(text: *const c_char, what: &str) -> Result<Option<&'a str>> {
+    if text.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the caller's.
+    let text = unsafe { CStr::from_ptr(text) }.to_str();
+    text.map(Some).with_context(|| format!("{what} is not UTF-8"))
+}
+
+/// A string that the caller frees. A NUL inside, which C could not see past, is left out.
+pub fn owned(text: String) -> Result<*mut c_char> {
+    let bytes: Vec<u8> = text.into_bytes().into_iter().filter(|byte| *byte != 0).collect();
+    Ok(CString::new(bytes)?.into_raw())
+}
+
+/// The result of `run`, or `None` with an error in `error`. A panic is an error too.
+///
+/// # Safety
+///
+/// `error` is NULL or where a pointer may be written.
+pub unsafe fn guarded<T>(run: impl FnOnce() -> Result<T>, error: *mut *mut c_char) -> Option<T> {
+    let done = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+        Err(anyhow!("larder failed, which is a fault of it: {}", text.unwrap_or("no reason is known")))
+    });
+    match done {
+        Ok(value) => Some(value),
+        Err(failed) => {
+            if !error.is_null() {
+                // SAFETY: the caller's.
+                unsafe { *error = owned(format!("{failed:#}")).unwrap_or(std::ptr::null_mut()) };
+            }
+            None
+        }
+    }
+}

@@ -1,0 +1,48 @@
+/* Loads a model, prints the answer to a prompt as it is generated, and then what the expert cache did.
+ *
+ *   cargo build --release -p larder-c
+ *   cc -Icrates/larder-c/include examples/c/generate.c -Ltarget/release -llarder -o generate
+ *   LD_LIBRARY_PATH=target/release ./generate models/demo "The old man looked at the door, and" '{"cache-experts": 16}'
+ */
+#include <larder.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static bool print_text(const char *text, size_t length, void *user_data) {
+    size_t *bytes = user_data;
+    *bytes += length;
+    fwrite(text, 1, length, stdout);
+    fflush(stdout);
+    return true; /* false ends the answer */
+}
+
+/* Prints a sentence that the library returned, and ends the program. */
+static int fail(char *error) {
+    fprintf(stderr, "generate: %s\n", error ? error : "unknown error");
+    larder_string_free(error);
+    return EXIT_FAILURE;
+}
+
+int main(int count, char **arguments) {
+    if (count < 3) {
+        fprintf(stderr, "usage: generate MODEL PROMPT [LOAD-OPTIONS [GENERATE-OPTIONS]]\n");
+        return 2;
+    }
+    char *error = NULL;
+    larder_model *model = larder_load(arguments[1], count > 3 ? arguments[3] : NULL, &error);
+    if (!model) return fail(error);
+
+    size_t bytes = 0;
+    const char *options = count > 4 ? arguments[4] : "{\"max-tokens\": 40}";
+    char *answer = larder_generate(model, arguments[2], options, print_text, &bytes, &error);
+    if (!answer) {
+        larder_free(model);
+        return fail(error);
+    }
+    char *stats = larder_stats(model, &error);
+    fprintf(stderr, "\n%zu bytes of text from larder %s\n%s\n%s\n", bytes, larder_version(), answer, stats ? stats : "");
+    larder_string_free(stats);
+    larder_string_free(answer);
+    larder_free(model);
+    return EXIT_SUCCESS;
+}
