@@ -10,6 +10,17 @@ fn text(path: &Path) -> &str {
 }
 
 #[test]
+fn the_version_names_target_and_features() {
+    let (short, long) = (larder_ok(&["-V"]), larder_ok(&["--version"]));
+    assert_eq!(short, format!("larder {}\n", env!("CARGO_PKG_VERSION")));
+    let details = long.strip_prefix(short.trim_end()).unwrap_or_else(|| panic!("{long}"));
+    assert!(
+        details.starts_with(" (") && details.contains(std::env::consts::ARCH) && details.contains("serve"),
+        "{long}"
+    );
+}
+
+#[test]
 fn run_writes_the_text_that_transformers_writes() {
     for model in golden_models() {
         let facts = Reference::read(&model).json();

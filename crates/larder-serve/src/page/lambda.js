@@ -55,7 +55,7 @@ function showOutputLoss(output, quality) {
     `Output, measured at ${output.measured} ${output.measured === 1 ? "token" : "tokens"}: KL ${text(output.kl, 4)}${interval} nats,`,
     `same likeliest token ${text(100 * output.agreement, 1)} %.`,
   ];
-  const expected = quality && `Loss expected by --quality: KL ${text(quality.expected_kl, 4)} nats of ${quality.budget} allowed.`;
+  const expected = quality && `Expected: KL ${text(quality.expected_kl, 4)} nats, ${quality.budget} allowed.`;
   $("output-loss").textContent = [...(measured || []), ...(expected ? [expected] : [])].join(" ");
 }
 

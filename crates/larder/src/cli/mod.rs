@@ -65,7 +65,8 @@ pub fn byte_size(text: &str) -> Result<ByteSize, String> {
 
 /// Runs Mixture-of-Experts language models that are larger than memory
 #[derive(Parser)]
-#[command(name = "larder", version, propagate_version = true, max_term_width = 100)]
+#[command(name = "larder", version, long_version = env!("LARDER_BUILD_VERSION"), propagate_version = true)]
+#[command(max_term_width = 100)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,

@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 use super::explore;
 use crate::output;
 
-/// Limit of the file's size: samples of some ten thousand tokens.
-const BYTES_MAX: u64 = 256 << 20;
+/// Limit of the file's size: samples of a hundred thousand tokens, of some fifty layers.
+const BYTES_MAX: u64 = 1 << 30;
 
 /// The measurements so far, in memory and in the file.
 pub struct TuneCheckpoint {
