@@ -130,17 +130,11 @@ impl GenerateOptions {
         parse(json, "generate")
     }
 
-    /// The model's recommendation, with these options in its place. A temperature turns sampling on or off.
+    /// The model's recommendation, with these options in its place.
     pub(crate) fn over(&self, model: &GenerationConfig) -> GenerationConfig {
-        GenerationConfig {
-            do_sample: self.temperature.map(|t| t != 0.0).or(model.do_sample),
-            temperature: self.temperature.or(model.temperature),
-            top_k: self.top_k.or(model.top_k),
-            top_p: self.top_p.or(model.top_p),
-            min_p: self.min_p.or(model.min_p),
-            repetition_penalty: self.repetition_penalty.or(model.repetition_penalty),
-            ..model.clone()
-        }
+        let GenerateOptions { temperature, top_k, top_p, min_p, repetition_penalty, .. } = *self;
+        let own = GenerationConfig { temperature, top_k, top_p, min_p, repetition_penalty, ..Default::default() };
+        model.clone().with_sampling(&own)
     }
 }
 

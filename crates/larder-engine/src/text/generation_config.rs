@@ -30,6 +30,19 @@ pub struct GenerationConfig {
 }
 
 impl GenerationConfig {
+    /// These settings of sampling, with those that `other` has in their place. A temperature turns sampling on or off.
+    pub fn with_sampling(self, other: &GenerationConfig) -> Self {
+        GenerationConfig {
+            do_sample: other.temperature.map(|t| t != 0.0).or(self.do_sample),
+            temperature: other.temperature.or(self.temperature),
+            top_k: other.top_k.or(self.top_k),
+            top_p: other.top_p.or(self.top_p),
+            min_p: other.min_p.or(self.min_p),
+            repetition_penalty: other.repetition_penalty.or(self.repetition_penalty),
+            ..self
+        }
+    }
+
     /// Reads a model's `generation_config.json`, if it has one. Missing EOS and BOS ids come from `config.json`.
     pub fn from_bytes(generation: Option<&[u8]>, config: &[u8]) -> Result<Self, ConfigError> {
         let mut own = match generation {

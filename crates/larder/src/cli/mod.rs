@@ -426,15 +426,9 @@ pub struct SeedFlag {
 impl SamplingFlags {
     /// The model's recommendation, with what the flags say in its place. A temperature turns sampling on or off.
     pub fn over(&self, model: GenerationConfig) -> Result<GenerationConfig, SamplerError> {
-        let merged = GenerationConfig {
-            do_sample: self.temperature.map(|t| t != 0.0).or(model.do_sample),
-            temperature: self.temperature.or(model.temperature),
-            top_k: self.top_k.or(model.top_k),
-            top_p: self.top_p.or(model.top_p),
-            min_p: self.min_p.or(model.min_p),
-            repetition_penalty: self.repetition_penalty.or(model.repetition_penalty),
-            ..model
-        };
+        let SamplingFlags { temperature, top_k, top_p, min_p, repetition_penalty, .. } = *self;
+        let flags = GenerationConfig { temperature, top_k, top_p, min_p, repetition_penalty, ..Default::default() };
+        let merged = model.with_sampling(&flags);
         merged.sampling().checked()?;
         Ok(merged)
     }

@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 use super::explore;
 use crate::output;
 
-/// Limit of the file's size: samples of a hundred thousand tokens, of some fifty layers.
-const BYTES_MAX: u64 = 1 << 30;
+/// Limit of the file's size: samples of some ten thousand tokens.
+const BYTES_MAX: u64 = 256 << 20;
 
 /// The measurements so far, in memory and in the file.
 pub struct TuneCheckpoint {
@@ -38,13 +38,17 @@ struct Kept {
 struct KeptSample(f64, Vec<[f64; 3]>);
 
 impl TuneCheckpoint {
-    /// Opens the file of a calibration at `path`. One that was made under other conditions, or is damaged, is not used.
-    pub fn open(path: &Path, conditions: String) -> Self {
+    /// Opens the file of a calibration at `path`. One that was made under other conditions, is
+    /// damaged or has samples of another number of `rows` is not used.
+    pub fn open(path: &Path, conditions: String, rows: usize) -> Self {
         let mut name = path.as_os_str().to_owned();
         name.push(".part");
         let path = PathBuf::from(name);
         let read = read_regular(&path, BYTES_MAX).ok().and_then(|bytes| serde_json::from_slice::<Kept>(&bytes).ok());
-        let kept = read.filter(|kept| kept.conditions == conditions);
+        let fits = |kept: &Kept| {
+            kept.conditions == conditions && kept.samples.iter().all(|KeptSample(_, changes)| changes.len() == rows)
+        };
+        let kept = read.filter(fits);
         let kept = kept.unwrap_or_else(|| Kept { conditions, ..Kept::default() });
         TuneCheckpoint { path, kept, taken: 0 }
     }
@@ -119,7 +123,7 @@ mod tests {
     fn another_start_has_the_samples_and_runs_of_the_same_conditions_only() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("quality.json");
-        let open = |conditions: &str| TuneCheckpoint::open(&path, conditions.to_owned());
+        let open = |conditions: &str| TuneCheckpoint::open(&path, conditions.to_owned(), 2);
         let change = WeightChange { substituted: 0.1, left_out: 0.2, small: 0.3 };
         let samples = vec![LossSample { changes: vec![change, WeightChange::default()], loss: 0.7 }];
         let mut first = open("a");
@@ -136,6 +140,7 @@ mod tests {
         // The search goes another way from here.
         assert_eq!((again.next_run(0.04, 0.2), again.next_run(0.08, 0.1)), (None, None));
         assert_eq!(open("b").passes(), 0);
+        assert_eq!(TuneCheckpoint::open(&path, "a".into(), 3).passes(), 0);
         fs::write(&again.path, b"{\"conditions\": \"a\", \"runs\"").unwrap();
         assert_eq!(open("a").passes(), 0);
         again.remove();

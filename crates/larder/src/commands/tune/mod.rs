@@ -55,8 +55,10 @@ pub fn run(args: &TuneArgs) -> Result<()> {
     check_measurable(&mut engine, &model)?;
     let small_share = store.small_shards().map(|_| small_share(&model));
     let eviction = flags.cache.eviction.to_string();
-    let conditions = conditions(&model, &passage, slots, &eviction)?;
-    let mut checkpoint = TuneCheckpoint::open(&path, conditions);
+    let cache = flags.options(passage.chunk).cache;
+    let cache = format!("{slots} slots, {:?}, {eviction}, {:?}", cache.scope, cache.evictor);
+    let rows = engine.decoder.geometry().moe_layers.len();
+    let mut checkpoint = TuneCheckpoint::open(&path, conditions(&model, &passage, &cache)?, rows);
     let (made, fit) = calibrate(&mut engine, &model, &passage, (slots, small_share), &mut checkpoint)?;
     let made = QualityCalibration { eviction, ..made };
     output::write(&path, serde_json::to_vec_pretty(&made)?)?;
@@ -74,15 +76,14 @@ pub fn run(args: &TuneArgs) -> Result<()> {
 }
 
 /// What all passes of a calibration depend on.
-fn conditions(model: &OpenModel, passage: &Passage, slots: usize, eviction: &str) -> Result<String> {
+fn conditions(model: &OpenModel, passage: &Passage, cache: &str) -> Result<String> {
     let mut text = DefaultHasher::new();
     passage.chunks().for_each(|chunk| chunk.hash(&mut text));
     let of = json!({
         "larder": env!("CARGO_PKG_VERSION"),
         "model": model.identity()?,
         "text": text.finish(),
-        "slots": slots,
-        "eviction": eviction,
+        "cache": cache,
         "small": model.store().is_some_and(|store| store.small_shards().is_some()),
     });
     Ok(of.to_string())
