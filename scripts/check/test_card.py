@@ -5,13 +5,16 @@
     scripts/check/test_card.py [MODEL ...]
 
 For each tiny model of tests/golden: logits with every expert in memory on the CPU, and on the GPU with every expert in device
-memory, with two slots per layer there and one in main memory, and with two there and none in main memory. For the demo model:
-the greedy text through tiers of five sizes. Models whose attention a device does not compute are listed as refused. Exits with 1
+memory, with two slots per layer there and one in main memory, and with two there and none in main memory. The same for a random
+model whose experts have another number format in each matrix and layer (`mixed`). For the demo model: the greedy text through
+tiers of five sizes. Models whose attention a device does not compute are listed as refused. Exits with 1
 if anything differs. Needs only Python and a GPU.
 """
 
 import argparse
 import json
+import random
+import struct
 import subprocess
 import sys
 import tempfile
@@ -25,6 +28,15 @@ LOGITS_TIERS = [
     ["--vram-experts", "2", "--cache-experts", "1"],
     ["--vram-experts", "2", "--cache-mem", "0"],
 ]
+# Formats of gate, up and down, a layer each: all that the device has kernels for.
+MIXED = [
+    ("q4_k", "q4_k", "q6_k"),
+    ("q5_k", "q4_k", "q8_0"),
+    ("q4_0", "q8_0", "f16"),
+    ("q6_k", "bf16", "q5_k"),
+    ("q8_0", "q4_0", "q4_k"),
+]
+MIXED_HIDDEN, MIXED_INTER, MIXED_EXPERTS, MIXED_VOCABULARY = 256, 512, 6, 288
 TEXT_TIERS = [
     ["--vram-experts", "32"],
     ["--vram-experts", "4", "--cache-experts", "6"],
@@ -36,11 +48,60 @@ TEXT_TIERS = [
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", help="names of folders in tests/golden, or `demo` (default: all)")
+    parser.add_argument("models", nargs="*", help="names of folders in tests/golden, `demo` or `mixed` (default: all)")
     parser.add_argument("--larder", default="target/release/larder", help="the command (%(default)s)")
     parser.add_argument("--device", default="cuda", help="value of --device (%(default)s)")
     parser.add_argument("--jobs", type=int, default=4, help="models at a time (%(default)s)")
     return parser.parse_args()
+
+
+def mixed_checkpoint(folder):
+    """Writes a random OLMoE checkpoint whose rows are whole blocks of every format, and the number formats for `--mix`."""
+    numbers = random.Random(0)
+    hidden, inter = MIXED_HIDDEN, MIXED_INTER
+    weights, ones = {}, lambda n: b"\x80\x3f" * n
+    # The upper byte of a bf16: sign and exponent, for values from 2^-7 to 2^-5; the lower one is any.
+    upper = bytes([0x3C, 0xBC][i % 2] for i in range(256))
+
+    def matrix(name, rows, cols):
+        values = bytearray(2 * rows * cols)
+        values[0::2], values[1::2] = numbers.randbytes(rows * cols), numbers.randbytes(rows * cols).translate(upper)
+        weights[name] = ([rows, cols], bytes(values))
+
+    matrix("model.embed_tokens.weight", MIXED_VOCABULARY, hidden)
+    matrix("lm_head.weight", MIXED_VOCABULARY, hidden)
+    weights["model.norm.weight"] = ([hidden], ones(hidden))
+    for layer in range(len(MIXED)):
+        at = f"model.layers.{layer}"
+        for norm in ["input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm"]:
+            weights[f"{at}.{norm}.weight"] = ([hidden], ones(hidden))
+        for name in "qkvo":
+            matrix(f"{at}.self_attn.{name}_proj.weight", hidden, hidden)
+        matrix(f"{at}.mlp.gate.weight", MIXED_EXPERTS, hidden)
+        for expert in range(MIXED_EXPERTS):
+            for name, rows, cols in [("gate", inter, hidden), ("up", inter, hidden), ("down", hidden, inter)]:
+                matrix(f"{at}.mlp.experts.{expert}.{name}_proj.weight", rows, cols)
+    header, end = {}, 0
+    for name, (shape, data) in weights.items():
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + len(data)]}
+        end += len(data)
+    text = json.dumps(header).encode()
+    folder.mkdir()
+    blob = struct.pack("<Q", len(text)) + text + b"".join(data for _, data in weights.values())
+    (folder / "model.safetensors").write_bytes(blob)
+    config = {
+        "architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "vocab_size": MIXED_VOCABULARY,
+        "hidden_size": hidden, "intermediate_size": inter, "num_hidden_layers": len(MIXED), "num_attention_heads": 8,
+        "num_key_value_heads": 8, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "num_experts": MIXED_EXPERTS, "num_experts_per_tok": 3, "norm_topk_prob": False, "hidden_act": "silu",
+        "tie_word_embeddings": False,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    names = ["gate", "up", "down"]
+    rows = [f"layers.{i}.experts.{n} {f}" for i, formats in enumerate(MIXED) for n, f in zip(names, formats)]
+    mix = folder.with_name("mix.txt")
+    mix.write_text("\n".join(rows) + "\n")
+    return ["--mix", mix, "--resident", "q8_0"]
 
 
 class Failure(Exception):
@@ -54,10 +115,10 @@ def larder(args, *flags):
     return done.stdout
 
 
-def logits(args, folder, golden):
-    """Compares the logits of one tiny model; returns a sentence."""
-    store, tokens = folder / golden.name, folder / "tokens.json"
-    larder(args, "convert", golden, store)
+def logits(args, folder, golden, flags=()):
+    """Compares the logits of one tiny model, converted with these flags; returns a sentence."""
+    store, tokens = folder / f"{golden.name}-store", folder / "tokens.json"
+    larder(args, "convert", golden, store, *flags)
 
     def of(name, flags):
         out = folder / f"{golden.name}-{name}"
@@ -93,7 +154,7 @@ def text(args, demo):
 def main():
     args = arguments()
     goldens = sorted(path.parent for path in (ROOT / "tests/golden").glob("*/config.json"))
-    names = args.models or ["demo", *(golden.name for golden in goldens)]
+    names = args.models or ["demo", "mixed", *(golden.name for golden in goldens)]
     failures = 0
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(args.jobs) as jobs:
         folder = Path(folder)
@@ -102,6 +163,8 @@ def main():
         def check(name):
             if name == "demo":
                 return text(args, ROOT / "models/demo")
+            if name == "mixed":
+                return logits(args, folder, folder / name, mixed_checkpoint(folder / name))
             return logits(args, folder, ROOT / "tests/golden" / name)
 
         for name, job in [(name, jobs.submit(check, name)) for name in names]:
