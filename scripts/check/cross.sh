@@ -1,23 +1,32 @@
 #!/usr/bin/env bash
-# Builds and tests for 64-bit Arm on an x86-64 machine without an NDK.
+# Builds and tests for other machines and systems on x86-64 Linux, without an NDK or an SDK.
 #
-#   scripts/check/cross.sh build [FLAGS…]               a static binary of the larder command, for any Linux and for adb shell
-#   scripts/check/cross.sh check-android [FLAGS…]       checks that the larder command compiles for Android
-#   scripts/check/cross.sh test [--cpu CPU] [FLAGS…]    tests on an emulated processor: cortex-a53, cortex-a76, max (default), …
-#   scripts/check/cross.sh e2e [--cpu CPU] [FILTER…]    the integration tests of tests/it that run the command, with an emulated
-#                                                       Arm binary; all of them, or those whose names match a FILTER
-#   scripts/check/cross.sh ready                        checks that everything for the tests is installed; fetches nothing
-#   scripts/check/cross.sh lint [FLAGS…]                clippy for Arm, which compiles code that is left out on x86-64
+#   scripts/check/cross.sh build [--for SYSTEM] [FLAGS…]  a binary of the larder command
+#   scripts/check/cross.sh test [--for SYSTEM] [--cpu CPU] [FLAGS…]
+#                                                         tests in an emulator, or in Wine
+#   scripts/check/cross.sh e2e [--for SYSTEM] [--cpu CPU] [FILTER…]
+#                                                         the integration tests of tests/it that run the command, with such a
+#                                                         binary; all of them, or those whose names match a FILTER
+#   scripts/check/cross.sh lint [--for SYSTEM] [FLAGS…]   clippy, which compiles code that is left out on this system
+#   scripts/check/cross.sh check-android [FLAGS…]         checks that the larder command compiles for Android
+#   scripts/check/cross.sh ready                          checks that everything for the tests on Arm is installed; fetches nothing
 #
-# FLAGS are cargo's, such as `-p larder-kernels`. Needs cargo and Python on x86-64 Linux, and QEMU for tests. Further
-# tools are installed once to $LARDER_CROSS (default: ~/.cache/larder-cross): a linker with a C library (Zig, from PyPI)
+# SYSTEM is one of
+#
+#   arm          Linux and adb shell on 64-bit Arm, a static binary (default); CPU: cortex-a53, cortex-a76, max (default), …
+#   linux        any x86-64 Linux, a static binary
+#   windows      x86-64 Windows; tests run in Wine
+#   macos        macOS on Apple silicon; only built
+#   macos-intel  macOS on x86-64; only built
+#
+# FLAGS are cargo's, such as `-p larder-kernels`. Needs cargo and Python on x86-64 Linux, and QEMU or Wine for tests. Further
+# tools are installed once to $LARDER_CROSS (default: ~/.cache/larder-cross): a linker with the systems' C libraries (Zig, from PyPI)
 # and the source of the standard library. The source is taken from the toolchain if it is installed there (`rustup component
 # add rust-src`), else from Debian's package of the same version, from a mirror that apt is configured for.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 cache=${LARDER_CROSS:-${XDG_CACHE_HOME:-$HOME/.cache}/larder-cross}
-musl=aarch64-unknown-linux-musl
 android=aarch64-linux-android
 
 # Debian's package of the standard library's source, for exactly this version of Rust.
@@ -102,25 +111,66 @@ fetch_source() {
 export RUSTC_BOOTSTRAP=1
 std=-Zbuild-std=std,panic_unwind
 
-on_musl() {
+# Runs a command of cargo for the chosen system.
+for_system() {
     local command=$1
     shift
     prepare_programs
     prepare_toolchain
-    export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUSTFLAGS='-C link-self-contained=no'
-    cargo-zigbuild "$command" $std --release --target $musl "$@"
+    if [[ $target == *-musl ]]; then
+        export "CARGO_TARGET_$(tr a-z- A-Z_ <<<"$target")_RUSTFLAGS=-C link-self-contained=no"
+    fi
+    cargo-zigbuild "$command" $std --release --target "$target" "$@"
 }
 
-# Parses --cpu; all other arguments go to `rest`.
-read_cpu() {
+# Parses --for and --cpu; all other arguments go to `rest`.
+read_system() {
+    local system=arm
     cpu=max rest=()
     while [ $# -gt 0 ]; do
         case $1 in
+            --for) system=${2?"--for needs a system"} && shift ;;
             --cpu) cpu=${2?"--cpu needs a processor name"} && shift ;;
             *) rest+=("$1") ;;
         esac
         shift
     done
+    case $system in
+        arm) target=aarch64-unknown-linux-musl ;;
+        linux) target=x86_64-unknown-linux-musl ;;
+        windows) target=x86_64-pc-windows-gnu ;;
+        macos) target=aarch64-apple-darwin ;;
+        macos-intel) target=x86_64-apple-darwin ;;
+        *) fail "unknown system $system; systems are arm, linux, windows, macos and macos-intel" ;;
+    esac
+}
+
+# What runs a binary of the chosen system here.
+find_runner() {
+    case $target in
+        aarch64-unknown-linux-musl) find_emulator && runner="$emulator -cpu $cpu" ;;
+        x86_64-unknown-linux-musl) runner= ;;
+        x86_64-pc-windows-gnu) prepare_wine && runner=$wine ;;
+        *) fail "nothing here runs a binary for $target" ;;
+    esac
+}
+
+# Finds Wine and makes it ready. Versions before 9 lack a library that Rust's standard library takes random bytes from; the
+# program in its place takes them from an older interface of Windows.
+prepare_wine() {
+    local shim=$cache/wine-shim
+    wine=$(command -v wine64 || command -v wine) || fail "wine is missing: it runs the tests (Debian: apt-get install wine64)"
+    prepare_programs
+    if [ ! -f "$shim/bcryptprimitives.dll" ]; then
+        mkdir -p "$shim"
+        "$CARGO_ZIGBUILD_ZIG_PATH" cc -target x86_64-windows-gnu -shared -O2 -o "$shim/bcryptprimitives.dll" \
+            scripts/check/bcryptprimitives.c -ladvapi32
+    fi
+    export WINEPREFIX=${WINEPREFIX:-$cache/wine} WINEDEBUG=${WINEDEBUG:--all}
+    WINEPATH="Z:$(tr / '\\' <<<"$shim")"
+    export WINEPATH
+    # A prefix is made at the first start, which takes half a minute; all later starts share one server.
+    "$wine" cmd /c exit >/dev/null 2>&1 || fail "$wine cannot be started"
 }
 
 find_emulator() {
@@ -128,34 +178,38 @@ find_emulator() {
         fail "qemu-aarch64 is missing: it runs the tests (Debian: apt-get install qemu-user-static)"
 }
 
-[ $# -gt 0 ] || fail "a command is required: build, check-android, test, e2e, ready or lint"
+[ $# -gt 0 ] || fail "a command is required: build, test, e2e, lint, check-android or ready"
 command=$1
 shift
 case $command in
     build)
-        on_musl zigbuild -p larder "$@"
+        read_system "$@"
+        for_system zigbuild -p larder "${rest[@]}"
         ;;
     check-android)
         prepare_toolchain
         cargo check $std --release --target $android -p larder "$@"
         ;;
     lint)
-        on_musl clippy --all-targets "$@" -- -D warnings
+        read_system "$@"
+        for_system clippy --all-targets "${rest[@]}" -- -D warnings
         ;;
     test)
-        read_cpu "$@"
-        find_emulator
-        export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER="$emulator -cpu $cpu"
+        read_system "$@"
+        find_runner
+        export "CARGO_TARGET_$(tr a-z- A-Z_ <<<"$target")_RUNNER=$runner"
         # Examples in the documentation cannot be linked for another processor.
-        on_musl test --tests "${rest[@]}"
+        for_system test --tests "${rest[@]}"
         ;;
     e2e)
-        read_cpu "$@"
-        find_emulator
-        # In a subshell: the linker's environment must not reach the tests, which are built for x86-64.
-        (on_musl zigbuild -p larder)
+        read_system "$@"
+        find_runner
+        # In a subshell: the linker's environment must not reach the tests, which are built for this machine.
+        (for_system zigbuild -p larder)
         [ ${#rest[@]} -gt 0 ] || rest=(cli:: demo:: eval:: lab:: report:: streaming::)
-        export LARDER_UNDER_TEST="$emulator -cpu $cpu ${CARGO_TARGET_DIR:-$PWD/target}/$musl/release/larder"
+        binary=${CARGO_TARGET_DIR:-$PWD/target}/$target/release/larder
+        [ -f "$binary" ] || binary=$binary.exe
+        export LARDER_UNDER_TEST="$runner $binary"
         unset RUSTC_BOOTSTRAP
         cargo test --release --workspace --test it -- "${rest[@]}"
         ;;
@@ -165,5 +219,5 @@ case $command in
         has_own_source || [ -d "$cache/rust-$source_version" ] ||
             fail "the standard library's source is not installed; scripts/check/cross.sh build installs it"
         ;;
-    *) fail "unknown command $command; commands are build, check-android, test, e2e, ready and lint" ;;
+    *) fail "unknown command $command; commands are build, test, e2e, lint, check-android and ready" ;;
 esac

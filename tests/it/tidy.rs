@@ -48,7 +48,9 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
 /// Files and folders that may hold `unsafe`.
 const UNSAFE: &[&str] = &[
     "crates/larder-c/src/",
+    "crates/larder-core/src/file_system/windows.rs",
     "crates/larder-core/src/freed_memory.rs",
+    "crates/larder-core/src/sysctl.rs",
     "crates/larder-cuda/src/cuda/mod.rs",
     "crates/larder-cuda/src/cuda/compiler.rs",
     "crates/larder-cuda/src/driver.rs",
@@ -61,6 +63,7 @@ const UNSAFE: &[&str] = &[
     "crates/larder-cuda/src/measure.rs",
     "crates/larder-cuda/src/memory.rs",
     "crates/larder-cuda/tests/kernels/",
+    "crates/larder-kernels/src/affinity/windows.rs",
     "crates/larder-kernels/src/attention/mod.rs",
     "crates/larder-kernels/src/attention/query_tile.rs",
     "crates/larder-kernels/src/attention/row_products.rs",
@@ -75,10 +78,14 @@ const UNSAFE: &[&str] = &[
     "crates/larder-kernels/src/thread_pool/mod.rs",
     "crates/larder-kernels/src/thread_pool/shared.rs",
     "crates/larder-store/src/page_cache.rs",
-    "crates/larder-store/src/reader/arena/mod.rs",
+    "crates/larder-store/src/reader/arena/",
+    "crates/larder-store/src/reader/overlapped.rs",
     "crates/larder-store/src/reader/registered_buffers.rs",
     "crates/larder-store/src/reader/uring.rs",
-    "crates/larder-runtime/src/machine/lock.rs",
+    "crates/larder-runtime/src/machine/group/job_object.rs",
+    "crates/larder-runtime/src/machine/lock/",
+    "crates/larder-runtime/src/machine/memory/",
+    "crates/larder-runtime/src/machine/power/windows.rs",
     "tests/src/instructions.rs",
     "tests/src/larder.rs",
 ];
@@ -113,8 +120,10 @@ const SEAMS: &[(&str, &[&str])] = &[
 
 /// Files that open files for reading by themselves: the function that all others use, and what reads `/proc` and `/sys`.
 const OPENERS: &[&str] = &[
+    "crates/larder-core/src/file_system/unix.rs",
+    "crates/larder-core/src/file_system/windows.rs",
     "crates/larder-core/src/regular_file.rs",
-    "crates/larder-kernels/src/processors.rs",
+    "crates/larder-kernels/src/affinity/linux.rs",
     "crates/larder-runtime/src/machine/",
     "crates/larder/src/doctor/",
 ];

@@ -1,13 +1,12 @@
 //! Strings and errors between C and Rust.
 
-use std::ffi::{CStr, CString, OsStr, c_char};
-use std::os::unix::ffi::OsStrExt;
+use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
 
-/// A path in the system's encoding.
+/// A path, in the system's encoding; on Windows in UTF-8.
 ///
 /// # Safety
 ///
@@ -17,8 +16,18 @@ pub unsafe fn path_of<'a>(path: *const c_char) -> Result<&'a Path> {
         bail!("path is NULL");
     }
     // SAFETY: the caller's.
-    let bytes = unsafe { CStr::from_ptr(path) }.to_bytes();
-    Ok(Path::new(OsStr::from_bytes(bytes)))
+    as_path(unsafe { CStr::from_ptr(path) })
+}
+
+#[cfg(unix)]
+fn as_path(path: &CStr) -> Result<&Path> {
+    use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
+    Ok(Path::new(OsStr::from_bytes(path.to_bytes())))
+}
+
+#[cfg(not(unix))]
+fn as_path(path: &CStr) -> Result<&Path> {
+    path.to_str().map(Path::new).context("path is not UTF-8")
 }
 
 /// A text in UTF-8; `None` for NULL.

@@ -40,6 +40,7 @@ pub mod code_books;
 mod expert;
 mod expert_activations;
 mod fieldwise;
+mod file_system;
 mod freed_memory;
 mod gate;
 mod ids;
@@ -54,6 +55,8 @@ mod rng;
 mod row_order;
 mod sequence_memory;
 mod step_memory;
+#[cfg(target_vendor = "apple")]
+mod sysctl;
 mod task_threads;
 mod tensors;
 pub mod timeline;
@@ -65,6 +68,10 @@ pub use atomic_file::{create_new, output_file, temp_path, write_atomically};
 pub use blueprint::{Blueprint, ExpertNames, Geometry, MTP_KEY, RowPick, TensorSlice, TensorSpec};
 pub use expert::{ComputeStage, ExpertLayout, ExpertPart, LayoutError, PART_ALIGN, SEGMENTS, SHARD_ALIGN, STAGED_ROWS};
 pub use expert_activations::{Coactivation, ExpertActivations, ExpertActivationsError};
+pub use file_system::{
+    ChangeStamp, FileAt, FileId, FolderLock, LOCK_FILE, change_stamp, create_private_folder, disk_bytes, free_bytes,
+    make_private, sync_folder,
+};
 pub use freed_memory::give_back_freed_memory;
 pub use gate::{ExpertGroups, Gate, GateError, GroupRank, Renorm, Score, Weighting};
 pub use ids::{ExpertId, ExpertKey, LayerIdx, MoeRow, WantedExpert};
@@ -73,12 +80,14 @@ pub use levels::{IQ2_LEVELS, IQ3_S_LEVELS, IQ3_XXS_LEVELS, IQ4_NL_LEVELS, MXFP4_
 pub use number_format::{NumberFormat, UnknownNumberFormat};
 pub use per_matrix::PerMatrix;
 pub use printable::{PRINTABLE_CHARS, printable};
-pub use regular_file::{open_folder, open_regular, open_regular_with, read_regular, read_regular_text};
+pub use regular_file::{open_regular, open_regular_with, open_regular_with_flags, read_regular, read_regular_text};
 pub use residency::{CacheScope, Presence, Residency};
 pub use rng::Rng;
 pub use row_order::{BlockParts, ROW_GROUP, RowOrder, UnknownRowOrder, deinterleave, interleave};
 pub use sequence_memory::{CheckpointPolicy, KV_PAGE_TOKENS, SequenceMemory};
 pub use step_memory::StepMemory;
+#[cfg(target_vendor = "apple")]
+pub use sysctl::sysctl_number;
 pub use task_threads::{CallerThread, TaskThreads};
 pub use tensors::{MatrixScale, TensorMeta, TensorRows, Tensors, TensorsError, matrix_scale, matrix_scale_name};
 pub use timestamp::rfc3339;

@@ -7,11 +7,10 @@
 use std::{
     fs::{File, OpenOptions},
     io::{self, Read},
-    os::unix::fs::OpenOptionsExt,
     path::Path,
 };
 
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use crate::file_system::open_without_blocking;
 
 /// Opens the regular file at `path` for reading.
 pub fn open_regular(path: &Path) -> io::Result<File> {
@@ -21,20 +20,18 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
 /// Opens the regular file at `path` as `options` say. What is refused was neither truncated nor read, unless `options`
 /// truncate it.
 pub fn open_regular_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
-    let file = options.custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)?;
+    open_regular_with_flags(options, 0, path)
+}
+
+/// The same with `flags` of the system's own call.
+pub fn open_regular_with_flags(options: &mut OpenOptions, flags: u32, path: &Path) -> io::Result<File> {
+    let file = open_without_blocking(options, flags, path)?;
     let kind = file.metadata()?.file_type();
     if !kind.is_file() {
         let what = if kind.is_dir() { "is a folder, not a regular file" } else { "is not a regular file" };
         return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
     }
-    // With the flag, io_uring would fail instead of waiting for the disk.
-    fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
     Ok(file)
-}
-
-/// Opens the folder at `path`, to lock it or to make its entries durable.
-pub fn open_folder(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).custom_flags((OFlags::DIRECTORY | OFlags::NONBLOCK).bits() as i32).open(path)
 }
 
 /// The bytes of the regular file at `path`, which has at most `limit` bytes.
@@ -63,12 +60,13 @@ pub fn read_regular_text(path: &Path, limit: u64) -> io::Result<String> {
 mod tests {
     use std::{fs, time::Duration};
 
-    use rustix::fs::{CWD, Mode, mkfifoat};
-
     use super::*;
 
+    #[cfg(unix)]
     #[test]
     fn pipes_folders_and_devices_are_refused_at_once() {
+        use rustix::fs::{CWD, Mode, mkfifoat};
+
         let dir = tempfile::tempdir().unwrap();
         let pipe = dir.path().join("pipe");
         mkfifoat(CWD, &pipe, Mode::RWXU).unwrap();
@@ -97,8 +95,12 @@ mod tests {
         fs::write(&path, "abc").unwrap();
         assert_eq!(read_regular(&path, 3).unwrap(), b"abc");
         assert_eq!(read_regular(&path, 2).unwrap_err().kind(), io::ErrorKind::InvalidData);
-        assert!(!fcntl_getfl(open_regular(&path).unwrap()).unwrap().contains(OFlags::NONBLOCK));
-        assert!(open_folder(dir.path()).is_ok() && open_folder(&path).is_err());
+        assert_eq!(open_regular(dir.path()).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        #[cfg(unix)]
+        {
+            use rustix::fs::{OFlags, fcntl_getfl};
+            assert!(!fcntl_getfl(open_regular(&path).unwrap()).unwrap().contains(OFlags::NONBLOCK));
+        }
         fs::write(&path, [0xff]).unwrap();
         assert!(read_regular_text(&path, 9).unwrap_err().to_string().contains("UTF-8"));
         assert_eq!(open_regular(&dir.path().join("none")).unwrap_err().kind(), io::ErrorKind::NotFound);

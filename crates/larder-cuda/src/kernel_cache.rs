@@ -22,7 +22,8 @@ impl KernelCache {
     #[cfg(feature = "cuda")]
     pub fn of_user() -> Self {
         let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let base = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
+        let (above, name) = if cfg!(windows) { ("LOCALAPPDATA", "cache") } else { ("HOME", ".cache") };
+        let base = set("XDG_CACHE_HOME").or_else(|| Some(set(above)?.join(name)));
         KernelCache(base.map(|base| base.join("larder").join("cuda")))
     }
 

@@ -1,15 +1,14 @@
 //! One model on the hub: the files that are needed, and their download.
 
-use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::fs;
+use std::io::{self, Read, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use larder_core::{open_folder, read_regular_text, write_atomically};
+use larder_core::{FolderLock, LOCK_FILE, read_regular_text, write_atomically};
 use larder_store::{Checkpoint, QUANTISATION, Result, SIDECARS, StoreError, StoreErrorKind, is_bare_file_name};
-use rustix::fs::{FlockOperation, flock};
 
 use crate::DownloadProgress;
 use crate::background_download::BackgroundDownload;
@@ -39,7 +38,7 @@ pub struct Repo {
     listing: Listing,
     folder: PathBuf,
     progress: Arc<dyn DownloadProgress>,
-    _lock: File,
+    _lock: FolderLock,
 }
 
 impl Repo {
@@ -187,7 +186,7 @@ fn read_all(url: &str, body: impl Read, limit: u64) -> Result<Vec<u8>, HubError>
 fn check_unused(folder: &Path) -> Result<()> {
     let entries = fs::read_dir(folder).map_err(|e| StoreError::io(folder, "listing", e))?;
     let names = entries.flatten().map(|entry| entry.file_name());
-    match names.into_iter().find(|name| name != COMMIT_FILE && name != COMMIT_TEMP) {
+    match names.into_iter().find(|name| name != COMMIT_FILE && name != COMMIT_TEMP && name != LOCK_FILE) {
         Some(name) => {
             let name = name.to_string_lossy();
             let what = format!("holds '{name}', but no record of the commit that it belongs to; remove the folder");
@@ -203,15 +202,11 @@ fn pin(folder: &Path, commit: &str) -> Result<()> {
     write_atomically(&path, |out| out.write_all(commit.as_bytes())).map_err(|e| StoreError::io(&path, "writing", e))
 }
 
-fn lock(folder: &Path) -> Result<File> {
-    let file = open_folder(folder).map_err(|e| StoreError::io(folder, "opening", e))?;
-    flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|e| match e {
-        rustix::io::Errno::WOULDBLOCK => {
-            StoreError::new(StoreErrorKind::Taken, folder, "is in use by another download")
-        }
-        e => StoreError::io(folder, "locking", e.into()),
-    })?;
-    Ok(file)
+fn lock(folder: &Path) -> Result<FolderLock> {
+    FolderLock::take(folder).map_err(|e| match e.kind() {
+        io::ErrorKind::WouldBlock => StoreError::new(StoreErrorKind::Taken, folder, "is in use by another download"),
+        _ => StoreError::io(folder, "locking", e),
+    })
 }
 
 /// The names of all parts of a GGUF file; its own name if it is not split.

@@ -5,11 +5,10 @@
 
 use std::{
     fs, io,
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
-use larder_core::open_regular;
+use larder_core::{FileId, open_regular_with};
 
 use crate::{
     atomic_file::{AtomicFile, sync_folder, temp_path},
@@ -202,7 +201,7 @@ impl<'a> Copying<'a> {
 
 /// Refuses a shard that links or mounts lead to from both folders: it is one copy, and removing it here would remove it there.
 fn check_apart(here: &Path, there: &Path) -> Result<()> {
-    let id = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
+    let id = |path: &Path| FileId::of(path).ok();
     if id(here).is_some() && id(here) == id(there) {
         let what = format!("is the same file as {}; choose an empty folder on another drive", here.display());
         return Err(StoreError::new(StoreErrorKind::Taken, there, what));
@@ -212,7 +211,9 @@ fn check_apart(here: &Path, there: &Path) -> Result<()> {
 
 /// Makes the content of a file durable that is there already.
 fn sync_file(path: &Path) -> Result<()> {
-    open_regular(path).and_then(|file| file.sync_all()).map_err(|e| StoreError::io(path, "syncing", e))
+    // Windows makes only files durable that are open for writing.
+    let opened = open_regular_with(fs::OpenOptions::new().read(true).write(cfg!(windows)), path);
+    opened.and_then(|file| file.sync_all()).map_err(|e| StoreError::io(path, "syncing", e))
 }
 
 fn write(path: &Path, file: &[u8]) -> Result<()> {

@@ -3,12 +3,11 @@
 use std::{
     fs::{self, File},
     io::{self, Write},
-    os::unix::fs::FileExt,
     path::{Path, PathBuf},
 };
 
 pub(crate) use larder_core::temp_path;
-use larder_core::{create_new, open_folder};
+use larder_core::{FileAt, create_new};
 
 use crate::{
     direct::set_direct,
@@ -78,7 +77,7 @@ pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
 
 /// Makes the file names of a folder durable.
 pub(crate) fn sync_folder(path: &Path) -> Result<()> {
-    open_folder(path).and_then(|folder| folder.sync_all()).map_err(|e| StoreError::io(path, "syncing", e))
+    larder_core::sync_folder(path).map_err(|e| StoreError::io(path, "syncing", e))
 }
 
 #[cfg(test)]
@@ -100,6 +99,7 @@ mod tests {
         assert!(!temp_path(&path).exists());
     }
 
+    #[cfg(unix)]
     #[test]
     fn links_of_strangers_are_replaced_and_not_followed() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,8 +1,8 @@
 //! Direct I/O: reads and writes past the page cache, for data that are used once.
 
-use std::{cell::RefCell, fs::File, io, os::unix::fs::FileExt, path::Path, thread};
+use std::{cell::RefCell, fs::File, io, path::Path, thread};
 
-use larder_core::open_regular;
+use larder_core::{FileAt, open_regular_with_flags};
 
 /// Shorter reads gain nothing from direct I/O.
 pub(crate) const WORTHWHILE_BYTES: usize = 256 << 10;
@@ -22,8 +22,7 @@ pub(crate) struct DirectFile(File);
 impl DirectFile {
     /// Opens `path`; `None` where direct I/O is not available.
     pub fn open(path: &Path) -> Option<Self> {
-        let file = open_regular(path).ok()?;
-        set_direct(&file, true).then_some(DirectFile(file))
+        open_direct(path).ok().map(DirectFile)
     }
 
     /// Fills `into` from byte `offset` on; long ranges by a few threads, because one read at a time leaves an SSD half idle.
@@ -96,20 +95,102 @@ impl std::ops::DerefMut for AlignedBuffer {
     }
 }
 
-/// Turns direct I/O on or off; returns whether that succeeded.
-#[cfg(any(target_os = "linux", target_os = "android"))]
-pub(crate) fn set_direct(file: &File, on: bool) -> bool {
-    use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-    let set = |mut flags: OFlags| {
-        flags.set(OFlags::DIRECT, on);
-        fcntl_setfl(file, flags)
-    };
-    fcntl_getfl(file).and_then(set).is_ok()
+/// Opens the regular file at `path` for reads past the page cache. Offsets, lengths and addresses must be multiples of
+/// [`AlignedBuffer::ALIGN`]. An error of the kind [`io::ErrorKind::Unsupported`] says that there is no such access to this file.
+pub(crate) fn open_direct(path: &Path) -> io::Result<File> {
+    open_direct_with_flags(0, path)
 }
 
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-pub(crate) fn set_direct(_: &File, _: bool) -> bool {
-    false
+/// The same with more `flags` of the system's own call.
+pub(crate) fn open_direct_with_flags(flags: u32, path: &Path) -> io::Result<File> {
+    let opened = open_regular_with_flags(File::options().read(true), DIRECT | flags, path);
+    let file = opened.map_err(|e| if is_refused(&e) { io::ErrorKind::Unsupported.into() } else { e })?;
+    past_the_cache(&file)?;
+    Ok(file)
+}
+
+/// Turns direct I/O of an open file on or off, for writing; returns whether that succeeded.
+pub(crate) fn set_direct(file: &File, on: bool) -> bool {
+    system::set_direct(file, on)
+}
+
+/// Whether direct I/O was refused, by an open call or by the first read.
+pub(crate) fn is_refused(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::InvalidInput && error.raw_os_error().is_some()
+}
+
+use system::{DIRECT, past_the_cache};
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+mod system {
+    use std::{fs::File, io};
+
+    use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+
+    /// The flag that opens a file for direct I/O.
+    pub const DIRECT: u32 = OFlags::DIRECT.bits();
+
+    pub fn past_the_cache(_: &File) -> io::Result<()> {
+        Ok(())
+    }
+
+    pub fn set_direct(file: &File, on: bool) -> bool {
+        let set = |mut flags: OFlags| {
+            flags.set(OFlags::DIRECT, on);
+            fcntl_setfl(file, flags)
+        };
+        fcntl_getfl(file).and_then(set).is_ok()
+    }
+}
+
+#[cfg(target_vendor = "apple")]
+mod system {
+    use std::{fs::File, io};
+
+    use rustix::fs::fcntl_nocache;
+
+    pub const DIRECT: u32 = 0;
+
+    /// Reads leave nothing in the page cache. What is there already, as of a file just written, is read from there.
+    pub fn past_the_cache(file: &File) -> io::Result<()> {
+        Ok(fcntl_nocache(file, true)?)
+    }
+
+    pub fn set_direct(file: &File, on: bool) -> bool {
+        fcntl_nocache(file, on).is_ok()
+    }
+}
+
+#[cfg(windows)]
+mod system {
+    use std::{fs::File, io};
+
+    /// The flag that opens a file for unbuffered reads.
+    pub const DIRECT: u32 = windows_sys::Win32::Storage::FileSystem::FILE_FLAG_NO_BUFFERING;
+
+    pub fn past_the_cache(_: &File) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// An open handle keeps the way it was opened.
+    pub fn set_direct(_: &File, _: bool) -> bool {
+        false
+    }
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple", windows)))]
+mod system {
+    use std::{fs::File, io};
+
+    pub const DIRECT: u32 = 0;
+
+    pub fn past_the_cache(_: &File) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    pub fn set_direct(_: &File, _: bool) -> bool {
+        false
+    }
 }
 
 #[cfg(test)]

@@ -3,17 +3,16 @@
 use std::{
     fs::File,
     io,
-    num::NonZeroU64,
-    os::unix::fs::FileExt,
     path::{Path, PathBuf},
     sync::OnceLock,
 };
 
-use larder_core::open_regular;
+use larder_core::{FileAt, open_regular};
 
 use crate::{
     direct::{DirectFile, WORTHWHILE_BYTES},
     error::{Result, StoreError, StoreErrorKind},
+    page_cache,
 };
 
 /// A read-only file that is read at offsets. Its length is taken when it is opened. Reads beyond the end are errors,
@@ -57,15 +56,15 @@ impl ReadAt {
         self.direct.get_or_init(|| DirectFile::open(&self.path));
     }
 
-    /// Tells the kernel that reads will be short and scattered, so that it reads nothing ahead (`POSIX_FADV_RANDOM`).
+    /// Tells the kernel that reads will be short and scattered, so that it reads nothing ahead, where it can be told.
     pub fn advise_random(&self) {
-        let _ = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::Random);
+        page_cache::expect_random_reads(&self.file);
     }
 
-    /// Starts reading bytes that will be read soon, so that the SSD reads several such ranges at the same time
-    /// (`POSIX_FADV_WILLNEED`).
+    /// Starts reading bytes that will be read soon, so that the SSD reads several such ranges at the same time,
+    /// where the system has such a call.
     pub fn will_need(&self, offset: u64, len: usize) {
-        let _ = rustix::fs::fadvise(&self.file, offset, NonZeroU64::new(len as u64), rustix::fs::Advice::WillNeed);
+        page_cache::read_ahead(&self.file, offset, len);
     }
 
     /// Fills `into` from byte `offset` on, or fails with an error that names the offset.

@@ -46,9 +46,9 @@ mod file;
 mod format_mix;
 mod identity;
 mod importance;
+mod io_failure;
 mod manifest;
 mod matrix_scale;
-#[cfg(all(test, target_os = "linux"))]
 mod page_cache;
 mod parallel;
 mod presence;

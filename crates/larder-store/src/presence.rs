@@ -6,7 +6,6 @@
 
 use std::{
     io,
-    os::unix::fs::FileExt,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
@@ -14,17 +13,15 @@ use std::{
     },
 };
 
-use larder_core::open_regular;
-use rustix::{
-    fs::{Advice, fadvise},
-    io::Errno,
-};
+use larder_core::{FileAt, open_regular};
 
 use crate::{
     check_reads::{CheckReads, ReadChecks},
-    direct::{AlignedBuffer, set_direct},
+    direct::{AlignedBuffer, is_refused, open_direct},
     error::{Result, StoreError, StoreErrorKind},
+    io_failure::is_own,
     manifest::{MANIFEST_FILE, Manifest},
+    page_cache,
     reader::DriveLog,
     second_folder::{DRIVE_FILE, shards_of},
 };
@@ -138,15 +135,14 @@ impl StoreFolder {
     /// Reads the first block of the marker, from the drive where that is possible: what the page cache holds of a drive that
     /// is gone says nothing.
     fn probe(&self) -> io::Result<()> {
-        let file = open_regular(&self.path.join(self.marker.file_name()))?;
+        let path = self.path.join(self.marker.file_name());
         let mut block = AlignedBuffer::new(AlignedBuffer::ALIGN);
-        if set_direct(&file, true) {
-            match file.read_at(&mut block, 0) {
-                Err(e) if Errno::from_io_error(&e) == Some(Errno::INVAL) => drop(set_direct(&file, false)),
-                read => return read.map(drop),
-            }
+        match open_direct(&path).and_then(|file| file.read_at(&mut block, 0)) {
+            Err(e) if e.kind() == io::ErrorKind::Unsupported || is_refused(&e) => {}
+            read => return read.map(drop),
         }
-        let _ = fadvise(&file, 0, None, Advice::DontNeed);
+        let file = open_regular(&path)?;
+        page_cache::drop_cached(&file);
         file.read_at(&mut block, 0).map(drop)
     }
 
@@ -189,8 +185,7 @@ impl Marker {
 
 /// Whether an error says that a file is not there any more, and not that this process may not read it, or lacks something.
 fn is_removal(error: &io::Error) -> bool {
-    let others = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::ACCESS, Errno::PERM];
-    Errno::from_io_error(error).is_some_and(|errno| !others.contains(&errno))
+    error.raw_os_error().is_some() && !is_own(error)
 }
 
 #[cfg(test)]
@@ -198,10 +193,13 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::testing::{ExpertForm, small_store};
+    use crate::{
+        io_failure::disk_error,
+        testing::{ExpertForm, small_store},
+    };
 
     fn io_error() -> StoreError {
-        StoreError::io(Path::new("shard"), "reading", Errno::IO.into())
+        StoreError::io(Path::new("shard"), "reading", disk_error())
     }
 
     /// The presence of the store at `path`, and what was said about it.
@@ -271,7 +269,12 @@ mod tests {
 
     #[test]
     fn a_lack_of_descriptors_is_no_removal() {
-        assert!([Errno::IO, Errno::NXIO, Errno::NODEV, Errno::NOENT].iter().all(|e| is_removal(&(*e).into())));
-        assert!([Errno::MFILE, Errno::ACCESS].iter().all(|e| !is_removal(&(*e).into())));
+        assert!(is_removal(&disk_error()) && is_removal(&fs::metadata("/no/such/file").unwrap_err()));
+        #[cfg(unix)]
+        {
+            use rustix::io::Errno;
+            assert!([Errno::NXIO, Errno::NODEV, Errno::NOENT].iter().all(|e| is_removal(&(*e).into())));
+            assert!([Errno::MFILE, Errno::ACCESS].iter().all(|e| !is_removal(&(*e).into())));
+        }
     }
 }

@@ -4,11 +4,10 @@
 
 use std::{
     fs,
-    os::unix::fs::MetadataExt,
     path::{Component, Path, PathBuf},
 };
 
-use larder_core::ExpertId;
+use larder_core::{ExpertId, FileId};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
@@ -187,7 +186,7 @@ pub fn check_second_folder(store: &Path, folder: &Path) -> Result<()> {
 
 /// Whether two folders are on one file system, where a second copy makes reads no faster.
 pub(crate) fn are_on_one_drive(store: &Path, folder: &Path) -> bool {
-    let device = |path: &Path| fs::metadata(path).map(|found| found.dev()).ok();
+    let device = |path: &Path| FileId::of(path).map(|found| found.device).ok();
     device(store).is_some() && device(store) == device(folder)
 }
 

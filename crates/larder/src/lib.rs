@@ -6,13 +6,9 @@
 //! crate.
 
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::{CommandFactory, FromArgMatches};
-use signal_hook::consts::SIGXFSZ;
-use signal_hook::flag;
 
 #[macro_use]
 mod stdout;
@@ -31,7 +27,7 @@ mod progress;
 mod report_origin;
 mod telemetry;
 mod timeline;
-mod xdg;
+mod user_folders;
 
 /// Parses the command line and runs the command. Exit codes: 0 success, 1 an error, which is printed as one sentence, and
 /// 2 wrong usage.
@@ -46,13 +42,20 @@ pub fn main() -> ExitCode {
 }
 
 /// Makes a write beyond the limit of file sizes fail instead of ending the program by a signal.
+#[cfg(unix)]
 fn report_large_files_as_errors() -> Result<()> {
+    use std::sync::{Arc, atomic::AtomicBool};
+
+    use anyhow::Context;
+    use signal_hook::{consts::SIGXFSZ, flag};
+
     let seen = Arc::new(AtomicBool::new(false));
     flag::register(SIGXFSZ, seen).map(drop).context("the handler of SIGXFSZ cannot be registered")
 }
 
 /// Runs the command line; the parser itself reports wrong usage and ends the program.
 fn run() -> Result<()> {
+    #[cfg(unix)]
     report_large_files_as_errors()?;
     let typed: Vec<_> = std::env::args_os().collect();
     let matches = cli::Cli::command().get_matches_from(&typed);

@@ -2,10 +2,10 @@
 //! files of the same inode, length and times; anything else, also a damaged entry, only means that the content is read.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use larder_core::change_stamp;
 use larder_store::{Source, checksum_of, read_small};
 
 /// Folder of the entries, in the user's cache folder.
@@ -56,14 +56,12 @@ impl KnownContent {
     }
 }
 
-/// Device, inode, length, and times of the last changes of content and of inode, a line for each file; `None` if a file
-/// cannot be looked at or was changed a moment ago. The time of the inode cannot be set back.
+/// The last change of each file, a line for each; `None` if a file cannot be looked at or was changed a moment ago.
 fn states(files: &[PathBuf]) -> Option<String> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs() as i64;
     let state = |path: &PathBuf| {
-        let m = fs::metadata(path).ok().filter(|m| m.ctime() < now - SETTLED_SECONDS)?;
-        let (device, inode, len) = (m.dev(), m.ino(), m.len());
-        Some(format!("{device} {inode} {len} {} {} {} {}\n", m.mtime(), m.mtime_nsec(), m.ctime(), m.ctime_nsec()))
+        let last = change_stamp(path)?;
+        (last.seconds < now - SETTLED_SECONDS).then(|| format!("{}\n", last.text))
     };
     files.iter().map(state).collect()
 }

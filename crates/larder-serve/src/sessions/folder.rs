@@ -1,14 +1,13 @@
 //! The folder of saved sequences: its files, read at the start, written and removed later.
 
-use std::fs::{self, DirBuilder, File, Permissions};
+use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, BufReader};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
-use larder_core::{open_regular, printable, write_atomically};
+use larder_core::{create_private_folder, make_private, open_regular, printable, write_atomically};
 use larder_engine::{SavedHead, SavedSequenceError, Sequence, SequenceOrigin};
 use larder_model::Decoder;
 
@@ -54,7 +53,7 @@ impl SessionFolder {
     /// damaged is reported and left alone.
     pub fn open(disk: &SessionDisk, origin: &SequenceOrigin, context: usize) -> io::Result<Self> {
         // Sequences hold what was said.
-        DirBuilder::new().recursive(true).mode(0o700).create(&disk.folder)?;
+        create_private_folder(&disk.folder)?;
         let (mut entries, mut ignored, mut index) = (Vec::new(), Vec::new(), SessionIndex::new(disk.limit_bytes));
         for file in fs::read_dir(&disk.folder)? {
             let file = file?;
@@ -138,7 +137,7 @@ impl SessionFolder {
     fn write(&self, name: &str, sequence: &Sequence, origin: &SequenceOrigin) -> io::Result<u64> {
         let path = self.path.join(name);
         write_atomically(&path, |out| {
-            out.get_ref().set_permissions(Permissions::from_mode(0o600))?;
+            make_private(out.get_ref())?;
             sequence.save(origin, &[], out)
         })?;
         Ok(fs::symlink_metadata(&path)?.len())

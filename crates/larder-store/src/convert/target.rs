@@ -1,14 +1,11 @@
 //! The folder that a conversion writes to: lock, state, free space.
 
 use std::{
-    fs::{self, File},
-    io,
-    os::unix::fs::MetadataExt,
+    fs, io,
     path::{Path, PathBuf},
 };
 
-use larder_core::{ExpertId, NumberFormat, open_folder};
-use rustix::fs::{FlockOperation, flock, statvfs};
+use larder_core::{ExpertId, FileId, FolderLock, LOCK_FILE, NumberFormat, free_bytes};
 use serde::{Deserialize, Serialize};
 
 use super::ConvertOptions;
@@ -83,7 +80,7 @@ impl Targets {
 pub(super) struct Target {
     path: PathBuf,
     resumed: bool,
-    _lock: File,
+    _lock: FolderLock,
 }
 
 impl Target {
@@ -95,13 +92,12 @@ impl Target {
         let lock = locked.try_clone().map_err(|e| StoreError::io(path, "locking", e))?;
         let prepared = Self::take(path, lock, state, files);
         if created && prepared.is_err() {
-            // Still locked, and removed only if nothing was written to it.
-            let _ = fs::remove_dir(path);
+            locked.remove_if_empty(path);
         }
         prepared
     }
 
-    fn take(path: &Path, lock: File, state: &ConversionState, files: &[(PathBuf, u64)]) -> Result<Option<Self>> {
+    fn take(path: &Path, lock: FolderLock, state: &ConversionState, files: &[(PathBuf, u64)]) -> Result<Option<Self>> {
         let found = read_small(&path.join(CONVERSION_STATE), STATE_LIMIT)?;
         let same_conversion = found
             .as_ref()
@@ -182,23 +178,17 @@ fn create_folder(path: &Path) -> Result<bool> {
 }
 
 /// Locks the folder at `path`, which another conversion that created it may just have removed again.
-fn lock_existing(path: &Path) -> Result<File> {
+fn lock_existing(path: &Path) -> Result<FolderLock> {
     let folder = lock(path)?;
-    match is_at(&folder, path) {
+    match folder.is_at(path) {
         true => Ok(folder),
         false => Err(StoreError::new(StoreErrorKind::Taken, path, "was removed by another conversion; try again")),
     }
 }
 
-/// Whether `path` leads to the open `folder`.
-pub(super) fn is_at(folder: &File, path: &Path) -> bool {
-    let id = |m: fs::Metadata| (m.dev(), m.ino());
-    matches!((folder.metadata().map(id), fs::metadata(path).map(id)), (Ok(open), Ok(there)) if open == there)
-}
-
 /// Refuses a target inside the folder of its own source, or that folder itself.
 pub(super) fn check_outside(source: &Path, target: &Path) -> Result<()> {
-    let id = |path: &Path| fs::metadata(path).ok().filter(fs::Metadata::is_dir).map(|m| (m.dev(), m.ino()));
+    let id = |path: &Path| path.is_dir().then(|| FileId::of(path).ok()).flatten();
     let Some(of_source) = id(source) else { return Ok(()) };
     // What does not exist yet cannot lead out of the part that does.
     let existing = target.ancestors().map(|above| if above.as_os_str().is_empty() { Path::new(".") } else { above });
@@ -213,22 +203,20 @@ pub(super) fn check_outside(source: &Path, target: &Path) -> Result<()> {
 }
 
 /// Locks a folder against other programs that write to it, while the result lives.
-pub(crate) fn lock(path: &Path) -> Result<File> {
-    let folder = open_folder(path).map_err(|e| StoreError::io(path, "opening", e))?;
-    flock(&folder, FlockOperation::NonBlockingLockExclusive).map_err(|e| match e {
-        rustix::io::Errno::WOULDBLOCK => {
+pub(crate) fn lock(path: &Path) -> Result<FolderLock> {
+    FolderLock::take(path).map_err(|e| match e.kind() {
+        io::ErrorKind::WouldBlock => {
             StoreError::new(StoreErrorKind::Taken, path, "is being written by another conversion")
         }
-        e => StoreError::io(path, "locking", e.into()),
-    })?;
-    Ok(folder)
+        _ => StoreError::io(path, "locking", e),
+    })
 }
 
 /// Checks that a folder is empty, except for the temporary file of a conversion that was stopped at its first step.
 fn check_empty(path: &Path) -> Result<()> {
     let first = temp_path(Path::new(CONVERSION_STATE));
     let mut entries = fs::read_dir(path).map_err(|e| StoreError::io(path, "listing", e))?.flatten();
-    match entries.find(|e| e.file_name() != first.as_os_str()) {
+    match entries.find(|e| e.file_name() != first.as_os_str() && e.file_name() != LOCK_FILE) {
         Some(entry) => {
             let name = entry.file_name();
             let what = format!("is not empty (it holds '{}'); choose an empty or new folder", name.to_string_lossy());
@@ -242,8 +230,7 @@ fn check_empty(path: &Path) -> Result<()> {
 pub(crate) fn check_space(path: &Path, files: &[(PathBuf, u64)]) -> Result<()> {
     let existing = |name: &Path| fs::metadata(path.join(name)).map_or(0, |m| m.len());
     let needed: u64 = files.iter().map(|(name, bytes)| bytes.saturating_sub(existing(name))).sum();
-    let stat = statvfs(path).map_err(|e| StoreError::io(path, "querying free space", e.into()))?;
-    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+    let free = free_bytes(path).map_err(|e| StoreError::io(path, "querying free space", e))?;
     if needed <= free {
         return Ok(());
     }

@@ -3,21 +3,19 @@
 use std::{
     fs::File,
     io,
-    os::unix::fs::FileExt,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use larder_core::open_regular;
-use rustix::{
-    io::Errno,
-    process::{Resource, Rlimit, getrlimit, setrlimit},
-};
+use larder_core::{FileAt, open_regular};
 
 use super::Drives;
+#[cfg(windows)]
+use super::overlapped::HandlePool;
 use crate::{
-    direct::{AlignedBuffer, set_direct},
+    direct::{AlignedBuffer, open_direct},
     error::{Result, StoreError, StoreErrorKind},
+    io_failure::is_out_of_descriptors,
     presence::StorePresence,
 };
 
@@ -46,6 +44,9 @@ pub(super) struct OpenFile {
     pub file: File,
     /// Place among the open files: a small index that no other file has while this one is held.
     pub place: usize,
+    /// More handles to the shard.
+    #[cfg(windows)]
+    pub handles: HandlePool,
 }
 
 impl ShardFiles {
@@ -107,8 +108,9 @@ impl ShardFiles {
     /// Why a file cannot be read with direct I/O, if so.
     fn probe(&self, file: usize) -> Result<Option<String>> {
         let (path, _) = self.checked(file)?;
-        let file = open_regular(&path).map_err(|e| StoreError::io(&path, "opening", e))?;
-        Ok(probe_direct(&file).err())
+        // A file that cannot be opened at all is an error.
+        open_regular(&path).map_err(|e| StoreError::io(&path, "opening", e))?;
+        Ok(probe_direct(&path).err())
     }
 
     /// A file that exists, for a trial read.
@@ -180,7 +182,7 @@ impl ShardFiles {
         while open_files.open.len() >= self.open_max && open_files.close_one() {}
         let direct = self.not_direct[self.drive(shard)].is_none();
         let file = self.open(&path, bytes, direct, &mut open_files)?;
-        Ok(open_files.insert(shard, file))
+        Ok(open_files.insert(shard, file, &path))
     }
 
     /// Path and length of a file that exists in the model.
@@ -195,18 +197,18 @@ impl ShardFiles {
     fn open(&self, path: &Path, bytes: u64, direct: bool, open_files: &mut OpenFiles) -> Result<File> {
         let failed = |e| StoreError::io(path, "opening", e);
         let file = loop {
-            match open_regular(path) {
+            match if direct { open_direct(path) } else { open_regular(path) } {
                 // The rest of the process uses more descriptors than were reserved for it.
-                Err(e) if Errno::from_io_error(&e) == Some(Errno::MFILE) && open_files.close_one() => {}
+                Err(e) if is_out_of_descriptors(&e) && open_files.close_one() => {}
+                Err(e) if direct && e.kind() == io::ErrorKind::Unsupported => {
+                    return Err(failed(io::Error::other("direct I/O is refused, although another shard supports it")));
+                }
                 result => break result.map_err(failed)?,
             }
         };
         let len = file.metadata().map_err(failed)?.len();
         if len != bytes {
             return Err(StoreError::malformed(path, format!("is {len} bytes long, expected {bytes}")));
-        }
-        if direct && !set_direct(&file, true) {
-            return Err(failed(io::Error::other("direct I/O is refused, although another shard supports it")));
         }
         Ok(file)
     }
@@ -240,11 +242,18 @@ impl OpenFiles {
         Some(file.clone())
     }
 
-    fn insert(&mut self, shard: usize, file: File) -> Arc<OpenFile> {
+    fn insert(&mut self, shard: usize, file: File, path: &Path) -> Arc<OpenFile> {
         self.uses += 1;
         self.free_closed();
         let place = self.empty.pop().unwrap_or(self.open.len() + self.closing.len());
-        let file = Arc::new(OpenFile { file, place });
+        let file = Arc::new(OpenFile {
+            file,
+            place,
+            #[cfg(windows)]
+            handles: HandlePool::new(path),
+        });
+        #[cfg(not(windows))]
+        let _ = path;
         self.files[shard] = Some((file.clone(), self.uses));
         self.open.push(shard);
         file
@@ -281,10 +290,8 @@ impl OpenFiles {
 }
 
 /// Reads the first block with direct I/O; the error says why that is not possible.
-fn probe_direct(file: &File) -> Result<(), String> {
-    if !set_direct(file, true) {
-        return Err("the file system does not support direct I/O".into());
-    }
+fn probe_direct(path: &Path) -> Result<(), String> {
+    let file = open_direct(path).map_err(|_| "the file system does not support direct I/O")?;
     let mut block = AlignedBuffer::new(AlignedBuffer::ALIGN);
     file.read_at(&mut block, 0).map(drop).map_err(|e| format!("a direct read failed: {e}"))
 }
@@ -297,7 +304,9 @@ fn open_max(shards: usize) -> usize {
 }
 
 /// Raises the limit of open files to `wanted`, or as far as the system allows, and returns it.
+#[cfg(unix)]
 fn raise_limit(wanted: u64) -> u64 {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { current: Some(current), maximum } = getrlimit(Resource::Nofile) else { return wanted };
     let better = wanted.min(maximum.unwrap_or(wanted));
     if better <= current || setrlimit(Resource::Nofile, Rlimit { current: Some(better), maximum }).is_err() {
@@ -306,9 +315,24 @@ fn raise_limit(wanted: u64) -> u64 {
     better
 }
 
+/// The most files that this process may have open; `None` without a limit.
+pub fn open_files_limit() -> Option<u64> {
+    #[cfg(unix)]
+    return rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
+    #[cfg(windows)]
+    None
+}
+
+/// Windows has no limit of handles that matters.
+#[cfg(windows)]
+fn raise_limit(wanted: u64) -> u64 {
+    wanted
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::io_failure;
 
     fn files(count: usize, open_max: usize) -> (tempfile::TempDir, ShardFiles) {
         let dir = tempfile::tempdir().unwrap();
@@ -386,7 +410,7 @@ mod tests {
         let elsewhere = dir.path().join("unplugged");
         std::fs::rename(&path, &elsewhere).unwrap();
         assert!(Arc::ptr_eq(&before, &files.get(0).unwrap()), "no read has failed yet");
-        let failed = StoreError::io(&path, "reading", Errno::IO.into());
+        let failed = StoreError::io(&path, "reading", io_failure::disk_error());
         assert_eq!(files.failed(0, failed).kind, StoreErrorKind::Removed);
         for shard in [0, 1] {
             assert_eq!(files.get(shard).err().unwrap().kind, StoreErrorKind::Removed);

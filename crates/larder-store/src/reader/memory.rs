@@ -11,11 +11,16 @@ use std::{
 };
 
 use larder_core::Rng;
-use rustix::io::Errno;
 
 use super::retry::Failures;
 use super::{ReadCompletion, ReadRequest, Reader, Slot};
-use crate::error::{Result, StoreError};
+use crate::{
+    error::{Result, StoreError},
+    io_failure::{disk_error, interruption},
+};
+
+/// The error code of a missing file, on every system.
+const NOT_FOUND: i32 = 2;
 
 /// A fault of one attempt to read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -125,7 +130,7 @@ impl MemoryReader {
             let fault = self.fault(read.shard, read.offset);
             let (bytes, slot) = (self.shards.get(read.shard), &mut read.slot[..read.len]);
             let Some(bytes) = bytes.filter(|_| fault != Some(ReadFault::Gone)) else {
-                return Err(StoreError::io(&path(), "opening", Errno::NOENT.into()));
+                return Err(StoreError::io(&path(), "opening", io::Error::from_raw_os_error(NOT_FOUND)));
             };
             let got = attempt(bytes, read.offset, slot, fault);
             if let Some(result) = read.outcome(path, got, &mut failures) {
@@ -208,8 +213,8 @@ fn attempt(bytes: &[u8], offset: u64, into: &mut [u8], fault: Option<ReadFault>)
     let rest = usize::try_from(offset).ok().and_then(|offset| bytes.get(offset..)).unwrap_or_default();
     let mut len = rest.len().min(into.len());
     match fault {
-        Some(ReadFault::Disk) => return Err(Errno::IO.into()),
-        Some(ReadFault::Interrupted) => return Err(Errno::INTR.into()),
+        Some(ReadFault::Disk) => return Err(disk_error()),
+        Some(ReadFault::Interrupted) => return Err(interruption()),
         Some(ReadFault::Short(short)) => len = len.min(short),
         _ => {}
     }

@@ -5,14 +5,14 @@
 
 use std::{collections::VecDeque, fmt, path::Path, str::FromStr, sync::Arc};
 
-#[cfg(not(target_os = "linux"))]
-use crate::error::StoreErrorKind;
-use crate::error::{Result, StoreError};
+use crate::error::{Result, StoreError, StoreErrorKind};
 
 mod arena;
 mod drives;
 mod files;
 mod memory;
+#[cfg(windows)]
+mod overlapped;
 mod paced;
 mod pread;
 #[cfg(target_os = "linux")]
@@ -27,7 +27,7 @@ mod window;
 
 pub use arena::{Arena, KeptMapping, Slot};
 pub use drives::{DRIVES_MAX, DriveLog, Drives};
-pub use files::ShardFiles;
+pub use files::{ShardFiles, open_files_limit};
 pub use memory::{FaultPlan, FaultTarget, MemoryReader, ReadFault};
 pub use paced::PacedReader;
 pub use touch::{TouchPace, Touched};
@@ -129,14 +129,20 @@ pub struct ReaderSpec {
 pub type Opened = (Box<dyn Reader>, String);
 
 /// All readers that can be chosen by name.
-pub const READERS: &[ReaderSpec] = &[ReaderSpec::AUTO, ReaderSpec::URING, ReaderSpec::PREAD];
+pub const READERS: &[ReaderSpec] = &[ReaderSpec::AUTO, ReaderSpec::URING, ReaderSpec::OVERLAPPED, ReaderSpec::PREAD];
 
 impl ReaderSpec {
     /// The best reader that works here.
     pub const AUTO: ReaderSpec =
-        ReaderSpec { name: "auto", about: "uring where available, else pread", open: open_auto };
+        ReaderSpec { name: "auto", about: "uring or overlapped where available, else pread", open: open_auto };
     /// io_uring, or an error where it is not available.
     pub const URING: ReaderSpec = ReaderSpec { name: "uring", about: "io_uring (Linux)", open: open_uring };
+    /// Overlapped reads with a handle each, or an error on other systems than Windows.
+    pub const OVERLAPPED: ReaderSpec = ReaderSpec {
+        name: "overlapped",
+        about: "unbuffered overlapped reads on a few threads (Windows)",
+        open: open_overlapped,
+    };
     /// Blocking reads.
     pub const PREAD: ReaderSpec =
         ReaderSpec { name: "pread", about: "blocking reads on a few threads", open: open_pread };
@@ -197,6 +203,12 @@ impl fmt::Display for UnknownReader {
 impl std::error::Error for UnknownReader {}
 
 fn open_auto(files: &Arc<ShardFiles>, arena: &Arena) -> Result<Opened> {
+    if cfg!(windows) {
+        return open_overlapped(files, arena).or_else(|_| open_pread(files, arena));
+    }
+    if cfg!(target_vendor = "apple") {
+        return open_pread(files, arena);
+    }
     open_uring(files, arena).or_else(|refused| {
         let (reader, how) = open_pread(files, arena)?;
         Ok((reader, format!("{how}; uring is not available: {}", refused.message)))
@@ -205,9 +217,17 @@ fn open_auto(files: &Arc<ShardFiles>, arena: &Arena) -> Result<Opened> {
 
 /// Whether this is Android, whatever target the program was built for. Android forbids io_uring to apps.
 pub fn is_android() -> bool {
-    let release = rustix::system::uname();
-    let named = release.release().to_string_lossy().contains("android");
-    cfg!(target_os = "android") || named || std::env::var_os("ANDROID_ROOT").is_some()
+    cfg!(target_os = "android") || kernel_release().contains("android") || std::env::var_os("ANDROID_ROOT").is_some()
+}
+
+#[cfg(unix)]
+fn kernel_release() -> String {
+    rustix::system::uname().release().to_string_lossy().into_owned()
+}
+
+#[cfg(not(unix))]
+fn kernel_release() -> String {
+    String::new()
 }
 
 #[cfg(target_os = "linux")]
@@ -224,11 +244,31 @@ fn open_uring(_: &Arc<ShardFiles>, _: &Arena) -> Result<Opened> {
     Err(StoreError { kind: StoreErrorKind::Unsupported, path: Default::default(), message: what })
 }
 
+/// Overlapped reads are unbuffered; where those are refused, other reads are as good.
+#[cfg(windows)]
+fn open_overlapped(files: &Arc<ShardFiles>, _: &Arena) -> Result<Opened> {
+    if !files.is_direct() {
+        let what = format!("overlapped reads are for unbuffered files: {}", files.read_mode());
+        return Err(StoreError { kind: StoreErrorKind::Unsupported, path: Default::default(), message: what });
+    }
+    let reader = overlapped::open(files)?;
+    let how = format!("overlapped: {} threads, a handle for each read, {}", reader.threads(), files.read_mode());
+    Ok((Box::new(reader), how))
+}
+
+#[cfg(not(windows))]
+fn open_overlapped(_: &Arc<ShardFiles>, _: &Arena) -> Result<Opened> {
+    let what = "overlapped reads are a part of Windows".into();
+    Err(StoreError { kind: StoreErrorKind::Unsupported, path: Default::default(), message: what })
+}
+
 fn open_pread(files: &Arc<ShardFiles>, _: &Arena) -> Result<Opened> {
     let reader = pread::Pread::open(files)?;
     let how = format!("pread: {} threads, {}", reader.threads(), files.read_mode());
     Ok((Box::new(reader), how))
 }
 
+#[cfg(all(test, target_os = "linux"))]
+mod descriptor_tests;
 #[cfg(test)]
 mod tests;

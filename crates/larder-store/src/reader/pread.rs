@@ -1,9 +1,8 @@
-//! The reader `pread`: blocking reads on a few threads; works on every system.
+//! Blocking reads on a few threads: the reader `pread`, which works on every system, and the threads of `overlapped`.
 
 use std::{
     collections::VecDeque,
     io,
-    os::unix::fs::FileExt,
     path::Path,
     sync::{
         Arc, Condvar, Mutex,
@@ -12,6 +11,9 @@ use std::{
     thread::{self, JoinHandle},
 };
 
+use larder_core::FileAt;
+
+use super::files::OpenFile;
 use super::retry::Failures;
 use super::{ReadCompletion, ReadRequest, Reader, ShardFiles};
 use crate::error::{Result, StoreError};
@@ -21,9 +23,14 @@ const THREADS: usize = 8;
 /// Reads in flight per drive: one per thread, and a few queued for each.
 const CAPACITY: usize = 4 * THREADS;
 
+/// One attempt to fill a buffer from a file at an offset; returns the bytes that it got.
+pub(super) type ReadOnce = fn(&OpenFile, &mut [u8], u64) -> io::Result<usize>;
+
 /// A bounded queue of reads for each drive, and the threads that perform them: those of a drive that is slow or hangs keep
 /// none of the others waiting.
 pub(super) struct Pread {
+    name: &'static str,
+    read_once: ReadOnce,
     files: Arc<ShardFiles>,
     queues: Vec<Arc<Queue>>,
     done: Receiver<ReadCompletion>,
@@ -32,11 +39,16 @@ pub(super) struct Pread {
 }
 
 impl Pread {
-    /// Starts the threads.
+    /// Starts the threads of `pread`.
     pub fn open(files: &Arc<ShardFiles>) -> Result<Self> {
+        Self::with(files, "pread", |file, into, offset| file.file.read_at(into, offset))
+    }
+
+    /// Starts threads that read as `read_once` does.
+    pub fn with(files: &Arc<ShardFiles>, name: &'static str, read_once: ReadOnce) -> Result<Self> {
         let queues: Vec<Arc<Queue>> = (0..files.drives().count()).map(|_| Arc::default()).collect();
         let (finished, done) = channel();
-        let mut reader = Pread { files: files.clone(), queues, done, in_flight: 0, workers: vec![] };
+        let mut reader = Pread { name, read_once, files: files.clone(), queues, done, in_flight: 0, workers: vec![] };
         for drive in 0..reader.queues.len() {
             for _ in 0..THREADS.min(files.open_max()) {
                 let worker = reader.spawn(drive, finished.clone());
@@ -53,10 +65,10 @@ impl Pread {
     }
 
     fn spawn(&self, drive: usize, finished: Sender<ReadCompletion>) -> io::Result<JoinHandle<()>> {
-        let (files, queue) = (self.files.clone(), self.queues[drive].clone());
+        let (files, queue, read_once) = (self.files.clone(), self.queues[drive].clone(), self.read_once);
         thread::Builder::new().name("larder-read".into()).spawn(move || {
             while let Some(mut read) = queue.next() {
-                let result = perform(&files, &mut read);
+                let result = perform(&files, read_once, &mut read);
                 // The receiver is gone while the reader is being dropped.
                 let _ = finished.send(ReadCompletion { slot: read.slot, tag: read.tag, result });
             }
@@ -66,7 +78,7 @@ impl Pread {
 
 impl Reader for Pread {
     fn name(&self) -> &'static str {
-        "pread"
+        self.name
     }
 
     fn capacity(&self) -> usize {
@@ -112,11 +124,11 @@ impl Drop for Pread {
     }
 }
 
-fn perform(files: &ShardFiles, read: &mut ReadRequest) -> Result<()> {
+fn perform(files: &ShardFiles, read_once: ReadOnce, read: &mut ReadRequest) -> Result<()> {
     let file = read.open(files)?;
     let (wanted, offset, mut failures) = (read.aligned_len(), read.offset, Failures::default());
     loop {
-        let got = file.file.read_at(&mut read.slot[..wanted], offset);
+        let got = read_once(&file, &mut read.slot[..wanted], offset);
         if let Some(result) = read.outcome(|| files.path(read.shard), got, &mut failures) {
             return result.map_err(|error| files.failed(read.shard, error));
         }

@@ -3,10 +3,12 @@
 use std::{io, path::PathBuf, sync::Arc};
 
 use larder_core::SHARD_ALIGN;
-use rustix::io::Errno;
 
 use super::{ReadRequest, ShardFiles, files::OpenFile};
-use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::{
+    error::{Result, StoreError, StoreErrorKind},
+    io_failure::IoFailure,
+};
 
 /// Retries of failures that are not of the disk: an interruption, or a shortage in the kernel.
 const TRANSIENT_RETRIES_MAX: u32 = 16;
@@ -76,11 +78,10 @@ pub(super) struct Failures {
 impl Failures {
     /// Counts a failure; returns whether the read may be retried.
     fn may_retry(&mut self, error: &io::Error) -> bool {
-        let (count, limit) = match Errno::from_io_error(error) {
-            // Cancelled: the thread that submitted the read has ended.
-            Some(Errno::INTR | Errno::AGAIN | Errno::CANCELED) => (&mut self.transient, TRANSIENT_RETRIES_MAX),
-            Some(Errno::IO) => (&mut self.disk, DISK_RETRIES_MAX),
-            _ => return false,
+        let (count, limit) = match IoFailure::of(error) {
+            IoFailure::Transient => (&mut self.transient, TRANSIENT_RETRIES_MAX),
+            IoFailure::Disk => (&mut self.disk, DISK_RETRIES_MAX),
+            IoFailure::Other => return false,
         };
         let again = *count < limit;
         *count += u32::from(again);
@@ -91,15 +92,18 @@ impl Failures {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reader::Arena;
+    use crate::{
+        io_failure::{disk_error, interruption},
+        reader::Arena,
+    };
 
-    fn attempts(errno: Errno) -> (u32, String) {
+    fn attempts(failure: impl Fn() -> io::Error) -> (u32, String) {
         let slot = Arena::new(1, SHARD_ALIGN).unwrap().1.remove(0);
         let read = ReadRequest { shard: 0, offset: 4096, len: 100, slot, tag: 0 };
         let (mut failures, mut attempts) = (Failures::default(), 0);
         loop {
             attempts += 1;
-            if let Some(result) = read.outcome(|| "p".into(), Err(errno.into()), &mut failures) {
+            if let Some(result) = read.outcome(|| "p".into(), Err(failure()), &mut failures) {
                 return (attempts, result.unwrap_err().to_string());
             }
         }
@@ -107,18 +111,20 @@ mod tests {
 
     #[test]
     fn transient_failures_are_retried_up_to_a_limit() {
-        assert_eq!(attempts(Errno::INTR).0, TRANSIENT_RETRIES_MAX + 1);
-        assert_eq!(attempts(Errno::CANCELED).0, TRANSIENT_RETRIES_MAX + 1);
-        assert_eq!(attempts(Errno::IO), (3, "p: reading 100 bytes at 4096 failed: input/output error, 3 times".into()));
-        assert_eq!(attempts(Errno::INVAL).0, 1);
+        assert_eq!(attempts(interruption).0, TRANSIENT_RETRIES_MAX + 1);
+        let (count, sentence) = attempts(disk_error);
+        assert_eq!(count, 3);
+        assert!(sentence.starts_with("p: reading 100 bytes at 4096 failed: "), "{sentence}");
+        assert!(sentence.ends_with(", 3 times"), "{sentence}");
+        assert_eq!(attempts(|| io::Error::other("x")).0, 1);
     }
 
     #[test]
     fn interruptions_do_not_count_as_disk_errors() {
         let mut failures = Failures::default();
-        assert!((0..5).all(|_| failures.may_retry(&Errno::INTR.into())));
-        assert!((0..DISK_RETRIES_MAX).all(|_| failures.may_retry(&Errno::IO.into())));
-        assert!(!failures.may_retry(&Errno::IO.into()));
+        assert!((0..5).all(|_| failures.may_retry(&interruption())));
+        assert!((0..DISK_RETRIES_MAX).all(|_| failures.may_retry(&disk_error())));
+        assert!(!failures.may_retry(&disk_error()));
     }
 
     #[test]

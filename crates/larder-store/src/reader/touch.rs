@@ -20,6 +20,7 @@ const STEP_BYTES: usize = 2 << 20;
 /// Bytes by which touching is ahead of the reads, where it is bounded.
 const AHEAD_BYTES: u64 = 256 << 20;
 /// Niceness of a thread that touches memory which nothing waits for.
+#[cfg(any(target_os = "linux", target_os = "android"))]
 const BACKGROUND_NICENESS: i32 = 10;
 
 /// How far and how urgently memory is touched.
@@ -161,9 +162,8 @@ impl Drop for Toucher {
 
 /// Lowers the priority of this thread alone, where threads have one.
 fn lower_priority() {
-    if cfg!(any(target_os = "linux", target_os = "android")) {
-        let _ = rustix::process::setpriority_process(None, BACKGROUND_NICENESS);
-    }
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    let _ = rustix::process::setpriority_process(None, BACKGROUND_NICENESS);
 }
 
 #[cfg(test)]

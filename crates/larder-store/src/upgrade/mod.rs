@@ -4,9 +4,9 @@
 //! written again. All data are checked before anything is changed. The manifest of format 1 stays until every shard is
 //! durable, and what is written depends only on it and on the data; so an interrupted upgrade is simply done again.
 
-use std::{fs, fs::OpenOptions, os::unix::fs::FileExt, path::Path};
+use std::{fs, fs::OpenOptions, path::Path};
 
-use larder_core::open_regular_with;
+use larder_core::{FileAt, open_regular_with};
 
 use crate::{
     atomic_file::{sync_folder, write_atomically},

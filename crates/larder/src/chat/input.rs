@@ -10,7 +10,7 @@ use rustyline::error::ReadlineError;
 use rustyline::history::DefaultHistory;
 
 use super::completion::ChatCompleter;
-use crate::xdg;
+use crate::user_folders;
 
 /// Maximum number of lines in the history.
 const HISTORY_LINES: usize = 1000;
@@ -55,7 +55,7 @@ impl Lines {
         let config = Config::builder().max_history_size(HISTORY_LINES)?.completion_type(CompletionType::List).build();
         let mut editor = Editor::with_config(config).context("the terminal's line editor cannot be started")?;
         editor.set_helper(Some(ChatCompleter));
-        let history = xdg::state().filter(|_| with_history).map(|dir| dir.join("history"));
+        let history = user_folders::state().filter(|_| with_history).map(|dir| dir.join("history"));
         if let Some(path) = &history {
             // At first there is no history, and an unreadable one is no reason to refuse the chat.
             let _ = editor.load_history(path);

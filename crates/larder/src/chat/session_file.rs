@@ -1,12 +1,11 @@
 //! The file of `--session`: a conversation with its sequence, saved at the end of a chat and continued by the next one.
 
-use std::fs::{File, Permissions};
+use std::fs::File;
 use std::io::{BufReader, BufWriter};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use larder_core::{open_regular, output_file, write_atomically};
+use larder_core::{make_private, open_regular, output_file, write_atomically};
 use larder_engine::{SavedHead, SavedSequenceError, Sequence};
 use larder_model::Decoder;
 use larder_policy::routing::RoutingSpec;
@@ -94,7 +93,7 @@ impl SessionFile {
         let note = json!({"messages": conversation.json(), "transcript": transcript}).to_string();
         let write = |out: &mut BufWriter<File>| {
             // It holds what was said.
-            out.get_ref().set_permissions(Permissions::from_mode(0o600))?;
+            make_private(out.get_ref())?;
             sequence.save(&origin, note.as_bytes(), out)
         };
         write_atomically(&self.path, write).with_context(|| self.path.display().to_string())

@@ -96,8 +96,16 @@ fn signal() -> std::io::Result<impl Future<Output = ()> + Send + 'static> {
     })
 }
 
-/// The next interrupt.
-#[cfg(all(not(unix), any(feature = "serve", feature = "edge")))]
+/// The next Ctrl-C, Ctrl-Break, or closing of the console, which from now on does not end the process by itself.
+#[cfg(all(windows, any(feature = "serve", feature = "edge")))]
 fn signal() -> std::io::Result<impl Future<Output = ()> + Send + 'static> {
-    Ok(async { tokio::signal::ctrl_c().await.unwrap_or_default() })
+    use tokio::signal::windows::{ctrl_break, ctrl_c, ctrl_close};
+    let (mut interrupt, mut stop, mut close) = (ctrl_c()?, ctrl_break()?, ctrl_close()?);
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = stop.recv() => {}
+            _ = close.recv() => {}
+        }
+    })
 }

@@ -9,7 +9,7 @@ use larder_store::read_small;
 use toml::{Table, Value};
 
 use super::keys::{self, LeafCommand};
-use crate::xdg;
+use crate::user_folders;
 
 /// Name of a settings file.
 const FILE: &str = "larder.toml";
@@ -54,7 +54,7 @@ impl Entry {
 
 /// Path of the user's file.
 pub fn user_file() -> Option<PathBuf> {
-    xdg::config().map(|dir| dir.join(FILE))
+    user_folders::config().map(|dir| dir.join(FILE))
 }
 
 /// Path of a store's file.

@@ -2,19 +2,17 @@
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use larder_core::free_bytes;
 use larder_engine::Xoshiro256;
 use larder_runtime::machine::memory;
 use larder_runtime::machine::rates::{PacedRate, ReadPattern};
-use larder_store::reader::{Arena, ReaderSpec, is_android};
+use larder_store::reader::{Arena, ReaderSpec, is_android, open_files_limit};
 use larder_store::{MANIFEST_FILE, Store};
-use rustix::fs::statvfs;
-use rustix::process::{Resource, getrlimit};
 use serde_json::{Value, json};
 
 use super::Finding;
@@ -48,9 +46,8 @@ struct DiskUnderTest {
 }
 
 pub fn check(path: Option<&Path>) -> Result<Vec<Finding>> {
-    let files = getrlimit(Resource::Nofile);
     let subject = subject(path.unwrap_or(Path::new(".")))?;
-    let mut all = vec![open_files(files.maximum, subject.shards), ring(&subject.pattern)?, direct(&subject)];
+    let mut all = vec![open_files(open_files_limit(), subject.shards), ring(&subject.pattern)?, direct(&subject)];
     let rates = measure(&subject.pattern)?;
     all.push(throughput(subject.pattern.len, &rates));
     all.push(queue_depth(&rates));
@@ -68,11 +65,8 @@ fn subject(path: &Path) -> Result<DiskUnderTest> {
     let kind = fs::metadata(path).with_context(|| path.display().to_string())?;
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let dir = if kind.is_dir() { path } else { parent.unwrap_or(Path::new(".")) };
-    let file = temporary(dir).with_context(|| dir.display().to_string())?;
+    let (file, path) = temporary(dir).with_context(|| dir.display().to_string())?;
     let name = format!("a temporary file in {}", dir.display());
-    // The file is already deleted, so nothing is left behind however this ends.
-    let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-    let path = if path.exists() { path } else { PathBuf::from(format!("/dev/fd/{}", file.as_raw_fd())) };
     Ok(DiskUnderTest {
         pattern: ReadPattern::of_file(path, FILE_BYTES, EXPERT_BYTES)?,
         name,
@@ -81,9 +75,9 @@ fn subject(path: &Path) -> Result<DiskUnderTest> {
     })
 }
 
-/// An open file of random bytes that is already removed from its folder.
-fn temporary(dir: &Path) -> Result<File> {
-    let free = statvfs(dir).map(|fs| fs.f_bavail.saturating_mul(fs.f_frsize)).unwrap_or(u64::MAX);
+/// An open file of random bytes that nothing is left of however this ends, and a path to it.
+fn temporary(dir: &Path) -> Result<(File, PathBuf)> {
+    let free = free_bytes(dir).unwrap_or(u64::MAX);
     if free < 2 * FILE_BYTES {
         bail!(
             "has too little free space for a temporary file of {}; name another folder with -m",
@@ -91,8 +85,7 @@ fn temporary(dir: &Path) -> Result<File> {
         );
     }
     let path = dir.join(format!(".larder-doctor-{}", std::process::id()));
-    let file = File::options().read(true).write(true).create_new(true).open(&path)?;
-    fs::remove_file(&path)?;
+    let (file, path) = vanishing(path)?;
     let mut out = BufWriter::with_capacity(1 << 20, &file);
     let mut rng = Xoshiro256::new(0);
     for _ in 0..FILE_BYTES / size_of::<u64>() as u64 {
@@ -101,7 +94,29 @@ fn temporary(dir: &Path) -> Result<File> {
     out.flush()?;
     drop(out);
     file.sync_all()?;
-    Ok(file)
+    Ok((file, path))
+}
+
+/// A new file that is already removed from its folder, and a path to what is open.
+#[cfg(unix)]
+fn vanishing(path: PathBuf) -> Result<(File, PathBuf)> {
+    use std::os::fd::AsRawFd;
+    let file = File::options().read(true).write(true).create_new(true).open(&path)?;
+    fs::remove_file(&path)?;
+    let opened = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    let opened = if opened.exists() { opened } else { PathBuf::from(format!("/dev/fd/{}", file.as_raw_fd())) };
+    Ok((file, opened))
+}
+
+/// A new file that the system removes when it is closed.
+#[cfg(windows)]
+fn vanishing(path: PathBuf) -> Result<(File, PathBuf)> {
+    use std::os::windows::fs::OpenOptionsExt;
+    /// `FILE_FLAG_DELETE_ON_CLOSE` of the system's interface.
+    const DELETE_ON_CLOSE: u32 = 0x0400_0000;
+    let mut options = File::options();
+    options.read(true).write(true).create_new(true).custom_flags(DELETE_ON_CLOSE);
+    Ok((options.open(&path)?, path))
 }
 
 fn open_files(limit: Option<u64>, shards: Option<usize>) -> Finding {
@@ -126,7 +141,7 @@ fn ring(pattern: &ReadPattern) -> Result<Finding> {
         _ => "sudo sysctl kernel.io_uring_disabled=0",
     };
     Ok(Finding::new("io_uring", found, json!({"works": works})).advise_if(
-        !works && !is_android(),
+        !works && !is_android() && cfg!(target_os = "linux"),
         "a thread pool reads instead, which costs a little more CPU time",
         fix,
     ))

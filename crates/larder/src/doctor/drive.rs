@@ -3,13 +3,11 @@
 use std::fs;
 use std::path::Path;
 
-use larder_core::printable;
-use rustix::fs::{major, minor, stat};
+use larder_core::{FileId, printable};
 
 /// Drive and file system, such as `Samsung SSD 990 PRO 2TB, ext4`; `None` where the system does not say.
 pub fn name(path: &Path) -> Option<String> {
-    let device = stat(path).ok()?.st_dev;
-    let number = format!("{}:{}", major(device), minor(device));
+    let number = device_number(FileId::of(path).ok()?.device)?;
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
     let (kind, source) = mounted(&mounts, &number)?;
     let sys = Path::new("/sys/dev/block").join(&number);
@@ -17,6 +15,18 @@ pub fn name(path: &Path) -> Option<String> {
     let model = ["device/model", "../device/model"].iter().find_map(|file| fs::read_to_string(sys.join(file)).ok());
     let model = model.map(|model| model.trim().to_owned()).filter(|model| !model.is_empty());
     Some(described(model.as_deref(), kind, source))
+}
+
+/// A device number as Linux writes it.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn device_number(device: u64) -> Option<String> {
+    Some(format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device)))
+}
+
+/// Other systems have no list of drives by number.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn device_number(_: u64) -> Option<String> {
+    None
 }
 
 fn described(model: Option<&str>, kind: &str, source: &str) -> String {

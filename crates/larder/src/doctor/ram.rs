@@ -2,8 +2,7 @@
 
 use std::fs;
 
-use larder_runtime::machine::{group as control_group, memory, rates};
-use rustix::process::{Resource, getrlimit};
+use larder_runtime::machine::{group as control_group, lock, memory, rates};
 use serde_json::json;
 
 use super::Finding;
@@ -49,9 +48,9 @@ fn group() -> Finding {
     let numbers = json!({"limit_bytes": limit});
     let found = limit.map_or("no limit".into(), |limit| format!("at most {}", print::bytes(limit)));
     let tight = limit.zip(total).is_some_and(|(limit, total)| limit < total);
-    Finding::new("cgroup", found, numbers).advise_if(
+    Finding::new(control_group::NAME, found, numbers).advise_if(
         tight,
-        "the control group allows less than the machine has, and the page cache counts towards it",
+        format!("the {} allows less than the machine has, and the page cache counts towards it", control_group::NAME),
         "a container's limit is raised with --memory, a unit's with systemctl set-property UNIT MemoryMax=SIZE",
     )
 }
@@ -64,7 +63,7 @@ fn rate() -> Finding {
 }
 
 fn locking() -> Finding {
-    let limit = getrlimit(Resource::Memlock).current;
+    let limit = lock::limit();
     let free = fs::read_to_string("/proc/self/status").is_ok_and(|status| has_capability(&status, CAP_IPC_LOCK));
     let found = match limit {
         _ if free => "no limit (CAP_IPC_LOCK)".to_owned(),

@@ -1,14 +1,10 @@
 //! The models in the models folder.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use larder_runtime::models::{DOWNLOAD, HubName, download_of, is_complete};
-
-/// Unit of the block counts of `stat`.
-const BLOCK_BYTES: u64 = 512;
 
 /// A downloaded model.
 pub struct InstalledModel {
@@ -75,7 +71,7 @@ fn disk_bytes(folder: &Path) -> u64 {
     let Ok(entries) = fs::read_dir(folder) else { return 0 };
     let of = |entry: fs::DirEntry| match entry.metadata() {
         Ok(meta) if meta.is_dir() => disk_bytes(&entry.path()),
-        Ok(meta) => meta.blocks() * BLOCK_BYTES,
+        Ok(meta) => larder_core::disk_bytes(&meta),
         Err(_) => 0,
     };
     entries.flatten().map(of).sum()

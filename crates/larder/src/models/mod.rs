@@ -10,7 +10,7 @@ use larder_store::{MANIFEST_FILE, StoreError, StoreErrorKind};
 
 use crate::cli::{EngineFlags, SpeculateFlags};
 use crate::progress::{self, Bar};
-use crate::xdg;
+use crate::user_folders;
 
 mod installed;
 
@@ -57,7 +57,7 @@ fn open_with(path: &Path, store_for_gguf: bool, mtp: MtpUse) -> Result<OpenModel
         let what = "is the demo model, which was not found; name a model with -m";
         return Err(StoreError::new(StoreErrorKind::Missing, path, what).into());
     }
-    let (models_folder, cache_folder) = (xdg::models(), xdg::cache());
+    let (models_folder, cache_folder) = (user_folders::models(), user_folders::cache());
     OpenModel::open(path, &ModelOptions { models_folder, cache_folder, store_for_gguf, mtp, notices: notices() })
 }
 
@@ -68,7 +68,7 @@ pub fn notices() -> Notices {
 
 /// The models folder.
 pub fn folder() -> Result<PathBuf> {
-    xdg::models().with_context(no_folder)
+    user_folders::models().with_context(no_folder)
 }
 
 /// Path of a model's store, which may not exist.
@@ -78,7 +78,7 @@ pub fn store_path(name: &HubName) -> Result<PathBuf> {
 
 /// The existing store of `model`, which is a path, a name or a GGUF file.
 pub fn store_of(model: &Path) -> Option<PathBuf> {
-    models::store_of(model, xdg::models().as_deref())
+    models::store_of(model, user_folders::models().as_deref())
 }
 
 /// A bar for the work that is being done.

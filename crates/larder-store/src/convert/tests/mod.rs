@@ -210,8 +210,7 @@ fn occupied_targets_are_not_touched() {
     assert!(refusal("other", None).1.contains("unfinished conversion of another model"));
     assert_eq!(files(&fixture.path("other")).len(), 1);
     fs::create_dir(fixture.path("locked")).unwrap();
-    let held = fs::File::open(fixture.path("locked")).unwrap();
-    rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let held = larder_core::FolderLock::take(&fixture.path("locked")).unwrap();
     assert_eq!(refusal("locked", None), (StoreErrorKind::Taken, "is being written by another conversion".into()));
     drop(held);
     fixture.convert("locked", None, None).unwrap();
@@ -267,7 +266,7 @@ fn a_folder_that_was_replaced_while_it_was_locked_is_not_used() {
         held
     };
     let held = locked_elsewhere();
-    assert!(!target::is_at(&held, &path) && target::is_at(&held, &moved));
+    assert!(!held.is_at(&path) && held.is_at(&moved));
 }
 
 #[test]

@@ -12,9 +12,19 @@ use std::{
 };
 
 use larder_core::SHARD_ALIGN;
-use memmap2::MmapMut;
+
+use system::AnonymousMemory;
 
 use super::touch::{TouchPace, Touched, Toucher};
+
+#[cfg(unix)]
+mod unix;
+#[cfg(unix)]
+use unix as system;
+#[cfg(windows)]
+mod windows;
+#[cfg(windows)]
+use windows as system;
 
 /// Bytes of a huge page, and the alignment of the first slot.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
@@ -34,12 +44,12 @@ pub struct Arena {
 struct Mapping {
     /// Declared before `_map`, and so dropped before it: the thread has ended when the memory is unmapped.
     toucher: Mutex<Option<Toucher>>,
-    _map: MmapMut,
+    _map: AnonymousMemory,
 }
 
 // SAFETY: `first` is only used to compute addresses; the bytes behind it are accessed only through slots.
 unsafe impl Send for Arena {}
-// SAFETY: as above, and `MmapMut` is `Sync`.
+// SAFETY: as above, and `AnonymousMemory` is `Sync`.
 unsafe impl Sync for Arena {}
 
 impl Arena {
@@ -63,9 +73,9 @@ impl Arena {
         }
         starts.push(end);
         let bytes = end.checked_add(HUGE_PAGE_BYTES).filter(|b| isize::try_from(*b).is_ok()).ok_or_else(too_many)?;
-        let mut map = MmapMut::map_anon(bytes)?;
-        let before = map.as_ptr().align_offset(HUGE_PAGE_BYTES);
-        let first = NonNull::from(&mut map[before..]).cast::<u8>();
+        let map = AnonymousMemory::map(bytes)?;
+        // SAFETY: the offset is less than the bytes of a huge page, which the mapping has beyond the slots.
+        let first = unsafe { map.start().add(map.start().align_offset(HUGE_PAGE_BYTES)) };
         let map = Arc::new(Mapping { toucher: Mutex::new(None), _map: map });
         let arena = Arena { map, first, starts: starts.into() };
         arena.use_huge_pages_if(|_| true);
@@ -106,10 +116,10 @@ impl Arena {
     /// Requests huge pages, which save TLB misses, where they lie within slots that `wanted` allows, and small ones elsewhere: the
     /// first byte that is touched of a huge page takes memory for all of it. Without huge pages the slots work the same.
     pub fn use_huge_pages_if(&self, wanted: impl Fn(usize) -> bool) {
-        advise_huge_pages(self.range(), false);
+        system::advise_huge_pages(self.range(), false);
         for slots in self.ranges_of(wanted) {
             let start = slots.start.next_multiple_of(HUGE_PAGE_BYTES);
-            advise_huge_pages(start..slots.end / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES, true);
+            system::advise_huge_pages(start..slots.end / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES, true);
         }
     }
 
@@ -138,7 +148,7 @@ impl Arena {
                 let (start, end) = (ranges[slot].start.max(at), ranges[slot].end.min(at + bytes));
                 // SAFETY: the bytes are within a slot; the mapping outlives the thread, because `Mapping` drops the
                 // `Toucher`, which joins it, before it unmaps the memory.
-                unsafe { populate(first + start, end - start)? };
+                unsafe { system::populate(first + start, end - start)? };
             }
             Ok(())
         };
@@ -170,7 +180,7 @@ impl Arena {
     /// Touches all slots and waits until that is done. Fails where the system has no such call, or no memory.
     pub fn touch(&self) -> io::Result<()> {
         // SAFETY: the slots are mapped while `self` lives.
-        unsafe { populate(self.range().start, self.bytes()) }
+        unsafe { system::populate(self.range().start, self.bytes()) }
     }
 
     /// Address and length of a slot.
@@ -274,20 +284,16 @@ impl Slot {
     /// Gives its memory back to the system, locked or not; the bytes are zero then, and the system provides memory again when
     /// they are next used.
     pub fn give_back(&mut self) -> io::Result<()> {
-        let (start, bytes) = (self.start.as_ptr().cast(), self.bytes);
+        let (start, bytes) = (self.start.as_ptr(), self.bytes);
         // SAFETY: this handle is the only access to the bytes, and it is borrowed exclusively; the memory is anonymous and
         // private, so that it stays mapped and reads as zeros. Locked memory cannot be given back.
-        unsafe {
-            rustix::mm::munlock(start, bytes)?;
-            rustix::mm::madvise(start, bytes, rustix::mm::Advice::LinuxDontNeed)?;
-        }
-        Ok(())
+        unsafe { system::give_back(start, bytes) }
     }
 
     /// Locks its memory, so that the system does not swap it out. What is not provided yet is locked when it is first used.
     pub fn lock(&mut self) -> io::Result<()> {
         // SAFETY: the slot is mapped; locking neither reads nor changes its bytes.
-        unsafe { lock_on_fault(self.start.as_ptr().cast(), self.bytes) }
+        unsafe { system::lock(self.start.as_ptr().cast(), self.bytes) }
     }
 
     /// Keeps the memory of its arena mapped, also when every slot and handle of the arena has been dropped.
@@ -322,58 +328,8 @@ impl DerefMut for Slot {
     }
 }
 
-/// Makes the system provide the pages of a range. Their bytes do not change, also if the kernel or a thread writes to them
-/// at the same time.
-///
-/// # Safety
-///
-/// The range must be mapped and stay so during the call, by nothing but a writable private mapping.
-#[cfg(any(target_os = "linux", target_os = "android"))]
-unsafe fn populate(address: usize, bytes: usize) -> io::Result<()> {
-    let start = std::ptr::with_exposed_provenance_mut(address);
-    // SAFETY: by the contract of this function; the advice neither frees memory nor changes what is in it.
-    unsafe { rustix::mm::madvise(start, bytes, rustix::mm::Advice::LinuxPopulateWrite) }.map_err(io::Error::from)
-}
-
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-unsafe fn populate(_: usize, _: usize) -> io::Result<()> {
-    Err(io::ErrorKind::Unsupported.into())
-}
-
-/// Locks a range.
-///
-/// # Safety
-///
-/// The range must be mapped.
-#[cfg(any(target_os = "linux", target_os = "android"))]
-unsafe fn lock_on_fault(start: *mut std::ffi::c_void, bytes: usize) -> io::Result<()> {
-    // SAFETY: by the contract of this function.
-    unsafe { rustix::mm::mlock_with(start, bytes, rustix::mm::MlockFlags::ONFAULT) }.map_err(io::Error::from)
-}
-
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-unsafe fn lock_on_fault(start: *mut std::ffi::c_void, bytes: usize) -> io::Result<()> {
-    // SAFETY: by the contract of this function.
-    unsafe { rustix::mm::mlock(start, bytes) }.map_err(io::Error::from)
-}
-
-/// Requests huge pages for a range of the arena, or small ones. Only an optimisation: an error, as on a system without huge
-/// pages, is ignored.
-#[cfg(any(target_os = "linux", target_os = "android"))]
-fn advise_huge_pages(range: Range<usize>, huge: bool) {
-    use rustix::mm::{Advice, madvise};
-    let advice = if huge { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
-    if !range.is_empty() {
-        // SAFETY: the callers' ranges are mapped; this advice neither frees memory nor changes what is in it.
-        let _ = unsafe { madvise(std::ptr::with_exposed_provenance_mut(range.start), range.len(), advice) };
-    }
-}
-
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-fn advise_huge_pages(_: Range<usize>, _: bool) {}
-
 /// Pages of a slot that the system provides memory for.
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 fn resident_pages(slot: &mut Slot) -> usize {
     let mut pages = vec![0u8; slot.len() / SHARD_ALIGN];
     // SAFETY: the slot is mapped, and there is a byte for each of its pages.

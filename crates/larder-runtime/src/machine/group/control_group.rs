@@ -7,13 +7,11 @@ const ROOT: &str = "/sys/fs/cgroup";
 /// At least this is what version 1 reports without a limit; it depends on the page size.
 const NO_LIMIT: u64 = 1 << 62;
 
-/// Memory that can still be used below the limits of this process's control groups, in bytes; `None` without a limit. Page
-/// cache counts as available, because the kernel reclaims it first.
-pub fn available() -> Option<u64> {
-    headroom().map(|bytes| bytes.max(0) as u64)
-}
+/// The name of a group, for people.
+pub const NAME: &str = "control group";
 
-/// As [`available`], but negative by how much a limit is exceeded, as one that was lowered may be.
+/// Memory that can still be used below the limits of this process's control groups, in bytes, negative by how much a limit is
+/// exceeded, as one that was lowered may be; `None` without a limit. Page cache counts as available.
 pub fn headroom() -> Option<i64> {
     own_groups(ROOT).iter().filter_map(ControlGroup::headroom).min()
 }

@@ -13,6 +13,9 @@ use larder_kernels::ThreadPool;
 use crate::notice::{Notice, Notices};
 use crate::options::BatteryOptions;
 
+#[cfg(windows)]
+mod windows;
+
 /// Folder in which Linux lists power supplies.
 pub const POWER_SUPPLIES: &str = "/sys/class/power_supply";
 
@@ -30,8 +33,12 @@ pub struct PowerSupplies {
 }
 
 impl PowerSupplies {
-    /// The supplies that are listed in `folder`. Batteries of mice and other devices are not the machine's.
+    /// The supplies that are listed in `folder`; on Windows those that the system reports, unless another folder is named. Batteries of mice and other devices are not the machine's.
     pub fn read(folder: &Path) -> Self {
+        #[cfg(windows)]
+        if folder == Path::new(POWER_SUPPLIES) {
+            return windows::supplies();
+        }
         let entries = fs::read_dir(folder).into_iter().flatten();
         let mut all: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
         all.sort();

@@ -1,0 +1,71 @@
+//! Memory on Linux and Android, from /proc.
+
+use std::fs;
+
+/// Memory that the system can give without swapping, in bytes.
+pub fn available() -> Option<u64> {
+    meminfo(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable:")
+}
+
+/// Memory of the machine, in bytes.
+pub fn total() -> Option<u64> {
+    meminfo(&fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")
+}
+
+/// Peak memory of this process, in bytes.
+pub fn peak() -> Option<u64> {
+    meminfo(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM:")
+}
+
+/// Current memory of this process, in bytes.
+pub fn current() -> Option<u64> {
+    meminfo(&fs::read_to_string("/proc/self/status").ok()?, "VmRSS:")
+}
+
+/// Bytes of mapped files, such as the program, that were not touched yet.
+pub fn untouched_code() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let maps = fs::read_to_string("/proc/self/maps").ok()?;
+    Some(mapped_files(&maps).saturating_sub(meminfo(&status, "RssFile:")?))
+}
+
+/// Bytes of files in the lines of `/proc/self/maps`.
+fn mapped_files(maps: &str) -> u64 {
+    let bytes = |line: &str| {
+        let mut fields = line.split_whitespace();
+        let (start, end) = fields.next()?.split_once('-')?;
+        let inode = fields.nth(3)?;
+        let range = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
+        (inode != "0").then(|| range.1.saturating_sub(range.0))
+    };
+    maps.lines().filter_map(bytes).fold(0, u64::saturating_add)
+}
+
+/// Locked memory of this process, in bytes.
+pub fn locked() -> Option<u64> {
+    meminfo(&fs::read_to_string("/proc/self/status").ok()?, "VmLck:")
+}
+
+fn meminfo(text: &str, key: &str) -> Option<u64> {
+    let line = text.lines().find(|l| l.starts_with(key))?;
+    line.split_whitespace().nth(1)?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_mappings_of_files_count_as_code() {
+        let maps = "1000-3000 r-xp 00002000 fe:00 247030   /usr/bin/larder\n\
+                    5000-7000 rw-p 00000000 00:00 0        [heap]\n\
+                    8000-9000 r--p 00000000 fe:00 11       /lib/libc.so\nnonsense\n";
+        assert_eq!(mapped_files(maps), 0x3000);
+    }
+
+    #[test]
+    fn meminfo_is_in_kibibytes() {
+        assert_eq!(meminfo("MemTotal:  10 kB\nMemAvailable:   8 kB\n", "MemAvailable:"), Some(8192));
+        assert_eq!(meminfo("MemTotal:  10 kB\n", "MemAvailable:"), None);
+    }
+}
