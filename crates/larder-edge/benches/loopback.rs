@@ -11,8 +11,8 @@ use larder_cache::{Cache, CacheScope, Shards, SlotSupply};
 use larder_core::{CallerThread, ExpertId, ExpertLayout, Gate, Geometry, LayerIdx, NumberFormat};
 use larder_edge::wire::Format;
 use larder_edge::{
-    ClientOptions, Edge, ExpertHost, ExpertSet, Handshake, TlsCredentials, WorkerAddress, WorkerAddresses,
-    WorkerOptions, WorkerPool, serve,
+    ClientOptions, Edge, ExpertHost, ExpertSet, Handshake, WorkerAddress, WorkerAddresses, WorkerOptions, WorkerPool,
+    serve,
 };
 use larder_engine::{Routing, StreamingPath};
 use larder_model::{Activation, ComputeContext, ExpertPath, MoeCall, TokenOrigin};
@@ -74,6 +74,7 @@ fn work(hidden: usize) {
         connections: 4,
         request_timeout: Duration::from_secs(10),
         unused_timeout: larder_edge::UNUSED_TIMEOUT,
+        drain: Duration::ZERO,
         tls: None,
     };
     let host = ExpertHost::new(cache(&geometry(hidden)), compute());
@@ -107,8 +108,8 @@ fn start(hidden: usize) -> (Worker, WorkerAddresses) {
         .read_line(&mut address)
         .expect("the worker's address");
     let address = format!("http://{}", address.trim());
-    let worker_address = WorkerAddress { name: "worker".into(), address };
-    (worker, WorkerAddresses { workers: vec![worker_address], tls: TlsCredentials::default() })
+    let worker_address = WorkerAddress { name: "worker".into(), address, preference: Default::default() };
+    (worker, WorkerAddresses { workers: vec![worker_address], ..Default::default() })
 }
 
 fn quantile(sorted: &[f64], share: f64) -> f64 {

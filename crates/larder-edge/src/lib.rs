@@ -43,7 +43,10 @@ mod tls;
 mod worker;
 mod write_coalescing;
 
-pub use client::{ClientOptions, Edge, EdgeReport, WorkerAddress, WorkerAddresses, WorkerPool, WorkerReport};
+pub use client::{
+    ClientOptions, Edge, EdgeReport, NameResolver, SystemResolver, WorkerAddress, WorkerAddresses, WorkerDiscovery,
+    WorkerPool, WorkerPreference, WorkerReport,
+};
 pub use compute_job::{ComputeJob, InvalidRequest};
 pub use expert_set::ExpertSet;
 pub use handshake::{Handshake, MAX_REQUEST_TOKENS, PROTOCOL_VERSION};

@@ -16,8 +16,10 @@ const BYTES_MAX: u64 = 16 << 20;
 pub struct Topology {
     /// The machine that runs the model, a client of the servers.
     pub device: DeviceEntry,
-    /// The machines that compute experts for it; at least one.
+    /// The machines that compute experts for it; at least one, unless they are discovered.
     pub servers: Vec<ServerEntry>,
+    /// URL with a name that resolves to the addresses of workers.
+    pub discover: Option<String>,
     /// Certificates, if connections are encrypted.
     pub tls: Option<TlsFiles>,
 }
@@ -69,6 +71,7 @@ pub struct TlsFiles {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
+    discover: Option<String>,
     #[serde(default)]
     device: DeviceFile,
     #[serde(default)]
@@ -143,13 +146,15 @@ impl Topology {
             })
         };
         let servers = file.server.into_iter().map(server).collect::<Result<_, _>>()?;
-        let topology = Topology { device, servers, tls: file.tls };
+        let topology = Topology { device, servers, discover: file.discover, tls: file.tls };
         topology.check().map(|()| topology)
     }
 
     fn check(&self) -> Result<(), String> {
-        if self.servers.is_empty() {
-            return Err("names no server; add a [[server]] table with a name".into());
+        if self.servers.is_empty() && self.discover.is_none() {
+            return Err(
+                "names no server; add a [[server]] table with a name, or discover = \"http://NAME:PORT\"".into()
+            );
         }
         let mut names = BTreeSet::new();
         for server in &self.servers {
@@ -182,6 +187,13 @@ mod tests {
         assert_eq!((desk.storage, desk.uplink, desk.downlink, desk.delay), (Some(8 << 30), Some(1e8), None, 0.002));
         assert!(desk.associated && !desk.all && big.all && !big.associated);
         assert_eq!(topology.tls.unwrap().ca.unwrap(), Path::new("ca.pem"));
+    }
+
+    #[test]
+    fn servers_may_be_discovered() {
+        let topology = Topology::parse("discover = \"http://workers:7070\"\n[device]\nstorage = \"4 GB\"\n").unwrap();
+        assert_eq!(topology.discover.as_deref(), Some("http://workers:7070"));
+        assert!(topology.servers.is_empty());
     }
 
     #[test]

@@ -8,7 +8,8 @@ use std::time::Duration;
 use anyhow::{Error, Result, anyhow, bail};
 use larder_core::Geometry;
 use larder_edge::{
-    ClientOptions, Edge, ExpertSet, Handshake, TlsCredentials, WorkerAddress, WorkerAddresses, WorkerPool,
+    ClientOptions, Edge, ExpertSet, Handshake, TlsCredentials, WorkerAddress, WorkerAddresses, WorkerDiscovery,
+    WorkerPool, WorkerPreference,
 };
 use larder_engine::StreamingPath;
 use larder_placement::{PlacementFile, ServerEntry, Topology};
@@ -50,25 +51,47 @@ pub fn handshake(store: &Store, exact: bool) -> Handshake {
     Handshake { model: manifest.experts_fingerprint(), geometry: manifest.geometry.clone(), exact }
 }
 
-/// The workers of a topology: the associated one first, those that hold all experts last.
+/// The workers of a topology: the associated one first, those that hold all experts last. Beside a name to discover, servers
+/// without an address are workers that are expected behind that name.
 fn machines(path: &Path) -> Result<WorkerAddresses> {
     let in_file = |what: String| anyhow!("{}: {what}", path.display());
-    let Topology { mut servers, tls, .. } = Topology::read(path)?;
-    servers.sort_by_key(|server| (!server.associated, server.all));
-    let machine = |ServerEntry { name, address, .. }: ServerEntry| match address {
-        Some(address) if address.starts_with("http://") || address.starts_with("https://") => {
-            Ok(WorkerAddress { name, address })
+    let Topology { mut servers, discover, tls, .. } = Topology::read(path)?;
+    let has_scheme = |address: &str| address.starts_with("http://") || address.starts_with("https://");
+    if discover.as_ref().is_some_and(|address| !has_scheme(address)) {
+        return Err(in_file("discover must begin with http:// or https://".into()));
+    }
+    let mut discover = discover.map(|address| WorkerDiscovery { address, preferences: BTreeMap::new() });
+    servers.sort_by_key(preference);
+    let mut workers = Vec::new();
+    for server in servers {
+        let preference = preference(&server);
+        let ServerEntry { name, address, .. } = server;
+        match (address, &mut discover) {
+            (Some(address), _) if has_scheme(&address) => workers.push(WorkerAddress { name, address, preference }),
+            (Some(_), _) => {
+                return Err(in_file(format!("the address of {name} must begin with http:// or https://")));
+            }
+            (None, Some(discovery)) => drop(discovery.preferences.insert(name, preference)),
+            (None, None) => {
+                let what = format!("the server {name} has no address; add address = \"http://HOST:PORT\"");
+                return Err(in_file(what));
+            }
         }
-        Some(_) => Err(in_file(format!("the address of {name} must begin with http:// or https://"))),
-        None => Err(in_file(format!("the server {name} has no address; add address = \"http://HOST:PORT\""))),
-    };
-    let all = servers.into_iter().map(machine).collect::<Result<_>>()?;
+    }
     // Relative to the topology file, not to the current folder.
     let beside = |file: Option<PathBuf>| Some(path.parent()?.join(file?));
     let larder_placement::TlsFiles { ca, cert, key } = tls.unwrap_or_default();
     let tls = TlsCredentials::read(beside(ca).as_deref(), beside(cert).as_deref(), beside(key).as_deref())
         .map_err(in_file)?;
-    Ok(WorkerAddresses { workers: all, tls })
+    Ok(WorkerAddresses { workers, discover, tls })
+}
+
+fn preference(server: &ServerEntry) -> WorkerPreference {
+    match server {
+        ServerEntry { associated: true, .. } => WorkerPreference::Associated,
+        ServerEntry { all: true, .. } => WorkerPreference::HoldsAll,
+        _ => WorkerPreference::Ordinary,
+    }
 }
 
 /// A placement file with its path, for errors.
@@ -156,9 +179,23 @@ mod tests {
     }
 
     #[test]
+    fn servers_without_an_address_are_expected_behind_the_name() {
+        let (_dir, path) = file_with(
+            "discover = \"http://workers:7070\"\n[[server]]\nname = \"worker-0\"\nassociated = true\n\
+             [[server]]\nname = \"cloud\"\naddress = \"http://x:1\"\nall = true\n",
+        );
+        let found = machines(&path).unwrap();
+        assert_eq!(found.workers.len(), 1);
+        let discovery = found.discover.unwrap();
+        assert_eq!(discovery.address, "http://workers:7070");
+        assert_eq!(discovery.preferences["worker-0"], WorkerPreference::Associated);
+    }
+
+    #[test]
     fn a_topology_without_a_usable_address_is_refused() {
         for (text, part) in [
             ("", "names no server"),
+            ("discover = \"workers:7070\"\n", "discover must begin with http:// or https://"),
             ("[[server]]\nname = \"a\"\n", "the server a has no address"),
             ("[[server]]\nname = \"a\"\naddress = \"x:1\"\n", "must begin with http:// or https://"),
         ] {

@@ -1,5 +1,6 @@
 //! Experts computed by other machines: placement, workers, hostile peers.
 
+mod drain;
 mod hostile;
 mod plan;
 pub mod run;

@@ -24,9 +24,14 @@ pub struct Worker {
 impl Worker {
     /// With a name, a model and further flags.
     pub fn start(name: &'static str, model: &Path, flags: &[&str]) -> Worker {
+        Worker::start_at(name, model, "127.0.0.1:0", flags)
+    }
+
+    /// The same, at this address.
+    pub fn start_at(name: &'static str, model: &Path, listen: &str, flags: &[&str]) -> Worker {
         let mut child = command()
             .args(["edge", "worker", "-m", model.to_str().unwrap(), "--name", name, "--threads", "1"])
-            .args(["--listen", "127.0.0.1:0"])
+            .args(["--listen", listen])
             .args(flags)
             .stderr(Stdio::piped())
             .spawn()
@@ -45,8 +50,14 @@ impl Worker {
         Worker { child, name, address }
     }
 
-    fn signal(&self, which: Signal) {
+    /// Sends it a signal.
+    pub fn signal(&self, which: Signal) {
         signal(&self.child, which);
+    }
+
+    /// Waits until it has ended.
+    pub fn exit_code(&mut self) -> Option<i32> {
+        self.child.wait().unwrap().code()
     }
 
     /// The most memory that it had.
@@ -75,7 +86,8 @@ impl Place {
         Place { dir: tempfile::tempdir().unwrap() }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    /// A path in it.
+    pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
@@ -148,7 +160,8 @@ fn three(place: &Place) -> ([Worker; 3], String) {
 const PROMPT: [&str; 9] =
     ["-p", "Once upon a time", "--ignore-eos", "--temperature", "0", "--repetition-penalty", "1", "--threads", "1"];
 
-fn run_args<'a>(model: &'a str, tokens: &'a str, flags: &[&'a str]) -> Vec<&'a str> {
+/// The arguments of a generation.
+pub fn run_args<'a>(model: &'a str, tokens: &'a str, flags: &[&'a str]) -> Vec<&'a str> {
     [&["run", "-m", model, "-n", tokens][..], &PROMPT, flags].concat()
 }
 
@@ -224,10 +237,10 @@ fn half_the_bytes_come_close() {
 }
 
 /// Long enough that something can happen on the way.
-const TOKENS: &str = "250";
+pub const TOKENS: &str = "250";
 
 /// Starts writing, does something to the workers once text comes, and returns all that was written and said.
-fn disturbed(model: &Path, flags: &[&str], disturb: impl FnOnce()) -> (Output, Duration) {
+pub fn disturbed(model: &Path, flags: &[&str], disturb: impl FnOnce()) -> (Output, Duration) {
     let args = run_args(model.to_str().unwrap(), TOKENS, flags);
     let mut child = command().args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut out = child.stdout.take().unwrap();
@@ -297,7 +310,7 @@ fn without_anybody_left_it_ends_with_a_sentence_in_time() {
 }
 
 /// Passes on what goes through it, as late as it is told.
-fn slow(to: SocketAddr) -> (SocketAddr, Arc<AtomicU64>) {
+pub fn slow(to: SocketAddr) -> (SocketAddr, Arc<AtomicU64>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let delay = Arc::new(AtomicU64::new(0));

@@ -51,6 +51,7 @@ impl Edge {
 
     /// Computes a layer for at most [`MAX_REQUEST_TOKENS`] tokens.
     fn forward_chunk(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
+        self.pool.update_workers();
         let routed = self.local.route(call);
         let mut sources = vec![OutputSource::Local; routed.ids.len()];
         let mut exchange = LayerExchange::default();
@@ -155,7 +156,7 @@ impl Edge {
     fn unavailable(&self, layer: LayerIdx, expert: ExpertId) -> ModelError {
         let report = self.pool.report();
         let troubles = report.workers.iter().filter_map(|w| Some(format!("{} {}", w.name, w.trouble.as_ref()?)));
-        let troubles: Vec<String> = troubles.collect();
+        let troubles: Vec<String> = troubles.chain(report.discovery.clone()).collect();
         let reason = if troubles.is_empty() { "no worker holds it".into() } else { troubles.join("; ") };
         let what = format!("{layer}, {expert}: not stored on this machine, and no worker can compute it: {reason}");
         ModelError::Expert(what.into())

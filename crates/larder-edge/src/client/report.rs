@@ -15,8 +15,10 @@ pub struct EdgeReport {
     pub fallbacks: u64,
     /// Seconds of waiting for replies with no local work left.
     pub seconds_waiting: f64,
-    /// Statistics of each worker, in the order of the topology.
+    /// Statistics of each worker, those of the topology first, in its order.
     pub workers: Vec<WorkerReport>,
+    /// What is wrong with the name behind which workers are discovered.
+    pub discovery: Option<String>,
 }
 
 /// Statistics of one worker.
@@ -78,6 +80,9 @@ impl EdgeReport {
                 line += &format!("; {} {trouble}", worker.name);
             }
         }
+        if let Some(trouble) = &self.discovery {
+            line += &format!("; {trouble}");
+        }
         line
     }
 
@@ -90,5 +95,24 @@ impl EdgeReport {
     /// Adds time spent waiting for replies.
     pub(super) fn record_wait(&mut self, time: Duration) {
         self.seconds_waiting += time.as_secs_f64();
+    }
+}
+
+impl WorkerReport {
+    /// The sum over discovered workers that are gone.
+    pub(super) fn of_departed() -> Self {
+        WorkerReport { name: "workers that left".into(), ..Default::default() }
+    }
+
+    /// Adds the counts of another one.
+    pub(super) fn add(&mut self, other: &WorkerReport) {
+        self.answers += other.answers;
+        self.experts += other.experts;
+        self.missed += other.missed;
+        self.sent_bytes += other.sent_bytes;
+        self.received_bytes += other.received_bytes;
+        self.seconds += other.seconds;
+        self.seconds_busy += other.seconds_busy;
+        self.failures += other.failures;
     }
 }

@@ -1,6 +1,7 @@
 //! The connection to one worker: its address, its experts, and whether it can be used at present.
 
 use std::io;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,36 +9,24 @@ use std::time::{Duration, Instant};
 use http::Uri;
 use hyper_util::rt::TokioIo;
 use prost::Message;
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, ToSocketAddrs};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedSender;
+use tonic::server::NamedService;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Request, Status};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
 
+use crate::client::addresses::{WorkerAddress, WorkerDiscovery, WorkerPreference};
 use crate::expert_set::ExpertSet;
 use crate::handshake::Handshake;
 use crate::tls::TlsCredentials;
 use crate::wire::experts_client::ExpertsClient;
-use crate::wire::{ComputeReply, ComputeRequest, DescribeRequest};
+use crate::wire::experts_server::ExpertsServer;
+use crate::wire::{ComputeReply, ComputeRequest, DescribeRequest, Description};
 use crate::write_coalescing::CoalescedStream;
-
-/// The workers of a client, in order of preference: the order decides between workers with equal estimates.
-#[derive(Clone, Debug, Default)]
-pub struct WorkerAddresses {
-    /// The workers, the preferred one first.
-    pub workers: Vec<WorkerAddress>,
-    /// Certificates for addresses that begin with `https://`.
-    pub tls: TlsCredentials,
-}
-
-/// Name and address of a worker.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct WorkerAddress {
-    /// The worker's name in the topology.
-    pub name: String,
-    /// URL with scheme `http://` or `https://` and the port.
-    pub address: String,
-}
 
 /// Timeout of connecting and of the handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -46,16 +35,40 @@ const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration:
 /// Interval and timeout of the HTTP/2 keep-alive pings on idle connections.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(5));
 
+/// Most bytes of a health status.
+const HEALTH_BYTES: usize = 4 << 10;
+/// Most characters of the name that a discovered worker states.
+const NAME_CHARACTERS: usize = 64;
+
+/// What all connections of a client have in common.
+pub struct ConnectionSettings {
+    /// The model that both sides have.
+    pub handshake: Arc<Handshake>,
+    /// Certificates.
+    pub tls: TlsCredentials,
+}
+
 /// The client's connection to one worker.
 pub struct WorkerConnection {
-    /// The worker's name in the topology.
-    pub name: String,
+    origin: Origin,
     client: ExpertsClient<Channel>,
+    health: HealthClient<Channel>,
     state: Mutex<WorkerState>,
     /// Notified when the worker fails, so that [`monitor`](Self::monitor) repeats the handshake.
     failed: Notify,
     /// Whether it gave a valid reply since its last failure.
     answered: AtomicBool,
+    /// Notified by a valid reply while the worker's health is not watched.
+    reconnected: Notify,
+    is_watched: AtomicBool,
+}
+
+/// How a worker is known.
+enum Origin {
+    /// By the topology, with its name and preference.
+    Listed(String, WorkerPreference),
+    /// By discovery, at this address.
+    Discovered(SocketAddr, Arc<WorkerDiscovery>),
 }
 
 /// The present state of a worker.
@@ -63,8 +76,14 @@ pub struct WorkerConnection {
 pub struct WorkerState {
     /// Its experts, if it can be used.
     pub held: Option<Arc<ExpertSet>>,
+    /// Whether it is about to end, and therefore asked only for experts that no other machine has.
+    pub is_draining: bool,
+    /// The number that its process drew; 0 if it is not known.
+    pub instance: u64,
     /// Why it cannot be used, or its last failure; continues a sentence that begins with its name.
     pub trouble: Option<String>,
+    /// The name that it states.
+    stated_name: String,
 }
 
 /// The outcome of a request.
@@ -78,37 +97,58 @@ pub struct WorkerReply {
 }
 
 impl WorkerConnection {
-    /// A connection that is opened when it is first used. The error names the address.
-    pub fn new(machine: &WorkerAddress, tls: &TlsCredentials, handshake: &Handshake) -> Result<Self, String> {
-        let WorkerAddress { name, address } = machine;
-        let error =
-            |e: tonic::transport::Error| format!("the address {address} of {name} cannot be used: {}", root_cause(&e));
-        let window = u32::try_from(handshake.reply_bytes()).unwrap_or(u32::MAX).clamp(1 << 16, (1 << 31) - 1);
-        let mut endpoint = Endpoint::from_shared(address.to_owned())
-            .map_err(error)?
-            .connect_timeout(CONNECT_TIMEOUT)
-            .initial_stream_window_size(window)
-            .initial_connection_window_size(window)
-            .http2_keep_alive_interval(KEEPALIVE.0)
-            .keep_alive_timeout(KEEPALIVE.1)
-            .keep_alive_while_idle(true);
-        if address.starts_with("https://") {
-            let Some(ca) = &tls.ca else {
-                return Err(format!(
-                    "the address of {name} begins with https://, but the topology sets no [tls] ca to check its certificate"
-                ));
-            };
-            let mut config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca)).timeout(CONNECT_TIMEOUT);
-            if let Some((cert, key)) = &tls.identity {
-                config = config.identity(Identity::from_pem(cert, key));
-            }
-            endpoint = endpoint.tls_config(config).map_err(error)?;
+    /// A connection to a worker of the topology, opened when it is first used. The error names the address.
+    pub fn listed(worker: &WorkerAddress, settings: &ConnectionSettings) -> Result<Self, String> {
+        let endpoint = endpoint(&worker.name, &worker.address, settings)?;
+        let channel = endpoint.connect_with_connector_lazy(tower::service_fn(connect));
+        Ok(WorkerConnection::new(Origin::Listed(worker.name.clone(), worker.preference), channel, settings))
+    }
+
+    /// A connection to a discovered worker. Its certificate is checked against the name that was looked up.
+    pub fn discovered(
+        at: SocketAddr,
+        discovery: &Arc<WorkerDiscovery>,
+        settings: &ConnectionSettings,
+    ) -> Result<Self, String> {
+        let endpoint = endpoint("discover", &discovery.address, settings)?;
+        let channel = endpoint.connect_with_connector_lazy(tower::service_fn(move |_: Uri| connect_to(at)));
+        Ok(WorkerConnection::new(Origin::Discovered(at, discovery.clone()), channel, settings))
+    }
+
+    fn new(origin: Origin, channel: Channel, settings: &ConnectionSettings) -> Self {
+        let client = ExpertsClient::new(channel.clone())
+            .max_decoding_message_size(settings.handshake.reply_bytes())
+            .max_encoding_message_size(settings.handshake.request_bytes());
+        let health = HealthClient::new(channel).max_decoding_message_size(HEALTH_BYTES);
+        let (state, failed, answered, reconnected, is_watched) = Default::default();
+        WorkerConnection { origin, client, health, state: Mutex::new(state), failed, answered, reconnected, is_watched }
+    }
+
+    /// The address at which it was discovered; `None` of a worker of the topology.
+    pub fn found_at(&self) -> Option<SocketAddr> {
+        match self.origin {
+            Origin::Listed(..) => None,
+            Origin::Discovered(at, _) => Some(at),
         }
-        let client = ExpertsClient::new(endpoint.connect_with_connector_lazy(tower::service_fn(connect)))
-            .max_decoding_message_size(handshake.reply_bytes())
-            .max_encoding_message_size(handshake.request_bytes());
-        let (state, failed, answered) = Default::default();
-        Ok(WorkerConnection { name: name.clone(), client, state: Mutex::new(state), failed, answered })
+    }
+
+    /// The worker's name: that of the topology, or the one that it states, with its address.
+    pub fn name(&self) -> String {
+        match (&self.origin, &self.state().stated_name) {
+            (Origin::Listed(name, _), _) => name.clone(),
+            (Origin::Discovered(at, _), name) if name.is_empty() => at.to_string(),
+            (Origin::Discovered(at, _), name) => format!("{name} at {at}"),
+        }
+    }
+
+    /// Which of several workers with equal estimates is asked.
+    pub fn preference(&self, state: &WorkerState) -> WorkerPreference {
+        match &self.origin {
+            Origin::Listed(_, preference) => *preference,
+            Origin::Discovered(_, discovery) => {
+                discovery.preferences.get(&state.stated_name).copied().unwrap_or_default()
+            }
+        }
     }
 
     /// The worker's present state.
@@ -118,33 +158,37 @@ impl WorkerConnection {
 
     /// Records that a request failed: the worker is not used until its handshake succeeds again.
     pub fn mark_failed(&self, trouble: String) {
-        *self.state() = WorkerState { held: None, trouble: Some(trouble) };
+        self.state().fail(trouble);
         self.failed.notify_one();
     }
 
     /// Records a valid reply.
     pub fn mark_healthy(&self) {
         self.answered.store(true, Ordering::Relaxed);
+        if !self.is_watched.load(Ordering::Relaxed) {
+            self.reconnected.notify_one();
+        }
     }
 
-    /// Repeats the handshake until it succeeds, and again after each failure. Drops `tried` after the first attempt.
-    pub async fn monitor(self: Arc<Self>, handshake: Arc<Handshake>, tried: UnboundedSender<()>) {
-        let mut tried = Some(tried);
+    /// Repeats the handshake until it succeeds, and again after each failure and when the worker drains, which is also told
+    /// to `lost`. Drops `tried` after the first attempt.
+    pub async fn monitor(
+        self: Arc<Self>,
+        handshake: Arc<Handshake>,
+        lost: Arc<Notify>,
+        mut tried: Option<UnboundedSender<()>>,
+    ) {
         let mut pause = RETRY_PAUSE.0;
         loop {
             let described = tokio::time::timeout(CONNECT_TIMEOUT, self.describe(&handshake)).await;
-            let described = described.unwrap_or_else(|_| Err("does not reply".into()));
-            let is_usable = described.is_ok();
-            {
-                let mut state = self.state();
-                match described {
-                    Ok(held) => state.held = Some(Arc::new(held)),
-                    Err(trouble) => *state = WorkerState { held: None, trouble: Some(trouble) },
-                }
-            }
+            let is_serving = self.state().update(described.unwrap_or_else(|_| Err("does not reply".into())));
             drop(tried.take());
-            if is_usable {
-                self.failed.notified().await;
+            if is_serving {
+                tokio::select! {
+                    () = self.failed.notified() => {}
+                    () = self.drain_announced() => self.state().drain(),
+                }
+                lost.notify_one();
             }
             if self.answered.swap(false, Ordering::Relaxed) {
                 pause = RETRY_PAUSE.0;
@@ -154,13 +198,45 @@ impl WorkerConnection {
         }
     }
 
-    async fn describe(&self, handshake: &Handshake) -> Result<ExpertSet, String> {
+    async fn describe(&self, handshake: &Handshake) -> Result<Described, String> {
         let description =
             self.client.clone().describe(DescribeRequest {}).await.map_err(|s| status_text(&s))?.into_inner();
         if let Some(incompatibility) = handshake.incompatibility(&description) {
             return Err(incompatibility);
         }
-        ExpertSet::from_wire(&description.held, &handshake.geometry)
+        let held = ExpertSet::from_wire(&description.held, &handshake.geometry)?;
+        let Description { name, draining, instance, .. } = description;
+        let name = name.chars().filter(char::is_ascii_graphic).take(NAME_CHARACTERS).collect();
+        Ok(Described { held, name, draining, instance })
+    }
+
+    /// Watches the worker's health until it says that it no longer serves.
+    async fn drain_announced(&self) {
+        loop {
+            self.is_watched.store(true, Ordering::Relaxed);
+            match self.watch_health().await {
+                Ok(()) => return,
+                // Not a worker that can announce it.
+                Err(Code::Unimplemented | Code::NotFound) => std::future::pending().await,
+                Err(_) => {}
+            }
+            // The connection was closed, perhaps because it was not used; the next reply comes through another.
+            self.is_watched.store(false, Ordering::Relaxed);
+            self.reconnected.notified().await;
+            tokio::time::sleep(RETRY_PAUSE.0).await;
+        }
+    }
+
+    async fn watch_health(&self) -> Result<(), Code> {
+        let service = <ExpertsServer<()> as NamedService>::NAME.to_owned();
+        let watched = self.health.clone().watch(HealthCheckRequest { service }).await;
+        let mut statuses = watched.map_err(|status| status.code())?.into_inner();
+        while let Some(status) = statuses.message().await.map_err(|status| status.code())? {
+            if status.status() == ServingStatus::NotServing {
+                return Ok(());
+            }
+        }
+        Err(Code::Unavailable)
     }
 
     /// Sends a request; its outcome is sent to `to`, at the deadline at the latest.
@@ -188,13 +264,84 @@ impl WorkerConnection {
     }
 }
 
+/// What a worker says in the handshake, checked.
+struct Described {
+    held: ExpertSet,
+    name: String,
+    draining: bool,
+    instance: u64,
+}
+
+impl WorkerState {
+    /// Records the outcome of a handshake; returns whether the worker can be used and is not about to end.
+    fn update(&mut self, described: Result<Described, String>) -> bool {
+        match described {
+            Ok(Described { held, name, draining, instance }) => {
+                (self.held, self.stated_name, self.instance) = (Some(Arc::new(held)), name, instance);
+                self.is_draining = draining;
+                if draining {
+                    self.drain();
+                }
+                !draining
+            }
+            Err(_) if self.is_draining => {
+                self.fail("has shut down".into());
+                false
+            }
+            Err(trouble) => {
+                self.fail(trouble);
+                false
+            }
+        }
+    }
+
+    fn fail(&mut self, trouble: String) {
+        (self.held, self.is_draining, self.trouble) = (None, false, Some(trouble));
+    }
+
+    fn drain(&mut self) {
+        (self.is_draining, self.trouble) = (true, Some("is shutting down".into()));
+    }
+}
+
+/// The settings of a connection to `address`; errors name its `owner`.
+fn endpoint(owner: &str, address: &str, settings: &ConnectionSettings) -> Result<Endpoint, String> {
+    let error =
+        |e: tonic::transport::Error| format!("the address {address} of {owner} cannot be used: {}", root_cause(&e));
+    let window = u32::try_from(settings.handshake.reply_bytes()).unwrap_or(u32::MAX).clamp(1 << 16, (1 << 31) - 1);
+    let endpoint = Endpoint::from_shared(address.to_owned())
+        .map_err(error)?
+        .connect_timeout(CONNECT_TIMEOUT)
+        .initial_stream_window_size(window)
+        .initial_connection_window_size(window)
+        .http2_keep_alive_interval(KEEPALIVE.0)
+        .keep_alive_timeout(KEEPALIVE.1)
+        .keep_alive_while_idle(true);
+    if !address.starts_with("https://") {
+        return Ok(endpoint);
+    }
+    let Some(ca) = &settings.tls.ca else {
+        return Err(format!(
+            "the address of {owner} begins with https://, but the topology sets no [tls] ca to check its certificate"
+        ));
+    };
+    let mut config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca)).timeout(CONNECT_TIMEOUT);
+    if let Some((cert, key)) = &settings.tls.identity {
+        config = config.identity(Identity::from_pem(cert, key));
+    }
+    endpoint.tls_config(config).map_err(error)
+}
+
 /// Opens a TCP connection to a worker's address.
 async fn connect(to: Uri) -> io::Result<TokioIo<CoalescedStream>> {
     let port = to.port_u16().unwrap_or(if to.scheme_str() == Some("https") { 443 } else { 80 });
     // IPv6 addresses are written in brackets.
     let host = to.host().unwrap_or_default().trim_matches(['[', ']']);
-    let stream = TcpStream::connect((host, port)).await?;
-    Ok(TokioIo::new(CoalescedStream::new(stream)))
+    connect_to((host, port)).await
+}
+
+async fn connect_to(to: impl ToSocketAddrs) -> io::Result<TokioIo<CoalescedStream>> {
+    Ok(TokioIo::new(CoalescedStream::new(TcpStream::connect(to).await?)))
 }
 
 /// An untrusted status as the predicate of a sentence.

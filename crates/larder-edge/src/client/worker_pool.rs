@@ -8,11 +8,15 @@ use larder_model::{MoeCall, Routed};
 use prost::Message;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
+use crate::client::addresses::{WorkerAddresses, WorkerPreference};
+use crate::client::discovery::{DiscoveryTask, NameResolver, SystemResolver};
 use crate::client::event_loop::EventLoop;
 use crate::client::latency_estimate::LatencyEstimate;
 use crate::client::layer_share::{LayerShare, OutputSource};
 use crate::client::report::{EdgeReport, WorkerReport};
-use crate::client::worker_connection::{WorkerAddresses, WorkerConnection, WorkerReply};
+use crate::client::roster::Roster;
+use crate::client::worker_connection::{ConnectionSettings, WorkerConnection, WorkerReply};
+use crate::expert_set::ExpertSet;
 use crate::handshake::Handshake;
 use crate::spin_wait::SpinWait;
 use crate::wire::Format;
@@ -39,16 +43,28 @@ pub struct ClientOptions {
 pub struct WorkerPool {
     handshake: Arc<Handshake>,
     options: ClientOptions,
-    connections: Vec<Arc<WorkerConnection>>,
-    estimates: Vec<LatencyEstimate>,
+    /// The connections, of which this pool takes over changes between layers.
+    roster: Arc<Roster>,
+    /// The version of the roster that `workers` has.
+    roster_version: u64,
+    workers: Vec<PoolWorker>,
+    /// The statistics of discovered workers that are gone.
+    departed: Option<WorkerReport>,
     to: UnboundedSender<WorkerReply>,
     replies: UnboundedReceiver<WorkerReply>,
     spin: SpinWait,
     next_id: u64,
-    /// The statistics so far, without the workers' present troubles.
+    /// The statistics so far of this machine.
     pub report: EdgeReport,
     /// Runs connections and requests.
     event_loop: EventLoop,
+}
+
+/// A worker, with its estimate and statistics.
+struct PoolWorker {
+    connection: Arc<WorkerConnection>,
+    estimate: LatencyEstimate,
+    report: WorkerReport,
 }
 
 /// Requests and replies of one layer.
@@ -59,6 +75,17 @@ pub struct LayerExchange {
     pending: Vec<PendingRequest>,
     /// Rows of all replies so far.
     pub replies: Vec<Vec<f32>>,
+}
+
+/// A worker that can be asked.
+struct Offer {
+    preference: WorkerPreference,
+    /// Its index.
+    at: usize,
+    /// Estimated seconds.
+    cost: f64,
+    held: Arc<ExpertSet>,
+    instance: u64,
 }
 
 struct PendingRequest {
@@ -72,78 +99,124 @@ impl WorkerPool {
     /// Connects to all workers and waits for their handshakes, for a limited time. A worker that cannot be used is not an
     /// error; an invalid address is.
     pub fn connect(addresses: &WorkerAddresses, handshake: Handshake, options: ClientOptions) -> Result<Self, String> {
+        WorkerPool::connect_with(addresses, handshake, options, SystemResolver)
+    }
+
+    /// The same, with another resolver for the name behind which workers are discovered.
+    pub fn connect_with(
+        addresses: &WorkerAddresses,
+        handshake: Handshake,
+        options: ClientOptions,
+        resolver: impl NameResolver,
+    ) -> Result<Self, String> {
         let failed = |e: std::io::Error| format!("cannot start the thread for worker connections: {e}");
         let event_loop = EventLoop::start().map_err(failed)?;
         let handshake = Arc::new(handshake);
-        let connections = {
+        let settings = Arc::new(ConnectionSettings { handshake: handshake.clone(), tls: addresses.tls.clone() });
+        let (roster, (tried, mut attempts)) = (Arc::new(Roster::default()), mpsc::unbounded_channel());
+        {
             let _inside = event_loop.enter();
-            let new = |server| WorkerConnection::new(server, &addresses.tls, &handshake).map(Arc::new);
-            addresses.workers.iter().map(new).collect::<Result<Vec<_>, _>>()?
-        };
-        let (tried, mut attempts) = mpsc::unbounded_channel();
-        for connection in &connections {
-            event_loop.spawn(connection.clone().monitor(handshake.clone(), tried.clone()));
+            for worker in &addresses.workers {
+                let connection = WorkerConnection::listed(worker, &settings)?;
+                roster.add(connection, handshake.clone(), Some(tried.clone()));
+            }
+            if let Some(discovery) = &addresses.discover {
+                let task = DiscoveryTask::new(discovery, settings, roster.clone(), resolver)?;
+                event_loop.spawn(task.run(tried.clone()));
+            }
         }
         drop(tried);
         // Each task drops its sender after its first attempt.
         let _ = event_loop.block_on(async { tokio::time::timeout(CONNECT_TIMEOUT, attempts.recv()).await });
         let (to, replies) = mpsc::unbounded_channel();
-        let workers =
-            connections.iter().map(|connection| WorkerReport { name: connection.name.clone(), ..Default::default() });
-        let report = EdgeReport { workers: workers.collect(), ..Default::default() };
-        let estimates = vec![LatencyEstimate::default(); connections.len()];
-        Ok(WorkerPool {
+        let mut pool = WorkerPool {
             handshake,
             options,
-            connections,
-            estimates,
+            roster,
+            roster_version: 0,
+            workers: vec![],
+            departed: None,
             to,
             replies,
             spin: SpinWait::new(SPIN_LIMIT),
             next_id: 0,
-            report,
+            report: EdgeReport::default(),
             event_loop,
-        })
+        };
+        pool.update_workers();
+        Ok(pool)
+    }
+
+    /// Takes over workers that were discovered or removed. Indices of workers are valid until the next call.
+    pub fn update_workers(&mut self) {
+        let version = self.roster.version();
+        if version == self.roster_version {
+            return;
+        }
+        self.roster_version = version;
+        let mut before = std::mem::take(&mut self.workers);
+        for connection in self.roster.connections() {
+            let known = before.iter().position(|worker| Arc::ptr_eq(&worker.connection, &connection));
+            let new = || PoolWorker { connection, estimate: Default::default(), report: Default::default() };
+            let worker = known.map(|at| before.swap_remove(at)).unwrap_or_else(new);
+            self.workers.push(worker);
+        }
+        for gone in before {
+            self.departed.get_or_insert_with(WorkerReport::of_departed).add(&gone.report);
+        }
     }
 
     /// One line per worker for the console: its number of experts, or a warning that it cannot be used.
     pub fn status_lines(&self) -> Vec<String> {
         let all = self.handshake.geometry.expert_count();
-        let line = |connection: &Arc<WorkerConnection>| {
-            let state = connection.state();
+        let line = |worker: &PoolWorker| {
+            let (name, state) = (worker.connection.name(), worker.connection.state());
             match (&state.held, &state.trouble) {
-                (Some(held), _) => format!("{}: holds {} of {all} experts", connection.name, held.count()),
+                (Some(held), _) => format!("{name}: holds {} of {all} experts", held.count()),
                 (None, trouble) => {
                     let trouble = trouble.as_deref().unwrap_or("has not replied yet");
-                    format!("warning: worker {} is not used for now: it {trouble}", connection.name)
+                    format!("warning: worker {name} is not used for now: it {trouble}")
                 }
             }
         };
-        self.connections.iter().map(line).collect()
+        let discovery = self.roster.discovery_trouble();
+        let discovery = discovery.map(|trouble| format!("warning: {trouble}; it is looked up again while this runs"));
+        self.workers.iter().map(line).chain(discovery).collect()
     }
 
     /// The statistics so far, with the workers' present troubles.
     pub fn report(&self) -> EdgeReport {
-        let mut report = self.report.clone();
-        for (worker, connection) in report.workers.iter_mut().zip(&self.connections) {
-            worker.trouble = connection.state().trouble.clone();
-        }
-        report
+        let with_state = |worker: &PoolWorker| {
+            let (name, trouble) = (worker.connection.name(), worker.connection.state().trouble.clone());
+            WorkerReport { name, trouble, ..worker.report.clone() }
+        };
+        let workers = self.workers.iter().map(with_state).chain(self.departed.clone()).collect();
+        EdgeReport { workers, discovery: self.roster.discovery_trouble(), ..self.report.clone() }
     }
 
     /// For each of `wanted`, the workers that hold it, each with its estimated seconds, in order of preference. A worker
-    /// that was not measured lately counts as 0 seconds, so that it is asked and measured.
+    /// that was not measured lately counts as 0 seconds, so that it is asked and measured; one that is about to end is the
+    /// last choice.
     pub fn offers(&self, call: &MoeCall, wanted: &[WantedExpert], exchange: &LayerExchange) -> Vec<Vec<(usize, f64)>> {
         let now = Instant::now();
-        let mut offers = vec![vec![]; wanted.len()];
-        for (i, (connection, estimate)) in self.connections.iter().zip(&self.estimates).enumerate() {
-            let held = connection.state().held.clone();
-            let Some(held) = held.filter(|_| !exchange.failed_workers.contains(&i)) else { continue };
-            let cost = estimate.seconds(call.tokens, now).unwrap_or(0.0);
-            let held = offers.iter_mut().zip(wanted).filter(|(_, wanted)| held.contains(call.layer, wanted.expert));
-            held.for_each(|(offers, _)| offers.push((i, cost)));
+        let mut usable: Vec<Offer> = Vec::new();
+        for (at, worker) in self.workers.iter().enumerate().filter(|(at, _)| !exchange.failed_workers.contains(at)) {
+            let state = worker.connection.state();
+            let Some(held) = state.held.clone() else { continue };
+            let estimate = worker.estimate.seconds(call.tokens, now).unwrap_or(0.0);
+            let cost = if state.is_draining { f64::INFINITY } else { estimate };
+            let preference = worker.connection.preference(&state);
+            // A second address of the same process adds nothing.
+            if state.instance == 0 || usable.iter().all(|other| other.instance != state.instance) {
+                usable.push(Offer { preference, at, cost, held, instance: state.instance });
+            }
         }
-        offers
+        usable.sort_by_key(|offer| offer.preference);
+        let of = |wanted: &WantedExpert| {
+            let holders = usable.iter().filter(|offer| offer.held.contains(call.layer, wanted.expert));
+            holders.map(|offer| (offer.at, offer.cost)).collect()
+        };
+        wanted.iter().map(of).collect()
     }
 
     /// Sends a worker the request for these experts.
@@ -159,8 +232,8 @@ impl WorkerPool {
         self.next_id += 1;
         (request.id, request.model) = (self.next_id, self.handshake.model.clone());
         let deadline = self.options.deadline * (1 + (call.tokens / TOKENS_PER_DEADLINE) as u32);
-        self.report.workers[worker].sent_bytes += request.encoded_len() as u64;
-        self.event_loop.spawn(self.connections[worker].clone().request(request, deadline, self.to.clone()));
+        self.workers[worker].report.sent_bytes += request.encoded_len() as u64;
+        self.event_loop.spawn(self.workers[worker].connection.clone().request(request, deadline, self.to.clone()));
         exchange.pending.push(PendingRequest {
             id: self.next_id,
             worker,
@@ -172,7 +245,7 @@ impl WorkerPool {
     /// Runs the event loop until the requests are written to their sockets.
     pub fn flush(&self, exchange: &LayerExchange) {
         // Nothing to do if no request is pending and no worker has to be reconnected.
-        if !exchange.pending.is_empty() || self.connections.iter().any(|connection| connection.state().held.is_none()) {
+        if !exchange.pending.is_empty() || self.workers.iter().any(|worker| worker.connection.state().held.is_none()) {
             self.event_loop.flush();
         }
     }
@@ -208,9 +281,9 @@ impl WorkerPool {
     fn accept(&mut self, sent: &PendingRequest, reply: WorkerReply, tokens: usize) -> Result<Vec<f32>, String> {
         let (message, length) = reply.outcome?;
         let rows = sent.share.check_reply(&message, sent.id, &self.handshake)?;
-        self.connections[sent.worker].mark_healthy();
-        self.estimates[sent.worker].record(tokens, reply.took, Instant::now());
-        let worker = &mut self.report.workers[sent.worker];
+        let PoolWorker { connection, estimate, report: worker } = &mut self.workers[sent.worker];
+        connection.mark_healthy();
+        estimate.record(tokens, reply.took, Instant::now());
         worker.answers += 1;
         worker.experts += sent.share.experts.len() as u64;
         worker.missed += u64::from(message.missed);
@@ -221,8 +294,8 @@ impl WorkerPool {
     }
 
     fn give_up(&mut self, sent: PendingRequest, trouble: String, exchange: &mut LayerExchange) -> Vec<ExpertId> {
-        self.report.workers[sent.worker].failures += 1;
-        self.connections[sent.worker].mark_failed(trouble);
+        self.workers[sent.worker].report.failures += 1;
+        self.workers[sent.worker].connection.mark_failed(trouble);
         exchange.failed_workers.push(sent.worker);
         sent.share.experts
     }

@@ -125,7 +125,8 @@ fn a_worker_that_comes_back_is_asked_again() {
 fn unreachable_workers_are_reported() {
     let gone = worker(experts_where(|_| true)).address.clone();
     let mut addresses = addresses(&[], TlsCredentials::default());
-    let server = |name: &str| crate::WorkerAddress { name: name.into(), address: gone.clone() };
+    let server =
+        |name: &str| crate::WorkerAddress { name: name.into(), address: gone.clone(), preference: Default::default() };
     addresses.workers.push(server("gone"));
     let edge = edge_with(&addresses, client_options(), experts_where(|_| true));
     let trouble = edge.report().workers[0].trouble.clone().unwrap();

@@ -1,6 +1,6 @@
 //! A model with two MoE layers, workers that hold its experts, and a reference with all experts in memory.
 
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::wire::experts_server::{Experts, ExpertsServer};
 use crate::wire::{ComputeReply, ComputeRequest, DescribeRequest, Description, Format};
 use crate::{
     ClientOptions, ComputeJob, Edge, ExpertHost, ExpertSet, Handshake, PROTOCOL_VERSION, TlsCredentials,
-    UNUSED_TIMEOUT, WorkerAddress, WorkerAddresses, WorkerOptions, WorkerPool, serve,
+    UNUSED_TIMEOUT, WorkerAddress, WorkerAddresses, WorkerOptions, WorkerPool, WorkerPreference, serve,
 };
 
 pub const HIDDEN: usize = 24;
@@ -106,8 +106,21 @@ impl Drop for TestServer {
     }
 }
 
+impl TestServer {
+    pub fn socket(&self) -> SocketAddr {
+        self.address.split_once("://").unwrap().1.parse().unwrap()
+    }
+}
+
 pub fn listen(scheme: &str, serve: impl FnOnce(TcpListener, oneshot::Receiver<()>) + Send + 'static) -> TestServer {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listen_at(TcpListener::bind("127.0.0.1:0").unwrap(), scheme, serve)
+}
+
+fn listen_at(
+    listener: TcpListener,
+    scheme: &str,
+    serve: impl FnOnce(TcpListener, oneshot::Receiver<()>) + Send + 'static,
+) -> TestServer {
     let address = format!("{scheme}://{}", listener.local_addr().unwrap());
     let (end, ended) = oneshot::channel();
     let thread = std::thread::spawn(move || serve(listener, ended));
@@ -121,6 +134,7 @@ pub fn worker_options() -> WorkerOptions {
         connections: 8,
         unused_timeout: UNUSED_TIMEOUT,
         request_timeout: Duration::from_secs(5),
+        drain: Duration::ZERO,
         tls: None,
     }
 }
@@ -131,8 +145,17 @@ pub fn worker(held: ExpertSet) -> TestServer {
 }
 
 pub fn worker_with(options: WorkerOptions, handshake: Handshake, held: ExpertSet) -> TestServer {
+    serving(TcpListener::bind("127.0.0.1:0").unwrap(), options, handshake, held)
+}
+
+/// A correct worker on this listener.
+pub fn worker_at(listener: TcpListener, options: WorkerOptions, held: ExpertSet) -> TestServer {
+    serving(listener, options, handshake(), held)
+}
+
+fn serving(listener: TcpListener, options: WorkerOptions, handshake: Handshake, held: ExpertSet) -> TestServer {
     let scheme = if options.tls.is_some() { "https" } else { "http" };
-    listen(scheme, move |listener, ended| {
+    listen_at(listener, scheme, move |listener, ended| {
         let end = async {
             let _ = ended.await;
         };
@@ -199,9 +222,12 @@ pub fn faulty_worker(corrupt: ReplyFault) -> TestServer {
 
 /// The addresses of workers, with their names.
 pub fn addresses(workers: &[(&str, &TestServer)], tls: TlsCredentials) -> WorkerAddresses {
-    let machine =
-        |(name, worker): &(&str, &TestServer)| WorkerAddress { name: (*name).into(), address: worker.address.clone() };
-    WorkerAddresses { workers: workers.iter().map(machine).collect(), tls }
+    let machine = |(name, worker): &(&str, &TestServer)| WorkerAddress {
+        name: (*name).into(),
+        address: worker.address.clone(),
+        preference: WorkerPreference::Ordinary,
+    };
+    WorkerAddresses { workers: workers.iter().map(machine).collect(), discover: None, tls }
 }
 
 pub fn client_options() -> ClientOptions {
@@ -214,7 +240,10 @@ pub fn edge(workers: &[(&str, &TestServer)], stored: ExpertSet) -> Edge {
 }
 
 pub fn edge_with(addresses: &WorkerAddresses, options: ClientOptions, stored: ExpertSet) -> Edge {
-    let pool = WorkerPool::connect(addresses, handshake(), options).unwrap();
+    edge_of(WorkerPool::connect(addresses, handshake(), options).unwrap(), stored)
+}
+
+pub fn edge_of(pool: WorkerPool, stored: ExpertSet) -> Edge {
     // Without this set, free slots would be filled first.
     let always_local = Some(experts_where(|_| false));
     Edge::new(StreamingPath::new(Routing::default(), cache(2), compute(), 0), pool, always_local, stored)
@@ -222,32 +251,43 @@ pub fn edge_with(addresses: &WorkerAddresses, options: ClientOptions, stored: Ex
 
 /// The bits of the outputs of some calls, with one and with several tokens, in both layers.
 pub fn outputs(path: &mut dyn ExpertPath, scales_input: bool) -> Result<Vec<Vec<u32>>, String> {
+    let rounds = [1, 1, 7, 1, 300].into_iter().enumerate();
+    let calls = rounds.flat_map(|(round, tokens)| LAYERS.map(|layer| (round, tokens, layer)));
+    calls.map(|(round, tokens, layer)| output(path, scales_input, round, tokens, layer)).collect()
+}
+
+/// The first of these calls.
+pub fn one_layer(path: &mut dyn ExpertPath) -> Result<Vec<u32>, String> {
+    output(path, false, 0, 1, LAYERS[0])
+}
+
+fn output(
+    path: &mut dyn ExpertPath,
+    scales_input: bool,
+    round: usize,
+    tokens: usize,
+    layer: LayerIdx,
+) -> Result<Vec<u32>, String> {
     let gate = Gate { scales_input, ..Gate::softmax(EXPERTS, 3, true) };
-    let mut all = Vec::new();
-    for (round, tokens) in [1, 1, 7, 1, 300].into_iter().enumerate() {
-        for layer in LAYERS {
-            let number = |i: usize| ((i * 37 + round * 11 + layer.index() * 5) % 101) as f32 / 25.0 - 2.0;
-            let x: Vec<f32> = (0..tokens * HIDDEN).map(number).collect();
-            let logits: Vec<f32> = (0..tokens * EXPERTS).map(|i| number(i * 3 + 1)).collect();
-            let act = Activation::ClampedSwiglu { alpha: 1.7, limit: 7.0 };
-            let origins = vec![TokenOrigin::default(); tokens];
-            let call = MoeCall {
-                layer,
-                gate: &gate,
-                act,
-                logits: &logits,
-                x: &x,
-                tokens,
-                known: None,
-                origins: &origins,
-                meanwhile: &|| (),
-            };
-            let mut out = vec![f32::NAN; tokens * HIDDEN];
-            path.forward(&call, &mut out).map_err(|e| e.to_string())?;
-            all.push(out.iter().map(|v| v.to_bits()).collect());
-        }
-    }
-    Ok(all)
+    let number = |i: usize| ((i * 37 + round * 11 + layer.index() * 5) % 101) as f32 / 25.0 - 2.0;
+    let x: Vec<f32> = (0..tokens * HIDDEN).map(number).collect();
+    let logits: Vec<f32> = (0..tokens * EXPERTS).map(|i| number(i * 3 + 1)).collect();
+    let act = Activation::ClampedSwiglu { alpha: 1.7, limit: 7.0 };
+    let origins = vec![TokenOrigin::default(); tokens];
+    let call = MoeCall {
+        layer,
+        gate: &gate,
+        act,
+        logits: &logits,
+        x: &x,
+        tokens,
+        known: None,
+        origins: &origins,
+        meanwhile: &|| (),
+    };
+    let mut out = vec![f32::NAN; tokens * HIDDEN];
+    path.forward(&call, &mut out).map_err(|e| e.to_string())?;
+    Ok(out.iter().map(|v| v.to_bits()).collect())
 }
 
 /// The bits of the same outputs with all experts in memory.

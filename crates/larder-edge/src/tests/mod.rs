@@ -1,5 +1,7 @@
 //! Workers and their clients in one process.
 
+mod discovery;
+mod drain;
 mod failures;
 mod fixture;
 mod replies;

@@ -18,13 +18,13 @@ use crate::{TlsCredentials, WorkerOptions};
 
 type Pem = Vec<u8>;
 
-/// A certificate authority, and a certificate for this machine that it signed, with its key.
-fn certificates() -> (Pem, (Pem, Pem)) {
+/// A certificate authority, and a certificate for `name` that it signed, with its key.
+pub fn certificates(name: &str) -> (Pem, (Pem, Pem)) {
     let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
     let key = KeyPair::generate().unwrap();
-    let cert = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap().signed_by(&key, &issuer).unwrap();
+    let cert = CertificateParams::new(vec![name.to_owned()]).unwrap().signed_by(&key, &issuer).unwrap();
     (issuer.pem().into_bytes(), (cert.pem().into_bytes(), key.serialize_pem().into_bytes()))
 }
 
@@ -35,7 +35,7 @@ fn trouble_with(worker: &TestServer, tls: TlsCredentials) -> Option<String> {
 
 #[test]
 fn only_clients_with_a_valid_certificate_are_served() {
-    let ((ca, good), (other_ca, other)) = (certificates(), certificates());
+    let ((ca, good), (other_ca, other)) = (certificates("127.0.0.1"), certificates("127.0.0.1"));
     let tls = TlsCredentials { ca: Some(ca.clone()), identity: Some(good.clone()) };
     let worker =
         worker_with(WorkerOptions { tls: Some(tls.clone()), ..worker_options() }, handshake(), experts_where(|_| true));

@@ -15,6 +15,8 @@ const SPIN_LIMIT: Duration = Duration::from_micros(300);
 #[derive(Default)]
 pub struct BusyFlag {
     busy: AtomicUsize,
+    /// Requests so far.
+    begun: AtomicUsize,
     idle: Notify,
 }
 
@@ -25,7 +27,18 @@ impl BusyFlag {
     /// Marks a request as in progress. Spinning stops, so that the computing thread has the processor to itself.
     pub fn begin(self: &Arc<Self>) -> BusyGuard {
         self.busy.fetch_add(1, Ordering::Relaxed);
+        self.begun.fetch_add(1, Ordering::Relaxed);
         BusyGuard(self.clone())
+    }
+
+    /// Number of requests in progress.
+    pub fn in_progress(&self) -> usize {
+        self.busy.load(Ordering::Relaxed)
+    }
+
+    /// Number of requests that have begun so far.
+    pub fn begun(&self) -> usize {
+        self.begun.load(Ordering::Relaxed)
     }
 
     /// Spins for a moment whenever the last request in progress has ended. Runs until the runtime is shut down.

@@ -3,6 +3,7 @@
 mod busy_flag;
 mod concurrency_limit;
 mod connections;
+mod drain;
 mod expert_host;
 mod service;
 
@@ -12,7 +13,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
 
 pub use expert_host::{ExpertHost, JobResult};
@@ -23,6 +24,7 @@ use crate::tls::TlsCredentials;
 use crate::wire::experts_server::ExpertsServer;
 use busy_flag::BusyFlag;
 use concurrency_limit::ConcurrencyLimited;
+use drain::{Announcement, Drain};
 use service::WorkerService;
 
 /// The descriptor set for gRPC reflection.
@@ -54,11 +56,15 @@ pub struct WorkerOptions {
     pub request_timeout: Duration,
     /// Time without a request after which a connection is closed, so that another client gets its place.
     pub unused_timeout: Duration,
+    /// Time from the first signal to the end: requests that are still in progress after it are cut off.
+    pub drain: Duration,
     /// Certificate, key and the authority of permitted clients, for encrypted connections.
     pub tls: Option<TlsCredentials>,
 }
 
-/// Serves the experts `held` of `host` on `listener` until `end`, then completes the requests in progress.
+/// Serves the experts `held` of `host` on `listener` until `end`, then tells its clients to go elsewhere and completes the
+/// requests in progress. Returns the number of requests that had to be cut off because they took longer than
+/// [`WorkerOptions::drain`].
 pub fn serve(
     listener: TcpListener,
     options: WorkerOptions,
@@ -66,14 +72,18 @@ pub fn serve(
     held: ExpertSet,
     host: ExpertHost,
     end: impl Future<Output = ()>,
-) -> io::Result<()> {
+) -> io::Result<usize> {
     let runtime = tokio::runtime::Builder::new_current_thread().thread_name("grpc").enable_all().build()?;
     let (queue, jobs) = mpsc::channel(options.in_flight);
     let computing = host.spawn(jobs)?;
     let served = runtime.block_on(run_server(listener, &options, handshake, held, queue, end));
     runtime.shutdown_timeout(Duration::from_secs(1));
-    served.map_err(io::Error::other)?;
-    computing.join().map_err(|_| io::Error::other("the thread that computes experts panicked"))
+    let cut = served.map_err(io::Error::other)?;
+    // A request that was cut off may still be computed.
+    if cut == 0 {
+        computing.join().map_err(|_| io::Error::other("the thread that computes experts panicked"))?;
+    }
+    Ok(cut)
 }
 
 async fn run_server(
@@ -83,20 +93,23 @@ async fn run_server(
     held: ExpertSet,
     queue: mpsc::Sender<expert_host::QueuedJob>,
     end: impl Future<Output = ()>,
-) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+) -> Result<usize, Box<dyn std::error::Error + Send + Sync>> {
     listener.set_nonblocking(true)?;
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let (request_bytes, reply_bytes) = (handshake.request_bytes(), handshake.reply_bytes());
-    let WorkerOptions { ref name, in_flight, connections, request_timeout, unused_timeout, ref tls } = *options;
+    let WorkerOptions { ref name, in_flight, connections, request_timeout, unused_timeout, drain: limit, ref tls } =
+        *options;
     let busy = Arc::new(BusyFlag::default());
     tokio::spawn(busy.clone().spin_when_idle());
+    let announcement = Arc::new(Announcement::new());
     let service = WorkerService {
         name: name.clone(),
         handshake: Arc::new(handshake),
         held,
         queue: queue.clone(),
         request_timeout,
-        busy,
+        announcement: announcement.clone(),
+        busy: busy.clone(),
     };
     let experts =
         ExpertsServer::new(service).max_decoding_message_size(request_bytes).max_encoding_message_size(reply_bytes);
@@ -120,21 +133,32 @@ async fn run_server(
     if let Some(tls) = tls {
         server = server.tls_config(server_tls(tls))?;
     }
+    let drain = Drain { health, announcement, busy: busy.clone(), limit };
+    let ending = Notify::new();
     let shutdown = async {
         tokio::select! {
             () = end => {}
             // The thread that computes has ended.
             () = queue.closed() => {}
         }
+        ending.notify_one();
+        drain.last_requests::<ExpertsServer<WorkerService>>().await;
     };
     let incoming = connections::accept_connections(listener, connections, unused_timeout);
-    server
+    let serving = server
         .add_service(ConcurrencyLimited::new(experts, in_flight))
         .add_service(ConcurrencyLimited::new(healthy, PROBES))
         .add_service(ConcurrencyLimited::new(reflection, PROBES))
-        .serve_with_incoming_shutdown(incoming, shutdown)
-        .await?;
-    Ok(())
+        .serve_with_incoming_shutdown(incoming, shutdown);
+    let limit_passed = async {
+        ending.notified().await;
+        tokio::time::sleep(limit).await;
+    };
+    tokio::select! {
+        served = serving => served?,
+        () = limit_passed => {}
+    }
+    Ok(busy.in_progress())
 }
 
 /// With a CA, clients have to present a certificate that it signed.

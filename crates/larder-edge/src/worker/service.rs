@@ -13,6 +13,7 @@ use crate::handshake::{Handshake, PROTOCOL_VERSION};
 use crate::wire::experts_server::Experts;
 use crate::wire::{ComputeReply, ComputeRequest, DescribeRequest, Description, Format};
 use crate::worker::busy_flag::BusyFlag;
+use crate::worker::drain::Announcement;
 use crate::worker::expert_host::QueuedJob;
 
 /// Implements the service `Experts`.
@@ -27,6 +28,8 @@ pub struct WorkerService {
     pub queue: mpsc::Sender<QueuedJob>,
     /// Timeout of a request.
     pub request_timeout: Duration,
+    /// What it says of itself in the handshake.
+    pub announcement: Arc<Announcement>,
     /// Marks requests as in progress.
     pub busy: Arc<BusyFlag>,
 }
@@ -59,6 +62,8 @@ impl Experts for WorkerService {
             exact: self.handshake.exact,
             formats: vec![Format::F32.into(), Format::Bf16.into()],
             held: self.held.to_wire(),
+            draining: self.announcement.is_draining(),
+            instance: self.announcement.instance,
         }))
     }
 

@@ -54,6 +54,9 @@ pub struct EdgeWorkerArgs {
     /// Time limit for a request, in seconds
     #[arg(long, value_name = "S", default_value_t = 30, help_heading = heading::SERVER)]
     pub timeout: u64,
+    /// Time that a signal leaves for telling clients to go elsewhere and for requests in progress, in seconds
+    #[arg(long, value_name = "S", default_value_t = 20, value_parser = clap::value_parser!(u64).range(..=3600), help_heading = heading::SERVER)]
+    pub drain: u64,
     /// TLS certificate of this worker (PEM)
     #[arg(long, value_name = "FILE", requires = "key", help_heading = heading::SERVER)]
     pub cert: Option<PathBuf>,

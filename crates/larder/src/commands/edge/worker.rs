@@ -54,17 +54,39 @@ pub fn run(args: &EdgeWorkerArgs) -> Result<()> {
     }
     let name = args.name.clone().unwrap_or_else(|| "worker".into());
     let scheme = if tls.is_some() { "https" } else { "http" };
-    eprintln!("serving {} experts of {} as {name} on {scheme}://{address}", held.count(), model_name(store.path()));
-    let EdgeWorkerArgs { in_flight, connections, timeout, .. } = *args;
-    let request_timeout = Duration::from_secs(timeout.max(1));
-    let options = WorkerOptions { name, in_flight, connections, request_timeout, unused_timeout: UNUSED_TIMEOUT, tls };
-    Ok(larder_edge::serve(listener, options, handshake, held, host, async {
+    let ready =
+        format!("serving {} experts of {} as {name} on {scheme}://{address}", held.count(), model_name(store.path()));
+    let EdgeWorkerArgs { in_flight, connections, timeout, drain, .. } = *args;
+    let (request_timeout, drain) = (Duration::from_secs(timeout.max(1)), Duration::from_secs(drain));
+    let options =
+        WorkerOptions { name, in_flight, connections, request_timeout, unused_timeout: UNUSED_TIMEOUT, drain, tls };
+    let cut = larder_edge::serve(listener, options, handshake, held, host, first_signal(ready, drain))?;
+    if cut > 0 {
+        eprintln!("warning: {cut} requests took longer than --drain {} s and were cut off", drain.as_secs());
+    }
+    Ok(())
+}
+
+/// Prints `ready` and waits for the first signal; a second one then ends the process at once.
+async fn first_signal(ready: String, drain: Duration) {
+    let first = signal();
+    // From here on a signal drains.
+    eprintln!("{ready}");
+    match first {
+        Ok(first) => first.await,
         // Without a signal handler the process runs until it is killed.
-        match signal() {
-            Ok(signal) => signal.await,
-            Err(_) => std::future::pending().await,
-        }
-    })?)
+        Err(_) => std::future::pending().await,
+    }
+    eprintln!(
+        "shutting down: clients are sent elsewhere, for at most {} s; press Ctrl-C again to stop now",
+        drain.as_secs()
+    );
+    if let Ok(second) = signal() {
+        tokio::spawn(async {
+            second.await;
+            std::process::exit(130);
+        });
+    }
 }
 
 fn tls(args: &EdgeWorkerArgs) -> Result<Option<TlsCredentials>> {
