@@ -11,7 +11,7 @@ use std::ffi::{c_char, c_void};
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::Context;
-use larder_embed::{EmbeddedModel, GenerateOptions, LoadOptions};
+use larder_embed::{EmbeddedModel, GenerateOptions, LoadOptions, TextPiece};
 
 use strings::{guarded, owned, path_of, text_of};
 
@@ -34,8 +34,8 @@ pub extern "C" fn larder_version() -> *const c_char {
 /// Loads a model: a store, a folder with a checkpoint, or a GGUF file, beside which a store is made the first time.
 ///
 /// `options` is a JSON object or NULL: "cache-mem" ("4G" or "auto"), "cache-experts", "context", "threads", "quality", "routing",
-/// "eviction", "evictor", "prefetch", "mlock", "models". They have the meaning of the command's flags of these names; "models" is the
-/// folder of downloaded models.
+/// "eviction", "evictor", "prefetch", "mlock", "models" and further ones of crates/larder-embed. They have the meaning of the command's
+/// flags of these names; "models" is the folder of downloaded models.
 ///
 /// Returns NULL on an error; `error`, if it is not NULL, then gets a sentence, to be freed by larder_string_free.
 ///
@@ -85,11 +85,11 @@ pub unsafe extern "C" fn larder_generate(
             unsafe { (model.as_ref(), text_of(prompt, "prompt")?, text_of(options, "options")?) };
         let (model, prompt) = (model.context("model is NULL")?, prompt.context("prompt is NULL")?);
         let options = GenerateOptions::from_json(options.unwrap_or_default())?;
-        let mut piece = |text: &str| match on_text {
+        let mut piece = |piece: TextPiece| match on_text.filter(|_| !piece.text.is_empty()) {
             Some(on_text) => {
-                let bytes = [text.as_bytes(), b"\0"].concat();
+                let bytes = [piece.text.as_bytes(), b"\0"].concat();
                 // SAFETY: the bytes outlive the call.
-                unsafe { on_text(bytes.as_ptr().cast(), text.len(), user_data) }
+                unsafe { on_text(bytes.as_ptr().cast(), piece.text.len(), user_data) }
             }
             None => true,
         };

@@ -1,10 +1,10 @@
 //! Strings and errors between C and Rust.
 
 use std::ffi::{CStr, CString, c_char};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
+use larder_embed::error_message;
 
 /// A path, in the system's encoding; on Windows in UTF-8.
 ///
@@ -56,16 +56,12 @@ pub fn owned(text: String) -> Result<*mut c_char> {
 ///
 /// `error` is NULL or where a pointer may be written.
 pub unsafe fn guarded<T>(run: impl FnOnce() -> Result<T>, error: *mut *mut c_char) -> Option<T> {
-    let done = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-        Err(anyhow!("larder failed, which is a fault of it: {}", text.unwrap_or("no reason is known")))
-    });
-    match done {
+    match larder_embed::guarded(run) {
         Ok(value) => Some(value),
         Err(failed) => {
             if !error.is_null() {
                 // SAFETY: the caller's.
-                unsafe { *error = owned(format!("{failed:#}")).unwrap_or(std::ptr::null_mut()) };
+                unsafe { *error = owned(error_message(&failed)).unwrap_or(std::ptr::null_mut()) };
             }
             None
         }

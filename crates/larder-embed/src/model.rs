@@ -1,111 +1,127 @@
 //! A model that is loaded: one sequence at a time.
 
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Result, bail};
-use larder_engine::{FinishReason, GenerationConfig, Listener, Request, Sampler, StopMatcher, generate};
-use larder_runtime::{EngineExperts, InferenceEngine, ModelOptions, OpenModel, TextCodec};
-use serde::{Deserialize, Serialize};
+use larder_engine::{ChatFormat, GenerationConfig, Sequence};
+use larder_runtime::{InferenceEngine, Notices, OpenModel, TextCodec};
+use serde_json::{Value, json};
 
-use crate::options::{GenerateOptions, LoadOptions};
-use crate::stats::ModelStats;
+use crate::options::{LoadOptions, routing_of};
+use crate::stats::{ModelStats, SharedStats};
+
+/// Most notices that are kept.
+const NOTICES_MAX: usize = 64;
 
 /// A model with its engine, its tokenizer and what its files say about generating.
 pub struct EmbeddedModel {
-    engine: InferenceEngine,
-    text: TextCodec,
-    generation: GenerationConfig,
-    context: usize,
+    pub(crate) engine: InferenceEngine,
+    pub(crate) text: Arc<TextCodec>,
+    pub(crate) chat_format: ChatFormat,
+    pub(crate) generation: GenerationConfig,
+    pub(crate) context: usize,
+    pub(crate) stats: SharedStats,
+    /// The tokens of the last chat with their KV cache.
+    pub(crate) chat: Option<Sequence>,
+    notices: Arc<Mutex<Vec<String>>>,
     /// The slots read from it.
-    _model: OpenModel,
-}
-
-/// What a prompt was answered.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct GeneratedText {
-    /// The text, without the prompt.
-    pub text: String,
-    /// Its tokens, an end-of-text token included.
-    pub tokens: Vec<u32>,
-    /// The reason for the end: `end-of-text`, `stop-string`, `length`, `context` or `cancelled`.
-    pub finish: String,
-    /// Tokens of the prompt.
-    pub prompt_tokens: usize,
-    /// Seconds that the prompt took.
-    pub prefill_seconds: f64,
-    /// Seconds that the answer took.
-    pub decode_seconds: f64,
+    pub(crate) model: OpenModel,
 }
 
 impl EmbeddedModel {
-    /// Opens a store, a checkpoint folder or a GGUF file, beside which a store is made the first time, and starts an engine.
+    /// Opens a store, a checkpoint folder, a GGUF file, beside which a store is made the first time, or a model by its name, and
+    /// starts an engine.
     pub fn load(path: &Path, options: &LoadOptions) -> Result<Self> {
-        let opening =
-            ModelOptions { models_folder: options.models.clone(), store_for_gguf: true, ..ModelOptions::default() };
-        let model = OpenModel::open(path, &opening)?;
-        let (text, generation) = (model.text_codec()?, model.generation()?);
+        let notices = Arc::new(Mutex::new(Vec::new()));
+        let model = OpenModel::open(path, &options.opening(kept_in(&notices))?)?;
+        let (text, generation) = (Arc::new(model.text_codec()?), model.generation()?);
         let options = options.engine(model.blueprint.context)?;
-        let engine = InferenceEngine::start(&model, &options)?;
-        Ok(EmbeddedModel { engine, text, generation, context: options.context, _model: model })
-    }
-
-    /// Generates what follows a prompt, and hands over each piece of text; `false` ends it.
-    pub fn generate(
-        &mut self,
-        prompt: &str,
-        options: &GenerateOptions,
-        piece: &mut dyn FnMut(&str) -> bool,
-    ) -> Result<GeneratedText> {
-        let prompt = self.text.tokenizer.encode(prompt, true)?;
-        if prompt.is_empty() || prompt.len() >= self.context {
-            bail!("the prompt has {} tokens; it must have from 1 to {}", prompt.len(), self.context - 1);
-        }
-        let config = options.over(&self.generation);
-        let sampling = config.sampling();
-        sampling.checked()?;
-        let sampler = Sampler::new(sampling, options.seed)?;
-        let stop = StopMatcher::new(options.stop.clone())?;
-        let eos: &[u32] = if options.ignore_eos { &[] } else { &config.eos };
-        let drafting = self.engine.experts.drafting(&self.engine.drafting());
-        let max_tokens = options.max_tokens;
-        let request = Request { prompt: &prompt, sampler, grammar: None, shown: &[], eos, stop, max_tokens, drafting };
-        let mut pieces = Pieces { text: String::new(), piece };
-        let generated = generate(&mut self.engine.session(), &self.text.tokenizer, request, &mut pieces)?;
-        Ok(GeneratedText {
-            text: pieces.text,
-            tokens: generated.ids,
-            finish: name(generated.finish).to_owned(),
-            prompt_tokens: prompt.len(),
-            prefill_seconds: generated.prefill_time.as_secs_f64(),
-            decode_seconds: generated.decode_time.as_secs_f64(),
-        })
+        let context = options.context.min(model.blueprint.context);
+        let prompt_bytes = text.tokenizer.longest_text(context);
+        let engine = InferenceEngine::start(&model, &larder_runtime::Options { prompt_bytes, ..options })?;
+        let template = text.template.as_ref();
+        let chat_format = template.map_or_else(ChatFormat::plain, |t| ChatFormat::of_template(t, &text.tokenizer));
+        let stats = SharedStats::new(&engine);
+        Ok(EmbeddedModel { engine, text, chat_format, generation, context, stats, chat: None, notices, model })
     }
 
     /// Counts since the model was loaded.
     pub fn stats(&self) -> ModelStats {
         ModelStats::of(&self.engine)
     }
-}
 
-fn name(finish: FinishReason) -> &'static str {
-    match finish {
-        FinishReason::EndOfText => "end-of-text",
-        FinishReason::StopString => "stop-string",
-        FinishReason::Length => "length",
-        FinishReason::Context => "context",
-        FinishReason::Cancelled => "cancelled",
+    /// The counts as of the last step, which can be read while it generates.
+    pub fn shared_stats(&self) -> SharedStats {
+        self.stats.clone()
+    }
+
+    /// The tokenizer and the chat template.
+    pub fn text_codec(&self) -> &Arc<TextCodec> {
+        &self.text
+    }
+
+    /// The most tokens of prompt and answer together.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// Replaces the routing strategy by that of this name, or by the one that keeps to a budget of output loss.
+    pub fn set_routing(&mut self, routing: Option<&str>, quality: Option<&str>) -> Result<()> {
+        let spec = routing_of(routing, quality)?;
+        self.engine.experts.set_routing_strategy(&spec, &self.engine.decoder, &self.model)
+    }
+
+    /// Architecture, sizes, memory plan and notices, as a JSON object.
+    pub fn info(&self) -> Value {
+        let blueprint = &self.model.blueprint;
+        let geometry = &blueprint.geometry;
+        let rows = geometry.moe_layers.iter().map(|layer| layer.index());
+        json!({
+            "architecture": blueprint.model_type,
+            "layers": geometry.layers,
+            "moe-layers": rows.collect::<Vec<_>>(),
+            "experts": geometry.experts,
+            "top-k": geometry.top_k,
+            "vocab": blueprint.vocab,
+            "hidden": self.engine.decoder.hidden(),
+            "context": self.context,
+            "model-context": blueprint.context,
+            "chat-template": self.text.template.is_some(),
+            "plan": self.engine.plan,
+            "notices": *self.notices.lock().unwrap_or_else(PoisonError::into_inner),
+        })
+    }
+
+    /// Refuses tokens that are no prompt for this model.
+    pub(crate) fn check_prompt(&self, tokens: &[u32]) -> Result<()> {
+        self.check_tokens(tokens)?;
+        if tokens.len() >= self.context {
+            bail!("the prompt has {} tokens; it must have from 1 to {}", tokens.len(), self.context - 1);
+        }
+        Ok(())
+    }
+
+    /// Refuses no tokens, too many, and tokens that the model does not have.
+    pub(crate) fn check_tokens(&self, tokens: &[u32]) -> Result<()> {
+        let vocab = self.model.blueprint.vocab;
+        if tokens.is_empty() || tokens.len() > self.context {
+            bail!("there are {} tokens; there must be from 1 to {}", tokens.len(), self.context);
+        }
+        match tokens.iter().find(|token| **token as usize >= vocab) {
+            Some(token) => bail!("token {token} is not one of the model's, which are 0 to {}", vocab - 1),
+            None => Ok(()),
+        }
     }
 }
 
-struct Pieces<'a> {
-    text: String,
-    piece: &'a mut dyn FnMut(&str) -> bool,
-}
-
-impl Listener<EngineExperts> for Pieces<'_> {
-    fn text(&mut self, piece: &str) -> bool {
-        self.text.push_str(piece);
-        (self.piece)(piece)
-    }
+/// Notices that are kept as text, up to [`NOTICES_MAX`].
+fn kept_in(list: &Arc<Mutex<Vec<String>>>) -> Notices {
+    let list = list.clone();
+    Notices::to(move |notice| {
+        let mut list = list.lock().unwrap_or_else(PoisonError::into_inner);
+        if list.len() < NOTICES_MAX {
+            list.push(notice.to_string());
+        }
+    })
 }

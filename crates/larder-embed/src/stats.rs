@@ -1,7 +1,9 @@
 //! Counts of a loaded model.
 
-use larder_engine::OutputLoss;
-use larder_runtime::InferenceEngine;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use larder_engine::LossMeter;
+use larder_runtime::{EngineExperts, InferenceEngine};
 use serde::{Deserialize, Serialize};
 
 /// Traffic of the expert cache and loss of the output, since the model was loaded. Fields of the cache are 0 if all experts are resident.
@@ -35,10 +37,13 @@ pub struct ModelStats {
 impl ModelStats {
     /// The counts of an engine.
     pub fn of(engine: &InferenceEngine) -> Self {
-        let traffic = engine.experts.traffic().unwrap_or_default();
-        let OutputLoss { measured, .. } = engine.loss_meter().loss();
+        ModelStats::of_parts(&engine.experts, engine.loss_meter())
+    }
+
+    fn of_parts(experts: &EngineExperts, meter: &LossMeter) -> Self {
+        let (traffic, loss) = (experts.traffic().unwrap_or_default(), meter.loss());
         ModelStats {
-            slots: engine.experts.slots(),
+            slots: experts.slots(),
             hits: traffic.counts.hits,
             in_flight_hits: traffic.counts.in_flight_hits,
             misses: traffic.counts.misses,
@@ -47,8 +52,30 @@ impl ModelStats {
             read_bytes: traffic.bytes(),
             wait_seconds: traffic.waited.as_secs_f64(),
             compute_seconds: traffic.computed.as_secs_f64(),
-            measured_tokens: measured,
-            output_kl: engine.loss_meter().loss().mean_kl().unwrap_or_default(),
+            measured_tokens: loss.measured,
+            output_kl: loss.mean_kl().unwrap_or_default(),
         }
+    }
+}
+
+/// The counts of a model as of its last step, which can be read while it generates.
+#[derive(Clone)]
+pub struct SharedStats {
+    last: Arc<Mutex<ModelStats>>,
+    meter: LossMeter,
+}
+
+impl SharedStats {
+    pub(crate) fn new(engine: &InferenceEngine) -> Self {
+        SharedStats { last: Arc::new(Mutex::new(ModelStats::of(engine))), meter: engine.loss_meter().clone() }
+    }
+
+    /// The counts.
+    pub fn get(&self) -> ModelStats {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn update(&self, experts: &EngineExperts) {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = ModelStats::of_parts(experts, &self.meter);
     }
 }

@@ -64,6 +64,11 @@ pub struct Request<'a> {
 
 /// Receives the text and the steps of a generation.
 pub trait Listener<P> {
+    /// A token of the generation, before the text that it completes.
+    fn token(&mut self, id: u32) {
+        let _ = id;
+    }
+
     /// A piece of complete text. Returning `false` cancels the generation.
     fn text(&mut self, piece: &str) -> bool;
 
@@ -112,6 +117,7 @@ pub fn generate<P: ExpertPath>(
         }
         let token = decoding.write(&mut writer)?;
         ids.push(token.id);
+        listener.token(token.id);
         if !token.piece.is_empty() && !listener.text(&token.piece) {
             break FinishReason::Cancelled;
         }

@@ -1,7 +1,6 @@
 //! Starts a model as the options and the memory allow, and reports the plan before anything is loaded.
 
 use std::ops::Range;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use larder_cache::{Cache, CacheScope, SlotSupply, pass_through_slots};
 use larder_core::{CheckpointPolicy, Gate};
 use larder_engine::{
-    DRAFT_MAX, Drafting, LossMeter, Recorder, Routing, Session, SharedSource, Speculation, StreamingPath,
+    DRAFT_MAX, Drafting, LossMeter, Recorder, Routing, Sequence, Session, SharedSource, Speculation, StreamingPath,
 };
 use larder_model::{AllResident, ComputeContext, Decoder, KvFormat, rewinds_freely};
 use larder_policy::eviction::{CacheShape, PolicyInputs};
@@ -95,7 +94,12 @@ impl InferenceEngine {
         let draft = draft.map(|draft| draft::load(draft, &options, decoder.vocab(), &compute)).transpose()?;
         // Not before: loading would wait for the thread at every allocation.
         slots.iter().for_each(|slots| touch_slots(slots, &path));
-        let recorder = options.trace.as_ref().map(|to| new_recorder(to, &decoder, &options)).transpose()?;
+        let routing = options.routing.to_string();
+        let recorder = |to: &TraceOptions| {
+            let recorder = new_recorder(to.logits, &decoder, &routing)?;
+            anyhow::Ok((to.path.clone(), recorder))
+        };
+        let recorder = options.trace.as_ref().map(recorder).transpose()?;
         let mut experts = EngineExperts::new(path, recorder, model.notices().clone());
         experts.prepare(&decoder, prefill_tokens)?;
         experts.set_routing_strategy(&options.routing, &decoder, model)?;
@@ -146,6 +150,17 @@ impl InferenceEngine {
         self.experts.new_sequence();
         let session = Session::new(&self.decoder, &mut self.experts, self.options.context);
         session.with_prefill_tokens(self.prefill_tokens).with_meter(self.meter.clone())
+    }
+
+    /// A session that goes on with a sequence of this engine.
+    pub fn resume(&mut self, sequence: Sequence) -> Session<'_, EngineExperts> {
+        let session = Session::resume(&self.decoder, &mut self.experts, sequence);
+        session.with_prefill_tokens(self.prefill_tokens).with_meter(self.meter.clone())
+    }
+
+    /// A recorder of this engine's routing, for [`EngineExperts::record_with`].
+    pub fn recorder(&self, logits: bool) -> Result<Recorder> {
+        new_recorder(logits, &self.decoder, &self.options.routing.to_string())
     }
 
     /// Measures the loss of outputs under a lossy routing strategy, of all sessions of the engine.
@@ -431,12 +446,12 @@ fn with_edge(local: StreamingPath, store: &Arc<Store>, model: &OpenModel, option
 }
 
 /// A recorder of a trace, with the strategy and, for router logits, the gates as metadata.
-fn new_recorder(to: &TraceOptions, decoder: &Decoder, options: &Options) -> Result<(PathBuf, Recorder)> {
-    let mut recorder = Recorder::of_decoder(decoder, to.logits)?;
-    recorder.set_meta("routing", options.routing.to_string());
-    if to.logits {
+fn new_recorder(logits: bool, decoder: &Decoder, routing: &str) -> Result<Recorder> {
+    let mut recorder = Recorder::of_decoder(decoder, logits)?;
+    recorder.set_meta("routing", routing.to_owned());
+    if logits {
         let gates: Vec<&Gate> = decoder.gates().collect();
         recorder.set_meta(larder_core::GATES_KEY, serde_json::to_string(&gates)?);
     }
-    Ok((to.path.clone(), recorder))
+    Ok(recorder)
 }

@@ -27,7 +27,9 @@ use crate::policies::{make_router, policy_inputs};
 /// A model's path to its experts, with the recorder of its trace.
 pub struct EngineExperts {
     path: AnyExpertPath,
-    recorder: Option<(PathBuf, Recorder)>,
+    recorder: Option<Recorder>,
+    /// Where the recorded trace is written, if it is.
+    trace_file: Option<PathBuf>,
     /// Recorded visits, while recording is on.
     visits: Option<Vec<(LayerIdx, Visit)>>,
     hot: Option<HotSetFile>,
@@ -58,7 +60,8 @@ impl EngineExperts {
     /// A path whose routing is recorded, if there is a recorder.
     pub(crate) fn new(path: AnyExpertPath, recorder: Option<(PathBuf, Recorder)>, notices: Notices) -> Self {
         let memory = MemoryWatch::new(notices.clone());
-        EngineExperts { path, recorder, visits: None, hot: None, elastic: None, memory, notices }
+        let (trace_file, recorder) = recorder.unzip();
+        EngineExperts { path, recorder, trace_file, visits: None, hot: None, elastic: None, memory, notices }
     }
 
     /// Allocates what the path needs for calls of up to `tokens` tokens; fails if the GPU cannot compute the model.
@@ -77,7 +80,7 @@ impl EngineExperts {
 
     /// Lets the number of slots in use follow the available memory from now on, as long as routing is lossless.
     pub(crate) fn set_elastic(&mut self, elastic: ElasticSlots) {
-        if let Some((_, recorder)) = &mut self.recorder {
+        if let Some(recorder) = &mut self.recorder {
             recorder.capacity(elastic.changes().slots);
         }
         self.elastic = Some(elastic);
@@ -124,7 +127,7 @@ impl EngineExperts {
         if !streaming.routing().is_lossless() {
             return self.memory.fixed();
         }
-        if let (Some(slots), Some((_, recorder))) = (elastic.follow(moment, streaming), &mut self.recorder) {
+        if let (Some(slots), Some(recorder)) = (elastic.follow(moment, streaming), &mut self.recorder) {
             recorder.capacity(slots);
         }
         self.memory.slots(elastic.changes().slots);
@@ -311,14 +314,23 @@ impl EngineExperts {
         if let Some(cached) = self.cached_mut() {
             cached.new_sequence();
         }
-        if let Some((_, recorder)) = &mut self.recorder {
+        if let Some(recorder) = &mut self.recorder {
             recorder.new_sequence();
         }
     }
 
-    /// Writes the recorded trace, if there is a recorder.
+    /// Records the routing with `recorder` from now on, and returns the recorder before. Tokens are not drafted meanwhile.
+    pub fn record_with(&mut self, recorder: Option<Recorder>) -> Option<Recorder> {
+        let before = std::mem::replace(&mut self.recorder, recorder);
+        if let (Some(elastic), Some(recorder)) = (&self.elastic, &mut self.recorder) {
+            recorder.capacity(elastic.changes().slots);
+        }
+        before
+    }
+
+    /// Writes the recorded trace, if there is a file for it.
     pub fn write_trace(&mut self, note: &str) -> Result<()> {
-        let Some((path, recorder)) = self.recorder.take() else { return Ok(()) };
+        let (Some(path), Some(recorder)) = (self.trace_file.take(), self.recorder.take()) else { return Ok(()) };
         let mut trace = recorder.into_trace()?;
         trace.meta.insert("source".into(), note.into());
         trace.write(&path)?;
@@ -372,7 +384,7 @@ impl ExpertPath for EngineExperts {
     fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
         self.follow_memory(StepMoment::Before(call.layer));
         let routed = self.path_mut().forward(call, out)?;
-        if let Some((_, recorder)) = &mut self.recorder {
+        if let Some(recorder) = &mut self.recorder {
             recorder.record(call, &routed);
         }
         if self.visits.is_some() {

@@ -88,6 +88,6 @@ pub use options::{
 };
 pub use policies::{make_router, policy_inputs};
 pub use rounding::rounding_error;
-pub use sentence::sentence;
+pub use sentence::{error_message, sentence};
 pub use slots::Slots;
 pub use tiers::{OnGpu, tier_inputs};

@@ -1,6 +1,7 @@
-//! Errors as text.
+//! Errors as text, with advice where there is a remedy.
 
 use larder_core::printable;
+use larder_store::{StoreError, StoreErrorKind};
 
 /// The error and its causes in one line, each once: some errors tell their cause in their own text. What strangers' files
 /// have put into it is [`printable`].
@@ -16,10 +17,39 @@ pub fn sentence(error: &anyhow::Error) -> String {
     printable(&text)
 }
 
+/// The error's message and, where there is a remedy, the advice.
+pub fn error_message(error: &anyhow::Error) -> String {
+    let of_store = error.chain().find_map(|e| e.downcast_ref::<StoreError>());
+    if let Some(removed) = of_store.filter(|e| e.kind == StoreErrorKind::Removed) {
+        // It does not matter which expert was to be read.
+        return removed.to_string();
+    }
+    let text = sentence(error);
+    match of_store.and_then(|e| advice(e.kind)) {
+        Some(advice) => format!("{text}; {advice}"),
+        None => text,
+    }
+}
+
+fn advice(fault: StoreErrorKind) -> Option<&'static str> {
+    match fault {
+        StoreErrorKind::NoSpace => {
+            Some("free some space and run the same command again; it continues where it stopped")
+        }
+        StoreErrorKind::Newer => Some("update larder, or convert the model again"),
+        StoreErrorKind::Io
+        | StoreErrorKind::Malformed
+        | StoreErrorKind::Missing
+        | StoreErrorKind::Mismatch
+        | StoreErrorKind::Unsupported
+        | StoreErrorKind::Taken
+        | StoreErrorKind::Removed => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use anyhow::Context;
-    use larder_store::{StoreError, StoreErrorKind};
 
     use super::*;
 

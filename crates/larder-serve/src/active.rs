@@ -3,15 +3,15 @@
 use std::time::{Duration, Instant};
 
 use larder_engine::{
-    DraftCounts, DraftedStep, Drafting, ExactLogits, FinishReason, LossMeter, SamplerError, Sequence, Speculator,
-    StepPart, TextSoFar, Writer,
+    DraftCounts, DraftedStep, Drafting, ExactLogits, FinishReason, HiddenSum, LossMeter, SamplerError, Sequence,
+    Speculator, StepPart, TextSoFar, Writer,
 };
 use larder_model::{Decoder, ExpertPath, LogitsFor, ModelError, TokenPhase};
 use tokio::sync::mpsc::Sender;
 use tracing::Span;
 
 use crate::context::{ContextPlan, ContextUse};
-use crate::embedding::{HiddenSum, StepTap};
+use crate::embedding::StepTap;
 use crate::error::ApiError;
 use crate::job::{GenerationEvent, GenerationJob, GenerationSummary, SampledToken, TextDelta};
 use crate::logprobs::{PromptEcho, sampled_token};

@@ -5,15 +5,18 @@
 //! sentence here, with advice where there is a remedy. A program of your own that runs models uses larder-runtime, not this
 //! crate.
 
+use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 use anyhow::Result;
 use clap::{CommandFactory, FromArgMatches};
+use larder_runtime::error_message;
 
 #[macro_use]
 mod stdout;
 
-mod advice;
 mod chat;
 mod cli;
 mod commands;
@@ -29,14 +32,27 @@ mod telemetry;
 mod timeline;
 mod user_folders;
 
-/// Parses the command line and runs the command. Exit codes: 0 success, 1 an error, which is printed as one sentence, and
-/// 2 wrong usage.
+pub use user_folders::{cache as cache_folder, models as models_folder};
+
+/// The words of the command line, the program's name included.
+static TYPED: OnceLock<Vec<OsString>> = OnceLock::new();
+
+/// Runs the command line of the process; see [`main_of`].
 pub fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
+    ExitCode::from(main_of(std::env::args_os().collect(), None))
+}
+
+/// Parses a command line, of which the first word is the program's name, and runs the command; once in a process. A program that
+/// brings the demo model along says in which folder it is. Returns the exit code: 0 success, 1 an error, which is printed as one
+/// sentence, and 2 wrong usage.
+pub fn main_of(typed: Vec<OsString>, demo: Option<PathBuf>) -> u8 {
+    let typed = TYPED.get_or_init(|| typed);
+    demo.into_iter().for_each(models::set_demo);
+    match run(typed.clone()) {
+        Ok(()) => 0,
         Err(error) => {
-            eprintln!("error: {}", advice::message(&error));
-            ExitCode::FAILURE
+            eprintln!("error: {}", error_message(&error));
+            1
         }
     }
 }
@@ -54,10 +70,9 @@ fn report_large_files_as_errors() -> Result<()> {
 }
 
 /// Runs the command line; the parser itself reports wrong usage and ends the program.
-fn run() -> Result<()> {
+fn run(typed: Vec<OsString>) -> Result<()> {
     #[cfg(unix)]
     report_large_files_as_errors()?;
-    let typed: Vec<_> = std::env::args_os().collect();
     let matches = cli::Cli::command().get_matches_from(&typed);
     let line = config::apply(typed, &matches)?;
     let matches = cli::Cli::command().get_matches_from(line);

@@ -9,7 +9,7 @@ use larder_core::{NumberFormat, printable, rfc3339};
 use larder_lab::{Fact, ReportOrigin};
 use larder_runtime::OpenModel;
 
-use crate::{doctor, print};
+use crate::{TYPED, doctor, print};
 
 /// Characters of a date and time without seconds.
 const MINUTE: usize = "2026-11-25T12:34".len();
@@ -25,7 +25,7 @@ pub fn report_origin(threads: Option<usize>, drive: Option<&Path>) -> ReportOrig
         date: format!("{} UTC", date[..MINUTE].replace('T', " ")),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         commit: option_env!("LARDER_BUILD_COMMIT").map(str::to_owned),
-        command: command_line(std::env::args_os().skip(1)),
+        command: command_line(TYPED.get().into_iter().flatten().skip(1)),
         machine,
         model: Vec::new(),
     }

@@ -22,11 +22,11 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
 use larder_engine::{CostNote, FinishReason, LambdaCosts, Routing, Session, StopMatcher, lambda_cost_note};
-use larder_runtime::{InferenceEngine, OpenModel, Options};
+use larder_runtime::{InferenceEngine, OpenModel, Options, error_message};
 
 use crate::cli::chat::ChatArgs;
 use crate::models;
-use crate::{advice, print};
+use crate::print;
 
 use command::ChatCommand;
 use conversation::{Conversation, Message};
@@ -185,7 +185,7 @@ impl ChatSession<'_> {
     }
 
     fn report_error(&self, error: anyhow::Error) -> Result<Next> {
-        self.output.line(&format!("error: {}", advice::message(&error)));
+        self.output.line(&format!("error: {}", error_message(&error)));
         Ok(Next::Continue)
     }
 

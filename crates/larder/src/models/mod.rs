@@ -1,7 +1,7 @@
 //! Opens models for the commands, with notices on standard error and bars for progress; the folder of downloaded models.
 
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
 use anyhow::{Context, Result};
 use larder_runtime::models::{self, HubName, no_folder};
@@ -19,13 +19,21 @@ pub use installed::{InstalledModel, installed, remove};
 /// Path of the demo model in the repository.
 const DEMO: &str = "models/demo";
 
-/// The demo model: in the current folder or a parent of it, else in a parent of the program's folder.
+/// The demo model that a program brings along.
+static DEMO_FOLDER: OnceLock<PathBuf> = OnceLock::new();
+
+/// Says where the demo model is that the program brings along. Only the first call counts.
+pub fn set_demo(folder: PathBuf) {
+    DEMO_FOLDER.get_or_init(|| folder);
+}
+
+/// The demo model: in the current folder or a parent of it, in a parent of the program's folder, or brought along by the program.
 pub fn default_model() -> PathBuf {
     let starts = [std::env::current_dir(), std::env::current_exe()];
     let above = |start: &PathBuf| {
         start.ancestors().map(|folder| folder.join(DEMO)).find(|demo| demo.join(MANIFEST_FILE).exists())
     };
-    starts.iter().flatten().find_map(above).unwrap_or_else(|| DEMO.into())
+    starts.iter().flatten().find_map(above).or(DEMO_FOLDER.get().cloned()).unwrap_or_else(|| DEMO.into())
 }
 
 /// `NAME=PATH`, or a path alone.
