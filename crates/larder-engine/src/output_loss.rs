@@ -104,6 +104,7 @@ pub struct LossMeter(Arc<Mutex<Meter>>);
 
 struct Meter {
     every: u32,
+    seed: u64,
     random: Xoshiro256,
     /// Tokens of the current block of `every` that are still to come.
     left: u32,
@@ -152,6 +153,12 @@ impl LossMeter {
         meter.all = meter.all.map(|_| OutputLoss::default());
     }
 
+    /// Draws the tokens from now on as from the beginning, so that what follows is measured at the same places.
+    pub fn redraw(&self) {
+        let mut meter = self.meter();
+        (meter.random, meter.left) = (Xoshiro256::new(meter.seed), 0);
+    }
+
     /// Counts a token that is about to be decoded, the one pending token of `sequence`. If it is to be measured, it is computed
     /// exactly, and is pending again; [`compare`](Self::compare) takes the result. Nothing happens where experts are computed exactly
     /// anyway.
@@ -196,7 +203,7 @@ impl LossMeter {
 impl Meter {
     fn new(every: u32, seed: u64) -> Self {
         let (random, loss) = (Xoshiro256::new(seed), OutputLoss::default());
-        Meter { every: every.max(1), random, left: 0, drawn: 0, loss, all: None }
+        Meter { every: every.max(1), seed, random, left: 0, drawn: 0, loss, all: None }
     }
 
     /// Counts a token. Returns whether it is the drawn one of its block, and whether all tokens are measured.

@@ -37,6 +37,7 @@ pub mod report;
 mod requests;
 mod reroute;
 mod sweep;
+mod sweep_part;
 mod synthetic;
 pub mod train;
 
@@ -51,5 +52,6 @@ pub use replay::{InitialCache, ReplayResult, RowCounts, SequenceCounts, replay, 
 pub use requests::Requests;
 pub use reroute::reroute;
 pub use sweep::{ReplaySweep, SweepAxes, SweepCell, SweepProgress, eighths};
+pub use sweep_part::SweepPart;
 pub use synthetic::SyntheticRouting;
 pub use train::{read_evictor, write_evictor};

@@ -10,7 +10,7 @@ use larder_policy::routing::quality::Quality;
 
 use crate::replay::{InitialCache, ReplayResult, replay, replay_requests};
 use crate::reroute::reroute;
-use crate::{LabError, Requests};
+use crate::{LabError, Requests, SweepPart};
 
 /// Gets the number of further requests that were replayed; called from several threads.
 pub type SweepProgress<'a> = &'a (dyn Fn(u64) + Sync);
@@ -131,6 +131,16 @@ impl<'a> ReplaySweep<'a> {
         Ok(ReplaySweep { trace, inputs, start, plans, request_sets })
     }
 
+    /// The same sweep with a part of its scopes and sizes, each of which is a piece.
+    pub fn part(mut self, part: SweepPart) -> Self {
+        let mut pieces: Vec<(CacheScope, usize)> =
+            self.plans.iter().map(|plan| (plan.shape.scope, plan.slots)).collect();
+        pieces.dedup();
+        let piece = |plan: &CellPlan| pieces.iter().position(|piece| *piece == (plan.shape.scope, plan.slots));
+        self.plans.retain(|plan| piece(plan).is_some_and(|piece| part.has(piece)));
+        self
+    }
+
     /// Number of requests that the sweep replays.
     pub fn work(&self) -> u64 {
         let once: usize = self.request_sets.iter().map(Requests::len).sum();
@@ -224,6 +234,17 @@ mod tests {
         SweepAxes { policies, routings: &[], slots, scopes, scratch }
     }
 
+    /// Two sizes in both scopes.
+    fn sweep_of<'a>(
+        trace: &'a Trace,
+        policies: &'a [EvictionSpec],
+        inputs: &'a PolicyInputs,
+        start: InitialCache,
+    ) -> ReplaySweep<'a> {
+        ReplaySweep::new(trace, &axes(policies, &[2, 5], &[CacheScope::Layer, CacheScope::Global], 1), inputs, start)
+            .unwrap()
+    }
+
     #[test]
     fn a_sweep_is_its_replays_on_any_number_of_threads() {
         let trace =
@@ -233,18 +254,16 @@ mod tests {
         let policies = ["lru".parse().unwrap()];
         let inputs = PolicyInputs::default();
         for start in [InitialCache::Cold, InitialCache::Carried] {
-            let sweep = ReplaySweep::new(
-                &trace,
-                &axes(&policies, &[2, 5], &[CacheScope::Layer, CacheScope::Global], 1),
-                &inputs,
-                start,
-            )
-            .unwrap();
+            let sweep = sweep_of(&trace, &policies, &inputs, start);
             let replayed = AtomicU64::new(0);
             let one = sweep.run(1, &|n| _ = replayed.fetch_add(n, Ordering::Relaxed)).unwrap();
             assert_eq!(replayed.into_inner(), sweep.work());
             assert_eq!(one, sweep.run(3, &|_| ()).unwrap());
             assert_eq!(one.len(), 4);
+            let whole = |text: &str| sweep_of(&trace, &policies, &inputs, start).part(text.parse().unwrap());
+            let parts = ["0/3", "1/3", "2/3"].map(|text| whole(text).run(1, &|_| ()).unwrap());
+            assert_eq!(parts.each_ref().map(Vec::len), [2, 1, 1]);
+            assert_eq!((&parts[0][0], &parts[1][0], &parts[2][0], &parts[0][1]), (&one[0], &one[1], &one[2], &one[3]));
             for cell in &one {
                 let alone = replay(&trace, (cell.slots, cell.scope, 1), &policies[0], &inputs, start).unwrap();
                 assert_eq!(cell.replayed, alone);

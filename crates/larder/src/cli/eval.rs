@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 
+use larder_lab::SweepPart;
 use larder_policy::routing::RoutingSpec;
 
 use super::engine::{CpuOnlyFlags, FixedRoutingFlags, MeasureFlag};
@@ -237,6 +238,10 @@ pub struct EvalSweepArgs {
     pub grid: GridFlags,
     #[command(flatten)]
     pub measure: MeasureFlag,
+    /// Measure a part of the strategies and sizes, as 0/4, 1/4, 2/4 or 3/4 on four machines
+    #[arg(long, value_name = "I/N", default_value = "0/1", hide_default_value = true, conflicts_with = "save")]
+    #[arg(help_heading = heading::OUTPUT)]
+    pub part: SweepPart,
     /// Mark strategies that raise perplexity by more than this share
     #[arg(long, value_name = "SHARE", default_value_t = 0.01, value_parser = parse_share, help_heading = heading::OUTPUT)]
     pub max_loss: f64,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use larder_core::CacheScope;
-use larder_lab::MachineProfile;
+use larder_lab::{MachineProfile, SweepPart};
 use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
 
@@ -278,6 +278,9 @@ pub struct LabSweepArgs {
     /// Replay threads (default: one per CPU)
     #[arg(long, value_name = "N", value_parser = at_least_one, help_heading = heading::PERFORMANCE)]
     pub threads: Option<usize>,
+    /// Replay a part of the scopes and sizes, as 0/4, 1/4, 2/4 or 3/4 on four machines
+    #[arg(long, value_name = "I/N", default_value = "0/1", hide_default_value = true, help_heading = heading::OUTPUT)]
+    pub part: SweepPart,
     /// Write all numbers to FILE (CSV), one line per policy and cache size
     #[arg(long, value_name = "FILE", help_heading = heading::OUTPUT)]
     pub csv: Option<OutputFile>,

@@ -47,6 +47,9 @@ pub struct TrainArgs {
     /// Random seed of the split and the initial weights
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
+    /// Print the losses and the measurements as JSON
+    #[arg(long)]
+    pub json: bool,
     #[command(flatten)]
     pub replace: ReplaceFlag,
 }

@@ -43,10 +43,11 @@ pub fn run(args: EvalSweepArgs) -> Result<()> {
     let mut engine = InferenceEngine::start(&model, &flags.options(passage.chunk))?;
     // Check all strategies against the model now, and not after hours of measuring.
     trials.iter().try_for_each(|trial| engine.experts.set_routing_strategy(&trial.spec, &engine.decoder, &model))?;
-    let bar = bar(passage.tokens_read() * trials.len() * sizes.len());
+    let plan = plan(&args, sizes, &trials);
+    let bar = bar(passage.tokens_read() * plan.iter().map(|(_, trials)| trials.len()).sum::<usize>());
     let (mut runs, mut optimum) = (Vec::new(), Vec::new());
-    for slots in sizes {
-        for trial in &trials {
+    for (slots, trials) in plan {
+        for trial in trials {
             engine.empty_cache(&model, slots)?;
             engine.experts.set_routing_strategy(&trial.spec, &engine.decoder, &model)?;
             let (run, trace) = once(&mut engine, &model, &args, trial, slots, &passage, &bar)?;
@@ -63,6 +64,20 @@ pub fn run(args: EvalSweepArgs) -> Result<()> {
     let found = Tradeoffs::new(setup(&args, &model, &passage)?, &runs, &optimum);
     print_report(&args, &found)?;
     if args.save { lambda_costs::save(&model, &trials, &found, args.json) } else { Ok(()) }
+}
+
+/// The strategies of each size in the part that is to be measured. Each is compared with the model's own routing, the first, so that
+/// is measured too.
+fn plan<'t>(args: &EvalSweepArgs, sizes: Vec<usize>, trials: &'t [Trial]) -> Vec<(usize, Vec<&'t Trial>)> {
+    let mut pieces = 0..;
+    let mut of_size = |slots| {
+        let in_part = trials.iter().skip(1).filter(|_| pieces.next().is_some_and(|piece| args.part.has(piece)));
+        let others: Vec<&Trial> = in_part.collect();
+        let measures = !others.is_empty() || args.part.is_whole();
+        (slots, trials.iter().take(usize::from(measures)).chain(others).collect())
+    };
+    let all = sizes.into_iter().map(&mut of_size);
+    all.filter(|(_, trials): &(usize, Vec<&Trial>)| !trials.is_empty()).collect()
 }
 
 fn sizes(args: &EvalSweepArgs, experts: usize) -> Result<Vec<usize>> {
@@ -113,6 +128,7 @@ fn once(
     let mut recorder = Recorder::of_decoder(&engine.decoder, with_logits)?;
     let meter = Meter::new(engine);
     let loss_meter = engine.loss_meter().clone();
+    loss_meter.redraw();
     let mut chunks: Vec<ChunkScore> = Vec::new();
     for chunk in passage.chunks() {
         recorder.new_sequence();

@@ -8,6 +8,7 @@ use larder_core::Trace;
 use larder_lab::read_evictor;
 use larder_lab::train::{Baseline, EvictorEvaluation, evaluate_evictor, evictor_metadata, near_duplicates, subset};
 use larder_policy::eviction::learned::Evictor;
+use serde_json::{Value, json};
 
 use super::train::ranges_text;
 use super::{load, summary};
@@ -93,6 +94,20 @@ fn parse_ranges(text: &str) -> Option<Vec<usize>> {
         all.extend(from..=to);
     }
     Some(all)
+}
+
+/// The miss rates of trained weights as JSON, a row for each start, scope and number of slots.
+pub fn evaluations(judged: &Trace, evictor: Evictor, scratch: usize) -> Result<Vec<Value>> {
+    let all = evaluate_evictor(judged, Arc::new(evictor), &[], scratch, threads())?;
+    let row = |found: &EvictorEvaluation| {
+        let (closed, [lru, learned, belady]) = (found.closed, found.misses);
+        json!({
+            "start": found.start.to_string(), "scope": found.scope.to_string(), "slots": found.slots,
+            "lru": lru, "learned": learned, "belady": belady,
+            "gap_closed": closed.map(|c| c.value), "gap_low": closed.map(|c| c.low), "gap_high": closed.map(|c| c.high),
+        })
+    };
+    Ok(all.iter().map(row).collect())
 }
 
 /// Prints the miss rates of trained weights, and their lead over other policies.

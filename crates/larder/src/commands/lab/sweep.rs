@@ -82,7 +82,7 @@ fn replay(
         scopes: args.cache_scope.scopes(),
         scratch: args.replay.scratch,
     };
-    let sweep = ReplaySweep::new(trace, &axes, inputs, start)?;
+    let sweep = ReplaySweep::new(trace, &axes, inputs, start)?.part(args.part);
     let bar = progress::count("replaying", "requests", sweep.work());
     let threads = args.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let cells = sweep.run(threads, &|requests| bar.advance(requests));

@@ -5,6 +5,7 @@ use larder_core::Trace;
 use larder_lab::train::{Split, TrainingConfig, TrainingProgress, near_duplicates, subset, train};
 use larder_lab::{read_evictor, write_evictor};
 use larder_store::seal_if_in_store;
+use serde_json::json;
 
 use super::{judge, load, summary};
 use crate::cli::train::TrainArgs;
@@ -30,7 +31,14 @@ pub fn run(args: &TrainArgs) -> Result<()> {
         belady_slots: args.belady_slots.or(base.belady_slots),
         ..base
     };
-    let mut arrays = train(&trace, &split, &recipe, &mut reporter(&trace, &split))?;
+    let (mut epochs, mut report) = (Vec::new(), reporter(&trace, &split));
+    let mut observe = |progress: TrainingProgress| {
+        if let TrainingProgress::Epoch { epoch, train, validation } = &progress {
+            epochs.push(json!({"epoch": epoch, "train": train, "validation": validation}));
+        }
+        report(progress);
+    };
+    let mut arrays = train(&trace, &split, &recipe, &mut observe)?;
     let mut note = |key: &str, value: String| arrays.meta.insert(key.to_owned(), value);
     note("seed", args.seed.to_string());
     note("learned_from", ranges_text(&split.train));
@@ -40,12 +48,19 @@ pub fn run(args: &TrainArgs) -> Result<()> {
     write_evictor(&args.out, &arrays)?;
     seal_if_in_store(&args.out)?;
     let bytes = std::fs::metadata(&args.out).with_context(|| args.out.display().to_string())?.len();
-    println!("{}: {}", args.out.display(), print::bytes(bytes));
-    if split.test.is_empty() {
-        return Ok(());
+    if !args.json {
+        println!("{}: {}", args.out.display(), print::bytes(bytes));
     }
-    let judged = subset(&trace, &split.test)?;
-    judge::print_judgements(&judged, read_evictor(&args.out)?, &[], args.scratch)
+    let judged = (!split.test.is_empty()).then(|| subset(&trace, &split.test)).transpose()?;
+    match (args.json, judged) {
+        (true, judged) => {
+            let measured = judged.map(|judged| judge::evaluations(&judged, read_evictor(&args.out)?, args.scratch));
+            println!("{}", json!({"epochs": epochs, "evaluations": measured.transpose()?}));
+            Ok(())
+        }
+        (false, Some(judged)) => judge::print_judgements(&judged, read_evictor(&args.out)?, &[], args.scratch),
+        (false, None) => Ok(()),
+    }
 }
 
 /// Draws the sets; near-duplicates of a drawn sequence join its set.
