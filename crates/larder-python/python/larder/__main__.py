@@ -1,0 +1,5 @@
+"""``python -m larder``: the command."""
+
+from ._command import main
+
+main()
