@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use larder_embed::{EmbeddedModel, GenerateOptions, GeneratedText, LoadOptions, ModelStats};
+use larder_embed::{EmbeddedModel, GenerateOptions, GeneratedText, LoadOptions, ModelStats, TextPiece};
 
 const PROMPT: &str = "The old man looked at the door, and";
 const LOAD: &str = r#"{"cache-experts": 16, "threads": 2}"#;
@@ -70,8 +70,8 @@ fn a_program_in_c_gets_the_text_of_the_engine() {
     let options = LoadOptions::from_json(LOAD).unwrap();
     let mut model = EmbeddedModel::load(&demo(), &options).unwrap();
     let mut pieces = String::new();
-    let mut piece = |text: &str| {
-        pieces.push_str(text);
+    let mut piece = |piece: TextPiece| {
+        pieces.push_str(piece.text);
         true
     };
     let own = model.generate(PROMPT, &GenerateOptions::from_json(GENERATE).unwrap(), &mut piece).unwrap();
