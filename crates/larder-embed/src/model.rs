@@ -95,11 +95,10 @@ impl EmbeddedModel {
 
     /// Refuses tokens that are no prompt for this model.
     pub(crate) fn check_prompt(&self, tokens: &[u32]) -> Result<()> {
-        self.check_tokens(tokens)?;
-        if tokens.len() >= self.context {
+        if tokens.is_empty() || tokens.len() >= self.context {
             bail!("the prompt has {} tokens; it must have from 1 to {}", tokens.len(), self.context - 1);
         }
-        Ok(())
+        self.check_tokens(tokens)
     }
 
     /// Refuses no tokens, too many, and tokens that the model does not have.

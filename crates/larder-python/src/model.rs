@@ -108,8 +108,8 @@ impl PyModel {
         let model = compute(py, move |_| {
             let options = LoadOptions::from_json(&options)?;
             let (models, cache) = (larder_command::models_folder(), larder_command::cache_folder());
-            let (models, cache) = (options.models.clone().or(models), options.cache.clone().or(cache));
-            EmbeddedModel::load(&path, &LoadOptions { models, cache, ..options })
+            let (models, cache_folder) = (options.models.clone().or(models), options.cache_folder.clone().or(cache));
+            EmbeddedModel::load(&path, &LoadOptions { models, cache_folder, ..options })
         })?;
         Ok(PyModel::of(model))
     }

@@ -147,10 +147,10 @@ def test_requests_that_are_wrong(model):
     with pytest.raises(TypeError):
         model.generate(PROMPT, warmth=1)
     for call, fault in [
-        (lambda: model.generate([]), "from 1 to"),
+        (lambda: model.generate([]), "the prompt has 0 tokens; it must have from 1 to"),
         (lambda: model.generate([1 << 20]), "not one of the model's"),
         (lambda: model.generate([-1]), "not one of the model's"),
-        (lambda: model.generate([1] * 100_000), "must be from 1 to"),
+        (lambda: model.generate([1] * 100_000), "must have from 1 to"),
         (lambda: model.generate(PROMPT, temperature=-1), "temperature"),
         (lambda: model.generate(PROMPT, regex="("), "format"),
         (lambda: model.generate(PROMPT, regex="a", json_schema={}), "only one"),

@@ -75,7 +75,7 @@ pub struct LoadOptions {
     /// Folder of downloaded models, for models by name.
     pub models: Option<PathBuf>,
     /// The user's cache folder, where the content of GGUF files is noted.
-    pub cache: Option<PathBuf>,
+    pub cache_folder: Option<PathBuf>,
 }
 
 impl LoadOptions {
@@ -92,7 +92,7 @@ impl LoadOptions {
             Speculation::Auto if drafts => MtpUse::IfStored,
             _ => MtpUse::Never,
         };
-        let (models_folder, cache_folder) = (self.models.clone(), self.cache.clone());
+        let (models_folder, cache_folder) = (self.models.clone(), self.cache_folder.clone());
         Ok(ModelOptions { models_folder, cache_folder, store_for_gguf: !self.no_store, mtp, notices })
     }
 

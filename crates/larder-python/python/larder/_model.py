@@ -75,12 +75,12 @@ def load(
     vram_mem: Optional[str] = None,
     vram_experts: Optional[int] = None,
     models: "Union[str, os.PathLike[str], None]" = None,
-    cache: "Union[str, os.PathLike[str], None]" = None,
+    cache_folder: "Union[str, os.PathLike[str], None]" = None,
 ) -> "Model":
     """Loads a model: a store, a folder with a checkpoint, a GGUF file, or a name on the Hugging Face hub.
 
     The arguments are the flags of ``larder run``, with underscores; what is left out is as there. ``models`` is the folder of downloaded
-    models, by default that of the command, and ``cache`` the user's cache folder. A ``larder.toml`` of the store is not read.
+    models, by default that of the command, and ``cache_folder`` the user's cache folder. A ``larder.toml`` of the store is not read.
     """
     options = dict(locals())
     path = os.fspath(options.pop("path_or_name"))
