@@ -8,7 +8,7 @@ const ROOT: &str = "/sys/fs/cgroup";
 const NO_LIMIT: u64 = 1 << 62;
 
 /// The name of a group, for people.
-pub const NAME: &str = "control group";
+pub const NAME: &str = "cgroup";
 
 /// Memory that can still be used below the limits of this process's control groups, in bytes, negative by how much a limit is
 /// exceeded, as one that was lowered may be; `None` without a limit. Page cache counts as available.
