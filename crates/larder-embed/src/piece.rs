@@ -1,4 +1,4 @@
-//! What is told while a text is generated.
+//! Pieces of a text, passed on while it is generated.
 
 /// A piece of a generated text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

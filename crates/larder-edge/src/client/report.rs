@@ -17,7 +17,7 @@ pub struct EdgeReport {
     pub seconds_waiting: f64,
     /// Statistics of each worker, those of the topology first, in its order.
     pub workers: Vec<WorkerReport>,
-    /// What is wrong with the name behind which workers are discovered.
+    /// The fault of the name that workers are discovered by, if it has one.
     pub discovery: Option<String>,
 }
 

@@ -80,7 +80,7 @@ impl Roster {
         self.lost.notified().await;
     }
 
-    /// What is wrong with the name of the discovery; a sentence without its end.
+    /// The fault of the name that workers are discovered by; a sentence without its end.
     pub fn discovery_trouble(&self) -> Option<String> {
         self.trouble().clone()
     }
