@@ -30,9 +30,7 @@ pub fn man(args: &ManArgs) -> Result<()> {
 /// Writes to standard output; a reader that closes the pipe early is no error.
 fn print_all(bytes: &[u8]) -> Result<()> {
     match std::io::stdout().write_all(bytes) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(error).context("writing to standard output failed")
-        }
+        Err(error) if !crate::stdout::is_closed_pipe(&error) => Err(error).context("writing to standard output failed"),
         _ => Ok(()),
     }
 }
