@@ -217,5 +217,8 @@ fn a_server_has_the_expected_loss_beside_its_budget() {
     let expected = server.metric("larder_output_expected_kl");
     assert!(expected > 0.0 && expected < 0.04, "{expected}");
     let quality = &server.get("/engine").json()["quality"];
-    assert_eq!((quality["budget"].as_f64(), quality["expected_kl"].as_f64()), (Some(0.02), Some(expected)));
+    assert_eq!(quality["budget"].as_f64(), Some(0.02));
+    // The JSON parser of the tests may miss the last bit of a number.
+    let shown = quality["expected_kl"].as_f64().expect("a number");
+    assert!((shown - expected).abs() <= expected * f64::EPSILON, "{shown} and {expected}");
 }
