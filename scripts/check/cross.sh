@@ -111,15 +111,16 @@ fetch_source() {
 export RUSTC_BOOTSTRAP=1
 std=-Zbuild-std=std,panic_unwind
 
-# Runs a command of cargo for the chosen system.
+# Runs a command of cargo for the chosen system. Paths of this machine do not get into the binary.
 for_system() {
-    local command=$1
+    local command=$1 flags
     shift
     prepare_programs
     prepare_toolchain
-    if [[ $target == *-musl ]]; then
-        export "CARGO_TARGET_$(tr a-z- A-Z_ <<<"$target")_RUSTFLAGS=-C link-self-contained=no"
-    fi
+    flags="--remap-path-prefix=$PWD=larder --remap-path-prefix=${CARGO_TARGET_DIR:-$PWD/target}=target"
+    flags+=" --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=cargo --remap-path-prefix=$(rustc --print sysroot)=rust"
+    [[ $target != *-musl ]] || flags+=" -C link-self-contained=no"
+    export "CARGO_TARGET_$(tr a-z- A-Z_ <<<"$target")_RUSTFLAGS=$flags"
     cargo-zigbuild "$command" $std --release --target "$target" "$@"
 }
 

@@ -16,8 +16,11 @@ mod installed;
 
 pub use installed::{InstalledModel, installed, remove};
 
-/// Path of the demo model in the repository.
+/// Path of the demo model in the repository and in archives.
 const DEMO: &str = "models/demo";
+
+/// Path of the demo model below the folder that a package manager installs to, such as `/usr`.
+const INSTALLED_DEMO: &str = "share/larder/models/demo";
 
 /// The demo model that a program brings along.
 static DEMO_FOLDER: OnceLock<PathBuf> = OnceLock::new();
@@ -27,13 +30,19 @@ pub fn set_demo(folder: PathBuf) {
     DEMO_FOLDER.get_or_init(|| folder);
 }
 
-/// The demo model: in the current folder or a parent of it, in a parent of the program's folder, or brought along by the program.
+/// The demo model: in the current folder or a parent of it, in a parent of the program's folder or installed there, or brought
+/// along by the program.
 pub fn default_model() -> PathBuf {
-    let starts = [std::env::current_dir(), std::env::current_exe()];
-    let above = |start: &PathBuf| {
-        start.ancestors().map(|folder| folder.join(DEMO)).find(|demo| demo.join(MANIFEST_FILE).exists())
-    };
-    starts.iter().flatten().find_map(above).or(DEMO_FOLDER.get().cloned()).unwrap_or_else(|| DEMO.into())
+    let (current, program) = (std::env::current_dir().ok(), std::env::current_exe().ok());
+    let found = current.and_then(|folder| demo_above(&folder, &[DEMO]));
+    let found = found.or_else(|| demo_above(&program?, &[DEMO, INSTALLED_DEMO]));
+    found.or(DEMO_FOLDER.get().cloned()).unwrap_or_else(|| DEMO.into())
+}
+
+/// The first store at one of `paths` below `start` or a parent of it.
+fn demo_above(start: &Path, paths: &[&str]) -> Option<PathBuf> {
+    let candidates = start.ancestors().flat_map(|folder| paths.iter().map(|path| folder.join(path)));
+    candidates.into_iter().find(|demo| demo.join(MANIFEST_FILE).exists())
 }
 
 /// `NAME=PATH`, or a path alone.
@@ -118,6 +127,20 @@ impl WorkProgress for Bars {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_demo_is_found_in_a_parent_and_below_share_of_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("usr/bin/larder");
+        let find = |paths: &[&str]| demo_above(&program, paths);
+        assert_eq!(find(&[DEMO, INSTALLED_DEMO]), None);
+        let installed = folder.path().join("usr/share/larder/models/demo");
+        std::fs::create_dir_all(&installed).unwrap();
+        assert_eq!(find(&[DEMO, INSTALLED_DEMO]), None, "without a manifest it is no store");
+        std::fs::write(installed.join(MANIFEST_FILE), "").unwrap();
+        assert_eq!(find(&[DEMO, INSTALLED_DEMO]), Some(installed));
+        assert_eq!(find(&[DEMO]), None);
+    }
 
     #[test]
     fn only_texts_that_are_no_paths_are_split() {
