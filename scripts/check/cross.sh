@@ -119,7 +119,16 @@ for_system() {
     prepare_toolchain
     flags="--remap-path-prefix=$PWD=larder --remap-path-prefix=${CARGO_TARGET_DIR:-$PWD/target}=target"
     flags+=" --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=cargo --remap-path-prefix=$(rustc --print sysroot)=rust"
-    [[ $target != *-musl ]] || flags+=" -C link-self-contained=no"
+    case $target in
+        *-musl) flags+=" -C link-self-contained=no" ;;
+        *-apple-darwin)
+            # The oldest macOS that Rust supports on Apple silicon; Zig would take the newest.
+            export MACOSX_DEPLOYMENT_TARGET=${MACOSX_DEPLOYMENT_TARGET:-11.0}
+            # rustc strips with a program that does not find its library by itself. It signs the binary again.
+            LD_LIBRARY_PATH=$(rustc --print sysroot)/lib
+            export LD_LIBRARY_PATH
+            ;;
+    esac
     export "CARGO_TARGET_$(tr a-z- A-Z_ <<<"$target")_RUSTFLAGS=$flags"
     cargo-zigbuild "$command" $std --release --target "$target" "$@"
 }
