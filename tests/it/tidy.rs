@@ -57,6 +57,7 @@ const UNSAFE: &[&str] = &[
     "crates/larder-core/src/sysctl.rs",
     "crates/larder-cuda/src/cuda/mod.rs",
     "crates/larder-cuda/src/cuda/compiler.rs",
+    "crates/larder-cuda/src/counted.rs",
     "crates/larder-cuda/src/driver.rs",
     "crates/larder-cuda/src/emulator/mod.rs",
     "crates/larder-cuda/src/emulator/library.rs",
@@ -113,7 +114,7 @@ const KEPT_WORDS: &[(&str, &[&str], &str)] = &[
 
 /// The traits of each seam, and the page that explains how to implement them.
 const SEAMS: &[(&str, &[&str])] = &[
-    ("adding-a-device.md", &["Device", "DeviceExperts", "DeviceProducts", "DeviceAttention", "Driver"]),
+    ("adding-a-device.md", &["Device", "DeviceExperts", "DeviceProducts", "DeviceAttention", "DeviceOps", "Driver"]),
     ("adding-a-model.md", &["Mixer", "ExpertPath"]),
     ("adding-a-reader.md", &["Reader"]),
     ("adding-a-routing-strategy.md", &["Router", "Residency"]),

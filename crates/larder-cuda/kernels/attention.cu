@@ -5,8 +5,6 @@
 constexpr u32 TILE_QUERIES = 4;
 // Positions of a position tile, the first of which is a multiple of this number: a part of the definition of attention.
 constexpr u32 TILE_POSITIONS = 512;
-// Interleaved sums of the softmax.
-constexpr u32 SUM_LANES = 8;
 // Values that a thread loads before it uses the first.
 constexpr u32 PREFETCHED = 32;
 static_assert(TILE_POSITIONS % PREFETCHED == 0, "what is loaded together is in one position tile");

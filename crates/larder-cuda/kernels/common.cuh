@@ -17,6 +17,8 @@ constexpr int BLOCK = 32;
 constexpr int WARP = 32;
 // Interleaved sums of a product of floats.
 constexpr int LANES = 16;
+// Interleaved sums of values that are no product: of a softmax, of the squares of a norm.
+constexpr u32 SUM_LANES = 8;
 constexpr u32 ALL = 0xFFFFFFFFu;
 
 // 32 activations as integers: value = d * q.

@@ -25,6 +25,7 @@ const STEP: usize = 1 << 20;
 
 /// Attention of one sequence over its pages on the device.
 type Task<'a> = AttentionTask<'a, DeviceKvView>;
+type Args<'a> = AttentionArgs<'a, DeviceKvView>;
 
 /// The KV cache on the device, and the buffers of attention.
 pub struct GpuAttention {
@@ -76,6 +77,14 @@ impl GpuAttention {
             download: Download::new(driver)?,
         };
         Ok(GpuAttention { driver: driver.clone(), state: Mutex::new(state) })
+    }
+
+    /// Begins the attention of several sequences. Returns the address and the number of the outputs, which are valid until the next
+    /// call.
+    pub(crate) fn begin(&self, tasks: &[&Args]) -> Result<(u64, usize)> {
+        let mut state = self.lock();
+        let outputs = state.begin(tasks)?;
+        Ok((state.out.at(), outputs))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -160,17 +169,15 @@ impl State {
         self.launches.copy_rows(&copy)
     }
 
-    /// One copy to the device, the launches of each task, and one copy back.
+    /// Attention with one copy back.
     fn attend(&mut self, tasks: &mut [Task]) -> Result<()> {
-        let (placed, outputs) = self.place(tasks)?;
-        let list = self.send(tasks, &placed)?;
-        for PlacedTask { args, kinds, at, tiles } in &placed {
-            let at_once = tiles_at_once(args.score_stride as usize).min(*tiles);
-            for first in (0..*tiles).step_by(at_once) {
-                let range = word(first)?..word(*tiles.min(&(first + at_once)))?;
-                self.launches.attend(args, *kinds, list + *at as u64, range)?;
-            }
+        if let Some(Task { args, out }) = tasks.iter().find(|task| task.out.len() != outputs(&task.args)) {
+            let (count, heads, room) = (args.seen.len(), args.heads, out.len());
+            let what = format!("attention of {count} queries with {heads} heads does not fit into {room} outputs");
+            return Err(unsupported(what));
         }
+        let args: Vec<_> = tasks.iter().map(|task| &task.args).collect();
+        let outputs = self.begin(&args)?;
         if outputs == 0 {
             return Ok(());
         }
@@ -183,13 +190,27 @@ impl State {
         Ok(())
     }
 
+    /// One copy to the device and the launches of each task. Returns the number of outputs, which will be in `out`.
+    fn begin(&mut self, tasks: &[&Args]) -> Result<usize> {
+        let (placed, outputs) = self.place(tasks)?;
+        let list = self.send(tasks, &placed)?;
+        for PlacedTask { args, kinds, at, tiles } in &placed {
+            let at_once = tiles_at_once(args.score_stride as usize).min(*tiles);
+            for first in (0..*tiles).step_by(at_once) {
+                let range = word(first)?..word(*tiles.min(&(first + at_once)))?;
+                self.launches.attend(args, *kinds, list + *at as u64, range)?;
+            }
+        }
+        Ok(outputs)
+    }
+
     /// Checks the tasks, makes room for their scores and outputs, and places those that have queries. Also returns the
     /// number of all outputs.
-    fn place(&mut self, tasks: &[Task]) -> Result<(Vec<PlacedTask>, usize)> {
+    fn place(&mut self, tasks: &[&Args]) -> Result<(Vec<PlacedTask>, usize)> {
         let (mut placed, mut at, mut outputs) = (Vec::new(), 0, 0);
         let (mut score_bytes, mut factor_bytes, mut sum_bytes) = (0, 0, 0);
-        for Task { args, out } in tasks {
-            let kinds = self.check(args, out)?;
+        for args in tasks {
+            let kinds = self.check(args)?;
             if !args.seen.is_empty() {
                 let (tiles, span) = tiles_and_span(args);
                 let at_once = tiles_at_once(span).min(tiles);
@@ -201,7 +222,7 @@ impl State {
                 placed.push(PlacedTask { args: kernel_args, kinds, at, tiles });
                 at += Arrays::of(args).bytes;
             }
-            outputs += out.len();
+            outputs += self::outputs(args);
         }
         let score_bytes = score_bytes.next_multiple_of(ALIGN);
         self.scores.ensure((score_bytes + factor_bytes + sum_bytes).next_multiple_of(STEP))?;
@@ -216,7 +237,7 @@ impl State {
     }
 
     /// The arguments without the addresses of arrays.
-    fn kernel_args(&self, args: &AttentionArgs<DeviceKvView>, span: usize) -> Result<AttentionKernelArgs> {
+    fn kernel_args(&self, args: &Args, span: usize) -> Result<AttentionKernelArgs> {
         let [keys, values] = [self.shape(&args.keys)?, self.shape(&args.values)?];
         Ok(AttentionKernelArgs {
             queries: 0,
@@ -242,9 +263,9 @@ impl State {
     }
 
     /// Copies kernel arguments, visible positions, page tables, sinks and queries to the device, and returns their address.
-    fn send(&mut self, tasks: &[Task], placed: &[PlacedTask]) -> Result<u64> {
+    fn send(&mut self, tasks: &[&Args], placed: &[PlacedTask]) -> Result<u64> {
         let State { args: upload, pages, .. } = self;
-        let tasks = tasks.iter().map(|task| &task.args).filter(|args| !args.seen.is_empty());
+        let tasks = tasks.iter().filter(|args| !args.seen.is_empty());
         let total = placed.last().map_or(0, |last| last.at)
             + tasks.clone().next_back().map_or(0, |args| Arrays::of(args).bytes);
         let (list, mut bytes) = upload.begin(total)?;
@@ -272,7 +293,7 @@ impl State {
     }
 
     /// Checks the shapes, which the kernels rely on. Returns the number formats of keys and values.
-    fn check(&self, args: &AttentionArgs<DeviceKvView>, out: &[f32]) -> Result<[NumberFormat; 2]> {
+    fn check(&self, args: &Args) -> Result<[NumberFormat; 2]> {
         let [keys, values] = [self.shape(&args.keys)?, self.shape(&args.values)?];
         let (count, visible) = (args.seen.len(), args.visible().unwrap_or_default());
         let fits = |view: &DeviceKvView, shape: KvPageShape| {
@@ -286,16 +307,14 @@ impl State {
             && fits(&args.values, values)
             && keys.positions == values.positions
             && args.queries.len() == count * args.heads * args.keys.width
-            && out.len() == count * args.heads * args.values.width
             && args.sinks.is_none_or(|sinks| sinks.len() == args.heads)
             && args.seen.iter().all(|seen| seen.start < seen.end);
         match all {
             true => Ok([keys.kind, values.kind]),
             false => Err(unsupported(format!(
-                "attention of {count} queries with {} heads over positions {visible:?} does not fit keys {keys:?}, values \
-                 {values:?} and {} outputs",
+                "attention of {count} queries with {} heads over positions {visible:?} does not fit keys {keys:?} and values \
+                 {values:?}",
                 args.heads,
-                out.len(),
             ))),
         }
     }
@@ -310,7 +329,7 @@ struct Arrays {
 }
 
 impl Arrays {
-    fn of(args: &AttentionArgs<DeviceKvView>) -> Self {
+    fn of(args: &Args) -> Self {
         let mut end = AttentionKernelArgs::BYTES + 8 * args.seen.len();
         let mut next = |bytes: usize| {
             let at = end.next_multiple_of(ALIGN);
@@ -325,7 +344,7 @@ impl Arrays {
     /// Writes the arguments and all arrays, which will be at address `list`.
     fn write(
         &self,
-        args: &AttentionArgs<DeviceKvView>,
+        args: &Args,
         mut kernel_args: AttentionKernelArgs,
         list: u64,
         pages: &HashMap<usize, KvPage>,
@@ -353,13 +372,18 @@ impl Arrays {
     }
 }
 
+/// Number of values that an attention yields.
+fn outputs(args: &Args) -> usize {
+    args.seen.len() * args.heads * args.values.width
+}
+
 /// The most tiles of one launch if a tile has scores for `span` positions.
 fn tiles_at_once(span: usize) -> usize {
     (MAX_SCORE_BYTES / (4 * TILE_QUERIES * span)).clamp(1, MAX_TILES)
 }
 
 /// The number of tiles of [`TILE_QUERIES`] queries, over all key heads, and the most positions that one tile spans.
-fn tiles_and_span(args: &AttentionArgs<DeviceKvView>) -> (usize, usize) {
+fn tiles_and_span(args: &Args) -> (usize, usize) {
     let group = args.heads / args.kv_heads;
     let pairs = args.seen.len() * group;
     let span = |first: usize| {

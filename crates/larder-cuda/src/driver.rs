@@ -60,6 +60,8 @@ pub enum Argument {
     Word(u32),
     /// A 32-bit float.
     Float(f32),
+    /// A 64-bit float.
+    Double(f64),
 }
 
 impl Argument {
@@ -70,6 +72,7 @@ impl Argument {
             Argument::Address(value) | Argument::Bytes(value) => std::ptr::from_ref(value).cast_mut().cast(),
             Argument::Word(value) => std::ptr::from_ref(value).cast_mut().cast(),
             Argument::Float(value) => std::ptr::from_ref(value).cast_mut().cast(),
+            Argument::Double(value) => std::ptr::from_ref(value).cast_mut().cast(),
         }
     }
 }

@@ -12,6 +12,7 @@
 //! | [`GpuExperts`] | computes experts in the slots of the arena |
 //! | [`GpuProducts`] | keeps resident weights and multiplies with them |
 //! | [`GpuAttention`] | keeps the KV cache and computes attention |
+//! | [`GpuOps`] | computes chains of operations on activations that stay on the device |
 //! | [`Driver`] | the seam to a GPU: memory, copies, launches, events |
 //!
 //! # Example
@@ -98,6 +99,7 @@
 
 mod arena_sync;
 mod attention;
+mod counted;
 mod driver;
 mod error;
 mod expert_kernels;
@@ -106,6 +108,7 @@ mod launches;
 mod link;
 mod measure;
 mod memory;
+mod ops;
 mod products;
 mod weight_allocator;
 
@@ -125,6 +128,7 @@ use larder_model::Activation;
 
 use arena_sync::ArenaSync;
 pub use attention::GpuAttention;
+use counted::CountedDriver;
 pub use driver::{Argument, Driver, EventHandle, GpuInfo, Launch, Stream};
 #[cfg(feature = "emulator")]
 pub use emulator::{Emulator, EmulatorFault};
@@ -133,12 +137,14 @@ pub use gpu_experts::GpuExperts;
 pub use launches::check_kind;
 pub use link::{CopyMode, GpuLink};
 pub use measure::Rates;
+pub use ops::GpuOps;
 pub use products::GpuProducts;
 pub use weight_allocator::resident_bytes;
 
 /// An open GPU.
 pub struct Gpu {
     driver: Arc<dyn Driver>,
+    counted: Arc<CountedDriver>,
     sync: Arc<ArenaSync>,
     copy_mode: CopyMode,
 }
@@ -158,8 +164,10 @@ pub fn open(_: usize) -> Result<Gpu> {
 impl Gpu {
     /// A GPU behind a driver of the caller, for example the emulator.
     pub fn with_driver(driver: Arc<dyn Driver>) -> Result<Self> {
+        let counted = Arc::new(CountedDriver::new(driver));
+        let driver: Arc<dyn Driver> = counted.clone();
         let sync = Arc::new(ArenaSync::new(&driver)?);
-        Ok(Gpu { driver, sync, copy_mode: CopyMode::default() })
+        Ok(Gpu { driver, counted, sync, copy_mode: CopyMode::default() })
     }
 
     /// Name, compute capability, and total and free memory.
@@ -169,7 +177,7 @@ impl Gpu {
 
     /// The link over which experts are copied to and from the arena. There should be one at a time.
     pub fn link(&self) -> GpuLink {
-        GpuLink::new(&self.driver, self.sync.clone(), self.copy_mode.clone())
+        GpuLink::new(&self.counted, self.sync.clone(), self.copy_mode.clone())
     }
 
     /// How copies access slots in main memory: directly or through staging buffers. Displays as a sentence.
@@ -191,6 +199,11 @@ impl Gpu {
     /// The KV cache on the device, and attention over it.
     pub fn attention(&self) -> Result<GpuAttention> {
         GpuAttention::new(&self.driver)
+    }
+
+    /// Chains of operations with the weights of `products` and the KV cache of `attention`, both of this GPU.
+    pub fn ops(&self, products: Arc<GpuProducts>, attention: Arc<GpuAttention>) -> Result<GpuOps> {
+        GpuOps::new(&self.driver, products, attention)
     }
 
     /// Measures bandwidths and compute speed, with `experts` experts of this layout computed together. Takes about half a

@@ -59,6 +59,14 @@ impl GpuProducts {
         Ok(GpuProducts { min_bytes: driver.min_matrix_bytes(), state: Mutex::new(state) })
     }
 
+    /// A product with one matrix, whose inputs and outputs are to be filled in, and an empty batch for it.
+    pub(crate) fn alone(&self, weights: usize, batch: &mut ProductBatch) -> Result<ProductKernelArgs> {
+        let state = self.lock();
+        let Matrix { part, at } = state.matrix(weights)?;
+        batch.begin(part.kind);
+        ProductKernelArgs::with(part, *at)
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -148,12 +156,15 @@ impl State {
         Ok(())
     }
 
+    fn matrix(&self, weights: usize) -> Result<&Matrix> {
+        self.kept.get(weights).ok_or_else(|| unsupported(format!("the GPU has no matrix {weights}")))
+    }
+
     /// Checks the shapes, which the kernels rely on.
     fn check(&self, x: &Inputs, products: &[DeviceProduct]) -> Result<()> {
         let quantised = x.all_blocks().len() / BLOCK_BYTES * BLOCK == x.all_values().len();
         for p in products {
-            let matrix =
-                self.kept.get(p.weights).ok_or_else(|| unsupported(format!("the GPU has no matrix {}", p.weights)))?;
+            let matrix = self.matrix(p.weights)?;
             let ExpertPart { kind, rows, cols, .. } = matrix.part;
             let tokens = p.pick.map_or(x.tokens(), <[u32]>::len);
             let known = p.pick.is_none_or(|pick| pick.iter().all(|t| (*t as usize) < x.tokens()));

@@ -12,10 +12,11 @@ pub struct KernelSource {
 }
 
 /// Every source. Names of kernels are unique across sources.
-pub const SOURCES: [KernelSource; 4] = [
+pub const SOURCES: [KernelSource; 5] = [
     KernelSource { file: "blocks.cu", text: include_str!("../kernels/blocks.cu") },
     KernelSource { file: "floats.cu", text: include_str!("../kernels/floats.cu") },
     KernelSource { file: "elementwise.cu", text: include_str!("../kernels/elementwise.cu") },
+    KernelSource { file: "rows.cu", text: include_str!("../kernels/rows.cu") },
     KernelSource { file: "attention.cu", text: include_str!("../kernels/attention.cu") },
 ];
 

@@ -10,7 +10,7 @@ use larder_kernels::{
     AttentionTask, IndexArgs, Inputs, PoolActivity, Product, ThreadPool, attend, index_scores, products,
 };
 
-use crate::device::{DeviceAttention, DeviceProduct, DeviceProducts};
+use crate::device::{DeviceAttention, DeviceOps, DeviceProduct, DeviceProducts};
 use crate::error::Result;
 use crate::input_squares::InputSquares;
 use crate::nn::{KvFormat, KvPool, KvView};
@@ -27,6 +27,8 @@ pub struct ComputeContext {
     pub device_products: Option<Arc<dyn DeviceProducts>>,
     /// The device that stores the KV cache and computes attention; `None` for the CPU.
     pub device_attention: Option<Arc<dyn DeviceAttention>>,
+    /// Chains of operations on the device of products and attention; `None` where each is waited for.
+    pub device_ops: Option<Arc<dyn DeviceOps>>,
     /// Number format of the KV cache.
     pub kv_format: KvFormat,
     /// The most bytes of the KV caches and recurrent states of all sequences of a decoder; `None` for no limit.
@@ -83,6 +85,7 @@ impl ComputeContext {
             exact: false,
             device_products: None,
             device_attention: None,
+            device_ops: None,
             kv_format: KvFormat::F32,
             kv_limit_bytes: None,
             kv_checkpoints: CheckpointPolicy::default(),

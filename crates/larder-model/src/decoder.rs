@@ -13,14 +13,15 @@ use crate::compute::ComputeContext;
 use crate::config::{Config, config_error};
 use crate::embedding::EmbeddingRows;
 use crate::error::{ModelError, Result};
-use crate::experts::{ExpertPath, HintSource};
+use crate::experts::ExpertPath;
+use crate::layer_pass::{OtherLayers, Running};
 use crate::matrix::with_f32;
 use crate::nn::{
-    Activation, ForwardPass, HandedOn, KvCache, KvPool, Mixer, MoeInput, Rope, RopeTable, SpanPositions, step_memory,
+    Activation, ForwardPass, HandedOn, KvCache, KvPool, Mixer, Rope, RopeTable, SpanPositions, step_memory,
 };
 use crate::read_ahead::ReadAhead;
 use crate::row_cache::RowTraffic;
-use crate::stack::{BranchInput, CrossAttention, Ffn, Layer, Stack};
+use crate::stack::{Ffn, Layer, Stack};
 use crate::step::{LayerStates, Span};
 use crate::tap::{Phase, PhaseClock, Tap};
 use crate::text_config::text_config;
@@ -270,54 +271,6 @@ impl Decoder {
         Ok(logits)
     }
 
-    /// The output of one layer for its input `x [tokens, hidden]`, or `[tokens, streams · hidden]`.
-    pub(crate) fn layer(
-        &self,
-        layer: &Layer,
-        others: OtherLayers,
-        mut x: Tensor,
-        kv: &mut LayerStates,
-        running: &mut Running,
-    ) -> Result<Tensor> {
-        let Running { pass, experts, tap, clock } = running;
-        let factor = self.stack.factors.residual;
-        let early = layer.ffn.as_ref().map_or(Ok(None), |ffn| ffn.part.early_logits(&x))?;
-        if let Some(logits) = &early {
-            hint_own_layer(layer, logits, *experts)?;
-        }
-        let known = layer.known_experts(&pass.tokens);
-        if let (Some(known), Some(moe)) = (&known, layer.moe()) {
-            experts.will_use(moe.layer, &moe.gate, known);
-        }
-        if let Some(mixer) = &layer.mixer {
-            let read = mixer.read(&x)?;
-            let mixed = mixer.part.forward(&read.input, kv, pass)?;
-            x = mixer.write(x, &read.mix, mixed, factor)?;
-        }
-        if let Some(CrossAttention { norm, attention }) = others.cross {
-            x = (&x + attention.over_encoded(&norm.forward(&x)?, kv, pass)?)?;
-        }
-        clock.lap(Phase::Mixing, *tap);
-        if experts.wants_hint(HintSource::LayerBefore, pass.tokens()) {
-            hint_next_layer(others.following, &x, *experts)?;
-        }
-        if let Some(ffn) = &layer.ffn {
-            let BranchInput { stream, input, mix } = ffn.read(&x)?;
-            let y = match &ffn.part {
-                Ffn::Dense(mlp) => mlp.forward(&input)?,
-                Ffn::Moe(moe) => {
-                    let (known, state) = (known.as_deref(), &pass.router_state);
-                    let input = MoeInput { residual: &stream, x: &input, early, known, state };
-                    moe.forward(input, &pass.origins, *experts, *tap, clock)?
-                }
-            };
-            x = ffn.write(x, &mix, y, factor)?;
-        }
-        let x = scaled(x, layer.scale)?;
-        clock.lap(Phase::Experts, *tap);
-        Ok(x)
-    }
-
     /// The logits `[rows, vocab]` that the spans ask for, from the last layer's output `x [tokens, hidden]`.
     fn logits(&self, mut x: Tensor, spans: &mut [Span], pass: &ForwardPass, tap: &mut dyn Tap) -> Result<Vec<f32>> {
         let stack = &self.stack;
@@ -412,42 +365,6 @@ impl Decoder {
     }
 }
 
-/// What the layers of a pass share.
-pub(crate) struct Running<'r> {
-    pub pass: &'r ForwardPass,
-    pub experts: &'r mut dyn ExpertPath,
-    pub tap: &'r mut dyn Tap,
-    pub clock: &'r mut PhaseClock,
-}
-
-/// What the computation of a layer looks at of others.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct OtherLayers<'r> {
-    /// The attention over the output of an encoder.
-    pub cross: Option<&'r CrossAttention>,
-    /// The layers behind it.
-    pub following: &'r [Layer],
-}
-
-/// Computes the next MoE layer's router logits from the current `x [tokens, hidden]`, as a hint.
-fn hint_next_layer(following: &[Layer], x: &Tensor, experts: &mut dyn ExpertPath) -> Result<()> {
-    let next = following.iter().find_map(|layer| Some((layer.ffn.as_ref()?, layer.moe()?)));
-    let Some((ffn, moe)) = next.filter(|(_, moe)| moe.by_token.is_none()) else { return Ok(()) };
-    let BranchInput { stream, input, .. } = ffn.read(x)?;
-    let Some(logits) = moe.early_logits(&moe.router_input(&stream, &input)?)? else { return Ok(()) };
-    with_f32(&logits, |logits| experts.hint(HintSource::LayerBefore, moe.layer, &moe.gate, logits))
-}
-
-/// Hands over the router logits `[tokens, experts]` of a layer whose attention is not computed yet.
-fn hint_own_layer(layer: &Layer, logits: &Tensor, experts: &mut dyn ExpertPath) -> Result<()> {
-    match layer.moe() {
-        Some(moe) if experts.wants_hint(HintSource::Router, logits.dim(0)?) => {
-            with_f32(logits, |logits| experts.hint(HintSource::Router, moe.layer, &moe.gate, logits))
-        }
-        _ => Ok(()),
-    }
-}
-
 /// First row and number of the rows of each span whose logits are wanted.
 pub(crate) fn wanted_rows<'s>(
     spans: &'s [Span],
@@ -469,7 +386,7 @@ pub(crate) fn hand_out_hidden(x: &Tensor, spans: &mut [Span], pass: &ForwardPass
     })
 }
 
-fn scaled(x: Tensor, by: f64) -> Result<Tensor> {
+pub(crate) fn scaled(x: Tensor, by: f64) -> Result<Tensor> {
     if by == 1.0 { Ok(x) } else { Ok((x * by)?) }
 }
 

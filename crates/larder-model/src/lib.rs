@@ -5,7 +5,7 @@
 //! weights and computes prefill and decode; [`KvCache`] is the state of one sequence. Each MoE layer hands its router
 //! logits to an [`ExpertPath`], which chooses and computes the experts: [`AllResident`] keeps all of them in memory,
 //! the crates above stream them. Matrix products and attention run on a [`ComputeContext`], on CPU threads or on a
-//! device behind [`DeviceProducts`], [`DeviceAttention`] and [`DeviceExperts`]. A [`Tap`] observes hidden states,
+//! device behind [`DeviceProducts`], [`DeviceAttention`], [`DeviceOps`] and [`DeviceExperts`]. A [`Tap`] observes hidden states,
 //! routing and times.
 //!
 //! This crate never opens a file, tokenises text, evicts or prefetches an expert. Results have the same bits for any
@@ -78,6 +78,7 @@ mod error;
 mod expert_workspace;
 mod experts;
 mod input_squares;
+mod layer_pass;
 mod matrix;
 mod mtp;
 mod nn;
@@ -94,8 +95,10 @@ pub use all_resident::AllResident;
 pub use arch::{model_types, mtp_layers};
 pub use compute::{ComputeContext, ComputeTime};
 pub use decoder::{Decoder, blueprint, rewinds_freely};
-pub use device::{DeviceAttention, DeviceExperts, DeviceKvView, DeviceProduct, DeviceProducts, KvPageShape};
-pub use double::{AttentionDouble, ProductsDouble};
+pub use device::{
+    DeviceAttention, DeviceExperts, DeviceKvView, DeviceOps, DeviceProduct, DeviceProducts, DeviceRows, KvPageShape,
+};
+pub use double::{AttentionDouble, OpsDouble, ProductsDouble};
 pub use embedding::EmbeddingRows;
 pub use error::{Cause, ModelError, Result};
 pub use expert_workspace::{ExpertWorkspace, PART_ROWS};

@@ -9,7 +9,7 @@ use larder_kernels::{Inputs, Product, WeightMatrix};
 
 use crate::bytes::Bytes;
 use crate::compute::ComputeContext;
-use crate::device::{DeviceProduct, DeviceProducts};
+use crate::device::{DeviceCopy, DeviceOps, DeviceProduct, DeviceProducts, DeviceRows};
 use crate::error::Result;
 use crate::input_squares::MatrixSquares;
 
@@ -181,12 +181,13 @@ impl<'a> MatmulBatch<'a> {
 pub struct Linear {
     matrix: PlacedMatrix,
     bias: Option<Tensor>,
+    bias_copy: DeviceCopy,
 }
 
 impl Linear {
     /// `bias [rows]`
     pub fn new(matrix: Matrix, bias: Option<Tensor>) -> Result<Self> {
-        Ok(Linear { matrix: matrix.place()?, bias })
+        Ok(Linear { matrix: matrix.place()?, bias, bias_copy: DeviceCopy::default() })
     }
 
     /// Rows of the matrix: values that the product yields per token.
@@ -197,6 +198,21 @@ impl Linear {
     /// The context on which the product is computed.
     pub fn compute(&self) -> &ComputeContext {
         &self.matrix.compute
+    }
+
+    /// Whether a device computes it.
+    pub(crate) fn is_on_device(&self) -> bool {
+        matches!(self.matrix.location, Location::Device(..))
+    }
+
+    /// As [`forward`](Self::forward), begun on a device; `None` if the CPU computes it.
+    pub(crate) fn begin(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<Option<DeviceRows>> {
+        let Location::Device(_, id) = self.matrix.location else { return Ok(None) };
+        let y = ops.multiply(x, id)?;
+        match &self.bias {
+            Some(bias) => ops.add_row(y, with_f32(bias, |bias| self.bias_copy.of(bias, ops))??).map(Some),
+            None => Ok(Some(y)),
+        }
     }
 
     /// Width of the input.

@@ -2,9 +2,10 @@
 
 use candle_core::{Device, Tensor};
 
-use crate::decoder::{Decoder, OtherLayers, Running, hand_out_hidden, take_rows, wanted_rows};
+use crate::decoder::{Decoder, hand_out_hidden, take_rows, wanted_rows};
 use crate::error::{ModelError, Result};
 use crate::experts::ExpertPath;
+use crate::layer_pass::{OtherLayers, Running};
 use crate::nn::KvCache;
 use crate::stack::MtpLayer;
 use crate::step::{LayerStates, Span};

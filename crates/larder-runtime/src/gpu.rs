@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Result, bail};
 use larder_cache::two_tiers::Device;
 use larder_core::{ExpertLayout, NumberFormat};
-use larder_model::{DeviceAttention, DeviceExperts, DeviceProducts};
+use larder_model::{DeviceAttention, DeviceExperts, DeviceOps, DeviceProducts};
 
 use crate::options::{DeviceKind, DeviceOptions, Setting};
 
@@ -20,10 +20,8 @@ pub struct GpuParts {
     pub link: Box<dyn Device>,
     /// Computes the experts in its slots.
     pub bench: Box<dyn DeviceExperts>,
-    /// Makes a buffer of the given bytes for resident weights, and computes products with them.
-    pub products: MakeProducts,
-    /// Holds the KV cache and computes attention.
-    pub attention: Arc<dyn DeviceAttention>,
+    /// Makes a buffer of the given bytes for resident weights, and what computes with them and the KV cache.
+    pub compute: MakeCompute,
     /// How memory is copied to the GPU, for the footer; known after the first copies.
     pub how: Box<dyn Display + Send>,
     /// Refuses a number format for which it has no kernels.
@@ -32,7 +30,17 @@ pub struct GpuParts {
     pub measure: Measure,
 }
 
-type MakeProducts = Box<dyn FnOnce(u64) -> Result<Arc<dyn DeviceProducts>>>;
+/// What a GPU computes beside experts.
+pub struct GpuCompute {
+    /// Products with resident weights.
+    pub products: Arc<dyn DeviceProducts>,
+    /// The KV cache, and attention.
+    pub attention: Arc<dyn DeviceAttention>,
+    /// Chains of operations on activations.
+    pub ops: Arc<dyn DeviceOps>,
+}
+
+type MakeCompute = Box<dyn FnOnce(u64) -> Result<GpuCompute>>;
 type Measure = Box<dyn FnOnce(&ExpertLayout, usize) -> Result<GpuThroughput>>;
 
 /// Throughput of a GPU, measured at start-up.
@@ -81,13 +89,13 @@ mod real {
         let gpu = gpu.context(Setting::Device)?;
         let facts = gpu.info()?;
         let (link, bench) = (Box::new(gpu.link()), Box::new(gpu.experts()?));
-        let attention = Arc::new(gpu.attention()?);
         let how = Box::new(gpu.copy_mode());
         let gpu = Arc::new(gpu);
-        let for_products = gpu.clone();
-        let products = Box::new(move |bytes| {
-            let products: Arc<dyn DeviceProducts> = Arc::new(for_products.products(bytes)?);
-            Ok(products)
+        let for_compute = gpu.clone();
+        let compute = Box::new(move |bytes| {
+            let (products, attention) = (Arc::new(for_compute.products(bytes)?), Arc::new(for_compute.attention()?));
+            let ops = Arc::new(for_compute.ops(products.clone(), attention.clone())?);
+            Ok(GpuCompute { products, attention, ops })
         });
         // The activation between products takes almost no time, so any one will do.
         let measure = move |layout: &ExpertLayout, experts| {
@@ -101,7 +109,7 @@ mod real {
         };
         let (name, free) = (facts.name, facts.free_bytes);
         let check_kind = |kind| larder_cuda::check_kind(kind).context(Setting::Device);
-        Ok(GpuParts { name, free, link, bench, products, attention, how, check_kind, measure: Box::new(measure) })
+        Ok(GpuParts { name, free, link, bench, compute, how, check_kind, measure: Box::new(measure) })
     }
 
     /// An emulated GPU with 1 GiB of memory, which is not allocated until it is used.

@@ -70,11 +70,12 @@ pub(crate) fn assemble(
     model.notices().send(Notice::Reader(reader_note.clone()));
     report["reader"] = reader_note.into();
 
-    let GpuParts { link, bench, products, attention, how, measure, .. } = gpu;
-    let compute = new_compute(options, &inputs)?;
+    let GpuParts { link, bench, compute: of_gpu, how, measure, .. } = gpu;
+    let (compute, of_gpu) = (new_compute(options, &inputs)?, of_gpu(vram.resident_bytes)?);
     let compute = Arc::new(ComputeContext {
-        device_products: Some(products(vram.resident_bytes)?),
-        device_attention: Some(attention),
+        device_products: Some(of_gpu.products),
+        device_attention: Some(of_gpu.attention),
+        device_ops: Some(of_gpu.ops),
         ..compute
     });
     let layout = store.layout(geometry.moe_layers[0]);

@@ -16,7 +16,8 @@ use serde_json::{Value, json};
 /// prefetch_bytes again. `output_kl` is empty unless the token was decoded twice.
 const COLUMNS: &str = "step,phase,tokens,seconds,attention,routing,experts,waiting,computing,other,hits,in_flight_hits,\
                        misses,evictions,demand_bytes,prefetch_bytes,device_busy,peak_bytes,gpu_hits,memory_hits,\
-                       gpu_computed,processor_computed,bytes_to_gpu,bytes_from_gpu,awaited,demanded_bytes,guessed_bytes,output_kl,beside_bytes";
+                       gpu_computed,processor_computed,bytes_to_gpu,bytes_from_gpu,awaited,demanded_bytes,guessed_bytes,output_kl,beside_bytes,\
+                       gpu_launches,gpu_waits,gpu_exchanged_bytes";
 
 /// JSON keys, and the deprecated names under which the same values are written until the next format of the reports.
 const DEPRECATED_KEYS: [(&str, &str); 5] = [
@@ -109,7 +110,7 @@ fn csv_line(number: usize, phase: &str, step: &StepStats, passed: &Traffic) -> S
     ];
     let seconds: Vec<String> = seconds.iter().map(|t| format!("{:.6}", s(*t))).collect();
     format!(
-        "{number},{phase},{},{},{},{},{},{},{},{},{:.3},{},{},{},{},{},{},{},{},{},{},{},{}",
+        "{number},{phase},{},{},{},{},{},{},{},{},{:.3},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}",
         step.tokens,
         seconds.join(","),
         counts.hits,
@@ -131,6 +132,9 @@ fn csv_line(number: usize, phase: &str, step: &StepStats, passed: &Traffic) -> S
         passed.prefetch_bytes,
         step.loss.mean_kl().map(|kl| format!("{kl:.6}")).unwrap_or_default(),
         passed.beside_bytes,
+        tiers.work.launches,
+        tiers.work.waits,
+        tiers.work.exchanged_bytes,
     )
 }
 
@@ -222,6 +226,9 @@ fn tiers_json(tiers: &TierTraffic, time: Duration) -> Value {
         "link_in_busy": share(tiers.to_device_busy),
         "link_out_busy": share(tiers.from_device_busy),
         "failed_copies": tiers.failed_copies,
+        "launches": tiers.work.launches,
+        "waits": tiers.work.waits,
+        "exchanged_bytes": tiers.work.exchanged_bytes,
     }))
 }
 

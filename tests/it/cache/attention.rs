@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use larder_engine::{Session, TokenInput};
 use larder_model::{
-    AllResident, AttentionDouble, ComputeContext, Decoder, KvCache, KvFormat, KvUsage, LogitsFor, ModelError, Span,
+    AllResident, AttentionDouble, ComputeContext, Decoder, KvCache, KvFormat, KvUsage, LogitsFor, ModelError,
+    OpsDouble, ProductsDouble, Span,
 };
 
 use crate::support::rig::{TOKENS, model, read_and_write};
@@ -43,6 +44,63 @@ fn all_models_give_the_same_logits_and_leave_nothing_behind() {
         assert_eq!(device.used_bytes(), 0);
     }
     assert!(there > 20, "{there} attended there");
+}
+
+/// A context whose products, KV cache and chains are on a device.
+fn on_device(failing: u64) -> (ComputeContext, Arc<OpsDouble>) {
+    let products = Arc::new(ProductsDouble::new(ROOMY as u64));
+    let attention = Arc::new(AttentionDouble::new(ROOMY).failing(failing));
+    let ops = Arc::new(OpsDouble::new(products.clone(), attention.clone()));
+    let here = ComputeContext::new(2, false).unwrap();
+    let compute = ComputeContext {
+        device_products: Some(products),
+        device_attention: Some(attention),
+        device_ops: Some(ops.clone()),
+        ..here
+    };
+    (compute, ops)
+}
+
+#[test]
+fn chains_on_a_device_give_the_same_logits() {
+    let mut chained = Vec::new();
+    for folder in golden_models().into_iter().filter(|folder| !is_sparse(folder)) {
+        let model = model(&folder);
+        let (compute, ops) = on_device(0);
+        let Ok(decoder) = model.decoder_by(compute) else { continue };
+        let want = read_and_write(&mut Session::new(&model.decoder, &mut model.resident(), 200));
+        let got = read_and_write(&mut Session::new(&decoder, &mut model.resident(), 200));
+        assert!(want == got, "{}", folder.display());
+        if ops.chains() > 0 {
+            chained.push(folder.file_name().unwrap().to_owned());
+        }
+    }
+    println!("models with chains: {chained:?}");
+    assert!(chained.len() >= 20, "{chained:?}");
+}
+
+#[test]
+fn a_chain_that_fails_is_an_error_and_nothing_is_lost() {
+    let model = model(&fixture("golden/olmoe"));
+    let want = read_and_write(&mut Session::new(&model.decoder, &mut model.resident(), 200));
+    let (compute, ops) = on_device(7);
+    let decoder = model.decoder_by(compute).unwrap();
+    let (mut experts, mut failures) = (model.resident(), 0);
+    let mut session = Session::new(&decoder, &mut experts, 200);
+    let mut last = Vec::new();
+    for token in TOKENS {
+        last = loop {
+            match session.forward(&TokenInput::decode(&[token]), &mut ()) {
+                Ok(logits) => break logits,
+                Err(error) => assert!(matches!(error, ModelError::Device(_)), "{error:?}"),
+            }
+            failures += 1;
+            assert!(failures < 100);
+        };
+    }
+    assert!(failures > 0 && ops.chains() > failures);
+    let vocab = decoder.vocab();
+    assert!(last == want[(TOKENS.len() - 1) * vocab..][..vocab], "wrong after a failure");
 }
 
 #[test]

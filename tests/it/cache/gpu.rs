@@ -96,6 +96,34 @@ fn logits_of_golden_models_are_those_of_the_processor() {
     }
 }
 
+/// Launches, waits and bytes of one decoded token of the demo model (8 layers) with all of its experts in device memory. A change
+/// that moves them on purpose records what the failing test prints.
+const RECORDED_WORK: [u64; 3] = [220, 25, 111_384];
+
+#[test]
+fn a_token_costs_the_device_what_is_recorded() {
+    if no_emulator() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("steps.csv");
+    let (demo, file) = (demo(), file.to_str().unwrap());
+    let base = ["run", "-m", &demo, "-p", "The old man looked", "-n", "48", "--temperature", "0", "--speculate", "off"];
+    larder_ok(&[&base[..], &["--device", "emulated", "--vram-experts", "32", "--telemetry", file]].concat());
+    let steps = std::fs::read_to_string(file).unwrap();
+    let mut rows = steps.lines().map(|line| line.split(',').collect::<Vec<_>>());
+    let columns = rows.next().unwrap();
+    let column =
+        |row: &[&str], name: &str| row[columns.iter().position(|c| *c == name).unwrap()].parse::<u64>().unwrap();
+    let work: Vec<[u64; 3]> = rows
+        .filter(|row| row[1] == "decode" && column(row, "gpu_computed") == 8 * 4 && column(row, "bytes_to_gpu") == 0)
+        .map(|row| ["gpu_launches", "gpu_waits", "gpu_exchanged_bytes"].map(|name| column(&row, name)))
+        .collect();
+    println!("tokens with all experts on the device: {} of 47, {work:?}", work.len());
+    assert!(work.len() >= 8, "{steps}");
+    assert!(work.iter().all(|work| *work == RECORDED_WORK), "{work:?} instead of {RECORDED_WORK:?}");
+}
+
 /// Said by the plan, before anything is loaded.
 #[test]
 fn number_formats_without_kernels_are_refused() {

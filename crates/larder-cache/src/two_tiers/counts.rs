@@ -53,6 +53,19 @@ impl TierCounts {
     }
 }
 
+/// What a device was asked for, and how often its caller had to wait for it. The copies of experts are counted apart.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct DeviceWork {
+    /// Kernels that were launched.
+    pub launches: u64,
+    /// Waits for kernels; none for what an earlier wait has shown to be complete.
+    pub waits: u64,
+    /// Bytes of inputs, lists and outputs of kernels that were copied to the device or back.
+    pub exchanged_bytes: u64,
+}
+
+larder_core::fieldwise!(DeviceWork { launches, waits, exchanged_bytes });
+
 /// Traffic of two tiers since they were made.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct TierTraffic {
@@ -78,6 +91,8 @@ pub struct TierTraffic {
     pub from_device_busy: Duration,
     /// Copies that failed.
     pub failed_copies: u64,
+    /// What the device was asked for beside these copies, by all of its users.
+    pub work: DeviceWork,
     /// Time in which nothing could be computed because no expert had arrived.
     pub waited: Duration,
     /// Time spent computing experts; of work that the device does concurrently, only the time in which the caller
@@ -101,6 +116,7 @@ larder_core::fieldwise!(TierTraffic {
     to_device_busy,
     from_device_busy,
     failed_copies,
+    work,
     waited,
     computed,
     checked,

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use larder_store::reader::Slot;
 
+use super::counts::DeviceWork;
 use crate::one_tier::SlotIndex;
 
 /// The direction of a transfer.
@@ -110,4 +111,9 @@ pub trait Device: Send {
 
     /// Number of transfers in flight.
     fn in_flight(&self) -> usize;
+
+    /// What the device was asked for since it was opened; nothing where that is not counted.
+    fn work(&self) -> DeviceWork {
+        DeviceWork::default()
+    }
 }

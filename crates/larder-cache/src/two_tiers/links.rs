@@ -86,6 +86,7 @@ impl Links {
             read_busy: self.filler.read_busy(),
             checked: self.filler.checked,
             submitting: self.filler.submitting,
+            work: self.device.work(),
             ..self.traffic
         }
     }

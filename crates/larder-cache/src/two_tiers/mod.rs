@@ -23,7 +23,7 @@ use larder_policy::eviction::{CacheShape, Eviction, LayerChoice};
 
 pub use cache::{TieredCache, TieredCompute};
 pub use costs::{CostModel, MeasuredCosts, Side};
-pub use counts::{TierCounts, TierTraffic};
+pub use counts::{DeviceWork, TierCounts, TierTraffic};
 pub use device::{Device, DeviceError, Direction, Transfer, TransferDone};
 pub use double::{DeviceDouble, DeviceSlots, PendingCompute};
 pub use links::{TierError, TierErrorCause};

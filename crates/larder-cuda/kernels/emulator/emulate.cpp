@@ -228,6 +228,7 @@ template <typename T> T exchange(T value, unsigned lane_wanted) {
 namespace {
 
 using std::isfinite;
+using std::sqrt;
 
 template <typename To, typename From> To same_bits(From from) {
     static_assert(sizeof(To) == sizeof(From));
@@ -279,6 +280,7 @@ unsigned atomicXor(unsigned *at, unsigned value) {
 #include "../elementwise.cu"
 #include "../blocks.cu"
 #include "../floats.cu"
+#include "../rows.cu"
 
 // ---- Launches ----
 
@@ -308,7 +310,7 @@ constexpr Kernel KERNELS[] = {
     KERNEL(clamped_swiglu), KERNEL(clamped_silu), KERNEL(limited_silu),
     KERNEL(quantise), KERNEL(add_biases), KERNEL(read_all),
     KERNEL(scores_f32), KERNEL(scores_f16), KERNEL(softmax), KERNEL(weighted_sum_f32), KERNEL(weighted_sum_f16),
-    KERNEL(copy_rows), KERNEL(copy_bytes),
+    KERNEL(copy_rows), KERNEL(copy_bytes), KERNEL(add_scaled), KERNEL(rms_norm),
 };
 
 } // namespace

@@ -23,7 +23,7 @@ const MAX_COPY_BLOCKS: u32 = 64;
 
 /// Every kernel that is launched here.
 #[cfg(all(test, feature = "cuda"))]
-pub const KERNELS: [&str; 36] = [
+pub const KERNELS: [&str; 38] = [
     "f32_matmul",
     "f16_matmul",
     "bf16_matmul",
@@ -60,6 +60,8 @@ pub const KERNELS: [&str; 36] = [
     "weighted_sum_f16",
     "copy_rows",
     "copy_bytes",
+    "add_scaled",
+    "rms_norm",
 ];
 
 /// The arguments of one product, as kernels read them.
@@ -121,6 +123,11 @@ impl ProductBatch {
     pub fn begin(&mut self, kind: NumberFormat) {
         self.kind = Some(kind);
         self.products.clear();
+    }
+
+    /// Whether the weights are multiplied with quantised activations.
+    pub fn takes_blocks(&self) -> bool {
+        self.kind.is_some_and(|kind| !kind.is_float())
     }
 
     /// Adds a product.
@@ -274,6 +281,20 @@ impl Launches {
     pub fn read_all(&self, from: u64, bytes: u64, out: u64, blocks: u32) -> Result<()> {
         let arguments = [Argument::Address(from), Argument::Bytes(bytes), Argument::Address(out)];
         self.launch("read_all", [blocks, 1], THREADS, &arguments)
+    }
+
+    /// `out = x + factor · y` of `count` values; `y` has `period` values, which repeat.
+    pub fn add_scaled(&self, [x, y, out]: [u64; 3], count: u32, period: u32, factor: f32) -> Result<()> {
+        let [x, y, out] = [x, y, out].map(Argument::Address);
+        let arguments = [x, y, out, Argument::Word(count), Argument::Word(period), Argument::Float(factor)];
+        self.launch("add_scaled", [count.div_ceil(THREADS), 1], THREADS, &arguments)
+    }
+
+    /// The RMS norm of each row, times `weight`.
+    pub fn rms_norm(&self, [x, weight, out]: [u64; 3], rows: u32, width: u32, eps: f64) -> Result<()> {
+        let [x, weight, out] = [x, weight, out].map(Argument::Address);
+        let arguments = [x, weight, out, Argument::Word(rows), Argument::Word(width), Argument::Double(eps)];
+        self.launch("rms_norm", [rows.div_ceil(WARPS), 1], 32 * WARPS, &arguments)
     }
 
     /// Copies bytes between the device and page-locked memory by a kernel, bypassing the copy engine that is used for

@@ -6,9 +6,10 @@ mod staging;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use larder_cache::two_tiers::{Device, DeviceError, Direction, Transfer, TransferDone};
+use larder_cache::two_tiers::{Device, DeviceError, DeviceWork, Direction, Transfer, TransferDone};
 
 use crate::arena_sync::ArenaSync;
+use crate::counted::CountedDriver;
 use crate::driver::{Driver, Stream};
 use crate::error::Result;
 use crate::memory::{DeviceBuffer, StreamEvent};
@@ -20,6 +21,7 @@ pub use staging::CopyMode;
 /// dropped.
 pub struct GpuLink {
     driver: Arc<dyn Driver>,
+    counted: Arc<CountedDriver>,
     sync: Arc<ArenaSync>,
     locked: PageLockedSlots,
     /// Number of transfers submitted so far.
@@ -46,11 +48,13 @@ struct CopyEvents {
 }
 
 impl GpuLink {
-    pub(crate) fn new(driver: &Arc<dyn Driver>, sync: Arc<ArenaSync>, mode: CopyMode) -> Self {
+    pub(crate) fn new(counted: &Arc<CountedDriver>, sync: Arc<ArenaSync>, mode: CopyMode) -> Self {
+        let driver: Arc<dyn Driver> = counted.clone();
         GpuLink {
-            driver: driver.clone(),
+            locked: PageLockedSlots::new(&driver, mode),
+            driver,
+            counted: counted.clone(),
             sync,
-            locked: PageLockedSlots::new(driver, mode),
             submitted: 0,
             flights: Default::default(),
             waiting: VecDeque::new(),
@@ -190,6 +194,10 @@ impl Device for GpuLink {
     fn in_flight(&self) -> usize {
         let flights: usize = self.flights.iter().map(VecDeque::len).sum();
         flights + self.waiting.len() + self.failed.len()
+    }
+
+    fn work(&self) -> DeviceWork {
+        self.counted.work()
     }
 }
 

@@ -4,6 +4,7 @@
 mod elementwise;
 mod products;
 mod random_data;
+mod rows;
 
 use std::fmt::Display;
 

@@ -92,7 +92,7 @@ fn ffn(basics: &Basics, weights: &mut WeightLoader, layer: usize, gate: &Gate, w
     let mlp = basics.mlp(weights, &format!("{prefix}.mlp"), width, false)?;
     let mut norm = |name: &str| Norm::rms(weights, &format!("{prefix}.{name}"), basics.hidden, basics.eps);
     moe.beside = Some(DenseBeside {
-        router_norm: Norm::Rms { weight, eps: basics.eps },
+        router_norm: Norm::Rms { weight: weight.into(), eps: basics.eps },
         norm: norm("pre_feedforward_layernorm")?,
         mlp,
         after: norm("post_feedforward_layernorm_1")?,

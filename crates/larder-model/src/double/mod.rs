@@ -1,6 +1,7 @@
 //! Test doubles of devices: they store copies in main memory, compute with the CPU kernels, and can fail on purpose.
 
 mod attention;
+mod ops;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -10,6 +11,7 @@ use larder_kernels::{Inputs, Product, ThreadPool, WeightMatrix, products};
 use crate::device::{DeviceProduct, DeviceProducts};
 use crate::error::{ModelError, Result};
 pub use attention::AttentionDouble;
+pub use ops::OpsDouble;
 
 /// Double of [`DeviceProducts`]: stores copies of matrices and multiplies with the CPU kernels.
 #[derive(Default)]
@@ -70,6 +72,13 @@ impl ProductsDouble {
     /// Number of batches so far.
     pub fn batches(&self) -> u64 {
         self.lock().batches
+    }
+
+    /// Rows of a matrix, and whether its inputs are quantised.
+    fn shape(&self, weights: usize) -> (usize, bool) {
+        let state = self.lock();
+        let StoredMatrix { kind, rows, .. } = state.matrices[weights];
+        (rows, !kind.is_float())
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {

@@ -9,6 +9,7 @@ use super::{
     AttentionIndexer, AttentionMask, ChoiceShape, ChosenAttention, ConvolvedInputs, ForwardPass, KeysAndValues,
     LayerKv, LayerShape, Mixer, Norm, Rotary, RowShape, Selection, TokenScratch, made_up,
 };
+use crate::device::{DeviceOps, DeviceRows};
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
 use crate::step::LayerStates;
@@ -103,6 +104,9 @@ pub struct Attention {
     pub indexer: Option<Box<AttentionIndexer>>,
 }
 
+/// The rows that attention reads of what a layer keeps.
+const KEYS_AND_VALUES: KeysAndValues = |kv| (&kv.keys, Some(&kv.values));
+
 /// The products that yield queries, keys and values.
 pub enum InputProducts {
     /// One for each.
@@ -122,47 +126,37 @@ pub enum InputProducts {
 
 impl Mixer for Attention {
     fn forward(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Tensor> {
-        let AttentionShape { heads, kv_heads, head_dim, value_dim } = self.shape;
-        let [q_width, k_width, v_width, mixed_width] = self.shape.widths();
-        let n = pass.tokens();
-        let (q, k, v) = match &self.inputs {
-            InputProducts::Apart { q, k, v: Some(v) } => Linear::forward_all([q, k, v], x)?.into(),
-            InputProducts::Apart { q, k, v: None } => {
-                let [q, k] = Linear::forward_all([q, k], x)?;
-                (q, k.clone(), k)
-            }
-            InputProducts::Joined(product) => {
-                let all = product.forward(x)?;
-                let part = |at, width| all.narrow(1, at, width)?.contiguous();
-                (part(0, q_width)?, part(q_width, k_width)?, part(q_width + k_width, v_width)?)
-            }
-            InputProducts::Convolved(inputs) => inputs.forward(x, states, pass)?,
-        };
-        let (q, gate) = self.part(q, n)?; // [n, heads · head_dim]
-        let (q, k) = self.norm_whole(q, k)?;
-        let [q, k, v] = [q, k, v].map(|t| self.clip(t));
-
-        let q = self.position(self.heads(q?, heads, true)?, true, pass)?; // [n, heads, head_dim]
-        let q = self.temperature.map_or(Ok(q.clone()), |temperature| temperature.apply(&q, pass))?;
-        let k = self.position(self.heads(k?, kv_heads, false)?, false, pass)?; // [n, kv, head_dim]
-        let v = self.norm_values(v?)?; // [n, kv · value_dim]
-        let mut mixed = vec![0.0; n * mixed_width]; // [n, heads, value_dim]
-        for (i, span) in pass.spans.iter().enumerate() {
-            let layer_kv = states.of_mut(i);
-            with_f32(&k, |k| layer_kv.keys.append(span.rows(k, k_width), kv_heads, head_dim))??;
-            with_f32(&v, |v| layer_kv.values.append(span.rows(v, v_width), kv_heads, value_dim))??;
-        }
+        let (q, gate) = self.queries(x, states, pass)?;
         let selections = match &self.indexer {
             Some(indexer) => indexer.select(x, states, pass)?,
             None => Vec::new(),
         };
+        let [.., width] = self.shape.widths();
+        let mut mixed = vec![0.0; pass.tokens() * width]; // [n, heads, value_dim]
         with_f32(&q, |q| self.attend(q, states, pass, &selections, &mut mixed))??;
         (0..pass.spans.len()).for_each(|i| states.of_mut(i).release_unseen(self.mask));
-        let mixed = Tensor::from_vec(mixed, (n, mixed_width), &Device::Cpu)?;
+        let mixed = Tensor::from_vec(mixed, (pass.tokens(), width), &Device::Cpu)?;
         self.o.forward(&match self.gate(x, gate)? {
-            Some(gate) => gated(mixed, &gate, heads)?,
+            Some(gate) => gated(mixed, &gate, self.shape.heads)?,
             None => mixed,
         })
+    }
+
+    fn begin(
+        &self,
+        x: &Tensor,
+        states: &mut LayerStates,
+        pass: &ForwardPass,
+        ops: &dyn DeviceOps,
+    ) -> Result<Option<DeviceRows>> {
+        if self.indexer.is_some() || !matches!(self.output_gate, OutputGate::None) || !self.o.is_on_device() {
+            return Ok(None);
+        }
+        let (q, _) = self.queries(x, states, pass)?;
+        let rows = (&*states, KEYS_AND_VALUES);
+        let mixed = with_f32(&q, |q| self.over_rows().begin_step(ops, q, rows, (pass, self.mask)))??;
+        (0..pass.spans.len()).for_each(|i| states.of_mut(i).release_unseen(self.mask));
+        self.o.begin(mixed, ops)
     }
 
     fn layer_shape(&self) -> LayerShape {
@@ -222,6 +216,41 @@ impl Attention {
         }
     }
 
+    /// The queries `[n, heads, head_dim]`, and what the output gate is made of, if the queries' product yields it. Appends keys and
+    /// values to the KV cache.
+    fn queries(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<(Tensor, Option<Tensor>)> {
+        let AttentionShape { heads, kv_heads, head_dim, value_dim } = self.shape;
+        let [q_width, k_width, v_width, _] = self.shape.widths();
+        let n = pass.tokens();
+        let (q, k, v) = match &self.inputs {
+            InputProducts::Apart { q, k, v: Some(v) } => Linear::forward_all([q, k, v], x)?.into(),
+            InputProducts::Apart { q, k, v: None } => {
+                let [q, k] = Linear::forward_all([q, k], x)?;
+                (q, k.clone(), k)
+            }
+            InputProducts::Joined(product) => {
+                let all = product.forward(x)?;
+                let part = |at, width| all.narrow(1, at, width)?.contiguous();
+                (part(0, q_width)?, part(q_width, k_width)?, part(q_width + k_width, v_width)?)
+            }
+            InputProducts::Convolved(inputs) => inputs.forward(x, states, pass)?,
+        };
+        let (q, gate) = self.part(q, n)?; // [n, heads · head_dim]
+        let (q, k) = self.norm_whole(q, k)?;
+        let [q, k, v] = [q, k, v].map(|t| self.clip(t));
+
+        let q = self.position(self.heads(q?, heads, true)?, true, pass)?; // [n, heads, head_dim]
+        let q = self.temperature.map_or(Ok(q.clone()), |temperature| temperature.apply(&q, pass))?;
+        let k = self.position(self.heads(k?, kv_heads, false)?, false, pass)?; // [n, kv, head_dim]
+        let v = self.norm_values(v?)?; // [n, kv · value_dim]
+        for (i, span) in pass.spans.iter().enumerate() {
+            let layer_kv = states.of_mut(i);
+            with_f32(&k, |k| layer_kv.keys.append(span.rows(k, k_width), kv_heads, head_dim))??;
+            with_f32(&v, |v| layer_kv.values.append(span.rows(v, v_width), kv_heads, value_dim))??;
+        }
+        Ok((q, gate))
+    }
+
     /// Into `out [n, heads · value_dim]`, the attention of each token to all rows that it sees, or to those chosen.
     fn attend(
         &self,
@@ -231,11 +260,15 @@ impl Attention {
         selections: &[Selection],
         out: &mut [f32],
     ) -> Result<()> {
+        let rows = (states, KEYS_AND_VALUES);
+        self.over_rows().attend_step(self.o.compute(), q, rows, (pass, self.mask), selections, out)
+    }
+
+    /// The shape of the attention over the rows of keys and values.
+    fn over_rows(&self) -> ChosenAttention<'_> {
         let AttentionShape { heads, kv_heads, head_dim: key_width, value_dim: value_width } = self.shape;
         let (scale, sinks) = (self.scale as f32, self.sinks.as_deref());
-        let attention = ChosenAttention { heads, kv_heads, key_width, value_width, scale, sinks };
-        let rows = (states, (|kv| (&kv.keys, Some(&kv.values))) as KeysAndValues);
-        attention.attend_step(self.o.compute(), q, rows, (pass, self.mask), selections, out)
+        ChosenAttention { heads, kv_heads, key_width, value_width, scale, sinks }
     }
 
     /// Queries `[n, heads · head_dim]`, and what the output gate is made of, in the same shape, if they hold it.

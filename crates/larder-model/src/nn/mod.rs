@@ -61,6 +61,7 @@ pub(crate) use moe::MoeInput;
 pub use moe::{DenseBeside, ExpertsByToken, LatentExperts, Moe, SharedExpert};
 pub use ngrams::{NGramFeatures, NGramHash, NGramShape, primes};
 pub use norm::Norm;
+pub(crate) use norm::rms_row;
 pub use output_gate::{GateFunction, OutputGate};
 pub use pass::{AttentionMask, ForwardPass, HandedOn, SpanPositions};
 pub use recurrent::{RecurrentState, StateLens};
@@ -81,6 +82,7 @@ pub use streams::{
 use candle_core::Tensor;
 use larder_core::{Rng, SequenceMemory};
 
+use crate::device::{DeviceOps, DeviceRows};
 use crate::error::Result;
 use crate::row_cache::RowTraffic;
 use crate::step::LayerStates;
@@ -93,6 +95,19 @@ pub trait Mixer: Send + Sync {
     /// The implementation appends the state that later steps need, and mixes only within a span: its result for a span
     /// depends on that span and its state alone, bit for bit, and not on how the sequence is divided into spans.
     fn forward(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Tensor>;
+
+    /// As [`forward`](Self::forward), with the outputs as rows of a chain that is begun on a device. `None` where the mixer is
+    /// computed by `forward` only; then nothing was changed.
+    fn begin(
+        &self,
+        x: &Tensor,
+        states: &mut LayerStates,
+        pass: &ForwardPass,
+        ops: &dyn DeviceOps,
+    ) -> Result<Option<DeviceRows>> {
+        let _ = (x, states, pass, ops);
+        Ok(None)
+    }
 
     /// What the layer keeps of a sequence.
     fn layer_shape(&self) -> LayerShape;

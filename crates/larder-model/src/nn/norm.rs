@@ -2,6 +2,7 @@
 
 use candle_core::{D, Device, Tensor};
 
+use crate::device::{DeviceCopy, DeviceOps, DeviceRows};
 use crate::error::Result;
 use crate::matrix::with_f32;
 use crate::weights::WeightLoader;
@@ -13,7 +14,7 @@ pub enum Norm {
     /// Root mean square, times a weight.
     Rms {
         /// `[width]`
-        weight: Vec<f32>,
+        weight: NormWeight,
         /// Added under the root.
         eps: f64,
     },
@@ -40,20 +41,20 @@ pub enum Norm {
 impl Norm {
     /// `prefix.weight [width]`
     pub fn rms(weights: &mut WeightLoader, prefix: &str, width: usize, eps: f64) -> Result<Self> {
-        Ok(Norm::Rms { weight: weights.vector(&format!("{prefix}.weight"), &[width])?, eps })
+        Ok(Norm::Rms { weight: weights.vector(&format!("{prefix}.weight"), &[width])?.into(), eps })
     }
 
     /// As [`rms`](Self::rms), for checkpoints that store the weight minus one.
     pub fn rms_plus_one(weights: &mut WeightLoader, prefix: &str, width: usize, eps: f64) -> Result<Self> {
         let mut weight = weights.vector(&format!("{prefix}.weight"), &[width])?;
         weight.iter_mut().for_each(|w| *w += 1.0);
-        Ok(Norm::Rms { weight, eps })
+        Ok(Norm::Rms { weight: weight.into(), eps })
     }
 
     /// The same norm over each group of `width` values, if it is an RMS norm.
     pub fn of_groups(self, width: usize) -> Self {
         match self {
-            Norm::Rms { weight, eps } => Norm::RmsOfGroups { weight, width, eps },
+            Norm::Rms { weight, eps } => Norm::RmsOfGroups { weight: weight.values, width, eps },
             other => other,
         }
     }
@@ -65,14 +66,25 @@ impl Norm {
         Ok(Norm::Layer { weight, bias, eps })
     }
 
+    /// Whether a device computes it, in a chain.
+    pub(crate) fn is_for_devices(&self) -> bool {
+        matches!(self, Norm::None | Norm::Rms { .. })
+    }
+
+    /// As [`forward`](Self::forward), begun on a device; `None` if it has to be computed on the CPU.
+    pub(crate) fn begin(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<Option<DeviceRows>> {
+        match self {
+            Norm::None => Ok(Some(x)),
+            Norm::Rms { weight, eps } => ops.rms_norm(x, weight.copy.of(&weight.values, ops)?, *eps).map(Some),
+            _ => Ok(None),
+        }
+    }
+
     /// `x [.., width]` → same shape
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         match self {
             Norm::None => Ok(x.clone()),
-            Norm::Rms { weight, eps } => each_row(x, |row| {
-                scale(row, *eps);
-                row.iter_mut().zip(weight).for_each(|(x, w)| *x *= w);
-            }),
+            Norm::Rms { weight, eps } => each_row(x, |row| rms_row(row, &weight.values, *eps)),
             Norm::RmsOfGroups { weight, width, eps } => each_row(x, |row| {
                 row.chunks_exact_mut(*width).for_each(|group| scale(group, *eps));
                 row.iter_mut().zip(weight).for_each(|(x, w)| *x *= w);
@@ -87,6 +99,18 @@ impl Norm {
     }
 }
 
+/// The weight of an RMS norm, and its copy on a device.
+pub struct NormWeight {
+    values: Vec<f32>,
+    copy: DeviceCopy,
+}
+
+impl From<Vec<f32>> for NormWeight {
+    fn from(values: Vec<f32>) -> Self {
+        NormWeight { values, copy: DeviceCopy::default() }
+    }
+}
+
 /// `x / sqrt(mean(x²) + eps)` over the last dimension.
 pub fn rms(x: &Tensor, eps: f64) -> Result<Tensor> {
     each_row(x, |row| scale(row, eps))
@@ -96,6 +120,12 @@ fn each_row(x: &Tensor, change: impl Fn(&mut [f32])) -> Result<Tensor> {
     let mut values = with_f32(x, <[f32]>::to_vec)?;
     values.chunks_exact_mut(x.dim(D::Minus1)?).for_each(change);
     Ok(Tensor::from_vec(values, x.shape(), &Device::Cpu)?)
+}
+
+/// `row / sqrt(mean(row²) + eps) · weight`
+pub(crate) fn rms_row(row: &mut [f32], weight: &[f32], eps: f64) {
+    scale(row, eps);
+    row.iter_mut().zip(weight).for_each(|(x, w)| *x *= w);
 }
 
 /// `row / sqrt(mean(row²) + eps)`
@@ -125,7 +155,7 @@ mod tests {
         for layer in [false, true] {
             let norm = match layer {
                 true => Norm::Layer { weight: weight.clone(), bias: bias.clone(), eps: 1e-5 },
-                false => Norm::Rms { weight: weight.clone(), eps: 1e-5 },
+                false => Norm::Rms { weight: weight.clone().into(), eps: 1e-5 },
             };
             let got: Vec<f32> = norm.forward(&t).unwrap().flatten_all().unwrap().to_vec1().unwrap();
             for (r, row) in x.chunks(13).enumerate() {
@@ -148,7 +178,7 @@ mod tests {
             let x = Tensor::from_slice(x, (x.len() / width, width), &Device::Cpu).unwrap();
             norm.forward(&x).unwrap().flatten_all().unwrap().to_vec1().unwrap()
         };
-        let of = |weight: &[f32]| Norm::Rms { weight: weight.to_vec(), eps: 1e-6 };
+        let of = |weight: &[f32]| Norm::Rms { weight: weight.to_vec().into(), eps: 1e-6 };
         let groups = x.chunks(4).zip(weight.chunks(4).cycle());
         let want: Vec<f32> = groups.flat_map(|(x, weight)| values(of(weight), x, 4)).collect();
         assert_eq!(values(of(&weight).of_groups(4), &x, 12), want);

@@ -1,9 +1,12 @@
 //! Attention of the tokens of a step to all rows that they see, or to a selection of them.
 
+use std::ops::Range;
+
 use larder_kernels::{AttentionArgs, AttentionTask};
 
-use super::{AttentionMask, ChosenAttention, ChosenQuery, ChosenRows, ForwardPass, KvRows, LayerKv, Selection};
+use super::{AttentionMask, ChosenAttention, ChosenQuery, ChosenRows, ForwardPass, KvRows, KvView, LayerKv, Selection};
 use crate::compute::ComputeContext;
+use crate::device::{DeviceOps, DeviceRows};
 use crate::error::Result;
 use crate::step::LayerStates;
 
@@ -11,6 +14,44 @@ use crate::step::LayerStates;
 pub type KeysAndValues = for<'a> fn(&'a LayerKv) -> (&'a KvRows, Option<&'a KvRows>);
 
 impl ChosenAttention<'_> {
+    /// The attention of the tokens of a step as [`attend_step`](Self::attend_step) computes it without selections, begun on the device
+    /// that has the KV cache.
+    pub fn begin_step(
+        &self,
+        ops: &dyn DeviceOps,
+        queries: &[f32],
+        (states, rows): (&LayerStates, KeysAndValues),
+        (pass, mask): (&ForwardPass, AttentionMask),
+    ) -> Result<DeviceRows> {
+        let seen = pass.visible_ranges(mask);
+        let width = self.heads * self.key_width;
+        let tasks: Vec<_> = (pass.spans.iter().enumerate())
+            .map(|(i, span)| self.args(span.rows(queries, width), rows(states.of(i)), span.rows(&seen, 1)))
+            .map(|args| args.with_kv(args.keys.on_device(), args.values.on_device()))
+            .collect();
+        ops.attend(&tasks.iter().collect::<Vec<_>>())
+    }
+
+    /// The attention of the queries of one sequence to the rows that each sees.
+    fn args<'a>(
+        &'a self,
+        queries: &'a [f32],
+        (keys, values): (&'a KvRows, Option<&'a KvRows>),
+        seen: &'a [Range<usize>],
+    ) -> AttentionArgs<'a, KvView<'a>> {
+        AttentionArgs {
+            queries,
+            heads: self.heads,
+            keys: keys.view(self.key_width),
+            values: values.unwrap_or(keys).view(self.value_width),
+            kv_heads: self.kv_heads,
+            seen,
+            scale: self.scale,
+            sinks: self.sinks,
+            bias: None,
+        }
+    }
+
     /// Into `out [n, heads · value_width]`, the attention of the tokens of a step, whose queries are `[n, heads · key_width]`: of each
     /// to the rows that `mask` lets it see, or to those of `selections`, of which there is one for each part of the heads, or none. A
     /// token has rows in all of them or in none, and those without are the first ones of a sequence.
@@ -34,17 +75,7 @@ impl ChosenAttention<'_> {
             let (of_all, of_chosen) = span.rows(queries, q_width).split_at(all * q_width);
             let (out, chosen_out) = out.split_at_mut(all * out_width);
             if all > 0 {
-                let args = AttentionArgs {
-                    queries: of_all,
-                    heads: self.heads,
-                    keys: keys.view(self.key_width),
-                    values: values.unwrap_or(keys).view(self.value_width),
-                    kv_heads: self.kv_heads,
-                    seen: &span.rows(&seen, 1)[..all],
-                    scale: self.scale,
-                    sinks: self.sinks,
-                    bias: None,
-                };
+                let args = self.args(of_all, (keys, values), &span.rows(&seen, 1)[..all]);
                 tasks.push(AttentionTask { args, out });
             }
             let queries = of_chosen.chunks_exact(q_width / parts);

@@ -39,7 +39,7 @@ fn compressor(shape: CompressorShape) -> (Compressor, Parts) {
     let parts = Parts { values, logits, places: some(shape.rate * channels), norm: some(WIDTH) };
     let config = json!({"rope_theta": 100.0});
     let (rope, rotary) = Rope::parse(&mut Config::new(&config).unwrap(), 4, 1e4, 64, None).unwrap();
-    let norm = Norm::Rms { weight: parts.norm.clone(), eps: EPS };
+    let norm = Norm::Rms { weight: parts.norm.clone().into(), eps: EPS };
     let compressor = Compressor {
         shape,
         values: linear(channels, &parts.values),

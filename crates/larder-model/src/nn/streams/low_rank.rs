@@ -157,7 +157,7 @@ mod tests {
     }
 
     fn connection() -> LowRankConnection {
-        let norm = Norm::Rms { weight: numbers(WIDTH, 0.5), eps: 1e-6 }.of_groups(SHAPE.hidden);
+        let norm = Norm::Rms { weight: numbers(WIDTH, 0.5).into(), eps: 1e-6 }.of_groups(SHAPE.hidden);
         let mixer = LowRankMixer { shape: SHAPE, norm, down: linear(2, WIDTH, 1.0), up: linear(WIDTH, 2, 2.0) };
         LowRankConnection { mixer, inject: linear(3, WIDTH, 3.0) }
     }

@@ -1,0 +1,203 @@
+//! A driver that counts what another is asked for, and how often the host had to wait.
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use larder_cache::two_tiers::DeviceWork;
+
+use crate::driver::{Argument, Driver, EventHandle, GpuInfo, Launch, Stream};
+use crate::error::Result;
+
+/// The kernel that copies between main memory and the device.
+const COPY_KERNEL: &str = "copy_bytes";
+
+/// A driver with counts of its work, which depend on the calls alone and not on the device's speed.
+pub struct CountedDriver {
+    inner: Arc<dyn Driver>,
+    progress: Mutex<Progress>,
+}
+
+/// Points in the streams are numbered by the operations submitted before them.
+#[derive(Default)]
+struct Progress {
+    work: DeviceWork,
+    submitted: [u64; Stream::ALL.len()],
+    /// By stream: the point up to which waits have shown that everything is complete.
+    reached: [u64; Stream::ALL.len()],
+    /// The last recording of each event.
+    recorded: HashMap<usize, (Stream, u64)>,
+}
+
+impl Progress {
+    fn submit(&mut self, stream: Stream) {
+        self.submitted[stream as usize] += 1;
+    }
+
+    fn record(&mut self, event: EventHandle, stream: Stream) {
+        self.submit(stream);
+        self.recorded.insert(event.0, (stream, self.submitted[stream as usize]));
+    }
+
+    /// Counts a wait for kernels, unless an earlier wait was for a later point of their stream.
+    fn wait(&mut self, event: EventHandle) {
+        let Some(&(stream, point)) = self.recorded.get(&event.0) else { return };
+        let reached = &mut self.reached[stream as usize];
+        self.work.waits += u64::from(stream == Stream::Compute && point > *reached);
+        *reached = point.max(*reached);
+    }
+}
+
+impl CountedDriver {
+    /// Counts the work of `inner` from now on.
+    pub fn new(inner: Arc<dyn Driver>) -> Self {
+        CountedDriver { inner, progress: Mutex::default() }
+    }
+
+    /// The work so far.
+    pub fn work(&self) -> DeviceWork {
+        self.lock().work
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn count_copy(&self, stream: Stream, bytes: usize) {
+        let mut progress = self.lock();
+        progress.submit(stream);
+        if stream == Stream::Compute {
+            progress.work.exchanged_bytes += bytes as u64;
+        }
+    }
+}
+
+impl Driver for CountedDriver {
+    fn info(&self) -> Result<GpuInfo> {
+        self.inner.info()
+    }
+
+    fn warm_up(&self) -> Duration {
+        self.inner.warm_up()
+    }
+
+    fn min_matrix_bytes(&self) -> usize {
+        self.inner.min_matrix_bytes()
+    }
+
+    fn allocate(&self, bytes: u64) -> Result<u64> {
+        self.inner.allocate(bytes)
+    }
+
+    unsafe fn free(&self, at: u64) {
+        // SAFETY: the caller's guarantees are those of this method.
+        unsafe { self.inner.free(at) }
+    }
+
+    fn allocate_host(&self, bytes: usize) -> Result<NonNull<u8>> {
+        self.inner.allocate_host(bytes)
+    }
+
+    unsafe fn free_host(&self, at: NonNull<u8>) {
+        // SAFETY: the caller's guarantees are those of this method.
+        unsafe { self.inner.free_host(at) }
+    }
+
+    unsafe fn register(&self, from: *const u8, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's guarantees are those of this method.
+        unsafe { self.inner.register(from, bytes) }
+    }
+
+    unsafe fn unregister(&self, from: *const u8) {
+        // SAFETY: the caller's guarantees are those of this method.
+        unsafe { self.inner.unregister(from) }
+    }
+
+    fn create_event(&self) -> Result<EventHandle> {
+        self.inner.create_event()
+    }
+
+    unsafe fn destroy_event(&self, event: EventHandle) {
+        self.lock().recorded.remove(&event.0);
+        // SAFETY: the caller's guarantees are those of this method.
+        unsafe { self.inner.destroy_event(event) }
+    }
+
+    fn record(&self, event: EventHandle, stream: Stream) -> Result<()> {
+        self.lock().record(event, stream);
+        self.inner.record(event, stream)
+    }
+
+    fn wait_event(&self, stream: Stream, event: EventHandle) -> Result<()> {
+        self.lock().submit(stream);
+        self.inner.wait_event(stream, event)
+    }
+
+    fn is_complete(&self, event: EventHandle) -> Result<bool> {
+        self.inner.is_complete(event)
+    }
+
+    fn synchronise(&self, event: EventHandle) -> Result<()> {
+        self.lock().wait(event);
+        self.inner.synchronise(event)
+    }
+
+    fn elapsed(&self, from: EventHandle, to: EventHandle) -> Result<Duration> {
+        self.inner.elapsed(from, to)
+    }
+
+    fn drain(&self) {
+        self.inner.drain();
+    }
+
+    unsafe fn copy_in(&self, stream: Stream, from: *const u8, to: u64, bytes: usize) -> Result<()> {
+        self.count_copy(stream, bytes);
+        // SAFETY: the caller's guarantees are those of this method.
+        unsafe { self.inner.copy_in(stream, from, to, bytes) }
+    }
+
+    unsafe fn copy_out(&self, stream: Stream, from: u64, to: *mut u8, bytes: usize) -> Result<()> {
+        self.count_copy(stream, bytes);
+        // SAFETY: the caller's guarantees are those of this method.
+        unsafe { self.inner.copy_out(stream, from, to, bytes) }
+    }
+
+    unsafe fn launch(&self, stream: Stream, launch: &Launch) -> Result<()> {
+        let mut progress = self.lock();
+        progress.submit(stream);
+        progress.work.launches += 1;
+        if let (COPY_KERNEL, [.., Argument::Bytes(bytes)]) = (launch.kernel, launch.arguments) {
+            progress.work.exchanged_bytes += bytes;
+        }
+        drop(progress);
+        // SAFETY: the caller's guarantees are those of this method.
+        unsafe { self.inner.launch(stream, launch) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_for_what_is_known_to_be_complete_is_not_counted() {
+        let (early, late, other) = (EventHandle(0), EventHandle(1), EventHandle(2));
+        let mut progress = Progress::default();
+        progress.wait(early);
+        assert_eq!(progress.work.waits, 0, "never recorded");
+        progress.record(early, Stream::Compute);
+        progress.record(late, Stream::Compute);
+        progress.record(other, Stream::CopyIn);
+        progress.wait(late);
+        progress.wait(early);
+        progress.wait(late);
+        assert_eq!(progress.work.waits, 1);
+        progress.wait(other);
+        assert_eq!(progress.work.waits, 1, "for a copy of an expert");
+        progress.record(early, Stream::Compute);
+        progress.wait(early);
+        assert_eq!(progress.work.waits, 2, "recorded again");
+    }
+}

@@ -1,0 +1,47 @@
+//! Kernels on rows of activations. That whole models have the CPU's bits with them is tested with the command.
+
+use larder_cuda::Argument;
+
+use crate::random_data::RandomData;
+use crate::{assert_same, emulator, input, launch, output, word};
+
+#[test]
+fn rows_are_normalised_in_the_order_of_the_definition() {
+    let Some(emulator) = &emulator(0) else { return };
+    let noise = &mut RandomData(11);
+    for (rows, width) in [(1, 1), (3, 7), (5, 32), (2, 39), (6, 2048)] {
+        let (x, weight) = (noise.activations(rows * width), noise.activations(width));
+        let (mut got, eps) = (vec![0.0; x.len()], 1e-6_f64);
+        let arguments = [input(&x), input(&weight), output(&mut got), word(rows), word(width), Argument::Double(eps)];
+        // SAFETY: `x` and `got` have `rows · width` values, and `weight` has `width`.
+        unsafe { launch(emulator, "rms_norm", [rows.div_ceil(4), 1], 128, &arguments) };
+        let want: Vec<f32> = x.chunks_exact(width).flat_map(|row| normalised(row, &weight, eps)).collect();
+        assert_same(&got, &want, format!("{rows} rows of {width}"));
+    }
+}
+
+fn normalised(row: &[f32], weight: &[f32], eps: f64) -> Vec<f32> {
+    let mut lanes = [0.0_f32; 8];
+    row.iter().enumerate().for_each(|(i, v)| lanes[i % 8] += v * v);
+    let mean = f64::from(lanes.iter().sum::<f32>()) / row.len() as f64;
+    let scale = (1.0 / (mean + eps).sqrt()) as f32;
+    row.iter().zip(weight).map(|(v, w)| v * scale * w).collect()
+}
+
+#[test]
+fn scaled_rows_are_added() {
+    let Some(emulator) = &emulator(0) else { return };
+    let noise = &mut RandomData(12);
+    for (count, period, factor) in [(1, 1, 1.0), (700, 700, 1.0), (700, 700, 0.22), (600, 50, 1.0)] {
+        let (mut x, mut y) = (noise.activations(count), noise.activations(period));
+        (x[0], y[0]) = (-0.0, -0.0);
+        let mut got = vec![7.0; count + 1];
+        let arguments = [input(&x), input(&y), output(&mut got), word(count), word(period), Argument::Float(factor)];
+        // SAFETY: `x` and `got` have at least `count` values, and `y` has `period`.
+        unsafe { launch(emulator, "add_scaled", [count.div_ceil(256), 1], 256, &arguments) };
+        let scaled = |v: f32| if factor == 1.0 { v } else { v * factor + 0.0 };
+        let want: Vec<f32> = x.iter().zip(y.iter().cycle()).map(|(x, y)| x + scaled(*y)).chain([7.0]).collect();
+        assert_same(&got, &want, format!("{count} values, {factor}"));
+        assert_eq!(got[0].is_sign_negative(), factor == 1.0, "the sign of zero");
+    }
+}
