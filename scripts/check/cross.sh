@@ -179,8 +179,11 @@ prepare_wine() {
     export WINEPREFIX=${WINEPREFIX:-$cache/wine} WINEDEBUG=${WINEDEBUG:--all}
     WINEPATH="Z:$(tr / '\\' <<<"$shim")"
     export WINEPATH
-    # A prefix is made at the first start, which takes half a minute; all later starts share one server.
+    # A prefix is made at the first start, which takes half a minute.
     "$wine" cmd /c exit >/dev/null 2>&1 || fail "$wine cannot be started"
+    # Without this program, which ends with the script, Wine's server would start again at the first test and keep the pipes of its
+    # output open, so that this test would end after all others.
+    coproc { exec "$wine" cmd /c pause >/dev/null 2>&1; }
 }
 
 find_emulator() {

@@ -67,6 +67,16 @@ fn named() -> Option<Command> {
     Some(command)
 }
 
+/// Whether the command under test is a program for Windows, which runs here in Wine.
+pub fn is_for_windows() -> bool {
+    named().and_then(|command| Some(command.get_args().last()?.as_encoded_bytes().ends_with(b".exe"))) == Some(true)
+}
+
+/// What the command said, with the paths that it made in it as this system writes them.
+pub fn with_slashes(said: &str) -> String {
+    if is_for_windows() { said.replace('\\', "/") } else { said.to_owned() }
+}
+
 /// The command, of somebody who has configured nothing: the one that was built with the tests, unless another is named.
 pub fn command() -> Command {
     let mut command = named().unwrap_or_else(|| Command::new(env!("CARGO_BIN_EXE_larder-under-test")));
