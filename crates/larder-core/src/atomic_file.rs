@@ -4,6 +4,8 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter};
 use std::path::{Path, PathBuf};
 
+use crate::file_system::{is_of_no_file, replace_file};
+
 /// Symbolic links that are followed from one to the next.
 const LINKS_MAX: usize = 40;
 
@@ -21,7 +23,7 @@ pub fn write_atomically(path: &Path, write: impl FnOnce(&mut BufWriter<File>) ->
             file.set_permissions(existing.permissions())?;
         }
         file.sync_all()?;
-        fs::rename(&temp, &path)
+        replace_file(&temp, &path)
     });
     written.inspect_err(|_| {
         // A temporary file that remains is removed by the next attempt.
@@ -37,6 +39,7 @@ pub fn output_file(path: &Path) -> io::Result<(PathBuf, Option<fs::Metadata>)> {
         let found = match fs::symlink_metadata(&path) {
             Ok(found) => found,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok((path, None)),
+            Err(e) if is_of_no_file(&e) => return Err(not_a_file("a device, a pipe or a socket")),
             Err(e) => return Err(e),
         };
         if found.is_file() {
@@ -44,13 +47,17 @@ pub fn output_file(path: &Path) -> io::Result<(PathBuf, Option<fs::Metadata>)> {
         }
         if !found.is_symlink() {
             let what = if found.is_dir() { "a folder" } else { "a device, a pipe or a socket" };
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("is {what} and not a file; name a file")));
+            return Err(not_a_file(what));
         }
         // A relative target begins at the folder of the link.
         let target = fs::read_link(&path)?;
         path = path.parent().unwrap_or(Path::new("")).join(target);
     }
     Err(io::Error::new(io::ErrorKind::InvalidInput, "is a symbolic link that leads to itself; name a file"))
+}
+
+fn not_a_file(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, format!("is {what} and not a file; name a file"))
 }
 
 /// A new file, instead of what an interrupted attempt left. A symbolic link is replaced and not followed.
@@ -100,6 +107,34 @@ mod tests {
         let refused = write_atomically(&folder, |out| out.write_all(b"third")).unwrap_err();
         assert!(refused.to_string().contains("is a folder"), "{refused}");
         assert_eq!(names(dir.path()), [path, folder], "no temporary file is left");
+    }
+
+    #[test]
+    fn threads_that_replace_a_file_at_the_same_time_leave_one_that_is_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let contents = [[b'a'; 5000], [b'b'; 5000]];
+        std::thread::scope(|scope| {
+            for content in &contents {
+                let temp = dir.path().join(char::from(content[0]).to_string());
+                let path = &path;
+                scope.spawn(move || {
+                    for _ in 0..50 {
+                        fs::write(&temp, content).unwrap();
+                        replace_file(&temp, path).unwrap();
+                    }
+                });
+            }
+        });
+        assert!(contents.iter().any(|content| fs::read(&path).unwrap() == content));
+        assert_eq!(names(dir.path()), [path]);
+    }
+
+    #[cfg(windows)]
+    #[test]
+    fn devices_are_refused() {
+        let refused = write_atomically(Path::new("NUL"), |out| out.write_all(b"x")).unwrap_err();
+        assert!(refused.to_string().starts_with("is a device"), "{refused}");
     }
 
     #[cfg(unix)]

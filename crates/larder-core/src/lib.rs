@@ -70,7 +70,7 @@ pub use expert::{ComputeStage, ExpertLayout, ExpertPart, LayoutError, PART_ALIGN
 pub use expert_activations::{Coactivation, ExpertActivations, ExpertActivationsError};
 pub use file_system::{
     ChangeStamp, FileAt, FileId, FolderLock, LOCK_FILE, change_stamp, create_private_folder, disk_bytes, free_bytes,
-    make_private, sync_folder,
+    make_private, replace_file, sync_folder,
 };
 pub use freed_memory::give_back_freed_memory;
 pub use gate::{ExpertGroups, Gate, GateError, GroupRank, Renorm, Score, Weighting};

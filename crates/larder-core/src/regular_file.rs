@@ -10,7 +10,7 @@ use std::{
     path::Path,
 };
 
-use crate::file_system::open_without_blocking;
+use crate::file_system::{is_of_no_file, open_without_blocking};
 
 /// Opens the regular file at `path` for reading.
 pub fn open_regular(path: &Path) -> io::Result<File> {
@@ -26,12 +26,13 @@ pub fn open_regular_with(options: &mut OpenOptions, path: &Path) -> io::Result<F
 /// The same with `flags` of the system's own call.
 pub fn open_regular_with_flags(options: &mut OpenOptions, flags: u32, path: &Path) -> io::Result<File> {
     let file = open_without_blocking(options, flags, path)?;
-    let kind = file.metadata()?.file_type();
-    if !kind.is_file() {
-        let what = if kind.is_dir() { "is a folder, not a regular file" } else { "is not a regular file" };
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
-    }
-    Ok(file)
+    let what = match file.metadata() {
+        Ok(found) if found.is_file() => return Ok(file),
+        Ok(found) if found.is_dir() => "is a folder, not a regular file",
+        Err(e) if !is_of_no_file(&e) => return Err(e),
+        _ => "is not a regular file",
+    };
+    Err(io::Error::new(io::ErrorKind::InvalidInput, what))
 }
 
 /// The bytes of the regular file at `path`, which has at most `limit` bytes.
@@ -58,7 +59,7 @@ pub fn read_regular_text(path: &Path, limit: u64) -> io::Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, time::Duration};
+    use std::fs;
 
     use super::*;
 
@@ -80,12 +81,23 @@ mod tests {
             }
         });
         for _ in 0..3 {
-            let (opening, reading) = wait.recv_timeout(Duration::from_secs(5)).unwrap();
+            let (opening, reading) = wait.recv_timeout(std::time::Duration::from_secs(5)).unwrap();
             for error in [opening, reading] {
                 assert!(error.kind() == io::ErrorKind::InvalidInput, "{error}");
             }
         }
-        assert!(wait.recv_timeout(Duration::from_secs(5)).is_err());
+        assert!(wait.recv_timeout(std::time::Duration::from_secs(5)).is_err());
+    }
+
+    #[cfg(windows)]
+    #[test]
+    fn devices_are_refused() {
+        for error in [open_regular(Path::new("NUL")).unwrap_err(), read_regular(Path::new("NUL"), 10).unwrap_err()] {
+            assert!(
+                error.kind() == io::ErrorKind::InvalidInput && error.to_string() == "is not a regular file",
+                "{error}"
+            );
+        }
     }
 
     #[test]

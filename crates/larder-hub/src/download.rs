@@ -6,7 +6,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use larder_core::open_regular_with;
+use larder_core::{open_regular_with, replace_file};
 use larder_store::{Result, StoreError, StoreErrorKind};
 
 use crate::DownloadProgress;
@@ -179,7 +179,7 @@ impl<'a> PartialFile<'a> {
             return Ok(false);
         }
         self.file.sync_all().map_err(|e| io("syncing", e))?;
-        fs::rename(&self.path, path).map_err(|e| io("renaming", e))?;
+        replace_file(&self.path, path).map_err(|e| io("renaming", e))?;
         Ok(true)
     }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use larder_core::replace_file;
 use larder_store::{ReadAt, Result, StoreError, checksum_of, read_small, samples_of_file};
 
 use crate::released_ranges::ReleasedRanges;
@@ -22,7 +23,7 @@ pub fn take(path: &Path) -> Result<Samples> {
     let kept = kept_at(path);
     let temp = kept.with_extension("tmp");
     fs::write(&temp, format!("{}\n{json}", checksum_of(json.as_bytes())))
-        .and_then(|()| fs::rename(&temp, &kept))
+        .and_then(|()| replace_file(&temp, &kept))
         .map_err(|e| StoreError::io(&kept, "writing", e))?;
     Ok(samples)
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use larder_cache::{ExpertUses, HotSet};
-use larder_core::ExpertKey;
+use larder_core::{ExpertKey, replace_file};
 use larder_store::{HOT_EXPERTS, Source, Store, read_small};
 
 use crate::notice::{Notice, Notices};
@@ -114,7 +114,7 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let written = File::create_new(&temp).and_then(|mut file| {
         file.write_all(bytes)?;
         file.sync_all()?;
-        fs::rename(&temp, path)
+        replace_file(&temp, path)
     });
     written.inspect_err(|_| drop(fs::remove_file(&temp)))
 }
@@ -125,14 +125,21 @@ mod tests {
 
     use super::*;
 
+    #[cfg(unix)]
     #[test]
-    fn files_are_replaced_whole_and_links_are_not_followed() {
+    fn a_link_is_replaced_and_not_followed() {
         let dir = tempfile::tempdir().unwrap();
         let (path, victim) = (dir.path().join(HOT_EXPERTS), dir.path().join("victim"));
         fs::write(&victim, "whole").unwrap();
         std::os::unix::fs::symlink(&victim, &path).unwrap();
         replace(&path, b"first").unwrap();
         assert_eq!((fs::read(&victim).unwrap(), fs::read(&path).unwrap()), (b"whole".to_vec(), b"first".to_vec()));
+    }
+
+    #[test]
+    fn two_processes_leave_a_whole_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(HOT_EXPERTS);
         let contents = [[b'a'; 5000], [b'b'; 5000]];
         thread::scope(|scope| {
             for content in &contents {
@@ -140,7 +147,7 @@ mod tests {
             }
         });
         assert!(contents.iter().any(|content| fs::read(&path).unwrap() == content));
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "no temporary file is left");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "no temporary file is left");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use larder_core::{FileId, open_regular_with};
+use larder_core::{FileId, LOCK_FILE, open_regular_with};
 
 use crate::{
     atomic_file::{AtomicFile, sync_folder, temp_path},
@@ -115,7 +115,7 @@ fn claim(folder: &Path, manifest: &Manifest) -> Result<()> {
     }
     let first = temp_path(Path::new(DRIVE_FILE));
     let mut entries = fs::read_dir(folder).map_err(|e| StoreError::io(folder, "listing", e))?.flatten();
-    match entries.find(|entry| entry.file_name() != first.as_os_str()) {
+    match entries.find(|entry| entry.file_name() != first.as_os_str() && entry.file_name() != LOCK_FILE) {
         Some(entry) => {
             let name = entry.file_name();
             taken(format!("is not empty (it holds '{}'); choose an empty or new folder", name.to_string_lossy()))
@@ -277,6 +277,7 @@ mod tests {
         assert!(before.iter().all(|(name, bytes)| files(&store).get(name) == Some(bytes)));
     }
 
+    #[cfg(unix)]
     #[test]
     fn a_folder_that_leads_back_to_the_store_loses_nothing() {
         let dir = tempfile::tempdir().unwrap();
@@ -291,6 +292,13 @@ mod tests {
             assert!(refused.contains("is the same file as"), "{refused}");
             assert!(files(&store) == before && experts(&store) == want);
         }
+    }
+
+    #[test]
+    fn a_folder_inside_the_store_is_refused_and_not_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = small_store(dir.path(), ExpertForm::Separate);
+        let before = files(&store);
         let inside = dir.path().join("new/../").join(store.file_name().unwrap()).join("second");
         let refused = add_drive(&store, Division::Stripe, &inside, &()).unwrap_err().to_string();
         assert!(refused.contains("one inside the other"), "{refused}");

@@ -7,7 +7,7 @@ use std::{
 };
 
 pub(crate) use larder_core::temp_path;
-use larder_core::{FileAt, create_new};
+use larder_core::{FileAt, create_new, replace_file};
 
 use crate::{
     direct::set_direct,
@@ -55,7 +55,7 @@ impl AtomicFile {
     /// Makes the content durable and renames the file to its final name.
     pub fn publish(mut self) -> Result<()> {
         self.file.sync_all().map_err(|e| StoreError::io(&self.path, "syncing", e))?;
-        fs::rename(&self.temp, &self.path).map_err(|e| StoreError::io(&self.path, "renaming", e))?;
+        replace_file(&self.temp, &self.path).map_err(|e| StoreError::io(&self.path, "renaming", e))?;
         self.published = true;
         Ok(())
     }

@@ -62,7 +62,8 @@ impl StoreError {
             _ => StoreErrorKind::Io,
         };
         let text = error.to_string();
-        let reason = text.split(" (os error").next().unwrap_or_default().to_lowercase();
+        // Windows ends its texts with a full stop.
+        let reason = text.split(" (os error").next().unwrap_or_default().trim_end_matches('.').to_lowercase();
         let remedy = match error.kind() {
             io::ErrorKind::FileTooLarge => "; raise the limit of file sizes (`ulimit -f`), or use another file system",
             _ => "",

@@ -190,7 +190,7 @@ pub fn is_checksum_of(checksum: &str, bytes: &[u8]) -> bool {
 
 /// The folder of a layer's shards in the set `set`, relative to the store.
 pub fn layer_folder(set: &str, layer: LayerIdx) -> PathBuf {
-    PathBuf::from(format!("{set}/L{:03}", layer.0))
+    Path::new(set).join(format!("L{:03}", layer.0))
 }
 
 /// The path of a shard of the set `set`, relative to the store.

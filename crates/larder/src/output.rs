@@ -73,7 +73,8 @@ mod tests {
         check(&path, true).unwrap();
         let refused = format!("{:#}", check(&path, false).unwrap_err());
         assert!(refused.contains("add --force"), "{refused}");
-        let refused = format!("{:#}", check(Path::new("/dev/null"), true).unwrap_err());
+        let device = if cfg!(windows) { "NUL" } else { "/dev/null" };
+        let refused = format!("{:#}", check(Path::new(device), true).unwrap_err());
         assert!(refused.contains("not a file"), "{refused}");
         let refused = format!("{:#}", check(&dir.path().join("none/out.csv"), false).unwrap_err());
         assert!(refused.contains("create it first"), "{refused}");

@@ -12,8 +12,10 @@ mod windows;
 #[cfg(windows)]
 use windows as system;
 
-pub(crate) use system::open_without_blocking;
-pub use system::{LOCK_FILE, change_stamp, create_private_folder, disk_bytes, free_bytes, make_private, sync_folder};
+pub use system::{
+    LOCK_FILE, change_stamp, create_private_folder, disk_bytes, free_bytes, make_private, replace_file, sync_folder,
+};
+pub(crate) use system::{is_of_no_file, open_without_blocking};
 
 /// Reads and writes at offsets, by several threads at the same time. On Windows they move the position that sequential reads and
 /// writes of the same file begin at.

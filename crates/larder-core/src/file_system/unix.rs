@@ -36,6 +36,16 @@ pub(crate) fn open_without_blocking(options: &mut OpenOptions, flags: u32, path:
     Ok(file)
 }
 
+/// Whether an error of looking at a file says that a device or a pipe is there: never, these are told by their metadata.
+pub(crate) fn is_of_no_file(_: &io::Error) -> bool {
+    false
+}
+
+/// Gives a file the name `to`, in place of what has it.
+pub fn replace_file(from: &Path, to: &Path) -> io::Result<()> {
+    fs::rename(from, to)
+}
+
 fn open_folder(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags((OFlags::DIRECTORY | OFlags::NONBLOCK).bits() as i32).open(path)
 }

@@ -10,11 +10,12 @@ use std::{
         io::AsRawHandle,
     },
     path::Path,
-    time::UNIX_EPOCH,
+    thread,
+    time::{Duration, UNIX_EPOCH},
 };
 
 use windows_sys::Win32::{
-    Foundation::ERROR_SHARING_VIOLATION,
+    Foundation::{ERROR_ACCESS_DENIED, ERROR_INVALID_FUNCTION, ERROR_INVALID_PARAMETER, ERROR_SHARING_VIOLATION},
     Storage::FileSystem::{
         BY_HANDLE_FILE_INFORMATION, FILE_FLAG_BACKUP_SEMANTICS, FILE_FLAG_DELETE_ON_CLOSE, FILE_SHARE_DELETE,
         GetDiskFreeSpaceExW, GetFileInformationByHandle,
@@ -25,6 +26,8 @@ use super::{ChangeStamp, FileAt, FileId};
 
 /// Name of the file that a locked folder holds; it is gone when the process that has it ends, however that ends.
 pub const LOCK_FILE: &str = ".larder-lock";
+/// The longest pause between two attempts to replace a file; the first is 1 ms, and each is twice as long as the one before.
+const REPLACE_PAUSE_MAX: Duration = Duration::from_millis(256);
 
 impl FileAt for File {
     fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<usize> {
@@ -36,9 +39,31 @@ impl FileAt for File {
     }
 }
 
-/// Opens what is at `path`, also a folder. Pipes and devices have no metadata, so that looking at them fails.
+/// Opens what is at `path`, also a folder, a pipe or a device.
 pub(crate) fn open_without_blocking(options: &mut OpenOptions, flags: u32, path: &Path) -> io::Result<File> {
     options.custom_flags(FILE_FLAG_BACKUP_SEMANTICS | flags).open(path)
+}
+
+/// Whether an error of looking at a file says that a device or a pipe is there, which has no metadata.
+pub(crate) fn is_of_no_file(error: &io::Error) -> bool {
+    matches!(error.raw_os_error().map(|code| code as u32), Some(ERROR_INVALID_FUNCTION | ERROR_INVALID_PARAMETER))
+}
+
+/// Gives a file the name `to`, in place of what has it. A file that is being replaced or looked at, by another process or thread,
+/// refuses that for a moment, so it is tried again for half a second.
+pub fn replace_file(from: &Path, to: &Path) -> io::Result<()> {
+    let mut pause = Duration::from_millis(1);
+    loop {
+        match fs::rename(from, to) {
+            Err(e) if is_taken(&e) && pause <= REPLACE_PAUSE_MAX && !to.is_dir() => thread::sleep(pause),
+            done => return done,
+        }
+        pause *= 2;
+    }
+}
+
+fn is_taken(error: &io::Error) -> bool {
+    matches!(error.raw_os_error().map(|code| code as u32), Some(ERROR_ACCESS_DENIED | ERROR_SHARING_VIOLATION))
 }
 
 /// Holds a file in the folder that no other process can open, because a folder itself cannot be locked.

@@ -47,9 +47,10 @@ fn capacities_change_with_the_first_row_of_a_pass() {
     trace.check().unwrap();
     let slots = |step: TraceStep| step.capacities.iter().map(|c| c.slots).collect::<Vec<_>>();
     assert_eq!(trace.steps().map(slots).collect::<Vec<_>>(), [&[4][..], &[], &[2, 3], &[], &[], &[]]);
-    let file = tempfile::NamedTempFile::new().unwrap();
-    trace.write(file.path()).unwrap();
-    assert_eq!(Trace::read(file.path()).unwrap(), trace);
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("trace");
+    trace.write(&file).unwrap();
+    assert_eq!(Trace::read(&file).unwrap(), trace);
     let pairs = |trace: &Trace| trace.capacities.iter().map(|c| (c.pass, c.slots)).collect::<Vec<_>>();
     assert_eq!(pairs(&trace.select(0..1)), [(0, 4), (1, 2), (1, 3)]);
     assert_eq!(pairs(&trace.select(1..2)), [(0, 3), (1, 1)]);

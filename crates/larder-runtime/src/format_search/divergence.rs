@@ -82,7 +82,9 @@ mod tests {
     fn divergences_are_those_of_the_definition_and_summed_over_rows() {
         let folder = tempfile::tempdir().unwrap();
         let mut own = Distributions::new(&folder.path().join("store"), 2).unwrap();
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "the file has no name");
+        let names = || fs::read_dir(folder.path()).unwrap().count();
+        // A file system of Windows may keep the name of a removed file until it is closed.
+        assert!(cfg!(windows) || names() == 0, "the file has no name");
         // Probabilities of ½ and ½, of ¾ and ¼, and of 0 and 1.
         own.push(&[5.0, 5.0, 3f32.ln(), 0.0]).unwrap();
         own.push(&[f32::NEG_INFINITY, 0.0]).unwrap();
@@ -95,5 +97,7 @@ mod tests {
             assert!((found - wanted).abs() < 1e-7, "{found} {wanted}");
         }
         assert!(own.divergence(&other[..2], 1).is_err(), "no rows are left");
+        drop(own);
+        assert_eq!(names(), 0);
     }
 }

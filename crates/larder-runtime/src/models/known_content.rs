@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use larder_core::change_stamp;
+use larder_core::{change_stamp, replace_file};
 use larder_store::{Source, checksum_of, read_small};
 
 /// Folder of the entries, in the user's cache folder.
@@ -50,7 +50,7 @@ impl KnownContent {
         };
         let temp = path.with_extension(std::process::id().to_string());
         let written = fs::create_dir_all(folder).and_then(|()| fs::write(&temp, &self.entry));
-        if written.and_then(|()| fs::rename(&temp, path)).is_err() {
+        if written.and_then(|()| replace_file(&temp, path)).is_err() {
             let _ = fs::remove_file(&temp);
         }
     }

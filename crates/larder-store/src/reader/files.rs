@@ -433,6 +433,8 @@ mod tests {
         assert_eq!(error(1).message, "is 4095 bytes long, expected 4096");
         assert_eq!(error(2).kind, StoreErrorKind::Io);
         assert_eq!(error(3).message, "there is no shard 3; the model has 3");
+        // Windows may keep the name of a removed file until it is closed.
+        drop(files);
         std::fs::remove_file(dir.path().join("0")).unwrap();
         let folder = dir.path().to_owned();
         std::fs::write(dir.path().join("1"), [0; 4096]).unwrap();

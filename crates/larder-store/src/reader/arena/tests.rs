@@ -90,6 +90,7 @@ fn memory_that_is_given_back_is_zero_and_can_be_used_again() {
     drop((arena, slots));
 }
 
+#[cfg(target_os = "linux")]
 #[test]
 fn only_wanted_slots_are_touched() {
     const MEGA: usize = 1 << 20;
@@ -109,6 +110,7 @@ fn only_wanted_slots_are_touched() {
     assert_eq!(resident_pages(&mut slots[3]), 0);
 }
 
+#[cfg(target_os = "linux")]
 #[test]
 fn touching_goes_on_with_other_slots() {
     let (arena, mut slots) = Arena::new(8, 2 << 20).unwrap();
@@ -211,6 +213,7 @@ fn invalid_sizes_are_refused() {
 }
 
 /// A huge page that reaches beyond the slots in use would take memory that is in no account.
+#[cfg(target_os = "linux")]
 #[test]
 fn slots_that_are_not_wanted_take_no_memory_for_huge_pages() {
     const SLOT: usize = 64 << 10;
