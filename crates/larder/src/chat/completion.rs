@@ -1,7 +1,7 @@
 //! Tab completion of commands, settings and file names.
 
 use std::fs;
-use std::path::{MAIN_SEPARATOR, Path};
+use std::path::{MAIN_SEPARATOR, Path, is_separator};
 
 use rustyline::completion::{Completer, Pair};
 use rustyline::highlight::Highlighter;
@@ -64,7 +64,9 @@ fn candidate(typed: &str, word: &str, end: &str) -> Option<Pair> {
 
 /// The files and folders whose paths begin with `typed`. Paths are not quoted: a command takes the rest of its line as one.
 fn file_names(typed: &str) -> Vec<Pair> {
-    let (folder, begun) = typed.rfind(MAIN_SEPARATOR).map_or(("", typed), |at| typed.split_at(at + 1));
+    let (folder, begun) = typed.rfind(is_separator).map_or(("", typed), |at| typed.split_at(at + 1));
+    // Windows has two separators; the typed one is kept.
+    let separator = folder.chars().last().unwrap_or(MAIN_SEPARATOR);
     let folder_path = if folder.is_empty() { Path::new(".") } else { Path::new(folder) };
     // A folder that cannot be read has no candidates.
     let entries = fs::read_dir(folder_path).into_iter().flatten().flatten().take(ENTRIES_MAX);
@@ -75,7 +77,7 @@ fn file_names(typed: &str) -> Vec<Pair> {
             if is_hidden || !name.starts_with(begun) || name.contains(char::is_control) {
                 return None;
             }
-            let end = if entry.path().is_dir() { MAIN_SEPARATOR.to_string() } else { String::new() };
+            let end = if entry.path().is_dir() { separator.to_string() } else { String::new() };
             Some(Pair { replacement: format!("{folder}{name}{end}"), display: name + &end })
         })
         .collect();
