@@ -25,6 +25,7 @@ const STEP: usize = 1 << 20;
 
 /// Attention of one sequence over its pages on the device.
 type Task<'a> = AttentionTask<'a, DeviceKvView>;
+/// What such an attention reads.
 type Args<'a> = AttentionArgs<'a, DeviceKvView>;
 
 /// The KV cache on the device, and the buffers of attention.
@@ -105,7 +106,7 @@ impl DeviceAttention for GpuAttention {
                 "the GPU cannot keep a KV cache in {kind} with {heads} heads of {row} bytes per row and {positions} positions \
                  per page"
             );
-            return Err(unsupported(what).into());
+            return Err(GpuError::Unsupported(what).into());
         }
         let buffer = DeviceBuffer::of(&self.driver, shape.bytes())?;
         let mut state = self.lock();
@@ -134,7 +135,7 @@ impl DeviceAttention for GpuAttention {
 
 impl State {
     fn page(&self, number: usize) -> Result<&KvPage> {
-        self.pages.get(&number).ok_or_else(|| unsupported(format!("the GPU has no KV page {number}")))
+        self.pages.get(&number).ok_or_else(|| GpuError::Unsupported(format!("the GPU has no KV page {number}")))
     }
 
     fn append(&mut self, page: usize, at: usize, bytes: &[u8]) -> Result<()> {
@@ -142,7 +143,7 @@ impl State {
         let (heads, positions, row, base) = (*heads, *positions, *row, buffer.at());
         let count = bytes.len() / (heads * row);
         if !bytes.len().is_multiple_of(heads * row) || at + count > positions {
-            return Err(unsupported(format!(
+            return Err(GpuError::Unsupported(format!(
                 "cannot append {} bytes at row {at}: rows are {heads} x {row} bytes, with room for {positions}",
                 bytes.len()
             )));
@@ -162,7 +163,9 @@ impl State {
         let KvPageShape { heads, positions, row_bytes: row, .. } = from.shape;
         if to.shape != from.shape || count > positions {
             let (from, to) = (from.shape, to.shape);
-            return Err(unsupported(format!("cannot copy {count} rows from a KV page {from:?} to one {to:?}")));
+            return Err(GpuError::Unsupported(format!(
+                "cannot copy {count} rows from a KV page {from:?} to one {to:?}"
+            )));
         }
         let (head, from, to) = (positions * row, from.buffer.at(), to.buffer.at());
         let copy = RowCopy { from, from_head: head, from_row: row, to, to_head: head, bytes: row, count, heads };
@@ -174,7 +177,7 @@ impl State {
         if let Some(Task { args, out }) = tasks.iter().find(|task| task.out.len() != outputs(&task.args)) {
             let (count, heads, room) = (args.seen.len(), args.heads, out.len());
             let what = format!("attention of {count} queries with {heads} heads does not fit into {room} outputs");
-            return Err(unsupported(what));
+            return Err(GpuError::Unsupported(what));
         }
         let args: Vec<_> = tasks.iter().map(|task| &task.args).collect();
         let outputs = self.begin(&args)?;
@@ -281,12 +284,13 @@ impl State {
 
     /// The shape of the pages of a view.
     fn shape(&self, view: &DeviceKvView) -> Result<KvPageShape> {
-        let first = view.pages.first().ok_or_else(|| unsupported("attention needs at least one KV page".into()))?;
+        let first =
+            view.pages.first().ok_or_else(|| GpuError::Unsupported("attention needs at least one KV page".into()))?;
         let shape = self.page(*first)?.shape;
         for id in &view.pages {
             let other = self.page(*id)?.shape;
             if other != shape {
-                return Err(unsupported(format!("a KV page {other:?} is among those of shape {shape:?}")));
+                return Err(GpuError::Unsupported(format!("a KV page {other:?} is among those of shape {shape:?}")));
             }
         }
         Ok(shape)
@@ -311,7 +315,7 @@ impl State {
             && args.seen.iter().all(|seen| seen.start < seen.end);
         match all {
             true => Ok([keys.kind, values.kind]),
-            false => Err(unsupported(format!(
+            false => Err(GpuError::Unsupported(format!(
                 "attention of {count} queries with {} heads over positions {visible:?} does not fit keys {keys:?} and values \
                  {values:?}",
                 args.heads,
@@ -393,8 +397,4 @@ fn tiles_and_span(args: &Args) -> (usize, usize) {
     };
     let span = (0..pairs).step_by(TILE_QUERIES).map(span).max().expect("there are queries");
     (args.kv_heads * pairs.div_ceil(TILE_QUERIES), span)
-}
-
-fn unsupported(what: String) -> GpuError {
-    GpuError::Unsupported(what)
 }

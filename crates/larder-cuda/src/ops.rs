@@ -121,14 +121,14 @@ impl State {
     fn at(&self, rows: DeviceRows) -> Result<u64> {
         match self.rows.get(rows.id) {
             Some((at, known)) if *known == rows => Ok(*at),
-            _ => Err(unsupported(format!("the GPU has no rows {rows:?} in this chain"))),
+            _ => Err(GpuError::Unsupported(format!("the GPU has no rows {rows:?} in this chain"))),
         }
     }
 
     /// The address of a value that does not change.
     fn kept(&self, id: usize) -> Result<u64> {
         let kept = self.kept.get(id).map(DeviceBuffer::at);
-        kept.ok_or_else(|| unsupported(format!("the GPU keeps no value {id}")))
+        kept.ok_or_else(|| GpuError::Unsupported(format!("the GPU keeps no value {id}")))
     }
 
     /// Copies values to memory of their own on the device, and waits.
@@ -188,7 +188,7 @@ impl State {
         let places = wanted.iter().map(|(rows, _)| Ok((self.at(*rows)?, 4 * rows.rows * rows.width)));
         let places: Vec<(u64, usize)> = places.collect::<Result<_>>()?;
         if places.iter().zip(&*wanted).any(|((_, bytes), (_, out))| *bytes != size_of_val(&**out)) {
-            return Err(unsupported("rows have another size than the place that they are copied to".into()));
+            return Err(GpuError::Unsupported("rows have another size than the place that they are copied to".into()));
         }
         let Range { start, end } = span(&places);
         let total: usize = places.iter().map(|(_, bytes)| bytes).sum();
@@ -242,7 +242,7 @@ impl DeviceOps for GpuOps {
         let product = self.products.alone(weights, &mut batch)?;
         if product.cols as usize != x.width {
             let (rows, cols) = (product.rows, product.cols);
-            return Err(unsupported(format!("{} inputs do not fit {rows} x {cols} weights", x.width)).into());
+            return Err(GpuError::Unsupported(format!("{} inputs do not fit {rows} x {cols} weights", x.width)).into());
         }
         Ok(self.lock().multiply(&self.driver, x, weights, product, &mut batch)?)
     }
@@ -251,7 +251,7 @@ impl DeviceOps for GpuOps {
         let mut state = self.lock();
         let (x_at, y_at, values) = (state.at(x)?, state.at(y)?, x.rows * x.width);
         if (x.rows, x.width) != (y.rows, y.width) {
-            return Err(unsupported(format!("rows {x:?} and {y:?} cannot be added")).into());
+            return Err(GpuError::Unsupported(format!("rows {x:?} and {y:?} cannot be added")).into());
         }
         let out = state.results.take(4 * values)?;
         state.launches.add_scaled([x_at, y_at, out], word(values)?, word(values)?, factor)?;
@@ -277,8 +277,4 @@ impl DeviceOps for GpuOps {
     fn receive(&self, wanted: &mut [(DeviceRows, &mut [f32])]) -> larder_model::Result<()> {
         Ok(self.lock().receive(wanted)?)
     }
-}
-
-fn unsupported(what: String) -> GpuError {
-    GpuError::Unsupported(what)
 }

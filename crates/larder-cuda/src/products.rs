@@ -157,7 +157,7 @@ impl State {
     }
 
     fn matrix(&self, weights: usize) -> Result<&Matrix> {
-        self.kept.get(weights).ok_or_else(|| unsupported(format!("the GPU has no matrix {weights}")))
+        self.kept.get(weights).ok_or_else(|| GpuError::Unsupported(format!("the GPU has no matrix {weights}")))
     }
 
     /// Checks the shapes, which the kernels rely on.
@@ -169,18 +169,14 @@ impl State {
             let tokens = p.pick.map_or(x.tokens(), <[u32]>::len);
             let known = p.pick.is_none_or(|pick| pick.iter().all(|t| (*t as usize) < x.tokens()));
             if x.cols() != cols || p.out.len() != tokens * rows || !known {
-                return Err(unsupported(format!(
+                return Err(GpuError::Unsupported(format!(
                     "inputs or outputs do not fit the shape of a product with {rows} x {cols} weights"
                 )));
             }
             if !kind.is_float() && !quantised {
-                return Err(unsupported(format!("weights in {kind} need quantised activations")));
+                return Err(GpuError::Unsupported(format!("weights in {kind} need quantised activations")));
             }
         }
         Ok(())
     }
-}
-
-fn unsupported(what: String) -> GpuError {
-    GpuError::Unsupported(what)
 }

@@ -139,19 +139,19 @@ fn mix_on_device(
         return Ok(None);
     };
     let (Some(mixer), Some(ffn)) = (&layer.mixer, &layer.ffn) else { return Ok(None) };
-    let after = mixer.after.as_ref().unwrap_or(&Norm::None);
+    let after = mixer.after.as_ref().unwrap_or(&Norm::None).for_devices();
+    let (Some(after), Some(before)) = (after, ffn.norm.for_devices()) else { return Ok(None) };
     let connected = mixer.connection.is_some() || ffn.connection.is_some();
     let Ffn::Moe(moe) = &ffn.part else { return Ok(None) };
-    if connected || moe.early || moe.beside.is_some() || !after.is_for_devices() || !ffn.norm.is_for_devices() {
+    if connected || moe.early || moe.beside.is_some() {
         return Ok(None);
     }
     ops.begin();
     let Some(mixed) = mixer.part.begin(input, kv, pass, ops)? else { return Ok(None) };
-    let norm = |norm: &Norm, x| norm.begin(x, ops).map(|y| y.expect("the norm is for devices"));
-    let mixed = norm(after, mixed)?;
+    let mixed = after.begin(mixed, ops)?;
     let x = with_f32(x, |x| ops.send(x, stack.hidden))??;
     let residual = ops.add(x, mixed, stack.factors.residual as f32)?;
-    let input = norm(&ffn.norm, residual)?;
+    let input = before.begin(residual, ops)?;
     let logits = match &moe.router {
         MoeRouter::Product(product) => product.begin(input, ops)?,
         _ => None,

@@ -66,17 +66,12 @@ impl Norm {
         Ok(Norm::Layer { weight, bias, eps })
     }
 
-    /// Whether a device computes it, in a chain.
-    pub(crate) fn is_for_devices(&self) -> bool {
-        matches!(self, Norm::None | Norm::Rms { .. })
-    }
-
-    /// As [`forward`](Self::forward), begun on a device; `None` if it has to be computed on the CPU.
-    pub(crate) fn begin(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<Option<DeviceRows>> {
+    /// The norm as a device computes it; `None` if it is computed on the CPU only.
+    pub(crate) fn for_devices(&self) -> Option<DeviceNorm<'_>> {
         match self {
-            Norm::None => Ok(Some(x)),
-            Norm::Rms { weight, eps } => ops.rms_norm(x, weight.copy.of(&weight.values, ops)?, *eps).map(Some),
-            _ => Ok(None),
+            Norm::None => Some(DeviceNorm(None)),
+            Norm::Rms { weight, eps } => Some(DeviceNorm(Some((weight, *eps)))),
+            _ => None,
         }
     }
 
@@ -95,6 +90,19 @@ impl Norm {
                 scale(row, *eps);
                 row.iter_mut().zip(weight.iter().zip(bias)).for_each(|(x, (w, b))| *x = *x * w + b);
             }),
+        }
+    }
+}
+
+/// An RMS norm on a device, or none.
+pub(crate) struct DeviceNorm<'a>(Option<(&'a NormWeight, f64)>);
+
+impl DeviceNorm<'_> {
+    /// As [`Norm::forward`], begun on the device.
+    pub fn begin(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+        match self.0 {
+            Some((weight, eps)) => ops.rms_norm(x, weight.copy.of(&weight.values, ops)?, eps),
+            None => Ok(x),
         }
     }
 }
