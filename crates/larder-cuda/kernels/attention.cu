@@ -1,4 +1,5 @@
-// Softmax attention over the KV cache, in three launches (scores, softmax, weighted sum), and copies of KV rows.
+// Softmax attention over the KV cache, in three launches (scores, softmax, weighted sum), what is done with the heads of new tokens before
+// it, and copies of KV rows.
 #include "common.cuh"
 
 // Queries of a tile, which share a key head: keys and values are read once for all of them.
@@ -257,6 +258,89 @@ extern "C" __global__ void weighted_sum_f32(const AttentionKernelArgs *args, u32
 
 extern "C" __global__ void weighted_sum_f16(const AttentionKernelArgs *args, u32 first_tile) {
     weighted_sum_of<F16>(*args, first_tile);
+}
+
+// A head of a new token, normalised if there is a weight.
+struct NewHead {
+    const float *x;
+    const float *weight;
+    float scale;
+
+    __device__ NewHead(const float *x, const float *weight, u32 width, double eps) : x(x), weight(weight), scale(1.0f) {
+        if (weight) scale = rms_scale(x, width, eps);
+    }
+
+    __device__ float at(u32 i) const { return weight ? mul_rn(mul_rn(x[i], scale), weight[i]) : x[i]; }
+};
+
+// Writes a head whose first values are rotated, pairwise: adjacent values, or those of two halves.
+template <typename Kind>
+__device__ void write_rotated(const NewHead &head, u8 *out, u32 width, const float *turns, u32 dim, bool interleaved) {
+    u32 lane = threadIdx.x % WARP, half = dim / 2;
+    for (u32 pair = lane; pair < half; pair += WARP) {
+        u32 first = interleaved ? 2 * pair : pair, second = interleaved ? first + 1 : first + half;
+        float a = head.at(first), b = head.at(second), cosine = turns[2 * pair], sine = turns[2 * pair + 1];
+        Kind::narrow(out, first, sub_rn(mul_rn(a, cosine), mul_rn(b, sine)));
+        Kind::narrow(out, second, add_rn(mul_rn(a, sine), mul_rn(b, cosine)));
+    }
+    for (u32 i = dim + lane; i < width; i += WARP) Kind::narrow(out, i, head.at(i));
+}
+
+// What is done with the heads of new tokens.
+struct NewHeadsArgs {
+    // [queries, heads, key_width]; the results are the queries of the attention.
+    const float *queries;
+    // [queries, key heads, key_width]
+    const float *keys;
+    // [queries, key heads, value_width]
+    const float *values;
+    // [key_width], or null
+    const float *query_weight;
+    const float *key_weight;
+    // [queries, dim / 2, 2]: cosines and sines
+    const float *turns;
+    double eps;
+    // Rotated values of a head.
+    u32 dim;
+    u32 interleaved;
+};
+static_assert(sizeof(NewHeadsArgs) == 64, "must match the layout in Rust");
+
+// Normalises and rotates the queries and keys of new tokens, and writes keys and values to the page of the last position that each
+// token sees. A warp has a head.
+template <typename Kind> __device__ void new_heads_of(const AttentionKernelArgs &args, const NewHeadsArgs &heads) {
+    u32 kv_heads = args.heads / args.group, each = args.heads + 2 * kv_heads, index = group_of_warp();
+    u32 token = index / each, head = index % each, lane = threadIdx.x % WARP, width = args.key_width;
+    if (token >= args.count) return;
+    const float *turns = heads.turns + (u64)token * heads.dim;
+    if (head < args.heads) {
+        u64 at = ((u64)token * args.heads + head) * width;
+        NewHead query(heads.queries + at, heads.query_weight, width, heads.eps);
+        write_rotated<F32>(query, (u8 *)(args.queries + at), width, turns, heads.dim, heads.interleaved);
+        return;
+    }
+    head -= args.heads;
+    bool is_key = head < kv_heads;
+    if (!is_key) head -= kv_heads;
+    u32 position = args.seen[2 * token + 1] - 1, shift = args.page_shift, in_page = position & ((1u << shift) - 1);
+    u64 row = ((u64)head << shift) + in_page, at = (u64)token * kv_heads + head;
+    if (is_key) {
+        NewHead key(heads.keys + at * width, heads.key_weight, width, heads.eps);
+        u8 *out = (u8 *)args.key_pages[position >> shift] + row * args.key_row_stride;
+        write_rotated<Kind>(key, out, width, turns, heads.dim, heads.interleaved);
+    } else {
+        const float *value = heads.values + at * args.value_width;
+        u8 *out = (u8 *)args.value_pages[position >> shift] + row * args.value_row_stride;
+        for (u32 i = lane; i < args.value_width; i += WARP) Kind::narrow(out, i, value[i]);
+    }
+}
+
+extern "C" __global__ void new_heads_f32(const AttentionKernelArgs *args, const NewHeadsArgs *heads) {
+    new_heads_of<F32>(*args, *heads);
+}
+
+extern "C" __global__ void new_heads_f16(const AttentionKernelArgs *args, const NewHeadsArgs *heads) {
+    new_heads_of<F16>(*args, *heads);
 }
 
 // Copies rows of `row` units of two bytes, count per head; the grid's y is the head. Strides are in these units.

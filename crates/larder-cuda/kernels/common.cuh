@@ -74,15 +74,28 @@ __device__ inline float half_at(const u8 *at) {
 #endif
 }
 
+// The bits of the f16 number that is nearest.
+__device__ inline u16 half_of(float value) {
+#ifdef EMULATED
+    return narrow_half(value);
+#else
+    u16 half;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(value));
+    return half;
+#endif
+}
+
 // The float formats.
 struct F32 {
     static constexpr int BYTES = 4;
     __device__ static float widen(const u8 *row, u32 i) { return ((const float *)row)[i]; }
+    __device__ static void narrow(u8 *row, u32 i, float value) { ((float *)row)[i] = value; }
 };
 
 struct F16 {
     static constexpr int BYTES = 2;
     __device__ static float widen(const u8 *row, u32 i) { return half_at(row + 2 * (u64)i); }
+    __device__ static void narrow(u8 *row, u32 i, float value) { ((u16 *)row)[i] = half_of(value); }
 };
 
 struct Bf16 {
@@ -109,6 +122,23 @@ __device__ inline float exp_in_steps(float x) {
     for (int i = 0; i < 7; i++) p = add_rn(mul_rn(p, r), c[i]);
     u32 power = (__float_as_uint(shifted) - __float_as_uint(round) + 127u) << 23;
     return mul_rn(p, __uint_as_float(power));
+}
+
+// 1 / sqrt(mean(x^2) + eps), for all threads of a warp. The squares are summed in eight interleaved lanes, these in order.
+__device__ inline float rms_scale(const float *x, u32 width, double eps) {
+    u32 lane = threadIdx.x % WARP;
+    float sum = 0.0f;
+    for (u32 from = 0; from < width; from += WARP) {
+        float value = from + lane < width ? x[from + lane] : 0.0f, square = mul_rn(value, value);
+        for (u32 chunk = 0; chunk < WARP; chunk += SUM_LANES) {
+            u32 other = chunk + lane % SUM_LANES;
+            float term = __shfl_sync(ALL, square, other);
+            if (from + other < width) sum = add_rn(sum, term);
+        }
+    }
+    float all = 0.0f;
+    for (u32 i = 0; i < SUM_LANES; i++) all = add_rn(all, __shfl_sync(ALL, sum, i));
+    return (float)(1.0 / sqrt((double)all / (double)width + eps));
 }
 
 __device__ inline u32 index_of_thread() { return blockIdx.x * blockDim.x + threadIdx.x; }

@@ -10,7 +10,7 @@ use larder_model::{DeviceAttention, DeviceKvView, KvPageShape};
 
 use crate::driver::Driver;
 use crate::error::{GpuError, Result};
-use crate::launches::{AttentionKernelArgs, Launches, RowCopy, TILE_QUERIES, word};
+use crate::launches::{AttentionKernelArgs, Launches, NewHeadsArgs, RowCopy, TILE_QUERIES, word};
 use crate::memory::{DeviceBuffer, Download, Upload};
 
 /// Bytes of scores per launch, unless one tile of queries has more.
@@ -54,6 +54,38 @@ struct KvPage {
     buffer: DeviceBuffer,
 }
 
+/// The heads of new tokens on the device, of all tasks of a batch in order.
+pub(crate) struct NewTokens<'a> {
+    /// What is done with them; the turns are to be filled in.
+    pub heads: NewHeadsArgs,
+    /// Values of a token's queries, keys and values.
+    pub widths: [usize; 3],
+    /// `[tokens, dim / 2]`
+    pub turns: &'a [(f32, f32)],
+    /// Address of the rotated queries, `[tokens, heads, key_width]`.
+    pub queries: u64,
+}
+
+impl NewTokens<'_> {
+    /// Turns of a token.
+    fn turns_each(&self) -> usize {
+        self.heads.dim as usize / 2
+    }
+
+    /// Whether a task has such heads.
+    fn fits(&self, args: &Args) -> bool {
+        let widths = [args.heads * args.keys.width, args.kv_heads * args.keys.width, args.kv_heads * args.values.width];
+        self.widths == widths && self.heads.dim as usize <= args.keys.width
+    }
+
+    /// The arguments for the tokens from `first` on, with the address of their turns.
+    fn args(&self, first: usize, turns: u64) -> NewHeadsArgs {
+        let mut rows = self.heads.rows;
+        rows.iter_mut().zip(self.widths).for_each(|(at, width)| *at += 4 * (first * width) as u64);
+        NewHeadsArgs { rows, turns, ..self.heads }
+    }
+}
+
 /// One task of a batch, with the places of its arrays in the batch's copies to and from the device.
 struct PlacedTask {
     args: AttentionKernelArgs,
@@ -61,6 +93,8 @@ struct PlacedTask {
     /// Of the arguments, in the copy to the device, in bytes.
     at: usize,
     tiles: usize,
+    /// The tokens of the tasks before.
+    first: usize,
 }
 
 impl GpuAttention {
@@ -80,11 +114,11 @@ impl GpuAttention {
         Ok(GpuAttention { driver: driver.clone(), state: Mutex::new(state) })
     }
 
-    /// Begins the attention of several sequences. Returns the address and the number of the outputs, which are valid until the next
-    /// call.
-    pub(crate) fn begin(&self, tasks: &[&Args]) -> Result<(u64, usize)> {
+    /// Begins the attention of several sequences, whose queries are those of the tasks or of new tokens. Returns the address and the
+    /// number of the outputs, which are valid until the next call.
+    pub(crate) fn begin(&self, tasks: &[&Args], new: Option<&NewTokens>) -> Result<(u64, usize)> {
         let mut state = self.lock();
-        let outputs = state.begin(tasks)?;
+        let outputs = state.begin(tasks, new)?;
         Ok((state.out.at(), outputs))
     }
 
@@ -180,7 +214,7 @@ impl State {
             return Err(GpuError::Unsupported(what));
         }
         let args: Vec<_> = tasks.iter().map(|task| &task.args).collect();
-        let outputs = self.begin(&args)?;
+        let outputs = self.begin(&args, None)?;
         if outputs == 0 {
             return Ok(());
         }
@@ -194,10 +228,13 @@ impl State {
     }
 
     /// One copy to the device and the launches of each task. Returns the number of outputs, which will be in `out`.
-    fn begin(&mut self, tasks: &[&Args]) -> Result<usize> {
-        let (placed, outputs) = self.place(tasks)?;
-        let list = self.send(tasks, &placed)?;
-        for PlacedTask { args, kinds, at, tiles } in &placed {
+    fn begin(&mut self, tasks: &[&Args], new: Option<&NewTokens>) -> Result<usize> {
+        let (placed, outputs) = self.place(tasks, new)?;
+        let list = self.send(tasks, &placed, new)?;
+        for PlacedTask { args, kinds, at, tiles, .. } in &placed {
+            if new.is_some() {
+                self.launches.new_heads(args, kinds[0], list + *at as u64, list + (at + HEADS_AT) as u64)?;
+            }
             let at_once = tiles_at_once(args.score_stride as usize).min(*tiles);
             for first in (0..*tiles).step_by(at_once) {
                 let range = word(first)?..word(*tiles.min(&(first + at_once)))?;
@@ -209,11 +246,11 @@ impl State {
 
     /// Checks the tasks, makes room for their scores and outputs, and places those that have queries. Also returns the
     /// number of all outputs.
-    fn place(&mut self, tasks: &[&Args]) -> Result<(Vec<PlacedTask>, usize)> {
-        let (mut placed, mut at, mut outputs) = (Vec::new(), 0, 0);
+    fn place(&mut self, tasks: &[&Args], new: Option<&NewTokens>) -> Result<(Vec<PlacedTask>, usize)> {
+        let (mut placed, mut at, mut outputs, mut first) = (Vec::new(), 0, 0, 0);
         let (mut score_bytes, mut factor_bytes, mut sum_bytes) = (0, 0, 0);
         for args in tasks {
-            let kinds = self.check(args)?;
+            let kinds = self.check(args, new)?;
             if !args.seen.is_empty() {
                 let (tiles, span) = tiles_and_span(args);
                 let at_once = tiles_at_once(span).min(tiles);
@@ -221,10 +258,13 @@ impl State {
                 factor_bytes = factor_bytes.max(8 * TILE_QUERIES * AttentionKernelArgs::tile_stride(span) * at_once);
                 sum_bytes = sum_bytes.max(4 * TILE_QUERIES * at_once);
                 // Offsets for now; `send` adds the addresses of the buffers.
-                let kernel_args = AttentionKernelArgs { out: 4 * outputs as u64, ..self.kernel_args(args, span)? };
-                placed.push(PlacedTask { args: kernel_args, kinds, at, tiles });
-                at += Arrays::of(args).bytes;
+                let queries = new.map_or(0, |new| new.queries + 4 * (first * new.widths[0]) as u64);
+                let kernel_args =
+                    AttentionKernelArgs { queries, out: 4 * outputs as u64, ..self.kernel_args(args, span)? };
+                placed.push(PlacedTask { args: kernel_args, kinds, at, tiles, first });
+                at += Arrays::of(args, new).bytes;
             }
+            first += args.seen.len();
             outputs += self::outputs(args);
         }
         let score_bytes = score_bytes.next_multiple_of(ALIGN);
@@ -266,16 +306,19 @@ impl State {
     }
 
     /// Copies kernel arguments, visible positions, page tables, sinks and queries to the device, and returns their address.
-    fn send(&mut self, tasks: &[&Args], placed: &[PlacedTask]) -> Result<u64> {
+    fn send(&mut self, tasks: &[&Args], placed: &[PlacedTask], new: Option<&NewTokens>) -> Result<u64> {
         let State { args: upload, pages, .. } = self;
         let tasks = tasks.iter().filter(|args| !args.seen.is_empty());
         let total = placed.last().map_or(0, |last| last.at)
-            + tasks.clone().next_back().map_or(0, |args| Arrays::of(args).bytes);
+            + tasks.clone().next_back().map_or(0, |args| Arrays::of(args, new).bytes);
         let (list, mut bytes) = upload.begin(total)?;
         for (args, placed) in tasks.zip(placed) {
-            let arrays = Arrays::of(args);
+            let arrays = Arrays::of(args, new);
             let (own, rest) = bytes.split_at_mut(arrays.bytes);
-            arrays.write(args, placed.args, list + placed.at as u64, pages, own)?;
+            arrays.write(args, placed, list + placed.at as u64, pages, own)?;
+            if let Some(new) = new {
+                arrays.write_new(new, placed, list + placed.at as u64, own);
+            }
             bytes = rest;
         }
         upload.send()?;
@@ -297,7 +340,7 @@ impl State {
     }
 
     /// Checks the shapes, which the kernels rely on. Returns the number formats of keys and values.
-    fn check(&self, args: &Args) -> Result<[NumberFormat; 2]> {
+    fn check(&self, args: &Args, new: Option<&NewTokens>) -> Result<[NumberFormat; 2]> {
         let [keys, values] = [self.shape(&args.keys)?, self.shape(&args.values)?];
         let (count, visible) = (args.seen.len(), args.visible().unwrap_or_default());
         let fits = |view: &DeviceKvView, shape: KvPageShape| {
@@ -310,7 +353,8 @@ impl State {
             && fits(&args.keys, keys)
             && fits(&args.values, values)
             && keys.positions == values.positions
-            && args.queries.len() == count * args.heads * args.keys.width
+            && args.queries.len() == if new.is_some() { 0 } else { count * args.heads * args.keys.width }
+            && new.is_none_or(|new| new.fits(args) && keys.kind == values.kind)
             && args.sinks.is_none_or(|sinks| sinks.len() == args.heads)
             && args.seen.iter().all(|seen| seen.start < seen.end);
         match all {
@@ -328,20 +372,28 @@ impl State {
 struct Arrays {
     pages: [usize; 2],
     sinks: usize,
+    /// Of the queries, or of the turns of new tokens.
     queries: usize,
     bytes: usize,
 }
 
+/// Where the arguments for the heads of new tokens are; their room is there without new tokens too.
+const HEADS_AT: usize = AttentionKernelArgs::BYTES;
+/// Where the visible positions are.
+const SEEN_AT: usize = HEADS_AT + NewHeadsArgs::BYTES;
+
 impl Arrays {
-    fn of(args: &Args) -> Self {
-        let mut end = AttentionKernelArgs::BYTES + 8 * args.seen.len();
+    fn of(args: &Args, new: Option<&NewTokens>) -> Self {
+        let mut end = SEEN_AT + 8 * args.seen.len();
         let mut next = |bytes: usize| {
             let at = end.next_multiple_of(ALIGN);
             end = at + bytes;
             at
         };
         let pages = [&args.keys, &args.values].map(|view| next(8 * (view.first_page + view.pages.len())));
-        let (sinks, queries) = (next(size_of_val(args.sinks.unwrap_or_default())), next(size_of_val(args.queries)));
+        let turns = new.map_or(0, |new| 8 * new.turns_each() * args.seen.len());
+        let (sinks, queries) =
+            (next(size_of_val(args.sinks.unwrap_or_default())), next(size_of_val(args.queries).max(turns)));
         Arrays { pages, sinks, queries, bytes: end.next_multiple_of(ALIGN) }
     }
 
@@ -349,18 +401,20 @@ impl Arrays {
     fn write(
         &self,
         args: &Args,
-        mut kernel_args: AttentionKernelArgs,
+        placed: &PlacedTask,
         list: u64,
         pages: &HashMap<usize, KvPage>,
         bytes: &mut [u8],
     ) -> Result<()> {
-        let sinks = args.sinks.unwrap_or_default();
-        kernel_args.seen = list + AttentionKernelArgs::BYTES as u64;
+        let (sinks, mut kernel_args) = (args.sinks.unwrap_or_default(), placed.args);
+        kernel_args.seen = list + SEEN_AT as u64;
         [kernel_args.key_pages, kernel_args.value_pages] = self.pages.map(|at| list + at as u64);
         kernel_args.sinks = args.sinks.map_or(0, |_| list + self.sinks as u64);
-        kernel_args.queries = list + self.queries as u64;
+        if kernel_args.queries == 0 {
+            kernel_args.queries = list + self.queries as u64;
+        }
         bytes[..AttentionKernelArgs::BYTES].copy_from_slice(&kernel_args.to_bytes());
-        for (seen, out) in args.seen.iter().zip(bytes[AttentionKernelArgs::BYTES..].as_chunks_mut::<8>().0) {
+        for (seen, out) in args.seen.iter().zip(bytes[SEEN_AT..].as_chunks_mut::<8>().0) {
             *out = bytemuck::cast([word(seen.start)?, word(seen.end)?]);
         }
         for (view, at) in [&args.keys, &args.values].into_iter().zip(self.pages) {
@@ -373,6 +427,17 @@ impl Arrays {
         bytes[self.sinks..][..size_of_val(sinks)].copy_from_slice(bytemuck::cast_slice(sinks));
         bytes[self.queries..][..size_of_val(args.queries)].copy_from_slice(bytemuck::cast_slice(args.queries));
         Ok(())
+    }
+
+    /// Writes what is done with the heads of a task's tokens.
+    fn write_new(&self, new: &NewTokens, placed: &PlacedTask, list: u64, bytes: &mut [u8]) {
+        let args = new.args(placed.first, list + self.queries as u64);
+        bytes[HEADS_AT..SEEN_AT].copy_from_slice(&args.to_bytes());
+        let each = new.turns_each();
+        let turns = &new.turns[placed.first * each..][..placed.args.count as usize * each];
+        for ((cosine, sine), out) in turns.iter().zip(bytes[self.queries..].as_chunks_mut::<8>().0) {
+            *out = bytemuck::cast([*cosine, *sine]);
+        }
     }
 }
 

@@ -5,18 +5,22 @@ use std::time::Duration;
 
 use larder_core::{ExpertId, ExpertLayout, Gate, NumberFormat, PerMatrix};
 use larder_kernels::Inputs;
-use larder_model::{Activation, DeviceExperts, MoeCall, Routed};
+use larder_model::{Activation, DeviceExperts, DeviceRows, ExpertWorkspace, MoeCall, Routed};
 
 use crate::arena_sync::ArenaSync;
 use crate::driver::{Driver, Stream};
 use crate::error::{GpuError, Result};
 use crate::expert_kernels::{BLOCK, BLOCK_BYTES, DeviceActivations, ExpertBatch, ExpertKernels};
-use crate::launches::{check_kind, kernel_alone};
+use crate::launches::{ExpertTerm, Launches, check_kind, kernel_alone, word};
 use crate::memory::{DeviceBuffer, Download, StreamEvent, Upload};
+use crate::ops::GpuOps;
 
 /// Computes the experts of a layer in their slots on the device.
 pub struct GpuExperts {
     sync: Arc<ArenaSync>,
+    /// Where inputs are rows of a chain, and sums become some.
+    ops: Option<Arc<GpuOps>>,
+    launches: Launches,
     experts: ExpertKernels,
     /// `[tokens, hidden]`, or `[tokens · k, hidden]` if routing weights scale the inputs.
     inputs: Inputs,
@@ -27,6 +31,8 @@ pub struct GpuExperts {
     /// `[places, hidden]`, in the order in which they were computed.
     outputs: DeviceBuffer,
     download: Download,
+    /// Staging of the terms of sums, with the outputs that the CPU computed.
+    terms: Upload,
     /// The places `token · k + rank` that were submitted since the call began.
     places: Vec<u32>,
     /// By place of the current group: its row in the inputs.
@@ -39,9 +45,11 @@ pub struct GpuExperts {
 }
 
 impl GpuExperts {
-    pub(crate) fn new(driver: &Arc<dyn Driver>, sync: Arc<ArenaSync>) -> Result<Self> {
+    pub(crate) fn new(driver: &Arc<dyn Driver>, sync: Arc<ArenaSync>, ops: Option<Arc<GpuOps>>) -> Result<Self> {
         Ok(GpuExperts {
             sync,
+            ops,
+            launches: Launches::new(driver),
             experts: ExpertKernels::new(driver)?,
             inputs: Inputs::new(),
             scaled: Vec::new(),
@@ -50,6 +58,7 @@ impl GpuExperts {
             hidden: 0,
             outputs: DeviceBuffer::new(driver),
             download: Download::new(driver)?,
+            terms: Upload::new(driver)?,
             places: Vec::new(),
             picks: Vec::new(),
             group: Vec::new(),
@@ -65,6 +74,7 @@ impl GpuExperts {
         self.upload.begin(rows * hidden * size_of::<f32>() + rows * hidden / BLOCK * BLOCK_BYTES)?;
         self.outputs.ensure(places * hidden * size_of::<f32>())?;
         self.download.reserve(places * hidden * size_of::<f32>())?;
+        self.terms.begin(places * (ExpertTerm::BYTES + hidden * size_of::<f32>()))?;
         self.experts.reserve(layout, places.min(gate.experts), places)
     }
 
@@ -81,8 +91,13 @@ impl GpuExperts {
             }
             x = &self.scaled;
         }
-        self.inputs.fill(x, self.hidden, quantise);
-        self.x = DeviceActivations::send(&mut self.upload, &self.inputs, widely)?;
+        self.x = match (&self.ops, call.on_device.filter(|_| !call.gate.scales_input)) {
+            (Some(ops), Some(rows)) => ops.activations(rows, quantise)?,
+            _ => {
+                self.inputs.fill(x, self.hidden, quantise);
+                DeviceActivations::send(&mut self.upload, &self.inputs, widely)?
+            }
+        };
         self.outputs.ensure(4 * routed.ids.len() * self.hidden)
     }
 
@@ -117,6 +132,43 @@ impl GpuExperts {
         let row = |place: &u32| if call.gate.scales_input { *place } else { place / k };
         self.picks.clear();
         self.picks.extend(self.places[done..].iter().map(row));
+    }
+}
+
+impl GpuExperts {
+    /// Begins the sums of a call; outputs that were not computed here are those of `host`.
+    fn launch_sum(
+        &mut self,
+        ops: &GpuOps,
+        call: &MoeCall,
+        routed: &Routed,
+        host: &ExpertWorkspace,
+    ) -> Result<DeviceRows> {
+        let (hidden, places) = (self.hidden, routed.ids.len());
+        let mut computed = vec![None; places];
+        self.places.iter().zip(0u64..).for_each(|(place, row)| computed[*place as usize] = Some(row));
+        let from_host = |place: usize| computed[place].is_none() && routed.ids[place] != ExpertId::NONE;
+        let terms = ExpertTerm::BYTES * places;
+        let rows = (0..places).filter(|place| from_host(*place)).count();
+        let (base, bytes) = self.terms.begin(terms + 4 * hidden * rows)?;
+        let (terms, mut outputs) = bytes.split_at_mut(terms);
+        let mut next = base + terms.len() as u64;
+        for (place, term) in terms.chunks_exact_mut(ExpertTerm::BYTES).enumerate() {
+            let mut output = computed[place].map_or(0, |row| self.outputs.at() + 4 * row * hidden as u64);
+            if from_host(place) {
+                let (own, rest) = std::mem::take(&mut outputs).split_at_mut(4 * hidden);
+                own.copy_from_slice(bytemuck::cast_slice(host.output(place, hidden)));
+                (output, outputs) = (next, rest);
+                next += 4 * hidden as u64;
+            }
+            let weight = if call.gate.scales_input { 1.0 } else { routed.weights[place] };
+            term.copy_from_slice(&ExpertTerm { output, weight }.to_bytes());
+        }
+        self.terms.send()?;
+        let (sums, out) = ops.result(call.tokens, hidden)?;
+        let sizes = [word(call.tokens)?, word(call.gate.top_k)?, word(hidden)?];
+        self.launches.sum_experts(base, out, sizes)?;
+        Ok(sums)
     }
 }
 
@@ -159,6 +211,22 @@ impl DeviceExperts for GpuExperts {
             Err(e) => {
                 self.failed = Some(e);
                 None
+            }
+        }
+    }
+
+    fn begin_sum(
+        &mut self,
+        call: &MoeCall,
+        routed: &Routed,
+        host: &ExpertWorkspace,
+    ) -> larder_model::Result<Option<DeviceRows>> {
+        let Some(ops) = self.ops.clone().filter(|_| self.failed.is_none()) else { return Ok(None) };
+        match self.launch_sum(&ops, call, routed, host) {
+            Ok(sums) => Ok(Some(sums)),
+            Err(error) => {
+                self.failed = Some(error);
+                Ok(None)
             }
         }
     }

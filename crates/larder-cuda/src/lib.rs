@@ -185,9 +185,9 @@ impl Gpu {
         self.copy_mode.clone()
     }
 
-    /// Computes experts in the slots that [`link`](Self::link) fills.
-    pub fn experts(&self) -> Result<GpuExperts> {
-        GpuExperts::new(&self.driver, self.sync.clone())
+    /// Computes experts in the slots that [`link`](Self::link) fills; with `ops` as parts of its chains.
+    pub fn experts(&self, ops: Option<Arc<GpuOps>>) -> Result<GpuExperts> {
+        GpuExperts::new(&self.driver, self.sync.clone(), ops)
     }
 
     /// Products with resident weights. Allocates `bytes` for the matrices now (see [`resident_bytes`]), and more later only

@@ -1,17 +1,17 @@
 //! Chains of operations on rows of activations in GPU memory, for which the host waits once.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder_kernels::AttentionArgs;
-use larder_model::{DeviceKvView, DeviceOps, DeviceRows};
+use larder_model::{Activation, DeviceHeads, DeviceKvView, DeviceOps, DeviceRotation, DeviceRows};
 
-use crate::attention::GpuAttention;
+use crate::attention::{GpuAttention, NewTokens};
 use crate::driver::Driver;
 use crate::error::{GpuError, Result};
-use crate::expert_kernels::{BLOCK, BLOCK_BYTES};
-use crate::launches::{Launches, ProductBatch, ProductKernelArgs, word};
+use crate::expert_kernels::{BLOCK, BLOCK_BYTES, DeviceActivations};
+use crate::launches::{Launches, NewHeadsArgs, ProductBatch, word};
 use crate::memory::{DeviceBuffer, Download, Upload};
 use crate::products::GpuProducts;
 
@@ -34,23 +34,34 @@ struct State {
     launches: Launches,
     /// Values that do not change.
     kept: Vec<DeviceBuffer>,
-    results: Results,
-    /// By operation of the chain: the address of its result, and its shape.
-    rows: Vec<(u64, DeviceRows)>,
-    /// Staging of the rows that were sent, of which the first `sent` are used in this chain.
-    uploads: Vec<Upload>,
-    sent: usize,
+    /// Memory of the chain that is being begun, and of the one before.
+    chains: [Chain; 2],
+    /// By operation of both chains, from number `first` on: the address of its result, and its shape.
+    rows: VecDeque<(u64, DeviceRows)>,
+    first: usize,
+    /// Number of the first operation of this chain.
+    begun_at: usize,
+    /// The addresses of quantised rows of this chain.
+    quantised: HashMap<u64, u64>,
     lists: HashMap<ListKey, DeviceBuffer>,
     staging: Upload,
     download: Download,
 }
 
-/// What a list of one product depends on. Results are at the same addresses in each token, and so lists are written once.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+/// Memory for the results of a chain, and for the rows that are sent to it.
+struct Chain {
+    results: Results,
+    /// Staging of the rows that were sent, of which the first `sent` are used.
+    uploads: Vec<Upload>,
+    sent: usize,
+}
+
+/// What a list of products depends on. Results are at the same addresses in every other token, and so lists are written twice.
+#[derive(Clone, PartialEq, Eq, Hash)]
 struct ListKey {
-    weights: usize,
+    /// With the address of each result.
+    weights: Vec<(usize, u64)>,
     x: u64,
-    out: u64,
     tokens: usize,
 }
 
@@ -89,14 +100,15 @@ impl GpuOps {
         products: Arc<GpuProducts>,
         attention: Arc<GpuAttention>,
     ) -> Result<Self> {
-        let results = Results { driver: driver.clone(), pieces: Vec::new(), piece: 0, used: 0 };
+        let results = || Results { driver: driver.clone(), pieces: Vec::new(), piece: 0, used: 0 };
         let state = State {
             launches: Launches::new(driver),
             kept: Vec::new(),
-            results,
-            rows: Vec::new(),
-            uploads: Vec::new(),
-            sent: 0,
+            chains: [(); 2].map(|()| Chain { results: results(), uploads: Vec::new(), sent: 0 }),
+            rows: VecDeque::new(),
+            first: 0,
+            begun_at: 0,
+            quantised: HashMap::new(),
             lists: HashMap::new(),
             staging: Upload::new(driver)?,
             download: Download::new(driver)?,
@@ -112,16 +124,22 @@ impl GpuOps {
 impl State {
     /// Adds a result to the chain.
     fn push(&mut self, at: u64, rows: usize, width: usize) -> DeviceRows {
-        let result = DeviceRows { id: self.rows.len(), rows, width };
-        self.rows.push((at, result));
+        let result = DeviceRows { id: self.first + self.rows.len(), rows, width };
+        self.rows.push_back((at, result));
         result
     }
 
-    /// The address of a result of this chain.
+    /// Adds a result in new memory to the chain; also returns its address.
+    fn result(&mut self, rows: usize, width: usize) -> Result<(DeviceRows, u64)> {
+        let at = self.chains[0].results.take(4 * rows * width)?;
+        Ok((self.push(at, rows, width), at))
+    }
+
+    /// The address of a result of this chain or the one before.
     fn at(&self, rows: DeviceRows) -> Result<u64> {
-        match self.rows.get(rows.id) {
+        match rows.id.checked_sub(self.first).and_then(|index| self.rows.get(index)) {
             Some((at, known)) if *known == rows => Ok(*at),
-            _ => Err(GpuError::Unsupported(format!("the GPU has no rows {rows:?} in this chain"))),
+            _ => Err(GpuError::Unsupported(format!("the GPU no longer has the rows {rows:?}"))),
         }
     }
 
@@ -139,48 +157,77 @@ impl State {
     }
 
     fn send(&mut self, driver: &Arc<dyn Driver>, values: &[f32], width: usize) -> Result<DeviceRows> {
-        if self.sent == self.uploads.len() {
-            self.uploads.push(Upload::new(driver)?);
+        let chain = &mut self.chains[0];
+        if chain.sent == chain.uploads.len() {
+            chain.uploads.push(Upload::new(driver)?);
         }
-        let upload = &mut self.uploads[self.sent];
+        let upload = &mut chain.uploads[chain.sent];
         let (at, staged) = upload.begin(size_of_val(values))?;
         staged.copy_from_slice(bytemuck::cast_slice(values));
         upload.send()?;
-        self.sent += 1;
+        chain.sent += 1;
         Ok(self.push(at, values.len() / width, width))
     }
 
+    /// Computes the products of a batch, whose weights have one number format; results are `[tokens, rows]` each.
     fn multiply(
         &mut self,
         driver: &Arc<dyn Driver>,
         x: DeviceRows,
-        weights: usize,
-        product: ProductKernelArgs,
+        ids: &[usize],
         batch: &mut ProductBatch,
-    ) -> Result<DeviceRows> {
-        let at = self.at(x)?;
-        let x_at = if batch.takes_blocks() { self.quantise(at, x)? } else { at };
-        let out = self.results.take(4 * x.rows * product.rows as usize)?;
-        batch.push(ProductKernelArgs { x: x_at, out, tokens: word(x.rows)?, ..product });
-        let key = ListKey { weights, x: x_at, out, tokens: x.rows };
+    ) -> Result<Vec<DeviceRows>> {
+        let x_at = if batch.takes_blocks() { self.quantised(x)? } else { self.at(x)? };
+        let (mut results, mut weights) = (Vec::with_capacity(ids.len()), Vec::with_capacity(ids.len()));
+        for (product, id) in batch.products_mut().iter_mut().zip(ids) {
+            let (rows, out) = self.result(x.rows, product.rows as usize)?;
+            (product.x, product.out, product.tokens) = (x_at, out, word(x.rows)?);
+            results.push(rows);
+            weights.push((*id, out));
+        }
+        let key = ListKey { weights, x: x_at, tokens: x.rows };
         if !self.lists.contains_key(&key) {
-            let mut bytes = [0; ProductBatch::BYTES];
+            let mut bytes = vec![0; batch.bytes()];
             batch.write(&mut bytes);
             if self.lists.len() == MAX_LISTS {
                 self.lists.clear();
             }
             let list = self.keep(driver, &bytes)?;
-            self.lists.insert(key, list);
+            self.lists.insert(key.clone(), list);
         }
         self.launches.products(batch, self.lists[&key].at())?;
-        Ok(self.push(out, x.rows, product.rows as usize))
+        Ok(results)
     }
 
-    fn quantise(&mut self, at: u64, x: DeviceRows) -> Result<u64> {
+    /// Adds the outputs of attention to the chain.
+    fn push_outputs(&mut self, tasks: &[&AttentionArgs<DeviceKvView>], at: u64, values: usize) -> DeviceRows {
+        let width = tasks.first().map_or(1, |args| args.heads * args.values.width);
+        self.push(at, values / width, width)
+    }
+
+    /// The address of rows as quantised blocks, which a chain makes once.
+    fn quantised(&mut self, x: DeviceRows) -> Result<u64> {
+        let at = self.at(x)?;
+        if let Some(out) = self.quantised.get(&at) {
+            return Ok(*out);
+        }
         let blocks = x.rows * x.width / BLOCK;
-        let out = self.results.take(blocks * BLOCK_BYTES)?;
+        let out = self.chains[0].results.take(blocks * BLOCK_BYTES)?;
         self.launches.quantise(at, out, word(blocks)?)?;
+        self.quantised.insert(at, out);
         Ok(out)
+    }
+
+    /// Begins the next chain: memory of the one before the last is used again.
+    fn begin_chain(&mut self) {
+        self.chains.swap(0, 1);
+        let Chain { results, sent, .. } = &mut self.chains[0];
+        results.begin();
+        *sent = 0;
+        self.rows.drain(..self.begun_at - self.first);
+        self.first = self.begun_at;
+        self.begun_at = self.first + self.rows.len();
+        self.quantised.clear();
     }
 
     /// Copies the bytes from the first wanted row to the last back at once, where they are close together.
@@ -206,6 +253,20 @@ impl State {
     }
 }
 
+impl GpuOps {
+    /// Rows as experts read them: as floats, and quantised if wanted.
+    pub(crate) fn activations(&self, rows: DeviceRows, quantised: bool) -> Result<DeviceActivations> {
+        let mut state = self.lock();
+        let blocks = if quantised { state.quantised(rows)? } else { 0 };
+        Ok(DeviceActivations { values: state.at(rows)?, blocks })
+    }
+
+    /// Adds a result that the caller computes to the chain; also returns its address.
+    pub(crate) fn result(&self, rows: usize, width: usize) -> Result<(DeviceRows, u64)> {
+        self.lock().result(rows, width)
+    }
+}
+
 /// The addresses from the first byte of these places to the last.
 fn span(places: &[(u64, usize)]) -> Range<u64> {
     let start = places.iter().map(|(at, _)| *at).min().unwrap_or_default();
@@ -220,31 +281,78 @@ impl DeviceOps for GpuOps {
         Ok(state.kept.len() - 1)
     }
 
-    fn begin(&self) {
-        let mut state = self.lock();
-        state.rows.clear();
-        state.results.begin();
-        state.sent = 0;
-    }
-
     fn send(&self, values: &[f32], width: usize) -> larder_model::Result<DeviceRows> {
         Ok(self.lock().send(&self.driver, values, width)?)
     }
 
-    fn attend(&self, tasks: &[&AttentionArgs<DeviceKvView>]) -> larder_model::Result<DeviceRows> {
-        let width = tasks.first().map_or(1, |args| args.heads * args.values.width);
-        let (at, values) = self.attention.begin(tasks)?;
-        Ok(self.lock().push(at, values / width, width))
+    fn part(&self, x: DeviceRows, first: usize, rows: usize) -> larder_model::Result<DeviceRows> {
+        let mut state = self.lock();
+        let at = state.at(x)?;
+        if first + rows > x.rows {
+            return Err(GpuError::Unsupported(format!("{x:?} has no {rows} rows from row {first} on")).into());
+        }
+        Ok(state.push(at + 4 * (first * x.width) as u64, rows, x.width))
     }
 
-    fn multiply(&self, x: DeviceRows, weights: usize) -> larder_model::Result<DeviceRows> {
-        let mut batch = ProductBatch::default();
-        let product = self.products.alone(weights, &mut batch)?;
-        if product.cols as usize != x.width {
-            let (rows, cols) = (product.rows, product.cols);
-            return Err(GpuError::Unsupported(format!("{} inputs do not fit {rows} x {cols} weights", x.width)).into());
+    fn attend(&self, tasks: &[&AttentionArgs<DeviceKvView>]) -> larder_model::Result<DeviceRows> {
+        let (at, values) = self.attention.begin(tasks, None)?;
+        Ok(self.lock().push_outputs(tasks, at, values))
+    }
+
+    fn attend_new(
+        &self,
+        heads: &DeviceHeads,
+        tasks: &[&AttentionArgs<DeviceKvView>],
+    ) -> larder_model::Result<DeviceRows> {
+        let mut state = self.lock();
+        let DeviceHeads { queries, keys, values, norm, rotation } = heads;
+        let rows = [state.at(*queries)?, state.at(*keys)?, state.at(*values)?];
+        let mut args = NewHeadsArgs { rows, ..NewHeadsArgs::default() };
+        if let Some(norm) = norm {
+            (args.weights, args.eps) = ([state.kept(norm.weights[0])?, state.kept(norm.weights[1])?], norm.eps);
         }
-        Ok(self.lock().multiply(&self.driver, x, weights, product, &mut batch)?)
+        let mut turns: &[(f32, f32)] = &[];
+        if let Some(DeviceRotation { turns: all, dim, interleaved }) = rotation {
+            (turns, args.dim, args.interleaved) = (all, word(*dim)?, *interleaved);
+        }
+        let tokens: usize = tasks.iter().map(|args| args.seen.len()).sum();
+        if [queries, keys, values].iter().any(|rows| rows.rows != tokens)
+            || turns.len() != tokens * args.dim as usize / 2
+        {
+            return Err(GpuError::Unsupported(format!("{tokens} tokens do not have heads {queries:?}")).into());
+        }
+        let (_, rotated) = state.result(queries.rows, queries.width)?;
+        let widths = [queries, keys, values].map(|rows| rows.width);
+        let new = NewTokens { heads: args, widths, turns, queries: rotated };
+        let (at, values) = self.attention.begin(tasks, Some(&new))?;
+        Ok(state.push_outputs(tasks, at, values))
+    }
+
+    fn multiply(&self, x: DeviceRows, weights: &[usize]) -> larder_model::Result<Vec<DeviceRows>> {
+        let mut results = vec![None; weights.len()];
+        // One launch for each number format, in the order of the first of its products.
+        while let Some(first) = results.iter().position(Option::is_none) {
+            let (mut batch, mut places) = (ProductBatch::default(), Vec::new());
+            self.products.begin_batch(weights[first], &mut batch)?;
+            for (place, id) in weights.iter().enumerate().skip(first).filter(|(place, _)| results[*place].is_none()) {
+                if self.products.add_to(&mut batch, *id, x.width)? {
+                    places.push(place);
+                }
+            }
+            let ids: Vec<usize> = places.iter().map(|place| weights[*place]).collect();
+            let computed = self.lock().multiply(&self.driver, x, &ids, &mut batch)?;
+            places.into_iter().zip(computed).for_each(|(place, rows)| results[place] = Some(rows));
+        }
+        Ok(results.into_iter().flatten().collect())
+    }
+
+    fn combine(&self, act: Activation, gate: DeviceRows, up: DeviceRows) -> larder_model::Result<DeviceRows> {
+        let state = self.lock();
+        if (gate.rows, gate.width) != (up.rows, up.width) {
+            return Err(GpuError::Unsupported(format!("rows {gate:?} and {up:?} cannot be combined")).into());
+        }
+        state.launches.combine(act, state.at(gate)?, state.at(up)?, word(gate.rows * gate.width)?)?;
+        Ok(gate)
     }
 
     fn add(&self, x: DeviceRows, y: DeviceRows, factor: f32) -> larder_model::Result<DeviceRows> {
@@ -253,28 +361,31 @@ impl DeviceOps for GpuOps {
         if (x.rows, x.width) != (y.rows, y.width) {
             return Err(GpuError::Unsupported(format!("rows {x:?} and {y:?} cannot be added")).into());
         }
-        let out = state.results.take(4 * values)?;
+        let (sum, out) = state.result(x.rows, x.width)?;
         state.launches.add_scaled([x_at, y_at, out], word(values)?, word(values)?, factor)?;
-        Ok(state.push(out, x.rows, x.width))
+        Ok(sum)
     }
 
     fn add_row(&self, x: DeviceRows, row: usize) -> larder_model::Result<DeviceRows> {
         let mut state = self.lock();
         let (x_at, row, values) = (state.at(x)?, state.kept(row)?, x.rows * x.width);
-        let out = state.results.take(4 * values)?;
+        let (sum, out) = state.result(x.rows, x.width)?;
         state.launches.add_scaled([x_at, row, out], word(values)?, word(x.width)?, 1.0)?;
-        Ok(state.push(out, x.rows, x.width))
+        Ok(sum)
     }
 
     fn rms_norm(&self, x: DeviceRows, weight: usize, eps: f64) -> larder_model::Result<DeviceRows> {
         let mut state = self.lock();
         let (at, weight) = (state.at(x)?, state.kept(weight)?);
-        let out = state.results.take(4 * x.rows * x.width)?;
+        let (normalised, out) = state.result(x.rows, x.width)?;
         state.launches.rms_norm([at, weight, out], word(x.rows)?, word(x.width)?, eps)?;
-        Ok(state.push(out, x.rows, x.width))
+        Ok(normalised)
     }
 
     fn receive(&self, wanted: &mut [(DeviceRows, &mut [f32])]) -> larder_model::Result<()> {
-        Ok(self.lock().receive(wanted)?)
+        let mut state = self.lock();
+        let received = state.receive(wanted);
+        state.begin_chain();
+        Ok(received?)
     }
 }

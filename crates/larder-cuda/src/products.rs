@@ -59,12 +59,26 @@ impl GpuProducts {
         Ok(GpuProducts { min_bytes: driver.min_matrix_bytes(), state: Mutex::new(state) })
     }
 
-    /// A product with one matrix, whose inputs and outputs are to be filled in, and an empty batch for it.
-    pub(crate) fn alone(&self, weights: usize, batch: &mut ProductBatch) -> Result<ProductKernelArgs> {
+    /// Begins a batch of products with weights in the number format of these.
+    pub(crate) fn begin_batch(&self, weights: usize, batch: &mut ProductBatch) -> Result<()> {
+        batch.begin(self.lock().matrix(weights)?.part.kind);
+        Ok(())
+    }
+
+    /// Adds a product whose inputs, of `width` values, and outputs are to be filled in, if its weights have the number format of the
+    /// batch. Returns whether they have.
+    pub(crate) fn add_to(&self, batch: &mut ProductBatch, weights: usize, width: usize) -> Result<bool> {
         let state = self.lock();
         let Matrix { part, at } = state.matrix(weights)?;
-        batch.begin(part.kind);
-        ProductKernelArgs::with(part, *at)
+        if part.cols != width {
+            let (rows, cols) = (part.rows, part.cols);
+            return Err(GpuError::Unsupported(format!("{width} inputs do not fit {rows} x {cols} weights")));
+        }
+        let fits = batch.kind() == Some(part.kind);
+        if fits {
+            batch.push(ProductKernelArgs::with(part, *at)?);
+        }
+        Ok(fits)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

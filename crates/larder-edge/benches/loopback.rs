@@ -134,6 +134,7 @@ fn measure(hidden: usize, format: Format) {
             act: Activation::Silu,
             logits: &logits,
             x: &x,
+            on_device: None,
             tokens: 1,
             known: None,
             origins: &[TokenOrigin::default()],

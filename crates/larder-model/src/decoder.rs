@@ -11,9 +11,12 @@ use serde_json::Value;
 use crate::arch;
 use crate::compute::ComputeContext;
 use crate::config::{Config, config_error};
+use crate::device::DeviceRows;
+use crate::device_layer::on_host;
 use crate::embedding::EmbeddingRows;
 use crate::error::{ModelError, Result};
 use crate::experts::ExpertPath;
+use crate::hidden::{Hidden, receive};
 use crate::layer_pass::{OtherLayers, Running};
 use crate::matrix::with_f32;
 use crate::nn::{
@@ -245,6 +248,7 @@ impl Decoder {
         if let Some(streams) = &stack.streams {
             x = x.repeat((1, streams.count))?; // [tokens, streams · hidden]
         }
+        let mut x = Hidden::Host(x);
         clock.lap(Phase::EmbedAndHead, tap);
         let (mut stage, mut begun) = (0, false);
         for (i, layer) in stack.layers.iter().enumerate() {
@@ -252,7 +256,11 @@ impl Decoder {
                 return Err(ModelError::Cancelled);
             }
             if !begun {
-                report_hidden(tap, stage, &x)?;
+                if tap.wants_hidden() {
+                    let here = on_host(&x, stack)?;
+                    report_hidden(tap, stage, &here)?;
+                    x = Hidden::Host(here);
+                }
                 stage += 1;
             }
             begun = layer.begins_next;
@@ -272,12 +280,19 @@ impl Decoder {
     }
 
     /// The logits `[rows, vocab]` that the spans ask for, from the last layer's output `x [tokens, hidden]`.
-    fn logits(&self, mut x: Tensor, spans: &mut [Span], pass: &ForwardPass, tap: &mut dyn Tap) -> Result<Vec<f32>> {
+    fn logits(&self, x: Hidden, spans: &mut [Span], pass: &ForwardPass, tap: &mut dyn Tap) -> Result<Vec<f32>> {
         let stack = &self.stack;
+        let wants_hidden = tap.wants_hidden() || spans.iter().any(|span| span.hidden.is_some());
+        if let (Hidden::Device(x), false) = (&x, wants_hidden)
+            && let Some(logits) = self.logits_on_device(*x, wanted_rows(spans, pass))?
+        {
+            return Ok(logits);
+        }
+        let mut x = on_host(&x, stack)?;
         if let Some(streams) = &stack.streams {
             x = streams.merge.merge(&x)?;
         }
-        let x = match tap.wants_hidden() || spans.iter().any(|span| span.hidden.is_some()) {
+        let x = match wants_hidden {
             true => {
                 let x = stack.norm.forward(&x)?;
                 report_hidden(tap, stack.layer_count(), &x)?;
@@ -289,13 +304,46 @@ impl Decoder {
         x.map_or(Ok(Vec::new()), |x| self.head(x))
     }
 
+    /// As [`logits`](Self::logits), at the end of the chain that computes `x`; `None` if a part of it is computed on the CPU, or if the
+    /// rows are not next to each other.
+    fn logits_on_device(
+        &self,
+        x: DeviceRows,
+        wanted: impl Iterator<Item = (usize, usize)>,
+    ) -> Result<Option<Vec<f32>>> {
+        let Stack { norm, head, factors, .. } = &self.stack;
+        let (Some(ops), Some(norm)) = (head.compute().device_ops.as_deref(), norm.for_devices()) else {
+            return Ok(None);
+        };
+        let wanted: Vec<_> = wanted.filter(|(_, count)| *count > 0).collect();
+        let (Some((first, _)), Some((last, count))) = (wanted.first(), wanted.last()) else {
+            // Also without logits, errors of the chain are errors of this step.
+            ops.receive(&mut [])?;
+            return Ok(Some(Vec::new()));
+        };
+        let rows = last + count - first;
+        let together = rows == wanted.iter().map(|(_, count)| count).sum::<usize>();
+        if factors.columns.is_some() || !head.is_on_device() || !together {
+            return Ok(None);
+        }
+        let x = norm.begin(ops.part(x, *first, rows)?, ops)?;
+        let Some(logits) = head.begin(x, ops)? else { return Ok(None) };
+        self.finish_logits(receive(ops, &[logits])?.remove(0)).map(Some)
+    }
+
     /// The logits `[rows, vocab]` of the output `x [rows, hidden]` of the norm before the head.
     pub(crate) fn head(&self, mut x: Tensor) -> Result<Vec<f32>> {
         let stack = &self.stack;
         if let Some(columns) = &stack.factors.columns {
             x = x.broadcast_mul(columns)?;
         }
-        let logits = scaled(stack.head.forward(&x)?, stack.factors.logits)?; // [rows, vocab]
+        self.finish_logits(stack.head.forward(&x)?)
+    }
+
+    /// The logits, from what the product of the head yields: `[rows, vocab]`.
+    fn finish_logits(&self, products: Tensor) -> Result<Vec<f32>> {
+        let stack = &self.stack;
+        let logits = scaled(products, stack.factors.logits)?;
         let mut logits = logits.flatten_all()?.to_vec1()?;
         if let Some(cap) = stack.factors.softcap {
             logits.iter_mut().for_each(|l: &mut f32| *l = tanh(*l / cap as f32) * cap as f32);

@@ -2,6 +2,7 @@
 
 use larder_core::{ExpertId, Gate, LayerIdx, WantedExpert};
 
+use crate::device::DeviceRows;
 use crate::error::Result;
 use crate::nn::Activation;
 use crate::step::TokenOrigin;
@@ -18,6 +19,8 @@ pub struct MoeCall<'a> {
     pub logits: &'a [f32],
     /// `[tokens, hidden]`
     pub x: &'a [f32],
+    /// The rows of `x` on a device, for [`ExpertPath::begin`].
+    pub on_device: Option<DeviceRows>,
     /// Rows of `logits` and `x`.
     pub tokens: usize,
     /// `[tokens, k]`: the experts, where the token decides on them and not the router. No routing strategy changes them.
@@ -78,6 +81,12 @@ pub trait ExpertPath {
     /// nothing but the call and the weights, and is summed in the order of [`Routed::ids`]; on an error `out` is
     /// unspecified and the path stays usable.
     fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed>;
+
+    /// As [`forward`](Self::forward) for a call whose inputs are [on a device](MoeCall::on_device). Where the sums are computed on the
+    /// device they are the rows that this returns, without waiting, and `out` is unspecified.
+    fn begin(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<(Routed, Option<DeviceRows>)> {
+        Ok((self.forward(call, out)?, None))
+    }
 
     /// The same experts with the model's own routing, to compare with, where a routing strategy may choose others; `None` where none
     /// does, or where that cannot be computed beside it.

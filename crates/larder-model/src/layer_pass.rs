@@ -1,20 +1,17 @@
-//! The forward pass of one layer, and the chain of its operations that a device computes without coming back in between.
+//! The forward pass of one layer, whose parts are computed one after the other. See [`DeviceLayer`] for chains on a device.
 
-use candle_core::{Device, Tensor};
+use candle_core::Tensor;
 
 use crate::decoder::{Decoder, scaled};
-use crate::device::{DeviceOps, DeviceRows};
+use crate::device_layer::{DeviceLayer, on_host};
 use crate::error::Result;
 use crate::experts::{ExpertPath, HintSource};
+use crate::hidden::Hidden;
 use crate::matrix::with_f32;
-use crate::nn::{ForwardPass, MoeInput, MoeRouter, Norm};
-use crate::stack::{BranchInput, CrossAttention, Ffn, Layer};
+use crate::nn::{ForwardPass, Moe, MoeInput};
+use crate::stack::{Branch, BranchInput, CrossAttention, Ffn, Layer};
 use crate::step::LayerStates;
 use crate::tap::{Phase, PhaseClock, Tap};
-
-/// The most tokens of a step whose layers are chains on a device. In longer steps the waits do not matter, and their activations would
-/// take memory that the plan does not count.
-const CHAIN_TOKENS: usize = 16;
 
 /// What the layers of a pass share.
 pub(crate) struct Running<'r> {
@@ -33,10 +30,15 @@ pub(crate) struct OtherLayers<'r> {
     pub following: &'r [Layer],
 }
 
-/// Computes the next MoE layer's router logits from the current `x [tokens, hidden]`, as a hint.
-fn hint_next_layer(following: &[Layer], x: &Tensor, experts: &mut dyn ExpertPath) -> Result<()> {
+/// The next MoE layer, if a router chooses its experts.
+pub(crate) fn next_moe(following: &[Layer]) -> Option<(&Branch<Ffn>, &Moe)> {
     let next = following.iter().find_map(|layer| Some((layer.ffn.as_ref()?, layer.moe()?)));
-    let Some((ffn, moe)) = next.filter(|(_, moe)| moe.by_token.is_none()) else { return Ok(()) };
+    next.filter(|(_, moe)| moe.by_token.is_none())
+}
+
+/// Computes the next MoE layer's router logits from the current `x [tokens, hidden]`, as a hint.
+pub(crate) fn hint_next_layer(following: &[Layer], x: &Tensor, experts: &mut dyn ExpertPath) -> Result<()> {
+    let Some((ffn, moe)) = next_moe(following) else { return Ok(()) };
     let BranchInput { stream, input, .. } = ffn.read(x)?;
     let Some(logits) = moe.early_logits(&moe.router_input(&stream, &input)?)? else { return Ok(()) };
     with_f32(&logits, |logits| experts.hint(HintSource::LayerBefore, moe.layer, &moe.gate, logits))
@@ -58,6 +60,21 @@ impl Decoder {
         &self,
         layer: &Layer,
         others: OtherLayers,
+        x: Hidden,
+        kv: &mut LayerStates,
+        running: &mut Running,
+    ) -> Result<Hidden> {
+        match DeviceLayer::of(layer, others, &self.stack, running.pass.tokens()) {
+            Some(chained) => chained.forward(&x, others, layer, kv, running),
+            None => self.layer_in_parts(layer, others, on_host(&x, &self.stack)?, kv, running).map(Hidden::Host),
+        }
+    }
+
+    /// As [`layer`](Self::layer), with everything between products and attention on the CPU.
+    fn layer_in_parts(
+        &self,
+        layer: &Layer,
+        others: OtherLayers,
         mut x: Tensor,
         kv: &mut LayerStates,
         running: &mut Running,
@@ -72,17 +89,10 @@ impl Decoder {
         if let (Some(known), Some(moe)) = (&known, layer.moe()) {
             experts.will_use(moe.layer, &moe.gate, known);
         }
-        let mut begun = None;
         if let Some(mixer) = &layer.mixer {
             let read = mixer.read(&x)?;
-            begun = mix_on_device(layer, &x, &read.input, kv, self, pass)?;
-            x = match &begun {
-                Some(mixed) => mixed.residual.clone(),
-                None => {
-                    let mixed = mixer.part.forward(&read.input, kv, pass)?;
-                    mixer.write(x, &read.mix, mixed, factor)?
-                }
-            };
+            let mixed = mixer.part.forward(&read.input, kv, pass)?;
+            x = mixer.write(x, &read.mix, mixed, factor)?;
         }
         if let Some(CrossAttention { norm, attention }) = others.cross {
             x = (&x + attention.over_encoded(&norm.forward(&x)?, kv, pass)?)?;
@@ -92,12 +102,7 @@ impl Decoder {
             hint_next_layer(others.following, &x, *experts)?;
         }
         if let Some(ffn) = &layer.ffn {
-            let (BranchInput { stream, input, mix }, early) = match begun {
-                Some(Mixed { input, logits, .. }) => {
-                    (BranchInput { stream: x.clone(), input, mix: Vec::new() }, logits)
-                }
-                None => (ffn.read(&x)?, early),
-            };
+            let BranchInput { stream, input, mix } = ffn.read(&x)?;
             let y = match &ffn.part {
                 Ffn::Dense(mlp) => mlp.forward(&input)?,
                 Ffn::Moe(moe) => {
@@ -112,70 +117,4 @@ impl Decoder {
         clock.lap(Phase::Experts, *tap);
         Ok(x)
     }
-}
-
-/// The residual stream behind the mixer of a layer, and what its MoE part reads of it.
-struct Mixed {
-    /// `[tokens, hidden]`
-    residual: Tensor,
-    /// `[tokens, hidden]`, behind the norm.
-    input: Tensor,
-    /// `[tokens, experts]`: the router logits, if the device computed them too.
-    logits: Option<Tensor>,
-}
-
-/// Mixing of `x [tokens, hidden]`, whose normalised rows are `input`, up to the router, in one chain on the device. `None` where a part
-/// of it is not for devices; then nothing was changed.
-fn mix_on_device(
-    layer: &Layer,
-    x: &Tensor,
-    input: &Tensor,
-    kv: &mut LayerStates,
-    decoder: &Decoder,
-    pass: &ForwardPass,
-) -> Result<Option<Mixed>> {
-    let stack = &decoder.stack;
-    let Some(ops) = stack.head.compute().device_ops.as_deref().filter(|_| pass.tokens() <= CHAIN_TOKENS) else {
-        return Ok(None);
-    };
-    let (Some(mixer), Some(ffn)) = (&layer.mixer, &layer.ffn) else { return Ok(None) };
-    let after = mixer.after.as_ref().unwrap_or(&Norm::None).for_devices();
-    let (Some(after), Some(before)) = (after, ffn.norm.for_devices()) else { return Ok(None) };
-    let connected = mixer.connection.is_some() || ffn.connection.is_some();
-    let Ffn::Moe(moe) = &ffn.part else { return Ok(None) };
-    if connected || moe.early || moe.beside.is_some() {
-        return Ok(None);
-    }
-    ops.begin();
-    let Some(mixed) = mixer.part.begin(input, kv, pass, ops)? else { return Ok(None) };
-    let mixed = after.begin(mixed, ops)?;
-    let x = with_f32(x, |x| ops.send(x, stack.hidden))??;
-    let residual = ops.add(x, mixed, stack.factors.residual as f32)?;
-    let input = before.begin(residual, ops)?;
-    let logits = match &moe.router {
-        MoeRouter::Product(product) => product.begin(input, ops)?,
-        _ => None,
-    };
-    Ok(Some(match logits {
-        Some(logits) => {
-            let [residual, input, logits] = receive(ops, [residual, input, logits])?;
-            Mixed { residual, input, logits: Some(logits) }
-        }
-        None => {
-            let [residual, input] = receive(ops, [residual, input])?;
-            Mixed { residual, input, logits: None }
-        }
-    }))
-}
-
-/// Waits for a chain, and copies rows back.
-fn receive<const N: usize>(ops: &dyn DeviceOps, wanted: [DeviceRows; N]) -> Result<[Tensor; N]> {
-    let mut values = wanted.map(|rows| vec![0.0; rows.rows * rows.width]);
-    let mut places: Vec<_> = wanted.into_iter().zip(values.iter_mut().map(|values| &mut values[..])).collect();
-    ops.receive(&mut places)?;
-    let mut all = [const { None }; N];
-    for ((place, rows), values) in all.iter_mut().zip(wanted).zip(values) {
-        *place = Some(Tensor::from_vec(values, (rows.rows, rows.width), &Device::Cpu)?);
-    }
-    Ok(all.map(|rows| rows.expect("one tensor per result")))
 }

@@ -71,12 +71,14 @@ mod compute;
 mod config;
 mod decoder;
 mod device;
+mod device_layer;
 mod double;
 mod embedding;
 mod encoder;
 mod error;
 mod expert_workspace;
 mod experts;
+mod hidden;
 mod input_squares;
 mod layer_pass;
 mod matrix;
@@ -96,7 +98,8 @@ pub use arch::{model_types, mtp_layers};
 pub use compute::{ComputeContext, ComputeTime};
 pub use decoder::{Decoder, blueprint, rewinds_freely};
 pub use device::{
-    DeviceAttention, DeviceExperts, DeviceKvView, DeviceOps, DeviceProduct, DeviceProducts, DeviceRows, KvPageShape,
+    DeviceAttention, DeviceExperts, DeviceHeads, DeviceKvView, DeviceOps, DeviceProduct, DeviceProducts,
+    DeviceRotation, DeviceRows, HeadNorm, KvPageShape,
 };
 pub use double::{AttentionDouble, OpsDouble, ProductsDouble};
 pub use embedding::EmbeddingRows;

@@ -207,12 +207,27 @@ impl Linear {
 
     /// As [`forward`](Self::forward), begun on a device; `None` if the CPU computes it.
     pub(crate) fn begin(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<Option<DeviceRows>> {
-        let Location::Device(_, id) = self.matrix.location else { return Ok(None) };
-        let y = ops.multiply(x, id)?;
-        match &self.bias {
-            Some(bias) => ops.add_row(y, with_f32(bias, |bias| self.bias_copy.of(bias, ops))??).map(Some),
-            None => Ok(Some(y)),
+        Ok(Linear::begin_all([self], x, ops)?.map(|[y]| y))
+    }
+
+    /// As [`forward_all`](Self::forward_all), begun on a device; `None` if the CPU computes one of them.
+    pub(crate) fn begin_all<const N: usize>(
+        linears: [&Linear; N],
+        x: DeviceRows,
+        ops: &dyn DeviceOps,
+    ) -> Result<Option<[DeviceRows; N]>> {
+        let mut ids = [0; N];
+        for (id, linear) in ids.iter_mut().zip(linears) {
+            let Location::Device(_, of_matrix) = linear.matrix.location else { return Ok(None) };
+            *id = of_matrix;
         }
+        let mut products = ops.multiply(x, &ids)?;
+        for (y, linear) in products.iter_mut().zip(linears) {
+            if let Some(bias) = &linear.bias {
+                *y = ops.add_row(*y, with_f32(bias, |bias| linear.bias_copy.of(bias, ops))??)?;
+            }
+        }
+        Ok(products.try_into().ok())
     }
 
     /// Width of the input.

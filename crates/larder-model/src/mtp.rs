@@ -3,8 +3,10 @@
 use candle_core::{Device, Tensor};
 
 use crate::decoder::{Decoder, hand_out_hidden, take_rows, wanted_rows};
+use crate::device_layer::on_host;
 use crate::error::{ModelError, Result};
 use crate::experts::ExpertPath;
+use crate::hidden::Hidden;
 use crate::layer_pass::{OtherLayers, Running};
 use crate::nn::KvCache;
 use crate::stack::MtpLayer;
@@ -47,8 +49,9 @@ impl Decoder {
         let x = self.mtp_input(mtp, spans, hidden)?;
         clock.lap(Phase::EmbedAndHead, tap);
         let mut running = Running { pass: &pass, experts, tap: &mut *tap, clock: &mut clock };
-        let x = self.layer(&mtp.layer, OtherLayers::default(), x, &mut LayerStates::new(spans, 0), &mut running)?;
-        let x = mtp.norm.forward(&x)?;
+        let (others, x) = (OtherLayers::default(), Hidden::Host(x));
+        let x = self.layer(&mtp.layer, others, x, &mut LayerStates::new(spans, 0), &mut running)?;
+        let x = mtp.norm.forward(&on_host(&x, &self.stack)?)?;
         hand_out_hidden(&x, spans, &pass)?;
         let logits = take_rows(x, wanted_rows(spans, &pass))?.map_or(Ok(Vec::new()), |x| self.head(x))?;
         clock.lap(Phase::EmbedAndHead, tap);

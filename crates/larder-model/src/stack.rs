@@ -268,6 +268,14 @@ impl Ffn {
         Ffn::Moe(Box::new(moe))
     }
 
+    /// Whether it has a form for chains on a device.
+    pub(crate) fn is_for_devices(&self) -> bool {
+        match self {
+            Ffn::Dense(mlp) => mlp.is_for_devices(),
+            Ffn::Moe(moe) => moe.is_for_devices(),
+        }
+    }
+
     /// The router logits `[tokens, experts]`, if they follow from what the layer gets, `x [tokens, hidden]`.
     pub(crate) fn early_logits(&self, x: &Tensor) -> Result<Option<Tensor>> {
         match self {

@@ -8,7 +8,7 @@ use larder_cache::{ExpertUses, Traffic, Visit};
 use larder_core::{ExpertId, Gate, LayerIdx};
 use larder_engine::{CachedPath, Drafting, Recorder, Routing, StreamingPath, TieredPath};
 use larder_model::{
-    AllResident, Decoder, ExactPath, ExpertPath, HintSource, ModelError, MoeCall, Routed, wanted_experts,
+    AllResident, Decoder, DeviceRows, ExactPath, ExpertPath, HintSource, ModelError, MoeCall, Routed, wanted_experts,
 };
 use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
@@ -378,14 +378,11 @@ impl EngineExperts {
             AnyExpertPath::Edge(edge) => Some(edge.local_mut()),
         }
     }
-}
 
-impl ExpertPath for EngineExperts {
-    fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
-        self.follow_memory(StepMoment::Before(call.layer));
-        let routed = self.path_mut().forward(call, out)?;
+    /// Records the choice of a call, and what its visit of the cache found, if that is wanted.
+    fn record(&mut self, call: &MoeCall, routed: &Routed) {
         if let Some(recorder) = &mut self.recorder {
-            recorder.record(call, &routed);
+            recorder.record(call, routed);
         }
         if self.visits.is_some() {
             let visit = match self.cached() {
@@ -398,7 +395,22 @@ impl ExpertPath for EngineExperts {
             };
             self.visits.get_or_insert_default().push((call.layer, visit));
         }
+    }
+}
+
+impl ExpertPath for EngineExperts {
+    fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
+        self.follow_memory(StepMoment::Before(call.layer));
+        let routed = self.path_mut().forward(call, out)?;
+        self.record(call, &routed);
         Ok(routed)
+    }
+
+    fn begin(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<(Routed, Option<DeviceRows>), ModelError> {
+        self.follow_memory(StepMoment::Before(call.layer));
+        let (routed, sums) = self.path_mut().begin(call, out)?;
+        self.record(call, &routed);
+        Ok((routed, sums))
     }
 
     fn exact(&mut self) -> Option<&mut dyn ExactPath> {

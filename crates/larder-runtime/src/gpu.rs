@@ -18,9 +18,7 @@ pub struct GpuParts {
     pub free: u64,
     /// Copies experts to and from its slots.
     pub link: Box<dyn Device>,
-    /// Computes the experts in its slots.
-    pub bench: Box<dyn DeviceExperts>,
-    /// Makes a buffer of the given bytes for resident weights, and what computes with them and the KV cache.
+    /// Makes a buffer of the given bytes for resident weights, and what computes with them, the KV cache and experts.
     pub compute: MakeCompute,
     /// How memory is copied to the GPU, for the footer; known after the first copies.
     pub how: Box<dyn Display + Send>,
@@ -38,6 +36,8 @@ pub struct GpuCompute {
     pub attention: Arc<dyn DeviceAttention>,
     /// Chains of operations on activations.
     pub ops: Arc<dyn DeviceOps>,
+    /// Computes the experts in the slots of the link.
+    pub experts: Box<dyn DeviceExperts>,
 }
 
 type MakeCompute = Box<dyn FnOnce(u64) -> Result<GpuCompute>>;
@@ -88,14 +88,15 @@ mod real {
         };
         let gpu = gpu.context(Setting::Device)?;
         let facts = gpu.info()?;
-        let (link, bench) = (Box::new(gpu.link()), Box::new(gpu.experts()?));
+        let link = Box::new(gpu.link());
         let how = Box::new(gpu.copy_mode());
         let gpu = Arc::new(gpu);
         let for_compute = gpu.clone();
         let compute = Box::new(move |bytes| {
             let (products, attention) = (Arc::new(for_compute.products(bytes)?), Arc::new(for_compute.attention()?));
             let ops = Arc::new(for_compute.ops(products.clone(), attention.clone())?);
-            Ok(GpuCompute { products, attention, ops })
+            let experts = Box::new(for_compute.experts(Some(ops.clone()))?);
+            Ok(GpuCompute { products, attention, ops, experts })
         });
         // The activation between products takes almost no time, so any one will do.
         let measure = move |layout: &ExpertLayout, experts| {
@@ -109,7 +110,7 @@ mod real {
         };
         let (name, free) = (facts.name, facts.free_bytes);
         let check_kind = |kind| larder_cuda::check_kind(kind).context(Setting::Device);
-        Ok(GpuParts { name, free, link, bench, compute, how, check_kind, measure: Box::new(measure) })
+        Ok(GpuParts { name, free, link, compute, how, check_kind, measure: Box::new(measure) })
     }
 
     /// An emulated GPU with 1 GiB of memory, which is not allocated until it is used.

@@ -70,7 +70,7 @@ pub(crate) fn assemble(
     model.notices().send(Notice::Reader(reader_note.clone()));
     report["reader"] = reader_note.into();
 
-    let GpuParts { link, bench, compute: of_gpu, how, measure, .. } = gpu;
+    let GpuParts { link, compute: of_gpu, how, measure, .. } = gpu;
     let (compute, of_gpu) = (new_compute(options, &inputs)?, of_gpu(vram.resident_bytes)?);
     let compute = Arc::new(ComputeContext {
         device_products: Some(of_gpu.products),
@@ -93,7 +93,7 @@ pub(crate) fn assemble(
 
     let supply = SlotSupply { memory: slots, reader, shards: Box::new(store.clone()), threads: compute.clone() };
     let cache = TieredCache::new(geometry, &shape, policies, supply, link, measured)?;
-    let tiered = TieredPath::new(Routing::default(), cache, compute.clone(), bench, options.cache.prefetch);
+    let tiered = TieredPath::new(Routing::default(), cache, compute.clone(), of_gpu.experts, options.cache.prefetch);
     let gpu = Some(OnGpu { resident_bytes: vram.resident_bytes, throughput });
     Ok(EngineParts {
         elastic: None,
@@ -169,6 +169,7 @@ fn host_seconds_per_byte(compute: &Arc<ComputeContext>, layout: &ExpertLayout, a
         act: Activation::Silu,
         logits: &[],
         x: &x,
+        on_device: None,
         tokens: 1,
         known: None,
         origins: &[],

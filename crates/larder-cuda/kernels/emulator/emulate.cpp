@@ -258,6 +258,15 @@ float widen_half(unsigned short half) {
     return __uint_as_float(sign | (exponent == 31 ? 255 : exponent + 112) << 23 | fraction << 13);
 }
 
+// Rounds to the nearest number, to an even one in the middle.
+unsigned short narrow_half(float value) {
+    unsigned bits = __float_as_uint(value), sign = bits >> 16 & 0x8000u, size = bits & 0x7FFFFFFFu;
+    if (size > 0x7F800000u) return sign | 0x7E00u | (size >> 13 & 0x3FFu);
+    if (size >= 0x477FF000u) return sign | 0x7C00u;
+    if (size < 0x38800000u) return sign | (unsigned)std::rint(std::fabs(value) * 0x1p24f);
+    return sign | (size - 0x38000000u + 0xFFFu + (size >> 13 & 1)) >> 13;
+}
+
 template <typename T> T __shfl_sync(unsigned, T value, int lane) { return emulator::exchange(value, lane % 32); }
 
 template <typename T> T __shfl_xor_sync(unsigned, T value, int mask) {
@@ -310,7 +319,8 @@ constexpr Kernel KERNELS[] = {
     KERNEL(clamped_swiglu), KERNEL(clamped_silu), KERNEL(limited_silu),
     KERNEL(quantise), KERNEL(add_biases), KERNEL(read_all),
     KERNEL(scores_f32), KERNEL(scores_f16), KERNEL(softmax), KERNEL(weighted_sum_f32), KERNEL(weighted_sum_f16),
-    KERNEL(copy_rows), KERNEL(copy_bytes), KERNEL(add_scaled), KERNEL(rms_norm),
+    KERNEL(copy_rows), KERNEL(copy_bytes), KERNEL(add_scaled), KERNEL(rms_norm), KERNEL(sum_experts),
+    KERNEL(new_heads_f32), KERNEL(new_heads_f16),
 };
 
 } // namespace

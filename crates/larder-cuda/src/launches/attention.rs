@@ -111,7 +111,43 @@ pub struct RowCopy {
     pub heads: usize,
 }
 
+/// What is done with the heads of new tokens, as kernels read it.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct NewHeadsArgs {
+    /// `[queries, heads, key_width]`, `[queries, key heads, key_width]` and `[queries, key heads, value_width]`.
+    pub rows: [u64; 3],
+    /// Of the norms of queries and keys, each `[key_width]`, or 0.
+    pub weights: [u64; 2],
+    /// `[queries, dim / 2, 2]`: cosines and sines.
+    pub turns: u64,
+    /// Added under the root of the norms.
+    pub eps: f64,
+    /// Rotated values of a head.
+    pub dim: u32,
+    /// Whether rotated pairs are adjacent.
+    pub interleaved: bool,
+}
+
+impl NewHeadsArgs {
+    /// Size of the struct in kernels.
+    pub const BYTES: usize = 64;
+
+    /// The bytes of the struct in kernels.
+    pub fn to_bytes(self) -> [u8; NewHeadsArgs::BYTES] {
+        let NewHeadsArgs { rows: [q, k, v], weights: [of_q, of_k], turns, eps, dim, interleaved } = self;
+        pack([q, k, v, of_q, of_k, turns, eps.to_bits()], [dim, u32::from(interleaved)])
+    }
+}
+
 impl Launches {
+    /// Prepares the heads of new tokens for attention; both arguments were written to these addresses.
+    pub fn new_heads(&self, args: &AttentionKernelArgs, kind: NumberFormat, list: u64, heads: u64) -> Result<()> {
+        let kernel = if kind == NumberFormat::F32 { "new_heads_f32" } else { "new_heads_f16" };
+        let warps = args.count * (args.heads + 2 * args.heads / args.group);
+        let arguments = [Argument::Address(list), Argument::Address(heads)];
+        self.launch(kernel, [warps.div_ceil(WARPS), 1], 32 * WARPS, &arguments)
+    }
+
     /// Attention for some tiles; the arguments were written to address `list`.
     pub fn attend(
         &self,
@@ -160,6 +196,14 @@ mod tests {
     fn kernels_have_the_position_tiles_of_the_definition() {
         let kernels = include_str!("../../kernels/attention.cu");
         assert!(kernels.contains(&format!("constexpr u32 TILE_POSITIONS = {TILE_POSITIONS};")));
+    }
+
+    #[test]
+    fn arguments_for_new_heads_are_written_as_kernels_read_them() {
+        let args = NewHeadsArgs { rows: [1, 2, 3], weights: [4, 5], turns: 6, eps: 0.5, dim: 7, interleaved: true };
+        let words: Vec<u32> = args.to_bytes().as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b)).collect();
+        assert_eq!(words[..12], (1..7).flat_map(|at| [at, 0]).collect::<Vec<u32>>());
+        assert_eq!(words[12..], [0, 0x3FE0_0000, 7, 1], "eps is a double");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use larder_model::Activation;
 
 use crate::driver::{Argument, Driver, Launch, Stream};
 use crate::error::{GpuError, Result};
-pub use attention::{AttentionKernelArgs, RowCopy, TILE_QUERIES};
+pub use attention::{AttentionKernelArgs, NewHeadsArgs, RowCopy, TILE_QUERIES};
 
 /// Warps of a block that computes products or quantises; each has rows or values of its own.
 const WARPS: u32 = 4;
@@ -23,7 +23,7 @@ const MAX_COPY_BLOCKS: u32 = 64;
 
 /// Every kernel that is launched here.
 #[cfg(all(test, feature = "cuda"))]
-pub const KERNELS: [&str; 38] = [
+pub const KERNELS: [&str; 41] = [
     "f32_matmul",
     "f16_matmul",
     "bf16_matmul",
@@ -62,6 +62,9 @@ pub const KERNELS: [&str; 38] = [
     "copy_bytes",
     "add_scaled",
     "rms_norm",
+    "sum_experts",
+    "new_heads_f32",
+    "new_heads_f16",
 ];
 
 /// The arguments of one product, as kernels read them.
@@ -108,6 +111,25 @@ impl BiasKernelArgs {
     }
 }
 
+/// What an expert adds to the output of a token, as the kernel reads it.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertTerm {
+    /// `[width]`, or 0 where the place has no expert.
+    pub output: u64,
+    /// Factor on the output.
+    pub weight: f32,
+}
+
+impl ExpertTerm {
+    /// Size of the struct in kernels.
+    pub const BYTES: usize = 16;
+
+    /// The bytes of the struct in kernels.
+    pub fn to_bytes(self) -> [u8; ExpertTerm::BYTES] {
+        pack([self.output], [self.weight.to_bits(), 0])
+    }
+}
+
 /// Products that one launch computes, all with weights in one number format.
 #[derive(Default)]
 pub struct ProductBatch {
@@ -128,6 +150,16 @@ impl ProductBatch {
     /// Whether the weights are multiplied with quantised activations.
     pub fn takes_blocks(&self) -> bool {
         self.kind.is_some_and(|kind| !kind.is_float())
+    }
+
+    /// The number format of the weights.
+    pub fn kind(&self) -> Option<NumberFormat> {
+        self.kind
+    }
+
+    /// The products.
+    pub fn products_mut(&mut self) -> &mut [ProductKernelArgs] {
+        &mut self.products
     }
 
     /// Adds a product.
@@ -295,6 +327,13 @@ impl Launches {
         let [x, weight, out] = [x, weight, out].map(Argument::Address);
         let arguments = [x, weight, out, Argument::Word(rows), Argument::Word(width), Argument::Double(eps)];
         self.launch("rms_norm", [rows.div_ceil(WARPS), 1], 32 * WARPS, &arguments)
+    }
+
+    /// The weighted sums of the experts of `tokens` tokens, whose `k` terms each were written to address `terms`.
+    pub fn sum_experts(&self, terms: u64, out: u64, [tokens, k, width]: [u32; 3]) -> Result<()> {
+        let sizes = [tokens, k, width].map(Argument::Word);
+        let arguments = [Argument::Address(terms), Argument::Address(out), sizes[0], sizes[1], sizes[2]];
+        self.launch("sum_experts", [(tokens * width).div_ceil(THREADS), 1], THREADS, &arguments)
     }
 
     /// Copies bytes between the device and page-locked memory by a kernel, bypassing the copy engine that is used for

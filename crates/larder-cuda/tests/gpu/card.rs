@@ -4,7 +4,7 @@ use larder_core::{ExpertLayout, NumberFormat};
 use larder_cuda::{Gpu, GpuError};
 use larder_model::Activation;
 
-use crate::{attention, experts, link, order, products};
+use crate::{attention, experts, link, ops, order, products};
 
 fn card() -> Option<Gpu> {
     match larder_cuda::open(0) {
@@ -22,6 +22,8 @@ fn a_gpu_gives_the_same_bits() {
     let Some(gpu) = card() else { return };
     products::compare(&gpu);
     attention::compare(&gpu);
+    ops::compare(&gpu);
+    ops::compare_sums(&gpu);
     let mut first = Some(gpu);
     experts::compare(|_| first.take().or_else(card));
 }

@@ -150,6 +150,7 @@ impl LayerCase {
             act: self.act,
             logits: &[],
             x: &self.x,
+            on_device: None,
             tokens: self.tokens,
             known: None,
             origins: &[],

@@ -59,7 +59,7 @@ pub fn compare(mut device: impl FnMut(u64) -> Option<Gpu>) {
                 experts.iter_mut().for_each(|data| layout = plain.rearrange(data));
             }
             let layer = LayerCase::new(&mut random, layout, act, tokens, (3, 5), scales_input);
-            let (mut link, mut bench) = (gpu.link(), gpu.experts().unwrap());
+            let (mut link, mut bench) = (gpu.link(), gpu.experts(None).unwrap());
             upload_experts(&mut link, &layer.layout, &experts);
             let id = |i: usize| (ExpertId(i as u16), i);
             layer.begin(&mut bench, &[&[id(3), id(1)], &[id(0)], &[id(2), id(4)]]);
@@ -83,7 +83,7 @@ fn calls_of_any_size_and_any_number_of_groups_give_the_same_bits() {
     let (mut random, gpu) = (Random::new(3), gpu(emulator));
     let layout = layout([NumberFormat::Q4_0; 3], false, (64, 64));
     let experts: Vec<_> = (0..EXPERTS).map(|_| random.expert(&layout)).collect();
-    let (mut link, mut bench) = (gpu.link(), gpu.experts().unwrap());
+    let (mut link, mut bench) = (gpu.link(), gpu.experts(None).unwrap());
     upload_experts(&mut link, &layout, &experts);
     for tokens in [1, 40, 1, 20, 7, 1] {
         let layer = LayerCase::new(&mut random, layout.clone(), Activation::Silu, tokens, (2, EXPERTS), false);
@@ -106,7 +106,7 @@ fn memory_is_allocated_before_the_first_call() {
         let (mut random, gpu) = (Random::new(2), Gpu::with_driver(emulator.clone()).unwrap());
         let layout = layout(kinds, bias, shape);
         let experts: Vec<_> = (0..8).map(|_| random.expert(&layout)).collect();
-        let (mut link, mut bench) = (gpu.link(), gpu.experts().unwrap());
+        let (mut link, mut bench) = (gpu.link(), gpu.experts(None).unwrap());
         upload_experts(&mut link, &layout, &experts);
         let layer = LayerCase::new(&mut random, layout, act, TOKENS, (4, 8), case % 2 == 1);
         bench.prepare(&layer.layout, act, &layer.gate, TOKENS).unwrap();
@@ -124,7 +124,7 @@ fn only_experts_of_this_call_are_returned() {
     let (mut random, gpu) = (Random::new(4), gpu(emulator));
     let layout = layout([NumberFormat::Q8_0; 3], false, (32, 32));
     let experts: Vec<_> = (0..4).map(|_| random.expert(&layout)).collect();
-    let (mut link, mut bench) = (gpu.link(), gpu.experts().unwrap());
+    let (mut link, mut bench) = (gpu.link(), gpu.experts(None).unwrap());
     upload_experts(&mut link, &layout, &experts);
     let layer = LayerCase::new(&mut random, layout, Activation::Silu, 9, (2, 4), false);
     layer.begin(&mut bench, &[&[(ExpertId(2), 2)]]);
@@ -142,7 +142,7 @@ fn a_layer_takes_four_launches_and_estimates_its_time_from_an_earlier_one() {
     let (mut random, gpu) = (Random::new(5), Gpu::with_driver(emulator.clone()).unwrap());
     let layout = layout([NumberFormat::Q4_0; 3], false, (32, 32));
     let experts: Vec<_> = (0..4).map(|_| random.expert(&layout)).collect();
-    let (mut link, mut bench) = (gpu.link(), gpu.experts().unwrap());
+    let (mut link, mut bench) = (gpu.link(), gpu.experts(None).unwrap());
     upload_experts(&mut link, &layout, &experts);
     let layer = LayerCase::new(&mut random, layout, Activation::Silu, 1, (4, 4), false);
     let mut took = [None; 4];
@@ -168,7 +168,7 @@ fn a_failure_on_the_device_is_an_error_and_never_wrong_bits() {
         let (mut random, gpu) = (Random::new(seed), Gpu::with_driver(emulator.clone()).unwrap());
         let layout = layout([NumberFormat::Q8_0; 3], false, (32, 32));
         let experts: Vec<_> = (0..2).map(|_| random.expert(&layout)).collect();
-        let (mut link, mut bench) = (gpu.link(), gpu.experts().unwrap());
+        let (mut link, mut bench) = (gpu.link(), gpu.experts(None).unwrap());
         upload_experts(&mut link, &layout, &experts);
         let layer = LayerCase::new(&mut random, layout, Activation::Silu, 2, (2, 2), false);
         layer.begin(&mut bench, &[&[(ExpertId(0), 0)], &[(ExpertId(1), 1)]]);
@@ -193,7 +193,7 @@ fn a_failure_on_the_device_is_an_error_and_never_wrong_bits() {
 fn clamped_experts_of_two_matrices_are_an_error() {
     let Some(emulator) = emulator(6) else { return };
     let layout = ExpertLayout::new(32, 32, [NumberFormat::Q8_0; 2], false).unwrap();
-    let (mut bench, gate) = (gpu(emulator).experts().unwrap(), Gate::softmax(4, 2, false));
+    let (mut bench, gate) = (gpu(emulator).experts(None).unwrap(), Gate::softmax(4, 2, false));
     assert!(bench.prepare(&layout, Activation::Relu2, &gate, 3).is_ok());
     let error = bench.prepare(&layout, CLAMPED, &gate, 3).unwrap_err().to_string();
     assert_eq!(error, "clamped experts without a gate matrix are computed on the CPU only");
@@ -203,7 +203,7 @@ fn clamped_experts_of_two_matrices_are_an_error() {
 fn biases_that_are_not_f32_are_an_error() {
     let Some(emulator) = emulator(6) else { return };
     let mut layout = layout([NumberFormat::Q8_0; 3], true, (32, 32));
-    let (mut bench, gate) = (gpu(emulator).experts().unwrap(), Gate::softmax(4, 2, false));
+    let (mut bench, gate) = (gpu(emulator).experts(None).unwrap(), Gate::softmax(4, 2, false));
     assert!(bench.prepare(&layout, Activation::Silu, &gate, 3).is_ok());
     layout.bias.as_mut().unwrap().up.kind = NumberFormat::F16;
     let error = bench.prepare(&layout, Activation::Silu, &gate, 3).unwrap_err().to_string();
@@ -219,7 +219,7 @@ fn short_copies_bypass_the_copy_engine() {
     // 1024 tokens have 1 MiB of outputs.
     let layout = layout([NumberFormat::Q8_0; 3], false, (256, 32));
     let experts = [random.expert(&layout)];
-    let (mut link, mut bench) = (gpu.link(), gpu.experts().unwrap());
+    let (mut link, mut bench) = (gpu.link(), gpu.experts(None).unwrap());
     upload_experts(&mut link, &layout, &experts);
     for (tokens, by_kernel) in [(1, true), (1024, true), (1025, false)] {
         let layer = LayerCase::new(&mut random, layout.clone(), Activation::Silu, tokens, (1, 1), false);

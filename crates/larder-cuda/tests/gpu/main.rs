@@ -7,5 +7,6 @@ mod common;
 mod experts;
 mod link;
 mod measure;
+mod ops;
 mod order;
 mod products;

@@ -13,7 +13,7 @@ pub fn results_are_right(gpu: &Gpu, seed: u64) -> bool {
     let mut random = Random::new(seed);
     let layout = ExpertLayout::new(64, 32, [NumberFormat::Q8_0; 3], false).unwrap();
     let mut there: Vec<_> = (0..2).map(|_| random.expert(&layout)).collect();
-    let (mut link, mut bench) = (gpu.link(), gpu.experts().unwrap());
+    let (mut link, mut bench) = (gpu.link(), gpu.experts(None).unwrap());
     upload_experts(&mut link, &layout, &there);
     let mut right = true;
     for _ in 0..6 {

@@ -156,6 +156,7 @@ mod tests {
             act: Activation::Silu,
             logits: &[],
             x: &x,
+            on_device: None,
             tokens: 3,
             known: None,
             origins: &[],

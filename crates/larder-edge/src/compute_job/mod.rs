@@ -75,6 +75,7 @@ impl ComputeJob {
             act: self.act,
             logits: &[],
             x: &self.x,
+            on_device: None,
             tokens: self.states,
             known: None,
             origins: &[],

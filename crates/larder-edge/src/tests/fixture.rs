@@ -280,6 +280,7 @@ fn output(
         act,
         logits: &logits,
         x: &x,
+        on_device: None,
         tokens,
         known: None,
         origins: &origins,

@@ -82,6 +82,7 @@ impl DeviceExperts for DeviceExpertsDouble {
             act,
             logits: &[],
             x: &x,
+            on_device: None,
             tokens,
             known: None,
             origins: &[],

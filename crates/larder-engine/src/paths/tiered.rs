@@ -7,8 +7,8 @@ use larder_cache::two_tiers::{CostModel, TierError, TierErrorCause, TierTraffic,
 use larder_cache::{ExpertCache, SlotIndex, Traffic};
 use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx};
 use larder_model::{
-    ComputeContext, Decoder, DeviceExperts, ExpertPath, ExpertWorkspace, HintSource, ModelError, MoeCall, Routed,
-    wanted_experts,
+    ComputeContext, Decoder, DeviceExperts, DeviceRows, ExpertPath, ExpertWorkspace, HintSource, ModelError, MoeCall,
+    Routed, wanted_experts,
 };
 
 use crate::paths::cached_path::CachedPath;
@@ -24,7 +24,7 @@ pub struct TieredPath {
     host: ExpertWorkspace,
     device: Box<dyn DeviceExperts>,
     prefetch: usize,
-    /// Time spent only waiting for the device at the ends of layers.
+    /// Time spent only waiting for the device at the ends of layers; none where what follows is begun behind the experts.
     finishing: Duration,
 }
 
@@ -54,19 +54,25 @@ impl TieredPath {
         self.cache.costs()
     }
 
-    /// Computes every expert of a call, on the CPU or on the device.
-    fn compute(&mut self, call: &MoeCall, routed: &Routed) -> Result<(), ModelError> {
+    /// Computes every expert of a call, on the CPU or on the device. Returns the weighted sums where the device has begun them; else all
+    /// outputs are in `host`.
+    fn compute(&mut self, call: &MoeCall, routed: &Routed) -> Result<Option<DeviceRows>, ModelError> {
         let TieredPath { cache, host, device, .. } = self;
         host.reserve_outputs(call, routed);
         let mut dispatch = ExpertDispatch { call, routed, host, device: device.as_mut(), started: [false; 2] };
         let wanted = wanted_experts(&routed.ids, call.gate.experts);
         let visited = cache.visit(call.layer, &wanted, call.logits_of_one(), &mut dispatch);
+        if visited.is_ok()
+            && let Some(sums) = dispatch.begin_sum()?
+        {
+            return Ok(Some(sums));
+        }
         let start = Instant::now();
         // Also after an error: the device must have finished with the slots before they are reused.
         let finished = dispatch.finish();
         self.finishing += start.elapsed();
         visited.map_err(model_error)?;
-        finished
+        finished.map(|()| None)
     }
 }
 
@@ -96,9 +102,18 @@ impl CachedPath for TieredPath {
 impl ExpertPath for TieredPath {
     fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
         let routed = self.routing.route(call, self.cache.row(call.layer), self.cache.residency());
-        self.compute(call, &routed)?;
+        self.compute(&MoeCall { on_device: None, ..*call }, &routed)?;
         self.host.sum(call, &routed, out);
         Ok(routed)
+    }
+
+    fn begin(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<(Routed, Option<DeviceRows>), ModelError> {
+        let routed = self.routing.route(call, self.cache.row(call.layer), self.cache.residency());
+        let sums = self.compute(call, &routed)?;
+        if sums.is_none() {
+            self.host.sum(call, &routed, out);
+        }
+        Ok((routed, sums))
     }
 
     fn wants_hint(&self, source: HintSource, tokens: usize) -> bool {
@@ -122,6 +137,14 @@ struct ExpertDispatch<'a> {
 }
 
 impl ExpertDispatch<'_> {
+    /// Begins the sums on the device, if it has the inputs and computes experts of the call.
+    fn begin_sum(&mut self) -> Result<Option<DeviceRows>, ModelError> {
+        match self.started[1] && self.call.on_device.is_some() {
+            true => self.device.begin_sum(self.call, self.routed, self.host),
+            false => Ok(None),
+        }
+    }
+
     fn finish(self) -> Result<(), ModelError> {
         match self.started[1] {
             true => self.device.finish(&mut |place, output| self.host.put(place, output)),
@@ -207,6 +230,7 @@ mod tests {
             act,
             logits: &[],
             x: &x,
+            on_device: None,
             tokens: 1,
             known: None,
             origins: &[],

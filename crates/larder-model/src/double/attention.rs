@@ -94,6 +94,11 @@ impl AttentionDouble {
         self.lock().copies
     }
 
+    /// The shape of a page.
+    pub(super) fn shape(&self, page: usize) -> KvPageShape {
+        self.lock().pages[&page].0
+    }
+
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,13 +1,16 @@
 //! Double of a device that computes chains of operations.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use larder_kernels::{AttentionArgs, AttentionTask, Inputs};
+use larder_kernels::{AttentionArgs, AttentionTask, Inputs, narrow};
 
 use super::{AttentionDouble, ProductsDouble};
-use crate::device::{DeviceAttention, DeviceKvView, DeviceOps, DeviceProduct, DeviceProducts, DeviceRows};
+use crate::device::{
+    DeviceAttention, DeviceHeads, DeviceKvView, DeviceOps, DeviceProduct, DeviceProducts, DeviceRotation, DeviceRows,
+};
 use crate::error::{ModelError, Result};
-use crate::nn::rms_row;
+use crate::nn::{Activation, Rotary, rms_row};
 
 /// Double of [`DeviceOps`]: computes each operation at once, with the weights and the KV cache of two other doubles.
 pub struct OpsDouble {
@@ -19,7 +22,10 @@ pub struct OpsDouble {
 #[derive(Default)]
 struct Inner {
     kept: Vec<Vec<f32>>,
-    rows: Vec<(DeviceRows, Vec<f32>)>,
+    rows: HashMap<usize, (DeviceRows, Vec<f32>)>,
+    next_id: usize,
+    /// The id of the first result behind the last chain that was received; those of the chain before it are valid too.
+    begun_at: usize,
     /// The first error of the chain.
     failed: Option<ModelError>,
     received: u64,
@@ -27,14 +33,15 @@ struct Inner {
 
 impl Inner {
     fn push(&mut self, width: usize, values: Vec<f32>) -> DeviceRows {
-        let rows = DeviceRows { id: self.rows.len(), rows: values.len() / width, width };
-        self.rows.push((rows, values));
+        let rows = DeviceRows { id: self.next_id, rows: values.len() / width, width };
+        self.rows.insert(rows.id, (rows, values));
+        self.next_id += 1;
         rows
     }
 
     fn values(&self, rows: DeviceRows) -> &[f32] {
-        let (known, values) = &self.rows[rows.id];
-        assert_eq!(*known, rows, "rows of this chain");
+        let (known, values) = self.rows.get(&rows.id).expect("rows of this chain or the one before");
+        assert_eq!(*known, rows);
         values
     }
 }
@@ -52,6 +59,40 @@ impl OpsDouble {
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Queries, keys and values of new tokens, normalised and rotated.
+    fn changed(&self, heads: &DeviceHeads, tasks: &[&AttentionArgs<DeviceKvView>]) -> [Vec<f32>; 3] {
+        let state = self.lock();
+        let width = tasks.first().map_or(1, |args| args.keys.width);
+        let change = |rows: DeviceRows, which: usize| {
+            let mut values = state.values(rows).to_vec();
+            for (token, row) in values.chunks_exact_mut(rows.width).enumerate() {
+                for head in row.chunks_exact_mut(width) {
+                    if let Some(norm) = heads.norm {
+                        rms_row(head, &state.kept[norm.weights[which]], norm.eps);
+                    }
+                    if let Some(DeviceRotation { turns, dim, interleaved }) = heads.rotation {
+                        let rotary = Rotary { dim, interleaved, table: 0 };
+                        rotary.rotate_by(head, &turns[token * (dim / 2)..][..dim / 2]);
+                    }
+                }
+            }
+            values
+        };
+        [change(heads.queries, 0), change(heads.keys, 1), state.values(heads.values).to_vec()]
+    }
+
+    /// Writes the rows of the new tokens of a task to its pages.
+    fn write(&self, view: &DeviceKvView, args: &AttentionArgs<DeviceKvView>, rows: &[f32]) -> Result<()> {
+        for (seen, row) in args.seen.iter().zip(rows.chunks_exact(rows.len() / args.seen.len())) {
+            let (position, shape) = (seen.end - 1, self.attention.shape(view.pages[0]));
+            let page = view.pages[position / shape.positions - view.first_page];
+            let mut bytes = vec![0; shape.heads * shape.row_bytes];
+            narrow(shape.kind, row, &mut bytes);
+            self.attention.append(page, position % shape.positions, &bytes)?;
+        }
+        Ok(())
     }
 
     /// Adds a result to the chain; after an error it is not a number.
@@ -72,14 +113,14 @@ impl DeviceOps for OpsDouble {
         Ok(state.kept.len() - 1)
     }
 
-    fn begin(&self) {
-        let mut state = self.lock();
-        state.rows.clear();
-        state.failed = None;
-    }
-
     fn send(&self, values: &[f32], width: usize) -> Result<DeviceRows> {
         Ok(self.lock().push(width, values.to_vec()))
+    }
+
+    fn part(&self, x: DeviceRows, first: usize, rows: usize) -> Result<DeviceRows> {
+        let mut state = self.lock();
+        let values = state.values(x)[first * x.width..][..rows * x.width].to_vec();
+        Ok(state.push(x.width, values))
     }
 
     fn attend(&self, tasks: &[&AttentionArgs<DeviceKvView>]) -> Result<DeviceRows> {
@@ -97,13 +138,41 @@ impl DeviceOps for OpsDouble {
         Ok(self.push(tasks.first().map_or(1, |args| args.heads * args.values.width), values, computed))
     }
 
-    fn multiply(&self, x: DeviceRows, weights: usize) -> Result<DeviceRows> {
-        let (rows, quantised) = self.products.shape(weights);
-        let mut inputs = Inputs::new();
-        inputs.fill(self.lock().values(x), x.width, quantised);
-        let mut out = vec![0.0; x.rows * rows];
-        let computed = self.products.multiply(&inputs, &mut [DeviceProduct { weights, pick: None, out: &mut out }]);
-        Ok(self.push(rows, out, computed))
+    fn attend_new(&self, heads: &DeviceHeads, tasks: &[&AttentionArgs<DeviceKvView>]) -> Result<DeviceRows> {
+        let [queries, keys, values] = self.changed(heads, tasks);
+        let (mut at, mut with_queries) = (0, Vec::new());
+        for args in tasks {
+            let count = args.seen.len();
+            let rows = |all: &[f32], width| all[at * width..][..count * width].to_vec();
+            self.write(&args.keys, args, &rows(&keys, heads.keys.width))?;
+            self.write(&args.values, args, &rows(&values, heads.values.width))?;
+            with_queries.push(rows(&queries, heads.queries.width));
+            at += count;
+        }
+        let tasks: Vec<_> = (tasks.iter().zip(&with_queries))
+            .map(|(args, queries)| AttentionArgs { queries, ..args.with_kv(args.keys.clone(), args.values.clone()) })
+            .collect();
+        self.attend(&tasks.iter().collect::<Vec<_>>())
+    }
+
+    fn multiply(&self, x: DeviceRows, weights: &[usize]) -> Result<Vec<DeviceRows>> {
+        let one = |weights: &usize| {
+            let (rows, quantised) = self.products.shape(*weights);
+            let mut inputs = Inputs::new();
+            inputs.fill(self.lock().values(x), x.width, quantised);
+            let mut out = vec![0.0; x.rows * rows];
+            let product = DeviceProduct { weights: *weights, pick: None, out: &mut out };
+            let computed = self.products.multiply(&inputs, &mut [product]);
+            self.push(rows, out, computed)
+        };
+        Ok(weights.iter().map(one).collect())
+    }
+
+    fn combine(&self, act: Activation, gate: DeviceRows, up: DeviceRows) -> Result<DeviceRows> {
+        let mut state = self.lock();
+        let mut values = state.values(gate).to_vec();
+        act.combine(&mut values, state.values(up));
+        Ok(state.push(gate.width, values))
     }
 
     fn add(&self, x: DeviceRows, y: DeviceRows, factor: f32) -> Result<DeviceRows> {
@@ -130,12 +199,12 @@ impl DeviceOps for OpsDouble {
     fn receive(&self, wanted: &mut [(DeviceRows, &mut [f32])]) -> Result<()> {
         let mut state = self.lock();
         state.received += 1;
-        match state.failed.take() {
-            Some(error) => Err(error),
-            None => {
-                wanted.iter_mut().for_each(|(rows, out)| out.copy_from_slice(state.values(*rows)));
-                Ok(())
-            }
+        if state.failed.is_none() {
+            wanted.iter_mut().for_each(|(rows, out)| out.copy_from_slice(state.values(*rows)));
         }
+        let (begun_at, next_id) = (state.begun_at, state.next_id);
+        state.rows.retain(|id, _| *id >= begun_at);
+        state.begun_at = next_id;
+        state.failed.take().map_or(Ok(()), Err)
     }
 }

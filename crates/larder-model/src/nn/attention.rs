@@ -6,10 +6,9 @@ use larder_core::{KV_PAGE_TOKENS, Rng};
 use super::norm::rms;
 use super::output_gate::{GateFunction, OutputGate, gated};
 use super::{
-    AttentionIndexer, AttentionMask, ChoiceShape, ChosenAttention, ConvolvedInputs, ForwardPass, KeysAndValues,
-    LayerKv, LayerShape, Mixer, Norm, Rotary, RowShape, Selection, TokenScratch, made_up,
+    AttentionIndexer, AttentionMask, ChainedMixer, ChoiceShape, ChosenAttention, ConvolvedInputs, ForwardPass,
+    KeysAndValues, LayerKv, LayerShape, Mixer, Norm, Rotary, RowShape, Selection, TokenScratch, made_up,
 };
-use crate::device::{DeviceOps, DeviceRows};
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
 use crate::step::LayerStates;
@@ -105,7 +104,7 @@ pub struct Attention {
 }
 
 /// The rows that attention reads of what a layer keeps.
-const KEYS_AND_VALUES: KeysAndValues = |kv| (&kv.keys, Some(&kv.values));
+pub(super) const KEYS_AND_VALUES: KeysAndValues = |kv| (&kv.keys, Some(&kv.values));
 
 /// The products that yield queries, keys and values.
 pub enum InputProducts {
@@ -142,21 +141,9 @@ impl Mixer for Attention {
         })
     }
 
-    fn begin(
-        &self,
-        x: &Tensor,
-        states: &mut LayerStates,
-        pass: &ForwardPass,
-        ops: &dyn DeviceOps,
-    ) -> Result<Option<DeviceRows>> {
-        if self.indexer.is_some() || !matches!(self.output_gate, OutputGate::None) || !self.o.is_on_device() {
-            return Ok(None);
-        }
-        let (q, _) = self.queries(x, states, pass)?;
-        let rows = (&*states, KEYS_AND_VALUES);
-        let mixed = with_f32(&q, |q| self.over_rows().begin_step(ops, q, rows, (pass, self.mask)))??;
-        (0..pass.spans.len()).for_each(|i| states.of_mut(i).release_unseen(self.mask));
-        self.o.begin(mixed, ops)
+    fn chained(&self) -> Option<&dyn ChainedMixer> {
+        let plain = self.indexer.is_none() && matches!(self.output_gate, OutputGate::None);
+        (plain && self.o.is_on_device()).then_some(self)
     }
 
     fn layer_shape(&self) -> LayerShape {
@@ -218,7 +205,12 @@ impl Attention {
 
     /// The queries `[n, heads, head_dim]`, and what the output gate is made of, if the queries' product yields it. Appends keys and
     /// values to the KV cache.
-    fn queries(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<(Tensor, Option<Tensor>)> {
+    pub(super) fn queries(
+        &self,
+        x: &Tensor,
+        states: &mut LayerStates,
+        pass: &ForwardPass,
+    ) -> Result<(Tensor, Option<Tensor>)> {
         let AttentionShape { heads, kv_heads, head_dim, value_dim } = self.shape;
         let [q_width, k_width, v_width, _] = self.shape.widths();
         let n = pass.tokens();
@@ -265,7 +257,7 @@ impl Attention {
     }
 
     /// The shape of the attention over the rows of keys and values.
-    fn over_rows(&self) -> ChosenAttention<'_> {
+    pub(super) fn over_rows(&self) -> ChosenAttention<'_> {
         let AttentionShape { heads, kv_heads, head_dim: key_width, value_dim: value_width } = self.shape;
         let (scale, sinks) = (self.scale as f32, self.sinks.as_deref());
         ChosenAttention { heads, kv_heads, key_width, value_width, scale, sinks }

@@ -115,6 +115,20 @@ impl KvRows {
         Ok(())
     }
 
+    /// Appends `count` positions whose rows a chain on the device of the pool writes.
+    pub fn extend(&mut self, count: usize, heads: usize, width: usize) -> Result<()> {
+        let shape = page_shape(self.pool.format(), heads, width);
+        self.shape = Some(shape);
+        let mut rest = count;
+        while rest > 0 {
+            let at = self.len % KV_PAGE_TOKENS;
+            self.make_writable(shape, at)?;
+            let now = rest.min(KV_PAGE_TOKENS - at);
+            (self.len, rest) = (self.len + now, rest - now);
+        }
+        Ok(())
+    }
+
     /// Makes the page of the next position, of which `used` positions are in use, one that only this sequence has.
     fn make_writable(&mut self, shape: KvPageShape, used: usize) -> Result<()> {
         if used == 0 {

@@ -3,6 +3,7 @@
 use candle_core::{Device, Tensor};
 
 use super::{Activation, TokenScratch};
+use crate::device::{DeviceOps, DeviceRows};
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
 use crate::weights::WeightLoader;
@@ -82,6 +83,25 @@ impl Mlp {
         let first = First::Up(weights.linear(&format!("{prefix}.{up}"), inter, hidden, bias)?);
         let down = weights.linear(&format!("{prefix}.{down}"), hidden, inter, bias)?;
         Ok(Mlp { first, down, act })
+    }
+
+    /// Whether [`begin`](Self::begin) computes it.
+    pub(crate) fn is_for_devices(&self) -> bool {
+        match &self.first {
+            First::Apart(gate, up) => [gate, up, &self.down].iter().all(|product| product.is_on_device()),
+            First::Joined(_) | First::Up(_) => false,
+        }
+    }
+
+    /// As [`forward`](Self::forward), begun on a device. The caller guarantees that it [is for devices](Self::is_for_devices).
+    pub(crate) fn begin(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+        let both = match &self.first {
+            First::Apart(gate, up) => Linear::begin_all([gate, up], x, ops)?,
+            First::Joined(_) | First::Up(_) => None,
+        };
+        let [gate, up] = both.expect("it is for devices");
+        let inner = ops.combine(self.act, gate, up)?;
+        Ok(self.down.begin(inner, ops)?.expect("it is for devices"))
     }
 
     /// `x [tokens, hidden]` → same shape

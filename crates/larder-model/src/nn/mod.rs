@@ -4,6 +4,7 @@ mod activation;
 mod attention;
 mod attention_indexer;
 mod block_indexer;
+mod chained_attention;
 mod compressed;
 mod conv;
 mod convolved;
@@ -61,7 +62,7 @@ pub(crate) use moe::MoeInput;
 pub use moe::{DenseBeside, ExpertsByToken, LatentExperts, Moe, SharedExpert};
 pub use ngrams::{NGramFeatures, NGramHash, NGramShape, primes};
 pub use norm::Norm;
-pub(crate) use norm::rms_row;
+pub(crate) use norm::{DeviceNorm, rms_row};
 pub use output_gate::{GateFunction, OutputGate};
 pub use pass::{AttentionMask, ForwardPass, HandedOn, SpanPositions};
 pub use recurrent::{RecurrentState, StateLens};
@@ -84,6 +85,7 @@ use larder_core::{Rng, SequenceMemory};
 
 use crate::device::{DeviceOps, DeviceRows};
 use crate::error::Result;
+use crate::hidden::{Hidden, HiddenPlace};
 use crate::row_cache::RowTraffic;
 use crate::step::LayerStates;
 
@@ -96,17 +98,9 @@ pub trait Mixer: Send + Sync {
     /// depends on that span and its state alone, bit for bit, and not on how the sequence is divided into spans.
     fn forward(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Tensor>;
 
-    /// As [`forward`](Self::forward), with the outputs as rows of a chain that is begun on a device. `None` where the mixer is
-    /// computed by `forward` only; then nothing was changed.
-    fn begin(
-        &self,
-        x: &Tensor,
-        states: &mut LayerStates,
-        pass: &ForwardPass,
-        ops: &dyn DeviceOps,
-    ) -> Result<Option<DeviceRows>> {
-        let _ = (x, states, pass, ops);
-        Ok(None)
+    /// The same mixer as a part of chains on a device; `None` where it is computed by [`forward`](Self::forward) only.
+    fn chained(&self) -> Option<&dyn ChainedMixer> {
+        None
     }
 
     /// What the layer keeps of a sequence.
@@ -133,6 +127,21 @@ pub trait Mixer: Send + Sync {
     fn choice(&self) -> Option<ChoiceShape> {
         None
     }
+}
+
+/// A mixer whose outputs are rows of a chain on a device.
+pub trait ChainedMixer {
+    /// Where it takes its input.
+    fn input_place(&self) -> HiddenPlace;
+
+    /// As [`Mixer::forward`], begun on a device. The caller guarantees an input in its place.
+    fn begin(
+        &self,
+        x: &Hidden,
+        states: &mut LayerStates,
+        pass: &ForwardPass,
+        ops: &dyn DeviceOps,
+    ) -> Result<DeviceRows>;
 }
 
 /// Values from -1 to 1, in the place of those that a layer keeps of a token.

@@ -8,6 +8,7 @@ use larder_core::{ExpertId, Gate, LayerIdx};
 use super::router::RouterOutput;
 use super::{Activation, HandedOn, Mlp, MoeRouter, Norm, TokenScratch};
 use crate::config::config_error;
+use crate::device::{DeviceOps, DeviceRows};
 use crate::error::Result;
 use crate::experts::{ExpertPath, MoeCall, Routed, route};
 use crate::matrix::{Linear, with_f32};
@@ -166,7 +167,9 @@ impl Moe {
         let routed = with_f32(&logits, |logits| {
             with_f32(&projected, |x| {
                 let (layer, gate, act) = (self.layer, &self.gate, self.act);
-                let call = MoeCall { layer, gate, act, logits, x, tokens, known, origins, meanwhile: &meanwhile };
+                let on_device = None;
+                let call =
+                    MoeCall { layer, gate, act, logits, x, on_device, tokens, known, origins, meanwhile: &meanwhile };
                 let within = self.capacity.map(|capacity| within_capacity(capacity, &call));
                 match within.or_else(|| skipping.map(|skipping| skipping.others())) {
                     Some(kept) if kept.len() < tokens => forward_some(&kept, &call, experts, &mut out),
@@ -190,6 +193,60 @@ impl Moe {
             Some(shared) => Ok((out + shared)?),
             None => Ok(out),
         }
+    }
+
+    /// Whether [`begin`](Self::begin) computes it.
+    pub(crate) fn is_for_devices(&self) -> bool {
+        let plain = self.beside.is_none() && self.latent.is_none() && self.capacity.is_none();
+        plain && !self.early && self.factor == 1.0 && !self.router.may_skip()
+    }
+
+    /// As [`forward`](Self::forward), with the outputs as rows of a chain on the device of `rows`, which are those of the input. The
+    /// caller guarantees that it [is for devices](Self::is_for_devices).
+    pub(crate) fn begin(
+        &self,
+        input: MoeInput,
+        (rows, ops): (DeviceRows, &dyn DeviceOps),
+        origins: &[TokenOrigin],
+        experts: &mut dyn ExpertPath,
+        tap: &mut dyn Tap,
+        clock: &mut PhaseClock,
+    ) -> Result<DeviceRows> {
+        let MoeInput { x, early, known, state, .. } = input;
+        let logits = match early {
+            Some(logits) => logits,
+            None => self.router.forward(x, state)?.logits,
+        };
+        clock.lap(Phase::Routing, tap);
+        let mut shared = match &self.shared {
+            Some(shared) => shared.begin(rows, ops)?,
+            None => None,
+        };
+        let always = OnceCell::new();
+        let of_cpu = self.shared.as_ref().filter(|_| shared.is_none());
+        let meanwhile = || {
+            if let Some(of_cpu) = of_cpu {
+                always.get_or_init(|| of_cpu.forward(x));
+            }
+        };
+        let mut out = vec![0.0; rows.rows * rows.width];
+        let (routed, sums) = with_f32(&logits, |logits| {
+            with_f32(x, |x| {
+                let (layer, gate, act, tokens) = (self.layer, &self.gate, self.act, rows.rows);
+                let (on_device, meanwhile) = (Some(rows), &meanwhile);
+                experts.begin(
+                    &MoeCall { layer, gate, act, logits, x, on_device, tokens, known, origins, meanwhile },
+                    &mut out,
+                )
+            })
+        })???;
+        with_f32(&logits, |logits| tap.routed(self.layer, logits, &routed))?;
+        let sums = sums.map_or_else(|| ops.send(&out, rows.width), Ok)?;
+        meanwhile();
+        if let Some(of_cpu) = always.into_inner() {
+            shared = Some(with_f32(&of_cpu?, |y| ops.send(y, rows.width))??);
+        }
+        shared.map_or(Ok(sums), |shared| ops.add(sums, shared, 1.0))
     }
 
     /// What every token uses.
@@ -276,6 +333,14 @@ impl DenseBeside {
 }
 
 impl SharedExpert {
+    /// As [`forward`](Self::forward), begun on a device; `None` if the CPU computes it.
+    fn begin(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<Option<DeviceRows>> {
+        match self.gate.is_none() && self.mlp.is_for_devices() {
+            true => self.mlp.begin(x, ops).map(Some),
+            false => Ok(None),
+        }
+    }
+
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let y = self.mlp.forward(x)?;
         match &self.gate {

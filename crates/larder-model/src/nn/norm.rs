@@ -66,12 +66,19 @@ impl Norm {
         Ok(Norm::Layer { weight, bias, eps })
     }
 
+    /// Weight and what is added under the root, of an RMS norm.
+    pub(super) fn as_rms(&self) -> Option<(&NormWeight, f64)> {
+        match self {
+            Norm::Rms { weight, eps } => Some((weight, *eps)),
+            _ => None,
+        }
+    }
+
     /// The norm as a device computes it; `None` if it is computed on the CPU only.
     pub(crate) fn for_devices(&self) -> Option<DeviceNorm<'_>> {
         match self {
             Norm::None => Some(DeviceNorm(None)),
-            Norm::Rms { weight, eps } => Some(DeviceNorm(Some((weight, *eps)))),
-            _ => None,
+            _ => self.as_rms().map(|norm| DeviceNorm(Some(norm))),
         }
     }
 
@@ -101,7 +108,7 @@ impl DeviceNorm<'_> {
     /// As [`Norm::forward`], begun on the device.
     pub fn begin(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
         match self.0 {
-            Some((weight, eps)) => ops.rms_norm(x, weight.copy.of(&weight.values, ops)?, eps),
+            Some((weight, eps)) => ops.rms_norm(x, weight.on_device(ops)?, eps),
             None => Ok(x),
         }
     }
@@ -111,6 +118,13 @@ impl DeviceNorm<'_> {
 pub struct NormWeight {
     values: Vec<f32>,
     copy: DeviceCopy,
+}
+
+impl NormWeight {
+    /// The id of the copy on the device.
+    pub(super) fn on_device(&self, ops: &dyn DeviceOps) -> Result<usize> {
+        self.copy.of(&self.values, ops)
+    }
 }
 
 impl From<Vec<f32>> for NormWeight {

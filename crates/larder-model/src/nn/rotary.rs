@@ -10,6 +10,13 @@ use crate::matrix::with_f32;
 #[derive(Default)]
 pub struct RopeTable(pub(super) Vec<(f32, f32)>);
 
+impl RopeTable {
+    /// `[tokens, dim / 2]`
+    pub(super) fn turns(&self) -> &[(f32, f32)] {
+        &self.0
+    }
+}
+
 /// The part of a head that is rotated, and its layout.
 #[derive(Clone, Copy, Debug)]
 pub struct Rotary {
@@ -41,6 +48,11 @@ impl Rotary {
             let turns = if back { &turned_back } else { turns };
             token.chunks_exact_mut(width).for_each(|head| self.rotate(&mut head[width - self.dim..], turns));
         }
+    }
+
+    /// Rotates the first values of a row by these cosines and sines.
+    pub fn rotate_by(self, row: &mut [f32], turns: &[(f32, f32)]) {
+        self.rotate(&mut row[..self.dim], turns);
     }
 
     /// Rotates the first values of a row by the first position of a table.

@@ -4,6 +4,7 @@ use candle_core::{Device, Tensor};
 use larder_kernels::tanh;
 
 use super::{HandedOn, MlpRouter};
+use crate::device::{DeviceOps, DeviceRows};
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
 
@@ -66,6 +67,14 @@ impl MoeRouter {
         match self {
             MoeRouter::Mlp(_) => Ok(None),
             _ => Ok(Some(self.forward(x, &HandedOn::default())?.logits)),
+        }
+    }
+
+    /// As [`logits`](Self::logits), begun on a device; `None` if the CPU computes them.
+    pub(crate) fn begin(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<Option<DeviceRows>> {
+        match self {
+            MoeRouter::Product(product) => product.begin(x, ops),
+            _ => Ok(None),
         }
     }
 

@@ -6,7 +6,7 @@ use larder_kernels::{AttentionArgs, AttentionTask};
 
 use super::{AttentionMask, ChosenAttention, ChosenQuery, ChosenRows, ForwardPass, KvRows, KvView, LayerKv, Selection};
 use crate::compute::ComputeContext;
-use crate::device::{DeviceOps, DeviceRows};
+use crate::device::{DeviceHeads, DeviceOps, DeviceRows};
 use crate::error::Result;
 use crate::step::LayerStates;
 
@@ -30,6 +30,22 @@ impl ChosenAttention<'_> {
             .map(|args| args.with_kv(args.keys.on_device(), args.values.on_device()))
             .collect();
         ops.attend(&tasks.iter().collect::<Vec<_>>())
+    }
+
+    /// As [`begin_step`](Self::begin_step), with what the device has computed of the tokens of the step.
+    pub fn begin_new(
+        &self,
+        ops: &dyn DeviceOps,
+        heads: &DeviceHeads,
+        (states, rows): (&LayerStates, KeysAndValues),
+        (pass, mask): (&ForwardPass, AttentionMask),
+    ) -> Result<DeviceRows> {
+        let seen = pass.visible_ranges(mask);
+        let tasks: Vec<_> = (pass.spans.iter().enumerate())
+            .map(|(i, span)| self.args(&[], rows(states.of(i)), span.rows(&seen, 1)))
+            .map(|args| args.with_kv(args.keys.on_device(), args.values.on_device()))
+            .collect();
+        ops.attend_new(heads, &tasks.iter().collect::<Vec<_>>())
     }
 
     /// The attention of the queries of one sequence to the rows that each sees.

@@ -1,15 +1,19 @@
 //! The interfaces to a device, a processor with memory of its own. A device's results have the same bits as those of
 //! the CPU kernels, so a result does not depend on where it was computed.
 
-use std::sync::OnceLock;
+mod ops;
+
 use std::time::Duration;
 
 use larder_core::{ExpertId, ExpertLayout, Gate, NumberFormat};
-use larder_kernels::{AttentionArgs, AttentionTask, Inputs, WeightMatrix};
+use larder_kernels::{AttentionTask, Inputs, WeightMatrix};
 
 use crate::error::Result;
+use crate::expert_workspace::ExpertWorkspace;
 use crate::experts::{MoeCall, Routed};
 use crate::nn::Activation;
+pub(crate) use ops::DeviceCopy;
+pub use ops::{DeviceHeads, DeviceOps, DeviceRotation, DeviceRows, HeadNorm};
 
 /// Computes experts in the slots of a device; [`ExpertWorkspace`](crate::ExpertWorkspace) is its counterpart for the
 /// CPU.
@@ -35,6 +39,14 @@ pub trait DeviceExperts: Send {
     /// Waits for all work since [`begin`](Self::begin), and calls `put` with the output `[hidden]` of every place
     /// (`token · k + rank`) that was computed on the device.
     fn finish(&mut self, put: &mut dyn FnMut(usize, &[f32])) -> Result<()>;
+
+    /// In place of [`finish`](Self::finish), and without waiting: begins [`ExpertWorkspace::sum`] on the device, for a call whose
+    /// inputs are [on the device](MoeCall::on_device). Outputs of places that were not computed there are those of `host`. The sums
+    /// `[tokens, hidden]` are rows of the chain. `None` where a device does not have it; then nothing was changed.
+    fn begin_sum(&mut self, call: &MoeCall, routed: &Routed, host: &ExpertWorkspace) -> Result<Option<DeviceRows>> {
+        let _ = (call, routed, host);
+        Ok(None)
+    }
 }
 
 /// Products with weights that stay in a device's memory.
@@ -79,65 +91,6 @@ pub trait DeviceAttention: Send + Sync {
 
     /// As [`larder_kernels::attend`], and waits for the results. Arguments that do not fit are an error, not a panic.
     fn attend(&self, tasks: &mut [AttentionTask<DeviceKvView>]) -> Result<()>;
-}
-
-/// Rows of activations in a device's memory, `[rows, width]`: a result of [`DeviceOps`], valid until the next chain begins.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct DeviceRows {
-    /// Number of the operation within its chain.
-    pub id: usize,
-    /// Number of rows.
-    pub rows: usize,
-    /// Values of a row.
-    pub width: usize,
-}
-
-/// Chains of operations on rows of activations that stay in a device's memory. Only [`receive`](Self::receive) waits; the others
-/// begin an operation, and operations run in the order of their calls. Each has the bits of its counterpart on the CPU.
-pub trait DeviceOps: Send + Sync {
-    /// Copies values that do not change, such as the weight of a norm, to the device, and returns their id.
-    fn keep(&self, values: &[f32]) -> Result<usize>;
-
-    /// Begins a chain. Rows of the chain before are no longer valid.
-    fn begin(&self);
-
-    /// Copies `values` to the device.
-    fn send(&self, values: &[f32], width: usize) -> Result<DeviceRows>;
-
-    /// Attention as [`larder_kernels::attend`] computes it; the results of all tasks, whose width is the same.
-    fn attend(&self, tasks: &[&AttentionArgs<DeviceKvView>]) -> Result<DeviceRows>;
-
-    /// `out[t, r] = Σ_c weights[r, c] · x[t, c]`, with the id of [`DeviceProducts::upload`].
-    fn multiply(&self, x: DeviceRows, weights: usize) -> Result<DeviceRows>;
-
-    /// `x + factor · y`, of rows of equal shapes.
-    fn add(&self, x: DeviceRows, y: DeviceRows, factor: f32) -> Result<DeviceRows>;
-
-    /// `x` with a value that is [kept](Self::keep) added to each row.
-    fn add_row(&self, x: DeviceRows, row: usize) -> Result<DeviceRows>;
-
-    /// `x / sqrt(mean(x²) + eps) · weight` for each row; the weight is a value that is [kept](Self::keep).
-    fn rms_norm(&self, x: DeviceRows, weight: usize, eps: f64) -> Result<DeviceRows>;
-
-    /// Waits for the chain, and copies rows back. Reports errors of all its operations.
-    fn receive(&self, wanted: &mut [(DeviceRows, &mut [f32])]) -> Result<()>;
-}
-
-/// The copy of values that do not change, on the device of their model. It is made when it is first used.
-#[derive(Default)]
-pub(crate) struct DeviceCopy(OnceLock<usize>);
-
-impl DeviceCopy {
-    /// The id of the copy of `values`.
-    pub fn of(&self, values: &[f32], ops: &dyn DeviceOps) -> Result<usize> {
-        match self.0.get() {
-            Some(id) => Ok(*id),
-            None => {
-                let id = ops.keep(values)?;
-                Ok(*self.0.get_or_init(|| id))
-            }
-        }
-    }
 }
 
 /// Shape of a page `[heads, positions, row]`.

@@ -1,0 +1,294 @@
+//! Chains of operations on the device have the bits of those on the CPU, and wait only where results are received.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use larder_core::{ExpertId, ExpertLayout, NumberFormat, RowOrder};
+use larder_cuda::Gpu;
+use larder_kernels::{AttentionArgs, WeightMatrix};
+use larder_model::{
+    Activation, AttentionDouble, ComputeContext, DeviceAttention, DeviceExperts, DeviceHeads, DeviceKvView, DeviceOps,
+    DeviceProducts, DeviceRotation, DeviceRows, ExpertWorkspace, HeadNorm, KvPageShape, MoeCall, OpsDouble,
+    ProductsDouble,
+};
+
+use crate::common::{LayerCase, Random, emulator, gpu, numbered, upload_experts};
+
+/// Positions per page.
+const PAGE: usize = 8;
+const HIDDEN: usize = 64;
+
+/// Attention of new tokens, whose queries, keys and values come from products.
+struct Shape {
+    heads: usize,
+    kv_heads: usize,
+    key: usize,
+    value: usize,
+    kind: NumberFormat,
+    weights: [NumberFormat; 3],
+    norm: bool,
+    /// Rotated values of a head, and whether pairs are adjacent.
+    rotation: Option<(usize, bool)>,
+}
+
+/// A device with the weights of a layer and the keys and values of some sequences.
+struct Layer<'a> {
+    ops: &'a dyn DeviceOps,
+    attention: &'a dyn DeviceAttention,
+    /// Queries, keys, values, output.
+    products: [usize; 4],
+    /// Of the norm, of queries, of keys, and a bias of the queries.
+    kept: [usize; 4],
+    /// By sequence: the pages of keys and of values.
+    pages: Vec<[Vec<usize>; 2]>,
+}
+
+/// What a layer is made of.
+struct Weights {
+    products: [(NumberFormat, usize, usize, Vec<u8>); 4],
+    kept: [Vec<f32>; 4],
+}
+
+impl Weights {
+    fn new(random: &mut Random, shape: &Shape) -> Self {
+        let Shape { heads, kv_heads, key, value, weights: [q, k, v], .. } = *shape;
+        let sizes = [(q, heads * key, HIDDEN), (k, kv_heads * key, HIDDEN), (v, kv_heads * value, HIDDEN)];
+        let [q, k, v] = sizes;
+        let products = [q, k, v, (NumberFormat::F32, HIDDEN, heads * value)].map(|(kind, rows, cols)| {
+            let mut bytes = vec![0; kind.matrix_bytes(rows, cols).unwrap()];
+            random.weights(kind, &mut bytes);
+            (kind, rows, cols, bytes)
+        });
+        Weights { products, kept: [HIDDEN, key, key, heads * key].map(|count| random.floats(count)) }
+    }
+}
+
+impl<'a> Layer<'a> {
+    fn new(
+        (products, attention, ops): (&dyn DeviceProducts, &'a dyn DeviceAttention, &'a dyn DeviceOps),
+        weights: &Weights,
+        sequences: usize,
+    ) -> Self {
+        let upload = |(kind, rows, cols, bytes): &(NumberFormat, usize, usize, Vec<u8>)| {
+            let (kind, rows, cols, order) = (*kind, *rows, *cols, RowOrder::Plain);
+            products.upload(WeightMatrix { kind, order, rows, cols, scale: 1.0, bytes }).unwrap()
+        };
+        Layer {
+            ops,
+            attention,
+            products: weights.products.each_ref().map(upload),
+            kept: weights.kept.each_ref().map(|values| ops.keep(values).unwrap()),
+            pages: vec![Default::default(); sequences],
+        }
+    }
+
+    /// Makes room for the rows of the tokens of a step.
+    fn grow(&mut self, shape: &Shape, seen: &[Vec<Range<usize>>]) {
+        for ([keys, values], seen) in self.pages.iter_mut().zip(seen) {
+            let end = seen.iter().map(|seen| seen.end).max().unwrap();
+            for (pages, width) in [(keys, shape.key), (values, shape.value)] {
+                let row_bytes = width * shape.kind.block_bytes();
+                let form = KvPageShape { kind: shape.kind, heads: shape.kv_heads, positions: PAGE, row_bytes };
+                while pages.len() * PAGE < end {
+                    pages.push(self.attention.allocate(form).unwrap());
+                }
+            }
+        }
+    }
+
+    /// The residual stream behind attention, and the one behind its norm, for `x [tokens, hidden]`.
+    fn begin(&mut self, shape: &Shape, x: DeviceRows, step: &Step) -> [DeviceRows; 2] {
+        self.grow(shape, &step.seen);
+        let (ops, [norm, of_queries, of_keys, bias]) = (self.ops, self.kept);
+        let input = ops.rms_norm(x, norm, 1e-5).unwrap();
+        let products = ops.multiply(input, &self.products[..3]).unwrap();
+        let heads = DeviceHeads {
+            queries: ops.add_row(products[0], bias).unwrap(),
+            keys: products[1],
+            values: products[2],
+            norm: shape.norm.then_some(HeadNorm { weights: [of_queries, of_keys], eps: 1e-6 }),
+            rotation: shape.rotation.map(|(dim, interleaved)| DeviceRotation { turns: &step.turns, dim, interleaved }),
+        };
+        let view = |pages: &[usize], width| DeviceKvView { first_page: 0, pages: pages.to_vec(), width };
+        let tasks: Vec<_> = (self.pages.iter().zip(&step.seen))
+            .map(|([keys, values], seen)| AttentionArgs {
+                queries: &[],
+                heads: shape.heads,
+                kv_heads: shape.kv_heads,
+                keys: view(keys, shape.key),
+                values: view(values, shape.value),
+                seen,
+                scale: 0.4,
+                sinks: None,
+                bias: None,
+            })
+            .collect();
+        let mixed = ops.attend_new(&heads, &tasks.iter().collect::<Vec<_>>()).unwrap();
+        let out = ops.multiply(mixed, &self.products[3..]).unwrap()[0];
+        let residual = ops.add(x, out, 0.7).unwrap();
+        let normalised = ops.rms_norm(residual, norm, 1e-5).unwrap();
+        // Overwrites its first argument.
+        let gate = ops.add(normalised, normalised, 1.0).unwrap();
+        [residual, ops.combine(Activation::Silu, gate, normalised).unwrap()]
+    }
+}
+
+/// The tokens of a step, in rows of all sequences.
+struct Step {
+    /// By sequence and token.
+    seen: Vec<Vec<Range<usize>>>,
+    turns: Vec<(f32, f32)>,
+    x: Vec<f32>,
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+fn received(ops: &dyn DeviceOps, wanted: &[DeviceRows]) -> Vec<Vec<u32>> {
+    let mut values: Vec<Vec<f32>> = wanted.iter().map(|rows| vec![0.0; rows.rows * rows.width]).collect();
+    let mut places: Vec<_> = wanted.iter().copied().zip(values.iter_mut().map(|v| &mut v[..])).collect();
+    ops.receive(&mut places).unwrap();
+    values.iter().map(|v| bits(v)).collect()
+}
+
+/// Runs chains of two layers over several steps on both devices.
+pub fn compare(gpu: &Gpu) {
+    use NumberFormat::{F16, F32, Q4_0, Q8_0};
+    let shapes = [
+        Shape {
+            heads: 4,
+            kv_heads: 2,
+            key: 24,
+            value: 16,
+            kind: F32,
+            weights: [F32; 3],
+            norm: true,
+            rotation: Some((24, false)),
+        },
+        Shape {
+            heads: 3,
+            kv_heads: 1,
+            key: 40,
+            value: 40,
+            kind: F16,
+            weights: [Q8_0, Q4_0, Q8_0],
+            norm: true,
+            rotation: Some((16, true)),
+        },
+        Shape { heads: 2, kv_heads: 2, key: 34, value: 66, kind: F16, weights: [Q4_0; 3], norm: false, rotation: None },
+        Shape {
+            heads: 2,
+            kv_heads: 1,
+            key: 72,
+            value: 8,
+            kind: F32,
+            weights: [F16; 3],
+            norm: false,
+            rotation: Some((70, false)),
+        },
+    ];
+    for (which, shape) in shapes.iter().enumerate() {
+        let mut random = Random::new(which as u64);
+        let weights = Weights::new(&mut random, shape);
+        let (products, attention) = (Arc::new(gpu.products(0).unwrap()), Arc::new(gpu.attention().unwrap()));
+        let ops = gpu.ops(products.clone(), attention.clone()).unwrap();
+        let (host_products, host_attention) =
+            (Arc::new(ProductsDouble::new(1 << 30)), Arc::new(AttentionDouble::new(1 << 30)));
+        let host_ops = OpsDouble::new(host_products.clone(), host_attention.clone());
+        let mut device = Layer::new((products.as_ref(), attention.as_ref(), &ops), &weights, 2);
+        let mut host = Layer::new((host_products.as_ref(), host_attention.as_ref(), &host_ops), &weights, 2);
+        let mut lens = [0_usize; 2];
+        for counts in [[5, 1], [1, 1], [2, 4], [1, 9], [1, 1]] {
+            let mut seen = Vec::new();
+            for (len, count) in lens.iter_mut().zip(counts) {
+                seen.push((*len..*len + count).map(|at| at.saturating_sub(11)..at + 1).collect::<Vec<_>>());
+                *len += count;
+            }
+            let tokens = counts.iter().sum::<usize>();
+            let dim = shape.rotation.map_or(0, |(dim, _)| dim);
+            let turns = (0..tokens * dim / 2).map(|_| (random.float(), random.float())).collect();
+            let step = Step { seen, turns, x: random.floats(tokens * HIDDEN) };
+            let results = [&mut device, &mut host].map(|layer| {
+                let x = layer.ops.send(&step.x, HIDDEN).unwrap();
+                let [residual, input] = layer.begin(shape, x, &step);
+                let mut all = received(layer.ops, &[input]);
+                // In the next chain, with rows of the last one; rows that were sent stay valid too.
+                let sum = layer.ops.add(residual, x, -0.5).unwrap();
+                let part = layer.ops.part(sum, 1, tokens - 1).unwrap();
+                let again = layer.ops.rms_norm(part, layer.kept[0], 1e-3).unwrap();
+                all.extend(received(layer.ops, &[residual, again]));
+                assert!(all.iter().flatten().any(|bits| *bits != 0));
+                all
+            });
+            assert!(results[0] == results[1], "shape {which}, {counts:?}");
+        }
+    }
+}
+
+#[test]
+fn chains_give_the_same_bits() {
+    for seed in 1..4 {
+        let Some(emulator) = emulator(seed) else { return };
+        compare(&gpu(emulator));
+    }
+}
+
+/// Sums of experts of which some are computed on the device from rows of a chain, the others on the CPU.
+pub fn compare_sums(gpu: &Gpu) {
+    let mut random = Random::new(9);
+    let ops = Arc::new(gpu.ops(Arc::new(gpu.products(0).unwrap()), Arc::new(gpu.attention().unwrap())).unwrap());
+    for (kind, tokens) in [(NumberFormat::Q4_0, 1), (NumberFormat::F32, 3), (NumberFormat::Q8_0, 5)] {
+        let layout = ExpertLayout::new(HIDDEN, 96, [kind; 3], false).unwrap();
+        let experts: Vec<Vec<u8>> = (0..6).map(|_| random.expert(&layout)).collect();
+        let (mut link, mut bench) = (gpu.link(), gpu.experts(Some(ops.clone())).unwrap());
+        upload_experts(&mut link, &layout, &experts);
+        let layer = LayerCase::new(&mut random, layout, Activation::Silu, tokens, (3, 6), false);
+        let all = numbered(&experts);
+        for on_host in [0, 2, 5] {
+            let x = ops.send(&layer.x, HIDDEN).unwrap();
+            let call = MoeCall { on_device: Some(x), ..layer.call() };
+            let mut host = ExpertWorkspace::new(Arc::new(ComputeContext::new(1, false).unwrap()));
+            host.begin(&call, &layer.routed, &layer.layout);
+            host.compute(&call, &layer.routed, &layer.layout, &all);
+            let mut wanted = vec![0.0; layer.x.len()];
+            host.sum(&call, &layer.routed, &mut wanted);
+            // What the device has to compute is wrong here.
+            for (place, _) in layer.routed.ids.iter().enumerate().filter(|(_, id)| id.0 >= on_host) {
+                host.put(place, &[f32::NAN; HIDDEN]);
+            }
+            bench.prepare(&layer.layout, layer.act, &layer.gate, tokens).unwrap();
+            bench.begin(&call, &layer.routed, &layer.layout);
+            for expert in on_host..6 {
+                bench.compute(&call, &layer.routed, &layer.layout, &[(ExpertId(expert), usize::from(expert))]);
+            }
+            let sums = bench.begin_sum(&call, &layer.routed, &host).unwrap().expect("rows of the chain");
+            assert_eq!((sums.rows, sums.width), (tokens, HIDDEN));
+            let found = received(ops.as_ref(), &[sums, x]);
+            assert!(found == [bits(&wanted), bits(&layer.x)], "{kind}, {on_host} experts on the CPU");
+        }
+    }
+}
+
+#[test]
+fn sums_of_experts_are_those_of_the_cpu() {
+    let Some(emulator) = emulator(4) else { return };
+    compare_sums(&gpu(emulator));
+}
+
+#[test]
+fn rows_are_valid_until_the_second_wait_and_shapes_are_checked() {
+    let Some(emulator) = emulator(5) else { return };
+    let gpu = gpu(emulator);
+    let ops = gpu.ops(Arc::new(gpu.products(0).unwrap()), Arc::new(gpu.attention().unwrap())).unwrap();
+    let x = ops.send(&[1.0, 2.0, 3.0, 4.0], 2).unwrap();
+    let other = ops.send(&[1.0; 6], 3).unwrap();
+    assert!(ops.add(x, other, 1.0).is_err() && ops.combine(Activation::Silu, x, other).is_err());
+    assert!(ops.part(x, 1, 2).is_err() && ops.rms_norm(x, 7, 1e-5).is_err() && ops.multiply(x, &[0]).is_err());
+    assert_eq!(received(&ops, &[x])[0], bits(&[1.0, 2.0, 3.0, 4.0]));
+    let sum = ops.add(x, x, 1.0).unwrap();
+    assert_eq!(received(&ops, &[sum, x])[0], bits(&[2.0, 4.0, 6.0, 8.0]));
+    let error = ops.add(x, x, 1.0).unwrap_err().to_string();
+    assert!(error.contains("the GPU no longer has the rows"), "{error}");
+    assert_eq!(received(&ops, &[sum])[0], bits(&[2.0, 4.0, 6.0, 8.0]));
+}

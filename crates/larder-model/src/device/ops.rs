@@ -1,0 +1,111 @@
+//! Chains of operations on rows of activations that stay in a device's memory.
+
+use std::sync::OnceLock;
+
+use larder_kernels::AttentionArgs;
+
+use super::DeviceKvView;
+use crate::error::Result;
+use crate::nn::Activation;
+
+/// Rows of activations in a device's memory, `[rows, width]`: a result of [`DeviceOps`], valid until the second
+/// [`receive`](DeviceOps::receive) after it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DeviceRows {
+    /// Number of the operation.
+    pub id: usize,
+    /// Number of rows.
+    pub rows: usize,
+    /// Values of a row.
+    pub width: usize,
+}
+
+/// Queries, keys and values of new tokens as their products yield them, and what is done with each head before attention.
+pub struct DeviceHeads<'a> {
+    /// `[tokens, heads · key width]`
+    pub queries: DeviceRows,
+    /// `[tokens, key heads · key width]`
+    pub keys: DeviceRows,
+    /// `[tokens, key heads · value width]`
+    pub values: DeviceRows,
+    /// The norm of each head of queries and keys.
+    pub norm: Option<HeadNorm>,
+    /// The rotation of each head of queries and keys, behind the norm.
+    pub rotation: Option<DeviceRotation<'a>>,
+}
+
+/// An RMS norm of each head.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadNorm {
+    /// The weights for queries and for keys, as values that are [kept](DeviceOps::keep).
+    pub weights: [usize; 2],
+    /// Added under the root.
+    pub eps: f64,
+}
+
+/// The rotation of the first values of each head.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceRotation<'a> {
+    /// `[tokens, dim / 2]`: cosines and sines.
+    pub turns: &'a [(f32, f32)],
+    /// Values of a head that are rotated.
+    pub dim: usize,
+    /// Pairs are adjacent instead of in halves.
+    pub interleaved: bool,
+}
+
+/// Chains of operations on rows of activations that stay in a device's memory. Only [`receive`](Self::receive) waits; the others
+/// begin an operation, and operations run in the order of their calls. Each has the bits of its counterpart on the CPU.
+pub trait DeviceOps: Send + Sync {
+    /// Copies values that do not change, such as the weight of a norm, to the device, and returns their id.
+    fn keep(&self, values: &[f32]) -> Result<usize>;
+
+    /// Copies `values` to the device.
+    fn send(&self, values: &[f32], width: usize) -> Result<DeviceRows>;
+
+    /// Some consecutive rows of `x`, without a copy.
+    fn part(&self, x: DeviceRows, first: usize, rows: usize) -> Result<DeviceRows>;
+
+    /// Attention as [`larder_kernels::attend`] computes it; the results of all tasks, whose width is the same.
+    fn attend(&self, tasks: &[&AttentionArgs<DeviceKvView>]) -> Result<DeviceRows>;
+
+    /// Attention of new tokens, whose rows are those of all tasks in order; tasks come without queries. Norms and rotations are
+    /// computed first, and keys and values are written to the pages of the tasks: those of a token at the last position that it sees.
+    fn attend_new(&self, heads: &DeviceHeads, tasks: &[&AttentionArgs<DeviceKvView>]) -> Result<DeviceRows>;
+
+    /// `out[t, r] = Σ_c weights[r, c] · x[t, c]` for each of `weights`, which are ids of
+    /// [`DeviceProducts::upload`](super::DeviceProducts::upload).
+    fn multiply(&self, x: DeviceRows, weights: &[usize]) -> Result<Vec<DeviceRows>>;
+
+    /// `act(gate) · up`, of rows of equal shapes. May overwrite `gate`.
+    fn combine(&self, act: Activation, gate: DeviceRows, up: DeviceRows) -> Result<DeviceRows>;
+
+    /// `x + factor · y`, of rows of equal shapes.
+    fn add(&self, x: DeviceRows, y: DeviceRows, factor: f32) -> Result<DeviceRows>;
+
+    /// `x` with a value that is [kept](Self::keep) added to each row.
+    fn add_row(&self, x: DeviceRows, row: usize) -> Result<DeviceRows>;
+
+    /// `x / sqrt(mean(x²) + eps) · weight` for each row; the weight is a value that is [kept](Self::keep).
+    fn rms_norm(&self, x: DeviceRows, weight: usize, eps: f64) -> Result<DeviceRows>;
+
+    /// Waits for all operations so far, and copies rows back. Reports the errors of operations since the last call.
+    fn receive(&self, wanted: &mut [(DeviceRows, &mut [f32])]) -> Result<()>;
+}
+
+/// The copy of values that do not change, on the device of their model. It is made when it is first used.
+#[derive(Default)]
+pub(crate) struct DeviceCopy(OnceLock<usize>);
+
+impl DeviceCopy {
+    /// The id of the copy of `values`.
+    pub fn of(&self, values: &[f32], ops: &dyn DeviceOps) -> Result<usize> {
+        match self.0.get() {
+            Some(id) => Ok(*id),
+            None => {
+                let id = ops.keep(values)?;
+                Ok(*self.0.get_or_init(|| id))
+            }
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! The forward pass of a layer as chains of operations on a device. The host waits once, for the router: what follows the experts is
+//! begun behind them, up to the router of the next layer.
+
+use candle_core::Tensor;
+use larder_core::ExpertId;
+
+use crate::device::{DeviceOps, DeviceRows};
+use crate::error::Result;
+use crate::experts::HintSource;
+use crate::hidden::{Hidden, HiddenPlace, receive};
+use crate::layer_pass::{OtherLayers, Running, hint_next_layer, next_moe};
+use crate::matrix::with_f32;
+use crate::nn::{ChainedMixer, DeviceNorm, ForwardPass, Moe, MoeInput, Norm};
+use crate::stack::{Branch, Ffn, Layer, Stack};
+use crate::step::LayerStates;
+use crate::tap::Phase;
+
+/// The most tokens of a step whose layers are chains on a device. In longer steps the waits do not matter, and their activations would
+/// take memory that the plan does not count.
+const CHAIN_TOKENS: usize = 16;
+
+/// The parts of a layer, all of which have a form for devices.
+pub(crate) struct DeviceLayer<'a> {
+    ops: &'a dyn DeviceOps,
+    /// Norm before the mixer.
+    norm: &'a Norm,
+    mixer: &'a dyn ChainedMixer,
+    mixer_after: DeviceNorm<'a>,
+    ffn: &'a Branch<Ffn>,
+    ffn_norm: DeviceNorm<'a>,
+    ffn_after: DeviceNorm<'a>,
+    /// On what a part adds to the residual stream.
+    factor: f32,
+}
+
+/// What the router of the next layer needs, of what is on the device.
+enum Hint<'a> {
+    /// Its logits.
+    Logits(&'a Moe, DeviceRows),
+    /// The residual stream, from which the CPU computes them.
+    Residual(DeviceRows),
+}
+
+impl<'a> DeviceLayer<'a> {
+    /// The layer on the device of its model; `None` if a part of it is computed on the CPU only, or if the step is long.
+    pub fn of(layer: &'a Layer, others: OtherLayers, stack: &'a Stack, tokens: usize) -> Option<Self> {
+        let ops = stack.head.compute().device_ops.as_deref().filter(|_| tokens <= CHAIN_TOKENS)?;
+        let (mixer, ffn) = (layer.mixer.as_ref()?, layer.ffn.as_ref()?);
+        let connected = mixer.connection.is_some() || ffn.connection.is_some() || others.cross.is_some();
+        if connected || layer.scale != 1.0 || !ffn.part.is_for_devices() {
+            return None;
+        }
+        let chained = mixer.part.chained()?;
+        if chained.input_place() == HiddenPlace::Device {
+            mixer.norm.for_devices()?;
+        }
+        let after = |norm: &'a Option<Norm>| norm.as_ref().unwrap_or(&Norm::None).for_devices();
+        Some(DeviceLayer {
+            ops,
+            norm: &mixer.norm,
+            mixer: chained,
+            mixer_after: after(&mixer.after)?,
+            ffn,
+            ffn_norm: ffn.norm.for_devices()?,
+            ffn_after: after(&ffn.after)?,
+            factor: stack.factors.residual as f32,
+        })
+    }
+
+    /// The output of the layer for its input `x`, which the device may still be computing when this returns.
+    pub fn forward(
+        &self,
+        x: &Hidden,
+        others: OtherLayers,
+        layer: &Layer,
+        kv: &mut LayerStates,
+        running: &mut Running,
+    ) -> Result<Hidden> {
+        let known = layer.known_experts(&running.pass.tokens);
+        if let (Some(known), Some(moe)) = (&known, layer.moe()) {
+            running.experts.will_use(moe.layer, &moe.gate, known);
+        }
+        let residual = self.mix(x, kv, running.pass)?;
+        let input = self.ffn_norm.begin(residual, self.ops)?;
+        let y = match &self.ffn.part {
+            Ffn::Dense(mlp) => mlp.begin(input, self.ops)?,
+            Ffn::Moe(moe) => self.experts(moe, known.as_deref(), [residual, input], others, running)?,
+        };
+        let y = self.ffn_after.begin(y, self.ops)?;
+        let x = self.ops.add(residual, y, self.factor)?;
+        running.clock.lap(Phase::Experts, running.tap);
+        Ok(Hidden::Device(x))
+    }
+
+    /// The residual stream behind the mixer.
+    fn mix(&self, x: &Hidden, kv: &mut LayerStates, pass: &ForwardPass) -> Result<DeviceRows> {
+        let input = match self.mixer.input_place() {
+            HiddenPlace::Host => Hidden::Host(self.norm.forward(&x.on_host(Some(self.ops))?)?),
+            HiddenPlace::Device => {
+                let norm = self.norm.for_devices().expect("checked when the layer was chosen");
+                Hidden::Device(norm.begin(x.on_device(self.ops)?, self.ops)?)
+            }
+        };
+        let mixed = self.mixer.begin(&input, kv, pass, self.ops)?;
+        let mixed = self.mixer_after.begin(mixed, self.ops)?;
+        self.ops.add(x.on_device(self.ops)?, mixed, self.factor)
+    }
+
+    /// The outputs of the experts, from the residual stream and the stream behind the norm. Waits for the router.
+    fn experts(
+        &self,
+        moe: &Moe,
+        known: Option<&[ExpertId]>,
+        [residual, input]: [DeviceRows; 2],
+        others: OtherLayers,
+        running: &mut Running,
+    ) -> Result<DeviceRows> {
+        let Running { pass, experts, tap, clock } = running;
+        let logits = moe.router.begin(input, self.ops)?;
+        let hint = match experts.wants_hint(HintSource::LayerBefore, pass.tokens()) {
+            true => Some(self.hint(residual, others.following)?),
+            false => None,
+        };
+        let hinted = hint.as_ref().map(|hint| match hint {
+            Hint::Logits(_, rows) | Hint::Residual(rows) => *rows,
+        });
+        let wanted: Vec<DeviceRows> = [Some(input), logits, hinted].into_iter().flatten().collect();
+        let mut got = receive(self.ops, &wanted)?.into_iter();
+        let x = got.next().expect("the first of the wanted rows");
+        let early = logits.and_then(|_| got.next());
+        clock.lap(Phase::Mixing, *tap);
+        match (hint, got.next()) {
+            (Some(Hint::Logits(next, _)), Some(logits)) => with_f32(&logits, |logits| {
+                experts.hint(HintSource::LayerBefore, next.layer, &next.gate, logits);
+            })?,
+            (Some(Hint::Residual(_)), Some(residual)) => hint_next_layer(others.following, &residual, *experts)?,
+            _ => {}
+        }
+        let of_moe = MoeInput { residual: &x, x: &x, early, known, state: &pass.router_state };
+        moe.begin(of_moe, (input, self.ops), &pass.origins, *experts, *tap, clock)
+    }
+
+    /// Begins what the router of the next layer would choose by if this layer's experts added nothing.
+    fn hint<'l>(&self, residual: DeviceRows, following: &'l [Layer]) -> Result<Hint<'l>> {
+        let begun = |(ffn, moe): (&Branch<Ffn>, &Moe)| -> Result<Option<DeviceRows>> {
+            match ffn.norm.for_devices().filter(|_| ffn.connection.is_none() && moe.is_for_devices()) {
+                Some(norm) => moe.router.begin(norm.begin(residual, self.ops)?, self.ops),
+                None => Ok(None),
+            }
+        };
+        let Some((ffn, moe)) = next_moe(following) else { return Ok(Hint::Residual(residual)) };
+        Ok(match begun((ffn, moe))? {
+            Some(logits) => Hint::Logits(moe, logits),
+            None => Hint::Residual(residual),
+        })
+    }
+}
+
+/// The activations `x` in main memory; on a device it waits for them.
+pub(crate) fn on_host(x: &Hidden, stack: &Stack) -> Result<Tensor> {
+    x.on_host(stack.head.compute().device_ops.as_deref())
+}
