@@ -39,6 +39,8 @@ struct AttentionKernelArgs {
     TileFactors *factors;
     // [queries, heads, value_width]
     float *out;
+    // The same, quantised, or null; then value_width is a multiple of 32.
+    Block *blocks;
     // Number of queries.
     u32 count;
     // Number of query heads.
@@ -58,7 +60,7 @@ struct AttentionKernelArgs {
     // The most position tiles that score_stride positions are in.
     __device__ u32 tile_stride() const { return score_stride / TILE_POSITIONS + 2; }
 };
-static_assert(sizeof(AttentionKernelArgs) == 112, "must match the layout in Rust");
+static_assert(sizeof(AttentionKernelArgs) == 120, "must match the layout in Rust");
 
 // Up to TILE_QUERIES pairs of query and head that share a key head. Pairs are counted query by query, and within a
 // query by head.
@@ -248,7 +250,11 @@ template <typename Kind> __device__ void weighted_sum_of(const AttentionKernelAr
     }
     for (u32 t = 0; t < TILE_QUERIES; t++) {
         float inverse_sum = args.inverse_sums[(u64)blockIdx.y * TILE_QUERIES + min(t, tile.count - 1)];
-        if (t < tile.count) args.out[tile.pair(t) * args.value_width + column] = mul_rn(totals[t], inverse_sum);
+        if (t >= tile.count) break;
+        u64 at = tile.pair(t) * args.value_width + column;
+        float value = mul_rn(totals[t], inverse_sum);
+        args.out[at] = value;
+        if (args.blocks) quantise_block(value, args.blocks[at / BLOCK]);
     }
 }
 
@@ -260,14 +266,17 @@ extern "C" __global__ void weighted_sum_f16(const AttentionKernelArgs *args, u32
     weighted_sum_of<F16>(*args, first_tile);
 }
 
-// A head of a new token, normalised if there is a weight.
+// A head of a new token, normalised if there is a weight: by the mean of its own values, or of all heads of the token.
 struct NewHead {
     const float *x;
     const float *weight;
     float scale;
 
-    __device__ NewHead(const float *x, const float *weight, u32 width, double eps) : x(x), weight(weight), scale(1.0f) {
-        if (weight) scale = rms_scale(x, width, eps);
+    // token: the first of the heads; weights: of one head, or of all.
+    __device__ NewHead(const float *token, u32 head, u32 heads, const float *weights, u32 width, bool whole, double eps)
+        : x(token + (u64)head * width), weight(weights && whole ? weights + (u64)head * width : weights), scale(1.0f) {
+        const float *from = whole ? token : x;
+        if (weights) scale = rms_scale([from](u32 i) { return from[i]; }, whole ? heads * width : width, eps);
     }
 
     __device__ float at(u32 i) const { return weight ? mul_rn(mul_rn(x[i], scale), weight[i]) : x[i]; }
@@ -294,7 +303,7 @@ struct NewHeadsArgs {
     const float *keys;
     // [queries, key heads, value_width]
     const float *values;
-    // [key_width], or null
+    // [key_width], or [heads, key_width] and [key heads, key_width] if whole; or null
     const float *query_weight;
     const float *key_weight;
     // [queries, dim / 2, 2]: cosines and sines
@@ -303,8 +312,10 @@ struct NewHeadsArgs {
     // Rotated values of a head.
     u32 dim;
     u32 interleaved;
+    // Whether the norm is over all heads of a token.
+    u32 whole;
 };
-static_assert(sizeof(NewHeadsArgs) == 64, "must match the layout in Rust");
+static_assert(sizeof(NewHeadsArgs) == 72, "must match the layout in Rust");
 
 // Normalises and rotates the queries and keys of new tokens, and writes keys and values to the page of the last position that each
 // token sees. A warp has a head.
@@ -314,22 +325,24 @@ template <typename Kind> __device__ void new_heads_of(const AttentionKernelArgs 
     if (token >= args.count) return;
     const float *turns = heads.turns + (u64)token * heads.dim;
     if (head < args.heads) {
-        u64 at = ((u64)token * args.heads + head) * width;
-        NewHead query(heads.queries + at, heads.query_weight, width, heads.eps);
-        write_rotated<F32>(query, (u8 *)(args.queries + at), width, turns, heads.dim, heads.interleaved);
+        u64 first = (u64)token * args.heads * width;
+        NewHead query(heads.queries + first, head, args.heads, heads.query_weight, width, heads.whole, heads.eps);
+        u8 *out = (u8 *)(args.queries + first + (u64)head * width);
+        write_rotated<F32>(query, out, width, turns, heads.dim, heads.interleaved);
         return;
     }
     head -= args.heads;
     bool is_key = head < kv_heads;
     if (!is_key) head -= kv_heads;
     u32 position = args.seen[2 * token + 1] - 1, shift = args.page_shift, in_page = position & ((1u << shift) - 1);
-    u64 row = ((u64)head << shift) + in_page, at = (u64)token * kv_heads + head;
+    u64 row = ((u64)head << shift) + in_page, first = (u64)token * kv_heads;
     if (is_key) {
-        NewHead key(heads.keys + at * width, heads.key_weight, width, heads.eps);
+        const float *keys = heads.keys + first * width;
+        NewHead key(keys, head, kv_heads, heads.key_weight, width, heads.whole, heads.eps);
         u8 *out = (u8 *)args.key_pages[position >> shift] + row * args.key_row_stride;
         write_rotated<Kind>(key, out, width, turns, heads.dim, heads.interleaved);
     } else {
-        const float *value = heads.values + at * args.value_width;
+        const float *value = heads.values + (first + head) * args.value_width;
         u8 *out = (u8 *)args.value_pages[position >> shift] + row * args.value_row_stride;
         for (u32 i = lane; i < args.value_width; i += WARP) Kind::narrow(out, i, value[i]);
     }

@@ -124,12 +124,14 @@ __device__ inline float exp_in_steps(float x) {
     return mul_rn(p, __uint_as_float(power));
 }
 
-// 1 / sqrt(mean(x^2) + eps), for all threads of a warp. The squares are summed in eight interleaved lanes, these in order.
-__device__ inline float rms_scale(const float *x, u32 width, double eps) {
+// 1 / sqrt(mean(x^2) + eps) of the values at(0), at(1), …, for all threads of a warp. The squares are summed in eight interleaved lanes,
+// these in order.
+template <typename At> __device__ float rms_scale(At at, u32 width, double eps) {
     u32 lane = threadIdx.x % WARP;
     float sum = 0.0f;
+#pragma unroll 4
     for (u32 from = 0; from < width; from += WARP) {
-        float value = from + lane < width ? x[from + lane] : 0.0f, square = mul_rn(value, value);
+        float value = from + lane < width ? at(from + lane) : 0.0f, square = mul_rn(value, value);
         for (u32 chunk = 0; chunk < WARP; chunk += SUM_LANES) {
             u32 other = chunk + lane % SUM_LANES;
             float term = __shfl_sync(ALL, square, other);
@@ -139,6 +141,38 @@ __device__ inline float rms_scale(const float *x, u32 width, double eps) {
     float all = 0.0f;
     for (u32 i = 0; i < SUM_LANES; i++) all = add_rn(all, __shfl_sync(ALL, sum, i));
     return (float)(1.0 / sqrt((double)all / (double)width + eps));
+}
+
+// Quantises the values of a warp. Every thread has one of a block.
+__device__ inline void quantise_block(float value, Block &out) {
+    u32 lane = threadIdx.x % WARP;
+    // The bits of magnitudes are in the order of magnitudes, with NaN last.
+    u32 amax_bits = __float_as_uint(fabsf(value));
+    for (int step = 16; step > 0; step /= 2) {
+        u32 other = __shfl_xor_sync(ALL, amax_bits, step);
+        amax_bits = other > amax_bits ? other : amax_bits;
+    }
+    float amax = __uint_as_float(amax_bits), d = div_rn(amax, 127.0f), inverse = div_rn(127.0f, amax);
+    if (!isfinite(amax)) {
+        d = __uint_as_float(0x7FC00000u);
+        inverse = 0.0f;
+    } else if (!isfinite(inverse)) {
+        d = inverse = 0.0f;
+    }
+    // NaN becomes the integer 0.
+    float scaled = mul_rn(value, inverse);
+    int q = scaled == scaled ? (int)rintf(scaled) : 0;
+    int sum = q;
+    for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(ALL, sum, step);
+    int other = __shfl_xor_sync(ALL, sum, 16), whole = sum + other;
+    ((signed char *)out.q)[lane] = (signed char)q;
+    if (lane == 0) {
+        out.d = d;
+        out.d_sum = mul_rn(d, (float)whole);
+        out.sum8 = 8 * whole;
+        out.halves[0] = (short)sum;
+        out.halves[1] = (short)other;
+    }
 }
 
 __device__ inline u32 index_of_thread() { return blockIdx.x * blockDim.x + threadIdx.x; }

@@ -49,11 +49,19 @@ __device__ inline float gelu_tanh_of(float x) {
     return mul_rn(mul_rn(0.5f, x), add_rn(1.0f, tanh_in_steps(mul_rn(0.7978846f, add_rn(x, cube)))));
 }
 
-// gate = f(gate) * up; and x = f(x), for experts without a gate
+// Stores a result, and unless blocks is null also quantises it, with those of the other threads of the warp.
+__device__ inline void store(float value, float *out, Block *blocks) {
+    u32 i = index_of_thread();
+    out[i] = value;
+    if (blocks) quantise_block(value, blocks[i / BLOCK]);
+}
+
+// gate = f(gate) * up; and x = f(x), for experts without a gate. Unless blocks is null, the first quantises its results too; then count
+// is a multiple of 32, as it is for the kernels below.
 #define ACTIVATION(name)                                                                                               \
-    extern "C" __global__ void name(float *gate, const float *up, u32 count) {                                         \
+    extern "C" __global__ void name(float *gate, const float *up, u32 count, Block *blocks) {                          \
         u32 i = index_of_thread();                                                                                     \
-        if (i < count) gate[i] = mul_rn(name##_of(gate[i]), up[i]);                                                    \
+        if (i < count) store(mul_rn(name##_of(gate[i]), up[i]), gate, blocks);                                         \
     }                                                                                                                  \
     extern "C" __global__ void name##_alone(float *x, u32 count) {                                                     \
         u32 i = index_of_thread();                                                                                     \
@@ -67,33 +75,34 @@ ACTIVATION(gelu)
 ACTIVATION(gelu_tanh)
 
 // gate = (up + 1) * gate * sigmoid(alpha * gate), both clamped by limit first
-extern "C" __global__ void clamped_swiglu(float *gate, const float *up, u32 count, float alpha, float limit) {
+extern "C" __global__ void clamped_swiglu(
+    float *gate, const float *up, u32 count, Block *blocks, float alpha, float limit) {
     u32 i = index_of_thread();
     if (i >= count) return;
     float g = gate[i], u = up[i];
     g = g > limit ? limit : g;
     u = u < -limit ? -limit : u > limit ? limit : u;
-    gate[i] = mul_rn(mul_rn(add_rn(u, 1.0f), g), sigmoid(mul_rn(alpha, g)));
+    store(mul_rn(mul_rn(add_rn(u, 1.0f), g), sigmoid(mul_rn(alpha, g))), gate, blocks);
 }
 
 // gate = silu(gate) * up; the first is clamped by limit from above, the second on both sides
-extern "C" __global__ void limited_silu(float *gate, const float *up, u32 count, float limit) {
+extern "C" __global__ void limited_silu(float *gate, const float *up, u32 count, Block *blocks, float limit) {
     u32 i = index_of_thread();
     if (i >= count) return;
     float g = silu_of(gate[i]), u = up[i];
     g = g > limit ? limit : g;
     u = u < -limit ? -limit : u > limit ? limit : u;
-    gate[i] = mul_rn(g, u);
+    store(mul_rn(g, u), gate, blocks);
 }
 
 // gate = silu(gate) * up, both clamped by limit first
-extern "C" __global__ void clamped_silu(float *gate, const float *up, u32 count, float limit) {
+extern "C" __global__ void clamped_silu(float *gate, const float *up, u32 count, Block *blocks, float limit) {
     u32 i = index_of_thread();
     if (i >= count) return;
     float g = gate[i], u = up[i];
     g = g > limit ? limit : g;
     u = u < -limit ? -limit : u > limit ? limit : u;
-    gate[i] = mul_rn(silu_of(g), u);
+    store(mul_rn(silu_of(g), u), gate, blocks);
 }
 
 // The arguments of adding the bias of one product.
@@ -118,34 +127,7 @@ extern "C" __global__ void add_biases(const BiasKernelArgs *biases) {
 extern "C" __global__ void quantise(const float *x, Block *out, u32 blocks) {
     u32 block = group_of_warp(), lane = threadIdx.x % WARP;
     if (block >= blocks) return;
-    float value = x[(u64)block * BLOCK + lane];
-    // The bits of magnitudes are in the order of magnitudes, with NaN last.
-    u32 amax_bits = __float_as_uint(fabsf(value));
-    for (int step = 16; step > 0; step /= 2) {
-        u32 other = __shfl_xor_sync(ALL, amax_bits, step);
-        amax_bits = other > amax_bits ? other : amax_bits;
-    }
-    float amax = __uint_as_float(amax_bits), d = div_rn(amax, 127.0f), inverse = div_rn(127.0f, amax);
-    if (!isfinite(amax)) {
-        d = __uint_as_float(0x7FC00000u);
-        inverse = 0.0f;
-    } else if (!isfinite(inverse)) {
-        d = inverse = 0.0f;
-    }
-    // NaN becomes the integer 0.
-    float scaled = mul_rn(value, inverse);
-    int q = scaled == scaled ? (int)rintf(scaled) : 0;
-    int sum = q;
-    for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(ALL, sum, step);
-    int other = __shfl_xor_sync(ALL, sum, 16), whole = sum + other;
-    ((signed char *)out[block].q)[lane] = (signed char)q;
-    if (lane == 0) {
-        out[block].d = d;
-        out[block].d_sum = mul_rn(d, (float)whole);
-        out[block].sum8 = 8 * whole;
-        out[block].halves[0] = (short)sum;
-        out[block].halves[1] = (short)other;
-    }
+    quantise_block(x[(u64)block * BLOCK + lane], out[block]);
 }
 
 struct __align__(16) Chunk16 {

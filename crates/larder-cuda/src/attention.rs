@@ -10,6 +10,7 @@ use larder_model::{DeviceAttention, DeviceKvView, KvPageShape};
 
 use crate::driver::Driver;
 use crate::error::{GpuError, Result};
+use crate::expert_kernels::{BLOCK, BLOCK_BYTES};
 use crate::launches::{AttentionKernelArgs, Launches, NewHeadsArgs, RowCopy, TILE_QUERIES, word};
 use crate::memory::{DeviceBuffer, Download, Upload};
 
@@ -52,6 +53,17 @@ struct State {
 struct KvPage {
     shape: KvPageShape,
     buffer: DeviceBuffer,
+}
+
+/// The outputs of the attention of a batch, one task after another.
+#[derive(Clone, Copy)]
+pub(crate) struct Outputs {
+    /// `[all queries, heads, value_width]`
+    pub at: u64,
+    /// The same, quantised, where rows are whole blocks.
+    pub blocks: Option<u64>,
+    /// Number of values.
+    pub values: usize,
 }
 
 /// The heads of new tokens on the device, of all tasks of a batch in order.
@@ -114,12 +126,10 @@ impl GpuAttention {
         Ok(GpuAttention { driver: driver.clone(), state: Mutex::new(state) })
     }
 
-    /// Begins the attention of several sequences, whose queries are those of the tasks or of new tokens. Returns the address and the
-    /// number of the outputs, which are valid until the next call.
-    pub(crate) fn begin(&self, tasks: &[&Args], new: Option<&NewTokens>) -> Result<(u64, usize)> {
-        let mut state = self.lock();
-        let outputs = state.begin(tasks, new)?;
-        Ok((state.out.at(), outputs))
+    /// Begins the attention of several sequences, whose queries are those of the tasks or of new tokens. The outputs are valid until the
+    /// next call.
+    pub(crate) fn begin(&self, tasks: &[&Args], new: Option<&NewTokens>) -> Result<Outputs> {
+        self.lock().begin(tasks, new)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -214,11 +224,11 @@ impl State {
             return Err(GpuError::Unsupported(what));
         }
         let args: Vec<_> = tasks.iter().map(|task| &task.args).collect();
-        let outputs = self.begin(&args, None)?;
-        if outputs == 0 {
+        let Outputs { at, values, .. } = self.begin(&args, None)?;
+        if values == 0 {
             return Ok(());
         }
-        let mut found: &[f32] = bytemuck::cast_slice(self.download.fetch(self.out.at(), 4 * outputs)?);
+        let mut found: &[f32] = bytemuck::cast_slice(self.download.fetch(at, 4 * values)?);
         for task in tasks {
             let (own, rest) = found.split_at(task.out.len());
             task.out.copy_from_slice(own);
@@ -227,8 +237,8 @@ impl State {
         Ok(())
     }
 
-    /// One copy to the device and the launches of each task. Returns the number of outputs, which will be in `out`.
-    fn begin(&mut self, tasks: &[&Args], new: Option<&NewTokens>) -> Result<usize> {
+    /// One copy to the device and the launches of each task.
+    fn begin(&mut self, tasks: &[&Args], new: Option<&NewTokens>) -> Result<Outputs> {
         let (placed, outputs) = self.place(tasks, new)?;
         let list = self.send(tasks, &placed, new)?;
         for PlacedTask { args, kinds, at, tiles, .. } in &placed {
@@ -244,9 +254,8 @@ impl State {
         Ok(outputs)
     }
 
-    /// Checks the tasks, makes room for their scores and outputs, and places those that have queries. Also returns the
-    /// number of all outputs.
-    fn place(&mut self, tasks: &[&Args], new: Option<&NewTokens>) -> Result<(Vec<PlacedTask>, usize)> {
+    /// Checks the tasks, makes room for their scores and outputs, and places those that have queries.
+    fn place(&mut self, tasks: &[&Args], new: Option<&NewTokens>) -> Result<(Vec<PlacedTask>, Outputs)> {
         let (mut placed, mut at, mut outputs, mut first) = (Vec::new(), 0, 0, 0);
         let (mut score_bytes, mut factor_bytes, mut sum_bytes) = (0, 0, 0);
         for args in tasks {
@@ -269,14 +278,18 @@ impl State {
         }
         let score_bytes = score_bytes.next_multiple_of(ALIGN);
         self.scores.ensure((score_bytes + factor_bytes + sum_bytes).next_multiple_of(STEP))?;
-        self.out.ensure(4 * outputs)?;
+        let in_blocks = tasks.iter().all(|args| args.values.width.is_multiple_of(BLOCK));
+        let first_block = (4 * outputs).next_multiple_of(ALIGN);
+        self.out.ensure(first_block + if in_blocks { outputs / BLOCK * BLOCK_BYTES } else { 0 })?;
         let (scores, out) = (self.scores.at(), self.out.at());
+        let blocks = in_blocks.then_some(out + first_block as u64);
         let factors = scores + score_bytes as u64;
         for PlacedTask { args, .. } in &mut placed {
+            args.blocks = blocks.map_or(0, |blocks| blocks + args.out / (4 * BLOCK as u64) * BLOCK_BYTES as u64);
             (args.scores, args.factors, args.out) = (scores, factors, out + args.out);
             args.inverse_sums = factors + factor_bytes as u64;
         }
-        Ok((placed, outputs))
+        Ok((placed, Outputs { at: out, blocks, values: outputs }))
     }
 
     /// The arguments without the addresses of arrays.
@@ -292,6 +305,7 @@ impl State {
             inverse_sums: 0,
             factors: 0,
             out: 0,
+            blocks: 0,
             count: word(args.seen.len())?,
             heads: word(args.heads)?,
             group: word(args.heads / args.kv_heads)?,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use larder_core::{ExpertId, ExpertLayout, Gate, NumberFormat, PerMatrix};
 use larder_kernels::Inputs;
-use larder_model::{Activation, DeviceExperts, DeviceRows, ExpertWorkspace, MoeCall, Routed};
+use larder_model::{Activation, CallOnDevice, DeviceExperts, DeviceRows, ExpertWorkspace, MoeCall, Routed};
 
 use crate::arena_sync::ArenaSync;
 use crate::driver::{Driver, Stream};
@@ -92,7 +92,7 @@ impl GpuExperts {
             x = &self.scaled;
         }
         self.x = match (&self.ops, call.on_device.filter(|_| !call.gate.scales_input)) {
-            (Some(ops), Some(rows)) => ops.activations(rows, quantise)?,
+            (Some(ops), Some(on_device)) => ops.activations(on_device.x, quantise)?,
             _ => {
                 self.inputs.fill(x, self.hidden, quantise);
                 DeviceActivations::send(&mut self.upload, &self.inputs, widely)?
@@ -140,10 +140,12 @@ impl GpuExperts {
     fn launch_sum(
         &mut self,
         ops: &GpuOps,
-        call: &MoeCall,
+        (call, on_device): (&MoeCall, CallOnDevice),
         routed: &Routed,
         host: &ExpertWorkspace,
     ) -> Result<DeviceRows> {
+        let added = [on_device.shared, on_device.residual].map(|rows| rows.map_or(Ok(0), |rows| ops.address(rows)));
+        let [shared, residual] = [added[0].clone()?, added[1].clone()?];
         let (hidden, places) = (self.hidden, routed.ids.len());
         let mut computed = vec![None; places];
         self.places.iter().zip(0u64..).for_each(|(place, row)| computed[*place as usize] = Some(row));
@@ -167,7 +169,7 @@ impl GpuExperts {
         self.terms.send()?;
         let (sums, out) = ops.result(call.tokens, hidden)?;
         let sizes = [word(call.tokens)?, word(call.gate.top_k)?, word(hidden)?];
-        self.launches.sum_experts(base, out, sizes)?;
+        self.launches.sum_experts([base, shared, residual, out], sizes)?;
         Ok(sums)
     }
 }
@@ -221,8 +223,10 @@ impl DeviceExperts for GpuExperts {
         routed: &Routed,
         host: &ExpertWorkspace,
     ) -> larder_model::Result<Option<DeviceRows>> {
-        let Some(ops) = self.ops.clone().filter(|_| self.failed.is_none()) else { return Ok(None) };
-        match self.launch_sum(&ops, call, routed, host) {
+        let (Some(ops), Some(on_device), None) = (self.ops.clone(), call.on_device, &self.failed) else {
+            return Ok(None);
+        };
+        match self.launch_sum(&ops, (call, on_device), routed, host) {
             Ok(sums) => Ok(Some(sums)),
             Err(error) => {
                 self.failed = Some(error);

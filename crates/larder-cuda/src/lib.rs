@@ -73,18 +73,18 @@
 //! |---|---|---|
 //! | 1 | `KIND_matvec`, `KIND_matmul` | gate and up (one launch each if their number formats differ) |
 //! | | `add_biases` | biases of gate and up, if there are any |
-//! | 2 | `silu`, `gelu`, … | the activation function: gate and up are combined |
-//! | 3 | `quantise` | the result, if down is quantised |
-//! | 4 | `KIND_…` | down |
+//! | 2 | `silu`, `gelu`, … | the activation function: gate and up are combined, and quantised if down is |
+//! | 3 | `KIND_…` | down |
 //! | | `add_biases` | biases of down, if there are any |
 //!
 //! Before them go a copy of the lists of products and, once per call, a copy of the inputs; one copy brings all outputs
-//! of a call back. Up to 1 MiB, kernels make these copies, from and to page-locked memory: the copy engine works in order,
+//! of a call back. In a chain neither is copied: inputs are rows that are there, and `sum_experts` adds the outputs up. Up to 1 MiB, kernels make these copies, from and to page-locked memory: the copy engine works in order,
 //! so that computing would wait for all experts that are queued there.
 //!
 //! Attention is three launches per sequence over the pages of its KV cache, which are never copied back: `scores_…`, `softmax`,
 //! `weighted_sum_…`. Before those of a batch goes one copy of all queries, their visible positions and the tables of pages, after
-//! them one of the outputs. New keys and values are copied to the device and put in their page by `copy_rows`.
+//! them one of the outputs. New keys and values are copied to the device and put in their page by `copy_rows`. In a chain `new_heads_…`
+//! does both, and norms and rotates heads before.
 //!
 //! # Memory
 //!
@@ -204,6 +204,11 @@ impl Gpu {
     /// Chains of operations with the weights of `products` and the KV cache of `attention`, both of this GPU.
     pub fn ops(&self, products: Arc<GpuProducts>, attention: Arc<GpuAttention>) -> Result<GpuOps> {
         GpuOps::new(&self.driver, products, attention)
+    }
+
+    /// Whether the driver locks pages of main memory, so that copies can access them directly.
+    pub fn can_lock_pages(&self) -> bool {
+        measure::can_lock_pages(&self.driver)
     }
 
     /// Measures bandwidths and compute speed, with `experts` experts of this layout computed together. Takes about half a

@@ -49,6 +49,21 @@ impl Rates {
     }
 }
 
+/// Whether the driver locks some pages of memory that it has not allocated itself.
+pub fn can_lock_pages(driver: &Arc<dyn Driver>) -> bool {
+    const PAGE: usize = 64 * 1024;
+    let memory = vec![0_u8; 2 * PAGE];
+    let at = memory.as_ptr().wrapping_add(memory.as_ptr().align_offset(PAGE));
+    // SAFETY: the page is within the memory, which nothing else uses, and is unregistered before it is freed.
+    unsafe {
+        let locked = driver.register(at, PAGE).is_ok();
+        if locked {
+            driver.unregister(at);
+        }
+        locked
+    }
+}
+
 /// Measures all rates; copying and computing with experts of this layout, computing with `experts` experts at a time.
 pub fn measure(driver: &Arc<dyn Driver>, layout: &ExpertLayout, act: Activation, experts: usize) -> Result<Rates> {
     let budget = driver.info()?.free_bytes / PART_OF_FREE;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use larder_kernels::AttentionArgs;
 use larder_model::{Activation, DeviceHeads, DeviceKvView, DeviceOps, DeviceRotation, DeviceRows};
 
-use crate::attention::{GpuAttention, NewTokens};
+use crate::attention::{GpuAttention, NewTokens, Outputs};
 use crate::driver::Driver;
 use crate::error::{GpuError, Result};
 use crate::expert_kernels::{BLOCK, BLOCK_BYTES, DeviceActivations};
@@ -135,6 +135,22 @@ impl State {
         Ok((self.push(at, rows, width), at))
     }
 
+    /// As [`result`](Self::result), with memory for its quantised form where rows are whole blocks; else the second address is 0.
+    fn result_in_blocks(&mut self, rows: usize, width: usize) -> Result<(DeviceRows, [u64; 2])> {
+        let (result, at) = self.result(rows, width)?;
+        Ok((result, [at, self.blocks_of(at, rows, width)?]))
+    }
+
+    /// The address for the quantised form of the result at `at`, where its rows are whole blocks; else 0. The caller computes it.
+    fn blocks_of(&mut self, at: u64, rows: usize, width: usize) -> Result<u64> {
+        if !width.is_multiple_of(BLOCK) {
+            return Ok(0);
+        }
+        let blocks = self.chains[0].results.take(rows * width / BLOCK * BLOCK_BYTES)?;
+        self.quantised.insert(at, blocks);
+        Ok(blocks)
+    }
+
     /// The address of a result of this chain or the one before.
     fn at(&self, rows: DeviceRows) -> Result<u64> {
         match rows.id.checked_sub(self.first).and_then(|index| self.rows.get(index)) {
@@ -200,7 +216,13 @@ impl State {
     }
 
     /// Adds the outputs of attention to the chain.
-    fn push_outputs(&mut self, tasks: &[&AttentionArgs<DeviceKvView>], at: u64, values: usize) -> DeviceRows {
+    fn push_outputs(&mut self, tasks: &[&AttentionArgs<DeviceKvView>], outputs: Outputs) -> DeviceRows {
+        let Outputs { at, blocks, values } = outputs;
+        // An attention before it may have had its outputs at the same address.
+        match blocks {
+            Some(blocks) => self.quantised.insert(at, blocks),
+            None => self.quantised.remove(&at),
+        };
         let width = tasks.first().map_or(1, |args| args.heads * args.values.width);
         self.push(at, values / width, width)
     }
@@ -261,6 +283,11 @@ impl GpuOps {
         Ok(DeviceActivations { values: state.at(rows)?, blocks })
     }
 
+    /// The address of rows.
+    pub(crate) fn address(&self, rows: DeviceRows) -> Result<u64> {
+        self.lock().at(rows)
+    }
+
     /// Adds a result that the caller computes to the chain; also returns its address.
     pub(crate) fn result(&self, rows: usize, width: usize) -> Result<(DeviceRows, u64)> {
         self.lock().result(rows, width)
@@ -295,8 +322,8 @@ impl DeviceOps for GpuOps {
     }
 
     fn attend(&self, tasks: &[&AttentionArgs<DeviceKvView>]) -> larder_model::Result<DeviceRows> {
-        let (at, values) = self.attention.begin(tasks, None)?;
-        Ok(self.lock().push_outputs(tasks, at, values))
+        let outputs = self.attention.begin(tasks, None)?;
+        Ok(self.lock().push_outputs(tasks, outputs))
     }
 
     fn attend_new(
@@ -309,7 +336,8 @@ impl DeviceOps for GpuOps {
         let rows = [state.at(*queries)?, state.at(*keys)?, state.at(*values)?];
         let mut args = NewHeadsArgs { rows, ..NewHeadsArgs::default() };
         if let Some(norm) = norm {
-            (args.weights, args.eps) = ([state.kept(norm.weights[0])?, state.kept(norm.weights[1])?], norm.eps);
+            args.weights = [state.kept(norm.weights[0])?, state.kept(norm.weights[1])?];
+            (args.eps, args.whole) = (norm.eps, norm.whole);
         }
         let mut turns: &[(f32, f32)] = &[];
         if let Some(DeviceRotation { turns: all, dim, interleaved }) = rotation {
@@ -324,8 +352,8 @@ impl DeviceOps for GpuOps {
         let (_, rotated) = state.result(queries.rows, queries.width)?;
         let widths = [queries, keys, values].map(|rows| rows.width);
         let new = NewTokens { heads: args, widths, turns, queries: rotated };
-        let (at, values) = self.attention.begin(tasks, Some(&new))?;
-        Ok(state.push_outputs(tasks, at, values))
+        let outputs = self.attention.begin(tasks, Some(&new))?;
+        Ok(state.push_outputs(tasks, outputs))
     }
 
     fn multiply(&self, x: DeviceRows, weights: &[usize]) -> larder_model::Result<Vec<DeviceRows>> {
@@ -347,11 +375,13 @@ impl DeviceOps for GpuOps {
     }
 
     fn combine(&self, act: Activation, gate: DeviceRows, up: DeviceRows) -> larder_model::Result<DeviceRows> {
-        let state = self.lock();
+        let mut state = self.lock();
         if (gate.rows, gate.width) != (up.rows, up.width) {
             return Err(GpuError::Unsupported(format!("rows {gate:?} and {up:?} cannot be combined")).into());
         }
-        state.launches.combine(act, state.at(gate)?, state.at(up)?, word(gate.rows * gate.width)?)?;
+        let (at, up, values) = (state.at(gate)?, state.at(up)?, gate.rows * gate.width);
+        let blocks = state.blocks_of(at, gate.rows, gate.width)?;
+        state.launches.combine(act, [at, up, blocks], word(values)?)?;
         Ok(gate)
     }
 
@@ -366,6 +396,26 @@ impl DeviceOps for GpuOps {
         Ok(sum)
     }
 
+    fn add_norm(
+        &self,
+        x: DeviceRows,
+        y: DeviceRows,
+        factor: f32,
+        weight: usize,
+        eps: f64,
+    ) -> larder_model::Result<[DeviceRows; 2]> {
+        let mut state = self.lock();
+        let (x_at, y_at, weight, shape) =
+            (state.at(x)?, state.at(y)?, state.kept(weight)?, [word(x.rows)?, word(x.width)?]);
+        if (x.rows, x.width) != (y.rows, y.width) {
+            return Err(GpuError::Unsupported(format!("rows {x:?} and {y:?} cannot be added")).into());
+        }
+        let (sum, sum_at) = state.result(x.rows, x.width)?;
+        let (normalised, [out, blocks]) = state.result_in_blocks(x.rows, x.width)?;
+        state.launches.add_norm([x_at, y_at, sum_at, weight, out, blocks], shape, factor, eps)?;
+        Ok([sum, normalised])
+    }
+
     fn add_row(&self, x: DeviceRows, row: usize) -> larder_model::Result<DeviceRows> {
         let mut state = self.lock();
         let (x_at, row, values) = (state.at(x)?, state.kept(row)?, x.rows * x.width);
@@ -377,8 +427,8 @@ impl DeviceOps for GpuOps {
     fn rms_norm(&self, x: DeviceRows, weight: usize, eps: f64) -> larder_model::Result<DeviceRows> {
         let mut state = self.lock();
         let (at, weight) = (state.at(x)?, state.kept(weight)?);
-        let (normalised, out) = state.result(x.rows, x.width)?;
-        state.launches.rms_norm([at, weight, out], word(x.rows)?, word(x.width)?, eps)?;
+        let (normalised, [out, blocks]) = state.result_in_blocks(x.rows, x.width)?;
+        state.launches.rms_norm([at, weight, out, blocks], [word(x.rows)?, word(x.width)?], eps)?;
         Ok(normalised)
     }
 

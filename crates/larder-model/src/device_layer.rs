@@ -33,6 +33,18 @@ pub(crate) struct DeviceLayer<'a> {
     factor: f32,
 }
 
+/// An MoE part, and its rows on the device.
+struct MoeRows<'a> {
+    moe: &'a Moe,
+    /// `[tokens, k]`: its experts, if they are known.
+    known: Option<&'a [ExpertId]>,
+    /// The residual stream behind the norm.
+    input: DeviceRows,
+    residual: DeviceRows,
+    /// The residual stream, if outputs are to be added to it.
+    onto: Option<DeviceRows>,
+}
+
 /// What the router of the next layer needs, of what is on the device.
 enum Hint<'a> {
     /// Its logits.
@@ -80,41 +92,45 @@ impl<'a> DeviceLayer<'a> {
         if let (Some(known), Some(moe)) = (&known, layer.moe()) {
             running.experts.will_use(moe.layer, &moe.gate, known);
         }
-        let residual = self.mix(x, kv, running.pass)?;
-        let input = self.ffn_norm.begin(residual, self.ops)?;
-        let y = match &self.ffn.part {
-            Ffn::Dense(mlp) => mlp.begin(input, self.ops)?,
-            Ffn::Moe(moe) => self.experts(moe, known.as_deref(), [residual, input], others, running)?,
+        let [residual, input] = self.mix(x, kv, running.pass)?;
+        // Experts are added to the residual stream at once where nothing comes between.
+        let onto = Some(residual).filter(|_| self.ffn_after.is_none() && self.factor == 1.0);
+        let (y, is_whole) = match &self.ffn.part {
+            Ffn::Dense(mlp) => (mlp.begin(input, self.ops)?, false),
+            Ffn::Moe(moe) => {
+                let of_moe = MoeRows { moe, known: known.as_deref(), input, residual, onto };
+                (self.experts(&of_moe, others, running)?, onto.is_some())
+            }
         };
-        let y = self.ffn_after.begin(y, self.ops)?;
-        let x = self.ops.add(residual, y, self.factor)?;
+        let x = match is_whole {
+            true => y,
+            false => self.ops.add(residual, self.ffn_after.begin(y, self.ops)?, self.factor)?,
+        };
         running.clock.lap(Phase::Experts, running.tap);
         Ok(Hidden::Device(x))
     }
 
-    /// The residual stream behind the mixer.
-    fn mix(&self, x: &Hidden, kv: &mut LayerStates, pass: &ForwardPass) -> Result<DeviceRows> {
-        let input = match self.mixer.input_place() {
-            HiddenPlace::Host => Hidden::Host(self.norm.forward(&x.on_host(Some(self.ops))?)?),
+    /// The residual stream behind the mixer, and that behind the norm of the feed-forward part.
+    fn mix(&self, x: &Hidden, kv: &mut LayerStates, pass: &ForwardPass) -> Result<[DeviceRows; 2]> {
+        let (x, input) = match self.mixer.input_place() {
+            HiddenPlace::Host => {
+                let input = self.norm.forward(&x.on_host(Some(self.ops))?)?;
+                (x.on_device(self.ops)?, Hidden::Host(input))
+            }
             HiddenPlace::Device => {
                 let norm = self.norm.for_devices().expect("checked when the layer was chosen");
-                Hidden::Device(norm.begin(x.on_device(self.ops)?, self.ops)?)
+                let x = x.on_device(self.ops)?;
+                (x, Hidden::Device(norm.begin(x, self.ops)?))
             }
         };
         let mixed = self.mixer.begin(&input, kv, pass, self.ops)?;
         let mixed = self.mixer_after.begin(mixed, self.ops)?;
-        self.ops.add(x.on_device(self.ops)?, mixed, self.factor)
+        self.ffn_norm.begin_sum(x, mixed, self.factor, self.ops)
     }
 
-    /// The outputs of the experts, from the residual stream and the stream behind the norm. Waits for the router.
-    fn experts(
-        &self,
-        moe: &Moe,
-        known: Option<&[ExpertId]>,
-        [residual, input]: [DeviceRows; 2],
-        others: OtherLayers,
-        running: &mut Running,
-    ) -> Result<DeviceRows> {
+    /// The outputs of the experts. Waits for the router.
+    fn experts(&self, rows: &MoeRows, others: OtherLayers, running: &mut Running) -> Result<DeviceRows> {
+        let MoeRows { moe, known, input, residual, onto } = *rows;
         let Running { pass, experts, tap, clock } = running;
         let logits = moe.router.begin(input, self.ops)?;
         let hint = match experts.wants_hint(HintSource::LayerBefore, pass.tokens()) {
@@ -137,7 +153,7 @@ impl<'a> DeviceLayer<'a> {
             _ => {}
         }
         let of_moe = MoeInput { residual: &x, x: &x, early, known, state: &pass.router_state };
-        moe.begin(of_moe, (input, self.ops), &pass.origins, *experts, *tap, clock)
+        moe.begin(of_moe, (input, onto, self.ops), &pass.origins, *experts, *tap, clock)
     }
 
     /// Begins what the router of the next layer would choose by if this layer's experts added nothing.

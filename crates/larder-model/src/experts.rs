@@ -19,8 +19,8 @@ pub struct MoeCall<'a> {
     pub logits: &'a [f32],
     /// `[tokens, hidden]`
     pub x: &'a [f32],
-    /// The rows of `x` on a device, for [`ExpertPath::begin`].
-    pub on_device: Option<DeviceRows>,
+    /// For [`ExpertPath::begin`].
+    pub on_device: Option<CallOnDevice>,
     /// Rows of `logits` and `x`.
     pub tokens: usize,
     /// `[tokens, k]`: the experts, where the token decides on them and not the router. No routing strategy changes them.
@@ -31,6 +31,17 @@ pub struct MoeCall<'a> {
     /// Computes what the layer adds to its experts and does not depend on them. A path calls it where it would only wait,
     /// any number of times: the first call computes, the others do nothing.
     pub meanwhile: &'a dyn Fn(),
+}
+
+/// The rows of a call on a device.
+#[derive(Clone, Copy, Debug)]
+pub struct CallOnDevice {
+    /// Its inputs.
+    pub x: DeviceRows,
+    /// What the shared expert yields, which is added to the sums.
+    pub shared: Option<DeviceRows>,
+    /// The residual stream, to which all that is added.
+    pub residual: Option<DeviceRows>,
 }
 
 impl<'a> MoeCall<'a> {
@@ -83,7 +94,7 @@ pub trait ExpertPath {
     fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed>;
 
     /// As [`forward`](Self::forward) for a call whose inputs are [on a device](MoeCall::on_device). Where the sums are computed on the
-    /// device they are the rows that this returns, without waiting, and `out` is unspecified.
+    /// device it returns, without waiting, the rows `residual + (sums + shared)`, and `out` is unspecified.
     fn begin(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<(Routed, Option<DeviceRows>)> {
         Ok((self.forward(call, out)?, None))
     }

@@ -105,7 +105,9 @@ pub use double::{AttentionDouble, OpsDouble, ProductsDouble};
 pub use embedding::EmbeddingRows;
 pub use error::{Cause, ModelError, Result};
 pub use expert_workspace::{ExpertWorkspace, PART_ROWS};
-pub use experts::{ExactExperts, ExactPath, ExpertPath, HintSource, MoeCall, Routed, route, wanted_experts};
+pub use experts::{
+    CallOnDevice, ExactExperts, ExactPath, ExpertPath, HintSource, MoeCall, Routed, route, wanted_experts,
+};
 pub use input_squares::{ColumnSquares, ExpertInput, InputSquares};
 pub use larder_kernels::PoolActivity;
 pub use nn::{Activation, KvCache, KvFormat, KvPool, KvUsage};

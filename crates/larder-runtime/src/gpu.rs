@@ -73,6 +73,26 @@ pub fn open(options: &DeviceOptions) -> Result<Option<GpuParts>> {
     }
 }
 
+/// What the first GPU can do.
+pub struct GpuInspection {
+    /// Name of the GPU.
+    pub name: String,
+    /// Free VRAM in bytes.
+    pub free: u64,
+    /// Whether pages of main memory can be locked, so that copies access them directly.
+    pub page_locking: bool,
+    /// Its throughput, with experts of 3.5 MB.
+    pub throughput: GpuThroughput,
+}
+
+/// Opens the first GPU and measures it; `None` if this build cannot use one.
+pub fn inspect() -> Option<Result<GpuInspection>> {
+    #[cfg(not(feature = "gpu"))]
+    return None;
+    #[cfg(feature = "gpu")]
+    Some(real::inspect(DeviceKind::Cuda))
+}
+
 #[cfg(feature = "gpu")]
 mod real {
     use anyhow::Context;
@@ -80,13 +100,36 @@ mod real {
 
     use super::*;
 
-    pub fn open(kind: DeviceKind) -> Result<GpuParts> {
+    pub fn inspect(kind: DeviceKind) -> Result<GpuInspection> {
+        let gpu = open_gpu(kind)?;
+        let (facts, page_locking) = (gpu.info()?, gpu.can_lock_pages());
+        let layout = ExpertLayout::new(2048, 1024, [NumberFormat::Q4_0; 3], false)?;
+        let throughput = throughput(&gpu, &layout, 8)?;
+        Ok(GpuInspection { name: facts.name, free: facts.free_bytes, page_locking, throughput })
+    }
+
+    fn open_gpu(kind: DeviceKind) -> Result<larder_cuda::Gpu> {
         let gpu = match kind {
             #[cfg(feature = "emulator")]
             DeviceKind::Emulated => larder_cuda::Gpu::with_driver(Arc::new(emulator()?)),
             _ => larder_cuda::open(0),
         };
-        let gpu = gpu.context(Setting::Device)?;
+        gpu.context(Setting::Device)
+    }
+
+    /// Measures a GPU. The activation between products takes almost no time, so any one will do.
+    fn throughput(gpu: &larder_cuda::Gpu, layout: &ExpertLayout, experts: usize) -> Result<GpuThroughput> {
+        let rates = gpu.measure(layout, Activation::Silu, experts)?;
+        Ok(GpuThroughput {
+            link_in: 1.0 / rates.copy_in,
+            link_out: 1.0 / rates.copy_out,
+            vram: 1.0 / rates.read,
+            compute: 1.0 / rates.compute,
+        })
+    }
+
+    pub fn open(kind: DeviceKind) -> Result<GpuParts> {
+        let gpu = open_gpu(kind)?;
         let facts = gpu.info()?;
         let link = Box::new(gpu.link());
         let how = Box::new(gpu.copy_mode());
@@ -98,16 +141,7 @@ mod real {
             let experts = Box::new(for_compute.experts(Some(ops.clone()))?);
             Ok(GpuCompute { products, attention, ops, experts })
         });
-        // The activation between products takes almost no time, so any one will do.
-        let measure = move |layout: &ExpertLayout, experts| {
-            let rates = gpu.measure(layout, Activation::Silu, experts)?;
-            Ok(GpuThroughput {
-                link_in: 1.0 / rates.copy_in,
-                link_out: 1.0 / rates.copy_out,
-                vram: 1.0 / rates.read,
-                compute: 1.0 / rates.compute,
-            })
-        };
+        let measure = move |layout: &ExpertLayout, experts| throughput(&gpu, layout, experts);
         let (name, free) = (facts.name, facts.free_bytes);
         let check_kind = |kind| larder_cuda::check_kind(kind).context(Setting::Device);
         Ok(GpuParts { name, free, link, compute, how, check_kind, measure: Box::new(measure) })

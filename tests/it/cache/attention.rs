@@ -69,14 +69,23 @@ fn chains_on_a_device_give_the_same_logits() {
         let (compute, ops) = on_device(0);
         let Ok(decoder) = model.decoder_by(compute) else { continue };
         let want = read_and_write(&mut Session::new(&model.decoder, &mut model.resident(), 200));
-        let got = read_and_write(&mut Session::new(&decoder, &mut model.resident(), 200));
+        let mut experts = model.resident();
+        let mut session = Session::new(&decoder, &mut experts, 200);
+        let got = read_and_write(&mut session);
         assert!(want == got, "{}", folder.display());
-        if ops.chains() > 0 {
-            chained.push(folder.file_name().unwrap().to_owned());
+        let before = ops.chains();
+        session.forward(&TokenInput::decode(&TOKENS[..1]), &mut ()).unwrap();
+        let (waits, moe_layers) = (ops.chains() - before, decoder.moe_layers().count() as u64);
+        if waits > 0 {
+            chained.push((folder.file_name().unwrap().to_owned(), waits, moe_layers));
         }
     }
-    println!("models with chains: {chained:?}");
-    assert!(chained.len() >= 20, "{chained:?}");
+    let whole = chained.iter().filter(|(_, waits, moe_layers)| *waits == moe_layers + 1).count();
+    println!("waits for chains and MoE layers: {chained:?}");
+    assert!(
+        chained.len() >= 20 && whole >= 10,
+        "{whole} models wait once for each MoE layer and once for logits: {chained:?}"
+    );
 }
 
 #[test]

@@ -97,7 +97,8 @@ pub fn larder<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Output {
 /// Runs the command, which must succeed, and returns what it printed.
 pub fn larder_ok<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> String {
     let output = larder(args);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {:?}\n{said}", output.status, args.iter().map(S::as_ref).collect::<Vec<_>>());
     String::from_utf8(output.stdout).expect("output is text")
 }
 

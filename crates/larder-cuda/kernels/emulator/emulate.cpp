@@ -319,7 +319,7 @@ constexpr Kernel KERNELS[] = {
     KERNEL(clamped_swiglu), KERNEL(clamped_silu), KERNEL(limited_silu),
     KERNEL(quantise), KERNEL(add_biases), KERNEL(read_all),
     KERNEL(scores_f32), KERNEL(scores_f16), KERNEL(softmax), KERNEL(weighted_sum_f32), KERNEL(weighted_sum_f16),
-    KERNEL(copy_rows), KERNEL(copy_bytes), KERNEL(add_scaled), KERNEL(rms_norm), KERNEL(sum_experts),
+    KERNEL(copy_rows), KERNEL(copy_bytes), KERNEL(add_scaled), KERNEL(add_norm), KERNEL(rms_norm), KERNEL(sum_experts),
     KERNEL(new_heads_f32), KERNEL(new_heads_f16),
 };
 

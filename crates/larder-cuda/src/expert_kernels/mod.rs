@@ -137,11 +137,16 @@ impl ExpertKernels {
             launches.add_biases(at.biases, per_expert * experts, word(max_tokens * up.rows)?)?;
         }
         match gate {
-            Some(_) => launches.combine(*act, self.gate.at(), self.up.at(), count)?,
-            None => launches.apply(*act, self.gate.at(), count)?,
-        }
-        if !down.kind.is_float() {
-            launches.quantise(self.gate.at(), self.blocks.at(), count / BLOCK as u32)?;
+            Some(_) => {
+                let blocks = if down.kind.is_float() { 0 } else { self.blocks.at() };
+                launches.combine(*act, [self.gate.at(), self.up.at(), blocks], count)?;
+            }
+            None => {
+                launches.apply(*act, self.gate.at(), count)?;
+                if !down.kind.is_float() {
+                    launches.quantise(self.gate.at(), self.blocks.at(), count / BLOCK as u32)?;
+                }
+            }
         }
         launches.products(&lists.down, at.down)?;
         if bias.is_some() {

@@ -36,6 +36,8 @@ pub struct AttentionKernelArgs {
     pub factors: u64,
     /// `[queries, heads, value_width]`
     pub out: u64,
+    /// The same, quantised, or 0.
+    pub blocks: u64,
     /// Number of queries.
     pub count: u32,
     /// Number of query heads.
@@ -60,7 +62,7 @@ pub struct AttentionKernelArgs {
 
 impl AttentionKernelArgs {
     /// Size of the struct in kernels.
-    pub const BYTES: usize = 112;
+    pub const BYTES: usize = 120;
 
     /// The most position tiles that `positions` positions are in.
     pub fn tile_stride(positions: usize) -> usize {
@@ -79,11 +81,12 @@ impl AttentionKernelArgs {
             inverse_sums,
             factors,
             out,
+            blocks,
             ..
         } = self;
         let AttentionKernelArgs { count, heads, group, key_row_stride, value_row_stride, .. } = self;
         let AttentionKernelArgs { key_width, value_width, score_stride, scale, page_shift, .. } = self;
-        let front = [queries, key_pages, value_pages, seen, sinks, scores, inverse_sums, factors, out];
+        let front = [queries, key_pages, value_pages, seen, sinks, scores, inverse_sums, factors, out, blocks];
         let (rows, scale) = ([key_row_stride, value_row_stride], scale.to_bits());
         let [key_row, value_row] = rows;
         pack(front, [count, heads, group, key_row, value_row, key_width, value_width, score_stride, scale, page_shift])
@@ -116,7 +119,7 @@ pub struct RowCopy {
 pub struct NewHeadsArgs {
     /// `[queries, heads, key_width]`, `[queries, key heads, key_width]` and `[queries, key heads, value_width]`.
     pub rows: [u64; 3],
-    /// Of the norms of queries and keys, each `[key_width]`, or 0.
+    /// Of the norms of queries and keys, each `[key_width]`, or of all heads; or 0.
     pub weights: [u64; 2],
     /// `[queries, dim / 2, 2]`: cosines and sines.
     pub turns: u64,
@@ -126,16 +129,19 @@ pub struct NewHeadsArgs {
     pub dim: u32,
     /// Whether rotated pairs are adjacent.
     pub interleaved: bool,
+    /// Whether a norm is over all heads of a token.
+    pub whole: bool,
 }
 
 impl NewHeadsArgs {
     /// Size of the struct in kernels.
-    pub const BYTES: usize = 64;
+    pub const BYTES: usize = 72;
 
     /// The bytes of the struct in kernels.
     pub fn to_bytes(self) -> [u8; NewHeadsArgs::BYTES] {
-        let NewHeadsArgs { rows: [q, k, v], weights: [of_q, of_k], turns, eps, dim, interleaved } = self;
-        pack([q, k, v, of_q, of_k, turns, eps.to_bits()], [dim, u32::from(interleaved)])
+        let NewHeadsArgs { rows: [q, k, v], weights: [of_q, of_k], turns, eps, dim, interleaved, whole } = self;
+        let front = [q, k, v, of_q, of_k, turns, eps.to_bits()];
+        pack(front, [dim, u32::from(interleaved), u32::from(whole), 0])
     }
 }
 
@@ -200,10 +206,18 @@ mod tests {
 
     #[test]
     fn arguments_for_new_heads_are_written_as_kernels_read_them() {
-        let args = NewHeadsArgs { rows: [1, 2, 3], weights: [4, 5], turns: 6, eps: 0.5, dim: 7, interleaved: true };
+        let args = NewHeadsArgs {
+            rows: [1, 2, 3],
+            weights: [4, 5],
+            turns: 6,
+            eps: 0.5,
+            dim: 7,
+            interleaved: true,
+            whole: true,
+        };
         let words: Vec<u32> = args.to_bytes().as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b)).collect();
         assert_eq!(words[..12], (1..7).flat_map(|at| [at, 0]).collect::<Vec<u32>>());
-        assert_eq!(words[12..], [0, 0x3FE0_0000, 7, 1], "eps is a double");
+        assert_eq!(words[12..], [0, 0x3FE0_0000, 7, 1, 1, 0], "eps is a double");
     }
 
     #[test]
@@ -218,20 +232,21 @@ mod tests {
             inverse_sums: 7,
             factors: 8,
             out: 9,
-            count: 10,
-            heads: 11,
-            group: 12,
-            key_row_stride: 13,
-            value_row_stride: 14,
-            key_width: 15,
-            value_width: 16,
-            score_stride: 17,
+            blocks: 10,
+            count: 11,
+            heads: 12,
+            group: 13,
+            key_row_stride: 14,
+            value_row_stride: 15,
+            key_width: 16,
+            value_width: 17,
+            score_stride: 18,
             scale: 1.0,
             page_shift: 6,
         };
         let words: Vec<u32> = args.to_bytes().as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b)).collect();
-        let addresses: Vec<u32> = (1..10).flat_map(|at| [at, 0]).collect();
-        assert_eq!(words[..18], addresses);
-        assert_eq!(words[18..], [10, 11, 12, 13, 14, 15, 16, 17, 1.0f32.to_bits(), 6]);
+        let addresses: Vec<u32> = (1..11).flat_map(|at| [at, 0]).collect();
+        assert_eq!(words[..20], addresses);
+        assert_eq!(words[20..], [11, 12, 13, 14, 15, 16, 17, 18, 1.0f32.to_bits(), 6]);
     }
 }

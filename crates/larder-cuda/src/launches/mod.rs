@@ -23,7 +23,7 @@ const MAX_COPY_BLOCKS: u32 = 64;
 
 /// Every kernel that is launched here.
 #[cfg(all(test, feature = "cuda"))]
-pub const KERNELS: [&str; 41] = [
+pub const KERNELS: [&str; 42] = [
     "f32_matmul",
     "f16_matmul",
     "bf16_matmul",
@@ -61,6 +61,7 @@ pub const KERNELS: [&str; 41] = [
     "copy_rows",
     "copy_bytes",
     "add_scaled",
+    "add_norm",
     "rms_norm",
     "sum_experts",
     "new_heads_f32",
@@ -266,9 +267,11 @@ impl Launches {
         self.launch(kernel, [groups.div_ceil(WARPS), 1], 32 * WARPS, &arguments)
     }
 
-    /// Applies the activation function: replaces `gate` by its combination with `up`, both of `count` values.
-    pub fn combine(&self, act: Activation, gate: u64, up: u64, count: u32) -> Result<()> {
-        let [gate, up, count_of] = [Argument::Address(gate), Argument::Address(up), Argument::Word(count)];
+    /// Applies the activation function: replaces `gate` by its combination with `up`, both of `count` values, and quantises it into
+    /// `blocks` unless that is 0.
+    pub fn combine(&self, act: Activation, [gate, up, blocks]: [u64; 3], count: u32) -> Result<()> {
+        let [gate, up, blocks] = [gate, up, blocks].map(Argument::Address);
+        let count_of = Argument::Word(count);
         let grid = [count.div_ceil(THREADS), 1];
         let kernel = match act {
             Activation::Silu => "silu",
@@ -277,19 +280,19 @@ impl Launches {
             Activation::Relu => "relu",
             Activation::Relu2 => "relu2",
             Activation::ClampedSwiglu { alpha, limit } => {
-                let arguments = [gate, up, count_of, Argument::Float(alpha), Argument::Float(limit)];
+                let arguments = [gate, up, count_of, blocks, Argument::Float(alpha), Argument::Float(limit)];
                 return self.launch("clamped_swiglu", grid, THREADS, &arguments);
             }
             Activation::ClampedSilu { limit } => {
-                let arguments = [gate, up, count_of, Argument::Float(limit)];
+                let arguments = [gate, up, count_of, blocks, Argument::Float(limit)];
                 return self.launch("clamped_silu", grid, THREADS, &arguments);
             }
             Activation::LimitedSilu { limit } => {
-                let arguments = [gate, up, count_of, Argument::Float(limit)];
+                let arguments = [gate, up, count_of, blocks, Argument::Float(limit)];
                 return self.launch("limited_silu", grid, THREADS, &arguments);
             }
         };
-        self.launch(kernel, grid, THREADS, &[gate, up, count_of])
+        self.launch(kernel, grid, THREADS, &[gate, up, count_of, blocks])
     }
 
     /// Applies the activation function to `count` values, for experts without a gate.
@@ -322,17 +325,35 @@ impl Launches {
         self.launch("add_scaled", [count.div_ceil(THREADS), 1], THREADS, &arguments)
     }
 
-    /// The RMS norm of each row, times `weight`.
-    pub fn rms_norm(&self, [x, weight, out]: [u64; 3], rows: u32, width: u32, eps: f64) -> Result<()> {
-        let [x, weight, out] = [x, weight, out].map(Argument::Address);
-        let arguments = [x, weight, out, Argument::Word(rows), Argument::Word(width), Argument::Double(eps)];
-        self.launch("rms_norm", [rows.div_ceil(WARPS), 1], 32 * WARPS, &arguments)
+    /// The RMS norm of each row, times `weight`; quantised into `blocks` too unless that is 0.
+    pub fn rms_norm(&self, [x, weight, out, blocks]: [u64; 4], [rows, width]: [u32; 2], eps: f64) -> Result<()> {
+        let [x, weight, out, blocks] = [x, weight, out, blocks].map(Argument::Address);
+        let arguments = [x, weight, out, blocks, Argument::Word(rows), Argument::Word(width), Argument::Double(eps)];
+        self.launch("rms_norm", norm_grid(rows, width), 32 * WARPS, &arguments)
     }
 
-    /// The weighted sums of the experts of `tokens` tokens, whose `k` terms each were written to address `terms`.
-    pub fn sum_experts(&self, terms: u64, out: u64, [tokens, k, width]: [u32; 3]) -> Result<()> {
-        let sizes = [tokens, k, width].map(Argument::Word);
-        let arguments = [Argument::Address(terms), Argument::Address(out), sizes[0], sizes[1], sizes[2]];
+    /// `sum = x + factor · y`, and into `out` the RMS norm of each row of it, times `weight`; quantised into `blocks` too unless that
+    /// is 0.
+    pub fn add_norm(
+        &self,
+        [x, y, sum, weight, out, blocks]: [u64; 6],
+        [rows, width]: [u32; 2],
+        factor: f32,
+        eps: f64,
+    ) -> Result<()> {
+        let [x, y, sum, weight, out, blocks] = [x, y, sum, weight, out, blocks].map(Argument::Address);
+        let shape = [rows, width].map(Argument::Word);
+        let (factor, eps) = (Argument::Float(factor), Argument::Double(eps));
+        let arguments = [x, y, sum, weight, out, blocks, shape[0], shape[1], factor, eps];
+        self.launch("add_norm", norm_grid(rows, width), 32 * WARPS, &arguments)
+    }
+
+    /// The weighted sums of the experts of `tokens` tokens, whose `k` terms each were written to address `terms`, with `shared` and
+    /// `residual` added unless these are 0.
+    pub fn sum_experts(&self, [terms, shared, residual, out]: [u64; 4], [tokens, k, width]: [u32; 3]) -> Result<()> {
+        let ([terms, shared, residual, out], sizes) =
+            ([terms, shared, residual, out].map(Argument::Address), [tokens, k, width].map(Argument::Word));
+        let arguments = [terms, shared, residual, out, sizes[0], sizes[1], sizes[2]];
         self.launch("sum_experts", [(tokens * width).div_ceil(THREADS), 1], THREADS, &arguments)
     }
 
@@ -350,6 +371,11 @@ impl Launches {
         // the device before they are freed.
         unsafe { self.0.launch(Stream::Compute, &launch) }
     }
+}
+
+/// Blocks of a norm: a warp has 32 values of a row.
+fn norm_grid(rows: u32, width: u32) -> [u32; 2] {
+    [(rows * width.div_ceil(32)).div_ceil(WARPS), 1]
 }
 
 /// Packs addresses, then words, as a C compiler lays them out.

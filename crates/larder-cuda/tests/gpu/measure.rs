@@ -18,8 +18,8 @@ fn rates_are_seconds_per_byte() {
     near(rates.copy_in, 1e-10);
     near(rates.copy_out, 1e-10);
     near(rates.read, 2e-3 / (MEMORY / 8) as f64);
-    // Six kernels, and one that copies their lists.
-    near(rates.compute, 7.0 * 2e-3 / (4 * layout.bytes) as f64);
+    // Five kernels, and one that copies their lists.
+    near(rates.compute, 6.0 * 2e-3 / (4 * layout.bytes) as f64);
     assert_eq!(gpu.info().unwrap().free_bytes, MEMORY);
     let start = rates.measured(3e-11);
     assert_eq!((start.copy, start.host, start.device), (rates.copy_in, 3e-11, rates.compute));

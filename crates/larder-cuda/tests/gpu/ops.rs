@@ -7,9 +7,9 @@ use larder_core::{ExpertId, ExpertLayout, NumberFormat, RowOrder};
 use larder_cuda::Gpu;
 use larder_kernels::{AttentionArgs, WeightMatrix};
 use larder_model::{
-    Activation, AttentionDouble, ComputeContext, DeviceAttention, DeviceExperts, DeviceHeads, DeviceKvView, DeviceOps,
-    DeviceProducts, DeviceRotation, DeviceRows, ExpertWorkspace, HeadNorm, KvPageShape, MoeCall, OpsDouble,
-    ProductsDouble,
+    Activation, AttentionDouble, CallOnDevice, ComputeContext, DeviceAttention, DeviceExperts, DeviceHeads,
+    DeviceKvView, DeviceOps, DeviceProducts, DeviceRotation, DeviceRows, ExpertWorkspace, HeadNorm, KvPageShape,
+    MoeCall, OpsDouble, ProductsDouble,
 };
 
 use crate::common::{LayerCase, Random, emulator, gpu, numbered, upload_experts};
@@ -26,7 +26,8 @@ struct Shape {
     value: usize,
     kind: NumberFormat,
     weights: [NumberFormat; 3],
-    norm: bool,
+    /// Whether there is a norm, over each head or over all.
+    norm: Option<bool>,
     /// Rotated values of a head, and whether pairs are adjacent.
     rotation: Option<(usize, bool)>,
 }
@@ -54,12 +55,14 @@ impl Weights {
         let Shape { heads, kv_heads, key, value, weights: [q, k, v], .. } = *shape;
         let sizes = [(q, heads * key, HIDDEN), (k, kv_heads * key, HIDDEN), (v, kv_heads * value, HIDDEN)];
         let [q, k, v] = sizes;
-        let products = [q, k, v, (NumberFormat::F32, HIDDEN, heads * value)].map(|(kind, rows, cols)| {
+        let output = if (heads * value).is_multiple_of(32) { q.0 } else { NumberFormat::F32 };
+        let products = [q, k, v, (output, HIDDEN, heads * value)].map(|(kind, rows, cols)| {
             let mut bytes = vec![0; kind.matrix_bytes(rows, cols).unwrap()];
             random.weights(kind, &mut bytes);
             (kind, rows, cols, bytes)
         });
-        Weights { products, kept: [HIDDEN, key, key, heads * key].map(|count| random.floats(count)) }
+        let norms = if shape.norm == Some(true) { [heads * key, kv_heads * key] } else { [key; 2] };
+        Weights { products, kept: [HIDDEN, norms[0], norms[1], heads * key].map(|count| random.floats(count)) }
     }
 }
 
@@ -96,7 +99,7 @@ impl<'a> Layer<'a> {
         }
     }
 
-    /// The residual stream behind attention, and the one behind its norm, for `x [tokens, hidden]`.
+    /// The residual stream behind attention, and a product of what an activation makes of it, for `x [tokens, hidden]`.
     fn begin(&mut self, shape: &Shape, x: DeviceRows, step: &Step) -> [DeviceRows; 2] {
         self.grow(shape, &step.seen);
         let (ops, [norm, of_queries, of_keys, bias]) = (self.ops, self.kept);
@@ -106,7 +109,7 @@ impl<'a> Layer<'a> {
             queries: ops.add_row(products[0], bias).unwrap(),
             keys: products[1],
             values: products[2],
-            norm: shape.norm.then_some(HeadNorm { weights: [of_queries, of_keys], eps: 1e-6 }),
+            norm: shape.norm.map(|whole| HeadNorm { weights: [of_queries, of_keys], eps: 1e-6, whole }),
             rotation: shape.rotation.map(|(dim, interleaved)| DeviceRotation { turns: &step.turns, dim, interleaved }),
         };
         let view = |pages: &[usize], width| DeviceKvView { first_page: 0, pages: pages.to_vec(), width };
@@ -125,11 +128,11 @@ impl<'a> Layer<'a> {
             .collect();
         let mixed = ops.attend_new(&heads, &tasks.iter().collect::<Vec<_>>()).unwrap();
         let out = ops.multiply(mixed, &self.products[3..]).unwrap()[0];
-        let residual = ops.add(x, out, 0.7).unwrap();
-        let normalised = ops.rms_norm(residual, norm, 1e-5).unwrap();
+        let [residual, normalised] = ops.add_norm(x, out, 0.7, norm, 1e-5).unwrap();
         // Overwrites its first argument.
         let gate = ops.add(normalised, normalised, 1.0).unwrap();
-        [residual, ops.combine(Activation::Silu, gate, normalised).unwrap()]
+        let combined = ops.combine(Activation::Silu, gate, normalised).unwrap();
+        [residual, ops.multiply(combined, &self.products[..1]).unwrap()[0]]
     }
 }
 
@@ -162,29 +165,29 @@ pub fn compare(gpu: &Gpu) {
             key: 24,
             value: 16,
             kind: F32,
-            weights: [F32; 3],
-            norm: true,
+            weights: [F32, F16, F32],
+            norm: Some(false),
             rotation: Some((24, false)),
         },
         Shape {
             heads: 3,
             kv_heads: 1,
             key: 40,
-            value: 40,
+            value: 64,
             kind: F16,
             weights: [Q8_0, Q4_0, Q8_0],
-            norm: true,
+            norm: Some(true),
             rotation: Some((16, true)),
         },
-        Shape { heads: 2, kv_heads: 2, key: 34, value: 66, kind: F16, weights: [Q4_0; 3], norm: false, rotation: None },
+        Shape { heads: 2, kv_heads: 2, key: 34, value: 66, kind: F16, weights: [Q4_0; 3], norm: None, rotation: None },
         Shape {
             heads: 2,
             kv_heads: 1,
             key: 72,
-            value: 8,
+            value: 16,
             kind: F32,
-            weights: [F16; 3],
-            norm: false,
+            weights: [Q8_0; 3],
+            norm: None,
             rotation: Some((70, false)),
         },
     ];
@@ -247,12 +250,20 @@ pub fn compare_sums(gpu: &Gpu) {
         let all = numbered(&experts);
         for on_host in [0, 2, 5] {
             let x = ops.send(&layer.x, HIDDEN).unwrap();
-            let call = MoeCall { on_device: Some(x), ..layer.call() };
+            let more: [Vec<f32>; 2] = [(); 2].map(|()| random.floats(layer.x.len()));
+            let [shared, residual] = more.each_ref().map(|values| ops.send(values, HIDDEN).unwrap());
+            let (shared, residual) = (Some(shared).filter(|_| on_host > 0), Some(residual).filter(|_| on_host < 5));
+            let on_device = Some(CallOnDevice { x, shared, residual });
+            let call = MoeCall { on_device, ..layer.call() };
             let mut host = ExpertWorkspace::new(Arc::new(ComputeContext::new(1, false).unwrap()));
             host.begin(&call, &layer.routed, &layer.layout);
             host.compute(&call, &layer.routed, &layer.layout, &all);
             let mut wanted = vec![0.0; layer.x.len()];
             host.sum(&call, &layer.routed, &mut wanted);
+            for (sum, (shared_value, residual_value)) in wanted.iter_mut().zip(more[0].iter().zip(&more[1])) {
+                *sum = if shared.is_some() { *sum + shared_value } else { *sum };
+                *sum = if residual.is_some() { residual_value + *sum } else { *sum };
+            }
             // What the device has to compute is wrong here.
             for (place, _) in layer.routed.ids.iter().enumerate().filter(|(_, id)| id.0 >= on_host) {
                 host.put(place, &[f32::NAN; HIDDEN]);

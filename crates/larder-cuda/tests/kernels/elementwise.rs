@@ -19,7 +19,7 @@ struct BiasKernelArgs {
 #[test]
 fn activations_are_the_same_to_the_bit() {
     let Some(emulator) = &emulator(0) else { return };
-    const COUNT: usize = 400_001;
+    const COUNT: usize = 400_000;
     let noise = &mut RandomData(5);
     let gates = noise.all_sizes(COUNT);
     let mut ups: Vec<f32> = (0..COUNT).map(|_| noise.value() * noise.one_of(&[1.0, 20.0])).collect();
@@ -39,11 +39,13 @@ fn activations_are_the_same_to_the_bit() {
     ] {
         let (mut got, mut want) = (gates.clone(), gates.clone());
         act.combine(&mut want, &ups);
-        let mut arguments = vec![output(&mut got), input(&ups), word(COUNT)];
+        let mut blocks = Aligned::new(COUNT / 32 * BLOCK_BYTES);
+        let mut arguments = vec![output(&mut got), input(&ups), word(COUNT), output(blocks.bytes_mut())];
         arguments.extend(more.iter().map(|value| Argument::Float(*value)));
-        // SAFETY: both arrays have `COUNT` values.
+        // SAFETY: both arrays have `COUNT` values, and there is room for their blocks.
         unsafe { launch(emulator, kernel, [COUNT.div_ceil(256), 1], 256, &arguments) };
         assert_same(&got, &want, kernel);
+        assert!(blocks.bytes() == quantise(emulator, &got).bytes(), "{kernel}");
         let nan = gates.iter().position(|g| g.is_nan()).unwrap();
         assert!(got[nan].is_nan() && want.iter().filter(|v| v.is_finite() && **v != 0.0).count() > COUNT / 3);
     }

@@ -3,7 +3,7 @@
 use larder_cuda::Argument;
 
 use crate::random_data::RandomData;
-use crate::{assert_same, emulator, input, launch, output, word};
+use crate::{Aligned, BLOCK_BYTES, assert_same, emulator, input, launch, output, quantise, word};
 
 #[test]
 fn rows_are_normalised_in_the_order_of_the_definition() {
@@ -12,9 +12,15 @@ fn rows_are_normalised_in_the_order_of_the_definition() {
     for (rows, width) in [(1, 1), (3, 7), (5, 32), (2, 39), (6, 2048)] {
         let (x, weight) = (noise.activations(rows * width), noise.activations(width));
         let (mut got, eps) = (vec![0.0; x.len()], 1e-6_f64);
-        let arguments = [input(&x), input(&weight), output(&mut got), word(rows), word(width), Argument::Double(eps)];
-        // SAFETY: `x` and `got` have `rows · width` values, and `weight` has `width`.
-        unsafe { launch(emulator, "rms_norm", [rows.div_ceil(4), 1], 128, &arguments) };
+        let mut blocks = Aligned::new(x.len() / 32 * BLOCK_BYTES);
+        let in_blocks = width % 32 == 0;
+        let blocks_at = if in_blocks { output(blocks.bytes_mut()) } else { Argument::Address(0) };
+        let (out, eps_of) = (output(&mut got), Argument::Double(eps));
+        let arguments = [input(&x), input(&weight), out, blocks_at, word(rows), word(width), eps_of];
+        let grid = [(rows * width.div_ceil(32)).div_ceil(4), 1];
+        // SAFETY: `x` and `got` have `rows · width` values, `weight` has `width`, and there is room for the blocks of whole rows.
+        unsafe { launch(emulator, "rms_norm", grid, 128, &arguments) };
+        assert!(!in_blocks || blocks.bytes() == quantise(emulator, &got).bytes(), "{rows} rows of {width}");
         let want: Vec<f32> = x.chunks_exact(width).flat_map(|row| normalised(row, &weight, eps)).collect();
         assert_same(&got, &want, format!("{rows} rows of {width}"));
     }

@@ -41,8 +41,8 @@ pub trait DeviceExperts: Send {
     fn finish(&mut self, put: &mut dyn FnMut(usize, &[f32])) -> Result<()>;
 
     /// In place of [`finish`](Self::finish), and without waiting: begins [`ExpertWorkspace::sum`] on the device, for a call whose
-    /// inputs are [on the device](MoeCall::on_device). Outputs of places that were not computed there are those of `host`. The sums
-    /// `[tokens, hidden]` are rows of the chain. `None` where a device does not have it; then nothing was changed.
+    /// inputs are [on the device](MoeCall::on_device), and adds the rows that the call names. Outputs of places that were not computed
+    /// there are those of `host`. `None` where a device does not have it; then nothing was changed.
     fn begin_sum(&mut self, call: &MoeCall, routed: &Routed, host: &ExpertWorkspace) -> Result<Option<DeviceRows>> {
         let _ = (call, routed, host);
         Ok(None)

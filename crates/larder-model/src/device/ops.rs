@@ -28,19 +28,21 @@ pub struct DeviceHeads<'a> {
     pub keys: DeviceRows,
     /// `[tokens, key heads · value width]`
     pub values: DeviceRows,
-    /// The norm of each head of queries and keys.
+    /// The norm of queries and keys.
     pub norm: Option<HeadNorm>,
     /// The rotation of each head of queries and keys, behind the norm.
     pub rotation: Option<DeviceRotation<'a>>,
 }
 
-/// An RMS norm of each head.
+/// An RMS norm of queries and keys.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadNorm {
     /// The weights for queries and for keys, as values that are [kept](DeviceOps::keep).
     pub weights: [usize; 2],
     /// Added under the root.
     pub eps: f64,
+    /// Whether it is over all heads of a token instead of over each.
+    pub whole: bool,
 }
 
 /// The rotation of the first values of each head.
@@ -82,6 +84,9 @@ pub trait DeviceOps: Send + Sync {
 
     /// `x + factor · y`, of rows of equal shapes.
     fn add(&self, x: DeviceRows, y: DeviceRows, factor: f32) -> Result<DeviceRows>;
+
+    /// `x + factor · y`, and the RMS norm of each row of that, as [`rms_norm`](Self::rms_norm).
+    fn add_norm(&self, x: DeviceRows, y: DeviceRows, factor: f32, weight: usize, eps: f64) -> Result<[DeviceRows; 2]>;
 
     /// `x` with a value that is [kept](Self::keep) added to each row.
     fn add_row(&self, x: DeviceRows, row: usize) -> Result<DeviceRows>;

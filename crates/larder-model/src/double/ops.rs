@@ -8,6 +8,7 @@ use larder_kernels::{AttentionArgs, AttentionTask, Inputs, narrow};
 use super::{AttentionDouble, ProductsDouble};
 use crate::device::{
     DeviceAttention, DeviceHeads, DeviceKvView, DeviceOps, DeviceProduct, DeviceProducts, DeviceRotation, DeviceRows,
+    HeadNorm,
 };
 use crate::error::{ModelError, Result};
 use crate::nn::{Activation, Rotary, rms_row};
@@ -68,10 +69,11 @@ impl OpsDouble {
         let change = |rows: DeviceRows, which: usize| {
             let mut values = state.values(rows).to_vec();
             for (token, row) in values.chunks_exact_mut(rows.width).enumerate() {
+                if let Some(HeadNorm { weights, eps, whole }) = heads.norm {
+                    let each = if whole { row.len() } else { width };
+                    row.chunks_exact_mut(each).for_each(|part| rms_row(part, &state.kept[weights[which]], eps));
+                }
                 for head in row.chunks_exact_mut(width) {
-                    if let Some(norm) = heads.norm {
-                        rms_row(head, &state.kept[norm.weights[which]], norm.eps);
-                    }
                     if let Some(DeviceRotation { turns, dim, interleaved }) = heads.rotation {
                         let rotary = Rotary { dim, interleaved, table: 0 };
                         rotary.rotate_by(head, &turns[token * (dim / 2)..][..dim / 2]);
@@ -181,6 +183,11 @@ impl DeviceOps for OpsDouble {
         let scaled = |v: f32| if factor == 1.0 { v } else { v * factor + 0.0 };
         let sum = state.values(x).iter().zip(state.values(y)).map(|(x, y)| x + scaled(*y)).collect();
         Ok(state.push(x.width, sum))
+    }
+
+    fn add_norm(&self, x: DeviceRows, y: DeviceRows, factor: f32, weight: usize, eps: f64) -> Result<[DeviceRows; 2]> {
+        let sum = self.add(x, y, factor)?;
+        Ok([sum, self.rms_norm(sum, weight, eps)?])
     }
 
     fn add_row(&self, x: DeviceRows, row: usize) -> Result<DeviceRows> {

@@ -20,8 +20,7 @@ impl ChainedMixer for Attention {
         };
         let norm = match &self.norm {
             QkNorm::None => true,
-            QkNorm::Whole(q, k) => q.for_devices().is_some() && k.for_devices().is_some(),
-            QkNorm::PerHead(q, k) => match (q.as_rms(), k.as_rms()) {
+            QkNorm::Whole(q, k) | QkNorm::PerHead(q, k) => match (q.as_rms(), k.as_rms()) {
                 (Some((_, of_queries)), Some((_, of_keys))) => of_queries == of_keys,
                 _ => false,
             },
@@ -63,18 +62,14 @@ impl Attention {
         ops: &dyn DeviceOps,
     ) -> Result<DeviceRows> {
         let [queries, keys, values] = self.begin_products(x, ops)?;
-        let (queries, keys, norm) = match &self.norm {
-            QkNorm::Whole(q, k) => {
-                let begin = |norm: &super::Norm, x| norm.for_devices().expect("it is for devices").begin(x, ops);
-                (begin(q, queries)?, begin(k, keys)?, None)
-            }
-            QkNorm::PerHead(q, k) => {
+        let norm = match &self.norm {
+            QkNorm::Whole(q, k) | QkNorm::PerHead(q, k) => {
                 let (of_queries, eps) = q.as_rms().expect("it is for devices");
                 let (of_keys, _) = k.as_rms().expect("it is for devices");
                 let weights = [of_queries.on_device(ops)?, of_keys.on_device(ops)?];
-                (queries, keys, Some(HeadNorm { weights, eps }))
+                Some(HeadNorm { weights, eps, whole: matches!(self.norm, QkNorm::Whole(..)) })
             }
-            _ => (queries, keys, None),
+            _ => None,
         };
         for (i, span) in pass.spans.iter().enumerate() {
             let kv = states.of_mut(i);

@@ -10,7 +10,7 @@ use super::{Activation, HandedOn, Mlp, MoeRouter, Norm, TokenScratch};
 use crate::config::config_error;
 use crate::device::{DeviceOps, DeviceRows};
 use crate::error::Result;
-use crate::experts::{ExpertPath, MoeCall, Routed, route};
+use crate::experts::{CallOnDevice, ExpertPath, MoeCall, Routed, route};
 use crate::matrix::{Linear, with_f32};
 use crate::step::TokenOrigin;
 use crate::tap::{Phase, PhaseClock, Tap};
@@ -201,12 +201,12 @@ impl Moe {
         plain && !self.early && self.factor == 1.0 && !self.router.may_skip()
     }
 
-    /// As [`forward`](Self::forward), with the outputs as rows of a chain on the device of `rows`, which are those of the input. The
-    /// caller guarantees that it [is for devices](Self::is_for_devices).
+    /// As [`forward`](Self::forward), with the outputs as rows of a chain, added to `residual` if there is one. `rows` are those of the
+    /// input. The caller guarantees that it [is for devices](Self::is_for_devices).
     pub(crate) fn begin(
         &self,
         input: MoeInput,
-        (rows, ops): (DeviceRows, &dyn DeviceOps),
+        (rows, residual, ops): (DeviceRows, Option<DeviceRows>, &dyn DeviceOps),
         origins: &[TokenOrigin],
         experts: &mut dyn ExpertPath,
         tap: &mut dyn Tap,
@@ -218,12 +218,14 @@ impl Moe {
             None => self.router.forward(x, state)?.logits,
         };
         clock.lap(Phase::Routing, tap);
-        let mut shared = match &self.shared {
+        let shared = match &self.shared {
             Some(shared) => shared.begin(rows, ops)?,
             None => None,
         };
         let always = OnceCell::new();
         let of_cpu = self.shared.as_ref().filter(|_| shared.is_none());
+        // What is added to the residual stream has to be whole first.
+        let onto = residual.filter(|_| of_cpu.is_none());
         let meanwhile = || {
             if let Some(of_cpu) = of_cpu {
                 always.get_or_init(|| of_cpu.forward(x));
@@ -233,7 +235,7 @@ impl Moe {
         let (routed, sums) = with_f32(&logits, |logits| {
             with_f32(x, |x| {
                 let (layer, gate, act, tokens) = (self.layer, &self.gate, self.act, rows.rows);
-                let (on_device, meanwhile) = (Some(rows), &meanwhile);
+                let (on_device, meanwhile) = (Some(CallOnDevice { x: rows, shared, residual: onto }), &meanwhile);
                 experts.begin(
                     &MoeCall { layer, gate, act, logits, x, on_device, tokens, known, origins, meanwhile },
                     &mut out,
@@ -241,12 +243,15 @@ impl Moe {
             })
         })???;
         with_f32(&logits, |logits| tap.routed(self.layer, logits, &routed))?;
-        let sums = sums.map_or_else(|| ops.send(&out, rows.width), Ok)?;
         meanwhile();
-        if let Some(of_cpu) = always.into_inner() {
-            shared = Some(with_f32(&of_cpu?, |y| ops.send(y, rows.width))??);
+        let of_cpu = always.into_inner().transpose()?;
+        let of_cpu = of_cpu.map(|y| with_f32(&y, |y| ops.send(y, rows.width))?).transpose()?;
+        let add = |x, y: Option<DeviceRows>| y.map_or(Ok(x), |y| ops.add(x, y, 1.0));
+        match sums {
+            Some(sums) if onto.is_some() => Ok(sums),
+            Some(sums) => add(add(sums, of_cpu)?, residual),
+            None => add(add(ops.send(&out, rows.width)?, shared.or(of_cpu))?, residual),
         }
-        shared.map_or(Ok(sums), |shared| ops.add(sums, shared, 1.0))
     }
 
     /// What every token uses.

@@ -112,6 +112,19 @@ impl DeviceNorm<'_> {
             None => Ok(x),
         }
     }
+
+    /// `x + factor · y`, and the norm of that.
+    pub fn begin_sum(&self, x: DeviceRows, y: DeviceRows, factor: f32, ops: &dyn DeviceOps) -> Result<[DeviceRows; 2]> {
+        match self.0 {
+            Some((weight, eps)) => ops.add_norm(x, y, factor, weight.on_device(ops)?, eps),
+            None => ops.add(x, y, factor).map(|sum| [sum; 2]),
+        }
+    }
+
+    /// Whether it leaves values as they are.
+    pub fn is_none(&self) -> bool {
+        self.0.is_none()
+    }
 }
 
 /// The weight of an RMS norm, and its copy on a device.

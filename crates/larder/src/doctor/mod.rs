@@ -2,6 +2,7 @@
 
 mod disk;
 mod drive;
+mod gpu;
 mod power;
 mod processor;
 mod ram;
@@ -64,6 +65,7 @@ fn check(model: Option<&Path>) -> Result<Vec<Finding>> {
     let mut findings = processor::check();
     findings.extend(ram::check());
     findings.extend(disk::check(model)?);
+    findings.extend(gpu::check());
     findings.extend(power::check());
     Ok(findings)
 }

@@ -20,14 +20,14 @@ fn check_in(sys: &Path) -> Vec<Finding> {
 }
 
 /// The subfolders of a folder, sorted; none if it cannot be read.
-fn folders(path: &Path) -> Vec<PathBuf> {
+pub(super) fn folders(path: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(path).into_iter().flatten();
     let mut all: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
     all.sort();
     all
 }
 
-fn read_word(dir: &Path, name: &str) -> Option<String> {
+pub(super) fn read_word(dir: &Path, name: &str) -> Option<String> {
     Some(fs::read_to_string(dir.join(name)).ok()?.trim().to_owned())
 }
 
@@ -71,10 +71,11 @@ fn supply(sys: &Path) -> Option<Finding> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn sys(files: &[(&str, &str)]) -> tempfile::TempDir {
+    /// A folder with these files.
+    pub fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for (name, text) in files {
             let path = root.path().join(name);
@@ -86,7 +87,7 @@ mod tests {
 
     #[test]
     fn heat_governor_and_battery_give_advice() {
-        let root = sys(&[
+        let root = tree(&[
             ("class/thermal/thermal_zone0/temp", "40000\n"),
             ("class/thermal/thermal_zone0/type", "acpitz\n"),
             ("class/thermal/thermal_zone1/temp", "91000\n"),
@@ -103,7 +104,7 @@ mod tests {
 
     #[test]
     fn defaults_are_good_and_absent_sensors_are_left_out() {
-        let root = sys(&[
+        let root = tree(&[
             ("devices/system/cpu/cpu0/cpufreq/scaling_governor", "powersave\n"),
             ("devices/system/cpu/cpu0/cpufreq/scaling_driver", "intel_pstate\n"),
         ]);
