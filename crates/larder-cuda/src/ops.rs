@@ -41,8 +41,8 @@ struct State {
     first: usize,
     /// Number of the first operation of this chain.
     begun_at: usize,
-    /// The addresses of quantised rows of this chain.
-    quantised: HashMap<u64, u64>,
+    /// By number of an operation: the address of its result, quantised in this chain.
+    quantised: HashMap<usize, u64>,
     lists: HashMap<ListKey, DeviceBuffer>,
     staging: Upload,
     download: Download,
@@ -138,16 +138,16 @@ impl State {
     /// As [`result`](Self::result), with memory for its quantised form where rows are whole blocks; else the second address is 0.
     fn result_in_blocks(&mut self, rows: usize, width: usize) -> Result<(DeviceRows, [u64; 2])> {
         let (result, at) = self.result(rows, width)?;
-        Ok((result, [at, self.blocks_of(at, rows, width)?]))
+        Ok((result, [at, self.blocks_of(result)?]))
     }
 
-    /// The address for the quantised form of the result at `at`, where its rows are whole blocks; else 0. The caller computes it.
-    fn blocks_of(&mut self, at: u64, rows: usize, width: usize) -> Result<u64> {
-        if !width.is_multiple_of(BLOCK) {
+    /// The address for the quantised form of a result, where its rows are whole blocks; else 0. The caller computes it.
+    fn blocks_of(&mut self, result: DeviceRows) -> Result<u64> {
+        if !result.width.is_multiple_of(BLOCK) {
             return Ok(0);
         }
-        let blocks = self.chains[0].results.take(rows * width / BLOCK * BLOCK_BYTES)?;
-        self.quantised.insert(at, blocks);
+        let blocks = self.chains[0].results.take(result.rows * result.width / BLOCK * BLOCK_BYTES)?;
+        self.quantised.insert(result.id, blocks);
         Ok(blocks)
     }
 
@@ -218,25 +218,22 @@ impl State {
     /// Adds the outputs of attention to the chain.
     fn push_outputs(&mut self, tasks: &[&AttentionArgs<DeviceKvView>], outputs: Outputs) -> DeviceRows {
         let Outputs { at, blocks, values } = outputs;
-        // An attention before it may have had its outputs at the same address.
-        match blocks {
-            Some(blocks) => self.quantised.insert(at, blocks),
-            None => self.quantised.remove(&at),
-        };
         let width = tasks.first().map_or(1, |args| args.heads * args.values.width);
-        self.push(at, values / width, width)
+        let result = self.push(at, values / width, width);
+        self.quantised.extend(blocks.map(|blocks| (result.id, blocks)));
+        result
     }
 
     /// The address of rows as quantised blocks, which a chain makes once.
     fn quantised(&mut self, x: DeviceRows) -> Result<u64> {
         let at = self.at(x)?;
-        if let Some(out) = self.quantised.get(&at) {
+        if let Some(out) = self.quantised.get(&x.id) {
             return Ok(*out);
         }
         let blocks = x.rows * x.width / BLOCK;
         let out = self.chains[0].results.take(blocks * BLOCK_BYTES)?;
         self.launches.quantise(at, out, word(blocks)?)?;
-        self.quantised.insert(at, out);
+        self.quantised.insert(x.id, out);
         Ok(out)
     }
 
@@ -380,7 +377,7 @@ impl DeviceOps for GpuOps {
             return Err(GpuError::Unsupported(format!("rows {gate:?} and {up:?} cannot be combined")).into());
         }
         let (at, up, values) = (state.at(gate)?, state.at(up)?, gate.rows * gate.width);
-        let blocks = state.blocks_of(at, gate.rows, gate.width)?;
+        let blocks = state.blocks_of(gate)?;
         state.launches.combine(act, [at, up, blocks], word(values)?)?;
         Ok(gate)
     }

@@ -10,7 +10,8 @@ use crate::experts::Routed;
 /// The parts of a forward pass that are timed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Phase {
-    /// Token mixing: attention, convolution or recurrence, with the norm before it.
+    /// Token mixing: attention, convolution or recurrence, with the norm before it. Where a device computes a layer as a chain, also
+    /// what remains of the experts of the layer before, and the router.
     Mixing,
     /// The router's product, with the norm before it.
     Routing,

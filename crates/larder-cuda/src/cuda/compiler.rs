@@ -17,6 +17,10 @@ const MISSING: &str = "NVRTC, which compiles the kernels, is missing: neither li
                        to its folder. With CUDA 13 the library is libnvrtc.so.13: make a link named libnvrtc.so beside \
                        it; it needs a driver for CUDA 13";
 
+/// The oldest capability that has all instructions of the kernels, ten times the major number plus the minor one: products of four
+/// integers with one instruction came with it.
+const OLDEST: u32 = 61;
+
 /// The images of all sources for a card, from the cache or compiled now.
 pub fn images(capability: (u32, u32)) -> Result<Vec<Vec<u8>>> {
     // SAFETY: the call only tries to load the library.
@@ -46,10 +50,16 @@ impl Target {
     fn of(capability: (u32, u32), known: &[u32]) -> Result<Self> {
         let (major, minor) = capability;
         let wanted = 10 * major + minor;
+        if wanted < OLDEST {
+            let (oldest, least) = (OLDEST / 10, OLDEST % 10);
+            return Err(GpuError::Unsupported(format!(
+                "the GPU has compute capability {major}.{minor}, but the kernels need {oldest}.{least} or later"
+            )));
+        }
         if known.contains(&wanted) {
             return Ok(Target { capability, option: format!("-arch=sm_{wanted}"), is_machine_code: true });
         }
-        match known.iter().filter(|arch| **arch < wanted).max() {
+        match known.iter().filter(|arch| (OLDEST..wanted).contains(arch)).max() {
             Some(arch) => Ok(Target { capability, option: format!("-arch=compute_{arch}"), is_machine_code: false }),
             None => Err(GpuError::Unsupported(format!(
                 "the GPU has compute capability {major}.{minor}, but the installed NVRTC supports only {} and later",
@@ -154,6 +164,8 @@ mod tests {
         let error = target((6, 1)).unwrap_err().to_string();
         let message = "the GPU has compute capability 6.1, but the installed NVRTC supports only 7.5 and later";
         assert_eq!(error, message);
+        let error = Target::of((5, 2), &[50, 52, 61]).unwrap_err().to_string();
+        assert_eq!(error, "the GPU has compute capability 5.2, but the kernels need 6.1 or later");
     }
 
     /// Needs NVRTC, but no GPU.
@@ -163,7 +175,8 @@ mod tests {
         if !unsafe { sys::is_culib_present() } {
             return println!("skipped: NVRTC is not installed");
         }
-        let known = architectures().unwrap();
+        let mut known = architectures().unwrap();
+        known.retain(|arch| *arch >= OLDEST);
         for arch in [known.iter().min(), known.iter().max()].into_iter().flatten() {
             let target = Target::of((arch / 10, arch % 10), &known).unwrap();
             let options = [target.option.clone(), "--fmad=false".into(), "--std=c++17".into()];
