@@ -35,6 +35,7 @@ MIXED = [
     ("q4_0", "q8_0", "f16"),
     ("q6_k", "bf16", "q5_k"),
     ("q8_0", "q4_0", "q4_k"),
+    ("mxfp4", "iq4_nl", "mxfp4"),
 ]
 MIXED_HIDDEN, MIXED_INTER, MIXED_EXPERTS, MIXED_VOCABULARY = 256, 512, 6, 288
 TEXT_TIERS = [

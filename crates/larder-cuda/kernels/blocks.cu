@@ -95,6 +95,92 @@ struct Q4_0 : SmallBlocks {
     }
 };
 
+// Sixteen integers, of which each nibble chooses one; as bytes, the first in the lowest.
+struct Levels {
+    u32 words[4];
+
+    // Those that the low nibbles of four bytes choose.
+    __device__ u32 four(u32 nibbles) const {
+        nibbles &= 0x0F0F0F0Fu;
+        u32 places = nibbles & 0x07070707u;
+        // The selector has four bits for each byte of the result.
+        u32 selector = (places & 0xF) | (places >> 4 & 0xF0) | (places >> 8 & 0xF00) | (places >> 12 & 0xF000);
+        u32 low = __byte_perm(words[0], words[1], selector), high = __byte_perm(words[2], words[3], selector);
+        u32 is_high = (nibbles >> 3 & 0x01010101u) * 255;
+        return (low & ~is_high) | (high & is_high);
+    }
+};
+
+// 32 nibbles that choose among sixteen integers, the low ones of 16 bytes first.
+struct NibbleLevels : SmallBlocks {
+    u32 q[4];
+    float d;
+
+    __device__ float add_levels(
+        const Levels &levels, float sum, const Block *blocks_of_x, int step, int part, int row, int blocks) const {
+        const Block x = blocks_of_x[block(step, part, blocks)];
+        int dot = 0;
+        for (int i = 0; i < 4; i++) {
+            dot = __dp4a((int)levels.four(q[i]), x.q[i], dot);
+            dot = __dp4a((int)levels.four(q[i] >> 4), x.q[4 + i], dot);
+        }
+        return add_parts(sum, mul_rn((float)dot, mul_rn(d, x.d)), step, row, blocks);
+    }
+};
+
+struct Iq4Nl : NibbleLevels {
+    static constexpr int BYTES = 18;
+    template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 1, 0, 2, BYTES>;
+
+    template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int step, int part, int blocks) {
+        int b = block(step, part, blocks);
+        for (int i = 0; i < 4; i++) q[i] = rows.four(b, i);
+        d = rows.half(b, 0);
+    }
+
+    __device__ float add(float sum, const Block *x, int step, int part, int row, int blocks) const {
+        // -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113
+        const Levels levels = {{0xBFAD9881u, 0xF6EADDCFu, 0x26190D01u, 0x71594535u}};
+        return add_levels(levels, sum, x, step, part, row, blocks);
+    }
+};
+
+// A row of mxfp4, whose blocks are a byte and 16 bytes, so that nothing in a plain row is aligned.
+template <bool INTERLEAVED> struct Mxfp4Row {
+    static constexpr int BYTES = 17;
+    const u8 *base;
+    int row;
+
+    // The byte of block b that is the exponent of its scale.
+    __device__ u32 exponent(int b) const { return base[(u64)b * BYTES * (INTERLEAVED ? GROUP : 1) + (INTERLEAVED ? row : 0)]; }
+
+    // Run i of four of the other bytes of block b.
+    __device__ u32 four(int b, int i) const {
+        if (INTERLEAVED) return *(const u32 *)(base + (u64)b * BYTES * GROUP + GROUP + 4 * (GROUP * i + row));
+        const u8 *at = base + (u64)b * BYTES + 1 + 4 * i;
+        return at[0] | (u32)at[1] << 8 | (u32)at[2] << 16 | (u32)at[3] << 24;
+    }
+};
+
+struct Mxfp4 : NibbleLevels {
+    static constexpr int BYTES = Mxfp4Row<false>::BYTES;
+    template <bool INTERLEAVED> using Rows = Mxfp4Row<INTERLEAVED>;
+
+    template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int step, int part, int blocks) {
+        int b = block(step, part, blocks);
+        for (int i = 0; i < 4; i++) q[i] = rows.four(b, i);
+        // Half of 2^(exponent - 127); the two smallest are subnormal.
+        u32 exponent = rows.exponent(b);
+        d = __uint_as_float(exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23);
+    }
+
+    __device__ float add(float sum, const Block *x, int step, int part, int row, int blocks) const {
+        // Twice the values of the floats of four bits: 0, 1, 2, 3, 4, 6, 8, 12, and the same below zero.
+        const Levels levels = {{0x03020100u, 0x0C080604u, 0xFDFEFF00u, 0xF4F8FAFCu}};
+        return add_levels(levels, sum, x, step, part, row, blocks);
+    }
+};
+
 // Formats with blocks of 256 values: a step is one block, with eight groups of 32 values. A lane has two groups that
 // share bytes.
 struct LargeBlocks {
@@ -282,6 +368,8 @@ __device__ void blocks_matmul(const ProductKernelArgs *products, u32 count, u32 
 
 MATMUL(q8_0, Q8_0)
 MATMUL(q4_0, Q4_0)
+MATMUL(iq4_nl, Iq4Nl)
+MATMUL(mxfp4, Mxfp4)
 MATMUL(q4_k, Q4K)
 MATMUL(q5_k, Q5K)
 MATMUL(q6_k, Q6K)

@@ -252,6 +252,18 @@ int __dp4a(int a, int b, int sum) {
     return sum;
 }
 
+// Four of the bytes of a (the first four) and b, each chosen by three bits of the selector.
+unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+    uint64_t bytes = (uint64_t)b << 32 | a;
+    unsigned chosen = 0;
+    for (int i = 0; i < 4; i++) {
+        unsigned place = selector >> 4 * i & 15;
+        if (place > 7) emulator::fail("a selector asks for the sign of a byte, which is not emulated");
+        chosen |= (unsigned)(bytes >> 8 * place & 255) << 8 * i;
+    }
+    return chosen;
+}
+
 float widen_half(unsigned short half) {
     unsigned sign = (half & 0x8000u) << 16, exponent = half >> 10 & 31, fraction = half & 1023;
     if (exponent == 0) return (sign ? -1.0f : 1.0f) * (float)fraction * 0x1p-24f;
@@ -311,6 +323,7 @@ struct Kernel {
 
 constexpr Kernel KERNELS[] = {
     KERNEL(q8_0_matvec), KERNEL(q8_0_matmul), KERNEL(q4_0_matvec), KERNEL(q4_0_matmul),
+    KERNEL(iq4_nl_matvec), KERNEL(iq4_nl_matmul), KERNEL(mxfp4_matvec), KERNEL(mxfp4_matmul),
     KERNEL(q4_k_matvec), KERNEL(q4_k_matmul), KERNEL(q5_k_matvec), KERNEL(q5_k_matmul),
     KERNEL(q6_k_matvec), KERNEL(q6_k_matmul),
     KERNEL(f32_matmul), KERNEL(f16_matmul), KERNEL(bf16_matmul),

@@ -23,7 +23,7 @@ const MAX_COPY_BLOCKS: u32 = 64;
 
 /// Every kernel that is launched here.
 #[cfg(all(test, feature = "cuda"))]
-pub const KERNELS: [&str; 42] = [
+pub const KERNELS: [&str; 46] = [
     "f32_matmul",
     "f16_matmul",
     "bf16_matmul",
@@ -31,6 +31,10 @@ pub const KERNELS: [&str; 42] = [
     "q8_0_matmul",
     "q4_0_matvec",
     "q4_0_matmul",
+    "iq4_nl_matvec",
+    "iq4_nl_matmul",
+    "mxfp4_matvec",
+    "mxfp4_matmul",
     "q4_k_matvec",
     "q4_k_matmul",
     "q5_k_matvec",
@@ -202,6 +206,8 @@ pub fn kernels(kind: NumberFormat) -> Option<[&'static str; 2]> {
         NumberFormat::Bf16 => ["bf16_matmul"; 2],
         NumberFormat::Q8_0 => ["q8_0_matvec", "q8_0_matmul"],
         NumberFormat::Q4_0 => ["q4_0_matvec", "q4_0_matmul"],
+        NumberFormat::Iq4Nl => ["iq4_nl_matvec", "iq4_nl_matmul"],
+        NumberFormat::Mxfp4 => ["mxfp4_matvec", "mxfp4_matmul"],
         NumberFormat::Q4K => ["q4_k_matvec", "q4_k_matmul"],
         NumberFormat::Q5K => ["q5_k_matvec", "q5_k_matmul"],
         NumberFormat::Q6K => ["q6_k_matvec", "q6_k_matmul"],

@@ -61,6 +61,11 @@ impl Random {
                 None => larder_kernels::narrow(kind, &[self.float()], block),
                 Some(parts) => {
                     block.iter_mut().for_each(|byte| *byte = self.next() as u8);
+                    if parts.scale_bytes == 1 {
+                        // A small exponent.
+                        block[parts.scales_at] = 116 + self.below(8) as u8;
+                        continue;
+                    }
                     for i in 0..parts.scales {
                         let sign = if self.below(4) == 0 { 0x8000 } else { 0 };
                         let half = (0x1400 + self.below(0x1000) as u16) | sign;

@@ -76,6 +76,8 @@ fn kernels(kind: NumberFormat) -> [&'static str; 2] {
         NumberFormat::Bf16 => ["bf16_matmul"; 2],
         NumberFormat::Q8_0 => ["q8_0_matvec", "q8_0_matmul"],
         NumberFormat::Q4_0 => ["q4_0_matvec", "q4_0_matmul"],
+        NumberFormat::Iq4Nl => ["iq4_nl_matvec", "iq4_nl_matmul"],
+        NumberFormat::Mxfp4 => ["mxfp4_matvec", "mxfp4_matmul"],
         NumberFormat::Q4K => ["q4_k_matvec", "q4_k_matmul"],
         NumberFormat::Q5K => ["q5_k_matvec", "q5_k_matmul"],
         NumberFormat::Q6K => ["q6_k_matvec", "q6_k_matmul"],

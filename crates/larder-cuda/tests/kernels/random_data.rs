@@ -47,6 +47,11 @@ impl RandomData {
         if let Some(parts) = kind.parts() {
             bytes.iter_mut().for_each(|b| *b = self.bits() as u8);
             for block in bytes.chunks_exact_mut(kind.block_bytes()) {
+                if parts.scale_bytes == 1 {
+                    // Exponents: subnormal scales, usual ones, and the one that is not a number in the standard.
+                    block[parts.scales_at] = self.one_of(&[0, 1, 2, 90, 118, 127, 128, 133, 255]);
+                    continue;
+                }
                 for half in block[parts.scales_at..][..2 * parts.scales].chunks_exact_mut(2) {
                     let size = self.one_of(&[1.0, 0.05, 1e-6]);
                     narrow(NumberFormat::F16, &[self.value() * size], half);
