@@ -36,6 +36,8 @@ MIXED = [
     ("q6_k", "bf16", "q5_k"),
     ("q8_0", "q4_0", "q4_k"),
     ("mxfp4", "iq4_nl", "mxfp4"),
+    ("q2_k", "q3_k", "iq4_xs"),
+    ("q4_1", "q5_0", "q5_1"),
 ]
 MIXED_HIDDEN, MIXED_INTER, MIXED_EXPERTS, MIXED_VOCABULARY = 256, 512, 6, 288
 TEXT_TIERS = [

@@ -19,6 +19,12 @@ template <bool INTERLEAVED, int HALVES, int HALVES_AT, int FOURS_AT, int BYTES> 
         return half_at(base + (u64)b * BYTES + HALVES_AT + 2 * i);
     }
 
+    // The bits of the f16 number i of block b.
+    __device__ u32 bits(int b, int i) const {
+        if (INTERLEAVED) return *(const u16 *)(base + (u64)b * BYTES * GROUP + 2 * (GROUP * i + row));
+        return *(const u16 *)(base + (u64)b * BYTES + HALVES_AT + 2 * i);
+    }
+
     // Run i of four of the other bytes of block b.
     __device__ u32 four(int b, int i) const {
         u64 offset = (u64)b * BYTES * GROUP + 2 * GROUP * HALVES + 4 * (GROUP * i + row);
@@ -95,6 +101,65 @@ struct Q4_0 : SmallBlocks {
     }
 };
 
+// Bit i of four bits, as bit 4 of byte i.
+__device__ inline u32 fifth_bits(u32 four) {
+    return (four & 1) << 4 | (four & 2) << 11 | (four & 4) << 18 | (four & 8) << 25;
+}
+
+// Nibbles with a minimum, and a fifth bit of each value or none.
+template <int FIFTHS> struct AboveMinimum : SmallBlocks {
+    static constexpr int BYTES = 20 + 4 * FIFTHS;
+    template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 2, 0, 4, BYTES>;
+    u32 q[8];
+    float d, min_of;
+
+    template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int step, int part, int blocks) {
+        int b = block(step, part, blocks);
+        u32 fifths = FIFTHS ? rows.four(b, 0) : 0;
+        for (int i = 0; i < 4; i++) {
+            u32 nibbles = rows.four(b, FIFTHS + i);
+            q[i] = (nibbles & 0x0F0F0F0Fu) | fifth_bits(fifths >> 4 * i);
+            q[4 + i] = (nibbles >> 4 & 0x0F0F0F0Fu) | fifth_bits(fifths >> (16 + 4 * i));
+        }
+        d = rows.half(b, 0);
+        min_of = rows.half(b, 1);
+    }
+
+    __device__ float add(float sum, const Block *blocks_of_x, int step, int part, int row, int blocks) const {
+        const Block x = blocks_of_x[block(step, part, blocks)];
+        int dot = 0;
+        for (int i = 0; i < 8; i++) dot = __dp4a((int)q[i], x.q[i], dot);
+        float term = add_rn(mul_rn((float)dot, mul_rn(d, x.d)), mul_rn(min_of, x.d_sum));
+        return add_parts(sum, term, step, row, blocks);
+    }
+};
+
+struct Q5_0 : SmallBlocks {
+    static constexpr int BYTES = 22;
+    template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 1, 0, 2, BYTES>;
+    u32 q[8];
+    float d;
+
+    template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int step, int part, int blocks) {
+        int b = block(step, part, blocks);
+        u32 fifths = rows.four(b, 0);
+        for (int i = 0; i < 4; i++) {
+            u32 nibbles = rows.four(b, 1 + i);
+            q[i] = (nibbles & 0x0F0F0F0Fu) | fifth_bits(fifths >> 4 * i);
+            q[4 + i] = (nibbles >> 4 & 0x0F0F0F0Fu) | fifth_bits(fifths >> (16 + 4 * i));
+        }
+        d = rows.half(b, 0);
+    }
+
+    __device__ float add(float sum, const Block *blocks_of_x, int step, int part, int row, int blocks) const {
+        const Block x = blocks_of_x[block(step, part, blocks)];
+        // The stored integers are 16 too large.
+        int dot = -2 * x.sum8;
+        for (int i = 0; i < 8; i++) dot = __dp4a((int)q[i], x.q[i], dot);
+        return add_parts(sum, mul_rn((float)dot, mul_rn(d, x.d)), step, row, blocks);
+    }
+};
+
 // Sixteen integers, of which each nibble chooses one; as bytes, the first in the lowest.
 struct Levels {
     u32 words[4];
@@ -138,10 +203,13 @@ struct Iq4Nl : NibbleLevels {
         d = rows.half(b, 0);
     }
 
-    __device__ float add(float sum, const Block *x, int step, int part, int row, int blocks) const {
+    __device__ static Levels levels() {
         // -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113
-        const Levels levels = {{0xBFAD9881u, 0xF6EADDCFu, 0x26190D01u, 0x71594535u}};
-        return add_levels(levels, sum, x, step, part, row, blocks);
+        return {{0xBFAD9881u, 0xF6EADDCFu, 0x26190D01u, 0x71594535u}};
+    }
+
+    __device__ float add(float sum, const Block *x, int step, int part, int row, int blocks) const {
+        return add_levels(levels(), sum, x, step, part, row, blocks);
     }
 };
 
@@ -152,7 +220,7 @@ template <bool INTERLEAVED> struct Mxfp4Row {
     int row;
 
     // The byte of block b that is the exponent of its scale.
-    __device__ u32 exponent(int b) const { return base[(u64)b * BYTES * (INTERLEAVED ? GROUP : 1) + (INTERLEAVED ? row : 0)]; }
+    __device__ u32 exponent(int b) const { return INTERLEAVED ? base[(u64)b * BYTES * GROUP + row] : base[(u64)b * BYTES]; }
 
     // Run i of four of the other bytes of block b.
     __device__ u32 four(int b, int i) const {
@@ -187,6 +255,15 @@ struct LargeBlocks {
     static constexpr int VALUES = 256, UNROLL = 2;
 
     __device__ static int steps(int blocks) { return blocks; }
+
+    // Adds the terms of all groups, of which a lane has two that follow each other.
+    __device__ static float add_parts(float sum, const float (&terms)[2], int row) {
+        for (int part = 0; part < 4; part++) {
+            sum = add_rn(sum, from_part(terms[0], row, part));
+            sum = add_rn(sum, from_part(terms[1], row, part));
+        }
+        return sum;
+    }
 };
 
 // q4_k and q5_k: a lane has groups 2 * part and 2 * part + 1, the low and the high nibbles of 32 bytes.
@@ -211,14 +288,6 @@ struct WithMinima : LargeBlocks {
     __device__ float term(int i, int dot, const Block &x) const {
         float product = mul_rn((float)(scale[i] * dot), mul_rn(d, x.d));
         return sub_rn(product, mul_rn(mul_rn(dmin, (float)min_of[i]), x.d_sum));
-    }
-
-    __device__ static float add_parts(float sum, const float (&terms)[2], int row) {
-        for (int part = 0; part < 4; part++) {
-            sum = add_rn(sum, from_part(terms[0], row, part));
-            sum = add_rn(sum, from_part(terms[1], row, part));
-        }
-        return sum;
     }
 };
 
@@ -267,6 +336,123 @@ struct Q5K : WithMinima {
             int dot = 0;
             for (int j = 0; j < 8; j++) dot = __dp4a((int)q[i][j], block.q[j], dot);
             terms[i] = term(i, dot, block);
+        }
+        return add_parts(sum, terms, row);
+    }
+};
+
+struct Iq4Xs : LargeBlocks {
+    static constexpr int BYTES = 136;
+    template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 2, 0, 4, BYTES>;
+    u32 q[2][4];
+    int scale[2];
+    float d;
+
+    template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int b, int part, int) {
+        // Four low bits of each scale in the first run, two high ones beside the scale of the scales.
+        u32 low = rows.four(b, 0) >> 8 * part, high = rows.bits(b, 1) >> 4 * part;
+        for (int i = 0; i < 2; i++) {
+            for (int j = 0; j < 4; j++) q[i][j] = rows.four(b, 1 + 4 * (2 * part + i) + j);
+            scale[i] = (int)((low >> 4 * i & 15) | (high >> 2 * i & 3) << 4) - 32;
+        }
+        d = rows.half(b, 0);
+    }
+
+    __device__ float add(float sum, const Block *x, int b, int part, int row, int) const {
+        const Levels levels = Iq4Nl::levels();
+        float terms[2];
+        for (int i = 0; i < 2; i++) {
+            const Block block = x[8 * b + 2 * part + i];
+            int dot = 0;
+            for (int j = 0; j < 4; j++) {
+                dot = __dp4a((int)levels.four(q[i][j]), block.q[j], dot);
+                dot = __dp4a((int)levels.four(q[i][j] >> 4), block.q[4 + j], dot);
+            }
+            terms[i] = mul_rn((float)(scale[i] * dot), mul_rn(d, block.d));
+        }
+        return add_parts(sum, terms, row);
+    }
+};
+
+// q2_k and q3_k: a lane has groups 2 * part and 2 * part + 1, two pairs of bits of the same 32 bytes. Each half of a group has
+// a scale.
+struct BitPairs : LargeBlocks {
+    u32 q[2][8];
+    int scale[2][2];
+    float d;
+
+    template <typename Rows> __device__ void load_pairs(const Rows &rows, int b, int part, int first_run) {
+        for (int i = 0; i < 8; i++) {
+            u32 pairs = rows.four(b, first_run + 8 * (part / 2) + i) >> 4 * (part % 2);
+            q[0][i] = pairs & 0x03030303u;
+            q[1][i] = pairs >> 2 & 0x03030303u;
+        }
+        d = rows.half(b, 0);
+    }
+
+    // The sum of products of a group, whose stored integers are too large by an offset.
+    __device__ int dot(int i, const Block &x, int offset) const {
+        int first = -offset * x.halves[0], last = -offset * x.halves[1];
+        for (int j = 0; j < 4; j++) {
+            first = __dp4a((int)q[i][j], x.q[j], first);
+            last = __dp4a((int)q[i][4 + j], x.q[4 + j], last);
+        }
+        return scale[i][0] * first + scale[i][1] * last;
+    }
+};
+
+struct Q2K : BitPairs {
+    static constexpr int BYTES = 84;
+    template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 2, 80, 0, BYTES>;
+    int min_of[2][2];
+    float dmin;
+
+    template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int b, int part, int) {
+        load_pairs(rows, b, part, 4);
+        u32 packed = rows.four(b, part);
+        for (int i = 0; i < 4; i++) {
+            scale[i / 2][i % 2] = packed >> 8 * i & 15;
+            min_of[i / 2][i % 2] = packed >> (8 * i + 4) & 15;
+        }
+        dmin = rows.half(b, 1);
+    }
+
+    __device__ float add(float sum, const Block *x, int b, int part, int row, int) const {
+        float terms[2];
+        for (int i = 0; i < 2; i++) {
+            const Block block = x[8 * b + 2 * part + i];
+            int below = min_of[i][0] * block.halves[0] + min_of[i][1] * block.halves[1];
+            float product = mul_rn((float)dot(i, block, 0), mul_rn(d, block.d));
+            terms[i] = sub_rn(product, mul_rn((float)below, mul_rn(dmin, block.d)));
+        }
+        return add_parts(sum, terms, row);
+    }
+};
+
+struct Q3K : BitPairs {
+    static constexpr int BYTES = 110;
+    template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 1, 108, 0, BYTES>;
+
+    template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int b, int part, int) {
+        load_pairs(rows, b, part, 8);
+        for (int i = 0; i < 8; i++) {
+            // Bit g of the first 32 bytes is the third bit of group g.
+            u32 third = rows.four(b, i) >> 2 * part;
+            q[0][i] |= (third & 0x01010101u) << 2;
+            q[1][i] |= (third >> 1 & 0x01010101u) << 2;
+        }
+        // Of scale s the low bits are a nibble of byte s % 8, the high ones bits 2 * (s / 4) of byte 8 + s % 4.
+        u32 low = rows.four(b, 24 + part % 2) >> 4 * (part / 2), high = rows.four(b, 26) >> 2 * part;
+        for (int i = 0; i < 4; i++) {
+            scale[i / 2][i % 2] = (int)((low >> 8 * i & 15) | (high >> 8 * i & 3) << 4) - 32;
+        }
+    }
+
+    __device__ float add(float sum, const Block *x, int b, int part, int row, int) const {
+        float terms[2];
+        for (int i = 0; i < 2; i++) {
+            const Block block = x[8 * b + 2 * part + i];
+            terms[i] = mul_rn((float)dot(i, block, 4), mul_rn(d, block.d));
         }
         return add_parts(sum, terms, row);
     }
@@ -368,8 +554,14 @@ __device__ void blocks_matmul(const ProductKernelArgs *products, u32 count, u32 
 
 MATMUL(q8_0, Q8_0)
 MATMUL(q4_0, Q4_0)
+MATMUL(q4_1, AboveMinimum<0>)
+MATMUL(q5_0, Q5_0)
+MATMUL(q5_1, AboveMinimum<1>)
 MATMUL(iq4_nl, Iq4Nl)
 MATMUL(mxfp4, Mxfp4)
+MATMUL(q2_k, Q2K)
+MATMUL(q3_k, Q3K)
 MATMUL(q4_k, Q4K)
 MATMUL(q5_k, Q5K)
 MATMUL(q6_k, Q6K)
+MATMUL(iq4_xs, Iq4Xs)

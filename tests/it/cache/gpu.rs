@@ -132,11 +132,11 @@ fn number_formats_without_kernels_are_refused() {
     }
     let folder = tempfile::tempdir().unwrap();
     let store = folder.path().join("store");
-    let (store, golden) = (store.to_str().unwrap(), fixture("golden/olmoe"));
-    larder_ok(&["convert", golden.to_str().unwrap(), store, "--experts", "q2_k"]);
+    let (store, gguf) = (store.to_str().unwrap(), fixture("fixtures/gguf/tiny-qwen3moe-128-nvfp4.gguf"));
+    larder_ok(&["convert", gguf.to_str().unwrap(), store]);
     for command in [&["plan"][..], &["run", "-p", "a", "-n", "1"]] {
         let said = larder_refuses(&[command, &["-m", store, "--device", "emulated"]].concat());
-        let why = "the GPU has no kernels for weights in q2_k; it has them for f32, f16, bf16, q8_0, q4_0, iq4_nl, mxfp4, q4_k";
+        let why = "the GPU has no kernels for weights in nvfp4; it has them for f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl";
         assert!(said.contains(why), "{said}");
     }
 }

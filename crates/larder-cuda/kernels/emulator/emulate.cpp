@@ -323,6 +323,12 @@ struct Kernel {
 
 constexpr Kernel KERNELS[] = {
     KERNEL(q8_0_matvec), KERNEL(q8_0_matmul), KERNEL(q4_0_matvec), KERNEL(q4_0_matmul),
+    KERNEL(q4_1_matvec), KERNEL(q4_1_matmul),
+    KERNEL(q5_0_matvec), KERNEL(q5_0_matmul),
+    KERNEL(q5_1_matvec), KERNEL(q5_1_matmul),
+    KERNEL(q2_k_matvec), KERNEL(q2_k_matmul),
+    KERNEL(q3_k_matvec), KERNEL(q3_k_matmul),
+    KERNEL(iq4_xs_matvec), KERNEL(iq4_xs_matmul),
     KERNEL(iq4_nl_matvec), KERNEL(iq4_nl_matmul), KERNEL(mxfp4_matvec), KERNEL(mxfp4_matmul),
     KERNEL(q4_k_matvec), KERNEL(q4_k_matmul), KERNEL(q5_k_matvec), KERNEL(q5_k_matmul),
     KERNEL(q6_k_matvec), KERNEL(q6_k_matmul),

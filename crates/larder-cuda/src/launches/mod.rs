@@ -23,7 +23,7 @@ const MAX_COPY_BLOCKS: u32 = 64;
 
 /// Every kernel that is launched here.
 #[cfg(all(test, feature = "cuda"))]
-pub const KERNELS: [&str; 46] = [
+pub const KERNELS: [&str; 58] = [
     "f32_matmul",
     "f16_matmul",
     "bf16_matmul",
@@ -31,6 +31,18 @@ pub const KERNELS: [&str; 46] = [
     "q8_0_matmul",
     "q4_0_matvec",
     "q4_0_matmul",
+    "q4_1_matvec",
+    "q4_1_matmul",
+    "q5_0_matvec",
+    "q5_0_matmul",
+    "q5_1_matvec",
+    "q5_1_matmul",
+    "q2_k_matvec",
+    "q2_k_matmul",
+    "q3_k_matvec",
+    "q3_k_matmul",
+    "iq4_xs_matvec",
+    "iq4_xs_matmul",
     "iq4_nl_matvec",
     "iq4_nl_matmul",
     "mxfp4_matvec",
@@ -206,6 +218,12 @@ pub fn kernels(kind: NumberFormat) -> Option<[&'static str; 2]> {
         NumberFormat::Bf16 => ["bf16_matmul"; 2],
         NumberFormat::Q8_0 => ["q8_0_matvec", "q8_0_matmul"],
         NumberFormat::Q4_0 => ["q4_0_matvec", "q4_0_matmul"],
+        NumberFormat::Q4_1 => ["q4_1_matvec", "q4_1_matmul"],
+        NumberFormat::Q5_0 => ["q5_0_matvec", "q5_0_matmul"],
+        NumberFormat::Q5_1 => ["q5_1_matvec", "q5_1_matmul"],
+        NumberFormat::Q2K => ["q2_k_matvec", "q2_k_matmul"],
+        NumberFormat::Q3K => ["q3_k_matvec", "q3_k_matmul"],
+        NumberFormat::Iq4Xs => ["iq4_xs_matvec", "iq4_xs_matmul"],
         NumberFormat::Iq4Nl => ["iq4_nl_matvec", "iq4_nl_matmul"],
         NumberFormat::Mxfp4 => ["mxfp4_matvec", "mxfp4_matmul"],
         NumberFormat::Q4K => ["q4_k_matvec", "q4_k_matmul"],
