@@ -19,6 +19,8 @@ use crate::products::GpuProducts;
 const PIECE_BYTES: usize = 1 << 20;
 /// Alignment of results, in bytes.
 const ALIGN: usize = 256;
+/// Bytes that are copied back together with wanted ones between which they are, as that takes less time than a second wait.
+const NEAR_BYTES: usize = 256 << 10;
 /// The most lists of products that are kept on the device.
 const MAX_LISTS: usize = 4096;
 
@@ -76,6 +78,11 @@ struct Results {
 impl Results {
     fn begin(&mut self) {
         (self.piece, self.used) = (0, 0);
+    }
+
+    /// Whether one piece has all of these addresses.
+    fn has(&self, range: Range<u64>) -> bool {
+        self.pieces.iter().any(|(piece, size)| piece.at() <= range.start && range.end <= piece.at() + *size as u64)
     }
 
     /// The address of memory for `bytes` bytes. Results of one chain are in order and close to each other.
@@ -249,16 +256,21 @@ impl State {
         self.quantised.clear();
     }
 
-    /// Copies the bytes from the first wanted row to the last back at once, where they are close together.
+    /// Copies the bytes from the first wanted row to the last back at once, where they are close together in one piece of memory.
     fn receive(&mut self, wanted: &mut [(DeviceRows, &mut [f32])]) -> Result<()> {
         let places = wanted.iter().map(|(rows, _)| Ok((self.at(*rows)?, 4 * rows.rows * rows.width)));
         let places: Vec<(u64, usize)> = places.collect::<Result<_>>()?;
         if places.iter().zip(&*wanted).any(|((_, bytes), (_, out))| *bytes != size_of_val(&**out)) {
             return Err(GpuError::Unsupported("rows have another size than the place that they are copied to".into()));
         }
+        if places.is_empty() {
+            // Only waits.
+            return self.download.fetch(0, 0).map(drop);
+        }
         let Range { start, end } = span(&places);
         let total: usize = places.iter().map(|(_, bytes)| bytes).sum();
-        if (end - start) as usize <= 2 * total + ALIGN * places.len() {
+        let is_one_piece = self.chains.iter().any(|chain| chain.results.has(start..end));
+        if is_one_piece && (end - start) as usize <= (2 * total).max(NEAR_BYTES) {
             let bytes = self.download.fetch(start, (end - start) as usize)?;
             for ((at, size), (_, out)) in places.iter().zip(wanted) {
                 out.copy_from_slice(bytemuck::cast_slice(&bytes[(at - start) as usize..][..*size]));

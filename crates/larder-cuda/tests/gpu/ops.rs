@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use larder_cache::two_tiers::Device;
 use larder_core::{ExpertId, ExpertLayout, NumberFormat, RowOrder};
 use larder_cuda::Gpu;
 use larder_kernels::{AttentionArgs, WeightMatrix};
@@ -285,6 +286,22 @@ pub fn compare_sums(gpu: &Gpu) {
 fn sums_of_experts_are_those_of_the_cpu() {
     let Some(emulator) = emulator(4) else { return };
     compare_sums(&gpu(emulator));
+}
+
+#[test]
+fn rows_are_waited_for_once_and_nothing_too() {
+    let Some(emulator) = emulator(6) else { return };
+    let gpu = gpu(emulator);
+    let (ops, link) =
+        (gpu.ops(Arc::new(gpu.products(0).unwrap()), Arc::new(gpu.attention().unwrap())).unwrap(), gpu.link());
+    let x = ops.send(&[1.0; 64], 32).unwrap();
+    let sums = [(); 3].map(|()| ops.add(x, x, 1.0).unwrap());
+    let before = link.work().waits;
+    received(&ops, &[sums[0], sums[2]]);
+    assert_eq!(link.work().waits - before, 1);
+    ops.add(x, x, 1.0).unwrap();
+    ops.receive(&mut []).unwrap();
+    assert_eq!(link.work().waits - before, 2);
 }
 
 #[test]
