@@ -1,7 +1,10 @@
 //! The sources of the kernels, each as one text, because NVRTC may have no files to include.
 
-/// The common part of all sources.
-const COMMON: &str = include_str!("../kernels/common.cuh");
+/// What sources include, those that others include last.
+const HEADERS: [(&str, &str); 2] = [
+    ("#include \"blocks.cuh\"", include_str!("../kernels/blocks.cuh")),
+    ("#include \"common.cuh\"", include_str!("../kernels/common.cuh")),
+];
 
 /// One source file.
 #[derive(Clone, Copy)]
@@ -12,8 +15,9 @@ pub struct KernelSource {
 }
 
 /// Every source. Names of kernels are unique across sources.
-pub const SOURCES: [KernelSource; 5] = [
-    KernelSource { file: "blocks.cu", text: include_str!("../kernels/blocks.cu") },
+pub const SOURCES: [KernelSource; 6] = [
+    KernelSource { file: "small_blocks.cu", text: include_str!("../kernels/small_blocks.cu") },
+    KernelSource { file: "large_blocks.cu", text: include_str!("../kernels/large_blocks.cu") },
     KernelSource { file: "floats.cu", text: include_str!("../kernels/floats.cu") },
     KernelSource { file: "elementwise.cu", text: include_str!("../kernels/elementwise.cu") },
     KernelSource { file: "rows.cu", text: include_str!("../kernels/rows.cu") },
@@ -21,11 +25,12 @@ pub const SOURCES: [KernelSource; 5] = [
 ];
 
 impl KernelSource {
-    /// The text with `#include "common.cuh"` replaced by the contents of that file.
+    /// The text with each header in the place of its `#include`.
     pub fn with_includes(&self) -> String {
-        let common: String =
-            COMMON.lines().filter(|line| *line != "#pragma once").map(|line| format!("{line}\n")).collect();
-        self.text.replace("#include \"common.cuh\"", &common)
+        let put_in = |text: String, (include, header): (&str, &str)| {
+            text.replace(include, &header.replace("#pragma once\n", ""))
+        };
+        HEADERS.into_iter().fold(self.text.to_owned(), put_in)
     }
 }
 

@@ -299,7 +299,8 @@ unsigned atomicXor(unsigned *at, unsigned value) {
 
 #include "../attention.cu"
 #include "../elementwise.cu"
-#include "../blocks.cu"
+#include "../small_blocks.cu"
+#include "../large_blocks.cu"
 #include "../floats.cu"
 #include "../rows.cu"
 

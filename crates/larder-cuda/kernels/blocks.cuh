@@ -1,0 +1,142 @@
+// Products with weights in block formats, directly on the bytes of slots: all experts of a layer in one launch.
+//
+// A warp has eight rows. Lane l has row l % 8 and part l / 8 of every step, so that four pieces of eight rows are read
+// at once, and are adjacent if the rows are interleaved. Sums of integers are exact in any order; the floats made of
+// them are exchanged by shuffles and added in the order of the columns.
+//
+// Each format has two functions: `load` loads a lane's piece of a step, for any number of tokens; `add` adds the
+// products of the four pieces of the lane's row with one token.
+#pragma once
+#include "common.cuh"
+
+// A lane's row; its first block is at base. INTERLEAVED: base is the address of the row's group of eight.
+template <bool INTERLEAVED, int HALVES, int HALVES_AT, int FOURS_AT, int BYTES> struct Row {
+    const u8 *base;
+    int row;
+
+    // The f16 number i of block b.
+    __device__ float half(int b, int i) const {
+        if (INTERLEAVED) return half_at(base + (u64)b * BYTES * GROUP + 2 * (GROUP * i + row));
+        return half_at(base + (u64)b * BYTES + HALVES_AT + 2 * i);
+    }
+
+    // The bits of the f16 number i of block b.
+    __device__ u32 bits(int b, int i) const {
+        if (INTERLEAVED) return *(const u16 *)(base + (u64)b * BYTES * GROUP + 2 * (GROUP * i + row));
+        return *(const u16 *)(base + (u64)b * BYTES + HALVES_AT + 2 * i);
+    }
+
+    // Run i of four of the other bytes of block b.
+    __device__ u32 four(int b, int i) const {
+        u64 offset = (u64)b * BYTES * GROUP + 2 * GROUP * HALVES + 4 * (GROUP * i + row);
+        if (INTERLEAVED) return *(const u32 *)(base + offset);
+        // Blocks are aligned to two bytes only.
+        const u16 *at = (const u16 *)(base + (u64)b * BYTES + FOURS_AT + 4 * i);
+        return at[0] | (u32)at[1] << 16;
+    }
+};
+
+// The term of the lane that has this part of the row.
+__device__ inline float from_part(float term, int row, int part) { return __shfl_sync(ALL, term, row + GROUP * part); }
+
+// Formats with blocks of 32 values: a step has four blocks, a lane one. In the last step surplus lanes load the last
+// block as well; it is not added again.
+struct SmallBlocks {
+    static constexpr int VALUES = 32, UNROLL = 4;
+
+    __device__ static int steps(int blocks) { return (blocks + 3) / 4; }
+    __device__ static int block(int step, int part, int blocks) { return min(4 * step + part, blocks - 1); }
+
+    __device__ static float add_parts(float sum, float term, int step, int row, int blocks) {
+        int left = blocks - 4 * step;
+        if (left >= 4) {
+            for (int part = 0; part < 4; part++) sum = add_rn(sum, from_part(term, row, part));
+        } else {
+            for (int part = 0; part < left; part++) sum = add_rn(sum, from_part(term, row, part));
+        }
+        return sum;
+    }
+};
+
+// Formats with blocks of 256 values: a step is one block, with eight groups of 32 values. A lane has two groups that
+// share bytes.
+struct LargeBlocks {
+    static constexpr int VALUES = 256, UNROLL = 2;
+
+    __device__ static int steps(int blocks) { return blocks; }
+
+    // Adds the terms of all groups, of which a lane has two that follow each other.
+    __device__ static float add_parts(float sum, const float (&terms)[2], int row) {
+        for (int part = 0; part < 4; part++) {
+            sum = add_rn(sum, from_part(terms[0], row, part));
+            sum = add_rn(sum, from_part(terms[1], row, part));
+        }
+        return sum;
+    }
+};
+
+// Sixteen integers, of which each nibble chooses one; as bytes, the first in the lowest.
+struct Levels {
+    u32 words[4];
+
+    // Those that the low nibbles of four bytes choose.
+    __device__ u32 four(u32 nibbles) const {
+        nibbles &= 0x0F0F0F0Fu;
+        u32 places = nibbles & 0x07070707u;
+        // The selector has four bits for each byte of the result.
+        u32 selector = (places & 0xF) | (places >> 4 & 0xF0) | (places >> 8 & 0xF00) | (places >> 12 & 0xF000);
+        u32 low = __byte_perm(words[0], words[1], selector), high = __byte_perm(words[2], words[3], selector);
+        u32 is_high = (nibbles >> 3 & 0x01010101u) * 255;
+        return (low & ~is_high) | (high & is_high);
+    }
+};
+
+// Those of iq4_nl and iq4_xs: -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113.
+__device__ inline Levels iq4_levels() { return {{0xBFAD9881u, 0xF6EADDCFu, 0x26190D01u, 0x71594535u}}; }
+
+// Eight rows with TOKENS tokens at a time, so that weights are read once for them.
+template <typename Kind, bool INTERLEAVED, int TOKENS>
+__device__ void eight_rows(const ProductKernelArgs &p, u32 group) {
+    int lane = threadIdx.x % WARP, row = lane % GROUP, part = lane / GROUP, blocks = p.cols / Kind::VALUES;
+    // Lanes beyond the last row compute that row as well, and do not store it.
+    u32 first = group * GROUP, own = min(first + row, p.rows - 1);
+    u64 row_bytes = (u64)blocks * Kind::BYTES;
+    typename Kind::template Rows<INTERLEAVED> rows = {p.weights + (INTERLEAVED ? first : own) * row_bytes, row};
+    for (u32 from = 0; from < p.tokens; from += TOKENS) {
+        float sums[TOKENS];
+        const Block *x[TOKENS];
+        for (int t = 0; t < TOKENS; t++) {
+            sums[t] = 0.0f;
+            x[t] = (const Block *)p.x + p.x_row(min(from + t, p.tokens - 1)) * (p.cols / BLOCK);
+        }
+#pragma unroll(TOKENS == 1 ? Kind::UNROLL : 1)
+        for (int step = 0; step < Kind::steps(blocks); step++) {
+            Kind piece;
+            piece.template load<INTERLEAVED>(rows, step, part, blocks);
+            for (int t = 0; t < TOKENS; t++) sums[t] = piece.add(sums[t], x[t], step, part, row, blocks);
+        }
+        for (int t = 0; t < TOKENS; t++) {
+            bool wanted = part == 0 && first + row < p.rows && from + t < p.tokens;
+            if (wanted) p.out[(u64)(from + t) * p.rows + own] = sums[t];
+        }
+    }
+}
+
+template <typename Kind, int TOKENS>
+__device__ void blocks_matmul(const ProductKernelArgs *products, u32 count, u32 groups) {
+    u32 group = group_of_warp();
+    if (group >= groups) return;
+    const ProductKernelArgs &p = *find(products, count, group);
+    u32 own = group - p.first_group;
+    // The last rows are not interleaved if they are not a whole group.
+    if (p.interleaved && (own + 1) * GROUP <= p.rows) eight_rows<Kind, true, TOKENS>(p, own);
+    else eight_rows<Kind, false, TOKENS>(p, own);
+}
+
+#define MATMUL(name, Kind)                                                                                             \
+    extern "C" __global__ void name##_matvec(const ProductKernelArgs *products, u32 count, u32 groups) {               \
+        blocks_matmul<Kind, 1>(products, count, groups);                                                               \
+    }                                                                                                                  \
+    extern "C" __global__ void name##_matmul(const ProductKernelArgs *products, u32 count, u32 groups) {               \
+        blocks_matmul<Kind, 8>(products, count, groups);                                                               \
+    }

@@ -1,0 +1,248 @@
+// Products with weights in formats with blocks of 256 values; see blocks.cuh.
+#include "blocks.cuh"
+
+// q4_k and q5_k: a lane has groups 2 * part and 2 * part + 1, the low and the high nibbles of 32 bytes.
+struct WithMinima : LargeBlocks {
+    float d, dmin;
+    int scale[2], min_of[2];
+
+    // The 6-bit scales and minima are packed over three runs of four: the first four groups have the low six bits of
+    // two runs, the last four groups the nibbles of the third, with their top bits in the high bits of the others.
+    template <typename Rows> __device__ void load_scales(const Rows &rows, int b, int part) {
+        d = rows.half(b, 0);
+        dmin = rows.half(b, 1);
+        u32 packed[3] = {rows.four(b, 0), rows.four(b, 1), rows.four(b, 2)};
+        for (int i = 0; i < 2; i++) {
+            int group = 2 * part + i, at = 8 * (group % 4);
+            u32 first = packed[0] >> at & 255, second = packed[1] >> at & 255, third = packed[2] >> at & 255;
+            scale[i] = group < 4 ? first & 63 : (third & 15) | first >> 6 << 4;
+            min_of[i] = group < 4 ? second & 63 : third >> 4 | second >> 6 << 4;
+        }
+    }
+
+    __device__ float term(int i, int dot, const Block &x) const {
+        float product = mul_rn((float)(scale[i] * dot), mul_rn(d, x.d));
+        return sub_rn(product, mul_rn(mul_rn(dmin, (float)min_of[i]), x.d_sum));
+    }
+};
+
+struct Q4K : WithMinima {
+    static constexpr int BYTES = 144;
+    template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 2, 0, 4, BYTES>;
+    u32 q[8];
+
+    template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int b, int part, int) {
+        for (int i = 0; i < 8; i++) q[i] = rows.four(b, 3 + 8 * part + i);
+        load_scales(rows, b, part);
+    }
+
+    __device__ float add(float sum, const Block *x, int b, int part, int row, int) const {
+        float terms[2];
+        for (int i = 0; i < 2; i++) {
+            const Block block = x[8 * b + 2 * part + i];
+            int dot = 0;
+            for (int j = 0; j < 8; j++) dot = __dp4a((int)(q[j] >> 4 * i & 0x0F0F0F0Fu), block.q[j], dot);
+            terms[i] = term(i, dot, block);
+        }
+        return add_parts(sum, terms, row);
+    }
+};
+
+struct Q5K : WithMinima {
+    static constexpr int BYTES = 176;
+    template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 2, 0, 4, BYTES>;
+    // Four values per word: the first group in q[0], the second in q[1].
+    u32 q[2][8];
+
+    template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int b, int part, int) {
+        for (int i = 0; i < 8; i++) {
+            // Bit g of the first 32 bytes is the fifth bit of group g.
+            u32 fifth = rows.four(b, 3 + i) >> 2 * part, nibbles = rows.four(b, 11 + 8 * part + i);
+            q[0][i] = (nibbles & 0x0F0F0F0Fu) | (fifth & 0x01010101u) << 4;
+            q[1][i] = (nibbles >> 4 & 0x0F0F0F0Fu) | (fifth >> 1 & 0x01010101u) << 4;
+        }
+        load_scales(rows, b, part);
+    }
+
+    __device__ float add(float sum, const Block *x, int b, int part, int row, int) const {
+        float terms[2];
+        for (int i = 0; i < 2; i++) {
+            const Block block = x[8 * b + 2 * part + i];
+            int dot = 0;
+            for (int j = 0; j < 8; j++) dot = __dp4a((int)q[i][j], block.q[j], dot);
+            terms[i] = term(i, dot, block);
+        }
+        return add_parts(sum, terms, row);
+    }
+};
+
+struct Iq4Xs : LargeBlocks {
+    static constexpr int BYTES = 136;
+    template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 2, 0, 4, BYTES>;
+    u32 q[2][4];
+    int scale[2];
+    float d;
+
+    template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int b, int part, int) {
+        // Four low bits of each scale in the first run, two high ones beside the scale of the scales.
+        u32 low = rows.four(b, 0) >> 8 * part, high = rows.bits(b, 1) >> 4 * part;
+        for (int i = 0; i < 2; i++) {
+            for (int j = 0; j < 4; j++) q[i][j] = rows.four(b, 1 + 4 * (2 * part + i) + j);
+            scale[i] = (int)((low >> 4 * i & 15) | (high >> 2 * i & 3) << 4) - 32;
+        }
+        d = rows.half(b, 0);
+    }
+
+    __device__ float add(float sum, const Block *x, int b, int part, int row, int) const {
+        const Levels levels = iq4_levels();
+        float terms[2];
+        for (int i = 0; i < 2; i++) {
+            const Block block = x[8 * b + 2 * part + i];
+            int dot = 0;
+            for (int j = 0; j < 4; j++) {
+                dot = __dp4a((int)levels.four(q[i][j]), block.q[j], dot);
+                dot = __dp4a((int)levels.four(q[i][j] >> 4), block.q[4 + j], dot);
+            }
+            terms[i] = mul_rn((float)(scale[i] * dot), mul_rn(d, block.d));
+        }
+        return add_parts(sum, terms, row);
+    }
+};
+
+// q2_k and q3_k: a lane has groups 2 * part and 2 * part + 1, two pairs of bits of the same 32 bytes. Each half of a group has
+// a scale.
+struct BitPairs : LargeBlocks {
+    u32 q[2][8];
+    int scale[2][2];
+    float d;
+
+    template <typename Rows> __device__ void load_pairs(const Rows &rows, int b, int part, int first_run) {
+        for (int i = 0; i < 8; i++) {
+            u32 pairs = rows.four(b, first_run + 8 * (part / 2) + i) >> 4 * (part % 2);
+            q[0][i] = pairs & 0x03030303u;
+            q[1][i] = pairs >> 2 & 0x03030303u;
+        }
+        d = rows.half(b, 0);
+    }
+
+    // The sum of products of a group, whose stored integers are too large by an offset.
+    __device__ int dot(int i, const Block &x, int offset) const {
+        int first = -offset * x.halves[0], last = -offset * x.halves[1];
+        for (int j = 0; j < 4; j++) {
+            first = __dp4a((int)q[i][j], x.q[j], first);
+            last = __dp4a((int)q[i][4 + j], x.q[4 + j], last);
+        }
+        return scale[i][0] * first + scale[i][1] * last;
+    }
+};
+
+struct Q2K : BitPairs {
+    static constexpr int BYTES = 84;
+    template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 2, 80, 0, BYTES>;
+    int min_of[2][2];
+    float dmin;
+
+    template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int b, int part, int) {
+        load_pairs(rows, b, part, 4);
+        u32 packed = rows.four(b, part);
+        for (int i = 0; i < 4; i++) {
+            scale[i / 2][i % 2] = packed >> 8 * i & 15;
+            min_of[i / 2][i % 2] = packed >> (8 * i + 4) & 15;
+        }
+        dmin = rows.half(b, 1);
+    }
+
+    __device__ float add(float sum, const Block *x, int b, int part, int row, int) const {
+        float terms[2];
+        for (int i = 0; i < 2; i++) {
+            const Block block = x[8 * b + 2 * part + i];
+            int below = min_of[i][0] * block.halves[0] + min_of[i][1] * block.halves[1];
+            float product = mul_rn((float)dot(i, block, 0), mul_rn(d, block.d));
+            terms[i] = sub_rn(product, mul_rn((float)below, mul_rn(dmin, block.d)));
+        }
+        return add_parts(sum, terms, row);
+    }
+};
+
+struct Q3K : BitPairs {
+    static constexpr int BYTES = 110;
+    template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 1, 108, 0, BYTES>;
+
+    template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int b, int part, int) {
+        load_pairs(rows, b, part, 8);
+        for (int i = 0; i < 8; i++) {
+            // Bit g of the first 32 bytes is the third bit of group g.
+            u32 third = rows.four(b, i) >> 2 * part;
+            q[0][i] |= (third & 0x01010101u) << 2;
+            q[1][i] |= (third >> 1 & 0x01010101u) << 2;
+        }
+        // Of scale s the low bits are a nibble of byte s % 8, the high ones bits 2 * (s / 4) of byte 8 + s % 4.
+        u32 low = rows.four(b, 24 + part % 2) >> 4 * (part / 2), high = rows.four(b, 26) >> 2 * part;
+        for (int i = 0; i < 4; i++) {
+            scale[i / 2][i % 2] = (int)((low >> 8 * i & 15) | (high >> 8 * i & 3) << 4) - 32;
+        }
+    }
+
+    __device__ float add(float sum, const Block *x, int b, int part, int row, int) const {
+        float terms[2];
+        for (int i = 0; i < 2; i++) {
+            const Block block = x[8 * b + 2 * part + i];
+            terms[i] = mul_rn((float)dot(i, block, 4), mul_rn(d, block.d));
+        }
+        return add_parts(sum, terms, row);
+    }
+};
+
+// Each half of a block has four groups. A lane has groups n and n + 2 of a half, n = 0 or 1, which share bytes.
+struct Q6K : LargeBlocks {
+    static constexpr int BYTES = 210;
+    template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 1, 208, 0, BYTES>;
+    u32 q[2][8];
+    // The scales of the first and of the last 16 values of each group.
+    int scale[2][2];
+    float d;
+
+    template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int b, int part, int) {
+        int half = part / 2, n = part % 2;
+        for (int i = 0; i < 8; i++) {
+            // Two more bits of each value: group n of the half has the bit pair n.
+            u32 nibbles = rows.four(b, 8 * part + i), pairs = rows.four(b, 32 + 8 * half + i) >> 2 * n;
+            q[0][i] = (nibbles & 0x0F0F0F0Fu) | (pairs & 0x03030303u) << 4;
+            q[1][i] = (nibbles >> 4 & 0x0F0F0F0Fu) | (pairs >> 4 & 0x03030303u) << 4;
+        }
+        for (int i = 0; i < 2; i++) {
+            u32 four = rows.four(b, 48 + 2 * half + i) >> 16 * n;
+            scale[i][0] = (signed char)four;
+            scale[i][1] = (signed char)(four >> 8);
+        }
+        d = rows.half(b, 0);
+    }
+
+    __device__ float add(float sum, const Block *x, int b, int part, int row, int) const {
+        float terms[2];
+        for (int i = 0; i < 2; i++) {
+            const Block block = x[8 * b + 4 * (part / 2) + part % 2 + 2 * i];
+            // The stored integers are 32 too large.
+            int first = -32 * block.halves[0], last = -32 * block.halves[1];
+            for (int j = 0; j < 4; j++) {
+                first = __dp4a((int)q[i][j], block.q[j], first);
+                last = __dp4a((int)q[i][4 + j], block.q[4 + j], last);
+            }
+            terms[i] = mul_rn((float)(scale[i][0] * first + scale[i][1] * last), mul_rn(d, block.d));
+        }
+        for (int half = 0; half < 4; half += 2) {
+            for (int i = 0; i < 2; i++) {
+                sum = add_rn(sum, from_part(terms[i], row, half));
+                sum = add_rn(sum, from_part(terms[i], row, half + 1));
+            }
+        }
+        return sum;
+    }
+};
+
+MATMUL(q2_k, Q2K)
+MATMUL(q3_k, Q3K)
+MATMUL(q4_k, Q4K)
+MATMUL(q5_k, Q5K)
+MATMUL(q6_k, Q6K)
+MATMUL(iq4_xs, Iq4Xs)

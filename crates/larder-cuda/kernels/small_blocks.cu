@@ -1,0 +1,181 @@
+// Products with weights in formats with blocks of 32 values; see blocks.cuh.
+#include "blocks.cuh"
+
+struct Q8_0 : SmallBlocks {
+    static constexpr int BYTES = 34;
+    template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 1, 0, 2, BYTES>;
+    u32 q[8];
+    float d;
+
+    template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int step, int part, int blocks) {
+        int b = block(step, part, blocks);
+        for (int i = 0; i < 8; i++) q[i] = rows.four(b, i);
+        d = rows.half(b, 0);
+    }
+
+    __device__ float add(float sum, const Block *blocks_of_x, int step, int part, int row, int blocks) const {
+        const Block x = blocks_of_x[block(step, part, blocks)];
+        int dot = 0;
+        for (int i = 0; i < 8; i++) dot = __dp4a((int)q[i], x.q[i], dot);
+        return add_parts(sum, mul_rn((float)dot, mul_rn(d, x.d)), step, row, blocks);
+    }
+};
+
+struct Q4_0 : SmallBlocks {
+    static constexpr int BYTES = 18;
+    template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 1, 0, 2, BYTES>;
+    u32 q[4];
+    float d;
+
+    template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int step, int part, int blocks) {
+        int b = block(step, part, blocks);
+        for (int i = 0; i < 4; i++) q[i] = rows.four(b, i);
+        d = rows.half(b, 0);
+    }
+
+    __device__ float add(float sum, const Block *blocks_of_x, int step, int part, int row, int blocks) const {
+        const Block x = blocks_of_x[block(step, part, blocks)];
+        // The stored integers are 8 too large.
+        int dot = -x.sum8;
+        for (int i = 0; i < 4; i++) {
+            dot = __dp4a((int)(q[i] & 0x0F0F0F0Fu), x.q[i], dot);
+            dot = __dp4a((int)(q[i] >> 4 & 0x0F0F0F0Fu), x.q[4 + i], dot);
+        }
+        return add_parts(sum, mul_rn((float)dot, mul_rn(d, x.d)), step, row, blocks);
+    }
+};
+
+// Bit i of four bits, as bit 4 of byte i.
+__device__ inline u32 fifth_bits(u32 four) {
+    return (four & 1) << 4 | (four & 2) << 11 | (four & 4) << 18 | (four & 8) << 25;
+}
+
+// Nibbles with a minimum, and a fifth bit of each value or none.
+template <int FIFTHS> struct AboveMinimum : SmallBlocks {
+    static constexpr int BYTES = 20 + 4 * FIFTHS;
+    template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 2, 0, 4, BYTES>;
+    u32 q[8];
+    float d, min_of;
+
+    template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int step, int part, int blocks) {
+        int b = block(step, part, blocks);
+        u32 fifths = FIFTHS ? rows.four(b, 0) : 0;
+        for (int i = 0; i < 4; i++) {
+            u32 nibbles = rows.four(b, FIFTHS + i);
+            q[i] = (nibbles & 0x0F0F0F0Fu) | fifth_bits(fifths >> 4 * i);
+            q[4 + i] = (nibbles >> 4 & 0x0F0F0F0Fu) | fifth_bits(fifths >> (16 + 4 * i));
+        }
+        d = rows.half(b, 0);
+        min_of = rows.half(b, 1);
+    }
+
+    __device__ float add(float sum, const Block *blocks_of_x, int step, int part, int row, int blocks) const {
+        const Block x = blocks_of_x[block(step, part, blocks)];
+        int dot = 0;
+        for (int i = 0; i < 8; i++) dot = __dp4a((int)q[i], x.q[i], dot);
+        float term = add_rn(mul_rn((float)dot, mul_rn(d, x.d)), mul_rn(min_of, x.d_sum));
+        return add_parts(sum, term, step, row, blocks);
+    }
+};
+
+struct Q5_0 : SmallBlocks {
+    static constexpr int BYTES = 22;
+    template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 1, 0, 2, BYTES>;
+    u32 q[8];
+    float d;
+
+    template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int step, int part, int blocks) {
+        int b = block(step, part, blocks);
+        u32 fifths = rows.four(b, 0);
+        for (int i = 0; i < 4; i++) {
+            u32 nibbles = rows.four(b, 1 + i);
+            q[i] = (nibbles & 0x0F0F0F0Fu) | fifth_bits(fifths >> 4 * i);
+            q[4 + i] = (nibbles >> 4 & 0x0F0F0F0Fu) | fifth_bits(fifths >> (16 + 4 * i));
+        }
+        d = rows.half(b, 0);
+    }
+
+    __device__ float add(float sum, const Block *blocks_of_x, int step, int part, int row, int blocks) const {
+        const Block x = blocks_of_x[block(step, part, blocks)];
+        // The stored integers are 16 too large.
+        int dot = -2 * x.sum8;
+        for (int i = 0; i < 8; i++) dot = __dp4a((int)q[i], x.q[i], dot);
+        return add_parts(sum, mul_rn((float)dot, mul_rn(d, x.d)), step, row, blocks);
+    }
+};
+
+// 32 nibbles that choose among sixteen integers, the low ones of 16 bytes first.
+struct NibbleLevels : SmallBlocks {
+    u32 q[4];
+    float d;
+
+    __device__ float add_levels(
+        const Levels &levels, float sum, const Block *blocks_of_x, int step, int part, int row, int blocks) const {
+        const Block x = blocks_of_x[block(step, part, blocks)];
+        int dot = 0;
+        for (int i = 0; i < 4; i++) {
+            dot = __dp4a((int)levels.four(q[i]), x.q[i], dot);
+            dot = __dp4a((int)levels.four(q[i] >> 4), x.q[4 + i], dot);
+        }
+        return add_parts(sum, mul_rn((float)dot, mul_rn(d, x.d)), step, row, blocks);
+    }
+};
+
+struct Iq4Nl : NibbleLevels {
+    static constexpr int BYTES = 18;
+    template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 1, 0, 2, BYTES>;
+
+    template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int step, int part, int blocks) {
+        int b = block(step, part, blocks);
+        for (int i = 0; i < 4; i++) q[i] = rows.four(b, i);
+        d = rows.half(b, 0);
+    }
+
+    __device__ float add(float sum, const Block *x, int step, int part, int row, int blocks) const {
+        return add_levels(iq4_levels(), sum, x, step, part, row, blocks);
+    }
+};
+
+// A row of mxfp4, whose blocks are a byte and 16 bytes, so that nothing in a plain row is aligned.
+template <bool INTERLEAVED> struct Mxfp4Row {
+    static constexpr int BYTES = 17;
+    const u8 *base;
+    int row;
+
+    // The byte of block b that is the exponent of its scale.
+    __device__ u32 exponent(int b) const { return INTERLEAVED ? base[(u64)b * BYTES * GROUP + row] : base[(u64)b * BYTES]; }
+
+    // Run i of four of the other bytes of block b.
+    __device__ u32 four(int b, int i) const {
+        if (INTERLEAVED) return *(const u32 *)(base + (u64)b * BYTES * GROUP + GROUP + 4 * (GROUP * i + row));
+        const u8 *at = base + (u64)b * BYTES + 1 + 4 * i;
+        return at[0] | (u32)at[1] << 8 | (u32)at[2] << 16 | (u32)at[3] << 24;
+    }
+};
+
+struct Mxfp4 : NibbleLevels {
+    static constexpr int BYTES = Mxfp4Row<false>::BYTES;
+    template <bool INTERLEAVED> using Rows = Mxfp4Row<INTERLEAVED>;
+
+    template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int step, int part, int blocks) {
+        int b = block(step, part, blocks);
+        for (int i = 0; i < 4; i++) q[i] = rows.four(b, i);
+        // Half of 2^(exponent - 127); the two smallest are subnormal.
+        u32 exponent = rows.exponent(b);
+        d = __uint_as_float(exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23);
+    }
+
+    __device__ float add(float sum, const Block *x, int step, int part, int row, int blocks) const {
+        // Twice the values of the floats of four bits: 0, 1, 2, 3, 4, 6, 8, 12, and the same below zero.
+        const Levels levels = {{0x03020100u, 0x0C080604u, 0xFDFEFF00u, 0xF4F8FAFCu}};
+        return add_levels(levels, sum, x, step, part, row, blocks);
+    }
+};
+
+MATMUL(q8_0, Q8_0)
+MATMUL(q4_0, Q4_0)
+MATMUL(q4_1, AboveMinimum<0>)
+MATMUL(q5_0, Q5_0)
+MATMUL(q5_1, AboveMinimum<1>)
+MATMUL(iq4_nl, Iq4Nl)
+MATMUL(mxfp4, Mxfp4)
