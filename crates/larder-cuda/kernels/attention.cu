@@ -295,7 +295,7 @@ __device__ void write_rotated(const NewHead &head, u8 *out, u32 width, const flo
     for (u32 i = dim + lane; i < width; i += WARP) Kind::narrow(out, i, head.at(i));
 }
 
-// What is done with the heads of new tokens.
+// The heads of new tokens, with their norms and rotation.
 struct NewHeadsArgs {
     // [queries, heads, key_width]; the results are the queries of the attention.
     const float *queries;

@@ -68,7 +68,7 @@ pub(crate) struct Outputs {
 
 /// The heads of new tokens on the device, of all tasks of a batch in order.
 pub(crate) struct NewTokens<'a> {
-    /// What is done with them; the turns are to be filled in.
+    /// Addresses, norms and rotation of the heads; the turns are to be filled in.
     pub heads: NewHeadsArgs,
     /// Values of a token's queries, keys and values.
     pub widths: [usize; 3],

@@ -114,7 +114,7 @@ pub struct RowCopy {
     pub heads: usize,
 }
 
-/// What is done with the heads of new tokens, as kernels read it.
+/// The heads of new tokens, with their norms and rotation, as kernels read them.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct NewHeadsArgs {
     /// `[queries, heads, key_width]`, `[queries, key heads, key_width]` and `[queries, key heads, value_width]`.

@@ -224,7 +224,7 @@ impl Moe {
         };
         let always = OnceCell::new();
         let of_cpu = self.shared.as_ref().filter(|_| shared.is_none());
-        // What is added to the residual stream has to be whole first.
+        // A shared expert that the CPU computes is added to the sums before these are added to the residual stream.
         let onto = residual.filter(|_| of_cpu.is_none());
         let meanwhile = || {
             if let Some(of_cpu) = of_cpu {
