@@ -62,9 +62,8 @@ impl TieredPath {
         let mut dispatch = ExpertDispatch { call, routed, host, device: device.as_mut(), started: [false; 2] };
         let wanted = wanted_experts(&routed.ids, call.gate.experts);
         let visited = cache.visit(call.layer, &wanted, call.logits_of_one(), &mut dispatch);
-        if visited.is_ok()
-            && let Some(sums) = dispatch.begin_sum()?
-        {
+        let begun = if visited.is_ok() { dispatch.begin_sum() } else { Ok(None) };
+        if let Ok(Some(sums)) = begun {
             return Ok(Some(sums));
         }
         let start = Instant::now();
@@ -72,7 +71,7 @@ impl TieredPath {
         let finished = dispatch.finish();
         self.finishing += start.elapsed();
         visited.map_err(model_error)?;
-        finished.map(|()| None)
+        begun.and(finished).map(|()| None)
     }
 }
 
