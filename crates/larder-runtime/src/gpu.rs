@@ -153,3 +153,20 @@ mod real {
         larder_cuda::Emulator::new(1 << 30, 1)
     }
 }
+
+#[cfg(all(test, feature = "emulator"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_emulated_gpu_is_inspected() {
+        match real::inspect(DeviceKind::Emulated) {
+            Ok(gpu) => {
+                let GpuThroughput { link_in, link_out, vram, compute } = gpu.throughput;
+                assert!(gpu.page_locking && gpu.free > 0 && !gpu.name.is_empty());
+                assert!([link_in, link_out, vram, compute].into_iter().all(|rate| rate > 0.0));
+            }
+            Err(error) => assert!(format!("{error:#}").contains("needs a C++20 compiler"), "{error:#}"),
+        }
+    }
+}

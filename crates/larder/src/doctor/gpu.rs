@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use super::Finding;
-use super::power::{folders, read_word};
+use super::sysfs::{folders, read_word};
 
 /// The number of NVIDIA as a vendor of PCI devices.
 const NVIDIA: &str = "0x10de";
@@ -123,7 +123,7 @@ fn support() -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::power::tests::tree;
+    use crate::doctor::sysfs::tests::tree;
 
     #[test]
     fn a_short_link_and_a_display_give_advice() {

@@ -6,6 +6,7 @@ mod gpu;
 mod power;
 mod processor;
 mod ram;
+mod sysfs;
 
 use std::path::Path;
 

@@ -1,12 +1,12 @@
 //! Findings about temperature, clock and power supply, where the system reports them.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use larder_runtime::machine::power::PowerSupplies;
 use serde_json::json;
 
 use super::Finding;
+use super::sysfs::{folders, read_word};
 
 /// Above this temperature, in thousandths of a degree, many CPUs throttle soon.
 const HOT_MILLIDEGREES: i64 = 85_000;
@@ -17,18 +17,6 @@ pub fn check() -> Vec<Finding> {
 
 fn check_in(sys: &Path) -> Vec<Finding> {
     [temperature(sys), governor(sys), supply(sys)].into_iter().flatten().collect()
-}
-
-/// The subfolders of a folder, sorted; none if it cannot be read.
-pub(super) fn folders(path: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(path).into_iter().flatten();
-    let mut all: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
-    all.sort();
-    all
-}
-
-pub(super) fn read_word(dir: &Path, name: &str) -> Option<String> {
-    Some(fs::read_to_string(dir.join(name)).ok()?.trim().to_owned())
 }
 
 fn temperature(sys: &Path) -> Option<Finding> {
@@ -71,19 +59,9 @@ fn supply(sys: &Path) -> Option<Finding> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
-
-    /// A folder with these files.
-    pub fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
-        let root = tempfile::tempdir().unwrap();
-        for (name, text) in files {
-            let path = root.path().join(name);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
-        root
-    }
+    use crate::doctor::sysfs::tests::tree;
 
     #[test]
     fn heat_governor_and_battery_give_advice() {
