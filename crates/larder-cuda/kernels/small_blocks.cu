@@ -1,11 +1,37 @@
 // Products with weights in formats with blocks of 32 values; see blocks.cuh.
 #include "blocks.cuh"
 
-struct Q8_0 : SmallBlocks {
-    static constexpr int BYTES = 34;
-    template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 1, 0, 2, BYTES>;
+// The integers of a block, four in each word.
+struct Words : SmallBlocks {
     u32 q[8];
     float d;
+
+    // Nibbles, the low ones first, each with a fifth bit from the first run if there are FIFTHS.
+    template <int FIFTHS, typename Rows> __device__ void load_nibbles(const Rows &rows, int b) {
+        u32 fifths = FIFTHS ? rows.four(b, 0) : 0;
+        for (int i = 0; i < 4; i++) {
+            u32 nibbles = rows.four(b, FIFTHS + i);
+            q[i] = (nibbles & 0x0F0F0F0Fu) | fifth_bits(fifths >> 4 * i);
+            q[4 + i] = (nibbles >> 4 & 0x0F0F0F0Fu) | fifth_bits(fifths >> (16 + 4 * i));
+        }
+        d = rows.half(b, 0);
+    }
+
+    // Bit i of four bits, as bit 4 of byte i.
+    __device__ static u32 fifth_bits(u32 four) {
+        return (four & 1) << 4 | (four & 2) << 11 | (four & 4) << 18 | (four & 8) << 25;
+    }
+
+    // The sum of products with a block of activations, to which another is added.
+    __device__ int dot(const Block &x, int sum) const {
+        for (int i = 0; i < 8; i++) sum = __dp4a((int)q[i], x.q[i], sum);
+        return sum;
+    }
+};
+
+struct Q8_0 : Words {
+    static constexpr int BYTES = 34;
+    template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 1, 0, 2, BYTES>;
 
     template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int step, int part, int blocks) {
         int b = block(step, part, blocks);
@@ -15,100 +41,54 @@ struct Q8_0 : SmallBlocks {
 
     __device__ float add(float sum, const Block *blocks_of_x, int step, int part, int row, int blocks) const {
         const Block x = blocks_of_x[block(step, part, blocks)];
-        int dot = 0;
-        for (int i = 0; i < 8; i++) dot = __dp4a((int)q[i], x.q[i], dot);
-        return add_parts(sum, mul_rn((float)dot, mul_rn(d, x.d)), step, row, blocks);
+        return add_parts(sum, mul_rn((float)dot(x, 0), mul_rn(d, x.d)), step, row, blocks);
     }
 };
 
-struct Q4_0 : SmallBlocks {
-    static constexpr int BYTES = 18;
-    template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 1, 0, 2, BYTES>;
-    u32 q[4];
-    float d;
-
-    template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int step, int part, int blocks) {
-        int b = block(step, part, blocks);
-        for (int i = 0; i < 4; i++) q[i] = rows.four(b, i);
-        d = rows.half(b, 0);
-    }
-
-    __device__ float add(float sum, const Block *blocks_of_x, int step, int part, int row, int blocks) const {
-        const Block x = blocks_of_x[block(step, part, blocks)];
-        // The stored integers are 8 too large.
-        int dot = -x.sum8;
-        for (int i = 0; i < 4; i++) {
-            dot = __dp4a((int)(q[i] & 0x0F0F0F0Fu), x.q[i], dot);
-            dot = __dp4a((int)(q[i] >> 4 & 0x0F0F0F0Fu), x.q[4 + i], dot);
-        }
-        return add_parts(sum, mul_rn((float)dot, mul_rn(d, x.d)), step, row, blocks);
-    }
-};
-
-// Bit i of four bits, as bit 4 of byte i.
-__device__ inline u32 fifth_bits(u32 four) {
-    return (four & 1) << 4 | (four & 2) << 11 | (four & 4) << 18 | (four & 8) << 25;
-}
-
-// Nibbles with a minimum, and a fifth bit of each value or none.
-template <int FIFTHS> struct AboveMinimum : SmallBlocks {
-    static constexpr int BYTES = 20 + 4 * FIFTHS;
-    template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 2, 0, 4, BYTES>;
-    u32 q[8];
-    float d, min_of;
-
-    template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int step, int part, int blocks) {
-        int b = block(step, part, blocks);
-        u32 fifths = FIFTHS ? rows.four(b, 0) : 0;
-        for (int i = 0; i < 4; i++) {
-            u32 nibbles = rows.four(b, FIFTHS + i);
-            q[i] = (nibbles & 0x0F0F0F0Fu) | fifth_bits(fifths >> 4 * i);
-            q[4 + i] = (nibbles >> 4 & 0x0F0F0F0Fu) | fifth_bits(fifths >> (16 + 4 * i));
-        }
-        d = rows.half(b, 0);
-        min_of = rows.half(b, 1);
-    }
-
-    __device__ float add(float sum, const Block *blocks_of_x, int step, int part, int row, int blocks) const {
-        const Block x = blocks_of_x[block(step, part, blocks)];
-        int dot = 0;
-        for (int i = 0; i < 8; i++) dot = __dp4a((int)q[i], x.q[i], dot);
-        float term = add_rn(mul_rn((float)dot, mul_rn(d, x.d)), mul_rn(min_of, x.d_sum));
-        return add_parts(sum, term, step, row, blocks);
-    }
-};
-
-struct Q5_0 : SmallBlocks {
+struct Q5_0 : Words {
     static constexpr int BYTES = 22;
     template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 1, 0, 2, BYTES>;
-    u32 q[8];
-    float d;
 
     template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int step, int part, int blocks) {
-        int b = block(step, part, blocks);
-        u32 fifths = rows.four(b, 0);
-        for (int i = 0; i < 4; i++) {
-            u32 nibbles = rows.four(b, 1 + i);
-            q[i] = (nibbles & 0x0F0F0F0Fu) | fifth_bits(fifths >> 4 * i);
-            q[4 + i] = (nibbles >> 4 & 0x0F0F0F0Fu) | fifth_bits(fifths >> (16 + 4 * i));
-        }
-        d = rows.half(b, 0);
+        load_nibbles<1>(rows, block(step, part, blocks));
     }
 
     __device__ float add(float sum, const Block *blocks_of_x, int step, int part, int row, int blocks) const {
         const Block x = blocks_of_x[block(step, part, blocks)];
         // The stored integers are 16 too large.
-        int dot = -2 * x.sum8;
-        for (int i = 0; i < 8; i++) dot = __dp4a((int)q[i], x.q[i], dot);
-        return add_parts(sum, mul_rn((float)dot, mul_rn(d, x.d)), step, row, blocks);
+        return add_parts(sum, mul_rn((float)dot(x, -2 * x.sum8), mul_rn(d, x.d)), step, row, blocks);
     }
 };
 
-// 32 nibbles that choose among sixteen integers, the low ones of 16 bytes first.
-struct NibbleLevels : SmallBlocks {
+// q4_1 and q5_1: integers above a minimum.
+template <int FIFTHS> struct AboveMinimum : Words {
+    static constexpr int BYTES = 20 + 4 * FIFTHS;
+    template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 2, 0, 4, BYTES>;
+    float min_of;
+
+    template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int step, int part, int blocks) {
+        int b = block(step, part, blocks);
+        load_nibbles<FIFTHS>(rows, b);
+        min_of = rows.half(b, 1);
+    }
+
+    __device__ float add(float sum, const Block *blocks_of_x, int step, int part, int row, int blocks) const {
+        const Block x = blocks_of_x[block(step, part, blocks)];
+        float term = add_rn(mul_rn((float)dot(x, 0), mul_rn(d, x.d)), mul_rn(min_of, x.d_sum));
+        return add_parts(sum, term, step, row, blocks);
+    }
+};
+
+// 32 nibbles as they are stored, the low ones of 16 bytes first.
+struct Nibbles : SmallBlocks {
     u32 q[4];
     float d;
 
+    template <typename Rows> __device__ void load_nibbles(const Rows &rows, int b) {
+        for (int i = 0; i < 4; i++) q[i] = rows.four(b, i);
+    }
+
+    // Adds the products of integers that the nibbles choose.
     __device__ float add_levels(
         const Levels &levels, float sum, const Block *blocks_of_x, int step, int part, int row, int blocks) const {
         const Block x = blocks_of_x[block(step, part, blocks)];
@@ -121,16 +101,32 @@ struct NibbleLevels : SmallBlocks {
     }
 };
 
-struct Iq4Nl : NibbleLevels {
+// q4_0 and iq4_nl: nibbles behind the scale.
+struct ScaledNibbles : Nibbles {
     static constexpr int BYTES = 18;
     template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 1, 0, 2, BYTES>;
 
     template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int step, int part, int blocks) {
         int b = block(step, part, blocks);
-        for (int i = 0; i < 4; i++) q[i] = rows.four(b, i);
+        load_nibbles(rows, b);
         d = rows.half(b, 0);
     }
+};
 
+struct Q4_0 : ScaledNibbles {
+    __device__ float add(float sum, const Block *blocks_of_x, int step, int part, int row, int blocks) const {
+        const Block x = blocks_of_x[block(step, part, blocks)];
+        // The stored integers are 8 too large.
+        int dot = -x.sum8;
+        for (int i = 0; i < 4; i++) {
+            dot = __dp4a((int)(q[i] & 0x0F0F0F0Fu), x.q[i], dot);
+            dot = __dp4a((int)(q[i] >> 4 & 0x0F0F0F0Fu), x.q[4 + i], dot);
+        }
+        return add_parts(sum, mul_rn((float)dot, mul_rn(d, x.d)), step, row, blocks);
+    }
+};
+
+struct Iq4Nl : ScaledNibbles {
     __device__ float add(float sum, const Block *x, int step, int part, int row, int blocks) const {
         return add_levels(iq4_levels(), sum, x, step, part, row, blocks);
     }
@@ -153,13 +149,13 @@ template <bool INTERLEAVED> struct Mxfp4Row {
     }
 };
 
-struct Mxfp4 : NibbleLevels {
+struct Mxfp4 : Nibbles {
     static constexpr int BYTES = Mxfp4Row<false>::BYTES;
     template <bool INTERLEAVED> using Rows = Mxfp4Row<INTERLEAVED>;
 
     template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int step, int part, int blocks) {
         int b = block(step, part, blocks);
-        for (int i = 0; i < 4; i++) q[i] = rows.four(b, i);
+        load_nibbles(rows, b);
         // Half of 2^(exponent - 127); the two smallest are subnormal.
         u32 exponent = rows.exponent(b);
         d = __uint_as_float(exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23);

@@ -68,27 +68,10 @@ impl Case {
     }
 }
 
-/// The kernels for one token and for any number.
+/// The kernels for one token and for any number, which are named after their number format.
 fn kernels(kind: NumberFormat) -> [&'static str; 2] {
-    match kind {
-        NumberFormat::F32 => ["f32_matmul"; 2],
-        NumberFormat::F16 => ["f16_matmul"; 2],
-        NumberFormat::Bf16 => ["bf16_matmul"; 2],
-        NumberFormat::Q8_0 => ["q8_0_matvec", "q8_0_matmul"],
-        NumberFormat::Q4_0 => ["q4_0_matvec", "q4_0_matmul"],
-        NumberFormat::Q4_1 => ["q4_1_matvec", "q4_1_matmul"],
-        NumberFormat::Q5_0 => ["q5_0_matvec", "q5_0_matmul"],
-        NumberFormat::Q5_1 => ["q5_1_matvec", "q5_1_matmul"],
-        NumberFormat::Q2K => ["q2_k_matvec", "q2_k_matmul"],
-        NumberFormat::Q3K => ["q3_k_matvec", "q3_k_matmul"],
-        NumberFormat::Iq4Xs => ["iq4_xs_matvec", "iq4_xs_matmul"],
-        NumberFormat::Iq4Nl => ["iq4_nl_matvec", "iq4_nl_matmul"],
-        NumberFormat::Mxfp4 => ["mxfp4_matvec", "mxfp4_matmul"],
-        NumberFormat::Q4K => ["q4_k_matvec", "q4_k_matmul"],
-        NumberFormat::Q5K => ["q5_k_matvec", "q5_k_matmul"],
-        NumberFormat::Q6K => ["q6_k_matvec", "q6_k_matmul"],
-        _ => unreachable!("`check_kind` refuses formats without kernels"),
-    }
+    let named = |what: &str| -> &'static str { format!("{kind}_{what}").leak() };
+    if kind.is_float() { [named("matmul"); 2] } else { ["matvec", "matmul"].map(named) }
 }
 
 /// Computes all cases, which have one number format, in one launch.
