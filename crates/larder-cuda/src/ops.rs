@@ -43,7 +43,7 @@ struct State {
     first: usize,
     /// Number of the first operation of this chain.
     begun_at: usize,
-    /// By number of an operation: the address of its result, quantised in this chain.
+    /// By number of an operation of both chains: the address of its result, quantised.
     quantised: HashMap<usize, u64>,
     lists: HashMap<ListKey, DeviceBuffer>,
     staging: Upload,
@@ -231,7 +231,7 @@ impl State {
         result
     }
 
-    /// The address of rows as quantised blocks, which a chain makes once.
+    /// The address of rows as quantised blocks, which are made once.
     fn quantised(&mut self, x: DeviceRows) -> Result<u64> {
         let at = self.at(x)?;
         if let Some(out) = self.quantised.get(&x.id) {
@@ -253,7 +253,7 @@ impl State {
         self.rows.drain(..self.begun_at - self.first);
         self.first = self.begun_at;
         self.begun_at = self.first + self.rows.len();
-        self.quantised.clear();
+        self.quantised.retain(|id, _| *id >= self.first);
     }
 
     /// Copies the bytes from the first wanted row to the last back at once, where they are close together in one piece of memory.

@@ -134,7 +134,7 @@ impl<'a> DeviceLayer<'a> {
         let Running { pass, experts, tap, clock } = running;
         let logits = moe.router.begin(input, self.ops)?;
         let hint = match experts.wants_hint(HintSource::LayerBefore, pass.tokens()) {
-            true => Some(self.hint(residual, others.following)?),
+            true => self.hint(residual, others.following)?,
             false => None,
         };
         let hinted = hint.as_ref().map(|hint| match hint {
@@ -156,19 +156,14 @@ impl<'a> DeviceLayer<'a> {
         moe.begin(of_moe, (input, onto, self.ops), &pass.origins, *experts, *tap, clock)
     }
 
-    /// Begins what the router of the next layer would choose by if this layer's experts added nothing.
-    fn hint<'l>(&self, residual: DeviceRows, following: &'l [Layer]) -> Result<Hint<'l>> {
-        let begun = |(ffn, moe): (&Branch<Ffn>, &Moe)| -> Result<Option<DeviceRows>> {
-            match ffn.norm.for_devices().filter(|_| ffn.connection.is_none() && moe.is_for_devices()) {
-                Some(norm) => moe.router.begin(norm.begin(residual, self.ops)?, self.ops),
-                None => Ok(None),
-            }
+    /// Begins what the router of the next MoE layer would choose by if this layer's experts added nothing; `None` behind the last one.
+    fn hint<'l>(&self, residual: DeviceRows, following: &'l [Layer]) -> Result<Option<Hint<'l>>> {
+        let Some((ffn, moe)) = next_moe(following) else { return Ok(None) };
+        let logits = match ffn.norm.for_devices().filter(|_| ffn.connection.is_none() && moe.is_for_devices()) {
+            Some(norm) => moe.router.begin(norm.begin(residual, self.ops)?, self.ops)?,
+            None => None,
         };
-        let Some((ffn, moe)) = next_moe(following) else { return Ok(Hint::Residual(residual)) };
-        Ok(match begun((ffn, moe))? {
-            Some(logits) => Hint::Logits(moe, logits),
-            None => Hint::Residual(residual),
-        })
+        Ok(Some(logits.map_or(Hint::Residual(residual), |logits| Hint::Logits(moe, logits))))
     }
 }
 
