@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use crate::ExpertId;
+use crate::{ExpertId, exp};
 
 /// Largest number of groups that a gate may have.
 const GROUPS_MAX: usize = 1024;
@@ -370,12 +370,12 @@ fn sparse_mixer(logits: &[f32], at: usize, taken: &[ExpertId], eps: f32) -> f32 
         let far = (top - l) / l.abs().max(top) > 2.0 * eps;
         !far && !taken.iter().any(|t| t.index() == j)
     };
-    let sum: f32 = (0..logits.len()).filter(|j| near(*j)).map(|j| (logits[j] - top).exp()).sum();
+    let sum: f32 = (0..logits.len()).filter(|j| near(*j)).map(|j| exp(logits[j] - top)).sum();
     1.0 / sum
 }
 
 fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + (-x).exp())
+    1.0 / (1.0 + exp(-x))
 }
 
 fn softplus(x: f32) -> f32 {
@@ -386,7 +386,7 @@ fn softmax(values: &mut [f32]) {
     let top = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let mut sum = 0.0;
     for v in values.iter_mut() {
-        *v = (*v - top).exp();
+        *v = exp(*v - top);
         sum += *v;
     }
     values.iter_mut().for_each(|v| *v /= sum);

@@ -37,6 +37,7 @@
 mod atomic_file;
 mod blueprint;
 pub mod code_books;
+mod exp;
 mod expert;
 mod expert_activations;
 mod fieldwise;
@@ -66,6 +67,7 @@ mod units;
 
 pub use atomic_file::{create_new, output_file, temp_path, write_atomically};
 pub use blueprint::{Blueprint, ExpertNames, Geometry, MTP_KEY, RowPick, TensorSlice, TensorSpec};
+pub use exp::exp;
 pub use expert::{ComputeStage, ExpertLayout, ExpertPart, LayoutError, PART_ALIGN, SEGMENTS, SHARD_ALIGN, STAGED_ROWS};
 pub use expert_activations::{Coactivation, ExpertActivations, ExpertActivationsError};
 pub use file_system::{

@@ -2,7 +2,7 @@
 
 use std::f32::consts::FRAC_2_SQRT_PI;
 
-use crate::exp::exp;
+use larder_core::exp;
 
 /// The error function to within 2e-7, in steps that give the same bits everywhere.
 #[inline(always)]

@@ -1,6 +1,6 @@
 //! The hyperbolic tangent, for GELU.
 
-use crate::exp::exp;
+use larder_core::exp;
 
 /// The hyperbolic tangent to within 2e-7, in steps that give the same bits everywhere.
 #[inline(always)]

@@ -1,6 +1,6 @@
 //! The softmax of one query over the positions that it sees, a position tile at a time.
 
-use crate::exp::exp;
+use larder_core::exp;
 
 /// What becomes of the scores of a tile: their maximum, and the sum of `e^(score − max)`.
 #[derive(Clone, Copy)]

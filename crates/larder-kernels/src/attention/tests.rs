@@ -4,9 +4,9 @@ use larder_core::NumberFormat;
 
 use super::*;
 use crate::dot::dot;
-use crate::exp::exp;
 use crate::formats::q8_0::{quantise_row, widen_q8_0};
 use crate::formats::{narrow, widen};
+use larder_core::exp;
 
 const KINDS: [NumberFormat; 3] = [NumberFormat::F32, NumberFormat::F16, NumberFormat::Q8_0];
 

@@ -1,4 +1,4 @@
-//! The exponential function, for softmax and sigmoid.
+//! The exponential function, for softmax and sigmoid, with the same bits on every machine and on a GPU.
 
 /// e^x to within a few units in the last place, in operations that the compiler can vectorise.
 ///
