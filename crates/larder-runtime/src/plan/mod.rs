@@ -17,6 +17,7 @@ mod elastic;
 mod expert_sizes;
 mod prefill;
 mod reserve;
+pub mod tier_speed;
 pub mod tiers;
 
 pub use draft::DraftMemory;

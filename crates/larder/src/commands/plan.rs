@@ -1,11 +1,13 @@
 //! `larder plan`.
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use larder_core::printable;
 use larder_runtime::gpu::{self, GpuParts};
 use larder_runtime::machine::rates::{self, SsdThroughput};
+use larder_runtime::plan::tier_speed::{DecodeBytes, TierRates};
 use larder_runtime::plan::{PlanInputs, decide, tiers};
 use larder_runtime::{OpenModel, Options, check_drafting, plan_inputs, tier_inputs};
+use larder_store::ExpertSource as _;
 use serde_json::json;
 
 use crate::cli::PlanArgs;
@@ -22,7 +24,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
     check_drafting(&model, &options)?;
     let inputs = plan_inputs(&model, &options)?;
     if let Some(gpu) = gpu {
-        return on_gpu(args.json, &model, &options, inputs, &gpu);
+        return on_gpu(args, &model, &options, inputs, gpu);
     }
     let plan = decide(&inputs, &options)?;
 
@@ -71,13 +73,32 @@ pub fn run(args: &PlanArgs) -> Result<()> {
     Ok(())
 }
 
-/// With a GPU, prints the plan of both tiers. The speed depends on the hits in each; `larder bench` measures it.
-fn on_gpu(json: bool, model: &OpenModel, options: &Options, inputs: PlanInputs, gpu: &GpuParts) -> Result<()> {
-    let (inputs, vram) = tier_inputs(model, options, inputs, gpu)?;
+/// With a GPU, prints the plan of both tiers, and the speed that it promises.
+fn on_gpu(args: &PlanArgs, model: &OpenModel, options: &Options, inputs: PlanInputs, gpu: GpuParts) -> Result<()> {
+    let (inputs, vram) = tier_inputs(model, options, inputs, &gpu)?;
     let plan = tiers::decide(&inputs, &vram, options)?;
-    match json {
-        true => println!("{}", plan.json(&inputs, &vram)),
-        false => println!("{}", plan.describe(&inputs, &vram)),
+    let store = model.store().ok_or_else(|| anyhow!("experts are copied to a GPU from a store only"))?;
+    let geometry = &store.manifest().geometry;
+    let measured = (gpu.measure)(store.layout(geometry.moe_layers[0]), geometry.top_k)?;
+    let rates = TierRates {
+        vram: measured.vram,
+        link: measured.link_in,
+        memory: rates::memory_bandwidth(args.engine.threads()),
+        ssd: rates::ssd_throughput(store, &args.engine.performance.reader)?.rate,
+    };
+    let resident = model.resident_on_device()?.0.iter().sum();
+    let experts = inputs.expert_sizes.one_per_layer() * geometry.top_k as u64;
+    let speed = plan.expected_speed(&inputs, DecodeBytes { resident, experts }, &rates);
+    if args.json {
+        let mut found = plan.json(&inputs, &vram);
+        found["expected"] = speed.json();
+        println!("{found}");
+        return Ok(());
     }
+    println!("{}", plan.describe(&inputs, &vram));
+    let of = |rate: f64| print::bytes(rate as u64);
+    let TierRates { vram, link, memory, ssd } = rates;
+    println!("VRAM: {}/s; to the GPU: {}/s; memory: {}/s; SSD: {}/s", of(vram), of(link), of(memory), of(ssd));
+    println!("{}", speed.describe());
     Ok(())
 }
