@@ -62,6 +62,8 @@ const UNSAFE: &[&str] = &[
     "crates/larder-cuda/src/emulator/mod.rs",
     "crates/larder-cuda/src/emulator/library.rs",
     "crates/larder-cuda/src/emulator/streams.rs",
+    "crates/larder-cuda/src/launch_queue/graphs.rs",
+    "crates/larder-cuda/src/launch_queue/mod.rs",
     "crates/larder-cuda/src/launches/mod.rs",
     "crates/larder-cuda/src/link/mod.rs",
     "crates/larder-cuda/src/link/staging.rs",

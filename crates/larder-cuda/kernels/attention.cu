@@ -1,4 +1,4 @@
-// Softmax attention over the KV cache, in three launches (scores, softmax, weighted sum), what is done with the heads of new tokens before
+// Softmax attention over the KV cache, in two launches (scores, then softmax and weighted sum), what is done with the heads of new tokens before
 // it, and copies of KV rows.
 #include "common.cuh"
 
@@ -144,13 +144,10 @@ extern "C" __global__ void scores_f16(const AttentionKernelArgs *args, u32 first
     scores_of<F16>(*args, first_tile);
 }
 
-// The larger number; NaN in b is ignored.
-__device__ inline float larger(float a, float b) { return b > a ? b : a; }
-
 // Replaces the scores of a position tile by e^(score - max). Returns the sum of these powers: eight interleaved sums, these added in
 // order, then the tail. For all threads of a warp.
 __device__ inline float powers_of(float *scores, u32 length, float max_score) {
-    u32 lane = threadIdx.x, body = length / SUM_LANES * SUM_LANES;
+    u32 lane = threadIdx.x % WARP, body = length / SUM_LANES * SUM_LANES;
     float sum = 0.0f, power = 0.0f;
 #pragma unroll 4
     for (u32 from = 0; from < length; from += WARP) {
@@ -168,19 +165,17 @@ __device__ inline float powers_of(float *scores, u32 length, float max_score) {
     return all;
 }
 
-// Replaces each score by e^(score - maximum of its position tile), and adds the position tiles up in order. A warp has a query: the
-// grid's y is the tile, and x the query within it.
-extern "C" __global__ void softmax(const AttentionKernelArgs *args_in_memory, u32 first_tile) {
-    const AttentionKernelArgs &args = *args_in_memory;
-    QueryTile tile(args, first_tile + blockIdx.y);
-    u32 i = blockIdx.x, lane = threadIdx.x;
-    if (i >= tile.count) return;
+// Replaces each score of query i of a tile by e^(score - maximum of its position tile), and adds the position tiles up in order. For all
+// threads of a warp.
+__device__ void softmax_of(const QueryTile &tile, u32 i) {
+    const AttentionKernelArgs &args = tile.args;
+    u32 lane = threadIdx.x % WARP;
     float *scores = tile.scores() + (u64)i * args.score_stride - tile.from;
-    float max_score = args.sinks ? args.sinks[tile.head(i)] : __uint_as_float(0xFF800000u);
+    float max_score = args.sinks ? args.sinks[tile.head(i)] : minus_infinity();
     float sum = args.sinks ? 1.0f : 0.0f;
     for (u32 at = tile.start(i), next; at < tile.end(i); at = next) {
         next = min((at / TILE_POSITIONS + 1) * TILE_POSITIONS, tile.end(i));
-        float tile_max = __uint_as_float(0xFF800000u);
+        float tile_max = minus_infinity();
 #pragma unroll 8
         for (u32 j = at + lane; j < next; j += WARP) tile_max = larger(tile_max, scores[j]);
         for (int step = WARP / 2; step > 0; step /= 2) {
@@ -195,12 +190,10 @@ extern "C" __global__ void softmax(const AttentionKernelArgs *args_in_memory, u3
     if (lane == 0) args.inverse_sums[(u64)blockIdx.y * TILE_QUERIES + i] = div_rn(1.0f, sum);
 }
 
-// The sum of the values, weighted by the softmax. A thread has one column for all queries of the tile, which is the
-// grid's y; positions are added in order within a position tile, and then the position tiles.
-template <typename Kind> __device__ void weighted_sum_of(const AttentionKernelArgs &args, u32 first_tile) {
-    QueryTile tile(args, first_tile + blockIdx.y);
-    u32 column = index_of_thread();
-    if (column >= args.value_width) return;
+// One column of the sum of the values, weighted by the softmax, for all queries of the tile; positions are added in order within a
+// position tile, and then the position tiles.
+template <typename Kind> __device__ void weighted_column(const QueryTile &tile, u32 column) {
+    const AttentionKernelArgs &args = tile.args;
     const float *scores[TILE_QUERIES];
     u32 starts[TILE_QUERIES], ends[TILE_QUERIES], low = tile.from, high = tile.to;
     float sums[TILE_QUERIES] = {}, totals[TILE_QUERIES] = {};
@@ -256,6 +249,14 @@ template <typename Kind> __device__ void weighted_sum_of(const AttentionKernelAr
         args.out[at] = value;
         if (args.blocks) quantise_block(value, args.blocks[at / BLOCK]);
     }
+}
+
+// Softmax and weighted sum of a tile, which is the grid's y and has one block. A warp has a query, then a thread has columns.
+template <typename Kind> __device__ void weighted_sum_of(const AttentionKernelArgs &args, u32 first_tile) {
+    QueryTile tile(args, first_tile + blockIdx.y);
+    if (threadIdx.x / WARP < tile.count) softmax_of(tile, threadIdx.x / WARP);
+    __syncthreads();
+    for (u32 column = threadIdx.x; column < args.value_width; column += blockDim.x) weighted_column<Kind>(tile, column);
 }
 
 extern "C" __global__ void weighted_sum_f32(const AttentionKernelArgs *args, u32 first_tile) {

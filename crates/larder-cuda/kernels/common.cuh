@@ -57,10 +57,25 @@ struct ProductKernelArgs {
 };
 static_assert(sizeof(ProductKernelArgs) == 56, "must match the layout in Rust");
 
+// What an expert adds to the output of a token.
+struct ExpertTerm {
+    // [width], or null: the place has no expert
+    const float *output;
+    float weight;
+    // The expert, where the device has chosen it.
+    u32 expert;
+};
+static_assert(sizeof(ExpertTerm) == 16, "must match the layout in Rust");
+
 __device__ inline float mul_rn(float a, float b) { return __fmul_rn(a, b); }
 __device__ inline float add_rn(float a, float b) { return __fadd_rn(a, b); }
 __device__ inline float sub_rn(float a, float b) { return __fsub_rn(a, b); }
 __device__ inline float div_rn(float a, float b) { return __fdiv_rn(a, b); }
+
+__device__ inline float minus_infinity() { return __uint_as_float(0xFF800000u); }
+
+// The larger number; NaN in b is ignored.
+__device__ inline float larger(float a, float b) { return b > a ? b : a; }
 
 // The f16 number at an even address.
 __device__ inline float half_at(const u8 *at) {

@@ -49,25 +49,42 @@ extern "C" __global__ void add_norm(
     norm_values(at, weight, out, blocks, row, i, width, eps);
 }
 
-// What an expert adds to the output of a token.
-struct ExpertTerm {
-    // [width], or null: the place has no expert
-    const float *output;
-    float weight;
-};
-static_assert(sizeof(ExpertTerm) == 16, "must match the layout in Rust");
+// Value `column` of residual + (the sum of a token's k terms, in their order, + shared); either may be null.
+__device__ inline float sum_of_terms(const ExpertTerm *terms, const float *shared, const float *residual, u32 k, u32 column) {
+    float sum = 0.0f;
+    for (u32 rank = 0; rank < k; rank++) {
+        ExpertTerm term = terms[rank];
+        if (term.output) sum = add_rn(sum, mul_rn(term.weight, term.output[column]));
+    }
+    if (shared) sum = add_rn(sum, shared[column]);
+    return residual ? add_rn(residual[column], sum) : sum;
+}
 
-// out[token] = residual[token] + (the sum of the token's k terms, in their order, + shared[token]); either may be null
+// The sums of the experts of each token, whose first terms are at terms[token * k].
 extern "C" __global__ void sum_experts(
     const ExpertTerm *terms, const float *shared, const float *residual, float *out, u32 tokens, u32 k, u32 width) {
     u32 i = index_of_thread();
     if (i >= tokens * width) return;
-    u32 column = i % width;
-    float sum = 0.0f;
-    for (u32 rank = 0; rank < k; rank++) {
-        ExpertTerm term = terms[i / width * k + rank];
-        if (term.output) sum = add_rn(sum, mul_rn(term.weight, term.output[column]));
+    u64 token = i / width, row = token * width;
+    out[i] = sum_of_terms(terms + token * k, shared ? shared + row : shared, residual ? residual + row : residual, k, i % width);
+}
+
+// As sum_experts, and the norm of each row as in rms_norm. A block has a row.
+extern "C" __global__ void __launch_bounds__(1024) sum_experts_norm(
+    const ExpertTerm *terms, const float *shared, const float *residual, float *sums, const float *weight, float *out,
+    Block *blocks, u32 k, u32 width, double eps) {
+    u64 row = (u64)blockIdx.x * width;
+    float *own = sums + row;
+    shared = shared ? shared + row : shared;
+    residual = residual ? residual + row : residual;
+    for (u32 i = threadIdx.x; i < width; i += blockDim.x) {
+        own[i] = sum_of_terms(terms + (u64)blockIdx.x * k, shared, residual, k, i);
     }
-    if (shared) sum = add_rn(sum, shared[i]);
-    out[i] = residual ? add_rn(residual[i], sum) : sum;
+    __syncthreads();
+    float scale = rms_scale([own](u32 i) { return own[i]; }, width, eps);
+    for (u32 i = threadIdx.x; i < width; i += blockDim.x) {
+        float value = mul_rn(mul_rn(own[i], scale), weight[i]);
+        out[row + i] = value;
+        if (blocks) quantise_block(value, blocks[(row + i) / BLOCK]);
+    }
 }

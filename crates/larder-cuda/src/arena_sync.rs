@@ -53,7 +53,7 @@ impl ArenaSync {
         state.groups += 1;
         let group = state.groups;
         slots.for_each(|slot| state.computed[slot] = group);
-        self.event(group).record(Stream::Compute)
+        self.event(group).mark(Stream::Compute)
     }
 
     /// Makes a stream wait until no kernel uses the slot.

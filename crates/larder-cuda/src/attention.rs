@@ -11,6 +11,7 @@ use larder_model::{DeviceAttention, DeviceKvView, KvPageShape};
 use crate::driver::Driver;
 use crate::error::{GpuError, Result};
 use crate::expert_kernels::{BLOCK, BLOCK_BYTES};
+use crate::launch_queue::LaunchQueue;
 use crate::launches::{AttentionKernelArgs, Launches, NewHeadsArgs, RowCopy, TILE_QUERIES, word};
 use crate::memory::{DeviceBuffer, Download, Upload};
 
@@ -21,6 +22,8 @@ const MAX_TILES: usize = 65_535;
 /// Alignment, in bytes, of the arrays that kernels read.
 const ALIGN: usize = 16;
 
+/// A table of pages has room for a multiple of this many.
+const PAGES: usize = 16;
 /// Memory for scores grows by a multiple of this many bytes.
 const STEP: usize = 1 << 20;
 
@@ -31,7 +34,7 @@ type Args<'a> = AttentionArgs<'a, DeviceKvView>;
 
 /// The KV cache on the device, and the buffers of attention.
 pub struct GpuAttention {
-    driver: Arc<dyn Driver>,
+    queue: Arc<LaunchQueue>,
     state: Mutex<State>,
 }
 
@@ -43,7 +46,6 @@ struct State {
     /// Staging of new rows: one is filled while the other is being copied.
     rows: [Upload; 2],
     turn: usize,
-    args: Upload,
     scores: DeviceBuffer,
     out: DeviceBuffer,
     download: Download,
@@ -110,7 +112,8 @@ struct PlacedTask {
 }
 
 impl GpuAttention {
-    pub(crate) fn new(driver: &Arc<dyn Driver>) -> Result<Self> {
+    pub(crate) fn new(queue: &Arc<LaunchQueue>) -> Result<Self> {
+        let driver: &Arc<dyn Driver> = &(queue.clone() as _);
         let upload = || Upload::new(driver);
         let state = State {
             launches: Launches::new(driver),
@@ -118,18 +121,17 @@ impl GpuAttention {
             numbers: 0,
             rows: [upload()?, upload()?],
             turn: 0,
-            args: upload()?,
             scores: DeviceBuffer::new(driver),
             out: DeviceBuffer::new(driver),
             download: Download::new(driver)?,
         };
-        Ok(GpuAttention { driver: driver.clone(), state: Mutex::new(state) })
+        Ok(GpuAttention { queue: queue.clone(), state: Mutex::new(state) })
     }
 
     /// Begins the attention of several sequences, whose queries are those of the tasks or of new tokens. The outputs are valid until the
     /// next call.
     pub(crate) fn begin(&self, tasks: &[&Args], new: Option<&NewTokens>) -> Result<Outputs> {
-        self.lock().begin(tasks, new)
+        self.lock().begin(&self.queue, tasks, new)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -152,7 +154,7 @@ impl DeviceAttention for GpuAttention {
             );
             return Err(GpuError::Unsupported(what).into());
         }
-        let buffer = DeviceBuffer::of(&self.driver, shape.bytes())?;
+        let buffer = DeviceBuffer::of(&(self.queue.clone() as _), shape.bytes())?;
         let mut state = self.lock();
         state.numbers += 1;
         let number = state.numbers;
@@ -173,7 +175,7 @@ impl DeviceAttention for GpuAttention {
     }
 
     fn attend(&self, tasks: &mut [Task]) -> larder_model::Result<()> {
-        Ok(self.lock().attend(tasks)?)
+        Ok(self.lock().attend(&self.queue, tasks)?)
     }
 }
 
@@ -217,14 +219,14 @@ impl State {
     }
 
     /// Attention with one copy back.
-    fn attend(&mut self, tasks: &mut [Task]) -> Result<()> {
+    fn attend(&mut self, queue: &LaunchQueue, tasks: &mut [Task]) -> Result<()> {
         if let Some(Task { args, out }) = tasks.iter().find(|task| task.out.len() != outputs(&task.args)) {
             let (count, heads, room) = (args.seen.len(), args.heads, out.len());
             let what = format!("attention of {count} queries with {heads} heads does not fit into {room} outputs");
             return Err(GpuError::Unsupported(what));
         }
         let args: Vec<_> = tasks.iter().map(|task| &task.args).collect();
-        let Outputs { at, values, .. } = self.begin(&args, None)?;
+        let Outputs { at, values, .. } = self.begin(queue, &args, None)?;
         if values == 0 {
             return Ok(());
         }
@@ -237,10 +239,10 @@ impl State {
         Ok(())
     }
 
-    /// One copy to the device and the launches of each task.
-    fn begin(&mut self, tasks: &[&Args], new: Option<&NewTokens>) -> Result<Outputs> {
+    /// Stages what the launches of each task read, and launches them.
+    fn begin(&mut self, queue: &LaunchQueue, tasks: &[&Args], new: Option<&NewTokens>) -> Result<Outputs> {
         let (placed, outputs) = self.place(tasks, new)?;
-        let list = self.send(tasks, &placed, new)?;
+        let list = self.send(queue, tasks, &placed, new)?;
         for PlacedTask { args, kinds, at, tiles, .. } in &placed {
             if new.is_some() {
                 self.launches.new_heads(args, kinds[0], list + *at as u64, list + (at + HEADS_AT) as u64)?;
@@ -319,24 +321,29 @@ impl State {
         })
     }
 
-    /// Copies kernel arguments, visible positions, page tables, sinks and queries to the device, and returns their address.
-    fn send(&mut self, tasks: &[&Args], placed: &[PlacedTask], new: Option<&NewTokens>) -> Result<u64> {
-        let State { args: upload, pages, .. } = self;
+    /// Stages kernel arguments, visible positions, page tables, sinks and queries, and returns their address.
+    fn send(
+        &self,
+        queue: &LaunchQueue,
+        tasks: &[&Args],
+        placed: &[PlacedTask],
+        new: Option<&NewTokens>,
+    ) -> Result<u64> {
         let tasks = tasks.iter().filter(|args| !args.seen.is_empty());
         let total = placed.last().map_or(0, |last| last.at)
             + tasks.clone().next_back().map_or(0, |args| Arrays::of(args, new).bytes);
-        let (list, mut bytes) = upload.begin(total)?;
-        for (args, placed) in tasks.zip(placed) {
-            let arrays = Arrays::of(args, new);
-            let (own, rest) = bytes.split_at_mut(arrays.bytes);
-            arrays.write(args, placed, list + placed.at as u64, pages, own)?;
-            if let Some(new) = new {
-                arrays.write_new(new, placed, list + placed.at as u64, own);
+        queue.stage(total, |list, mut bytes| {
+            for (args, placed) in tasks.zip(placed) {
+                let arrays = Arrays::of(args, new);
+                let (own, rest) = bytes.split_at_mut(arrays.bytes);
+                arrays.write(args, placed, list + placed.at as u64, &self.pages, own)?;
+                if let Some(new) = new {
+                    arrays.write_new(new, placed, list + placed.at as u64, own);
+                }
+                bytes = rest;
             }
-            bytes = rest;
-        }
-        upload.send()?;
-        Ok(list)
+            Ok(())
+        })
     }
 
     /// The shape of the pages of a view.
@@ -404,7 +411,9 @@ impl Arrays {
             end = at + bytes;
             at
         };
-        let pages = [&args.keys, &args.values].map(|view| next(8 * (view.first_page + view.pages.len())));
+        // With room for more, so that what follows is at the same address for many tokens.
+        let room = |view: &DeviceKvView| 8 * (view.first_page + view.pages.len()).next_multiple_of(PAGES);
+        let pages = [&args.keys, &args.values].map(|view| next(room(view)));
         let turns = new.map_or(0, |new| 8 * new.turns_each() * args.seen.len());
         let (sinks, queries) =
             (next(size_of_val(args.sinks.unwrap_or_default())), next(size_of_val(args.queries).max(turns)));

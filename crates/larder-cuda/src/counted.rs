@@ -8,11 +8,9 @@ use std::time::Duration;
 
 use larder_cache::two_tiers::DeviceWork;
 
-use crate::driver::{Argument, Driver, EventHandle, GpuInfo, Launch, Stream};
+use crate::driver::{Argument, Driver, EventHandle, GpuInfo, GraphHandle, Launch, Stream};
 use crate::error::Result;
-
-/// The kernel that copies between main memory and the device.
-const COPY_KERNEL: &str = "copy_bytes";
+use crate::launches::COPY_KERNEL;
 
 /// A driver with counts of its work, which depend on the calls alone and not on the device's speed.
 pub struct CountedDriver {
@@ -29,6 +27,8 @@ struct Progress {
     reached: [u64; Stream::ALL.len()],
     /// The last recording of each event.
     recorded: HashMap<usize, (Stream, u64)>,
+    /// Launches of each graph, and the bytes that they exchange.
+    graphs: HashMap<usize, (u64, u64)>,
 }
 
 impl Progress {
@@ -168,12 +168,44 @@ impl Driver for CountedDriver {
         let mut progress = self.lock();
         progress.submit(stream);
         progress.work.launches += 1;
-        if let (COPY_KERNEL, [.., Argument::Bytes(bytes)]) = (launch.kernel, launch.arguments) {
-            progress.work.exchanged_bytes += bytes;
-        }
+        progress.work.exchanged_bytes += exchanged(launch);
         drop(progress);
         // SAFETY: the caller's guarantees are those of this method.
         unsafe { self.inner.launch(stream, launch) }
+    }
+
+    unsafe fn create_graph(&self, launches: &[Launch]) -> Result<Option<GraphHandle>> {
+        // SAFETY: the caller's guarantees are those of this method.
+        let graph = unsafe { self.inner.create_graph(launches)? };
+        let work = (launches.len() as u64, launches.iter().map(exchanged).sum());
+        self.lock().graphs.extend(graph.map(|graph| (graph.0, work)));
+        Ok(graph)
+    }
+
+    unsafe fn launch_graph(&self, graph: GraphHandle) -> Result<()> {
+        let mut progress = self.lock();
+        progress.submit(Stream::Compute);
+        let (launches, bytes) = progress.graphs[&graph.0];
+        progress.work.graphs += 1;
+        progress.work.graph_launches += launches;
+        progress.work.exchanged_bytes += bytes;
+        drop(progress);
+        // SAFETY: the caller's guarantees are those of this method.
+        unsafe { self.inner.launch_graph(graph) }
+    }
+
+    unsafe fn destroy_graph(&self, graph: GraphHandle) {
+        self.lock().graphs.remove(&graph.0);
+        // SAFETY: the caller's guarantees are those of this method.
+        unsafe { self.inner.destroy_graph(graph) }
+    }
+}
+
+/// Bytes that a launch copies between main memory and the device.
+fn exchanged(launch: &Launch) -> u64 {
+    match (launch.kernel, launch.arguments) {
+        (COPY_KERNEL, [.., Argument::Bytes(bytes)]) => *bytes,
+        _ => 0,
     }
 }
 

@@ -27,6 +27,10 @@ impl Stream {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EventHandle(pub(crate) usize);
 
+/// The handle of a graph: launches that a device has been given as one. Created by [`Driver::create_graph`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GraphHandle(pub(crate) usize);
+
 /// Name, compute capability and memory of a GPU.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GpuInfo {
@@ -76,6 +80,9 @@ impl Argument {
         }
     }
 }
+
+/// The most arguments of a kernel.
+pub const MAX_ARGUMENTS: usize = 12;
 
 /// One start of a kernel.
 #[derive(Clone, Copy, Debug)]
@@ -146,6 +153,16 @@ pub trait Driver: Send + Sync {
     /// Records the event after all work submitted to the stream so far.
     fn record(&self, event: EventHandle, stream: Stream) -> Result<()>;
 
+    /// Records the event where only waiting for it matters, not its time: it may be recorded when the host asks for it, behind later work.
+    fn mark(&self, event: EventHandle, stream: Stream) -> Result<()> {
+        self.record(event, stream)
+    }
+
+    /// Submits launches that were collected, so that they run while the host does something else.
+    fn flush(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Makes later work on the stream wait for the event, as recorded last.
     fn wait_event(&self, stream: Stream, event: EventHandle) -> Result<()>;
 
@@ -178,6 +195,31 @@ pub trait Driver: Send + Sync {
     /// # Safety
     /// The arguments match the parameters of the kernel, and the memory that they name lives until it is complete.
     unsafe fn launch(&self, stream: Stream, launch: &Launch) -> Result<()>;
+
+    /// Makes one of launches that run in order, without starting them; `None` where there are no graphs.
+    ///
+    /// # Safety
+    /// As of [`launch`](Self::launch), whenever it is launched.
+    unsafe fn create_graph(&self, launches: &[Launch]) -> Result<Option<GraphHandle>> {
+        let _ = launches;
+        Ok(None)
+    }
+
+    /// Launches a graph on the compute stream.
+    ///
+    /// # Safety
+    /// It was created and not destroyed, and the memory that its launches name lives until they are complete.
+    unsafe fn launch_graph(&self, graph: GraphHandle) -> Result<()> {
+        unreachable!("{graph:?} was not created by this driver")
+    }
+
+    /// Destroys a graph.
+    ///
+    /// # Safety
+    /// It was created, is not in flight, and is not used any more.
+    unsafe fn destroy_graph(&self, graph: GraphHandle) {
+        let _ = graph;
+    }
 }
 
 #[cfg(test)]

@@ -61,8 +61,7 @@
 //!
 //! The arena is one allocation, cut into slots. Slots in main memory are page-locked when they are first used; where the
 //! driver refuses, copies go through a few page-locked staging buffers. A copy into a slot waits until no kernel computes
-//! with the slot and no copy out of it is in flight; a copy out waits until no kernel computes with the slot and the copy
-//! into it is complete. Each wait is on an event, so that nothing else is held up. Kernels wait for no copy: an expert is
+//! with the slot and no copy out of it is in flight; a copy out waits until the copy into it is complete. Each wait is on an event, so that nothing else is held up. Kernels wait for no copy: an expert is
 //! computed only after its copy has been reported complete.
 //!
 //! # The launches of a layer
@@ -77,14 +76,22 @@
 //! | 3 | `KIND_…` | down |
 //! | | `add_biases` | biases of down, if there are any |
 //!
-//! Before them go a copy of the lists of products and, once per call, a copy of the inputs; one copy brings all outputs
-//! of a call back. In a chain neither is copied: inputs are rows that are there, and `sum_experts` adds the outputs up. Up to 1 MiB, kernels make these copies, from and to page-locked memory: the copy engine works in order,
-//! so that computing would wait for all experts that are queued there.
+//! Launches are collected and submitted together ([`LaunchQueue`](launch_queue)): when the host waits for them, or when there are 64. Lists
+//! that they read are staged, and one launch copies them all to the device before the others. Launches that come three times in the
+//! same way become a graph. Up to 1 MiB, kernels make copies from and to page-locked memory: the copy engine works in order, so that
+//! computing would wait for all experts that are queued there.
 //!
-//! Attention is three launches per sequence over the pages of its KV cache, which are never copied back: `scores_…`, `softmax`,
-//! `weighted_sum_…`. Before those of a batch goes one copy of all queries, their visible positions and the tables of pages, after
-//! them one of the outputs. New keys and values are copied to the device and put in their page by `copy_rows`. In a chain `new_heads_…`
-//! does both, and norms and rotates heads before.
+//! Outside of a chain, inputs are copied to the device once per call, and all outputs back. In a chain neither is copied: inputs are rows
+//! that are there, and `sum_experts` adds the outputs up, or `sum_experts_norm` if a norm comes next.
+//!
+//! Where all experts of a layer are on the device, `choose_experts` chooses them there. It finds their addresses in a table of slots, and
+//! writes them to lists of products that are on the device already; so the host need not know the choice. A layer of a token is then twelve
+//! launches: three products with resident weights and the router's (queries, keys and values are one), two of experts, and
+//! `new_heads_…`, `scores_…`, `weighted_sum_…`, `add_norm`, `choose_experts`, the activation function, `sum_experts_norm`.
+//!
+//! Attention is two launches per sequence over the pages of its KV cache, which are never copied back: `scores_…`, and `weighted_sum_…` with
+//! the softmax. New keys and values are copied to the device and put in their page by `copy_rows`. In a chain `new_heads_…` does both, and
+//! norms and rotates heads before.
 //!
 //! # Memory
 //!
@@ -104,6 +111,7 @@ mod driver;
 mod error;
 mod expert_kernels;
 mod gpu_experts;
+mod launch_queue;
 mod launches;
 mod link;
 mod measure;
@@ -134,6 +142,7 @@ pub use driver::{Argument, Driver, EventHandle, GpuInfo, Launch, Stream};
 pub use emulator::{Emulator, EmulatorFault};
 pub use error::{GpuError, Result};
 pub use gpu_experts::GpuExperts;
+use launch_queue::LaunchQueue;
 pub use launches::check_kind;
 pub use link::{CopyMode, GpuLink};
 pub use measure::Rates;
@@ -144,6 +153,7 @@ pub use weight_allocator::resident_bytes;
 /// An open GPU.
 pub struct Gpu {
     driver: Arc<dyn Driver>,
+    queue: Arc<LaunchQueue>,
     counted: Arc<CountedDriver>,
     sync: Arc<ArenaSync>,
     copy_mode: CopyMode,
@@ -165,9 +175,10 @@ impl Gpu {
     /// A GPU behind a driver of the caller, for example the emulator.
     pub fn with_driver(driver: Arc<dyn Driver>) -> Result<Self> {
         let counted = Arc::new(CountedDriver::new(driver));
-        let driver: Arc<dyn Driver> = counted.clone();
+        let queue = Arc::new(LaunchQueue::new(counted.clone()));
+        let driver: Arc<dyn Driver> = queue.clone();
         let sync = Arc::new(ArenaSync::new(&driver)?);
-        Ok(Gpu { driver, counted, sync, copy_mode: CopyMode::default() })
+        Ok(Gpu { driver, queue, counted, sync, copy_mode: CopyMode::default() })
     }
 
     /// Name, compute capability, and total and free memory.
@@ -177,7 +188,7 @@ impl Gpu {
 
     /// The link over which experts are copied to and from the arena. There should be one at a time.
     pub fn link(&self) -> GpuLink {
-        GpuLink::new(&self.counted, self.sync.clone(), self.copy_mode.clone())
+        GpuLink::new(&self.driver, self.counted.clone(), self.sync.clone(), self.copy_mode.clone())
     }
 
     /// How copies access slots in main memory: directly or through staging buffers. Displays as a sentence.
@@ -187,7 +198,7 @@ impl Gpu {
 
     /// Computes experts in the slots that [`link`](Self::link) fills; with `ops` as parts of its chains.
     pub fn experts(&self, ops: Option<Arc<GpuOps>>) -> Result<GpuExperts> {
-        GpuExperts::new(&self.driver, self.sync.clone(), ops)
+        GpuExperts::new(&self.queue, self.sync.clone(), ops)
     }
 
     /// Products with resident weights. Allocates `bytes` for the matrices now (see [`resident_bytes`]), and more later only
@@ -198,12 +209,12 @@ impl Gpu {
 
     /// The KV cache on the device, and attention over it.
     pub fn attention(&self) -> Result<GpuAttention> {
-        GpuAttention::new(&self.driver)
+        GpuAttention::new(&self.queue)
     }
 
     /// Chains of operations with the weights of `products` and the KV cache of `attention`, both of this GPU.
     pub fn ops(&self, products: Arc<GpuProducts>, attention: Arc<GpuAttention>) -> Result<GpuOps> {
-        GpuOps::new(&self.driver, products, attention)
+        GpuOps::new(&self.queue, products, attention)
     }
 
     /// Whether the driver locks pages of main memory, so that copies can access them directly.
@@ -214,7 +225,7 @@ impl Gpu {
     /// Measures bandwidths and compute speed, with `experts` experts of this layout computed together. Takes about half a
     /// second, and meanwhile an eighth of the free memory.
     pub fn measure(&self, layout: &ExpertLayout, act: Activation, experts: usize) -> Result<Rates> {
-        measure::measure(&self.driver, layout, act, experts)
+        measure::measure(&self.queue, layout, act, experts)
     }
 }
 

@@ -11,6 +11,7 @@ use larder_model::Activation;
 use crate::driver::{Driver, Stream};
 use crate::error::Result;
 use crate::expert_kernels::{BLOCK_BYTES, DeviceActivations, ExpertBatch, ExpertKernels};
+use crate::launch_queue::LaunchQueue;
 use crate::launches::Launches;
 use crate::memory::{DeviceBuffer, PinnedBuffer, StreamEvent};
 
@@ -65,12 +66,13 @@ pub fn can_lock_pages(driver: &Arc<dyn Driver>) -> bool {
 }
 
 /// Measures all rates; copying and computing with experts of this layout, computing with `experts` experts at a time.
-pub fn measure(driver: &Arc<dyn Driver>, layout: &ExpertLayout, act: Activation, experts: usize) -> Result<Rates> {
+pub fn measure(queue: &Arc<LaunchQueue>, layout: &ExpertLayout, act: Activation, experts: usize) -> Result<Rates> {
+    let driver: &Arc<dyn Driver> = &(queue.clone() as _);
     let budget = driver.info()?.free_bytes / PART_OF_FREE;
     let mut timer = Timer { begin: StreamEvent::new(driver)?, end: StreamEvent::new(driver)?, least: driver.warm_up() };
     let (copy_in, copy_out) = copies(driver, &mut timer, layout.bytes.min(MAX_COPY_BYTES).min(budget as usize))?;
     let read = read(driver, &timer, MAX_READ_BYTES.min(budget))?;
-    let compute = compute(driver, &timer, layout, act, experts.clamp(1, (budget as usize / layout.bytes).max(1)))?;
+    let compute = compute(queue, &timer, layout, act, experts.clamp(1, (budget as usize / layout.bytes).max(1)))?;
     Ok(Rates { copy_in, copy_out, read, compute })
 }
 
@@ -96,19 +98,20 @@ fn read(driver: &Arc<dyn Driver>, timer: &Timer, bytes: u64) -> Result<f64> {
     timer.per_byte(bytes as usize, Stream::Compute, read)
 }
 
-fn compute(driver: &Arc<dyn Driver>, timer: &Timer, layout: &ExpertLayout, act: Activation, n: usize) -> Result<f64> {
+fn compute(queue: &Arc<LaunchQueue>, timer: &Timer, layout: &ExpertLayout, act: Activation, n: usize) -> Result<f64> {
+    let driver: &Arc<dyn Driver> = &(queue.clone() as _);
     let hidden = layout.up.cols;
     let data = DeviceBuffer::of(driver, n * layout.bytes)?;
     let x = DeviceBuffer::of(driver, 4 * hidden + hidden * BLOCK_BYTES)?;
     let out = DeviceBuffer::of(driver, 4 * n * hidden)?;
-    let mut kernels = ExpertKernels::new(driver)?;
-    kernels.reserve(layout, n, n)?;
+    let mut kernels = ExpertKernels::new(queue);
+    kernels.reserve(layout, n)?;
     let experts: Vec<(u64, usize)> = (0..n).map(|i| (data.at() + (i * layout.bytes) as u64, 1)).collect();
     let x = DeviceActivations { values: x.at(), blocks: x.at() };
     let group = ExpertBatch { layout, act, experts: &experts, picks: &vec![0; n], x, out: out.at() };
     timer.per_byte(n * layout.bytes, Stream::Compute, || {
-        let lists = kernels.send(&group)?;
-        kernels.compute(&group, &lists)
+        kernels.send(&group)?;
+        kernels.compute(&group)
     })
 }
 

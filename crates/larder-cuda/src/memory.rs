@@ -37,6 +37,11 @@ impl StreamEvent {
         self.driver.record(self.event, stream)
     }
 
+    /// As [`record`](Self::record), where only waiting for it matters, not its time.
+    pub fn mark(&self, stream: Stream) -> Result<()> {
+        self.driver.mark(self.event, stream)
+    }
+
     /// Makes later work on the stream wait for the event.
     pub fn make_wait(&self, stream: Stream) -> Result<()> {
         self.driver.wait_event(stream, self.event)
@@ -208,11 +213,9 @@ impl Upload {
 
     /// Copies the staged bytes, on the compute stream.
     pub fn send(&mut self) -> Result<()> {
-        if !is_kernel_copy(self.device.at(), self.bytes) {
-            return self.send_to(self.device.at());
-        }
-        Launches::new(&self.driver).copy_bytes(self.host.as_ptr() as u64, self.device.at(), self.bytes as u64)?;
-        self.sent.record(Stream::Compute)
+        // SAFETY: both places have the bytes; the staging memory is written or freed only after `sent` is complete.
+        unsafe { copy_in(&self.driver, self.host.as_ptr(), self.device.at(), self.bytes)? };
+        self.sent.mark(Stream::Compute)
     }
 
     /// Copies `bytes` to address `to`, which has room for them.
@@ -230,7 +233,7 @@ impl Upload {
         }
         // SAFETY: both places have the bytes; the staging memory is written or freed only after `sent` is complete.
         unsafe { self.driver.copy_in(Stream::Compute, self.host.as_ptr(), to, self.bytes)? };
-        self.sent.record(Stream::Compute)
+        self.sent.mark(Stream::Compute)
     }
 }
 
@@ -279,12 +282,25 @@ impl Download {
             // SAFETY: the staging memory has `bytes` bytes, and is not read before `arrived` is complete.
             unsafe { self.driver.copy_out(Stream::Compute, from, self.host.as_mut_ptr(), bytes)? };
         }
-        self.arrived.record(Stream::Compute)?;
+        self.arrived.mark(Stream::Compute)?;
         self.arrived.synchronise()
     }
 }
 
+/// Copies bytes from page-locked memory to the device, on the compute stream.
+///
+/// # Safety
+/// Both places have `bytes` bytes, and the bytes at `from` are not written to until the copy is complete.
+pub unsafe fn copy_in(driver: &Arc<dyn Driver>, from: *const u8, to: u64, bytes: usize) -> Result<()> {
+    match bytes {
+        0 => Ok(()),
+        _ if is_kernel_copy(to, bytes) => Launches::new(driver).copy_bytes(from as u64, to, bytes as u64),
+        // SAFETY: as the caller guarantees.
+        _ => unsafe { driver.copy_in(Stream::Compute, from, to, bytes) },
+    }
+}
+
 /// Whether a copy of `bytes` bytes from or to this address of the device is made by a kernel.
-fn is_kernel_copy(at: u64, bytes: usize) -> bool {
+pub fn is_kernel_copy(at: u64, bytes: usize) -> bool {
     (1..=MAX_KERNEL_COPY_BYTES).contains(&bytes) && at.is_multiple_of(ALIGN)
 }

@@ -15,12 +15,13 @@ pub struct KernelSource {
 }
 
 /// Every source. Names of kernels are unique across sources.
-pub const SOURCES: [KernelSource; 6] = [
+pub const SOURCES: [KernelSource; 7] = [
     KernelSource { file: "small_blocks.cu", text: include_str!("../kernels/small_blocks.cu") },
     KernelSource { file: "large_blocks.cu", text: include_str!("../kernels/large_blocks.cu") },
     KernelSource { file: "floats.cu", text: include_str!("../kernels/floats.cu") },
     KernelSource { file: "elementwise.cu", text: include_str!("../kernels/elementwise.cu") },
     KernelSource { file: "rows.cu", text: include_str!("../kernels/rows.cu") },
+    KernelSource { file: "routing.cu", text: include_str!("../kernels/routing.cu") },
     KernelSource { file: "attention.cu", text: include_str!("../kernels/attention.cu") },
 ];
 

@@ -72,6 +72,10 @@ impl Tap for TimingTap<'_> {
         self.tap.router_classes(layer, logits);
     }
 
+    fn wants_routing(&self) -> bool {
+        self.tap.wants_routing()
+    }
+
     fn routed(&mut self, layer: LayerIdx, logits: &[f32], routed: &Routed) {
         self.tap.routed(layer, logits, routed);
     }

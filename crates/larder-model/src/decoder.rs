@@ -274,6 +274,7 @@ impl Decoder {
             timeline::complete("layer", start, clock.last(), &[("layer", i as u64)]);
         }
         let logits = self.logits(x, spans, &pass, tap)?;
+        experts.count_chosen();
         clock.lap(Phase::EmbedAndHead, tap);
         tap.compute_time(stack.head.compute().time() - before);
         Ok(logits)

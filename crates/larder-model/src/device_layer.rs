@@ -1,5 +1,6 @@
 //! The forward pass of a layer as chains of operations on a device. The host waits once, for the router: what follows the experts is
-//! begun behind them, up to the router of the next layer.
+//! begun behind them, up to the router of the next layer. Where the device has all experts of a layer it chooses them too, and the host
+//! does not wait.
 
 use candle_core::Tensor;
 use larder_core::ExpertId;
@@ -128,11 +129,17 @@ impl<'a> DeviceLayer<'a> {
         self.ffn_norm.begin_sum(x, mixed, self.factor, self.ops)
     }
 
-    /// The outputs of the experts. Waits for the router.
+    /// The outputs of the experts. Waits for the router, unless the device chooses them.
     fn experts(&self, rows: &MoeRows, others: OtherLayers, running: &mut Running) -> Result<DeviceRows> {
         let MoeRows { moe, known, input, residual, onto } = *rows;
         let Running { pass, experts, tap, clock } = running;
         let logits = moe.router.begin(input, self.ops)?;
+        if let Some(logits) = logits.filter(|_| moe.is_whole_on_devices() && !tap.wants_routing())
+            && experts.chooses_on_device(moe.layer, &moe.gate, pass.tokens())
+        {
+            clock.lap(Phase::Mixing, *tap);
+            return moe.begin_chosen(input, logits, onto, self.ops, *experts);
+        }
         let hint = match experts.wants_hint(HintSource::LayerBefore, pass.tokens()) {
             true => self.hint(residual, others.following)?,
             false => None,

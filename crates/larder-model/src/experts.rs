@@ -51,6 +51,20 @@ impl<'a> MoeCall<'a> {
     }
 }
 
+/// A call whose router logits are on a device, which chooses the experts too.
+pub struct DeviceMoeCall<'a> {
+    /// Index of the decoder layer.
+    pub layer: LayerIdx,
+    /// Turns the logits into k experts and their weights.
+    pub gate: &'a Gate,
+    /// Activation function of the experts.
+    pub act: Activation,
+    /// `[tokens, experts]`
+    pub logits: DeviceRows,
+    /// The inputs, and what is added to the sums.
+    pub on_device: CallOnDevice,
+}
+
 /// The experts chosen for each token, with their weights.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Routed {
@@ -98,6 +112,21 @@ pub trait ExpertPath {
     fn begin(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<(Routed, Option<DeviceRows>)> {
         Ok((self.forward(call, out)?, None))
     }
+
+    /// Whether [`begin_chosen`](Self::begin_chosen) can be called for a layer: the device has all of its experts, and no strategy on the
+    /// host has a say.
+    fn chooses_on_device(&mut self, layer: LayerIdx, gate: &Gate, tokens: usize) -> bool {
+        let _ = (layer, gate, tokens);
+        false
+    }
+
+    /// As [`begin`](Self::begin), with the choice on the device too: the host learns of it by [`count_chosen`](Self::count_chosen).
+    fn begin_chosen(&mut self, call: &DeviceMoeCall) -> Result<DeviceRows> {
+        unreachable!("{} does not choose its experts on a device", call.layer)
+    }
+
+    /// The device has completed all calls so far: the experts that it chose are counted.
+    fn count_chosen(&mut self) {}
 
     /// The same experts with the model's own routing, to compare with, where a routing strategy may choose others; `None` where none
     /// does, or where that cannot be computed beside it.

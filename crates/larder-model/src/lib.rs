@@ -98,15 +98,16 @@ pub use arch::{model_types, mtp_layers};
 pub use compute::{ComputeContext, ComputeTime};
 pub use decoder::{Decoder, blueprint, rewinds_freely};
 pub use device::{
-    DeviceAttention, DeviceExperts, DeviceHeads, DeviceKvView, DeviceOps, DeviceProduct, DeviceProducts,
-    DeviceRotation, DeviceRows, HeadNorm, KvPageShape,
+    ChosenOnDevice, DeviceAttention, DeviceExperts, DeviceHeads, DeviceKvView, DeviceOps, DeviceProduct,
+    DeviceProducts, DeviceRotation, DeviceRows, HeadNorm, KvPageShape,
 };
 pub use double::{AttentionDouble, OpsDouble, ProductsDouble};
 pub use embedding::EmbeddingRows;
 pub use error::{Cause, ModelError, Result};
 pub use expert_workspace::{ExpertWorkspace, PART_ROWS};
 pub use experts::{
-    CallOnDevice, ExactExperts, ExactPath, ExpertPath, HintSource, MoeCall, Routed, route, wanted_experts,
+    CallOnDevice, DeviceMoeCall, ExactExperts, ExactPath, ExpertPath, HintSource, MoeCall, Routed, route,
+    wanted_experts,
 };
 pub use input_squares::{ColumnSquares, ExpertInput, InputSquares};
 pub use larder_kernels::PoolActivity;

@@ -52,6 +52,7 @@ impl Decoder {
         let (others, x) = (OtherLayers::default(), Hidden::Host(x));
         let x = self.layer(&mtp.layer, others, x, &mut LayerStates::new(spans, 0), &mut running)?;
         let x = mtp.norm.forward(&on_host(&x, &self.stack)?)?;
+        experts.count_chosen();
         hand_out_hidden(&x, spans, &pass)?;
         let logits = take_rows(x, wanted_rows(spans, &pass))?.map_or(Ok(Vec::new()), |x| self.head(x))?;
         clock.lap(Phase::EmbedAndHead, tap);

@@ -62,6 +62,11 @@ pub trait Tap {
         let _ = (layer, logits);
     }
 
+    /// Whether [`routed`](Tap::routed) shall be called for every layer. If not, a device may choose experts without telling.
+    fn wants_routing(&self) -> bool {
+        false
+    }
+
     /// A layer's router logits `[tokens, experts]`, as its gate reads them, and the choice made from them.
     fn routed(&mut self, layer: LayerIdx, logits: &[f32], routed: &Routed) {
         let _ = (layer, logits, routed);

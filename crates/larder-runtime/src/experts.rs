@@ -8,7 +8,8 @@ use larder_cache::{ExpertUses, Traffic, Visit};
 use larder_core::{ExpertId, Gate, LayerIdx};
 use larder_engine::{CachedPath, Drafting, Recorder, Routing, StreamingPath, TieredPath};
 use larder_model::{
-    AllResident, Decoder, DeviceRows, ExactPath, ExpertPath, HintSource, ModelError, MoeCall, Routed, wanted_experts,
+    AllResident, Decoder, DeviceMoeCall, DeviceRows, ExactPath, ExpertPath, HintSource, ModelError, MoeCall, Routed,
+    wanted_experts,
 };
 use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
@@ -411,6 +412,19 @@ impl ExpertPath for EngineExperts {
         let (routed, sums) = self.path_mut().begin(call, out)?;
         self.record(call, &routed);
         Ok((routed, sums))
+    }
+
+    fn chooses_on_device(&mut self, layer: LayerIdx, gate: &Gate, tokens: usize) -> bool {
+        let watched = self.recorder.is_some() || self.visits.is_some();
+        !watched && self.path_mut().chooses_on_device(layer, gate, tokens)
+    }
+
+    fn begin_chosen(&mut self, call: &DeviceMoeCall) -> Result<DeviceRows, ModelError> {
+        self.path_mut().begin_chosen(call)
+    }
+
+    fn count_chosen(&mut self) {
+        self.path_mut().count_chosen();
     }
 
     fn exact(&mut self) -> Option<&mut dyn ExactPath> {

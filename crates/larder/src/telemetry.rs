@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 const COLUMNS: &str = "step,phase,tokens,seconds,attention,routing,experts,waiting,computing,other,hits,in_flight_hits,\
                        misses,evictions,demand_bytes,prefetch_bytes,device_busy,peak_bytes,gpu_hits,memory_hits,\
                        gpu_computed,processor_computed,bytes_to_gpu,bytes_from_gpu,awaited,demanded_bytes,guessed_bytes,output_kl,beside_bytes,\
-                       gpu_launches,gpu_waits,gpu_exchanged_bytes";
+                       gpu_launches,gpu_waits,gpu_exchanged_bytes,gpu_graphs,gpu_graph_launches";
 
 /// JSON keys, and the deprecated names under which the same values are written until the next format of the reports.
 const DEPRECATED_KEYS: [(&str, &str); 5] = [
@@ -110,7 +110,7 @@ fn csv_line(number: usize, phase: &str, step: &StepStats, passed: &Traffic) -> S
     ];
     let seconds: Vec<String> = seconds.iter().map(|t| format!("{:.6}", s(*t))).collect();
     format!(
-        "{number},{phase},{},{},{},{},{},{},{},{},{:.3},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}",
+        "{number},{phase},{},{},{},{},{},{},{},{},{:.3},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}",
         step.tokens,
         seconds.join(","),
         counts.hits,
@@ -135,6 +135,8 @@ fn csv_line(number: usize, phase: &str, step: &StepStats, passed: &Traffic) -> S
         tiers.work.launches,
         tiers.work.waits,
         tiers.work.exchanged_bytes,
+        tiers.work.graphs,
+        tiers.work.graph_launches,
     )
 }
 
@@ -225,8 +227,12 @@ fn tiers_json(tiers: &TierTraffic, time: Duration) -> Value {
         "bytes_from_gpu": tiers.from_device_bytes,
         "link_in_busy": share(tiers.to_device_busy),
         "link_out_busy": share(tiers.from_device_busy),
+        "copies_ahead": counts.copies_ahead,
+        "useful_copies_ahead": counts.useful_copies_ahead,
         "failed_copies": tiers.failed_copies,
         "launches": tiers.work.launches,
+        "graphs": tiers.work.graphs,
+        "graph_launches": tiers.work.graph_launches,
         "waits": tiers.work.waits,
         "exchanged_bytes": tiers.work.exchanged_bytes,
     }))

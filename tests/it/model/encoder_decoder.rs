@@ -43,6 +43,10 @@ impl Tap for Record {
         self.add(format!("encoder_hidden.{stage}"), x);
     }
 
+    fn wants_routing(&self) -> bool {
+        true
+    }
+
     fn routed(&mut self, layer: LayerIdx, logits: &[f32], routed: &Routed) {
         let layer = match layer.index().checked_sub(self.encoder_layers) {
             Some(layer) => format!("dec.{layer}"),

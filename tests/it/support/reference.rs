@@ -186,6 +186,10 @@ impl Tap for Compare<'_> {
         self.has_classes = true;
     }
 
+    fn wants_routing(&self) -> bool {
+        true
+    }
+
     fn routed(&mut self, layer: LayerIdx, logits: &[f32], routed: &Routed) {
         let l = layer.0;
         if !self.has_classes {

@@ -1,5 +1,6 @@
 //! The cache of two tiers: brings experts to where they are computed soonest, on the device or on the CPU.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use larder_core::{ExpertId, ExpertKey, ExpertLayout, Geometry, LayerIdx, MoeRow, Residency, WantedExpert};
@@ -9,12 +10,15 @@ use super::costs::Schedule;
 use super::links::{Completed, Links};
 use super::{
     CostModel, Device, DeviceError, ExpertLocation, MeasuredCosts, PromoteFor, Side, TierError, TierLedger, TierShape,
-    TierTraffic,
+    TierTraffic, WholeRow,
 };
 use crate::expert_cache::ExpertCache;
 use crate::fill::SlotSupply;
 use crate::one_tier::SlotIndex;
 use crate::visit::{ChosenExperts, Visit};
+
+/// The most copies of predicted experts at a time.
+const COPIES_AHEAD: usize = 2;
 
 /// Computes with experts of one layout, on either side.
 ///
@@ -33,6 +37,10 @@ pub trait TieredCompute {
 /// Two tiers of slots, the reader that fills the lower one, and the device that holds the upper one.
 pub struct TieredCache {
     pub(super) links: Links,
+    /// By row: its experts, when all were on the device.
+    whole_rows: Vec<Option<WholeRow>>,
+    /// Experts that the next layer will probably want, to be copied behind those of this one; the likeliest first.
+    predicted: Vec<ExpertKey>,
     /// The experts of the current visit.
     chosen: ChosenExperts,
 }
@@ -51,7 +59,12 @@ impl TieredCache {
     ) -> Result<Self, DeviceError> {
         let tiers = TierLedger::new(shape, policies);
         let links = Links::new(geometry, tiers, host, device, CostModel::new(measured))?;
-        Ok(TieredCache { links, chosen: ChosenExperts::default() })
+        Ok(TieredCache {
+            links,
+            whole_rows: vec![None; shape.host.rows],
+            predicted: Vec::new(),
+            chosen: ChosenExperts::default(),
+        })
     }
 
     /// Counts, bytes and times so far.
@@ -88,10 +101,34 @@ impl TieredCache {
         let mut visit = LayerVisit { links, layer, row, rest, on_host, failed_promotions };
         let outcome = visit.serve(compute);
         match outcome {
-            Ok(()) => visit.promote_best(),
+            Ok(()) => {
+                visit.copy_ahead(&self.predicted);
+                self.predicted.clear();
+                visit.promote_best();
+                self.links.fill_device(row);
+            }
             Err(_) => visit.abort(),
         }
         outcome
+    }
+
+    /// The device slots of all experts of a layer, if all are there. They keep their experts until the device has completed what it was
+    /// asked before it is asked to copy.
+    pub fn slots_of_layer(&mut self, layer: LayerIdx) -> Option<Arc<[SlotIndex]>> {
+        let row = self.row(layer);
+        let whole = &mut self.whole_rows[row.index()];
+        *whole = self.links.tiers.whole_row(row, whole.take());
+        whole.as_ref().map(|whole| whole.slots.clone())
+    }
+
+    /// In place of [`visit`](Self::visit): a layer has chosen and computed these experts on the device, in the slots that
+    /// [`slots_of_layer`](Self::slots_of_layer) returned.
+    pub fn computed_on_device(&mut self, layer: LayerIdx, wanted: &[WantedExpert], slots: &[SlotIndex]) {
+        while self.links.poll_copies().is_some() {}
+        self.chosen.set(wanted);
+        self.links.tiers.computed_on_device(&self.chosen.choice(self.row(layer), &[]), slots);
+        self.links.traffic.on_device += wanted.len() as u64;
+        self.links.fill_device(self.row(layer));
     }
 }
 
@@ -129,6 +166,8 @@ impl ExpertCache for TieredCache {
         let absent = experts.iter().map(|e| row.key(*e)).filter(|e| tiers.locate(*e) == ExpertLocation::Absent);
         let absent = absent.take(limit).collect();
         self.links.filler.set_prefetch_queue(absent);
+        self.predicted.clear();
+        self.predicted.extend(experts.iter().map(|expert| row.key(*expert)));
     }
 }
 
@@ -218,7 +257,9 @@ impl LayerVisit<'_> {
         for (wanted, side) in candidates.into_iter().zip(sides) {
             match side {
                 Side::Host => on_host.push(wanted),
-                Side::Device => self.links.promote(row.key(wanted.expert), PromoteFor::Demand),
+                Side::Device => {
+                    self.links.promote(row.key(wanted.expert), PromoteFor::Demand);
+                }
             }
         }
         on_host
@@ -271,6 +312,26 @@ impl LayerVisit<'_> {
         }
         experts.iter().for_each(|w| self.links.tiers.unpin(self.row.key(w.expert)));
         self.rest.retain(|w| !experts.contains(w));
+    }
+
+    /// Begins to copy experts in memory to the device that the next layer will probably want, if the link is idle: so copies of wanted
+    /// experts never wait behind them but where the next layer comes sooner.
+    fn copy_ahead(&mut self, predicted: &[ExpertKey]) {
+        if predicted.is_empty() {
+            return;
+        }
+        self.links.tiers.predict(predicted);
+        while self.links.poll_copies().is_some() {}
+        if !self.links.link_idles() {
+            return;
+        }
+        let mut left = COPIES_AHEAD;
+        for expert in predicted {
+            if left == 0 {
+                return;
+            }
+            left -= usize::from(self.links.promote(*expert, PromoteFor::Prediction));
+        }
     }
 
     /// Promotes the best expert that was computed on the CPU, if the link is idle, so that it is a device hit next

@@ -30,6 +30,10 @@ pub struct TierCounts {
     pub prefetches: u64,
     /// Prefetched experts that were wanted before they were evicted.
     pub useful_prefetches: u64,
+    /// Predicted experts that were copied to the device, the ones in progress included.
+    pub copies_ahead: u64,
+    /// Those that were wanted before they left the device.
+    pub useful_copies_ahead: u64,
 }
 
 larder_core::fieldwise!(TierCounts {
@@ -43,7 +47,9 @@ larder_core::fieldwise!(TierCounts {
     free_demotions,
     evictions,
     prefetches,
-    useful_prefetches
+    useful_prefetches,
+    copies_ahead,
+    useful_copies_ahead
 });
 
 impl TierCounts {
@@ -58,13 +64,17 @@ impl TierCounts {
 pub struct DeviceWork {
     /// Kernels that were launched.
     pub launches: u64,
+    /// Launches of graphs.
+    pub graphs: u64,
+    /// Kernels that were started by these.
+    pub graph_launches: u64,
     /// Waits for kernels; none for what an earlier wait has shown to be complete.
     pub waits: u64,
     /// Bytes of inputs, lists and outputs of kernels that were copied to the device or back.
     pub exchanged_bytes: u64,
 }
 
-larder_core::fieldwise!(DeviceWork { launches, waits, exchanged_bytes });
+larder_core::fieldwise!(DeviceWork { launches, graphs, graph_launches, waits, exchanged_bytes });
 
 /// Traffic of two tiers since they were made.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]

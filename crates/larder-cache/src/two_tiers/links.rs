@@ -3,15 +3,20 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use larder_core::{ExpertId, ExpertKey, Geometry, LayerIdx};
+use larder_core::{ExpertId, ExpertKey, Geometry, LayerIdx, MoeRow};
 use larder_store::StoreError;
 
 use super::{
-    CostModel, Demotion, Device, DeviceError, Direction, PromoteFor, Promotion, TierLedger, TierTraffic, Transfer,
-    TransferDone,
+    CostModel, Demotion, Device, DeviceError, Direction, ExpertLocation, PromoteFor, Promotion, TierLedger,
+    TierTraffic, Transfer, TransferDone,
 };
 use crate::fill::{CompletedRead, SlotFiller, SlotSupply};
 use crate::one_tier::SlotIndex;
+
+/// Copies in flight to a device that has room for all experts, beside those of wanted ones.
+const FILLING_COPIES: usize = 2;
+/// Reads in flight for it.
+const FILLING_READS: usize = 2;
 
 /// Why a visit failed.
 #[derive(Debug, thiserror::Error)]
@@ -124,20 +129,49 @@ impl Links {
         }
     }
 
-    /// Begins to copy an expert to the device, if there is a device slot for it.
-    pub fn promote(&mut self, expert: ExpertKey, reason: PromoteFor) {
-        let Some(Promotion { from, to, demotion }) = self.tiers.promote(expert, reason) else { return };
+    /// Brings experts closer to the device, those of this row first, if it has room for all: a few reads and copies at a time, and only
+    /// while no wanted expert is read.
+    pub fn fill_device(&mut self, row: MoeRow) {
+        if self.tiers.is_filled() || !self.filler.is_idle() {
+            return;
+        }
+        self.take_arrived();
+        while self.device.in_flight() < FILLING_COPIES
+            && let Some(expert) =
+                self.tiers.missing_on_device(row, |location| matches!(location, ExpertLocation::Host(_)))
+            && self.promote(expert, PromoteFor::IdleLink)
+        {}
+        while self.filler.reads_in_flight() < FILLING_READS
+            && let Some(expert) = self.tiers.missing_on_device(row, |location| location == ExpertLocation::Absent)
+            && let Some(at) = self.tiers.prefetch(expert)
+        {
+            self.filler.prefetch(expert, at);
+        }
+    }
+
+    /// Notes the reads that have completed. Never waits.
+    fn take_arrived(&mut self) {
+        let mut reads = Vec::new();
+        self.filler.poll(&mut reads);
+        let reads: Vec<CompletedRead> = self.completed.drain(..).chain(reads).collect();
+        reads.into_iter().for_each(|read| drop(self.arrived(read)));
+    }
+
+    /// Begins to copy an expert to the device, if there is a device slot for it. Returns whether there is.
+    pub fn promote(&mut self, expert: ExpertKey, reason: PromoteFor) -> bool {
+        let Some(Promotion { from, to, demotion }) = self.tiers.promote(expert, reason) else { return false };
         // The device keeps the order of operations on one slot, so both copies may begin at once.
         if let Some(Demotion { expert, to: memory }) = demotion {
             self.copy(Direction::FromDevice, expert, memory, to, reason);
         }
         self.queued_bytes += self.filler.bytes(expert.row);
         self.copy(Direction::ToDevice, expert, from, to, reason);
+        true
     }
 
     fn copy(&mut self, direction: Direction, expert: ExpertKey, memory: SlotIndex, at: SlotIndex, reason: PromoteFor) {
         let (slot, len) = (self.filler.take(memory), self.filler.bytes(expert.row));
-        let tag = self.filler.number(expert) << 1 | u64::from(reason == PromoteFor::IdleLink);
+        let tag = self.filler.number(expert) << 1 | u64::from(reason != PromoteFor::Demand);
         self.device.submit(Transfer { direction, slot, at, len, tag });
     }
 

@@ -17,6 +17,7 @@ mod tier;
 mod tier_pair;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use larder_core::{CacheScope, ExpertKey, Geometry, MoeRow, Presence, Residency};
 use larder_policy::eviction::{CacheShape, Eviction, LayerChoice};
@@ -83,6 +84,8 @@ pub enum PromoteFor {
     Demand,
     /// The link is idle: the expert is promoted only if it ranks better than an expert on the device.
     IdleLink,
+    /// The next layer will probably want it: it takes the place of an expert that is in memory too and not predicted.
+    Prediction,
 }
 
 /// An expert is copied to the device.
@@ -103,6 +106,15 @@ pub struct Demotion {
     pub expert: ExpertKey,
     /// Its host slot.
     pub to: SlotIndex,
+}
+
+/// The device slots of all experts of a row.
+#[derive(Clone, Debug)]
+pub struct WholeRow {
+    /// By expert.
+    pub slots: Arc<[SlotIndex]>,
+    /// How many experts of the row had left the device.
+    removed: u64,
 }
 
 /// The location of every expert of every row, and the slots of both tiers.
@@ -195,6 +207,53 @@ impl TierLedger {
         }
     }
 
+    /// The device slots of all experts of a row, if all are there; `before` is what this returned last, for as long as no expert leaves.
+    pub fn whole_row(&self, row: MoeRow, before: Option<WholeRow>) -> Option<WholeRow> {
+        let removed = self.pair.device.whole_row(row)?;
+        if let Some(before) = before.filter(|before| before.removed == removed) {
+            return Some(before);
+        }
+        let experts = self.pair.device.shape.experts;
+        let slot = |expert: usize| match self.pair.device.state(row.index() * experts + expert) {
+            TierState::Resident(slot) => slot,
+            _ => unreachable!("all experts of the row are on the device"),
+        };
+        Some(WholeRow { slots: (0..experts).map(slot).collect(), removed })
+    }
+
+    /// As [`begin`](Self::begin), for a layer that has chosen and computed its experts in these device slots. Pins none.
+    pub fn computed_on_device(&mut self, choice: &LayerChoice, slots: &[SlotIndex]) {
+        let LayerChoice { row, wanted, .. } = *choice;
+        self.policies.begin(choice);
+        self.record.visit.clear();
+        for &id in wanted {
+            let expert = row.expert(id);
+            let index = self.pair.index(expert);
+            self.record.wanted(index, id, ExpertLocation::Device(slots[id]));
+            self.unused_prefetches.retain(|unused| *unused != index);
+            // Other layers may have evicted it since.
+            if self.locate(expert) != ExpertLocation::Absent {
+                self.policies.touch(expert);
+            }
+        }
+    }
+
+    /// Whether the device has as many experts as it ever will without evicting one, or no room for all.
+    pub fn is_filled(&self) -> bool {
+        let device = &self.pair.device;
+        !device.has_room_for_all() || (0..device.shape.rows).all(|row| device.whole_row(MoeRow(row)).is_some())
+    }
+
+    /// The first expert at such a location that is not on the device, from the experts of `row` on.
+    pub fn missing_on_device(&self, row: MoeRow, is_there: impl Fn(ExpertLocation) -> bool) -> Option<ExpertKey> {
+        let CacheShape { rows, experts, .. } = self.pair.device.shape;
+        let rows = (row.index()..rows).chain(0..row.index()).map(MoeRow);
+        let mut experts = rows
+            .filter(|row| self.pair.device.whole_row(*row).is_none())
+            .flat_map(|row| (0..experts).map(move |id| row.expert(id)));
+        experts.find(|expert| is_there(self.locate(*expert)))
+    }
+
     /// A host slot to read an absent expert into, if there is one now. The caller reports
     /// [`arrived`](Self::arrived) or [`read_failed`](Self::read_failed).
     pub fn read(&mut self, expert: ExpertKey) -> Option<SlotIndex> {
@@ -238,6 +297,15 @@ impl TierLedger {
         self.forget(index);
     }
 
+    /// The experts that the next layer will probably want, in place of those before.
+    pub fn predict(&mut self, experts: &[ExpertKey]) {
+        self.pair.predicted.fill(false);
+        for expert in experts {
+            let index = self.pair.index(*expert);
+            self.pair.predicted[index] = true;
+        }
+    }
+
     /// Slots for the promotion of an expert that is in memory only, if it is possible. The caller copies the demoted
     /// expert
     /// out first, and reports [`promoted`](Self::promoted) or [`promotion_failed`](Self::promotion_failed),
@@ -248,17 +316,22 @@ impl TierLedger {
         let (to, victim) = match self.pair.device.take_free(expert.row) {
             Some(free) => (free, None),
             None => {
-                let runs = reason == PromoteFor::IdleLink;
-                let victim = self.worst(expert.row, |s, n| s.can_leave_device(n) || (runs && n == index))?;
+                let eligible = |s: &TierPair, n| match reason {
+                    PromoteFor::Demand => s.can_leave_device(n),
+                    PromoteFor::IdleLink => s.can_leave_device(n) || n == index,
+                    PromoteFor::Prediction => s.can_leave_device(n) && s.has_redundant_copy(n) && !s.predicted[n],
+                };
+                let victim = self.worst(expert.row, eligible)?;
                 if victim == index {
                     return None;
                 }
+                self.record.left_device(victim);
                 (self.pair.device.remove(victim), Some(victim))
             }
         };
         self.pair.device.begin_arrival(index, to);
         self.pair.host.begin_copy(index).expect("the expert is in memory");
-        self.record.counts.promotions += 1;
+        self.record.copy_begins(index, reason == PromoteFor::Prediction);
         let demotion = victim.and_then(|victim| self.demote(expert.row, victim));
         Some(Promotion { from, to, demotion })
     }
@@ -274,6 +347,7 @@ impl TierLedger {
     pub fn promotion_failed(&mut self, expert: ExpertKey) {
         let index = self.pair.index(expert);
         let slot = self.pair.device.remove(index);
+        self.record.left_device(index);
         self.pair.device.release(expert.row, slot);
         self.pair.host.mark_resident(index);
     }

@@ -15,13 +15,16 @@ pub(super) struct VisitRecord {
     seen: Vec<bool>,
     /// For each expert, whether it was prefetched and not wanted since.
     unused_prefetch: Vec<bool>,
+    /// For each expert, whether it was copied to the device ahead and not wanted since.
+    unused_copy: Vec<bool>,
 }
 
 impl VisitRecord {
     /// An empty record for this number of experts.
     pub fn new(experts: usize) -> Self {
         let (counts, visit) = Default::default();
-        VisitRecord { counts, visit, seen: vec![false; experts], unused_prefetch: vec![false; experts] }
+        let [seen, unused_prefetch, unused_copy] = [(); 3].map(|()| vec![false; experts]);
+        VisitRecord { counts, visit, seen, unused_prefetch, unused_copy }
     }
 
     /// A layer wants an expert that is at `found`.
@@ -36,6 +39,7 @@ impl VisitRecord {
         list.push(expert);
         self.counts.rereads += u64::from(found == ExpertLocation::Absent && self.seen[index]);
         self.counts.useful_prefetches += u64::from(std::mem::take(&mut self.unused_prefetch[index]));
+        self.counts.useful_copies_ahead += u64::from(std::mem::take(&mut self.unused_copy[index]));
     }
 
     /// A read of an expert begins, on demand or as a prefetch.
@@ -43,6 +47,18 @@ impl VisitRecord {
         self.seen[index] = true;
         self.unused_prefetch[index] = prefetch;
         self.counts.prefetches += u64::from(prefetch);
+    }
+
+    /// A copy of an expert to the device begins, for a prediction or not.
+    pub fn copy_begins(&mut self, index: usize, ahead: bool) {
+        self.counts.promotions += 1;
+        self.counts.copies_ahead += u64::from(ahead);
+        self.unused_copy[index] = ahead;
+    }
+
+    /// An expert has left the device: if it was an unused copy, that was in vain.
+    pub fn left_device(&mut self, index: usize) {
+        self.unused_copy[index] = false;
     }
 
     /// An expert has left both tiers.

@@ -26,6 +26,15 @@ pub(super) struct Tier {
     free_scratch: Vec<SlotIndex>,
     /// For each slot, whether it is a scratch slot.
     scratch: Vec<bool>,
+    /// For each row: its resident experts, and how many experts have left so far.
+    rows: Vec<RowState>,
+}
+
+/// What is known of a row of experts.
+#[derive(Clone, Copy, Default)]
+struct RowState {
+    resident: usize,
+    removed: u64,
 }
 
 impl Tier {
@@ -39,6 +48,7 @@ impl Tier {
             free: (0..pools).map(|p| (p * slots..(p + 1) * slots).rev().collect()).collect(),
             free_scratch: (kept..shape.total_slots()).rev().collect(),
             scratch: (0..shape.total_slots()).map(|slot| slot >= kept).collect(),
+            rows: vec![RowState::default(); shape.rows],
         }
     }
 
@@ -50,6 +60,17 @@ impl Tier {
     /// Whether an expert is resident.
     pub fn is_resident(&self, index: usize) -> bool {
         matches!(self.states[index], TierState::Resident(_))
+    }
+
+    /// How many experts of a row have left so far, if all of them are resident now.
+    pub fn whole_row(&self, row: MoeRow) -> Option<u64> {
+        let RowState { resident, removed } = self.rows[row.index()];
+        (resident == self.shape.experts).then_some(removed)
+    }
+
+    /// Whether a row's pool has a slot for each of its experts.
+    pub fn has_room_for_all(&self) -> bool {
+        self.shape.slots >= self.shape.keys_per_pool()
     }
 
     /// Takes a free slot of a row's pool.
@@ -77,6 +98,7 @@ impl Tier {
     pub fn begin_copy(&mut self, index: usize) -> Option<SlotIndex> {
         let TierState::Resident(slot) = self.states[index] else { return None };
         self.states[index] = TierState::InFlight(slot);
+        self.rows[index / self.shape.experts].resident -= 1;
         Some(slot)
     }
 
@@ -84,12 +106,19 @@ impl Tier {
     pub fn mark_resident(&mut self, index: usize) {
         let TierState::InFlight(slot) = self.states[index] else { unreachable!("only an operation in flight ends") };
         self.states[index] = TierState::Resident(slot);
+        self.rows[index / self.shape.experts].resident += 1;
     }
 
     /// Removes an expert and returns its slot to the caller.
     pub fn remove(&mut self, index: usize) -> SlotIndex {
+        let row = &mut self.rows[index / self.shape.experts];
+        row.removed += 1;
         match std::mem::replace(&mut self.states[index], TierState::Absent) {
-            TierState::InFlight(slot) | TierState::Resident(slot) => slot,
+            TierState::InFlight(slot) => slot,
+            TierState::Resident(slot) => {
+                row.resident -= 1;
+                slot
+            }
             TierState::Absent => unreachable!("only an expert with a slot can be removed"),
         }
     }

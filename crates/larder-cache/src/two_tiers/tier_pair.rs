@@ -13,13 +13,16 @@ pub(super) struct TierPair {
     pub host: Tier,
     /// For each expert, whether it is wanted and not computed yet.
     pub pinned: Vec<bool>,
+    /// For each expert, whether the next layer will probably want it.
+    pub predicted: Vec<bool>,
 }
 
 impl TierPair {
     /// Two empty tiers.
     pub fn new(shape: &TierShape) -> Self {
         let (device, host) = (Tier::new(&shape.device), Tier::new(&shape.host));
-        TierPair { device, host, pinned: vec![false; shape.host.rows * shape.host.experts] }
+        let [pinned, predicted] = [(); 2].map(|()| vec![false; shape.host.rows * shape.host.experts]);
+        TierPair { device, host, pinned, predicted }
     }
 
     /// An expert's dense index among all.

@@ -1,8 +1,8 @@
 // The kernels on a CPU, for tests on machines without a GPU: one warp at a time, its 32 lanes as coroutines.
 //
 // A lane runs until it needs a value of another lane; then the next lane runs, and so on in a circle. So the lanes of a
-// warp synchronise where they do on a GPU. Warps and blocks, whose order is unspecified, run one after another. Each
-// thread of the CPU has an emulated GPU of its own.
+// warp synchronise where they do on a GPU. Warps and blocks, whose order is unspecified, run one after another, or up to where they wait
+// for the other warps of their block. Each thread of the CPU has an emulated GPU of its own.
 //
 // c++ -std=c++20 -O2 -ffp-contract=off -shared -fPIC emulate.cpp
 #include <cmath>
@@ -126,38 +126,46 @@ void prepare_context(Context &context, char *stack, size_t bytes, void (*entry)(
 
 #endif
 
-// ---- A warp ----
+// ---- Warps and blocks ----
 
-constexpr unsigned LANES_OF_WARP = 32;
+constexpr unsigned LANES_OF_WARP = 32, MAX_WARPS = 32;
 constexpr size_t STACK_BYTES = 64 * 1024;
 
 struct Dim {
     unsigned x, y, z;
 };
 
-// The state of the warp that is running, and the indices of the running lane.
+// A warp of the block that is running.
+struct Warp {
+    Context lanes[LANES_OF_WARP];
+    // The running lane, and how many have ended, or wait for the other warps of the block.
+    unsigned lane, ended, waiting;
+    // Two sets of exchanged values: a lane may reach the next exchange before others have read from this one.
+    uint32_t values[2][LANES_OF_WARP];
+    unsigned set;
+    std::unique_ptr<char[]> stacks;
+};
+
+// The state of the block that is running, and the indices of the running lane.
 struct Gpu {
     Dim grid, block, block_index, thread_index;
     void (*call)(void **);
     void **arguments;
-    Context caller, lanes[LANES_OF_WARP];
-    unsigned first, lane, ended;
-    // Two sets of exchanged values: a lane may reach the next exchange before others have read from this one.
-    uint32_t values[2][LANES_OF_WARP];
-    unsigned set;
-    char *stacks;
+    Context caller;
+    Warp *warp;
 };
 
 thread_local Gpu gpu;
 
-// Frees the stacks when the thread ends.
-thread_local std::unique_ptr<char[]> stacks;
+// The warps of a block; most kernels need the first only. Freed when the thread ends.
+thread_local std::unique_ptr<Warp> warps[MAX_WARPS];
 
 void resume_lane(Gpu &gpu, unsigned lane) {
-    Context &from = gpu.lanes[gpu.lane];
-    gpu.lane = lane;
-    gpu.thread_index.x = gpu.first + lane;
-    switch_to(from, gpu.lanes[lane]);
+    Warp &warp = *gpu.warp;
+    Context &from = warp.lanes[warp.lane];
+    gpu.thread_index.x += lane - warp.lane;
+    warp.lane = lane;
+    switch_to(from, warp.lanes[lane]);
 }
 
 // The loop of a lane: runs the kernel for one warp after another.
@@ -165,48 +173,91 @@ void lane_main() {
     Gpu &gpu = emulator::gpu;
     while (true) {
         gpu.call(gpu.arguments);
-        gpu.ended++;
-        if (gpu.lane + 1 < LANES_OF_WARP) resume_lane(gpu, gpu.lane + 1);
-        else if (gpu.ended == LANES_OF_WARP) switch_to(gpu.lanes[gpu.lane], gpu.caller);
+        Warp &warp = *gpu.warp;
+        warp.ended++;
+        if (warp.lane + 1 < LANES_OF_WARP) resume_lane(gpu, warp.lane + 1);
+        else if (warp.ended == LANES_OF_WARP) switch_to(warp.lanes[warp.lane], gpu.caller);
         else fail("some lanes of a warp wait for lanes that have ended");
     }
 }
 
-void run_warp(Gpu &gpu, unsigned first) {
-    gpu.first = first;
-    gpu.lane = gpu.ended = 0;
+// Runs a warp from where its first lane is, until all lanes have ended or wait for other warps.
+void run_warp(Gpu &gpu, Warp &warp, unsigned first) {
+    gpu.warp = &warp;
     gpu.thread_index = {first, 0, 0};
-    switch_to(gpu.caller, gpu.lanes[0]);
+    warp.lane = warp.waiting = 0;
+    switch_to(gpu.caller, warp.lanes[0]);
+}
+
+Warp &begin_warp(unsigned index) {
+    std::unique_ptr<Warp> &warp = warps[index];
+    if (!warp) {
+        warp.reset(new Warp());
+        warp->stacks.reset(new char[LANES_OF_WARP * STACK_BYTES]);
+        for (unsigned i = 0; i < LANES_OF_WARP; i++) {
+            prepare_context(warp->lanes[i], warp->stacks.get() + i * STACK_BYTES, STACK_BYTES, lane_main);
+        }
+    }
+    warp->ended = 0;
+    return *warp;
+}
+
+// Runs the warps of a block one after another. If the first waits for the others, all run up to there, and so on.
+void run_block(Gpu &gpu, unsigned threads) {
+    unsigned count = threads / LANES_OF_WARP, waiting = 0, ended = 0;
+    for (unsigned i = 0; i < count; i++) {
+        Warp &warp = begin_warp(waiting);
+        run_warp(gpu, warp, i * LANES_OF_WARP);
+        if (warp.ended == LANES_OF_WARP) ended++;
+        else waiting++;
+        if (waiting && ended) fail("some warps of a block wait for warps that have ended");
+    }
+    while (waiting) {
+        ended = 0;
+        for (unsigned i = 0; i < count; i++) {
+            run_warp(gpu, *warps[i], i * LANES_OF_WARP);
+            if (warps[i]->ended == LANES_OF_WARP) ended++;
+        }
+        if (ended == count) return;
+        if (ended) fail("some warps of a block wait for warps that have ended");
+    }
 }
 
 void run_grid(Gpu &gpu, unsigned grid_x, unsigned grid_y, unsigned block) {
     if (block % LANES_OF_WARP != 0) fail("the block size is not a multiple of the warp size");
-    if (!gpu.stacks) {
-        stacks.reset(new char[LANES_OF_WARP * STACK_BYTES]);
-        gpu.stacks = stacks.get();
-        for (unsigned i = 0; i < LANES_OF_WARP; i++) {
-            prepare_context(gpu.lanes[i], gpu.stacks + i * STACK_BYTES, STACK_BYTES, lane_main);
-        }
-    }
+    if (block > LANES_OF_WARP * MAX_WARPS) fail("a block has too many threads");
     gpu.grid = {grid_x, grid_y, 1};
     gpu.block = {block, 1, 1};
     for (unsigned y = 0; y < grid_y; y++) {
         for (unsigned x = 0; x < grid_x; x++) {
             gpu.block_index = {x, y, 0};
-            for (unsigned first = 0; first < block; first += LANES_OF_WARP) run_warp(gpu, first);
+            run_block(gpu, block);
         }
     }
+}
+
+// Waits until all lanes of all warps of the block are here.
+void wait_for_block() {
+    Gpu &gpu = emulator::gpu;
+    Warp &warp = *gpu.warp;
+    if (warp.ended) fail("a lane waits for lanes that have ended");
+    warp.waiting++;
+    if (warp.lane + 1 < LANES_OF_WARP) resume_lane(gpu, warp.lane + 1);
+    else if (warp.waiting == LANES_OF_WARP) switch_to(warp.lanes[warp.lane], gpu.caller);
+    else fail("some lanes of a warp wait for its block, and others do not");
 }
 
 // Publishes a value, waits until every lane has published one, and returns the value of lane_wanted.
 template <typename T> T exchange(T value, unsigned lane_wanted) {
     static_assert(sizeof(T) == 4);
     Gpu &gpu = emulator::gpu;
-    if (gpu.ended) fail("a lane waits for lanes that have ended");
-    if (gpu.lane == 0) gpu.set ^= 1;
-    uint32_t *values = gpu.values[gpu.set];
-    memcpy(&values[gpu.lane], &value, 4);
-    resume_lane(gpu, (gpu.lane + 1) % LANES_OF_WARP);
+    Warp &warp = *gpu.warp;
+    if (warp.ended) fail("a lane waits for lanes that have ended");
+    if (warp.waiting) fail("a lane waits for lanes that wait for their block");
+    if (warp.lane == 0) warp.set ^= 1;
+    uint32_t *values = warp.values[warp.set];
+    memcpy(&values[warp.lane], &value, 4);
+    resume_lane(gpu, (warp.lane + 1) % LANES_OF_WARP);
     T wanted;
     memcpy(&wanted, &values[lane_wanted], 4);
     return wanted;
@@ -220,6 +271,7 @@ template <typename T> T exchange(T value, unsigned lane_wanted) {
 #define __device__
 #define __global__
 #define __align__(n) alignas(n)
+#define __launch_bounds__(threads)
 #define gridDim (emulator::gpu.grid)
 #define blockDim (emulator::gpu.block)
 #define blockIdx (emulator::gpu.block_index)
@@ -282,14 +334,18 @@ unsigned short narrow_half(float value) {
 template <typename T> T __shfl_sync(unsigned, T value, int lane) { return emulator::exchange(value, lane % 32); }
 
 template <typename T> T __shfl_xor_sync(unsigned, T value, int mask) {
-    return emulator::exchange(value, emulator::gpu.lane ^ mask);
+    return emulator::exchange(value, emulator::gpu.warp->lane ^ mask);
 }
 
 // A lane whose source would be outside its segment of the warp keeps its own value.
 template <typename T> T __shfl_down_sync(unsigned, T value, unsigned by, unsigned width) {
-    unsigned lane = emulator::gpu.lane;
+    unsigned lane = emulator::gpu.warp->lane;
     return emulator::exchange(value, lane % width + by < width ? lane + by : lane);
 }
+
+void __syncwarp() { emulator::exchange(0, 0); }
+
+void __syncthreads() { emulator::wait_for_block(); }
 
 unsigned atomicXor(unsigned *at, unsigned value) {
     unsigned before = *at;
@@ -303,6 +359,7 @@ unsigned atomicXor(unsigned *at, unsigned value) {
 #include "../large_blocks.cu"
 #include "../floats.cu"
 #include "../rows.cu"
+#include "../routing.cu"
 
 // ---- Launches ----
 
@@ -338,8 +395,9 @@ constexpr Kernel KERNELS[] = {
     KERNEL(silu_alone), KERNEL(relu_alone), KERNEL(relu2_alone), KERNEL(gelu_alone), KERNEL(gelu_tanh_alone),
     KERNEL(clamped_swiglu), KERNEL(clamped_silu), KERNEL(limited_silu),
     KERNEL(quantise), KERNEL(add_biases), KERNEL(read_all),
-    KERNEL(scores_f32), KERNEL(scores_f16), KERNEL(softmax), KERNEL(weighted_sum_f32), KERNEL(weighted_sum_f16),
+    KERNEL(scores_f32), KERNEL(scores_f16), KERNEL(weighted_sum_f32), KERNEL(weighted_sum_f16),
     KERNEL(copy_rows), KERNEL(copy_bytes), KERNEL(add_scaled), KERNEL(add_norm), KERNEL(rms_norm), KERNEL(sum_experts),
+    KERNEL(sum_experts_norm), KERNEL(choose_experts),
     KERNEL(new_heads_f32), KERNEL(new_heads_f16),
 };
 

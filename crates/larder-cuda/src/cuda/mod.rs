@@ -13,11 +13,9 @@ use std::time::Duration;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute};
 
-use crate::driver::{Driver, EventHandle, GpuInfo, Launch, Stream};
+use crate::driver::{Driver, EventHandle, GpuInfo, GraphHandle, Launch, MAX_ARGUMENTS, Stream};
 use crate::error::{GpuError, Result};
 
-/// The most arguments of a kernel.
-const MAX_ARGUMENTS: usize = 8;
 /// An idle card has the clocks of its memory and of its link down, and takes 100 ms or more of work to raise them.
 const WARM_UP: Duration = Duration::from_millis(250);
 /// Bytes that a CPU reads in about the 20 µs that a round trip to the GPU takes.
@@ -115,6 +113,44 @@ impl Cuda {
         functions.insert(kernel, function as usize);
         Ok(function)
     }
+}
+
+impl Cuda {
+    /// Adds launches to a graph, each behind the one before.
+    fn add_nodes(&self, graph: sys::CUgraph, launches: &[Launch]) -> Result<()> {
+        let mut before: sys::CUgraphNode = null_mut();
+        for launch in launches {
+            let mut pointers = pointers_of(launch);
+            let params = sys::CUDA_KERNEL_NODE_PARAMS {
+                func: self.function(launch.kernel)?,
+                gridDimX: launch.grid[0],
+                gridDimY: launch.grid[1],
+                gridDimZ: 1,
+                blockDimX: launch.block,
+                blockDimY: 1,
+                blockDimZ: 1,
+                sharedMemBytes: 0,
+                kernelParams: pointers.as_mut_ptr(),
+                extra: null_mut(),
+                kern: null_mut(),
+                ctx: null_mut(),
+            };
+            let (mut node, count) = (null_mut(), usize::from(!before.is_null()));
+            // SAFETY: the handles are valid; the driver copies the arguments before it returns.
+            self.call(format_args!("adding the kernel {} to a graph", launch.kernel), || unsafe {
+                sys::cuGraphAddKernelNode_v2(&raw mut node, graph, &raw const before, count, &raw const params).result()
+            })?;
+            before = node;
+        }
+        Ok(())
+    }
+}
+
+/// Pointers to the arguments of a launch.
+fn pointers_of(launch: &Launch) -> [*mut c_void; MAX_ARGUMENTS] {
+    let mut pointers = [null_mut::<c_void>(); MAX_ARGUMENTS];
+    pointers.iter_mut().zip(launch.arguments).for_each(|(pointer, argument)| *pointer = argument.pointer());
+    pointers
 }
 
 impl Driver for Cuda {
@@ -243,15 +279,41 @@ impl Driver for Cuda {
     }
 
     unsafe fn launch(&self, stream: Stream, launch: &Launch) -> Result<()> {
-        assert!(launch.arguments.len() <= MAX_ARGUMENTS, "the kernel {} has too many arguments", launch.kernel);
         let function = self.function(launch.kernel)?;
         let [x, y]: [c_uint; 2] = launch.grid;
-        let mut pointers = [null_mut::<c_void>(); MAX_ARGUMENTS];
-        pointers.iter_mut().zip(launch.arguments).for_each(|(pointer, argument)| *pointer = argument.pointer());
+        let mut pointers = pointers_of(launch);
         // SAFETY: as the caller guarantees; the driver copies the arguments before it returns.
         self.call(format_args!("the kernel {}", launch.kernel), || unsafe {
             result::launch_kernel(function, (x, y, 1), (launch.block, 1, 1), 0, self.stream(stream), &mut pointers)
         })
+    }
+
+    unsafe fn create_graph(&self, launches: &[Launch]) -> Result<Option<GraphHandle>> {
+        self.enter()?;
+        let mut graph = null_mut();
+        // SAFETY: the pointer is to a handle.
+        let created = unsafe { sys::cuGraphCreate(&raw mut graph, 0).result() };
+        created.map_err(|e| failed("making a graph", e))?;
+        let mut executable = null_mut();
+        // SAFETY: the graph is whole, and the pointer is to a handle.
+        let instantiate = || unsafe { sys::cuGraphInstantiateWithFlags(&raw mut executable, graph, 0).result() };
+        let made = self.add_nodes(graph, launches).and_then(|()| self.call("making a graph", instantiate));
+        // SAFETY: the executable graph does not need it.
+        let _ = unsafe { sys::cuGraphDestroy(graph).result() };
+        made.map(|()| Some(GraphHandle(executable as usize)))
+    }
+
+    unsafe fn launch_graph(&self, graph: GraphHandle) -> Result<()> {
+        // SAFETY: as the caller guarantees.
+        let launch =
+            || unsafe { sys::cuGraphLaunch(graph.0 as sys::CUgraphExec, self.stream(Stream::Compute)).result() };
+        self.call("launching a graph", launch)
+    }
+
+    unsafe fn destroy_graph(&self, graph: GraphHandle) {
+        // SAFETY: as the caller guarantees.
+        let _ = self
+            .call("destroying a graph", || unsafe { sys::cuGraphExecDestroy(graph.0 as sys::CUgraphExec).result() });
     }
 }
 

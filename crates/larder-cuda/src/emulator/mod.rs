@@ -11,10 +11,10 @@ use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::driver::{Driver, EventHandle, GpuInfo, Launch, Stream};
+use crate::driver::{Driver, EventHandle, GpuInfo, GraphHandle, Launch, Stream};
 use crate::error::{GpuError, Result};
 use library::Kernels;
-use streams::{QueuedOp, State, StreamOp};
+use streams::{GraphLaunch, QueuedOp, State, StreamOp};
 
 /// An operation that can be made to fail.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,7 +58,14 @@ impl Emulator {
 
     /// Makes streams ignore the events that they should wait for.
     pub fn ignoring_events(self) -> Self {
-        self.lock().ignores_events = true;
+        Stream::ALL.into_iter().fold(self, |emulator, stream| {
+            Stream::ALL.into_iter().fold(emulator, |emulator, other| emulator.ignoring_waits(stream, other))
+        })
+    }
+
+    /// Makes a stream ignore events of another that it should wait for.
+    pub fn ignoring_waits(self, waiting: Stream, other: Stream) -> Self {
+        self.lock().ignored_waits.push((waiting, other));
         self
     }
 
@@ -173,7 +180,7 @@ impl Driver for Emulator {
     unsafe fn destroy_event(&self, _: EventHandle) {}
 
     fn record(&self, event: EventHandle, stream: Stream) -> Result<()> {
-        let recording = self.lock().recording(event.0);
+        let recording = self.lock().recording(event.0, stream);
         self.submit(stream, StreamOp::Record(event.0, recording), None)
     }
 
@@ -228,5 +235,31 @@ impl Driver for Emulator {
             StreamOp::Launch { kernel, grid, block, arguments: arguments.to_vec() },
             Some(EmulatorFault::Launch),
         )
+    }
+
+    unsafe fn create_graph(&self, launches: &[Launch]) -> Result<Option<GraphHandle>> {
+        let mut state = self.lock();
+        if state.fails(EmulatorFault::Launch) {
+            return Err(GpuError::failed("making a graph", "injected fault"));
+        }
+        let op = |launch: &Launch| {
+            let Launch { kernel, grid, block, arguments } = *launch;
+            GraphLaunch { kernel, grid, block, arguments: arguments.to_vec() }
+        };
+        state.graphs.push(launches.iter().map(op).collect());
+        Ok(Some(GraphHandle(state.graphs.len() - 1)))
+    }
+
+    unsafe fn launch_graph(&self, graph: GraphHandle) -> Result<()> {
+        let launches = self.lock().graphs[graph.0].clone();
+        launches.iter().try_for_each(|launch| {
+            let GraphLaunch { kernel, grid, block, arguments } = launch;
+            // SAFETY: as the caller guarantees.
+            unsafe { self.launch(Stream::Compute, &Launch { kernel, grid: *grid, block: *block, arguments }) }
+        })
+    }
+
+    unsafe fn destroy_graph(&self, graph: GraphHandle) {
+        self.lock().graphs[graph.0] = Vec::new();
     }
 }

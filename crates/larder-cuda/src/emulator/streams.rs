@@ -38,6 +38,15 @@ pub enum StreamOp {
     WaitEvent(usize, u64),
 }
 
+/// A launch of a graph.
+#[derive(Clone)]
+pub struct GraphLaunch {
+    pub kernel: &'static str,
+    pub grid: [u32; 2],
+    pub block: u32,
+    pub arguments: Vec<Argument>,
+}
+
 impl StreamOp {
     pub fn name(&self) -> String {
         match self {
@@ -68,6 +77,8 @@ struct Queue {
 struct EventState {
     submitted: u64,
     complete: u64,
+    /// The stream of the last recording that was submitted.
+    stream: Option<Stream>,
     at_s: f64,
     failure: Option<GpuError>,
 }
@@ -80,8 +91,11 @@ pub struct State {
     pub registered: BTreeMap<usize, usize>,
     pub failing: [u64; 4],
     pub refuses_to_register: bool,
-    pub ignores_events: bool,
+    /// Streams that do not wait for events of other streams: those that wait, and those of the events.
+    pub ignored_waits: Vec<(Stream, Stream)>,
     pub launches: u64,
+    /// The launches of each graph.
+    pub graphs: Vec<Vec<GraphLaunch>>,
     /// The reported warm-up time.
     pub warm_up: Duration,
     worked_s: f64,
@@ -101,8 +115,9 @@ impl State {
             registered: BTreeMap::new(),
             failing: [0; 4],
             refuses_to_register: false,
-            ignores_events: false,
+            ignored_waits: Vec::new(),
             launches: 0,
+            graphs: Vec::new(),
             warm_up: Duration::ZERO,
             worked_s: 0.0,
             latency_s: 1e-6,
@@ -147,6 +162,9 @@ impl State {
             return Ok(());
         }
         let (from, to, bytes) = (from as usize, to as usize, bytes as usize);
+        if self.device.has(from, bytes) && self.device.has(to, bytes) {
+            return Ok(());
+        }
         if self.device.has(from, bytes) { self.check_copy(to, from, bytes) } else { self.check_copy(from, to, bytes) }
     }
 
@@ -180,8 +198,9 @@ impl State {
     }
 
     /// Counts a recording of the event and returns its number.
-    pub fn recording(&mut self, event: usize) -> u64 {
+    pub fn recording(&mut self, event: usize, stream: Stream) -> u64 {
         self.events[event].submitted += 1;
+        self.events[event].stream = Some(stream);
         self.events[event].submitted
     }
 
@@ -218,7 +237,9 @@ impl State {
         match self.queues[stream].ops.front() {
             None => false,
             Some(QueuedOp { act: StreamOp::WaitEvent(event, recording), .. }) => {
-                self.ignores_events || self.events[*event].complete >= *recording
+                let EventState { complete, stream: of, .. } = self.events[*event];
+                complete >= *recording
+                    || self.ignored_waits.iter().any(|(a, b)| *a as usize == stream && Some(*b) == of)
             }
             Some(_) => true,
         }
@@ -274,7 +295,8 @@ impl State {
         if stream != Stream::Compute as usize {
             queue.failure = None;
         }
-        self.events[event] = EventState { submitted: self.events[event].submitted, complete: recording, at_s, failure };
+        let event = &mut self.events[event];
+        (event.complete, event.at_s, event.failure) = (recording, at_s, failure);
     }
 
     /// The next random number below `limit`, which is at least 1.

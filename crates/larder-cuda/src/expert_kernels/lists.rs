@@ -4,13 +4,13 @@ use larder_core::{ExpertLayout, ExpertPart, PerMatrix};
 
 use super::{BLOCK, BLOCK_BYTES, DeviceActivations, ExpertBatch};
 use crate::error::Result;
-use crate::launches::{BiasKernelArgs, ProductBatch, ProductKernelArgs, word};
-use crate::memory::Upload;
+use crate::launches::{BiasKernelArgs, Patch, ProductBatch, ProductKernelArgs, word};
 
 /// Alignment of each list in bytes.
 const ALIGN: usize = 16;
 
 /// Addresses of the values between the products of a group.
+#[derive(Clone, Copy, Default)]
 pub struct Intermediates {
     pub gate: u64,
     pub up: u64,
@@ -18,9 +18,9 @@ pub struct Intermediates {
     pub activations: DeviceActivations,
 }
 
-/// The lists of a group.
+/// The lists of a group, and where they are on the device.
 #[derive(Default)]
-pub struct Lists {
+pub struct GroupLists {
     /// Products of gate, and those of up if it has the same number format, or if there is no gate.
     pub gate: ProductBatch,
     pub up: ProductBatch,
@@ -28,9 +28,16 @@ pub struct Lists {
     /// Biases of gate and up.
     biases: Vec<BiasKernelArgs>,
     down_biases: Vec<BiasKernelArgs>,
+    pub at: Addresses,
+    pub between: Intermediates,
+    /// Number of experts, of their tokens, and the most tokens of one.
+    pub experts: usize,
+    pub tokens: usize,
+    pub max_tokens: usize,
 }
 
 /// Addresses of the lists on the device.
+#[derive(Clone, Copy, Default)]
 pub struct Addresses {
     pub gate: u64,
     pub up: u64,
@@ -39,33 +46,66 @@ pub struct Addresses {
     pub down_biases: u64,
 }
 
-impl Lists {
+impl GroupLists {
     /// An upper bound, in bytes, of the lists of `experts` experts with `tokens` tokens in all.
     pub fn bytes(experts: usize, tokens: usize) -> usize {
         const LISTS: usize = 6;
         LISTS * ALIGN + 3 * experts * (ProductBatch::BYTES + BiasKernelArgs::BYTES) + size_of::<u32>() * tokens
     }
 
-    /// Copies the lists of a group to the device.
-    pub fn send(&mut self, group: &ExpertBatch, between: &Intermediates, upload: &mut Upload) -> Result<Addresses> {
-        let picks: &[u8] = bytemuck::cast_slice(group.picks);
+    /// Writes the lists of a group, which will be at address `base`.
+    pub fn write(&mut self, group: &ExpertBatch, between: Intermediates, base: u64, bytes: &mut [u8]) -> Result<()> {
         // The picks come first: the lists of products contain their address.
-        let (base, bytes) = upload.begin(Lists::bytes(group.experts.len(), group.picks.len()))?;
-        self.fill(group, between, base)?;
+        self.fill(group, &between, base)?;
         let mut writer = ListWriter { base, bytes, end: 0 };
-        writer.put(picks.len(), |out| out.copy_from_slice(picks));
-        let mut batch = |batch: &ProductBatch| writer.put(batch.bytes(), |out| batch.write(out));
-        let [gate, up, down] = [&self.gate, &self.up, &self.down].map(&mut batch);
-        let mut list = |biases: &[BiasKernelArgs]| {
+        writer.put(size_of_val(group.picks), |out| out.copy_from_slice(bytemuck::cast_slice(group.picks)));
+        let [gate, up, down] = [&self.gate, &self.up, &self.down]
+            .map(|batch: &ProductBatch| writer.put(batch.bytes(), |out| batch.write(out)));
+        let [biases, down_biases] = [&self.biases, &self.down_biases].map(|biases| {
             writer.put(biases.len() * BiasKernelArgs::BYTES, |out| {
                 out.chunks_exact_mut(BiasKernelArgs::BYTES)
                     .zip(biases)
                     .for_each(|(out, b)| out.copy_from_slice(&b.to_bytes()));
             })
+        });
+        self.at = Addresses { gate, up, down, biases, down_biases };
+        self.between = between;
+        (self.experts, self.tokens) = (group.experts.len(), group.picks.len());
+        self.max_tokens = group.experts.iter().map(|(_, tokens)| *tokens).max().unwrap_or(0);
+        Ok(())
+    }
+
+    /// What each expert has of [`patches`](Self::patches).
+    pub fn patches_each(layout: &ExpertLayout) -> usize {
+        let parts = if layout.gate.is_some() { 3 } else { 2 };
+        if layout.bias.is_some() { 2 * parts } else { parts }
+    }
+
+    /// The addresses in the lists that depend on where experts are, expert after expert, of lists of experts at address 0.
+    pub fn patches(&self) -> impl Iterator<Item = Patch> {
+        let of = |batch: &ProductBatch, at: u64| -> Vec<Patch> {
+            let products = (0..).zip(batch.products());
+            products.map(|(i, p)| Patch { target: at + i * ProductBatch::BYTES as u64, offset: p.weights }).collect()
         };
-        let (biases, down_biases) = (list(&self.biases), list(&self.down_biases));
-        upload.send()?;
-        Ok(Addresses { gate, up, down, biases, down_biases })
+        let of_biases = |biases: &[BiasKernelArgs], at: u64| -> Vec<Patch> {
+            let biases = (0..).zip(biases);
+            biases.map(|(i, b)| Patch { target: at + i * BiasKernelArgs::BYTES as u64, offset: b.bias }).collect()
+        };
+        let lists = [
+            of(&self.gate, self.at.gate),
+            of(&self.up, self.at.up),
+            of(&self.down, self.at.down),
+            of_biases(&self.biases, self.at.biases),
+            of_biases(&self.down_biases, self.at.down_biases),
+        ];
+        let experts = self.experts;
+        (0..experts).flat_map(move |expert| {
+            let own = |list: &Vec<Patch>| {
+                let each = list.len() / experts;
+                list[expert * each..][..each].to_vec()
+            };
+            lists.iter().flat_map(own).collect::<Vec<_>>()
+        })
     }
 
     /// Fills the lists. `pick` is the address of the picks on the device.

@@ -2,7 +2,6 @@
 
 mod lists;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use larder_core::{ExpertLayout, ExpertPart};
@@ -11,19 +10,18 @@ use larder_model::Activation;
 
 use crate::driver::Driver;
 use crate::error::Result;
+use crate::launch_queue::LaunchQueue;
 use crate::launches::{Launches, word};
 use crate::memory::{DeviceBuffer, Upload};
-use lists::{Addresses, Intermediates, Lists};
+pub use lists::GroupLists;
+use lists::Intermediates;
 
 /// Activations that share a scale.
 pub const BLOCK: usize = 32;
 /// Size in bytes of a block of activations.
 pub const BLOCK_BYTES: usize = 48;
-/// Groups whose lists can be in flight to the device at once.
-const UPLOADS: usize = 4;
-
 /// Addresses of activations on the device, as floats and quantised.
-#[derive(Clone, Copy, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub struct DeviceActivations {
     /// `[tokens, cols]`
     pub values: u64,
@@ -68,9 +66,10 @@ pub struct ExpertBatch<'a> {
 
 /// Launches the kernels of experts. Its buffers grow and are kept.
 pub struct ExpertKernels {
+    queue: Arc<LaunchQueue>,
     launches: Launches,
-    uploads: VecDeque<Upload>,
-    lists: Lists,
+    /// Of the group that was sent last.
+    lists: GroupLists,
     /// `[tokens of all experts, inter]`, as are `up` and `blocks`.
     gate: DeviceBuffer,
     up: DeviceBuffer,
@@ -80,54 +79,67 @@ pub struct ExpertKernels {
 
 impl ExpertKernels {
     /// Without buffers.
-    pub fn new(driver: &Arc<dyn Driver>) -> Result<Self> {
+    pub fn new(queue: &Arc<LaunchQueue>) -> Self {
+        let driver: &Arc<dyn Driver> = &(queue.clone() as _);
         let buffer = || DeviceBuffer::new(driver);
-        Ok(ExpertKernels {
+        ExpertKernels {
+            queue: queue.clone(),
             launches: Launches::new(driver),
-            uploads: (0..UPLOADS).map(|_| Upload::new(driver)).collect::<Result<_>>()?,
-            lists: Lists::default(),
+            lists: GroupLists::default(),
             gate: buffer(),
             up: buffer(),
             blocks: buffer(),
-        })
-    }
-
-    /// Allocates memory for groups of up to `experts` experts with `tokens` tokens in all.
-    pub fn reserve(&mut self, layout: &ExpertLayout, experts: usize, tokens: usize) -> Result<()> {
-        for upload in &mut self.uploads {
-            upload.begin(Lists::bytes(experts, tokens))?;
         }
-        self.reserve_intermediates(layout, tokens)
     }
 
-    /// Allocates memory for the results of gate and up.
-    fn reserve_intermediates(&mut self, layout: &ExpertLayout, tokens: usize) -> Result<()> {
+    /// Allocates memory for the results of gate and up, for groups with up to `tokens` tokens in all.
+    pub fn reserve(&mut self, layout: &ExpertLayout, tokens: usize) -> Result<()> {
         let values = tokens * layout.up.rows;
         self.gate.ensure(4 * values)?;
         self.up.ensure(4 * values)?;
         self.blocks.ensure(if layout.down.kind.is_float() { 0 } else { values / BLOCK * BLOCK_BYTES })
     }
 
-    /// Copies the lists of a group to the device; [`compute`](Self::compute) can follow.
-    pub fn send(&mut self, group: &ExpertBatch) -> Result<Addresses> {
-        self.reserve_intermediates(group.layout, group.picks.len())?;
+    /// Stages the lists of a group; [`compute`](Self::compute) can follow.
+    pub fn send(&mut self, group: &ExpertBatch) -> Result<()> {
+        self.reserve(group.layout, group.picks.len())?;
+        let between = self.between();
+        let ExpertKernels { queue, lists, .. } = self;
+        queue.stage(ExpertKernels::list_bytes(group), |base, bytes| lists.write(group, between, base, bytes))?;
+        Ok(())
+    }
+
+    /// An upper bound of the bytes of the lists of a group.
+    pub fn list_bytes(group: &ExpertBatch) -> usize {
+        GroupLists::bytes(group.experts.len(), group.picks.len())
+    }
+
+    /// Writes the lists of a group, which the caller keeps and copies to address `base`. Memory was [reserved](Self::reserve) for it.
+    pub fn write(&self, group: &ExpertBatch, base: u64, bytes: &mut [u8]) -> Result<GroupLists> {
+        let mut lists = GroupLists::default();
+        lists.write(group, self.between(), base, bytes)?;
+        Ok(lists)
+    }
+
+    fn between(&self) -> Intermediates {
         let activations = DeviceActivations { values: self.gate.at(), blocks: self.blocks.at() };
-        let between = Intermediates { gate: self.gate.at(), up: self.up.at(), activations };
-        let upload = self.uploads.front_mut().expect("there are several uploads");
-        let at = self.lists.send(group, &between, upload)?;
-        self.uploads.rotate_left(1);
-        Ok(at)
+        Intermediates { gate: self.gate.at(), up: self.up.at(), activations }
     }
 
     /// Launches the kernels of the group whose lists were sent last.
-    pub fn compute(&self, group: &ExpertBatch, at: &Addresses) -> Result<()> {
-        let ExpertBatch { layout: ExpertLayout { gate, up, down, bias, .. }, act, experts, picks, .. } = group;
-        let (count, experts) = (word(picks.len() * up.rows)?, word(experts.len())?);
+    pub fn compute(&self, group: &ExpertBatch) -> Result<()> {
+        self.launch(&self.lists, group.layout, group.act)
+    }
+
+    /// Launches the kernels of a group with these lists.
+    pub fn launch(&self, lists: &GroupLists, layout: &ExpertLayout, act: Activation) -> Result<()> {
+        let ExpertLayout { gate, up, down, bias, .. } = layout;
+        let GroupLists { at, between, tokens, max_tokens, .. } = lists;
+        let (count, experts) = (word(tokens * up.rows)?, word(lists.experts)?);
         if count == 0 {
             return Ok(());
         }
-        let ExpertKernels { launches, lists, .. } = self;
-        let max_tokens = group.experts.iter().map(|(_, tokens)| *tokens).max().unwrap_or(0);
+        let launches = &self.launches;
         launches.products(&lists.gate, at.gate)?;
         if gate.as_ref().is_some_and(|gate| gate.kind != up.kind) {
             launches.products(&lists.up, at.up)?;
@@ -138,13 +150,13 @@ impl ExpertKernels {
         }
         match gate {
             Some(_) => {
-                let blocks = if down.kind.is_float() { 0 } else { self.blocks.at() };
-                launches.combine(*act, [self.gate.at(), self.up.at(), blocks], count)?;
+                let blocks = if down.kind.is_float() { 0 } else { between.activations.blocks };
+                launches.combine(act, [between.gate, between.up, blocks], count)?;
             }
             None => {
-                launches.apply(*act, self.gate.at(), count)?;
+                launches.apply(act, between.gate, count)?;
                 if !down.kind.is_float() {
-                    launches.quantise(self.gate.at(), self.blocks.at(), count / BLOCK as u32)?;
+                    launches.quantise(between.gate, between.activations.blocks, count / BLOCK as u32)?;
                 }
             }
         }

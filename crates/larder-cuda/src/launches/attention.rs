@@ -1,4 +1,4 @@
-//! Launches of attention (scores, softmax, weighted sum) and of copies of KV rows.
+//! Launches of attention (scores, then softmax and weighted sum) and of copies of KV rows.
 
 use std::ops::Range;
 
@@ -12,8 +12,12 @@ use crate::error::Result;
 /// Queries of a tile: kernels read keys and values once for up to this many queries that share a key head.
 pub const TILE_QUERIES: usize = 4;
 
-/// Threads of a block of one warp: a small number of warps is spread over all multiprocessors.
+/// Threads of a warp.
 const WARP: u32 = 32;
+/// The number of blocks that compute scores is a multiple of this.
+const SCORE_BLOCKS: u32 = 8;
+/// The most threads of a block that computes weighted sums.
+const MAX_SUM_THREADS: u32 = 512;
 
 /// The arguments of attention, as kernels read them.
 #[derive(Clone, Copy, Debug)]
@@ -168,10 +172,12 @@ impl Launches {
             if keys == NumberFormat::F32 { "scores_f32" } else { "scores_f16" },
             if values == NumberFormat::F32 { "weighted_sum_f32" } else { "weighted_sum_f16" },
         );
-        let blocks = args.score_stride.div_ceil(ROW_GROUP as u32 * WARPS);
+        // A few blocks more, which end at once, so that the launches are the same for many tokens.
+        let blocks = args.score_stride.div_ceil(ROW_GROUP as u32 * WARPS).next_multiple_of(SCORE_BLOCKS);
         self.launch(scores, [blocks, count], 32 * WARPS, &arguments)?;
-        self.launch("softmax", [TILE_QUERIES as u32, count], WARP, &arguments)?;
-        self.launch(weighted_sum, [args.value_width.div_ceil(WARP), count], WARP, &arguments)
+        // A warp for each query, and a thread for each column.
+        let threads = args.value_width.next_multiple_of(WARP).clamp(TILE_QUERIES as u32 * WARP, MAX_SUM_THREADS);
+        self.launch(weighted_sum, [1, count], threads, &arguments)
     }
 
     /// Copies rows in units of two bytes, the size of the smallest float format.

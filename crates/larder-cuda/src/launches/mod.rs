@@ -2,20 +2,28 @@
 #![allow(unsafe_code)]
 
 mod attention;
+mod choice;
+mod sums;
 
 use std::sync::Arc;
 
 use larder_core::{ExpertPart, NumberFormat, ROW_GROUP, RowOrder};
 use larder_model::Activation;
 
-use crate::driver::{Argument, Driver, Launch, Stream};
+use crate::driver::{Argument, Driver, Launch, MAX_ARGUMENTS, Stream};
 use crate::error::{GpuError, Result};
 pub use attention::{AttentionKernelArgs, NewHeadsArgs, RowCopy, TILE_QUERIES};
+pub use choice::{ChoiceArgs, Patch};
+pub use sums::{ExpertSum, ExpertTerm};
 
 /// Warps of a block that computes products or quantises; each has rows or values of its own.
 const WARPS: u32 = 4;
 /// Threads of a block with one value per thread.
 const THREADS: u32 = 256;
+/// The kernel that copies between main memory and the device.
+pub const COPY_KERNEL: &str = "copy_bytes";
+/// The most threads of a block.
+const MAX_THREADS: u32 = 1024;
 /// Bytes that a thread copies at a time.
 const COPY_BYTES_PER_THREAD: u64 = 16;
 /// The most blocks of a copy: with that many threads enough bytes are in flight to fill any link, and more do not help.
@@ -23,7 +31,7 @@ const MAX_COPY_BLOCKS: u32 = 64;
 
 /// Every kernel that is launched here.
 #[cfg(all(test, feature = "cuda"))]
-pub const KERNELS: [&str; 58] = [
+pub const KERNELS: [&str; 59] = [
     "f32_matmul",
     "f16_matmul",
     "bf16_matmul",
@@ -71,7 +79,6 @@ pub const KERNELS: [&str; 58] = [
     "read_all",
     "scores_f32",
     "scores_f16",
-    "softmax",
     "weighted_sum_f32",
     "weighted_sum_f16",
     "copy_rows",
@@ -80,6 +87,8 @@ pub const KERNELS: [&str; 58] = [
     "add_norm",
     "rms_norm",
     "sum_experts",
+    "sum_experts_norm",
+    "choose_experts",
     "new_heads_f32",
     "new_heads_f16",
 ];
@@ -128,25 +137,6 @@ impl BiasKernelArgs {
     }
 }
 
-/// What an expert adds to the output of a token, as the kernel reads it.
-#[derive(Clone, Copy, Debug)]
-pub struct ExpertTerm {
-    /// `[width]`, or 0 where the place has no expert.
-    pub output: u64,
-    /// Factor on the output.
-    pub weight: f32,
-}
-
-impl ExpertTerm {
-    /// Size of the struct in kernels.
-    pub const BYTES: usize = 16;
-
-    /// The bytes of the struct in kernels.
-    pub fn to_bytes(self) -> [u8; ExpertTerm::BYTES] {
-        pack([self.output], [self.weight.to_bits(), 0])
-    }
-}
-
 /// Products that one launch computes, all with weights in one number format.
 #[derive(Default)]
 pub struct ProductBatch {
@@ -177,6 +167,11 @@ impl ProductBatch {
     /// The products.
     pub fn products_mut(&mut self) -> &mut [ProductKernelArgs] {
         &mut self.products
+    }
+
+    /// The products, to be read.
+    pub fn products(&self) -> &[ProductKernelArgs] {
+        &self.products
     }
 
     /// Adds a product.
@@ -372,29 +367,31 @@ impl Launches {
         self.launch("add_norm", norm_grid(rows, width), 32 * WARPS, &arguments)
     }
 
-    /// The weighted sums of the experts of `tokens` tokens, whose `k` terms each were written to address `terms`, with `shared` and
-    /// `residual` added unless these are 0.
-    pub fn sum_experts(&self, [terms, shared, residual, out]: [u64; 4], [tokens, k, width]: [u32; 3]) -> Result<()> {
-        let ([terms, shared, residual, out], sizes) =
-            ([terms, shared, residual, out].map(Argument::Address), [tokens, k, width].map(Argument::Word));
-        let arguments = [terms, shared, residual, out, sizes[0], sizes[1], sizes[2]];
-        self.launch("sum_experts", [(tokens * width).div_ceil(THREADS), 1], THREADS, &arguments)
-    }
-
     /// Copies bytes between the device and page-locked memory by a kernel, bypassing the copy engine that is used for
     /// experts. Both addresses are multiples of 16.
     pub fn copy_bytes(&self, from: u64, to: u64, bytes: u64) -> Result<()> {
-        let blocks = bytes.div_ceil(COPY_BYTES_PER_THREAD * u64::from(THREADS)).min(u64::from(MAX_COPY_BLOCKS));
-        let arguments = [Argument::Address(from), Argument::Address(to), Argument::Bytes(bytes)];
-        self.launch("copy_bytes", [blocks as u32, 1], THREADS, &arguments)
+        let (grid, arguments) = copy_arguments(from, to, bytes);
+        self.launch(COPY_KERNEL, grid, THREADS, &arguments)
     }
 
     fn launch(&self, kernel: &'static str, grid: [u32; 2], block: u32, arguments: &[Argument]) -> Result<()> {
+        assert!(arguments.len() <= MAX_ARGUMENTS, "the kernel {kernel} has too many arguments");
         let launch = Launch { kernel, grid, block, arguments };
         // SAFETY: the arguments match the kernel's parameters. The memory that they name belongs to buffers that wait for
         // the device before they are freed.
         unsafe { self.0.launch(Stream::Compute, &launch) }
     }
+}
+
+/// The launch of [`copy_bytes`](Launches::copy_bytes), for `then`.
+pub fn with_copy_launch<T>(from: u64, to: u64, bytes: u64, then: impl FnOnce(&Launch) -> T) -> T {
+    let (grid, arguments) = copy_arguments(from, to, bytes);
+    then(&Launch { kernel: COPY_KERNEL, grid, block: THREADS, arguments: &arguments })
+}
+
+fn copy_arguments(from: u64, to: u64, bytes: u64) -> ([u32; 2], [Argument; 3]) {
+    let blocks = bytes.div_ceil(COPY_BYTES_PER_THREAD * u64::from(THREADS)).min(u64::from(MAX_COPY_BLOCKS));
+    ([blocks as u32, 1], [Argument::Address(from), Argument::Address(to), Argument::Bytes(bytes)])
 }
 
 /// Blocks of a norm: a warp has 32 values of a row.

@@ -48,12 +48,16 @@ struct CopyEvents {
 }
 
 impl GpuLink {
-    pub(crate) fn new(counted: &Arc<CountedDriver>, sync: Arc<ArenaSync>, mode: CopyMode) -> Self {
-        let driver: Arc<dyn Driver> = counted.clone();
+    pub(crate) fn new(
+        driver: &Arc<dyn Driver>,
+        counted: Arc<CountedDriver>,
+        sync: Arc<ArenaSync>,
+        mode: CopyMode,
+    ) -> Self {
         GpuLink {
-            locked: PageLockedSlots::new(&driver, mode),
-            driver,
-            counted: counted.clone(),
+            locked: PageLockedSlots::new(driver, mode),
+            driver: driver.clone(),
+            counted,
             sync,
             submitted: 0,
             flights: Default::default(),
@@ -98,7 +102,10 @@ impl GpuLink {
             Some(events) => events,
             None => CopyEvents { begin: StreamEvent::new(&self.driver)?, end: StreamEvent::new(&self.driver)? },
         };
-        self.sync.wait_for_compute(stream, at)?;
+        if direction == Direction::ToDevice {
+            // Kernels only read slots, so a copy out of one need not wait for them.
+            self.sync.wait_for_compute(stream, at)?;
+        }
         // Copies in the same direction are in order anyway.
         let opposite = &self.flights[1 - direction as usize];
         if let Some(before) = opposite.iter().rev().find(|flight| flight.transfer.at == at) {

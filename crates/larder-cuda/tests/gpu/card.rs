@@ -4,7 +4,7 @@ use larder_core::{ExpertLayout, NumberFormat};
 use larder_cuda::{Gpu, GpuError};
 use larder_model::Activation;
 
-use crate::{attention, experts, link, ops, order, products};
+use crate::{attention, chosen, experts, link, ops, order, products};
 
 fn card() -> Option<Gpu> {
     match larder_cuda::open(0) {
@@ -24,6 +24,7 @@ fn a_gpu_gives_the_same_bits() {
     attention::compare(&gpu);
     ops::compare(&gpu);
     ops::compare_sums(&gpu);
+    chosen::compare(&gpu);
     let mut first = Some(gpu);
     experts::compare(|_| first.take().or_else(card));
 }
@@ -34,6 +35,7 @@ fn a_gpu_orders_copies_and_kernels() {
     for seed in 0..200 {
         assert_eq!(link::play(&gpu, seed, false), 0);
         assert!(order::results_are_right(&gpu, seed), "seed {seed}");
+        assert!(seed > 50 || chosen::results_are_right(&gpu, seed), "seed {seed}");
     }
     println!("{}", gpu.copy_mode());
 }

@@ -3,6 +3,7 @@
 mod attention;
 #[cfg(feature = "cuda")]
 mod card;
+mod chosen;
 mod common;
 mod experts;
 mod link;

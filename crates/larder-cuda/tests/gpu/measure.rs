@@ -20,7 +20,8 @@ fn rates_are_seconds_per_byte() {
     near(rates.read, 2e-3 / (MEMORY / 8) as f64);
     // Five kernels, and one that copies their lists.
     near(rates.compute, 6.0 * 2e-3 / (4 * layout.bytes) as f64);
-    assert_eq!(gpu.info().unwrap().free_bytes, MEMORY);
+    // What stays is the memory for lists.
+    assert!(MEMORY - gpu.info().unwrap().free_bytes <= 128 << 10);
     let start = rates.measured(3e-11);
     assert_eq!((start.copy, start.host, start.device), (rates.copy_in, 3e-11, rates.compute));
 }

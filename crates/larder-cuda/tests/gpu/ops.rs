@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use larder_cache::two_tiers::Device;
 use larder_core::{ExpertId, ExpertLayout, NumberFormat, RowOrder};
-use larder_cuda::Gpu;
+use larder_cuda::{EmulatorFault, Gpu};
 use larder_kernels::{AttentionArgs, WeightMatrix};
 use larder_model::{
     Activation, AttentionDouble, CallOnDevice, ComputeContext, DeviceAttention, DeviceExperts, DeviceHeads,
@@ -276,10 +276,28 @@ pub fn compare_sums(gpu: &Gpu) {
             }
             let sums = bench.begin_sum(&call, &layer.routed, &host).unwrap().expect("rows of the chain");
             assert_eq!((sums.rows, sums.width), (tokens, HIDDEN));
-            let found = received(ops.as_ref(), &[sums, x]);
-            assert!(found == [bits(&wanted), bits(&layer.x)], "{kind}, {on_host} experts on the CPU");
+            if on_host == 0 {
+                let found = received(ops.as_ref(), &[sums, x]);
+                assert!(found == [bits(&wanted), bits(&layer.x)], "{kind}, {on_host} experts on the CPU");
+                continue;
+            }
+            // The norm is computed with the sums.
+            let weight = random.floats(HIDDEN);
+            let normalised = ops.rms_norm(sums, ops.keep(&weight).unwrap(), 1e-5).unwrap();
+            let found = received(ops.as_ref(), &[sums, normalised, x]);
+            let of_norm: Vec<f32> = wanted.chunks_exact(HIDDEN).flat_map(|row| by_definition(row, &weight)).collect();
+            assert!(found == [bits(&wanted), bits(&of_norm), bits(&layer.x)], "{kind}, {on_host} experts on the CPU");
         }
     }
+}
+
+/// The norm of a row with 1e-5 under the root.
+fn by_definition(row: &[f32], weight: &[f32]) -> Vec<f32> {
+    let mut lanes = [0.0_f32; 8];
+    row.iter().enumerate().for_each(|(i, v)| lanes[i % 8] += v * v);
+    let mean = f64::from(lanes.iter().sum::<f32>()) / row.len() as f64;
+    let scale = (1.0 / (mean + 1e-5).sqrt()) as f32;
+    row.iter().zip(weight).map(|(v, w)| v * scale * w).collect()
 }
 
 #[test]
@@ -319,4 +337,43 @@ fn rows_are_valid_until_the_second_wait_and_shapes_are_checked() {
     let error = ops.add(x, x, 1.0).unwrap_err().to_string();
     assert!(error.contains("the GPU no longer has the rows"), "{error}");
     assert_eq!(received(&ops, &[sum])[0], bits(&[2.0, 4.0, 6.0, 8.0]));
+}
+
+#[test]
+fn launches_that_come_again_become_a_graph() {
+    let (mut random, adds) = (Random::new(3), 20);
+    for (seed, one_in) in [(7, 0), (8, 40)] {
+        let Some(emulator) = emulator(seed) else { return };
+        let gpu = gpu(emulator.with_fault(EmulatorFault::Launch, one_in));
+        let (ops, link) =
+            (gpu.ops(Arc::new(gpu.products(0).unwrap()), Arc::new(gpu.attention().unwrap())).unwrap(), gpu.link());
+        let mut failed = 0;
+        for _ in 0..12 {
+            let values = random.floats(HIDDEN);
+            let mut found = vec![0.0; HIDDEN];
+            let mut add_all = || {
+                let x = ops.send(&values, HIDDEN)?;
+                let sum = (0..adds).try_fold(x, |sum, _| ops.add(sum, x, 0.5))?;
+                ops.receive(&mut [(sum, &mut found)])
+            };
+            match add_all() {
+                Ok(()) => {
+                    let wanted: Vec<f32> =
+                        values.iter().map(|v| (0..adds).fold(*v, |sum, _| sum + (0.5 * v + 0.0))).collect();
+                    assert_eq!(bits(&found), bits(&wanted), "seed {seed}");
+                }
+                // Nothing runs on the device after a failure.
+                Err(_) => {
+                    failed += 1;
+                    break;
+                }
+            }
+        }
+        let work = link.work();
+        match one_in {
+            // Results are at the same addresses in every other chain, whose third time is the fifth in all.
+            0 => assert_eq!((work.graphs, work.graph_launches, work.launches), (8, 8 * (adds + 2), 4 * (adds + 2))),
+            _ => assert_eq!(failed, 1),
+        }
+    }
 }

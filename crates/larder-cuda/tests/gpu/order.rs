@@ -1,11 +1,14 @@
 //! Copies wait for kernels. That is not by chance: without events the results are wrong.
 
+use std::panic::AssertUnwindSafe;
+
 use larder_cache::two_tiers::{Device, Direction};
 use larder_core::{ExpertId, ExpertLayout, NumberFormat};
-use larder_cuda::Gpu;
+use larder_cuda::{Gpu, Stream};
 use larder_model::Activation;
 
 use crate::common::{LayerCase, Random, emulator, gpu, slots, transfer, upload_experts, wait_for_all};
+use crate::{chosen, link};
 
 /// Replaces experts while they are computed. Returns whether all results are as if each step had waited for the one
 /// before.
@@ -43,6 +46,30 @@ fn experts_are_replaced_only_after_they_were_computed() {
     for seed in 0..30 {
         let Some(emulator) = emulator(seed) else { return };
         assert!(results_are_right(&gpu(emulator), seed), "seed {seed}");
+    }
+}
+
+/// A test for each kind of wait, which fails without it.
+#[test]
+fn no_wait_can_be_left_out() {
+    let (compute, copy_in, copy_out) = (Stream::Compute, Stream::CopyIn, Stream::CopyOut);
+    type Check = fn(&Gpu, u64) -> bool;
+    let copies: Check = |gpu, seed| std::panic::catch_unwind(AssertUnwindSafe(|| link::play(gpu, seed, false))).is_ok();
+    let waits: [(Stream, Stream, Check); 4] = [
+        (copy_in, compute, results_are_right),
+        (copy_in, compute, chosen::results_are_right),
+        (copy_in, copy_out, copies),
+        (copy_out, copy_in, copies),
+    ];
+    for (waiting, other, is_right) in waits {
+        let mut wrong = 0;
+        for seed in 0..20 {
+            let Some(emulator) = emulator(seed) else { return };
+            assert!(is_right(&gpu(emulator), seed), "{waiting:?} waits for {other:?}, seed {seed}");
+            let Some(emulator) = self::emulator(seed) else { return };
+            wrong += usize::from(!is_right(&gpu(emulator.ignoring_waits(waiting, other)), seed));
+        }
+        assert!(wrong > 5, "only {wrong} of 20 were wrong where {waiting:?} did not wait for {other:?}");
     }
 }
 

@@ -7,8 +7,8 @@ use larder_cache::two_tiers::{CostModel, TierError, TierErrorCause, TierTraffic,
 use larder_cache::{ExpertCache, SlotIndex, Traffic};
 use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx};
 use larder_model::{
-    ComputeContext, Decoder, DeviceExperts, DeviceRows, ExpertPath, ExpertWorkspace, HintSource, ModelError, MoeCall,
-    Routed, wanted_experts,
+    ChosenOnDevice, ComputeContext, Decoder, DeviceExperts, DeviceMoeCall, DeviceRows, ExpertPath, ExpertWorkspace,
+    HintSource, ModelError, MoeCall, Routed, wanted_experts,
 };
 
 use crate::paths::cached_path::CachedPath;
@@ -113,6 +113,22 @@ impl ExpertPath for TieredPath {
             self.host.sum(call, &routed, out);
         }
         Ok((routed, sums))
+    }
+
+    fn chooses_on_device(&mut self, layer: LayerIdx, gate: &Gate, tokens: usize) -> bool {
+        // Asked in this order, as the last question takes the most time.
+        self.routing.is_lossless() && self.device.chooses(gate, tokens) && self.cache.slots_of_layer(layer).is_some()
+    }
+
+    fn begin_chosen(&mut self, call: &DeviceMoeCall) -> Result<DeviceRows, ModelError> {
+        let slots = self.cache.slots_of_layer(call.layer).expect("all experts of the layer are on the device");
+        self.device.begin_chosen(call, self.cache.layout(call.layer), &slots)
+    }
+
+    fn count_chosen(&mut self) {
+        for ChosenOnDevice { layer, experts, slots } in self.device.take_chosen() {
+            self.cache.computed_on_device(layer, &wanted_experts(&experts, slots.len()), &slots);
+        }
     }
 
     fn wants_hint(&self, source: HintSource, tokens: usize) -> bool {

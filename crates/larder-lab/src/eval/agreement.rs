@@ -68,6 +68,10 @@ impl<'a> ShadowRouting<'a> {
 }
 
 impl Tap for ShadowRouting<'_> {
+    fn wants_routing(&self) -> bool {
+        true
+    }
+
     fn routed(&mut self, layer: LayerIdx, logits: &[f32], _: &Routed) {
         let Some(row) = self.rows.of(layer) else { return };
         let row = row.index();
@@ -101,6 +105,10 @@ impl<'a> RoutingAgreement<'a> {
 }
 
 impl Tap for RoutingAgreement<'_> {
+    fn wants_routing(&self) -> bool {
+        true
+    }
+
     fn routed(&mut self, layer: LayerIdx, logits: &[f32], routed: &Routed) {
         let Some(row) = self.rows.of(layer) else { return };
         let row = row.index();

@@ -48,6 +48,10 @@ impl<'a> LogitSpread<'a> {
 }
 
 impl Tap for LogitSpread<'_> {
+    fn wants_routing(&self) -> bool {
+        true
+    }
+
     fn routed(&mut self, layer: LayerIdx, logits: &[f32], _: &Routed) {
         let Some(row) = self.rows.of(layer) else { return };
         let gate = self.gates[row.index()];

@@ -156,6 +156,10 @@ impl RouterLogits {
 }
 
 impl Tap for RouterLogits {
+    fn wants_routing(&self) -> bool {
+        true
+    }
+
     fn routed(&mut self, layer: LayerIdx, logits: &[f32], _: &Routed) {
         if let Some(row) = self.rows.of(layer) {
             self.logits[row.index()] = logits.to_vec();

@@ -3,14 +3,15 @@
 
 mod ops;
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use larder_core::{ExpertId, ExpertLayout, Gate, NumberFormat};
+use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx, NumberFormat};
 use larder_kernels::{AttentionTask, Inputs, WeightMatrix};
 
 use crate::error::Result;
 use crate::expert_workspace::ExpertWorkspace;
-use crate::experts::{MoeCall, Routed};
+use crate::experts::{DeviceMoeCall, MoeCall, Routed};
 use crate::nn::Activation;
 pub(crate) use ops::DeviceCopy;
 pub use ops::{DeviceHeads, DeviceOps, DeviceRotation, DeviceRows, HeadNorm};
@@ -40,6 +41,29 @@ pub trait DeviceExperts: Send {
     /// (`token · k + rank`) that was computed on the device.
     fn finish(&mut self, put: &mut dyn FnMut(usize, &[f32])) -> Result<()>;
 
+    /// Whether the device chooses the experts of a step of `tokens` tokens by this gate.
+    fn chooses(&self, gate: &Gate, tokens: usize) -> bool {
+        let _ = (gate, tokens);
+        false
+    }
+
+    /// Chooses the experts of a layer on the device, and begins them and their sums. `slots` are those of all experts of the layer. The
+    /// caller has asked whether the device [chooses](Self::chooses).
+    fn begin_chosen(
+        &mut self,
+        call: &DeviceMoeCall,
+        layout: &ExpertLayout,
+        slots: &Arc<[usize]>,
+    ) -> Result<DeviceRows> {
+        let _ = (layout, slots);
+        unreachable!("the device does not choose the experts of {}", call.layer)
+    }
+
+    /// The experts that the device has chosen since the last call. The caller guarantees that these calls are complete.
+    fn take_chosen(&mut self) -> Vec<ChosenOnDevice> {
+        Vec::new()
+    }
+
     /// In place of [`finish`](Self::finish), and without waiting: begins [`ExpertWorkspace::sum`] on the device, for a call whose
     /// inputs are [on the device](MoeCall::on_device), and adds the rows that the call names. Outputs of places that were not computed
     /// there are those of `host`. `None` where a device does not have it; then nothing was changed.
@@ -47,6 +71,17 @@ pub trait DeviceExperts: Send {
         let _ = (call, routed, host);
         Ok(None)
     }
+}
+
+/// The experts that a device has chosen for a layer.
+#[derive(Clone, Debug)]
+pub struct ChosenOnDevice {
+    /// Index of the decoder layer.
+    pub layer: LayerIdx,
+    /// `[tokens, k]`
+    pub experts: Vec<ExpertId>,
+    /// The slots of all experts of the layer.
+    pub slots: Arc<[usize]>,
 }
 
 /// Products with weights that stay in a device's memory.

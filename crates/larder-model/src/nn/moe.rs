@@ -10,7 +10,7 @@ use super::{Activation, HandedOn, Mlp, MoeRouter, Norm, TokenScratch};
 use crate::config::config_error;
 use crate::device::{DeviceOps, DeviceRows};
 use crate::error::Result;
-use crate::experts::{CallOnDevice, ExpertPath, MoeCall, Routed, route};
+use crate::experts::{CallOnDevice, DeviceMoeCall, ExpertPath, MoeCall, Routed, route};
 use crate::matrix::{Linear, with_f32};
 use crate::step::TokenOrigin;
 use crate::tap::{Phase, PhaseClock, Tap};
@@ -254,6 +254,29 @@ impl Moe {
         }
     }
 
+    /// Whether a device that chooses experts computes everything else of the layer too.
+    pub(crate) fn is_whole_on_devices(&self) -> bool {
+        self.is_for_devices()
+            && self.by_token.is_none()
+            && self.shared.as_ref().is_none_or(SharedExpert::is_for_devices)
+    }
+
+    /// As [`begin`](Self::begin), with experts that the device chooses by these logits. The caller guarantees that the layer is
+    /// [whole on devices](Self::is_whole_on_devices), and has asked the path.
+    pub(crate) fn begin_chosen(
+        &self,
+        x: DeviceRows,
+        logits: DeviceRows,
+        residual: Option<DeviceRows>,
+        ops: &dyn DeviceOps,
+        experts: &mut dyn ExpertPath,
+    ) -> Result<DeviceRows> {
+        let shared = self.shared.as_ref().map_or(Ok(None), |shared| shared.begin(x, ops))?;
+        let Moe { layer, gate, act, .. } = self;
+        let on_device = CallOnDevice { x, shared, residual };
+        experts.begin_chosen(&DeviceMoeCall { layer: *layer, gate, act: *act, logits, on_device })
+    }
+
     /// What every token uses.
     fn always(&self, residual: &Tensor, x: &Tensor) -> Result<AlwaysUsed> {
         Ok(AlwaysUsed {
@@ -338,9 +361,14 @@ impl DenseBeside {
 }
 
 impl SharedExpert {
+    /// Whether [`begin`](Self::begin) computes it.
+    fn is_for_devices(&self) -> bool {
+        self.gate.is_none() && self.mlp.is_for_devices()
+    }
+
     /// As [`forward`](Self::forward), begun on a device; `None` if the CPU computes it.
     fn begin(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<Option<DeviceRows>> {
-        match self.gate.is_none() && self.mlp.is_for_devices() {
+        match self.is_for_devices() {
             true => self.mlp.begin(x, ops).map(Some),
             false => Ok(None),
         }

@@ -121,6 +121,10 @@ impl Tap for Recording {
         self.layers.entry(layer).or_default().classes.extend_from_slice(logits);
     }
 
+    fn wants_routing(&self) -> bool {
+        true
+    }
+
     fn routed(&mut self, layer: LayerIdx, logits: &[f32], routed: &Routed) {
         let seen = self.layers.entry(layer).or_default();
         seen.logits.extend_from_slice(logits);

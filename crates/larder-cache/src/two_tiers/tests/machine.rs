@@ -128,6 +128,14 @@ impl Machine {
                 assert_eq!(self.host[slot], Some(at), "also a copy of an expert on the device");
             }
         }
+        for row in (0..LAYERS).map(MoeRow) {
+            let slot = |id| match self.tiers.locate(row.expert(id)) {
+                ExpertLocation::Device(slot) => Some(slot),
+                _ => None,
+            };
+            let all: Option<Vec<SlotIndex>> = (0..EXPERTS).map(slot).collect();
+            assert_eq!(self.tiers.whole_row(row, None).map(|whole| whole.slots.to_vec()), all);
+        }
     }
 }
 
@@ -137,7 +145,7 @@ proptest! {
     #[test]
     fn bytes_are_where_the_ledger_says_and_wanted_experts_stay(
         steps in prop::collection::vec((0..9u8, 0..LAYERS, 0..EXPERTS, any::<bool>()), 100..400),
-        (device, host, scratch, global) in (1usize..5, 0usize..5, 1usize..4, any::<bool>()),
+        (device, host, scratch, global) in (1usize..=EXPERTS, 0usize..5, 1usize..4, any::<bool>()),
         seed in any::<u16>(),
     ) {
         let scope = if global { CacheScope::Global } else { CacheScope::Layer };
@@ -152,7 +160,11 @@ proptest! {
                         machine.promote(expert, PromoteFor::Demand);
                     }
                 }
-                3 => machine.promote(MoeRow(row).expert(which), PromoteFor::IdleLink),
+                3 if well => machine.promote(MoeRow(row).expert(which), PromoteFor::IdleLink),
+                3 => {
+                    machine.tiers.predict(&[MoeRow(row).expert(which), MoeRow(row).expert(row)]);
+                    machine.promote(MoeRow(row).expert(which), PromoteFor::Prediction);
+                }
                 4 => machine.finish(which),
                 5 => machine.prefetch(MoeRow(row).expert(which)),
                 _ => machine.land(which, well || step > 6),

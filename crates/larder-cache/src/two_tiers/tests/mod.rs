@@ -1,5 +1,6 @@
 //! Tests of the cache of two tiers, with doubles of the reader and the device.
 
+mod ahead;
 mod faults;
 mod machine;
 mod naive;

@@ -125,6 +125,10 @@ impl WantedExperts {
 }
 
 impl Tap for WantedExperts {
+    fn wants_routing(&self) -> bool {
+        true
+    }
+
     fn routed(&mut self, layer: LayerIdx, _: &[f32], routed: &Routed) {
         let Some(row) = self.rows.get(layer.index()).copied().flatten() else { return };
         let tokens = &mut self.tokens[row.0];

@@ -131,6 +131,10 @@ impl WantedExperts {
 }
 
 impl Tap for WantedExperts {
+    fn wants_routing(&self) -> bool {
+        true
+    }
+
     fn routed(&mut self, layer: LayerIdx, _: &[f32], routed: &Routed) {
         let Some(row) = self.rows.get(layer.index()).copied().flatten() else { return };
         let wanted = &mut self.experts[row.0];

@@ -79,6 +79,10 @@ struct MeanWeight {
 }
 
 impl Tap for MeanWeight {
+    fn wants_routing(&self) -> bool {
+        true
+    }
+
     fn routed(&mut self, _: LayerIdx, _: &[f32], routed: &Routed) {
         self.sum += routed.weights.iter().map(|weight| f64::from(weight.abs())).sum::<f64>();
         self.count += routed.weights.len() as u64;

@@ -1,26 +1,34 @@
 //! Computes experts in the slots of the arena.
 
+mod chosen;
+mod gate;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use larder_core::{ExpertId, ExpertLayout, Gate, NumberFormat, PerMatrix};
 use larder_kernels::Inputs;
-use larder_model::{Activation, CallOnDevice, DeviceExperts, DeviceRows, ExpertWorkspace, MoeCall, Routed};
+use larder_model::{
+    Activation, CallOnDevice, ChosenOnDevice, DeviceExperts, DeviceMoeCall, DeviceRows, ExpertWorkspace, MoeCall,
+    Routed,
+};
 
 use crate::arena_sync::ArenaSync;
 use crate::driver::{Driver, Stream};
 use crate::error::{GpuError, Result};
-use crate::expert_kernels::{BLOCK, BLOCK_BYTES, DeviceActivations, ExpertBatch, ExpertKernels};
-use crate::launches::{ExpertTerm, Launches, check_kind, kernel_alone, word};
+use crate::expert_kernels::{BLOCK, BLOCK_BYTES, DeviceActivations, ExpertBatch, ExpertKernels, GroupLists};
+use crate::launch_queue::LaunchQueue;
+use crate::launches::{ExpertTerm, check_kind, kernel_alone};
 use crate::memory::{DeviceBuffer, Download, StreamEvent, Upload};
 use crate::ops::GpuOps;
+use chosen::DeviceChooser;
 
 /// Computes the experts of a layer in their slots on the device.
 pub struct GpuExperts {
+    queue: Arc<LaunchQueue>,
     sync: Arc<ArenaSync>,
     /// Where inputs are rows of a chain, and sums become some.
     ops: Option<Arc<GpuOps>>,
-    launches: Launches,
     experts: ExpertKernels,
     /// `[tokens, hidden]`, or `[tokens · k, hidden]` if routing weights scale the inputs.
     inputs: Inputs,
@@ -31,26 +39,29 @@ pub struct GpuExperts {
     /// `[places, hidden]`, in the order in which they were computed.
     outputs: DeviceBuffer,
     download: Download,
-    /// Staging of the terms of sums, with the outputs that the CPU computed.
-    terms: Upload,
     /// The places `token · k + rank` that were submitted since the call began.
     places: Vec<u32>,
     /// By place of the current group: its row in the inputs.
     picks: Vec<u32>,
     /// By expert of the current group: its address and its number of tokens.
     group: Vec<(u64, usize)>,
+    /// Experts that the device chooses.
+    chosen: DeviceChooser,
     clock: Clock,
     /// The first error since the call began.
     failed: Option<GpuError>,
 }
 
 impl GpuExperts {
-    pub(crate) fn new(driver: &Arc<dyn Driver>, sync: Arc<ArenaSync>, ops: Option<Arc<GpuOps>>) -> Result<Self> {
+    pub(crate) fn new(queue: &Arc<LaunchQueue>, sync: Arc<ArenaSync>, ops: Option<Arc<GpuOps>>) -> Result<Self> {
+        let driver: &Arc<dyn Driver> = &(queue.clone() as _);
+        let chosen = DeviceChooser::new(driver, sync.clone(), ExpertKernels::new(queue));
         Ok(GpuExperts {
+            chosen,
+            queue: queue.clone(),
             sync,
             ops,
-            launches: Launches::new(driver),
-            experts: ExpertKernels::new(driver)?,
+            experts: ExpertKernels::new(queue),
             inputs: Inputs::new(),
             scaled: Vec::new(),
             upload: Upload::new(driver)?,
@@ -58,7 +69,6 @@ impl GpuExperts {
             hidden: 0,
             outputs: DeviceBuffer::new(driver),
             download: Download::new(driver)?,
-            terms: Upload::new(driver)?,
             places: Vec::new(),
             picks: Vec::new(),
             group: Vec::new(),
@@ -74,8 +84,12 @@ impl GpuExperts {
         self.upload.begin(rows * hidden * size_of::<f32>() + rows * hidden / BLOCK * BLOCK_BYTES)?;
         self.outputs.ensure(places * hidden * size_of::<f32>())?;
         self.download.reserve(places * hidden * size_of::<f32>())?;
-        self.terms.begin(places * (ExpertTerm::BYTES + hidden * size_of::<f32>()))?;
-        self.experts.reserve(layout, places.min(gate.experts), places)
+        if self.ops.is_some() {
+            self.chosen.reserve(layout, gate)?;
+        }
+        let of_terms = places * (ExpertTerm::BYTES + hidden * size_of::<f32>());
+        self.queue.reserve(GroupLists::bytes(places.min(gate.experts), places).max(of_terms))?;
+        self.experts.reserve(layout, places)
     }
 
     fn take_inputs(&mut self, call: &MoeCall, routed: &Routed, layout: &ExpertLayout) -> Result<()> {
@@ -116,6 +130,8 @@ impl GpuExperts {
             self.clock.time(&mut self.experts, &ExpertBatch { layout, act: call.act, experts, picks, x: self.x, out });
         // Also after an error: some kernels may be in flight.
         self.sync.record_compute(group.iter().map(|(_, slot)| *slot))?;
+        // The host may go on to wait for the SSD.
+        self.queue.flush()?;
         begun
     }
 
@@ -144,33 +160,29 @@ impl GpuExperts {
         routed: &Routed,
         host: &ExpertWorkspace,
     ) -> Result<DeviceRows> {
-        let added = [on_device.shared, on_device.residual].map(|rows| rows.map_or(Ok(0), |rows| ops.address(rows)));
-        let [shared, residual] = [added[0].clone()?, added[1].clone()?];
         let (hidden, places) = (self.hidden, routed.ids.len());
         let mut computed = vec![None; places];
         self.places.iter().zip(0u64..).for_each(|(place, row)| computed[*place as usize] = Some(row));
         let from_host = |place: usize| computed[place].is_none() && routed.ids[place] != ExpertId::NONE;
         let terms = ExpertTerm::BYTES * places;
         let rows = (0..places).filter(|place| from_host(*place)).count();
-        let (base, bytes) = self.terms.begin(terms + 4 * hidden * rows)?;
-        let (terms, mut outputs) = bytes.split_at_mut(terms);
-        let mut next = base + terms.len() as u64;
-        for (place, term) in terms.chunks_exact_mut(ExpertTerm::BYTES).enumerate() {
-            let mut output = computed[place].map_or(0, |row| self.outputs.at() + 4 * row * hidden as u64);
-            if from_host(place) {
-                let (own, rest) = std::mem::take(&mut outputs).split_at_mut(4 * hidden);
-                own.copy_from_slice(bytemuck::cast_slice(host.output(place, hidden)));
-                (output, outputs) = (next, rest);
-                next += 4 * hidden as u64;
+        let terms = self.queue.stage(terms + 4 * hidden * rows, |base, bytes| {
+            let (terms, mut outputs) = bytes.split_at_mut(terms);
+            let mut next = base + terms.len() as u64;
+            for (place, term) in terms.chunks_exact_mut(ExpertTerm::BYTES).enumerate() {
+                let mut output = computed[place].map_or(0, |row| self.outputs.at() + 4 * row * hidden as u64);
+                if from_host(place) {
+                    let (own, rest) = std::mem::take(&mut outputs).split_at_mut(4 * hidden);
+                    own.copy_from_slice(bytemuck::cast_slice(host.output(place, hidden)));
+                    (output, outputs) = (next, rest);
+                    next += 4 * hidden as u64;
+                }
+                let weight = if call.gate.scales_input { 1.0 } else { routed.weights[place] };
+                term.copy_from_slice(&ExpertTerm { output, weight }.to_bytes());
             }
-            let weight = if call.gate.scales_input { 1.0 } else { routed.weights[place] };
-            term.copy_from_slice(&ExpertTerm { output, weight }.to_bytes());
-        }
-        self.terms.send()?;
-        let (sums, out) = ops.result(call.tokens, hidden)?;
-        let sizes = [word(call.tokens)?, word(call.gate.top_k)?, word(hidden)?];
-        self.launches.sum_experts([base, shared, residual, out], sizes)?;
-        Ok(sums)
+            Ok(())
+        })?;
+        ops.begin_sum(terms, call.gate.top_k, [call.tokens, hidden], [on_device.shared, on_device.residual])
     }
 }
 
@@ -215,6 +227,24 @@ impl DeviceExperts for GpuExperts {
                 None
             }
         }
+    }
+
+    fn chooses(&self, gate: &Gate, tokens: usize) -> bool {
+        self.ops.is_some() && DeviceChooser::chooses(gate, tokens)
+    }
+
+    fn begin_chosen(
+        &mut self,
+        call: &DeviceMoeCall,
+        layout: &ExpertLayout,
+        slots: &Arc<[usize]>,
+    ) -> larder_model::Result<DeviceRows> {
+        let ops = self.ops.as_ref().expect("the caller has asked whether the device chooses");
+        Ok(self.chosen.begin(call, layout, slots, ops)?)
+    }
+
+    fn take_chosen(&mut self) -> Vec<ChosenOnDevice> {
+        self.chosen.take()
     }
 
     fn begin_sum(
@@ -281,9 +311,10 @@ struct Clock {
 impl Clock {
     /// Submits a group. The time is that of the kernels alone, without the copy of their lists.
     fn time(&mut self, experts: &mut ExpertKernels, group: &ExpertBatch) -> Result<Option<Duration>> {
-        let (lists, size) = (experts.send(group)?, Size::of(group));
+        let size = Size::of(group);
+        experts.send(group)?;
         let took = self.begin(size)?;
-        experts.compute(group, &lists)?;
+        experts.compute(group)?;
         self.end(size)?;
         Ok(took)
     }

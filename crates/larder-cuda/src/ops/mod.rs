@@ -1,5 +1,7 @@
 //! Chains of operations on rows of activations in GPU memory, for which the host waits once.
 
+mod chain;
+
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,14 +13,12 @@ use crate::attention::{GpuAttention, NewTokens, Outputs};
 use crate::driver::Driver;
 use crate::error::{GpuError, Result};
 use crate::expert_kernels::{BLOCK, BLOCK_BYTES, DeviceActivations};
-use crate::launches::{Launches, NewHeadsArgs, ProductBatch, word};
-use crate::memory::{DeviceBuffer, Download, Upload};
+use crate::launch_queue::LaunchQueue;
+use crate::launches::{ExpertSum, Launches, NewHeadsArgs, ProductBatch, word};
+use crate::memory::{DeviceBuffer, Download};
 use crate::products::GpuProducts;
+use chain::Chain;
 
-/// The least bytes of a piece of memory for results.
-const PIECE_BYTES: usize = 1 << 20;
-/// Alignment of results, in bytes.
-const ALIGN: usize = 256;
 /// Bytes that are copied back together with wanted ones between which they are, as that takes less time than a second wait.
 const NEAR_BYTES: usize = 256 << 10;
 /// The most lists of products that are kept on the device.
@@ -26,7 +26,7 @@ const MAX_LISTS: usize = 4096;
 
 /// Operations on rows of activations, with the weights of [`GpuProducts`] and the KV cache of [`GpuAttention`].
 pub struct GpuOps {
-    driver: Arc<dyn Driver>,
+    queue: Arc<LaunchQueue>,
     products: Arc<GpuProducts>,
     attention: Arc<GpuAttention>,
     state: Mutex<State>,
@@ -45,17 +45,10 @@ struct State {
     begun_at: usize,
     /// By number of an operation of both chains: the address of its result, quantised.
     quantised: HashMap<usize, u64>,
+    /// The sum of experts that was begun last, and is not launched: the norm behind it may be computed by the same launch.
+    held: Option<(DeviceRows, ExpertSum)>,
     lists: HashMap<ListKey, DeviceBuffer>,
-    staging: Upload,
     download: Download,
-}
-
-/// Memory for the results of a chain, and for the rows that are sent to it.
-struct Chain {
-    results: Results,
-    /// Staging of the rows that were sent, of which the first `sent` are used.
-    uploads: Vec<Upload>,
-    sent: usize,
 }
 
 /// What a list of products depends on. Results are at the same addresses in every other token, and so lists are written twice.
@@ -67,63 +60,39 @@ struct ListKey {
     tokens: usize,
 }
 
-/// Memory for the results of a chain, used from its start again by the next chain.
-struct Results {
-    driver: Arc<dyn Driver>,
-    pieces: Vec<(DeviceBuffer, usize)>,
-    piece: usize,
-    used: usize,
-}
-
-impl Results {
-    fn begin(&mut self) {
-        (self.piece, self.used) = (0, 0);
-    }
-
-    /// Whether one piece has all of these addresses.
-    fn has(&self, range: Range<u64>) -> bool {
-        self.pieces.iter().any(|(piece, size)| piece.at() <= range.start && range.end <= piece.at() + *size as u64)
-    }
-
-    /// The address of memory for `bytes` bytes. Results of one chain are in order and close to each other.
-    fn take(&mut self, bytes: usize) -> Result<u64> {
-        let bytes = bytes.next_multiple_of(ALIGN);
-        while self.pieces.get(self.piece).is_some_and(|(_, size)| self.used + bytes > *size) {
-            (self.piece, self.used) = (self.piece + 1, 0);
-        }
-        if self.piece == self.pieces.len() {
-            let size = bytes.max(PIECE_BYTES);
-            self.pieces.push((DeviceBuffer::of(&self.driver, size)?, size));
-        }
-        let at = self.pieces[self.piece].0.at() + self.used as u64;
-        self.used += bytes;
-        Ok(at)
-    }
-}
-
 impl GpuOps {
     pub(crate) fn new(
-        driver: &Arc<dyn Driver>,
+        queue: &Arc<LaunchQueue>,
         products: Arc<GpuProducts>,
         attention: Arc<GpuAttention>,
     ) -> Result<Self> {
-        let results = || Results { driver: driver.clone(), pieces: Vec::new(), piece: 0, used: 0 };
+        let driver: &Arc<dyn Driver> = &(queue.clone() as _);
         let state = State {
             launches: Launches::new(driver),
             kept: Vec::new(),
-            chains: [(); 2].map(|()| Chain { results: results(), uploads: Vec::new(), sent: 0 }),
+            chains: [(); 2].map(|()| Chain::new(driver)),
             rows: VecDeque::new(),
             first: 0,
             begun_at: 0,
             quantised: HashMap::new(),
+            held: None,
             lists: HashMap::new(),
-            staging: Upload::new(driver)?,
             download: Download::new(driver)?,
         };
-        Ok(GpuOps { driver: driver.clone(), products, attention, state: Mutex::new(state) })
+        Ok(GpuOps { queue: queue.clone(), products, attention, state: Mutex::new(state) })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    /// The state, with every operation so far launched.
+    fn lock(&self) -> Result<MutexGuard<'_, State>> {
+        let mut state = self.lock_before_sum();
+        if let Some((_, sum)) = state.held.take() {
+            state.launches.sum_experts(&sum)?;
+        }
+        Ok(state)
+    }
+
+    /// The state, with every operation so far launched but for a sum of experts.
+    fn lock_before_sum(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -172,30 +141,31 @@ impl State {
         kept.ok_or_else(|| GpuError::Unsupported(format!("the GPU keeps no value {id}")))
     }
 
-    /// Copies values to memory of their own on the device, and waits.
-    fn keep(&mut self, driver: &Arc<dyn Driver>, bytes: &[u8]) -> Result<DeviceBuffer> {
-        let buffer = DeviceBuffer::of(driver, bytes.len())?;
-        self.staging.copy(bytes, buffer.at())?;
+    /// Copies values to memory of their own on the device.
+    fn keep(&mut self, queue: &Arc<LaunchQueue>, bytes: &[u8]) -> Result<DeviceBuffer> {
+        let buffer = DeviceBuffer::of(&(queue.clone() as _), bytes.len())?;
+        self.fill(queue, &buffer, bytes)?;
         Ok(buffer)
     }
 
-    fn send(&mut self, driver: &Arc<dyn Driver>, values: &[f32], width: usize) -> Result<DeviceRows> {
-        let chain = &mut self.chains[0];
-        if chain.sent == chain.uploads.len() {
-            chain.uploads.push(Upload::new(driver)?);
-        }
-        let upload = &mut chain.uploads[chain.sent];
-        let (at, staged) = upload.begin(size_of_val(values))?;
-        staged.copy_from_slice(bytemuck::cast_slice(values));
-        upload.send()?;
-        chain.sent += 1;
+    /// Copies bytes to a buffer.
+    fn fill(&mut self, queue: &LaunchQueue, buffer: &DeviceBuffer, bytes: &[u8]) -> Result<()> {
+        let staged = queue.stage(bytes.len(), |_, out| {
+            out.copy_from_slice(bytes);
+            Ok(())
+        })?;
+        self.launches.copy_bytes(staged, buffer.at(), bytes.len() as u64)
+    }
+
+    fn send(&mut self, queue: &Arc<LaunchQueue>, values: &[f32], width: usize) -> Result<DeviceRows> {
+        let at = self.chains[0].send(&(queue.clone() as _), bytemuck::cast_slice(values))?;
         Ok(self.push(at, values.len() / width, width))
     }
 
     /// Computes the products of a batch, whose weights have one number format; results are `[tokens, rows]` each.
     fn multiply(
         &mut self,
-        driver: &Arc<dyn Driver>,
+        queue: &Arc<LaunchQueue>,
         x: DeviceRows,
         ids: &[usize],
         batch: &mut ProductBatch,
@@ -215,7 +185,7 @@ impl State {
             if self.lists.len() == MAX_LISTS {
                 self.lists.clear();
             }
-            let list = self.keep(driver, &bytes)?;
+            let list = self.keep(queue, &bytes)?;
             self.lists.insert(key.clone(), list);
         }
         self.launches.products(batch, self.lists[&key].at())?;
@@ -247,9 +217,7 @@ impl State {
     /// Begins the next chain: memory of the one before the last is used again.
     fn begin_chain(&mut self) {
         self.chains.swap(0, 1);
-        let Chain { results, sent, .. } = &mut self.chains[0];
-        results.begin();
-        *sent = 0;
+        self.chains[0].begin();
         self.rows.drain(..self.begun_at - self.first);
         self.first = self.begun_at;
         self.begun_at = self.first + self.rows.len();
@@ -287,19 +255,44 @@ impl State {
 impl GpuOps {
     /// Rows as experts read them: as floats, and quantised if wanted.
     pub(crate) fn activations(&self, rows: DeviceRows, quantised: bool) -> Result<DeviceActivations> {
-        let mut state = self.lock();
+        let mut state = self.lock()?;
         let blocks = if quantised { state.quantised(rows)? } else { 0 };
         Ok(DeviceActivations { values: state.at(rows)?, blocks })
     }
 
-    /// The address of rows.
+    /// The address of rows, whose operations are launched.
     pub(crate) fn address(&self, rows: DeviceRows) -> Result<u64> {
-        self.lock().at(rows)
+        self.lock()?.at(rows)
     }
 
-    /// Adds a result that the caller computes to the chain; also returns its address.
-    pub(crate) fn result(&self, rows: usize, width: usize) -> Result<(DeviceRows, u64)> {
-        self.lock().result(rows, width)
+    /// Begins the sums of the experts of tokens, whose terms are or will be at address `terms`; what is added to them has the same shape.
+    pub(crate) fn begin_sum(
+        &self,
+        terms: u64,
+        k: usize,
+        shape: [usize; 2],
+        added: [Option<DeviceRows>; 2],
+    ) -> Result<DeviceRows> {
+        let (mut state, [tokens, width]) = (self.lock()?, shape);
+        if added.iter().flatten().any(|rows| [rows.rows, rows.width] != shape) {
+            return Err(GpuError::Unsupported(format!("rows {added:?} cannot be added to sums {shape:?}")));
+        }
+        let at = |rows: Option<DeviceRows>| rows.map_or(Ok(0), |rows| state.at(rows));
+        let [shared, residual] = [at(added[0])?, at(added[1])?];
+        let (sums, out) = state.result(tokens, width)?;
+        let (tokens, k, width) = (word(tokens)?, word(k)?, word(width)?);
+        state.held = Some((sums, ExpertSum { terms, shared, residual, out, tokens, k, width }));
+        Ok(sums)
+    }
+
+    /// Copies bytes to a buffer of the caller.
+    pub(crate) fn fill(&self, buffer: &DeviceBuffer, bytes: &[u8]) -> Result<()> {
+        self.lock()?.fill(&self.queue, buffer, bytes)
+    }
+
+    /// Copies values that do not change to the device.
+    pub(crate) fn keep_bytes(&self, bytes: &[u8]) -> Result<DeviceBuffer> {
+        self.lock()?.keep(&self.queue, bytes)
     }
 }
 
@@ -311,19 +304,22 @@ fn span(places: &[(u64, usize)]) -> Range<u64> {
 
 impl DeviceOps for GpuOps {
     fn keep(&self, values: &[f32]) -> larder_model::Result<usize> {
-        let mut state = self.lock();
-        let buffer = state.keep(&self.driver, bytemuck::cast_slice(values))?;
+        let mut state = self.lock()?;
+        let buffer = state.keep(&self.queue, bytemuck::cast_slice(values))?;
         state.kept.push(buffer);
         Ok(state.kept.len() - 1)
     }
 
     fn send(&self, values: &[f32], width: usize) -> larder_model::Result<DeviceRows> {
-        Ok(self.lock().send(&self.driver, values, width)?)
+        Ok(self.lock()?.send(&self.queue, values, width)?)
     }
 
     fn part(&self, x: DeviceRows, first: usize, rows: usize) -> larder_model::Result<DeviceRows> {
-        let mut state = self.lock();
+        let mut state = self.lock_before_sum();
         let at = state.at(x)?;
+        if (first, rows) == (0, x.rows) {
+            return Ok(x);
+        }
         if first + rows > x.rows {
             return Err(GpuError::Unsupported(format!("{x:?} has no {rows} rows from row {first} on")).into());
         }
@@ -332,7 +328,7 @@ impl DeviceOps for GpuOps {
 
     fn attend(&self, tasks: &[&AttentionArgs<DeviceKvView>]) -> larder_model::Result<DeviceRows> {
         let outputs = self.attention.begin(tasks, None)?;
-        Ok(self.lock().push_outputs(tasks, outputs))
+        Ok(self.lock()?.push_outputs(tasks, outputs))
     }
 
     fn attend_new(
@@ -340,7 +336,7 @@ impl DeviceOps for GpuOps {
         heads: &DeviceHeads,
         tasks: &[&AttentionArgs<DeviceKvView>],
     ) -> larder_model::Result<DeviceRows> {
-        let mut state = self.lock();
+        let mut state = self.lock()?;
         let DeviceHeads { queries, keys, values, norm, rotation } = heads;
         let rows = [state.at(*queries)?, state.at(*keys)?, state.at(*values)?];
         let mut args = NewHeadsArgs { rows, ..NewHeadsArgs::default() };
@@ -377,14 +373,14 @@ impl DeviceOps for GpuOps {
                 }
             }
             let ids: Vec<usize> = places.iter().map(|place| weights[*place]).collect();
-            let computed = self.lock().multiply(&self.driver, x, &ids, &mut batch)?;
+            let computed = self.lock()?.multiply(&self.queue, x, &ids, &mut batch)?;
             places.into_iter().zip(computed).for_each(|(place, rows)| results[place] = Some(rows));
         }
         Ok(results.into_iter().flatten().collect())
     }
 
     fn combine(&self, act: Activation, gate: DeviceRows, up: DeviceRows) -> larder_model::Result<DeviceRows> {
-        let mut state = self.lock();
+        let mut state = self.lock()?;
         if (gate.rows, gate.width) != (up.rows, up.width) {
             return Err(GpuError::Unsupported(format!("rows {gate:?} and {up:?} cannot be combined")).into());
         }
@@ -395,7 +391,7 @@ impl DeviceOps for GpuOps {
     }
 
     fn add(&self, x: DeviceRows, y: DeviceRows, factor: f32) -> larder_model::Result<DeviceRows> {
-        let mut state = self.lock();
+        let mut state = self.lock()?;
         let (x_at, y_at, values) = (state.at(x)?, state.at(y)?, x.rows * x.width);
         if (x.rows, x.width) != (y.rows, y.width) {
             return Err(GpuError::Unsupported(format!("rows {x:?} and {y:?} cannot be added")).into());
@@ -413,7 +409,7 @@ impl DeviceOps for GpuOps {
         weight: usize,
         eps: f64,
     ) -> larder_model::Result<[DeviceRows; 2]> {
-        let mut state = self.lock();
+        let mut state = self.lock()?;
         let (x_at, y_at, weight, shape) =
             (state.at(x)?, state.at(y)?, state.kept(weight)?, [word(x.rows)?, word(x.width)?]);
         if (x.rows, x.width) != (y.rows, y.width) {
@@ -426,7 +422,7 @@ impl DeviceOps for GpuOps {
     }
 
     fn add_row(&self, x: DeviceRows, row: usize) -> larder_model::Result<DeviceRows> {
-        let mut state = self.lock();
+        let mut state = self.lock()?;
         let (x_at, row, values) = (state.at(x)?, state.kept(row)?, x.rows * x.width);
         let (sum, out) = state.result(x.rows, x.width)?;
         state.launches.add_scaled([x_at, row, out], word(values)?, word(x.width)?, 1.0)?;
@@ -434,15 +430,23 @@ impl DeviceOps for GpuOps {
     }
 
     fn rms_norm(&self, x: DeviceRows, weight: usize, eps: f64) -> larder_model::Result<DeviceRows> {
-        let mut state = self.lock();
+        let mut state = self.lock_before_sum();
         let (at, weight) = (state.at(x)?, state.kept(weight)?);
         let (normalised, [out, blocks]) = state.result_in_blocks(x.rows, x.width)?;
+        match state.held.take() {
+            Some((sums, sum)) if sums == x => {
+                state.launches.sum_experts_norm(&sum, [weight, out, blocks], eps)?;
+                return Ok(normalised);
+            }
+            Some((_, sum)) => state.launches.sum_experts(&sum)?,
+            None => {}
+        }
         state.launches.rms_norm([at, weight, out, blocks], [word(x.rows)?, word(x.width)?], eps)?;
         Ok(normalised)
     }
 
     fn receive(&self, wanted: &mut [(DeviceRows, &mut [f32])]) -> larder_model::Result<()> {
-        let mut state = self.lock();
+        let mut state = self.lock()?;
         let received = state.receive(wanted);
         state.begin_chain();
         Ok(received?)

@@ -1,0 +1,190 @@
+// The choice of experts on the device, in the steps of the gate on the CPU: scores, groups, the best k, their weights. The lists of the
+// products that follow get the addresses of the chosen experts, from a table of slots.
+#include "common.cuh"
+
+// How logits become scores.
+enum Score : u32 { RAW, SOFTMAX, SIGMOID };
+// How the chosen experts are weighted. WEIGHT_SCORE: by their scores, divided by divisor() and times factor.
+enum Weighting : u32 { WEIGHT_SCORE, SOFTMAX_OF_CHOSEN, SIGMOID_OF_CHOSEN, SIGMOID_SHARE_OF_CHOSEN };
+// What a sum of scores becomes as a divisor.
+enum Renorm : u32 { NO_DIVISION, SUM_PLUS, SUM_AT_LEAST };
+// How a group of experts is ranked.
+enum GroupRank : u32 { BEST, BEST_TWO };
+
+// An address that depends on the choice.
+struct Patch {
+    // Gets the address of the expert plus the offset.
+    u64 *target;
+    u64 offset;
+};
+static_assert(sizeof(Patch) == 16, "must match the layout in Rust");
+
+// The arguments of a choice.
+struct ChoiceArgs {
+    // [tokens, experts]
+    const float *logits;
+    // [experts], added to the scores for the choice only; or null
+    const float *bias;
+    // [experts], factors on the weights; or null
+    const float *scales;
+    // [experts]: the address of each
+    const u64 *slots;
+    // [tokens, 2 * experts + groups]: scores, those by which experts are chosen, and those of groups
+    float *scores;
+    // [tokens, k], in page-locked memory
+    u32 *chosen;
+    // [tokens, k]; the choice writes the weights
+    ExpertTerm *terms;
+    // [tokens, k, patches_each]
+    const Patch *patches;
+    u32 tokens;
+    u32 experts;
+    u32 k;
+    u32 patches_each;
+    u32 score;
+    u32 weighting;
+    u32 renorm;
+    // Added to a sum of scores, or the least divisor.
+    float renorm_by;
+    float factor;
+    // 0: without groups
+    u32 groups;
+    u32 kept_groups;
+    u32 rank;
+    // The score of experts of the groups that lost.
+    float masked;
+    u32 unused;
+};
+static_assert(sizeof(ChoiceArgs) == 120, "must match the layout in Rust");
+
+__device__ inline float logistic(float x) { return div_rn(1.0f, add_rn(1.0f, exp_in_steps(-x))); }
+
+// Numbers in the order of floats, in which -0 is before 0.
+__device__ inline u32 place_in_order(float value) {
+    u32 bits = __float_as_uint(value);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+// Replaces values by their softmax; the powers are added in order. For all threads of a warp.
+__device__ inline void softmax_in_order(float *values, u32 count) {
+    u32 lane = threadIdx.x % WARP;
+    float top = minus_infinity();
+    for (u32 i = lane; i < count; i += WARP) top = larger(top, values[i]);
+    for (int step = WARP / 2; step > 0; step /= 2) top = larger(top, __shfl_xor_sync(ALL, top, step));
+    for (u32 i = lane; i < count; i += WARP) values[i] = exp_in_steps(sub_rn(values[i], top));
+    __syncwarp();
+    float sum = 0.0f;
+#pragma unroll 8
+    for (u32 i = 0; i < count; i++) sum = add_rn(sum, values[i]);
+    __syncwarp();
+    for (u32 i = lane; i < count; i += WARP) values[i] = div_rn(values[i], sum);
+    __syncwarp();
+}
+
+// The score by which a group is ranked.
+__device__ inline float score_of_group(const float *group, u32 count, u32 rank) {
+    float best = minus_infinity(), second = best;
+    for (u32 i = 0; i < count; i++) {
+        if (group[i] > best) {
+            second = best;
+            best = group[i];
+        } else if (group[i] > second) {
+            second = group[i];
+        }
+    }
+    return rank == BEST ? best : add_rn(best, second);
+}
+
+// Masks the experts of all groups but the best.
+__device__ inline void mask_groups(const ChoiceArgs &args, float *values, float *of_groups) {
+    u32 lane = threadIdx.x % WARP, each = args.experts / args.groups;
+    for (u32 g = lane; g < args.groups; g += WARP) of_groups[g] = score_of_group(values + g * each, each, args.rank);
+    __syncwarp();
+    for (u32 g = lane; g < args.groups; g += WARP) {
+        u32 own = place_in_order(of_groups[g]), better = 0;
+        for (u32 other = 0; other < args.groups; other++) {
+            u32 place = place_in_order(of_groups[other]);
+            better += place > own || (place == own && other < g);
+        }
+        if (better < args.kept_groups) continue;
+        for (u32 i = 0; i < each; i++) values[g * each + i] = args.masked;
+    }
+    __syncwarp();
+}
+
+// The expert with the largest value, the first of equals; NaN comes last. Its value becomes one that loses to all others.
+__device__ inline u32 take_best(float *values, u32 *taken, u32 experts) {
+    u32 lane = threadIdx.x % WARP, best = 0, expert = ~0u;
+    for (u32 i = lane, turn = 0; i < experts; i += WARP, turn++) {
+        if (*taken >> turn & 1) continue;
+        u32 place = place_in_order(values[i] == values[i] ? values[i] : minus_infinity());
+        if (expert == ~0u || place > best) {
+            best = place;
+            expert = i;
+        }
+    }
+    for (int step = WARP / 2; step > 0; step /= 2) {
+        u32 other = __shfl_xor_sync(ALL, best, step), its = __shfl_xor_sync(ALL, expert, step);
+        if (its != ~0u && (expert == ~0u || other > best || (other == best && its < expert))) {
+            best = other;
+            expert = its;
+        }
+    }
+    if (expert % WARP == lane) *taken |= 1u << expert / WARP;
+    return expert;
+}
+
+// The weights of the chosen experts of a token, whose logits and scores are these. One thread computes them, in their order.
+__device__ inline void weigh(
+    const ChoiceArgs &args, const float *logits, const float *scores, ExpertTerm *terms) {
+    float sum = 0.0f, top = minus_infinity();
+    for (u32 rank = 0; rank < args.k; rank++) top = larger(top, logits[terms[rank].expert]);
+    for (u32 rank = 0; rank < args.k; rank++) {
+        u32 expert = terms[rank].expert;
+        float weight = args.weighting == WEIGHT_SCORE        ? scores[expert]
+                       : args.weighting == SOFTMAX_OF_CHOSEN ? exp_in_steps(sub_rn(logits[expert], top))
+                                                             : logistic(logits[expert]);
+        terms[rank].weight = weight;
+        sum = add_rn(sum, weight);
+    }
+    float divisor = args.renorm == NO_DIVISION ? 1.0f
+                    : args.renorm == SUM_PLUS  ? add_rn(sum, args.renorm_by)
+                                               : larger(args.renorm_by, sum);
+    for (u32 rank = 0; rank < args.k; rank++) {
+        float weight = terms[rank].weight;
+        if (args.weighting == SOFTMAX_OF_CHOSEN) weight = div_rn(weight, sum);
+        else if (args.weighting == SIGMOID_SHARE_OF_CHOSEN) weight = weight != 0.0f ? div_rn(weight, sum) : weight;
+        else if (args.weighting == WEIGHT_SCORE && weight != 0.0f) weight = mul_rn(div_rn(weight, divisor), args.factor);
+        if (args.scales) weight = mul_rn(weight, args.scales[terms[rank].expert]);
+        terms[rank].weight = weight;
+    }
+}
+
+// Chooses the experts of each token. A warp has a token; there are at most 1024 experts.
+extern "C" __global__ void choose_experts(const ChoiceArgs *args_in_memory) {
+    const ChoiceArgs &args = *args_in_memory;
+    u32 token = group_of_warp(), lane = threadIdx.x % WARP, experts = args.experts;
+    if (token >= args.tokens) return;
+    const float *logits = args.logits + (u64)token * experts;
+    float *scores = args.scores + (u64)token * (2 * experts + args.groups), *values = scores + experts;
+    for (u32 i = lane; i < experts; i += WARP) scores[i] = args.score == SIGMOID ? logistic(logits[i]) : logits[i];
+    __syncwarp();
+    if (args.score == SOFTMAX) softmax_in_order(scores, experts);
+    for (u32 i = lane; i < experts; i += WARP) values[i] = args.bias ? add_rn(scores[i], args.bias[i]) : scores[i];
+    __syncwarp();
+    if (args.groups) mask_groups(args, values, values + experts);
+    ExpertTerm *terms = args.terms + (u64)token * args.k;
+    u32 taken = 0;
+    const Patch *patches = args.patches + (u64)token * args.k * args.patches_each;
+    for (u32 rank = 0; rank < args.k; rank++) {
+        u32 expert = take_best(values, &taken, experts);
+        if (lane == 0) args.chosen[(u64)token * args.k + rank] = terms[rank].expert = expert;
+        u64 slot = args.slots[expert];
+        for (u32 i = lane; i < args.patches_each; i += WARP) {
+            Patch patch = patches[rank * args.patches_each + i];
+            *patch.target = slot + patch.offset;
+        }
+    }
+    __syncwarp();
+    if (lane == 0) weigh(args, logits, scores, terms);
+}

@@ -1,0 +1,215 @@
+//! Experts that are chosen on the device: a kernel writes the addresses of the chosen ones into lists that are there already.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx};
+use larder_model::{Activation, ChosenOnDevice, DeviceMoeCall, DeviceRows};
+
+use super::gate::KernelGate;
+use crate::arena_sync::ArenaSync;
+use crate::driver::Driver;
+use crate::error::{GpuError, Result};
+use crate::expert_kernels::{DeviceActivations, ExpertBatch, ExpertKernels, GroupLists};
+use crate::launches::{ChoiceArgs, ExpertTerm, Launches, Patch, word};
+use crate::memory::{DeviceBuffer, PinnedBuffer};
+use crate::ops::GpuOps;
+
+/// The most tokens of a step. With more, experts that several tokens choose would be read once for each.
+const MAX_TOKENS: usize = 4;
+/// The most lists that are kept.
+const MAX_LISTS: usize = 4096;
+
+/// Chooses the experts of whole layers, and begins them.
+pub struct DeviceChooser {
+    driver: Arc<dyn Driver>,
+    sync: Arc<ArenaSync>,
+    launches: Launches,
+    kernels: ExpertKernels,
+    /// `[places, hidden]`
+    outputs: DeviceBuffer,
+    /// What the choice of a token computes with, for each token.
+    scratch: DeviceBuffer,
+    layers: HashMap<LayerIdx, ChosenLayer>,
+    lists: HashMap<ListKey, ChoiceLists>,
+    /// Calls that were not counted: layers and their tokens.
+    pending: Vec<(LayerIdx, usize)>,
+}
+
+/// What the choices of a layer share.
+struct ChosenLayer {
+    slots: Arc<[usize]>,
+    /// `[experts]`: the address of each.
+    table: DeviceBuffer,
+    bias: Option<DeviceBuffer>,
+    scales: Option<DeviceBuffer>,
+    /// `[tokens, k]`, which the device writes.
+    chosen: PinnedBuffer,
+    k: usize,
+}
+
+/// What the lists of a call depend on. Results of a chain are at the same addresses in every other token, and so lists are written twice.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct ListKey {
+    layer: LayerIdx,
+    tokens: usize,
+    x: DeviceActivations,
+    logits: u64,
+}
+
+/// The lists of a call, on the device.
+struct ChoiceLists {
+    experts: GroupLists,
+    /// Of the arguments of the choice.
+    choice: u64,
+    terms: u64,
+    _memory: DeviceBuffer,
+}
+
+impl DeviceChooser {
+    pub fn new(driver: &Arc<dyn Driver>, sync: Arc<ArenaSync>, kernels: ExpertKernels) -> Self {
+        let buffer = || DeviceBuffer::new(driver);
+        DeviceChooser {
+            driver: driver.clone(),
+            sync,
+            launches: Launches::new(driver),
+            kernels,
+            outputs: buffer(),
+            scratch: buffer(),
+            layers: HashMap::new(),
+            lists: HashMap::new(),
+            pending: Vec::new(),
+        }
+    }
+
+    /// Whether it chooses the experts of `tokens` tokens by this gate.
+    pub fn chooses(gate: &Gate, tokens: usize) -> bool {
+        tokens <= MAX_TOKENS && KernelGate::of(gate).is_some()
+    }
+
+    /// Allocates the memory of the largest calls.
+    pub fn reserve(&mut self, layout: &ExpertLayout, gate: &Gate) -> Result<()> {
+        let Some(of_gate) = KernelGate::of(gate) else { return Ok(()) };
+        let places = MAX_TOKENS * gate.top_k;
+        self.outputs.ensure(4 * places * layout.down.rows)?;
+        self.scratch.ensure(4 * MAX_TOKENS * of_gate.scratch(gate.experts))?;
+        self.kernels.reserve(layout, places)
+    }
+
+    /// Begins the choice, the experts and their sums.
+    pub fn begin(
+        &mut self,
+        call: &DeviceMoeCall,
+        layout: &ExpertLayout,
+        slots: &Arc<[usize]>,
+        ops: &GpuOps,
+    ) -> Result<DeviceRows> {
+        let DeviceMoeCall { layer, gate, act, logits, on_device } = *call;
+        let tokens = logits.rows;
+        self.know(layer, gate, slots, ops)?;
+        let x = ops.activations(on_device.x, layout.quantises_input())?;
+        let key = ListKey { layer, tokens, x, logits: ops.address(logits)? };
+        if !self.lists.contains_key(&key) {
+            if self.lists.len() == MAX_LISTS {
+                self.lists.clear();
+            }
+            let lists = self.write(&key, (gate, act), layout, ops)?;
+            self.lists.insert(key, lists);
+        }
+        let ChoiceLists { experts, choice, terms, .. } = &self.lists[&key];
+        let tokens_of = word(tokens)?;
+        let begun =
+            self.launches.choose_experts(*choice, tokens_of).and_then(|()| self.kernels.launch(experts, layout, act));
+        // Also after an error: some kernels may be in flight.
+        self.sync.record_compute(slots.iter().copied())?;
+        begun?;
+        self.pending.push((layer, tokens));
+        ops.begin_sum(*terms, gate.top_k, [tokens, layout.down.rows], [on_device.shared, on_device.residual])
+    }
+
+    /// The experts of the calls that were not counted, and are complete.
+    pub fn take(&mut self) -> Vec<ChosenOnDevice> {
+        let chosen = |(layer, tokens): (LayerIdx, usize)| {
+            let ChosenLayer { chosen, k, slots, .. } = &self.layers[&layer];
+            let experts: &[u32] = bytemuck::cast_slice(&chosen[..4 * tokens * k]);
+            let experts = experts.iter().map(|id| ExpertId(*id as u16)).collect();
+            ChosenOnDevice { layer, experts, slots: slots.clone() }
+        };
+        std::mem::take(&mut self.pending).into_iter().map(chosen).collect()
+    }
+
+    /// Makes the device know where the experts of a layer are.
+    fn know(&mut self, layer: LayerIdx, gate: &Gate, slots: &Arc<[usize]>, ops: &GpuOps) -> Result<()> {
+        // A call that was not counted, because its step failed.
+        self.pending.retain(|(pending, _)| *pending != layer);
+        if self.layers.get(&layer).is_some_and(|known| Arc::ptr_eq(&known.slots, slots)) {
+            return Ok(());
+        }
+        if gate.experts != slots.len() {
+            let (experts, slots) = (gate.experts, slots.len());
+            return Err(GpuError::Unsupported(format!("{layer} has {experts} experts, and {slots} slots")));
+        }
+        let addresses: Vec<u64> = slots.iter().map(|slot| self.sync.address(*slot)).collect();
+        let keep =
+            |values: &Option<Vec<f32>>| values.as_ref().map(|v| ops.keep_bytes(bytemuck::cast_slice(v))).transpose();
+        let known = ChosenLayer {
+            slots: slots.clone(),
+            table: ops.keep_bytes(bytemuck::cast_slice(&addresses))?,
+            bias: keep(&gate.bias)?,
+            scales: keep(&gate.expert_scales)?,
+            chosen: PinnedBuffer::of(&self.driver, 4 * MAX_TOKENS * gate.top_k)?,
+            k: gate.top_k,
+        };
+        self.layers.insert(layer, known);
+        self.lists.retain(|key, _| key.layer != layer);
+        Ok(())
+    }
+
+    /// Writes the lists of a call.
+    fn write(
+        &mut self,
+        key: &ListKey,
+        (gate, act): (&Gate, Activation),
+        layout: &ExpertLayout,
+        ops: &GpuOps,
+    ) -> Result<ChoiceLists> {
+        let (k, of_gate) = (gate.top_k, KernelGate::of(gate).expect("the caller has asked"));
+        let places = key.tokens * k;
+        // Experts at address 0, so that the addresses of their parts are offsets.
+        let picks: Vec<u32> = (0..places).map(|place| (place / k) as u32).collect();
+        let (experts, out) = (vec![(0, 1); places], self.outputs.at());
+        let group = ExpertBatch { layout, act, experts: &experts, picks: &picks, x: key.x, out };
+        let bytes = ExpertKernels::list_bytes(&group);
+        let (terms_at, each) = (bytes.next_multiple_of(16), GroupLists::patches_each(layout));
+        let patches_at = terms_at + places * ExpertTerm::BYTES;
+        let choice_at = patches_at + places * each * Patch::BYTES;
+        let memory = DeviceBuffer::of(&self.driver, choice_at + ChoiceArgs::BYTES)?;
+        let mut image = vec![0; choice_at + ChoiceArgs::BYTES];
+        let experts = self.kernels.write(&group, memory.at(), &mut image[..bytes])?;
+
+        let [terms, patches, choice] = [terms_at, patches_at, choice_at].map(|at| memory.at() + at as u64);
+        for (place, term) in image[terms_at..patches_at].chunks_exact_mut(ExpertTerm::BYTES).enumerate() {
+            let output = self.outputs.at() + (4 * place * layout.down.rows) as u64;
+            term.copy_from_slice(&ExpertTerm { output, weight: 0.0 }.to_bytes());
+        }
+        let all = image[patches_at..choice_at].chunks_exact_mut(Patch::BYTES);
+        experts.patches().zip(all).for_each(|(patch, out)| out.copy_from_slice(&patch.to_bytes()));
+        let layer = &self.layers[&key.layer];
+        let kept = |buffer: &Option<DeviceBuffer>| buffer.as_ref().map_or(0, DeviceBuffer::at);
+        let args = ChoiceArgs {
+            logits: key.logits,
+            bias: kept(&layer.bias),
+            scales: kept(&layer.scales),
+            slots: layer.table.at(),
+            scratch: self.scratch.at(),
+            chosen: layer.chosen.as_ptr() as u64,
+            terms,
+            patches,
+            sizes: [word(key.tokens)?, word(gate.experts)?, word(k)?, word(each)?],
+            gate: of_gate.words(),
+        };
+        image[choice_at..].copy_from_slice(&args.to_bytes());
+        ops.fill(&memory, &image)?;
+        Ok(ChoiceLists { experts, choice, terms, _memory: memory })
+    }
+}

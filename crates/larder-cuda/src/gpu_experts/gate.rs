@@ -1,0 +1,77 @@
+//! The numbers by which the kernel that chooses experts applies a gate.
+
+use larder_core::{Gate, GroupRank, Renorm, Score, Weighting};
+
+/// The most experts of a layer, a bit each for a warp.
+const MAX_EXPERTS: usize = 1024;
+
+/// A gate in the words of the kernel, in the order of the struct there.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct KernelGate {
+    score: u32,
+    weighting: u32,
+    renorm: u32,
+    renorm_by: f32,
+    factor: f32,
+    groups: u32,
+    kept_groups: u32,
+    rank: u32,
+    masked: f32,
+}
+
+impl KernelGate {
+    /// Number of words.
+    pub const WORDS: usize = 9;
+
+    /// The gate; `None` if the kernel does not have it.
+    pub fn of(gate: &Gate) -> Option<Self> {
+        if gate.scales_input || gate.experts > MAX_EXPERTS {
+            return None;
+        }
+        let score = match gate.score {
+            Score::Raw => 0,
+            Score::Softmax => 1,
+            Score::Sigmoid => 2,
+            Score::SqrtSoftplus => return None,
+        };
+        let (weighting, renorm, factor) = match gate.weighting {
+            Weighting::Score { renorm, scale } => (0, renorm, scale),
+            Weighting::SoftmaxOfChosen => (1, Renorm::No, 1.0),
+            Weighting::SigmoidOfChosen => (2, Renorm::No, 1.0),
+            Weighting::SigmoidShareOfChosen => (3, Renorm::No, 1.0),
+            Weighting::SparseMixer { .. } => return None,
+        };
+        let (renorm, renorm_by) = match renorm {
+            Renorm::No => (0, 0.0),
+            Renorm::Sum { plus } => (1, plus),
+            Renorm::Floor { min } => (2, min),
+        };
+        let of_gate =
+            KernelGate { score, weighting, renorm, renorm_by, factor, groups: 0, kept_groups: 0, rank: 0, masked: 0.0 };
+        Some(match gate.groups {
+            None => of_gate,
+            Some(groups) => KernelGate {
+                groups: groups.count as u32,
+                kept_groups: groups.keep as u32,
+                rank: match groups.rank {
+                    GroupRank::Best => 0,
+                    GroupRank::BestTwo => 1,
+                },
+                masked: groups.masked,
+                ..of_gate
+            },
+        })
+    }
+
+    /// The scratch values that a token needs: two scores for each expert, and one for each group.
+    pub fn scratch(&self, experts: usize) -> usize {
+        2 * experts + self.groups as usize
+    }
+
+    /// The words of the kernel.
+    pub fn words(self) -> [u32; KernelGate::WORDS] {
+        let KernelGate { score, weighting, renorm, renorm_by, factor, groups, kept_groups, rank, masked } = self;
+        let (renorm_by, factor, masked) = (renorm_by.to_bits(), factor.to_bits(), masked.to_bits());
+        [score, weighting, renorm, renorm_by, factor, groups, kept_groups, rank, masked]
+    }
+}

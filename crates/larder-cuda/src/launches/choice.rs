@@ -1,0 +1,85 @@
+//! Arguments of the choice of experts.
+
+use super::pack;
+
+/// An address in a list that depends on the choice, as the kernel reads it.
+#[derive(Clone, Copy, Debug)]
+pub struct Patch {
+    /// Where the address of the expert plus the offset is written.
+    pub target: u64,
+    /// Of a part within the expert, in bytes.
+    pub offset: u64,
+}
+
+impl Patch {
+    /// Size of the struct in kernels.
+    pub const BYTES: usize = 16;
+
+    /// The bytes of the struct in kernels.
+    pub fn to_bytes(self) -> [u8; Patch::BYTES] {
+        pack([self.target, self.offset], [])
+    }
+}
+
+/// The arguments of the choice of experts, as the kernel reads them.
+#[derive(Clone, Copy, Debug)]
+pub struct ChoiceArgs {
+    /// `[tokens, experts]`
+    pub logits: u64,
+    /// `[experts]`, added to scores for the choice only, or 0.
+    pub bias: u64,
+    /// `[experts]`, factors on weights, or 0.
+    pub scales: u64,
+    /// `[experts]`: the address of each expert.
+    pub slots: u64,
+    /// What the choice computes with.
+    pub scratch: u64,
+    /// `[tokens, k]`, in page-locked memory: the chosen experts.
+    pub chosen: u64,
+    /// `[tokens, k]`: the terms of sums, which get the weights.
+    pub terms: u64,
+    /// `[tokens, k, patches]`
+    pub patches: u64,
+    /// Number of tokens, experts, experts of a token, and patches of an expert.
+    pub sizes: [u32; 4],
+    /// The gate.
+    pub gate: [u32; 9],
+}
+
+impl ChoiceArgs {
+    /// Size of the struct in kernels.
+    pub const BYTES: usize = 120;
+
+    /// The bytes of the struct in kernels.
+    pub fn to_bytes(self) -> [u8; ChoiceArgs::BYTES] {
+        let ChoiceArgs { logits, bias, scales, slots, scratch, chosen, terms, patches, sizes, gate } = self;
+        let mut words = [0; 14];
+        words[..4].copy_from_slice(&sizes);
+        words[4..13].copy_from_slice(&gate);
+        pack([logits, bias, scales, slots, scratch, chosen, terms, patches], words)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_written_as_the_kernel_reads_them() {
+        let args = ChoiceArgs {
+            logits: 1,
+            bias: 2,
+            scales: 3,
+            slots: 4,
+            scratch: 5,
+            chosen: 6,
+            terms: 7,
+            patches: 8,
+            sizes: [9, 10, 11, 12],
+            gate: [13, 14, 15, 16, 17, 18, 19, 20, 21],
+        };
+        let words: Vec<u32> = args.to_bytes().as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b)).collect();
+        assert_eq!(words[..16], (1..9).flat_map(|at| [at, 0]).collect::<Vec<u32>>());
+        assert_eq!(words[16..], [9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 0]);
+    }
+}

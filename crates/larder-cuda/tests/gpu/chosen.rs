@@ -1,0 +1,242 @@
+//! Experts that the device chooses are those that the gate chooses on the CPU, with the same weights and sums.
+
+use std::sync::Arc;
+
+use larder_cache::two_tiers::{Device, Direction};
+use larder_core::{
+    ExpertGroups, ExpertId, ExpertLayout, Gate, GroupRank, LayerIdx, NumberFormat, Renorm, Score, Weighting,
+};
+use larder_cuda::{Gpu, GpuExperts, GpuOps};
+use larder_model::{
+    Activation, CallOnDevice, ChosenOnDevice, ComputeContext, DeviceExperts, DeviceMoeCall, DeviceOps, DeviceRows,
+    ExpertWorkspace, MoeCall, route,
+};
+
+use crate::common::{Random, emulator, gpu, numbered, slots, transfer, upload_experts, wait_for_all};
+
+const EXPERTS: usize = 40;
+const K: usize = 6;
+const HIDDEN: usize = 64;
+
+/// Gates of all kinds that the kernel has.
+fn gates(random: &mut Random) -> Vec<Gate> {
+    let softmax = Gate::softmax(EXPERTS, K, false);
+    let weighting = |renorm, scale| Weighting::Score { renorm, scale };
+    let groups = |rank, masked| Some(ExpertGroups { count: 8, keep: 3, rank, masked });
+    let sigmoid = Gate { score: Score::Sigmoid, ..softmax.clone() };
+    vec![
+        softmax.clone(),
+        Gate::softmax(EXPERTS, K, true),
+        Gate::softmax(EXPERTS, EXPERTS, true),
+        Gate { score: Score::Raw, weighting: Weighting::SoftmaxOfChosen, ..softmax.clone() },
+        Gate {
+            bias: Some(random.floats(EXPERTS)),
+            groups: groups(GroupRank::BestTwo, 0.0),
+            weighting: weighting(Renorm::Sum { plus: 1e-20 }, 2.5),
+            ..sigmoid.clone()
+        },
+        Gate {
+            groups: groups(GroupRank::Best, f32::NEG_INFINITY),
+            weighting: weighting(Renorm::Floor { min: 0.7 }, 1.5),
+            ..softmax.clone()
+        },
+        Gate { weighting: Weighting::SigmoidShareOfChosen, score: Score::Raw, ..softmax.clone() },
+        Gate { weighting: Weighting::SigmoidOfChosen, expert_scales: Some(random.floats(EXPERTS)), ..sigmoid },
+    ]
+}
+
+/// Router logits, some of which are equal, very different, or no numbers.
+fn logits(random: &mut Random, tokens: usize, odd: bool) -> Vec<f32> {
+    let mut logits: Vec<f32> = random.floats(tokens * EXPERTS).iter().map(|v| 8.0 * v).collect();
+    if odd {
+        for value in &mut logits {
+            match random.below(12) {
+                0 | 1 => *value = 2.0,
+                2 => *value = -200.0,
+                3 => *value = -0.0,
+                4 => *value = f32::NAN,
+                _ => {}
+            }
+        }
+    }
+    logits
+}
+
+/// A call that chooses on the device, and what the CPU computes for it.
+struct Chosen<'a> {
+    layer: LayerIdx,
+    gate: &'a Gate,
+    layout: &'a ExpertLayout,
+    act: Activation,
+    logits: Vec<f32>,
+    x: Vec<f32>,
+    residual: Vec<f32>,
+    tokens: usize,
+}
+
+impl<'a> Chosen<'a> {
+    fn new(
+        random: &mut Random,
+        layer: u16,
+        gate: &'a Gate,
+        layout: &'a ExpertLayout,
+        tokens: usize,
+        odd: bool,
+    ) -> Self {
+        let [x, residual] = [(); 2].map(|()| random.floats(tokens * HIDDEN));
+        Chosen {
+            layer: LayerIdx(layer),
+            gate,
+            layout,
+            act: Activation::Silu,
+            logits: logits(random, tokens, odd),
+            x,
+            residual,
+            tokens,
+        }
+    }
+
+    /// The experts and the sums, as bits.
+    fn by_cpu(&self, experts: &[(ExpertId, &[u8])]) -> (Vec<ExpertId>, Vec<u32>) {
+        let Chosen { layer, gate, layout, act, logits, x, residual, tokens } = self;
+        let call = MoeCall {
+            layer: *layer,
+            gate,
+            act: *act,
+            logits,
+            x,
+            on_device: None,
+            tokens: *tokens,
+            known: None,
+            origins: &[],
+            meanwhile: &|| (),
+        };
+        let routed = route(&call);
+        let mut bench = ExpertWorkspace::new(Arc::new(ComputeContext::new(1, false).unwrap()));
+        bench.begin(&call, &routed, layout);
+        bench.compute(&call, &routed, layout, experts);
+        let mut sums = vec![0.0; x.len()];
+        bench.sum(&call, &routed, &mut sums);
+        (routed.ids, residual.iter().zip(sums).map(|(x, y)| (x + y).to_bits()).collect())
+    }
+
+    fn begin(&self, bench: &mut GpuExperts, ops: &GpuOps, slots: &Arc<[usize]>) -> DeviceRows {
+        let send = |values: &[f32], width| ops.send(values, width).unwrap();
+        let [x, residual] = [&self.x, &self.residual].map(|values| send(values, HIDDEN));
+        let on_device = CallOnDevice { x, shared: None, residual: Some(residual) };
+        let (logits, layer) = (send(&self.logits, EXPERTS), self.layer);
+        let call = DeviceMoeCall { layer, gate: self.gate, act: self.act, logits, on_device };
+        bench.begin_chosen(&call, self.layout, slots).unwrap()
+    }
+}
+
+fn receive(ops: &GpuOps, rows: DeviceRows) -> Vec<u32> {
+    let mut found = vec![0.0; rows.rows * rows.width];
+    ops.receive(&mut [(rows, &mut found)]).unwrap();
+    found.into_iter().map(f32::to_bits).collect()
+}
+
+/// NaN of any payload and sign is NaN.
+fn same(a: &[u32], b: &[u32]) -> bool {
+    let is_nan = |bits: &u32| f32::from_bits(*bits).is_nan();
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a == b || is_nan(a) && is_nan(b))
+}
+
+/// Chooses by all gates, for experts of several layouts.
+pub fn compare(gpu: &Gpu) {
+    let mut random = Random::new(7);
+    let ops = Arc::new(gpu.ops(Arc::new(gpu.products(0).unwrap()), Arc::new(gpu.attention().unwrap())).unwrap());
+    let layouts = [
+        ExpertLayout::new(HIDDEN, 96, [NumberFormat::Q4_0; 3], false).unwrap(),
+        ExpertLayout::new(HIDDEN, 32, [NumberFormat::Q8_0, NumberFormat::F16, NumberFormat::Q4_0], true).unwrap(),
+        ExpertLayout::new(HIDDEN, 40, [NumberFormat::F32; 2], true).unwrap(),
+    ];
+    let gates = gates(&mut random);
+    for (i, layout) in layouts.iter().enumerate() {
+        let experts: Vec<Vec<u8>> = (0..EXPERTS).map(|_| random.expert(layout)).collect();
+        let (mut link, mut bench) = (gpu.link(), gpu.experts(Some(ops.clone())).unwrap());
+        upload_experts(&mut link, layout, &experts);
+        // Experts are in any slots.
+        let mut slots: Vec<usize> = (0..EXPERTS).collect();
+        slots.rotate_left(i);
+        let numbered: Vec<_> =
+            slots.iter().enumerate().map(|(e, at)| (ExpertId(e as u16), &experts[*at][..])).collect();
+        let slots: Arc<[usize]> = slots.into();
+        for (which, gate) in gates.iter().enumerate() {
+            assert!(bench.chooses(gate, 4) && !bench.chooses(gate, 5), "gate {which}");
+            bench.prepare(layout, Activation::Silu, gate, 4).unwrap();
+            // The lists of the third call are those of the first.
+            for (step, tokens) in [1, 4, 1, 4, 1, 4].into_iter().enumerate() {
+                let chosen = Chosen::new(&mut random, which as u16, gate, layout, tokens, step > 1);
+                let sums = chosen.begin(&mut bench, &ops, &slots);
+                let found = receive(&ops, sums);
+                let (ids, wanted) = chosen.by_cpu(&numbered);
+                let of_device = bench.take_chosen();
+                let [ChosenOnDevice { layer, experts, .. }] = &of_device[..] else { panic!("{of_device:?}") };
+                assert_eq!((*layer, experts), (chosen.layer, &ids), "layout {i}, gate {which}, step {step}");
+                assert!(same(&found, &wanted), "layout {i}, gate {which}, step {step}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_device_chooses_as_the_gate_does() {
+    let Some(emulator) = emulator(3) else { return };
+    compare(&gpu(emulator));
+}
+
+/// Replaces experts behind a choice that may want them. Returns whether results are as if the copies had waited.
+pub fn results_are_right(gpu: &Gpu, seed: u64) -> bool {
+    let mut random = Random::new(seed);
+    let ops = Arc::new(gpu.ops(Arc::new(gpu.products(0).unwrap()), Arc::new(gpu.attention().unwrap())).unwrap());
+    let layout = ExpertLayout::new(HIDDEN, 32, [NumberFormat::Q8_0; 3], false).unwrap();
+    let gate = Gate::softmax(EXPERTS, K, true);
+    let mut there: Vec<Vec<u8>> = (0..EXPERTS).map(|_| random.expert(&layout)).collect();
+    let (mut link, mut bench) = (gpu.link(), gpu.experts(Some(ops.clone())).unwrap());
+    upload_experts(&mut link, &layout, &there);
+    bench.prepare(&layout, Activation::Silu, &gate, 1).unwrap();
+    let slots_of_layer: Arc<[usize]> = (0..EXPERTS).collect();
+    let mut right = true;
+    for _ in 0..4 {
+        let chosen = Chosen::new(&mut random, 0, &gate, &layout, 1, false);
+        let wanted = chosen.by_cpu(&numbered(&there)).1;
+        let sums = chosen.begin(&mut bench, &ops, &slots_of_layer);
+        there = (0..EXPERTS).map(|_| random.expert(&layout)).collect();
+        for (at, slot) in slots(&layout, &there).into_iter().enumerate() {
+            link.submit(transfer(Direction::ToDevice, slot, at));
+        }
+        right &= receive(&ops, sums) == wanted;
+        assert!(wait_for_all(&mut link).iter().all(|over| over.result.is_ok()));
+    }
+    right
+}
+
+#[test]
+fn copies_wait_for_what_the_device_may_choose() {
+    let mut wrong = 0;
+    for seed in 0..12 {
+        let Some(emulator) = emulator(seed) else { return };
+        assert!(results_are_right(&gpu(emulator), seed), "seed {seed}");
+        let Some(emulator) = self::emulator(seed) else { return };
+        wrong += usize::from(!results_are_right(&gpu(emulator.ignoring_events()), seed));
+    }
+    assert!(wrong > 4, "only {wrong} of 12 were wrong without events");
+}
+
+#[test]
+fn what_the_kernel_does_not_have_is_left_to_the_host() {
+    let Some(emulator) = emulator(1) else { return };
+    let gpu = gpu(emulator);
+    let ops = Arc::new(gpu.ops(Arc::new(gpu.products(0).unwrap()), Arc::new(gpu.attention().unwrap())).unwrap());
+    let (with, without) = (gpu.experts(Some(ops)).unwrap(), gpu.experts(None).unwrap());
+    let gate = Gate::softmax(8, 2, true);
+    assert!(with.chooses(&gate, 1) && !without.chooses(&gate, 1));
+    let others = [
+        Gate { scales_input: true, ..gate.clone() },
+        Gate { score: Score::SqrtSoftplus, ..gate.clone() },
+        Gate { weighting: Weighting::SparseMixer { eps: 0.1 }, ..gate.clone() },
+        Gate { experts: 1025, ..gate },
+    ];
+    assert!(others.iter().all(|gate| !with.chooses(gate, 1)));
+}
