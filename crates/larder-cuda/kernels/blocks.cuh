@@ -132,11 +132,3 @@ __device__ void blocks_matmul(const ProductKernelArgs *products, u32 count, u32 
     if (p.interleaved && (own + 1) * GROUP <= p.rows) eight_rows<Kind, true, TOKENS>(p, own);
     else eight_rows<Kind, false, TOKENS>(p, own);
 }
-
-#define MATMUL(name, Kind)                                                                                             \
-    extern "C" __global__ void name##_matvec(const ProductKernelArgs *products, u32 count, u32 groups) {               \
-        blocks_matmul<Kind, 1>(products, count, groups);                                                               \
-    }                                                                                                                  \
-    extern "C" __global__ void name##_matmul(const ProductKernelArgs *products, u32 count, u32 groups) {               \
-        blocks_matmul<Kind, 8>(products, count, groups);                                                               \
-    }

@@ -1,8 +1,9 @@
 // Products with weights in formats with blocks of 256 values; see blocks.cuh.
-#include "blocks.cuh"
+#include "tensor.cuh"
 
 // q4_k and q5_k: a lane has groups 2 * part and 2 * part + 1, the low and the high nibbles of 32 bytes.
 struct WithMinima : LargeBlocks {
+    static constexpr bool HALVES = false;
     float d, dmin;
     int scale[2], min_of[2];
 
@@ -20,9 +21,25 @@ struct WithMinima : LargeBlocks {
         }
     }
 
+    // Of one group.
+    struct Scale {
+        float d, dmin;
+        int scale, min_of;
+
+        template <typename Rows> __device__ static Scale of(const Rows &rows, int b, int g) {
+            WithMinima both;
+            both.load_scales(rows, b, g / 2);
+            return {both.d, both.dmin, both.scale[g % 2], both.min_of[g % 2]};
+        }
+
+        __device__ float term(int dot, int, const Block &x) const {
+            float product = mul_rn((float)(scale * dot), mul_rn(d, x.d));
+            return sub_rn(product, mul_rn(mul_rn(dmin, (float)min_of), x.d_sum));
+        }
+    };
+
     __device__ float term(int i, int dot, const Block &x) const {
-        float product = mul_rn((float)(scale[i] * dot), mul_rn(d, x.d));
-        return sub_rn(product, mul_rn(mul_rn(dmin, (float)min_of[i]), x.d_sum));
+        return Scale{d, dmin, scale[i], min_of[i]}.term(dot, 0, x);
     }
 };
 
@@ -30,6 +47,10 @@ struct Q4K : WithMinima {
     static constexpr int BYTES = 144;
     template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 2, 0, 4, BYTES>;
     u32 q[8];
+
+    template <typename Rows> __device__ static void fragment(const Rows &rows, int b, int g, int piece, u32 (&out)[2]) {
+        for (int i = 0; i < 2; i++) out[i] = rows.four(b, 3 + 8 * (g / 2) + 4 * i + piece) >> 4 * (g % 2) & 0x0F0F0F0Fu;
+    }
 
     template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int b, int part, int) {
         for (int i = 0; i < 8; i++) q[i] = rows.four(b, 3 + 8 * part + i);
@@ -54,6 +75,13 @@ struct Q5K : WithMinima {
     // Four values per word: the first group in q[0], the second in q[1].
     u32 q[2][8];
 
+    template <typename Rows> __device__ static void fragment(const Rows &rows, int b, int g, int piece, u32 (&out)[2]) {
+        for (int i = 0; i < 2; i++) {
+            u32 fifth = rows.four(b, 3 + 4 * i + piece) >> g, nibbles = rows.four(b, 11 + 8 * (g / 2) + 4 * i + piece);
+            out[i] = (nibbles >> 4 * (g % 2) & 0x0F0F0F0Fu) | (fifth & 0x01010101u) << 4;
+        }
+    }
+
     template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int b, int part, int) {
         for (int i = 0; i < 8; i++) {
             // Bit g of the first 32 bytes is the fifth bit of group g.
@@ -76,19 +104,44 @@ struct Q5K : WithMinima {
     }
 };
 
+// The scale of a group.
+struct GroupScale {
+    float d;
+    int scale;
+
+    __device__ float term(int dot, int, const Block &x) const { return mul_rn((float)(scale * dot), mul_rn(d, x.d)); }
+};
+
 struct Iq4Xs : LargeBlocks {
     static constexpr int BYTES = 136;
+    static constexpr bool HALVES = false;
     template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 2, 0, 4, BYTES>;
     u32 q[2][4];
     int scale[2];
     float d;
+
+    struct Scale : GroupScale {
+        template <typename Rows> __device__ static Scale of(const Rows &rows, int b, int g) {
+            return {{rows.half(b, 0), scale_of(rows.four(b, 0) >> 4 * g, rows.bits(b, 1) >> 2 * g)}};
+        }
+    };
+
+    // From the four low bits of a scale and its two high ones.
+    __device__ static int scale_of(u32 low, u32 high) { return (int)((low & 15) | (high & 3) << 4) - 32; }
+
+    template <typename Rows> __device__ static void fragment(const Rows &rows, int b, int g, int piece, u32 (&out)[2]) {
+        const Levels levels = iq4_levels();
+        u32 nibbles = rows.four(b, 1 + 4 * g + piece);
+        out[0] = levels.four(nibbles);
+        out[1] = levels.four(nibbles >> 4);
+    }
 
     template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int b, int part, int) {
         // Four low bits of each scale in the first run, two high ones beside the scale of the scales.
         u32 low = rows.four(b, 0) >> 8 * part, high = rows.bits(b, 1) >> 4 * part;
         for (int i = 0; i < 2; i++) {
             for (int j = 0; j < 4; j++) q[i][j] = rows.four(b, 1 + 4 * (2 * part + i) + j);
-            scale[i] = (int)((low >> 4 * i & 15) | (high >> 2 * i & 3) << 4) - 32;
+            scale[i] = scale_of(low >> 4 * i, high >> 2 * i);
         }
         d = rows.half(b, 0);
     }
@@ -112,6 +165,7 @@ struct Iq4Xs : LargeBlocks {
 // q2_k and q3_k: a lane has groups 2 * part and 2 * part + 1, two pairs of bits of the same 32 bytes. Each half of a group has
 // a scale.
 struct BitPairs : LargeBlocks {
+    static constexpr bool HALVES = true;
     u32 q[2][8];
     int scale[2][2];
     float d;
@@ -123,6 +177,12 @@ struct BitPairs : LargeBlocks {
             q[1][i] = pairs >> 2 & 0x03030303u;
         }
         d = rows.half(b, 0);
+    }
+
+    // The pairs of bits of the words `piece` and 4 + piece of a group.
+    template <typename Rows>
+    __device__ static void fragment_of_pairs(const Rows &rows, int b, int g, int piece, int first_run, u32 (&out)[2]) {
+        for (int i = 0; i < 2; i++) out[i] = rows.four(b, first_run + 8 * (g / 4) + 4 * i + piece) >> 2 * (g % 4) & 0x03030303u;
     }
 
     // The sum of products of a group, whose stored integers are too large by an offset.
@@ -141,6 +201,27 @@ struct Q2K : BitPairs {
     template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 2, 80, 0, BYTES>;
     int min_of[2][2];
     float dmin;
+
+    struct Scale {
+        float d, dmin;
+        int scale[2], min_of[2];
+
+        template <typename Rows> __device__ static Scale of(const Rows &rows, int b, int g) {
+            u32 packed = rows.four(b, g / 2) >> 16 * (g % 2);
+            int first = packed & 15, last = packed >> 8 & 15;
+            return {rows.half(b, 0), rows.half(b, 1), {first, last}, {(int)(packed >> 4 & 15), (int)(packed >> 12 & 15)}};
+        }
+
+        __device__ float term(int first, int last, const Block &x) const {
+            int under = min_of[0] * x.halves[0] + min_of[1] * x.halves[1];
+            float product = mul_rn((float)(scale[0] * first + scale[1] * last), mul_rn(d, x.d));
+            return sub_rn(product, mul_rn((float)under, mul_rn(dmin, x.d)));
+        }
+    };
+
+    template <typename Rows> __device__ static void fragment(const Rows &rows, int b, int g, int piece, u32 (&out)[2]) {
+        fragment_of_pairs(rows, b, g, piece, 4, out);
+    }
 
     template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int b, int part, int) {
         load_pairs(rows, b, part, 4);
@@ -164,9 +245,40 @@ struct Q2K : BitPairs {
     }
 };
 
+// The scales of both halves of a group.
+struct HalfScales {
+    float d;
+    int scale[2];
+
+    __device__ float term(int first, int last, const Block &x) const {
+        return mul_rn((float)(scale[0] * first + scale[1] * last), mul_rn(d, x.d));
+    }
+};
+
 struct Q3K : BitPairs {
     static constexpr int BYTES = 110;
     template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 1, 108, 0, BYTES>;
+
+    struct Scale : HalfScales {
+        template <typename Rows> __device__ static Scale of(const Rows &rows, int b, int g) {
+            int scales[2][2];
+            load_scales(rows, b, g / 2, scales);
+            return {{rows.half(b, 0), {scales[g % 2][0], scales[g % 2][1]}}};
+        }
+    };
+
+    // Of scale s the low bits are a nibble of byte s % 8, the high ones bits 2 * (s / 4) of byte 8 + s % 4.
+    template <typename Rows> __device__ static void load_scales(const Rows &rows, int b, int part, int (&out)[2][2]) {
+        u32 low = rows.four(b, 24 + part % 2) >> 4 * (part / 2), high = rows.four(b, 26) >> 2 * part;
+        for (int i = 0; i < 4; i++) out[i / 2][i % 2] = (int)((low >> 8 * i & 15) | (high >> 8 * i & 3) << 4) - 32;
+    }
+
+    template <typename Rows> __device__ static void fragment(const Rows &rows, int b, int g, int piece, u32 (&out)[2]) {
+        fragment_of_pairs(rows, b, g, piece, 8, out);
+        for (int i = 0; i < 2; i++) {
+            out[i] = below(out[i] | (rows.four(b, 4 * i + piece) >> g & 0x01010101u) << 2, 4);
+        }
+    }
 
     template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int b, int part, int) {
         load_pairs(rows, b, part, 8);
@@ -176,11 +288,7 @@ struct Q3K : BitPairs {
             q[0][i] |= (third & 0x01010101u) << 2;
             q[1][i] |= (third >> 1 & 0x01010101u) << 2;
         }
-        // Of scale s the low bits are a nibble of byte s % 8, the high ones bits 2 * (s / 4) of byte 8 + s % 4.
-        u32 low = rows.four(b, 24 + part % 2) >> 4 * (part / 2), high = rows.four(b, 26) >> 2 * part;
-        for (int i = 0; i < 4; i++) {
-            scale[i / 2][i % 2] = (int)((low >> 8 * i & 15) | (high >> 8 * i & 3) << 4) - 32;
-        }
+        load_scales(rows, b, part, scale);
     }
 
     __device__ float add(float sum, const Block *x, int b, int part, int row, int) const {
@@ -196,7 +304,26 @@ struct Q3K : BitPairs {
 // Each half of a block has four groups. A lane has groups n and n + 2 of a half, n = 0 or 1, which share bytes.
 struct Q6K : LargeBlocks {
     static constexpr int BYTES = 210;
+    static constexpr bool HALVES = true;
     template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 1, 208, 0, BYTES>;
+
+    struct Scale : HalfScales {
+        // Group n + 2 * i of a half.
+        template <typename Rows> __device__ static Scale of(const Rows &rows, int b, int g) {
+            u32 four = rows.four(b, 48 + g / 2) >> 16 * (g % 2);
+            return {{rows.half(b, 0), {(signed char)four, (signed char)(four >> 8)}}};
+        }
+    };
+
+    template <typename Rows> __device__ static void fragment(const Rows &rows, int b, int g, int piece, u32 (&out)[2]) {
+        int half = g / 4, n = g % 2, upper = g % 4 / 2;
+        for (int i = 0; i < 2; i++) {
+            u32 nibbles = rows.four(b, 8 * (2 * half + n) + 4 * i + piece) >> 4 * upper;
+            u32 pairs = rows.four(b, 32 + 8 * half + 4 * i + piece) >> (2 * n + 4 * upper);
+            out[i] = below((nibbles & 0x0F0F0F0Fu) | (pairs & 0x03030303u) << 4, 32);
+        }
+    }
+
     u32 q[2][8];
     // The scales of the first and of the last 16 values of each group.
     int scale[2][2];
@@ -240,9 +367,9 @@ struct Q6K : LargeBlocks {
     }
 };
 
-MATMUL(q2_k, Q2K)
-MATMUL(q3_k, Q3K)
-MATMUL(q4_k, Q4K)
-MATMUL(q5_k, Q5K)
-MATMUL(q6_k, Q6K)
-MATMUL(iq4_xs, Iq4Xs)
+PRODUCTS(q2_k, Q2K)
+PRODUCTS(q3_k, Q3K)
+PRODUCTS(q4_k, Q4K)
+PRODUCTS(q5_k, Q5K)
+PRODUCTS(q6_k, Q6K)
+PRODUCTS(iq4_xs, Iq4Xs)

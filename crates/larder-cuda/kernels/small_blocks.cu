@@ -1,8 +1,20 @@
 // Products with weights in formats with blocks of 32 values; see blocks.cuh.
-#include "blocks.cuh"
+#include "tensor.cuh"
+
+// The scale of a block.
+struct BlockScale {
+    float d;
+
+    template <typename Rows> __device__ static BlockScale of(const Rows &rows, int b, int) { return {rows.half(b, 0)}; }
+
+    __device__ float term(int dot, int, const Block &x) const { return mul_rn((float)dot, mul_rn(d, x.d)); }
+};
 
 // The integers of a block, four in each word.
 struct Words : SmallBlocks {
+    static constexpr bool HALVES = false;
+    using Scale = BlockScale;
+
     u32 q[8];
     float d;
 
@@ -22,6 +34,14 @@ struct Words : SmallBlocks {
         return (four & 1) << 4 | (four & 2) << 11 | (four & 4) << 18 | (four & 8) << 25;
     }
 
+    // As load_nibbles, of the words `piece` and 4 + piece.
+    template <int FIFTHS, typename Rows>
+    __device__ static void fragment_of_nibbles(const Rows &rows, int b, int piece, u32 (&out)[2]) {
+        u32 fifths = FIFTHS ? rows.four(b, 0) : 0, nibbles = rows.four(b, FIFTHS + piece);
+        out[0] = (nibbles & 0x0F0F0F0Fu) | fifth_bits(fifths >> 4 * piece);
+        out[1] = (nibbles >> 4 & 0x0F0F0F0Fu) | fifth_bits(fifths >> (16 + 4 * piece));
+    }
+
     // The sum of products with a block of activations, to which another is added.
     __device__ int dot(const Block &x, int sum) const {
         for (int i = 0; i < 8; i++) sum = __dp4a((int)q[i], x.q[i], sum);
@@ -32,6 +52,11 @@ struct Words : SmallBlocks {
 struct Q8_0 : Words {
     static constexpr int BYTES = 34;
     template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 1, 0, 2, BYTES>;
+
+    template <typename Rows> __device__ static void fragment(const Rows &rows, int b, int, int piece, u32 (&out)[2]) {
+        out[0] = rows.four(b, piece);
+        out[1] = rows.four(b, 4 + piece);
+    }
 
     template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int step, int part, int blocks) {
         int b = block(step, part, blocks);
@@ -48,6 +73,11 @@ struct Q8_0 : Words {
 struct Q5_0 : Words {
     static constexpr int BYTES = 22;
     template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 1, 0, 2, BYTES>;
+
+    template <typename Rows> __device__ static void fragment(const Rows &rows, int b, int, int piece, u32 (&out)[2]) {
+        fragment_of_nibbles<1>(rows, b, piece, out);
+        for (int i = 0; i < 2; i++) out[i] = below(out[i], 16);
+    }
 
     template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int step, int part, int blocks) {
         load_nibbles<1>(rows, block(step, part, blocks));
@@ -66,6 +96,22 @@ template <int FIFTHS> struct AboveMinimum : Words {
     template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 2, 0, 4, BYTES>;
     float min_of;
 
+    struct Scale {
+        float d, min_of;
+
+        template <typename Rows> __device__ static Scale of(const Rows &rows, int b, int) {
+            return {rows.half(b, 0), rows.half(b, 1)};
+        }
+
+        __device__ float term(int dot, int, const Block &x) const {
+            return add_rn(mul_rn((float)dot, mul_rn(d, x.d)), mul_rn(min_of, x.d_sum));
+        }
+    };
+
+    template <typename Rows> __device__ static void fragment(const Rows &rows, int b, int, int piece, u32 (&out)[2]) {
+        Words::template fragment_of_nibbles<FIFTHS>(rows, b, piece, out);
+    }
+
     template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int step, int part, int blocks) {
         int b = block(step, part, blocks);
         load_nibbles<FIFTHS>(rows, b);
@@ -81,8 +127,17 @@ template <int FIFTHS> struct AboveMinimum : Words {
 
 // 32 nibbles as they are stored, the low ones of 16 bytes first.
 struct Nibbles : SmallBlocks {
+    static constexpr bool HALVES = false;
     u32 q[4];
     float d;
+
+    // Integers that the nibbles choose.
+    template <typename Rows>
+    __device__ static void fragment_of_levels(const Levels &levels, const Rows &rows, int b, int piece, u32 (&out)[2]) {
+        u32 nibbles = rows.four(b, piece);
+        out[0] = levels.four(nibbles);
+        out[1] = levels.four(nibbles >> 4);
+    }
 
     template <typename Rows> __device__ void load_nibbles(const Rows &rows, int b) {
         for (int i = 0; i < 4; i++) q[i] = rows.four(b, i);
@@ -103,6 +158,7 @@ struct Nibbles : SmallBlocks {
 
 // q4_0 and iq4_nl: nibbles behind the scale.
 struct ScaledNibbles : Nibbles {
+    using Scale = BlockScale;
     static constexpr int BYTES = 18;
     template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 1, 0, 2, BYTES>;
 
@@ -114,6 +170,12 @@ struct ScaledNibbles : Nibbles {
 };
 
 struct Q4_0 : ScaledNibbles {
+    template <typename Rows> __device__ static void fragment(const Rows &rows, int b, int, int piece, u32 (&out)[2]) {
+        u32 nibbles = rows.four(b, piece);
+        out[0] = below(nibbles & 0x0F0F0F0Fu, 8);
+        out[1] = below(nibbles >> 4 & 0x0F0F0F0Fu, 8);
+    }
+
     __device__ float add(float sum, const Block *blocks_of_x, int step, int part, int row, int blocks) const {
         const Block x = blocks_of_x[block(step, part, blocks)];
         // The stored integers are 8 too large.
@@ -127,6 +189,10 @@ struct Q4_0 : ScaledNibbles {
 };
 
 struct Iq4Nl : ScaledNibbles {
+    template <typename Rows> __device__ static void fragment(const Rows &rows, int b, int, int piece, u32 (&out)[2]) {
+        fragment_of_levels(iq4_levels(), rows, b, piece, out);
+    }
+
     __device__ float add(float sum, const Block *x, int step, int part, int row, int blocks) const {
         return add_levels(iq4_levels(), sum, x, step, part, row, blocks);
     }
@@ -153,25 +219,39 @@ struct Mxfp4 : Nibbles {
     static constexpr int BYTES = Mxfp4Row<false>::BYTES;
     template <bool INTERLEAVED> using Rows = Mxfp4Row<INTERLEAVED>;
 
+    // Half of 2^(exponent - 127); the two smallest are subnormal.
+    __device__ static float scale_of(u32 exponent) {
+        return __uint_as_float(exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23);
+    }
+
+    struct Scale : BlockScale {
+        template <typename Rows> __device__ static Scale of(const Rows &rows, int b, int) {
+            return {{scale_of(rows.exponent(b))}};
+        }
+    };
+
+    // Twice the values of the floats of four bits: 0, 1, 2, 3, 4, 6, 8, 12, and the same below zero.
+    __device__ static Levels levels() { return {{0x03020100u, 0x0C080604u, 0xFDFEFF00u, 0xF4F8FAFCu}}; }
+
+    template <typename Rows> __device__ static void fragment(const Rows &rows, int b, int, int piece, u32 (&out)[2]) {
+        fragment_of_levels(levels(), rows, b, piece, out);
+    }
+
     template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int step, int part, int blocks) {
         int b = block(step, part, blocks);
         load_nibbles(rows, b);
-        // Half of 2^(exponent - 127); the two smallest are subnormal.
-        u32 exponent = rows.exponent(b);
-        d = __uint_as_float(exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23);
+        d = scale_of(rows.exponent(b));
     }
 
     __device__ float add(float sum, const Block *x, int step, int part, int row, int blocks) const {
-        // Twice the values of the floats of four bits: 0, 1, 2, 3, 4, 6, 8, 12, and the same below zero.
-        const Levels levels = {{0x03020100u, 0x0C080604u, 0xFDFEFF00u, 0xF4F8FAFCu}};
-        return add_levels(levels, sum, x, step, part, row, blocks);
+        return add_levels(levels(), sum, x, step, part, row, blocks);
     }
 };
 
-MATMUL(q8_0, Q8_0)
-MATMUL(q4_0, Q4_0)
-MATMUL(q4_1, AboveMinimum<0>)
-MATMUL(q5_0, Q5_0)
-MATMUL(q5_1, AboveMinimum<1>)
-MATMUL(iq4_nl, Iq4Nl)
-MATMUL(mxfp4, Mxfp4)
+PRODUCTS(q8_0, Q8_0)
+PRODUCTS(q4_0, Q4_0)
+PRODUCTS(q4_1, AboveMinimum<0>)
+PRODUCTS(q5_0, Q5_0)
+PRODUCTS(q5_1, AboveMinimum<1>)
+PRODUCTS(iq4_nl, Iq4Nl)
+PRODUCTS(mxfp4, Mxfp4)

@@ -1,7 +1,8 @@
 //! The sources of the kernels, each as one text, because NVRTC may have no files to include.
 
 /// What sources include, those that others include last.
-const HEADERS: [(&str, &str); 2] = [
+const HEADERS: [(&str, &str); 3] = [
+    ("#include \"tensor.cuh\"", include_str!("../kernels/tensor.cuh")),
     ("#include \"blocks.cuh\"", include_str!("../kernels/blocks.cuh")),
     ("#include \"common.cuh\"", include_str!("../kernels/common.cuh")),
 ];

@@ -128,7 +128,7 @@ void prepare_context(Context &context, char *stack, size_t bytes, void (*entry)(
 
 // ---- Warps and blocks ----
 
-constexpr unsigned LANES_OF_WARP = 32, MAX_WARPS = 32;
+constexpr unsigned LANES_OF_WARP = 32, MAX_WARPS = 32, WORDS_OF_EXCHANGE = 6;
 constexpr size_t STACK_BYTES = 64 * 1024;
 
 struct Dim {
@@ -141,7 +141,7 @@ struct Warp {
     // The running lane, and how many have ended, or wait for the other warps of the block.
     unsigned lane, ended, waiting;
     // Two sets of exchanged values: a lane may reach the next exchange before others have read from this one.
-    uint32_t values[2][LANES_OF_WARP];
+    uint32_t values[2][LANES_OF_WARP][WORDS_OF_EXCHANGE];
     unsigned set;
     std::unique_ptr<char[]> stacks;
 };
@@ -247,19 +247,27 @@ void wait_for_block() {
     else fail("some lanes of a warp wait for its block, and others do not");
 }
 
-// Publishes a value, waits until every lane has published one, and returns the value of lane_wanted.
-template <typename T> T exchange(T value, unsigned lane_wanted) {
-    static_assert(sizeof(T) == 4);
+// Publishes words, waits until every lane has published its own, and returns those of all lanes.
+template <size_t COUNT> const uint32_t (*publish(const uint32_t (&words)[COUNT]))[WORDS_OF_EXCHANGE] {
+    static_assert(COUNT <= WORDS_OF_EXCHANGE);
     Gpu &gpu = emulator::gpu;
     Warp &warp = *gpu.warp;
     if (warp.ended) fail("a lane waits for lanes that have ended");
     if (warp.waiting) fail("a lane waits for lanes that wait for their block");
     if (warp.lane == 0) warp.set ^= 1;
-    uint32_t *values = warp.values[warp.set];
-    memcpy(&values[warp.lane], &value, 4);
+    auto &values = warp.values[warp.set];
+    memcpy(values[warp.lane], words, sizeof words);
     resume_lane(gpu, (warp.lane + 1) % LANES_OF_WARP);
+    return values;
+}
+
+// Publishes a value, and returns that of lane_wanted.
+template <typename T> T exchange(T value, unsigned lane_wanted) {
+    static_assert(sizeof(T) == 4);
+    uint32_t word[1];
+    memcpy(word, &value, 4);
     T wanted;
-    memcpy(&wanted, &values[lane_wanted], 4);
+    memcpy(&wanted, publish(word)[lane_wanted], 4);
     return wanted;
 }
 
@@ -343,6 +351,27 @@ template <typename T> T __shfl_down_sync(unsigned, T value, unsigned by, unsigne
     return emulator::exchange(value, lane % width + by < width ? lane + by : lane);
 }
 
+// The instruction mma.m16n8k32 for signed bytes, as the PTX manual places the fragments: byte i of a[2 * h + r] is of row lane / 4 + 8 * r
+// and column 4 * (lane % 4) + 16 * h + i, byte i of b[h] of the same column and of row lane / 4; sums[2 * r + c] is of row lane / 4 + 8 * r
+// of a, and row 2 * (lane % 4) + c of b.
+void emulated_mma(int (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    const uint32_t own[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+    unsigned lane = emulator::gpu.warp->lane;
+    auto words = emulator::publish(own);
+    for (int r = 0; r < 2; r++) {
+        for (int c = 0; c < 2; c++) {
+            int sum = 0;
+            for (unsigned from = 0; from < 4; from++) {
+                const uint32_t *of_a = words[lane / 4 * 4 + from], *of_b = words[(lane % 4 * 2 + c) * 4 + from];
+                for (int h = 0; h < 2; h++) {
+                    for (int i = 0; i < 4; i++) sum += (int8_t)(of_a[2 * h + r] >> 8 * i) * (int8_t)(of_b[4 + h] >> 8 * i);
+                }
+            }
+            sums[2 * r + c] = sum;
+        }
+    }
+}
+
 void __syncwarp() { emulator::exchange(0, 0); }
 
 void __syncthreads() { emulator::wait_for_block(); }
@@ -380,16 +409,16 @@ struct Kernel {
 #define KERNEL(name) {#name, [](void **arguments) { call(name, arguments); }}
 
 constexpr Kernel KERNELS[] = {
-    KERNEL(q8_0_matvec), KERNEL(q8_0_matmul), KERNEL(q4_0_matvec), KERNEL(q4_0_matmul),
-    KERNEL(q4_1_matvec), KERNEL(q4_1_matmul),
-    KERNEL(q5_0_matvec), KERNEL(q5_0_matmul),
-    KERNEL(q5_1_matvec), KERNEL(q5_1_matmul),
-    KERNEL(q2_k_matvec), KERNEL(q2_k_matmul),
-    KERNEL(q3_k_matvec), KERNEL(q3_k_matmul),
-    KERNEL(iq4_xs_matvec), KERNEL(iq4_xs_matmul),
-    KERNEL(iq4_nl_matvec), KERNEL(iq4_nl_matmul), KERNEL(mxfp4_matvec), KERNEL(mxfp4_matmul),
-    KERNEL(q4_k_matvec), KERNEL(q4_k_matmul), KERNEL(q5_k_matvec), KERNEL(q5_k_matmul),
-    KERNEL(q6_k_matvec), KERNEL(q6_k_matmul),
+    KERNEL(q8_0_matvec), KERNEL(q8_0_matmul), KERNEL(q8_0_tiles), KERNEL(q4_0_matvec), KERNEL(q4_0_matmul), KERNEL(q4_0_tiles),
+    KERNEL(q4_1_matvec), KERNEL(q4_1_matmul), KERNEL(q4_1_tiles),
+    KERNEL(q5_0_matvec), KERNEL(q5_0_matmul), KERNEL(q5_0_tiles),
+    KERNEL(q5_1_matvec), KERNEL(q5_1_matmul), KERNEL(q5_1_tiles),
+    KERNEL(q2_k_matvec), KERNEL(q2_k_matmul), KERNEL(q2_k_tiles),
+    KERNEL(q3_k_matvec), KERNEL(q3_k_matmul), KERNEL(q3_k_tiles),
+    KERNEL(iq4_xs_matvec), KERNEL(iq4_xs_matmul), KERNEL(iq4_xs_tiles),
+    KERNEL(iq4_nl_matvec), KERNEL(iq4_nl_matmul), KERNEL(iq4_nl_tiles), KERNEL(mxfp4_matvec), KERNEL(mxfp4_matmul), KERNEL(mxfp4_tiles),
+    KERNEL(q4_k_matvec), KERNEL(q4_k_matmul), KERNEL(q4_k_tiles), KERNEL(q5_k_matvec), KERNEL(q5_k_matmul), KERNEL(q5_k_tiles),
+    KERNEL(q6_k_matvec), KERNEL(q6_k_matmul), KERNEL(q6_k_tiles),
     KERNEL(f32_matmul), KERNEL(f16_matmul), KERNEL(bf16_matmul),
     KERNEL(silu), KERNEL(relu), KERNEL(relu2), KERNEL(gelu), KERNEL(gelu_tanh),
     KERNEL(silu_alone), KERNEL(relu_alone), KERNEL(relu2_alone), KERNEL(gelu_alone), KERNEL(gelu_tanh_alone),

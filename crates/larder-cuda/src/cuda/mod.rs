@@ -168,6 +168,10 @@ impl Driver for Cuda {
         MIN_MATRIX_BYTES
     }
 
+    fn has_tensor_cores(&self) -> bool {
+        self.capability >= (8, 0)
+    }
+
     fn allocate(&self, bytes: u64) -> Result<u64> {
         self.enter()?;
         // SAFETY: the caller frees the memory.

@@ -35,19 +35,26 @@ pub struct Emulator {
     kernels: &'static Kernels,
     total_bytes: u64,
     min_matrix_bytes: usize,
+    has_tensor_cores: bool,
 }
 
 impl Emulator {
     /// An emulated GPU with `total_bytes` of memory, without faults. Fails if there is no C++ compiler.
     pub fn new(total_bytes: u64, seed: u64) -> Result<Self> {
         let kernels = library::kernels()?;
-        Ok(Emulator { state: Mutex::new(State::new(seed)), kernels, total_bytes, min_matrix_bytes: 0 })
+        let state = Mutex::new(State::new(seed));
+        Ok(Emulator { state, kernels, total_bytes, min_matrix_bytes: 0, has_tensor_cores: true })
     }
 
     /// Makes one in `one_in` of these operations fail at random: when it is submitted, or while it runs.
     pub fn with_fault(self, fault: EmulatorFault, one_in: u64) -> Self {
         self.lock().failing[fault as usize] = one_in;
         self
+    }
+
+    /// Computes products of many tokens without tensor cores, as older devices do.
+    pub fn without_tensor_cores(self) -> Self {
+        Emulator { has_tensor_cores: false, ..self }
     }
 
     /// Refuses to page-lock existing memory.
@@ -131,6 +138,10 @@ impl Driver for Emulator {
 
     fn min_matrix_bytes(&self) -> usize {
         self.min_matrix_bytes
+    }
+
+    fn has_tensor_cores(&self) -> bool {
+        self.has_tensor_cores
     }
 
     fn allocate(&self, bytes: u64) -> Result<u64> {

@@ -164,6 +164,10 @@ impl Driver for LaunchQueue {
         self.inner.min_matrix_bytes()
     }
 
+    fn has_tensor_cores(&self) -> bool {
+        self.inner.has_tensor_cores()
+    }
+
     fn allocate(&self, bytes: u64) -> Result<u64> {
         self.inner.allocate(bytes)
     }

@@ -16,6 +16,8 @@ pub use attention::{AttentionKernelArgs, NewHeadsArgs, RowCopy, TILE_QUERIES};
 pub use choice::{ChoiceArgs, Patch};
 pub use sums::{ExpertSum, ExpertTerm};
 
+/// The fewest tokens of a product for which tensor cores are used: half of a tile.
+const TILE_TOKENS: u32 = 8;
 /// Warps of a block that computes products or quantises; each has rows or values of its own.
 const WARPS: u32 = 4;
 /// Threads of a block with one value per thread.
@@ -31,36 +33,49 @@ const MAX_COPY_BLOCKS: u32 = 64;
 
 /// Every kernel that is launched here.
 #[cfg(all(test, feature = "cuda"))]
-pub const KERNELS: [&str; 59] = [
+pub const KERNELS: [&str; 72] = [
     "f32_matmul",
     "f16_matmul",
     "bf16_matmul",
     "q8_0_matvec",
     "q8_0_matmul",
+    "q8_0_tiles",
     "q4_0_matvec",
     "q4_0_matmul",
+    "q4_0_tiles",
     "q4_1_matvec",
     "q4_1_matmul",
+    "q4_1_tiles",
     "q5_0_matvec",
     "q5_0_matmul",
+    "q5_0_tiles",
     "q5_1_matvec",
     "q5_1_matmul",
+    "q5_1_tiles",
     "q2_k_matvec",
     "q2_k_matmul",
+    "q2_k_tiles",
     "q3_k_matvec",
     "q3_k_matmul",
+    "q3_k_tiles",
     "iq4_xs_matvec",
     "iq4_xs_matmul",
+    "iq4_xs_tiles",
     "iq4_nl_matvec",
     "iq4_nl_matmul",
+    "iq4_nl_tiles",
     "mxfp4_matvec",
     "mxfp4_matmul",
+    "mxfp4_tiles",
     "q4_k_matvec",
     "q4_k_matmul",
+    "q4_k_tiles",
     "q5_k_matvec",
     "q5_k_matmul",
+    "q5_k_tiles",
     "q6_k_matvec",
     "q6_k_matmul",
+    "q6_k_tiles",
     "silu",
     "gelu",
     "gelu_tanh",
@@ -198,32 +213,36 @@ impl ProductBatch {
         self.products.iter().map(ProductKernelArgs::groups).sum()
     }
 
-    /// The kernel: for one token per product (`matvec`), or for any number (`matmul`).
-    fn kernel(&self) -> Option<&'static str> {
-        let [matvec, matmul] = kernels(self.kind?)?;
-        Some(if self.products.iter().all(|p| p.tokens <= 1) { matvec } else { matmul })
+    /// The kernel: for one token per product (`matvec`), for any number (`matmul`), or for many with tensor cores (`tiles`).
+    fn kernel(&self, has_tensor_cores: bool) -> Option<&'static str> {
+        let [matvec, matmul, tiles] = kernels(self.kind?)?;
+        Some(match self.products.iter().map(|p| p.tokens).max() {
+            None | Some(0 | 1) => matvec,
+            Some(most) if has_tensor_cores && most >= TILE_TOKENS => tiles,
+            _ => matmul,
+        })
     }
 }
 
-/// The kernels for a number format, for one token per product and for any number; `None` if there are none.
-pub fn kernels(kind: NumberFormat) -> Option<[&'static str; 2]> {
+/// The kernels for a number format: for one token per product, for any number, and for many; `None` if there are none.
+pub fn kernels(kind: NumberFormat) -> Option<[&'static str; 3]> {
     Some(match kind {
-        NumberFormat::F32 => ["f32_matmul"; 2],
-        NumberFormat::F16 => ["f16_matmul"; 2],
-        NumberFormat::Bf16 => ["bf16_matmul"; 2],
-        NumberFormat::Q8_0 => ["q8_0_matvec", "q8_0_matmul"],
-        NumberFormat::Q4_0 => ["q4_0_matvec", "q4_0_matmul"],
-        NumberFormat::Q4_1 => ["q4_1_matvec", "q4_1_matmul"],
-        NumberFormat::Q5_0 => ["q5_0_matvec", "q5_0_matmul"],
-        NumberFormat::Q5_1 => ["q5_1_matvec", "q5_1_matmul"],
-        NumberFormat::Q2K => ["q2_k_matvec", "q2_k_matmul"],
-        NumberFormat::Q3K => ["q3_k_matvec", "q3_k_matmul"],
-        NumberFormat::Iq4Xs => ["iq4_xs_matvec", "iq4_xs_matmul"],
-        NumberFormat::Iq4Nl => ["iq4_nl_matvec", "iq4_nl_matmul"],
-        NumberFormat::Mxfp4 => ["mxfp4_matvec", "mxfp4_matmul"],
-        NumberFormat::Q4K => ["q4_k_matvec", "q4_k_matmul"],
-        NumberFormat::Q5K => ["q5_k_matvec", "q5_k_matmul"],
-        NumberFormat::Q6K => ["q6_k_matvec", "q6_k_matmul"],
+        NumberFormat::F32 => ["f32_matmul"; 3],
+        NumberFormat::F16 => ["f16_matmul"; 3],
+        NumberFormat::Bf16 => ["bf16_matmul"; 3],
+        NumberFormat::Q8_0 => ["q8_0_matvec", "q8_0_matmul", "q8_0_tiles"],
+        NumberFormat::Q4_0 => ["q4_0_matvec", "q4_0_matmul", "q4_0_tiles"],
+        NumberFormat::Q4_1 => ["q4_1_matvec", "q4_1_matmul", "q4_1_tiles"],
+        NumberFormat::Q5_0 => ["q5_0_matvec", "q5_0_matmul", "q5_0_tiles"],
+        NumberFormat::Q5_1 => ["q5_1_matvec", "q5_1_matmul", "q5_1_tiles"],
+        NumberFormat::Q2K => ["q2_k_matvec", "q2_k_matmul", "q2_k_tiles"],
+        NumberFormat::Q3K => ["q3_k_matvec", "q3_k_matmul", "q3_k_tiles"],
+        NumberFormat::Iq4Xs => ["iq4_xs_matvec", "iq4_xs_matmul", "iq4_xs_tiles"],
+        NumberFormat::Iq4Nl => ["iq4_nl_matvec", "iq4_nl_matmul", "iq4_nl_tiles"],
+        NumberFormat::Mxfp4 => ["mxfp4_matvec", "mxfp4_matmul", "mxfp4_tiles"],
+        NumberFormat::Q4K => ["q4_k_matvec", "q4_k_matmul", "q4_k_tiles"],
+        NumberFormat::Q5K => ["q5_k_matvec", "q5_k_matmul", "q5_k_tiles"],
+        NumberFormat::Q6K => ["q6_k_matvec", "q6_k_matmul", "q6_k_tiles"],
         _ => return None,
     })
 }
@@ -281,7 +300,7 @@ impl Launches {
     /// Computes the products of a batch, whose list was written to address `list`.
     pub fn products(&self, round: &ProductBatch, list: u64) -> Result<()> {
         let (count, groups) = (round.products.len() as u32, round.groups());
-        let Some(kernel) = round.kernel().filter(|_| groups > 0) else { return Ok(()) };
+        let Some(kernel) = round.kernel(self.0.has_tensor_cores()).filter(|_| groups > 0) else { return Ok(()) };
         let arguments = [Argument::Address(list), Argument::Word(count), Argument::Word(groups)];
         self.launch(kernel, [groups.div_ceil(WARPS), 1], 32 * WARPS, &arguments)
     }
@@ -428,7 +447,7 @@ mod tests {
         let words: Vec<u32> = bytes.as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b)).collect();
         assert_eq!(words[14 + 8..], [17, 64, 5, 1, 3, 0], "the second product begins after three groups");
         assert_eq!((words[13], bytes[8], bytes[56 + 24]), (0, 2, 4));
-        assert_eq!((round.groups(), round.kernel()), (6, Some("q4_0_matmul")));
+        assert_eq!((round.groups(), round.kernel(false)), (6, Some("q4_0_matmul")));
     }
 
     #[test]

@@ -184,7 +184,7 @@ fn many_queries_over_many_positions_are_split_into_launches() {
     // Two queries see nearly all positions, and every query takes as much memory for scores: 41 MB.
     let seen = (0..64).map(|i| if i % 63 == 0 { i..LEN } else { 9 * i..10 * i }).collect();
     // Launches what was collected so far.
-    both(&device, &shape, &[(Queries::new(&mut random, &shape, Vec::from([0..1])), [&keys, &values])]);
+    both(&device, &shape, &[(Queries::new(&mut random, &shape, std::iter::once(0..1).collect()), [&keys, &values])]);
     let before = emulator.launches();
     let queries = Queries::new(&mut random, &shape, seen);
     let [wanted, found] = both(&device, &shape, &[(queries, [&keys, &values])]);

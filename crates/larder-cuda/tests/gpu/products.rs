@@ -45,7 +45,7 @@ pub fn compare(gpu: &Gpu) {
     let matrices: Vec<_> =
         shapes.enumerate().map(|(i, (kind, order))| Matrix::new(&mut random, kind, order, [19, 8, 3][i % 3])).collect();
     let kept: Vec<usize> = matrices.iter().map(|m| device.upload(m.stored()).unwrap()).collect();
-    for tokens in [1, 12, 2] {
+    for tokens in [1, 12, 2, 40] {
         let mut x = Inputs::new();
         x.fill(&random.floats(tokens * COLS), COLS, true);
         let picks: Vec<Option<Vec<u32>>> = (0..matrices.len())
@@ -73,6 +73,8 @@ pub fn compare(gpu: &Gpu) {
 fn batches_of_all_number_formats_give_the_same_bits() {
     let Some(emulator) = emulator(1) else { return };
     compare(&gpu(emulator));
+    let Some(emulator) = self::emulator(2) else { return };
+    compare(&gpu(emulator.without_tensor_cores()));
 }
 
 #[test]

@@ -68,10 +68,10 @@ impl Case {
     }
 }
 
-/// The kernels for one token and for any number, which are named after their number format.
-fn kernels(kind: NumberFormat) -> [&'static str; 2] {
+/// The kernels for one token, for any number and for many, which are named after their number format.
+fn kernels(kind: NumberFormat) -> [&'static str; 3] {
     let named = |what: &str| -> &'static str { format!("{kind}_{what}").leak() };
-    if kind.is_float() { [named("matmul"); 2] } else { ["matvec", "matmul"].map(named) }
+    if kind.is_float() { [named("matmul"); 3] } else { ["matvec", "matmul", "tiles"].map(named) }
 }
 
 /// Computes all cases, which have one number format, in one launch.
@@ -125,7 +125,8 @@ fn products_are_the_same_to_the_bit() {
     let noise = &mut RandomData(0x9e37_79b9_7f4a_7c15);
     for kind in NumberFormat::ALL.into_iter().filter(|k| check_kind(*k).is_ok()) {
         for order in RowOrder::ALL.into_iter().filter(|order| *order == RowOrder::Plain || !kind.is_float()) {
-            for (kernel, tokens) in kernels(kind).into_iter().zip([&[1][..], &[0, 1, 2, 4, 7, 8, 9, 17]]) {
+            let numbers = [&[1][..], &[0, 1, 2, 4, 7, 8, 9, 17], &[0, 1, 7, 9, 16, 17, 31, 32, 33, 70]];
+            for (kernel, tokens) in kernels(kind).into_iter().zip(numbers) {
                 for count in [1, 1, 2, 3, 5, 8, 21] {
                     let mut case = || {
                         let (rows, cols) = (noise.one_of(&HEIGHTS), noise.one_of(widths(kind)));

@@ -1,0 +1,107 @@
+// Products of many tokens on tensor cores: sums of integers, exact for each 32 values, which are added up as in blocks.cuh.
+//
+// A warp has eight rows and sixteen tokens at a time. In a group of 32 columns, a lane gives four of each half to the products: those from
+// 4 * (lane % 4) and from 16 + 4 * (lane % 4) on, of row lane / 4 and of the tokens lane / 4 and lane / 4 + 8. It gets the sums of these
+// tokens with the rows 2 * (lane % 4) and 2 * (lane % 4) + 1.
+//
+// Each format has three functions for it: `fragment`, a lane's integers of a group; `Scale::of`, what a row's sums are multiplied with;
+// and `Scale::term`. Where both halves of a group have scales of their own, HALVES, their sums are kept apart.
+#pragma once
+#include "blocks.cuh"
+
+// Tokens of a tile.
+constexpr u32 TILE_TOKENS = 16;
+
+// The sums of products of sixteen rows of 32 bytes, a, with eight rows of 32 bytes, b.
+__device__ inline void multiply_tile(int (&sums)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+#ifdef EMULATED
+    emulated_mma(sums, a, b);
+#elif __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+        : "=r"(sums[0]), "=r"(sums[1]), "=r"(sums[2]), "=r"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(0));
+#endif
+}
+
+// Four bytes, each less by an offset, as signed bytes. They are below 128.
+__device__ inline u32 below(u32 bytes, u32 offset) {
+    return ((bytes | 0x80808080u) - offset * 0x01010101u) ^ 0x80808080u;
+}
+
+// Eight rows with TILES * 16 tokens, from one on.
+template <typename Kind, bool INTERLEAVED, int TILES>
+__device__ void tile_rows(const ProductKernelArgs &p, u32 group, u32 from) {
+    using Rows = typename Kind::template Rows<INTERLEAVED>;
+    u32 lane = threadIdx.x % WARP, own = lane / 4, piece = lane % 4, first = group * GROUP;
+    int blocks = p.cols / Kind::VALUES;
+    u64 row_bytes = (u64)blocks * Kind::BYTES;
+    auto row_at = [&](u32 row) {
+        return Rows{p.weights + (INTERLEAVED ? first : min(first + row, p.rows - 1)) * row_bytes, (int)row};
+    };
+    Rows given = row_at(own), got[2] = {row_at(2 * piece), row_at(2 * piece + 1)};
+    float sums[TILES][4] = {};
+    const Block *x[TILES][2];
+    for (int tile = 0; tile < TILES; tile++) {
+        for (u32 half = 0; half < 2; half++) {
+            u32 token = min(from + TILE_TOKENS * tile + own + 8 * half, p.tokens - 1);
+            x[tile][half] = (const Block *)p.x + p.x_row(token) * (p.cols / BLOCK);
+        }
+    }
+    for (int b = 0; b < blocks; b++) {
+        for (int g = 0; g < Kind::VALUES / BLOCK; g++) {
+            u32 weights[2];
+            Kind::fragment(given, b, g, piece, weights);
+            typename Kind::Scale scales[2] = {Kind::Scale::of(got[0], b, g), Kind::Scale::of(got[1], b, g)};
+            for (int tile = 0; tile < TILES; tile++) {
+                const Block *now[2] = {x[tile][0] + b * (Kind::VALUES / BLOCK) + g, x[tile][1] + b * (Kind::VALUES / BLOCK) + g};
+                u32 a[4] = {(u32)now[0]->q[piece], (u32)now[1]->q[piece], (u32)now[0]->q[4 + piece], (u32)now[1]->q[4 + piece]};
+                int dots[2][4];
+                if (Kind::HALVES) {
+                    multiply_tile(dots[0], a, {weights[0], 0});
+                    multiply_tile(dots[1], a, {0, weights[1]});
+                } else {
+                    multiply_tile(dots[0], a, weights);
+                }
+                for (int i = 0; i < 4; i++) {
+                    float term = scales[i % 2].term(dots[0][i], Kind::HALVES ? dots[1][i] : 0, *now[i / 2]);
+                    sums[tile][i] = add_rn(sums[tile][i], term);
+                }
+            }
+        }
+    }
+    for (int tile = 0; tile < TILES; tile++) {
+        for (int i = 0; i < 4; i++) {
+            u32 token = from + TILE_TOKENS * tile + own + 8 * (i / 2), row = first + 2 * piece + i % 2;
+            if (token < p.tokens && row < p.rows) p.out[(u64)token * p.rows + row] = sums[tile][i];
+        }
+    }
+}
+
+template <typename Kind, bool INTERLEAVED> __device__ void all_tiles(const ProductKernelArgs &p, u32 group) {
+    for (u32 from = 0; from < p.tokens; from += 2 * TILE_TOKENS) {
+        if (p.tokens - from > TILE_TOKENS) tile_rows<Kind, INTERLEAVED, 2>(p, group, from);
+        else tile_rows<Kind, INTERLEAVED, 1>(p, group, from);
+    }
+}
+
+template <typename Kind> __device__ void tiles_matmul(const ProductKernelArgs *products, u32 count, u32 groups) {
+    u32 group = group_of_warp();
+    if (group >= groups) return;
+    const ProductKernelArgs &p = *find(products, count, group);
+    u32 own = group - p.first_group;
+    // The last rows are not interleaved if they are not a whole group.
+    if (p.interleaved && (own + 1) * GROUP <= p.rows) all_tiles<Kind, true>(p, own);
+    else all_tiles<Kind, false>(p, own);
+}
+
+// The kernels of a format: for one token, for a few, and for many.
+#define PRODUCTS(name, Kind)                                                                                           \
+    extern "C" __global__ void name##_matvec(const ProductKernelArgs *products, u32 count, u32 groups) {               \
+        blocks_matmul<Kind, 1>(products, count, groups);                                                               \
+    }                                                                                                                  \
+    extern "C" __global__ void name##_matmul(const ProductKernelArgs *products, u32 count, u32 groups) {               \
+        blocks_matmul<Kind, 8>(products, count, groups);                                                               \
+    }                                                                                                                  \
+    extern "C" __global__ void name##_tiles(const ProductKernelArgs *products, u32 count, u32 groups) {                \
+        tiles_matmul<Kind>(products, count, groups);                                                                   \
+    }
