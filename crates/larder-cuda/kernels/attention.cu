@@ -267,56 +267,83 @@ extern "C" __global__ void weighted_sum_f16(const AttentionKernelArgs *args, u32
     weighted_sum_of<F16>(*args, first_tile);
 }
 
-// A head of a new token, normalised if there is a weight: by the mean of its own values, or of all heads of the token.
+// A head of a new token: values in one row or in two parts, the first of which are normalised if there is a weight, by the mean of their
+// squares, or of those of all heads of the token.
 struct NewHead {
     const float *x;
+    // The values from split on.
+    const float *rest;
     const float *weight;
+    u32 split;
+    u32 norm_width;
     float scale;
 
-    // token: the first of the heads; weights: of one head, or of all.
-    __device__ NewHead(const float *token, u32 head, u32 heads, const float *weights, u32 width, bool whole, double eps)
-        : x(token + (u64)head * width), weight(weights && whole ? weights + (u64)head * width : weights), scale(1.0f) {
-        const float *from = whole ? token : x;
-        if (weights) scale = rms_scale([from](u32 i) { return from[i]; }, whole ? heads * width : width, eps);
-    }
+    __device__ float value(u32 i) const { return i < split ? x[i] : rest[i - split]; }
 
-    __device__ float at(u32 i) const { return weight ? mul_rn(mul_rn(x[i], scale), weight[i]) : x[i]; }
+    __device__ float at(u32 i) const {
+        return weight && i < norm_width ? mul_rn(mul_rn(value(i), scale), weight[i]) : value(i);
+    }
 };
-
-// Writes a head whose first values are rotated, pairwise: adjacent values, or those of two halves.
-template <typename Kind>
-__device__ void write_rotated(const NewHead &head, u8 *out, u32 width, const float *turns, u32 dim, bool interleaved) {
-    u32 lane = threadIdx.x % WARP, half = dim / 2;
-    for (u32 pair = lane; pair < half; pair += WARP) {
-        u32 first = interleaved ? 2 * pair : pair, second = interleaved ? first + 1 : first + half;
-        float a = head.at(first), b = head.at(second), cosine = turns[2 * pair], sine = turns[2 * pair + 1];
-        Kind::narrow(out, first, sub_rn(mul_rn(a, cosine), mul_rn(b, sine)));
-        Kind::narrow(out, second, add_rn(mul_rn(a, sine), mul_rn(b, cosine)));
-    }
-    for (u32 i = dim + lane; i < width; i += WARP) Kind::narrow(out, i, head.at(i));
-}
 
 // The heads of new tokens, with their norms and rotation.
 struct NewHeadsArgs {
-    // [queries, heads, key_width]; the results are the queries of the attention.
+    // [queries, heads, split]; the results are the queries of the attention.
     const float *queries;
     // [queries, key heads, key_width]
     const float *keys;
-    // [queries, key heads, value_width]
+    // [queries, key heads, value_width], or null: values are parts of keys
     const float *values;
-    // [key_width], or [heads, key_width] and [key heads, key_width] if whole; or null
+    // [queries, heads, rest_step], of which the values from rest_first on are those of queries from split on; or null
+    const float *rest;
+    // [norm_width], or [heads, key_width] and [key heads, key_width] if whole; or null
     const float *query_weight;
     const float *key_weight;
     // [queries, dim / 2, 2]: cosines and sines
     const float *turns;
     double eps;
-    // Rotated values of a head.
+    u32 split;
+    u32 rest_step;
+    u32 rest_first;
+    u32 norm_width;
+    // The first rotated value of a head, and the number of rotated values.
+    u32 first;
     u32 dim;
     u32 interleaved;
     // Whether the norm is over all heads of a token.
     u32 whole;
+
+    // A head whose values are in one row, of the `count` heads of a token.
+    __device__ NewHead head(const float *token, u32 head, u32 count, const float *weights, u32 width) const {
+        const float *x = token + (u64)head * width;
+        NewHead own = {x, x, weights && whole ? weights + (u64)head * width : weights, width, whole ? width : norm_width, 1.0f};
+        const float *from = whole ? token : x;
+        if (weights) own.scale = rms_scale([from](u32 i) { return from[i]; }, whole ? count * width : norm_width, eps);
+        return own;
+    }
+
+    // A query whose last values are those of the rest. There is no norm for it.
+    __device__ NewHead query_in_parts(u64 token_head, u32 width) const {
+        const float *last = rest + token_head * rest_step + rest_first;
+        return {queries + token_head * split, last, nullptr, split, width, 1.0f};
+    }
 };
-static_assert(sizeof(NewHeadsArgs) == 72, "must match the layout in Rust");
+static_assert(sizeof(NewHeadsArgs) == 96, "must match the layout in Rust");
+
+// Writes a head, of which some values are rotated, pairwise: adjacent values, or those of two halves.
+template <typename Kind>
+__device__ void write_rotated(const NewHead &head, u8 *out, u32 width, const float *turns, const NewHeadsArgs &args) {
+    u32 lane = threadIdx.x % WARP, half = args.dim / 2;
+    for (u32 pair = lane; pair < half; pair += WARP) {
+        u32 one = args.first + (args.interleaved ? 2 * pair : pair), other = args.interleaved ? one + 1 : one + half;
+        float a = head.at(one), b = head.at(other), cosine = turns[2 * pair], sine = turns[2 * pair + 1];
+        Kind::narrow(out, one, sub_rn(mul_rn(a, cosine), mul_rn(b, sine)));
+        Kind::narrow(out, other, add_rn(mul_rn(a, sine), mul_rn(b, cosine)));
+    }
+    for (u32 i = lane; i < width; i += WARP) {
+        bool is_rotated = args.first <= i && i < args.first + args.dim;
+        if (!is_rotated) Kind::narrow(out, i, head.at(i));
+    }
+}
 
 // Normalises and rotates the queries and keys of new tokens, and writes keys and values to the page of the last position that each
 // token sees. A warp has a head.
@@ -326,10 +353,11 @@ template <typename Kind> __device__ void new_heads_of(const AttentionKernelArgs 
     if (token >= args.count) return;
     const float *turns = heads.turns + (u64)token * heads.dim;
     if (head < args.heads) {
-        u64 first = (u64)token * args.heads * width;
-        NewHead query(heads.queries + first, head, args.heads, heads.query_weight, width, heads.whole, heads.eps);
-        u8 *out = (u8 *)(args.queries + first + (u64)head * width);
-        write_rotated<F32>(query, out, width, turns, heads.dim, heads.interleaved);
+        u64 place = (u64)token * args.heads + head;
+        u8 *out = (u8 *)(args.queries + place * width);
+        NewHead query = heads.rest ? heads.query_in_parts(place, width)
+                                   : heads.head(heads.queries + (u64)token * args.heads * width, head, args.heads, heads.query_weight, width);
+        write_rotated<F32>(query, out, width, turns, heads);
         return;
     }
     head -= args.heads;
@@ -338,11 +366,10 @@ template <typename Kind> __device__ void new_heads_of(const AttentionKernelArgs 
     u32 position = args.seen[2 * token + 1] - 1, shift = args.page_shift, in_page = position & ((1u << shift) - 1);
     u64 row = ((u64)head << shift) + in_page, first = (u64)token * kv_heads;
     if (is_key) {
-        const float *keys = heads.keys + first * width;
-        NewHead key(keys, head, kv_heads, heads.key_weight, width, heads.whole, heads.eps);
+        NewHead key = heads.head(heads.keys + first * width, head, kv_heads, heads.key_weight, width);
         u8 *out = (u8 *)args.key_pages[position >> shift] + row * args.key_row_stride;
-        write_rotated<Kind>(key, out, width, turns, heads.dim, heads.interleaved);
-    } else {
+        write_rotated<Kind>(key, out, width, turns, heads);
+    } else if (heads.values) {
         const float *value = heads.values + (first + head) * args.value_width;
         u8 *out = (u8 *)args.value_pages[position >> shift] + row * args.value_row_stride;
         for (u32 i = lane; i < args.value_width; i += WARP) Kind::narrow(out, i, value[i]);

@@ -107,7 +107,7 @@ __device__ void eight_rows(const ProductKernelArgs &p, u32 group) {
         const Block *x[TOKENS];
         for (int t = 0; t < TOKENS; t++) {
             sums[t] = 0.0f;
-            x[t] = (const Block *)p.x + p.x_row(min(from + t, p.tokens - 1)) * (p.cols / BLOCK);
+            x[t] = (const Block *)p.x + p.x_at(min(from + t, p.tokens - 1)) / BLOCK;
         }
 #pragma unroll(TOKENS == 1 ? Kind::UNROLL : 1)
         for (int step = 0; step < Kind::steps(blocks); step++) {
@@ -117,7 +117,7 @@ __device__ void eight_rows(const ProductKernelArgs &p, u32 group) {
         }
         for (int t = 0; t < TOKENS; t++) {
             bool wanted = part == 0 && first + row < p.rows && from + t < p.tokens;
-            if (wanted) p.out[(u64)(from + t) * p.rows + own] = sums[t];
+            if (wanted) p.out[(u64)(from + t) * p.out_stride + own] = sums[t];
         }
     }
 }

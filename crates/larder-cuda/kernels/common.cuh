@@ -39,11 +39,11 @@ static_assert(sizeof(Block) == 48, "must match the layout in Rust");
 struct ProductKernelArgs {
     // [rows, cols] as stored: a part of a slot, at a multiple of 64 bytes.
     const u8 *weights;
-    // [inputs, cols / 32] blocks, or [inputs, cols] floats.
+    // [inputs, x_stride / 32] blocks, or [inputs, x_stride] floats, of which the first of each input are read.
     const void *x;
     // By token: its row in x. Null: token t has row t.
     const u32 *pick;
-    // [tokens, rows]
+    // [tokens, out_stride], of which the first of each token are written
     float *out;
     u32 rows;
     u32 cols;
@@ -52,10 +52,14 @@ struct ProductKernelArgs {
     u32 interleaved;
     // The number of this product's first group of rows within the launch.
     u32 first_group;
+    // Values from one row of x to the next, and from the outputs of one token to those of the next.
+    u32 x_stride;
+    u32 out_stride;
 
-    __device__ u64 x_row(u32 token) const { return pick ? pick[token] : token; }
+    // The first value of the row of a token in x.
+    __device__ u64 x_at(u32 token) const { return (u64)(pick ? pick[token] : token) * x_stride; }
 };
-static_assert(sizeof(ProductKernelArgs) == 56, "must match the layout in Rust");
+static_assert(sizeof(ProductKernelArgs) == 64, "must match the layout in Rust");
 
 // What an expert adds to the output of a token.
 struct ExpertTerm {

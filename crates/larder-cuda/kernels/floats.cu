@@ -11,7 +11,7 @@ template <typename Kind, int TOKENS> __device__ void one_row(const ProductKernel
         const float *x[TOKENS];
         for (int t = 0; t < TOKENS; t++) {
             sums[t] = 0.0f;
-            x[t] = (const float *)p.x + p.x_row(min(from + t, p.tokens - 1)) * p.cols;
+            x[t] = (const float *)p.x + p.x_at(min(from + t, p.tokens - 1));
         }
 #pragma unroll(TOKENS == 1 ? 8 : 4)
         for (u32 i = lane; i < body; i += LANES) {
@@ -22,7 +22,7 @@ template <typename Kind, int TOKENS> __device__ void one_row(const ProductKernel
             float sum = sum_of_lanes(sums[t]);
             for (u32 i = body; i < p.cols; i++) sum = add_rn(sum, mul_rn(Kind::widen(weights, i), x[t][i]));
             bool mine = lane == 0 && wanted < p.rows && from + t < p.tokens;
-            if (mine) p.out[(u64)(from + t) * p.rows + row] = sum;
+            if (mine) p.out[(u64)(from + t) * p.out_stride + row] = sum;
         }
     }
 }

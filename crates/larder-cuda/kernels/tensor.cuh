@@ -44,7 +44,7 @@ __device__ void tile_rows(const ProductKernelArgs &p, u32 group, u32 from) {
     for (int tile = 0; tile < TILES; tile++) {
         for (u32 half = 0; half < 2; half++) {
             u32 token = min(from + TILE_TOKENS * tile + own + 8 * half, p.tokens - 1);
-            x[tile][half] = (const Block *)p.x + p.x_row(token) * (p.cols / BLOCK);
+            x[tile][half] = (const Block *)p.x + p.x_at(token) / BLOCK;
         }
     }
     for (int b = 0; b < blocks; b++) {
@@ -72,7 +72,7 @@ __device__ void tile_rows(const ProductKernelArgs &p, u32 group, u32 from) {
     for (int tile = 0; tile < TILES; tile++) {
         for (int i = 0; i < 4; i++) {
             u32 token = from + TILE_TOKENS * tile + own + 8 * (i / 2), row = first + 2 * piece + i % 2;
-            if (token < p.tokens && row < p.rows) p.out[(u64)token * p.rows + row] = sums[tile][i];
+            if (token < p.tokens && row < p.rows) p.out[(u64)token * p.out_stride + row] = sums[tile][i];
         }
     }
 }

@@ -14,6 +14,7 @@ use crate::expert_kernels::{BLOCK, BLOCK_BYTES};
 use crate::launch_queue::LaunchQueue;
 use crate::launches::{AttentionKernelArgs, Launches, NewHeadsArgs, RowCopy, TILE_QUERIES, word};
 use crate::memory::{DeviceBuffer, Download, Upload};
+use crate::new_tokens::NewTokens;
 
 /// Bytes of scores per launch, unless one tile of queries has more.
 const MAX_SCORE_BYTES: usize = 16 << 20;
@@ -66,38 +67,6 @@ pub(crate) struct Outputs {
     pub blocks: Option<u64>,
     /// Number of values.
     pub values: usize,
-}
-
-/// The heads of new tokens on the device, of all tasks of a batch in order.
-pub(crate) struct NewTokens<'a> {
-    /// Addresses, norms and rotation of the heads; the turns are to be filled in.
-    pub heads: NewHeadsArgs,
-    /// Values of a token's queries, keys and values.
-    pub widths: [usize; 3],
-    /// `[tokens, dim / 2]`
-    pub turns: &'a [(f32, f32)],
-    /// Address of the rotated queries, `[tokens, heads, key_width]`.
-    pub queries: u64,
-}
-
-impl NewTokens<'_> {
-    /// Turns of a token.
-    fn turns_each(&self) -> usize {
-        self.heads.dim as usize / 2
-    }
-
-    /// Whether a task has such heads.
-    fn fits(&self, args: &Args) -> bool {
-        let widths = [args.heads * args.keys.width, args.kv_heads * args.keys.width, args.kv_heads * args.values.width];
-        self.widths == widths && self.heads.dim as usize <= args.keys.width
-    }
-
-    /// The arguments for the tokens from `first` on, with the address of their turns.
-    fn args(&self, first: usize, turns: u64) -> NewHeadsArgs {
-        let mut rows = self.heads.rows;
-        rows.iter_mut().zip(self.widths).for_each(|(at, width)| *at += 4 * (first * width) as u64);
-        NewHeadsArgs { rows, turns, ..self.heads }
-    }
 }
 
 /// One task of a batch, with the places of its arrays in the batch's copies to and from the device.
@@ -269,7 +238,7 @@ impl State {
                 factor_bytes = factor_bytes.max(8 * TILE_QUERIES * AttentionKernelArgs::tile_stride(span) * at_once);
                 sum_bytes = sum_bytes.max(4 * TILE_QUERIES * at_once);
                 // Offsets for now; `send` adds the addresses of the buffers.
-                let queries = new.map_or(0, |new| new.queries + 4 * (first * new.widths[0]) as u64);
+                let queries = new.map_or(0, |new| new.queries + 4 * (first * args.heads * args.keys.width) as u64);
                 let kernel_args =
                     AttentionKernelArgs { queries, out: 4 * outputs as u64, ..self.kernel_args(args, span)? };
                 placed.push(PlacedTask { args: kernel_args, kinds, at, tiles, first });

@@ -116,6 +116,7 @@ mod launches;
 mod link;
 mod measure;
 mod memory;
+mod new_tokens;
 mod ops;
 mod products;
 mod weight_allocator;

@@ -68,17 +68,32 @@ impl GpuProducts {
     /// Adds a product whose inputs, of `width` values, and outputs are to be filled in, if its weights have the number format of the
     /// batch. Returns whether they have.
     pub(crate) fn add_to(&self, batch: &mut ProductBatch, weights: usize, width: usize) -> Result<bool> {
+        self.add(batch, weights, width, |cols| cols == width)
+    }
+
+    /// As [`add_to`](Self::add_to), of a product that reads the first of `step` inputs.
+    pub(crate) fn add_head_to(&self, batch: &mut ProductBatch, weights: usize, step: usize) -> Result<bool> {
+        self.add(batch, weights, step, |cols| cols <= step)
+    }
+
+    fn add(
+        &self,
+        batch: &mut ProductBatch,
+        weights: usize,
+        width: usize,
+        fits: impl Fn(usize) -> bool,
+    ) -> Result<bool> {
         let state = self.lock();
         let Matrix { part, at } = state.matrix(weights)?;
-        if part.cols != width {
+        if !fits(part.cols) {
             let (rows, cols) = (part.rows, part.cols);
             return Err(GpuError::Unsupported(format!("{width} inputs do not fit {rows} x {cols} weights")));
         }
-        let fits = batch.kind() == Some(part.kind);
-        if fits {
+        let same = batch.kind() == Some(part.kind);
+        if same {
             batch.push(ProductKernelArgs::with(part, *at)?);
         }
-        Ok(fits)
+        Ok(same)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -99,7 +99,7 @@ pub use compute::{ComputeContext, ComputeTime};
 pub use decoder::{Decoder, blueprint, rewinds_freely};
 pub use device::{
     ChosenOnDevice, DeviceAttention, DeviceExperts, DeviceHeads, DeviceKvView, DeviceOps, DeviceProduct,
-    DeviceProducts, DeviceRotation, DeviceRows, HeadNorm, KvPageShape,
+    DeviceProducts, DeviceRotation, DeviceRows, HeadNorm, HeadRest, KvPageShape,
 };
 pub use double::{AttentionDouble, OpsDouble, ProductsDouble};
 pub use embedding::EmbeddingRows;

@@ -13,6 +13,9 @@ use crate::device::{DeviceCopy, DeviceOps, DeviceProduct, DeviceProducts, Device
 use crate::error::Result;
 use crate::input_squares::MatrixSquares;
 
+/// Activations that are quantised together.
+const BLOCK_VALUES: usize = 32;
+
 /// A weight matrix `[rows, cols]` in its stored number format, in main memory. Clones share the bytes.
 #[derive(Clone)]
 pub struct Matrix {
@@ -133,6 +136,24 @@ impl PlacedMatrix {
         })??;
         let y = Tensor::from_vec(by_head, (heads.len(), tokens, rows), &Device::Cpu)?;
         Ok(y.transpose(0, 1)?.contiguous()?)
+    }
+}
+
+impl PlacedMatrix {
+    /// Whether [`begin_heads`](Self::begin_heads) computes these products, of an `x` with `step` values for each head.
+    pub(crate) fn begins_heads(heads: &[PlacedMatrix], step: usize) -> bool {
+        let whole = |head: &PlacedMatrix| head.kind.is_float() || step.is_multiple_of(BLOCK_VALUES);
+        heads.iter().all(|head| matches!(head.location, Location::Device(..)) && whole(head))
+    }
+
+    /// As [`forward_heads`](Self::forward_heads), begun on a device, of the first values that `x [tokens, heads · step]` has for each
+    /// head. The caller guarantees that a device [begins](Self::begins_heads) them.
+    pub(crate) fn begin_heads(heads: &[PlacedMatrix], x: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+        let id = |head: &PlacedMatrix| match head.location {
+            Location::Device(_, id) => id,
+            Location::Host(..) => unreachable!("the heads are on a device"),
+        };
+        ops.multiply_heads(x, &heads.iter().map(id).collect::<Vec<_>>())
     }
 }
 

@@ -96,6 +96,57 @@ fn logits_of_golden_models_are_those_of_the_processor() {
     }
 }
 
+/// Models of which a token waits once if all experts are on the device.
+const WAIT_ONCE: [&str; 16] = [
+    "deepseek_v2",
+    "deepseek_v3",
+    "dots1",
+    "ernie4_5_moe",
+    "exaone_moe",
+    "flex_olmo",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "gpt_oss",
+    "granitemoe",
+    "hy_v3",
+    "mellum",
+    "minimax_m2",
+    "mixtral",
+    "qwen3_moe",
+    "solar_open",
+];
+
+/// With experts that the device chooses, where it has all of them.
+#[test]
+fn golden_models_that_fit_write_what_the_processor_writes() {
+    if no_emulator() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut once = Vec::new();
+    for golden in golden_models().into_iter().filter(|folder| !is_sparse(folder)) {
+        let model = golden.file_name().unwrap().to_str().unwrap().to_owned();
+        let (store, steps) = (folder.path().join(&model), folder.path().join(format!("{model}.csv")));
+        let (store, steps) = (store.to_str().unwrap(), steps.to_str().unwrap());
+        larder_ok(&["convert", golden.to_str().unwrap(), store]);
+        let written = |flags: &[&str]| -> Value {
+            let base =
+                ["run", "-m", store, "-p", "a b", "-n", "24", "--temperature", "0", "--speculate", "off", "--json"];
+            serde_json::from_str(&larder_ok(&[&base[..], flags].concat())).unwrap()
+        };
+        let resident = written(&["--preload"]);
+        let on_device = written(&["--device", "emulated", "--telemetry", steps]);
+        assert_eq!(on_device["ids"], resident["ids"], "{model}");
+        let steps = std::fs::read_to_string(steps).unwrap();
+        let mut rows = steps.lines().map(|line| line.split(',').collect::<Vec<_>>());
+        let place = rows.next().unwrap().iter().position(|column| *column == "gpu_waits").unwrap();
+        if rows.next_back().is_some_and(|row| row[place] == "1") {
+            once.push(model);
+        }
+    }
+    assert_eq!(once, WAIT_ONCE);
+}
+
 /// What a decoded token of the demo model (8 layers) asks of the device.
 const COLUMNS: [&str; 5] = ["gpu_launches", "gpu_graphs", "gpu_graph_launches", "gpu_waits", "gpu_exchanged_bytes"];
 

@@ -121,14 +121,26 @@ pub struct RowCopy {
 /// The heads of new tokens, with their norms and rotation, as kernels read them.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct NewHeadsArgs {
-    /// `[queries, heads, key_width]`, `[queries, key heads, key_width]` and `[queries, key heads, value_width]`.
+    /// `[queries, heads, split]`, `[queries, key heads, key_width]`, and `[queries, key heads, value_width]` or 0.
     pub rows: [u64; 3],
-    /// Of the norms of queries and keys, each `[key_width]`, or of all heads; or 0.
+    /// `[queries, heads, rest_step]`, or 0.
+    pub rest: u64,
+    /// Of the norms of queries and keys, each for the values of a head that it is over, or for all heads; or 0.
     pub weights: [u64; 2],
     /// `[queries, dim / 2, 2]`: cosines and sines.
     pub turns: u64,
     /// Added under the root of the norms.
     pub eps: f64,
+    /// Values of a query before those of the rest.
+    pub split: u32,
+    /// Values per head of the rest.
+    pub rest_step: u32,
+    /// The first value of the rest that belongs to the query.
+    pub rest_first: u32,
+    /// Values of a head that a norm is over; without effect if it is over all heads.
+    pub norm_width: u32,
+    /// The first rotated value of a head.
+    pub first: u32,
     /// Rotated values of a head.
     pub dim: u32,
     /// Whether rotated pairs are adjacent.
@@ -139,13 +151,15 @@ pub struct NewHeadsArgs {
 
 impl NewHeadsArgs {
     /// Size of the struct in kernels.
-    pub const BYTES: usize = 72;
+    pub const BYTES: usize = 96;
 
     /// The bytes of the struct in kernels.
     pub fn to_bytes(self) -> [u8; NewHeadsArgs::BYTES] {
-        let NewHeadsArgs { rows: [q, k, v], weights: [of_q, of_k], turns, eps, dim, interleaved, whole } = self;
-        let front = [q, k, v, of_q, of_k, turns, eps.to_bits()];
-        pack(front, [dim, u32::from(interleaved), u32::from(whole), 0])
+        let NewHeadsArgs { rows: [q, k, v], rest, weights: [of_q, of_k], turns, eps, interleaved, whole, .. } = self;
+        let NewHeadsArgs { split, rest_step, rest_first, norm_width, first, dim, .. } = self;
+        let front = [q, k, v, rest, of_q, of_k, turns, eps.to_bits()];
+        let flags = [interleaved, whole].map(u32::from);
+        pack(front, [split, rest_step, rest_first, norm_width, first, dim, flags[0], flags[1]])
     }
 }
 
@@ -153,6 +167,7 @@ impl Launches {
     /// Prepares the heads of new tokens for attention; both arguments were written to these addresses.
     pub fn new_heads(&self, args: &AttentionKernelArgs, kind: NumberFormat, list: u64, heads: u64) -> Result<()> {
         let kernel = if kind == NumberFormat::F32 { "new_heads_f32" } else { "new_heads_f16" };
+        // Values have warps of their own also where they are parts of keys, which end at once.
         let warps = args.count * (args.heads + 2 * args.heads / args.group);
         let arguments = [Argument::Address(list), Argument::Address(heads)];
         self.launch(kernel, [warps.div_ceil(WARPS), 1], 32 * WARPS, &arguments)
@@ -214,16 +229,22 @@ mod tests {
     fn arguments_for_new_heads_are_written_as_kernels_read_them() {
         let args = NewHeadsArgs {
             rows: [1, 2, 3],
-            weights: [4, 5],
-            turns: 6,
+            rest: 4,
+            weights: [5, 6],
+            turns: 7,
             eps: 0.5,
-            dim: 7,
+            split: 8,
+            rest_step: 9,
+            rest_first: 10,
+            norm_width: 11,
+            first: 12,
+            dim: 13,
             interleaved: true,
             whole: true,
         };
         let words: Vec<u32> = args.to_bytes().as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b)).collect();
-        assert_eq!(words[..12], (1..7).flat_map(|at| [at, 0]).collect::<Vec<u32>>());
-        assert_eq!(words[12..], [0, 0x3FE0_0000, 7, 1, 1, 0], "eps is a double");
+        assert_eq!(words[..14], (1..8).flat_map(|at| [at, 0]).collect::<Vec<u32>>());
+        assert_eq!(words[14..], [0, 0x3FE0_0000, 8, 9, 10, 11, 12, 13, 1, 1], "eps is a double");
     }
 
     #[test]

@@ -127,6 +127,10 @@ pub struct ProductKernelArgs {
     pub tokens: u32,
     /// Whether rows are interleaved in groups of eight.
     pub interleaved: bool,
+    /// Values from one input row to the next.
+    pub x_stride: u32,
+    /// Values from the outputs of one token to those of the next.
+    pub out_stride: u32,
 }
 
 /// The arguments of adding one bias, as the kernel reads them.
@@ -161,7 +165,7 @@ pub struct ProductBatch {
 
 impl ProductBatch {
     /// Size in kernels of the arguments of one product.
-    pub const BYTES: usize = 56;
+    pub const BYTES: usize = 64;
 
     /// Empties the batch, for products with weights in this number format.
     pub fn begin(&mut self, kind: NumberFormat) {
@@ -203,8 +207,9 @@ impl ProductBatch {
     pub fn write(&self, out: &mut [u8]) {
         let mut first_group = 0;
         for (p, out) in self.products.iter().zip(out.chunks_exact_mut(ProductBatch::BYTES)) {
-            let words = [p.rows, p.cols, p.tokens, u32::from(p.interleaved), first_group, 0];
-            out.copy_from_slice(&pack::<{ ProductBatch::BYTES }, 4, 6>([p.weights, p.x, p.pick, p.out], words));
+            let ProductKernelArgs { rows, cols, tokens, interleaved, x_stride, out_stride, .. } = *p;
+            let words = [rows, cols, tokens, u32::from(interleaved), first_group, x_stride, out_stride, 0];
+            out.copy_from_slice(&pack::<{ ProductBatch::BYTES }, 4, 8>([p.weights, p.x, p.pick, p.out], words));
             first_group += p.groups();
         }
     }
@@ -260,7 +265,19 @@ impl ProductKernelArgs {
     pub fn with(part: &ExpertPart, weights: u64) -> Result<Self> {
         let interleaved = part.order == RowOrder::Rows8 && !part.kind.is_float();
         let (rows, cols) = (word(part.rows)?, word(part.cols)?);
-        Ok(ProductKernelArgs { weights, x: 0, pick: 0, out: 0, rows, cols, tokens: 0, interleaved })
+        let (x_stride, out_stride) = (cols, rows);
+        Ok(ProductKernelArgs {
+            weights,
+            x: 0,
+            pick: 0,
+            out: 0,
+            rows,
+            cols,
+            tokens: 0,
+            interleaved,
+            x_stride,
+            out_stride,
+        })
     }
 
     fn groups(&self) -> u32 {
@@ -436,8 +453,18 @@ mod tests {
 
     #[test]
     fn products_are_written_as_kernels_read_them() {
-        let product =
-            ProductKernelArgs { weights: 1, x: 2, pick: 3, out: 4, rows: 17, cols: 64, tokens: 5, interleaved: true };
+        let product = ProductKernelArgs {
+            weights: 1,
+            x: 2,
+            pick: 3,
+            out: 4,
+            rows: 17,
+            cols: 64,
+            tokens: 5,
+            interleaved: true,
+            x_stride: 96,
+            out_stride: 20,
+        };
         let mut round = ProductBatch::default();
         round.begin(NumberFormat::Q4_0);
         round.push(product);
@@ -445,8 +472,8 @@ mod tests {
         let mut bytes = vec![0xAA; round.bytes()];
         round.write(&mut bytes);
         let words: Vec<u32> = bytes.as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b)).collect();
-        assert_eq!(words[14 + 8..], [17, 64, 5, 1, 3, 0], "the second product begins after three groups");
-        assert_eq!((words[13], bytes[8], bytes[56 + 24]), (0, 2, 4));
+        assert_eq!(words[16 + 8..], [17, 64, 5, 1, 3, 96, 20, 0], "the second product begins after three groups");
+        assert_eq!((words[15], bytes[8], bytes[64 + 24]), (0, 2, 4));
         assert_eq!((round.groups(), round.kernel(false)), (6, Some("q4_0_matmul")));
     }
 

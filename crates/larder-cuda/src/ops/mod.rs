@@ -1,28 +1,29 @@
 //! Chains of operations on rows of activations in GPU memory, for which the host waits once.
 
 mod chain;
+mod products;
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder_kernels::AttentionArgs;
-use larder_model::{Activation, DeviceHeads, DeviceKvView, DeviceOps, DeviceRotation, DeviceRows};
+use larder_model::{Activation, DeviceHeads, DeviceKvView, DeviceOps, DeviceRotation, DeviceRows, HeadRest};
 
-use crate::attention::{GpuAttention, NewTokens, Outputs};
+use crate::attention::{GpuAttention, Outputs};
 use crate::driver::Driver;
 use crate::error::{GpuError, Result};
 use crate::expert_kernels::{BLOCK, BLOCK_BYTES, DeviceActivations};
 use crate::launch_queue::LaunchQueue;
 use crate::launches::{ExpertSum, Launches, NewHeadsArgs, ProductBatch, word};
 use crate::memory::{DeviceBuffer, Download};
+use crate::new_tokens::NewTokens;
 use crate::products::GpuProducts;
 use chain::Chain;
+use products::ListKey;
 
 /// Bytes that are copied back together with wanted ones between which they are, as that takes less time than a second wait.
 const NEAR_BYTES: usize = 256 << 10;
-/// The most lists of products that are kept on the device.
-const MAX_LISTS: usize = 4096;
 
 /// Operations on rows of activations, with the weights of [`GpuProducts`] and the KV cache of [`GpuAttention`].
 pub struct GpuOps {
@@ -49,15 +50,6 @@ struct State {
     held: Option<(DeviceRows, ExpertSum)>,
     lists: HashMap<ListKey, DeviceBuffer>,
     download: Download,
-}
-
-/// What a list of products depends on. Results are at the same addresses in every other token, and so lists are written twice.
-#[derive(Clone, PartialEq, Eq, Hash)]
-struct ListKey {
-    /// With the address of each result.
-    weights: Vec<(usize, u64)>,
-    x: u64,
-    tokens: usize,
 }
 
 impl GpuOps {
@@ -160,36 +152,6 @@ impl State {
     fn send(&mut self, queue: &Arc<LaunchQueue>, values: &[f32], width: usize) -> Result<DeviceRows> {
         let at = self.chains[0].send(&(queue.clone() as _), bytemuck::cast_slice(values))?;
         Ok(self.push(at, values.len() / width, width))
-    }
-
-    /// Computes the products of a batch, whose weights have one number format; results are `[tokens, rows]` each.
-    fn multiply(
-        &mut self,
-        queue: &Arc<LaunchQueue>,
-        x: DeviceRows,
-        ids: &[usize],
-        batch: &mut ProductBatch,
-    ) -> Result<Vec<DeviceRows>> {
-        let x_at = if batch.takes_blocks() { self.quantised(x)? } else { self.at(x)? };
-        let (mut results, mut weights) = (Vec::with_capacity(ids.len()), Vec::with_capacity(ids.len()));
-        for (product, id) in batch.products_mut().iter_mut().zip(ids) {
-            let (rows, out) = self.result(x.rows, product.rows as usize)?;
-            (product.x, product.out, product.tokens) = (x_at, out, word(x.rows)?);
-            results.push(rows);
-            weights.push((*id, out));
-        }
-        let key = ListKey { weights, x: x_at, tokens: x.rows };
-        if !self.lists.contains_key(&key) {
-            let mut bytes = vec![0; batch.bytes()];
-            batch.write(&mut bytes);
-            if self.lists.len() == MAX_LISTS {
-                self.lists.clear();
-            }
-            let list = self.keep(queue, &bytes)?;
-            self.lists.insert(key.clone(), list);
-        }
-        self.launches.products(batch, self.lists[&key].at())?;
-        Ok(results)
     }
 
     /// Adds the outputs of attention to the chain.
@@ -337,25 +299,40 @@ impl DeviceOps for GpuOps {
         tasks: &[&AttentionArgs<DeviceKvView>],
     ) -> larder_model::Result<DeviceRows> {
         let mut state = self.lock()?;
-        let DeviceHeads { queries, keys, values, norm, rotation } = heads;
-        let rows = [state.at(*queries)?, state.at(*keys)?, state.at(*values)?];
-        let mut args = NewHeadsArgs { rows, ..NewHeadsArgs::default() };
+        let DeviceHeads { queries, rest, keys, values, norm, rotation } = heads;
+        let Some(task) = tasks.first() else {
+            return Err(GpuError::Unsupported("attention of no sequence has no heads".into()).into());
+        };
+        let (count, width) = (task.heads, task.keys.width);
+        let at = |rows: &Option<DeviceRows>| rows.map_or(Ok(0), |rows| state.at(rows));
+        let of_rest = rest.map(|rest| rest.rows);
+        let mut args = NewHeadsArgs {
+            rows: [state.at(*queries)?, state.at(*keys)?, at(values)?],
+            rest: at(&of_rest)?,
+            split: word(queries.width / count)?,
+            norm_width: word(width)?,
+            ..NewHeadsArgs::default()
+        };
+        if let Some(HeadRest { rows, first }) = rest {
+            (args.rest_step, args.rest_first) = (word(rows.width / count)?, word(*first)?);
+        }
         if let Some(norm) = norm {
-            args.weights = [state.kept(norm.weights[0])?, state.kept(norm.weights[1])?];
+            let of = |weight: Option<usize>| weight.map_or(Ok(0), |weight| state.kept(weight));
+            args.weights = [of(norm.weights[0])?, of(norm.weights[1])?];
             (args.eps, args.whole) = (norm.eps, norm.whole);
+            args.norm_width = word(norm.width.unwrap_or(width))?;
         }
         let mut turns: &[(f32, f32)] = &[];
-        if let Some(DeviceRotation { turns: all, dim, interleaved }) = rotation {
-            (turns, args.dim, args.interleaved) = (all, word(*dim)?, *interleaved);
+        if let Some(DeviceRotation { turns: all, first, dim, interleaved }) = rotation {
+            (turns, args.first, args.dim, args.interleaved) = (all, word(*first)?, word(*dim)?, *interleaved);
         }
         let tokens: usize = tasks.iter().map(|args| args.seen.len()).sum();
-        if [queries, keys, values].iter().any(|rows| rows.rows != tokens)
-            || turns.len() != tokens * args.dim as usize / 2
-        {
+        let all = [Some(*queries), Some(*keys), *values, of_rest];
+        if all.iter().flatten().any(|rows| rows.rows != tokens) || turns.len() != tokens * args.dim as usize / 2 {
             return Err(GpuError::Unsupported(format!("{tokens} tokens do not have heads {queries:?}")).into());
         }
-        let (_, rotated) = state.result(queries.rows, queries.width)?;
-        let widths = [queries, keys, values].map(|rows| rows.width);
+        let (_, rotated) = state.result(queries.rows, count * width)?;
+        let widths = all.map(|rows| rows.map_or(0, |rows| rows.width));
         let new = NewTokens { heads: args, widths, turns, queries: rotated };
         let outputs = self.attention.begin(tasks, Some(&new))?;
         Ok(state.push_outputs(tasks, outputs))
@@ -377,6 +354,20 @@ impl DeviceOps for GpuOps {
             places.into_iter().zip(computed).for_each(|(place, rows)| results[place] = Some(rows));
         }
         Ok(results.into_iter().flatten().collect())
+    }
+
+    fn multiply_heads(&self, x: DeviceRows, weights: &[usize]) -> larder_model::Result<DeviceRows> {
+        let (mut batch, step) = (ProductBatch::default(), x.width / weights.len().max(1));
+        let Some(first) = weights.first() else {
+            return Err(GpuError::Unsupported("a product without heads".into()).into());
+        };
+        self.products.begin_batch(*first, &mut batch)?;
+        for id in weights {
+            if !self.products.add_head_to(&mut batch, *id, step)? {
+                return Err(GpuError::Unsupported("heads have weights in several number formats".into()).into());
+            }
+        }
+        Ok(self.lock()?.multiply_heads(&self.queue, x, weights, &mut batch)?)
     }
 
     fn combine(&self, act: Activation, gate: DeviceRows, up: DeviceRows) -> larder_model::Result<DeviceRows> {

@@ -4,7 +4,7 @@ use larder_core::{ExpertLayout, NumberFormat};
 use larder_cuda::{Gpu, GpuError};
 use larder_model::Activation;
 
-use crate::{attention, chosen, experts, link, ops, order, products};
+use crate::{attention, chosen, experts, latents, link, ops, order, products};
 
 fn card() -> Option<Gpu> {
     match larder_cuda::open(0) {
@@ -25,6 +25,7 @@ fn a_gpu_gives_the_same_bits() {
     ops::compare(&gpu);
     ops::compare_sums(&gpu);
     chosen::compare(&gpu);
+    latents::compare(&gpu);
     let mut first = Some(gpu);
     experts::compare(|_| first.take().or_else(card));
 }

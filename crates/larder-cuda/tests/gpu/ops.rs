@@ -108,10 +108,21 @@ impl<'a> Layer<'a> {
         let products = ops.multiply(input, &self.products[..3]).unwrap();
         let heads = DeviceHeads {
             queries: ops.add_row(products[0], bias).unwrap(),
+            rest: None,
             keys: products[1],
-            values: products[2],
-            norm: shape.norm.map(|whole| HeadNorm { weights: [of_queries, of_keys], eps: 1e-6, whole }),
-            rotation: shape.rotation.map(|(dim, interleaved)| DeviceRotation { turns: &step.turns, dim, interleaved }),
+            values: Some(products[2]),
+            norm: shape.norm.map(|whole| HeadNorm {
+                weights: [Some(of_queries), Some(of_keys)],
+                eps: 1e-6,
+                whole,
+                width: None,
+            }),
+            rotation: shape.rotation.map(|(dim, interleaved)| DeviceRotation {
+                turns: &step.turns,
+                first: 0,
+                dim,
+                interleaved,
+            }),
         };
         let view = |pages: &[usize], width| DeviceKvView { first_page: 0, pages: pages.to_vec(), width };
         let tasks: Vec<_> = (self.pages.iter().zip(&step.seen))

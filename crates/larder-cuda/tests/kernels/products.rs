@@ -19,6 +19,9 @@ struct ProductKernelArgs {
     tokens: u32,
     interleaved: u32,
     first_group: u32,
+    x_stride: u32,
+    out_stride: u32,
+    unused: u32,
 }
 
 /// A matrix, its inputs, and the result of the CPU kernels.
@@ -93,6 +96,9 @@ fn check(emulator: &Emulator, kernel: &'static str, cases: &[Case]) {
             tokens: case.tokens() as u32,
             interleaved: (case.order == RowOrder::Rows8) as u32,
             first_group: first_group as u32,
+            x_stride: case.cols as u32,
+            out_stride: case.rows as u32,
+            unused: 0,
         });
         first_group += case.rows.div_ceil(8);
     }
@@ -173,6 +179,9 @@ fn a_launch_without_groups_writes_nothing() {
         tokens: 1,
         interleaved: 0,
         first_group: 0,
+        x_stride: 32,
+        out_stride: 16,
+        unused: 0,
     };
     for kernel in ["q8_0_matvec", "q8_0_matmul", "f32_matmul"] {
         let arguments = [input(std::slice::from_ref(&product)), word(1), word(0)];

@@ -14,7 +14,7 @@ use crate::expert_workspace::ExpertWorkspace;
 use crate::experts::{DeviceMoeCall, MoeCall, Routed};
 use crate::nn::Activation;
 pub(crate) use ops::DeviceCopy;
-pub use ops::{DeviceHeads, DeviceOps, DeviceRotation, DeviceRows, HeadNorm};
+pub use ops::{DeviceHeads, DeviceOps, DeviceRotation, DeviceRows, HeadNorm, HeadRest};
 
 /// Computes experts in the slots of a device; [`ExpertWorkspace`](crate::ExpertWorkspace) is its counterpart for the
 /// CPU.

@@ -22,34 +22,49 @@ pub struct DeviceRows {
 
 /// Queries, keys and values of new tokens as their products yield them, and what is done with each head before attention.
 pub struct DeviceHeads<'a> {
-    /// `[tokens, heads · key width]`
+    /// `[tokens, heads · key width]`, or the first values of each head if there is a rest.
     pub queries: DeviceRows,
+    /// The other values of each query.
+    pub rest: Option<HeadRest>,
     /// `[tokens, key heads · key width]`
     pub keys: DeviceRows,
-    /// `[tokens, key heads · value width]`
-    pub values: DeviceRows,
+    /// `[tokens, key heads · value width]`; `None` if values are the first numbers of keys, in the same pages.
+    pub values: Option<DeviceRows>,
     /// The norm of queries and keys.
     pub norm: Option<HeadNorm>,
     /// The rotation of each head of queries and keys, behind the norm.
     pub rotation: Option<DeviceRotation<'a>>,
 }
 
+/// The last values of each query.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadRest {
+    /// `[tokens, heads · any]`
+    pub rows: DeviceRows,
+    /// Which of a head's values is the first.
+    pub first: usize,
+}
+
 /// An RMS norm of queries and keys.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadNorm {
-    /// The weights for queries and for keys, as values that are [kept](DeviceOps::keep).
-    pub weights: [usize; 2],
+    /// The weights for queries and for keys, as values that are [kept](DeviceOps::keep); `None` where there is no norm.
+    pub weights: [Option<usize>; 2],
     /// Added under the root.
     pub eps: f64,
     /// Whether it is over all heads of a token instead of over each.
     pub whole: bool,
+    /// The values of each head that it is over, from the first on, if it is not over all.
+    pub width: Option<usize>,
 }
 
-/// The rotation of the first values of each head.
+/// The rotation of some values of each head.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceRotation<'a> {
     /// `[tokens, dim / 2]`: cosines and sines.
     pub turns: &'a [(f32, f32)],
+    /// The first value of a head that is rotated.
+    pub first: usize,
     /// Values of a head that are rotated.
     pub dim: usize,
     /// Pairs are adjacent instead of in halves.
@@ -78,6 +93,10 @@ pub trait DeviceOps: Send + Sync {
     /// `out[t, r] = Σ_c weights[r, c] · x[t, c]` for each of `weights`, which are ids of
     /// [`DeviceProducts::upload`](super::DeviceProducts::upload).
     fn multiply(&self, x: DeviceRows, weights: &[usize]) -> Result<Vec<DeviceRows>>;
+
+    /// One product per head: `out[t, h · rows + r] = Σ_c weights[h][r, c] · x[t, h · step + c]`, where the step is the width of `x` by the
+    /// number of heads. The caller guarantees weights of one shape and number format, and a step of whole blocks unless that is a float.
+    fn multiply_heads(&self, x: DeviceRows, weights: &[usize]) -> Result<DeviceRows>;
 
     /// `act(gate) · up`, of rows of equal shapes. May overwrite `gate`.
     fn combine(&self, act: Activation, gate: DeviceRows, up: DeviceRows) -> Result<DeviceRows>;

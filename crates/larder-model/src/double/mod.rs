@@ -81,6 +81,11 @@ impl ProductsDouble {
         (rows, !kind.is_float())
     }
 
+    /// Columns of a matrix.
+    fn cols(&self, weights: usize) -> usize {
+        self.lock().matrices[weights].cols
+    }
+
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -8,7 +8,7 @@ use larder_kernels::{AttentionArgs, AttentionTask, Inputs, narrow};
 use super::{AttentionDouble, ProductsDouble};
 use crate::device::{
     DeviceAttention, DeviceHeads, DeviceKvView, DeviceOps, DeviceProduct, DeviceProducts, DeviceRotation, DeviceRows,
-    HeadNorm,
+    HeadNorm, HeadRest,
 };
 use crate::error::{ModelError, Result};
 use crate::nn::{Activation, Rotary, rms_row};
@@ -63,26 +63,46 @@ impl OpsDouble {
     }
 
     /// Queries, keys and values of new tokens, normalised and rotated.
-    fn changed(&self, heads: &DeviceHeads, tasks: &[&AttentionArgs<DeviceKvView>]) -> [Vec<f32>; 3] {
+    fn changed(
+        &self,
+        heads: &DeviceHeads,
+        tasks: &[&AttentionArgs<DeviceKvView>],
+    ) -> (Vec<f32>, Vec<f32>, Option<Vec<f32>>) {
         let state = self.lock();
         let width = tasks.first().map_or(1, |args| args.keys.width);
-        let change = |rows: DeviceRows, which: usize| {
-            let mut values = state.values(rows).to_vec();
-            for (token, row) in values.chunks_exact_mut(rows.width).enumerate() {
-                if let Some(HeadNorm { weights, eps, whole }) = heads.norm {
+        let count = tasks.first().map_or(1, |args| args.heads);
+        let change = |mut values: Vec<f32>, heads_of_token: usize, which: usize| {
+            for (token, row) in values.chunks_exact_mut(heads_of_token * width).enumerate() {
+                if let Some(HeadNorm { weights, eps, whole, width: some }) = heads.norm
+                    && let Some(weight) = weights[which]
+                {
                     let each = if whole { row.len() } else { width };
-                    row.chunks_exact_mut(each).for_each(|part| rms_row(part, &state.kept[weights[which]], eps));
+                    let normalised = |part: &mut [f32]| {
+                        let some = some.unwrap_or(part.len());
+                        rms_row(&mut part[..some], &state.kept[weight], eps);
+                    };
+                    row.chunks_exact_mut(each).for_each(normalised);
                 }
                 for head in row.chunks_exact_mut(width) {
-                    if let Some(DeviceRotation { turns, dim, interleaved }) = heads.rotation {
+                    if let Some(DeviceRotation { turns, first, dim, interleaved }) = heads.rotation {
                         let rotary = Rotary { dim, interleaved, table: 0 };
-                        rotary.rotate_by(head, &turns[token * (dim / 2)..][..dim / 2]);
+                        rotary.rotate_by(&mut head[first..], &turns[token * (dim / 2)..][..dim / 2]);
                     }
                 }
             }
             values
         };
-        [change(heads.queries, 0), change(heads.keys, 1), state.values(heads.values).to_vec()]
+        let queries = match heads.rest {
+            None => state.values(heads.queries).to_vec(),
+            Some(HeadRest { rows, first }) => {
+                let (split, step) = (heads.queries.width / count, rows.width / count);
+                let of_rest = state.values(rows).chunks_exact(step);
+                let both = state.values(heads.queries).chunks_exact(split).zip(of_rest);
+                both.flat_map(|(front, rest)| [front, &rest[first..][..width - split]].concat()).collect()
+            }
+        };
+        let keys = change(state.values(heads.keys).to_vec(), heads.keys.width / width, 1);
+        (change(queries, count, 0), keys, heads.values.map(|values| state.values(values).to_vec()))
     }
 
     /// Writes the rows of the new tokens of a task to its pages.
@@ -141,14 +161,17 @@ impl DeviceOps for OpsDouble {
     }
 
     fn attend_new(&self, heads: &DeviceHeads, tasks: &[&AttentionArgs<DeviceKvView>]) -> Result<DeviceRows> {
-        let [queries, keys, values] = self.changed(heads, tasks);
+        let (queries, keys, values) = self.changed(heads, tasks);
+        let width = queries.len() / heads.queries.rows;
         let (mut at, mut with_queries) = (0, Vec::new());
         for args in tasks {
             let count = args.seen.len();
             let rows = |all: &[f32], width| all[at * width..][..count * width].to_vec();
             self.write(&args.keys, args, &rows(&keys, heads.keys.width))?;
-            self.write(&args.values, args, &rows(&values, heads.values.width))?;
-            with_queries.push(rows(&queries, heads.queries.width));
+            if let (Some(values), Some(of)) = (&values, heads.values) {
+                self.write(&args.values, args, &rows(values, of.width))?;
+            }
+            with_queries.push(rows(&queries, width));
             at += count;
         }
         let tasks: Vec<_> = (tasks.iter().zip(&with_queries))
@@ -168,6 +191,29 @@ impl DeviceOps for OpsDouble {
             self.push(rows, out, computed)
         };
         Ok(weights.iter().map(one).collect())
+    }
+
+    fn multiply_heads(&self, x: DeviceRows, weights: &[usize]) -> Result<DeviceRows> {
+        let step = x.width / weights.len();
+        let (rows, quantised) = self.products.shape(weights[0]);
+        let (mut all, mut computed) = (vec![0.0; x.rows * weights.len() * rows], Ok(()));
+        for (head, id) in weights.iter().enumerate() {
+            let cols = self.products.cols(*id);
+            let own = self
+                .lock()
+                .values(x)
+                .chunks_exact(x.width)
+                .flat_map(|row| row[head * step..][..cols].to_vec())
+                .collect::<Vec<_>>();
+            let (mut inputs, mut out) = (Inputs::new(), vec![0.0; x.rows * rows]);
+            inputs.fill(&own, cols, quantised);
+            let product = DeviceProduct { weights: *id, pick: None, out: &mut out };
+            computed = computed.and(self.products.multiply(&inputs, &mut [product]));
+            for (token, values) in out.chunks_exact(rows).enumerate() {
+                all[(token * weights.len() + head) * rows..][..rows].copy_from_slice(values);
+            }
+        }
+        Ok(self.push(weights.len() * rows, all, computed))
     }
 
     fn combine(&self, act: Activation, gate: DeviceRows, up: DeviceRows) -> Result<DeviceRows> {

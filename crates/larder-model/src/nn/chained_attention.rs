@@ -66,8 +66,8 @@ impl Attention {
             QkNorm::Whole(q, k) | QkNorm::PerHead(q, k) => {
                 let (of_queries, eps) = q.as_rms().expect("it is for devices");
                 let (of_keys, _) = k.as_rms().expect("it is for devices");
-                let weights = [of_queries.on_device(ops)?, of_keys.on_device(ops)?];
-                Some(HeadNorm { weights, eps, whole: matches!(self.norm, QkNorm::Whole(..)) })
+                let weights = [Some(of_queries.on_device(ops)?), Some(of_keys.on_device(ops)?)];
+                Some(HeadNorm { weights, eps, whole: matches!(self.norm, QkNorm::Whole(..)), width: None })
             }
             _ => None,
         };
@@ -78,10 +78,11 @@ impl Attention {
         }
         let rotation = self.rotary.map(|rotary| DeviceRotation {
             turns: pass.ropes[rotary.table].turns(),
+            first: 0,
             dim: rotary.dim,
             interleaved: rotary.interleaved,
         });
-        let heads = DeviceHeads { queries, keys, values, norm, rotation };
+        let heads = DeviceHeads { queries, rest: None, keys, values: Some(values), norm, rotation };
         self.over_rows().begin_new(ops, &heads, (states, KEYS_AND_VALUES), (pass, self.mask))
     }
 

@@ -8,8 +8,8 @@ use larder_core::{KV_PAGE_TOKENS, Rng};
 
 use super::output_gate::gated;
 use super::{
-    AttentionMask, AttentionTemperature, ChoiceShape, ChosenAttention, ForwardPass, GateFunction, Indexer,
-    KeysAndValues, LayerKv, LayerShape, Mixer, Norm, Rotary, Selection, TokenScratch, made_up,
+    AttentionMask, AttentionTemperature, ChainedMixer, ChoiceShape, ChosenAttention, ForwardPass, GateFunction,
+    Indexer, KeysAndValues, LayerKv, LayerShape, Mixer, Norm, Rotary, Selection, TokenScratch, made_up,
 };
 use crate::error::Result;
 use crate::matrix::{Linear, PlacedMatrix, with_f32};
@@ -45,18 +45,18 @@ pub struct LatentShape {
 ///
 /// Keys and values are never expanded: the query is projected into the latent space, and the result out of it.
 pub struct LatentAttention {
-    shape: LatentShape,
-    q: Query,
-    kv_a: Linear,                 // [kv_rank + rope, hidden]
-    kv_norm: Norm,                // [kv_rank]
-    to_latent: Vec<PlacedMatrix>, // heads × [kv_rank, nope]
-    to_value: Vec<PlacedMatrix>,  // heads × [value, kv_rank]
-    o: Linear,                    // [hidden, heads · value]
-    rotary: Option<Rotary>,
+    pub(super) shape: LatentShape,
+    pub(super) q: Query,
+    pub(super) kv_a: Linear,                 // [kv_rank + rope, hidden]
+    pub(super) kv_norm: Norm,                // [kv_rank]
+    pub(super) to_latent: Vec<PlacedMatrix>, // heads × [kv_rank, nope]
+    pub(super) to_value: Vec<PlacedMatrix>,  // heads × [value, kv_rank]
+    pub(super) o: Linear,                    // [hidden, heads · value]
+    pub(super) rotary: Option<Rotary>,
     scale: f64,
-    temperature: Option<AttentionTemperature>,
-    output_gate: Option<(Linear, GateFunction)>, // [heads, hidden]
-    choice: RowChoice,
+    pub(super) temperature: Option<AttentionTemperature>,
+    pub(super) output_gate: Option<(Linear, GateFunction)>, // [heads, hidden]
+    pub(super) choice: RowChoice,
 }
 
 /// The rows that a query of latent attention attends to, of those before it and its own.
@@ -69,7 +69,7 @@ pub enum RowChoice {
     Shared(usize),
 }
 
-enum Query {
+pub(super) enum Query {
     Full(Linear),              // [heads · (nope + rope), hidden]
     Low(Linear, Norm, Linear), // [q_rank, hidden], [q_rank], [heads · (nope + rope), q_rank]
 }
@@ -201,17 +201,15 @@ impl LatentAttention {
         selections: &[Selection],
         out: &mut [f32],
     ) -> Result<()> {
-        let LatentShape { heads, kv_rank, rope, .. } = self.shape;
-        let attention = ChosenAttention {
-            heads,
-            kv_heads: 1,
-            key_width: kv_rank + rope,
-            value_width: kv_rank,
-            scale: self.scale as f32,
-            sinks: None,
-        };
         let (rows, pass) = ((states, (|kv| (&kv.keys, None)) as KeysAndValues), (pass, AttentionMask::Causal));
-        attention.attend_step(self.o.compute(), query, rows, pass, selections, out)
+        self.over_rows().attend_step(self.o.compute(), query, rows, pass, selections, out)
+    }
+
+    /// The attention over the rows of the KV cache.
+    pub(super) fn over_rows(&self) -> ChosenAttention<'_> {
+        let LatentShape { heads, kv_rank, rope, .. } = self.shape;
+        let (key_width, scale) = (kv_rank + rope, self.scale as f32);
+        ChosenAttention { heads, kv_heads: 1, key_width, value_width: kv_rank, scale, sinks: None }
     }
 }
 
@@ -235,6 +233,10 @@ impl Mixer for LatentAttention {
             Some((product, function)) => gated(mixed, &function.apply(&product.forward(x)?)?, heads)?,
             None => mixed,
         })
+    }
+
+    fn chained(&self) -> Option<&dyn ChainedMixer> {
+        self.is_for_devices().then_some(self)
     }
 
     fn layer_shape(&self) -> LayerShape {

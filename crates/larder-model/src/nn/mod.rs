@@ -5,6 +5,7 @@ mod attention;
 mod attention_indexer;
 mod block_indexer;
 mod chained_attention;
+mod chained_latent;
 mod compressed;
 mod conv;
 mod convolved;

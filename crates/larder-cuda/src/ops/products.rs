@@ -1,0 +1,88 @@
+//! Products of rows of a chain with resident weights, whose lists are kept on the device.
+
+use std::sync::Arc;
+
+use larder_model::DeviceRows;
+
+use super::State;
+use crate::error::{GpuError, Result};
+use crate::expert_kernels::{BLOCK, BLOCK_BYTES};
+use crate::launch_queue::LaunchQueue;
+use crate::launches::{ProductBatch, word};
+
+/// The most lists of products that are kept on the device.
+const MAX_LISTS: usize = 4096;
+
+/// What a list of products depends on. Results are at the same addresses in every other token, and so lists are written twice.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(super) struct ListKey {
+    /// With the address of each result.
+    weights: Vec<(usize, u64)>,
+    x: u64,
+    tokens: usize,
+}
+
+impl State {
+    /// Computes the products of a batch, whose weights have one number format; results are `[tokens, rows]` each.
+    pub(super) fn multiply(
+        &mut self,
+        queue: &Arc<LaunchQueue>,
+        x: DeviceRows,
+        ids: &[usize],
+        batch: &mut ProductBatch,
+    ) -> Result<Vec<DeviceRows>> {
+        let x_at = if batch.takes_blocks() { self.quantised(x)? } else { self.at(x)? };
+        let (mut results, mut weights) = (Vec::with_capacity(ids.len()), Vec::with_capacity(ids.len()));
+        for (product, id) in batch.products_mut().iter_mut().zip(ids) {
+            let (rows, out) = self.result(x.rows, product.rows as usize)?;
+            (product.x, product.out, product.tokens) = (x_at, out, word(x.rows)?);
+            results.push(rows);
+            weights.push((*id, out));
+        }
+        self.launch_products(queue, batch, ListKey { weights, x: x_at, tokens: x.rows })?;
+        Ok(results)
+    }
+
+    /// Computes a product for each head of `x`, of one shape.
+    pub(super) fn multiply_heads(
+        &mut self,
+        queue: &Arc<LaunchQueue>,
+        x: DeviceRows,
+        ids: &[usize],
+        batch: &mut ProductBatch,
+    ) -> Result<DeviceRows> {
+        let (step, width) = (x.width / ids.len(), batch.products().iter().map(|p| p.rows as usize).sum());
+        let blocks = batch.takes_blocks();
+        let (x_at, head_bytes) = match blocks {
+            true => (self.quantised(x)?, step / BLOCK * BLOCK_BYTES),
+            false => (self.at(x)?, 4 * step),
+        };
+        if blocks && !step.is_multiple_of(BLOCK) {
+            return Err(GpuError::Unsupported(format!("heads of {step} values are not whole blocks of {BLOCK}")));
+        }
+        let (result, out) = self.result(x.rows, width)?;
+        let (mut before, mut weights) = (0, Vec::with_capacity(ids.len()));
+        for (head, (product, id)) in batch.products_mut().iter_mut().zip(ids).enumerate() {
+            (product.x, product.out) = (x_at + (head * head_bytes) as u64, out + 4 * before);
+            (product.x_stride, product.out_stride, product.tokens) = (word(x.width)?, word(width)?, word(x.rows)?);
+            before += u64::from(product.rows);
+            weights.push((*id, product.out));
+        }
+        self.launch_products(queue, batch, ListKey { weights, x: x_at, tokens: x.rows })?;
+        Ok(result)
+    }
+
+    /// Launches products, whose list is written when it comes for the first time.
+    fn launch_products(&mut self, queue: &Arc<LaunchQueue>, batch: &ProductBatch, key: ListKey) -> Result<()> {
+        if !self.lists.contains_key(&key) {
+            let mut bytes = vec![0; batch.bytes()];
+            batch.write(&mut bytes);
+            if self.lists.len() == MAX_LISTS {
+                self.lists.clear();
+            }
+            let list = self.keep(queue, &bytes)?;
+            self.lists.insert(key.clone(), list);
+        }
+        self.launches.products(batch, self.lists[&key].at())
+    }
+}

@@ -1,0 +1,173 @@
+//! Latent attention as chains on the device: products per head, queries in two parts, and values that are parts of keys.
+
+use std::sync::Arc;
+
+use larder_core::{NumberFormat, RowOrder};
+use larder_cuda::Gpu;
+use larder_kernels::{AttentionArgs, WeightMatrix};
+use larder_model::{
+    AttentionDouble, DeviceAttention, DeviceHeads, DeviceKvView, DeviceOps, DeviceProducts, DeviceRotation, HeadNorm,
+    HeadRest, KvPageShape, OpsDouble, ProductsDouble,
+};
+
+use crate::common::{Random, emulator, gpu};
+
+const PAGE: usize = 8;
+const HEADS: usize = 3;
+
+/// Widths of a head: in the latent space, unrotated, rotated, of the values; and the number formats of weights and KV cache.
+struct Shape {
+    rank: usize,
+    nope: usize,
+    rope: usize,
+    value: usize,
+    weights: NumberFormat,
+    kv: NumberFormat,
+}
+
+/// A device with the weights of a layer.
+struct Layer<'a> {
+    ops: &'a dyn DeviceOps,
+    attention: &'a dyn DeviceAttention,
+    to_latent: Vec<usize>,
+    to_value: Vec<usize>,
+    norm: usize,
+    pages: Vec<usize>,
+}
+
+impl<'a> Layer<'a> {
+    fn new(
+        (products, attention, ops): (&dyn DeviceProducts, &'a dyn DeviceAttention, &'a dyn DeviceOps),
+        shape: &Shape,
+    ) -> Self {
+        let mut random = Random::new(5);
+        let Shape { rank, nope, value, weights: kind, .. } = *shape;
+        let mut heads = |rows: usize, cols: usize| -> Vec<usize> {
+            let mut head = || {
+                let mut bytes = vec![0; kind.matrix_bytes(rows, cols).unwrap()];
+                random.weights(kind, &mut bytes);
+                let order = RowOrder::Plain;
+                products.upload(WeightMatrix { kind, order, rows, cols, scale: 1.0, bytes: &bytes }).unwrap()
+            };
+            (0..HEADS).map(|_| head()).collect()
+        };
+        let (to_latent, to_value) = (heads(rank, nope), heads(value, rank));
+        let norm = ops.keep(&Random::new(6).floats(rank)).unwrap();
+        Layer { ops, attention, to_latent, to_value, norm, pages: Vec::new() }
+    }
+
+    /// The values of new tokens, `[tokens, heads · value]`, of their queries and new rows.
+    fn step(&mut self, shape: &Shape, step: &Step) -> Vec<u32> {
+        let Shape { rank, nope, rope, kv, .. } = *shape;
+        let (ops, width) = (self.ops, rank + rope);
+        let form = KvPageShape { kind: kv, heads: 1, positions: PAGE, row_bytes: width * kv.block_bytes() };
+        while self.pages.len() * PAGE < step.len {
+            self.pages.push(self.attention.allocate(form).unwrap());
+        }
+        let queries = ops.send(&step.queries, HEADS * (nope + rope)).unwrap();
+        let keys = ops.send(&step.rows, width).unwrap();
+        let heads = DeviceHeads {
+            queries: ops.multiply_heads(queries, &self.to_latent).unwrap(),
+            rest: Some(HeadRest { rows: queries, first: nope }),
+            keys,
+            values: None,
+            norm: Some(HeadNorm { weights: [None, Some(self.norm)], eps: 1e-6, whole: false, width: Some(rank) }),
+            rotation: (rope > 0).then_some(DeviceRotation {
+                turns: &step.turns,
+                first: rank,
+                dim: rope,
+                interleaved: rope == 8,
+            }),
+        };
+        let view = |width| DeviceKvView { first_page: 0, pages: self.pages.clone(), width };
+        let tokens = step.rows.len() / width;
+        let seen: Vec<_> = (step.len - tokens..step.len).map(|at| 0..at + 1).collect();
+        let args = AttentionArgs {
+            queries: &[],
+            heads: HEADS,
+            kv_heads: 1,
+            keys: view(width),
+            values: view(rank),
+            seen: &seen,
+            scale: 0.3,
+            sinks: None,
+            bias: None,
+        };
+        let mixed = ops.attend_new(&heads, &[&args]).unwrap();
+        let values = ops.multiply_heads(mixed, &self.to_value).unwrap();
+        let mut found = vec![0.0; values.rows * values.width];
+        ops.receive(&mut [(values, &mut found)]).unwrap();
+        found.into_iter().map(f32::to_bits).collect()
+    }
+}
+
+/// The tokens of a step.
+struct Step {
+    queries: Vec<f32>,
+    rows: Vec<f32>,
+    turns: Vec<(f32, f32)>,
+    /// Tokens of the sequence, these included.
+    len: usize,
+}
+
+/// Runs steps of several tokens on the device and on its double.
+pub fn compare(gpu: &Gpu) {
+    use NumberFormat::{F16, F32, Q4_0, Q8_0};
+    let shapes = [
+        Shape { rank: 64, nope: 32, rope: 32, value: 24, weights: Q8_0, kv: F32 },
+        Shape { rank: 96, nope: 64, rope: 32, value: 40, weights: Q4_0, kv: F16 },
+        Shape { rank: 40, nope: 12, rope: 8, value: 16, weights: F32, kv: F32 },
+        Shape { rank: 32, nope: 32, rope: 0, value: 9, weights: Q8_0, kv: F16 },
+    ];
+    for (which, shape) in shapes.iter().enumerate() {
+        let (products, attention) = (Arc::new(gpu.products(0).unwrap()), Arc::new(gpu.attention().unwrap()));
+        let ops = gpu.ops(products.clone(), attention.clone()).unwrap();
+        let (host_products, host_attention) =
+            (Arc::new(ProductsDouble::new(1 << 30)), Arc::new(AttentionDouble::new(1 << 30)));
+        let host_ops = OpsDouble::new(host_products.clone(), host_attention.clone());
+        let mut device = Layer::new((products.as_ref(), attention.as_ref(), &ops), shape);
+        let mut host = Layer::new((host_products.as_ref(), host_attention.as_ref(), &host_ops), shape);
+        let (mut random, mut len) = (Random::new(which as u64), 0);
+        for tokens in [5, 1, 1, 9, 16, 1] {
+            len += tokens;
+            let step = Step {
+                queries: random.floats(tokens * HEADS * (shape.nope + shape.rope)),
+                rows: random.floats(tokens * (shape.rank + shape.rope)),
+                turns: (0..tokens * shape.rope / 2).map(|_| (random.float(), random.float())).collect(),
+                len,
+            };
+            let [found, wanted] = [&mut device, &mut host].map(|layer| layer.step(shape, &step));
+            assert!(found.iter().any(|bits| *bits != 0));
+            assert!(found == wanted, "shape {which}, {tokens} tokens, {len} in all");
+        }
+    }
+}
+
+#[test]
+fn latents_give_the_same_bits() {
+    for seed in 1..3 {
+        let Some(emulator) = emulator(seed) else { return };
+        compare(&gpu(emulator));
+    }
+}
+
+#[test]
+fn heads_that_do_not_fit_are_errors() {
+    let Some(emulator) = emulator(3) else { return };
+    let gpu = gpu(emulator);
+    let products = Arc::new(gpu.products(0).unwrap());
+    let ops = gpu.ops(products.clone(), Arc::new(gpu.attention().unwrap())).unwrap();
+    let upload = |kind: NumberFormat, rows, cols| {
+        let bytes = vec![0; kind.matrix_bytes(rows, cols).unwrap()];
+        let order = RowOrder::Plain;
+        products.upload(WeightMatrix { kind, order, rows, cols, scale: 1.0, bytes: &bytes }).unwrap()
+    };
+    let (wide, other) = (upload(NumberFormat::Q8_0, 4, 64), upload(NumberFormat::F32, 4, 32));
+    let x = ops.send(&[1.0; 96], 96).unwrap();
+    let error = |ids: &[usize]| ops.multiply_heads(x, ids).unwrap_err().to_string();
+    assert!(error(&[wide, wide]).contains("48 inputs do not fit 4 x 64 weights"), "{}", error(&[wide, wide]));
+    assert!(error(&[other, upload(NumberFormat::Q8_0, 4, 32)]).contains("several number formats"));
+    assert!(error(&[]).contains("without heads") && error(&[99]).contains("no matrix 99"));
+    let narrow = upload(NumberFormat::Q8_0, 4, 32);
+    assert!(error(&[narrow, narrow]).contains("48 values are not whole blocks"));
+}

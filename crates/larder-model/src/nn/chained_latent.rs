@@ -1,0 +1,81 @@
+//! Latent attention as a part of chains on a device, from its input on, where it attends to all rows.
+
+use super::latent::{LatentAttention, Query, RowChoice};
+use super::{AttentionMask, ChainedMixer, ForwardPass};
+use crate::device::{DeviceHeads, DeviceOps, DeviceRotation, DeviceRows, HeadNorm, HeadRest};
+use crate::error::Result;
+use crate::hidden::{Hidden, HiddenPlace};
+use crate::matrix::{Linear, PlacedMatrix};
+use crate::step::LayerStates;
+
+impl LatentAttention {
+    /// Whether all of it has a form for devices.
+    pub(super) fn is_for_devices(&self) -> bool {
+        let plain = matches!(self.choice, RowChoice::All) && self.temperature.is_none() && self.output_gate.is_none();
+        let of_query = match &self.q {
+            Query::Full(product) => product.is_on_device(),
+            Query::Low(a, norm, b) => a.is_on_device() && norm.as_rms().is_some() && b.is_on_device(),
+        };
+        let products = of_query && self.kv_a.is_on_device() && self.o.is_on_device();
+        let heads = PlacedMatrix::begins_heads(&self.to_latent, self.shape.nope + self.shape.rope)
+            && PlacedMatrix::begins_heads(&self.to_value, self.shape.kv_rank);
+        plain && products && heads && self.kv_norm.as_rms().is_some()
+    }
+
+    /// What the product of the queries yields, and the new rows before their norm.
+    fn begin_products(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<[DeviceRows; 2]> {
+        let (Query::Full(first) | Query::Low(first, ..)) = &self.q;
+        let products = Linear::begin_all([first, &self.kv_a], x, ops)?;
+        let [first, rows] = products.expect("the products are on the device");
+        let queries = match &self.q {
+            Query::Full(_) => first,
+            Query::Low(_, norm, product) => {
+                let (weight, eps) = norm.as_rms().expect("it is for devices");
+                let latent = ops.rms_norm(first, weight.on_device(ops)?, eps)?;
+                product.begin(latent, ops)?.expect("the product is on the device")
+            }
+        };
+        Ok([queries, rows])
+    }
+}
+
+impl ChainedMixer for LatentAttention {
+    fn input_place(&self) -> HiddenPlace {
+        HiddenPlace::Device
+    }
+
+    fn begin(
+        &self,
+        x: &Hidden,
+        states: &mut LayerStates,
+        pass: &ForwardPass,
+        ops: &dyn DeviceOps,
+    ) -> Result<DeviceRows> {
+        let (kv_rank, rope, nope) = (self.shape.kv_rank, self.shape.rope, self.shape.nope);
+        let [queries, keys] = self.begin_products(x.on_device(ops)?, ops)?;
+        let latents = PlacedMatrix::begin_heads(&self.to_latent, queries, ops)?;
+        for (i, span) in pass.spans.iter().enumerate() {
+            states.of_mut(i).keys.extend(span.tokens, 1, kv_rank + rope)?;
+        }
+        let (weight, eps) = self.kv_norm.as_rms().expect("it is for devices");
+        let weights = [None, Some(weight.on_device(ops)?)];
+        let rotation = self.rotary.filter(|_| rope > 0).map(|rotary| DeviceRotation {
+            turns: pass.ropes[rotary.table].turns(),
+            first: kv_rank,
+            dim: rotary.dim,
+            interleaved: rotary.interleaved,
+        });
+        let heads = DeviceHeads {
+            queries: latents,
+            rest: Some(HeadRest { rows: queries, first: nope }),
+            keys,
+            values: None,
+            norm: Some(HeadNorm { weights, eps, whole: false, width: Some(kv_rank) }),
+            rotation,
+        };
+        let rows = (&*states, (|kv| (&kv.keys, None)) as super::KeysAndValues);
+        let mixed = self.over_rows().begin_new(ops, &heads, rows, (pass, AttentionMask::Causal))?;
+        let values = PlacedMatrix::begin_heads(&self.to_value, mixed, ops)?;
+        Ok(self.o.begin(values, ops)?.expect("the output product is on the device"))
+    }
+}
