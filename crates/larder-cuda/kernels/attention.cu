@@ -259,11 +259,11 @@ template <typename Kind> __device__ void weighted_sum_of(const AttentionKernelAr
     for (u32 column = threadIdx.x; column < args.value_width; column += blockDim.x) weighted_column<Kind>(tile, column);
 }
 
-extern "C" __global__ void weighted_sum_f32(const AttentionKernelArgs *args, u32 first_tile) {
+extern "C" __global__ void __launch_bounds__(512) weighted_sum_f32(const AttentionKernelArgs *args, u32 first_tile) {
     weighted_sum_of<F32>(*args, first_tile);
 }
 
-extern "C" __global__ void weighted_sum_f16(const AttentionKernelArgs *args, u32 first_tile) {
+extern "C" __global__ void __launch_bounds__(512) weighted_sum_f16(const AttentionKernelArgs *args, u32 first_tile) {
     weighted_sum_of<F16>(*args, first_tile);
 }
 

@@ -44,6 +44,15 @@ impl LaunchList {
         other.iter().for_each(|launch| self.push(&launch));
     }
 
+    /// Removes the last launch. Returns whether there was one.
+    pub fn pop(&mut self) -> bool {
+        let last = self.entries.pop();
+        if let Some(last) = &last {
+            self.arguments.truncate(last.arguments.start);
+        }
+        last.is_some()
+    }
+
     /// Removes all launches.
     pub fn clear(&mut self) {
         self.entries.clear();

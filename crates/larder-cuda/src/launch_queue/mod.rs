@@ -77,6 +77,19 @@ impl LaunchQueue {
         Ok(at)
     }
 
+    /// The number of the last operation of the compute stream.
+    pub fn asked(&self) -> u64 {
+        self.lock().asked
+    }
+
+    /// Takes the last launch back, if it has this number and was not submitted.
+    pub fn take_back(&self, number: u64) -> bool {
+        let mut state = self.lock();
+        let taken = state.asked == number && state.pending.pop();
+        state.asked -= u64::from(taken);
+        taken
+    }
+
     /// Allocates memory to stage `bytes` bytes.
     pub fn reserve(&self, bytes: usize) -> Result<()> {
         self.lock().staged.iter_mut().try_for_each(|staged| staged.reserve(&self.inner, bytes))
@@ -304,11 +317,12 @@ impl Driver for LaunchQueue {
             // SAFETY: the caller's guarantees are those of this method.
             return unsafe { self.inner.launch(stream, launch) };
         }
+        // The last launch is kept, as it may be taken back.
+        if state.pending.len() == MAX_PENDING {
+            state.submit(&self.inner)?;
+        }
         state.asked += 1;
         state.pending.push(launch);
-        match state.pending.len() >= MAX_PENDING {
-            true => state.submit(&self.inner),
-            false => Ok(()),
-        }
+        Ok(())
     }
 }

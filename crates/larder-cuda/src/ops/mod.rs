@@ -46,8 +46,8 @@ struct State {
     begun_at: usize,
     /// By number of an operation of both chains: the address of its result, quantised.
     quantised: HashMap<usize, u64>,
-    /// The sum of experts that was begun last, and is not launched: the norm behind it may be computed by the same launch.
-    held: Option<(DeviceRows, ExpertSum)>,
+    /// The sum of experts that was begun last, and the number of its launch: the norm behind it may be computed by the same launch.
+    last_sum: Option<(DeviceRows, ExpertSum, u64)>,
     lists: HashMap<ListKey, DeviceBuffer>,
     download: Download,
 }
@@ -67,24 +67,14 @@ impl GpuOps {
             first: 0,
             begun_at: 0,
             quantised: HashMap::new(),
-            held: None,
+            last_sum: None,
             lists: HashMap::new(),
             download: Download::new(driver)?,
         };
         Ok(GpuOps { queue: queue.clone(), products, attention, state: Mutex::new(state) })
     }
 
-    /// The state, with every operation so far launched.
-    fn lock(&self) -> Result<MutexGuard<'_, State>> {
-        let mut state = self.lock_before_sum();
-        if let Some((_, sum)) = state.held.take() {
-            state.launches.sum_experts(&sum)?;
-        }
-        Ok(state)
-    }
-
-    /// The state, with every operation so far launched but for a sum of experts.
-    fn lock_before_sum(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -217,14 +207,14 @@ impl State {
 impl GpuOps {
     /// Rows as experts read them: as floats, and quantised if wanted.
     pub(crate) fn activations(&self, rows: DeviceRows, quantised: bool) -> Result<DeviceActivations> {
-        let mut state = self.lock()?;
+        let mut state = self.lock();
         let blocks = if quantised { state.quantised(rows)? } else { 0 };
         Ok(DeviceActivations { values: state.at(rows)?, blocks })
     }
 
-    /// The address of rows, whose operations are launched.
+    /// The address of rows.
     pub(crate) fn address(&self, rows: DeviceRows) -> Result<u64> {
-        self.lock()?.at(rows)
+        self.lock().at(rows)
     }
 
     /// Begins the sums of the experts of tokens, whose terms are or will be at address `terms`; what is added to them has the same shape.
@@ -235,7 +225,7 @@ impl GpuOps {
         shape: [usize; 2],
         added: [Option<DeviceRows>; 2],
     ) -> Result<DeviceRows> {
-        let (mut state, [tokens, width]) = (self.lock()?, shape);
+        let (mut state, [tokens, width]) = (self.lock(), shape);
         if added.iter().flatten().any(|rows| [rows.rows, rows.width] != shape) {
             return Err(GpuError::Unsupported(format!("rows {added:?} cannot be added to sums {shape:?}")));
         }
@@ -243,18 +233,20 @@ impl GpuOps {
         let [shared, residual] = [at(added[0])?, at(added[1])?];
         let (sums, out) = state.result(tokens, width)?;
         let (tokens, k, width) = (word(tokens)?, word(k)?, word(width)?);
-        state.held = Some((sums, ExpertSum { terms, shared, residual, out, tokens, k, width }));
+        let sum = ExpertSum { terms, shared, residual, out, tokens, k, width };
+        state.launches.sum_experts(&sum)?;
+        state.last_sum = Some((sums, sum, self.queue.asked()));
         Ok(sums)
     }
 
     /// Copies bytes to a buffer of the caller.
     pub(crate) fn fill(&self, buffer: &DeviceBuffer, bytes: &[u8]) -> Result<()> {
-        self.lock()?.fill(&self.queue, buffer, bytes)
+        self.lock().fill(&self.queue, buffer, bytes)
     }
 
     /// Copies values that do not change to the device.
     pub(crate) fn keep_bytes(&self, bytes: &[u8]) -> Result<DeviceBuffer> {
-        self.lock()?.keep(&self.queue, bytes)
+        self.lock().keep(&self.queue, bytes)
     }
 }
 
@@ -266,18 +258,18 @@ fn span(places: &[(u64, usize)]) -> Range<u64> {
 
 impl DeviceOps for GpuOps {
     fn keep(&self, values: &[f32]) -> larder_model::Result<usize> {
-        let mut state = self.lock()?;
+        let mut state = self.lock();
         let buffer = state.keep(&self.queue, bytemuck::cast_slice(values))?;
         state.kept.push(buffer);
         Ok(state.kept.len() - 1)
     }
 
     fn send(&self, values: &[f32], width: usize) -> larder_model::Result<DeviceRows> {
-        Ok(self.lock()?.send(&self.queue, values, width)?)
+        Ok(self.lock().send(&self.queue, values, width)?)
     }
 
     fn part(&self, x: DeviceRows, first: usize, rows: usize) -> larder_model::Result<DeviceRows> {
-        let mut state = self.lock_before_sum();
+        let mut state = self.lock();
         let at = state.at(x)?;
         if (first, rows) == (0, x.rows) {
             return Ok(x);
@@ -290,7 +282,7 @@ impl DeviceOps for GpuOps {
 
     fn attend(&self, tasks: &[&AttentionArgs<DeviceKvView>]) -> larder_model::Result<DeviceRows> {
         let outputs = self.attention.begin(tasks, None)?;
-        Ok(self.lock()?.push_outputs(tasks, outputs))
+        Ok(self.lock().push_outputs(tasks, outputs))
     }
 
     fn attend_new(
@@ -298,7 +290,7 @@ impl DeviceOps for GpuOps {
         heads: &DeviceHeads,
         tasks: &[&AttentionArgs<DeviceKvView>],
     ) -> larder_model::Result<DeviceRows> {
-        let mut state = self.lock()?;
+        let mut state = self.lock();
         let DeviceHeads { queries, rest, keys, values, norm, rotation } = heads;
         let Some(task) = tasks.first() else {
             return Err(GpuError::Unsupported("attention of no sequence has no heads".into()).into());
@@ -350,7 +342,7 @@ impl DeviceOps for GpuOps {
                 }
             }
             let ids: Vec<usize> = places.iter().map(|place| weights[*place]).collect();
-            let computed = self.lock()?.multiply(&self.queue, x, &ids, &mut batch)?;
+            let computed = self.lock().multiply(&self.queue, x, &ids, &mut batch)?;
             places.into_iter().zip(computed).for_each(|(place, rows)| results[place] = Some(rows));
         }
         Ok(results.into_iter().flatten().collect())
@@ -367,11 +359,11 @@ impl DeviceOps for GpuOps {
                 return Err(GpuError::Unsupported("heads have weights in several number formats".into()).into());
             }
         }
-        Ok(self.lock()?.multiply_heads(&self.queue, x, weights, &mut batch)?)
+        Ok(self.lock().multiply_heads(&self.queue, x, weights, &mut batch)?)
     }
 
     fn combine(&self, act: Activation, gate: DeviceRows, up: DeviceRows) -> larder_model::Result<DeviceRows> {
-        let mut state = self.lock()?;
+        let mut state = self.lock();
         if (gate.rows, gate.width) != (up.rows, up.width) {
             return Err(GpuError::Unsupported(format!("rows {gate:?} and {up:?} cannot be combined")).into());
         }
@@ -382,7 +374,7 @@ impl DeviceOps for GpuOps {
     }
 
     fn add(&self, x: DeviceRows, y: DeviceRows, factor: f32) -> larder_model::Result<DeviceRows> {
-        let mut state = self.lock()?;
+        let mut state = self.lock();
         let (x_at, y_at, values) = (state.at(x)?, state.at(y)?, x.rows * x.width);
         if (x.rows, x.width) != (y.rows, y.width) {
             return Err(GpuError::Unsupported(format!("rows {x:?} and {y:?} cannot be added")).into());
@@ -400,7 +392,7 @@ impl DeviceOps for GpuOps {
         weight: usize,
         eps: f64,
     ) -> larder_model::Result<[DeviceRows; 2]> {
-        let mut state = self.lock()?;
+        let mut state = self.lock();
         let (x_at, y_at, weight, shape) =
             (state.at(x)?, state.at(y)?, state.kept(weight)?, [word(x.rows)?, word(x.width)?]);
         if (x.rows, x.width) != (y.rows, y.width) {
@@ -413,7 +405,7 @@ impl DeviceOps for GpuOps {
     }
 
     fn add_row(&self, x: DeviceRows, row: usize) -> larder_model::Result<DeviceRows> {
-        let mut state = self.lock()?;
+        let mut state = self.lock();
         let (x_at, row, values) = (state.at(x)?, state.kept(row)?, x.rows * x.width);
         let (sum, out) = state.result(x.rows, x.width)?;
         state.launches.add_scaled([x_at, row, out], word(values)?, word(x.width)?, 1.0)?;
@@ -421,23 +413,22 @@ impl DeviceOps for GpuOps {
     }
 
     fn rms_norm(&self, x: DeviceRows, weight: usize, eps: f64) -> larder_model::Result<DeviceRows> {
-        let mut state = self.lock_before_sum();
+        let mut state = self.lock();
         let (at, weight) = (state.at(x)?, state.kept(weight)?);
         let (normalised, [out, blocks]) = state.result_in_blocks(x.rows, x.width)?;
-        match state.held.take() {
-            Some((sums, sum)) if sums == x => {
-                state.launches.sum_experts_norm(&sum, [weight, out, blocks], eps)?;
-                return Ok(normalised);
-            }
-            Some((_, sum)) => state.launches.sum_experts(&sum)?,
-            None => {}
+        if let Some((sums, sum, number)) = state.last_sum.take()
+            && sums == x
+            && self.queue.take_back(number)
+        {
+            state.launches.sum_experts_norm(&sum, [weight, out, blocks], eps)?;
+            return Ok(normalised);
         }
         state.launches.rms_norm([at, weight, out, blocks], [word(x.rows)?, word(x.width)?], eps)?;
         Ok(normalised)
     }
 
     fn receive(&self, wanted: &mut [(DeviceRows, &mut [f32])]) -> larder_model::Result<()> {
-        let mut state = self.lock()?;
+        let mut state = self.lock();
         let received = state.receive(wanted);
         state.begin_chain();
         Ok(received?)
