@@ -300,6 +300,8 @@ struct NewHeadsArgs {
     const float *key_weight;
     // [queries, dim / 2, 2]: cosines and sines
     const float *turns;
+    // [queries], factors on queries behind the rotation; or null
+    const float *scales;
     double eps;
     u32 split;
     u32 rest_step;
@@ -327,21 +329,22 @@ struct NewHeadsArgs {
         return {queries + token_head * split, last, nullptr, split, width, 1.0f};
     }
 };
-static_assert(sizeof(NewHeadsArgs) == 96, "must match the layout in Rust");
+static_assert(sizeof(NewHeadsArgs) == 104, "must match the layout in Rust");
 
-// Writes a head, of which some values are rotated, pairwise: adjacent values, or those of two halves.
+// Writes a head times a factor; some values are rotated before, pairwise: adjacent values, or those of two halves.
 template <typename Kind>
-__device__ void write_rotated(const NewHead &head, u8 *out, u32 width, const float *turns, const NewHeadsArgs &args) {
+__device__ void write_rotated(
+    const NewHead &head, u8 *out, u32 width, const float *turns, const NewHeadsArgs &args, float factor) {
     u32 lane = threadIdx.x % WARP, half = args.dim / 2;
     for (u32 pair = lane; pair < half; pair += WARP) {
         u32 one = args.first + (args.interleaved ? 2 * pair : pair), other = args.interleaved ? one + 1 : one + half;
         float a = head.at(one), b = head.at(other), cosine = turns[2 * pair], sine = turns[2 * pair + 1];
-        Kind::narrow(out, one, sub_rn(mul_rn(a, cosine), mul_rn(b, sine)));
-        Kind::narrow(out, other, add_rn(mul_rn(a, sine), mul_rn(b, cosine)));
+        Kind::narrow(out, one, mul_rn(sub_rn(mul_rn(a, cosine), mul_rn(b, sine)), factor));
+        Kind::narrow(out, other, mul_rn(add_rn(mul_rn(a, sine), mul_rn(b, cosine)), factor));
     }
     for (u32 i = lane; i < width; i += WARP) {
         bool is_rotated = args.first <= i && i < args.first + args.dim;
-        if (!is_rotated) Kind::narrow(out, i, head.at(i));
+        if (!is_rotated) Kind::narrow(out, i, mul_rn(head.at(i), factor));
     }
 }
 
@@ -357,7 +360,7 @@ template <typename Kind> __device__ void new_heads_of(const AttentionKernelArgs 
         u8 *out = (u8 *)(args.queries + place * width);
         NewHead query = heads.rest ? heads.query_in_parts(place, width)
                                    : heads.head(heads.queries + (u64)token * args.heads * width, head, args.heads, heads.query_weight, width);
-        write_rotated<F32>(query, out, width, turns, heads);
+        write_rotated<F32>(query, out, width, turns, heads, heads.scales ? heads.scales[token] : 1.0f);
         return;
     }
     head -= args.heads;
@@ -368,7 +371,7 @@ template <typename Kind> __device__ void new_heads_of(const AttentionKernelArgs 
     if (is_key) {
         NewHead key = heads.head(heads.keys + first * width, head, kv_heads, heads.key_weight, width);
         u8 *out = (u8 *)args.key_pages[position >> shift] + row * args.key_row_stride;
-        write_rotated<Kind>(key, out, width, turns, heads);
+        write_rotated<Kind>(key, out, width, turns, heads, 1.0f);
     } else if (heads.values) {
         const float *value = heads.values + (first + head) * args.value_width;
         u8 *out = (u8 *)args.value_pages[position >> shift] + row * args.value_row_stride;

@@ -362,7 +362,7 @@ impl State {
 struct Arrays {
     pages: [usize; 2],
     sinks: usize,
-    /// Of the queries, or of the turns of new tokens.
+    /// Of the queries, or of the turns and factors of new tokens.
     queries: usize,
     bytes: usize,
 }
@@ -383,7 +383,7 @@ impl Arrays {
         // With room for more, so that what follows is at the same address for many tokens.
         let room = |view: &DeviceKvView| 8 * (view.first_page + view.pages.len()).next_multiple_of(PAGES);
         let pages = [&args.keys, &args.values].map(|view| next(room(view)));
-        let turns = new.map_or(0, |new| 8 * new.turns_each() * args.seen.len());
+        let turns = new.map_or(0, |new| new.bytes(args.seen.len()));
         let (sinks, queries) =
             (next(size_of_val(args.sinks.unwrap_or_default())), next(size_of_val(args.queries).max(turns)));
         Arrays { pages, sinks, queries, bytes: end.next_multiple_of(ALIGN) }
@@ -423,13 +423,10 @@ impl Arrays {
 
     /// Writes what is done with the heads of a task's tokens.
     fn write_new(&self, new: &NewTokens, placed: &PlacedTask, list: u64, bytes: &mut [u8]) {
-        let args = new.args(placed.first, list + self.queries as u64);
+        let count = placed.args.count as usize;
+        let args = new.args(placed.first, count, list + self.queries as u64);
         bytes[HEADS_AT..SEEN_AT].copy_from_slice(&args.to_bytes());
-        let each = new.turns_each();
-        let turns = &new.turns[placed.first * each..][..placed.args.count as usize * each];
-        for ((cosine, sine), out) in turns.iter().zip(bytes[self.queries..].as_chunks_mut::<8>().0) {
-            *out = bytemuck::cast([*cosine, *sine]);
-        }
+        new.write(placed.first, count, &mut bytes[self.queries..]);
     }
 }
 

@@ -13,13 +13,15 @@ pub struct NewTokens<'a> {
     pub widths: [usize; 4],
     /// `[tokens, dim / 2]`
     pub turns: &'a [(f32, f32)],
+    /// `[tokens]`, or empty.
+    pub scales: &'a [f32],
     /// Address of the rotated queries, `[tokens, heads, key_width]`.
     pub queries: u64,
 }
 
 impl NewTokens<'_> {
     /// Turns of a token.
-    pub fn turns_each(&self) -> usize {
+    fn turns_each(&self) -> usize {
         self.heads.dim as usize / 2
     }
 
@@ -42,12 +44,30 @@ impl NewTokens<'_> {
             && (first + dim) as usize <= width
     }
 
-    /// The arguments for the tokens from `first` on, with the address of their turns.
-    pub fn args(&self, first: usize, turns: u64) -> NewHeadsArgs {
+    /// Bytes of the turns and factors of `tokens` tokens.
+    pub fn bytes(&self, tokens: usize) -> usize {
+        (8 * self.turns_each() + if self.scales.is_empty() { 0 } else { 4 }) * tokens
+    }
+
+    /// Writes the turns and factors of `tokens` tokens from `first` on.
+    pub fn write(&self, first: usize, tokens: usize, bytes: &mut [u8]) {
+        let each = self.turns_each();
+        let (turns, scales) = bytes.split_at_mut(8 * each * tokens);
+        for ((cosine, sine), out) in self.turns[first * each..].iter().zip(turns.as_chunks_mut::<8>().0) {
+            *out = bytemuck::cast([*cosine, *sine]);
+        }
+        if !self.scales.is_empty() {
+            scales[..4 * tokens].copy_from_slice(bytemuck::cast_slice(&self.scales[first..][..tokens]));
+        }
+    }
+
+    /// The arguments for `tokens` tokens from `first` on, whose turns and factors were written to this address.
+    pub fn args(&self, first: usize, tokens: usize, turns: u64) -> NewHeadsArgs {
         let NewHeadsArgs { mut rows, mut rest, .. } = self.heads;
         let behind = |at: &mut u64, width: usize| *at += 4 * (first * width) as u64;
         rows.iter_mut().zip(self.widths).for_each(|(at, width)| behind(at, width));
         behind(&mut rest, self.widths[3]);
-        NewHeadsArgs { rows, rest, turns, ..self.heads }
+        let behind_turns = turns + (8 * self.turns_each() * tokens) as u64;
+        NewHeadsArgs { rows, rest, turns, scales: if self.scales.is_empty() { 0 } else { behind_turns }, ..self.heads }
     }
 }

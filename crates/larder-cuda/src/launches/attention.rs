@@ -129,6 +129,8 @@ pub struct NewHeadsArgs {
     pub weights: [u64; 2],
     /// `[queries, dim / 2, 2]`: cosines and sines.
     pub turns: u64,
+    /// `[queries]`: factors on queries, or 0.
+    pub scales: u64,
     /// Added under the root of the norms.
     pub eps: f64,
     /// Values of a query before those of the rest.
@@ -151,13 +153,13 @@ pub struct NewHeadsArgs {
 
 impl NewHeadsArgs {
     /// Size of the struct in kernels.
-    pub const BYTES: usize = 96;
+    pub const BYTES: usize = 104;
 
     /// The bytes of the struct in kernels.
     pub fn to_bytes(self) -> [u8; NewHeadsArgs::BYTES] {
-        let NewHeadsArgs { rows: [q, k, v], rest, weights: [of_q, of_k], turns, eps, interleaved, whole, .. } = self;
-        let NewHeadsArgs { split, rest_step, rest_first, norm_width, first, dim, .. } = self;
-        let front = [q, k, v, rest, of_q, of_k, turns, eps.to_bits()];
+        let NewHeadsArgs { rows: [q, k, v], rest, weights: [of_q, of_k], turns, scales, .. } = self;
+        let NewHeadsArgs { eps, split, rest_step, rest_first, norm_width, first, dim, interleaved, whole, .. } = self;
+        let front = [q, k, v, rest, of_q, of_k, turns, scales, eps.to_bits()];
         let flags = [interleaved, whole].map(u32::from);
         pack(front, [split, rest_step, rest_first, norm_width, first, dim, flags[0], flags[1]])
     }
@@ -232,19 +234,20 @@ mod tests {
             rest: 4,
             weights: [5, 6],
             turns: 7,
+            scales: 8,
             eps: 0.5,
-            split: 8,
-            rest_step: 9,
-            rest_first: 10,
-            norm_width: 11,
-            first: 12,
-            dim: 13,
+            split: 9,
+            rest_step: 10,
+            rest_first: 11,
+            norm_width: 12,
+            first: 13,
+            dim: 14,
             interleaved: true,
             whole: true,
         };
         let words: Vec<u32> = args.to_bytes().as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b)).collect();
-        assert_eq!(words[..14], (1..8).flat_map(|at| [at, 0]).collect::<Vec<u32>>());
-        assert_eq!(words[14..], [0, 0x3FE0_0000, 8, 9, 10, 11, 12, 13, 1, 1], "eps is a double");
+        assert_eq!(words[..16], (1..9).flat_map(|at| [at, 0]).collect::<Vec<u32>>());
+        assert_eq!(words[16..], [0, 0x3FE0_0000, 9, 10, 11, 12, 13, 14, 1, 1], "eps is a double");
     }
 
     #[test]

@@ -291,7 +291,7 @@ impl DeviceOps for GpuOps {
         tasks: &[&AttentionArgs<DeviceKvView>],
     ) -> larder_model::Result<DeviceRows> {
         let mut state = self.lock();
-        let DeviceHeads { queries, rest, keys, values, norm, rotation } = heads;
+        let DeviceHeads { queries, rest, keys, values, norm, rotation, scales } = heads;
         let Some(task) = tasks.first() else {
             return Err(GpuError::Unsupported("attention of no sequence has no heads".into()).into());
         };
@@ -320,12 +320,15 @@ impl DeviceOps for GpuOps {
         }
         let tokens: usize = tasks.iter().map(|args| args.seen.len()).sum();
         let all = [Some(*queries), Some(*keys), *values, of_rest];
-        if all.iter().flatten().any(|rows| rows.rows != tokens) || turns.len() != tokens * args.dim as usize / 2 {
+        if all.iter().flatten().any(|rows| rows.rows != tokens)
+            || turns.len() != tokens * args.dim as usize / 2
+            || ![0, tokens].contains(&scales.len())
+        {
             return Err(GpuError::Unsupported(format!("{tokens} tokens do not have heads {queries:?}")).into());
         }
         let (_, rotated) = state.result(queries.rows, count * width)?;
         let widths = all.map(|rows| rows.map_or(0, |rows| rows.width));
-        let new = NewTokens { heads: args, widths, turns, queries: rotated };
+        let new = NewTokens { heads: args, widths, turns, scales, queries: rotated };
         let outputs = self.attention.begin(tasks, Some(&new))?;
         Ok(state.push_outputs(tasks, outputs))
     }

@@ -78,6 +78,7 @@ impl<'a> Layer<'a> {
                 dim: rope,
                 interleaved: rope == 8,
             }),
+            scales: &step.scales,
         };
         let view = |width| DeviceKvView { first_page: 0, pages: self.pages.clone(), width };
         let tokens = step.rows.len() / width;
@@ -106,6 +107,7 @@ struct Step {
     queries: Vec<f32>,
     rows: Vec<f32>,
     turns: Vec<(f32, f32)>,
+    scales: Vec<f32>,
     /// Tokens of the sequence, these included.
     len: usize,
 }
@@ -134,6 +136,7 @@ pub fn compare(gpu: &Gpu) {
                 queries: random.floats(tokens * HEADS * (shape.nope + shape.rope)),
                 rows: random.floats(tokens * (shape.rank + shape.rope)),
                 turns: (0..tokens * shape.rope / 2).map(|_| (random.float(), random.float())).collect(),
+                scales: if which % 2 == 1 { random.floats(tokens) } else { Vec::new() },
                 len,
             };
             let [found, wanted] = [&mut device, &mut host].map(|layer| layer.step(shape, &step));

@@ -123,6 +123,7 @@ impl<'a> Layer<'a> {
                 dim,
                 interleaved,
             }),
+            scales: &step.scales,
         };
         let view = |pages: &[usize], width| DeviceKvView { first_page: 0, pages: pages.to_vec(), width };
         let tasks: Vec<_> = (self.pages.iter().zip(&step.seen))
@@ -153,6 +154,7 @@ struct Step {
     /// By sequence and token.
     seen: Vec<Vec<Range<usize>>>,
     turns: Vec<(f32, f32)>,
+    scales: Vec<f32>,
     x: Vec<f32>,
 }
 
@@ -223,7 +225,8 @@ pub fn compare(gpu: &Gpu) {
             let tokens = counts.iter().sum::<usize>();
             let dim = shape.rotation.map_or(0, |(dim, _)| dim);
             let turns = (0..tokens * dim / 2).map(|_| (random.float(), random.float())).collect();
-            let step = Step { seen, turns, x: random.floats(tokens * HIDDEN) };
+            let scales = if which % 2 == 1 { random.floats(tokens) } else { Vec::new() };
+            let step = Step { seen, turns, scales, x: random.floats(tokens * HIDDEN) };
             let results = [&mut device, &mut host].map(|layer| {
                 let x = layer.ops.send(&step.x, HIDDEN).unwrap();
                 let [residual, input] = layer.begin(shape, x, &step);

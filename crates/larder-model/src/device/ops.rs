@@ -34,6 +34,8 @@ pub struct DeviceHeads<'a> {
     pub norm: Option<HeadNorm>,
     /// The rotation of each head of queries and keys, behind the norm.
     pub rotation: Option<DeviceRotation<'a>>,
+    /// `[tokens]`: factors on queries, behind the rotation; empty for none.
+    pub scales: &'a [f32],
 }
 
 /// The last values of each query.

@@ -102,7 +102,11 @@ impl OpsDouble {
             }
         };
         let keys = change(state.values(heads.keys).to_vec(), heads.keys.width / width, 1);
-        (change(queries, count, 0), keys, heads.values.map(|values| state.values(values).to_vec()))
+        let mut queries = change(queries, count, 0);
+        for (row, scale) in queries.chunks_exact_mut(count * width).zip(heads.scales) {
+            row.iter_mut().for_each(|value| *value *= scale);
+        }
+        (queries, keys, heads.values.map(|values| state.values(values).to_vec()))
     }
 
     /// Writes the rows of the new tokens of a task to its pages.

@@ -65,9 +65,13 @@ pub struct AttentionTemperature {
 impl AttentionTemperature {
     /// Queries `q [n, heads, width]` → same shape
     pub fn apply(self, q: &Tensor, pass: &ForwardPass) -> Result<Tensor> {
+        Ok(q.broadcast_mul(&Tensor::from_vec(self.scales(pass), (pass.tokens(), 1, 1), &Device::Cpu)?)?)
+    }
+
+    /// The factor of each token.
+    pub(super) fn scales(self, pass: &ForwardPass) -> Vec<f32> {
         let factor = |at| (((at + self.first) as f64 / self.floor).floor().ln_1p() * self.scale + 1.0) as f32;
-        let scales: Vec<f32> = pass.positions().map(factor).collect();
-        Ok(q.broadcast_mul(&Tensor::from_vec(scales, (pass.tokens(), 1, 1), &Device::Cpu)?)?)
+        pass.positions().map(factor).collect()
     }
 }
 

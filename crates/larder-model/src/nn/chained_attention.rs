@@ -26,7 +26,7 @@ impl ChainedMixer for Attention {
             },
             QkNorm::PerHeadAfterRope(..) | QkNorm::AfterRope { .. } => false,
         };
-        match clean && products && norm && self.temperature.is_none() {
+        match clean && products && norm {
             true => HiddenPlace::Device,
             false => HiddenPlace::Host,
         }
@@ -82,7 +82,8 @@ impl Attention {
             dim: rotary.dim,
             interleaved: rotary.interleaved,
         });
-        let heads = DeviceHeads { queries, rest: None, keys, values: Some(values), norm, rotation };
+        let scales = self.temperature.map_or_else(Vec::new, |temperature| temperature.scales(pass));
+        let heads = DeviceHeads { queries, rest: None, keys, values: Some(values), norm, rotation, scales: &scales };
         self.over_rows().begin_new(ops, &heads, (states, KEYS_AND_VALUES), (pass, self.mask))
     }
 

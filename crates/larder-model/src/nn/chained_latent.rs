@@ -11,7 +11,7 @@ use crate::step::LayerStates;
 impl LatentAttention {
     /// Whether all of it has a form for devices.
     pub(super) fn is_for_devices(&self) -> bool {
-        let plain = matches!(self.choice, RowChoice::All) && self.temperature.is_none() && self.output_gate.is_none();
+        let plain = matches!(self.choice, RowChoice::All) && self.output_gate.is_none();
         let of_query = match &self.q {
             Query::Full(product) => product.is_on_device(),
             Query::Low(a, norm, b) => a.is_on_device() && norm.as_rms().is_some() && b.is_on_device(),
@@ -65,6 +65,7 @@ impl ChainedMixer for LatentAttention {
             dim: rotary.dim,
             interleaved: rotary.interleaved,
         });
+        let scales = self.temperature.map_or_else(Vec::new, |temperature| temperature.scales(pass));
         let heads = DeviceHeads {
             queries: latents,
             rest: Some(HeadRest { rows: queries, first: nope }),
@@ -72,6 +73,7 @@ impl ChainedMixer for LatentAttention {
             values: None,
             norm: Some(HeadNorm { weights, eps, whole: false, width: Some(kv_rank) }),
             rotation,
+            scales: &scales,
         };
         let rows = (&*states, (|kv| (&kv.keys, None)) as super::KeysAndValues);
         let mixed = self.over_rows().begin_new(ops, &heads, rows, (pass, AttentionMask::Causal))?;
