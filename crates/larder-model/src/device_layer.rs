@@ -119,6 +119,7 @@ impl<'a> DeviceLayer<'a> {
                 (x.on_device(self.ops)?, Hidden::Host(input))
             }
             HiddenPlace::Device => {
+                self.ops.begin_layer();
                 let norm = self.norm.for_devices().expect("checked when the layer was chosen");
                 let x = x.on_device(self.ops)?;
                 (x, Hidden::Device(norm.begin(x, self.ops)?))

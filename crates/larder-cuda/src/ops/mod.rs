@@ -268,6 +268,10 @@ impl DeviceOps for GpuOps {
         Ok(self.lock().send(&self.queue, values, width)?)
     }
 
+    fn begin_layer(&self) {
+        self.lock().begin_chain();
+    }
+
     fn part(&self, x: DeviceRows, first: usize, rows: usize) -> larder_model::Result<DeviceRows> {
         let mut state = self.lock();
         let at = state.at(x)?;

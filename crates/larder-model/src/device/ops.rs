@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::nn::Activation;
 
 /// Rows of activations in a device's memory, `[rows, width]`: a result of [`DeviceOps`], valid until the second
-/// [`receive`](DeviceOps::receive) after it.
+/// [`receive`](DeviceOps::receive) or [`begin_layer`](DeviceOps::begin_layer) after it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceRows {
     /// Number of the operation.
@@ -81,6 +81,9 @@ pub trait DeviceOps: Send + Sync {
 
     /// Copies `values` to the device.
     fn send(&self, values: &[f32], width: usize) -> Result<DeviceRows>;
+
+    /// A layer begins, which uses results of the one before only: memory of earlier ones can be used again, without a wait.
+    fn begin_layer(&self);
 
     /// Some consecutive rows of `x`, without a copy.
     fn part(&self, x: DeviceRows, first: usize, rows: usize) -> Result<DeviceRows>;

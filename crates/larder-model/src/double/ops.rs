@@ -25,7 +25,7 @@ struct Inner {
     kept: Vec<Vec<f32>>,
     rows: HashMap<usize, (DeviceRows, Vec<f32>)>,
     next_id: usize,
-    /// The id of the first result behind the last chain that was received; those of the chain before it are valid too.
+    /// The id of the first result behind the last chain that was received, or the last layer that began; those before it are valid too.
     begun_at: usize,
     /// The first error of the chain.
     failed: Option<ModelError>,
@@ -38,6 +38,12 @@ impl Inner {
         self.rows.insert(rows.id, (rows, values));
         self.next_id += 1;
         rows
+    }
+
+    fn begin_chain(&mut self) {
+        let (begun_at, next_id) = (self.begun_at, self.next_id);
+        self.rows.retain(|id, _| *id >= begun_at);
+        self.begun_at = next_id;
     }
 
     fn values(&self, rows: DeviceRows) -> &[f32] {
@@ -141,6 +147,10 @@ impl DeviceOps for OpsDouble {
 
     fn send(&self, values: &[f32], width: usize) -> Result<DeviceRows> {
         Ok(self.lock().push(width, values.to_vec()))
+    }
+
+    fn begin_layer(&self) {
+        self.lock().begin_chain();
     }
 
     fn part(&self, x: DeviceRows, first: usize, rows: usize) -> Result<DeviceRows> {
@@ -259,9 +269,7 @@ impl DeviceOps for OpsDouble {
         if state.failed.is_none() {
             wanted.iter_mut().for_each(|(rows, out)| out.copy_from_slice(state.values(*rows)));
         }
-        let (begun_at, next_id) = (state.begun_at, state.next_id);
-        state.rows.retain(|id, _| *id >= begun_at);
-        state.begun_at = next_id;
+        state.begin_chain();
         state.failed.take().map_or(Ok(()), Err)
     }
 }
