@@ -357,6 +357,8 @@ impl ExpertGroups {
         }
         match self.rank {
             GroupRank::Best => best,
+            // Infinities of both signs make NaN, whose place in the order depends on the machine.
+            GroupRank::BestTwo if (best + second).is_nan() => f32::NEG_INFINITY,
             GroupRank::BestTwo => best + second,
         }
     }

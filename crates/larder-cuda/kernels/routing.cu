@@ -4,7 +4,7 @@
 
 // How logits become scores.
 enum Score : u32 { RAW, SOFTMAX, SIGMOID };
-// How the chosen experts are weighted. WEIGHT_SCORE: by their scores, divided by divisor() and times factor.
+// How the chosen experts are weighted. WEIGHT_SCORE: by their scores, divided by a divisor and times factor.
 enum Weighting : u32 { WEIGHT_SCORE, SOFTMAX_OF_CHOSEN, SIGMOID_OF_CHOSEN, SIGMOID_SHARE_OF_CHOSEN };
 // What a sum of scores becomes as a divisor.
 enum Renorm : u32 { NO_DIVISION, SUM_PLUS, SUM_AT_LEAST };
@@ -92,7 +92,8 @@ __device__ inline float score_of_group(const float *group, u32 count, u32 rank) 
             second = group[i];
         }
     }
-    return rank == BEST ? best : add_rn(best, second);
+    float both = add_rn(best, second);
+    return rank == BEST ? best : both == both ? both : minus_infinity();
 }
 
 // Masks the experts of all groups but the best.
@@ -112,8 +113,9 @@ __device__ inline void mask_groups(const ChoiceArgs &args, float *values, float 
     __syncwarp();
 }
 
-// The expert with the largest value, the first of equals; NaN comes last. Its value becomes one that loses to all others.
-__device__ inline u32 take_best(float *values, u32 *taken, u32 experts) {
+// The expert with the largest value of those that were not taken, the first of equals; NaN comes last. Bit i of a lane's `taken` is of its
+// expert number i.
+__device__ inline u32 take_best(const float *values, u32 *taken, u32 experts) {
     u32 lane = threadIdx.x % WARP, best = 0, expert = ~0u;
     for (u32 i = lane, turn = 0; i < experts; i += WARP, turn++) {
         if (*taken >> turn & 1) continue;

@@ -70,7 +70,7 @@
 //!
 //! | | kernel | |
 //! |---|---|---|
-//! | 1 | `KIND_matvec`, `KIND_matmul` | gate and up (one launch each if their number formats differ) |
+//! | 1 | `KIND_matvec`, `KIND_matmul`, `KIND_tiles` | gate and up (one launch each if their number formats differ) |
 //! | | `add_biases` | biases of gate and up, if there are any |
 //! | 2 | `silu`, `gelu`, … | the activation function: gate and up are combined, and quantised if down is |
 //! | 3 | `KIND_…` | down |
@@ -86,8 +86,8 @@
 //!
 //! Where all experts of a layer are on the device, `choose_experts` chooses them there. It finds their addresses in a table of slots, and
 //! writes them to lists of products that are on the device already; so the host need not know the choice. A layer of a token is then twelve
-//! launches: three products with resident weights and the router's (queries, keys and values are one), two of experts, and
-//! `new_heads_…`, `scores_…`, `weighted_sum_…`, `add_norm`, `choose_experts`, the activation function, `sum_experts_norm`.
+//! launches: five products (queries, keys and values in one; output; router; gate and up of the experts in one; down), `new_heads_…`,
+//! `scores_…`, `weighted_sum_…`, `add_norm`, `choose_experts`, the activation function, and `sum_experts_norm`.
 //!
 //! Attention is two launches per sequence over the pages of its KV cache, which are never copied back: `scores_…`, and `weighted_sum_…` with
 //! the softmax. New keys and values are copied to the device and put in their page by `copy_rows`. In a chain `new_heads_…` does both, and

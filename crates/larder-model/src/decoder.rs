@@ -232,6 +232,14 @@ impl Decoder {
         Ok(logits)
     }
 
+    /// After an error: a device ends what it was asked, so that the next step begins without it.
+    pub(crate) fn settle_device(&self) {
+        if let Some(ops) = &self.stack.head.compute().device_ops {
+            // What failed is reported already.
+            let _ = ops.receive(&mut []);
+        }
+    }
+
     /// Computes the tokens of all `spans` behind those that their KV caches have, of which it does not count the new ones.
     pub(crate) fn forward(
         &self,
@@ -239,6 +247,10 @@ impl Decoder {
         experts: &mut dyn ExpertPath,
         tap: &mut dyn Tap,
     ) -> Result<Vec<f32>> {
+        self.forward_all(spans, experts, tap).inspect_err(|_| self.settle_device())
+    }
+
+    fn forward_all(&self, spans: &mut [Span], experts: &mut dyn ExpertPath, tap: &mut dyn Tap) -> Result<Vec<f32>> {
         let stack = &self.stack;
         let tokens: usize = spans.iter().map(|span| span.tokens.len()).sum();
         let _step = timeline::span("step", [("tokens", tokens as u64), ("sequences", spans.len() as u64)]);

@@ -50,7 +50,8 @@ impl Decoder {
         clock.lap(Phase::EmbedAndHead, tap);
         let mut running = Running { pass: &pass, experts, tap: &mut *tap, clock: &mut clock };
         let (others, x) = (OtherLayers::default(), Hidden::Host(x));
-        let x = self.layer(&mtp.layer, others, x, &mut LayerStates::new(spans, 0), &mut running)?;
+        let x = self.layer(&mtp.layer, others, x, &mut LayerStates::new(spans, 0), &mut running);
+        let x = x.inspect_err(|_| self.settle_device())?;
         let x = mtp.norm.forward(&on_host(&x, &self.stack)?)?;
         experts.count_chosen();
         hand_out_hidden(&x, spans, &pass)?;

@@ -1,6 +1,6 @@
 //! The I/O of two tiers: carries out the ledger's decisions with the reader and the device.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use larder_core::{ExpertId, ExpertKey, Geometry, LayerIdx, MoeRow};
@@ -54,6 +54,8 @@ pub(super) struct Links {
     completed: VecDeque<CompletedRead>,
     /// Bytes in flight to the device.
     queued_bytes: usize,
+    /// Experts that could not be read or copied before they were wanted. They are left until they are.
+    broken: HashSet<ExpertKey>,
 }
 
 type CopyResult = Result<Duration, DeviceError>;
@@ -79,7 +81,16 @@ impl Links {
         assert_eq!(host.memory.len(), shape.host.total_slots(), "one memory slot for each slot of the shape");
         device.allocate(shape.device.total_slots(), host.memory[0].len())?;
         let (traffic, completed) = Default::default();
-        Ok(Links { tiers, costs, traffic, device, filler: SlotFiller::new(geometry, host), completed, queued_bytes: 0 })
+        Ok(Links {
+            tiers,
+            costs,
+            traffic,
+            device,
+            filler: SlotFiller::new(geometry, host),
+            completed,
+            queued_bytes: 0,
+            broken: HashSet::new(),
+        })
     }
 
     /// Counts, bytes and times so far.
@@ -137,12 +148,15 @@ impl Links {
         }
         self.take_arrived();
         while self.device.in_flight() < FILLING_COPIES
-            && let Some(expert) =
-                self.tiers.missing_on_device(row, |location| matches!(location, ExpertLocation::Host(_)))
+            && let Some(expert) = self.tiers.missing_on_device(row, |expert, location| {
+                matches!(location, ExpertLocation::Host(_)) && !self.broken.contains(&expert)
+            })
             && self.promote(expert, PromoteFor::IdleLink)
         {}
         while self.filler.reads_in_flight() < FILLING_READS
-            && let Some(expert) = self.tiers.missing_on_device(row, |location| location == ExpertLocation::Absent)
+            && let Some(expert) = self.tiers.missing_on_device(row, |expert, location| {
+                location == ExpertLocation::Absent && !self.broken.contains(&expert)
+            })
             && let Some(at) = self.tiers.prefetch(expert)
         {
             self.filler.prefetch(expert, at);
@@ -154,7 +168,12 @@ impl Links {
         let mut reads = Vec::new();
         self.filler.poll(&mut reads);
         let reads: Vec<CompletedRead> = self.completed.drain(..).chain(reads).collect();
-        reads.into_iter().for_each(|read| drop(self.arrived(read)));
+        for read in reads {
+            let Completed { expert, result, .. } = self.arrived(read);
+            if result.is_err() {
+                self.broken.insert(expert);
+            }
+        }
     }
 
     /// Begins to copy an expert to the device, if there is a device slot for it. Returns whether there is.
@@ -216,6 +235,9 @@ impl Links {
         let (expert, background) = (self.filler.expert_of(tag >> 1), tag & 1 == 1);
         self.filler.put_back(slot);
         self.traffic.failed_copies += u64::from(result.is_err());
+        if background && result.is_err() {
+            self.broken.insert(expert);
+        }
         let result = match direction {
             Direction::ToDevice => self.copied_in(expert, len, result),
             Direction::FromDevice => {

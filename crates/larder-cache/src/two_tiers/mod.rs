@@ -15,9 +15,9 @@ mod links;
 mod record;
 mod tier;
 mod tier_pair;
+mod whole_rows;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use larder_core::{CacheScope, ExpertKey, Geometry, MoeRow, Presence, Residency};
 use larder_policy::eviction::{CacheShape, Eviction, LayerChoice};
@@ -35,6 +35,7 @@ use crate::visit::Visit;
 use record::VisitRecord;
 use tier::TierState;
 use tier_pair::TierPair;
+use whole_rows::WholeRow;
 
 /// The slots of both tiers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -106,15 +107,6 @@ pub struct Demotion {
     pub expert: ExpertKey,
     /// Its host slot.
     pub to: SlotIndex,
-}
-
-/// The device slots of all experts of a row.
-#[derive(Clone, Debug)]
-pub struct WholeRow {
-    /// By expert.
-    pub slots: Arc<[SlotIndex]>,
-    /// How many experts of the row had left the device.
-    removed: u64,
 }
 
 /// The location of every expert of every row, and the slots of both tiers.
@@ -205,53 +197,6 @@ impl TierLedger {
                 self.policies.touch(expert);
             }
         }
-    }
-
-    /// The device slots of all experts of a row, if all are there; `before` is what this returned last, for as long as no expert leaves.
-    pub fn whole_row(&self, row: MoeRow, before: Option<WholeRow>) -> Option<WholeRow> {
-        let removed = self.pair.device.whole_row(row)?;
-        if let Some(before) = before.filter(|before| before.removed == removed) {
-            return Some(before);
-        }
-        let experts = self.pair.device.shape.experts;
-        let slot = |expert: usize| match self.pair.device.state(row.index() * experts + expert) {
-            TierState::Resident(slot) => slot,
-            _ => unreachable!("all experts of the row are on the device"),
-        };
-        Some(WholeRow { slots: (0..experts).map(slot).collect(), removed })
-    }
-
-    /// As [`begin`](Self::begin), for a layer that has chosen and computed its experts in these device slots. Pins none.
-    pub fn computed_on_device(&mut self, choice: &LayerChoice, slots: &[SlotIndex]) {
-        let LayerChoice { row, wanted, .. } = *choice;
-        self.policies.begin(choice);
-        self.record.visit.clear();
-        for &id in wanted {
-            let expert = row.expert(id);
-            let index = self.pair.index(expert);
-            self.record.wanted(index, id, ExpertLocation::Device(slots[id]));
-            self.unused_prefetches.retain(|unused| *unused != index);
-            // Other layers may have evicted it since.
-            if self.locate(expert) != ExpertLocation::Absent {
-                self.policies.touch(expert);
-            }
-        }
-    }
-
-    /// Whether the device has as many experts as it ever will without evicting one, or no room for all.
-    pub fn is_filled(&self) -> bool {
-        let device = &self.pair.device;
-        !device.has_room_for_all() || (0..device.shape.rows).all(|row| device.whole_row(MoeRow(row)).is_some())
-    }
-
-    /// The first expert at such a location that is not on the device, from the experts of `row` on.
-    pub fn missing_on_device(&self, row: MoeRow, is_there: impl Fn(ExpertLocation) -> bool) -> Option<ExpertKey> {
-        let CacheShape { rows, experts, .. } = self.pair.device.shape;
-        let rows = (row.index()..rows).chain(0..row.index()).map(MoeRow);
-        let mut experts = rows
-            .filter(|row| self.pair.device.whole_row(*row).is_none())
-            .flat_map(|row| (0..experts).map(move |id| row.expert(id)));
-        experts.find(|expert| is_there(self.locate(*expert)))
     }
 
     /// A host slot to read an absent expert into, if there is one now. The caller reports

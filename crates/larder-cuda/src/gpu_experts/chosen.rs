@@ -34,6 +34,8 @@ pub struct DeviceChooser {
     lists: HashMap<ListKey, ChoiceLists>,
     /// Calls that were not counted: layers and their tokens.
     pending: Vec<(LayerIdx, usize)>,
+    /// Failures of launches until the lists were written.
+    failures: u64,
 }
 
 /// What the choices of a layer share.
@@ -79,6 +81,7 @@ impl DeviceChooser {
             layers: HashMap::new(),
             lists: HashMap::new(),
             pending: Vec::new(),
+            failures: 0,
         }
     }
 
@@ -90,6 +93,8 @@ impl DeviceChooser {
     /// Allocates the memory of the largest calls.
     pub fn reserve(&mut self, layout: &ExpertLayout, gate: &Gate) -> Result<()> {
         let Some(of_gate) = KernelGate::of(gate) else { return Ok(()) };
+        // These have the addresses of the buffers.
+        self.lists.clear();
         let places = MAX_TOKENS * gate.top_k;
         self.outputs.ensure(4 * places * layout.down.rows)?;
         self.scratch.ensure(4 * MAX_TOKENS * of_gate.scratch(gate.experts))?;
@@ -106,6 +111,12 @@ impl DeviceChooser {
     ) -> Result<DeviceRows> {
         let DeviceMoeCall { layer, gate, act, logits, on_device } = *call;
         let tokens = logits.rows;
+        let failures = ops.failures();
+        if std::mem::replace(&mut self.failures, failures) != failures {
+            // What was to be written to device memory may not be there.
+            self.lists.clear();
+            self.layers.clear();
+        }
         self.know(layer, gate, slots, ops)?;
         let x = ops.activations(on_device.x, layout.quantises_input())?;
         let key = ListKey { layer, tokens, x, logits: ops.address(logits)? };
@@ -130,12 +141,12 @@ impl DeviceChooser {
     /// The experts of the calls that were not counted, and are complete.
     pub fn take(&mut self) -> Vec<ChosenOnDevice> {
         let chosen = |(layer, tokens): (LayerIdx, usize)| {
-            let ChosenLayer { chosen, k, slots, .. } = &self.layers[&layer];
+            let ChosenLayer { chosen, k, slots, .. } = self.layers.get(&layer)?;
             let experts: &[u32] = bytemuck::cast_slice(&chosen[..4 * tokens * k]);
             let experts = experts.iter().map(|id| ExpertId(*id as u16)).collect();
-            ChosenOnDevice { layer, experts, slots: slots.clone() }
+            Some(ChosenOnDevice { layer, experts, slots: slots.clone() })
         };
-        std::mem::take(&mut self.pending).into_iter().map(chosen).collect()
+        std::mem::take(&mut self.pending).into_iter().filter_map(chosen).collect()
     }
 
     /// Makes the device know where the experts of a layer are.

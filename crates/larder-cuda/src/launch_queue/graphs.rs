@@ -13,7 +13,7 @@ const MIN_LAUNCHES: usize = 16;
 /// How often the same launches are seen before they become a graph, which takes as long as a few tokens.
 const SIGHTINGS: u32 = 3;
 /// The most lists of launches that are known.
-const MAX_KNOWN: usize = 64;
+const MAX_KNOWN: usize = 256;
 
 /// The graphs of a device.
 #[derive(Default)]
@@ -57,9 +57,10 @@ impl Graphs {
         known.graph
     }
 
-    /// Notes launches, in place of those that have not come for the longest time if there are too many.
+    /// Notes launches; if there are too many, in place of those that have not come for the longest time, without a graph if possible.
     fn learn(&mut self, hash: u64, list: &LaunchList, driver: &Arc<dyn Driver>) {
-        let oldest = self.known.iter().min_by_key(|(_, known)| known.last_lookup).map(|(hash, _)| *hash);
+        let rank = |known: &KnownLaunches| (known.graph.is_some(), known.last_lookup);
+        let oldest = self.known.iter().min_by_key(|(_, known)| rank(known)).map(|(hash, _)| *hash);
         let known = KnownLaunches { list: list.clone(), sightings: 0, graph: None, last_lookup: self.lookups };
         let same_hash = self.known.insert(hash, known);
         let oldest = if self.known.len() > MAX_KNOWN { oldest.and_then(|hash| self.known.remove(&hash)) } else { None };

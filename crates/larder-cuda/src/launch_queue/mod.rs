@@ -1,7 +1,7 @@
 //! Collects launches of the compute stream, and submits them together.
 //!
 //! The host often knows many launches before it has to wait for the first of them. They are submitted when the host waits for them or
-//! copies what they compute, or when there are enough to keep the device busy meanwhile. What they read from main memory is
+//! copies what they compute, goes on to something else (`flush`), or has asked for enough to keep the device busy meanwhile. What they read from main memory is
 //! [staged](LaunchQueue::stage), and copied by one launch before them. Launches that come again and again become a [graph](graphs).
 #![allow(unsafe_code)]
 
@@ -44,6 +44,8 @@ struct State {
     graphs: Graphs,
     /// A launch that could not be submitted. No other is until that was reported.
     failed: Option<GpuError>,
+    /// How often that happened.
+    failures: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -64,6 +66,7 @@ impl LaunchQueue {
             recorded: HashMap::new(),
             graphs: Graphs::default(),
             failed: None,
+            failures: 0,
         };
         LaunchQueue { inner, state: Mutex::new(state) }
     }
@@ -90,6 +93,11 @@ impl LaunchQueue {
         taken
     }
 
+    /// How many submissions have failed so far: what they were to write is not there.
+    pub fn failures(&self) -> u64 {
+        self.lock().failures
+    }
+
     /// Allocates memory to stage `bytes` bytes.
     pub fn reserve(&self, bytes: usize) -> Result<()> {
         self.lock().staged.iter_mut().try_for_each(|staged| staged.reserve(&self.inner, bytes))
@@ -103,12 +111,16 @@ impl LaunchQueue {
 impl State {
     /// Submits all collected launches, behind a copy of the bytes that are staged for them.
     fn submit(&mut self, inner: &Arc<dyn Driver>) -> Result<()> {
-        if self.pending.is_empty() || self.failed.is_some() {
+        if let Some(failed) = &self.failed {
             self.pending.clear();
-            return self.failed.clone().map_or(Ok(()), Err);
+            return Err(failed.clone());
+        }
+        if self.pending.is_empty() && !self.staged[0].has_unsent() {
+            return Ok(());
         }
         let submitted = self.submit_pending(inner);
         self.pending.clear();
+        self.failures += u64::from(submitted.is_err());
         self.failed = submitted.clone().err();
         submitted
     }
@@ -150,7 +162,7 @@ impl State {
     fn reach(&mut self, event: EventHandle) {
         let Some(Recorded { point, .. }) = self.recorded.get(&event.0) else { return };
         self.reached = self.reached.max(*point);
-        if self.reached == self.asked {
+        if self.reached == self.asked && !self.staged[0].has_unsent() {
             self.staged.swap(0, 1);
             self.staged[0].begin();
         }

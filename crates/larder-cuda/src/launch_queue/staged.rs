@@ -11,6 +11,15 @@ const PIECE_BYTES: usize = 64 << 10;
 /// Alignment of what is staged.
 const ALIGN: usize = 256;
 
+impl Piece {
+    /// Room for at least `bytes` bytes. Sizes are powers of two, so that what grows slowly is not allocated again and again.
+    fn of(driver: &Arc<dyn Driver>, bytes: usize) -> Result<Self> {
+        let size = bytes.next_power_of_two().max(PIECE_BYTES);
+        let (here, there) = (PinnedBuffer::of(driver, size)?, DeviceBuffer::of(driver, size)?);
+        Ok(Piece { here, there, used: 0, sent: 0 })
+    }
+}
+
 /// Pieces of page-locked memory, each with one of the same size on the device.
 #[derive(Default)]
 pub struct StagedBytes {
@@ -37,11 +46,16 @@ impl StagedBytes {
     /// Memory for `bytes` bytes: its address on the device, and where they are written.
     pub fn take(&mut self, driver: &Arc<dyn Driver>, bytes: usize) -> Result<(u64, &mut [u8])> {
         let whole = bytes.next_multiple_of(ALIGN);
-        while self.pieces.get(self.current).is_some_and(|piece| piece.used + whole > piece.here.len()) {
-            self.current += 1;
+        while let Some(piece) = self.pieces.get_mut(self.current).filter(|piece| piece.used + whole > piece.here.len())
+        {
+            match piece.used {
+                // Nothing in flight uses it.
+                0 => *piece = Piece::of(driver, whole)?,
+                _ => self.current += 1,
+            }
         }
         if self.current == self.pieces.len() {
-            self.add_piece(driver, whole)?;
+            self.pieces.push(Piece::of(driver, whole)?);
         }
         let piece = &mut self.pieces[self.current];
         let at = piece.used;
@@ -49,20 +63,19 @@ impl StagedBytes {
         Ok((piece.there.at() + at as u64, &mut piece.here[at..at + bytes]))
     }
 
-    /// Allocates a piece for `bytes` bytes, if there is none.
+    /// Allocates memory for `bytes` bytes, unless something is staged.
     pub fn reserve(&mut self, driver: &Arc<dyn Driver>, bytes: usize) -> Result<()> {
-        let bytes = bytes.next_multiple_of(ALIGN);
-        match self.pieces.iter().any(|piece| piece.here.len() >= bytes) {
-            true => Ok(()),
-            false => self.add_piece(driver, bytes),
+        match self.pieces.first_mut() {
+            None => self.pieces.push(Piece::of(driver, bytes)?),
+            Some(first) if first.used == 0 && first.here.len() < bytes => *first = Piece::of(driver, bytes)?,
+            Some(_) => {}
         }
+        Ok(())
     }
 
-    fn add_piece(&mut self, driver: &Arc<dyn Driver>, bytes: usize) -> Result<()> {
-        let size = bytes.max(PIECE_BYTES);
-        let (here, there) = (PinnedBuffer::of(driver, size)?, DeviceBuffer::of(driver, size)?);
-        self.pieces.push(Piece { here, there, used: 0, sent: 0 });
-        Ok(())
+    /// Whether something was not sent yet.
+    pub fn has_unsent(&self) -> bool {
+        self.pieces.iter().any(|piece| piece.sent < piece.used)
     }
 
     /// The copies of what was not sent yet: from, to, bytes. The caller makes them.

@@ -16,7 +16,7 @@ use crate::error::{GpuError, Result};
 use crate::expert_kernels::{BLOCK, BLOCK_BYTES, DeviceActivations};
 use crate::launch_queue::LaunchQueue;
 use crate::launches::{ExpertSum, Launches, NewHeadsArgs, ProductBatch, word};
-use crate::memory::{DeviceBuffer, Download};
+use crate::memory::{DeviceBuffer, Download, Upload};
 use crate::new_tokens::NewTokens;
 use crate::products::GpuProducts;
 use chain::Chain;
@@ -49,6 +49,9 @@ struct State {
     /// The sum of experts that was begun last, and the number of its launch: the norm behind it may be computed by the same launch.
     last_sum: Option<(DeviceRows, ExpertSum, u64)>,
     lists: HashMap<ListKey, DeviceBuffer>,
+    /// Failures of launches until the lists were written.
+    failures: u64,
+    staging: Upload,
     download: Download,
 }
 
@@ -69,6 +72,8 @@ impl GpuOps {
             quantised: HashMap::new(),
             last_sum: None,
             lists: HashMap::new(),
+            failures: 0,
+            staging: Upload::new(driver)?,
             download: Download::new(driver)?,
         };
         Ok(GpuOps { queue: queue.clone(), products, attention, state: Mutex::new(state) })
@@ -123,7 +128,7 @@ impl State {
         kept.ok_or_else(|| GpuError::Unsupported(format!("the GPU keeps no value {id}")))
     }
 
-    /// Copies values to memory of their own on the device.
+    /// Copies bytes to memory of their own on the device, before the next launch.
     fn keep(&mut self, queue: &Arc<LaunchQueue>, bytes: &[u8]) -> Result<DeviceBuffer> {
         let buffer = DeviceBuffer::of(&(queue.clone() as _), bytes.len())?;
         self.fill(queue, &buffer, bytes)?;
@@ -239,6 +244,11 @@ impl GpuOps {
         Ok(sums)
     }
 
+    /// How many submissions of launches have failed so far.
+    pub(crate) fn failures(&self) -> u64 {
+        self.queue.failures()
+    }
+
     /// Copies bytes to a buffer of the caller.
     pub(crate) fn fill(&self, buffer: &DeviceBuffer, bytes: &[u8]) -> Result<()> {
         self.lock().fill(&self.queue, buffer, bytes)
@@ -259,7 +269,9 @@ fn span(places: &[(u64, usize)]) -> Range<u64> {
 impl DeviceOps for GpuOps {
     fn keep(&self, values: &[f32]) -> larder_model::Result<usize> {
         let mut state = self.lock();
-        let buffer = state.keep(&self.queue, bytemuck::cast_slice(values))?;
+        // At once, since they are not sent again if a launch fails.
+        let buffer = DeviceBuffer::of(&(self.queue.clone() as _), size_of_val(values))?;
+        state.staging.copy(bytemuck::cast_slice(values), buffer.at())?;
         state.kept.push(buffer);
         Ok(state.kept.len() - 1)
     }

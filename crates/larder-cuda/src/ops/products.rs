@@ -74,6 +74,11 @@ impl State {
 
     /// Launches products, whose list is written when it comes for the first time.
     fn launch_products(&mut self, queue: &Arc<LaunchQueue>, batch: &ProductBatch, key: ListKey) -> Result<()> {
+        let failures = queue.failures();
+        if std::mem::replace(&mut self.failures, failures) != failures {
+            // What was to be written to them may not be there.
+            self.lists.clear();
+        }
         if !self.lists.contains_key(&key) {
             let mut bytes = vec![0; batch.bytes()];
             batch.write(&mut bytes);

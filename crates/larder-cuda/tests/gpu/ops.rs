@@ -3,10 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use larder_cache::two_tiers::Device;
+use larder_cache::two_tiers::{Device, DeviceWork};
 use larder_core::{ExpertId, ExpertLayout, NumberFormat, RowOrder};
-use larder_cuda::{EmulatorFault, Gpu};
-use larder_kernels::{AttentionArgs, WeightMatrix};
+use larder_cuda::{Emulator, EmulatorFault, Gpu};
+use larder_kernels::{AttentionArgs, Inputs, Product, ThreadPool, WeightMatrix};
 use larder_model::{
     Activation, AttentionDouble, CallOnDevice, ComputeContext, DeviceAttention, DeviceExperts, DeviceHeads,
     DeviceKvView, DeviceOps, DeviceProducts, DeviceRotation, DeviceRows, ExpertWorkspace, HeadNorm, KvPageShape,
@@ -353,41 +353,64 @@ fn rows_are_valid_until_the_second_wait_and_shapes_are_checked() {
     assert_eq!(received(&ops, &[sum])[0], bits(&[2.0, 4.0, 6.0, 8.0]));
 }
 
-#[test]
-fn launches_that_come_again_become_a_graph() {
-    let (mut random, adds) = (Random::new(3), 20);
-    for (seed, one_in) in [(7, 0), (8, 40)] {
-        let Some(emulator) = emulator(seed) else { return };
-        let gpu = gpu(emulator.with_fault(EmulatorFault::Launch, one_in));
-        let (ops, link) =
-            (gpu.ops(Arc::new(gpu.products(0).unwrap()), Arc::new(gpu.attention().unwrap())).unwrap(), gpu.link());
-        let mut failed = 0;
-        for _ in 0..12 {
-            let values = random.floats(HIDDEN);
-            let mut found = vec![0.0; HIDDEN];
-            let mut add_all = || {
-                let x = ops.send(&values, HIDDEN)?;
-                let sum = (0..adds).try_fold(x, |sum, _| ops.add(sum, x, 0.5))?;
-                ops.receive(&mut [(sum, &mut found)])
-            };
-            match add_all() {
-                Ok(()) => {
-                    let wanted: Vec<f32> =
-                        values.iter().map(|v| (0..adds).fold(*v, |sum, _| sum + (0.5 * v + 0.0))).collect();
-                    assert_eq!(bits(&found), bits(&wanted), "seed {seed}");
-                }
-                // Nothing runs on the device after a failure.
-                Err(_) => {
-                    failed += 1;
-                    break;
-                }
+/// Chains of sums with a product; results of chains that end well are right. Returns whether each ended well, and the work.
+fn repeated_chains(emulator: Emulator, chains: usize) -> (Vec<bool>, DeviceWork) {
+    let (mut random, adds, gpu) = (Random::new(3), 20, gpu(emulator));
+    let products = Arc::new(gpu.products(0).unwrap());
+    let (ops, link) = (gpu.ops(products.clone(), Arc::new(gpu.attention().unwrap())).unwrap(), gpu.link());
+    let (kind, order) = (NumberFormat::F32, RowOrder::Plain);
+    let weights = random.floats(HIDDEN);
+    let bytes = bytemuck::cast_slice(&weights);
+    let row = products.upload(WeightMatrix { kind, order, rows: 1, cols: HIDDEN, scale: 1.0, bytes }).unwrap();
+    let mut ended = Vec::new();
+    for _ in 0..chains {
+        let values = random.floats(HIDDEN);
+        let (mut found, mut product) = (vec![0.0; HIDDEN], [0.0]);
+        let mut chain = || {
+            let x = ops.send(&values, HIDDEN)?;
+            let sum = (0..adds).try_fold(x, |sum, _| ops.add(sum, x, 0.5))?;
+            let y = ops.multiply(sum, &[row])?[0];
+            ops.receive(&mut [(sum, &mut found), (y, &mut product)])
+        };
+        let done = chain();
+        ended.push(done.is_ok());
+        match done {
+            Ok(()) => {
+                let of = |v: &f32| (0..adds).fold(*v, |sum, _| sum + (0.5 * v + 0.0));
+                let wanted: Vec<f32> = values.iter().map(of).collect();
+                assert_eq!(bits(&found), bits(&wanted));
+                let mut x = Inputs::new();
+                x.fill(&wanted, HIDDEN, false);
+                let (mut out, pool) = ([0.0], ThreadPool::single_threaded());
+                let weights = WeightMatrix { kind, order, rows: 1, cols: HIDDEN, scale: 1.0, bytes };
+                larder_kernels::products(&pool, &mut [Product { weights, x: &x, pick: None, out: &mut out }]);
+                assert_eq!(bits(&product), bits(&out));
             }
-        }
-        let work = link.work();
-        match one_in {
-            // Results are at the same addresses in every other chain, whose third time is the fifth in all.
-            0 => assert_eq!((work.graphs, work.graph_launches, work.launches), (8, 8 * (adds + 2), 4 * (adds + 2))),
-            _ => assert_eq!(failed, 1),
+            // As a model does.
+            Err(_) => drop(ops.receive(&mut [])),
         }
     }
+    (ended, link.work())
+}
+
+#[test]
+fn launches_that_come_again_become_a_graph() {
+    let Some(emulator) = emulator(7) else { return };
+    let (ended, work) = repeated_chains(emulator, 12);
+    assert!(ended.iter().all(|well| *well));
+    // Results are at the same addresses in every other chain. The first two also copy a list of products, so the third time of the same
+    // launches is in the seventh chain.
+    assert_eq!((work.graphs, work.graph_launches, work.launches), (6, 6 * 23, 6 * 23 + 2 * 2));
+}
+
+#[test]
+fn after_a_launch_that_failed_the_next_chain_is_right() {
+    let (mut failed, mut again) = (0, 0);
+    for seed in 0..30 {
+        let Some(emulator) = emulator(seed) else { return };
+        let (ended, _) = repeated_chains(emulator.with_fault(EmulatorFault::Launch, 150), 24);
+        failed += ended.iter().filter(|well| !**well).count();
+        again += ended.windows(2).filter(|pair| !pair[0] && pair[1]).count();
+    }
+    assert!(failed > 20 && again > 5, "{failed} failed, {again} ended well behind one that failed");
 }

@@ -1,5 +1,9 @@
 //! Tests of copies that are begun before anybody wants the expert: of predicted experts, and of all that a device has room for.
 
+use std::sync::Arc;
+
+use larder_store::reader::{FaultTarget, ReadFault};
+
 use super::*;
 
 /// Completes the copies in flight.
@@ -84,6 +88,13 @@ fn a_device_with_room_for_all_experts_is_filled() {
             visits += 1;
             assert!(visits < 2000, "{scope:?}");
         }
+        // Slots that experts passed through are free again, whichever layer wanted these.
+        for layer in 0..LAYERS as u16 {
+            let slots = fixture.cache.slots_of_layer(LayerIdx(layer)).unwrap();
+            let wanted = [0, 1, 2, 3, 4, 5].map(|id| WantedExpert { expert: ExpertId(id), tokens: 1 });
+            fixture.cache.computed_on_device(LayerIdx(layer), &wanted, &slots);
+            fixture.check();
+        }
         let TierTraffic { counts, prefetch_bytes, to_device_bytes, .. } = fixture.traffic();
         let all = (LAYERS * EXPERTS) as u64;
         assert_eq!((counts.misses, counts.prefetches, counts.evictions), (1, all - 1, 0), "{scope:?}");
@@ -92,6 +103,21 @@ fn a_device_with_room_for_all_experts_is_filled() {
     let mut fixture = Fixture::new(&shape(CacheScope::Layer, EXPERTS - 1, 0), COPY);
     (0..50).for_each(|_| fixture.visit(0, &[0], 1).unwrap());
     assert_eq!(fixture.traffic().counts.prefetches, 0, "without room for all, experts come when they are wanted");
+}
+
+#[test]
+fn an_expert_that_cannot_be_read_is_left_until_it_is_wanted() {
+    let broken = 4;
+    let prepare = |m: MemoryReader| m.with_fault(FaultTarget::Shard(broken), ReadFault::Gone, 1);
+    let shape = shape(CacheScope::Layer, EXPERTS, 0);
+    let mut fixture = Fixture::with(&shape, COPY, "lru", prepare, |d| d.polled(2)).unwrap();
+    (0..400).for_each(|_| fixture.visit(0, &[0], 1).unwrap());
+    let all = (LAYERS * EXPERTS) as u64;
+    assert_eq!(fixture.traffic().counts.prefetches, all - 1, "once, and all others");
+    assert!(fixture.cache.slots_of_layer(LayerIdx(0)).is_none() && fixture.cache.slots_of_layer(LayerIdx(2)).is_some());
+    // The fault was for one read.
+    fixture.visit(0, &[broken as u16], 1).unwrap();
+    assert!(fixture.cache.slots_of_layer(LayerIdx(0)).is_some());
 }
 
 #[test]
