@@ -345,7 +345,7 @@ impl ExpertGroups {
         }
     }
 
-    /// The score by which a group is ranked; a group with only NaN comes last.
+    /// The score by which a group is ranked; a group with only NaN, or with a sum that is NaN, comes last.
     fn group_score(&self, group: &[f32]) -> f32 {
         let (mut best, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
         for v in group {
@@ -357,9 +357,7 @@ impl ExpertGroups {
         }
         match self.rank {
             GroupRank::Best => best,
-            // Infinities of both signs make NaN, whose place in the order depends on the machine.
-            GroupRank::BestTwo if (best + second).is_nan() => f32::NEG_INFINITY,
-            GroupRank::BestTwo => best + second,
+            GroupRank::BestTwo => Some(best + second).filter(|sum| !sum.is_nan()).unwrap_or(f32::NEG_INFINITY),
         }
     }
 }

@@ -117,9 +117,17 @@ const WAIT_ONCE: [&str; 17] = [
     "solar_open",
 ];
 
-/// With experts that the device chooses, where it has all of them.
+/// Sizes of the tiers: all experts on the device, which chooses them; a part of them, with and without others in memory; and hardly any.
+const SIZES: [&[&str]; 5] = [
+    &[],
+    &["--vram-experts", "2", "--cache-experts", "1"],
+    &["--vram-experts", "1", "--cache-mem", "0"],
+    &["--vram-experts", "3", "--cache-experts", "2", "--cache-scope", "global", "--prefetch", "2"],
+    &["--vram-experts", "1", "--cache-experts", "999"],
+];
+
 #[test]
-fn golden_models_that_fit_write_what_the_processor_writes() {
+fn golden_models_write_what_the_processor_writes_through_tiers_of_any_size() {
     if no_emulator() {
         return;
     }
@@ -130,14 +138,19 @@ fn golden_models_that_fit_write_what_the_processor_writes() {
         let (store, steps) = (folder.path().join(&model), folder.path().join(format!("{model}.csv")));
         let (store, steps) = (store.to_str().unwrap(), steps.to_str().unwrap());
         larder_ok(&["convert", golden.to_str().unwrap(), store]);
-        let written = |flags: &[&str]| -> Value {
-            let base =
-                ["run", "-m", store, "-p", "a b", "-n", "24", "--temperature", "0", "--speculate", "off", "--json"];
-            serde_json::from_str(&larder_ok(&[&base[..], flags].concat())).unwrap()
+        let written = |tokens: &str, flags: &[&str]| -> Vec<Value> {
+            let base = ["run", "-m", store, "-p", "a b", "--temperature", "0", "--speculate", "off", "--json", "-n"];
+            let run: Value = serde_json::from_str(&larder_ok(&[&base[..], &[tokens], flags].concat())).unwrap();
+            run["ids"].as_array().unwrap().clone()
         };
-        let resident = written(&["--preload"]);
-        let on_device = written(&["--device", "emulated", "--telemetry", steps]);
-        assert_eq!(on_device["ids"], resident["ids"], "{model}");
+        let resident = written("24", &["--preload"]);
+        for (number, sizes) in SIZES.into_iter().enumerate() {
+            // Enough tokens for a device to be filled, and then less time.
+            let (tokens, telemetry): (_, &[&str]) =
+                if number == 0 { ("24", &["--telemetry", steps]) } else { ("10", &[]) };
+            let tiered = written(tokens, &[&["--device", "emulated"], sizes, telemetry].concat());
+            assert!(resident.starts_with(&tiered) && !tiered.is_empty(), "{model} {sizes:?}: {tiered:?}, {resident:?}");
+        }
         let steps = std::fs::read_to_string(steps).unwrap();
         let mut rows = steps.lines().map(|line| line.split(',').collect::<Vec<_>>());
         let place = rows.next().unwrap().iter().position(|column| *column == "gpu_waits").unwrap();
