@@ -76,7 +76,7 @@
 //! | 3 | `KIND_…` | down |
 //! | | `add_biases` | biases of down, if there are any |
 //!
-//! Launches are collected and submitted together ([`LaunchQueue`](launch_queue)): when the host waits for them, or when there are 64. Lists
+//! Launches are collected and submitted together (`launch_queue`): when the host waits for them, or when there are 64. Lists
 //! that they read are staged, and one launch copies them all to the device before the others. Launches that come three times in the
 //! same way become a graph. Up to 1 MiB, kernels make copies from and to page-locked memory: the copy engine works in order, so that
 //! computing would wait for all experts that are queued there.
