@@ -83,6 +83,10 @@ impl Driver for CountedDriver {
         self.inner.warm_up()
     }
 
+    fn probe_bytes(&self) -> u64 {
+        self.inner.probe_bytes()
+    }
+
     fn min_matrix_bytes(&self) -> usize {
         self.inner.min_matrix_bytes()
     }

@@ -108,6 +108,11 @@ pub trait Driver: Send + Sync {
     /// How long it has to work, after being idle, until its clocks are up.
     fn warm_up(&self) -> Duration;
 
+    /// Bytes of its memory that are read to measure its bandwidth: more than its caches hold.
+    fn probe_bytes(&self) -> u64 {
+        256 << 20
+    }
+
     /// Matrices with fewer bytes are multiplied faster on the CPU than inputs and outputs can be copied.
     fn min_matrix_bytes(&self) -> usize;
 

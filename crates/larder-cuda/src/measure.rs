@@ -23,8 +23,6 @@ const MAX_RUNS: usize = 4000;
 const PART_OF_WARM_UP: u32 = 3;
 /// Bytes of the longest copy.
 const MAX_COPY_BYTES: usize = 64 << 20;
-/// Bytes of device memory that are read: more than its caches hold.
-const MAX_READ_BYTES: u64 = 256 << 20;
 /// Blocks of the kernel that reads them.
 const READERS: u32 = 2048;
 /// The part (1/n) of the free memory that is used during the measurement.
@@ -71,7 +69,7 @@ pub fn measure(queue: &Arc<LaunchQueue>, layout: &ExpertLayout, act: Activation,
     let budget = driver.info()?.free_bytes / PART_OF_FREE;
     let mut timer = Timer { begin: StreamEvent::new(driver)?, end: StreamEvent::new(driver)?, least: driver.warm_up() };
     let (copy_in, copy_out) = copies(driver, &mut timer, layout.bytes.min(MAX_COPY_BYTES).min(budget as usize))?;
-    let read = read(driver, &timer, MAX_READ_BYTES.min(budget))?;
+    let read = read(driver, &timer, driver.probe_bytes().min(budget))?;
     let compute = compute(queue, &timer, layout, act, experts.clamp(1, (budget as usize / layout.bytes).max(1)))?;
     Ok(Rates { copy_in, copy_out, read, compute })
 }

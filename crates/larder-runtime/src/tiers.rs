@@ -1,7 +1,7 @@
 //! A model on a GPU: resident weights, KV cache and some experts in VRAM, other experts in memory, all on the SSD.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use larder_cache::SlotSupply;
@@ -29,6 +29,9 @@ use crate::slots::Slots;
 const RESIDENT_ALIGN: u64 = 256;
 /// Bytes of experts that are computed to measure the CPU: more than its caches hold.
 const PROBE_BYTES: usize = 128 << 20;
+
+/// The longest that takes. Small experts take longer per byte.
+const PROBE_TIME: Duration = Duration::from_millis(50);
 
 /// Tokens of a step with a GPU, unless the options say more: scores of attention and staging buffers in VRAM grow with them.
 const GPU_TOKENS: usize = 256;
@@ -187,10 +190,10 @@ fn host_seconds_per_byte(compute: &Arc<ComputeContext>, layout: &ExpertLayout, a
     // The first call allocates memory.
     compute_next();
     let (start, mut count) = (Instant::now(), 0);
-    while compute_next().is_some() {
+    while start.elapsed() < PROBE_TIME && compute_next().is_some() {
         count += 1;
     }
-    start.elapsed().as_secs_f64() / (count * layout.bytes) as f64
+    start.elapsed().as_secs_f64() / (count.max(1) * layout.bytes) as f64
 }
 
 fn throughput_text(throughput: &GpuThroughput, measured: &MeasuredCosts) -> String {

@@ -136,6 +136,10 @@ impl Driver for Emulator {
         self.lock().warm_up
     }
 
+    fn probe_bytes(&self) -> u64 {
+        1 << 20
+    }
+
     fn min_matrix_bytes(&self) -> usize {
         self.min_matrix_bytes
     }

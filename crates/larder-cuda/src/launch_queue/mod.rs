@@ -185,6 +185,10 @@ impl Driver for LaunchQueue {
         self.inner.warm_up()
     }
 
+    fn probe_bytes(&self) -> u64 {
+        self.inner.probe_bytes()
+    }
+
     fn min_matrix_bytes(&self) -> usize {
         self.inner.min_matrix_bytes()
     }

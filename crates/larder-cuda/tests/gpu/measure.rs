@@ -17,7 +17,7 @@ fn rates_are_seconds_per_byte() {
     let near = |rate: f64, wanted: f64| assert!((rate / wanted - 1.0).abs() < 0.01, "{rate} instead of {wanted}");
     near(rates.copy_in, 1e-10);
     near(rates.copy_out, 1e-10);
-    near(rates.read, 2e-3 / (MEMORY / 8) as f64);
+    near(rates.read, 2e-3 / f64::from(1 << 20));
     // Five kernels, and one that copies their lists.
     near(rates.compute, 6.0 * 2e-3 / (4 * layout.bytes) as f64);
     // What stays is the memory for lists.
