@@ -23,8 +23,9 @@ const MAX_RUNS: usize = 4000;
 const PART_OF_WARM_UP: u32 = 3;
 /// Bytes of the longest copy.
 const MAX_COPY_BYTES: usize = 64 << 20;
-/// Blocks of the kernel that reads them.
+/// The most blocks of the kernel that reads device memory, and the bytes that each reads at least.
 const READERS: u32 = 2048;
+const READER_BYTES: u64 = 4096;
 /// The part (1/n) of the free memory that is used during the measurement.
 const PART_OF_FREE: u64 = 8;
 
@@ -92,7 +93,8 @@ fn copies(driver: &Arc<dyn Driver>, timer: &mut Timer, bytes: usize) -> Result<(
 fn read(driver: &Arc<dyn Driver>, timer: &Timer, bytes: u64) -> Result<f64> {
     let (buffer, out) = (DeviceBuffer::of(driver, bytes as usize)?, DeviceBuffer::of(driver, 4 * READERS as usize)?);
     let launches = Launches::new(driver);
-    let read = || launches.read_all(buffer.at(), bytes, out.at(), READERS);
+    let readers = (bytes / READER_BYTES).clamp(1, READERS.into()) as u32;
+    let read = || launches.read_all(buffer.at(), bytes, out.at(), readers);
     timer.per_byte(bytes as usize, Stream::Compute, read)
 }
 
