@@ -54,7 +54,7 @@ pub(super) struct Links {
     completed: VecDeque<CompletedRead>,
     /// Bytes in flight to the device.
     queued_bytes: usize,
-    /// Experts that could not be read or copied before they were wanted. They are left until they are.
+    /// Experts whose read or background copy has failed: the device is not filled with them.
     broken: HashSet<ExpertKey>,
 }
 
@@ -168,12 +168,7 @@ impl Links {
         let mut reads = Vec::new();
         self.filler.poll(&mut reads);
         let reads: Vec<CompletedRead> = self.completed.drain(..).chain(reads).collect();
-        for read in reads {
-            let Completed { expert, result, .. } = self.arrived(read);
-            if result.is_err() {
-                self.broken.insert(expert);
-            }
-        }
+        reads.into_iter().for_each(|read| drop(self.arrived(read)));
     }
 
     /// Begins to copy an expert to the device, if there is a device slot for it. Returns whether there is.
@@ -225,7 +220,10 @@ impl Links {
     fn arrived(&mut self, CompletedRead { expert, result, .. }: CompletedRead) -> Completed {
         match &result {
             Ok(()) => self.tiers.arrived(expert),
-            Err(_) => self.tiers.read_failed(expert),
+            Err(_) => {
+                self.broken.insert(expert);
+                self.tiers.read_failed(expert);
+            }
         }
         Completed { expert, background: false, result: result.map_err(TierErrorCause::from) }
     }

@@ -183,17 +183,24 @@ impl TierLedger {
     /// caller
     /// calls for each, computed or not.
     pub fn begin(&mut self, choice: &LayerChoice) {
+        self.count(choice, |tiers, expert| tiers.locate(expert));
+        for &id in choice.wanted {
+            let index = self.pair.index(choice.row.expert(id));
+            self.pair.pinned[index] = true;
+        }
+    }
+
+    /// Counts the wanted experts of a layer, and tells the policies.
+    fn count(&mut self, choice: &LayerChoice, found: impl Fn(&Self, ExpertKey) -> ExpertLocation) {
         let LayerChoice { row, wanted, .. } = *choice;
         self.policies.begin(choice);
         self.record.visit.clear();
         for &id in wanted {
             let expert = row.expert(id);
-            let index = self.pair.index(expert);
-            self.pair.pinned[index] = true;
-            let found = self.locate(expert);
+            let (index, found) = (self.pair.index(expert), found(self, expert));
             self.record.wanted(index, id, found);
             self.unused_prefetches.retain(|unused| *unused != index);
-            if found != ExpertLocation::Absent {
+            if self.locate(expert) != ExpertLocation::Absent {
                 self.policies.touch(expert);
             }
         }

@@ -30,7 +30,7 @@ pub(super) struct Tier {
     rows: Vec<RowState>,
 }
 
-/// What is known of a row of experts.
+/// Counts of a row of experts.
 #[derive(Clone, Copy, Default)]
 struct RowState {
     resident: usize,

@@ -39,20 +39,11 @@ impl TierLedger {
     /// As [`begin`](Self::begin), for a layer that has chosen and computed its experts in these device slots. Pins none. Policies get no
     /// logits, which the host does not know.
     pub(super) fn computed_on_device(&mut self, choice: &LayerChoice, slots: &[SlotIndex]) {
-        let LayerChoice { row, wanted, .. } = *choice;
-        self.policies.begin(choice);
-        self.record.visit.clear();
-        for &id in wanted {
-            let expert = row.expert(id);
-            let index = self.pair.index(expert);
-            self.record.wanted(index, id, ExpertLocation::Device(slots[id]));
-            self.unused_prefetches.retain(|unused| *unused != index);
-            // Other layers may have evicted it since.
-            if self.locate(expert) != ExpertLocation::Absent {
-                self.policies.touch(expert);
-            }
+        // Other layers may have evicted some since.
+        self.count(choice, |_, expert| ExpertLocation::Device(slots[expert.expert.index()]));
+        for &id in choice.wanted {
             // A scratch slot that it was read into is not that of an unused prefetch any more.
-            self.unpin(expert);
+            self.unpin(choice.row.expert(id));
         }
     }
 

@@ -113,7 +113,7 @@ impl DeviceChooser {
         let tokens = logits.rows;
         let failures = ops.failures();
         if std::mem::replace(&mut self.failures, failures) != failures {
-            // What was to be written to device memory may not be there.
+            // Copies of lists and tables to the device may have been lost.
             self.lists.clear();
             self.layers.clear();
         }

@@ -76,7 +76,7 @@ impl State {
     fn launch_products(&mut self, queue: &Arc<LaunchQueue>, batch: &ProductBatch, key: ListKey) -> Result<()> {
         let failures = queue.failures();
         if std::mem::replace(&mut self.failures, failures) != failures {
-            // What was to be written to them may not be there.
+            // Copies of lists to the device may have been lost.
             self.lists.clear();
         }
         if !self.lists.contains_key(&key) {
