@@ -267,8 +267,11 @@ extern "C" __global__ void __launch_bounds__(512) weighted_sum_f16(const Attenti
     weighted_sum_of<F16>(*args, first_tile);
 }
 
+// NaN stays NaN.
+__device__ inline float clipped(float x, float limit) { return x > limit ? limit : x < -limit ? -limit : x; }
+
 // A head of a new token: values in one row or in two parts, the first of which are normalised if there is a weight, by the mean of their
-// squares, or of those of all heads of the token.
+// squares, or of those of all heads of the token, and then clamped.
 struct NewHead {
     const float *x;
     // The values from split on.
@@ -277,11 +280,12 @@ struct NewHead {
     u32 split;
     u32 norm_width;
     float scale;
+    float limit;
 
     __device__ float value(u32 i) const { return i < split ? x[i] : rest[i - split]; }
 
     __device__ float at(u32 i) const {
-        return weight && i < norm_width ? mul_rn(mul_rn(value(i), scale), weight[i]) : value(i);
+        return clipped(weight && i < norm_width ? mul_rn(mul_rn(value(i), scale), weight[i]) : value(i), limit);
     }
 };
 
@@ -313,11 +317,14 @@ struct NewHeadsArgs {
     u32 interleaved;
     // Whether the norm is over all heads of a token.
     u32 whole;
+    // Of the absolute values of queries, keys and values; or infinity
+    float limit;
+    u32 unused;
 
     // A head whose values are in one row, of the `count` heads of a token.
     __device__ NewHead head(const float *token, u32 head, u32 count, const float *weights, u32 width) const {
         const float *x = token + (u64)head * width;
-        NewHead own = {x, x, weights && whole ? weights + (u64)head * width : weights, width, whole ? width : norm_width, 1.0f};
+        NewHead own = {x, x, weights && whole ? weights + (u64)head * width : weights, width, whole ? width : norm_width, 1.0f, limit};
         const float *from = whole ? token : x;
         if (weights) own.scale = rms_scale([from](u32 i) { return from[i]; }, whole ? count * width : norm_width, eps);
         return own;
@@ -326,10 +333,10 @@ struct NewHeadsArgs {
     // A query whose last values are those of the rest. There is no norm for it.
     __device__ NewHead query_in_parts(u64 token_head, u32 width) const {
         const float *last = rest + token_head * rest_step + rest_first;
-        return {queries + token_head * split, last, nullptr, split, width, 1.0f};
+        return {queries + token_head * split, last, nullptr, split, width, 1.0f, limit};
     }
 };
-static_assert(sizeof(NewHeadsArgs) == 104, "must match the layout in Rust");
+static_assert(sizeof(NewHeadsArgs) == 112, "must match the layout in Rust");
 
 // Writes a head times a factor; some values are rotated before, pairwise: adjacent values, or those of two halves.
 template <typename Kind>
@@ -375,7 +382,7 @@ template <typename Kind> __device__ void new_heads_of(const AttentionKernelArgs 
     } else if (heads.values) {
         const float *value = heads.values + (first + head) * args.value_width;
         u8 *out = (u8 *)args.value_pages[position >> shift] + row * args.value_row_stride;
-        for (u32 i = lane; i < args.value_width; i += WARP) Kind::narrow(out, i, value[i]);
+        for (u32 i = lane; i < args.value_width; i += WARP) Kind::narrow(out, i, clipped(value[i], heads.limit));
     }
 }
 

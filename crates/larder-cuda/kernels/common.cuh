@@ -143,9 +143,8 @@ __device__ inline float exp_in_steps(float x) {
     return mul_rn(p, __uint_as_float(power));
 }
 
-// 1 / sqrt(mean(x^2) + eps) of the values at(0), at(1), …, for all threads of a warp. The squares are summed in eight interleaved lanes,
-// these in order.
-template <typename At> __device__ float rms_scale(At at, u32 width, double eps) {
+// The sum of the squares of the values at(0), at(1), …, for all threads of a warp: in eight interleaved lanes, these in order.
+template <typename At> __device__ float sum_of_squares(At at, u32 width) {
     u32 lane = threadIdx.x % WARP;
     float sum = 0.0f;
 #pragma unroll 4
@@ -159,7 +158,12 @@ template <typename At> __device__ float rms_scale(At at, u32 width, double eps) 
     }
     float all = 0.0f;
     for (u32 i = 0; i < SUM_LANES; i++) all = add_rn(all, __shfl_sync(ALL, sum, i));
-    return (float)(1.0 / sqrt((double)all / (double)width + eps));
+    return all;
+}
+
+// 1 / sqrt(mean(x^2) + eps) of the values at(0), at(1), …, for all threads of a warp.
+template <typename At> __device__ float rms_scale(At at, u32 width, double eps) {
+    return (float)(1.0 / sqrt((double)sum_of_squares(at, width) / (double)width + eps));
 }
 
 // Quantises the values of a warp. Every thread has one of a block.

@@ -1,53 +1,6 @@
 // Element-wise kernels between products: biases, activation functions, quantisation. Also the kernel that measures
 // memory bandwidth, and the one that makes short copies between the device and main memory.
-#include "common.cuh"
-
-// The error function in the same steps as on the CPU.
-__device__ inline float erf_in_steps(float x) {
-    float size = fabsf(x), square = mul_rn(x, x);
-    if (size < 0.75f) {
-        const float c[7] = {1.0f / 9360.0f, -1.0f / 1320.0f, 1.0f / 216.0f, -1.0f / 42.0f, 0.1f, -1.0f / 3.0f, 1.0f};
-        float p = -1.0f / 75600.0f;
-        for (int i = 0; i < 7; i++) p = add_rn(mul_rn(p, square), c[i]);
-        return mul_rn(mul_rn(1.12837916709551257390f, x), p);
-    }
-    float t = div_rn(1.0f, add_rn(1.0f, mul_rn(0.5f, size)));
-    const float c[4] = {0.5704438f, 0.01669021f, 0.34727642f, 0.2747535f};
-    float p = -0.20925336f;
-    for (int i = 0; i < 4; i++) p = add_rn(mul_rn(p, t), c[i]);
-    float whole = sub_rn(1.0f, mul_rn(mul_rn(p, t), exp_in_steps(-square)));
-    return x < 0.0f ? -whole : whole;
-}
-
-// The hyperbolic tangent in the same steps as on the CPU.
-__device__ inline float tanh_in_steps(float x) {
-    float size = fabsf(x), square = mul_rn(x, x);
-    if (size < 0.7f) {
-        float above = add_rn(mul_rn(add_rn(square, 105.0f), square), 945.0f);
-        float below = add_rn(mul_rn(add_rn(mul_rn(15.0f, square), 420.0f), square), 945.0f);
-        return mul_rn(x, div_rn(above, below));
-    }
-    float whole = sub_rn(1.0f, div_rn(2.0f, add_rn(exp_in_steps(mul_rn(2.0f, size)), 1.0f)));
-    return x < 0.0f ? -whole : whole;
-}
-
-__device__ inline float sigmoid(float x) { return div_rn(1.0f, add_rn(1.0f, exp_in_steps(-x))); }
-
-__device__ inline float silu_of(float x) { return mul_rn(x, sigmoid(x)); }
-
-// NaN stays NaN.
-__device__ inline float relu_of(float x) { return x < 0.0f ? 0.0f : x; }
-
-__device__ inline float relu2_of(float x) { return mul_rn(relu_of(x), relu_of(x)); }
-
-__device__ inline float gelu_of(float x) {
-    return mul_rn(mul_rn(0.5f, x), add_rn(1.0f, erf_in_steps(mul_rn(x, 0.70710678118654752440f))));
-}
-
-__device__ inline float gelu_tanh_of(float x) {
-    float cube = mul_rn(mul_rn(mul_rn(0.044715f, x), x), x);
-    return mul_rn(mul_rn(0.5f, x), add_rn(1.0f, tanh_in_steps(mul_rn(0.7978846f, add_rn(x, cube)))));
-}
+#include "activations.cuh"
 
 // Stores a result, and unless blocks is null also quantises it, with those of the other threads of the warp.
 __device__ inline void store(float value, float *out, Block *blocks) {
@@ -103,6 +56,13 @@ extern "C" __global__ void clamped_silu(float *gate, const float *up, u32 count,
     g = g > limit ? limit : g;
     u = u < -limit ? -limit : u > limit ? limit : u;
     store(mul_rn(silu_of(g), u), gate, blocks);
+}
+
+// Values times a function of their gates, of which each is for `shared` consecutive values.
+extern "C" __global__ void gate_values(
+    const float *x, const float *gates, float *out, Block *blocks, u32 count, u32 shared, u32 function) {
+    u32 i = index_of_thread();
+    if (i < count) store(mul_rn(x[i], gate_of(gates[i / shared], function)), out, blocks);
 }
 
 // The arguments of adding the bias of one product.

@@ -1,6 +1,6 @@
 // The choice of experts on the device, in the steps of the gate on the CPU: scores, groups, the best k, their weights. The lists of the
 // products that follow get the addresses of the chosen experts, from a table of slots.
-#include "common.cuh"
+#include "activations.cuh"
 
 // How logits become scores.
 enum Score : u32 { RAW, SOFTMAX, SIGMOID };
@@ -56,8 +56,6 @@ struct ChoiceArgs {
     u32 unused;
 };
 static_assert(sizeof(ChoiceArgs) == 120, "must match the layout in Rust");
-
-__device__ inline float logistic(float x) { return div_rn(1.0f, add_rn(1.0f, exp_in_steps(-x))); }
 
 // Numbers in the order of floats, in which -0 is before 0.
 __device__ inline u32 place_in_order(float value) {
@@ -145,7 +143,7 @@ __device__ inline void weigh(
         u32 expert = terms[rank].expert;
         float weight = args.weighting == WEIGHT_SCORE        ? scores[expert]
                        : args.weighting == SOFTMAX_OF_CHOSEN ? exp_in_steps(sub_rn(logits[expert], top))
-                                                             : logistic(logits[expert]);
+                                                             : sigmoid(logits[expert]);
         terms[rank].weight = weight;
         sum = add_rn(sum, weight);
     }
@@ -169,7 +167,7 @@ extern "C" __global__ void choose_experts(const ChoiceArgs *args_in_memory) {
     if (token >= args.tokens) return;
     const float *logits = args.logits + (u64)token * experts;
     float *scores = args.scores + (u64)token * (2 * experts + args.groups), *values = scores + experts;
-    for (u32 i = lane; i < experts; i += WARP) scores[i] = args.score == SIGMOID ? logistic(logits[i]) : logits[i];
+    for (u32 i = lane; i < experts; i += WARP) scores[i] = args.score == SIGMOID ? sigmoid(logits[i]) : logits[i];
     __syncwarp();
     if (args.score == SOFTMAX) softmax_in_order(scores, experts);
     for (u32 i = lane; i < experts; i += WARP) values[i] = args.bias ? add_rn(scores[i], args.bias[i]) : scores[i];

@@ -103,6 +103,11 @@ impl GpuAttention {
         self.lock().begin(&self.queue, tasks, new)
     }
 
+    /// Address and size of a page.
+    pub(crate) fn page(&self, id: usize) -> Result<(u64, usize)> {
+        self.lock().page(id).map(|page| (page.buffer.at(), page.shape.bytes()))
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -141,6 +146,18 @@ impl DeviceAttention for GpuAttention {
 
     fn copy(&self, from: usize, to: usize, len: usize) -> larder_model::Result<()> {
         Ok(self.lock().copy(from, to, len)?)
+    }
+
+    fn read(&self, page: usize, out: &mut [u8]) -> larder_model::Result<()> {
+        let mut state = self.lock();
+        let KvPage { shape, buffer } = state.page(page)?;
+        let (at, bytes) = (buffer.at(), shape.bytes());
+        if bytes != out.len() {
+            let room = out.len();
+            return Err(GpuError::Unsupported(format!("a KV page of {bytes} bytes is not {room} bytes long")).into());
+        }
+        out.copy_from_slice(state.download.fetch(at, bytes)?);
+        Ok(())
     }
 
     fn attend(&self, tasks: &mut [Task]) -> larder_model::Result<()> {

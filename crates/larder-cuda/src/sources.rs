@@ -1,9 +1,10 @@
 //! The sources of the kernels, each as one text, because NVRTC may have no files to include.
 
 /// What sources include, those that others include last.
-const HEADERS: [(&str, &str); 3] = [
+const HEADERS: [(&str, &str); 4] = [
     ("#include \"tensor.cuh\"", include_str!("../kernels/tensor.cuh")),
     ("#include \"blocks.cuh\"", include_str!("../kernels/blocks.cuh")),
+    ("#include \"activations.cuh\"", include_str!("../kernels/activations.cuh")),
     ("#include \"common.cuh\"", include_str!("../kernels/common.cuh")),
 ];
 
@@ -16,13 +17,14 @@ pub struct KernelSource {
 }
 
 /// Every source. Names of kernels are unique across sources.
-pub const SOURCES: [KernelSource; 7] = [
+pub const SOURCES: [KernelSource; 8] = [
     KernelSource { file: "small_blocks.cu", text: include_str!("../kernels/small_blocks.cu") },
     KernelSource { file: "large_blocks.cu", text: include_str!("../kernels/large_blocks.cu") },
     KernelSource { file: "floats.cu", text: include_str!("../kernels/floats.cu") },
     KernelSource { file: "elementwise.cu", text: include_str!("../kernels/elementwise.cu") },
     KernelSource { file: "rows.cu", text: include_str!("../kernels/rows.cu") },
     KernelSource { file: "routing.cu", text: include_str!("../kernels/routing.cu") },
+    KernelSource { file: "recurrent.cu", text: include_str!("../kernels/recurrent.cu") },
     KernelSource { file: "attention.cu", text: include_str!("../kernels/attention.cu") },
 ];
 

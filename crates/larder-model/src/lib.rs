@@ -98,8 +98,9 @@ pub use arch::{model_types, mtp_layers};
 pub use compute::{ComputeContext, ComputeTime};
 pub use decoder::{Decoder, blueprint, rewinds_freely};
 pub use device::{
-    ChosenOnDevice, DeviceAttention, DeviceExperts, DeviceHeads, DeviceKvView, DeviceOps, DeviceProduct,
-    DeviceProducts, DeviceRotation, DeviceRows, HeadNorm, HeadRest, KvPageShape,
+    ChosenOnDevice, DeviceAttention, DeviceConvolution, DeviceDecay, DeviceDelta, DeviceExperts, DeviceHeads,
+    DeviceKvView, DeviceOps, DeviceProduct, DeviceProducts, DeviceRotation, DeviceRows, HeadNorm, HeadRest,
+    KvPageShape, NormGate, StateSpan,
 };
 pub use double::{AttentionDouble, OpsDouble, ProductsDouble};
 pub use embedding::EmbeddingRows;
@@ -111,7 +112,7 @@ pub use experts::{
 };
 pub use input_squares::{ColumnSquares, ExpertInput, InputSquares};
 pub use larder_kernels::PoolActivity;
-pub use nn::{Activation, KvCache, KvFormat, KvPool, KvUsage};
+pub use nn::{Activation, ChannelDecay, DeltaHeads, GateFunction, KvCache, KvFormat, KvPool, KvUsage};
 pub use row_cache::{RowTraffic, row_cache_bytes};
 pub use saved_state::SavedStateError;
 pub use step::{LogitsFor, Span, TokenOrigin, TokenPhase};

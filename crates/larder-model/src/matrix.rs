@@ -62,9 +62,12 @@ impl Matrix {
         WeightMatrix { kind: *kind, order: *order, rows: *rows, cols: *cols, scale: *scale, bytes }
     }
 
-    /// Row `row` as f32.
+    /// Row `row` as f32; zeros of a matrix that was only requested, and has no bytes.
     pub fn row(&self, row: usize, out: &mut [f32]) {
-        larder_kernels::widen_row(self.stored(), row, out);
+        match self.bytes.is_empty() {
+            true => out.fill(0.0),
+            false => larder_kernels::widen_row(self.stored(), row, out),
+        }
     }
 
     /// The length of each column, as a vector.
@@ -237,18 +240,27 @@ impl Linear {
         x: DeviceRows,
         ops: &dyn DeviceOps,
     ) -> Result<Option<[DeviceRows; N]>> {
-        let mut ids = [0; N];
-        for (id, linear) in ids.iter_mut().zip(linears) {
-            let Location::Device(_, of_matrix) = linear.matrix.location else { return Ok(None) };
-            *id = of_matrix;
-        }
+        Ok(Linear::begin_each(&linears, x, ops)?.and_then(|products| products.try_into().ok()))
+    }
+
+    /// As [`begin_all`](Self::begin_all), of any number of products.
+    pub(crate) fn begin_each(
+        linears: &[&Linear],
+        x: DeviceRows,
+        ops: &dyn DeviceOps,
+    ) -> Result<Option<Vec<DeviceRows>>> {
+        let id = |linear: &&Linear| match linear.matrix.location {
+            Location::Device(_, id) => Some(id),
+            Location::Host(..) => None,
+        };
+        let Some(ids) = linears.iter().map(id).collect::<Option<Vec<usize>>>() else { return Ok(None) };
         let mut products = ops.multiply(x, &ids)?;
         for (y, linear) in products.iter_mut().zip(linears) {
             if let Some(bias) = &linear.bias {
                 *y = ops.add_row(*y, with_f32(bias, |bias| linear.bias_copy.of(bias, ops))??)?;
             }
         }
-        Ok(products.try_into().ok())
+        Ok(Some(products))
     }
 
     /// Width of the input.

@@ -52,15 +52,14 @@ impl<'a> WeightLoader<'a> {
     pub fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Matrix> {
         match self.bytes(name, &[rows, cols], true)? {
             Some((meta, bytes)) => Ok(self.arranged(&meta, rows, cols, bytes).scaled(self.scale(name)?).named(name)),
-            None => Ok(Matrix::new(
-                NumberFormat::F32,
-                RowOrder::Plain,
-                0,
-                cols,
-                Arc::new(Bytes::zeroed(0)),
-                self.compute.clone(),
-            )),
+            None => Ok(self.without_values(rows, cols)),
         }
+    }
+
+    /// A matrix that stands for one that was only requested.
+    fn without_values(&self, rows: usize, cols: usize) -> Matrix {
+        let bytes = Arc::new(Bytes::zeroed(0));
+        Matrix::new(NumberFormat::F32, RowOrder::Plain, rows, cols, bytes, self.compute.clone())
     }
 
     /// A matrix of which only single rows are used. It stays on the SSD if the source can read single rows of it.
@@ -92,6 +91,63 @@ impl<'a> WeightLoader<'a> {
             false => None,
         };
         Linear::new(matrix, bias)
+    }
+
+    /// As [`linear`](Self::linear), as a product for each of `parts`, which have the rows of their groups one after the other.
+    pub fn linear_parts<const N: usize>(
+        &mut self,
+        prefix: &str,
+        rows: usize,
+        cols: usize,
+        bias: bool,
+        parts: [&[RowGroups]; N],
+    ) -> Result<[Linear; N]> {
+        let name = format!("{prefix}.weight");
+        let matrices = self.matrix_parts(&name, rows, cols, parts)?;
+        let biases = match bias {
+            true => Some(self.vector(&format!("{prefix}.bias"), &[rows])?),
+            false => None,
+        };
+        let mut linears = [const { None }; N];
+        for ((place, matrix), part) in linears.iter_mut().zip(matrices).zip(parts) {
+            let of_part = |all: &Vec<f32>| -> Result<Tensor> {
+                let own: Vec<f32> = match all.is_empty() {
+                    true => Vec::new(),
+                    false => rows_of(part, rows).map(|row| all[row]).collect(),
+                };
+                Ok(Tensor::from_vec(own.clone(), own.len(), &Device::Cpu)?)
+            };
+            *place = Some(Linear::new(matrix, biases.as_ref().map(of_part).transpose()?)?);
+        }
+        Ok(linears.map(|linear| linear.expect("one product for each part")))
+    }
+
+    /// The matrix `name [rows, cols]`, as a matrix for each of `parts`.
+    fn matrix_parts<const N: usize>(
+        &mut self,
+        name: &str,
+        rows: usize,
+        cols: usize,
+        parts: [&[RowGroups]; N],
+    ) -> Result<[Matrix; N]> {
+        let Some((meta, mut all)) = self.bytes(name, &[rows, cols], true)? else {
+            return Ok(parts.map(|part| self.without_values(rows_of(part, rows).count(), cols)));
+        };
+        if meta.order != RowOrder::Plain {
+            deinterleave(meta.kind, rows, cols, &mut all);
+        }
+        let (scale, row_bytes) = (self.scale(name)?, meta.bytes / rows);
+        let matrices = parts.map(|part| {
+            let bytes: Vec<u8> =
+                rows_of(part, rows).flat_map(|row| &all[row * row_bytes..][..row_bytes]).copied().collect();
+            let count = bytes.len() / row_bytes;
+            let (shape, order) = (vec![count, cols], RowOrder::Plain);
+            let of_part = TensorMeta { kind: meta.kind, order, shape, bytes: bytes.len() };
+            self.arranged(&of_part, count, cols, Bytes::from(&bytes[..])).scaled(scale)
+        });
+        // Their inputs are the same, and are collected once.
+        let mut named = false;
+        Ok(matrices.map(|matrix| if std::mem::replace(&mut named, true) { matrix } else { matrix.named(name) }))
     }
 
     /// A small tensor as f32: a norm, a bias, a convolution.
@@ -243,6 +299,35 @@ impl<'a> WeightLoader<'a> {
         source.read(name, 0, &mut bytes)?;
         Ok(Some((meta, bytes)))
     }
+}
+
+/// Some rows of each group of consecutive rows of a matrix.
+#[derive(Clone, Copy)]
+pub struct RowGroups {
+    /// Rows of a group.
+    pub group: usize,
+    /// The first of them that belongs to the part.
+    pub first: usize,
+    /// Rows that belong to the part.
+    pub count: usize,
+}
+
+impl RowGroups {
+    /// Consecutive parts of all `rows` rows, with as many rows each as `counts` has.
+    pub fn consecutive<const N: usize>(rows: usize, counts: [usize; N]) -> [Self; N] {
+        let mut end = 0;
+        counts.map(|count| {
+            end += count;
+            RowGroups { group: rows, first: end - count, count }
+        })
+    }
+}
+
+/// The rows of a part, of a matrix with `rows` rows.
+fn rows_of(part: &[RowGroups], rows: usize) -> impl Iterator<Item = usize> {
+    part.iter().flat_map(move |&RowGroups { group, first, count }| {
+        (0..rows).step_by(group).flat_map(move |start| start + first..start + first + count)
+    })
 }
 
 fn check_shape<'a>(source: &'a dyn Tensors, name: &str, shape: &[usize]) -> Result<&'a TensorMeta> {

@@ -149,19 +149,24 @@ pub struct NewHeadsArgs {
     pub interleaved: bool,
     /// Whether a norm is over all heads of a token.
     pub whole: bool,
+    /// Queries and keys behind the norm, and values, are clamped to ± this.
+    pub clip: Option<f32>,
 }
 
 impl NewHeadsArgs {
     /// Size of the struct in kernels.
-    pub const BYTES: usize = 104;
+    pub const BYTES: usize = 112;
 
     /// The bytes of the struct in kernels.
     pub fn to_bytes(self) -> [u8; NewHeadsArgs::BYTES] {
         let NewHeadsArgs { rows: [q, k, v], rest, weights: [of_q, of_k], turns, scales, .. } = self;
-        let NewHeadsArgs { eps, split, rest_step, rest_first, norm_width, first, dim, interleaved, whole, .. } = self;
+        let NewHeadsArgs {
+            eps, split, rest_step, rest_first, norm_width, first, dim, interleaved, whole, clip, ..
+        } = self;
         let front = [q, k, v, rest, of_q, of_k, turns, scales, eps.to_bits()];
         let flags = [interleaved, whole].map(u32::from);
-        pack(front, [split, rest_step, rest_first, norm_width, first, dim, flags[0], flags[1]])
+        let limit = clip.unwrap_or(f32::INFINITY).to_bits();
+        pack(front, [split, rest_step, rest_first, norm_width, first, dim, flags[0], flags[1], limit, 0])
     }
 }
 
@@ -244,10 +249,11 @@ mod tests {
             dim: 14,
             interleaved: true,
             whole: true,
+            clip: Some(1.0),
         };
         let words: Vec<u32> = args.to_bytes().as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b)).collect();
         assert_eq!(words[..16], (1..9).flat_map(|at| [at, 0]).collect::<Vec<u32>>());
-        assert_eq!(words[16..], [0, 0x3FE0_0000, 9, 10, 11, 12, 13, 14, 1, 1], "eps is a double");
+        assert_eq!(words[16..], [0, 0x3FE0_0000, 9, 10, 11, 12, 13, 14, 1, 1, 0x3F80_0000, 0], "eps is a double");
     }
 
     #[test]

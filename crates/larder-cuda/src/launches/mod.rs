@@ -3,6 +3,7 @@
 
 mod attention;
 mod choice;
+mod recurrent;
 mod sums;
 
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use crate::driver::{Argument, Driver, Launch, MAX_ARGUMENTS, Stream};
 use crate::error::{GpuError, Result};
 pub use attention::{AttentionKernelArgs, NewHeadsArgs, RowCopy, TILE_QUERIES};
 pub use choice::{ChoiceArgs, Patch};
+pub use recurrent::{ConvolutionArgs, DeltaArgs, StateArgs};
 pub use sums::{ExpertSum, ExpertTerm};
 
 /// The fewest tokens of a product for which tensor cores are used: half of a tile.
@@ -33,7 +35,7 @@ const MAX_COPY_BLOCKS: u32 = 64;
 
 /// Every kernel that is launched here.
 #[cfg(all(test, feature = "cuda"))]
-pub const KERNELS: [&str; 72] = [
+pub const KERNELS: [&str; 76] = [
     "f32_matmul",
     "f16_matmul",
     "bf16_matmul",
@@ -89,6 +91,10 @@ pub const KERNELS: [&str; 72] = [
     "clamped_swiglu",
     "clamped_silu",
     "limited_silu",
+    "gate_values",
+    "convolve",
+    "delta_rule",
+    "norm_gate",
     "quantise",
     "add_biases",
     "read_all",

@@ -2,13 +2,17 @@
 
 mod chain;
 mod products;
+mod recurrent;
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder_kernels::AttentionArgs;
-use larder_model::{Activation, DeviceHeads, DeviceKvView, DeviceOps, DeviceRotation, DeviceRows, HeadRest};
+use larder_model::{
+    Activation, DeviceConvolution, DeviceDelta, DeviceHeads, DeviceKvView, DeviceOps, DeviceRotation, DeviceRows,
+    GateFunction, HeadRest, NormGate, StateSpan,
+};
 
 use crate::attention::{GpuAttention, Outputs};
 use crate::driver::Driver;
@@ -21,6 +25,7 @@ use crate::new_tokens::NewTokens;
 use crate::products::GpuProducts;
 use chain::Chain;
 use products::ListKey;
+use recurrent::States;
 
 /// Bytes that are copied back together with wanted ones between which they are, as that takes less time than a second wait.
 const NEAR_BYTES: usize = 256 << 10;
@@ -307,7 +312,7 @@ impl DeviceOps for GpuOps {
         tasks: &[&AttentionArgs<DeviceKvView>],
     ) -> larder_model::Result<DeviceRows> {
         let mut state = self.lock();
-        let DeviceHeads { queries, rest, keys, values, norm, rotation, scales } = heads;
+        let DeviceHeads { queries, rest, keys, values, norm, clip, rotation, scales } = heads;
         let Some(task) = tasks.first() else {
             return Err(GpuError::Unsupported("attention of no sequence has no heads".into()).into());
         };
@@ -319,6 +324,7 @@ impl DeviceOps for GpuOps {
             rest: at(&of_rest)?,
             split: word(queries.width / count)?,
             norm_width: word(width)?,
+            clip: *clip,
             ..NewHeadsArgs::default()
         };
         if let Some(HeadRest { rows, first }) = rest {
@@ -390,6 +396,35 @@ impl DeviceOps for GpuOps {
         let blocks = state.blocks_of(gate)?;
         state.launches.combine(act, [at, up, blocks], word(values)?)?;
         Ok(gate)
+    }
+
+    fn activate(&self, act: Activation, x: DeviceRows) -> larder_model::Result<DeviceRows> {
+        let mut state = self.lock();
+        state.launches.apply(act, state.at(x)?, word(x.rows * x.width)?)?;
+        state.quantised.remove(&x.id);
+        Ok(x)
+    }
+
+    fn gate(
+        &self,
+        x: DeviceRows,
+        gates: DeviceRows,
+        function: GateFunction,
+        heads: usize,
+    ) -> larder_model::Result<DeviceRows> {
+        Ok(self.lock().gate(x, gates, function, heads)?)
+    }
+
+    fn convolve(&self, convolution: &DeviceConvolution, spans: &[StateSpan]) -> larder_model::Result<DeviceRows> {
+        Ok(self.lock().convolve(&self.queue, convolution, &States::of(spans, &self.attention)?)?)
+    }
+
+    fn delta(&self, delta: &DeviceDelta, spans: &[StateSpan]) -> larder_model::Result<DeviceRows> {
+        Ok(self.lock().delta(&self.queue, delta, &States::of(spans, &self.attention)?)?)
+    }
+
+    fn norm_gate(&self, x: DeviceRows, gates: DeviceRows, norm: &NormGate) -> larder_model::Result<DeviceRows> {
+        Ok(self.lock().norm_gate(x, gates, norm)?)
     }
 
     fn add(&self, x: DeviceRows, y: DeviceRows, factor: f32) -> larder_model::Result<DeviceRows> {

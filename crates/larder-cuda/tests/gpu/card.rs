@@ -4,7 +4,7 @@ use larder_core::{ExpertLayout, NumberFormat};
 use larder_cuda::{Gpu, GpuError};
 use larder_model::Activation;
 
-use crate::{attention, chosen, experts, latents, link, ops, order, products};
+use crate::{attention, chosen, experts, latents, link, ops, order, products, recurrent};
 
 fn card() -> Option<Gpu> {
     match larder_cuda::open(0) {
@@ -26,6 +26,7 @@ fn a_gpu_gives_the_same_bits() {
     ops::compare_sums(&gpu);
     chosen::compare(&gpu);
     latents::compare(&gpu);
+    recurrent::compare(&gpu);
     let mut first = Some(gpu);
     experts::compare(|_| first.take().or_else(card));
 }

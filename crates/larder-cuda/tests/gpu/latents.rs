@@ -72,6 +72,7 @@ impl<'a> Layer<'a> {
             keys,
             values: None,
             norm: Some(HeadNorm { weights: [None, Some(self.norm)], eps: 1e-6, whole: false, width: Some(rank) }),
+            clip: None,
             rotation: (rope > 0).then_some(DeviceRotation {
                 turns: &step.turns,
                 first: rank,

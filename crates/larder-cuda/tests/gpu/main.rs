@@ -12,3 +12,4 @@ mod measure;
 mod ops;
 mod order;
 mod products;
+mod recurrent;

@@ -117,6 +117,7 @@ impl<'a> Layer<'a> {
                 whole,
                 width: None,
             }),
+            clip: (shape.norm != Some(false)).then_some(0.75),
             rotation: shape.rotation.map(|(dim, interleaved)| DeviceRotation {
                 turns: &step.turns,
                 first: 0,

@@ -8,6 +8,8 @@
 //! logits = head(rms(x))                     columns of the head may be divided by their lengths
 //! ```
 
+use std::slice;
+
 use larder_core::{ExpertGroups, ExpertNames, Gate, GroupRank, Renorm, Score, Weighting};
 
 use super::bailing_hybrid::with_expert_bias;
@@ -17,7 +19,7 @@ use crate::config::{Config, config_error};
 use crate::error::Result;
 use crate::nn::{Attention, InputProducts, QkNorm, Rope};
 use crate::stack::Stack;
-use crate::weights::WeightLoader;
+use crate::weights::{RowGroups, WeightLoader};
 
 /// Published configs of both versions have the type of the first.
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
@@ -60,9 +62,13 @@ fn build_version(config: &mut Config, weights: &mut WeightLoader, second: bool) 
         let attention = if split {
             basics.attention_as(weights, &own, "dense", basics.heads * basics.head_dim, bias, rotary)?
         } else {
-            let rows = (basics.heads + 2 * basics.kv_heads) * basics.head_dim;
-            let product = weights.linear(&format!("{own}.query_key_value"), rows, basics.hidden, bias.qkv)?;
-            basics.attention_with(weights, InputProducts::Joined(product), &format!("{own}.dense"), bias, rotary)?
+            let counts = [basics.heads, basics.kv_heads, basics.kv_heads].map(|heads| heads * basics.head_dim);
+            let (name, rows) = (format!("{own}.query_key_value"), counts.iter().sum());
+            let parts = RowGroups::consecutive(rows, counts);
+            let [q, k, v] =
+                weights.linear_parts(&name, rows, basics.hidden, bias.qkv, parts.each_ref().map(slice::from_ref))?;
+            let inputs = InputProducts::Apart { q, k, v: Some(v) };
+            basics.attention_with(weights, inputs, &format!("{own}.dense"), bias, rotary)?
         };
         let mut norm = |name: &str| basics.norm(weights, &format!("{own}.{name}"), basics.head_dim);
         let norm = match normed {

@@ -14,11 +14,11 @@ use super::qwen2_moe::with_shared;
 use crate::config::{Config, config_error};
 use crate::error::Result;
 use crate::nn::{
-    Activation, Attention, DeltaForm, DeltaHeads, DeltaShape, GateFunction, GatedDeltaNet, Mixer, OutputGate, Rope,
-    Rotary,
+    Activation, Attention, DeltaForm, DeltaHeads, DeltaShape, GateFunction, GatedDeltaNet, InputProducts, Mixer,
+    OutputGate, Rope, Rotary,
 };
 use crate::stack::{Ffn, Stack};
-use crate::weights::WeightLoader;
+use crate::weights::{RowGroups, WeightLoader};
 
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     let split = config.flag_or("split_qkvz", false)?;
@@ -99,8 +99,16 @@ pub fn attention(
     bias: AttentionBias,
     rotary: Rotary,
 ) -> Result<Attention> {
-    let plain = basics.attention_as(weights, prefix, "o_proj", 2 * basics.heads * basics.head_dim, bias, rotary)?;
-    Ok(Attention { norm: basics.qk_norm(weights, prefix)?, output_gate: OutputGate::OfQueries, ..plain })
+    let (hidden, rows) = (basics.hidden, 2 * basics.heads * basics.head_dim);
+    let [queries, gates] = RowGroups::consecutive(2 * basics.head_dim, [basics.head_dim; 2]);
+    let [q, gate] =
+        weights.linear_parts(&format!("{prefix}.q_proj"), rows, hidden, bias.qkv, [&[queries], &[gates]])?;
+    let [k, v] = ["k_proj", "v_proj"]
+        .map(|name| weights.linear(&format!("{prefix}.{name}"), basics.kv_heads * basics.head_dim, hidden, bias.qkv));
+    let inputs = InputProducts::Apart { q, k: k?, v: Some(v?) };
+    let plain = basics.attention_with(weights, inputs, &format!("{prefix}.o_proj"), bias, rotary)?;
+    let output_gate = OutputGate::Product(gate, GateFunction::Sigmoid);
+    Ok(Attention { norm: basics.qk_norm(weights, prefix)?, output_gate, ..plain })
 }
 
 /// Sizes of the delta rule.

@@ -2,6 +2,7 @@
 //! the CPU kernels, so a result does not depend on where it was computed.
 
 mod ops;
+mod recurrent;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +16,7 @@ use crate::experts::{DeviceMoeCall, MoeCall, Routed};
 use crate::nn::Activation;
 pub(crate) use ops::DeviceCopy;
 pub use ops::{DeviceHeads, DeviceOps, DeviceRotation, DeviceRows, HeadNorm, HeadRest};
+pub use recurrent::{DeviceConvolution, DeviceDecay, DeviceDelta, NormGate, StateSpan};
 
 /// Computes experts in the slots of a device; [`ExpertWorkspace`](crate::ExpertWorkspace) is its counterpart for the
 /// CPU.
@@ -123,6 +125,9 @@ pub trait DeviceAttention: Send + Sync {
     /// Copies each head's first `len` rows to another page of the same shape. May return before the copy is done, as
     /// [`append`](Self::append).
     fn copy(&self, from: usize, to: usize, len: usize) -> Result<()>;
+
+    /// Waits for all operations on the page, and copies its bytes.
+    fn read(&self, page: usize, out: &mut [u8]) -> Result<()>;
 
     /// As [`larder_kernels::attend`], and waits for the results. Arguments that do not fit are an error, not a panic.
     fn attend(&self, tasks: &mut [AttentionTask<DeviceKvView>]) -> Result<()>;

@@ -4,9 +4,9 @@ use std::sync::OnceLock;
 
 use larder_kernels::AttentionArgs;
 
-use super::DeviceKvView;
+use super::{DeviceConvolution, DeviceDelta, DeviceKvView, NormGate, StateSpan};
 use crate::error::Result;
-use crate::nn::Activation;
+use crate::nn::{Activation, GateFunction};
 
 /// Rows of activations in a device's memory, `[rows, width]`: a result of [`DeviceOps`], valid until the second
 /// [`receive`](DeviceOps::receive) or [`begin_layer`](DeviceOps::begin_layer) after it.
@@ -32,6 +32,8 @@ pub struct DeviceHeads<'a> {
     pub values: Option<DeviceRows>,
     /// The norm of queries and keys.
     pub norm: Option<HeadNorm>,
+    /// Queries and keys behind the norm, and values, are clamped to ± this.
+    pub clip: Option<f32>,
     /// The rotation of each head of queries and keys, behind the norm.
     pub rotation: Option<DeviceRotation<'a>>,
     /// `[tokens]`: factors on queries, behind the rotation; empty for none.
@@ -105,6 +107,22 @@ pub trait DeviceOps: Send + Sync {
 
     /// `act(gate) · up`, of rows of equal shapes. May overwrite `gate`.
     fn combine(&self, act: Activation, gate: DeviceRows, up: DeviceRows) -> Result<DeviceRows>;
+
+    /// `act(x)`. May overwrite `x`.
+    fn activate(&self, act: Activation, x: DeviceRows) -> Result<DeviceRows>;
+
+    /// Values times a function of their gates: `x [n, heads · any]`, `gates [n, heads · any]`, with a gate for each value of a head or one
+    /// for all of them.
+    fn gate(&self, x: DeviceRows, gates: DeviceRows, function: GateFunction, heads: usize) -> Result<DeviceRows>;
+
+    /// A causal convolution of the tokens of these spans, all rows of the inputs; updates the windows.
+    fn convolve(&self, convolution: &DeviceConvolution, spans: &[StateSpan]) -> Result<DeviceRows>;
+
+    /// The delta rule for the tokens of these spans, all rows of the inputs: `[tokens, v_heads · v_dim]`; updates the states.
+    fn delta(&self, delta: &DeviceDelta, spans: &[StateSpan]) -> Result<DeviceRows>;
+
+    /// The norm of parts of the rows of `x`, times a function of `gates`, of the same shape.
+    fn norm_gate(&self, x: DeviceRows, gates: DeviceRows, norm: &NormGate) -> Result<DeviceRows>;
 
     /// `x + factor · y`, of rows of equal shapes.
     fn add(&self, x: DeviceRows, y: DeviceRows, factor: f32) -> Result<DeviceRows>;

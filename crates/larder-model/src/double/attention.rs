@@ -99,6 +99,19 @@ impl AttentionDouble {
         self.lock().pages[&page].0
     }
 
+    /// The bytes of a page as f32.
+    pub(crate) fn floats(&self, page: usize) -> Vec<f32> {
+        self.lock().pages[&page].1.as_chunks().0.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect()
+    }
+
+    /// Replaces values of a page, from value `at` on.
+    pub(crate) fn set_floats(&self, page: usize, at: usize, values: &[f32]) {
+        let mut state = self.lock();
+        let bytes = &mut state.pages.get_mut(&page).expect("the page is allocated").1;
+        let places = bytes.as_chunks_mut().0[at..].iter_mut().zip(values);
+        places.for_each(|(place, value)| *place = value.to_ne_bytes());
+    }
+
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -142,6 +155,11 @@ impl DeviceAttention for AttentionDouble {
         let (other, into) = state.pages.get_mut(&to).expect("the page is allocated");
         assert_eq!(*other, shape);
         shape.copy_rows(&data, into, len);
+        Ok(())
+    }
+
+    fn read(&self, page: usize, out: &mut [u8]) -> Result<()> {
+        out.copy_from_slice(&self.lock().pages[&page].1);
         Ok(())
     }
 

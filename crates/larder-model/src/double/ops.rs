@@ -1,17 +1,18 @@
 //! Double of a device that computes chains of operations.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use larder_kernels::{AttentionArgs, AttentionTask, Inputs, narrow};
+use larder_kernels::{AttentionArgs, AttentionTask, Inputs, ThreadPool, narrow};
 
 use super::{AttentionDouble, ProductsDouble};
 use crate::device::{
-    DeviceAttention, DeviceHeads, DeviceKvView, DeviceOps, DeviceProduct, DeviceProducts, DeviceRotation, DeviceRows,
-    HeadNorm, HeadRest,
+    DeviceAttention, DeviceConvolution, DeviceDelta, DeviceHeads, DeviceKvView, DeviceOps, DeviceProduct,
+    DeviceProducts, DeviceRotation, DeviceRows, HeadNorm, HeadRest, NormGate, StateSpan,
 };
 use crate::error::{ModelError, Result};
-use crate::nn::{Activation, Rotary, rms_row};
+use crate::nn::{Activation, CausalConv, DeltaHeads, DeltaTokens, GateFunction, Rotary, rms_row};
 
 /// Double of [`DeviceOps`]: computes each operation at once, with the weights and the KV cache of two other doubles.
 pub struct OpsDouble {
@@ -77,6 +78,12 @@ impl OpsDouble {
         let state = self.lock();
         let width = tasks.first().map_or(1, |args| args.keys.width);
         let count = tasks.first().map_or(1, |args| args.heads);
+        let clip = |values: &mut [f32]| {
+            heads
+                .clip
+                .iter()
+                .for_each(|limit| values.iter_mut().for_each(|value| *value = value.clamp(-limit, *limit)));
+        };
         let change = |mut values: Vec<f32>, heads_of_token: usize, which: usize| {
             for (token, row) in values.chunks_exact_mut(heads_of_token * width).enumerate() {
                 if let Some(HeadNorm { weights, eps, whole, width: some }) = heads.norm
@@ -89,6 +96,7 @@ impl OpsDouble {
                     };
                     row.chunks_exact_mut(each).for_each(normalised);
                 }
+                clip(row);
                 for head in row.chunks_exact_mut(width) {
                     if let Some(DeviceRotation { turns, first, dim, interleaved }) = heads.rotation {
                         let rotary = Rotary { dim, interleaved, table: 0 };
@@ -112,7 +120,12 @@ impl OpsDouble {
         for (row, scale) in queries.chunks_exact_mut(count * width).zip(heads.scales) {
             row.iter_mut().for_each(|value| *value *= scale);
         }
-        (queries, keys, heads.values.map(|values| state.values(values).to_vec()))
+        let values = heads.values.map(|values| {
+            let mut values = state.values(values).to_vec();
+            clip(&mut values);
+            values
+        });
+        (queries, keys, values)
     }
 
     /// Writes the rows of the new tokens of a task to its pages.
@@ -125,6 +138,19 @@ impl OpsDouble {
             self.attention.append(page, position % shape.positions, &bytes)?;
         }
         Ok(())
+    }
+
+    /// Takes in the tokens of spans: `step` gets a span, its state and consecutive rows, and returns the part of the state that it changed.
+    fn advance(&self, spans: &[StateSpan], mut step: impl FnMut(&StateSpan, &mut [f32], Range<usize>) -> Range<usize>) {
+        for span in spans {
+            let (mut state, mut start) = (self.attention.floats(span.page), 0);
+            let ends = span.copies.iter().map(|(end, page)| (*end, *page));
+            for (end, page) in ends.chain([(span.tokens, span.page)]) {
+                let changed = step(span, &mut state, span.first_row + start..span.first_row + end);
+                self.attention.set_floats(page, changed.start, &state[changed]);
+                start = end;
+            }
+        }
     }
 
     /// Adds a result to the chain; after an error it is not a number.
@@ -235,6 +261,87 @@ impl DeviceOps for OpsDouble {
         let mut values = state.values(gate).to_vec();
         act.combine(&mut values, state.values(up));
         Ok(state.push(gate.width, values))
+    }
+
+    fn activate(&self, act: Activation, x: DeviceRows) -> Result<DeviceRows> {
+        let mut state = self.lock();
+        let mut values = state.values(x).to_vec();
+        act.apply(&mut values);
+        Ok(state.push(x.width, values))
+    }
+
+    fn gate(&self, x: DeviceRows, gates: DeviceRows, function: GateFunction, heads: usize) -> Result<DeviceRows> {
+        let mut state = self.lock();
+        let (of_head, per_head) = (x.width / heads, gates.width / heads);
+        let at = |i: usize| i / of_head * per_head + if per_head == 1 { 0 } else { i % of_head };
+        let gated = |(i, x): (usize, &f32)| x * function.of(state.values(gates)[at(i)]);
+        let values = state.values(x).iter().enumerate().map(gated).collect();
+        Ok(state.push(x.width, values))
+    }
+
+    fn convolve(&self, convolution: &DeviceConvolution, spans: &[StateSpan]) -> Result<DeviceRows> {
+        let DeviceConvolution { inputs, taps, bias, width, silu } = *convolution;
+        let (rows, channels) = (inputs[0].rows, convolution.channels());
+        let mut x = Vec::with_capacity(rows * channels);
+        let conv = {
+            let state = self.lock();
+            let row =
+                |row: usize, input: &DeviceRows| state.values(*input)[row * input.width..][..input.width].to_vec();
+            (0..rows).for_each(|at| inputs.iter().for_each(|input| x.extend(row(at, input))));
+            let bias = bias.map(|bias| state.kept[bias].clone());
+            CausalConv::with_taps(state.kept[taps].clone(), bias, channels, width)
+        };
+        let mut out = vec![0.0; x.len()];
+        self.advance(spans, |span, state, rows| {
+            let of_rows = rows.start * channels..rows.end * channels;
+            let convolved = conv.forward(&x[of_rows.clone()], &mut state[..span.recurrence_at]);
+            out[of_rows].copy_from_slice(&convolved);
+            0..span.recurrence_at
+        });
+        if silu {
+            Activation::Silu.apply(&mut out);
+        }
+        Ok(self.push(channels, out, Ok(())))
+    }
+
+    fn delta(&self, delta: &DeviceDelta, spans: &[StateSpan]) -> Result<DeviceRows> {
+        let DeviceDelta { heads, qkv, strengths, decay } = *delta;
+        let DeltaHeads { v_heads, k_dim, .. } = heads;
+        let of = |rows: DeviceRows| self.lock().values(rows).to_vec();
+        let (qkv, strengths, products) = (of(qkv), of(strengths), of(decay.products));
+        let [bias, rates] = [decay.bias, decay.rates].map(|kept| self.lock().kept[kept].clone());
+        let beta: Vec<f32> = strengths.iter().map(|b| GateFunction::Sigmoid.of(*b)).collect();
+        let by_channel = bias.len() > v_heads;
+        let mut out = vec![0.0; beta.len() / v_heads * heads.values()];
+        self.advance(spans, |span, state, rows| {
+            let first = rows.start;
+            let part = |width: usize| rows.start * width..rows.end * width;
+            let fill = |t: usize, head: usize, decays: &mut [f32]| {
+                for (i, value) in decays.iter_mut().enumerate() {
+                    let at = if by_channel { head * k_dim + i } else { head };
+                    *value = decay.form.of(rates[head], products[(first + t) * bias.len() + at] + bias[at]);
+                }
+            };
+            let tokens = DeltaTokens {
+                qkv: &qkv[part(heads.mixed())],
+                beta: &beta[part(v_heads)],
+                decay: &fill,
+                finish: &|_, _, _| (),
+            };
+            let (state, all) = (&mut state[span.recurrence_at..], ThreadPool::single_threaded());
+            heads.advance(&tokens, state, &mut out[part(heads.values())], &all);
+            span.recurrence_at..span.recurrence_at + state.len()
+        });
+        Ok(self.push(heads.values(), out, Ok(())))
+    }
+
+    fn norm_gate(&self, x: DeviceRows, gates: DeviceRows, norm: &NormGate) -> Result<DeviceRows> {
+        let NormGate { weight, width, eps, function } = *norm;
+        let mut state = self.lock();
+        let mut values = state.values(x).to_vec();
+        values.chunks_exact_mut(width).for_each(|part| rms_row(part, &state.kept[weight], eps));
+        values.iter_mut().zip(state.values(gates)).for_each(|(x, gate)| *x *= function.of(*gate));
+        Ok(state.push(x.width, values))
     }
 
     fn add(&self, x: DeviceRows, y: DeviceRows, factor: f32) -> Result<DeviceRows> {

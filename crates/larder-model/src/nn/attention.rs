@@ -111,20 +111,33 @@ pub struct Attention {
 pub(super) const KEYS_AND_VALUES: KeysAndValues = |kv| (&kv.keys, Some(&kv.values));
 
 /// The products that yield queries, keys and values.
+#[expect(clippy::large_enum_variant, reason = "there is one for each layer")]
 pub enum InputProducts {
     /// One for each.
     Apart {
-        /// `[heads · head_dim, hidden]`, twice that if it yields the output gate too.
+        /// `[heads · head_dim, hidden]`
         q: Linear,
         /// `[kv_heads · head_dim, hidden]`
         k: Linear,
         /// `[kv_heads · value_dim, hidden]`; without it values are what the product of the keys yields.
         v: Option<Linear>,
     },
-    /// `[(heads + kv_heads) · head_dim + kv_heads · value_dim, hidden]`: all rows of queries, then of keys, then of values.
-    Joined(Linear),
     /// Products and convolutions, with a state beside the KV cache.
     Convolved(Box<ConvolvedInputs>),
+}
+
+impl InputProducts {
+    /// Queries, keys and values, `[n, heads · width]` each.
+    fn forward(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<[Tensor; 3]> {
+        match self {
+            InputProducts::Apart { q, k, v: Some(v) } => Linear::forward_all([q, k, v], x),
+            InputProducts::Apart { q, k, v: None } => {
+                let [q, k] = Linear::forward_all([q, k], x)?;
+                Ok([q, k.clone(), k])
+            }
+            InputProducts::Convolved(inputs) => inputs.forward(x, states, pass),
+        }
+    }
 }
 
 impl Mixer for Attention {
@@ -139,15 +152,14 @@ impl Mixer for Attention {
         with_f32(&q, |q| self.attend(q, states, pass, &selections, &mut mixed))??;
         (0..pass.spans.len()).for_each(|i| states.of_mut(i).release_unseen(self.mask));
         let mixed = Tensor::from_vec(mixed, (pass.tokens(), width), &Device::Cpu)?;
-        self.o.forward(&match self.gate(x, gate)? {
-            Some(gate) => gated(mixed, &gate, self.shape.heads)?,
+        self.o.forward(&match gate {
+            Some((gate, function)) => gated(mixed, &function.apply(&gate)?, self.shape.heads)?,
             None => mixed,
         })
     }
 
     fn chained(&self) -> Option<&dyn ChainedMixer> {
-        let plain = self.indexer.is_none() && matches!(self.output_gate, OutputGate::None);
-        (plain && self.o.is_on_device()).then_some(self)
+        (self.indexer.is_none() && self.o.is_on_device()).then_some(self)
     }
 
     fn layer_shape(&self) -> LayerShape {
@@ -180,13 +192,11 @@ impl Mixer for Attention {
         let changed = if self.value_norm.is_some() || self.value_scale != 1.0 { v } else { 0 };
         let queries = match &self.output_gate {
             OutputGate::None => q + mixed,
-            OutputGate::OfQueries => 4 * q + mixed,
             OutputGate::Product(product, _) => q + 2 * mixed + 2 * product.rows(),
         };
-        let joined = if matches!(self.inputs, InputProducts::Joined(_)) { q + k + v } else { 0 };
         let indexer = self.indexer.as_ref().map_or(0, |indexer| indexer.scratch());
         let convolved = self.convolved().map(ConvolvedInputs::scratch).unwrap_or_default();
-        let floats = 2 * hidden + queries + 2 * k + v + changed + joined + indexer + convolved.floats;
+        let floats = 2 * hidden + queries + 2 * k + v + changed + indexer + convolved.floats;
         TokenScratch { floats, input: hidden.max(mixed).max(convolved.input) }
     }
 
@@ -207,31 +217,26 @@ impl Attention {
         }
     }
 
-    /// The queries `[n, heads, head_dim]`, and what the output gate is made of, if the queries' product yields it. Appends keys and
-    /// values to the KV cache.
+    /// The queries `[n, heads, head_dim]`, and what the output gate is made of, with its function. Appends keys and values to the KV
+    /// cache.
     pub(super) fn queries(
         &self,
         x: &Tensor,
         states: &mut LayerStates,
         pass: &ForwardPass,
-    ) -> Result<(Tensor, Option<Tensor>)> {
+    ) -> Result<(Tensor, Option<(Tensor, GateFunction)>)> {
         let AttentionShape { heads, kv_heads, head_dim, value_dim } = self.shape;
-        let [q_width, k_width, v_width, _] = self.shape.widths();
-        let n = pass.tokens();
-        let (q, k, v) = match &self.inputs {
-            InputProducts::Apart { q, k, v: Some(v) } => Linear::forward_all([q, k, v], x)?.into(),
-            InputProducts::Apart { q, k, v: None } => {
-                let [q, k] = Linear::forward_all([q, k], x)?;
-                (q, k.clone(), k)
+        let [_, k_width, v_width, _] = self.shape.widths();
+        let ([q, k, v], gate) = match (&self.inputs, &self.output_gate) {
+            (InputProducts::Apart { q, k, v: Some(v) }, OutputGate::Product(gate, function)) => {
+                let [q, k, v, gate] = Linear::forward_all([q, k, v, gate], x)?;
+                ([q, k, v], Some((gate, *function)))
             }
-            InputProducts::Joined(product) => {
-                let all = product.forward(x)?;
-                let part = |at, width| all.narrow(1, at, width)?.contiguous();
-                (part(0, q_width)?, part(q_width, k_width)?, part(q_width + k_width, v_width)?)
+            (inputs, OutputGate::Product(gate, function)) => {
+                (inputs.forward(x, states, pass)?, Some((gate.forward(x)?, *function)))
             }
-            InputProducts::Convolved(inputs) => inputs.forward(x, states, pass)?,
+            (inputs, OutputGate::None) => (inputs.forward(x, states, pass)?, None),
         };
-        let (q, gate) = self.part(q, n)?; // [n, heads · head_dim]
         let (q, k) = self.norm_whole(q, k)?;
         let [q, k, v] = [q, k, v].map(|t| self.clip(t));
 
@@ -265,25 +270,6 @@ impl Attention {
         let AttentionShape { heads, kv_heads, head_dim: key_width, value_dim: value_width } = self.shape;
         let (scale, sinks) = (self.scale as f32, self.sinks.as_deref());
         ChosenAttention { heads, kv_heads, key_width, value_width, scale, sinks }
-    }
-
-    /// Queries `[n, heads · head_dim]`, and what the output gate is made of, in the same shape, if they hold it.
-    fn part(&self, q: Tensor, n: usize) -> Result<(Tensor, Option<Tensor>)> {
-        let AttentionShape { heads, head_dim, .. } = self.shape;
-        if !matches!(self.output_gate, OutputGate::OfQueries) {
-            return Ok((q, None));
-        }
-        let both = q.reshape((n, heads, 2 * head_dim))?;
-        let part = |at| both.narrow(2, at, head_dim)?.contiguous()?.reshape((n, heads * head_dim));
-        Ok((part(0)?, Some(part(head_dim)?)))
-    }
-
-    /// The output gate of `x [n, hidden]`; `of_queries` is what the query product yielded of it.
-    fn gate(&self, x: &Tensor, of_queries: Option<Tensor>) -> Result<Option<Tensor>> {
-        match &self.output_gate {
-            OutputGate::Product(product, function) => Ok(Some(function.apply(&product.forward(x)?)?)),
-            _ => of_queries.map(|gate| GateFunction::Sigmoid.apply(&gate)).transpose(),
-        }
     }
 
     fn norm_whole(&self, q: Tensor, k: Tensor) -> Result<(Tensor, Tensor)> {

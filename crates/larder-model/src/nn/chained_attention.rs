@@ -2,7 +2,8 @@
 //! devices, else from its queries on.
 
 use super::attention::{Attention, InputProducts, KEYS_AND_VALUES, QkNorm};
-use super::{ChainedMixer, ForwardPass};
+use super::output_gate::DeviceGate;
+use super::{ChainedMixer, ForwardPass, OutputGate};
 use crate::device::{DeviceHeads, DeviceOps, DeviceRotation, DeviceRows, HeadNorm};
 use crate::error::Result;
 use crate::hidden::{Hidden, HiddenPlace};
@@ -11,7 +12,11 @@ use crate::step::LayerStates;
 
 impl ChainedMixer for Attention {
     fn input_place(&self) -> HiddenPlace {
-        let clean = self.value_norm.is_none() && self.value_scale == 1.0 && self.clip.is_none();
+        let clean = self.value_norm.is_none() && self.value_scale == 1.0;
+        let gate = match &self.output_gate {
+            OutputGate::Product(product, _) => product.is_on_device(),
+            OutputGate::None => true,
+        };
         let products = match &self.inputs {
             InputProducts::Apart { q, k, v } => {
                 [Some(q), Some(k), v.as_ref()].into_iter().flatten().all(Linear::is_on_device)
@@ -26,7 +31,9 @@ impl ChainedMixer for Attention {
             },
             QkNorm::PerHeadAfterRope(..) | QkNorm::AfterRope { .. } => false,
         };
-        match clean && products && norm {
+        // A norm of each head is behind the clip.
+        let clip = self.clip.is_none() || matches!(self.norm, QkNorm::None | QkNorm::Whole(..));
+        match clean && clip && gate && products && norm {
             true => HiddenPlace::Device,
             false => HiddenPlace::Host,
         }
@@ -39,13 +46,21 @@ impl ChainedMixer for Attention {
         pass: &ForwardPass,
         ops: &dyn DeviceOps,
     ) -> Result<DeviceRows> {
-        let mixed = match x {
+        let (mixed, gate) = match x {
             Hidden::Host(x) => {
-                let (q, _) = self.queries(x, states, pass)?;
+                let (q, gate) = self.queries(x, states, pass)?;
                 let rows = (&*states, KEYS_AND_VALUES);
-                with_f32(&q, |q| self.over_rows().begin_step(ops, q, rows, (pass, self.mask)))??
+                let mixed = with_f32(&q, |q| self.over_rows().begin_step(ops, q, rows, (pass, self.mask)))??;
+                let send = |(gate, function)| -> Result<_> {
+                    Ok(DeviceGate { rows: Hidden::Host(gate).on_device(ops)?, function })
+                };
+                (mixed, gate.map(send).transpose()?)
             }
             Hidden::Device(x) => self.begin_from_input(*x, states, pass, ops)?,
+        };
+        let mixed = match gate {
+            Some(gate) => gate.begin(mixed, self.shape.heads, ops)?,
+            None => mixed,
         };
         (0..pass.spans.len()).for_each(|i| states.of_mut(i).release_unseen(self.mask));
         Ok(self.o.begin(mixed, ops)?.expect("the output product is on the device"))
@@ -53,15 +68,15 @@ impl ChainedMixer for Attention {
 }
 
 impl Attention {
-    /// Attention, its products with the input included.
+    /// Attention, its products with the input included; and what the output gate is made of.
     fn begin_from_input(
         &self,
         x: DeviceRows,
         states: &mut LayerStates,
         pass: &ForwardPass,
         ops: &dyn DeviceOps,
-    ) -> Result<DeviceRows> {
-        let [queries, keys, values] = self.begin_products(x, ops)?;
+    ) -> Result<(DeviceRows, Option<DeviceGate>)> {
+        let ([queries, keys, values], gate) = self.begin_products(x, ops)?;
         let norm = match &self.norm {
             QkNorm::Whole(q, k) | QkNorm::PerHead(q, k) => {
                 let (of_queries, eps) = q.as_rms().expect("it is for devices");
@@ -83,17 +98,23 @@ impl Attention {
             interleaved: rotary.interleaved,
         });
         let scales = self.temperature.map_or_else(Vec::new, |temperature| temperature.scales(pass));
-        let heads = DeviceHeads { queries, rest: None, keys, values: Some(values), norm, rotation, scales: &scales };
-        self.over_rows().begin_new(ops, &heads, (states, KEYS_AND_VALUES), (pass, self.mask))
+        let (rest, values, clip) = (None, Some(values), self.clip.map(|limit| limit as f32));
+        let heads = DeviceHeads { queries, rest, keys, values, norm, clip, rotation, scales: &scales };
+        let mixed = self.over_rows().begin_new(ops, &heads, (states, KEYS_AND_VALUES), (pass, self.mask))?;
+        Ok((mixed, gate))
     }
 
-    /// The products with the input; without one of its own the values are what the product of the keys yields.
-    fn begin_products(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<[DeviceRows; 3]> {
-        let products = match &self.inputs {
-            InputProducts::Apart { q, k, v: Some(v) } => Linear::begin_all([q, k, v], x, ops)?,
-            InputProducts::Apart { q, k, v: None } => Linear::begin_all([q, k], x, ops)?.map(|[q, k]| [q, k, k]),
-            _ => None,
+    /// The products with the input, and that of the output gate. Without a product of its own the values are what that of the keys yields.
+    fn begin_products(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<([DeviceRows; 3], Option<DeviceGate>)> {
+        let InputProducts::Apart { q, k, v } = &self.inputs else { unreachable!("the inputs are for devices") };
+        let gate = match &self.output_gate {
+            OutputGate::Product(product, function) => Some((product, *function)),
+            OutputGate::None => None,
         };
-        Ok(products.expect("the products are on the device"))
+        let products = [Some(q), Some(k), v.as_ref(), gate.map(|(product, _)| product)];
+        let products: Vec<&Linear> = products.into_iter().flatten().collect();
+        let rows = Linear::begin_each(&products, x, ops)?.expect("the products are on the device");
+        let gate = gate.map(|(_, function)| DeviceGate { rows: rows[rows.len() - 1], function });
+        Ok(([rows[0], rows[1], rows[if v.is_some() { 2 } else { 1 }]], gate))
     }
 }

@@ -1,6 +1,7 @@
 //! Latent attention as a part of chains on a device, from its input on, where it attends to all rows.
 
 use super::latent::{LatentAttention, Query, RowChoice};
+use super::output_gate::DeviceGate;
 use super::{AttentionMask, ChainedMixer, ForwardPass};
 use crate::device::{DeviceHeads, DeviceOps, DeviceRotation, DeviceRows, HeadNorm, HeadRest};
 use crate::error::Result;
@@ -11,7 +12,8 @@ use crate::step::LayerStates;
 impl LatentAttention {
     /// Whether all of it has a form for devices.
     pub(super) fn is_for_devices(&self) -> bool {
-        let plain = matches!(self.choice, RowChoice::All) && self.output_gate.is_none();
+        let plain = matches!(self.choice, RowChoice::All);
+        let gate = self.output_gate.as_ref().is_none_or(|(product, _)| product.is_on_device());
         let of_query = match &self.q {
             Query::Full(product) => product.is_on_device(),
             Query::Low(a, norm, b) => a.is_on_device() && norm.as_rms().is_some() && b.is_on_device(),
@@ -19,14 +21,16 @@ impl LatentAttention {
         let products = of_query && self.kv_a.is_on_device() && self.o.is_on_device();
         let heads = PlacedMatrix::begins_heads(&self.to_latent, self.shape.nope + self.shape.rope)
             && PlacedMatrix::begins_heads(&self.to_value, self.shape.kv_rank);
-        plain && products && heads && self.kv_norm.as_rms().is_some()
+        plain && gate && products && heads && self.kv_norm.as_rms().is_some()
     }
 
-    /// What the product of the queries yields, and the new rows before their norm.
-    fn begin_products(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<[DeviceRows; 2]> {
+    /// What the product of the queries yields, the new rows before their norm, and what the output gate is made of.
+    fn begin_products(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<([DeviceRows; 2], Option<DeviceGate>)> {
         let (Query::Full(first) | Query::Low(first, ..)) = &self.q;
-        let products = Linear::begin_all([first, &self.kv_a], x, ops)?;
-        let [first, rows] = products.expect("the products are on the device");
+        let gate = self.output_gate.as_ref();
+        let products: Vec<&Linear> = [first, &self.kv_a].into_iter().chain(gate.map(|(product, _)| product)).collect();
+        let all = Linear::begin_each(&products, x, ops)?.expect("the products are on the device");
+        let (first, rows) = (all[0], all[1]);
         let queries = match &self.q {
             Query::Full(_) => first,
             Query::Low(_, norm, product) => {
@@ -35,7 +39,7 @@ impl LatentAttention {
                 product.begin(latent, ops)?.expect("the product is on the device")
             }
         };
-        Ok([queries, rows])
+        Ok(([queries, rows], gate.map(|(_, function)| DeviceGate { rows: all[2], function: *function })))
     }
 }
 
@@ -52,7 +56,7 @@ impl ChainedMixer for LatentAttention {
         ops: &dyn DeviceOps,
     ) -> Result<DeviceRows> {
         let (kv_rank, rope, nope) = (self.shape.kv_rank, self.shape.rope, self.shape.nope);
-        let [queries, keys] = self.begin_products(x.on_device(ops)?, ops)?;
+        let ([queries, keys], gate) = self.begin_products(x.on_device(ops)?, ops)?;
         let latents = PlacedMatrix::begin_heads(&self.to_latent, queries, ops)?;
         for (i, span) in pass.spans.iter().enumerate() {
             states.of_mut(i).keys.extend(span.tokens, 1, kv_rank + rope)?;
@@ -72,12 +76,17 @@ impl ChainedMixer for LatentAttention {
             keys,
             values: None,
             norm: Some(HeadNorm { weights, eps, whole: false, width: Some(kv_rank) }),
+            clip: None,
             rotation,
             scales: &scales,
         };
         let rows = (&*states, (|kv| (&kv.keys, None)) as super::KeysAndValues);
         let mixed = self.over_rows().begin_new(ops, &heads, rows, (pass, AttentionMask::Causal))?;
         let values = PlacedMatrix::begin_heads(&self.to_value, mixed, ops)?;
+        let values = match gate {
+            Some(gate) => gate.begin(values, self.shape.heads, ops)?,
+            None => values,
+        };
         Ok(self.o.begin(values, ops)?.expect("the output product is on the device"))
     }
 }

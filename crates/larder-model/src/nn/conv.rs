@@ -6,6 +6,7 @@ use candle_core::{Device, Tensor};
 use larder_core::Rng;
 
 use super::{ForwardPass, LayerKv, LayerShape, Mixer, StateLens, TokenScratch};
+use crate::device::{DeviceConvolution, DeviceCopy, DeviceOps, DeviceRows, StateSpan};
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
 use crate::step::LayerStates;
@@ -19,6 +20,8 @@ pub struct CausalConv {
     width: usize,
     /// Distance in tokens of the inputs that are added up.
     dilation: usize,
+    taps_copy: DeviceCopy,
+    bias_copy: DeviceCopy,
 }
 
 impl CausalConv {
@@ -30,6 +33,12 @@ impl CausalConv {
             false => None,
         };
         Ok(CausalConv { bias, ..conv })
+    }
+
+    /// Of `taps [width, channels]` and `bias [channels]`.
+    pub(crate) fn with_taps(taps: Vec<f32>, bias: Option<Vec<f32>>, channels: usize, width: usize) -> Self {
+        let (taps_copy, bias_copy) = Default::default();
+        CausalConv { taps, bias, channels, width, dilation: 1, taps_copy, bias_copy }
     }
 
     /// The same weights for inputs that are `dilation` tokens apart.
@@ -55,7 +64,20 @@ impl CausalConv {
     /// Of `kernel [channels, width]`, without a bias.
     fn of(kernel: &[f32], channels: usize, width: usize) -> Self {
         let column = |tap: usize| kernel.iter().skip(tap).step_by(width).copied();
-        CausalConv { taps: (0..width).flat_map(column).collect(), bias: None, channels, width, dilation: 1 }
+        CausalConv::with_taps((0..width).flat_map(column).collect(), None, channels, width)
+    }
+
+    /// As [`forward`](Self::forward), begun on a device, for inputs that are side by side; they are not dilated.
+    pub(super) fn begin(
+        &self,
+        inputs: &[DeviceRows],
+        spans: &[StateSpan],
+        silu: bool,
+        ops: &dyn DeviceOps,
+    ) -> Result<DeviceRows> {
+        let taps = self.taps_copy.of(&self.taps, ops)?;
+        let bias = self.bias.as_ref().map(|bias| self.bias_copy.of(bias, ops)).transpose()?;
+        ops.convolve(&DeviceConvolution { inputs, taps, bias, width: self.width, silu }, spans)
     }
 
     /// Values of the window that is kept between passes.

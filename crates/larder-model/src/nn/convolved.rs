@@ -112,12 +112,7 @@ impl ConvolvedInputs {
     }
 
     /// Queries `[n, heads · head_dim]`, keys and values `[n, kv_heads · head_dim]` of `x [n, hidden]`.
-    pub fn forward(
-        &self,
-        x: &Tensor,
-        states: &mut LayerStates,
-        pass: &ForwardPass,
-    ) -> Result<(Tensor, Tensor, Tensor)> {
+    pub fn forward(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<[Tensor; 3]> {
         let ConvolvedShape { head_dim, .. } = self.shape;
         let (n, groups) = (pass.tokens(), self.grouped.len());
         let [q, k, current, delayed] = Linear::forward_all([&self.q, &self.k, &self.current, &self.delayed], x)?;
@@ -128,7 +123,7 @@ impl ConvolvedInputs {
         let mixed = with_f32(&PlacedMatrix::forward_heads(&self.grouped, &gathered)?, <[f32]>::to_vec)?;
         let (q, k) = self.queries_and_keys(&raw, mixed);
         let tensor = |values: Vec<f32>| Tensor::from_vec(values, (n, ()), &Device::Cpu);
-        Ok((tensor(q)?, tensor(k)?, Tensor::cat(&[&current, &tensor(earlier)?], 1)?))
+        Ok([tensor(q)?, tensor(k)?, Tensor::cat(&[&current, &tensor(earlier)?], 1)?])
     }
 
     /// Advances the states by the tokens of a step. Yields what the grouped convolution gets for each of them, `[n, heads, taps ·

@@ -16,7 +16,7 @@ pub struct KvPool {
     format: KvFormat,
     checkpoints: CheckpointPolicy,
     limit_bytes: usize,
-    /// Where pages are; `None` for main memory. Recurrent states are always in main memory.
+    /// Where pages are; `None` for main memory. Recurrent states that are on it have pages too.
     device: Option<Arc<dyn DeviceAttention>>,
     state: Mutex<PoolState>,
 }
@@ -32,11 +32,11 @@ struct PoolState {
 /// What the sequences of a pool use.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct KvUsage {
-    /// Pages of keys and values; a page that several sequences share counts once.
+    /// Pages of keys and values, and of recurrent states on a device; a page that several sequences share counts once.
     pub pages: usize,
     /// Bytes of these pages.
     pub page_bytes: usize,
-    /// Bytes of recurrent states and their checkpoints.
+    /// Bytes of recurrent states and their checkpoints in main memory.
     pub state_bytes: usize,
 }
 
@@ -191,6 +191,19 @@ impl KvPage {
         match &mut self.memory {
             PageMemory::Host(bytes) => bytes,
             PageMemory::Device(_) => unreachable!("the pages of a pool with a device are on the device"),
+        }
+    }
+
+    /// Bytes of the page.
+    pub fn bytes(&self) -> usize {
+        self.shape.bytes()
+    }
+
+    /// Waits for the device, and copies the bytes of a page on it.
+    pub fn read(&self, out: &mut [u8]) -> Result<()> {
+        match self.pool.device() {
+            Some(device) => device.read(self.device_id(), out),
+            None => unreachable!("the pages of a pool without a device are in main memory"),
         }
     }
 

@@ -6,7 +6,7 @@ use super::{Activation, TokenScratch};
 use crate::device::{DeviceOps, DeviceRows};
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
-use crate::weights::WeightLoader;
+use crate::weights::{RowGroups, WeightLoader};
 
 /// Names of the three products of an MLP in a checkpoint.
 pub struct MlpNames {
@@ -35,9 +35,7 @@ pub struct Mlp {
 /// The products of gate and up.
 enum First {
     /// Each `[inter, hidden]`.
-    Apart(Linear, Linear),
-    /// `[2 · inter, hidden]`: all rows of gate, then those of up.
-    Joined(Linear),
+    Gated(Linear, Linear),
     /// `[inter, hidden]`: up, without a gate.
     Up(Linear),
 }
@@ -55,10 +53,11 @@ impl Mlp {
         let gate = weights.linear(&format!("{prefix}.{}", names.gate), inter, hidden, bias)?;
         let up = weights.linear(&format!("{prefix}.{}", names.up), inter, hidden, bias)?;
         let down = weights.linear(&format!("{prefix}.{}", names.down), hidden, inter, bias)?;
-        Ok(Mlp { first: First::Apart(gate, up), down, act })
+        Ok(Mlp { first: First::Gated(gate, up), down, act })
     }
 
-    /// Loads gate and up in one product, and down, which have these names below `prefix`; without biases.
+    /// Loads gate and up from one matrix, which has all rows of gate and then those of up, and down; they have these names below `prefix`.
+    /// Without biases.
     pub fn joined(
         weights: &mut WeightLoader,
         prefix: &str,
@@ -66,9 +65,11 @@ impl Mlp {
         (hidden, inter): (usize, usize),
         act: Activation,
     ) -> Result<Self> {
-        let first = First::Joined(weights.linear(&format!("{prefix}.{first}"), 2 * inter, hidden, false)?);
+        let [gate, up] = RowGroups::consecutive(2 * inter, [inter; 2]);
+        let name = format!("{prefix}.{first}");
+        let [gate, up] = weights.linear_parts(&name, 2 * inter, hidden, false, [&[gate], &[up]])?;
         let down = weights.linear(&format!("{prefix}.{down}"), hidden, inter, false)?;
-        Ok(Mlp { first, down, act })
+        Ok(Mlp { first: First::Gated(gate, up), down, act })
     }
 
     /// Loads up and down, which have these names below `prefix`; without a gate.
@@ -87,20 +88,22 @@ impl Mlp {
 
     /// Whether [`begin`](Self::begin) computes it.
     pub(crate) fn is_for_devices(&self) -> bool {
-        match &self.first {
-            First::Apart(gate, up) => [gate, up, &self.down].iter().all(|product| product.is_on_device()),
-            First::Joined(_) | First::Up(_) => false,
-        }
+        let first = match &self.first {
+            First::Gated(gate, up) => gate.is_on_device() && up.is_on_device(),
+            First::Up(up) => up.is_on_device() && !self.act.is_clamped(),
+        };
+        first && self.down.is_on_device()
     }
 
     /// As [`forward`](Self::forward), begun on a device. The caller guarantees that it [is for devices](Self::is_for_devices).
     pub(crate) fn begin(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
-        let both = match &self.first {
-            First::Apart(gate, up) => Linear::begin_all([gate, up], x, ops)?,
-            First::Joined(_) | First::Up(_) => None,
+        let inner = match &self.first {
+            First::Gated(gate, up) => {
+                let [gate, up] = Linear::begin_all([gate, up], x, ops)?.expect("it is for devices");
+                ops.combine(self.act, gate, up)?
+            }
+            First::Up(up) => ops.activate(self.act, up.begin(x, ops)?.expect("it is for devices"))?,
         };
-        let [gate, up] = both.expect("it is for devices");
-        let inner = ops.combine(self.act, gate, up)?;
         Ok(self.down.begin(inner, ops)?.expect("it is for devices"))
     }
 
@@ -113,11 +116,7 @@ impl Mlp {
                 self.act.apply(&mut inner);
                 return self.down.forward(&Tensor::from_vec(inner, up.dims(), &Device::Cpu)?);
             }
-            First::Apart(gate, up) => Linear::forward_all([gate, up], x)?,
-            First::Joined(both) => {
-                let (both, inter) = (both.forward(x)?, self.down.input_width());
-                [both.narrow(1, 0, inter)?.contiguous()?, both.narrow(1, inter, inter)?.contiguous()?]
-            }
+            First::Gated(gate, up) => Linear::forward_all([gate, up], x)?,
         }; // [tokens, inter]
         let mut combined = with_f32(&gate, <[f32]>::to_vec)?;
         with_f32(&up, |up| self.act.combine(&mut combined, up))?;
@@ -127,7 +126,6 @@ impl Mlp {
     /// What [`forward`](Self::forward) allocates per token, with its input, its output, and their sum.
     pub fn scratch(&self, hidden: usize) -> TokenScratch {
         let inter = self.down.input_width();
-        let joined = if matches!(self.first, First::Joined(_)) { 2 * inter } else { 0 };
-        TokenScratch { floats: 3 * hidden + 3 * inter + joined, input: hidden.max(inter) }
+        TokenScratch { floats: 3 * hidden + 3 * inter, input: hidden.max(inter) }
     }
 }

@@ -47,6 +47,7 @@ pub use block_indexer::{BlockIndexer, BlockIndexerShape, IndexProducts};
 pub use compressed::{CompressedAttention, CompressedShape, Compressor, CompressorShape, Entries, EntryIndexer};
 pub use conv::{CausalConv, ShortConv};
 pub use convolved::{ConvolvedInputs, ConvolvedShape};
+pub(crate) use delta::DeltaTokens;
 pub use delta::{ChannelDecay, DeltaForm, DeltaHeads, DeltaShape, GatedDeltaNet, KimiDelta, KimiDeltaShape};
 pub use further_rows::{FurtherRows, FurtherShape};
 pub use gather::{ChosenAttention, ChosenQuery, ChosenRows};

@@ -5,8 +5,9 @@ use std::cell::OnceCell;
 use candle_core::{Device, Tensor};
 use larder_core::{ExpertId, Gate, LayerIdx};
 
+use super::output_gate::gated;
 use super::router::RouterOutput;
-use super::{Activation, HandedOn, Mlp, MoeRouter, Norm, TokenScratch};
+use super::{Activation, GateFunction, HandedOn, Mlp, MoeRouter, Norm, TokenScratch};
 use crate::config::config_error;
 use crate::device::{DeviceOps, DeviceRows};
 use crate::error::Result;
@@ -363,21 +364,28 @@ impl DenseBeside {
 impl SharedExpert {
     /// Whether [`begin`](Self::begin) computes it.
     fn is_for_devices(&self) -> bool {
-        self.gate.is_none() && self.mlp.is_for_devices()
+        self.gate.as_ref().is_none_or(Linear::is_on_device) && self.mlp.is_for_devices()
     }
 
     /// As [`forward`](Self::forward), begun on a device; `None` if the CPU computes it.
     fn begin(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<Option<DeviceRows>> {
-        match self.is_for_devices() {
-            true => self.mlp.begin(x, ops).map(Some),
-            false => Ok(None),
+        if !self.is_for_devices() {
+            return Ok(None);
+        }
+        let y = self.mlp.begin(x, ops)?;
+        match &self.gate {
+            Some(gate) => {
+                let gate = gate.begin(x, ops)?.expect("it is for devices");
+                ops.gate(y, gate, GateFunction::Sigmoid, 1).map(Some)
+            }
+            None => Ok(Some(y)),
         }
     }
 
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let y = self.mlp.forward(x)?;
         match &self.gate {
-            Some(gate) => Ok(y.broadcast_mul(&candle_nn::ops::sigmoid(&gate.forward(x)?)?)?),
+            Some(gate) => gated(y, &GateFunction::Sigmoid.apply(&gate.forward(x)?)?, 1),
             None => Ok(y),
         }
     }

@@ -134,6 +134,11 @@ pub struct NormWeight {
 }
 
 impl NormWeight {
+    /// The values.
+    pub(super) fn values(&self) -> &[f32] {
+        &self.values
+    }
+
     /// The id of the copy on the device.
     pub(super) fn on_device(&self, ops: &dyn DeviceOps) -> Result<usize> {
         self.copy.of(&self.values, ops)

@@ -3,6 +3,7 @@
 use candle_core::{Device, Tensor};
 
 use super::activation::{sigmoid, silu, softplus};
+use crate::device::{DeviceOps, DeviceRows};
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
 
@@ -10,8 +11,6 @@ use crate::matrix::{Linear, with_f32};
 pub enum OutputGate {
     /// None.
     None,
-    /// The sigmoid of a gate per value, which the query product yields beside the queries of each head.
-    OfQueries,
     /// A function of a product of its own: `[heads · value_dim, hidden]`, or `[heads, hidden]` for a gate per head.
     Product(Linear, GateFunction),
 }
@@ -29,7 +28,7 @@ pub enum GateFunction {
 
 impl GateFunction {
     /// Its value at `x`.
-    pub(super) fn of(self, x: f32) -> f32 {
+    pub(crate) fn of(self, x: f32) -> f32 {
         match self {
             GateFunction::Sigmoid => sigmoid(x),
             GateFunction::Silu => silu(x),
@@ -41,6 +40,21 @@ impl GateFunction {
     pub(super) fn apply(self, gate: &Tensor) -> Result<Tensor> {
         let values = with_f32(gate, |gate| gate.iter().map(|x| self.of(*x)).collect::<Vec<_>>())?;
         Ok(Tensor::from_vec(values, gate.shape(), &Device::Cpu)?)
+    }
+}
+
+/// What an output gate is made of, on a device.
+#[derive(Clone, Copy)]
+pub(super) struct DeviceGate {
+    /// `[n, heads · any]`
+    pub rows: DeviceRows,
+    pub function: GateFunction,
+}
+
+impl DeviceGate {
+    /// `mixed [n, heads · any]` times the gate, begun on the device.
+    pub fn begin(self, mixed: DeviceRows, heads: usize, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+        ops.gate(mixed, self.rows, self.function, heads)
     }
 }
 
@@ -74,7 +88,9 @@ mod tests {
             let gate = Tensor::from_vec(vec![0.0f32, 100.0, -100.0], (3, 1), &Device::Cpu).unwrap();
             function.apply(&gate).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap()
         };
-        assert_eq!(of(GateFunction::Softplus), [2.0f32.ln(), 100.0, (-100.0f32).exp()]);
+        let softplus = of(GateFunction::Softplus);
+        assert_eq!(softplus[..2], [2.0f32.ln(), 100.0]);
+        assert!((0.0..2e-38).contains(&softplus[2]), "{softplus:?}");
         assert_eq!(of(GateFunction::Silu)[..2], [0.0, 100.0]);
         let sigmoid = of(GateFunction::Sigmoid);
         assert_eq!(sigmoid[..2], [0.5, 1.0]);

@@ -1,13 +1,16 @@
-//! The recurrent state of one layer, with checkpoints to which it can be rewound.
+//! The recurrent state of one layer, with checkpoints to which it can be rewound. It is where it was advanced last: in main memory, or
+//! on a device.
 
 use std::io::{self, Write};
 use std::ops::Range;
 use std::sync::Arc;
 
-use larder_core::Rng;
+use larder_core::{NumberFormat, Rng};
+use larder_kernels::{narrow, widen};
 
-use super::kv_pool::StateBytes;
+use super::kv_pool::{KvPage, StateBytes};
 use super::{KvPool, made_up};
+use crate::device::{KvPageShape, StateSpan};
 use crate::error::Result;
 use crate::saved_state::{SavedState, SavedStateError, write_floats};
 
@@ -25,8 +28,15 @@ pub struct RecurrentState {
 struct Snapshot {
     /// Number of these tokens.
     tokens: usize,
-    values: StateValues,
-    bytes: StateBytes,
+    memory: StateMemory,
+}
+
+/// Where a state is.
+enum StateMemory {
+    /// In main memory.
+    Host { values: StateValues, bytes: StateBytes },
+    /// In a page on the device of the pool: the window, then the recurrence.
+    Device(KvPage),
 }
 
 /// The values of a recurrent state, zeros before the first token.
@@ -56,6 +66,11 @@ impl StateLens {
     fn zeros(self) -> StateValues {
         StateValues { window: vec![0.0; self.window], recurrence: vec![0.0; self.recurrence] }
     }
+
+    /// The shape of a page with a state.
+    fn page_shape(self) -> KvPageShape {
+        KvPageShape { kind: NumberFormat::F32, heads: 1, positions: 1, row_bytes: self.bytes() }
+    }
 }
 
 impl RecurrentState {
@@ -77,25 +92,44 @@ impl RecurrentState {
         while done < tokens {
             let due = policy.next(start + done) - start;
             let piece = done..tokens.min(due);
-            let state = self.writable(lens)?;
-            state.tokens += piece.len();
             done = piece.end;
-            step(&mut state.values, piece);
+            step(self.writable(lens, start + done)?, piece);
             if done == due {
-                self.checkpoint();
+                self.checkpoint(self.current.clone());
             }
         }
         Ok(())
     }
 
-    /// A copy of the window, which is zeros before the first token.
-    pub fn window(&self, lens: StateLens) -> Vec<f32> {
-        self.current.as_ref().map_or_else(|| vec![0.0; lens.window], |current| current.values.window.clone())
+    /// The page of the state, and those of its checkpoints, for the next `tokens` tokens, which a chain on the device of the pool takes
+    /// in from row `first_row` on.
+    pub(super) fn extend(&mut self, tokens: usize, lens: StateLens, first_row: usize) -> Result<StateSpan> {
+        let (policy, start) = (self.pool.checkpoints(), self.tokens());
+        let page = self.writable_on_device(lens, start + tokens)?;
+        let mut copies = Vec::new();
+        let mut due = policy.next(start);
+        while due < start + tokens {
+            let copy = self.pool.page(lens.page_shape())?;
+            copies.push((due - start, copy.device_id()));
+            self.checkpoint(Some(Arc::new(Snapshot { tokens: due, memory: StateMemory::Device(copy) })));
+            due = policy.next(due);
+        }
+        if due == start + tokens {
+            self.checkpoint(self.current.clone());
+        }
+        // Of several checkpoints some may have been dropped again.
+        copies.retain(|(taken_in, _)| self.checkpoints.iter().any(|kept| kept.tokens == start + taken_in));
+        Ok(StateSpan { page, recurrence_at: lens.window, first_row, tokens, copies })
     }
 
-    /// The current values; `None` before the first token.
+    /// A copy of the window, which is zeros before the first token.
+    pub fn window(&self, lens: StateLens) -> Result<Vec<f32>> {
+        self.current.as_ref().map_or_else(|| Ok(vec![0.0; lens.window]), |current| Ok(current.values(lens)?.window))
+    }
+
+    /// The current values, of a state that is in main memory; `None` before the first token.
     pub fn values(&self) -> Option<&StateValues> {
-        self.current.as_ref().map(|current| &current.values)
+        self.current.as_ref().map(|current| current.on_host())
     }
 
     /// Takes in `tokens` tokens that were not computed: at each checkpoint and at the end the state has values of `rng`.
@@ -106,7 +140,8 @@ impl RecurrentState {
         })
     }
 
-    /// Writes the checkpoints and the state, as [`saved_state`](crate::saved_state) has them; nothing before the first token.
+    /// Writes the checkpoints and the state, as [`saved_state`](crate::saved_state) has them; nothing before the first token. The caller
+    /// guarantees a pool without a device.
     pub fn save(&self, out: &mut dyn Write) -> io::Result<()> {
         let Some(current) = &self.current else { return Ok(()) };
         let earlier = self.checkpoints.iter().filter(|checkpoint| checkpoint.tokens < current.tokens);
@@ -114,8 +149,8 @@ impl RecurrentState {
         out.write_all(&(states.len() as u32).to_le_bytes())?;
         for state in states {
             out.write_all(&(state.tokens as u64).to_le_bytes())?;
-            write_floats(&state.values.window, out)?;
-            write_floats(&state.values.recurrence, out)?;
+            write_floats(&state.on_host().window, out)?;
+            write_floats(&state.on_host().recurrence, out)?;
         }
         Ok(())
     }
@@ -137,7 +172,8 @@ impl RecurrentState {
             from.require(lens.bytes())?;
             let bytes = pool.reserve(lens.bytes())?;
             let values = StateValues { window: from.floats(lens.window)?, recurrence: from.floats(lens.recurrence)? };
-            loaded.current = Some(Arc::new(Snapshot { tokens: tokens as usize, values, bytes }));
+            let memory = StateMemory::Host { values, bytes };
+            loaded.current = Some(Arc::new(Snapshot { tokens: tokens as usize, memory }));
             if tokens < len as u64 || policy.next(len - 1) == len {
                 loaded.checkpoints.extend(loaded.current.clone());
             }
@@ -156,23 +192,52 @@ impl RecurrentState {
         self.current.as_ref().map_or(0, |current| current.tokens)
     }
 
-    /// The current state, as one that nothing else has.
-    fn writable(&mut self, lens: StateLens) -> Result<&mut Snapshot> {
-        if self.current.as_mut().is_none_or(|current| Arc::get_mut(current).is_none()) {
+    /// The current state in main memory, as one that nothing else has, which becomes that after `tokens` tokens.
+    fn writable(&mut self, lens: StateLens, tokens: usize) -> Result<&mut StateValues> {
+        let is_own = |current: &mut Arc<Snapshot>| Arc::get_mut(current).is_some_and(|own| own.memory.is_on_host());
+        if !self.current.as_mut().is_some_and(is_own) {
             let bytes = self.pool.reserve(lens.bytes())?;
-            let (tokens, values) = match &self.current {
-                Some(shared) => (shared.tokens, shared.values.clone()),
-                None => (0, lens.zeros()),
-            };
-            self.current = Some(Arc::new(Snapshot { tokens, values, bytes }));
+            let values = self.current.as_ref().map_or_else(|| Ok(lens.zeros()), |shared| shared.values(lens))?;
+            self.current = Some(Arc::new(Snapshot { tokens, memory: StateMemory::Host { values, bytes } }));
         }
-        let current = self.current.as_mut().and_then(Arc::get_mut);
-        Ok(current.expect("the state was just made"))
+        let own = self.current.as_mut().and_then(Arc::get_mut).expect("the state was just made");
+        own.tokens = tokens;
+        match &mut own.memory {
+            StateMemory::Host { values, .. } => Ok(values),
+            StateMemory::Device(_) => unreachable!("the state is in main memory"),
+        }
     }
 
-    /// Keeps the current state as a checkpoint. It is copied only if more tokens follow.
-    fn checkpoint(&mut self) {
-        self.checkpoints.extend(self.current.clone());
+    /// The page of the current state on the device, as one that nothing else has, which becomes that after `tokens` tokens.
+    fn writable_on_device(&mut self, lens: StateLens, tokens: usize) -> Result<usize> {
+        let device = self.pool.device().expect("chains are on the device of the pool").clone();
+        let is_own = |current: &mut Arc<Snapshot>| Arc::get_mut(current).is_some_and(|own| !own.memory.is_on_host());
+        if !self.current.as_mut().is_some_and(is_own) {
+            let page = self.pool.page(lens.page_shape())?;
+            let send = |values: &StateValues| {
+                let floats = [&values.window[..], &values.recurrence].concat();
+                let mut bytes = vec![0; lens.bytes()];
+                narrow(NumberFormat::F32, &floats, &mut bytes);
+                device.append(page.device_id(), 0, &bytes)
+            };
+            match self.current.as_ref().map(|current| &current.memory) {
+                None => send(&lens.zeros())?,
+                Some(StateMemory::Host { values, .. }) => send(values)?,
+                Some(StateMemory::Device(shared)) => device.copy(shared.device_id(), page.device_id(), 1)?,
+            }
+            self.current = Some(Arc::new(Snapshot { tokens, memory: StateMemory::Device(page) }));
+        }
+        let own = self.current.as_mut().and_then(Arc::get_mut).expect("the state was just made");
+        own.tokens = tokens;
+        match &own.memory {
+            StateMemory::Device(page) => Ok(page.device_id()),
+            StateMemory::Host { .. } => unreachable!("the state is on the device"),
+        }
+    }
+
+    /// Keeps a state as a checkpoint. It is copied only if more tokens follow.
+    fn checkpoint(&mut self, state: Option<Arc<Snapshot>>) {
+        self.checkpoints.extend(state);
         let positions: Vec<usize> = self.checkpoints.iter().map(|checkpoint| checkpoint.tokens).collect();
         if let Some(superfluous) = self.pool.checkpoints().superfluous(&positions) {
             self.checkpoints.remove(superfluous);
@@ -199,7 +264,44 @@ impl RecurrentState {
     pub fn bytes(&self) -> usize {
         let newest = self.checkpoints.last();
         let extra = self.current.as_ref().filter(|current| newest.is_none_or(|newest| !Arc::ptr_eq(newest, current)));
-        self.checkpoints.iter().chain(extra).map(|state| state.bytes.count()).sum()
+        self.checkpoints.iter().chain(extra).map(|state| state.memory.bytes()).sum()
+    }
+}
+
+impl StateMemory {
+    fn is_on_host(&self) -> bool {
+        matches!(self, StateMemory::Host { .. })
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            StateMemory::Host { bytes, .. } => bytes.count(),
+            StateMemory::Device(page) => page.bytes(),
+        }
+    }
+}
+
+impl Snapshot {
+    /// A copy of the values. Waits for a device that has them.
+    fn values(&self, lens: StateLens) -> Result<StateValues> {
+        match &self.memory {
+            StateMemory::Host { values, .. } => Ok(values.clone()),
+            StateMemory::Device(page) => {
+                let (mut bytes, mut values) = (vec![0; lens.bytes()], vec![0.0; lens.window + lens.recurrence]);
+                page.read(&mut bytes)?;
+                widen(NumberFormat::F32, &bytes, &mut values);
+                let recurrence = values.split_off(lens.window);
+                Ok(StateValues { window: values, recurrence })
+            }
+        }
+    }
+
+    /// The values, which are in main memory.
+    fn on_host(&self) -> &StateValues {
+        match &self.memory {
+            StateMemory::Host { values, .. } => values,
+            StateMemory::Device(_) => unreachable!("the mixer has no form for devices, or the pool has no device"),
+        }
     }
 }
 
@@ -208,6 +310,7 @@ mod tests {
     use larder_core::CheckpointPolicy;
 
     use super::*;
+    use crate::double::AttentionDouble;
     use crate::nn::KvFormat;
 
     const LENS: StateLens = StateLens { window: 1, recurrence: 2 };
@@ -226,7 +329,8 @@ mod tests {
 
     fn values(state: &RecurrentState) -> [f32; 3] {
         state.current.as_ref().map_or([0.0; 3], |current| {
-            [current.values.window[0], current.values.recurrence[0], current.values.recurrence[1]]
+            let StateValues { window, recurrence } = current.values(LENS).unwrap();
+            [window[0], recurrence[0], recurrence[1]]
         })
     }
 
@@ -252,6 +356,50 @@ mod tests {
             assert_eq!((values(&fork), fork.bytes()), ([0.0; 3], 0));
         }
         assert_eq!(pool.usage().state_bytes, 0);
+    }
+
+    /// Takes in the next tokens on a device, as [`go`] does.
+    fn go_on_device(state: &mut RecurrentState, tokens: Range<usize>, device: &AttentionDouble) {
+        let span = state.extend(tokens.len(), LENS, 3).unwrap();
+        assert_eq!((span.recurrence_at, span.first_row, span.tokens), (1, 3, tokens.len()));
+        let mut values = device.floats(span.page);
+        for (taken_in, token) in tokens.enumerate() {
+            values = vec![token as f32, values[1] + 1.0, values[2] + token as f32];
+            let copies = span.copies.iter().filter(|(after, _)| *after == taken_in + 1);
+            copies.for_each(|(_, page)| device.set_floats(*page, 0, &values));
+        }
+        device.set_floats(span.page, 0, &values);
+    }
+
+    #[test]
+    fn a_state_moves_between_memory_and_a_device_with_its_checkpoints() {
+        let device = Arc::new(AttentionDouble::new(1 << 20));
+        let policy = CheckpointPolicy { every: 5, most: 3 };
+        let pool = KvPool::new(KvFormat::F32, policy, Some(6 * LENS.bytes()), Some(device.clone()));
+        for (piece, on_device) in [(1, 0b1), (3, 0b110), (7, 0b01), (11, 0b10), (23, 0b1), (2, 0b0011)] {
+            let mut state = RecurrentState::new(&pool);
+            for (number, start) in (0..23).step_by(piece).enumerate() {
+                let tokens = start..(start + piece).min(23);
+                match on_device >> (number % 4) & 1 {
+                    1 => go_on_device(&mut state, tokens, &device),
+                    _ => go(&mut state, tokens),
+                }
+            }
+            let at: Vec<usize> = state.checkpoints.iter().map(|checkpoint| checkpoint.tokens).collect();
+            assert_eq!((at, state.bytes()), (vec![10, 15, 20], 4 * LENS.bytes()), "pieces of {piece}");
+            assert_eq!((values(&state), state.window(LENS).unwrap()), ([22.0, 23.0, 253.0], vec![22.0]));
+            let mut fork = state.clone();
+            go_on_device(&mut fork, 23..24, &device);
+            assert_eq!((values(&state), values(&fork)), ([22.0, 23.0, 253.0], [23.0, 24.0, 276.0]));
+            drop(fork);
+            state.truncate(15);
+            assert_eq!(values(&state), [14.0, 15.0, 105.0], "pieces of {piece}");
+            go_on_device(&mut state, 15..16, &device);
+            assert_eq!(values(&state), [15.0, 16.0, 120.0]);
+            state.truncate(10);
+            assert_eq!(values(&state), [9.0, 10.0, 45.0], "the checkpoint was not written to");
+        }
+        assert_eq!((pool.usage().bytes(), pool.usage().pages), (0, 0));
     }
 
     #[test]

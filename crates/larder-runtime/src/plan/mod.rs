@@ -116,7 +116,7 @@ impl PlanInputs<'_> {
         // A page of each layer, and recurrent states before and behind a checkpoint.
         let memory = &self.blueprint.sequence_memory;
         let copy = memory.kv_bytes(1, self.kv_format.kind()).saturating_add(2 * memory.state_bytes as u64);
-        all.saturating_add(if self.measures_in_copy { copy } else { 0 })
+        all.saturating_add(if self.measures_in_copy { copy } else { 0 }).saturating_add(self.moving_bytes())
     }
 
     /// The most bytes of the keys and values of all sequences, in whole pages.

@@ -45,7 +45,7 @@ impl Vram {
 
     /// Bytes of VRAM for everything but experts.
     fn base_bytes(&self, inputs: &PlanInputs) -> u64 {
-        self.resident_bytes + inputs.page_bytes() + inputs.scratch_bytes()
+        self.resident_bytes + inputs.device_kv_bytes() + inputs.scratch_bytes()
     }
 
     /// Bytes of VRAM that may be used: as much as the options say, or all but the reserve.
@@ -70,10 +70,22 @@ impl Vram {
         format!(
             "{} of resident weights, {} of KV cache ({}) and {} of activations",
             format_bytes(self.resident_bytes),
-            format_bytes(inputs.page_bytes()),
+            format_bytes(inputs.device_kv_bytes()),
             inputs.context_text(),
             format_bytes(inputs.scratch_bytes()),
         )
+    }
+}
+
+impl PlanInputs<'_> {
+    /// Bytes of recurrent states on their way between main memory and a GPU, which are in both.
+    pub(super) fn moving_bytes(&self) -> u64 {
+        if self.on_gpu { self.blueprint.sequence_memory.state_bytes as u64 } else { 0 }
+    }
+
+    /// Bytes of KV cache in VRAM. Recurrent states are there after a short step, and in main memory after a long one.
+    fn device_kv_bytes(&self) -> u64 {
+        self.page_bytes().saturating_add(self.recurrent_bytes()).saturating_add(self.moving_bytes())
     }
 }
 
@@ -149,7 +161,7 @@ impl TierPlan {
             format_bytes(self.device_bytes(inputs, vram)),
             vram.name,
             format_bytes(vram.resident_bytes),
-            format_bytes(inputs.page_bytes()),
+            format_bytes(inputs.device_kv_bytes()),
             inputs.context_text(),
             format_bytes(inputs.scratch_bytes()),
             format_bytes(inputs.bytes_of_slots(self.device_slots, self.scope)),
@@ -204,7 +216,7 @@ impl TierPlan {
                 "name": vram.name,
                 "free_bytes": vram.free_bytes,
                 "resident_bytes": vram.resident_bytes,
-                "context_bytes": inputs.page_bytes(),
+                "context_bytes": inputs.device_kv_bytes(),
                 "scratch_bytes": inputs.scratch_bytes(),
                 "slots": self.device_slots,
                 "slot_bytes": inputs.bytes_of_slots(self.device_slots, self.scope),

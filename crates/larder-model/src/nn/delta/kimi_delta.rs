@@ -5,9 +5,13 @@ use larder_core::Rng;
 use larder_kernels::exp;
 
 use super::super::activation::{sigmoid, softplus};
-use super::super::{Activation, CausalConv, ForwardPass, GateFunction, LayerKv, LayerShape, Mixer, TokenScratch};
-use super::{DeltaHeads, DeltaInputs, DeltaRule};
+use super::super::{
+    Activation, CausalConv, ChainedMixer, ForwardPass, GateFunction, LayerKv, LayerShape, Mixer, TokenScratch,
+};
+use super::{ChainedInputs, DeltaHeads, DeltaInputs, DeltaRule};
+use crate::device::{DeviceCopy, DeviceDecay, DeviceOps, DeviceRows};
 use crate::error::Result;
+use crate::hidden::{Hidden, HiddenPlace};
 use crate::matrix::{Linear, with_f32};
 use crate::step::LayerStates;
 use crate::weights::WeightLoader;
@@ -46,7 +50,7 @@ pub enum ChannelDecay {
 
 impl ChannelDecay {
     /// The decay; `rate` is `e^A`, and `f` has the bias.
-    fn of(self, rate: f32, f: f32) -> f32 {
+    pub(crate) fn of(self, rate: f32, f: f32) -> f32 {
         match self {
             ChannelDecay::Softplus => exp(-rate * softplus(f)),
             ChannelDecay::Bounded(bound) => exp(bound * sigmoid(rate * f)),
@@ -64,6 +68,8 @@ pub struct KimiDelta {
     form: ChannelDecay,
     rates: Vec<f32>,   // [heads], e^A_log
     dt_bias: Vec<f32>, // [heads · dim]
+    rates_copy: DeviceCopy,
+    bias_copy: DeviceCopy,
 }
 
 /// A product that may be stored as two of low rank.
@@ -86,6 +92,18 @@ impl Factored {
         }
     }
 
+    fn is_on_device(&self) -> bool {
+        self.first.is_on_device() && self.second.as_ref().is_none_or(Linear::is_on_device)
+    }
+
+    /// As [`complete`](Self::complete), begun on a device.
+    fn begin_rest(&self, y: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+        match &self.second {
+            Some(second) => Ok(second.begin(y, ops)?.expect("the product is on the device")),
+            None => Ok(y),
+        }
+    }
+
     /// The whole product, from what its first matrix yielded.
     fn complete(&self, y: Tensor) -> Result<Tensor> {
         self.second.as_ref().map_or(Ok(y.clone()), |second| second.forward(&y))
@@ -104,8 +122,8 @@ impl KimiDelta {
             heads: own,
             conv: CausalConv::joined(weights, &convs, width, conv)?,
             act,
-            norm: weights.vector(&name("o_norm.weight"), &[dim])?,
-            eps: eps as f32,
+            norm: weights.vector(&name("o_norm.weight"), &[dim])?.into(),
+            eps,
             gate: GateFunction::Sigmoid,
             output: weights.linear(&name(output), hidden, width, false)?,
         };
@@ -118,6 +136,8 @@ impl KimiDelta {
             form,
             rates: weights.vector(&name("A_log"), a_log)?.into_iter().map(exp).collect(),
             dt_bias: weights.vector(&name("dt_bias"), &[width])?,
+            rates_copy: DeviceCopy::default(),
+            bias_copy: DeviceCopy::default(),
         })
     }
 
@@ -151,6 +171,13 @@ impl Mixer for KimiDelta {
         })???
     }
 
+    fn chained(&self) -> Option<&dyn ChainedMixer> {
+        let [q, k, v] = &self.qkv;
+        let products = [q, k, v, &self.strength].iter().all(|product| product.is_on_device());
+        let factored = self.decay.is_on_device() && self.gate.is_on_device();
+        (products && factored && self.rule.is_for_devices()).then_some(self)
+    }
+
     fn layer_shape(&self) -> LayerShape {
         self.rule.layer_shape()
     }
@@ -164,6 +191,29 @@ impl Mixer for KimiDelta {
         let width = self.rule.heads.keys();
         // Queries, keys and values, apart and side by side; decay and gate with what is between their matrices; strengths.
         self.rule.scratch(hidden, 8 * width + 2 * k_dim + 2 * v_heads)
+    }
+}
+
+impl ChainedMixer for KimiDelta {
+    fn input_place(&self) -> HiddenPlace {
+        HiddenPlace::Device
+    }
+
+    fn begin(
+        &self,
+        x: &Hidden,
+        states: &mut LayerStates,
+        pass: &ForwardPass,
+        ops: &dyn DeviceOps,
+    ) -> Result<DeviceRows> {
+        let [q, k, v] = &self.qkv;
+        let products = [q, k, v, &self.strength, &self.decay.first, &self.gate.first];
+        let products = Linear::begin_all(products, x.on_device(ops)?, ops)?;
+        let [q, k, v, strengths, f, z] = products.expect("the products are on the device");
+        let (products, z) = (self.decay.begin_rest(f, ops)?, self.gate.begin_rest(z, ops)?);
+        let (bias, rates) = (self.bias_copy.of(&self.dt_bias, ops)?, self.rates_copy.of(&self.rates, ops)?);
+        let decay = DeviceDecay { products, bias, rates, form: self.form };
+        self.rule.begin(&ChainedInputs { qkv: &[q, k, v], z, strengths, decay }, states, pass, ops)
     }
 }
 

@@ -3,7 +3,9 @@
 use candle_core::{Device, Tensor};
 use larder_core::Rng;
 
+use super::norm::{NormWeight, rms_row};
 use super::{Activation, CausalConv, ForwardPass, GateFunction, LayerKv, LayerShape, StateLens, TokenScratch};
+use crate::device::{DeviceDecay, DeviceDelta, DeviceOps, DeviceRows, NormGate, StateSpan};
 use crate::error::Result;
 use crate::matrix::Linear;
 use crate::step::LayerStates;
@@ -15,7 +17,8 @@ mod recurrence;
 pub use gated_delta_net::{DeltaForm, DeltaShape, GatedDeltaNet};
 pub use kimi_delta::{ChannelDecay, KimiDelta, KimiDeltaShape};
 pub use recurrence::DeltaHeads;
-use recurrence::{DeltaTokens, HeadRow};
+pub(crate) use recurrence::DeltaTokens;
+use recurrence::HeadRow;
 
 /// What follows the products of the input: a causal convolution over queries, keys and values, the delta rule, the norm of
 /// each head's output, which is gated, and the output product.
@@ -23,8 +26,8 @@ struct DeltaRule {
     heads: DeltaHeads,
     conv: CausalConv, // over queries, keys and values of all heads
     act: Activation,  // behind the convolution
-    norm: Vec<f32>,   // [v_dim]
-    eps: f32,
+    norm: NormWeight, // [v_dim]
+    eps: f64,
     gate: GateFunction,
     output: Linear, // [hidden, v_heads · v_dim]
 }
@@ -37,6 +40,15 @@ struct DeltaInputs<'a> {
     z: &'a [f32],
     /// `[tokens, v_heads]`: strength of each correction.
     beta: &'a [f32],
+}
+
+/// As [`DeltaInputs`], on a device, with what decays are made of.
+struct ChainedInputs<'a> {
+    /// Queries, keys and values of all heads, side by side.
+    qkv: &'a [DeviceRows],
+    z: DeviceRows,
+    strengths: DeviceRows,
+    decay: DeviceDecay,
 }
 
 impl DeltaRule {
@@ -73,11 +85,32 @@ impl DeltaRule {
 
     /// The RMS norm of a head's output, times its gate.
     fn gated_norm(&self, x: &mut [f32], z: &[f32]) {
-        let mean = x.iter().map(|v| v * v).sum::<f32>() / x.len() as f32;
-        let scale = 1.0 / (mean + self.eps).sqrt();
-        for ((x, w), z) in x.iter_mut().zip(&self.norm).zip(z) {
-            *x = w * (*x * scale) * self.gate.of(*z);
-        }
+        rms_row(x, self.norm.values(), self.eps);
+        x.iter_mut().zip(z).for_each(|(x, z)| *x *= self.gate.of(*z));
+    }
+
+    /// Whether [`begin`](Self::begin) computes it.
+    fn is_for_devices(&self) -> bool {
+        self.act == Activation::Silu && self.output.is_on_device()
+    }
+
+    /// As [`forward`](Self::forward), begun on a device. The caller guarantees that it [is for devices](Self::is_for_devices).
+    fn begin(
+        &self,
+        inputs: &ChainedInputs,
+        states: &mut LayerStates,
+        pass: &ForwardPass,
+        ops: &dyn DeviceOps,
+    ) -> Result<DeviceRows> {
+        let ChainedInputs { qkv, z, strengths, decay } = *inputs;
+        let spans: Vec<StateSpan> = (pass.spans.iter().enumerate())
+            .map(|(i, span)| states.of_mut(i).recurrent.extend(span.tokens, self.state_lens(), span.first_row))
+            .collect::<Result<_>>()?;
+        let qkv = self.conv.begin(qkv, &spans, true, ops)?;
+        let y = ops.delta(&DeviceDelta { heads: self.heads, qkv, strengths, decay }, &spans)?;
+        let (weight, width) = (self.norm.on_device(ops)?, self.heads.v_dim);
+        let y = ops.norm_gate(y, z, &NormGate { weight, width, eps: self.eps, function: self.gate })?;
+        Ok(self.output.begin(y, ops)?.expect("the output product is on the device"))
     }
 
     fn state_lens(&self) -> StateLens {

@@ -9,6 +9,7 @@ use larder_kernels::ThreadPool;
 
 use crate::config::config_error;
 use crate::error::Result;
+use crate::nn::norm::sum;
 use crate::nn::parts::StateParts;
 
 /// Added to the sum of squares of a query or key, under the root.
@@ -18,7 +19,7 @@ const UNIT_EPS: f32 = 1e-6;
 const MAX_STATE: u128 = 1 << 32;
 
 /// Heads and widths of a delta rule.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeltaHeads {
     /// Query and key heads.
     pub k_heads: usize,
@@ -33,10 +34,10 @@ pub struct DeltaHeads {
 }
 
 /// A function of token and head that fills or changes a row of that head.
-pub(super) type HeadRow<'a> = dyn Fn(usize, usize, &mut [f32]) + Sync + 'a;
+pub(crate) type HeadRow<'a> = dyn Fn(usize, usize, &mut [f32]) + Sync + 'a;
 
 /// What the rule reads of consecutive tokens of one sequence.
-pub(super) struct DeltaTokens<'a> {
+pub(crate) struct DeltaTokens<'a> {
     /// `[tokens, mixed]`: queries, keys and values of all heads, behind the convolution.
     pub qkv: &'a [f32],
     /// `[tokens, v_heads]`: strength of each correction.
@@ -61,27 +62,27 @@ impl DeltaHeads {
     }
 
     /// Values of the recurrent state, `[v_heads, k_dim, v_dim]`.
-    pub(super) fn state_len(&self) -> usize {
+    pub fn state_len(&self) -> usize {
         self.v_heads * self.k_dim * self.v_dim
     }
 
     /// Width of the queries, and of the keys, of all heads.
-    pub(super) fn keys(&self) -> usize {
+    pub fn keys(&self) -> usize {
         self.k_heads * self.k_dim
     }
 
     /// Width of the values of all heads.
-    pub(super) fn values(&self) -> usize {
+    pub fn values(&self) -> usize {
         self.v_heads * self.v_dim
     }
 
     /// Width of queries, keys and values of all heads.
-    pub(super) fn mixed(&self) -> usize {
+    pub fn mixed(&self) -> usize {
         2 * self.keys() + self.values()
     }
 
     /// Updates the state with the tokens, one after the other, and writes the output of each: `out [tokens, v_heads, v_dim]`.
-    pub(super) fn advance(&self, tokens: &DeltaTokens, state: &mut [f32], out: &mut [f32], threads: &ThreadPool) {
+    pub(crate) fn advance(&self, tokens: &DeltaTokens, state: &mut [f32], out: &mut [f32], threads: &ThreadPool) {
         let DeltaHeads { v_heads, k_dim, v_dim, .. } = *self;
         let count = tokens.beta.len() / v_heads;
         let parts = StateParts { state, state_len: k_dim * v_dim, out, width: v_dim };
@@ -133,7 +134,7 @@ fn correct(state: &mut [f32], decay: &[f32], key: &[f32], correction: &[f32], qu
 
 /// `x` as a vector of the length `scale`.
 fn unit(x: &[f32], scale: f32, out: &mut [f32]) {
-    let length = (x.iter().map(|v| v * v).sum::<f32>() + UNIT_EPS).sqrt();
+    let length = (sum(x.iter().map(|v| v * v)) + UNIT_EPS).sqrt();
     out.iter_mut().zip(x).for_each(|(out, v)| *out = v / length * scale);
 }
 

@@ -96,7 +96,7 @@ impl Mamba1 {
         let (raw, z) = (columns(&both, 0, inner)?, columns(&both, inner, inner)?);
         let mut convolved = Vec::with_capacity(raw.len());
         for (i, span) in pass.spans.iter().enumerate() {
-            let mut window = states.of(i).recurrent.window(self.state_lens());
+            let mut window = states.of(i).recurrent.window(self.state_lens())?;
             convolved.extend(self.conv.forward(span.rows(&raw, inner), &mut window));
         }
         act.apply(&mut convolved);

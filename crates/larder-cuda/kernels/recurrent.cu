@@ -1,0 +1,231 @@
+// Causal convolutions and the delta rule, on states that stay on the device, and the norm behind them.
+#include "activations.cuh"
+
+// The most inputs of a convolution.
+constexpr u32 MAX_INPUTS = 3;
+// Added to the sum of squares of a query or key, under the root.
+constexpr float UNIT_EPS = 1e-6f;
+
+// Consecutive tokens of a sequence, and its state: the window of the convolution, then the state of the recurrence.
+struct StateSpan {
+    float *state;
+    u32 first_row;
+    u32 tokens;
+};
+static_assert(sizeof(StateSpan) == 16, "must match the layout in Rust");
+
+// The arguments of a convolution.
+struct ConvolutionArgs {
+    // [tokens, widths[i]], whose columns side by side are the channels
+    const float *inputs[MAX_INPUTS];
+    // [width, channels]
+    const float *taps;
+    // [channels], or null
+    const float *bias;
+    // [tokens, channels]
+    float *out;
+    const StateSpan *spans;
+    // [tokens]: the state that gets a copy of the window behind a token, or null
+    float *const *copies;
+    u32 widths[MAX_INPUTS];
+    u32 channels;
+    u32 width;
+    // Whether silu follows.
+    u32 silu;
+};
+static_assert(sizeof(ConvolutionArgs) == 88, "must match the layout in Rust");
+
+// What a convolution reads of one channel.
+struct Channel {
+    const float *input;
+    // Values from one token to the next.
+    u32 stride;
+    // The column in the window.
+    float *window;
+    u32 channels;
+    // Inputs in the window.
+    u32 kept;
+
+    // The input at token `token - kept` of the span.
+    __device__ float at(u32 token) const {
+        return token < kept ? window[(u64)token * channels] : input[(u64)(token - kept) * stride];
+    }
+
+    // Writes the window behind `tokens` tokens to a column.
+    __device__ void write_window(u32 tokens, float *out) const {
+        for (u32 i = 0; i < kept; i++) out[(u64)i * channels] = at(tokens + i);
+    }
+};
+
+// Convolves one channel of the tokens of a span, which is the grid's y, and updates its window.
+extern "C" __global__ void convolve(const ConvolutionArgs *args_in_memory) {
+    const ConvolutionArgs &args = *args_in_memory;
+    u32 channel = index_of_thread(), part = 0, column = channel;
+    if (channel >= args.channels) return;
+    while (column >= args.widths[part]) column -= args.widths[part++];
+    StateSpan span = args.spans[blockIdx.y];
+    u32 stride = args.widths[part];
+    const float *input = args.inputs[part] + (u64)span.first_row * stride + column;
+    Channel own = {input, stride, span.state + channel, args.channels, args.width - 1};
+    for (u32 t = 0; t < span.tokens; t++) {
+        float sum = args.bias ? args.bias[channel] : 0.0f;
+        for (u32 tap = 0; tap < args.width; tap++) {
+            sum = add_rn(sum, mul_rn(args.taps[(u64)tap * args.channels + channel], own.at(t + tap)));
+        }
+        u64 row = span.first_row + t;
+        args.out[row * args.channels + channel] = args.silu ? silu_of(sum) : sum;
+        if (args.copies[row]) own.write_window(t + 1, args.copies[row] + channel);
+    }
+    // In ascending order, so that nothing is overwritten before it is read.
+    own.write_window(span.tokens, own.window);
+}
+
+// How the decay of a channel follows from its product.
+enum DecayForm : u32 { DECAY_SOFTPLUS, DECAY_BOUNDED };
+
+// The arguments of the delta rule.
+struct DeltaArgs {
+    // [tokens, 2 * k_heads * k_dim + v_heads * v_dim]: queries, keys, values, behind the convolution
+    const float *qkv;
+    // [tokens, v_heads]
+    const float *strengths;
+    // [tokens, v_heads * decays_each]
+    const float *decays;
+    // [v_heads * decays_each], added to a row of these
+    const float *bias;
+    // [v_heads]
+    const float *rates;
+    // [tokens, v_heads, v_dim]
+    float *out;
+    const StateSpan *spans;
+    // [tokens]: the state that gets a copy behind a token, or null
+    float *const *copies;
+    u32 k_heads;
+    u32 v_heads;
+    u32 k_dim;
+    u32 v_dim;
+    // Whether value head h uses key head h % k_heads.
+    u32 tiled;
+    // The place of the recurrence in a state.
+    u32 recurrence_at;
+    // One for a head, or k_dim: one per channel of the keys.
+    u32 decays_each;
+    u32 form;
+    float bound;
+    // Length of a query.
+    float query_length;
+    u32 count;
+    u32 unused;
+};
+static_assert(sizeof(DeltaArgs) == 112, "must match the layout in Rust");
+
+// The length of a vector, for all threads of a warp.
+__device__ inline float length_of(const float *x, u32 width) {
+    float squares = sum_of_squares([x](u32 i) { return x[i]; }, width);
+    return (float)sqrt((double)add_rn(squares, UNIT_EPS));
+}
+
+// A decay, from its product with the bias.
+__device__ inline float decay_of(float product, float rate, const DeltaArgs &args) {
+    if (args.form == DECAY_BOUNDED) return exp_in_steps(mul_rn(args.bound, sigmoid(mul_rn(rate, product))));
+    return exp_in_steps(mul_rn(-rate, softplus_of(product)));
+}
+
+// A token, for one value head.
+struct DeltaToken {
+    const float *query;
+    const float *key;
+    const float *values;
+    // [decays_each] each
+    const float *decays;
+    const float *bias;
+    float query_length;
+    float key_length;
+    float rate;
+    float strength;
+
+    __device__ DeltaToken(const DeltaArgs &args, u64 row, u32 head) {
+        u32 of_key = (args.tiled ? head % args.k_heads : head / (args.v_heads / args.k_heads)) * args.k_dim;
+        u32 keys = args.k_heads * args.k_dim, place = head * args.decays_each;
+        const float *qkv = args.qkv + row * (2 * keys + args.v_heads * args.v_dim);
+        query = qkv + of_key;
+        key = query + keys;
+        values = qkv + 2 * keys + head * args.v_dim;
+        decays = args.decays + row * args.v_heads * args.decays_each + place;
+        bias = args.bias + place;
+        query_length = length_of(query, args.k_dim);
+        key_length = length_of(key, args.k_dim);
+        rate = args.rates[head];
+        strength = sigmoid(args.strengths[row * args.v_heads + head]);
+    }
+
+    __device__ float key_at(u32 i) const { return div_rn(key[i], key_length); }
+
+    __device__ float query_at(u32 i, float length) const { return mul_rn(div_rn(query[i], query_length), length); }
+
+    __device__ float decay_at(u32 i, const DeltaArgs &args) const {
+        u32 at = args.decays_each == 1 ? 0 : i;
+        return decay_of(add_rn(decays[at], bias[at]), rate, args);
+    }
+};
+
+// A warp takes in the tokens of a span with 32 columns of the state of one value head. Each thread finds the factors of one of 32 rows of
+// the state, and all get them from it.
+extern "C" __global__ void delta_rule(const DeltaArgs *args_in_memory) {
+    const DeltaArgs &args = *args_in_memory;
+    u32 lane = threadIdx.x % WARP, pieces = (args.v_dim + WARP - 1) / WARP, index = group_of_warp();
+    if (index >= args.count * args.v_heads * pieces) return;
+    u32 head = index / pieces % args.v_heads, wanted = index % pieces * WARP + lane;
+    // Threads behind the last column read it too, and write nothing.
+    bool is_used = wanted < args.v_dim;
+    u32 column = min(wanted, args.v_dim - 1);
+    StateSpan span = args.spans[index / pieces / args.v_heads];
+    u64 place = args.recurrence_at + (u64)head * args.k_dim * args.v_dim + column;
+    float *state = span.state + place;
+    for (u32 t = 0; t < span.tokens; t++) {
+        u64 row = span.first_row + t;
+        DeltaToken token(args, row, head);
+        float known = 0.0f, out = 0.0f;
+        for (u32 from = 0; from < args.k_dim; from += WARP) {
+            u32 i = min(from + lane, args.k_dim - 1), rows = min((u32)WARP, args.k_dim - from);
+            float factor = mul_rn(token.key_at(i), token.decay_at(i, args));
+#pragma unroll 8
+            for (u32 at = 0; at < rows; at++) {
+                known = add_rn(known, mul_rn(__shfl_sync(ALL, factor, at), state[(u64)(from + at) * args.v_dim]));
+            }
+        }
+        float correction = mul_rn(sub_rn(token.values[column], known), token.strength);
+        float *copy = args.copies[row] ? args.copies[row] + place : nullptr;
+        for (u32 from = 0; from < args.k_dim; from += WARP) {
+            u32 i = min(from + lane, args.k_dim - 1), rows = min((u32)WARP, args.k_dim - from);
+            float decay = token.decay_at(i, args), key = token.key_at(i), query = token.query_at(i, args.query_length);
+#pragma unroll 8
+            for (u32 at = 0; at < rows; at++) {
+                u64 here = (u64)(from + at) * args.v_dim;
+                float added = mul_rn(__shfl_sync(ALL, key, at), correction);
+                float value = add_rn(mul_rn(__shfl_sync(ALL, decay, at), state[here]), added);
+                out = add_rn(out, mul_rn(__shfl_sync(ALL, query, at), value));
+                if (is_used) state[here] = value;
+                if (is_used && copy) copy[here] = value;
+            }
+        }
+        if (is_used) args.out[(row * args.v_heads + head) * args.v_dim + column] = out;
+    }
+}
+
+// The RMS norm of each part of `width` values, times a function of gates: weight * (x / sqrt(mean(x^2) + eps)) * f(gate). Unless blocks is
+// null the same, quantised; then the width is a multiple of 32. A warp has 32 values.
+extern "C" __global__ void norm_gate(
+    const float *x, const float *gates, const float *weight, float *out, Block *blocks, u32 parts, u32 width,
+    u32 function, double eps) {
+    u32 each = (width + WARP - 1) / WARP, part = group_of_warp() / each;
+    if (part >= parts) return;
+    const float *own = x + (u64)part * width;
+    float scale = rms_scale([own](u32 i) { return own[i]; }, width, eps);
+    u32 i = group_of_warp() % each * WARP + threadIdx.x % WARP;
+    if (i >= width) return;
+    u64 place = (u64)part * width + i;
+    float value = mul_rn(mul_rn(mul_rn(own[i], scale), weight[i]), gate_of(gates[place], function));
+    out[place] = value;
+    if (blocks) quantise_block(value, blocks[place / BLOCK]);
+}

@@ -1,0 +1,226 @@
+//! Launches of convolutions and the delta rule on recurrent states, and of the norm behind them.
+
+use larder_model::GateFunction;
+
+use super::{Launches, THREADS, WARPS, norm_grid, pack};
+use crate::driver::Argument;
+use crate::error::Result;
+
+/// Consecutive tokens of a sequence and its state, as kernels read them.
+#[derive(Clone, Copy, Debug)]
+pub struct StateArgs {
+    /// The window of a convolution, then the state of a recurrence.
+    pub state: u64,
+    /// Row of the first token.
+    pub first_row: u32,
+    /// Number of tokens.
+    pub tokens: u32,
+}
+
+/// The arguments of a convolution, as the kernel reads them.
+#[derive(Clone, Copy, Debug)]
+pub struct ConvolutionArgs {
+    /// `[tokens, widths]` each, or 0.
+    pub inputs: [u64; 3],
+    /// `[width, channels]`
+    pub taps: u64,
+    /// `[channels]`, or 0.
+    pub bias: u64,
+    /// `[tokens, channels]`
+    pub out: u64,
+    /// By span, a [`StateArgs`].
+    pub spans: u64,
+    /// By token: the state that gets a copy behind it, or 0.
+    pub copies: u64,
+    /// Of the inputs.
+    pub widths: [u32; 3],
+    /// Number of channels.
+    pub channels: u32,
+    /// Inputs that are added up.
+    pub width: u32,
+    /// Whether silu follows.
+    pub silu: bool,
+}
+
+/// The arguments of the delta rule, as the kernel reads them.
+#[derive(Clone, Copy, Debug)]
+pub struct DeltaArgs {
+    /// `[tokens, mixed]`: queries, keys and values, behind the convolution.
+    pub qkv: u64,
+    /// `[tokens, v_heads]`
+    pub strengths: u64,
+    /// `[tokens, v_heads · decays_each]`
+    pub decays: u64,
+    /// As a row of these.
+    pub bias: u64,
+    /// `[v_heads]`
+    pub rates: u64,
+    /// `[tokens, v_heads, v_dim]`
+    pub out: u64,
+    /// By span, a [`StateArgs`].
+    pub spans: u64,
+    /// By token: the state that gets a copy behind it, or 0.
+    pub copies: u64,
+    /// Number of key heads and of value heads, and the widths of keys and values.
+    pub heads: [u32; 4],
+    /// Whether value head `h` uses key head `h % k_heads`.
+    pub tiled: bool,
+    /// The place of the recurrence in a state.
+    pub recurrence_at: u32,
+    /// Decays of a head.
+    pub decays_each: u32,
+    /// Least logarithm of a decay, if there is a bound.
+    pub bound: Option<f32>,
+    /// Length of a query.
+    pub query_length: f32,
+    /// Number of spans.
+    pub count: u32,
+}
+
+impl StateArgs {
+    /// Size of the struct in kernels.
+    pub const BYTES: usize = 16;
+
+    /// The bytes of the struct in kernels.
+    pub fn to_bytes(self) -> [u8; StateArgs::BYTES] {
+        pack([self.state], [self.first_row, self.tokens])
+    }
+}
+
+impl ConvolutionArgs {
+    /// Size of the struct in kernels.
+    pub const BYTES: usize = 88;
+
+    /// The bytes of the struct in kernels.
+    pub fn to_bytes(self) -> [u8; ConvolutionArgs::BYTES] {
+        let ConvolutionArgs { inputs: [a, b, c], taps, bias, out, spans, copies, widths, channels, width, silu } = self;
+        let words = [widths[0], widths[1], widths[2], channels, width, u32::from(silu)];
+        pack([a, b, c, taps, bias, out, spans, copies], words)
+    }
+}
+
+impl DeltaArgs {
+    /// Size of the struct in kernels.
+    pub const BYTES: usize = 112;
+
+    /// The bytes of the struct in kernels.
+    pub fn to_bytes(self) -> [u8; DeltaArgs::BYTES] {
+        let DeltaArgs { qkv, strengths, decays, bias, rates, out, spans, copies, .. } = self;
+        let DeltaArgs { heads, tiled, recurrence_at, decays_each, bound, query_length, count, .. } = self;
+        let (form, bound) = (u32::from(bound.is_some()), bound.unwrap_or_default().to_bits());
+        let mut words = [0; 12];
+        words[..4].copy_from_slice(&heads);
+        words[4..11].copy_from_slice(&[
+            u32::from(tiled),
+            recurrence_at,
+            decays_each,
+            form,
+            bound,
+            query_length.to_bits(),
+            count,
+        ]);
+        pack([qkv, strengths, decays, bias, rates, out, spans, copies], words)
+    }
+}
+
+/// The number of a function of gates in kernels.
+fn number_of(function: GateFunction) -> Argument {
+    Argument::Word(match function {
+        GateFunction::Sigmoid => 0,
+        GateFunction::Silu => 1,
+        GateFunction::Softplus => 2,
+    })
+}
+
+impl Launches {
+    /// Convolves the tokens of `spans` spans; the arguments were written to address `list`.
+    pub fn convolve(&self, list: u64, channels: u32, spans: u32) -> Result<()> {
+        self.launch("convolve", [channels.div_ceil(THREADS), spans], THREADS, &[Argument::Address(list)])
+    }
+
+    /// The delta rule; the arguments were written to address `list`.
+    pub fn delta_rule(&self, args: &DeltaArgs, list: u64) -> Result<()> {
+        let [_, v_heads, _, v_dim] = args.heads;
+        let warps = args.count * v_heads * v_dim.div_ceil(32);
+        self.launch("delta_rule", [warps.div_ceil(WARPS), 1], 32 * WARPS, &[Argument::Address(list)])
+    }
+
+    /// The RMS norm of parts of `width` values, times a function of gates; quantised into `blocks` too unless that is 0.
+    pub fn norm_gate(
+        &self,
+        [x, gates, weight, out, blocks]: [u64; 5],
+        [parts, width]: [u32; 2],
+        function: GateFunction,
+        eps: f64,
+    ) -> Result<()> {
+        let [x, gates, weight, out, blocks] = [x, gates, weight, out, blocks].map(Argument::Address);
+        let (shape, function, eps) = ([parts, width].map(Argument::Word), number_of(function), Argument::Double(eps));
+        let arguments = [x, gates, weight, out, blocks, shape[0], shape[1], function, eps];
+        self.launch("norm_gate", norm_grid(parts, width), 32 * WARPS, &arguments)
+    }
+
+    /// `count` values times a function of their gates, each of which is for `shared` consecutive values; quantised into `blocks` too
+    /// unless that is 0.
+    pub fn gate(
+        &self,
+        [x, gates, out, blocks]: [u64; 4],
+        [count, shared]: [u32; 2],
+        function: GateFunction,
+    ) -> Result<()> {
+        let [x, gates, out, blocks] = [x, gates, out, blocks].map(Argument::Address);
+        let arguments = [x, gates, out, blocks, Argument::Word(count), Argument::Word(shared), number_of(function)];
+        self.launch("gate_values", [count.div_ceil(THREADS), 1], THREADS, &arguments)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(bytes: &[u8]) -> Vec<u32> {
+        bytes.as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b)).collect()
+    }
+
+    #[test]
+    fn arguments_are_written_as_kernels_read_them() {
+        let state = StateArgs { state: 1, first_row: 2, tokens: 3 };
+        assert_eq!(words(&state.to_bytes()), [1, 0, 2, 3]);
+        let addresses: Vec<u32> = (1..9).flat_map(|at| [at, 0]).collect();
+        let convolution = ConvolutionArgs {
+            inputs: [1, 2, 3],
+            taps: 4,
+            bias: 5,
+            out: 6,
+            spans: 7,
+            copies: 8,
+            widths: [9, 10, 11],
+            channels: 12,
+            width: 13,
+            silu: true,
+        };
+        assert_eq!(words(&convolution.to_bytes())[..16], addresses);
+        assert_eq!(words(&convolution.to_bytes())[16..], [9, 10, 11, 12, 13, 1]);
+        let delta = DeltaArgs {
+            qkv: 1,
+            strengths: 2,
+            decays: 3,
+            bias: 4,
+            rates: 5,
+            out: 6,
+            spans: 7,
+            copies: 8,
+            heads: [9, 10, 11, 12],
+            tiled: true,
+            recurrence_at: 13,
+            decays_each: 14,
+            bound: Some(1.0),
+            query_length: 2.0,
+            count: 15,
+        };
+        let (one, two) = (1.0f32.to_bits(), 2.0f32.to_bits());
+        assert_eq!(words(&delta.to_bytes())[..16], addresses);
+        assert_eq!(words(&delta.to_bytes())[16..], [9, 10, 11, 12, 1, 13, 14, 1, one, two, 15, 0]);
+        let plain = DeltaArgs { bound: None, tiled: false, ..delta };
+        assert_eq!(words(&plain.to_bytes())[20..26], [0, 13, 14, 0, 0, two]);
+    }
+}

@@ -1,0 +1,202 @@
+//! Operations on recurrent states, which are in pages of the KV cache.
+
+use std::sync::Arc;
+
+use larder_model::{
+    ChannelDecay, DeviceConvolution, DeviceDecay, DeviceDelta, DeviceRows, GateFunction, NormGate, StateSpan,
+};
+
+use super::State;
+use crate::attention::GpuAttention;
+use crate::error::{GpuError, Result};
+use crate::launch_queue::LaunchQueue;
+use crate::launches::{ConvolutionArgs, DeltaArgs, StateArgs, word};
+
+/// Where a kernel finds the spans of a step, and by token the states that get copies.
+#[derive(Clone, Copy)]
+struct Staged {
+    spans: u64,
+    copies: u64,
+}
+
+/// States of spans.
+pub(super) struct States<'a> {
+    spans: &'a [StateSpan],
+    attention: &'a GpuAttention,
+    /// Rows of the step, which are those of all spans.
+    rows: usize,
+    /// Values of a state.
+    values: usize,
+}
+
+impl<'a> States<'a> {
+    /// The states of these spans, which all have one size.
+    pub fn of(spans: &'a [StateSpan], attention: &'a GpuAttention) -> Result<Self> {
+        let bytes = spans.first().map_or(Ok(0), |span| attention.page(span.page).map(|(_, bytes)| bytes))?;
+        let rows = spans.iter().map(|span| span.tokens).sum();
+        Ok(States { spans, attention, rows, values: bytes / 4 })
+    }
+
+    /// The address of a state.
+    fn address(&self, page: usize) -> Result<u64> {
+        let (at, bytes) = self.attention.page(page)?;
+        match bytes == 4 * self.values {
+            true => Ok(at),
+            false => {
+                let values = self.values;
+                Err(GpuError::Unsupported(format!("a page of {bytes} bytes is no state of {values} values")))
+            }
+        }
+    }
+
+    /// Checks that the spans have all rows, in order.
+    fn check(&self) -> Result<()> {
+        let mut end = 0;
+        let is_next = |span: &StateSpan| {
+            let copies = span.copies.iter().all(|(taken_in, _)| (1..span.tokens).contains(taken_in));
+            let follows = span.first_row == end && span.tokens > 0;
+            end += span.tokens;
+            follows && copies
+        };
+        match self.spans.iter().all(is_next) && end == self.rows {
+            true => Ok(()),
+            false => Err(GpuError::Unsupported(format!("{:?} are not {} rows", self.spans, self.rows))),
+        }
+    }
+
+    /// Stages `args`, the spans and the copies, and returns the address of the first.
+    fn stage<const BYTES: usize>(&self, queue: &LaunchQueue, args: impl FnOnce(Staged) -> [u8; BYTES]) -> Result<u64> {
+        self.check()?;
+        let spans_at = BYTES.next_multiple_of(16);
+        let copies_at = spans_at + self.spans.len() * StateArgs::BYTES;
+        queue.stage(copies_at + 8 * self.rows, |at, bytes| {
+            let staged = Staged { spans: at + spans_at as u64, copies: at + copies_at as u64 };
+            bytes[..BYTES].copy_from_slice(&args(staged));
+            let (spans, copies) = bytes[spans_at..].split_at_mut(copies_at - spans_at);
+            let copies = copies.as_chunks_mut::<8>().0;
+            copies.fill([0; 8]);
+            for (span, out) in self.spans.iter().zip(spans.chunks_exact_mut(StateArgs::BYTES)) {
+                let state = self.address(span.page)?;
+                let args = StateArgs { state, first_row: word(span.first_row)?, tokens: word(span.tokens)? };
+                out.copy_from_slice(&args.to_bytes());
+                for (taken_in, page) in &span.copies {
+                    copies[span.first_row + taken_in - 1] = self.address(*page)?.to_ne_bytes();
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+impl State {
+    /// A convolution of the tokens of spans.
+    pub(super) fn convolve(
+        &mut self,
+        queue: &Arc<LaunchQueue>,
+        convolution: &DeviceConvolution,
+        states: &States,
+    ) -> Result<DeviceRows> {
+        let DeviceConvolution { inputs, taps, bias, width, silu } = *convolution;
+        let channels = convolution.channels();
+        let fits = (1..=DeviceConvolution::MAX_INPUTS).contains(&inputs.len())
+            && inputs.iter().all(|input| input.rows == states.rows)
+            && states.spans.iter().all(|span| span.recurrence_at == (width - 1) * channels);
+        if !fits {
+            return Err(GpuError::Unsupported(format!("rows {inputs:?} cannot be convolved with {width} taps")));
+        }
+        let (mut addresses, mut widths) = ([0; DeviceConvolution::MAX_INPUTS], [0; DeviceConvolution::MAX_INPUTS]);
+        for ((input, at), width) in inputs.iter().zip(&mut addresses).zip(&mut widths) {
+            (*at, *width) = (self.at(*input)?, word(input.width)?);
+        }
+        let (taps, bias) = (self.kept(taps)?, bias.map_or(Ok(0), |bias| self.kept(bias))?);
+        let (result, out) = self.result(states.rows, channels)?;
+        let (channels, width) = (word(channels)?, word(width)?);
+        let list = states.stage(queue, |Staged { spans, copies }| {
+            let inputs = addresses;
+            ConvolutionArgs { inputs, taps, bias, out, spans, copies, widths, channels, width, silu }.to_bytes()
+        })?;
+        self.launches.convolve(list, channels, word(states.spans.len())?)?;
+        Ok(result)
+    }
+
+    /// The delta rule for the tokens of spans.
+    pub(super) fn delta(
+        &mut self,
+        queue: &Arc<LaunchQueue>,
+        delta: &DeviceDelta,
+        states: &States,
+    ) -> Result<DeviceRows> {
+        let DeviceDelta { heads, qkv, strengths, decay } = *delta;
+        let DeviceDecay { products, bias, rates, form } = decay;
+        let recurrence_at = states.spans.first().map_or(0, |span| span.recurrence_at);
+        let shapes = [(qkv, heads.mixed()), (strengths, heads.v_heads), (products, products.width)];
+        let fits = shapes.iter().all(|(rows, width)| (rows.rows, rows.width) == (states.rows, *width))
+            && [heads.v_heads, heads.v_heads * heads.k_dim].contains(&products.width)
+            && states.spans.iter().all(|span| span.recurrence_at == recurrence_at)
+            && states.values == recurrence_at + heads.state_len();
+        if !fits {
+            return Err(GpuError::Unsupported(format!("rows {shapes:?} do not fit the delta rule of {heads:?}")));
+        }
+        let (result, out) = self.result(states.rows, heads.values())?;
+        let mut args = DeltaArgs {
+            qkv: self.at(qkv)?,
+            strengths: self.at(strengths)?,
+            decays: self.at(products)?,
+            bias: self.kept(bias)?,
+            rates: self.kept(rates)?,
+            out,
+            spans: 0,
+            copies: 0,
+            heads: [word(heads.k_heads)?, word(heads.v_heads)?, word(heads.k_dim)?, word(heads.v_dim)?],
+            tiled: heads.tiled,
+            recurrence_at: word(recurrence_at)?,
+            decays_each: word(products.width / heads.v_heads)?,
+            bound: match form {
+                ChannelDecay::Softplus => None,
+                ChannelDecay::Bounded(bound) => Some(bound),
+            },
+            query_length: 1.0 / (heads.k_dim as f32).sqrt(),
+            count: word(states.spans.len())?,
+        };
+        let list = states.stage(queue, |Staged { spans, copies }| {
+            (args.spans, args.copies) = (spans, copies);
+            args.to_bytes()
+        })?;
+        self.launches.delta_rule(&args, list)?;
+        Ok(result)
+    }
+
+    /// The norm of parts of rows, times a function of gates.
+    pub(super) fn norm_gate(&mut self, x: DeviceRows, gates: DeviceRows, norm: &NormGate) -> Result<DeviceRows> {
+        let NormGate { weight, width, eps, function } = *norm;
+        if (x.rows, x.width) != (gates.rows, gates.width) || !x.width.is_multiple_of(width) {
+            return Err(GpuError::Unsupported(format!("rows {x:?} do not have the gates {gates:?}")));
+        }
+        let (at, gates, weight) = (self.at(x)?, self.at(gates)?, self.kept(weight)?);
+        let (result, out) = self.result(x.rows, x.width)?;
+        // A warp quantises what it computes, which has to be a block.
+        let blocks = if width.is_multiple_of(32) { self.blocks_of(result)? } else { 0 };
+        let shape = [word(x.rows * (x.width / width))?, word(width)?];
+        self.launches.norm_gate([at, gates, weight, out, blocks], shape, function, eps)?;
+        Ok(result)
+    }
+
+    /// Values times a function of their gates.
+    pub(super) fn gate(
+        &mut self,
+        x: DeviceRows,
+        gates: DeviceRows,
+        function: GateFunction,
+        heads: usize,
+    ) -> Result<DeviceRows> {
+        let is_whole = x.rows == gates.rows && x.width.is_multiple_of(heads);
+        if !is_whole || ![heads, x.width].contains(&gates.width) {
+            return Err(GpuError::Unsupported(format!("rows {x:?} do not have the gates {gates:?}")));
+        }
+        let shape = [word(x.rows * x.width)?, word(x.width / gates.width)?];
+        let (at, gates) = (self.at(x)?, self.at(gates)?);
+        let (result, [out, blocks]) = self.result_in_blocks(x.rows, x.width)?;
+        self.launches.gate([at, gates, out, blocks], shape, function)?;
+        Ok(result)
+    }
+}
