@@ -3,7 +3,7 @@
 #include "common.cuh"
 
 // What gates are passed through before values are multiplied by them.
-enum GateFunction : u32 { GATE_SIGMOID, GATE_SILU, GATE_SOFTPLUS };
+enum GateFunction : u32 { GATE_SIGMOID, GATE_SILU, GATE_SOFTPLUS, GATE_IDENTITY };
 
 // The error function.
 __device__ inline float erf_in_steps(float x) {
@@ -63,5 +63,6 @@ __device__ inline float softplus_of(float x) {
 
 // The value of a gate.
 __device__ inline float gate_of(float x, u32 function) {
+    if (function == GATE_IDENTITY) return x;
     return function == GATE_SIGMOID ? sigmoid(x) : function == GATE_SILU ? silu_of(x) : softplus_of(x);
 }

@@ -319,11 +319,16 @@ struct NewHeadsArgs {
     u32 whole;
     // Of the absolute values of queries, keys and values; or infinity
     float limit;
+    // Whether the norm is over each head behind its rotation; then without a weight too.
+    u32 norm_last;
+    // On values.
+    float value_factor;
     u32 unused;
 
     // A head whose values are in one row, of the `count` heads of a token.
     __device__ NewHead head(const float *token, u32 head, u32 count, const float *weights, u32 width) const {
         const float *x = token + (u64)head * width;
+        if (norm_last) return {x, x, nullptr, width, norm_width, 1.0f, limit};
         NewHead own = {x, x, weights && whole ? weights + (u64)head * width : weights, width, whole ? width : norm_width, 1.0f, limit};
         const float *from = whole ? token : x;
         if (weights) own.scale = rms_scale([from](u32 i) { return from[i]; }, whole ? count * width : norm_width, eps);
@@ -336,22 +341,36 @@ struct NewHeadsArgs {
         return {queries + token_head * split, last, nullptr, split, width, 1.0f, limit};
     }
 };
-static_assert(sizeof(NewHeadsArgs) == 112, "must match the layout in Rust");
+static_assert(sizeof(NewHeadsArgs) == 120, "must match the layout in Rust");
 
-// Writes a head times a factor; some values are rotated before, pairwise: adjacent values, or those of two halves.
-template <typename Kind>
-__device__ void write_rotated(
-    const NewHead &head, u8 *out, u32 width, const float *turns, const NewHeadsArgs &args, float factor) {
-    u32 lane = threadIdx.x % WARP, half = args.dim / 2;
-    for (u32 pair = lane; pair < half; pair += WARP) {
+// A head of which some values are rotated, pairwise: adjacent values, or those of two halves.
+struct RotatedHead {
+    const NewHead &head;
+    const NewHeadsArgs &args;
+    // [dim / 2, 2]
+    const float *turns;
+
+    __device__ float at(u32 i) const {
+        if (i < args.first || i >= args.first + args.dim) return head.at(i);
+        u32 place = i - args.first, half = args.dim / 2;
+        u32 pair = args.interleaved ? place / 2 : place % half;
+        bool is_second = args.interleaved ? place % 2 : place >= half;
         u32 one = args.first + (args.interleaved ? 2 * pair : pair), other = args.interleaved ? one + 1 : one + half;
         float a = head.at(one), b = head.at(other), cosine = turns[2 * pair], sine = turns[2 * pair + 1];
-        Kind::narrow(out, one, mul_rn(sub_rn(mul_rn(a, cosine), mul_rn(b, sine)), factor));
-        Kind::narrow(out, other, mul_rn(add_rn(mul_rn(a, sine), mul_rn(b, cosine)), factor));
+        return is_second ? add_rn(mul_rn(a, sine), mul_rn(b, cosine)) : sub_rn(mul_rn(a, cosine), mul_rn(b, sine));
     }
-    for (u32 i = lane; i < width; i += WARP) {
-        bool is_rotated = args.first <= i && i < args.first + args.dim;
-        if (!is_rotated) Kind::narrow(out, i, mul_rn(head.at(i), factor));
+};
+
+// Writes a head times a factor, and normalised if a norm is behind the rotation; its weight may be null.
+template <typename Kind>
+__device__ void write_rotated(const RotatedHead &head, const float *weight, u8 *out, u32 width, float factor) {
+    bool is_normalised = head.args.norm_last;
+    float scale = is_normalised ? rms_scale([&head](u32 i) { return head.at(i); }, width, head.args.eps) : 1.0f;
+    for (u32 i = threadIdx.x % WARP; i < width; i += WARP) {
+        float value = head.at(i);
+        if (is_normalised) value = mul_rn(value, scale);
+        if (is_normalised && weight) value = mul_rn(value, weight[i]);
+        Kind::narrow(out, i, mul_rn(value, factor));
     }
 }
 
@@ -367,7 +386,8 @@ template <typename Kind> __device__ void new_heads_of(const AttentionKernelArgs 
         u8 *out = (u8 *)(args.queries + place * width);
         NewHead query = heads.rest ? heads.query_in_parts(place, width)
                                    : heads.head(heads.queries + (u64)token * args.heads * width, head, args.heads, heads.query_weight, width);
-        write_rotated<F32>(query, out, width, turns, heads, heads.scales ? heads.scales[token] : 1.0f);
+        float factor = heads.scales ? heads.scales[token] : 1.0f;
+        write_rotated<F32>({query, heads, turns}, heads.query_weight, out, width, factor);
         return;
     }
     head -= args.heads;
@@ -378,11 +398,13 @@ template <typename Kind> __device__ void new_heads_of(const AttentionKernelArgs 
     if (is_key) {
         NewHead key = heads.head(heads.keys + first * width, head, kv_heads, heads.key_weight, width);
         u8 *out = (u8 *)args.key_pages[position >> shift] + row * args.key_row_stride;
-        write_rotated<Kind>(key, out, width, turns, heads, 1.0f);
+        write_rotated<Kind>({key, heads, turns}, heads.key_weight, out, width, 1.0f);
     } else if (heads.values) {
         const float *value = heads.values + (first + head) * args.value_width;
         u8 *out = (u8 *)args.value_pages[position >> shift] + row * args.value_row_stride;
-        for (u32 i = lane; i < args.value_width; i += WARP) Kind::narrow(out, i, clipped(value[i], heads.limit));
+        for (u32 i = lane; i < args.value_width; i += WARP) {
+            Kind::narrow(out, i, scaled(clipped(value[i], heads.limit), heads.value_factor));
+        }
     }
 }
 

@@ -143,22 +143,37 @@ __device__ inline float exp_in_steps(float x) {
     return mul_rn(p, __uint_as_float(power));
 }
 
-// The sum of the squares of the values at(0), at(1), …, for all threads of a warp: in eight interleaved lanes, these in order.
-template <typename At> __device__ float sum_of_squares(At at, u32 width) {
+// factor * value. Plus zero, as on the CPU: it turns -0 into 0.
+__device__ inline float scaled(float value, float factor) {
+    return factor != 1.0f ? add_rn(mul_rn(value, factor), 0.0f) : value;
+}
+
+// The sum of the terms at(0), at(1), …, for all threads of a warp: in eight interleaved lanes, these in order. Thread i asks for the terms i,
+// i + 32, …, each once.
+template <typename At> __device__ float sum_of_terms(At at, u32 width) {
     u32 lane = threadIdx.x % WARP;
     float sum = 0.0f;
 #pragma unroll 4
     for (u32 from = 0; from < width; from += WARP) {
-        float value = from + lane < width ? at(from + lane) : 0.0f, square = mul_rn(value, value);
+        float own = from + lane < width ? at(from + lane) : 0.0f;
         for (u32 chunk = 0; chunk < WARP; chunk += SUM_LANES) {
             u32 other = chunk + lane % SUM_LANES;
-            float term = __shfl_sync(ALL, square, other);
+            float term = __shfl_sync(ALL, own, other);
             if (from + other < width) sum = add_rn(sum, term);
         }
     }
     float all = 0.0f;
     for (u32 i = 0; i < SUM_LANES; i++) all = add_rn(all, __shfl_sync(ALL, sum, i));
     return all;
+}
+
+// The sum of the squares of the values at(0), at(1), …, for all threads of a warp.
+template <typename At> __device__ float sum_of_squares(At at, u32 width) {
+    auto square = [&at](u32 i) {
+        float value = at(i);
+        return mul_rn(value, value);
+    };
+    return sum_of_terms(square, width);
 }
 
 // 1 / sqrt(mean(x^2) + eps) of the values at(0), at(1), …, for all threads of a warp.

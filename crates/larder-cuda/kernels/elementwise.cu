@@ -58,6 +58,12 @@ extern "C" __global__ void clamped_silu(float *gate, const float *up, u32 count,
     store(mul_rn(silu_of(g), u), gate, blocks);
 }
 
+// x = cap * tanh(x / cap)
+extern "C" __global__ void bend(float *x, u32 count, float cap) {
+    u32 i = index_of_thread();
+    if (i < count) x[i] = mul_rn(tanh_in_steps(div_rn(x[i], cap)), cap);
+}
+
 // Values times a function of their gates, of which each is for `shared` consecutive values.
 extern "C" __global__ void gate_values(
     const float *x, const float *gates, float *out, Block *blocks, u32 count, u32 shared, u32 function) {

@@ -213,19 +213,80 @@ extern "C" __global__ void delta_rule(const DeltaArgs *args_in_memory) {
     }
 }
 
-// The RMS norm of each part of `width` values, times a function of gates: weight * (x / sqrt(mean(x^2) + eps)) * f(gate). Unless blocks is
-// null the same, quantised; then the width is a multiple of 32. A warp has 32 values.
+// The arguments of the recurrence of Mamba 2.
+struct ScanArgs {
+    // [tokens, heads * head_dim + 2 * groups * state]: x, B and C, behind the convolution
+    const float *convolved;
+    // [tokens, heads]
+    const float *steps;
+    // [heads], added to these
+    const float *step_bias;
+    // [heads]: the logarithm of a decay per step
+    const float *rates;
+    // [heads]: factors on x beside the state
+    const float *skips;
+    // [tokens, heads, head_dim]
+    float *out;
+    const StateSpan *spans;
+    // [tokens]: the state that gets a copy behind a token, or null
+    float *const *copies;
+    u32 heads;
+    u32 head_dim;
+    u32 groups;
+    // Values of a row of the state.
+    u32 state;
+    // The place of the recurrence in a state.
+    u32 recurrence_at;
+    u32 count;
+    // The smallest and the largest step.
+    float least;
+    float most;
+};
+static_assert(sizeof(ScanArgs) == 96, "must match the layout in Rust");
+
+// A warp takes in the tokens of a span with one row of the state of a head.
+extern "C" __global__ void scan_states(const ScanArgs *args_in_memory) {
+    const ScanArgs &args = *args_in_memory;
+    u32 inner = args.heads * args.head_dim, row = group_of_warp() % inner, number = group_of_warp() / inner;
+    if (number >= args.count) return;
+    StateSpan span = args.spans[number];
+    u32 head = row / args.head_dim, group = head / (args.heads / args.groups), both = args.groups * args.state;
+    u64 place = args.recurrence_at + (u64)row * args.state;
+    float *state = span.state + place;
+    for (u32 t = 0; t < span.tokens; t++) {
+        u64 token = span.first_row + t;
+        const float *x = args.convolved + token * (inner + 2 * both), *b = x + inner + group * args.state, *c = b + both;
+        float step = softplus_of(add_rn(args.steps[token * args.heads + head], args.step_bias[head]));
+        step = step < args.least ? args.least : step > args.most ? args.most : step;
+        float decay = exp_in_steps(mul_rn(step, args.rates[head])), input = mul_rn(step, x[row]);
+        float *copy = args.copies[token] ? args.copies[token] + place : nullptr;
+        auto read = [=](u32 i) {
+            float value = add_rn(mul_rn(state[i], decay), mul_rn(input, b[i]));
+            state[i] = value;
+            if (copy) copy[i] = value;
+            return mul_rn(value, c[i]);
+        };
+        float sum = sum_of_terms(read, args.state);
+        if (threadIdx.x % WARP == 0) args.out[token * inner + row] = add_rn(sum, mul_rn(args.skips[head], x[row]));
+    }
+}
+
+// The RMS norm of each part of `width` values, times a function of gates: weight * (x / sqrt(mean(x^2) + eps)) * f(gate). If gates come
+// first it is the norm of x * f(gate). Part i has the weights of part i % weights. Unless blocks is null the same, quantised; then the
+// width is a multiple of 32. A warp has 32 values.
 extern "C" __global__ void norm_gate(
     const float *x, const float *gates, const float *weight, float *out, Block *blocks, u32 parts, u32 width,
-    u32 function, double eps) {
+    u32 weights, u32 function, u32 gate_first, double eps) {
     u32 each = (width + WARP - 1) / WARP, part = group_of_warp() / each;
     if (part >= parts) return;
-    const float *own = x + (u64)part * width;
-    float scale = rms_scale([own](u32 i) { return own[i]; }, width, eps);
+    const float *own = x + (u64)part * width, *of_own = gates + (u64)part * width;
+    auto at = [=](u32 i) { return gate_first ? mul_rn(own[i], gate_of(of_own[i], function)) : own[i]; };
+    float scale = rms_scale(at, width, eps);
     u32 i = group_of_warp() % each * WARP + threadIdx.x % WARP;
     if (i >= width) return;
+    float value = mul_rn(mul_rn(at(i), scale), weight[(u64)(part % weights) * width + i]);
+    if (!gate_first) value = mul_rn(value, gate_of(of_own[i], function));
     u64 place = (u64)part * width + i;
-    float value = mul_rn(mul_rn(mul_rn(own[i], scale), weight[i]), gate_of(gates[place], function));
     out[place] = value;
     if (blocks) quantise_block(value, blocks[place / BLOCK]);
 }

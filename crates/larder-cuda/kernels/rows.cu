@@ -1,11 +1,6 @@
 // Kernels on rows of activations that stay on the device: residual additions, norms, weighted sums of experts.
 #include "common.cuh"
 
-// factor * value. Plus zero, as on the CPU: it turns -0 into 0.
-__device__ inline float scaled(float value, float factor) {
-    return factor != 1.0f ? add_rn(mul_rn(value, factor), 0.0f) : value;
-}
-
 // out = x + factor * y; y has `period` values, which repeat.
 extern "C" __global__ void add_scaled(const float *x, const float *y, float *out, u32 count, u32 period, float factor) {
     u32 i = index_of_thread();
@@ -50,7 +45,7 @@ extern "C" __global__ void add_norm(
 }
 
 // Value `column` of residual + (the sum of a token's k terms, in their order, + shared); either may be null.
-__device__ inline float sum_of_terms(const ExpertTerm *terms, const float *shared, const float *residual, u32 k, u32 column) {
+__device__ inline float sum_of_experts(const ExpertTerm *terms, const float *shared, const float *residual, u32 k, u32 column) {
     float sum = 0.0f;
     for (u32 rank = 0; rank < k; rank++) {
         ExpertTerm term = terms[rank];
@@ -66,7 +61,7 @@ extern "C" __global__ void sum_experts(
     u32 i = index_of_thread();
     if (i >= tokens * width) return;
     u64 token = i / width, row = token * width;
-    out[i] = sum_of_terms(terms + token * k, shared ? shared + row : shared, residual ? residual + row : residual, k, i % width);
+    out[i] = sum_of_experts(terms + token * k, shared ? shared + row : shared, residual ? residual + row : residual, k, i % width);
 }
 
 // As sum_experts, and the norm of each row as in rms_norm. A block has a row.
@@ -78,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(1024) sum_experts_norm(
     shared = shared ? shared + row : shared;
     residual = residual ? residual + row : residual;
     for (u32 i = threadIdx.x; i < width; i += blockDim.x) {
-        own[i] = sum_of_terms(terms + (u64)blockIdx.x * k, shared, residual, k, i);
+        own[i] = sum_of_experts(terms + (u64)blockIdx.x * k, shared, residual, k, i);
     }
     __syncthreads();
     float scale = rms_scale([own](u32 i) { return own[i]; }, width, eps);

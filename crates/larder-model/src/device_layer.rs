@@ -11,7 +11,7 @@ use crate::experts::HintSource;
 use crate::hidden::{Hidden, HiddenPlace, receive};
 use crate::layer_pass::{OtherLayers, Running, hint_next_layer, next_moe};
 use crate::matrix::with_f32;
-use crate::nn::{ChainedMixer, DeviceNorm, ForwardPass, Moe, MoeInput, Norm};
+use crate::nn::{ChainedMixer, DeviceNorm, ForwardPass, Mixer, Moe, MoeInput, Norm};
 use crate::stack::{Branch, Ffn, Layer, Stack};
 use crate::step::LayerStates;
 use crate::tap::Phase;
@@ -20,18 +20,50 @@ use crate::tap::Phase;
 /// take memory that the plan does not count.
 const CHAIN_TOKENS: usize = 16;
 
-/// The parts of a layer, all of which have a form for devices.
+/// The parts of a layer, all of which have a form for devices; one of them may be missing.
 pub(crate) struct DeviceLayer<'a> {
     ops: &'a dyn DeviceOps,
-    /// Norm before the mixer.
-    norm: &'a Norm,
-    mixer: &'a dyn ChainedMixer,
-    mixer_after: DeviceNorm<'a>,
-    ffn: &'a Branch<Ffn>,
-    ffn_norm: DeviceNorm<'a>,
-    ffn_after: DeviceNorm<'a>,
+    mixer: Option<DeviceMixer<'a>>,
+    ffn: Option<DeviceFfn<'a>>,
     /// On what a part adds to the residual stream.
     factor: f32,
+}
+
+/// A mixer between its norms.
+struct DeviceMixer<'a> {
+    /// Before the mixer; it has a form for devices if the mixer takes its input there.
+    norm: &'a Norm,
+    part: &'a dyn ChainedMixer,
+    after: DeviceNorm<'a>,
+}
+
+/// A feed-forward part between its norms.
+struct DeviceFfn<'a> {
+    norm: DeviceNorm<'a>,
+    part: &'a Ffn,
+    after: DeviceNorm<'a>,
+}
+
+impl<'a> DeviceMixer<'a> {
+    fn of(branch: &'a Branch<Box<dyn Mixer>>) -> Option<Self> {
+        let part = branch.part.chained().filter(|_| branch.connection.is_none())?;
+        if part.input_place() == HiddenPlace::Device {
+            branch.norm.for_devices()?;
+        }
+        Some(DeviceMixer { norm: &branch.norm, part, after: norm_after(branch)? })
+    }
+}
+
+impl<'a> DeviceFfn<'a> {
+    fn of(branch: &'a Branch<Ffn>) -> Option<Self> {
+        let part = Some(&branch.part).filter(|part| branch.connection.is_none() && part.is_for_devices())?;
+        Some(DeviceFfn { norm: branch.norm.for_devices()?, part, after: norm_after(branch)? })
+    }
+}
+
+/// The norm of the output of a part.
+fn norm_after<Part>(branch: &Branch<Part>) -> Option<DeviceNorm<'_>> {
+    branch.after.as_ref().unwrap_or(&Norm::None).for_devices()
 }
 
 /// An MoE part, and its rows on the device.
@@ -41,6 +73,8 @@ struct MoeRows<'a> {
     known: Option<&'a [ExpertId]>,
     /// The residual stream behind the norm.
     input: DeviceRows,
+    /// What its experts read.
+    of_experts: DeviceRows,
     residual: DeviceRows,
     /// The residual stream, if outputs are to be added to it.
     onto: Option<DeviceRows>,
@@ -58,26 +92,18 @@ impl<'a> DeviceLayer<'a> {
     /// The layer on the device of its model; `None` if a part of it is computed on the CPU only, or if the step is long.
     pub fn of(layer: &'a Layer, others: OtherLayers, stack: &'a Stack, tokens: usize) -> Option<Self> {
         let ops = stack.head.compute().device_ops.as_deref().filter(|_| tokens <= CHAIN_TOKENS)?;
-        let (mixer, ffn) = (layer.mixer.as_ref()?, layer.ffn.as_ref()?);
-        let connected = mixer.connection.is_some() || ffn.connection.is_some() || others.cross.is_some();
-        if connected || layer.scale != 1.0 || !ffn.part.is_for_devices() {
+        if others.cross.is_some() || layer.scale != 1.0 {
             return None;
         }
-        let chained = mixer.part.chained()?;
-        if chained.input_place() == HiddenPlace::Device {
-            mixer.norm.for_devices()?;
-        }
-        let after = |norm: &'a Option<Norm>| norm.as_ref().unwrap_or(&Norm::None).for_devices();
-        Some(DeviceLayer {
-            ops,
-            norm: &mixer.norm,
-            mixer: chained,
-            mixer_after: after(&mixer.after)?,
-            ffn,
-            ffn_norm: ffn.norm.for_devices()?,
-            ffn_after: after(&ffn.after)?,
-            factor: stack.factors.residual as f32,
-        })
+        let mixer = match &layer.mixer {
+            Some(branch) => Some(DeviceMixer::of(branch)?),
+            None => None,
+        };
+        let ffn = match &layer.ffn {
+            Some(branch) => Some(DeviceFfn::of(branch)?),
+            None => None,
+        };
+        Some(DeviceLayer { ops, mixer, ffn, factor: stack.factors.residual as f32 })
     }
 
     /// The output of the layer for its input `x`, which the device may still be computing when this returns.
@@ -93,53 +119,75 @@ impl<'a> DeviceLayer<'a> {
         if let (Some(known), Some(moe)) = (&known, layer.moe()) {
             running.experts.will_use(moe.layer, &moe.gate, known);
         }
-        let [residual, input] = self.mix(x, kv, running.pass)?;
+        let [residual, input] = match &self.mixer {
+            Some(mixer) => self.mix(mixer, x, kv, running.pass)?,
+            // The residual stream is of the layer before, and has to outlive a wait for the router.
+            None => {
+                let x = x.on_device(self.ops)?;
+                let input = self.ffn.as_ref().map_or(Ok(x), |ffn| ffn.norm.begin(x, self.ops))?;
+                [x, input]
+            }
+        };
+        let Some(ffn) = &self.ffn else {
+            running.clock.lap(Phase::Mixing, running.tap);
+            return Ok(Hidden::Device(residual));
+        };
         // Experts are added to the residual stream at once where nothing comes between.
-        let onto = Some(residual).filter(|_| self.ffn_after.is_none() && self.factor == 1.0);
-        let (y, is_whole) = match &self.ffn.part {
+        let onto = Some(residual).filter(|_| ffn.after.is_none() && self.factor == 1.0);
+        let (y, is_whole) = match ffn.part {
             Ffn::Dense(mlp) => (mlp.begin(input, self.ops)?, false),
             Ffn::Moe(moe) => {
-                let of_moe = MoeRows { moe, known: known.as_deref(), input, residual, onto };
+                let of_experts = moe.begin_input(input, self.ops)?;
+                let of_moe = MoeRows { moe, known: known.as_deref(), input, of_experts, residual, onto };
                 (self.experts(&of_moe, others, running)?, onto.is_some())
             }
         };
         let x = match is_whole {
             true => y,
-            false => self.ops.add(residual, self.ffn_after.begin(y, self.ops)?, self.factor)?,
+            false => self.ops.add(residual, ffn.after.begin(y, self.ops)?, self.factor)?,
         };
         running.clock.lap(Phase::Experts, running.tap);
         Ok(Hidden::Device(x))
     }
 
-    /// The residual stream behind the mixer, and that behind the norm of the feed-forward part.
-    fn mix(&self, x: &Hidden, kv: &mut LayerStates, pass: &ForwardPass) -> Result<[DeviceRows; 2]> {
-        let (x, input) = match self.mixer.input_place() {
+    /// The residual stream behind the mixer, and that behind the norm of the feed-forward part, if there is one.
+    fn mix(
+        &self,
+        mixer: &DeviceMixer,
+        x: &Hidden,
+        kv: &mut LayerStates,
+        pass: &ForwardPass,
+    ) -> Result<[DeviceRows; 2]> {
+        let (x, input) = match mixer.part.input_place() {
             HiddenPlace::Host => {
-                let input = self.norm.forward(&x.on_host(Some(self.ops))?)?;
+                let input = mixer.norm.forward(&x.on_host(Some(self.ops))?)?;
                 (x.on_device(self.ops)?, Hidden::Host(input))
             }
             HiddenPlace::Device => {
                 self.ops.begin_layer();
-                let norm = self.norm.for_devices().expect("checked when the layer was chosen");
+                let norm = mixer.norm.for_devices().expect("checked when the layer was chosen");
                 let x = x.on_device(self.ops)?;
                 (x, Hidden::Device(norm.begin(x, self.ops)?))
             }
         };
-        let mixed = self.mixer.begin(&input, kv, pass, self.ops)?;
-        let mixed = self.mixer_after.begin(mixed, self.ops)?;
-        self.ffn_norm.begin_sum(x, mixed, self.factor, self.ops)
+        let mixed = mixer.part.begin(&input, kv, pass, self.ops)?;
+        let mixed = mixer.after.begin(mixed, self.ops)?;
+        match &self.ffn {
+            Some(ffn) => ffn.norm.begin_sum(x, mixed, self.factor, self.ops),
+            None => self.ops.add(x, mixed, self.factor).map(|sum| [sum; 2]),
+        }
     }
 
     /// The outputs of the experts. Waits for the router, unless the device chooses them.
     fn experts(&self, rows: &MoeRows, others: OtherLayers, running: &mut Running) -> Result<DeviceRows> {
-        let MoeRows { moe, known, input, residual, onto } = *rows;
+        let MoeRows { moe, known, input, of_experts, residual, onto } = *rows;
         let Running { pass, experts, tap, clock } = running;
         let logits = moe.router.begin(input, self.ops)?;
         if let Some(logits) = logits.filter(|_| moe.is_whole_on_devices() && !tap.wants_routing())
             && experts.chooses_on_device(moe.layer, &moe.gate, pass.tokens())
         {
             clock.lap(Phase::Mixing, *tap);
-            return moe.begin_chosen(input, logits, onto, self.ops, *experts);
+            return moe.begin_chosen([input, of_experts], logits, onto, self.ops, *experts);
         }
         let hint = match experts.wants_hint(HintSource::LayerBefore, pass.tokens()) {
             true => self.hint(residual, others.following)?,
@@ -148,7 +196,7 @@ impl<'a> DeviceLayer<'a> {
         let hinted = hint.as_ref().map(|hint| match hint {
             Hint::Logits(_, rows) | Hint::Residual(rows) => *rows,
         });
-        let wanted: Vec<DeviceRows> = [Some(input), logits, hinted].into_iter().flatten().collect();
+        let wanted: Vec<DeviceRows> = [Some(of_experts), logits, hinted].into_iter().flatten().collect();
         let mut got = receive(self.ops, &wanted)?.into_iter();
         let x = got.next().expect("the first of the wanted rows");
         let early = logits.and_then(|_| got.next());
@@ -161,7 +209,7 @@ impl<'a> DeviceLayer<'a> {
             _ => {}
         }
         let of_moe = MoeInput { residual: &x, x: &x, early, known, state: &pass.router_state };
-        moe.begin(of_moe, (input, onto, self.ops), &pass.origins, *experts, *tap, clock)
+        moe.begin(of_moe, ([input, of_experts], onto, self.ops), &pass.origins, *experts, *tap, clock)
     }
 
     /// Begins what the router of the next MoE layer would choose by if this layer's experts added nothing; `None` behind the last one.

@@ -1,6 +1,8 @@
 //! The request of a step: some consecutive tokens of each of several sequences (a ragged batch).
 
-use crate::nn::{KvCache, LayerKv};
+use crate::device::StateSpan;
+use crate::error::Result;
+use crate::nn::{ForwardPass, KvCache, LayerKv, SpanPositions, StateLens};
 
 /// Consecutive tokens of one sequence that a step computes.
 ///
@@ -96,5 +98,12 @@ impl<'s, 'a> LayerStates<'s, 'a> {
     /// The state of a span, mutable.
     pub fn of_mut(&mut self, span: usize) -> &mut LayerKv {
         &mut self.spans[span].cache.layers[self.layer]
+    }
+
+    /// The pages of the recurrent states of all spans, for tokens that a chain on a device takes in.
+    pub(crate) fn extend_recurrent(&mut self, pass: &ForwardPass, lens: StateLens) -> Result<Vec<StateSpan>> {
+        let extend =
+            |(i, span): (usize, &SpanPositions)| self.of_mut(i).recurrent.extend(span.tokens, lens, span.first_row);
+        pass.spans.iter().enumerate().map(extend).collect()
     }
 }

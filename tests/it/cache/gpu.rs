@@ -97,7 +97,7 @@ fn logits_of_golden_models_are_those_of_the_processor() {
 }
 
 /// Models of which a token waits once if all experts are on the device.
-const WAIT_ONCE: [&str; 26] = [
+const WAIT_ONCE: [&str; 31] = [
     "afmoe",
     "bailing_hybrid",
     "bailing_moe_v2",
@@ -112,12 +112,17 @@ const WAIT_ONCE: [&str; 26] = [
     "gpt_oss",
     "granitemoe",
     "granitemoeshared",
+    "hunyuan_v1_moe",
     "hy_v3",
     "kimi_linear",
+    "lfm2_moe",
+    "llama_moe",
     "mellum",
+    "mimo_v2_flash",
     "minimax_m2",
     "mistral4",
     "mixtral",
+    "nemotron_h",
     "olmoe",
     "qwen2_moe",
     "qwen3_5_moe",

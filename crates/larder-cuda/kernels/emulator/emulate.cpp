@@ -428,7 +428,7 @@ constexpr Kernel KERNELS[] = {
     KERNEL(scores_f32), KERNEL(scores_f16), KERNEL(weighted_sum_f32), KERNEL(weighted_sum_f16),
     KERNEL(copy_rows), KERNEL(copy_bytes), KERNEL(add_scaled), KERNEL(add_norm), KERNEL(rms_norm), KERNEL(sum_experts),
     KERNEL(sum_experts_norm), KERNEL(choose_experts),
-    KERNEL(gate_values), KERNEL(convolve), KERNEL(delta_rule), KERNEL(norm_gate),
+    KERNEL(bend), KERNEL(gate_values), KERNEL(convolve), KERNEL(delta_rule), KERNEL(scan_states), KERNEL(norm_gate),
     KERNEL(new_heads_f32), KERNEL(new_heads_f16),
 };
 

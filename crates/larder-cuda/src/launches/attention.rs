@@ -151,11 +151,15 @@ pub struct NewHeadsArgs {
     pub whole: bool,
     /// Queries and keys behind the norm, and values, are clamped to ± this.
     pub clip: Option<f32>,
+    /// Whether the norm is over each head behind its rotation.
+    pub norm_last: bool,
+    /// Factor on values.
+    pub value_factor: f32,
 }
 
 impl NewHeadsArgs {
     /// Size of the struct in kernels.
-    pub const BYTES: usize = 112;
+    pub const BYTES: usize = 120;
 
     /// The bytes of the struct in kernels.
     pub fn to_bytes(self) -> [u8; NewHeadsArgs::BYTES] {
@@ -165,8 +169,9 @@ impl NewHeadsArgs {
         } = self;
         let front = [q, k, v, rest, of_q, of_k, turns, scales, eps.to_bits()];
         let flags = [interleaved, whole].map(u32::from);
+        let (last, factor) = (u32::from(self.norm_last), self.value_factor.to_bits());
         let limit = clip.unwrap_or(f32::INFINITY).to_bits();
-        pack(front, [split, rest_step, rest_first, norm_width, first, dim, flags[0], flags[1], limit, 0])
+        pack(front, [split, rest_step, rest_first, norm_width, first, dim, flags[0], flags[1], limit, last, factor, 0])
     }
 }
 
@@ -250,10 +255,16 @@ mod tests {
             interleaved: true,
             whole: true,
             clip: Some(1.0),
+            norm_last: true,
+            value_factor: 2.0,
         };
         let words: Vec<u32> = args.to_bytes().as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b)).collect();
         assert_eq!(words[..16], (1..9).flat_map(|at| [at, 0]).collect::<Vec<u32>>());
-        assert_eq!(words[16..], [0, 0x3FE0_0000, 9, 10, 11, 12, 13, 14, 1, 1, 0x3F80_0000, 0], "eps is a double");
+        assert_eq!(
+            words[16..],
+            [0, 0x3FE0_0000, 9, 10, 11, 12, 13, 14, 1, 1, 0x3F80_0000, 1, 0x4000_0000, 0],
+            "eps is a double"
+        );
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::driver::{Argument, Driver, Launch, MAX_ARGUMENTS, Stream};
 use crate::error::{GpuError, Result};
 pub use attention::{AttentionKernelArgs, NewHeadsArgs, RowCopy, TILE_QUERIES};
 pub use choice::{ChoiceArgs, Patch};
-pub use recurrent::{ConvolutionArgs, DeltaArgs, StateArgs};
+pub use recurrent::{ConvolutionArgs, DeltaArgs, ScanArgs, StateArgs};
 pub use sums::{ExpertSum, ExpertTerm};
 
 /// The fewest tokens of a product for which tensor cores are used: half of a tile.
@@ -35,7 +35,7 @@ const MAX_COPY_BLOCKS: u32 = 64;
 
 /// Every kernel that is launched here.
 #[cfg(all(test, feature = "cuda"))]
-pub const KERNELS: [&str; 76] = [
+pub const KERNELS: [&str; 78] = [
     "f32_matmul",
     "f16_matmul",
     "bf16_matmul",
@@ -91,9 +91,11 @@ pub const KERNELS: [&str; 76] = [
     "clamped_swiglu",
     "clamped_silu",
     "limited_silu",
+    "bend",
     "gate_values",
     "convolve",
     "delta_rule",
+    "scan_states",
     "norm_gate",
     "quantise",
     "add_biases",

@@ -1,6 +1,6 @@
 //! Launches of convolutions and the delta rule on recurrent states, and of the norm behind them.
 
-use larder_model::GateFunction;
+use larder_model::{GateFunction, GateOrder};
 
 use super::{Launches, THREADS, WARPS, norm_grid, pack};
 use crate::driver::Argument;
@@ -77,6 +77,35 @@ pub struct DeltaArgs {
     pub count: u32,
 }
 
+/// The arguments of the recurrence of Mamba 2, as the kernel reads them.
+#[derive(Clone, Copy, Debug)]
+pub struct ScanArgs {
+    /// `[tokens, channels]`: `x`, `B` and `C`, behind the convolution.
+    pub convolved: u64,
+    /// `[tokens, heads]`
+    pub steps: u64,
+    /// `[heads]`, added to these.
+    pub step_bias: u64,
+    /// `[heads]`: the logarithm of a decay per step.
+    pub rates: u64,
+    /// `[heads]`: factors on `x`.
+    pub skips: u64,
+    /// `[tokens, heads, head_dim]`
+    pub out: u64,
+    /// By span, a [`StateArgs`].
+    pub spans: u64,
+    /// By token: the state that gets a copy behind it, or 0.
+    pub copies: u64,
+    /// Heads, rows of a head, groups, and values of a row.
+    pub sizes: [u32; 4],
+    /// The place of the recurrence in a state.
+    pub recurrence_at: u32,
+    /// Number of spans.
+    pub count: u32,
+    /// The smallest and the largest step.
+    pub limits: [f32; 2],
+}
+
 impl StateArgs {
     /// Size of the struct in kernels.
     pub const BYTES: usize = 16;
@@ -123,12 +152,29 @@ impl DeltaArgs {
     }
 }
 
+impl ScanArgs {
+    /// Size of the struct in kernels.
+    pub const BYTES: usize = 96;
+
+    /// The bytes of the struct in kernels.
+    pub fn to_bytes(self) -> [u8; ScanArgs::BYTES] {
+        let ScanArgs { convolved, steps, step_bias, rates, skips, out, spans, copies, .. } = self;
+        let ScanArgs { sizes: [heads, head_dim, groups, state], recurrence_at, count, limits, .. } = self;
+        let [least, most] = limits.map(f32::to_bits);
+        pack(
+            [convolved, steps, step_bias, rates, skips, out, spans, copies],
+            [heads, head_dim, groups, state, recurrence_at, count, least, most],
+        )
+    }
+}
+
 /// The number of a function of gates in kernels.
 fn number_of(function: GateFunction) -> Argument {
     Argument::Word(match function {
         GateFunction::Sigmoid => 0,
         GateFunction::Silu => 1,
         GateFunction::Softplus => 2,
+        GateFunction::Identity => 3,
     })
 }
 
@@ -145,18 +191,33 @@ impl Launches {
         self.launch("delta_rule", [warps.div_ceil(WARPS), 1], 32 * WARPS, &[Argument::Address(list)])
     }
 
-    /// The RMS norm of parts of `width` values, times a function of gates; quantised into `blocks` too unless that is 0.
+    /// The recurrence of Mamba 2; the arguments were written to address `list`.
+    pub fn scan(&self, args: &ScanArgs, list: u64) -> Result<()> {
+        let [heads, head_dim, ..] = args.sizes;
+        let warps = args.count * heads * head_dim;
+        self.launch("scan_states", [warps.div_ceil(WARPS), 1], 32 * WARPS, &[Argument::Address(list)])
+    }
+
+    /// The RMS norm of `parts` parts of `width` values, of which `weights` have weights of their own, with a function of gates; quantised
+    /// into `blocks` too unless that is 0.
     pub fn norm_gate(
         &self,
         [x, gates, weight, out, blocks]: [u64; 5],
-        [parts, width]: [u32; 2],
-        function: GateFunction,
+        [parts, width, weights]: [u32; 3],
+        (function, order): (GateFunction, GateOrder),
         eps: f64,
     ) -> Result<()> {
         let [x, gates, weight, out, blocks] = [x, gates, weight, out, blocks].map(Argument::Address);
-        let (shape, function, eps) = ([parts, width].map(Argument::Word), number_of(function), Argument::Double(eps));
-        let arguments = [x, gates, weight, out, blocks, shape[0], shape[1], function, eps];
+        let (shape, eps) = ([parts, width, weights].map(Argument::Word), Argument::Double(eps));
+        let (function, first) = (number_of(function), Argument::Word(u32::from(order == GateOrder::GateFirst)));
+        let arguments = [x, gates, weight, out, blocks, shape[0], shape[1], shape[2], function, first, eps];
         self.launch("norm_gate", norm_grid(parts, width), 32 * WARPS, &arguments)
+    }
+
+    /// `x = cap · tanh(x / cap)` of `count` values.
+    pub fn bend(&self, x: u64, count: u32, cap: f32) -> Result<()> {
+        let arguments = [Argument::Address(x), Argument::Word(count), Argument::Float(cap)];
+        self.launch("bend", [count.div_ceil(THREADS), 1], THREADS, &arguments)
     }
 
     /// `count` values times a function of their gates, each of which is for `shared` consecutive values; quantised into `blocks` too
@@ -222,5 +283,21 @@ mod tests {
         assert_eq!(words(&delta.to_bytes())[16..], [9, 10, 11, 12, 1, 13, 14, 1, one, two, 15, 0]);
         let plain = DeltaArgs { bound: None, tiled: false, ..delta };
         assert_eq!(words(&plain.to_bytes())[20..26], [0, 13, 14, 0, 0, two]);
+        let scan = ScanArgs {
+            convolved: 1,
+            steps: 2,
+            step_bias: 3,
+            rates: 4,
+            skips: 5,
+            out: 6,
+            spans: 7,
+            copies: 8,
+            sizes: [9, 10, 11, 12],
+            recurrence_at: 13,
+            count: 14,
+            limits: [1.0, 2.0],
+        };
+        assert_eq!(words(&scan.to_bytes())[..16], addresses);
+        assert_eq!(words(&scan.to_bytes())[16..], [9, 10, 11, 12, 13, 14, one, two]);
     }
 }

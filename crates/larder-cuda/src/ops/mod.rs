@@ -2,16 +2,16 @@
 
 mod chain;
 mod products;
+mod receive;
 mod recurrent;
 
 use std::collections::{HashMap, VecDeque};
-use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder_kernels::AttentionArgs;
 use larder_model::{
     Activation, DeviceConvolution, DeviceDelta, DeviceHeads, DeviceKvView, DeviceOps, DeviceRotation, DeviceRows,
-    GateFunction, HeadRest, NormGate, StateSpan,
+    DeviceScan, GateFunction, HeadRest, NormGate, StateSpan,
 };
 
 use crate::attention::{GpuAttention, Outputs};
@@ -26,9 +26,6 @@ use crate::products::GpuProducts;
 use chain::Chain;
 use products::ListKey;
 use recurrent::States;
-
-/// Bytes that are copied back together with wanted ones between which they are, as that takes less time than a second wait.
-const NEAR_BYTES: usize = 256 << 10;
 
 /// Operations on rows of activations, with the weights of [`GpuProducts`] and the KV cache of [`GpuAttention`].
 pub struct GpuOps {
@@ -185,33 +182,6 @@ impl State {
         self.begun_at = self.first + self.rows.len();
         self.quantised.retain(|id, _| *id >= self.first);
     }
-
-    /// Copies the bytes from the first wanted row to the last back at once, where they are close together in one piece of memory.
-    fn receive(&mut self, wanted: &mut [(DeviceRows, &mut [f32])]) -> Result<()> {
-        let places = wanted.iter().map(|(rows, _)| Ok((self.at(*rows)?, 4 * rows.rows * rows.width)));
-        let places: Vec<(u64, usize)> = places.collect::<Result<_>>()?;
-        if places.iter().zip(&*wanted).any(|((_, bytes), (_, out))| *bytes != size_of_val(&**out)) {
-            return Err(GpuError::Unsupported("rows have another size than the place that they are copied to".into()));
-        }
-        if places.is_empty() {
-            // Only waits.
-            return self.download.fetch(0, 0).map(drop);
-        }
-        let Range { start, end } = span(&places);
-        let total: usize = places.iter().map(|(_, bytes)| bytes).sum();
-        let is_one_piece = self.chains.iter().any(|chain| chain.results.has(start..end));
-        if is_one_piece && (end - start) as usize <= (2 * total).max(NEAR_BYTES) {
-            let bytes = self.download.fetch(start, (end - start) as usize)?;
-            for ((at, size), (_, out)) in places.iter().zip(wanted) {
-                out.copy_from_slice(bytemuck::cast_slice(&bytes[(at - start) as usize..][..*size]));
-            }
-            return Ok(());
-        }
-        for ((at, size), (_, out)) in places.iter().zip(wanted) {
-            out.copy_from_slice(bytemuck::cast_slice(self.download.fetch(*at, *size)?));
-        }
-        Ok(())
-    }
 }
 
 impl GpuOps {
@@ -265,12 +235,6 @@ impl GpuOps {
     }
 }
 
-/// The addresses from the first byte of these places to the last.
-fn span(places: &[(u64, usize)]) -> Range<u64> {
-    let start = places.iter().map(|(at, _)| *at).min().unwrap_or_default();
-    start..places.iter().map(|(at, bytes)| at + *bytes as u64).max().unwrap_or_default()
-}
-
 impl DeviceOps for GpuOps {
     fn keep(&self, values: &[f32]) -> larder_model::Result<usize> {
         let mut state = self.lock();
@@ -312,7 +276,7 @@ impl DeviceOps for GpuOps {
         tasks: &[&AttentionArgs<DeviceKvView>],
     ) -> larder_model::Result<DeviceRows> {
         let mut state = self.lock();
-        let DeviceHeads { queries, rest, keys, values, norm, clip, rotation, scales } = heads;
+        let DeviceHeads { queries, rest, keys, values, norm, clip, value_factor, rotation, scales } = heads;
         let Some(task) = tasks.first() else {
             return Err(GpuError::Unsupported("attention of no sequence has no heads".into()).into());
         };
@@ -325,6 +289,7 @@ impl DeviceOps for GpuOps {
             split: word(queries.width / count)?,
             norm_width: word(width)?,
             clip: *clip,
+            value_factor: *value_factor,
             ..NewHeadsArgs::default()
         };
         if let Some(HeadRest { rows, first }) = rest {
@@ -333,7 +298,7 @@ impl DeviceOps for GpuOps {
         if let Some(norm) = norm {
             let of = |weight: Option<usize>| weight.map_or(Ok(0), |weight| state.kept(weight));
             args.weights = [of(norm.weights[0])?, of(norm.weights[1])?];
-            (args.eps, args.whole) = (norm.eps, norm.whole);
+            (args.eps, args.whole, args.norm_last) = (norm.eps, norm.whole, norm.behind_rotation);
             args.norm_width = word(norm.width.unwrap_or(width))?;
         }
         let mut turns: &[(f32, f32)] = &[];
@@ -405,6 +370,13 @@ impl DeviceOps for GpuOps {
         Ok(x)
     }
 
+    fn bend(&self, x: DeviceRows, cap: f32) -> larder_model::Result<DeviceRows> {
+        let mut state = self.lock();
+        state.launches.bend(state.at(x)?, word(x.rows * x.width)?, cap)?;
+        state.quantised.remove(&x.id);
+        Ok(x)
+    }
+
     fn gate(
         &self,
         x: DeviceRows,
@@ -421,6 +393,10 @@ impl DeviceOps for GpuOps {
 
     fn delta(&self, delta: &DeviceDelta, spans: &[StateSpan]) -> larder_model::Result<DeviceRows> {
         Ok(self.lock().delta(&self.queue, delta, &States::of(spans, &self.attention)?)?)
+    }
+
+    fn scan(&self, scan: &DeviceScan, spans: &[StateSpan]) -> larder_model::Result<DeviceRows> {
+        Ok(self.lock().scan(&self.queue, scan, &States::of(spans, &self.attention)?)?)
     }
 
     fn norm_gate(&self, x: DeviceRows, gates: DeviceRows, norm: &NormGate) -> larder_model::Result<DeviceRows> {

@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use larder_model::{
-    ChannelDecay, DeviceConvolution, DeviceDecay, DeviceDelta, DeviceRows, GateFunction, NormGate, StateSpan,
+    ChannelDecay, DeviceConvolution, DeviceDecay, DeviceDelta, DeviceRows, DeviceScan, GateFunction, GateOrder,
+    NormGate, StateSpan,
 };
 
 use super::State;
 use crate::attention::GpuAttention;
 use crate::error::{GpuError, Result};
+use crate::expert_kernels::BLOCK;
 use crate::launch_queue::LaunchQueue;
-use crate::launches::{ConvolutionArgs, DeltaArgs, StateArgs, word};
+use crate::launches::{ConvolutionArgs, DeltaArgs, ScanArgs, StateArgs, word};
 
 /// Where a kernel finds the spans of a step, and by token the states that get copies.
 #[derive(Clone, Copy)]
@@ -35,6 +37,17 @@ impl<'a> States<'a> {
         let bytes = spans.first().map_or(Ok(0), |span| attention.page(span.page).map(|(_, bytes)| bytes))?;
         let rows = spans.iter().map(|span| span.tokens).sum();
         Ok(States { spans, attention, rows, values: bytes / 4 })
+    }
+
+    /// The place of the recurrence in a state.
+    fn recurrence_at(&self) -> usize {
+        self.spans.first().map_or(0, |span| span.recurrence_at)
+    }
+
+    /// Whether all states have `values` values from this place on.
+    fn have(&self, recurrence_at: usize, values: usize) -> bool {
+        let fits = |span: &StateSpan| span.recurrence_at == recurrence_at;
+        self.spans.iter().all(fits) && self.values == recurrence_at + values
     }
 
     /// The address of a state.
@@ -128,12 +141,11 @@ impl State {
     ) -> Result<DeviceRows> {
         let DeviceDelta { heads, qkv, strengths, decay } = *delta;
         let DeviceDecay { products, bias, rates, form } = decay;
-        let recurrence_at = states.spans.first().map_or(0, |span| span.recurrence_at);
+        let recurrence_at = states.recurrence_at();
         let shapes = [(qkv, heads.mixed()), (strengths, heads.v_heads), (products, products.width)];
         let fits = shapes.iter().all(|(rows, width)| (rows.rows, rows.width) == (states.rows, *width))
             && [heads.v_heads, heads.v_heads * heads.k_dim].contains(&products.width)
-            && states.spans.iter().all(|span| span.recurrence_at == recurrence_at)
-            && states.values == recurrence_at + heads.state_len();
+            && states.have(recurrence_at, heads.state_len());
         if !fits {
             return Err(GpuError::Unsupported(format!("rows {shapes:?} do not fit the delta rule of {heads:?}")));
         }
@@ -166,18 +178,54 @@ impl State {
         Ok(result)
     }
 
-    /// The norm of parts of rows, times a function of gates.
+    /// The recurrence of Mamba 2 for the tokens of spans.
+    pub(super) fn scan(&mut self, queue: &Arc<LaunchQueue>, scan: &DeviceScan, states: &States) -> Result<DeviceRows> {
+        let DeviceScan { heads, convolved, steps, step_bias, rates, skips, limits } = *scan;
+        let recurrence_at = states.recurrence_at();
+        let shapes = [(convolved, heads.channels()), (steps, heads.heads)];
+        let fits = shapes.iter().all(|(rows, width)| (rows.rows, rows.width) == (states.rows, *width))
+            && heads.heads.is_multiple_of(heads.groups)
+            && states.have(recurrence_at, heads.state_len());
+        if !fits {
+            return Err(GpuError::Unsupported(format!("rows {shapes:?} do not fit the recurrence of {heads:?}")));
+        }
+        let (result, out) = self.result(states.rows, heads.inner())?;
+        let mut args = ScanArgs {
+            convolved: self.at(convolved)?,
+            steps: self.at(steps)?,
+            step_bias: self.kept(step_bias)?,
+            rates: self.kept(rates)?,
+            skips: self.kept(skips)?,
+            out,
+            spans: 0,
+            copies: 0,
+            sizes: [word(heads.heads)?, word(heads.head_dim)?, word(heads.groups)?, word(heads.state)?],
+            recurrence_at: word(recurrence_at)?,
+            count: word(states.spans.len())?,
+            limits,
+        };
+        let list = states.stage(queue, |Staged { spans, copies }| {
+            (args.spans, args.copies) = (spans, copies);
+            args.to_bytes()
+        })?;
+        self.launches.scan(&args, list)?;
+        Ok(result)
+    }
+
+    /// The norm of parts of rows, with a function of gates.
     pub(super) fn norm_gate(&mut self, x: DeviceRows, gates: DeviceRows, norm: &NormGate) -> Result<DeviceRows> {
-        let NormGate { weight, width, eps, function } = *norm;
+        let NormGate { weight, width, eps, function, order } = *norm;
         if (x.rows, x.width) != (gates.rows, gates.width) || !x.width.is_multiple_of(width) {
             return Err(GpuError::Unsupported(format!("rows {x:?} do not have the gates {gates:?}")));
         }
         let (at, gates, weight) = (self.at(x)?, self.at(gates)?, self.kept(weight)?);
         let (result, out) = self.result(x.rows, x.width)?;
         // A warp quantises what it computes, which has to be a block.
-        let blocks = if width.is_multiple_of(32) { self.blocks_of(result)? } else { 0 };
-        let shape = [word(x.rows * (x.width / width))?, word(width)?];
-        self.launches.norm_gate([at, gates, weight, out, blocks], shape, function, eps)?;
+        let blocks = if width.is_multiple_of(BLOCK) { self.blocks_of(result)? } else { 0 };
+        let of_row = x.width / width;
+        let weights = if order == GateOrder::GateFirst { of_row } else { 1 };
+        let shape = [word(x.rows * of_row)?, word(width)?, word(weights)?];
+        self.launches.norm_gate([at, gates, weight, out, blocks], shape, (function, order), eps)?;
         Ok(result)
     }
 

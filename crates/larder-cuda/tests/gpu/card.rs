@@ -27,6 +27,7 @@ fn a_gpu_gives_the_same_bits() {
     chosen::compare(&gpu);
     latents::compare(&gpu);
     recurrent::compare(&gpu);
+    recurrent::compare_scans(&gpu);
     let mut first = Some(gpu);
     experts::compare(|_| first.take().or_else(card));
 }

@@ -71,8 +71,15 @@ impl<'a> Layer<'a> {
             rest: Some(HeadRest { rows: queries, first: nope }),
             keys,
             values: None,
-            norm: Some(HeadNorm { weights: [None, Some(self.norm)], eps: 1e-6, whole: false, width: Some(rank) }),
+            norm: Some(HeadNorm {
+                weights: [None, Some(self.norm)],
+                eps: 1e-6,
+                whole: false,
+                width: Some(rank),
+                behind_rotation: false,
+            }),
             clip: None,
+            value_factor: 1.0,
             rotation: (rope > 0).then_some(DeviceRotation {
                 turns: &step.turns,
                 first: rank,

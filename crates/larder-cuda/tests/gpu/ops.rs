@@ -112,11 +112,13 @@ impl<'a> Layer<'a> {
             keys: products[1],
             values: Some(products[2]),
             norm: shape.norm.map(|whole| HeadNorm {
-                weights: [Some(of_queries), Some(of_keys)],
+                weights: [of_queries, of_keys].map(|weight| (shape.key != 32).then_some(weight)),
                 eps: 1e-6,
                 whole,
                 width: None,
+                behind_rotation: shape.heads == 2,
             }),
+            value_factor: if shape.heads == 3 { 0.6 } else { 1.0 },
             clip: (shape.norm != Some(false)).then_some(0.75),
             rotation: shape.rotation.map(|(dim, interleaved)| DeviceRotation {
                 turns: &step.turns,
@@ -202,8 +204,19 @@ pub fn compare(gpu: &Gpu) {
             value: 16,
             kind: F32,
             weights: [Q8_0; 3],
-            norm: None,
+            norm: Some(false),
             rotation: Some((70, false)),
+        },
+        // A norm without weights behind the rotation.
+        Shape {
+            heads: 2,
+            kv_heads: 2,
+            key: 32,
+            value: 32,
+            kind: F16,
+            weights: [Q8_0; 3],
+            norm: Some(false),
+            rotation: Some((16, true)),
         },
     ];
     for (which, shape) in shapes.iter().enumerate() {

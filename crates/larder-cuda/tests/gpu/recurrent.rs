@@ -7,8 +7,8 @@ use larder_cuda::Gpu;
 use larder_kernels::WeightMatrix;
 use larder_model::{
     Activation, AttentionDouble, ChannelDecay, DeltaHeads, DeviceAttention, DeviceConvolution, DeviceDecay,
-    DeviceDelta, DeviceOps, DeviceProducts, DeviceRows, GateFunction, KvPageShape, NormGate, OpsDouble, ProductsDouble,
-    StateSpan,
+    DeviceDelta, DeviceOps, DeviceProducts, DeviceRows, DeviceScan, GateFunction, GateOrder, KvPageShape, NormGate,
+    OpsDouble, ProductsDouble, ScanHeads, StateSpan,
 };
 
 use crate::common::{Random, emulator, gpu};
@@ -129,14 +129,16 @@ impl<'a> Layer<'a> {
         let qkv = ops.convolve(&convolution, &spans).unwrap();
         let decay = DeviceDecay { products, bias: of_decays, rates, form: shape.form };
         let y = ops.delta(&DeviceDelta { heads, qkv, strengths, decay }, &spans).unwrap();
-        let (width, function) = (heads.v_dim, shape.function);
-        let normalised = ops.norm_gate(y, of_values, &NormGate { weight: norm, width, eps: 1e-6, function }).unwrap();
+        let (width, function, order) = (heads.v_dim, shape.function, GateOrder::NormFirst);
+        let norm = NormGate { weight: norm, width, eps: 1e-6, function, order };
+        let normalised = ops.norm_gate(y, of_values, &norm).unwrap();
         let out = ops.multiply(normalised, &[self.output]).unwrap()[0];
         let by_head = ops.gate(y, of_heads, function, heads.v_heads).unwrap();
         let by_value = ops.gate(y, of_values, function, heads.v_heads).unwrap();
         let again = ops.multiply(by_value, &[self.output]).unwrap()[0];
         let activated = ops.activate(Activation::Gelu, ops.add(y, y, 0.5).unwrap()).unwrap();
-        let wanted = [qkv, y, normalised, out, by_head, again, activated];
+        let bent = ops.bend(ops.add(y, y, 7.0).unwrap(), 1.5).unwrap();
+        let wanted = [qkv, y, normalised, out, by_head, again, activated, bent];
         let mut found: Vec<Vec<f32>> = wanted.iter().map(|rows| vec![0.0; rows.rows * rows.width]).collect();
         ops.receive(&mut wanted.into_iter().zip(found.iter_mut().map(|v| &mut v[..])).collect::<Vec<_>>()).unwrap();
         for page in self.states.iter().flatten() {
@@ -212,11 +214,80 @@ pub fn compare(gpu: &Gpu) {
     }
 }
 
+/// A step of the recurrence of Mamba 2 and of the norm behind it, and the states of two sequences.
+fn scanned(
+    heads: ScanHeads,
+    (attention, ops): (&dyn DeviceAttention, &dyn DeviceOps),
+    random: &mut Random,
+) -> Vec<Vec<u32>> {
+    let (window, mut found) = (5, Vec::new());
+    let values = window + heads.state_len();
+    let row_bytes = 4 * values;
+    let form = KvPageShape { kind: NumberFormat::F32, heads: 1, positions: 1, row_bytes };
+    let pages: Vec<usize> = (0..4).map(|_| attention.allocate(form).unwrap()).collect();
+    for page in &pages {
+        attention.append(*page, 0, bytemuck::cast_slice(&random.floats(values))).unwrap();
+    }
+    let [step_bias, rates, skips] = [(); 3].map(|()| ops.keep(&random.floats(heads.heads)).unwrap());
+    let width = heads.inner() / heads.groups;
+    let weights = [heads.inner(), width].map(|count| ops.keep(&random.floats(count)).unwrap());
+    for (counts, limits) in [([4, 1], [0.001, f32::INFINITY]), ([1, 1], [0.3, 0.5]), ([2, 3], [0.0, 0.7])] {
+        let tokens = counts.iter().sum::<usize>();
+        let mut send = |width: usize| ops.send(&random.floats(tokens * width), width).unwrap();
+        let (convolved, steps, gates) = (send(heads.channels()), send(heads.heads), send(heads.inner()));
+        let copies = if counts[0] > 1 { vec![(1, pages[2])] } else { vec![] };
+        let spans = [(0, 0, copies), (1, counts[0], vec![])].map(|(sequence, first_row, copies)| StateSpan {
+            page: pages[sequence],
+            recurrence_at: window,
+            first_row,
+            tokens: counts[sequence],
+            copies,
+        });
+        let y = ops.scan(&DeviceScan { heads, convolved, steps, step_bias, rates, skips, limits }, &spans).unwrap();
+        let orders = [(GateOrder::GateFirst, weights[0]), (GateOrder::NormFirst, weights[1])];
+        let norms = orders.map(|(order, weight)| {
+            let function = GateFunction::Silu;
+            ops.norm_gate(y, gates, &NormGate { weight, width, eps: 1e-5, function, order }).unwrap()
+        });
+        let product = ops.gate(y, gates, GateFunction::Identity, heads.heads).unwrap();
+        let wanted = [y, norms[0], norms[1], product];
+        let mut rows: Vec<Vec<f32>> = wanted.iter().map(|rows| vec![0.0; rows.rows * rows.width]).collect();
+        ops.receive(&mut wanted.into_iter().zip(rows.iter_mut().map(|v| &mut v[..])).collect::<Vec<_>>()).unwrap();
+        found.extend(rows);
+    }
+    for page in pages {
+        let mut state = vec![0.0_f32; values];
+        attention.read(page, bytemuck::cast_slice_mut(&mut state)).unwrap();
+        found.push(state);
+    }
+    found.into_iter().map(|values| values.into_iter().map(f32::to_bits).collect()).collect()
+}
+
+/// The recurrence of Mamba 2 on both devices.
+pub fn compare_scans(gpu: &Gpu) {
+    for (which, [heads, head_dim, groups, state]) in [[4, 8, 2, 40], [6, 5, 3, 11], [2, 64, 1, 128]].iter().enumerate()
+    {
+        let heads = ScanHeads { heads: *heads, head_dim: *head_dim, groups: *groups, state: *state };
+        let (products, attention) = (Arc::new(gpu.products(0).unwrap()), Arc::new(gpu.attention().unwrap()));
+        let ops = gpu.ops(products, attention.clone()).unwrap();
+        let got = scanned(heads, (attention.as_ref(), &ops), &mut Random::new(which as u64));
+        let attention = Arc::new(AttentionDouble::new(1 << 30));
+        let ops = OpsDouble::new(Arc::new(ProductsDouble::new(1 << 30)), attention.clone());
+        let wanted = scanned(heads, (attention.as_ref(), &ops), &mut Random::new(which as u64));
+        for (at, (got, wanted)) in got.iter().zip(&wanted).enumerate() {
+            assert!(wanted.iter().any(|bits| *bits != 0), "result {at} is zero");
+            assert!(got == wanted, "{heads:?}, result {at}");
+        }
+    }
+}
+
 #[test]
 fn recurrent_states_are_advanced_as_on_the_cpu() {
     for seed in 1..4 {
         let Some(emulator) = emulator(seed) else { return };
-        compare(&gpu(emulator));
+        let gpu = gpu(emulator);
+        compare(&gpu);
+        compare_scans(&gpu);
     }
 }
 

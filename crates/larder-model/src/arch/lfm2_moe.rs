@@ -7,6 +7,8 @@
 //! x += Σ_k weight · expert(rms(x))          the others: top k of sigmoid + bias, weights from the sigmoid without bias
 //! ```
 
+use std::slice;
+
 use larder_core::{ExpertNames, Gate, Renorm, Score, Weighting};
 
 use super::common::{AttentionBias, Basics, Defaults, layer_types};
@@ -14,7 +16,7 @@ use crate::config::{Config, config_error};
 use crate::error::Result;
 use crate::nn::{Activation, Attention, CausalConv, Mixer, Mlp, MlpNames, Norm, QkNorm, Rope, Rotary, ShortConv};
 use crate::stack::{Branch, Ffn, Layer, Stack};
-use crate::weights::WeightLoader;
+use crate::weights::{RowGroups, WeightLoader};
 
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     let mut basics = Basics::parse(config, "norm_eps", Defaults { kv_heads: Some(8), tied: true, ..Defaults::COMMON })?;
@@ -77,8 +79,11 @@ fn short_conv(
     width: usize,
     bias: bool,
 ) -> Result<ShortConv> {
+    let hidden = basics.hidden;
+    let parts = RowGroups::consecutive(3 * hidden, [hidden; 3]);
+    let parts = parts.each_ref().map(slice::from_ref);
     Ok(ShortConv {
-        input: weights.linear(&format!("{prefix}.in_proj"), 3 * basics.hidden, basics.hidden, bias)?,
+        inputs: weights.linear_parts(&format!("{prefix}.in_proj"), 3 * hidden, hidden, bias, parts)?,
         conv: CausalConv::new(weights, &format!("{prefix}.conv"), basics.hidden, width, bias)?,
         output: weights.linear(&format!("{prefix}.out_proj"), basics.hidden, basics.hidden, bias)?,
     })

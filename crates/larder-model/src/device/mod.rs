@@ -16,7 +16,9 @@ use crate::experts::{DeviceMoeCall, MoeCall, Routed};
 use crate::nn::Activation;
 pub(crate) use ops::DeviceCopy;
 pub use ops::{DeviceHeads, DeviceOps, DeviceRotation, DeviceRows, HeadNorm, HeadRest};
-pub use recurrent::{DeviceConvolution, DeviceDecay, DeviceDelta, NormGate, StateSpan};
+pub use recurrent::{
+    DeviceConvolution, DeviceDecay, DeviceDelta, DeviceScan, GateOrder, NormGate, ScanHeads, StateSpan,
+};
 
 /// Computes experts in the slots of a device; [`ExpertWorkspace`](crate::ExpertWorkspace) is its counterpart for the
 /// CPU.

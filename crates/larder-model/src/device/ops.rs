@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use larder_kernels::AttentionArgs;
 
-use super::{DeviceConvolution, DeviceDelta, DeviceKvView, NormGate, StateSpan};
+use super::{DeviceConvolution, DeviceDelta, DeviceKvView, DeviceScan, NormGate, StateSpan};
 use crate::error::Result;
 use crate::nn::{Activation, GateFunction};
 
@@ -32,9 +32,11 @@ pub struct DeviceHeads<'a> {
     pub values: Option<DeviceRows>,
     /// The norm of queries and keys.
     pub norm: Option<HeadNorm>,
-    /// Queries and keys behind the norm, and values, are clamped to ± this.
+    /// Queries and keys behind a norm over all heads, and values, are clamped to ± this.
     pub clip: Option<f32>,
-    /// The rotation of each head of queries and keys, behind the norm.
+    /// Factor on the values.
+    pub value_factor: f32,
+    /// The rotation of each head of queries and keys.
     pub rotation: Option<DeviceRotation<'a>>,
     /// `[tokens]`: factors on queries, behind the rotation; empty for none.
     pub scales: &'a [f32],
@@ -52,7 +54,8 @@ pub struct HeadRest {
 /// An RMS norm of queries and keys.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadNorm {
-    /// The weights for queries and for keys, as values that are [kept](DeviceOps::keep); `None` where there is no norm.
+    /// The weights for queries and for keys, as values that are [kept](DeviceOps::keep); `None` where there is no norm, or behind the
+    /// rotation one without weights.
     pub weights: [Option<usize>; 2],
     /// Added under the root.
     pub eps: f64,
@@ -60,6 +63,8 @@ pub struct HeadNorm {
     pub whole: bool,
     /// The values of each head that it is over, from the first on, if it is not over all.
     pub width: Option<usize>,
+    /// Whether it is behind the rotation; then it is over each head.
+    pub behind_rotation: bool,
 }
 
 /// The rotation of some values of each head.
@@ -111,6 +116,9 @@ pub trait DeviceOps: Send + Sync {
     /// `act(x)`. May overwrite `x`.
     fn activate(&self, act: Activation, x: DeviceRows) -> Result<DeviceRows>;
 
+    /// `cap · tanh(x / cap)`. May overwrite `x`.
+    fn bend(&self, x: DeviceRows, cap: f32) -> Result<DeviceRows>;
+
     /// Values times a function of their gates: `x [n, heads · any]`, `gates [n, heads · any]`, with a gate for each value of a head or one
     /// for all of them.
     fn gate(&self, x: DeviceRows, gates: DeviceRows, function: GateFunction, heads: usize) -> Result<DeviceRows>;
@@ -121,7 +129,10 @@ pub trait DeviceOps: Send + Sync {
     /// The delta rule for the tokens of these spans, all rows of the inputs: `[tokens, v_heads · v_dim]`; updates the states.
     fn delta(&self, delta: &DeviceDelta, spans: &[StateSpan]) -> Result<DeviceRows>;
 
-    /// The norm of parts of the rows of `x`, times a function of `gates`, of the same shape.
+    /// The recurrence of Mamba 2 for the tokens of these spans, all rows of the inputs: `[tokens, heads · head_dim]`; updates the states.
+    fn scan(&self, scan: &DeviceScan, spans: &[StateSpan]) -> Result<DeviceRows>;
+
+    /// The norm of parts of the rows of `x`, with a function of `gates`, of the same shape.
     fn norm_gate(&self, x: DeviceRows, gates: DeviceRows, norm: &NormGate) -> Result<DeviceRows>;
 
     /// `x + factor · y`, of rows of equal shapes.

@@ -70,15 +70,75 @@ pub struct DeviceDecay {
     pub form: ChannelDecay,
 }
 
-/// An RMS norm of parts of rows, times a function of gates: `weight · (x / sqrt(mean(x²) + eps)) · function(gate)`.
+/// The state-space recurrence of Mamba 2. Its weights are values that are [kept](super::DeviceOps::keep).
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceScan {
+    /// Heads and widths.
+    pub heads: ScanHeads,
+    /// `[tokens, channels]`: `x`, `B` and `C`, behind the convolution.
+    pub convolved: DeviceRows,
+    /// `[tokens, heads]`: what steps of time are made of.
+    pub steps: DeviceRows,
+    /// `[heads]`, added to these.
+    pub step_bias: usize,
+    /// `[heads]`: the logarithm of a decay per step.
+    pub rates: usize,
+    /// `[heads]`: factors on `x` beside the state.
+    pub skips: usize,
+    /// The least and the largest step.
+    pub limits: [f32; 2],
+}
+
+/// Heads and widths of the recurrence of Mamba 2.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ScanHeads {
+    /// Heads.
+    pub heads: usize,
+    /// Rows of a head.
+    pub head_dim: usize,
+    /// Groups of heads with the same `B` and `C`.
+    pub groups: usize,
+    /// Values of a row of the state.
+    pub state: usize,
+}
+
+impl ScanHeads {
+    /// Width of all heads.
+    pub fn inner(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Width of `x`, `B` and `C`.
+    pub fn channels(&self) -> usize {
+        self.inner() + 2 * self.groups * self.state
+    }
+
+    /// Values of the state, `[heads, head_dim, state]`.
+    pub fn state_len(&self) -> usize {
+        self.inner() * self.state
+    }
+}
+
+/// An RMS norm of parts of rows, and a function of gates, which are as many as the values.
 #[derive(Clone, Copy, Debug)]
 pub struct NormGate {
-    /// The weight, `[width of a part]`, a value that is [kept](super::DeviceOps::keep).
+    /// The weight, for one part or for all parts of a row, a value that is [kept](super::DeviceOps::keep).
     pub weight: usize,
     /// Values of a part.
     pub width: usize,
     /// Added under the root.
     pub eps: f64,
-    /// The function of the gates, which are as many as the values.
+    /// The function of the gates.
     pub function: GateFunction,
+    /// What comes first.
+    pub order: GateOrder,
+}
+
+/// Whether gates are behind the norm.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GateOrder {
+    /// `norm(x) · function(gate)`, with one weight for each part.
+    NormFirst,
+    /// `norm(x · function(gate))`, with a weight for all parts of a row.
+    GateFirst,
 }

@@ -4,15 +4,15 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use larder_kernels::{AttentionArgs, AttentionTask, Inputs, ThreadPool, narrow};
+use larder_kernels::{AttentionArgs, AttentionTask, Inputs, ThreadPool, narrow, tanh};
 
 use super::{AttentionDouble, ProductsDouble};
 use crate::device::{
     DeviceAttention, DeviceConvolution, DeviceDelta, DeviceHeads, DeviceKvView, DeviceOps, DeviceProduct,
-    DeviceProducts, DeviceRotation, DeviceRows, HeadNorm, HeadRest, NormGate, StateSpan,
+    DeviceProducts, DeviceRotation, DeviceRows, DeviceScan, GateOrder, HeadNorm, HeadRest, NormGate, StateSpan,
 };
 use crate::error::{ModelError, Result};
-use crate::nn::{Activation, CausalConv, DeltaHeads, DeltaTokens, GateFunction, Rotary, rms_row};
+use crate::nn::{Activation, CausalConv, DeltaHeads, DeltaTokens, GateFunction, Rotary, ScanTokens, rms_row};
 
 /// Double of [`DeviceOps`]: computes each operation at once, with the weights and the KV cache of two other doubles.
 pub struct OpsDouble {
@@ -86,7 +86,7 @@ impl OpsDouble {
         };
         let change = |mut values: Vec<f32>, heads_of_token: usize, which: usize| {
             for (token, row) in values.chunks_exact_mut(heads_of_token * width).enumerate() {
-                if let Some(HeadNorm { weights, eps, whole, width: some }) = heads.norm
+                if let Some(HeadNorm { weights, eps, whole, width: some, behind_rotation: false }) = heads.norm
                     && let Some(weight) = weights[which]
                 {
                     let each = if whole { row.len() } else { width };
@@ -101,6 +101,10 @@ impl OpsDouble {
                     if let Some(DeviceRotation { turns, first, dim, interleaved }) = heads.rotation {
                         let rotary = Rotary { dim, interleaved, table: 0 };
                         rotary.rotate_by(&mut head[first..], &turns[token * (dim / 2)..][..dim / 2]);
+                    }
+                    if let Some(HeadNorm { weights, eps, behind_rotation: true, .. }) = heads.norm {
+                        let ones = vec![1.0; width];
+                        rms_row(head, weights[which].map_or(&ones, |weight| &state.kept[weight]), eps);
                     }
                 }
             }
@@ -123,6 +127,9 @@ impl OpsDouble {
         let values = heads.values.map(|values| {
             let mut values = state.values(values).to_vec();
             clip(&mut values);
+            if heads.value_factor != 1.0 {
+                values.iter_mut().for_each(|value| *value = *value * heads.value_factor + 0.0);
+            }
             values
         });
         (queries, keys, values)
@@ -270,6 +277,12 @@ impl DeviceOps for OpsDouble {
         Ok(state.push(x.width, values))
     }
 
+    fn bend(&self, x: DeviceRows, cap: f32) -> Result<DeviceRows> {
+        let mut state = self.lock();
+        let values = state.values(x).iter().map(|v| tanh(*v / cap) * cap).collect();
+        Ok(state.push(x.width, values))
+    }
+
     fn gate(&self, x: DeviceRows, gates: DeviceRows, function: GateFunction, heads: usize) -> Result<DeviceRows> {
         let mut state = self.lock();
         let (of_head, per_head) = (x.width / heads, gates.width / heads);
@@ -335,12 +348,46 @@ impl DeviceOps for OpsDouble {
         Ok(self.push(heads.values(), out, Ok(())))
     }
 
+    fn scan(&self, scan: &DeviceScan, spans: &[StateSpan]) -> Result<DeviceRows> {
+        let DeviceScan { heads, convolved, steps, step_bias, rates, skips, limits: [least, most] } = *scan;
+        let of = |rows: DeviceRows| self.lock().values(rows).to_vec();
+        let (convolved, raw) = (of(convolved), of(steps));
+        let [bias, rates, skips] = [step_bias, rates, skips].map(|kept| self.lock().kept[kept].clone());
+        let step = |(dt, bias): (&f32, &f32)| GateFunction::Softplus.of(dt + bias).clamp(least, most);
+        let steps: Vec<f32> = raw.iter().zip(bias.iter().cycle()).map(step).collect();
+        let mut out = vec![0.0; steps.len() / heads.heads * heads.inner()];
+        self.advance(spans, |span, state, rows| {
+            let part = |width: usize| rows.start * width..rows.end * width;
+            let (convolved, steps) = (&convolved[part(heads.channels())], &steps[part(heads.heads)]);
+            let tokens = ScanTokens { convolved, steps, rates: &rates, skips: &skips };
+            let (state, all) = (&mut state[span.recurrence_at..], ThreadPool::single_threaded());
+            heads.advance(&tokens, state, &mut out[part(heads.inner())], &all);
+            span.recurrence_at..span.recurrence_at + state.len()
+        });
+        Ok(self.push(heads.inner(), out, Ok(())))
+    }
+
     fn norm_gate(&self, x: DeviceRows, gates: DeviceRows, norm: &NormGate) -> Result<DeviceRows> {
-        let NormGate { weight, width, eps, function } = *norm;
+        let NormGate { weight, width, eps, function, order } = *norm;
         let mut state = self.lock();
         let mut values = state.values(x).to_vec();
-        values.chunks_exact_mut(width).for_each(|part| rms_row(part, &state.kept[weight], eps));
-        values.iter_mut().zip(state.values(gates)).for_each(|(x, gate)| *x *= function.of(*gate));
+        let gate = |values: &mut [f32]| {
+            values.iter_mut().zip(state.values(gates)).for_each(|(x, gate)| *x *= function.of(*gate));
+        };
+        let normalise = |values: &mut [f32]| {
+            let weights = state.kept[weight].chunks_exact(width).cycle();
+            values.chunks_exact_mut(width).zip(weights).for_each(|(part, weight)| rms_row(part, weight, eps));
+        };
+        match order {
+            GateOrder::NormFirst => {
+                normalise(&mut values);
+                gate(&mut values);
+            }
+            GateOrder::GateFirst => {
+                gate(&mut values);
+                normalise(&mut values);
+            }
+        }
         Ok(state.push(x.width, values))
     }
 

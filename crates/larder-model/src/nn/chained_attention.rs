@@ -12,7 +12,7 @@ use crate::step::LayerStates;
 
 impl ChainedMixer for Attention {
     fn input_place(&self) -> HiddenPlace {
-        let clean = self.value_norm.is_none() && self.value_scale == 1.0;
+        let clean = self.value_norm.is_none();
         let gate = match &self.output_gate {
             OutputGate::Product(product, _) => product.is_on_device(),
             OutputGate::None => true,
@@ -25,11 +25,13 @@ impl ChainedMixer for Attention {
         };
         let norm = match &self.norm {
             QkNorm::None => true,
-            QkNorm::Whole(q, k) | QkNorm::PerHead(q, k) => match (q.as_rms(), k.as_rms()) {
-                (Some((_, of_queries)), Some((_, of_keys))) => of_queries == of_keys,
-                _ => false,
-            },
-            QkNorm::PerHeadAfterRope(..) | QkNorm::AfterRope { .. } => false,
+            QkNorm::Whole(q, k) | QkNorm::PerHead(q, k) | QkNorm::PerHeadAfterRope(q, k) => {
+                match (q.as_rms(), k.as_rms()) {
+                    (Some((_, of_queries)), Some((_, of_keys))) => of_queries == of_keys,
+                    _ => false,
+                }
+            }
+            QkNorm::AfterRope { .. } => true,
         };
         // A norm of each head is behind the clip.
         let clip = self.clip.is_none() || matches!(self.norm, QkNorm::None | QkNorm::Whole(..));
@@ -77,15 +79,7 @@ impl Attention {
         ops: &dyn DeviceOps,
     ) -> Result<(DeviceRows, Option<DeviceGate>)> {
         let ([queries, keys, values], gate) = self.begin_products(x, ops)?;
-        let norm = match &self.norm {
-            QkNorm::Whole(q, k) | QkNorm::PerHead(q, k) => {
-                let (of_queries, eps) = q.as_rms().expect("it is for devices");
-                let (of_keys, _) = k.as_rms().expect("it is for devices");
-                let weights = [Some(of_queries.on_device(ops)?), Some(of_keys.on_device(ops)?)];
-                Some(HeadNorm { weights, eps, whole: matches!(self.norm, QkNorm::Whole(..)), width: None })
-            }
-            _ => None,
-        };
+        let norm = self.begin_norm(ops)?;
         for (i, span) in pass.spans.iter().enumerate() {
             let kv = states.of_mut(i);
             kv.keys.extend(span.tokens, self.shape.kv_heads, self.shape.head_dim)?;
@@ -99,9 +93,30 @@ impl Attention {
         });
         let scales = self.temperature.map_or_else(Vec::new, |temperature| temperature.scales(pass));
         let (rest, values, clip) = (None, Some(values), self.clip.map(|limit| limit as f32));
-        let heads = DeviceHeads { queries, rest, keys, values, norm, clip, rotation, scales: &scales };
+        let value_factor = self.value_scale as f32;
+        let heads = DeviceHeads { queries, rest, keys, values, norm, clip, value_factor, rotation, scales: &scales };
         let mixed = self.over_rows().begin_new(ops, &heads, (states, KEYS_AND_VALUES), (pass, self.mask))?;
         Ok((mixed, gate))
+    }
+
+    /// The norm of queries and keys, with its weights on the device.
+    fn begin_norm(&self, ops: &dyn DeviceOps) -> Result<Option<HeadNorm>> {
+        // Without a rotation there is no norm behind it.
+        let behind_rotation = match &self.norm {
+            QkNorm::PerHeadAfterRope(..) | QkNorm::AfterRope { .. } if self.rotary.is_none() => return Ok(None),
+            QkNorm::PerHeadAfterRope(..) | QkNorm::AfterRope { .. } => true,
+            _ => false,
+        };
+        let (weights, eps) = match &self.norm {
+            QkNorm::None => return Ok(None),
+            QkNorm::AfterRope { eps } => ([None; 2], *eps),
+            QkNorm::Whole(q, k) | QkNorm::PerHead(q, k) | QkNorm::PerHeadAfterRope(q, k) => {
+                let (of_queries, eps) = q.as_rms().expect("it is for devices");
+                let (of_keys, _) = k.as_rms().expect("it is for devices");
+                ([Some(of_queries.on_device(ops)?), Some(of_keys.on_device(ops)?)], eps)
+            }
+        };
+        Ok(Some(HeadNorm { weights, eps, whole: matches!(self.norm, QkNorm::Whole(..)), width: None, behind_rotation }))
     }
 
     /// The products with the input, and that of the output gate. Without a product of its own the values are what that of the keys yields.

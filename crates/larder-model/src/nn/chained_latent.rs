@@ -75,8 +75,9 @@ impl ChainedMixer for LatentAttention {
             rest: Some(HeadRest { rows: queries, first: nope }),
             keys,
             values: None,
-            norm: Some(HeadNorm { weights, eps, whole: false, width: Some(kv_rank) }),
+            norm: Some(HeadNorm { weights, eps, whole: false, width: Some(kv_rank), behind_rotation: false }),
             clip: None,
+            value_factor: 1.0,
             rotation,
             scales: &scales,
         };

@@ -5,9 +5,10 @@ use std::fmt::Display;
 use candle_core::{Device, Tensor};
 use larder_core::Rng;
 
-use super::{ForwardPass, LayerKv, LayerShape, Mixer, StateLens, TokenScratch};
+use super::{ChainedMixer, ForwardPass, GateFunction, LayerKv, LayerShape, Mixer, StateLens, TokenScratch};
 use crate::device::{DeviceConvolution, DeviceCopy, DeviceOps, DeviceRows, StateSpan};
 use crate::error::Result;
+use crate::hidden::{Hidden, HiddenPlace};
 use crate::matrix::{Linear, with_f32};
 use crate::step::LayerStates;
 use crate::weights::WeightLoader;
@@ -111,10 +112,10 @@ impl CausalConv {
     }
 }
 
-/// LFM2's gated short convolution: `out(c · conv(b · x))`, where one product yields b, c and x.
+/// LFM2's gated short convolution: `out(c · conv(b · x))`.
 pub struct ShortConv {
-    /// `[3 · hidden, hidden]`
-    pub input: Linear,
+    /// The products that yield b, c and x, `[hidden, hidden]` each.
+    pub inputs: [Linear; 3],
     /// Over `hidden` channels.
     pub conv: CausalConv,
     /// `[hidden, hidden]`
@@ -124,9 +125,8 @@ pub struct ShortConv {
 impl Mixer for ShortConv {
     fn forward(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Tensor> {
         let (tokens, hidden) = x.dims2()?;
-        let bcx = self.input.forward(x)?; // [tokens, 3 · hidden]
-        let part = |at: usize| bcx.narrow(1, at * hidden, hidden);
-        let gated = (part(0)? * part(2)?)?;
+        let [b, c, x] = Linear::forward_all(self.inputs.each_ref(), x)?;
+        let gated = (b * x)?;
         let mut conv = Vec::with_capacity(tokens * hidden);
         with_f32(&gated, |gated| {
             pass.spans.iter().enumerate().try_for_each(|(i, span)| {
@@ -138,7 +138,12 @@ impl Mixer for ShortConv {
             })
         })??;
         let conv = Tensor::from_vec(conv, (tokens, hidden), &Device::Cpu)?;
-        self.output.forward(&(part(1)? * conv)?)
+        self.output.forward(&(c * conv)?)
+    }
+
+    fn chained(&self) -> Option<&dyn ChainedMixer> {
+        let inputs = self.inputs.iter().all(Linear::is_on_device);
+        (inputs && self.output.is_on_device()).then_some(self)
     }
 
     fn layer_shape(&self) -> LayerShape {
@@ -150,9 +155,30 @@ impl Mixer for ShortConv {
     }
 
     fn scratch(&self, hidden: usize) -> TokenScratch {
-        // Input and output; the three parts of the product; the gated one beside its two factors; the convolved one with
-        // its input and window, gated again.
-        TokenScratch { floats: (2 + 3 + 3 + 3) * hidden, input: hidden }
+        // Input and output; the three products; the gated one; the convolved one with its input and window, gated again.
+        TokenScratch { floats: (2 + 3 + 1 + 3) * hidden, input: hidden }
+    }
+}
+
+impl ChainedMixer for ShortConv {
+    fn input_place(&self) -> HiddenPlace {
+        HiddenPlace::Device
+    }
+
+    fn begin(
+        &self,
+        x: &Hidden,
+        states: &mut LayerStates,
+        pass: &ForwardPass,
+        ops: &dyn DeviceOps,
+    ) -> Result<DeviceRows> {
+        let products = Linear::begin_all(self.inputs.each_ref(), x.on_device(ops)?, ops)?;
+        let [b, c, x] = products.expect("the products are on the device");
+        let (gate, hidden) = (GateFunction::Identity, x.width);
+        let spans = states.extend_recurrent(pass, self.state_lens())?;
+        let conv = self.conv.begin(&[ops.gate(b, x, gate, hidden)?], &spans, false, ops)?;
+        let y = self.output.begin(ops.gate(c, conv, gate, hidden)?, ops)?;
+        Ok(y.expect("the output product is on the device"))
     }
 }
 
@@ -165,6 +191,8 @@ impl ShortConv {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::nn::drawn::{Drawn, HIDDEN, check};
+    use crate::weights::RowGroups;
 
     #[test]
     fn chunks_give_the_bits_of_one_call() {
@@ -178,6 +206,32 @@ mod tests {
         let parts: Vec<f32> = [0..2, 2..8, 8..14].into_iter().flat_map(|r| conv.forward(&x[r], &mut window)).collect();
         assert_eq!(whole, parts);
     }
+
+    #[test]
+    fn a_short_convolution_follows_the_definition_in_pieces_of_any_size() {
+        let build = |weights: &mut WeightLoader| {
+            let parts = RowGroups::consecutive(3 * HIDDEN, [HIDDEN; 3]);
+            let parts = parts.each_ref().map(std::slice::from_ref);
+            Ok(ShortConv {
+                inputs: weights.linear_parts("m.in_proj", 3 * HIDDEN, HIDDEN, true, parts)?,
+                conv: CausalConv::new(weights, "m.conv", HIDDEN, 3, true)?,
+                output: weights.linear("m.out_proj", HIDDEN, HIDDEN, true)?,
+            })
+        };
+        let plain = |weights: &Drawn, tokens: &[Vec<f64>]| {
+            let rows: Vec<Vec<f64>> = tokens.iter().map(|x| weights.product("m.in_proj", x)).collect();
+            let (kernel, bias) = (weights.f64("m.conv.weight"), weights.f64("m.conv.bias"));
+            let value = |c: usize| {
+                let gated = |row: &Vec<f64>| row[c] * row[2 * HIDDEN + c];
+                let taps = kernel[3 * c..][..3].iter().rev().zip(rows.iter().rev().map(gated));
+                let sum = taps.map(|(tap, x)| tap * x).sum::<f64>() + bias[c];
+                rows[rows.len() - 1][HIDDEN + c] * sum
+            };
+            weights.product("m.out_proj", &(0..HIDDEN).map(value).collect::<Vec<_>>())
+        };
+        check(build, plain);
+    }
+
     #[test]
     fn inputs_of_a_dilated_convolution_are_apart() {
         let conv = CausalConv::of(&[0.5, -1.0, 2.0], 1, 3).dilated(3);

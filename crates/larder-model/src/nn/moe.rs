@@ -52,6 +52,12 @@ pub struct LatentExperts {
     pub up: Linear,
 }
 
+impl LatentExperts {
+    fn is_on_device(&self) -> bool {
+        self.down.is_on_device() && self.up.is_on_device()
+    }
+}
+
 /// The experts of each token of the vocabulary.
 pub struct ExpertsByToken {
     /// `[vocab, k]`
@@ -198,16 +204,44 @@ impl Moe {
 
     /// Whether [`begin`](Self::begin) computes it.
     pub(crate) fn is_for_devices(&self) -> bool {
-        let plain = self.beside.is_none() && self.latent.is_none() && self.capacity.is_none();
-        plain && !self.early && self.factor == 1.0 && !self.router.may_skip()
+        let plain = self.beside.is_none() && self.capacity.is_none();
+        // What is read back is the input of the experts.
+        let latent = self.latent.as_ref().is_none_or(|latent| {
+            let shared = self.shared.as_ref().is_none_or(SharedExpert::is_for_devices);
+            latent.is_on_device() && shared && self.router.is_for_devices()
+        });
+        plain && latent && !self.early && self.factor == 1.0 && !self.router.may_skip()
+    }
+
+    /// What the experts read of the input `x` of the layer, begun on a device.
+    pub(crate) fn begin_input(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+        match &self.latent {
+            Some(latent) => Ok(latent.down.begin(x, ops)?.expect("it is for devices")),
+            None => Ok(x),
+        }
+    }
+
+    /// The output of the layer on a device, from the sums of its routed experts in their own width.
+    fn begin_output(
+        &self,
+        sums: DeviceRows,
+        added: [Option<DeviceRows>; 2],
+        ops: &dyn DeviceOps,
+    ) -> Result<DeviceRows> {
+        let y = match &self.latent {
+            Some(latent) => latent.up.begin(sums, ops)?.expect("it is for devices"),
+            None => sums,
+        };
+        added.into_iter().flatten().try_fold(y, |y, more| ops.add(more, y, 1.0))
     }
 
     /// As [`forward`](Self::forward), with the outputs as rows of a chain, added to `residual` if there is one. `rows` are those of the
-    /// input. The caller guarantees that it [is for devices](Self::is_for_devices).
+    /// input, and what experts read of it, which `input` has in main memory. The caller guarantees that it [is for
+    /// devices](Self::is_for_devices).
     pub(crate) fn begin(
         &self,
         input: MoeInput,
-        (rows, residual, ops): (DeviceRows, Option<DeviceRows>, &dyn DeviceOps),
+        ([rows, of_experts], residual, ops): ([DeviceRows; 2], Option<DeviceRows>, &dyn DeviceOps),
         origins: &[TokenOrigin],
         experts: &mut dyn ExpertPath,
         tap: &mut dyn Tap,
@@ -226,17 +260,20 @@ impl Moe {
         let always = OnceCell::new();
         let of_cpu = self.shared.as_ref().filter(|_| shared.is_none());
         // A shared expert that the CPU computes is added to the sums before these are added to the residual stream.
-        let onto = residual.filter(|_| of_cpu.is_none());
+        let is_direct = self.latent.is_none();
+        let onto = residual.filter(|_| of_cpu.is_none() && is_direct);
         let meanwhile = || {
             if let Some(of_cpu) = of_cpu {
                 always.get_or_init(|| of_cpu.forward(x));
             }
         };
-        let mut out = vec![0.0; rows.rows * rows.width];
+        let mut out = vec![0.0; rows.rows * of_experts.width];
         let (routed, sums) = with_f32(&logits, |logits| {
             with_f32(x, |x| {
                 let (layer, gate, act, tokens) = (self.layer, &self.gate, self.act, rows.rows);
-                let (on_device, meanwhile) = (Some(CallOnDevice { x: rows, shared, residual: onto }), &meanwhile);
+                let at_once = shared.filter(|_| is_direct);
+                let on_device = Some(CallOnDevice { x: of_experts, shared: at_once, residual: onto });
+                let meanwhile = &meanwhile;
                 experts.begin(
                     &MoeCall { layer, gate, act, logits, x, on_device, tokens, known, origins, meanwhile },
                     &mut out,
@@ -247,11 +284,10 @@ impl Moe {
         meanwhile();
         let of_cpu = always.into_inner().transpose()?;
         let of_cpu = of_cpu.map(|y| with_f32(&y, |y| ops.send(y, rows.width))?).transpose()?;
-        let add = |x, y: Option<DeviceRows>| y.map_or(Ok(x), |y| ops.add(x, y, 1.0));
         match sums {
             Some(sums) if onto.is_some() => Ok(sums),
-            Some(sums) => add(add(sums, of_cpu)?, residual),
-            None => add(add(ops.send(&out, rows.width)?, shared.or(of_cpu))?, residual),
+            Some(sums) => self.begin_output(sums, [shared.filter(|_| !is_direct).or(of_cpu), residual], ops),
+            None => self.begin_output(ops.send(&out, of_experts.width)?, [shared.or(of_cpu), residual], ops),
         }
     }
 
@@ -266,16 +302,21 @@ impl Moe {
     /// [whole on devices](Self::is_whole_on_devices), and has asked the path.
     pub(crate) fn begin_chosen(
         &self,
-        x: DeviceRows,
+        [x, of_experts]: [DeviceRows; 2],
         logits: DeviceRows,
         residual: Option<DeviceRows>,
         ops: &dyn DeviceOps,
         experts: &mut dyn ExpertPath,
     ) -> Result<DeviceRows> {
         let shared = self.shared.as_ref().map_or(Ok(None), |shared| shared.begin(x, ops))?;
-        let Moe { layer, gate, act, .. } = self;
-        let on_device = CallOnDevice { x, shared, residual };
-        experts.begin_chosen(&DeviceMoeCall { layer: *layer, gate, act: *act, logits, on_device })
+        let (Moe { layer, gate, act, .. }, is_direct) = (self, self.latent.is_none());
+        let [at_once, onto] = [shared, residual].map(|rows| rows.filter(|_| is_direct));
+        let on_device = CallOnDevice { x: of_experts, shared: at_once, residual: onto };
+        let sums = experts.begin_chosen(&DeviceMoeCall { layer: *layer, gate, act: *act, logits, on_device })?;
+        match is_direct {
+            true => Ok(sums),
+            false => self.begin_output(sums, [shared, residual], ops),
+        }
     }
 
     /// What every token uses.

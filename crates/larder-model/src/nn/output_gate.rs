@@ -24,6 +24,8 @@ pub enum GateFunction {
     Silu,
     /// `ln(1 + e^x)`
     Softplus,
+    /// `x`
+    Identity,
 }
 
 impl GateFunction {
@@ -33,6 +35,7 @@ impl GateFunction {
             GateFunction::Sigmoid => sigmoid(x),
             GateFunction::Silu => silu(x),
             GateFunction::Softplus => softplus(x),
+            GateFunction::Identity => x,
         }
     }
 

@@ -103,7 +103,7 @@ impl RecurrentState {
 
     /// The page of the state, and those of its checkpoints, for the next `tokens` tokens, which a chain on the device of the pool takes
     /// in from row `first_row` on.
-    pub(super) fn extend(&mut self, tokens: usize, lens: StateLens, first_row: usize) -> Result<StateSpan> {
+    pub(crate) fn extend(&mut self, tokens: usize, lens: StateLens, first_row: usize) -> Result<StateSpan> {
         let (policy, start) = (self.pool.checkpoints(), self.tokens());
         let page = self.writable_on_device(lens, start + tokens)?;
         let mut copies = Vec::new();

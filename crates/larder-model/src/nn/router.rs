@@ -70,11 +70,26 @@ impl MoeRouter {
         }
     }
 
+    /// Whether [`begin`](Self::begin) computes them.
+    pub(crate) fn is_for_devices(&self) -> bool {
+        match self {
+            MoeRouter::Product(product) | MoeRouter::Capped(product, _) => product.is_on_device(),
+            MoeRouter::TwoProducts(first, second) => first.is_on_device() && second.is_on_device(),
+            MoeRouter::Mlp(_) => false,
+        }
+    }
+
     /// As [`logits`](Self::logits), begun on a device; `None` if the CPU computes them.
     pub(crate) fn begin(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<Option<DeviceRows>> {
+        let bent = |rows: Option<DeviceRows>, cap| rows.map(|rows| ops.bend(rows, cap)).transpose();
         match self {
             MoeRouter::Product(product) => product.begin(x, ops),
-            _ => Ok(None),
+            MoeRouter::Capped(product, cap) => bent(product.begin(x, ops)?, *cap as f32),
+            MoeRouter::TwoProducts(first, second) => match bent(first.begin(x, ops)?, 1.0)? {
+                Some(between) => second.begin(between, ops),
+                None => Ok(None),
+            },
+            MoeRouter::Mlp(_) => Ok(None),
         }
     }
 

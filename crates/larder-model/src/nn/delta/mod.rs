@@ -5,7 +5,7 @@ use larder_core::Rng;
 
 use super::norm::{NormWeight, rms_row};
 use super::{Activation, CausalConv, ForwardPass, GateFunction, LayerKv, LayerShape, StateLens, TokenScratch};
-use crate::device::{DeviceDecay, DeviceDelta, DeviceOps, DeviceRows, NormGate, StateSpan};
+use crate::device::{DeviceDecay, DeviceDelta, DeviceOps, DeviceRows, GateOrder, NormGate};
 use crate::error::Result;
 use crate::matrix::Linear;
 use crate::step::LayerStates;
@@ -103,13 +103,11 @@ impl DeltaRule {
         ops: &dyn DeviceOps,
     ) -> Result<DeviceRows> {
         let ChainedInputs { qkv, z, strengths, decay } = *inputs;
-        let spans: Vec<StateSpan> = (pass.spans.iter().enumerate())
-            .map(|(i, span)| states.of_mut(i).recurrent.extend(span.tokens, self.state_lens(), span.first_row))
-            .collect::<Result<_>>()?;
+        let spans = states.extend_recurrent(pass, self.state_lens())?;
         let qkv = self.conv.begin(qkv, &spans, true, ops)?;
         let y = ops.delta(&DeviceDelta { heads: self.heads, qkv, strengths, decay }, &spans)?;
-        let (weight, width) = (self.norm.on_device(ops)?, self.heads.v_dim);
-        let y = ops.norm_gate(y, z, &NormGate { weight, width, eps: self.eps, function: self.gate })?;
+        let (weight, width, eps, order) = (self.norm.on_device(ops)?, self.heads.v_dim, self.eps, GateOrder::NormFirst);
+        let y = ops.norm_gate(y, z, &NormGate { weight, width, eps, function: self.gate, order })?;
         Ok(self.output.begin(y, ops)?.expect("the output product is on the device"))
     }
 
@@ -133,3 +131,6 @@ impl DeltaRule {
         TokenScratch { floats: 2 * hidden + products + 2 * self.heads.mixed() + 2 * values, input: hidden.max(values) }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -16,8 +16,12 @@ mod mamba2;
 pub use mamba1::{Mamba1, Mamba1Shape};
 pub use mamba2::{Mamba2, Mamba2Shape};
 
+use larder_kernels::{ThreadPool, exp};
+
 use crate::config::config_error;
+use crate::device::ScanHeads;
 use crate::error::Result;
+use crate::nn::parts::StateParts;
 
 /// Sums of a read row that are kept apart, as part of the definition: fast, and more exact than one.
 const LANES: usize = 8;
@@ -42,6 +46,46 @@ fn take_in_lanes(row: &mut [f32], input: f32, b: &[f32], c: &[f32], sums: &mut [
     for (((m, b), c), sum) in row.iter_mut().zip(b).zip(c).zip(sums) {
         *m += input * b;
         *sum += *m * c;
+    }
+}
+
+/// What the recurrence of Mamba 2 reads of consecutive tokens of one sequence.
+pub(crate) struct ScanTokens<'a> {
+    /// `[tokens, channels]`: `x`, `B` and `C`, behind the convolution.
+    pub convolved: &'a [f32],
+    /// `[tokens, heads]`: steps of time.
+    pub steps: &'a [f32],
+    /// `[heads]`: the logarithm of a decay per step.
+    pub rates: &'a [f32],
+    /// `[heads]`
+    pub skips: &'a [f32],
+}
+
+impl ScanHeads {
+    /// Takes in tokens with the state `[heads, head_dim, state]`, and writes what is read from it: `out [tokens, heads, head_dim]`.
+    pub(crate) fn advance(&self, tokens: &ScanTokens, state: &mut [f32], out: &mut [f32], threads: &ThreadPool) {
+        let (count, state_len) = (tokens.steps.len() / self.heads, self.head_dim * self.state);
+        let heads = StateParts { state, state_len, out, width: self.head_dim };
+        heads.advance(count, threads, |head, state, read| self.advance_head(head, tokens, state, read));
+    }
+
+    /// As [`advance`](Self::advance), of one head.
+    fn advance_head(&self, head: usize, tokens: &ScanTokens, state: &mut [f32], read: &mut [f32]) {
+        let ScanHeads { heads, head_dim, groups, state: width } = *self;
+        let (group, rate, skip) = (head / (heads / groups), tokens.rates[head], tokens.skips[head]);
+        let rows = tokens.convolved.chunks_exact(self.channels()).zip(tokens.steps.chunks_exact(heads));
+        for ((token, steps), read) in rows.zip(read.chunks_exact_mut(head_dim)) {
+            let (x, both) = token.split_at(heads * head_dim);
+            let (b, c) = both.split_at(groups * width);
+            let (b, c) = (&b[group * width..][..width], &c[group * width..][..width]);
+            let step = steps[head];
+            let decay = exp(step * rate);
+            let rows = state.chunks_exact_mut(width).zip(&x[head * head_dim..][..head_dim]);
+            for ((row, x), y) in rows.zip(read) {
+                row.iter_mut().for_each(|m| *m *= decay);
+                *y = take_in(row, step * x, b, c) + skip * x;
+            }
+        }
     }
 }
 
