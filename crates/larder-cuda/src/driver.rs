@@ -113,9 +113,6 @@ pub trait Driver: Send + Sync {
         256 << 20
     }
 
-    /// Matrices with fewer bytes are multiplied faster on the CPU than inputs and outputs can be copied.
-    fn min_matrix_bytes(&self) -> usize;
-
     /// Whether it has the instruction `mma.m16n8k32` for bytes.
     fn has_tensor_cores(&self) -> bool {
         false

@@ -18,7 +18,6 @@ const PIECE: usize = 4 << 20;
 
 /// Resident weights on the device, and products with them.
 pub struct GpuProducts {
-    min_bytes: usize,
     state: Mutex<State>,
 }
 
@@ -56,7 +55,7 @@ impl GpuProducts {
             download: Download::new(driver)?,
             batches: Default::default(),
         };
-        Ok(GpuProducts { min_bytes: driver.min_matrix_bytes(), state: Mutex::new(state) })
+        Ok(GpuProducts { state: Mutex::new(state) })
     }
 
     /// Begins a batch of products with weights in the number format of these.
@@ -102,10 +101,6 @@ impl GpuProducts {
 }
 
 impl DeviceProducts for GpuProducts {
-    fn accepts(&self, bytes: usize) -> bool {
-        bytes >= self.min_bytes
-    }
-
     fn upload(&self, weights: WeightMatrix) -> larder_model::Result<usize> {
         let WeightMatrix { kind, order, rows, cols, scale, bytes } = weights;
         check_kind(kind)?;

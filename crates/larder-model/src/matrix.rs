@@ -85,14 +85,11 @@ impl Matrix {
         self.kind
     }
 
-    /// Moves the matrix to where its products are computed. If the context has a device that accepts a matrix of this
-    /// size, the bytes are uploaded, and the copy in main memory is dropped with its last clone.
+    /// Moves the matrix to where its products are computed. If the context has a device, the bytes are uploaded, and the copy in main memory is dropped with its last clone.
     pub fn place(self) -> Result<PlacedMatrix> {
         let location = match &self.compute.device_products {
-            Some(device) if device.accepts(self.bytes.len()) => {
-                Location::Device(device.clone(), device.upload(self.stored())?)
-            }
-            _ => Location::Host(self.order, self.bytes),
+            Some(device) => Location::Device(device.clone(), device.upload(self.stored())?),
+            None => Location::Host(self.order, self.bytes),
         };
         let Matrix { kind, rows, cols, scale, compute, squares, .. } = self;
         Ok(PlacedMatrix { kind, rows, cols, scale, location, compute, squares })
@@ -365,20 +362,6 @@ mod tests {
         });
         assert_eq!(results[0], results[1]);
         assert_eq!((device.uploaded(), device.batches()), (6, 2));
-    }
-
-    #[test]
-    fn a_matrix_too_small_for_the_device_is_multiplied_on_the_cpu_in_the_same_batch() {
-        let (computes, device) = both(ProductsDouble::new(1 << 20).accepting_from(600));
-        let results = computes.map(|compute| {
-            let linears = [6, 7, 1].map(|rows| Linear::new(matrix(rows, 24, rows, &compute), None).unwrap());
-            let all = Linear::forward_all(linears.each_ref(), &x(&[3, 24])).unwrap();
-            let alone = linears[0].forward(&x(&[2, 24])).unwrap();
-            let values = |y: &Tensor| with_f32(y, <[f32]>::to_vec).unwrap();
-            (all.each_ref().map(values), values(&alone))
-        });
-        assert_eq!(results[0], results[1]);
-        assert_eq!((device.uploaded(), device.batches()), (1, 1), "7 rows have 672 bytes");
     }
 
     #[test]

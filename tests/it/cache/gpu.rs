@@ -97,7 +97,7 @@ fn logits_of_golden_models_are_those_of_the_processor() {
 }
 
 /// Models of which a token waits once if all experts are on the device.
-const WAIT_ONCE: [&str; 31] = [
+const WAIT_ONCE: [&str; 33] = [
     "afmoe",
     "bailing_hybrid",
     "bailing_moe_v2",
@@ -115,6 +115,7 @@ const WAIT_ONCE: [&str; 31] = [
     "hunyuan_v1_moe",
     "hy_v3",
     "kimi_linear",
+    "laguna",
     "lfm2_moe",
     "llama_moe",
     "mellum",
@@ -129,6 +130,7 @@ const WAIT_ONCE: [&str; 31] = [
     "qwen3_moe",
     "qwen3_next",
     "solar_open",
+    "step3p5",
 ];
 
 /// Sizes of the tiers: all experts on the device, which chooses them; a part of them, with and without others in memory; and hardly any.

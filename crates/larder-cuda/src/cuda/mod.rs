@@ -18,8 +18,6 @@ use crate::error::{GpuError, Result};
 
 /// An idle card has the clocks of its memory and of its link down, and takes 100 ms or more of work to raise them.
 const WARM_UP: Duration = Duration::from_millis(250);
-/// Bytes that a CPU reads in about the 20 µs that a round trip to the GPU takes.
-const MIN_MATRIX_BYTES: usize = 256 << 10;
 
 /// A GPU, with its context, its streams and the loaded kernels.
 pub struct Cuda {
@@ -162,10 +160,6 @@ impl Driver for Cuda {
 
     fn warm_up(&self) -> Duration {
         WARM_UP
-    }
-
-    fn min_matrix_bytes(&self) -> usize {
-        MIN_MATRIX_BYTES
     }
 
     fn has_tensor_cores(&self) -> bool {

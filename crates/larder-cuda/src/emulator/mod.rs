@@ -34,7 +34,6 @@ pub struct Emulator {
     state: Mutex<State>,
     kernels: &'static Kernels,
     total_bytes: u64,
-    min_matrix_bytes: usize,
     has_tensor_cores: bool,
 }
 
@@ -43,7 +42,7 @@ impl Emulator {
     pub fn new(total_bytes: u64, seed: u64) -> Result<Self> {
         let kernels = library::kernels()?;
         let state = Mutex::new(State::new(seed));
-        Ok(Emulator { state, kernels, total_bytes, min_matrix_bytes: 0, has_tensor_cores: true })
+        Ok(Emulator { state, kernels, total_bytes, has_tensor_cores: true })
     }
 
     /// Makes one in `one_in` of these operations fail at random: when it is submitted, or while it runs.
@@ -80,11 +79,6 @@ impl Emulator {
     pub fn with_times(self, latency: Duration, bytes_per_s: f64, launch: Duration) -> Self {
         self.lock().set_times(latency, bytes_per_s, launch);
         self
-    }
-
-    /// Sets the size below which matrices stay on the CPU; 0 by default.
-    pub fn with_min_matrix_bytes(self, min_matrix_bytes: usize) -> Self {
-        Emulator { min_matrix_bytes, ..self }
     }
 
     /// Makes it slow until it has worked for half of this time.
@@ -138,10 +132,6 @@ impl Driver for Emulator {
 
     fn probe_bytes(&self) -> u64 {
         1 << 20
-    }
-
-    fn min_matrix_bytes(&self) -> usize {
-        self.min_matrix_bytes
     }
 
     fn has_tensor_cores(&self) -> bool {

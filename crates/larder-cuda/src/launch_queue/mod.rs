@@ -189,10 +189,6 @@ impl Driver for LaunchQueue {
         self.inner.probe_bytes()
     }
 
-    fn min_matrix_bytes(&self) -> usize {
-        self.inner.min_matrix_bytes()
-    }
-
     fn has_tensor_cores(&self) -> bool {
         self.inner.has_tensor_cores()
     }

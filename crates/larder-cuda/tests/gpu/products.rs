@@ -198,10 +198,3 @@ fn memory_is_allocated_as_long_as_it_lasts() {
     let kept = std::iter::from_fn(|| device.upload(one).ok()).count();
     assert!(kept > 2016 && kept <= 2048, "{kept} matrices");
 }
-
-#[test]
-fn small_matrices_stay_on_the_cpu() {
-    let Some(emulator) = emulator(6) else { return };
-    let device = gpu(emulator.with_min_matrix_bytes(1000)).products(0).unwrap();
-    assert!(device.accepts(1000) && !device.accepts(999));
-}

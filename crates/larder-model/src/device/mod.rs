@@ -90,9 +90,6 @@ pub struct ChosenOnDevice {
 
 /// Products with weights that stay in a device's memory.
 pub trait DeviceProducts: Send + Sync {
-    /// Whether a matrix of `bytes` bytes is large enough for the device; smaller ones are multiplied on the CPU.
-    fn accepts(&self, bytes: usize) -> bool;
-
     /// Copies a matrix into the device's memory, and returns its id.
     fn upload(&self, weights: WeightMatrix) -> Result<usize>;
 

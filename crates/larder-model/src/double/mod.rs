@@ -17,8 +17,6 @@ pub use ops::OpsDouble;
 #[derive(Default)]
 pub struct ProductsDouble {
     free_bytes: u64,
-    /// Matrices with fewer bytes are not accepted.
-    min_bytes: usize,
     /// Every n-th batch fails; 0 for none.
     failing: u64,
     state: Mutex<Inner>,
@@ -58,12 +56,6 @@ impl ProductsDouble {
         self
     }
 
-    /// Matrices with fewer bytes are not accepted.
-    pub fn accepting_from(mut self, bytes: usize) -> Self {
-        self.min_bytes = bytes;
-        self
-    }
-
     /// Number of matrices on the device.
     pub fn uploaded(&self) -> usize {
         self.lock().matrices.len()
@@ -92,10 +84,6 @@ impl ProductsDouble {
 }
 
 impl DeviceProducts for ProductsDouble {
-    fn accepts(&self, bytes: usize) -> bool {
-        bytes >= self.min_bytes
-    }
-
     fn upload(&self, weights: WeightMatrix) -> Result<usize> {
         let WeightMatrix { kind, order, rows, cols, scale, bytes } = weights;
         let mut state = self.lock();

@@ -187,7 +187,8 @@ impl Moe {
         with_f32(&logits, |logits| tap.routed(self.layer, logits, &routed))?;
         let factor = self.factor as f32;
         if factor != 1.0 {
-            out.iter_mut().for_each(|value| *value *= factor);
+            // Plus zero, as a sum of rows with a factor has it.
+            out.iter_mut().for_each(|value| *value = *value * factor + 0.0);
         }
         let out = Tensor::from_vec(out, (tokens, width), &Device::Cpu)?;
         let out = self.latent.as_ref().map_or_else(|| Ok(out.clone()), |latent| latent.up.forward(&out))?;
@@ -210,7 +211,9 @@ impl Moe {
             let shared = self.shared.as_ref().is_none_or(SharedExpert::is_for_devices);
             latent.is_on_device() && shared && self.router.is_for_devices()
         });
-        plain && latent && !self.early && self.factor == 1.0 && !self.router.may_skip()
+        // A factor is a part of adding the sums to a shared expert.
+        let factor = self.factor == 1.0 || (self.latent.is_none() && self.shared.is_some());
+        plain && latent && factor && !self.early && !self.router.may_skip()
     }
 
     /// What the experts read of the input `x` of the layer, begun on a device.
@@ -219,6 +222,11 @@ impl Moe {
             Some(latent) => Ok(latent.down.begin(x, ops)?.expect("it is for devices")),
             None => Ok(x),
         }
+    }
+
+    /// Whether nothing comes between the sums of routed experts and what they are added to.
+    fn adds_at_once(&self) -> bool {
+        self.latent.is_none() && self.factor == 1.0
     }
 
     /// The output of the layer on a device, from the sums of its routed experts in their own width.
@@ -232,7 +240,8 @@ impl Moe {
             Some(latent) => latent.up.begin(sums, ops)?.expect("it is for devices"),
             None => sums,
         };
-        added.into_iter().flatten().try_fold(y, |y, more| ops.add(more, y, 1.0))
+        let mut factor = self.factor as f32;
+        added.into_iter().flatten().try_fold(y, |y, more| ops.add(more, y, std::mem::replace(&mut factor, 1.0)))
     }
 
     /// As [`forward`](Self::forward), with the outputs as rows of a chain, added to `residual` if there is one. `rows` are those of the
@@ -260,7 +269,7 @@ impl Moe {
         let always = OnceCell::new();
         let of_cpu = self.shared.as_ref().filter(|_| shared.is_none());
         // A shared expert that the CPU computes is added to the sums before these are added to the residual stream.
-        let is_direct = self.latent.is_none();
+        let is_direct = self.adds_at_once();
         let onto = residual.filter(|_| of_cpu.is_none() && is_direct);
         let meanwhile = || {
             if let Some(of_cpu) = of_cpu {
@@ -309,7 +318,7 @@ impl Moe {
         experts: &mut dyn ExpertPath,
     ) -> Result<DeviceRows> {
         let shared = self.shared.as_ref().map_or(Ok(None), |shared| shared.begin(x, ops))?;
-        let (Moe { layer, gate, act, .. }, is_direct) = (self, self.latent.is_none());
+        let (Moe { layer, gate, act, .. }, is_direct) = (self, self.adds_at_once());
         let [at_once, onto] = [shared, residual].map(|rows| rows.filter(|_| is_direct));
         let on_device = CallOnDevice { x: of_experts, shared: at_once, residual: onto };
         let sums = experts.begin_chosen(&DeviceMoeCall { layer: *layer, gate, act: *act, logits, on_device })?;
