@@ -108,6 +108,46 @@ struct QueryTile {
     }
 };
 
+// Rows of keys and values in floats. All threads of a warp store a value each, of which some are used.
+template <typename Kind> struct FloatRows {
+    __device__ static float widen(const u8 *row, u32 i) { return Kind::widen(row, i); }
+
+    __device__ static void store(u8 *row, u32 i, float value, bool is_used) {
+        if (is_used) Kind::narrow(row, i, value);
+    }
+};
+
+// Rows in blocks of 32 values, q8_0: a scale in half precision, and bytes. Rows are padded to whole blocks.
+struct ByteRows {
+    static constexpr u32 BYTES = 34;
+
+    __device__ static float widen(const u8 *row, u32 i) {
+        const u8 *block = row + (u64)(i / BLOCK) * BYTES;
+        return mul_rn(half_at(block), (float)((const signed char *)block)[2 + i % BLOCK]);
+    }
+
+    // The values of a warp are a block.
+    __device__ static void store(u8 *row, u32 i, float value, bool is_used) {
+        u32 lane = threadIdx.x % WARP;
+        if (!is_used) value = 0.0f;
+        // Magnitudes have the order of their bits; NaN counts as infinite.
+        u32 amax = value == value ? __float_as_uint(fabsf(value)) : 0x7F800000u;
+        for (int step = WARP / 2; step > 0; step /= 2) {
+            u32 other = __shfl_xor_sync(ALL, amax, step);
+            amax = other > amax ? other : amax;
+        }
+        u16 scale = half_of(div_rn(__uint_as_float(amax), 127.0f));
+        if (scale == 0x7C00u) scale = 0x7BFFu;
+        if (amax >= 0x7F800000u) scale = 0x7E00u;
+        float d = half_at((const u8 *)&scale), inverse = d > 0.0f ? div_rn(1.0f, d) : 0.0f;
+        float rounded = rintf(mul_rn(value, inverse));
+        rounded = rounded < -127.0f ? -127.0f : rounded > 127.0f ? 127.0f : rounded;
+        u8 *block = row + (u64)(i / BLOCK) * BYTES;
+        ((signed char *)block)[2 + lane] = rounded == rounded ? (signed char)rounded : 0;
+        if (lane == 0) *(u16 *)block = scale;
+    }
+};
+
 // The scores of each query with each key, summed in the order of a product. A warp has eight keys, two at a time; the
 // grid's y is the tile.
 template <typename Kind> __device__ void scores_of(const AttentionKernelArgs &args, u32 first_tile) {
@@ -137,11 +177,15 @@ template <typename Kind> __device__ void scores_of(const AttentionKernelArgs &ar
 }
 
 extern "C" __global__ void scores_f32(const AttentionKernelArgs *args, u32 first_tile) {
-    scores_of<F32>(*args, first_tile);
+    scores_of<FloatRows<F32>>(*args, first_tile);
 }
 
 extern "C" __global__ void scores_f16(const AttentionKernelArgs *args, u32 first_tile) {
-    scores_of<F16>(*args, first_tile);
+    scores_of<FloatRows<F16>>(*args, first_tile);
+}
+
+extern "C" __global__ void scores_q8_0(const AttentionKernelArgs *args, u32 first_tile) {
+    scores_of<ByteRows>(*args, first_tile);
 }
 
 // Replaces the scores of a position tile by e^(score - max). Returns the sum of these powers: eight interleaved sums, these added in
@@ -260,11 +304,15 @@ template <typename Kind> __device__ void weighted_sum_of(const AttentionKernelAr
 }
 
 extern "C" __global__ void __launch_bounds__(512) weighted_sum_f32(const AttentionKernelArgs *args, u32 first_tile) {
-    weighted_sum_of<F32>(*args, first_tile);
+    weighted_sum_of<FloatRows<F32>>(*args, first_tile);
 }
 
 extern "C" __global__ void __launch_bounds__(512) weighted_sum_f16(const AttentionKernelArgs *args, u32 first_tile) {
-    weighted_sum_of<F16>(*args, first_tile);
+    weighted_sum_of<FloatRows<F16>>(*args, first_tile);
+}
+
+extern "C" __global__ void __launch_bounds__(512) weighted_sum_q8_0(const AttentionKernelArgs *args, u32 first_tile) {
+    weighted_sum_of<ByteRows>(*args, first_tile);
 }
 
 // NaN stays NaN.
@@ -366,11 +414,12 @@ template <typename Kind>
 __device__ void write_rotated(const RotatedHead &head, const float *weight, u8 *out, u32 width, float factor) {
     bool is_normalised = head.args.norm_last;
     float scale = is_normalised ? rms_scale([&head](u32 i) { return head.at(i); }, width, head.args.eps) : 1.0f;
-    for (u32 i = threadIdx.x % WARP; i < width; i += WARP) {
-        float value = head.at(i);
+    for (u32 from = 0; from < width; from += WARP) {
+        u32 i = from + threadIdx.x % WARP;
+        float value = i < width ? head.at(i) : 0.0f;
         if (is_normalised) value = mul_rn(value, scale);
-        if (is_normalised && weight) value = mul_rn(value, weight[i]);
-        Kind::narrow(out, i, mul_rn(value, factor));
+        if (is_normalised && weight && i < width) value = mul_rn(value, weight[i]);
+        Kind::store(out, i, mul_rn(value, factor), i < width);
     }
 }
 
@@ -387,7 +436,7 @@ template <typename Kind> __device__ void new_heads_of(const AttentionKernelArgs 
         NewHead query = heads.rest ? heads.query_in_parts(place, width)
                                    : heads.head(heads.queries + (u64)token * args.heads * width, head, args.heads, heads.query_weight, width);
         float factor = heads.scales ? heads.scales[token] : 1.0f;
-        write_rotated<F32>({query, heads, turns}, heads.query_weight, out, width, factor);
+        write_rotated<FloatRows<F32>>({query, heads, turns}, heads.query_weight, out, width, factor);
         return;
     }
     head -= args.heads;
@@ -402,18 +451,24 @@ template <typename Kind> __device__ void new_heads_of(const AttentionKernelArgs 
     } else if (heads.values) {
         const float *value = heads.values + (first + head) * args.value_width;
         u8 *out = (u8 *)args.value_pages[position >> shift] + row * args.value_row_stride;
-        for (u32 i = lane; i < args.value_width; i += WARP) {
-            Kind::narrow(out, i, scaled(clipped(value[i], heads.limit), heads.value_factor));
+        for (u32 from = 0; from < args.value_width; from += WARP) {
+            u32 i = from + lane;
+            float own = i < args.value_width ? scaled(clipped(value[i], heads.limit), heads.value_factor) : 0.0f;
+            Kind::store(out, i, own, i < args.value_width);
         }
     }
 }
 
 extern "C" __global__ void new_heads_f32(const AttentionKernelArgs *args, const NewHeadsArgs *heads) {
-    new_heads_of<F32>(*args, *heads);
+    new_heads_of<FloatRows<F32>>(*args, *heads);
 }
 
 extern "C" __global__ void new_heads_f16(const AttentionKernelArgs *args, const NewHeadsArgs *heads) {
-    new_heads_of<F16>(*args, *heads);
+    new_heads_of<FloatRows<F16>>(*args, *heads);
+}
+
+extern "C" __global__ void new_heads_q8_0(const AttentionKernelArgs *args, const NewHeadsArgs *heads) {
+    new_heads_of<ByteRows>(*args, *heads);
 }
 
 // Copies rows of `row` units of two bytes, count per head; the grid's y is the head. Strides are in these units.

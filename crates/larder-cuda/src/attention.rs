@@ -116,7 +116,7 @@ impl GpuAttention {
 impl DeviceAttention for GpuAttention {
     fn allocate(&self, shape: KvPageShape) -> larder_model::Result<usize> {
         let KvPageShape { kind, heads, positions, row_bytes: row } = shape;
-        if !matches!(kind, NumberFormat::F32 | NumberFormat::F16)
+        if !matches!(kind, NumberFormat::F32 | NumberFormat::F16 | NumberFormat::Q8_0)
             || heads == 0
             || row == 0
             || !positions.is_power_of_two()
@@ -353,7 +353,7 @@ impl State {
         let fits = |view: &DeviceKvView, shape: KvPageShape| {
             let positions = view.first_page * shape.positions..(view.first_page + view.pages.len()) * shape.positions;
             shape.heads == args.kv_heads
-                && (1..=shape.row_bytes / shape.kind.block_bytes()).contains(&view.width)
+                && (1..=shape.row_values()).contains(&view.width)
                 && (visible.is_empty() || positions.start <= visible.start && visible.end <= positions.end)
         };
         let all = args.heads.is_multiple_of(args.kv_heads)

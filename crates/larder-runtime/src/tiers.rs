@@ -147,7 +147,6 @@ pub fn tier_inputs<'a>(
 fn check(options: &Options) -> Result<()> {
     let excluded = [
         (options.compute.exact, Setting::Exact, "a GPU multiplies with activations rounded to 8 bits"),
-        (options.compute.kv == Some(KvFormat::Q8_0), Setting::Kv, "a GPU keeps keys and values in f32 or f16"),
         (options.cache.preload, Setting::Preload, "experts are copied to a GPU when they are first used"),
         (options.uses_edge(), Setting::Edge, "experts are computed by either a GPU or edge workers"),
     ];

@@ -169,6 +169,10 @@ fn golden_models_write_what_the_processor_writes_through_tiers_of_any_size() {
             let tiered = written(tokens, &[&["--device", "emulated"], sizes, telemetry].concat());
             assert!(resident.starts_with(&tiered) && !tiered.is_empty(), "{model} {sizes:?}: {tiered:?}, {resident:?}");
         }
+        // Keys and values in blocks of eight bits.
+        let blocks = ["--kv", "q8_0"];
+        let tiered = written("10", &[&["--device", "emulated"], &blocks[..]].concat());
+        assert_eq!(tiered, written("10", &[&["--preload"], &blocks[..]].concat()), "{model} with {blocks:?}");
         let steps = std::fs::read_to_string(steps).unwrap();
         let mut rows = steps.lines().map(|line| line.split(',').collect::<Vec<_>>());
         let place = rows.next().unwrap().iter().position(|column| *column == "gpu_waits").unwrap();

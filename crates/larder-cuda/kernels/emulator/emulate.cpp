@@ -425,11 +425,12 @@ constexpr Kernel KERNELS[] = {
     KERNEL(silu_alone), KERNEL(relu_alone), KERNEL(relu2_alone), KERNEL(gelu_alone), KERNEL(gelu_tanh_alone),
     KERNEL(clamped_swiglu), KERNEL(clamped_silu), KERNEL(limited_silu),
     KERNEL(quantise), KERNEL(add_biases), KERNEL(read_all),
-    KERNEL(scores_f32), KERNEL(scores_f16), KERNEL(weighted_sum_f32), KERNEL(weighted_sum_f16),
+    KERNEL(scores_f32), KERNEL(scores_f16), KERNEL(scores_q8_0),
+    KERNEL(weighted_sum_f32), KERNEL(weighted_sum_f16), KERNEL(weighted_sum_q8_0),
     KERNEL(copy_rows), KERNEL(copy_bytes), KERNEL(add_scaled), KERNEL(add_norm), KERNEL(rms_norm), KERNEL(sum_experts),
     KERNEL(sum_experts_norm), KERNEL(choose_experts),
     KERNEL(bend), KERNEL(gate_values), KERNEL(convolve), KERNEL(delta_rule), KERNEL(scan_states), KERNEL(norm_gate),
-    KERNEL(new_heads_f32), KERNEL(new_heads_f16),
+    KERNEL(new_heads_f32), KERNEL(new_heads_f16), KERNEL(new_heads_q8_0),
 };
 
 } // namespace

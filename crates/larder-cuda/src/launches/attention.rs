@@ -178,7 +178,11 @@ impl NewHeadsArgs {
 impl Launches {
     /// Prepares the heads of new tokens for attention; both arguments were written to these addresses.
     pub fn new_heads(&self, args: &AttentionKernelArgs, kind: NumberFormat, list: u64, heads: u64) -> Result<()> {
-        let kernel = if kind == NumberFormat::F32 { "new_heads_f32" } else { "new_heads_f16" };
+        let kernel = match kind {
+            NumberFormat::F32 => "new_heads_f32",
+            NumberFormat::Q8_0 => "new_heads_q8_0",
+            _ => "new_heads_f16",
+        };
         // Values have warps of their own also where they are parts of keys, which end at once.
         let warps = args.count * (args.heads + 2 * args.heads / args.group);
         let arguments = [Argument::Address(list), Argument::Address(heads)];
@@ -195,10 +199,16 @@ impl Launches {
     ) -> Result<()> {
         let arguments = [Argument::Address(list), Argument::Word(tiles.start)];
         let count = tiles.len() as u32;
-        let (scores, weighted_sum) = (
-            if keys == NumberFormat::F32 { "scores_f32" } else { "scores_f16" },
-            if values == NumberFormat::F32 { "weighted_sum_f32" } else { "weighted_sum_f16" },
-        );
+        let scores = match keys {
+            NumberFormat::F32 => "scores_f32",
+            NumberFormat::Q8_0 => "scores_q8_0",
+            _ => "scores_f16",
+        };
+        let weighted_sum = match values {
+            NumberFormat::F32 => "weighted_sum_f32",
+            NumberFormat::Q8_0 => "weighted_sum_q8_0",
+            _ => "weighted_sum_f16",
+        };
         // A few blocks more, which end at once, so that the launches are the same for many tokens.
         let blocks = args.score_stride.div_ceil(ROW_GROUP as u32 * WARPS).next_multiple_of(SCORE_BLOCKS);
         self.launch(scores, [blocks, count], 32 * WARPS, &arguments)?;

@@ -35,7 +35,7 @@ const MAX_COPY_BLOCKS: u32 = 64;
 
 /// Every kernel that is launched here.
 #[cfg(all(test, feature = "cuda"))]
-pub const KERNELS: [&str; 78] = [
+pub const KERNELS: [&str; 81] = [
     "f32_matmul",
     "f16_matmul",
     "bf16_matmul",
@@ -102,8 +102,10 @@ pub const KERNELS: [&str; 78] = [
     "read_all",
     "scores_f32",
     "scores_f16",
+    "scores_q8_0",
     "weighted_sum_f32",
     "weighted_sum_f16",
+    "weighted_sum_q8_0",
     "copy_rows",
     "copy_bytes",
     "add_scaled",
@@ -114,6 +116,7 @@ pub const KERNELS: [&str; 78] = [
     "choose_experts",
     "new_heads_f32",
     "new_heads_f16",
+    "new_heads_q8_0",
 ];
 
 /// The arguments of one product, as kernels read them.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use larder_core::NumberFormat;
 use larder_cuda::{Emulator, EmulatorFault, Gpu};
-use larder_kernels::{AttentionArgs, AttentionTask, KvTensor, ThreadPool, attend, narrow};
+use larder_kernels::{AttentionArgs, AttentionTask, KvTensor, ThreadPool, attend, narrow, quantise_row};
 use larder_model::{DeviceAttention, DeviceKvView, KvPageShape};
 
 use crate::common::{Random, emulator, gpu};
@@ -24,7 +24,12 @@ struct Rows {
 
 impl Rows {
     fn new(kind: NumberFormat, heads: usize, width: usize) -> Self {
-        let form = KvPageShape { kind, heads, positions: PAGE, row_bytes: width * kind.block_bytes() };
+        let form = KvPageShape {
+            kind,
+            heads,
+            positions: PAGE,
+            row_bytes: width.div_ceil(kind.block_len()) * kind.block_bytes(),
+        };
         Rows { form, pages: Vec::new(), ids: Vec::new(), len: 0 }
     }
 
@@ -39,7 +44,13 @@ impl Rows {
             }
             let now = count.min(PAGE - at);
             let mut bytes = vec![0; now * heads * row];
-            narrow(kind, &random.floats(bytes.len() / kind.block_bytes()), &mut bytes);
+            for out in bytes.chunks_exact_mut(row) {
+                let values = random.floats(self.form.row_values());
+                match kind {
+                    NumberFormat::Q8_0 => quantise_row(&values, out),
+                    kind => narrow(kind, &values, out),
+                }
+            }
             device.append(*self.ids.last().unwrap(), at, &bytes).unwrap();
             for (i, row_bytes) in bytes.chunks_exact(row).enumerate() {
                 let (token, head) = (i / heads, i % heads);
@@ -137,8 +148,8 @@ pub fn compare(gpu: &Gpu) {
         shape(3, 3, 7, 7),
         Shape { sinks: true, ..shape(1, 1, 1, 70) },
     ];
-    for shape in shapes.into_iter().flat_map(|s| [NumberFormat::F32, NumberFormat::F16].map(|kind| Shape { kind, ..s }))
-    {
+    let kinds = [NumberFormat::F32, NumberFormat::F16, NumberFormat::Q8_0];
+    for shape in shapes.into_iter().flat_map(|shape| kinds.map(|kind| Shape { kind, ..shape })) {
         let Shape { kv_heads, key, value, latent, kind, .. } = shape;
         let mut sequences = [0; 2].map(|_| [key, value].map(|width| Rows::new(kind, kv_heads, width)));
         // The last steps cross from one position tile into the next, with all, with few and with 16 positions in sight.
@@ -255,10 +266,10 @@ fn arguments_that_do_not_fit_are_errors() {
     let said = device.append(number, 15, &[0; 64]).unwrap_err().to_string();
     assert_eq!(said, "cannot append 64 bytes at row 15: rows are 2 x 16 bytes, with room for 16");
     assert!(device.append(number, 0, &[0; 33]).is_err());
-    let form = KvPageShape { kind: NumberFormat::Q8_0, heads: 1, positions: 16, row_bytes: 34 };
+    let form = KvPageShape { kind: NumberFormat::Q4_0, heads: 1, positions: 16, row_bytes: 18 };
     let refused = |form| device.allocate(form).unwrap_err().to_string();
-    let q8_0 = "the GPU cannot keep a KV cache in q8_0 with 1 heads of 34 bytes per row and 16 positions per page";
-    assert_eq!(refused(form), q8_0);
+    let text = "the GPU cannot keep a KV cache in q4_0 with 1 heads of 18 bytes per row and 16 positions per page";
+    assert_eq!(refused(form), text);
     let form = KvPageShape { kind: NumberFormat::F32, heads: 1, positions: 64 << 20, row_bytes: 4 };
     assert!(refused(KvPageShape { positions: 24, ..form }).ends_with("24 positions per page"));
     assert!(refused(form).starts_with("cannot allocate 268435456 bytes of device memory: 6"), "{}", refused(form));

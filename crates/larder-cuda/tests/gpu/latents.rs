@@ -60,7 +60,12 @@ impl<'a> Layer<'a> {
     fn step(&mut self, shape: &Shape, step: &Step) -> Vec<u32> {
         let Shape { rank, nope, rope, kv, .. } = *shape;
         let (ops, width) = (self.ops, rank + rope);
-        let form = KvPageShape { kind: kv, heads: 1, positions: PAGE, row_bytes: width * kv.block_bytes() };
+        let form = KvPageShape {
+            kind: kv,
+            heads: 1,
+            positions: PAGE,
+            row_bytes: width.div_ceil(kv.block_len()) * kv.block_bytes(),
+        };
         while self.pages.len() * PAGE < step.len {
             self.pages.push(self.attention.allocate(form).unwrap());
         }
@@ -125,6 +130,7 @@ pub fn compare(gpu: &Gpu) {
     use NumberFormat::{F16, F32, Q4_0, Q8_0};
     let shapes = [
         Shape { rank: 64, nope: 32, rope: 32, value: 24, weights: Q8_0, kv: F32 },
+        Shape { rank: 80, nope: 32, rope: 16, value: 24, weights: F32, kv: Q8_0 },
         Shape { rank: 96, nope: 64, rope: 32, value: 40, weights: Q4_0, kv: F16 },
         Shape { rank: 40, nope: 12, rope: 8, value: 16, weights: F32, kv: F32 },
         Shape { rank: 32, nope: 32, rope: 0, value: 9, weights: Q8_0, kv: F16 },

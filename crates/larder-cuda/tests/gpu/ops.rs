@@ -91,7 +91,7 @@ impl<'a> Layer<'a> {
         for ([keys, values], seen) in self.pages.iter_mut().zip(seen) {
             let end = seen.iter().map(|seen| seen.end).max().unwrap();
             for (pages, width) in [(keys, shape.key), (values, shape.value)] {
-                let row_bytes = width * shape.kind.block_bytes();
+                let row_bytes = width.div_ceil(shape.kind.block_len()) * shape.kind.block_bytes();
                 let form = KvPageShape { kind: shape.kind, heads: shape.kv_heads, positions: PAGE, row_bytes };
                 while pages.len() * PAGE < end {
                     pages.push(self.attention.allocate(form).unwrap());
@@ -206,6 +206,16 @@ pub fn compare(gpu: &Gpu) {
             weights: [Q8_0; 3],
             norm: Some(false),
             rotation: Some((70, false)),
+        },
+        Shape {
+            heads: 4,
+            kv_heads: 2,
+            key: 48,
+            value: 40,
+            kind: Q8_0,
+            weights: [Q8_0; 3],
+            norm: Some(false),
+            rotation: Some((32, false)),
         },
         // A norm without weights behind the rotation.
         Shape {

@@ -151,6 +151,11 @@ impl KvPageShape {
         self.heads * self.positions * self.row_bytes
     }
 
+    /// The most numbers of a row.
+    pub fn row_values(&self) -> usize {
+        self.row_bytes / self.kind.block_bytes() * self.kind.block_len()
+    }
+
     /// Bytes of the rows of `positions` positions.
     pub(crate) fn rows_bytes(&self, positions: usize) -> usize {
         positions * self.heads * self.row_bytes

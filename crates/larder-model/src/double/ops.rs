@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use larder_kernels::{AttentionArgs, AttentionTask, Inputs, ThreadPool, narrow, tanh};
+use larder_core::NumberFormat;
+use larder_kernels::{AttentionArgs, AttentionTask, Inputs, ThreadPool, narrow, quantise_row, tanh};
 
 use super::{AttentionDouble, ProductsDouble};
 use crate::device::{
@@ -141,7 +142,11 @@ impl OpsDouble {
             let (position, shape) = (seen.end - 1, self.attention.shape(view.pages[0]));
             let page = view.pages[position / shape.positions - view.first_page];
             let mut bytes = vec![0; shape.heads * shape.row_bytes];
-            narrow(shape.kind, row, &mut bytes);
+            let heads = row.chunks_exact(row.len() / shape.heads).zip(bytes.chunks_exact_mut(shape.row_bytes));
+            heads.for_each(|(head, out)| match shape.kind {
+                NumberFormat::Q8_0 => quantise_row(head, out),
+                kind => narrow(kind, head, out),
+            });
             self.attention.append(page, position % shape.positions, &bytes)?;
         }
         Ok(())
