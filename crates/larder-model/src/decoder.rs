@@ -30,6 +30,9 @@ use crate::tap::{Phase, PhaseClock, Tap};
 use crate::text_config::text_config;
 use crate::weights::WeightLoader;
 
+/// The most rows of logits that are a part of a chain, whose memory stays allocated.
+const CHAIN_LOGITS: usize = 16;
+
 /// A model that has been built from its config, with its resident weights.
 pub struct Decoder {
     pub(crate) stack: Stack,
@@ -318,7 +321,7 @@ impl Decoder {
     }
 
     /// As [`logits`](Self::logits), at the end of the chain that computes `x`; `None` if a part of it is computed on the CPU, or if the
-    /// rows are not next to each other.
+    /// rows are many or not next to each other.
     fn logits_on_device(
         &self,
         x: DeviceRows,
@@ -336,7 +339,7 @@ impl Decoder {
         };
         let rows = last + count - first;
         let together = rows == wanted.iter().map(|(_, count)| count).sum::<usize>();
-        if factors.columns.is_some() || !head.is_on_device() || !together {
+        if factors.columns.is_some() || !head.is_on_device() || !together || rows > CHAIN_LOGITS {
             return Ok(None);
         }
         let x = norm.begin(ops.part(x, *first, rows)?, ops)?;

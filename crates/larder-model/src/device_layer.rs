@@ -16,10 +16,6 @@ use crate::stack::{Branch, Ffn, Layer, Stack};
 use crate::step::LayerStates;
 use crate::tap::Phase;
 
-/// The most tokens of a step whose layers are chains on a device. In longer steps the waits do not matter, and their activations would
-/// take memory that the plan does not count.
-const CHAIN_TOKENS: usize = 16;
-
 /// The parts of a layer, all of which have a form for devices; one of them may be missing.
 pub(crate) struct DeviceLayer<'a> {
     ops: &'a dyn DeviceOps,
@@ -89,9 +85,9 @@ enum Hint<'a> {
 }
 
 impl<'a> DeviceLayer<'a> {
-    /// The layer on the device of its model; `None` if a part of it is computed on the CPU only, or if the step is long.
-    pub fn of(layer: &'a Layer, others: OtherLayers, stack: &'a Stack, tokens: usize) -> Option<Self> {
-        let ops = stack.head.compute().device_ops.as_deref().filter(|_| tokens <= CHAIN_TOKENS)?;
+    /// The layer on the device of its model; `None` if a part of it is computed on the CPU only.
+    pub fn of(layer: &'a Layer, others: OtherLayers, stack: &'a Stack) -> Option<Self> {
+        let ops = stack.head.compute().device_ops.as_deref()?;
         if others.cross.is_some() || layer.scale != 1.0 {
             return None;
         }

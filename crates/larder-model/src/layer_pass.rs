@@ -64,7 +64,7 @@ impl Decoder {
         kv: &mut LayerStates,
         running: &mut Running,
     ) -> Result<Hidden> {
-        match DeviceLayer::of(layer, others, &self.stack, running.pass.tokens()) {
+        match DeviceLayer::of(layer, others, &self.stack) {
             Some(chained) => chained.forward(&x, others, layer, kv, running),
             None => self.layer_in_parts(layer, others, on_host(&x, &self.stack)?, kv, running).map(Hidden::Host),
         }

@@ -8,7 +8,7 @@ use larder_cache::SlotSupply;
 use larder_cache::two_tiers::{MeasuredCosts, TierShape, TieredCache};
 use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx, format_bytes};
 use larder_engine::{Routing, TieredPath};
-use larder_model::{Activation, ComputeContext, ExpertWorkspace, KvFormat, MoeCall, Routed};
+use larder_model::{Activation, ComputeContext, ExpertWorkspace, MoeCall, Routed};
 use larder_policy::eviction::PolicyInputs;
 use larder_store::ExpertSource as _;
 use serde_json::json;

@@ -242,6 +242,26 @@ fn a_token_waits_at_most_once_per_layer() {
     }
 }
 
+#[test]
+fn a_prompt_waits_once_for_each_layer() {
+    if no_emulator() {
+        return;
+    }
+    let demo = demo();
+    let base = ["bench", "-m", &demo, "--device", "emulated", "--vram-experts", "32", "-n", "1", "-r", "3", "--json"];
+    for (tokens, pieces) in [("64", 1), ("512", 2)] {
+        let report: Value = serde_json::from_str(&larder_ok(&[&base[..], &["-p", tokens]].concat())).unwrap();
+        // Of the last run, in which all experts are on the device: for each layer the choice, then the logits of the last piece.
+        let work = &report["series"][0]["runs"][2]["prompt"]["tiers"];
+        println!("{tokens} tokens: {work}");
+        assert_eq!(work["waits"], 9 * pieces, "{work}");
+        // Of each token its 192 floats in each layer, its 32 router logits and the embedding, and as much of lists.
+        let bytes = work["exchanged_bytes"].as_u64().unwrap();
+        let least = tokens.parse::<u64>().unwrap() * 4 * (8 * (192 + 32) + 192);
+        assert!((least..2 * least).contains(&bytes), "{bytes} bytes, of which {least} have to be exchanged");
+    }
+}
+
 /// Said by the plan, before anything is loaded.
 #[test]
 fn number_formats_without_kernels_are_refused() {
@@ -302,7 +322,6 @@ fn what_cannot_be_is_refused_before_anything_is_loaded() {
     }
     let refused = |flags: &[&str]| refused(&[&["--device", "emulated"], flags].concat());
     assert!(refused(&["--exact"]).starts_with("error: --exact does not work with --device"));
-    assert!(refused(&["--kv", "q8_0"]).starts_with("error: --kv q8_0 does not work with --device"));
     assert!(refused(&["--preload"]).starts_with("error: --preload does not work with --device"));
     assert!(refused(&["--vram-mem", "2G"]).contains("more than the 1.07 GB that are free on emulator"));
     let said = refused(&["--vram-mem", "1M"]);

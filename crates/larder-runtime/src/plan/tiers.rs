@@ -45,7 +45,7 @@ impl Vram {
 
     /// Bytes of VRAM for everything but experts.
     fn base_bytes(&self, inputs: &PlanInputs) -> u64 {
-        self.resident_bytes + inputs.device_kv_bytes() + inputs.scratch_bytes()
+        self.resident_bytes + inputs.device_kv_bytes() + inputs.device_scratch_bytes()
     }
 
     /// Bytes of VRAM that may be used: as much as the options say, or all but the reserve.
@@ -72,7 +72,7 @@ impl Vram {
             format_bytes(self.resident_bytes),
             format_bytes(inputs.device_kv_bytes()),
             inputs.context_text(),
-            format_bytes(inputs.scratch_bytes()),
+            format_bytes(inputs.device_scratch_bytes()),
         )
     }
 }
@@ -81,6 +81,13 @@ impl PlanInputs<'_> {
     /// Bytes of recurrent states on their way between main memory and a GPU, which are in both.
     pub(super) fn moving_bytes(&self) -> u64 {
         if self.on_gpu { self.blueprint.sequence_memory.state_bytes as u64 } else { 0 }
+    }
+
+    /// Bytes of activations in VRAM: those of two layers, of which none are freed before the next layer begins, beside what a layer takes
+    /// that the CPU computes in parts.
+    fn device_scratch_bytes(&self) -> u64 {
+        let layer = self.blueprint.step_memory.bytes_per_token.saturating_mul(self.prefill_tokens);
+        self.scratch_bytes().saturating_add(2 * layer as u64)
     }
 
     /// Bytes of KV cache in VRAM. Recurrent states are there after a short step, and in main memory after a long one.
@@ -163,7 +170,7 @@ impl TierPlan {
             format_bytes(vram.resident_bytes),
             format_bytes(inputs.device_kv_bytes()),
             inputs.context_text(),
-            format_bytes(inputs.scratch_bytes()),
+            format_bytes(inputs.device_scratch_bytes()),
             format_bytes(inputs.bytes_of_slots(self.device_slots, self.scope)),
             slots_text(inputs, self.device_slots, 0, self.scope),
             format_bytes(vram.free_bytes),
@@ -217,7 +224,7 @@ impl TierPlan {
                 "free_bytes": vram.free_bytes,
                 "resident_bytes": vram.resident_bytes,
                 "context_bytes": inputs.device_kv_bytes(),
-                "scratch_bytes": inputs.scratch_bytes(),
+                "scratch_bytes": inputs.device_scratch_bytes(),
                 "slots": self.device_slots,
                 "slot_bytes": inputs.bytes_of_slots(self.device_slots, self.scope),
                 "total_bytes": self.device_bytes(inputs, vram),
