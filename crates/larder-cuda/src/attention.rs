@@ -15,6 +15,7 @@ use crate::launch_queue::LaunchQueue;
 use crate::launches::{AttentionKernelArgs, Launches, NewHeadsArgs, RowCopy, TILE_QUERIES, word};
 use crate::memory::{DeviceBuffer, Download, Upload};
 use crate::new_tokens::NewTokens;
+use crate::page_slabs::{PageMemory, PageSlabs};
 
 /// Bytes of scores per launch, unless one tile of queries has more.
 const MAX_SCORE_BYTES: usize = 16 << 20;
@@ -42,6 +43,7 @@ pub struct GpuAttention {
 struct State {
     launches: Launches,
     pages: HashMap<usize, KvPage>,
+    slabs: PageSlabs,
     /// Pages allocated so far; the number of the next page is one higher.
     numbers: usize,
     /// Staging of new rows: one is filled while the other is being copied.
@@ -55,7 +57,7 @@ struct State {
 /// Rows of keys or values on the device.
 struct KvPage {
     shape: KvPageShape,
-    buffer: DeviceBuffer,
+    memory: PageMemory,
 }
 
 /// The outputs of the attention of a batch, one task after another.
@@ -87,6 +89,7 @@ impl GpuAttention {
         let state = State {
             launches: Launches::new(driver),
             pages: HashMap::new(),
+            slabs: PageSlabs::default(),
             numbers: 0,
             rows: [upload()?, upload()?],
             turn: 0,
@@ -105,7 +108,7 @@ impl GpuAttention {
 
     /// Address and size of a page.
     pub(crate) fn page(&self, id: usize) -> Result<(u64, usize)> {
-        self.lock().page(id).map(|page| (page.buffer.at(), page.shape.bytes()))
+        self.lock().page(id).map(|page| (page.memory.at(), page.shape.bytes()))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -128,16 +131,21 @@ impl DeviceAttention for GpuAttention {
             );
             return Err(GpuError::Unsupported(what).into());
         }
-        let buffer = DeviceBuffer::of(&(self.queue.clone() as _), shape.bytes())?;
         let mut state = self.lock();
+        let memory = state.slabs.allocate(&(self.queue.clone() as _), shape.bytes())?;
         state.numbers += 1;
         let number = state.numbers;
-        state.pages.insert(number, KvPage { shape, buffer });
+        state.pages.insert(number, KvPage { shape, memory });
         Ok(number)
     }
 
     fn free(&self, page: usize) {
-        self.lock().pages.remove(&page);
+        let mut state = self.lock();
+        let removed = state.pages.remove(&page);
+        let unused = removed.map(|KvPage { shape, memory }| state.slabs.free(memory, shape.bytes()));
+        // Without the lock, because freeing waits for launches.
+        drop(state);
+        drop(unused);
     }
 
     fn append(&self, page: usize, at: usize, bytes: &[u8]) -> larder_model::Result<()> {
@@ -150,8 +158,8 @@ impl DeviceAttention for GpuAttention {
 
     fn read(&self, page: usize, out: &mut [u8]) -> larder_model::Result<()> {
         let mut state = self.lock();
-        let KvPage { shape, buffer } = state.page(page)?;
-        let (at, bytes) = (buffer.at(), shape.bytes());
+        let KvPage { shape, memory } = state.page(page)?;
+        let (at, bytes) = (memory.at(), shape.bytes());
         if bytes != out.len() {
             let room = out.len();
             return Err(GpuError::Unsupported(format!("a KV page of {bytes} bytes is not {room} bytes long")).into());
@@ -171,8 +179,8 @@ impl State {
     }
 
     fn append(&mut self, page: usize, at: usize, bytes: &[u8]) -> Result<()> {
-        let KvPage { shape: KvPageShape { heads, positions, row_bytes: row, .. }, buffer } = self.page(page)?;
-        let (heads, positions, row, base) = (*heads, *positions, *row, buffer.at());
+        let KvPage { shape: KvPageShape { heads, positions, row_bytes: row, .. }, memory } = self.page(page)?;
+        let (heads, positions, row, base) = (*heads, *positions, *row, memory.at());
         let count = bytes.len() / (heads * row);
         if !bytes.len().is_multiple_of(heads * row) || at + count > positions {
             return Err(GpuError::Unsupported(format!(
@@ -199,7 +207,7 @@ impl State {
                 "cannot copy {count} rows from a KV page {from:?} to one {to:?}"
             )));
         }
-        let (head, from, to) = (positions * row, from.buffer.at(), to.buffer.at());
+        let (head, from, to) = (positions * row, from.memory.at(), to.memory.at());
         let copy = RowCopy { from, from_head: head, from_row: row, to, to_head: head, bytes: row, count, heads };
         self.launches.copy_rows(&copy)
     }
@@ -430,7 +438,7 @@ impl Arrays {
             let table = bytes[at..].as_chunks_mut::<8>().0;
             table[..view.first_page].fill([0; 8]);
             for (id, out) in view.pages.iter().zip(&mut table[view.first_page..]) {
-                *out = pages[id].buffer.at().to_ne_bytes();
+                *out = pages[id].memory.at().to_ne_bytes();
             }
         }
         bytes[self.sinks..][..size_of_val(sinks)].copy_from_slice(bytemuck::cast_slice(sinks));

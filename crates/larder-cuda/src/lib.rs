@@ -118,6 +118,7 @@ mod measure;
 mod memory;
 mod new_tokens;
 mod ops;
+mod page_slabs;
 mod products;
 mod weight_allocator;
 

@@ -227,7 +227,7 @@ impl<'a> WeightLoader<'a> {
     }
 
     /// The kernel `name [groups · width, width, taps]` of a grouped convolution: for each group a matrix `[width, taps · width]`, whose
-    /// rows have the weights of the first tap before those of the second. It keeps its number format.
+    /// rows have the weights of the first tap before those of the second. It keeps its number format, and stays in main memory.
     pub fn grouped_kernel(
         &mut self,
         name: &str,
@@ -243,9 +243,9 @@ impl<'a> WeightLoader<'a> {
                 (0..taps).flat_map(|tap| row.iter().skip(tap).step_by(taps)).copied().collect()
             };
             let rows: Vec<f32> = group.chunks_exact(width * taps).flat_map(by_tap).collect();
-            self.floats(meta.kind, width, taps * width, &rows).place()
+            self.floats(meta.kind, width, taps * width, &rows).place_on_cpu()
         };
-        stored.chunks_exact(width * width * taps).map(matrix).collect()
+        Ok(stored.chunks_exact(width * width * taps).map(matrix).collect())
     }
 
     /// A matrix from f32 values, stored as `kind`.

@@ -304,8 +304,6 @@ pub enum Setting {
     Threads,
     /// [`ComputeOptions::exact`].
     Exact,
-    /// [`ComputeOptions::kv`] in q8_0.
-    Kv,
     /// [`DeviceOptions::kind`].
     Device,
     /// [`DeviceOptions::vram_bytes`].
@@ -337,7 +335,6 @@ impl fmt::Display for Setting {
             Setting::Trace => "--trace",
             Setting::Threads => "--threads",
             Setting::Exact => "--exact",
-            Setting::Kv => "--kv q8_0",
             Setting::Device => "--device",
             Setting::VramMem => "--vram-mem",
             Setting::VramExperts => "--vram-experts",

@@ -23,9 +23,6 @@ use crate::memory::{DeviceBuffer, Download, StreamEvent, Upload};
 use crate::ops::GpuOps;
 use chosen::DeviceChooser;
 
-/// Tokens of a step whose sums memory is reserved for: the most of a chain.
-const SUM_TOKENS: usize = 16;
-
 /// Computes the experts of a layer in their slots on the device.
 pub struct GpuExperts {
     queue: Arc<LaunchQueue>,
@@ -90,7 +87,7 @@ impl GpuExperts {
         if self.ops.is_some() {
             self.chosen.reserve(layout, gate)?;
         }
-        let of_terms = tokens.min(SUM_TOKENS) * gate.top_k * (ExpertTerm::BYTES + hidden * size_of::<f32>());
+        let of_terms = tokens * gate.top_k * (ExpertTerm::BYTES + hidden * size_of::<f32>());
         self.queue.reserve(GroupLists::bytes(places.min(gate.experts), places).max(of_terms))?;
         self.experts.reserve(layout, places)
     }

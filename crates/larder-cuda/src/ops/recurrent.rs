@@ -80,22 +80,26 @@ impl<'a> States<'a> {
     /// Stages `args`, the spans and the copies, and returns the address of the first.
     fn stage<const BYTES: usize>(&self, queue: &LaunchQueue, args: impl FnOnce(Staged) -> [u8; BYTES]) -> Result<u64> {
         self.check()?;
+        // Before anything is staged, which takes the lock of the queue.
+        let mut copies = vec![0_u64; self.rows];
+        let mut spans = Vec::with_capacity(self.spans.len());
+        for span in self.spans {
+            let state = self.address(span.page)?;
+            spans.push(StateArgs { state, first_row: word(span.first_row)?, tokens: word(span.tokens)? });
+            for (taken_in, page) in &span.copies {
+                copies[span.first_row + taken_in - 1] = self.address(*page)?;
+            }
+        }
         let spans_at = BYTES.next_multiple_of(16);
         let copies_at = spans_at + self.spans.len() * StateArgs::BYTES;
         queue.stage(copies_at + 8 * self.rows, |at, bytes| {
             let staged = Staged { spans: at + spans_at as u64, copies: at + copies_at as u64 };
             bytes[..BYTES].copy_from_slice(&args(staged));
-            let (spans, copies) = bytes[spans_at..].split_at_mut(copies_at - spans_at);
-            let copies = copies.as_chunks_mut::<8>().0;
-            copies.fill([0; 8]);
-            for (span, out) in self.spans.iter().zip(spans.chunks_exact_mut(StateArgs::BYTES)) {
-                let state = self.address(span.page)?;
-                let args = StateArgs { state, first_row: word(span.first_row)?, tokens: word(span.tokens)? };
-                out.copy_from_slice(&args.to_bytes());
-                for (taken_in, page) in &span.copies {
-                    copies[span.first_row + taken_in - 1] = self.address(*page)?.to_ne_bytes();
-                }
+            let (of_spans, of_copies) = bytes[spans_at..].split_at_mut(copies_at - spans_at);
+            for (span, out) in spans.iter().zip(of_spans.chunks_exact_mut(StateArgs::BYTES)) {
+                out.copy_from_slice(&span.to_bytes());
             }
+            of_copies.copy_from_slice(bytemuck::cast_slice(&copies));
             Ok(())
         })
     }

@@ -113,10 +113,15 @@ impl PlanInputs<'_> {
     /// The most bytes of the KV caches and recurrent states of all sequences.
     pub fn kv_bytes(&self) -> u64 {
         let all = self.page_bytes().saturating_add(self.recurrent_bytes()).min(self.kv_limit_bytes.unwrap_or(u64::MAX));
-        // A page of each layer, and recurrent states before and behind a checkpoint.
+        all.saturating_add(self.copy_bytes()).saturating_add(self.moving_bytes())
+    }
+
+    /// Bytes of the copy of a sequence in which tokens are measured: a page of each layer, and recurrent states before and behind a
+    /// checkpoint.
+    fn copy_bytes(&self) -> u64 {
         let memory = &self.blueprint.sequence_memory;
         let copy = memory.kv_bytes(1, self.kv_format.kind()).saturating_add(2 * memory.state_bytes as u64);
-        all.saturating_add(if self.measures_in_copy { copy } else { 0 }).saturating_add(self.moving_bytes())
+        if self.measures_in_copy { copy } else { 0 }
     }
 
     /// The most bytes of the keys and values of all sequences, in whole pages.

@@ -90,9 +90,10 @@ impl PlanInputs<'_> {
         self.scratch_bytes().saturating_add(2 * layer as u64)
     }
 
-    /// Bytes of KV cache in VRAM. Recurrent states are there after a short step, and in main memory after a long one.
+    /// Bytes of KV cache in VRAM. Recurrent states are there where a chain advances them, and else in main memory.
     fn device_kv_bytes(&self) -> u64 {
-        self.page_bytes().saturating_add(self.recurrent_bytes()).saturating_add(self.moving_bytes())
+        let states = self.recurrent_bytes().saturating_add(self.moving_bytes());
+        self.page_bytes().saturating_add(states).saturating_add(self.copy_bytes())
     }
 }
 
