@@ -178,6 +178,8 @@ pub fn compare(gpu: &Gpu) {
             ..plain
         },
         Shape { taps: 1, function: GateFunction::Softplus, ..plain },
+        // That of Qwen3-Next.
+        Shape { heads: heads([16, 32, 128, 128], false), ..plain },
         plain,
     ];
     for (which, shape) in shapes.iter().enumerate() {
