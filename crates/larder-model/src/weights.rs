@@ -338,3 +338,78 @@ fn check_shape<'a>(source: &'a dyn Tensors, name: &str, shape: &[usize]) -> Resu
     }
     Ok(meta)
 }
+
+#[cfg(test)]
+mod tests {
+    use larder_core::TensorsError;
+    use larder_kernels::quantise_row;
+
+    use super::*;
+    use crate::matrix::with_f32;
+
+    const ROWS: usize = 24;
+    const COLS: usize = 64;
+
+    /// A matrix in q8_0 and its bias.
+    struct Joined([TensorMeta; 2], [Vec<u8>; 2]);
+
+    impl Joined {
+        fn new(order: RowOrder) -> Self {
+            let value = |i: usize| ((i * 37 + i / 5) % 101) as f32 / 101.0 - 0.5;
+            let row_bytes = COLS / 32 * 34;
+            let mut bytes = vec![0; ROWS * row_bytes];
+            for (row, out) in bytes.chunks_exact_mut(row_bytes).enumerate() {
+                quantise_row(&(0..COLS).map(|c| value(row * COLS + c)).collect::<Vec<_>>(), out);
+            }
+            if order == RowOrder::Rows8 {
+                interleave(NumberFormat::Q8_0, ROWS, COLS, &mut bytes);
+            }
+            let bias: Vec<u8> = (0..ROWS).flat_map(|row| (row as f32).to_le_bytes()).collect();
+            let meta = |kind, order, shape, bytes: &[u8]| TensorMeta { kind, order, shape, bytes: bytes.len() };
+            let metas = [
+                meta(NumberFormat::Q8_0, order, vec![ROWS, COLS], &bytes),
+                meta(NumberFormat::F32, RowOrder::Plain, vec![ROWS], &bias),
+            ];
+            Joined(metas, [bytes, bias])
+        }
+    }
+
+    impl Tensors for Joined {
+        fn meta(&self, name: &str) -> Option<&TensorMeta> {
+            Some(&self.0[usize::from(name.ends_with("bias"))])
+        }
+
+        fn read(&self, name: &str, offset: usize, into: &mut [u8]) -> std::result::Result<(), TensorsError> {
+            into.copy_from_slice(&self.1[usize::from(name.ends_with("bias"))][offset..][..into.len()]);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn parts_of_a_matrix_yield_its_rows_in_their_order() {
+        // Of each six rows the first, then the last two; and the others.
+        let first = RowGroups { group: 6, first: 0, count: 1 };
+        let last = RowGroups { group: 6, first: 4, count: 2 };
+        let between = RowGroups { group: 6, first: 1, count: 3 };
+        let rows = [vec![0, 6, 12, 18, 4, 5, 10, 11, 16, 17, 22, 23], vec![1, 2, 3, 7, 8, 9, 13, 14, 15, 19, 20, 21]];
+        let values: Vec<f32> = (0..2 * COLS).map(|i| (i as f32 * 0.3).sin()).collect();
+        let x = Tensor::from_vec(values, (2, COLS), &Device::Cpu).unwrap();
+        for order in [RowOrder::Plain, RowOrder::Rows8] {
+            let source = Joined::new(order);
+            let compute = Arc::new(ComputeContext::single_threaded());
+            let ahead = ReadAhead::new(&source, &[]);
+            let mut weights = WeightLoader::load(&source, &ahead, compute);
+            let whole = weights.linear("m", ROWS, COLS, true).unwrap().forward(&x).unwrap();
+            let parts = weights.linear_parts("m", ROWS, COLS, true, [&[first, last], &[between]]).unwrap();
+            for (part, rows) in parts.iter().zip(&rows) {
+                let (got, wanted) = (part.forward(&x).unwrap(), whole.to_vec2::<f32>().unwrap());
+                let wanted: Vec<f32> = wanted.iter().flat_map(|token| rows.iter().map(|row| token[*row])).collect();
+                assert_eq!(with_f32(&got, <[f32]>::to_vec).unwrap(), wanted, "{order:?}");
+            }
+            assert_eq!(weights.requested().len(), 4, "each tensor once for all parts");
+        }
+        let mut list = WeightLoader::list();
+        let [one, other] = list.linear_parts("m", ROWS, COLS, false, [&[first, last], &[between]]).unwrap();
+        assert_eq!((one.rows(), other.rows(), list.requested().len()), (12, 12, 1));
+    }
+}
