@@ -11,7 +11,7 @@ fn demo() -> String {
 }
 
 /// Whether there is an emulator, for which there must be a C++ compiler; says so if there is none.
-fn no_emulator() -> bool {
+pub fn no_emulator() -> bool {
     let planned = larder(&["plan", "-m", &demo(), "--device", "emulated"]);
     let said = String::from_utf8_lossy(&planned.stderr).into_owned();
     let missing = said.contains("needs a C++ compiler");

@@ -2,7 +2,7 @@
 
 mod attention;
 mod capacity;
-mod gpu;
+pub mod gpu;
 mod kv;
 mod output_loss;
 mod replay;

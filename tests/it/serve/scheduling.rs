@@ -6,6 +6,7 @@ use std::thread;
 use serde_json::{Value, json};
 
 use super::api::Server;
+use crate::cache::gpu::no_emulator;
 use crate::support::{fixture, larder_ok, larder_refuses};
 
 fn demo() -> PathBuf {
@@ -82,6 +83,39 @@ fn recurrent_models_are_preempted_too() {
             }
         });
         assert!(metric(&server, "preempted_requests_total") > 0, "{name}: no request was preempted");
+    }
+}
+
+#[test]
+fn recurrent_states_on_a_device_are_shared_and_rewound_as_in_memory() {
+    if no_emulator() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["qwen3_5_moe", "nemotron_h"] {
+        let (golden, model) = (fixture("golden").join(name), folder.path().join(name));
+        larder_ok(&["convert", golden.to_str().unwrap(), model.to_str().unwrap()]);
+        let ids = |count: u32, last: u32| -> Vec<u32> { (0..count).map(|i| 3 + i * 7 % 90).chain([last]).collect() };
+        let prompts = [ids(310, 5), ids(270, 9), ids(40, 5), ids(310, 6), ids(300, 3), ids(255, 8)];
+        let ask = |server: &Server, prompt: &[u32]| {
+            let body = json!({"prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": true});
+            server.post("/v1/completions", body).json()["choices"][0]["text"].clone()
+        };
+        let flags = ["--context", "400", "--parallel", "3"];
+        let servers = [&[][..], &["--device", "emulated"]].map(|more| Server::start(&model, &[&flags, more].concat()));
+        let texts = servers.each_ref().map(|server| {
+            let at_once: Vec<Value> = thread::scope(|scope| {
+                let ask = &ask;
+                let asked: Vec<_> = prompts.iter().map(|prompt| scope.spawn(move || ask(server, prompt))).collect();
+                asked.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            // Prefixes of earlier requests are found, up to a checkpoint of their states.
+            let again: Vec<Value> = prompts.iter().rev().map(|prompt| ask(server, prompt)).collect();
+            assert!(at_once.iter().rev().eq(&again) && at_once.iter().all(Value::is_string), "{name}: {at_once:?}");
+            at_once
+        });
+        assert_eq!(texts[0], texts[1], "{name}");
+        assert!(metric(&servers[1], "remembered_tokens_total") >= 256, "{name}: the prefix cache was empty");
     }
 }
 

@@ -136,11 +136,6 @@ impl PlanInputs<'_> {
         one.saturating_mul(self.sequences as u64)
     }
 
-    /// Bytes of KV cache in main memory: with a GPU only recurrent states.
-    fn host_kv_bytes(&self) -> u64 {
-        if self.on_gpu { self.recurrent_bytes() } else { self.kv_bytes() }
-    }
-
     /// Bytes of activations during a step, with the scores of attention and the logits of each sequence.
     pub fn scratch_bytes(&self) -> u64 {
         let attention = attention_scratch_bytes(self.context, self.blueprint.sequence_memory.widest_row, self.threads);

@@ -83,6 +83,11 @@ impl PlanInputs<'_> {
         if self.on_gpu { self.blueprint.sequence_memory.state_bytes as u64 } else { 0 }
     }
 
+    /// Bytes of KV cache in main memory: with a GPU only recurrent states.
+    pub(super) fn host_kv_bytes(&self) -> u64 {
+        if self.on_gpu { self.recurrent_bytes() } else { self.kv_bytes() }
+    }
+
     /// Bytes of activations in VRAM: those of two layers, of which none are freed before the next layer begins, beside what a layer takes
     /// that the CPU computes in parts.
     fn device_scratch_bytes(&self) -> u64 {
