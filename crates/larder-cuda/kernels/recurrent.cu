@@ -169,49 +169,100 @@ struct DeltaToken {
     }
 };
 
+// A column of the state of one value head, in registers: it is read and written once for all tokens of a span. Loops over it have to be
+// unrolled, so that every index is a constant.
+struct KeptColumn {
+    // The most rows.
+    static constexpr u32 ROWS = 128;
+    float rows[ROWS];
+
+    __device__ KeptColumn(float *state, u32 count, u32 stride) {
+#pragma unroll
+        for (u32 i = 0; i < ROWS; i++) rows[i] = i < count ? state[(u64)i * stride] : 0.0f;
+    }
+
+    __device__ float get(u32 i) const { return rows[i]; }
+    __device__ void set(u32 i, float value) { rows[i] = value; }
+
+    // Writes the column to a state.
+    __device__ void write(float *to, u32 count, u32 stride) const {
+#pragma unroll
+        for (u32 i = 0; i < ROWS; i++) {
+            if (i < count) to[(u64)i * stride] = rows[i];
+        }
+    }
+};
+
+// A column of any number of rows, which stays in memory.
+struct ColumnInMemory {
+    static constexpr u32 ROWS = 0;
+    float *state;
+    u32 stride;
+
+    __device__ ColumnInMemory(float *state, u32, u32 stride) : state(state), stride(stride) {}
+
+    __device__ float get(u32 i) const { return state[(u64)i * stride]; }
+    __device__ void set(u32 i, float value) { state[(u64)i * stride] = value; }
+
+    __device__ void write(float *to, u32 count, u32) const {
+        for (u32 i = 0; to != state && i < count; i++) to[(u64)i * stride] = get(i);
+    }
+};
+
 // A warp takes in the tokens of a span with 32 columns of the state of one value head. Each thread finds the factors of one of 32 rows of
 // the state, and all get them from it.
-extern "C" __global__ void delta_rule(const DeltaArgs *args_in_memory) {
-    const DeltaArgs &args = *args_in_memory;
-    u32 lane = threadIdx.x % WARP, pieces = (args.v_dim + WARP - 1) / WARP, index = group_of_warp();
+template <typename Column> __device__ void delta_rule_of(const DeltaArgs &args) {
+    u32 lane = threadIdx.x % WARP, pieces = (args.v_dim + WARP - 1) / WARP, index = group_of_warp(), k_dim = args.k_dim;
     if (index >= args.count * args.v_heads * pieces) return;
     u32 head = index / pieces % args.v_heads, wanted = index % pieces * WARP + lane;
     // Threads behind the last column read it too, and write nothing.
     bool is_used = wanted < args.v_dim;
-    u32 column = min(wanted, args.v_dim - 1);
+    u32 own = min(wanted, args.v_dim - 1);
     StateSpan span = args.spans[index / pieces / args.v_heads];
-    u64 place = args.recurrence_at + (u64)head * args.k_dim * args.v_dim + column;
-    float *state = span.state + place;
+    u64 place = args.recurrence_at + (u64)head * k_dim * args.v_dim + own;
+    Column column(span.state + place, k_dim, args.v_dim);
     for (u32 t = 0; t < span.tokens; t++) {
         u64 row = span.first_row + t;
         DeltaToken token(args, row, head);
         float known = 0.0f, out = 0.0f;
-        for (u32 from = 0; from < args.k_dim; from += WARP) {
-            u32 i = min(from + lane, args.k_dim - 1), rows = min((u32)WARP, args.k_dim - from);
+#pragma unroll
+        for (u32 from = 0; from < (Column::ROWS ? Column::ROWS : k_dim); from += WARP) {
+            if (from >= k_dim) break;
+            u32 i = min(from + lane, k_dim - 1);
             float factor = mul_rn(token.key_at(i), token.decay_at(i, args));
-#pragma unroll 8
-            for (u32 at = 0; at < rows; at++) {
-                known = add_rn(known, mul_rn(__shfl_sync(ALL, factor, at), state[(u64)(from + at) * args.v_dim]));
+#pragma unroll
+            for (u32 at = 0; at < WARP; at++) {
+                if (from + at >= k_dim) break;
+                known = add_rn(known, mul_rn(__shfl_sync(ALL, factor, at), column.get(from + at)));
             }
         }
-        float correction = mul_rn(sub_rn(token.values[column], known), token.strength);
-        float *copy = args.copies[row] ? args.copies[row] + place : nullptr;
-        for (u32 from = 0; from < args.k_dim; from += WARP) {
-            u32 i = min(from + lane, args.k_dim - 1), rows = min((u32)WARP, args.k_dim - from);
+        float correction = mul_rn(sub_rn(token.values[own], known), token.strength);
+#pragma unroll
+        for (u32 from = 0; from < (Column::ROWS ? Column::ROWS : k_dim); from += WARP) {
+            if (from >= k_dim) break;
+            u32 i = min(from + lane, k_dim - 1);
             float decay = token.decay_at(i, args), key = token.key_at(i), query = token.query_at(i, args.query_length);
-#pragma unroll 8
-            for (u32 at = 0; at < rows; at++) {
-                u64 here = (u64)(from + at) * args.v_dim;
+#pragma unroll
+            for (u32 at = 0; at < WARP; at++) {
+                if (from + at >= k_dim) break;
                 float added = mul_rn(__shfl_sync(ALL, key, at), correction);
-                float value = add_rn(mul_rn(__shfl_sync(ALL, decay, at), state[here]), added);
+                float value = add_rn(mul_rn(__shfl_sync(ALL, decay, at), column.get(from + at)), added);
                 out = add_rn(out, mul_rn(__shfl_sync(ALL, query, at), value));
-                if (is_used) state[here] = value;
-                if (is_used && copy) copy[here] = value;
+                if (is_used) column.set(from + at, value);
             }
         }
-        if (is_used) args.out[(row * args.v_heads + head) * args.v_dim + column] = out;
+        if (!is_used) continue;
+        args.out[(row * args.v_heads + head) * args.v_dim + own] = out;
+        if (args.copies[row]) column.write(args.copies[row] + place, k_dim, args.v_dim);
     }
+    if (is_used) column.write(span.state + place, k_dim, args.v_dim);
 }
+
+// Keys are at most as wide as the column in registers.
+extern "C" __global__ void __launch_bounds__(128) delta_rule(const DeltaArgs *args) { delta_rule_of<KeptColumn>(*args); }
+
+// Keys of any width.
+extern "C" __global__ void delta_rule_wide(const DeltaArgs *args) { delta_rule_of<ColumnInMemory>(*args); }
 
 // The arguments of the recurrence of Mamba 2.
 struct ScanArgs {

@@ -35,7 +35,7 @@ const MAX_COPY_BLOCKS: u32 = 64;
 
 /// Every kernel that is launched here.
 #[cfg(all(test, feature = "cuda"))]
-pub const KERNELS: [&str; 81] = [
+pub const KERNELS: [&str; 82] = [
     "f32_matmul",
     "f16_matmul",
     "bf16_matmul",
@@ -95,6 +95,7 @@ pub const KERNELS: [&str; 81] = [
     "gate_values",
     "convolve",
     "delta_rule",
+    "delta_rule_wide",
     "scan_states",
     "norm_gate",
     "quantise",

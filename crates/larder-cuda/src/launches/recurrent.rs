@@ -6,6 +6,9 @@ use super::{Launches, THREADS, WARPS, norm_grid, pack};
 use crate::driver::Argument;
 use crate::error::Result;
 
+/// Rows of a state that the kernel of the delta rule keeps in registers.
+const KEPT_ROWS: u32 = 128;
+
 /// Consecutive tokens of a sequence and its state, as kernels read them.
 #[derive(Clone, Copy, Debug)]
 pub struct StateArgs {
@@ -186,9 +189,10 @@ impl Launches {
 
     /// The delta rule; the arguments were written to address `list`.
     pub fn delta_rule(&self, args: &DeltaArgs, list: u64) -> Result<()> {
-        let [_, v_heads, _, v_dim] = args.heads;
+        let [_, v_heads, k_dim, v_dim] = args.heads;
         let warps = args.count * v_heads * v_dim.div_ceil(32);
-        self.launch("delta_rule", [warps.div_ceil(WARPS), 1], 32 * WARPS, &[Argument::Address(list)])
+        let kernel = if k_dim <= KEPT_ROWS { "delta_rule" } else { "delta_rule_wide" };
+        self.launch(kernel, [warps.div_ceil(WARPS), 1], 32 * WARPS, &[Argument::Address(list)])
     }
 
     /// The recurrence of Mamba 2; the arguments were written to address `list`.
@@ -240,6 +244,12 @@ mod tests {
 
     fn words(bytes: &[u8]) -> Vec<u32> {
         bytes.as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b)).collect()
+    }
+
+    #[test]
+    fn the_kernel_keeps_as_many_rows_in_registers() {
+        let kernels = include_str!("../../kernels/recurrent.cu");
+        assert!(kernels.contains(&format!("static constexpr u32 ROWS = {KEPT_ROWS};")));
     }
 
     #[test]

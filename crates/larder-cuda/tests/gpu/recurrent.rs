@@ -178,6 +178,8 @@ pub fn compare(gpu: &Gpu) {
             ..plain
         },
         Shape { taps: 1, function: GateFunction::Softplus, ..plain },
+        // With more rows of a state than registers have room for.
+        Shape { heads: heads([1, 2, 132, 34], false), output: F32, ..plain },
         // That of Qwen3-Next.
         Shape { heads: heads([16, 32, 128, 128], false), ..plain },
         plain,
