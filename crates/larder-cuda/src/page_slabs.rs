@@ -1,5 +1,5 @@
-//! Memory of large pages, such as recurrent states: several of one size are allocated together, because a GPU rounds each allocation up to
-//! 2 MiB, which nearly doubles a page that is a little larger than that.
+//! Memory of large pages, such as recurrent states: several of one size are allocated together, because a driver may round each allocation
+//! up to 2 MiB, which nearly doubles a page that is a little larger than that.
 
 use std::collections::HashMap;
 use std::sync::Arc;
