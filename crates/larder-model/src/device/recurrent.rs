@@ -130,11 +130,11 @@ pub struct NormGate {
     pub eps: f64,
     /// The function of the gates.
     pub function: GateFunction,
-    /// What comes first.
+    /// Whether gates are before the norm or behind it.
     pub order: GateOrder,
 }
 
-/// Whether gates are behind the norm.
+/// The order of a norm and gates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GateOrder {
     /// `norm(x) · function(gate)`, with one weight for each part.

@@ -5,7 +5,7 @@ use super::output_gate::DeviceGate;
 use super::{AttentionMask, ChainedMixer, ForwardPass};
 use crate::device::{DeviceHeads, DeviceOps, DeviceRotation, DeviceRows, HeadNorm, HeadRest};
 use crate::error::Result;
-use crate::hidden::{Hidden, HiddenPlace};
+use crate::hidden::Hidden;
 use crate::matrix::{Linear, PlacedMatrix};
 use crate::step::LayerStates;
 
@@ -44,10 +44,6 @@ impl LatentAttention {
 }
 
 impl ChainedMixer for LatentAttention {
-    fn input_place(&self) -> HiddenPlace {
-        HiddenPlace::Device
-    }
-
     fn begin(
         &self,
         x: &Hidden,

@@ -8,7 +8,7 @@ use larder_core::Rng;
 use super::{ChainedMixer, ForwardPass, GateFunction, LayerKv, LayerShape, Mixer, StateLens, TokenScratch};
 use crate::device::{DeviceConvolution, DeviceCopy, DeviceOps, DeviceRows, StateSpan};
 use crate::error::Result;
-use crate::hidden::{Hidden, HiddenPlace};
+use crate::hidden::Hidden;
 use crate::matrix::{Linear, with_f32};
 use crate::step::LayerStates;
 use crate::weights::WeightLoader;
@@ -161,10 +161,6 @@ impl Mixer for ShortConv {
 }
 
 impl ChainedMixer for ShortConv {
-    fn input_place(&self) -> HiddenPlace {
-        HiddenPlace::Device
-    }
-
     fn begin(
         &self,
         x: &Hidden,

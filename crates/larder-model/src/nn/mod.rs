@@ -134,8 +134,10 @@ pub trait Mixer: Send + Sync {
 
 /// A mixer whose outputs are rows of a chain on a device.
 pub trait ChainedMixer {
-    /// Where it takes its input.
-    fn input_place(&self) -> HiddenPlace;
+    /// Where it takes its input: on the device, unless parts before the first operation there are computed on the CPU.
+    fn input_place(&self) -> HiddenPlace {
+        HiddenPlace::Device
+    }
 
     /// As [`Mixer::forward`], begun on a device. The caller guarantees an input in its place.
     fn begin(

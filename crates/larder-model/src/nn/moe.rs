@@ -206,7 +206,7 @@ impl Moe {
     /// Whether [`begin`](Self::begin) computes it.
     pub(crate) fn is_for_devices(&self) -> bool {
         let plain = self.beside.is_none() && self.capacity.is_none();
-        // What is read back is the input of the experts.
+        // Only the input of the experts is read back, in their width; router and shared expert have to do without the layer's input.
         let latent = self.latent.as_ref().is_none_or(|latent| {
             let shared = self.shared.as_ref().is_none_or(SharedExpert::is_for_devices);
             latent.is_on_device() && shared && self.router.is_for_devices()

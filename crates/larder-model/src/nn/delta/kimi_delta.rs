@@ -11,7 +11,7 @@ use super::super::{
 use super::{ChainedInputs, DeltaHeads, DeltaInputs, DeltaRule};
 use crate::device::{DeviceCopy, DeviceDecay, DeviceOps, DeviceRows};
 use crate::error::Result;
-use crate::hidden::{Hidden, HiddenPlace};
+use crate::hidden::Hidden;
 use crate::matrix::{Linear, with_f32};
 use crate::step::LayerStates;
 use crate::weights::WeightLoader;
@@ -195,10 +195,6 @@ impl Mixer for KimiDelta {
 }
 
 impl ChainedMixer for KimiDelta {
-    fn input_place(&self) -> HiddenPlace {
-        HiddenPlace::Device
-    }
-
     fn begin(
         &self,
         x: &Hidden,

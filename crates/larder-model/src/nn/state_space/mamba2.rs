@@ -10,7 +10,7 @@ use super::{ScanTokens, check_sizes};
 use crate::config::config_error;
 use crate::device::{DeviceCopy, DeviceOps, DeviceRows, DeviceScan, GateOrder, NormGate, ScanHeads};
 use crate::error::Result;
-use crate::hidden::{Hidden, HiddenPlace};
+use crate::hidden::Hidden;
 use crate::matrix::{Linear, with_f32};
 use crate::nn::activation::{Activation, silu, softplus};
 use crate::nn::norm::{NormWeight, scale};
@@ -204,10 +204,6 @@ impl Mixer for Mamba2 {
 }
 
 impl ChainedMixer for Mamba2 {
-    fn input_place(&self) -> HiddenPlace {
-        HiddenPlace::Device
-    }
-
     fn begin(
         &self,
         x: &Hidden,
