@@ -28,7 +28,7 @@ LOGITS_TIERS = [
     ["--vram-experts", "2", "--cache-experts", "1"],
     ["--vram-experts", "2", "--cache-mem", "0"],
 ]
-# Formats of gate, up and down, a layer each: all that the device has kernels for.
+# Formats of gate, up and down, a layer each: all that can be written.
 MIXED = [
     ("q4_k", "q4_k", "q6_k"),
     ("q5_k", "q4_k", "q8_0"),
@@ -38,6 +38,8 @@ MIXED = [
     ("mxfp4", "iq4_nl", "mxfp4"),
     ("q2_k", "q3_k", "iq4_xs"),
     ("q4_1", "q5_0", "q5_1"),
+    ("iq3_xxs", "iq2_xs", "iq2_s"),
+    ("iq2_xxs", "iq3_s", "iq3_xxs"),
 ]
 MIXED_HIDDEN, MIXED_INTER, MIXED_EXPERTS, MIXED_VOCABULARY = 256, 512, 6, 288
 TEXT_TIERS = [

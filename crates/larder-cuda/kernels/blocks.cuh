@@ -39,16 +39,17 @@ template <bool INTERLEAVED, int HALVES, int HALVES_AT, int FOURS_AT, int BYTES> 
 // The term of the lane that has this part of the row.
 __device__ inline float from_part(float term, int row, int part) { return __shfl_sync(ALL, term, row + GROUP * part); }
 
-// Formats with blocks of 32 values: a step has four blocks, a lane one. In the last step surplus lanes load the last
-// block as well; it is not added again.
-struct SmallBlocks {
-    static constexpr int VALUES = 32, UNROLL = 4;
+// Formats with blocks of one, two or four groups of 32 values: a step has four groups, a lane one. In the last step surplus lanes load the
+// last group as well; it is not added again.
+template <int GROUPS> struct GroupsOfBlocks {
+    static constexpr int VALUES = 32 * GROUPS, UNROLL = 4;
 
-    __device__ static int steps(int blocks) { return (blocks + 3) / 4; }
-    __device__ static int block(int step, int part, int blocks) { return min(4 * step + part, blocks - 1); }
+    __device__ static int steps(int blocks) { return (GROUPS * blocks + 3) / 4; }
+    // The number of a lane's group within the row.
+    __device__ static int block(int step, int part, int blocks) { return min(4 * step + part, GROUPS * blocks - 1); }
 
     __device__ static float add_parts(float sum, float term, int step, int row, int blocks) {
-        int left = blocks - 4 * step;
+        int left = GROUPS * blocks - 4 * step;
         if (left >= 4) {
             for (int part = 0; part < 4; part++) sum = add_rn(sum, from_part(term, row, part));
         } else {
@@ -57,6 +58,8 @@ struct SmallBlocks {
         return sum;
     }
 };
+
+using SmallBlocks = GroupsOfBlocks<1>;
 
 // Formats with blocks of 256 values: a step is one block, with eight groups of 32 values. A lane has two groups that
 // share bytes.
@@ -74,6 +77,11 @@ struct LargeBlocks {
         return sum;
     }
 };
+
+// Four bytes, each less by an offset, as signed bytes. They are below 128.
+__device__ inline u32 below(u32 bytes, u32 offset) {
+    return ((bytes | 0x80808080u) - offset * 0x01010101u) ^ 0x80808080u;
+}
 
 // Sixteen integers, of which each nibble chooses one; as bytes, the first in the lowest.
 struct Levels {
@@ -93,6 +101,9 @@ struct Levels {
 
 // Those of iq4_nl and iq4_xs: -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113.
 __device__ inline Levels iq4_levels() { return {{0xBFAD9881u, 0xF6EADDCFu, 0x26190D01u, 0x71594535u}}; }
+
+// Twice the values of the floats of four bits: 0, 1, 2, 3, 4, 6, 8, 12, and the same below zero.
+__device__ inline Levels mxfp4_levels() { return {{0x03020100u, 0x0C080604u, 0xFDFEFF00u, 0xF4F8FAFCu}}; }
 
 // Eight rows with TOKENS tokens at a time, so that weights are read once for them.
 template <typename Kind, bool INTERLEAVED, int TOKENS>
@@ -117,7 +128,7 @@ __device__ void eight_rows(const ProductKernelArgs &p, u32 group) {
         }
         for (int t = 0; t < TOKENS; t++) {
             bool wanted = part == 0 && first + row < p.rows && from + t < p.tokens;
-            if (wanted) p.out[(u64)(from + t) * p.out_stride + own] = sums[t];
+            if (wanted) p.out[(u64)(from + t) * p.out_stride + own] = p.finished(sums[t]);
         }
     }
 }

@@ -21,6 +21,11 @@ constexpr int LANES = 16;
 constexpr u32 SUM_LANES = 8;
 constexpr u32 ALL = 0xFFFFFFFFu;
 
+__device__ inline float mul_rn(float a, float b) { return __fmul_rn(a, b); }
+__device__ inline float add_rn(float a, float b) { return __fadd_rn(a, b); }
+__device__ inline float sub_rn(float a, float b) { return __fsub_rn(a, b); }
+__device__ inline float div_rn(float a, float b) { return __fdiv_rn(a, b); }
+
 // 32 activations as integers: value = d * q.
 struct __align__(16) Block {
     // Four signed bytes per word.
@@ -55,6 +60,13 @@ struct ProductKernelArgs {
     // Values from one row of x to the next, and from the outputs of one token to those of the next.
     u32 x_stride;
     u32 out_stride;
+    // Where the f32 that all weights are multiplied with is, in bytes behind the first of them; 0 if there is none.
+    u32 scale_at;
+
+    // A sum of products with a row, times the scale of the matrix.
+    __device__ float finished(float sum) const {
+        return scale_at ? mul_rn(sum, *(const float *)(weights + scale_at)) : sum;
+    }
 
     // The first value of the row of a token in x.
     __device__ u64 x_at(u32 token) const { return (u64)(pick ? pick[token] : token) * x_stride; }
@@ -71,27 +83,25 @@ struct ExpertTerm {
 };
 static_assert(sizeof(ExpertTerm) == 16, "must match the layout in Rust");
 
-__device__ inline float mul_rn(float a, float b) { return __fmul_rn(a, b); }
-__device__ inline float add_rn(float a, float b) { return __fadd_rn(a, b); }
-__device__ inline float sub_rn(float a, float b) { return __fsub_rn(a, b); }
-__device__ inline float div_rn(float a, float b) { return __fdiv_rn(a, b); }
-
 __device__ inline float minus_infinity() { return __uint_as_float(0xFF800000u); }
 
 // The larger number; NaN in b is ignored.
 __device__ inline float larger(float a, float b) { return b > a ? b : a; }
 
-// The f16 number at an even address.
-__device__ inline float half_at(const u8 *at) {
+// The f16 number with these bits.
+__device__ inline float half_of_bits(u16 bits) {
 #ifdef EMULATED
-    return widen_half(*(const u16 *)at);
+    return widen_half(bits);
 #else
     // As in the header cuda_fp16.h.
     float value;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(*(const u16 *)at));
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
     return value;
 #endif
 }
+
+// The f16 number at an even address.
+__device__ inline float half_at(const u8 *at) { return half_of_bits(*(const u16 *)at); }
 
 // The bits of the f16 number that is nearest.
 __device__ inline u16 half_of(float value) {

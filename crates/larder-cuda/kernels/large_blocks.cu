@@ -1,5 +1,5 @@
 // Products with weights in formats with blocks of 256 values; see blocks.cuh.
-#include "tensor.cuh"
+#include "groups.cuh"
 
 // q4_k and q5_k: a lane has groups 2 * part and 2 * part + 1, the low and the high nibbles of 32 bytes.
 struct WithMinima : LargeBlocks {
@@ -7,18 +7,20 @@ struct WithMinima : LargeBlocks {
     float d, dmin;
     int scale[2], min_of[2];
 
-    // The 6-bit scales and minima are packed over three runs of four: the first four groups have the low six bits of
-    // two runs, the last four groups the nibbles of the third, with their top bits in the high bits of the others.
     template <typename Rows> __device__ void load_scales(const Rows &rows, int b, int part) {
         d = rows.half(b, 0);
         dmin = rows.half(b, 1);
-        u32 packed[3] = {rows.four(b, 0), rows.four(b, 1), rows.four(b, 2)};
-        for (int i = 0; i < 2; i++) {
-            int group = 2 * part + i, at = 8 * (group % 4);
-            u32 first = packed[0] >> at & 255, second = packed[1] >> at & 255, third = packed[2] >> at & 255;
-            scale[i] = group < 4 ? first & 63 : (third & 15) | first >> 6 << 4;
-            min_of[i] = group < 4 ? second & 63 : third >> 4 | second >> 6 << 4;
-        }
+        for (int i = 0; i < 2; i++) load_scale(rows, b, 2 * part + i, scale[i], min_of[i]);
+    }
+
+    // The 6-bit scales and minima are packed over three runs of four: the first four groups have the low six bits of
+    // two runs, the last four groups the nibbles of the third, with their top bits in the high bits of the others.
+    template <typename Rows>
+    __device__ static void load_scale(const Rows &rows, int b, int g, int &scale, int &min_of) {
+        int at = 8 * (g % 4);
+        u32 first = rows.four(b, 0) >> at & 255, second = rows.four(b, 1) >> at & 255, third = rows.four(b, 2) >> at & 255;
+        scale = g < 4 ? first & 63 : (third & 15) | first >> 6 << 4;
+        min_of = g < 4 ? second & 63 : third >> 4 | second >> 6 << 4;
     }
 
     // Of one group.
@@ -27,9 +29,9 @@ struct WithMinima : LargeBlocks {
         int scale, min_of;
 
         template <typename Rows> __device__ static Scale of(const Rows &rows, int b, int g) {
-            WithMinima both;
-            both.load_scales(rows, b, g / 2);
-            return {both.d, both.dmin, both.scale[g % 2], both.min_of[g % 2]};
+            Scale own = {rows.half(b, 0), rows.half(b, 1), 0, 0};
+            load_scale(rows, b, g, own.scale, own.min_of);
+            return own;
         }
 
         __device__ float term(int dot, int, const Block &x) const {
@@ -104,61 +106,21 @@ struct Q5K : WithMinima {
     }
 };
 
-// The scale of a group.
-struct GroupScale {
-    float d;
-    int scale;
-
-    __device__ float term(int dot, int, const Block &x) const { return mul_rn((float)(scale * dot), mul_rn(d, x.d)); }
-};
-
-struct Iq4Xs : LargeBlocks {
+// Four low bits of each scale are in the first run, two high ones beside the scale of the scales.
+struct Iq4Xs {
     static constexpr int BYTES = 136;
     static constexpr bool HALVES = false;
     template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 2, 0, 4, BYTES>;
-    u32 q[2][4];
-    int scale[2];
-    float d;
 
     struct Scale : GroupScale {
         template <typename Rows> __device__ static Scale of(const Rows &rows, int b, int g) {
-            return {{rows.half(b, 0), scale_of(rows.four(b, 0) >> 4 * g, rows.bits(b, 1) >> 2 * g)}};
+            u32 low = rows.four(b, 0) >> 4 * g & 15, high = rows.bits(b, 1) >> 2 * g & 3;
+            return {{rows.half(b, 0), (int)(low | high << 4) - 32}};
         }
     };
 
-    // From the four low bits of a scale and its two high ones.
-    __device__ static int scale_of(u32 low, u32 high) { return (int)((low & 15) | (high & 3) << 4) - 32; }
-
-    template <typename Rows> __device__ static void fragment(const Rows &rows, int b, int g, int piece, u32 (&out)[2]) {
-        const Levels levels = iq4_levels();
-        u32 nibbles = rows.four(b, 1 + 4 * g + piece);
-        out[0] = levels.four(nibbles);
-        out[1] = levels.four(nibbles >> 4);
-    }
-
-    template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int b, int part, int) {
-        // Four low bits of each scale in the first run, two high ones beside the scale of the scales.
-        u32 low = rows.four(b, 0) >> 8 * part, high = rows.bits(b, 1) >> 4 * part;
-        for (int i = 0; i < 2; i++) {
-            for (int j = 0; j < 4; j++) q[i][j] = rows.four(b, 1 + 4 * (2 * part + i) + j);
-            scale[i] = scale_of(low >> 4 * i, high >> 2 * i);
-        }
-        d = rows.half(b, 0);
-    }
-
-    __device__ float add(float sum, const Block *x, int b, int part, int row, int) const {
-        const Levels levels = iq4_levels();
-        float terms[2];
-        for (int i = 0; i < 2; i++) {
-            const Block block = x[8 * b + 2 * part + i];
-            int dot = 0;
-            for (int j = 0; j < 4; j++) {
-                dot = __dp4a((int)levels.four(q[i][j]), block.q[j], dot);
-                dot = __dp4a((int)levels.four(q[i][j] >> 4), block.q[4 + j], dot);
-            }
-            terms[i] = mul_rn((float)(scale[i] * dot), mul_rn(d, block.d));
-        }
-        return add_parts(sum, terms, row);
+    template <typename Rows> __device__ static u32 word(const Rows &rows, int b, int g, int j) {
+        return iq4_levels().four(rows.four(b, 1 + 4 * g + j % 4) >> 4 * (j / 4));
     }
 };
 
@@ -245,32 +207,23 @@ struct Q2K : BitPairs {
     }
 };
 
-// The scales of both halves of a group.
-struct HalfScales {
-    float d;
-    int scale[2];
-
-    __device__ float term(int first, int last, const Block &x) const {
-        return mul_rn((float)(scale[0] * first + scale[1] * last), mul_rn(d, x.d));
-    }
-};
-
 struct Q3K : BitPairs {
     static constexpr int BYTES = 110;
     template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 1, 108, 0, BYTES>;
 
     struct Scale : HalfScales {
         template <typename Rows> __device__ static Scale of(const Rows &rows, int b, int g) {
-            int scales[2][2];
-            load_scales(rows, b, g / 2, scales);
-            return {{rows.half(b, 0), {scales[g % 2][0], scales[g % 2][1]}}};
+            int scales[2];
+            load_scales(rows, b, g, scales);
+            return {{rows.half(b, 0), {scales[0], scales[1]}}};
         }
     };
 
     // Of scale s the low bits are a nibble of byte s % 8, the high ones bits 2 * (s / 4) of byte 8 + s % 4.
-    template <typename Rows> __device__ static void load_scales(const Rows &rows, int b, int part, int (&out)[2][2]) {
-        u32 low = rows.four(b, 24 + part % 2) >> 4 * (part / 2), high = rows.four(b, 26) >> 2 * part;
-        for (int i = 0; i < 4; i++) out[i / 2][i % 2] = (int)((low >> 8 * i & 15) | (high >> 8 * i & 3) << 4) - 32;
+    template <typename Rows> __device__ static void load_scales(const Rows &rows, int b, int g, int (&out)[2]) {
+        int part = g / 2, from = 16 * (g % 2);
+        u32 low = rows.four(b, 24 + part % 2) >> (4 * (part / 2) + from), high = rows.four(b, 26) >> (2 * part + from);
+        for (int i = 0; i < 2; i++) out[i] = (int)((low >> 8 * i & 15) | (high >> 8 * i & 3) << 4) - 32;
     }
 
     template <typename Rows> __device__ static void fragment(const Rows &rows, int b, int g, int piece, u32 (&out)[2]) {
@@ -288,7 +241,7 @@ struct Q3K : BitPairs {
             q[0][i] |= (third & 0x01010101u) << 2;
             q[1][i] |= (third >> 1 & 0x01010101u) << 2;
         }
-        load_scales(rows, b, part, scale);
+        for (int i = 0; i < 2; i++) load_scales(rows, b, 2 * part + i, scale[i]);
     }
 
     __device__ float add(float sum, const Block *x, int b, int part, int row, int) const {
@@ -367,9 +320,52 @@ struct Q6K : LargeBlocks {
     }
 };
 
+// Two bits for each value, too large by one: a group is a pair of bits of 32 bytes.
+struct Tq2_0 {
+    static constexpr int BYTES = 66;
+    static constexpr bool HALVES = false;
+    template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 1, 64, 0, BYTES>;
+    using Scale = BlockScale;
+
+    template <typename Rows> __device__ static u32 word(const Rows &rows, int b, int g, int j) {
+        return below(rows.four(b, 8 * (g / 4) + j) >> 2 * (g % 4) & 0x03030303u, 1);
+    }
+};
+
+// Five values in each of 48 bytes, and four in each of four: digits to the base of 3, too large by one, of a fraction of 256.
+struct Tq1_0 {
+    static constexpr int BYTES = 54;
+    static constexpr bool HALVES = false;
+    template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 1, 52, 0, BYTES>;
+    using Scale = BlockScale;
+
+    // Digits of 32 bytes, five times, of 16 bytes, five times, and of four bytes, four times.
+    template <typename Rows> __device__ static u32 word(const Rows &rows, int b, int g, int j) {
+        int at = 8 * g + j;
+        if (at < 40) return digits(rows.four(b, at % 8), at / 8);
+        if (at < 60) return digits(rows.four(b, 8 + at % 4), (at - 40) / 4);
+        return digits(rows.four(b, 12), at - 60);
+    }
+
+    // Digit n of each byte.
+    __device__ static u32 digits(u32 bytes, int n) {
+        u32 power = n == 0 ? 1 : n == 1 ? 3 : n == 2 ? 9 : n == 3 ? 27 : 81;
+        u32 even = digit_of_halves(bytes & 0x00FF00FFu, power), odd = digit_of_halves(bytes >> 8 & 0x00FF00FFu, power);
+        return below(even | odd << 8, 1);
+    }
+
+    // Of two bytes in 16 bits each.
+    __device__ static u32 digit_of_halves(u32 bytes, u32 power) {
+        u32 rest = bytes * power & 0x00FF00FFu;
+        return rest * 3 >> 8 & 0x00FF00FFu;
+    }
+};
+
 PRODUCTS(q2_k, Q2K)
 PRODUCTS(q3_k, Q3K)
 PRODUCTS(q4_k, Q4K)
 PRODUCTS(q5_k, Q5K)
 PRODUCTS(q6_k, Q6K)
-PRODUCTS(iq4_xs, Iq4Xs)
+PRODUCTS(iq4_xs, LargeGroups<Iq4Xs>)
+PRODUCTS(tq2_0, LargeGroups<Tq2_0>)
+PRODUCTS(tq1_0, LargeGroups<Tq1_0>)

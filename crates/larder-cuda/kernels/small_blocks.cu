@@ -1,14 +1,5 @@
-// Products with weights in formats with blocks of 32 values; see blocks.cuh.
-#include "tensor.cuh"
-
-// The scale of a block.
-struct BlockScale {
-    float d;
-
-    template <typename Rows> __device__ static BlockScale of(const Rows &rows, int b, int) { return {rows.half(b, 0)}; }
-
-    __device__ float term(int dot, int, const Block &x) const { return mul_rn((float)dot, mul_rn(d, x.d)); }
-};
+// Products with weights in formats with blocks of 32 to 128 values; see blocks.cuh.
+#include "groups.cuh"
 
 // The integers of a block, four in each word.
 struct Words : SmallBlocks {
@@ -230,11 +221,8 @@ struct Mxfp4 : Nibbles {
         }
     };
 
-    // Twice the values of the floats of four bits: 0, 1, 2, 3, 4, 6, 8, 12, and the same below zero.
-    __device__ static Levels levels() { return {{0x03020100u, 0x0C080604u, 0xFDFEFF00u, 0xF4F8FAFCu}}; }
-
     template <typename Rows> __device__ static void fragment(const Rows &rows, int b, int, int piece, u32 (&out)[2]) {
-        fragment_of_levels(levels(), rows, b, piece, out);
+        fragment_of_levels(mxfp4_levels(), rows, b, piece, out);
     }
 
     template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int step, int part, int blocks) {
@@ -244,7 +232,66 @@ struct Mxfp4 : Nibbles {
     }
 
     __device__ float add(float sum, const Block *x, int step, int part, int row, int blocks) const {
-        return add_levels(levels(), sum, x, step, part, row, blocks);
+        return add_levels(mxfp4_levels(), sum, x, step, part, row, blocks);
+    }
+};
+
+// Four groups of sixteen values: their scales, floats of three bits of mantissa, are the first four bytes. Then eight bytes of nibbles for
+// each: the low ones are its first eight values.
+struct Nvfp4 {
+    static constexpr int BYTES = 36;
+    static constexpr bool HALVES = true;
+    template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 0, 0, 0, BYTES>;
+
+    // Of both halves.
+    struct Scale {
+        float d[2];
+
+        template <typename Rows> __device__ static Scale of(const Rows &rows, int b, int g) {
+            u32 both = rows.four(b, 0) >> 16 * g;
+            return {{scale_of(both), scale_of(both >> 8)}};
+        }
+
+        // Half of the float in the lowest byte, whose sign is ignored; 0x7F is 0. Its bits are those of an f16 that is smaller by 2^8,
+        // also where they are subnormal.
+        __device__ static float scale_of(u32 bytes) {
+            u32 byte = bytes & 0xFF;
+            return byte == 0x7F ? 0.0f : mul_rn(half_of_bits((u16)((byte & 0x7F) << 7)), 128.0f);
+        }
+
+        __device__ float term(int first, int last, const Block &x) const {
+            return mul_rn(add_rn(mul_rn(d[0], (float)first), mul_rn(d[1], (float)last)), x.d);
+        }
+    };
+
+    template <typename Rows> __device__ static u32 word(const Rows &rows, int b, int g, int j) {
+        return mxfp4_levels().four(rows.four(b, 1 + 4 * g + 2 * (j / 4) + j % 2) >> 4 * (j % 4 / 2));
+    }
+};
+
+// Two bits for each value, too large by one.
+struct Q2_0 {
+    static constexpr int BYTES = 18;
+    static constexpr bool HALVES = false;
+    template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 1, 0, 2, BYTES>;
+    using Scale = BlockScale;
+
+    template <typename Rows> __device__ static u32 word(const Rows &rows, int b, int g, int j) {
+        u32 pairs = rows.four(b, 2 * g + j / 4) >> 8 * (j % 4) & 0xFF;
+        u32 two = (pairs | pairs << 12) & 0x000F000Fu;
+        return below((two | two << 6) & 0x03030303u, 1);
+    }
+};
+
+// A bit for each value: 1 if it is set, else -1.
+struct Q1_0 {
+    static constexpr int BYTES = 18;
+    static constexpr bool HALVES = false;
+    template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 1, 0, 2, BYTES>;
+    using Scale = BlockScale;
+
+    template <typename Rows> __device__ static u32 word(const Rows &rows, int b, int g, int j) {
+        return ~masks_of(rows.four(b, g) >> 4 * j) | 0x01010101u;
     }
 };
 
@@ -255,3 +302,6 @@ PRODUCTS(q5_0, Q5_0)
 PRODUCTS(q5_1, AboveMinimum<1>)
 PRODUCTS(iq4_nl, Iq4Nl)
 PRODUCTS(mxfp4, Mxfp4)
+PRODUCTS(nvfp4, TwoGroups<Nvfp4>)
+PRODUCTS(q2_0, TwoGroups<Q2_0>)
+PRODUCTS(q1_0, FourGroups<Q1_0>)

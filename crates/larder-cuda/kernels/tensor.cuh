@@ -23,10 +23,32 @@ __device__ inline void multiply_tile(int (&sums)[4], const u32 (&a)[4], const u3
 #endif
 }
 
-// Four bytes, each less by an offset, as signed bytes. They are below 128.
-__device__ inline u32 below(u32 bytes, u32 offset) {
-    return ((bytes | 0x80808080u) - offset * 0x01010101u) ^ 0x80808080u;
-}
+// The scale of a block.
+struct BlockScale {
+    float d;
+
+    template <typename Rows> __device__ static BlockScale of(const Rows &rows, int b, int) { return {rows.half(b, 0)}; }
+
+    __device__ float term(int dot, int, const Block &x) const { return mul_rn((float)dot, mul_rn(d, x.d)); }
+};
+
+// The scale of a group.
+struct GroupScale {
+    float d;
+    int scale;
+
+    __device__ float term(int dot, int, const Block &x) const { return mul_rn((float)(scale * dot), mul_rn(d, x.d)); }
+};
+
+// The scales of both halves of a group.
+struct HalfScales {
+    float d;
+    int scale[2];
+
+    __device__ float term(int first, int last, const Block &x) const {
+        return mul_rn((float)(scale[0] * first + scale[1] * last), mul_rn(d, x.d));
+    }
+};
 
 // Eight rows with TILES * 16 tokens, from one on.
 template <typename Kind, bool INTERLEAVED, int TILES>
@@ -72,7 +94,7 @@ __device__ void tile_rows(const ProductKernelArgs &p, u32 group, u32 from) {
     for (int tile = 0; tile < TILES; tile++) {
         for (int i = 0; i < 4; i++) {
             u32 token = from + TILE_TOKENS * tile + own + 8 * (i / 2), row = first + 2 * piece + i % 2;
-            if (token < p.tokens && row < p.rows) p.out[(u64)token * p.out_stride + row] = sums[tile][i];
+            if (token < p.tokens && row < p.rows) p.out[(u64)token * p.out_stride + row] = p.finished(sums[tile][i]);
         }
     }
 }

@@ -122,6 +122,8 @@ mod page_slabs;
 mod products;
 mod weight_allocator;
 
+#[cfg(any(feature = "cuda", feature = "emulator", test))]
+mod code_books;
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "emulator")]
@@ -145,7 +147,6 @@ pub use emulator::{Emulator, EmulatorFault};
 pub use error::{GpuError, Result};
 pub use gpu_experts::GpuExperts;
 use launch_queue::LaunchQueue;
-pub use launches::check_kind;
 pub use link::{CopyMode, GpuLink};
 pub use measure::Rates;
 pub use ops::GpuOps;

@@ -9,7 +9,7 @@ use larder_model::{DeviceProduct, DeviceProducts};
 use crate::driver::Driver;
 use crate::error::{GpuError, Result};
 use crate::expert_kernels::{BLOCK, BLOCK_BYTES, DeviceActivations};
-use crate::launches::{Launches, ProductBatch, ProductKernelArgs, check_kind, word};
+use crate::launches::{Launches, ProductBatch, ProductKernelArgs, word};
 use crate::memory::{DeviceBuffer, Download, Upload};
 use crate::weight_allocator::WeightAllocator;
 
@@ -103,13 +103,14 @@ impl GpuProducts {
 impl DeviceProducts for GpuProducts {
     fn upload(&self, weights: WeightMatrix) -> larder_model::Result<usize> {
         let WeightMatrix { kind, order, rows, cols, scale, bytes } = weights;
-        check_kind(kind)?;
-        assert!(scale == 1.0, "matrices in a format of the kernels have no scale");
-        let part = ExpertPart { kind, order, rows, cols, offset: 0, bytes: bytes.len(), scale_at: None };
+        let scale_at = (scale != 1.0).then_some(bytes.len());
+        let part = ExpertPart { kind, order, rows, cols, offset: 0, bytes: bytes.len(), scale_at };
         let mut state = self.lock();
         let at = state.resident.place(bytes.len() as u64)?;
-        for (i, piece) in bytes.chunks(PIECE).enumerate() {
-            state.pieces[i % 2].copy(piece, at + (i * PIECE) as u64)?;
+        let pieces = bytes.chunks(PIECE).enumerate().map(|(i, piece)| (i * PIECE, piece));
+        let scale = scale.to_ne_bytes();
+        for (i, (offset, piece)) in pieces.chain(scale_at.map(|behind| (behind, &scale[..]))).enumerate() {
+            state.pieces[i % 2].copy(piece, at + offset as u64)?;
         }
         state.kept.push(Matrix { part, at });
         Ok(state.kept.len() - 1)

@@ -1,12 +1,18 @@
 //! The sources of the kernels, each as one text, because NVRTC may have no files to include.
 
+use crate::code_books;
+
 /// What sources include, those that others include last.
-const HEADERS: [(&str, &str); 4] = [
+const HEADERS: [(&str, &str); 5] = [
+    ("#include \"groups.cuh\"", include_str!("../kernels/groups.cuh")),
     ("#include \"tensor.cuh\"", include_str!("../kernels/tensor.cuh")),
     ("#include \"blocks.cuh\"", include_str!("../kernels/blocks.cuh")),
     ("#include \"activations.cuh\"", include_str!("../kernels/activations.cuh")),
     ("#include \"common.cuh\"", include_str!("../kernels/common.cuh")),
 ];
+
+/// Where a source includes the code books, which are no file.
+const CODE_BOOKS: &str = "#include \"code_books.cuh\"";
 
 /// One source file.
 #[derive(Clone, Copy)]
@@ -17,9 +23,10 @@ pub struct KernelSource {
 }
 
 /// Every source. Names of kernels are unique across sources.
-pub const SOURCES: [KernelSource; 8] = [
+pub const SOURCES: [KernelSource; 9] = [
     KernelSource { file: "small_blocks.cu", text: include_str!("../kernels/small_blocks.cu") },
     KernelSource { file: "large_blocks.cu", text: include_str!("../kernels/large_blocks.cu") },
+    KernelSource { file: "code_books.cu", text: include_str!("../kernels/code_books.cu") },
     KernelSource { file: "floats.cu", text: include_str!("../kernels/floats.cu") },
     KernelSource { file: "elementwise.cu", text: include_str!("../kernels/elementwise.cu") },
     KernelSource { file: "rows.cu", text: include_str!("../kernels/rows.cu") },
@@ -34,7 +41,8 @@ impl KernelSource {
         let put_in = |text: String, (include, header): (&str, &str)| {
             text.replace(include, &header.replace("#pragma once\n", ""))
         };
-        HEADERS.into_iter().fold(self.text.to_owned(), put_in)
+        let text = HEADERS.into_iter().fold(self.text.to_owned(), put_in);
+        if text.contains(CODE_BOOKS) { text.replace(CODE_BOOKS, &code_books::header()) } else { text }
     }
 }
 

@@ -8,12 +8,18 @@ use crate::memory::DeviceBuffer;
 
 /// Alignment of matrices in bytes.
 const ALIGN: u64 = 256;
+/// Size of what all values of a matrix are multiplied with, for which there is room behind each.
+const SCALE_BYTES: u64 = 4;
 /// Least size of a further buffer if the first is too small: the driver rounds to a few MiB.
 const MORE: u64 = 16 << 20;
 
 /// Bytes that [`Gpu::products`](crate::Gpu::products) needs for matrices of these sizes.
 pub fn resident_bytes(sizes: impl Iterator<Item = u64>) -> u64 {
-    sizes.map(|bytes| bytes.next_multiple_of(ALIGN)).sum()
+    sizes.map(padded).sum()
+}
+
+fn padded(bytes: u64) -> u64 {
+    (bytes + SCALE_BYTES).next_multiple_of(ALIGN)
 }
 
 /// A bump allocator: buffers that are filled one after another and never freed in part.
@@ -32,9 +38,9 @@ impl WeightAllocator {
         Ok(allocator)
     }
 
-    /// The address of `bytes` bytes, in a new buffer if the last one is full.
+    /// The address of a matrix of `bytes` bytes and its scale, in a new buffer if the last one is full.
     pub fn place(&mut self, bytes: u64) -> Result<u64> {
-        let bytes = bytes.next_multiple_of(ALIGN);
+        let bytes = padded(bytes);
         if bytes > self.free.1 - self.free.0 {
             // If that much memory is not free, the size of the matrix is enough.
             self.take(bytes.max(MORE)).or_else(|_| self.take(bytes))?;

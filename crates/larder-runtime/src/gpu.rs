@@ -22,8 +22,6 @@ pub struct GpuParts {
     pub compute: MakeCompute,
     /// How memory is copied to the GPU, for the footer; known after the first copies.
     pub how: Box<dyn Display + Send>,
-    /// Refuses a number format for which it has no kernels.
-    pub check_kind: fn(NumberFormat) -> Result<()>,
     /// Measures its throughput with experts of one layout, of which the given number are computed together.
     pub measure: Measure,
 }
@@ -143,8 +141,7 @@ mod real {
         });
         let measure = move |layout: &ExpertLayout, experts| throughput(&gpu, layout, experts);
         let (name, free) = (facts.name, facts.free_bytes);
-        let check_kind = |kind| larder_cuda::check_kind(kind).context(Setting::Device);
-        Ok(GpuParts { name, free, link, compute, how, check_kind, measure: Box::new(measure) })
+        Ok(GpuParts { name, free, link, compute, how, measure: Box::new(measure) })
     }
 
     /// An emulated GPU with 1 GiB of memory, which is not allocated until it is used.

@@ -178,15 +178,6 @@ impl OpenModel {
         Ok((on_device, in_memory))
     }
 
-    /// The number formats of experts and resident weights that a device would compute with.
-    pub fn kinds_on_device(&self) -> Result<Vec<NumberFormat>> {
-        let experts = self.experts()?;
-        let layouts = self.blueprint.geometry.moe_layers.iter().map(|layer| experts.as_dyn().layout(*layer).kinds());
-        let mut kinds: Vec<_> = layouts.flat_map(|kinds| kinds.iter().copied().collect::<Vec<_>>()).collect();
-        kinds.extend(self.device_weights().filter_map(|t| self.source().meta(&t.name)).map(|meta| meta.kind));
-        Ok(kinds)
-    }
-
     /// The resident weights that a device keeps.
     fn device_weights(&self) -> impl Iterator<Item = &TensorSpec> {
         self.blueprint.resident.iter().filter(|t| t.product && !t.by_row)

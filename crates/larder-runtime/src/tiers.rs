@@ -27,6 +27,8 @@ use crate::slots::Slots;
 
 /// Alignment of resident matrices in VRAM, in bytes.
 const RESIDENT_ALIGN: u64 = 256;
+/// Room behind each for what all of its values are multiplied with.
+const SCALE_BYTES: u64 = 4;
 /// Bytes of experts that are computed to measure the CPU: more than its caches hold.
 const PROBE_BYTES: usize = 128 << 20;
 
@@ -118,12 +120,11 @@ pub fn tier_inputs<'a>(
     inputs: PlanInputs<'a>,
     gpu: &GpuParts,
 ) -> Result<(PlanInputs<'a>, Vram)> {
-    model.kinds_on_device()?.into_iter().try_for_each(gpu.check_kind)?;
     let (on_device, in_memory) = model.resident_on_device()?;
     let vram = Vram {
         name: gpu.name.clone(),
         free_bytes: gpu.free,
-        resident_bytes: on_device.iter().map(|bytes| bytes.next_multiple_of(RESIDENT_ALIGN)).sum(),
+        resident_bytes: on_device.iter().map(|bytes| (bytes + SCALE_BYTES).next_multiple_of(RESIDENT_ALIGN)).sum(),
     };
     let scratch_slots = pass_through_slots(&inputs, options.cache.prefetch).max(options.cache.scratch);
     Ok((

@@ -4,7 +4,9 @@
 // warp synchronise where they do on a GPU. Warps and blocks, whose order is unspecified, run one after another, or up to where they wait
 // for the other warps of their block. Each thread of the CPU has an emulated GPU of its own.
 //
-// c++ -std=c++20 -O2 -ffp-contract=off -shared -fPIC emulate.cpp
+// c++ -std=c++20 -O2 -ffp-contract=off -shared -fPIC -I FOLDER emulate.cpp
+//
+// FOLDER has the code books in code_books.cuh, which the crate writes.
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -312,6 +314,8 @@ int __dp4a(int a, int b, int sum) {
     return sum;
 }
 
+int __popc(unsigned bits) { return __builtin_popcount(bits); }
+
 // Four of the bytes of a (the first four) and b, each chosen by three bits of the selector.
 unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
     uint64_t bytes = (uint64_t)b << 32 | a;
@@ -386,6 +390,7 @@ unsigned atomicXor(unsigned *at, unsigned value) {
 #include "../elementwise.cu"
 #include "../small_blocks.cu"
 #include "../large_blocks.cu"
+#include "../code_books.cu"
 #include "../floats.cu"
 #include "../rows.cu"
 #include "../routing.cu"
@@ -408,18 +413,16 @@ struct Kernel {
 };
 
 #define KERNEL(name) {#name, [](void **arguments) { call(name, arguments); }}
+#define FORMAT(name) KERNEL(name##_matvec), KERNEL(name##_matmul), KERNEL(name##_tiles)
 
 constexpr Kernel KERNELS[] = {
-    KERNEL(q8_0_matvec), KERNEL(q8_0_matmul), KERNEL(q8_0_tiles), KERNEL(q4_0_matvec), KERNEL(q4_0_matmul), KERNEL(q4_0_tiles),
-    KERNEL(q4_1_matvec), KERNEL(q4_1_matmul), KERNEL(q4_1_tiles),
-    KERNEL(q5_0_matvec), KERNEL(q5_0_matmul), KERNEL(q5_0_tiles),
-    KERNEL(q5_1_matvec), KERNEL(q5_1_matmul), KERNEL(q5_1_tiles),
-    KERNEL(q2_k_matvec), KERNEL(q2_k_matmul), KERNEL(q2_k_tiles),
-    KERNEL(q3_k_matvec), KERNEL(q3_k_matmul), KERNEL(q3_k_tiles),
-    KERNEL(iq4_xs_matvec), KERNEL(iq4_xs_matmul), KERNEL(iq4_xs_tiles),
-    KERNEL(iq4_nl_matvec), KERNEL(iq4_nl_matmul), KERNEL(iq4_nl_tiles), KERNEL(mxfp4_matvec), KERNEL(mxfp4_matmul), KERNEL(mxfp4_tiles),
-    KERNEL(q4_k_matvec), KERNEL(q4_k_matmul), KERNEL(q4_k_tiles), KERNEL(q5_k_matvec), KERNEL(q5_k_matmul), KERNEL(q5_k_tiles),
-    KERNEL(q6_k_matvec), KERNEL(q6_k_matmul), KERNEL(q6_k_tiles),
+    FORMAT(q8_0), FORMAT(q4_0), FORMAT(q4_1), FORMAT(q5_0),
+    FORMAT(q5_1), FORMAT(iq4_nl), FORMAT(mxfp4), FORMAT(q2_k),
+    FORMAT(q3_k), FORMAT(q4_k), FORMAT(q5_k), FORMAT(q6_k),
+    FORMAT(iq4_xs), FORMAT(nvfp4), FORMAT(iq3_xxs), FORMAT(iq3_s),
+    FORMAT(iq2_xxs), FORMAT(iq2_xs), FORMAT(iq2_s), FORMAT(q2_0),
+    FORMAT(tq2_0), FORMAT(q1_0), FORMAT(iq1_s), FORMAT(iq1_m),
+    FORMAT(tq1_0),
     KERNEL(f32_matmul), KERNEL(f16_matmul), KERNEL(bf16_matmul),
     KERNEL(silu), KERNEL(relu), KERNEL(relu2), KERNEL(gelu), KERNEL(gelu_tanh),
     KERNEL(silu_alone), KERNEL(relu_alone), KERNEL(relu2_alone), KERNEL(gelu_alone), KERNEL(gelu_tanh_alone),

@@ -12,6 +12,7 @@ use larder_core::read_regular;
 use libloading::{Library, Symbol};
 use twox_hash::XxHash3_64;
 
+use crate::code_books;
 use crate::driver::Argument;
 use crate::error::{GpuError, Result};
 
@@ -68,9 +69,22 @@ fn compile() -> Result<PathBuf> {
     if path.exists() {
         return Ok(path);
     }
+    // The folder of the code books, and of the library until it is complete.
     let unfinished = folder.join(format!("{name}-{}.tmp", process::id()));
-    let mut command = Command::new(&compiler);
-    command.args(OPTIONS).arg("-o").arg(&unfinished).arg(format!("{SOURCES}/emulator/emulate.cpp"));
+    fs::create_dir_all(&unfinished).map_err(failed)?;
+    let compiled = compile_in(&unfinished, &compiler).and_then(|library| fs::rename(library, &path).map_err(failed));
+    // If it cannot be removed, only a file too much is left.
+    let _ = fs::remove_dir_all(&unfinished);
+    compiled.map(|()| path)
+}
+
+/// Compiles the kernels in a folder for this, and returns the path of the library.
+fn compile_in(folder: &Path, compiler: &str) -> Result<PathBuf> {
+    let failed = |e: io::Error| GpuError::failed("compiling the emulator", e.to_string());
+    let library = folder.join("emulator.so");
+    fs::write(folder.join("code_books.cuh"), code_books::header()).map_err(failed)?;
+    let mut command = Command::new(compiler);
+    command.args(OPTIONS).arg("-I").arg(folder).arg("-o").arg(&library).arg(format!("{SOURCES}/emulator/emulate.cpp"));
     let output = command.output().map_err(|e| {
         let what = "the GPU emulator needs a C++20 compiler: set CXX, or install c++";
         GpuError::Missing(format!("{what}: {compiler}: {e}"))
@@ -78,8 +92,7 @@ fn compile() -> Result<PathBuf> {
     if !output.status.success() {
         return Err(GpuError::failed("compiling the emulator", String::from_utf8_lossy(&output.stderr)));
     }
-    fs::rename(&unfinished, &path).map_err(failed)?;
-    Ok(path)
+    Ok(library)
 }
 
 /// A hash of the sources, the options and the name of the compiler.
@@ -98,6 +111,7 @@ fn fingerprint(sources: &Path, compiler: &str) -> io::Result<u64> {
             }
         }
     }
+    hash.write(code_books::header().as_bytes());
     hash.write(compiler.as_bytes());
     OPTIONS.iter().for_each(|option| hash.write(option.as_bytes()));
     Ok(hash.finish())

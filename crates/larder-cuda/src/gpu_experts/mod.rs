@@ -18,7 +18,7 @@ use crate::driver::{Driver, Stream};
 use crate::error::{GpuError, Result};
 use crate::expert_kernels::{BLOCK, BLOCK_BYTES, DeviceActivations, ExpertBatch, ExpertKernels, GroupLists};
 use crate::launch_queue::LaunchQueue;
-use crate::launches::{ExpertTerm, check_kind, kernel_alone};
+use crate::launches::{ExpertTerm, kernel_alone};
 use crate::memory::{DeviceBuffer, Download, StreamEvent, Upload};
 use crate::ops::GpuOps;
 use chosen::DeviceChooser;
@@ -197,7 +197,6 @@ impl DeviceExperts for GpuExperts {
         if layout.gate.is_none() {
             kernel_alone(act)?;
         }
-        layout.kinds().iter().try_for_each(|kind| check_kind(*kind))?;
         let unsupported = layout.bias.iter().flat_map(PerMatrix::iter).find(|bias| bias.kind != NumberFormat::F32);
         if let Some(bias) = unsupported {
             let what = format!("expert biases are {}, but the GPU kernels support only f32", bias.kind);

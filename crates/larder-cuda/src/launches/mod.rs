@@ -3,23 +3,24 @@
 
 mod attention;
 mod choice;
+mod products;
 mod recurrent;
 mod sums;
 
 use std::sync::Arc;
 
-use larder_core::{ExpertPart, NumberFormat, ROW_GROUP, RowOrder};
+#[cfg(all(test, feature = "cuda"))]
+use larder_core::NumberFormat;
 use larder_model::Activation;
 
 use crate::driver::{Argument, Driver, Launch, MAX_ARGUMENTS, Stream};
 use crate::error::{GpuError, Result};
 pub use attention::{AttentionKernelArgs, NewHeadsArgs, RowCopy, TILE_QUERIES};
 pub use choice::{ChoiceArgs, Patch};
+pub use products::{ProductBatch, ProductKernelArgs};
 pub use recurrent::{ConvolutionArgs, DeltaArgs, ScanArgs, StateArgs};
 pub use sums::{ExpertSum, ExpertTerm};
 
-/// The fewest tokens of a product for which tensor cores are used: half of a tile.
-const TILE_TOKENS: u32 = 8;
 /// Warps of a block that computes products or quantises; each has rows or values of its own.
 const WARPS: u32 = 4;
 /// Threads of a block with one value per thread.
@@ -35,49 +36,15 @@ const MAX_COPY_BLOCKS: u32 = 64;
 
 /// Every kernel that is launched here.
 #[cfg(all(test, feature = "cuda"))]
-pub const KERNELS: [&str; 82] = [
-    "f32_matmul",
-    "f16_matmul",
-    "bf16_matmul",
-    "q8_0_matvec",
-    "q8_0_matmul",
-    "q8_0_tiles",
-    "q4_0_matvec",
-    "q4_0_matmul",
-    "q4_0_tiles",
-    "q4_1_matvec",
-    "q4_1_matmul",
-    "q4_1_tiles",
-    "q5_0_matvec",
-    "q5_0_matmul",
-    "q5_0_tiles",
-    "q5_1_matvec",
-    "q5_1_matmul",
-    "q5_1_tiles",
-    "q2_k_matvec",
-    "q2_k_matmul",
-    "q2_k_tiles",
-    "q3_k_matvec",
-    "q3_k_matmul",
-    "q3_k_tiles",
-    "iq4_xs_matvec",
-    "iq4_xs_matmul",
-    "iq4_xs_tiles",
-    "iq4_nl_matvec",
-    "iq4_nl_matmul",
-    "iq4_nl_tiles",
-    "mxfp4_matvec",
-    "mxfp4_matmul",
-    "mxfp4_tiles",
-    "q4_k_matvec",
-    "q4_k_matmul",
-    "q4_k_tiles",
-    "q5_k_matvec",
-    "q5_k_matmul",
-    "q5_k_tiles",
-    "q6_k_matvec",
-    "q6_k_matmul",
-    "q6_k_tiles",
+pub fn all_kernels() -> Vec<&'static str> {
+    let mut products: Vec<_> = NumberFormat::ALL.into_iter().flat_map(products::kernels).collect();
+    products.dedup();
+    [&products[..], &OTHER_KERNELS].concat()
+}
+
+/// Those that are no products.
+#[cfg(all(test, feature = "cuda"))]
+const OTHER_KERNELS: [&str; 40] = [
     "silu",
     "gelu",
     "gelu_tanh",
@@ -120,31 +87,6 @@ pub const KERNELS: [&str; 82] = [
     "new_heads_q8_0",
 ];
 
-/// The arguments of one product, as kernels read them.
-#[derive(Clone, Copy, Debug)]
-pub struct ProductKernelArgs {
-    /// Address of the weights.
-    pub weights: u64,
-    /// Address of the inputs: floats or quantised blocks, as the number format of the weights takes them.
-    pub x: u64,
-    /// Address of the list of input rows, or 0 for all rows in order.
-    pub pick: u64,
-    /// `[tokens, rows]`
-    pub out: u64,
-    /// Outputs per token.
-    pub rows: u32,
-    /// Inputs per token.
-    pub cols: u32,
-    /// Number of tokens.
-    pub tokens: u32,
-    /// Whether rows are interleaved in groups of eight.
-    pub interleaved: bool,
-    /// Values from one input row to the next.
-    pub x_stride: u32,
-    /// Values from the outputs of one token to those of the next.
-    pub out_stride: u32,
-}
-
 /// The arguments of adding one bias, as the kernel reads them.
 #[derive(Clone, Copy, Debug)]
 pub struct BiasKernelArgs {
@@ -165,135 +107,6 @@ impl BiasKernelArgs {
     /// The bytes of the struct in kernels.
     pub fn to_bytes(self) -> [u8; BiasKernelArgs::BYTES] {
         pack([self.bias, self.out], [self.tokens, self.cols])
-    }
-}
-
-/// Products that one launch computes, all with weights in one number format.
-#[derive(Default)]
-pub struct ProductBatch {
-    kind: Option<NumberFormat>,
-    products: Vec<ProductKernelArgs>,
-}
-
-impl ProductBatch {
-    /// Size in kernels of the arguments of one product.
-    pub const BYTES: usize = 64;
-
-    /// Empties the batch, for products with weights in this number format.
-    pub fn begin(&mut self, kind: NumberFormat) {
-        self.kind = Some(kind);
-        self.products.clear();
-    }
-
-    /// Whether the weights are multiplied with quantised activations.
-    pub fn takes_blocks(&self) -> bool {
-        self.kind.is_some_and(|kind| !kind.is_float())
-    }
-
-    /// The number format of the weights.
-    pub fn kind(&self) -> Option<NumberFormat> {
-        self.kind
-    }
-
-    /// The products.
-    pub fn products_mut(&mut self) -> &mut [ProductKernelArgs] {
-        &mut self.products
-    }
-
-    /// The products, to be read.
-    pub fn products(&self) -> &[ProductKernelArgs] {
-        &self.products
-    }
-
-    /// Adds a product.
-    pub fn push(&mut self, product: ProductKernelArgs) {
-        self.products.push(product);
-    }
-
-    /// Size of the list in kernels.
-    pub fn bytes(&self) -> usize {
-        self.products.len() * ProductBatch::BYTES
-    }
-
-    /// Writes the list for kernels, which find a product by the number of its first group of rows within the launch.
-    pub fn write(&self, out: &mut [u8]) {
-        let mut first_group = 0;
-        for (p, out) in self.products.iter().zip(out.chunks_exact_mut(ProductBatch::BYTES)) {
-            let ProductKernelArgs { rows, cols, tokens, interleaved, x_stride, out_stride, .. } = *p;
-            let words = [rows, cols, tokens, u32::from(interleaved), first_group, x_stride, out_stride, 0];
-            out.copy_from_slice(&pack::<{ ProductBatch::BYTES }, 4, 8>([p.weights, p.x, p.pick, p.out], words));
-            first_group += p.groups();
-        }
-    }
-
-    fn groups(&self) -> u32 {
-        self.products.iter().map(ProductKernelArgs::groups).sum()
-    }
-
-    /// The kernel: for one token per product (`matvec`), for any number (`matmul`), or for many with tensor cores (`tiles`).
-    fn kernel(&self, has_tensor_cores: bool) -> Option<&'static str> {
-        let [matvec, matmul, tiles] = kernels(self.kind?)?;
-        Some(match self.products.iter().map(|p| p.tokens).max() {
-            None | Some(0 | 1) => matvec,
-            Some(most) if has_tensor_cores && most >= TILE_TOKENS => tiles,
-            _ => matmul,
-        })
-    }
-}
-
-/// The kernels for a number format: for one token per product, for any number, and for many; `None` if there are none.
-pub fn kernels(kind: NumberFormat) -> Option<[&'static str; 3]> {
-    Some(match kind {
-        NumberFormat::F32 => ["f32_matmul"; 3],
-        NumberFormat::F16 => ["f16_matmul"; 3],
-        NumberFormat::Bf16 => ["bf16_matmul"; 3],
-        NumberFormat::Q8_0 => ["q8_0_matvec", "q8_0_matmul", "q8_0_tiles"],
-        NumberFormat::Q4_0 => ["q4_0_matvec", "q4_0_matmul", "q4_0_tiles"],
-        NumberFormat::Q4_1 => ["q4_1_matvec", "q4_1_matmul", "q4_1_tiles"],
-        NumberFormat::Q5_0 => ["q5_0_matvec", "q5_0_matmul", "q5_0_tiles"],
-        NumberFormat::Q5_1 => ["q5_1_matvec", "q5_1_matmul", "q5_1_tiles"],
-        NumberFormat::Q2K => ["q2_k_matvec", "q2_k_matmul", "q2_k_tiles"],
-        NumberFormat::Q3K => ["q3_k_matvec", "q3_k_matmul", "q3_k_tiles"],
-        NumberFormat::Iq4Xs => ["iq4_xs_matvec", "iq4_xs_matmul", "iq4_xs_tiles"],
-        NumberFormat::Iq4Nl => ["iq4_nl_matvec", "iq4_nl_matmul", "iq4_nl_tiles"],
-        NumberFormat::Mxfp4 => ["mxfp4_matvec", "mxfp4_matmul", "mxfp4_tiles"],
-        NumberFormat::Q4K => ["q4_k_matvec", "q4_k_matmul", "q4_k_tiles"],
-        NumberFormat::Q5K => ["q5_k_matvec", "q5_k_matmul", "q5_k_tiles"],
-        NumberFormat::Q6K => ["q6_k_matvec", "q6_k_matmul", "q6_k_tiles"],
-        _ => return None,
-    })
-}
-
-/// Refuses a number format for which there are no kernels.
-pub fn check_kind(kind: NumberFormat) -> Result<()> {
-    kernels(kind).map(drop).ok_or_else(|| {
-        let known = NumberFormat::names(|k| kernels(k).is_some());
-        GpuError::Unsupported(format!("the GPU has no kernels for weights in {kind}; it has them for {known}"))
-    })
-}
-
-impl ProductKernelArgs {
-    /// A product with the matrix at address `weights`; inputs and outputs are to be filled in.
-    pub fn with(part: &ExpertPart, weights: u64) -> Result<Self> {
-        let interleaved = part.order == RowOrder::Rows8 && !part.kind.is_float();
-        let (rows, cols) = (word(part.rows)?, word(part.cols)?);
-        let (x_stride, out_stride) = (cols, rows);
-        Ok(ProductKernelArgs {
-            weights,
-            x: 0,
-            pick: 0,
-            out: 0,
-            rows,
-            cols,
-            tokens: 0,
-            interleaved,
-            x_stride,
-            out_stride,
-        })
-    }
-
-    fn groups(&self) -> u32 {
-        self.rows.div_ceil(ROW_GROUP as u32)
     }
 }
 
@@ -328,7 +141,7 @@ impl Launches {
 
     /// Computes the products of a batch, whose list was written to address `list`.
     pub fn products(&self, round: &ProductBatch, list: u64) -> Result<()> {
-        let (count, groups) = (round.products.len() as u32, round.groups());
+        let (count, groups) = (round.products().len() as u32, round.groups());
         let Some(kernel) = round.kernel(self.0.has_tensor_cores()).filter(|_| groups > 0) else { return Ok(()) };
         let arguments = [Argument::Address(list), Argument::Word(count), Argument::Word(groups)];
         self.launch(kernel, [groups.div_ceil(WARPS), 1], 32 * WARPS, &arguments)
@@ -462,32 +275,6 @@ fn pack<const BYTES: usize, const ADDRESSES: usize, const WORDS: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn products_are_written_as_kernels_read_them() {
-        let product = ProductKernelArgs {
-            weights: 1,
-            x: 2,
-            pick: 3,
-            out: 4,
-            rows: 17,
-            cols: 64,
-            tokens: 5,
-            interleaved: true,
-            x_stride: 96,
-            out_stride: 20,
-        };
-        let mut round = ProductBatch::default();
-        round.begin(NumberFormat::Q4_0);
-        round.push(product);
-        round.push(product);
-        let mut bytes = vec![0xAA; round.bytes()];
-        round.write(&mut bytes);
-        let words: Vec<u32> = bytes.as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b)).collect();
-        assert_eq!(words[16 + 8..], [17, 64, 5, 1, 3, 96, 20, 0], "the second product begins after three groups");
-        assert_eq!((words[15], bytes[8], bytes[64 + 24]), (0, 2, 4));
-        assert_eq!((round.groups(), round.kernel(false)), (6, Some("q4_0_matmul")));
-    }
 
     #[test]
     fn a_count_above_32_bits_is_an_error() {

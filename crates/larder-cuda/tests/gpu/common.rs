@@ -61,7 +61,7 @@ impl Random {
                 None => larder_kernels::narrow(kind, &[self.float()], block),
                 Some(parts) => {
                     block.iter_mut().for_each(|byte| *byte = self.next() as u8);
-                    if parts.scale_bytes == 1 {
+                    if parts.scales > 0 && parts.scale_bytes == 1 {
                         // A small exponent.
                         block[parts.scales_at] = 116 + self.below(8) as u8;
                         continue;

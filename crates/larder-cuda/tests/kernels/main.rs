@@ -24,6 +24,13 @@ impl Aligned {
         Aligned { words: vec![0; bytes.div_ceil(16)], bytes }
     }
 
+    fn append(&mut self, bytes: &[u8]) {
+        let before = self.bytes;
+        self.bytes += bytes.len();
+        self.words.resize(self.bytes.div_ceil(16), 0);
+        self.bytes_mut()[before..].copy_from_slice(bytes);
+    }
+
     fn bytes(&self) -> &[u8] {
         &bytemuck::cast_slice(&self.words)[..self.bytes]
     }

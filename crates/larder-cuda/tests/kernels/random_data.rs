@@ -47,7 +47,7 @@ impl RandomData {
         if let Some(parts) = kind.parts() {
             bytes.iter_mut().for_each(|b| *b = self.bits() as u8);
             for block in bytes.chunks_exact_mut(kind.block_bytes()) {
-                if parts.scale_bytes == 1 {
+                if parts.scales > 0 && parts.scale_bytes == 1 {
                     // Exponents: subnormal scales, usual ones, and the one that is not a number in the standard.
                     block[parts.scales_at] = self.one_of(&[0, 1, 2, 90, 118, 127, 128, 133, 255]);
                     continue;
