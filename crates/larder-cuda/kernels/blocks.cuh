@@ -138,6 +138,7 @@ __device__ void blocks_matmul(const ProductKernelArgs *products, u32 count, u32 
     u32 group = group_of_warp();
     if (group >= groups) return;
     const ProductKernelArgs &p = *find(products, count, group);
+    if (!p.weights) return;
     u32 own = group - p.first_group;
     // The last rows are not interleaved if they are not a whole group.
     if (p.interleaved && (own + 1) * GROUP <= p.rows) eight_rows<Kind, true, TOKENS>(p, own);

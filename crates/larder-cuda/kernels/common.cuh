@@ -42,7 +42,7 @@ static_assert(sizeof(Block) == 48, "must match the layout in Rust");
 
 // The arguments of one product of a launch: out[token][row] for some rows of x.
 struct ProductKernelArgs {
-    // [rows, cols] as stored: a part of a slot, at a multiple of 64 bytes.
+    // [rows, cols] as stored: a part of a slot, at a multiple of 64 bytes. Null: the product is left out.
     const u8 *weights;
     // [inputs, x_stride / 32] blocks, or [inputs, x_stride] floats, of which the first of each input are read.
     const void *x;

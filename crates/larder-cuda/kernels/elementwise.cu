@@ -73,7 +73,7 @@ extern "C" __global__ void gate_values(
 
 // The arguments of adding the bias of one product.
 struct BiasKernelArgs {
-    // [cols]
+    // [cols]; null: none is added
     const float *bias;
     // [tokens, cols]
     float *out;
@@ -86,7 +86,7 @@ static_assert(sizeof(BiasKernelArgs) == 24, "must match the layout in Rust");
 extern "C" __global__ void add_biases(const BiasKernelArgs *biases) {
     BiasKernelArgs args = biases[blockIdx.y];
     u32 i = index_of_thread();
-    if (i < args.tokens * args.cols) args.out[i] = add_rn(args.out[i], args.bias[i % args.cols]);
+    if (args.bias && i < args.tokens * args.cols) args.out[i] = add_rn(args.out[i], args.bias[i % args.cols]);
 }
 
 // Quantises activations. A warp makes a block of 32 values.

@@ -32,6 +32,7 @@ template <typename Kind> __device__ void floats_matmul(const ProductKernelArgs *
     u32 group = group_of_warp();
     if (group >= groups) return;
     const ProductKernelArgs &p = *find(products, count, group);
+    if (!p.weights) return;
     u32 first = (group - p.first_group) * GROUP + threadIdx.x % WARP / LANES;
     for (u32 pair = 0; pair < GROUP; pair += 2) {
         if (p.tokens == 1) one_row<Kind, 1>(p, first + pair);

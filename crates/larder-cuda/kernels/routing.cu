@@ -27,7 +27,7 @@ struct ChoiceArgs {
     const float *bias;
     // [experts], factors on the weights; or null
     const float *scales;
-    // [experts]: the address of each
+    // [experts]: the address of each; null where it is not on the device, and its products are left out
     const u64 *slots;
     // [tokens, 2 * experts + groups]: scores, those by which experts are chosen, and those of groups
     float *scores;
@@ -182,7 +182,7 @@ extern "C" __global__ void choose_experts(const ChoiceArgs *args_in_memory) {
         u64 slot = args.slots[expert];
         for (u32 i = lane; i < args.patches_each; i += WARP) {
             Patch patch = patches[rank * args.patches_each + i];
-            *patch.target = slot + patch.offset;
+            *patch.target = slot ? slot + patch.offset : 0;
         }
     }
     __syncwarp();

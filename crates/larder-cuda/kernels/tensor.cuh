@@ -110,6 +110,7 @@ template <typename Kind> __device__ void tiles_matmul(const ProductKernelArgs *p
     u32 group = group_of_warp();
     if (group >= groups) return;
     const ProductKernelArgs &p = *find(products, count, group);
+    if (!p.weights) return;
     u32 own = group - p.first_group;
     // The last rows are not interleaved if they are not a whole group.
     if (p.interleaved && (own + 1) * GROUP <= p.rows) all_tiles<Kind, true>(p, own);

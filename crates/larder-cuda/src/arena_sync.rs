@@ -25,6 +25,13 @@ struct State {
     computed: Vec<u64>,
 }
 
+/// Slots that kernels may use.
+pub struct Candidates {
+    /// Each with the number of the group that used it before.
+    before: Vec<(usize, u64)>,
+    group: u64,
+}
+
 impl ArenaSync {
     /// Without an arena.
     pub fn new(driver: &Arc<dyn Driver>) -> Result<Self> {
@@ -56,6 +63,27 @@ impl ArenaSync {
         self.event(group).mark(Stream::Compute)
     }
 
+    /// As [`record_compute`](Self::record_compute), of slots that kernels may use, once it is known which. Returns what
+    /// [`settle`](Self::settle) takes.
+    pub fn record_candidates(&self, slots: impl Iterator<Item = usize> + Clone) -> Result<Candidates> {
+        let before = {
+            let state = self.lock();
+            slots.clone().map(|slot| (slot, state.computed[slot])).collect()
+        };
+        self.record_compute(slots)?;
+        Ok(Candidates { before, group: self.lock().groups })
+    }
+
+    /// Of these slots only those are used that `is_used` names: copies do not wait for the others.
+    pub fn settle(&self, candidates: Candidates, is_used: impl Fn(usize) -> bool) {
+        let mut state = self.lock();
+        for (slot, earlier) in candidates.before {
+            if state.computed[slot] == candidates.group && !is_used(slot) {
+                state.computed[slot] = earlier;
+            }
+        }
+    }
+
     /// Makes a stream wait until no kernel uses the slot.
     pub fn wait_for_compute(&self, stream: Stream, slot: usize) -> Result<()> {
         match self.lock().computed[slot] {
@@ -70,5 +98,26 @@ impl ArenaSync {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(all(test, feature = "emulator"))]
+mod tests {
+    use super::*;
+    use crate::emulator::Emulator;
+
+    #[test]
+    fn copies_wait_for_the_slots_that_were_used() {
+        let Ok(emulator) = Emulator::new(1 << 20, 1) else { return };
+        let driver: Arc<dyn Driver> = Arc::new(emulator);
+        let sync = ArenaSync::new(&driver).unwrap();
+        sync.set_arena(DeviceBuffer::of(&driver, 4096).unwrap(), 4, 1024);
+        let used_by = |sync: &ArenaSync| sync.lock().computed.clone();
+        sync.record_compute([0, 1].into_iter()).unwrap();
+        let candidates = sync.record_candidates([1, 2, 3].into_iter()).unwrap();
+        assert_eq!(used_by(&sync), [1, 2, 2, 2], "all that may be used");
+        sync.record_compute([3].into_iter()).unwrap();
+        sync.settle(candidates, |slot| slot == 2);
+        assert_eq!(used_by(&sync), [1, 1, 2, 3], "those that were used, and what came behind");
     }
 }

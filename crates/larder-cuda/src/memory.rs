@@ -250,18 +250,46 @@ pub struct Download {
     driver: Arc<dyn Driver>,
     host: PinnedBuffer,
     arrived: StreamEvent,
+    /// Whether a copy was begun that nothing has waited for.
+    in_flight: bool,
 }
 
 impl Download {
     /// Without a buffer.
     pub fn new(driver: &Arc<dyn Driver>) -> Result<Self> {
         let (host, arrived) = (PinnedBuffer::new(driver), StreamEvent::new(driver)?);
-        Ok(Download { driver: driver.clone(), host, arrived })
+        Ok(Download { driver: driver.clone(), host, arrived, in_flight: false })
     }
 
     /// Grows the staging memory to at least `bytes` bytes.
     pub fn reserve(&mut self, bytes: usize) -> Result<()> {
-        self.host.ensure(bytes) // `fetch` waits, so no copy is in flight.
+        self.settle()?;
+        self.host.ensure(bytes)
+    }
+
+    /// Begins to copy `bytes` bytes from address `from`, after the kernels submitted so far. [`end`](Self::end) waits for them only, and
+    /// not for what is submitted after this call.
+    pub fn begin(&mut self, from: u64, bytes: usize) -> Result<()> {
+        self.copy(from, bytes)?;
+        self.in_flight = true;
+        self.arrived.record(Stream::Compute)
+    }
+
+    /// Waits for the copy of `bytes` bytes that was begun last. After an error it waits for all work in flight.
+    pub fn end(&mut self, bytes: usize) -> Result<&[u8]> {
+        self.settle().map(|()| &self.host[..bytes])
+    }
+
+    /// Waits for a copy that was begun.
+    fn settle(&mut self) -> Result<()> {
+        if !std::mem::take(&mut self.in_flight) {
+            return Ok(());
+        }
+        let arrived = self.arrived.synchronise();
+        if arrived.is_err() {
+            self.driver.drain();
+        }
+        arrived
     }
 
     /// Copies `bytes` bytes from address `from`, after the kernels submitted so far, and waits for them. After an error it
@@ -275,6 +303,12 @@ impl Download {
     }
 
     fn copy_and_wait(&mut self, from: u64, bytes: usize) -> Result<()> {
+        self.copy(from, bytes)?;
+        self.arrived.mark(Stream::Compute)?;
+        self.arrived.synchronise()
+    }
+
+    fn copy(&mut self, from: u64, bytes: usize) -> Result<()> {
         self.reserve(bytes)?;
         if is_kernel_copy(from, bytes) {
             Launches::new(&self.driver).copy_bytes(from, self.host.as_mut_ptr() as u64, bytes as u64)?;
@@ -282,8 +316,14 @@ impl Download {
             // SAFETY: the staging memory has `bytes` bytes, and is not read before `arrived` is complete.
             unsafe { self.driver.copy_out(Stream::Compute, from, self.host.as_mut_ptr(), bytes)? };
         }
-        self.arrived.mark(Stream::Compute)?;
-        self.arrived.synchronise()
+        Ok(())
+    }
+}
+
+impl Drop for Download {
+    fn drop(&mut self) {
+        // It waits also after an error.
+        let _ = self.settle();
     }
 }
 

@@ -11,7 +11,7 @@ use crate::experts::HintSource;
 use crate::hidden::{Hidden, HiddenPlace, receive};
 use crate::layer_pass::{OtherLayers, Running, hint_next_layer, next_moe};
 use crate::matrix::with_f32;
-use crate::nn::{ChainedMixer, DeviceNorm, ForwardPass, Mixer, Moe, MoeInput, Norm};
+use crate::nn::{ChainedMixer, DeviceNorm, ForwardPass, Mixer, Moe, MoeInput, MoeOnDevice, Norm};
 use crate::stack::{Branch, Ffn, Layer, Stack};
 use crate::step::LayerStates;
 use crate::tap::Phase;
@@ -193,6 +193,12 @@ impl<'a> DeviceLayer<'a> {
             Hint::Logits(_, rows) | Hint::Residual(rows) => *rows,
         });
         let wanted: Vec<DeviceRows> = [Some(of_experts), logits, hinted].into_iter().flatten().collect();
+        self.ops.begin_receive(&wanted)?;
+        // What does not depend on the host's choice.
+        let shared = moe.begin_shared(input, self.ops)?;
+        if let Some(logits) = logits {
+            moe.begin_hits(of_experts, logits, *experts)?;
+        }
         let mut got = receive(self.ops, &wanted)?.into_iter();
         let x = got.next().expect("the first of the wanted rows");
         let early = logits.and_then(|_| got.next());
@@ -205,7 +211,8 @@ impl<'a> DeviceLayer<'a> {
             _ => {}
         }
         let of_moe = MoeInput { residual: &x, x: &x, early, known, state: &pass.router_state };
-        moe.begin(of_moe, ([input, of_experts], onto, self.ops), &pass.origins, *experts, *tap, clock)
+        let rows = MoeOnDevice { x: input, of_experts, shared, residual: onto, ops: self.ops };
+        moe.begin(of_moe, rows, &pass.origins, *experts, *tap, clock)
     }
 
     /// Begins what the router of the next MoE layer would choose by if this layer's experts added nothing; `None` behind the last one.

@@ -125,6 +125,13 @@ pub trait ExpertPath {
         unreachable!("{} does not choose its experts on a device", call.layer)
     }
 
+    /// The router logits of a call are on a device: experts that are there too may be begun before the host knows the choice. The
+    /// [`begin`](Self::begin) of the same call follows.
+    fn begin_hits(&mut self, call: &DeviceMoeCall) -> Result<()> {
+        let _ = call;
+        Ok(())
+    }
+
     /// The device has completed all calls so far: the experts that it chose are counted.
     fn count_chosen(&mut self) {}
 

@@ -423,6 +423,10 @@ impl ExpertPath for EngineExperts {
         self.path_mut().begin_chosen(call)
     }
 
+    fn begin_hits(&mut self, call: &DeviceMoeCall) -> Result<(), ModelError> {
+        self.path_mut().begin_hits(call)
+    }
+
     fn count_chosen(&mut self) {
         self.path_mut().count_chosen();
     }

@@ -121,6 +121,11 @@ impl TieredCache {
         whole.as_ref().map(|whole| whole.slots.clone())
     }
 
+    /// By expert of a layer: its device slot, if it is there. A visit of the layer that follows finds it there.
+    pub fn slots_on_device(&self, layer: LayerIdx) -> Vec<Option<SlotIndex>> {
+        self.links.tiers.slots_on_device(self.row(layer))
+    }
+
     /// In place of [`visit`](Self::visit): a layer has chosen and computed these experts on the device, in the slots that
     /// [`slots_of_layer`](Self::slots_of_layer) returned.
     pub fn computed_on_device(&mut self, layer: LayerIdx, wanted: &[WantedExpert], slots: &[SlotIndex]) {

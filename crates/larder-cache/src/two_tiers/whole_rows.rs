@@ -28,12 +28,19 @@ impl TierLedger {
         if let Some(before) = before.filter(|before| before.removed == removed) {
             return Some(before);
         }
+        let slots = self.slots_on_device(row).into_iter();
+        let slots = slots.map(|slot| slot.expect("all experts of the row are on the device")).collect();
+        Some(WholeRow { slots, removed })
+    }
+
+    /// By expert of a row: its device slot, if it is there and not being copied.
+    pub(super) fn slots_on_device(&self, row: MoeRow) -> Vec<Option<SlotIndex>> {
         let experts = self.pair.device.shape.experts;
         let slot = |expert: usize| match self.pair.device.state(row.index() * experts + expert) {
-            TierState::Resident(slot) => slot,
-            _ => unreachable!("all experts of the row are on the device"),
+            TierState::Resident(slot) => Some(slot),
+            TierState::InFlight(_) | TierState::Absent => None,
         };
-        Some(WholeRow { slots: (0..experts).map(slot).collect(), removed })
+        (0..experts).map(slot).collect()
     }
 
     /// As [`begin`](Self::begin), for a layer that has chosen and computed its experts in these device slots. Pins none. Policies get no

@@ -7,6 +7,7 @@ use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx};
 use larder_model::{Activation, ChosenOnDevice, DeviceMoeCall, DeviceRows};
 
 use super::gate::KernelGate;
+use super::hits::BegunHits;
 use crate::arena_sync::ArenaSync;
 use crate::driver::Driver;
 use crate::error::{GpuError, Result};
@@ -40,9 +41,11 @@ pub struct DeviceChooser {
 
 /// What the choices of a layer share.
 struct ChosenLayer {
-    slots: Arc<[usize]>,
-    /// `[experts]`: the address of each.
+    /// `[experts]`: the address of each, or 0, as the device knows them.
+    addresses: Vec<u64>,
     table: DeviceBuffer,
+    /// The slots of all experts, where these are the addresses.
+    whole: Option<Arc<[usize]>>,
     bias: Option<DeviceBuffer>,
     scales: Option<DeviceBuffer>,
     /// `[tokens, k]`, which the device writes.
@@ -101,7 +104,7 @@ impl DeviceChooser {
         self.kernels.reserve(layout, places)
     }
 
-    /// Begins the choice, the experts and their sums.
+    /// Begins the choice, the experts and their sums. The layer has all of its experts in `slots`.
     pub fn begin(
         &mut self,
         call: &DeviceMoeCall,
@@ -109,63 +112,94 @@ impl DeviceChooser {
         slots: &Arc<[usize]>,
         ops: &GpuOps,
     ) -> Result<DeviceRows> {
-        let DeviceMoeCall { layer, gate, act, logits, on_device } = *call;
+        let DeviceMoeCall { layer, gate, logits, on_device, .. } = *call;
         let tokens = logits.rows;
+        // A call that was not counted, because its step failed.
+        self.pending.retain(|(pending, _)| *pending != layer);
+        self.know(layer, gate, ops)?;
+        if !self.layers[&layer].whole.as_ref().is_some_and(|whole| Arc::ptr_eq(whole, slots)) {
+            self.set_slots(layer, slots.iter().map(|slot| self.sync.address(*slot)).collect(), ops)?;
+            self.layer(layer).whole = Some(slots.clone());
+        }
+        let key = self.lists_of(call, layout, ops)?;
+        let begun = self.launch(&key, call, layout);
+        // Also after an error: some kernels may be in flight.
+        self.sync.record_compute(slots.iter().copied())?;
+        begun?;
+        self.pending.push((layer, tokens));
+        let terms = self.lists[&key].terms;
+        ops.begin_sum(terms, gate.top_k, [tokens, layout.down.rows], [on_device.shared, on_device.residual])
+    }
+
+    /// Begins the choice, and the chosen experts that are in `slots`; the host begins the others when it knows the choice.
+    pub fn begin_hits(
+        &mut self,
+        call: &DeviceMoeCall,
+        layout: &ExpertLayout,
+        slots: &[Option<usize>],
+        ops: &GpuOps,
+    ) -> Result<BegunHits> {
+        self.know(call.layer, call.gate, ops)?;
+        let addresses = slots.iter().map(|slot| slot.map_or(0, |slot| self.sync.address(slot))).collect();
+        self.set_slots(call.layer, addresses, ops)?;
+        let key = self.lists_of(call, layout, ops)?;
+        let begun = self.launch(&key, call, layout);
+        // Also after an error: some kernels may be in flight.
+        let candidates = self.sync.record_candidates(slots.iter().flatten().copied())?;
+        begun?;
+        let (layer, x, outputs) = (call.layer, call.on_device.x, self.outputs.at());
+        Ok(BegunHits { layer, x, slots: slots.to_vec(), candidates, outputs })
+    }
+
+    /// The lists of a call, which are written if they are not there.
+    fn lists_of(&mut self, call: &DeviceMoeCall, layout: &ExpertLayout, ops: &GpuOps) -> Result<ListKey> {
+        let x = ops.activations(call.on_device.x, layout.quantises_input())?;
+        let key = ListKey { layer: call.layer, tokens: call.logits.rows, x, logits: ops.address(call.logits)? };
+        if !self.lists.contains_key(&key) {
+            if self.lists.len() == MAX_LISTS {
+                self.lists.clear();
+            }
+            let lists = self.write(&key, (call.gate, call.act), layout, ops)?;
+            self.lists.insert(key, lists);
+        }
+        Ok(key)
+    }
+
+    fn launch(&self, key: &ListKey, call: &DeviceMoeCall, layout: &ExpertLayout) -> Result<()> {
+        let ChoiceLists { experts, choice, .. } = &self.lists[key];
+        self.launches.choose_experts(*choice, word(key.tokens)?)?;
+        self.kernels.launch(experts, layout, call.act)
+    }
+
+    /// The experts of the calls that were not counted, and are complete.
+    pub fn take(&mut self) -> Vec<ChosenOnDevice> {
+        let chosen = |(layer, tokens): (LayerIdx, usize)| {
+            let ChosenLayer { chosen, k, whole, .. } = self.layers.get(&layer)?;
+            let experts: &[u32] = bytemuck::cast_slice(&chosen[..4 * tokens * k]);
+            let experts = experts.iter().map(|id| ExpertId(*id as u16)).collect();
+            Some(ChosenOnDevice { layer, experts, slots: whole.clone()? })
+        };
+        std::mem::take(&mut self.pending).into_iter().filter_map(chosen).collect()
+    }
+
+    /// Makes the device know the gate of a layer.
+    fn know(&mut self, layer: LayerIdx, gate: &Gate, ops: &GpuOps) -> Result<()> {
         let failures = ops.failures();
         if std::mem::replace(&mut self.failures, failures) != failures {
             // Copies of lists and tables to the device may have been lost.
             self.lists.clear();
             self.layers.clear();
         }
-        self.know(layer, gate, slots, ops)?;
-        let x = ops.activations(on_device.x, layout.quantises_input())?;
-        let key = ListKey { layer, tokens, x, logits: ops.address(logits)? };
-        if !self.lists.contains_key(&key) {
-            if self.lists.len() == MAX_LISTS {
-                self.lists.clear();
-            }
-            let lists = self.write(&key, (gate, act), layout, ops)?;
-            self.lists.insert(key, lists);
-        }
-        let ChoiceLists { experts, choice, terms, .. } = &self.lists[&key];
-        let tokens_of = word(tokens)?;
-        let begun =
-            self.launches.choose_experts(*choice, tokens_of).and_then(|()| self.kernels.launch(experts, layout, act));
-        // Also after an error: some kernels may be in flight.
-        self.sync.record_compute(slots.iter().copied())?;
-        begun?;
-        self.pending.push((layer, tokens));
-        ops.begin_sum(*terms, gate.top_k, [tokens, layout.down.rows], [on_device.shared, on_device.residual])
-    }
-
-    /// The experts of the calls that were not counted, and are complete.
-    pub fn take(&mut self) -> Vec<ChosenOnDevice> {
-        let chosen = |(layer, tokens): (LayerIdx, usize)| {
-            let ChosenLayer { chosen, k, slots, .. } = self.layers.get(&layer)?;
-            let experts: &[u32] = bytemuck::cast_slice(&chosen[..4 * tokens * k]);
-            let experts = experts.iter().map(|id| ExpertId(*id as u16)).collect();
-            Some(ChosenOnDevice { layer, experts, slots: slots.clone() })
-        };
-        std::mem::take(&mut self.pending).into_iter().filter_map(chosen).collect()
-    }
-
-    /// Makes the device know where the experts of a layer are.
-    fn know(&mut self, layer: LayerIdx, gate: &Gate, slots: &Arc<[usize]>, ops: &GpuOps) -> Result<()> {
-        // A call that was not counted, because its step failed.
-        self.pending.retain(|(pending, _)| *pending != layer);
-        if self.layers.get(&layer).is_some_and(|known| Arc::ptr_eq(&known.slots, slots)) {
+        if self.layers.contains_key(&layer) {
             return Ok(());
         }
-        if gate.experts != slots.len() {
-            let (experts, slots) = (gate.experts, slots.len());
-            return Err(GpuError::Unsupported(format!("{layer} has {experts} experts, and {slots} slots")));
-        }
-        let addresses: Vec<u64> = slots.iter().map(|slot| self.sync.address(*slot)).collect();
         let keep =
             |values: &Option<Vec<f32>>| values.as_ref().map(|v| ops.keep_bytes(bytemuck::cast_slice(v))).transpose();
+        let addresses = vec![0; gate.experts];
         let known = ChosenLayer {
-            slots: slots.clone(),
             table: ops.keep_bytes(bytemuck::cast_slice(&addresses))?,
+            addresses,
+            whole: None,
             bias: keep(&gate.bias)?,
             scales: keep(&gate.expert_scales)?,
             chosen: PinnedBuffer::of(&self.driver, 4 * MAX_TOKENS * gate.top_k)?,
@@ -174,6 +208,25 @@ impl DeviceChooser {
         self.layers.insert(layer, known);
         self.lists.retain(|key, _| key.layer != layer);
         Ok(())
+    }
+
+    /// Makes the device know where the experts of a layer are, for the launches that follow.
+    fn set_slots(&mut self, layer: LayerIdx, addresses: Vec<u64>, ops: &GpuOps) -> Result<()> {
+        let known = self.layer(layer);
+        if addresses.len() != known.addresses.len() {
+            let (experts, slots) = (known.addresses.len(), addresses.len());
+            return Err(GpuError::Unsupported(format!("{layer} has {experts} experts, and {slots} slots")));
+        }
+        if addresses != known.addresses {
+            known.whole = None;
+            ops.fill(&known.table, bytemuck::cast_slice(&addresses))?;
+            known.addresses = addresses;
+        }
+        Ok(())
+    }
+
+    fn layer(&mut self, layer: LayerIdx) -> &mut ChosenLayer {
+        self.layers.get_mut(&layer).expect("the device knows the layer")
     }
 
     /// Writes the lists of a call.

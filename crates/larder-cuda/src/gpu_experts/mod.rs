@@ -2,6 +2,7 @@
 
 mod chosen;
 mod gate;
+mod hits;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +23,7 @@ use crate::launches::{ExpertTerm, kernel_alone};
 use crate::memory::{DeviceBuffer, Download, StreamEvent, Upload};
 use crate::ops::GpuOps;
 use chosen::DeviceChooser;
+use hits::{BegunHits, HitsOfCall};
 
 /// Computes the experts of a layer in their slots on the device.
 pub struct GpuExperts {
@@ -47,6 +49,9 @@ pub struct GpuExperts {
     group: Vec<(u64, usize)>,
     /// Experts that the device chooses.
     chosen: DeviceChooser,
+    /// Those that were begun for the next call.
+    begun: Option<BegunHits>,
+    hits: HitsOfCall,
     clock: Clock,
     /// The first error since the call began.
     failed: Option<GpuError>,
@@ -58,6 +63,8 @@ impl GpuExperts {
         let chosen = DeviceChooser::new(driver, sync.clone(), ExpertKernels::new(queue));
         Ok(GpuExperts {
             chosen,
+            begun: None,
+            hits: HitsOfCall::default(),
             queue: queue.clone(),
             sync,
             ops,
@@ -112,6 +119,7 @@ impl GpuExperts {
                 DeviceActivations::send(&mut self.upload, &self.inputs, widely)?
             }
         };
+        self.hits.settle(self.begun.take(), call, &routed.ids, &self.sync);
         self.outputs.ensure(4 * routed.ids.len() * self.hidden)
     }
 
@@ -122,14 +130,21 @@ impl GpuExperts {
         layout: &ExpertLayout,
         group: &[(ExpertId, usize)],
     ) -> Result<Option<Duration>> {
+        let (begun, rest): (Vec<_>, Vec<_>) = group.iter().partition(|(expert, slot)| self.hits.has(*expert, *slot));
+        for (expert, _) in &begun {
+            self.hits.take((0..).zip(&routed.ids).filter(|(_, id)| *id == expert).map(|(place, _)| place));
+        }
+        if rest.is_empty() {
+            return Ok(None);
+        }
         let done = self.places.len();
-        self.find_places(call, routed, group);
+        self.find_places(call, routed, &rest);
         let out = self.outputs.at() + (4 * done * self.hidden) as u64;
         let (experts, picks) = (&self.group, &self.picks);
         let begun =
             self.clock.time(&mut self.experts, &ExpertBatch { layout, act: call.act, experts, picks, x: self.x, out });
         // Also after an error: some kernels may be in flight.
-        self.sync.record_compute(group.iter().map(|(_, slot)| *slot))?;
+        self.sync.record_compute(rest.iter().map(|(_, slot)| *slot))?;
         // The host may go on to wait for the SSD.
         self.queue.flush()?;
         begun
@@ -161,8 +176,11 @@ impl GpuExperts {
         host: &ExpertWorkspace,
     ) -> Result<DeviceRows> {
         let (hidden, places) = (self.hidden, routed.ids.len());
+        // By place: the address of its output.
         let mut computed = vec![None; places];
-        self.places.iter().zip(0u64..).for_each(|(place, row)| computed[*place as usize] = Some(row));
+        let row_bytes = 4 * hidden as u64;
+        let own = self.places.iter().zip(0u64..).map(|(place, row)| (*place, self.outputs.at() + row * row_bytes));
+        own.chain(self.hits.outputs(hidden)).for_each(|(place, at)| computed[place as usize] = Some(at));
         let from_host = |place: usize| computed[place].is_none() && routed.ids[place] != ExpertId::NONE;
         let terms = ExpertTerm::BYTES * places;
         let rows = (0..places).filter(|place| from_host(*place)).count();
@@ -170,7 +188,7 @@ impl GpuExperts {
             let (terms, mut outputs) = bytes.split_at_mut(terms);
             let mut next = base + terms.len() as u64;
             for (place, term) in terms.chunks_exact_mut(ExpertTerm::BYTES).enumerate() {
-                let mut output = computed[place].map_or(0, |row| self.outputs.at() + 4 * row * hidden as u64);
+                let mut output = computed[place].unwrap_or(0);
                 if from_host(place) {
                     let (own, rest) = std::mem::take(&mut outputs).split_at_mut(4 * hidden);
                     own.copy_from_slice(bytemuck::cast_slice(host.output(place, hidden)));
@@ -242,6 +260,18 @@ impl DeviceExperts for GpuExperts {
         Ok(self.chosen.begin(call, layout, slots, ops)?)
     }
 
+    fn begin_hits(
+        &mut self,
+        call: &DeviceMoeCall,
+        layout: &ExpertLayout,
+        slots: &[Option<usize>],
+    ) -> larder_model::Result<()> {
+        let ops = self.ops.as_ref().expect("the caller has asked whether the device chooses");
+        self.begun = None;
+        self.begun = Some(self.chosen.begin_hits(call, layout, slots, ops)?);
+        Ok(())
+    }
+
     fn take_chosen(&mut self) -> Vec<ChosenOnDevice> {
         self.chosen.take()
     }
@@ -274,6 +304,10 @@ impl DeviceExperts for GpuExperts {
         let outputs: &[f32] = bytemuck::cast_slice(outputs?);
         for (place, output) in self.places.iter().zip(outputs.chunks_exact(self.hidden)) {
             put(*place as usize, output);
+        }
+        let hits: Vec<(u32, u64)> = self.hits.outputs(self.hidden).collect();
+        for (place, at) in hits {
+            put(place as usize, bytemuck::cast_slice(self.download.fetch(at, 4 * self.hidden)?));
         }
         Ok(())
     }

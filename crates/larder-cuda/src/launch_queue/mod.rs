@@ -33,8 +33,10 @@ pub struct LaunchQueue {
 
 struct State {
     pending: LaunchList,
-    /// Bytes for the launches since the last wait for all of them, and for those before.
+    /// Bytes for the launches since the last wait, and for those before.
     staged: [StagedBytes; 2],
+    /// The last operation that may read the second of them.
+    read_until: u64,
     /// Operations of the compute stream so far, those that are collected included.
     asked: u64,
     /// How many of them are known to be complete.
@@ -61,6 +63,7 @@ impl LaunchQueue {
         let state = State {
             pending: LaunchList::default(),
             staged: [(); 2].map(|()| StagedBytes::default()),
+            read_until: 0,
             asked: 0,
             reached: 0,
             recorded: HashMap::new(),
@@ -71,8 +74,8 @@ impl LaunchQueue {
         LaunchQueue { inner, state: Mutex::new(state) }
     }
 
-    /// Copies bytes to the device before the next launch: `write` gets their address there, and where to write them. They are valid until
-    /// the second wait for all launches.
+    /// Copies bytes to the device before the next launch: `write` gets their address there, and where to write them. They are valid for
+    /// the launches until the next wait.
     pub fn stage(&self, bytes: usize, write: impl FnOnce(u64, &mut [u8]) -> Result<()>) -> Result<u64> {
         let mut state = self.lock();
         let (at, here) = state.staged[0].take(&self.inner, bytes)?;
@@ -162,9 +165,10 @@ impl State {
     fn reach(&mut self, event: EventHandle) {
         let Some(Recorded { point, .. }) = self.recorded.get(&event.0) else { return };
         self.reached = self.reached.max(*point);
-        if self.reached == self.asked && !self.staged[0].has_unsent() {
+        if self.read_until <= self.reached && !self.staged[0].has_unsent() {
             self.staged.swap(0, 1);
             self.staged[0].begin();
+            self.read_until = self.asked;
         }
     }
 }

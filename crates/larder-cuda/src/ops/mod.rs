@@ -25,6 +25,7 @@ use crate::new_tokens::NewTokens;
 use crate::products::GpuProducts;
 use chain::Chain;
 use products::ListKey;
+use receive::BegunCopy;
 use recurrent::States;
 
 /// Operations on rows of activations, with the weights of [`GpuProducts`] and the KV cache of [`GpuAttention`].
@@ -55,6 +56,8 @@ struct State {
     failures: u64,
     staging: Upload,
     download: Download,
+    /// The copy of rows that is in flight.
+    begun: Option<BegunCopy>,
 }
 
 impl GpuOps {
@@ -77,6 +80,7 @@ impl GpuOps {
             failures: 0,
             staging: Upload::new(driver)?,
             download: Download::new(driver)?,
+            begun: None,
         };
         Ok(GpuOps { queue: queue.clone(), products, attention, state: Mutex::new(state) })
     }
@@ -457,8 +461,16 @@ impl DeviceOps for GpuOps {
         Ok(normalised)
     }
 
+    fn begin_receive(&self, wanted: &[DeviceRows]) -> larder_model::Result<()> {
+        Ok(self.lock().begin_receive(wanted)?)
+    }
+
     fn receive(&self, wanted: &mut [(DeviceRows, &mut [f32])]) -> larder_model::Result<()> {
         let mut state = self.lock();
+        if state.begun.is_some() {
+            // The host waits for these rows only, and the device goes on. The next wait reports an error.
+            let _ = self.queue.flush();
+        }
         let received = state.receive(wanted);
         state.begin_chain();
         Ok(received?)

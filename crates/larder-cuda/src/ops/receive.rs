@@ -10,7 +10,25 @@ use crate::error::{GpuError, Result};
 /// Bytes that are copied back together with wanted ones between which they are, as that takes less time than a second wait.
 const NEAR_BYTES: usize = 256 << 10;
 
+/// A copy of rows that was begun.
+pub struct BegunCopy {
+    wanted: Vec<DeviceRows>,
+    range: Range<u64>,
+}
+
 impl State {
+    /// Begins to copy rows back, if they are close together in one piece of memory.
+    pub(super) fn begin_receive(&mut self, wanted: &[DeviceRows]) -> Result<()> {
+        self.begun = None;
+        let places = wanted.iter().map(|rows| Ok((self.at(*rows)?, 4 * rows.rows * rows.width)));
+        let places: Vec<(u64, usize)> = places.collect::<Result<_>>()?;
+        if let Some(range) = self.one_copy(&places) {
+            self.download.begin(range.start, (range.end - range.start) as usize)?;
+            self.begun = Some(BegunCopy { wanted: wanted.to_vec(), range });
+        }
+        Ok(())
+    }
+
     /// Copies the bytes from the first wanted row to the last back at once, where they are close together in one piece of memory.
     pub(super) fn receive(&mut self, wanted: &mut [(DeviceRows, &mut [f32])]) -> Result<()> {
         let places = wanted.iter().map(|(rows, _)| Ok((self.at(*rows)?, 4 * rows.rows * rows.width)));
@@ -22,11 +40,13 @@ impl State {
             // Only waits.
             return self.download.fetch(0, 0).map(drop);
         }
-        let Range { start, end } = span(&places);
-        let total: usize = places.iter().map(|(_, bytes)| bytes).sum();
-        let is_one_piece = self.chains.iter().any(|chain| chain.results.has(start..end));
-        if is_one_piece && (end - start) as usize <= (2 * total).max(NEAR_BYTES) {
-            let bytes = self.download.fetch(start, (end - start) as usize)?;
+        let begun = self.begun.take().filter(|begun| begun.wanted.iter().eq(wanted.iter().map(|(rows, _)| rows)));
+        if let Some(Range { start, end }) = begun.as_ref().map(|b| b.range.clone()).or_else(|| self.one_copy(&places)) {
+            let size = (end - start) as usize;
+            let bytes = match begun {
+                Some(_) => self.download.end(size)?,
+                None => self.download.fetch(start, size)?,
+            };
             for ((at, size), (_, out)) in places.iter().zip(wanted) {
                 out.copy_from_slice(bytemuck::cast_slice(&bytes[(at - start) as usize..][..*size]));
             }
@@ -36,6 +56,13 @@ impl State {
             out.copy_from_slice(bytemuck::cast_slice(self.download.fetch(*at, *size)?));
         }
         Ok(())
+    }
+
+    /// The addresses from the first byte of these places to the last, if one copy of them all takes less time than several.
+    fn one_copy(&self, places: &[(u64, usize)]) -> Option<Range<u64>> {
+        let (all, wanted) = (span(places), places.iter().map(|(_, bytes)| bytes).sum::<usize>());
+        let is_one_piece = self.chains.iter().any(|chain| chain.results.has(all.clone()));
+        (is_one_piece && (all.end - all.start) as usize <= (2 * wanted).max(NEAR_BYTES)).then_some(all)
     }
 }
 

@@ -4,7 +4,7 @@ use larder_core::{ExpertLayout, NumberFormat};
 use larder_cuda::{Gpu, GpuError};
 use larder_model::Activation;
 
-use crate::{attention, chosen, experts, latents, link, ops, order, products, recurrent};
+use crate::{attention, chosen, experts, hits, latents, link, ops, order, products, recurrent};
 
 fn card() -> Option<Gpu> {
     match larder_cuda::open(0) {
@@ -25,6 +25,7 @@ fn a_gpu_gives_the_same_bits() {
     ops::compare(&gpu);
     ops::compare_sums(&gpu);
     chosen::compare(&gpu);
+    hits::compare(&gpu);
     latents::compare(&gpu);
     recurrent::compare(&gpu);
     recurrent::compare_scans(&gpu);
@@ -39,6 +40,7 @@ fn a_gpu_orders_copies_and_kernels() {
         assert_eq!(link::play(&gpu, seed, false), 0);
         assert!(order::results_are_right(&gpu, seed), "seed {seed}");
         assert!(seed > 50 || chosen::results_are_right(&gpu, seed), "seed {seed}");
+        assert!(seed > 50 || hits::results_are_right(&gpu, seed), "seed {seed}");
     }
     println!("{}", gpu.copy_mode());
 }

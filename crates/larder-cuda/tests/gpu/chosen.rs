@@ -14,12 +14,12 @@ use larder_model::{
 
 use crate::common::{Random, emulator, gpu, numbered, slots, transfer, upload_experts, wait_for_all};
 
-const EXPERTS: usize = 40;
-const K: usize = 6;
-const HIDDEN: usize = 64;
+pub const EXPERTS: usize = 40;
+pub const K: usize = 6;
+pub const HIDDEN: usize = 64;
 
 /// Gates of all kinds that the kernel has.
-fn gates(random: &mut Random) -> Vec<Gate> {
+pub fn gates(random: &mut Random) -> Vec<Gate> {
     let softmax = Gate::softmax(EXPERTS, K, false);
     let weighting = |renorm, scale| Weighting::Score { renorm, scale };
     let groups = |rank, masked| Some(ExpertGroups { count: 8, keep: 3, rank, masked });
@@ -63,10 +63,10 @@ fn logits(random: &mut Random, tokens: usize, odd: bool) -> Vec<f32> {
 }
 
 /// A call that chooses on the device, and what the CPU computes for it.
-struct Chosen<'a> {
+pub struct Chosen<'a> {
     layer: LayerIdx,
     gate: &'a Gate,
-    layout: &'a ExpertLayout,
+    pub layout: &'a ExpertLayout,
     act: Activation,
     logits: Vec<f32>,
     x: Vec<f32>,
@@ -74,8 +74,15 @@ struct Chosen<'a> {
     tokens: usize,
 }
 
+/// Its rows on the device.
+#[derive(Clone, Copy)]
+pub struct Sent {
+    pub on_device: CallOnDevice,
+    pub logits: DeviceRows,
+}
+
 impl<'a> Chosen<'a> {
-    fn new(
+    pub fn new(
         random: &mut Random,
         layer: u16,
         gate: &'a Gate,
@@ -96,21 +103,38 @@ impl<'a> Chosen<'a> {
         }
     }
 
-    /// The experts and the sums, as bits.
-    fn by_cpu(&self, experts: &[(ExpertId, &[u8])]) -> (Vec<ExpertId>, Vec<u32>) {
-        let Chosen { layer, gate, layout, act, logits, x, residual, tokens } = self;
-        let call = MoeCall {
+    pub fn call(&self, on_device: Option<CallOnDevice>) -> MoeCall<'_> {
+        let Chosen { layer, gate, act, logits, x, tokens, .. } = self;
+        MoeCall {
             layer: *layer,
             gate,
             act: *act,
             logits,
             x,
-            on_device: None,
+            on_device,
             tokens: *tokens,
             known: None,
             origins: &[],
             meanwhile: &|| (),
-        };
+        }
+    }
+
+    pub fn send(&self, ops: &GpuOps) -> Sent {
+        let send = |values: &[f32], width| ops.send(values, width).unwrap();
+        let [x, residual] = [&self.x, &self.residual].map(|values| send(values, HIDDEN));
+        let on_device = CallOnDevice { x, shared: None, residual: Some(residual) };
+        Sent { on_device, logits: send(&self.logits, EXPERTS) }
+    }
+
+    pub fn device_call(&self, sent: Sent) -> DeviceMoeCall<'_> {
+        let Sent { logits, on_device } = sent;
+        DeviceMoeCall { layer: self.layer, gate: self.gate, act: self.act, logits, on_device }
+    }
+
+    /// The experts and the sums, as bits.
+    pub fn by_cpu(&self, experts: &[(ExpertId, &[u8])]) -> (Vec<ExpertId>, Vec<u32>) {
+        let Chosen { layout, x, residual, .. } = self;
+        let call = self.call(None);
         let routed = route(&call);
         let mut bench = ExpertWorkspace::new(Arc::new(ComputeContext::new(1, false).unwrap()));
         bench.begin(&call, &routed, layout);
@@ -121,23 +145,18 @@ impl<'a> Chosen<'a> {
     }
 
     fn begin(&self, bench: &mut GpuExperts, ops: &GpuOps, slots: &Arc<[usize]>) -> DeviceRows {
-        let send = |values: &[f32], width| ops.send(values, width).unwrap();
-        let [x, residual] = [&self.x, &self.residual].map(|values| send(values, HIDDEN));
-        let on_device = CallOnDevice { x, shared: None, residual: Some(residual) };
-        let (logits, layer) = (send(&self.logits, EXPERTS), self.layer);
-        let call = DeviceMoeCall { layer, gate: self.gate, act: self.act, logits, on_device };
-        bench.begin_chosen(&call, self.layout, slots).unwrap()
+        bench.begin_chosen(&self.device_call(self.send(ops)), self.layout, slots).unwrap()
     }
 }
 
-fn receive(ops: &GpuOps, rows: DeviceRows) -> Vec<u32> {
+pub fn receive(ops: &GpuOps, rows: DeviceRows) -> Vec<u32> {
     let mut found = vec![0.0; rows.rows * rows.width];
     ops.receive(&mut [(rows, &mut found)]).unwrap();
     found.into_iter().map(f32::to_bits).collect()
 }
 
 /// NaN of any payload and sign is NaN.
-fn same(a: &[u32], b: &[u32]) -> bool {
+pub fn same(a: &[u32], b: &[u32]) -> bool {
     let is_nan = |bits: &u32| f32::from_bits(*bits).is_nan();
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a == b || is_nan(a) && is_nan(b))
 }

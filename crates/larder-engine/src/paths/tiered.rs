@@ -24,6 +24,8 @@ pub struct TieredPath {
     host: ExpertWorkspace,
     device: Box<dyn DeviceExperts>,
     prefetch: usize,
+    /// The layer whose experts on the device were begun before the host knows the choice.
+    begun: Option<LayerIdx>,
     /// Time spent only waiting for the device at the ends of layers; none where what follows is begun behind the experts.
     finishing: Duration,
 }
@@ -39,7 +41,8 @@ impl TieredPath {
         device: Box<dyn DeviceExperts>,
         prefetch: usize,
     ) -> Self {
-        TieredPath { routing, cache, host: ExpertWorkspace::new(compute), device, prefetch, finishing: Duration::ZERO }
+        let host = ExpertWorkspace::new(compute);
+        TieredPath { routing, cache, host, device, prefetch, begun: None, finishing: Duration::ZERO }
     }
 
     /// Has the device allocate all memory that the model's experts need in calls with at most `tokens` tokens. To be
@@ -60,6 +63,9 @@ impl TieredPath {
         let TieredPath { cache, host, device, .. } = self;
         host.reserve_outputs(call, routed);
         let mut dispatch = ExpertDispatch { call, routed, host, device: device.as_mut(), started: [false; 2] };
+        if self.begun.take() == Some(call.layer) && call.on_device.is_some() {
+            dispatch.start_device(cache.layout(call.layer));
+        }
         let wanted = wanted_experts(&routed.ids, call.gate.experts);
         let visited = cache.visit(call.layer, &wanted, call.logits_of_one(), &mut dispatch);
         let begun = if visited.is_ok() { dispatch.begin_sum() } else { Ok(None) };
@@ -125,6 +131,18 @@ impl ExpertPath for TieredPath {
         self.device.begin_chosen(call, self.cache.layout(call.layer), &slots)
     }
 
+    fn begin_hits(&mut self, call: &DeviceMoeCall) -> Result<(), ModelError> {
+        if !self.routing.is_lossless() || !self.device.chooses(call.gate, call.logits.rows) {
+            return Ok(());
+        }
+        let slots = self.cache.slots_on_device(call.layer);
+        if slots.iter().any(Option::is_some) {
+            self.device.begin_hits(call, self.cache.layout(call.layer), &slots)?;
+            self.begun = Some(call.layer);
+        }
+        Ok(())
+    }
+
     fn count_chosen(&mut self) {
         for ChosenOnDevice { layer, experts, slots } in self.device.take_chosen() {
             self.cache.computed_on_device(layer, &wanted_experts(&experts, slots.len()), &slots);
@@ -160,6 +178,12 @@ impl ExpertDispatch<'_> {
         }
     }
 
+    fn start_device(&mut self, layout: &ExpertLayout) {
+        if !std::mem::replace(&mut self.started[1], true) {
+            self.device.begin(self.call, self.routed, layout);
+        }
+    }
+
     fn finish(self) -> Result<(), ModelError> {
         match self.started[1] {
             true => self.device.finish(&mut |place, output| self.host.put(place, output)),
@@ -179,9 +203,7 @@ impl TieredCompute for ExpertDispatch<'_> {
     }
 
     fn device(&mut self, layout: &ExpertLayout, experts: &[(ExpertId, SlotIndex)]) -> Option<Duration> {
-        if !std::mem::replace(&mut self.started[1], true) {
-            self.device.begin(self.call, self.routed, layout);
-        }
+        self.start_device(layout);
         self.device.compute(self.call, self.routed, layout, experts)
     }
 }

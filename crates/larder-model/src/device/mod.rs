@@ -63,6 +63,14 @@ pub trait DeviceExperts: Send {
         unreachable!("the device does not choose the experts of {}", call.layer)
     }
 
+    /// Begins the choice of a layer's experts on the device, and those of the chosen ones that are there: `slots` has by expert its slot,
+    /// if it is on the device. The layer's call that [begins](Self::begin) next, with the same inputs, finds them computed. The caller has
+    /// asked whether the device [chooses](Self::chooses).
+    fn begin_hits(&mut self, call: &DeviceMoeCall, layout: &ExpertLayout, slots: &[Option<usize>]) -> Result<()> {
+        let _ = (layout, slots);
+        unreachable!("the device does not choose the experts of {}", call.layer)
+    }
+
     /// The experts that the device has chosen since the last call. The caller guarantees that these calls are complete.
     fn take_chosen(&mut self) -> Vec<ChosenOnDevice> {
         Vec::new()

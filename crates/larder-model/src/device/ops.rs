@@ -147,7 +147,15 @@ pub trait DeviceOps: Send + Sync {
     /// `x / sqrt(mean(x²) + eps) · weight` for each row; the weight is a value that is [kept](Self::keep).
     fn rms_norm(&self, x: DeviceRows, weight: usize, eps: f64) -> Result<DeviceRows>;
 
-    /// Waits for all operations so far, and copies rows back. Reports the errors of operations since the last call.
+    /// Begins to copy rows back behind the operations so far: [`receive`](Self::receive) of the same rows waits for these only, and the
+    /// device goes on with what is begun in between.
+    fn begin_receive(&self, wanted: &[DeviceRows]) -> Result<()> {
+        let _ = wanted;
+        Ok(())
+    }
+
+    /// Waits for all operations so far, and copies rows back. Reports the errors of operations since the last call, if it has waited for
+    /// them.
     fn receive(&self, wanted: &mut [(DeviceRows, &mut [f32])]) -> Result<()>;
 }
 

@@ -52,6 +52,20 @@ pub struct LatentExperts {
     pub up: Linear,
 }
 
+/// The rows of a layer on a device, and what computes with them.
+pub(crate) struct MoeOnDevice<'a> {
+    /// The input of the layer.
+    pub x: DeviceRows,
+    /// What experts read of it; the input of the call has it in main memory.
+    pub of_experts: DeviceRows,
+    /// The output of the shared expert, if it [was begun](Moe::begin_shared).
+    pub shared: Option<DeviceRows>,
+    /// The residual stream, if outputs are to be added to it.
+    pub residual: Option<DeviceRows>,
+    /// The operations of the device.
+    pub ops: &'a dyn DeviceOps,
+}
+
 impl LatentExperts {
     fn is_on_device(&self) -> bool {
         self.down.is_on_device() && self.up.is_on_device()
@@ -244,28 +258,42 @@ impl Moe {
         added.into_iter().flatten().try_fold(y, |y, more| ops.add(more, y, std::mem::replace(&mut factor, 1.0)))
     }
 
-    /// As [`forward`](Self::forward), with the outputs as rows of a chain, added to `residual` if there is one. `rows` are those of the
-    /// input, and what experts read of it, which `input` has in main memory. The caller guarantees that it [is for
-    /// devices](Self::is_for_devices).
+    /// The output of the shared expert for the input `x`, begun on a device; `None` if there is none, or if the CPU computes it.
+    pub(crate) fn begin_shared(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<Option<DeviceRows>> {
+        self.shared.as_ref().map_or(Ok(None), |shared| shared.begin(x, ops))
+    }
+
+    /// The call of the experts by router logits on a device.
+    fn call_on_device(&self, logits: DeviceRows, on_device: CallOnDevice) -> DeviceMoeCall<'_> {
+        DeviceMoeCall { layer: self.layer, gate: &self.gate, act: self.act, logits, on_device }
+    }
+
+    /// Begins the experts that a device has, for what they read, before the host knows the choice. [`begin`](Self::begin) follows.
+    pub(crate) fn begin_hits(&self, x: DeviceRows, logits: DeviceRows, experts: &mut dyn ExpertPath) -> Result<()> {
+        match self.by_token {
+            Some(_) => Ok(()),
+            None => experts.begin_hits(&self.call_on_device(logits, CallOnDevice { x, shared: None, residual: None })),
+        }
+    }
+
+    /// As [`forward`](Self::forward), with the outputs as rows of a chain, added to the residual stream if it is among
+    /// `rows`. The caller guarantees that it [is for devices](Self::is_for_devices).
     pub(crate) fn begin(
         &self,
         input: MoeInput,
-        ([rows, of_experts], residual, ops): ([DeviceRows; 2], Option<DeviceRows>, &dyn DeviceOps),
+        rows: MoeOnDevice,
         origins: &[TokenOrigin],
         experts: &mut dyn ExpertPath,
         tap: &mut dyn Tap,
         clock: &mut PhaseClock,
     ) -> Result<DeviceRows> {
         let MoeInput { x, early, known, state, .. } = input;
+        let MoeOnDevice { x: rows, of_experts, shared, residual, ops } = rows;
         let logits = match early {
             Some(logits) => logits,
             None => self.router.forward(x, state)?.logits,
         };
         clock.lap(Phase::Routing, tap);
-        let shared = match &self.shared {
-            Some(shared) => shared.begin(rows, ops)?,
-            None => None,
-        };
         let always = OnceCell::new();
         let of_cpu = self.shared.as_ref().filter(|_| shared.is_none());
         // A shared expert that the CPU computes is added to the sums before these are added to the residual stream.
@@ -317,11 +345,10 @@ impl Moe {
         ops: &dyn DeviceOps,
         experts: &mut dyn ExpertPath,
     ) -> Result<DeviceRows> {
-        let shared = self.shared.as_ref().map_or(Ok(None), |shared| shared.begin(x, ops))?;
-        let (Moe { layer, gate, act, .. }, is_direct) = (self, self.adds_at_once());
+        let (shared, is_direct) = (self.begin_shared(x, ops)?, self.adds_at_once());
         let [at_once, onto] = [shared, residual].map(|rows| rows.filter(|_| is_direct));
         let on_device = CallOnDevice { x: of_experts, shared: at_once, residual: onto };
-        let sums = experts.begin_chosen(&DeviceMoeCall { layer: *layer, gate, act: *act, logits, on_device })?;
+        let sums = experts.begin_chosen(&self.call_on_device(logits, on_device))?;
         match is_direct {
             true => Ok(sums),
             false => self.begin_output(sums, [shared, residual], ops),

@@ -1,0 +1,153 @@
+//! Experts that are on the device are begun before the host knows that they were chosen.
+
+use std::sync::Arc;
+
+use larder_cache::two_tiers::{Device, Direction};
+use larder_core::{ExpertId, ExpertLayout, Gate, NumberFormat};
+use larder_cuda::{Gpu, GpuExperts, GpuOps};
+use larder_model::{Activation, ComputeContext, DeviceExperts, DeviceOps, DeviceRows, ExpertWorkspace, route};
+
+use crate::chosen::{Chosen, EXPERTS, HIDDEN, K, Sent, gates, receive, same};
+use crate::common::{Random, emulator, gpu, numbered, slots, transfer, upload_experts, wait_for_all};
+
+fn ops_of(gpu: &Gpu) -> Arc<GpuOps> {
+    Arc::new(gpu.ops(Arc::new(gpu.products(0).unwrap()), Arc::new(gpu.attention().unwrap())).unwrap())
+}
+
+/// Begins the experts in these slots, and then waits for what the host chooses by.
+fn begin(chosen: &Chosen, bench: &mut GpuExperts, ops: &GpuOps, slots: &[Option<usize>]) -> Sent {
+    let sent = chosen.send(ops);
+    // A result, as logits are: what was sent is not copied back together with others.
+    let x = ops.add(sent.on_device.x, sent.on_device.x, 0.0).unwrap();
+    ops.begin_receive(&[x]).unwrap();
+    bench.begin_hits(&chosen.device_call(sent), chosen.layout, slots).unwrap();
+    let mut found = vec![0.0; x.rows * x.width];
+    ops.receive(&mut [(x, &mut found)]).unwrap();
+    sent
+}
+
+/// Computes the call on the host's choice: experts in slots on the device, the others on the CPU.
+fn finish(chosen: &Chosen, bench: &mut GpuExperts, sent: Sent, slots: &[Option<usize>], all: &[Vec<u8>]) -> DeviceRows {
+    let call = chosen.call(Some(sent.on_device));
+    let routed = route(&call);
+    let mut host = ExpertWorkspace::new(Arc::new(ComputeContext::new(1, false).unwrap()));
+    host.reserve_outputs(&call, &routed);
+    bench.begin(&call, &routed, chosen.layout);
+    let mut wanted: Vec<ExpertId> = routed.ids.clone();
+    wanted.sort_by_key(|id| id.index());
+    wanted.dedup();
+    let (there, away): (Vec<ExpertId>, Vec<ExpertId>) = wanted.iter().partition(|id| slots[id.index()].is_some());
+    let group: Vec<_> = there.iter().map(|id| (*id, slots[id.index()].unwrap())).collect();
+    if !group.is_empty() {
+        bench.compute(&call, &routed, chosen.layout, &group);
+    }
+    if !away.is_empty() {
+        host.begin(&call, &routed, chosen.layout);
+        let away: Vec<_> = away.iter().map(|id| (*id, &all[id.index()][..])).collect();
+        host.compute(&call, &routed, chosen.layout, &away);
+    }
+    bench.begin_sum(&call, &routed, &host).unwrap().expect("inputs are on the device")
+}
+
+/// Compares sums for all gates and several layouts, with any experts on the device.
+pub fn compare(gpu: &Gpu) {
+    let (mut random, ops) = (Random::new(11), ops_of(gpu));
+    let layouts = [
+        ExpertLayout::new(HIDDEN, 96, [NumberFormat::Q4_0; 3], false).unwrap(),
+        ExpertLayout::new(HIDDEN, 64, [NumberFormat::Nvfp4, NumberFormat::F16, NumberFormat::Q4_0], true).unwrap(),
+        ExpertLayout::new(HIDDEN, 40, [NumberFormat::F32; 2], true).unwrap(),
+    ];
+    let gates = gates(&mut random);
+    for (i, layout) in layouts.iter().enumerate() {
+        let experts: Vec<Vec<u8>> = (0..EXPERTS).map(|_| random.expert(layout)).collect();
+        let (mut link, mut bench) = (gpu.link(), gpu.experts(Some(ops.clone())).unwrap());
+        upload_experts(&mut link, layout, &experts);
+        for (which, gate) in gates.iter().enumerate() {
+            bench.prepare(layout, Activation::Silu, gate, 4).unwrap();
+            for (step, tokens) in [1, 4, 1, 4].into_iter().enumerate() {
+                let chosen = Chosen::new(&mut random, which as u16, gate, layout, tokens, step > 1);
+                let share = [1, 2, 5][random.below(3)];
+                let slots: Vec<_> = (0..EXPERTS).map(|slot| (random.below(share) == 0).then_some(slot)).collect();
+                let sent = begin(&chosen, &mut bench, &ops, &slots);
+                let before = link.work();
+                let sums = finish(&chosen, &mut bench, sent, &slots, &experts);
+                let work = link.work();
+                assert_eq!(work.waits, before.waits, "the host does not wait again");
+                assert!(work.launches <= before.launches + 2, "only lists are copied, and sums begun");
+                let wanted = chosen.by_cpu(&numbered(&experts)).1;
+                assert!(same(&receive(&ops, sums), &wanted), "layout {i}, gate {which}, step {step}");
+            }
+        }
+    }
+}
+
+#[test]
+fn experts_on_the_device_are_begun_before_the_host_chooses() {
+    let Some(emulator) = emulator(5) else { return };
+    compare(&gpu(emulator));
+}
+
+/// Replaces experts that were begun. Returns whether results are as if the copies had waited.
+pub fn results_are_right(gpu: &Gpu, seed: u64) -> bool {
+    let (mut random, ops) = (Random::new(seed), ops_of(gpu));
+    let layout = ExpertLayout::new(HIDDEN, 32, [NumberFormat::Q8_0; 3], false).unwrap();
+    let gate = Gate::softmax(EXPERTS, K, true);
+    let mut there: Vec<Vec<u8>> = (0..EXPERTS).map(|_| random.expert(&layout)).collect();
+    let (mut link, mut bench) = (gpu.link(), gpu.experts(Some(ops.clone())).unwrap());
+    upload_experts(&mut link, &layout, &there);
+    bench.prepare(&layout, Activation::Silu, &gate, 1).unwrap();
+    let own: Vec<_> = (0..EXPERTS).map(Some).collect();
+    let mut right = true;
+    for step in 0..4 {
+        let chosen = Chosen::new(&mut random, 0, &gate, &layout, 1, false);
+        let wanted = chosen.by_cpu(&numbered(&there)).1;
+        let next: Vec<Vec<u8>> = (0..EXPERTS).map(|_| random.expert(&layout)).collect();
+        let mut replace = || {
+            for (at, slot) in slots(&layout, &next).into_iter().enumerate() {
+                link.submit(transfer(Direction::ToDevice, slot, at));
+            }
+        };
+        let sent = begin(&chosen, &mut bench, &ops, &own);
+        // Before the host says which it wants, or after.
+        if step % 2 == 0 {
+            replace();
+        }
+        let sums = finish(&chosen, &mut bench, sent, &own, &there);
+        if step % 2 == 1 {
+            replace();
+        }
+        right &= receive(&ops, sums) == wanted;
+        assert!(wait_for_all(&mut link).iter().all(|over| over.result.is_ok()));
+        there = next;
+    }
+    right
+}
+
+/// A step that fails after experts were begun leaves nothing behind that a later call would take for its own.
+#[test]
+fn experts_of_another_call_are_not_taken() {
+    let Some(emulator) = emulator(6) else { return };
+    let gpu = gpu(emulator);
+    let (mut random, ops) = (Random::new(3), ops_of(&gpu));
+    let layout = ExpertLayout::new(HIDDEN, 32, [NumberFormat::Q8_0; 3], false).unwrap();
+    let gate = Gate::softmax(EXPERTS, K, true);
+    let experts: Vec<Vec<u8>> = (0..EXPERTS).map(|_| random.expert(&layout)).collect();
+    let (mut link, mut bench) = (gpu.link(), gpu.experts(Some(ops.clone())).unwrap());
+    upload_experts(&mut link, &layout, &experts);
+    bench.prepare(&layout, Activation::Silu, &gate, 4).unwrap();
+    let own: Vec<_> = (0..EXPERTS).map(Some).collect();
+    for (layer, tokens) in [(1, 1), (0, 2), (0, 1)] {
+        let other = Chosen::new(&mut random, layer, &gate, &layout, tokens, false);
+        begin(&other, &mut bench, &ops, &own);
+        // Rows get the addresses of those of the call before.
+        ops.begin_layer();
+        let chosen = Chosen::new(&mut random, 0, &gate, &layout, 1, false);
+        let sent = chosen.send(&ops);
+        let sums = finish(&chosen, &mut bench, sent, &own, &experts);
+        assert_eq!(
+            receive(&ops, sums),
+            chosen.by_cpu(&numbered(&experts)).1,
+            "begun for layer {layer}, {tokens} tokens"
+        );
+    }
+}
