@@ -371,7 +371,8 @@ struct NewHeadsArgs {
     u32 norm_last;
     // On values.
     float value_factor;
-    u32 unused;
+    // Whether each head of the values has a norm without a weight.
+    u32 value_norm;
 
     // A head whose values are in one row, of the `count` heads of a token.
     __device__ NewHead head(const float *token, u32 head, u32 count, const float *weights, u32 width) const {
@@ -451,9 +452,11 @@ template <typename Kind> __device__ void new_heads_of(const AttentionKernelArgs 
     } else if (heads.values) {
         const float *value = heads.values + (first + head) * args.value_width;
         u8 *out = (u8 *)args.value_pages[position >> shift] + row * args.value_row_stride;
+        auto at = [value, &heads](u32 i) { return clipped(value[i], heads.limit); };
+        float scale = heads.value_norm ? rms_scale(at, args.value_width, heads.eps) : 1.0f;
         for (u32 from = 0; from < args.value_width; from += WARP) {
             u32 i = from + lane;
-            float own = i < args.value_width ? scaled(clipped(value[i], heads.limit), heads.value_factor) : 0.0f;
+            float own = i < args.value_width ? scaled(mul_rn(at(i), scale), heads.value_factor) : 0.0f;
             Kind::store(out, i, own, i < args.value_width);
         }
     }

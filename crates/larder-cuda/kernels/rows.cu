@@ -5,7 +5,7 @@
 extern "C" __global__ void add_scaled(const float *x, const float *y, float *out, u32 count, u32 period, float factor) {
     u32 i = index_of_thread();
     if (i >= count) return;
-    out[i] = add_rn(x[i], scaled(y[i % period], factor));
+    out[i] = add_rn(x ? x[i] : 0.0f, scaled(y[i % period], factor));
 }
 
 // The norm of a row whose values are at(0), at(1), …: out = value / sqrt(mean(value^2) + eps) * weight, and unless blocks is null the same,

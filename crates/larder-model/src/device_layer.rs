@@ -23,6 +23,8 @@ pub(crate) struct DeviceLayer<'a> {
     ffn: Option<DeviceFfn<'a>>,
     /// On what a part adds to the residual stream.
     factor: f32,
+    /// On the output of the layer.
+    scale: f32,
 }
 
 /// A mixer between its norms.
@@ -71,6 +73,8 @@ struct MoeRows<'a> {
     input: DeviceRows,
     /// What its experts read.
     of_experts: DeviceRows,
+    /// The router logits, if they are known from before attention.
+    early: Option<DeviceRows>,
     residual: DeviceRows,
     /// The residual stream, if outputs are to be added to it.
     onto: Option<DeviceRows>,
@@ -88,7 +92,7 @@ impl<'a> DeviceLayer<'a> {
     /// The layer on the device of its model; `None` if a part of it is computed on the CPU only.
     pub fn of(layer: &'a Layer, others: OtherLayers, stack: &'a Stack) -> Option<Self> {
         let ops = stack.head.compute().device_ops.as_deref()?;
-        if others.cross.is_some() || layer.scale != 1.0 {
+        if others.cross.is_some() {
             return None;
         }
         let mixer = match &layer.mixer {
@@ -99,7 +103,7 @@ impl<'a> DeviceLayer<'a> {
             Some(branch) => Some(DeviceFfn::of(branch)?),
             None => None,
         };
-        Some(DeviceLayer { ops, mixer, ffn, factor: stack.factors.residual as f32 })
+        Some(DeviceLayer { ops, mixer, ffn, factor: stack.factors.residual as f32, scale: layer.scale as f32 })
     }
 
     /// The output of the layer for its input `x`, which the device may still be computing when this returns.
@@ -115,6 +119,16 @@ impl<'a> DeviceLayer<'a> {
         if let (Some(known), Some(moe)) = (&known, layer.moe()) {
             running.experts.will_use(moe.layer, &moe.gate, known);
         }
+        if self.mixer.as_ref().is_some_and(|mixer| mixer.part.input_place() == HiddenPlace::Device) {
+            self.ops.begin_layer();
+        }
+        let early = match layer.moe().filter(|moe| moe.early) {
+            Some(moe) => {
+                let x = x.on_device(self.ops)?;
+                moe.begin_router(x, x, self.ops)?
+            }
+            None => None,
+        };
         let [residual, input] = match &self.mixer {
             Some(mixer) => self.mix(mixer, x, kv, running.pass)?,
             // The residual stream is of the layer before, and has to outlive a wait for the router.
@@ -126,7 +140,7 @@ impl<'a> DeviceLayer<'a> {
         };
         let Some(ffn) = &self.ffn else {
             running.clock.lap(Phase::Mixing, running.tap);
-            return Ok(Hidden::Device(residual));
+            return self.scaled(residual).map(Hidden::Device);
         };
         // Experts are added to the residual stream at once where nothing comes between.
         let onto = Some(residual).filter(|_| ffn.after.is_none() && self.factor == 1.0);
@@ -134,7 +148,7 @@ impl<'a> DeviceLayer<'a> {
             Ffn::Dense(mlp) => (mlp.begin(input, self.ops)?, false),
             Ffn::Moe(moe) => {
                 let of_experts = moe.begin_input(input, self.ops)?;
-                let of_moe = MoeRows { moe, known: known.as_deref(), input, of_experts, residual, onto };
+                let of_moe = MoeRows { moe, known: known.as_deref(), input, of_experts, early, residual, onto };
                 (self.experts(&of_moe, others, running)?, onto.is_some())
             }
         };
@@ -143,7 +157,12 @@ impl<'a> DeviceLayer<'a> {
             false => self.ops.add(residual, ffn.after.begin(y, self.ops)?, self.factor)?,
         };
         running.clock.lap(Phase::Experts, running.tap);
-        Ok(Hidden::Device(x))
+        self.scaled(x).map(Hidden::Device)
+    }
+
+    /// The output of the layer.
+    fn scaled(&self, x: DeviceRows) -> Result<DeviceRows> {
+        if self.scale == 1.0 { Ok(x) } else { self.ops.scale(x, self.scale) }
     }
 
     /// The residual stream behind the mixer, and that behind the norm of the feed-forward part, if there is one.
@@ -160,7 +179,6 @@ impl<'a> DeviceLayer<'a> {
                 (x.on_device(self.ops)?, Hidden::Host(input))
             }
             HiddenPlace::Device => {
-                self.ops.begin_layer();
                 let norm = mixer.norm.for_devices().expect("checked when the layer was chosen");
                 let x = x.on_device(self.ops)?;
                 (x, Hidden::Device(norm.begin(x, self.ops)?))
@@ -176,14 +194,19 @@ impl<'a> DeviceLayer<'a> {
 
     /// The outputs of the experts. Waits for the router, unless the device chooses them.
     fn experts(&self, rows: &MoeRows, others: OtherLayers, running: &mut Running) -> Result<DeviceRows> {
-        let MoeRows { moe, known, input, of_experts, residual, onto } = *rows;
+        let MoeRows { moe, known, input, of_experts, early, residual, onto } = *rows;
         let Running { pass, experts, tap, clock } = running;
-        let logits = moe.router.begin(input, self.ops)?;
+        let logits = match early {
+            Some(logits) => Some(logits),
+            None => moe.begin_router(residual, input, self.ops)?,
+        };
+        let with = |always| MoeOnDevice { x: input, of_experts, always, residual: onto, ops: self.ops };
         if let Some(logits) = logits.filter(|_| moe.is_whole_on_devices() && !tap.wants_routing())
             && experts.chooses_on_device(moe.layer, &moe.gate, pass.tokens())
         {
             clock.lap(Phase::Mixing, *tap);
-            return moe.begin_chosen([input, of_experts], logits, onto, self.ops, *experts);
+            let always = moe.begin_always(residual, input, self.ops)?;
+            return moe.begin_chosen(with(always), logits, *experts);
         }
         let hint = match experts.wants_hint(HintSource::LayerBefore, pass.tokens()) {
             true => self.hint(residual, others.following)?,
@@ -195,7 +218,7 @@ impl<'a> DeviceLayer<'a> {
         let wanted: Vec<DeviceRows> = [Some(of_experts), logits, hinted].into_iter().flatten().collect();
         self.ops.begin_receive(&wanted)?;
         // What does not depend on the host's choice.
-        let shared = moe.begin_shared(input, self.ops)?;
+        let always = moe.begin_always(residual, input, self.ops)?;
         if let Some(logits) = logits {
             moe.begin_hits(of_experts, logits, *experts)?;
         }
@@ -211,15 +234,14 @@ impl<'a> DeviceLayer<'a> {
             _ => {}
         }
         let of_moe = MoeInput { residual: &x, x: &x, early, known, state: &pass.router_state };
-        let rows = MoeOnDevice { x: input, of_experts, shared, residual: onto, ops: self.ops };
-        moe.begin(of_moe, rows, &pass.origins, *experts, *tap, clock)
+        moe.begin(of_moe, with(always), &pass.origins, *experts, *tap, clock)
     }
 
     /// Begins what the router of the next MoE layer would choose by if this layer's experts added nothing; `None` behind the last one.
     fn hint<'l>(&self, residual: DeviceRows, following: &'l [Layer]) -> Result<Option<Hint<'l>>> {
         let Some((ffn, moe)) = next_moe(following) else { return Ok(None) };
         let logits = match ffn.norm.for_devices().filter(|_| ffn.connection.is_none() && moe.is_for_devices()) {
-            Some(norm) => moe.router.begin(norm.begin(residual, self.ops)?, self.ops)?,
+            Some(norm) => moe.begin_router(residual, norm.begin(residual, self.ops)?, self.ops)?,
             None => None,
         };
         Ok(Some(logits.map_or(Hint::Residual(residual), |logits| Hint::Logits(moe, logits))))

@@ -155,6 +155,8 @@ pub struct NewHeadsArgs {
     pub norm_last: bool,
     /// Factor on values.
     pub value_factor: f32,
+    /// Whether each head of the values has a norm without weights.
+    pub value_norm: bool,
 }
 
 impl NewHeadsArgs {
@@ -170,8 +172,12 @@ impl NewHeadsArgs {
         let front = [q, k, v, rest, of_q, of_k, turns, scales, eps.to_bits()];
         let flags = [interleaved, whole].map(u32::from);
         let (last, factor) = (u32::from(self.norm_last), self.value_factor.to_bits());
+        let of_values = u32::from(self.value_norm);
         let limit = clip.unwrap_or(f32::INFINITY).to_bits();
-        pack(front, [split, rest_step, rest_first, norm_width, first, dim, flags[0], flags[1], limit, last, factor, 0])
+        pack(
+            front,
+            [split, rest_step, rest_first, norm_width, first, dim, flags[0], flags[1], limit, last, factor, of_values],
+        )
     }
 }
 
@@ -267,12 +273,13 @@ mod tests {
             clip: Some(1.0),
             norm_last: true,
             value_factor: 2.0,
+            value_norm: true,
         };
         let words: Vec<u32> = args.to_bytes().as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b)).collect();
         assert_eq!(words[..16], (1..9).flat_map(|at| [at, 0]).collect::<Vec<u32>>());
         assert_eq!(
             words[16..],
-            [0, 0x3FE0_0000, 9, 10, 11, 12, 13, 14, 1, 1, 0x3F80_0000, 1, 0x4000_0000, 0],
+            [0, 0x3FE0_0000, 9, 10, 11, 12, 13, 14, 1, 1, 0x3F80_0000, 1, 0x4000_0000, 1],
             "eps is a double"
         );
     }

@@ -198,7 +198,7 @@ impl Launches {
         self.launch("read_all", [blocks, 1], THREADS, &arguments)
     }
 
-    /// `out = x + factor · y` of `count` values; `y` has `period` values, which repeat.
+    /// `out = x + factor · y` of `count` values, with 0 for `x` at address 0; `y` has `period` values, which repeat.
     pub fn add_scaled(&self, [x, y, out]: [u64; 3], count: u32, period: u32, factor: f32) -> Result<()> {
         let [x, y, out] = [x, y, out].map(Argument::Address);
         let arguments = [x, y, out, Argument::Word(count), Argument::Word(period), Argument::Float(factor)];

@@ -280,7 +280,7 @@ impl DeviceOps for GpuOps {
         tasks: &[&AttentionArgs<DeviceKvView>],
     ) -> larder_model::Result<DeviceRows> {
         let mut state = self.lock();
-        let DeviceHeads { queries, rest, keys, values, norm, clip, value_factor, rotation, scales } = heads;
+        let DeviceHeads { queries, rest, keys, values, norm, clip, value_norm, value_factor, rotation, scales } = heads;
         let Some(task) = tasks.first() else {
             return Err(GpuError::Unsupported("attention of no sequence has no heads".into()).into());
         };
@@ -304,6 +304,14 @@ impl DeviceOps for GpuOps {
             args.weights = [of(norm.weights[0])?, of(norm.weights[1])?];
             (args.eps, args.whole, args.norm_last) = (norm.eps, norm.whole, norm.behind_rotation);
             args.norm_width = word(norm.width.unwrap_or(width))?;
+        }
+        if let Some(eps) = value_norm {
+            if norm.is_some_and(|norm| norm.eps != *eps) {
+                return Err(
+                    GpuError::Unsupported("norms of keys and of values that add different numbers".into()).into()
+                );
+            }
+            (args.eps, args.value_norm) = (*eps, true);
         }
         let mut turns: &[(f32, f32)] = &[];
         if let Some(DeviceRotation { turns: all, first, dim, interleaved }) = rotation {
@@ -405,6 +413,14 @@ impl DeviceOps for GpuOps {
 
     fn norm_gate(&self, x: DeviceRows, gates: DeviceRows, norm: &NormGate) -> larder_model::Result<DeviceRows> {
         Ok(self.lock().norm_gate(x, gates, norm)?)
+    }
+
+    fn scale(&self, x: DeviceRows, factor: f32) -> larder_model::Result<DeviceRows> {
+        let mut state = self.lock();
+        let (x_at, values) = (state.at(x)?, word(x.rows * x.width)?);
+        let (scaled, out) = state.result(x.rows, x.width)?;
+        state.launches.add_scaled([0, x_at, out], values, values, factor)?;
+        Ok(scaled)
     }
 
     fn add(&self, x: DeviceRows, y: DeviceRows, factor: f32) -> larder_model::Result<DeviceRows> {

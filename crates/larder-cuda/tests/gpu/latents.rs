@@ -84,6 +84,7 @@ impl<'a> Layer<'a> {
                 behind_rotation: false,
             }),
             clip: None,
+            value_norm: None,
             value_factor: 1.0,
             rotation: (rope > 0).then_some(DeviceRotation {
                 turns: &step.turns,

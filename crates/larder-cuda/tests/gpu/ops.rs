@@ -118,6 +118,7 @@ impl<'a> Layer<'a> {
                 width: None,
                 behind_rotation: shape.heads == 2,
             }),
+            value_norm: [16, 66].contains(&shape.value).then_some(1e-6),
             value_factor: if shape.heads == 3 { 0.6 } else { 1.0 },
             clip: (shape.norm != Some(false)).then_some(0.75),
             rotation: shape.rotation.map(|(dim, interleaved)| DeviceRotation {

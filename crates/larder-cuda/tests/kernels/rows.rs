@@ -48,6 +48,14 @@ fn scaled_rows_are_added() {
         let scaled = |v: f32| if factor == 1.0 { v } else { v * factor + 0.0 };
         let want: Vec<f32> = x.iter().zip(y.iter().cycle()).map(|(x, y)| x + scaled(*y)).chain([7.0]).collect();
         assert_same(&got, &want, format!("{count} values, {factor}"));
+        if factor != 1.0 {
+            let arguments =
+                [Argument::Address(0), input(&y), output(&mut got), word(count), word(period), Argument::Float(factor)];
+            // SAFETY: as above, without `x`.
+            unsafe { launch(emulator, "add_scaled", [count.div_ceil(256), 1], 256, &arguments) };
+            let want: Vec<f32> = y.iter().cycle().take(count).map(|y| scaled(*y)).chain([7.0]).collect();
+            assert_same(&got, &want, format!("{count} values times {factor}"));
+        }
         assert_eq!(got[0].is_sign_negative(), factor == 1.0, "the sign of zero");
     }
 }

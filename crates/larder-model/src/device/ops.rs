@@ -34,6 +34,8 @@ pub struct DeviceHeads<'a> {
     pub norm: Option<HeadNorm>,
     /// Queries and keys behind a norm over all heads, and values, are clamped to ± this.
     pub clip: Option<f32>,
+    /// Each head of the values has an RMS norm without weights, with this added under the root; the same as in `norm`, if there is one.
+    pub value_norm: Option<f64>,
     /// Factor on the values.
     pub value_factor: f32,
     /// The rotation of each head of queries and keys.
@@ -134,6 +136,9 @@ pub trait DeviceOps: Send + Sync {
 
     /// The norm of parts of the rows of `x`, with a function of `gates`, of the same shape.
     fn norm_gate(&self, x: DeviceRows, gates: DeviceRows, norm: &NormGate) -> Result<DeviceRows>;
+
+    /// `factor · x`
+    fn scale(&self, x: DeviceRows, factor: f32) -> Result<DeviceRows>;
 
     /// `x + factor · y`, of rows of equal shapes.
     fn add(&self, x: DeviceRows, y: DeviceRows, factor: f32) -> Result<DeviceRows>;

@@ -128,6 +128,10 @@ impl OpsDouble {
         let values = heads.values.map(|values| {
             let mut values = state.values(values).to_vec();
             clip(&mut values);
+            if let Some(eps) = heads.value_norm {
+                let width = tasks[0].values.width;
+                values.chunks_exact_mut(width).for_each(|head| rms_row(head, &vec![1.0; width], eps));
+            }
             if heads.value_factor != 1.0 {
                 values.iter_mut().for_each(|value| *value = *value * heads.value_factor + 0.0);
             }
@@ -394,6 +398,12 @@ impl DeviceOps for OpsDouble {
             }
         }
         Ok(state.push(x.width, values))
+    }
+
+    fn scale(&self, x: DeviceRows, factor: f32) -> Result<DeviceRows> {
+        let mut state = self.lock();
+        let scaled = state.values(x).iter().map(|v| v * factor + 0.0).collect();
+        Ok(state.push(x.width, scaled))
     }
 
     fn add(&self, x: DeviceRows, y: DeviceRows, factor: f32) -> Result<DeviceRows> {

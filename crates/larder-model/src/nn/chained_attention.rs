@@ -12,7 +12,6 @@ use crate::step::LayerStates;
 
 impl ChainedMixer for Attention {
     fn input_place(&self) -> HiddenPlace {
-        let clean = self.value_norm.is_none();
         let gate = match &self.output_gate {
             OutputGate::Product(product, _) => product.is_on_device(),
             OutputGate::None => true,
@@ -23,19 +22,21 @@ impl ChainedMixer for Attention {
             }
             _ => false,
         };
-        let norm = match &self.norm {
-            QkNorm::None => true,
+        let (norm, eps) = match &self.norm {
+            QkNorm::None => (true, None),
             QkNorm::Whole(q, k) | QkNorm::PerHead(q, k) | QkNorm::PerHeadAfterRope(q, k) => {
                 match (q.as_rms(), k.as_rms()) {
-                    (Some((_, of_queries)), Some((_, of_keys))) => of_queries == of_keys,
-                    _ => false,
+                    (Some((_, of_queries)), Some((_, of_keys))) => (of_queries == of_keys, Some(of_keys)),
+                    _ => (false, None),
                 }
             }
-            QkNorm::AfterRope { .. } => true,
+            QkNorm::AfterRope { eps } => (true, Some(*eps)),
         };
+        // All norms add the same.
+        let value_norm = self.value_norm.is_none_or(|of_values| eps.is_none_or(|eps| eps == of_values));
         // A norm of each head is behind the clip.
         let clip = self.clip.is_none() || matches!(self.norm, QkNorm::None | QkNorm::Whole(..));
-        match clean && clip && gate && products && norm {
+        match value_norm && clip && gate && products && norm {
             true => HiddenPlace::Device,
             false => HiddenPlace::Host,
         }
@@ -93,8 +94,9 @@ impl Attention {
         });
         let scales = self.temperature.map_or_else(Vec::new, |temperature| temperature.scales(pass));
         let (rest, values, clip) = (None, Some(values), self.clip.map(|limit| limit as f32));
-        let value_factor = self.value_scale as f32;
-        let heads = DeviceHeads { queries, rest, keys, values, norm, clip, value_factor, rotation, scales: &scales };
+        let (value_norm, value_factor) = (self.value_norm, self.value_scale as f32);
+        let scales = &scales;
+        let heads = DeviceHeads { queries, rest, keys, values, norm, clip, value_norm, value_factor, rotation, scales };
         let mixed = self.over_rows().begin_new(ops, &heads, (states, KEYS_AND_VALUES), (pass, self.mask))?;
         Ok((mixed, gate))
     }

@@ -73,6 +73,7 @@ impl ChainedMixer for LatentAttention {
             values: None,
             norm: Some(HeadNorm { weights, eps, whole: false, width: Some(kv_rank), behind_rotation: false }),
             clip: None,
+            value_norm: None,
             value_factor: 1.0,
             rotation,
             scales: &scales,

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use candle_core::{Device, Tensor};
 use larder_core::Rng;
 
-use super::{ChainedMixer, ForwardPass, GateFunction, LayerKv, LayerShape, Mixer, StateLens, TokenScratch};
+use super::{Activation, ChainedMixer, ForwardPass, GateFunction, LayerKv, LayerShape, Mixer, StateLens, TokenScratch};
 use crate::device::{DeviceConvolution, DeviceCopy, DeviceOps, DeviceRows, StateSpan};
 use crate::error::Result;
 use crate::hidden::Hidden;
@@ -68,17 +68,19 @@ impl CausalConv {
         CausalConv::with_taps((0..width).flat_map(column).collect(), None, channels, width)
     }
 
-    /// As [`forward`](Self::forward), begun on a device, for inputs that are side by side; they are not dilated.
+    /// As [`forward`](Self::forward), begun on a device, for inputs that are side by side, and its activation; they are not dilated.
     pub(super) fn begin(
         &self,
         inputs: &[DeviceRows],
         spans: &[StateSpan],
-        silu: bool,
+        act: Option<Activation>,
         ops: &dyn DeviceOps,
     ) -> Result<DeviceRows> {
+        let silu = act == Some(Activation::Silu);
         let taps = self.taps_copy.of(&self.taps, ops)?;
         let bias = self.bias.as_ref().map(|bias| self.bias_copy.of(bias, ops)).transpose()?;
-        ops.convolve(&DeviceConvolution { inputs, taps, bias, width: self.width, silu }, spans)
+        let out = ops.convolve(&DeviceConvolution { inputs, taps, bias, width: self.width, silu }, spans)?;
+        act.filter(|_| !silu).map_or(Ok(out), |act| ops.activate(act, out))
     }
 
     /// Values of the window that is kept between passes.
@@ -172,7 +174,7 @@ impl ChainedMixer for ShortConv {
         let [b, c, x] = products.expect("the products are on the device");
         let (gate, hidden) = (GateFunction::Identity, x.width);
         let spans = states.extend_recurrent(pass, self.state_lens())?;
-        let conv = self.conv.begin(&[ops.gate(b, x, gate, hidden)?], &spans, false, ops)?;
+        let conv = self.conv.begin(&[ops.gate(b, x, gate, hidden)?], &spans, None, ops)?;
         let y = self.output.begin(ops.gate(c, conv, gate, hidden)?, ops)?;
         Ok(y.expect("the output product is on the device"))
     }

@@ -52,14 +52,23 @@ pub struct LatentExperts {
     pub up: Linear,
 }
 
+/// Rows that do not depend on the routed experts.
+#[derive(Clone, Copy)]
+pub(crate) struct AlwaysOnDevice {
+    /// Of the dense MLP beside the experts.
+    beside: Option<DeviceRows>,
+    /// Of the shared expert, unless the CPU computes it.
+    shared: Option<DeviceRows>,
+}
+
 /// The rows of a layer on a device, and what computes with them.
 pub(crate) struct MoeOnDevice<'a> {
     /// The input of the layer.
     pub x: DeviceRows,
     /// What experts read of it; the input of the call has it in main memory.
     pub of_experts: DeviceRows,
-    /// The output of the shared expert, if it [was begun](Moe::begin_shared).
-    pub shared: Option<DeviceRows>,
+    /// What [was begun](Moe::begin_always) of it.
+    pub always: AlwaysOnDevice,
     /// The residual stream, if outputs are to be added to it.
     pub residual: Option<DeviceRows>,
     /// The operations of the device.
@@ -219,15 +228,15 @@ impl Moe {
 
     /// Whether [`begin`](Self::begin) computes it.
     pub(crate) fn is_for_devices(&self) -> bool {
-        let plain = self.beside.is_none() && self.capacity.is_none();
-        // Only the input of the experts is read back, in their width; router and shared expert have to do without the layer's input.
-        let latent = self.latent.as_ref().is_none_or(|latent| {
-            let shared = self.shared.as_ref().is_none_or(SharedExpert::is_for_devices);
-            latent.is_on_device() && shared && self.router.is_for_devices()
-        });
+        let beside = self.beside.as_ref().is_none_or(DenseBeside::is_for_devices);
+        let latent = self.latent.as_ref().is_none_or(LatentExperts::is_on_device);
+        // Only what the experts read is read back. Where that is not the input of the layer, all others have to do without it on the host.
+        let shared = self.shared.as_ref().is_none_or(SharedExpert::is_for_devices);
+        let apart = self.latent.is_some() || self.beside.is_some() || self.early;
+        let others = !apart || (shared && self.router.is_for_devices());
         // A factor is a part of adding the sums to a shared expert.
         let factor = self.factor == 1.0 || (self.latent.is_none() && self.shared.is_some());
-        plain && latent && factor && !self.early && !self.router.may_skip()
+        beside && latent && others && factor && self.capacity.is_none() && !self.router.may_skip()
     }
 
     /// What the experts read of the input `x` of the layer, begun on a device.
@@ -240,27 +249,56 @@ impl Moe {
 
     /// Whether nothing comes between the sums of routed experts and what they are added to.
     fn adds_at_once(&self) -> bool {
-        self.latent.is_none() && self.factor == 1.0
+        self.latent.is_none() && self.beside.is_none() && self.factor == 1.0
     }
 
     /// The output of the layer on a device, from the sums of its routed experts in their own width.
     fn begin_output(
         &self,
         sums: DeviceRows,
+        beside: Option<DeviceRows>,
         added: [Option<DeviceRows>; 2],
         ops: &dyn DeviceOps,
     ) -> Result<DeviceRows> {
-        let y = match &self.latent {
+        let mut y = match &self.latent {
             Some(latent) => latent.up.begin(sums, ops)?.expect("it is for devices"),
             None => sums,
         };
+        if let (Some(dense), Some(beside)) = (&self.beside, beside) {
+            let after = dense.after_experts.for_devices().expect("it is for devices");
+            y = ops.add(after.begin(y, ops)?, beside, 1.0)?;
+        }
         let mut factor = self.factor as f32;
         added.into_iter().flatten().try_fold(y, |y, more| ops.add(more, y, std::mem::replace(&mut factor, 1.0)))
     }
 
-    /// The output of the shared expert for the input `x`, begun on a device; `None` if there is none, or if the CPU computes it.
-    pub(crate) fn begin_shared(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<Option<DeviceRows>> {
-        self.shared.as_ref().map_or(Ok(None), |shared| shared.begin(x, ops))
+    /// The router logits for the residual stream and what the norm of the layer makes of it, begun on a device; `None` if the CPU computes
+    /// them.
+    pub(crate) fn begin_router(
+        &self,
+        residual: DeviceRows,
+        x: DeviceRows,
+        ops: &dyn DeviceOps,
+    ) -> Result<Option<DeviceRows>> {
+        let input = match &self.beside {
+            _ if self.early => residual,
+            Some(beside) => beside.router_norm.for_devices().expect("it is for devices").begin(residual, ops)?,
+            None => x,
+        };
+        self.router.begin(input, ops)
+    }
+
+    /// What every token uses, for the residual stream and the input `x` of the layer, begun on a device.
+    pub(crate) fn begin_always(
+        &self,
+        residual: DeviceRows,
+        x: DeviceRows,
+        ops: &dyn DeviceOps,
+    ) -> Result<AlwaysOnDevice> {
+        Ok(AlwaysOnDevice {
+            beside: self.beside.as_ref().map(|beside| beside.begin(residual, ops)).transpose()?,
+            shared: self.shared.as_ref().map_or(Ok(None), |shared| shared.begin(x, ops))?,
+        })
     }
 
     /// The call of the experts by router logits on a device.
@@ -288,7 +326,7 @@ impl Moe {
         clock: &mut PhaseClock,
     ) -> Result<DeviceRows> {
         let MoeInput { x, early, known, state, .. } = input;
-        let MoeOnDevice { x: rows, of_experts, shared, residual, ops } = rows;
+        let MoeOnDevice { x: rows, of_experts, always: AlwaysOnDevice { beside, shared }, residual, ops } = rows;
         let logits = match early {
             Some(logits) => logits,
             None => self.router.forward(x, state)?.logits,
@@ -323,8 +361,8 @@ impl Moe {
         let of_cpu = of_cpu.map(|y| with_f32(&y, |y| ops.send(y, rows.width))?).transpose()?;
         match sums {
             Some(sums) if onto.is_some() => Ok(sums),
-            Some(sums) => self.begin_output(sums, [shared.filter(|_| !is_direct).or(of_cpu), residual], ops),
-            None => self.begin_output(ops.send(&out, of_experts.width)?, [shared.or(of_cpu), residual], ops),
+            Some(sums) => self.begin_output(sums, beside, [shared.filter(|_| !is_direct).or(of_cpu), residual], ops),
+            None => self.begin_output(ops.send(&out, of_experts.width)?, beside, [shared.or(of_cpu), residual], ops),
         }
     }
 
@@ -339,19 +377,18 @@ impl Moe {
     /// [whole on devices](Self::is_whole_on_devices), and has asked the path.
     pub(crate) fn begin_chosen(
         &self,
-        [x, of_experts]: [DeviceRows; 2],
+        rows: MoeOnDevice,
         logits: DeviceRows,
-        residual: Option<DeviceRows>,
-        ops: &dyn DeviceOps,
         experts: &mut dyn ExpertPath,
     ) -> Result<DeviceRows> {
-        let (shared, is_direct) = (self.begin_shared(x, ops)?, self.adds_at_once());
+        let MoeOnDevice { of_experts, always: AlwaysOnDevice { beside, shared }, residual, ops, .. } = rows;
+        let is_direct = self.adds_at_once();
         let [at_once, onto] = [shared, residual].map(|rows| rows.filter(|_| is_direct));
         let on_device = CallOnDevice { x: of_experts, shared: at_once, residual: onto };
         let sums = experts.begin_chosen(&self.call_on_device(logits, on_device))?;
         match is_direct {
             true => Ok(sums),
-            false => self.begin_output(sums, [shared, residual], ops),
+            false => self.begin_output(sums, beside, [shared, residual], ops),
         }
     }
 
@@ -432,6 +469,18 @@ fn forward_some(kept: &[usize], call: &MoeCall, experts: &mut dyn ExpertPath, ou
 }
 
 impl DenseBeside {
+    /// Whether [`begin`](Self::begin) and the norms of router and experts are computed on a device.
+    fn is_for_devices(&self) -> bool {
+        let norms = [&self.router_norm, &self.norm, &self.after, &self.after_experts];
+        self.mlp.is_for_devices() && norms.into_iter().all(|norm| norm.for_devices().is_some())
+    }
+
+    /// As [`forward`](Self::forward), begun on a device. The caller guarantees that it [is for devices](Self::is_for_devices).
+    fn begin(&self, residual: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+        let [norm, after] = [&self.norm, &self.after].map(|norm| norm.for_devices().expect("it is for devices"));
+        after.begin(self.mlp.begin(norm.begin(residual, ops)?, ops)?, ops)
+    }
+
     /// The normalised output of the MLP for the residual stream `residual [tokens, hidden]`.
     fn forward(&self, residual: &Tensor) -> Result<Tensor> {
         self.after.forward(&self.mlp.forward(&self.norm.forward(residual)?)?)

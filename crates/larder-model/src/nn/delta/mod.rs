@@ -91,7 +91,7 @@ impl DeltaRule {
 
     /// Whether [`begin`](Self::begin) computes it.
     fn is_for_devices(&self) -> bool {
-        self.act == Activation::Silu && self.output.is_on_device()
+        self.output.is_on_device()
     }
 
     /// As [`forward`](Self::forward), begun on a device. The caller guarantees that it [is for devices](Self::is_for_devices).
@@ -104,7 +104,7 @@ impl DeltaRule {
     ) -> Result<DeviceRows> {
         let ChainedInputs { qkv, z, strengths, decay } = *inputs;
         let spans = states.extend_recurrent(pass, self.state_lens())?;
-        let qkv = self.conv.begin(qkv, &spans, true, ops)?;
+        let qkv = self.conv.begin(qkv, &spans, Some(self.act), ops)?;
         let y = ops.delta(&DeviceDelta { heads: self.heads, qkv, strengths, decay }, &spans)?;
         let (weight, width, eps, order) = (self.norm.on_device(ops)?, self.heads.v_dim, self.eps, GateOrder::NormFirst);
         let y = ops.norm_gate(y, z, &NormGate { weight, width, eps, function: self.gate, order })?;

@@ -182,7 +182,7 @@ impl Mixer for Mamba2 {
 
     fn chained(&self) -> Option<&dyn ChainedMixer> {
         let products = [&self.gate, &self.convolved, &self.step, &self.output];
-        (self.shape.act == Activation::Silu && products.iter().all(|product| product.is_on_device())).then_some(self)
+        products.iter().all(|product| product.is_on_device()).then_some(self)
     }
 
     fn layer_shape(&self) -> LayerShape {
@@ -216,7 +216,7 @@ impl ChainedMixer for Mamba2 {
         let spans = states.extend_recurrent(pass, self.state_lens())?;
         let scan = DeviceScan {
             heads: self.shape.scan(),
-            convolved: self.conv.begin(&[raw], &spans, true, ops)?,
+            convolved: self.conv.begin(&[raw], &spans, Some(self.shape.act), ops)?,
             steps,
             step_bias: self.bias_copy.of(&self.dt_bias, ops)?,
             rates: self.rate_copy.of(&self.rate, ops)?,
