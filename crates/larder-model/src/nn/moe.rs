@@ -9,9 +9,8 @@ use super::output_gate::gated;
 use super::router::RouterOutput;
 use super::{Activation, GateFunction, HandedOn, Mlp, MoeRouter, Norm, TokenScratch};
 use crate::config::config_error;
-use crate::device::{DeviceOps, DeviceRows};
 use crate::error::Result;
-use crate::experts::{CallOnDevice, DeviceMoeCall, ExpertPath, MoeCall, Routed, route};
+use crate::experts::{ExpertPath, MoeCall, Routed, route};
 use crate::matrix::{Linear, with_f32};
 use crate::step::TokenOrigin;
 use crate::tap::{Phase, PhaseClock, Tap};
@@ -50,35 +49,6 @@ pub struct LatentExperts {
     pub down: Linear,
     /// `[hidden, width]`, of the weighted sum of the experts.
     pub up: Linear,
-}
-
-/// Rows that do not depend on the routed experts.
-#[derive(Clone, Copy)]
-pub(crate) struct AlwaysOnDevice {
-    /// Of the dense MLP beside the experts.
-    beside: Option<DeviceRows>,
-    /// Of the shared expert, unless the CPU computes it.
-    shared: Option<DeviceRows>,
-}
-
-/// The rows of a layer on a device, and what computes with them.
-pub(crate) struct MoeOnDevice<'a> {
-    /// The input of the layer.
-    pub x: DeviceRows,
-    /// What experts read of it; the input of the call has it in main memory.
-    pub of_experts: DeviceRows,
-    /// What [was begun](Moe::begin_always) of it.
-    pub always: AlwaysOnDevice,
-    /// The residual stream, if outputs are to be added to it.
-    pub residual: Option<DeviceRows>,
-    /// The operations of the device.
-    pub ops: &'a dyn DeviceOps,
-}
-
-impl LatentExperts {
-    fn is_on_device(&self) -> bool {
-        self.down.is_on_device() && self.up.is_on_device()
-    }
 }
 
 /// The experts of each token of the vocabulary.
@@ -226,172 +196,6 @@ impl Moe {
         }
     }
 
-    /// Whether [`begin`](Self::begin) computes it.
-    pub(crate) fn is_for_devices(&self) -> bool {
-        let beside = self.beside.as_ref().is_none_or(DenseBeside::is_for_devices);
-        let latent = self.latent.as_ref().is_none_or(LatentExperts::is_on_device);
-        // Only what the experts read is read back. Where that is not the input of the layer, all others have to do without it on the host.
-        let shared = self.shared.as_ref().is_none_or(SharedExpert::is_for_devices);
-        let apart = self.latent.is_some() || self.beside.is_some() || self.early;
-        let others = !apart || (shared && self.router.is_for_devices());
-        // A factor is a part of adding the sums to a shared expert.
-        let factor = self.factor == 1.0 || (self.latent.is_none() && self.shared.is_some());
-        beside && latent && others && factor && self.capacity.is_none() && !self.router.may_skip()
-    }
-
-    /// What the experts read of the input `x` of the layer, begun on a device.
-    pub(crate) fn begin_input(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
-        match &self.latent {
-            Some(latent) => Ok(latent.down.begin(x, ops)?.expect("it is for devices")),
-            None => Ok(x),
-        }
-    }
-
-    /// Whether nothing comes between the sums of routed experts and what they are added to.
-    fn adds_at_once(&self) -> bool {
-        self.latent.is_none() && self.beside.is_none() && self.factor == 1.0
-    }
-
-    /// The output of the layer on a device, from the sums of its routed experts in their own width.
-    fn begin_output(
-        &self,
-        sums: DeviceRows,
-        beside: Option<DeviceRows>,
-        added: [Option<DeviceRows>; 2],
-        ops: &dyn DeviceOps,
-    ) -> Result<DeviceRows> {
-        let mut y = match &self.latent {
-            Some(latent) => latent.up.begin(sums, ops)?.expect("it is for devices"),
-            None => sums,
-        };
-        if let (Some(dense), Some(beside)) = (&self.beside, beside) {
-            let after = dense.after_experts.for_devices().expect("it is for devices");
-            y = ops.add(after.begin(y, ops)?, beside, 1.0)?;
-        }
-        let mut factor = self.factor as f32;
-        added.into_iter().flatten().try_fold(y, |y, more| ops.add(more, y, std::mem::replace(&mut factor, 1.0)))
-    }
-
-    /// The router logits for the residual stream and what the norm of the layer makes of it, begun on a device; `None` if the CPU computes
-    /// them.
-    pub(crate) fn begin_router(
-        &self,
-        residual: DeviceRows,
-        x: DeviceRows,
-        ops: &dyn DeviceOps,
-    ) -> Result<Option<DeviceRows>> {
-        let input = match &self.beside {
-            _ if self.early => residual,
-            Some(beside) => beside.router_norm.for_devices().expect("it is for devices").begin(residual, ops)?,
-            None => x,
-        };
-        self.router.begin(input, ops)
-    }
-
-    /// What every token uses, for the residual stream and the input `x` of the layer, begun on a device.
-    pub(crate) fn begin_always(
-        &self,
-        residual: DeviceRows,
-        x: DeviceRows,
-        ops: &dyn DeviceOps,
-    ) -> Result<AlwaysOnDevice> {
-        Ok(AlwaysOnDevice {
-            beside: self.beside.as_ref().map(|beside| beside.begin(residual, ops)).transpose()?,
-            shared: self.shared.as_ref().map_or(Ok(None), |shared| shared.begin(x, ops))?,
-        })
-    }
-
-    /// The call of the experts by router logits on a device.
-    fn call_on_device(&self, logits: DeviceRows, on_device: CallOnDevice) -> DeviceMoeCall<'_> {
-        DeviceMoeCall { layer: self.layer, gate: &self.gate, act: self.act, logits, on_device }
-    }
-
-    /// Begins the experts that a device has, for what they read, before the host knows the choice. [`begin`](Self::begin) follows.
-    pub(crate) fn begin_hits(&self, x: DeviceRows, logits: DeviceRows, experts: &mut dyn ExpertPath) -> Result<()> {
-        match self.by_token {
-            Some(_) => Ok(()),
-            None => experts.begin_hits(&self.call_on_device(logits, CallOnDevice { x, shared: None, residual: None })),
-        }
-    }
-
-    /// As [`forward`](Self::forward), with the outputs as rows of a chain, added to the residual stream if it is among
-    /// `rows`. The caller guarantees that it [is for devices](Self::is_for_devices).
-    pub(crate) fn begin(
-        &self,
-        input: MoeInput,
-        rows: MoeOnDevice,
-        origins: &[TokenOrigin],
-        experts: &mut dyn ExpertPath,
-        tap: &mut dyn Tap,
-        clock: &mut PhaseClock,
-    ) -> Result<DeviceRows> {
-        let MoeInput { x, early, known, state, .. } = input;
-        let MoeOnDevice { x: rows, of_experts, always: AlwaysOnDevice { beside, shared }, residual, ops } = rows;
-        let logits = match early {
-            Some(logits) => logits,
-            None => self.router.forward(x, state)?.logits,
-        };
-        clock.lap(Phase::Routing, tap);
-        let always = OnceCell::new();
-        let of_cpu = self.shared.as_ref().filter(|_| shared.is_none());
-        // A shared expert that the CPU computes is added to the sums before these are added to the residual stream.
-        let is_direct = self.adds_at_once();
-        let onto = residual.filter(|_| of_cpu.is_none() && is_direct);
-        let meanwhile = || {
-            if let Some(of_cpu) = of_cpu {
-                always.get_or_init(|| of_cpu.forward(x));
-            }
-        };
-        let mut out = vec![0.0; rows.rows * of_experts.width];
-        let (routed, sums) = with_f32(&logits, |logits| {
-            with_f32(x, |x| {
-                let (layer, gate, act, tokens) = (self.layer, &self.gate, self.act, rows.rows);
-                let at_once = shared.filter(|_| is_direct);
-                let on_device = Some(CallOnDevice { x: of_experts, shared: at_once, residual: onto });
-                let meanwhile = &meanwhile;
-                experts.begin(
-                    &MoeCall { layer, gate, act, logits, x, on_device, tokens, known, origins, meanwhile },
-                    &mut out,
-                )
-            })
-        })???;
-        with_f32(&logits, |logits| tap.routed(self.layer, logits, &routed))?;
-        meanwhile();
-        let of_cpu = always.into_inner().transpose()?;
-        let of_cpu = of_cpu.map(|y| with_f32(&y, |y| ops.send(y, rows.width))?).transpose()?;
-        match sums {
-            Some(sums) if onto.is_some() => Ok(sums),
-            Some(sums) => self.begin_output(sums, beside, [shared.filter(|_| !is_direct).or(of_cpu), residual], ops),
-            None => self.begin_output(ops.send(&out, of_experts.width)?, beside, [shared.or(of_cpu), residual], ops),
-        }
-    }
-
-    /// Whether a device that chooses experts computes everything else of the layer too.
-    pub(crate) fn is_whole_on_devices(&self) -> bool {
-        self.is_for_devices()
-            && self.by_token.is_none()
-            && self.shared.as_ref().is_none_or(SharedExpert::is_for_devices)
-    }
-
-    /// As [`begin`](Self::begin), with experts that the device chooses by these logits. The caller guarantees that the layer is
-    /// [whole on devices](Self::is_whole_on_devices), and has asked the path.
-    pub(crate) fn begin_chosen(
-        &self,
-        rows: MoeOnDevice,
-        logits: DeviceRows,
-        experts: &mut dyn ExpertPath,
-    ) -> Result<DeviceRows> {
-        let MoeOnDevice { of_experts, always: AlwaysOnDevice { beside, shared }, residual, ops, .. } = rows;
-        let is_direct = self.adds_at_once();
-        let [at_once, onto] = [shared, residual].map(|rows| rows.filter(|_| is_direct));
-        let on_device = CallOnDevice { x: of_experts, shared: at_once, residual: onto };
-        let sums = experts.begin_chosen(&self.call_on_device(logits, on_device))?;
-        match is_direct {
-            true => Ok(sums),
-            false => self.begin_output(sums, beside, [shared, residual], ops),
-        }
-    }
-
     /// What every token uses.
     fn always(&self, residual: &Tensor, x: &Tensor) -> Result<AlwaysUsed> {
         Ok(AlwaysUsed {
@@ -469,18 +273,6 @@ fn forward_some(kept: &[usize], call: &MoeCall, experts: &mut dyn ExpertPath, ou
 }
 
 impl DenseBeside {
-    /// Whether [`begin`](Self::begin) and the norms of router and experts are computed on a device.
-    fn is_for_devices(&self) -> bool {
-        let norms = [&self.router_norm, &self.norm, &self.after, &self.after_experts];
-        self.mlp.is_for_devices() && norms.into_iter().all(|norm| norm.for_devices().is_some())
-    }
-
-    /// As [`forward`](Self::forward), begun on a device. The caller guarantees that it [is for devices](Self::is_for_devices).
-    fn begin(&self, residual: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
-        let [norm, after] = [&self.norm, &self.after].map(|norm| norm.for_devices().expect("it is for devices"));
-        after.begin(self.mlp.begin(norm.begin(residual, ops)?, ops)?, ops)
-    }
-
     /// The normalised output of the MLP for the residual stream `residual [tokens, hidden]`.
     fn forward(&self, residual: &Tensor) -> Result<Tensor> {
         self.after.forward(&self.mlp.forward(&self.norm.forward(residual)?)?)
@@ -488,27 +280,8 @@ impl DenseBeside {
 }
 
 impl SharedExpert {
-    /// Whether [`begin`](Self::begin) computes it.
-    fn is_for_devices(&self) -> bool {
-        self.gate.as_ref().is_none_or(Linear::is_on_device) && self.mlp.is_for_devices()
-    }
-
-    /// As [`forward`](Self::forward), begun on a device; `None` if the CPU computes it.
-    fn begin(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<Option<DeviceRows>> {
-        if !self.is_for_devices() {
-            return Ok(None);
-        }
-        let y = self.mlp.begin(x, ops)?;
-        match &self.gate {
-            Some(gate) => {
-                let gate = gate.begin(x, ops)?.expect("it is for devices");
-                ops.gate(y, gate, GateFunction::Sigmoid, 1).map(Some)
-            }
-            None => Ok(Some(y)),
-        }
-    }
-
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+    /// `x [tokens, hidden]` → same shape
+    pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let y = self.mlp.forward(x)?;
         match &self.gate {
             Some(gate) => gated(y, &GateFunction::Sigmoid.apply(&gate.forward(x)?)?, 1),
