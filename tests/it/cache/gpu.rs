@@ -246,6 +246,20 @@ fn a_token_waits_at_most_once_per_layer() {
     }
 }
 
+/// Where a few experts are not on the device, what lies between the experts of two layers is a graph, and the rest few launches.
+#[test]
+fn a_layer_is_at_most_twelve_launches_outside_graphs() {
+    if no_emulator() {
+        return;
+    }
+    let sizes = ["--vram-experts", "28", "--cache-experts", "4"];
+    let work = work_of_tokens(&sizes, |column| column("gpu_computed") == 8 * 4);
+    let warm = &work[work.len() / 2..];
+    assert!(warm.len() > 20 && warm.iter().all(|[launches, ..]| *launches > 0), "none has all experts: {work:?}");
+    let within = warm.iter().filter(|[launches, graphs, ..]| *launches <= 12 * 8 + 6 && *graphs >= 7).count();
+    assert!(10 * within >= 9 * warm.len(), "{within} of {}: {warm:?}", warm.len());
+}
+
 #[test]
 fn a_prompt_waits_once_for_each_layer() {
     if no_emulator() {

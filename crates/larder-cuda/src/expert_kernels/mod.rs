@@ -105,7 +105,8 @@ impl ExpertKernels {
         self.reserve(group.layout, group.picks.len())?;
         let between = self.between();
         let ExpertKernels { queue, lists, .. } = self;
-        queue.stage(ExpertKernels::list_bytes(group), |base, bytes| lists.write(group, between, base, bytes))?;
+        queue
+            .stage_varying(ExpertKernels::list_bytes(group), |base, bytes| lists.write(group, between, base, bytes))?;
         Ok(())
     }
 

@@ -184,7 +184,7 @@ impl GpuExperts {
         let from_host = |place: usize| computed[place].is_none() && routed.ids[place] != ExpertId::NONE;
         let terms = ExpertTerm::BYTES * places;
         let rows = (0..places).filter(|place| from_host(*place)).count();
-        let terms = self.queue.stage(terms + 4 * hidden * rows, |base, bytes| {
+        let terms = self.queue.stage_varying(terms + 4 * hidden * rows, |base, bytes| {
             let (terms, mut outputs) = bytes.split_at_mut(terms);
             let mut next = base + terms.len() as u64;
             for (place, term) in terms.chunks_exact_mut(ExpertTerm::BYTES).enumerate() {

@@ -34,9 +34,11 @@ pub struct LaunchQueue {
 struct State {
     pending: LaunchList,
     /// Bytes for the launches since the last wait, and for those before.
-    staged: [StagedBytes; 2],
+    staged: [Staged; 2],
     /// The last operation that may read the second of them.
     read_until: u64,
+    /// Whether collected launches read bytes of which there is another number each time.
+    varying: bool,
     /// Operations of the compute stream so far, those that are collected included.
     asked: u64,
     /// How many of them are known to be complete.
@@ -62,8 +64,9 @@ impl LaunchQueue {
     pub fn new(inner: Arc<dyn Driver>) -> Self {
         let state = State {
             pending: LaunchList::default(),
-            staged: [(); 2].map(|()| StagedBytes::default()),
+            staged: [(); 2].map(|()| Staged::default()),
             read_until: 0,
+            varying: false,
             asked: 0,
             reached: 0,
             recorded: HashMap::new(),
@@ -78,9 +81,25 @@ impl LaunchQueue {
     /// the launches until the next wait.
     pub fn stage(&self, bytes: usize, write: impl FnOnce(u64, &mut [u8]) -> Result<()>) -> Result<u64> {
         let mut state = self.lock();
-        let (at, here) = state.staged[0].take(&self.inner, bytes)?;
+        let (at, here) = state.staged[0].steady.take(&self.inner, bytes)?;
         write(at, here)?;
         Ok(at)
+    }
+
+    /// As [`stage`](Self::stage), for lists of another length each time: they do not move what else is staged, so that launches that
+    /// read only that can come again.
+    pub fn stage_varying(&self, bytes: usize, write: impl FnOnce(u64, &mut [u8]) -> Result<()>) -> Result<u64> {
+        let mut state = self.lock();
+        state.varying = true;
+        let (at, here) = state.staged[0].varying.take(&self.inner, bytes)?;
+        write(at, here)?;
+        Ok(at)
+    }
+
+    /// What follows does not read bytes that vary: it is submitted apart from what does, and may become a graph.
+    pub fn end_varying(&self) -> Result<()> {
+        let mut state = self.lock();
+        if state.varying { state.submit(&self.inner) } else { Ok(()) }
     }
 
     /// The number of the last operation of the compute stream.
@@ -101,9 +120,9 @@ impl LaunchQueue {
         self.lock().failures
     }
 
-    /// Allocates memory to stage `bytes` bytes.
+    /// Allocates memory to stage `bytes` bytes that vary.
     pub fn reserve(&self, bytes: usize) -> Result<()> {
-        self.lock().staged.iter_mut().try_for_each(|staged| staged.reserve(&self.inner, bytes))
+        self.lock().staged.iter_mut().try_for_each(|staged| staged.varying.reserve(&self.inner, bytes))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -111,9 +130,27 @@ impl LaunchQueue {
     }
 }
 
+/// Bytes that are staged between two waits.
+#[derive(Default)]
+struct Staged {
+    steady: StagedBytes,
+    varying: StagedBytes,
+}
+
+impl Staged {
+    fn both(&mut self) -> [&mut StagedBytes; 2] {
+        [&mut self.steady, &mut self.varying]
+    }
+
+    fn has_unsent(&self) -> bool {
+        self.steady.has_unsent() || self.varying.has_unsent()
+    }
+}
+
 impl State {
     /// Submits all collected launches, behind a copy of the bytes that are staged for them.
     fn submit(&mut self, inner: &Arc<dyn Driver>) -> Result<()> {
+        self.varying = false;
         if let Some(failed) = &self.failed {
             self.pending.clear();
             return Err(failed.clone());
@@ -130,7 +167,7 @@ impl State {
 
     fn submit_pending(&mut self, inner: &Arc<dyn Driver>) -> Result<()> {
         let mut list = LaunchList::default();
-        for (from, to, bytes) in self.staged[0].take_copies() {
+        for (from, to, bytes) in self.staged[0].both().into_iter().flat_map(StagedBytes::take_copies) {
             match is_kernel_copy(to, bytes) {
                 true => with_copy_launch(from, to, bytes as u64, |copy| list.push(copy)),
                 // SAFETY: both have these bytes, which are written again only when the copy is complete.
@@ -167,7 +204,7 @@ impl State {
         self.reached = self.reached.max(*point);
         if self.read_until <= self.reached && !self.staged[0].has_unsent() {
             self.staged.swap(0, 1);
-            self.staged[0].begin();
+            self.staged[0].both().into_iter().for_each(StagedBytes::begin);
             self.read_until = self.asked;
         }
     }

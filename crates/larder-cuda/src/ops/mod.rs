@@ -143,7 +143,7 @@ impl State {
 
     /// Copies bytes to a buffer.
     fn fill(&mut self, queue: &LaunchQueue, buffer: &DeviceBuffer, bytes: &[u8]) -> Result<()> {
-        let staged = queue.stage(bytes.len(), |_, out| {
+        let staged = queue.stage_varying(bytes.len(), |_, out| {
             out.copy_from_slice(bytes);
             Ok(())
         })?;
@@ -333,6 +333,7 @@ impl DeviceOps for GpuOps {
     }
 
     fn multiply(&self, x: DeviceRows, weights: &[usize]) -> larder_model::Result<Vec<DeviceRows>> {
+        self.queue.end_varying()?;
         let mut results = vec![None; weights.len()];
         // One launch for each number format, in the order of the first of its products.
         while let Some(first) = results.iter().position(Option::is_none) {
@@ -471,6 +472,7 @@ impl DeviceOps for GpuOps {
             && self.queue.take_back(number)
         {
             state.launches.sum_experts_norm(&sum, [weight, out, blocks], eps)?;
+            self.queue.end_varying()?;
             return Ok(normalised);
         }
         state.launches.rms_norm([at, weight, out, blocks], [word(x.rows)?, word(x.width)?], eps)?;
