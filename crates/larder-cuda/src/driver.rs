@@ -16,11 +16,13 @@ pub enum Stream {
     CopyIn,
     /// Copies of experts to main memory.
     CopyOut,
+    /// Copies of experts, in either direction, for which nothing waits.
+    CopyAhead,
 }
 
 impl Stream {
     /// Every stream.
-    pub const ALL: [Stream; 3] = [Stream::Compute, Stream::CopyIn, Stream::CopyOut];
+    pub const ALL: [Stream; 4] = [Stream::Compute, Stream::CopyIn, Stream::CopyOut, Stream::CopyAhead];
 }
 
 /// The handle of an event: a point in a stream. Created by [`Driver::create_event`], set by [`Driver::record`].

@@ -36,6 +36,8 @@ pub struct Transfer {
     pub at: SlotIndex,
     /// Number of bytes; at most the length of either slot.
     pub len: usize,
+    /// Whether no expert that is wanted now waits for it: then it should not keep others waiting.
+    pub is_ahead: bool,
     /// A value that tells the caller which request this was.
     pub tag: u64,
 }

@@ -190,7 +190,7 @@ impl Device for DeviceDouble {
         let next = flights.min_by_key(|(_, (over, _))| *over)?.0;
         let (_, mut transfer) = self.flights.remove(next);
         let result = self.perform(&mut transfer);
-        let Transfer { direction, slot, at, len, tag } = transfer;
+        let Transfer { direction, slot, at, len, tag, .. } = transfer;
         Some(TransferDone { direction, slot, at, len, tag, result })
     }
 
@@ -214,8 +214,8 @@ mod tests {
         for (tag, (mut slot, out)) in slots.into_iter().zip(outs).enumerate() {
             slot.fill(tag as u8 + 1);
             let (at, len, tag) = (tag % 4, SHARD_ALIGN, tag as u64);
-            device.submit(Transfer { direction: Direction::ToDevice, slot, at, len, tag });
-            device.submit(Transfer { direction: Direction::FromDevice, slot: out, at, len, tag });
+            device.submit(Transfer { direction: Direction::ToDevice, slot, at, len, is_ahead: false, tag });
+            device.submit(Transfer { direction: Direction::FromDevice, slot: out, at, len, is_ahead: false, tag });
         }
         let mut order = Vec::new();
         while let Some(over) = device.wait() {
@@ -241,7 +241,14 @@ mod tests {
             let (_, slots) = Arena::new(4, SHARD_ALIGN).unwrap();
             for (tag, slot) in (0..).zip(slots) {
                 let at = tag as usize;
-                device.submit(Transfer { direction: Direction::ToDevice, slot, at, len: SHARD_ALIGN, tag });
+                device.submit(Transfer {
+                    direction: Direction::ToDevice,
+                    slot,
+                    at,
+                    len: SHARD_ALIGN,
+                    is_ahead: false,
+                    tag,
+                });
             }
             (0..polls).filter_map(|poll| Some((poll, device.poll()?.tag))).collect::<Vec<_>>()
         };
@@ -263,7 +270,14 @@ mod tests {
             let (mut slot, mut pending) = (memory.remove(0), Vec::new());
             for round in 1..4 {
                 slot.fill(round);
-                device.submit(Transfer { direction: Direction::ToDevice, slot, at: 0, len: SHARD_ALIGN, tag: 0 });
+                device.submit(Transfer {
+                    direction: Direction::ToDevice,
+                    slot,
+                    at: 0,
+                    len: SHARD_ALIGN,
+                    is_ahead: false,
+                    tag: 0,
+                });
                 slot = device.wait().unwrap().slot;
                 pending.push(slots.begin(0));
             }

@@ -185,8 +185,9 @@ impl Links {
 
     fn copy(&mut self, direction: Direction, expert: ExpertKey, memory: SlotIndex, at: SlotIndex, reason: PromoteFor) {
         let (slot, len) = (self.filler.take(memory), self.filler.bytes(expert.row));
-        let tag = self.filler.number(expert) << 1 | u64::from(reason != PromoteFor::Demand);
-        self.device.submit(Transfer { direction, slot, at, len, tag });
+        let is_ahead = reason != PromoteFor::Demand;
+        let tag = self.filler.number(expert) << 1 | u64::from(is_ahead);
+        self.device.submit(Transfer { direction, slot, at, len, is_ahead, tag });
     }
 
     /// A copy that has completed. Never waits.

@@ -102,7 +102,7 @@ pub struct State {
     latency_s: f64,
     s_per_byte: f64,
     launch_s: f64,
-    queues: [Queue; 3],
+    queues: [Queue; Stream::ALL.len()],
     events: Vec<EventState>,
     random: Rng,
 }

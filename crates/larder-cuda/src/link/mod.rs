@@ -1,4 +1,7 @@
 //! Copies between slots in main memory and slots of the arena, each direction on a stream of its own.
+//!
+//! Copies for which nothing waits have a stream too, in pieces: a copy engine takes turns between streams, so that a wanted expert waits for
+//! a piece at most.
 #![allow(unsafe_code)]
 
 mod staging;
@@ -17,6 +20,11 @@ use staging::{CopyPath, PageLockedSlots};
 
 pub use staging::CopyMode;
 
+/// The streams of copies.
+const STREAMS: [Stream; 3] = [Stream::CopyIn, Stream::CopyOut, Stream::CopyAhead];
+/// Bytes of a piece of a copy for which nothing waits: about as long as launching it takes, on a slow link too.
+const PIECE_BYTES: usize = 512 << 10;
+
 /// The link between main memory and the arena of a GPU. The memory of slots that it has copied stays mapped until it is
 /// dropped.
 pub struct GpuLink {
@@ -26,8 +34,8 @@ pub struct GpuLink {
     locked: PageLockedSlots,
     /// Number of transfers submitted so far.
     submitted: u64,
-    /// Transfers in flight to and from the device, each list in order of completion.
-    flights: [VecDeque<Flight>; 2],
+    /// By stream: transfers in flight, in order of completion.
+    flights: [VecDeque<Flight>; STREAMS.len()],
     /// Transfers that wait for a staging buffer, and all that were submitted after them.
     waiting: VecDeque<(u64, Transfer)>,
     /// Transfers that could not be started.
@@ -84,7 +92,7 @@ impl GpuLink {
             match self.begin(&mut transfer, &mut path) {
                 Ok(events) => {
                     let flight = Flight { number, transfer, path, events };
-                    self.flights[flight.transfer.direction as usize].push_back(flight);
+                    self.flights[list_of(&flight.transfer)].push_back(flight);
                 }
                 Err(e) => {
                     self.driver.drain(); // The copy may have started.
@@ -96,8 +104,9 @@ impl GpuLink {
     }
 
     fn begin(&mut self, transfer: &mut Transfer, path: &mut CopyPath) -> Result<CopyEvents> {
-        let Transfer { direction, at, len, .. } = *transfer;
-        let stream = stream(direction);
+        let Transfer { direction, at, len, is_ahead, .. } = *transfer;
+        let own = list_of(transfer);
+        let stream = STREAMS[own];
         let events = match self.spare_events.pop() {
             Some(events) => events,
             None => CopyEvents { begin: StreamEvent::new(&self.driver)?, end: StreamEvent::new(&self.driver)? },
@@ -106,50 +115,60 @@ impl GpuLink {
             // Kernels only read slots, so a copy out of one need not wait for them.
             self.sync.wait_for_compute(stream, at)?;
         }
-        // Copies in the same direction are in order anyway.
-        let opposite = &self.flights[1 - direction as usize];
-        if let Some(before) = opposite.iter().rev().find(|flight| flight.transfer.at == at) {
-            before.events.end.make_wait(stream)?;
+        // Copies on the same stream are in order anyway.
+        for others in self.flights.iter().enumerate().filter(|(list, _)| *list != own).map(|(_, others)| others) {
+            if let Some(before) = others.iter().rev().find(|flight| flight.transfer.at == at) {
+                before.events.end.make_wait(stream)?;
+            }
         }
         events.begin.record(stream)?;
         if direction == Direction::ToDevice {
             path.fill(transfer);
         }
         let (here, there) = (path.address(transfer), self.sync.address(at));
-        // SAFETY: the slot, or the staging buffer, belongs to this flight until `end` is complete. It has `len` bytes, and
-        // so has the slot on the device.
-        unsafe {
-            match direction {
-                Direction::ToDevice => self.driver.copy_in(stream, here, there, len)?,
-                Direction::FromDevice => self.driver.copy_out(stream, there, here, len)?,
+        let piece = if is_ahead { PIECE_BYTES } else { len.max(1) };
+        for from in (0..len).step_by(piece) {
+            let bytes = piece.min(len - from);
+            // SAFETY: the slot, or the staging buffer, belongs to this flight until `end` is complete. It has `len` bytes, and
+            // so has the slot on the device.
+            unsafe {
+                let (here, there) = (here.add(from), there + from as u64);
+                match direction {
+                    Direction::ToDevice => self.driver.copy_in(stream, here, there, bytes)?,
+                    Direction::FromDevice => self.driver.copy_out(stream, there, here, bytes)?,
+                }
             }
         }
         events.end.record(stream)?;
         Ok(events)
     }
 
-    /// The direction of the flight to wait for: one that is complete, else the one that was submitted first.
+    /// The list of the flight to wait for: one that is complete, else that of a wanted expert, or the one that was submitted first.
     fn next(&self) -> Option<usize> {
-        let number = |direction: &usize| self.flights[*direction].front().map_or(u64::MAX, |flight| flight.number);
-        let oldest = [0, 1].into_iter().min_by_key(number).filter(|direction| !self.flights[*direction].is_empty())?;
-        Some(if !self.is_complete(oldest) && self.is_complete(1 - oldest) { 1 - oldest } else { oldest })
+        let lists = 0..STREAMS.len();
+        let first = |list: &usize| self.flights[*list].front().map(|flight| (flight.transfer.is_ahead, flight.number));
+        let next = lists.clone().filter(|list| first(list).is_some()).min_by_key(first)?;
+        if self.is_complete(next) {
+            Some(next)
+        } else {
+            lists.clone().find(|list| self.is_complete(*list)).or(Some(next))
+        }
     }
 
-    /// Whether the first flight in this direction has ended, with or without an error.
-    fn is_complete(&self, direction: usize) -> bool {
-        self.flights[direction].front().is_some_and(|flight| flight.events.end.is_complete().unwrap_or(true))
+    /// Whether the first flight of a list has ended, with or without an error.
+    fn is_complete(&self, list: usize) -> bool {
+        self.flights[list].front().is_some_and(|flight| flight.events.end.is_complete().unwrap_or(true))
     }
 
-    /// Completes the first flight in this direction, waiting for it if necessary, and starts transfers that wait for its
-    /// staging buffer.
-    fn complete_and_continue(&mut self, direction: usize) -> Option<TransferDone> {
-        let done = self.complete(direction);
+    /// Completes the first flight of a list, waiting for it if necessary, and starts transfers that wait for its staging buffer.
+    fn complete_and_continue(&mut self, list: usize) -> Option<TransferDone> {
+        let done = self.complete(list);
         self.begin_waiting();
         done
     }
 
-    fn complete(&mut self, direction: usize) -> Option<TransferDone> {
-        let Flight { mut transfer, path, events, .. } = self.flights[direction].pop_front()?;
+    fn complete(&mut self, list: usize) -> Option<TransferDone> {
+        let Flight { mut transfer, path, events, .. } = self.flights[list].pop_front()?;
         let took = events.end.synchronise().and_then(|()| events.end.since(&events.begin));
         if took.is_ok() {
             path.empty(&mut transfer);
@@ -158,7 +177,7 @@ impl GpuLink {
         self.spare_events.push(events);
         match took {
             Ok(took) => {
-                let Transfer { direction, slot, at, len, tag } = transfer;
+                let Transfer { direction, slot, at, len, tag, .. } = transfer;
                 Some(TransferDone { direction, slot, at, len, tag, result: Ok(took) })
             }
             Err(e) => Some(failed(transfer, e.to_string())),
@@ -186,7 +205,7 @@ impl Device for GpuLink {
 
     fn poll(&mut self) -> Option<TransferDone> {
         self.failed.pop_front().or_else(|| {
-            let done = [0, 1].into_iter().find(|direction| self.is_complete(*direction))?;
+            let done = (0..STREAMS.len()).find(|list| self.is_complete(*list))?;
             self.complete_and_continue(done)
         })
     }
@@ -214,14 +233,16 @@ impl Drop for GpuLink {
     }
 }
 
-fn stream(direction: Direction) -> Stream {
-    match direction {
-        Direction::ToDevice => Stream::CopyIn,
-        Direction::FromDevice => Stream::CopyOut,
+/// The number of the stream in [`STREAMS`].
+fn list_of(transfer: &Transfer) -> usize {
+    match transfer.direction {
+        _ if transfer.is_ahead => 2,
+        Direction::ToDevice => 0,
+        Direction::FromDevice => 1,
     }
 }
 
 fn failed(transfer: Transfer, cause: String) -> TransferDone {
-    let Transfer { direction, slot, at, len, tag } = transfer;
+    let Transfer { direction, slot, at, len, tag, .. } = transfer;
     TransferDone { direction, slot, at, len, tag, result: Err(DeviceError::Copy { len, direction, at, cause }) }
 }

@@ -94,7 +94,12 @@ pub fn slots(layout: &ExpertLayout, experts: &[Vec<u8>]) -> Vec<Slot> {
 
 pub fn transfer(direction: Direction, slot: Slot, at: usize) -> Transfer {
     let (len, tag) = (slot.len(), at as u64);
-    Transfer { direction, slot, at, len, tag }
+    Transfer { direction, slot, at, len, is_ahead: false, tag }
+}
+
+/// A transfer for which nothing waits.
+pub fn ahead(direction: Direction, slot: Slot, at: usize) -> Transfer {
+    Transfer { is_ahead: true, ..transfer(direction, slot, at) }
 }
 
 pub fn wait_for_all(link: &mut dyn Device) -> Vec<TransferDone> {

@@ -7,7 +7,7 @@ use larder_core::{ExpertLayout, NumberFormat};
 use larder_cuda::{Emulator, EmulatorFault, Gpu, GpuLink};
 use larder_store::reader::{Arena, Slot};
 
-use crate::common::{Random, emulator, gpu, slots, transfer, wait_for_all};
+use crate::common::{MEMORY, Random, ahead, emulator, gpu, slots, transfer, wait_for_all};
 
 const SLOTS: usize = 3;
 const IN_MEMORY: usize = 9;
@@ -38,7 +38,8 @@ impl Model {
             _ => (Direction::FromDevice, self.there[at]),
         };
         self.away[slot.index()] = Some((direction, holds));
-        link.submit(transfer(direction, slot, at));
+        let submitted = if random.below(3) == 0 { ahead } else { transfer };
+        link.submit(submitted(direction, slot, at));
     }
 
     fn landed(&mut self, over: TransferDone) {
@@ -68,7 +69,7 @@ pub fn play(gpu: &Gpu, seed: u64, faults: bool) -> usize {
     let (_, here) = Arena::new(IN_MEMORY, BYTES).unwrap();
     let away = vec![None; IN_MEMORY];
     let mut model = Model { there: vec![None; SLOTS], away, here, number: 0, errors: 0 };
-    for _ in 0..120 {
+    for _ in 0..240 {
         match random.below(4) {
             0 if link.in_flight() > 0 => model.landed(link.wait().expect("some are in flight")),
             1 => std::iter::from_fn(|| link.poll()).for_each(|over| model.landed(over)),
@@ -113,6 +114,33 @@ fn copies_that_fail_come_back_with_their_slot() {
         errors += play(&gpu(emulator), seed, true);
     }
     assert!(errors > 100, "{errors} failed");
+}
+
+/// An expert that is copied ahead is many pieces, between which a wanted one has its turn.
+#[test]
+fn a_wanted_expert_overtakes_those_that_are_copied_ahead() {
+    let (mut overtook, bytes) = (0, MEMORY as usize / 4);
+    for seed in 0..12 {
+        let Some(emulator) = emulator(seed) else { return };
+        let mut link = gpu(emulator).link();
+        link.allocate(3, bytes).unwrap();
+        let (_, memory) = Arena::new(3, bytes).unwrap();
+        for (at, mut slot) in memory.into_iter().enumerate() {
+            slot.fill(at as u8 + 1);
+            let submitted = if at < 2 { ahead } else { transfer };
+            link.submit(submitted(Direction::ToDevice, slot, at));
+        }
+        let done = wait_for_all(&mut link);
+        assert!(done.iter().all(|over| over.result.is_ok()));
+        // Behind the first, which may be there by the time that it is asked for.
+        overtook += usize::from(done[2].at != 2);
+        // All pieces are there.
+        let (_, memory) = Arena::new(3, bytes).unwrap();
+        memory.into_iter().enumerate().for_each(|(at, slot)| link.submit(transfer(Direction::FromDevice, slot, at)));
+        let back = wait_for_all(&mut link);
+        assert!(back.iter().all(|over| over.slot.iter().all(|byte| usize::from(*byte) == over.at + 1)));
+    }
+    assert!(overtook > 8, "the wanted expert was the last in {} of 12", 12 - overtook);
 }
 
 #[test]

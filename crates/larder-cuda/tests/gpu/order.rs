@@ -7,7 +7,7 @@ use larder_core::{ExpertId, ExpertLayout, NumberFormat};
 use larder_cuda::{Gpu, Stream};
 use larder_model::Activation;
 
-use crate::common::{LayerCase, Random, emulator, gpu, slots, transfer, upload_experts, wait_for_all};
+use crate::common::{LayerCase, Random, ahead, emulator, gpu, slots, transfer, upload_experts, wait_for_all};
 use crate::{chosen, hits, link};
 
 /// Replaces experts while they are computed. Returns whether all results are as if each step had waited for the one
@@ -19,7 +19,7 @@ pub fn results_are_right(gpu: &Gpu, seed: u64) -> bool {
     let (mut link, mut bench) = (gpu.link(), gpu.experts(None).unwrap());
     upload_experts(&mut link, &layout, &there);
     let mut right = true;
-    for _ in 0..6 {
+    for round in 0..12 {
         let next: Vec<_> = (0..2).map(|_| random.expert(&layout)).collect();
         let layer = LayerCase::new(&mut random, layout.clone(), Activation::Silu, 3, (2, 2), false);
         let experts: Vec<_> = there.iter().enumerate().map(|(i, data)| (ExpertId(i as u16), data.as_slice())).collect();
@@ -28,8 +28,9 @@ pub fn results_are_right(gpu: &Gpu, seed: u64) -> bool {
         // Every expert is copied out and replaced before anything is waited for.
         let empty = slots(&layout, &[vec![0; layout.bytes], vec![0; layout.bytes]]);
         for (at, (out, slot)) in empty.into_iter().zip(slots(&layout, &next)).enumerate() {
-            link.submit(transfer(Direction::FromDevice, out, at));
-            link.submit(transfer(Direction::ToDevice, slot, at));
+            let submitted = if (round + at) % 2 == 0 { transfer } else { ahead };
+            link.submit(submitted(Direction::FromDevice, out, at));
+            link.submit(submitted(Direction::ToDevice, slot, at));
         }
         right &= layer.finish(&mut bench).unwrap() == wanted;
         for over in wait_for_all(&mut link) {
@@ -52,15 +53,20 @@ fn experts_are_replaced_only_after_they_were_computed() {
 /// A test for each kind of wait, which fails without it.
 #[test]
 fn no_wait_can_be_left_out() {
-    let (compute, copy_in, copy_out) = (Stream::Compute, Stream::CopyIn, Stream::CopyOut);
+    let [compute, copy_in, copy_out, copy_ahead] = Stream::ALL;
     type Check = fn(&Gpu, u64) -> bool;
     let copies: Check = |gpu, seed| std::panic::catch_unwind(AssertUnwindSafe(|| link::play(gpu, seed, false))).is_ok();
-    let waits: [(Stream, Stream, Check); 5] = [
+    let waits: [(Stream, Stream, Check); 10] = [
         (copy_in, compute, results_are_right),
         (copy_in, compute, chosen::results_are_right),
         (copy_in, compute, hits::results_are_right),
         (copy_in, copy_out, copies),
         (copy_out, copy_in, copies),
+        (copy_ahead, compute, results_are_right),
+        (copy_ahead, copy_in, copies),
+        (copy_ahead, copy_out, copies),
+        (copy_in, copy_ahead, copies),
+        (copy_out, copy_ahead, copies),
     ];
     for (waiting, other, is_right) in waits {
         let mut wrong = 0;
