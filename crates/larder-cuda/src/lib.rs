@@ -55,6 +55,7 @@
 //!
 //! ```text
 //! slot in memory ──[stream CopyIn]──▶ slot of the arena ──[stream CopyOut]──▶ slot in memory     (link)
+//!                                          (both on the stream CopyAhead if nothing waits for them)
 //!                                            │ weights
 //! inputs, lists ──[stream Compute]──▶ kernels ──[stream Compute]──▶ outputs                   (experts, products, attention)
 //! ```

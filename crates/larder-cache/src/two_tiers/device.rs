@@ -97,6 +97,11 @@ pub trait Device: Send {
     /// Allocates the memory of all slots. Called once, before everything else.
     fn allocate(&mut self, slots: usize, slot_bytes: usize) -> Result<(), DeviceError>;
 
+    /// These are the slots in memory that transfers will have: what a first copy needs can be made ready meanwhile. Returns at once.
+    fn expect_slots(&mut self, slots: &[Slot]) {
+        let _ = slots;
+    }
+
     /// Begins a transfer without waiting for it. A transfer that cannot begin is accepted as well, and comes back with
     /// its
     /// error.

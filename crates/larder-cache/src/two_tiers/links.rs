@@ -80,6 +80,7 @@ impl Links {
         let shape = tiers.shape();
         assert_eq!(host.memory.len(), shape.host.total_slots(), "one memory slot for each slot of the shape");
         device.allocate(shape.device.total_slots(), host.memory[0].len())?;
+        device.expect_slots(&host.memory);
         let (traffic, completed) = Default::default();
         Ok(Links {
             tiers,

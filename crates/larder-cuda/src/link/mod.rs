@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use larder_cache::two_tiers::{Device, DeviceError, DeviceWork, Direction, Transfer, TransferDone};
+use larder_store::reader::Slot;
 
 use crate::arena_sync::ArenaSync;
 use crate::counted::CountedDriver;
@@ -195,6 +196,10 @@ impl Device for GpuLink {
         self.sync.set_arena(arena, slots, slot_bytes);
         self.locked.set_slot_bytes(slot_bytes);
         Ok(())
+    }
+
+    fn expect_slots(&mut self, slots: &[Slot]) {
+        self.locked.lock_in_background(slots);
     }
 
     fn submit(&mut self, transfer: Transfer) {

@@ -3,7 +3,9 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::{self, JoinHandle};
 
 use larder_cache::two_tiers::{Direction, Transfer};
 use larder_store::reader::{KeptMapping, Slot};
@@ -63,17 +65,27 @@ impl CopyPath {
     }
 }
 
-/// Slots that were page-locked on first use, and staging buffers for all others.
+/// Page-locked slots, and staging buffers for all others. Slots are locked by a thread of their own from the start on, or when they are
+/// first used.
 pub struct PageLockedSlots {
     driver: Arc<dyn Driver>,
     mode: CopyMode,
     slot_bytes: usize,
-    /// Page-locked slots by address.
-    slots: HashMap<usize, LockedSlot>,
+    locked: Arc<LockedSlots>,
+    thread: Option<JoinHandle<()>>,
     /// Staging buffers that are free.
     buffers: Vec<PinnedBuffer>,
     /// Staging buffers allocated so far.
     made: usize,
+}
+
+/// The slots that are page-locked.
+#[derive(Default)]
+struct LockedSlots {
+    /// By address.
+    slots: Mutex<HashMap<usize, LockedSlot>>,
+    /// Whether no more are locked in the background.
+    is_over: AtomicBool,
 }
 
 /// A page-locked slot. Its memory stays mapped: the driver would go on copying from and to the old pages if another slot
@@ -84,10 +96,51 @@ struct LockedSlot {
     _memory: KeptMapping,
 }
 
+/// Memory of a slot that is to be page-locked.
+struct SlotMemory {
+    from: *const u8,
+    bytes: usize,
+    memory: KeptMapping,
+}
+
+// SAFETY: the address is only handed to the driver, and the memory stays mapped.
+unsafe impl Send for SlotMemory {}
+
+impl SlotMemory {
+    fn of(slot: &Slot) -> Self {
+        SlotMemory { from: slot.as_ptr(), bytes: slot.len(), memory: slot.keep_mapped() }
+    }
+}
+
+impl LockedSlots {
+    /// Whether the first `len` bytes of a slot are page-locked, which is tried unless it has failed before.
+    fn lock(&self, slot: SlotMemory, len: usize, driver: &Arc<dyn Driver>, mode: &CopyMode) -> bool {
+        let SlotMemory { from, bytes, memory } = slot;
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(locked) = slots.get(&(from as usize)) {
+            return locked.bytes >= len;
+        }
+        if mode.0.get().is_some() {
+            return false;
+        }
+        // SAFETY: the slot is mapped, and stays so until it is unregistered.
+        match unsafe { driver.register(from, bytes) } {
+            Ok(()) => {
+                slots.insert(from as usize, LockedSlot { bytes, _memory: memory });
+                true
+            }
+            Err(e) => {
+                let _ = mode.0.set(e.to_string());
+                false
+            }
+        }
+    }
+}
+
 impl PageLockedSlots {
     pub fn new(driver: &Arc<dyn Driver>, mode: CopyMode) -> Self {
-        let (slots, buffers) = (HashMap::new(), Vec::new());
-        PageLockedSlots { driver: driver.clone(), mode, slot_bytes: 0, slots, buffers, made: 0 }
+        let (locked, buffers) = (Arc::default(), Vec::new());
+        PageLockedSlots { driver: driver.clone(), mode, slot_bytes: 0, locked, thread: None, buffers, made: 0 }
     }
 
     /// Sets the length of the longest copy.
@@ -95,9 +148,26 @@ impl PageLockedSlots {
         self.slot_bytes = bytes;
     }
 
+    /// Locks these slots one after another, on a thread of its own, until one fails. A copy waits for one of them at most.
+    pub fn lock_in_background(&mut self, slots: &[Slot]) {
+        let slots: Vec<SlotMemory> = slots.iter().map(SlotMemory::of).collect();
+        let (locked, driver, mode) = (self.locked.clone(), self.driver.clone(), self.mode.clone());
+        let lock_all = move || {
+            for slot in slots {
+                let len = slot.bytes;
+                if locked.is_over.load(Ordering::Relaxed) || !locked.lock(slot, len, &driver, &mode) {
+                    return;
+                }
+            }
+        };
+        // Without a thread they are locked when they are used.
+        self.thread = thread::Builder::new().name("page-locking".into()).spawn(lock_all).ok();
+    }
+
     /// The memory for a copy; `None` if it has to wait for a staging buffer.
     pub fn path(&mut self, transfer: &Transfer) -> Result<Option<CopyPath>> {
-        if self.is_locked(&transfer.slot, transfer.len) {
+        let slot = SlotMemory::of(&transfer.slot);
+        if self.locked.lock(slot, transfer.len, &self.driver, &self.mode) {
             return Ok(Some(CopyPath::Direct));
         }
         if self.buffers.is_empty() && self.made < BUFFERS {
@@ -113,32 +183,17 @@ impl PageLockedSlots {
             self.buffers.push(buffer);
         }
     }
-
-    fn is_locked(&mut self, slot: &Slot, len: usize) -> bool {
-        let (from, bytes) = (slot.as_ptr(), slot.len());
-        if let Some(locked) = self.slots.get(&(from as usize)) {
-            return locked.bytes >= len;
-        }
-        if self.mode.0.get().is_some() {
-            return false;
-        }
-        // SAFETY: the slot is mapped, and stays so until it is unregistered.
-        match unsafe { self.driver.register(from, bytes) } {
-            Ok(()) => {
-                self.slots.insert(from as usize, LockedSlot { bytes, _memory: slot.keep_mapped() });
-                true
-            }
-            Err(e) => {
-                let _ = self.mode.0.set(e.to_string());
-                false
-            }
-        }
-    }
 }
 
 impl Drop for PageLockedSlots {
     fn drop(&mut self) {
-        for from in self.slots.keys() {
+        self.locked.is_over.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // It does not panic.
+            let _ = thread.join();
+        }
+        let slots = self.locked.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        for from in slots.keys() {
             // SAFETY: it was registered, and the link has waited for all copies.
             unsafe { self.driver.unregister(*from as *const u8) };
         }

@@ -116,6 +116,39 @@ fn copies_that_fail_come_back_with_their_slot() {
     assert!(errors > 100, "{errors} failed");
 }
 
+#[test]
+fn slots_are_page_locked_before_they_are_used() {
+    let Some(emulator) = emulator(1) else { return };
+    let gpu = gpu(emulator.without_page_locking());
+    let mut link = gpu.link();
+    link.allocate(SLOTS, BYTES).unwrap();
+    let (_, memory) = Arena::new(IN_MEMORY, BYTES).unwrap();
+    link.expect_slots(&memory);
+    let start = std::time::Instant::now();
+    while !gpu.copy_mode().to_string().contains("cannot be page-locked") {
+        assert!(start.elapsed().as_secs() < 20, "no slot was locked in the background");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn slots_are_used_while_others_are_page_locked() {
+    for seed in 0..20 {
+        let Some(emulator) = emulator(seed) else { return };
+        let mut link = gpu(emulator).link();
+        link.allocate(SLOTS, BYTES).unwrap();
+        let (_, memory) = Arena::new(200, BYTES).unwrap();
+        link.expect_slots(&memory);
+        let mut slots = memory.into_iter().rev();
+        for at in 0..SLOTS {
+            link.submit(transfer(Direction::ToDevice, slots.next().unwrap(), at));
+        }
+        assert!(wait_for_all(&mut link).iter().all(|over| over.result.is_ok()));
+        // The arena is unmapped only when the link is dropped, which waits for the thread.
+        drop(slots);
+    }
+}
+
 /// An expert that is copied ahead is many pieces, between which a wanted one has its turn.
 #[test]
 fn a_wanted_expert_overtakes_those_that_are_copied_ahead() {
