@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use larder_cache::two_tiers::Device;
-use larder_core::{ExpertLayout, NumberFormat};
+use larder_core::ExpertLayout;
 use larder_model::{DeviceAttention, DeviceExperts, DeviceOps, DeviceProducts};
 
 use crate::options::{DeviceKind, DeviceOptions, Setting};
@@ -94,6 +94,7 @@ pub fn inspect() -> Option<Result<GpuInspection>> {
 #[cfg(feature = "gpu")]
 mod real {
     use anyhow::Context;
+    use larder_core::NumberFormat;
     use larder_model::Activation;
 
     use super::*;

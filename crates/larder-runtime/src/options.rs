@@ -278,6 +278,8 @@ pub struct EdgeOptions {
 pub enum Setting {
     /// [`Options::context`].
     Context,
+    /// [`ComputeOptions::kv`].
+    Kv,
     /// [`CacheSize::ExpertsPerLayer`].
     CacheExperts,
     /// [`CacheSize::Bytes`].
@@ -322,6 +324,7 @@ impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         f.write_str(match self {
             Setting::Context => "--context",
+            Setting::Kv => "--kv",
             Setting::CacheExperts => "--cache-experts",
             Setting::CacheMem => "--cache-mem",
             Setting::Eviction => "--eviction",

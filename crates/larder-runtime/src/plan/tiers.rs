@@ -3,6 +3,7 @@
 use anyhow::{Result, bail};
 use larder_cache::CacheScope;
 use larder_core::{format_bytes, size_down};
+use larder_model::KvFormat;
 use serde_json::{Value, json};
 
 use super::{DraftMemory, PlanInputs, check_fits, prefill_text, requested_slots, slots_text};
@@ -77,7 +78,19 @@ impl Vram {
     }
 }
 
-impl PlanInputs<'_> {
+impl<'a> PlanInputs<'a> {
+    /// The same inputs with keys and values in smaller formats.
+    pub(super) fn with_smaller_kv(&self) -> impl Iterator<Item = PlanInputs<'a>> {
+        let with = |kv_format| PlanInputs { kv_format, ..self.clone() };
+        let smaller = [KvFormat::F16, KvFormat::Q8_0].map(with).into_iter();
+        smaller.filter(|other| other.page_bytes() < self.page_bytes())
+    }
+
+    /// Bytes of the keys and values of one sequence that fills its context.
+    pub(super) fn kv_bytes_of_context(&self) -> u64 {
+        self.page_bytes() / (self.sequences as u64).max(1)
+    }
+
     /// Bytes of recurrent states on their way between main memory and a GPU, which are in both.
     pub(super) fn moving_bytes(&self) -> u64 {
         if self.on_gpu { self.blueprint.sequence_memory.state_bytes as u64 } else { 0 }
@@ -134,7 +147,12 @@ fn device_slots(inputs: &PlanInputs, vram: &Vram, options: &Options, scope: Cach
         return Ok(slots);
     }
     let nearest = match inputs.per_layer(fits, scope) {
-        0 => format!("not even one expert per layer fits; try a shorter {}", Setting::Context),
+        0 => {
+            let fits = |inputs: &PlanInputs| inputs.slots_in(budget.saturating_sub(vram.base_bytes(inputs)), scope) > 0;
+            let format = inputs.with_smaller_kv().find(fits).map(|smaller| smaller.kv_format);
+            let kv = format.map(|format| format!(" or {} {}", Setting::Kv, format.kind())).unwrap_or_default();
+            format!("not even one expert per layer fits; try a shorter {}{kv}", Setting::Context)
+        }
         n => format!("{} {n} fits", Setting::VramExperts),
     };
     bail!(
@@ -245,12 +263,12 @@ impl TierPlan {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::options::{CacheSize, DeviceOptions};
     use crate::plan::tests::{MEGA, beside_reserve, blueprint, inputs, options};
 
-    fn vram(free: u64) -> Vram {
+    pub fn vram(free: u64) -> Vram {
         Vram { name: "a GPU".into(), free_bytes: free, resident_bytes: MEGA }
     }
 
@@ -293,7 +311,10 @@ mod tests {
         let text = |free, options: &Options| decide(&inputs, &vram(free), options).unwrap_err().to_string();
         let many = text(24 * MEGA, &with_vram(None, Some(7), none()));
         assert!(many.contains("29.4 MB of experts") && many.ends_with("--vram-experts 4 fits"), "{many}");
-        assert!(text(2 * MEGA, &none()).contains("not even one expert per layer"));
+        assert!(text(2 * MEGA, &none()).ends_with("not even one expert per layer fits; try a shorter --context"));
+        // Of 1 MiB of keys and values, q8_0 leaves a little more than half.
+        let tight = text(6 * MEGA + (4 * MEGA + 300_000) / 7, &none());
+        assert!(tight.ends_with("not even one expert per layer fits; try a shorter --context or --kv q8_0"), "{tight}");
         let more = text(4 * MEGA, &with_vram(Some(8 * MEGA), None, none()));
         assert_eq!(
             more,

@@ -4,7 +4,7 @@ use anyhow::{Result, anyhow};
 use larder_core::printable;
 use larder_runtime::gpu::{self, GpuParts};
 use larder_runtime::machine::rates::{self, SsdThroughput};
-use larder_runtime::plan::tier_speed::{DecodeBytes, TierRates};
+use larder_runtime::plan::tier_speed::{DecodeBytes, SmallerKv, TierRates};
 use larder_runtime::plan::{PlanInputs, decide, tiers};
 use larder_runtime::{OpenModel, Options, check_drafting, plan_inputs, tier_inputs};
 use larder_store::ExpertSource as _;
@@ -88,10 +88,13 @@ fn on_gpu(args: &PlanArgs, model: &OpenModel, options: &Options, inputs: PlanInp
     };
     let resident = model.resident_on_device()?.0.iter().sum();
     let experts = inputs.expert_sizes.one_per_layer() * geometry.top_k as u64;
-    let speed = plan.expected_speed(&inputs, DecodeBytes { resident, experts }, &rates);
+    let bytes = DecodeBytes { resident, experts };
+    let speed = plan.expected_speed(&inputs, bytes, &rates);
+    let smaller = SmallerKv::all(&plan, &inputs, &vram, options, bytes, &rates);
     if args.json {
         let mut found = plan.json(&inputs, &vram);
         found["expected"] = speed.json();
+        found["smaller_kv"] = smaller.iter().map(SmallerKv::json).collect();
         println!("{found}");
         return Ok(());
     }
@@ -100,5 +103,6 @@ fn on_gpu(args: &PlanArgs, model: &OpenModel, options: &Options, inputs: PlanInp
     let TierRates { vram, link, memory, ssd } = rates;
     println!("VRAM: {}/s; to the GPU: {}/s; memory: {}/s; SSD: {}/s", of(vram), of(link), of(memory), of(ssd));
     println!("{}", speed.describe());
+    smaller.iter().for_each(|smaller| println!("{}", smaller.describe(&speed)));
     Ok(())
 }
