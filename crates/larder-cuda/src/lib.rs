@@ -60,7 +60,7 @@
 //! inputs, lists ──[stream Compute]──▶ kernels ──[stream Compute]──▶ outputs                   (experts, products, attention)
 //! ```
 //!
-//! The arena is one allocation, cut into slots. Slots in main memory are page-locked when they are first used; where the
+//! The arena is one allocation, cut into slots. Slots in main memory are page-locked in the background, or when they are first used; where the
 //! driver refuses, copies go through a few page-locked staging buffers. A copy into a slot waits until no kernel computes
 //! with the slot and no copy out of it is in flight; a copy out waits until the copy into it is complete. Each wait is on an event, so that nothing else is held up. Kernels wait for no copy: an expert is
 //! computed only after its copy has been reported complete.

@@ -106,7 +106,8 @@ impl DeviceProducts for GpuProducts {
         let scale_at = (scale != 1.0).then_some(bytes.len());
         let part = ExpertPart { kind, order, rows, cols, offset: 0, bytes: bytes.len(), scale_at };
         let mut state = self.lock();
-        let at = state.resident.place(bytes.len() as u64)?;
+        let with_scale = bytes.len() + scale_at.map_or(0, |_| size_of_val(&scale));
+        let at = state.resident.place(with_scale as u64)?;
         let pieces = bytes.chunks(PIECE).enumerate().map(|(i, piece)| (i * PIECE, piece));
         let scale = scale.to_ne_bytes();
         for (i, (offset, piece)) in pieces.chain(scale_at.map(|behind| (behind, &scale[..]))).enumerate() {

@@ -8,52 +8,70 @@ use crate::memory::DeviceBuffer;
 
 /// Alignment of matrices in bytes.
 const ALIGN: u64 = 256;
-/// Size of what all values of a matrix are multiplied with, for which there is room behind each.
-const SCALE_BYTES: u64 = 4;
 /// Least size of a further buffer if the first is too small: the driver rounds to a few MiB.
 const MORE: u64 = 16 << 20;
 
 /// Bytes that [`Gpu::products`](crate::Gpu::products) needs for matrices of these sizes.
 pub fn resident_bytes(sizes: impl Iterator<Item = u64>) -> u64 {
-    sizes.map(padded).sum()
-}
-
-fn padded(bytes: u64) -> u64 {
-    (bytes + SCALE_BYTES).next_multiple_of(ALIGN)
+    sizes.map(|bytes| bytes.next_multiple_of(ALIGN)).sum()
 }
 
 /// A bump allocator: buffers that are filled one after another and never freed in part.
 pub struct WeightAllocator {
     driver: Arc<dyn Driver>,
     buffers: Vec<DeviceBuffer>,
-    /// The free part of the last buffer: start and end address.
-    free: (u64, u64),
+    /// The free part of each buffer: start and end address.
+    free: Vec<(u64, u64)>,
 }
 
 impl WeightAllocator {
     /// With a first buffer of `bytes` bytes.
     pub fn new(driver: &Arc<dyn Driver>, bytes: u64) -> Result<Self> {
-        let mut allocator = WeightAllocator { driver: driver.clone(), buffers: Vec::new(), free: (0, 0) };
+        let mut allocator = WeightAllocator { driver: driver.clone(), buffers: Vec::new(), free: Vec::new() };
         allocator.take(bytes)?;
         Ok(allocator)
     }
 
-    /// The address of a matrix of `bytes` bytes and its scale, in a new buffer if the last one is full.
+    /// The address of `bytes` bytes, in a new buffer if all others are full.
     pub fn place(&mut self, bytes: u64) -> Result<u64> {
-        let bytes = padded(bytes);
-        if bytes > self.free.1 - self.free.0 {
-            // If that much memory is not free, the size of the matrix is enough.
-            self.take(bytes.max(MORE)).or_else(|_| self.take(bytes))?;
+        let bytes = bytes.next_multiple_of(ALIGN);
+        if let Some(at) = self.place_in_free(bytes) {
+            return Ok(at);
         }
-        let at = self.free.0;
-        self.free.0 += bytes;
-        Ok(at)
+        // If that much memory is not free, the size of the matrix is enough.
+        self.take(bytes.max(MORE)).or_else(|_| self.take(bytes))?;
+        Ok(self.place_in_free(bytes).expect("the new buffer has room"))
+    }
+
+    fn place_in_free(&mut self, bytes: u64) -> Option<u64> {
+        let free = self.free.iter_mut().find(|(start, end)| bytes <= end - start)?;
+        free.0 += bytes;
+        Some(free.0 - bytes)
     }
 
     fn take(&mut self, bytes: u64) -> Result<()> {
         let buffer = DeviceBuffer::of(&self.driver, bytes as usize)?;
-        self.free = (buffer.at(), buffer.at() + bytes);
+        self.free.push((buffer.at(), buffer.at() + bytes));
         self.buffers.push(buffer);
         Ok(())
+    }
+}
+
+#[cfg(all(test, feature = "emulator"))]
+mod tests {
+    use super::*;
+    use crate::emulator::Emulator;
+
+    #[test]
+    fn what_does_not_fit_into_one_buffer_leaves_its_rest_to_others() {
+        let Ok(emulator) = Emulator::new(64 << 20, 1) else { return };
+        let emulator = Arc::new(emulator);
+        let mut allocator = WeightAllocator::new(&(emulator.clone() as Arc<dyn Driver>), 4096).unwrap();
+        let first = allocator.place(1000).unwrap();
+        let large = allocator.place(20 << 20).unwrap();
+        assert!(!(first..first + 4096).contains(&large));
+        let taken = emulator.allocated_bytes().0;
+        assert_eq!([allocator.place(2048).unwrap(), allocator.place(1).unwrap()], [first + 1024, first + 3072]);
+        assert_eq!(emulator.allocated_bytes().0, taken);
     }
 }

@@ -80,8 +80,17 @@ impl InferenceEngine {
             Some(gpu) => tiers::assemble(model, &options, inputs, &policy_inputs, gpu)?,
             None => assemble(model, &options, &inputs, &policy_inputs)?,
         };
-        let EngineParts { path, slots, elastic, compute, mut report, mut memory, prefill_tokens, planned_slots, gpu } =
-            parts;
+        let EngineParts {
+            mut path,
+            slots,
+            elastic,
+            compute,
+            mut report,
+            mut memory,
+            prefill_tokens,
+            planned_slots,
+            gpu,
+        } = parts;
         [MemoryUse::KvCache, MemoryUse::Workspaces, MemoryUse::ResidentWeights, MemoryUse::DraftModel]
             .into_iter()
             .try_for_each(|part| memory.take(part))?;
@@ -94,6 +103,9 @@ impl InferenceEngine {
         let draft = draft.map(|draft| draft::load(draft, &options, decoder.vocab(), &compute)).transpose()?;
         // Not before: loading would wait for the thread at every allocation.
         slots.iter().for_each(|slots| touch_slots(slots, &path));
+        if let AnyExpertPath::Tiered { tiered, .. } = &mut path {
+            tiered.prepare_slots();
+        }
         let routing = options.routing.to_string();
         let recorder = |to: &TraceOptions| {
             let recorder = new_recorder(to.logits, &decoder, &routing)?;

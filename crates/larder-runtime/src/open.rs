@@ -38,6 +38,10 @@ enum ModelForm {
     Source(Box<dyn Source>),
 }
 
+/// Room in VRAM for what all values of a matrix are multiplied with, where its format has such a scale: 256 parts of a tensor may have one
+/// each, which begins a line of 256 bytes.
+const SCALES_BYTES: u64 = 64 << 10;
+
 /// A model on disk with its config. Nothing is loaded yet.
 pub struct OpenModel {
     form: ModelForm,
@@ -172,9 +176,14 @@ impl OpenModel {
     /// the embedding even if it is the output head too.
     pub fn resident_on_device(&self) -> Result<(Vec<u64>, u64)> {
         let (all, _) = self.bytes()?;
-        let on_device: Vec<u64> = self.device_weights().map(|t| self.resident_bytes(t)).collect();
+        let device_bytes = |t: &TensorSpec| {
+            let has_scale = self.source().meta(&t.name).is_some_and(|stored| stored.kind.has_matrix_scale());
+            self.resident_bytes(t) + if has_scale { SCALES_BYTES } else { 0 }
+        };
+        let on_device: Vec<u64> = self.device_weights().map(device_bytes).collect();
         let kept = if self.has_own_head() { 0 } else { self.source().meta(EMBEDDING).map_or(0, |m| m.bytes as u64) };
-        let in_memory = all - on_device.iter().sum::<u64>() + kept;
+        let moved: u64 = self.device_weights().map(|t| self.resident_bytes(t)).sum();
+        let in_memory = all - moved + kept;
         Ok((on_device, in_memory))
     }
 

@@ -27,8 +27,6 @@ use crate::slots::Slots;
 
 /// Alignment of resident matrices in VRAM, in bytes.
 const RESIDENT_ALIGN: u64 = 256;
-/// Room behind each for what all of its values are multiplied with.
-const SCALE_BYTES: u64 = 4;
 /// Bytes of experts that are computed to measure the CPU: more than its caches hold.
 const PROBE_BYTES: usize = 128 << 20;
 
@@ -124,7 +122,7 @@ pub fn tier_inputs<'a>(
     let vram = Vram {
         name: gpu.name.clone(),
         free_bytes: gpu.free,
-        resident_bytes: on_device.iter().map(|bytes| (bytes + SCALE_BYTES).next_multiple_of(RESIDENT_ALIGN)).sum(),
+        resident_bytes: on_device.iter().map(|bytes| bytes.next_multiple_of(RESIDENT_ALIGN)).sum(),
     };
     let scratch_slots = pass_through_slots(&inputs, options.cache.prefetch).max(options.cache.scratch);
     Ok((

@@ -67,6 +67,11 @@ impl TieredCache {
         })
     }
 
+    /// Has the device prepare the slots in memory for its copies, in the background. To be called when nothing large is allocated any more.
+    pub fn prepare_slots(&mut self) {
+        self.links.prepare_slots();
+    }
+
     /// Counts, bytes and times so far.
     pub fn traffic(&self) -> TierTraffic {
         self.links.traffic()

@@ -97,10 +97,13 @@ pub trait Device: Send {
     /// Allocates the memory of all slots. Called once, before everything else.
     fn allocate(&mut self, slots: usize, slot_bytes: usize) -> Result<(), DeviceError>;
 
-    /// These are the slots in memory that transfers will have: what a first copy needs can be made ready meanwhile. Returns at once.
+    /// These are the slots in memory that transfers will have.
     fn expect_slots(&mut self, slots: &[Slot]) {
         let _ = slots;
     }
+
+    /// What the first copy of each [expected](Self::expect_slots) slot needs can be made ready in the background from now on.
+    fn prepare_slots(&mut self) {}
 
     /// Begins a transfer without waiting for it. A transfer that cannot begin is accepted as well, and comes back with
     /// its

@@ -52,8 +52,10 @@ pub(super) struct Links {
     pub filler: SlotFiller,
     /// Reads that have completed, and of which the ledger does not know yet.
     completed: VecDeque<CompletedRead>,
-    /// Bytes in flight to the device.
+    /// Bytes of wanted experts in flight to the device.
     queued_bytes: usize,
+    /// Experts in flight to the device that are not wanted yet.
+    ahead: usize,
     /// Experts whose read or background copy has failed: the device is not filled with them.
     broken: HashSet<ExpertKey>,
 }
@@ -90,8 +92,14 @@ impl Links {
             filler: SlotFiller::new(geometry, host),
             completed,
             queued_bytes: 0,
+            ahead: 0,
             broken: HashSet::new(),
         })
+    }
+
+    /// Has the device prepare the slots in memory for its copies.
+    pub fn prepare_slots(&mut self) {
+        self.device.prepare_slots();
     }
 
     /// Counts, bytes and times so far.
@@ -108,7 +116,7 @@ impl Links {
         }
     }
 
-    /// Bytes in flight to the device.
+    /// Bytes of wanted experts in flight to the device.
     pub fn queued_bytes(&self) -> usize {
         self.queued_bytes
     }
@@ -179,7 +187,10 @@ impl Links {
         if let Some(Demotion { expert, to: memory }) = demotion {
             self.copy(Direction::FromDevice, expert, memory, to, reason);
         }
-        self.queued_bytes += self.filler.bytes(expert.row);
+        match reason {
+            PromoteFor::Demand => self.queued_bytes += self.filler.bytes(expert.row),
+            _ => self.ahead += 1,
+        }
         self.copy(Direction::ToDevice, expert, from, to, reason);
         true
     }
@@ -239,7 +250,7 @@ impl Links {
             self.broken.insert(expert);
         }
         let result = match direction {
-            Direction::ToDevice => self.copied_in(expert, len, result),
+            Direction::ToDevice => self.copied_in(expert, len, background, result),
             Direction::FromDevice => {
                 self.copied_out(expert, len, result);
                 Ok(())
@@ -248,11 +259,23 @@ impl Links {
         Completed { expert, background, result: result.map_err(TierErrorCause::from) }
     }
 
-    fn copied_in(&mut self, expert: ExpertKey, len: usize, result: CopyResult) -> Result<(), DeviceError> {
-        self.queued_bytes -= len;
+    fn copied_in(
+        &mut self,
+        expert: ExpertKey,
+        len: usize,
+        background: bool,
+        result: CopyResult,
+    ) -> Result<(), DeviceError> {
+        match background {
+            true => self.ahead -= 1,
+            false => self.queued_bytes -= len,
+        }
         match result {
             Ok(took) => {
-                self.costs.copied(len, took);
+                // The time of copies that share the link is not that of one.
+                if self.ahead == 0 && !(background && self.device.in_flight() > 0) {
+                    self.costs.copied(len, took);
+                }
                 self.traffic.to_device_bytes += len as u64;
                 self.traffic.to_device_busy += took;
                 self.tiers.promoted(expert);

@@ -50,6 +50,8 @@ struct ChosenLayer {
     scales: Option<DeviceBuffer>,
     /// `[tokens, k]`, which the device writes.
     chosen: PinnedBuffer,
+    /// `[tokens, k]`: what the host chose in the last call in which both did.
+    of_host: Vec<ExpertId>,
     k: usize,
 }
 
@@ -117,6 +119,7 @@ impl DeviceChooser {
         // A call that was not counted, because its step failed.
         self.pending.retain(|(pending, _)| *pending != layer);
         self.know(layer, gate, ops)?;
+        self.check(layer)?;
         if !self.layers[&layer].whole.as_ref().is_some_and(|whole| Arc::ptr_eq(whole, slots)) {
             self.set_slots(layer, slots.iter().map(|slot| self.sync.address(*slot)).collect(), ops)?;
             self.layer(layer).whole = Some(slots.clone());
@@ -140,6 +143,7 @@ impl DeviceChooser {
         ops: &GpuOps,
     ) -> Result<BegunHits> {
         self.know(call.layer, call.gate, ops)?;
+        self.check(call.layer)?;
         let addresses = slots.iter().map(|slot| slot.map_or(0, |slot| self.sync.address(slot))).collect();
         self.set_slots(call.layer, addresses, ops)?;
         let key = self.lists_of(call, layout, ops)?;
@@ -149,6 +153,26 @@ impl DeviceChooser {
         begun?;
         let (layer, x, outputs) = (call.layer, call.on_device.x, self.outputs.at());
         Ok(BegunHits { layer, x, slots: slots.to_vec(), candidates, outputs })
+    }
+
+    /// The host has chosen these experts for the call of a layer whose hits were begun.
+    pub fn host_chose(&mut self, layer: LayerIdx, ids: &[ExpertId]) {
+        if let Some(known) = self.layers.get_mut(&layer) {
+            known.of_host.clear();
+            known.of_host.extend(ids);
+        }
+    }
+
+    /// Compares the choices of the call before, which is complete: outputs are those of the device's choice, weights those of the host's.
+    fn check(&mut self, layer: LayerIdx) -> Result<()> {
+        let ChosenLayer { chosen, of_host, .. } = self.layer(layer);
+        let device: &[u32] = bytemuck::cast_slice(&chosen[..size_of::<u32>() * of_host.len()]);
+        let same = device.iter().zip(&*of_host).all(|(device, host)| *device == u32::from(host.0));
+        of_host.clear();
+        match same {
+            true => Ok(()),
+            false => Err(GpuError::failed(format!("choosing experts of {layer}"), "the GPU and the CPU chose others")),
+        }
     }
 
     /// The lists of a call, which are written if they are not there.
@@ -203,6 +227,7 @@ impl DeviceChooser {
             bias: keep(&gate.bias)?,
             scales: keep(&gate.expert_scales)?,
             chosen: PinnedBuffer::of(&self.driver, 4 * MAX_TOKENS * gate.top_k)?,
+            of_host: Vec::new(),
             k: gate.top_k,
         };
         self.layers.insert(layer, known);

@@ -30,15 +30,17 @@ pub struct HitsOfCall {
 
 impl HitsOfCall {
     /// Those that were begun for a call, which has chosen `ids`: copies wait for no other slots.
-    pub fn settle(&mut self, begun: Option<BegunHits>, call: &MoeCall, ids: &[ExpertId], sync: &ArenaSync) {
+    /// Returns whether there are any.
+    pub fn settle(&mut self, begun: Option<BegunHits>, call: &MoeCall, ids: &[ExpertId], sync: &ArenaSync) -> bool {
         self.places.clear();
         self.slots.clear();
         let of_call = (call.layer, call.on_device.map(|rows| rows.x));
-        let Some(begun) = begun.filter(|begun| (begun.layer, Some(begun.x)) == of_call) else { return };
+        let Some(begun) = begun.filter(|begun| (begun.layer, Some(begun.x)) == of_call) else { return false };
         let chosen = |id: &ExpertId| begun.slots.get(id.index()).copied().flatten();
         let used: Vec<usize> = ids.iter().filter_map(chosen).collect();
         sync.settle(begun.candidates, |slot| used.contains(&slot));
         (self.slots, self.outputs) = (begun.slots, begun.outputs);
+        true
     }
 
     /// Whether an expert in this slot was begun.

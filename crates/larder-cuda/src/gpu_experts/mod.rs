@@ -119,7 +119,9 @@ impl GpuExperts {
                 DeviceActivations::send(&mut self.upload, &self.inputs, widely)?
             }
         };
-        self.hits.settle(self.begun.take(), call, &routed.ids, &self.sync);
+        if self.hits.settle(self.begun.take(), call, &routed.ids, &self.sync) {
+            self.chosen.host_chose(call.layer, &routed.ids);
+        }
         self.outputs.ensure(4 * routed.ids.len() * self.hidden)
     }
 

@@ -150,22 +150,24 @@ impl Staged {
 impl State {
     /// Submits all collected launches, behind a copy of the bytes that are staged for them.
     fn submit(&mut self, inner: &Arc<dyn Driver>) -> Result<()> {
-        self.varying = false;
+        let varying = std::mem::take(&mut self.varying);
         if let Some(failed) = &self.failed {
+            // What they were to write is not there either.
+            self.failures += u64::from(!self.pending.is_empty());
             self.pending.clear();
             return Err(failed.clone());
         }
         if self.pending.is_empty() && !self.staged[0].has_unsent() {
             return Ok(());
         }
-        let submitted = self.submit_pending(inner);
+        let submitted = self.submit_pending(varying, inner);
         self.pending.clear();
         self.failures += u64::from(submitted.is_err());
         self.failed = submitted.clone().err();
         submitted
     }
 
-    fn submit_pending(&mut self, inner: &Arc<dyn Driver>) -> Result<()> {
+    fn submit_pending(&mut self, varying: bool, inner: &Arc<dyn Driver>) -> Result<()> {
         let mut list = LaunchList::default();
         for (from, to, bytes) in self.staged[0].both().into_iter().flat_map(StagedBytes::take_copies) {
             match is_kernel_copy(to, bytes) {
@@ -177,7 +179,9 @@ impl State {
         list.append(&self.pending);
         // SAFETY: the callers of `launch` guaranteed it; memory is freed only when they were submitted.
         unsafe {
-            match self.graphs.find(&list, inner) {
+            // Launches that read what varies hardly come again.
+            let graph = if varying { None } else { self.graphs.find(&list, inner) };
+            match graph {
                 Some(graph) => inner.launch_graph(graph),
                 None => list.iter().try_for_each(|launch| inner.launch(Stream::Compute, &launch)),
             }

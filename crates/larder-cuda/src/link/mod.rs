@@ -199,7 +199,11 @@ impl Device for GpuLink {
     }
 
     fn expect_slots(&mut self, slots: &[Slot]) {
-        self.locked.lock_in_background(slots);
+        self.locked.expect(slots);
+    }
+
+    fn prepare_slots(&mut self) {
+        self.locked.lock_in_background();
     }
 
     fn submit(&mut self, transfer: Transfer) {

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use larder_cache::two_tiers::{Direction, Transfer};
@@ -65,13 +65,14 @@ impl CopyPath {
     }
 }
 
-/// Page-locked slots, and staging buffers for all others. Slots are locked by a thread of their own from the start on, or when they are
-/// first used.
+/// Page-locked slots, and staging buffers for all others. Slots are locked by a thread of their own, or when they are first used.
 pub struct PageLockedSlots {
     driver: Arc<dyn Driver>,
     mode: CopyMode,
     slot_bytes: usize,
     locked: Arc<LockedSlots>,
+    /// The slots that a thread will lock.
+    expected: Vec<SlotMemory>,
     thread: Option<JoinHandle<()>>,
     /// Staging buffers that are free.
     buffers: Vec<PinnedBuffer>,
@@ -82,8 +83,10 @@ pub struct PageLockedSlots {
 /// The slots that are page-locked.
 #[derive(Default)]
 struct LockedSlots {
-    /// By address.
-    slots: Mutex<HashMap<usize, LockedSlot>>,
+    /// By address; `None` while it is being locked.
+    slots: Mutex<HashMap<usize, Option<LockedSlot>>>,
+    /// A slot is locked, or cannot be.
+    is_done: Condvar,
     /// Whether no more are locked in the background.
     is_over: AtomicBool,
 }
@@ -113,34 +116,52 @@ impl SlotMemory {
 }
 
 impl LockedSlots {
-    /// Whether the first `len` bytes of a slot are page-locked, which is tried unless it has failed before.
+    /// Whether the first `len` bytes of a slot are page-locked, which is tried unless it has failed before. Waits for no other slot.
     fn lock(&self, slot: SlotMemory, len: usize, driver: &Arc<dyn Driver>, mode: &CopyMode) -> bool {
         let SlotMemory { from, bytes, memory } = slot;
-        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(locked) = slots.get(&(from as usize)) {
-            return locked.bytes >= len;
+        let mut slots = self.all();
+        while let Some(known) = slots.get(&(from as usize)) {
+            match known {
+                Some(locked) => return locked.bytes >= len,
+                None => slots = self.is_done.wait(slots).unwrap_or_else(PoisonError::into_inner),
+            }
         }
         if mode.0.get().is_some() {
             return false;
         }
+        slots.insert(from as usize, None);
+        drop(slots);
         // SAFETY: the slot is mapped, and stays so until it is unregistered.
-        match unsafe { driver.register(from, bytes) } {
-            Ok(()) => {
-                slots.insert(from as usize, LockedSlot { bytes, _memory: memory });
-                true
-            }
+        let locked = unsafe { driver.register(from, bytes) };
+        let mut slots = self.all();
+        match &locked {
+            Ok(()) => drop(slots.insert(from as usize, Some(LockedSlot { bytes, _memory: memory }))),
             Err(e) => {
+                slots.remove(&(from as usize));
                 let _ = mode.0.set(e.to_string());
-                false
             }
         }
+        self.is_done.notify_all();
+        locked.is_ok()
+    }
+
+    fn all(&self) -> MutexGuard<'_, HashMap<usize, Option<LockedSlot>>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl PageLockedSlots {
     pub fn new(driver: &Arc<dyn Driver>, mode: CopyMode) -> Self {
-        let (locked, buffers) = (Arc::default(), Vec::new());
-        PageLockedSlots { driver: driver.clone(), mode, slot_bytes: 0, locked, thread: None, buffers, made: 0 }
+        PageLockedSlots {
+            driver: driver.clone(),
+            mode,
+            slot_bytes: 0,
+            locked: Arc::default(),
+            expected: Vec::new(),
+            thread: None,
+            buffers: Vec::new(),
+            made: 0,
+        }
     }
 
     /// Sets the length of the longest copy.
@@ -148,9 +169,14 @@ impl PageLockedSlots {
         self.slot_bytes = bytes;
     }
 
-    /// Locks these slots one after another, on a thread of its own, until one fails. A copy waits for one of them at most.
-    pub fn lock_in_background(&mut self, slots: &[Slot]) {
-        let slots: Vec<SlotMemory> = slots.iter().map(SlotMemory::of).collect();
+    /// These slots will be copied.
+    pub fn expect(&mut self, slots: &[Slot]) {
+        self.expected = slots.iter().map(SlotMemory::of).collect();
+    }
+
+    /// Locks the expected slots one after another, on a thread of its own, until one fails.
+    pub fn lock_in_background(&mut self) {
+        let slots = std::mem::take(&mut self.expected);
         let (locked, driver, mode) = (self.locked.clone(), self.driver.clone(), self.mode.clone());
         let lock_all = move || {
             for slot in slots {
@@ -192,8 +218,7 @@ impl Drop for PageLockedSlots {
             // It does not panic.
             let _ = thread.join();
         }
-        let slots = self.locked.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        for from in slots.keys() {
+        for from in self.locked.all().keys() {
             // SAFETY: it was registered, and the link has waited for all copies.
             unsafe { self.driver.unregister(*from as *const u8) };
         }

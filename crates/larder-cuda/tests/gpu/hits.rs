@@ -123,6 +123,34 @@ pub fn results_are_right(gpu: &Gpu, seed: u64) -> bool {
     right
 }
 
+/// A choice of the host that is not that of the device is an error of the next call, and no wrong text for long.
+#[test]
+fn choices_that_differ_are_an_error() {
+    let Some(emulator) = emulator(8) else { return };
+    let gpu = gpu(emulator);
+    let (mut random, ops) = (Random::new(9), ops_of(&gpu));
+    let layout = ExpertLayout::new(HIDDEN, 32, [NumberFormat::Q8_0; 3], false).unwrap();
+    let gate = Gate::softmax(EXPERTS, K, true);
+    let experts: Vec<Vec<u8>> = (0..EXPERTS).map(|_| random.expert(&layout)).collect();
+    let (mut link, mut bench) = (gpu.link(), gpu.experts(Some(ops.clone())).unwrap());
+    upload_experts(&mut link, &layout, &experts);
+    bench.prepare(&layout, Activation::Silu, &gate, 1).unwrap();
+    let own: Vec<_> = (0..EXPERTS).map(Some).collect();
+    let first = Chosen::new(&mut random, 0, &gate, &layout, 1, false);
+    let sent = begin(&first, &mut bench, &ops, &own);
+    // The host has read other logits.
+    let other = Chosen::new(&mut random, 0, &gate, &layout, 1, false);
+    let sums = finish(&other, &mut bench, sent, &own, &experts);
+    receive(&ops, sums);
+    let sent = first.send(&ops);
+    let error = bench.begin_hits(&first.device_call(sent), &layout, &own).unwrap_err().to_string();
+    assert!(error.contains("the GPU and the CPU chose others"), "{error}");
+    // Once: the next call is right.
+    let sent = begin(&first, &mut bench, &ops, &own);
+    let sums = finish(&first, &mut bench, sent, &own, &experts);
+    assert_eq!(receive(&ops, sums), first.by_cpu(&numbered(&experts)).1);
+}
+
 /// A step that fails after experts were begun leaves nothing behind that a later call would take for its own.
 #[test]
 fn experts_of_another_call_are_not_taken() {

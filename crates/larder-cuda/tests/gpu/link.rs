@@ -124,6 +124,7 @@ fn slots_are_page_locked_before_they_are_used() {
     link.allocate(SLOTS, BYTES).unwrap();
     let (_, memory) = Arena::new(IN_MEMORY, BYTES).unwrap();
     link.expect_slots(&memory);
+    link.prepare_slots();
     let start = std::time::Instant::now();
     while !gpu.copy_mode().to_string().contains("cannot be page-locked") {
         assert!(start.elapsed().as_secs() < 20, "no slot was locked in the background");
@@ -139,6 +140,7 @@ fn slots_are_used_while_others_are_page_locked() {
         link.allocate(SLOTS, BYTES).unwrap();
         let (_, memory) = Arena::new(200, BYTES).unwrap();
         link.expect_slots(&memory);
+        link.prepare_slots();
         let mut slots = memory.into_iter().rev();
         for at in 0..SLOTS {
             link.submit(transfer(Direction::ToDevice, slots.next().unwrap(), at));

@@ -52,6 +52,11 @@ impl TieredPath {
         decoder.moe_layers().try_for_each(|(layer, gate, act)| device.prepare(cache.layout(layer), act, gate, tokens))
     }
 
+    /// Has the device prepare the slots in memory for its copies, in the background. To be called when everything is loaded.
+    pub fn prepare_slots(&mut self) {
+        self.cache.prepare_slots();
+    }
+
     /// Measured costs of copying and computing an expert.
     pub fn costs(&self) -> &CostModel {
         self.cache.costs()

@@ -91,7 +91,7 @@ impl DeltaRule {
 
     /// Whether [`begin`](Self::begin) computes it.
     fn is_for_devices(&self) -> bool {
-        self.output.is_on_device()
+        !self.act.is_clamped() && self.output.is_on_device()
     }
 
     /// As [`forward`](Self::forward), begun on a device. The caller guarantees that it [is for devices](Self::is_for_devices).

@@ -182,7 +182,7 @@ impl Mixer for Mamba2 {
 
     fn chained(&self) -> Option<&dyn ChainedMixer> {
         let products = [&self.gate, &self.convolved, &self.step, &self.output];
-        products.iter().all(|product| product.is_on_device()).then_some(self)
+        (!self.shape.act.is_clamped() && products.iter().all(|product| product.is_on_device())).then_some(self)
     }
 
     fn layer_shape(&self) -> LayerShape {
