@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use larder_cache::two_tiers::{Device, Direction};
 use larder_core::{ExpertId, ExpertLayout, Gate, NumberFormat};
-use larder_cuda::{Gpu, GpuExperts, GpuOps};
+use larder_cuda::{Gpu, GpuExperts, GpuLink, GpuOps};
 use larder_model::{Activation, ComputeContext, DeviceExperts, DeviceOps, DeviceRows, ExpertWorkspace, route};
 
 use crate::chosen::{Chosen, EXPERTS, HIDDEN, K, Sent, gates, receive, same};
@@ -87,16 +87,35 @@ fn experts_on_the_device_are_begun_before_the_host_chooses() {
     compare(&gpu(emulator));
 }
 
+/// A layer that has all of its experts on the device.
+struct Layer {
+    random: Random,
+    ops: Arc<GpuOps>,
+    layout: ExpertLayout,
+    gate: Gate,
+    experts: Vec<Vec<u8>>,
+    link: GpuLink,
+    bench: GpuExperts,
+    slots: Vec<Option<usize>>,
+}
+
+impl Layer {
+    fn new(gpu: &Gpu, seed: u64) -> Self {
+        let (mut random, ops) = (Random::new(seed), ops_of(gpu));
+        let layout = ExpertLayout::new(HIDDEN, 32, [NumberFormat::Q8_0; 3], false).unwrap();
+        let gate = Gate::softmax(EXPERTS, K, true);
+        let experts: Vec<Vec<u8>> = (0..EXPERTS).map(|_| random.expert(&layout)).collect();
+        let (mut link, mut bench) = (gpu.link(), gpu.experts(Some(ops.clone())).unwrap());
+        upload_experts(&mut link, &layout, &experts);
+        bench.prepare(&layout, Activation::Silu, &gate, 4).unwrap();
+        Layer { random, ops, layout, gate, experts, link, bench, slots: (0..EXPERTS).map(Some).collect() }
+    }
+}
+
 /// Replaces experts that were begun. Returns whether results are as if the copies had waited.
 pub fn results_are_right(gpu: &Gpu, seed: u64) -> bool {
-    let (mut random, ops) = (Random::new(seed), ops_of(gpu));
-    let layout = ExpertLayout::new(HIDDEN, 32, [NumberFormat::Q8_0; 3], false).unwrap();
-    let gate = Gate::softmax(EXPERTS, K, true);
-    let mut there: Vec<Vec<u8>> = (0..EXPERTS).map(|_| random.expert(&layout)).collect();
-    let (mut link, mut bench) = (gpu.link(), gpu.experts(Some(ops.clone())).unwrap());
-    upload_experts(&mut link, &layout, &there);
-    bench.prepare(&layout, Activation::Silu, &gate, 1).unwrap();
-    let own: Vec<_> = (0..EXPERTS).map(Some).collect();
+    let layer = Layer::new(gpu, seed);
+    let Layer { mut random, ops, layout, gate, experts: mut there, mut link, mut bench, slots: own } = layer;
     let mut right = true;
     for step in 0..4 {
         let chosen = Chosen::new(&mut random, 0, &gate, &layout, 1, false);
@@ -128,14 +147,8 @@ pub fn results_are_right(gpu: &Gpu, seed: u64) -> bool {
 fn choices_that_differ_are_an_error() {
     let Some(emulator) = emulator(8) else { return };
     let gpu = gpu(emulator);
-    let (mut random, ops) = (Random::new(9), ops_of(&gpu));
-    let layout = ExpertLayout::new(HIDDEN, 32, [NumberFormat::Q8_0; 3], false).unwrap();
-    let gate = Gate::softmax(EXPERTS, K, true);
-    let experts: Vec<Vec<u8>> = (0..EXPERTS).map(|_| random.expert(&layout)).collect();
-    let (mut link, mut bench) = (gpu.link(), gpu.experts(Some(ops.clone())).unwrap());
-    upload_experts(&mut link, &layout, &experts);
-    bench.prepare(&layout, Activation::Silu, &gate, 1).unwrap();
-    let own: Vec<_> = (0..EXPERTS).map(Some).collect();
+    let layer = Layer::new(&gpu, 9);
+    let Layer { mut random, ops, layout, gate, experts, mut bench, slots: own, .. } = layer;
     let first = Chosen::new(&mut random, 0, &gate, &layout, 1, false);
     let sent = begin(&first, &mut bench, &ops, &own);
     // The host has read other logits.
@@ -156,14 +169,8 @@ fn choices_that_differ_are_an_error() {
 fn experts_of_another_call_are_not_taken() {
     let Some(emulator) = emulator(6) else { return };
     let gpu = gpu(emulator);
-    let (mut random, ops) = (Random::new(3), ops_of(&gpu));
-    let layout = ExpertLayout::new(HIDDEN, 32, [NumberFormat::Q8_0; 3], false).unwrap();
-    let gate = Gate::softmax(EXPERTS, K, true);
-    let experts: Vec<Vec<u8>> = (0..EXPERTS).map(|_| random.expert(&layout)).collect();
-    let (mut link, mut bench) = (gpu.link(), gpu.experts(Some(ops.clone())).unwrap());
-    upload_experts(&mut link, &layout, &experts);
-    bench.prepare(&layout, Activation::Silu, &gate, 4).unwrap();
-    let own: Vec<_> = (0..EXPERTS).map(Some).collect();
+    let layer = Layer::new(&gpu, 3);
+    let Layer { mut random, ops, layout, gate, experts, mut bench, slots: own, .. } = layer;
     for (layer, tokens) in [(1, 1), (0, 2), (0, 1)] {
         let other = Chosen::new(&mut random, layer, &gate, &layout, tokens, false);
         begin(&other, &mut bench, &ops, &own);
