@@ -176,15 +176,16 @@ impl OpenModel {
     /// the embedding even if it is the output head too.
     pub fn resident_on_device(&self) -> Result<(Vec<u64>, u64)> {
         let (all, _) = self.bytes()?;
-        let device_bytes = |t: &TensorSpec| {
-            let has_scale = self.source().meta(&t.name).is_some_and(|stored| stored.kind.has_matrix_scale());
-            self.resident_bytes(t) + if has_scale { SCALES_BYTES } else { 0 }
-        };
-        let on_device: Vec<u64> = self.device_weights().map(device_bytes).collect();
+        let on_device: Vec<u64> = self.device_weights().map(|t| self.resident_bytes(t)).collect();
         let kept = if self.has_own_head() { 0 } else { self.source().meta(EMBEDDING).map_or(0, |m| m.bytes as u64) };
-        let moved: u64 = self.device_weights().map(|t| self.resident_bytes(t)).sum();
-        let in_memory = all - moved + kept;
+        let in_memory = all - on_device.iter().sum::<u64>() + kept;
         Ok((on_device, in_memory))
+    }
+
+    /// Room on a device for the scales of these matrices.
+    pub fn scale_bytes_on_device(&self) -> u64 {
+        let stored = self.device_weights().filter_map(|t| self.source().meta(&t.name));
+        stored.filter(|stored| stored.kind.has_matrix_scale()).count() as u64 * SCALES_BYTES
     }
 
     /// The resident weights that a device keeps.

@@ -122,7 +122,8 @@ pub fn tier_inputs<'a>(
     let vram = Vram {
         name: gpu.name.clone(),
         free_bytes: gpu.free,
-        resident_bytes: on_device.iter().map(|bytes| bytes.next_multiple_of(RESIDENT_ALIGN)).sum(),
+        resident_bytes: on_device.iter().map(|bytes| bytes.next_multiple_of(RESIDENT_ALIGN)).sum::<u64>()
+            + model.scale_bytes_on_device(),
     };
     let scratch_slots = pass_through_slots(&inputs, options.cache.prefetch).max(options.cache.scratch);
     Ok((

@@ -258,6 +258,9 @@ fn a_layer_is_at_most_twelve_launches_outside_graphs() {
     assert!(warm.len() > 20 && warm.iter().all(|[launches, ..]| *launches > 0), "none has all experts: {work:?}");
     let within = warm.iter().filter(|[launches, graphs, ..]| *launches <= 12 * 8 + 6 && *graphs >= 7).count();
     assert!(10 * within >= 9 * warm.len(), "{within} of {}: {warm:?}", warm.len());
+    // The host sends no lists of experts that the device has begun by itself: for four experts more than 1,000 bytes a layer.
+    let sent = warm.iter().map(|[.., bytes]| *bytes).min().unwrap();
+    assert!(sent < 40_000, "{sent} bytes: {warm:?}");
 }
 
 #[test]

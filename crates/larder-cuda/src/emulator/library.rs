@@ -73,7 +73,7 @@ fn compile() -> Result<PathBuf> {
     let unfinished = folder.join(format!("{name}-{}.tmp", process::id()));
     fs::create_dir_all(&unfinished).map_err(failed)?;
     let compiled = compile_in(&unfinished, &compiler).and_then(|library| fs::rename(library, &path).map_err(failed));
-    // If it cannot be removed, only a file too much is left.
+    // If it cannot be removed, only a folder too much is left.
     let _ = fs::remove_dir_all(&unfinished);
     compiled.map(|()| path)
 }
