@@ -19,6 +19,9 @@ use crate::visit::{ChosenExperts, Visit};
 
 /// The most copies of predicted experts at a time.
 const COPIES_AHEAD: usize = 2;
+/// The most rows of inputs of a visit whose experts are computed together when the last has come to the device. So few rows take hardly
+/// longer than reading the experts from device memory, a small part of the time of copying one.
+pub(super) const ROWS_TOGETHER: usize = 64;
 
 /// Computes with experts of one layout, on either side.
 ///
@@ -32,6 +35,9 @@ pub trait TieredCompute {
     /// device
     /// does not overwrite these slots before it is complete, see [`Device`].
     fn device(&mut self, layout: &ExpertLayout, experts: &[(ExpertId, SlotIndex)]) -> Option<Duration>;
+
+    /// The caller goes on to something that takes time: the device begins what it was given, if it has not yet.
+    fn submit(&mut self) {}
 }
 
 /// Two tiers of slots, the reader that fills the lower one, and the device that holds the upper one.
@@ -103,7 +109,9 @@ impl TieredCache {
         self.links.tiers.begin(&self.chosen.choice(row, logits));
         let rest = wanted.to_vec();
         let (links, on_host, failed_promotions) = (&mut self.links, Vec::new(), Vec::new());
-        let mut visit = LayerVisit { links, layer, row, rest, on_host, failed_promotions };
+        let few_rows = self.chosen.rows() <= ROWS_TOGETHER;
+        let mut visit =
+            LayerVisit { links, layer, row, rest, on_host, failed_promotions, few_rows, lacks_slots: false };
         let outcome = visit.serve(compute);
         match outcome {
             Ok(()) => {
@@ -192,6 +200,10 @@ struct LayerVisit<'a> {
     on_host: Vec<ExpertId>,
     /// Experts for which a background promotion has failed in this visit.
     failed_promotions: Vec<ExpertId>,
+    /// Whether launches take longer than computing more experts at once does.
+    few_rows: bool,
+    /// Whether an expert of the visit waits for a slot.
+    lacks_slots: bool,
 }
 
 /// The experts given to the device, and the time that took if it is known by now.
@@ -202,14 +214,21 @@ struct DeviceBatch {
 
 impl LayerVisit<'_> {
     fn serve(&mut self, compute: &mut dyn TieredCompute) -> Result<(), TierError> {
+        let mut hits = true;
         while !self.rest.is_empty() {
             while let Some(completed) = self.links.poll_copies() {
                 self.check_failure(completed)?;
             }
+            self.lacks_slots = false;
             self.begin_reads();
+            let holds_back = self.few_rows && !hits && self.any_to_come();
+            hits = false;
             // Before copies begin: the small transfers that computing needs would have to wait behind those.
-            let on_device = self.launch_on_device(compute);
+            let mut on_device = if holds_back { None } else { self.launch_on_device(compute) };
             let on_host = self.assign_sides();
+            if holds_back && self.lacks_slots {
+                on_device = self.launch_on_device(compute);
+            }
             if let Some(DeviceBatch { experts, took }) = &on_device {
                 self.finish(Side::Device, experts, *took);
             }
@@ -217,6 +236,7 @@ impl LayerVisit<'_> {
             if self.compute_on_host(&on_host, compute) || on_device.is_some() {
                 continue;
             }
+            compute.submit();
             let completed = self
                 .links
                 .complete_one()
@@ -243,9 +263,17 @@ impl LayerVisit<'_> {
         let (tiers, row) = (&self.links.tiers, self.row);
         let experts = self.rest.iter().map(|w| row.key(w.expert));
         let absent: Vec<ExpertKey> = experts.filter(|e| tiers.locate(*e) == ExpertLocation::Absent).collect();
-        if self.links.read(&absent) {
-            self.links.prefetch_if_idle();
+        match self.links.read(&absent) {
+            true => self.links.prefetch_if_idle(),
+            false => self.lacks_slots = true,
         }
+    }
+
+    /// Whether an expert of the visit is neither computed nor on the device.
+    fn any_to_come(&self) -> bool {
+        let is_there =
+            |w: &WantedExpert| matches!(self.links.tiers.locate(self.row.key(w.expert)), ExpertLocation::Device(_));
+        !self.rest.iter().all(is_there)
     }
 
     /// Begins to copy the experts in memory that are computed sooner on the device, and returns the others.
@@ -268,7 +296,8 @@ impl LayerVisit<'_> {
             match side {
                 Side::Host => on_host.push(wanted),
                 Side::Device => {
-                    self.links.promote(row.key(wanted.expert), PromoteFor::Demand);
+                    let promoted = self.links.promote(row.key(wanted.expert), PromoteFor::Demand);
+                    self.lacks_slots |= !promoted;
                 }
             }
         }
@@ -300,6 +329,7 @@ impl LayerVisit<'_> {
         if experts.is_empty() {
             return false;
         }
+        compute.submit();
         let bytes = |w: &WantedExpert| match self.links.tiers.locate(self.row.key(w.expert)) {
             ExpertLocation::Host(at) => (w.expert, self.links.filler.data(self.row, at)),
             _ => unreachable!("a wanted expert in memory stays there"),

@@ -211,6 +211,12 @@ impl TieredCompute for ExpertDispatch<'_> {
         self.start_device(layout);
         self.device.compute(self.call, self.routed, layout, experts)
     }
+
+    fn submit(&mut self) {
+        if self.started[1] {
+            self.device.submit();
+        }
+    }
 }
 
 fn model_error(error: TierError) -> ModelError {

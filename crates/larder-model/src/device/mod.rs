@@ -41,6 +41,9 @@ pub trait DeviceExperts: Send {
         group: &[(ExpertId, usize)],
     ) -> Option<Duration>;
 
+    /// The host goes on to something that takes time: work that was collected is submitted.
+    fn submit(&mut self) {}
+
     /// Waits for all work since [`begin`](Self::begin), and calls `put` with the output `[hidden]` of every place
     /// (`token · k + rank`) that was computed on the device.
     fn finish(&mut self, put: &mut dyn FnMut(usize, &[f32])) -> Result<()>;
