@@ -12,6 +12,7 @@ use larder_kernels::{
 
 use crate::device::{DeviceAttention, DeviceOps, DeviceProduct, DeviceProducts};
 use crate::error::Result;
+use crate::hidden::Place;
 use crate::input_squares::InputSquares;
 use crate::nn::{KvFormat, KvPool, KvView};
 
@@ -25,8 +26,10 @@ pub struct ComputeContext {
     /// The device that stores the weights of products and multiplies with them; `None` for the CPU. Not together with
     /// [`exact`](Self::exact).
     pub device_products: Option<Arc<dyn DeviceProducts>>,
-    /// The device that stores the KV cache and computes attention; `None` for the CPU.
+    /// The device that stores keys and values and computes attention over those; `None` for the CPU.
     pub device_attention: Option<Arc<dyn DeviceAttention>>,
+    /// The number of layers with keys and values on that device: the first ones, of those that can have them there.
+    pub kv_device_layers: usize,
     /// Chains of operations on the device of products and attention; `None` where each is waited for.
     pub device_ops: Option<Arc<dyn DeviceOps>>,
     /// Number format of the KV cache.
@@ -85,6 +88,7 @@ impl ComputeContext {
             exact: false,
             device_products: None,
             device_attention: None,
+            kv_device_layers: usize::MAX,
             device_ops: None,
             kv_format: KvFormat::F32,
             kv_limit_bytes: None,
@@ -96,7 +100,8 @@ impl ComputeContext {
 
     /// The pool for the KV caches of a decoder.
     pub(crate) fn new_kv_pool(&self) -> Arc<KvPool> {
-        KvPool::new(self.kv_format, self.kv_checkpoints, self.kv_limit_bytes, self.device_attention.clone())
+        let device = self.device_attention.clone();
+        KvPool::split(self.kv_format, self.kv_checkpoints, self.kv_limit_bytes, device, self.kv_device_layers)
     }
 
     /// Kernel time so far, of all users.
@@ -139,9 +144,10 @@ impl ComputeContext {
         timed(&self.clocks.attention, || index_scores(&self.pool, args, out));
     }
 
-    /// Attention of a batch of sequences over their KV caches, on the CPU or the device, wherever the rows are stored.
+    /// Attention of a batch of sequences over their KV caches, on the CPU or the device, wherever the rows of the layer are.
     pub(crate) fn attend(&self, tasks: &mut [AttentionTask<KvView>]) -> Result<()> {
-        timed(&self.clocks.attention, || match &self.device_attention {
+        let on_device = tasks.first().is_some_and(|task| task.args.keys.place() == Place::Device);
+        timed(&self.clocks.attention, || match self.device_attention.as_ref().filter(|_| on_device) {
             None => {
                 attend(&self.pool, &mut located(tasks, KvView::on_host));
                 Ok(())

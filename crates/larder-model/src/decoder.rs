@@ -44,6 +44,7 @@ pub fn blueprint(config: &Value) -> Result<Blueprint> {
     let mut weights = WeightLoader::list();
     let (model_type, stack) = build(config, &mut weights)?;
     let (step_memory, sequence_memory) = (step_memory(&stack), sequence_memory(&stack));
+    let kv_layers = kv_layers(&stack);
     Ok(Blueprint {
         model_type: model_type.to_owned(),
         geometry: stack.geometry,
@@ -52,6 +53,7 @@ pub fn blueprint(config: &Value) -> Result<Blueprint> {
         vocab: stack.vocab,
         context: stack.context,
         sequence_memory,
+        kv_layers,
         step_memory,
     })
 }
@@ -65,6 +67,12 @@ pub fn rewinds_freely(config: &Value) -> Result<bool> {
 fn sequence_memory(stack: &Stack) -> SequenceMemory {
     let cross = stack.encoder.iter().flat_map(|encoder| &encoder.cross).map(|cross| cross.attention.memory_need());
     stack.all_layers().map(|layer| layer.shape().memory()).chain(cross).sum()
+}
+
+/// Keys and values of each layer that can have them on a device.
+fn kv_layers(stack: &Stack) -> Vec<SequenceMemory> {
+    let shapes = stack.all_layers().map(Layer::shape).filter(|shape| shape.can_be_on_device());
+    shapes.filter(|_| stack.encoder.is_none()).map(|shape| shape.kv_memory()).collect()
 }
 
 fn build(config: &Value, weights: &mut WeightLoader) -> Result<(&'static str, Stack)> {
@@ -94,16 +102,6 @@ impl Decoder {
             let _reading = ahead.begin(scope);
             build(config, &mut WeightLoader::load(tensors, &ahead, compute))
         })?;
-        if stack.encoder.is_some() && stack.head.compute().device_attention.is_some() {
-            return Err(ModelError::Request(
-                "a model with an encoder cannot run on a device; leave --device out".into(),
-            ));
-        }
-        if stack.has_further_rows() && stack.head.compute().device_attention.is_some() {
-            return Err(ModelError::Request(
-                "a model with sparse attention cannot run on a device; leave --device out".into(),
-            ));
-        }
         let kv_pool = stack.head.compute().new_kv_pool();
         Ok(Decoder { stack, kv_pool })
     }

@@ -8,7 +8,7 @@ use larder_core::ExpertId;
 use crate::device::{DeviceOps, DeviceRows};
 use crate::error::Result;
 use crate::experts::HintSource;
-use crate::hidden::{Hidden, HiddenPlace, receive};
+use crate::hidden::{Hidden, Place, receive};
 use crate::layer_pass::{OtherLayers, Running, hint_next_layer, next_moe};
 use crate::matrix::with_f32;
 use crate::nn::{ChainedMixer, DeviceNorm, ForwardPass, Mixer, Moe, MoeInput, MoeOnDevice, Norm};
@@ -29,9 +29,11 @@ pub(crate) struct DeviceLayer<'a> {
 
 /// A mixer between its norms.
 struct DeviceMixer<'a> {
-    /// Before the mixer; it has a form for devices if the mixer takes its input there.
+    /// Before the mixer.
     norm: &'a Norm,
-    part: &'a dyn ChainedMixer,
+    part: &'a dyn Mixer,
+    /// Its form for chains; `None` if it is computed on the CPU, but for products with weights on the device.
+    chained: Option<&'a dyn ChainedMixer>,
     after: DeviceNorm<'a>,
 }
 
@@ -44,11 +46,19 @@ struct DeviceFfn<'a> {
 
 impl<'a> DeviceMixer<'a> {
     fn of(branch: &'a Branch<Box<dyn Mixer>>) -> Option<Self> {
-        let part = branch.part.chained().filter(|_| branch.connection.is_none())?;
-        if part.input_place() == HiddenPlace::Device {
-            branch.norm.for_devices()?;
-        }
-        Some(DeviceMixer { norm: &branch.norm, part, after: norm_after(branch)? })
+        let part = Some(branch.part.as_ref()).filter(|_| branch.connection.is_none())?;
+        Some(DeviceMixer { norm: &branch.norm, part, chained: part.chained(), after: norm_after(branch)? })
+    }
+
+    /// Its form for chains, and its norm, if it takes its input on the device.
+    fn chained_input(&self) -> Option<(&'a dyn ChainedMixer, DeviceNorm<'a>)> {
+        let chained = self.chained.filter(|chained| chained.input_place() == Place::Device)?;
+        Some((chained, self.norm.for_devices()?))
+    }
+
+    /// Whether the host waits for something between the input and the output.
+    fn waits(&self, kv: &LayerStates) -> bool {
+        self.chained_input().is_none() || (self.part.layer_shape().keys.is_some() && kv.place() == Place::Host)
     }
 }
 
@@ -119,24 +129,22 @@ impl<'a> DeviceLayer<'a> {
         if let (Some(known), Some(moe)) = (&known, layer.moe()) {
             running.experts.will_use(moe.layer, &moe.gate, known);
         }
-        if self.mixer.as_ref().is_some_and(|mixer| mixer.part.input_place() == HiddenPlace::Device) {
+        // A wait has the same effect.
+        if self.mixer.as_ref().is_some_and(|mixer| !mixer.waits(kv)) {
             self.ops.begin_layer();
         }
-        let early = match layer.moe().filter(|moe| moe.early) {
-            Some(moe) => {
-                let x = x.on_device(self.ops)?;
-                moe.begin_router(x, x, self.ops)?
-            }
-            None => None,
-        };
-        let [residual, input] = match &self.mixer {
+        let [x, residual, input] = match &self.mixer {
             Some(mixer) => self.mix(mixer, x, kv, running.pass)?,
             // The residual stream is of the layer before, and has to outlive a wait for the router.
             None => {
                 let x = x.on_device(self.ops)?;
                 let input = self.ffn.as_ref().map_or(Ok(x), |ffn| ffn.norm.begin(x, self.ops))?;
-                [x, input]
+                [x, x, input]
             }
+        };
+        let early = match layer.moe().filter(|moe| moe.early) {
+            Some(moe) => moe.begin_router(x, x, self.ops)?,
+            None => None,
         };
         let Some(ffn) = &self.ffn else {
             running.clock.lap(Phase::Mixing, running.tap);
@@ -165,31 +173,37 @@ impl<'a> DeviceLayer<'a> {
         if self.scale == 1.0 { Ok(x) } else { self.ops.scale(x, self.scale) }
     }
 
-    /// The residual stream behind the mixer, and that behind the norm of the feed-forward part, if there is one.
+    /// The residual stream before the mixer, behind it, and that behind the norm of the feed-forward part, if there is one.
     fn mix(
         &self,
         mixer: &DeviceMixer,
         x: &Hidden,
         kv: &mut LayerStates,
         pass: &ForwardPass,
-    ) -> Result<[DeviceRows; 2]> {
-        let (x, input) = match mixer.part.input_place() {
-            HiddenPlace::Host => {
-                let input = mixer.norm.forward(&x.on_host(Some(self.ops))?)?;
-                (x.on_device(self.ops)?, Hidden::Host(input))
-            }
-            HiddenPlace::Device => {
-                let norm = mixer.norm.for_devices().expect("checked when the layer was chosen");
+    ) -> Result<[DeviceRows; 3]> {
+        let (x, mixed) = match mixer.chained_input() {
+            Some((part, norm)) => {
                 let x = x.on_device(self.ops)?;
-                (x, Hidden::Device(norm.begin(x, self.ops)?))
+                (x, part.begin(&Hidden::Device(norm.begin(x, self.ops)?), kv, pass, self.ops)?)
+            }
+            None => {
+                let x = x.on_host(Some(self.ops))?;
+                let input = Hidden::Host(mixer.norm.forward(&x)?);
+                let mixed = match mixer.chained {
+                    Some(part) if part.input_place() == Place::Host => part.begin(&input, kv, pass, self.ops)?,
+                    Some(part) => part.begin(&Hidden::Device(input.on_device(self.ops)?), kv, pass, self.ops)?,
+                    None => Hidden::Host(mixer.part.forward(&input.on_host(None)?, kv, pass)?).on_device(self.ops)?,
+                };
+                // What was on the device may not outlive a wait of the mixer.
+                (Hidden::Host(x).on_device(self.ops)?, mixed)
             }
         };
-        let mixed = mixer.part.begin(&input, kv, pass, self.ops)?;
         let mixed = mixer.after.begin(mixed, self.ops)?;
-        match &self.ffn {
-            Some(ffn) => ffn.norm.begin_sum(x, mixed, self.factor, self.ops),
-            None => self.ops.add(x, mixed, self.factor).map(|sum| [sum; 2]),
-        }
+        let [residual, input] = match &self.ffn {
+            Some(ffn) => ffn.norm.begin_sum(x, mixed, self.factor, self.ops)?,
+            None => [self.ops.add(x, mixed, self.factor)?; 2],
+        };
+        Ok([x, residual, input])
     }
 
     /// The outputs of the experts. Waits for the router, unless the device chooses them.

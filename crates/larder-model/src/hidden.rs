@@ -15,9 +15,9 @@ pub enum Hidden {
     Device(DeviceRows),
 }
 
-/// Where activations are.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum HiddenPlace {
+/// Where activations, or keys and values, are.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Place {
     /// In main memory.
     Host,
     /// On a device.

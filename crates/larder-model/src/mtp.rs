@@ -21,7 +21,8 @@ impl Decoder {
 
     /// An empty KV cache of the layer for multi-token prediction, from the memory of all KV caches.
     pub fn new_mtp_cache(&self) -> KvCache {
-        KvCache::new(self.stack.mtp.iter().map(|mtp| mtp.layer.shape()), &self.kv_pool)
+        let before = self.stack.layers.iter().filter(|layer| layer.shape().can_be_on_device()).count();
+        KvCache::behind(before, self.stack.mtp.iter().map(|mtp| mtp.layer.shape()), &self.kv_pool)
     }
 
     /// Computes the layer for multi-token prediction. The tokens of a span are those behind the positions that `hidden` has the

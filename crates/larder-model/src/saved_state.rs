@@ -13,7 +13,8 @@ use std::io::{self, Read, Write};
 
 use crate::decoder::Decoder;
 use crate::error::ModelError;
-use crate::nn::KvCache;
+use crate::hidden::Place;
+use crate::nn::{KvCache, LayerKv};
 
 /// Why bytes are not the state of a sequence.
 #[derive(Debug, thiserror::Error)]
@@ -91,9 +92,16 @@ impl Decoder {
         let refused = |what: &str| Err(ModelError::Request(format!("sequences of {what} cannot be saved")));
         match () {
             () if self.stack.encoder.is_some() => refused("a model with an encoder"),
-            () if self.kv_pool.is_on_device() => refused("a KV cache on a device"),
+            () if self.keeps_on_device() => refused("a KV cache on a device"),
             () => Ok(()),
         }
+    }
+
+    /// Whether keys and values, or recurrent states, are on a device.
+    fn keeps_on_device(&self) -> bool {
+        let on_device = |layer: &LayerKv| layer.keys.place() == Place::Device;
+        let recurrent = self.stack.all_layers().any(|layer| layer.shape().recurrent.is_some());
+        (self.kv_pool.has_device() && recurrent) || self.new_kv_cache().layers.iter().any(on_device)
     }
 
     /// The KV cache of `tokens` tokens that [`KvCache::save`] wrote to `bytes` bytes, from which no more are read. Memory is

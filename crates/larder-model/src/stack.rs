@@ -70,11 +70,6 @@ impl Stack {
         self.streams.as_ref().map_or(1, |streams| streams.count) * self.hidden
     }
 
-    /// Whether layers keep further rows beside keys and values, as sparse attention needs them.
-    pub fn has_further_rows(&self) -> bool {
-        self.all_layers().any(|layer| !layer.shape().further.is_empty())
-    }
-
     /// Whether a sequence can go back a few tokens without computing any again.
     pub fn rewinds_freely(&self) -> bool {
         let recurrent = |layer: &Layer| layer.shape().recurrent.is_some();
@@ -190,7 +185,8 @@ impl Layer {
 
     /// What the layer keeps of a sequence.
     pub fn shape(&self) -> LayerShape {
-        self.mixer.as_ref().map_or(LayerShape::NOTHING, |mixer| mixer.part.layer_shape())
+        let of = |mixer: &dyn Mixer| LayerShape { in_memory: mixer.choice().is_some(), ..mixer.layer_shape() };
+        self.mixer.as_ref().map_or(LayerShape::NOTHING, |mixer| of(mixer.part.as_ref()))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::device::StateSpan;
 use crate::error::Result;
+use crate::hidden::Place;
 use crate::nn::{ForwardPass, KvCache, LayerKv, SpanPositions, StateLens};
 
 /// Consecutive tokens of one sequence that a step computes.
@@ -98,6 +99,11 @@ impl<'s, 'a> LayerStates<'s, 'a> {
     /// The state of a span, mutable.
     pub fn of_mut(&mut self, span: usize) -> &mut LayerKv {
         &mut self.spans[span].cache.layers[self.layer]
+    }
+
+    /// Where the keys and values of the layer are.
+    pub fn place(&self) -> Place {
+        self.of(0).keys.place()
     }
 
     /// The pages of the recurrent states of all spans, for tokens that a chain on a device takes in.

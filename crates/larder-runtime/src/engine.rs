@@ -358,6 +358,7 @@ pub fn plan_inputs<'a>(model: &'a OpenModel, options: &Options) -> Result<PlanIn
         available_bytes: memory::available(),
         limit_bytes: memory::limit(),
         on_gpu: false,
+        vram_kv_layers: usize::MAX,
     };
     Ok(PlanInputs { prefill_tokens: prefill_tokens(&inputs, options), ..inputs })
 }

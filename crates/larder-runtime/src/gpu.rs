@@ -56,9 +56,13 @@ pub struct GpuThroughput {
 
 /// Opens the GPU of the options; `None` if the CPU computes.
 pub fn open(options: &DeviceOptions) -> Result<Option<GpuParts>> {
-    if options.kind == DeviceKind::Cpu && (options.vram_bytes.is_some() || options.vram_experts.is_some()) {
-        let (bytes, experts, device) = (Setting::VramMem, Setting::VramExperts, Setting::Device);
-        bail!("{bytes} and {experts} apply to a GPU only; add {device} cuda");
+    let of_gpu = [
+        (Setting::VramMem, options.vram_bytes.is_some()),
+        (Setting::VramExperts, options.vram_experts.is_some()),
+        (Setting::VramKv, options.vram_kv_layers.is_some()),
+    ];
+    if let Some((setting, _)) = of_gpu.iter().find(|(_, set)| *set && options.kind == DeviceKind::Cpu) {
+        bail!("{setting} applies to a GPU only; add {} cuda", Setting::Device);
     }
     match options.kind {
         DeviceKind::Cpu => Ok(None),

@@ -256,6 +256,8 @@ pub struct DeviceOptions {
     pub vram_bytes: Option<u64>,
     /// Experts per layer in VRAM; `None` is as many as fit.
     pub vram_experts: Option<usize>,
+    /// Layers whose keys and values are in VRAM; `None` is all, or as many as leave room for experts.
+    pub vram_kv_layers: Option<usize>,
 }
 
 /// Experts on other machines.
@@ -312,6 +314,8 @@ pub enum Setting {
     VramMem,
     /// [`DeviceOptions::vram_experts`].
     VramExperts,
+    /// [`DeviceOptions::vram_kv_layers`].
+    VramKv,
     /// `Options::edge`.
     Edge,
     /// The contrary of [`ModelOptions::store_for_gguf`].
@@ -341,6 +345,7 @@ impl fmt::Display for Setting {
             Setting::Device => "--device",
             Setting::VramMem => "--vram-mem",
             Setting::VramExperts => "--vram-experts",
+            Setting::VramKv => "--vram-kv",
             Setting::Edge => "--edge",
             Setting::NoStore => "--no-store",
             Setting::ModelsFolder => "LARDER_MODELS or HOME",

@@ -78,6 +78,7 @@ pub(crate) fn assemble(
     let compute = Arc::new(ComputeContext {
         device_products: Some(of_gpu.products),
         device_attention: Some(of_gpu.attention),
+        kv_device_layers: inputs.kv_layers_on_device(),
         device_ops: Some(of_gpu.ops),
         ..compute
     });
@@ -126,21 +127,17 @@ pub fn tier_inputs<'a>(
             + model.scale_bytes_on_device(),
     };
     let scratch_slots = pass_through_slots(&inputs, options.cache.prefetch).max(options.cache.scratch);
-    Ok((
-        PlanInputs {
-            resident_bytes: in_memory,
-            scratch_slots,
-            growth_bytes: memory::growth(options.compute.threads, true)
-                + options.tokenising_bytes()
-                + options.program_bytes,
-            prefill_tokens: options
-                .prefill_tokens
-                .map_or(inputs.prefill_tokens.min(GPU_TOKENS), |_| inputs.prefill_tokens),
-            on_gpu: true,
-            ..inputs
-        },
-        vram,
-    ))
+    let inputs = PlanInputs {
+        resident_bytes: in_memory,
+        scratch_slots,
+        growth_bytes: memory::growth(options.compute.threads, true)
+            + options.tokenising_bytes()
+            + options.program_bytes,
+        prefill_tokens: options.prefill_tokens.map_or(inputs.prefill_tokens.min(GPU_TOKENS), |_| inputs.prefill_tokens),
+        on_gpu: true,
+        ..inputs
+    };
+    Ok((inputs.with_kv_placed(&vram, options), vram))
 }
 
 /// Refuses options that do not work with a GPU.

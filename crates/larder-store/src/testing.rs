@@ -127,6 +127,7 @@ impl Tiny {
             vocab: 7,
             context: 16,
             sequence_memory: Default::default(),
+            kv_layers: Vec::new(),
             step_memory: Default::default(),
         }
     }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::support::{fixture, golden_models, is_sparse, larder, larder_ok, larder_refuses};
+use crate::support::{encoder_decoders, fixture, golden_models, larder, larder_ok, larder_refuses};
 
 fn demo() -> String {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/demo").to_str().unwrap().into()
@@ -62,7 +62,7 @@ fn logits_of_golden_models_are_those_of_the_processor() {
     if no_emulator() {
         return;
     }
-    for golden in golden_models().into_iter().filter(|folder| !is_sparse(folder)) {
+    for golden in golden_models() {
         compare_logits(&golden);
     }
 }
@@ -137,12 +137,15 @@ const WAIT_ONCE: [&str; 36] = [
 ];
 
 /// Sizes of the tiers: all experts on the device, which chooses them; a part of them, with and without others in memory; and hardly any.
-const SIZES: [&[&str]; 5] = [
+/// Then with keys and values in memory, of all layers but one, and of all.
+const SIZES: [&[&str]; 7] = [
     &[],
     &["--vram-experts", "2", "--cache-experts", "1"],
     &["--vram-experts", "1", "--cache-mem", "0"],
     &["--vram-experts", "3", "--cache-experts", "2", "--cache-scope", "global", "--prefetch", "2"],
     &["--vram-experts", "1", "--cache-experts", "999"],
+    &["--vram-kv", "1"],
+    &["--vram-kv", "0", "--vram-experts", "2", "--cache-experts", "1", "--kv", "f32"],
 ];
 
 #[test]
@@ -152,7 +155,7 @@ fn golden_models_write_what_the_processor_writes_through_tiers_of_any_size() {
     }
     let folder = tempfile::tempdir().unwrap();
     let mut once = Vec::new();
-    for golden in golden_models().into_iter().filter(|folder| !is_sparse(folder)) {
+    for golden in golden_models().into_iter().chain(encoder_decoders()) {
         let model = golden.file_name().unwrap().to_str().unwrap().to_owned();
         let (store, steps) = (folder.path().join(&model), folder.path().join(format!("{model}.csv")));
         let (store, steps) = (store.to_str().unwrap(), steps.to_str().unwrap());
@@ -227,6 +230,16 @@ fn a_token_costs_the_device_what_is_recorded() {
         assert!(work.contains(&[kernels, 0, 0, waits, bytes]), "the same launches before they are graphs");
         assert!(kernels <= 12 * 8 + 6, "12 launches a layer, and those around the layers");
     }
+}
+
+#[test]
+fn a_token_waits_for_each_layer_that_is_attended_to_in_memory() {
+    if no_emulator() {
+        return;
+    }
+    let all_there = |column: &dyn Fn(&str) -> u64| column("gpu_computed") == 8 * 4 && column("bytes_to_gpu") == 0;
+    let work = work_of_tokens(&["--vram-experts", "32", "--vram-kv", "5"], all_there);
+    assert!(work.len() > 30 && work.iter().all(|[.., waits, _]| *waits == 1 + 3), "{work:?}");
 }
 
 #[test]
@@ -321,7 +334,7 @@ fn plan_and_bench_name_both_memories() {
 fn what_cannot_be_is_refused_before_anything_is_loaded() {
     let demo = demo();
     let refused = |flags: &[&str]| larder_refuses(&[&["run", "-m", &demo, "-p", "a", "-n", "1"], flags].concat());
-    assert!(refused(&["--vram-experts", "2"]).contains("add --device cuda"));
+    assert!(refused(&["--vram-experts", "2"]).contains("--vram-experts applies to a GPU only; add --device cuda"));
     if no_emulator() {
         return;
     }
@@ -329,6 +342,9 @@ fn what_cannot_be_is_refused_before_anything_is_loaded() {
     assert!(refused(&["--exact"]).starts_with("error: --exact does not work with --device"));
     assert!(refused(&["--preload"]).starts_with("error: --preload does not work with --device"));
     assert!(refused(&["--vram-mem", "2G"]).contains("more than the 1.07 GB that are free on emulator"));
+    let tight = ["--vram-mem", "4500k"];
+    assert!(refused(&[&tight[..], &["--vram-kv", "8"]].concat()).contains("393 kB of KV cache (2 tokens)"));
+    larder_ok(&[&["run", "-m", &demo, "-p", "a", "-n", "1", "--device", "emulated"][..], &tight].concat());
     let said = refused(&["--vram-mem", "1M"]);
     assert!(said.contains("2.14 MB of resident weights") && said.contains("1.00 MB of memory of emulator"), "{said}");
     let golden = fixture("golden/olmoe");

@@ -34,11 +34,6 @@ pub fn has_encoder(folder: &Path) -> bool {
     config(folder)["is_encoder_decoder"] == true
 }
 
-/// Whether an indexer chooses the positions that the model in this folder attends to: it is refused on a device.
-pub fn is_sparse(folder: &Path) -> bool {
-    ["index_topk", "indexer_budget", "sparse_attention_config"].iter().any(|key| config(folder).get(key).is_some())
-}
-
 fn config(folder: &Path) -> serde_json::Value {
     let config = std::fs::read_to_string(folder.join("config.json")).expect("a config");
     serde_json::from_str(&config).expect("JSON")

@@ -340,7 +340,7 @@ impl Size {
     }
 }
 
-/// One of so many groups is timed: events have launches submitted that could have been collected.
+/// One group of this number is timed, as an event has launches submitted that could have been collected.
 const TIMED_OF: u64 = 8;
 
 /// Estimates how long a group takes, from the time of an earlier one.

@@ -72,6 +72,8 @@ pub struct LoadOptions {
     pub vram_mem: Option<String>,
     /// Experts per layer in VRAM.
     pub vram_experts: Option<usize>,
+    /// Layers whose keys and values are in VRAM.
+    pub vram_kv: Option<usize>,
     /// Folder of downloaded models, for models by name.
     pub models: Option<PathBuf>,
     /// The user's cache folder, where the content of GGUF files is noted.
@@ -189,7 +191,7 @@ impl LoadOptions {
             Some(other) => bail!("device must be cpu or cuda, not '{other}'"),
         };
         let vram_bytes = self.vram_mem.as_ref().map(|text| bytes(text, "vram-mem")).transpose()?;
-        Ok(DeviceOptions { kind, vram_bytes, vram_experts: self.vram_experts })
+        Ok(DeviceOptions { kind, vram_bytes, vram_experts: self.vram_experts, vram_kv_layers: self.vram_kv })
     }
 }
 

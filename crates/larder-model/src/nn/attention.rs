@@ -147,11 +147,8 @@ impl Mixer for Attention {
             Some(indexer) => indexer.select(x, states, pass)?,
             None => Vec::new(),
         };
-        let [.., width] = self.shape.widths();
-        let mut mixed = vec![0.0; pass.tokens() * width]; // [n, heads, value_dim]
-        with_f32(&q, |q| self.attend(q, states, pass, &selections, &mut mixed))??;
+        let mixed = self.attend(&q, states, pass, &selections)?;
         (0..pass.spans.len()).for_each(|i| states.of_mut(i).release_unseen(self.mask));
-        let mixed = Tensor::from_vec(mixed, (pass.tokens(), width), &Device::Cpu)?;
         self.o.forward(&match gate {
             Some((gate, function)) => gated(mixed, &function.apply(&gate)?, self.shape.heads)?,
             None => mixed,
@@ -225,9 +222,7 @@ impl Attention {
         states: &mut LayerStates,
         pass: &ForwardPass,
     ) -> Result<(Tensor, Option<(Tensor, GateFunction)>)> {
-        let AttentionShape { heads, kv_heads, head_dim, value_dim } = self.shape;
-        let [_, k_width, v_width, _] = self.shape.widths();
-        let ([q, k, v], gate) = match (&self.inputs, &self.output_gate) {
+        let (products, gate) = match (&self.inputs, &self.output_gate) {
             (InputProducts::Apart { q, k, v: Some(v) }, OutputGate::Product(gate, function)) => {
                 let [q, k, v, gate] = Linear::forward_all([q, k, v, gate], x)?;
                 ([q, k, v], Some((gate, *function)))
@@ -237,6 +232,18 @@ impl Attention {
             }
             (inputs, OutputGate::None) => (inputs.forward(x, states, pass)?, None),
         };
+        Ok((self.queries_of(products, states, pass)?, gate))
+    }
+
+    /// The queries `[n, heads, head_dim]` of products with the input. Appends keys and values to the KV cache.
+    pub(super) fn queries_of(
+        &self,
+        [q, k, v]: [Tensor; 3],
+        states: &mut LayerStates,
+        pass: &ForwardPass,
+    ) -> Result<Tensor> {
+        let AttentionShape { heads, kv_heads, head_dim, value_dim } = self.shape;
+        let [_, k_width, v_width, _] = self.shape.widths();
         let (q, k) = self.norm_whole(q, k)?;
         let [q, k, v] = [q, k, v].map(|t| self.clip(t));
 
@@ -249,20 +256,22 @@ impl Attention {
             with_f32(&k, |k| layer_kv.keys.append(span.rows(k, k_width), kv_heads, head_dim))??;
             with_f32(&v, |v| layer_kv.values.append(span.rows(v, v_width), kv_heads, value_dim))??;
         }
-        Ok((q, gate))
+        Ok(q)
     }
 
-    /// Into `out [n, heads · value_dim]`, the attention of each token to all rows that it sees, or to those chosen.
-    fn attend(
+    /// The attention `[n, heads · value_dim]` of each token to all rows that it sees, or to those chosen.
+    pub(super) fn attend(
         &self,
-        q: &[f32],
+        q: &Tensor,
         states: &LayerStates,
         pass: &ForwardPass,
         selections: &[Selection],
-        out: &mut [f32],
-    ) -> Result<()> {
-        let rows = (states, KEYS_AND_VALUES);
-        self.over_rows().attend_step(self.o.compute(), q, rows, (pass, self.mask), selections, out)
+    ) -> Result<Tensor> {
+        let ([.., width], rows) = (self.shape.widths(), (states, KEYS_AND_VALUES));
+        let mut out = vec![0.0; pass.tokens() * width];
+        let (attention, compute) = (self.over_rows(), self.o.compute());
+        with_f32(q, |q| attention.attend_step(compute, q, rows, (pass, self.mask), selections, &mut out))??;
+        Ok(Tensor::from_vec(out, (pass.tokens(), width), &Device::Cpu)?)
     }
 
     /// The shape of the attention over the rows of keys and values.

@@ -1,17 +1,19 @@
 //! Attention as a part of chains on a device: from its input on where all that lies between its products and the KV cache has a form for
-//! devices, else from its queries on.
+//! devices, else from its queries on. Keys and values in main memory are attended to by the CPU, between two chains.
+
+use candle_core::Tensor;
 
 use super::attention::{Attention, InputProducts, KEYS_AND_VALUES, QkNorm};
 use super::output_gate::DeviceGate;
 use super::{ChainedMixer, ForwardPass, OutputGate};
 use crate::device::{DeviceHeads, DeviceOps, DeviceRotation, DeviceRows, HeadNorm};
 use crate::error::Result;
-use crate::hidden::{Hidden, HiddenPlace};
+use crate::hidden::{Hidden, Place, receive};
 use crate::matrix::{Linear, with_f32};
 use crate::step::LayerStates;
 
 impl ChainedMixer for Attention {
-    fn input_place(&self) -> HiddenPlace {
+    fn input_place(&self) -> Place {
         let gate = match &self.output_gate {
             OutputGate::Product(product, _) => product.is_on_device(),
             OutputGate::None => true,
@@ -37,8 +39,8 @@ impl ChainedMixer for Attention {
         // A norm of each head is behind the clip.
         let clip = self.clip.is_none() || matches!(self.norm, QkNorm::None | QkNorm::Whole(..));
         match value_norm && clip && gate && products && norm {
-            true => HiddenPlace::Device,
-            false => HiddenPlace::Host,
+            true => Place::Device,
+            false => Place::Host,
         }
     }
 
@@ -52,12 +54,17 @@ impl ChainedMixer for Attention {
         let (mixed, gate) = match x {
             Hidden::Host(x) => {
                 let (q, gate) = self.queries(x, states, pass)?;
-                let rows = (&*states, KEYS_AND_VALUES);
-                let mixed = with_f32(&q, |q| self.over_rows().begin_step(ops, q, rows, (pass, self.mask)))??;
+                let mixed = self.begin_from_queries(&q, states, pass, ops)?;
                 let send = |(gate, function)| -> Result<_> {
                     Ok(DeviceGate { rows: Hidden::Host(gate).on_device(ops)?, function })
                 };
                 (mixed, gate.map(send).transpose()?)
+            }
+            Hidden::Device(x) if states.place() == Place::Host => {
+                let (products, gate) = self.begin_products(*x, ops)?;
+                let products = receive(ops, &products)?.try_into().expect("there are three products");
+                let q = self.queries_of(products, states, pass)?;
+                (self.begin_from_queries(&q, states, pass, ops)?, gate)
             }
             Hidden::Device(x) => self.begin_from_input(*x, states, pass, ops)?,
         };
@@ -71,6 +78,23 @@ impl ChainedMixer for Attention {
 }
 
 impl Attention {
+    /// Attention over the rows of the KV cache, wherever they are.
+    fn begin_from_queries(
+        &self,
+        q: &Tensor,
+        states: &LayerStates,
+        pass: &ForwardPass,
+        ops: &dyn DeviceOps,
+    ) -> Result<DeviceRows> {
+        match states.place() {
+            Place::Host => Hidden::Host(self.attend(q, states, pass, &[])?).on_device(ops),
+            Place::Device => {
+                let rows = (states, KEYS_AND_VALUES);
+                with_f32(q, |q| self.over_rows().begin_step(ops, q, rows, (pass, self.mask)))?
+            }
+        }
+    }
+
     /// Attention, its products with the input included; and what the output gate is made of.
     fn begin_from_input(
         &self,

@@ -1,11 +1,14 @@
-//! Latent attention as a part of chains on a device, from its input on, where it attends to all rows.
+//! Latent attention as a part of chains on a device, from its input on, where it attends to all rows. Rows in main memory are attended to by
+//! the CPU, between two chains.
+
+use candle_core::Tensor;
 
 use super::latent::{LatentAttention, Query, RowChoice};
 use super::output_gate::DeviceGate;
 use super::{AttentionMask, ChainedMixer, ForwardPass};
 use crate::device::{DeviceHeads, DeviceOps, DeviceRotation, DeviceRows, HeadNorm, HeadRest};
 use crate::error::Result;
-use crate::hidden::Hidden;
+use crate::hidden::{Hidden, Place, receive};
 use crate::matrix::{Linear, PlacedMatrix};
 use crate::step::LayerStates;
 
@@ -51,9 +54,49 @@ impl ChainedMixer for LatentAttention {
         pass: &ForwardPass,
         ops: &dyn DeviceOps,
     ) -> Result<DeviceRows> {
+        let (products, gate) = self.begin_products(x.on_device(ops)?, ops)?;
+        let latents = PlacedMatrix::begin_heads(&self.to_latent, products[0], ops)?;
+        let mixed = match states.place() {
+            Place::Host => self.begin_in_memory(latents, products, states, pass, ops)?,
+            Place::Device => self.begin_on_device(latents, products, states, pass, ops)?,
+        };
+        let values = PlacedMatrix::begin_heads(&self.to_value, mixed, ops)?;
+        let values = match gate {
+            Some(gate) => gate.begin(values, self.shape.heads, ops)?,
+            None => values,
+        };
+        Ok(self.o.begin(values, ops)?.expect("the output product is on the device"))
+    }
+}
+
+impl LatentAttention {
+    /// The attention by the CPU to rows in main memory, of queries and their parts in the latent space.
+    fn begin_in_memory(
+        &self,
+        latents: DeviceRows,
+        [queries, keys]: [DeviceRows; 2],
+        states: &mut LayerStates,
+        pass: &ForwardPass,
+        ops: &dyn DeviceOps,
+    ) -> Result<DeviceRows> {
+        let [latents, queries, keys] =
+            receive(ops, &[latents, queries, keys])?.try_into().expect("there are three results");
+        let by_head = |x: Tensor| x.reshape((pass.tokens(), self.shape.heads, ()));
+        self.append_keys(&keys, states, pass)?;
+        let query = self.query_of(by_head(latents)?, &by_head(queries)?, pass)?;
+        Hidden::Host(self.attend(&query, states, pass, &[])?).on_device(ops)
+    }
+
+    /// The attention on the device to rows there.
+    fn begin_on_device(
+        &self,
+        latents: DeviceRows,
+        [queries, keys]: [DeviceRows; 2],
+        states: &mut LayerStates,
+        pass: &ForwardPass,
+        ops: &dyn DeviceOps,
+    ) -> Result<DeviceRows> {
         let (kv_rank, rope, nope) = (self.shape.kv_rank, self.shape.rope, self.shape.nope);
-        let ([queries, keys], gate) = self.begin_products(x.on_device(ops)?, ops)?;
-        let latents = PlacedMatrix::begin_heads(&self.to_latent, queries, ops)?;
         for (i, span) in pass.spans.iter().enumerate() {
             states.of_mut(i).keys.extend(span.tokens, 1, kv_rank + rope)?;
         }
@@ -79,12 +122,6 @@ impl ChainedMixer for LatentAttention {
             scales: &scales,
         };
         let rows = (&*states, (|kv| (&kv.keys, None)) as super::KeysAndValues);
-        let mixed = self.over_rows().begin_new(ops, &heads, rows, (pass, AttentionMask::Causal))?;
-        let values = PlacedMatrix::begin_heads(&self.to_value, mixed, ops)?;
-        let values = match gate {
-            Some(gate) => gate.begin(values, self.shape.heads, ops)?,
-            None => values,
-        };
-        Ok(self.o.begin(values, ops)?.expect("the output product is on the device"))
+        self.over_rows().begin_new(ops, &heads, rows, (pass, AttentionMask::Causal))
     }
 }

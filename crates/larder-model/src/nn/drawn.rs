@@ -11,7 +11,7 @@ use crate::compute::ComputeContext;
 use crate::device::{DeviceAttention, DeviceOps, DeviceProducts};
 use crate::double::{AttentionDouble, OpsDouble, ProductsDouble};
 use crate::error::Result;
-use crate::hidden::{Hidden, HiddenPlace};
+use crate::hidden::{Hidden, Place};
 use crate::read_ahead::ReadAhead;
 use crate::step::{LayerStates, Span, TokenOrigin};
 use crate::weights::WeightLoader;
@@ -174,7 +174,7 @@ pub fn check<M: Mixer>(
     }
     let (compute, attention, ops) = on_device();
     let (on_device, _) = drawn(compute, &build);
-    if on_device.chained().is_some_and(|chained| chained.input_place() == HiddenPlace::Device) {
+    if on_device.chained().is_some_and(|chained| chained.input_place() == Place::Device) {
         assert!(outputs(&on_device, &x, &pieces, Some((&attention, &ops))).iter().all(|out| *out == whole));
         assert!(ops.chains() > 10);
     }

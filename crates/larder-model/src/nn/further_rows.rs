@@ -8,6 +8,7 @@ use larder_core::{CheckpointPolicy, KV_PAGE_TOKENS, Rng, SequenceMemory};
 use super::kv_cache::REWIND_POSITIONS;
 use super::{AttentionMask, KvPool, KvRows, RowShape, made_up};
 use crate::error::Result;
+use crate::hidden::Place;
 use crate::saved_state::{SavedState, SavedStateError};
 
 /// Shape of further rows.
@@ -60,7 +61,7 @@ pub struct FurtherRows {
 impl FurtherRows {
     /// No rows yet. `kept_behind` positions behind those that are needed are kept for the sake of rewinding.
     pub fn new(shape: FurtherShape, kept_behind: usize, pool: &Arc<KvPool>) -> Self {
-        FurtherRows { shape, kept_behind, rows: KvRows::new(pool) }
+        FurtherRows { shape, kept_behind, rows: KvRows::new(pool, Place::Host) }
     }
 
     /// Appends `new [n, heads, width]`.

@@ -232,6 +232,7 @@ mod tests {
     use larder_core::Rng;
 
     use super::*;
+    use crate::hidden::Place;
     use crate::nn::{KvFormat, KvPool, made_up};
 
     const HEADS: usize = 6;
@@ -247,7 +248,7 @@ mod tests {
     impl Sequence {
         fn new(format: KvFormat, rows: usize, rng: &mut Rng) -> Self {
             let pool = KvPool::new(format, Default::default(), None, None);
-            let [mut keys, mut values] = [KvRows::new(&pool), KvRows::new(&pool)];
+            let [mut keys, mut values] = [KvRows::new(&pool, Place::Host), KvRows::new(&pool, Place::Host)];
             keys.append(&made_up(rows * KV_HEADS * WIDTH, rng), KV_HEADS, WIDTH).unwrap();
             values.append(&made_up(rows * KV_HEADS * VALUE_WIDTH, rng), KV_HEADS, VALUE_WIDTH).unwrap();
             Sequence { keys, values }

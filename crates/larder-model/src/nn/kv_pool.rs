@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder_core::{CheckpointPolicy, KV_PAGE_TOKENS};
 
-use super::KvFormat;
+use super::{KvFormat, LayerShape};
 use crate::device::{DeviceAttention, KvPageShape};
 use crate::error::{ModelError, Result};
+use crate::hidden::Place;
 
 /// Hands out pages of [`KV_PAGE_TOKENS`] positions of one layer's keys or values, and counts the bytes of recurrent states.
 /// Pages that are given back are used again.
@@ -16,16 +17,18 @@ pub struct KvPool {
     format: KvFormat,
     checkpoints: CheckpointPolicy,
     limit_bytes: usize,
-    /// Where pages are; `None` for main memory. Recurrent states that are on it have pages too.
+    /// The device that has pages; recurrent states that are on it have pages too. `None` if all are in main memory.
     device: Option<Arc<dyn DeviceAttention>>,
+    /// The number of layers with keys and values on the device: the first ones, of those that can have them there.
+    device_layers: usize,
     state: Mutex<PoolState>,
 }
 
 #[derive(Default)]
 struct PoolState {
     usage: KvUsage,
-    /// Memory of pages that no sequence has, by shape.
-    free: HashMap<KvPageShape, Vec<PageMemory>>,
+    /// Memory of pages that no sequence has, by shape and place.
+    free: HashMap<(KvPageShape, Place), Vec<PageMemory>>,
     free_bytes: usize,
 }
 
@@ -54,6 +57,15 @@ enum PageMemory {
     Device(usize),
 }
 
+impl PageMemory {
+    fn place(&self) -> Place {
+        match self {
+            PageMemory::Host(_) => Place::Host,
+            PageMemory::Device(_) => Place::Device,
+        }
+    }
+}
+
 impl KvPool {
     /// A pool of up to `limit_bytes` bytes, `None` for no limit, with pages on `device` if there is one.
     pub fn new(
@@ -62,8 +74,19 @@ impl KvPool {
         limit_bytes: Option<usize>,
         device: Option<Arc<dyn DeviceAttention>>,
     ) -> Arc<Self> {
+        KvPool::split(format, checkpoints, limit_bytes, device, usize::MAX)
+    }
+
+    /// As [`new`](Self::new), with the keys and values of only the first `device_layers` layers on the device.
+    pub fn split(
+        format: KvFormat,
+        checkpoints: CheckpointPolicy,
+        limit_bytes: Option<usize>,
+        device: Option<Arc<dyn DeviceAttention>>,
+        device_layers: usize,
+    ) -> Arc<Self> {
         let limit_bytes = limit_bytes.unwrap_or(usize::MAX);
-        Arc::new(KvPool { format, checkpoints, limit_bytes, device, state: Mutex::default() })
+        Arc::new(KvPool { format, checkpoints, limit_bytes, device, device_layers, state: Mutex::default() })
     }
 
     /// What the sequences use now.
@@ -81,8 +104,19 @@ impl KvPool {
         self.checkpoints
     }
 
-    /// Whether pages are on a device.
-    pub fn is_on_device(&self) -> bool {
+    /// Where keys and values are of each of these layers, behind `before` whose keys and values can be on the device.
+    pub(super) fn places(&self, layers: &[LayerShape], before: usize) -> Vec<Place> {
+        let mut count = before;
+        let mut place = |layer: &LayerShape| {
+            let is_on_device = self.device.is_some() && layer.can_be_on_device() && count < self.device_layers;
+            count += usize::from(layer.can_be_on_device());
+            if is_on_device { Place::Device } else { Place::Host }
+        };
+        layers.iter().map(&mut place).collect()
+    }
+
+    /// Whether a device has pages.
+    pub fn has_device(&self) -> bool {
         self.device.is_some()
     }
 
@@ -96,24 +130,25 @@ impl KvPool {
     }
 
     /// A page, whose contents are unspecified.
-    pub(super) fn page(self: &Arc<Self>, shape: KvPageShape) -> Result<KvPage> {
+    pub(super) fn page(self: &Arc<Self>, shape: KvPageShape, place: Place) -> Result<KvPage> {
         let mut state = self.lock();
-        let memory = match state.free.get_mut(&shape).and_then(Vec::pop) {
+        let memory = match state.free.get_mut(&(shape, place)).and_then(Vec::pop) {
             Some(memory) => {
                 state.free_bytes -= shape.bytes();
                 memory
             }
-            None => self.allocate(&mut state, shape)?,
+            None => self.allocate(&mut state, shape, place)?,
         };
         state.usage.pages += 1;
         state.usage.page_bytes += shape.bytes();
         Ok(KvPage { shape, memory, pool: self.clone() })
     }
 
-    fn allocate(&self, state: &mut PoolState, shape: KvPageShape) -> Result<PageMemory> {
+    fn allocate(&self, state: &mut PoolState, shape: KvPageShape, place: Place) -> Result<PageMemory> {
         self.make_room(state, shape.bytes())?;
-        let Some(device) = &self.device else {
-            return Ok(PageMemory::Host(vec![0; shape.bytes()].into_boxed_slice()));
+        let device = match place {
+            Place::Host => return Ok(PageMemory::Host(vec![0; shape.bytes()].into_boxed_slice())),
+            Place::Device => self.device.as_ref().expect("only pools with a device have pages there"),
         };
         let id = match device.allocate(shape) {
             Err(_) if state.free_bytes > 0 => {
@@ -182,7 +217,7 @@ impl KvPage {
     pub fn host(&self) -> &[u8] {
         match &self.memory {
             PageMemory::Host(bytes) => bytes,
-            PageMemory::Device(_) => unreachable!("the pages of a pool with a device are on the device"),
+            PageMemory::Device(_) => unreachable!("the page is on the device"),
         }
     }
 
@@ -190,7 +225,7 @@ impl KvPage {
     pub fn host_mut(&mut self) -> &mut [u8] {
         match &mut self.memory {
             PageMemory::Host(bytes) => bytes,
-            PageMemory::Device(_) => unreachable!("the pages of a pool with a device are on the device"),
+            PageMemory::Device(_) => unreachable!("the page is on the device"),
         }
     }
 
@@ -203,7 +238,7 @@ impl KvPage {
     pub fn read(&self, out: &mut [u8]) -> Result<()> {
         match self.pool.device() {
             Some(device) => device.read(self.device_id(), out),
-            None => unreachable!("the pages of a pool without a device are in main memory"),
+            None => unreachable!("the page is in main memory"),
         }
     }
 
@@ -211,7 +246,7 @@ impl KvPage {
     pub fn device_id(&self) -> usize {
         match self.memory {
             PageMemory::Device(id) => id,
-            PageMemory::Host(_) => unreachable!("the pages of a pool without a device are in main memory"),
+            PageMemory::Host(_) => unreachable!("the page is in main memory"),
         }
     }
 }
@@ -223,7 +258,7 @@ impl Drop for KvPage {
         state.usage.pages -= 1;
         state.usage.page_bytes -= bytes;
         state.free_bytes += bytes;
-        state.free.entry(self.shape).or_default().push(memory);
+        state.free.entry((self.shape, memory.place())).or_default().push(memory);
     }
 }
 
@@ -265,18 +300,19 @@ mod tests {
         assert_eq!((small.bytes(), large.bytes()), (1024, 2048));
         let double = Arc::new(AttentionDouble::new(4096));
         for device in [None, Some(double.clone() as Arc<dyn DeviceAttention>)] {
+            let place = if device.is_some() { Place::Device } else { Place::Host };
             let pool = pool(3 * 1024 + 100, device);
-            let mut pages: Vec<KvPage> = (0..3).map(|_| pool.page(small).unwrap()).collect();
-            let error = pool.page(small).err().expect("the pool is full").to_string();
+            let mut pages: Vec<KvPage> = (0..3).map(|_| pool.page(small, place).unwrap()).collect();
+            let error = pool.page(small, place).err().expect("the pool is full").to_string();
             assert!(error.starts_with("the KV cache is full: 3072 of 3172 bytes are in use, and 1024 more"), "{error}");
             assert!(pool.reserve(101).is_err());
             let state = pool.reserve(100).unwrap();
             assert_eq!(pool.usage(), KvUsage { pages: 3, page_bytes: 3072, state_bytes: 100 });
             pages.pop();
-            pages.push(pool.page(small).unwrap());
+            pages.push(pool.page(small, place).unwrap());
             drop((state, pages));
             // The free pages make room for one of another shape.
-            let large = pool.page(large).unwrap();
+            let large = pool.page(large, place).unwrap();
             assert_eq!(pool.usage(), KvUsage { pages: 1, page_bytes: 2048, state_bytes: 0 });
             drop((large, pool));
             assert_eq!(double.used_bytes(), 0);
@@ -287,11 +323,11 @@ mod tests {
     fn a_device_without_room_gets_unused_pages_back_first() {
         let double = Arc::new(AttentionDouble::new(2048));
         let pool = pool(usize::MAX, Some(double.clone()));
-        drop(pool.page(page_shape(KvFormat::F16, 1, 8)).unwrap());
+        drop(pool.page(page_shape(KvFormat::F16, 1, 8), Place::Device).unwrap());
         assert_eq!(double.used_bytes(), 1024);
-        let large = pool.page(page_shape(KvFormat::F16, 2, 8)).unwrap();
+        let large = pool.page(page_shape(KvFormat::F16, 2, 8), Place::Device).unwrap();
         assert_eq!(double.used_bytes(), 2048);
-        assert!(matches!(pool.page(page_shape(KvFormat::F16, 1, 8)), Err(ModelError::Device(_))));
+        assert!(matches!(pool.page(page_shape(KvFormat::F16, 1, 8), Place::Device), Err(ModelError::Device(_))));
         drop(large);
     }
 }

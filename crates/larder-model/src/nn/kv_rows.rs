@@ -9,8 +9,9 @@ use larder_kernels::{KvPages, KvTensor, widen};
 
 use super::kv_pool::{KvPage, page_shape};
 use super::{KvPool, RowShape};
-use crate::device::{DeviceKvView, KvPageShape};
+use crate::device::{DeviceAttention, DeviceKvView, KvPageShape};
 use crate::error::Result;
+use crate::hidden::Place;
 use crate::saved_state::{SavedState, SavedStateError};
 
 /// Keys or values `[heads, positions, width]`, which grow by positions. Pages at the front can be given back.
@@ -19,6 +20,8 @@ use crate::saved_state::{SavedState, SavedStateError};
 #[derive(Clone)]
 pub struct KvRows {
     pool: Arc<KvPool>,
+    /// Where the pages are.
+    place: Place,
     /// Of every page; `None` before the first append.
     shape: Option<KvPageShape>,
     /// Number of the first page that is stored.
@@ -35,9 +38,19 @@ pub struct KvView<'a> {
 }
 
 impl KvRows {
-    /// No rows yet, and no memory.
-    pub fn new(pool: &Arc<KvPool>) -> Self {
-        KvRows { pool: pool.clone(), shape: None, first_page: 0, pages: Vec::new(), len: 0 }
+    /// No rows yet, and no memory. With a place on a device the pool has one.
+    pub fn new(pool: &Arc<KvPool>, place: Place) -> Self {
+        KvRows { pool: pool.clone(), place, shape: None, first_page: 0, pages: Vec::new(), len: 0 }
+    }
+
+    /// Where the rows are.
+    pub fn place(&self) -> Place {
+        self.place
+    }
+
+    /// The device that has the rows; `None` if they are in main memory.
+    fn device(&self) -> Option<&Arc<dyn DeviceAttention>> {
+        self.pool.device().filter(|_| self.place == Place::Device)
     }
 
     /// Positions appended, those given back included.
@@ -60,14 +73,14 @@ impl KvRows {
         self.shape
     }
 
-    /// The bytes of a row. The caller guarantees that it is stored, and a pool without a device.
+    /// The bytes of a row. The caller guarantees that it is stored, in main memory.
     pub(super) fn row(&self, head: usize, position: usize) -> &[u8] {
         let KvPageShape { positions, row_bytes, .. } = self.shape.expect("rows were appended");
         let page = self.pages[position / positions - self.first_page].host();
         &page[(head * positions + position % positions) * row_bytes..][..row_bytes]
     }
 
-    /// The values of rows: `[positions, heads, width]`. The caller guarantees that they are stored, and a pool without a device.
+    /// The values of rows: `[positions, heads, width]`. The caller guarantees that they are stored, in main memory.
     pub fn widened(&self, positions: Range<usize>, width: usize) -> Vec<f32> {
         let heads = self.shape.map_or(0, |shape| shape.heads);
         let mut values = vec![0.0; positions.len() * heads * width];
@@ -132,13 +145,13 @@ impl KvRows {
     /// Makes the page of the next position, of which `used` positions are in use, one that only this sequence has.
     fn make_writable(&mut self, shape: KvPageShape, used: usize) -> Result<()> {
         if used == 0 {
-            self.pages.push(Arc::new(self.pool.page(shape)?));
+            self.pages.push(Arc::new(self.pool.page(shape, self.place)?));
             return Ok(());
         }
         let last = self.pages.last_mut().expect("a page that is partly used is stored");
         if Arc::get_mut(last).is_none() {
-            let mut page = self.pool.page(shape)?;
-            match self.pool.device() {
+            let mut page = self.pool.page(shape, self.place)?;
+            match self.pool.device().filter(|_| self.place == Place::Device) {
                 Some(device) => device.copy(last.device_id(), page.device_id(), used)?,
                 None => shape.copy_rows(last.host(), page.host_mut(), used),
             }
@@ -149,14 +162,15 @@ impl KvRows {
 
     /// Writes `new [n, heads, width]` to the last page, from row `at` on.
     fn write(&mut self, shape: KvPageShape, at: usize, new: &[f32], width: usize) -> Result<()> {
-        let (format, page) = (self.pool.format(), self.pages.last_mut().expect("a page was added"));
+        let format = self.pool.format();
         let KvPageShape { heads, positions, row_bytes: row, .. } = shape;
-        if let Some(device) = self.pool.device() {
+        let last = self.pages.len() - 1;
+        if let Some(device) = self.device() {
             let mut bytes = vec![0; new.len() / width * row]; // [n, heads, row]
             new.chunks_exact(width).zip(bytes.chunks_exact_mut(row)).for_each(|(new, row)| format.store(new, row));
-            return device.append(page.device_id(), at, &bytes);
+            return device.append(self.pages[last].device_id(), at, &bytes);
         }
-        let data = Arc::get_mut(page).expect("the page was made writable").host_mut();
+        let data = Arc::get_mut(&mut self.pages[last]).expect("the page was made writable").host_mut();
         for (i, new) in new.chunks_exact(width).enumerate() {
             let (at, head) = (at + i / heads, i % heads);
             format.store(new, &mut data[(head * positions + at) * row..][..row]);
@@ -165,7 +179,7 @@ impl KvRows {
     }
 
     /// Writes the rows that are stored, as [`saved_state`](crate::saved_state) has them; nothing before the first append.
-    /// The caller guarantees a pool without a device.
+    /// The caller guarantees rows in main memory.
     pub fn save(&self, out: &mut dyn Write) -> io::Result<()> {
         let Some(shape) = self.shape else { return Ok(()) };
         out.write_all(&(self.first_page as u32).to_le_bytes())?;
@@ -191,12 +205,12 @@ impl KvRows {
         if first_page > seen / KV_PAGE_TOKENS {
             return Err(SavedStateError::Wrong("rows are missing that its next token sees"));
         }
-        let mut loaded = KvRows { shape: Some(shape), first_page, len, ..KvRows::new(pool) };
+        let mut loaded = KvRows { shape: Some(shape), first_page, len, ..KvRows::new(pool, Place::Host) };
         let mut rows = vec![0; shape.bytes()];
         for start in (loaded.first_position()..len).step_by(KV_PAGE_TOKENS) {
             let rows = &mut rows[..shape.rows_bytes(KV_PAGE_TOKENS.min(len - start))];
             from.read(rows)?;
-            let mut page = pool.page(shape)?;
+            let mut page = pool.page(shape, Place::Host)?;
             shape.set_rows(page.host_mut(), rows);
             loaded.pages.push(Arc::new(page));
         }
@@ -220,13 +234,18 @@ impl KvPages for KvRows {
 }
 
 impl<'a> KvView<'a> {
-    /// The rows in main memory. The caller guarantees that rows were appended, and to a pool without a device.
+    /// Where the rows are.
+    pub fn place(self) -> Place {
+        self.rows.place
+    }
+
+    /// The rows in main memory. The caller guarantees that they are there, and that some were appended.
     pub fn on_host(self) -> KvTensor<'a> {
         let KvPageShape { kind, positions: page_len, row_bytes, .. } = self.rows.shape.expect("rows were appended");
         KvTensor { kind, pages: self.rows, page_len, row_bytes, width: self.width }
     }
 
-    /// The rows on the device of their pool.
+    /// The rows on the device of their pool. The caller guarantees that they are there.
     pub fn on_device(self) -> DeviceKvView {
         let KvRows { first_page, pages, .. } = self.rows;
         let pages = pages.iter().map(|page| page.device_id()).collect();

@@ -159,16 +159,25 @@ impl LatentAttention {
         let (Query::Full(product) | Query::Low(_, _, product)) = &self.q;
         let q = product.forward(latent)?.reshape((pass.tokens(), heads, nope + rope))?;
         let latent = PlacedMatrix::forward_heads(&self.to_latent, &q.narrow(2, 0, nope)?)?; // [n, heads, kv_rank]
-        let q = self.with_rest(latent, &q, nope, pass)?;
+        self.query_of(latent, &q, pass)
+    }
+
+    /// As [`query`](Self::query), of its part in the latent space and of the whole `q [n, heads, nope + rope]`.
+    pub(super) fn query_of(&self, latent: Tensor, q: &Tensor, pass: &ForwardPass) -> Result<Tensor> {
+        let q = self.with_rest(latent, q, self.shape.nope, pass)?;
         self.temperature.map_or(Ok(q.clone()), |temperature| temperature.apply(&q, pass))
     }
 
-    /// `[n, 1, kv_rank + rope]`: the rows of these tokens in the KV cache.
-    fn key(&self, x: &Tensor, pass: &ForwardPass) -> Result<Tensor> {
-        let kv_rank = self.shape.kv_rank;
-        let both = self.kv_a.forward(x)?.unsqueeze(1)?;
+    /// Appends the rows of these tokens to the KV cache; `both [n, kv_rank + rope]` is what their product yields.
+    pub(super) fn append_keys(&self, both: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<()> {
+        let (kv_rank, width) = (self.shape.kv_rank, self.shape.kv_rank + self.shape.rope);
+        let both = both.unsqueeze(1)?;
         let latent = self.kv_norm.forward(&both.narrow(2, 0, kv_rank)?)?;
-        self.with_rest(latent, &both, kv_rank, pass)
+        let key = self.with_rest(latent, &both, kv_rank, pass)?; // [n, 1, kv_rank + rope]
+        for (i, span) in pass.spans.iter().enumerate() {
+            with_f32(&key, |k| states.of_mut(i).keys.append(span.rows(k, width), 1, width))??;
+        }
+        Ok(())
     }
 }
 
@@ -192,17 +201,20 @@ impl LatentAttention {
         }
     }
 
-    /// Into `out [n, heads, kv_rank]`, the attention of each token to all rows that it sees, or to those chosen.
-    fn attend(
+    /// The attention `[n, heads · kv_rank]` of each token to all rows that it sees, or to those chosen.
+    pub(super) fn attend(
         &self,
-        query: &[f32],
+        query: &Tensor,
         states: &LayerStates,
         pass: &ForwardPass,
         selections: &[Selection],
-        out: &mut [f32],
-    ) -> Result<()> {
+    ) -> Result<Tensor> {
+        let (n, width) = (pass.tokens(), self.shape.heads * self.shape.kv_rank);
         let (rows, pass) = ((states, (|kv| (&kv.keys, None)) as KeysAndValues), (pass, AttentionMask::Causal));
-        self.over_rows().attend_step(self.o.compute(), query, rows, pass, selections, out)
+        let mut out = vec![0.0; n * width];
+        let (attention, compute) = (self.over_rows(), self.o.compute());
+        with_f32(query, |q| attention.attend_step(compute, q, rows, pass, selections, &mut out))??;
+        Ok(Tensor::from_vec(out, (n, width), &Device::Cpu)?)
     }
 
     /// The attention over the rows of the KV cache.
@@ -215,18 +227,14 @@ impl LatentAttention {
 
 impl Mixer for LatentAttention {
     fn forward(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Tensor> {
-        let LatentShape { heads, kv_rank, rope, value, .. } = self.shape;
-        let (n, width) = (pass.tokens(), kv_rank + rope);
-        let (key, latent) = (self.key(x, pass)?, self.query_latent(x)?);
-        for (i, span) in pass.spans.iter().enumerate() {
-            with_f32(&key, |k| states.of_mut(i).keys.append(span.rows(k, width), 1, width))??;
-        }
+        let LatentShape { heads, kv_rank, value, .. } = self.shape;
+        let n = pass.tokens();
+        self.append_keys(&self.kv_a.forward(x)?, states, pass)?;
+        let latent = self.query_latent(x)?;
         let selection = self.select(x, &latent, states, pass)?;
         let query = self.query(&latent, pass)?;
-        let mut mixed = vec![0.0; n * heads * kv_rank]; // [n, heads, kv_rank]
         let selections = selection.as_deref().map_or(&[][..], slice::from_ref);
-        with_f32(&query, |q| self.attend(q, states, pass, selections, &mut mixed))??;
-        let mixed = Tensor::from_vec(mixed, (n, heads, kv_rank), &Device::Cpu)?;
+        let mixed = self.attend(&query, states, pass, selections)?.reshape((n, heads, kv_rank))?;
         let mixed = PlacedMatrix::forward_heads(&self.to_value, &mixed)?; // [n, heads, value]
         let mixed = mixed.reshape((n, heads * value))?;
         self.o.forward(&match &self.output_gate {

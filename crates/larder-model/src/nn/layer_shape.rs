@@ -17,6 +17,8 @@ pub struct LayerShape {
     pub mask: AttentionMask,
     /// Further rows.
     pub further: Vec<FurtherShape>,
+    /// Whether keys and values are in main memory also with a device, as the CPU reads single rows.
+    pub in_memory: bool,
 }
 
 /// The rows of one token.
@@ -30,23 +32,28 @@ pub struct RowShape {
 
 impl LayerShape {
     /// Of a layer that keeps nothing.
-    pub const NOTHING: LayerShape =
-        LayerShape { keys: None, values: None, recurrent: None, mask: AttentionMask::Causal, further: Vec::new() };
+    pub const NOTHING: LayerShape = LayerShape {
+        keys: None,
+        values: None,
+        recurrent: None,
+        mask: AttentionMask::Causal,
+        further: Vec::new(),
+        in_memory: false,
+    };
 
     /// Keys and values of attention.
     pub fn attention(keys: RowShape, values: RowShape, mask: AttentionMask) -> Self {
-        LayerShape { keys: Some(keys), values: Some(values), recurrent: None, mask, further: Vec::new() }
+        LayerShape { keys: Some(keys), values: Some(values), mask, ..LayerShape::NOTHING }
     }
 
     /// The latents of latent attention.
     pub fn latents(width: usize) -> Self {
-        let keys = Some(RowShape { heads: 1, width });
-        LayerShape { keys, values: None, recurrent: None, mask: AttentionMask::Causal, further: Vec::new() }
+        LayerShape { keys: Some(RowShape { heads: 1, width }), ..LayerShape::NOTHING }
     }
 
     /// A recurrent state.
     pub fn recurrent(lens: StateLens) -> Self {
-        LayerShape { keys: None, values: None, recurrent: Some(lens), mask: AttentionMask::Causal, further: Vec::new() }
+        LayerShape { recurrent: Some(lens), ..LayerShape::NOTHING }
     }
 
     /// With further rows.
@@ -54,10 +61,20 @@ impl LayerShape {
         LayerShape { further, ..self }
     }
 
-    /// Memory for it.
+    /// Whether keys and values can be on a device.
+    pub fn can_be_on_device(&self) -> bool {
+        self.keys.is_some() && !self.in_memory
+    }
+
+    /// Memory for keys and values.
+    pub fn kv_memory(&self) -> SequenceMemory {
+        self.keys.iter().chain(&self.values).map(|rows| SequenceMemory::rows(rows.heads, rows.width)).sum()
+    }
+
+    /// Memory for all of it.
     pub fn memory(&self) -> SequenceMemory {
-        let rows = self.keys.iter().chain(&self.values).map(|rows| SequenceMemory::rows(rows.heads, rows.width));
         let state = self.recurrent.map(|lens| SequenceMemory::state(lens.bytes()));
-        rows.chain(state).chain(self.further.iter().map(FurtherShape::memory)).sum()
+        let others = state.into_iter().chain(self.further.iter().map(FurtherShape::memory));
+        self.kv_memory() + others.sum()
     }
 }

@@ -90,7 +90,7 @@ use larder_core::{Rng, SequenceMemory};
 
 use crate::device::{DeviceOps, DeviceRows};
 use crate::error::Result;
-use crate::hidden::{Hidden, HiddenPlace};
+use crate::hidden::{Hidden, Place};
 use crate::row_cache::RowTraffic;
 use crate::step::LayerStates;
 
@@ -137,8 +137,8 @@ pub trait Mixer: Send + Sync {
 /// A mixer whose outputs are rows of a chain on a device.
 pub trait ChainedMixer {
     /// Where it takes its input: on the device, unless parts before the first operation there are computed on the CPU.
-    fn input_place(&self) -> HiddenPlace {
-        HiddenPlace::Device
+    fn input_place(&self) -> Place {
+        Place::Device
     }
 
     /// As [`Mixer::forward`], begun on a device. The caller guarantees an input in its place.

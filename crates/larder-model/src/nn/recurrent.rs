@@ -12,6 +12,7 @@ use super::kv_pool::{KvPage, StateBytes};
 use super::{KvPool, made_up};
 use crate::device::{KvPageShape, StateSpan};
 use crate::error::Result;
+use crate::hidden::Place;
 use crate::saved_state::{SavedState, SavedStateError, write_floats};
 
 /// What a layer without attention carries from token to token. Clones share states until one of them advances.
@@ -109,7 +110,7 @@ impl RecurrentState {
         let mut copies = Vec::new();
         let mut due = policy.next(start);
         while due < start + tokens {
-            let copy = self.pool.page(lens.page_shape())?;
+            let copy = self.pool.page(lens.page_shape(), Place::Device)?;
             copies.push((due - start, copy.device_id()));
             self.checkpoint(Some(Arc::new(Snapshot { tokens: due, memory: StateMemory::Device(copy) })));
             due = policy.next(due);
@@ -141,7 +142,7 @@ impl RecurrentState {
     }
 
     /// Writes the checkpoints and the state, as [`saved_state`](crate::saved_state) has them; nothing before the first token. The caller
-    /// guarantees a pool without a device.
+    /// guarantees states in main memory.
     pub fn save(&self, out: &mut dyn Write) -> io::Result<()> {
         let Some(current) = &self.current else { return Ok(()) };
         let earlier = self.checkpoints.iter().filter(|checkpoint| checkpoint.tokens < current.tokens);
@@ -213,7 +214,7 @@ impl RecurrentState {
         let device = self.pool.device().expect("chains are on the device of the pool").clone();
         let is_own = |current: &mut Arc<Snapshot>| Arc::get_mut(current).is_some_and(|own| !own.memory.is_on_host());
         if !self.current.as_mut().is_some_and(is_own) {
-            let page = self.pool.page(lens.page_shape())?;
+            let page = self.pool.page(lens.page_shape(), Place::Device)?;
             let send = |values: &StateValues| {
                 let floats = [&values.window[..], &values.recurrence].concat();
                 let mut bytes = vec![0; lens.bytes()];

@@ -14,6 +14,7 @@ use super::{
     made_up,
 };
 use crate::error::Result;
+use crate::hidden::Place;
 use crate::matrix::{Linear, with_f32};
 use crate::step::LayerStates;
 
@@ -102,7 +103,7 @@ impl RelativeAttention {
     pub fn over_all(&self, x: &Tensor, pool: &Arc<KvPool>) -> Result<Tensor> {
         let tokens = x.dim(0)?;
         let [q, k, v] = Linear::forward_all([&self.q, &self.k, &self.v], x)?;
-        let (mut keys, mut values) = (KvRows::new(pool), KvRows::new(pool));
+        let (mut keys, mut values) = (KvRows::new(pool, Place::Host), KvRows::new(pool, Place::Host));
         self.append(&k, 0..tokens, &mut keys)?;
         self.append(&v, 0..tokens, &mut values)?;
         let queries = SpanPositions { start: 0, tokens, first_row: 0 };

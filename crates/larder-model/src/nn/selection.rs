@@ -234,6 +234,7 @@ mod tests {
     use larder_core::Rng;
 
     use super::*;
+    use crate::hidden::Place;
     use crate::nn::{KvFormat, KvPool, made_up};
 
     #[test]
@@ -273,7 +274,7 @@ mod tests {
     fn a_token_chooses_the_same_rows_in_any_batch() {
         let (mut rng, heads, width, tokens, count) = (Rng::new(2), 5, 8, 1500, 30);
         let pool = KvPool::new(KvFormat::F16, Default::default(), None, None);
-        let mut rows = KvRows::new(&pool);
+        let mut rows = KvRows::new(&pool, Place::Host);
         rows.append(&made_up(tokens * width, &mut rng), 1, width).unwrap();
         let queries = made_up(tokens * heads * width, &mut rng);
         let weights = made_up(tokens * heads, &mut rng);

@@ -74,6 +74,7 @@ def load(
     device: Optional[str] = None,
     vram_mem: Optional[str] = None,
     vram_experts: Optional[int] = None,
+    vram_kv: Optional[int] = None,
     models: "Union[str, os.PathLike[str], None]" = None,
     cache_folder: "Union[str, os.PathLike[str], None]" = None,
 ) -> "Model":

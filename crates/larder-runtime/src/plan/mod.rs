@@ -15,6 +15,7 @@ use crate::slots::belong_to_layers;
 mod draft;
 mod elastic;
 mod expert_sizes;
+pub mod kv_places;
 mod prefill;
 mod reserve;
 pub mod tier_speed;
@@ -68,8 +69,10 @@ pub struct PlanInputs<'a> {
     pub available_bytes: Option<u64>,
     /// The most memory that the process may ever have, in bytes; `None` if unknown.
     pub limit_bytes: Option<u64>,
-    /// Whether a GPU computes: then the KV cache is in VRAM, and staging buffers in page-locked memory are needed.
+    /// Whether a GPU computes: then staging buffers in page-locked memory are needed.
     pub on_gpu: bool,
+    /// The most layers that have their keys and values in VRAM with a GPU.
+    pub vram_kv_layers: usize,
 }
 
 /// Where the experts are while the model runs.

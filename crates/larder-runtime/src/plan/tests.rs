@@ -17,6 +17,7 @@ pub fn blueprint() -> Blueprint {
         vocab: 8,
         context: 100,
         sequence_memory: SequenceMemory::rows(1, 1 << 9),
+        kv_layers: vec![SequenceMemory::rows(1, 1 << 7); 4],
         step_memory: StepMemory { bytes_per_token: 700, fixed_bytes: 0 },
     }
 }
@@ -51,6 +52,7 @@ pub fn inputs(blueprint: &Blueprint, available: Option<u64>) -> PlanInputs<'_> {
         available_bytes: available,
         limit_bytes: available,
         on_gpu: false,
+        vram_kv_layers: usize::MAX,
     }
 }
 

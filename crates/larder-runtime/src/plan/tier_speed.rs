@@ -1,12 +1,13 @@
 //! The speed that a plan with a GPU promises, from the measured rates of VRAM, link, memory and SSD.
 
 use larder_core::format_bytes;
-use larder_model::KvFormat;
 use serde_json::{Value, json};
 
-use super::tiers::{TierPlan, Vram, decide};
-use super::{PlanInputs, slot_count};
-use crate::options::{Options, Setting};
+use super::PlanInputs;
+use super::tiers::TierPlan;
+
+/// Seconds of waiting for each layer whose attention the CPU computes: a copy, a kernel and a copy back took 14 µs on an H100.
+const WAIT_SECONDS: f64 = 15e-6;
 
 /// Measured rates, in bytes per second.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -42,13 +43,13 @@ pub struct ExpectedSpeed {
     /// What takes the most time then.
     pub limit: &'static str,
     bytes: DecodeBytes,
-    /// Bytes of keys and values of how many tokens.
-    kv: (u64, usize),
+    /// Bytes of keys and values, in VRAM and in memory, of how many tokens.
+    kv: ([u64; 2], usize),
 }
 
 impl TierPlan {
     /// The speed that these rates allow. Experts in different places are read at the same time; resident weights, and the keys and values
-    /// of a whole context, are read before them. Launches and waits come on top.
+    /// of a whole context, are read before them, those in memory by the CPU. Launches and other waits come on top.
     pub fn expected_speed(&self, inputs: &PlanInputs, bytes: DecodeBytes, rates: &TierRates) -> ExpectedSpeed {
         let all = inputs.slots_for(usize::MAX, self.scope) as f64;
         let on_gpu = (self.device_slots as f64 / all).min(1.0);
@@ -57,60 +58,15 @@ impl TierPlan {
         // An expert in memory is copied to the GPU or computed by the CPU, whichever is faster.
         let places = [("VRAM", rates.vram), ("memory", rates.link.max(rates.memory)), ("the SSD", rates.ssd)];
         let kv = inputs.kv_bytes_of_context();
-        let (resident, experts) = ((bytes.resident + kv) as f64 / rates.vram, bytes.experts as f64);
+        let [on_device, on_host] = kv.map(|bytes| bytes as f64);
+        let host_layers = inputs.blueprint.kv_layers.len() - inputs.kv_layers_on_device();
+        let attending = on_host / rates.memory + host_layers as f64 * WAIT_SECONDS;
+        let resident = (bytes.resident as f64 + on_device) / rates.vram + attending;
+        let experts = bytes.experts as f64;
         let seconds = shares.iter().zip(places).map(|(share, (place, rate))| (place, share * experts / rate));
         let (limit, longest) = seconds.max_by(|(_, a), (_, b)| a.total_cmp(b)).expect("there are three places");
         let all_on_gpu = 1.0 / (resident + experts / rates.vram);
         ExpectedSpeed { all_on_gpu, even: 1.0 / (resident + longest), shares, limit, bytes, kv: (kv, inputs.context) }
-    }
-}
-
-/// A plan with keys and values in a smaller format, which leave room for more experts.
-#[derive(Clone, PartialEq, Debug)]
-pub struct SmallerKv {
-    /// The format, which rounds keys and values.
-    pub format: KvFormat,
-    plan: TierPlan,
-    speed: ExpectedSpeed,
-    /// Experts on the GPU: without it, and with it.
-    experts: [usize; 2],
-}
-
-impl SmallerKv {
-    /// The plans with smaller formats than that of the inputs, of which `plan` is the plan.
-    pub fn all(
-        plan: &TierPlan,
-        inputs: &PlanInputs,
-        vram: &Vram,
-        options: &Options,
-        bytes: DecodeBytes,
-        rates: &TierRates,
-    ) -> Vec<SmallerKv> {
-        let with = |inputs: PlanInputs| {
-            let other = decide(&inputs, vram, options).ok()?;
-            let speed = other.expected_speed(&inputs, bytes, rates);
-            let experts =
-                [plan, &other].map(|plan| slot_count(&inputs.blueprint.geometry, plan.device_slots, plan.scope));
-            Some(SmallerKv { format: inputs.kv_format, plan: other, speed, experts })
-        };
-        inputs.with_smaller_kv().filter_map(with).collect()
-    }
-
-    /// The plan as a line of text, beside the speed without it.
-    pub fn describe(&self, without: &ExpectedSpeed) -> String {
-        let SmallerKv { format, speed, experts: [before, after], .. } = self;
-        let experts =
-            if before == after { String::new() } else { format!("{after} instead of {before} experts on the GPU, ") };
-        let (kv, format) = (Setting::Kv, format.kind());
-        let (after, before) = (speed.even, without.even);
-        format!(
-            "with {kv} {format}, which rounds keys and values: {experts}about {after:.1} instead of {before:.1} tokens/s"
-        )
-    }
-
-    /// The plan as JSON.
-    pub fn json(&self) -> Value {
-        json!({ "kv": self.format.kind().name(), "slots": self.plan.device_slots, "expected": self.speed.json() })
     }
 }
 
@@ -119,13 +75,15 @@ impl ExpectedSpeed {
     pub fn describe(&self) -> String {
         let ExpectedSpeed { all_on_gpu, even, shares, limit, bytes, kv: (kv, context) } = self;
         let [on_gpu, in_memory, on_ssd] = shares.map(|share| 100.0 * share);
+        let all = kv.iter().sum::<u64>();
+        let split = if kv[1] > 0 { format!(", {} in memory", format_bytes(kv[1])) } else { String::new() };
         format!(
             "at most {all_on_gpu:.1} tokens/s, if the experts of a token are on the GPU ({} per token, {} of them keys and values of \
-             {context} tokens)\n\
+             {context} tokens{split})\n\
              about {even:.1} tokens/s if every expert is as likely as any other, limited by {limit}: {on_gpu:.0} % of them on the GPU, \
              {in_memory:.0} % in memory, {on_ssd:.0} % on the SSD ({} per token)",
-            format_bytes(bytes.resident + bytes.experts + kv),
-            format_bytes(*kv),
+            format_bytes(bytes.resident + bytes.experts + all),
+            format_bytes(all),
             format_bytes(bytes.experts),
         )
     }
@@ -145,23 +103,22 @@ impl ExpectedSpeed {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use larder_core::CacheScope;
 
     use super::*;
     use crate::plan::tests::{blueprint, inputs};
 
-    use crate::options::CacheSize;
-    use crate::plan::tests::{MEGA, options};
-    use crate::plan::tiers::tests::vram;
+    use crate::plan::tests::MEGA;
 
-    const RATES: TierRates = TierRates { vram: 1e12, link: 2e10, memory: 5e10, ssd: 2e9 };
-    const BYTES: DecodeBytes = DecodeBytes { resident: 1_000_000_000, experts: 1_000_000_000 };
+    pub const RATES: TierRates = TierRates { vram: 1e12, link: 2e10, memory: 5e10, ssd: 2e9 };
+    pub const BYTES: DecodeBytes = DecodeBytes { resident: 1_000_000_000, experts: 1_000_000_000 };
 
     fn speed(device_slots: usize, host_slots: usize, rates: &TierRates) -> ExpectedSpeed {
         let blueprint = blueprint();
         let plan = TierPlan { device_slots, host_slots, pass_through: 4, scope: CacheScope::Layer };
-        plan.expected_speed(&inputs(&blueprint, None), BYTES, rates)
+        let inputs = PlanInputs { on_gpu: true, ..inputs(&blueprint, None) };
+        plan.expected_speed(&inputs, BYTES, rates)
     }
 
     #[test]
@@ -196,25 +153,5 @@ mod tests {
             "{text}"
         );
         assert_eq!((&found.json()["limit"], &found.json()["share_on_gpu"]), (&"the SSD".into(), &0.25.into()));
-    }
-
-    #[test]
-    fn smaller_keys_and_values_leave_room_for_experts() {
-        let blueprint = blueprint();
-        // 8 MiB of keys and values in f16, 4.25 in q8_0.
-        let inputs = PlanInputs { context: 8192, scratch_slots: 4, on_gpu: true, ..inputs(&blueprint, None) };
-        let (vram, options) = (vram(24 * MEGA), options(CacheSize::Bytes(0), CacheScope::Layer));
-        let plan = decide(&inputs, &vram, &options).unwrap();
-        let speed = plan.expected_speed(&inputs, BYTES, &RATES);
-        let smaller = SmallerKv::all(&plan, &inputs, &vram, &options, BYTES, &RATES);
-        let [only] = &smaller[..] else { panic!("only q8_0 is smaller than f16: {smaller:?}") };
-        assert_eq!((only.format, only.experts), (KvFormat::Q8_0, [8, 12]));
-        assert!(only.speed.even > 1.1 * speed.even, "{smaller:?} beside {speed:?}");
-        let text = only.describe(&speed);
-        assert!(
-            text.contains("with --kv q8_0, which rounds keys and values: 12 instead of 8 experts on the GPU"),
-            "{text}"
-        );
-        assert_eq!((&only.json()["kv"], &only.json()["slots"]), (&"q8_0".into(), &3.into()));
     }
 }

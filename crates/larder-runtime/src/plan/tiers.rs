@@ -3,7 +3,6 @@
 use anyhow::{Result, bail};
 use larder_cache::CacheScope;
 use larder_core::{format_bytes, size_down};
-use larder_model::KvFormat;
 use serde_json::{Value, json};
 
 use super::{DraftMemory, PlanInputs, check_fits, prefill_text, requested_slots, slots_text};
@@ -72,33 +71,26 @@ impl Vram {
             "{} of resident weights, {} of KV cache ({}) and {} of activations",
             format_bytes(self.resident_bytes),
             format_bytes(inputs.device_kv_bytes()),
-            inputs.context_text(),
+            inputs.device_context_text(),
             format_bytes(inputs.device_scratch_bytes()),
         )
     }
 }
 
-impl<'a> PlanInputs<'a> {
-    /// The same inputs with keys and values in smaller formats.
-    pub(super) fn with_smaller_kv(&self) -> impl Iterator<Item = PlanInputs<'a>> {
-        let with = |kv_format| PlanInputs { kv_format, ..self.clone() };
-        let smaller = [KvFormat::F16, KvFormat::Q8_0].map(with).into_iter();
-        smaller.filter(|other| other.page_bytes() < self.page_bytes())
-    }
-
-    /// Bytes of the keys and values of one sequence that fills its context.
-    pub(super) fn kv_bytes_of_context(&self) -> u64 {
-        self.page_bytes() / (self.sequences as u64).max(1)
-    }
-
+impl PlanInputs<'_> {
     /// Bytes of recurrent states on their way between main memory and a GPU, which are in both.
     pub(super) fn moving_bytes(&self) -> u64 {
         if self.on_gpu { self.blueprint.sequence_memory.state_bytes as u64 } else { 0 }
     }
 
-    /// Bytes of KV cache in main memory: with a GPU only recurrent states.
+    /// Bytes of KV cache in main memory: with a GPU recurrent states, and the keys and values of layers that have them there.
     pub(super) fn host_kv_bytes(&self) -> u64 {
-        if self.on_gpu { self.recurrent_bytes() } else { self.kv_bytes() }
+        let pages = self.host_page_bytes();
+        let copy = if pages > 0 { self.copy_bytes() } else { 0 };
+        match self.on_gpu {
+            true => self.recurrent_bytes().saturating_add(pages).saturating_add(copy),
+            false => self.kv_bytes(),
+        }
     }
 
     /// Bytes of activations in VRAM: those of two layers, of which none are freed before the next layer begins, beside what a layer takes
@@ -111,7 +103,7 @@ impl<'a> PlanInputs<'a> {
     /// Bytes of KV cache in VRAM. Recurrent states are there where a chain advances them, and else in main memory.
     fn device_kv_bytes(&self) -> u64 {
         let states = self.recurrent_bytes().saturating_add(self.moving_bytes());
-        self.page_bytes().saturating_add(states).saturating_add(self.copy_bytes())
+        self.device_page_bytes().saturating_add(states).saturating_add(self.copy_bytes())
     }
 }
 
@@ -123,7 +115,7 @@ pub fn pass_through_slots(inputs: &PlanInputs, ahead: usize) -> usize {
 }
 
 /// Decides the plan, from the requested sizes and the available memory. In `inputs`, the resident weights are those that
-/// stay in main memory, the scratch slots are [`pass_through_slots`], and the KV cache is in VRAM.
+/// stay in main memory, the scratch slots are [`pass_through_slots`], and keys and values [have places](PlanInputs::with_kv_placed).
 pub fn decide(inputs: &PlanInputs, vram: &Vram, options: &Options) -> Result<TierPlan> {
     let scope = options.cache.scope;
     let device = device_slots(inputs, vram, options, scope)?;
@@ -137,10 +129,15 @@ pub fn decide(inputs: &PlanInputs, vram: &Vram, options: &Options) -> Result<Tie
     Ok(TierPlan { device_slots: device, host_slots: host, pass_through: inputs.scratch_slots, scope })
 }
 
+/// Slots that fit into VRAM beside everything else: per layer or, in global scope, in total.
+pub(super) fn slots_beside(inputs: &PlanInputs, vram: &Vram, options: &Options) -> Result<usize> {
+    Ok(inputs.slots_in(vram.budget(options)?.saturating_sub(vram.base_bytes(inputs)), options.cache.scope))
+}
+
 fn device_slots(inputs: &PlanInputs, vram: &Vram, options: &Options, scope: CacheScope) -> Result<usize> {
     let budget = vram.budget(options)?;
     let available = budget.saturating_sub(vram.base_bytes(inputs));
-    let fits = inputs.slots_in(available, scope);
+    let fits = slots_beside(inputs, vram, options)?;
     let slots = options.device.vram_experts.map_or(fits, |per_layer| inputs.slots_for(per_layer, scope));
     let need = inputs.bytes_of_slots(slots.max(1), scope);
     if slots > 0 && need <= available {
@@ -148,7 +145,7 @@ fn device_slots(inputs: &PlanInputs, vram: &Vram, options: &Options, scope: Cach
     }
     let nearest = match inputs.per_layer(fits, scope) {
         0 => {
-            let fits = |inputs: &PlanInputs| inputs.slots_in(budget.saturating_sub(vram.base_bytes(inputs)), scope) > 0;
+            let fits = |inputs: &PlanInputs| slots_beside(inputs, vram, options).is_ok_and(|slots| slots > 0);
             let format = inputs.with_smaller_kv().find(fits).map(|smaller| smaller.kv_format);
             let kv = format.map(|format| format!(" or {} {}", Setting::Kv, format.kind())).unwrap_or_default();
             format!("not even one expert per layer fits; try a shorter {}{kv}", Setting::Context)
@@ -193,7 +190,7 @@ impl TierPlan {
             vram.name,
             format_bytes(vram.resident_bytes),
             format_bytes(inputs.device_kv_bytes()),
-            inputs.context_text(),
+            inputs.device_context_text(),
             format_bytes(inputs.device_scratch_bytes()),
             format_bytes(inputs.bytes_of_slots(self.device_slots, self.scope)),
             slots_text(inputs, self.device_slots, 0, self.scope),
@@ -207,8 +204,12 @@ impl TierPlan {
                 slots_text(inputs, slots, 0, self.scope)
             ),
         };
+        let kv = match inputs.host_kv_bytes() {
+            0 => String::new(),
+            bytes => format!("{} KV cache + ", format_bytes(bytes)),
+        };
         text += &format!(
-            "      {} of memory = {} resident weights + {}{} activations and staging buffers + {} for {} {} in transit + {kept}",
+            "      {} of memory = {} resident weights + {kv}{}{} activations and staging buffers + {} for {} {} in transit + {kept}",
             format_bytes(self.host_bytes(inputs)),
             format_bytes(inputs.resident_bytes),
             DraftMemory::text(inputs.draft.as_ref()),
@@ -248,6 +249,7 @@ impl TierPlan {
                 "free_bytes": vram.free_bytes,
                 "resident_bytes": vram.resident_bytes,
                 "context_bytes": inputs.device_kv_bytes(),
+                "kv_layers": inputs.kv_layers_on_device(),
                 "scratch_bytes": inputs.device_scratch_bytes(),
                 "slots": self.device_slots,
                 "slot_bytes": inputs.bytes_of_slots(self.device_slots, self.scope),

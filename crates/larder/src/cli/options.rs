@@ -124,7 +124,12 @@ impl DeviceFlags {
             #[cfg(feature = "emulator")]
             DeviceFlag::Emulated => DeviceKind::Emulated,
         };
-        DeviceOptions { kind, vram_bytes: self.vram_mem.map(|size| size.0), vram_experts: self.vram_experts }
+        DeviceOptions {
+            kind,
+            vram_bytes: self.vram_mem.map(|size| size.0),
+            vram_experts: self.vram_experts,
+            vram_kv_layers: self.vram_kv,
+        }
     }
 }
 

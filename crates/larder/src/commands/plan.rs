@@ -4,11 +4,12 @@ use anyhow::{Result, anyhow};
 use larder_core::printable;
 use larder_runtime::gpu::{self, GpuParts};
 use larder_runtime::machine::rates::{self, SsdThroughput};
-use larder_runtime::plan::tier_speed::{DecodeBytes, SmallerKv, TierRates};
+use larder_runtime::plan::kv_places::{OtherKv, Planned};
+use larder_runtime::plan::tier_speed::{DecodeBytes, TierRates};
 use larder_runtime::plan::{PlanInputs, decide, tiers};
 use larder_runtime::{OpenModel, Options, check_drafting, plan_inputs, tier_inputs};
 use larder_store::ExpertSource as _;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::cli::PlanArgs;
 use crate::models;
@@ -89,12 +90,13 @@ fn on_gpu(args: &PlanArgs, model: &OpenModel, options: &Options, inputs: PlanInp
     let resident = model.resident_on_device()?.0.iter().sum();
     let experts = inputs.expert_sizes.one_per_layer() * geometry.top_k as u64;
     let bytes = DecodeBytes { resident, experts };
-    let speed = plan.expected_speed(&inputs, bytes, &rates);
-    let smaller = SmallerKv::all(&plan, &inputs, &vram, options, bytes, &rates);
+    let planned = Planned { plan: &plan, inputs: &inputs, vram: &vram, options, bytes, rates: &rates };
+    let (speed, smaller, split) = (planned.speed(), planned.smaller_kv(), planned.better_split());
     if args.json {
         let mut found = plan.json(&inputs, &vram);
         found["expected"] = speed.json();
-        found["smaller_kv"] = smaller.iter().map(SmallerKv::json).collect();
+        found["smaller_kv"] = smaller.iter().map(OtherKv::json).collect();
+        found["better_split"] = split.as_ref().map_or(Value::Null, OtherKv::json);
         println!("{found}");
         return Ok(());
     }
@@ -103,6 +105,6 @@ fn on_gpu(args: &PlanArgs, model: &OpenModel, options: &Options, inputs: PlanInp
     let TierRates { vram, link, memory, ssd } = rates;
     println!("VRAM: {}/s; to the GPU: {}/s; memory: {}/s; SSD: {}/s", of(vram), of(link), of(memory), of(ssd));
     println!("{}", speed.describe());
-    smaller.iter().for_each(|smaller| println!("{}", smaller.describe(&speed)));
+    smaller.iter().chain(&split).for_each(|smaller| println!("{}", smaller.describe(&speed)));
     Ok(())
 }

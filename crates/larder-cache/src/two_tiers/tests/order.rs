@@ -59,7 +59,7 @@ impl TieredCompute for CallLog {
     }
 }
 
-/// A visit of layer 0, each of whose experts was chosen by so many tokens.
+/// A visit of layer 0, each of whose experts was chosen by `tokens` tokens.
 fn visit(fixture: &mut Fixture, log: &mut CallLog, experts: &[u16], tokens: usize) {
     let wanted: Vec<_> = experts.iter().map(|id| WantedExpert { expert: ExpertId(*id), tokens }).collect();
     fixture.cache.visit(LayerIdx(0), &wanted, &[], log).unwrap();

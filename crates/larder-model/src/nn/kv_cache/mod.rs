@@ -7,6 +7,7 @@ use larder_core::{KV_PAGE_TOKENS, NumberFormat};
 use larder_kernels::{narrow, quantise_row};
 
 use super::{AttentionMask, FurtherRows, KvPool, KvRows, LayerShape, RecurrentState};
+use crate::hidden::Place;
 use crate::saved_state::{SavedState, SavedStateError};
 
 /// Positions behind a sliding window that are at least stored, so that a sequence can be rewound by a few tokens.
@@ -76,15 +77,21 @@ pub struct EncoderInput {
 impl KvCache {
     /// An empty cache for layers of these shapes, whose memory grows with the tokens.
     pub fn new(layers: impl Iterator<Item = LayerShape>, pool: &Arc<KvPool>) -> Self {
+        KvCache::behind(0, layers, pool)
+    }
+
+    /// As [`new`](Self::new), of layers behind `before` others whose keys and values can be on a device.
+    pub fn behind(before: usize, layers: impl Iterator<Item = LayerShape>, pool: &Arc<KvPool>) -> Self {
         let shapes: Vec<LayerShape> = layers.collect();
-        let behind = kept_behind(&shapes, pool);
-        let layers = shapes.iter().map(|shape| LayerKv::new(shape, behind, pool)).collect();
+        let (behind, places) = (kept_behind(&shapes, pool), pool.places(&shapes, before));
+        let layers = shapes.iter().zip(places).map(|(shape, place)| LayerKv::new(shape, place, behind, pool)).collect();
         KvCache { len: 0, layers, encoder: None }
     }
 
-    /// An empty cache of a model with an encoder.
+    /// An empty cache of a model with an encoder, in main memory.
     pub fn with_encoder(layers: impl Iterator<Item = LayerShape>, pool: &Arc<KvPool>) -> Self {
-        KvCache { encoder: Some(EncoderInput::default()), ..KvCache::new(layers, pool) }
+        let in_memory = layers.map(|layer| LayerShape { in_memory: true, ..layer });
+        KvCache { encoder: Some(EncoderInput::default()), ..KvCache::new(in_memory, pool) }
     }
 
     /// Tokens that the decoder has computed: those of the sequence, or the start token and those behind the prompt.
@@ -173,14 +180,15 @@ pub struct LayerKv {
 }
 
 impl LayerKv {
-    /// An empty state of a layer. `kept_behind` positions behind a window are kept for the sake of rewinding.
-    pub fn new(shape: &LayerShape, kept_behind: usize, pool: &Arc<KvPool>) -> Self {
-        let rows = || KvRows::new(pool);
+    /// An empty state of a layer, with keys and values in this place. `kept_behind` positions behind a window are kept for the sake of
+    /// rewinding.
+    pub fn new(shape: &LayerShape, place: Place, kept_behind: usize, pool: &Arc<KvPool>) -> Self {
+        let rows = |place| KvRows::new(pool, place);
         LayerKv {
-            keys: rows(),
-            values: rows(),
-            encoder_keys: rows(),
-            encoder_values: rows(),
+            keys: rows(place),
+            values: rows(place),
+            encoder_keys: rows(Place::Host),
+            encoder_values: rows(Place::Host),
             recurrent: RecurrentState::new(pool),
             further: shape.further.iter().map(|shape| FurtherRows::new(*shape, kept_behind, pool)).collect(),
             mask: AttentionMask::Causal,
