@@ -5,7 +5,8 @@
 // How logits become scores.
 enum Score : u32 { RAW, SOFTMAX, SIGMOID };
 // How the chosen experts are weighted. WEIGHT_SCORE: by their scores, divided by a divisor and times factor.
-enum Weighting : u32 { WEIGHT_SCORE, SOFTMAX_OF_CHOSEN, SIGMOID_OF_CHOSEN, SIGMOID_SHARE_OF_CHOSEN };
+// SPARSE_MIXER: by a softmax over the experts that are near.
+enum Weighting : u32 { WEIGHT_SCORE, SOFTMAX_OF_CHOSEN, SIGMOID_OF_CHOSEN, SIGMOID_SHARE_OF_CHOSEN, SPARSE_MIXER };
 // What a sum of scores becomes as a divisor.
 enum Renorm : u32 { NO_DIVISION, SUM_PLUS, SUM_AT_LEAST };
 // How a group of experts is ranked.
@@ -29,7 +30,8 @@ struct ChoiceArgs {
     const float *scales;
     // [experts]: the address of each; null where it is not on the device, and its products are left out
     const u64 *slots;
-    // [tokens, 2 * experts + groups]: scores, those by which experts are chosen, and those of groups
+    // [tokens, 2 * experts + groups]: scores, those by which experts are chosen, and those of groups; and where weights scale inputs, behind
+    // these the k weights of the token
     float *scores;
     // [tokens, k], in page-locked memory
     u32 *chosen;
@@ -44,7 +46,7 @@ struct ChoiceArgs {
     u32 score;
     u32 weighting;
     u32 renorm;
-    // Added to a sum of scores, or the least divisor.
+    // Added to a sum of scores, or the least divisor, or how far experts may be for SPARSE_MIXER.
     float renorm_by;
     float factor;
     // 0: without groups
@@ -53,7 +55,8 @@ struct ChoiceArgs {
     u32 rank;
     // The score of experts of the groups that lost.
     float masked;
-    u32 unused;
+    // 1: weights scale the inputs of experts, and not their outputs
+    u32 scales_input;
 };
 static_assert(sizeof(ChoiceArgs) == 120, "must match the layout in Rust");
 
@@ -134,6 +137,18 @@ __device__ inline u32 take_best(const float *values, u32 *taken, u32 experts) {
     return expert;
 }
 
+// The weight of the chosen expert of this rank, without those of lower ranks.
+__device__ inline float sparse_mixer(const ChoiceArgs &args, const float *logits, const ExpertTerm *terms, u32 rank) {
+    float top = logits[terms[rank].expert], sum = 0.0f;
+    for (u32 i = 0; i < args.experts; i++) {
+        float logit = logits[i];
+        bool is_far = div_rn(sub_rn(top, logit), larger(top, fabsf(logit))) > args.renorm_by, was_taken = false;
+        for (u32 before = 0; before < rank; before++) was_taken |= terms[before].expert == i;
+        if (!is_far && !was_taken) sum = add_rn(sum, exp_in_steps(sub_rn(logit, top)));
+    }
+    return div_rn(1.0f, sum);
+}
+
 // The weights of the chosen experts of a token, whose logits and scores are these. One thread computes them, in their order.
 __device__ inline void weigh(
     const ChoiceArgs &args, const float *logits, const float *scores, ExpertTerm *terms) {
@@ -142,6 +157,7 @@ __device__ inline void weigh(
     for (u32 rank = 0; rank < args.k; rank++) {
         u32 expert = terms[rank].expert;
         float weight = args.weighting == WEIGHT_SCORE        ? scores[expert]
+                       : args.weighting == SPARSE_MIXER      ? sparse_mixer(args, logits, terms, rank)
                        : args.weighting == SOFTMAX_OF_CHOSEN ? exp_in_steps(sub_rn(logits[expert], top))
                                                              : sigmoid(logits[expert]);
         terms[rank].weight = weight;
@@ -166,7 +182,8 @@ extern "C" __global__ void choose_experts(const ChoiceArgs *args_in_memory) {
     u32 token = group_of_warp(), lane = threadIdx.x % WARP, experts = args.experts;
     if (token >= args.tokens) return;
     const float *logits = args.logits + (u64)token * experts;
-    float *scores = args.scores + (u64)token * (2 * experts + args.groups), *values = scores + experts;
+    u32 step = 2 * experts + args.groups + (args.scales_input ? args.k : 0);
+    float *scores = args.scores + (u64)token * step, *values = scores + experts;
     for (u32 i = lane; i < experts; i += WARP) scores[i] = args.score == SIGMOID ? sigmoid(logits[i]) : logits[i];
     __syncwarp();
     if (args.score == SOFTMAX) softmax_in_order(scores, experts);
@@ -187,4 +204,10 @@ extern "C" __global__ void choose_experts(const ChoiceArgs *args_in_memory) {
     }
     __syncwarp();
     if (lane == 0) weigh(args, logits, scores, terms);
+    if (lane == 0 && args.scales_input) {
+        for (u32 rank = 0; rank < args.k; rank++) {
+            values[experts + args.groups + rank] = terms[rank].weight;
+            terms[rank].weight = 1.0f;
+        }
+    }
 }

@@ -44,6 +44,40 @@ extern "C" __global__ void add_norm(
     norm_values(at, weight, out, blocks, row, i, width, eps);
 }
 
+// The layer norm of each row of x: (x - mean) / sqrt(variance + eps) * weight + bias. Warps as in norm_values.
+extern "C" __global__ void layer_norm(
+    const float *x, const float *weight, const float *bias, float *out, Block *blocks, u32 rows, u32 width, double eps) {
+    u32 each = (width + WARP - 1) / WARP, row = group_of_warp() / each;
+    if (row >= rows) return;
+    const float *own = x + (u64)row * width;
+    u32 i = group_of_warp() % each * WARP + threadIdx.x % WARP;
+    float mean = div_rn(sum_of_terms([own](u32 i) { return own[i]; }, width), (float)width);
+    auto centred = [=](u32 i) { return sub_rn(own[i], mean); };
+    float scale = rms_scale(centred, width, eps);
+    if (i >= width) return;
+    float value = add_rn(mul_rn(mul_rn(centred(i), scale), weight[i]), bias[i]);
+    u64 place = (u64)row * width + i;
+    out[place] = value;
+    if (blocks) quantise_block(value, blocks[place / BLOCK]);
+}
+
+// out = x * factors; there is a factor for each value of a row, the same for all rows.
+extern "C" __global__ void scale_columns(const float *x, const float *factors, float *out, u32 count, u32 width) {
+    u32 i = index_of_thread();
+    if (i < count) out[i] = mul_rn(x[i], factors[i % width]);
+}
+
+// The inputs of experts [tokens * k, width], as weights scale them: those of token t are at weights[t * step]. Unless blocks is null, also
+// quantised; then the width is a multiple of 32.
+extern "C" __global__ void scale_inputs(
+    const float *x, const float *weights, float *out, Block *blocks, u32 tokens, u32 k, u32 width, u32 step) {
+    u32 i = index_of_thread(), place = i / width, token = place / k;
+    if (token >= tokens) return;
+    float value = mul_rn(x[(u64)token * width + i % width], weights[(u64)token * step + place % k]);
+    out[i] = value;
+    if (blocks) quantise_block(value, blocks[i / BLOCK]);
+}
+
 // Value `column` of residual + (the sum of a token's k terms, in their order, + shared); either may be null.
 __device__ inline float sum_of_experts(const ExpertTerm *terms, const float *shared, const float *residual, u32 k, u32 column) {
     float sum = 0.0f;

@@ -337,10 +337,13 @@ impl Decoder {
         };
         let rows = last + count - first;
         let together = rows == wanted.iter().map(|(_, count)| count).sum::<usize>();
-        if factors.columns.is_some() || !head.is_on_device() || !together || rows > CHAIN_LOGITS {
+        if !head.is_on_device() || !together || rows > CHAIN_LOGITS {
             return Ok(None);
         }
-        let x = norm.begin(ops.part(x, *first, rows)?, ops)?;
+        let mut x = norm.begin(ops.part(x, *first, rows)?, ops)?;
+        if let Some(columns) = &factors.columns {
+            x = columns.begin(x, ops)?;
+        }
         let Some(logits) = head.begin(x, ops)? else { return Ok(None) };
         self.finish_logits(receive(ops, &[logits])?.remove(0)).map(Some)
     }
@@ -349,7 +352,7 @@ impl Decoder {
     pub(crate) fn head(&self, mut x: Tensor) -> Result<Vec<f32>> {
         let stack = &self.stack;
         if let Some(columns) = &stack.factors.columns {
-            x = x.broadcast_mul(columns)?;
+            x = columns.apply(&x)?;
         }
         self.finish_logits(stack.head.forward(&x)?)
     }

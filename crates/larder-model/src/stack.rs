@@ -1,11 +1,12 @@
 //! The parts of a decoder: what an architecture builds, and what the forward pass runs through.
 
-use candle_core::Tensor;
+use candle_core::{Device, Tensor};
 use larder_core::{ExpertId, ExpertNames, Geometry};
 
+use crate::device::{DeviceCopy, DeviceOps, DeviceRows};
 use crate::embedding::EmbeddingRows;
 use crate::error::Result;
-use crate::matrix::Linear;
+use crate::matrix::{Linear, with_f32};
 use crate::nn::{LayerShape, MergeStreams, Mixer, Mlp, Moe, Norm, RelativeAttention, ResidualConnection, Rope};
 
 /// The parts of a decoder, as an architecture in [`arch`](crate::arch) builds them.
@@ -133,11 +134,36 @@ pub struct Factors {
     /// On the output of the mixer and of the feed-forward part, before the residual addition.
     pub residual: f64,
     /// On each column of the output head, `[hidden]`.
-    pub columns: Option<Tensor>,
+    pub columns: Option<ColumnFactors>,
     /// On the logits.
     pub logits: f64,
     /// The logits are bent to stay within ± this: `cap · tanh(logit / cap)`.
     pub softcap: Option<f64>,
+}
+
+/// A factor on each value of a row, and the copy of them on a device.
+pub struct ColumnFactors {
+    values: Tensor,
+    copy: DeviceCopy,
+}
+
+impl ColumnFactors {
+    /// These factors.
+    pub fn new(values: Vec<f32>) -> Result<Self> {
+        let width = values.len();
+        Ok(ColumnFactors { values: Tensor::from_vec(values, width, &Device::Cpu)?, copy: DeviceCopy::default() })
+    }
+
+    /// `x [rows, width]` → same shape
+    pub(crate) fn apply(&self, x: &Tensor) -> Result<Tensor> {
+        Ok(x.broadcast_mul(&self.values)?)
+    }
+
+    /// As [`apply`](Self::apply), begun on a device.
+    pub(crate) fn begin(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+        let factors = with_f32(&self.values, |values| self.copy.of(values, ops))??;
+        ops.scale_columns(x, factors)
+    }
 }
 
 impl Default for Factors {

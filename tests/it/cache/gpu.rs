@@ -97,9 +97,10 @@ fn compare_logits(model: &Path) {
 }
 
 /// Models of which a token waits once if all experts are on the device.
-const WAIT_ONCE: [&str; 36] = [
+const WAIT_ONCE: [&str; 39] = [
     "afmoe",
     "bailing_hybrid",
+    "bailing_moe",
     "bailing_moe_v2",
     "deepseek_v2",
     "deepseek_v3",
@@ -119,6 +120,7 @@ const WAIT_ONCE: [&str; 36] = [
     "kimi_linear",
     "laguna",
     "lfm2_moe",
+    "llama4_text",
     "llama_moe",
     "mellum",
     "mimo_v2_flash",
@@ -127,6 +129,7 @@ const WAIT_ONCE: [&str; 36] = [
     "mixtral",
     "nemotron_h",
     "olmoe",
+    "phimoe",
     "qwen2_moe",
     "qwen3_5_moe",
     "qwen3_moe",

@@ -11,7 +11,7 @@ use super::hits::BegunHits;
 use crate::arena_sync::ArenaSync;
 use crate::driver::Driver;
 use crate::error::{GpuError, Result};
-use crate::expert_kernels::{DeviceActivations, ExpertBatch, ExpertKernels, GroupLists};
+use crate::expert_kernels::{BLOCK, BLOCK_BYTES, DeviceActivations, ExpertBatch, ExpertKernels, GroupLists};
 use crate::launches::{ChoiceArgs, ExpertTerm, Launches, Patch, word};
 use crate::memory::{DeviceBuffer, PinnedBuffer};
 use crate::ops::GpuOps;
@@ -31,6 +31,8 @@ pub struct DeviceChooser {
     outputs: DeviceBuffer,
     /// What the choice of a token computes with, for each token.
     scratch: DeviceBuffer,
+    /// `[places, hidden]`, where weights scale inputs; and quantised.
+    scaled: [DeviceBuffer; 2],
     layers: HashMap<LayerIdx, ChosenLayer>,
     lists: HashMap<ListKey, ChoiceLists>,
     /// Calls that were not counted: layers and their tokens.
@@ -83,6 +85,7 @@ impl DeviceChooser {
             kernels,
             outputs: buffer(),
             scratch: buffer(),
+            scaled: [buffer(), buffer()],
             layers: HashMap::new(),
             lists: HashMap::new(),
             pending: Vec::new(),
@@ -102,7 +105,13 @@ impl DeviceChooser {
         self.lists.clear();
         let places = MAX_TOKENS * gate.top_k;
         self.outputs.ensure(4 * places * layout.down.rows)?;
-        self.scratch.ensure(4 * MAX_TOKENS * of_gate.scratch(gate.experts))?;
+        self.scratch.ensure(4 * MAX_TOKENS * of_gate.scratch(gate))?;
+        if gate.scales_input {
+            let values = places * layout.up.cols;
+            let blocks = if layout.quantises_input() { values / BLOCK * BLOCK_BYTES } else { 0 };
+            self.scaled[0].ensure(4 * values)?;
+            self.scaled[1].ensure(blocks)?;
+        }
         self.kernels.reserve(layout, places)
     }
 
@@ -177,7 +186,7 @@ impl DeviceChooser {
 
     /// The lists of a call, which are written if they are not there.
     fn lists_of(&mut self, call: &DeviceMoeCall, layout: &ExpertLayout, ops: &GpuOps) -> Result<ListKey> {
-        let x = ops.activations(call.on_device.x, layout.quantises_input())?;
+        let x = ops.activations(call.on_device.x, layout.quantises_input() && !call.gate.scales_input)?;
         let key = ListKey { layer: call.layer, tokens: call.logits.rows, x, logits: ops.address(call.logits)? };
         if !self.lists.contains_key(&key) {
             if self.lists.len() == MAX_LISTS {
@@ -192,6 +201,15 @@ impl DeviceChooser {
     fn launch(&self, key: &ListKey, call: &DeviceMoeCall, layout: &ExpertLayout) -> Result<()> {
         let ChoiceLists { experts, choice, .. } = &self.lists[key];
         self.launches.choose_experts(*choice, word(key.tokens)?)?;
+        if call.gate.scales_input {
+            let of_gate = KernelGate::of(call.gate).expect("the caller has asked");
+            let weights = self.scratch.at() + 4 * of_gate.weights_at(call.gate) as u64;
+            let blocks = if layout.quantises_input() { self.scaled[1].at() } else { 0 };
+            let sizes = [key.tokens, call.gate.top_k, layout.up.cols, of_gate.scratch(call.gate)];
+            let [tokens, k, width, step] = sizes.map(word);
+            let addresses = [key.x.values, weights, self.scaled[0].at(), blocks];
+            self.launches.scale_inputs(addresses, [tokens?, k?, width?, step?])?;
+        }
         self.kernels.launch(experts, layout, call.act)
     }
 
@@ -265,9 +283,14 @@ impl DeviceChooser {
         let (k, of_gate) = (gate.top_k, KernelGate::of(gate).expect("the caller has asked"));
         let places = key.tokens * k;
         // Experts at address 0, so that the addresses of their parts are offsets.
-        let picks: Vec<u32> = (0..places).map(|place| (place / k) as u32).collect();
+        let [values, blocks] = self.scaled.each_ref().map(DeviceBuffer::at);
+        let (x, share) = match gate.scales_input {
+            true => (DeviceActivations { values, blocks }, 1),
+            false => (key.x, k),
+        };
+        let picks: Vec<u32> = (0..places).map(|place| (place / share) as u32).collect();
         let (experts, out) = (vec![(0, 1); places], self.outputs.at());
-        let group = ExpertBatch { layout, act, experts: &experts, picks: &picks, x: key.x, out };
+        let group = ExpertBatch { layout, act, experts: &experts, picks: &picks, x, out };
         let bytes = ExpertKernels::list_bytes(&group);
         let (terms_at, each) = (bytes.next_multiple_of(16), GroupLists::patches_each(layout));
         let patches_at = terms_at + places * ExpertTerm::BYTES;

@@ -17,15 +17,16 @@ pub struct KernelGate {
     kept_groups: u32,
     rank: u32,
     masked: f32,
+    scales_input: bool,
 }
 
 impl KernelGate {
     /// Number of words.
-    pub const WORDS: usize = 9;
+    pub const WORDS: usize = 10;
 
     /// The gate; `None` if the kernel does not have it.
     pub fn of(gate: &Gate) -> Option<Self> {
-        if gate.scales_input || gate.experts > MAX_EXPERTS {
+        if gate.experts > MAX_EXPERTS {
             return None;
         }
         let score = match gate.score {
@@ -39,15 +40,26 @@ impl KernelGate {
             Weighting::SoftmaxOfChosen => (1, Renorm::No, 1.0),
             Weighting::SigmoidOfChosen => (2, Renorm::No, 1.0),
             Weighting::SigmoidShareOfChosen => (3, Renorm::No, 1.0),
-            Weighting::SparseMixer { .. } => return None,
+            Weighting::SparseMixer { .. } => (4, Renorm::No, 1.0),
         };
         let (renorm, renorm_by) = match renorm {
+            _ if let Weighting::SparseMixer { eps } = gate.weighting => (0, 2.0 * eps),
             Renorm::No => (0, 0.0),
             Renorm::Sum { plus } => (1, plus),
             Renorm::Floor { min } => (2, min),
         };
-        let of_gate =
-            KernelGate { score, weighting, renorm, renorm_by, factor, groups: 0, kept_groups: 0, rank: 0, masked: 0.0 };
+        let of_gate = KernelGate {
+            score,
+            weighting,
+            renorm,
+            renorm_by,
+            factor,
+            groups: 0,
+            kept_groups: 0,
+            rank: 0,
+            masked: 0.0,
+            scales_input: gate.scales_input,
+        };
         Some(match gate.groups {
             None => of_gate,
             Some(groups) => KernelGate {
@@ -63,15 +75,20 @@ impl KernelGate {
         })
     }
 
-    /// The scratch values that a token needs: two scores for each expert, and one for each group.
-    pub fn scratch(&self, experts: usize) -> usize {
-        2 * experts + self.groups as usize
+    /// The scratch values that a token needs: two scores for each expert, one for each group, and weights that scale inputs.
+    pub fn scratch(&self, gate: &Gate) -> usize {
+        self.weights_at(gate) + if self.scales_input { gate.top_k } else { 0 }
+    }
+
+    /// Where the scratch values have the weights that scale inputs.
+    pub fn weights_at(&self, gate: &Gate) -> usize {
+        2 * gate.experts + self.groups as usize
     }
 
     /// The words of the kernel.
     pub fn words(self) -> [u32; KernelGate::WORDS] {
-        let KernelGate { score, weighting, renorm, renorm_by, factor, groups, kept_groups, rank, masked } = self;
+        let KernelGate { score, weighting, renorm, renorm_by, factor, groups, kept_groups, rank, masked, .. } = self;
         let (renorm_by, factor, masked) = (renorm_by.to_bits(), factor.to_bits(), masked.to_bits());
-        [score, weighting, renorm, renorm_by, factor, groups, kept_groups, rank, masked]
+        [score, weighting, renorm, renorm_by, factor, groups, kept_groups, rank, masked, self.scales_input.into()]
     }
 }

@@ -43,7 +43,7 @@ pub struct ChoiceArgs {
     /// Number of tokens, experts, experts of a token, and patches of an expert.
     pub sizes: [u32; 4],
     /// The gate.
-    pub gate: [u32; 9],
+    pub gate: [u32; 10],
 }
 
 impl ChoiceArgs {
@@ -55,7 +55,7 @@ impl ChoiceArgs {
         let ChoiceArgs { logits, bias, scales, slots, scratch, chosen, terms, patches, sizes, gate } = self;
         let mut words = [0; 14];
         words[..4].copy_from_slice(&sizes);
-        words[4..13].copy_from_slice(&gate);
+        words[4..].copy_from_slice(&gate);
         pack([logits, bias, scales, slots, scratch, chosen, terms, patches], words)
     }
 }
@@ -76,10 +76,10 @@ mod tests {
             terms: 7,
             patches: 8,
             sizes: [9, 10, 11, 12],
-            gate: [13, 14, 15, 16, 17, 18, 19, 20, 21],
+            gate: [13, 14, 15, 16, 17, 18, 19, 20, 21, 22],
         };
         let words: Vec<u32> = args.to_bytes().as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b)).collect();
         assert_eq!(words[..16], (1..9).flat_map(|at| [at, 0]).collect::<Vec<u32>>());
-        assert_eq!(words[16..], [9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 0]);
+        assert_eq!(words[16..], [9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22]);
     }
 }

@@ -5,6 +5,7 @@ mod attention;
 mod choice;
 mod products;
 mod recurrent;
+mod rows;
 mod sums;
 
 use std::sync::Arc;
@@ -44,7 +45,7 @@ pub fn all_kernels() -> Vec<&'static str> {
 
 /// Those that are no products.
 #[cfg(all(test, feature = "cuda"))]
-const OTHER_KERNELS: [&str; 40] = [
+const OTHER_KERNELS: [&str; 43] = [
     "silu",
     "gelu",
     "gelu_tanh",
@@ -79,6 +80,9 @@ const OTHER_KERNELS: [&str; 40] = [
     "add_scaled",
     "add_norm",
     "rms_norm",
+    "layer_norm",
+    "scale_columns",
+    "scale_inputs",
     "sum_experts",
     "sum_experts_norm",
     "choose_experts",
@@ -198,36 +202,6 @@ impl Launches {
         self.launch("read_all", [blocks, 1], THREADS, &arguments)
     }
 
-    /// `out = x + factor · y` of `count` values, with 0 for `x` at address 0; `y` has `period` values, which repeat.
-    pub fn add_scaled(&self, [x, y, out]: [u64; 3], count: u32, period: u32, factor: f32) -> Result<()> {
-        let [x, y, out] = [x, y, out].map(Argument::Address);
-        let arguments = [x, y, out, Argument::Word(count), Argument::Word(period), Argument::Float(factor)];
-        self.launch("add_scaled", [count.div_ceil(THREADS), 1], THREADS, &arguments)
-    }
-
-    /// The RMS norm of each row, times `weight`; quantised into `blocks` too unless that is 0.
-    pub fn rms_norm(&self, [x, weight, out, blocks]: [u64; 4], [rows, width]: [u32; 2], eps: f64) -> Result<()> {
-        let [x, weight, out, blocks] = [x, weight, out, blocks].map(Argument::Address);
-        let arguments = [x, weight, out, blocks, Argument::Word(rows), Argument::Word(width), Argument::Double(eps)];
-        self.launch("rms_norm", norm_grid(rows, width), 32 * WARPS, &arguments)
-    }
-
-    /// `sum = x + factor · y`, and into `out` the RMS norm of each row of it, times `weight`; quantised into `blocks` too unless that
-    /// is 0.
-    pub fn add_norm(
-        &self,
-        [x, y, sum, weight, out, blocks]: [u64; 6],
-        [rows, width]: [u32; 2],
-        factor: f32,
-        eps: f64,
-    ) -> Result<()> {
-        let [x, y, sum, weight, out, blocks] = [x, y, sum, weight, out, blocks].map(Argument::Address);
-        let shape = [rows, width].map(Argument::Word);
-        let (factor, eps) = (Argument::Float(factor), Argument::Double(eps));
-        let arguments = [x, y, sum, weight, out, blocks, shape[0], shape[1], factor, eps];
-        self.launch("add_norm", norm_grid(rows, width), 32 * WARPS, &arguments)
-    }
-
     /// Copies bytes between the device and page-locked memory by a kernel, bypassing the copy engine that is used for
     /// experts. Both addresses are multiples of 16.
     pub fn copy_bytes(&self, from: u64, to: u64, bytes: u64) -> Result<()> {
@@ -253,11 +227,6 @@ pub fn with_copy_launch<T>(from: u64, to: u64, bytes: u64, then: impl FnOnce(&La
 fn copy_arguments(from: u64, to: u64, bytes: u64) -> ([u32; 2], [Argument; 3]) {
     let blocks = bytes.div_ceil(COPY_BYTES_PER_THREAD * u64::from(THREADS)).min(u64::from(MAX_COPY_BLOCKS));
     ([blocks as u32, 1], [Argument::Address(from), Argument::Address(to), Argument::Bytes(bytes)])
-}
-
-/// Blocks of a norm: a warp has 32 values of a row.
-fn norm_grid(rows: u32, width: u32) -> [u32; 2] {
-    [(rows * width.div_ceil(32)).div_ceil(WARPS), 1]
 }
 
 /// Packs addresses, then words, as a C compiler lays them out.

@@ -2,7 +2,8 @@
 
 use larder_model::{GateFunction, GateOrder};
 
-use super::{Launches, THREADS, WARPS, norm_grid, pack};
+use super::rows::norm_grid;
+use super::{Launches, THREADS, WARPS, pack};
 use crate::driver::Argument;
 use crate::error::Result;
 

@@ -4,6 +4,7 @@ mod chain;
 mod products;
 mod receive;
 mod recurrent;
+mod rows;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -417,22 +418,15 @@ impl DeviceOps for GpuOps {
     }
 
     fn scale(&self, x: DeviceRows, factor: f32) -> larder_model::Result<DeviceRows> {
-        let mut state = self.lock();
-        let (x_at, values) = (state.at(x)?, word(x.rows * x.width)?);
-        let (scaled, out) = state.result(x.rows, x.width)?;
-        state.launches.add_scaled([0, x_at, out], values, values, factor)?;
-        Ok(scaled)
+        Ok(self.lock().scale(x, factor)?)
+    }
+
+    fn scale_columns(&self, x: DeviceRows, factors: usize) -> larder_model::Result<DeviceRows> {
+        Ok(self.lock().scale_columns(x, factors)?)
     }
 
     fn add(&self, x: DeviceRows, y: DeviceRows, factor: f32) -> larder_model::Result<DeviceRows> {
-        let mut state = self.lock();
-        let (x_at, y_at, values) = (state.at(x)?, state.at(y)?, x.rows * x.width);
-        if (x.rows, x.width) != (y.rows, y.width) {
-            return Err(GpuError::Unsupported(format!("rows {x:?} and {y:?} cannot be added")).into());
-        }
-        let (sum, out) = state.result(x.rows, x.width)?;
-        state.launches.add_scaled([x_at, y_at, out], word(values)?, word(values)?, factor)?;
-        Ok(sum)
+        Ok(self.lock().add(x, y, factor)?)
     }
 
     fn add_norm(
@@ -443,40 +437,19 @@ impl DeviceOps for GpuOps {
         weight: usize,
         eps: f64,
     ) -> larder_model::Result<[DeviceRows; 2]> {
-        let mut state = self.lock();
-        let (x_at, y_at, weight, shape) =
-            (state.at(x)?, state.at(y)?, state.kept(weight)?, [word(x.rows)?, word(x.width)?]);
-        if (x.rows, x.width) != (y.rows, y.width) {
-            return Err(GpuError::Unsupported(format!("rows {x:?} and {y:?} cannot be added")).into());
-        }
-        let (sum, sum_at) = state.result(x.rows, x.width)?;
-        let (normalised, [out, blocks]) = state.result_in_blocks(x.rows, x.width)?;
-        state.launches.add_norm([x_at, y_at, sum_at, weight, out, blocks], shape, factor, eps)?;
-        Ok([sum, normalised])
+        Ok(self.lock().add_norm([x, y], factor, weight, eps)?)
     }
 
     fn add_row(&self, x: DeviceRows, row: usize) -> larder_model::Result<DeviceRows> {
-        let mut state = self.lock();
-        let (x_at, row, values) = (state.at(x)?, state.kept(row)?, x.rows * x.width);
-        let (sum, out) = state.result(x.rows, x.width)?;
-        state.launches.add_scaled([x_at, row, out], word(values)?, word(x.width)?, 1.0)?;
-        Ok(sum)
+        Ok(self.lock().add_row(x, row)?)
     }
 
     fn rms_norm(&self, x: DeviceRows, weight: usize, eps: f64) -> larder_model::Result<DeviceRows> {
-        let mut state = self.lock();
-        let (at, weight) = (state.at(x)?, state.kept(weight)?);
-        let (normalised, [out, blocks]) = state.result_in_blocks(x.rows, x.width)?;
-        if let Some((sums, sum, number)) = state.last_sum.take()
-            && sums == x
-            && self.queue.take_back(number)
-        {
-            state.launches.sum_experts_norm(&sum, [weight, out, blocks], eps)?;
-            self.queue.end_varying()?;
-            return Ok(normalised);
-        }
-        state.launches.rms_norm([at, weight, out, blocks], [word(x.rows)?, word(x.width)?], eps)?;
-        Ok(normalised)
+        Ok(self.lock().rms_norm(&self.queue, x, weight, eps)?)
+    }
+
+    fn layer_norm(&self, x: DeviceRows, weights: [usize; 2], eps: f64) -> larder_model::Result<DeviceRows> {
+        Ok(self.lock().layer_norm(x, weights, eps)?)
     }
 
     fn begin_receive(&self, wanted: &[DeviceRows]) -> larder_model::Result<()> {

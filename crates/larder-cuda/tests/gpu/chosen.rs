@@ -24,6 +24,7 @@ pub fn gates(random: &mut Random) -> Vec<Gate> {
     let weighting = |renorm, scale| Weighting::Score { renorm, scale };
     let groups = |rank, masked| Some(ExpertGroups { count: 8, keep: 3, rank, masked });
     let sigmoid = Gate { score: Score::Sigmoid, ..softmax.clone() };
+    let sparse = Weighting::SparseMixer { eps: 0.2 };
     vec![
         softmax.clone(),
         Gate::softmax(EXPERTS, K, true),
@@ -41,7 +42,10 @@ pub fn gates(random: &mut Random) -> Vec<Gate> {
             ..softmax.clone()
         },
         Gate { weighting: Weighting::SigmoidShareOfChosen, score: Score::Raw, ..softmax.clone() },
-        Gate { weighting: Weighting::SigmoidOfChosen, expert_scales: Some(random.floats(EXPERTS)), ..sigmoid },
+        Gate { weighting: Weighting::SigmoidOfChosen, expert_scales: Some(random.floats(EXPERTS)), ..sigmoid.clone() },
+        Gate { weighting: sparse, score: Score::Raw, top_k: 2, ..softmax.clone() },
+        Gate { weighting: Weighting::SigmoidOfChosen, scales_input: true, ..sigmoid },
+        Gate { scales_input: true, groups: groups(GroupRank::Best, 0.0), ..softmax },
     ]
 }
 
@@ -251,11 +255,6 @@ fn what_the_kernel_does_not_have_is_left_to_the_host() {
     let (with, without) = (gpu.experts(Some(ops)).unwrap(), gpu.experts(None).unwrap());
     let gate = Gate::softmax(8, 2, true);
     assert!(with.chooses(&gate, 1) && !without.chooses(&gate, 1));
-    let others = [
-        Gate { scales_input: true, ..gate.clone() },
-        Gate { score: Score::SqrtSoftplus, ..gate.clone() },
-        Gate { weighting: Weighting::SparseMixer { eps: 0.1 }, ..gate.clone() },
-        Gate { experts: 1025, ..gate },
-    ];
+    let others = [Gate { score: Score::SqrtSoftplus, ..gate.clone() }, Gate { experts: 1025, ..gate }];
     assert!(others.iter().all(|gate| !with.chooses(gate, 1)));
 }

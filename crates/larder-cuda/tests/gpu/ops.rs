@@ -260,7 +260,10 @@ pub fn compare(gpu: &Gpu) {
                 let sum = layer.ops.add(residual, x, -0.5).unwrap();
                 let part = layer.ops.part(sum, 1, tokens - 1).unwrap();
                 let again = layer.ops.rms_norm(part, layer.kept[0], 1e-3).unwrap();
-                all.extend(received(layer.ops, &[residual, again]));
+                let columns = layer.ops.scale_columns(part, layer.kept[0]).unwrap();
+                let centred = layer.ops.layer_norm(columns, [layer.kept[0]; 2], 1e-3).unwrap();
+                let product = layer.ops.multiply(centred, &layer.products[..1]).unwrap()[0];
+                all.extend(received(layer.ops, &[residual, again, columns, centred, product]));
                 assert!(all.iter().flatten().any(|bits| *bits != 0));
                 all
             });

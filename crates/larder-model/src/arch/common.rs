@@ -1,6 +1,5 @@
 //! Config keys, weights and layers that most architectures share.
 
-use candle_core::{Device, Tensor};
 use larder_core::{ExpertNames, Gate, Geometry, LayerIdx};
 
 use crate::config::{Config, config_error};
@@ -11,7 +10,7 @@ use crate::nn::{
     Activation, Attention, AttentionMask, AttentionShape, InputProducts, Mixer, Mlp, MlpNames, Moe, Norm, OutputGate,
     QkNorm, Rope, RopeType, Rotary,
 };
-use crate::stack::{Branch, Factors, Ffn, Layer, Stack};
+use crate::stack::{Branch, ColumnFactors, Factors, Ffn, Layer, Stack};
 use crate::weights::WeightLoader;
 
 /// Upper limit of layers, far above any model: each layer costs memory before a tensor is read.
@@ -126,7 +125,7 @@ impl Basics {
         let mut factors = Factors::default();
         if self.unit_columns {
             let inverse: Vec<f32> = matrix.column_lengths().into_iter().map(|length| 1.0 / (length + 1e-7)).collect();
-            factors.columns = Some(Tensor::from_vec(inverse, self.hidden, &Device::Cpu)?);
+            factors.columns = Some(ColumnFactors::new(inverse)?);
         }
         let bias = if self.head_bias { Some(weights.tensor("lm_head.bias", &[self.vocab])?) } else { None };
         Ok((Linear::new(matrix, bias)?, factors))

@@ -140,6 +140,9 @@ pub trait DeviceOps: Send + Sync {
     /// `factor · x`
     fn scale(&self, x: DeviceRows, factor: f32) -> Result<DeviceRows>;
 
+    /// `x` with the values of each row times factors that are [kept](Self::keep), one for each.
+    fn scale_columns(&self, x: DeviceRows, factors: usize) -> Result<DeviceRows>;
+
     /// `x + factor · y`, of rows of equal shapes.
     fn add(&self, x: DeviceRows, y: DeviceRows, factor: f32) -> Result<DeviceRows>;
 
@@ -151,6 +154,9 @@ pub trait DeviceOps: Send + Sync {
 
     /// `x / sqrt(mean(x²) + eps) · weight` for each row; the weight is a value that is [kept](Self::keep).
     fn rms_norm(&self, x: DeviceRows, weight: usize, eps: f64) -> Result<DeviceRows>;
+
+    /// `(x - mean(x)) / sqrt(variance(x) + eps) · weight + bias` for each row; weight and bias are values that are [kept](Self::keep).
+    fn layer_norm(&self, x: DeviceRows, weights: [usize; 2], eps: f64) -> Result<DeviceRows>;
 
     /// Begins to copy rows back behind the operations so far: [`receive`](Self::receive) of the same rows waits for these only, and the
     /// device goes on with what is begun in between.

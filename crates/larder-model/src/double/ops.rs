@@ -13,7 +13,9 @@ use crate::device::{
     DeviceProducts, DeviceRotation, DeviceRows, DeviceScan, GateOrder, HeadNorm, HeadRest, NormGate, StateSpan,
 };
 use crate::error::{ModelError, Result};
-use crate::nn::{Activation, CausalConv, DeltaHeads, DeltaTokens, GateFunction, Rotary, ScanTokens, rms_row};
+use crate::nn::{
+    Activation, CausalConv, DeltaHeads, DeltaTokens, GateFunction, Rotary, ScanTokens, layer_norm_row, rms_row,
+};
 
 /// Double of [`DeviceOps`]: computes each operation at once, with the weights and the KV cache of two other doubles.
 pub struct OpsDouble {
@@ -406,6 +408,12 @@ impl DeviceOps for OpsDouble {
         Ok(state.push(x.width, scaled))
     }
 
+    fn scale_columns(&self, x: DeviceRows, factors: usize) -> Result<DeviceRows> {
+        let mut state = self.lock();
+        let scaled = state.values(x).iter().zip(state.kept[factors].iter().cycle()).map(|(x, y)| x * y).collect();
+        Ok(state.push(x.width, scaled))
+    }
+
     fn add(&self, x: DeviceRows, y: DeviceRows, factor: f32) -> Result<DeviceRows> {
         let mut state = self.lock();
         assert_eq!((x.rows, x.width), (y.rows, y.width));
@@ -429,6 +437,14 @@ impl DeviceOps for OpsDouble {
         let mut state = self.lock();
         let mut values = state.values(x).to_vec();
         values.chunks_exact_mut(x.width).for_each(|row| rms_row(row, &state.kept[weight], eps));
+        Ok(state.push(x.width, values))
+    }
+
+    fn layer_norm(&self, x: DeviceRows, [weight, bias]: [usize; 2], eps: f64) -> Result<DeviceRows> {
+        let mut state = self.lock();
+        let mut values = state.values(x).to_vec();
+        let rows = values.chunks_exact_mut(x.width);
+        rows.for_each(|row| layer_norm_row(row, &state.kept[weight], &state.kept[bias], eps));
         Ok(state.push(x.width, values))
     }
 

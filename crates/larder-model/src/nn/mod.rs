@@ -66,7 +66,7 @@ pub(crate) use moe::MoeInput;
 pub use moe::{DenseBeside, ExpertsByToken, LatentExperts, Moe, SharedExpert};
 pub use ngrams::{NGramFeatures, NGramHash, NGramShape, primes};
 pub use norm::Norm;
-pub(crate) use norm::{DeviceNorm, rms_row};
+pub(crate) use norm::{DeviceNorm, layer_norm_row, rms_row};
 pub use output_gate::{GateFunction, OutputGate};
 pub use pass::{AttentionMask, ForwardPass, HandedOn, SpanPositions};
 pub use recurrent::{RecurrentState, StateLens};

@@ -30,9 +30,9 @@ pub enum Norm {
     /// Mean and variance, times a weight, plus a bias.
     Layer {
         /// `[width]`
-        weight: Vec<f32>,
+        weight: NormWeight,
         /// `[width]`
-        bias: Vec<f32>,
+        bias: NormWeight,
         /// Added under the root.
         eps: f64,
     },
@@ -63,7 +63,7 @@ impl Norm {
     pub fn layer(weights: &mut WeightLoader, prefix: &str, width: usize, eps: f64) -> Result<Self> {
         let weight = weights.vector(&format!("{prefix}.weight"), &[width])?;
         let bias = weights.vector(&format!("{prefix}.bias"), &[width])?;
-        Ok(Norm::Layer { weight, bias, eps })
+        Ok(Norm::Layer { weight: weight.into(), bias: bias.into(), eps })
     }
 
     /// Weight and what is added under the root, of an RMS norm.
@@ -77,8 +77,10 @@ impl Norm {
     /// The norm as a device computes it; `None` if it is computed on the CPU only.
     pub(crate) fn for_devices(&self) -> Option<DeviceNorm<'_>> {
         match self {
-            Norm::None => Some(DeviceNorm(None)),
-            _ => self.as_rms().map(|norm| DeviceNorm(Some(norm))),
+            Norm::None => Some(DeviceNorm::None),
+            Norm::Rms { weight, eps } => Some(DeviceNorm::Rms(weight, *eps)),
+            Norm::Layer { weight, bias, eps } => Some(DeviceNorm::Layer([weight, bias], *eps)),
+            Norm::RmsOfGroups { .. } => None,
         }
     }
 
@@ -91,43 +93,53 @@ impl Norm {
                 row.chunks_exact_mut(*width).for_each(|group| scale(group, *eps));
                 row.iter_mut().zip(weight).for_each(|(x, w)| *x *= w);
             }),
-            Norm::Layer { weight, bias, eps } => each_row(x, |row| {
-                let mean = sum(row.iter().copied()) / row.len() as f32;
-                row.iter_mut().for_each(|x| *x -= mean);
-                scale(row, *eps);
-                row.iter_mut().zip(weight.iter().zip(bias)).for_each(|(x, (w, b))| *x = *x * w + b);
-            }),
+            Norm::Layer { weight, bias, eps } => {
+                each_row(x, |row| layer_norm_row(row, &weight.values, &bias.values, *eps))
+            }
         }
     }
 }
 
-/// An RMS norm on a device, or none.
-pub(crate) struct DeviceNorm<'a>(Option<(&'a NormWeight, f64)>);
+/// A norm on a device.
+pub(crate) enum DeviceNorm<'a> {
+    /// None: values stay as they are.
+    None,
+    /// Its weight, and what is added under the root.
+    Rms(&'a NormWeight, f64),
+    /// Its weight and its bias, and what is added under the root.
+    Layer([&'a NormWeight; 2], f64),
+}
 
 impl DeviceNorm<'_> {
     /// As [`Norm::forward`], begun on the device.
     pub fn begin(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
-        match self.0 {
-            Some((weight, eps)) => ops.rms_norm(x, weight.on_device(ops)?, eps),
-            None => Ok(x),
+        match self {
+            DeviceNorm::None => Ok(x),
+            DeviceNorm::Rms(weight, eps) => ops.rms_norm(x, weight.on_device(ops)?, *eps),
+            DeviceNorm::Layer([weight, bias], eps) => {
+                ops.layer_norm(x, [weight.on_device(ops)?, bias.on_device(ops)?], *eps)
+            }
         }
     }
 
     /// `x + factor · y`, and the norm of that.
     pub fn begin_sum(&self, x: DeviceRows, y: DeviceRows, factor: f32, ops: &dyn DeviceOps) -> Result<[DeviceRows; 2]> {
-        match self.0 {
-            Some((weight, eps)) => ops.add_norm(x, y, factor, weight.on_device(ops)?, eps),
-            None => ops.add(x, y, factor).map(|sum| [sum; 2]),
+        match self {
+            DeviceNorm::Rms(weight, eps) => ops.add_norm(x, y, factor, weight.on_device(ops)?, *eps),
+            DeviceNorm::None | DeviceNorm::Layer(..) => {
+                let sum = ops.add(x, y, factor)?;
+                Ok([sum, self.begin(sum, ops)?])
+            }
         }
     }
 
     /// Whether it leaves values as they are.
     pub fn is_none(&self) -> bool {
-        self.0.is_none()
+        matches!(self, DeviceNorm::None)
     }
 }
 
-/// The weight of an RMS norm, and its copy on a device.
+/// The weight or the bias of a norm, and its copy on a device.
 pub struct NormWeight {
     values: Vec<f32>,
     copy: DeviceCopy,
@@ -168,6 +180,14 @@ pub(crate) fn rms_row(row: &mut [f32], weight: &[f32], eps: f64) {
     row.iter_mut().zip(weight).for_each(|(x, w)| *x *= w);
 }
 
+/// `(row - mean(row)) / sqrt(variance(row) + eps) · weight + bias`
+pub(crate) fn layer_norm_row(row: &mut [f32], weight: &[f32], bias: &[f32], eps: f64) {
+    let mean = sum(row.iter().copied()) / row.len() as f32;
+    row.iter_mut().for_each(|x| *x -= mean);
+    scale(row, eps);
+    row.iter_mut().zip(weight.iter().zip(bias)).for_each(|(x, (w, b))| *x = *x * w + b);
+}
+
 /// `row / sqrt(mean(row²) + eps)`
 pub(super) fn scale(row: &mut [f32], eps: f64) {
     let mean = sum(row.iter().map(|x| x * x)) as f64 / row.len() as f64;
@@ -194,7 +214,7 @@ mod tests {
         let t = Tensor::from_slice(&x, (3, 13), &Device::Cpu).unwrap();
         for layer in [false, true] {
             let norm = match layer {
-                true => Norm::Layer { weight: weight.clone(), bias: bias.clone(), eps: 1e-5 },
+                true => Norm::Layer { weight: weight.clone().into(), bias: bias.clone().into(), eps: 1e-5 },
                 false => Norm::Rms { weight: weight.clone().into(), eps: 1e-5 },
             };
             let got: Vec<f32> = norm.forward(&t).unwrap().flatten_all().unwrap().to_vec1().unwrap();

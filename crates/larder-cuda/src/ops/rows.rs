@@ -1,0 +1,92 @@
+//! Sums and norms of rows.
+
+use larder_model::DeviceRows;
+
+use super::State;
+use crate::error::{GpuError, Result};
+use crate::launch_queue::LaunchQueue;
+use crate::launches::word;
+
+impl State {
+    pub(super) fn scale(&mut self, x: DeviceRows, factor: f32) -> Result<DeviceRows> {
+        let (x_at, values) = (self.at(x)?, word(x.rows * x.width)?);
+        let (scaled, out) = self.result(x.rows, x.width)?;
+        self.launches.add_scaled([0, x_at, out], values, values, factor)?;
+        Ok(scaled)
+    }
+
+    pub(super) fn scale_columns(&mut self, x: DeviceRows, factors: usize) -> Result<DeviceRows> {
+        let (x_at, factors, values) = (self.at(x)?, self.kept(factors)?, x.rows * x.width);
+        let (scaled, out) = self.result(x.rows, x.width)?;
+        self.launches.scale_columns([x_at, factors, out], word(values)?, word(x.width)?)?;
+        Ok(scaled)
+    }
+
+    pub(super) fn add(&mut self, x: DeviceRows, y: DeviceRows, factor: f32) -> Result<DeviceRows> {
+        check_shapes([x, y])?;
+        let (x_at, y_at, values) = (self.at(x)?, self.at(y)?, word(x.rows * x.width)?);
+        let (sum, out) = self.result(x.rows, x.width)?;
+        self.launches.add_scaled([x_at, y_at, out], values, values, factor)?;
+        Ok(sum)
+    }
+
+    pub(super) fn add_norm(
+        &mut self,
+        [x, y]: [DeviceRows; 2],
+        factor: f32,
+        weight: usize,
+        eps: f64,
+    ) -> Result<[DeviceRows; 2]> {
+        check_shapes([x, y])?;
+        let (x_at, y_at, weight, shape) =
+            (self.at(x)?, self.at(y)?, self.kept(weight)?, [word(x.rows)?, word(x.width)?]);
+        let (sum, sum_at) = self.result(x.rows, x.width)?;
+        let (normalised, [out, blocks]) = self.result_in_blocks(x.rows, x.width)?;
+        self.launches.add_norm([x_at, y_at, sum_at, weight, out, blocks], shape, factor, eps)?;
+        Ok([sum, normalised])
+    }
+
+    pub(super) fn add_row(&mut self, x: DeviceRows, row: usize) -> Result<DeviceRows> {
+        let (x_at, row, values) = (self.at(x)?, self.kept(row)?, x.rows * x.width);
+        let (sum, out) = self.result(x.rows, x.width)?;
+        self.launches.add_scaled([x_at, row, out], word(values)?, word(x.width)?, 1.0)?;
+        Ok(sum)
+    }
+
+    /// Behind the sum of experts that was launched last, both become one launch.
+    pub(super) fn rms_norm(
+        &mut self,
+        queue: &LaunchQueue,
+        x: DeviceRows,
+        weight: usize,
+        eps: f64,
+    ) -> Result<DeviceRows> {
+        let (at, weight) = (self.at(x)?, self.kept(weight)?);
+        let (normalised, [out, blocks]) = self.result_in_blocks(x.rows, x.width)?;
+        if let Some((sums, sum, number)) = self.last_sum.take()
+            && sums == x
+            && queue.take_back(number)
+        {
+            self.launches.sum_experts_norm(&sum, [weight, out, blocks], eps)?;
+            queue.end_varying()?;
+            return Ok(normalised);
+        }
+        self.launches.rms_norm([at, weight, out, blocks], [word(x.rows)?, word(x.width)?], eps)?;
+        Ok(normalised)
+    }
+
+    pub(super) fn layer_norm(&mut self, x: DeviceRows, weights: [usize; 2], eps: f64) -> Result<DeviceRows> {
+        let (at, weight, bias) = (self.at(x)?, self.kept(weights[0])?, self.kept(weights[1])?);
+        let (normalised, [out, blocks]) = self.result_in_blocks(x.rows, x.width)?;
+        self.launches.layer_norm([at, weight, bias, out, blocks], [word(x.rows)?, word(x.width)?], eps)?;
+        Ok(normalised)
+    }
+}
+
+/// Checks that two results have the same shape.
+fn check_shapes([x, y]: [DeviceRows; 2]) -> Result<()> {
+    match (x.rows, x.width) == (y.rows, y.width) {
+        true => Ok(()),
+        false => Err(GpuError::Unsupported(format!("rows {x:?} and {y:?} cannot be added"))),
+    }
+}
