@@ -157,7 +157,7 @@ pub struct Blueprint {
     /// Memory per sequence.
     #[serde(skip)] // says nothing of what is stored
     pub sequence_memory: SequenceMemory,
-    /// Of that, the keys and values of each layer that can have them on a device, in order.
+    /// Of that, the keys and values of each layer that can have them on a device, in the order in which they get a place there.
     #[serde(skip)] // as above
     pub kv_layers: Vec<SequenceMemory>,
     /// Memory of the activations of a step.

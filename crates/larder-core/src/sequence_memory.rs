@@ -47,16 +47,36 @@ impl CheckpointPolicy {
 }
 
 /// Memory that a sequence needs: KV cache and recurrent state.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct SequenceMemory {
     /// Values of the KV cache for each [`KV_PAGE_TOKENS`] tokens.
     per_page: RowValues,
     /// Values of the KV cache whatever the length of the sequence.
     always: RowValues,
+    /// Rows of which only the last positions are kept.
+    windows: Vec<WindowRows>,
     /// Values of the widest row of the KV cache.
     pub widest_row: usize,
     /// Bytes of recurrent state, whatever the length of the sequence.
     pub state_bytes: usize,
+}
+
+/// Rows of a sliding window.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct WindowRows {
+    /// Values for each [`KV_PAGE_TOKENS`] tokens.
+    per_page: RowValues,
+    /// Positions that are kept between two steps.
+    positions: usize,
+}
+
+impl WindowRows {
+    /// Bytes in `kind` of a sequence of `tokens` tokens, in steps of up to `step` tokens.
+    fn bytes(&self, tokens: usize, step: usize, kind: NumberFormat) -> u64 {
+        // The first page and the last are not full.
+        let kept = self.positions.saturating_add(step).div_ceil(KV_PAGE_TOKENS).saturating_add(1);
+        (tokens.div_ceil(KV_PAGE_TOKENS).min(kept) as u64).saturating_mul(self.per_page.bytes(kind))
+    }
 }
 
 /// Values of rows of the KV cache.
@@ -109,15 +129,24 @@ impl SequenceMemory {
         SequenceMemory { always, widest_row: width, ..SequenceMemory::default() }
     }
 
+    /// As [`rows`](Self::rows), of which those of the last `positions` positions are kept between two steps.
+    pub fn window_rows(heads: usize, width: usize, positions: usize) -> Self {
+        let per_page = RowValues::new(heads.saturating_mul(KV_PAGE_TOKENS), width);
+        let windows = vec![WindowRows { per_page, positions }];
+        SequenceMemory { windows, widest_row: width, ..SequenceMemory::default() }
+    }
+
     /// A recurrent state of `state_bytes` bytes.
     pub fn state(state_bytes: usize) -> Self {
         SequenceMemory { state_bytes, ..SequenceMemory::default() }
     }
 
-    /// Bytes of the KV cache of a sequence of `tokens` tokens, in whole pages, if its rows are in `kind`.
-    pub fn kv_bytes(&self, tokens: usize, kind: NumberFormat) -> u64 {
+    /// Bytes of the KV cache of a sequence of `tokens` tokens, in whole pages, if its rows are in `kind` and no step has more than `step`
+    /// of its tokens.
+    pub fn kv_bytes(&self, tokens: usize, step: usize, kind: NumberFormat) -> u64 {
         let growing = (tokens.div_ceil(KV_PAGE_TOKENS) as u64).saturating_mul(self.per_page.bytes(kind));
-        growing.saturating_add(self.always.bytes(kind))
+        let windows = self.windows.iter().map(|window| window.bytes(tokens, step, kind)).fold(0, u64::saturating_add);
+        growing.saturating_add(self.always.bytes(kind)).saturating_add(windows)
     }
 
     /// Bytes of the recurrent state of a sequence of `tokens` tokens, with all its checkpoints.
@@ -133,6 +162,7 @@ impl std::ops::Add for SequenceMemory {
         SequenceMemory {
             per_page: self.per_page.plus(other.per_page),
             always: self.always.plus(other.always),
+            windows: [self.windows, other.windows].concat(),
             widest_row: self.widest_row.max(other.widest_row),
             state_bytes: self.state_bytes + other.state_bytes,
         }
@@ -152,15 +182,23 @@ mod tests {
     #[test]
     fn a_sequence_takes_whole_pages_and_its_checkpoints() {
         let memory = SequenceMemory::rows(2, 48);
-        assert_eq!(memory.kv_bytes(64, NumberFormat::F16), 64 * 2 * 48 * 2);
-        assert_eq!(memory.kv_bytes(65, NumberFormat::F32), 128 * 2 * 48 * 4);
-        assert_eq!(memory.kv_bytes(1, NumberFormat::Q8_0), 64 * 2 * 2 * 34, "48 values are two blocks");
+        assert_eq!(memory.kv_bytes(64, 1, NumberFormat::F16), 64 * 2 * 48 * 2);
+        assert_eq!(memory.kv_bytes(65, 1, NumberFormat::F32), 128 * 2 * 48 * 4);
+        assert_eq!(memory.kv_bytes(1, 1, NumberFormat::Q8_0), 64 * 2 * 2 * 34, "48 values are two blocks");
         // A row for each four tokens: at most one page is not full.
         let blocks = memory + SequenceMemory::block_rows(2, 48, 4);
-        assert_eq!(blocks.kv_bytes(256, NumberFormat::F16), (256 + 64 + 64) * 2 * 48 * 2);
-        assert_eq!(SequenceMemory::block_rows(1, 8, 1000).kv_bytes(6400, NumberFormat::F32), (100 + 64) * 8 * 4);
+        assert_eq!(blocks.kv_bytes(256, 1, NumberFormat::F16), (256 + 64 + 64) * 2 * 48 * 2);
+        assert_eq!(SequenceMemory::block_rows(1, 8, 1000).kv_bytes(6400, 1, NumberFormat::F32), (100 + 64) * 8 * 4);
         let kept = SequenceMemory::kept_rows(1, 8, 65);
-        assert_eq!([1, 1000].map(|tokens| kept.kv_bytes(tokens, NumberFormat::F32)), [128 * 8 * 4; 2]);
+        assert_eq!([1, 1000].map(|tokens| kept.kv_bytes(tokens, 1, NumberFormat::F32)), [128 * 8 * 4; 2]);
+        let (window, page) = (SequenceMemory::window_rows(1, 8, 100), 64 * 8 * 4);
+        let pages = |tokens, step| (window.kv_bytes(tokens, step, NumberFormat::F32) / page) as usize;
+        assert_eq!([(1, 1), (128, 1), (9999, 1), (9999, 100)].map(|(tokens, step)| pages(tokens, step)), [1, 2, 3, 5]);
+        // Whatever is kept, and however the pages lie.
+        for start in 0..64_usize {
+            let (first, end) = (start / 64, (start + 100 + 30).div_ceil(64));
+            assert!(end - first <= pages(9999, 30));
+        }
         let state = SequenceMemory::state(100);
         let bytes = |tokens| state.recurrent_bytes(tokens, &CheckpointPolicy::default());
         assert_eq!([255, 256, 1023, 4000].map(bytes), [100, 200, 400, 500]);

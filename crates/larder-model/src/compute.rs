@@ -28,7 +28,7 @@ pub struct ComputeContext {
     pub device_products: Option<Arc<dyn DeviceProducts>>,
     /// The device that stores keys and values and computes attention over those; `None` for the CPU.
     pub device_attention: Option<Arc<dyn DeviceAttention>>,
-    /// The number of layers with keys and values on that device: the first ones, of those that can have them there.
+    /// The number of layers with keys and values on that device, the first ones in the order of `LayerShape::device_order`.
     pub kv_device_layers: usize,
     /// Chains of operations on the device of products and attention; `None` where each is waited for.
     pub device_ops: Option<Arc<dyn DeviceOps>>,

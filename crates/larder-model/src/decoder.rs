@@ -20,7 +20,7 @@ use crate::hidden::{Hidden, receive};
 use crate::layer_pass::{OtherLayers, Running};
 use crate::matrix::with_f32;
 use crate::nn::{
-    Activation, ForwardPass, HandedOn, KvCache, KvPool, Mixer, Rope, RopeTable, SpanPositions, step_memory,
+    Activation, ForwardPass, HandedOn, KvCache, KvPool, LayerShape, Mixer, Rope, RopeTable, SpanPositions, step_memory,
 };
 use crate::read_ahead::ReadAhead;
 use crate::row_cache::RowTraffic;
@@ -69,10 +69,15 @@ fn sequence_memory(stack: &Stack) -> SequenceMemory {
     stack.all_layers().map(|layer| layer.shape().memory()).chain(cross).sum()
 }
 
-/// Keys and values of each layer that can have them on a device.
+/// Keys and values of each layer that can have them on a device, in the order in which they get a place there.
 fn kv_layers(stack: &Stack) -> Vec<SequenceMemory> {
-    let shapes = stack.all_layers().map(Layer::shape).filter(|shape| shape.can_be_on_device());
-    shapes.filter(|_| stack.encoder.is_none()).map(|shape| shape.kv_memory()).collect()
+    if stack.encoder.is_some() {
+        return Vec::new();
+    }
+    let layers: Vec<LayerShape> = stack.layers.iter().map(Layer::shape).collect();
+    let order = LayerShape::device_order(&layers).into_iter().map(|layer| layers[layer].clone());
+    let own = stack.mtp.iter().map(|mtp| mtp.layer.shape()).filter(LayerShape::can_be_on_device);
+    order.chain(own).map(|layer| layer.kv_memory()).collect()
 }
 
 fn build(config: &Value, weights: &mut WeightLoader) -> Result<(&'static str, Stack)> {

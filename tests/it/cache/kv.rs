@@ -105,12 +105,37 @@ fn forks_share_pages_and_go_their_own_way() {
     }
 }
 
-/// The bytes that the plan counts for one sequence.
+/// The bytes that the plan counts for one sequence, in steps of up to 50 tokens.
 fn planned(model: &Model, tokens: usize) -> usize {
+    planned_in_steps(model, tokens, 50)
+}
+
+fn planned_in_steps(model: &Model, tokens: usize, step: usize) -> usize {
     let blueprint = larder_model::blueprint(model.store.config()).unwrap();
     let (memory, policy) = (blueprint.sequence_memory, CheckpointPolicy::default());
-    let bytes = memory.kv_bytes(tokens, larder_core::NumberFormat::F32) + memory.recurrent_bytes(tokens, &policy);
+    let bytes = memory.kv_bytes(tokens, step, larder_core::NumberFormat::F32) + memory.recurrent_bytes(tokens, &policy);
     bytes as usize
+}
+
+#[test]
+fn windows_are_planned_with_what_they_keep() {
+    const TOKENS: usize = 1600;
+    let (long, mut less) = (tokens(TOKENS, 3), Vec::new());
+    for folder in golden_models() {
+        let model = model(&folder);
+        // In one step, windows keep as much as other layers.
+        let all = planned_in_steps(&model, TOKENS, TOKENS);
+        if planned(&model, TOKENS) == all {
+            continue;
+        }
+        for (piece, step) in [(50, 50), (1, 1), (200, 200), (33, 50)] {
+            let limit = planned_in_steps(&model, TOKENS, step);
+            let decoder = model.decoder_by(ComputeContext { kv_limit_bytes: Some(limit), ..context() }).unwrap();
+            read(&decoder, &mut model.resident(), &mut decoder.new_kv_cache(), &long, piece);
+            less.push((folder.file_name().unwrap().to_owned(), limit as f64 / all as f64));
+        }
+    }
+    assert!(less.len() >= 4 * 7 && less.iter().all(|(_, share)| *share < 0.9), "{less:?}");
 }
 
 #[test]

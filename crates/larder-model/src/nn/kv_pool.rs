@@ -19,7 +19,7 @@ pub struct KvPool {
     limit_bytes: usize,
     /// The device that has pages; recurrent states that are on it have pages too. `None` if all are in main memory.
     device: Option<Arc<dyn DeviceAttention>>,
-    /// The number of layers with keys and values on the device: the first ones, of those that can have them there.
+    /// The number of layers with keys and values on the device, the first ones in [their order](LayerShape::device_order).
     device_layers: usize,
     state: Mutex<PoolState>,
 }
@@ -106,13 +106,12 @@ impl KvPool {
 
     /// Where keys and values are of each of these layers, behind `before` whose keys and values can be on the device.
     pub(super) fn places(&self, layers: &[LayerShape], before: usize) -> Vec<Place> {
-        let mut count = before;
-        let mut place = |layer: &LayerShape| {
-            let is_on_device = self.device.is_some() && layer.can_be_on_device() && count < self.device_layers;
-            count += usize::from(layer.can_be_on_device());
-            if is_on_device { Place::Device } else { Place::Host }
-        };
-        layers.iter().map(&mut place).collect()
+        let mut places = vec![Place::Host; layers.len()];
+        let count = if self.device.is_some() { self.device_layers.saturating_sub(before) } else { 0 };
+        for layer in LayerShape::device_order(layers).into_iter().take(count) {
+            places[layer] = Place::Device;
+        }
+        places
     }
 
     /// Whether a device has pages.

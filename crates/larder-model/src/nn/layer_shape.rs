@@ -1,7 +1,8 @@
 //! What a layer keeps of a sequence: the shapes of its KV cache and of its recurrent state.
 
-use larder_core::SequenceMemory;
+use larder_core::{CheckpointPolicy, SequenceMemory};
 
+use super::kv_cache::REWIND_POSITIONS;
 use super::{AttentionMask, FurtherShape, StateLens};
 
 /// The shapes of what a layer keeps of a sequence. Each kind of mixer has some of them.
@@ -66,9 +67,24 @@ impl LayerShape {
         self.keys.is_some() && !self.in_memory
     }
 
+    /// The layers that can have keys and values on a device, in the order in which they get a place there: those with a window first, as
+    /// they take the least memory.
+    pub fn device_order(layers: &[LayerShape]) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..layers.len()).filter(|layer| layers[*layer].can_be_on_device()).collect();
+        order.sort_by_key(|layer| layers[*layer].mask == AttentionMask::Causal);
+        order
+    }
+
     /// Memory for keys and values.
     pub fn kv_memory(&self) -> SequenceMemory {
-        self.keys.iter().chain(&self.values).map(|rows| SequenceMemory::rows(rows.heads, rows.width)).sum()
+        let of = |RowShape { heads, width }: &RowShape| match self.mask {
+            AttentionMask::Causal => SequenceMemory::rows(*heads, *width),
+            AttentionMask::SlidingWindow(window) | AttentionMask::Chunked(window) => {
+                let behind = REWIND_POSITIONS + CheckpointPolicy::default().every;
+                SequenceMemory::window_rows(*heads, *width, window.saturating_add(behind))
+            }
+        };
+        self.keys.iter().chain(&self.values).map(of).sum()
     }
 
     /// Memory for all of it.

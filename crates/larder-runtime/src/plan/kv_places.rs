@@ -1,6 +1,7 @@
 //! Where keys and values are with a GPU: those of the first layers in VRAM, those of the others in main memory, where the CPU computes
 //! their attention. And what another format or another split of them would change.
 
+use larder_core::SequenceMemory;
 use larder_model::KvFormat;
 use serde_json::{Value, json};
 
@@ -55,7 +56,8 @@ impl<'a> PlanInputs<'a> {
     /// The most bytes of the keys and values of all sequences in VRAM, in whole pages.
     pub(super) fn device_page_bytes(&self) -> u64 {
         let of = self.blueprint.kv_layers[..self.kv_layers_on_device()].iter();
-        let one = of.map(|layer| layer.kv_bytes(self.context, self.kv_format.kind())).fold(0, u64::saturating_add);
+        let bytes = |layer: &SequenceMemory| layer.kv_bytes(self.context, self.prefill_tokens, self.kv_format.kind());
+        let one = of.map(bytes).fold(0, u64::saturating_add);
         one.saturating_mul(self.sequences as u64)
     }
 

@@ -123,13 +123,14 @@ impl PlanInputs<'_> {
     /// checkpoint.
     fn copy_bytes(&self) -> u64 {
         let memory = &self.blueprint.sequence_memory;
-        let copy = memory.kv_bytes(1, self.kv_format.kind()).saturating_add(2 * memory.state_bytes as u64);
+        let copy = memory.kv_bytes(1, 1, self.kv_format.kind()).saturating_add(2 * memory.state_bytes as u64);
         if self.measures_in_copy { copy } else { 0 }
     }
 
     /// The most bytes of the keys and values of all sequences, in whole pages.
     fn page_bytes(&self) -> u64 {
-        let one = self.blueprint.sequence_memory.kv_bytes(self.context, self.kv_format.kind());
+        let kind = self.kv_format.kind();
+        let one = self.blueprint.sequence_memory.kv_bytes(self.context, self.prefill_tokens, kind);
         one.saturating_mul(self.sequences as u64)
     }
 

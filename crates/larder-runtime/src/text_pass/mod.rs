@@ -56,8 +56,8 @@ impl<'a> TextPass<'a> {
 /// The number of chunks of `chunk` tokens that a step can compute in the memory that is available beside the resident weights.
 pub fn chunks_per_step(blueprint: &Blueprint, chunk: usize, logits_for: LogitsFor) -> Result<usize> {
     let sequence = &blueprint.sequence_memory;
-    let states =
-        sequence.kv_bytes(chunk, NumberFormat::F32) + sequence.recurrent_bytes(chunk, &CheckpointPolicy::default());
+    let states = sequence.kv_bytes(chunk, chunk, NumberFormat::F32)
+        + sequence.recurrent_bytes(chunk, &CheckpointPolicy::default());
     let of_chunk = blueprint.step_memory.bytes(chunk) + states;
     let by_memory = match memory::available() {
         Some(available) if available / SHARE_DIVISOR < of_chunk => {

@@ -46,7 +46,8 @@ impl larder_serve::Engine for ServedEngine {
 
     fn sequence_bytes(&self, tokens: usize) -> u64 {
         let (pool, memory) = (self.engine.decoder.kv_pool(), &self.model.blueprint.sequence_memory);
-        memory.kv_bytes(tokens, pool.format().kind()) + memory.recurrent_bytes(tokens, &pool.checkpoints())
+        memory.kv_bytes(tokens, self.step_tokens(), pool.format().kind())
+            + memory.recurrent_bytes(tokens, &pool.checkpoints())
     }
 
     fn new_sequence(&mut self) {
