@@ -66,6 +66,8 @@ pub struct SequenceMemory {
 struct WindowRows {
     /// Values for each [`KV_PAGE_TOKENS`] tokens.
     per_page: RowValues,
+    /// Positions that a token sees.
+    window: usize,
     /// Positions that are kept between two steps.
     positions: usize,
 }
@@ -129,10 +131,10 @@ impl SequenceMemory {
         SequenceMemory { always, widest_row: width, ..SequenceMemory::default() }
     }
 
-    /// As [`rows`](Self::rows), of which those of the last `positions` positions are kept between two steps.
-    pub fn window_rows(heads: usize, width: usize, positions: usize) -> Self {
+    /// As [`rows`](Self::rows), of which those of the last `positions` positions are kept between two steps, and a token sees `window`.
+    pub fn window_rows(heads: usize, width: usize, [window, positions]: [usize; 2]) -> Self {
         let per_page = RowValues::new(heads.saturating_mul(KV_PAGE_TOKENS), width);
-        let windows = vec![WindowRows { per_page, positions }];
+        let windows = vec![WindowRows { per_page, window, positions }];
         SequenceMemory { windows, widest_row: width, ..SequenceMemory::default() }
     }
 
@@ -147,6 +149,14 @@ impl SequenceMemory {
         let growing = (tokens.div_ceil(KV_PAGE_TOKENS) as u64).saturating_mul(self.per_page.bytes(kind));
         let windows = self.windows.iter().map(|window| window.bytes(tokens, step, kind)).fold(0, u64::saturating_add);
         growing.saturating_add(self.always.bytes(kind)).saturating_add(windows)
+    }
+
+    /// Bytes of the KV cache that the token behind `tokens` tokens reads, in whole pages, if its rows are in `kind`.
+    pub fn read_bytes(&self, tokens: usize, kind: NumberFormat) -> u64 {
+        let pages = |tokens: usize| tokens.div_ceil(KV_PAGE_TOKENS) as u64;
+        let of = |window: &WindowRows| pages(tokens.min(window.window)).saturating_mul(window.per_page.bytes(kind));
+        let growing = pages(tokens).saturating_mul(self.per_page.bytes(kind));
+        growing.saturating_add(self.always.bytes(kind)).saturating_add(self.windows.iter().map(of).sum())
     }
 
     /// Bytes of the recurrent state of a sequence of `tokens` tokens, with all its checkpoints.
@@ -191,9 +201,10 @@ mod tests {
         assert_eq!(SequenceMemory::block_rows(1, 8, 1000).kv_bytes(6400, 1, NumberFormat::F32), (100 + 64) * 8 * 4);
         let kept = SequenceMemory::kept_rows(1, 8, 65);
         assert_eq!([1, 1000].map(|tokens| kept.kv_bytes(tokens, 1, NumberFormat::F32)), [128 * 8 * 4; 2]);
-        let (window, page) = (SequenceMemory::window_rows(1, 8, 100), 64 * 8 * 4);
+        let (window, page) = (SequenceMemory::window_rows(1, 8, [70, 100]), 64 * 8 * 4);
         let pages = |tokens, step| (window.kv_bytes(tokens, step, NumberFormat::F32) / page) as usize;
         assert_eq!([(1, 1), (128, 1), (9999, 1), (9999, 100)].map(|(tokens, step)| pages(tokens, step)), [1, 2, 3, 5]);
+        assert_eq!([10, 9999].map(|tokens| window.read_bytes(tokens, NumberFormat::F32) / page), [1, 2]);
         // Whatever is kept, and however the pages lie.
         for start in 0..64_usize {
             let (first, end) = (start / 64, (start + 100 + 30).div_ceil(64));

@@ -322,6 +322,58 @@ extern "C" __global__ void scan_states(const ScanArgs *args_in_memory) {
     }
 }
 
+// The arguments of the recurrence of Mamba 1.
+struct ChannelScanArgs {
+    // [tokens, channels], behind the convolution
+    const float *x;
+    // [tokens, channels]: steps of time are the softplus of these
+    const float *steps;
+    // [tokens, state], and so c
+    const float *b;
+    const float *c;
+    // [channels, state]: the logarithm of a decay per step
+    const float *rates;
+    // [channels]: factors on x beside the state
+    const float *skips;
+    // [tokens, channels]
+    float *out;
+    const StateSpan *spans;
+    // [tokens]: the state that gets a copy behind a token, or null
+    float *const *copies;
+    u32 channels;
+    // Values of a row of the state.
+    u32 state;
+    // The place of the recurrence in a state.
+    u32 recurrence_at;
+    u32 count;
+};
+static_assert(sizeof(ChannelScanArgs) == 88, "must match the layout in Rust");
+
+// A warp takes in the tokens of a span with the row of the state of a channel.
+extern "C" __global__ void scan_channels(const ChannelScanArgs *args_in_memory) {
+    const ChannelScanArgs &args = *args_in_memory;
+    u32 channel = group_of_warp() % args.channels, number = group_of_warp() / args.channels;
+    if (number >= args.count) return;
+    StateSpan span = args.spans[number];
+    u64 place = args.recurrence_at + (u64)channel * args.state;
+    float *state = span.state + place;
+    const float *rates = args.rates + (u64)channel * args.state;
+    for (u32 t = 0; t < span.tokens; t++) {
+        u64 token = span.first_row + t, at = token * args.channels + channel;
+        const float *b = args.b + token * args.state, *c = args.c + token * args.state;
+        float x = args.x[at], step = softplus_of(args.steps[at]), input = mul_rn(step, x);
+        float *copy = args.copies[token] ? args.copies[token] + place : nullptr;
+        auto read = [=](u32 i) {
+            float value = add_rn(mul_rn(state[i], exp_in_steps(mul_rn(step, rates[i]))), mul_rn(input, b[i]));
+            state[i] = value;
+            if (copy) copy[i] = value;
+            return mul_rn(value, c[i]);
+        };
+        float sum = sum_of_terms(read, args.state);
+        if (threadIdx.x % WARP == 0) args.out[at] = add_rn(sum, mul_rn(args.skips[channel], x));
+    }
+}
+
 // The RMS norm of each part of `width` values, times a function of gates: weight * (x / sqrt(mean(x^2) + eps)) * f(gate). If gates come
 // first it is the norm of x * f(gate). Part i has the weights of part i % weights. Unless blocks is null the same, quantised; then the
 // width is a multiple of 32. A warp has 32 values.

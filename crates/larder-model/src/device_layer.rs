@@ -16,7 +16,7 @@ use crate::stack::{Branch, Ffn, Layer, Stack};
 use crate::step::LayerStates;
 use crate::tap::Phase;
 
-/// The parts of a layer, all of which have a form for devices; one of them may be missing.
+/// The parts of a layer, one of which may be missing. All but the mixer have a form for devices.
 pub(crate) struct DeviceLayer<'a> {
     ops: &'a dyn DeviceOps,
     mixer: Option<DeviceMixer<'a>>,

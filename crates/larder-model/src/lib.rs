@@ -98,9 +98,9 @@ pub use arch::{model_types, mtp_layers};
 pub use compute::{ComputeContext, ComputeTime};
 pub use decoder::{Decoder, blueprint, rewinds_freely};
 pub use device::{
-    ChosenOnDevice, DeviceAttention, DeviceConvolution, DeviceDecay, DeviceDelta, DeviceExperts, DeviceHeads,
-    DeviceKvView, DeviceOps, DeviceProduct, DeviceProducts, DeviceRotation, DeviceRows, DeviceScan, GateOrder,
-    HeadNorm, HeadRest, KvPageShape, NormGate, ScanHeads, StateSpan,
+    ChosenOnDevice, DeviceAttention, DeviceChannelScan, DeviceConvolution, DeviceDecay, DeviceDelta, DeviceExperts,
+    DeviceHeads, DeviceKvView, DeviceOps, DeviceProduct, DeviceProducts, DeviceRotation, DeviceRows, DeviceScan,
+    GateOrder, HeadNorm, HeadRest, KvPageShape, NormGate, ScanHeads, StateSpan,
 };
 pub use double::{AttentionDouble, OpsDouble, ProductsDouble};
 pub use embedding::EmbeddingRows;

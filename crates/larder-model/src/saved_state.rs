@@ -92,7 +92,7 @@ impl Decoder {
         let refused = |what: &str| Err(ModelError::Request(format!("sequences of {what} cannot be saved")));
         match () {
             () if self.stack.encoder.is_some() => refused("a model with an encoder"),
-            () if self.keeps_on_device() => refused("a KV cache on a device"),
+            () if self.keeps_on_device() => refused("a KV cache or recurrent states on a device"),
             () => Ok(()),
         }
     }

@@ -97,7 +97,7 @@ fn compare_logits(model: &Path) {
 }
 
 /// Models of which a token waits once if all experts are on the device.
-const WAIT_ONCE: [&str; 39] = [
+const WAIT_ONCE: [&str; 40] = [
     "afmoe",
     "bailing_hybrid",
     "bailing_moe",
@@ -117,6 +117,7 @@ const WAIT_ONCE: [&str; 39] = [
     "granitemoeshared",
     "hunyuan_v1_moe",
     "hy_v3",
+    "jamba",
     "kimi_linear",
     "laguna",
     "lfm2_moe",

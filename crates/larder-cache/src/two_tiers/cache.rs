@@ -88,9 +88,8 @@ impl TieredCache {
         &self.links.costs
     }
 
-    /// Hands each of `wanted` (distinct, in order of rank) to `compute` once: those on the device together and first,
-    /// the
-    /// others where and when they can be computed soonest. Each is read at most once. `logits` are the router logits if
+    /// Hands each of `wanted` (distinct, in order of rank) to `compute` once: those on the device together and first, the others where they
+    /// can be computed soonest. Those that come to the device are computed as they come, or in small steps together. Each is read at most once. `logits` are the router logits if
     /// the
     /// layer chose for one token, else empty.
     ///
@@ -223,10 +222,10 @@ impl LayerVisit<'_> {
             self.begin_reads();
             let holds_back = self.few_rows && !hits && self.any_to_come();
             hits = false;
-            // Before copies begin: the small transfers that computing needs would have to wait behind those.
+            // Hits before copies begin: the small transfers that computing needs would have to wait behind those.
             let mut on_device = if holds_back { None } else { self.launch_on_device(compute) };
             let on_host = self.assign_sides();
-            if holds_back && self.lacks_slots {
+            if holds_back && (self.lacks_slots || !on_host.is_empty()) {
                 on_device = self.launch_on_device(compute);
             }
             if let Some(DeviceBatch { experts, took }) = &on_device {

@@ -431,7 +431,7 @@ constexpr Kernel KERNELS[] = {
     KERNEL(scores_f32), KERNEL(scores_f16), KERNEL(scores_q8_0),
     KERNEL(weighted_sum_f32), KERNEL(weighted_sum_f16), KERNEL(weighted_sum_q8_0),
     KERNEL(copy_rows), KERNEL(copy_bytes), KERNEL(add_scaled), KERNEL(add_norm), KERNEL(rms_norm), KERNEL(sum_experts),
-    KERNEL(sum_experts_norm), KERNEL(choose_experts), KERNEL(layer_norm), KERNEL(scale_columns), KERNEL(scale_inputs),
+    KERNEL(sum_experts_norm), KERNEL(choose_experts), KERNEL(layer_norm), KERNEL(scan_channels), KERNEL(scale_columns), KERNEL(scale_inputs),
     KERNEL(bend), KERNEL(gate_values), KERNEL(convolve), KERNEL(delta_rule), KERNEL(delta_rule_wide), KERNEL(scan_states), KERNEL(norm_gate),
     KERNEL(new_heads_f32), KERNEL(new_heads_f16), KERNEL(new_heads_q8_0),
 };

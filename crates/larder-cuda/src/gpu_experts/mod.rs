@@ -340,8 +340,9 @@ impl Size {
     }
 }
 
-/// One group of this number is timed, as an event has launches submitted that could have been collected.
-const TIMED_OF: u64 = 8;
+/// One group of this number is timed, as an event has launches submitted that could have been collected. It is odd, so that of a layer's hits
+/// and the experts that are brought both have their turn.
+const TIMED_OF: u64 = 7;
 
 /// Estimates how long a group takes, from the time of an earlier one.
 struct Clock {

@@ -19,7 +19,7 @@ use crate::error::{GpuError, Result};
 pub use attention::{AttentionKernelArgs, NewHeadsArgs, RowCopy, TILE_QUERIES};
 pub use choice::{ChoiceArgs, Patch};
 pub use products::{ProductBatch, ProductKernelArgs};
-pub use recurrent::{ConvolutionArgs, DeltaArgs, ScanArgs, StateArgs};
+pub use recurrent::{ChannelScanArgs, ConvolutionArgs, DeltaArgs, ScanArgs, StateArgs};
 pub use sums::{ExpertSum, ExpertTerm};
 
 /// Warps of a block that computes products or quantises; each has rows or values of its own.
@@ -45,7 +45,7 @@ pub fn all_kernels() -> Vec<&'static str> {
 
 /// Those that are no products.
 #[cfg(all(test, feature = "cuda"))]
-const OTHER_KERNELS: [&str; 43] = [
+const OTHER_KERNELS: [&str; 44] = [
     "silu",
     "gelu",
     "gelu_tanh",
@@ -65,6 +65,7 @@ const OTHER_KERNELS: [&str; 43] = [
     "delta_rule",
     "delta_rule_wide",
     "scan_states",
+    "scan_channels",
     "norm_gate",
     "quantise",
     "add_biases",

@@ -172,6 +172,43 @@ impl ScanArgs {
     }
 }
 
+/// The arguments of the recurrence of Mamba 1, as the kernel reads them.
+#[derive(Clone, Copy, Debug)]
+pub struct ChannelScanArgs {
+    /// `[tokens, channels]`: what is taken in, and what steps of time are made of.
+    pub inputs: [u64; 2],
+    /// `[tokens, state]`: B and C.
+    pub both: [u64; 2],
+    /// `[channels, state]`
+    pub rates: u64,
+    /// `[channels]`
+    pub skips: u64,
+    /// `[tokens, channels]`
+    pub out: u64,
+    /// Address of the list of spans.
+    pub spans: u64,
+    /// Address of the list of copies.
+    pub copies: u64,
+    /// Number of channels, and values of a row of the state.
+    pub sizes: [u32; 2],
+    /// The place of the recurrence in a state.
+    pub recurrence_at: u32,
+    /// Number of spans.
+    pub count: u32,
+}
+
+impl ChannelScanArgs {
+    /// Size of the struct in kernels.
+    pub const BYTES: usize = 88;
+
+    /// The bytes of the struct in kernels.
+    pub fn to_bytes(self) -> [u8; ChannelScanArgs::BYTES] {
+        let ChannelScanArgs { inputs, both, rates, skips, out, spans, copies, sizes, recurrence_at, count } = self;
+        let addresses = [inputs[0], inputs[1], both[0], both[1], rates, skips, out, spans, copies];
+        pack(addresses, [sizes[0], sizes[1], recurrence_at, count])
+    }
+}
+
 /// The number of a function of gates in kernels.
 fn number_of(function: GateFunction) -> Argument {
     Argument::Word(match function {
@@ -201,6 +238,12 @@ impl Launches {
         let [heads, head_dim, ..] = args.sizes;
         let warps = args.count * heads * head_dim;
         self.launch("scan_states", [warps.div_ceil(WARPS), 1], 32 * WARPS, &[Argument::Address(list)])
+    }
+
+    /// The recurrence of Mamba 1; the arguments were written to address `list`.
+    pub fn scan_channels(&self, args: &ChannelScanArgs, list: u64) -> Result<()> {
+        let warps = args.count * args.sizes[0];
+        self.launch("scan_channels", [warps.div_ceil(WARPS), 1], 32 * WARPS, &[Argument::Address(list)])
     }
 
     /// The RMS norm of `parts` parts of `width` values, of which `weights` have weights of their own, with a function of gates; quantised
@@ -310,5 +353,19 @@ mod tests {
         };
         assert_eq!(words(&scan.to_bytes())[..16], addresses);
         assert_eq!(words(&scan.to_bytes())[16..], [9, 10, 11, 12, 13, 14, one, two]);
+        let channels = ChannelScanArgs {
+            inputs: [1, 2],
+            both: [3, 4],
+            rates: 5,
+            skips: 6,
+            out: 7,
+            spans: 8,
+            copies: 9,
+            sizes: [10, 11],
+            recurrence_at: 12,
+            count: 13,
+        };
+        assert_eq!(words(&channels.to_bytes())[..16], addresses);
+        assert_eq!(words(&channels.to_bytes())[16..], [9, 0, 10, 11, 12, 13]);
     }
 }

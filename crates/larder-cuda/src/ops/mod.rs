@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder_kernels::AttentionArgs;
 use larder_model::{
-    Activation, DeviceConvolution, DeviceDelta, DeviceHeads, DeviceKvView, DeviceOps, DeviceRotation, DeviceRows,
-    DeviceScan, GateFunction, HeadRest, NormGate, StateSpan,
+    Activation, DeviceChannelScan, DeviceConvolution, DeviceDelta, DeviceHeads, DeviceKvView, DeviceOps,
+    DeviceRotation, DeviceRows, DeviceScan, GateFunction, HeadRest, NormGate, StateSpan,
 };
 
 use crate::attention::{GpuAttention, Outputs};
@@ -411,6 +411,10 @@ impl DeviceOps for GpuOps {
 
     fn scan(&self, scan: &DeviceScan, spans: &[StateSpan]) -> larder_model::Result<DeviceRows> {
         Ok(self.lock().scan(&self.queue, scan, &States::of(spans, &self.attention)?)?)
+    }
+
+    fn scan_channels(&self, scan: &DeviceChannelScan, spans: &[StateSpan]) -> larder_model::Result<DeviceRows> {
+        Ok(self.lock().scan_channels(&self.queue, scan, &States::of(spans, &self.attention)?)?)
     }
 
     fn norm_gate(&self, x: DeviceRows, gates: DeviceRows, norm: &NormGate) -> larder_model::Result<DeviceRows> {

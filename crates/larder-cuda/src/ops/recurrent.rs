@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use larder_model::{
-    ChannelDecay, DeviceConvolution, DeviceDecay, DeviceDelta, DeviceRows, DeviceScan, GateFunction, GateOrder,
-    NormGate, StateSpan,
+    ChannelDecay, DeviceChannelScan, DeviceConvolution, DeviceDecay, DeviceDelta, DeviceRows, DeviceScan, GateFunction,
+    GateOrder, NormGate, StateSpan,
 };
 
 use super::State;
@@ -12,7 +12,7 @@ use crate::attention::GpuAttention;
 use crate::error::{GpuError, Result};
 use crate::expert_kernels::BLOCK;
 use crate::launch_queue::LaunchQueue;
-use crate::launches::{ConvolutionArgs, DeltaArgs, ScanArgs, StateArgs, word};
+use crate::launches::{ChannelScanArgs, ConvolutionArgs, DeltaArgs, ScanArgs, StateArgs, word};
 
 /// Where a kernel finds the spans of a step, and by token the states that get copies.
 #[derive(Clone, Copy)]
@@ -213,6 +213,42 @@ impl State {
             args.to_bytes()
         })?;
         self.launches.scan(&args, list)?;
+        Ok(result)
+    }
+
+    /// The recurrence of Mamba 1 for the tokens of spans.
+    pub(super) fn scan_channels(
+        &mut self,
+        queue: &Arc<LaunchQueue>,
+        scan: &DeviceChannelScan,
+        states: &States,
+    ) -> Result<DeviceRows> {
+        let DeviceChannelScan { x, steps, b, c, rates, skips } = *scan;
+        let (channels, width, recurrence_at) = (x.width, b.width, states.recurrence_at());
+        let shapes = [(x, channels), (steps, channels), (b, width), (c, width)];
+        let fits = shapes.iter().all(|(rows, width)| (rows.rows, rows.width) == (states.rows, *width))
+            && states.have(recurrence_at, channels * width);
+        if !fits {
+            return Err(GpuError::Unsupported(format!("rows {shapes:?} do not fit the recurrence of Mamba 1")));
+        }
+        let (result, out) = self.result(states.rows, channels)?;
+        let mut args = ChannelScanArgs {
+            inputs: [self.at(x)?, self.at(steps)?],
+            both: [self.at(b)?, self.at(c)?],
+            rates: self.kept(rates)?,
+            skips: self.kept(skips)?,
+            out,
+            spans: 0,
+            copies: 0,
+            sizes: [word(channels)?, word(width)?],
+            recurrence_at: word(recurrence_at)?,
+            count: word(states.spans.len())?,
+        };
+        let list = states.stage(queue, |Staged { spans, copies }| {
+            (args.spans, args.copies) = (spans, copies);
+            args.to_bytes()
+        })?;
+        self.launches.scan_channels(&args, list)?;
         Ok(result)
     }
 

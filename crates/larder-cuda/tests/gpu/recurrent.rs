@@ -6,9 +6,9 @@ use larder_core::{NumberFormat, RowOrder};
 use larder_cuda::Gpu;
 use larder_kernels::WeightMatrix;
 use larder_model::{
-    Activation, AttentionDouble, ChannelDecay, DeltaHeads, DeviceAttention, DeviceConvolution, DeviceDecay,
-    DeviceDelta, DeviceOps, DeviceProducts, DeviceRows, DeviceScan, GateFunction, GateOrder, KvPageShape, NormGate,
-    OpsDouble, ProductsDouble, ScanHeads, StateSpan,
+    Activation, AttentionDouble, ChannelDecay, DeltaHeads, DeviceAttention, DeviceChannelScan, DeviceConvolution,
+    DeviceDecay, DeviceDelta, DeviceOps, DeviceProducts, DeviceRows, DeviceScan, GateFunction, GateOrder, KvPageShape,
+    NormGate, OpsDouble, ProductsDouble, ScanHeads, StateSpan,
 };
 
 use crate::common::{Random, emulator, gpu};
@@ -233,6 +233,7 @@ fn scanned(
         attention.append(*page, 0, bytemuck::cast_slice(&random.floats(values))).unwrap();
     }
     let [step_bias, rates, skips] = [(); 3].map(|()| ops.keep(&random.floats(heads.heads)).unwrap());
+    let kept = [heads.state_len(), heads.inner()].map(|count| ops.keep(&random.floats(count)).unwrap());
     let width = heads.inner() / heads.groups;
     let weights = [heads.inner(), width].map(|count| ops.keep(&random.floats(count)).unwrap());
     for (counts, limits) in [([4, 1], [0.001, f32::INFINITY]), ([1, 1], [0.3, 0.5]), ([2, 3], [0.0, 0.7])] {
@@ -248,13 +249,17 @@ fn scanned(
             copies,
         });
         let y = ops.scan(&DeviceScan { heads, convolved, steps, step_bias, rates, skips, limits }, &spans).unwrap();
+        // The same rows of the state as channels.
+        let (x, steps, b, c) = (send(heads.inner()), send(heads.inner()), send(heads.state), send(heads.state));
+        let channels = DeviceChannelScan { x, steps, b, c, rates: kept[0], skips: kept[1] };
+        let of_channels = ops.scan_channels(&channels, &spans).unwrap();
         let orders = [(GateOrder::GateFirst, weights[0]), (GateOrder::NormFirst, weights[1])];
         let norms = orders.map(|(order, weight)| {
             let function = GateFunction::Silu;
             ops.norm_gate(y, gates, &NormGate { weight, width, eps: 1e-5, function, order }).unwrap()
         });
         let product = ops.gate(y, gates, GateFunction::Identity, heads.heads).unwrap();
-        let wanted = [y, norms[0], norms[1], product];
+        let wanted = [y, of_channels, norms[0], norms[1], product];
         let mut rows: Vec<Vec<f32>> = wanted.iter().map(|rows| vec![0.0; rows.rows * rows.width]).collect();
         ops.receive(&mut wanted.into_iter().zip(rows.iter_mut().map(|v| &mut v[..])).collect::<Vec<_>>()).unwrap();
         found.extend(rows);

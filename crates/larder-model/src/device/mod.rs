@@ -17,7 +17,8 @@ use crate::nn::Activation;
 pub(crate) use ops::DeviceCopy;
 pub use ops::{DeviceHeads, DeviceOps, DeviceRotation, DeviceRows, HeadNorm, HeadRest};
 pub use recurrent::{
-    DeviceConvolution, DeviceDecay, DeviceDelta, DeviceScan, GateOrder, NormGate, ScanHeads, StateSpan,
+    DeviceChannelScan, DeviceConvolution, DeviceDecay, DeviceDelta, DeviceScan, GateOrder, NormGate, ScanHeads,
+    StateSpan,
 };
 
 /// Computes experts in the slots of a device; [`ExpertWorkspace`](crate::ExpertWorkspace) is its counterpart for the

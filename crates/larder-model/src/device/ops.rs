@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use larder_kernels::AttentionArgs;
 
-use super::{DeviceConvolution, DeviceDelta, DeviceKvView, DeviceScan, NormGate, StateSpan};
+use super::{DeviceChannelScan, DeviceConvolution, DeviceDelta, DeviceKvView, DeviceScan, NormGate, StateSpan};
 use crate::error::Result;
 use crate::nn::{Activation, GateFunction};
 
@@ -133,6 +133,9 @@ pub trait DeviceOps: Send + Sync {
 
     /// The recurrence of Mamba 2 for the tokens of these spans, all rows of the inputs: `[tokens, heads · head_dim]`; updates the states.
     fn scan(&self, scan: &DeviceScan, spans: &[StateSpan]) -> Result<DeviceRows>;
+
+    /// The recurrence of Mamba 1 for the tokens of these spans, all rows of the inputs: `[tokens, channels]`; updates the states.
+    fn scan_channels(&self, scan: &DeviceChannelScan, spans: &[StateSpan]) -> Result<DeviceRows>;
 
     /// The norm of parts of the rows of `x`, with a function of `gates`, of the same shape.
     fn norm_gate(&self, x: DeviceRows, gates: DeviceRows, norm: &NormGate) -> Result<DeviceRows>;

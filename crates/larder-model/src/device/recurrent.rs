@@ -89,6 +89,23 @@ pub struct DeviceScan {
     pub limits: [f32; 2],
 }
 
+/// The state-space recurrence of Mamba 1. Its weights are values that are [kept](super::DeviceOps::keep).
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceChannelScan {
+    /// `[tokens, channels]`, behind the convolution.
+    pub x: DeviceRows,
+    /// `[tokens, channels]`: steps of time are the softplus of these.
+    pub steps: DeviceRows,
+    /// `[tokens, state]`
+    pub b: DeviceRows,
+    /// `[tokens, state]`
+    pub c: DeviceRows,
+    /// `[channels, state]`: the logarithm of a decay per step.
+    pub rates: usize,
+    /// `[channels]`: factors on `x` beside the state.
+    pub skips: usize,
+}
+
 /// Heads and widths of the recurrence of Mamba 2.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ScanHeads {

@@ -9,12 +9,14 @@ use larder_kernels::{AttentionArgs, AttentionTask, Inputs, ThreadPool, narrow, q
 
 use super::{AttentionDouble, ProductsDouble};
 use crate::device::{
-    DeviceAttention, DeviceConvolution, DeviceDelta, DeviceHeads, DeviceKvView, DeviceOps, DeviceProduct,
-    DeviceProducts, DeviceRotation, DeviceRows, DeviceScan, GateOrder, HeadNorm, HeadRest, NormGate, StateSpan,
+    DeviceAttention, DeviceChannelScan, DeviceConvolution, DeviceDelta, DeviceHeads, DeviceKvView, DeviceOps,
+    DeviceProduct, DeviceProducts, DeviceRotation, DeviceRows, DeviceScan, GateOrder, HeadNorm, HeadRest, NormGate,
+    StateSpan,
 };
 use crate::error::{ModelError, Result};
 use crate::nn::{
-    Activation, CausalConv, DeltaHeads, DeltaTokens, GateFunction, Rotary, ScanTokens, layer_norm_row, rms_row,
+    Activation, CausalConv, ChannelTokens, DeltaHeads, DeltaTokens, GateFunction, Rotary, ScanTokens, layer_norm_row,
+    rms_row,
 };
 
 /// Double of [`DeviceOps`]: computes each operation at once, with the weights and the KV cache of two other doubles.
@@ -376,6 +378,24 @@ impl DeviceOps for OpsDouble {
             span.recurrence_at..span.recurrence_at + state.len()
         });
         Ok(self.push(heads.inner(), out, Ok(())))
+    }
+
+    fn scan_channels(&self, scan: &DeviceChannelScan, spans: &[StateSpan]) -> Result<DeviceRows> {
+        let DeviceChannelScan { x, steps, b, c, rates, skips } = *scan;
+        let (channels, width) = (x.width, b.width);
+        let [x, steps, b, c] = [x, steps, b, c].map(|rows| self.lock().values(rows).to_vec());
+        let steps: Vec<f32> = steps.iter().map(|step| GateFunction::Softplus.of(*step)).collect();
+        let [decays, skips] = [rates, skips].map(|kept| self.lock().kept[kept].clone());
+        let mut out = vec![0.0; x.len()];
+        self.advance(spans, |span, state, rows| {
+            let own = rows.start * channels..rows.end * channels;
+            let tokens =
+                ChannelTokens { x: &x, steps: &steps, b: &b, c: &c, decays: &decays, skips: &skips, channels, width };
+            let (state, all) = (&mut state[span.recurrence_at..], ThreadPool::single_threaded());
+            tokens.advance(rows, state, &mut out[own], &all);
+            span.recurrence_at..span.recurrence_at + state.len()
+        });
+        Ok(self.push(channels, out, Ok(())))
     }
 
     fn norm_gate(&self, x: DeviceRows, gates: DeviceRows, norm: &NormGate) -> Result<DeviceRows> {

@@ -81,7 +81,7 @@ impl LayerShape {
             AttentionMask::Causal => SequenceMemory::rows(*heads, *width),
             AttentionMask::SlidingWindow(window) | AttentionMask::Chunked(window) => {
                 let behind = REWIND_POSITIONS + CheckpointPolicy::default().every;
-                SequenceMemory::window_rows(*heads, *width, window.saturating_add(behind))
+                SequenceMemory::window_rows(*heads, *width, [window, window.saturating_add(behind)])
             }
         };
         self.keys.iter().chain(&self.values).map(of).sum()

@@ -78,7 +78,7 @@ pub use scratch::TokenScratch;
 pub(crate) use scratch::step_memory;
 pub use selected::KeysAndValues;
 pub use selection::{ChoiceShape, Index, Selection, StepIndex};
-pub(crate) use state_space::ScanTokens;
+pub(crate) use state_space::{ChannelTokens, ScanTokens};
 pub use state_space::{Mamba1, Mamba1Shape, Mamba2, Mamba2Shape};
 pub use streams::{
     LowRankConnection, LowRankMixer, LowRankShape, ManifoldConnection, ManifoldMerge, ManifoldShape, MeanMerge,

@@ -1,5 +1,5 @@
-//! Where keys and values are with a GPU: those of the first layers in VRAM, those of the others in main memory, where the CPU computes
-//! their attention. And what another format or another split of them would change.
+//! Where keys and values are with a GPU: those of some layers in VRAM, those with a sliding window first, and those of the others in main
+//! memory, where the CPU computes their attention. And what another format or another split of them would change.
 
 use larder_core::SequenceMemory;
 use larder_model::KvFormat;
@@ -14,9 +14,8 @@ use crate::options::{Options, Setting};
 const WORTH_SPLITTING: f64 = 1.02;
 
 impl<'a> PlanInputs<'a> {
-    /// The same inputs with keys and values in VRAM as the options say; without an option those of all layers that leave room for the
-    /// experts in VRAM that the options ask for, or for one per layer. Where that is too much, those of as many layers as leave room for the
-    /// experts of a token.
+    /// The same inputs with keys and values in VRAM as the options say; without an option those of as many layers as leave room in VRAM for
+    /// the experts that the options ask for, or for those of a token, or at least for one per layer.
     pub fn with_kv_placed(self, vram: &Vram, options: &Options) -> Self {
         let all = self.blueprint.kv_layers.len();
         let wanted = options.device.vram_experts;
@@ -29,7 +28,6 @@ impl<'a> PlanInputs<'a> {
         let most = |experts: usize| (0..=all).rev().find(|layers| leaves(*layers, experts));
         let layers = match options.device.vram_kv_layers {
             Some(layers) => layers.min(all),
-            None if leaves(all, wanted.unwrap_or(1)) => all,
             None => most(wanted.unwrap_or(geometry.top_k)).or_else(|| most(1)).unwrap_or(0),
         };
         PlanInputs { vram_kv_layers: layers, ..self }
@@ -42,15 +40,24 @@ impl<'a> PlanInputs<'a> {
         smaller.filter(|other| other.page_bytes() < self.page_bytes())
     }
 
-    /// Bytes of the keys and values of one sequence that fills its context: in VRAM, and in main memory.
+    /// Bytes of the keys and values that a token reads at the end of the context: in VRAM, and in main memory. Those of layers that can be
+    /// in main memory only are left out, of which a token reads a part.
     pub(super) fn kv_bytes_of_context(&self) -> [u64; 2] {
-        let sequences = (self.sequences as u64).max(1);
-        [self.device_page_bytes() / sequences, self.host_page_bytes() / sequences]
+        let (there, here) = self.blueprint.kv_layers.split_at(self.kv_layers_on_device());
+        let of = |layer: &SequenceMemory| layer.read_bytes(self.context, self.kv_format.kind());
+        [there, here].map(|layers| layers.iter().map(of).fold(0, u64::saturating_add))
     }
 
     /// The layers whose keys and values are in VRAM.
     pub fn kv_layers_on_device(&self) -> usize {
         if self.on_gpu { self.vram_kv_layers.min(self.blueprint.kv_layers.len()) } else { 0 }
+    }
+
+    /// The most bytes of the keys and values of all sequences, in whole pages.
+    pub(super) fn page_bytes(&self) -> u64 {
+        let kind = self.kv_format.kind();
+        let one = self.blueprint.sequence_memory.kv_bytes(self.context, self.prefill_tokens, kind);
+        one.saturating_mul(self.sequences as u64)
     }
 
     /// The most bytes of the keys and values of all sequences in VRAM, in whole pages.
@@ -216,9 +223,9 @@ mod tests {
             (placed.kv_layers_on_device(), device, experts)
         };
         assert_eq!(of(24, None, None), (4, 8, Some(3)));
-        assert_eq!(of(14, None, None), (4, 8, Some(1)), "room for one expert of each layer is enough");
-        assert_eq!(of(14, Some(2), None), (2, 4, Some(2)), "unless more are asked for");
-        assert_eq!(of(12, None, None), (1, 2, Some(2)), "else there is room for those of a token");
+        assert_eq!(of(14, None, None), (2, 4, Some(2)), "there is room for the experts of a token");
+        assert_eq!(of(14, Some(1), None), (4, 8, Some(1)), "unless fewer are asked for");
+        assert_eq!(of(12, None, None), (1, 2, Some(2)));
         assert_eq!(of(6, None, None), (0, 0, Some(1)));
         assert_eq!(of(4, None, None), (0, 0, None), "nothing fits");
         assert_eq!(of(24, None, Some(1)), (1, 2, Some(5)));

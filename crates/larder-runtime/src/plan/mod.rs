@@ -127,13 +127,6 @@ impl PlanInputs<'_> {
         if self.measures_in_copy { copy } else { 0 }
     }
 
-    /// The most bytes of the keys and values of all sequences, in whole pages.
-    fn page_bytes(&self) -> u64 {
-        let kind = self.kv_format.kind();
-        let one = self.blueprint.sequence_memory.kv_bytes(self.context, self.prefill_tokens, kind);
-        one.saturating_mul(self.sequences as u64)
-    }
-
     /// The most bytes of the recurrent states of all sequences, with their checkpoints.
     fn recurrent_bytes(&self) -> u64 {
         let one = self.blueprint.sequence_memory.recurrent_bytes(self.context, &self.kv_checkpoints);
@@ -266,7 +259,11 @@ impl PlanInputs<'_> {
     fn other_uses(&self) -> String {
         let context = match self.on_gpu {
             false => format!(" {} of KV cache ({}),", format_bytes(self.kv_bytes()), self.context_text()),
-            true => format!(" {} of GPU staging buffers,", format_bytes(self.gpu_buffer_bytes())),
+            true => format!(
+                " {} of GPU staging buffers, {} of KV cache,",
+                format_bytes(self.gpu_buffer_bytes()),
+                format_bytes(self.host_kv_bytes())
+            ),
         };
         let draft = self.draft.as_ref().map(|draft| format!("{} for the draft model, ", format_bytes(draft.bytes)));
         let draft = draft.unwrap_or_default();

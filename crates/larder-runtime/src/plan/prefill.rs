@@ -26,8 +26,14 @@ pub(crate) fn prefill_tokens(inputs: &PlanInputs, options: &Options) -> usize {
     let memory = &inputs.blueprint.step_memory;
     let least = memory.bytes(inputs.prefill_tokens);
     let share = (slot_bytes(inputs, options) / SHARE_DIVISOR).max(memory.bytes(USUAL_TOKENS));
-    let more = share.saturating_sub(least).min(spare_bytes(inputs, options));
-    let tokens = memory.tokens_in(least.saturating_add(more)).min(MOST_TOKENS) / MULTIPLE * MULTIPLE;
+    let (more, spare) = (share.saturating_sub(least), spare_bytes(inputs, options));
+    let mut tokens = memory.tokens_in(least.saturating_add(more.min(spare))).min(MOST_TOKENS) / MULTIPLE * MULTIPLE;
+    // Sliding windows keep the rows of a piece until its end.
+    let pages = |prefill_tokens| PlanInputs { prefill_tokens, ..inputs.clone() }.page_bytes();
+    let grown = |tokens| memory.bytes(tokens).saturating_sub(least) + pages(tokens).saturating_sub(inputs.page_bytes());
+    while tokens > LEAST_TOKENS && grown(tokens) > spare {
+        tokens -= MULTIPLE;
+    }
     tokens.max(LEAST_TOKENS).min(longest)
 }
 
@@ -58,7 +64,7 @@ fn spare_bytes(inputs: &PlanInputs, options: &Options) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use larder_core::StepMemory;
+    use larder_core::{SequenceMemory, StepMemory};
     use larder_kernels::attention_scratch_bytes;
 
     use super::*;
@@ -117,6 +123,25 @@ mod tests {
         }
         // The experts of one token are 8 MiB; not even they fit here, so pieces are as small as they get.
         assert_eq!(tokens(left(6 * MEGA), 4096, &all), LEAST_TOKENS);
+    }
+
+    #[test]
+    fn pieces_of_windows_displace_nothing_either() {
+        let attention = attention_scratch_bytes(4096, 512, 1) as u64;
+        let available = Some(beside_reserve(33 * MEGA + MEGA / 8 + attention + MEGA));
+        let planned = |sequence_memory, tokens: Option<usize>| {
+            let blueprint = larder_core::Blueprint { sequence_memory, ..with_activations() };
+            let options = options(CacheSize::Available, Layer);
+            let inputs = PlanInputs { prefill_tokens: LEAST_TOKENS, context: 4096, ..inputs(&blueprint, available) };
+            let tokens = tokens.unwrap_or_else(|| prefill_tokens(&inputs, &options));
+            (tokens, decide(&PlanInputs { prefill_tokens: tokens, ..inputs }, &options).unwrap())
+        };
+        // A token of a piece takes 1 KiB of activations, and as much of keys and values until the end of the piece.
+        let window = || SequenceMemory::window_rows(1, 1 << 9, [64, 64]);
+        let (tokens, plan) = planned(window(), None);
+        assert_eq!((tokens > LEAST_TOKENS, plan), (true, planned(window(), Some(LEAST_TOKENS)).1));
+        let (more, _) = planned(SequenceMemory::kept_rows(1, 1 << 9, 64 + 64 + LEAST_TOKENS), None);
+        assert!(3 * tokens < 2 * more, "{tokens} and {more}");
     }
 
     #[test]

@@ -148,7 +148,10 @@ fn device_slots(inputs: &PlanInputs, vram: &Vram, options: &Options, scope: Cach
             let fits = |inputs: &PlanInputs| slots_beside(inputs, vram, options).is_ok_and(|slots| slots > 0);
             let format = inputs.with_smaller_kv().find(fits).map(|smaller| smaller.kv_format);
             let kv = format.map(|format| format!(" or {} {}", Setting::Kv, format.kind())).unwrap_or_default();
-            format!("not even one expert per layer fits; try a shorter {}{kv}", Setting::Context)
+            let with = |vram_kv_layers| PlanInputs { vram_kv_layers, ..inputs.clone() };
+            let layers = (0..inputs.kv_layers_on_device()).rev().find(|layers| fits(&with(*layers)));
+            let layers = layers.map(|layers| format!(" or {} {layers}", Setting::VramKv)).unwrap_or_default();
+            format!("not even one expert per layer fits; try a shorter {}{kv}{layers}", Setting::Context)
         }
         n => format!("{} {n} fits", Setting::VramExperts),
     };
@@ -316,7 +319,8 @@ pub(super) mod tests {
         assert!(text(2 * MEGA, &none()).ends_with("not even one expert per layer fits; try a shorter --context"));
         // Of 1 MiB of keys and values, q8_0 leaves a little more than half.
         let tight = text(6 * MEGA + (4 * MEGA + 300_000) / 7, &none());
-        assert!(tight.ends_with("not even one expert per layer fits; try a shorter --context or --kv q8_0"), "{tight}");
+        let wanted = "not even one expert per layer fits; try a shorter --context or --kv q8_0 or --vram-kv 2";
+        assert!(tight.ends_with(wanted), "{tight}");
         let more = text(4 * MEGA, &with_vram(Some(8 * MEGA), None, none()));
         assert_eq!(
             more,

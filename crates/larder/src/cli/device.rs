@@ -18,8 +18,9 @@ pub struct DeviceFlags {
     /// Experts per layer to keep in VRAM (default: as many as fit)
     #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with = "vram_mem")]
     pub vram_experts: Option<usize>,
-    /// Layers whose keys and values are in VRAM; the CPU computes attention over those of the others, in main memory
-    /// (default: all, or as many as leave room for experts)
+    /// Layers whose keys and values are in VRAM, those with a sliding window first; the CPU computes attention over those
+    /// of the others, in main memory, where those of sparse attention and of encoders always are (default: as many as
+    /// leave room for the experts of a token, or for --vram-experts)
     #[arg(long, value_name = "LAYERS")]
     pub vram_kv: Option<usize>,
 }

@@ -1,22 +1,23 @@
 //! Mamba 1 as Jamba has it: a row of the state per channel, with a decay for each value, and norms of `dt`, `B` and `C`.
 
 use std::ops::Range;
+use std::slice;
 
 use candle_core::{Device, Tensor};
 use larder_core::Rng;
 use larder_kernels::exp;
 
-use super::{check_sizes, take_in};
+use super::{ChannelTokens, check_sizes};
+use crate::device::{DeviceChannelScan, DeviceCopy, DeviceOps, DeviceRows};
 use crate::error::Result;
+use crate::hidden::Hidden;
 use crate::matrix::{Linear, with_f32};
 use crate::nn::activation::{Activation, silu, softplus};
-use crate::nn::parts::StateParts;
-use crate::nn::{CausalConv, ForwardPass, LayerKv, LayerShape, Mixer, Norm, StateLens, TokenScratch};
+use crate::nn::{
+    CausalConv, ChainedMixer, ForwardPass, GateFunction, LayerKv, LayerShape, Mixer, Norm, StateLens, TokenScratch,
+};
 use crate::step::LayerStates;
-use crate::weights::WeightLoader;
-
-/// Channels that one task computes.
-const TASK_CHANNELS: usize = 64;
+use crate::weights::{RowGroups, WeightLoader};
 
 /// Widths and options of Mamba 1.
 #[derive(Clone, Copy)]
@@ -42,9 +43,12 @@ pub struct Mamba1Shape {
 /// Mamba 1 (S6): gated channels with a recurrent state.
 pub struct Mamba1 {
     shape: Mamba1Shape,
-    input: Linear, // [2 · inner, hidden]: what is convolved, and output gates
+    convolved: Linear, // [inner, hidden]
+    gate: Linear,      // [inner, hidden]
     conv: CausalConv,
-    rates: Linear, // [rank + 2 · state, inner]: dt, B, C
+    dt: Linear, // [rank, inner]
+    b: Linear,  // [state, inner]
+    c: Linear,  // [state, inner]
     dt_norm: Norm,
     b_norm: Norm,
     c_norm: Norm,
@@ -52,6 +56,8 @@ pub struct Mamba1 {
     decays: Vec<f32>, // [inner, state], -e^A_log
     skip: Vec<f32>,   // [inner]
     output: Linear,   // [hidden, inner]
+    decays_copy: DeviceCopy,
+    skip_copy: DeviceCopy,
 }
 
 /// What the recurrence gets for all tokens of a step.
@@ -70,11 +76,21 @@ impl Mamba1 {
         let Mamba1Shape { inner, state, rank, conv, conv_bias, bias, eps, .. } = shape;
         check_sizes(inner, state, inner, conv)?;
         let name = |part: &str| format!("{prefix}.{part}");
+        let halves = RowGroups::consecutive(2 * inner, [inner; 2]);
+        let halves = halves.each_ref().map(slice::from_ref);
+        let [convolved, gate] = weights.linear_parts(&name("in_proj"), 2 * inner, hidden, bias, halves)?;
+        let rows = rank + 2 * state;
+        let parts = RowGroups::consecutive(rows, [rank, state, state]);
+        let parts = parts.each_ref().map(slice::from_ref);
+        let [dt, b, c] = weights.linear_parts(&name("x_proj"), rows, inner, false, parts)?;
         Ok(Mamba1 {
             shape,
-            input: weights.linear(&name("in_proj"), 2 * inner, hidden, bias)?,
+            convolved,
+            gate,
+            dt,
+            b,
+            c,
             conv: CausalConv::new(weights, &name("conv1d"), inner, conv, conv_bias)?,
-            rates: weights.linear(&name("x_proj"), rank + 2 * state, inner, false)?,
             dt_norm: Norm::rms(weights, &name("dt_layernorm"), rank, eps)?,
             b_norm: Norm::rms(weights, &name("b_layernorm"), state, eps)?,
             c_norm: Norm::rms(weights, &name("c_layernorm"), state, eps)?,
@@ -82,6 +98,8 @@ impl Mamba1 {
             decays: weights.vector(&name("A_log"), &[inner, state])?.into_iter().map(|log| -exp(log)).collect(),
             skip: weights.vector(&name("D"), &[inner])?,
             output: weights.linear(&name("out_proj"), hidden, inner, bias)?,
+            decays_copy: DeviceCopy::default(),
+            skip_copy: DeviceCopy::default(),
         })
     }
 
@@ -91,9 +109,10 @@ impl Mamba1 {
 
     /// What the recurrence gets for the tokens of `x [n, hidden]`.
     fn inputs(&self, x: &Tensor, states: &LayerStates, pass: &ForwardPass) -> Result<Inputs> {
-        let Mamba1Shape { inner, state, rank, act, .. } = self.shape;
-        let both = self.input.forward(x)?; // [n, 2 · inner]
-        let (raw, z) = (columns(&both, 0, inner)?, columns(&both, inner, inner)?);
+        let Mamba1Shape { inner, act, .. } = self.shape;
+        let [raw, z] = Linear::forward_all([&self.convolved, &self.gate], x)?; // [n, inner]
+        let [raw, z] = [raw, z].map(|rows| with_f32(&rows, <[f32]>::to_vec));
+        let (raw, z) = (raw?, z?);
         let mut convolved = Vec::with_capacity(raw.len());
         for (i, span) in pass.spans.iter().enumerate() {
             let mut window = states.of(i).recurrent.window(self.state_lens())?;
@@ -102,10 +121,9 @@ impl Mamba1 {
         act.apply(&mut convolved);
         let convolved = Tensor::from_vec(convolved, (pass.tokens(), inner), &Device::Cpu)?;
 
-        let rates = self.rates.forward(&convolved)?; // [n, rank + 2 · state]
-        let part = |at, width| rates.narrow(1, at, width)?.contiguous();
-        let dt = self.step.forward(&self.dt_norm.forward(&part(0, rank)?)?)?; // [n, inner]
-        let (b, c) = (self.b_norm.forward(&part(rank, state)?)?, self.c_norm.forward(&part(rank + state, state)?)?);
+        let [dt, b, c] = Linear::forward_all([&self.dt, &self.b, &self.c], &convolved)?;
+        let dt = self.step.forward(&self.dt_norm.forward(&dt)?)?; // [n, inner]
+        let (b, c) = (self.b_norm.forward(&b)?, self.c_norm.forward(&c)?);
         Ok(Inputs {
             raw,
             convolved: with_f32(&convolved, <[f32]>::to_vec)?,
@@ -120,30 +138,12 @@ impl Mamba1 {
     /// [rows, inner]`.
     fn advance(&self, inputs: &Inputs, rows: Range<usize>, state: &mut [f32], out: &mut [f32]) {
         let Mamba1Shape { inner, state: width, .. } = self.shape;
-        let channels = StateParts { state, state_len: TASK_CHANNELS * width, out: &mut *out, width: TASK_CHANNELS };
-        channels.advance(rows.len(), &self.output.compute().pool, |task, state, read| {
-            self.scan(inputs, rows.clone(), task * TASK_CHANNELS, state, read);
-        });
+        let Inputs { convolved: x, steps, b, c, .. } = inputs;
+        let (decays, skips) = (&self.decays, &self.skip);
+        let tokens = ChannelTokens { x, steps, b, c, decays, skips, channels: inner, width };
+        tokens.advance(rows.clone(), state, out, &self.output.compute().pool);
         for (out, row) in out.chunks_exact_mut(inner).zip(rows) {
             out.iter_mut().zip(&inputs.z[row * inner..]).for_each(|(y, z)| *y *= silu(*z));
-        }
-    }
-
-    /// Takes in the tokens `rows` with the rows `[channels, state]` of the state from channel `first` on, and writes what is read
-    /// from them: `read [rows, channels]`.
-    fn scan(&self, inputs: &Inputs, rows: Range<usize>, first: usize, state: &mut [f32], read: &mut [f32]) {
-        let Mamba1Shape { inner, state: width, .. } = self.shape;
-        let channels = state.len() / width;
-        for (row, read) in rows.zip(read.chunks_exact_mut(channels)) {
-            let (at, b, c) = (row * inner + first, &inputs.b[row * width..], &inputs.c[row * width..]);
-            let (b, c) = (&b[..width], &c[..width]);
-            let tokens = inputs.convolved[at..].iter().zip(&inputs.steps[at..]);
-            let rates = self.decays[first * width..].chunks_exact(width).zip(&self.skip[first..]);
-            for (((m, (x, step)), (decays, skip)), y) in state.chunks_exact_mut(width).zip(tokens).zip(rates).zip(read)
-            {
-                m.iter_mut().zip(decays).for_each(|(m, rate)| *m *= exp(step * rate));
-                *y = take_in(m, step * x, b, c) + skip * x;
-            }
         }
     }
 }
@@ -165,6 +165,12 @@ impl Mixer for Mamba1 {
         self.output.forward(&Tensor::from_vec(out, (pass.tokens(), inner), &Device::Cpu)?)
     }
 
+    fn chained(&self) -> Option<&dyn ChainedMixer> {
+        let products = [&self.convolved, &self.gate, &self.dt, &self.b, &self.c, &self.step, &self.output];
+        let all = products.iter().all(|product| product.is_on_device());
+        (all && !self.shape.act.is_clamped()).then_some(self)
+    }
+
     fn layer_shape(&self) -> LayerShape {
         LayerShape::recurrent(self.state_lens())
     }
@@ -183,7 +189,31 @@ impl Mixer for Mamba1 {
     }
 }
 
-/// Some columns of `x [n, all]`, from column `at` on.
-fn columns(x: &Tensor, at: usize, width: usize) -> Result<Vec<f32>> {
-    with_f32(&x.narrow(1, at, width)?, <[f32]>::to_vec)
+impl ChainedMixer for Mamba1 {
+    fn begin(
+        &self,
+        x: &Hidden,
+        states: &mut LayerStates,
+        pass: &ForwardPass,
+        ops: &dyn DeviceOps,
+    ) -> Result<DeviceRows> {
+        let on_device = "the products are on the device";
+        let products = Linear::begin_all([&self.convolved, &self.gate], x.on_device(ops)?, ops)?;
+        let [raw, gates] = products.expect(on_device);
+        let spans = states.extend_recurrent(pass, self.state_lens())?;
+        let x = self.conv.begin(&[raw], &spans, Some(self.shape.act), ops)?;
+        let [dt, b, c] = Linear::begin_all([&self.dt, &self.b, &self.c], x, ops)?.expect(on_device);
+        let norm = |norm: &Norm, x| norm.for_devices().expect("it is for devices").begin(x, ops);
+        let scan = DeviceChannelScan {
+            x,
+            steps: self.step.begin(norm(&self.dt_norm, dt)?, ops)?.expect(on_device),
+            b: norm(&self.b_norm, b)?,
+            c: norm(&self.c_norm, c)?,
+            rates: self.decays_copy.of(&self.decays, ops)?,
+            skips: self.skip_copy.of(&self.skip, ops)?,
+        };
+        let y = ops.scan_channels(&scan, &spans)?;
+        let y = ops.gate(y, gates, GateFunction::Silu, self.shape.inner)?;
+        Ok(self.output.begin(y, ops)?.expect(on_device))
+    }
 }

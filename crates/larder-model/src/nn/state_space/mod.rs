@@ -16,6 +16,8 @@ mod mamba2;
 pub use mamba1::{Mamba1, Mamba1Shape};
 pub use mamba2::{Mamba2, Mamba2Shape};
 
+use std::ops::Range;
+
 use larder_kernels::{ThreadPool, exp};
 
 use crate::config::config_error;
@@ -25,6 +27,9 @@ use crate::nn::parts::StateParts;
 
 /// Sums of a read row that are kept apart, as part of the definition: fast, and more exact than one.
 const LANES: usize = 8;
+
+/// Channels of Mamba 1 that one task computes.
+const TASK_CHANNELS: usize = 64;
 
 /// Upper limit of the values of a layer's state, far above any model.
 const MAX_STATE: usize = 1 << 32;
@@ -84,6 +89,53 @@ impl ScanHeads {
             for ((row, x), y) in rows.zip(read) {
                 row.iter_mut().for_each(|m| *m *= decay);
                 *y = take_in(row, step * x, b, c) + skip * x;
+            }
+        }
+    }
+}
+
+/// What the recurrence of Mamba 1 reads of the tokens of a step.
+pub(crate) struct ChannelTokens<'a> {
+    /// `[tokens, channels]`, behind the convolution.
+    pub x: &'a [f32],
+    /// `[tokens, channels]`: steps of time.
+    pub steps: &'a [f32],
+    /// `[tokens, width]`
+    pub b: &'a [f32],
+    /// `[tokens, width]`
+    pub c: &'a [f32],
+    /// `[channels, width]`: the logarithm of a decay per step.
+    pub decays: &'a [f32],
+    /// `[channels]`
+    pub skips: &'a [f32],
+    /// Number of channels.
+    pub channels: usize,
+    /// Values of a row of the state.
+    pub width: usize,
+}
+
+impl ChannelTokens<'_> {
+    /// Takes in the tokens `rows` with the state `[channels, width]` of their sequence, and writes what is read from it: `out
+    /// [rows, channels]`.
+    pub(crate) fn advance(&self, rows: Range<usize>, state: &mut [f32], out: &mut [f32], threads: &ThreadPool) {
+        let parts = StateParts { state, state_len: TASK_CHANNELS * self.width, out, width: TASK_CHANNELS };
+        parts.advance(rows.len(), threads, |task, state, read| {
+            self.advance_part(rows.clone(), task * TASK_CHANNELS, state, read);
+        });
+    }
+
+    /// As [`advance`](Self::advance), of the channels from `first` on.
+    fn advance_part(&self, rows: Range<usize>, first: usize, state: &mut [f32], read: &mut [f32]) {
+        let ChannelTokens { x, steps, b, c, decays, skips, channels: all, width } = *self;
+        let channels = state.len() / width;
+        for (row, read) in rows.zip(read.chunks_exact_mut(channels)) {
+            let (at, b, c) = (row * all + first, &b[row * width..][..width], &c[row * width..][..width]);
+            let tokens = x[at..].iter().zip(&steps[at..]);
+            let rates = decays[first * width..].chunks_exact(width).zip(&skips[first..]);
+            for (((m, (x, step)), (decays, skip)), y) in state.chunks_exact_mut(width).zip(tokens).zip(rates).zip(read)
+            {
+                m.iter_mut().zip(decays).for_each(|(m, rate)| *m *= exp(step * rate));
+                *y = take_in(m, step * x, b, c) + skip * x;
             }
         }
     }
