@@ -194,7 +194,7 @@ impl<'a> DeviceLayer<'a> {
                     Some(part) => part.begin(&Hidden::Device(input.on_device(self.ops)?), kv, pass, self.ops)?,
                     None => Hidden::Host(mixer.part.forward(&input.on_host(None)?, kv, pass)?).on_device(self.ops)?,
                 };
-                // What was on the device may not outlive a wait of the mixer.
+                // Rows on the device may not outlive a wait of the mixer.
                 (Hidden::Host(x).on_device(self.ops)?, mixed)
             }
         };

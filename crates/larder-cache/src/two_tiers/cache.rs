@@ -89,9 +89,8 @@ impl TieredCache {
     }
 
     /// Hands each of `wanted` (distinct, in order of rank) to `compute` once: those on the device together and first, the others where they
-    /// can be computed soonest. Those that come to the device are computed as they come, or in small steps together. Each is read at most once. `logits` are the router logits if
-    /// the
-    /// layer chose for one token, else empty.
+    /// can be computed soonest. Those that come to the device are computed as they come, or in small steps together. Each is read at most
+    /// once. `logits` are the router logits if the layer chose for one token, else empty.
     ///
     /// On an error the cache stays usable: no wanted expert is in flight and no slot is lost.
     pub fn visit(
