@@ -13,7 +13,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use larder_engine::{Decoding, DraftCounts, Drafting, Session, Speculation, TokenInput};
+use larder_engine::{Decoding, DraftCounts, Drafting, Session, Speculation, TokenChoice, TokenInput};
+use larder_model::{BestLogits, Logits, LogitsRow};
 use larder_runtime::{
     CacheOptions, CacheSize, EngineExperts, InferenceEngine, ModelOptions, Notices, OpenModel, Options,
 };
@@ -81,15 +82,26 @@ struct Run {
     bits: u64,
 }
 
+/// Reads all logits.
+struct AllLogits;
+
+impl TokenChoice for AllLogits {
+    fn best(&mut self, _: &[&[u32]]) -> Option<BestLogits> {
+        None
+    }
+}
+
 fn decode(session: &mut Session<EngineExperts>, answer: &[u32], drafting: &Drafting) -> Result<Run, Box<dyn Error>> {
     let (start, mut hash) = (Instant::now(), XxHash3_64::new());
-    let mut decoding = Decoding::new(session, Vec::new(), drafting);
+    let mut decoding = Decoding::new(session, Logits::default(), drafting);
     for (at, id) in answer.iter().enumerate() {
         if !decoding.confirm(*id) {
             decoding.settle();
-            decoding.next(*id, answer.len() - at - 1, |_| (), &mut ())?;
+            decoding.next(*id, answer.len() - at - 1, &mut AllLogits, &mut ())?;
         }
-        decoding.logits().iter().for_each(|logit| hash.write_u32(logit.to_bits()));
+        if let LogitsRow::All(logits) = decoding.logits() {
+            logits.iter().for_each(|logit| hash.write_u32(logit.to_bits()));
+        }
     }
     decoding.settle();
     Ok(Run { seconds: start.elapsed().as_secs_f64(), counts: decoding.draft_counts(), bits: hash.finish() })

@@ -88,6 +88,12 @@ __device__ inline float minus_infinity() { return __uint_as_float(0xFF800000u); 
 // The larger number; NaN in b is ignored.
 __device__ inline float larger(float a, float b) { return b > a ? b : a; }
 
+// Numbers in the order of floats, in which -0 is before 0.
+__device__ inline u32 place_in_order(float value) {
+    u32 bits = __float_as_uint(value);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
 // The f16 number with these bits.
 __device__ inline float half_of_bits(u16 bits) {
 #ifdef EMULATED

@@ -60,12 +60,6 @@ struct ChoiceArgs {
 };
 static_assert(sizeof(ChoiceArgs) == 120, "must match the layout in Rust");
 
-// Numbers in the order of floats, in which -0 is before 0.
-__device__ inline u32 place_in_order(float value) {
-    u32 bits = __float_as_uint(value);
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
 // Replaces values by their softmax; the powers are added in order. For all threads of a warp.
 __device__ inline void softmax_in_order(float *values, u32 count) {
     u32 lane = threadIdx.x % WARP;

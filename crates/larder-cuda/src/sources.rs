@@ -23,7 +23,7 @@ pub struct KernelSource {
 }
 
 /// Every source. Names of kernels are unique across sources.
-pub const SOURCES: [KernelSource; 9] = [
+pub const SOURCES: [KernelSource; 10] = [
     KernelSource { file: "small_blocks.cu", text: include_str!("../kernels/small_blocks.cu") },
     KernelSource { file: "large_blocks.cu", text: include_str!("../kernels/large_blocks.cu") },
     KernelSource { file: "code_books.cu", text: include_str!("../kernels/code_books.cu") },
@@ -31,6 +31,7 @@ pub const SOURCES: [KernelSource; 9] = [
     KernelSource { file: "elementwise.cu", text: include_str!("../kernels/elementwise.cu") },
     KernelSource { file: "rows.cu", text: include_str!("../kernels/rows.cu") },
     KernelSource { file: "routing.cu", text: include_str!("../kernels/routing.cu") },
+    KernelSource { file: "sampling.cu", text: include_str!("../kernels/sampling.cu") },
     KernelSource { file: "recurrent.cu", text: include_str!("../kernels/recurrent.cu") },
     KernelSource { file: "attention.cu", text: include_str!("../kernels/attention.cu") },
 ];

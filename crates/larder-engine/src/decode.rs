@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use larder_model::{ExpertPath, ModelError, Tap};
+use larder_model::{BestLogits, ExpertPath, Logits, LogitsRow, ModelError, Tap};
 
 use crate::output_loss::OutputLoss;
 use crate::sampler::SamplerError;
@@ -26,6 +26,17 @@ pub struct StepStats {
     pub loss: OutputLoss,
 }
 
+/// What chooses tokens, for which logits are computed.
+pub trait TokenChoice {
+    /// Takes those draft tokens off that cannot follow.
+    fn cut(&mut self, drafts: &mut Vec<u32>) {
+        let _ = drafts;
+    }
+
+    /// What it reads of the logits of the last tokens of a sequence, whose tokens are these parts; `None` for all.
+    fn best(&mut self, tokens: &[&[u32]]) -> Option<BestLogits>;
+}
+
 /// The decoding of one text.
 pub struct Decoding<'a, 'm, P> {
     /// The sequence, whose last tokens may be draft tokens that are not confirmed.
@@ -38,7 +49,7 @@ pub struct Decoding<'a, 'm, P> {
 
 impl<'a, 'm, P: ExpertPath> Decoding<'a, 'm, P> {
     /// Decoding behind a prompt with these logits.
-    pub fn new(session: &'a mut Session<'m, P>, logits: Vec<f32>, drafting: &Drafting) -> Self {
+    pub fn new(session: &'a mut Session<'m, P>, logits: Logits, drafting: &Drafting) -> Self {
         let step = DraftedStep::new(logits, Vec::new());
         Decoding { session, speculator: Speculator::new(drafting), step, stats: None }
     }
@@ -50,7 +61,7 @@ impl<'a, 'm, P: ExpertPath> Decoding<'a, 'm, P> {
     }
 
     /// The logits behind the last token that is confirmed.
-    pub fn logits(&mut self) -> &mut [f32] {
+    pub fn logits(&mut self) -> LogitsRow<'_> {
         self.step.row()
     }
 
@@ -77,13 +88,12 @@ impl<'a, 'm, P: ExpertPath> Decoding<'a, 'm, P> {
         self.speculator.shifted();
     }
 
-    /// Computes the token `id` and what is drafted to follow it, in a text of at most `room` more tokens; `cut` takes those draft
-    /// tokens off that cannot follow.
+    /// Computes the token `id` and what is drafted to follow it, in a text of at most `room` more tokens, for a choice of the next ones.
     pub fn next(
         &mut self,
         id: u32,
         room: usize,
-        cut: impl FnOnce(&mut Vec<u32>),
+        choice: &mut dyn TokenChoice,
         tap: &mut dyn Tap,
     ) -> Result<(), ModelError> {
         let start = Instant::now();
@@ -91,10 +101,12 @@ impl<'a, 'm, P: ExpertPath> Decoding<'a, 'm, P> {
         let (before, own) = self.session.drafting();
         let text = TextSoFar { before, last: id };
         let mut drafts = self.speculator.draft(text, room, own, &mut Unobserved(&mut *tap))?;
-        cut(&mut drafts);
+        choice.cut(&mut drafts);
         let drafting = start.elapsed();
         let tokens = [&[id], &drafts[..]].concat();
-        let (logits, mut stats) = forward(self.session, &TokenInput::decode(&tokens).all_logits(), tap);
+        let best = choice.best(&[self.session.tokens(), &tokens]);
+        let input = TokenInput::decode(&tokens).all_logits();
+        let (logits, mut stats) = forward(self.session, &input, best.as_ref(), tap);
         stats.time += drafting;
         (self.step, self.stats) = (DraftedStep::new(logits?, drafts), Some(stats));
         Ok(())
@@ -106,14 +118,15 @@ impl<'a, 'm, P: ExpertPath> Decoding<'a, 'm, P> {
     }
 }
 
-/// Computes `input`, and how long that took.
+/// Computes `input`, of whose logits the `best` may be enough, and how long that took.
 pub(crate) fn forward<P: ExpertPath>(
     session: &mut Session<P>,
     input: &TokenInput,
+    best: Option<&BestLogits>,
     tap: &mut dyn Tap,
-) -> (Result<Vec<f32>, ModelError>, StepStats) {
+) -> (Result<Logits, ModelError>, StepStats) {
     let (start, before, loss) = (Instant::now(), session.times(), session.output_loss());
-    let logits = session.forward(input, tap);
+    let logits = session.forward_best(input, best, tap);
     let (times, loss) = (session.times() - before, session.output_loss() - loss);
     (logits, StepStats { tokens: input.tokens.len(), time: start.elapsed(), times, loss })
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use larder_model::{ExpertPath, ModelError, Tap};
 
-use crate::decode::{Decoding, StepStats, forward};
+use crate::decode::{Decoding, StepStats, TokenChoice, forward};
 use crate::grammar::Grammar;
 use crate::sampler::{Sampler, SamplerError};
 use crate::session::Session;
@@ -99,7 +99,11 @@ pub fn generate<P: ExpertPath>(
 ) -> Result<Generated, GenerateError> {
     let Request { prompt, sampler, grammar, shown, eos, stop, max_tokens, drafting } = request;
     let start = Instant::now();
-    let (logits, stats) = forward(session, &TokenInput::prompt(prompt), &mut WhileWanted(&mut *listener));
+    let text = tokenizer.detokenizer(true).showing(shown);
+    let mut writer = Writer::new(sampler, stop, text, eos, max_tokens).with_grammar(grammar);
+    let best = writer.best(&[session.tokens(), prompt]);
+    let (logits, stats) =
+        forward(session, &TokenInput::prompt(prompt), best.as_ref(), &mut WhileWanted(&mut *listener));
     let logits = match logits {
         Err(ModelError::Cancelled) => return Ok(Generated::cancelled(start.elapsed())),
         other => other?,
@@ -107,8 +111,6 @@ pub fn generate<P: ExpertPath>(
     listener.step(&stats, session.experts());
     let prefill_time = start.elapsed();
 
-    let text = tokenizer.detokenizer(true).showing(shown);
-    let mut writer = Writer::new(sampler, stop, text, eos, max_tokens).with_grammar(grammar);
     let mut decoding = Decoding::new(session, logits, &drafting);
     let (mut ids, mut shifts) = (Vec::new(), 0);
     let finish = loop {
@@ -131,7 +133,7 @@ pub fn generate<P: ExpertPath>(
             Some(FinishReason::Context) if shift(&mut decoding, &mut writer, listener)? => shifts += 1,
             Some(finish) => break finish,
         }
-        match decoding.next(token.id, room, |drafts| writer.cut(drafts), &mut WhileWanted(&mut *listener)) {
+        match decoding.next(token.id, room, &mut writer, &mut WhileWanted(&mut *listener)) {
             Err(ModelError::Cancelled) => break FinishReason::Cancelled,
             other => other?,
         }

@@ -2,7 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use larder_model::{Decoder, ExpertPath, KvCache, LogitsFor, ModelError, Span, Tap, TokenOrigin, TokenPhase};
+use larder_model::{
+    BestLogits, Decoder, ExpertPath, KvCache, Logits, LogitsFor, ModelError, Span, Tap, TokenOrigin, TokenPhase,
+};
 
 use crate::mtp_state::{MtpState, OwnLayer};
 use crate::saved_sequence::SavedParts;
@@ -212,10 +214,10 @@ impl Sequence {
         tap: &mut dyn Tap,
     ) -> Result<Vec<f32>, ModelError> {
         self.append(decoder, input.tokens, input.phase)?;
-        self.compute_appended(decoder, experts, input, tap)
+        self.compute_appended(decoder, experts, input, None, tap).map(Logits::into_all)
     }
 
-    /// Computes `input`, which was appended last, and returns the logits it asks for.
+    /// Computes `input`, which was appended last, and returns the logits it asks for, or the `best` of them.
     ///
     /// After an error the sequence is as before the append.
     pub(crate) fn compute_appended(
@@ -223,31 +225,34 @@ impl Sequence {
         decoder: &Decoder,
         experts: &mut dyn ExpertPath,
         input: &TokenInput,
+        best: Option<&BestLogits>,
         tap: &mut dyn Tap,
-    ) -> Result<Vec<f32>, ModelError> {
+    ) -> Result<Logits, ModelError> {
         let before = self.tokens.len() - input.tokens.len();
-        let mut logits = Vec::new();
+        let mut logits = Logits::default();
         while self.pending() > 0 {
-            let result = self.compute_next(decoder, experts, input, before, tap);
+            let best = best.filter(|_| logits.is_empty());
+            let result = self.compute_next(decoder, experts, input, best, before, tap);
             let new = result.inspect_err(|_| _ = self.rewind(before))?;
-            match logits.is_empty() {
-                true => logits = new,
-                false => logits.extend_from_slice(&new),
-            }
+            logits = match logits.is_empty() {
+                true => new,
+                false => [logits.into_all(), new.into_all()].concat().into(),
+            };
         }
         Ok(logits)
     }
 
     /// Computes one chunk of pending tokens. Tokens before `start`, which are pending again, are not observed and have
-    /// no logits.
+    /// no logits. The `best` logits are enough if it is the last chunk.
     fn compute_next(
         &mut self,
         decoder: &Decoder,
         experts: &mut dyn ExpertPath,
         input: &TokenInput,
+        best: Option<&BestLogits>,
         start: usize,
         tap: &mut dyn Tap,
-    ) -> Result<Vec<f32>, ModelError> {
+    ) -> Result<Logits, ModelError> {
         let (mut times, chunk) = (self.times, input.chunk.unwrap_or(self.prefill_tokens).max(1));
         let again = start.saturating_sub(self.cache.len);
         let mut unobserved = Unobserved(&mut *tap);
@@ -256,7 +261,9 @@ impl Sequence {
             _ => (chunk.min(again), LogitsFor::None, &mut unobserved),
         };
         let mut tap = TimingTap { times: &mut times, tap };
-        let mut logits = step(decoder, experts, &mut [StepPart { sequence: self, most, logits_for }], &mut tap)?;
+        let best = best.filter(|_| self.next_tokens(most) == self.pending()).cloned();
+        let part = StepPart { sequence: self, most, logits_for, best };
+        let mut logits = step(decoder, experts, &mut [part], &mut tap)?;
         self.times = times;
         Ok(logits.pop().unwrap_or_default())
     }

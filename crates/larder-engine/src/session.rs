@@ -1,6 +1,6 @@
 //! A sequence together with its decoder and expert path.
 
-use larder_model::{Decoder, ExpertPath, ModelError, Tap, TokenPhase};
+use larder_model::{BestLogits, Decoder, ExpertPath, Logits, ModelError, Tap, TokenPhase};
 
 use crate::mtp_state::OwnLayer;
 use crate::output_loss::{LossMeter, OutputLoss};
@@ -125,15 +125,26 @@ impl<'m, P: ExpertPath> Session<'m, P> {
 
     /// Appends and computes `input`, and returns the logits it asks for; see [`Sequence::forward`].
     pub fn forward(&mut self, input: &TokenInput, tap: &mut dyn Tap) -> Result<Vec<f32>, ModelError> {
+        self.forward_best(input, None, tap).map(Logits::into_all)
+    }
+
+    /// As [`forward`](Self::forward), for a choice that reads `best` of each row alone.
+    pub fn forward_best(
+        &mut self,
+        input: &TokenInput,
+        best: Option<&BestLogits>,
+        tap: &mut dyn Tap,
+    ) -> Result<Logits, ModelError> {
         let Session { decoder, experts, sequence, meter } = self;
         sequence.append(decoder, input.tokens, input.phase)?;
         // More than a token is pending where its position changes those of all others.
         let is_token = sequence.pending() == 1 && input.phase == TokenPhase::Decode;
         let meter = meter.as_ref().filter(|_| is_token);
         let exact = meter.and_then(|meter| meter.before_token(decoder, *experts, sequence));
-        let logits = sequence.compute_appended(decoder, *experts, input, tap)?;
-        if let (Some(exact), Some(meter)) = (exact, meter) {
-            meter.compare(&exact, &logits, *experts);
+        let best = best.filter(|_| exact.is_none());
+        let logits = sequence.compute_appended(decoder, *experts, input, best, tap)?;
+        if let (Some(exact), Some(meter), Logits::All(own)) = (exact, meter, &logits) {
+            meter.compare(&exact, own, *experts);
         }
         Ok(logits)
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use larder_model::{Decoder, ExpertPath, LogitsFor, ModelError, Phase, Span, Tap};
+use larder_model::{BestLogits, Decoder, ExpertPath, Logits, LogitsFor, ModelError, Phase, Span, Tap};
 
 use crate::sequence::Sequence;
 
@@ -15,9 +15,12 @@ pub struct StepPart<'a> {
     /// The tokens whose logits are returned. `Last` stands for the last pending token, and returns nothing if the step
     /// does not reach it.
     pub logits_for: LogitsFor,
+    /// What is wanted of each row of logits, as by [`Sampler::best`](crate::Sampler::best); `None` for all.
+    pub best: Option<BestLogits>,
 }
 
-/// Computes pending tokens of all `parts` in one pass over the layers, and returns each part's logits `[rows, vocab]`.
+/// Computes pending tokens of all `parts` in one pass over the layers, and returns each part's logits. They may be the best ones
+/// alone if these are enough for all parts.
 ///
 /// Prefill in pieces, decoding one token, several sequences at once and the verification of draft tokens are all calls
 /// of this function. The logits of a part do not depend on the other parts. A model's layer for multi-token prediction follows
@@ -29,7 +32,7 @@ pub fn step(
     experts: &mut dyn ExpertPath,
     parts: &mut [StepPart],
     tap: &mut dyn Tap,
-) -> Result<Vec<Vec<f32>>, ModelError> {
+) -> Result<Vec<Logits>, ModelError> {
     if !decoder.predicts() || !experts.may_compute_drafts() {
         return step_of_model(decoder, experts, parts, tap);
     }
@@ -51,15 +54,16 @@ pub(crate) fn exact_logits(
     let logits_for = LogitsFor::Last;
     let logits = if decoder.rewinds_freely() {
         let before = sequence.computed_tokens().len();
-        let logits = step_of_model(decoder, experts, &mut [StepPart { sequence, most: 1, logits_for }], &mut ());
+        let logits =
+            step_of_model(decoder, experts, &mut [StepPart { sequence, most: 1, logits_for, best: None }], &mut ());
         sequence.uncompute(before);
         logits
     } else {
         // Recurrent states cannot go back.
         let sequence = &mut sequence.clone();
-        step_of_model(decoder, experts, &mut [StepPart { sequence, most: 1, logits_for }], &mut ())
+        step_of_model(decoder, experts, &mut [StepPart { sequence, most: 1, logits_for, best: None }], &mut ())
     };
-    Ok(logits?.pop().unwrap_or_default())
+    Ok(logits?.pop().unwrap_or_default().into_all())
 }
 
 /// The step without the layer for multi-token prediction.
@@ -68,20 +72,15 @@ fn step_of_model(
     experts: &mut dyn ExpertPath,
     parts: &mut [StepPart],
     tap: &mut dyn Tap,
-) -> Result<Vec<Vec<f32>>, ModelError> {
+) -> Result<Vec<Logits>, ModelError> {
+    let all = parts.iter().map(|part| part.best.clone()).reduce(|a, b| Some(a?.and(&b?)));
+    let best = all.flatten();
     let mut spans: Vec<Span> =
         parts.iter_mut().map(|part| part.sequence.next_span(part.most, part.logits_for)).collect();
-    match decoder.step(&mut spans, experts, tap) {
-        Ok(logits) if spans.len() == 1 => Ok(vec![logits]),
+    match decoder.step_best(&mut spans, best.as_ref(), experts, tap) {
         Ok(logits) => {
-            let mut rest = &logits[..];
-            let take = |span: &Span| {
-                let rows = span.logits_for.count(span.tokens.len());
-                let (own, others) = rest.split_at(rows * decoder.vocab());
-                rest = others;
-                own.to_vec()
-            };
-            Ok(spans.iter().map(take).collect())
+            let rows: Vec<_> = spans.iter().map(|span| span.logits_for.count(span.tokens.len())).collect();
+            Ok(logits.split(&rows, decoder.vocab()))
         }
         Err(error) => {
             parts.iter_mut().for_each(|part| part.sequence.discard_failed_step());

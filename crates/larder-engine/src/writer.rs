@@ -1,6 +1,9 @@
 //! Writing a text token by token: sample, detokenize, look for the end. The decode loop of a single generation and that of
 //! the server both take their tokens from here.
 
+use larder_model::{BestLogits, LogitsRow};
+
+use crate::decode::TokenChoice;
 use crate::grammar::Grammar;
 use crate::sampler::{Sampler, SamplerError};
 use crate::text::Detokenizer;
@@ -78,11 +81,14 @@ impl<'a> Writer<'a> {
 
     /// Writes the next token. `logits` are those of the last of `tokens`, which are all before it; they are changed. The context
     /// has `room` for more.
-    pub fn write(&mut self, logits: &mut [f32], tokens: &[u32], room: usize) -> Result<WrittenToken, SamplerError> {
-        let forced = self.grammar.as_mut().map_or(Ok(None), |grammar| grammar.mask(logits))?;
+    pub fn write(&mut self, mut logits: LogitsRow, tokens: &[u32], room: usize) -> Result<WrittenToken, SamplerError> {
+        let forced = match (&mut self.grammar, &mut logits) {
+            (Some(grammar), LogitsRow::All(logits)) => grammar.mask(logits)?,
+            _ => None,
+        };
         let id = match forced {
             Some(id) => id,
-            None => self.sampler.sample(logits, tokens)?,
+            None => self.sampler.sample_row(logits, tokens)?,
         };
         self.written += 1;
         if self.eos.contains(&id) {
@@ -101,13 +107,6 @@ impl<'a> Writer<'a> {
         Ok(WrittenToken { id, piece, finish })
     }
 
-    /// Cuts draft tokens off from the first that the grammar forbids behind the last token written.
-    pub fn cut(&mut self, drafts: &mut Vec<u32>) {
-        if let Some(grammar) = self.grammar.as_mut().filter(|_| !drafts.is_empty()) {
-            drafts.truncate(grammar.fitting(drafts));
-        }
-    }
-
     /// Takes note that the `dropped` tokens behind the first `keep` were dropped from the sequence, so that a text whose context
     /// was full goes on.
     pub fn shifted(&mut self, keep: usize, dropped: usize) {
@@ -124,5 +123,18 @@ impl<'a> Writer<'a> {
         let mut rest = self.stop.push(&text);
         rest.push_str(&self.stop.finish());
         rest
+    }
+}
+
+impl TokenChoice for Writer<'_> {
+    /// Cuts draft tokens off from the first that the grammar forbids behind the last token written.
+    fn cut(&mut self, drafts: &mut Vec<u32>) {
+        if let Some(grammar) = self.grammar.as_mut().filter(|_| !drafts.is_empty()) {
+            drafts.truncate(grammar.fitting(drafts));
+        }
+    }
+
+    fn best(&mut self, tokens: &[&[u32]]) -> Option<BestLogits> {
+        if self.grammar.is_some() { None } else { self.sampler.best(tokens) }
     }
 }

@@ -5,19 +5,18 @@ use std::thread;
 
 use candle_core::{Device, Tensor};
 use larder_core::{Blueprint, Gate, Geometry, LayerIdx, MTP_KEY, Rng, SequenceMemory, Tensors, timeline};
-use larder_kernels::tanh;
 use serde_json::Value;
 
 use crate::arch;
 use crate::compute::ComputeContext;
 use crate::config::{Config, config_error};
-use crate::device::DeviceRows;
 use crate::device_layer::on_host;
 use crate::embedding::EmbeddingRows;
 use crate::error::{ModelError, Result};
 use crate::experts::ExpertPath;
-use crate::hidden::{Hidden, receive};
+use crate::hidden::Hidden;
 use crate::layer_pass::{OtherLayers, Running};
+use crate::logits::{BestLogits, Logits};
 use crate::matrix::with_f32;
 use crate::nn::{
     Activation, ForwardPass, HandedOn, KvCache, KvPool, LayerShape, Mixer, Rope, RopeTable, SpanPositions, step_memory,
@@ -29,9 +28,6 @@ use crate::step::{LayerStates, Span};
 use crate::tap::{Phase, PhaseClock, Tap};
 use crate::text_config::text_config;
 use crate::weights::WeightLoader;
-
-/// The most rows of logits that are a part of a chain, whose memory stays allocated.
-const CHAIN_LOGITS: usize = 16;
 
 /// A model that has been built from its config, with its resident weights.
 pub struct Decoder {
@@ -229,11 +225,23 @@ impl Decoder {
     /// After an error the contents of the KV caches after their first `len` tokens are unspecified; truncating
     /// each to its `len` makes it valid again.
     pub fn step(&self, spans: &mut [Span], experts: &mut dyn ExpertPath, tap: &mut dyn Tap) -> Result<Vec<f32>> {
+        self.step_best(spans, None, experts, tap).map(Logits::into_all)
+    }
+
+    /// As [`step`](Self::step), for a choice that reads `best` of each row alone: a device that computes the logits may find these itself, so that the
+    /// others are not copied.
+    pub fn step_best(
+        &self,
+        spans: &mut [Span],
+        best: Option<&BestLogits>,
+        experts: &mut dyn ExpertPath,
+        tap: &mut dyn Tap,
+    ) -> Result<Logits> {
         self.check(spans)?;
         if let Some(encoder) = &self.stack.encoder {
-            return self.step_with_encoder(encoder, spans, experts, tap);
+            return self.step_with_encoder(encoder, spans, best, experts, tap);
         }
-        let logits = self.forward(spans, experts, tap)?;
+        let logits = self.forward(spans, best, experts, tap)?;
         spans.iter_mut().for_each(|span| span.cache.len += span.tokens.len());
         Ok(logits)
     }
@@ -250,13 +258,20 @@ impl Decoder {
     pub(crate) fn forward(
         &self,
         spans: &mut [Span],
+        best: Option<&BestLogits>,
         experts: &mut dyn ExpertPath,
         tap: &mut dyn Tap,
-    ) -> Result<Vec<f32>> {
-        self.forward_all(spans, experts, tap).inspect_err(|_| self.settle_device())
+    ) -> Result<Logits> {
+        self.forward_all(spans, best, experts, tap).inspect_err(|_| self.settle_device())
     }
 
-    fn forward_all(&self, spans: &mut [Span], experts: &mut dyn ExpertPath, tap: &mut dyn Tap) -> Result<Vec<f32>> {
+    fn forward_all(
+        &self,
+        spans: &mut [Span],
+        best: Option<&BestLogits>,
+        experts: &mut dyn ExpertPath,
+        tap: &mut dyn Tap,
+    ) -> Result<Logits> {
         let stack = &self.stack;
         let tokens: usize = spans.iter().map(|span| span.tokens.len()).sum();
         let _step = timeline::span("step", [("tokens", tokens as u64), ("sequences", spans.len() as u64)]);
@@ -291,85 +306,10 @@ impl Decoder {
             x = self.layer(layer, others, x, &mut LayerStates::new(spans, i), &mut running)?;
             timeline::complete("layer", start, clock.last(), &[("layer", i as u64)]);
         }
-        let logits = self.logits(x, spans, &pass, tap)?;
+        let logits = self.logits(x, spans, best, &pass, tap)?;
         experts.count_chosen();
         clock.lap(Phase::EmbedAndHead, tap);
         tap.compute_time(stack.head.compute().time() - before);
-        Ok(logits)
-    }
-
-    /// The logits `[rows, vocab]` that the spans ask for, from the last layer's output `x [tokens, hidden]`.
-    fn logits(&self, x: Hidden, spans: &mut [Span], pass: &ForwardPass, tap: &mut dyn Tap) -> Result<Vec<f32>> {
-        let stack = &self.stack;
-        let wants_hidden = tap.wants_hidden() || spans.iter().any(|span| span.hidden.is_some());
-        if let (Hidden::Device(x), false) = (&x, wants_hidden)
-            && let Some(logits) = self.logits_on_device(*x, wanted_rows(spans, pass))?
-        {
-            return Ok(logits);
-        }
-        let mut x = on_host(&x, stack)?;
-        if let Some(streams) = &stack.streams {
-            x = streams.merge.merge(&x)?;
-        }
-        let x = match wants_hidden {
-            true => {
-                let x = stack.norm.forward(&x)?;
-                report_hidden(tap, stack.layer_count(), &x)?;
-                hand_out_hidden(&x, spans, pass)?;
-                take_rows(x, wanted_rows(spans, pass))?
-            }
-            false => take_rows(x, wanted_rows(spans, pass))?.map(|x| stack.norm.forward(&x)).transpose()?,
-        };
-        x.map_or(Ok(Vec::new()), |x| self.head(x))
-    }
-
-    /// As [`logits`](Self::logits), at the end of the chain that computes `x`; `None` if a part of it is computed on the CPU, or if the
-    /// rows are many or not next to each other.
-    fn logits_on_device(
-        &self,
-        x: DeviceRows,
-        wanted: impl Iterator<Item = (usize, usize)>,
-    ) -> Result<Option<Vec<f32>>> {
-        let Stack { norm, head, factors, .. } = &self.stack;
-        let (Some(ops), Some(norm)) = (head.compute().device_ops.as_deref(), norm.for_devices()) else {
-            return Ok(None);
-        };
-        let wanted: Vec<_> = wanted.filter(|(_, count)| *count > 0).collect();
-        let (Some((first, _)), Some((last, count))) = (wanted.first(), wanted.last()) else {
-            // Also without logits, errors of the chain are errors of this step.
-            ops.receive(&mut [])?;
-            return Ok(Some(Vec::new()));
-        };
-        let rows = last + count - first;
-        let together = rows == wanted.iter().map(|(_, count)| count).sum::<usize>();
-        if !head.is_on_device() || !together || rows > CHAIN_LOGITS {
-            return Ok(None);
-        }
-        let mut x = norm.begin(ops.part(x, *first, rows)?, ops)?;
-        if let Some(columns) = &factors.columns {
-            x = columns.begin(x, ops)?;
-        }
-        let Some(logits) = head.begin(x, ops)? else { return Ok(None) };
-        self.finish_logits(receive(ops, &[logits])?.remove(0)).map(Some)
-    }
-
-    /// The logits `[rows, vocab]` of the output `x [rows, hidden]` of the norm before the head.
-    pub(crate) fn head(&self, mut x: Tensor) -> Result<Vec<f32>> {
-        let stack = &self.stack;
-        if let Some(columns) = &stack.factors.columns {
-            x = columns.apply(&x)?;
-        }
-        self.finish_logits(stack.head.forward(&x)?)
-    }
-
-    /// The logits, from what the product of the head yields: `[rows, vocab]`.
-    fn finish_logits(&self, products: Tensor) -> Result<Vec<f32>> {
-        let stack = &self.stack;
-        let logits = scaled(products, stack.factors.logits)?;
-        let mut logits = logits.flatten_all()?.to_vec1()?;
-        if let Some(cap) = stack.factors.softcap {
-            logits.iter_mut().for_each(|l: &mut f32| *l = tanh(*l / cap as f32) * cap as f32);
-        }
         Ok(logits)
     }
 
@@ -435,46 +375,11 @@ impl Decoder {
     }
 }
 
-/// First row and number of the rows of each span whose logits are wanted.
-pub(crate) fn wanted_rows<'s>(
-    spans: &'s [Span],
-    pass: &'s ForwardPass,
-) -> impl Iterator<Item = (usize, usize)> + use<'s> {
-    pass.spans.iter().zip(spans).map(|(at, span)| {
-        let rows = span.logits_for.count(at.tokens);
-        (at.first_row + at.tokens - rows, rows)
-    })
-}
-
-/// Appends the rows of `x [tokens, hidden]` to the spans that want them.
-pub(crate) fn hand_out_hidden(x: &Tensor, spans: &mut [Span], pass: &ForwardPass) -> Result<()> {
-    let hidden = x.dim(1)?;
-    with_f32(x, |x| {
-        for (at, span) in pass.spans.iter().zip(spans) {
-            span.hidden.iter_mut().for_each(|into| into.extend_from_slice(at.rows(x, hidden)));
-        }
-    })
-}
-
 pub(crate) fn scaled(x: Tensor, by: f64) -> Result<Tensor> {
     if by == 1.0 { Ok(x) } else { Ok((x * by)?) }
 }
 
-/// Some rows of `x`, given as ranges of first row and count; `None` if there are none.
-pub(crate) fn take_rows(x: Tensor, ranges: impl Iterator<Item = (usize, usize)>) -> Result<Option<Tensor>> {
-    let ranges: Vec<_> = ranges.filter(|(_, count)| *count > 0).collect();
-    match ranges[..] {
-        [] => Ok(None),
-        [(0, all)] if all == x.dim(0)? => Ok(Some(x)),
-        [(first, count)] => Ok(Some(x.narrow(0, first, count)?)),
-        _ => {
-            let parts = ranges.iter().map(|(first, count)| x.narrow(0, *first, *count));
-            Ok(Some(Tensor::cat(&parts.collect::<candle_core::Result<Vec<_>>>()?, 0)?))
-        }
-    }
-}
-
-fn report_hidden(tap: &mut dyn Tap, stage: usize, x: &Tensor) -> Result<()> {
+pub(crate) fn report_hidden(tap: &mut dyn Tap, stage: usize, x: &Tensor) -> Result<()> {
     if tap.wants_hidden() {
         with_f32(x, |x| tap.hidden(stage, x))?;
     }

@@ -7,6 +7,7 @@ use candle_core::Tensor;
 use crate::decoder::Decoder;
 use crate::error::{ModelError, Result};
 use crate::experts::ExpertPath;
+use crate::logits::{BestLogits, Logits};
 use crate::matrix::with_f32;
 use crate::nn::{EncoderInput, HandedOn, MoeInput};
 use crate::stack::{Encoder, EncoderLayer, Ffn};
@@ -19,16 +20,17 @@ impl Decoder {
         &self,
         encoder: &Encoder,
         spans: &mut [Span],
+        best: Option<&BestLogits>,
         experts: &mut dyn ExpertPath,
         tap: &mut dyn Tap,
-    ) -> Result<Vec<f32>> {
+    ) -> Result<Logits> {
         for span in spans.iter_mut() {
             self.prepare(encoder, span, experts, tap)?;
         }
         let mut decoded: Vec<Span> = spans.iter_mut().filter_map(|span| decoder_span(encoder, span)).collect();
         let logits = match decoded.is_empty() {
-            true => Vec::new(),
-            false => self.forward(&mut decoded, experts, tap)?,
+            true => Logits::default(),
+            false => self.forward(&mut decoded, best, experts, tap)?,
         };
         spans.iter_mut().for_each(count_tokens);
         Ok(logits)
@@ -76,7 +78,7 @@ impl Decoder {
         let tokens = [slice::from_ref(&encoder.start), &tokens[prompt..]].concat();
         let Span { horizon, origin, .. } = *span;
         let again = Span { horizon, logits_for: LogitsFor::None, origin, ..Span::new(&tokens, span.cache) };
-        self.forward(&mut [again], experts, tap)?;
+        self.forward(&mut [again], None, experts, tap)?;
         input(span).computed = true;
         Ok(())
     }

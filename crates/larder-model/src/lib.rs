@@ -81,6 +81,7 @@ mod experts;
 mod hidden;
 mod input_squares;
 mod layer_pass;
+mod logits;
 mod matrix;
 mod mtp;
 mod nn;
@@ -98,9 +99,9 @@ pub use arch::{model_types, mtp_layers};
 pub use compute::{ComputeContext, ComputeTime};
 pub use decoder::{Decoder, blueprint, rewinds_freely};
 pub use device::{
-    ChosenOnDevice, DeviceAttention, DeviceChannelScan, DeviceConvolution, DeviceDecay, DeviceDelta, DeviceExperts,
-    DeviceHeads, DeviceKvView, DeviceOps, DeviceProduct, DeviceProducts, DeviceRotation, DeviceRows, DeviceScan,
-    GateOrder, HeadNorm, HeadRest, KvPageShape, NormGate, ScanHeads, StateSpan,
+    BEST_FOUND, ChosenOnDevice, DeviceAttention, DeviceChannelScan, DeviceConvolution, DeviceDecay, DeviceDelta,
+    DeviceExperts, DeviceHeads, DeviceKvView, DeviceOps, DeviceProduct, DeviceProducts, DeviceRotation, DeviceRows,
+    DeviceScan, GateOrder, HeadNorm, HeadRest, KvPageShape, NormGate, ScanHeads, StateSpan,
 };
 pub use double::{AttentionDouble, OpsDouble, ProductsDouble};
 pub use embedding::EmbeddingRows;
@@ -112,6 +113,7 @@ pub use experts::{
 };
 pub use input_squares::{ColumnSquares, ExpertInput, InputSquares};
 pub use larder_kernels::PoolActivity;
+pub use logits::{BestLogits, Logits, LogitsRow, TokenLogit};
 pub use nn::{Activation, ChannelDecay, DeltaHeads, GateFunction, KvCache, KvFormat, KvPool, KvUsage};
 pub use row_cache::{RowTraffic, row_cache_bytes};
 pub use saved_state::SavedStateError;

@@ -2,12 +2,13 @@
 
 use candle_core::{Device, Tensor};
 
-use crate::decoder::{Decoder, hand_out_hidden, take_rows, wanted_rows};
+use crate::decoder::Decoder;
 use crate::device_layer::on_host;
 use crate::error::{ModelError, Result};
 use crate::experts::ExpertPath;
 use crate::hidden::Hidden;
 use crate::layer_pass::{OtherLayers, Running};
+use crate::logits::{hand_out_hidden, take_rows, wanted_rows};
 use crate::nn::KvCache;
 use crate::stack::MtpLayer;
 use crate::step::{LayerStates, Span};

@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use larder_engine::{
     DraftCounts, DraftedStep, Drafting, ExactLogits, FinishReason, HiddenSum, LossMeter, SamplerError, Sequence,
-    Speculator, StepPart, TextSoFar, Writer,
+    Speculator, StepPart, TextSoFar, TokenChoice, Writer,
 };
-use larder_model::{Decoder, ExpertPath, LogitsFor, ModelError, TokenPhase};
+use larder_model::{Decoder, ExpertPath, Logits, LogitsFor, LogitsRow, ModelError, TokenPhase};
 use tokio::sync::mpsc::Sender;
 use tracing::Span;
 
@@ -253,7 +253,9 @@ impl<'m> ActiveRequest<'m> {
             None if self.echoes_logits() || !self.drafts.is_empty() => LogitsFor::All,
             None => LogitsFor::Last,
         };
-        StepPart { sequence: &mut self.sequence, most, logits_for }
+        let reads_all = self.echoes_logits() || self.logprobs.is_some() || self.exact.is_some();
+        let best = if reads_all { None } else { self.writer.best(&[self.sequence.tokens()]) };
+        StepPart { sequence: &mut self.sequence, most, logits_for, best }
     }
 
     /// Computes the token that the next step decodes exactly, if its loss is measured.
@@ -288,12 +290,14 @@ impl<'m> ActiveRequest<'m> {
 
     /// Takes the logits that a step has computed for it; none if tokens are pending still. `took` is the time of a step of this
     /// request alone.
-    pub fn computed(&mut self, mut logits: Vec<f32>, took: Option<Duration>) {
-        if self.echoes_logits() {
+    pub fn computed(&mut self, mut logits: Logits, took: Option<Duration>) {
+        if self.echoes_logits()
+            && let Logits::All(logits) = &mut logits
+        {
             let vocab = self.model.vocab;
             let (end, rows) = (self.sequence.tokens().len() - self.sequence.pending(), logits.len() / vocab);
             if let Some(echo) = &mut self.echo {
-                echo.computed(&self.model.tokenizer, end - rows, &logits, vocab);
+                echo.computed(&self.model.tokenizer, end - rows, logits, vocab);
             }
             let last = if self.sequence.pending() == 0 { logits.len().saturating_sub(vocab) } else { logits.len() };
             logits.drain(..last);
@@ -327,7 +331,10 @@ impl<'m> ActiveRequest<'m> {
             self.finish(FinishReason::Length);
             return Ok(Turn::Finished(None));
         }
-        let before = self.logprobs.map(|top| (top, self.step.row().to_vec()));
+        let before = match (self.logprobs, self.step.row()) {
+            (Some(top), LogitsRow::All(logits)) => Some((top, logits.to_vec())),
+            _ => None,
+        };
         let model = self.model;
         let failed = |error: &dyn std::error::Error| model.failure(error);
         let (confirmed, room) = (self.tokens(), self.sequence.remaining() + self.step.open());

@@ -4,7 +4,7 @@ use std::iter;
 use std::time::{Duration, Instant};
 
 use larder_engine::{LossMeter, Speculation, StepPart, step};
-use larder_model::{Decoder, ExpertPath, ModelError, TokenPhase};
+use larder_model::{Decoder, ExpertPath, Logits, ModelError, TokenPhase};
 
 use crate::active::{ActiveRequest, Turn};
 use crate::embedding::StepTap;
@@ -288,7 +288,7 @@ fn step_tap<'a, 'm: 'a>(
 /// Gives the requests of a step what it has computed.
 fn computed<'a, 'm: 'a>(
     requests: impl Iterator<Item = &'a mut ActiveRequest<'m>>,
-    logits: Vec<Vec<f32>>,
+    logits: Vec<Logits>,
     tap: StepTap,
     took: Option<Duration>,
     (meter, experts): (&LossMeter, &mut dyn ExpertPath),
@@ -300,8 +300,8 @@ fn computed<'a, 'm: 'a>(
         {
             request.set_hidden_sum(sum);
         }
-        if let Some(exact) = request.take_exact() {
-            meter.compare(&exact, &logits, experts);
+        if let (Some(exact), Logits::All(own)) = (request.take_exact(), &logits) {
+            meter.compare(&exact, own, experts);
         }
         request.computed(logits, took);
     }

@@ -130,7 +130,7 @@ fn together(decoder: &Decoder, experts: &mut dyn ExpertPath, rng: &mut Rng) -> V
             .map(|((sequence, prompt), _)| {
                 let in_prompt = sequence.pending() > 0 && sequence.tokens().len() == prompt.len();
                 let logits_for = if in_prompt { LogitsFor::Last } else { LogitsFor::All };
-                StepPart { sequence, most: 1 + rng.below(6), logits_for }
+                StepPart { sequence, most: 1 + rng.below(6), logits_for, best: None }
             })
             .collect();
         if parts.is_empty() {
@@ -138,7 +138,7 @@ fn together(decoder: &Decoder, experts: &mut dyn ExpertPath, rng: &mut Rng) -> V
         }
         let mut rows = step(decoder, experts, &mut parts, &mut ()).unwrap().into_iter();
         for (at, _) in chosen.iter().enumerate().filter(|(_, chosen)| **chosen) {
-            logits[at].extend(rows.next().expect("each part has logits"));
+            logits[at].extend(rows.next().expect("each part has logits").into_all());
         }
     }
     logits

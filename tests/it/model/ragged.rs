@@ -61,14 +61,15 @@ fn together(decoder: &Decoder, experts: &mut dyn ExpertPath, texts: &[Vec<u32>],
         let all = rng.below(2) == 0;
         let chosen: Vec<bool> = sequences.iter().map(|s| s.pending() > 0 && (all || rng.below(2) == 0)).collect();
         let parts = sequences.iter_mut().zip(&chosen).filter(|(_, chosen)| **chosen);
-        let mut parts: Vec<StepPart> =
-            parts.map(|(sequence, _)| StepPart { sequence, most: piece(rng), logits_for: LogitsFor::All }).collect();
+        let mut parts: Vec<StepPart> = parts
+            .map(|(sequence, _)| StepPart { sequence, most: piece(rng), logits_for: LogitsFor::All, best: None })
+            .collect();
         if parts.is_empty() {
             continue;
         }
         let mut rows = step(decoder, experts, &mut parts, &mut ()).unwrap().into_iter();
         for (at, _) in chosen.iter().enumerate().filter(|(_, chosen)| **chosen) {
-            logits[at].extend(rows.next().expect("each part has logits"));
+            logits[at].extend(rows.next().expect("each part has logits").into_all());
         }
         let at = rng.below(texts.len());
         if rng.below(3) == 0 && sequences[at].pending() == 0 {

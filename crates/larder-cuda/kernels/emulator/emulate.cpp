@@ -386,6 +386,12 @@ unsigned atomicXor(unsigned *at, unsigned value) {
     return before;
 }
 
+unsigned atomicAdd(unsigned *at, unsigned value) {
+    unsigned before = *at;
+    *at = before + value;
+    return before;
+}
+
 #include "../attention.cu"
 #include "../elementwise.cu"
 #include "../small_blocks.cu"
@@ -394,6 +400,7 @@ unsigned atomicXor(unsigned *at, unsigned value) {
 #include "../floats.cu"
 #include "../rows.cu"
 #include "../routing.cu"
+#include "../sampling.cu"
 #include "../recurrent.cu"
 
 // ---- Launches ----
@@ -431,7 +438,7 @@ constexpr Kernel KERNELS[] = {
     KERNEL(scores_f32), KERNEL(scores_f16), KERNEL(scores_q8_0),
     KERNEL(weighted_sum_f32), KERNEL(weighted_sum_f16), KERNEL(weighted_sum_q8_0),
     KERNEL(copy_rows), KERNEL(copy_bytes), KERNEL(add_scaled), KERNEL(add_norm), KERNEL(rms_norm), KERNEL(sum_experts),
-    KERNEL(sum_experts_norm), KERNEL(choose_experts), KERNEL(layer_norm), KERNEL(scan_channels), KERNEL(scale_columns), KERNEL(scale_inputs),
+    KERNEL(sum_experts_norm), KERNEL(choose_experts), KERNEL(best_of_slices), KERNEL(collect_best), KERNEL(take_out), KERNEL(layer_norm), KERNEL(scan_channels), KERNEL(scale_columns), KERNEL(scale_inputs),
     KERNEL(bend), KERNEL(gate_values), KERNEL(convolve), KERNEL(delta_rule), KERNEL(delta_rule_wide), KERNEL(scan_states), KERNEL(norm_gate),
     KERNEL(new_heads_f32), KERNEL(new_heads_f16), KERNEL(new_heads_q8_0),
 };

@@ -6,6 +6,7 @@ mod choice;
 mod products;
 mod recurrent;
 mod rows;
+mod sampling;
 mod sums;
 
 use std::sync::Arc;
@@ -20,6 +21,7 @@ pub use attention::{AttentionKernelArgs, NewHeadsArgs, RowCopy, TILE_QUERIES};
 pub use choice::{ChoiceArgs, Patch};
 pub use products::{ProductBatch, ProductKernelArgs};
 pub use recurrent::{ChannelScanArgs, ConvolutionArgs, DeltaArgs, ScanArgs, StateArgs};
+pub use sampling::BestArgs;
 pub use sums::{ExpertSum, ExpertTerm};
 
 /// Warps of a block that computes products or quantises; each has rows or values of its own.
@@ -45,7 +47,7 @@ pub fn all_kernels() -> Vec<&'static str> {
 
 /// Those that are no products.
 #[cfg(all(test, feature = "cuda"))]
-const OTHER_KERNELS: [&str; 44] = [
+const OTHER_KERNELS: [&str; 47] = [
     "silu",
     "gelu",
     "gelu_tanh",
@@ -87,6 +89,9 @@ const OTHER_KERNELS: [&str; 44] = [
     "sum_experts",
     "sum_experts_norm",
     "choose_experts",
+    "best_of_slices",
+    "collect_best",
+    "take_out",
     "new_heads_f32",
     "new_heads_f16",
     "new_heads_q8_0",

@@ -456,6 +456,14 @@ impl DeviceOps for GpuOps {
         Ok(self.lock().layer_norm(x, weights, eps)?)
     }
 
+    fn find_best(&self, x: DeviceRows, best: usize) -> larder_model::Result<DeviceRows> {
+        Ok(self.lock().find_best(x, best)?)
+    }
+
+    fn take_out(&self, x: DeviceRows, places: &[u32]) -> larder_model::Result<DeviceRows> {
+        Ok(self.lock().take_out(&self.queue, x, places)?)
+    }
+
     fn begin_receive(&self, wanted: &[DeviceRows]) -> larder_model::Result<()> {
         Ok(self.lock().begin_receive(wanted)?)
     }

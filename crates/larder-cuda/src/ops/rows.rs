@@ -1,11 +1,16 @@
-//! Sums and norms of rows.
+//! Sums and norms of rows, and the best values of rows.
 
-use larder_model::DeviceRows;
+use std::sync::Arc;
+
+use larder_model::{BEST_FOUND, DeviceRows};
 
 use super::State;
 use crate::error::{GpuError, Result};
 use crate::launch_queue::LaunchQueue;
-use crate::launches::word;
+use crate::launches::{BestArgs, word};
+
+/// Steps in which places are sent.
+const PLACES: usize = 256;
 
 impl State {
     pub(super) fn scale(&mut self, x: DeviceRows, factor: f32) -> Result<DeviceRows> {
@@ -80,6 +85,27 @@ impl State {
         let (normalised, [out, blocks]) = self.result_in_blocks(x.rows, x.width)?;
         self.launches.layer_norm([at, weight, bias, out, blocks], [word(x.rows)?, word(x.width)?], eps)?;
         Ok(normalised)
+    }
+
+    /// Places are sent in steps of some hundred, so that the same launches come again as a text grows.
+    pub(super) fn take_out(&mut self, queue: &Arc<LaunchQueue>, x: DeviceRows, places: &[u32]) -> Result<DeviceRows> {
+        let (at, mut all) = (self.at(x)?, places.to_vec());
+        all.resize(places.len().next_multiple_of(PLACES), u32::MAX);
+        let sent = self.chains[0].send(&(queue.clone() as _), bytemuck::cast_slice(&all))?;
+        let (taken, out) = self.result(x.rows, all.len())?;
+        self.launches.take_out([at, sent, out], [word(x.rows)?, word(x.width)?, word(all.len())?])?;
+        self.quantised.remove(&x.id);
+        Ok(taken)
+    }
+
+    pub(super) fn find_best(&mut self, x: DeviceRows, best: usize) -> Result<DeviceRows> {
+        let (at, [rows, width], most) = (self.at(x)?, [word(x.rows)?, word(x.width)?], word(BEST_FOUND)?);
+        let mut args = BestArgs { x: at, maxima: 0, found: 0, rows, width, best: word(best)?, most };
+        args.maxima = self.chains[0].results.take(args.maxima_bytes())?;
+        let (found, found_at) = self.result(x.rows, 1 + 2 * BEST_FOUND)?;
+        args.found = found_at;
+        self.launches.find_best(&args)?;
+        Ok(found)
     }
 }
 

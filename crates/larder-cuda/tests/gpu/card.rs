@@ -4,7 +4,7 @@ use larder_core::{ExpertLayout, NumberFormat};
 use larder_cuda::{Gpu, GpuError};
 use larder_model::Activation;
 
-use crate::{attention, chosen, experts, hits, latents, link, ops, order, products, recurrent};
+use crate::{attention, chosen, experts, hits, latents, link, ops, order, products, recurrent, sampling};
 
 fn card() -> Option<Gpu> {
     match larder_cuda::open(0) {
@@ -29,6 +29,8 @@ fn a_gpu_gives_the_same_bits() {
     latents::compare(&gpu);
     recurrent::compare(&gpu);
     recurrent::compare_scans(&gpu);
+    sampling::compare(&gpu);
+    sampling::compare_taken(&gpu);
     let mut first = Some(gpu);
     experts::compare(|_| first.take().or_else(card));
 }

@@ -14,3 +14,4 @@ mod ops;
 mod order;
 mod products;
 mod recurrent;
+mod sampling;

@@ -10,7 +10,7 @@ mod source;
 
 use std::time::Duration;
 
-use larder_model::{ModelError, Tap};
+use larder_model::{Logits, LogitsRow, ModelError, Tap};
 
 pub use draft_model::DraftModel;
 pub use pace::DRAFT_MAX;
@@ -194,21 +194,20 @@ impl Speculator {
 /// it are confirmed.
 #[derive(Default)]
 pub struct DraftedStep {
-    logits: Vec<f32>,
+    logits: Logits,
     drafts: Vec<u32>,
     confirmed: usize,
 }
 
 impl DraftedStep {
-    /// A step with these draft tokens and the logits `[1 + drafts, vocab]`.
-    pub fn new(logits: Vec<f32>, drafts: Vec<u32>) -> Self {
-        DraftedStep { logits, drafts, confirmed: 0 }
+    /// A step with these draft tokens and the logits of `1 + drafts` rows.
+    pub fn new(logits: impl Into<Logits>, drafts: Vec<u32>) -> Self {
+        DraftedStep { logits: logits.into(), drafts, confirmed: 0 }
     }
 
     /// The logits behind the last token that is confirmed.
-    pub fn row(&mut self) -> &mut [f32] {
-        let vocab = self.logits.len() / (1 + self.drafts.len());
-        &mut self.logits[self.confirmed * vocab..][..vocab]
+    pub fn row(&mut self) -> LogitsRow<'_> {
+        self.logits.row(self.confirmed, 1 + self.drafts.len())
     }
 
     /// Takes note of the next token of the text. Returns whether it was drafted, so that its logits are there.
@@ -254,13 +253,16 @@ mod tests {
     #[test]
     fn rows_follow_confirmed_tokens() {
         let mut step = DraftedStep::new(vec![0.0, 0.5, 1.0, 1.5, 2.0, 2.5], vec![7, 8]);
-        assert_eq!((step.row().to_vec(), step.open()), (vec![0.0, 0.5], 2));
+        assert_eq!(step.row(), LogitsRow::All(&mut [0.0, 0.5]));
+        assert_eq!(step.open(), 2);
         assert!(step.confirm(7));
-        assert_eq!((step.row().to_vec(), step.open()), (vec![1.0, 1.5], 1));
+        assert_eq!(step.row(), LogitsRow::All(&mut [1.0, 1.5]));
+        assert_eq!(step.open(), 1);
         assert!(!step.confirm(9));
         assert_eq!((step.accepted(), step.open(), step.drafts()), (1, 1, 2));
         let mut plain = DraftedStep::new(vec![3.0], vec![]);
-        assert_eq!((plain.row().to_vec(), plain.confirm(1), plain.open()), (vec![3.0], false, 0));
+        assert_eq!(plain.row(), LogitsRow::All(&mut [3.0]));
+        assert_eq!((plain.confirm(1), plain.open()), (false, 0));
     }
 
     fn draft(speculator: &mut Speculator, before: &[u32], last: u32, room: usize) -> Vec<u32> {

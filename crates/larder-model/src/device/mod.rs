@@ -15,7 +15,7 @@ use crate::expert_workspace::ExpertWorkspace;
 use crate::experts::{DeviceMoeCall, MoeCall, Routed};
 use crate::nn::Activation;
 pub(crate) use ops::DeviceCopy;
-pub use ops::{DeviceHeads, DeviceOps, DeviceRotation, DeviceRows, HeadNorm, HeadRest};
+pub use ops::{BEST_FOUND, DeviceHeads, DeviceOps, DeviceRotation, DeviceRows, HeadNorm, HeadRest};
 pub use recurrent::{
     DeviceChannelScan, DeviceConvolution, DeviceDecay, DeviceDelta, DeviceScan, GateOrder, NormGate, ScanHeads,
     StateSpan,

@@ -8,6 +8,9 @@ use super::{DeviceChannelScan, DeviceConvolution, DeviceDelta, DeviceKvView, Dev
 use crate::error::Result;
 use crate::nn::{Activation, GateFunction};
 
+/// The most logits of a row that [`DeviceOps::find_best`] returns.
+pub const BEST_FOUND: usize = 127;
+
 /// Rows of activations in a device's memory, `[rows, width]`: a result of [`DeviceOps`], valid until the second
 /// [`receive`](DeviceOps::receive) or [`begin_layer`](DeviceOps::begin_layer) after it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -160,6 +163,15 @@ pub trait DeviceOps: Send + Sync {
 
     /// `(x - mean(x)) / sqrt(variance(x) + eps) · weight + bias` for each row; weight and bias are values that are [kept](Self::keep).
     fn layer_norm(&self, x: DeviceRows, weights: [usize; 2], eps: f64) -> Result<DeviceRows>;
+
+    /// Finds the `best` highest values of each row, all equal to the last of them, and maybe some lower ones; NaN and infinity count as
+    /// highest. A row of the result has the bits of their number, which may be more than [`BEST_FOUND`], and if it is not, behind it for each
+    /// in any order the bits of its place in the row and its value.
+    fn find_best(&self, x: DeviceRows, best: usize) -> Result<DeviceRows>;
+
+    /// The values at some places of each row, which become minus infinity in `x`: `[rows, at least places]`. The places differ; behind the
+    /// row there is no value.
+    fn take_out(&self, x: DeviceRows, places: &[u32]) -> Result<DeviceRows>;
 
     /// Begins to copy rows back behind the operations so far: [`receive`](Self::receive) of the same rows waits for these only, and the
     /// device goes on with what is begun in between.

@@ -1,6 +1,7 @@
 //! Test doubles of devices: they store copies in main memory, compute with the CPU kernels, and can fail on purpose.
 
 mod attention;
+mod best;
 mod ops;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

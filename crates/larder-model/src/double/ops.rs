@@ -7,11 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use larder_core::NumberFormat;
 use larder_kernels::{AttentionArgs, AttentionTask, Inputs, ThreadPool, narrow, quantise_row, tanh};
 
+use super::best::best_of;
 use super::{AttentionDouble, ProductsDouble};
 use crate::device::{
-    DeviceAttention, DeviceChannelScan, DeviceConvolution, DeviceDelta, DeviceHeads, DeviceKvView, DeviceOps,
-    DeviceProduct, DeviceProducts, DeviceRotation, DeviceRows, DeviceScan, GateOrder, HeadNorm, HeadRest, NormGate,
-    StateSpan,
+    BEST_FOUND, DeviceAttention, DeviceChannelScan, DeviceConvolution, DeviceDelta, DeviceHeads, DeviceKvView,
+    DeviceOps, DeviceProduct, DeviceProducts, DeviceRotation, DeviceRows, DeviceScan, GateOrder, HeadNorm, HeadRest,
+    NormGate, StateSpan,
 };
 use crate::error::{ModelError, Result};
 use crate::nn::{
@@ -294,6 +295,23 @@ impl DeviceOps for OpsDouble {
         let mut state = self.lock();
         let values = state.values(x).iter().map(|v| tanh(*v / cap) * cap).collect();
         Ok(state.push(x.width, values))
+    }
+
+    fn find_best(&self, x: DeviceRows, best: usize) -> Result<DeviceRows> {
+        let mut state = self.lock();
+        let found = state.values(x).chunks_exact(x.width).flat_map(|row| best_of(row, best)).collect();
+        Ok(state.push(1 + 2 * BEST_FOUND, found))
+    }
+
+    fn take_out(&self, x: DeviceRows, places: &[u32]) -> Result<DeviceRows> {
+        let mut state = self.lock();
+        let rows = &mut state.rows.get_mut(&x.id).expect("rows of this chain or the one before").1;
+        let take = |row: &mut [f32]| {
+            let take = |at: &u32| row.get_mut(*at as usize).map(|value| std::mem::replace(value, f32::NEG_INFINITY));
+            places.iter().map(take).map(Option::unwrap_or_default).collect::<Vec<_>>()
+        };
+        let taken: Vec<f32> = rows.chunks_exact_mut(x.width).flat_map(take).collect();
+        Ok(state.push(places.len(), taken))
     }
 
     fn gate(&self, x: DeviceRows, gates: DeviceRows, function: GateFunction, heads: usize) -> Result<DeviceRows> {

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use larder_cache::Traffic;
 use larder_core::{ExpertId, Geometry, LayerIdx, MoeRow};
-use larder_engine::{Sampler, Sampling, Sequence, StepPart, Xoshiro256, step};
-use larder_model::{LogitsFor, Routed, Tap, TokenPhase};
+use larder_engine::{Sampler, Sampling, Sequence, StepPart, TokenChoice, Xoshiro256, step};
+use larder_model::{Logits, LogitsFor, Routed, Tap, TokenPhase};
 use larder_runtime::InferenceEngine;
 use serde_json::{Map, Value, json};
 
@@ -43,16 +43,18 @@ pub fn measure(engine: &mut InferenceEngine, args: &BenchArgs) -> Result<Vec<Cli
 fn run_once(engine: &mut InferenceEngine, args: &BenchArgs, clients: usize, repeat: u64) -> Result<ClientsRun> {
     let mut rng = Xoshiro256::new(1000 + repeat);
     let mut sampler = Sampler::new(Sampling::default(), 0)?;
+    let best = sampler.best(&[]);
     engine.experts.new_sequence();
     let (decoder, piece) = (&engine.decoder, engine.prefill_tokens);
     let mut sequences = Vec::new();
     for _ in 0..clients {
         let mut sequence = Sequence::new(decoder, args.prompt + args.tokens);
         sequence.append(decoder, &random_tokens(args.prompt, decoder.vocab(), &mut rng), TokenPhase::Prefill)?;
-        let mut logits = Vec::new();
+        let mut logits = Logits::default();
         while sequence.pending() > 0 {
-            let part = StepPart { sequence: &mut sequence, most: piece, logits_for: LogitsFor::Last };
-            logits = step(decoder, &mut engine.experts, &mut [part], &mut ())?.concat();
+            let part =
+                StepPart { sequence: &mut sequence, most: piece, logits_for: LogitsFor::Last, best: best.clone() };
+            logits = step(decoder, &mut engine.experts, &mut [part], &mut ())?.remove(0);
         }
         sequences.push((sequence, logits));
     }
@@ -63,12 +65,12 @@ fn run_once(engine: &mut InferenceEngine, args: &BenchArgs, clients: usize, repe
     for _ in 0..args.tokens {
         let start = Instant::now();
         for (sequence, logits) in &mut sequences {
-            let id = sampler.sample(logits, sequence.tokens())?;
+            let id = sampler.sample_row(logits.row(0, 1), sequence.tokens())?;
             sequence.append(&engine.decoder, &[id], TokenPhase::Decode)?;
         }
         let mut parts: Vec<StepPart> = sequences
             .iter_mut()
-            .map(|(sequence, _)| StepPart { sequence, most: 1, logits_for: LogitsFor::Last })
+            .map(|(sequence, _)| StepPart { sequence, most: 1, logits_for: LogitsFor::Last, best: best.clone() })
             .collect();
         let logits = step(&engine.decoder, &mut engine.experts, &mut parts, &mut wanted)?;
         for ((_, own), new) in sequences.iter_mut().zip(logits) {

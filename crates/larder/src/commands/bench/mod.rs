@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use larder_cache::Traffic;
-use larder_engine::{Decoding, DraftCounts, PhaseTimes, Sampler, Sampling, Session, TokenInput, Xoshiro256};
+use larder_engine::{
+    Decoding, DraftCounts, PhaseTimes, Sampler, Sampling, Session, TokenChoice, TokenInput, Xoshiro256,
+};
 use larder_model::RowTraffic;
 use larder_runtime::{CacheSize, EngineExperts, InferenceEngine, Options};
 use serde_json::{Value, json};
@@ -127,14 +129,15 @@ fn run_once(engine: &mut InferenceEngine, args: &BenchArgs, repeat: u64) -> Resu
         session.append_made_up(&random_tokens(args.depth, vocab, &mut rng), repeat)?;
     }
     let mut meter = Meter::new(&session);
-    let logits = session.forward(&TokenInput::prompt(&prompt), &mut ())?;
+    let best = sampler.best(&[session.tokens(), &prompt]);
+    let logits = session.forward_best(&TokenInput::prompt(&prompt), best.as_ref(), &mut ())?;
     let prompt = meter.lap(&session, args.prompt);
     let mut decoding = Decoding::new(&mut session, logits, &drafting);
     for more in (0..args.tokens).rev() {
-        let id = sampler.sample(decoding.logits(), &[])?;
+        let id = sampler.sample_row(decoding.logits(), &[])?;
         if !decoding.confirm(id) {
             decoding.settle();
-            decoding.next(id, more, |_| (), &mut ())?;
+            decoding.next(id, more, &mut sampler, &mut ())?;
         }
     }
     decoding.settle();

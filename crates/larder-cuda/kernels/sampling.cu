@@ -1,0 +1,87 @@
+// The best logits of rows: what the choice of a token reads of them.
+#include "common.cuh"
+
+// The most slices of a row, in each of which the best value is found first.
+constexpr u32 SLICES = 1024;
+// Warps that collect the best values of a row.
+constexpr u32 COLLECTORS = 8;
+
+// The place of a logit in their order, in which infinity and NaN are the last, and both zeros are equal.
+__device__ inline u32 rank_of_logit(float logit) {
+    return logit <= 3.402823466e38f ? place_in_order(add_rn(logit, 0.0f)) : ~0u;
+}
+
+// Takes values out of each row, at places that differ: out [rows, count]. A place behind the row is none.
+extern "C" __global__ void take_out(float *x, const u32 *places, float *out, u32 rows, u32 width, u32 count) {
+    u32 i = index_of_thread();
+    if (i >= rows * count || places[i % count] >= width) return;
+    float &value = x[(u64)(i / count) * width + places[i % count]];
+    out[i] = value;
+    value = minus_infinity();
+}
+
+// The highest rank of each slice, of `each` values: maxima [rows, slices]. Clears the number that each row of `found`, of `step` words,
+// begins with. A warp has a slice.
+extern "C" __global__ void best_of_slices(
+    const float *x, u32 *maxima, u32 *found, u32 rows, u32 width, u32 slices, u32 each, u32 step) {
+    u32 row = group_of_warp() / slices, slice = group_of_warp() % slices, lane = threadIdx.x % WARP;
+    if (row >= rows) return;
+    u32 from = slice * each, best = 0;
+    u32 end = from + each < width ? from + each : width;
+    const float *own = x + (u64)row * width;
+#pragma unroll 4
+    for (u32 i = from + lane; i < end; i += WARP) {
+        u32 rank = rank_of_logit(own[i]);
+        best = rank > best ? rank : best;
+    }
+    for (int by = WARP / 2; by > 0; by /= 2) {
+        u32 other = __shfl_xor_sync(ALL, best, by);
+        best = other > best ? other : best;
+    }
+    if (lane != 0) return;
+    maxima[row * slices + slice] = best;
+    if (slice == 0) found[(u64)row * step] = 0;
+}
+
+// The highest rank that at least `best` of these maxima have. For all threads of a warp.
+__device__ inline u32 least_rank(const u32 *maxima, u32 slices, u32 best) {
+    u32 own[SLICES / WARP], least = 0;
+#pragma unroll
+    for (u32 i = 0; i < SLICES / WARP; i++) {
+        u32 slice = i * WARP + threadIdx.x % WARP;
+        own[i] = slice < slices ? maxima[slice] : 0;
+    }
+    for (u32 bit = 1u << 31; bit > 0; bit /= 2) {
+        u32 tried = least | bit, count = 0;
+#pragma unroll
+        for (u32 i = 0; i < SLICES / WARP; i++) count += own[i] >= tried;
+        for (int by = WARP / 2; by > 0; by /= 2) count += __shfl_xor_sync(ALL, count, by);
+        if (count >= best) least = tried;
+    }
+    return least;
+}
+
+// Collects the values of each row that are among the `best` or may be: each of as many slices has one that is not lower than the lowest of
+// them. A row of `found` is their number, and for each of the first `most` its place in the row and its value.
+extern "C" __global__ void collect_best(
+    const float *x, const u32 *maxima, u32 *found, u32 rows, u32 width, u32 slices, u32 each, u32 best,
+    u32 most) {
+    u32 row = group_of_warp() / COLLECTORS, first = group_of_warp() % COLLECTORS, lane = threadIdx.x % WARP;
+    if (row >= rows) return;
+    maxima += row * slices;
+    found += (u64)row * (1 + 2 * most);
+    const float *own = x + (u64)row * width;
+    u32 least = least_rank(maxima, slices, best);
+    for (u32 slice = first; slice < slices; slice += COLLECTORS) {
+        if (maxima[slice] < least) continue;
+        u32 from = slice * each, end = from + each < width ? from + each : width;
+        for (u32 i = from + lane; i < end; i += WARP) {
+            float value = own[i];
+            if (rank_of_logit(value) < least) continue;
+            u32 place = atomicAdd(found, 1u);
+            if (place >= most) continue;
+            found[1 + 2 * place] = i;
+            found[2 + 2 * place] = __float_as_uint(value);
+        }
+    }
+}

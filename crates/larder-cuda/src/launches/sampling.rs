@@ -1,0 +1,67 @@
+//! Launches of the search for the best logits.
+
+use super::{Launches, THREADS, WARPS};
+use crate::driver::Argument;
+use crate::error::Result;
+
+/// The most slices of a row, in each of which the best value is found first. The kernels have the same number.
+const SLICES: u32 = 1024;
+/// The least values of a slice.
+const LEAST: u32 = 8;
+/// Warps that collect the best values of a row. The kernels have the same number.
+const COLLECTORS: u32 = 8;
+
+/// Arguments of the search for the best values of rows.
+#[derive(Clone, Copy, Debug)]
+pub struct BestArgs {
+    /// `[rows, width]`
+    pub x: u64,
+    /// `[rows, slices]`
+    pub maxima: u64,
+    /// `[rows, 1 + 2 · most]`
+    pub found: u64,
+    /// Number of rows.
+    pub rows: u32,
+    /// Values of a row.
+    pub width: u32,
+    /// How many of the best are wanted.
+    pub best: u32,
+    /// The most that are returned.
+    pub most: u32,
+}
+
+impl BestArgs {
+    /// Values of a slice of a row, and the number of slices.
+    fn slices(&self) -> [u32; 2] {
+        let each = self.width.div_ceil(SLICES).max(LEAST);
+        [each, self.width.div_ceil(each)]
+    }
+
+    /// Bytes of the best value of each slice.
+    pub fn maxima_bytes(&self) -> usize {
+        4 * (self.rows * self.slices()[1]) as usize
+    }
+}
+
+impl Launches {
+    /// Takes `count` values out of each row.
+    pub fn take_out(&self, [x, places, out]: [u64; 3], [rows, width, count]: [u32; 3]) -> Result<()> {
+        let [x, places, out] = [x, places, out].map(Argument::Address);
+        let [rows_of, width, count_of] = [rows, width, count].map(Argument::Word);
+        let grid = [(rows * count).div_ceil(THREADS), 1];
+        self.launch("take_out", grid, THREADS, &[x, places, out, rows_of, width, count_of])
+    }
+
+    /// Finds the best values of rows.
+    pub fn find_best(&self, args: &BestArgs) -> Result<()> {
+        let [each, slices] = args.slices();
+        let [x, maxima, found] = [args.x, args.maxima, args.found].map(Argument::Address);
+        let [rows, width, slice_count, each] = [args.rows, args.width, slices, each].map(Argument::Word);
+        let step = Argument::Word(1 + 2 * args.most);
+        let arguments = [x, maxima, found, rows, width, slice_count, each, step];
+        self.launch("best_of_slices", [(args.rows * slices).div_ceil(WARPS), 1], 32 * WARPS, &arguments)?;
+        let (best, most) = (Argument::Word(args.best), Argument::Word(args.most));
+        let arguments = [x, maxima, found, rows, width, slice_count, each, best, most];
+        self.launch("collect_best", [(args.rows * COLLECTORS).div_ceil(WARPS), 1], 32 * WARPS, &arguments)
+    }
+}
