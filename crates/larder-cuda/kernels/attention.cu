@@ -1,66 +1,12 @@
 // Softmax attention over the KV cache, in two launches (scores, then softmax and weighted sum), what is done with the heads of new tokens before
 // it, and copies of KV rows.
-#include "common.cuh"
+#include "attention.cuh"
 
 // Queries of a tile, which share a key head: keys and values are read once for all of them.
 constexpr u32 TILE_QUERIES = 4;
-// Positions of a position tile, the first of which is a multiple of this number: a part of the definition of attention.
-constexpr u32 TILE_POSITIONS = 512;
 // Values that a thread loads before it uses the first.
 constexpr u32 PREFETCHED = 32;
 static_assert(TILE_POSITIONS % PREFETCHED == 0, "what is loaded together is in one position tile");
-
-// Factors of a position tile when it is added to those before it.
-struct TileFactors {
-    // On the sum of the tiles before it.
-    float before;
-    // On the sum of the tile.
-    float now;
-};
-
-// The arguments of attention.
-struct AttentionKernelArgs {
-    // [queries, heads, key_width]
-    const float *queries;
-    // The pages [key heads, positions per page, components as stored], of which page i has the positions from
-    // i << page_shift on; the first key_width or value_width components are used
-    const u8 *const *key_pages;
-    const u8 *const *value_pages;
-    // [queries, 2]: the first visible position, and the end of the range.
-    const u32 *seen;
-    // [heads], or null
-    const float *sinks;
-    // [tiles * TILE_QUERIES, score_stride]: the scores of a launch; a row begins at the first position that its tile
-    // sees.
-    float *scores;
-    // [tiles * TILE_QUERIES]: 1 / sum of e^(score - max).
-    float *inverse_sums;
-    // [tiles * TILE_QUERIES, tile_stride()], beginning with the position tile of the first position that the tile sees.
-    TileFactors *factors;
-    // [queries, heads, value_width]
-    float *out;
-    // The same, quantised, or null; then value_width is a multiple of 32.
-    Block *blocks;
-    // Number of queries.
-    u32 count;
-    // Number of query heads.
-    u32 heads;
-    // Query heads per key head.
-    u32 group;
-    // Bytes from one row to the next.
-    u32 key_row_stride;
-    u32 value_row_stride;
-    u32 key_width;
-    u32 value_width;
-    u32 score_stride;
-    float scale;
-    // The binary logarithm of the positions per page.
-    u32 page_shift;
-
-    // The most position tiles that score_stride positions are in.
-    __device__ u32 tile_stride() const { return score_stride / TILE_POSITIONS + 2; }
-};
-static_assert(sizeof(AttentionKernelArgs) == 120, "must match the layout in Rust");
 
 // Up to TILE_QUERIES pairs of query and head that share a key head. Pairs are counted query by query, and within a
 // query by head.

@@ -1,13 +1,13 @@
 //! The KV cache in GPU memory, and attention over it.
 
 use std::collections::HashMap;
-use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder_core::NumberFormat;
 use larder_kernels::{AttentionArgs, AttentionTask};
 use larder_model::{DeviceAttention, DeviceKvView, KvPageShape};
 
+use crate::attention_tiles::{takes_halves, tiles_and_span, tiles_at_once};
 use crate::driver::Driver;
 use crate::error::{GpuError, Result};
 use crate::expert_kernels::{BLOCK, BLOCK_BYTES};
@@ -17,10 +17,6 @@ use crate::memory::{DeviceBuffer, Download, Upload};
 use crate::new_tokens::NewTokens;
 use crate::page_slabs::{PageMemory, PageSlabs};
 
-/// Bytes of scores per launch, unless one tile of queries has more.
-const MAX_SCORE_BYTES: usize = 16 << 20;
-/// The most tiles of a launch: the limit of CUDA for blocks in y.
-const MAX_TILES: usize = 65_535;
 /// Alignment, in bytes, of the arrays that kernels read.
 const ALIGN: usize = 16;
 
@@ -52,6 +48,8 @@ struct State {
     scores: DeviceBuffer,
     out: DeviceBuffer,
     download: Download,
+    /// Whether attention of many queries is computed in half precision.
+    flash: bool,
 }
 
 /// Rows of keys or values on the device.
@@ -78,12 +76,14 @@ struct PlacedTask {
     /// Of the arguments, in the copy to the device, in bytes.
     at: usize,
     tiles: usize,
+    /// Whether it is computed in half precision.
+    flash: bool,
     /// The tokens of the tasks before.
     first: usize,
 }
 
 impl GpuAttention {
-    pub(crate) fn new(queue: &Arc<LaunchQueue>) -> Result<Self> {
+    pub(crate) fn new(queue: &Arc<LaunchQueue>, flash: bool) -> Result<Self> {
         let driver: &Arc<dyn Driver> = &(queue.clone() as _);
         let upload = || Upload::new(driver);
         let state = State {
@@ -96,6 +96,7 @@ impl GpuAttention {
             scores: DeviceBuffer::new(driver),
             out: DeviceBuffer::new(driver),
             download: Download::new(driver)?,
+            flash,
         };
         Ok(GpuAttention { queue: queue.clone(), state: Mutex::new(state) })
     }
@@ -237,9 +238,13 @@ impl State {
     fn begin(&mut self, queue: &LaunchQueue, tasks: &[&Args], new: Option<&NewTokens>) -> Result<Outputs> {
         let (placed, outputs) = self.place(tasks, new)?;
         let list = self.send(queue, tasks, &placed, new)?;
-        for PlacedTask { args, kinds, at, tiles, .. } in &placed {
+        for PlacedTask { args, kinds, at, tiles, flash, .. } in &placed {
             if new.is_some() {
                 self.launches.new_heads(args, kinds[0], list + *at as u64, list + (at + HEADS_AT) as u64)?;
+            }
+            if *flash {
+                self.launches.flash(args, kinds[0], list + *at as u64)?;
+                continue;
             }
             let at_once = tiles_at_once(args.score_stride as usize).min(*tiles);
             for first in (0..*tiles).step_by(at_once) {
@@ -258,7 +263,8 @@ impl State {
             let kinds = self.check(args, new)?;
             if !args.seen.is_empty() {
                 let (tiles, span) = tiles_and_span(args);
-                let at_once = tiles_at_once(span).min(tiles);
+                let flash = self.flash && takes_halves(args, kinds, self.shape(&args.keys)?.positions);
+                let at_once = if flash { 0 } else { tiles_at_once(span).min(tiles) };
                 score_bytes = score_bytes.max(4 * TILE_QUERIES * span * at_once);
                 factor_bytes = factor_bytes.max(8 * TILE_QUERIES * AttentionKernelArgs::tile_stride(span) * at_once);
                 sum_bytes = sum_bytes.max(4 * TILE_QUERIES * at_once);
@@ -266,7 +272,7 @@ impl State {
                 let queries = new.map_or(0, |new| new.queries + 4 * (first * args.heads * args.keys.width) as u64);
                 let kernel_args =
                     AttentionKernelArgs { queries, out: 4 * outputs as u64, ..self.kernel_args(args, span)? };
-                placed.push(PlacedTask { args: kernel_args, kinds, at, tiles, first });
+                placed.push(PlacedTask { args: kernel_args, kinds, at, tiles, flash, first });
                 at += Arrays::of(args, new).bytes;
             }
             first += args.seen.len();
@@ -458,22 +464,4 @@ impl Arrays {
 /// Number of values that an attention yields.
 fn outputs(args: &Args) -> usize {
     args.seen.len() * args.heads * args.values.width
-}
-
-/// The most tiles of one launch if a tile has scores for `span` positions.
-fn tiles_at_once(span: usize) -> usize {
-    (MAX_SCORE_BYTES / (4 * TILE_QUERIES * span)).clamp(1, MAX_TILES)
-}
-
-/// The number of tiles of [`TILE_QUERIES`] queries, over all key heads, and the most positions that one tile spans.
-fn tiles_and_span(args: &Args) -> (usize, usize) {
-    let group = args.heads / args.kv_heads;
-    let pairs = args.seen.len() * group;
-    let span = |first: usize| {
-        let visible: &[Range<usize>] = &args.seen[first / group..(pairs.min(first + TILE_QUERIES)).div_ceil(group)];
-        let start = visible.iter().map(|seen| seen.start).min().expect("a tile has queries");
-        visible.iter().map(|seen| seen.end).max().expect("a tile has queries") - start
-    };
-    let span = (0..pairs).step_by(TILE_QUERIES).map(span).max().expect("there are queries");
-    (args.kv_heads * pairs.div_ceil(TILE_QUERIES), span)
 }

@@ -107,6 +107,7 @@
 
 mod arena_sync;
 mod attention;
+mod attention_tiles;
 mod counted;
 mod driver;
 mod error;
@@ -213,7 +214,18 @@ impl Gpu {
 
     /// The KV cache on the device, and attention over it.
     pub fn attention(&self) -> Result<GpuAttention> {
-        GpuAttention::new(&self.queue)
+        GpuAttention::new(&self.queue, false)
+    }
+
+    /// As [`attention`](Self::attention), with that of prompts in half precision on tensor cores (FlashAttention), whose results differ in
+    /// the last bits.
+    pub fn flash_attention(&self) -> Result<GpuAttention> {
+        match self.driver.has_tensor_cores() {
+            true => GpuAttention::new(&self.queue, true),
+            false => Err(GpuError::Unsupported(
+                "attention in half precision needs a GPU of compute capability 8.0 or later".into(),
+            )),
+        }
     }
 
     /// Chains of operations with the weights of `products` and the KV cache of `attention`, both of this GPU.

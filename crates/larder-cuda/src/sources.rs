@@ -3,10 +3,11 @@
 use crate::code_books;
 
 /// What sources include, those that others include last.
-const HEADERS: [(&str, &str); 5] = [
+const HEADERS: [(&str, &str); 6] = [
     ("#include \"groups.cuh\"", include_str!("../kernels/groups.cuh")),
     ("#include \"tensor.cuh\"", include_str!("../kernels/tensor.cuh")),
     ("#include \"blocks.cuh\"", include_str!("../kernels/blocks.cuh")),
+    ("#include \"attention.cuh\"", include_str!("../kernels/attention.cuh")),
     ("#include \"activations.cuh\"", include_str!("../kernels/activations.cuh")),
     ("#include \"common.cuh\"", include_str!("../kernels/common.cuh")),
 ];
@@ -23,7 +24,7 @@ pub struct KernelSource {
 }
 
 /// Every source. Names of kernels are unique across sources.
-pub const SOURCES: [KernelSource; 10] = [
+pub const SOURCES: [KernelSource; 11] = [
     KernelSource { file: "small_blocks.cu", text: include_str!("../kernels/small_blocks.cu") },
     KernelSource { file: "large_blocks.cu", text: include_str!("../kernels/large_blocks.cu") },
     KernelSource { file: "code_books.cu", text: include_str!("../kernels/code_books.cu") },
@@ -33,6 +34,7 @@ pub const SOURCES: [KernelSource; 10] = [
     KernelSource { file: "routing.cu", text: include_str!("../kernels/routing.cu") },
     KernelSource { file: "sampling.cu", text: include_str!("../kernels/sampling.cu") },
     KernelSource { file: "recurrent.cu", text: include_str!("../kernels/recurrent.cu") },
+    KernelSource { file: "flash.cu", text: include_str!("../kernels/flash.cu") },
     KernelSource { file: "attention.cu", text: include_str!("../kernels/attention.cu") },
 ];
 

@@ -60,6 +60,7 @@ pub fn open(options: &DeviceOptions) -> Result<Option<GpuParts>> {
         (Setting::VramMem, options.vram_bytes.is_some()),
         (Setting::VramExperts, options.vram_experts.is_some()),
         (Setting::VramKv, options.vram_kv_layers.is_some()),
+        (Setting::FlashAttn, options.flash_attention),
     ];
     if let Some((setting, _)) = of_gpu.iter().find(|(_, set)| *set && options.kind == DeviceKind::Cpu) {
         bail!("{setting} applies to a GPU only; add {} cuda", Setting::Device);
@@ -71,7 +72,7 @@ pub fn open(options: &DeviceOptions) -> Result<Option<GpuParts>> {
             bail!("{} cuda: this larder was built without CUDA; build it with `--features cuda`", Setting::Device)
         }
         #[cfg(feature = "gpu")]
-        other => real::open(other).map(Some),
+        other => real::open(other, options.flash_attention).map(Some),
     }
 }
 
@@ -131,7 +132,7 @@ mod real {
         })
     }
 
-    pub fn open(kind: DeviceKind) -> Result<GpuParts> {
+    pub fn open(kind: DeviceKind, flash: bool) -> Result<GpuParts> {
         let gpu = open_gpu(kind)?;
         let facts = gpu.info()?;
         let link = Box::new(gpu.link());
@@ -139,7 +140,9 @@ mod real {
         let gpu = Arc::new(gpu);
         let for_compute = gpu.clone();
         let compute = Box::new(move |bytes| {
-            let (products, attention) = (Arc::new(for_compute.products(bytes)?), Arc::new(for_compute.attention()?));
+            let attention = if flash { for_compute.flash_attention() } else { for_compute.attention() };
+            let attention = Arc::new(attention.context(Setting::FlashAttn)?);
+            let products = Arc::new(for_compute.products(bytes)?);
             let ops = Arc::new(for_compute.ops(products.clone(), attention.clone())?);
             let experts = Box::new(for_compute.experts(Some(ops.clone()))?);
             Ok(GpuCompute { products, attention, ops, experts })

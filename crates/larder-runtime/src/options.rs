@@ -258,6 +258,8 @@ pub struct DeviceOptions {
     pub vram_experts: Option<usize>,
     /// Layers whose keys and values are in VRAM; `None` is all, or as many as leave room for experts.
     pub vram_kv_layers: Option<usize>,
+    /// Whether attention over prompts is computed in half precision.
+    pub flash_attention: bool,
 }
 
 /// Experts on other machines.
@@ -316,6 +318,8 @@ pub enum Setting {
     VramExperts,
     /// [`DeviceOptions::vram_kv_layers`].
     VramKv,
+    /// [`DeviceOptions::flash_attention`].
+    FlashAttn,
     /// `Options::edge`.
     Edge,
     /// The contrary of [`ModelOptions::store_for_gguf`].
@@ -346,6 +350,7 @@ impl fmt::Display for Setting {
             Setting::VramMem => "--vram-mem",
             Setting::VramExperts => "--vram-experts",
             Setting::VramKv => "--vram-kv",
+            Setting::FlashAttn => "--flash-attn",
             Setting::Edge => "--edge",
             Setting::NoStore => "--no-store",
             Setting::ModelsFolder => "LARDER_MODELS or HOME",

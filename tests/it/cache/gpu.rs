@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use safetensors::SafeTensors;
 use serde_json::Value;
 
 use crate::support::{encoder_decoders, fixture, golden_models, larder, larder_ok, larder_refuses};
@@ -94,6 +95,41 @@ fn compare_logits(model: &Path) {
     let resident = logits("resident", &["--preload"]);
     let tiered = logits("tiered", &["--device", "emulated", "--vram-experts", "2", "--cache-experts", "1"]);
     assert!(resident == tiered, "{}", model.display());
+}
+
+/// Attention over a prompt in half precision changes logits a little, also with sinks, windows, latents and wide heads.
+#[test]
+fn flash_attention_is_near_exact_attention() {
+    if no_emulator() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let tokens = path("tokens.json");
+    let ids: Vec<u32> = (0..48).map(|i| (7 * i * i + 3 * i + 5) % 97 + 1).collect();
+    std::fs::write(&tokens, serde_json::to_string(&ids).unwrap()).unwrap();
+    for model in ["deepseek_v3", "gemma4_text", "glm4_moe", "gpt_oss", "mimo_v2_flash", "qwen3_next"] {
+        let store = path(model);
+        larder_ok(&["convert", fixture("golden").join(model).to_str().unwrap(), &store]);
+        let logits = |flags: &[&str]| {
+            let out = path(&format!("{model}{}", flags.concat()));
+            let base = ["logits", "-m", &store, "--tokens", &tokens, "--out", &out, "--device", "emulated"];
+            larder_ok(&[&base[..], flags].concat());
+            let file = std::fs::read(out).unwrap();
+            let tensors = SafeTensors::deserialize(&file).unwrap();
+            let bytes = tensors.tensor("full_logits").unwrap().data().to_vec();
+            bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect::<Vec<f32>>()
+        };
+        let (exact, flash) = (logits(&["--chunk=48"]), logits(&["--chunk=48", "--flash-attn"]));
+        let size = (exact.iter().map(|l| l * l).sum::<f32>() / exact.len() as f32).sqrt();
+        let most = exact.iter().zip(&flash).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max) / size;
+        println!("{model}: logits differ by {most:.1e} of their size");
+        assert!(0.0 < most && most < 0.02, "{model}: {most}");
+        // A step of few tokens is computed as ever.
+        assert!(logits(&["--chunk=31", "--flash-attn"]) == exact, "{model}");
+    }
+    let refused = larder_refuses(&["run", "-m", &demo(), "-p", "a", "--flash-attn"]);
+    assert!(refused.contains("--flash-attn applies to a GPU only"), "{refused}");
 }
 
 /// Models of which a token waits once if all experts are on the device.

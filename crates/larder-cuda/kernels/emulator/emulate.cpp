@@ -376,6 +376,31 @@ void emulated_mma(int (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]
     }
 }
 
+// The instruction mma.m16n8k16 for halves with single-precision sums: half i of a[2 * h + r] is of row lane / 4 + 8 * r and column
+// 2 * (lane % 4) + 8 * h + i, half i of b[h] of the same column and of row lane / 4; sums as above. Devices round the sums of products as
+// they like; here they are rounded once.
+void emulated_half_mma(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    const uint32_t own[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+    unsigned lane = emulator::gpu.warp->lane;
+    auto words = emulator::publish(own);
+    for (int r = 0; r < 2; r++) {
+        for (int c = 0; c < 2; c++) {
+            double sum = sums[2 * r + c];
+            for (unsigned from = 0; from < 4; from++) {
+                const uint32_t *of_a = words[lane / 4 * 4 + from], *of_b = words[(lane % 4 * 2 + c) * 4 + from];
+                for (int h = 0; h < 2; h++) {
+                    for (int i = 0; i < 2; i++) {
+                        sum += (double)widen_half(of_a[2 * h + r] >> 16 * i) * widen_half(of_b[4 + h] >> 16 * i);
+                    }
+                }
+            }
+            sums[2 * r + c] = (float)sum;
+        }
+    }
+}
+
+float emulated_exp2(float x) { return std::exp2(x); }
+
 void __syncwarp() { emulator::exchange(0, 0); }
 
 void __syncthreads() { emulator::wait_for_block(); }
@@ -393,6 +418,7 @@ unsigned atomicAdd(unsigned *at, unsigned value) {
 }
 
 #include "../attention.cu"
+#include "../flash.cu"
 #include "../elementwise.cu"
 #include "../small_blocks.cu"
 #include "../large_blocks.cu"
@@ -437,6 +463,7 @@ constexpr Kernel KERNELS[] = {
     KERNEL(quantise), KERNEL(add_biases), KERNEL(read_all),
     KERNEL(scores_f32), KERNEL(scores_f16), KERNEL(scores_q8_0),
     KERNEL(weighted_sum_f32), KERNEL(weighted_sum_f16), KERNEL(weighted_sum_q8_0),
+    KERNEL(flash_f32), KERNEL(flash_f16), KERNEL(flash_q8_0),
     KERNEL(copy_rows), KERNEL(copy_bytes), KERNEL(add_scaled), KERNEL(add_norm), KERNEL(rms_norm), KERNEL(sum_experts),
     KERNEL(sum_experts_norm), KERNEL(choose_experts), KERNEL(best_of_slices), KERNEL(collect_best), KERNEL(take_out), KERNEL(layer_norm), KERNEL(scan_channels), KERNEL(scale_columns), KERNEL(scale_inputs),
     KERNEL(bend), KERNEL(gate_values), KERNEL(convolve), KERNEL(delta_rule), KERNEL(delta_rule_wide), KERNEL(scan_states), KERNEL(norm_gate),

@@ -8,6 +8,7 @@ use larder_kernels::TILE_POSITIONS;
 use super::{Launches, THREADS, WARPS, pack, word};
 use crate::driver::Argument;
 use crate::error::Result;
+use crate::expert_kernels::BLOCK;
 
 /// Queries of a tile: kernels read keys and values once for up to this many queries that share a key head.
 pub const TILE_QUERIES: usize = 4;
@@ -16,6 +17,10 @@ pub const TILE_QUERIES: usize = 4;
 const WARP: u32 = 32;
 /// The number of blocks that compute scores is a multiple of this.
 const SCORE_BLOCKS: u32 = 8;
+/// Pairs of query and head of a warp of attention in half precision. The kernels have the same number.
+const FLASH_PAIRS: u32 = 16;
+/// Columns of values of such a warp. The kernels have the same number.
+const FLASH_COLUMNS: u32 = 128;
 /// The most threads of a block that computes weighted sums.
 const MAX_SUM_THREADS: u32 = 512;
 
@@ -223,6 +228,22 @@ impl Launches {
         self.launch(weighted_sum, [1, count], threads, &arguments)
     }
 
+    /// Attention of many queries in half precision; the arguments were written to address `list`. Keys and values are in one format.
+    pub fn flash(&self, args: &AttentionKernelArgs, kind: NumberFormat, list: u64) -> Result<()> {
+        let kernel = match kind {
+            NumberFormat::F32 => "flash_f32",
+            NumberFormat::Q8_0 => "flash_q8_0",
+            _ => "flash_f16",
+        };
+        let tiles = (args.count * args.group).div_ceil(FLASH_PAIRS) * (args.heads / args.group);
+        let warps = tiles * args.value_width.div_ceil(FLASH_COLUMNS);
+        self.launch(kernel, [warps.div_ceil(WARPS), 1], 32 * WARPS, &[Argument::Address(list)])?;
+        match args.blocks {
+            0 => Ok(()),
+            blocks => self.quantise(args.out, blocks, args.count * args.heads * args.value_width / BLOCK as u32),
+        }
+    }
+
     /// Copies rows in units of two bytes, the size of the smallest float format.
     pub fn copy_rows(&self, rows: &RowCopy) -> Result<()> {
         let halves = |bytes: usize| Argument::Bytes(bytes as u64 / 2);
@@ -248,9 +269,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernels_have_the_position_tiles_of_the_definition() {
-        let kernels = include_str!("../../kernels/attention.cu");
+    fn kernels_have_the_same_tiles() {
+        let kernels = include_str!("../../kernels/attention.cuh");
         assert!(kernels.contains(&format!("constexpr u32 TILE_POSITIONS = {TILE_POSITIONS};")));
+        let flash = include_str!("../../kernels/flash.cu");
+        assert!(flash.contains(&format!("constexpr u32 PAIRS = {FLASH_PAIRS};")));
+        assert!(flash.contains(&format!("constexpr u32 COLUMNS = {FLASH_COLUMNS};")));
     }
 
     #[test]

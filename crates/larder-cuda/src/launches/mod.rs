@@ -47,7 +47,7 @@ pub fn all_kernels() -> Vec<&'static str> {
 
 /// Those that are no products.
 #[cfg(all(test, feature = "cuda"))]
-const OTHER_KERNELS: [&str; 47] = [
+const OTHER_KERNELS: [&str; 50] = [
     "silu",
     "gelu",
     "gelu_tanh",
@@ -78,6 +78,9 @@ const OTHER_KERNELS: [&str; 47] = [
     "weighted_sum_f32",
     "weighted_sum_f16",
     "weighted_sum_q8_0",
+    "flash_f32",
+    "flash_f16",
+    "flash_q8_0",
     "copy_rows",
     "copy_bytes",
     "add_scaled",

@@ -65,3 +65,15 @@ impl Launches {
         self.launch("collect_best", [(args.rows * COLLECTORS).div_ceil(WARPS), 1], 32 * WARPS, &arguments)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_have_the_same_numbers() {
+        let kernels = include_str!("../../kernels/sampling.cu");
+        assert!(kernels.contains(&format!("constexpr u32 SLICES = {SLICES};")));
+        assert!(kernels.contains(&format!("constexpr u32 COLLECTORS = {COLLECTORS};")));
+    }
+}

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use larder_core::NumberFormat;
 use larder_cuda::{Emulator, EmulatorFault, Gpu};
-use larder_kernels::{AttentionArgs, AttentionTask, KvTensor, ThreadPool, attend, narrow, quantise_row};
+use larder_kernels::{AttentionArgs, AttentionTask, KvTensor, ThreadPool, attend, narrow, quantise_row, widen};
 use larder_model::{DeviceAttention, DeviceKvView, KvPageShape};
 
 use crate::common::{Random, emulator, gpu};
@@ -15,7 +15,7 @@ use crate::common::{Random, emulator, gpu};
 const PAGE: usize = 16;
 
 /// The same KV rows in main memory and on a device.
-struct Rows {
+pub struct Rows {
     form: KvPageShape,
     pages: Vec<Vec<u8>>,
     ids: Vec<usize>,
@@ -23,7 +23,7 @@ struct Rows {
 }
 
 impl Rows {
-    fn new(kind: NumberFormat, heads: usize, width: usize) -> Self {
+    pub fn new(kind: NumberFormat, heads: usize, width: usize) -> Self {
         let form = KvPageShape {
             kind,
             heads,
@@ -34,7 +34,7 @@ impl Rows {
     }
 
     /// Appends random rows in both places.
-    fn append(&mut self, device: &dyn DeviceAttention, random: &mut Random, mut count: usize) {
+    pub fn append(&mut self, device: &dyn DeviceAttention, random: &mut Random, mut count: usize) {
         let KvPageShape { kind, heads, row_bytes: row, .. } = self.form;
         while count > 0 {
             let at = self.len % PAGE;
@@ -61,6 +61,15 @@ impl Rows {
         }
     }
 
+    /// The values of a row.
+    pub fn values(&self, head: usize, at: usize) -> Vec<f32> {
+        let row = self.form.row_bytes;
+        let mut values = vec![0.0; self.form.row_values()];
+        let bytes = &self.pages[at / PAGE][(head * PAGE + at % PAGE) * row..][..row];
+        widen(self.form.kind, bytes, &mut values);
+        values
+    }
+
     fn on_host(&self, width: usize) -> KvTensor<'_> {
         let KvPageShape { kind, positions, row_bytes, .. } = self.form;
         KvTensor { kind, pages: &self.pages, page_len: positions, row_bytes, width }
@@ -72,32 +81,32 @@ impl Rows {
         DeviceKvView { first_page, pages: self.ids[first_page..].to_vec(), width }
     }
 
-    fn free(&self, device: &dyn DeviceAttention) {
+    pub fn free(&self, device: &dyn DeviceAttention) {
         self.ids.iter().for_each(|id| device.free(*id));
     }
 }
 
 /// The shape of an attention.
-struct Shape {
-    heads: usize,
-    kv_heads: usize,
-    key: usize,
-    value: usize,
+pub struct Shape {
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub key: usize,
+    pub value: usize,
     /// Values are a part of the keys, as in latent attention.
-    latent: bool,
-    sinks: bool,
-    kind: NumberFormat,
+    pub latent: bool,
+    pub sinks: bool,
+    pub kind: NumberFormat,
 }
 
 /// Queries of one sequence.
-struct Queries {
-    queries: Vec<f32>,
-    sinks: Vec<f32>,
-    seen: Vec<Range<usize>>,
+pub struct Queries {
+    pub queries: Vec<f32>,
+    pub sinks: Vec<f32>,
+    pub seen: Vec<Range<usize>>,
 }
 
 impl Queries {
-    fn new(random: &mut Random, shape: &Shape, seen: Vec<Range<usize>>) -> Self {
+    pub fn new(random: &mut Random, shape: &Shape, seen: Vec<Range<usize>>) -> Self {
         let (queries, sinks) = (random.floats(seen.len() * shape.heads * shape.key), random.floats(shape.heads));
         Queries { queries, sinks, seen }
     }
@@ -115,7 +124,7 @@ impl Queries {
 }
 
 /// The output bits of the CPU and of the device for a batch of sequences.
-fn both(device: &dyn DeviceAttention, shape: &Shape, batch: &[(Queries, [&Rows; 2])]) -> [Vec<u32>; 2] {
+pub fn both(device: &dyn DeviceAttention, shape: &Shape, batch: &[(Queries, [&Rows; 2])]) -> [Vec<u32>; 2] {
     let Shape { key, value, .. } = *shape;
     let outs = || batch.iter().map(|(queries, _)| queries.outputs(shape)).collect::<Vec<_>>();
     let (mut wanted, mut found) = (outs(), outs());
@@ -132,7 +141,7 @@ fn both(device: &dyn DeviceAttention, shape: &Shape, batch: &[(Queries, [&Rows; 
     [wanted, found].map(|all| all.into_iter().flatten().map(f32::to_bits).collect())
 }
 
-const fn shape(heads: usize, kv_heads: usize, key: usize, value: usize) -> Shape {
+pub const fn shape(heads: usize, kv_heads: usize, key: usize, value: usize) -> Shape {
     Shape { heads, kv_heads, key, value, latent: false, sinks: false, kind: NumberFormat::F32 }
 }
 

@@ -4,7 +4,7 @@ use larder_core::{ExpertLayout, NumberFormat};
 use larder_cuda::{Gpu, GpuError};
 use larder_model::Activation;
 
-use crate::{attention, chosen, experts, hits, latents, link, ops, order, products, recurrent, sampling};
+use crate::{attention, chosen, experts, flash, hits, latents, link, ops, order, products, recurrent, sampling};
 
 fn card() -> Option<Gpu> {
     match larder_cuda::open(0) {
@@ -22,6 +22,9 @@ fn a_gpu_gives_the_same_bits() {
     let Some(gpu) = card() else { return };
     products::compare(&gpu);
     attention::compare(&gpu);
+    if gpu.flash_attention().is_ok() {
+        flash::compare(&gpu);
+    }
     ops::compare(&gpu);
     ops::compare_sums(&gpu);
     chosen::compare(&gpu);

@@ -6,6 +6,7 @@ mod card;
 mod chosen;
 mod common;
 mod experts;
+mod flash;
 mod hits;
 mod latents;
 mod link;

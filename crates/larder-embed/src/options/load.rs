@@ -74,6 +74,8 @@ pub struct LoadOptions {
     pub vram_experts: Option<usize>,
     /// Layers whose keys and values are in VRAM.
     pub vram_kv: Option<usize>,
+    /// Whether a GPU computes attention over prompts in half precision.
+    pub flash_attn: bool,
     /// Folder of downloaded models, for models by name.
     pub models: Option<PathBuf>,
     /// The user's cache folder, where the content of GGUF files is noted.
@@ -191,7 +193,8 @@ impl LoadOptions {
             Some(other) => bail!("device must be cpu or cuda, not '{other}'"),
         };
         let vram_bytes = self.vram_mem.as_ref().map(|text| bytes(text, "vram-mem")).transpose()?;
-        Ok(DeviceOptions { kind, vram_bytes, vram_experts: self.vram_experts, vram_kv_layers: self.vram_kv })
+        let (vram_experts, vram_kv_layers) = (self.vram_experts, self.vram_kv);
+        Ok(DeviceOptions { kind, vram_bytes, vram_experts, vram_kv_layers, flash_attention: self.flash_attn })
     }
 }
 

@@ -75,6 +75,7 @@ def load(
     vram_mem: Optional[str] = None,
     vram_experts: Optional[int] = None,
     vram_kv: Optional[int] = None,
+    flash_attn: Optional[bool] = None,
     models: "Union[str, os.PathLike[str], None]" = None,
     cache_folder: "Union[str, os.PathLike[str], None]" = None,
 ) -> "Model":

@@ -23,6 +23,10 @@ pub struct DeviceFlags {
     /// leave room for the experts of a token, or for --vram-experts)
     #[arg(long, value_name = "LAYERS")]
     pub vram_kv: Option<usize>,
+    /// Compute attention over prompts in half precision on the GPU's tensor cores (FlashAttention): faster, with results
+    /// that differ in the last bits
+    #[arg(long)]
+    pub flash_attn: bool,
 }
 
 /// A compute device.

@@ -129,6 +129,7 @@ impl DeviceFlags {
             vram_bytes: self.vram_mem.map(|size| size.0),
             vram_experts: self.vram_experts,
             vram_kv_layers: self.vram_kv,
+            flash_attention: self.flash_attn,
         }
     }
 }
