@@ -52,6 +52,12 @@ struct QueryTile {
         u64 query = (u64)blockIdx.y * TILE_QUERIES + i;
         return args.factors[query * args.tile_stride() + position / TILE_POSITIONS - from / TILE_POSITIONS];
     }
+
+    // The sums of the values of query i in a position tile, which are counted from the first that the tile sees.
+    __device__ float *partial(u32 i, u32 position_tile) const {
+        u64 query = (u64)blockIdx.y * TILE_QUERIES + i;
+        return args.partial_sums + (query * args.tile_stride() + position_tile) * args.value_width;
+    }
 };
 
 // Rows of keys and values in floats. All threads of a warp store a value each, of which some are used.
@@ -155,48 +161,86 @@ __device__ inline float powers_of(float *scores, u32 length, float max_score) {
     return all;
 }
 
+// The maximum of the scores of a query in a position tile, by which they are replaced by e^(score - maximum), and the sum of these.
+struct TilePowers {
+    float max_score;
+    float sum;
+};
+
+// Computes the powers of a query from position `at` to `next` of one position tile. For all threads of a warp.
+__device__ inline TilePowers powers_of_tile(float *scores, u32 at, u32 next) {
+    float tile_max = minus_infinity();
+#pragma unroll 8
+    for (u32 j = at + threadIdx.x % WARP; j < next; j += WARP) tile_max = larger(tile_max, scores[j]);
+    for (int step = WARP / 2; step > 0; step /= 2) tile_max = larger(tile_max, __shfl_xor_sync(ALL, tile_max, step));
+    return {tile_max, powers_of(scores + at, next - at, tile_max)};
+}
+
+// The softmax of a query over the position tiles so far.
+struct Softmax {
+    float max_score;
+    float sum;
+
+    __device__ Softmax(const QueryTile &tile, u32 i)
+        : max_score(tile.args.sinks ? tile.args.sinks[tile.head(i)] : minus_infinity()), sum(tile.args.sinks ? 1.0f : 0.0f) {}
+
+    // Adds the next position tile. Returns the factors for the sums of values.
+    __device__ TileFactors add(TilePowers tile) {
+        float new_max = larger(max_score, tile.max_score);
+        TileFactors factors = {exp_in_steps(sub_rn(max_score, new_max)), exp_in_steps(sub_rn(tile.max_score, new_max))};
+        sum = add_rn(mul_rn(sum, factors.before), mul_rn(tile.sum, factors.now));
+        max_score = new_max;
+        return factors;
+    }
+};
+
 // Replaces each score of query i of a tile by e^(score - maximum of its position tile), and adds the position tiles up in order. For all
 // threads of a warp.
 __device__ void softmax_of(const QueryTile &tile, u32 i) {
     const AttentionKernelArgs &args = tile.args;
     u32 lane = threadIdx.x % WARP;
     float *scores = tile.scores() + (u64)i * args.score_stride - tile.from;
-    float max_score = args.sinks ? args.sinks[tile.head(i)] : minus_infinity();
-    float sum = args.sinks ? 1.0f : 0.0f;
+    Softmax softmax(tile, i);
     for (u32 at = tile.start(i), next; at < tile.end(i); at = next) {
         next = min((at / TILE_POSITIONS + 1) * TILE_POSITIONS, tile.end(i));
-        float tile_max = minus_infinity();
-#pragma unroll 8
-        for (u32 j = at + lane; j < next; j += WARP) tile_max = larger(tile_max, scores[j]);
-        for (int step = WARP / 2; step > 0; step /= 2) {
-            tile_max = larger(tile_max, __shfl_xor_sync(ALL, tile_max, step));
-        }
-        float tile_sum = powers_of(scores + at, next - at, tile_max), new_max = larger(max_score, tile_max);
-        TileFactors factors = {exp_in_steps(sub_rn(max_score, new_max)), exp_in_steps(sub_rn(tile_max, new_max))};
-        sum = add_rn(mul_rn(sum, factors.before), mul_rn(tile_sum, factors.now));
-        max_score = new_max;
+        TileFactors factors = softmax.add(powers_of_tile(scores, at, next));
         if (lane == 0) tile.factors(i, at) = factors;
     }
-    if (lane == 0) args.inverse_sums[(u64)blockIdx.y * TILE_QUERIES + i] = div_rn(1.0f, sum);
+    if (lane == 0) args.inverse_sums[(u64)blockIdx.y * TILE_QUERIES + i] = div_rn(1.0f, softmax.sum);
 }
 
-// One column of the sum of the values, weighted by the softmax, for all queries of the tile; positions are added in order within a
-// position tile, and then the position tiles.
-template <typename Kind> __device__ void weighted_column(const QueryTile &tile, u32 column) {
-    const AttentionKernelArgs &args = tile.args;
+// What the queries of a tile see.
+struct Sight {
     const float *scores[TILE_QUERIES];
-    u32 starts[TILE_QUERIES], ends[TILE_QUERIES], low = tile.from, high = tile.to;
-    float sums[TILE_QUERIES] = {}, totals[TILE_QUERIES] = {};
-    for (u32 t = 0; t < TILE_QUERIES; t++) {
-        // The last query stands in for missing ones.
-        u32 i = min(t, tile.count - 1);
-        scores[t] = tile.scores() + (u64)i * args.score_stride - tile.from;
-        starts[t] = tile.start(i);
-        ends[t] = tile.end(i);
-        low = low < starts[t] ? starts[t] : low;
-        high = min(high, ends[t]);
+    u32 starts[TILE_QUERIES];
+    u32 ends[TILE_QUERIES];
+    // The positions that all see.
+    u32 low;
+    u32 high;
+
+    __device__ Sight(const QueryTile &tile) : low(tile.from), high(tile.to) {
+        for (u32 t = 0; t < TILE_QUERIES; t++) {
+            // The last query stands in for missing ones.
+            u32 i = min(t, tile.count - 1);
+            scores[t] = tile.scores() + (u64)i * tile.args.score_stride - tile.from;
+            starts[t] = tile.start(i);
+            ends[t] = tile.end(i);
+            low = low < starts[t] ? starts[t] : low;
+            high = min(high, ends[t]);
+        }
     }
-    for (u32 at = tile.from / PREFETCHED * PREFETCHED; at < tile.to; at += PREFETCHED) {
+
+    // Whether query t sees some of these positions.
+    __device__ bool sees_some(u32 t, u32 from, u32 to) const { return starts[t] < to && from < ends[t]; }
+};
+
+// One column of the sums of the values of a position tile, weighted, for all queries of the tile; positions are added in order.
+template <typename Kind>
+__device__ void sums_of_positions(
+    const QueryTile &tile, const Sight &sight, u32 column, u32 tile_start, float (&sums)[TILE_QUERIES]) {
+    const AttentionKernelArgs &args = tile.args;
+    u32 first = tile.from / PREFETCHED * PREFETCHED, end = min(tile_start + TILE_POSITIONS, tile.to);
+    for (u32 at = first < tile_start ? tile_start : first; at < end; at += PREFETCHED) {
         float prefetched[PREFETCHED];
 #pragma unroll
         for (u32 i = 0; i < PREFETCHED; i++) {
@@ -204,40 +248,53 @@ template <typename Kind> __device__ void weighted_column(const QueryTile &tile, 
             const u8 *value = tile.row(args.value_pages, position, args.value_row_stride);
             prefetched[i] = Kind::widen(value, column);
         }
-        if (low <= at && at + PREFETCHED <= high) { // Every query sees every position.
+        if (sight.low <= at && at + PREFETCHED <= sight.high) { // Every query sees every position.
 #pragma unroll
             for (u32 i = 0; i < PREFETCHED; i++) {
                 for (u32 t = 0; t < TILE_QUERIES; t++) {
-                    sums[t] = add_rn(sums[t], mul_rn(scores[t][at + i], prefetched[i]));
+                    sums[t] = add_rn(sums[t], mul_rn(sight.scores[t][at + i], prefetched[i]));
                 }
             }
         } else {
 #pragma unroll
             for (u32 i = 0; i < PREFETCHED; i++) {
                 for (u32 t = 0; t < TILE_QUERIES; t++) {
-                    bool sees = starts[t] <= at + i && at + i < ends[t];
-                    if (sees) sums[t] = add_rn(sums[t], mul_rn(scores[t][at + i], prefetched[i]));
+                    bool sees = sight.starts[t] <= at + i && at + i < sight.ends[t];
+                    if (sees) sums[t] = add_rn(sums[t], mul_rn(sight.scores[t][at + i], prefetched[i]));
                 }
             }
         }
-        u32 tile_start = at / TILE_POSITIONS * TILE_POSITIONS, tile_end = tile_start + TILE_POSITIONS;
-        if (at + PREFETCHED < tile_end && at + PREFETCHED < tile.to) continue;
+    }
+}
+
+// Writes a value of the result.
+__device__ inline void write_value(const AttentionKernelArgs &args, u64 pair, u32 column, float value) {
+    u64 at = pair * args.value_width + column;
+    args.out[at] = value;
+    if (args.blocks) quantise_block(value, args.blocks[at / BLOCK]);
+}
+
+// One column of the sum of the values, weighted by the softmax, for all queries of the tile; positions are added in order within a
+// position tile, and then the position tiles.
+template <typename Kind> __device__ void weighted_column(const QueryTile &tile, u32 column) {
+    const AttentionKernelArgs &args = tile.args;
+    Sight sight(tile);
+    float totals[TILE_QUERIES] = {};
+    for (u32 start = tile.from / TILE_POSITIONS * TILE_POSITIONS; start < tile.to; start += TILE_POSITIONS) {
+        float sums[TILE_QUERIES] = {};
+        sums_of_positions<Kind>(tile, sight, column, start, sums);
+#pragma unroll
         for (u32 t = 0; t < TILE_QUERIES; t++) {
-            bool sees = starts[t] < tile_end && tile_start < ends[t];
-            if (sees) {
-                TileFactors factors = tile.factors(min(t, tile.count - 1), at);
-                totals[t] = add_rn(mul_rn(totals[t], factors.before), mul_rn(sums[t], factors.now));
-                sums[t] = 0.0f;
-            }
+            if (!sight.sees_some(t, start, start + TILE_POSITIONS)) continue;
+            TileFactors factors = tile.factors(min(t, tile.count - 1), start < tile.from ? tile.from : start);
+            totals[t] = add_rn(mul_rn(totals[t], factors.before), mul_rn(sums[t], factors.now));
         }
     }
+#pragma unroll
     for (u32 t = 0; t < TILE_QUERIES; t++) {
         float inverse_sum = args.inverse_sums[(u64)blockIdx.y * TILE_QUERIES + min(t, tile.count - 1)];
         if (t >= tile.count) break;
-        u64 at = tile.pair(t) * args.value_width + column;
-        float value = mul_rn(totals[t], inverse_sum);
-        args.out[at] = value;
-        if (args.blocks) quantise_block(value, args.blocks[at / BLOCK]);
+        write_value(args, tile.pair(t), column, mul_rn(totals[t], inverse_sum));
     }
 }
 
@@ -247,6 +304,60 @@ template <typename Kind> __device__ void weighted_sum_of(const AttentionKernelAr
     if (threadIdx.x / WARP < tile.count) softmax_of(tile, threadIdx.x / WARP);
     __syncthreads();
     for (u32 column = threadIdx.x; column < args.value_width; column += blockDim.x) weighted_column<Kind>(tile, column);
+}
+
+// What weighted_sum_of computes, in two launches where few queries see many positions: first the powers and the sums of values of each
+// position tile, whose number is the grid's x. The powers take the places of factors.
+template <typename Kind> __device__ void partial_sums_of(const AttentionKernelArgs &args, u32 first_tile) {
+    QueryTile tile(args, first_tile + blockIdx.y);
+    u32 i = threadIdx.x / WARP, start = (tile.from / TILE_POSITIONS + blockIdx.x) * TILE_POSITIONS, end = start + TILE_POSITIONS;
+    if (start >= tile.to) return;
+    if (i < tile.count && tile.start(i) < end && start < tile.end(i)) {
+        u32 at = start < tile.start(i) ? tile.start(i) : start;
+        float *scores = tile.scores() + (u64)i * args.score_stride - tile.from;
+        TilePowers powers = powers_of_tile(scores, at, min(end, tile.end(i)));
+        if (threadIdx.x % WARP == 0) tile.factors(i, at) = {powers.max_score, powers.sum};
+    }
+    __syncthreads();
+    Sight sight(tile);
+    for (u32 column = threadIdx.x; column < args.value_width; column += blockDim.x) {
+        float sums[TILE_QUERIES] = {};
+        sums_of_positions<Kind>(tile, sight, column, start, sums);
+#pragma unroll
+        for (u32 t = 0; t < TILE_QUERIES; t++) {
+            if (t < tile.count) tile.partial(t, blockIdx.x)[column] = sums[t];
+        }
+    }
+}
+
+// Then the position tiles are added up in order. The grid's y is the tile, x its query.
+extern "C" __global__ void add_partial_sums(const AttentionKernelArgs *args_in_memory, u32 first_tile) {
+    const AttentionKernelArgs &args = *args_in_memory;
+    QueryTile tile(args, first_tile + blockIdx.y);
+    u32 i = blockIdx.x;
+    if (i >= tile.count) return;
+    for (u32 column = threadIdx.x; column < args.value_width; column += blockDim.x) {
+        Softmax softmax(tile, i);
+        float total = 0.0f;
+        for (u32 at = tile.start(i); at < tile.end(i); at = (at / TILE_POSITIONS + 1) * TILE_POSITIONS) {
+            TileFactors powers = tile.factors(i, at), factors = softmax.add({powers.before, powers.now});
+            float sum = tile.partial(i, at / TILE_POSITIONS - tile.from / TILE_POSITIONS)[column];
+            total = add_rn(mul_rn(total, factors.before), mul_rn(sum, factors.now));
+        }
+        write_value(args, tile.pair(i), column, mul_rn(total, div_rn(1.0f, softmax.sum)));
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(512) partial_sums_f32(const AttentionKernelArgs *args, u32 first_tile) {
+    partial_sums_of<FloatRows<F32>>(*args, first_tile);
+}
+
+extern "C" __global__ void __launch_bounds__(512) partial_sums_f16(const AttentionKernelArgs *args, u32 first_tile) {
+    partial_sums_of<FloatRows<F16>>(*args, first_tile);
+}
+
+extern "C" __global__ void __launch_bounds__(512) partial_sums_q8_0(const AttentionKernelArgs *args, u32 first_tile) {
+    partial_sums_of<ByteRows>(*args, first_tile);
 }
 
 extern "C" __global__ void __launch_bounds__(512) weighted_sum_f32(const AttentionKernelArgs *args, u32 first_tile) {

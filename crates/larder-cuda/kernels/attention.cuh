@@ -32,6 +32,8 @@ struct AttentionKernelArgs {
     float *inverse_sums;
     // [tiles * TILE_QUERIES, tile_stride()], beginning with the position tile of the first position that the tile sees.
     TileFactors *factors;
+    // [tiles * TILE_QUERIES, tile_stride(), value_width], or null: attention in one launch for each position tile.
+    float *partial_sums;
     // [queries, heads, value_width]
     float *out;
     // The same, quantised, or null; then value_width is a multiple of 32.
@@ -55,4 +57,4 @@ struct AttentionKernelArgs {
     // The most position tiles that score_stride positions are in.
     __device__ u32 tile_stride() const { return score_stride / TILE_POSITIONS + 2; }
 };
-static_assert(sizeof(AttentionKernelArgs) == 120, "must match the layout in Rust");
+static_assert(sizeof(AttentionKernelArgs) == 128, "must match the layout in Rust");

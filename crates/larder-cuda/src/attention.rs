@@ -7,7 +7,7 @@ use larder_core::NumberFormat;
 use larder_kernels::{AttentionArgs, AttentionTask};
 use larder_model::{DeviceAttention, DeviceKvView, KvPageShape};
 
-use crate::attention_tiles::{takes_halves, tiles_and_span, tiles_at_once};
+use crate::attention_tiles::{bytes_of_parts, takes_halves, tiles_and_span, tiles_at_once};
 use crate::driver::Driver;
 use crate::error::{GpuError, Result};
 use crate::expert_kernels::{BLOCK, BLOCK_BYTES};
@@ -258,7 +258,7 @@ impl State {
     /// Checks the tasks, makes room for their scores and outputs, and places those that have queries.
     fn place(&mut self, tasks: &[&Args], new: Option<&NewTokens>) -> Result<(Vec<PlacedTask>, Outputs)> {
         let (mut placed, mut at, mut outputs, mut first) = (Vec::new(), 0, 0, 0);
-        let (mut score_bytes, mut factor_bytes, mut sum_bytes) = (0, 0, 0);
+        let (mut score_bytes, mut factor_bytes, mut sum_bytes, mut partial_bytes) = (0, 0, 0, 0);
         for args in tasks {
             let kinds = self.check(args, new)?;
             if !args.seen.is_empty() {
@@ -268,18 +268,25 @@ impl State {
                 score_bytes = score_bytes.max(4 * TILE_QUERIES * span * at_once);
                 factor_bytes = factor_bytes.max(8 * TILE_QUERIES * AttentionKernelArgs::tile_stride(span) * at_once);
                 sum_bytes = sum_bytes.max(4 * TILE_QUERIES * at_once);
+                let of_parts = bytes_of_parts(at_once, span, args.values.width);
+                partial_bytes = partial_bytes.max(of_parts.unwrap_or(0));
                 // Offsets for now; `send` adds the addresses of the buffers.
                 let queries = new.map_or(0, |new| new.queries + 4 * (first * args.heads * args.keys.width) as u64);
-                let kernel_args =
-                    AttentionKernelArgs { queries, out: 4 * outputs as u64, ..self.kernel_args(args, span)? };
+                let kernel_args = AttentionKernelArgs {
+                    queries,
+                    out: 4 * outputs as u64,
+                    partial_sums: of_parts.map_or(0, |_| 1),
+                    ..self.kernel_args(args, span)?
+                };
                 placed.push(PlacedTask { args: kernel_args, kinds, at, tiles, flash, first });
                 at += Arrays::of(args, new).bytes;
             }
             first += args.seen.len();
             outputs += self::outputs(args);
         }
-        let score_bytes = score_bytes.next_multiple_of(ALIGN);
-        self.scores.ensure((score_bytes + factor_bytes + sum_bytes).next_multiple_of(STEP))?;
+        let [score_bytes, factor_bytes, sum_bytes] =
+            [score_bytes, factor_bytes, sum_bytes].map(|bytes: usize| bytes.next_multiple_of(ALIGN));
+        self.scores.ensure((score_bytes + factor_bytes + sum_bytes + partial_bytes).next_multiple_of(STEP))?;
         let in_blocks = tasks.iter().all(|args| args.values.width.is_multiple_of(BLOCK));
         let first_block = (4 * outputs).next_multiple_of(ALIGN);
         self.out.ensure(first_block + if in_blocks { outputs / BLOCK * BLOCK_BYTES } else { 0 })?;
@@ -290,6 +297,7 @@ impl State {
             args.blocks = blocks.map_or(0, |blocks| blocks + args.out / (4 * BLOCK as u64) * BLOCK_BYTES as u64);
             (args.scores, args.factors, args.out) = (scores, factors, out + args.out);
             args.inverse_sums = factors + factor_bytes as u64;
+            args.partial_sums *= args.inverse_sums + sum_bytes as u64;
         }
         Ok((placed, Outputs { at: out, blocks, values: outputs }))
     }
@@ -306,6 +314,7 @@ impl State {
             scores: 0,
             inverse_sums: 0,
             factors: 0,
+            partial_sums: 0,
             out: 0,
             blocks: 0,
             count: word(args.seen.len())?,

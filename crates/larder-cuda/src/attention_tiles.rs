@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use larder_core::NumberFormat;
-use larder_kernels::AttentionArgs;
+use larder_kernels::{AttentionArgs, TILE_POSITIONS};
 use larder_model::DeviceKvView;
 
-use crate::launches::TILE_QUERIES;
+use crate::launches::{AttentionKernelArgs, TILE_QUERIES};
 
 /// Bytes of scores per launch, unless one tile of queries has more.
 const MAX_SCORE_BYTES: usize = 16 << 20;
@@ -14,6 +14,8 @@ const MAX_SCORE_BYTES: usize = 16 << 20;
 const FLASH_QUERIES: usize = 32;
 /// Positions that it multiplies at once, which are in one page.
 const FLASH_POSITIONS: usize = 16;
+/// The most tiles of queries whose position tiles are apart: as many blocks as keep large devices busy.
+const FEW_TILES: usize = 256;
 /// The most tiles of a launch: the limit of CUDA for blocks in y.
 const MAX_TILES: usize = 65_535;
 
@@ -30,6 +32,13 @@ pub fn takes_halves(args: &AttentionArgs<DeviceKvView>, kinds: [NumberFormat; 2]
 /// The most tiles of one launch if a tile has scores for `span` positions.
 pub fn tiles_at_once(span: usize) -> usize {
     (MAX_SCORE_BYTES / (4 * TILE_QUERIES * span)).clamp(1, MAX_TILES)
+}
+
+/// The bytes of the sums of each position tile, where few tiles of queries see many positions, so that one launch for each position tile
+/// keeps more of a device busy. `None` where a block for each tile of queries adds up all values.
+pub fn bytes_of_parts(tiles: usize, span: usize, width: usize) -> Option<usize> {
+    let bytes = 4 * TILE_QUERIES * AttentionKernelArgs::tile_stride(span) * width * tiles;
+    ((1..=FEW_TILES).contains(&tiles) && span > TILE_POSITIONS && bytes <= MAX_SCORE_BYTES).then_some(bytes)
 }
 
 /// The number of tiles of [`TILE_QUERIES`] queries, over all key heads, and the most positions that one tile spans.

@@ -43,6 +43,8 @@ pub struct AttentionKernelArgs {
     pub inverse_sums: u64,
     /// `[tiles · TILE_QUERIES, tile_stride, 2]` for each launch: the factors with which position tiles are added up.
     pub factors: u64,
+    /// `[tiles · TILE_QUERIES, tile_stride, value_width]` for each launch, or 0: values are added up in one launch.
+    pub partial_sums: u64,
     /// `[queries, heads, value_width]`
     pub out: u64,
     /// The same, quantised, or 0.
@@ -71,7 +73,7 @@ pub struct AttentionKernelArgs {
 
 impl AttentionKernelArgs {
     /// Size of the struct in kernels.
-    pub const BYTES: usize = 120;
+    pub const BYTES: usize = 128;
 
     /// The most position tiles that `positions` positions are in.
     pub fn tile_stride(positions: usize) -> usize {
@@ -89,13 +91,15 @@ impl AttentionKernelArgs {
             scores,
             inverse_sums,
             factors,
+            partial_sums,
             out,
             blocks,
             ..
         } = self;
         let AttentionKernelArgs { count, heads, group, key_row_stride, value_row_stride, .. } = self;
         let AttentionKernelArgs { key_width, value_width, score_stride, scale, page_shift, .. } = self;
-        let front = [queries, key_pages, value_pages, seen, sinks, scores, inverse_sums, factors, out, blocks];
+        let front =
+            [queries, key_pages, value_pages, seen, sinks, scores, inverse_sums, factors, partial_sums, out, blocks];
         let (rows, scale) = ([key_row_stride, value_row_stride], scale.to_bits());
         let [key_row, value_row] = rows;
         pack(front, [count, heads, group, key_row, value_row, key_width, value_width, score_stride, scale, page_shift])
@@ -215,17 +219,23 @@ impl Launches {
             NumberFormat::Q8_0 => "scores_q8_0",
             _ => "scores_f16",
         };
-        let weighted_sum = match values {
-            NumberFormat::F32 => "weighted_sum_f32",
-            NumberFormat::Q8_0 => "weighted_sum_q8_0",
-            _ => "weighted_sum_f16",
+        let [weighted_sum, partial_sums] = match values {
+            NumberFormat::F32 => ["weighted_sum_f32", "partial_sums_f32"],
+            NumberFormat::Q8_0 => ["weighted_sum_q8_0", "partial_sums_q8_0"],
+            _ => ["weighted_sum_f16", "partial_sums_f16"],
         };
         // A few blocks more, which end at once, so that the launches are the same for many tokens.
         let blocks = args.score_stride.div_ceil(ROW_GROUP as u32 * WARPS).next_multiple_of(SCORE_BLOCKS);
         self.launch(scores, [blocks, count], 32 * WARPS, &arguments)?;
         // A warp for each query, and a thread for each column.
         let threads = args.value_width.next_multiple_of(WARP).clamp(TILE_QUERIES as u32 * WARP, MAX_SUM_THREADS);
-        self.launch(weighted_sum, [1, count], threads, &arguments)
+        if args.partial_sums == 0 {
+            return self.launch(weighted_sum, [1, count], threads, &arguments);
+        }
+        let position_tiles = word(AttentionKernelArgs::tile_stride(args.score_stride as usize))?;
+        self.launch(partial_sums, [position_tiles, count], threads, &arguments)?;
+        let threads = args.value_width.next_multiple_of(WARP).min(MAX_SUM_THREADS);
+        self.launch("add_partial_sums", [TILE_QUERIES as u32, count], threads, &arguments)
     }
 
     /// Attention of many queries in half precision; the arguments were written to address `list`. Keys and values are in one format.
@@ -319,22 +329,23 @@ mod tests {
             scores: 6,
             inverse_sums: 7,
             factors: 8,
-            out: 9,
-            blocks: 10,
-            count: 11,
-            heads: 12,
-            group: 13,
-            key_row_stride: 14,
-            value_row_stride: 15,
-            key_width: 16,
-            value_width: 17,
-            score_stride: 18,
+            partial_sums: 9,
+            out: 10,
+            blocks: 11,
+            count: 12,
+            heads: 13,
+            group: 14,
+            key_row_stride: 15,
+            value_row_stride: 16,
+            key_width: 17,
+            value_width: 18,
+            score_stride: 19,
             scale: 1.0,
             page_shift: 6,
         };
         let words: Vec<u32> = args.to_bytes().as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b)).collect();
-        let addresses: Vec<u32> = (1..11).flat_map(|at| [at, 0]).collect();
-        assert_eq!(words[..20], addresses);
-        assert_eq!(words[20..], [11, 12, 13, 14, 15, 16, 17, 18, 1.0f32.to_bits(), 6]);
+        let addresses: Vec<u32> = (1..12).flat_map(|at| [at, 0]).collect();
+        assert_eq!(words[..22], addresses);
+        assert_eq!(words[22..], [12, 13, 14, 15, 16, 17, 18, 19, 1.0f32.to_bits(), 6]);
     }
 }

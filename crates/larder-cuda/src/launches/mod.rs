@@ -47,7 +47,7 @@ pub fn all_kernels() -> Vec<&'static str> {
 
 /// Those that are no products.
 #[cfg(all(test, feature = "cuda"))]
-const OTHER_KERNELS: [&str; 50] = [
+const OTHER_KERNELS: [&str; 54] = [
     "silu",
     "gelu",
     "gelu_tanh",
@@ -78,6 +78,10 @@ const OTHER_KERNELS: [&str; 50] = [
     "weighted_sum_f32",
     "weighted_sum_f16",
     "weighted_sum_q8_0",
+    "partial_sums_f32",
+    "partial_sums_f16",
+    "partial_sums_q8_0",
+    "add_partial_sums",
     "flash_f32",
     "flash_f16",
     "flash_q8_0",

@@ -22,6 +22,7 @@ fn a_gpu_gives_the_same_bits() {
     let Some(gpu) = card() else { return };
     products::compare(&gpu);
     attention::compare(&gpu);
+    attention::compare_few_queries(&gpu);
     if gpu.flash_attention().is_ok() {
         flash::compare(&gpu);
     }
