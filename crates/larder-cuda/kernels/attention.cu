@@ -18,8 +18,14 @@ struct QueryTile {
     // The range of positions that the tile sees.
     u32 from;
     u32 to;
+    // Its place in the memory of the launch for the task: where a task has all tiles, its number.
+    u32 place;
 
-    __device__ QueryTile(const AttentionKernelArgs &args, u32 number) : args(args) {
+    // The tile of this block, which is the grid's y behind the first tile of the launch.
+    __device__ QueryTile(const u8 *tasks, u32 tasks_in_launch, u32 first_tile)
+        : args(task_of_tile(tasks, tasks_in_launch, first_tile + blockIdx.y)) {
+        u32 number = first_tile + blockIdx.y - args.first_tile;
+        place = min(number, blockIdx.y);
         u32 pairs = args.count * args.group, each = (pairs + TILE_QUERIES - 1) / TILE_QUERIES;
         kv_head = number / each;
         first = number % each * TILE_QUERIES;
@@ -45,17 +51,17 @@ struct QueryTile {
     }
 
     // The scores of the tile.
-    __device__ float *scores() const { return args.scores + (u64)blockIdx.y * TILE_QUERIES * args.score_stride; }
+    __device__ float *scores() const { return args.scores + (u64)place * TILE_QUERIES * args.score_stride; }
 
     // The factors of query i for the position tile of a position.
     __device__ TileFactors &factors(u32 i, u32 position) const {
-        u64 query = (u64)blockIdx.y * TILE_QUERIES + i;
+        u64 query = (u64)place * TILE_QUERIES + i;
         return args.factors[query * args.tile_stride() + position / TILE_POSITIONS - from / TILE_POSITIONS];
     }
 
     // The sums of the values of query i in a position tile, which are counted from the first that the tile sees.
     __device__ float *partial(u32 i, u32 position_tile) const {
-        u64 query = (u64)blockIdx.y * TILE_QUERIES + i;
+        u64 query = (u64)place * TILE_QUERIES + i;
         return args.partial_sums + (query * args.tile_stride() + position_tile) * args.value_width;
     }
 };
@@ -102,8 +108,9 @@ struct ByteRows {
 
 // The scores of each query with each key, summed in the order of a product. A warp has eight keys, two at a time; the
 // grid's y is the tile.
-template <typename Kind> __device__ void scores_of(const AttentionKernelArgs &args, u32 first_tile) {
-    QueryTile tile(args, first_tile + blockIdx.y);
+template <typename Kind> __device__ void scores_of(const u8 *tasks, u32 count, u32 first_tile) {
+    QueryTile tile(tasks, count, first_tile);
+    const AttentionKernelArgs &args = tile.args;
     u32 lane = threadIdx.x % LANES, width = args.key_width, body = width / LANES * LANES;
     u64 at = tile.from + (u64)group_of_warp() * GROUP;
     if (at >= tile.to) return;
@@ -128,16 +135,16 @@ template <typename Kind> __device__ void scores_of(const AttentionKernelArgs &ar
     }
 }
 
-extern "C" __global__ void scores_f32(const AttentionKernelArgs *args, u32 first_tile) {
-    scores_of<FloatRows<F32>>(*args, first_tile);
+extern "C" __global__ void scores_f32(const u8 *tasks, u32 count, u32 first_tile) {
+    scores_of<FloatRows<F32>>(tasks, count, first_tile);
 }
 
-extern "C" __global__ void scores_f16(const AttentionKernelArgs *args, u32 first_tile) {
-    scores_of<FloatRows<F16>>(*args, first_tile);
+extern "C" __global__ void scores_f16(const u8 *tasks, u32 count, u32 first_tile) {
+    scores_of<FloatRows<F16>>(tasks, count, first_tile);
 }
 
-extern "C" __global__ void scores_q8_0(const AttentionKernelArgs *args, u32 first_tile) {
-    scores_of<ByteRows>(*args, first_tile);
+extern "C" __global__ void scores_q8_0(const u8 *tasks, u32 count, u32 first_tile) {
+    scores_of<ByteRows>(tasks, count, first_tile);
 }
 
 // Replaces the scores of a position tile by e^(score - max). Returns the sum of these powers: eight interleaved sums, these added in
@@ -206,7 +213,7 @@ __device__ void softmax_of(const QueryTile &tile, u32 i) {
         TileFactors factors = softmax.add(powers_of_tile(scores, at, next));
         if (lane == 0) tile.factors(i, at) = factors;
     }
-    if (lane == 0) args.inverse_sums[(u64)blockIdx.y * TILE_QUERIES + i] = div_rn(1.0f, softmax.sum);
+    if (lane == 0) args.inverse_sums[(u64)tile.place * TILE_QUERIES + i] = div_rn(1.0f, softmax.sum);
 }
 
 // What the queries of a tile see.
@@ -292,15 +299,16 @@ template <typename Kind> __device__ void weighted_column(const QueryTile &tile, 
     }
 #pragma unroll
     for (u32 t = 0; t < TILE_QUERIES; t++) {
-        float inverse_sum = args.inverse_sums[(u64)blockIdx.y * TILE_QUERIES + min(t, tile.count - 1)];
+        float inverse_sum = args.inverse_sums[(u64)tile.place * TILE_QUERIES + min(t, tile.count - 1)];
         if (t >= tile.count) break;
         write_value(args, tile.pair(t), column, mul_rn(totals[t], inverse_sum));
     }
 }
 
 // Softmax and weighted sum of a tile, which is the grid's y and has one block. A warp has a query, then a thread has columns.
-template <typename Kind> __device__ void weighted_sum_of(const AttentionKernelArgs &args, u32 first_tile) {
-    QueryTile tile(args, first_tile + blockIdx.y);
+template <typename Kind> __device__ void weighted_sum_of(const u8 *tasks, u32 count, u32 first_tile) {
+    QueryTile tile(tasks, count, first_tile);
+    const AttentionKernelArgs &args = tile.args;
     if (threadIdx.x / WARP < tile.count) softmax_of(tile, threadIdx.x / WARP);
     __syncthreads();
     for (u32 column = threadIdx.x; column < args.value_width; column += blockDim.x) weighted_column<Kind>(tile, column);
@@ -308,8 +316,9 @@ template <typename Kind> __device__ void weighted_sum_of(const AttentionKernelAr
 
 // What weighted_sum_of computes, in two launches where few queries see many positions: first the powers and the sums of values of each
 // position tile, whose number is the grid's x. The powers take the places of factors.
-template <typename Kind> __device__ void partial_sums_of(const AttentionKernelArgs &args, u32 first_tile) {
-    QueryTile tile(args, first_tile + blockIdx.y);
+template <typename Kind> __device__ void partial_sums_of(const u8 *tasks, u32 count, u32 first_tile) {
+    QueryTile tile(tasks, count, first_tile);
+    const AttentionKernelArgs &args = tile.args;
     u32 i = threadIdx.x / WARP, start = (tile.from / TILE_POSITIONS + blockIdx.x) * TILE_POSITIONS, end = start + TILE_POSITIONS;
     if (start >= tile.to) return;
     if (i < tile.count && tile.start(i) < end && start < tile.end(i)) {
@@ -331,9 +340,9 @@ template <typename Kind> __device__ void partial_sums_of(const AttentionKernelAr
 }
 
 // Then the position tiles are added up in order. The grid's y is the tile, x its query.
-extern "C" __global__ void add_partial_sums(const AttentionKernelArgs *args_in_memory, u32 first_tile) {
-    const AttentionKernelArgs &args = *args_in_memory;
-    QueryTile tile(args, first_tile + blockIdx.y);
+extern "C" __global__ void add_partial_sums(const u8 *tasks, u32 count, u32 first_tile) {
+    QueryTile tile(tasks, count, first_tile);
+    const AttentionKernelArgs &args = tile.args;
     u32 i = blockIdx.x;
     if (i >= tile.count) return;
     for (u32 column = threadIdx.x; column < args.value_width; column += blockDim.x) {
@@ -348,28 +357,28 @@ extern "C" __global__ void add_partial_sums(const AttentionKernelArgs *args_in_m
     }
 }
 
-extern "C" __global__ void __launch_bounds__(512) partial_sums_f32(const AttentionKernelArgs *args, u32 first_tile) {
-    partial_sums_of<FloatRows<F32>>(*args, first_tile);
+extern "C" __global__ void __launch_bounds__(256) partial_sums_f32(const u8 *tasks, u32 count, u32 first_tile) {
+    partial_sums_of<FloatRows<F32>>(tasks, count, first_tile);
 }
 
-extern "C" __global__ void __launch_bounds__(512) partial_sums_f16(const AttentionKernelArgs *args, u32 first_tile) {
-    partial_sums_of<FloatRows<F16>>(*args, first_tile);
+extern "C" __global__ void __launch_bounds__(256) partial_sums_f16(const u8 *tasks, u32 count, u32 first_tile) {
+    partial_sums_of<FloatRows<F16>>(tasks, count, first_tile);
 }
 
-extern "C" __global__ void __launch_bounds__(512) partial_sums_q8_0(const AttentionKernelArgs *args, u32 first_tile) {
-    partial_sums_of<ByteRows>(*args, first_tile);
+extern "C" __global__ void __launch_bounds__(256) partial_sums_q8_0(const u8 *tasks, u32 count, u32 first_tile) {
+    partial_sums_of<ByteRows>(tasks, count, first_tile);
 }
 
-extern "C" __global__ void __launch_bounds__(512) weighted_sum_f32(const AttentionKernelArgs *args, u32 first_tile) {
-    weighted_sum_of<FloatRows<F32>>(*args, first_tile);
+extern "C" __global__ void __launch_bounds__(256) weighted_sum_f32(const u8 *tasks, u32 count, u32 first_tile) {
+    weighted_sum_of<FloatRows<F32>>(tasks, count, first_tile);
 }
 
-extern "C" __global__ void __launch_bounds__(512) weighted_sum_f16(const AttentionKernelArgs *args, u32 first_tile) {
-    weighted_sum_of<FloatRows<F16>>(*args, first_tile);
+extern "C" __global__ void __launch_bounds__(256) weighted_sum_f16(const u8 *tasks, u32 count, u32 first_tile) {
+    weighted_sum_of<FloatRows<F16>>(tasks, count, first_tile);
 }
 
-extern "C" __global__ void __launch_bounds__(512) weighted_sum_q8_0(const AttentionKernelArgs *args, u32 first_tile) {
-    weighted_sum_of<ByteRows>(*args, first_tile);
+extern "C" __global__ void __launch_bounds__(256) weighted_sum_q8_0(const u8 *tasks, u32 count, u32 first_tile) {
+    weighted_sum_of<ByteRows>(tasks, count, first_tile);
 }
 
 // NaN stays NaN.
@@ -448,6 +457,7 @@ struct NewHeadsArgs {
     }
 };
 static_assert(sizeof(NewHeadsArgs) == 120, "must match the layout in Rust");
+static_assert(sizeof(AttentionKernelArgs) + sizeof(NewHeadsArgs) == TASK_BYTES, "must match the layout in Rust");
 
 // A head of which some values are rotated, pairwise: adjacent values, or those of two halves.
 struct RotatedHead {
@@ -482,8 +492,10 @@ __device__ void write_rotated(const RotatedHead &head, const float *weight, u8 *
 }
 
 // Normalises and rotates the queries and keys of new tokens, and writes keys and values to the page of the last position that each
-// token sees. A warp has a head.
-template <typename Kind> __device__ void new_heads_of(const AttentionKernelArgs &args, const NewHeadsArgs &heads) {
+// token sees. A warp has a head; the grid's y is the task.
+template <typename Kind> __device__ void new_heads_of(const u8 *tasks) {
+    const AttentionKernelArgs &args = task_at(tasks, blockIdx.y);
+    const NewHeadsArgs &heads = *(const NewHeadsArgs *)(&args + 1);
     u32 kv_heads = args.heads / args.group, each = args.heads + 2 * kv_heads, index = group_of_warp();
     u32 token = index / each, head = index % each, lane = threadIdx.x % WARP, width = args.key_width;
     if (token >= args.count) return;
@@ -519,16 +531,16 @@ template <typename Kind> __device__ void new_heads_of(const AttentionKernelArgs 
     }
 }
 
-extern "C" __global__ void new_heads_f32(const AttentionKernelArgs *args, const NewHeadsArgs *heads) {
-    new_heads_of<FloatRows<F32>>(*args, *heads);
+extern "C" __global__ void new_heads_f32(const u8 *tasks) {
+    new_heads_of<FloatRows<F32>>(tasks);
 }
 
-extern "C" __global__ void new_heads_f16(const AttentionKernelArgs *args, const NewHeadsArgs *heads) {
-    new_heads_of<FloatRows<F16>>(*args, *heads);
+extern "C" __global__ void new_heads_f16(const u8 *tasks) {
+    new_heads_of<FloatRows<F16>>(tasks);
 }
 
-extern "C" __global__ void new_heads_q8_0(const AttentionKernelArgs *args, const NewHeadsArgs *heads) {
-    new_heads_of<ByteRows>(*args, *heads);
+extern "C" __global__ void new_heads_q8_0(const u8 *tasks) {
+    new_heads_of<ByteRows>(tasks);
 }
 
 // Copies rows of `row` units of two bytes, count per head; the grid's y is the head. Strides are in these units.

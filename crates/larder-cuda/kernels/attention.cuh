@@ -13,7 +13,7 @@ struct TileFactors {
     float now;
 };
 
-// The arguments of attention.
+// The arguments of attention of one sequence, a task.
 struct AttentionKernelArgs {
     // [queries, heads, key_width]
     const float *queries;
@@ -53,8 +53,26 @@ struct AttentionKernelArgs {
     float scale;
     // The binary logarithm of the positions per page.
     u32 page_shift;
+    // The number of the task's first tile of queries within its launch, and of its tiles.
+    u32 first_tile;
+    u32 tiles;
 
     // The most position tiles that score_stride positions are in.
     __device__ u32 tile_stride() const { return score_stride / TILE_POSITIONS + 2; }
 };
-static_assert(sizeof(AttentionKernelArgs) == 128, "must match the layout in Rust");
+static_assert(sizeof(AttentionKernelArgs) == 136, "must match the layout in Rust");
+
+// Bytes from one task of a list to the next: arguments of attention, and of the heads of new tokens.
+constexpr u32 TASK_BYTES = 256;
+
+// A task of a list.
+__device__ inline const AttentionKernelArgs &task_at(const u8 *tasks, u32 number) {
+    return *(const AttentionKernelArgs *)(tasks + (u64)number * TASK_BYTES);
+}
+
+// The task that a tile of a launch belongs to.
+__device__ inline const AttentionKernelArgs &task_of_tile(const u8 *tasks, u32 count, u32 tile) {
+    u32 number = 0;
+    while (number + 1 < count && task_at(tasks, number + 1).first_tile <= tile) number++;
+    return task_at(tasks, number);
+}

@@ -229,8 +229,9 @@ __device__ void add_values(
     }
 }
 
-// Attention of all queries. A warp has a tile and a part of the columns. Widths are multiples of four.
-template <typename Keys, typename Values> __device__ void flash_of(const AttentionKernelArgs &args) {
+// Attention of all queries. A warp has a tile and a part of the columns; the grid's y is the task. Widths are multiples of four.
+template <typename Keys, typename Values> __device__ void flash_of(const u8 *tasks) {
+    const AttentionKernelArgs &args = task_at(tasks, blockIdx.y);
     u32 parts = (args.value_width + COLUMNS - 1) / COLUMNS, number = group_of_warp() / parts;
     u32 tiles = (args.count * args.group + PAIRS - 1) / PAIRS * (args.heads / args.group);
     if (number >= tiles) return;
@@ -268,14 +269,14 @@ template <typename Keys, typename Values> __device__ void flash_of(const Attenti
     }
 }
 
-extern "C" __global__ void __launch_bounds__(128) flash_f32(const AttentionKernelArgs *args) {
-    flash_of<SingleRows, SingleRows>(*args);
+extern "C" __global__ void __launch_bounds__(128) flash_f32(const u8 *tasks) {
+    flash_of<SingleRows, SingleRows>(tasks);
 }
 
-extern "C" __global__ void __launch_bounds__(128) flash_f16(const AttentionKernelArgs *args) {
-    flash_of<HalfRows, HalfRows>(*args);
+extern "C" __global__ void __launch_bounds__(128) flash_f16(const u8 *tasks) {
+    flash_of<HalfRows, HalfRows>(tasks);
 }
 
-extern "C" __global__ void __launch_bounds__(128) flash_q8_0(const AttentionKernelArgs *args) {
-    flash_of<ByteBlocks, ByteBlocks>(*args);
+extern "C" __global__ void __launch_bounds__(128) flash_q8_0(const u8 *tasks) {
+    flash_of<ByteBlocks, ByteBlocks>(tasks);
 }

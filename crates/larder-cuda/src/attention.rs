@@ -7,12 +7,12 @@ use larder_core::NumberFormat;
 use larder_kernels::{AttentionArgs, AttentionTask};
 use larder_model::{DeviceAttention, DeviceKvView, KvPageShape};
 
-use crate::attention_tiles::{bytes_of_parts, takes_halves, tiles_and_span, tiles_at_once};
+use crate::attention_tiles::{TaskGroup, TaskTiles, groups, takes_halves, tiles_and_span};
 use crate::driver::Driver;
 use crate::error::{GpuError, Result};
 use crate::expert_kernels::{BLOCK, BLOCK_BYTES};
 use crate::launch_queue::LaunchQueue;
-use crate::launches::{AttentionKernelArgs, Launches, NewHeadsArgs, RowCopy, TILE_QUERIES, word};
+use crate::launches::{AttentionKernelArgs, Launches, NewHeadsArgs, RowCopy, TaskList, word};
 use crate::memory::{DeviceBuffer, Download, Upload};
 use crate::new_tokens::NewTokens;
 use crate::page_slabs::{PageMemory, PageSlabs};
@@ -72,12 +72,9 @@ pub(crate) struct Outputs {
 /// One task of a batch, with the places of its arrays in the batch's copies to and from the device.
 struct PlacedTask {
     args: AttentionKernelArgs,
-    kinds: [NumberFormat; 2],
-    /// Of the arguments, in the copy to the device, in bytes.
+    tiles: TaskTiles,
+    /// Of the arrays, in the copy to the device, in bytes.
     at: usize,
-    tiles: usize,
-    /// Whether it is computed in half precision.
-    flash: bool,
     /// The tokens of the tasks before.
     first: usize,
 }
@@ -234,72 +231,76 @@ impl State {
         Ok(())
     }
 
-    /// Stages what the launches of each task read, and launches them.
+    /// Stages what the launches of all tasks read, and launches them.
     fn begin(&mut self, queue: &LaunchQueue, tasks: &[&Args], new: Option<&NewTokens>) -> Result<Outputs> {
-        let (placed, outputs) = self.place(tasks, new)?;
-        let list = self.send(queue, tasks, &placed, new)?;
-        for PlacedTask { args, kinds, at, tiles, flash, .. } in &placed {
+        let tasks: Vec<&Args> = tasks.iter().copied().filter(|args| !args.seen.is_empty()).collect();
+        let (placed, groups, outputs) = self.place(&tasks, new)?;
+        let list = self.send(queue, &tasks, &placed, new)?;
+        let args: Vec<AttentionKernelArgs> = placed.iter().map(|task| task.args).collect();
+        for TaskGroup { tasks, at_once, tiles, .. } in groups {
+            let at = list + (tasks.start * TaskList::BYTES) as u64;
+            let TaskTiles { kinds, flash, .. } = placed[tasks.start].tiles;
+            let list = TaskList { tasks: &args[tasks], at, kinds };
             if new.is_some() {
-                self.launches.new_heads(args, kinds[0], list + *at as u64, list + (at + HEADS_AT) as u64)?;
+                self.launches.new_heads(&list)?;
             }
-            if *flash {
-                self.launches.flash(args, kinds[0], list + *at as u64)?;
+            if flash {
+                self.launches.flash(&list)?;
                 continue;
             }
-            let at_once = tiles_at_once(args.score_stride as usize).min(*tiles);
-            for first in (0..*tiles).step_by(at_once) {
-                let range = word(first)?..word(*tiles.min(&(first + at_once)))?;
-                self.launches.attend(args, *kinds, list + *at as u64, range)?;
+            for first in (0..tiles).step_by(at_once) {
+                self.launches.attend(&list, word(first)?..word(tiles.min(first + at_once))?)?;
             }
         }
         Ok(outputs)
     }
 
-    /// Checks the tasks, makes room for their scores and outputs, and places those that have queries.
-    fn place(&mut self, tasks: &[&Args], new: Option<&NewTokens>) -> Result<(Vec<PlacedTask>, Outputs)> {
-        let (mut placed, mut at, mut outputs, mut first) = (Vec::new(), 0, 0, 0);
-        let (mut score_bytes, mut factor_bytes, mut sum_bytes, mut partial_bytes) = (0, 0, 0, 0);
+    /// Checks the tasks, all of which have queries, and makes room for their scores and outputs.
+    fn place(
+        &mut self,
+        tasks: &[&Args],
+        new: Option<&NewTokens>,
+    ) -> Result<(Vec<PlacedTask>, Vec<TaskGroup>, Outputs)> {
+        let (mut placed, mut at, mut outputs, mut first) = (Vec::new(), tasks.len() * TaskList::BYTES, 0, 0);
         for args in tasks {
             let kinds = self.check(args, new)?;
-            if !args.seen.is_empty() {
-                let (tiles, span) = tiles_and_span(args);
-                let flash = self.flash && takes_halves(args, kinds, self.shape(&args.keys)?.positions);
-                let at_once = if flash { 0 } else { tiles_at_once(span).min(tiles) };
-                score_bytes = score_bytes.max(4 * TILE_QUERIES * span * at_once);
-                factor_bytes = factor_bytes.max(8 * TILE_QUERIES * AttentionKernelArgs::tile_stride(span) * at_once);
-                sum_bytes = sum_bytes.max(4 * TILE_QUERIES * at_once);
-                let of_parts = bytes_of_parts(at_once, span, args.values.width);
-                partial_bytes = partial_bytes.max(of_parts.unwrap_or(0));
-                // Offsets for now; `send` adds the addresses of the buffers.
-                let queries = new.map_or(0, |new| new.queries + 4 * (first * args.heads * args.keys.width) as u64);
-                let kernel_args = AttentionKernelArgs {
-                    queries,
-                    out: 4 * outputs as u64,
-                    partial_sums: of_parts.map_or(0, |_| 1),
-                    ..self.kernel_args(args, span)?
-                };
-                placed.push(PlacedTask { args: kernel_args, kinds, at, tiles, flash, first });
-                at += Arrays::of(args, new).bytes;
-            }
+            let (tiles, span) = tiles_and_span(args);
+            let flash = self.flash && takes_halves(args, kinds, self.shape(&args.keys)?.positions);
+            let tiles = TaskTiles { tiles, span, width: args.values.width, kinds, flash };
+            // Offsets for now, until there is memory.
+            let queries = new.map_or(0, |new| new.queries + 4 * (first * args.heads * args.keys.width) as u64);
+            let own = self.kernel_args(args, span)?;
+            let kernel_args = AttentionKernelArgs { queries, out: 4 * outputs as u64, ..own };
+            placed.push(PlacedTask { args: kernel_args, tiles, at, first });
+            at += Arrays::of(args, new).bytes;
             first += args.seen.len();
             outputs += self::outputs(args);
         }
-        let [score_bytes, factor_bytes, sum_bytes] =
-            [score_bytes, factor_bytes, sum_bytes].map(|bytes: usize| bytes.next_multiple_of(ALIGN));
-        self.scores.ensure((score_bytes + factor_bytes + sum_bytes + partial_bytes).next_multiple_of(STEP))?;
+        let groups = groups(&placed.iter().map(|task| task.tiles).collect::<Vec<_>>());
+        let of_group = |group: &TaskGroup| placed[group.tasks.clone()].iter().map(|task| scratch_of(task, group)).sum();
+        self.scores.ensure(groups.iter().map(of_group).max().unwrap_or(0).next_multiple_of(STEP))?;
         let in_blocks = tasks.iter().all(|args| args.values.width.is_multiple_of(BLOCK));
         let first_block = (4 * outputs).next_multiple_of(ALIGN);
         self.out.ensure(first_block + if in_blocks { outputs / BLOCK * BLOCK_BYTES } else { 0 })?;
-        let (scores, out) = (self.scores.at(), self.out.at());
+        let out = self.out.at();
         let blocks = in_blocks.then_some(out + first_block as u64);
-        let factors = scores + score_bytes as u64;
-        for PlacedTask { args, .. } in &mut placed {
-            args.blocks = blocks.map_or(0, |blocks| blocks + args.out / (4 * BLOCK as u64) * BLOCK_BYTES as u64);
-            (args.scores, args.factors, args.out) = (scores, factors, out + args.out);
-            args.inverse_sums = factors + factor_bytes as u64;
-            args.partial_sums *= args.inverse_sums + sum_bytes as u64;
+        for group in &groups {
+            let (mut scratch, mut first_tile) = (self.scores.at(), 0);
+            for PlacedTask { args, tiles, .. } in &mut placed[group.tasks.clone()] {
+                args.blocks = blocks.map_or(0, |blocks| blocks + args.out / (4 * BLOCK as u64) * BLOCK_BYTES as u64);
+                args.out += out;
+                (args.first_tile, args.tiles) = (word(first_tile)?, word(tiles.tiles)?);
+                first_tile += tiles.tiles;
+                let places = tiles.scratch(tiles.tiles.min(group.at_once), group.parts).map(|bytes| {
+                    let at = scratch;
+                    scratch += bytes as u64;
+                    at
+                });
+                [args.scores, args.factors, args.inverse_sums, args.partial_sums] = places;
+                args.partial_sums *= u64::from(group.parts);
+            }
         }
-        Ok((placed, Outputs { at: out, blocks, values: outputs }))
+        Ok((placed, groups, Outputs { at: out, blocks, values: outputs }))
     }
 
     /// The arguments without the addresses of arrays.
@@ -327,6 +328,8 @@ impl State {
             score_stride: word(span)?,
             scale: args.scale,
             page_shift: keys.positions.ilog2(),
+            first_tile: 0,
+            tiles: 0,
         })
     }
 
@@ -338,16 +341,19 @@ impl State {
         placed: &[PlacedTask],
         new: Option<&NewTokens>,
     ) -> Result<u64> {
-        let tasks = tasks.iter().filter(|args| !args.seen.is_empty());
-        let total = placed.last().map_or(0, |last| last.at)
-            + tasks.clone().next_back().map_or(0, |args| Arrays::of(args, new).bytes);
-        queue.stage(total, |list, mut bytes| {
-            for (args, placed) in tasks.zip(placed) {
-                let arrays = Arrays::of(args, new);
+        let arrays: Vec<Arrays> = tasks.iter().map(|args| Arrays::of(args, new)).collect();
+        let first = tasks.len() * TaskList::BYTES;
+        let total = first + arrays.iter().map(|arrays| arrays.bytes).sum::<usize>();
+        queue.stage(total, |list, bytes| {
+            let (own_args, mut bytes) = bytes.split_at_mut(first);
+            let own_args = own_args.chunks_exact_mut(TaskList::BYTES);
+            for (((args, placed), arrays), own_args) in tasks.iter().zip(placed).zip(&arrays).zip(own_args) {
                 let (own, rest) = bytes.split_at_mut(arrays.bytes);
-                arrays.write(args, placed, list + placed.at as u64, &self.pages, own)?;
+                let (of_attention, of_heads) = own_args.split_at_mut(AttentionKernelArgs::BYTES);
+                let at = list + placed.at as u64;
+                of_attention.copy_from_slice(&arrays.write(args, placed, at, &self.pages, own)?.to_bytes());
                 if let Some(new) = new {
-                    arrays.write_new(new, placed, list + placed.at as u64, own);
+                    of_heads.copy_from_slice(&arrays.write_new(new, placed, at, own).to_bytes());
                 }
                 bytes = rest;
             }
@@ -398,7 +404,7 @@ impl State {
     }
 }
 
-/// Where a task's arrays are, in bytes from its arguments, which come first and are followed by the visible positions.
+/// Where a task's arrays are, in bytes from the visible positions, which come first.
 struct Arrays {
     pages: [usize; 2],
     sinks: usize,
@@ -407,14 +413,9 @@ struct Arrays {
     bytes: usize,
 }
 
-/// Where the arguments for the heads of new tokens are; their room is there without new tokens too.
-const HEADS_AT: usize = AttentionKernelArgs::BYTES;
-/// Where the visible positions are.
-const SEEN_AT: usize = HEADS_AT + NewHeadsArgs::BYTES;
-
 impl Arrays {
     fn of(args: &Args, new: Option<&NewTokens>) -> Self {
-        let mut end = SEEN_AT + 8 * args.seen.len();
+        let mut end = 8 * args.seen.len();
         let mut next = |bytes: usize| {
             let at = end.next_multiple_of(ALIGN);
             end = at + bytes;
@@ -429,7 +430,7 @@ impl Arrays {
         Arrays { pages, sinks, queries, bytes: end.next_multiple_of(ALIGN) }
     }
 
-    /// Writes the arguments and all arrays, which will be at address `list`.
+    /// Writes all arrays, which will be at address `list`. Returns the arguments.
     fn write(
         &self,
         args: &Args,
@@ -437,16 +438,15 @@ impl Arrays {
         list: u64,
         pages: &HashMap<usize, KvPage>,
         bytes: &mut [u8],
-    ) -> Result<()> {
+    ) -> Result<AttentionKernelArgs> {
         let (sinks, mut kernel_args) = (args.sinks.unwrap_or_default(), placed.args);
-        kernel_args.seen = list + SEEN_AT as u64;
+        kernel_args.seen = list;
         [kernel_args.key_pages, kernel_args.value_pages] = self.pages.map(|at| list + at as u64);
         kernel_args.sinks = args.sinks.map_or(0, |_| list + self.sinks as u64);
         if kernel_args.queries == 0 {
             kernel_args.queries = list + self.queries as u64;
         }
-        bytes[..AttentionKernelArgs::BYTES].copy_from_slice(&kernel_args.to_bytes());
-        for (seen, out) in args.seen.iter().zip(bytes[SEEN_AT..].as_chunks_mut::<8>().0) {
+        for (seen, out) in args.seen.iter().zip(bytes.as_chunks_mut::<8>().0) {
             *out = bytemuck::cast([word(seen.start)?, word(seen.end)?]);
         }
         for (view, at) in [&args.keys, &args.values].into_iter().zip(self.pages) {
@@ -458,16 +458,20 @@ impl Arrays {
         }
         bytes[self.sinks..][..size_of_val(sinks)].copy_from_slice(bytemuck::cast_slice(sinks));
         bytes[self.queries..][..size_of_val(args.queries)].copy_from_slice(bytemuck::cast_slice(args.queries));
-        Ok(())
+        Ok(kernel_args)
     }
 
-    /// Writes what is done with the heads of a task's tokens.
-    fn write_new(&self, new: &NewTokens, placed: &PlacedTask, list: u64, bytes: &mut [u8]) {
+    /// Writes what the heads of a task's tokens are rotated by. Returns the arguments for them.
+    fn write_new(&self, new: &NewTokens, placed: &PlacedTask, list: u64, bytes: &mut [u8]) -> NewHeadsArgs {
         let count = placed.args.count as usize;
-        let args = new.args(placed.first, count, list + self.queries as u64);
-        bytes[HEADS_AT..SEEN_AT].copy_from_slice(&args.to_bytes());
         new.write(placed.first, count, &mut bytes[self.queries..]);
+        new.args(placed.first, count, list + self.queries as u64)
     }
+}
+
+/// Bytes of the memory that a task needs beside the others of its group.
+fn scratch_of(task: &PlacedTask, group: &TaskGroup) -> usize {
+    task.tiles.scratch(task.tiles.tiles.min(group.at_once), group.parts).iter().sum()
 }
 
 /// Number of values that an attention yields.

@@ -14,6 +14,8 @@ const MAX_SCORE_BYTES: usize = 16 << 20;
 const FLASH_QUERIES: usize = 32;
 /// Positions that it multiplies at once, which are in one page.
 const FLASH_POSITIONS: usize = 16;
+/// Alignment of each kind of memory, in bytes.
+const ALIGN: usize = 16;
 /// The most tiles of queries whose position tiles are apart: as many blocks as keep large devices busy.
 const FEW_TILES: usize = 256;
 /// The most tiles of a launch: the limit of CUDA for blocks in y.
@@ -29,16 +31,83 @@ pub fn takes_halves(args: &AttentionArgs<DeviceKvView>, kinds: [NumberFormat; 2]
         && widths.iter().all(|width| width.is_multiple_of(4))
 }
 
-/// The most tiles of one launch if a tile has scores for `span` positions.
-pub fn tiles_at_once(span: usize) -> usize {
-    (MAX_SCORE_BYTES / (4 * TILE_QUERIES * span)).clamp(1, MAX_TILES)
+/// The tiles of a task.
+#[derive(Clone, Copy, Debug)]
+pub struct TaskTiles {
+    /// Number of tiles of [`TILE_QUERIES`] queries, over all key heads.
+    pub tiles: usize,
+    /// The most positions that a tile sees.
+    pub span: usize,
+    /// Values of a row of values.
+    pub width: usize,
+    /// Number formats of keys and values.
+    pub kinds: [NumberFormat; 2],
+    /// Whether it is computed in half precision, without memory for scores.
+    pub flash: bool,
 }
 
-/// The bytes of the sums of each position tile, where few tiles of queries see many positions, so that one launch for each position tile
-/// keeps more of a device busy. `None` where a block for each tile of queries adds up all values.
-pub fn bytes_of_parts(tiles: usize, span: usize, width: usize) -> Option<usize> {
-    let bytes = 4 * TILE_QUERIES * AttentionKernelArgs::tile_stride(span) * width * tiles;
-    ((1..=FEW_TILES).contains(&tiles) && span > TILE_POSITIONS && bytes <= MAX_SCORE_BYTES).then_some(bytes)
+impl TaskTiles {
+    /// Bytes of scores.
+    fn score_bytes(&self, tiles: usize) -> usize {
+        if self.flash { 0 } else { 4 * TILE_QUERIES * self.span * tiles }
+    }
+
+    /// Bytes of the sums of each position tile.
+    fn part_bytes(&self, tiles: usize) -> usize {
+        if self.flash { 0 } else { 4 * TILE_QUERIES * AttentionKernelArgs::tile_stride(self.span) * self.width * tiles }
+    }
+
+    /// Bytes of scores, factors, sums, and in `parts` sums of each position tile, for a launch with `tiles` tiles of the task.
+    pub fn scratch(&self, tiles: usize, parts: bool) -> [usize; 4] {
+        let tiles = if self.flash { 0 } else { tiles };
+        let factors = 8 * TILE_QUERIES * AttentionKernelArgs::tile_stride(self.span) * tiles;
+        let of_parts = if parts { self.part_bytes(tiles) } else { 0 };
+        [self.score_bytes(tiles), factors, 4 * TILE_QUERIES * tiles, of_parts].map(|b| b.next_multiple_of(ALIGN))
+    }
+}
+
+/// Consecutive tasks that are launched together, or one task whose tiles are launched in turns.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TaskGroup {
+    /// Which tasks.
+    pub tasks: Range<usize>,
+    /// Tiles of a launch.
+    pub at_once: usize,
+    /// Tiles of all tasks.
+    pub tiles: usize,
+    /// Whether each position tile has blocks of its own, because few tiles of queries see many positions.
+    pub parts: bool,
+}
+
+/// Puts tasks together that differ in sequences only, as far as the memory for scores allows.
+pub fn groups(all: &[TaskTiles]) -> Vec<TaskGroup> {
+    let (mut groups, mut start) = (Vec::new(), 0);
+    while start < all.len() {
+        let first = &all[start];
+        let (mut end, mut tiles, mut bytes) = (start, 0, 0);
+        while let Some(task) = all.get(end) {
+            let same = task.kinds == first.kinds && task.width == first.width && task.flash == first.flash;
+            let fits = tiles + task.tiles <= MAX_TILES && bytes + task.score_bytes(task.tiles) <= MAX_SCORE_BYTES;
+            if !same || !fits && end > start {
+                break;
+            }
+            (end, tiles, bytes) = (end + 1, tiles + task.tiles, bytes + task.score_bytes(task.tiles));
+            if !fits {
+                break;
+            }
+        }
+        let own = &all[start..end];
+        let at_once = match end - start {
+            1 => (MAX_SCORE_BYTES / (4 * TILE_QUERIES * first.span)).clamp(1, MAX_TILES).min(tiles),
+            _ => tiles,
+        };
+        let part_bytes = own.iter().map(|task| task.part_bytes(task.tiles.min(at_once))).sum::<usize>();
+        let is_long = own.iter().any(|task| task.span > TILE_POSITIONS);
+        let parts = is_long && at_once <= FEW_TILES && part_bytes <= MAX_SCORE_BYTES;
+        groups.push(TaskGroup { tasks: start..end, at_once, tiles, parts });
+        start = end;
+    }
+    groups
 }
 
 /// The number of tiles of [`TILE_QUERIES`] queries, over all key heads, and the most positions that one tile spans.
@@ -52,4 +121,34 @@ pub fn tiles_and_span(args: &AttentionArgs<DeviceKvView>) -> (usize, usize) {
     };
     let span = (0..pairs).step_by(TILE_QUERIES).map(span).max().expect("there are queries");
     (args.kv_heads * pairs.div_ceil(TILE_QUERIES), span)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tasks_of_one_kind_are_launched_together_while_their_scores_fit() {
+        let kinds = [NumberFormat::F16; 2];
+        let task = |tiles, span| TaskTiles { tiles, span, width: 64, kinds, flash: false };
+        let of = |all: &[TaskTiles]| {
+            let mut found = Vec::new();
+            for TaskGroup { tasks, at_once, tiles, parts } in groups(all) {
+                found.push((tasks, at_once, tiles, parts));
+            }
+            found
+        };
+        assert_eq!(of(&[]), []);
+        assert_eq!(of(&[task(8, 100), task(8, 600), task(4, 9)]), [(0..3, 20, 20, true)]);
+        assert_eq!(of(&[task(8, 100), task(300, 500)]), [(0..2, 308, 308, false)]);
+        let flash = TaskTiles { flash: true, ..task(9, 70_000) };
+        let other = TaskTiles { kinds: [NumberFormat::F32; 2], ..task(1, 1) };
+        assert_eq!(of(&[task(1, 1), flash, flash, other]).len(), 3);
+        // 16 MiB of scores: 1024 positions of 1024 tiles.
+        assert_eq!(of(&[task(1024, 1024), task(1, 1)]), [(0..1, 1024, 1024, false), (1..2, 1, 1, false)]);
+        assert_eq!(of(&[task(1, 1), task(2048, 1024)]), [(0..1, 1, 1, false), (1..2, 1024, 2048, false)]);
+        assert_eq!(of(&[task(4, 1 << 20)]), [(0..1, 1, 4, true)], "some tiles at a time");
+        assert_eq!(task(2, 600).scratch(2, true), [4 * 4 * 600 * 2, 8 * 4 * 3 * 2, 32, 4 * 4 * 3 * 64 * 2]);
+        assert_eq!(flash.scratch(9, true), [0; 4]);
+    }
 }

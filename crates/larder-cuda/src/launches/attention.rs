@@ -21,8 +21,8 @@ const SCORE_BLOCKS: u32 = 8;
 const FLASH_PAIRS: u32 = 16;
 /// Columns of values of such a warp. The kernels have the same number.
 const FLASH_COLUMNS: u32 = 128;
-/// The most threads of a block that computes weighted sums.
-const MAX_SUM_THREADS: u32 = 512;
+/// The most threads of a block that computes weighted sums, as its kernel is compiled for: more would leave too few registers.
+const MAX_SUM_THREADS: u32 = 256;
 
 /// The arguments of attention, as kernels read them.
 #[derive(Clone, Copy, Debug)]
@@ -69,11 +69,15 @@ pub struct AttentionKernelArgs {
     pub scale: f32,
     /// The binary logarithm of the positions per page.
     pub page_shift: u32,
+    /// Number of the task's first tile within its launch.
+    pub first_tile: u32,
+    /// Number of the task's tiles.
+    pub tiles: u32,
 }
 
 impl AttentionKernelArgs {
     /// Size of the struct in kernels.
-    pub const BYTES: usize = 128;
+    pub const BYTES: usize = 136;
 
     /// The most position tiles that `positions` positions are in.
     pub fn tile_stride(positions: usize) -> usize {
@@ -97,12 +101,16 @@ impl AttentionKernelArgs {
             ..
         } = self;
         let AttentionKernelArgs { count, heads, group, key_row_stride, value_row_stride, .. } = self;
-        let AttentionKernelArgs { key_width, value_width, score_stride, scale, page_shift, .. } = self;
+        let AttentionKernelArgs { key_width, value_width, score_stride, scale, page_shift, first_tile, tiles, .. } =
+            self;
         let front =
             [queries, key_pages, value_pages, seen, sinks, scores, inverse_sums, factors, partial_sums, out, blocks];
-        let (rows, scale) = ([key_row_stride, value_row_stride], scale.to_bits());
-        let [key_row, value_row] = rows;
-        pack(front, [count, heads, group, key_row, value_row, key_width, value_width, score_stride, scale, page_shift])
+        let scale = scale.to_bits();
+        let rows = [key_row_stride, value_row_stride, key_width, value_width];
+        let [key_row, value_row, key, value] = rows;
+        let words =
+            [count, heads, group, key_row, value_row, key, value, score_stride, scale, page_shift, first_tile, tiles];
+        pack(front, words)
     }
 }
 
@@ -190,29 +198,45 @@ impl NewHeadsArgs {
     }
 }
 
+/// Tasks of one launch, which differ in nothing but sequences: their arguments, and where these were written.
+pub struct TaskList<'a> {
+    /// The arguments, one after another with those of new heads behind each.
+    pub tasks: &'a [AttentionKernelArgs],
+    /// Address of the list.
+    pub at: u64,
+    /// Number formats of keys and values.
+    pub kinds: [NumberFormat; 2],
+}
+
+impl TaskList<'_> {
+    /// Bytes from one task to the next.
+    pub const BYTES: usize = AttentionKernelArgs::BYTES + NewHeadsArgs::BYTES;
+
+    /// The most of a number that a task has.
+    fn most(&self, of: impl Fn(&AttentionKernelArgs) -> u32) -> u32 {
+        self.tasks.iter().map(of).max().unwrap_or_default()
+    }
+}
+
 impl Launches {
-    /// Prepares the heads of new tokens for attention; both arguments were written to these addresses.
-    pub fn new_heads(&self, args: &AttentionKernelArgs, kind: NumberFormat, list: u64, heads: u64) -> Result<()> {
-        let kernel = match kind {
+    /// Prepares the heads of new tokens for attention.
+    pub fn new_heads(&self, list: &TaskList) -> Result<()> {
+        let kernel = match list.kinds[0] {
             NumberFormat::F32 => "new_heads_f32",
             NumberFormat::Q8_0 => "new_heads_q8_0",
             _ => "new_heads_f16",
         };
         // Values have warps of their own also where they are parts of keys, which end at once.
-        let warps = args.count * (args.heads + 2 * args.heads / args.group);
-        let arguments = [Argument::Address(list), Argument::Address(heads)];
-        self.launch(kernel, [warps.div_ceil(WARPS), 1], 32 * WARPS, &arguments)
+        let warps = list.most(|args| args.count * (args.heads + 2 * args.heads / args.group));
+        let grid = [warps.div_ceil(WARPS), list.tasks.len() as u32];
+        self.launch(kernel, grid, 32 * WARPS, &[Argument::Address(list.at)])
     }
 
-    /// Attention for some tiles; the arguments were written to address `list`.
-    pub fn attend(
-        &self,
-        args: &AttentionKernelArgs,
-        [keys, values]: [NumberFormat; 2],
-        list: u64,
-        tiles: Range<u32>,
-    ) -> Result<()> {
-        let arguments = [Argument::Address(list), Argument::Word(tiles.start)];
+    /// Attention for some tiles.
+    pub fn attend(&self, list: &TaskList, tiles: Range<u32>) -> Result<()> {
+        let [keys, values] = list.kinds;
+        let tasks = Argument::Word(list.tasks.len() as u32);
+        let arguments = [Argument::Address(list.at), tasks, Argument::Word(tiles.start)];
         let count = tiles.len() as u32;
         let scores = match keys {
             NumberFormat::F32 => "scores_f32",
@@ -224,33 +248,40 @@ impl Launches {
             NumberFormat::Q8_0 => ["weighted_sum_q8_0", "partial_sums_q8_0"],
             _ => ["weighted_sum_f16", "partial_sums_f16"],
         };
+        let (span, width) = (list.most(|args| args.score_stride), list.most(|args| args.value_width));
         // A few blocks more, which end at once, so that the launches are the same for many tokens.
-        let blocks = args.score_stride.div_ceil(ROW_GROUP as u32 * WARPS).next_multiple_of(SCORE_BLOCKS);
+        let blocks = span.div_ceil(ROW_GROUP as u32 * WARPS).next_multiple_of(SCORE_BLOCKS);
         self.launch(scores, [blocks, count], 32 * WARPS, &arguments)?;
         // A warp for each query, and a thread for each column.
-        let threads = args.value_width.next_multiple_of(WARP).clamp(TILE_QUERIES as u32 * WARP, MAX_SUM_THREADS);
-        if args.partial_sums == 0 {
+        let threads = width.next_multiple_of(WARP).clamp(TILE_QUERIES as u32 * WARP, MAX_SUM_THREADS);
+        if list.tasks.iter().all(|args| args.partial_sums == 0) {
             return self.launch(weighted_sum, [1, count], threads, &arguments);
         }
-        let position_tiles = word(AttentionKernelArgs::tile_stride(args.score_stride as usize))?;
+        let position_tiles = word(AttentionKernelArgs::tile_stride(span as usize))?;
         self.launch(partial_sums, [position_tiles, count], threads, &arguments)?;
-        let threads = args.value_width.next_multiple_of(WARP).min(MAX_SUM_THREADS);
+        let threads = width.next_multiple_of(WARP).min(MAX_SUM_THREADS);
         self.launch("add_partial_sums", [TILE_QUERIES as u32, count], threads, &arguments)
     }
 
-    /// Attention of many queries in half precision; the arguments were written to address `list`. Keys and values are in one format.
-    pub fn flash(&self, args: &AttentionKernelArgs, kind: NumberFormat, list: u64) -> Result<()> {
-        let kernel = match kind {
+    /// Attention of many queries in half precision. Keys and values are in one format.
+    pub fn flash(&self, list: &TaskList) -> Result<()> {
+        let kernel = match list.kinds[0] {
             NumberFormat::F32 => "flash_f32",
             NumberFormat::Q8_0 => "flash_q8_0",
             _ => "flash_f16",
         };
-        let tiles = (args.count * args.group).div_ceil(FLASH_PAIRS) * (args.heads / args.group);
-        let warps = tiles * args.value_width.div_ceil(FLASH_COLUMNS);
-        self.launch(kernel, [warps.div_ceil(WARPS), 1], 32 * WARPS, &[Argument::Address(list)])?;
-        match args.blocks {
-            0 => Ok(()),
-            blocks => self.quantise(args.out, blocks, args.count * args.heads * args.value_width / BLOCK as u32),
+        let tiles =
+            |args: &AttentionKernelArgs| (args.count * args.group).div_ceil(FLASH_PAIRS) * (args.heads / args.group);
+        let warps = list.most(|args| tiles(args) * args.value_width.div_ceil(FLASH_COLUMNS));
+        let grid = [warps.div_ceil(WARPS), list.tasks.len() as u32];
+        self.launch(kernel, grid, 32 * WARPS, &[Argument::Address(list.at)])?;
+        // The outputs of the tasks are next to each other.
+        let values = list.tasks.iter().map(|args| args.count * args.heads * args.value_width).sum::<u32>();
+        match list.tasks.first() {
+            Some(AttentionKernelArgs { out, blocks, .. }) if *blocks != 0 => {
+                self.quantise(*out, *blocks, values / BLOCK as u32)
+            }
+            _ => Ok(()),
         }
     }
 
@@ -282,6 +313,8 @@ mod tests {
     fn kernels_have_the_same_tiles() {
         let kernels = include_str!("../../kernels/attention.cuh");
         assert!(kernels.contains(&format!("constexpr u32 TILE_POSITIONS = {TILE_POSITIONS};")));
+        let arguments = include_str!("../../kernels/attention.cuh");
+        assert!(arguments.contains(&format!("constexpr u32 TASK_BYTES = {};", TaskList::BYTES)));
         let flash = include_str!("../../kernels/flash.cu");
         assert!(flash.contains(&format!("constexpr u32 PAIRS = {FLASH_PAIRS};")));
         assert!(flash.contains(&format!("constexpr u32 COLUMNS = {FLASH_COLUMNS};")));
@@ -342,10 +375,12 @@ mod tests {
             score_stride: 19,
             scale: 1.0,
             page_shift: 6,
+            first_tile: 20,
+            tiles: 21,
         };
         let words: Vec<u32> = args.to_bytes().as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b)).collect();
         let addresses: Vec<u32> = (1..12).flat_map(|at| [at, 0]).collect();
         assert_eq!(words[..22], addresses);
-        assert_eq!(words[22..], [12, 13, 14, 15, 16, 17, 18, 19, 1.0f32.to_bits(), 6]);
+        assert_eq!(words[22..], [12, 13, 14, 15, 16, 17, 18, 19, 1.0f32.to_bits(), 6, 20, 21]);
     }
 }

@@ -17,7 +17,7 @@ use larder_model::Activation;
 
 use crate::driver::{Argument, Driver, Launch, MAX_ARGUMENTS, Stream};
 use crate::error::{GpuError, Result};
-pub use attention::{AttentionKernelArgs, NewHeadsArgs, RowCopy, TILE_QUERIES};
+pub use attention::{AttentionKernelArgs, NewHeadsArgs, RowCopy, TILE_QUERIES, TaskList};
 pub use choice::{ChoiceArgs, Patch};
 pub use products::{ProductBatch, ProductKernelArgs};
 pub use recurrent::{ChannelScanArgs, ConvolutionArgs, DeltaArgs, ScanArgs, StateArgs};

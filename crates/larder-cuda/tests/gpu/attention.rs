@@ -225,6 +225,38 @@ fn few_queries_over_many_positions_give_the_same_bits() {
 }
 
 #[test]
+fn sequences_are_attended_to_together() {
+    let Some(emulator) = emulator(3) else { return };
+    let emulator = Arc::new(emulator);
+    let gpu = Gpu::with_driver(emulator.clone()).unwrap();
+    let device = gpu.attention().unwrap();
+    let (mut random, shape) = (Random::new(9), Shape { kind: NumberFormat::F16, ..shape(8, 2, 32, 64) });
+    let lens = [1, 17, 600, 33, 64, 9];
+    let rows = lens.map(|len| {
+        let mut rows = [32, 64].map(|width| Rows::new(NumberFormat::F16, 2, width));
+        rows.iter_mut().for_each(|rows| rows.append(&device, &mut random, len));
+        rows
+    });
+    let mut batch = |count: usize| {
+        let queries = |len: usize| {
+            let seen = (len.saturating_sub(count)..len).map(|at| 0..at + 1).collect();
+            Queries::new(&mut random, &shape, seen)
+        };
+        let all = lens.map(queries).into_iter().zip(&rows).map(|(queries, rows)| (queries, rows.each_ref()));
+        all.collect::<Vec<_>>()
+    };
+    for count in [1, 3] {
+        let batch = batch(count);
+        // Launches what was collected so far.
+        both(&device, &shape, &batch[..1]);
+        let before = emulator.launches();
+        let [wanted, found] = both(&device, &shape, &batch);
+        assert!(wanted == found);
+        assert_eq!(emulator.launches() - before, 2 + 3, "a copy in, a copy out, and three kernels");
+    }
+}
+
+#[test]
 fn many_queries_over_many_positions_are_split_into_launches() {
     let Some(emulator) = emulator(4) else { return };
     let emulator = Arc::new(emulator);
