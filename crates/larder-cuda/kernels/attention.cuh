@@ -53,9 +53,8 @@ struct AttentionKernelArgs {
     float scale;
     // The binary logarithm of the positions per page.
     u32 page_shift;
-    // The number of the task's first tile of queries within its launch, and of its tiles.
+    // The number of the task's first tile of queries within its launch.
     u32 first_tile;
-    u32 tiles;
 
     // The most position tiles that score_stride positions are in.
     __device__ u32 tile_stride() const { return score_stride / TILE_POSITIONS + 2; }

@@ -289,7 +289,7 @@ impl State {
             for PlacedTask { args, tiles, .. } in &mut placed[group.tasks.clone()] {
                 args.blocks = blocks.map_or(0, |blocks| blocks + args.out / (4 * BLOCK as u64) * BLOCK_BYTES as u64);
                 args.out += out;
-                (args.first_tile, args.tiles) = (word(first_tile)?, word(tiles.tiles)?);
+                args.first_tile = word(first_tile)?;
                 first_tile += tiles.tiles;
                 let places = tiles.scratch(tiles.tiles.min(group.at_once), group.parts).map(|bytes| {
                     let at = scratch;
@@ -329,7 +329,6 @@ impl State {
             scale: args.scale,
             page_shift: keys.positions.ilog2(),
             first_tile: 0,
-            tiles: 0,
         })
     }
 

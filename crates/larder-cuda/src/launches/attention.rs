@@ -71,8 +71,6 @@ pub struct AttentionKernelArgs {
     pub page_shift: u32,
     /// Number of the task's first tile within its launch.
     pub first_tile: u32,
-    /// Number of the task's tiles.
-    pub tiles: u32,
 }
 
 impl AttentionKernelArgs {
@@ -101,15 +99,13 @@ impl AttentionKernelArgs {
             ..
         } = self;
         let AttentionKernelArgs { count, heads, group, key_row_stride, value_row_stride, .. } = self;
-        let AttentionKernelArgs { key_width, value_width, score_stride, scale, page_shift, first_tile, tiles, .. } =
-            self;
+        let AttentionKernelArgs { key_width, value_width, score_stride, scale, page_shift, first_tile, .. } = self;
         let front =
             [queries, key_pages, value_pages, seen, sinks, scores, inverse_sums, factors, partial_sums, out, blocks];
         let scale = scale.to_bits();
         let rows = [key_row_stride, value_row_stride, key_width, value_width];
         let [key_row, value_row, key, value] = rows;
-        let words =
-            [count, heads, group, key_row, value_row, key, value, score_stride, scale, page_shift, first_tile, tiles];
+        let words = [count, heads, group, key_row, value_row, key, value, score_stride, scale, page_shift, first_tile];
         pack(front, words)
     }
 }
@@ -376,11 +372,10 @@ mod tests {
             scale: 1.0,
             page_shift: 6,
             first_tile: 20,
-            tiles: 21,
         };
         let words: Vec<u32> = args.to_bytes().as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b)).collect();
         let addresses: Vec<u32> = (1..12).flat_map(|at| [at, 0]).collect();
         assert_eq!(words[..22], addresses);
-        assert_eq!(words[22..], [12, 13, 14, 15, 16, 17, 18, 19, 1.0f32.to_bits(), 6, 20, 21]);
+        assert_eq!(words[22..], [12, 13, 14, 15, 16, 17, 18, 19, 1.0f32.to_bits(), 6, 20, 0]);
     }
 }
