@@ -115,7 +115,7 @@ pub trait Driver: Send + Sync {
         256 << 20
     }
 
-    /// Whether it has the instruction `mma.m16n8k32` for bytes.
+    /// Whether it has the instructions `mma.m16n8k32` for bytes and `mma.m16n8k16` for halves.
     fn has_tensor_cores(&self) -> bool {
         false
     }

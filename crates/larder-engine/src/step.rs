@@ -73,10 +73,16 @@ fn step_of_model(
     parts: &mut [StepPart],
     tap: &mut dyn Tap,
 ) -> Result<Vec<Logits>, ModelError> {
-    let all = parts.iter().map(|part| part.best.clone()).reduce(|a, b| Some(a?.and(&b?)));
-    let best = all.flatten();
-    let mut spans: Vec<Span> =
-        parts.iter_mut().map(|part| part.sequence.next_span(part.most, part.logits_for)).collect();
+    let (mut spans, mut wanted): (Vec<Span>, Vec<Option<BestLogits>>) = (Vec::new(), Vec::new());
+    for StepPart { sequence, most, logits_for, best } in parts.iter_mut() {
+        let span = sequence.next_span(*most, *logits_for);
+        // A part without logits has no say in what is computed of those of others.
+        if span.logits_for.count(span.tokens.len()) > 0 {
+            wanted.push(best.take());
+        }
+        spans.push(span);
+    }
+    let best = wanted.into_iter().reduce(|a, b| Some(a?.and(&b?))).flatten();
     match decoder.step_best(&mut spans, best.as_ref(), experts, tap) {
         Ok(logits) => {
             let rows: Vec<_> = spans.iter().map(|span| span.logits_for.count(span.tokens.len())).collect();

@@ -33,7 +33,7 @@ pub enum Logits {
 pub struct BestLogits {
     /// How many of the highest.
     pub count: usize,
-    /// Other tokens whose logits are wanted, each once; they are not among the highest then.
+    /// Tokens whose logits are wanted too, each once. They do not count as any of the highest.
     pub also: Vec<u32>,
 }
 
@@ -61,7 +61,7 @@ pub struct TokenLogit {
 pub enum LogitsRow<'a> {
     /// The logit of each token.
     All(&'a mut [f32]),
-    /// The highest.
+    /// What [`BestLogits`] wants of them, in the order of ids.
     Best(&'a [TokenLogit]),
 }
 

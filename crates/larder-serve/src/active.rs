@@ -254,7 +254,8 @@ impl<'m> ActiveRequest<'m> {
             None => LogitsFor::Last,
         };
         let reads_all = self.echoes_logits() || self.logprobs.is_some() || self.exact.is_some();
-        let best = if reads_all { None } else { self.writer.best(&[self.sequence.tokens()]) };
+        let has_logits = logits_for != LogitsFor::None && self.sequence.next_tokens(most) == self.sequence.pending();
+        let best = if has_logits && !reads_all { self.writer.best(&[self.sequence.tokens()]) } else { None };
         StepPart { sequence: &mut self.sequence, most, logits_for, best }
     }
 

@@ -262,7 +262,14 @@ impl TokenChoice for Sampler {
             seen.resize(seen.len().max(*id as usize + 1), false);
             !std::mem::replace(&mut seen[*id as usize], true)
         };
-        let also = self.bias.iter().map(|(id, _)| id).chain(of_tokens).copied().filter(is_new).collect();
+        let mut also: Vec<u32> = of_tokens.copied().filter(is_new).collect();
+        // Ids of biases may be any numbers.
+        let of_text = also.len();
+        for (id, _) in &self.bias {
+            if self.seen.get(*id as usize) != Some(&true) && !also[of_text..].contains(id) {
+                also.push(*id);
+            }
+        }
         Some(BestLogits { count, also })
     }
 }

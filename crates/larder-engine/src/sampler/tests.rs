@@ -123,8 +123,8 @@ fn what_is_read_of_logits_is_said() {
     ] {
         assert_eq!(best(penalised), Some((1, vec![7, 5])));
     }
-    let biased = sampler(greedy).with_logit_bias(vec![(1, 1.0)]).best(&[&[7]]).unwrap();
-    assert_eq!(biased, BestLogits { count: 1, also: vec![1] });
+    let biased = sampler(greedy).with_logit_bias(vec![(1, 1.0), (u32::MAX, 1.0), (1, 2.0)]).best(&[&[7]]).unwrap();
+    assert_eq!(biased, BestLogits { count: 1, also: vec![1, u32::MAX] });
     let token = |id, logit| TokenLogit { id, logit };
     let tokens = [token(3, f32::NEG_INFINITY), token(9, f32::NAN)];
     let error = sampler(greedy).sample_row(LogitsRow::Best(&tokens), &[]).unwrap_err().to_string();

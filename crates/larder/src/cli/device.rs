@@ -23,8 +23,8 @@ pub struct DeviceFlags {
     /// leave room for the experts of a token, or for --vram-experts)
     #[arg(long, value_name = "LAYERS")]
     pub vram_kv: Option<usize>,
-    /// Compute attention over prompts in half precision on the GPU's tensor cores (FlashAttention): faster, with results
-    /// that differ in the last bits
+    /// Compute attention over prompts in half precision on the GPU's tensor cores (FlashAttention); logits change a little,
+    /// and depend on how a prompt is divided into steps
     #[arg(long)]
     pub flash_attn: bool,
 }
