@@ -1,4 +1,4 @@
-// The arguments of attention over the KV cache.
+// The arguments of attention over the KV cache, and rows of it.
 #pragma once
 #include "common.cuh"
 
@@ -75,3 +75,43 @@ __device__ inline const AttentionKernelArgs &task_of_tile(const u8 *tasks, u32 c
     while (number + 1 < count && task_at(tasks, number + 1).first_tile <= tile) number++;
     return task_at(tasks, number);
 }
+
+// Rows of keys and values in floats. All threads of a warp store a value each, of which some are used.
+template <typename Kind> struct FloatRows {
+    __device__ static float widen(const u8 *row, u32 i) { return Kind::widen(row, i); }
+
+    __device__ static void store(u8 *row, u32 i, float value, bool is_used) {
+        if (is_used) Kind::narrow(row, i, value);
+    }
+};
+
+// Rows in blocks of 32 values, q8_0: a scale in half precision, and bytes. Rows are padded to whole blocks.
+struct ByteRows {
+    static constexpr u32 BYTES = 34;
+
+    __device__ static float widen(const u8 *row, u32 i) {
+        const u8 *block = row + (u64)(i / BLOCK) * BYTES;
+        return mul_rn(half_at(block), (float)((const signed char *)block)[2 + i % BLOCK]);
+    }
+
+    // The values of a warp are a block.
+    __device__ static void store(u8 *row, u32 i, float value, bool is_used) {
+        u32 lane = threadIdx.x % WARP;
+        if (!is_used) value = 0.0f;
+        // Magnitudes have the order of their bits; NaN counts as infinite.
+        u32 amax = value == value ? __float_as_uint(fabsf(value)) : 0x7F800000u;
+        for (int step = WARP / 2; step > 0; step /= 2) {
+            u32 other = __shfl_xor_sync(ALL, amax, step);
+            amax = other > amax ? other : amax;
+        }
+        u16 scale = half_of(div_rn(__uint_as_float(amax), 127.0f));
+        if (scale == 0x7C00u) scale = 0x7BFFu;
+        if (amax >= 0x7F800000u) scale = 0x7E00u;
+        float d = half_at((const u8 *)&scale), inverse = d > 0.0f ? div_rn(1.0f, d) : 0.0f;
+        float rounded = rintf(mul_rn(value, inverse));
+        rounded = rounded < -127.0f ? -127.0f : rounded > 127.0f ? 127.0f : rounded;
+        u8 *block = row + (u64)(i / BLOCK) * BYTES;
+        ((signed char *)block)[2 + lane] = rounded == rounded ? (signed char)rounded : 0;
+        if (lane == 0) *(u16 *)block = scale;
+    }
+};

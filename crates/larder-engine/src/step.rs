@@ -15,7 +15,7 @@ pub struct StepPart<'a> {
     /// The tokens whose logits are returned. `Last` stands for the last pending token, and returns nothing if the step
     /// does not reach it.
     pub logits_for: LogitsFor,
-    /// What is wanted of each row of logits, as by [`Sampler::best`](crate::Sampler::best); `None` for all.
+    /// What is wanted of each row of logits, as by [`TokenChoice::best`](crate::TokenChoice::best); `None` for all.
     pub best: Option<BestLogits>,
 }
 

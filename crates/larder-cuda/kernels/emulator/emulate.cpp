@@ -419,6 +419,7 @@ unsigned atomicAdd(unsigned *at, unsigned value) {
 
 #include "../attention.cu"
 #include "../flash.cu"
+#include "../new_heads.cu"
 #include "../elementwise.cu"
 #include "../small_blocks.cu"
 #include "../large_blocks.cu"
