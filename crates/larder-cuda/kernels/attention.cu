@@ -175,7 +175,7 @@ __device__ void softmax_of(const QueryTile &tile, u32 i) {
     if (lane == 0) args.inverse_sums[(u64)tile.place * TILE_QUERIES + i] = div_rn(1.0f, softmax.sum);
 }
 
-// What the queries of a tile see.
+// The positions that the queries of a tile see, and their scores.
 struct Sight {
     const float *scores[TILE_QUERIES];
     u32 starts[TILE_QUERIES];
@@ -273,7 +273,7 @@ template <typename Kind> __device__ void weighted_sum_of(const u8 *tasks, u32 co
     for (u32 column = threadIdx.x; column < args.value_width; column += blockDim.x) weighted_column<Kind>(tile, column);
 }
 
-// What weighted_sum_of computes, in two launches where few queries see many positions: first the powers and the sums of values of each
+// The weighted sums of weighted_sum_of in two launches where few queries see many positions: first the powers and the sums of values of each
 // position tile, whose number is the grid's x. The powers take the places of factors.
 template <typename Kind> __device__ void partial_sums_of(const u8 *tasks, u32 count, u32 first_tile) {
     QueryTile tile(tasks, count, first_tile);

@@ -62,7 +62,7 @@ struct HalfRows {
 
 // Blocks of a scale in half precision and 32 bytes, which begin at even addresses.
 struct ByteBlocks {
-    static constexpr u32 BYTES = 34;
+    static constexpr u32 BYTES = ByteRows::BYTES;
 
     __device__ static u32 two(const u8 *row, u32 column) {
         const u8 *block = row + (u64)(column / BLOCK) * BYTES;
@@ -82,7 +82,7 @@ struct ByteBlocks {
     }
 };
 
-// What a lane has of a tile: two pairs, rows lane / 4 and lane / 4 + 8.
+// A tile, with the two pairs of a lane: rows lane / 4 and lane / 4 + 8.
 struct PairTile {
     const AttentionKernelArgs &args;
     u32 kv_head;
@@ -210,7 +210,7 @@ __device__ void add_values(
         const u8 *rows[4];
         for (u32 i = 0; i < 4; i++) {
             u32 position = now + 2 * piece + i % 2 + 8 * (i / 2);
-            // What was never written may be any number.
+            // Rows that were never written may hold any values.
             bool there = tile.from <= position && position < tile.to;
             rows[i] = there ? tile.row(args.value_pages, position, args.value_row_stride) : nullptr;
         }

@@ -26,14 +26,14 @@ pub struct StepStats {
     pub loss: OutputLoss,
 }
 
-/// What chooses tokens, for which logits are computed.
+/// The choice of tokens from logits.
 pub trait TokenChoice {
     /// Takes those draft tokens off that cannot follow.
     fn cut(&mut self, drafts: &mut Vec<u32>) {
         let _ = drafts;
     }
 
-    /// What it reads of the logits of the last tokens of a sequence, whose tokens are these parts; `None` for all.
+    /// The logits that it reads of the last tokens of a sequence, whose tokens are these parts; `None` for all.
     fn best(&mut self, tokens: &[&[u32]]) -> Option<BestLogits>;
 }
 

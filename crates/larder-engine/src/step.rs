@@ -15,7 +15,7 @@ pub struct StepPart<'a> {
     /// The tokens whose logits are returned. `Last` stands for the last pending token, and returns nothing if the step
     /// does not reach it.
     pub logits_for: LogitsFor,
-    /// What is wanted of each row of logits, as by [`TokenChoice::best`](crate::TokenChoice::best); `None` for all.
+    /// The logits of each row that are wanted, as by [`TokenChoice::best`](crate::TokenChoice::best); `None` for all.
     pub best: Option<BestLogits>,
 }
 
@@ -76,7 +76,7 @@ fn step_of_model(
     let (mut spans, mut wanted): (Vec<Span>, Vec<Option<BestLogits>>) = (Vec::new(), Vec::new());
     for StepPart { sequence, most, logits_for, best } in parts.iter_mut() {
         let span = sequence.next_span(*most, *logits_for);
-        // A part without logits has no say in what is computed of those of others.
+        // A part without logits does not decide which logits of other parts are read.
         if span.logits_for.count(span.tokens.len()) > 0 {
             wanted.push(best.take());
         }

@@ -19,7 +19,7 @@ const CHAIN_LOGITS: usize = 16;
 /// The most of the best logits that a device looks for: it may find a few more than asked for.
 const BEST_MOST: usize = BEST_FOUND / 2;
 
-/// What a step returns of the logits of some tokens.
+/// Logits of some tokens, as a step returns them.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Logits {
     /// All of them: `[rows, vocab]`.
@@ -28,7 +28,7 @@ pub enum Logits {
     Best(Vec<Vec<TokenLogit>>),
 }
 
-/// What is wanted of each row of logits where not all of them are.
+/// The logits of a row that the choice of a token reads, where it does not read all.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct BestLogits {
     /// How many of the highest.
@@ -38,7 +38,7 @@ pub struct BestLogits {
 }
 
 impl BestLogits {
-    /// What is enough for both.
+    /// The logits that two choices read.
     pub fn and(mut self, other: &BestLogits) -> Self {
         self.also.extend_from_slice(&other.also);
         self.also.sort_unstable();
@@ -56,7 +56,7 @@ pub struct TokenLogit {
     pub logit: f32,
 }
 
-/// What there is of one row of logits.
+/// One row of logits.
 #[derive(PartialEq, Debug)]
 pub enum LogitsRow<'a> {
     /// The logit of each token.
@@ -97,7 +97,10 @@ impl Logits {
         }
     }
 
-    /// All logits, where a step was not asked for the best ones alone.
+    /// All logits.
+    ///
+    /// # Panics
+    /// If a step was asked for the best ones alone.
     pub fn into_all(self) -> Vec<f32> {
         match self {
             Logits::All(all) => all,
@@ -280,7 +283,7 @@ fn found_in(row: &[f32], taken: impl Iterator<Item = (u32, f32)>) -> Option<Vec<
     let mut best: Vec<_> = taken.map(|(id, logit)| TokenLogit { id, logit }).collect();
     let others = found.iter().map(|[id, logit]| TokenLogit { id: id.to_bits(), logit: *logit });
     best.extend(others);
-    // What was taken out may have been found again, as minus infinity.
+    // Tokens that were taken out may have been found again, as minus infinity.
     best.sort_by_key(|token| token.id);
     best.dedup_by_key(|token| token.id);
     Some(best)

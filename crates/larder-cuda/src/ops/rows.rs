@@ -101,7 +101,7 @@ impl State {
     pub(super) fn find_best(&mut self, x: DeviceRows, best: usize) -> Result<DeviceRows> {
         let (at, [rows, width], most) = (self.at(x)?, [word(x.rows)?, word(x.width)?], word(BEST_FOUND)?);
         let mut args = BestArgs { x: at, maxima: 0, found: 0, rows, width, best: word(best)?, most };
-        // What is copied back comes first, next to what was taken out.
+        // The result that is copied back comes first, next to the values that were taken out.
         let (found, found_at) = self.result(x.rows, 1 + 2 * BEST_FOUND)?;
         args.found = found_at;
         args.maxima = self.chains[0].results.take(args.maxima_bytes())?;
