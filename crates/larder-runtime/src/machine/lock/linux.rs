@@ -34,7 +34,8 @@ pub fn own_memory() -> Vec<Range<usize>> {
 
 /// Locks ranges in order, as far as the limit allows; returns the bytes that were locked.
 pub fn lock_ranges(ranges: &[Range<usize>], on_fault: bool) -> u64 {
-    let mut allowed = limit().unwrap_or(u64::MAX).saturating_sub(memory::locked().unwrap_or_default()) as usize;
+    let mut allowed =
+        limit().unwrap_or(u64::MAX).saturating_sub(memory::locked_addresses().unwrap_or_default()) as usize;
     let mut locked = 0;
     for range in ranges {
         let bytes = range.len().min(allowed) / page_size() * page_size();

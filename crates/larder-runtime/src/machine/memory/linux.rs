@@ -41,9 +41,32 @@ fn mapped_files(maps: &str) -> u64 {
     maps.lines().filter_map(bytes).fold(0, u64::saturating_add)
 }
 
-/// Locked memory of this process, in bytes.
+/// Locked memory of this process that it can use, in bytes; with pages that are locked when they are touched.
 pub fn locked() -> Option<u64> {
+    locked_mappings(&fs::read_to_string("/proc/self/smaps").ok()?)
+}
+
+/// Bytes that count against the limit of locked memory: with addresses that the allocator only reserves, 64 MiB per thread.
+pub fn locked_addresses() -> Option<u64> {
     meminfo(&fs::read_to_string("/proc/self/status").ok()?, "VmLck:")
+}
+
+/// Bytes of the mappings in the lines of `/proc/self/smaps` that are locked and can be accessed. `None` if they do not say.
+fn locked_mappings(smaps: &str) -> Option<u64> {
+    let (mut accessible, mut bytes, mut locked) = (false, 0, None);
+    for line in smaps.lines() {
+        let mut fields = line.split_whitespace();
+        match fields.next() {
+            Some("Size:") => bytes = fields.next()?.parse::<u64>().ok()?.checked_mul(1024)?,
+            Some("VmFlags:") => {
+                let counts = accessible && fields.any(|flag| flag == "lo");
+                locked = Some(locked.unwrap_or(0) + if counts { bytes } else { 0 });
+            }
+            Some(range) if !range.ends_with(':') => accessible = fields.next().is_some_and(|access| access != "---p"),
+            _ => {}
+        }
+    }
+    locked
 }
 
 fn meminfo(text: &str, key: &str) -> Option<u64> {
@@ -61,6 +84,15 @@ mod tests {
                     5000-7000 rw-p 00000000 00:00 0        [heap]\n\
                     8000-9000 r--p 00000000 fe:00 11       /lib/libc.so\nnonsense\n";
         assert_eq!(mapped_files(maps), 0x3000);
+    }
+
+    #[test]
+    fn locked_mappings_are_those_that_can_be_accessed() {
+        let smaps = "1000-3000 r-xp 00002000 fe:00 247030   /usr/bin/larder\nSize:       8 kB\nRss:     4 kB\nVmFlags: rd ex mr\n\
+                     5000-9000 rw-p 00000000 00:00 0        [heap]\nSize:      16 kB\nVmFlags: rd wr mr lo ac\n\
+                     9000-f000 ---p 00000000 00:00 0 \nSize:      24 kB\nVmFlags: mr lo nr\n";
+        assert_eq!(locked_mappings(smaps), Some(16 << 10));
+        assert_eq!(locked_mappings("1000-3000 r-xp 00002000 fe:00 1 a\nSize: 8 kB\n"), None);
     }
 
     #[test]
