@@ -38,6 +38,8 @@ struct AttentionKernelArgs {
     float *out;
     // The same, quantised, or null; then value_width is a multiple of 32.
     Block *blocks;
+    // The position of each row that the query sees, of which there is one; or null: rows are at the positions of their numbers.
+    const u32 *chosen;
     // Number of queries.
     u32 count;
     // Number of query heads.
@@ -55,14 +57,16 @@ struct AttentionKernelArgs {
     u32 page_shift;
     // The number of the task's first tile of queries within its launch.
     u32 first_tile;
+    // The key head of the first query head.
+    u32 first_kv_head;
 
     // The most position tiles that score_stride positions are in.
     __device__ u32 tile_stride() const { return score_stride / TILE_POSITIONS + 2; }
 };
-static_assert(sizeof(AttentionKernelArgs) == 136, "must match the layout in Rust");
+static_assert(sizeof(AttentionKernelArgs) == 144, "must match the layout in Rust");
 
 // Bytes from one task of a list to the next: arguments of attention, and of the heads of new tokens.
-constexpr u32 TASK_BYTES = 256;
+constexpr u32 TASK_BYTES = 264;
 
 // A task of a list.
 __device__ inline const AttentionKernelArgs &task_at(const u8 *tasks, u32 number) {
@@ -71,9 +75,13 @@ __device__ inline const AttentionKernelArgs &task_at(const u8 *tasks, u32 number
 
 // The task that a tile of a launch belongs to.
 __device__ inline const AttentionKernelArgs &task_of_tile(const u8 *tasks, u32 count, u32 tile) {
-    u32 number = 0;
-    while (number + 1 < count && task_at(tasks, number + 1).first_tile <= tile) number++;
-    return task_at(tasks, number);
+    u32 low = 0, high = count;
+    while (high - low > 1) {
+        u32 middle = (low + high) / 2;
+        if (task_at(tasks, middle).first_tile <= tile) low = middle;
+        else high = middle;
+    }
+    return task_at(tasks, low);
 }
 
 // Rows of keys and values in floats. All threads of a warp store a value each, of which some are used.

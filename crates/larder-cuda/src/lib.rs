@@ -107,7 +107,6 @@
 
 mod arena_sync;
 mod attention;
-mod attention_tiles;
 mod counted;
 mod driver;
 mod error;

@@ -50,15 +50,21 @@ impl<'a> DeviceMixer<'a> {
         Some(DeviceMixer { norm: &branch.norm, part, chained: part.chained(), after: norm_after(branch)? })
     }
 
-    /// Its form for chains, and its norm, if it takes its input on the device.
-    fn chained_input(&self) -> Option<(&'a dyn ChainedMixer, DeviceNorm<'a>)> {
-        let chained = self.chained.filter(|chained| chained.input_place() == Place::Device)?;
+    /// Its form for chains with keys and values in this place.
+    fn chained(&self, keys: Place) -> Option<&'a dyn ChainedMixer> {
+        self.chained.filter(|chained| chained.takes(keys))
+    }
+
+    /// As [`chained`](Self::chained), and its norm, if it takes its input on the device.
+    fn chained_input(&self, keys: Place) -> Option<(&'a dyn ChainedMixer, DeviceNorm<'a>)> {
+        let chained = self.chained(keys).filter(|chained| chained.input_place() == Place::Device)?;
         Some((chained, self.norm.for_devices()?))
     }
 
     /// Whether the host waits for something between the input and the output.
     fn waits(&self, kv: &LayerStates) -> bool {
-        self.chained_input().is_none() || (self.part.layer_shape().keys.is_some() && kv.place() == Place::Host)
+        self.chained_input(kv.place()).is_none()
+            || (self.part.layer_shape().keys.is_some() && kv.place() == Place::Host)
     }
 }
 
@@ -181,7 +187,7 @@ impl<'a> DeviceLayer<'a> {
         kv: &mut LayerStates,
         pass: &ForwardPass,
     ) -> Result<[DeviceRows; 3]> {
-        let (x, mixed) = match mixer.chained_input() {
+        let (x, mixed) = match mixer.chained_input(kv.place()) {
             Some((part, norm)) => {
                 let x = x.on_device(self.ops)?;
                 (x, part.begin(&Hidden::Device(norm.begin(x, self.ops)?), kv, pass, self.ops)?)
@@ -189,7 +195,7 @@ impl<'a> DeviceLayer<'a> {
             None => {
                 let x = x.on_host(Some(self.ops))?;
                 let input = Hidden::Host(mixer.norm.forward(&x)?);
-                let mixed = match mixer.chained {
+                let mixed = match mixer.chained(kv.place()) {
                     Some(part) if part.input_place() == Place::Host => part.begin(&input, kv, pass, self.ops)?,
                     Some(part) => part.begin(&Hidden::Device(input.on_device(self.ops)?), kv, pass, self.ops)?,
                     None => Hidden::Host(mixer.part.forward(&input.on_host(None)?, kv, pass)?).on_device(self.ops)?,

@@ -211,7 +211,10 @@ impl Layer {
 
     /// What the layer keeps of a sequence.
     pub fn shape(&self) -> LayerShape {
-        let of = |mixer: &dyn Mixer| LayerShape { in_memory: mixer.choice().is_some(), ..mixer.layer_shape() };
+        let of = |mixer: &dyn Mixer| {
+            let in_memory = mixer.choice().is_some() && !mixer.chooses_on_device();
+            LayerShape { in_memory, ..mixer.layer_shape() }
+        };
         self.mixer.as_ref().map_or(LayerShape::NOTHING, |mixer| of(mixer.part.as_ref()))
     }
 }

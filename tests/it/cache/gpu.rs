@@ -133,13 +133,14 @@ fn flash_attention_is_near_exact_attention() {
 }
 
 /// Models of which a token waits once if all experts are on the device.
-const WAIT_ONCE: [&str; 40] = [
+const WAIT_ONCE: [&str; 43] = [
     "afmoe",
     "bailing_hybrid",
     "bailing_moe",
     "bailing_moe_v2",
     "deepseek_v2",
     "deepseek_v3",
+    "deepseek_v32",
     "dots1",
     "ernie4_5_moe",
     "exaone_moe",
@@ -147,6 +148,7 @@ const WAIT_ONCE: [&str; 40] = [
     "gemma4_text",
     "glm4_moe",
     "glm4_moe_lite",
+    "glm_moe_dsa",
     "gpt_oss",
     "granitemoe",
     "granitemoehybrid",
@@ -162,6 +164,7 @@ const WAIT_ONCE: [&str; 40] = [
     "mellum",
     "mimo_v2_flash",
     "minimax_m2",
+    "minimax_m3_vl",
     "mistral4",
     "mixtral",
     "nemotron_h",

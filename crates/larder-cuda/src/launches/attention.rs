@@ -25,7 +25,7 @@ const FLASH_COLUMNS: u32 = 128;
 const MAX_SUM_THREADS: u32 = 256;
 
 /// The arguments of attention, as kernels read them.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Default, Debug)]
 pub struct AttentionKernelArgs {
     /// `[queries, heads, key_width]`
     pub queries: u64,
@@ -49,6 +49,8 @@ pub struct AttentionKernelArgs {
     pub out: u64,
     /// The same, quantised, or 0.
     pub blocks: u64,
+    /// The position of each row that the query sees, of which there is one; or 0: rows are at the positions of their numbers.
+    pub chosen: u64,
     /// Number of queries.
     pub count: u32,
     /// Number of query heads.
@@ -71,11 +73,13 @@ pub struct AttentionKernelArgs {
     pub page_shift: u32,
     /// Number of the task's first tile within its launch.
     pub first_tile: u32,
+    /// The key head of the first query head.
+    pub first_kv_head: u32,
 }
 
 impl AttentionKernelArgs {
     /// Size of the struct in kernels.
-    pub const BYTES: usize = 136;
+    pub const BYTES: usize = 144;
 
     /// The most position tiles that `positions` positions are in.
     pub fn tile_stride(positions: usize) -> usize {
@@ -96,17 +100,31 @@ impl AttentionKernelArgs {
             partial_sums,
             out,
             blocks,
+            chosen,
             ..
         } = self;
         let AttentionKernelArgs { count, heads, group, key_row_stride, value_row_stride, .. } = self;
-        let AttentionKernelArgs { key_width, value_width, score_stride, scale, page_shift, first_tile, .. } = self;
-        let front =
-            [queries, key_pages, value_pages, seen, sinks, scores, inverse_sums, factors, partial_sums, out, blocks];
+        let AttentionKernelArgs { key_width, value_width, score_stride, scale, page_shift, .. } = self;
+        let AttentionKernelArgs { first_tile, first_kv_head, .. } = self;
+        let front = [
+            queries,
+            key_pages,
+            value_pages,
+            seen,
+            sinks,
+            scores,
+            inverse_sums,
+            factors,
+            partial_sums,
+            out,
+            blocks,
+            chosen,
+        ];
         let scale = scale.to_bits();
         let rows = [key_row_stride, value_row_stride, key_width, value_width];
         let [key_row, value_row, key, value] = rows;
-        let words = [count, heads, group, key_row, value_row, key, value, score_stride, scale, page_shift, first_tile];
-        pack(front, words)
+        let (stride, tile, kv_head) = (score_stride, first_tile, first_kv_head);
+        pack(front, [count, heads, group, key_row, value_row, key, value, stride, scale, page_shift, tile, kv_head])
     }
 }
 
@@ -361,6 +379,7 @@ mod tests {
             partial_sums: 9,
             out: 10,
             blocks: 11,
+            chosen: 21,
             count: 12,
             heads: 13,
             group: 14,
@@ -372,10 +391,11 @@ mod tests {
             scale: 1.0,
             page_shift: 6,
             first_tile: 20,
+            first_kv_head: 22,
         };
         let words: Vec<u32> = args.to_bytes().as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b)).collect();
-        let addresses: Vec<u32> = (1..12).flat_map(|at| [at, 0]).collect();
-        assert_eq!(words[..22], addresses);
-        assert_eq!(words[22..], [12, 13, 14, 15, 16, 17, 18, 19, 1.0f32.to_bits(), 6, 20, 0]);
+        let addresses: Vec<u32> = (1..12).chain([21]).flat_map(|at| [at, 0]).collect();
+        assert_eq!(words[..24], addresses);
+        assert_eq!(words[24..], [12, 13, 14, 15, 16, 17, 18, 19, 1.0f32.to_bits(), 6, 20, 22]);
     }
 }

@@ -3,6 +3,7 @@
 
 mod attention;
 mod choice;
+mod chosen;
 mod products;
 mod recurrent;
 mod rows;
@@ -19,6 +20,7 @@ use crate::driver::{Argument, Driver, Launch, MAX_ARGUMENTS, Stream};
 use crate::error::{GpuError, Result};
 pub use attention::{AttentionKernelArgs, NewHeadsArgs, RowCopy, TILE_QUERIES, TaskList};
 pub use choice::{ChoiceArgs, Patch};
+pub use chosen::{BestOfBlocks, ChoiceOfRows, IndexTask};
 pub use products::{ProductBatch, ProductKernelArgs};
 pub use recurrent::{ChannelScanArgs, ConvolutionArgs, DeltaArgs, ScanArgs, StateArgs};
 pub use sampling::BestArgs;
@@ -47,7 +49,7 @@ pub fn all_kernels() -> Vec<&'static str> {
 
 /// Those that are no products.
 #[cfg(all(test, feature = "cuda"))]
-const OTHER_KERNELS: [&str; 54] = [
+const OTHER_KERNELS: [&str; 59] = [
     "silu",
     "gelu",
     "gelu_tanh",
@@ -102,6 +104,11 @@ const OTHER_KERNELS: [&str; 54] = [
     "new_heads_f32",
     "new_heads_f16",
     "new_heads_q8_0",
+    "index_scores_f32",
+    "index_scores_f16",
+    "index_scores_q8_0",
+    "choose_rows",
+    "best_of_blocks",
 ];
 
 /// The arguments of adding one bias, as the kernel reads them.

@@ -1,6 +1,8 @@
 //! Chains of operations on rows of activations in GPU memory, for which the host waits once.
 
 mod chain;
+mod chosen;
+mod heads;
 mod products;
 mod receive;
 mod recurrent;
@@ -11,18 +13,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder_kernels::AttentionArgs;
 use larder_model::{
-    Activation, DeviceChannelScan, DeviceConvolution, DeviceDelta, DeviceHeads, DeviceKvView, DeviceOps,
-    DeviceRotation, DeviceRows, DeviceScan, GateFunction, HeadRest, NormGate, StateSpan,
+    Activation, DeviceChannelScan, DeviceConvolution, DeviceDelta, DeviceHeads, DeviceKvView, DeviceOps, DeviceRows,
+    DeviceScan, GateFunction, NormGate, StateSpan,
 };
 
-use crate::attention::{GpuAttention, Outputs};
+use crate::attention::{GpuAttention, Outputs, Queries};
 use crate::driver::Driver;
 use crate::error::{GpuError, Result};
 use crate::expert_kernels::{BLOCK, BLOCK_BYTES, DeviceActivations};
 use crate::launch_queue::LaunchQueue;
-use crate::launches::{ExpertSum, Launches, NewHeadsArgs, ProductBatch, word};
+use crate::launches::{ExpertSum, Launches, ProductBatch, word};
 use crate::memory::{DeviceBuffer, Download, Upload};
-use crate::new_tokens::NewTokens;
 use crate::products::GpuProducts;
 use chain::Chain;
 use products::ListKey;
@@ -271,7 +272,7 @@ impl DeviceOps for GpuOps {
     }
 
     fn attend(&self, tasks: &[&AttentionArgs<DeviceKvView>]) -> larder_model::Result<DeviceRows> {
-        let outputs = self.attention.begin(tasks, None)?;
+        let outputs = self.attention.begin(tasks, Queries::Sent)?;
         Ok(self.lock().push_outputs(tasks, outputs))
     }
 
@@ -281,55 +282,8 @@ impl DeviceOps for GpuOps {
         tasks: &[&AttentionArgs<DeviceKvView>],
     ) -> larder_model::Result<DeviceRows> {
         let mut state = self.lock();
-        let DeviceHeads { queries, rest, keys, values, norm, clip, value_norm, value_factor, rotation, scales } = heads;
-        let Some(task) = tasks.first() else {
-            return Err(GpuError::Unsupported("attention of no sequence has no heads".into()).into());
-        };
-        let (count, width) = (task.heads, task.keys.width);
-        let at = |rows: &Option<DeviceRows>| rows.map_or(Ok(0), |rows| state.at(rows));
-        let of_rest = rest.map(|rest| rest.rows);
-        let mut args = NewHeadsArgs {
-            rows: [state.at(*queries)?, state.at(*keys)?, at(values)?],
-            rest: at(&of_rest)?,
-            split: word(queries.width / count)?,
-            norm_width: word(width)?,
-            clip: *clip,
-            value_factor: *value_factor,
-            ..NewHeadsArgs::default()
-        };
-        if let Some(HeadRest { rows, first }) = rest {
-            (args.rest_step, args.rest_first) = (word(rows.width / count)?, word(*first)?);
-        }
-        if let Some(norm) = norm {
-            let of = |weight: Option<usize>| weight.map_or(Ok(0), |weight| state.kept(weight));
-            args.weights = [of(norm.weights[0])?, of(norm.weights[1])?];
-            (args.eps, args.whole, args.norm_last) = (norm.eps, norm.whole, norm.behind_rotation);
-            args.norm_width = word(norm.width.unwrap_or(width))?;
-        }
-        if let Some(eps) = value_norm {
-            if norm.is_some_and(|norm| norm.eps != *eps) {
-                return Err(
-                    GpuError::Unsupported("norms of keys and of values that add different numbers".into()).into()
-                );
-            }
-            (args.eps, args.value_norm) = (*eps, true);
-        }
-        let mut turns: &[(f32, f32)] = &[];
-        if let Some(DeviceRotation { turns: all, first, dim, interleaved }) = rotation {
-            (turns, args.first, args.dim, args.interleaved) = (all, word(*first)?, word(*dim)?, *interleaved);
-        }
-        let tokens: usize = tasks.iter().map(|args| args.seen.len()).sum();
-        let all = [Some(*queries), Some(*keys), *values, of_rest];
-        if all.iter().flatten().any(|rows| rows.rows != tokens)
-            || turns.len() != tokens * args.dim as usize / 2
-            || ![0, tokens].contains(&scales.len())
-        {
-            return Err(GpuError::Unsupported(format!("{tokens} tokens do not have heads {queries:?}")).into());
-        }
-        let (_, rotated) = state.result(queries.rows, count * width)?;
-        let widths = all.map(|rows| rows.map_or(0, |rows| rows.width));
-        let new = NewTokens { heads: args, widths, turns, scales, queries: rotated };
-        let outputs = self.attention.begin(tasks, Some(&new))?;
+        let (new, _) = state.new_tokens(heads, tasks)?;
+        let outputs = self.attention.begin(tasks, Queries::New(&new))?;
         Ok(state.push_outputs(tasks, outputs))
     }
 

@@ -4,7 +4,9 @@ use larder_core::{ExpertLayout, NumberFormat};
 use larder_cuda::{Gpu, GpuError};
 use larder_model::Activation;
 
-use crate::{attention, chosen, experts, flash, hits, latents, link, ops, order, products, recurrent, sampling};
+use crate::{
+    attention, chosen, experts, flash, hits, latents, link, ops, order, products, recurrent, sampling, sparse,
+};
 
 fn card() -> Option<Gpu> {
     match larder_cuda::open(0) {
@@ -34,6 +36,7 @@ fn a_gpu_gives_the_same_bits() {
     recurrent::compare(&gpu);
     recurrent::compare_scans(&gpu);
     sampling::compare(&gpu);
+    sparse::compare(&gpu);
     sampling::compare_taken(&gpu);
     let mut first = Some(gpu);
     experts::compare(|_| first.take().or_else(card));

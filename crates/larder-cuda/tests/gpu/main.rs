@@ -16,3 +16,4 @@ mod order;
 mod products;
 mod recurrent;
 mod sampling;
+mod sparse;

@@ -1,6 +1,7 @@
 //! The interfaces to a device, a processor with memory of its own. A device's results have the same bits as those of
 //! the CPU kernels, so a result does not depend on where it was computed.
 
+mod chosen;
 mod ops;
 mod recurrent;
 
@@ -14,6 +15,7 @@ use crate::error::Result;
 use crate::expert_workspace::ExpertWorkspace;
 use crate::experts::{DeviceMoeCall, MoeCall, Routed};
 use crate::nn::Activation;
+pub use chosen::{DeviceChoice, DeviceIndex, IndexBlocks, SeenRows};
 pub(crate) use ops::DeviceCopy;
 pub use ops::{BEST_FOUND, DeviceHeads, DeviceOps, DeviceRotation, DeviceRows, HeadNorm, HeadRest};
 pub use recurrent::{

@@ -44,14 +44,19 @@ impl Inner {
 }
 
 /// The pages of one view.
-struct StoredPages<'a> {
+pub(super) struct StoredPages<'a> {
     shape: KvPageShape,
     first: usize,
     bytes: Vec<&'a [u8]>,
 }
 
-impl StoredPages<'_> {
-    fn tensor(&self, width: usize) -> KvTensor<'_> {
+impl<'a> StoredPages<'a> {
+    /// These pages, from number 0 on.
+    pub(super) fn of(shape: KvPageShape, pages: &'a [Vec<u8>]) -> Self {
+        StoredPages { shape, first: 0, bytes: pages.iter().map(|page| &page[..]).collect() }
+    }
+
+    pub(super) fn tensor(&self, width: usize) -> KvTensor<'_> {
         let KvPageShape { kind, positions, row_bytes, .. } = self.shape;
         KvTensor { kind, pages: self, page_len: positions, row_bytes, width }
     }
@@ -97,6 +102,11 @@ impl AttentionDouble {
     /// The shape of a page.
     pub(super) fn shape(&self, page: usize) -> KvPageShape {
         self.lock().pages[&page].0
+    }
+
+    /// The bytes of a page.
+    pub(super) fn bytes(&self, page: usize) -> Vec<u8> {
+        self.lock().pages[&page].1.clone()
     }
 
     /// The bytes of a page as f32.

@@ -2,6 +2,7 @@
 
 mod attention;
 mod best;
+mod chosen;
 mod ops;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -23,12 +23,12 @@ use crate::nn::{
 /// Double of [`DeviceOps`]: computes each operation at once, with the weights and the KV cache of two other doubles.
 pub struct OpsDouble {
     products: Arc<ProductsDouble>,
-    attention: Arc<AttentionDouble>,
+    pub(super) attention: Arc<AttentionDouble>,
     state: Mutex<Inner>,
 }
 
 #[derive(Default)]
-struct Inner {
+pub(super) struct Inner {
     kept: Vec<Vec<f32>>,
     rows: HashMap<usize, (DeviceRows, Vec<f32>)>,
     next_id: usize,
@@ -36,6 +36,8 @@ struct Inner {
     begun_at: usize,
     /// The first error of the chain.
     failed: Option<ModelError>,
+    /// The last choice of rows.
+    pub(super) choice: Vec<Vec<u32>>,
     received: u64,
 }
 
@@ -53,7 +55,7 @@ impl Inner {
         self.begun_at = next_id;
     }
 
-    fn values(&self, rows: DeviceRows) -> &[f32] {
+    pub(super) fn values(&self, rows: DeviceRows) -> &[f32] {
         let (known, values) = self.rows.get(&rows.id).expect("rows of this chain or the one before");
         assert_eq!(*known, rows);
         values
@@ -71,12 +73,12 @@ impl OpsDouble {
         self.lock().received
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Queries, keys and values of new tokens, normalised and rotated.
-    fn changed(
+    pub(super) fn changed(
         &self,
         heads: &DeviceHeads,
         tasks: &[&AttentionArgs<DeviceKvView>],
@@ -146,7 +148,7 @@ impl OpsDouble {
     }
 
     /// Writes the rows of the new tokens of a task to its pages.
-    fn write(&self, view: &DeviceKvView, args: &AttentionArgs<DeviceKvView>, rows: &[f32]) -> Result<()> {
+    pub(super) fn write(&self, view: &DeviceKvView, args: &AttentionArgs<DeviceKvView>, rows: &[f32]) -> Result<()> {
         for (seen, row) in args.seen.iter().zip(rows.chunks_exact(rows.len() / args.seen.len())) {
             let (position, shape) = (seen.end - 1, self.attention.shape(view.pages[0]));
             let page = view.pages[position / shape.positions - view.first_page];
@@ -175,7 +177,7 @@ impl OpsDouble {
     }
 
     /// Adds a result to the chain; after an error it is not a number.
-    fn push(&self, width: usize, mut values: Vec<f32>, computed: Result<()>) -> DeviceRows {
+    pub(super) fn push(&self, width: usize, mut values: Vec<f32>, computed: Result<()>) -> DeviceRows {
         let mut state = self.lock();
         if let Err(error) = computed {
             values.fill(f32::NAN);
@@ -222,19 +224,10 @@ impl DeviceOps for OpsDouble {
     }
 
     fn attend_new(&self, heads: &DeviceHeads, tasks: &[&AttentionArgs<DeviceKvView>]) -> Result<DeviceRows> {
-        let (queries, keys, values) = self.changed(heads, tasks);
-        let width = queries.len() / heads.queries.rows;
-        let (mut at, mut with_queries) = (0, Vec::new());
-        for args in tasks {
-            let count = args.seen.len();
-            let rows = |all: &[f32], width| all[at * width..][..count * width].to_vec();
-            self.write(&args.keys, args, &rows(&keys, heads.keys.width))?;
-            if let (Some(values), Some(of)) = (&values, heads.values) {
-                self.write(&args.values, args, &rows(values, of.width))?;
-            }
-            with_queries.push(rows(&queries, width));
-            at += count;
-        }
+        let queries = self.write_new(heads, tasks)?;
+        let (width, mut rest) = (queries.len() / heads.queries.rows, &queries[..]);
+        let with_queries = tasks.iter().map(|args| rest.split_off(..args.seen.len() * width).unwrap_or_default());
+        let with_queries: Vec<&[f32]> = with_queries.collect();
         let tasks: Vec<_> = (tasks.iter().zip(&with_queries))
             .map(|(args, queries)| AttentionArgs { queries, ..args.with_kv(args.keys.clone(), args.values.clone()) })
             .collect();

@@ -3,6 +3,7 @@
 use candle_core::{Device, Tensor};
 use larder_core::{KV_PAGE_TOKENS, Rng};
 
+use super::chained_choice::forward_on_device;
 use super::norm::rms;
 use super::output_gate::{GateFunction, OutputGate, gated};
 use super::{
@@ -10,6 +11,7 @@ use super::{
     KeysAndValues, LayerKv, LayerShape, Mixer, Norm, Rotary, RowShape, Selection, TokenScratch, made_up,
 };
 use crate::error::Result;
+use crate::hidden::Place;
 use crate::matrix::{Linear, with_f32};
 use crate::step::LayerStates;
 
@@ -142,6 +144,9 @@ impl InputProducts {
 
 impl Mixer for Attention {
     fn forward(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Tensor> {
+        if let (Place::Device, Some(ops), Some(_)) = (states.place(), &self.o.compute().device_ops, &self.indexer) {
+            return forward_on_device(self, x, states, pass, ops.as_ref());
+        }
         let (q, gate) = self.queries(x, states, pass)?;
         let selections = match &self.indexer {
             Some(indexer) => indexer.select(x, states, pass)?,
@@ -156,7 +161,8 @@ impl Mixer for Attention {
     }
 
     fn chained(&self) -> Option<&dyn ChainedMixer> {
-        (self.indexer.is_none() && self.o.is_on_device()).then_some(self)
+        let is_chained = self.o.is_on_device() && (self.indexer.is_none() || self.is_for_devices());
+        is_chained.then_some(self)
     }
 
     fn layer_shape(&self) -> LayerShape {
@@ -195,6 +201,11 @@ impl Mixer for Attention {
         let convolved = self.convolved().map(ConvolvedInputs::scratch).unwrap_or_default();
         let floats = 2 * hidden + queries + 2 * k + v + changed + indexer + convolved.floats;
         TokenScratch { floats, input: hidden.max(mixed).max(convolved.input) }
+    }
+
+    fn chooses_on_device(&self) -> bool {
+        // Where there is no device, this is what one would do.
+        self.has_device_form() && (self.o.compute().device_ops.is_none() || self.is_for_devices())
     }
 
     fn choice(&self) -> Option<ChoiceShape> {

@@ -2,8 +2,11 @@
 
 use candle_core::Tensor;
 
+use super::chained_choice::ListLengths;
 use super::{BlockIndexer, ForwardPass, FurtherShape, HeadIndexer, Selection};
+use crate::device::{DeviceOps, DeviceRows};
 use crate::error::Result;
+use crate::matrix::Linear;
 use crate::step::LayerStates;
 
 /// Chooses the positions that a query attends to, out of all earlier ones.
@@ -28,6 +31,44 @@ impl AttentionIndexer {
         match self {
             AttentionIndexer::Blocks(_) => 1,
             AttentionIndexer::Heads(indexer) => indexer.heads(),
+        }
+    }
+
+    /// Whether there is a form for devices, if its products are there.
+    pub(super) fn has_device_form(&self) -> bool {
+        match self {
+            AttentionIndexer::Blocks(_) => false,
+            AttentionIndexer::Heads(indexer) => indexer.has_device_form(),
+        }
+    }
+
+    /// Whether all of it is computed on a device.
+    pub(super) fn is_on_device(&self) -> bool {
+        match self {
+            AttentionIndexer::Blocks(_) => false,
+            AttentionIndexer::Heads(indexer) => indexer.is_on_device(),
+        }
+    }
+
+    /// The products with the input of attention that [`begin`](Self::begin) reads.
+    pub(super) fn device_products(&self, pass: &ForwardPass) -> Vec<&Linear> {
+        match self {
+            AttentionIndexer::Blocks(_) => Vec::new(),
+            AttentionIndexer::Heads(indexer) => indexer.device_products(pass),
+        }
+    }
+
+    /// As [`select`](Self::select), begun on the device; `products` are those of [`device_products`](Self::device_products).
+    pub(super) fn begin(
+        &self,
+        products: &[DeviceRows],
+        states: &mut LayerStates,
+        pass: &ForwardPass,
+        ops: &dyn DeviceOps,
+    ) -> Result<ListLengths> {
+        match self {
+            AttentionIndexer::Blocks(_) => unreachable!("the indexer has no form for devices"),
+            AttentionIndexer::Heads(indexer) => indexer.begin(products, states, pass, ops),
         }
     }
 

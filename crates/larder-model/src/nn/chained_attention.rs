@@ -4,26 +4,18 @@
 use candle_core::Tensor;
 
 use super::attention::{Attention, InputProducts, KEYS_AND_VALUES, QkNorm};
+use super::chained_choice::device_rotation;
 use super::output_gate::DeviceGate;
 use super::{ChainedMixer, ForwardPass, OutputGate};
-use crate::device::{DeviceHeads, DeviceOps, DeviceRotation, DeviceRows, HeadNorm};
+use crate::device::{DeviceHeads, DeviceOps, DeviceRows, HeadNorm};
 use crate::error::Result;
 use crate::hidden::{Hidden, Place, receive};
 use crate::matrix::{Linear, with_f32};
 use crate::step::LayerStates;
 
-impl ChainedMixer for Attention {
-    fn input_place(&self) -> Place {
-        let gate = match &self.output_gate {
-            OutputGate::Product(product, _) => product.is_on_device(),
-            OutputGate::None => true,
-        };
-        let products = match &self.inputs {
-            InputProducts::Apart { q, k, v } => {
-                [Some(q), Some(k), v.as_ref()].into_iter().flatten().all(Linear::is_on_device)
-            }
-            _ => false,
-        };
+impl Attention {
+    /// Whether all between its products and the KV cache has a form for devices.
+    pub(super) fn has_device_form(&self) -> bool {
         let (norm, eps) = match &self.norm {
             QkNorm::None => (true, None),
             QkNorm::Whole(q, k) | QkNorm::PerHead(q, k) | QkNorm::PerHeadAfterRope(q, k) => {
@@ -38,10 +30,35 @@ impl ChainedMixer for Attention {
         let value_norm = self.value_norm.is_none_or(|of_values| eps.is_none_or(|eps| eps == of_values));
         // A norm of each head is behind the clip.
         let clip = self.clip.is_none() || matches!(self.norm, QkNorm::None | QkNorm::Whole(..));
-        match value_norm && clip && gate && products && norm {
-            true => Place::Device,
-            false => Place::Host,
-        }
+        let indexer = self.indexer.as_ref().is_none_or(|indexer| indexer.has_device_form());
+        value_norm && clip && norm && indexer && matches!(self.inputs, InputProducts::Apart { .. })
+    }
+
+    /// Whether all of it is computed on a device, from its input on.
+    pub(super) fn is_for_devices(&self) -> bool {
+        let gate = match &self.output_gate {
+            OutputGate::Product(product, _) => product.is_on_device(),
+            OutputGate::None => true,
+        };
+        let products = match &self.inputs {
+            InputProducts::Apart { q, k, v } => {
+                [Some(q), Some(k), v.as_ref()].into_iter().flatten().all(Linear::is_on_device)
+            }
+            InputProducts::Convolved(_) => false,
+        };
+        let indexer = self.indexer.as_ref().is_none_or(|indexer| indexer.is_on_device());
+        self.has_device_form() && gate && products && indexer
+    }
+}
+
+impl ChainedMixer for Attention {
+    fn input_place(&self) -> Place {
+        if self.is_for_devices() { Place::Device } else { Place::Host }
+    }
+
+    /// The CPU chooses rows in main memory.
+    fn takes(&self, keys: Place) -> bool {
+        keys == Place::Device || self.indexer.is_none()
     }
 
     fn begin(
@@ -61,7 +78,7 @@ impl ChainedMixer for Attention {
                 (mixed, gate.map(send).transpose()?)
             }
             Hidden::Device(x) if states.place() == Place::Host => {
-                let (products, gate) = self.begin_products(*x, ops)?;
+                let (products, gate, _) = self.begin_products(*x, pass, ops)?;
                 let products = receive(ops, &products)?.try_into().expect("there are three products");
                 let q = self.queries_of(products, states, pass)?;
                 (self.begin_from_queries(&q, states, pass, ops)?, gate)
@@ -103,25 +120,28 @@ impl Attention {
         pass: &ForwardPass,
         ops: &dyn DeviceOps,
     ) -> Result<(DeviceRows, Option<DeviceGate>)> {
-        let ([queries, keys, values], gate) = self.begin_products(x, ops)?;
+        let ([queries, keys, values], gate, of_index) = self.begin_products(x, pass, ops)?;
+        let chosen = match &self.indexer {
+            Some(indexer) => indexer.begin(&of_index, states, pass, ops)?,
+            None => None,
+        };
         let norm = self.begin_norm(ops)?;
         for (i, span) in pass.spans.iter().enumerate() {
             let kv = states.of_mut(i);
             kv.keys.extend(span.tokens, self.shape.kv_heads, self.shape.head_dim)?;
             kv.values.extend(span.tokens, self.shape.kv_heads, self.shape.value_dim)?;
         }
-        let rotation = self.rotary.map(|rotary| DeviceRotation {
-            turns: pass.ropes[rotary.table].turns(),
-            first: 0,
-            dim: rotary.dim,
-            interleaved: rotary.interleaved,
-        });
+        let rotation = device_rotation(self.rotary, 0, &pass.ropes);
         let scales = self.temperature.map_or_else(Vec::new, |temperature| temperature.scales(pass));
         let (rest, values, clip) = (None, Some(values), self.clip.map(|limit| limit as f32));
         let (value_norm, value_factor) = (self.value_norm, self.value_scale as f32);
         let scales = &scales;
         let heads = DeviceHeads { queries, rest, keys, values, norm, clip, value_norm, value_factor, rotation, scales };
-        let mixed = self.over_rows().begin_new(ops, &heads, (states, KEYS_AND_VALUES), (pass, self.mask))?;
+        let (rows, seen) = ((&*states, KEYS_AND_VALUES), (pass, self.mask));
+        let mixed = match chosen {
+            None => self.over_rows().begin_new(ops, &heads, rows, seen)?,
+            Some(lengths) => self.over_rows().begin_chosen(ops, &heads, rows, seen, &lengths)?,
+        };
         Ok((mixed, gate))
     }
 
@@ -145,17 +165,25 @@ impl Attention {
         Ok(Some(HeadNorm { weights, eps, whole: matches!(self.norm, QkNorm::Whole(..)), width: None, behind_rotation }))
     }
 
-    /// The products with the input, and that of the output gate. Without a product of its own the values are what that of the keys yields.
-    fn begin_products(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<([DeviceRows; 3], Option<DeviceGate>)> {
+    /// The products with the input, that of the output gate, and those of the indexer. Without a product of its own the values are what that
+    /// of the keys yields.
+    fn begin_products(
+        &self,
+        x: DeviceRows,
+        pass: &ForwardPass,
+        ops: &dyn DeviceOps,
+    ) -> Result<([DeviceRows; 3], Option<DeviceGate>, Vec<DeviceRows>)> {
         let InputProducts::Apart { q, k, v } = &self.inputs else { unreachable!("the inputs are for devices") };
         let gate = match &self.output_gate {
             OutputGate::Product(product, function) => Some((product, *function)),
             OutputGate::None => None,
         };
+        let of_index = self.indexer.as_ref().map_or_else(Vec::new, |indexer| indexer.device_products(pass));
         let products = [Some(q), Some(k), v.as_ref(), gate.map(|(product, _)| product)];
-        let products: Vec<&Linear> = products.into_iter().flatten().collect();
-        let rows = Linear::begin_each(&products, x, ops)?.expect("the products are on the device");
+        let products: Vec<&Linear> = products.into_iter().flatten().chain(of_index.iter().copied()).collect();
+        let mut rows = Linear::begin_each(&products, x, ops)?.expect("the products are on the device");
+        let of_index = rows.split_off(rows.len() - of_index.len());
         let gate = gate.map(|(_, function)| DeviceGate { rows: rows[rows.len() - 1], function });
-        Ok(([rows[0], rows[1], rows[if v.is_some() { 2 } else { 1 }]], gate))
+        Ok(([rows[0], rows[1], rows[if v.is_some() { 2 } else { 1 }]], gate, of_index))
     }
 }

@@ -60,8 +60,14 @@ pub struct FurtherRows {
 
 impl FurtherRows {
     /// No rows yet. `kept_behind` positions behind those that are needed are kept for the sake of rewinding.
-    pub fn new(shape: FurtherShape, kept_behind: usize, pool: &Arc<KvPool>) -> Self {
-        FurtherRows { shape, kept_behind, rows: KvRows::new(pool, Place::Host) }
+    pub fn new(shape: FurtherShape, place: Place, kept_behind: usize, pool: &Arc<KvPool>) -> Self {
+        FurtherRows { shape, kept_behind, rows: KvRows::new(pool, place) }
+    }
+
+    /// Makes room for `count` rows, which a chain on the device of the pool writes.
+    pub fn extend(&mut self, count: usize) -> Result<()> {
+        let RowShape { heads, width } = self.shape.row;
+        self.rows.extend(count, heads, width)
     }
 
     /// Appends `new [n, heads, width]`.

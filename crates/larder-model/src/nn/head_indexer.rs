@@ -28,12 +28,12 @@ pub struct HeadIndexerShape {
 
 /// Chooses, for each token and head, the blocks in which the highest product of the query with a key is highest.
 pub struct HeadIndexer {
-    shape: HeadIndexerShape,
-    query: Linear,    // [heads · width, hidden]
-    key: Linear,      // [width, hidden]
-    query_norm: Norm, // [width]
-    key_norm: Norm,   // [width]
-    rotary: Rotary,
+    pub(super) shape: HeadIndexerShape,
+    pub(super) query: Linear,    // [heads · width, hidden]
+    pub(super) key: Linear,      // [width, hidden]
+    pub(super) query_norm: Norm, // [width]
+    pub(super) key_norm: Norm,   // [width]
+    pub(super) rotary: Rotary,
 }
 
 impl HeadIndexer {
@@ -73,6 +73,11 @@ impl HeadIndexer {
         self.shape.block.saturating_mul(self.shape.top_k)
     }
 
+    /// Whether a token of the step sees more blocks than it attends to.
+    pub(super) fn has_choice(&self, pass: &ForwardPass) -> bool {
+        pass.positions().any(|at| (at + 1).div_ceil(self.shape.block) > self.shape.top_k)
+    }
+
     /// Appends the keys of the tokens `x [n, hidden]` to what the layer keeps, and chooses positions for each token: one selection
     /// per head.
     pub fn select(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Vec<Selection>> {
@@ -83,7 +88,7 @@ impl HeadIndexer {
             with_f32(&key, |key| states.of_mut(i).further[0].append(span.rows(key, width)))??;
         }
         let has_choice = |seen: usize| seen.div_ceil(block) > top_k;
-        if !pass.positions().any(|at| has_choice(at + 1)) {
+        if !self.has_choice(pass) {
             return Ok(Vec::new());
         }
         let query = self.query_norm.forward(&query.reshape((pass.tokens(), heads, width))?)?;
@@ -118,14 +123,20 @@ impl HeadIndexer {
 /// The positions in the `top_k` blocks of `block` positions with the highest score of one of them, where the last `local` blocks come
 /// first; of equal blocks the earlier is taken.
 fn positions_of_best(scores: &[f32], block: usize, top_k: usize, local: usize) -> Vec<u32> {
-    let best = |scores: &[f32]| scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let mut blocks: Vec<f32> = scores.chunks(block).map(best).collect();
-    blocks.iter_mut().rev().take(local).for_each(|score| *score = f32::INFINITY);
+    let blocks = best_of_blocks(scores, block, local);
     let range = |number: u32| {
         let start = number as usize * block;
         start as u32..scores.len().min(start + block) as u32
     };
     highest(&blocks, top_k).into_iter().flat_map(range).collect()
+}
+
+/// The highest score of each block of `block` scores; the last `local` of them are infinite.
+pub fn best_of_blocks(scores: &[f32], block: usize, local: usize) -> Vec<f32> {
+    let best = |scores: &[f32]| scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut blocks: Vec<f32> = scores.chunks(block).map(best).collect();
+    blocks.iter_mut().rev().take(local).for_each(|score| *score = f32::INFINITY);
+    blocks
 }
 
 #[cfg(test)]

@@ -41,11 +41,11 @@ impl IndexerShape {
 
 /// Chooses, for each token, the positions with the highest sum over heads of `weight · max(query · key, 0)`.
 pub struct Indexer {
-    shape: IndexerShape,
-    query: Linear, // [heads · width, q_rank]
+    pub(super) shape: IndexerShape,
+    pub(super) query: Linear, // [heads · width, q_rank]
     keys: Keys,
-    weights: Linear, // [heads, hidden]
-    rotary: Option<Rotary>,
+    pub(super) weights: Linear, // [heads, hidden]
+    pub(super) rotary: Option<Rotary>,
 }
 
 /// What makes the keys.
@@ -90,6 +90,20 @@ impl Indexer {
     /// The most positions that attention goes over.
     pub fn positions(&self) -> usize {
         self.shape.positions()
+    }
+
+    /// The product and the norm of keys, if each token has one: then it has a form for devices.
+    pub(super) fn keys_of_tokens(&self) -> Option<(&Linear, &Norm)> {
+        match &self.keys {
+            Keys::OfTokens(product, norm) => Some((product, norm)),
+            Keys::OfBlocks(_) => None,
+        }
+    }
+
+    /// Whether a token of the step sees more rows than it attends to.
+    pub(super) fn has_choice(&self, pass: &ForwardPass) -> bool {
+        let block = self.shape.tokens_per_key();
+        pass.positions().any(|at| (at + 1) / block > self.shape.top_k / block)
     }
 
     /// What the indexer keeps of a sequence, the keys last.
@@ -137,7 +151,7 @@ impl Indexer {
         self.append(x, states, pass)?;
         let block = self.shape.tokens_per_key();
         let (count, seen) = (top_k / block, pass.positions().map(|at| (at + 1) / block).collect::<Vec<_>>());
-        if seen.iter().all(|seen| *seen <= count) {
+        if !self.has_choice(pass) {
             return Ok(Selection::of_all(seen.len()).into());
         }
         let query = self.query.forward(latent)?.reshape((pass.tokens(), heads, width))?;

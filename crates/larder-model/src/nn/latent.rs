@@ -6,12 +6,14 @@ use std::sync::Arc;
 use candle_core::{D, Device, Tensor};
 use larder_core::{KV_PAGE_TOKENS, Rng};
 
+use super::chained_choice::forward_on_device;
 use super::output_gate::gated;
 use super::{
     AttentionMask, AttentionTemperature, ChainedMixer, ChoiceShape, ChosenAttention, ForwardPass, GateFunction,
-    Indexer, KeysAndValues, LayerKv, LayerShape, Mixer, Norm, Rotary, Selection, TokenScratch, made_up,
+    HandedChoice, Indexer, KeysAndValues, LayerKv, LayerShape, Mixer, Norm, Rotary, Selection, TokenScratch, made_up,
 };
 use crate::error::Result;
+use crate::hidden::Place;
 use crate::matrix::{Linear, PlacedMatrix, with_f32};
 use crate::step::LayerStates;
 use crate::weights::WeightLoader;
@@ -192,13 +194,27 @@ impl LatentAttention {
     ) -> Result<Option<Arc<Selection>>> {
         match &self.choice {
             RowChoice::All => Ok(None),
-            RowChoice::Shared(_) => Ok(pass.handed_on.get()),
+            RowChoice::Shared(_) => match pass.handed_on.get() {
+                None => Ok(None),
+                Some(HandedChoice::Host(selection)) => Ok(Some(selection)),
+                Some(HandedChoice::Device(lengths)) => self.received_choice(lengths.as_deref(), pass),
+            },
             RowChoice::Indexed(indexer) => {
                 let selection = indexer.select(x, latent, states, pass)?;
-                pass.handed_on.set(selection.clone());
+                pass.handed_on.set(HandedChoice::Host(selection.clone()));
                 Ok(Some(selection))
             }
         }
+    }
+
+    /// A choice of the device, whose lists have these lengths.
+    fn received_choice(&self, lengths: Option<&[usize]>, pass: &ForwardPass) -> Result<Option<Arc<Selection>>> {
+        let Some((lengths, ops)) = lengths.zip(self.o.compute().device_ops.as_deref()) else { return Ok(None) };
+        let mut selection = Selection::default();
+        for (list, at) in ops.receive_choice(lengths)?.into_iter().zip(pass.positions()) {
+            if list.len() > at { selection.push_all() } else { selection.push(list) }
+        }
+        Ok(Some(selection.into()))
     }
 
     /// The attention `[n, heads · kv_rank]` of each token to all rows that it sees, or to those chosen.
@@ -229,6 +245,11 @@ impl Mixer for LatentAttention {
     fn forward(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Tensor> {
         let LatentShape { heads, kv_rank, value, .. } = self.shape;
         let n = pass.tokens();
+        if let (Place::Device, Some(ops)) = (states.place(), &self.o.compute().device_ops)
+            && !matches!(self.choice, RowChoice::All)
+        {
+            return forward_on_device(self, x, states, pass, ops.as_ref());
+        }
         self.append_keys(&self.kv_a.forward(x)?, states, pass)?;
         let latent = self.query_latent(x)?;
         let selection = self.select(x, &latent, states, pass)?;
@@ -284,6 +305,11 @@ impl Mixer for LatentAttention {
             floats: 2 * hidden + 2 * q_rank.unwrap_or(0) + 3 * width + (heads * per_head).max(indexer),
             input: hidden.max(heads * nope.max(kv_rank).max(value)).max(q_rank.unwrap_or(0)),
         }
+    }
+
+    fn chooses_on_device(&self) -> bool {
+        // Where there is no device, this is what one would do.
+        self.has_device_form() && (self.o.compute().device_ops.is_none() || self.is_for_devices())
     }
 
     fn choice(&self) -> Option<ChoiceShape> {

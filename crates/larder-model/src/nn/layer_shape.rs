@@ -18,7 +18,7 @@ pub struct LayerShape {
     pub mask: AttentionMask,
     /// Further rows.
     pub further: Vec<FurtherShape>,
-    /// Whether keys and values are in main memory also with a device, as the CPU reads single rows.
+    /// Whether keys, values and further rows are in main memory also with a device, as the CPU reads single rows.
     pub in_memory: bool,
 }
 
@@ -75,7 +75,7 @@ impl LayerShape {
         order
     }
 
-    /// Memory for keys and values.
+    /// Memory for keys, values and further rows.
     pub fn kv_memory(&self) -> SequenceMemory {
         let of = |RowShape { heads, width }: &RowShape| match self.mask {
             AttentionMask::Causal => SequenceMemory::rows(*heads, *width),
@@ -84,13 +84,12 @@ impl LayerShape {
                 SequenceMemory::window_rows(*heads, *width, [window, window.saturating_add(behind)])
             }
         };
-        self.keys.iter().chain(&self.values).map(of).sum()
+        self.keys.iter().chain(&self.values).map(of).chain(self.further.iter().map(FurtherShape::memory)).sum()
     }
 
     /// Memory for all of it.
     pub fn memory(&self) -> SequenceMemory {
         let state = self.recurrent.map(|lens| SequenceMemory::state(lens.bytes()));
-        let others = state.into_iter().chain(self.further.iter().map(FurtherShape::memory));
-        self.kv_memory() + others.sum()
+        self.kv_memory() + state.into_iter().sum()
     }
 }

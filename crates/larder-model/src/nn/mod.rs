@@ -5,6 +5,7 @@ mod attention;
 mod attention_indexer;
 mod block_indexer;
 mod chained_attention;
+mod chained_choice;
 mod chained_latent;
 mod chained_moe;
 mod compressed;
@@ -53,6 +54,7 @@ pub(crate) use delta::DeltaTokens;
 pub use delta::{ChannelDecay, DeltaForm, DeltaHeads, DeltaShape, GatedDeltaNet, KimiDelta, KimiDeltaShape};
 pub use further_rows::{FurtherRows, FurtherShape};
 pub use gather::{ChosenAttention, ChosenQuery, ChosenRows};
+pub(crate) use head_indexer::best_of_blocks;
 pub use head_indexer::{HeadIndexer, HeadIndexerShape};
 pub use indexer::{Indexer, IndexerShape};
 pub use kv_cache::{EncoderInput, KvCache, KvFormat, LayerKv};
@@ -68,7 +70,7 @@ pub use ngrams::{NGramFeatures, NGramHash, NGramShape, primes};
 pub use norm::Norm;
 pub(crate) use norm::{DeviceNorm, layer_norm_row, rms_row};
 pub use output_gate::{GateFunction, OutputGate};
-pub use pass::{AttentionMask, ForwardPass, HandedOn, SpanPositions};
+pub use pass::{AttentionMask, ForwardPass, HandedChoice, HandedOn, SpanPositions};
 pub use recurrent::{RecurrentState, StateLens};
 pub use relative::{DistanceBuckets, PositionBias, RelativeAttention};
 pub use rope::{Rope, RopeType, attention_scale};
@@ -77,6 +79,7 @@ pub use router::MoeRouter;
 pub use scratch::TokenScratch;
 pub(crate) use scratch::step_memory;
 pub use selected::KeysAndValues;
+pub(crate) use selection::highest;
 pub use selection::{ChoiceShape, Index, Selection, StepIndex};
 pub(crate) use state_space::{ChannelTokens, ScanTokens};
 pub use state_space::{Mamba1, Mamba1Shape, Mamba2, Mamba2Shape};
@@ -128,6 +131,11 @@ pub trait Mixer: Send + Sync {
     /// is `hidden` wide.
     fn scratch(&self, hidden: usize) -> TokenScratch;
 
+    /// Whether a device can choose these rows, so that keys and values can be there.
+    fn chooses_on_device(&self) -> bool {
+        false
+    }
+
     /// The rows that it chooses for each token, if it does not attend to all of them.
     fn choice(&self) -> Option<ChoiceShape> {
         None
@@ -141,7 +149,14 @@ pub trait ChainedMixer {
         Place::Device
     }
 
-    /// As [`Mixer::forward`], begun on a device. The caller guarantees an input in its place.
+    /// Whether it is a part of chains with keys and values in this place.
+    fn takes(&self, keys: Place) -> bool {
+        let _ = keys;
+        true
+    }
+
+    /// As [`Mixer::forward`], begun on a device. The caller guarantees an input in its place, and keys and values in one that it
+    /// [takes](Self::takes).
     fn begin(
         &self,
         x: &Hidden,

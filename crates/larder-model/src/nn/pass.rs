@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::Tensor;
 
+use super::chained_choice::ListLengths;
 use super::{RopeTable, Selection};
 use crate::step::TokenOrigin;
 
@@ -41,9 +42,18 @@ pub struct ForwardPass {
     /// Rotations of all tokens, by each of the model's ropes.
     pub ropes: Vec<RopeTable>,
     /// The positions that the last layer with an indexer chose.
-    pub handed_on: HandedOn<Arc<Selection>>,
+    pub handed_on: HandedOn<HandedChoice>,
     /// The state of the last layer's router, `[step tokens, width]`, where routers have one.
     pub router_state: HandedOn<Tensor>,
+}
+
+/// The positions that an indexer chose for the tokens of a step.
+#[derive(Clone)]
+pub enum HandedChoice {
+    /// By the CPU.
+    Host(Arc<Selection>),
+    /// By the device, which keeps the lists: their lengths.
+    Device(ListLengths),
 }
 
 /// A value that a layer hands on to the next ones of a step.

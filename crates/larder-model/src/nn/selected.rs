@@ -6,7 +6,7 @@ use larder_kernels::{AttentionArgs, AttentionTask};
 
 use super::{AttentionMask, ChosenAttention, ChosenQuery, ChosenRows, ForwardPass, KvRows, KvView, LayerKv, Selection};
 use crate::compute::ComputeContext;
-use crate::device::{DeviceHeads, DeviceOps, DeviceRows};
+use crate::device::{DeviceHeads, DeviceKvView, DeviceOps, DeviceRows};
 use crate::error::Result;
 use crate::step::LayerStates;
 
@@ -41,11 +41,21 @@ impl ChosenAttention<'_> {
         (pass, mask): (&ForwardPass, AttentionMask),
     ) -> Result<DeviceRows> {
         let seen = pass.visible_ranges(mask);
-        let tasks: Vec<_> = (pass.spans.iter().enumerate())
-            .map(|(i, span)| self.args(&[], rows(states.of(i)), span.rows(&seen, 1)))
-            .map(|args| args.with_kv(args.keys.on_device(), args.values.on_device()))
-            .collect();
+        let tasks = self.device_tasks((states, rows), pass, &seen);
         ops.attend_new(heads, &tasks.iter().collect::<Vec<_>>())
+    }
+
+    /// The attention of the tokens of each sequence, with queries that are on the device.
+    pub(super) fn device_tasks<'a>(
+        &'a self,
+        (states, rows): (&'a LayerStates, KeysAndValues),
+        pass: &ForwardPass,
+        seen: &'a [Range<usize>],
+    ) -> Vec<AttentionArgs<'a, DeviceKvView>> {
+        (pass.spans.iter().enumerate())
+            .map(|(i, span)| self.args(&[], rows(states.of(i)), span.rows(seen, 1)))
+            .map(|args| args.with_kv(args.keys.on_device(), args.values.on_device()))
+            .collect()
     }
 
     /// The attention of the queries of one sequence to the rows that each sees.

@@ -10,6 +10,7 @@ use super::compressor::{Compressor, CompressorShape};
 use crate::bytes::Bytes;
 use crate::compute::ComputeContext;
 use crate::config::Config;
+use crate::hidden::Place;
 use crate::matrix::{Linear, Matrix};
 use crate::nn::{FurtherRows, KvFormat, KvPool, Norm, Rope, Rotary, SpanPositions, made_up};
 
@@ -86,7 +87,7 @@ fn naive(shape: CompressorShape, parts: &Parts, x: &[f32], block: usize) -> Vec<
 /// The entries of these tokens, appended in pieces of a size.
 fn entries(compressor: &Compressor, x: &[f32], piece: usize) -> Vec<f32> {
     let pool = KvPool::new(KvFormat::F32, CheckpointPolicy { every: 50, most: 3 }, None, None);
-    let mut kept = compressor.kept().map(|shape| FurtherRows::new(shape, 128, &pool));
+    let mut kept = compressor.kept().map(|shape| FurtherRows::new(shape, Place::Host, 128, &pool));
     let mut start = 0;
     for rows in x.chunks(piece * HIDDEN) {
         let tokens = rows.len() / HIDDEN;

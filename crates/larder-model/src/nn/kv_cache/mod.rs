@@ -180,7 +180,7 @@ pub struct LayerKv {
 }
 
 impl LayerKv {
-    /// An empty state of a layer, with keys and values in this place. `kept_behind` positions behind a window are kept for the sake of
+    /// An empty state of a layer, with keys, values and further rows in this place. `kept_behind` positions behind a window are kept for the sake of
     /// rewinding.
     pub fn new(shape: &LayerShape, place: Place, kept_behind: usize, pool: &Arc<KvPool>) -> Self {
         let rows = |place| KvRows::new(pool, place);
@@ -190,7 +190,7 @@ impl LayerKv {
             encoder_keys: rows(Place::Host),
             encoder_values: rows(Place::Host),
             recurrent: RecurrentState::new(pool),
-            further: shape.further.iter().map(|shape| FurtherRows::new(*shape, kept_behind, pool)).collect(),
+            further: shape.further.iter().map(|shape| FurtherRows::new(*shape, place, kept_behind, pool)).collect(),
             mask: AttentionMask::Causal,
             kept_behind,
         }

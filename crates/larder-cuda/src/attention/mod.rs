@@ -1,5 +1,9 @@
 //! The KV cache in GPU memory, and attention over it.
 
+mod arrays;
+mod chosen;
+mod tiles;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -7,21 +11,21 @@ use larder_core::NumberFormat;
 use larder_kernels::{AttentionArgs, AttentionTask};
 use larder_model::{DeviceAttention, DeviceKvView, KvPageShape};
 
-use crate::attention_tiles::{TaskGroup, TaskTiles, groups, takes_halves, tiles_and_span};
 use crate::driver::Driver;
 use crate::error::{GpuError, Result};
 use crate::expert_kernels::{BLOCK, BLOCK_BYTES};
 use crate::launch_queue::LaunchQueue;
-use crate::launches::{AttentionKernelArgs, Launches, NewHeadsArgs, RowCopy, TaskList, word};
+use crate::launches::{AttentionKernelArgs, Launches, RowCopy, TaskList, word};
 use crate::memory::{DeviceBuffer, Download, Upload};
 use crate::new_tokens::NewTokens;
 use crate::page_slabs::{PageMemory, PageSlabs};
+use arrays::SequenceArrays;
+use chosen::Choice;
+pub(crate) use chosen::{ChosenTokens, IndexQueries};
+use tiles::{TaskGroup, TaskTiles, groups, takes_halves, tiles_and_span};
 
 /// Alignment, in bytes, of the arrays that kernels read.
 const ALIGN: usize = 16;
-
-/// A table of pages has room for a multiple of this many.
-const PAGES: usize = 16;
 /// Memory for scores grows by a multiple of this many bytes.
 const STEP: usize = 1 << 20;
 
@@ -50,6 +54,47 @@ struct State {
     download: Download,
     /// Whether attention of many queries is computed in half precision.
     flash: bool,
+    choice: Choice,
+}
+
+/// The queries of an attention, and which rows they see.
+#[derive(Clone, Copy)]
+pub(crate) enum Queries<'a> {
+    /// Those of the tasks, in main memory.
+    Sent,
+    /// Those of new tokens on the device.
+    New(&'a NewTokens<'a>),
+    /// As `New`, without attention: keys and values are written, and queries rotated.
+    HeadsOnly(&'a NewTokens<'a>),
+    /// Those of tokens on the device that see the rows of the last choice.
+    Chosen(&'a ChosenTokens<'a>),
+}
+
+impl<'a> Queries<'a> {
+    /// New tokens, if they are those of such.
+    fn new_tokens(self) -> Option<&'a NewTokens<'a>> {
+        match self {
+            Queries::New(new) | Queries::HeadsOnly(new) => Some(new),
+            Queries::Sent | Queries::Chosen(_) => None,
+        }
+    }
+
+    /// Parts of the heads of a query, each of which sees rows of its own.
+    fn parts(self) -> usize {
+        match self {
+            Queries::Chosen(tokens) => tokens.parts,
+            Queries::Sent | Queries::New(_) | Queries::HeadsOnly(_) => 1,
+        }
+    }
+
+    /// The address of the queries of all tasks, one after another; 0 if they are in main memory.
+    fn address(self) -> u64 {
+        match self {
+            Queries::Sent => 0,
+            Queries::New(new) | Queries::HeadsOnly(new) => new.queries,
+            Queries::Chosen(tokens) => tokens.queries,
+        }
+    }
 }
 
 /// Rows of keys or values on the device.
@@ -69,14 +114,20 @@ pub(crate) struct Outputs {
     pub values: usize,
 }
 
-/// One task of a batch, with the places of its arrays in the batch's copies to and from the device.
+/// One task of the kernels: the queries of a sequence, or some heads of one of them.
 struct PlacedTask {
     args: AttentionKernelArgs,
     tiles: TaskTiles,
-    /// Of the arrays, in the copy to the device, in bytes.
-    at: usize,
-    /// The tokens of the tasks before.
+    /// Its sequence.
+    sequence: usize,
+    /// Its first query within the sequence.
+    query: usize,
+    /// Number of what its first query sees, of that of the sequence.
+    seen: usize,
+    /// The queries of the sequences before.
     first: usize,
+    /// Its first head.
+    head: usize,
 }
 
 impl GpuAttention {
@@ -94,14 +145,14 @@ impl GpuAttention {
             out: DeviceBuffer::new(driver),
             download: Download::new(driver)?,
             flash,
+            choice: Choice::new(driver),
         };
         Ok(GpuAttention { queue: queue.clone(), state: Mutex::new(state) })
     }
 
-    /// Begins the attention of several sequences, whose queries are those of the tasks or of new tokens. The outputs are valid until the
-    /// next call.
-    pub(crate) fn begin(&self, tasks: &[&Args], new: Option<&NewTokens>) -> Result<Outputs> {
-        self.lock().begin(&self.queue, tasks, new)
+    /// Begins the attention of several sequences. The outputs are valid until the next call.
+    pub(crate) fn begin(&self, tasks: &[&Args], queries: Queries) -> Result<Outputs> {
+        self.lock().begin(&self.queue, tasks, queries)
     }
 
     /// Address and size of a page.
@@ -218,7 +269,7 @@ impl State {
             return Err(GpuError::Unsupported(what));
         }
         let args: Vec<_> = tasks.iter().map(|task| &task.args).collect();
-        let Outputs { at, values, .. } = self.begin(queue, &args, None)?;
+        let Outputs { at, values, .. } = self.begin(queue, &args, Queries::Sent)?;
         if values == 0 {
             return Ok(());
         }
@@ -232,17 +283,20 @@ impl State {
     }
 
     /// Stages what the launches of all tasks read, and launches them.
-    fn begin(&mut self, queue: &LaunchQueue, tasks: &[&Args], new: Option<&NewTokens>) -> Result<Outputs> {
+    fn begin(&mut self, queue: &LaunchQueue, tasks: &[&Args], queries: Queries) -> Result<Outputs> {
         let tasks: Vec<&Args> = tasks.iter().copied().filter(|args| !args.seen.is_empty()).collect();
-        let (placed, groups, outputs) = self.place(&tasks, new)?;
-        let list = self.send(queue, &tasks, &placed, new)?;
+        let (mut placed, groups, outputs) = self.place(&tasks, queries)?;
+        let list = self.send(queue, &tasks, &mut placed, queries)?;
         let args: Vec<AttentionKernelArgs> = placed.iter().map(|task| task.args).collect();
         for TaskGroup { tasks, at_once, tiles, .. } in groups {
             let at = list + (tasks.start * TaskList::BYTES) as u64;
             let TaskTiles { kinds, flash, .. } = placed[tasks.start].tiles;
             let list = TaskList { tasks: &args[tasks], at, kinds };
-            if new.is_some() {
+            if queries.new_tokens().is_some() {
                 self.launches.new_heads(&list)?;
+            }
+            if matches!(queries, Queries::HeadsOnly(_)) {
+                continue;
             }
             if flash {
                 self.launches.flash(&list)?;
@@ -256,23 +310,21 @@ impl State {
     }
 
     /// Checks the tasks, all of which have queries, and makes room for their scores and outputs.
-    fn place(
-        &mut self,
-        tasks: &[&Args],
-        new: Option<&NewTokens>,
-    ) -> Result<(Vec<PlacedTask>, Vec<TaskGroup>, Outputs)> {
-        let (mut placed, mut at, mut outputs, mut first) = (Vec::new(), tasks.len() * TaskList::BYTES, 0, 0);
-        for args in tasks {
-            let kinds = self.check(args, new)?;
-            let (tiles, span) = tiles_and_span(args);
-            let flash = self.flash && takes_halves(args, kinds, self.shape(&args.keys)?.positions);
-            let tiles = TaskTiles { tiles, span, width: args.values.width, kinds, flash };
-            // Offsets for now, until there is memory.
-            let queries = new.map_or(0, |new| new.queries + 4 * (first * args.heads * args.keys.width) as u64);
-            let own = self.kernel_args(args, span)?;
-            let kernel_args = AttentionKernelArgs { queries, out: 4 * outputs as u64, ..own };
-            placed.push(PlacedTask { args: kernel_args, tiles, at, first });
-            at += Arrays::of(args, new).bytes;
+    fn place(&mut self, tasks: &[&Args], queries: Queries) -> Result<(Vec<PlacedTask>, Vec<TaskGroup>, Outputs)> {
+        let (mut placed, mut outputs, mut first) = (Vec::new(), 0, 0);
+        for (sequence, args) in tasks.iter().enumerate() {
+            let kinds = self.check(args, queries)?;
+            match queries {
+                Queries::Chosen(tokens) => self.place_chosen(args, (sequence, first), tokens, kinds, &mut placed)?,
+                Queries::Sent | Queries::New(_) | Queries::HeadsOnly(_) => {
+                    let (tiles, span) = tiles_and_span(args);
+                    let halves = self.flash && takes_halves(args, kinds, self.shape(&args.keys)?.positions);
+                    let flash = halves || matches!(queries, Queries::HeadsOnly(_));
+                    let tiles = TaskTiles { tiles, span, width: args.values.width, kinds, flash };
+                    let own = self.kernel_args(args, span)?;
+                    placed.push(PlacedTask { args: own, tiles, sequence, query: 0, seen: 0, first, head: 0 });
+                }
+            }
             first += args.seen.len();
             outputs += self::outputs(args);
         }
@@ -284,11 +336,16 @@ impl State {
         self.out.ensure(first_block + if in_blocks { outputs / BLOCK * BLOCK_BYTES } else { 0 })?;
         let out = self.out.at();
         let blocks = in_blocks.then_some(out + first_block as u64);
+        let before = outputs_before(tasks);
         for group in &groups {
             let (mut scratch, mut first_tile) = (self.scores.at(), 0);
-            for PlacedTask { args, tiles, .. } in &mut placed[group.tasks.clone()] {
-                args.blocks = blocks.map_or(0, |blocks| blocks + args.out / (4 * BLOCK as u64) * BLOCK_BYTES as u64);
-                args.out += out;
+            for task in &mut placed[group.tasks.clone()] {
+                let PlacedTask { args, tiles, .. } = task;
+                let of_sequence = tasks[task.sequence];
+                let value =
+                    before[task.sequence] + (task.query * of_sequence.heads + task.head) * of_sequence.values.width;
+                args.out = out + 4 * value as u64;
+                args.blocks = blocks.map_or(0, |blocks| blocks + (value / BLOCK * BLOCK_BYTES) as u64);
                 args.first_tile = word(first_tile)?;
                 first_tile += tiles.tiles;
                 let places = tiles.scratch(tiles.tiles.min(group.at_once), group.parts).map(|bytes| {
@@ -303,21 +360,10 @@ impl State {
         Ok((placed, groups, Outputs { at: out, blocks, values: outputs }))
     }
 
-    /// The arguments without the addresses of arrays.
+    /// The arguments of all queries without the addresses of arrays.
     fn kernel_args(&self, args: &Args, span: usize) -> Result<AttentionKernelArgs> {
         let [keys, values] = [self.shape(&args.keys)?, self.shape(&args.values)?];
         Ok(AttentionKernelArgs {
-            queries: 0,
-            key_pages: 0,
-            value_pages: 0,
-            seen: 0,
-            sinks: 0,
-            scores: 0,
-            inverse_sums: 0,
-            factors: 0,
-            partial_sums: 0,
-            out: 0,
-            blocks: 0,
             count: word(args.seen.len())?,
             heads: word(args.heads)?,
             group: word(args.heads / args.kv_heads)?,
@@ -328,33 +374,46 @@ impl State {
             score_stride: word(span)?,
             scale: args.scale,
             page_shift: keys.positions.ilog2(),
-            first_tile: 0,
+            ..AttentionKernelArgs::default()
         })
     }
 
     /// Stages kernel arguments, visible positions, page tables, sinks and queries, and returns their address.
-    fn send(
-        &self,
-        queue: &LaunchQueue,
-        tasks: &[&Args],
-        placed: &[PlacedTask],
-        new: Option<&NewTokens>,
-    ) -> Result<u64> {
-        let arrays: Vec<Arrays> = tasks.iter().map(|args| Arrays::of(args, new)).collect();
-        let first = tasks.len() * TaskList::BYTES;
-        let total = first + arrays.iter().map(|arrays| arrays.bytes).sum::<usize>();
-        queue.stage(total, |list, bytes| {
-            let (own_args, mut bytes) = bytes.split_at_mut(first);
-            let own_args = own_args.chunks_exact_mut(TaskList::BYTES);
-            for (((args, placed), arrays), own_args) in tasks.iter().zip(placed).zip(&arrays).zip(own_args) {
-                let (own, rest) = bytes.split_at_mut(arrays.bytes);
+    fn send(&self, queue: &LaunchQueue, tasks: &[&Args], placed: &mut [PlacedTask], queries: Queries) -> Result<u64> {
+        let new = queries.new_tokens();
+        let arrays: Vec<SequenceArrays> = tasks.iter().map(|args| SequenceArrays::of(args, queries)).collect();
+        let mut end = (placed.len() * TaskList::BYTES).next_multiple_of(ALIGN);
+        let places = arrays.iter().map(|arrays| {
+            let at = end;
+            end += arrays.bytes;
+            at
+        });
+        let places: Vec<usize> = places.collect();
+        queue.stage(end, |list, bytes| {
+            let (own_args, _) = bytes.split_at_mut(placed.len() * TaskList::BYTES);
+            for (task, own_args) in placed.iter_mut().zip(own_args.chunks_exact_mut(TaskList::BYTES)) {
+                let (args, arrays, at) =
+                    (tasks[task.sequence], &arrays[task.sequence], list + places[task.sequence] as u64);
+                arrays.address(args, task, queries.address(), at);
                 let (of_attention, of_heads) = own_args.split_at_mut(AttentionKernelArgs::BYTES);
-                let at = list + placed.at as u64;
-                of_attention.copy_from_slice(&arrays.write(args, placed, at, &self.pages, own)?.to_bytes());
+                of_attention.copy_from_slice(&task.args.to_bytes());
                 if let Some(new) = new {
-                    of_heads.copy_from_slice(&arrays.write_new(new, placed, at, own).to_bytes());
+                    of_heads.copy_from_slice(&arrays.new_heads(args, new, task.first, at).to_bytes());
                 }
-                bytes = rest;
+            }
+            let mut first = 0;
+            for ((args, arrays), at) in tasks.iter().zip(&arrays).zip(places) {
+                let own = &mut bytes[at..][..arrays.bytes];
+                match queries {
+                    Queries::Chosen(tokens) => {
+                        arrays.write(args, tokens.seen(first, args.seen.len()), &self.pages, own)?
+                    }
+                    _ => arrays.write(args, args.seen.iter().cloned(), &self.pages, own)?,
+                }
+                if let Some(new) = new {
+                    arrays.write_new(args, new, first, own);
+                }
+                first += args.seen.len();
             }
             Ok(())
         })
@@ -375,7 +434,8 @@ impl State {
     }
 
     /// Checks the shapes, which the kernels rely on. Returns the number formats of keys and values.
-    fn check(&self, args: &Args, new: Option<&NewTokens>) -> Result<[NumberFormat; 2]> {
+    fn check(&self, args: &Args, queries: Queries) -> Result<[NumberFormat; 2]> {
+        let new = queries.new_tokens();
         let [keys, values] = [self.shape(&args.keys)?, self.shape(&args.values)?];
         let (count, visible) = (args.seen.len(), args.visible().unwrap_or_default());
         let fits = |view: &DeviceKvView, shape: KvPageShape| {
@@ -388,7 +448,7 @@ impl State {
             && fits(&args.keys, keys)
             && fits(&args.values, values)
             && keys.positions == values.positions
-            && args.queries.len() == if new.is_some() { 0 } else { count * args.heads * args.keys.width }
+            && args.queries.len() == if queries.address() != 0 { 0 } else { count * args.heads * args.keys.width }
             && new.is_none_or(|new| new.fits(args) && keys.kind == values.kind)
             && args.sinks.is_none_or(|sinks| sinks.len() == args.heads)
             && args.seen.iter().all(|seen| seen.start < seen.end);
@@ -403,74 +463,15 @@ impl State {
     }
 }
 
-/// Where a task's arrays are, in bytes from the visible positions, which come first.
-struct Arrays {
-    pages: [usize; 2],
-    sinks: usize,
-    /// Of the queries, or of the turns and factors of new tokens.
-    queries: usize,
-    bytes: usize,
-}
-
-impl Arrays {
-    fn of(args: &Args, new: Option<&NewTokens>) -> Self {
-        let mut end = 8 * args.seen.len();
-        let mut next = |bytes: usize| {
-            let at = end.next_multiple_of(ALIGN);
-            end = at + bytes;
-            at
-        };
-        // With room for more, so that what follows is at the same address for many tokens.
-        let room = |view: &DeviceKvView| 8 * (view.first_page + view.pages.len()).next_multiple_of(PAGES);
-        let pages = [&args.keys, &args.values].map(|view| next(room(view)));
-        let turns = new.map_or(0, |new| new.bytes(args.seen.len()));
-        let (sinks, queries) =
-            (next(size_of_val(args.sinks.unwrap_or_default())), next(size_of_val(args.queries).max(turns)));
-        Arrays { pages, sinks, queries, bytes: end.next_multiple_of(ALIGN) }
-    }
-
-    /// Writes all arrays, which will be at address `list`. Returns the arguments.
-    fn write(
-        &self,
-        args: &Args,
-        placed: &PlacedTask,
-        list: u64,
-        pages: &HashMap<usize, KvPage>,
-        bytes: &mut [u8],
-    ) -> Result<AttentionKernelArgs> {
-        let (sinks, mut kernel_args) = (args.sinks.unwrap_or_default(), placed.args);
-        kernel_args.seen = list;
-        [kernel_args.key_pages, kernel_args.value_pages] = self.pages.map(|at| list + at as u64);
-        kernel_args.sinks = args.sinks.map_or(0, |_| list + self.sinks as u64);
-        if kernel_args.queries == 0 {
-            kernel_args.queries = list + self.queries as u64;
-        }
-        for (seen, out) in args.seen.iter().zip(bytes.as_chunks_mut::<8>().0) {
-            *out = bytemuck::cast([word(seen.start)?, word(seen.end)?]);
-        }
-        for (view, at) in [&args.keys, &args.values].into_iter().zip(self.pages) {
-            let table = bytes[at..].as_chunks_mut::<8>().0;
-            table[..view.first_page].fill([0; 8]);
-            for (id, out) in view.pages.iter().zip(&mut table[view.first_page..]) {
-                *out = pages[id].memory.at().to_ne_bytes();
-            }
-        }
-        bytes[self.sinks..][..size_of_val(sinks)].copy_from_slice(bytemuck::cast_slice(sinks));
-        bytes[self.queries..][..size_of_val(args.queries)].copy_from_slice(bytemuck::cast_slice(args.queries));
-        Ok(kernel_args)
-    }
-
-    /// Writes what the heads of a task's tokens are rotated by. Returns the arguments for them.
-    fn write_new(&self, new: &NewTokens, placed: &PlacedTask, list: u64, bytes: &mut [u8]) -> NewHeadsArgs {
-        let count = placed.args.count as usize;
-        new.write(placed.first, count, &mut bytes[self.queries..]);
-        new.args(placed.first, count, list + self.queries as u64)
-    }
-}
-
 /// Bytes of the memory that a task needs beside the others of its group.
 fn scratch_of(task: &PlacedTask, group: &TaskGroup) -> usize {
     task.tiles.scratch(task.tiles.tiles.min(group.at_once), group.parts).iter().sum()
+}
+
+/// Number of values that the attentions before each yield.
+fn outputs_before(tasks: &[&Args]) -> Vec<usize> {
+    let before = tasks.iter().scan(0, |sum, args| Some(std::mem::replace(sum, *sum + outputs(args))));
+    before.collect()
 }
 
 /// Number of values that an attention yields.

@@ -9,7 +9,7 @@ use larder_model::DeviceKvView;
 use crate::launches::{AttentionKernelArgs, TILE_QUERIES};
 
 /// Bytes of scores per launch, unless one tile of queries has more.
-const MAX_SCORE_BYTES: usize = 16 << 20;
+pub const MAX_SCORE_BYTES: usize = 16 << 20;
 /// The least queries that are computed in half precision.
 const FLASH_QUERIES: usize = 32;
 /// Positions that it multiplies at once, which are in one page.

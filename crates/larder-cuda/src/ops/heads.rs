@@ -1,0 +1,65 @@
+//! The heads of new tokens in a chain: their norms and rotations.
+
+use larder_kernels::AttentionArgs;
+use larder_model::{DeviceHeads, DeviceKvView, DeviceRotation, DeviceRows, HeadRest};
+
+use super::State;
+use crate::error::{GpuError, Result};
+use crate::launches::{NewHeadsArgs, word};
+use crate::new_tokens::NewTokens;
+
+impl State {
+    /// The new tokens of all tasks, and a result for their rotated queries.
+    pub(super) fn new_tokens<'a>(
+        &mut self,
+        heads: &DeviceHeads<'a>,
+        tasks: &[&AttentionArgs<DeviceKvView>],
+    ) -> Result<(NewTokens<'a>, DeviceRows)> {
+        let DeviceHeads { queries, rest, keys, values, norm, clip, value_norm, value_factor, rotation, scales } = heads;
+        let Some(task) = tasks.first() else {
+            return Err(GpuError::Unsupported("attention of no sequence has no heads".into()));
+        };
+        let (count, width) = (task.heads, task.keys.width);
+        let at = |rows: &Option<DeviceRows>| rows.map_or(Ok(0), |rows| self.at(rows));
+        let of_rest = rest.map(|rest| rest.rows);
+        let mut args = NewHeadsArgs {
+            rows: [self.at(*queries)?, self.at(*keys)?, at(values)?],
+            rest: at(&of_rest)?,
+            split: word(queries.width / count)?,
+            norm_width: word(width)?,
+            clip: *clip,
+            value_factor: *value_factor,
+            ..NewHeadsArgs::default()
+        };
+        if let Some(HeadRest { rows, first }) = rest {
+            (args.rest_step, args.rest_first) = (word(rows.width / count)?, word(*first)?);
+        }
+        if let Some(norm) = norm {
+            let of = |weight: Option<usize>| weight.map_or(Ok(0), |weight| self.kept(weight));
+            args.weights = [of(norm.weights[0])?, of(norm.weights[1])?];
+            (args.eps, args.whole, args.norm_last) = (norm.eps, norm.whole, norm.behind_rotation);
+            args.norm_width = word(norm.width.unwrap_or(width))?;
+        }
+        if let Some(eps) = value_norm {
+            if norm.is_some_and(|norm| norm.eps != *eps) {
+                return Err(GpuError::Unsupported("norms of keys and of values that add different numbers".into()));
+            }
+            (args.eps, args.value_norm) = (*eps, true);
+        }
+        let mut turns: &'a [(f32, f32)] = &[];
+        if let Some(DeviceRotation { turns: all, first, dim, interleaved }) = rotation {
+            (turns, args.first, args.dim, args.interleaved) = (all, word(*first)?, word(*dim)?, *interleaved);
+        }
+        let tokens: usize = tasks.iter().map(|args| args.seen.len()).sum();
+        let all = [Some(*queries), Some(*keys), *values, of_rest];
+        if all.iter().flatten().any(|rows| rows.rows != tokens)
+            || turns.len() != tokens * args.dim as usize / 2
+            || ![0, tokens].contains(&scales.len())
+        {
+            return Err(GpuError::Unsupported(format!("{tokens} tokens do not have heads {queries:?}")));
+        }
+        let (result, rotated) = self.result(queries.rows, count * width)?;
+        let widths = all.map(|rows| rows.map_or(0, |rows| rows.width));
+        Ok((NewTokens { heads: args, widths, turns, scales, queries: rotated }, result))
+    }
+}

@@ -1,0 +1,111 @@
+//! Operations of chains for attention to rows that an indexer chooses.
+
+use larder_kernels::AttentionArgs;
+
+use super::{DeviceHeads, DeviceKvView, DeviceRows};
+use crate::error::Result;
+
+/// The queries of an indexer for the tokens of a step: for each token one, or one for each part of the heads of attention. Each makes a list
+/// of positions.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceIndex<'a> {
+    /// `[tokens, parts · heads · width]`
+    pub queries: DeviceRows,
+    /// `[tokens, parts · heads]`: factors on what the heads find; `None` for none.
+    pub weights: Option<DeviceRows>,
+    /// Lists of each token.
+    pub parts: usize,
+    /// Heads of a query.
+    pub heads: usize,
+    /// Factor on the products.
+    pub scale: f32,
+    /// Whether products below 0 count as 0.
+    pub rectified: bool,
+    /// The most rows, or blocks of rows, that are chosen.
+    pub count: usize,
+    /// What is chosen.
+    pub blocks: IndexBlocks,
+    /// `[tokens, parts]`
+    pub seen: &'a [SeenRows],
+}
+
+/// What an indexer chooses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum IndexBlocks {
+    /// Rows, each of which stands for this many positions; positions behind the last row are chosen too.
+    OfPositions(usize),
+    /// Blocks of rows, by the highest score of a row, where each row stands for a position.
+    OfRows {
+        /// Rows of a block.
+        rows: usize,
+        /// The last blocks that come before all others, at least one and at most as many as are chosen; the last one may be incomplete.
+        local: usize,
+    },
+}
+
+/// What a token sees.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SeenRows {
+    /// Rows of the indexer: the first ones.
+    pub rows: usize,
+    /// Positions, its own included.
+    pub positions: usize,
+}
+
+impl DeviceIndex<'_> {
+    /// Positions of each row or block that is chosen.
+    pub fn block(&self) -> usize {
+        let (IndexBlocks::OfPositions(block) | IndexBlocks::OfRows { rows: block, .. }) = self.blocks;
+        block
+    }
+
+    /// The most positions of a list: those of the chosen blocks, and of one that is not complete.
+    pub fn most(&self) -> usize {
+        self.count.saturating_mul(self.block()).saturating_add(self.block() - 1)
+    }
+
+    /// How many rows or blocks a list chooses from.
+    pub fn candidates(&self, seen: SeenRows) -> usize {
+        match self.blocks {
+            IndexBlocks::OfPositions(_) => seen.rows,
+            IndexBlocks::OfRows { rows, .. } => seen.rows.div_ceil(rows),
+        }
+    }
+
+    /// How many positions a list has.
+    pub fn chosen(&self, seen: SeenRows) -> usize {
+        let (candidates, block) = (self.candidates(seen), self.block());
+        if candidates <= self.count {
+            return seen.positions;
+        }
+        // A block that is not complete is behind the candidates, or the last of them.
+        (self.count * block + seen.positions).saturating_sub(candidates * block)
+    }
+}
+
+/// The choice of rows by an indexer, and attention to them. A device keeps the last choice.
+pub trait DeviceChoice {
+    /// The first part of [`attend_new`](super::DeviceOps::attend_new): norms and rotations of new tokens are computed, and keys and values
+    /// written. The result are the queries, `[tokens, heads · key width]`.
+    fn begin_heads(&self, heads: &DeviceHeads, tasks: &[&AttentionArgs<DeviceKvView>]) -> Result<DeviceRows>;
+
+    /// Chooses the positions of each list: those of the rows with the highest scores, out of the rows of its sequence, and those behind the
+    /// last row. `rows` has for each sequence its rows, one head of them, and its lists. A list is ascending; of equal scores the earlier row
+    /// is chosen. Scores are those of [`larder_kernels::index_scores`].
+    fn choose_rows(&self, index: &DeviceIndex, rows: &[(DeviceKvView, usize)]) -> Result<()>;
+
+    /// Attention of queries on the device, `[tokens, heads · key width]`, to the rows of the last choice: `counts` has the length of each
+    /// list, of which a token has one, or one for each part of its heads. Tasks come without queries.
+    fn attend_chosen(
+        &self,
+        queries: DeviceRows,
+        tasks: &[&AttentionArgs<DeviceKvView>],
+        counts: &[usize],
+    ) -> Result<DeviceRows>;
+
+    /// Takes lists that the CPU has chosen as the last choice; none has more than `most` positions.
+    fn send_choice(&self, lists: &[&[u32]], most: usize) -> Result<()>;
+
+    /// Waits for the lists of the last choice, which have these lengths.
+    fn receive_choice(&self, counts: &[usize]) -> Result<Vec<Vec<u32>>>;
+}

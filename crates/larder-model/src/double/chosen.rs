@@ -1,0 +1,168 @@
+//! The choice of rows of the double of a device, and attention to them: rows are copied side by side.
+
+use std::ops::Range;
+
+use larder_kernels::{AttentionArgs, AttentionTask, IndexArgs, ThreadPool, attend, index_scores};
+
+use super::OpsDouble;
+use super::attention::StoredPages;
+use crate::device::{
+    DeviceChoice, DeviceHeads, DeviceIndex, DeviceKvView, DeviceRows, IndexBlocks, KvPageShape, SeenRows,
+};
+use crate::error::Result;
+use crate::nn::{best_of_blocks, highest};
+
+impl OpsDouble {
+    /// Writes keys and values of new tokens. Returns the queries.
+    pub(super) fn write_new(&self, heads: &DeviceHeads, tasks: &[&AttentionArgs<DeviceKvView>]) -> Result<Vec<f32>> {
+        let (queries, keys, values) = self.changed(heads, tasks);
+        let mut at = 0;
+        for args in tasks {
+            let count = args.seen.len();
+            self.write(&args.keys, args, &keys[at * heads.keys.width..][..count * heads.keys.width])?;
+            if let (Some(values), Some(of)) = (&values, heads.values) {
+                self.write(&args.values, args, &values[at * of.width..][..count * of.width])?;
+            }
+            at += count;
+        }
+        Ok(queries)
+    }
+
+    /// The rows at some positions of some heads, in pages of their own.
+    fn gathered(&self, view: &DeviceKvView, positions: &[u32], heads: &Range<usize>) -> (KvPageShape, Vec<Vec<u8>>) {
+        let all = self.attention.shape(view.pages[0]);
+        let shape = KvPageShape { heads: heads.len(), ..all };
+        let mut pages = vec![vec![0xFF; shape.bytes()]; positions.len().div_ceil(shape.positions)];
+        for (i, at) in positions.iter().map(|at| *at as usize).enumerate() {
+            let page = self.attention.bytes(view.pages[at / all.positions - view.first_page]);
+            for (place, head) in heads.clone().enumerate() {
+                let from = (head * all.positions + at % all.positions) * all.row_bytes;
+                let to = (place * all.positions + i % all.positions) * all.row_bytes;
+                pages[i / all.positions][to..][..all.row_bytes].copy_from_slice(&page[from..][..all.row_bytes]);
+            }
+        }
+        (shape, pages)
+    }
+
+    /// The attention of one query with the heads of a part to the rows of a list.
+    fn attend_one(
+        &self,
+        args: &AttentionArgs<DeviceKvView>,
+        queries: &[f32],
+        list: &[u32],
+        part: [usize; 2],
+    ) -> Vec<f32> {
+        let [part, parts] = part;
+        let (heads, kv_heads) = (args.heads / parts, (args.kv_heads / parts).max(1));
+        let kv = part * args.kv_heads / parts..part * args.kv_heads / parts + kv_heads;
+        let [keys, values] = [&args.keys, &args.values].map(|view| self.gathered(view, list, &kv));
+        let [keys, values] = [&keys, &values].map(|(shape, pages)| StoredPages::of(*shape, pages));
+        let mut out = vec![0.0; heads * args.values.width];
+        let seen = 0..list.len();
+        let args = AttentionArgs {
+            queries: &queries[part * heads * args.keys.width..][..heads * args.keys.width],
+            heads,
+            keys: keys.tensor(args.keys.width),
+            values: values.tensor(args.values.width),
+            kv_heads,
+            seen: std::slice::from_ref(&seen),
+            scale: args.scale,
+            sinks: args.sinks.map(|sinks| &sinks[part * heads..][..heads]),
+            bias: None,
+        };
+        attend(&ThreadPool::single_threaded(), &mut [AttentionTask { args, out: &mut out }]);
+        out
+    }
+}
+
+impl DeviceChoice for OpsDouble {
+    fn begin_heads(&self, heads: &DeviceHeads, tasks: &[&AttentionArgs<DeviceKvView>]) -> Result<DeviceRows> {
+        let queries = self.write_new(heads, tasks)?;
+        Ok(self.push(queries.len() / heads.queries.rows, queries, Ok(())))
+    }
+
+    fn choose_rows(&self, index: &DeviceIndex, rows: &[(DeviceKvView, usize)]) -> Result<()> {
+        let (queries, weights) = {
+            let state = self.lock();
+            let ones = vec![1.0; index.seen.len() * index.heads];
+            (state.values(index.queries).to_vec(), index.weights.map_or(ones, |rows| state.values(rows).to_vec()))
+        };
+        let (of_list, mut lists, mut first) = (index.queries.width / index.parts, Vec::new(), 0);
+        let width = of_list / index.heads;
+        for (view, count) in rows {
+            let seen = &index.seen[first..][..*count];
+            let of_rows: Vec<usize> = seen.iter().map(|seen| seen.rows).collect();
+            let mut scores = vec![0.0; of_rows.iter().sum()];
+            if !view.pages.is_empty() {
+                let pages: Vec<Vec<u8>> = view.pages.iter().map(|page| self.attention.bytes(*page)).collect();
+                let stored = StoredPages::of(self.attention.shape(view.pages[0]), &pages);
+                let args = IndexArgs {
+                    queries: &queries[first * of_list..][..count * of_list],
+                    heads: index.heads,
+                    weights: &weights[first * index.heads..][..count * index.heads],
+                    rows: stored.tensor(width),
+                    seen: &of_rows,
+                    scale: index.scale,
+                    rectified: index.rectified,
+                };
+                index_scores(&ThreadPool::single_threaded(), &args, &mut scores);
+            }
+            let mut rest = &scores[..];
+            for SeenRows { rows, positions } in seen.iter().copied() {
+                let (own, others) = rest.split_at(rows);
+                rest = others;
+                let (block, candidates) = (index.block() as u32, index.candidates(SeenRows { rows, positions }));
+                let own = match index.blocks {
+                    IndexBlocks::OfPositions(_) => own.to_vec(),
+                    IndexBlocks::OfRows { rows, local } => best_of_blocks(own, rows, local),
+                };
+                let of = |row: u32| row * block..((row + 1) * block).min(positions as u32);
+                let behind = (candidates as u32 * block).min(positions as u32)..positions as u32;
+                lists.push(match candidates > index.count {
+                    true => highest(&own, index.count).into_iter().flat_map(of).chain(behind).collect(),
+                    false => (0..positions as u32).collect(),
+                });
+            }
+            first += count;
+        }
+        self.lock().choice = lists;
+        Ok(())
+    }
+
+    fn attend_chosen(
+        &self,
+        queries: DeviceRows,
+        tasks: &[&AttentionArgs<DeviceKvView>],
+        counts: &[usize],
+    ) -> Result<DeviceRows> {
+        let (all, lists) = {
+            let state = self.lock();
+            (state.values(queries).to_vec(), state.choice.clone())
+        };
+        assert!(lists.iter().map(Vec::len).eq(counts.iter().copied()), "the lists of the last choice");
+        let parts = counts.len() / queries.rows;
+        let (mut out, mut token) = (Vec::new(), 0);
+        for args in tasks {
+            for _ in args.seen {
+                let own = &all[token * queries.width..][..queries.width];
+                for part in 0..parts {
+                    out.extend(self.attend_one(args, own, &lists[token * parts + part], [part, parts]));
+                }
+                token += 1;
+            }
+        }
+        Ok(self.push(out.len() / queries.rows, out, Ok(())))
+    }
+
+    fn send_choice(&self, lists: &[&[u32]], most: usize) -> Result<()> {
+        assert!(lists.iter().all(|list| list.len() <= most));
+        self.lock().choice = lists.iter().map(|list| list.to_vec()).collect();
+        Ok(())
+    }
+
+    fn receive_choice(&self, counts: &[usize]) -> Result<Vec<Vec<u32>>> {
+        let lists = self.lock().choice.clone();
+        assert!(lists.iter().map(Vec::len).eq(counts.iter().copied()), "the lists of the last choice");
+        Ok(lists)
+    }
+}
