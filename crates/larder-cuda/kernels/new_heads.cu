@@ -27,7 +27,7 @@ struct NewHead {
 struct NewHeadsArgs {
     // [queries, heads, split]; the results are the queries of the attention.
     const float *queries;
-    // [queries, key heads, key_width]
+    // [queries, key heads, key_width], or null: there are only queries
     const float *keys;
     // [queries, key heads, value_width], or null: values are parts of keys
     const float *values;
@@ -131,6 +131,7 @@ template <typename Kind> __device__ void new_heads_of(const u8 *tasks) {
     }
     head -= args.heads;
     bool is_key = head < kv_heads;
+    if (!heads.keys) return; // only queries
     if (!is_key) head -= kv_heads;
     u32 position = args.seen[2 * token + 1] - 1, shift = args.page_shift, in_page = position & ((1u << shift) - 1);
     u64 row = ((u64)head << shift) + in_page, first = (u64)token * kv_heads;

@@ -24,7 +24,7 @@ pub struct KernelSource {
 }
 
 /// Every source. Names of kernels are unique across sources.
-pub const SOURCES: [KernelSource; 13] = [
+pub const SOURCES: [KernelSource; 14] = [
     KernelSource { file: "small_blocks.cu", text: include_str!("../kernels/small_blocks.cu") },
     KernelSource { file: "large_blocks.cu", text: include_str!("../kernels/large_blocks.cu") },
     KernelSource { file: "code_books.cu", text: include_str!("../kernels/code_books.cu") },
@@ -36,6 +36,7 @@ pub const SOURCES: [KernelSource; 13] = [
     KernelSource { file: "recurrent.cu", text: include_str!("../kernels/recurrent.cu") },
     KernelSource { file: "new_heads.cu", text: include_str!("../kernels/new_heads.cu") },
     KernelSource { file: "flash.cu", text: include_str!("../kernels/flash.cu") },
+    KernelSource { file: "streams.cu", text: include_str!("../kernels/streams.cu") },
     KernelSource { file: "chosen.cu", text: include_str!("../kernels/chosen.cu") },
     KernelSource { file: "attention.cu", text: include_str!("../kernels/attention.cu") },
 ];

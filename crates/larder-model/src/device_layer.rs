@@ -11,7 +11,7 @@ use crate::experts::HintSource;
 use crate::hidden::{Hidden, Place, receive};
 use crate::layer_pass::{OtherLayers, Running, hint_next_layer, next_moe};
 use crate::matrix::with_f32;
-use crate::nn::{ChainedMixer, DeviceNorm, ForwardPass, Mixer, Moe, MoeInput, MoeOnDevice, Norm};
+use crate::nn::{ChainedConnection, ChainedMixer, DeviceNorm, ForwardPass, Mixer, Moe, MoeInput, MoeOnDevice, Norm};
 use crate::stack::{Branch, Ffn, Layer, Stack};
 use crate::step::LayerStates;
 use crate::tap::Phase;
@@ -35,6 +35,7 @@ struct DeviceMixer<'a> {
     /// Its form for chains; `None` if it is computed on the CPU, but for products with weights on the device.
     chained: Option<&'a dyn ChainedMixer>,
     after: DeviceNorm<'a>,
+    connection: Option<&'a dyn ChainedConnection>,
 }
 
 /// A feed-forward part between its norms.
@@ -42,12 +43,13 @@ struct DeviceFfn<'a> {
     norm: DeviceNorm<'a>,
     part: &'a Ffn,
     after: DeviceNorm<'a>,
+    connection: Option<&'a dyn ChainedConnection>,
 }
 
 impl<'a> DeviceMixer<'a> {
     fn of(branch: &'a Branch<Box<dyn Mixer>>) -> Option<Self> {
-        let part = Some(branch.part.as_ref()).filter(|_| branch.connection.is_none())?;
-        Some(DeviceMixer { norm: &branch.norm, part, chained: part.chained(), after: norm_after(branch)? })
+        let (part, connection) = (branch.part.as_ref(), connection_of(branch)?);
+        Some(DeviceMixer { norm: &branch.norm, part, chained: part.chained(), after: norm_after(branch)?, connection })
     }
 
     /// Its form for chains with keys and values in this place.
@@ -70,8 +72,40 @@ impl<'a> DeviceMixer<'a> {
 
 impl<'a> DeviceFfn<'a> {
     fn of(branch: &'a Branch<Ffn>) -> Option<Self> {
-        let part = Some(&branch.part).filter(|part| branch.connection.is_none() && part.is_for_devices())?;
-        Some(DeviceFfn { norm: branch.norm.for_devices()?, part, after: norm_after(branch)? })
+        let (part, connection) = (Some(&branch.part).filter(|part| part.is_for_devices())?, connection_of(branch)?);
+        // Routers before the mixer read the one stream that there is.
+        let is_early = matches!(part, Ffn::Moe(moe) if moe.early);
+        (connection.is_none() || !is_early).then_some(())?;
+        Some(DeviceFfn { norm: branch.norm.for_devices()?, part, after: norm_after(branch)?, connection })
+    }
+
+    /// What the part reads of the residual stream, or streams.
+    fn read(&self, residual: DeviceRows, ops: &dyn DeviceOps) -> Result<FfnRows> {
+        let (stream, mix) = match self.connection {
+            Some(connection) => connection.begin_read(residual, ops).map(|[stream, mix]| (stream, Some(mix)))?,
+            None => (residual, None),
+        };
+        Ok(FfnRows { residual, stream, input: self.norm.begin(stream, ops)?, mix })
+    }
+}
+
+/// The rows of a feed-forward part.
+struct FfnRows {
+    /// The residual stream, or streams.
+    residual: DeviceRows,
+    /// What the part reads of them.
+    stream: DeviceRows,
+    /// The same behind the norm.
+    input: DeviceRows,
+    /// What its connection needs to write the output.
+    mix: Option<DeviceRows>,
+}
+
+/// The connection of a part with several residual streams, if there is one; `None` if the CPU computes it.
+fn connection_of<Part>(branch: &Branch<Part>) -> Option<Option<&dyn ChainedConnection>> {
+    match &branch.connection {
+        Some(connection) => connection.chained().map(Some),
+        None => Some(None),
     }
 }
 
@@ -85,12 +119,15 @@ struct MoeRows<'a> {
     moe: &'a Moe,
     /// `[tokens, k]`: its experts, if they are known.
     known: Option<&'a [ExpertId]>,
-    /// The residual stream behind the norm.
+    /// What the part reads, behind the norm.
     input: DeviceRows,
     /// What its experts read.
     of_experts: DeviceRows,
     /// The router logits, if they are known from before attention.
     early: Option<DeviceRows>,
+    /// What the part reads, without the norm.
+    stream: DeviceRows,
+    /// The residual stream, or streams.
     residual: DeviceRows,
     /// The residual stream, if outputs are to be added to it.
     onto: Option<DeviceRows>,
@@ -119,6 +156,12 @@ impl<'a> DeviceLayer<'a> {
             Some(branch) => Some(DeviceFfn::of(branch)?),
             None => None,
         };
+        // A factor on outputs is a part of the addition.
+        let has_connection = mixer.as_ref().is_some_and(|mixer| mixer.connection.is_some())
+            || ffn.as_ref().is_some_and(|ffn| ffn.connection.is_some());
+        if has_connection && stack.factors.residual != 1.0 {
+            return None;
+        }
         Some(DeviceLayer { ops, mixer, ffn, factor: stack.factors.residual as f32, scale: layer.scale as f32 })
     }
 
@@ -139,15 +182,15 @@ impl<'a> DeviceLayer<'a> {
         if self.mixer.as_ref().is_some_and(|mixer| !mixer.waits(kv)) {
             self.ops.begin_layer();
         }
-        let [x, residual, input] = match &self.mixer {
+        let (x, rows) = match &self.mixer {
             Some(mixer) => self.mix(mixer, x, kv, running.pass)?,
             // The residual stream is of the layer before, and has to outlive a wait for the router.
             None => {
                 let x = x.on_device(self.ops)?;
-                let input = self.ffn.as_ref().map_or(Ok(x), |ffn| ffn.norm.begin(x, self.ops))?;
-                [x, x, input]
+                (x, self.read(x)?)
             }
         };
+        let FfnRows { residual, stream, input, mix } = rows;
         let early = match layer.moe().filter(|moe| moe.early) {
             Some(moe) => moe.begin_router(x, x, self.ops)?,
             None => None,
@@ -157,18 +200,21 @@ impl<'a> DeviceLayer<'a> {
             return self.scaled(residual).map(Hidden::Device);
         };
         // Experts are added to the residual stream at once where nothing comes between.
-        let onto = Some(residual).filter(|_| ffn.after.is_none() && self.factor == 1.0);
+        let onto = Some(residual).filter(|_| ffn.after.is_none() && self.factor == 1.0 && ffn.connection.is_none());
         let (y, is_whole) = match ffn.part {
             Ffn::Dense(mlp) => (mlp.begin(input, self.ops)?, false),
             Ffn::Moe(moe) => {
                 let of_experts = moe.begin_input(input, self.ops)?;
-                let of_moe = MoeRows { moe, known: known.as_deref(), input, of_experts, early, residual, onto };
+                let of_moe = MoeRows { moe, known: known.as_deref(), input, of_experts, early, stream, residual, onto };
                 (self.experts(&of_moe, others, running)?, onto.is_some())
             }
         };
-        let x = match is_whole {
-            true => y,
-            false => self.ops.add(residual, ffn.after.begin(y, self.ops)?, self.factor)?,
+        let x = match (is_whole, ffn.connection.zip(mix)) {
+            (true, _) => y,
+            (false, Some((connection, mix))) => {
+                connection.begin_write(residual, mix, ffn.after.begin(y, self.ops)?, self.ops)?
+            }
+            (false, None) => self.ops.add(residual, ffn.after.begin(y, self.ops)?, self.factor)?,
         };
         running.clock.lap(Phase::Experts, running.tap);
         self.scaled(x).map(Hidden::Device)
@@ -179,53 +225,99 @@ impl<'a> DeviceLayer<'a> {
         if self.scale == 1.0 { Ok(x) } else { self.ops.scale(x, self.scale) }
     }
 
-    /// The residual stream before the mixer, behind it, and that behind the norm of the feed-forward part, if there is one.
+    /// What the feed-forward part reads, if there is one.
+    fn read(&self, residual: DeviceRows) -> Result<FfnRows> {
+        match &self.ffn {
+            Some(ffn) => ffn.read(residual, self.ops),
+            None => Ok(FfnRows { residual, stream: residual, input: residual, mix: None }),
+        }
+    }
+
+    /// The residual stream before the mixer, and what the feed-forward part reads behind it.
     fn mix(
         &self,
         mixer: &DeviceMixer,
         x: &Hidden,
         kv: &mut LayerStates,
         pass: &ForwardPass,
-    ) -> Result<[DeviceRows; 3]> {
-        let (x, mixed) = match mixer.chained_input(kv.place()) {
-            Some((part, norm)) => {
+    ) -> Result<(DeviceRows, FfnRows)> {
+        let place = kv.place();
+        // What several streams are read by is on the device, also where the mixer is not.
+        let read = match mixer.connection {
+            Some(connection) => {
                 let x = x.on_device(self.ops)?;
-                (x, part.begin(&Hidden::Device(norm.begin(x, self.ops)?), kv, pass, self.ops)?)
+                let [stream, mix] = connection.begin_read(x, self.ops)?;
+                Some([x, stream, mix])
             }
-            None => {
-                let x = x.on_host(Some(self.ops))?;
-                let input = Hidden::Host(mixer.norm.forward(&x)?);
-                let mixed = match mixer.chained(kv.place()) {
-                    Some(part) if part.input_place() == Place::Host => part.begin(&input, kv, pass, self.ops)?,
-                    Some(part) => part.begin(&Hidden::Device(input.on_device(self.ops)?), kv, pass, self.ops)?,
-                    None => Hidden::Host(mixer.part.forward(&input.on_host(None)?, kv, pass)?).on_device(self.ops)?,
+            None => None,
+        };
+        let (x, mixed, mix) = match (mixer.chained_input(place), read) {
+            (Some((part, norm)), read) => {
+                let (x, stream, mix) = match read {
+                    Some([x, stream, mix]) => (x, stream, Some(mix)),
+                    None => {
+                        let x = x.on_device(self.ops)?;
+                        (x, x, None)
+                    }
                 };
+                let input = Hidden::Device(norm.begin(stream, self.ops)?);
+                (x, part.begin(&input, kv, pass, self.ops)?, mix)
+            }
+            (None, None) => {
+                let x = x.on_host(Some(self.ops))?;
+                let mixed = self.mix_on_host(mixer, &x, kv, pass)?;
                 // Rows on the device may not outlive a wait of the mixer.
-                (Hidden::Host(x).on_device(self.ops)?, mixed)
+                (Hidden::Host(x).on_device(self.ops)?, mixed, None)
+            }
+            (None, Some(read)) => {
+                let [x, stream, mix] = receive(self.ops, &read)?.try_into().expect("there are three results");
+                let mixed = self.mix_on_host(mixer, &stream, kv, pass)?;
+                let [x, mix] = [x, mix].map(|rows| Hidden::Host(rows).on_device(self.ops));
+                (x?, mixed, Some(mix?))
             }
         };
         let mixed = mixer.after.begin(mixed, self.ops)?;
-        let [residual, input] = match &self.ffn {
-            Some(ffn) => ffn.norm.begin_sum(x, mixed, self.factor, self.ops)?,
-            None => [self.ops.add(x, mixed, self.factor)?; 2],
+        let rows = match (mixer.connection.zip(mix), &self.ffn) {
+            (Some((connection, mix)), _) => self.read(connection.begin_write(x, mix, mixed, self.ops)?)?,
+            (None, Some(ffn)) if ffn.connection.is_none() => {
+                let [residual, input] = ffn.norm.begin_sum(x, mixed, self.factor, self.ops)?;
+                FfnRows { residual, stream: residual, input, mix: None }
+            }
+            (None, _) => self.read(self.ops.add(x, mixed, self.factor)?)?,
         };
-        Ok([x, residual, input])
+        Ok((x, rows))
+    }
+
+    /// The output of a mixer whose input, or all of it, is computed on the CPU, on the device.
+    fn mix_on_host(
+        &self,
+        mixer: &DeviceMixer,
+        stream: &Tensor,
+        kv: &mut LayerStates,
+        pass: &ForwardPass,
+    ) -> Result<DeviceRows> {
+        let input = Hidden::Host(mixer.norm.forward(stream)?);
+        match mixer.chained(kv.place()) {
+            Some(part) if part.input_place() == Place::Host => part.begin(&input, kv, pass, self.ops),
+            Some(part) => part.begin(&Hidden::Device(input.on_device(self.ops)?), kv, pass, self.ops),
+            None => Hidden::Host(mixer.part.forward(&input.on_host(None)?, kv, pass)?).on_device(self.ops),
+        }
     }
 
     /// The outputs of the experts. Waits for the router, unless the device chooses them.
     fn experts(&self, rows: &MoeRows, others: OtherLayers, running: &mut Running) -> Result<DeviceRows> {
-        let MoeRows { moe, known, input, of_experts, early, residual, onto } = *rows;
+        let MoeRows { moe, known, input, of_experts, early, stream, residual, onto } = *rows;
         let Running { pass, experts, tap, clock } = running;
         let logits = match early {
             Some(logits) => Some(logits),
-            None => moe.begin_router(residual, input, self.ops)?,
+            None => moe.begin_router(stream, input, self.ops)?,
         };
         let with = |always| MoeOnDevice { x: input, of_experts, always, residual: onto, ops: self.ops };
         if let Some(logits) = logits.filter(|_| moe.is_whole_on_devices() && !tap.wants_routing())
             && experts.chooses_on_device(moe.layer, &moe.gate, pass.tokens())
         {
             clock.lap(Phase::Mixing, *tap);
-            let always = moe.begin_always(residual, input, self.ops)?;
+            let always = moe.begin_always(stream, input, self.ops)?;
             return moe.begin_chosen(with(always), logits, *experts);
         }
         let hint = match experts.wants_hint(HintSource::LayerBefore, pass.tokens()) {
@@ -238,7 +330,7 @@ impl<'a> DeviceLayer<'a> {
         let wanted: Vec<DeviceRows> = [Some(of_experts), logits, hinted].into_iter().flatten().collect();
         self.ops.begin_receive(&wanted)?;
         // What does not depend on the host's choice.
-        let always = moe.begin_always(residual, input, self.ops)?;
+        let always = moe.begin_always(stream, input, self.ops)?;
         if let Some(logits) = logits {
             moe.begin_hits(of_experts, logits, *experts)?;
         }

@@ -99,10 +99,10 @@ pub use arch::{model_types, mtp_layers};
 pub use compute::{ComputeContext, ComputeTime};
 pub use decoder::{Decoder, blueprint, rewinds_freely};
 pub use device::{
-    BEST_FOUND, ChosenOnDevice, DeviceAttention, DeviceChannelScan, DeviceChoice, DeviceConvolution, DeviceDecay,
-    DeviceDelta, DeviceExperts, DeviceHeads, DeviceIndex, DeviceKvView, DeviceOps, DeviceProduct, DeviceProducts,
-    DeviceRotation, DeviceRows, DeviceScan, GateOrder, HeadNorm, HeadRest, IndexBlocks, KvPageShape, NormGate,
-    ScanHeads, SeenRows, StateSpan,
+    BEST_FOUND, BlockPooling, ChosenOnDevice, DeviceAttention, DeviceChannelScan, DeviceChoice, DeviceConvolution,
+    DeviceDecay, DeviceDelta, DeviceExperts, DeviceHeads, DeviceIndex, DeviceKvView, DeviceOps, DeviceProduct,
+    DeviceProducts, DeviceRotation, DeviceRows, DeviceScan, DeviceStreams, GateOrder, HeadNorm, HeadRest, IndexBlocks,
+    KvPageShape, MATRIX_STREAMS, ManifoldWeights, NormGate, ScanHeads, SeenRows, StateSpan, StreamGate, StreamMix,
 };
 pub use double::{AttentionDouble, OpsDouble, ProductsDouble};
 pub use embedding::EmbeddingRows;

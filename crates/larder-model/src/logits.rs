@@ -168,7 +168,11 @@ impl Decoder {
         best: Option<&BestLogits>,
         pass: &ForwardPass,
     ) -> Result<Option<Logits>> {
-        let Stack { norm, head, streams: None, .. } = &self.stack else { return Ok(None) };
+        let Stack { norm, head, streams, .. } = &self.stack;
+        if streams.as_ref().is_some_and(|streams| !streams.merge.is_on_device()) {
+            return Ok(None);
+        }
+        let merged = |x: DeviceRows, ops| streams.as_ref().map_or(Ok(x), |streams| streams.merge.begin(x, ops));
         let (Some(ops), Some(norm)) = (head.compute().device_ops.as_deref(), norm.for_devices()) else {
             return Ok(None);
         };
@@ -185,10 +189,10 @@ impl Decoder {
         }
         let (x, hidden) = match wants_hidden(spans) {
             true => {
-                let hidden = norm.begin(x, ops)?;
+                let hidden = norm.begin(merged(x, ops)?, ops)?;
                 (ops.part(hidden, first, rows)?, Some(hidden))
             }
-            false => (norm.begin(ops.part(x, first, rows)?, ops)?, None),
+            false => (norm.begin(merged(ops.part(x, first, rows)?, ops)?, ops)?, None),
         };
         let logits = match rows {
             0 => None,

@@ -133,7 +133,7 @@ fn flash_attention_is_near_exact_attention() {
 }
 
 /// Models of which a token waits once if all experts are on the device.
-const WAIT_ONCE: [&str; 43] = [
+const WAIT_ONCE: [&str; 44] = [
     "afmoe",
     "bailing_hybrid",
     "bailing_moe",
@@ -148,6 +148,7 @@ const WAIT_ONCE: [&str; 43] = [
     "gemma4_text",
     "glm4_moe",
     "glm4_moe_lite",
+    "glm5_next",
     "glm_moe_dsa",
     "gpt_oss",
     "granitemoe",

@@ -177,6 +177,7 @@ unsigned atomicAdd(unsigned *at, unsigned value) {
 #include "../sampling.cu"
 #include "../recurrent.cu"
 #include "../chosen.cu"
+#include "../streams.cu"
 
 // ---- Launches ----
 
@@ -219,6 +220,8 @@ constexpr Kernel KERNELS[] = {
     KERNEL(bend), KERNEL(gate_values), KERNEL(convolve), KERNEL(delta_rule), KERNEL(delta_rule_wide), KERNEL(scan_states), KERNEL(norm_gate),
     KERNEL(new_heads_f32), KERNEL(new_heads_f16), KERNEL(new_heads_q8_0),
     KERNEL(index_scores_f32), KERNEL(index_scores_f16), KERNEL(index_scores_q8_0), KERNEL(choose_rows), KERNEL(best_of_blocks),
+    KERNEL(pool_blocks_f32), KERNEL(pool_blocks_f16), KERNEL(pool_blocks_q8_0),
+    KERNEL(stream_weights), KERNEL(read_streams), KERNEL(write_streams), KERNEL(stream_gates), KERNEL(gated_mean),
 };
 
 } // namespace

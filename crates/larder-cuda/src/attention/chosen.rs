@@ -12,8 +12,11 @@ use super::{ALIGN, Args, GpuAttention, PlacedTask, STEP, State};
 use crate::driver::Driver;
 use crate::error::{GpuError, Result};
 use crate::launch_queue::LaunchQueue;
-use crate::launches::{AttentionKernelArgs, BestOfBlocks, ChoiceOfRows, IndexTask, TILE_QUERIES, word};
+use crate::launches::{
+    AttentionKernelArgs, BestOfBlocks, ChoiceOfRows, IndexTask, PoolTask, PooledBlocks, TILE_QUERIES, TaskList, word,
+};
 use crate::memory::DeviceBuffer;
+use crate::new_tokens::NewTokens;
 
 /// Memory for scores has room for a multiple of this many rows, so that launches are the same for many tokens.
 const ROWS: usize = 1024;
@@ -110,6 +113,85 @@ impl GpuAttention {
         let all: &[u32] = bytemuck::cast_slice(state.download.fetch(at, 4 * counts.len() * stride)?);
         let lists = all.chunks_exact(stride.max(1)).zip(counts);
         Ok(lists.map(|(list, count)| list[..*count].to_vec()).collect())
+    }
+}
+
+impl GpuAttention {
+    /// Begins norm and rotation of queries alone.
+    pub(crate) fn rotate(&self, new: &NewTokens, [tokens, heads, width]: [usize; 3]) -> Result<()> {
+        let state = self.lock();
+        let kernel_args = AttentionKernelArgs {
+            queries: new.queries,
+            count: word(tokens)?,
+            heads: word(heads)?,
+            group: word(heads)?,
+            key_width: word(width)?,
+            ..AttentionKernelArgs::default()
+        };
+        let turns = TaskList::BYTES.next_multiple_of(ALIGN);
+        let at = self.queue.stage(turns + new.bytes(tokens), |list, bytes| {
+            bytes[..AttentionKernelArgs::BYTES].copy_from_slice(&kernel_args.to_bytes());
+            let of_heads = new.args(0, tokens, list + turns as u64).to_bytes();
+            bytes[AttentionKernelArgs::BYTES..][..of_heads.len()].copy_from_slice(&of_heads);
+            new.write(0, tokens, &mut bytes[turns..]);
+            Ok(())
+        })?;
+        state.launches.new_heads(&TaskList { tasks: &[kernel_args], at, kinds: [NumberFormat::F32; 2] })
+    }
+
+    /// Begins to pool rows of each sequence to blocks, into `out [blocks, width]`; `places` is an address or 0.
+    pub(crate) fn pool(
+        &self,
+        rows: &[(DeviceKvView, Range<usize>)],
+        (rate, places): (usize, u64),
+        (out, [blocks, width]): (u64, [usize; 2]),
+    ) -> Result<()> {
+        let state = self.lock();
+        let no_fit = || GpuError::Unsupported(format!("{blocks} blocks of {rate} rows do not fit {rows:?}"));
+        let shape = state.shape(rows.first().map(|(view, _)| view).ok_or_else(no_fit)?)?;
+        let used = if places == 0 { width } else { 2 * width };
+        let (mut end, mut tables) = ((rows.len() * PoolTask::BYTES).next_multiple_of(ALIGN), Vec::new());
+        for (view, own) in rows {
+            let stored = view.first_page * shape.positions..(view.first_page + view.pages.len()) * shape.positions;
+            let is_there = own.is_empty() || (stored.start <= own.start * rate && own.end * rate <= stored.end);
+            if state.shape(view)? != shape
+                || shape.heads != 1
+                || !is_there
+                || view.width != used
+                || used > shape.row_values()
+            {
+                return Err(no_fit());
+            }
+            tables.push(end);
+            end = (end + table_bytes(view)).next_multiple_of(ALIGN);
+        }
+        let tasks = self.queue.stage_varying(end, |at, bytes| {
+            let mut first = 0;
+            for (number, ((view, own), table)) in rows.iter().zip(tables).enumerate() {
+                let task = PoolTask {
+                    pages: at + table as u64,
+                    row_stride: word(shape.row_bytes)?,
+                    first_block: word(own.start)?,
+                    first_out: word(first)?,
+                };
+                bytes[number * PoolTask::BYTES..][..PoolTask::BYTES].copy_from_slice(&task.to_bytes());
+                write_pages(view, &state.pages, bytes[table..].as_chunks_mut::<8>().0);
+                first += own.len();
+            }
+            Ok(())
+        })?;
+        let (shape_of, kind, page_shift) = ([word(blocks)?, word(width)?], shape.kind, shape.positions.ilog2());
+        let (task_count, rate) = (word(rows.len())?, word(rate)?);
+        state.launches.pool_blocks(&PooledBlocks {
+            tasks,
+            task_count,
+            places,
+            out,
+            shape: shape_of,
+            rate,
+            page_shift,
+            kind,
+        })
     }
 }
 

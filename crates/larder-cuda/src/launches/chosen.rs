@@ -2,7 +2,7 @@
 
 use larder_core::{NumberFormat, ROW_GROUP};
 
-use super::{Launches, WARPS, pack};
+use super::{Launches, THREADS, WARPS, pack};
 use crate::driver::Argument;
 use crate::error::Result;
 
@@ -84,7 +84,66 @@ pub struct BestOfBlocks {
     pub local: u32,
 }
 
+/// Rows of one sequence that are pooled to blocks, as kernels read them.
+#[derive(Clone, Copy, Debug)]
+pub struct PoolTask {
+    /// Address of the table of the addresses of its pages.
+    pub pages: u64,
+    /// Bytes from one row to the next.
+    pub row_stride: u32,
+    /// Number of the first block.
+    pub first_block: u32,
+    /// Number of the first result.
+    pub first_out: u32,
+}
+
+impl PoolTask {
+    /// Size of the struct in kernels.
+    pub const BYTES: usize = 24;
+
+    /// The bytes of the struct in kernels.
+    pub fn to_bytes(self) -> [u8; PoolTask::BYTES] {
+        pack([self.pages], [self.row_stride, self.first_block, self.first_out])
+    }
+}
+
+/// Blocks of rows that are pooled.
+#[derive(Clone, Copy, Debug)]
+pub struct PooledBlocks {
+    /// Address of the list of [`PoolTask`]s.
+    pub tasks: u64,
+    /// Number of tasks.
+    pub task_count: u32,
+    /// `[rate, width]`: added to logits; 0 for the mean.
+    pub places: u64,
+    /// `[blocks, width]`
+    pub out: u64,
+    /// Number of blocks, and the width of a result.
+    pub shape: [u32; 2],
+    /// Rows of a block.
+    pub rate: u32,
+    /// The binary logarithm of the rows per page.
+    pub page_shift: u32,
+    /// Number format of the rows.
+    pub kind: NumberFormat,
+}
+
 impl Launches {
+    /// Pools rows to blocks.
+    pub fn pool_blocks(&self, pooled: &PooledBlocks) -> Result<()> {
+        let PooledBlocks { tasks, task_count, places, out, shape: [blocks, width], rate, page_shift, kind } = *pooled;
+        let kernel = match kind {
+            NumberFormat::F32 => "pool_blocks_f32",
+            NumberFormat::Q8_0 => "pool_blocks_q8_0",
+            _ => "pool_blocks_f16",
+        };
+        let [tasks, places, out] = [tasks, places, out].map(Argument::Address);
+        let [task_count, blocks_of, width_of, rate, shift] =
+            [task_count, blocks, width, rate, page_shift].map(Argument::Word);
+        let arguments = [tasks, task_count, places, out, blocks_of, width_of, rate, shift];
+        self.launch(kernel, [(blocks * width).div_ceil(THREADS), 1], THREADS, &arguments)
+    }
+
     /// Computes scores and chooses rows by them.
     pub fn choose_rows(&self, choice: &ChoiceOfRows) -> Result<()> {
         let ([first, count], [heads, width]) = (choice.lists_from, choice.heads);

@@ -8,6 +8,7 @@ mod products;
 mod recurrent;
 mod rows;
 mod sampling;
+mod streams;
 mod sums;
 
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use crate::driver::{Argument, Driver, Launch, MAX_ARGUMENTS, Stream};
 use crate::error::{GpuError, Result};
 pub use attention::{AttentionKernelArgs, NewHeadsArgs, RowCopy, TILE_QUERIES, TaskList};
 pub use choice::{ChoiceArgs, Patch};
-pub use chosen::{BestOfBlocks, ChoiceOfRows, IndexTask};
+pub use chosen::{BestOfBlocks, ChoiceOfRows, IndexTask, PoolTask, PooledBlocks};
 pub use products::{ProductBatch, ProductKernelArgs};
 pub use recurrent::{ChannelScanArgs, ConvolutionArgs, DeltaArgs, ScanArgs, StateArgs};
 pub use sampling::BestArgs;
@@ -49,7 +50,7 @@ pub fn all_kernels() -> Vec<&'static str> {
 
 /// Those that are no products.
 #[cfg(all(test, feature = "cuda"))]
-const OTHER_KERNELS: [&str; 59] = [
+const OTHER_KERNELS: [&str; 67] = [
     "silu",
     "gelu",
     "gelu_tanh",
@@ -109,6 +110,14 @@ const OTHER_KERNELS: [&str; 59] = [
     "index_scores_q8_0",
     "choose_rows",
     "best_of_blocks",
+    "pool_blocks_f32",
+    "pool_blocks_f16",
+    "pool_blocks_q8_0",
+    "stream_weights",
+    "read_streams",
+    "write_streams",
+    "stream_gates",
+    "gated_mean",
 ];
 
 /// The arguments of adding one bias, as the kernel reads them.

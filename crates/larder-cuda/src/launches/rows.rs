@@ -12,10 +12,12 @@ impl Launches {
         self.launch("add_scaled", [count.div_ceil(THREADS), 1], THREADS, &arguments)
     }
 
-    /// The RMS norm of each row, times `weight`; quantised into `blocks` too unless that is 0.
-    pub fn rms_norm(&self, [x, weight, out, blocks]: [u64; 4], [rows, width]: [u32; 2], eps: f64) -> Result<()> {
+    /// The RMS norm of each row, times `weight [kinds, width]` unless that is 0, of which rows have one after another in turns; quantised
+    /// into `blocks` too unless that is 0.
+    pub fn rms_norm(&self, [x, weight, out, blocks]: [u64; 4], [rows, width, kinds]: [u32; 3], eps: f64) -> Result<()> {
         let [x, weight, out, blocks] = [x, weight, out, blocks].map(Argument::Address);
-        let arguments = [x, weight, out, blocks, Argument::Word(rows), Argument::Word(width), Argument::Double(eps)];
+        let [rows_of, width_of, kinds] = [rows, width, kinds].map(Argument::Word);
+        let arguments = [x, weight, out, blocks, rows_of, width_of, Argument::Double(eps), kinds];
         self.launch("rms_norm", norm_grid(rows, width), 32 * WARPS, &arguments)
     }
 

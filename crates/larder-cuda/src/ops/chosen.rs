@@ -1,11 +1,15 @@
 //! Chains with attention to rows that an indexer chooses.
 
+use std::ops::Range;
+
 use larder_kernels::AttentionArgs;
-use larder_model::{DeviceChoice, DeviceHeads, DeviceIndex, DeviceKvView, DeviceRows};
+use larder_model::{BlockPooling, DeviceChoice, DeviceHeads, DeviceIndex, DeviceKvView, DeviceRotation, DeviceRows};
 
 use super::GpuOps;
 use crate::attention::{ChosenTokens, IndexQueries, Queries};
 use crate::error::GpuError;
+use crate::launches::{NewHeadsArgs, RowCopy, word};
+use crate::new_tokens::NewTokens;
 
 impl DeviceChoice for GpuOps {
     fn begin_heads(
@@ -17,6 +21,80 @@ impl DeviceChoice for GpuOps {
         let (new, queries) = state.new_tokens(heads, tasks)?;
         self.attention.begin(tasks, Queries::HeadsOnly(&new))?;
         Ok(queries)
+    }
+
+    fn rotate_heads(
+        &self,
+        x: DeviceRows,
+        heads: usize,
+        norm: Option<(usize, f64)>,
+        rotation: Option<DeviceRotation>,
+    ) -> larder_model::Result<DeviceRows> {
+        let mut state = self.lock();
+        let (width, turns) = (x.width / heads.max(1), rotation.map_or(&[][..], |rotation| rotation.turns));
+        let mut args = NewHeadsArgs {
+            rows: [state.at(x)?, 0, 0],
+            split: word(width)?,
+            norm_width: word(width)?,
+            value_factor: 1.0,
+            ..NewHeadsArgs::default()
+        };
+        if let Some((weight, eps)) = norm {
+            (args.weights[0], args.eps) = (state.kept(weight)?, eps);
+        }
+        if let Some(DeviceRotation { first, dim, interleaved, .. }) = rotation {
+            (args.first, args.dim, args.interleaved) = (word(first)?, word(dim)?, interleaved);
+        }
+        let dim = args.dim as usize;
+        if width * heads != x.width || args.first as usize + dim > width || turns.len() != x.rows * dim / 2 {
+            return Err(GpuError::Unsupported(format!("{x:?} are not {heads} heads that rotate")).into());
+        }
+        let (rotated, queries) = state.result(x.rows, x.width)?;
+        let new = NewTokens { heads: args, widths: [x.width, 0, 0, 0], turns, scales: &[], queries };
+        self.attention.rotate(&new, [x.rows, heads, width])?;
+        Ok(rotated)
+    }
+
+    fn beside(&self, x: DeviceRows, y: DeviceRows) -> larder_model::Result<DeviceRows> {
+        let mut state = self.lock();
+        if x.rows != y.rows {
+            return Err(GpuError::Unsupported(format!("{x:?} and {y:?} are not side by side")).into());
+        }
+        let [x_at, y_at] = [state.at(x)?, state.at(y)?];
+        let (both, out) = state.result(x.rows, x.width + y.width)?;
+        // Each row is a head of one row.
+        for (from, to, width) in [(x_at, out, x.width), (y_at, out + 4 * x.width as u64, y.width)] {
+            let (bytes, to_head) = (4 * width, 4 * both.width);
+            let copy = RowCopy { from, from_head: bytes, from_row: 0, to, to_head, bytes, count: 1, heads: x.rows };
+            state.launches.copy_rows(&copy)?;
+        }
+        Ok(both)
+    }
+
+    fn columns(&self, x: DeviceRows, first: usize, width: usize) -> larder_model::Result<DeviceRows> {
+        let mut state = self.lock();
+        if first + width > x.width {
+            return Err(GpuError::Unsupported(format!("{x:?} have no {width} columns from {first} on")).into());
+        }
+        let from = state.at(x)? + 4 * first as u64;
+        let (columns, to) = state.result(x.rows, width)?;
+        let (from_row, bytes, count) = (4 * x.width, 4 * width, x.rows);
+        state.launches.copy_rows(&RowCopy { from, from_head: 0, from_row, to, to_head: 0, bytes, count, heads: 1 })?;
+        Ok(columns)
+    }
+
+    fn pool_blocks(
+        &self,
+        rows: &[(DeviceKvView, Range<usize>)],
+        pooling: &BlockPooling,
+    ) -> larder_model::Result<DeviceRows> {
+        let mut state = self.lock();
+        let places = pooling.places.map_or(Ok(0), |places| state.kept(places))?;
+        let width = rows.first().map_or(1, |(view, _)| view.width) / if places == 0 { 1 } else { 2 };
+        let blocks = rows.iter().map(|(_, blocks)| blocks.len()).sum();
+        let (pooled, out) = state.result(blocks, width)?;
+        self.attention.pool(rows, (pooling.rate, places), (out, [blocks, width]))?;
+        Ok(pooled)
     }
 
     fn choose_rows(&self, index: &DeviceIndex, rows: &[(DeviceKvView, usize)]) -> larder_model::Result<()> {

@@ -7,6 +7,7 @@ mod products;
 mod receive;
 mod recurrent;
 mod rows;
+mod streams;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -76,7 +76,7 @@ impl State {
             queue.end_varying()?;
             return Ok(normalised);
         }
-        self.launches.rms_norm([at, weight, out, blocks], [word(x.rows)?, word(x.width)?], eps)?;
+        self.launches.rms_norm([at, weight, out, blocks], [word(x.rows)?, word(x.width)?, 1], eps)?;
         Ok(normalised)
     }
 

@@ -37,6 +37,7 @@ fn a_gpu_gives_the_same_bits() {
     recurrent::compare_scans(&gpu);
     sampling::compare(&gpu);
     sparse::compare(&gpu);
+    streams::compare(&gpu);
     sampling::compare_taken(&gpu);
     let mut first = Some(gpu);
     experts::compare(|_| first.take().or_else(card));

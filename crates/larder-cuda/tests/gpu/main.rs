@@ -17,3 +17,4 @@ mod products;
 mod recurrent;
 mod sampling;
 mod sparse;
+mod streams;

@@ -1,8 +1,10 @@
 //! Operations of chains for attention to rows that an indexer chooses.
 
+use std::ops::Range;
+
 use larder_kernels::AttentionArgs;
 
-use super::{DeviceHeads, DeviceKvView, DeviceRows};
+use super::{DeviceHeads, DeviceKvView, DeviceRotation, DeviceRows};
 use crate::error::Result;
 
 /// The queries of an indexer for the tokens of a step: for each token one, or one for each part of the heads of attention. Each makes a list
@@ -83,11 +85,39 @@ impl DeviceIndex<'_> {
     }
 }
 
+/// How the rows of blocks of tokens become keys.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BlockPooling {
+    /// Rows of a block.
+    pub rate: usize,
+    /// Of rows that are values and then logits, values that are [kept](super::DeviceOps::keep), `[rate, width]`: they are added to the logits by
+    /// the place in the block, and values weighted by the softmax. Without them, the key is the mean of the rows.
+    pub places: Option<usize>,
+}
+
 /// The choice of rows by an indexer, and attention to them. A device keeps the last choice.
 pub trait DeviceChoice {
     /// The first part of [`attend_new`](super::DeviceOps::attend_new): norms and rotations of new tokens are computed, and keys and values
     /// written. The result are the queries, `[tokens, heads · key width]`.
     fn begin_heads(&self, heads: &DeviceHeads, tasks: &[&AttentionArgs<DeviceKvView>]) -> Result<DeviceRows>;
+
+    /// Norm and rotation of `heads` heads of each row of `x`: the weight of an RMS norm, and what it adds under the root.
+    fn rotate_heads(
+        &self,
+        x: DeviceRows,
+        heads: usize,
+        norm: Option<(usize, f64)>,
+        rotation: Option<DeviceRotation>,
+    ) -> Result<DeviceRows>;
+
+    /// Rows that are those of `x` and then those of `y`.
+    fn beside(&self, x: DeviceRows, y: DeviceRows) -> Result<DeviceRows>;
+
+    /// Some columns of `x`.
+    fn columns(&self, x: DeviceRows, first: usize, width: usize) -> Result<DeviceRows>;
+
+    /// A row for each of some blocks of rows of each sequence, which are one head: `[blocks, width]`.
+    fn pool_blocks(&self, rows: &[(DeviceKvView, Range<usize>)], pooling: &BlockPooling) -> Result<DeviceRows>;
 
     /// Chooses the positions of each list: those of the rows with the highest scores, out of the rows of its sequence, and those behind the
     /// last row. `rows` has for each sequence its rows, one head of them, and its lists. A list is ascending; of equal scores the earlier row

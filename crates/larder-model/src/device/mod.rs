@@ -4,6 +4,7 @@
 mod chosen;
 mod ops;
 mod recurrent;
+mod streams;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,13 +16,14 @@ use crate::error::Result;
 use crate::expert_workspace::ExpertWorkspace;
 use crate::experts::{DeviceMoeCall, MoeCall, Routed};
 use crate::nn::Activation;
-pub use chosen::{DeviceChoice, DeviceIndex, IndexBlocks, SeenRows};
+pub use chosen::{BlockPooling, DeviceChoice, DeviceIndex, IndexBlocks, SeenRows};
 pub(crate) use ops::DeviceCopy;
 pub use ops::{BEST_FOUND, DeviceHeads, DeviceOps, DeviceRotation, DeviceRows, HeadNorm, HeadRest};
 pub use recurrent::{
     DeviceChannelScan, DeviceConvolution, DeviceDecay, DeviceDelta, DeviceScan, GateOrder, NormGate, ScanHeads,
     StateSpan,
 };
+pub use streams::{DeviceStreams, MATRIX_STREAMS, ManifoldWeights, StreamGate, StreamMix};
 
 /// Computes experts in the slots of a device; [`ExpertWorkspace`](crate::ExpertWorkspace) is its counterpart for the
 /// CPU.

@@ -2,15 +2,16 @@
 
 use std::ops::Range;
 
-use larder_kernels::{AttentionArgs, AttentionTask, IndexArgs, ThreadPool, attend, index_scores};
+use larder_kernels::{AttentionArgs, AttentionTask, IndexArgs, ThreadPool, attend, index_scores, widen};
 
 use super::OpsDouble;
 use super::attention::StoredPages;
 use crate::device::{
-    DeviceChoice, DeviceHeads, DeviceIndex, DeviceKvView, DeviceRows, IndexBlocks, KvPageShape, SeenRows,
+    BlockPooling, DeviceChoice, DeviceHeads, DeviceIndex, DeviceKvView, DeviceRotation, DeviceRows, IndexBlocks,
+    KvPageShape, SeenRows,
 };
 use crate::error::Result;
-use crate::nn::{best_of_blocks, highest};
+use crate::nn::{Rotary, best_of_blocks, highest, rms_row, weighted_mean};
 
 impl OpsDouble {
     /// Writes keys and values of new tokens. Returns the queries.
@@ -79,6 +80,72 @@ impl DeviceChoice for OpsDouble {
     fn begin_heads(&self, heads: &DeviceHeads, tasks: &[&AttentionArgs<DeviceKvView>]) -> Result<DeviceRows> {
         let queries = self.write_new(heads, tasks)?;
         Ok(self.push(queries.len() / heads.queries.rows, queries, Ok(())))
+    }
+
+    fn rotate_heads(
+        &self,
+        x: DeviceRows,
+        heads: usize,
+        norm: Option<(usize, f64)>,
+        rotation: Option<DeviceRotation>,
+    ) -> Result<DeviceRows> {
+        let mut state = self.lock();
+        let (width, mut values) = (x.width / heads, state.values(x).to_vec());
+        for (i, head) in values.chunks_exact_mut(width).enumerate() {
+            if let Some((weight, eps)) = norm {
+                rms_row(head, &state.kept[weight], eps);
+            }
+            if let Some(DeviceRotation { turns, first, dim, interleaved }) = rotation {
+                let rotary = Rotary { dim, interleaved, table: 0 };
+                rotary.rotate_by(&mut head[first..], &turns[i / heads * (dim / 2)..][..dim / 2]);
+            }
+        }
+        Ok(state.push(x.width, values))
+    }
+
+    fn beside(&self, x: DeviceRows, y: DeviceRows) -> Result<DeviceRows> {
+        let mut state = self.lock();
+        let rows = state.values(x).chunks_exact(x.width).zip(state.values(y).chunks_exact(y.width));
+        let values = rows.flat_map(|(x, y)| [x, y].concat()).collect();
+        Ok(state.push(x.width + y.width, values))
+    }
+
+    fn columns(&self, x: DeviceRows, first: usize, width: usize) -> Result<DeviceRows> {
+        let mut state = self.lock();
+        let rows = state.values(x).chunks_exact(x.width);
+        let values = rows.flat_map(|row| row[first..][..width].to_vec()).collect();
+        Ok(state.push(width, values))
+    }
+
+    fn pool_blocks(&self, rows: &[(DeviceKvView, Range<usize>)], pooling: &BlockPooling) -> Result<DeviceRows> {
+        let BlockPooling { rate, places } = *pooling;
+        let (mut pooled, mut out_width) = (Vec::new(), 1);
+        for (view, blocks) in rows {
+            out_width = if places.is_some() { view.width / 2 } else { view.width };
+            for block in blocks.clone() {
+                let shape = self.attention.shape(view.pages[0]);
+                let row = |position: usize| {
+                    let page = self.attention.bytes(view.pages[position / shape.positions - view.first_page]);
+                    let at = position % shape.positions * shape.row_bytes;
+                    let mut row = vec![0.0; shape.row_values()];
+                    widen(shape.kind, &page[at..][..shape.row_bytes], &mut row);
+                    row
+                };
+                let rows: Vec<Vec<f32>> = (block * rate..(block + 1) * rate).map(row).collect();
+                let state = self.lock();
+                let key = (0..out_width).map(|channel| match places {
+                    None => rows.iter().fold(0.0, |sum, row| sum + row[channel]) / rate as f32,
+                    Some(places) => {
+                        let of = |(i, row): (usize, &Vec<f32>)| {
+                            (row[channel], row[out_width + channel] + state.kept[places][i * out_width + channel])
+                        };
+                        weighted_mean(&mut rows.iter().enumerate().map(of).collect::<Vec<_>>())
+                    }
+                });
+                pooled.extend(key);
+            }
+        }
+        Ok(self.push(out_width, pooled, Ok(())))
     }
 
     fn choose_rows(&self, index: &DeviceIndex, rows: &[(DeviceKvView, usize)]) -> Result<()> {

@@ -4,6 +4,7 @@ mod attention;
 mod best;
 mod chosen;
 mod ops;
+mod streams;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -29,7 +29,7 @@ pub struct OpsDouble {
 
 #[derive(Default)]
 pub(super) struct Inner {
-    kept: Vec<Vec<f32>>,
+    pub(super) kept: Vec<Vec<f32>>,
     rows: HashMap<usize, (DeviceRows, Vec<f32>)>,
     next_id: usize,
     /// The id of the first result behind the last chain that was received, or the last layer that began; those before it are valid too.
@@ -42,7 +42,7 @@ pub(super) struct Inner {
 }
 
 impl Inner {
-    fn push(&mut self, width: usize, values: Vec<f32>) -> DeviceRows {
+    pub(super) fn push(&mut self, width: usize, values: Vec<f32>) -> DeviceRows {
         let rows = DeviceRows { id: self.next_id, rows: values.len() / width, width };
         self.rows.insert(rows.id, (rows, values));
         self.next_id += 1;

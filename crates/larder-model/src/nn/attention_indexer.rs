@@ -37,7 +37,7 @@ impl AttentionIndexer {
     /// Whether there is a form for devices, if its products are there.
     pub(super) fn has_device_form(&self) -> bool {
         match self {
-            AttentionIndexer::Blocks(_) => false,
+            AttentionIndexer::Blocks(indexer) => indexer.has_device_form(),
             AttentionIndexer::Heads(indexer) => indexer.has_device_form(),
         }
     }
@@ -45,7 +45,7 @@ impl AttentionIndexer {
     /// Whether all of it is computed on a device.
     pub(super) fn is_on_device(&self) -> bool {
         match self {
-            AttentionIndexer::Blocks(_) => false,
+            AttentionIndexer::Blocks(indexer) => indexer.is_on_device(),
             AttentionIndexer::Heads(indexer) => indexer.is_on_device(),
         }
     }
@@ -53,7 +53,7 @@ impl AttentionIndexer {
     /// The products with the input of attention that [`begin`](Self::begin) reads.
     pub(super) fn device_products(&self, pass: &ForwardPass) -> Vec<&Linear> {
         match self {
-            AttentionIndexer::Blocks(_) => Vec::new(),
+            AttentionIndexer::Blocks(indexer) => indexer.device_products(pass),
             AttentionIndexer::Heads(indexer) => indexer.device_products(pass),
         }
     }
@@ -67,7 +67,7 @@ impl AttentionIndexer {
         ops: &dyn DeviceOps,
     ) -> Result<ListLengths> {
         match self {
-            AttentionIndexer::Blocks(_) => unreachable!("the indexer has no form for devices"),
+            AttentionIndexer::Blocks(indexer) => indexer.begin(products, states, pass, ops),
             AttentionIndexer::Heads(indexer) => indexer.begin(products, states, pass, ops),
         }
     }

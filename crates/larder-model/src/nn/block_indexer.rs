@@ -66,6 +66,11 @@ impl BlockIndexer {
         (self.shape.blocks + 1).saturating_mul(self.shape.tokens)
     }
 
+    /// Whether a token of the step sees more blocks than it attends to.
+    pub(super) fn has_choice(&self, pass: &ForwardPass) -> bool {
+        pass.positions().any(|at| (at + 1) / self.shape.tokens > self.shape.blocks)
+    }
+
     /// Appends the keys of the tokens `x [n, hidden]` to what the layer keeps, and chooses positions for each token.
     pub fn select(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Selection> {
         let BlockIndexerShape { heads, width, tokens, blocks } = self.shape;
@@ -74,7 +79,7 @@ impl BlockIndexer {
             with_f32(&keys, |keys| self.append(span.rows(keys, width), &mut states.of_mut(i).further))??;
         }
         let seen: Vec<usize> = pass.positions().map(|at| (at + 1) / tokens).collect();
-        if seen.iter().all(|seen| *seen <= blocks) {
+        if !self.has_choice(pass) {
             return Ok(Selection::of_all(seen.len()));
         }
         let queries = self.query_norm.forward(&queries.reshape((pass.tokens(), heads, width))?)?;

@@ -1,11 +1,13 @@
 //! The choice of rows by an indexer as a part of chains on a device, which keeps the lists.
 
 use std::iter;
+use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::Tensor;
 use larder_kernels::AttentionArgs;
 
+use super::indexer::IndexKeys;
 use super::{
     AttentionMask, ChainedMixer, ChosenAttention, ForwardPass, HandedChoice, HeadIndexer, HeadIndexerShape, Indexer,
     KeysAndValues, KvRows, Norm, RopeTable, Rotary,
@@ -66,20 +68,21 @@ impl NewIndexRows<'_> {
     ) -> Result<DeviceRows> {
         let (width, seen) = (self.keys.width, pass.visible_ranges(AttentionMask::Causal));
         let heads = if self.queries.is_some() { heads } else { 1 };
-        let tasks: Vec<AttentionArgs<DeviceKvView>> = (pass.spans.iter().enumerate())
-            .map(|(i, span)| AttentionArgs {
-                queries: &[],
-                heads,
-                keys: rows(i).view(width).on_device(),
-                values: rows(i).view(width).on_device(),
-                kv_heads: 1,
-                seen: span.rows(&seen, 1),
-                scale: 1.0,
-                sinks: None,
-                bias: None,
-            })
-            .collect();
-        let heads = DeviceHeads {
+        let spans = pass.spans.iter().enumerate();
+        let tasks = spans.map(|(i, span)| Self::task(rows(i).view(width).on_device(), heads, span.rows(&seen, 1)));
+        let tasks: Vec<AttentionArgs<DeviceKvView>> = tasks.collect();
+        ops.begin_heads(&self.heads(), &tasks.iter().collect::<Vec<_>>())
+    }
+
+    /// The rows of a sequence that heads are written to: of each token, the last that it sees.
+    pub fn task(rows: DeviceKvView, heads: usize, seen: &[Range<usize>]) -> AttentionArgs<'_, DeviceKvView> {
+        let (keys, values) = (rows.clone(), rows);
+        AttentionArgs { queries: &[], heads, keys, values, kv_heads: 1, seen, scale: 1.0, sinks: None, bias: None }
+    }
+
+    /// As heads of attention.
+    pub fn heads(&self) -> DeviceHeads<'_> {
+        DeviceHeads {
             // Keys stand in for queries.
             queries: self.queries.unwrap_or(self.keys),
             rest: None,
@@ -91,22 +94,36 @@ impl NewIndexRows<'_> {
             value_factor: 1.0,
             rotation: self.rotation,
             scales: &[],
-        };
-        ops.begin_heads(&heads, &tasks.iter().collect::<Vec<_>>())
+        }
     }
 }
 
 impl Indexer {
-    /// The products with the input of attention that [`begin`](Self::begin) reads.
-    pub(super) fn device_products(&self, pass: &ForwardPass) -> Vec<&Linear> {
-        let (key, _) = self.keys_of_tokens().expect("the indexer is for devices");
-        if self.has_choice(pass) { vec![key, &self.weights] } else { vec![key] }
+    /// Whether there is a form for devices, if its products are there.
+    pub(super) fn has_device_form(&self) -> bool {
+        match &self.keys {
+            IndexKeys::OfTokens(_, norm) => norm.for_devices().is_some(),
+            IndexKeys::OfBlocks(compressor) => compressor.has_device_form(),
+        }
     }
 
-    /// Whether all of it is computed on a device; `products` are there.
+    /// The products with the input of attention that [`begin`](Self::begin) reads.
+    pub(super) fn device_products(&self, pass: &ForwardPass) -> Vec<&Linear> {
+        let mut products = match &self.keys {
+            IndexKeys::OfTokens(key, _) => vec![key],
+            IndexKeys::OfBlocks(compressor) => vec![&compressor.values, &compressor.logits],
+        };
+        products.extend(self.has_choice(pass).then_some(&self.weights));
+        products
+    }
+
+    /// Whether all of it is computed on a device.
     pub(super) fn is_on_device(&self) -> bool {
-        let key = self.keys_of_tokens().is_some_and(|(key, _)| key.is_on_device());
-        key && self.query.is_on_device() && self.weights.is_on_device()
+        let keys = match &self.keys {
+            IndexKeys::OfTokens(key, _) => key.is_on_device(),
+            IndexKeys::OfBlocks(compressor) => compressor.is_on_device(),
+        };
+        self.has_device_form() && keys && self.query.is_on_device() && self.weights.is_on_device()
     }
 
     /// As [`select`](Self::select), begun on the device; `products` are those of [`device_products`](Self::device_products).
@@ -118,35 +135,46 @@ impl Indexer {
         pass: &ForwardPass,
         ops: &dyn DeviceOps,
     ) -> Result<ListLengths> {
-        let (_, norm) = self.keys_of_tokens().expect("the indexer is for devices");
-        let keys = norm.for_devices().expect("the indexer is for devices").begin(products[0], ops)?;
-        for (i, span) in pass.spans.iter().enumerate() {
-            states.of_mut(i).further[0].extend(span.tokens)?;
-        }
-        let rows = |span: usize| &states.of(span).further[0].rows;
-        let weights = products.get(1).copied();
-        let queries = weights.and(Some(&self.query)).map(|query| query.begin(latent, ops)).transpose()?.flatten();
-        let new = NewIndexRows { queries, keys, rotation: device_rotation(self.rotary, 0, &pass.ropes), norm: None };
-        let queries = new.begin(self.shape.heads, rows, pass, ops)?;
-        let Some(weights) = weights else { return Ok(None) };
-        let seen: Vec<SeenRows> = pass.positions().map(|at| SeenRows { rows: at + 1, positions: at + 1 }).collect();
+        let (heads, has_choice) = (self.shape.heads, self.has_choice(pass));
+        let query = has_choice.then(|| self.query.begin(latent, ops)).transpose()?.flatten();
+        let rotation = device_rotation(self.rotary, 0, &pass.ropes);
+        let queries = match &self.keys {
+            IndexKeys::OfTokens(_, norm) => {
+                let keys = norm.for_devices().expect("the indexer is for devices").begin(products[0], ops)?;
+                for (i, span) in pass.spans.iter().enumerate() {
+                    states.of_mut(i).further[0].extend(span.tokens)?;
+                }
+                let new = NewIndexRows { queries: query, keys, rotation, norm: None };
+                let queries = new.begin(heads, |span| &states.of(span).further[0].rows, pass, ops)?;
+                query.map(|_| queries)
+            }
+            IndexKeys::OfBlocks(compressor) => {
+                compressor.begin([products[0], products[1]], states, pass, ops)?;
+                query.map(|query| ops.rotate_heads(query, heads, None, rotation)).transpose()?
+            }
+        };
+        let Some((queries, weights)) = queries.zip(products.last().copied()) else { return Ok(None) };
+        let block = self.shape.tokens_per_key();
+        let seen: Vec<SeenRows> =
+            pass.positions().map(|at| SeenRows { rows: (at + 1) / block, positions: at + 1 }).collect();
         let index = DeviceIndex {
             queries,
-            weights: Some(ops.scale(weights, (self.shape.heads as f64).powf(-0.5) as f32)?),
+            weights: Some(ops.scale(weights, (heads as f64).powf(-0.5) as f32)?),
             parts: 1,
-            heads: self.shape.heads,
+            heads,
             scale: (self.shape.width as f64).powf(-0.5) as f32,
             rectified: true,
-            count: self.shape.top_k,
-            blocks: IndexBlocks::OfPositions(1),
+            count: self.shape.top_k / block,
+            blocks: IndexBlocks::OfPositions(block),
             seen: &seen,
         };
-        choose(&index, rows, pass, ops)
+        let keys = self.kept().len() - 1;
+        choose(&index, |span| &states.of(span).further[keys].rows, pass, ops)
     }
 }
 
 /// Begins a choice among rows of each sequence. Returns the lengths of the lists.
-fn choose<'r>(
+pub fn choose<'r>(
     index: &DeviceIndex,
     rows: impl Fn(usize) -> &'r KvRows,
     pass: &ForwardPass,

@@ -18,7 +18,7 @@ impl LatentAttention {
     pub(super) fn has_device_form(&self) -> bool {
         let choice = match &self.choice {
             RowChoice::All | RowChoice::Shared(_) => true,
-            RowChoice::Indexed(indexer) => indexer.keys_of_tokens().is_some(),
+            RowChoice::Indexed(indexer) => indexer.has_device_form(),
         };
         let query = match &self.q {
             Query::Full(_) => true,

@@ -34,7 +34,7 @@ impl IndexerShape {
         self.top_k + self.tokens_per_key() - 1
     }
 
-    fn tokens_per_key(&self) -> usize {
+    pub(super) fn tokens_per_key(&self) -> usize {
         self.block.unwrap_or(1)
     }
 }
@@ -43,13 +43,13 @@ impl IndexerShape {
 pub struct Indexer {
     pub(super) shape: IndexerShape,
     pub(super) query: Linear, // [heads · width, q_rank]
-    keys: Keys,
+    pub(super) keys: IndexKeys,
     pub(super) weights: Linear, // [heads, hidden]
     pub(super) rotary: Option<Rotary>,
 }
 
 /// What makes the keys.
-enum Keys {
+pub(super) enum IndexKeys {
     /// A product `[width, hidden]` and its norm: each token has one.
     OfTokens(Linear, Norm),
     /// Weighted means over the tokens of each complete block.
@@ -73,13 +73,13 @@ impl Indexer {
             shape,
             query: weights.linear(&name("wq_b"), heads * width, q_rank, false)?,
             keys: match block {
-                None => Keys::OfTokens(
+                None => IndexKeys::OfTokens(
                     weights.linear(&name("wk"), width, hidden, false)?,
                     Norm::layer(weights, &name("k_norm"), width, NORM_EPS)?,
                 ),
                 Some(rate) => {
                     let shape = CompressorShape { hidden, width, rate, overlap: false };
-                    Keys::OfBlocks(Box::new(Compressor::of_keys(weights, prefix, shape, NORM_EPS)?))
+                    IndexKeys::OfBlocks(Box::new(Compressor::of_keys(weights, prefix, shape, NORM_EPS)?))
                 }
             },
             weights: weights.linear(&name("weights_proj"), heads, hidden, false)?,
@@ -92,14 +92,6 @@ impl Indexer {
         self.shape.positions()
     }
 
-    /// The product and the norm of keys, if each token has one: then it has a form for devices.
-    pub(super) fn keys_of_tokens(&self) -> Option<(&Linear, &Norm)> {
-        match &self.keys {
-            Keys::OfTokens(product, norm) => Some((product, norm)),
-            Keys::OfBlocks(_) => None,
-        }
-    }
-
     /// Whether a token of the step sees more rows than it attends to.
     pub(super) fn has_choice(&self, pass: &ForwardPass) -> bool {
         let block = self.shape.tokens_per_key();
@@ -109,21 +101,21 @@ impl Indexer {
     /// What the indexer keeps of a sequence, the keys last.
     pub fn kept(&self) -> Vec<FurtherShape> {
         match &self.keys {
-            Keys::OfTokens(..) => vec![FurtherShape::per_token(1, self.shape.width)],
-            Keys::OfBlocks(compressor) => compressor.kept().into(),
+            IndexKeys::OfTokens(..) => vec![FurtherShape::per_token(1, self.shape.width)],
+            IndexKeys::OfBlocks(compressor) => compressor.kept().into(),
         }
     }
 
     /// Appends what it keeps of the tokens `x [n, hidden]`.
     fn append(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<()> {
         match &self.keys {
-            Keys::OfTokens(product, norm) => {
+            IndexKeys::OfTokens(product, norm) => {
                 let key = self.rotated(&norm.forward(&product.forward(x)?)?.unsqueeze(1)?, pass)?; // [n, 1, width]
                 for (i, span) in pass.spans.iter().enumerate() {
                     with_f32(&key, |key| states.of_mut(i).further[0].append(span.rows(key, self.shape.width)))??;
                 }
             }
-            Keys::OfBlocks(compressor) => {
+            IndexKeys::OfBlocks(compressor) => {
                 let parts = compressor.parts(x)?;
                 for (i, span) in pass.spans.iter().enumerate() {
                     compressor.append(&parts, span, &mut states.of_mut(i).further)?;
@@ -167,8 +159,8 @@ impl Indexer {
     pub fn scratch(&self) -> usize {
         let IndexerShape { heads, width, .. } = self.shape;
         let keys = match &self.keys {
-            Keys::OfTokens(..) => 3 * width,
-            Keys::OfBlocks(compressor) => compressor.scratch(),
+            IndexKeys::OfTokens(..) => 3 * width,
+            IndexKeys::OfBlocks(compressor) => compressor.scratch(),
         };
         3 * (heads * width + heads) + keys + 2
     }

@@ -5,6 +5,7 @@ mod attention;
 mod attention_indexer;
 mod block_indexer;
 mod chained_attention;
+mod chained_blocks;
 mod chained_choice;
 mod chained_latent;
 mod chained_moe;
@@ -43,10 +44,12 @@ mod state_space;
 mod streams;
 
 pub use activation::Activation;
+pub(crate) use activation::{sigmoid, silu};
 pub use attention::{Attention, AttentionShape, AttentionTemperature, InputProducts, QkNorm};
 pub use attention_indexer::AttentionIndexer;
 pub use block_indexer::{BlockIndexer, BlockIndexerShape, IndexProducts};
 pub(crate) use chained_moe::MoeOnDevice;
+pub(crate) use compressed::weighted_mean;
 pub use compressed::{CompressedAttention, CompressedShape, Compressor, CompressorShape, Entries, EntryIndexer};
 pub use conv::{CausalConv, ShortConv};
 pub use convolved::{ConvolvedInputs, ConvolvedShape};
@@ -83,9 +86,10 @@ pub(crate) use selection::highest;
 pub use selection::{ChoiceShape, Index, Selection, StepIndex};
 pub(crate) use state_space::{ChannelTokens, ScanTokens};
 pub use state_space::{Mamba1, Mamba1Shape, Mamba2, Mamba2Shape};
+pub(crate) use streams::finish_weights;
 pub use streams::{
-    LowRankConnection, LowRankMixer, LowRankShape, ManifoldConnection, ManifoldMerge, ManifoldShape, MeanMerge,
-    MergeStreams, ResidualConnection, ScaledConnection,
+    ChainedConnection, LowRankConnection, LowRankMixer, LowRankShape, ManifoldConnection, ManifoldMerge, ManifoldShape,
+    MeanMerge, MergeStreams, ResidualConnection, ScaledConnection,
 };
 
 use candle_core::Tensor;

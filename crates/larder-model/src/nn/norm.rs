@@ -84,6 +84,14 @@ impl Norm {
         }
     }
 
+    /// Weights and epsilon of an RMS norm of groups.
+    pub(crate) fn as_rms_of_groups(&self) -> Option<(&[f32], f64)> {
+        match self {
+            Norm::RmsOfGroups { weight, eps, .. } => Some((weight, *eps)),
+            _ => None,
+        }
+    }
+
     /// `x [.., width]` → same shape
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         match self {

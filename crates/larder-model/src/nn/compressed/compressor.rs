@@ -5,11 +5,14 @@ use candle_core::{Device, Tensor};
 use larder_core::KV_PAGE_TOKENS;
 use larder_kernels::exp;
 
+use crate::device::{BlockPooling, DeviceCopy, DeviceOps, DeviceRows};
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
+use crate::nn::chained_blocks::BlockKeys;
 use crate::nn::{
     AttentionMask, ForwardPass, FurtherRows, FurtherShape, Norm, Rope, RopeTable, Rotary, RowShape, SpanPositions,
 };
+use crate::step::LayerStates;
 use crate::weights::WeightLoader;
 
 /// Sizes of the entries.
@@ -29,10 +32,11 @@ pub struct CompressorShape {
 pub struct Compressor {
     pub(super) shape: CompressorShape,
     /// `[channels, hidden]` each: values, and the logits of their weights.
-    pub(super) values: Linear,
-    pub(super) logits: Linear,
+    pub(in crate::nn) values: Linear,
+    pub(in crate::nn) logits: Linear,
     /// `[rate, channels]`: added to the logits, by the place in a block.
     pub(super) places: Vec<f32>,
+    pub(super) places_copy: DeviceCopy,
     /// Of the values of a token.
     pub(super) value_norm: Norm,
     /// Of an entry.
@@ -59,6 +63,7 @@ impl Compressor {
             values: weights.linear(&format!("{prefix}.wkv"), channels, shape.hidden, false)?,
             logits: weights.linear(&format!("{prefix}.wgate"), channels, shape.hidden, false)?,
             places: weights.vector(&format!("{prefix}.ape"), &[shape.rate, channels])?,
+            places_copy: DeviceCopy::default(),
             value_norm: Norm::None,
             norm: Norm::rms(weights, &format!("{prefix}.norm"), shape.width, eps)?,
             rotation: Some(rotation),
@@ -75,6 +80,7 @@ impl Compressor {
             values: weights.linear(&format!("{prefix}.wk"), width, hidden, false)?,
             logits: Linear::new(logits, None)?,
             places: weights.vector(&format!("{prefix}.index_kpool_compress_ape"), &[rate, width])?,
+            places_copy: DeviceCopy::default(),
             value_norm: Norm::layer(weights, &format!("{prefix}.k_norm"), width, eps)?,
             norm: Norm::None,
             rotation: None,
@@ -113,6 +119,36 @@ impl Compressor {
             })
         })??;
         Ok(TokenParts(both))
+    }
+
+    /// Whether there is a form for devices, if its products are there.
+    pub fn has_device_form(&self) -> bool {
+        let (values, entries) = (self.value_norm.for_devices(), self.norm.for_devices());
+        // Blocks that overlap, and rotations of the last values, are computed on the CPU.
+        !self.shape.overlap && self.rotation.is_none() && values.is_some() && entries.is_some()
+    }
+
+    /// Whether all of it is computed on a device.
+    pub fn is_on_device(&self) -> bool {
+        self.has_device_form() && self.values.is_on_device() && self.logits.is_on_device()
+    }
+
+    /// As [`append`](Self::append), for the tokens of a step, begun on a device; `products` are values and logits.
+    pub(in crate::nn) fn begin(
+        &self,
+        [values, logits]: [DeviceRows; 2],
+        states: &mut LayerStates,
+        pass: &ForwardPass,
+        ops: &dyn DeviceOps,
+    ) -> Result<()> {
+        let values = self.value_norm.for_devices().expect("it is for devices").begin(values, ops)?;
+        let places = Some(self.places_copy.of(&self.places, ops)?);
+        let keys = BlockKeys {
+            pooling: BlockPooling { rate: self.shape.rate, places },
+            norm: self.norm.for_devices().expect("it is for devices"),
+            rotation: None,
+        };
+        keys.append(ops.beside(values, logits)?, states, pass, ops)
     }
 
     /// Appends the parts of the tokens of a span to those that are kept, and the entries of the blocks that are then complete.
@@ -166,7 +202,7 @@ impl CompressorShape {
 }
 
 /// The sum of values, each weighted by the softmax of the logits.
-fn weighted_mean(pooled: &mut [(f32, f32)]) -> f32 {
+pub fn weighted_mean(pooled: &mut [(f32, f32)]) -> f32 {
     let most = pooled.iter().map(|(_, logit)| *logit).fold(f32::NEG_INFINITY, f32::max);
     pooled.iter_mut().for_each(|(_, logit)| *logit = exp(*logit - most));
     let sum: f32 = pooled.iter().map(|(_, weight)| weight).sum();

@@ -10,6 +10,7 @@ use super::compressor::{Compressor, CompressorShape};
 use crate::bytes::Bytes;
 use crate::compute::ComputeContext;
 use crate::config::Config;
+use crate::device::DeviceCopy;
 use crate::hidden::Place;
 use crate::matrix::{Linear, Matrix};
 use crate::nn::{FurtherRows, KvFormat, KvPool, Norm, Rope, Rotary, SpanPositions, made_up};
@@ -46,6 +47,7 @@ fn compressor(shape: CompressorShape) -> (Compressor, Parts) {
         values: linear(channels, &parts.values),
         logits: linear(channels, &parts.logits),
         places: parts.places.clone(),
+        places_copy: DeviceCopy::default(),
         value_norm: Norm::None,
         norm,
         rotation: Some((rope, Rotary { interleaved: true, ..rotary })),

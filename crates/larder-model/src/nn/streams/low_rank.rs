@@ -9,8 +9,9 @@
 
 use candle_core::{Device, Tensor};
 
-use super::{MergeStreams, ResidualConnection};
+use super::{ChainedConnection, MergeStreams, ResidualConnection};
 use crate::compute::share;
+use crate::device::{DeviceCopy, DeviceOps, DeviceRows, StreamGate, StreamMix};
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
 use crate::nn::activation::{sigmoid, silu};
@@ -33,6 +34,7 @@ pub struct LowRankMixer {
     shape: LowRankShape,
     /// Over each stream.
     norm: Norm,
+    norm_copy: DeviceCopy,
     /// `[rank, streams · hidden]`
     down: Linear,
     /// `[streams · hidden, rank]`
@@ -53,6 +55,7 @@ impl LowRankMixer {
         Ok(LowRankMixer {
             shape,
             norm: norm.of_groups(shape.hidden),
+            norm_copy: DeviceCopy::default(),
             down: weights.linear(&format!("{prefix}.input_mix_weight_down"), shape.rank, width, false)?,
             up: weights.linear(&format!("{prefix}.input_mix_weight_up"), width, shape.rank, false)?,
         })
@@ -81,6 +84,25 @@ impl LowRankMixer {
         Ok(Tensor::from_vec(mean, (tokens, hidden), &Device::Cpu)?)
     }
 
+    /// Whether all of it is computed on a device.
+    fn is_on_device(&self) -> bool {
+        self.norm.as_rms_of_groups().is_some() && self.down.is_on_device() && self.up.is_on_device()
+    }
+
+    /// The streams behind their norm, begun on a device.
+    fn begin_norm(&self, streams: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+        let (weight, eps) = self.norm.as_rms_of_groups().expect("it is for devices");
+        ops.rms_groups(streams, self.shape.streams, Some(self.norm_copy.of(weight, ops)?), eps)
+    }
+
+    /// As [`mean`](Self::mean), begun on a device.
+    fn begin_mean(&self, normed: DeviceRows, low: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+        let count = self.shape.streams;
+        let low = ops.stream_gates(low, count, StreamGate::Silu)?;
+        let gates = self.up.begin(low, ops)?.expect("the product is on the device");
+        ops.gated_mean(normed, gates, count)
+    }
+
     fn scratch(&self) -> TokenScratch {
         let LowRankShape { streams, hidden, rank } = self.shape;
         // The normalised streams and their gates, and one of both once more; the gates of low rank twice; the mean.
@@ -92,6 +114,16 @@ impl MergeStreams for LowRankMixer {
     fn merge(&self, streams: &Tensor) -> Result<Tensor> {
         let normed = self.norm.forward(streams)?;
         self.mean(&normed, &self.down.forward(&normed)?)
+    }
+
+    fn is_on_device(&self) -> bool {
+        LowRankMixer::is_on_device(self)
+    }
+
+    fn begin(&self, streams: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+        let normed = self.begin_norm(streams, ops)?;
+        let low = self.down.begin(normed, ops)?.expect("the product is on the device");
+        self.begin_mean(normed, low, ops)
     }
 }
 
@@ -128,6 +160,30 @@ impl ResidualConnection for LowRankConnection {
     fn scratch(&self, _: usize) -> TokenScratch {
         self.mixer.scratch()
     }
+
+    fn chained(&self) -> Option<&dyn ChainedConnection> {
+        (self.mixer.is_on_device() && self.inject.is_on_device()).then_some(self)
+    }
+}
+
+impl ChainedConnection for LowRankConnection {
+    fn begin_read(&self, streams: DeviceRows, ops: &dyn DeviceOps) -> Result<[DeviceRows; 2]> {
+        let normed = self.mixer.begin_norm(streams, ops)?;
+        let products = Linear::begin_all([&self.mixer.down, &self.inject], normed, ops)?;
+        let [low, inject] = products.expect("the products are on the device");
+        let weights = ops.stream_gates(inject, self.mixer.shape.streams, StreamGate::TwiceSigmoid)?;
+        Ok([self.mixer.begin_mean(normed, low, ops)?, weights])
+    }
+
+    fn begin_write(
+        &self,
+        streams: DeviceRows,
+        mix: DeviceRows,
+        y: DeviceRows,
+        ops: &dyn DeviceOps,
+    ) -> Result<DeviceRows> {
+        ops.write_streams(streams, y, (mix, StreamMix::Weights))
+    }
 }
 
 #[cfg(test)]
@@ -158,7 +214,9 @@ mod tests {
 
     fn connection() -> LowRankConnection {
         let norm = Norm::Rms { weight: numbers(WIDTH, 0.5).into(), eps: 1e-6 }.of_groups(SHAPE.hidden);
-        let mixer = LowRankMixer { shape: SHAPE, norm, down: linear(2, WIDTH, 1.0), up: linear(WIDTH, 2, 2.0) };
+        let norm_copy = DeviceCopy::default();
+        let mixer =
+            LowRankMixer { shape: SHAPE, norm, norm_copy, down: linear(2, WIDTH, 1.0), up: linear(WIDTH, 2, 2.0) };
         LowRankConnection { mixer, inject: linear(3, WIDTH, 3.0) }
     }
 

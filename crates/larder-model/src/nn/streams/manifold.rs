@@ -4,7 +4,8 @@
 use candle_core::{Device, Tensor};
 use larder_kernels::exp;
 
-use super::{MergeStreams, ResidualConnection};
+use super::{ChainedConnection, MergeStreams, ResidualConnection};
+use crate::device::{DeviceCopy, DeviceOps, DeviceRows, MATRIX_STREAMS, ManifoldWeights, StreamMix};
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
 use crate::nn::TokenScratch;
@@ -34,6 +35,7 @@ pub struct ManifoldConnection {
     weights: Linear,
     /// `[streams · (2 + streams)]`
     base: Vec<f32>,
+    base_copy: DeviceCopy,
     /// Of the three kinds of weights.
     scale: [f32; 3],
 }
@@ -45,6 +47,7 @@ pub struct ManifoldMerge {
     weights: Linear,
     /// `[streams]`
     base: Vec<f32>,
+    base_copy: DeviceCopy,
     scale: f32,
 }
 
@@ -56,7 +59,8 @@ impl ManifoldConnection {
         let base = weights.vector(&format!("{prefix}_base"), &[rows])?;
         let scale = weights.vector(&format!("{prefix}_scale"), &[3])?;
         let scale = std::array::from_fn(|kind| scale.get(kind).copied().unwrap_or_default());
-        Ok(ManifoldConnection { shape, weights: Linear::new(product, None)?, base, scale })
+        let base_copy = DeviceCopy::default();
+        Ok(ManifoldConnection { shape, weights: Linear::new(product, None)?, base, base_copy, scale })
     }
 }
 
@@ -66,13 +70,14 @@ impl ManifoldMerge {
         let product = weights.matrix(&format!("{prefix}_fn"), shape.streams, shape.streams * shape.hidden)?;
         let base = weights.vector(&format!("{prefix}_base"), &[shape.streams])?;
         let scale = weights.vector(&format!("{prefix}_scale"), &[1])?.first().copied().unwrap_or_default();
-        Ok(ManifoldMerge { shape, weights: Linear::new(product, None)?, base, scale })
+        let base_copy = DeviceCopy::default();
+        Ok(ManifoldMerge { shape, weights: Linear::new(product, None)?, base, base_copy, scale })
     }
 }
 
 impl ResidualConnection for ManifoldConnection {
     fn read(&self, streams: &Tensor) -> Result<(Tensor, Vec<f32>)> {
-        let ManifoldShape { streams: count, hidden, eps, norm_eps, .. } = self.shape;
+        let ManifoldShape { streams: count, hidden, norm_eps, .. } = self.shape;
         let weights = self.weights.forward(&rms(streams, norm_eps)?)?; // [tokens, count · (2 + count)]
         let (tokens, width) = weights.dims2()?;
         let mut mixes = with_f32(&weights, <[f32]>::to_vec)?;
@@ -81,8 +86,8 @@ impl ResidualConnection for ManifoldConnection {
         with_f32(streams, |streams| {
             let tokens = mixes.chunks_exact_mut(width).zip(streams.chunks_exact(count * hidden));
             for ((weights, streams), read) in tokens.zip(read.chunks_exact_mut(hidden)) {
-                self.finish(weights);
-                add_streams(weights[..count].iter().map(|weight| weight + eps), streams, read);
+                self.shape.finish(weights, &self.base, self.scale);
+                add_streams(weights[..count].iter(), streams, read);
                 mix.extend_from_slice(&weights[count..]);
             }
         })?;
@@ -99,7 +104,7 @@ impl ResidualConnection for ManifoldConnection {
                 for (((streams, y), mix), written) in tokens.zip(written.chunks_exact_mut(count * hidden)) {
                     let (post, matrix) = mix.split_at(count);
                     for (stream, out) in written.chunks_exact_mut(hidden).enumerate() {
-                        add_streams((0..count).map(|from| matrix[from * count + stream]), streams, out);
+                        add_streams(matrix[stream..].iter().step_by(count), streams, out);
                         out.iter_mut().zip(y).for_each(|(out, y)| *out += post[stream] * y);
                     }
                 }
@@ -114,43 +119,53 @@ impl ResidualConnection for ManifoldConnection {
         let floats = 2 * streams * hidden + hidden + 2 * streams * (2 + streams);
         TokenScratch { floats, input: streams * hidden }
     }
+
+    fn chained(&self) -> Option<&dyn ChainedConnection> {
+        (self.weights.is_on_device() && self.shape.streams <= MATRIX_STREAMS).then_some(self)
+    }
 }
 
-impl ManifoldConnection {
-    /// Turns the products of one token into weights: of each stream to read it, of each stream to write it, and the matrix
-    /// `[from, to]` that mixes them.
-    fn finish(&self, weights: &mut [f32]) {
-        let count = self.shape.streams;
-        let kind = |at: usize| (at / count).min(2);
-        weights
-            .iter_mut()
-            .zip(&self.base)
-            .enumerate()
-            .for_each(|(at, (w, base))| *w = *w * self.scale[kind(at)] + base);
-        let (vectors, matrix) = weights.split_at_mut(2 * count);
-        let (read, write) = vectors.split_at_mut(count);
-        read.iter_mut().for_each(|weight| *weight = sigmoid(*weight));
-        write.iter_mut().for_each(|weight| *weight = 2.0 * sigmoid(*weight));
-        self.balance(matrix);
+impl ManifoldShape {
+    /// As [`finish_weights`], with the constants of the model.
+    fn finish(&self, weights: &mut [f32], base: &[f32], scale: [f32; 3]) {
+        finish_weights(weights, self.streams, (base, scale), (self.eps, self.iterations));
     }
+}
 
-    /// Makes the sums of rows and of columns of the softmax of each row one, or nearly so.
-    fn balance(&self, matrix: &mut [f32]) {
-        let ManifoldShape { streams: count, iterations, eps, .. } = self.shape;
+/// Turns the products of one token into weights of `count` streams: of each stream to read it, and if there are more, of each stream to write
+/// it, and the matrix `[from, to]` that mixes them.
+pub fn finish_weights(
+    weights: &mut [f32],
+    count: usize,
+    (base, scale): (&[f32], [f32; 3]),
+    (eps, iterations): (f32, usize),
+) {
+    let kind = |at: usize| (at / count).min(2);
+    weights.iter_mut().zip(base).enumerate().for_each(|(at, (w, base))| *w = *w * scale[kind(at)] + base);
+    let (read, others) = weights.split_at_mut(count);
+    read.iter_mut().for_each(|weight| *weight = sigmoid(*weight) + eps);
+    if !others.is_empty() {
+        let (write, matrix) = others.split_at_mut(count);
+        write.iter_mut().for_each(|weight| *weight = 2.0 * sigmoid(*weight));
+        balance(matrix, count, eps, iterations);
+    }
+}
+
+/// Makes the sums of rows and of columns of the softmax of each row one, or nearly so.
+fn balance(matrix: &mut [f32], count: usize, eps: f32, iterations: usize) {
+    for row in matrix.chunks_exact_mut(count) {
+        let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        row.iter_mut().for_each(|value| *value = exp(*value - most));
+        let sum: f32 = row.iter().sum();
+        row.iter_mut().for_each(|value| *value = *value / sum + eps);
+    }
+    normalise_columns(matrix, count, eps);
+    for _ in 1..iterations {
         for row in matrix.chunks_exact_mut(count) {
-            let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            row.iter_mut().for_each(|value| *value = exp(*value - most));
-            let sum: f32 = row.iter().sum();
-            row.iter_mut().for_each(|value| *value = *value / sum + eps);
+            let sum = row.iter().sum::<f32>() + eps;
+            row.iter_mut().for_each(|value| *value /= sum);
         }
         normalise_columns(matrix, count, eps);
-        for _ in 1..iterations {
-            for row in matrix.chunks_exact_mut(count) {
-                let sum = row.iter().sum::<f32>() + eps;
-                row.iter_mut().for_each(|value| *value /= sum);
-            }
-            normalise_columns(matrix, count, eps);
-        }
     }
 }
 
@@ -163,24 +178,67 @@ fn normalise_columns(matrix: &mut [f32], count: usize, eps: f32) {
 
 impl MergeStreams for ManifoldMerge {
     fn merge(&self, streams: &Tensor) -> Result<Tensor> {
-        let ManifoldShape { streams: count, hidden, eps, norm_eps, .. } = self.shape;
+        let ManifoldShape { streams: count, hidden, norm_eps, .. } = self.shape;
         let weights = self.weights.forward(&rms(streams, norm_eps)?)?; // [tokens, count]
-        let mut merged = vec![0.0; weights.dim(0)? * hidden];
-        with_f32(&weights, |weights| {
-            with_f32(streams, |streams| {
-                let tokens = weights.chunks_exact(count).zip(streams.chunks_exact(count * hidden));
-                for ((weights, streams), merged) in tokens.zip(merged.chunks_exact_mut(hidden)) {
-                    let weights = weights.iter().zip(&self.base).map(|(w, base)| sigmoid(w * self.scale + base) + eps);
-                    add_streams(weights, streams, merged);
-                }
-            })
-        })??;
-        Ok(Tensor::from_vec(merged, (weights.dim(0)?, hidden), &Device::Cpu)?)
+        let mut weights = with_f32(&weights, <[f32]>::to_vec)?;
+        let mut merged = vec![0.0; weights.len() / count * hidden];
+        with_f32(streams, |streams| {
+            let tokens = weights.chunks_exact_mut(count).zip(streams.chunks_exact(count * hidden));
+            for ((weights, streams), merged) in tokens.zip(merged.chunks_exact_mut(hidden)) {
+                self.shape.finish(weights, &self.base, [self.scale; 3]);
+                add_streams(weights.iter(), streams, merged);
+            }
+        })?;
+        Ok(Tensor::from_vec(merged, (weights.len() / count, hidden), &Device::Cpu)?)
+    }
+
+    fn is_on_device(&self) -> bool {
+        self.weights.is_on_device()
+    }
+
+    fn begin(&self, streams: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+        let base = self.base_copy.of(&self.base, ops)?;
+        let weights = self.shape.begin_weights(&self.weights, streams, (base, [self.scale; 3]), ops)?;
+        ops.read_streams(streams, self.shape.streams, Some(weights))
+    }
+}
+
+impl ChainedConnection for ManifoldConnection {
+    fn begin_read(&self, streams: DeviceRows, ops: &dyn DeviceOps) -> Result<[DeviceRows; 2]> {
+        let base = self.base_copy.of(&self.base, ops)?;
+        let weights = self.shape.begin_weights(&self.weights, streams, (base, self.scale), ops)?;
+        Ok([ops.read_streams(streams, self.shape.streams, Some(weights))?, weights])
+    }
+
+    fn begin_write(
+        &self,
+        streams: DeviceRows,
+        mix: DeviceRows,
+        y: DeviceRows,
+        ops: &dyn DeviceOps,
+    ) -> Result<DeviceRows> {
+        ops.write_streams(streams, y, (mix, StreamMix::Matrix))
+    }
+}
+
+impl ManifoldShape {
+    /// The weights that depend on the streams, begun on a device that has the product.
+    fn begin_weights(
+        &self,
+        product: &Linear,
+        streams: DeviceRows,
+        (base, scale): (usize, [f32; 3]),
+        ops: &dyn DeviceOps,
+    ) -> Result<DeviceRows> {
+        let normalised = ops.rms_groups(streams, 1, None, self.norm_eps)?;
+        let products = product.begin(normalised, ops)?.expect("the product is on the device");
+        let (eps, iterations) = (self.eps, self.iterations);
+        ops.stream_weights(products, self.streams, &ManifoldWeights { scale, base, eps, iterations })
     }
 }
 
 /// Adds each of the `streams`, one behind the other, times its weight, to `sum`.
-fn add_streams(weights: impl Iterator<Item = f32>, streams: &[f32], sum: &mut [f32]) {
+fn add_streams<'w>(weights: impl Iterator<Item = &'w f32>, streams: &[f32], sum: &mut [f32]) {
     for (weight, stream) in weights.zip(streams.chunks_exact(sum.len())) {
         sum.iter_mut().zip(stream).for_each(|(sum, value)| *sum += weight * value);
     }
@@ -208,7 +266,8 @@ mod tests {
         let matrix = Matrix::new(NumberFormat::F32, RowOrder::Plain, rows, cols, Arc::new(bytes), compute);
         let base = (0..rows).map(|i| (i as f32).cos()).collect();
         let weights = Linear::new(matrix, None).unwrap();
-        ManifoldConnection { shape: SHAPE, weights, base, scale: [1.0, 0.5, 2.0] }
+        let base_copy = DeviceCopy::default();
+        ManifoldConnection { shape: SHAPE, weights, base, base_copy, scale: [1.0, 0.5, 2.0] }
     }
 
     #[test]

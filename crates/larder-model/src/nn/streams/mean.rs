@@ -3,6 +3,7 @@
 use candle_core::{Device, Tensor};
 
 use super::MergeStreams;
+use crate::device::{DeviceOps, DeviceRows};
 use crate::error::Result;
 use crate::matrix::with_f32;
 
@@ -26,6 +27,14 @@ impl MergeStreams for MeanMerge {
             }
         })?;
         Ok(Tensor::from_vec(merged, (tokens, hidden), &Device::Cpu)?)
+    }
+
+    fn is_on_device(&self) -> bool {
+        true
+    }
+
+    fn begin(&self, streams: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+        ops.read_streams(streams, self.streams, None)
     }
 }
 

@@ -4,6 +4,7 @@
 use candle_core::Tensor;
 
 use super::TokenScratch;
+use crate::device::{DeviceOps, DeviceRows};
 use crate::error::Result;
 
 mod low_rank;
@@ -12,6 +13,7 @@ mod mean;
 mod scaled;
 
 pub use low_rank::{LowRankConnection, LowRankMixer, LowRankShape};
+pub(crate) use manifold::finish_weights;
 pub use manifold::{ManifoldConnection, ManifoldMerge, ManifoldShape};
 pub use mean::MeanMerge;
 pub use scaled::ScaledConnection;
@@ -28,10 +30,38 @@ pub trait ResidualConnection: Send + Sync {
 
     /// What both allocate per token.
     fn scratch(&self, hidden: usize) -> TokenScratch;
+
+    /// The same connection as a part of chains on a device; `None` if the CPU computes it.
+    fn chained(&self) -> Option<&dyn ChainedConnection> {
+        None
+    }
+}
+
+/// A connection with residual streams that are rows of a chain on a device.
+pub trait ChainedConnection {
+    /// As [`ResidualConnection::read`], begun on a device.
+    fn begin_read(&self, streams: DeviceRows, ops: &dyn DeviceOps) -> Result<[DeviceRows; 2]>;
+
+    /// As [`ResidualConnection::write`], begun on a device.
+    fn begin_write(
+        &self,
+        streams: DeviceRows,
+        mix: DeviceRows,
+        y: DeviceRows,
+        ops: &dyn DeviceOps,
+    ) -> Result<DeviceRows>;
 }
 
 /// Merges the residual streams behind the last layer.
 pub trait MergeStreams: Send + Sync {
     /// `streams [tokens, streams · hidden]` → `[tokens, hidden]`
     fn merge(&self, streams: &Tensor) -> Result<Tensor>;
+
+    /// Whether [`begin`](Self::begin) computes it.
+    fn is_on_device(&self) -> bool {
+        false
+    }
+
+    /// As [`merge`](Self::merge), begun on a device.
+    fn begin(&self, streams: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows>;
 }

@@ -1,0 +1,115 @@
+//! Chains with several residual streams.
+
+use larder_model::{DeviceRows, DeviceStreams, MATRIX_STREAMS, ManifoldWeights, StreamGate, StreamMix};
+
+use super::GpuOps;
+use crate::error::{GpuError, Result};
+use crate::launches::word;
+
+impl DeviceStreams for GpuOps {
+    fn rms_groups(
+        &self,
+        x: DeviceRows,
+        groups: usize,
+        weight: Option<usize>,
+        eps: f64,
+    ) -> larder_model::Result<DeviceRows> {
+        let (mut state, width) = (self.lock(), width_of_stream(x, groups)?);
+        let (at, weight) = (state.at(x)?, weight.map_or(Ok(0), |weight| state.kept(weight))?);
+        let (normalised, [out, blocks]) = state.result_in_blocks(x.rows, x.width)?;
+        // Rows are quantised where their parts are whole blocks.
+        let blocks = if width.is_multiple_of(crate::expert_kernels::BLOCK) { blocks } else { 0 };
+        if blocks == 0 {
+            state.quantised.remove(&normalised.id);
+        }
+        let shape = [word(x.rows * groups)?, word(width)?, word(groups)?];
+        state.launches.rms_norm([at, weight, out, blocks], shape, eps)?;
+        Ok(normalised)
+    }
+
+    fn stream_weights(
+        &self,
+        products: DeviceRows,
+        count: usize,
+        weights: &ManifoldWeights,
+    ) -> larder_model::Result<DeviceRows> {
+        let mut state = self.lock();
+        if products.width != count && (products.width != StreamMix::Matrix.width(count) || count > MATRIX_STREAMS) {
+            return Err(no_fit(products, count).into());
+        }
+        let (at, base) = (state.at(products)?, state.kept(weights.base)?);
+        let (result, out) = state.result(products.rows, products.width)?;
+        let shape = [word(products.rows)?, word(products.width)?, word(count)?];
+        state.launches.stream_weights([at, base, out], shape, weights)?;
+        Ok(result)
+    }
+
+    fn read_streams(
+        &self,
+        streams: DeviceRows,
+        count: usize,
+        weights: Option<DeviceRows>,
+    ) -> larder_model::Result<DeviceRows> {
+        let (mut state, hidden) = (self.lock(), width_of_stream(streams, count)?);
+        if weights.is_some_and(|weights| weights.rows != streams.rows || weights.width < count) {
+            return Err(no_fit(streams, count).into());
+        }
+        let (at, weights_at) = (state.at(streams)?, weights.map_or(Ok(0), |weights| state.at(weights))?);
+        let (read, out) = state.result(streams.rows, hidden)?;
+        let (shape, stride) =
+            ([word(streams.rows)?, word(hidden)?, word(count)?], weights.map_or(0, |rows| rows.width));
+        state.launches.read_streams([at, weights_at, out], shape, word(stride)?)?;
+        Ok(read)
+    }
+
+    fn write_streams(
+        &self,
+        streams: DeviceRows,
+        y: DeviceRows,
+        (mix, form): (DeviceRows, StreamMix),
+    ) -> larder_model::Result<DeviceRows> {
+        let mut state = self.lock();
+        let count = streams.width / y.width.max(1);
+        let fits = y.rows == streams.rows && mix.rows == streams.rows && count * y.width == streams.width;
+        if !fits || mix.width != form.width(count) {
+            return Err(no_fit(streams, count).into());
+        }
+        let addresses = [state.at(streams)?, state.at(y)?, state.at(mix)?];
+        let (written, out) = state.result(streams.rows, streams.width)?;
+        let shape = [word(streams.rows)?, word(y.width)?, word(count)?];
+        let [streams, y, mix_at] = addresses;
+        state.launches.write_streams([streams, y, mix_at, out], shape, (word(mix.width)?, form))?;
+        Ok(written)
+    }
+
+    fn stream_gates(&self, x: DeviceRows, count: usize, gate: StreamGate) -> larder_model::Result<DeviceRows> {
+        let mut state = self.lock();
+        let at = state.at(x)?;
+        let (gates, out) = state.result(x.rows, x.width)?;
+        state.launches.stream_gates([at, out], word(x.rows * x.width)?, count as f32, gate == StreamGate::Silu)?;
+        Ok(gates)
+    }
+
+    fn gated_mean(&self, x: DeviceRows, gates: DeviceRows, count: usize) -> larder_model::Result<DeviceRows> {
+        let (mut state, hidden) = (self.lock(), width_of_stream(x, count)?);
+        if [x.rows, x.width] != [gates.rows, gates.width] {
+            return Err(no_fit(gates, count).into());
+        }
+        let [at, gates] = [state.at(x)?, state.at(gates)?];
+        let (mean, out) = state.result(x.rows, hidden)?;
+        state.launches.gated_mean([at, gates, out], [word(x.rows)?, word(hidden)?, word(count)?])?;
+        Ok(mean)
+    }
+}
+
+/// Values of each of `count` parts of a row.
+fn width_of_stream(rows: DeviceRows, count: usize) -> Result<usize> {
+    match rows.width.checked_div(count) {
+        Some(width) if width * count == rows.width => Ok(width),
+        _ => Err(no_fit(rows, count)),
+    }
+}
+
+fn no_fit(rows: DeviceRows, count: usize) -> GpuError {
+    GpuError::Unsupported(format!("{rows:?} are not those of {count} residual streams"))
+}

@@ -1,0 +1,154 @@
+//! Residual streams, and heads, columns and blocks of rows, on the device and on its double.
+
+use std::sync::Arc;
+
+use larder_core::NumberFormat;
+use larder_cuda::Gpu;
+use larder_model::{
+    AttentionDouble, BlockPooling, DeviceAttention, DeviceChoice, DeviceKvView, DeviceOps, DeviceRotation, DeviceRows,
+    DeviceStreams, KvPageShape, ManifoldWeights, OpsDouble, ProductsDouble, StreamGate, StreamMix,
+};
+
+use crate::common::{Random, emulator, gpu};
+
+/// The results of all operations, received together.
+fn bits(ops: &dyn DeviceOps, results: &[DeviceRows]) -> Vec<Vec<u32>> {
+    let mut values: Vec<Vec<f32>> = results.iter().map(|rows| vec![0.0; rows.rows * rows.width]).collect();
+    let wanted = results.iter().copied().zip(values.iter_mut().map(|values| &mut values[..]));
+    ops.receive(&mut wanted.collect::<Vec<_>>()).unwrap();
+    values.iter().map(|values| values.iter().map(|value| value.to_bits()).collect()).collect()
+}
+
+/// Reads and writes `count` streams, with each kind of connection.
+fn connect(ops: &dyn DeviceOps, count: usize, hidden: usize, tokens: usize) -> Vec<Vec<u32>> {
+    let mut random = Random::new((count * hidden) as u64);
+    let width = count * (2 + count);
+    let weight = ops.keep(&random.floats(count * hidden)).unwrap();
+    let base = ops.keep(&random.floats(width)).unwrap();
+    let mut send = |width: usize| ops.send(&random.floats(tokens * width), width).unwrap();
+    let (streams, y, products, low) = (send(count * hidden), send(hidden), send(width), send(count));
+    let weights = ManifoldWeights { scale: [1.5, 0.5, 3.0], base, eps: 1e-6, iterations: 20 };
+    let plain = ops.rms_groups(streams, 1, None, 1e-6).unwrap();
+    let normed = ops.rms_groups(streams, count, Some(weight), 1e-5).unwrap();
+    let mix = ops.stream_weights(products, count, &weights).unwrap();
+    let to_merge = ops.stream_weights(low, count, &weights).unwrap();
+    let gates = ops.stream_gates(low, count, StreamGate::TwiceSigmoid).unwrap();
+    let results = [
+        plain,
+        normed,
+        mix,
+        to_merge,
+        ops.read_streams(streams, count, Some(mix)).unwrap(),
+        ops.read_streams(streams, count, Some(to_merge)).unwrap(),
+        ops.read_streams(streams, count, None).unwrap(),
+        ops.write_streams(streams, y, (mix, StreamMix::Matrix)).unwrap(),
+        ops.write_streams(streams, y, (gates, StreamMix::Weights)).unwrap(),
+        ops.stream_gates(low, count, StreamGate::Silu).unwrap(),
+        ops.gated_mean(normed, streams, count).unwrap(),
+    ];
+    bits(ops, &results)
+}
+
+/// Heads that rotate, columns, and blocks of rows of two sequences, the second of which has given its first pages back.
+fn rows(ops: &dyn DeviceOps, attention: &dyn DeviceAttention, kind: NumberFormat, width: usize) -> Vec<Vec<u32>> {
+    let (mut random, tokens, heads, dim, page, rate) = (Random::new(width as u64), 5, 3, 4, 8, 3);
+    let weight = ops.keep(&random.floats(width)).unwrap();
+    let places = ops.keep(&random.floats(rate * width)).unwrap();
+    let x = ops.send(&random.floats(tokens * heads * width), heads * width).unwrap();
+    let turns: Vec<(f32, f32)> = (0..tokens * dim / 2).map(|_| (random.float(), random.float())).collect();
+    let rotation = |interleaved| Some(DeviceRotation { turns: &turns, first: 2, dim, interleaved });
+    let mut view = |first_page: usize, pages: usize, width: usize| {
+        let row_bytes = width.div_ceil(kind.block_len()) * kind.block_bytes();
+        let mut stored = || {
+            let id = attention.allocate(KvPageShape { kind, heads: 1, positions: page, row_bytes }).unwrap();
+            let mut bytes = vec![0; page * row_bytes];
+            bytes.chunks_exact_mut(row_bytes).for_each(|row| match kind {
+                NumberFormat::Q8_0 => larder_kernels::quantise_row(&random.floats(width), row),
+                kind => larder_kernels::narrow(kind, &random.floats(width), row),
+            });
+            attention.append(id, 0, &bytes).unwrap();
+            id
+        };
+        DeviceKvView { first_page, pages: (0..pages).map(|_| stored()).collect(), width }
+    };
+    let blocks = [(view(0, 2, width), 1..5), (view(3, 2, width), 8..13)];
+    let values_and_logits = [(view(0, 1, 2 * width), 0..2), (view(2, 2, 2 * width), 6..10)];
+    let results = [
+        ops.rotate_heads(x, heads, Some((weight, 1e-5)), rotation(true)).unwrap(),
+        ops.rotate_heads(x, heads, None, rotation(false)).unwrap(),
+        ops.rotate_heads(x, heads, None, None).unwrap(),
+        ops.columns(x, width, width).unwrap(),
+        ops.beside(x, ops.columns(x, 1, 2).unwrap()).unwrap(),
+        ops.pool_blocks(&blocks, &BlockPooling { rate, places: None }).unwrap(),
+        ops.pool_blocks(&values_and_logits, &BlockPooling { rate, places: Some(places) }).unwrap(),
+    ];
+    bits(ops, &results)
+}
+
+/// Compares the device and its double.
+pub fn compare(gpu: &Gpu) {
+    let attention = Arc::new(gpu.attention().unwrap());
+    let ops = gpu.ops(Arc::new(gpu.products(0).unwrap()), attention.clone()).unwrap();
+    let host_attention = Arc::new(AttentionDouble::new(1 << 30));
+    let host = OpsDouble::new(Arc::new(ProductsDouble::new(1 << 30)), host_attention.clone());
+    for (count, hidden, tokens) in [(4, 64, 3), (2, 40, 7), (5, 33, 1), (3, 128, 2), (1, 32, 2)] {
+        let (found, wanted) = (connect(&ops, count, hidden, tokens), connect(&host, count, hidden, tokens));
+        for (which, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
+            assert!(found.iter().any(|bits| *bits != 0));
+            assert!(found == wanted, "{count} streams of {hidden}: result {which}");
+        }
+    }
+    for (kind, width) in [(NumberFormat::F32, 20), (NumberFormat::F16, 33), (NumberFormat::Q8_0, 32)] {
+        let found = rows(&ops, attention.as_ref(), kind, width);
+        let wanted = rows(&host, host_attention.as_ref(), kind, width);
+        for (which, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
+            assert!(found.iter().any(|bits| *bits != 0) && found == wanted, "{kind}: result {which}");
+        }
+    }
+}
+
+#[test]
+fn streams_and_blocks_have_the_same_bits() {
+    for seed in 1..3 {
+        let Some(emulator) = emulator(seed) else { return };
+        compare(&gpu(emulator));
+    }
+}
+
+#[test]
+fn rows_that_do_not_fit_are_errors() {
+    let Some(emulator) = emulator(3) else { return };
+    let gpu = gpu(emulator);
+    let attention = Arc::new(gpu.attention().unwrap());
+    let ops = gpu.ops(Arc::new(gpu.products(0).unwrap()), attention.clone()).unwrap();
+    let send = |rows: usize, width: usize| ops.send(&vec![1.0; rows * width], width).unwrap();
+    let (x, y, other) = (send(2, 12), send(2, 4), send(3, 4));
+    let base = ops.keep(&[0.0; 48]).unwrap();
+    let weights = ManifoldWeights { scale: [1.0; 3], base, eps: 0.0, iterations: 1 };
+    let turns = [(1.0, 0.0); 3];
+    let rotation = Some(DeviceRotation { turns: &turns, first: 0, dim: 2, interleaved: true });
+    let pooling = BlockPooling { rate: 2, places: None };
+    let errors = [
+        ops.rms_groups(x, 5, None, 1e-5),
+        ops.stream_weights(x, 3, &weights),
+        ops.stream_weights(send(1, 48), 6, &weights),
+        ops.read_streams(x, 3, Some(other)),
+        ops.read_streams(x, 0, None),
+        ops.write_streams(x, y, (y, StreamMix::Matrix)),
+        ops.write_streams(x, other, (send(3, 3), StreamMix::Weights)),
+        ops.gated_mean(x, y, 3),
+        ops.rotate_heads(x, 5, None, None),
+        ops.rotate_heads(x, 3, None, rotation),
+        ops.columns(x, 10, 3),
+        ops.beside(x, other),
+        ops.pool_blocks(&[], &pooling),
+    ];
+    for (which, error) in errors.into_iter().enumerate() {
+        assert!(error.is_err(), "{which}: {error:?}");
+    }
+    let page = KvPageShape { kind: NumberFormat::F32, heads: 1, positions: 4, row_bytes: 16 };
+    let view = DeviceKvView { first_page: 0, pages: vec![attention.allocate(page).unwrap()], width: 4 };
+    assert!(ops.pool_blocks(&[(view.clone(), 0..2)], &pooling).is_ok());
+    assert!(ops.pool_blocks(&[(view.clone(), 1..3)], &pooling).is_err(), "a block that is not stored");
+    assert!(ops.pool_blocks(&[(DeviceKvView { first_page: 1, ..view }, 1..3)], &pooling).is_err());
+}

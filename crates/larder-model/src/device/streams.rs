@@ -1,0 +1,69 @@
+//! Operations of chains on several residual streams, side by side in a row.
+
+use super::DeviceRows;
+use crate::error::Result;
+
+/// How products become weights of manifold-constrained hyper-connections.
+#[derive(Clone, Copy, Debug)]
+pub struct ManifoldWeights {
+    /// Factors on the products: of weights to read, to write, and to mix.
+    pub scale: [f32; 3],
+    /// Added to the products behind the factors, values that are [kept](super::DeviceOps::keep).
+    pub base: usize,
+    /// Added to weights and sums.
+    pub eps: f32,
+    /// Normalisations of rows and of columns.
+    pub iterations: usize,
+}
+
+/// What rows of weights have, by which a part's output is written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StreamMix {
+    /// A weight for each stream.
+    Weights,
+    /// Weights to read, weights to write, and the matrix `[from, to]` that mixes the streams.
+    Matrix,
+}
+
+impl StreamMix {
+    /// Numbers of a row for `count` streams.
+    pub fn width(self, count: usize) -> usize {
+        match self {
+            StreamMix::Weights => count,
+            StreamMix::Matrix => count * (2 + count),
+        }
+    }
+}
+
+/// A function of gates, divided by the number of streams.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StreamGate {
+    /// `silu(x / count)`
+    Silu,
+    /// `2 · sigmoid(x / count)`
+    TwiceSigmoid,
+}
+
+/// The most streams whose matrix a device makes doubly stochastic.
+pub const MATRIX_STREAMS: usize = 5;
+
+/// Operations on residual streams `[tokens, count · hidden]`.
+pub trait DeviceStreams {
+    /// The RMS norm of each of `groups` parts of the rows, times weights for all parts of a row that are [kept](super::DeviceOps::keep).
+    fn rms_groups(&self, x: DeviceRows, groups: usize, weight: Option<usize>, eps: f64) -> Result<DeviceRows>;
+
+    /// Weights of products `[tokens, count · (2 + count)]`, as [`StreamMix::Matrix`] has them, or of `[tokens, count]`, to read alone.
+    fn stream_weights(&self, products: DeviceRows, count: usize, weights: &ManifoldWeights) -> Result<DeviceRows>;
+
+    /// The sum of `count` streams times the first weights of a row; without weights their mean. `[tokens, hidden]`
+    fn read_streams(&self, streams: DeviceRows, count: usize, weights: Option<DeviceRows>) -> Result<DeviceRows>;
+
+    /// The streams behind a part of a layer with the output `y [tokens, hidden]`.
+    fn write_streams(&self, streams: DeviceRows, y: DeviceRows, mix: (DeviceRows, StreamMix)) -> Result<DeviceRows>;
+
+    /// A function of the gates of `count` streams.
+    fn stream_gates(&self, x: DeviceRows, count: usize, gate: StreamGate) -> Result<DeviceRows>;
+
+    /// The mean over `count` streams of `sigmoid(gates) · x`: `[tokens, hidden]`.
+    fn gated_mean(&self, x: DeviceRows, gates: DeviceRows, count: usize) -> Result<DeviceRows>;
+}
