@@ -205,6 +205,10 @@ mod tests {
         let pages = |tokens, step| (window.kv_bytes(tokens, step, NumberFormat::F32) / page) as usize;
         assert_eq!([(1, 1), (128, 1), (9999, 1), (9999, 100)].map(|(tokens, step)| pages(tokens, step)), [1, 2, 3, 5]);
         assert_eq!([10, 9999].map(|tokens| window.read_bytes(tokens, NumberFormat::F32) / page), [1, 2]);
+        // All rows are kept, of which a token reads those that are chosen for it.
+        let (chosen, all) = (SequenceMemory::window_rows(1, 8, [70, usize::MAX]), SequenceMemory::rows(1, 8));
+        let bytes = |memory: &SequenceMemory| memory.kv_bytes(9999, 256, NumberFormat::F16);
+        assert_eq!((bytes(&chosen), chosen.read_bytes(9999, NumberFormat::F32)), (bytes(&all), 2 * page));
         // Whatever is kept, and however the pages lie.
         for start in 0..64_usize {
             let (first, end) = (start / 64, (start + 100 + 30).div_ceil(64));

@@ -38,7 +38,7 @@ struct AttentionKernelArgs {
     float *out;
     // The same, quantised, or null; then value_width is a multiple of 32.
     Block *blocks;
-    // The position of each row that the query sees, of which there is one; or null: rows are at the positions of their numbers.
+    // The position of each row that the task sees, which then has one query; or null: rows are at the positions of their numbers.
     const u32 *chosen;
     // Number of queries.
     u32 count;

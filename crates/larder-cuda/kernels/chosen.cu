@@ -166,7 +166,7 @@ extern "C" __global__ void best_of_blocks(
 // Writes the positions of the `wanted` highest scores of each list, ascending, to the list [list_stride]; of equal scores the earlier is
 // taken. A score is of rows_each rows, which stand for `block` positions in all; positions behind the last score are chosen too. A token
 // with fewer scores has all its positions. A block of threads has a list, the grid's x.
-extern "C" __global__ void choose_rows(
+extern "C" __global__ void __launch_bounds__(1024) choose_rows(
     const IndexTask *tasks, u32 count, u32 first, const float *scores, u32 stride, u32 *lists, u32 list_stride, u32 wanted, u32 block,
     u32 rows_each) {
     __shared__ u32 digits[DIGITS];

@@ -8,6 +8,15 @@ extern "C" __global__ void add_scaled(const float *x, const float *y, float *out
     out[i] = add_rn(x ? x[i] : 0.0f, scaled(y[i % period], factor));
 }
 
+// Writes a value of a row behind the norm, times its weight unless that is null; and unless blocks is null, for all threads of a warp, the
+// same, quantised.
+__device__ inline void write_normalised(float value, const float *weight, float *out, Block *blocks, u32 row, u32 i, u32 width) {
+    if (weight) value = mul_rn(value, weight[i]);
+    u64 place = (u64)row * width + i;
+    out[place] = value;
+    if (blocks) quantise_block(value, blocks[place / BLOCK]);
+}
+
 // The norm of a row whose values are at(0), at(1), …: out = value / sqrt(mean(value^2) + eps) * weight, which may be null, and unless blocks is null the same,
 // quantised; then the width is a multiple of 32. A warp has 32 values, and finds the scale of the whole row by itself: so the warps of a
 // row need not wait for each other.
@@ -15,22 +24,20 @@ template <typename At>
 __device__ void norm_values(At at, const float *weight, float *out, Block *blocks, u32 row, u32 i, u32 width, double eps) {
     float scale = rms_scale(at, width, eps);
     if (i >= width) return;
-    float value = mul_rn(at(i), scale);
-    if (weight) value = mul_rn(value, weight[i]);
-    u64 place = (u64)row * width + i;
-    out[place] = value;
-    if (blocks) quantise_block(value, blocks[place / BLOCK]);
+    write_normalised(mul_rn(at(i), scale), weight, out, blocks, row, i, width);
 }
 
-// The norm of each row of x. Rows take weights in turns: weight [kinds, width], or null.
+// The norm of each row of x. Rows take weights in turns: weight [kinds, width], or null. A row has `warps` warps, each of which finds its scale.
 extern "C" __global__ void rms_norm(
-    const float *x, const float *weight, float *out, Block *blocks, u32 rows, u32 width, double eps, u32 kinds) {
-    u32 each = (width + WARP - 1) / WARP, row = group_of_warp() / each;
+    const float *x, const float *weight, float *out, Block *blocks, u32 rows, u32 width, double eps, u32 kinds, u32 warps) {
+    u32 row = group_of_warp() / warps;
     if (row >= rows) return;
     const float *own = x + (u64)row * width;
-    u32 i = group_of_warp() % each * WARP + threadIdx.x % WARP;
     if (weight) weight += (u64)(row % kinds) * width;
-    norm_values([own](u32 i) { return own[i]; }, weight, out, blocks, row, i, width, eps);
+    float scale = rms_scale([own](u32 i) { return own[i]; }, width, eps);
+    for (u32 i = group_of_warp() % warps * WARP + threadIdx.x % WARP; i < width; i += warps * WARP) {
+        write_normalised(mul_rn(own[i], scale), weight, out, blocks, row, i, width);
+    }
 }
 
 // sum = x + factor * y, and the norm of each row of it.

@@ -352,8 +352,15 @@ impl<'a> DeviceLayer<'a> {
     /// Begins what the router of the next MoE layer would choose by if this layer's experts added nothing; `None` behind the last one.
     fn hint<'l>(&self, residual: DeviceRows, following: &'l [Layer]) -> Result<Option<Hint<'l>>> {
         let Some((ffn, moe)) = next_moe(following) else { return Ok(None) };
-        let logits = match ffn.norm.for_devices().filter(|_| ffn.connection.is_none() && moe.is_for_devices()) {
-            Some(norm) => moe.begin_router(residual, norm.begin(residual, self.ops)?, self.ops)?,
+        let norm = ffn.norm.for_devices().filter(|_| moe.is_for_devices());
+        let logits = match norm.zip(connection_of(ffn)) {
+            Some((norm, connection)) => {
+                let stream = match connection {
+                    Some(connection) => connection.begin_read(residual, self.ops)?[0],
+                    None => residual,
+                };
+                moe.begin_router(stream, norm.begin(stream, self.ops)?, self.ops)?
+            }
             None => None,
         };
         Ok(Some(logits.map_or(Hint::Residual(residual), |logits| Hint::Logits(moe, logits))))

@@ -212,8 +212,9 @@ impl Layer {
     /// What the layer keeps of a sequence.
     pub fn shape(&self) -> LayerShape {
         let of = |mixer: &dyn Mixer| {
-            let in_memory = mixer.choice().is_some() && !mixer.chooses_on_device();
-            LayerShape { in_memory, ..mixer.layer_shape() }
+            let choice = mixer.choice();
+            let in_memory = choice.is_some() && !mixer.chooses_on_device();
+            LayerShape { in_memory, chosen: choice.map(|choice| choice.rows), ..mixer.layer_shape() }
         };
         self.mixer.as_ref().map_or(LayerShape::NOTHING, |mixer| of(mixer.part.as_ref()))
     }

@@ -64,7 +64,20 @@ fn logits_of_golden_models_are_those_of_the_processor() {
         return;
     }
     for golden in golden_models() {
-        compare_logits(&golden);
+        compare_logits(&golden, &[1, 5, 9, 2, 7, 3, 11, 4], 3);
+    }
+}
+
+/// Sparse attention over several pages, of which tokens see a part; keys of blocks from more tokens than are kept of them.
+#[test]
+fn logits_of_sparse_models_are_those_of_the_processor_over_pages() {
+    if no_emulator() {
+        return;
+    }
+    let mut rng = larder_core::Rng::new(7);
+    let tokens: Vec<u32> = (0..180).map(|_| 3 + rng.below(250) as u32).collect();
+    for model in ["deepseek_v32", "glm_moe_dsa", "minimax_m3_vl", "glm5_next", "qwen4_exp"] {
+        compare_logits(&fixture(&format!("golden/{model}")), &tokens, 150);
     }
 }
 
@@ -75,20 +88,21 @@ fn logits_of_low_bit_models_are_those_of_the_processor() {
         return;
     }
     for format in ["iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "tq1_0", "tq2_0", "128-nvfp4"] {
-        compare_logits(&fixture(&format!("fixtures/gguf/tiny-qwen3moe-{format}.gguf")));
+        compare_logits(&fixture(&format!("fixtures/gguf/tiny-qwen3moe-{format}.gguf")), &[1, 5, 9, 2, 7, 3, 11, 4], 3);
     }
 }
 
-/// Logits with two experts per layer on a device and one in memory are those with all experts in memory.
-fn compare_logits(model: &Path) {
+/// Logits of a prompt in pieces of `chunk` tokens, with two experts per layer on a device and one in memory, are those with all experts in
+/// memory.
+fn compare_logits(model: &Path, prompt: &[u32], chunk: usize) {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
-    let (store, tokens) = (path("store"), path("tokens.json"));
-    std::fs::write(&tokens, "[1,5,9,2,7,3,11,4]").unwrap();
+    let (store, tokens, chunk) = (path("store"), path("tokens.json"), chunk.to_string());
+    std::fs::write(&tokens, serde_json::to_string(prompt).unwrap()).unwrap();
     larder_ok(&["convert", model.to_str().unwrap(), &store]);
     let logits = |name: &str, flags: &[&str]| {
         let out = path(name);
-        let base = ["logits", "-m", &store, "--tokens", &tokens, "--out", &out, "--generate", "4", "--chunk", "3"];
+        let base = ["logits", "-m", &store, "--tokens", &tokens, "--out", &out, "--generate", "4", "--chunk", &chunk];
         larder_ok(&[&base[..], flags].concat());
         std::fs::read(out).unwrap()
     };

@@ -207,7 +207,7 @@ impl State {
         let shape = self.check_index(index, rows)?;
         let (lists, stride) = (index.seen.len(), index.most());
         self.choice.begin(lists, stride)?;
-        let most = index.seen.iter().map(|seen| seen.rows).max().unwrap_or(0).next_multiple_of(ROWS);
+        let most = index.seen.iter().map(|seen| seen.rows).max().unwrap_or(0).max(1).next_multiple_of(ROWS);
         let at_once = (MAX_SCORE_BYTES / (4 * most)).clamp(1, MAX_LISTS).min(lists);
         let most_blocks = match index.blocks {
             IndexBlocks::OfPositions(_) => 0,
@@ -342,17 +342,19 @@ impl State {
         {
             return Err(no_such_choice(counts.len(), &self.choice));
         }
+        let of_all = self.kernel_args(args, 0)?;
+        let [heads, kv_heads] = shape;
+        let group = heads / kv_heads;
         for (i, count) in own.iter().enumerate() {
             let (query, part, list) = (i / parts, i % parts, first * parts + i);
-            let [heads, kv_heads] = shape;
-            let group = heads / kv_heads;
             let kernel_args = AttentionKernelArgs {
                 count: 1,
                 heads: word(heads)?,
                 group: word(group)?,
                 first_kv_head: word(part * args.kv_heads / parts)?,
                 chosen: self.choice.list(list),
-                ..self.kernel_args(args, *count)?
+                score_stride: word(*count)?,
+                ..of_all
             };
             let tiles = kv_heads * group.div_ceil(TILE_QUERIES);
             let tiles = TaskTiles { tiles, span: *count, width: args.values.width, kinds, flash: false };

@@ -49,7 +49,7 @@ pub struct AttentionKernelArgs {
     pub out: u64,
     /// The same, quantised, or 0.
     pub blocks: u64,
-    /// The position of each row that the query sees, of which there is one; or 0: rows are at the positions of their numbers.
+    /// The position of each row that the task sees, which then has one query; or 0: rows are at the positions of their numbers.
     pub chosen: u64,
     /// Number of queries.
     pub count: u32,

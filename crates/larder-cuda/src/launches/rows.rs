@@ -4,6 +4,11 @@ use super::{Launches, THREADS, WARPS};
 use crate::driver::Argument;
 use crate::error::Result;
 
+/// The most values of a row that has a warp for each 32 of them.
+const WIDE: u32 = 8192;
+/// Warps of a wider row.
+const WARPS_OF_WIDE: u32 = 32;
+
 impl Launches {
     /// `out = x + factor · y` of `count` values, with 0 for `x` at address 0; `y` has `period` values, which repeat.
     pub fn add_scaled(&self, [x, y, out]: [u64; 3], count: u32, period: u32, factor: f32) -> Result<()> {
@@ -17,8 +22,11 @@ impl Launches {
     pub fn rms_norm(&self, [x, weight, out, blocks]: [u64; 4], [rows, width, kinds]: [u32; 3], eps: f64) -> Result<()> {
         let [x, weight, out, blocks] = [x, weight, out, blocks].map(Argument::Address);
         let [rows_of, width_of, kinds] = [rows, width, kinds].map(Argument::Word);
-        let arguments = [x, weight, out, blocks, rows_of, width_of, Argument::Double(eps), kinds];
-        self.launch("rms_norm", norm_grid(rows, width), 32 * WARPS, &arguments)
+        // Each warp finds the scale of its row: in wide rows, each writes several parts.
+        let warps = width.div_ceil(32).min(if width > WIDE { WARPS_OF_WIDE } else { u32::MAX });
+        let arguments =
+            [x, weight, out, blocks, rows_of, width_of, Argument::Double(eps), kinds, Argument::Word(warps)];
+        self.launch("rms_norm", [(rows * warps).div_ceil(WARPS), 1], 32 * WARPS, &arguments)
     }
 
     /// `sum = x + factor · y`, and into `out` the RMS norm of each row of it, times `weight`; quantised into `blocks` too unless that

@@ -11,6 +11,9 @@ use crate::error::GpuError;
 use crate::launches::{NewHeadsArgs, RowCopy, word};
 use crate::new_tokens::NewTokens;
 
+/// The most heads of a copy of rows: the limit of CUDA for blocks in y.
+const MAX_HEADS: usize = 65_535;
+
 impl DeviceChoice for GpuOps {
     fn begin_heads(
         &self,
@@ -65,8 +68,12 @@ impl DeviceChoice for GpuOps {
         // Each row is a head of one row.
         for (from, to, width) in [(x_at, out, x.width), (y_at, out + 4 * x.width as u64, y.width)] {
             let (bytes, to_head) = (4 * width, 4 * both.width);
-            let copy = RowCopy { from, from_head: bytes, from_row: 0, to, to_head, bytes, count: 1, heads: x.rows };
-            state.launches.copy_rows(&copy)?;
+            for first in (0..x.rows).step_by(MAX_HEADS) {
+                let (from, to) = (from + (first * bytes) as u64, to + (first * to_head) as u64);
+                let heads = MAX_HEADS.min(x.rows - first);
+                let copy = RowCopy { from, from_head: bytes, from_row: 0, to, to_head, bytes, count: 1, heads };
+                state.launches.copy_rows(&copy)?;
+            }
         }
         Ok(both)
     }

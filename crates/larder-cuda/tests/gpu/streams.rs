@@ -91,7 +91,7 @@ pub fn compare(gpu: &Gpu) {
     let ops = gpu.ops(Arc::new(gpu.products(0).unwrap()), attention.clone()).unwrap();
     let host_attention = Arc::new(AttentionDouble::new(1 << 30));
     let host = OpsDouble::new(Arc::new(ProductsDouble::new(1 << 30)), host_attention.clone());
-    for (count, hidden, tokens) in [(4, 64, 3), (2, 40, 7), (5, 33, 1), (3, 128, 2), (1, 32, 2)] {
+    for (count, hidden, tokens) in [(4, 64, 3), (2, 40, 7), (5, 33, 1), (3, 128, 2), (1, 32, 2), (5, 1700, 2)] {
         let (found, wanted) = (connect(&ops, count, hidden, tokens), connect(&host, count, hidden, tokens));
         for (which, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
             assert!(found.iter().any(|bits| *bits != 0));

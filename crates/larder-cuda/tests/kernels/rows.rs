@@ -10,18 +10,24 @@ fn rows_are_normalised_in_the_order_of_the_definition() {
     let Some(emulator) = &emulator(0) else { return };
     let noise = &mut RandomData(11);
     for (rows, width) in [(1, 1), (3, 7), (5, 32), (2, 39), (6, 2048)] {
-        let (x, weight) = (noise.activations(rows * width), noise.activations(width));
+        let kinds = 2 - rows % 2;
+        let (x, weight) = (noise.activations(rows * width), noise.activations(kinds * width));
         let (mut got, eps) = (vec![0.0; x.len()], 1e-6_f64);
         let mut blocks = Aligned::new(x.len() / 32 * BLOCK_BYTES);
         let in_blocks = width % 32 == 0;
         let blocks_at = if in_blocks { output(blocks.bytes_mut()) } else { Argument::Address(0) };
         let (out, eps_of) = (output(&mut got), Argument::Double(eps));
-        let arguments = [input(&x), input(&weight), out, blocks_at, word(rows), word(width), eps_of];
-        let grid = [(rows * width.div_ceil(32)).div_ceil(4), 1];
-        // SAFETY: `x` and `got` have `rows · width` values, `weight` has `width`, and there is room for the blocks of whole rows.
+        // A warp for each 32 values, and fewer.
+        let warps = width.div_ceil(32).min(3);
+        let shape = [rows, width, kinds, warps].map(word);
+        let arguments = [input(&x), input(&weight), out, blocks_at, shape[0], shape[1], eps_of, shape[2], shape[3]];
+        let grid = [(rows * warps).div_ceil(4), 1];
+        // SAFETY: `x` and `got` have `rows · width` values, `weight` has `kinds · width`, and there is room for the blocks of whole rows.
         unsafe { launch(emulator, "rms_norm", grid, 128, &arguments) };
         assert!(!in_blocks || blocks.bytes() == quantise(emulator, &got).bytes(), "{rows} rows of {width}");
-        let want: Vec<f32> = x.chunks_exact(width).flat_map(|row| normalised(row, &weight, eps)).collect();
+        let weights = weight.chunks_exact(width).cycle();
+        let want: Vec<f32> =
+            x.chunks_exact(width).zip(weights).flat_map(|(row, of)| normalised(row, of, eps)).collect();
         assert_same(&got, &want, format!("{rows} rows of {width}"));
     }
 }

@@ -121,7 +121,8 @@ pub trait DeviceChoice {
 
     /// Chooses the positions of each list: those of the rows with the highest scores, out of the rows of its sequence, and those behind the
     /// last row. `rows` has for each sequence its rows, one head of them, and its lists. A list is ascending; of equal scores the earlier row
-    /// is chosen. Scores are those of [`larder_kernels::index_scores`].
+    /// is chosen. Scores are those of [`larder_kernels::index_scores`]. The lists are kept until the next choice, or the next lists that are
+    /// [sent](Self::send_choice).
     fn choose_rows(&self, index: &DeviceIndex, rows: &[(DeviceKvView, usize)]) -> Result<()>;
 
     /// Attention of queries on the device, `[tokens, heads · key width]`, to the rows of the last choice: `counts` has the length of each

@@ -204,8 +204,10 @@ impl Mixer for Attention {
     }
 
     fn chooses_on_device(&self) -> bool {
-        // Where there is no device, this is what one would do.
-        self.has_device_form() && (self.o.compute().device_ops.is_none() || self.is_for_devices())
+        // Where there is no device, this is what one with operations of chains would do.
+        let compute = self.o.compute();
+        let here = compute.device_attention.is_none() || (compute.device_ops.is_some() && self.is_for_devices());
+        self.has_device_form() && here
     }
 
     fn choice(&self) -> Option<ChoiceShape> {

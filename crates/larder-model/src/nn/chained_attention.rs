@@ -47,7 +47,7 @@ impl Attention {
             InputProducts::Convolved(_) => false,
         };
         let indexer = self.indexer.as_ref().is_none_or(|indexer| indexer.is_on_device());
-        self.has_device_form() && gate && products && indexer
+        self.has_device_form() && gate && products && indexer && self.o.is_on_device()
     }
 }
 

@@ -150,7 +150,10 @@ impl Indexer {
             }
             IndexKeys::OfBlocks(compressor) => {
                 compressor.begin([products[0], products[1]], states, pass, ops)?;
-                query.map(|query| ops.rotate_heads(query, heads, None, rotation)).transpose()?
+                match (query, rotation) {
+                    (Some(query), Some(_)) => Some(ops.rotate_heads(query, heads, None, rotation)?),
+                    (query, _) => query,
+                }
             }
         };
         let Some((queries, weights)) = queries.zip(products.last().copied()) else { return Ok(None) };

@@ -214,7 +214,9 @@ impl LatentAttention {
         for (list, at) in ops.receive_choice(lengths)?.into_iter().zip(pass.positions()) {
             if list.len() > at { selection.push_all() } else { selection.push(list) }
         }
-        Ok(Some(selection.into()))
+        let selection = Arc::new(selection);
+        pass.handed_on.set(HandedChoice::Host(selection.clone()));
+        Ok(Some(selection))
     }
 
     /// The attention `[n, heads · kv_rank]` of each token to all rows that it sees, or to those chosen.
@@ -308,8 +310,10 @@ impl Mixer for LatentAttention {
     }
 
     fn chooses_on_device(&self) -> bool {
-        // Where there is no device, this is what one would do.
-        self.has_device_form() && (self.o.compute().device_ops.is_none() || self.is_for_devices())
+        // Where there is no device, this is what one with operations of chains would do.
+        let compute = self.o.compute();
+        let here = compute.device_attention.is_none() || (compute.device_ops.is_some() && self.is_for_devices());
+        self.has_device_form() && here
     }
 
     fn choice(&self) -> Option<ChoiceShape> {

@@ -16,6 +16,8 @@ pub struct LayerShape {
     pub recurrent: Option<StateLens>,
     /// Which rows of keys and values later queries see.
     pub mask: AttentionMask,
+    /// The most rows of keys and values that a token reads, if they are chosen for it.
+    pub chosen: Option<usize>,
     /// Further rows.
     pub further: Vec<FurtherShape>,
     /// Whether keys, values and further rows are in main memory also with a device, as the CPU reads single rows.
@@ -38,6 +40,7 @@ impl LayerShape {
         values: None,
         recurrent: None,
         mask: AttentionMask::Causal,
+        chosen: None,
         further: Vec::new(),
         in_memory: false,
     };
@@ -78,7 +81,10 @@ impl LayerShape {
     /// Memory for keys, values and further rows.
     pub fn kv_memory(&self) -> SequenceMemory {
         let of = |RowShape { heads, width }: &RowShape| match self.mask {
-            AttentionMask::Causal => SequenceMemory::rows(*heads, *width),
+            AttentionMask::Causal => match self.chosen {
+                Some(rows) => SequenceMemory::window_rows(*heads, *width, [rows, usize::MAX]),
+                None => SequenceMemory::rows(*heads, *width),
+            },
             AttentionMask::SlidingWindow(window) | AttentionMask::Chunked(window) => {
                 let behind = REWIND_POSITIONS + CheckpointPolicy::default().every;
                 SequenceMemory::window_rows(*heads, *width, [window, window.saturating_add(behind)])

@@ -41,7 +41,7 @@ impl<'a> PlanInputs<'a> {
     }
 
     /// Bytes of the keys and values that a token reads at the end of the context: in VRAM, and in main memory. Those of layers that can be
-    /// in main memory only are left out, of which a token reads a part.
+    /// in main memory only are left out.
     pub(super) fn kv_bytes_of_context(&self) -> [u64; 2] {
         let (there, here) = self.blueprint.kv_layers.split_at(self.kv_layers_on_device());
         let of = |layer: &SequenceMemory| layer.read_bytes(self.context, self.kv_format.kind());
