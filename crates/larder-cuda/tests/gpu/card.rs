@@ -5,7 +5,7 @@ use larder_cuda::{Gpu, GpuError};
 use larder_model::Activation;
 
 use crate::{
-    attention, chosen, experts, flash, hits, latents, link, ops, order, products, recurrent, sampling, sparse,
+    attention, chosen, experts, flash, hits, latents, link, ops, order, products, recurrent, sampling, sparse, streams,
 };
 
 fn card() -> Option<Gpu> {
