@@ -88,43 +88,14 @@ impl AttentionKernelArgs {
 
     /// The bytes of the struct in kernels.
     pub fn to_bytes(self) -> [u8; AttentionKernelArgs::BYTES] {
-        let AttentionKernelArgs {
-            queries,
-            key_pages,
-            value_pages,
-            seen,
-            sinks,
-            scores,
-            inverse_sums,
-            factors,
-            partial_sums,
-            out,
-            blocks,
-            chosen,
-            ..
-        } = self;
-        let AttentionKernelArgs { count, heads, group, key_row_stride, value_row_stride, .. } = self;
-        let AttentionKernelArgs { key_width, value_width, score_stride, scale, page_shift, .. } = self;
-        let AttentionKernelArgs { first_tile, first_kv_head, .. } = self;
-        let front = [
-            queries,
-            key_pages,
-            value_pages,
-            seen,
-            sinks,
-            scores,
-            inverse_sums,
-            factors,
-            partial_sums,
-            out,
-            blocks,
-            chosen,
-        ];
-        let scale = scale.to_bits();
-        let rows = [key_row_stride, value_row_stride, key_width, value_width];
-        let [key_row, value_row, key, value] = rows;
-        let (stride, tile, kv_head) = (score_stride, first_tile, first_kv_head);
-        pack(front, [count, heads, group, key_row, value_row, key, value, stride, scale, page_shift, tile, kv_head])
+        let AttentionKernelArgs { queries, key_pages, value_pages: values, seen, sinks, scores, out, blocks, .. } =
+            self;
+        let AttentionKernelArgs { inverse_sums: inverse, factors, partial_sums: partial, chosen, .. } = self;
+        let front = [queries, key_pages, values, seen, sinks, scores, inverse, factors, partial, out, blocks, chosen];
+        let AttentionKernelArgs { count, heads, group, key_row_stride: key, value_row_stride: value, .. } = self;
+        let AttentionKernelArgs { key_width, value_width, score_stride: stride, page_shift: shift, .. } = self;
+        let (scale, tile, kv_head) = (self.scale.to_bits(), self.first_tile, self.first_kv_head);
+        pack(front, [count, heads, group, key, value, key_width, value_width, stride, scale, shift, tile, kv_head])
     }
 }
 
