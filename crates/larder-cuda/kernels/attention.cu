@@ -71,7 +71,7 @@ struct QueryTile {
 template <typename Kind> __device__ void scores_of(const u8 *tasks, u32 count, u32 first_tile) {
     QueryTile tile(tasks, count, first_tile);
     const AttentionKernelArgs &args = tile.args;
-    u32 lane = threadIdx.x % LANES, width = args.key_width, body = width / LANES * LANES;
+    u32 width = args.key_width;
     u64 at = tile.from + (u64)group_of_warp() * GROUP;
     if (at >= tile.to) return;
     const float *x[TILE_QUERIES];
@@ -80,17 +80,11 @@ template <typename Kind> __device__ void scores_of(const u8 *tasks, u32 count, u
     for (u32 pair = 0; pair < GROUP; pair += 2) {
         u64 wanted = at + threadIdx.x % WARP / LANES + pair;
         const u8 *key = tile.row(args.key_pages, min((u32)wanted, tile.to - 1), args.key_row_stride);
-        float sums[TILE_QUERIES] = {};
-#pragma unroll 4
-        for (u32 i = lane; i < body; i += LANES) {
-            float number = Kind::widen(key, i);
-            for (u32 t = 0; t < TILE_QUERIES; t++) sums[t] = add_rn(sums[t], mul_rn(number, x[t][i]));
-        }
+        float sums[TILE_QUERIES];
+        products_of_row<Kind>(key, x, width, sums);
         for (u32 t = 0; t < TILE_QUERIES; t++) {
-            float sum = sum_of_lanes(sums[t]);
-            for (u32 i = body; i < width; i++) sum = add_rn(sum, mul_rn(Kind::widen(key, i), x[t][i]));
-            bool mine = lane == 0 && wanted < tile.to && t < tile.count;
-            if (mine) scores[t * (u64)args.score_stride + wanted] = mul_rn(sum, args.scale);
+            bool mine = threadIdx.x % LANES == 0 && wanted < tile.to && t < tile.count;
+            if (mine) scores[t * (u64)args.score_stride + wanted] = mul_rn(sums[t], args.scale);
         }
     }
 }

@@ -123,3 +123,19 @@ struct ByteRows {
         if (lane == 0) *(u16 *)block = scale;
     }
 };
+
+// The products of a row with COUNT queries, summed in the order of a product, for the first of the LANES lanes that share the row.
+template <typename Kind, u32 COUNT>
+__device__ inline void products_of_row(const u8 *row, const float *const (&x)[COUNT], u32 width, float (&sums)[COUNT]) {
+    u32 body = width / LANES * LANES;
+    for (u32 t = 0; t < COUNT; t++) sums[t] = 0.0f;
+#pragma unroll 4
+    for (u32 i = threadIdx.x % LANES; i < body; i += LANES) {
+        float number = Kind::widen(row, i);
+        for (u32 t = 0; t < COUNT; t++) sums[t] = add_rn(sums[t], mul_rn(number, x[t][i]));
+    }
+    for (u32 t = 0; t < COUNT; t++) {
+        sums[t] = sum_of_lanes(sums[t]);
+        for (u32 i = body; i < width; i++) sums[t] = add_rn(sums[t], mul_rn(Kind::widen(row, i), x[t][i]));
+    }
+}

@@ -51,31 +51,24 @@ __device__ void index_scores_of(
     if (at >= token.rows) return;
     const float *queries = token.task->queries + (u64)token.number * heads * width;
     const float *weights = token.task->weights ? token.task->weights + (u64)token.number * heads : nullptr;
-    u32 lane = threadIdx.x % LANES, body = width / LANES * LANES;
     for (u32 pair = 0; pair < GROUP; pair += 2) {
         u64 wanted = at + threadIdx.x % WARP / LANES + pair;
         u32 row = min((u32)wanted, token.rows - 1), in_page = row & ((1u << page_shift) - 1);
         const u8 *key = token.task->pages[row >> page_shift] + (u64)in_page * token.task->row_stride;
         float score = 0.0f;
         for (u32 head = 0; head < heads; head += INDEX_HEADS) {
-            float sums[INDEX_HEADS] = {};
+            float sums[INDEX_HEADS];
             const float *x[INDEX_HEADS];
             // The last head stands in for missing ones.
             for (u32 h = 0; h < INDEX_HEADS; h++) x[h] = queries + (u64)min(head + h, heads - 1) * width;
-#pragma unroll 4
-            for (u32 i = lane; i < body; i += LANES) {
-                float number = Kind::widen(key, i);
-                for (u32 h = 0; h < INDEX_HEADS; h++) sums[h] = add_rn(sums[h], mul_rn(number, x[h][i]));
-            }
+            products_of_row<Kind>(key, x, width, sums);
             for (u32 h = 0; h < INDEX_HEADS; h++) {
-                float sum = sum_of_lanes(sums[h]);
-                for (u32 i = body; i < width; i++) sum = add_rn(sum, mul_rn(Kind::widen(key, i), x[h][i]));
-                float product = mul_rn(sum, scale);
+                float product = mul_rn(sums[h], scale);
                 if (rectified && !(product > 0.0f)) product = 0.0f;
                 if (head + h < heads) score = add_rn(score, weights ? mul_rn(weights[head + h], product) : product);
             }
         }
-        if (lane == 0 && wanted < token.rows) scores[(u64)blockIdx.y * stride + wanted] = score;
+        if (threadIdx.x % LANES == 0 && wanted < token.rows) scores[(u64)blockIdx.y * stride + wanted] = score;
     }
 }
 

@@ -4,6 +4,7 @@ use larder_model::{DeviceRows, DeviceStreams, MATRIX_STREAMS, ManifoldWeights, S
 
 use super::GpuOps;
 use crate::error::{GpuError, Result};
+use crate::expert_kernels::BLOCK;
 use crate::launches::word;
 
 impl DeviceStreams for GpuOps {
@@ -16,12 +17,9 @@ impl DeviceStreams for GpuOps {
     ) -> larder_model::Result<DeviceRows> {
         let (mut state, width) = (self.lock(), width_of_stream(x, groups)?);
         let (at, weight) = (state.at(x)?, weight.map_or(Ok(0), |weight| state.kept(weight))?);
-        let (normalised, [out, blocks]) = state.result_in_blocks(x.rows, x.width)?;
+        let (normalised, out) = state.result(x.rows, x.width)?;
         // Rows are quantised where their parts are whole blocks.
-        let blocks = if width.is_multiple_of(crate::expert_kernels::BLOCK) { blocks } else { 0 };
-        if blocks == 0 {
-            state.quantised.remove(&normalised.id);
-        }
+        let blocks = if width.is_multiple_of(BLOCK) { state.blocks_of(normalised)? } else { 0 };
         let shape = [word(x.rows * groups)?, word(width)?, word(groups)?];
         state.launches.rms_norm([at, weight, out, blocks], shape, eps)?;
         Ok(normalised)

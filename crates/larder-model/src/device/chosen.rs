@@ -25,7 +25,7 @@ pub struct DeviceIndex<'a> {
     pub rectified: bool,
     /// The most rows, or blocks of rows, that are chosen.
     pub count: usize,
-    /// What is chosen.
+    /// Rows or blocks among which it chooses.
     pub blocks: IndexBlocks,
     /// `[tokens, parts]`
     pub seen: &'a [SeenRows],

@@ -9,6 +9,27 @@ use crate::error::Result;
 use crate::matrix::Linear;
 use crate::step::LayerStates;
 
+/// An indexer whose choice is a part of chains on a device.
+pub(super) trait ChainedIndexer {
+    /// Whether there is a form for devices, if its products are there.
+    fn has_device_form(&self) -> bool;
+
+    /// Whether all of it is computed on a device.
+    fn is_on_device(&self) -> bool;
+
+    /// The products with the input of attention that [`begin`](Self::begin) reads.
+    fn device_products(&self, pass: &ForwardPass) -> Vec<&Linear>;
+
+    /// As [`AttentionIndexer::select`], begun on the device; `products` are those of [`device_products`](Self::device_products).
+    fn begin(
+        &self,
+        products: &[DeviceRows],
+        states: &mut LayerStates,
+        pass: &ForwardPass,
+        ops: &dyn DeviceOps,
+    ) -> Result<ListLengths>;
+}
+
 /// Chooses the positions that a query attends to, out of all earlier ones.
 pub enum AttentionIndexer {
     /// Blocks for all heads.
@@ -34,41 +55,11 @@ impl AttentionIndexer {
         }
     }
 
-    /// Whether there is a form for devices, if its products are there.
-    pub(super) fn has_device_form(&self) -> bool {
+    /// The same indexer as a part of chains on a device.
+    pub(super) fn chained(&self) -> &dyn ChainedIndexer {
         match self {
-            AttentionIndexer::Blocks(indexer) => indexer.has_device_form(),
-            AttentionIndexer::Heads(indexer) => indexer.has_device_form(),
-        }
-    }
-
-    /// Whether all of it is computed on a device.
-    pub(super) fn is_on_device(&self) -> bool {
-        match self {
-            AttentionIndexer::Blocks(indexer) => indexer.is_on_device(),
-            AttentionIndexer::Heads(indexer) => indexer.is_on_device(),
-        }
-    }
-
-    /// The products with the input of attention that [`begin`](Self::begin) reads.
-    pub(super) fn device_products(&self, pass: &ForwardPass) -> Vec<&Linear> {
-        match self {
-            AttentionIndexer::Blocks(indexer) => indexer.device_products(pass),
-            AttentionIndexer::Heads(indexer) => indexer.device_products(pass),
-        }
-    }
-
-    /// As [`select`](Self::select), begun on the device; `products` are those of [`device_products`](Self::device_products).
-    pub(super) fn begin(
-        &self,
-        products: &[DeviceRows],
-        states: &mut LayerStates,
-        pass: &ForwardPass,
-        ops: &dyn DeviceOps,
-    ) -> Result<ListLengths> {
-        match self {
-            AttentionIndexer::Blocks(indexer) => indexer.begin(products, states, pass, ops),
-            AttentionIndexer::Heads(indexer) => indexer.begin(products, states, pass, ops),
+            AttentionIndexer::Blocks(indexer) => indexer,
+            AttentionIndexer::Heads(indexer) => indexer,
         }
     }
 

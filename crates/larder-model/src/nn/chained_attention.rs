@@ -30,7 +30,7 @@ impl Attention {
         let value_norm = self.value_norm.is_none_or(|of_values| eps.is_none_or(|eps| eps == of_values));
         // A norm of each head is behind the clip.
         let clip = self.clip.is_none() || matches!(self.norm, QkNorm::None | QkNorm::Whole(..));
-        let indexer = self.indexer.as_ref().is_none_or(|indexer| indexer.has_device_form());
+        let indexer = self.indexer.as_ref().is_none_or(|indexer| indexer.chained().has_device_form());
         value_norm && clip && norm && indexer && matches!(self.inputs, InputProducts::Apart { .. })
     }
 
@@ -46,7 +46,7 @@ impl Attention {
             }
             InputProducts::Convolved(_) => false,
         };
-        let indexer = self.indexer.as_ref().is_none_or(|indexer| indexer.is_on_device());
+        let indexer = self.indexer.as_ref().is_none_or(|indexer| indexer.chained().is_on_device());
         self.has_device_form() && gate && products && indexer && self.o.is_on_device()
     }
 }
@@ -122,7 +122,7 @@ impl Attention {
     ) -> Result<(DeviceRows, Option<DeviceGate>)> {
         let ([queries, keys, values], gate, of_index) = self.begin_products(x, pass, ops)?;
         let chosen = match &self.indexer {
-            Some(indexer) => indexer.begin(&of_index, states, pass, ops)?,
+            Some(indexer) => indexer.chained().begin(&of_index, states, pass, ops)?,
             None => None,
         };
         let norm = self.begin_norm(ops)?;
@@ -178,7 +178,7 @@ impl Attention {
             OutputGate::Product(product, function) => Some((product, *function)),
             OutputGate::None => None,
         };
-        let of_index = self.indexer.as_ref().map_or_else(Vec::new, |indexer| indexer.device_products(pass));
+        let of_index = self.indexer.as_ref().map_or_else(Vec::new, |indexer| indexer.chained().device_products(pass));
         let products = [Some(q), Some(k), v.as_ref(), gate.map(|(product, _)| product)];
         let products: Vec<&Linear> = products.into_iter().flatten().chain(of_index.iter().copied()).collect();
         let mut rows = Linear::begin_each(&products, x, ops)?.expect("the products are on the device");

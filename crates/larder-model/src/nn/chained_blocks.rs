@@ -5,6 +5,7 @@ use std::ops::Range;
 use larder_core::KV_PAGE_TOKENS;
 use larder_kernels::AttentionArgs;
 
+use super::attention_indexer::ChainedIndexer;
 use super::chained_choice::{ListLengths, NewIndexRows, choose, device_rotation};
 use super::{BlockIndexer, BlockIndexerShape, DeviceNorm, ForwardPass, IndexProducts, KvRows, Rope, RopeTable, Rotary};
 use crate::device::{
@@ -114,14 +115,12 @@ fn write_rows<'r>(
     ops.begin_heads(&heads.heads(), &tasks.iter().collect::<Vec<_>>()).map(drop)
 }
 
-impl BlockIndexer {
-    /// Whether there is a form for devices, if its products are there.
-    pub(super) fn has_device_form(&self) -> bool {
+impl ChainedIndexer for BlockIndexer {
+    fn has_device_form(&self) -> bool {
         self.query_norm.as_rms().is_some() && self.key_norm.for_devices().is_some() && self.shape.blocks > 0
     }
 
-    /// Whether all of it is computed on a device.
-    pub(super) fn is_on_device(&self) -> bool {
+    fn is_on_device(&self) -> bool {
         let products = match &self.products {
             IndexProducts::Joined(product) => product.is_on_device(),
             IndexProducts::Apart(query, key) => query.is_on_device() && key.is_on_device(),
@@ -129,8 +128,7 @@ impl BlockIndexer {
         self.has_device_form() && products
     }
 
-    /// The products with the input of attention that [`begin`](Self::begin) reads.
-    pub(super) fn device_products(&self, pass: &ForwardPass) -> Vec<&Linear> {
+    fn device_products(&self, pass: &ForwardPass) -> Vec<&Linear> {
         match &self.products {
             IndexProducts::Joined(product) => vec![product],
             IndexProducts::Apart(query, key) if self.has_choice(pass) => vec![key, query],
@@ -138,8 +136,7 @@ impl BlockIndexer {
         }
     }
 
-    /// As [`select`](Self::select), begun on the device; `products` are those of [`device_products`](Self::device_products).
-    pub(super) fn begin(
+    fn begin(
         &self,
         products: &[DeviceRows],
         states: &mut LayerStates,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use larder_kernels::AttentionArgs;
 
+use super::attention_indexer::ChainedIndexer;
 use super::indexer::IndexKeys;
 use super::{
     AttentionMask, ChainedMixer, ChosenAttention, ForwardPass, HandedChoice, HeadIndexer, HeadIndexerShape, Indexer,
@@ -190,27 +191,23 @@ pub fn choose<'r>(
     Ok(Some(index.seen.iter().map(|seen| index.chosen(*seen)).collect()))
 }
 
-impl HeadIndexer {
-    /// Whether there is a form for devices, if its products are there.
-    pub(super) fn has_device_form(&self) -> bool {
+impl ChainedIndexer for HeadIndexer {
+    fn has_device_form(&self) -> bool {
         let of = |norm: &Norm| norm.as_rms().map(|(_, eps)| eps);
         // The last block, which may be incomplete, is chosen always.
         let ends_with_last = (1..=self.shape.top_k).contains(&self.shape.local);
         ends_with_last && of(&self.key_norm).is_some() && of(&self.key_norm) == of(&self.query_norm)
     }
 
-    /// Whether all of it is computed on a device.
-    pub(super) fn is_on_device(&self) -> bool {
+    fn is_on_device(&self) -> bool {
         self.has_device_form() && self.query.is_on_device() && self.key.is_on_device()
     }
 
-    /// The products with the input of attention that [`begin`](Self::begin) reads.
-    pub(super) fn device_products(&self, pass: &ForwardPass) -> Vec<&Linear> {
+    fn device_products(&self, pass: &ForwardPass) -> Vec<&Linear> {
         if self.has_choice(pass) { vec![&self.key, &self.query] } else { vec![&self.key] }
     }
 
-    /// As [`select`](Self::select), begun on the device; `products` are those of [`device_products`](Self::device_products).
-    pub(super) fn begin(
+    fn begin(
         &self,
         products: &[DeviceRows],
         states: &mut LayerStates,
