@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use crate::{ExpertId, exp};
+use crate::{ExpertId, exp, softplus};
 
 /// Largest number of groups that a gate may have.
 const GROUPS_MAX: usize = 1024;
@@ -376,10 +376,6 @@ fn sparse_mixer(logits: &[f32], at: usize, taken: &[ExpertId], eps: f32) -> f32 
 
 fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
-}
-
-fn softplus(x: f32) -> f32 {
-    if x > 20.0 { x } else { x.exp().ln_1p() }
 }
 
 fn softmax(values: &mut [f32]) {

@@ -67,7 +67,7 @@ mod units;
 
 pub use atomic_file::{create_new, output_file, temp_path, write_atomically};
 pub use blueprint::{Blueprint, ExpertNames, Geometry, MTP_KEY, RowPick, TensorSlice, TensorSpec};
-pub use exp::exp;
+pub use exp::{exp, softplus};
 pub use expert::{ComputeStage, ExpertLayout, ExpertPart, LayoutError, PART_ALIGN, SEGMENTS, SHARD_ALIGN, STAGED_ROWS};
 pub use expert_activations::{Coactivation, ExpertActivations, ExpertActivationsError};
 pub use file_system::{

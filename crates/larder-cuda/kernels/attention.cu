@@ -43,9 +43,10 @@ struct QueryTile {
     __device__ u32 start(u32 i) const { return args.seen[2 * query(i)]; }
     __device__ u32 end(u32 i) const { return args.seen[2 * query(i) + 1]; }
 
-    // The row of the tile's key head at a position, or with this number of those that were chosen.
+    // The row of the tile's key head with this number of those that the task sees: of one that sees all up to a position, their position.
     __device__ const u8 *row(const u8 *const *pages, u32 number, u32 stride) const {
-        u32 position = args.chosen ? args.chosen[number] : number;
+        u32 position = number + args.behind;
+        if (number < args.listed) position = args.chosen ? args.chosen[number] : number;
         u32 shift = args.page_shift, in_page = position & ((1u << shift) - 1);
         return pages[position >> shift] + (((u64)(args.first_kv_head + kv_head) << shift) + in_page) * stride;
     }

@@ -38,7 +38,8 @@ struct AttentionKernelArgs {
     float *out;
     // The same, quantised, or null; then value_width is a multiple of 32.
     Block *blocks;
-    // The position of each row that the task sees, which then has one query; or null: rows are at the positions of their numbers.
+    // The position of each of the first `listed` rows that the task sees, which then has one query; or null: they are at the positions of their
+    // numbers.
     const u32 *chosen;
     // Number of queries.
     u32 count;
@@ -59,14 +60,18 @@ struct AttentionKernelArgs {
     u32 first_tile;
     // The key head of the first query head.
     u32 first_kv_head;
+    // Rows that are listed, or are those of another source: the first ones.
+    u32 listed;
+    // What the positions of the other rows are behind their numbers.
+    u32 behind;
 
     // The most position tiles that score_stride positions are in.
     __device__ u32 tile_stride() const { return score_stride / TILE_POSITIONS + 2; }
 };
-static_assert(sizeof(AttentionKernelArgs) == 144, "must match the layout in Rust");
+static_assert(sizeof(AttentionKernelArgs) == 152, "must match the layout in Rust");
 
 // Bytes from one task of a list to the next: arguments of attention, and of the heads of new tokens.
-constexpr u32 TASK_BYTES = 264;
+constexpr u32 TASK_BYTES = 272;
 
 // A task of a list.
 __device__ inline const AttentionKernelArgs &task_at(const u8 *tasks, u32 number) {

@@ -209,48 +209,53 @@ struct PoolTask {
 };
 static_assert(sizeof(PoolTask) == 24, "must match the layout in Rust");
 
-// The mean of the rows of a block, each channel by itself; or with places [rate, width], where rows are values and then logits, their sum
-// weighted by the softmax of the logits plus those of their places.
+// The mean of the rows of a block, each channel by itself; or with places [rate, channels], where rows are values and then logits, their sum
+// weighted by the softmax of the logits plus those of their places. Rows have as many channels as the result; or where blocks overlap, twice as
+// many: then the rows of the block before take part with the first half, and those of the block with the second.
 template <typename Kind>
 __device__ void pool_blocks_of(
-    const PoolTask *tasks, u32 count, const float *places, float *out, u32 blocks, u32 width, u32 rate, u32 page_shift) {
+    const PoolTask *tasks, u32 count, const float *places, float *out, u32 blocks, u32 width, u32 rate, u32 page_shift, u32 overlap) {
     u32 at = index_of_thread(), number = at / width, channel = at % width;
     if (number >= blocks) return;
     const PoolTask *task = tasks;
     while (count > 1 && task[1].first_out <= number) task++, count--;
-    u32 first = (task->first_block + number - task->first_out) * rate;
+    u32 block = task->first_block + number - task->first_out, before = overlap && block > 0 ? rate : 0;
+    u32 first = block * rate - before, rows = rate + before, channels = overlap ? 2 * width : width;
     auto row = [=](u32 i) {
         u32 position = first + i, in_page = position & ((1u << page_shift) - 1);
         return task->pages[position >> page_shift] + (u64)in_page * task->row_stride;
     };
     if (!places) {
         float sum = 0.0f;
-        for (u32 i = 0; i < rate; i++) sum = add_rn(sum, Kind::widen(row(i), channel));
+        for (u32 i = 0; i < rows; i++) sum = add_rn(sum, Kind::widen(row(i), channel));
         out[at] = div_rn(sum, (float)rate);
         return;
     }
-    auto logit = [=](u32 i) { return add_rn(Kind::widen(row(i), width + channel), places[i * width + channel]); };
+    auto column = [=](u32 i) { return overlap && i >= before ? width + channel : channel; };
+    auto logit = [=](u32 i) {
+        return add_rn(Kind::widen(row(i), channels + column(i)), places[i % rate * channels + column(i)]);
+    };
     float most = minus_infinity(), sum = 0.0f, mean = 0.0f;
-    for (u32 i = 0; i < rate; i++) most = larger(most, logit(i));
-    for (u32 i = 0; i < rate; i++) sum = add_rn(sum, exp_in_steps(sub_rn(logit(i), most)));
-    for (u32 i = 0; i < rate; i++) {
+    for (u32 i = 0; i < rows; i++) most = larger(most, logit(i));
+    for (u32 i = 0; i < rows; i++) sum = add_rn(sum, exp_in_steps(sub_rn(logit(i), most)));
+    for (u32 i = 0; i < rows; i++) {
         float weight = div_rn(exp_in_steps(sub_rn(logit(i), most)), sum);
-        mean = add_rn(mean, mul_rn(Kind::widen(row(i), channel), weight));
+        mean = add_rn(mean, mul_rn(Kind::widen(row(i), column(i)), weight));
     }
     out[at] = mean;
 }
 
 extern "C" __global__ void pool_blocks_f32(
-    const PoolTask *tasks, u32 count, const float *places, float *out, u32 blocks, u32 width, u32 rate, u32 page_shift) {
-    pool_blocks_of<FloatRows<F32>>(tasks, count, places, out, blocks, width, rate, page_shift);
+    const PoolTask *tasks, u32 count, const float *places, float *out, u32 blocks, u32 width, u32 rate, u32 page_shift, u32 overlap) {
+    pool_blocks_of<FloatRows<F32>>(tasks, count, places, out, blocks, width, rate, page_shift, overlap);
 }
 
 extern "C" __global__ void pool_blocks_f16(
-    const PoolTask *tasks, u32 count, const float *places, float *out, u32 blocks, u32 width, u32 rate, u32 page_shift) {
-    pool_blocks_of<FloatRows<F16>>(tasks, count, places, out, blocks, width, rate, page_shift);
+    const PoolTask *tasks, u32 count, const float *places, float *out, u32 blocks, u32 width, u32 rate, u32 page_shift, u32 overlap) {
+    pool_blocks_of<FloatRows<F16>>(tasks, count, places, out, blocks, width, rate, page_shift, overlap);
 }
 
 extern "C" __global__ void pool_blocks_q8_0(
-    const PoolTask *tasks, u32 count, const float *places, float *out, u32 blocks, u32 width, u32 rate, u32 page_shift) {
-    pool_blocks_of<ByteRows>(tasks, count, places, out, blocks, width, rate, page_shift);
+    const PoolTask *tasks, u32 count, const float *places, float *out, u32 blocks, u32 width, u32 rate, u32 page_shift, u32 overlap) {
+    pool_blocks_of<ByteRows>(tasks, count, places, out, blocks, width, rate, page_shift, overlap);
 }

@@ -3,7 +3,7 @@
 #include "activations.cuh"
 
 // How logits become scores.
-enum Score : u32 { RAW, SOFTMAX, SIGMOID };
+enum Score : u32 { RAW, SOFTMAX, SIGMOID, SQRT_SOFTPLUS };
 // How the chosen experts are weighted. WEIGHT_SCORE: by their scores, divided by a divisor and times factor.
 // SPARSE_MIXER: by a softmax over the experts that are near.
 enum Weighting : u32 { WEIGHT_SCORE, SOFTMAX_OF_CHOSEN, SIGMOID_OF_CHOSEN, SIGMOID_SHARE_OF_CHOSEN, SPARSE_MIXER };
@@ -33,6 +33,8 @@ struct ChoiceArgs {
     // [tokens, 2 * experts + groups]: scores, those by which experts are chosen, and those of groups; and where weights scale inputs, behind
     // these the k weights of the token
     float *scores;
+    // [tokens, k]: the experts, if the gate only weighs them; or null
+    const u32 *known;
     // [tokens, k], in page-locked memory
     u32 *chosen;
     // [tokens, k]; the choice writes the weights
@@ -58,7 +60,7 @@ struct ChoiceArgs {
     // 1: weights scale the inputs of experts, and not their outputs
     u32 scales_input;
 };
-static_assert(sizeof(ChoiceArgs) == 120, "must match the layout in Rust");
+static_assert(sizeof(ChoiceArgs) == 128, "must match the layout in Rust");
 
 // Replaces values by their softmax; the powers are added in order. For all threads of a warp.
 __device__ inline void softmax_in_order(float *values, u32 count) {
@@ -106,6 +108,11 @@ __device__ inline void mask_groups(const ChoiceArgs &args, float *values, float 
         for (u32 i = 0; i < each; i++) values[g * each + i] = args.masked;
     }
     __syncwarp();
+}
+
+// The score of an expert, unless it is a part of a softmax.
+__device__ inline float score_of(float logit, u32 score) {
+    return score == SIGMOID ? sigmoid(logit) : score == SQRT_SOFTPLUS ? (float)sqrt((double)softplus_of(logit)) : logit;
 }
 
 // The expert with the largest value of those that were not taken, the first of equals; NaN comes last. Bit i of a lane's `taken` is of its
@@ -170,7 +177,7 @@ __device__ inline void weigh(
     }
 }
 
-// Chooses the experts of each token. A warp has a token; there are at most 1024 experts.
+// Chooses the experts of each token, unless they are known. A warp has a token; there are at most 1024 experts.
 extern "C" __global__ void choose_experts(const ChoiceArgs *args_in_memory) {
     const ChoiceArgs &args = *args_in_memory;
     u32 token = group_of_warp(), lane = threadIdx.x % WARP, experts = args.experts;
@@ -178,7 +185,7 @@ extern "C" __global__ void choose_experts(const ChoiceArgs *args_in_memory) {
     const float *logits = args.logits + (u64)token * experts;
     u32 step = 2 * experts + args.groups + (args.scales_input ? args.k : 0);
     float *scores = args.scores + (u64)token * step, *values = scores + experts;
-    for (u32 i = lane; i < experts; i += WARP) scores[i] = args.score == SIGMOID ? sigmoid(logits[i]) : logits[i];
+    for (u32 i = lane; i < experts; i += WARP) scores[i] = score_of(logits[i], args.score);
     __syncwarp();
     if (args.score == SOFTMAX) softmax_in_order(scores, experts);
     for (u32 i = lane; i < experts; i += WARP) values[i] = args.bias ? add_rn(scores[i], args.bias[i]) : scores[i];
@@ -188,7 +195,7 @@ extern "C" __global__ void choose_experts(const ChoiceArgs *args_in_memory) {
     u32 taken = 0;
     const Patch *patches = args.patches + (u64)token * args.k * args.patches_each;
     for (u32 rank = 0; rank < args.k; rank++) {
-        u32 expert = take_best(values, &taken, experts);
+        u32 expert = args.known ? args.known[(u64)token * args.k + rank] : take_best(values, &taken, experts);
         if (lane == 0) args.chosen[(u64)token * args.k + rank] = terms[rank].expert = expert;
         u64 slot = args.slots[expert];
         for (u32 i = lane; i < args.patches_each; i += WARP) {

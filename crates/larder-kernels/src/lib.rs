@@ -71,7 +71,7 @@ pub use erf::erf;
 pub use formats::q8_0::quantise_row;
 pub use formats::{narrow, widen};
 pub use inputs::Inputs;
-pub use larder_core::exp;
+pub use larder_core::{exp, softplus};
 pub use processors::performance_cores;
 pub use products::{Product, products};
 pub use tanh::tanh;

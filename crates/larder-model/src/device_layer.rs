@@ -11,7 +11,9 @@ use crate::experts::HintSource;
 use crate::hidden::{Hidden, Place, receive};
 use crate::layer_pass::{OtherLayers, Running, hint_next_layer, next_moe};
 use crate::matrix::with_f32;
-use crate::nn::{ChainedConnection, ChainedMixer, DeviceNorm, ForwardPass, Mixer, Moe, MoeInput, MoeOnDevice, Norm};
+use crate::nn::{
+    ChainedConnection, ChainedMixer, ChosenBy, DeviceNorm, ForwardPass, Mixer, Moe, MoeInput, MoeOnDevice, Norm,
+};
 use crate::stack::{Branch, Ffn, Layer, Stack};
 use crate::step::LayerStates;
 use crate::tap::Phase;
@@ -318,7 +320,7 @@ impl<'a> DeviceLayer<'a> {
         {
             clock.lap(Phase::Mixing, *tap);
             let always = moe.begin_always(stream, input, self.ops)?;
-            return moe.begin_chosen(with(always), logits, *experts);
+            return moe.begin_chosen(with(always), ChosenBy { logits, known }, *experts);
         }
         let hint = match experts.wants_hint(HintSource::LayerBefore, pass.tokens()) {
             true => self.hint(residual, others.following)?,
@@ -332,7 +334,7 @@ impl<'a> DeviceLayer<'a> {
         // What does not depend on the host's choice.
         let always = moe.begin_always(stream, input, self.ops)?;
         if let Some(logits) = logits {
-            moe.begin_hits(of_experts, logits, *experts)?;
+            moe.begin_hits(of_experts, ChosenBy { logits, known }, *experts)?;
         }
         let mut got = receive(self.ops, &wanted)?.into_iter();
         let x = got.next().expect("the first of the wanted rows");

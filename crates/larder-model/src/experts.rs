@@ -61,6 +61,8 @@ pub struct DeviceMoeCall<'a> {
     pub act: Activation,
     /// `[tokens, experts]`
     pub logits: DeviceRows,
+    /// `[tokens, k]`: the experts, if they are known; then the gate only weighs them.
+    pub known: Option<&'a [ExpertId]>,
     /// The inputs, and what is added to the sums.
     pub on_device: CallOnDevice,
 }

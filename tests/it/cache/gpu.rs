@@ -76,7 +76,7 @@ fn logits_of_sparse_models_are_those_of_the_processor_over_pages() {
     }
     let mut rng = larder_core::Rng::new(7);
     let tokens: Vec<u32> = (0..180).map(|_| 3 + rng.below(250) as u32).collect();
-    for model in ["deepseek_v32", "glm_moe_dsa", "minimax_m3_vl", "glm5_next", "qwen4_exp"] {
+    for model in ["deepseek_v32", "deepseek_v4", "glm_moe_dsa", "minimax_m3_vl", "glm5_next", "qwen4_exp"] {
         compare_logits(&fixture(&format!("golden/{model}")), &tokens, 150);
     }
 }
@@ -147,7 +147,7 @@ fn flash_attention_is_near_exact_attention() {
 }
 
 /// Models of which a token waits once if all experts are on the device.
-const WAIT_ONCE: [&str; 44] = [
+const WAIT_ONCE: [&str; 45] = [
     "afmoe",
     "bailing_hybrid",
     "bailing_moe",
@@ -155,6 +155,7 @@ const WAIT_ONCE: [&str; 44] = [
     "deepseek_v2",
     "deepseek_v3",
     "deepseek_v32",
+    "deepseek_v4",
     "dots1",
     "ernie4_5_moe",
     "exaone_moe",

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use larder_core::NumberFormat;
-use larder_model::{DeviceIndex, DeviceKvView, IndexBlocks, KvPageShape, SeenRows};
+use larder_model::{BlockPooling, DeviceIndex, DeviceKvView, IndexBlocks, KvPageShape, SeenRows};
 
 use super::arrays::{table_bytes, write_pages};
 use super::tiles::{MAX_SCORE_BYTES, TaskTiles};
@@ -51,20 +51,27 @@ impl Choice {
     }
 }
 
-/// Tokens on the device that see the rows of the last choice.
+/// Tokens on the device that see rows of their own.
 pub(crate) struct ChosenTokens<'a> {
     /// Address of their queries, `[tokens, heads, key_width]`.
     pub queries: u64,
-    /// `[tokens, parts]`: the lengths of the lists.
+    /// `[tokens, parts]`: how many rows are chosen, or are the first of the view.
     pub counts: &'a [usize],
     /// Parts of the heads, each of which has a list of its own.
     pub parts: usize,
+    /// Whether these are rows of the last choice.
+    pub listed: bool,
+    /// Whether tokens also see the rows of their tasks, behind those.
+    pub and_seen: bool,
 }
 
 impl ChosenTokens<'_> {
-    /// The numbers of the rows that some tokens from `first` on see.
-    pub fn seen(&self, first: usize, tokens: usize) -> impl Iterator<Item = Range<usize>> + use<'_> {
-        self.counts[first * self.parts..][..tokens * self.parts].iter().map(|count| 0..*count)
+    /// The numbers of the rows that the tokens of a task see, the first of which is the step's token `first`.
+    pub fn seen(&self, args: &Args, first: usize) -> impl Iterator<Item = Range<usize>> {
+        let (counts, more) = (self.counts[first * self.parts..].iter(), self.and_seen);
+        let seen = args.seen.iter();
+        let seen = seen.flat_map(move |seen| std::iter::repeat_n(if more { seen.len() } else { 0 }, self.parts));
+        counts.zip(seen).map(|(count, more)| 0..count + more)
     }
 }
 
@@ -143,21 +150,23 @@ impl GpuAttention {
     pub(crate) fn pool(
         &self,
         rows: &[(DeviceKvView, Range<usize>)],
-        (rate, places): (usize, u64),
+        (pooling, places): (&BlockPooling, u64),
         (out, [blocks, width]): (u64, [usize; 2]),
     ) -> Result<()> {
-        let state = self.lock();
+        let (state, BlockPooling { rate, overlap, .. }) = (self.lock(), *pooling);
         let no_fit = || GpuError::Unsupported(format!("{blocks} blocks of {rate} rows do not fit {rows:?}"));
         let shape = state.shape(rows.first().map(|(view, _)| view).ok_or_else(no_fit)?)?;
-        let used = if places == 0 { width } else { 2 * width };
+        let used = width * pooling.values_of_row();
         let (mut end, mut tables) = ((rows.len() * PoolTask::BYTES).next_multiple_of(ALIGN), Vec::new());
         for (view, own) in rows {
             let stored = view.first_page * shape.positions..(view.first_page + view.pages.len()) * shape.positions;
-            let is_there = own.is_empty() || (stored.start <= own.start * rate && own.end * rate <= stored.end);
+            let first = own.start.saturating_sub(overlap.into());
+            let is_there = own.is_empty() || (stored.start <= first * rate && own.end * rate <= stored.end);
             if state.shape(view)? != shape
                 || shape.heads != 1
                 || !is_there
                 || view.width != used
+                || (overlap && places == 0)
                 || used > shape.row_values()
             {
                 return Err(no_fit());
@@ -189,6 +198,7 @@ impl GpuAttention {
             out,
             shape: shape_of,
             rate,
+            overlap,
             page_shift,
             kind,
         })
@@ -328,14 +338,21 @@ impl State {
         kinds: [NumberFormat; 2],
         placed: &mut Vec<PlacedTask>,
     ) -> Result<()> {
-        let ChosenTokens { counts, parts, .. } = *tokens;
+        let ChosenTokens { counts, parts, listed, and_seen, .. } = *tokens;
         let lists = args.seen.len() * parts;
         let own = counts.get(first * parts..first * parts + lists).unwrap_or_default();
-        let fits = |(count, seen): (&usize, &Range<usize>)| (1..=seen.end.min(self.choice.stride)).contains(count);
+        let most = if listed { self.choice.stride } else { usize::MAX };
+        // Rows of another source are before those of the task.
+        let least_and_end = |seen: &Range<usize>| if and_seen { (0, seen.start) } else { (1, seen.end) };
+        let fits = |(count, seen): (&usize, &Range<usize>)| {
+            let (least, end) = least_and_end(seen);
+            (least..=end.min(most)).contains(count)
+        };
         let seen = args.seen.iter().flat_map(|seen| std::iter::repeat_n(seen, parts));
         let shape = [args.heads, args.kv_heads].map(|heads| (heads / parts.max(1)).max(1));
         if own.len() != lists
-            || counts.len() != self.choice.count
+            || (listed && counts.len() != self.choice.count)
+            || (and_seen && parts != 1)
             || !own.iter().zip(seen).all(fits)
             || !args.heads.is_multiple_of(parts)
             || !shape[0].is_multiple_of(shape[1])
@@ -345,19 +362,22 @@ impl State {
         let of_all = self.kernel_args(args, 0)?;
         let [heads, kv_heads] = shape;
         let group = heads / kv_heads;
-        for (i, count) in own.iter().enumerate() {
+        for (i, (count, numbers)) in own.iter().zip(tokens.seen(args, first)).enumerate() {
             let (query, part, list) = (i / parts, i % parts, first * parts + i);
+            let behind = if and_seen { args.seen[query].start - count } else { 0 };
             let kernel_args = AttentionKernelArgs {
                 count: 1,
                 heads: word(heads)?,
                 group: word(group)?,
                 first_kv_head: word(part * args.kv_heads / parts)?,
-                chosen: self.choice.list(list),
-                score_stride: word(*count)?,
+                chosen: if listed { self.choice.list(list) } else { 0 },
+                listed: word(*count)?,
+                behind: word(behind)?,
+                score_stride: word(numbers.len())?,
                 ..of_all
             };
             let tiles = kv_heads * group.div_ceil(TILE_QUERIES);
-            let tiles = TaskTiles { tiles, span: *count, width: args.values.width, kinds, flash: false };
+            let tiles = TaskTiles { tiles, span: numbers.len(), width: args.values.width, kinds, flash: false };
             placed.push(PlacedTask { args: kernel_args, tiles, sequence, query, seen: i, first, head: part * heads });
         }
         Ok(())

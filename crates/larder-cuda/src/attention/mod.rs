@@ -66,7 +66,7 @@ pub(crate) enum Queries<'a> {
     New(&'a NewTokens<'a>),
     /// As `New`, without attention: keys and values are written, and queries rotated.
     HeadsOnly(&'a NewTokens<'a>),
-    /// Those of tokens on the device that see the rows of the last choice.
+    /// Those of tokens on the device that see rows of their own.
     Chosen(&'a ChosenTokens<'a>),
 }
 
@@ -405,9 +405,7 @@ impl State {
             for ((args, arrays), at) in tasks.iter().zip(&arrays).zip(places) {
                 let own = &mut bytes[at..][..arrays.bytes];
                 match queries {
-                    Queries::Chosen(tokens) => {
-                        arrays.write(args, tokens.seen(first, args.seen.len()), &self.pages, own)?
-                    }
+                    Queries::Chosen(tokens) => arrays.write(args, tokens.seen(args, first), &self.pages, own)?,
                     _ => arrays.write(args, args.seen.iter().cloned(), &self.pages, own)?,
                 }
                 if let Some(new) = new {

@@ -50,6 +50,8 @@ struct ChosenLayer {
     whole: Option<Arc<[usize]>>,
     bias: Option<DeviceBuffer>,
     scales: Option<DeviceBuffer>,
+    /// `[tokens, k]`: the experts of a call, where they are known.
+    known: Option<DeviceBuffer>,
     /// `[tokens, k]`, which the device writes.
     chosen: PinnedBuffer,
     /// `[tokens, k]`: what the host chose in the last call in which both did.
@@ -133,6 +135,7 @@ impl DeviceChooser {
             self.set_slots(layer, slots.iter().map(|slot| self.sync.address(*slot)).collect(), ops)?;
             self.layer(layer).whole = Some(slots.clone());
         }
+        self.set_known(call, ops)?;
         let key = self.lists_of(call, layout, ops)?;
         let begun = self.launch(&key, call, layout);
         // Also after an error: some kernels may be in flight.
@@ -155,6 +158,7 @@ impl DeviceChooser {
         self.check(call.layer)?;
         let addresses = slots.iter().map(|slot| slot.map_or(0, |slot| self.sync.address(slot))).collect();
         self.set_slots(call.layer, addresses, ops)?;
+        self.set_known(call, ops)?;
         let key = self.lists_of(call, layout, ops)?;
         let begun = self.launch(&key, call, layout);
         // Also after an error: some kernels may be in flight.
@@ -244,6 +248,7 @@ impl DeviceChooser {
             whole: None,
             bias: keep(&gate.bias)?,
             scales: keep(&gate.expert_scales)?,
+            known: None,
             chosen: PinnedBuffer::of(&self.driver, 4 * MAX_TOKENS * gate.top_k)?,
             of_host: Vec::new(),
             k: gate.top_k,
@@ -266,6 +271,25 @@ impl DeviceChooser {
             known.addresses = addresses;
         }
         Ok(())
+    }
+
+    /// Makes the device know the experts of a call, if the host does, for the launches that follow. A layer's calls have them always, or never.
+    fn set_known(&mut self, call: &DeviceMoeCall, ops: &GpuOps) -> Result<()> {
+        let Some(experts) = call.known else { return Ok(()) };
+        let (places, k) = (call.logits.rows * call.gate.top_k, call.gate.top_k);
+        let numbers: Vec<u32> = experts.iter().map(|expert| u32::from(expert.0)).collect();
+        if numbers.len() != places || numbers.iter().any(|number| *number as usize >= call.gate.experts) {
+            let (layer, count) = (call.layer, numbers.len());
+            return Err(GpuError::Unsupported(format!("{layer} has {count} known experts for {places} places")));
+        }
+        let driver = self.driver.clone();
+        let known = &mut self.layer(call.layer).known;
+        if known.is_none() {
+            *known = Some(DeviceBuffer::of(&driver, 4 * MAX_TOKENS * k)?);
+            self.lists.retain(|key, _| key.layer != call.layer);
+        }
+        let known = self.layers[&call.layer].known.as_ref().expect("it was made");
+        ops.fill(known, bytemuck::cast_slice(&numbers))
     }
 
     fn layer(&mut self, layer: LayerIdx) -> &mut ChosenLayer {
@@ -314,6 +338,7 @@ impl DeviceChooser {
             scales: kept(&layer.scales),
             slots: layer.table.at(),
             scratch: self.scratch.at(),
+            known: kept(&layer.known),
             chosen: layer.chosen.as_ptr() as u64,
             terms,
             patches,

@@ -33,7 +33,7 @@ impl KernelGate {
             Score::Raw => 0,
             Score::Softmax => 1,
             Score::Sigmoid => 2,
-            Score::SqrtSoftplus => return None,
+            Score::SqrtSoftplus => 3,
         };
         let (weighting, renorm, factor) = match gate.weighting {
             Weighting::Score { renorm, scale } => (0, renorm, scale),

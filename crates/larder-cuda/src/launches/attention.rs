@@ -49,7 +49,8 @@ pub struct AttentionKernelArgs {
     pub out: u64,
     /// The same, quantised, or 0.
     pub blocks: u64,
-    /// The position of each row that the task sees, which then has one query; or 0: rows are at the positions of their numbers.
+    /// The position of each of the first `listed` rows that the task sees, which then has one query; or 0: they are at the positions of their
+    /// numbers.
     pub chosen: u64,
     /// Number of queries.
     pub count: u32,
@@ -75,11 +76,15 @@ pub struct AttentionKernelArgs {
     pub first_tile: u32,
     /// The key head of the first query head.
     pub first_kv_head: u32,
+    /// Rows that are listed, or are those of another source: the first ones.
+    pub listed: u32,
+    /// What the positions of the other rows are behind their numbers.
+    pub behind: u32,
 }
 
 impl AttentionKernelArgs {
     /// Size of the struct in kernels.
-    pub const BYTES: usize = 144;
+    pub const BYTES: usize = 152;
 
     /// The most position tiles that `positions` positions are in.
     pub fn tile_stride(positions: usize) -> usize {
@@ -94,8 +99,12 @@ impl AttentionKernelArgs {
         let front = [queries, key_pages, values, seen, sinks, scores, inverse, factors, partial, out, blocks, chosen];
         let AttentionKernelArgs { count, heads, group, key_row_stride: key, value_row_stride: value, .. } = self;
         let AttentionKernelArgs { key_width, value_width, score_stride: stride, page_shift: shift, .. } = self;
-        let (scale, tile, kv_head) = (self.scale.to_bits(), self.first_tile, self.first_kv_head);
-        pack(front, [count, heads, group, key, value, key_width, value_width, stride, scale, shift, tile, kv_head])
+        let AttentionKernelArgs { first_tile, first_kv_head, listed, behind, .. } = self;
+        let shape = [count, heads, group, key, value, key_width, value_width, stride, self.scale.to_bits(), shift];
+        let mut words = [first_tile; 14];
+        words[..10].copy_from_slice(&shape);
+        words[11..].copy_from_slice(&[first_kv_head, listed, behind]);
+        pack(front, words)
     }
 }
 
@@ -363,10 +372,12 @@ mod tests {
             page_shift: 6,
             first_tile: 20,
             first_kv_head: 22,
+            listed: 23,
+            behind: 24,
         };
         let words: Vec<u32> = args.to_bytes().as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b)).collect();
         let addresses: Vec<u32> = (1..12).chain([21]).flat_map(|at| [at, 0]).collect();
         assert_eq!(words[..24], addresses);
-        assert_eq!(words[24..], [12, 13, 14, 15, 16, 17, 18, 19, 1.0f32.to_bits(), 6, 20, 22]);
+        assert_eq!(words[24..], [12, 13, 14, 15, 16, 17, 18, 19, 1.0f32.to_bits(), 6, 20, 22, 23, 24]);
     }
 }

@@ -34,6 +34,8 @@ pub struct ChoiceArgs {
     pub slots: u64,
     /// What the choice computes with.
     pub scratch: u64,
+    /// `[tokens, k]`: the experts, if they are known, or 0.
+    pub known: u64,
     /// `[tokens, k]`, in page-locked memory: the chosen experts.
     pub chosen: u64,
     /// `[tokens, k]`: the terms of sums, which get the weights.
@@ -48,15 +50,15 @@ pub struct ChoiceArgs {
 
 impl ChoiceArgs {
     /// Size of the struct in kernels.
-    pub const BYTES: usize = 120;
+    pub const BYTES: usize = 128;
 
     /// The bytes of the struct in kernels.
     pub fn to_bytes(self) -> [u8; ChoiceArgs::BYTES] {
-        let ChoiceArgs { logits, bias, scales, slots, scratch, chosen, terms, patches, sizes, gate } = self;
+        let ChoiceArgs { logits, bias, scales, slots, scratch, known, chosen, terms, patches, sizes, gate } = self;
         let mut words = [0; 14];
         words[..4].copy_from_slice(&sizes);
         words[4..].copy_from_slice(&gate);
-        pack([logits, bias, scales, slots, scratch, chosen, terms, patches], words)
+        pack([logits, bias, scales, slots, scratch, known, chosen, terms, patches], words)
     }
 }
 
@@ -72,14 +74,15 @@ mod tests {
             scales: 3,
             slots: 4,
             scratch: 5,
-            chosen: 6,
-            terms: 7,
-            patches: 8,
-            sizes: [9, 10, 11, 12],
-            gate: [13, 14, 15, 16, 17, 18, 19, 20, 21, 22],
+            known: 6,
+            chosen: 7,
+            terms: 8,
+            patches: 9,
+            sizes: [10, 11, 12, 13],
+            gate: [14, 15, 16, 17, 18, 19, 20, 21, 22, 23],
         };
         let words: Vec<u32> = args.to_bytes().as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b)).collect();
-        assert_eq!(words[..16], (1..9).flat_map(|at| [at, 0]).collect::<Vec<u32>>());
-        assert_eq!(words[16..], [9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22]);
+        assert_eq!(words[..18], (1..10).flat_map(|at| [at, 0]).collect::<Vec<u32>>());
+        assert_eq!(words[18..], (10..24).collect::<Vec<u32>>());
     }
 }

@@ -114,7 +114,7 @@ pub struct PooledBlocks {
     pub tasks: u64,
     /// Number of tasks.
     pub task_count: u32,
-    /// `[rate, width]`: added to logits; 0 for the mean.
+    /// `[rate, channels]`: added to logits; 0 for the mean.
     pub places: u64,
     /// `[blocks, width]`
     pub out: u64,
@@ -122,6 +122,8 @@ pub struct PooledBlocks {
     pub shape: [u32; 2],
     /// Rows of a block.
     pub rate: u32,
+    /// Whether the rows of the block before take part.
+    pub overlap: bool,
     /// The binary logarithm of the rows per page.
     pub page_shift: u32,
     /// Number format of the rows.
@@ -131,16 +133,17 @@ pub struct PooledBlocks {
 impl Launches {
     /// Pools rows to blocks.
     pub fn pool_blocks(&self, pooled: &PooledBlocks) -> Result<()> {
-        let PooledBlocks { tasks, task_count, places, out, shape: [blocks, width], rate, page_shift, kind } = *pooled;
+        let PooledBlocks { tasks, task_count, places, out, shape: [blocks, width], .. } = *pooled;
+        let PooledBlocks { rate, overlap, page_shift, kind, .. } = *pooled;
         let kernel = match kind {
             NumberFormat::F32 => "pool_blocks_f32",
             NumberFormat::Q8_0 => "pool_blocks_q8_0",
             _ => "pool_blocks_f16",
         };
         let [tasks, places, out] = [tasks, places, out].map(Argument::Address);
-        let [task_count, blocks_of, width_of, rate, shift] =
-            [task_count, blocks, width, rate, page_shift].map(Argument::Word);
-        let arguments = [tasks, task_count, places, out, blocks_of, width_of, rate, shift];
+        let [task_count, blocks_of, width_of, rate, shift, overlap] =
+            [task_count, blocks, width, rate, page_shift, overlap.into()].map(Argument::Word);
+        let arguments = [tasks, task_count, places, out, blocks_of, width_of, rate, shift, overlap];
         self.launch(kernel, [(blocks * width).div_ceil(THREADS), 1], THREADS, &arguments)
     }
 

@@ -7,12 +7,36 @@ use larder_model::{BlockPooling, DeviceChoice, DeviceHeads, DeviceIndex, DeviceK
 
 use super::GpuOps;
 use crate::attention::{ChosenTokens, IndexQueries, Queries};
-use crate::error::GpuError;
+use crate::error::{GpuError, Result};
 use crate::launches::{NewHeadsArgs, RowCopy, word};
 use crate::new_tokens::NewTokens;
 
 /// The most heads of a copy of rows: the limit of CUDA for blocks in y.
 const MAX_HEADS: usize = 65_535;
+
+impl GpuOps {
+    /// Attention of tokens that see rows of their own.
+    fn attend_to_own_rows(
+        &self,
+        queries: DeviceRows,
+        tasks: &[&AttentionArgs<DeviceKvView>],
+        counts: &[usize],
+        [listed, and_seen]: [bool; 2],
+    ) -> Result<DeviceRows> {
+        let mut state = self.lock();
+        let tokens: usize = tasks.iter().map(|args| args.seen.len()).sum();
+        let width = tasks.first().map_or(0, |args| args.heads * args.keys.width);
+        let fits =
+            [tokens, width] == [queries.rows, queries.width] && tokens > 0 && counts.len().is_multiple_of(tokens);
+        if !fits || counts.is_empty() {
+            return Err(GpuError::Unsupported(format!("{tokens} tokens do not have queries {queries:?}")));
+        }
+        let (at, parts) = (state.at(queries)?, counts.len() / tokens);
+        let tokens = ChosenTokens { queries: at, counts, parts, listed, and_seen };
+        let outputs = self.attention.begin(tasks, Queries::Chosen(&tokens))?;
+        Ok(state.push_outputs(tasks, outputs))
+    }
+}
 
 impl DeviceChoice for GpuOps {
     fn begin_heads(
@@ -97,10 +121,10 @@ impl DeviceChoice for GpuOps {
     ) -> larder_model::Result<DeviceRows> {
         let mut state = self.lock();
         let places = pooling.places.map_or(Ok(0), |places| state.kept(places))?;
-        let width = rows.first().map_or(1, |(view, _)| view.width) / if places == 0 { 1 } else { 2 };
+        let width = rows.first().map_or(1, |(view, _)| view.width) / pooling.values_of_row();
         let blocks = rows.iter().map(|(_, blocks)| blocks.len()).sum();
         let (pooled, out) = state.result(blocks, width)?;
-        self.attention.pool(rows, (pooling.rate, places), (out, [blocks, width]))?;
+        self.attention.pool(rows, (pooling, places), (out, [blocks, width]))?;
         Ok(pooled)
     }
 
@@ -117,17 +141,17 @@ impl DeviceChoice for GpuOps {
         tasks: &[&AttentionArgs<DeviceKvView>],
         counts: &[usize],
     ) -> larder_model::Result<DeviceRows> {
-        let mut state = self.lock();
-        let tokens: usize = tasks.iter().map(|args| args.seen.len()).sum();
-        let width = tasks.first().map_or(0, |args| args.heads * args.keys.width);
-        let fits =
-            [tokens, width] == [queries.rows, queries.width] && tokens > 0 && counts.len().is_multiple_of(tokens);
-        if !fits || counts.is_empty() {
-            return Err(GpuError::Unsupported(format!("{tokens} tokens do not have queries {queries:?}")).into());
-        }
-        let tokens = ChosenTokens { queries: state.at(queries)?, counts, parts: counts.len() / tokens };
-        let outputs = self.attention.begin(tasks, Queries::Chosen(&tokens))?;
-        Ok(state.push_outputs(tasks, outputs))
+        Ok(self.attend_to_own_rows(queries, tasks, counts, [true, false])?)
+    }
+
+    fn attend_joined(
+        &self,
+        queries: DeviceRows,
+        tasks: &[&AttentionArgs<DeviceKvView>],
+        counts: &[usize],
+        listed: bool,
+    ) -> larder_model::Result<DeviceRows> {
+        Ok(self.attend_to_own_rows(queries, tasks, counts, [listed, true])?)
     }
 
     fn send_choice(&self, lists: &[&[u32]], most: usize) -> larder_model::Result<()> {

@@ -1,5 +1,6 @@
 //! The choice of rows by an indexer on the device, and attention to them.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use larder_core::NumberFormat;
@@ -135,6 +136,44 @@ impl Shape {
         ops.receive(&mut [(mixed, &mut values)]).unwrap();
         (lists, values.iter().map(|value| value.to_bits()).collect())
     }
+
+    /// The attention of the new tokens to the first rows of the pages of their sequence, to some or to many of them, and to a window behind
+    /// these pages.
+    fn step_joined(&self, ops: &dyn DeviceOps, rows: &Rows) -> Vec<u32> {
+        let [heads, kv_heads, key_width, _] = self.attention;
+        let (mut tasks, mut lists, sinks) = (Vec::new(), Vec::new(), Random::new(3).floats(heads));
+        let windows: Vec<Vec<Range<usize>>> = (self.sequences.iter().enumerate())
+            .map(|(i, (tokens, new))| {
+                let first = rows.keys[i].pages.len() / 2 * PAGE;
+                let window = |at: usize| at.saturating_sub(6).max(first)..at;
+                let some =
+                    |at: usize| (0..first as u32).filter(|row| !(row * 7 + at as u32).is_multiple_of(3)).collect();
+                let new = tokens + 1 - new..=*tokens;
+                lists.extend(new.clone().map(some));
+                new.map(window).collect()
+            })
+            .collect();
+        for (i, seen) in windows.iter().enumerate() {
+            let (keys, values) = (rows.keys[i].clone(), rows.values[i].clone());
+            let (scale, sinks) = (0.2, Some(&sinks[..]));
+            tasks.push(AttentionArgs { queries: &[], heads, keys, values, kv_heads, seen, scale, sinks, bias: None });
+        }
+        let (tasks, tokens): (Vec<_>, usize) = (tasks.iter().collect(), lists.len());
+        let all = Random::new(8).floats(tokens * heads * key_width);
+        let lists: Vec<&[u32]> = lists.iter().map(Vec::as_slice).collect();
+        let counts: Vec<usize> = lists.iter().map(|list| list.len()).collect();
+        assert!(counts.contains(&0) && counts.iter().any(|count| *count > 9));
+        ops.send_choice(&lists, 2 * PAGE).unwrap();
+        let values = [true, false].map(|listed| {
+            let queries = ops.send(&all, heads * key_width).unwrap();
+            let mixed = ops.attend_joined(queries, &tasks, &counts, listed).unwrap();
+            let mut values = vec![0.0; mixed.rows * mixed.width];
+            ops.receive(&mut [(mixed, &mut values)]).unwrap();
+            values
+        });
+        assert!(values[0] != values[1]);
+        values.concat().into_iter().map(f32::to_bits).collect()
+    }
 }
 
 /// Chooses and attends on the device and on its double, for models' kinds of sparse attention.
@@ -155,6 +194,11 @@ fn compare_shapes(gpu: &Gpu, shapes: &[Shape]) {
         assert!(lists.iter().all(|list| list.is_sorted()));
         assert_eq!(found_lists, lists, "shape {which}");
         assert!(found.iter().any(|bits| *bits != 0) && found == wanted, "shape {which}");
+        if shape.parts == 1 && shape.sequences.len() > 1 {
+            let found = shape.step_joined(&ops, &shape.rows(attention.as_ref()));
+            let wanted = shape.step_joined(&host_ops, &shape.rows(host.as_ref()));
+            assert!(found == wanted, "shape {which}, rows of two sources");
+        }
     }
 }
 
@@ -240,4 +284,13 @@ fn lists_that_the_cpu_has_made_are_attended_to() {
         assert!(ops.attend_chosen(queries, &[&task], lengths).is_err(), "{lengths:?}");
     }
     assert!(ops.attend_chosen(queries, &[&task], &[2]).is_ok());
+    // Rows of another source reach into those of the task, a list that is not there, and two lists for a token.
+    let seen = 2..4;
+    let task = AttentionArgs { seen: std::slice::from_ref(&seen), ..task };
+    for (lengths, listed) in [(&[3][..], false), (&[3], true), (&[1, 1], false), (&[], false)] {
+        assert!(ops.attend_joined(queries, &[&task], lengths, listed).is_err(), "{lengths:?}");
+    }
+    for (lengths, listed) in [(&[0][..], false), (&[2], false), (&[2], true), (&[0], true)] {
+        assert!(ops.attend_joined(queries, &[&task], lengths, listed).is_ok(), "{lengths:?}");
+    }
 }

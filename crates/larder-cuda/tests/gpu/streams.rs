@@ -53,7 +53,7 @@ fn connect(ops: &dyn DeviceOps, count: usize, hidden: usize, tokens: usize) -> V
 fn rows(ops: &dyn DeviceOps, attention: &dyn DeviceAttention, kind: NumberFormat, width: usize) -> Vec<Vec<u32>> {
     let (mut random, tokens, heads, dim, page, rate) = (Random::new(width as u64), 5, 3, 4, 8, 3);
     let weight = ops.keep(&random.floats(width)).unwrap();
-    let places = ops.keep(&random.floats(rate * width)).unwrap();
+    let [places, of_overlap] = [1, 2].map(|by| ops.keep(&random.floats(by * rate * width)).unwrap());
     let x = ops.send(&random.floats(tokens * heads * width), heads * width).unwrap();
     let turns: Vec<(f32, f32)> = (0..tokens * dim / 2).map(|_| (random.float(), random.float())).collect();
     let rotation = |interleaved| Some(DeviceRotation { turns: &turns, first: 2, dim, interleaved });
@@ -73,14 +73,17 @@ fn rows(ops: &dyn DeviceOps, attention: &dyn DeviceAttention, kind: NumberFormat
     };
     let blocks = [(view(0, 2, width), 1..5), (view(3, 2, width), 8..13)];
     let values_and_logits = [(view(0, 1, 2 * width), 0..2), (view(2, 2, 2 * width), 6..10)];
+    let overlapping = [(view(0, 1, 4 * width), 0..2), (view(2, 2, 4 * width), 7..10), (view(0, 2, 4 * width), 4..5)];
+    let pooling = |places, overlap| BlockPooling { rate, places, overlap };
     let results = [
         ops.rotate_heads(x, heads, Some((weight, 1e-5)), rotation(true)).unwrap(),
         ops.rotate_heads(x, heads, None, rotation(false)).unwrap(),
         ops.rotate_heads(x, heads, None, None).unwrap(),
         ops.columns(x, width, width).unwrap(),
         ops.beside(x, ops.columns(x, 1, 2).unwrap()).unwrap(),
-        ops.pool_blocks(&blocks, &BlockPooling { rate, places: None }).unwrap(),
-        ops.pool_blocks(&values_and_logits, &BlockPooling { rate, places: Some(places) }).unwrap(),
+        ops.pool_blocks(&blocks, &pooling(None, false)).unwrap(),
+        ops.pool_blocks(&values_and_logits, &pooling(Some(places), false)).unwrap(),
+        ops.pool_blocks(&overlapping, &pooling(Some(of_overlap), true)).unwrap(),
     ];
     bits(ops, &results)
 }
@@ -127,7 +130,7 @@ fn rows_that_do_not_fit_are_errors() {
     let weights = ManifoldWeights { scale: [1.0; 3], base, eps: 0.0, iterations: 1 };
     let turns = [(1.0, 0.0); 3];
     let rotation = Some(DeviceRotation { turns: &turns, first: 0, dim: 2, interleaved: true });
-    let pooling = BlockPooling { rate: 2, places: None };
+    let pooling = BlockPooling { rate: 2, places: None, overlap: false };
     let errors = [
         ops.rms_groups(x, 5, None, 1e-5),
         ops.stream_weights(x, 3, &weights),
@@ -150,5 +153,10 @@ fn rows_that_do_not_fit_are_errors() {
     let view = DeviceKvView { first_page: 0, pages: vec![attention.allocate(page).unwrap()], width: 4 };
     assert!(ops.pool_blocks(&[(view.clone(), 0..2)], &pooling).is_ok());
     assert!(ops.pool_blocks(&[(view.clone(), 1..3)], &pooling).is_err(), "a block that is not stored");
-    assert!(ops.pool_blocks(&[(DeviceKvView { first_page: 1, ..view }, 1..3)], &pooling).is_err());
+    assert!(ops.pool_blocks(&[(DeviceKvView { first_page: 1, ..view.clone() }, 1..3)], &pooling).is_err());
+    let overlapping = BlockPooling { overlap: true, places: Some(base), ..pooling };
+    let first_page = |first_page| DeviceKvView { first_page, ..view.clone() };
+    assert!(ops.pool_blocks(&[(first_page(1), 3..4)], &overlapping).is_ok());
+    assert!(ops.pool_blocks(&[(first_page(1), 2..3)], &overlapping).is_err(), "the block before is not stored");
+    assert!(ops.pool_blocks(&[(first_page(0), 0..1)], &BlockPooling { places: None, ..overlapping }).is_err());
 }

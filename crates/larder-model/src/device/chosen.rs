@@ -90,9 +90,23 @@ impl DeviceIndex<'_> {
 pub struct BlockPooling {
     /// Rows of a block.
     pub rate: usize,
-    /// Of rows that are values and then logits, values that are [kept](super::DeviceOps::keep), `[rate, width]`: they are added to the logits by
-    /// the place in the block, and values weighted by the softmax. Without them, the key is the mean of the rows.
+    /// Of rows that are values and then logits, values that are [kept](super::DeviceOps::keep), `[rate, channels]`: they are added to the logits
+    /// by the place in the block, and values weighted by the softmax. Without them, the key is the mean of the rows.
     pub places: Option<usize>,
+    /// Whether rows with places have twice the channels of a key: those of the block before take part with the first half, and those of the
+    /// block with the second.
+    pub overlap: bool,
+}
+
+impl BlockPooling {
+    /// Values of a row for each of a key.
+    pub fn values_of_row(&self) -> usize {
+        match (self.places, self.overlap) {
+            (None, _) => 1,
+            (Some(_), false) => 2,
+            (Some(_), true) => 4,
+        }
+    }
 }
 
 /// The choice of rows by an indexer, and attention to them. A device keeps the last choice.
@@ -132,6 +146,17 @@ pub trait DeviceChoice {
         queries: DeviceRows,
         tasks: &[&AttentionArgs<DeviceKvView>],
         counts: &[usize],
+    ) -> Result<DeviceRows>;
+
+    /// Attention of queries on the device as [`attend_chosen`](Self::attend_chosen), to rows of two sources, whose pages are one view: of each
+    /// token to the first `counts` rows, or if they are `listed` to those of the list of the last choice, which has this length; and behind
+    /// them to the rows that its task lets it see.
+    fn attend_joined(
+        &self,
+        queries: DeviceRows,
+        tasks: &[&AttentionArgs<DeviceKvView>],
+        counts: &[usize],
+        listed: bool,
     ) -> Result<DeviceRows>;
 
     /// Takes lists that the CPU has chosen as the last choice; none has more than `most` positions.

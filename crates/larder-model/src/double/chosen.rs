@@ -74,6 +74,28 @@ impl OpsDouble {
         attend(&ThreadPool::single_threaded(), &mut [AttentionTask { args, out: &mut out }]);
         out
     }
+
+    /// The attention of all tokens to the rows of their lists, of which each has one, or one for each part of its heads.
+    fn attend_to_lists(
+        &self,
+        queries: DeviceRows,
+        values: &[f32],
+        tasks: &[&AttentionArgs<DeviceKvView>],
+        lists: &[Vec<u32>],
+    ) -> DeviceRows {
+        let parts = lists.len() / queries.rows;
+        let (mut out, mut token) = (Vec::new(), 0);
+        for args in tasks {
+            for _ in args.seen {
+                let own = &values[token * queries.width..][..queries.width];
+                for part in 0..parts {
+                    out.extend(self.attend_one(args, own, &lists[token * parts + part], [part, parts]));
+                }
+                token += 1;
+            }
+        }
+        self.push(out.len() / queries.rows, out, Ok(()))
+    }
 }
 
 impl DeviceChoice for OpsDouble {
@@ -118,10 +140,11 @@ impl DeviceChoice for OpsDouble {
     }
 
     fn pool_blocks(&self, rows: &[(DeviceKvView, Range<usize>)], pooling: &BlockPooling) -> Result<DeviceRows> {
-        let BlockPooling { rate, places } = *pooling;
+        let BlockPooling { rate, places, overlap } = *pooling;
         let (mut pooled, mut out_width) = (Vec::new(), 1);
         for (view, blocks) in rows {
-            out_width = if places.is_some() { view.width / 2 } else { view.width };
+            out_width = view.width / pooling.values_of_row();
+            let channels = if overlap { 2 * out_width } else { out_width };
             for block in blocks.clone() {
                 let shape = self.attention.shape(view.pages[0]);
                 let row = |position: usize| {
@@ -131,13 +154,16 @@ impl DeviceChoice for OpsDouble {
                     widen(shape.kind, &page[at..][..shape.row_bytes], &mut row);
                     row
                 };
-                let rows: Vec<Vec<f32>> = (block * rate..(block + 1) * rate).map(row).collect();
+                let first = block.saturating_sub(overlap.into()) * rate;
+                let rows: Vec<Vec<f32>> = (first..(block + 1) * rate).map(row).collect();
                 let state = self.lock();
                 let key = (0..out_width).map(|channel| match places {
                     None => rows.iter().fold(0.0, |sum, row| sum + row[channel]) / rate as f32,
                     Some(places) => {
                         let of = |(i, row): (usize, &Vec<f32>)| {
-                            (row[channel], row[out_width + channel] + state.kept[places][i * out_width + channel])
+                            let own = overlap && first + i >= block * rate;
+                            let at = if own { out_width + channel } else { channel };
+                            (row[at], row[channels + at] + state.kept[places][i % rate * channels + at])
                         };
                         weighted_mean(&mut rows.iter().enumerate().map(of).collect::<Vec<_>>())
                     }
@@ -207,18 +233,27 @@ impl DeviceChoice for OpsDouble {
             (state.values(queries).to_vec(), state.choice.clone())
         };
         assert!(lists.iter().map(Vec::len).eq(counts.iter().copied()), "the lists of the last choice");
-        let parts = counts.len() / queries.rows;
-        let (mut out, mut token) = (Vec::new(), 0);
-        for args in tasks {
-            for _ in args.seen {
-                let own = &all[token * queries.width..][..queries.width];
-                for part in 0..parts {
-                    out.extend(self.attend_one(args, own, &lists[token * parts + part], [part, parts]));
-                }
-                token += 1;
-            }
+        Ok(self.attend_to_lists(queries, &all, tasks, &lists))
+    }
+
+    fn attend_joined(
+        &self,
+        queries: DeviceRows,
+        tasks: &[&AttentionArgs<DeviceKvView>],
+        counts: &[usize],
+        listed: bool,
+    ) -> Result<DeviceRows> {
+        let (all, mut lists) = {
+            let state = self.lock();
+            (state.values(queries).to_vec(), if listed { state.choice.clone() } else { Vec::new() })
+        };
+        if !listed {
+            lists = counts.iter().map(|count| (0..*count as u32).collect()).collect();
         }
-        Ok(self.push(out.len() / queries.rows, out, Ok(())))
+        assert!(lists.iter().map(Vec::len).eq(counts.iter().copied()), "the lists of the last choice");
+        let seen = tasks.iter().flat_map(|args| args.seen);
+        lists.iter_mut().zip(seen).for_each(|(list, seen)| list.extend(seen.start as u32..seen.end as u32));
+        Ok(self.attend_to_lists(queries, &all, tasks, &lists))
     }
 
     fn send_choice(&self, lists: &[&[u32]], most: usize) -> Result<()> {

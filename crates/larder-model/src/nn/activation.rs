@@ -147,30 +147,9 @@ fn gelu_tanh(x: f32) -> f32 {
     0.5 * x * (1.0 + tanh(SQRT_2_BY_PI * (x + 0.044715 * x * x * x)))
 }
 
-/// `ln(1 + e^x)`, as `max(x, 0) + ln(1 + t)` with `t = e^-|x|`, and the logarithm as `2 · artanh(t / (2 + t))`.
-pub(super) fn softplus(x: f32) -> f32 {
-    let t = exp(-x.abs());
-    let s = t / (2.0 + t); // at most a third
-    let square = s * s;
-    let series = (0..7).rev().fold(1.0 / 15.0, |p, i| p * square + 1.0 / (2 * i + 1) as f32);
-    let above = if x < 0.0 { 0.0 } else { x };
-    above + 2.0 * s * series
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn softplus_is_close_to_its_definition() {
-        for i in -4000..4000 {
-            let x = i as f32 * 0.01;
-            let (got, want) = (f64::from(softplus(x)), f64::from(x).exp().ln_1p());
-            assert!((got - want).abs() <= 4e-7 * want, "{got} is not {want} at {x}");
-        }
-        assert!(softplus(f32::NAN).is_nan());
-        assert_eq!((softplus(f32::INFINITY), softplus(1e30)), (f32::INFINITY, 1e30));
-    }
 
     #[test]
     fn known_values() {

@@ -20,8 +20,8 @@ pub struct BlockKeys<'a> {
     pub pooling: BlockPooling,
     /// Of a key.
     pub norm: DeviceNorm<'a>,
-    /// Of a key, by the first position of its block.
-    pub rotation: Option<(&'a Rope, Rotary)>,
+    /// Of a key, from this value on, by the first position of its block.
+    pub rotation: Option<(&'a Rope, Rotary, usize)>,
 }
 
 /// Some new rows of a sequence.
@@ -32,19 +32,19 @@ struct NewRows {
 }
 
 impl BlockKeys<'_> {
-    /// Appends what the tokens of a step yield, `[tokens, width]`, to the first further rows of a layer, and the keys of the blocks that are
-    /// then complete to the second.
+    /// Appends what the tokens of a step yield, `[tokens, width]`, to further rows of a layer, of the kind with number `first`, and the keys of
+    /// the blocks that are then complete to those of the next kind.
     pub fn append(
         &self,
         parts: DeviceRows,
-        states: &mut LayerStates,
+        (states, first): (&mut LayerStates, usize),
         pass: &ForwardPass,
         ops: &dyn DeviceOps,
     ) -> Result<()> {
         let all = pass.spans.iter().enumerate();
         if pass.spans.iter().all(|span| span.tokens <= KV_PAGE_TOKENS) {
             let new = all.map(|(span, at)| NewRows { span, rows: at.start..at.start + at.tokens });
-            return self.append_some(parts, &new.collect::<Vec<_>>(), states, ops);
+            return self.append_some(parts, &new.collect::<Vec<_>>(), (states, first), ops);
         }
         // No more rows at a time than are counted beside those that are kept.
         for (span, at) in all {
@@ -52,7 +52,7 @@ impl BlockKeys<'_> {
                 let count = KV_PAGE_TOKENS.min(at.tokens - start);
                 let rows = at.start + start..at.start + start + count;
                 let own = ops.part(parts, at.first_row + start, count)?;
-                self.append_some(own, &[NewRows { span, rows }], states, ops)?;
+                self.append_some(own, &[NewRows { span, rows }], (states, first), ops)?;
             }
         }
         Ok(())
@@ -63,36 +63,36 @@ impl BlockKeys<'_> {
         &self,
         parts: DeviceRows,
         new: &[NewRows],
-        states: &mut LayerStates,
+        (states, first): (&mut LayerStates, usize),
         ops: &dyn DeviceOps,
     ) -> Result<()> {
         for NewRows { span, rows } in new {
-            states.of_mut(*span).further[0].extend(rows.len())?;
+            states.of_mut(*span).further[first].extend(rows.len())?;
         }
-        write_rows(parts, None, new, |span| &states.of(span).further[0].rows, ops)?;
+        write_rows(parts, None, new, |span| &states.of(span).further[first].rows, ops)?;
         let complete = |rows: &NewRows| {
-            let [tokens, keys] = &states.of(rows.span).further[..] else { unreachable!("two kinds of rows are kept") };
+            let [tokens, keys] = &states.of(rows.span).further[first..][..2] else { unreachable!("there are two") };
             NewRows { span: rows.span, rows: keys.rows.len()..tokens.rows.len() / self.pooling.rate }
         };
         let blocks: Vec<NewRows> = new.iter().map(complete).filter(|blocks| !blocks.rows.is_empty()).collect();
         if !blocks.is_empty() {
-            let view = |span: usize| states.of(span).further[0].rows.view(parts.width).on_device();
+            let view = |span: usize| states.of(span).further[first].rows.view(parts.width).on_device();
             let of_blocks: Vec<_> = blocks.iter().map(|blocks| (view(blocks.span), blocks.rows.clone())).collect();
             let keys = self.norm.begin(ops.pool_blocks(&of_blocks, &self.pooling)?, ops)?;
             for NewRows { span, rows } in &blocks {
-                states.of_mut(*span).further[1].extend(rows.len())?;
+                states.of_mut(*span).further[first + 1].extend(rows.len())?;
             }
             let mut turns = RopeTable::default();
-            let rotation = self.rotation.map(|(rope, rotary)| {
+            let rotation = self.rotation.map(|(rope, rotary, first)| {
                 for at in blocks.iter().flat_map(|blocks| blocks.rows.clone()).map(|block| block * self.pooling.rate) {
                     rope.extend(&mut turns, at..at + 1, at + 1);
                 }
                 let Rotary { dim, interleaved, .. } = rotary;
-                DeviceRotation { turns: turns.turns(), first: 0, dim, interleaved }
+                DeviceRotation { turns: turns.turns(), first, dim, interleaved }
             });
-            write_rows(keys, rotation, &blocks, |span| &states.of(span).further[1].rows, ops)?;
+            write_rows(keys, rotation, &blocks, |span| &states.of(span).further[first + 1].rows, ops)?;
         }
-        new.iter().for_each(|rows| states.of_mut(rows.span).further[0].release_unneeded());
+        new.iter().for_each(|rows| states.of_mut(rows.span).further[first].release_unneeded());
         Ok(())
     }
 }
@@ -149,11 +149,11 @@ impl ChainedIndexer for BlockIndexer {
             IndexProducts::Apart(..) => products[0],
         };
         let of_blocks = BlockKeys {
-            pooling: BlockPooling { rate: tokens, places: None },
+            pooling: BlockPooling { rate: tokens, places: None, overlap: false },
             norm: self.key_norm.for_devices().expect("the indexer is for devices"),
-            rotation: Some((&self.rope, self.rotary)),
+            rotation: Some((&self.rope, self.rotary, 0)),
         };
-        of_blocks.append(keys, states, pass, ops)?;
+        of_blocks.append(keys, (states, 0), pass, ops)?;
         if !self.has_choice(pass) {
             return Ok(None);
         }

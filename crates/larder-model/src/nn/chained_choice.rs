@@ -150,7 +150,7 @@ impl Indexer {
                 query.map(|_| queries)
             }
             IndexKeys::OfBlocks(compressor) => {
-                compressor.begin([products[0], products[1]], states, pass, ops)?;
+                compressor.begin([products[0], products[1]], (states, 0), pass, ops)?;
                 match (query, rotation) {
                     (Some(query), Some(_)) => Some(ops.rotate_heads(query, heads, None, rotation)?),
                     (query, _) => query,

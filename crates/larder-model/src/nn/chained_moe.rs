@@ -2,6 +2,8 @@
 
 use std::cell::OnceCell;
 
+use larder_core::ExpertId;
+
 use super::moe::{DenseBeside, LatentExperts, MoeInput, SharedExpert};
 use super::{GateFunction, Moe};
 use crate::device::{DeviceOps, DeviceRows};
@@ -34,6 +36,15 @@ pub(crate) struct MoeOnDevice<'a> {
     pub ops: &'a dyn DeviceOps,
 }
 
+/// What a device chooses the experts of a layer by.
+#[derive(Clone, Copy)]
+pub(crate) struct ChosenBy<'a> {
+    /// The router logits.
+    pub logits: DeviceRows,
+    /// `[tokens, k]`: the experts, if they are known; then logits only weigh them.
+    pub known: Option<&'a [ExpertId]>,
+}
+
 impl Moe {
     /// Whether [`begin`](Self::begin) computes it.
     pub(crate) fn is_for_devices(&self) -> bool {
@@ -50,9 +61,7 @@ impl Moe {
 
     /// Whether a device that chooses experts computes everything else of the layer too.
     pub(crate) fn is_whole_on_devices(&self) -> bool {
-        self.is_for_devices()
-            && self.by_token.is_none()
-            && self.shared.as_ref().is_none_or(SharedExpert::is_for_devices)
+        self.is_for_devices() && self.shared.as_ref().is_none_or(SharedExpert::is_for_devices)
     }
 
     /// What the experts read of the input `x` of the layer, begun on a device.
@@ -93,11 +102,8 @@ impl Moe {
     }
 
     /// Begins the experts that a device has, for what they read, before the host knows the choice. [`begin`](Self::begin) follows.
-    pub(crate) fn begin_hits(&self, x: DeviceRows, logits: DeviceRows, experts: &mut dyn ExpertPath) -> Result<()> {
-        match self.by_token {
-            Some(_) => Ok(()),
-            None => experts.begin_hits(&self.call_on_device(logits, CallOnDevice { x, shared: None, residual: None })),
-        }
+    pub(crate) fn begin_hits(&self, x: DeviceRows, chosen_by: ChosenBy, experts: &mut dyn ExpertPath) -> Result<()> {
+        experts.begin_hits(&self.call_on_device(chosen_by, CallOnDevice { x, shared: None, residual: None }))
     }
 
     /// As [`forward`](Self::forward), with the outputs as rows of a chain, added to the residual stream if it is among
@@ -157,14 +163,14 @@ impl Moe {
     pub(crate) fn begin_chosen(
         &self,
         rows: MoeOnDevice,
-        logits: DeviceRows,
+        chosen_by: ChosenBy,
         experts: &mut dyn ExpertPath,
     ) -> Result<DeviceRows> {
         let MoeOnDevice { of_experts, always: AlwaysOnDevice { beside, shared }, residual, ops, .. } = rows;
         let is_direct = self.adds_at_once();
         let [at_once, onto] = [shared, residual].map(|rows| rows.filter(|_| is_direct));
         let on_device = CallOnDevice { x: of_experts, shared: at_once, residual: onto };
-        let sums = experts.begin_chosen(&self.call_on_device(logits, on_device))?;
+        let sums = experts.begin_chosen(&self.call_on_device(chosen_by, on_device))?;
         match is_direct {
             true => Ok(sums),
             false => self.begin_output(sums, beside, [shared, residual], ops),
@@ -197,8 +203,9 @@ impl Moe {
     }
 
     /// The call of the experts by router logits on a device.
-    fn call_on_device(&self, logits: DeviceRows, on_device: CallOnDevice) -> DeviceMoeCall<'_> {
-        DeviceMoeCall { layer: self.layer, gate: &self.gate, act: self.act, logits, on_device }
+    fn call_on_device<'a>(&'a self, chosen_by: ChosenBy<'a>, on_device: CallOnDevice) -> DeviceMoeCall<'a> {
+        let ChosenBy { logits, known } = chosen_by;
+        DeviceMoeCall { layer: self.layer, gate: &self.gate, act: self.act, logits, known, on_device }
     }
 }
 

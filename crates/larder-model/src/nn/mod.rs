@@ -48,7 +48,7 @@ pub(crate) use activation::{sigmoid, silu};
 pub use attention::{Attention, AttentionShape, AttentionTemperature, InputProducts, QkNorm};
 pub use attention_indexer::AttentionIndexer;
 pub use block_indexer::{BlockIndexer, BlockIndexerShape, IndexProducts};
-pub(crate) use chained_moe::MoeOnDevice;
+pub(crate) use chained_moe::{ChosenBy, MoeOnDevice};
 pub(crate) use compressed::weighted_mean;
 pub use compressed::{CompressedAttention, CompressedShape, Compressor, CompressorShape, Entries, EntryIndexer};
 pub use conv::{CausalConv, ShortConv};

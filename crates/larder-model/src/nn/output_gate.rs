@@ -1,8 +1,9 @@
 //! Output gates: factors on what attention yields, made of its input.
 
 use candle_core::{Device, Tensor};
+use larder_core::softplus;
 
-use super::activation::{sigmoid, silu, softplus};
+use super::activation::{sigmoid, silu};
 use crate::device::{DeviceOps, DeviceRows};
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};

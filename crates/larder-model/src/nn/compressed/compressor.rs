@@ -123,9 +123,7 @@ impl Compressor {
 
     /// Whether there is a form for devices, if its products are there.
     pub fn has_device_form(&self) -> bool {
-        let (values, entries) = (self.value_norm.for_devices(), self.norm.for_devices());
-        // Blocks that overlap, and rotations of the last values, are computed on the CPU.
-        !self.shape.overlap && self.rotation.is_none() && values.is_some() && entries.is_some()
+        self.value_norm.for_devices().is_some() && self.norm.for_devices().is_some()
     }
 
     /// Whether all of it is computed on a device.
@@ -133,22 +131,23 @@ impl Compressor {
         self.has_device_form() && self.values.is_on_device() && self.logits.is_on_device()
     }
 
-    /// As [`append`](Self::append), for the tokens of a step, begun on a device; `products` are values and logits.
+    /// As [`append`](Self::append), for the tokens of a step, begun on a device, of values and logits; `first` is the number of the first of its
+    /// two kinds of further rows.
     pub(in crate::nn) fn begin(
         &self,
         [values, logits]: [DeviceRows; 2],
-        states: &mut LayerStates,
+        (states, first): (&mut LayerStates, usize),
         pass: &ForwardPass,
         ops: &dyn DeviceOps,
     ) -> Result<()> {
         let values = self.value_norm.for_devices().expect("it is for devices").begin(values, ops)?;
         let places = Some(self.places_copy.of(&self.places, ops)?);
         let keys = BlockKeys {
-            pooling: BlockPooling { rate: self.shape.rate, places },
+            pooling: BlockPooling { rate: self.shape.rate, places, overlap: self.shape.overlap },
             norm: self.norm.for_devices().expect("it is for devices"),
-            rotation: None,
+            rotation: self.rotation.as_ref().map(|(rope, rotary)| (rope, *rotary, self.shape.width - rotary.dim)),
         };
-        keys.append(ops.beside(values, logits)?, states, pass, ops)
+        keys.append(ops.beside(values, logits)?, (states, first), pass, ops)
     }
 
     /// Appends the parts of the tokens of a span to those that are kept, and the entries of the blocks that are then complete.

@@ -8,16 +8,20 @@ use larder_kernels::{AttentionArgs, AttentionTask};
 use compressor::entries_seen;
 use output::GroupedOutput;
 
+use super::chained_choice::forward_on_device;
+use super::norm::NormWeight;
 use super::norm::rms;
 use super::{
-    AttentionMask, ChoiceShape, ChosenAttention, ChosenQuery, ChosenRows, ForwardPass, LayerKv, LayerShape, Mixer,
-    Norm, Rotary, RowShape, Selection, StepIndex, TokenScratch, made_up,
+    AttentionMask, ChainedMixer, ChoiceShape, ChosenAttention, ChosenQuery, ChosenRows, ForwardPass, LayerKv,
+    LayerShape, Mixer, Norm, Rotary, RowShape, Selection, StepIndex, TokenScratch, made_up,
 };
 use crate::error::Result;
+use crate::hidden::Place;
 use crate::matrix::{Linear, with_f32};
 use crate::step::LayerStates;
 use crate::weights::WeightLoader;
 
+mod chained;
 mod compressor;
 mod output;
 #[cfg(test)]
@@ -55,6 +59,8 @@ pub struct CompressedAttention {
     q_b: Linear, // [heads · head_dim, q_rank]
     kv: Linear,  // [head_dim, hidden]
     kv_norm: Norm,
+    /// Of the queries' norm, which has no weights.
+    ones: NormWeight, // [head_dim]
     sinks: Vec<f32>, // [heads]
     output: GroupedOutput,
     rotary: Rotary,
@@ -107,6 +113,7 @@ impl CompressedAttention {
             q_b: weights.linear(&name("wq_b"), heads * head_dim, q_rank, false)?,
             kv: weights.linear(&name("wkv"), head_dim, hidden, false)?,
             kv_norm: Norm::rms(weights, &name("kv_norm"), head_dim, eps)?,
+            ones: vec![1.0; head_dim].into(),
             sinks: weights.vector(&name("attn_sink"), &[heads])?,
             output: GroupedOutput::load(weights, prefix, shape)?,
             rotary,
@@ -136,9 +143,7 @@ impl CompressedAttention {
         for (i, span) in pass.spans.iter().enumerate() {
             states.of_mut(i).keys.append(span.rows(rows, width), 1, width)?;
         }
-        let Some(Entries { compressor, indexer, .. }) = &self.entries else { return Ok(()) };
-        let compressors = [Some(compressor), indexer.as_ref().map(|indexer| &indexer.compressor)];
-        for (kind, compressor) in compressors.into_iter().flatten().enumerate() {
+        for (kind, compressor) in self.compressors().enumerate() {
             let parts = compressor.parts(x)?;
             for (i, span) in pass.spans.iter().enumerate() {
                 compressor.append(&parts, span, &mut states.of_mut(i).further[2 * kind..][..2])?;
@@ -199,15 +204,24 @@ impl CompressedAttention {
                 queries.push(ChosenQuery { query, sources, out });
             }
         }
-        let attention = ChosenAttention {
-            heads,
-            kv_heads: 1,
-            key_width: head_dim,
-            value_width: head_dim,
-            scale: self.scale(),
-            sinks: Some(&self.sinks),
-        };
-        attention.attend(self.kv.compute(), &mut queries);
+        self.over_rows().attend(self.kv.compute(), &mut queries);
+    }
+
+    /// What makes entries, and what makes the keys of an indexer.
+    fn compressors(&self) -> impl Iterator<Item = &Compressor> {
+        let entries = self.entries.iter().map(|entries| &entries.compressor);
+        entries.chain(self.indexer().map(|indexer| &indexer.compressor))
+    }
+
+    fn indexer(&self) -> Option<&EntryIndexer> {
+        self.entries.as_ref()?.indexer.as_ref()
+    }
+
+    /// The attention over rows.
+    fn over_rows(&self) -> ChosenAttention<'_> {
+        let CompressedShape { heads, head_dim, .. } = self.shape;
+        let (key_width, value_width, sinks) = (head_dim, head_dim, Some(&self.sinks[..]));
+        ChosenAttention { heads, kv_heads: 1, key_width, value_width, scale: self.scale(), sinks }
     }
 
     fn mask(&self) -> AttentionMask {
@@ -246,6 +260,9 @@ impl EntryIndexer {
 impl Mixer for CompressedAttention {
     fn forward(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Tensor> {
         let CompressedShape { heads, head_dim, .. } = self.shape;
+        if let (Place::Device, Some(ops), Some(_)) = (states.place(), &self.kv.compute().device_ops, &self.entries) {
+            return forward_on_device(self, x, states, pass, ops.as_ref());
+        }
         let latent = self.q_norm.forward(&self.q_a.forward(x)?)?;
         let q = self.queries(&latent, pass)?;
         self.append(x, &self.rows(x, pass)?, states, pass)?;
@@ -264,13 +281,13 @@ impl Mixer for CompressedAttention {
         self.output.forward(mixed)
     }
 
+    fn chained(&self) -> Option<&dyn ChainedMixer> {
+        self.is_for_devices().then_some(self)
+    }
+
     fn layer_shape(&self) -> LayerShape {
         let keys = Some(RowShape { heads: 1, width: self.shape.head_dim });
-        let compressors = self.entries.iter().flat_map(|entries| {
-            let indexer = entries.indexer.as_ref().map(|indexer| &indexer.compressor);
-            [Some(&entries.compressor), indexer].into_iter().flatten()
-        });
-        let further = compressors.flat_map(Compressor::kept).collect();
+        let further = self.compressors().flat_map(Compressor::kept).collect();
         LayerShape { keys, mask: self.mask(), ..LayerShape::NOTHING }.with_further(further)
     }
 
@@ -298,6 +315,13 @@ impl Mixer for CompressedAttention {
         let floats = 2 * hidden + 4 * heads * head_dim + 2 * q_rank + 3 * head_dim + 3 * groups * group_rank + entries;
         let input = hidden.max(q_rank).max(heads * head_dim).max(groups * group_rank);
         TokenScratch { floats, input }
+    }
+
+    fn chooses_on_device(&self) -> bool {
+        // Where there is no device, this is what one with operations of chains would do.
+        let compute = self.kv.compute();
+        let here = compute.device_attention.is_none() || (compute.device_ops.is_some() && self.is_for_devices());
+        self.has_device_form() && here
     }
 
     fn choice(&self) -> Option<ChoiceShape> {

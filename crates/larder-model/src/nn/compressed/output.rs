@@ -3,6 +3,7 @@
 use candle_core::{Device, Tensor};
 
 use super::CompressedShape;
+use crate::device::{DeviceOps, DeviceRows};
 use crate::error::Result;
 use crate::matrix::{Linear, PlacedMatrix};
 use crate::weights::WeightLoader;
@@ -34,5 +35,16 @@ impl GroupedOutput {
         let mixed = Tensor::from_vec(mixed, (tokens, groups, self.width / groups), &Device::Cpu)?;
         let grouped = PlacedMatrix::forward_heads(&self.groups, &mixed)?; // [tokens, groups, group_rank]
         self.whole.forward(&grouped.reshape((tokens, self.whole.input_width()))?)
+    }
+
+    /// Whether a device computes both steps.
+    pub fn is_on_device(&self) -> bool {
+        PlacedMatrix::begins_heads(&self.groups, self.width / self.groups.len()) && self.whole.is_on_device()
+    }
+
+    /// As [`forward`](Self::forward), begun on a device. The caller guarantees that it [is there](Self::is_on_device).
+    pub fn begin(&self, mixed: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+        let grouped = PlacedMatrix::begin_heads(&self.groups, mixed, ops)?;
+        Ok(self.whole.begin(grouped, ops)?.expect("the product is on the device"))
     }
 }

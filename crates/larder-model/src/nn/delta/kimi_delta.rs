@@ -2,9 +2,9 @@
 
 use candle_core::Tensor;
 use larder_core::Rng;
-use larder_kernels::exp;
+use larder_kernels::{exp, softplus};
 
-use super::super::activation::{sigmoid, softplus};
+use super::super::activation::sigmoid;
 use super::super::{
     Activation, CausalConv, ChainedMixer, ForwardPass, GateFunction, LayerKv, LayerShape, Mixer, TokenScratch,
 };

@@ -5,14 +5,14 @@ use std::slice;
 
 use candle_core::{Device, Tensor};
 use larder_core::Rng;
-use larder_kernels::exp;
+use larder_kernels::{exp, softplus};
 
 use super::{ChannelTokens, check_sizes};
 use crate::device::{DeviceChannelScan, DeviceCopy, DeviceOps, DeviceRows};
 use crate::error::Result;
 use crate::hidden::Hidden;
 use crate::matrix::{Linear, with_f32};
-use crate::nn::activation::{Activation, silu, softplus};
+use crate::nn::activation::{Activation, silu};
 use crate::nn::{
     CausalConv, ChainedMixer, ForwardPass, GateFunction, LayerKv, LayerShape, Mixer, Norm, StateLens, TokenScratch,
 };

@@ -4,7 +4,7 @@ use std::slice;
 
 use candle_core::{Device, Tensor};
 use larder_core::Rng;
-use larder_kernels::exp;
+use larder_kernels::{exp, softplus};
 
 use super::{ScanTokens, check_sizes};
 use crate::config::config_error;
@@ -12,7 +12,7 @@ use crate::device::{DeviceCopy, DeviceOps, DeviceRows, DeviceScan, GateOrder, No
 use crate::error::Result;
 use crate::hidden::Hidden;
 use crate::matrix::{Linear, with_f32};
-use crate::nn::activation::{Activation, silu, softplus};
+use crate::nn::activation::{Activation, silu};
 use crate::nn::norm::{NormWeight, scale};
 use crate::nn::recurrent::StateValues;
 use crate::nn::{
