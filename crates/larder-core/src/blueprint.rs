@@ -61,6 +61,8 @@ pub struct TensorSpec {
     /// Whether only single rows of it are read, by row index, and never the whole: an embedding that is not the output
     /// head too.
     pub by_row: bool,
+    /// Whether it goes to a device, if there is one: weights of products, and kernels that are multiplied with but keep their precision.
+    pub on_device: bool,
 }
 
 impl TensorSpec {

@@ -1,18 +1,10 @@
-// Causal convolutions and the delta rule, on states that stay on the device, and the norm behind them.
-#include "activations.cuh"
+// Causal convolutions and recurrences, on states that stay on the device, and the norm behind them.
+#include "states.cuh"
 
 // The most inputs of a convolution.
 constexpr u32 MAX_INPUTS = 3;
 // Added to the sum of squares of a query or key, under the root.
 constexpr float UNIT_EPS = 1e-6f;
-
-// Consecutive tokens of a sequence, and its state: the window of the convolution, then the state of the recurrence.
-struct StateSpan {
-    float *state;
-    u32 first_row;
-    u32 tokens;
-};
-static_assert(sizeof(StateSpan) == 16, "must match the layout in Rust");
 
 // The arguments of a convolution.
 struct ConvolutionArgs {
@@ -34,28 +26,6 @@ struct ConvolutionArgs {
     u32 silu;
 };
 static_assert(sizeof(ConvolutionArgs) == 88, "must match the layout in Rust");
-
-// What a convolution reads of one channel.
-struct Channel {
-    const float *input;
-    // Values from one token to the next.
-    u32 stride;
-    // The column in the window.
-    float *window;
-    u32 channels;
-    // Inputs in the window.
-    u32 kept;
-
-    // The input at token `token - kept` of the span.
-    __device__ float at(u32 token) const {
-        return token < kept ? window[(u64)token * channels] : input[(u64)(token - kept) * stride];
-    }
-
-    // Writes the window behind `tokens` tokens to a column.
-    __device__ void write_window(u32 tokens, float *out) const {
-        for (u32 i = 0; i < kept; i++) out[(u64)i * channels] = at(tokens + i);
-    }
-};
 
 // Convolves one channel of the tokens of a span, which is the grid's y, and updates its window.
 extern "C" __global__ void convolve(const ConvolutionArgs *args_in_memory) {

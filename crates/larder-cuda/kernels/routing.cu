@@ -12,6 +12,9 @@ enum Renorm : u32 { NO_DIVISION, SUM_PLUS, SUM_AT_LEAST };
 // How a group of experts is ranked.
 enum GroupRank : u32 { BEST, BEST_TWO };
 
+// In the place of an expert, where there is none.
+constexpr u32 NO_EXPERT = 0xFFFF;
+
 // An address that depends on the choice.
 struct Patch {
     // Gets the address of the expert plus the offset.
@@ -22,7 +25,7 @@ static_assert(sizeof(Patch) == 16, "must match the layout in Rust");
 
 // The arguments of a choice.
 struct ChoiceArgs {
-    // [tokens, experts]
+    // [tokens, classes]
     const float *logits;
     // [experts], added to the scores for the choice only; or null
     const float *bias;
@@ -30,8 +33,8 @@ struct ChoiceArgs {
     const float *scales;
     // [experts]: the address of each; null where it is not on the device, and its products are left out
     const u64 *slots;
-    // [tokens, 2 * experts + groups]: scores, those by which experts are chosen, and those of groups; and where weights scale inputs, behind
-    // these the k weights of the token
+    // [tokens, 2 * experts + 1 + groups]: scores of classes, those by which experts are chosen, and those of groups; and where weights scale
+    // inputs, behind these the k weights of the token
     float *scores;
     // [tokens, k]: the experts, if the gate only weighs them; or null
     const u32 *known;
@@ -41,6 +44,8 @@ struct ChoiceArgs {
     ExpertTerm *terms;
     // [tokens, k, patches_each]
     const Patch *patches;
+    // [tokens, k, width]: the outputs of the chosen experts
+    const float *outputs;
     u32 tokens;
     u32 experts;
     u32 k;
@@ -59,8 +64,14 @@ struct ChoiceArgs {
     float masked;
     // 1: weights scale the inputs of experts, and not their outputs
     u32 scales_input;
+    // Experts; or one more, where the last class stands for no expert, and scores are a softmax over all.
+    u32 classes;
+    // Added to the score of that class.
+    float bias_of_none;
+    u32 width;
+    u32 unused;
 };
-static_assert(sizeof(ChoiceArgs) == 128, "must match the layout in Rust");
+static_assert(sizeof(ChoiceArgs) == 152, "must match the layout in Rust");
 
 // Replaces values by their softmax; the powers are added in order. For all threads of a warp.
 __device__ inline void softmax_in_order(float *values, u32 count) {
@@ -177,27 +188,41 @@ __device__ inline void weigh(
     }
 }
 
+// Whether the class for no expert scores higher than all experts. For all threads of a warp.
+__device__ inline bool has_none(const ChoiceArgs &args, const float *scores, const float *values) {
+    if (args.classes == args.experts) return false;
+    float none = add_rn(scores[args.experts], args.bias_of_none);
+    bool is_higher = true;
+    for (u32 i = threadIdx.x % WARP; i < args.experts; i += WARP) is_higher &= none > values[i];
+    return __ballot_sync(ALL, is_higher) == ALL;
+}
+
 // Chooses the experts of each token, unless they are known. A warp has a token; there are at most 1024 experts.
 extern "C" __global__ void choose_experts(const ChoiceArgs *args_in_memory) {
     const ChoiceArgs &args = *args_in_memory;
     u32 token = group_of_warp(), lane = threadIdx.x % WARP, experts = args.experts;
     if (token >= args.tokens) return;
-    const float *logits = args.logits + (u64)token * experts;
-    u32 step = 2 * experts + args.groups + (args.scales_input ? args.k : 0);
-    float *scores = args.scores + (u64)token * step, *values = scores + experts;
-    for (u32 i = lane; i < experts; i += WARP) scores[i] = score_of(logits[i], args.score);
+    const float *logits = args.logits + (u64)token * args.classes;
+    u32 step = 2 * experts + 1 + args.groups + (args.scales_input ? args.k : 0);
+    float *scores = args.scores + (u64)token * step, *values = scores + experts + 1;
+    for (u32 i = lane; i < args.classes; i += WARP) scores[i] = score_of(logits[i], args.score);
     __syncwarp();
-    if (args.score == SOFTMAX) softmax_in_order(scores, experts);
+    if (args.score == SOFTMAX || args.classes > experts) softmax_in_order(scores, args.classes);
     for (u32 i = lane; i < experts; i += WARP) values[i] = args.bias ? add_rn(scores[i], args.bias[i]) : scores[i];
     __syncwarp();
+    bool skips = has_none(args, scores, values);
     if (args.groups) mask_groups(args, values, values + experts);
     ExpertTerm *terms = args.terms + (u64)token * args.k;
     u32 taken = 0;
     const Patch *patches = args.patches + (u64)token * args.k * args.patches_each;
     for (u32 rank = 0; rank < args.k; rank++) {
         u32 expert = args.known ? args.known[(u64)token * args.k + rank] : take_best(values, &taken, experts);
-        if (lane == 0) args.chosen[(u64)token * args.k + rank] = terms[rank].expert = expert;
-        u64 slot = args.slots[expert];
+        u64 place = (u64)token * args.k + rank, slot = skips ? 0 : args.slots[expert];
+        if (lane == 0) {
+            terms[rank].expert = expert;
+            terms[rank].output = skips ? nullptr : args.outputs + place * args.width;
+            args.chosen[place] = skips ? NO_EXPERT : expert;
+        }
         for (u32 i = lane; i < args.patches_each; i += WARP) {
             Patch patch = patches[rank * args.patches_each + i];
             *patch.target = slot ? slot + patch.offset : 0;

@@ -96,3 +96,13 @@ extern "C" __global__ void gated_mean(const float *x, const float *gates, float 
     }
     out[at] = div_rn(sum, (float)count);
 }
+
+// out[t, i] = (y + bias) * scale + (stream + bias) * scale, each side with a scale and a bias by channel.
+extern "C" __global__ void add_scaled_sides(
+    const float *stream, const float *y, float *out, u32 count, u32 hidden, const float *y_scale, const float *y_bias,
+    const float *stream_scale, const float *stream_bias) {
+    u32 at = index_of_thread(), i = at % hidden;
+    if (at >= count) return;
+    float of_y = mul_rn(add_rn(y[at], y_bias[i]), y_scale[i]);
+    out[at] = add_rn(of_y, mul_rn(add_rn(stream[at], stream_bias[i]), stream_scale[i]));
+}

@@ -3,11 +3,12 @@
 use crate::code_books;
 
 /// What sources include, those that others include last.
-const HEADERS: [(&str, &str); 6] = [
+const HEADERS: [(&str, &str); 7] = [
     ("#include \"groups.cuh\"", include_str!("../kernels/groups.cuh")),
     ("#include \"tensor.cuh\"", include_str!("../kernels/tensor.cuh")),
     ("#include \"blocks.cuh\"", include_str!("../kernels/blocks.cuh")),
     ("#include \"attention.cuh\"", include_str!("../kernels/attention.cuh")),
+    ("#include \"states.cuh\"", include_str!("../kernels/states.cuh")),
     ("#include \"activations.cuh\"", include_str!("../kernels/activations.cuh")),
     ("#include \"common.cuh\"", include_str!("../kernels/common.cuh")),
 ];
@@ -24,7 +25,7 @@ pub struct KernelSource {
 }
 
 /// Every source. Names of kernels are unique across sources.
-pub const SOURCES: [KernelSource; 14] = [
+pub const SOURCES: [KernelSource; 15] = [
     KernelSource { file: "small_blocks.cu", text: include_str!("../kernels/small_blocks.cu") },
     KernelSource { file: "large_blocks.cu", text: include_str!("../kernels/large_blocks.cu") },
     KernelSource { file: "code_books.cu", text: include_str!("../kernels/code_books.cu") },
@@ -34,6 +35,7 @@ pub const SOURCES: [KernelSource; 14] = [
     KernelSource { file: "routing.cu", text: include_str!("../kernels/routing.cu") },
     KernelSource { file: "sampling.cu", text: include_str!("../kernels/sampling.cu") },
     KernelSource { file: "recurrent.cu", text: include_str!("../kernels/recurrent.cu") },
+    KernelSource { file: "convolved.cu", text: include_str!("../kernels/convolved.cu") },
     KernelSource { file: "new_heads.cu", text: include_str!("../kernels/new_heads.cu") },
     KernelSource { file: "flash.cu", text: include_str!("../kernels/flash.cu") },
     KernelSource { file: "streams.cu", text: include_str!("../kernels/streams.cu") },

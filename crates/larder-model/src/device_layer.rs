@@ -13,6 +13,7 @@ use crate::layer_pass::{OtherLayers, Running, hint_next_layer, next_moe};
 use crate::matrix::with_f32;
 use crate::nn::{
     ChainedConnection, ChainedMixer, ChosenBy, DeviceNorm, ForwardPass, Mixer, Moe, MoeInput, MoeOnDevice, Norm,
+    RouterRows,
 };
 use crate::stack::{Branch, Ffn, Layer, Stack};
 use crate::step::LayerStates;
@@ -194,7 +195,7 @@ impl<'a> DeviceLayer<'a> {
         };
         let FfnRows { residual, stream, input, mix } = rows;
         let early = match layer.moe().filter(|moe| moe.early) {
-            Some(moe) => moe.begin_router(x, x, self.ops)?,
+            Some(moe) => moe.begin_router([x; 2], None, self.ops)?.map(|router| router.logits),
             None => None,
         };
         let Some(ffn) = &self.ffn else {
@@ -310,15 +311,19 @@ impl<'a> DeviceLayer<'a> {
     fn experts(&self, rows: &MoeRows, others: OtherLayers, running: &mut Running) -> Result<DeviceRows> {
         let MoeRows { moe, known, input, of_experts, early, stream, residual, onto } = *rows;
         let Running { pass, experts, tap, clock } = running;
-        let logits = match early {
-            Some(logits) => Some(logits),
-            None => moe.begin_router(stream, input, self.ops)?,
+        let router = match early {
+            Some(logits) => Some(RouterRows::of(logits)),
+            None => moe.begin_router([stream, input], pass.router_state.get(), self.ops)?,
         };
+        let (logits, state) = (router.map(|router| router.logits), router.and_then(|router| router.state));
         let with = |always| MoeOnDevice { x: input, of_experts, always, residual: onto, ops: self.ops };
         if let Some(logits) = logits.filter(|_| moe.is_whole_on_devices() && !tap.wants_routing())
             && experts.chooses_on_device(moe.layer, &moe.gate, pass.tokens())
         {
             clock.lap(Phase::Mixing, *tap);
+            if let Some(state) = state {
+                pass.router_state.set(Hidden::Device(state));
+            }
             let always = moe.begin_always(stream, input, self.ops)?;
             return moe.begin_chosen(with(always), ChosenBy { logits, known }, *experts);
         }
@@ -329,7 +334,7 @@ impl<'a> DeviceLayer<'a> {
         let hinted = hint.as_ref().map(|hint| match hint {
             Hint::Logits(_, rows) | Hint::Residual(rows) => *rows,
         });
-        let wanted: Vec<DeviceRows> = [Some(of_experts), logits, hinted].into_iter().flatten().collect();
+        let wanted: Vec<DeviceRows> = [Some(of_experts), logits, state, hinted].into_iter().flatten().collect();
         self.ops.begin_receive(&wanted)?;
         // What does not depend on the host's choice.
         let always = moe.begin_always(stream, input, self.ops)?;
@@ -339,6 +344,10 @@ impl<'a> DeviceLayer<'a> {
         let mut got = receive(self.ops, &wanted)?.into_iter();
         let x = got.next().expect("the first of the wanted rows");
         let early = logits.and_then(|_| got.next());
+        if let Some(state) = state.and_then(|_| got.next()) {
+            // Rows on the device may not outlive the next wait.
+            pass.router_state.set(Hidden::Host(state));
+        }
         clock.lap(Phase::Mixing, *tap);
         match (hint, got.next()) {
             (Some(Hint::Logits(next, _)), Some(logits)) => with_f32(&logits, |logits| {
@@ -361,7 +370,7 @@ impl<'a> DeviceLayer<'a> {
                     Some(connection) => connection.begin_read(residual, self.ops)?[0],
                     None => residual,
                 };
-                moe.begin_router(stream, norm.begin(stream, self.ops)?, self.ops)?
+                moe.begin_router([stream, norm.begin(stream, self.ops)?], None, self.ops)?.map(|router| router.logits)
             }
             None => None,
         };

@@ -59,8 +59,10 @@ pub struct DeviceMoeCall<'a> {
     pub gate: &'a Gate,
     /// Activation function of the experts.
     pub act: Activation,
-    /// `[tokens, experts]`
+    /// `[tokens, experts]`; or `[tokens, experts + 1]`, whose softmax the gate reads, if there is a class for no expert.
     pub logits: DeviceRows,
+    /// Added to the score of that class, which is the last.
+    pub none: Option<f32>,
     /// `[tokens, k]`: the experts, if they are known; then the gate only weighs them.
     pub known: Option<&'a [ExpertId]>,
     /// The inputs, and what is added to the sums.

@@ -30,10 +30,10 @@ pub(crate) struct OtherLayers<'r> {
     pub following: &'r [Layer],
 }
 
-/// The next MoE layer, if a router chooses its experts.
+/// The next MoE layer, if a router chooses its experts by what it reads alone.
 pub(crate) fn next_moe(following: &[Layer]) -> Option<(&Branch<Ffn>, &Moe)> {
     let next = following.iter().find_map(|layer| Some((layer.ffn.as_ref()?, layer.moe()?)));
-    next.filter(|(_, moe)| moe.by_token.is_none())
+    next.filter(|(_, moe)| moe.by_token.is_none() && !moe.router.may_skip())
 }
 
 /// Computes the next MoE layer's router logits from the current `x [tokens, hidden]`, as a hint.

@@ -100,9 +100,10 @@ pub use compute::{ComputeContext, ComputeTime};
 pub use decoder::{Decoder, blueprint, rewinds_freely};
 pub use device::{
     BEST_FOUND, BlockPooling, ChosenOnDevice, DeviceAttention, DeviceChannelScan, DeviceChoice, DeviceConvolution,
-    DeviceDecay, DeviceDelta, DeviceExperts, DeviceHeads, DeviceIndex, DeviceKvView, DeviceOps, DeviceProduct,
-    DeviceProducts, DeviceRotation, DeviceRows, DeviceScan, DeviceStreams, GateOrder, HeadNorm, HeadRest, IndexBlocks,
-    KvPageShape, MATRIX_STREAMS, ManifoldWeights, NormGate, ScanHeads, SeenRows, StateSpan, StreamGate, StreamMix,
+    DeviceConvolvedHeads, DeviceDecay, DeviceDelta, DeviceExperts, DeviceHeadConvolution, DeviceHeads, DeviceIndex,
+    DeviceKvView, DeviceOps, DeviceProduct, DeviceProducts, DeviceRotation, DeviceRows, DeviceScan, DeviceStreams,
+    GateOrder, HeadMix, HeadNorm, HeadRest, IndexBlocks, KvPageShape, MATRIX_STREAMS, ManifoldWeights, NormGate,
+    ScaledSides, ScanHeads, SeenRows, StateSpan, StreamGate, StreamMix,
 };
 pub use double::{AttentionDouble, OpsDouble, ProductsDouble};
 pub use embedding::EmbeddingRows;

@@ -85,12 +85,6 @@ impl Matrix {
         self.kind
     }
 
-    /// The matrix for products on the CPU, also in a context with a device.
-    pub fn place_on_cpu(self) -> PlacedMatrix {
-        let Matrix { kind, order, rows, cols, scale, bytes, compute, squares } = self;
-        PlacedMatrix { kind, rows, cols, scale, location: Location::Host(order, bytes), compute, squares }
-    }
-
     /// Moves the matrix to where its products are computed. If the context has a device, the bytes are uploaded, and the copy in main memory is dropped with its last clone.
     pub fn place(self) -> Result<PlacedMatrix> {
         let location = match &self.compute.device_products {

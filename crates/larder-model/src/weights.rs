@@ -227,7 +227,7 @@ impl<'a> WeightLoader<'a> {
     }
 
     /// The kernel `name [groups · width, width, taps]` of a grouped convolution: for each group a matrix `[width, taps · width]`, whose
-    /// rows have the weights of the first tap before those of the second. It keeps its number format, and stays in main memory.
+    /// rows have the weights of the first tap before those of the second. It keeps its number format.
     pub fn grouped_kernel(
         &mut self,
         name: &str,
@@ -235,7 +235,11 @@ impl<'a> WeightLoader<'a> {
         width: usize,
         taps: usize,
     ) -> Result<Vec<PlacedMatrix>> {
-        let Some((meta, bytes)) = self.bytes(name, &[groups * width, width, taps], false)? else { return Ok(vec![]) };
+        let stored = self.bytes(name, &[groups * width, width, taps], false)?;
+        if let Some(spec) = self.requested.last_mut() {
+            spec.on_device = true;
+        }
+        let Some((meta, bytes)) = stored else { return Ok(vec![]) };
         let mut stored = vec![0.0; groups * width * width * taps];
         larder_kernels::widen(meta.kind, &bytes, &mut stored);
         let matrix = |group: &[f32]| {
@@ -243,9 +247,9 @@ impl<'a> WeightLoader<'a> {
                 (0..taps).flat_map(|tap| row.iter().skip(tap).step_by(taps)).copied().collect()
             };
             let rows: Vec<f32> = group.chunks_exact(width * taps).flat_map(by_tap).collect();
-            self.floats(meta.kind, width, taps * width, &rows).place_on_cpu()
+            self.floats(meta.kind, width, taps * width, &rows).place()
         };
-        Ok(stored.chunks_exact(width * width * taps).map(matrix).collect())
+        stored.chunks_exact(width * width * taps).map(matrix).collect()
     }
 
     /// A matrix from f32 values, stored as `kind`.
@@ -279,7 +283,7 @@ impl<'a> WeightLoader<'a> {
 
     fn request(&mut self, name: &str, shape: &[usize], product: bool) {
         let (name, shape) = (name.to_owned(), shape.to_vec());
-        self.requested.push(TensorSpec { name, shape, product, by_head: false, by_row: false });
+        self.requested.push(TensorSpec { name, shape, product, by_head: false, by_row: false, on_device: product });
     }
 
     fn bytes(&mut self, name: &str, shape: &[usize], product: bool) -> Result<Option<(TensorMeta, Bytes)>> {

@@ -190,7 +190,7 @@ impl OpenModel {
 
     /// The resident weights that a device keeps.
     fn device_weights(&self) -> impl Iterator<Item = &TensorSpec> {
-        self.blueprint.resident.iter().filter(|t| t.product && !t.by_row)
+        self.blueprint.resident.iter().filter(|t| t.on_device && !t.by_row)
     }
 
     /// Bytes of a resident weight after loading; of a matrix that stays on the SSD, those of its cache.

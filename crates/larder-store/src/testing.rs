@@ -105,6 +105,7 @@ impl Tiny {
             product,
             by_head: false,
             by_row: name == "embed",
+            on_device: product,
         };
         Blueprint {
             model_type: "tiny".into(),

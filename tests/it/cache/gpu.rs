@@ -147,7 +147,7 @@ fn flash_attention_is_near_exact_attention() {
 }
 
 /// Models of which a token waits once if all experts are on the device.
-const WAIT_ONCE: [&str; 45] = [
+const WAIT_ONCE: [&str; 46] = [
     "afmoe",
     "bailing_hybrid",
     "bailing_moe",
@@ -193,6 +193,7 @@ const WAIT_ONCE: [&str; 45] = [
     "smallthinker",
     "solar_open",
     "step3p5",
+    "zaya",
 ];
 
 /// Sizes of the tiers: all experts on the device, which chooses them; a part of them, with and without others in memory; and hardly any.
@@ -221,7 +222,8 @@ fn golden_models_write_what_the_processor_writes_through_tiers_of_any_size() {
         larder_ok(&["convert", golden.to_str().unwrap(), store]);
         let sampled = |sampling: &[&str], tokens: &str, flags: &[&str]| -> Vec<Value> {
             let prompt = "a b ".repeat(9);
-            let base = ["run", "-m", store, "-p", &prompt, "--speculate", "off", "--json", "-n", tokens];
+            let base =
+                ["run", "-m", store, "-p", &prompt, "--speculate", "off", "--ignore-eos", "--json", "-n", tokens];
             let run: Value = serde_json::from_str(&larder_ok(&[&base[..], sampling, flags].concat())).unwrap();
             run["ids"].as_array().unwrap().clone()
         };

@@ -176,6 +176,7 @@ unsigned atomicAdd(unsigned *at, unsigned value) {
 #include "../routing.cu"
 #include "../sampling.cu"
 #include "../recurrent.cu"
+#include "../convolved.cu"
 #include "../chosen.cu"
 #include "../streams.cu"
 
@@ -221,7 +222,8 @@ constexpr Kernel KERNELS[] = {
     KERNEL(new_heads_f32), KERNEL(new_heads_f16), KERNEL(new_heads_q8_0),
     KERNEL(index_scores_f32), KERNEL(index_scores_f16), KERNEL(index_scores_q8_0), KERNEL(choose_rows), KERNEL(best_of_blocks),
     KERNEL(pool_blocks_f32), KERNEL(pool_blocks_f16), KERNEL(pool_blocks_q8_0),
-    KERNEL(stream_weights), KERNEL(read_streams), KERNEL(write_streams), KERNEL(stream_gates), KERNEL(gated_mean),
+    KERNEL(stream_weights), KERNEL(read_streams), KERNEL(write_streams), KERNEL(stream_gates), KERNEL(gated_mean), KERNEL(add_scaled_sides),
+    KERNEL(convolve_heads), KERNEL(mix_heads),
 };
 
 } // namespace

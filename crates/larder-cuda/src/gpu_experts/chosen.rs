@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx};
-use larder_model::{Activation, ChosenOnDevice, DeviceMoeCall, DeviceRows};
+use larder_model::{ChosenOnDevice, DeviceMoeCall, DeviceRows};
 
 use super::gate::KernelGate;
 use super::hits::BegunHits;
@@ -129,7 +129,7 @@ impl DeviceChooser {
         let tokens = logits.rows;
         // A call that was not counted, because its step failed.
         self.pending.retain(|(pending, _)| *pending != layer);
-        self.know(layer, gate, ops)?;
+        self.know(call, ops)?;
         self.check(layer)?;
         if !self.layers[&layer].whole.as_ref().is_some_and(|whole| Arc::ptr_eq(whole, slots)) {
             self.set_slots(layer, slots.iter().map(|slot| self.sync.address(*slot)).collect(), ops)?;
@@ -154,7 +154,7 @@ impl DeviceChooser {
         slots: &[Option<usize>],
         ops: &GpuOps,
     ) -> Result<BegunHits> {
-        self.know(call.layer, call.gate, ops)?;
+        self.know(call, ops)?;
         self.check(call.layer)?;
         let addresses = slots.iter().map(|slot| slot.map_or(0, |slot| self.sync.address(slot))).collect();
         self.set_slots(call.layer, addresses, ops)?;
@@ -196,7 +196,7 @@ impl DeviceChooser {
             if self.lists.len() == MAX_LISTS {
                 self.lists.clear();
             }
-            let lists = self.write(&key, (call.gate, call.act), layout, ops)?;
+            let lists = self.write(&key, call, layout, ops)?;
             self.lists.insert(key, lists);
         }
         Ok(key)
@@ -229,7 +229,12 @@ impl DeviceChooser {
     }
 
     /// Makes the device know the gate of a layer.
-    fn know(&mut self, layer: LayerIdx, gate: &Gate, ops: &GpuOps) -> Result<()> {
+    fn know(&mut self, call: &DeviceMoeCall, ops: &GpuOps) -> Result<()> {
+        let DeviceMoeCall { layer, gate, logits, none, .. } = *call;
+        let classes = gate.experts + usize::from(none.is_some());
+        if logits.width != classes {
+            return Err(GpuError::Unsupported(format!("{layer} has {classes} classes, and logits {logits:?}")));
+        }
         let failures = ops.failures();
         if std::mem::replace(&mut self.failures, failures) != failures {
             // Copies of lists and tables to the device may have been lost.
@@ -300,10 +305,11 @@ impl DeviceChooser {
     fn write(
         &mut self,
         key: &ListKey,
-        (gate, act): (&Gate, Activation),
+        call: &DeviceMoeCall,
         layout: &ExpertLayout,
         ops: &GpuOps,
     ) -> Result<ChoiceLists> {
+        let DeviceMoeCall { gate, act, none, .. } = *call;
         let (k, of_gate) = (gate.top_k, KernelGate::of(gate).expect("the caller has asked"));
         let places = key.tokens * k;
         // Experts at address 0, so that the addresses of their parts are offsets.
@@ -342,8 +348,12 @@ impl DeviceChooser {
             chosen: layer.chosen.as_ptr() as u64,
             terms,
             patches,
+            outputs: self.outputs.at(),
             sizes: [word(key.tokens)?, word(gate.experts)?, word(k)?, word(each)?],
             gate: of_gate.words(),
+            classes: word(gate.experts + usize::from(none.is_some()))?,
+            bias_of_none: none.unwrap_or(0.0),
+            width: word(layout.down.rows)?,
         };
         image[choice_at..].copy_from_slice(&args.to_bytes());
         ops.fill(&memory, &image)?;

@@ -75,14 +75,14 @@ impl KernelGate {
         })
     }
 
-    /// The scratch values that a token needs: two scores for each expert, one for each group, and weights that scale inputs.
+    /// The scratch values that a token needs: two scores for each expert, one for none, one for each group, and weights that scale inputs.
     pub fn scratch(&self, gate: &Gate) -> usize {
         self.weights_at(gate) + if self.scales_input { gate.top_k } else { 0 }
     }
 
     /// Where the scratch values have the weights that scale inputs.
     pub fn weights_at(&self, gate: &Gate) -> usize {
-        2 * gate.experts + self.groups as usize
+        2 * gate.experts + 1 + self.groups as usize
     }
 
     /// The words of the kernel.

@@ -23,7 +23,7 @@ pub use attention::{AttentionKernelArgs, NewHeadsArgs, RowCopy, TILE_QUERIES, Ta
 pub use choice::{ChoiceArgs, Patch};
 pub use chosen::{BestOfBlocks, ChoiceOfRows, IndexTask, PoolTask, PooledBlocks};
 pub use products::{ProductBatch, ProductKernelArgs};
-pub use recurrent::{ChannelScanArgs, ConvolutionArgs, DeltaArgs, ScanArgs, StateArgs};
+pub use recurrent::{ChannelScanArgs, ConvolutionArgs, DeltaArgs, HeadConvolutionArgs, ScanArgs, StateArgs};
 pub use sampling::BestArgs;
 pub use sums::{ExpertSum, ExpertTerm};
 
@@ -50,7 +50,7 @@ pub fn all_kernels() -> Vec<&'static str> {
 
 /// Those that are no products.
 #[cfg(all(test, feature = "cuda"))]
-const OTHER_KERNELS: [&str; 67] = [
+const OTHER_KERNELS: [&str; 70] = [
     "silu",
     "gelu",
     "gelu_tanh",
@@ -67,6 +67,9 @@ const OTHER_KERNELS: [&str; 67] = [
     "bend",
     "gate_values",
     "convolve",
+    "convolve_heads",
+    "mix_heads",
+    "add_scaled_sides",
     "delta_rule",
     "delta_rule_wide",
     "scan_states",

@@ -46,6 +46,35 @@ pub struct ConvolutionArgs {
     pub silu: bool,
 }
 
+/// The arguments of the convolutions of queries and keys, as the kernel reads them.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadConvolutionArgs {
+    /// `[tokens, widths]` each: queries, keys, and values for the next token.
+    pub inputs: [u64; 3],
+    /// `[width, channels]`
+    pub taps: u64,
+    /// `[channels]`
+    pub bias: u64,
+    /// As a row of the values, or 0.
+    pub delayed_bias: u64,
+    /// `[tokens, heads, gathered, head_dim]`
+    pub out: u64,
+    /// `[tokens, half]`
+    pub earlier: u64,
+    /// By span, a [`StateArgs`].
+    pub spans: u64,
+    /// By token: the state that gets a copy behind it, or 0.
+    pub copies: u64,
+    /// Of the inputs.
+    pub widths: [u32; 3],
+    /// Values of a head.
+    pub head_dim: u32,
+    /// Inputs that are added up.
+    pub width: u32,
+    /// Rows that are gathered for a token.
+    pub gathered: u32,
+}
+
 /// The arguments of the delta rule, as the kernel reads them.
 #[derive(Clone, Copy, Debug)]
 pub struct DeltaArgs {
@@ -129,6 +158,19 @@ impl ConvolutionArgs {
         let ConvolutionArgs { inputs: [a, b, c], taps, bias, out, spans, copies, widths, channels, width, silu } = self;
         let words = [widths[0], widths[1], widths[2], channels, width, u32::from(silu)];
         pack([a, b, c, taps, bias, out, spans, copies], words)
+    }
+}
+
+impl HeadConvolutionArgs {
+    /// Size of the struct in kernels.
+    pub const BYTES: usize = 104;
+
+    /// The bytes of the struct in kernels.
+    pub fn to_bytes(self) -> [u8; HeadConvolutionArgs::BYTES] {
+        let HeadConvolutionArgs { inputs: [a, b, c], taps, bias, delayed_bias, out, earlier, spans, copies, .. } = self;
+        let HeadConvolutionArgs { widths: [queries, keys, half], head_dim, width, gathered, .. } = self;
+        let addresses = [a, b, c, taps, bias, delayed_bias, out, earlier, spans, copies];
+        pack(addresses, [queries, keys, half, head_dim, width, gathered])
     }
 }
 
@@ -223,6 +265,26 @@ impl Launches {
     /// Convolves the tokens of `spans` spans; the arguments were written to address `list`.
     pub fn convolve(&self, list: u64, channels: u32, spans: u32) -> Result<()> {
         self.launch("convolve", [channels.div_ceil(THREADS), spans], THREADS, &[Argument::Address(list)])
+    }
+
+    /// Convolves queries and keys, and gathers the last rows for each token; the arguments were written to address `list`.
+    pub fn convolve_heads(&self, list: u64, columns: u32, spans: u32) -> Result<()> {
+        self.launch("convolve_heads", [columns.div_ceil(THREADS), spans], THREADS, &[Argument::Address(list)])
+    }
+
+    /// Queries and keys of what was projected and what was convolved; bias and factors are behind these.
+    pub fn mix_heads(
+        &self,
+        [queries, keys, mixed, bias, factors]: [u64; 5],
+        [out_queries, out_keys]: [u64; 2],
+        [tokens, heads, kv_heads, width]: [u32; 4],
+    ) -> Result<()> {
+        let [queries, keys, mixed, bias, factors] = [queries, keys, mixed, bias, factors].map(Argument::Address);
+        let [out_queries, out_keys] = [out_queries, out_keys].map(Argument::Address);
+        let shape = [tokens, heads, kv_heads, width].map(Argument::Word);
+        let rows = [queries, keys, mixed, bias, factors, out_queries, out_keys];
+        let arguments: Vec<Argument> = rows.into_iter().chain(shape).collect();
+        self.launch("mix_heads", [(tokens * kv_heads).div_ceil(WARPS), 1], 32 * WARPS, &arguments)
     }
 
     /// The delta rule; the arguments were written to address `list`.
@@ -353,6 +415,22 @@ mod tests {
         };
         assert_eq!(words(&scan.to_bytes())[..16], addresses);
         assert_eq!(words(&scan.to_bytes())[16..], [9, 10, 11, 12, 13, 14, one, two]);
+        let heads = HeadConvolutionArgs {
+            inputs: [1, 2, 3],
+            taps: 4,
+            bias: 5,
+            delayed_bias: 6,
+            out: 7,
+            earlier: 8,
+            spans: 9,
+            copies: 10,
+            widths: [11, 12, 13],
+            head_dim: 14,
+            width: 15,
+            gathered: 16,
+        };
+        assert_eq!(words(&heads.to_bytes())[..16], addresses);
+        assert_eq!(words(&heads.to_bytes())[16..], [9, 0, 10, 0, 11, 12, 13, 14, 15, 16]);
         let channels = ChannelScanArgs {
             inputs: [1, 2],
             both: [3, 4],

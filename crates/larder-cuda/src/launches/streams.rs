@@ -55,6 +55,20 @@ impl Launches {
         self.launch("write_streams", [(tokens * hidden * count).div_ceil(THREADS), 1], THREADS, &arguments)
     }
 
+    /// `(y + bias) · scale + (stream + bias) · scale`; `weights` are the scale and the bias of `y`, then those of the stream.
+    pub fn add_scaled_sides(
+        &self,
+        [stream, y, out]: [u64; 3],
+        [count, hidden]: [u32; 2],
+        weights: [u64; 4],
+    ) -> Result<()> {
+        let [stream, y, out] = [stream, y, out].map(Argument::Address);
+        let [count_of, hidden] = [count, hidden].map(Argument::Word);
+        let [y_scale, y_bias, stream_scale, stream_bias] = weights.map(Argument::Address);
+        let arguments = [stream, y, out, count_of, hidden, y_scale, y_bias, stream_scale, stream_bias];
+        self.launch("add_scaled_sides", [count.div_ceil(THREADS), 1], THREADS, &arguments)
+    }
+
     /// `silu(x / divisor)`, or `2 · sigmoid(x / divisor)`.
     pub fn stream_gates(&self, [x, out]: [u64; 2], count: u32, divisor: f32, is_silu: bool) -> Result<()> {
         let [x, out] = [x, out].map(Argument::Address);

@@ -2,6 +2,7 @@
 
 mod chain;
 mod chosen;
+mod convolved;
 mod heads;
 mod products;
 mod receive;

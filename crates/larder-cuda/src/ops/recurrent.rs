@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use larder_model::{
-    ChannelDecay, DeviceChannelScan, DeviceConvolution, DeviceDecay, DeviceDelta, DeviceRows, DeviceScan, GateFunction,
-    GateOrder, NormGate, StateSpan,
+    ChannelDecay, DeviceChannelScan, DeviceConvolution, DeviceDecay, DeviceDelta, DeviceHeadConvolution, DeviceRows,
+    DeviceScan, GateFunction, GateOrder, NormGate, StateSpan,
 };
 
 use super::State;
@@ -12,7 +12,7 @@ use crate::attention::GpuAttention;
 use crate::error::{GpuError, Result};
 use crate::expert_kernels::BLOCK;
 use crate::launch_queue::LaunchQueue;
-use crate::launches::{ChannelScanArgs, ConvolutionArgs, DeltaArgs, ScanArgs, StateArgs, word};
+use crate::launches::{ChannelScanArgs, ConvolutionArgs, DeltaArgs, HeadConvolutionArgs, ScanArgs, StateArgs, word};
 
 /// Where a kernel finds the spans of a step, and by token the states that get copies.
 #[derive(Clone, Copy)]
@@ -134,6 +134,52 @@ impl State {
         })?;
         self.launches.convolve(list, channels, word(states.spans.len())?)?;
         Ok(result)
+    }
+
+    /// The convolutions of queries and keys of the tokens of spans.
+    pub(super) fn convolve_heads(
+        &mut self,
+        queue: &Arc<LaunchQueue>,
+        convolution: &DeviceHeadConvolution,
+        states: &States,
+    ) -> Result<[DeviceRows; 2]> {
+        let DeviceHeadConvolution { queries, keys, delayed, taps, bias, delayed_bias, head_dim, widths } = *convolution;
+        let (inputs, channels) = ([queries, keys, delayed], queries.width + keys.width);
+        let kept = (widths[0] + widths[1]).saturating_sub(2);
+        let fits = inputs.iter().all(|rows| rows.rows == states.rows)
+            && widths.iter().all(|width| *width > 0)
+            && [queries.width, keys.width].iter().all(|width| width.is_multiple_of(head_dim))
+            && states.have(kept * channels, delayed.width);
+        if !fits {
+            return Err(GpuError::Unsupported(format!("rows {inputs:?} cannot be convolved with {widths:?} taps")));
+        }
+        let addresses = [self.at(queries)?, self.at(keys)?, self.at(delayed)?];
+        let (taps, bias) = (self.kept(taps)?, self.kept(bias)?);
+        let delayed_bias = delayed_bias.map_or(Ok(0), |bias| self.kept(bias))?;
+        let (gathered, out) = self.result(states.rows, widths[1] * channels)?;
+        let (of_before, earlier) = self.result(states.rows, delayed.width)?;
+        let of_inputs = [word(queries.width)?, word(keys.width)?, word(delayed.width)?];
+        let (head_dim, [width, rows]) = (word(head_dim)?, [word(widths[0])?, word(widths[1])?]);
+        let list = states.stage(queue, |Staged { spans, copies }| {
+            let (inputs, widths, gathered) = (addresses, of_inputs, rows);
+            HeadConvolutionArgs {
+                inputs,
+                taps,
+                bias,
+                delayed_bias,
+                out,
+                earlier,
+                spans,
+                copies,
+                widths,
+                head_dim,
+                width,
+                gathered,
+            }
+            .to_bytes()
+        })?;
+        self.launches.convolve_heads(list, word(channels + delayed.width)?, word(states.spans.len())?)?;
+        Ok([gathered, of_before])
     }
 
     /// The delta rule for the tokens of spans.

@@ -1,6 +1,6 @@
 //! Chains with several residual streams.
 
-use larder_model::{DeviceRows, DeviceStreams, MATRIX_STREAMS, ManifoldWeights, StreamGate, StreamMix};
+use larder_model::{DeviceRows, DeviceStreams, MATRIX_STREAMS, ManifoldWeights, ScaledSides, StreamGate, StreamMix};
 
 use super::GpuOps;
 use crate::error::{GpuError, Result};
@@ -78,6 +78,25 @@ impl DeviceStreams for GpuOps {
         let [streams, y, mix_at] = addresses;
         state.launches.write_streams([streams, y, mix_at, out], shape, (word(mix.width)?, form))?;
         Ok(written)
+    }
+
+    fn add_scaled_sides(
+        &self,
+        stream: DeviceRows,
+        y: DeviceRows,
+        sides: &ScaledSides,
+    ) -> larder_model::Result<DeviceRows> {
+        let mut state = self.lock();
+        if (stream.rows, stream.width) != (y.rows, y.width) {
+            return Err(no_fit(stream, 1).into());
+        }
+        let weights = [sides.y[0], sides.y[1], sides.stream[0], sides.stream[1]].map(|kept| state.kept(kept));
+        let [a, b, c, d] = weights;
+        let (inputs, weights) = ([state.at(stream)?, state.at(y)?], [a?, b?, c?, d?]);
+        let (sum, out) = state.result(y.rows, y.width)?;
+        let shape = [word(y.rows * y.width)?, word(y.width)?];
+        state.launches.add_scaled_sides([inputs[0], inputs[1], out], shape, weights)?;
+        Ok(sum)
     }
 
     fn stream_gates(&self, x: DeviceRows, count: usize, gate: StreamGate) -> larder_model::Result<DeviceRows> {

@@ -5,7 +5,8 @@ use larder_cuda::{Gpu, GpuError};
 use larder_model::Activation;
 
 use crate::{
-    attention, chosen, experts, flash, hits, latents, link, ops, order, products, recurrent, sampling, sparse, streams,
+    attention, chosen, convolved, experts, flash, hits, latents, link, ops, order, products, recurrent, sampling,
+    sparse, streams,
 };
 
 fn card() -> Option<Gpu> {
@@ -31,6 +32,8 @@ fn a_gpu_gives_the_same_bits() {
     ops::compare(&gpu);
     ops::compare_sums(&gpu);
     chosen::compare(&gpu);
+    chosen::compare_with_none(&gpu);
+    convolved::compare(&gpu);
     hits::compare(&gpu);
     latents::compare(&gpu);
     recurrent::compare(&gpu);

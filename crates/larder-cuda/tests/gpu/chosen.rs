@@ -83,6 +83,16 @@ pub struct Chosen<'a> {
     residual: Vec<f32>,
     tokens: usize,
     known: Option<Vec<ExpertId>>,
+    none: Option<NoExpert>,
+}
+
+/// A class for no expert.
+struct NoExpert {
+    /// `[tokens, EXPERTS + 1]`: the logits of all classes.
+    classes: Vec<f32>,
+    bias: f32,
+    /// Whether each token has none.
+    skips: Vec<bool>,
 }
 
 /// Its rows on the device.
@@ -112,7 +122,26 @@ impl<'a> Chosen<'a> {
             residual,
             tokens,
             known: None,
+            none: None,
         }
+    }
+
+    /// The same with a class for no expert; the gate reads the shares of the experts in a softmax over all classes.
+    pub fn with_none(self, random: &mut Random) -> Self {
+        let (mut none, mut shares) = (NoExpert { classes: vec![], bias: 0.4, skips: vec![] }, vec![]);
+        for row in self.logits.chunks_exact(EXPERTS) {
+            none.classes.extend_from_slice(row);
+            none.classes.push(8.0 * random.float());
+            let row = &none.classes[none.classes.len() - EXPERTS - 1..];
+            let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let powers: Vec<f32> = row.iter().map(|logit| larder_kernels::exp(logit - most)).collect();
+            let sum: f32 = powers.iter().sum();
+            let bias = self.gate.bias.as_ref().unwrap().iter().chain([&none.bias]);
+            let scores: Vec<f32> = powers.iter().zip(bias).map(|(power, bias)| power / sum + bias).collect();
+            none.skips.push(scores[..EXPERTS].iter().all(|score| scores[EXPERTS] > *score));
+            shares.extend(powers[..EXPERTS].iter().map(|power| power / sum));
+        }
+        Chosen { logits: shares, none: Some(none), ..self }
     }
 
     /// The same with experts that are known, in no order.
@@ -145,13 +174,18 @@ impl<'a> Chosen<'a> {
         let send = |values: &[f32], width| ops.send(values, width).unwrap();
         let [x, residual] = [&self.x, &self.residual].map(|values| send(values, HIDDEN));
         let on_device = CallOnDevice { x, shared: None, residual: Some(residual) };
-        Sent { on_device, logits: send(&self.logits, EXPERTS) }
+        let logits = match &self.none {
+            Some(none) => send(&none.classes, EXPERTS + 1),
+            None => send(&self.logits, EXPERTS),
+        };
+        Sent { on_device, logits }
     }
 
     pub fn device_call(&self, sent: Sent) -> DeviceMoeCall<'_> {
         let Sent { logits, on_device } = sent;
         let known = self.known.as_deref();
-        DeviceMoeCall { layer: self.layer, gate: self.gate, act: self.act, logits, known, on_device }
+        let none = self.none.as_ref().map(|none| none.bias);
+        DeviceMoeCall { layer: self.layer, gate: self.gate, act: self.act, logits, none, known, on_device }
     }
 
     /// The experts and the sums, as bits.
@@ -164,7 +198,12 @@ impl<'a> Chosen<'a> {
         bench.compute(&call, &routed, layout, experts);
         let mut sums = vec![0.0; x.len()];
         bench.sum(&call, &routed, &mut sums);
-        (routed.ids, residual.iter().zip(sums).map(|(x, y)| (x + y).to_bits()).collect())
+        let mut ids = routed.ids;
+        for (token, _) in self.none.iter().flat_map(|none| none.skips.iter().enumerate().filter(|(_, skips)| **skips)) {
+            ids[token * self.gate.top_k..][..self.gate.top_k].fill(ExpertId::NONE);
+            sums[token * HIDDEN..][..HIDDEN].fill(0.0);
+        }
+        (ids, residual.iter().zip(sums).map(|(x, y)| (x + y).to_bits()).collect())
     }
 
     fn begin(&self, bench: &mut GpuExperts, ops: &GpuOps, slots: &Arc<[usize]>) -> DeviceRows {
@@ -225,6 +264,40 @@ pub fn compare(gpu: &Gpu) {
     }
 }
 
+/// Tokens that may have no expert, of one expert each as models have them, and of several.
+pub fn compare_with_none(gpu: &Gpu) {
+    let mut random = Random::new(17);
+    let ops = Arc::new(gpu.ops(Arc::new(gpu.products(0).unwrap()), Arc::new(gpu.attention().unwrap())).unwrap());
+    let layout = ExpertLayout::new(HIDDEN, 32, [NumberFormat::Q8_0; 3], false).unwrap();
+    let experts: Vec<Vec<u8>> = (0..EXPERTS).map(|_| random.expert(&layout)).collect();
+    let (mut link, mut bench) = (gpu.link(), gpu.experts(Some(ops.clone())).unwrap());
+    upload_experts(&mut link, &layout, &experts);
+    let slots: Arc<[usize]> = (0..EXPERTS).collect();
+    let (mut skipping, mut others) = (0, 0);
+    for (layer, top_k) in [1, 3].into_iter().enumerate() {
+        let bias = Some(random.floats(EXPERTS).iter().map(|bias| 0.1 * bias).collect());
+        let gate = Gate { score: Score::Raw, bias, ..Gate::softmax(EXPERTS, top_k, false) };
+        bench.prepare(&layout, Activation::Silu, &gate, 4).unwrap();
+        for tokens in [1, 4, 1, 4, 1, 4, 2, 3] {
+            let chosen = Chosen::new(&mut random, layer as u16, &gate, &layout, tokens, false).with_none(&mut random);
+            let sums = chosen.begin(&mut bench, &ops, &slots);
+            let found = receive(&ops, sums);
+            let (ids, wanted) = chosen.by_cpu(&numbered(&experts));
+            assert_eq!(bench.take_chosen()[0].experts, ids);
+            assert!(found == wanted, "{tokens} tokens with {top_k} experts");
+            let without = chosen.none.unwrap().skips.iter().filter(|skips| **skips).count();
+            (skipping, others) = (skipping + without, others + tokens - without);
+        }
+    }
+    assert!(skipping > 3 && others > 3, "{skipping} tokens without an expert, {others} with some");
+}
+
+#[test]
+fn a_token_may_have_no_expert() {
+    let Some(emulator) = emulator(4) else { return };
+    compare_with_none(&gpu(emulator));
+}
+
 #[test]
 fn a_device_chooses_as_the_gate_does() {
     let Some(emulator) = emulator(3) else { return };
@@ -274,8 +347,16 @@ fn what_the_kernel_does_not_have_is_left_to_the_host() {
     let Some(emulator) = emulator(1) else { return };
     let gpu = gpu(emulator);
     let ops = Arc::new(gpu.ops(Arc::new(gpu.products(0).unwrap()), Arc::new(gpu.attention().unwrap())).unwrap());
-    let (with, without) = (gpu.experts(Some(ops)).unwrap(), gpu.experts(None).unwrap());
+    let (mut with, without) = (gpu.experts(Some(ops.clone())).unwrap(), gpu.experts(None).unwrap());
     let gate = Gate::softmax(8, 2, true);
     assert!(with.chooses(&gate, 1) && !without.chooses(&gate, 1));
+    // Logits without the class that the call has.
+    let random = &mut Random::new(1);
+    let layout = ExpertLayout::new(HIDDEN, 32, [NumberFormat::Q8_0; 3], false).unwrap();
+    let of_all = Gate::softmax(EXPERTS, K, true);
+    let chosen = Chosen::new(random, 0, &of_all, &layout, 1, false);
+    let call = DeviceMoeCall { none: Some(0.0), ..chosen.device_call(chosen.send(&ops)) };
+    let slots: Arc<[usize]> = (0..EXPERTS).collect();
+    assert!(with.begin_chosen(&call, &layout, &slots).is_err());
     assert!(!with.chooses(&Gate { experts: 1025, ..gate.clone() }, 1) && !with.chooses(&gate, 5));
 }

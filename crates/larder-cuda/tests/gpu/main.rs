@@ -5,6 +5,7 @@ mod attention;
 mod card;
 mod chosen;
 mod common;
+mod convolved;
 mod experts;
 mod flash;
 mod hits;

@@ -6,7 +6,7 @@ use larder_core::NumberFormat;
 use larder_cuda::Gpu;
 use larder_model::{
     AttentionDouble, BlockPooling, DeviceAttention, DeviceChoice, DeviceKvView, DeviceOps, DeviceRotation, DeviceRows,
-    DeviceStreams, KvPageShape, ManifoldWeights, OpsDouble, ProductsDouble, StreamGate, StreamMix,
+    DeviceStreams, KvPageShape, ManifoldWeights, OpsDouble, ProductsDouble, ScaledSides, StreamGate, StreamMix,
 };
 
 use crate::common::{Random, emulator, gpu};
@@ -25,6 +25,8 @@ fn connect(ops: &dyn DeviceOps, count: usize, hidden: usize, tokens: usize) -> V
     let width = count * (2 + count);
     let weight = ops.keep(&random.floats(count * hidden)).unwrap();
     let base = ops.keep(&random.floats(width)).unwrap();
+    let [a, b, c, d] = [(); 4].map(|()| ops.keep(&random.floats(count * hidden)).unwrap());
+    let sides = ScaledSides { y: [a, b], stream: [c, d] };
     let mut send = |width: usize| ops.send(&random.floats(tokens * width), width).unwrap();
     let (streams, y, products, low) = (send(count * hidden), send(hidden), send(width), send(count));
     let weights = ManifoldWeights { scale: [1.5, 0.5, 3.0], base, eps: 1e-6, iterations: 20 };
@@ -45,6 +47,7 @@ fn connect(ops: &dyn DeviceOps, count: usize, hidden: usize, tokens: usize) -> V
         ops.write_streams(streams, y, (gates, StreamMix::Weights)).unwrap(),
         ops.stream_gates(low, count, StreamGate::Silu).unwrap(),
         ops.gated_mean(normed, streams, count).unwrap(),
+        ops.add_scaled_sides(streams, normed, &sides).unwrap(),
     ];
     bits(ops, &results)
 }
@@ -140,6 +143,7 @@ fn rows_that_do_not_fit_are_errors() {
         ops.write_streams(x, y, (y, StreamMix::Matrix)),
         ops.write_streams(x, other, (send(3, 3), StreamMix::Weights)),
         ops.gated_mean(x, y, 3),
+        ops.add_scaled_sides(x, y, &ScaledSides { y: [base; 2], stream: [base; 2] }),
         ops.rotate_heads(x, 5, None, None),
         ops.rotate_heads(x, 3, None, rotation),
         ops.columns(x, 10, 3),

@@ -2,6 +2,7 @@
 //! the CPU kernels, so a result does not depend on where it was computed.
 
 mod chosen;
+mod convolved;
 mod ops;
 mod recurrent;
 mod streams;
@@ -17,13 +18,14 @@ use crate::expert_workspace::ExpertWorkspace;
 use crate::experts::{DeviceMoeCall, MoeCall, Routed};
 use crate::nn::Activation;
 pub use chosen::{BlockPooling, DeviceChoice, DeviceIndex, IndexBlocks, SeenRows};
+pub use convolved::{DeviceConvolvedHeads, DeviceHeadConvolution, HeadMix};
 pub(crate) use ops::DeviceCopy;
 pub use ops::{BEST_FOUND, DeviceHeads, DeviceOps, DeviceRotation, DeviceRows, HeadNorm, HeadRest};
 pub use recurrent::{
     DeviceChannelScan, DeviceConvolution, DeviceDecay, DeviceDelta, DeviceScan, GateOrder, NormGate, ScanHeads,
     StateSpan,
 };
-pub use streams::{DeviceStreams, MATRIX_STREAMS, ManifoldWeights, StreamGate, StreamMix};
+pub use streams::{DeviceStreams, MATRIX_STREAMS, ManifoldWeights, ScaledSides, StreamGate, StreamMix};
 
 /// Computes experts in the slots of a device; [`ExpertWorkspace`](crate::ExpertWorkspace) is its counterpart for the
 /// CPU.

@@ -5,8 +5,8 @@ use std::sync::OnceLock;
 use larder_kernels::AttentionArgs;
 
 use super::{
-    DeviceChannelScan, DeviceChoice, DeviceConvolution, DeviceDelta, DeviceKvView, DeviceScan, DeviceStreams, NormGate,
-    StateSpan,
+    DeviceChannelScan, DeviceChoice, DeviceConvolution, DeviceConvolvedHeads, DeviceDelta, DeviceKvView, DeviceScan,
+    DeviceStreams, NormGate, StateSpan,
 };
 use crate::error::Result;
 use crate::nn::{Activation, GateFunction};
@@ -90,7 +90,7 @@ pub struct DeviceRotation<'a> {
 
 /// Chains of operations on rows of activations that stay in a device's memory. Only [`receive`](Self::receive) waits; the others
 /// begin an operation, and operations run in the order of their calls. Each has the bits of its counterpart on the CPU.
-pub trait DeviceOps: DeviceChoice + DeviceStreams + Send + Sync {
+pub trait DeviceOps: DeviceChoice + DeviceConvolvedHeads + DeviceStreams + Send + Sync {
     /// Copies values that do not change, such as the weight of a norm, to the device, and returns their id.
     fn keep(&self, values: &[f32]) -> Result<usize>;
 

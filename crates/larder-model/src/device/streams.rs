@@ -35,6 +35,15 @@ impl StreamMix {
     }
 }
 
+/// Both sides of a residual addition, each with a scale and a bias by channel that are [kept](super::DeviceOps::keep).
+#[derive(Clone, Copy, Debug)]
+pub struct ScaledSides {
+    /// Scale and bias of a part's output.
+    pub y: [usize; 2],
+    /// Those of the stream.
+    pub stream: [usize; 2],
+}
+
 /// A function of gates, divided by the number of streams.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StreamGate {
@@ -60,6 +69,9 @@ pub trait DeviceStreams {
 
     /// The streams behind a part of a layer with the output `y [tokens, hidden]`.
     fn write_streams(&self, streams: DeviceRows, y: DeviceRows, mix: (DeviceRows, StreamMix)) -> Result<DeviceRows>;
+
+    /// `(y + bias) · scale + (stream + bias) · scale`, of one stream and a part's output.
+    fn add_scaled_sides(&self, stream: DeviceRows, y: DeviceRows, sides: &ScaledSides) -> Result<DeviceRows>;
 
     /// A function of the gates of `count` streams.
     fn stream_gates(&self, x: DeviceRows, count: usize, gate: StreamGate) -> Result<DeviceRows>;

@@ -3,6 +3,7 @@
 mod attention;
 mod best;
 mod chosen;
+mod convolved;
 mod ops;
 mod streams;
 

@@ -164,7 +164,11 @@ impl OpsDouble {
     }
 
     /// Takes in the tokens of spans: `step` gets a span, its state and consecutive rows, and returns the part of the state that it changed.
-    fn advance(&self, spans: &[StateSpan], mut step: impl FnMut(&StateSpan, &mut [f32], Range<usize>) -> Range<usize>) {
+    pub(super) fn advance(
+        &self,
+        spans: &[StateSpan],
+        mut step: impl FnMut(&StateSpan, &mut [f32], Range<usize>) -> Range<usize>,
+    ) {
         for span in spans {
             let (mut state, mut start) = (self.attention.floats(span.page), 0);
             let ends = span.copies.iter().map(|(end, page)| (*end, *page));

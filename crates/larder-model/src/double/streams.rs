@@ -1,7 +1,7 @@
 //! Residual streams of the double of a device.
 
 use super::OpsDouble;
-use crate::device::{DeviceRows, DeviceStreams, ManifoldWeights, StreamGate, StreamMix};
+use crate::device::{DeviceRows, DeviceStreams, ManifoldWeights, ScaledSides, StreamGate, StreamMix};
 use crate::error::Result;
 use crate::nn::{finish_weights, rms_row, sigmoid, silu};
 
@@ -64,6 +64,16 @@ impl DeviceStreams for OpsDouble {
         };
         let written = (0..own.len()).map(value).collect();
         Ok(state.push(streams.width, written))
+    }
+
+    fn add_scaled_sides(&self, stream: DeviceRows, y: DeviceRows, sides: &ScaledSides) -> Result<DeviceRows> {
+        let mut state = self.lock();
+        let side = |at: usize, value: f32, [scale, bias]: [usize; 2]| {
+            (value + state.kept[bias][at % y.width]) * state.kept[scale][at % y.width]
+        };
+        let both = state.values(y).iter().zip(state.values(stream)).enumerate();
+        let sums = both.map(|(at, (y, stream))| side(at, *y, sides.y) + side(at, *stream, sides.stream)).collect();
+        Ok(state.push(y.width, sums))
     }
 
     fn stream_gates(&self, x: DeviceRows, count: usize, gate: StreamGate) -> Result<DeviceRows> {

@@ -31,7 +31,7 @@ impl Attention {
         // A norm of each head is behind the clip.
         let clip = self.clip.is_none() || matches!(self.norm, QkNorm::None | QkNorm::Whole(..));
         let indexer = self.indexer.as_ref().is_none_or(|indexer| indexer.chained().has_device_form());
-        value_norm && clip && norm && indexer && matches!(self.inputs, InputProducts::Apart { .. })
+        value_norm && clip && norm && indexer
     }
 
     /// Whether all of it is computed on a device, from its input on.
@@ -44,7 +44,7 @@ impl Attention {
             InputProducts::Apart { q, k, v } => {
                 [Some(q), Some(k), v.as_ref()].into_iter().flatten().all(Linear::is_on_device)
             }
-            InputProducts::Convolved(_) => false,
+            InputProducts::Convolved(inputs) => inputs.is_on_device(),
         };
         let indexer = self.indexer.as_ref().is_none_or(|indexer| indexer.chained().is_on_device());
         self.has_device_form() && gate && products && indexer && self.o.is_on_device()
@@ -78,7 +78,7 @@ impl ChainedMixer for Attention {
                 (mixed, gate.map(send).transpose()?)
             }
             Hidden::Device(x) if states.place() == Place::Host => {
-                let (products, gate, _) = self.begin_products(*x, pass, ops)?;
+                let (products, gate, _) = self.begin_products(*x, states, pass, ops)?;
                 let products = receive(ops, &products)?.try_into().expect("there are three products");
                 let q = self.queries_of(products, states, pass)?;
                 (self.begin_from_queries(&q, states, pass, ops)?, gate)
@@ -120,7 +120,7 @@ impl Attention {
         pass: &ForwardPass,
         ops: &dyn DeviceOps,
     ) -> Result<(DeviceRows, Option<DeviceGate>)> {
-        let ([queries, keys, values], gate, of_index) = self.begin_products(x, pass, ops)?;
+        let ([queries, keys, values], gate, of_index) = self.begin_products(x, states, pass, ops)?;
         let chosen = match &self.indexer {
             Some(indexer) => indexer.chained().begin(&of_index, states, pass, ops)?,
             None => None,
@@ -165,25 +165,36 @@ impl Attention {
         Ok(Some(HeadNorm { weights, eps, whole: matches!(self.norm, QkNorm::Whole(..)), width: None, behind_rotation }))
     }
 
-    /// The products with the input, that of the output gate, and those of the indexer. Without a product of its own the values are what that
-    /// of the keys yields.
+    /// Queries, keys and values, the product of the output gate, and those of the indexer. Without a product of its own the values are what
+    /// that of the keys yields.
     fn begin_products(
         &self,
         x: DeviceRows,
+        states: &mut LayerStates,
         pass: &ForwardPass,
         ops: &dyn DeviceOps,
     ) -> Result<([DeviceRows; 3], Option<DeviceGate>, Vec<DeviceRows>)> {
-        let InputProducts::Apart { q, k, v } = &self.inputs else { unreachable!("the inputs are for devices") };
+        let of_inputs = match &self.inputs {
+            InputProducts::Apart { q, k, v } => [Some(q), Some(k), v.as_ref()].into_iter().flatten().collect(),
+            InputProducts::Convolved(inputs) => inputs.products().to_vec(),
+        };
         let gate = match &self.output_gate {
             OutputGate::Product(product, function) => Some((product, *function)),
             OutputGate::None => None,
         };
         let of_index = self.indexer.as_ref().map_or_else(Vec::new, |indexer| indexer.chained().device_products(pass));
-        let products = [Some(q), Some(k), v.as_ref(), gate.map(|(product, _)| product)];
-        let products: Vec<&Linear> = products.into_iter().flatten().chain(of_index.iter().copied()).collect();
-        let mut rows = Linear::begin_each(&products, x, ops)?.expect("the products are on the device");
-        let of_index = rows.split_off(rows.len() - of_index.len());
-        let gate = gate.map(|(_, function)| DeviceGate { rows: rows[rows.len() - 1], function });
-        Ok(([rows[0], rows[1], rows[if v.is_some() { 2 } else { 1 }]], gate, of_index))
+        let products = of_inputs.iter().copied().chain(gate.map(|(product, _)| product)).chain(of_index);
+        let mut rows =
+            Linear::begin_each(&products.collect::<Vec<_>>(), x, ops)?.expect("the products are on the device");
+        let of_index = rows.split_off(of_inputs.len() + usize::from(gate.is_some()));
+        let gate = gate.map(|(_, function)| DeviceGate { rows: rows[of_inputs.len()], function });
+        let inputs = match (&self.inputs, &rows[..of_inputs.len()]) {
+            (InputProducts::Convolved(inputs), [q, k, current, delayed]) => {
+                inputs.begin([*q, *k, *current, *delayed], states, pass, ops)?
+            }
+            (_, [q, k, v]) => [*q, *k, *v],
+            (_, rows) => [rows[0], rows[1], rows[1]],
+        };
+        Ok((inputs, gate, of_index))
     }
 }

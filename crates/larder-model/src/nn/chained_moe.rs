@@ -4,11 +4,13 @@ use std::cell::OnceCell;
 
 use larder_core::ExpertId;
 
-use super::moe::{DenseBeside, LatentExperts, MoeInput, SharedExpert};
+use super::moe::{DenseBeside, LatentExperts, MoeInput, SharedExpert, forward_some};
+use super::router::{RouterOutput, RouterRows};
 use super::{GateFunction, Moe};
 use crate::device::{DeviceOps, DeviceRows};
 use crate::error::Result;
 use crate::experts::{CallOnDevice, DeviceMoeCall, ExpertPath, MoeCall};
+use crate::hidden::Hidden;
 use crate::matrix::{Linear, with_f32};
 use crate::step::TokenOrigin;
 use crate::tap::{Phase, PhaseClock, Tap};
@@ -56,7 +58,9 @@ impl Moe {
         let others = !apart || (shared && self.router.is_for_devices());
         // A factor is a part of adding the sums to a shared expert.
         let factor = self.factor == 1.0 || (self.latent.is_none() && self.beside.is_none() && self.shared.is_some());
-        beside && latent && others && factor && self.capacity.is_none() && !self.router.may_skip()
+        // Tokens without an expert have outputs of zeros.
+        let skips = !self.router.may_skip() || (!apart && self.router.is_for_devices());
+        beside && latent && others && factor && skips && self.capacity.is_none()
     }
 
     /// Whether a device that chooses experts computes everything else of the layer too.
@@ -72,20 +76,20 @@ impl Moe {
         }
     }
 
-    /// The router logits for the residual stream and what the norm of the layer makes of it, begun on a device; `None` if the CPU computes
-    /// them.
+    /// What the router finds for the residual stream and what the norm of the layer makes of it, begun on a device; `None` if the CPU computes
+    /// it. `before` is the state of the router of the layer before.
     pub(crate) fn begin_router(
         &self,
-        residual: DeviceRows,
-        x: DeviceRows,
+        [residual, x]: [DeviceRows; 2],
+        before: Option<Hidden>,
         ops: &dyn DeviceOps,
-    ) -> Result<Option<DeviceRows>> {
+    ) -> Result<Option<RouterRows>> {
         let input = match &self.beside {
             _ if self.early => residual,
             Some(beside) => beside.router_norm.for_devices().expect("it is for devices").begin(residual, ops)?,
             None => x,
         };
-        self.router.begin(input, ops)
+        self.router.begin(input, before, ops)
     }
 
     /// What every token uses, for the residual stream and the input `x` of the layer, begun on a device.
@@ -119,10 +123,14 @@ impl Moe {
     ) -> Result<DeviceRows> {
         let MoeInput { x, early, known, state, .. } = input;
         let MoeOnDevice { x: rows, of_experts, always: AlwaysOnDevice { beside, shared }, residual, ops } = rows;
-        let logits = match early {
-            Some(logits) => logits,
-            None => self.router.forward(x, state)?.logits,
+        let RouterOutput { logits, skipping } = match early {
+            Some(logits) => self.router.output_of(logits)?,
+            None => self.router.forward(x, state)?,
         };
+        if let Some(skipping) = &skipping {
+            tap.router_classes(self.layer, &skipping.classes);
+        }
+        let some = skipping.map(|skipping| skipping.others()).filter(|kept| kept.len() < rows.rows);
         clock.lap(Phase::Routing, tap);
         let always = OnceCell::new();
         let of_cpu = self.shared.as_ref().filter(|_| shared.is_none());
@@ -140,11 +148,12 @@ impl Moe {
                 let (layer, gate, act, tokens) = (self.layer, &self.gate, self.act, rows.rows);
                 let at_once = shared.filter(|_| is_direct);
                 let on_device = Some(CallOnDevice { x: of_experts, shared: at_once, residual: onto });
-                let meanwhile = &meanwhile;
-                experts.begin(
-                    &MoeCall { layer, gate, act, logits, x, on_device, tokens, known, origins, meanwhile },
-                    &mut out,
-                )
+                let (on_device, meanwhile) = (on_device.filter(|_| some.is_none()), &meanwhile);
+                let call = MoeCall { layer, gate, act, logits, x, on_device, tokens, known, origins, meanwhile };
+                match &some {
+                    Some(kept) => Ok((forward_some(kept, &call, experts, &mut out)?, None)),
+                    None => experts.begin(&call, &mut out),
+                }
             })
         })???;
         with_f32(&logits, |logits| tap.routed(self.layer, logits, &routed))?;
@@ -205,7 +214,8 @@ impl Moe {
     /// The call of the experts by router logits on a device.
     fn call_on_device<'a>(&'a self, chosen_by: ChosenBy<'a>, on_device: CallOnDevice) -> DeviceMoeCall<'a> {
         let ChosenBy { logits, known } = chosen_by;
-        DeviceMoeCall { layer: self.layer, gate: &self.gate, act: self.act, logits, known, on_device }
+        let (layer, gate, act, none) = (self.layer, &self.gate, self.act, self.router.bias_of_none());
+        DeviceMoeCall { layer, gate, act, logits, none, known, on_device }
     }
 }
 

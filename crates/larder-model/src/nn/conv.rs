@@ -77,10 +77,20 @@ impl CausalConv {
         ops: &dyn DeviceOps,
     ) -> Result<DeviceRows> {
         let silu = act == Some(Activation::Silu);
-        let taps = self.taps_copy.of(&self.taps, ops)?;
-        let bias = self.bias.as_ref().map(|bias| self.bias_copy.of(bias, ops)).transpose()?;
+        let (taps, bias) = self.on_device(ops)?;
         let out = ops.convolve(&DeviceConvolution { inputs, taps, bias, width: self.width, silu }, spans)?;
         act.filter(|_| !silu).map_or(Ok(out), |act| ops.activate(act, out))
+    }
+
+    /// Number of channels.
+    pub(super) fn channels(&self) -> usize {
+        self.channels
+    }
+
+    /// The ids of taps and bias on the device.
+    pub(super) fn on_device(&self, ops: &dyn DeviceOps) -> Result<(usize, Option<usize>)> {
+        let bias = self.bias.as_ref().map(|bias| self.bias_copy.of(bias, ops)).transpose()?;
+        Ok((self.taps_copy.of(&self.taps, ops)?, bias))
     }
 
     /// Values of the window that is kept between passes.

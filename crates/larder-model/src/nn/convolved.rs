@@ -15,6 +15,7 @@ use candle_core::{Device, Tensor};
 use super::norm::sum;
 use super::{CausalConv, ForwardPass, StateLens, TokenScratch};
 use crate::config::config_error;
+use crate::device::{DeviceCopy, DeviceHeadConvolution, DeviceOps, DeviceRows, HeadMix};
 use crate::error::Result;
 use crate::matrix::{Linear, PlacedMatrix, with_f32};
 use crate::step::LayerStates;
@@ -53,6 +54,8 @@ pub struct ConvolvedInputs {
     grouped: Vec<PlacedMatrix>, // for each head, [head_dim, taps · head_dim]
     grouped_bias: Vec<f32>,
     factors: Vec<f32>, // [kv_heads], of the keys
+    /// Of the biases of values and of the grouped convolution, and of the factors.
+    copies: [DeviceCopy; 3],
 }
 
 impl ConvolvedShape {
@@ -102,6 +105,7 @@ impl ConvolvedInputs {
             grouped: weights.grouped_kernel(&format!("{grouped}.weight"), heads + kv_heads, head_dim, taps[1])?,
             grouped_bias: weights.vector(&format!("{grouped}.bias"), &[channels])?,
             factors: weights.vector(&format!("{prefix}.qk_norm.temp"), &[kv_heads])?,
+            copies: Default::default(),
         })
     }
 
@@ -109,6 +113,50 @@ impl ConvolvedInputs {
     pub fn state_lens(&self) -> StateLens {
         let [first, second] = self.shape.taps;
         StateLens { window: (first - 1 + second - 1) * self.shape.channels(), recurrence: self.shape.half() }
+    }
+
+    /// Whether all of it is computed on a device.
+    pub(super) fn is_on_device(&self) -> bool {
+        self.products().into_iter().all(Linear::is_on_device)
+            && PlacedMatrix::begins_heads(&self.grouped, self.shape.taps[1] * self.shape.head_dim)
+    }
+
+    /// The products with the input of attention.
+    pub(super) fn products(&self) -> [&Linear; 4] {
+        [&self.q, &self.k, &self.current, &self.delayed]
+    }
+
+    /// As [`forward`](Self::forward), begun on a device, of its [`products`](Self::products).
+    pub(super) fn begin(
+        &self,
+        [q, k, current, delayed]: [DeviceRows; 4],
+        states: &mut LayerStates,
+        pass: &ForwardPass,
+        ops: &dyn DeviceOps,
+    ) -> Result<[DeviceRows; 3]> {
+        let [of_values, of_grouped, factors] = &self.copies;
+        let (taps, bias) = self.depthwise.on_device(ops)?;
+        let convolution = DeviceHeadConvolution {
+            queries: q,
+            keys: k,
+            delayed,
+            taps,
+            bias: bias.expect("the convolution has a bias"),
+            delayed_bias: self.delayed_bias.as_ref().map(|bias| of_values.of(bias, ops)).transpose()?,
+            head_dim: self.shape.head_dim,
+            widths: self.shape.taps,
+        };
+        let spans = states.extend_recurrent(pass, self.state_lens())?;
+        let [gathered, earlier] = ops.convolve_heads(&convolution, &spans)?;
+        let mixed = PlacedMatrix::begin_heads(&self.grouped, gathered, ops)?;
+        let mix = HeadMix {
+            heads: self.shape.heads,
+            kv_heads: self.shape.kv_heads,
+            bias: of_grouped.of(&self.grouped_bias, ops)?,
+            factors: factors.of(&self.factors, ops)?,
+        };
+        let [q, k] = ops.mix_heads([q, k, mixed], &mix)?;
+        Ok([q, k, ops.beside(current, earlier)?])
     }
 
     /// Queries `[n, heads · head_dim]`, keys and values `[n, kv_heads · head_dim]` of `x [n, hidden]`.
@@ -121,7 +169,7 @@ impl ConvolvedInputs {
         let (gathered, earlier) = self.take_in(&raw, &delayed, states, pass)?;
         let gathered = Tensor::from_vec(gathered, (n, groups, self.shape.taps[1] * head_dim), &Device::Cpu)?;
         let mixed = with_f32(&PlacedMatrix::forward_heads(&self.grouped, &gathered)?, <[f32]>::to_vec)?;
-        let (q, k) = self.queries_and_keys(&raw, mixed);
+        let (q, k) = self.mixed_heads().of(&raw, mixed);
         let tensor = |values: Vec<f32>| Tensor::from_vec(values, (n, ()), &Device::Cpu);
         Ok([tensor(q)?, tensor(k)?, Tensor::cat(&[&current, &tensor(earlier)?], 1)?])
     }
@@ -142,7 +190,7 @@ impl ConvolvedInputs {
             let (raw, delayed) = (span.rows(raw, channels), span.rows(delayed, half));
             states.of_mut(i).recurrent.advance(span.tokens, self.state_lens(), |state, piece| {
                 let own = &raw[piece.start * channels..piece.end * channels];
-                self.gather(own, &state.window, &mut gathered);
+                gathered.extend(gather_convolved(&self.depthwise, self.gathered(), own, &state.window));
                 self.depthwise.shift(own, &mut state.window);
                 let (before, last) = delayed[piece.start * half..piece.end * half].split_at((piece.len() - 1) * half);
                 earlier.extend_from_slice(&state.recurrence);
@@ -156,27 +204,71 @@ impl ConvolvedInputs {
         Ok((gathered, earlier))
     }
 
-    /// Appends what the grouped convolution gets for the tokens of `raw [tokens, channels]`, which follow those of `window`.
-    fn gather(&self, raw: &[f32], window: &[f32], gathered: &mut Vec<f32>) {
-        let (channels, head_dim) = (self.shape.channels(), self.shape.head_dim);
-        let (first, second) = window.split_at(self.depthwise.window_len());
-        let convolved = self.depthwise.forward(&[second, raw].concat(), &mut first.to_vec());
-        for token in 0..raw.len() / channels {
-            let rows = &convolved[token * channels..][..self.shape.taps[1] * channels];
-            for head in 0..self.grouped.len() {
-                let of_head = |row: &[f32]| gathered.extend_from_slice(&row[head * head_dim..][..head_dim]);
-                rows.chunks_exact(channels).for_each(of_head);
-            }
-        }
+    /// How many convolved rows the product of a head reads, and the width of each.
+    fn gathered(&self) -> [usize; 2] {
+        [self.shape.taps[1], self.shape.head_dim]
     }
 
-    /// Queries and keys of what was projected, `raw [n, channels]`, and convolved, `mixed`, which still lacks its bias.
-    fn queries_and_keys(&self, raw: &[f32], mut mixed: Vec<f32>) -> (Vec<f32>, Vec<f32>) {
+    /// How queries and keys are made of what was projected and convolved.
+    fn mixed_heads(&self) -> MixedHeads<'_> {
         let ConvolvedShape { heads, kv_heads, head_dim, .. } = self.shape;
-        let (channels, group) = (self.shape.channels(), heads / kv_heads);
+        MixedHeads { heads, kv_heads, head_dim, bias: &self.grouped_bias, factors: &self.factors }
+    }
+
+    /// What [`forward`](Self::forward) allocates per token beside queries, keys and values.
+    pub fn scratch(&self) -> TokenScratch {
+        let (channels, taps) = (self.shape.channels(), self.shape.taps[1]);
+        // Products and both side by side; the convolution's input with its window, twice, and its output; what the second one gets
+        // and yields, by head and by token, twice; values and those of the token before.
+        let floats = 2 * channels + 3 * channels + taps * channels + 3 * channels + 4 * self.shape.half();
+        TokenScratch { floats, input: taps * channels }
+    }
+}
+
+/// What a product of each head reads of the tokens of `raw [tokens, channels]`, which follow those of `window`: of each the last `rows` rows
+/// that the depthwise convolution yields, `[tokens, heads, rows, head_dim]`.
+pub(crate) fn gather_convolved(
+    depthwise: &CausalConv,
+    [rows, head_dim]: [usize; 2],
+    raw: &[f32],
+    window: &[f32],
+) -> Vec<f32> {
+    let (first, second) = window.split_at(depthwise.window_len());
+    let convolved = depthwise.forward(&[second, raw].concat(), &mut first.to_vec());
+    let channels = depthwise.channels();
+    let mut gathered = Vec::with_capacity(raw.len() * rows);
+    for token in 0..raw.len() / channels {
+        let rows = &convolved[token * channels..][..rows * channels];
+        for head in 0..channels / head_dim {
+            let of_head = |row: &[f32]| gathered.extend_from_slice(&row[head * head_dim..][..head_dim]);
+            rows.chunks_exact(channels).for_each(of_head);
+        }
+    }
+    gathered
+}
+
+/// How queries and keys are made of what was projected and convolved.
+pub(crate) struct MixedHeads<'a> {
+    /// Query heads.
+    pub heads: usize,
+    /// Key heads.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// `[channels]`, added to what was convolved.
+    pub bias: &'a [f32],
+    /// `[kv_heads]`: factors on the lengths of keys.
+    pub factors: &'a [f32],
+}
+
+impl MixedHeads<'_> {
+    /// Queries and keys of what was projected, `raw [n, channels]`, and convolved, `mixed`, which still lacks its bias.
+    pub fn of(&self, raw: &[f32], mut mixed: Vec<f32>) -> (Vec<f32>, Vec<f32>) {
+        let MixedHeads { heads, kv_heads, head_dim, bias, factors } = *self;
+        let (channels, group) = ((heads + kv_heads) * head_dim, heads / kv_heads);
         let (mut q, mut k) = (Vec::with_capacity(raw.len()), Vec::with_capacity(raw.len()));
         for (raw, mixed) in raw.chunks_exact(channels).zip(mixed.chunks_exact_mut(channels)) {
-            mixed.iter_mut().zip(&self.grouped_bias).for_each(|(value, bias)| *value += bias);
+            mixed.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
             let (queries, keys) = raw.split_at(heads * head_dim);
             let (mixed_queries, mixed_keys) = mixed.split_at_mut(heads * head_dim);
             for at in 0..kv_heads * head_dim {
@@ -190,20 +282,11 @@ impl ConvolvedInputs {
                 mixed_keys[at] += total / group as f32;
             }
             mixed_queries.chunks_exact_mut(head_dim).for_each(|head| normalise(head, 1.0));
-            mixed_keys.chunks_exact_mut(head_dim).zip(&self.factors).for_each(|(head, by)| normalise(head, *by));
+            mixed_keys.chunks_exact_mut(head_dim).zip(factors).for_each(|(head, by)| normalise(head, *by));
             q.extend_from_slice(mixed_queries);
             k.extend_from_slice(mixed_keys);
         }
         (q, k)
-    }
-
-    /// What [`forward`](Self::forward) allocates per token beside queries, keys and values.
-    pub fn scratch(&self) -> TokenScratch {
-        let (channels, taps) = (self.shape.channels(), self.shape.taps[1]);
-        // Products and both side by side; the convolution's input with its window, twice, and its output; what the second one gets
-        // and yields, by head and by token, twice; values and those of the token before.
-        let floats = 2 * channels + 3 * channels + taps * channels + 3 * channels + 4 * self.shape.half();
-        TokenScratch { floats, input: taps * channels }
     }
 }
 

@@ -8,9 +8,11 @@
 use candle_core::{Device, Tensor};
 use larder_kernels::exp;
 
-use super::router::{RouterOutput, Skipping};
+use super::router::{RouterOutput, RouterRows, Skipping};
 use super::{Activation, HandedOn, Norm};
+use crate::device::{DeviceCopy, DeviceOps, DeviceRows};
 use crate::error::Result;
+use crate::hidden::Hidden;
 use crate::matrix::{Linear, with_f32};
 use crate::weights::WeightLoader;
 
@@ -34,6 +36,7 @@ pub struct MlpRouter {
     shape: MlpRouterShape,
     down: Linear,            // [width, hidden]
     scale: Option<Vec<f32>>, // [width]
+    scale_copy: DeviceCopy,
     norm: Norm,
     inner: [Linear; 2], // [width, width]
     out: Linear,        // [experts + 1, width]
@@ -52,6 +55,7 @@ impl MlpRouter {
                 true => Some(weights.vector(&name("router_states_scale"), &[width])?),
                 false => None,
             },
+            scale_copy: DeviceCopy::default(),
             norm: Norm::rms(weights, &name("router_mlp.norm"), width, eps)?,
             inner: [
                 weights.linear(&name("router_mlp.fc1"), width, width, true)?,
@@ -68,12 +72,13 @@ impl MlpRouter {
     }
 
     /// The probability of each expert for `x [tokens, hidden]`, and which tokens have none; the state is replaced by its own.
-    pub(super) fn forward(&self, x: &Tensor, state: &HandedOn<Tensor>) -> Result<RouterOutput> {
+    pub(super) fn forward(&self, x: &Tensor, state: &HandedOn<Hidden>) -> Result<RouterOutput> {
         let mut own = self.down.forward(x)?; // [tokens, width]
         if let (Some(scale), Some(before)) = (&self.scale, state.get()) {
+            let before = before.on_host(self.down.compute().device_ops.as_deref())?;
             own = added(&own, &before, scale)?;
         }
-        state.set(own.clone());
+        state.set(Hidden::Host(own.clone()));
         let mut inner = self.norm.forward(&own)?;
         for product in &self.inner {
             let mut values = with_f32(&product.forward(&inner)?, <[f32]>::to_vec)?;
@@ -84,8 +89,40 @@ impl MlpRouter {
         self.decide(classes)
     }
 
+    /// Whether all of it is computed on a device.
+    pub(super) fn is_on_device(&self) -> bool {
+        let [first, second] = &self.inner;
+        [&self.down, first, second, &self.out].into_iter().all(Linear::is_on_device)
+    }
+
+    /// The logits of all classes, `[tokens, experts + 1]`, and the state, begun on a device; `before` is the state of the layer before.
+    pub(super) fn begin(
+        &self,
+        x: DeviceRows,
+        before: Option<Hidden>,
+        ops: &dyn DeviceOps,
+    ) -> Result<Option<RouterRows>> {
+        let Some(mut state) = self.down.begin(x, ops)? else { return Ok(None) };
+        if let (Some(scale), Some(before)) = (&self.scale, before) {
+            let scaled = ops.scale_columns(before.on_device(ops)?, self.scale_copy.of(scale, ops)?)?;
+            state = ops.add(state, scaled, 1.0)?;
+        }
+        let Some(norm) = self.norm.for_devices() else { return Ok(None) };
+        let mut inner = norm.begin(state, ops)?;
+        for product in &self.inner {
+            let Some(values) = product.begin(inner, ops)? else { return Ok(None) };
+            inner = ops.activate(Activation::Gelu, values)?;
+        }
+        Ok(self.out.begin(inner, ops)?.map(|logits| RouterRows { logits, state: Some(state) }))
+    }
+
+    /// Added to the score of the class for no expert.
+    pub(super) fn bias_of_none(&self) -> f32 {
+        self.bias[self.shape.experts]
+    }
+
     /// Probabilities `[tokens, experts]`, and which tokens use no expert, from the logits of all classes.
-    fn decide(&self, classes: Vec<f32>) -> Result<RouterOutput> {
+    pub(super) fn decide(&self, classes: Vec<f32>) -> Result<RouterOutput> {
         let experts = self.shape.experts;
         let (mut logits, mut skips) = (Vec::with_capacity(classes.len()), Vec::new());
         for row in classes.chunks_exact(experts + 1) {
@@ -164,7 +201,7 @@ mod tests {
         let run = |x: &Tensor| {
             let state = HandedOn::default();
             let all = [&first, &second].map(|router| rows(&router.forward(x, &state).unwrap().logits));
-            (all, rows(&state.get().unwrap()))
+            (all, rows(&state.get().unwrap().on_host(None).unwrap()))
         };
         let ([of_first, of_second], state) = run(&x);
         let own = (rows(&first.down.forward(&x).unwrap()), rows(&second.down.forward(&x).unwrap()));

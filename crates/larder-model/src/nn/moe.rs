@@ -11,6 +11,7 @@ use super::{Activation, GateFunction, HandedOn, Mlp, MoeRouter, Norm, TokenScrat
 use crate::config::config_error;
 use crate::error::Result;
 use crate::experts::{ExpertPath, MoeCall, Routed, route};
+use crate::hidden::Hidden;
 use crate::matrix::{Linear, with_f32};
 use crate::step::TokenOrigin;
 use crate::tap::{Phase, PhaseClock, Tap};
@@ -117,7 +118,7 @@ pub(crate) struct MoeInput<'a> {
     /// `[tokens, k]`: the experts, if they are known.
     pub known: Option<&'a [ExpertId]>,
     /// Of the router of the layer before, which this one replaces by its own.
-    pub state: &'a HandedOn<Tensor>,
+    pub state: &'a HandedOn<Hidden>,
 }
 
 impl Moe {
@@ -245,7 +246,12 @@ fn within_capacity(capacity: usize, call: &MoeCall) -> Vec<usize> {
 }
 
 /// Computes the experts of some tokens of a call, which are in order. The others have no expert, and what they get is zero.
-fn forward_some(kept: &[usize], call: &MoeCall, experts: &mut dyn ExpertPath, out: &mut [f32]) -> Result<Routed> {
+pub(super) fn forward_some(
+    kept: &[usize],
+    call: &MoeCall,
+    experts: &mut dyn ExpertPath,
+    out: &mut [f32],
+) -> Result<Routed> {
     let MoeCall { gate, logits, x, tokens, origins, .. } = *call;
     let k = gate.top_k;
     let mut all = Routed::new(vec![ExpertId::NONE; tokens * k], vec![0.0; tokens * k]);

@@ -3,10 +3,9 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use candle_core::Tensor;
-
 use super::chained_choice::ListLengths;
 use super::{RopeTable, Selection};
+use crate::hidden::Hidden;
 use crate::step::TokenOrigin;
 
 /// The earlier positions that a query attends to.
@@ -44,7 +43,7 @@ pub struct ForwardPass {
     /// The positions that the last layer with an indexer chose.
     pub handed_on: HandedOn<HandedChoice>,
     /// The state of the last layer's router, `[step tokens, width]`, where routers have one.
-    pub router_state: HandedOn<Tensor>,
+    pub router_state: HandedOn<Hidden>,
 }
 
 /// The positions that an indexer chose for the tokens of a step.

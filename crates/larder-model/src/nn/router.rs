@@ -6,6 +6,7 @@ use larder_kernels::tanh;
 use super::{HandedOn, MlpRouter};
 use crate::device::{DeviceOps, DeviceRows};
 use crate::error::Result;
+use crate::hidden::Hidden;
 use crate::matrix::{Linear, with_f32};
 
 /// The router of an MoE layer.
@@ -32,6 +33,22 @@ pub(super) struct RouterOutput {
     pub logits: Tensor,
     /// The tokens that use no expert, if the router decides on that.
     pub skipping: Option<Skipping>,
+}
+
+/// What a router yields on a device.
+#[derive(Clone, Copy)]
+pub(crate) struct RouterRows {
+    /// `[tokens, experts]`, or with a class for no expert, which is the last.
+    pub logits: DeviceRows,
+    /// `[tokens, width]`: what it hands on to the next layer's router.
+    pub state: Option<DeviceRows>,
+}
+
+impl RouterRows {
+    /// Logits alone.
+    pub fn of(logits: DeviceRows) -> Self {
+        RouterRows { logits, state: None }
+    }
 }
 
 /// A router's decision on which tokens use an expert.
@@ -75,26 +92,48 @@ impl MoeRouter {
         match self {
             MoeRouter::Product(product) | MoeRouter::Capped(product, _) => product.is_on_device(),
             MoeRouter::TwoProducts(first, second) => first.is_on_device() && second.is_on_device(),
-            MoeRouter::Mlp(_) => false,
+            MoeRouter::Mlp(mlp) => mlp.is_on_device(),
         }
     }
 
-    /// As [`logits`](Self::logits), begun on a device; `None` if the CPU computes them.
-    pub(crate) fn begin(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<Option<DeviceRows>> {
+    /// What it finds for `x`, begun on a device; `None` if the CPU computes it. `before` is the state of the router of the layer before.
+    pub(crate) fn begin(
+        &self,
+        x: DeviceRows,
+        before: Option<Hidden>,
+        ops: &dyn DeviceOps,
+    ) -> Result<Option<RouterRows>> {
         let bent = |rows: Option<DeviceRows>, cap| rows.map(|rows| ops.bend(rows, cap)).transpose();
-        match self {
-            MoeRouter::Product(product) => product.begin(x, ops),
-            MoeRouter::Capped(product, cap) => bent(product.begin(x, ops)?, *cap as f32),
+        let logits = match self {
+            MoeRouter::Product(product) => product.begin(x, ops)?,
+            MoeRouter::Capped(product, cap) => bent(product.begin(x, ops)?, *cap as f32)?,
             MoeRouter::TwoProducts(first, second) => match bent(first.begin(x, ops)?, 1.0)? {
-                Some(between) => second.begin(between, ops),
-                None => Ok(None),
+                Some(between) => second.begin(between, ops)?,
+                None => None,
             },
-            MoeRouter::Mlp(_) => Ok(None),
+            MoeRouter::Mlp(mlp) => return mlp.begin(x, before, ops),
+        };
+        Ok(logits.map(RouterRows::of))
+    }
+
+    /// Added to the score of the class for no expert, if there is one.
+    pub(crate) fn bias_of_none(&self) -> Option<f32> {
+        match self {
+            MoeRouter::Mlp(mlp) => Some(mlp.bias_of_none()),
+            _ => None,
+        }
+    }
+
+    /// What it finds, from the logits of a device.
+    pub(super) fn output_of(&self, logits: Tensor) -> Result<RouterOutput> {
+        match self {
+            MoeRouter::Mlp(mlp) => mlp.decide(with_f32(&logits, <[f32]>::to_vec)?),
+            _ => Ok(RouterOutput::of(logits)),
         }
     }
 
     /// What it finds for `x [tokens, hidden]`; `state` is that of the router of the layer before, and becomes its own.
-    pub(super) fn forward(&self, x: &Tensor, state: &HandedOn<Tensor>) -> Result<RouterOutput> {
+    pub(super) fn forward(&self, x: &Tensor, state: &HandedOn<Hidden>) -> Result<RouterOutput> {
         match self {
             MoeRouter::Mlp(mlp) => mlp.forward(x, state),
             MoeRouter::Product(product) => Ok(RouterOutput::of(product.forward(x)?)),

@@ -82,7 +82,7 @@ mod tests {
 
     fn spec(name: &str, shape: &[usize]) -> TensorSpec {
         let (name, shape) = (name.to_owned(), shape.to_vec());
-        TensorSpec { name, shape, product: true, by_head: false, by_row: false }
+        TensorSpec { name, shape, product: true, by_head: false, by_row: false, on_device: true }
     }
 
     #[test]

@@ -36,7 +36,7 @@ impl Fixture {
         write_checkpoint(&source, |_| NumberFormat::F32, &tensors);
         let source = Checkpoint::open(&source).unwrap();
         let (name, shape) = ("words.weight".to_owned(), vec![rows, COLS]);
-        let spec = TensorSpec { name, shape, product: true, by_head: false, by_row: true };
+        let spec = TensorSpec { name, shape, product: true, by_head: false, by_row: true, on_device: true };
         let blueprint = Blueprint { resident: vec![spec], ..Tiny::new(ExpertForm::Separate).blueprint() };
         let (plans, notes) = plans(&source, &blueprint, wanted).unwrap();
         assert!(notes.is_empty());

@@ -2,7 +2,8 @@
 
 use candle_core::{Device, Tensor};
 
-use super::ResidualConnection;
+use super::{ChainedConnection, ResidualConnection};
+use crate::device::{DeviceCopy, DeviceOps, DeviceRows, ScaledSides};
 use crate::error::Result;
 use crate::matrix::with_f32;
 use crate::nn::TokenScratch;
@@ -18,17 +19,25 @@ pub struct ScaledConnection {
 struct ScaleAndBias {
     scale: Vec<f32>,
     bias: Vec<f32>,
+    copies: [DeviceCopy; 2],
 }
 
 impl ScaleAndBias {
     /// `name_scale [hidden]`, `name_bias [hidden]`
     fn load(weights: &mut WeightLoader, name: &str, hidden: usize) -> Result<Self> {
         let scale = weights.vector(&format!("{name}_scale"), &[hidden])?;
-        Ok(ScaleAndBias { scale, bias: weights.vector(&format!("{name}_bias"), &[hidden])? })
+        let bias = weights.vector(&format!("{name}_bias"), &[hidden])?;
+        Ok(ScaleAndBias { scale, bias, copies: Default::default() })
     }
 
     fn of(&self, channel: usize, value: f32) -> f32 {
         (value + self.bias[channel]) * self.scale[channel]
+    }
+
+    /// The ids of both on the device.
+    fn on_device(&self, ops: &dyn DeviceOps) -> Result<[usize; 2]> {
+        let [scale, bias] = &self.copies;
+        Ok([scale.of(&self.scale, ops)?, bias.of(&self.bias, ops)?])
     }
 }
 
@@ -63,6 +72,27 @@ impl ResidualConnection for ScaledConnection {
     fn scratch(&self, hidden: usize) -> TokenScratch {
         TokenScratch { floats: hidden, input: hidden }
     }
+
+    fn chained(&self) -> Option<&dyn ChainedConnection> {
+        Some(self)
+    }
+}
+
+impl ChainedConnection for ScaledConnection {
+    fn begin_read(&self, streams: DeviceRows, _: &dyn DeviceOps) -> Result<[DeviceRows; 2]> {
+        Ok([streams; 2])
+    }
+
+    fn begin_write(
+        &self,
+        streams: DeviceRows,
+        _: DeviceRows,
+        y: DeviceRows,
+        ops: &dyn DeviceOps,
+    ) -> Result<DeviceRows> {
+        let sides = ScaledSides { y: self.output.on_device(ops)?, stream: self.stream.on_device(ops)? };
+        ops.add_scaled_sides(streams, y, &sides)
+    }
 }
 
 #[cfg(test)]
@@ -71,7 +101,11 @@ mod tests {
 
     #[test]
     fn both_sides_are_shifted_and_scaled_by_channel() {
-        let channels = |scale: [f32; 2], bias: [f32; 2]| ScaleAndBias { scale: scale.into(), bias: bias.into() };
+        let channels = |scale: [f32; 2], bias: [f32; 2]| ScaleAndBias {
+            scale: scale.into(),
+            bias: bias.into(),
+            copies: Default::default(),
+        };
         let connection =
             ScaledConnection { output: channels([2.0, 3.0], [0.5, 0.0]), stream: channels([1.0, -1.0], [1.0, 2.0]) };
         let rows = |values: [f32; 4]| Tensor::from_vec(values.to_vec(), (2, 2), &Device::Cpu).unwrap();
