@@ -263,12 +263,17 @@ const COLUMNS: [&str; 5] = ["gpu_launches", "gpu_graphs", "gpu_graph_launches", 
 /// that moves them on purpose records what the failing test prints.
 const RECORDED_WORK: [u64; 5] = [0, 2, 106, 1, 12_028];
 
-/// What each decoded token asked of the device, of those that `counts`; these have the columns and their values.
+/// What each decoded token of the demo model asked of the device, of those that `counts`; these have the columns and their values.
 fn work_of_tokens(flags: &[&str], counts: impl Fn(&dyn Fn(&str) -> u64) -> bool) -> Vec<[u64; 5]> {
+    work_of(&demo(), &[&["-n", "64"], flags].concat(), counts)
+}
+
+/// As [`work_of_tokens`], of any model.
+fn work_of(model: &str, flags: &[&str], counts: impl Fn(&dyn Fn(&str) -> u64) -> bool) -> Vec<[u64; 5]> {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("steps.csv");
-    let (demo, file) = (demo(), file.to_str().unwrap());
-    let base = ["run", "-m", &demo, "-p", "The old man looked", "-n", "64", "--temperature", "0", "--speculate", "off"];
+    let file = file.to_str().unwrap();
+    let base = ["run", "-m", model, "-p", "The old man looked", "--temperature", "0", "--speculate", "off"];
     larder_ok(&[&base[..], &["--device", "emulated", "--telemetry", file], flags].concat());
     let steps = std::fs::read_to_string(file).unwrap();
     let mut rows = steps.lines().map(|line| line.split(',').collect::<Vec<_>>());
@@ -340,6 +345,33 @@ fn a_layer_is_at_most_twelve_launches_outside_graphs() {
         // The host sends no lists of experts that the device has begun by itself: for four experts more than 1,000 bytes a layer.
         let sent = warm.iter().map(|[.., bytes]| *bytes).min().unwrap();
         assert!(device != "28" || sent < 40_000, "{sent} bytes: {warm:?}");
+    }
+}
+
+/// The same for models with several residual streams, sparse attention, recurrent states and all others without an encoder, of whose
+/// experts two per layer are on the device.
+#[test]
+fn a_layer_of_any_model_is_at_most_twelve_launches_outside_graphs() {
+    if no_emulator() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for golden in golden_models() {
+        let model = golden.file_name().unwrap().to_str().unwrap().to_owned();
+        let store = folder.path().join(&model);
+        let store = store.to_str().unwrap();
+        larder_ok(&["convert", golden.to_str().unwrap(), store]);
+        let config: Value = serde_json::from_slice(&std::fs::read(golden.join("config.json")).unwrap()).unwrap();
+        let text = config.get("text_config").unwrap_or(&config);
+        let layers = text["num_hidden_layers"].as_u64().unwrap();
+        let flags = ["-n", "80", "--ignore-eos", "--vram-experts", "2"];
+        let work = work_of(store, &flags, |column| column("gpu_computed") > 0);
+        // Launches are graphs from the third time on: where blocks of two and of five tokens are pooled, behind thirty tokens.
+        let mut outside: Vec<u64> = work[work.len() - 20..].iter().map(|[launches, ..]| *launches).collect();
+        outside.sort_unstable();
+        let (half, most) = (outside[10], outside[19]);
+        println!("{model}: {half} launches outside graphs for {layers} layers, at most {most}");
+        assert!(half <= 12 * layers, "{model}: {outside:?}");
     }
 }
 

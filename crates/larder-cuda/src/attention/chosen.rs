@@ -174,7 +174,7 @@ impl GpuAttention {
             tables.push(end);
             end = (end + table_bytes(view)).next_multiple_of(ALIGN);
         }
-        let tasks = self.queue.stage_varying(end, |at, bytes| {
+        let write = |at: u64, bytes: &mut [u8]| {
             let mut first = 0;
             for (number, ((view, own), table)) in rows.iter().zip(tables).enumerate() {
                 let task = PoolTask {
@@ -188,7 +188,12 @@ impl GpuAttention {
                 first += own.len();
             }
             Ok(())
-        })?;
+        };
+        // The blocks of one sequence are complete at the same distances; how many sequences have complete ones varies.
+        let tasks = match rows.len() {
+            1 => self.queue.stage(end, write)?,
+            _ => self.queue.stage_varying(end, write)?,
+        };
         let (shape_of, kind, page_shift) = ([word(blocks)?, word(width)?], shape.kind, shape.positions.ilog2());
         let (task_count, rate) = (word(rows.len())?, word(rate)?);
         state.launches.pool_blocks(&PooledBlocks {

@@ -272,7 +272,7 @@ impl DeviceChooser {
         }
         if addresses != known.addresses {
             known.whole = None;
-            ops.fill(&known.table, bytemuck::cast_slice(&addresses))?;
+            ops.refill(&known.table, bytemuck::cast_slice(&addresses))?;
             known.addresses = addresses;
         }
         Ok(())
@@ -294,7 +294,7 @@ impl DeviceChooser {
             self.lists.retain(|key, _| key.layer != call.layer);
         }
         let known = self.layers[&call.layer].known.as_ref().expect("it was made");
-        ops.fill(known, bytemuck::cast_slice(&numbers))
+        ops.refill(known, bytemuck::cast_slice(&numbers))
     }
 
     fn layer(&mut self, layer: LayerIdx) -> &mut ChosenLayer {

@@ -9,11 +9,11 @@ use super::launch_list::LaunchList;
 use crate::driver::{Driver, GraphHandle, Launch};
 
 /// The fewest launches of a graph.
-const MIN_LAUNCHES: usize = 8;
+const MIN_LAUNCHES: usize = 6;
 /// How often the same launches are seen before they become a graph, which takes as long as a few tokens.
 const SIGHTINGS: u32 = 3;
 /// The most lists of launches that are known.
-const MAX_KNOWN: usize = 256;
+const MAX_KNOWN: usize = 512;
 
 /// The graphs of a device.
 #[derive(Default)]

@@ -237,6 +237,15 @@ impl GpuOps {
         self.lock().fill(&self.queue, buffer, bytes)
     }
 
+    /// As [`fill`](Self::fill), of as many bytes each time.
+    pub(crate) fn refill(&self, buffer: &DeviceBuffer, bytes: &[u8]) -> Result<()> {
+        let staged = self.queue.stage(bytes.len(), |_, out| {
+            out.copy_from_slice(bytes);
+            Ok(())
+        })?;
+        self.lock().launches.copy_bytes(staged, buffer.at(), bytes.len() as u64)
+    }
+
     /// Copies values that do not change to the device.
     pub(crate) fn keep_bytes(&self, bytes: &[u8]) -> Result<DeviceBuffer> {
         self.lock().keep(&self.queue, bytes)

@@ -66,6 +66,7 @@ impl DeviceStreams for GpuOps {
         y: DeviceRows,
         (mix, form): (DeviceRows, StreamMix),
     ) -> larder_model::Result<DeviceRows> {
+        self.queue.end_varying()?;
         let mut state = self.lock();
         let count = streams.width / y.width.max(1);
         let fits = y.rows == streams.rows && mix.rows == streams.rows && count * y.width == streams.width;
@@ -86,6 +87,7 @@ impl DeviceStreams for GpuOps {
         y: DeviceRows,
         sides: &ScaledSides,
     ) -> larder_model::Result<DeviceRows> {
+        self.queue.end_varying()?;
         let mut state = self.lock();
         if (stream.rows, stream.width) != (y.rows, y.width) {
             return Err(no_fit(stream, 1).into());
