@@ -22,10 +22,13 @@ struct ConvolutionArgs {
     u32 widths[MAX_INPUTS];
     u32 channels;
     u32 width;
+    // Distance in tokens of the inputs that are added up.
+    u32 dilation;
     // Whether silu follows.
     u32 silu;
+    u32 unused;
 };
-static_assert(sizeof(ConvolutionArgs) == 88, "must match the layout in Rust");
+static_assert(sizeof(ConvolutionArgs) == 96, "must match the layout in Rust");
 
 // Convolves one channel of the tokens of a span, which is the grid's y, and updates its window.
 extern "C" __global__ void convolve(const ConvolutionArgs *args_in_memory) {
@@ -36,11 +39,11 @@ extern "C" __global__ void convolve(const ConvolutionArgs *args_in_memory) {
     StateSpan span = args.spans[blockIdx.y];
     u32 stride = args.widths[part];
     const float *input = args.inputs[part] + (u64)span.first_row * stride + column;
-    Channel own = {input, stride, span.state + channel, args.channels, args.width - 1};
+    Channel own = {input, stride, span.state + channel, args.channels, (args.width - 1) * args.dilation};
     for (u32 t = 0; t < span.tokens; t++) {
         float sum = args.bias ? args.bias[channel] : 0.0f;
         for (u32 tap = 0; tap < args.width; tap++) {
-            sum = add_rn(sum, mul_rn(args.taps[(u64)tap * args.channels + channel], own.at(t + tap)));
+            sum = add_rn(sum, mul_rn(args.taps[(u64)tap * args.channels + channel], own.at(t + tap * args.dilation)));
         }
         u64 row = span.first_row + t;
         args.out[row * args.channels + channel] = args.silu ? silu_of(sum) : sum;

@@ -1,5 +1,8 @@
-// Hyper-connections: several residual streams, of which parts of a layer read a mixture, and to all of which they write.
+// Residual streams: several of them, and additions that are more than a sum.
 #include "activations.cuh"
+
+// The least value whose root a gate by keys takes.
+constexpr float LEAST_ROOT = 1e-6f;
 
 // The softmax of each row of a matrix, of which rows and columns are then normalised in turns: each lane has an element, row by row. For all
 // threads of a warp.
@@ -105,4 +108,20 @@ extern "C" __global__ void add_scaled_sides(
     if (at >= count) return;
     float of_y = mul_rn(add_rn(y[at], y_bias[i]), y_scale[i]);
     out[at] = add_rn(of_y, mul_rn(add_rn(stream[at], stream_bias[i]), stream_scale[i]));
+}
+
+// The values of a token for each stream, [tokens, streams, hidden], times a gate: the sigmoid of the signed root of the product of key and query,
+// which is divided by the root of their width. A warp has a stream of a token.
+extern "C" __global__ void gate_by_keys(
+    const float *keys, const float *queries, const float *values, float *out, u32 tokens, u32 hidden, u32 count) {
+    u32 number = group_of_warp(), token = number / count;
+    if (token >= tokens) return;
+    const float *key = keys + (u64)number * hidden, *query = queries + (u64)number * hidden;
+    auto term = [=](u32 i) { return mul_rn(key[i], query[i]); };
+    float product = div_rn(sum_of_terms(term, hidden), (float)sqrt((double)hidden));
+    float root = (float)sqrt((double)larger(LEAST_ROOT, fabsf(product)));
+    float gate = sigmoid(product > 0.0f ? root : product < 0.0f ? -root : 0.0f);
+    for (u32 i = threadIdx.x % WARP; i < hidden; i += WARP) {
+        out[(u64)number * hidden + i] = mul_rn(gate, values[(u64)token * hidden + i]);
+    }
 }

@@ -317,7 +317,9 @@ impl<'a> DeviceLayer<'a> {
         };
         let (logits, state) = (router.map(|router| router.logits), router.and_then(|router| router.state));
         let with = |always| MoeOnDevice { x: input, of_experts, always, residual: onto, ops: self.ops };
-        if let Some(logits) = logits.filter(|_| moe.is_whole_on_devices() && !tap.wants_routing())
+        // Hidden states are waited for between two layers, which rows that are handed on do not outlive.
+        let outlives = state.is_none() || !tap.wants_hidden();
+        if let Some(logits) = logits.filter(|_| moe.is_whole_on_devices() && outlives && !tap.wants_routing())
             && experts.chooses_on_device(moe.layer, &moe.gate, pass.tokens())
         {
             clock.lap(Phase::Mixing, *tap);

@@ -130,7 +130,7 @@ pub trait ExpertPath {
     }
 
     /// The router logits of a call are on a device: experts that are there too may be begun before the host knows the choice. The
-    /// [`begin`](Self::begin) of the same call follows.
+    /// [`begin`](Self::begin) of the same call follows, unless its only token has no expert.
     fn begin_hits(&mut self, call: &DeviceMoeCall) -> Result<()> {
         let _ = call;
         Ok(())

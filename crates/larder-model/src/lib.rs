@@ -101,9 +101,9 @@ pub use decoder::{Decoder, blueprint, rewinds_freely};
 pub use device::{
     BEST_FOUND, BlockPooling, ChosenOnDevice, DeviceAttention, DeviceChannelScan, DeviceChoice, DeviceConvolution,
     DeviceConvolvedHeads, DeviceDecay, DeviceDelta, DeviceExperts, DeviceHeadConvolution, DeviceHeads, DeviceIndex,
-    DeviceKvView, DeviceOps, DeviceProduct, DeviceProducts, DeviceRotation, DeviceRows, DeviceScan, DeviceStreams,
-    GateOrder, HeadMix, HeadNorm, HeadRest, IndexBlocks, KvPageShape, MATRIX_STREAMS, ManifoldWeights, NormGate,
-    ScaledSides, ScanHeads, SeenRows, StateSpan, StreamGate, StreamMix,
+    DeviceKvView, DeviceOps, DeviceProduct, DeviceProducts, DeviceRecurrence, DeviceRotation, DeviceRows, DeviceScan,
+    DeviceStreams, GateOrder, HeadMix, HeadNorm, HeadRest, IndexBlocks, KvPageShape, MATRIX_STREAMS, ManifoldWeights,
+    NormGate, ScaledSides, ScanHeads, SeenRows, StateSpan, StreamGate, StreamMix,
 };
 pub use double::{AttentionDouble, OpsDouble, ProductsDouble};
 pub use embedding::EmbeddingRows;

@@ -101,6 +101,12 @@ impl<'s, 'a> LayerStates<'s, 'a> {
         &mut self.spans[span].cache.layers[self.layer]
     }
 
+    /// The tokens before a span, if they are known.
+    pub(crate) fn tokens_before(&self, span: usize, positions: &SpanPositions) -> Option<&'a [u32]> {
+        let before = self.spans[span].before;
+        (before.len() == positions.start).then_some(before)
+    }
+
     /// Where the keys and values of the layer are.
     pub fn place(&self) -> Place {
         self.of(0).keys.place()

@@ -147,7 +147,7 @@ fn flash_attention_is_near_exact_attention() {
 }
 
 /// Models of which a token waits once if all experts are on the device.
-const WAIT_ONCE: [&str; 46] = [
+const WAIT_ONCE: [&str; 47] = [
     "afmoe",
     "bailing_hybrid",
     "bailing_moe",
@@ -190,6 +190,7 @@ const WAIT_ONCE: [&str; 46] = [
     "qwen3_5_moe",
     "qwen3_moe",
     "qwen3_next",
+    "qwen4_exp",
     "smallthinker",
     "solar_open",
     "step3p5",

@@ -5,8 +5,9 @@ use std::thread;
 use serde_json::{Value, json};
 
 use super::api::Server;
+use crate::cache::gpu::no_emulator;
 use crate::support::reference::Reference;
-use crate::support::{encoder_decoders, fixture, golden_models};
+use crate::support::{encoder_decoders, fixture, golden_models, larder_ok};
 
 fn vector(value: &Value) -> Vec<f32> {
     let numbers = value.as_array().unwrap_or_else(|| panic!("{value}"));
@@ -63,6 +64,25 @@ fn neither_pieces_nor_neighbours_change_a_bit() {
         });
         // What the prefix cache has of a text is not left out.
         assert_eq!(embedding(&server, json!(texts[4])), want[4]);
+    }
+}
+
+/// Hidden states are waited for between the layers of a device that chooses the experts.
+#[test]
+fn a_device_changes_no_bit() {
+    if no_emulator() {
+        return;
+    }
+    for name in ["olmoe", "zaya", "qwen4_exp"] {
+        let folder = tempfile::tempdir().unwrap();
+        let store = folder.path().join("store");
+        larder_ok(&["convert", fixture("golden").join(name).to_str().unwrap(), store.to_str().unwrap()]);
+        let flags = ["--context", "64", "--device", "emulated"];
+        let (host, device) = (Server::start(&store, &flags[..2]), Server::start(&store, &flags));
+        for i in 0..30 {
+            let tokens = json!([5 + i, 9 + 7 * i, 2]);
+            assert_eq!(embedding(&device, tokens.clone()), embedding(&host, tokens), "{name}, text {i}");
+        }
     }
 }
 

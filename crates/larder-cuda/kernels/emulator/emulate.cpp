@@ -222,7 +222,7 @@ constexpr Kernel KERNELS[] = {
     KERNEL(new_heads_f32), KERNEL(new_heads_f16), KERNEL(new_heads_q8_0),
     KERNEL(index_scores_f32), KERNEL(index_scores_f16), KERNEL(index_scores_q8_0), KERNEL(choose_rows), KERNEL(best_of_blocks),
     KERNEL(pool_blocks_f32), KERNEL(pool_blocks_f16), KERNEL(pool_blocks_q8_0),
-    KERNEL(stream_weights), KERNEL(read_streams), KERNEL(write_streams), KERNEL(stream_gates), KERNEL(gated_mean), KERNEL(add_scaled_sides),
+    KERNEL(stream_weights), KERNEL(read_streams), KERNEL(write_streams), KERNEL(stream_gates), KERNEL(gated_mean), KERNEL(add_scaled_sides), KERNEL(gate_by_keys),
     KERNEL(convolve_heads), KERNEL(mix_heads),
 };
 

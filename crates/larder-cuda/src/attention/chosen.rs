@@ -392,6 +392,6 @@ impl State {
 fn no_such_choice(lists: usize, choice: &Choice) -> GpuError {
     let Choice { count, stride, .. } = choice;
     GpuError::Unsupported(format!(
-        "the last choice has not {lists} lists of such lengths, but {count} with up to {stride} rows"
+        "attention to {lists} lists does not fit: the last choice has {count} with up to {stride} rows"
     ))
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx};
+use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx, Score, Weighting};
 use larder_model::{ChosenOnDevice, DeviceMoeCall, DeviceRows};
 
 use super::gate::KernelGate;
@@ -14,7 +14,7 @@ use crate::error::{GpuError, Result};
 use crate::expert_kernels::{BLOCK, BLOCK_BYTES, DeviceActivations, ExpertBatch, ExpertKernels, GroupLists};
 use crate::launches::{ChoiceArgs, ExpertTerm, Launches, Patch, word};
 use crate::memory::{DeviceBuffer, PinnedBuffer};
-use crate::ops::GpuOps;
+use crate::ops::{GpuOps, Staging};
 
 /// The most tokens of a step. With more, experts that several tokens choose would be read once for each.
 const MAX_TOKENS: usize = 4;
@@ -73,6 +73,7 @@ struct ChoiceLists {
     experts: GroupLists,
     /// Of the arguments of the choice.
     choice: u64,
+    /// Of the terms of sums, which the choice writes.
     terms: u64,
     _memory: DeviceBuffer,
 }
@@ -235,6 +236,13 @@ impl DeviceChooser {
         if logits.width != classes {
             return Err(GpuError::Unsupported(format!("{layer} has {classes} classes, and logits {logits:?}")));
         }
+        // The shares of a softmax over all classes are the scores.
+        let reads_shares = gate.score == Score::Raw && matches!(gate.weighting, Weighting::Score { .. });
+        if none.is_some() && (!reads_shares || gate.groups.is_some()) {
+            return Err(GpuError::Unsupported(format!(
+                "{layer} has a class for no expert, and a gate of another kind"
+            )));
+        }
         let failures = ops.failures();
         if std::mem::replace(&mut self.failures, failures) != failures {
             // Copies of lists and tables to the device may have been lost.
@@ -272,7 +280,7 @@ impl DeviceChooser {
         }
         if addresses != known.addresses {
             known.whole = None;
-            ops.refill(&known.table, bytemuck::cast_slice(&addresses))?;
+            ops.fill(&known.table, bytemuck::cast_slice(&addresses), Staging::Steady)?;
             known.addresses = addresses;
         }
         Ok(())
@@ -294,7 +302,7 @@ impl DeviceChooser {
             self.lists.retain(|key, _| key.layer != call.layer);
         }
         let known = self.layers[&call.layer].known.as_ref().expect("it was made");
-        ops.refill(known, bytemuck::cast_slice(&numbers))
+        ops.fill(known, bytemuck::cast_slice(&numbers), Staging::Steady)
     }
 
     fn layer(&mut self, layer: LayerIdx) -> &mut ChosenLayer {
@@ -330,10 +338,6 @@ impl DeviceChooser {
         let experts = self.kernels.write(&group, memory.at(), &mut image[..bytes])?;
 
         let [terms, patches, choice] = [terms_at, patches_at, choice_at].map(|at| memory.at() + at as u64);
-        for (place, term) in image[terms_at..patches_at].chunks_exact_mut(ExpertTerm::BYTES).enumerate() {
-            let output = self.outputs.at() + (4 * place * layout.down.rows) as u64;
-            term.copy_from_slice(&ExpertTerm { output, weight: 0.0 }.to_bytes());
-        }
         let all = image[patches_at..choice_at].chunks_exact_mut(Patch::BYTES);
         experts.patches().zip(all).for_each(|(patch, out)| out.copy_from_slice(&patch.to_bytes()));
         let layer = &self.layers[&key.layer];
@@ -356,7 +360,7 @@ impl DeviceChooser {
             width: word(layout.down.rows)?,
         };
         image[choice_at..].copy_from_slice(&args.to_bytes());
-        ops.fill(&memory, &image)?;
+        ops.fill(&memory, &image, Staging::Varying)?;
         Ok(ChoiceLists { experts, choice, terms, _memory: memory })
     }
 }

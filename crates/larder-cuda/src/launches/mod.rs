@@ -50,7 +50,7 @@ pub fn all_kernels() -> Vec<&'static str> {
 
 /// Those that are no products.
 #[cfg(all(test, feature = "cuda"))]
-const OTHER_KERNELS: [&str; 70] = [
+const OTHER_KERNELS: [&str; 71] = [
     "silu",
     "gelu",
     "gelu_tanh",
@@ -70,6 +70,7 @@ const OTHER_KERNELS: [&str; 70] = [
     "convolve_heads",
     "mix_heads",
     "add_scaled_sides",
+    "gate_by_keys",
     "delta_rule",
     "delta_rule_wide",
     "scan_states",

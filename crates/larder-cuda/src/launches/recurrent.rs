@@ -42,6 +42,8 @@ pub struct ConvolutionArgs {
     pub channels: u32,
     /// Inputs that are added up.
     pub width: u32,
+    /// Distance of these in tokens.
+    pub dilation: u32,
     /// Whether silu follows.
     pub silu: bool,
 }
@@ -151,12 +153,13 @@ impl StateArgs {
 
 impl ConvolutionArgs {
     /// Size of the struct in kernels.
-    pub const BYTES: usize = 88;
+    pub const BYTES: usize = 96;
 
     /// The bytes of the struct in kernels.
     pub fn to_bytes(self) -> [u8; ConvolutionArgs::BYTES] {
-        let ConvolutionArgs { inputs: [a, b, c], taps, bias, out, spans, copies, widths, channels, width, silu } = self;
-        let words = [widths[0], widths[1], widths[2], channels, width, u32::from(silu)];
+        let ConvolutionArgs { inputs: [a, b, c], taps, bias, out, spans, copies, widths, channels, .. } = self;
+        let ConvolutionArgs { width, dilation, silu, .. } = self;
+        let words = [widths[0], widths[1], widths[2], channels, width, dilation, u32::from(silu), 0];
         pack([a, b, c, taps, bias, out, spans, copies], words)
     }
 }
@@ -373,10 +376,11 @@ mod tests {
             widths: [9, 10, 11],
             channels: 12,
             width: 13,
+            dilation: 14,
             silu: true,
         };
         assert_eq!(words(&convolution.to_bytes())[..16], addresses);
-        assert_eq!(words(&convolution.to_bytes())[16..], [9, 10, 11, 12, 13, 1]);
+        assert_eq!(words(&convolution.to_bytes())[16..], [9, 10, 11, 12, 13, 14, 1, 0]);
         let delta = DeltaArgs {
             qkv: 1,
             strengths: 2,

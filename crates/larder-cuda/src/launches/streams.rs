@@ -55,6 +55,18 @@ impl Launches {
         self.launch("write_streams", [(tokens * hidden * count).div_ceil(THREADS), 1], THREADS, &arguments)
     }
 
+    /// Values times the gates of keys and queries.
+    pub fn gate_by_keys(
+        &self,
+        [keys, queries, values, out]: [u64; 4],
+        [tokens, hidden, count]: [u32; 3],
+    ) -> Result<()> {
+        let [keys, queries, values, out] = [keys, queries, values, out].map(Argument::Address);
+        let shape = [tokens, hidden, count].map(Argument::Word);
+        let arguments = [keys, queries, values, out, shape[0], shape[1], shape[2]];
+        self.launch("gate_by_keys", [(tokens * count).div_ceil(WARPS), 1], 32 * WARPS, &arguments)
+    }
+
     /// `(y + bias) · scale + (stream + bias) · scale`; `weights` are the scale and the bias of `y`, then those of the stream.
     pub fn add_scaled_sides(
         &self,

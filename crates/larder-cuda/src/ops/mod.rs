@@ -14,10 +14,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder_kernels::AttentionArgs;
-use larder_model::{
-    Activation, DeviceChannelScan, DeviceConvolution, DeviceDelta, DeviceHeads, DeviceKvView, DeviceOps, DeviceRows,
-    DeviceScan, GateFunction, NormGate, StateSpan,
-};
+use larder_model::{Activation, DeviceHeads, DeviceKvView, DeviceOps, DeviceRows, GateFunction, NormGate};
 
 use crate::attention::{GpuAttention, Outputs, Queries};
 use crate::driver::Driver;
@@ -30,7 +27,15 @@ use crate::products::GpuProducts;
 use chain::Chain;
 use products::ListKey;
 use receive::BegunCopy;
-use recurrent::States;
+
+/// What is staged before a launch.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Staging {
+    /// As many bytes each time.
+    Steady,
+    /// Any number of bytes, in a place of their own.
+    Varying,
+}
 
 /// Operations on rows of activations, with the weights of [`GpuProducts`] and the KV cache of [`GpuAttention`].
 pub struct GpuOps {
@@ -141,16 +146,20 @@ impl State {
     /// Copies bytes to memory of their own on the device, before the next launch.
     fn keep(&mut self, queue: &Arc<LaunchQueue>, bytes: &[u8]) -> Result<DeviceBuffer> {
         let buffer = DeviceBuffer::of(&(queue.clone() as _), bytes.len())?;
-        self.fill(queue, &buffer, bytes)?;
+        self.fill(queue, &buffer, bytes, Staging::Varying)?;
         Ok(buffer)
     }
 
     /// Copies bytes to a buffer.
-    fn fill(&mut self, queue: &LaunchQueue, buffer: &DeviceBuffer, bytes: &[u8]) -> Result<()> {
-        let staged = queue.stage_varying(bytes.len(), |_, out| {
+    fn fill(&mut self, queue: &LaunchQueue, buffer: &DeviceBuffer, bytes: &[u8], staging: Staging) -> Result<()> {
+        let write = |_, out: &mut [u8]| {
             out.copy_from_slice(bytes);
             Ok(())
-        })?;
+        };
+        let staged = match staging {
+            Staging::Steady => queue.stage(bytes.len(), write)?,
+            Staging::Varying => queue.stage_varying(bytes.len(), write)?,
+        };
         self.launches.copy_bytes(staged, buffer.at(), bytes.len() as u64)
     }
 
@@ -233,17 +242,8 @@ impl GpuOps {
     }
 
     /// Copies bytes to a buffer of the caller.
-    pub(crate) fn fill(&self, buffer: &DeviceBuffer, bytes: &[u8]) -> Result<()> {
-        self.lock().fill(&self.queue, buffer, bytes)
-    }
-
-    /// As [`fill`](Self::fill), of as many bytes each time.
-    pub(crate) fn refill(&self, buffer: &DeviceBuffer, bytes: &[u8]) -> Result<()> {
-        let staged = self.queue.stage(bytes.len(), |_, out| {
-            out.copy_from_slice(bytes);
-            Ok(())
-        })?;
-        self.lock().launches.copy_bytes(staged, buffer.at(), bytes.len() as u64)
+    pub(crate) fn fill(&self, buffer: &DeviceBuffer, bytes: &[u8], staging: Staging) -> Result<()> {
+        self.lock().fill(&self.queue, buffer, bytes, staging)
     }
 
     /// Copies values that do not change to the device.
@@ -364,22 +364,6 @@ impl DeviceOps for GpuOps {
         heads: usize,
     ) -> larder_model::Result<DeviceRows> {
         Ok(self.lock().gate(x, gates, function, heads)?)
-    }
-
-    fn convolve(&self, convolution: &DeviceConvolution, spans: &[StateSpan]) -> larder_model::Result<DeviceRows> {
-        Ok(self.lock().convolve(&self.queue, convolution, &States::of(spans, &self.attention)?)?)
-    }
-
-    fn delta(&self, delta: &DeviceDelta, spans: &[StateSpan]) -> larder_model::Result<DeviceRows> {
-        Ok(self.lock().delta(&self.queue, delta, &States::of(spans, &self.attention)?)?)
-    }
-
-    fn scan(&self, scan: &DeviceScan, spans: &[StateSpan]) -> larder_model::Result<DeviceRows> {
-        Ok(self.lock().scan(&self.queue, scan, &States::of(spans, &self.attention)?)?)
-    }
-
-    fn scan_channels(&self, scan: &DeviceChannelScan, spans: &[StateSpan]) -> larder_model::Result<DeviceRows> {
-        Ok(self.lock().scan_channels(&self.queue, scan, &States::of(spans, &self.attention)?)?)
     }
 
     fn norm_gate(&self, x: DeviceRows, gates: DeviceRows, norm: &NormGate) -> larder_model::Result<DeviceRows> {

@@ -3,16 +3,18 @@
 use std::sync::Arc;
 
 use larder_model::{
-    ChannelDecay, DeviceChannelScan, DeviceConvolution, DeviceDecay, DeviceDelta, DeviceHeadConvolution, DeviceRows,
-    DeviceScan, GateFunction, GateOrder, NormGate, StateSpan,
+    ChannelDecay, DeviceChannelScan, DeviceConvolution, DeviceDecay, DeviceDelta, DeviceHeadConvolution,
+    DeviceRecurrence, DeviceRows, DeviceScan, GateFunction, GateOrder, NormGate, StateSpan,
 };
 
-use super::State;
+use super::{GpuOps, State};
 use crate::attention::GpuAttention;
 use crate::error::{GpuError, Result};
 use crate::expert_kernels::BLOCK;
 use crate::launch_queue::LaunchQueue;
-use crate::launches::{ChannelScanArgs, ConvolutionArgs, DeltaArgs, HeadConvolutionArgs, ScanArgs, StateArgs, word};
+use crate::launches::{
+    ChannelScanArgs, ConvolutionArgs, DeltaArgs, HeadConvolutionArgs, RowCopy, ScanArgs, StateArgs, word,
+};
 
 /// Where a kernel finds the spans of a step, and by token the states that get copies.
 #[derive(Clone, Copy)]
@@ -113,11 +115,11 @@ impl State {
         convolution: &DeviceConvolution,
         states: &States,
     ) -> Result<DeviceRows> {
-        let DeviceConvolution { inputs, taps, bias, width, silu } = *convolution;
+        let DeviceConvolution { inputs, taps, bias, width, dilation, silu } = *convolution;
         let channels = convolution.channels();
         let fits = (1..=DeviceConvolution::MAX_INPUTS).contains(&inputs.len())
             && inputs.iter().all(|input| input.rows == states.rows)
-            && states.spans.iter().all(|span| span.recurrence_at == (width - 1) * channels);
+            && states.spans.iter().all(|span| span.recurrence_at == (width - 1) * dilation * channels);
         if !fits {
             return Err(GpuError::Unsupported(format!("rows {inputs:?} cannot be convolved with {width} taps")));
         }
@@ -130,10 +132,49 @@ impl State {
         let (channels, width) = (word(channels)?, word(width)?);
         let list = states.stage(queue, |Staged { spans, copies }| {
             let inputs = addresses;
-            ConvolutionArgs { inputs, taps, bias, out, spans, copies, widths, channels, width, silu }.to_bytes()
+            let dilation = dilation as u32;
+            ConvolutionArgs { inputs, taps, bias, out, spans, copies, widths, channels, width, dilation, silu }
+                .to_bytes()
         })?;
         self.launches.convolve(list, channels, word(states.spans.len())?)?;
         Ok(result)
+    }
+
+    /// Writes the recurrences of states and of their copies.
+    pub(super) fn write_recurrences(
+        &mut self,
+        queue: &Arc<LaunchQueue>,
+        values: &[f32],
+        states: &States,
+    ) -> Result<()> {
+        let of_span = |span: &StateSpan| {
+            let copies = span.copies.iter().map(|(_, page)| *page);
+            copies.chain([span.page]).map(|page| (page, span.recurrence_at)).collect::<Vec<_>>()
+        };
+        let pages: Vec<(usize, usize)> = states.spans.iter().flat_map(of_span).collect();
+        let each = values.len() / pages.len().max(1);
+        if each * pages.len() != values.len() || !states.have(states.recurrence_at(), each) {
+            return Err(GpuError::Unsupported(format!("{} values are no recurrences of {pages:?}", values.len())));
+        }
+        let staged = queue.stage(size_of_val(values), |_, bytes| {
+            bytes.copy_from_slice(bytemuck::cast_slice(values));
+            Ok(())
+        })?;
+        for (number, (page, at)) in pages.into_iter().enumerate() {
+            let (from, to) = (staged + (4 * number * each) as u64, states.address(page)? + 4 * at as u64);
+            let (bytes, count, heads) = (4 * each, 1, 1);
+            self.launches.copy_rows(&RowCopy {
+                from,
+                from_head: 0,
+                from_row: 0,
+                to,
+                to_head: 0,
+                bytes,
+                count,
+                heads,
+            })?;
+        }
+        Ok(())
     }
 
     /// The convolutions of queries and keys of the tokens of spans.
@@ -332,5 +373,27 @@ impl State {
         let (result, [out, blocks]) = self.result_in_blocks(x.rows, x.width)?;
         self.launches.gate([at, gates, out, blocks], shape, function)?;
         Ok(result)
+    }
+}
+
+impl DeviceRecurrence for GpuOps {
+    fn convolve(&self, convolution: &DeviceConvolution, spans: &[StateSpan]) -> larder_model::Result<DeviceRows> {
+        Ok(self.lock().convolve(&self.queue, convolution, &States::of(spans, &self.attention)?)?)
+    }
+
+    fn write_recurrences(&self, spans: &[StateSpan], values: &[f32]) -> larder_model::Result<()> {
+        Ok(self.lock().write_recurrences(&self.queue, values, &States::of(spans, &self.attention)?)?)
+    }
+
+    fn delta(&self, delta: &DeviceDelta, spans: &[StateSpan]) -> larder_model::Result<DeviceRows> {
+        Ok(self.lock().delta(&self.queue, delta, &States::of(spans, &self.attention)?)?)
+    }
+
+    fn scan(&self, scan: &DeviceScan, spans: &[StateSpan]) -> larder_model::Result<DeviceRows> {
+        Ok(self.lock().scan(&self.queue, scan, &States::of(spans, &self.attention)?)?)
+    }
+
+    fn scan_channels(&self, scan: &DeviceChannelScan, spans: &[StateSpan]) -> larder_model::Result<DeviceRows> {
+        Ok(self.lock().scan_channels(&self.queue, scan, &States::of(spans, &self.attention)?)?)
     }
 }

@@ -101,6 +101,19 @@ impl DeviceStreams for GpuOps {
         Ok(sum)
     }
 
+    fn gate_by_keys(&self, rows: [DeviceRows; 3], count: usize) -> larder_model::Result<DeviceRows> {
+        let (mut state, [keys, queries, values]) = (self.lock(), rows);
+        let width = values.width * count;
+        if [keys.width, queries.width] != [width; 2] || [keys.rows, queries.rows] != [values.rows; 2] {
+            return Err(no_fit(keys, count).into());
+        }
+        let inputs = [state.at(keys)?, state.at(queries)?, state.at(values)?];
+        let (gated, out) = state.result(values.rows, width)?;
+        let shape = [word(values.rows)?, word(values.width)?, word(count)?];
+        state.launches.gate_by_keys([inputs[0], inputs[1], inputs[2], out], shape)?;
+        Ok(gated)
+    }
+
     fn stream_gates(&self, x: DeviceRows, count: usize, gate: StreamGate) -> larder_model::Result<DeviceRows> {
         let mut state = self.lock();
         let at = state.at(x)?;

@@ -7,8 +7,8 @@ use larder_cuda::Gpu;
 use larder_kernels::WeightMatrix;
 use larder_model::{
     Activation, AttentionDouble, ChannelDecay, DeltaHeads, DeviceAttention, DeviceChannelScan, DeviceConvolution,
-    DeviceDecay, DeviceDelta, DeviceOps, DeviceProducts, DeviceRows, DeviceScan, GateFunction, GateOrder, KvPageShape,
-    NormGate, OpsDouble, ProductsDouble, ScanHeads, StateSpan,
+    DeviceDecay, DeviceDelta, DeviceOps, DeviceProducts, DeviceRecurrence, DeviceRows, DeviceScan, GateFunction,
+    GateOrder, KvPageShape, NormGate, OpsDouble, ProductsDouble, ScanHeads, StateSpan,
 };
 
 use crate::common::{Random, emulator, gpu};
@@ -125,7 +125,8 @@ impl<'a> Layer<'a> {
             })
             .collect();
         let bias = Some(bias).filter(|_| shape.bias);
-        let convolution = DeviceConvolution { inputs: &inputs, taps, bias, width: shape.taps, silu: shape.bias };
+        let convolution =
+            DeviceConvolution { inputs: &inputs, taps, bias, width: shape.taps, dilation: 1, silu: shape.bias };
         let qkv = ops.convolve(&convolution, &spans).unwrap();
         let decay = DeviceDecay { products, bias: of_decays, rates, form: shape.form };
         let y = ops.delta(&DeviceDelta { heads, qkv, strengths, decay }, &spans).unwrap();
@@ -259,7 +260,16 @@ fn scanned(
             ops.norm_gate(y, gates, &NormGate { weight, width, eps: 1e-5, function, order }).unwrap()
         });
         let product = ops.gate(y, gates, GateFunction::Identity, heads.heads).unwrap();
-        let wanted = [y, of_channels, norms[0], norms[1], product];
+        // A channel whose window has five values, then new recurrences.
+        let (column, taps) = (send(1), ops.keep(&[0.75, -1.5]).unwrap());
+        let dilated =
+            DeviceConvolution { inputs: &[column], taps, bias: None, width: 2, dilation: window, silu: false };
+        let dilated = ops.convolve(&dilated, &spans).unwrap();
+        let states = spans.iter().map(|span| span.copies.len() + 1).sum::<usize>();
+        if counts != [1, 1] {
+            ops.write_recurrences(&spans, &random.floats(states * heads.state_len())).unwrap();
+        }
+        let wanted = [y, of_channels, norms[0], norms[1], product, dilated];
         let mut rows: Vec<Vec<f32>> = wanted.iter().map(|rows| vec![0.0; rows.rows * rows.width]).collect();
         ops.receive(&mut wanted.into_iter().zip(rows.iter_mut().map(|v| &mut v[..])).collect::<Vec<_>>()).unwrap();
         found.extend(rows);
@@ -311,7 +321,7 @@ fn states_and_rows_that_do_not_fit_are_refused() {
         attention.allocate(form).unwrap()
     };
     let (x, taps) = (ops.send(&[1.0; 8], 4).unwrap(), ops.keep(&[0.5; 12]).unwrap());
-    let convolution = DeviceConvolution { inputs: &[x], taps, bias: None, width: 3, silu: false };
+    let convolution = DeviceConvolution { inputs: &[x], taps, bias: None, width: 3, dilation: 1, silu: false };
     let span = StateSpan { page: page(8), recurrence_at: 8, first_row: 0, tokens: 2, copies: vec![] };
     assert!(ops.convolve(&convolution, std::slice::from_ref(&span)).is_ok());
     let refused = |span: StateSpan| {
@@ -326,6 +336,7 @@ fn states_and_rows_that_do_not_fit_are_refused() {
     assert!(text.contains("a page of 28 bytes is no state of 8 values"), "{text}");
     let text = refused(StateSpan { copies: vec![(2, page(8))], ..span.clone() });
     assert!(text.contains("are not 2 rows"), "{text}");
+    assert!(ops.write_recurrences(std::slice::from_ref(&span), &[1.0]).is_err(), "the state has no recurrence");
     assert!(refused(StateSpan { page: 99, ..span }).contains("the GPU has no KV page 99"));
     assert!(ops.gate(x, x, GateFunction::Silu, 3).is_err());
 }

@@ -267,7 +267,7 @@ fn lists_that_the_cpu_has_made_are_attended_to() {
     assert_eq!(ops.receive_choice(&[3, 1, 2]).unwrap(), lists);
     for error in [ops.receive_choice(&[3, 1]), ops.receive_choice(&[3, 1, 5])] {
         let error = error.unwrap_err().to_string();
-        assert!(error.contains("the last choice has not"), "{error}");
+        assert!(error.contains("the last choice has 3 with up to 4 rows"), "{error}");
     }
     assert!(ops.send_choice(&lists, 2).unwrap_err().to_string().contains("more than 2 rows"));
     // More rows than a token sees, and another number of lists.

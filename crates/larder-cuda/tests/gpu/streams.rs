@@ -48,6 +48,7 @@ fn connect(ops: &dyn DeviceOps, count: usize, hidden: usize, tokens: usize) -> V
         ops.stream_gates(low, count, StreamGate::Silu).unwrap(),
         ops.gated_mean(normed, streams, count).unwrap(),
         ops.add_scaled_sides(streams, normed, &sides).unwrap(),
+        ops.gate_by_keys([normed, streams, y], count).unwrap(),
     ];
     bits(ops, &results)
 }
@@ -143,6 +144,8 @@ fn rows_that_do_not_fit_are_errors() {
         ops.write_streams(x, y, (y, StreamMix::Matrix)),
         ops.write_streams(x, other, (send(3, 3), StreamMix::Weights)),
         ops.gated_mean(x, y, 3),
+        ops.gate_by_keys([x, x, y], 2),
+        ops.gate_by_keys([x, x, other], 3),
         ops.add_scaled_sides(x, y, &ScaledSides { y: [base; 2], stream: [base; 2] }),
         ops.rotate_heads(x, 5, None, None),
         ops.rotate_heads(x, 3, None, rotation),

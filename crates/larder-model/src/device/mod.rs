@@ -22,8 +22,8 @@ pub use convolved::{DeviceConvolvedHeads, DeviceHeadConvolution, HeadMix};
 pub(crate) use ops::DeviceCopy;
 pub use ops::{BEST_FOUND, DeviceHeads, DeviceOps, DeviceRotation, DeviceRows, HeadNorm, HeadRest};
 pub use recurrent::{
-    DeviceChannelScan, DeviceConvolution, DeviceDecay, DeviceDelta, DeviceScan, GateOrder, NormGate, ScanHeads,
-    StateSpan,
+    DeviceChannelScan, DeviceConvolution, DeviceDecay, DeviceDelta, DeviceRecurrence, DeviceScan, GateOrder, NormGate,
+    ScanHeads, StateSpan,
 };
 pub use streams::{DeviceStreams, MATRIX_STREAMS, ManifoldWeights, ScaledSides, StreamGate, StreamMix};
 
@@ -74,8 +74,8 @@ pub trait DeviceExperts: Send {
     }
 
     /// Begins the choice of a layer's experts on the device, and those of the chosen ones that are there: `slots` has by expert its slot,
-    /// if it is on the device. The layer's call that [begins](Self::begin) next, with the same inputs, finds them computed. The caller has
-    /// asked whether the device [chooses](Self::chooses).
+    /// if it is on the device. The layer's call that [begins](Self::begin) next, with the same inputs, finds them computed; there is none
+    /// if its only token has no expert. The caller has asked whether the device [chooses](Self::chooses).
     fn begin_hits(&mut self, call: &DeviceMoeCall, layout: &ExpertLayout, slots: &[Option<usize>]) -> Result<()> {
         let _ = (layout, slots);
         unreachable!("the device does not choose the experts of {}", call.layer)

@@ -4,10 +4,7 @@ use std::sync::OnceLock;
 
 use larder_kernels::AttentionArgs;
 
-use super::{
-    DeviceChannelScan, DeviceChoice, DeviceConvolution, DeviceConvolvedHeads, DeviceDelta, DeviceKvView, DeviceScan,
-    DeviceStreams, NormGate, StateSpan,
-};
+use super::{DeviceChoice, DeviceConvolvedHeads, DeviceKvView, DeviceRecurrence, DeviceStreams, NormGate};
 use crate::error::Result;
 use crate::nn::{Activation, GateFunction};
 
@@ -90,7 +87,7 @@ pub struct DeviceRotation<'a> {
 
 /// Chains of operations on rows of activations that stay in a device's memory. Only [`receive`](Self::receive) waits; the others
 /// begin an operation, and operations run in the order of their calls. Each has the bits of its counterpart on the CPU.
-pub trait DeviceOps: DeviceChoice + DeviceConvolvedHeads + DeviceStreams + Send + Sync {
+pub trait DeviceOps: DeviceChoice + DeviceConvolvedHeads + DeviceRecurrence + DeviceStreams + Send + Sync {
     /// Copies values that do not change, such as the weight of a norm, to the device, and returns their id.
     fn keep(&self, values: &[f32]) -> Result<usize>;
 
@@ -130,18 +127,6 @@ pub trait DeviceOps: DeviceChoice + DeviceConvolvedHeads + DeviceStreams + Send 
     /// Values times a function of their gates: `x [n, heads · any]`, `gates [n, heads · any]`, with a gate for each value of a head or one
     /// for all of them.
     fn gate(&self, x: DeviceRows, gates: DeviceRows, function: GateFunction, heads: usize) -> Result<DeviceRows>;
-
-    /// A causal convolution of the tokens of these spans, all rows of the inputs; updates the windows.
-    fn convolve(&self, convolution: &DeviceConvolution, spans: &[StateSpan]) -> Result<DeviceRows>;
-
-    /// The delta rule for the tokens of these spans, all rows of the inputs: `[tokens, v_heads · v_dim]`; updates the states.
-    fn delta(&self, delta: &DeviceDelta, spans: &[StateSpan]) -> Result<DeviceRows>;
-
-    /// The recurrence of Mamba 2 for the tokens of these spans, all rows of the inputs: `[tokens, heads · head_dim]`; updates the states.
-    fn scan(&self, scan: &DeviceScan, spans: &[StateSpan]) -> Result<DeviceRows>;
-
-    /// The recurrence of Mamba 1 for the tokens of these spans, all rows of the inputs: `[tokens, channels]`; updates the states.
-    fn scan_channels(&self, scan: &DeviceChannelScan, spans: &[StateSpan]) -> Result<DeviceRows>;
 
     /// The norm of parts of the rows of `x`, with a function of `gates`, of the same shape.
     fn norm_gate(&self, x: DeviceRows, gates: DeviceRows, norm: &NormGate) -> Result<DeviceRows>;

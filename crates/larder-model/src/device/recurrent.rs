@@ -1,6 +1,7 @@
 //! Operations of chains on recurrent states in a device's memory.
 
 use super::DeviceRows;
+use crate::error::Result;
 use crate::nn::{ChannelDecay, DeltaHeads, GateFunction};
 
 /// Consecutive tokens of a sequence, and the state that takes them in.
@@ -30,6 +31,8 @@ pub struct DeviceConvolution<'a> {
     pub bias: Option<usize>,
     /// Inputs that are added up.
     pub width: usize,
+    /// Distance of these in tokens.
+    pub dilation: usize,
     /// Whether silu follows.
     pub silu: bool,
 }
@@ -158,4 +161,22 @@ pub enum GateOrder {
     NormFirst,
     /// `norm(x · function(gate))`, with a weight for all parts of a row.
     GateFirst,
+}
+
+/// Convolutions and recurrences of the tokens of spans, all rows of the inputs, on states in pages of the KV cache.
+pub trait DeviceRecurrence {
+    /// A causal convolution of the tokens of these spans, all rows of the inputs; updates the windows.
+    fn convolve(&self, convolution: &DeviceConvolution, spans: &[StateSpan]) -> Result<DeviceRows>;
+
+    /// Writes recurrences that the host knows: for each span those of its copies and then that of its state, `[all of them, any]`.
+    fn write_recurrences(&self, spans: &[StateSpan], values: &[f32]) -> Result<()>;
+
+    /// The delta rule for the tokens of these spans, all rows of the inputs: `[tokens, v_heads · v_dim]`; updates the states.
+    fn delta(&self, delta: &DeviceDelta, spans: &[StateSpan]) -> Result<DeviceRows>;
+
+    /// The recurrence of Mamba 2 for the tokens of these spans, all rows of the inputs: `[tokens, heads · head_dim]`; updates the states.
+    fn scan(&self, scan: &DeviceScan, spans: &[StateSpan]) -> Result<DeviceRows>;
+
+    /// The recurrence of Mamba 1 for the tokens of these spans, all rows of the inputs: `[tokens, channels]`; updates the states.
+    fn scan_channels(&self, scan: &DeviceChannelScan, spans: &[StateSpan]) -> Result<DeviceRows>;
 }

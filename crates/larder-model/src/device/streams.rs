@@ -1,4 +1,4 @@
-//! Operations of chains on several residual streams, side by side in a row.
+//! Operations of chains on residual streams, several of which are side by side in a row.
 
 use super::DeviceRows;
 use crate::error::Result;
@@ -72,6 +72,10 @@ pub trait DeviceStreams {
 
     /// `(y + bias) · scale + (stream + bias) · scale`, of one stream and a part's output.
     fn add_scaled_sides(&self, stream: DeviceRows, y: DeviceRows, sides: &ScaledSides) -> Result<DeviceRows>;
+
+    /// Values of each token times a gate for each of `count` streams, `[tokens, count · hidden]`, of keys and queries of that width and values
+    /// `[tokens, hidden]`: the sigmoid of the signed root of a key's product with its query, which is divided by the root of their width.
+    fn gate_by_keys(&self, rows: [DeviceRows; 3], count: usize) -> Result<DeviceRows>;
 
     /// A function of the gates of `count` streams.
     fn stream_gates(&self, x: DeviceRows, count: usize, gate: StreamGate) -> Result<DeviceRows>;

@@ -5,6 +5,7 @@ mod best;
 mod chosen;
 mod convolved;
 mod ops;
+mod recurrent;
 mod streams;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

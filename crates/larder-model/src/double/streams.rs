@@ -3,7 +3,7 @@
 use super::OpsDouble;
 use crate::device::{DeviceRows, DeviceStreams, ManifoldWeights, ScaledSides, StreamGate, StreamMix};
 use crate::error::Result;
-use crate::nn::{finish_weights, rms_row, sigmoid, silu};
+use crate::nn::{finish_weights, gate_of_key, rms_row, sigmoid, silu};
 
 impl DeviceStreams for OpsDouble {
     fn rms_groups(&self, x: DeviceRows, groups: usize, weight: Option<usize>, eps: f64) -> Result<DeviceRows> {
@@ -74,6 +74,18 @@ impl DeviceStreams for OpsDouble {
         let both = state.values(y).iter().zip(state.values(stream)).enumerate();
         let sums = both.map(|(at, (y, stream))| side(at, *y, sides.y) + side(at, *stream, sides.stream)).collect();
         Ok(state.push(y.width, sums))
+    }
+
+    fn gate_by_keys(&self, [keys, queries, values]: [DeviceRows; 3], count: usize) -> Result<DeviceRows> {
+        let mut state = self.lock();
+        let hidden = values.width;
+        let streams = state.values(keys).chunks_exact(hidden).zip(state.values(queries).chunks_exact(hidden));
+        let gated = streams.enumerate().flat_map(|(at, (key, query))| {
+            let gate = gate_of_key(key, query);
+            state.values(values)[at / count * hidden..][..hidden].iter().map(move |value| gate * value)
+        });
+        let gated = gated.collect();
+        Ok(state.push(count * hidden, gated))
     }
 
     fn stream_gates(&self, x: DeviceRows, count: usize, gate: StreamGate) -> Result<DeviceRows> {

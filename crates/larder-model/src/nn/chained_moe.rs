@@ -105,8 +105,12 @@ impl Moe {
         })
     }
 
-    /// Begins the experts that a device has, for what they read, before the host knows the choice. [`begin`](Self::begin) follows.
+    /// Begins the experts that a device has, for what they read, before the host knows the choice. [`begin`](Self::begin) follows. Not of
+    /// several tokens if some may have no expert, since the others are computed apart then.
     pub(crate) fn begin_hits(&self, x: DeviceRows, chosen_by: ChosenBy, experts: &mut dyn ExpertPath) -> Result<()> {
+        if self.router.may_skip() && x.rows > 1 {
+            return Ok(());
+        }
         experts.begin_hits(&self.call_on_device(chosen_by, CallOnDevice { x, shared: None, residual: None }))
     }
 

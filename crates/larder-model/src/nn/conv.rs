@@ -68,7 +68,7 @@ impl CausalConv {
         CausalConv::with_taps((0..width).flat_map(column).collect(), None, channels, width)
     }
 
-    /// As [`forward`](Self::forward), begun on a device, for inputs that are side by side, and its activation; they are not dilated.
+    /// As [`forward`](Self::forward), begun on a device, for inputs that are side by side, and its activation.
     pub(super) fn begin(
         &self,
         inputs: &[DeviceRows],
@@ -78,7 +78,10 @@ impl CausalConv {
     ) -> Result<DeviceRows> {
         let silu = act == Some(Activation::Silu);
         let (taps, bias) = self.on_device(ops)?;
-        let out = ops.convolve(&DeviceConvolution { inputs, taps, bias, width: self.width, silu }, spans)?;
+        let out = ops.convolve(
+            &DeviceConvolution { inputs, taps, bias, width: self.width, dilation: self.dilation, silu },
+            spans,
+        )?;
         act.filter(|_| !silu).map_or(Ok(out), |act| ops.activate(act, out))
     }
 

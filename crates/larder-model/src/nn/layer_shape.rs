@@ -70,12 +70,18 @@ impl LayerShape {
         self.keys.is_some() && !self.in_memory
     }
 
-    /// The layers that can have keys and values on a device, in the order in which they get a place there: those with a window first, as
-    /// they take the least memory.
+    /// The layers that can have keys and values on a device, in the order in which they get a place there: those with a window alone first,
+    /// as they take the least memory.
     pub fn device_order(layers: &[LayerShape]) -> Vec<usize> {
         let mut order: Vec<usize> = (0..layers.len()).filter(|layer| layers[*layer].can_be_on_device()).collect();
-        order.sort_by_key(|layer| layers[*layer].mask == AttentionMask::Causal);
+        order.sort_by_key(|layer| layers[*layer].grows());
         order
+    }
+
+    /// Whether it keeps rows of all tokens.
+    fn grows(&self) -> bool {
+        let masks = self.further.iter().map(|further| further.mask);
+        masks.chain([self.mask]).any(|mask| mask == AttentionMask::Causal)
     }
 
     /// Memory for keys, values and further rows.

@@ -70,6 +70,7 @@ pub use mlp::{Mlp, MlpNames};
 pub use mlp_router::{MlpRouter, MlpRouterShape};
 pub(crate) use moe::MoeInput;
 pub use moe::{DenseBeside, ExpertsByToken, LatentExperts, Moe, SharedExpert};
+pub(crate) use ngrams::gate_of_key;
 pub use ngrams::{NGramFeatures, NGramHash, NGramShape, primes};
 pub use norm::Norm;
 pub(crate) use norm::{DeviceNorm, layer_norm_row, rms_row};

@@ -113,7 +113,7 @@ pub(crate) struct MoeInput<'a> {
     pub residual: &'a Tensor,
     /// `[tokens, hidden]`: the residual stream behind the norm of the layer.
     pub x: &'a Tensor,
-    /// `[tokens, experts]`: the router logits, if they are known.
+    /// `[tokens, experts]`: the router logits, if they are known; from a device `[tokens, classes]`, where a class stands for no expert.
     pub early: Option<Tensor>,
     /// `[tokens, k]`: the experts, if they are known.
     pub known: Option<&'a [ExpertId]>,

@@ -128,6 +128,12 @@ impl RecurrentState {
         self.current.as_ref().map_or_else(|| Ok(vec![0.0; lens.window]), |current| Ok(current.values(lens)?.window))
     }
 
+    /// A copy of the recurrence, which is zeros before the first token. Waits for a device that has it.
+    pub fn recurrence(&self, lens: StateLens) -> Result<Vec<f32>> {
+        let zeros = || Ok(vec![0.0; lens.recurrence]);
+        self.current.as_ref().map_or_else(zeros, |current| Ok(current.values(lens)?.recurrence))
+    }
+
     /// The current values, of a state that is in main memory; `None` before the first token.
     pub fn values(&self) -> Option<&StateValues> {
         self.current.as_ref().map(|current| current.on_host())

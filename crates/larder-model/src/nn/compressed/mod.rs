@@ -9,8 +9,7 @@ use compressor::entries_seen;
 use output::GroupedOutput;
 
 use super::chained_choice::forward_on_device;
-use super::norm::NormWeight;
-use super::norm::rms;
+use super::norm::{NormWeight, rms};
 use super::{
     AttentionMask, ChainedMixer, ChoiceShape, ChosenAttention, ChosenQuery, ChosenRows, ForwardPass, LayerKv,
     LayerShape, Mixer, Norm, Rotary, RowShape, Selection, StepIndex, TokenScratch, made_up,

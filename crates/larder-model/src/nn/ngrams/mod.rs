@@ -10,13 +10,16 @@ use candle_core::{Device, Tensor};
 use larder_core::Rng;
 
 use super::activation::{sigmoid, silu};
-use super::{CausalConv, ForwardPass, LayerKv, LayerShape, Mixer, Norm, StateLens, TokenScratch};
+use super::norm::sum;
+use super::{CausalConv, ChainedMixer, ForwardPass, LayerKv, LayerShape, Mixer, Norm, StateLens, TokenScratch};
+use crate::device::DeviceCopy;
 use crate::embedding::EmbeddingRows;
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
 use crate::row_cache::RowTraffic;
 use crate::step::LayerStates;
 
+mod chained;
 mod hash;
 
 pub use hash::{NGramHash, primes};
@@ -62,6 +65,8 @@ pub struct NGramFeatures {
     pub norms: [Norm; 3],
     /// Over the values of all streams.
     pub conv: CausalConv,
+    /// Of the weights of the norms.
+    pub norm_copies: [DeviceCopy; 3],
 }
 
 /// The first part of a layer's input, side by side for the tokens of a step.
@@ -77,17 +82,15 @@ impl NGramFeatures {
         StateLens { window: self.conv.window_len(), recurrence: self.shape.longest - 1 }
     }
 
-    /// The rows of the n-grams of all tokens, side by side: `[tokens, width]`.
-    fn embed(&self, states: &LayerStates, pass: &ForwardPass) -> Result<Tensor> {
-        let width = self.shape.embedded();
+    /// The rows of the n-grams of all tokens, side by side: `[tokens, width]`. `before` are the last tokens before each span.
+    fn embed(&self, before: &[Vec<u32>], pass: &ForwardPass) -> Result<Vec<f32>> {
         let mut rows = Vec::with_capacity(pass.tokens() * self.shape.heads);
-        for (i, span) in pass.spans.iter().enumerate() {
-            let before = states.of(i).recurrent.values().map_or(vec![], |values| tokens_of(&values.recurrence));
-            self.hash.rows(&before, span.rows(&pass.tokens, 1), &mut rows);
+        for (span, before) in pass.spans.iter().zip(before) {
+            self.hash.rows(before, span.rows(&pass.tokens, 1), &mut rows);
         }
-        let mut embedded = vec![0.0; pass.tokens() * width];
+        let mut embedded = vec![0.0; pass.tokens() * self.shape.embedded()];
         self.table.fill(&rows, &mut embedded)?;
-        Ok(Tensor::from_vec(embedded, (pass.tokens(), width), &Device::Cpu)?)
+        Ok(embedded)
     }
 
     /// The values of the n-grams, gated by each stream of `x [tokens, streams · hidden]`.
@@ -102,7 +105,7 @@ impl NGramFeatures {
                 with_f32(&value, |value| {
                     let streams = key.chunks_exact(hidden).zip(query.chunks_exact(hidden));
                     for (at, ((key, query), out)) in streams.zip(values.chunks_exact_mut(hidden)).enumerate() {
-                        let gate = gate(key, query);
+                        let gate = gate_of_key(key, query);
                         let value = &value[at / count * hidden..][..hidden];
                         out.iter_mut().zip(value).for_each(|(out, value)| *out = gate * value);
                     }
@@ -116,8 +119,8 @@ impl NGramFeatures {
 }
 
 /// The gate of a stream.
-fn gate(key: &[f32], query: &[f32]) -> f32 {
-    let product = key.iter().zip(query).fold(0.0, |sum, (k, q)| sum + k * q) / (key.len() as f32).sqrt();
+pub(crate) fn gate_of_key(key: &[f32], query: &[f32]) -> f32 {
+    let product = sum(key.iter().zip(query).map(|(k, q)| k * q)) / (key.len() as f32).sqrt();
     let root = product.abs().max(LEAST).sqrt();
     sigmoid(if product > 0.0 {
         root
@@ -144,7 +147,11 @@ fn remember(state: &mut [f32], tokens: &[u32]) {
 impl Mixer for NGramFeatures {
     fn forward(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Tensor> {
         let width = self.shape.streams * self.shape.hidden;
-        let Gated { mut values, normed } = self.gate(&self.embed(states, pass)?, x)?;
+        let before = |i: usize| Ok(tokens_of(&states.of(i).recurrent.recurrence(self.state_lens())?));
+        let before: Vec<Vec<u32>> = (0..pass.spans.len()).map(before).collect::<Result<_>>()?;
+        let embedded = self.embed(&before, pass)?;
+        let embedded = Tensor::from_vec(embedded, (pass.tokens(), self.shape.embedded()), &Device::Cpu)?;
+        let Gated { mut values, normed } = self.gate(&embedded, x)?;
         for (i, span) in pass.spans.iter().enumerate() {
             let (normed, tokens) = (span.rows(&normed, width), span.rows(&pass.tokens, 1));
             let out = &mut values[span.first_row * width..][..span.tokens * width];
@@ -156,6 +163,10 @@ impl Mixer for NGramFeatures {
             })?;
         }
         Ok(Tensor::from_vec(values, x.shape(), &Device::Cpu)?)
+    }
+
+    fn chained(&self) -> Option<&dyn ChainedMixer> {
+        self.is_on_device().then_some(self)
     }
 
     fn layer_shape(&self) -> LayerShape {
@@ -200,7 +211,7 @@ mod tests {
 
     #[test]
     fn gates_have_the_sign_of_the_product_and_its_root() {
-        let of = |product: f32| gate(&[product, 0.0, 0.0, 0.0], &[2.0, 5.0, 0.0, 0.0]);
+        let of = |product: f32| gate_of_key(&[product, 0.0, 0.0, 0.0], &[2.0, 5.0, 0.0, 0.0]);
         assert_eq!((of(0.0), of(4.0)), (0.5, sigmoid(2.0)));
         assert_eq!((of(-4.0), of(1e-9)), (sigmoid(-2.0), sigmoid(1e-3)));
     }
