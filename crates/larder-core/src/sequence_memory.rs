@@ -124,6 +124,14 @@ impl SequenceMemory {
         SequenceMemory { per_page, ..SequenceMemory::kept_rows(heads, width, KV_PAGE_TOKENS) }
     }
 
+    /// As [`block_rows`](Self::block_rows), of which a token reads at most `rows`.
+    pub fn chosen_rows(heads: usize, width: usize, tokens_per_row: usize, rows: usize) -> Self {
+        let all = SequenceMemory::block_rows(heads, width, tokens_per_row);
+        let window = rows.saturating_mul(tokens_per_row.max(1));
+        let windows = vec![WindowRows { per_page: all.per_page, window, positions: usize::MAX }];
+        SequenceMemory { per_page: RowValues::default(), windows, ..all }
+    }
+
     /// As [`rows`](Self::rows), for at most `count` rows per head at a time.
     pub fn kept_rows(heads: usize, width: usize, count: usize) -> Self {
         let count = count.checked_next_multiple_of(KV_PAGE_TOKENS).unwrap_or(usize::MAX);
@@ -206,9 +214,13 @@ mod tests {
         assert_eq!([(1, 1), (128, 1), (9999, 1), (9999, 100)].map(|(tokens, step)| pages(tokens, step)), [1, 2, 3, 5]);
         assert_eq!([10, 9999].map(|tokens| window.read_bytes(tokens, NumberFormat::F32) / page), [1, 2]);
         // All rows are kept, of which a token reads those that are chosen for it.
-        let (chosen, all) = (SequenceMemory::window_rows(1, 8, [70, usize::MAX]), SequenceMemory::rows(1, 8));
+        let (chosen, all) = (SequenceMemory::chosen_rows(1, 8, 1, 70), SequenceMemory::rows(1, 8));
         let bytes = |memory: &SequenceMemory| memory.kv_bytes(9999, 256, NumberFormat::F16);
         assert_eq!((bytes(&chosen), chosen.read_bytes(9999, NumberFormat::F32)), (bytes(&all), 2 * page));
+        let (chosen, all) = (SequenceMemory::chosen_rows(1, 8, 4, 64), SequenceMemory::block_rows(1, 8, 4));
+        assert_eq!(bytes(&chosen), bytes(&all));
+        assert_eq!(chosen.read_bytes(9999, NumberFormat::F32), 2 * page, "64 rows, and the page that is not full");
+        assert_eq!(chosen.read_bytes(100, NumberFormat::F32), all.read_bytes(100, NumberFormat::F32));
         // Whatever is kept, and however the pages lie.
         for start in 0..64_usize {
             let (first, end) = (start / 64, (start + 100 + 30).div_ceil(64));

@@ -98,6 +98,13 @@ __device__ inline float sum_of_experts(const ExpertTerm *terms, const float *sha
     return residual ? add_rn(residual[column], sum) : sum;
 }
 
+// Rows of x, each followed by that of y.
+extern "C" __global__ void side_by_side(const float *x, const float *y, float *out, u32 rows, u32 x_width, u32 y_width) {
+    u32 at = index_of_thread(), width = x_width + y_width, row = at / width, column = at % width;
+    if (row >= rows) return;
+    out[at] = column < x_width ? x[(u64)row * x_width + column] : y[(u64)row * y_width + column - x_width];
+}
+
 // The sums of the experts of each token, whose first terms are at terms[token * k].
 extern "C" __global__ void sum_experts(
     const ExpertTerm *terms, const float *shared, const float *residual, float *out, u32 tokens, u32 k, u32 width) {

@@ -50,7 +50,7 @@ pub fn all_kernels() -> Vec<&'static str> {
 
 /// Those that are no products.
 #[cfg(all(test, feature = "cuda"))]
-const OTHER_KERNELS: [&str; 71] = [
+const OTHER_KERNELS: [&str; 72] = [
     "silu",
     "gelu",
     "gelu_tanh",
@@ -70,6 +70,7 @@ const OTHER_KERNELS: [&str; 71] = [
     "convolve_heads",
     "mix_heads",
     "add_scaled_sides",
+    "side_by_side",
     "gate_by_keys",
     "delta_rule",
     "delta_rule_wide",

@@ -58,6 +58,14 @@ impl Launches {
         self.launch("layer_norm", norm_grid(rows, width), 32 * WARPS, &arguments)
     }
 
+    /// Rows of `x`, each followed by that of `y`.
+    pub fn side_by_side(&self, [x, y, out]: [u64; 3], [rows, x_width, y_width]: [u32; 3]) -> Result<()> {
+        let [x, y, out] = [x, y, out].map(Argument::Address);
+        let shape = [rows, x_width, y_width].map(Argument::Word);
+        let arguments = [x, y, out, shape[0], shape[1], shape[2]];
+        self.launch("side_by_side", [(rows * (x_width + y_width)).div_ceil(THREADS), 1], THREADS, &arguments)
+    }
+
     /// `out = x · factors` of `count` values, in rows of `width`, with the same factors for each row.
     pub fn scale_columns(&self, [x, factors, out]: [u64; 3], count: u32, width: u32) -> Result<()> {
         let [x, factors, out] = [x, factors, out].map(Argument::Address);

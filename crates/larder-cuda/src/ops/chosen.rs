@@ -11,9 +11,6 @@ use crate::error::{GpuError, Result};
 use crate::launches::{NewHeadsArgs, RowCopy, word};
 use crate::new_tokens::NewTokens;
 
-/// The most heads of a copy of rows: the limit of CUDA for blocks in y.
-const MAX_HEADS: usize = 65_535;
-
 impl GpuOps {
     /// Attention of tokens that see rows of their own.
     fn attend_to_own_rows(
@@ -89,16 +86,8 @@ impl DeviceChoice for GpuOps {
         }
         let [x_at, y_at] = [state.at(x)?, state.at(y)?];
         let (both, out) = state.result(x.rows, x.width + y.width)?;
-        // Each row is a head of one row.
-        for (from, to, width) in [(x_at, out, x.width), (y_at, out + 4 * x.width as u64, y.width)] {
-            let (bytes, to_head) = (4 * width, 4 * both.width);
-            for first in (0..x.rows).step_by(MAX_HEADS) {
-                let (from, to) = (from + (first * bytes) as u64, to + (first * to_head) as u64);
-                let heads = MAX_HEADS.min(x.rows - first);
-                let copy = RowCopy { from, from_head: bytes, from_row: 0, to, to_head, bytes, count: 1, heads };
-                state.launches.copy_rows(&copy)?;
-            }
-        }
+        let shape = [word(x.rows)?, word(x.width)?, word(y.width)?];
+        state.launches.side_by_side([x_at, y_at, out], shape)?;
         Ok(both)
     }
 

@@ -129,10 +129,9 @@ impl State {
         }
         let (taps, bias) = (self.kept(taps)?, bias.map_or(Ok(0), |bias| self.kept(bias))?);
         let (result, out) = self.result(states.rows, channels)?;
-        let (channels, width) = (word(channels)?, word(width)?);
+        let (channels, width, dilation) = (word(channels)?, word(width)?, word(dilation)?);
         let list = states.stage(queue, |Staged { spans, copies }| {
             let inputs = addresses;
-            let dilation = dilation as u32;
             ConvolutionArgs { inputs, taps, bias, out, spans, copies, widths, channels, width, dilation, silu }
                 .to_bytes()
         })?;

@@ -56,8 +56,8 @@ impl BlockIndexer {
         let BlockIndexerShape { width, tokens, .. } = self.shape;
         let row = RowShape { heads: 1, width };
         vec![
-            FurtherShape { row, tokens_per_row: 1, mask: AttentionMask::SlidingWindow(tokens) },
-            FurtherShape { row, tokens_per_row: tokens, mask: AttentionMask::Causal },
+            FurtherShape { row, tokens_per_row: 1, chosen: None, mask: AttentionMask::SlidingWindow(tokens) },
+            FurtherShape { row, tokens_per_row: tokens, mask: AttentionMask::Causal, chosen: None },
         ]
     }
 

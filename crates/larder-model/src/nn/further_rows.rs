@@ -21,12 +21,14 @@ pub struct FurtherShape {
     /// The tokens whose rows are needed when a token is computed. Under another mask than the causal one a mixer appends at most
     /// [`KV_PAGE_TOKENS`] rows at a time, and then gives back those that are not needed.
     pub mask: AttentionMask,
+    /// The most rows that a token reads, if they are chosen for it.
+    pub chosen: Option<usize>,
 }
 
 impl FurtherShape {
     /// Rows of each token, all of which are kept.
     pub fn per_token(heads: usize, width: usize) -> Self {
-        FurtherShape { row: RowShape { heads, width }, tokens_per_row: 1, mask: AttentionMask::Causal }
+        FurtherShape { row: RowShape { heads, width }, tokens_per_row: 1, mask: AttentionMask::Causal, chosen: None }
     }
 
     /// The first row that is needed behind `tokens` tokens.
@@ -38,7 +40,12 @@ impl FurtherShape {
     pub fn memory(&self) -> SequenceMemory {
         let RowShape { heads, width } = self.row;
         let window = match self.mask {
-            AttentionMask::Causal => return SequenceMemory::block_rows(heads, width, self.tokens_per_row),
+            AttentionMask::Causal => {
+                return match self.chosen {
+                    Some(rows) => SequenceMemory::chosen_rows(heads, width, self.tokens_per_row, rows),
+                    None => SequenceMemory::block_rows(heads, width, self.tokens_per_row),
+                };
+            }
             AttentionMask::SlidingWindow(width) | AttentionMask::Chunked(width) => width,
         };
         // Beside the window what is kept for rewinding, what is appended before rows are given back, and the rest of the first page.

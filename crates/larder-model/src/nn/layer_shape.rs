@@ -88,7 +88,7 @@ impl LayerShape {
     pub fn kv_memory(&self) -> SequenceMemory {
         let of = |RowShape { heads, width }: &RowShape| match self.mask {
             AttentionMask::Causal => match self.chosen {
-                Some(rows) => SequenceMemory::window_rows(*heads, *width, [rows, usize::MAX]),
+                Some(rows) => SequenceMemory::chosen_rows(*heads, *width, 1, rows),
                 None => SequenceMemory::rows(*heads, *width),
             },
             AttentionMask::SlidingWindow(window) | AttentionMask::Chunked(window) => {

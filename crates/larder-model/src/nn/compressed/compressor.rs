@@ -95,8 +95,8 @@ impl Compressor {
         let (parts, entry) = (row(2 * self.shape.channels()), row(width));
         let mask = AttentionMask::SlidingWindow(blocks * rate);
         [
-            FurtherShape { row: parts, tokens_per_row: 1, mask },
-            FurtherShape { row: entry, tokens_per_row: rate, mask: AttentionMask::Causal },
+            FurtherShape { row: parts, tokens_per_row: 1, mask, chosen: None },
+            FurtherShape { row: entry, tokens_per_row: rate, mask: AttentionMask::Causal, chosen: None },
         ]
     }
 

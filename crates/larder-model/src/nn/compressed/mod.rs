@@ -11,8 +11,8 @@ use output::GroupedOutput;
 use super::chained_choice::forward_on_device;
 use super::norm::{NormWeight, rms};
 use super::{
-    AttentionMask, ChainedMixer, ChoiceShape, ChosenAttention, ChosenQuery, ChosenRows, ForwardPass, LayerKv,
-    LayerShape, Mixer, Norm, Rotary, RowShape, Selection, StepIndex, TokenScratch, made_up,
+    AttentionMask, ChainedMixer, ChoiceShape, ChosenAttention, ChosenQuery, ChosenRows, ForwardPass, FurtherShape,
+    LayerKv, LayerShape, Mixer, Norm, Rotary, RowShape, Selection, StepIndex, TokenScratch, made_up,
 };
 use crate::error::Result;
 use crate::hidden::Place;
@@ -286,7 +286,10 @@ impl Mixer for CompressedAttention {
 
     fn layer_shape(&self) -> LayerShape {
         let keys = Some(RowShape { heads: 1, width: self.shape.head_dim });
-        let further = self.compressors().flat_map(Compressor::kept).collect();
+        let mut further: Vec<FurtherShape> = self.compressors().flat_map(Compressor::kept).collect();
+        if let (Some(indexer), Some(entries)) = (self.indexer(), further.get_mut(1)) {
+            entries.chosen = Some(indexer.count);
+        }
         LayerShape { keys, mask: self.mask(), ..LayerShape::NOTHING }.with_further(further)
     }
 

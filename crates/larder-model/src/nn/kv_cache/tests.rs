@@ -29,7 +29,7 @@ enum Kind {
 }
 
 const fn further(width: usize, tokens_per_row: usize, mask: AttentionMask) -> FurtherShape {
-    FurtherShape { row: RowShape { heads: 1, width }, tokens_per_row, mask }
+    FurtherShape { row: RowShape { heads: 1, width }, tokens_per_row, mask, chosen: None }
 }
 
 const LAYERS: [Kind; 6] = [
@@ -67,7 +67,7 @@ static PARTS: LazyLock<Vec<Vec<FurtherShape>>> = LazyLock::new(|| {
     let parts = |kind: Kind| {
         let LayerShape { keys, values, mask, further, .. } = kind.shape();
         let rows = keys.into_iter().chain(values);
-        rows.map(|row| FurtherShape { row, tokens_per_row: 1, mask }).chain(further).collect()
+        rows.map(|row| FurtherShape { row, tokens_per_row: 1, mask, chosen: None }).chain(further).collect()
     };
     LAYERS.into_iter().map(parts).collect()
 });
