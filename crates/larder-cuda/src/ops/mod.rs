@@ -28,12 +28,12 @@ use chain::Chain;
 use products::ListKey;
 use receive::BegunCopy;
 
-/// What is staged before a launch.
+/// The place of bytes that are staged before a launch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Staging {
-    /// As many bytes each time.
+    /// Among bytes that have one size each time, so that the launches behind them can become a graph.
     Steady,
-    /// Any number of bytes, in a place of their own.
+    /// Apart from these, since their number varies.
     Varying,
 }
 

@@ -14,6 +14,13 @@ use crate::error::Result;
 use crate::nn::{Rotary, best_of_blocks, highest, rms_row, weighted_mean};
 
 impl OpsDouble {
+    /// Rows of `x`, each followed by that of `y`.
+    pub(super) fn side_by_side(&self, x: DeviceRows, y: DeviceRows) -> Vec<f32> {
+        let state = self.lock();
+        let rows = state.values(x).chunks_exact(x.width).zip(state.values(y).chunks_exact(y.width));
+        rows.flat_map(|(x, y)| [x, y].concat()).collect()
+    }
+
     /// Writes keys and values of new tokens. Returns the queries.
     pub(super) fn write_new(&self, heads: &DeviceHeads, tasks: &[&AttentionArgs<DeviceKvView>]) -> Result<Vec<f32>> {
         let (queries, keys, values) = self.changed(heads, tasks);
@@ -126,10 +133,7 @@ impl DeviceChoice for OpsDouble {
     }
 
     fn beside(&self, x: DeviceRows, y: DeviceRows) -> Result<DeviceRows> {
-        let mut state = self.lock();
-        let rows = state.values(x).chunks_exact(x.width).zip(state.values(y).chunks_exact(y.width));
-        let values = rows.flat_map(|(x, y)| [x, y].concat()).collect();
-        Ok(state.push(x.width + y.width, values))
+        Ok(self.push(x.width + y.width, self.side_by_side(x, y), Ok(())))
     }
 
     fn columns(&self, x: DeviceRows, first: usize, width: usize) -> Result<DeviceRows> {

@@ -5,15 +5,6 @@ use crate::device::{DeviceConvolvedHeads, DeviceHeadConvolution, DeviceRows, Hea
 use crate::error::Result;
 use crate::nn::{CausalConv, MixedHeads, gather_convolved};
 
-impl OpsDouble {
-    /// The rows of two results side by side.
-    fn side_by_side(&self, x: DeviceRows, y: DeviceRows) -> Vec<f32> {
-        let state = self.lock();
-        let rows = state.values(x).chunks_exact(x.width).zip(state.values(y).chunks_exact(y.width));
-        rows.flat_map(|(x, y)| [x, y].concat()).collect()
-    }
-}
-
 impl DeviceConvolvedHeads for OpsDouble {
     fn convolve_heads(&self, convolution: &DeviceHeadConvolution, spans: &[StateSpan]) -> Result<[DeviceRows; 2]> {
         let DeviceHeadConvolution { queries, keys, delayed, taps, bias, delayed_bias, head_dim, widths } = *convolution;

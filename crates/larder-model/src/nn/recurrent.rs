@@ -134,11 +134,6 @@ impl RecurrentState {
         self.current.as_ref().map_or_else(zeros, |current| Ok(current.values(lens)?.recurrence))
     }
 
-    /// The current values, of a state that is in main memory; `None` before the first token.
-    pub fn values(&self) -> Option<&StateValues> {
-        self.current.as_ref().map(|current| current.on_host())
-    }
-
     /// Takes in `tokens` tokens that were not computed: at each checkpoint and at the end the state has values of `rng`.
     pub fn fill(&mut self, tokens: usize, lens: StateLens, rng: &mut Rng) -> Result<()> {
         self.advance(tokens, lens, |values, _| {

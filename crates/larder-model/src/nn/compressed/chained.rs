@@ -175,21 +175,14 @@ impl ChainedMixer for CompressedAttention {
             states.of_mut(i).keys.extend(span.tokens, 1, head_dim)?;
         }
         let (of_rows, _) = self.kv_norm.as_rms().expect("it is for devices");
-        let weights = [&self.ones, of_rows].map(|weight| weight.on_device(ops).map(Some));
-        let [of_queries, of_rows] = weights;
+        let weights = [Some(self.ones.on_device(ops)?), Some(of_rows.on_device(ops)?)];
         let turns = pass.ropes[self.rotary.table].turns();
         let new = DeviceHeads {
             queries: self.q_b.begin(latent, ops)?.expect("the product is on the device"),
             rest: None,
             keys: products.rows,
             values: None,
-            norm: Some(HeadNorm {
-                weights: [of_queries?, of_rows?],
-                eps,
-                whole: false,
-                width: None,
-                behind_rotation: false,
-            }),
+            norm: Some(HeadNorm { weights, eps, whole: false, width: None, behind_rotation: false }),
             clip: None,
             value_norm: None,
             value_factor: 1.0,
