@@ -165,4 +165,7 @@ pub struct Blueprint {
     /// Memory of the activations of a step.
     #[serde(skip)] // as above
     pub step_memory: StepMemory,
+    /// Whether a step needs the embedding of its tokens alone, so that a device that has drawn the token can begin it.
+    #[serde(skip)] // as above
+    pub runs_ahead: bool,
 }

@@ -73,6 +73,23 @@ struct ProductKernelArgs {
 };
 static_assert(sizeof(ProductKernelArgs) == 64, "must match the layout in Rust");
 
+// A matrix of which a row is read.
+struct MatrixKernelArgs {
+    // [rows, cols] as stored
+    const u8 *weights;
+    u32 rows;
+    u32 cols;
+    // Whether whole groups of eight rows are interleaved.
+    u32 interleaved;
+    // Where the f32 that all values are multiplied with is, in bytes behind the first of them; 0 if there is none.
+    u32 scale_at;
+
+    // A value, times the scale of the matrix.
+    __device__ float finished(float value) const {
+        return scale_at ? mul_rn(value, *(const float *)(weights + scale_at)) : value;
+    }
+};
+
 // What an expert adds to the output of a token.
 struct ExpertTerm {
     // [width], or null: the place has no expert

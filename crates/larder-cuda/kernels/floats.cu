@@ -51,3 +51,21 @@ extern "C" __global__ void f16_matmul(const ProductKernelArgs *products, u32 cou
 extern "C" __global__ void bf16_matmul(const ProductKernelArgs *products, u32 count, u32 groups) {
     floats_matmul<Bf16>(products, count, groups);
 }
+
+// A row of a matrix as floats: out [cols].
+template <typename Kind> __device__ void row_of_floats(const MatrixKernelArgs &m, const u32 *number, float *out) {
+    u32 i = index_of_thread();
+    if (i >= m.cols) return;
+    float value = Kind::widen(m.weights + (u64)min(*number, m.rows - 1) * m.cols * Kind::BYTES, i);
+    out[i] = m.finished(value);
+}
+
+#define ROW_OF_FLOATS(name, Kind)                                                                                      \
+    extern "C" __global__ void name##_row(                                                                             \
+        const u8 *weights, const u32 *number, float *out, u32 rows, u32 cols, u32 interleaved, u32 scale_at) {         \
+        row_of_floats<Kind>({weights, rows, cols, interleaved, scale_at}, number, out);                                    \
+    }
+
+ROW_OF_FLOATS(f32, F32)
+ROW_OF_FLOATS(f16, F16)
+ROW_OF_FLOATS(bf16, Bf16)

@@ -38,6 +38,10 @@ struct WithMinima : LargeBlocks {
             float product = mul_rn((float)(scale * dot), mul_rn(d, x.d));
             return sub_rn(product, mul_rn(mul_rn(dmin, (float)min_of), x.d_sum));
         }
+
+        __device__ float widened(int value, int) const {
+            return sub_rn(mul_rn(mul_rn(d, (float)scale), (float)value), mul_rn(dmin, (float)min_of));
+        }
     };
 
     __device__ float term(int i, int dot, const Block &x) const {
@@ -178,6 +182,10 @@ struct Q2K : BitPairs {
             int under = min_of[0] * x.halves[0] + min_of[1] * x.halves[1];
             float product = mul_rn((float)(scale[0] * first + scale[1] * last), mul_rn(d, x.d));
             return sub_rn(product, mul_rn((float)under, mul_rn(dmin, x.d)));
+        }
+
+        __device__ float widened(int value, int half) const {
+            return sub_rn(mul_rn(mul_rn(d, (float)scale[half]), (float)value), mul_rn(dmin, (float)min_of[half]));
         }
     };
 

@@ -1,4 +1,4 @@
-// The best logits of rows: what the choice of a token reads of them.
+// The best logits of rows: what the choice of a token reads of them. And a draw among them.
 #include "common.cuh"
 
 // The most slices of a row, in each of which the best value is found first.
@@ -84,4 +84,86 @@ extern "C" __global__ void collect_best(
             found[2 + 2 * place] = __float_as_uint(value);
         }
     }
+}
+
+// What a token is drawn by.
+struct DrawKernelArgs {
+    // From 0 to below 1.
+    double unit;
+    // 0: the best.
+    float temperature;
+    float top_p;
+    float min_p;
+    u32 top_k;
+};
+static_assert(sizeof(DrawKernelArgs) == 24, "must match the layout in Rust");
+
+// The most logits of a draw: a thread has one.
+constexpr u32 DRAWN_AMONG = 128;
+
+// The number of those of `count` weights, in falling order, that a draw is among.
+__device__ inline u32 drawn_among(const double *weights, u32 count, const DrawKernelArgs &by) {
+    if (by.top_p != 1.0f) {
+        double all = 0.0, before = 0.0;
+        for (u32 i = 0; i < count; i++) all += weights[i];
+        u32 kept = 0;
+        while (kept < count && before < (double)by.top_p * all) before += weights[kept++];
+        count = kept;
+    }
+    while (by.min_p > 0.0f && count > 0 && weights[count - 1] < (double)by.min_p) count--;
+    return count;
+}
+
+// The place of the one that is drawn.
+__device__ inline u32 drawn_place(const double *weights, u32 count, double unit) {
+    double all = 0.0;
+    u32 last = 0;
+    for (u32 i = 0; i < count; i++) {
+        all += weights[i];
+        if (weights[i] > 0.0) last = i;
+    }
+    double left = unit * all;
+    for (u32 i = 0; i < count; i++) {
+        left -= weights[i];
+        if (left < 0.0) return i;
+    }
+    return last;
+}
+
+// Draws a token among the best logits of a row, as a sampler does that has only these: out is its id, then `found`, a row that
+// collect_best has written, of 1 + 2 * `most` words. One block of DRAWN_AMONG threads, and at most one less are in the row.
+extern "C" __global__ void draw_token(const u32 *found, const DrawKernelArgs *draw, u32 *out, u32 most) {
+    __shared__ u32 ids[DRAWN_AMONG];
+    __shared__ float logits[DRAWN_AMONG];
+    __shared__ double weights[DRAWN_AMONG];
+    u32 own = threadIdx.x, words = 1 + 2 * most;
+    for (u32 i = own; i < words; i += DRAWN_AMONG) out[1 + i] = found[i];
+    u32 count = min(found[0], most);
+    const DrawKernelArgs by = *draw;
+    // Equal logits are in the order of ids. Both zeros are equal where the best is taken.
+    auto order = [&](u32 i) {
+        float logit = __uint_as_float(found[2 + 2 * i]);
+        return (u64)place_in_order(by.temperature == 0.0f ? add_rn(logit, 0.0f) : logit) << 32 | ~found[1 + 2 * i];
+    };
+    if (own < count) {
+        u32 rank = 0;
+        for (u32 i = 0; i < count; i++) rank += order(i) > order(own);
+        ids[rank] = found[1 + 2 * own];
+        logits[rank] = __uint_as_float(found[2 + 2 * own]);
+    }
+    __syncthreads();
+    if (own < count) weights[own] = exp(((double)logits[own] - (double)logits[0]) / (double)by.temperature);
+    __syncthreads();
+    if (own != 0) return;
+    u32 place = 0;
+    if (count > 0 && by.temperature != 0.0f) {
+        // Those that are equal to the last of the best k are kept.
+        if (by.top_k < count) {
+            u32 k = by.top_k;
+            while (k < count && logits[k] >= logits[by.top_k - 1]) k++;
+            count = k;
+        }
+        place = drawn_place(weights, drawn_among(weights, count, by), by.unit);
+    }
+    out[0] = count > 0 ? ids[place] : 0;
 }

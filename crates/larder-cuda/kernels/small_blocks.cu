@@ -97,6 +97,8 @@ template <int FIFTHS> struct AboveMinimum : Words {
         __device__ float term(int dot, int, const Block &x) const {
             return add_rn(mul_rn((float)dot, mul_rn(d, x.d)), mul_rn(min_of, x.d_sum));
         }
+
+        __device__ float widened(int value, int) const { return add_rn(mul_rn(d, (float)value), min_of); }
     };
 
     template <typename Rows> __device__ static void fragment(const Rows &rows, int b, int, int piece, u32 (&out)[2]) {
@@ -262,6 +264,8 @@ struct Nvfp4 {
         __device__ float term(int first, int last, const Block &x) const {
             return mul_rn(add_rn(mul_rn(d[0], (float)first), mul_rn(d[1], (float)last)), x.d);
         }
+
+        __device__ float widened(int value, int half) const { return mul_rn(d[half], (float)value); }
     };
 
     template <typename Rows> __device__ static u32 word(const Rows &rows, int b, int g, int j) {

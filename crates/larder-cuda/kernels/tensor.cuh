@@ -5,7 +5,7 @@
 // tokens with the rows 2 * (lane % 4) and 2 * (lane % 4) + 1.
 //
 // Each format has three functions for it: `fragment`, a lane's integers of a group; `Scale::of`, what a row's sums are multiplied with;
-// and `Scale::term`. Where both halves of a group have scales of their own, HALVES, their sums are kept apart.
+// and `Scale::term`. `Scale::widened` is the value of one integer. Where both halves of a group have scales of their own, HALVES, their sums are kept apart.
 #pragma once
 #include "blocks.cuh"
 
@@ -30,6 +30,7 @@ struct BlockScale {
     template <typename Rows> __device__ static BlockScale of(const Rows &rows, int b, int) { return {rows.half(b, 0)}; }
 
     __device__ float term(int dot, int, const Block &x) const { return mul_rn((float)dot, mul_rn(d, x.d)); }
+    __device__ float widened(int value, int) const { return mul_rn(d, (float)value); }
 };
 
 // The scale of a group.
@@ -38,6 +39,7 @@ struct GroupScale {
     int scale;
 
     __device__ float term(int dot, int, const Block &x) const { return mul_rn((float)(scale * dot), mul_rn(d, x.d)); }
+    __device__ float widened(int value, int) const { return mul_rn(mul_rn(d, (float)scale), (float)value); }
 };
 
 // The scales of both halves of a group.
@@ -48,6 +50,7 @@ struct HalfScales {
     __device__ float term(int first, int last, const Block &x) const {
         return mul_rn((float)(scale[0] * first + scale[1] * last), mul_rn(d, x.d));
     }
+    __device__ float widened(int value, int half) const { return mul_rn(mul_rn(d, (float)scale[half]), (float)value); }
 };
 
 // Eight rows with TILES * 16 tokens, from one on.
@@ -117,7 +120,36 @@ template <typename Kind> __device__ void tiles_matmul(const ProductKernelArgs *p
     else all_tiles<Kind, false>(p, own);
 }
 
-// The kernels of a format: for one token, for a few, and for many.
+// A row of a matrix as floats: out [cols]. A thread has eight values of a group.
+template <typename Kind, typename Rows>
+__device__ void widen_eight(const Rows &rows, u32 group, u32 piece, const MatrixKernelArgs &m, float *out) {
+    constexpr int EACH = Kind::VALUES / BLOCK;
+    int b = group / EACH, g = group % EACH;
+    u32 words[2];
+    Kind::fragment(rows, b, g, piece, words);
+    typename Kind::Scale scale = Kind::Scale::of(rows, b, g);
+    for (int half = 0; half < 2; half++) {
+        for (int i = 0; i < 4; i++) {
+            float value = scale.widened((signed char)(words[half] >> 8 * i), half);
+            out[BLOCK * group + 16 * half + 4 * piece + i] = m.finished(value);
+        }
+    }
+}
+
+template <typename Kind> __device__ void widen_row(const MatrixKernelArgs &m, const u32 *number, float *out) {
+    u32 group = index_of_thread() / 4, piece = index_of_thread() % 4, row = min(*number, m.rows - 1), first = row / GROUP * GROUP;
+    if (group >= m.cols / BLOCK) return;
+    u64 row_bytes = (u64)(m.cols / Kind::VALUES) * Kind::BYTES;
+    if (m.interleaved && first + GROUP <= m.rows) {
+        typename Kind::template Rows<true> rows = {m.weights + first * row_bytes, (int)(row - first)};
+        widen_eight<Kind>(rows, group, piece, m, out);
+    } else {
+        typename Kind::template Rows<false> rows = {m.weights + row * row_bytes, (int)(row - first)};
+        widen_eight<Kind>(rows, group, piece, m, out);
+    }
+}
+
+// The kernels of a format: for one token, for a few, and for many; and one for a row.
 #define PRODUCTS(name, Kind)                                                                                           \
     extern "C" __global__ void name##_matvec(const ProductKernelArgs *products, u32 count, u32 groups) {               \
         blocks_matmul<Kind, 1>(products, count, groups);                                                               \
@@ -127,4 +159,8 @@ template <typename Kind> __device__ void tiles_matmul(const ProductKernelArgs *p
     }                                                                                                                  \
     extern "C" __global__ void name##_tiles(const ProductKernelArgs *products, u32 count, u32 groups) {                \
         tiles_matmul<Kind>(products, count, groups);                                                                   \
+    }                                                                                                                  \
+    extern "C" __global__ void name##_row(                                                                             \
+        const u8 *weights, const u32 *number, float *out, u32 rows, u32 cols, u32 interleaved, u32 scale_at) {         \
+        widen_row<Kind>({weights, rows, cols, interleaved, scale_at}, number, out);                                    \
     }

@@ -44,7 +44,6 @@ pub type Result<T, E = GpuError> = std::result::Result<T, E>;
 
 impl GpuError {
     /// An operation that failed, and the message of the driver or compiler.
-    #[cfg(any(feature = "cuda", feature = "emulator"))]
     pub(crate) fn failed(what: impl Into<String>, cause: impl Into<String>) -> Self {
         GpuError::Failed { what: what.into(), cause: cause.into() }
     }

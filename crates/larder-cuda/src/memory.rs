@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::driver::{Driver, EventHandle, Stream};
-use crate::error::Result;
+use crate::error::{GpuError, Result};
 use crate::launches::Launches;
 
 /// Buffers grow by a multiple of this many bytes.
@@ -220,11 +220,24 @@ impl Upload {
 
     /// Copies `bytes` to address `to`, which has room for them.
     pub fn copy(&mut self, bytes: &[u8], to: u64) -> Result<()> {
+        self.write(bytes.len(), to, &mut |out| {
+            out.copy_from_slice(bytes);
+            Ok(())
+        })
+    }
+
+    /// Copies `bytes` bytes, which `write` writes, to address `to`, which has room for them.
+    pub fn write<E: From<GpuError>>(
+        &mut self,
+        bytes: usize,
+        to: u64,
+        write: &mut dyn FnMut(&mut [u8]) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
         self.sent.synchronise()?;
-        self.host.ensure(bytes.len())?;
-        self.bytes = bytes.len();
-        self.host[..bytes.len()].copy_from_slice(bytes);
-        self.send_to(to)
+        self.host.ensure(bytes)?;
+        write(&mut self.host[..bytes])?;
+        self.bytes = bytes;
+        Ok(self.send_to(to)?)
     }
 
     fn send_to(&mut self, to: u64) -> Result<()> {

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder_core::{ExpertPart, NumberFormat};
-use larder_kernels::{Inputs, WeightMatrix};
-use larder_model::{DeviceProduct, DeviceProducts};
+use larder_kernels::Inputs;
+use larder_model::{DeviceProduct, DeviceProducts, MatrixShape};
 
 use crate::driver::Driver;
 use crate::error::{GpuError, Result};
@@ -75,6 +75,13 @@ impl GpuProducts {
         self.add(batch, weights, step, |cols| cols <= step)
     }
 
+    /// A matrix, and its address.
+    pub(crate) fn stored(&self, weights: usize) -> Result<(ExpertPart, u64)> {
+        let state = self.lock();
+        let Matrix { part, at } = state.matrix(weights)?;
+        Ok((*part, *at))
+    }
+
     fn add(
         &self,
         batch: &mut ProductBatch,
@@ -101,17 +108,26 @@ impl GpuProducts {
 }
 
 impl DeviceProducts for GpuProducts {
-    fn upload(&self, weights: WeightMatrix) -> larder_model::Result<usize> {
-        let WeightMatrix { kind, order, rows, cols, scale, bytes } = weights;
-        let scale_at = (scale != 1.0).then_some(bytes.len());
-        let part = ExpertPart { kind, order, rows, cols, offset: 0, bytes: bytes.len(), scale_at };
+    fn upload_rows(
+        &self,
+        shape: &MatrixShape,
+        read: &mut dyn FnMut(usize, &mut [u8]) -> larder_model::Result<()>,
+    ) -> larder_model::Result<usize> {
+        let MatrixShape { kind, order, rows, cols, scale, bytes } = *shape;
+        let scale_at = (scale != 1.0).then_some(bytes);
+        let part = ExpertPart { kind, order, rows, cols, offset: 0, bytes, scale_at };
         let mut state = self.lock();
-        let with_scale = bytes.len() + scale_at.map_or(0, |_| size_of_val(&scale));
+        let with_scale = bytes + scale_at.map_or(0, |_| size_of_val(&scale));
         let at = state.resident.place(with_scale as u64)?;
-        let pieces = bytes.chunks(PIECE).enumerate().map(|(i, piece)| (i * PIECE, piece));
-        let scale = scale.to_ne_bytes();
-        for (i, (offset, piece)) in pieces.chain(scale_at.map(|behind| (behind, &scale[..]))).enumerate() {
-            state.pieces[i % 2].copy(piece, at + offset as u64)?;
+        let row_bytes = bytes / rows.max(1);
+        let step = (PIECE / row_bytes.max(1)).max(1);
+        for (i, first) in (0..rows).step_by(step).enumerate() {
+            let piece = step.min(rows - first) * row_bytes;
+            let to = at + (first * row_bytes) as u64;
+            state.pieces[i % 2].write(piece, to, &mut |out| read(first, out))?;
+        }
+        if let Some(behind) = scale_at {
+            state.pieces[0].copy(&scale.to_ne_bytes(), at + behind as u64)?;
         }
         state.kept.push(Matrix { part, at });
         Ok(state.kept.len() - 1)

@@ -6,6 +6,7 @@ use larder_model::{ExpertPath, ModelError, Tap};
 
 use crate::decode::{Decoding, StepStats, TokenChoice, forward};
 use crate::grammar::Grammar;
+use crate::run_ahead::AheadCounts;
 use crate::sampler::{Sampler, SamplerError};
 use crate::session::Session;
 use crate::speculation::{DraftCounts, Drafting};
@@ -25,6 +26,8 @@ pub struct Generated {
     pub shifts: usize,
     /// Tokens that were drafted.
     pub drafts: DraftCounts,
+    /// Steps that were begun before their token was known.
+    pub ahead: AheadCounts,
     /// Time of the prefill.
     pub prefill_time: Duration,
     /// Time from the end of the prefill to the end of the generation.
@@ -139,6 +142,7 @@ pub fn generate<P: ExpertPath>(
         }
     };
     settle(&mut decoding, listener);
+    decoding.end();
     if finish != FinishReason::Cancelled {
         let rest = writer.finish();
         if !rest.is_empty() {
@@ -146,7 +150,8 @@ pub fn generate<P: ExpertPath>(
         }
     }
     let (drafts, decode_time) = (decoding.draft_counts(), start.elapsed() - prefill_time);
-    Ok(Generated { ids, finish, shifts, drafts, prefill_time, decode_time })
+    let ahead = decoding.ahead_counts();
+    Ok(Generated { ids, finish, shifts, drafts, ahead, prefill_time, decode_time })
 }
 
 /// Ends a step and reports it.
@@ -177,6 +182,7 @@ impl Generated {
             finish: FinishReason::Cancelled,
             shifts: 0,
             drafts: DraftCounts::default(),
+            ahead: AheadCounts::default(),
             prefill_time,
             decode_time: Duration::ZERO,
         }

@@ -46,6 +46,7 @@ mod output_loss;
 mod paths;
 mod quality_calibration;
 mod rng;
+mod run_ahead;
 mod sampler;
 mod saved_sequence;
 mod sequence;
@@ -72,6 +73,7 @@ pub use output_loss::{ExactLogits, LossMeter, MEASURE_EVERY, OutputLoss, kl_dive
 pub use paths::{CachedPath, DeviceExpertsDouble, Recorder, Routing, StreamingPath, TieredPath};
 pub use quality_calibration::{MeasuredSetting, QualityCalibration};
 pub use rng::Xoshiro256;
+pub use run_ahead::AheadCounts;
 pub use sampler::{Sampler, SamplerError, Sampling};
 pub use saved_sequence::{SAVED_NOTE_BYTES_MAX, SavedHead, SavedSequenceError, SequenceOrigin};
 pub use sequence::Sequence;

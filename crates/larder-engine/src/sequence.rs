@@ -328,6 +328,25 @@ impl Sequence {
         (&self.tokens, own)
     }
 
+    /// Whether a token and another behind it can be appended, and no token before them is pending then.
+    pub(crate) fn can_begin(&self, decoder: &Decoder) -> bool {
+        let horizon = (self.tokens.len() + 2).max(self.planned);
+        self.pending() == 0 && self.remaining() >= 2 && self.kv_is_valid(decoder, horizon)
+    }
+
+    /// Sets the last token, which was not known when its step began.
+    pub(crate) fn set_last(&mut self, id: u32) {
+        self.tokens.last_mut().into_iter().for_each(|last| *last = id);
+    }
+
+    /// Counts the times of `work`.
+    pub(crate) fn timed<T>(&mut self, tap: &mut dyn Tap, work: impl FnOnce(&mut Self, &mut dyn Tap) -> T) -> T {
+        let mut times = self.times;
+        let done = work(self, &mut TimingTap { times: &mut times, tap });
+        self.times = times;
+        done
+    }
+
     /// Drops the KV cache behind the first `len` tokens; those behind them are pending again.
     pub(crate) fn uncompute(&mut self, len: usize) {
         self.cache.truncate(len);

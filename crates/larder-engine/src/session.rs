@@ -1,6 +1,8 @@
 //! A sequence together with its decoder and expert path.
 
-use larder_model::{BestLogits, Decoder, ExpertPath, Logits, ModelError, Tap, TokenPhase};
+use larder_model::{
+    AheadInput, BegunStep, BestLogits, Decoder, ExpertPath, Logits, LogitsFor, ModelError, Tap, TokenPhase,
+};
 
 use crate::mtp_state::OwnLayer;
 use crate::output_loss::{LossMeter, OutputLoss};
@@ -147,5 +149,37 @@ impl<'m, P: ExpertPath> Session<'m, P> {
             meter.compare(&exact, own, *experts);
         }
         Ok(logits)
+    }
+
+    /// Whether the step of a token whose choice reads these logits can be begun, and another behind it, before it is known.
+    pub(crate) fn runs_ahead(&mut self, best: &BestLogits) -> bool {
+        let Session { decoder, experts, sequence, .. } = self;
+        // Experts of a token that is not the next one count as well.
+        sequence.can_begin(decoder)
+            && decoder.runs_ahead(best)
+            && experts.may_compute_drafts()
+            && experts.exact().is_none()
+    }
+
+    /// Appends a token and begins its step; see [`Decoder::begin_step`]. After an error the sequence is as before.
+    pub(crate) fn begin(&mut self, id: u32, input: AheadInput, tap: &mut dyn Tap) -> Result<BegunStep, ModelError> {
+        let Session { decoder, experts, sequence, .. } = self;
+        let before = sequence.tokens().len();
+        sequence.append(decoder, &[id], TokenPhase::Decode)?;
+        let begun = sequence.timed(tap, |sequence, tap| {
+            decoder.begin_step(sequence.next_span(1, LogitsFor::Last), input, *experts, tap)
+        });
+        begun.inspect_err(|_| _ = self.rewind(before))
+    }
+
+    /// Waits for a step that was begun; see [`Decoder::finish_step`].
+    pub(crate) fn finish(&mut self, step: BegunStep, tap: &mut dyn Tap) -> Result<Option<(Logits, u32)>, ModelError> {
+        let Session { decoder, experts, sequence, .. } = self;
+        sequence.timed(tap, |_, tap| decoder.finish_step(step, *experts, tap))
+    }
+
+    /// The last token is this one, with which its step was begun.
+    pub(crate) fn set_last(&mut self, id: u32) {
+        self.sequence.set_last(id);
     }
 }

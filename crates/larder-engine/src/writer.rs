@@ -1,7 +1,7 @@
 //! Writing a text token by token: sample, detokenize, look for the end. The decode loop of a single generation and that of
 //! the server both take their tokens from here.
 
-use larder_model::{BestLogits, LogitsRow};
+use larder_model::{BestLogits, LogitsRow, TokenDraw};
 
 use crate::decode::TokenChoice;
 use crate::grammar::Grammar;
@@ -136,5 +136,9 @@ impl TokenChoice for Writer<'_> {
 
     fn best(&mut self, tokens: &[&[u32]]) -> Option<BestLogits> {
         if self.grammar.is_some() { None } else { self.sampler.best(tokens) }
+    }
+
+    fn draw(&self, behind: usize) -> Option<TokenDraw> {
+        if self.grammar.is_some() { None } else { self.sampler.draw(behind) }
     }
 }

@@ -40,7 +40,7 @@ pub fn blueprint(config: &Value) -> Result<Blueprint> {
     let mut weights = WeightLoader::list();
     let (model_type, stack) = build(config, &mut weights)?;
     let (step_memory, sequence_memory) = (step_memory(&stack), sequence_memory(&stack));
-    let kv_layers = kv_layers(&stack);
+    let (kv_layers, runs_ahead) = (kv_layers(&stack), stack.runs_ahead());
     Ok(Blueprint {
         model_type: model_type.to_owned(),
         geometry: stack.geometry,
@@ -51,6 +51,7 @@ pub fn blueprint(config: &Value) -> Result<Blueprint> {
         sequence_memory,
         kv_layers,
         step_memory,
+        runs_ahead,
     })
 }
 
@@ -272,16 +273,39 @@ impl Decoder {
         experts: &mut dyn ExpertPath,
         tap: &mut dyn Tap,
     ) -> Result<Logits> {
+        let (mut clock, before) = (PhaseClock::start(), self.stack.head.compute().time());
+        experts.step_begins(0);
+        let x = self.embed_streams(spans)?;
+        let (x, pass) = self.layers_of_step(x, spans, &mut clock, experts, tap)?;
+        let logits = self.logits(x, spans, best, &pass, tap)?;
+        experts.count_chosen();
+        clock.lap(Phase::EmbedAndHead, tap);
+        tap.compute_time(self.stack.head.compute().time() - before);
+        Ok(logits)
+    }
+
+    /// The embeddings `[tokens, streams · hidden]` of the tokens of all spans.
+    pub(crate) fn embed_streams(&self, spans: &[Span]) -> Result<Hidden> {
+        let x = self.embed(self.embedding(), spans.iter().map(|span| span.tokens))?; // [tokens, hidden]
+        Ok(Hidden::Host(match &self.stack.streams {
+            Some(streams) => x.repeat((1, streams.count))?,
+            None => x,
+        }))
+    }
+
+    /// The output of the last layer for the embedding `x [tokens, streams · hidden]`.
+    pub(crate) fn layers_of_step(
+        &self,
+        mut x: Hidden,
+        spans: &mut [Span],
+        clock: &mut PhaseClock,
+        experts: &mut dyn ExpertPath,
+        tap: &mut dyn Tap,
+    ) -> Result<(Hidden, ForwardPass)> {
         let stack = &self.stack;
         let tokens: usize = spans.iter().map(|span| span.tokens.len()).sum();
         let _step = timeline::span("step", [("tokens", tokens as u64), ("sequences", spans.len() as u64)]);
-        let (mut clock, before) = (PhaseClock::start(), stack.head.compute().time());
         let pass = self.pass(spans);
-        let mut x = self.embed(stack.embed.as_ref(), spans.iter().map(|span| span.tokens))?; // [tokens, hidden]
-        if let Some(streams) = &stack.streams {
-            x = x.repeat((1, streams.count))?; // [tokens, streams · hidden]
-        }
-        let mut x = Hidden::Host(x);
         clock.lap(Phase::EmbedAndHead, tap);
         let (mut stage, mut begun) = (0, false);
         for (i, layer) in stack.layers.iter().enumerate() {
@@ -302,15 +326,11 @@ impl Decoder {
                 cross: stack.encoder.as_ref().map(|encoder| &encoder.cross[i]),
                 following: &stack.layers[i + 1..],
             };
-            let mut running = Running { pass: &pass, experts, tap, clock: &mut clock };
+            let mut running = Running { pass: &pass, experts, tap, clock };
             x = self.layer(layer, others, x, &mut LayerStates::new(spans, i), &mut running)?;
             timeline::complete("layer", start, clock.last(), &[("layer", i as u64)]);
         }
-        let logits = self.logits(x, spans, best, &pass, tap)?;
-        experts.count_chosen();
-        clock.lap(Phase::EmbedAndHead, tap);
-        tap.compute_time(stack.head.compute().time() - before);
-        Ok(logits)
+        Ok((x, pass))
     }
 
     pub(crate) fn check(&self, spans: &[Span]) -> Result<()> {

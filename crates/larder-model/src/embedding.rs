@@ -1,5 +1,6 @@
 //! Rows of embeddings: of the vocabulary, and of tables of n-grams.
 
+use crate::device::{DeviceCopy, DeviceOps, DeviceProducts, DeviceRows};
 use crate::error::Result;
 use crate::matrix::Matrix;
 use crate::row_cache::RowTraffic;
@@ -15,16 +16,42 @@ pub trait EmbeddingRows: Send + Sync {
     fn traffic(&self) -> Option<RowTraffic> {
         None
     }
+
+    /// Copies the matrix to a device, unless it is there already, as the weights of a product.
+    fn place_on(&self, device: &dyn DeviceProducts) -> Result<()> {
+        let _ = device;
+        Ok(())
+    }
+
+    /// Whether a device has the matrix.
+    fn is_on_device(&self) -> bool {
+        false
+    }
+
+    /// The row whose number is the first value of `number`, as bits, begun on the device that has the matrix; `None` if none has.
+    fn begin_row(&self, number: DeviceRows, ops: &dyn DeviceOps) -> Result<Option<DeviceRows>> {
+        let _ = (number, ops);
+        Ok(None)
+    }
 }
 
 /// An embedding whose channels have a bias and a factor each: `(value + bias) · scale`.
 pub struct ScaledRows {
     /// The rows without both.
-    pub rows: Box<dyn EmbeddingRows>,
+    rows: Box<dyn EmbeddingRows>,
     /// `[width]`
-    pub bias: Vec<f32>,
+    bias: Vec<f32>,
     /// `[width]`
-    pub scale: Vec<f32>,
+    scale: Vec<f32>,
+    /// Both on a device.
+    copies: [DeviceCopy; 2],
+}
+
+impl ScaledRows {
+    /// These rows, with a bias and a factor for each channel.
+    pub fn new(rows: Box<dyn EmbeddingRows>, bias: Vec<f32>, scale: Vec<f32>) -> Self {
+        ScaledRows { rows, bias, scale, copies: Default::default() }
+    }
 }
 
 impl EmbeddingRows for ScaledRows {
@@ -39,6 +66,21 @@ impl EmbeddingRows for ScaledRows {
     fn traffic(&self) -> Option<RowTraffic> {
         self.rows.traffic()
     }
+
+    fn place_on(&self, device: &dyn DeviceProducts) -> Result<()> {
+        self.rows.place_on(device)
+    }
+
+    fn is_on_device(&self) -> bool {
+        self.rows.is_on_device()
+    }
+
+    fn begin_row(&self, number: DeviceRows, ops: &dyn DeviceOps) -> Result<Option<DeviceRows>> {
+        let Some(row) = self.rows.begin_row(number, ops)? else { return Ok(None) };
+        let [bias, scale] = &self.copies;
+        let with_bias = ops.add_row(row, bias.of(&self.bias, ops)?)?;
+        ops.scale_columns(with_bias, scale.of(&self.scale, ops)?).map(Some)
+    }
 }
 
 impl EmbeddingRows for Matrix {
@@ -48,5 +90,17 @@ impl EmbeddingRows for Matrix {
             self.row(*row as usize, out);
         }
         Ok(())
+    }
+
+    fn place_on(&self, device: &dyn DeviceProducts) -> Result<()> {
+        self.upload(device).map(drop)
+    }
+
+    fn is_on_device(&self) -> bool {
+        self.uploaded().is_some()
+    }
+
+    fn begin_row(&self, number: DeviceRows, ops: &dyn DeviceOps) -> Result<Option<DeviceRows>> {
+        self.uploaded().map(|id| ops.row_of(id, number)).transpose()
     }
 }

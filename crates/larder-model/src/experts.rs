@@ -136,7 +136,12 @@ pub trait ExpertPath {
         Ok(())
     }
 
-    /// The device has completed all calls so far: the experts that it chose are counted.
+    /// A step begins, and `in_flight` before it, at most one, are not complete.
+    fn step_begins(&mut self, in_flight: usize) {
+        let _ = in_flight;
+    }
+
+    /// The device has completed the oldest step that is not counted: the experts that it chose are counted.
     fn count_chosen(&mut self) {}
 
     /// The same experts with the model's own routing, to compare with, where a routing strategy may choose others; `None` where none

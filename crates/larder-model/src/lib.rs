@@ -64,6 +64,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod ahead;
 mod all_resident;
 mod arch;
 mod bytes;
@@ -94,16 +95,18 @@ mod tap;
 mod text_config;
 mod weights;
 
+pub use ahead::{AheadInput, BegunStep};
 pub use all_resident::AllResident;
 pub use arch::{model_types, mtp_layers};
 pub use compute::{ComputeContext, ComputeTime};
 pub use decoder::{Decoder, blueprint, rewinds_freely};
 pub use device::{
     BEST_FOUND, BlockPooling, ChosenOnDevice, DeviceAttention, DeviceChannelScan, DeviceChoice, DeviceConvolution,
-    DeviceConvolvedHeads, DeviceDecay, DeviceDelta, DeviceExperts, DeviceHeadConvolution, DeviceHeads, DeviceIndex,
-    DeviceKvView, DeviceOps, DeviceProduct, DeviceProducts, DeviceRecurrence, DeviceRotation, DeviceRows, DeviceScan,
-    DeviceStreams, GateOrder, HeadMix, HeadNorm, HeadRest, IndexBlocks, KvPageShape, MATRIX_STREAMS, ManifoldWeights,
-    NormGate, ScaledSides, ScanHeads, SeenRows, StateSpan, StreamGate, StreamMix,
+    DeviceConvolvedHeads, DeviceDecay, DeviceDelta, DeviceDraw, DeviceExperts, DeviceHeadConvolution, DeviceHeads,
+    DeviceIndex, DeviceKvView, DeviceOps, DeviceProduct, DeviceProducts, DeviceRecurrence, DeviceRotation, DeviceRows,
+    DeviceScan, DeviceStreams, GateOrder, HeadMix, HeadNorm, HeadRest, IndexBlocks, KvPageShape, MATRIX_STREAMS,
+    ManifoldWeights, MatrixShape, NormGate, ScaledSides, ScanHeads, SeenRows, StateSpan, StreamGate, StreamMix,
+    TokenDraw,
 };
 pub use double::{AttentionDouble, OpsDouble, ProductsDouble};
 pub use embedding::EmbeddingRows;

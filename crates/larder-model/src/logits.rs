@@ -207,7 +207,7 @@ impl Decoder {
     }
 
     /// Begins the head on a device: the logits of the output `x` of the norm before it; `None` if a part of it is computed on the CPU.
-    fn begin_head(&self, mut x: DeviceRows, ops: &dyn DeviceOps) -> Result<Option<DeviceRows>> {
+    pub(crate) fn begin_head(&self, mut x: DeviceRows, ops: &dyn DeviceOps) -> Result<Option<DeviceRows>> {
         let Stack { head, factors, .. } = &self.stack;
         if let Some(columns) = &factors.columns {
             x = columns.begin(x, ops)?;
@@ -243,10 +243,7 @@ fn receive_logits(
     best: Option<&BestLogits>,
     hidden: Option<DeviceRows>,
 ) -> Result<(Logits, Option<Tensor>)> {
-    let is_less = |best: &BestLogits, logits: DeviceRows| {
-        best.count <= BEST_MOST && 4 * (best.count + best.also.len()) < logits.width
-    };
-    let found = best.zip(logits).filter(|(best, logits)| is_less(best, *logits)).map(|(best, logits)| {
+    let found = best.zip(logits).filter(|(best, logits)| is_less(best, logits.width)).map(|(best, logits)| {
         let taken = if best.also.is_empty() { None } else { Some(ops.take_out(logits, &best.also)?) };
         Ok::<_, ModelError>((logits, taken, ops.find_best(logits, best.count)?, &best.also[..]))
     });
@@ -276,13 +273,18 @@ fn receive_logits(
     Ok((Logits::All(all), hidden))
 }
 
+/// Whether it takes less time to find the best of `vocab` logits than to copy them all.
+pub(crate) fn is_less(best: &BestLogits, vocab: usize) -> bool {
+    best.count <= BEST_MOST && 4 * (best.count + best.also.len()) < vocab
+}
+
 fn values(rows: &Tensor) -> Result<Vec<f32>> {
     Ok(rows.flatten_all()?.to_vec1()?)
 }
 
 /// The logits that a device has found in a row and those that it took out before, in the order of ids; `None` if there were more than it
 /// could return.
-fn found_in(row: &[f32], taken: impl Iterator<Item = (u32, f32)>) -> Option<Vec<TokenLogit>> {
+pub(crate) fn found_in(row: &[f32], taken: impl Iterator<Item = (u32, f32)>) -> Option<Vec<TokenLogit>> {
     let found = row.get(1..1 + 2 * row[0].to_bits() as usize)?.as_chunks().0;
     let mut best: Vec<_> = taken.map(|(id, logit)| TokenLogit { id, logit }).collect();
     let others = found.iter().map(|[id, logit]| TokenLogit { id: id.to_bits(), logit: *logit });

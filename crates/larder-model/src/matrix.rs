@@ -1,7 +1,7 @@
 //! Weight matrices in their stored number format, in main memory or on a device, and products with them.
 
 use std::cell::RefCell;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use candle_core::{CpuStorage, Device, Storage, Tensor};
 use larder_core::{NumberFormat, RowOrder};
@@ -27,6 +27,8 @@ pub struct Matrix {
     bytes: Arc<Bytes>,
     compute: Arc<ComputeContext>,
     squares: Option<MatrixSquares>,
+    /// The id of the copy on a device.
+    uploaded: Arc<OnceLock<usize>>,
 }
 
 thread_local! {
@@ -43,7 +45,7 @@ impl Matrix {
         bytes: Arc<Bytes>,
         compute: Arc<ComputeContext>,
     ) -> Self {
-        Matrix { kind, order, rows, cols, scale: 1.0, bytes, compute, squares: None }
+        Matrix { kind, order, rows, cols, scale: 1.0, bytes, compute, squares: None, uploaded: Arc::default() }
     }
 
     /// The same matrix, whose inputs are collected under `name` if its context collects inputs.
@@ -54,7 +56,7 @@ impl Matrix {
 
     /// The matrix with all values multiplied by `scale`.
     pub fn scaled(self, scale: f32) -> Self {
-        Matrix { scale: self.scale * scale, ..self }
+        Matrix { scale: self.scale * scale, uploaded: Arc::default(), ..self }
     }
 
     fn stored(&self) -> WeightMatrix<'_> {
@@ -85,10 +87,24 @@ impl Matrix {
         self.kind
     }
 
+    /// Copies the matrix to a device, unless one of its clones was, and returns its id there.
+    pub fn upload(&self, device: &dyn DeviceProducts) -> Result<usize> {
+        if let Some(id) = self.uploaded() {
+            return Ok(id);
+        }
+        let id = device.upload(self.stored())?;
+        Ok(*self.uploaded.get_or_init(|| id))
+    }
+
+    /// The id of the copy on a device, if there is one.
+    pub fn uploaded(&self) -> Option<usize> {
+        self.uploaded.get().copied()
+    }
+
     /// Moves the matrix to where its products are computed. If the context has a device, the bytes are uploaded, and the copy in main memory is dropped with its last clone.
     pub fn place(self) -> Result<PlacedMatrix> {
         let location = match &self.compute.device_products {
-            Some(device) => Location::Device(device.clone(), device.upload(self.stored())?),
+            Some(device) => Location::Device(device.clone(), self.upload(device.as_ref())?),
             None => Location::Host(self.order, self.bytes),
         };
         let Matrix { kind, rows, cols, scale, compute, squares, .. } = self;

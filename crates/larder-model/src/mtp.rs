@@ -48,6 +48,7 @@ impl Decoder {
         }
         let (mut clock, before) = (PhaseClock::start(), self.stack.head.compute().time());
         let pass = self.pass(spans);
+        experts.step_begins(0);
         let x = self.mtp_input(mtp, spans, hidden)?;
         clock.lap(Phase::EmbedAndHead, tap);
         let mut running = Running { pass: &pass, experts, tap: &mut *tap, clock: &mut clock };

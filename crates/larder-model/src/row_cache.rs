@@ -1,10 +1,11 @@
 //! Rows of a matrix on the SSD: read when they are wanted, several at a time, behind a cache of those last used.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use larder_core::{TensorMeta, TensorRows};
 
+use crate::device::{DeviceOps, DeviceProducts, DeviceRows, MatrixShape};
 use crate::embedding::EmbeddingRows;
 use crate::error::Result;
 
@@ -72,6 +73,8 @@ pub fn row_cache_bytes(rows: &dyn TensorRows) -> usize {
 pub struct CachedRows {
     rows: Arc<dyn TensorRows>,
     cache: Mutex<RowCache>,
+    /// The id of a copy of all rows on a device.
+    uploaded: OnceLock<usize>,
 }
 
 impl CachedRows {
@@ -83,7 +86,7 @@ impl CachedRows {
 
     fn with_sizes(rows: Arc<dyn TensorRows>, sizes: CacheSizes) -> Self {
         let bytes = Vec::with_capacity(sizes.kept * sizes.row_bytes);
-        CachedRows { rows, cache: Mutex::new(RowCache { bytes, ..RowCache::new(sizes) }) }
+        CachedRows { rows, cache: Mutex::new(RowCache { bytes, ..RowCache::new(sizes) }), uploaded: OnceLock::new() }
     }
 }
 
@@ -98,6 +101,29 @@ impl EmbeddingRows for CachedRows {
 
     fn traffic(&self) -> Option<RowTraffic> {
         Some(self.cache.lock().unwrap_or_else(PoisonError::into_inner).traffic)
+    }
+
+    fn place_on(&self, device: &dyn DeviceProducts) -> Result<()> {
+        let TensorMeta { kind, order, ref shape, bytes } = *self.rows.meta();
+        let (rows, row_bytes) = (shape[0], bytes / shape[0].max(1));
+        let shape = MatrixShape { kind, order, rows, cols: shape[1], scale: 1.0, bytes };
+        let mut read = |first: usize, into: &mut [u8]| {
+            let numbers: Vec<usize> = (first..first + into.len() / row_bytes.max(1)).collect();
+            Ok(self.rows.read_rows(&numbers, into)?)
+        };
+        if self.uploaded.get().is_none() {
+            let id = device.upload_rows(&shape, &mut read)?;
+            self.uploaded.get_or_init(|| id);
+        }
+        Ok(())
+    }
+
+    fn is_on_device(&self) -> bool {
+        self.uploaded.get().is_some()
+    }
+
+    fn begin_row(&self, number: DeviceRows, ops: &dyn DeviceOps) -> Result<Option<DeviceRows>> {
+        self.uploaded.get().map(|id| ops.row_of(*id, number)).transpose()
     }
 }
 

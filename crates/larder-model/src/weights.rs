@@ -72,7 +72,7 @@ impl<'a> WeightLoader<'a> {
                 let cached = Box::new(CachedRows::new(stored));
                 match self.scale(name)? {
                     1.0 => cached,
-                    scale => Box::new(ScaledRows { rows: cached, bias: vec![0.0; cols], scale: vec![scale; cols] }),
+                    scale => Box::new(ScaledRows::new(cached, vec![0.0; cols], vec![scale; cols])),
                 }
             }
             None => Box::new(self.matrix(name, rows, cols)?),

@@ -90,12 +90,16 @@ impl InferenceEngine {
             prefill_tokens,
             planned_slots,
             gpu,
+            runs_ahead,
         } = parts;
         [MemoryUse::KvCache, MemoryUse::Workspaces, MemoryUse::ResidentWeights, MemoryUse::DraftModel]
             .into_iter()
             .try_for_each(|part| memory.take(part))?;
         let start = Instant::now();
         let decoder = model.decoder(&compute)?;
+        if runs_ahead {
+            decoder.place_embedding()?;
+        }
         let load_time = start.elapsed();
         if options.speculation == Speculation::Mtp && !decoder.predicts() {
             bail!("{} mtp needs a model that was opened with its layer for multi-token prediction", Setting::Speculate);
@@ -248,6 +252,8 @@ pub(crate) struct EngineParts {
     pub planned_slots: Option<(usize, CacheScope)>,
     /// The resident weights and the throughput of the GPU, if one computes.
     pub gpu: Option<OnGpu>,
+    /// Whether steps may begin on the GPU before their token is known.
+    pub runs_ahead: bool,
 }
 
 /// Assembles an engine on the CPU. Slots are allocated before the weights are read, so that a lack of memory shows early.
@@ -309,7 +315,18 @@ fn assemble(
         _ => None,
     };
     let prefill_tokens = inputs.prefill_tokens;
-    Ok(EngineParts { path, slots, elastic, compute, report, memory, prefill_tokens, planned_slots, gpu: None })
+    Ok(EngineParts {
+        path,
+        slots,
+        elastic,
+        compute,
+        report,
+        memory,
+        prefill_tokens,
+        planned_slots,
+        gpu: None,
+        runs_ahead: false,
+    })
 }
 
 /// The model's store; refuses a model that is not one, because its experts cannot be read one by one.

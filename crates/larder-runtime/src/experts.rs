@@ -427,6 +427,10 @@ impl ExpertPath for EngineExperts {
         self.path_mut().begin_hits(call)
     }
 
+    fn step_begins(&mut self, in_flight: usize) {
+        self.path_mut().step_begins(in_flight);
+    }
+
     fn count_chosen(&mut self) {
         self.path_mut().count_chosen();
     }

@@ -182,6 +182,13 @@ impl OpenModel {
         Ok((on_device, in_memory))
     }
 
+    /// Bytes of the embedding of tokens on a device where steps run ahead, beside the output head; `None` if they do not.
+    pub fn embedding_bytes_on_device(&self) -> Option<u64> {
+        let bytes =
+            || if self.has_own_head() { self.source().meta(EMBEDDING).map(|m| m.bytes as u64) } else { Some(0) };
+        if self.blueprint.runs_ahead { bytes() } else { None }
+    }
+
     /// Room on a device for the scales of these matrices.
     pub fn scale_bytes_on_device(&self) -> u64 {
         let stored = self.device_weights().filter_map(|t| self.source().meta(&t.name));

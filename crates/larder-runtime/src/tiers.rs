@@ -64,7 +64,7 @@ pub(crate) fn assemble(
     let mut memory = PlannedMemory::new(plan.parts(&inputs))?;
     memory.take(MemoryUse::Experts)?;
 
-    let TierPlan { device_slots, host_slots, pass_through, scope } = plan;
+    let TierPlan { device_slots, host_slots, pass_through, scope, embedding_bytes } = plan;
     let geometry = &store.manifest().geometry;
     let shape = TierShape::new(geometry, scope, device_slots, host_slots, pass_through);
     let policies = options.cache.eviction.make(&shape.policy_shape(), policy_inputs)?;
@@ -74,7 +74,8 @@ pub(crate) fn assemble(
     report["reader"] = reader_note.into();
 
     let GpuParts { link, compute: of_gpu, how, measure, .. } = gpu;
-    let (compute, of_gpu) = (new_compute(options, &inputs)?, of_gpu(vram.resident_bytes)?);
+    let (compute, of_gpu) =
+        (new_compute(options, &inputs)?, of_gpu(vram.resident_bytes + embedding_bytes.unwrap_or(0))?);
     let compute = Arc::new(ComputeContext {
         device_products: Some(of_gpu.products),
         device_attention: Some(of_gpu.attention),
@@ -109,6 +110,7 @@ pub(crate) fn assemble(
         prefill_tokens: inputs.prefill_tokens,
         planned_slots: None,
         gpu,
+        runs_ahead: embedding_bytes.is_some(),
     })
 }
 
@@ -125,6 +127,7 @@ pub fn tier_inputs<'a>(
         free_bytes: gpu.free,
         resident_bytes: on_device.iter().map(|bytes| bytes.next_multiple_of(RESIDENT_ALIGN)).sum::<u64>()
             + model.scale_bytes_on_device(),
+        embedding_bytes: model.embedding_bytes_on_device().map(|bytes| bytes.next_multiple_of(RESIDENT_ALIGN)),
     };
     let scratch_slots = pass_through_slots(&inputs, options.cache.prefetch).max(options.cache.scratch);
     let inputs = PlanInputs {

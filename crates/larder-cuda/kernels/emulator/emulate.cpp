@@ -27,6 +27,7 @@
 
 namespace {
 
+using std::exp;
 using std::isfinite;
 using std::sqrt;
 
@@ -197,7 +198,7 @@ struct Kernel {
 };
 
 #define KERNEL(name) {#name, [](void **arguments) { call(name, arguments); }}
-#define FORMAT(name) KERNEL(name##_matvec), KERNEL(name##_matmul), KERNEL(name##_tiles)
+#define FORMAT(name) KERNEL(name##_matvec), KERNEL(name##_matmul), KERNEL(name##_tiles), KERNEL(name##_row)
 
 constexpr Kernel KERNELS[] = {
     FORMAT(q8_0), FORMAT(q4_0), FORMAT(q4_1), FORMAT(q5_0),
@@ -207,7 +208,7 @@ constexpr Kernel KERNELS[] = {
     FORMAT(iq2_xxs), FORMAT(iq2_xs), FORMAT(iq2_s), FORMAT(q2_0),
     FORMAT(tq2_0), FORMAT(q1_0), FORMAT(iq1_s), FORMAT(iq1_m),
     FORMAT(tq1_0),
-    KERNEL(f32_matmul), KERNEL(f16_matmul), KERNEL(bf16_matmul),
+    KERNEL(f32_matmul), KERNEL(f16_matmul), KERNEL(bf16_matmul), KERNEL(f32_row), KERNEL(f16_row), KERNEL(bf16_row),
     KERNEL(silu), KERNEL(relu), KERNEL(relu2), KERNEL(gelu), KERNEL(gelu_tanh),
     KERNEL(silu_alone), KERNEL(relu_alone), KERNEL(relu2_alone), KERNEL(gelu_alone), KERNEL(gelu_tanh_alone),
     KERNEL(clamped_swiglu), KERNEL(clamped_silu), KERNEL(limited_silu),
@@ -217,7 +218,7 @@ constexpr Kernel KERNELS[] = {
     KERNEL(partial_sums_f32), KERNEL(partial_sums_f16), KERNEL(partial_sums_q8_0), KERNEL(add_partial_sums),
     KERNEL(flash_f32), KERNEL(flash_f16), KERNEL(flash_q8_0),
     KERNEL(copy_rows), KERNEL(copy_bytes), KERNEL(add_scaled), KERNEL(add_norm), KERNEL(rms_norm), KERNEL(sum_experts),
-    KERNEL(sum_experts_norm), KERNEL(choose_experts), KERNEL(best_of_slices), KERNEL(collect_best), KERNEL(take_out), KERNEL(layer_norm), KERNEL(scan_channels), KERNEL(scale_columns), KERNEL(side_by_side), KERNEL(scale_inputs),
+    KERNEL(sum_experts_norm), KERNEL(choose_experts), KERNEL(best_of_slices), KERNEL(collect_best), KERNEL(draw_token), KERNEL(take_out), KERNEL(layer_norm), KERNEL(scan_channels), KERNEL(scale_columns), KERNEL(side_by_side), KERNEL(scale_inputs),
     KERNEL(bend), KERNEL(gate_values), KERNEL(convolve), KERNEL(delta_rule), KERNEL(delta_rule_wide), KERNEL(scan_states), KERNEL(norm_gate),
     KERNEL(new_heads_f32), KERNEL(new_heads_f16), KERNEL(new_heads_q8_0),
     KERNEL(index_scores_f32), KERNEL(index_scores_f16), KERNEL(index_scores_q8_0), KERNEL(choose_rows), KERNEL(best_of_blocks),

@@ -1,6 +1,6 @@
 //! Experts that are chosen on the device: a kernel writes the addresses of the chosen ones into lists that are there already.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx, Score, Weighting};
@@ -35,10 +35,19 @@ pub struct DeviceChooser {
     scaled: [DeviceBuffer; 2],
     layers: HashMap<LayerIdx, ChosenLayer>,
     lists: HashMap<ListKey, ChoiceLists>,
-    /// Calls that were not counted: layers and their tokens.
-    pending: Vec<(LayerIdx, usize)>,
+    /// The calls of steps that were not counted, oldest first.
+    steps: VecDeque<StepChoices>,
     /// Failures of launches until the lists were written.
     failures: u64,
+}
+
+/// The calls of a step in which the device chose.
+#[derive(Default)]
+struct StepChoices {
+    /// Layers and their tokens.
+    calls: Vec<(LayerIdx, usize)>,
+    /// The buffer that has the choices.
+    buffer: usize,
 }
 
 /// What the choices of a layer share.
@@ -52,10 +61,10 @@ struct ChosenLayer {
     scales: Option<DeviceBuffer>,
     /// `[tokens, k]`: the experts of a call, where they are known.
     known: Option<DeviceBuffer>,
-    /// `[tokens, k]`, which the device writes.
-    chosen: PinnedBuffer,
-    /// `[tokens, k]`: what the host chose in the last call in which both did.
-    of_host: Vec<ExpertId>,
+    /// `[tokens, k]`, which the device writes; the second, in a step that begins before the one before is complete.
+    chosen: [PinnedBuffer; 2],
+    /// `[tokens, k]`: what the host chose in the last call in which both did, and the buffer of the device's choice.
+    of_host: (Vec<ExpertId>, usize),
     k: usize,
 }
 
@@ -66,6 +75,8 @@ struct ListKey {
     tokens: usize,
     x: DeviceActivations,
     logits: u64,
+    /// The buffer of the choices.
+    buffer: usize,
 }
 
 /// The lists of a call, on the device.
@@ -91,7 +102,7 @@ impl DeviceChooser {
             scaled: [buffer(), buffer()],
             layers: HashMap::new(),
             lists: HashMap::new(),
-            pending: Vec::new(),
+            steps: VecDeque::new(),
             failures: 0,
         }
     }
@@ -118,6 +129,21 @@ impl DeviceChooser {
         self.kernels.reserve(layout, places)
     }
 
+    /// A step begins, while `in_flight` before it, at most one, are not complete; calls of others were not counted because they failed.
+    pub fn step_begins(&mut self, in_flight: usize) {
+        self.steps.drain(..self.steps.len().saturating_sub(in_flight));
+        let buffer = self.steps.back().map_or(0, |before| 1 - before.buffer);
+        self.steps.push_back(StepChoices { calls: Vec::new(), buffer });
+    }
+
+    /// The step that began last.
+    fn step(&mut self) -> &mut StepChoices {
+        if self.steps.is_empty() {
+            self.step_begins(0);
+        }
+        self.steps.back_mut().expect("a step has begun")
+    }
+
     /// Begins the choice, the experts and their sums. The layer has all of its experts in `slots`.
     pub fn begin(
         &mut self,
@@ -128,8 +154,6 @@ impl DeviceChooser {
     ) -> Result<DeviceRows> {
         let DeviceMoeCall { layer, gate, logits, on_device, .. } = *call;
         let tokens = logits.rows;
-        // A call that was not counted, because its step failed.
-        self.pending.retain(|(pending, _)| *pending != layer);
         self.know(call, ops)?;
         self.check(layer)?;
         if !self.layers[&layer].whole.as_ref().is_some_and(|whole| Arc::ptr_eq(whole, slots)) {
@@ -142,7 +166,7 @@ impl DeviceChooser {
         // Also after an error: some kernels may be in flight.
         self.sync.record_compute(slots.iter().copied())?;
         begun?;
-        self.pending.push((layer, tokens));
+        self.step().calls.push((layer, tokens));
         let terms = self.lists[&key].terms;
         ops.begin_sum(terms, gate.top_k, [tokens, layout.down.rows], [on_device.shared, on_device.residual])
     }
@@ -171,18 +195,18 @@ impl DeviceChooser {
 
     /// The host has chosen these experts for the call of a layer whose hits were begun.
     pub fn host_chose(&mut self, layer: LayerIdx, ids: &[ExpertId]) {
+        let buffer = self.step().buffer;
         if let Some(known) = self.layers.get_mut(&layer) {
-            known.of_host.clear();
-            known.of_host.extend(ids);
+            known.of_host = (ids.to_vec(), buffer);
         }
     }
 
     /// Compares the choices of the call before, which is complete: outputs are those of the device's choice, weights those of the host's.
     fn check(&mut self, layer: LayerIdx) -> Result<()> {
         let ChosenLayer { chosen, of_host, .. } = self.layer(layer);
-        let device: &[u32] = bytemuck::cast_slice(&chosen[..size_of::<u32>() * of_host.len()]);
-        let same = device.iter().zip(&*of_host).all(|(device, host)| *device == u32::from(host.0));
-        of_host.clear();
+        let (of_host, buffer) = std::mem::take(of_host);
+        let device: &[u32] = bytemuck::cast_slice(&chosen[buffer][..size_of::<u32>() * of_host.len()]);
+        let same = device.iter().zip(&of_host).all(|(device, host)| *device == u32::from(host.0));
         match same {
             true => Ok(()),
             false => Err(GpuError::failed(format!("choosing experts of {layer}"), "the GPU and the CPU chose others")),
@@ -192,7 +216,8 @@ impl DeviceChooser {
     /// The lists of a call, which are written if they are not there.
     fn lists_of(&mut self, call: &DeviceMoeCall, layout: &ExpertLayout, ops: &GpuOps) -> Result<ListKey> {
         let x = ops.activations(call.on_device.x, layout.quantises_input() && !call.gate.scales_input)?;
-        let key = ListKey { layer: call.layer, tokens: call.logits.rows, x, logits: ops.address(call.logits)? };
+        let (logits, buffer) = (ops.address(call.logits)?, self.step().buffer);
+        let key = ListKey { layer: call.layer, tokens: call.logits.rows, x, logits, buffer };
         if !self.lists.contains_key(&key) {
             if self.lists.len() == MAX_LISTS {
                 self.lists.clear();
@@ -218,15 +243,16 @@ impl DeviceChooser {
         self.kernels.launch(experts, layout, call.act)
     }
 
-    /// The experts of the calls that were not counted, and are complete.
+    /// The experts of the calls of the oldest step that was not counted, which is complete.
     pub fn take(&mut self) -> Vec<ChosenOnDevice> {
+        let Some(StepChoices { calls, buffer }) = self.steps.pop_front() else { return Vec::new() };
         let chosen = |(layer, tokens): (LayerIdx, usize)| {
             let ChosenLayer { chosen, k, whole, .. } = self.layers.get(&layer)?;
-            let experts: &[u32] = bytemuck::cast_slice(&chosen[..4 * tokens * k]);
+            let experts: &[u32] = bytemuck::cast_slice(&chosen[buffer][..4 * tokens * k]);
             let experts = experts.iter().map(|id| ExpertId(*id as u16)).collect();
             Some(ChosenOnDevice { layer, experts, slots: whole.clone()? })
         };
-        std::mem::take(&mut self.pending).into_iter().filter_map(chosen).collect()
+        calls.into_iter().filter_map(chosen).collect()
     }
 
     /// Makes the device know the gate of a layer.
@@ -254,6 +280,7 @@ impl DeviceChooser {
         }
         let keep =
             |values: &Option<Vec<f32>>| values.as_ref().map(|v| ops.keep_bytes(bytemuck::cast_slice(v))).transpose();
+        let chosen = || PinnedBuffer::of(&self.driver, 4 * MAX_TOKENS * gate.top_k);
         let addresses = vec![0; gate.experts];
         let known = ChosenLayer {
             table: ops.keep_bytes(bytemuck::cast_slice(&addresses))?,
@@ -262,8 +289,8 @@ impl DeviceChooser {
             bias: keep(&gate.bias)?,
             scales: keep(&gate.expert_scales)?,
             known: None,
-            chosen: PinnedBuffer::of(&self.driver, 4 * MAX_TOKENS * gate.top_k)?,
-            of_host: Vec::new(),
+            chosen: [chosen()?, chosen()?],
+            of_host: Default::default(),
             k: gate.top_k,
         };
         self.layers.insert(layer, known);
@@ -349,7 +376,7 @@ impl DeviceChooser {
             slots: layer.table.at(),
             scratch: self.scratch.at(),
             known: kept(&layer.known),
-            chosen: layer.chosen.as_ptr() as u64,
+            chosen: layer.chosen[key.buffer].as_ptr() as u64,
             terms,
             patches,
             outputs: self.outputs.at(),

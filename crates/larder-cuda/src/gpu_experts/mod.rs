@@ -278,6 +278,10 @@ impl DeviceExperts for GpuExperts {
         Ok(())
     }
 
+    fn step_begins(&mut self, in_flight: usize) {
+        self.chosen.step_begins(in_flight);
+    }
+
     fn take_chosen(&mut self) -> Vec<ChosenOnDevice> {
         self.chosen.take()
     }

@@ -24,7 +24,7 @@ pub use choice::{ChoiceArgs, Patch};
 pub use chosen::{BestOfBlocks, ChoiceOfRows, IndexTask, PoolTask, PooledBlocks};
 pub use products::{ProductBatch, ProductKernelArgs};
 pub use recurrent::{ChannelScanArgs, ConvolutionArgs, DeltaArgs, HeadConvolutionArgs, ScanArgs, StateArgs};
-pub use sampling::BestArgs;
+pub use sampling::{BestArgs, DrawArgs};
 pub use sums::{ExpertSum, ExpertTerm};
 
 /// Warps of a block that computes products or quantises; each has rows or values of its own.
@@ -50,7 +50,7 @@ pub fn all_kernels() -> Vec<&'static str> {
 
 /// Those that are no products.
 #[cfg(all(test, feature = "cuda"))]
-const OTHER_KERNELS: [&str; 72] = [
+const OTHER_KERNELS: [&str; 73] = [
     "silu",
     "gelu",
     "gelu_tanh",
@@ -106,6 +106,7 @@ const OTHER_KERNELS: [&str; 72] = [
     "choose_experts",
     "best_of_slices",
     "collect_best",
+    "draw_token",
     "take_out",
     "new_heads_f32",
     "new_heads_f16",

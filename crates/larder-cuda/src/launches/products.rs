@@ -2,11 +2,14 @@
 
 use larder_core::{ExpertPart, NumberFormat, ROW_GROUP, RowOrder};
 
-use super::{pack, word};
+use super::{Launches, THREADS, pack, word};
+use crate::driver::Argument;
 use crate::error::Result;
 
 /// The fewest tokens of a product for which tensor cores are used: half of a tile.
 const TILE_TOKENS: u32 = 8;
+/// Values of a row in a block format that a thread widens.
+const VALUES_PER_THREAD: u32 = 8;
 
 /// The arguments of one product, as kernels read them.
 #[derive(Clone, Copy, Debug)]
@@ -100,7 +103,7 @@ impl ProductBatch {
 
     /// The kernel: for one token per product (`matvec`), for any number (`matmul`), or for many with tensor cores (`tiles`).
     pub fn kernel(&self, has_tensor_cores: bool) -> Option<&'static str> {
-        let [matvec, matmul, tiles] = kernels(self.kind?);
+        let [matvec, matmul, tiles, _] = kernels(self.kind?);
         Some(match self.products.iter().map(|p| p.tokens).max() {
             None | Some(0 | 1) => matvec,
             Some(most) if has_tensor_cores && most >= TILE_TOKENS => tiles,
@@ -109,37 +112,50 @@ impl ProductBatch {
     }
 }
 
-/// The kernels for a number format: for one token per product, for any number, and for many.
-pub const fn kernels(kind: NumberFormat) -> [&'static str; 3] {
+/// The kernels for a number format: for one token per product, for any number, and for many; and for a row as floats.
+pub const fn kernels(kind: NumberFormat) -> [&'static str; 4] {
     match kind {
-        NumberFormat::F32 => ["f32_matmul"; 3],
-        NumberFormat::F16 => ["f16_matmul"; 3],
-        NumberFormat::Bf16 => ["bf16_matmul"; 3],
-        NumberFormat::Q8_0 => ["q8_0_matvec", "q8_0_matmul", "q8_0_tiles"],
-        NumberFormat::Q4_0 => ["q4_0_matvec", "q4_0_matmul", "q4_0_tiles"],
-        NumberFormat::Q4_1 => ["q4_1_matvec", "q4_1_matmul", "q4_1_tiles"],
-        NumberFormat::Q5_0 => ["q5_0_matvec", "q5_0_matmul", "q5_0_tiles"],
-        NumberFormat::Q5_1 => ["q5_1_matvec", "q5_1_matmul", "q5_1_tiles"],
-        NumberFormat::Iq4Nl => ["iq4_nl_matvec", "iq4_nl_matmul", "iq4_nl_tiles"],
-        NumberFormat::Mxfp4 => ["mxfp4_matvec", "mxfp4_matmul", "mxfp4_tiles"],
-        NumberFormat::Q2K => ["q2_k_matvec", "q2_k_matmul", "q2_k_tiles"],
-        NumberFormat::Q3K => ["q3_k_matvec", "q3_k_matmul", "q3_k_tiles"],
-        NumberFormat::Q4K => ["q4_k_matvec", "q4_k_matmul", "q4_k_tiles"],
-        NumberFormat::Q5K => ["q5_k_matvec", "q5_k_matmul", "q5_k_tiles"],
-        NumberFormat::Q6K => ["q6_k_matvec", "q6_k_matmul", "q6_k_tiles"],
-        NumberFormat::Iq4Xs => ["iq4_xs_matvec", "iq4_xs_matmul", "iq4_xs_tiles"],
-        NumberFormat::Nvfp4 => ["nvfp4_matvec", "nvfp4_matmul", "nvfp4_tiles"],
-        NumberFormat::Iq3Xxs => ["iq3_xxs_matvec", "iq3_xxs_matmul", "iq3_xxs_tiles"],
-        NumberFormat::Iq3S => ["iq3_s_matvec", "iq3_s_matmul", "iq3_s_tiles"],
-        NumberFormat::Iq2Xxs => ["iq2_xxs_matvec", "iq2_xxs_matmul", "iq2_xxs_tiles"],
-        NumberFormat::Iq2Xs => ["iq2_xs_matvec", "iq2_xs_matmul", "iq2_xs_tiles"],
-        NumberFormat::Iq2S => ["iq2_s_matvec", "iq2_s_matmul", "iq2_s_tiles"],
-        NumberFormat::Q2_0 => ["q2_0_matvec", "q2_0_matmul", "q2_0_tiles"],
-        NumberFormat::Tq2_0 => ["tq2_0_matvec", "tq2_0_matmul", "tq2_0_tiles"],
-        NumberFormat::Q1_0 => ["q1_0_matvec", "q1_0_matmul", "q1_0_tiles"],
-        NumberFormat::Iq1S => ["iq1_s_matvec", "iq1_s_matmul", "iq1_s_tiles"],
-        NumberFormat::Iq1M => ["iq1_m_matvec", "iq1_m_matmul", "iq1_m_tiles"],
-        NumberFormat::Tq1_0 => ["tq1_0_matvec", "tq1_0_matmul", "tq1_0_tiles"],
+        NumberFormat::F32 => ["f32_matmul", "f32_matmul", "f32_matmul", "f32_row"],
+        NumberFormat::F16 => ["f16_matmul", "f16_matmul", "f16_matmul", "f16_row"],
+        NumberFormat::Bf16 => ["bf16_matmul", "bf16_matmul", "bf16_matmul", "bf16_row"],
+        NumberFormat::Q8_0 => ["q8_0_matvec", "q8_0_matmul", "q8_0_tiles", "q8_0_row"],
+        NumberFormat::Q4_0 => ["q4_0_matvec", "q4_0_matmul", "q4_0_tiles", "q4_0_row"],
+        NumberFormat::Q4_1 => ["q4_1_matvec", "q4_1_matmul", "q4_1_tiles", "q4_1_row"],
+        NumberFormat::Q5_0 => ["q5_0_matvec", "q5_0_matmul", "q5_0_tiles", "q5_0_row"],
+        NumberFormat::Q5_1 => ["q5_1_matvec", "q5_1_matmul", "q5_1_tiles", "q5_1_row"],
+        NumberFormat::Iq4Nl => ["iq4_nl_matvec", "iq4_nl_matmul", "iq4_nl_tiles", "iq4_nl_row"],
+        NumberFormat::Mxfp4 => ["mxfp4_matvec", "mxfp4_matmul", "mxfp4_tiles", "mxfp4_row"],
+        NumberFormat::Q2K => ["q2_k_matvec", "q2_k_matmul", "q2_k_tiles", "q2_k_row"],
+        NumberFormat::Q3K => ["q3_k_matvec", "q3_k_matmul", "q3_k_tiles", "q3_k_row"],
+        NumberFormat::Q4K => ["q4_k_matvec", "q4_k_matmul", "q4_k_tiles", "q4_k_row"],
+        NumberFormat::Q5K => ["q5_k_matvec", "q5_k_matmul", "q5_k_tiles", "q5_k_row"],
+        NumberFormat::Q6K => ["q6_k_matvec", "q6_k_matmul", "q6_k_tiles", "q6_k_row"],
+        NumberFormat::Iq4Xs => ["iq4_xs_matvec", "iq4_xs_matmul", "iq4_xs_tiles", "iq4_xs_row"],
+        NumberFormat::Nvfp4 => ["nvfp4_matvec", "nvfp4_matmul", "nvfp4_tiles", "nvfp4_row"],
+        NumberFormat::Iq3Xxs => ["iq3_xxs_matvec", "iq3_xxs_matmul", "iq3_xxs_tiles", "iq3_xxs_row"],
+        NumberFormat::Iq3S => ["iq3_s_matvec", "iq3_s_matmul", "iq3_s_tiles", "iq3_s_row"],
+        NumberFormat::Iq2Xxs => ["iq2_xxs_matvec", "iq2_xxs_matmul", "iq2_xxs_tiles", "iq2_xxs_row"],
+        NumberFormat::Iq2Xs => ["iq2_xs_matvec", "iq2_xs_matmul", "iq2_xs_tiles", "iq2_xs_row"],
+        NumberFormat::Iq2S => ["iq2_s_matvec", "iq2_s_matmul", "iq2_s_tiles", "iq2_s_row"],
+        NumberFormat::Q2_0 => ["q2_0_matvec", "q2_0_matmul", "q2_0_tiles", "q2_0_row"],
+        NumberFormat::Tq2_0 => ["tq2_0_matvec", "tq2_0_matmul", "tq2_0_tiles", "tq2_0_row"],
+        NumberFormat::Q1_0 => ["q1_0_matvec", "q1_0_matmul", "q1_0_tiles", "q1_0_row"],
+        NumberFormat::Iq1S => ["iq1_s_matvec", "iq1_s_matmul", "iq1_s_tiles", "iq1_s_row"],
+        NumberFormat::Iq1M => ["iq1_m_matvec", "iq1_m_matmul", "iq1_m_tiles", "iq1_m_row"],
+        NumberFormat::Tq1_0 => ["tq1_0_matvec", "tq1_0_matmul", "tq1_0_tiles", "tq1_0_row"],
+    }
+}
+
+impl Launches {
+    /// Widens the row of a matrix whose number is at address `number` to floats.
+    pub fn widen_row(&self, matrix: &ProductKernelArgs, kind: NumberFormat, number: u64, out: u64) -> Result<()> {
+        let ProductKernelArgs { weights, rows, cols, interleaved, scale_at, .. } = *matrix;
+        let [.., kernel] = kernels(kind);
+        let threads = if kind.is_float() { cols } else { cols / VALUES_PER_THREAD };
+        let [weights, number, out] = [weights, number, out].map(Argument::Address);
+        let [rows, cols, interleaved, scale_at] = [rows, cols, u32::from(interleaved), scale_at].map(Argument::Word);
+        let arguments = [weights, number, out, rows, cols, interleaved, scale_at];
+        self.launch(kernel, [threads.div_ceil(THREADS), 1], THREADS, &arguments)
     }
 }
 

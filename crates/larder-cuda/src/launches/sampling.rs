@@ -1,6 +1,6 @@
 //! Launches of the search for the best logits.
 
-use super::{Launches, THREADS, WARPS};
+use super::{Launches, THREADS, WARPS, pack};
 use crate::driver::Argument;
 use crate::error::Result;
 
@@ -10,6 +10,8 @@ const SLICES: u32 = 1024;
 const LEAST: u32 = 8;
 /// Warps that collect the best values of a row. The kernels have the same number.
 const COLLECTORS: u32 = 8;
+/// The most values of a draw. The kernel has the same number.
+const DRAWN_AMONG: u32 = 128;
 
 /// Arguments of the search for the best values of rows.
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +45,40 @@ impl BestArgs {
     }
 }
 
+/// What a token is drawn by, as the kernel reads it.
+#[derive(Clone, Copy, Debug)]
+pub struct DrawArgs {
+    /// From 0 to below 1.
+    pub unit: f64,
+    /// 0 for the best.
+    pub temperature: f32,
+    /// Share of the probability that the tokens have together that may be drawn.
+    pub top_p: f32,
+    /// The least probability, relative to that of the best.
+    pub min_p: f32,
+    /// How many of the best may be drawn.
+    pub top_k: u32,
+}
+
+impl DrawArgs {
+    /// Size of the struct in kernels.
+    pub const BYTES: usize = 24;
+
+    /// The bytes of the struct in kernels.
+    pub fn to_bytes(self) -> [u8; DrawArgs::BYTES] {
+        let floats = [self.temperature, self.top_p, self.min_p].map(f32::to_bits);
+        let [temperature, top_p, min_p] = floats;
+        pack([self.unit.to_bits()], [temperature, top_p, min_p, self.top_k])
+    }
+}
+
 impl Launches {
+    /// Draws a token among at most `most` found values, by settings at address `draw`.
+    pub fn draw_token(&self, [found, draw, out]: [u64; 3], most: u32) -> Result<()> {
+        let [found, draw, out] = [found, draw, out].map(Argument::Address);
+        self.launch("draw_token", [1, 1], DRAWN_AMONG, &[found, draw, out, Argument::Word(most)])
+    }
+
     /// Takes `count` values out of each row.
     pub fn take_out(&self, [x, places, out]: [u64; 3], [rows, width, count]: [u32; 3]) -> Result<()> {
         let [x, places, out] = [x, places, out].map(Argument::Address);
@@ -75,5 +110,6 @@ mod tests {
         let kernels = include_str!("../../kernels/sampling.cu");
         assert!(kernels.contains(&format!("constexpr u32 SLICES = {SLICES};")));
         assert!(kernels.contains(&format!("constexpr u32 COLLECTORS = {COLLECTORS};")));
+        assert!(kernels.contains(&format!("constexpr u32 DRAWN_AMONG = {DRAWN_AMONG};")));
     }
 }

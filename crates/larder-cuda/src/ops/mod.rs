@@ -3,6 +3,7 @@
 mod chain;
 mod chosen;
 mod convolved;
+mod drawn;
 mod heads;
 mod products;
 mod receive;
@@ -67,6 +68,11 @@ struct State {
     download: Download,
     /// The copy of rows that is in flight.
     begun: Option<BegunCopy>,
+    /// The copies of drawn tokens, of which every other one has the first, and their number so far.
+    copied: [Download; 2],
+    copies: usize,
+    /// How often the host has waited.
+    waits: u64,
 }
 
 impl GpuOps {
@@ -90,6 +96,9 @@ impl GpuOps {
             staging: Upload::new(driver)?,
             download: Download::new(driver)?,
             begun: None,
+            copied: [Download::new(driver)?, Download::new(driver)?],
+            copies: 0,
+            waits: 0,
         };
         Ok(GpuOps { queue: queue.clone(), products, attention, state: Mutex::new(state) })
     }
@@ -152,15 +161,20 @@ impl State {
 
     /// Copies bytes to a buffer.
     fn fill(&mut self, queue: &LaunchQueue, buffer: &DeviceBuffer, bytes: &[u8], staging: Staging) -> Result<()> {
+        let staged = self.stage(queue, bytes, staging)?;
+        self.launches.copy_bytes(staged, buffer.at(), bytes.len() as u64)
+    }
+
+    /// Copies bytes to the device before the next launch, and returns their address, valid until the next wait.
+    fn stage(&self, queue: &LaunchQueue, bytes: &[u8], staging: Staging) -> Result<u64> {
         let write = |_, out: &mut [u8]| {
             out.copy_from_slice(bytes);
             Ok(())
         };
-        let staged = match staging {
-            Staging::Steady => queue.stage(bytes.len(), write)?,
-            Staging::Varying => queue.stage_varying(bytes.len(), write)?,
-        };
-        self.launches.copy_bytes(staged, buffer.at(), bytes.len() as u64)
+        match staging {
+            Staging::Steady => queue.stage(bytes.len(), write),
+            Staging::Varying => queue.stage_varying(bytes.len(), write),
+        }
     }
 
     fn send(&mut self, queue: &Arc<LaunchQueue>, values: &[f32], width: usize) -> Result<DeviceRows> {
@@ -423,6 +437,7 @@ impl DeviceOps for GpuOps {
             // The host waits for these rows only, and the device goes on. The next wait reports an error.
             let _ = self.queue.flush();
         }
+        state.waits += 1;
         let received = state.receive(wanted);
         state.begin_chain();
         Ok(received?)

@@ -2,8 +2,12 @@
 
 use std::sync::Arc;
 
+use larder_core::{NumberFormat, RowOrder};
 use larder_cuda::Gpu;
-use larder_model::{BEST_FOUND, DeviceOps};
+use larder_kernels::WeightMatrix;
+use larder_model::{
+    AttentionDouble, BEST_FOUND, DeviceDraw, DeviceOps, DeviceProducts, OpsDouble, ProductsDouble, TokenDraw,
+};
 
 use crate::common::{Random, emulator, gpu};
 
@@ -85,6 +89,85 @@ pub fn compare_taken(gpu: &Gpu) {
         let named = |at: usize| at % 2 == 1 && at < 600;
         assert!((0..700).all(|at| left[at] == if named(at) { f32::NEG_INFINITY } else { values[at] }));
     }
+}
+
+/// The token that is drawn among the best of some values, and what was found.
+fn drawn(ops: &dyn DeviceOps, values: &[f32], draw: &TokenDraw) -> Vec<f32> {
+    let x = ops.send(values, values.len()).unwrap();
+    let found = ops.find_best(x, draw.top_k.max(1)).unwrap();
+    let drawn = ops.draw(found, draw).unwrap();
+    let copy = ops.begin_copy(drawn).unwrap();
+    let mut out = vec![0.0; drawn.width];
+    ops.end_copy(copy, &mut out).unwrap();
+    ops.receive(&mut []).unwrap();
+    out
+}
+
+/// Compares draws with those of the double.
+pub fn compare_draws(gpu: &Gpu) {
+    let ops = gpu.ops(Arc::new(gpu.products(0).unwrap()), Arc::new(gpu.attention().unwrap())).unwrap();
+    let (products, attention) = (Arc::new(ProductsDouble::new(0)), Arc::new(AttentionDouble::new(0)));
+    let double = OpsDouble::new(products, attention);
+    let mut random = Random::new(8);
+    let mut tokens = std::collections::BTreeSet::new();
+    for case in 0..300 {
+        let step = [0.001, 1.0, 3.0][case % 3];
+        let values: Vec<f32> = (0..400).map(|_| (random.float() * 8.0 / step).round() * step).collect();
+        let draw = TokenDraw {
+            temperature: [0.0, 0.5, 1.0, 3.0][random.below(4)],
+            top_k: 1 + random.below(40),
+            top_p: [1.0, 0.95, 0.5, 0.01][random.below(4)],
+            min_p: [0.0, 0.05, 0.5][random.below(3)],
+            unit: f64::from(random.below(1 << 20) as u32) / f64::from(1 << 20),
+        };
+        let [own, wanted] = [&ops as &dyn DeviceOps, &double].map(|ops| drawn(ops, &values, &draw));
+        assert_eq!(own[0].to_bits(), wanted[0].to_bits(), "case {case}, {draw:?}");
+        let count = own[1].to_bits() as usize;
+        let found = own[2..].as_chunks().0.iter().take(count);
+        assert!(count > BEST_FOUND || found.clone().any(|[id, _]| id.to_bits() == own[0].to_bits()));
+        tokens.insert(own[0].to_bits());
+    }
+    assert!(tokens.len() > 100, "{} tokens were drawn", tokens.len());
+}
+
+/// Compares rows of matrices with those that the CPU widens: all formats, both orders, with and without a scale.
+pub fn compare_rows(gpu: &Gpu) {
+    let products = Arc::new(gpu.products(0).unwrap());
+    let ops = gpu.ops(products.clone(), Arc::new(gpu.attention().unwrap())).unwrap();
+    let mut random = Random::new(9);
+    let (rows, cols) = (19, 512);
+    for kind in NumberFormat::ALL {
+        for (order, scale) in [(RowOrder::Plain, 1.0), (RowOrder::Rows8, 1.0), (RowOrder::Rows8, 0.3)] {
+            let mut bytes = vec![0; kind.matrix_bytes(rows, cols).unwrap()];
+            random.weights(kind, &mut bytes);
+            let stored = WeightMatrix { kind, order, rows, cols, scale, bytes: &bytes };
+            let id = products.upload(stored).unwrap();
+            for row in [0, 7, 8, 15, 16, 18] {
+                let number = ops.send(&[f32::from_bits(row as u32), 7.5], 2).unwrap();
+                let widened = ops.row_of(id, number).unwrap();
+                let (mut out, mut wanted) = (vec![0.0; cols], vec![0.0; cols]);
+                ops.receive(&mut [(widened, &mut out)]).unwrap();
+                larder_kernels::widen_row(stored, row, &mut wanted);
+                for (i, (out, wanted)) in out.iter().zip(&wanted).enumerate() {
+                    let same = out.to_bits() == wanted.to_bits() || out.is_nan() && wanted.is_nan();
+                    assert!(same, "{kind} {order:?} {scale}: {out} and not {wanted} in row {row}, column {i}");
+                }
+                assert!(wanted.iter().filter(|value| **value != 0.0 && value.is_finite()).count() > cols / 4);
+            }
+        }
+    }
+}
+
+#[test]
+fn tokens_are_drawn() {
+    let Some(emulator) = emulator(1) else { return };
+    compare_draws(&gpu(emulator));
+}
+
+#[test]
+fn rows_are_widened() {
+    let Some(emulator) = emulator(1) else { return };
+    compare_rows(&gpu(emulator));
 }
 
 #[test]

@@ -148,6 +148,10 @@ impl ExpertPath for TieredPath {
         Ok(())
     }
 
+    fn step_begins(&mut self, in_flight: usize) {
+        self.device.step_begins(in_flight);
+    }
+
     fn count_chosen(&mut self) {
         for ChosenOnDevice { layer, experts, slots } in self.device.take_chosen() {
             self.cache.computed_on_device(layer, &wanted_experts(&experts, slots.len()), &slots);

@@ -8,7 +8,7 @@ mod tests;
 
 use std::cmp::Ordering;
 
-use larder_model::{BestLogits, LogitsRow, TokenLogit};
+use larder_model::{BestLogits, LogitsRow, TokenDraw, TokenLogit};
 
 use crate::decode::TokenChoice;
 use crate::rng::Xoshiro256;
@@ -271,6 +271,13 @@ impl TokenChoice for Sampler {
             }
         }
         Some(BestLogits { count, also })
+    }
+
+    fn draw(&self, behind: usize) -> Option<TokenDraw> {
+        let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
+        let mut rng = self.rng.clone();
+        (0..behind).for_each(|_| _ = rng.unit());
+        Some(TokenDraw { temperature, top_k, top_p, min_p, unit: rng.unit() })
     }
 }
 

@@ -165,6 +165,16 @@ impl Speculator {
         Ok(Vec::new())
     }
 
+    /// Whether there is something to draft behind `text`, for a step that has no draft tokens because it was begun before its token was known.
+    pub fn could_draft(&mut self, text: TextSoFar, own: Option<OwnLayer>) -> bool {
+        self.asked = None;
+        let plain = self.plain.is_due();
+        let could = |(source, pace): &mut (Box<dyn DraftSource>, Pace)| {
+            source.at_hand(text, own.as_ref()) > 0 && !plain && pace.next() > 0
+        };
+        self.sources.iter_mut().any(could)
+    }
+
     /// A step took `time`, with the drafting before it, and had `drafts` draft tokens, of which `accepted` were accepted.
     pub fn stepped(&mut self, drafts: usize, accepted: usize, time: Duration) {
         let DraftCounts { steps, drafted, accepted: all } = &mut self.counts;

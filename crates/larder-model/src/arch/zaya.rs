@@ -54,7 +54,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     })?;
     let scale = weights.vector("model.input_hidden_states_scale", &[hidden])?;
     let bias = weights.vector("model.input_hidden_states_bias", &[hidden])?;
-    Ok(Stack { ropes, embed: Box::new(ScaledRows { rows: stack.embed, bias, scale }), ..stack })
+    Ok(Stack { ropes, embed: Box::new(ScaledRows::new(stack.embed, bias, scale)), ..stack })
 }
 
 /// Router and experts of a layer. The gate reads probabilities.

@@ -3,6 +3,7 @@
 
 mod chosen;
 mod convolved;
+mod drawn;
 mod ops;
 mod recurrent;
 mod streams;
@@ -10,7 +11,7 @@ mod streams;
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx, NumberFormat};
+use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx, NumberFormat, RowOrder};
 use larder_kernels::{AttentionTask, Inputs, WeightMatrix};
 
 use crate::error::Result;
@@ -19,6 +20,7 @@ use crate::experts::{DeviceMoeCall, MoeCall, Routed};
 use crate::nn::Activation;
 pub use chosen::{BlockPooling, DeviceChoice, DeviceIndex, IndexBlocks, SeenRows};
 pub use convolved::{DeviceConvolvedHeads, DeviceHeadConvolution, HeadMix};
+pub use drawn::{DeviceDraw, TokenDraw};
 pub(crate) use ops::DeviceCopy;
 pub use ops::{BEST_FOUND, DeviceHeads, DeviceOps, DeviceRotation, DeviceRows, HeadNorm, HeadRest};
 pub use recurrent::{
@@ -81,7 +83,12 @@ pub trait DeviceExperts: Send {
         unreachable!("the device does not choose the experts of {}", call.layer)
     }
 
-    /// The experts that the device has chosen since the last call. The caller guarantees that these calls are complete.
+    /// A step begins, and `in_flight` before it, at most one, are not complete: their choices stay apart.
+    fn step_begins(&mut self, in_flight: usize) {
+        let _ = in_flight;
+    }
+
+    /// The experts that the device has chosen in the oldest step that was not taken yet. The caller guarantees that it is complete.
     fn take_chosen(&mut self) -> Vec<ChosenOnDevice> {
         Vec::new()
     }
@@ -109,12 +116,40 @@ pub struct ChosenOnDevice {
 /// Products with weights that stay in a device's memory.
 pub trait DeviceProducts: Send + Sync {
     /// Copies a matrix into the device's memory, and returns its id.
-    fn upload(&self, weights: WeightMatrix) -> Result<usize>;
+    fn upload(&self, weights: WeightMatrix) -> Result<usize> {
+        let WeightMatrix { kind, order, rows, cols, scale, bytes } = weights;
+        let row_bytes = bytes.len() / rows.max(1);
+        let mut copy = |first: usize, out: &mut [u8]| {
+            out.copy_from_slice(&bytes[first * row_bytes..][..out.len()]);
+            Ok(())
+        };
+        self.upload_rows(&MatrixShape { kind, order, rows, cols, scale, bytes: bytes.len() }, &mut copy)
+    }
+
+    /// As [`upload`](Self::upload), of a matrix that `read` reads: it gets the number of a row, and a place for some whole rows.
+    fn upload_rows(&self, shape: &MatrixShape, read: &mut dyn FnMut(usize, &mut [u8]) -> Result<()>) -> Result<usize>;
 
     /// Computes a batch of products of `x`, and waits for them.
     ///
     /// The caller guarantees that `x` is quantised if the weights are, and outputs of the right length.
     fn multiply(&self, x: &Inputs, batch: &mut [DeviceProduct]) -> Result<()>;
+}
+
+/// A matrix without its bytes.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct MatrixShape {
+    /// Number format.
+    pub kind: NumberFormat,
+    /// Order of rows.
+    pub order: RowOrder,
+    /// Number of rows.
+    pub rows: usize,
+    /// Values of a row.
+    pub cols: usize,
+    /// All values are multiplied by this.
+    pub scale: f32,
+    /// Number of bytes.
+    pub bytes: usize,
 }
 
 /// One product with weights on a device: `out[t, r] = Σ_c weights[r, c] · x[t, c]`.

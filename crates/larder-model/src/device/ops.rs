@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use larder_kernels::AttentionArgs;
 
-use super::{DeviceChoice, DeviceConvolvedHeads, DeviceKvView, DeviceRecurrence, DeviceStreams, NormGate};
+use super::{DeviceChoice, DeviceConvolvedHeads, DeviceDraw, DeviceKvView, DeviceRecurrence, DeviceStreams, NormGate};
 use crate::error::Result;
 use crate::nn::{Activation, GateFunction};
 
@@ -87,7 +87,9 @@ pub struct DeviceRotation<'a> {
 
 /// Chains of operations on rows of activations that stay in a device's memory. Only [`receive`](Self::receive) waits; the others
 /// begin an operation, and operations run in the order of their calls. Each has the bits of its counterpart on the CPU.
-pub trait DeviceOps: DeviceChoice + DeviceConvolvedHeads + DeviceRecurrence + DeviceStreams + Send + Sync {
+pub trait DeviceOps:
+    DeviceChoice + DeviceConvolvedHeads + DeviceDraw + DeviceRecurrence + DeviceStreams + Send + Sync
+{
     /// Copies values that do not change, such as the weight of a norm, to the device, and returns their id.
     fn keep(&self, values: &[f32]) -> Result<usize>;
 

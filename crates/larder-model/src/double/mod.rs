@@ -4,6 +4,7 @@ mod attention;
 mod best;
 mod chosen;
 mod convolved;
+mod drawn;
 mod ops;
 mod recurrent;
 mod streams;
@@ -13,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use larder_core::{NumberFormat, RowOrder};
 use larder_kernels::{Inputs, Product, ThreadPool, WeightMatrix, products};
 
-use crate::device::{DeviceProduct, DeviceProducts};
+use crate::device::{DeviceProduct, DeviceProducts, MatrixShape};
 use crate::error::{ModelError, Result};
 pub use attention::AttentionDouble;
 pub use ops::OpsDouble;
@@ -78,6 +79,14 @@ impl ProductsDouble {
         (rows, !kind.is_float())
     }
 
+    /// A row of a matrix.
+    fn row(&self, weights: usize, row: usize) -> Vec<f32> {
+        let state = self.lock();
+        let mut out = vec![0.0; state.matrices[weights].cols];
+        larder_kernels::widen_row(state.matrices[weights].stored(), row, &mut out);
+        out
+    }
+
     /// Columns of a matrix.
     fn cols(&self, weights: usize) -> usize {
         self.lock().matrices[weights].cols
@@ -89,17 +98,18 @@ impl ProductsDouble {
 }
 
 impl DeviceProducts for ProductsDouble {
-    fn upload(&self, weights: WeightMatrix) -> Result<usize> {
-        let WeightMatrix { kind, order, rows, cols, scale, bytes } = weights;
+    fn upload_rows(&self, shape: &MatrixShape, read: &mut dyn FnMut(usize, &mut [u8]) -> Result<()>) -> Result<usize> {
+        let MatrixShape { kind, order, rows, cols, scale, bytes: size } = *shape;
         let mut state = self.lock();
         let taken: u64 = state.matrices.iter().map(|matrices| matrices.bytes.len() as u64).sum();
-        if taken + bytes.len() as u64 > self.free_bytes {
+        if taken + size as u64 > self.free_bytes {
             let free = self.free_bytes - taken;
-            let size = bytes.len();
             let message = format!("a matrix of {size} bytes does not fit into the {free} free bytes of the device");
             return Err(ModelError::Device(message.into()));
         }
-        state.matrices.push(StoredMatrix { kind, order, rows, cols, scale, bytes: bytes.to_vec() });
+        let mut bytes = vec![0; size];
+        read(0, &mut bytes)?;
+        state.matrices.push(StoredMatrix { kind, order, rows, cols, scale, bytes });
         Ok(state.matrices.len() - 1)
     }
 

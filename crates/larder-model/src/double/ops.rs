@@ -18,7 +18,7 @@ use crate::nn::{Activation, GateFunction, Rotary, layer_norm_row, rms_row};
 
 /// Double of [`DeviceOps`]: computes each operation at once, with the weights and the KV cache of two other doubles.
 pub struct OpsDouble {
-    products: Arc<ProductsDouble>,
+    pub(super) products: Arc<ProductsDouble>,
     pub(super) attention: Arc<AttentionDouble>,
     state: Mutex<Inner>,
 }
@@ -31,10 +31,12 @@ pub(super) struct Inner {
     /// The id of the first result behind the last chain that was received, or the last layer that began; those before it are valid too.
     begun_at: usize,
     /// The first error of the chain.
-    failed: Option<ModelError>,
+    pub(super) failed: Option<ModelError>,
     /// The last choice of rows.
     pub(super) choice: Vec<Vec<u32>>,
-    received: u64,
+    pub(super) received: u64,
+    /// Rows that were copied back, and not asked for yet.
+    pub(super) copies: Vec<Vec<f32>>,
 }
 
 impl Inner {

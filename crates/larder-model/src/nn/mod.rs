@@ -134,6 +134,11 @@ pub trait Mixer: Send + Sync {
         None
     }
 
+    /// Whether it reads the tokens, and not only what the layers before make of them.
+    fn reads_tokens(&self) -> bool {
+        false
+    }
+
     /// What [`forward`](Self::forward) allocates per token, the norm before it included, in a model whose residual stream
     /// is `hidden` wide.
     fn scratch(&self, hidden: usize) -> TokenScratch;

@@ -116,7 +116,8 @@ pub(super) mod tests {
 
     fn speed(device_slots: usize, host_slots: usize, rates: &TierRates) -> ExpectedSpeed {
         let blueprint = blueprint();
-        let plan = TierPlan { device_slots, host_slots, pass_through: 4, scope: CacheScope::Layer };
+        let plan =
+            TierPlan { device_slots, host_slots, pass_through: 4, scope: CacheScope::Layer, embedding_bytes: None };
         let inputs = PlanInputs { on_gpu: true, ..inputs(&blueprint, None) };
         plan.expected_speed(&inputs, BYTES, rates)
     }

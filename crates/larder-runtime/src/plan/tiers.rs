@@ -22,6 +22,9 @@ pub struct Vram {
     pub free_bytes: u64,
     /// Bytes of the resident weight matrices.
     pub resident_bytes: u64,
+    /// Bytes of the embedding of tokens, which is there too if all experts are and steps [run ahead](larder_core::Blueprint::runs_ahead): none
+    /// if the output head has the same weights. `None` if steps do not.
+    pub embedding_bytes: Option<u64>,
 }
 
 /// Number of slots in both tiers: per layer or, in global scope, in total.
@@ -35,6 +38,8 @@ pub struct TierPlan {
     pub pass_through: usize,
     /// What shares the slots.
     pub scope: CacheScope,
+    /// Bytes of the embedding of tokens in VRAM, if it is there.
+    pub embedding_bytes: Option<u64>,
 }
 
 impl Vram {
@@ -126,7 +131,16 @@ pub fn decide(inputs: &PlanInputs, vram: &Vram, options: &Options) -> Result<Tie
         (None, None) => rest,
     };
     check_fits(inputs, host, scope)?;
-    Ok(TierPlan { device_slots: device, host_slots: host, pass_through: inputs.scratch_slots, scope })
+    let plan = TierPlan {
+        device_slots: device,
+        host_slots: host,
+        pass_through: inputs.scratch_slots,
+        scope,
+        embedding_bytes: None,
+    };
+    let left = vram.budget(options)?.saturating_sub(plan.device_bytes(inputs, vram));
+    let embedding_bytes = vram.embedding_bytes.filter(|bytes| rest == 0 && *bytes <= left);
+    Ok(TierPlan { embedding_bytes, ..plan })
 }
 
 /// Slots that fit into VRAM beside everything else: per layer or, in global scope, in total.
@@ -167,7 +181,8 @@ fn device_slots(inputs: &PlanInputs, vram: &Vram, options: &Options, scope: Cach
 impl TierPlan {
     /// VRAM that will be used, in bytes.
     pub fn device_bytes(&self, inputs: &PlanInputs, vram: &Vram) -> u64 {
-        vram.base_bytes(inputs) + inputs.bytes_of_slots(self.device_slots, self.scope)
+        let experts = inputs.bytes_of_slots(self.device_slots, self.scope);
+        vram.base_bytes(inputs) + experts + self.embedding_bytes.unwrap_or(0)
     }
 
     /// Main memory that will be used, in bytes.
@@ -187,8 +202,12 @@ impl TierPlan {
 
     /// The plan as text of a few lines.
     pub fn describe(&self, inputs: &PlanInputs, vram: &Vram) -> String {
+        let embedding = match self.embedding_bytes {
+            None | Some(0) => String::new(),
+            Some(bytes) => format!(" + {} embedding", format_bytes(bytes)),
+        };
         let mut text = format!(
-            "plan: {} on {} = {} resident weights + {} KV cache ({}) + {} activations + {} {}; {} free\n",
+            "plan: {} on {} = {} resident weights{embedding} + {} KV cache ({}) + {} activations + {} {}; {} free\n",
             format_bytes(self.device_bytes(inputs, vram)),
             vram.name,
             format_bytes(vram.resident_bytes),
@@ -251,6 +270,7 @@ impl TierPlan {
                 "name": vram.name,
                 "free_bytes": vram.free_bytes,
                 "resident_bytes": vram.resident_bytes,
+                "embedding_bytes": self.embedding_bytes,
                 "context_bytes": inputs.device_kv_bytes(),
                 "kv_layers": inputs.kv_layers_on_device(),
                 "scratch_bytes": inputs.device_scratch_bytes(),
@@ -274,7 +294,7 @@ pub(super) mod tests {
     use crate::plan::tests::{MEGA, beside_reserve, blueprint, inputs, options};
 
     pub fn vram(free: u64) -> Vram {
-        Vram { name: "a GPU".into(), free_bytes: free, resident_bytes: MEGA }
+        Vram { name: "a GPU".into(), free_bytes: free, resident_bytes: MEGA, embedding_bytes: None }
     }
 
     fn with_vram(vram_bytes: Option<u64>, vram_experts: Option<usize>, options: Options) -> Options {
@@ -305,6 +325,26 @@ pub(super) mod tests {
         assert_eq!(decided(enough, &with_vram(None, Some(3), options(CacheSize::Available, layer))), (3, 5, 4));
         let all = decide(&inputs(enough), &vram(100 * MEGA), &options(CacheSize::Available, layer)).unwrap();
         assert_eq!((all.device_slots, all.host_slots), (8, 0));
+    }
+
+    #[test]
+    fn the_embedding_is_in_vram_with_all_experts_and_where_it_fits() {
+        let blueprint = blueprint();
+        let available = Some(beside_reserve(70 * MEGA));
+        let inputs = PlanInputs { scratch_slots: 4, on_gpu: true, ..inputs(&blueprint, available) };
+        let decided = |free, embedding_bytes, slots| {
+            let vram = Vram { embedding_bytes, ..vram(free) };
+            let options = with_vram(None, slots, options(CacheSize::Available, CacheScope::Layer));
+            let plan = decide(&inputs, &vram, &options).unwrap();
+            assert!(plan.device_bytes(&inputs, &vram) <= free - vram.reserve_bytes());
+            assert_eq!(plan.json(&inputs, &vram)["device"]["embedding_bytes"], json!(plan.embedding_bytes));
+            (plan.device_slots, plan.embedding_bytes, plan.describe(&inputs, &vram).contains(" MB embedding"))
+        };
+        assert_eq!(decided(100 * MEGA, Some(5 * MEGA), None), (8, Some(5 * MEGA), true));
+        assert_eq!(decided(100 * MEGA, Some(0), None), (8, Some(0), false));
+        assert_eq!(decided(100 * MEGA, None, None), (8, None, false));
+        assert_eq!(decided(100 * MEGA, Some(5 * MEGA), Some(7)), (7, None, false));
+        assert_eq!(decided(45 * MEGA, Some(20 * MEGA), None), (8, None, false), "experts go first");
     }
 
     #[test]

@@ -228,6 +228,7 @@ fn report(
             "drafted": written.drafts.drafted,
             "accepted": written.drafts.accepted,
         }),
+        "ahead": {"steps": written.ahead.steps, "dropped": written.ahead.dropped},
         "prompt_tokens": prompt,
         "prompt_seconds": written.prefill_time.as_secs_f64(),
         "decode_seconds": written.decode_time.as_secs_f64(),

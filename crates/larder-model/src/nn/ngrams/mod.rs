@@ -145,6 +145,10 @@ fn remember(state: &mut [f32], tokens: &[u32]) {
 }
 
 impl Mixer for NGramFeatures {
+    fn reads_tokens(&self) -> bool {
+        true
+    }
+
     fn forward(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Tensor> {
         let width = self.shape.streams * self.shape.hidden;
         let before = |i: usize| Ok(tokens_of(&states.of(i).recurrent.recurrence(self.state_lens())?));

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use larder_cache::Traffic;
 use larder_engine::{
-    Decoding, DraftCounts, PhaseTimes, Sampler, Sampling, Session, TokenChoice, TokenInput, Xoshiro256,
+    AheadCounts, Decoding, DraftCounts, PhaseTimes, Sampler, Sampling, Session, TokenChoice, TokenInput, Xoshiro256,
 };
 use larder_model::RowTraffic;
 use larder_runtime::{CacheSize, EngineExperts, InferenceEngine, Options};
@@ -97,6 +97,7 @@ struct BenchRun {
     prompt: Totals,
     decode: Totals,
     drafts: DraftCounts,
+    ahead: AheadCounts,
     /// Rows of tables of n-grams, if the model has such tables.
     ngram_rows: Option<RowTraffic>,
     streaming: bool,
@@ -141,11 +142,13 @@ fn run_once(engine: &mut InferenceEngine, args: &BenchArgs, repeat: u64) -> Resu
         }
     }
     decoding.settle();
-    let drafts = decoding.draft_counts();
+    decoding.end();
+    let (drafts, ahead) = (decoding.draft_counts(), decoding.ahead_counts());
+    drop(decoding);
     let decode = meter.lap(&session, args.tokens);
     let streaming = session.experts().traffic().is_some();
     let ngram_rows = engine.decoder.ngram_rows().zip(ngrams_before).map(|(now, before)| now - before);
-    Ok(BenchRun { prompt, decode, drafts, ngram_rows, streaming })
+    Ok(BenchRun { prompt, decode, drafts, ahead, ngram_rows, streaming })
 }
 
 fn random_tokens(count: usize, vocab: usize, rng: &mut Xoshiro256) -> Vec<u32> {
@@ -179,8 +182,9 @@ fn rows(runs: &[BenchRun], limits: &Limits) -> Vec<Value> {
             limits.least_seconds(run).into_iter().map(|(n, s)| (n.into(), json!(s))).collect();
         let (prompt, decode) = (run.prompt.json(run.streaming), run.decode.json(run.streaming));
         let drafts = json!({"drafted": run.drafts.drafted, "accepted": run.drafts.accepted});
+        let ahead = json!({"steps": run.ahead.steps, "dropped": run.ahead.dropped});
         json!({
-            "prompt": prompt, "decode": decode, "drafts": drafts, "decode_seconds_at_least": least,
+            "prompt": prompt, "decode": decode, "drafts": drafts, "ahead": ahead, "decode_seconds_at_least": least,
             "ngram_rows": run.ngram_rows.map(print::ngram_rows_json),
         })
     };

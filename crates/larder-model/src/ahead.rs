@@ -1,0 +1,151 @@
+//! Steps that run ahead: a device draws the token that a step yields and begins the next one with it, while the host still waits for the
+//! logits. The host draws again from these, and its token counts.
+
+use crate::decoder::Decoder;
+use crate::device::{DeviceOps, DeviceRows, TokenDraw};
+use crate::error::{ModelError, Result};
+use crate::experts::ExpertPath;
+use crate::hidden::Hidden;
+use crate::logits::{BestLogits, Logits, found_in, is_less};
+use crate::stack::Stack;
+use crate::step::Span;
+use crate::tap::{Phase, PhaseClock, Tap};
+
+/// A step of one token that a device is computing.
+pub struct BegunStep {
+    /// The token that it draws, and the best logits.
+    drawn: DeviceRows,
+    /// The number of the copy of them.
+    copy: usize,
+    /// Whether the host has waited for the device meanwhile.
+    waited: bool,
+}
+
+impl BegunStep {
+    /// Whether the host has waited for the device while it began the step: then the next one cannot begin much sooner than without running
+    /// ahead.
+    pub fn has_waited(&self) -> bool {
+        self.waited
+    }
+}
+
+/// What a step is begun with.
+#[derive(Clone, Copy)]
+pub struct AheadInput<'a> {
+    /// The step that draws the token, if it is not known; then the token of the span is any one.
+    pub after: Option<&'a BegunStep>,
+    /// The logits that the choice of the next token reads.
+    pub best: &'a BestLogits,
+    /// What that token is drawn by.
+    pub draw: &'a TokenDraw,
+}
+
+impl Decoder {
+    /// Copies the embedding of tokens to the device that computes chains, unless it is there, so that steps can run ahead.
+    pub fn place_embedding(&self) -> Result<()> {
+        match &self.stack.head.compute().device_products {
+            Some(device) => self.embedding().place_on(device.as_ref()),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether steps whose choice reads these logits can be [begun](Self::begin_step) before the token before is known.
+    pub fn runs_ahead(&self, best: &BestLogits) -> bool {
+        let Stack { embed, head, norm, streams, vocab, .. } = &self.stack;
+        let on_device = head.compute().device_ops.is_some()
+            && head.is_on_device()
+            && embed.is_on_device()
+            && norm.for_devices().is_some()
+            && streams.as_ref().is_none_or(|streams| streams.merge.is_on_device());
+        on_device && best.also.is_empty() && is_less(best, *vocab) && self.stack.runs_ahead()
+    }
+
+    /// Begins a step of one token, of whose logits the best are asked for: appends it to the KV cache, and returns while the device computes
+    /// it, unless a part of it is computed on the CPU. The caller guarantees that the model [runs ahead](Self::runs_ahead), that the step
+    /// is [finished](Self::finish_step) or [dropped](Self::drop_steps), and that no other begins meanwhile but one that is after it.
+    ///
+    /// After an error the KV cache is as after an error of [`step`](Self::step).
+    pub fn begin_step(
+        &self,
+        span: Span,
+        input: AheadInput,
+        experts: &mut dyn ExpertPath,
+        tap: &mut dyn Tap,
+    ) -> Result<BegunStep> {
+        let mut spans = [span];
+        self.check(&spans)?;
+        let begun = self.begin_checked(&mut spans, input, experts, tap).inspect_err(|_| self.drop_steps())?;
+        let [span] = spans;
+        span.cache.len += span.tokens.len();
+        Ok(begun)
+    }
+
+    fn begin_checked(
+        &self,
+        spans: &mut [Span; 1],
+        input: AheadInput,
+        experts: &mut dyn ExpertPath,
+        tap: &mut dyn Tap,
+    ) -> Result<BegunStep> {
+        let Stack { head, norm, streams, .. } = &self.stack;
+        let not_ahead =
+            || ModelError::Request("a part of the model that steps run ahead with is not on the device".into());
+        let (Some(ops), Some(norm)) = (head.compute().device_ops.as_deref(), norm.for_devices()) else {
+            return Err(not_ahead());
+        };
+        let (mut clock, waits) = (PhaseClock::start(), ops.waits());
+        experts.step_begins(usize::from(input.after.is_some()));
+        let x = match input.after {
+            Some(before) => Hidden::Device(self.embed_drawn(before.drawn, ops)?.ok_or_else(not_ahead)?),
+            None => self.embed_streams(spans)?,
+        };
+        let (x, _) = self.layers_of_step(x, spans, &mut clock, experts, tap)?;
+        let mut x = x.on_device(ops)?;
+        if let Some(streams) = streams {
+            x = streams.merge.begin(x, ops)?;
+        }
+        let logits = self.begin_head(norm.begin(x, ops)?, ops)?.ok_or_else(not_ahead)?;
+        let drawn = ops.draw(ops.find_best(logits, input.best.count)?, input.draw)?;
+        let copy = ops.begin_copy(drawn)?;
+        clock.lap(Phase::EmbedAndHead, tap);
+        Ok(BegunStep { drawn, copy, waited: ops.waits() > waits })
+    }
+
+    /// The embedding `[1, streams · hidden]` of a token that a device has drawn.
+    fn embed_drawn(&self, token: DeviceRows, ops: &dyn DeviceOps) -> Result<Option<DeviceRows>> {
+        let Some(mut row) = self.embedding().begin_row(token, ops)? else { return Ok(None) };
+        if self.stack.factors.embedding != 1.0 {
+            row = ops.scale(row, self.stack.factors.embedding as f32)?;
+        }
+        let mut all = row;
+        for _ in 1..self.stack.streams.as_ref().map_or(1, |streams| streams.count) {
+            all = ops.beside(all, row)?;
+        }
+        Ok(Some(all))
+    }
+
+    /// Waits for a step, and not for one that has begun behind it. Returns its logits, and the token that the device has drawn from them;
+    /// `None` if more tokens may be drawn than it returns.
+    ///
+    /// After an error the caller drops the tokens of this step, and of one behind it, from the KV cache.
+    pub fn finish_step(
+        &self,
+        step: BegunStep,
+        experts: &mut dyn ExpertPath,
+        tap: &mut dyn Tap,
+    ) -> Result<Option<(Logits, u32)>> {
+        let Some(ops) = &self.stack.head.compute().device_ops else { return Ok(None) };
+        let mut clock = PhaseClock::start();
+        let mut row = vec![0.0; step.drawn.width];
+        ops.end_copy(step.copy, &mut row).inspect_err(|_| self.drop_steps())?;
+        experts.count_chosen();
+        clock.lap(Phase::EmbedAndHead, tap);
+        let (token, found) = (row[0].to_bits(), found_in(&row[1..], std::iter::empty()));
+        Ok(found.map(|found| (Logits::Best(vec![found]), token)))
+    }
+
+    /// Waits for steps that were begun and are not finished; their results are dropped. The caller drops their tokens from the KV cache.
+    pub fn drop_steps(&self) {
+        self.settle_device();
+    }
+}

@@ -1,0 +1,75 @@
+//! Draws of the double of a device.
+
+use super::OpsDouble;
+use crate::device::{DeviceDraw, DeviceRows, TokenDraw};
+use crate::error::{ModelError, Result};
+
+/// Draws one of these pairs of an id and a logit.
+fn drawn(found: &[(u32, f32)], draw: &TokenDraw) -> Option<u32> {
+    let TokenDraw { temperature, top_k, top_p, min_p, unit } = *draw;
+    let zero = if temperature == 0.0 { 0.0 } else { -0.0 };
+    let mut kept = found.to_vec();
+    kept.sort_by(|a, b| (b.1 + zero).total_cmp(&(a.1 + zero)).then(a.0.cmp(&b.0)));
+    let best = kept.first()?.1;
+    if temperature == 0.0 {
+        return Some(kept[0].0);
+    }
+    if let Some(least) = kept.get(top_k - 1).map(|last| last.1) {
+        kept.retain(|(_, logit)| *logit >= least);
+    }
+    let weight = |logit: f32| ((f64::from(logit) - f64::from(best)) / f64::from(temperature)).exp();
+    if top_p != 1.0 {
+        let enough = f64::from(top_p) * kept.iter().map(|(_, logit)| weight(*logit)).sum::<f64>();
+        let mut before = 0.0;
+        kept.retain(|(_, logit)| {
+            let is_kept = before < enough;
+            before += weight(*logit);
+            is_kept
+        });
+    }
+    kept.retain(|(_, logit)| weight(*logit) >= f64::from(min_p));
+    let mut left = unit * kept.iter().map(|(_, logit)| weight(*logit)).sum::<f64>();
+    let chosen = kept.iter().find(|(_, logit)| {
+        left -= weight(*logit);
+        left < 0.0
+    });
+    let last = kept.iter().rfind(|(_, logit)| weight(*logit) > 0.0);
+    chosen.or(last).map(|(id, _)| *id)
+}
+
+impl DeviceDraw for OpsDouble {
+    fn draw(&self, found: DeviceRows, draw: &TokenDraw) -> Result<DeviceRows> {
+        let mut state = self.lock();
+        let row = state.values(found).to_vec();
+        let pairs = row[1..].as_chunks().0.iter().take(row[0].to_bits() as usize);
+        let pairs: Vec<_> = pairs.map(|[id, logit]| (id.to_bits(), *logit)).collect();
+        let token = f32::from_bits(drawn(&pairs, draw).unwrap_or_default());
+        Ok(state.push(1 + row.len(), [&[token], &row[..]].concat()))
+    }
+
+    fn row_of(&self, matrix: usize, number: DeviceRows) -> Result<DeviceRows> {
+        let number = self.lock().values(number)[0].to_bits();
+        let row = self.products.row(matrix, number as usize);
+        Ok(self.lock().push(row.len(), row))
+    }
+
+    fn begin_copy(&self, rows: DeviceRows) -> Result<usize> {
+        let mut state = self.lock();
+        let values = state.values(rows).to_vec();
+        state.copies.push(values);
+        Ok(state.copies.len() - 1)
+    }
+
+    fn end_copy(&self, copy: usize, out: &mut [f32]) -> Result<()> {
+        let mut state = self.lock();
+        let values = state.copies.get_mut(copy).map(std::mem::take).filter(|values| values.len() == out.len());
+        let Some(values) = values else { return Err(ModelError::Device("the copy is not in flight".into())) };
+        out.copy_from_slice(&values);
+        state.received += 1;
+        state.failed.take().map_or(Ok(()), Err)
+    }
+
+    fn waits(&self) -> u64 {
+        self.lock().received
+    }
+}
