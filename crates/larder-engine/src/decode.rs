@@ -5,9 +5,8 @@ use std::time::{Duration, Instant};
 use larder_model::{BestLogits, ExpertPath, Logits, LogitsRow, ModelError, Tap, TokenDraw};
 
 use crate::output_loss::OutputLoss;
-use crate::run_ahead::{AheadChoice, AheadCounts, AheadStep};
 use crate::sampler::SamplerError;
-use crate::sequence::Unobserved;
+use crate::sequence::{NextChoice, Unobserved};
 use crate::session::Session;
 use crate::speculation::{DraftCounts, DraftedStep, Drafting, Speculator, TextSoFar};
 use crate::times::PhaseTimes;
@@ -37,9 +36,8 @@ pub trait TokenChoice {
     /// The logits that it reads of the last tokens of a sequence, whose tokens are these parts; `None` for all.
     fn best(&mut self, tokens: &[&[u32]]) -> Option<BestLogits>;
 
-    /// What it draws the next token by, or the one `behind` that; `None` if a device cannot do it.
-    fn draw(&self, behind: usize) -> Option<TokenDraw> {
-        let _ = behind;
+    /// What it draws the next token by, and the one behind it, if it draws among the [`best`](Self::best) alone.
+    fn draws(&self) -> Option<[TokenDraw; 2]> {
         None
     }
 }
@@ -52,31 +50,25 @@ pub struct Decoding<'a, 'm, P: ExpertPath> {
     step: DraftedStep,
     /// Of the step, if it is not settled.
     stats: Option<StepStats>,
-    /// The step of the next token, if it was begun already: its token is the last of the sequence.
-    ahead: Option<AheadStep>,
-    ahead_counts: AheadCounts,
     /// When the logits of the last step were there.
     arrived: Instant,
+    /// The token that was written last.
+    last: u32,
 }
 
 impl<'a, 'm, P: ExpertPath> Decoding<'a, 'm, P> {
     /// Decoding behind a prompt with these logits.
     pub fn new(session: &'a mut Session<'m, P>, logits: Logits, drafting: &Drafting) -> Self {
         let step = DraftedStep::new(logits, Vec::new());
-        let (speculator, arrived) = (Speculator::new(drafting), Instant::now());
-        Decoding { session, speculator, step, stats: None, ahead: None, ahead_counts: AheadCounts::default(), arrived }
+        Decoding { session, speculator: Speculator::new(drafting), step, stats: None, arrived: Instant::now(), last: 0 }
     }
 
     /// Writes the token behind the last one that is confirmed.
     pub fn write(&mut self, writer: &mut Writer) -> Result<WrittenToken, SamplerError> {
-        let open = self.step.open() + usize::from(self.ahead.is_some());
-        let (tokens, room) = (self.session.tokens(), self.session.remaining());
-        writer.write(self.step.row(), &tokens[..tokens.len() - open], room + open)
-    }
-
-    /// The text ends: no further step is wanted.
-    pub fn end(&mut self) {
-        self.drop_ahead();
+        let (tokens, room, open) = (self.session.tokens(), self.session.remaining(), self.step.open());
+        let written = writer.write(self.step.row(), &tokens[..tokens.len() - open], room + open)?;
+        self.last = written.id;
+        Ok(written)
     }
 
     /// The logits behind the last token that is confirmed.
@@ -93,9 +85,7 @@ impl<'a, 'm, P: ExpertPath> Decoding<'a, 'm, P> {
     pub fn settle(&mut self) -> Option<StepStats> {
         let start = Instant::now();
         let (drafts, accepted) = (self.step.drafts(), self.step.accepted());
-        if self.step.open() > 0 {
-            self.session.rewind(self.session.tokens().len() - self.step.open());
-        }
+        self.session.rewind(self.session.tokens().len() - self.step.open());
         self.step = DraftedStep::default();
         let mut stats = self.stats.take()?;
         stats.tokens = 1 + accepted;
@@ -117,98 +107,65 @@ impl<'a, 'm, P: ExpertPath> Decoding<'a, 'm, P> {
         choice: &mut dyn TokenChoice,
         tap: &mut dyn Tap,
     ) -> Result<(), ModelError> {
-        if self.next_ahead(id, room, choice, tap)? {
-            return Ok(());
-        }
-        let start = Instant::now();
-        let room = self.session.sequence().draft_room(self.session.decoder(), room);
-        let (before, own) = self.session.drafting();
-        let text = TextSoFar { before, last: id };
-        let mut drafts = self.speculator.draft(text, room, own, &mut Unobserved(&mut *tap))?;
-        choice.cut(&mut drafts);
-        let drafting = start.elapsed();
-        let tokens = [&[id], &drafts[..]].concat();
+        let begun = self.session.sequence().has_begun(id);
+        // A step that was begun has taken its time since the logits before it were there.
+        let start = if begun { self.arrived } else { Instant::now() };
+        let (drafts, goes_on) = self.draft(id, begun, room, choice, tap)?;
+        let (drafting, tokens) = (start.elapsed(), [&[id], &drafts[..]].concat());
         let best = choice.best(&[self.session.tokens(), &tokens]);
+        let draws = if goes_on && room > 0 { choice.draws() } else { None };
         let input = TokenInput::decode(&tokens).all_logits();
-        let (logits, mut stats) = forward(self.session, &input, best.as_ref(), tap);
+        let (logits, mut stats) = forward(self.session, &input, NextChoice { best: best.as_ref(), draws }, tap);
         stats.time += drafting;
         (self.step, self.stats) = (DraftedStep::new(logits?, drafts), Some(stats));
         self.arrived = Instant::now();
         Ok(())
     }
 
-    /// Computes the token `id`, and begins the step behind it before the token of that is known, where such steps run ahead and nothing is
-    /// drafted. False if it has done nothing.
-    fn next_ahead(
+    /// What is drafted behind the token `id`, and whether the step behind it may begin before its token is known, because nothing is. A step
+    /// that was `begun` has no draft tokens.
+    fn draft(
         &mut self,
         id: u32,
+        begun: bool,
         room: usize,
         choice: &mut dyn TokenChoice,
         tap: &mut dyn Tap,
-    ) -> Result<bool, ModelError> {
-        let (start, times, loss) = (Instant::now(), self.session.times(), self.session.output_loss());
-        let begun = self.ahead.take();
-        let start = if begun.is_some() { self.arrived } else { start };
-        let before = self.session.tokens();
-        let before = &before[..before.len() - usize::from(begun.is_some())];
-        let Some(ahead) = AheadChoice::of(choice, &[before, &[id]]) else {
-            self.ahead = begun;
-            self.drop_ahead();
-            return Ok(false);
-        };
-        if begun.is_none() && !self.session.runs_ahead(ahead.best()) {
-            return Ok(false);
-        }
+    ) -> Result<(Vec<u32>, bool), ModelError> {
+        let room = self.session.sequence().draft_room(self.session.decoder(), room);
         let (before, own) = self.session.drafting();
-        let before = &before[..before.len() - usize::from(begun.is_some())];
-        let goes_on = room > 0 && !self.speculator.could_draft(TextSoFar { before, last: id }, own);
-        self.ahead_counts.dropped += usize::from(begun.as_ref().is_some_and(|begun| !begun.has_token(id)));
-        let Some((logits, behind)) = self.session.step_ahead(id, begun, &ahead, goes_on, tap)? else {
-            return Ok(false);
-        };
-        self.ahead_counts.steps += usize::from(behind.is_some());
-        self.arrived = Instant::now();
-        let (times, loss) = (self.session.times() - times, self.session.output_loss() - loss);
-        self.stats = Some(StepStats { tokens: 1, time: self.arrived - start, times, loss });
-        (self.step, self.ahead) = (DraftedStep::new(logits, Vec::new()), behind);
-        Ok(true)
+        let text = TextSoFar { before, last: id };
+        if begun {
+            return Ok((Vec::new(), !self.speculator.could_draft(text, room, own)));
+        }
+        let mut drafts = self.speculator.draft(text, room, own, &mut Unobserved(&mut *tap))?;
+        choice.cut(&mut drafts);
+        let goes_on = drafts.is_empty();
+        Ok((drafts, goes_on))
     }
 
     /// All draft tokens so far.
     pub fn draft_counts(&self) -> DraftCounts {
         self.speculator.counts()
     }
-
-    /// All steps so far that ran ahead.
-    pub fn ahead_counts(&self) -> AheadCounts {
-        self.ahead_counts
-    }
-
-    /// Drops the step of a token that is not known, if it was begun.
-    fn drop_ahead(&mut self) {
-        if self.ahead.take().is_some() {
-            self.session.drop_ahead();
-            self.ahead_counts.dropped += 1;
-        }
-    }
 }
 
-/// A step that was begun is dropped, so that the sequence ends with the last token that was computed.
+/// The text ends.
 impl<P: ExpertPath> Drop for Decoding<'_, '_, P> {
     fn drop(&mut self) {
-        self.drop_ahead();
+        self.session.end_ahead(self.last);
     }
 }
 
-/// Computes `input`, of whose logits the `best` may be enough, and how long that took.
+/// Computes `input`, of whose logits the `choice` may read a part, and how long that took.
 pub(crate) fn forward<P: ExpertPath>(
     session: &mut Session<P>,
     input: &TokenInput,
-    best: Option<&BestLogits>,
+    choice: NextChoice,
     tap: &mut dyn Tap,
 ) -> (Result<Logits, ModelError>, StepStats) {
     let (start, before, loss) = (Instant::now(), session.times(), session.output_loss());
-    let logits = session.forward_best(input, best, tap);
+    let logits = session.forward_for(input, choice, tap);
     let (times, loss) = (session.times() - before, session.output_loss() - loss);
     (logits, StepStats { tokens: input.tokens.len(), time: start.elapsed(), times, loss })
 }

@@ -6,8 +6,8 @@ use larder_model::{ExpertPath, ModelError, Tap};
 
 use crate::decode::{Decoding, StepStats, TokenChoice, forward};
 use crate::grammar::Grammar;
-use crate::run_ahead::AheadCounts;
 use crate::sampler::{Sampler, SamplerError};
+use crate::sequence::{AheadCounts, NextChoice};
 use crate::session::Session;
 use crate::speculation::{DraftCounts, Drafting};
 use crate::text::StopMatcher;
@@ -105,8 +105,8 @@ pub fn generate<P: ExpertPath>(
     let text = tokenizer.detokenizer(true).showing(shown);
     let mut writer = Writer::new(sampler, stop, text, eos, max_tokens).with_grammar(grammar);
     let best = writer.best(&[session.tokens(), prompt]);
-    let (logits, stats) =
-        forward(session, &TokenInput::prompt(prompt), best.as_ref(), &mut WhileWanted(&mut *listener));
+    let choice = NextChoice { best: best.as_ref(), draws: None };
+    let (logits, stats) = forward(session, &TokenInput::prompt(prompt), choice, &mut WhileWanted(&mut *listener));
     let logits = match logits {
         Err(ModelError::Cancelled) => return Ok(Generated::cancelled(start.elapsed())),
         other => other?,
@@ -114,6 +114,7 @@ pub fn generate<P: ExpertPath>(
     listener.step(&stats, session.experts());
     let prefill_time = start.elapsed();
 
+    let ahead = session.sequence().ahead_counts();
     let mut decoding = Decoding::new(session, logits, &drafting);
     let (mut ids, mut shifts) = (Vec::new(), 0);
     let finish = loop {
@@ -142,7 +143,6 @@ pub fn generate<P: ExpertPath>(
         }
     };
     settle(&mut decoding, listener);
-    decoding.end();
     if finish != FinishReason::Cancelled {
         let rest = writer.finish();
         if !rest.is_empty() {
@@ -150,7 +150,8 @@ pub fn generate<P: ExpertPath>(
         }
     }
     let (drafts, decode_time) = (decoding.draft_counts(), start.elapsed() - prefill_time);
-    let ahead = decoding.ahead_counts();
+    drop(decoding);
+    let ahead = session.sequence().ahead_counts() - ahead;
     Ok(Generated { ids, finish, shifts, drafts, ahead, prefill_time, decode_time })
 }
 

@@ -46,7 +46,6 @@ mod output_loss;
 mod paths;
 mod quality_calibration;
 mod rng;
-mod run_ahead;
 mod sampler;
 mod saved_sequence;
 mod sequence;
@@ -73,10 +72,9 @@ pub use output_loss::{ExactLogits, LossMeter, MEASURE_EVERY, OutputLoss, kl_dive
 pub use paths::{CachedPath, DeviceExpertsDouble, Recorder, Routing, StreamingPath, TieredPath};
 pub use quality_calibration::{MeasuredSetting, QualityCalibration};
 pub use rng::Xoshiro256;
-pub use run_ahead::AheadCounts;
 pub use sampler::{Sampler, SamplerError, Sampling};
 pub use saved_sequence::{SAVED_NOTE_BYTES_MAX, SavedHead, SavedSequenceError, SequenceOrigin};
-pub use sequence::Sequence;
+pub use sequence::{AheadCounts, Sequence};
 pub use session::Session;
 pub use speculation::{
     DRAFT_MAX, Draft, DraftCounts, DraftModel, DraftSource, DraftedStep, Drafting, SharedSource, Speculation,

@@ -1,12 +1,10 @@
 //! A sequence together with its decoder and expert path.
 
-use larder_model::{
-    AheadInput, BegunStep, BestLogits, Decoder, ExpertPath, Logits, LogitsFor, ModelError, Tap, TokenPhase,
-};
+use larder_model::{BestLogits, Decoder, ExpertPath, Logits, ModelError, Tap, TokenPhase};
 
 use crate::mtp_state::OwnLayer;
 use crate::output_loss::{LossMeter, OutputLoss};
-use crate::sequence::Sequence;
+use crate::sequence::{NextChoice, Sequence};
 use crate::times::PhaseTimes;
 use crate::token_input::TokenInput;
 
@@ -115,6 +113,11 @@ impl<'m, P: ExpertPath> Session<'m, P> {
         self.sequence.rewind(len)
     }
 
+    /// The text ends with the token `last`; see [`Sequence::end_ahead`].
+    pub(crate) fn end_ahead(&mut self, last: u32) {
+        self.sequence.end_ahead(last);
+    }
+
     /// Drops the older half of the tokens behind the first `keep`; see [`Sequence::shift`].
     pub fn shift(&mut self, keep: usize) -> Result<Option<usize>, ModelError> {
         self.sequence.shift(self.decoder, keep)
@@ -127,7 +130,7 @@ impl<'m, P: ExpertPath> Session<'m, P> {
 
     /// Appends and computes `input`, and returns the logits it asks for; see [`Sequence::forward`].
     pub fn forward(&mut self, input: &TokenInput, tap: &mut dyn Tap) -> Result<Vec<f32>, ModelError> {
-        self.forward_best(input, None, tap).map(Logits::into_all)
+        self.forward_for(input, NextChoice::default(), tap).map(Logits::into_all)
     }
 
     /// As [`forward`](Self::forward), for a choice that reads `best` of each row alone.
@@ -137,49 +140,27 @@ impl<'m, P: ExpertPath> Session<'m, P> {
         best: Option<&BestLogits>,
         tap: &mut dyn Tap,
     ) -> Result<Logits, ModelError> {
+        self.forward_for(input, NextChoice { best, draws: None }, tap)
+    }
+
+    /// As [`forward`](Self::forward), for a choice that may read a part of the logits.
+    pub(crate) fn forward_for(
+        &mut self,
+        input: &TokenInput,
+        choice: NextChoice,
+        tap: &mut dyn Tap,
+    ) -> Result<Logits, ModelError> {
         let Session { decoder, experts, sequence, meter } = self;
         sequence.append(decoder, input.tokens, input.phase)?;
         // More than a token is pending where its position changes those of all others.
         let is_token = sequence.pending() == 1 && input.phase == TokenPhase::Decode;
         let meter = meter.as_ref().filter(|_| is_token);
         let exact = meter.and_then(|meter| meter.before_token(decoder, *experts, sequence));
-        let best = best.filter(|_| exact.is_none());
-        let logits = sequence.compute_appended(decoder, *experts, input, best, tap)?;
+        let choice = if exact.is_none() { choice } else { NextChoice::default() };
+        let logits = sequence.compute_appended(decoder, *experts, input, choice, tap)?;
         if let (Some(exact), Some(meter), Logits::All(own)) = (exact, meter, &logits) {
             meter.compare(&exact, own, *experts);
         }
         Ok(logits)
-    }
-
-    /// Whether the step of a token whose choice reads these logits can be begun, and another behind it, before it is known.
-    pub(crate) fn runs_ahead(&mut self, best: &BestLogits) -> bool {
-        let Session { decoder, experts, sequence, .. } = self;
-        // Experts of a token that is not the next one count as well.
-        sequence.can_begin(decoder)
-            && decoder.runs_ahead(best)
-            && experts.may_compute_drafts()
-            && experts.exact().is_none()
-    }
-
-    /// Appends a token and begins its step; see [`Decoder::begin_step`]. After an error the sequence is as before.
-    pub(crate) fn begin(&mut self, id: u32, input: AheadInput, tap: &mut dyn Tap) -> Result<BegunStep, ModelError> {
-        let Session { decoder, experts, sequence, .. } = self;
-        let before = sequence.tokens().len();
-        sequence.append(decoder, &[id], TokenPhase::Decode)?;
-        let begun = sequence.timed(tap, |sequence, tap| {
-            decoder.begin_step(sequence.next_span(1, LogitsFor::Last), input, *experts, tap)
-        });
-        begun.inspect_err(|_| _ = self.rewind(before))
-    }
-
-    /// Waits for a step that was begun; see [`Decoder::finish_step`].
-    pub(crate) fn finish(&mut self, step: BegunStep, tap: &mut dyn Tap) -> Result<Option<(Logits, u32)>, ModelError> {
-        let Session { decoder, experts, sequence, .. } = self;
-        sequence.timed(tap, |_, tap| decoder.finish_step(step, *experts, tap))
-    }
-
-    /// The last token is this one, with which its step was begun.
-    pub(crate) fn set_last(&mut self, id: u32) {
-        self.sequence.set_last(id);
     }
 }

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use larder_model::{BestLogits, Decoder, ExpertPath, Logits, LogitsFor, ModelError, Phase, Span, Tap};
+use larder_model::{BestLogits, Decoder, ExpertPath, Logits, LogitsFor, ModelError, Phase, Span, Tap, TokenDraw};
 
-use crate::sequence::Sequence;
+use crate::sequence::{NextChoice, Sequence, Unobserved};
 
 /// The share of one sequence in a step.
 pub struct StepPart<'a> {
@@ -17,6 +17,34 @@ pub struct StepPart<'a> {
     pub logits_for: LogitsFor,
     /// The logits of each row that are wanted, as by [`TokenChoice::best`](crate::TokenChoice::best); `None` for all.
     pub best: Option<BestLogits>,
+    /// What the next token is drawn by, and the one behind it; see [`TokenChoice::draws`](crate::TokenChoice::draws). In a step of one token
+    /// of this part alone, a device may begin the step behind it.
+    pub draws: Option<[TokenDraw; 2]>,
+}
+
+impl StepPart<'_> {
+    /// Computes those of the first `len` tokens again that are pending. They are not observed.
+    fn recompute(
+        &mut self,
+        len: usize,
+        decoder: &Decoder,
+        experts: &mut dyn ExpertPath,
+        tap: &mut dyn Tap,
+    ) -> Result<(), ModelError> {
+        while self.sequence.computed_tokens().len() < len {
+            let most = (len - self.sequence.computed_tokens().len()).min(self.sequence.prefill_tokens());
+            let (sequence, logits_for) = (&mut *self.sequence, LogitsFor::None);
+            let part = StepPart { sequence, most, logits_for, best: None, draws: None };
+            step_of_model(decoder, experts, &mut [part], &mut Unobserved(&mut *tap))?;
+        }
+        Ok(())
+    }
+
+    /// The same part, for a shorter time. It takes what is wanted of the logits.
+    fn reborrow(&mut self) -> StepPart<'_> {
+        let StepPart { sequence, most, logits_for, best, draws } = self;
+        StepPart { sequence, most: *most, logits_for: *logits_for, best: best.take(), draws: *draws }
+    }
 }
 
 /// Computes pending tokens of all `parts` in one pass over the layers, and returns each part's logits. They may be the best ones
@@ -34,7 +62,7 @@ pub fn step(
     tap: &mut dyn Tap,
 ) -> Result<Vec<Logits>, ModelError> {
     if !decoder.predicts() || !experts.may_compute_drafts() {
-        return step_of_model(decoder, experts, parts, tap);
+        return step_or_ahead(decoder, experts, parts, tap);
     }
     let before: Vec<usize> = parts.iter().map(|part| part.sequence.computed_tokens().len()).collect();
     let logits = step_of_model(decoder, experts, parts, tap)?;
@@ -45,23 +73,64 @@ pub fn step(
     followed.map(|()| logits)
 }
 
+/// As [`step`], without the layer for multi-token prediction. Tokens whose step was begun are computed before the others.
+fn step_or_ahead(
+    decoder: &Decoder,
+    experts: &mut dyn ExpertPath,
+    parts: &mut [StepPart],
+    tap: &mut dyn Tap,
+) -> Result<Vec<Logits>, ModelError> {
+    let alone = parts.len() == 1;
+    let mut ahead = Vec::with_capacity(parts.len());
+    for part in parts.iter_mut() {
+        let one = part.logits_for.count(1) > 0 && part.most > 0;
+        let choice = NextChoice { best: part.best.as_ref().filter(|_| one), draws: part.draws.filter(|_| alone) };
+        let before = part.sequence.computed_tokens().len();
+        let logits = part.sequence.step_ahead(decoder, experts, choice, tap);
+        ahead.push(logits.and_then(|logits| part.recompute(before, decoder, experts, tap).map(|()| logits)));
+        if ahead.last().is_some_and(Result::is_err) {
+            break;
+        }
+    }
+    let done = ahead.iter().map(|logits| matches!(logits, Ok(Some(_))));
+    let done: Vec<bool> = done.chain(std::iter::repeat(false)).take(parts.len()).collect();
+    let others = ahead.into_iter().collect::<Result<Vec<_>, _>>().and_then(|ahead| {
+        let rest = parts.iter_mut().zip(&done).filter(|(_, done)| !**done);
+        let mut rest: Vec<StepPart> = rest.map(|(part, _)| part.reborrow()).collect();
+        let others = if rest.is_empty() { Vec::new() } else { step_of_model(decoder, experts, &mut rest, tap)? };
+        Ok((ahead, others))
+    });
+    match others {
+        Ok((ahead, others)) => {
+            let mut others = others.into_iter();
+            Ok(ahead.into_iter().map(|logits| logits.or_else(|| others.next()).unwrap_or_default()).collect())
+        }
+        Err(error) => {
+            let computed = parts.iter_mut().zip(done).filter(|(_, done)| *done);
+            computed.for_each(|(part, _)| part.sequence.uncompute(part.sequence.computed_tokens().len() - 1));
+            Err(error)
+        }
+    }
+}
+
 /// The logits of the one pending token of `sequence` on `experts`. The token is pending again afterwards, also after an error.
 pub(crate) fn exact_logits(
     decoder: &Decoder,
     experts: &mut dyn ExpertPath,
     sequence: &mut Sequence,
 ) -> Result<Vec<f32>, ModelError> {
-    let logits_for = LogitsFor::Last;
+    sequence.drop_ahead();
+    let (most, logits_for, best, draws) = (1, LogitsFor::Last, None, None);
     let logits = if decoder.rewinds_freely() {
         let before = sequence.computed_tokens().len();
         let logits =
-            step_of_model(decoder, experts, &mut [StepPart { sequence, most: 1, logits_for, best: None }], &mut ());
+            step_of_model(decoder, experts, &mut [StepPart { sequence, most, logits_for, best, draws }], &mut ());
         sequence.uncompute(before);
         logits
     } else {
         // Recurrent states cannot go back.
         let sequence = &mut sequence.clone();
-        step_of_model(decoder, experts, &mut [StepPart { sequence, most: 1, logits_for, best: None }], &mut ())
+        step_of_model(decoder, experts, &mut [StepPart { sequence, most, logits_for, best, draws }], &mut ())
     };
     Ok(logits?.pop().unwrap_or_default().into_all())
 }
@@ -74,7 +143,7 @@ fn step_of_model(
     tap: &mut dyn Tap,
 ) -> Result<Vec<Logits>, ModelError> {
     let (mut spans, mut wanted): (Vec<Span>, Vec<Option<BestLogits>>) = (Vec::new(), Vec::new());
-    for StepPart { sequence, most, logits_for, best } in parts.iter_mut() {
+    for StepPart { sequence, most, logits_for, best, .. } in parts.iter_mut() {
         let span = sequence.next_span(*most, *logits_for);
         // A part without logits does not decide which logits of other parts are read.
         if span.logits_for.count(span.tokens.len()) > 0 {

@@ -138,7 +138,7 @@ impl TokenChoice for Writer<'_> {
         if self.grammar.is_some() { None } else { self.sampler.best(tokens) }
     }
 
-    fn draw(&self, behind: usize) -> Option<TokenDraw> {
-        if self.grammar.is_some() { None } else { self.sampler.draw(behind) }
+    fn draws(&self) -> Option<[TokenDraw; 2]> {
+        if self.grammar.is_some() { None } else { self.sampler.draws() }
     }
 }

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use larder_engine::{
-    DraftCounts, DraftedStep, Drafting, ExactLogits, FinishReason, HiddenSum, LossMeter, SamplerError, Sequence,
-    Speculator, StepPart, TextSoFar, TokenChoice, Writer,
+    AheadCounts, DraftCounts, DraftedStep, Drafting, ExactLogits, FinishReason, HiddenSum, LossMeter, SamplerError,
+    Sequence, Speculator, StepPart, TextSoFar, TokenChoice, Writer,
 };
 use larder_model::{Decoder, ExpertPath, Logits, LogitsFor, LogitsRow, ModelError, TokenPhase};
 use tokio::sync::mpsc::Sender;
@@ -37,11 +37,19 @@ pub struct ActiveRequest<'m> {
     exact: Option<ExactLogits>,
     /// Draft tokens that the next step computes: the last ones of the sequence.
     drafts: Vec<u32>,
+    /// Whether the step of the token that was generated last was begun before, and whether the one behind it may be.
+    begun: bool,
+    goes_on: bool,
+    /// The token that was generated last.
+    last_id: u32,
+    /// When the logits of the last step were there.
+    arrived: Instant,
     /// How long the last step took, if it was a step of this request alone.
     step_time: Option<Duration>,
     /// How long the drafting before that step took.
     draft_time: Duration,
     speculator: Speculator,
+    ahead_before: AheadCounts,
     /// Number of likeliest tokens to report with each token; `None` for no log-probabilities.
     logprobs: Option<usize>,
     /// Sampled tokens whose text has not been sent yet, if log-probabilities were requested.
@@ -117,6 +125,7 @@ impl<'m> ActiveRequest<'m> {
         let writer = Writer::new(sampler, stop, text, eos, max_tokens);
         let writer = writer.with_grammar(grammar);
         let (step, drafts, unsent) = Default::default();
+        let ahead_before = sequence.ahead_counts();
         ActiveRequest {
             number,
             slot,
@@ -127,9 +136,14 @@ impl<'m> ActiveRequest<'m> {
             step,
             exact: None,
             drafts,
+            begun: false,
+            goes_on: false,
+            last_id: 0,
+            arrived: Instant::now(),
             step_time: None,
             draft_time: Duration::ZERO,
             speculator: Speculator::new(drafting),
+            ahead_before,
             logprobs,
             unsent,
             hidden: job.embeds.then(HiddenSum::default),
@@ -168,6 +182,11 @@ impl<'m> ActiveRequest<'m> {
         self.speculator.counts()
     }
 
+    /// Steps of its sequence that ran ahead before it began.
+    pub fn ahead_before(&self) -> AheadCounts {
+        self.ahead_before
+    }
+
     /// Time since it left the queue.
     pub fn age(&self) -> Duration {
         self.started.elapsed()
@@ -180,7 +199,8 @@ impl<'m> ActiveRequest<'m> {
 
     /// The sequence and its slot, for the prefix cache.
     pub fn into_slot(mut self) -> (usize, Sequence) {
-        self.drop_drafts();
+        self.sequence.rewind(self.tokens());
+        self.sequence.end_ahead(self.last_id);
         (self.slot, self.sequence)
     }
 
@@ -224,6 +244,7 @@ impl<'m> ActiveRequest<'m> {
     /// Drops the tokens that are not confirmed, and the logits.
     fn drop_drafts(&mut self) {
         self.sequence.rewind(self.tokens());
+        self.sequence.drop_ahead();
         self.drafts.clear();
         self.step = DraftedStep::default();
     }
@@ -256,7 +277,10 @@ impl<'m> ActiveRequest<'m> {
         let reads_all = self.echoes_logits() || self.logprobs.is_some() || self.exact.is_some();
         let has_logits = logits_for != LogitsFor::None && self.sequence.next_tokens(most) == self.sequence.pending();
         let best = if has_logits && !reads_all { self.writer.best(&[self.sequence.tokens()]) } else { None };
-        StepPart { sequence: &mut self.sequence, most, logits_for, best }
+        // The logits of the step are for one more token.
+        let goes_on = self.goes_on && best.is_some() && self.writer.remaining() > 1;
+        let draws = if goes_on { self.writer.draws() } else { None };
+        StepPart { sequence: &mut self.sequence, most, logits_for, best, draws }
     }
 
     /// Computes the token that the next step decodes exactly, if its loss is measured.
@@ -304,6 +328,8 @@ impl<'m> ActiveRequest<'m> {
             logits.drain(..last);
         }
         self.decodes = self.sequence.pending() == 0;
+        let took = if self.begun { took.map(|_| self.arrived.elapsed()) } else { took };
+        self.arrived = Instant::now();
         (self.step, self.step_time) = (DraftedStep::new(logits, std::mem::take(&mut self.drafts)), took);
     }
 
@@ -344,6 +370,7 @@ impl<'m> ActiveRequest<'m> {
             SamplerError::Grammar(_) => ApiError::grammar_failed(error.to_string()),
             _ => failed(&error),
         })?;
+        self.last_id = token.id;
         let now = Instant::now();
         let new =
             NewToken { after: now - self.last_token.unwrap_or(self.received), is_first: self.first_token.is_none() };
@@ -396,11 +423,16 @@ impl<'m> ActiveRequest<'m> {
     ) -> Result<(), ModelError> {
         let most = most.min(self.writer.remaining().saturating_sub(1));
         let room = if self.sequence.pending() == 0 { self.sequence.draft_room(decoder, most) } else { 0 };
+        self.begun = self.sequence.has_begun(id);
         let (start, mut tap) = (Instant::now(), StepTap::new(vec![self.watch()], decoder.layers()));
         let (before, own) = self.sequence.drafting(decoder, experts);
         let text = TextSoFar { before, last: id };
-        let mut drafts = self.speculator.draft(text, room, own, &mut tap)?;
+        let (mut drafts, could_draft) = match self.begun {
+            true => (Vec::new(), self.speculator.could_draft(text, room, own)),
+            false => (self.speculator.draft(text, room, own, &mut tap)?, false),
+        };
         self.writer.cut(&mut drafts);
+        self.goes_on = drafts.is_empty() && !could_draft;
         self.draft_time = start.elapsed();
         self.sequence.append(decoder, &[&[id], &drafts[..]].concat(), TokenPhase::Decode)?;
         self.drafts = drafts;

@@ -112,8 +112,9 @@ impl DecodeLoop<'_> {
     }
 
     fn end(&mut self, request: ActiveRequest) {
-        self.shared.metrics.lock().request_finished(request.age(), request.draft_counts());
+        let (age, drafts, ahead) = (request.age(), request.draft_counts(), request.ahead_before());
         let (slot, sequence) = request.into_slot();
+        self.shared.metrics.lock().request_finished(age, drafts, sequence.ahead_counts() - ahead);
         self.slots.put_back(slot, sequence);
     }
 

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use larder_cache::Traffic;
-use larder_engine::DraftCounts;
+use larder_engine::{AheadCounts, DraftCounts};
 
 use crate::engine::EngineStatus;
 use crate::live::StepWork;
@@ -39,6 +39,8 @@ pub struct Counters {
     /// Draft tokens of complete requests, and those of them that were accepted.
     drafted: u64,
     accepted: u64,
+    /// Steps of complete requests that ran ahead.
+    ahead: AheadCounts,
     status: EngineStatus,
     /// Traffic of the engines that ran the model before the one that runs it now.
     past_traffic: Traffic,
@@ -126,8 +128,9 @@ impl Counters {
         self.status = status.clone();
     }
 
-    /// Notes how long a request was active, and its draft tokens.
-    pub fn request_finished(&mut self, time: Duration, drafts: DraftCounts) {
+    /// Notes how long a request was active, its draft tokens, and its steps that ran ahead.
+    pub fn request_finished(&mut self, time: Duration, drafts: DraftCounts, ahead: AheadCounts) {
+        self.ahead += ahead;
         self.drafted += drafts.drafted as u64;
         self.accepted += drafts.accepted as u64;
         let seconds = time.as_secs_f64();
@@ -152,6 +155,8 @@ impl Counters {
             self.preempted as f64,
             self.drafted as f64,
             self.accepted as f64,
+            self.ahead.steps as f64,
+            self.ahead.dropped as f64,
             counts.hits as f64,
             counts.in_flight_hits as f64,
             counts.misses as f64,
@@ -179,13 +184,15 @@ impl Counters {
 }
 
 /// Name, kind and description of the values that are one number each.
-const NUMBERS: [(&str, &str, &str); 24] = [
+const NUMBERS: [(&str, &str, &str); 26] = [
     ("prompt_tokens_total", "counter", "Prompt tokens computed (prefill)."),
     ("remembered_tokens_total", "counter", "Prompt tokens found in the prefix cache."),
     ("generated_tokens_total", "counter", "Tokens generated (decode)."),
     ("preempted_requests_total", "counter", "Requests that gave their KV cache back, to be computed again."),
     ("draft_tokens_total", "counter", "Tokens drafted by speculation."),
     ("accepted_tokens_total", "counter", "Draft tokens that were accepted."),
+    ("ahead_steps_total", "counter", "Steps that a GPU began before the host had their token."),
+    ("dropped_steps_total", "counter", "Steps of these that were dropped, since the text has another token or ended."),
     ("expert_hits_total", "counter", "Expert cache hits."),
     ("expert_awaited_total", "counter", "Wanted experts that were being read already (in-flight hits)."),
     ("expert_misses_total", "counter", "Expert cache misses."),

@@ -48,9 +48,14 @@ fn all_models_give_the_same_logits_and_leave_nothing_behind() {
 
 /// A context whose products, KV cache and chains are on a device.
 fn on_device(failing: u64) -> (ComputeContext, Arc<OpsDouble>) {
+    on_device_drawing_wrong(failing, 0)
+}
+
+/// As [`on_device`], whose every n-th draw is of another token.
+pub fn on_device_drawing_wrong(failing: u64, wrong_draws: u64) -> (ComputeContext, Arc<OpsDouble>) {
     let products = Arc::new(ProductsDouble::new(ROOMY as u64));
     let attention = Arc::new(AttentionDouble::new(ROOMY).failing(failing));
-    let ops = Arc::new(OpsDouble::new(products.clone(), attention.clone()));
+    let ops = Arc::new(OpsDouble::new(products.clone(), attention.clone()).drawing_wrong(wrong_draws));
     let here = ComputeContext::new(2, false).unwrap();
     let compute = ComputeContext {
         device_products: Some(products),

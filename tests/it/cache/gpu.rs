@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::support::{encoder_decoders, fixture, golden_models, larder, larder_ok, larder_refuses};
 
-fn demo() -> String {
+pub fn demo() -> String {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/demo").to_str().unwrap().into()
 }
 

@@ -1,8 +1,9 @@
 //! The expert cache on the decode path: streaming, device tiers, routing by residency.
 
-mod attention;
+pub mod attention;
 mod capacity;
 pub mod gpu;
+mod gpu_ahead;
 mod kv;
 mod output_loss;
 mod replay;

@@ -130,7 +130,7 @@ fn together(decoder: &Decoder, experts: &mut dyn ExpertPath, rng: &mut Rng) -> V
             .map(|((sequence, prompt), _)| {
                 let in_prompt = sequence.pending() > 0 && sequence.tokens().len() == prompt.len();
                 let logits_for = if in_prompt { LogitsFor::Last } else { LogitsFor::All };
-                StepPart { sequence, most: 1 + rng.below(6), logits_for, best: None }
+                StepPart { sequence, most: 1 + rng.below(6), logits_for, best: None, draws: None }
             })
             .collect();
         if parts.is_empty() {

@@ -9,6 +9,7 @@ mod mtp;
 mod pieces;
 mod ragged;
 mod rewind;
+mod run_ahead;
 mod saved;
 mod speculation;
 mod text_pass;

@@ -62,7 +62,13 @@ fn together(decoder: &Decoder, experts: &mut dyn ExpertPath, texts: &[Vec<u32>],
         let chosen: Vec<bool> = sequences.iter().map(|s| s.pending() > 0 && (all || rng.below(2) == 0)).collect();
         let parts = sequences.iter_mut().zip(&chosen).filter(|(_, chosen)| **chosen);
         let mut parts: Vec<StepPart> = parts
-            .map(|(sequence, _)| StepPart { sequence, most: piece(rng), logits_for: LogitsFor::All, best: None })
+            .map(|(sequence, _)| StepPart {
+                sequence,
+                most: piece(rng),
+                logits_for: LogitsFor::All,
+                best: None,
+                draws: None,
+            })
             .collect();
         if parts.is_empty() {
             continue;

@@ -53,7 +53,7 @@ impl<P> Listener<P> for Collect {
 /// One way to write a text.
 #[derive(Clone, Copy)]
 pub(super) struct Way {
-    sampling: Sampling,
+    pub(super) sampling: Sampling,
     max_tokens: usize,
     stop: &'static str,
     keep: Option<usize>,
@@ -112,6 +112,10 @@ pub(super) fn write_in<P: ExpertPath>(
     let Generated { ids, finish, shifts, drafts, .. } = made;
     // The last token is not computed; those of the prompt are a step.
     assert_eq!(listener.steps.iter().sum::<usize>(), PROMPT.len() + ids.len() - 1);
+    if shifts == 0 {
+        // A step that was begun with the last token may have ended with it.
+        session.rewind(PROMPT.len() + ids.len() - 1);
+    }
     let tokens = session.tokens().to_vec();
     session.rewind(tokens.len().min(CONTEXT - 1));
     let after = session.forward(&TokenInput::decode(&[7]), &mut ()).unwrap();

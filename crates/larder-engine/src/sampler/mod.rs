@@ -273,11 +273,9 @@ impl TokenChoice for Sampler {
         Some(BestLogits { count, also })
     }
 
-    fn draw(&self, behind: usize) -> Option<TokenDraw> {
-        let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
-        let mut rng = self.rng.clone();
-        (0..behind).for_each(|_| _ = rng.unit());
-        Some(TokenDraw { temperature, top_k, top_p, min_p, unit: rng.unit() })
+    fn draws(&self) -> Option<[TokenDraw; 2]> {
+        let (Sampling { temperature, top_k, top_p, min_p, .. }, mut rng) = (self.sampling, self.rng.clone());
+        Some([(); 2].map(|()| TokenDraw { temperature, top_k, top_p, min_p, unit: rng.unit() }))
     }
 }
 

@@ -166,11 +166,11 @@ impl Speculator {
     }
 
     /// Whether there is something to draft behind `text`, for a step that has no draft tokens because it was begun before its token was known.
-    pub fn could_draft(&mut self, text: TextSoFar, own: Option<OwnLayer>) -> bool {
+    pub fn could_draft(&mut self, text: TextSoFar, room: usize, own: Option<OwnLayer>) -> bool {
         self.asked = None;
         let plain = self.plain.is_due();
         let could = |(source, pace): &mut (Box<dyn DraftSource>, Pace)| {
-            source.at_hand(text, own.as_ref()) > 0 && !plain && pace.next() > 0
+            source.at_hand(text, own.as_ref()).min(room) > 0 && !plain && pace.next() > 0
         };
         self.sources.iter_mut().any(could)
     }

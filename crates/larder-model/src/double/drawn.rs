@@ -43,8 +43,12 @@ impl DeviceDraw for OpsDouble {
         let row = state.values(found).to_vec();
         let pairs = row[1..].as_chunks().0.iter().take(row[0].to_bits() as usize);
         let pairs: Vec<_> = pairs.map(|[id, logit]| (id.to_bits(), *logit)).collect();
-        let token = f32::from_bits(drawn(&pairs, draw).unwrap_or_default());
-        Ok(state.push(1 + row.len(), [&[token], &row[..]].concat()))
+        let mut token = drawn(&pairs, draw).unwrap_or_default();
+        state.draws += 1;
+        if self.wrong_draws > 0 && state.draws.is_multiple_of(self.wrong_draws) {
+            token = u32::from(token == 0);
+        }
+        Ok(state.push(1 + row.len(), [&[f32::from_bits(token)], &row[..]].concat()))
     }
 
     fn row_of(&self, matrix: usize, number: DeviceRows) -> Result<DeviceRows> {

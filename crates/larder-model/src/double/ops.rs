@@ -20,6 +20,8 @@ use crate::nn::{Activation, GateFunction, Rotary, layer_norm_row, rms_row};
 pub struct OpsDouble {
     pub(super) products: Arc<ProductsDouble>,
     pub(super) attention: Arc<AttentionDouble>,
+    /// Every n-th draw is of another token; 0 for none.
+    pub(super) wrong_draws: u64,
     state: Mutex<Inner>,
 }
 
@@ -37,6 +39,7 @@ pub(super) struct Inner {
     pub(super) received: u64,
     /// Rows that were copied back, and not asked for yet.
     pub(super) copies: Vec<Vec<f32>>,
+    pub(super) draws: u64,
 }
 
 impl Inner {
@@ -63,7 +66,17 @@ impl Inner {
 impl OpsDouble {
     /// A device with these weights and this KV cache.
     pub fn new(products: Arc<ProductsDouble>, attention: Arc<AttentionDouble>) -> Self {
-        OpsDouble { products, attention, state: Mutex::default() }
+        OpsDouble { products, attention, wrong_draws: 0, state: Mutex::default() }
+    }
+
+    /// Every n-th draw is of another token.
+    pub fn drawing_wrong(self, every: u64) -> Self {
+        OpsDouble { wrong_draws: every, ..self }
+    }
+
+    /// The values of rows, without a wait.
+    pub fn peek(&self, rows: DeviceRows) -> Vec<f32> {
+        self.lock().values(rows).to_vec()
     }
 
     /// Number of chains whose results were received.

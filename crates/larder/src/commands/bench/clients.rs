@@ -52,8 +52,13 @@ fn run_once(engine: &mut InferenceEngine, args: &BenchArgs, clients: usize, repe
         sequence.append(decoder, &random_tokens(args.prompt, decoder.vocab(), &mut rng), TokenPhase::Prefill)?;
         let mut logits = Logits::default();
         while sequence.pending() > 0 {
-            let part =
-                StepPart { sequence: &mut sequence, most: piece, logits_for: LogitsFor::Last, best: best.clone() };
+            let part = StepPart {
+                sequence: &mut sequence,
+                most: piece,
+                logits_for: LogitsFor::Last,
+                best: best.clone(),
+                draws: None,
+            };
             logits = step(decoder, &mut engine.experts, &mut [part], &mut ())?.remove(0);
         }
         sequences.push((sequence, logits));
@@ -70,7 +75,13 @@ fn run_once(engine: &mut InferenceEngine, args: &BenchArgs, clients: usize, repe
         }
         let mut parts: Vec<StepPart> = sequences
             .iter_mut()
-            .map(|(sequence, _)| StepPart { sequence, most: 1, logits_for: LogitsFor::Last, best: best.clone() })
+            .map(|(sequence, _)| StepPart {
+                sequence,
+                most: 1,
+                logits_for: LogitsFor::Last,
+                best: best.clone(),
+                draws: None,
+            })
             .collect();
         let logits = step(&engine.decoder, &mut engine.experts, &mut parts, &mut wanted)?;
         for ((_, own), new) in sequences.iter_mut().zip(logits) {

@@ -142,9 +142,9 @@ fn run_once(engine: &mut InferenceEngine, args: &BenchArgs, repeat: u64) -> Resu
         }
     }
     decoding.settle();
-    decoding.end();
-    let (drafts, ahead) = (decoding.draft_counts(), decoding.ahead_counts());
+    let drafts = decoding.draft_counts();
     drop(decoding);
+    let ahead = session.sequence().ahead_counts();
     let decode = meter.lap(&session, args.tokens);
     let streaming = session.experts().traffic().is_some();
     let ngram_rows = engine.decoder.ngram_rows().zip(ngrams_before).map(|(now, before)| now - before);

@@ -1,11 +1,14 @@
 //! A sequence: its tokens, its KV cache, and the forward passes that extend both.
 
+mod ahead;
+
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use larder_model::{
-    BestLogits, Decoder, ExpertPath, KvCache, Logits, LogitsFor, ModelError, Span, Tap, TokenOrigin, TokenPhase,
-};
+use larder_model::{Decoder, ExpertPath, KvCache, Logits, LogitsFor, ModelError, Span, Tap, TokenOrigin, TokenPhase};
 
+pub use self::ahead::AheadCounts;
+use self::ahead::AheadStep;
+pub(crate) use self::ahead::NextChoice;
 use crate::mtp_state::{MtpState, OwnLayer};
 use crate::saved_sequence::SavedParts;
 use crate::speculation::DRAFT_MAX;
@@ -17,7 +20,6 @@ use crate::token_input::{PREFILL_TOKENS, TokenInput};
 ///
 /// A sequence borrows decoder and experts only for a call, so that many sequences can share them; the caller guarantees
 /// that it is always the same decoder. Clones share memory until one of them appends.
-#[derive(Clone)]
 pub struct Sequence {
     cache: KvCache,
     tokens: Vec<u32>,
@@ -37,6 +39,9 @@ pub struct Sequence {
     times: PhaseTimes,
     /// What the layer for multi-token prediction has of it, if the model is used with one.
     mtp: Option<MtpState>,
+    /// The step behind all tokens, if it was begun before its token was known.
+    ahead: Option<AheadStep>,
+    ahead_counts: AheadCounts,
 }
 
 /// Numbers of sequences that are in use.
@@ -58,6 +63,8 @@ impl Sequence {
             number: NEXT_NUMBER.fetch_add(1, Relaxed),
             times: PhaseTimes::default(),
             mtp: MtpState::new(decoder),
+            ahead: None,
+            ahead_counts: AheadCounts::default(),
         }
     }
 
@@ -71,6 +78,7 @@ impl Sequence {
     /// What is saved of it: KV cache, the tokens in it, the length that rotary positions were computed for, and whether tokens
     /// were dropped.
     pub(crate) fn saved_parts(&self) -> (&KvCache, &[u32], usize, bool) {
+        debug_assert!(self.ahead.is_none(), "the states of a step that was begun are not those behind the last token");
         (&self.cache, self.computed_tokens(), self.horizon, self.rewound || self.pending() > 0)
     }
 
@@ -138,6 +146,7 @@ impl Sequence {
     /// Returns the number of tokens that the KV cache still holds.
     pub fn rewind(&mut self, len: usize) -> usize {
         if len < self.tokens.len() {
+            self.drop_ahead();
             self.tokens.truncate(len);
             (self.planned, self.rewound) = (0, true);
             self.cache.truncate(len);
@@ -149,6 +158,7 @@ impl Sequence {
 
     /// Gives the memory of the KV cache back: all tokens are pending again.
     pub fn release(&mut self, decoder: &Decoder) {
+        self.drop_ahead();
         self.cache = decoder.new_kv_cache();
         self.mtp = MtpState::new(decoder);
     }
@@ -195,6 +205,7 @@ impl Sequence {
         if self.pending() > 0 {
             return Err(ModelError::Request("tokens before those that are made up are not computed yet".into()));
         }
+        self.drop_ahead();
         let filled = decoder.fill_kv_cache(&mut self.cache, tokens.len(), seed);
         filled.inspect_err(|_| self.discard_failed_step())?;
         self.tokens.extend_from_slice(tokens);
@@ -214,10 +225,10 @@ impl Sequence {
         tap: &mut dyn Tap,
     ) -> Result<Vec<f32>, ModelError> {
         self.append(decoder, input.tokens, input.phase)?;
-        self.compute_appended(decoder, experts, input, None, tap).map(Logits::into_all)
+        self.compute_appended(decoder, experts, input, NextChoice::default(), tap).map(Logits::into_all)
     }
 
-    /// Computes `input`, which was appended last, and returns the logits it asks for, or the `best` of them.
+    /// Computes `input`, which was appended last, and returns the logits it asks for, or those that the `choice` behind it reads.
     ///
     /// After an error the sequence is as before the append.
     pub(crate) fn compute_appended(
@@ -225,14 +236,14 @@ impl Sequence {
         decoder: &Decoder,
         experts: &mut dyn ExpertPath,
         input: &TokenInput,
-        best: Option<&BestLogits>,
+        choice: NextChoice,
         tap: &mut dyn Tap,
     ) -> Result<Logits, ModelError> {
         let before = self.tokens.len() - input.tokens.len();
         let mut logits = Logits::default();
         while self.pending() > 0 {
-            let best = best.filter(|_| logits.is_empty());
-            let result = self.compute_next(decoder, experts, input, best, before, tap);
+            let choice = if logits.is_empty() { choice } else { NextChoice::default() };
+            let result = self.compute_next(decoder, experts, input, choice, before, tap);
             let new = result.inspect_err(|_| _ = self.rewind(before))?;
             logits = match logits.is_empty() {
                 true => new,
@@ -243,13 +254,13 @@ impl Sequence {
     }
 
     /// Computes one chunk of pending tokens. Tokens before `start`, which are pending again, are not observed and have
-    /// no logits. The `best` logits are enough if it is the last chunk.
+    /// no logits. The logits that the `choice` reads are enough if it is the last chunk.
     fn compute_next(
         &mut self,
         decoder: &Decoder,
         experts: &mut dyn ExpertPath,
         input: &TokenInput,
-        best: Option<&BestLogits>,
+        choice: NextChoice,
         start: usize,
         tap: &mut dyn Tap,
     ) -> Result<Logits, ModelError> {
@@ -261,8 +272,9 @@ impl Sequence {
             _ => (chunk.min(again), LogitsFor::None, &mut unobserved),
         };
         let mut tap = TimingTap { times: &mut times, tap };
-        let best = best.filter(|_| self.next_tokens(most) == self.pending()).cloned();
-        let part = StepPart { sequence: self, most, logits_for, best };
+        let choice = if self.next_tokens(most) == self.pending() { choice } else { NextChoice::default() };
+        let (best, draws) = (choice.best.cloned(), choice.draws);
+        let part = StepPart { sequence: self, most, logits_for, best, draws };
         let mut logits = step(decoder, experts, &mut [part], &mut tap)?;
         self.times = times;
         Ok(logits.pop().unwrap_or_default())
@@ -328,27 +340,9 @@ impl Sequence {
         (&self.tokens, own)
     }
 
-    /// Whether a token and another behind it can be appended, and no token before them is pending then.
-    pub(crate) fn can_begin(&self, decoder: &Decoder) -> bool {
-        let horizon = (self.tokens.len() + 2).max(self.planned);
-        self.pending() == 0 && self.remaining() >= 2 && self.kv_is_valid(decoder, horizon)
-    }
-
-    /// Sets the last token, which was not known when its step began.
-    pub(crate) fn set_last(&mut self, id: u32) {
-        self.tokens.last_mut().into_iter().for_each(|last| *last = id);
-    }
-
-    /// Counts the times of `work`.
-    pub(crate) fn timed<T>(&mut self, tap: &mut dyn Tap, work: impl FnOnce(&mut Self, &mut dyn Tap) -> T) -> T {
-        let mut times = self.times;
-        let done = work(self, &mut TimingTap { times: &mut times, tap });
-        self.times = times;
-        done
-    }
-
     /// Drops the KV cache behind the first `len` tokens; those behind them are pending again.
     pub(crate) fn uncompute(&mut self, len: usize) {
+        self.drop_ahead();
         self.cache.truncate(len);
     }
 

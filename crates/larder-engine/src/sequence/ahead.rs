@@ -1,0 +1,195 @@
+//! Steps that run ahead: a device draws the token that a step yields and begins the step behind it, while the host still reads logits,
+//! draws, writes text, and collects launches. The host's draw counts: a step with another token is dropped.
+
+use larder_model::{
+    AheadInput, BegunStep, BestLogits, Decoder, ExpertPath, Logits, LogitsFor, ModelError, Span, Tap, TokenDraw,
+    TokenOrigin, TokenPhase,
+};
+
+use super::Sequence;
+
+/// Stands for a token that is not known; any one of the vocabulary.
+const UNKNOWN: [u32; 1] = [0];
+
+/// What the choice of the next token reads of logits.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct NextChoice<'a> {
+    /// The logits that it reads; `None` for all.
+    pub best: Option<&'a BestLogits>,
+    /// What it draws the next token by, and the one behind it, if the step behind may begin before the token is known.
+    pub draws: Option<[TokenDraw; 2]>,
+}
+
+/// A step behind all tokens of a sequence. Its rows are in the KV cache behind those that count.
+pub(super) struct AheadStep {
+    step: BegunStep,
+    /// The logits that are asked for.
+    best: BestLogits,
+    /// The token, as the device has drawn it.
+    token: u32,
+}
+
+/// How many steps were begun before their token was known, and how many of these were dropped, because the text has another token or
+/// ended.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct AheadCounts {
+    /// Steps begun.
+    pub steps: usize,
+    /// Steps dropped.
+    pub dropped: usize,
+}
+
+larder_core::fieldwise!(AheadCounts { steps, dropped });
+
+impl Sequence {
+    /// All steps so far that ran ahead.
+    pub fn ahead_counts(&self) -> AheadCounts {
+        self.ahead_counts
+    }
+
+    /// Whether a step with this token is begun behind all others.
+    pub fn has_begun(&self, id: u32) -> bool {
+        self.ahead.as_ref().is_some_and(|ahead| ahead.token == id)
+    }
+
+    /// Drops a step that was begun before its token was known: no token follows, or another one.
+    pub fn drop_ahead(&mut self) {
+        if self.ahead.take().is_some() {
+            // What the device still writes there, it writes before anything that is asked for later.
+            self.cache.truncate(self.cache.len);
+            self.ahead_counts.dropped += 1;
+        }
+    }
+
+    /// The text ends with the token `last`. If its step was begun, the token becomes one of the sequence, so that recurrent states need not go
+    /// back, and what follows often begins with it; a step with another token is dropped.
+    pub fn end_ahead(&mut self, last: u32) {
+        match self.pending() {
+            0 if self.has_begun(last) => self.tokens.push(last),
+            1 if self.has_begun(last) && self.tokens.last() == Some(&last) => {}
+            _ => return self.drop_ahead(),
+        }
+        self.ahead = None;
+        self.cache.len += 1;
+        self.horizon = self.tokens.len().max(self.planned);
+    }
+
+    /// Computes the one pending token, if its step was begun or can be, and meanwhile begins the step behind it, if there are draws for that.
+    /// `None` if its step has to be computed as others are; then nothing has changed, but for a step that was begun, which is dropped. Where a
+    /// recurrent state has gone back for that, tokens before it are pending too.
+    ///
+    /// After an error the token is still pending.
+    pub(crate) fn step_ahead(
+        &mut self,
+        decoder: &Decoder,
+        experts: &mut dyn ExpertPath,
+        choice: NextChoice,
+        tap: &mut dyn Tap,
+    ) -> Result<Option<Logits>, ModelError> {
+        let begun = self.take_begun(choice.best);
+        let computed = self.cache.len - usize::from(begun.is_some());
+        let goes_on = choice.best.zip(choice.draws).filter(|(best, _)| self.can_go_on(decoder, experts, best));
+        let step = match (begun, goes_on) {
+            (Some(step), _) => step,
+            (None, Some((best, [draw, _]))) if computed + 1 == self.tokens.len() => {
+                let span = self.next_span(1, LogitsFor::Last);
+                let input = AheadInput { after: None, best, draw: &draw };
+                decoder.begin_step(span, input, experts, tap).inspect_err(|_| _ = self.cache.truncate(computed))?
+            }
+            _ => return Ok(None),
+        };
+        let goes_on = goes_on.filter(|_| !step.has_waited());
+        let behind = goes_on.and_then(|(best, [_, draw])| {
+            let input = AheadInput { after: Some(&step), best, draw: &draw };
+            // The next step meets the same error, if it is one that stays.
+            self.begin_behind(decoder, experts, input, tap).ok().map(|step| (step, best.clone()))
+        });
+        match decoder.finish_step(step, experts, tap) {
+            Ok(Some((logits, token))) => {
+                self.ahead_counts.steps += usize::from(behind.is_some());
+                self.ahead = behind.map(|(step, best)| AheadStep { step, best, token });
+                Ok(Some(logits))
+            }
+            other => {
+                self.cache.truncate(computed);
+                other.map(|_| None)
+            }
+        }
+    }
+
+    /// The step of the one pending token, if it was begun for a choice that reads the same logits; a step that was begun for another token
+    /// is dropped.
+    fn take_begun(&mut self, best: Option<&BestLogits>) -> Option<BegunStep> {
+        let last = self.tokens.last().copied();
+        let is_it = |ahead: &AheadStep| Some(ahead.token) == last && Some(&ahead.best) == best;
+        if self.pending() != 1 || !self.ahead.as_ref().is_some_and(is_it) {
+            self.drop_ahead();
+            return None;
+        }
+        self.cache.len += 1;
+        self.ahead.take().map(|ahead| ahead.step)
+    }
+
+    /// Whether a step can be begun behind the last token, before its token is known.
+    fn can_go_on(&self, decoder: &Decoder, experts: &mut dyn ExpertPath, best: &BestLogits) -> bool {
+        let horizon = (self.tokens.len() + 1).max(self.planned);
+        let has_room = self.remaining() > 0 && self.decode_from < self.tokens.len();
+        has_room
+            && decoder.runs_ahead(best)
+            && self.kv_is_valid(decoder, horizon)
+            // Experts of a token that does not become part of the text are computed as well.
+            && experts.may_compute_drafts()
+            && experts.exact().is_none()
+    }
+
+    /// Begins the step behind all tokens, whose rows do not count in the KV cache.
+    fn begin_behind(
+        &mut self,
+        decoder: &Decoder,
+        experts: &mut dyn ExpertPath,
+        input: AheadInput,
+        tap: &mut dyn Tap,
+    ) -> Result<BegunStep, ModelError> {
+        let len = self.cache.len;
+        let span = Span {
+            tokens: &UNKNOWN,
+            before: &self.tokens,
+            cache: &mut self.cache,
+            horizon: (self.tokens.len() + 1).max(self.planned),
+            logits_for: LogitsFor::Last,
+            origin: TokenOrigin { sequence: self.number, phase: TokenPhase::Decode },
+            hidden: None,
+        };
+        let begun = decoder.begin_step(span, input, experts, tap);
+        match begun.is_ok() {
+            true => self.cache.len = len,
+            false => _ = self.cache.truncate(len),
+        }
+        begun
+    }
+}
+
+/// Without a step that was begun.
+impl Clone for Sequence {
+    fn clone(&self) -> Self {
+        let mut clone = Sequence {
+            cache: self.cache.clone(),
+            tokens: self.tokens.clone(),
+            context: self.context,
+            prefill_tokens: self.prefill_tokens,
+            horizon: self.horizon,
+            planned: self.planned,
+            rewound: self.rewound,
+            decode_from: self.decode_from,
+            number: self.number,
+            times: self.times,
+            mtp: self.mtp.clone(),
+            ahead: None,
+            ahead_counts: self.ahead_counts,
+        };
+        if self.ahead.is_some() {
+            clone.cache.truncate(clone.cache.len);
+        }
+        clone
+    }
+}

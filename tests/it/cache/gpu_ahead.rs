@@ -1,0 +1,108 @@
+//! Steps that run ahead: the device begins them with a token that it has drawn itself, and no text changes.
+
+use serde_json::{Value, json};
+
+use super::gpu::{demo, no_emulator};
+use crate::serve::api::Server;
+use crate::support::{golden_models, larder_ok};
+
+/// Models whose layers read tokens, and not only their embedding: hashed experts, n-grams.
+const READ_TOKENS: [&str; 2] = ["deepseek_v4", "qwen4_exp"];
+
+/// How tokens are chosen: the best; drawn in three ways among the best; and the best, with drafts between.
+const CHOICES: [&[&str]; 5] = [
+    &["--temperature", "0", "--speculate", "off"],
+    &["--temperature", "0.8", "--top-k", "20", "--seed", "5", "--speculate", "off"],
+    &["--temperature", "1.5", "--top-k", "5", "--top-p", "0.9", "--seed", "6", "--speculate", "off"],
+    &["--temperature", "1.0", "--top-k", "30", "--min-p", "0.05", "--seed", "7", "--speculate", "off"],
+    &["--temperature", "0"],
+];
+
+fn run(store: &str, flags: &[&str]) -> Value {
+    let base = ["run", "-m", store, "-p", "a b a b a b", "--ignore-eos", "--json"];
+    serde_json::from_str(&larder_ok(&[&base[..], flags].concat())).unwrap()
+}
+
+#[test]
+fn steps_of_all_models_run_ahead_and_write_the_same() {
+    if no_emulator() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for golden in golden_models() {
+        let model = golden.file_name().unwrap().to_str().unwrap().to_owned();
+        let store = folder.path().join(&model);
+        let store = store.to_str().unwrap();
+        larder_ok(&["convert", golden.to_str().unwrap(), store]);
+        for (number, choice) in CHOICES.into_iter().enumerate() {
+            let tokens = if number == 0 { "60" } else { "30" };
+            let [here, there] = [&["--preload"][..], &["--device", "emulated"]]
+                .map(|place| run(store, &[choice, place, &["-n", tokens]].concat()));
+            assert_eq!(here["ids"], there["ids"], "{model} with {choice:?}");
+            let counted = |report: &Value, name: &str| report["ahead"][name].as_u64().unwrap();
+            let (steps, dropped) = (counted(&there, "steps"), counted(&there, "dropped"));
+            println!("{model}: {steps} steps ran ahead, {dropped} were dropped");
+            assert_eq!(counted(&here, "steps"), 0);
+            assert_eq!(dropped, 0, "{model} with {choice:?}: the device draws what the host draws");
+            // The device is filled first, and drafts leave few steps of one token.
+            let least =
+                if READ_TOKENS.contains(&&*model) || number == 4 { 0 } else { tokens.parse::<u64>().unwrap() / 2 };
+            assert!(steps >= least, "{model} with {choice:?}: {steps} steps");
+            assert!(steps == 0 || !READ_TOKENS.contains(&&*model), "{model}");
+        }
+    }
+}
+
+/// A token of a sequence goes on where another request came between; the answers are those of the processor.
+#[test]
+fn requests_that_come_between_change_no_answer() {
+    if no_emulator() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let golden = golden_models();
+    for name in ["olmoe", "qwen3_next"] {
+        let golden = golden.iter().find(|golden| golden.ends_with(name)).unwrap();
+        let store = folder.path().join(name);
+        larder_ok(&["convert", golden.to_str().unwrap(), store.to_str().unwrap()]);
+        let answers = [&["--preload"][..], &["--device", "emulated"]].map(|place| {
+            let server = Server::start(&store, &[place, &["--parallel", "2", "--context", "400"]].concat());
+            let ask = |prompt: String, tokens: usize| {
+                let body = json!({
+                    "prompt": prompt, "max_tokens": tokens, "temperature": 0.7, "top_k": 10, "seed": 3, "ignore_eos": true,
+                });
+                let answer = server.post("/v1/completions", body).json();
+                answer["choices"][0]["text"].as_str().unwrap_or_else(|| panic!("{answer}")).to_owned()
+            };
+            let texts: Vec<String> = std::thread::scope(|scope| {
+                let long = scope.spawn(|| ask("abc def ".repeat(5), 250));
+                let short: Vec<_> = (0..6).map(|i| ask(format!("{i} def"), 12)).collect();
+                [vec![long.join().unwrap()], short].concat()
+            });
+            let follows = ask(format!("{} ghi", "abc def ".repeat(5)), 20);
+            let counts = ["larder_ahead_steps_total", "larder_dropped_steps_total"].map(|name| server.metric(name));
+            println!("{name} {place:?}: {counts:?}");
+            (texts, follows, counts)
+        });
+        let [here, there] = answers;
+        assert_eq!((here.0, here.1), (there.0, there.1), "{name}");
+        assert_eq!(here.2, [0.0; 2]);
+        assert!(there.2[0] > 30.0, "{name}: {:?} steps ran ahead", there.2);
+    }
+}
+
+/// With all experts on the device its embedding is there too; with fewer, or where the model's layers read tokens, it is not.
+#[test]
+fn the_plan_says_where_the_embedding_is() {
+    if no_emulator() {
+        return;
+    }
+    let planned = |flags: &[&str]| {
+        let demo = demo();
+        let base = ["plan", "-m", &demo, "--device", "emulated", "--json"];
+        let plan: Value = serde_json::from_str(&larder_ok(&[&base[..], flags].concat())).unwrap();
+        plan["device"]["embedding_bytes"].clone()
+    };
+    assert_eq!(planned(&[]), json!(0), "the head has the same weights");
+    assert_eq!(planned(&["--vram-experts", "31"]), Value::Null);
+}

@@ -1,0 +1,146 @@
+//! Steps that run ahead on a device that sometimes draws another token, or fails: the text and all that follows are the same.
+
+use std::sync::Arc;
+
+use larder_core::{Gate, LayerIdx};
+use larder_engine::{AheadCounts, Decoding, Sampler, Sampling, Session, Speculation, TokenInput};
+use larder_model::{
+    AllResident, ComputeContext, DeviceMoeCall, DeviceOps, DeviceRows, ExpertPath, ModelError, MoeCall, OpsDouble,
+    Routed,
+};
+
+use super::speculation::{CONTEXT, PROMPT, tokenizer, ways, write_in};
+use crate::cache::attention::on_device_drawing_wrong;
+use crate::support::fixture;
+use crate::support::rig::model;
+
+/// Experts that a device chooses and computes, as far as the decoder can see.
+struct OnDouble {
+    experts: AllResident,
+    ops: Arc<OpsDouble>,
+}
+
+impl ExpertPath for OnDouble {
+    fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
+        self.experts.forward(call, out)
+    }
+
+    fn chooses_on_device(&mut self, _: LayerIdx, _: &Gate, tokens: usize) -> bool {
+        tokens == 1
+    }
+
+    fn begin_chosen(&mut self, call: &DeviceMoeCall) -> Result<DeviceRows, ModelError> {
+        let DeviceMoeCall { layer, gate, act, known, on_device, .. } = *call;
+        let [logits, x] = [call.logits, on_device.x].map(|rows| self.ops.peek(rows));
+        let mut out = vec![0.0; x.len()];
+        let (tokens, meanwhile) = (call.logits.rows, &|| ());
+        let call = MoeCall {
+            layer,
+            gate,
+            act,
+            logits: &logits,
+            x: &x,
+            on_device: None,
+            tokens,
+            known,
+            origins: &[],
+            meanwhile,
+        };
+        self.experts.forward(&call, &mut out)?;
+        let mut sums = self.ops.send(&out, out.len() / tokens)?;
+        for added in [on_device.shared, on_device.residual].into_iter().flatten() {
+            sums = self.ops.add(added, sums, 1.0)?;
+        }
+        Ok(sums)
+    }
+}
+
+/// Attention over few and over many heads, sinks, a latent, factors, states that cannot go back freely.
+const MODELS: [&str; 8] =
+    ["olmoe", "gpt_oss", "gemma4_text", "granitemoe", "deepseek_v3", "qwen3_next", "jamba", "granitemoehybrid"];
+
+#[test]
+fn texts_are_those_without_whatever_the_device_draws() {
+    let mut all = AheadCounts::default();
+    for name in MODELS {
+        let folder = fixture("golden").join(name);
+        let (model, tokenizer) = (model(&folder), tokenizer(&folder));
+        for wrong in [0, 3] {
+            let (compute, ops) = on_device_drawing_wrong(0, wrong);
+            let decoder = model.decoder_by(ComputeContext { kv_device_layers: usize::MAX, ..compute }).unwrap();
+            decoder.place_embedding().unwrap();
+            let mut there = OnDouble { experts: model.resident(), ops };
+            for (at, way) in ways().into_iter().enumerate() {
+                let mut here = model.resident();
+                let [of_host, of_device]: [(_, AheadCounts); 2] = [
+                    {
+                        let mut session = Session::new(&model.decoder, &mut here, CONTEXT);
+                        let (written, _) = write_in(&mut session, &tokenizer, way, Speculation::Off);
+                        (written, session.sequence().ahead_counts())
+                    },
+                    {
+                        let mut session = Session::new(&decoder, &mut there, CONTEXT);
+                        let (written, _) = write_in(&mut session, &tokenizer, way, Speculation::Auto);
+                        (written, session.sequence().ahead_counts())
+                    },
+                ];
+                assert_eq!(of_host.0, of_device.0, "{name}: way {at}, every {wrong}th draw is wrong");
+                let counts = of_device.1;
+                assert_eq!(of_host.1, AheadCounts::default());
+                let penalised = way.sampling.repetition_penalty != 1.0;
+                assert_eq!(counts.steps == 0, penalised, "{name}: way {at}: {counts:?}");
+                let drops = counts.dropped * 5 > counts.steps || counts.steps < 10;
+                assert!(wrong == 0 || penalised || drops, "{name}: way {at}: {counts:?}");
+                all += counts;
+            }
+        }
+    }
+    println!("{all:?}");
+    assert!(all.dropped > 500, "{all:?}");
+}
+
+/// The tokens behind a prompt, and how often a step failed and was asked for again.
+fn persistently<P: ExpertPath>(session: &mut Session<P>, tokens: usize) -> (Vec<u32>, usize) {
+    let (mut sampler, mut failures) = (Sampler::new(Sampling::default(), 0).unwrap(), 0);
+    let logits = loop {
+        match session.forward(&TokenInput::prompt(&PROMPT), &mut ()) {
+            Ok(logits) => break logits,
+            Err(_) => failures += 1,
+        }
+    };
+    let mut decoding = Decoding::new(session, logits.into(), &Speculation::Off.into());
+    let mut ids = Vec::new();
+    for room in (0..tokens).rev() {
+        let id = sampler.sample_row(decoding.logits(), &[]).unwrap();
+        ids.push(id);
+        decoding.settle();
+        while let Err(error) = decoding.next(id, room, &mut sampler, &mut ()) {
+            assert!(matches!(error, ModelError::Device(_)), "{error:?}");
+            failures += 1;
+            assert!(failures < 1000);
+        }
+    }
+    (ids, failures)
+}
+
+#[test]
+fn a_step_that_fails_is_an_error_and_nothing_is_lost() {
+    for name in ["olmoe", "qwen3_next"] {
+        let model = model(&fixture("golden").join(name));
+        let want = persistently(&mut Session::new(&model.decoder, &mut model.resident(), CONTEXT), 60);
+        let (mut all, mut ahead) = (0, 0);
+        for failing in [9, 14, 25, 40] {
+            let (compute, ops) = on_device_drawing_wrong(failing, 0);
+            let decoder = model.decoder_by(ComputeContext { kv_device_layers: usize::MAX, ..compute }).unwrap();
+            decoder.place_embedding().unwrap();
+            let mut there = OnDouble { experts: model.resident(), ops };
+            let mut session = Session::new(&decoder, &mut there, CONTEXT);
+            let (ids, failures) = persistently(&mut session, 60);
+            assert_eq!(ids, want.0, "{name}: every {failing}th call of attention fails");
+            all += failures;
+            ahead += session.sequence().ahead_counts().steps;
+        }
+        println!("{name}: {all} failures, {ahead} steps ran ahead");
+        assert!(want.1 == 0 && all > 10 && ahead > 50, "{all} failures, {ahead} steps ran ahead");
+    }
+}
