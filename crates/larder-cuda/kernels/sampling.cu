@@ -101,38 +101,124 @@ static_assert(sizeof(DrawKernelArgs) == 24, "must match the layout in Rust");
 // The most logits of a draw: a thread has one.
 constexpr u32 DRAWN_AMONG = 128;
 
-// The number of those of `count` weights, in falling order, that a draw is among.
-__device__ inline u32 drawn_among(const double *weights, u32 count, const DrawKernelArgs &by) {
-    if (by.top_p != 1.0f) {
-        double all = 0.0, before = 0.0;
-        for (u32 i = 0; i < count; i++) all += weights[i];
+// e^((logit - best) / temperature)
+__device__ inline double weight_of_logit(float logit, float best, float temperature) {
+    return exp(((double)logit - (double)best) / (double)temperature);
+}
+
+// The sum of the weights of each slice of a row, of `each` logits. A warp has a slice.
+extern "C" __global__ void weigh_slices(
+    const float *x, const u32 *found, const DrawKernelArgs *draw, double *sums, u32 width, u32 slices, u32 each, u32 most) {
+    u32 slice = group_of_warp(), lane = threadIdx.x % WARP;
+    if (slice >= slices) return;
+    float best = minus_infinity();
+    for (u32 i = lane; i < min(found[0], most); i += WARP) best = larger(best, __uint_as_float(found[2 + 2 * i]));
+    for (int by = WARP / 2; by > 0; by /= 2) best = larger(best, __shfl_xor_sync(ALL, best, by));
+    double sum = 0.0;
+    u32 from = slice * each, end = from + each < width ? from + each : width;
+    for (u32 i = from + lane; i < end; i += WARP) sum += weight_of_logit(x[i], best, draw->temperature);
+    for (int by = WARP / 2; by > 0; by /= 2) sum += __shfl_xor_sync(ALL, sum, by);
+    if (lane == 0) sums[slice] = sum;
+}
+
+// Where a token is drawn from: the best logits, with their weights, in falling order; and if it is drawn from all of a row, these and the sums
+// of their slices.
+struct Candidates {
+    const u32 *ids;
+    const double *weights;
+    u32 count;
+    const float *all;
+    const double *sums;
+    u32 slices;
+    u32 each;
+    u32 width;
+
+    // The first of the best that do not have `enough` weight before them.
+    __device__ u32 with_weight(double enough) const {
+        double before = 0.0;
         u32 kept = 0;
-        while (kept < count && before < (double)by.top_p * all) before += weights[kept++];
-        count = kept;
+        while (kept < count && before < enough) before += weights[kept++];
+        return kept;
     }
-    while (by.min_p > 0.0f && count > 0 && weights[count - 1] < (double)by.min_p) count--;
-    return count;
-}
 
-// The place of the one that is drawn.
-__device__ inline u32 drawn_place(const double *weights, u32 count, double unit) {
-    double all = 0.0;
-    u32 last = 0;
-    for (u32 i = 0; i < count; i++) {
-        all += weights[i];
-        if (weights[i] > 0.0) last = i;
+    // The place among the first `kept` that a draw meets.
+    __device__ u32 drawn_place(u32 kept, double unit) const {
+        double total = 0.0;
+        u32 last = 0;
+        for (u32 i = 0; i < kept; i++) {
+            total += weights[i];
+            if (weights[i] > 0.0) last = i;
+        }
+        double left = unit * total;
+        for (u32 i = 0; i < kept; i++) {
+            left -= weights[i];
+            if (left < 0.0) return i;
+        }
+        return last;
     }
-    double left = unit * all;
-    for (u32 i = 0; i < count; i++) {
-        left -= weights[i];
-        if (left < 0.0) return i;
-    }
-    return last;
-}
 
-// Draws a token among the best logits of a row, as a sampler does that has only these: out is its id, then `found`, a row that
-// collect_best has written, of 1 + 2 * `most` words. One block of DRAWN_AMONG threads, and at most one less are in the row.
-extern "C" __global__ void draw_token(const u32 *found, const DrawKernelArgs *draw, u32 *out, u32 most) {
+    // As drawn_place, in the order of ids.
+    __device__ u32 drawn_by_id(u32 kept, double unit) const {
+        double left = 0.0;
+        for (u32 i = 0; i < kept; i++) left += weights[i];
+        left *= unit;
+        u32 place = 0;
+        for (u32 n = 0; n < kept; n++) {
+            // The next id.
+            u32 next = kept;
+            for (u32 i = 0; i < kept; i++) {
+                bool is_behind = n == 0 || ids[i] > ids[place];
+                if (is_behind && (next == kept || ids[i] < ids[next])) next = i;
+            }
+            place = next;
+            left -= weights[place];
+            if (left < 0.0) break;
+        }
+        return place;
+    }
+
+    __device__ double sum_of_all() const {
+        double sum = 0.0;
+        for (u32 i = 0; i < slices; i++) sum += sums[i];
+        return sum;
+    }
+
+    // The token of all that a draw meets, in the order of ids; `best` is the highest logit.
+    __device__ u32 drawn_of_all(const DrawKernelArgs &by, float best) const {
+        double left = by.unit * sum_of_all();
+        u32 slice = 0;
+        while (slice + 1 < slices && left - sums[slice] >= 0.0) left -= sums[slice++];
+        u32 end = (slice + 1) * each < width ? (slice + 1) * each : width, last = ids[0];
+        for (u32 id = slice * each; id < end; id++) {
+            double weight = weight_of_logit(all[id], best, by.temperature);
+            left -= weight;
+            if (weight > 0.0) last = id;
+            if (left < 0.0) break;
+        }
+        return last;
+    }
+
+    __device__ u32 drawn(const DrawKernelArgs &by, float best) const {
+        u32 kept = count;
+        if (by.top_p != 1.0f) kept = with_weight((double)by.top_p * (all ? sum_of_all() : sum_of_best()));
+        else if (all && by.min_p == 0.0f) return drawn_of_all(by, best);
+        while (by.min_p > 0.0f && kept > 0 && weights[kept - 1] < (double)by.min_p) kept--;
+        bool by_id = all && by.top_p == 1.0f;
+        return kept == 0 ? ids[0] : ids[by_id ? drawn_by_id(kept, by.unit) : drawn_place(kept, by.unit)];
+    }
+
+    __device__ double sum_of_best() const {
+        double sum = 0.0;
+        for (u32 i = 0; i < count; i++) sum += weights[i];
+        return sum;
+    }
+};
+
+// Draws a token as a sampler does, among the best logits of a row or, if there is `all` of it, among these too: out is its id, then `found`,
+// a row that collect_best has written, of 1 + 2 * `most` words. One block of DRAWN_AMONG threads, and at most one less are in the row.
+extern "C" __global__ void draw_token(
+    const u32 *found, const DrawKernelArgs *draw, u32 *out, u32 most, const float *all, const double *sums, u32 width, u32 slices,
+    u32 each) {
     __shared__ u32 ids[DRAWN_AMONG];
     __shared__ float logits[DRAWN_AMONG];
     __shared__ double weights[DRAWN_AMONG];
@@ -152,18 +238,15 @@ extern "C" __global__ void draw_token(const u32 *found, const DrawKernelArgs *dr
         logits[rank] = __uint_as_float(found[2 + 2 * own]);
     }
     __syncthreads();
-    if (own < count) weights[own] = exp(((double)logits[own] - (double)logits[0]) / (double)by.temperature);
+    if (own < count) weights[own] = weight_of_logit(logits[own], logits[0], by.temperature);
     __syncthreads();
     if (own != 0) return;
-    u32 place = 0;
-    if (count > 0 && by.temperature != 0.0f) {
-        // Those that are equal to the last of the best k are kept.
-        if (by.top_k < count) {
-            u32 k = by.top_k;
-            while (k < count && logits[k] >= logits[by.top_k - 1]) k++;
-            count = k;
-        }
-        place = drawn_place(weights, drawn_among(weights, count, by), by.unit);
+    // Those that are equal to the last of the best k are kept.
+    if (!all && by.temperature != 0.0f && by.top_k < count) {
+        u32 k = by.top_k;
+        while (k < count && logits[k] >= logits[by.top_k - 1]) k++;
+        count = k;
     }
-    out[0] = count > 0 ? ids[place] : 0;
+    Candidates candidates = {ids, weights, count, all, sums, slices, each, width};
+    out[0] = count == 0 ? 0 : by.temperature == 0.0f ? ids[0] : candidates.drawn(by, logits[0]);
 }

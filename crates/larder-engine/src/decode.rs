@@ -36,7 +36,7 @@ pub trait TokenChoice {
     /// The logits that it reads of the last tokens of a sequence, whose tokens are these parts; `None` for all.
     fn best(&mut self, tokens: &[&[u32]]) -> Option<BestLogits>;
 
-    /// What it draws the next token by, and the one behind it, if it draws among the [`best`](Self::best) alone.
+    /// What it draws the next token by, and the one behind it; `None` if it draws from other logits than the model's.
     fn draws(&self) -> Option<[TokenDraw; 2]> {
         None
     }

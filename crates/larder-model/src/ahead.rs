@@ -6,10 +6,13 @@ use crate::device::{DeviceOps, DeviceRows, TokenDraw};
 use crate::error::{ModelError, Result};
 use crate::experts::ExpertPath;
 use crate::hidden::Hidden;
-use crate::logits::{BestLogits, Logits, found_in, is_less};
+use crate::logits::{BEST_MOST, BestLogits, Logits, found_in, is_less};
 use crate::stack::Stack;
 use crate::step::Span;
 use crate::tap::{Phase, PhaseClock, Tap};
+
+/// Where all logits are read, the device draws among them, with top-p among as many of the best as it finds.
+const AMONG_ALL: BestLogits = BestLogits { count: BEST_MOST, also: Vec::new() };
 
 /// A step of one token that a device is computing.
 pub struct BegunStep {
@@ -17,6 +20,8 @@ pub struct BegunStep {
     drawn: DeviceRows,
     /// The number of the copy of them.
     copy: usize,
+    /// All logits and the number of their copy, if they are wanted.
+    all: Option<(DeviceRows, usize)>,
     /// Whether the host has waited for the device meanwhile.
     waited: bool,
 }
@@ -34,8 +39,8 @@ impl BegunStep {
 pub struct AheadInput<'a> {
     /// The step that draws the token, if it is not known; then the token of the span is any one.
     pub after: Option<&'a BegunStep>,
-    /// The logits that the choice of the next token reads.
-    pub best: &'a BestLogits,
+    /// The logits that the choice of the next token reads; `None` for all.
+    pub best: Option<&'a BestLogits>,
     /// What that token is drawn by.
     pub draw: &'a TokenDraw,
 }
@@ -49,15 +54,20 @@ impl Decoder {
         }
     }
 
-    /// Whether steps whose choice reads these logits can be [begun](Self::begin_step) before the token before is known.
-    pub fn runs_ahead(&self, best: &BestLogits) -> bool {
+    /// Whether steps whose choice reads these logits, `None` for all, can be [begun](Self::begin_step) before the token before is known.
+    pub fn runs_ahead(&self, best: Option<&BestLogits>) -> bool {
         let Stack { embed, head, norm, streams, vocab, .. } = &self.stack;
         let on_device = head.compute().device_ops.is_some()
             && head.is_on_device()
             && embed.is_on_device()
             && norm.for_devices().is_some()
             && streams.as_ref().is_none_or(|streams| streams.merge.is_on_device());
-        on_device && best.also.is_empty() && is_less(best, *vocab) && self.stack.runs_ahead()
+        let reads = match best {
+            Some(best) => best.also.is_empty() && is_less(best, *vocab),
+            // The device may draw another token, which takes long where a state has to go back.
+            None => is_less(&AMONG_ALL, *vocab) && self.rewinds_freely(),
+        };
+        on_device && reads && self.stack.runs_ahead()
     }
 
     /// Begins a step of one token, of whose logits the best are asked for: appends it to the KV cache, and returns while the device computes
@@ -105,10 +115,13 @@ impl Decoder {
             x = streams.merge.begin(x, ops)?;
         }
         let logits = self.begin_head(norm.begin(x, ops)?, ops)?.ok_or_else(not_ahead)?;
-        let drawn = ops.draw(ops.find_best(logits, input.best.count)?, input.draw)?;
+        let found = ops.find_best(logits, input.best.unwrap_or(&AMONG_ALL).count)?;
+        let all = if input.best.is_none() { Some(logits) } else { None };
+        let drawn = ops.draw(found, all, input.draw)?;
         let copy = ops.begin_copy(drawn)?;
+        let all = all.map(|all| Ok::<_, ModelError>((all, ops.begin_copy(all)?))).transpose()?;
         clock.lap(Phase::EmbedAndHead, tap);
-        Ok(BegunStep { drawn, copy, waited: ops.waits() > waits })
+        Ok(BegunStep { drawn, copy, all, waited: ops.waits() > waits })
     }
 
     /// The embedding `[1, streams · hidden]` of a token that a device has drawn.
@@ -136,12 +149,17 @@ impl Decoder {
     ) -> Result<Option<(Logits, u32)>> {
         let Some(ops) = &self.stack.head.compute().device_ops else { return Ok(None) };
         let mut clock = PhaseClock::start();
-        let mut row = vec![0.0; step.drawn.width];
-        ops.end_copy(step.copy, &mut row).inspect_err(|_| self.drop_steps())?;
+        let received = |rows: DeviceRows, copy| {
+            let mut row = vec![0.0; rows.width];
+            ops.end_copy(copy, &mut row).inspect_err(|_| self.drop_steps()).map(|()| row)
+        };
+        let row = received(step.drawn, step.copy)?;
+        let all = step.all.map(|(rows, copy)| received(rows, copy)).transpose()?;
         experts.count_chosen();
         clock.lap(Phase::EmbedAndHead, tap);
-        let (token, found) = (row[0].to_bits(), found_in(&row[1..], std::iter::empty()));
-        Ok(found.map(|found| (Logits::Best(vec![found]), token)))
+        let found = || found_in(&row[1..], std::iter::empty()).map(|found| Logits::Best(vec![found]));
+        let logits = all.map(Logits::All).or_else(found);
+        Ok(logits.map(|logits| (logits, row[0].to_bits())))
     }
 
     /// Waits for steps that were begun and are not finished; their results are dropped. The caller drops their tokens from the KV cache.

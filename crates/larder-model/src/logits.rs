@@ -17,7 +17,7 @@ use crate::tap::Tap;
 /// The most rows of logits that are a part of a chain, whose memory stays allocated.
 const CHAIN_LOGITS: usize = 16;
 /// The most of the best logits that a device looks for: it may find a few more than asked for.
-const BEST_MOST: usize = BEST_FOUND / 2;
+pub(crate) const BEST_MOST: usize = BEST_FOUND / 2;
 
 /// Logits of some tokens, as a step returns them.
 #[derive(Clone, PartialEq, Debug)]

@@ -17,6 +17,7 @@ use crate::job::{GenerationEvent, GenerationJob, GenerationSummary, SampledToken
 use crate::logprobs::{PromptEcho, sampled_token};
 use crate::model::ServedModel;
 use crate::slots::BusySlot;
+use crate::turn::{NewToken, Turn};
 
 /// Events that a turn may send: an echoed prompt, text, and the end. One more place is kept for the last event.
 const EVENTS_PER_TURN: usize = 4;
@@ -83,28 +84,6 @@ impl ClientWatch {
     pub fn is_wanted(&self) -> bool {
         !self.events.is_closed() && Instant::now() < self.deadline
     }
-}
-
-/// What a request does before a step.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Turn {
-    /// It has tokens for the step: its prompt, or the token that it has generated now.
-    Ready(Option<NewToken>),
-    /// It has generated a token that the last step has computed already, as a draft.
-    Accepted(NewToken),
-    /// Nothing: the client has not yet taken the text that was sent.
-    Stalled,
-    /// The request is complete, cancelled or failed.
-    Finished(Option<NewToken>),
-}
-
-/// A token has been generated.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct NewToken {
-    /// Time since the request's last token; from the request on if it is its first.
-    pub after: Duration,
-    /// Whether it is the request's first.
-    pub is_first: bool,
 }
 
 impl<'m> ActiveRequest<'m> {
@@ -278,7 +257,7 @@ impl<'m> ActiveRequest<'m> {
         let has_logits = logits_for != LogitsFor::None && self.sequence.next_tokens(most) == self.sequence.pending();
         let best = if has_logits && !reads_all { self.writer.best(&[self.sequence.tokens()]) } else { None };
         // The logits of the step are for one more token.
-        let goes_on = self.goes_on && best.is_some() && self.writer.remaining() > 1;
+        let goes_on = self.goes_on && has_logits && self.exact.is_none() && self.writer.remaining() > 1;
         let draws = if goes_on { self.writer.draws() } else { None };
         StepPart { sequence: &mut self.sequence, most, logits_for, best, draws }
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use larder_engine::{LossMeter, Speculation, StepPart, step};
 use larder_model::{Decoder, ExpertPath, Logits, ModelError, TokenPhase};
 
-use crate::active::{ActiveRequest, Turn};
+use crate::active::ActiveRequest;
 use crate::embedding::StepTap;
 use crate::engine::Engine;
 use crate::error::ApiError;
@@ -17,6 +17,7 @@ use crate::schedule::{KvMemory, MadeRoom, PromptPace, shares};
 use crate::server::ServerState;
 use crate::sessions::Sessions;
 use crate::slots::ServerSlots;
+use crate::turn::Turn;
 
 /// Longest wait for a new request while none is active.
 const IDLE: Duration = Duration::from_millis(500);

@@ -55,6 +55,7 @@ mod sessions;
 mod slots;
 #[cfg(feature = "tls")]
 mod tls;
+mod turn;
 mod upstream;
 
 pub use engine::{Engine, EngineStatus, ExpectedLoss, LayerVisit, RoutingChange, RoutingQuality};

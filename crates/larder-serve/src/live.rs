@@ -10,9 +10,9 @@ use larder_engine::{OutputLoss, Welcome};
 use serde_json::{Value, json};
 use tokio::sync::broadcast;
 
-use crate::active::NewToken;
 use crate::engine::{EngineStatus, LayerVisit};
 use crate::model::ServedModel;
+use crate::turn::NewToken;
 
 /// Events buffered for a listener that lags; it misses older ones.
 const BACKLOG: usize = 64;

@@ -281,7 +281,7 @@ fn head(out: &mut String, name: &str, kind: &str, help: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::active::NewToken;
+    use crate::turn::NewToken;
 
     #[test]
     fn the_buckets_add_up() {

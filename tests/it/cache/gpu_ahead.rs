@@ -9,13 +9,16 @@ use crate::support::{golden_models, larder_ok};
 /// Models whose layers read tokens, and not only their embedding: hashed experts, n-grams.
 const READ_TOKENS: [&str; 2] = ["deepseek_v4", "qwen4_exp"];
 
-/// How tokens are chosen: the best; drawn in three ways among the best; and the best, with drafts between.
-const CHOICES: [&[&str]; 5] = [
+/// How tokens are chosen: the best; drawn in three ways among the best; the best, with drafts between; and drawn in three ways among all.
+const CHOICES: [&[&str]; 8] = [
     &["--temperature", "0", "--speculate", "off"],
     &["--temperature", "0.8", "--top-k", "20", "--seed", "5", "--speculate", "off"],
     &["--temperature", "1.5", "--top-k", "5", "--top-p", "0.9", "--seed", "6", "--speculate", "off"],
     &["--temperature", "1.0", "--top-k", "30", "--min-p", "0.05", "--seed", "7", "--speculate", "off"],
     &["--temperature", "0"],
+    &["--temperature", "0.9", "--seed", "8", "--speculate", "off"],
+    &["--temperature", "0.2", "--top-p", "0.9", "--seed", "9", "--speculate", "off"],
+    &["--temperature", "0.2", "--min-p", "0.1", "--seed", "10", "--speculate", "off"],
 ];
 
 fn run(store: &str, flags: &[&str]) -> Value {
@@ -34,6 +37,8 @@ fn steps_of_all_models_run_ahead_and_write_the_same() {
         let store = folder.path().join(&model);
         let store = store.to_str().unwrap();
         larder_ok(&["convert", golden.to_str().unwrap(), store]);
+        let config: Value = serde_json::from_slice(&std::fs::read(golden.join("config.json")).unwrap()).unwrap();
+        let rewinds = larder_model::rewinds_freely(&config).unwrap();
         for (number, choice) in CHOICES.into_iter().enumerate() {
             let tokens = if number == 0 { "60" } else { "30" };
             let [here, there] = [&["--preload"][..], &["--device", "emulated"]]
@@ -43,12 +48,13 @@ fn steps_of_all_models_run_ahead_and_write_the_same() {
             let (steps, dropped) = (counted(&there, "steps"), counted(&there, "dropped"));
             println!("{model}: {steps} steps ran ahead, {dropped} were dropped");
             assert_eq!(counted(&here, "steps"), 0);
-            assert_eq!(dropped, 0, "{model} with {choice:?}: the device draws what the host draws");
+            // With top-p or min-p and without top-k, more tokens of these random models are likely than a device looks at, and it stops.
+            assert!(dropped <= if number < 6 { 0 } else { 8 }, "{model} with {choice:?}: {dropped} dropped");
+            let none = READ_TOKENS.contains(&&*model) || number > 4 && !rewinds;
+            assert!(steps == 0 || !none, "{model} with {choice:?}: {steps} steps");
             // The device is filled first, and drafts leave few steps of one token.
-            let least =
-                if READ_TOKENS.contains(&&*model) || number == 4 { 0 } else { tokens.parse::<u64>().unwrap() / 2 };
+            let least = if none || number == 4 || number > 5 { 0 } else { tokens.parse::<u64>().unwrap() / 2 };
             assert!(steps >= least, "{model} with {choice:?}: {steps} steps");
-            assert!(steps == 0 || !READ_TOKENS.contains(&&*model), "{model}");
         }
     }
 }
@@ -105,4 +111,24 @@ fn the_plan_says_where_the_embedding_is() {
     };
     assert_eq!(planned(&[]), json!(0), "the head has the same weights");
     assert_eq!(planned(&["--vram-experts", "31"]), Value::Null);
+}
+
+/// A model that was trained has few likely tokens: the device draws what the host draws, also where it looks at the best ones alone.
+#[test]
+fn a_trained_model_drops_hardly_a_step() {
+    if no_emulator() {
+        return;
+    }
+    let demo = demo();
+    for choice in [&["--temperature", "1"][..], &["--top-p", "0.95"], &["--min-p", "0.1"], &["--top-k", "20"]] {
+        let base =
+            ["run", "-m", &demo, "-p", "The old man looked at the door, and", "--seed", "9", "--speculate", "off"];
+        let plain = ["--repetition-penalty", "1", "--ignore-eos", "--json", "-n", "120"];
+        let [here, there] = [&["--preload"][..], &["--device", "emulated"]].map(|place| -> Value {
+            serde_json::from_str(&larder_ok(&[&base[..], &plain, choice, place].concat())).unwrap()
+        });
+        assert_eq!(here["ids"], there["ids"], "{choice:?}");
+        let [steps, dropped] = ["steps", "dropped"].map(|name| there["ahead"][name].as_u64().unwrap());
+        assert!(steps > 90 && dropped * 20 <= steps, "{choice:?}: {dropped} of {steps} dropped");
+    }
 }

@@ -50,7 +50,7 @@ pub fn all_kernels() -> Vec<&'static str> {
 
 /// Those that are no products.
 #[cfg(all(test, feature = "cuda"))]
-const OTHER_KERNELS: [&str; 73] = [
+const OTHER_KERNELS: [&str; 74] = [
     "silu",
     "gelu",
     "gelu_tanh",
@@ -106,6 +106,7 @@ const OTHER_KERNELS: [&str; 73] = [
     "choose_experts",
     "best_of_slices",
     "collect_best",
+    "weigh_slices",
     "draw_token",
     "take_out",
     "new_heads_f32",

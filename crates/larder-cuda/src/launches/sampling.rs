@@ -39,6 +39,11 @@ impl BestArgs {
         [each, self.width.div_ceil(each)]
     }
 
+    /// Bytes of the sum of the weights of each slice.
+    pub fn sums_bytes(&self) -> usize {
+        8 * self.slices()[1] as usize
+    }
+
     /// Bytes of the best value of each slice.
     pub fn maxima_bytes(&self) -> usize {
         4 * (self.rows * self.slices()[1]) as usize
@@ -73,10 +78,19 @@ impl DrawArgs {
 }
 
 impl Launches {
-    /// Draws a token among at most `most` found values, by settings at address `draw`.
-    pub fn draw_token(&self, [found, draw, out]: [u64; 3], most: u32) -> Result<()> {
-        let [found, draw, out] = [found, draw, out].map(Argument::Address);
-        self.launch("draw_token", [1, 1], DRAWN_AMONG, &[found, draw, out, Argument::Word(most)])
+    /// Draws a token among the found values of a row, and of all of it if `sums` is not 0, by settings at address `draw`.
+    pub fn draw_token(&self, args: &BestArgs, draw: u64, sums: u64, out: u64) -> Result<()> {
+        let [each, slices] = args.slices();
+        let [x, found, draw, sums_at, out] = [args.x, args.found, draw, sums, out].map(Argument::Address);
+        let [width, slice_count, each, most] = [args.width, slices, each, args.most].map(Argument::Word);
+        let mut all = Argument::Address(0);
+        if sums != 0 {
+            all = x;
+            let arguments = [x, found, draw, sums_at, width, slice_count, each, most];
+            self.launch("weigh_slices", [slices.div_ceil(WARPS), 1], 32 * WARPS, &arguments)?;
+        }
+        let arguments = [found, draw, out, most, all, sums_at, width, slice_count, each];
+        self.launch("draw_token", [1, 1], DRAWN_AMONG, &arguments)
     }
 
     /// Takes `count` values out of each row.

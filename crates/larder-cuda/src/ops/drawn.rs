@@ -2,25 +2,34 @@
 
 use larder_model::{BEST_FOUND, DeviceDraw, DeviceRows, TokenDraw};
 
-use super::{GpuOps, Staging, State};
+use super::{COPIES, GpuOps, Staging, State};
 use crate::error::{GpuError, Result};
 use crate::launch_queue::LaunchQueue;
-use crate::launches::{DrawArgs, ProductKernelArgs, word};
+use crate::launches::{BestArgs, DrawArgs, ProductKernelArgs, word};
 
 /// Values of a row that the search for the best logits returns.
 const FOUND: usize = 1 + 2 * BEST_FOUND;
 
 impl State {
-    fn draw(&mut self, queue: &LaunchQueue, found: DeviceRows, draw: &TokenDraw) -> Result<DeviceRows> {
+    fn draw(
+        &mut self,
+        queue: &LaunchQueue,
+        found: DeviceRows,
+        all: Option<DeviceRows>,
+        draw: &TokenDraw,
+    ) -> Result<DeviceRows> {
         let TokenDraw { temperature, top_k, top_p, min_p, unit } = *draw;
         if (found.rows, found.width) != (1, FOUND) {
             return Err(GpuError::Unsupported(format!("no token can be drawn from the rows {found:?}")));
         }
         let args = DrawArgs { unit, temperature, top_p, min_p, top_k: word(top_k)? }.to_bytes();
         let staged = self.stage(queue, &args, Staging::Steady)?;
-        let found_at = self.at(found)?;
+        let (found, x) = (self.at(found)?, all.map_or(Ok(0), |all| self.at(all))?);
+        let width = word(all.map_or(1, |all| all.width))?;
+        let args = BestArgs { x, maxima: 0, found, rows: 1, width, best: 0, most: word(BEST_FOUND)? };
         let (drawn, out) = self.result(1, 1 + FOUND)?;
-        self.launches.draw_token([found_at, staged, out], word(BEST_FOUND)?)?;
+        let sums = if all.is_some() { self.chains[0].results.take(args.sums_bytes())? } else { 0 };
+        self.launches.draw_token(&args, staged, sums, out)?;
         Ok(drawn)
     }
 
@@ -35,25 +44,25 @@ impl State {
     fn begin_copy(&mut self, rows: DeviceRows) -> Result<usize> {
         let at = self.at(rows)?;
         self.copies += 1;
-        let download = &mut self.copied[self.copies % 2];
+        let download = &mut self.copied[self.copies % COPIES];
         download.begin(at, 4 * rows.rows * rows.width)?;
         Ok(self.copies)
     }
 
     fn end_copy(&mut self, copy: usize, out: &mut [f32]) -> Result<()> {
-        if copy > self.copies || copy + 2 <= self.copies {
+        if copy > self.copies || copy + COPIES <= self.copies {
             return Err(GpuError::Unsupported(format!("copy {copy} of {} is not in flight", self.copies)));
         }
         self.waits += 1;
-        let bytes = self.copied[copy % 2].end(size_of_val(out))?;
+        let bytes = self.copied[copy % COPIES].end(size_of_val(out))?;
         out.copy_from_slice(bytemuck::cast_slice(bytes));
         Ok(())
     }
 }
 
 impl DeviceDraw for GpuOps {
-    fn draw(&self, found: DeviceRows, draw: &TokenDraw) -> larder_model::Result<DeviceRows> {
-        Ok(self.lock().draw(&self.queue, found, draw)?)
+    fn draw(&self, found: DeviceRows, all: Option<DeviceRows>, draw: &TokenDraw) -> larder_model::Result<DeviceRows> {
+        Ok(self.lock().draw(&self.queue, found, all, draw)?)
     }
 
     fn row_of(&self, matrix: usize, number: DeviceRows) -> larder_model::Result<DeviceRows> {

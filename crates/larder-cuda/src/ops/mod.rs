@@ -29,6 +29,9 @@ use chain::Chain;
 use products::ListKey;
 use receive::BegunCopy;
 
+/// The most copies in flight that are waited for one by one: of drawn tokens and logits, of two steps.
+const COPIES: usize = 4;
+
 /// The place of bytes that are staged before a launch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Staging {
@@ -68,8 +71,8 @@ struct State {
     download: Download,
     /// The copy of rows that is in flight.
     begun: Option<BegunCopy>,
-    /// The copies of drawn tokens, of which every other one has the first, and their number so far.
-    copied: [Download; 2],
+    /// The copies that were begun last, and their number so far.
+    copied: [Download; COPIES],
     copies: usize,
     /// How often the host has waited.
     waits: u64,
@@ -82,6 +85,7 @@ impl GpuOps {
         attention: Arc<GpuAttention>,
     ) -> Result<Self> {
         let driver: &Arc<dyn Driver> = &(queue.clone() as _);
+        let download = || Download::new(driver);
         let state = State {
             launches: Launches::new(driver),
             kept: Vec::new(),
@@ -94,9 +98,9 @@ impl GpuOps {
             lists: HashMap::new(),
             failures: 0,
             staging: Upload::new(driver)?,
-            download: Download::new(driver)?,
+            download: download()?,
             begun: None,
-            copied: [Download::new(driver)?, Download::new(driver)?],
+            copied: [download()?, download()?, download()?, download()?],
             copies: 0,
             waits: 0,
         };

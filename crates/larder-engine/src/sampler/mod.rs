@@ -180,6 +180,17 @@ impl Sampler {
         least
     }
 
+    /// Whether tokens that occurred are less likely.
+    fn has_penalties(&self) -> bool {
+        let Sampling { repetition_penalty, frequency_penalty, presence_penalty, .. } = self.sampling;
+        (repetition_penalty, frequency_penalty, presence_penalty) != (1.0, 0.0, 0.0)
+    }
+
+    /// Whether it draws from other logits than the model's.
+    fn changes_logits(&self) -> bool {
+        self.has_penalties() || !self.bias.is_empty()
+    }
+
     /// Draws one of the candidates, the best of whose logits is `best`.
     fn draw_candidate(&mut self, best: f32) -> u32 {
         self.weigh(best);
@@ -248,14 +259,13 @@ impl Sampler {
 impl TokenChoice for Sampler {
     /// The best tokens, if no others count, and all whose logits are changed.
     fn best(&mut self, tokens: &[&[u32]]) -> Option<BestLogits> {
-        let Sampling { temperature, top_k, repetition_penalty, frequency_penalty, presence_penalty, .. } =
-            self.sampling;
+        let Sampling { temperature, top_k, .. } = self.sampling;
         let count = if temperature == 0.0 { 1 } else { top_k };
         if count == 0 {
             return None;
         }
-        let changes_all = (repetition_penalty, frequency_penalty, presence_penalty) != (1.0, 0.0, 0.0);
-        let of_tokens = tokens.iter().copied().flatten().filter(|_| changes_all);
+        let has_penalties = self.has_penalties();
+        let of_tokens = tokens.iter().copied().flatten().filter(|_| has_penalties);
         self.seen.clear();
         let seen = &mut self.seen;
         let is_new = |id: &u32| {
@@ -275,6 +285,9 @@ impl TokenChoice for Sampler {
 
     fn draws(&self) -> Option<[TokenDraw; 2]> {
         let (Sampling { temperature, top_k, top_p, min_p, .. }, mut rng) = (self.sampling, self.rng.clone());
+        if self.changes_logits() {
+            return None;
+        }
         Some([(); 2].map(|()| TokenDraw { temperature, top_k, top_p, min_p, unit: rng.unit() }))
     }
 }

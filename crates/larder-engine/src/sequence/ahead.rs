@@ -11,6 +11,11 @@ use super::Sequence;
 /// Stands for a token that is not known; any one of the vocabulary.
 const UNKNOWN: [u32; 1] = [0];
 
+/// A dropped step takes as long as any other: steps run ahead while at most one in eight is dropped.
+const SELDOM: usize = 8;
+/// Dropped steps that are too few to tell.
+const MANY_DROPPED: usize = 8;
+
 /// What the choice of the next token reads of logits.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct NextChoice<'a> {
@@ -23,8 +28,8 @@ pub(crate) struct NextChoice<'a> {
 /// A step behind all tokens of a sequence. Its rows are in the KV cache behind those that count.
 pub(super) struct AheadStep {
     step: BegunStep,
-    /// The logits that are asked for.
-    best: BestLogits,
+    /// The logits that are asked for; `None` for all.
+    best: Option<BestLogits>,
     /// The token, as the device has drawn it.
     token: u32,
 }
@@ -88,10 +93,10 @@ impl Sequence {
     ) -> Result<Option<Logits>, ModelError> {
         let begun = self.take_begun(choice.best);
         let computed = self.cache.len - usize::from(begun.is_some());
-        let goes_on = choice.best.zip(choice.draws).filter(|(best, _)| self.can_go_on(decoder, experts, best));
+        let (best, goes_on) = (choice.best, choice.draws.filter(|_| self.can_go_on(decoder, experts, choice.best)));
         let step = match (begun, goes_on) {
             (Some(step), _) => step,
-            (None, Some((best, [draw, _]))) if computed + 1 == self.tokens.len() => {
+            (None, Some([draw, _])) if computed + 1 == self.tokens.len() => {
                 let span = self.next_span(1, LogitsFor::Last);
                 let input = AheadInput { after: None, best, draw: &draw };
                 decoder.begin_step(span, input, experts, tap).inspect_err(|_| _ = self.cache.truncate(computed))?
@@ -99,15 +104,15 @@ impl Sequence {
             _ => return Ok(None),
         };
         let goes_on = goes_on.filter(|_| !step.has_waited());
-        let behind = goes_on.and_then(|(best, [_, draw])| {
+        let behind = goes_on.and_then(|[_, draw]| {
             let input = AheadInput { after: Some(&step), best, draw: &draw };
             // The next step meets the same error, if it is one that stays.
-            self.begin_behind(decoder, experts, input, tap).ok().map(|step| (step, best.clone()))
+            self.begin_behind(decoder, experts, input, tap).ok()
         });
         match decoder.finish_step(step, experts, tap) {
             Ok(Some((logits, token))) => {
                 self.ahead_counts.steps += usize::from(behind.is_some());
-                self.ahead = behind.map(|(step, best)| AheadStep { step, best, token });
+                self.ahead = behind.map(|step| AheadStep { step, best: best.cloned(), token });
                 Ok(Some(logits))
             }
             other => {
@@ -121,7 +126,7 @@ impl Sequence {
     /// is dropped.
     fn take_begun(&mut self, best: Option<&BestLogits>) -> Option<BegunStep> {
         let last = self.tokens.last().copied();
-        let is_it = |ahead: &AheadStep| Some(ahead.token) == last && Some(&ahead.best) == best;
+        let is_it = |ahead: &AheadStep| Some(ahead.token) == last && ahead.best.as_ref() == best;
         if self.pending() != 1 || !self.ahead.as_ref().is_some_and(is_it) {
             self.drop_ahead();
             return None;
@@ -131,10 +136,12 @@ impl Sequence {
     }
 
     /// Whether a step can be begun behind the last token, before its token is known.
-    fn can_go_on(&self, decoder: &Decoder, experts: &mut dyn ExpertPath, best: &BestLogits) -> bool {
+    fn can_go_on(&self, decoder: &Decoder, experts: &mut dyn ExpertPath, best: Option<&BestLogits>) -> bool {
         let horizon = (self.tokens.len() + 1).max(self.planned);
         let has_room = self.remaining() > 0 && self.decode_from < self.tokens.len();
+        let AheadCounts { steps, dropped } = self.ahead_counts;
         has_room
+            && (dropped < MANY_DROPPED || SELDOM * dropped < steps)
             && decoder.runs_ahead(best)
             && self.kv_is_valid(decoder, horizon)
             // Experts of a token that does not become part of the text are computed as well.

@@ -4,7 +4,7 @@ use super::OpsDouble;
 use crate::device::{DeviceDraw, DeviceRows, TokenDraw};
 use crate::error::{ModelError, Result};
 
-/// Draws one of these pairs of an id and a logit.
+/// Draws one of these pairs of an id and a logit, which are in the order of ids if they are all of a row.
 fn drawn(found: &[(u32, f32)], draw: &TokenDraw) -> Option<u32> {
     let TokenDraw { temperature, top_k, top_p, min_p, unit } = *draw;
     let zero = if temperature == 0.0 { 0.0 } else { -0.0 };
@@ -14,8 +14,11 @@ fn drawn(found: &[(u32, f32)], draw: &TokenDraw) -> Option<u32> {
     if temperature == 0.0 {
         return Some(kept[0].0);
     }
-    if let Some(least) = kept.get(top_k - 1).map(|last| last.1) {
+    if let Some(least) = top_k.checked_sub(1).and_then(|last| kept.get(last)).map(|last| last.1) {
         kept.retain(|(_, logit)| *logit >= least);
+    }
+    if top_k == 0 && top_p == 1.0 {
+        kept = found.to_vec();
     }
     let weight = |logit: f32| ((f64::from(logit) - f64::from(best)) / f64::from(temperature)).exp();
     if top_p != 1.0 {
@@ -38,11 +41,15 @@ fn drawn(found: &[(u32, f32)], draw: &TokenDraw) -> Option<u32> {
 }
 
 impl DeviceDraw for OpsDouble {
-    fn draw(&self, found: DeviceRows, draw: &TokenDraw) -> Result<DeviceRows> {
+    fn draw(&self, found: DeviceRows, all: Option<DeviceRows>, draw: &TokenDraw) -> Result<DeviceRows> {
         let mut state = self.lock();
         let row = state.values(found).to_vec();
-        let pairs = row[1..].as_chunks().0.iter().take(row[0].to_bits() as usize);
-        let pairs: Vec<_> = pairs.map(|[id, logit]| (id.to_bits(), *logit)).collect();
+        let of_found = row[1..].as_chunks().0.iter().take(row[0].to_bits() as usize);
+        let of_all = all.map(|all| state.values(all).iter().enumerate().map(|(id, logit)| (id as u32, *logit)));
+        let pairs: Vec<_> = match of_all {
+            Some(all) if draw.temperature != 0.0 => all.collect(),
+            _ => of_found.map(|[id, logit]| (id.to_bits(), *logit)).collect(),
+        };
         let mut token = drawn(&pairs, draw).unwrap_or_default();
         state.draws += 1;
         if self.wrong_draws > 0 && state.draws.is_multiple_of(self.wrong_draws) {

@@ -1,0 +1,25 @@
+//! What requests do between two steps of the decode thread.
+
+use std::time::Duration;
+
+/// What a request does before a step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Turn {
+    /// It has tokens for the step: its prompt, or the token that it has generated now.
+    Ready(Option<NewToken>),
+    /// It has generated a token that the last step has computed already, as a draft.
+    Accepted(NewToken),
+    /// Nothing: the client has not yet taken the text that was sent.
+    Stalled,
+    /// The request is complete, cancelled or failed.
+    Finished(Option<NewToken>),
+}
+
+/// A token has been generated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NewToken {
+    /// Time since the request's last token; from the request on if it is its first.
+    pub after: Duration,
+    /// Whether it is the request's first.
+    pub is_first: bool,
+}
