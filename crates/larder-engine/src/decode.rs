@@ -52,22 +52,29 @@ pub struct Decoding<'a, 'm, P: ExpertPath> {
     stats: Option<StepStats>,
     /// When the logits of the last step were there.
     arrived: Instant,
-    /// The token that was written last.
-    last: u32,
+    /// The token that was written last, if it is not in the sequence.
+    last: Option<u32>,
 }
 
 impl<'a, 'm, P: ExpertPath> Decoding<'a, 'm, P> {
     /// Decoding behind a prompt with these logits.
     pub fn new(session: &'a mut Session<'m, P>, logits: Logits, drafting: &Drafting) -> Self {
         let step = DraftedStep::new(logits, Vec::new());
-        Decoding { session, speculator: Speculator::new(drafting), step, stats: None, arrived: Instant::now(), last: 0 }
+        Decoding {
+            session,
+            speculator: Speculator::new(drafting),
+            step,
+            stats: None,
+            arrived: Instant::now(),
+            last: None,
+        }
     }
 
     /// Writes the token behind the last one that is confirmed.
     pub fn write(&mut self, writer: &mut Writer) -> Result<WrittenToken, SamplerError> {
         let (tokens, room, open) = (self.session.tokens(), self.session.remaining(), self.step.open());
         let written = writer.write(self.step.row(), &tokens[..tokens.len() - open], room + open)?;
-        self.last = written.id;
+        self.last = Some(written.id);
         Ok(written)
     }
 
@@ -107,6 +114,7 @@ impl<'a, 'm, P: ExpertPath> Decoding<'a, 'm, P> {
         choice: &mut dyn TokenChoice,
         tap: &mut dyn Tap,
     ) -> Result<(), ModelError> {
+        self.last = None;
         let begun = self.session.sequence().has_begun(id);
         // A step that was begun has taken its time since the logits before it were there.
         let start = if begun { self.arrived } else { Instant::now() };

@@ -113,8 +113,8 @@ impl<'m, P: ExpertPath> Session<'m, P> {
         self.sequence.rewind(len)
     }
 
-    /// The text ends with the token `last`; see [`Sequence::end_ahead`].
-    pub(crate) fn end_ahead(&mut self, last: u32) {
+    /// The text ends; see [`Sequence::end_ahead`].
+    pub(crate) fn end_ahead(&mut self, last: Option<u32>) {
         self.sequence.end_ahead(last);
     }
 

@@ -42,8 +42,8 @@ impl StepPart<'_> {
 
     /// The same part, for a shorter time. It takes what is wanted of the logits.
     fn reborrow(&mut self) -> StepPart<'_> {
-        let StepPart { sequence, most, logits_for, best, draws } = self;
-        StepPart { sequence, most: *most, logits_for: *logits_for, best: best.take(), draws: *draws }
+        let StepPart { sequence, most, logits_for, best, .. } = self;
+        StepPart { sequence, most: *most, logits_for: *logits_for, best: best.take(), draws: None }
     }
 }
 
@@ -73,20 +73,27 @@ pub fn step(
     followed.map(|()| logits)
 }
 
-/// As [`step`], without the layer for multi-token prediction. Tokens whose step was begun are computed before the others.
+/// As [`step`], without the layer for multi-token prediction. Tokens whose step was begun are computed before the others, unless `tap`
+/// observes all of them.
 fn step_or_ahead(
     decoder: &Decoder,
     experts: &mut dyn ExpertPath,
     parts: &mut [StepPart],
     tap: &mut dyn Tap,
 ) -> Result<Vec<Logits>, ModelError> {
-    let alone = parts.len() == 1;
+    let (alone, observed) = (parts.len() == 1, tap.wants_hidden() || tap.wants_routing());
     let mut ahead = Vec::with_capacity(parts.len());
     for part in parts.iter_mut() {
         let one = part.logits_for.count(1) > 0 && part.most > 0;
         let choice = NextChoice { best: part.best.as_ref().filter(|_| one), draws: part.draws.filter(|_| alone) };
         let before = part.sequence.computed_tokens().len();
-        let logits = part.sequence.step_ahead(decoder, experts, choice, tap);
+        let logits = match observed {
+            true => {
+                part.sequence.drop_ahead();
+                Ok(None)
+            }
+            false => part.sequence.step_ahead(decoder, experts, choice, tap),
+        };
         ahead.push(logits.and_then(|logits| part.recompute(before, decoder, experts, tap).map(|()| logits)));
         if ahead.last().is_some_and(Result::is_err) {
             break;

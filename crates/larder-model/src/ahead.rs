@@ -1,7 +1,9 @@
 //! Steps that run ahead: a device draws the token that a step yields and begins the next one with it, while the host still waits for the
 //! logits. The host draws again from these, and its token counts.
 
-use crate::decoder::Decoder;
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::decoder::{Decoder, step_span};
 use crate::device::{DeviceOps, DeviceRows, TokenDraw};
 use crate::error::{ModelError, Result};
 use crate::experts::ExpertPath;
@@ -24,6 +26,8 @@ pub struct BegunStep {
     all: Option<(DeviceRows, usize)>,
     /// Whether the host has waited for the device meanwhile.
     waited: bool,
+    /// The number of its run: steps that were begun one after the other.
+    run: u64,
 }
 
 impl BegunStep {
@@ -46,18 +50,19 @@ pub struct AheadInput<'a> {
 }
 
 impl Decoder {
-    /// Copies the embedding of tokens to the device that computes chains, unless it is there, so that steps can run ahead.
+    /// From now on steps may run ahead: copies the embedding of tokens to the device that computes chains, unless it is there.
     pub fn place_embedding(&self) -> Result<()> {
-        match &self.stack.head.compute().device_products {
-            Some(device) => self.embedding().place_on(device.as_ref()),
-            None => Ok(()),
-        }
+        let Some(device) = &self.stack.head.compute().device_products else { return Ok(()) };
+        self.embedding().place_on(device.as_ref())?;
+        self.runs_ahead.store(true, Relaxed);
+        Ok(())
     }
 
     /// Whether steps whose choice reads these logits, `None` for all, can be [begun](Self::begin_step) before the token before is known.
     pub fn runs_ahead(&self, best: Option<&BestLogits>) -> bool {
         let Stack { embed, head, norm, streams, vocab, .. } = &self.stack;
-        let on_device = head.compute().device_ops.is_some()
+        let on_device = self.runs_ahead.load(Relaxed)
+            && head.compute().device_ops.is_some()
             && head.is_on_device()
             && embed.is_on_device()
             && norm.for_devices().is_some()
@@ -70,9 +75,14 @@ impl Decoder {
         on_device && reads && self.stack.runs_ahead()
     }
 
+    /// Whether a step that was begun can be finished: no other run of steps has begun since.
+    pub fn can_finish(&self, step: &BegunStep) -> bool {
+        step.run == self.runs.load(Relaxed)
+    }
+
     /// Begins a step of one token, of whose logits the best are asked for: appends it to the KV cache, and returns while the device computes
     /// it, unless a part of it is computed on the CPU. The caller guarantees that the model [runs ahead](Self::runs_ahead), that the step
-    /// is [finished](Self::finish_step) or [dropped](Self::drop_steps), and that no other begins meanwhile but one that is after it.
+    /// is [finished](Self::finish_step), if it still [can be](Self::can_finish), or [dropped](Self::drop_steps), and that of one run no more than two are in flight.
     ///
     /// After an error the KV cache is as after an error of [`step`](Self::step).
     pub fn begin_step(
@@ -103,12 +113,17 @@ impl Decoder {
         let (Some(ops), Some(norm)) = (head.compute().device_ops.as_deref(), norm.for_devices()) else {
             return Err(not_ahead());
         };
-        let (mut clock, waits) = (PhaseClock::start(), ops.waits());
+        let (mut clock, waits, before) = (PhaseClock::start(), ops.waits(), head.compute().time());
+        let run = match input.after {
+            Some(before) => before.run,
+            None => self.runs.fetch_add(1, Relaxed) + 1,
+        };
         experts.step_begins(usize::from(input.after.is_some()));
         let x = match input.after {
             Some(before) => Hidden::Device(self.embed_drawn(before.drawn, ops)?.ok_or_else(not_ahead)?),
             None => self.embed_streams(spans)?,
         };
+        let _step = step_span(spans);
         let (x, _) = self.layers_of_step(x, spans, &mut clock, experts, tap)?;
         let mut x = x.on_device(ops)?;
         if let Some(streams) = streams {
@@ -121,7 +136,8 @@ impl Decoder {
         let copy = ops.begin_copy(drawn)?;
         let all = all.map(|all| Ok::<_, ModelError>((all, ops.begin_copy(all)?))).transpose()?;
         clock.lap(Phase::EmbedAndHead, tap);
-        Ok(BegunStep { drawn, copy, all, waited: ops.waits() > waits })
+        tap.compute_time(head.compute().time() - before);
+        Ok(BegunStep { drawn, copy, all, waited: ops.waits() > waits, run })
     }
 
     /// The embedding `[1, streams · hidden]` of a token that a device has drawn.

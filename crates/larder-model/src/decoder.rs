@@ -1,6 +1,7 @@
 //! The forward pass: embedding, layers, final norm, output head, in one step over some tokens of each of several sequences.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::thread;
 
 use candle_core::{Device, Tensor};
@@ -33,6 +34,9 @@ use crate::weights::WeightLoader;
 pub struct Decoder {
     pub(crate) stack: Stack,
     pub(crate) kv_pool: Arc<KvPool>,
+    /// Whether steps may run ahead, and runs of such steps so far.
+    pub(crate) runs_ahead: AtomicBool,
+    pub(crate) runs: AtomicU64,
 }
 
 /// Everything about a model that follows from its config alone: geometry, tensors, memory per token.
@@ -105,7 +109,7 @@ impl Decoder {
             build(config, &mut WeightLoader::load(tensors, &ahead, compute))
         })?;
         let kv_pool = stack.head.compute().new_kv_pool();
-        Ok(Decoder { stack, kv_pool })
+        Ok(Decoder { stack, kv_pool, runs_ahead: AtomicBool::new(false), runs: AtomicU64::new(0) })
     }
 
     /// Sizes of the expert part.
@@ -275,6 +279,7 @@ impl Decoder {
     ) -> Result<Logits> {
         let (mut clock, before) = (PhaseClock::start(), self.stack.head.compute().time());
         experts.step_begins(0);
+        let _step = step_span(spans);
         let x = self.embed_streams(spans)?;
         let (x, pass) = self.layers_of_step(x, spans, &mut clock, experts, tap)?;
         let logits = self.logits(x, spans, best, &pass, tap)?;
@@ -303,8 +308,6 @@ impl Decoder {
         tap: &mut dyn Tap,
     ) -> Result<(Hidden, ForwardPass)> {
         let stack = &self.stack;
-        let tokens: usize = spans.iter().map(|span| span.tokens.len()).sum();
-        let _step = timeline::span("step", [("tokens", tokens as u64), ("sequences", spans.len() as u64)]);
         let pass = self.pass(spans);
         clock.lap(Phase::EmbedAndHead, tap);
         let (mut stage, mut begun) = (0, false);
@@ -393,6 +396,12 @@ impl Decoder {
         let x = Tensor::from_vec(x, (tokens, hidden), &Device::Cpu)?;
         scaled(x, self.stack.factors.embedding)
     }
+}
+
+/// The step in a timeline, until this is dropped.
+pub(crate) fn step_span(spans: &[Span]) -> impl Drop + use<> {
+    let tokens: usize = spans.iter().map(|span| span.tokens.len()).sum();
+    timeline::span("step", [("tokens", tokens as u64), ("sequences", spans.len() as u64)])
 }
 
 pub(crate) fn scaled(x: Tensor, by: f64) -> Result<Tensor> {

@@ -41,8 +41,10 @@ pub struct ActiveRequest<'m> {
     /// Whether the step of the token that was generated last was begun before, and whether the one behind it may be.
     begun: bool,
     goes_on: bool,
-    /// The token that was generated last.
-    last_id: u32,
+    /// The token that was generated last, if it is not in the sequence.
+    last_id: Option<u32>,
+    /// Whether its client kept it waiting since the last step.
+    stalled: bool,
     /// When the logits of the last step were there.
     arrived: Instant,
     /// How long the last step took, if it was a step of this request alone.
@@ -117,7 +119,8 @@ impl<'m> ActiveRequest<'m> {
             drafts,
             begun: false,
             goes_on: false,
-            last_id: 0,
+            last_id: None,
+            stalled: false,
             arrived: Instant::now(),
             step_time: None,
             draft_time: Duration::ZERO,
@@ -217,7 +220,7 @@ impl<'m> ActiveRequest<'m> {
         self.span.in_scope(|| tracing::info!(tokens = self.tokens(), "preempted"));
         self.drop_drafts();
         self.sequence.release(decoder);
-        self.decodes = false;
+        (self.decodes, self.begun) = (false, false);
     }
 
     /// Drops the tokens that are not confirmed, and the logits.
@@ -235,6 +238,7 @@ impl<'m> ActiveRequest<'m> {
         }
         // The final event must fit as well.
         if self.events.capacity() < EVENTS_PER_TURN {
+            self.stalled = true;
             return Turn::Stalled;
         }
         if self.sequence.pending() > 0 {
@@ -307,7 +311,8 @@ impl<'m> ActiveRequest<'m> {
             logits.drain(..last);
         }
         self.decodes = self.sequence.pending() == 0;
-        let took = if self.begun { took.map(|_| self.arrived.elapsed()) } else { took };
+        let (begun, stalled) = (std::mem::take(&mut self.begun), std::mem::take(&mut self.stalled));
+        let took = took.filter(|_| !stalled).map(|took| if begun { self.arrived.elapsed() } else { took });
         self.arrived = Instant::now();
         (self.step, self.step_time) = (DraftedStep::new(logits, std::mem::take(&mut self.drafts)), took);
     }
@@ -349,7 +354,7 @@ impl<'m> ActiveRequest<'m> {
             SamplerError::Grammar(_) => ApiError::grammar_failed(error.to_string()),
             _ => failed(&error),
         })?;
-        self.last_id = token.id;
+        self.last_id = Some(token.id);
         let now = Instant::now();
         let new =
             NewToken { after: now - self.last_token.unwrap_or(self.received), is_first: self.first_token.is_none() };
@@ -402,7 +407,7 @@ impl<'m> ActiveRequest<'m> {
     ) -> Result<(), ModelError> {
         let most = most.min(self.writer.remaining().saturating_sub(1));
         let room = if self.sequence.pending() == 0 { self.sequence.draft_room(decoder, most) } else { 0 };
-        self.begun = self.sequence.has_begun(id);
+        (self.last_id, self.begun) = (None, self.sequence.has_begun(id));
         let (start, mut tap) = (Instant::now(), StepTap::new(vec![self.watch()], decoder.layers()));
         let (before, own) = self.sequence.drafting(decoder, experts);
         let text = TextSoFar { before, last: id };
@@ -412,7 +417,8 @@ impl<'m> ActiveRequest<'m> {
         };
         self.writer.cut(&mut drafts);
         self.goes_on = drafts.is_empty() && !could_draft;
-        self.draft_time = start.elapsed();
+        // A step that was begun is measured as a whole.
+        self.draft_time = if self.begun { Duration::ZERO } else { start.elapsed() };
         self.sequence.append(decoder, &[&[id], &drafts[..]].concat(), TokenPhase::Decode)?;
         self.drafts = drafts;
         Ok(())

@@ -174,7 +174,9 @@ impl DecodeLoop<'_> {
             Err(ModelError::Cancelled) => {}
             Err(_) => requests.into_iter().for_each(|(request, share)| {
                 let mut tap = step_tap(decoder, iter::once((&*request, share)));
-                match step(decoder, experts, &mut [request.part(share)], &mut tap) {
+                // Each is alone only because all of them failed.
+                let part = StepPart { draws: None, ..request.part(share) };
+                match step(decoder, experts, &mut [part], &mut tap) {
                     Ok(logits) => computed(iter::once(request), logits, tap, None, (&meter, experts)),
                     Err(ModelError::Cancelled) => {}
                     Err(error) => request.fail(shared.model.failure(&error)),

@@ -48,13 +48,22 @@ fn all_models_give_the_same_logits_and_leave_nothing_behind() {
 
 /// A context whose products, KV cache and chains are on a device.
 fn on_device(failing: u64) -> (ComputeContext, Arc<OpsDouble>) {
-    on_device_drawing_wrong(failing, 0)
+    on_faulty_device(DeviceFaults { failing, ..DeviceFaults::default() })
 }
 
-/// As [`on_device`], whose every n-th draw is of another token.
-pub fn on_device_drawing_wrong(failing: u64, wrong_draws: u64) -> (ComputeContext, Arc<OpsDouble>) {
+/// What a device does wrong: every n-th call of attention or allocation fails, or draw is of another token; 0 for none.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct DeviceFaults {
+    pub failing: u64,
+    pub refusing: u64,
+    pub wrong_draws: u64,
+}
+
+/// As [`on_device`], with these faults.
+pub fn on_faulty_device(faults: DeviceFaults) -> (ComputeContext, Arc<OpsDouble>) {
+    let DeviceFaults { failing, refusing, wrong_draws } = faults;
     let products = Arc::new(ProductsDouble::new(ROOMY as u64));
-    let attention = Arc::new(AttentionDouble::new(ROOMY).failing(failing));
+    let attention = Arc::new(AttentionDouble::new(ROOMY).failing(failing).refusing(refusing));
     let ops = Arc::new(OpsDouble::new(products.clone(), attention.clone()).drawing_wrong(wrong_draws));
     let here = ComputeContext::new(2, false).unwrap();
     let compute = ComputeContext {

@@ -270,7 +270,7 @@ fn work_of_tokens(flags: &[&str], counts: impl Fn(&dyn Fn(&str) -> u64) -> bool)
 }
 
 /// As [`work_of_tokens`], of any model.
-fn work_of(model: &str, flags: &[&str], counts: impl Fn(&dyn Fn(&str) -> u64) -> bool) -> Vec<[u64; 5]> {
+pub fn work_of(model: &str, flags: &[&str], counts: impl Fn(&dyn Fn(&str) -> u64) -> bool) -> Vec<[u64; 5]> {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("steps.csv");
     let file = file.to_str().unwrap();

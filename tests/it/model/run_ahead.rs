@@ -10,7 +10,7 @@ use larder_model::{
 };
 
 use super::speculation::{CONTEXT, PROMPT, tokenizer, ways, write_in};
-use crate::cache::attention::on_device_drawing_wrong;
+use crate::cache::attention::{DeviceFaults, on_faulty_device};
 use crate::support::fixture;
 use crate::support::rig::model;
 
@@ -66,7 +66,7 @@ fn texts_are_those_without_whatever_the_device_draws() {
         let folder = fixture("golden").join(name);
         let (model, tokenizer) = (model(&folder), tokenizer(&folder));
         for wrong in [0, 3, 10] {
-            let (compute, ops) = on_device_drawing_wrong(0, wrong);
+            let (compute, ops) = on_faulty_device(DeviceFaults { wrong_draws: wrong, ..DeviceFaults::default() });
             let decoder = model.decoder_by(ComputeContext { kv_device_layers: usize::MAX, ..compute }).unwrap();
             decoder.place_embedding().unwrap();
             let mut there = OnDouble { experts: model.resident(), ops };
@@ -134,14 +134,17 @@ fn a_step_that_fails_is_an_error_and_nothing_is_lost() {
         let model = model(&fixture("golden").join(name));
         let want = persistently(&mut Session::new(&model.decoder, &mut model.resident(), CONTEXT), 60);
         let (mut all, mut ahead) = (0, 0);
-        for failing in [9, 14, 25, 40] {
-            let (compute, ops) = on_device_drawing_wrong(failing, 0);
+        let fails = [9, 14, 25, 40].map(|failing| DeviceFaults { failing, ..DeviceFaults::default() });
+        // Of memory for a page of keys or of states.
+        let refuses = [2, 3, 5].map(|refusing| DeviceFaults { refusing, ..DeviceFaults::default() });
+        for faults in fails.into_iter().chain(refuses) {
+            let (compute, ops) = on_faulty_device(faults);
             let decoder = model.decoder_by(ComputeContext { kv_device_layers: usize::MAX, ..compute }).unwrap();
             decoder.place_embedding().unwrap();
             let mut there = OnDouble { experts: model.resident(), ops };
             let mut session = Session::new(&decoder, &mut there, CONTEXT);
             let (ids, failures) = persistently(&mut session, 60);
-            assert_eq!(ids, want.0, "{name}: every {failing}th call of attention fails");
+            assert_eq!(ids, want.0, "{name}: {faults:?}");
             all += failures;
             ahead += session.sequence().ahead_counts().steps;
         }

@@ -22,7 +22,8 @@ impl State {
         if (found.rows, found.width) != (1, FOUND) {
             return Err(GpuError::Unsupported(format!("no token can be drawn from the rows {found:?}")));
         }
-        let args = DrawArgs { unit, temperature, top_p, min_p, top_k: word(top_k)? }.to_bytes();
+        let top_k = u32::try_from(top_k).unwrap_or(u32::MAX);
+        let args = DrawArgs { unit, temperature, top_p, min_p, top_k }.to_bytes();
         let staged = self.stage(queue, &args, Staging::Steady)?;
         let (found, x) = (self.at(found)?, all.map_or(Ok(0), |all| self.at(all))?);
         let width = word(all.map_or(1, |all| all.width))?;

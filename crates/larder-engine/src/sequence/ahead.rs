@@ -34,8 +34,8 @@ pub(super) struct AheadStep {
     token: u32,
 }
 
-/// How many steps were begun before their token was known, and how many of these were dropped, because the text has another token or
-/// ended.
+/// How many steps were begun before their token was known, and how many of these were dropped: the text has another token, went back or
+/// ended, or the memory of the sequence was given back.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct AheadCounts {
     /// Steps begun.
@@ -66,12 +66,13 @@ impl Sequence {
         }
     }
 
-    /// The text ends with the token `last`. If its step was begun, the token becomes one of the sequence, so that recurrent states need not go
-    /// back, and what follows often begins with it; a step with another token is dropped.
-    pub fn end_ahead(&mut self, last: u32) {
+    /// The text ends, with the token `last` if that is not in the sequence. If the step of the last token was begun, it becomes one of the
+    /// sequence, so that recurrent states need not go back, and what follows often begins with it; a step with another token is dropped.
+    pub fn end_ahead(&mut self, last: Option<u32>) {
+        let begun = |token: Option<u32>| token.filter(|token| self.has_begun(*token));
         match self.pending() {
-            0 if self.has_begun(last) => self.tokens.push(last),
-            1 if self.has_begun(last) && self.tokens.last() == Some(&last) => {}
+            0 if begun(last).is_some() => self.tokens.extend(last),
+            1 if last.is_none() && begun(self.tokens.last().copied()).is_some() => {}
             _ => return self.drop_ahead(),
         }
         self.ahead = None;
@@ -91,7 +92,7 @@ impl Sequence {
         choice: NextChoice,
         tap: &mut dyn Tap,
     ) -> Result<Option<Logits>, ModelError> {
-        let begun = self.take_begun(choice.best);
+        let begun = self.take_begun(decoder, choice.best);
         let computed = self.cache.len - usize::from(begun.is_some());
         let (best, goes_on) = (choice.best, choice.draws.filter(|_| self.can_go_on(decoder, experts, choice.best)));
         let step = match (begun, goes_on) {
@@ -109,8 +110,10 @@ impl Sequence {
             // The next step meets the same error, if it is one that stays.
             self.begin_behind(decoder, experts, input, tap).ok()
         });
+        // Where a step behind failed, recurrent states may have gone back further.
+        let is_whole = self.cache.len > computed;
         match decoder.finish_step(step, experts, tap) {
-            Ok(Some((logits, token))) => {
+            Ok(Some((logits, token))) if is_whole => {
                 self.ahead_counts.steps += usize::from(behind.is_some());
                 self.ahead = behind.map(|step| AheadStep { step, best: best.cloned(), token });
                 Ok(Some(logits))
@@ -122,11 +125,13 @@ impl Sequence {
         }
     }
 
-    /// The step of the one pending token, if it was begun for a choice that reads the same logits; a step that was begun for another token
-    /// is dropped.
-    fn take_begun(&mut self, best: Option<&BestLogits>) -> Option<BegunStep> {
+    /// The step of the one pending token, if it was begun for a choice that reads the same logits, and can be finished; any other step that was
+    /// begun is dropped.
+    fn take_begun(&mut self, decoder: &Decoder, best: Option<&BestLogits>) -> Option<BegunStep> {
         let last = self.tokens.last().copied();
-        let is_it = |ahead: &AheadStep| Some(ahead.token) == last && ahead.best.as_ref() == best;
+        let is_it = |ahead: &AheadStep| {
+            Some(ahead.token) == last && ahead.best.as_ref() == best && decoder.can_finish(&ahead.step)
+        };
         if self.pending() != 1 || !self.ahead.as_ref().is_some_and(is_it) {
             self.drop_ahead();
             return None;
@@ -146,7 +151,6 @@ impl Sequence {
             && self.kv_is_valid(decoder, horizon)
             // Experts of a token that does not become part of the text are computed as well.
             && experts.may_compute_drafts()
-            && experts.exact().is_none()
     }
 
     /// Begins the step behind all tokens, whose rows do not count in the KV cache.

@@ -18,6 +18,8 @@ pub struct AttentionDouble {
     total_bytes: usize,
     /// Every n-th attention call fails; 0 for none.
     failing: u64,
+    /// Every n-th allocation fails; 0 for none.
+    refusing: u64,
     state: Mutex<Inner>,
 }
 
@@ -27,6 +29,7 @@ struct Inner {
     next_id: usize,
     calls: u64,
     copies: u64,
+    allocations: u64,
 }
 
 impl Inner {
@@ -84,6 +87,12 @@ impl AttentionDouble {
         self
     }
 
+    /// Every n-th allocation fails.
+    pub fn refusing(mut self, every: u64) -> Self {
+        self.refusing = every;
+        self
+    }
+
     /// Bytes of all allocated pages.
     pub fn used_bytes(&self) -> usize {
         self.lock().used_bytes()
@@ -130,6 +139,10 @@ impl AttentionDouble {
 impl DeviceAttention for AttentionDouble {
     fn allocate(&self, shape: KvPageShape) -> Result<usize> {
         let mut state = self.lock();
+        state.allocations += 1;
+        if self.refusing > 0 && state.allocations.is_multiple_of(self.refusing) {
+            return Err(ModelError::Device("the device has no memory for a page now".into()));
+        }
         let free = self.total_bytes - state.used_bytes();
         if shape.bytes() > free {
             let size = shape.bytes();

@@ -4,6 +4,9 @@ use super::OpsDouble;
 use crate::device::{DeviceDraw, DeviceRows, TokenDraw};
 use crate::error::{ModelError, Result};
 
+/// The most copies in flight.
+const COPIES: usize = 4;
+
 /// Draws one of these pairs of an id and a logit, which are in the order of ids if they are all of a row.
 fn drawn(found: &[(u32, f32)], draw: &TokenDraw) -> Option<u32> {
     let TokenDraw { temperature, top_k, top_p, min_p, unit } = *draw;
@@ -67,16 +70,22 @@ impl DeviceDraw for OpsDouble {
     fn begin_copy(&self, rows: DeviceRows) -> Result<usize> {
         let mut state = self.lock();
         let values = state.values(rows).to_vec();
-        state.copies.push(values);
-        Ok(state.copies.len() - 1)
+        state.copies.push_back(values);
+        if state.copies.len() > COPIES {
+            state.copies.pop_front();
+        }
+        state.copied += 1;
+        Ok(state.copied)
     }
 
     fn end_copy(&self, copy: usize, out: &mut [f32]) -> Result<()> {
         let mut state = self.lock();
-        let values = state.copies.get_mut(copy).map(std::mem::take).filter(|values| values.len() == out.len());
-        let Some(values) = values else { return Err(ModelError::Device("the copy is not in flight".into())) };
-        out.copy_from_slice(&values);
         state.received += 1;
+        let behind = state.copied.checked_sub(copy).and_then(|behind| state.copies.len().checked_sub(1 + behind));
+        let Some(values) = behind.map(|place| &state.copies[place]).filter(|values| values.len() == out.len()) else {
+            return Err(ModelError::Device("the copy is not in flight".into()));
+        };
+        out.copy_from_slice(values);
         state.failed.take().map_or(Ok(()), Err)
     }
 

@@ -1,6 +1,6 @@
 //! Double of a device that computes chains of operations.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -37,8 +37,9 @@ pub(super) struct Inner {
     /// The last choice of rows.
     pub(super) choice: Vec<Vec<u32>>,
     pub(super) received: u64,
-    /// Rows that were copied back, and not asked for yet.
-    pub(super) copies: Vec<Vec<f32>>,
+    /// The rows that were copied back last, and the number of all copies so far.
+    pub(super) copies: VecDeque<Vec<f32>>,
+    pub(super) copied: usize,
     pub(super) draws: u64,
 }
 

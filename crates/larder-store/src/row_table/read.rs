@@ -104,10 +104,16 @@ impl RowTable {
             let what = format!("has no row {row}; it has {}", self.table.rows);
             return Err(StoreError::new(StoreErrorKind::Missing, self.file.opened().path(), what));
         }
+        // Rows that follow each other are read together, so that a block of them is checked once.
+        let runs = || rows.chunk_by(|row, next| *next == row + 1);
         if rows.len() > 1 {
-            rows.iter().for_each(|row| self.announce(*row));
+            runs().filter(|run| run.len() == 1).for_each(|run| self.announce(run[0]));
         }
-        rows.iter().zip(into.chunks_exact_mut(bytes)).try_for_each(|(row, into)| self.read(row * bytes, into))
+        let mut rest = into;
+        runs().try_for_each(|run| {
+            let piece = rest.split_off_mut(..run.len() * bytes).expect("the length was checked");
+            self.read(run[0] * bytes, piece)
+        })
     }
 
     /// Starts reading a row, with its block if that is checked.
