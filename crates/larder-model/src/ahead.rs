@@ -28,6 +28,8 @@ pub struct BegunStep {
     waited: bool,
     /// The number of its run: steps that were begun one after the other.
     run: u64,
+    /// Its own number, among all steps.
+    number: u64,
 }
 
 impl BegunStep {
@@ -41,7 +43,7 @@ impl BegunStep {
 /// What a step is begun with.
 #[derive(Clone, Copy)]
 pub struct AheadInput<'a> {
-    /// The step that draws the token, if it is not known; then the token of the span is any one.
+    /// The step that draws the token, if it is not known and the step [can follow](Decoder::can_follow); then the token of the span is any one.
     pub after: Option<&'a BegunStep>,
     /// The logits that the choice of the next token reads; `None` for all.
     pub best: Option<&'a BestLogits>,
@@ -78,6 +80,11 @@ impl Decoder {
     /// Whether a step that was begun can be finished: no other run of steps has begun since.
     pub fn can_finish(&self, step: &BegunStep) -> bool {
         step.run == self.runs.load(Relaxed)
+    }
+
+    /// Whether a step can be begun behind this one: no other has begun since, so that the token that it draws is still on the device.
+    pub fn can_follow(&self, step: &BegunStep) -> bool {
+        step.number == self.steps.load(Relaxed)
     }
 
     /// Begins a step of one token, of whose logits the best are asked for: appends it to the KV cache, and returns while the device computes
@@ -118,6 +125,7 @@ impl Decoder {
             Some(before) => before.run,
             None => self.runs.fetch_add(1, Relaxed) + 1,
         };
+        let number = self.steps.fetch_add(1, Relaxed) + 1;
         experts.step_begins(usize::from(input.after.is_some()));
         let x = match input.after {
             Some(before) => Hidden::Device(self.embed_drawn(before.drawn, ops)?.ok_or_else(not_ahead)?),
@@ -137,7 +145,7 @@ impl Decoder {
         let all = all.map(|all| Ok::<_, ModelError>((all, ops.begin_copy(all)?))).transpose()?;
         clock.lap(Phase::EmbedAndHead, tap);
         tap.compute_time(head.compute().time() - before);
-        Ok(BegunStep { drawn, copy, all, waited: ops.waits() > waits, run })
+        Ok(BegunStep { drawn, copy, all, waited: ops.waits() > waits, run, number })
     }
 
     /// The embedding `[1, streams · hidden]` of a token that a device has drawn.

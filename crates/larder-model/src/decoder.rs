@@ -1,6 +1,7 @@
 //! The forward pass: embedding, layers, final norm, output head, in one step over some tokens of each of several sequences.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::thread;
 
@@ -34,9 +35,10 @@ use crate::weights::WeightLoader;
 pub struct Decoder {
     pub(crate) stack: Stack,
     pub(crate) kv_pool: Arc<KvPool>,
-    /// Whether steps may run ahead, and runs of such steps so far.
+    /// Whether steps may run ahead, runs of such steps so far, and all steps.
     pub(crate) runs_ahead: AtomicBool,
     pub(crate) runs: AtomicU64,
+    pub(crate) steps: AtomicU64,
 }
 
 /// Everything about a model that follows from its config alone: geometry, tensors, memory per token.
@@ -109,7 +111,13 @@ impl Decoder {
             build(config, &mut WeightLoader::load(tensors, &ahead, compute))
         })?;
         let kv_pool = stack.head.compute().new_kv_pool();
-        Ok(Decoder { stack, kv_pool, runs_ahead: AtomicBool::new(false), runs: AtomicU64::new(0) })
+        Ok(Decoder {
+            stack,
+            kv_pool,
+            runs_ahead: AtomicBool::default(),
+            runs: AtomicU64::default(),
+            steps: AtomicU64::default(),
+        })
     }
 
     /// Sizes of the expert part.
@@ -279,6 +287,7 @@ impl Decoder {
     ) -> Result<Logits> {
         let (mut clock, before) = (PhaseClock::start(), self.stack.head.compute().time());
         experts.step_begins(0);
+        self.steps.fetch_add(1, Relaxed);
         let _step = step_span(spans);
         let x = self.embed_streams(spans)?;
         let (x, pass) = self.layers_of_step(x, spans, &mut clock, experts, tap)?;

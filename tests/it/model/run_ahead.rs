@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use larder_core::{Gate, LayerIdx};
-use larder_engine::{AheadCounts, Decoding, Sampler, Sampling, Session, Speculation, TokenInput};
+use larder_engine::{
+    AheadCounts, Decoding, Sampler, Sampling, Sequence, Session, Speculation, StepPart, TokenChoice, TokenInput, step,
+};
 use larder_model::{
-    AllResident, ComputeContext, DeviceMoeCall, DeviceOps, DeviceRows, ExpertPath, ModelError, MoeCall, OpsDouble,
-    Routed,
+    AllResident, ComputeContext, Decoder, DeviceMoeCall, DeviceOps, DeviceRows, ExpertPath, LogitsFor, ModelError,
+    MoeCall, OpsDouble, Routed, TokenPhase,
 };
 
 use super::speculation::{CONTEXT, PROMPT, tokenizer, ways, write_in};
@@ -102,6 +104,56 @@ fn texts_are_those_without_whatever_the_device_draws() {
     }
     println!("{all:?}");
     assert!(all.dropped > 500 && all.steps > 10 * all.dropped, "{all:?}");
+}
+
+/// The tokens of three sequences that take turns, alone or together, as they are drawn; each is of another length in the end.
+fn taking_turns(decoder: &Decoder, experts: &mut dyn ExpertPath, wants_ahead: bool) -> (Vec<Vec<u32>>, AheadCounts) {
+    let mut rng = larder_core::Rng::new(11);
+    let new = |n: u64| {
+        let mut sequence = Sequence::new(decoder, CONTEXT);
+        sequence.append(decoder, &PROMPT[..15 + n as usize], TokenPhase::Prefill).unwrap();
+        (sequence, Sampler::new(Sampling { temperature: 0.3, top_k: 5, ..Sampling::default() }, n).unwrap())
+    };
+    let mut all: Vec<(Sequence, Sampler)> = (0..3).map(new).collect();
+    for _ in 0..200 {
+        let chosen = if rng.below(8) > 0 { 1 << rng.below(3) } else { 1 + rng.below(7) };
+        let mut parts = Vec::new();
+        let mut samplers = Vec::new();
+        for (n, (sequence, sampler)) in all.iter_mut().enumerate() {
+            if chosen & 1 << n > 0 {
+                let best = sampler.best(&[sequence.tokens()]);
+                let draws = sampler.draws().filter(|_| wants_ahead);
+                parts.push(StepPart { sequence, most: 50, logits_for: LogitsFor::Last, best, draws });
+                samplers.push(sampler);
+            }
+        }
+        let logits = step(decoder, experts, &mut parts, &mut ()).unwrap();
+        for ((part, sampler), mut logits) in parts.into_iter().zip(samplers).zip(logits) {
+            let id = sampler.sample_row(logits.row(0, 1), &[]).unwrap();
+            part.sequence.append(decoder, &[id], TokenPhase::Decode).unwrap();
+        }
+    }
+    let counts = all.iter().map(|(sequence, _)| sequence.ahead_counts());
+    let counts = counts.fold(AheadCounts::default(), |all, own| all + own);
+    (all.into_iter().map(|(sequence, _)| sequence.tokens().to_vec()).collect(), counts)
+}
+
+#[test]
+fn sequences_that_take_turns_write_what_they_write_elsewhere() {
+    for name in ["olmoe", "qwen3_next"] {
+        let model = model(&fixture("golden").join(name));
+        let (want, none) = taking_turns(&model.decoder, &mut model.resident(), true);
+        assert_eq!(none, AheadCounts::default());
+        let (compute, ops) = on_faulty_device(DeviceFaults::default());
+        let decoder = model.decoder_by(ComputeContext { kv_device_layers: usize::MAX, ..compute }).unwrap();
+        decoder.place_embedding().unwrap();
+        let mut there = OnDouble { experts: model.resident(), ops };
+        let (got, counts) = taking_turns(&decoder, &mut there, true);
+        assert_eq!(got, want, "{name}");
+        println!("{name}: {counts:?}");
+        assert!(counts.steps > 80 && counts.dropped > 10, "{name}: {counts:?}");
+        assert_eq!(taking_turns(&decoder, &mut there, false), (want, AheadCounts::default()), "{name}");
+    }
 }
 
 /// The tokens behind a prompt, and how often a step failed and was asked for again.

@@ -11,10 +11,10 @@ use super::Sequence;
 /// Stands for a token that is not known; any one of the vocabulary.
 const UNKNOWN: [u32; 1] = [0];
 
-/// A dropped step takes as long as any other: steps run ahead while at most one in eight is dropped.
+/// A step with another token takes as long as any: steps run ahead while at most one in eight is such.
 const SELDOM: usize = 8;
-/// Dropped steps that are too few to tell.
-const MANY_DROPPED: usize = 8;
+/// Such steps that are too few to tell.
+const FEW: usize = 8;
 
 /// What the choice of the next token reads of logits.
 #[derive(Clone, Copy, Default)]
@@ -104,7 +104,7 @@ impl Sequence {
             }
             _ => return Ok(None),
         };
-        let goes_on = goes_on.filter(|_| !step.has_waited());
+        let goes_on = goes_on.filter(|_| !step.has_waited() && decoder.can_follow(&step));
         let behind = goes_on.and_then(|[_, draw]| {
             let input = AheadInput { after: Some(&step), best, draw: &draw };
             // The next step meets the same error, if it is one that stays.
@@ -133,6 +133,7 @@ impl Sequence {
             Some(ahead.token) == last && ahead.best.as_ref() == best && decoder.can_finish(&ahead.step)
         };
         if self.pending() != 1 || !self.ahead.as_ref().is_some_and(is_it) {
+            self.wrong_draws += usize::from(self.ahead.as_ref().is_some_and(|ahead| Some(ahead.token) != last));
             self.drop_ahead();
             return None;
         }
@@ -144,9 +145,8 @@ impl Sequence {
     fn can_go_on(&self, decoder: &Decoder, experts: &mut dyn ExpertPath, best: Option<&BestLogits>) -> bool {
         let horizon = (self.tokens.len() + 1).max(self.planned);
         let has_room = self.remaining() > 0 && self.decode_from < self.tokens.len();
-        let AheadCounts { steps, dropped } = self.ahead_counts;
         has_room
-            && (dropped < MANY_DROPPED || SELDOM * dropped < steps)
+            && (self.wrong_draws < FEW || SELDOM * self.wrong_draws < self.ahead_counts.steps)
             && decoder.runs_ahead(best)
             && self.kv_is_valid(decoder, horizon)
             // Experts of a token that does not become part of the text are computed as well.
@@ -197,6 +197,7 @@ impl Clone for Sequence {
             mtp: self.mtp.clone(),
             ahead: None,
             ahead_counts: self.ahead_counts,
+            wrong_draws: self.wrong_draws,
         };
         if self.ahead.is_some() {
             clone.cache.truncate(clone.cache.len);

@@ -42,6 +42,8 @@ pub struct Sequence {
     /// The step behind all tokens, if it was begun before its token was known.
     ahead: Option<AheadStep>,
     ahead_counts: AheadCounts,
+    /// Steps of these whose token was another.
+    wrong_draws: usize,
 }
 
 /// Numbers of sequences that are in use.
@@ -65,6 +67,7 @@ impl Sequence {
             mtp: MtpState::new(decoder),
             ahead: None,
             ahead_counts: AheadCounts::default(),
+            wrong_draws: 0,
         }
     }
 
