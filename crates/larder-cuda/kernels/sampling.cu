@@ -121,115 +121,106 @@ extern "C" __global__ void weigh_slices(
     if (lane == 0) sums[slice] = sum;
 }
 
-// Where a token is drawn from: the best logits, with their weights, in falling order; and if it is drawn from all of a row, these and the sums
-// of their slices.
+// The best logits of a row with their weights, in falling order: what a token is drawn from.
 struct Candidates {
     const u32 *ids;
     const double *weights;
     u32 count;
-    const float *all;
-    const double *sums;
-    u32 slices;
-    u32 each;
-    u32 width;
 
-    // The first of the best that do not have `enough` weight before them.
-    __device__ u32 with_weight(double enough) const {
+    __device__ double sum() const {
+        double sum = 0.0;
+        for (u32 i = 0; i < count; i++) sum += weights[i];
+        return sum;
+    }
+
+    // Keeps the first that do not have `enough` weight before them.
+    __device__ void keep_weight(double enough) {
         double before = 0.0;
         u32 kept = 0;
         while (kept < count && before < enough) before += weights[kept++];
-        return kept;
+        count = kept;
     }
 
-    // The place among the first `kept` that a draw meets.
-    __device__ u32 drawn_place(u32 kept, double unit) const {
-        double total = 0.0;
+    __device__ void keep_heavy(double least) {
+        while (count > 0 && weights[count - 1] < least) count--;
+    }
+
+    // The one that a draw meets.
+    __device__ u32 drawn(double unit) const {
         u32 last = 0;
-        for (u32 i = 0; i < kept; i++) {
-            total += weights[i];
+        double left = unit * sum();
+        for (u32 i = 0; i < count; i++) {
             if (weights[i] > 0.0) last = i;
-        }
-        double left = unit * total;
-        for (u32 i = 0; i < kept; i++) {
             left -= weights[i];
-            if (left < 0.0) return i;
+            if (left < 0.0) break;
         }
-        return last;
+        return ids[last];
     }
 
-    // As drawn_place, in the order of ids.
-    __device__ u32 drawn_by_id(u32 kept, double unit) const {
-        double left = 0.0;
-        for (u32 i = 0; i < kept; i++) left += weights[i];
-        left *= unit;
+    // As drawn, in the order of ids.
+    __device__ u32 drawn_by_id(double unit) const {
+        double left = unit * sum();
         u32 place = 0;
-        for (u32 n = 0; n < kept; n++) {
-            // The next id.
-            u32 next = kept;
-            for (u32 i = 0; i < kept; i++) {
+        for (u32 n = 0; n < count; n++) {
+            u32 next = count;
+            for (u32 i = 0; i < count; i++) {
                 bool is_behind = n == 0 || ids[i] > ids[place];
-                if (is_behind && (next == kept || ids[i] < ids[next])) next = i;
+                if (is_behind && (next == count || ids[i] < ids[next])) next = i;
             }
             place = next;
             left -= weights[place];
             if (left < 0.0) break;
         }
-        return place;
-    }
-
-    __device__ double sum_of_all() const {
-        double sum = 0.0;
-        for (u32 i = 0; i < slices; i++) sum += sums[i];
-        return sum;
-    }
-
-    // The token of all that a draw meets, in the order of ids; `best` is the highest logit.
-    __device__ u32 drawn_of_all(const DrawKernelArgs &by, float best) const {
-        double left = by.unit * sum_of_all();
-        u32 slice = 0;
-        while (slice + 1 < slices && left - sums[slice] >= 0.0) left -= sums[slice++];
-        u32 end = (slice + 1) * each < width ? (slice + 1) * each : width, last = ids[0];
-        for (u32 id = slice * each; id < end; id++) {
-            double weight = weight_of_logit(all[id], best, by.temperature);
-            left -= weight;
-            if (weight > 0.0) last = id;
-            if (left < 0.0) break;
-        }
-        return last;
-    }
-
-    __device__ u32 drawn(const DrawKernelArgs &by, float best) const {
-        u32 kept = count;
-        if (by.top_p != 1.0f) kept = with_weight((double)by.top_p * (all ? sum_of_all() : sum_of_best()));
-        else if (all && by.min_p == 0.0f) return drawn_of_all(by, best);
-        while (by.min_p > 0.0f && kept > 0 && weights[kept - 1] < (double)by.min_p) kept--;
-        bool by_id = all && by.top_p == 1.0f;
-        return kept == 0 ? ids[0] : ids[by_id ? drawn_by_id(kept, by.unit) : drawn_place(kept, by.unit)];
-    }
-
-    __device__ double sum_of_best() const {
-        double sum = 0.0;
-        for (u32 i = 0; i < count; i++) sum += weights[i];
-        return sum;
+        return ids[place];
     }
 };
 
-// Draws a token as a sampler does, among the best logits of a row or, if there is `all` of it, among these too: out is its id, then `found`,
-// a row that collect_best has written, of 1 + 2 * `most` words. One block of DRAWN_AMONG threads, and at most one less are in the row.
+// A row of which all may be drawn, and the sums of the weights of its slices.
+struct WholeRow {
+    const float *x;
+    const double *sums;
+    u32 width;
+    u32 slices;
+    u32 each;
+
+    // The sum of the share of slices of a thread.
+    __device__ double share(u32 thread) const {
+        u32 count = (slices + DRAWN_AMONG - 1) / DRAWN_AMONG, end = min((thread + 1) * count, slices);
+        double sum = 0.0;
+        for (u32 slice = thread * count; slice < end; slice++) sum += sums[slice];
+        return sum;
+    }
+
+    // The slice that a draw meets, and what is left of it there: `shares` are those of all threads.
+    __device__ u32 slice(const double *shares, double &left) const {
+        u32 thread = 0, count = (slices + DRAWN_AMONG - 1) / DRAWN_AMONG;
+        while (thread + 1 < DRAWN_AMONG && (thread + 1) * count < slices && left - shares[thread] >= 0.0) left -= shares[thread++];
+        u32 slice = thread * count;
+        while (slice + 1 < slices && left - sums[slice] >= 0.0) left -= sums[slice++];
+        return slice;
+    }
+};
+
+// Draws a token as a sampler does, among the best logits of a row or, if there is the row `x` itself, from all of it: out is its id, then
+// `found`, a row that collect_best has written, of 1 + 2 * `most` words. One block of DRAWN_AMONG threads, and at most one less are in the row.
 extern "C" __global__ void draw_token(
-    const u32 *found, const DrawKernelArgs *draw, u32 *out, u32 most, const float *all, const double *sums, u32 width, u32 slices,
+    const u32 *found, const DrawKernelArgs *draw, u32 *out, u32 most, const float *x, const double *sums, u32 width, u32 slices,
     u32 each) {
     __shared__ u32 ids[DRAWN_AMONG];
     __shared__ float logits[DRAWN_AMONG];
     __shared__ double weights[DRAWN_AMONG];
-    u32 own = threadIdx.x, words = 1 + 2 * most;
+    __shared__ double shares[DRAWN_AMONG];
+    __shared__ double left;
+    __shared__ u32 slice;
+    u32 own = threadIdx.x, words = 1 + 2 * most, count = min(found[0], most);
     for (u32 i = own; i < words; i += DRAWN_AMONG) out[1 + i] = found[i];
-    u32 count = min(found[0], most);
     const DrawKernelArgs by = *draw;
+    WholeRow all = {x, sums, width, slices, each};
+    bool is_greedy = by.temperature == 0.0f, from_all = x && !is_greedy && count > 0;
     // Equal logits are in the order of ids. Both zeros are equal where the best is taken.
     auto order = [&](u32 i) {
         float logit = __uint_as_float(found[2 + 2 * i]);
-        return (u64)place_in_order(by.temperature == 0.0f ? add_rn(logit, 0.0f) : logit) << 32 | ~found[1 + 2 * i];
+        return (u64)place_in_order(is_greedy ? add_rn(logit, 0.0f) : logit) << 32 | ~found[1 + 2 * i];
     };
     if (own < count) {
         u32 rank = 0;
@@ -237,16 +228,39 @@ extern "C" __global__ void draw_token(
         ids[rank] = found[1 + 2 * own];
         logits[rank] = __uint_as_float(found[2 + 2 * own]);
     }
+    shares[own] = from_all ? all.share(own) : 0.0;
     __syncthreads();
     if (own < count) weights[own] = weight_of_logit(logits[own], logits[0], by.temperature);
     __syncthreads();
-    if (own != 0) return;
-    // Those that are equal to the last of the best k are kept.
-    if (!all && by.temperature != 0.0f && by.top_k < count) {
-        u32 k = by.top_k;
-        while (k < count && logits[k] >= logits[by.top_k - 1]) k++;
-        count = k;
+    if (own == 0) {
+        double sum = 0.0;
+        for (u32 i = 0; i < DRAWN_AMONG; i++) sum += shares[i];
+        // Those that are equal to the last of the best k are kept.
+        u32 kept = count;
+        if (!x && !is_greedy && by.top_k < count) {
+            kept = by.top_k;
+            while (kept < count && logits[kept] >= logits[by.top_k - 1]) kept++;
+        }
+        Candidates best = {ids, weights, kept};
+        if (by.top_p != 1.0f) best.keep_weight((double)by.top_p * (from_all ? sum : best.sum()));
+        if (by.min_p > 0.0f) best.keep_heavy((double)by.min_p);
+        bool in_order_of_ids = from_all && by.top_p == 1.0f;
+        out[0] = count == 0 ? 0 : is_greedy ? ids[0] : in_order_of_ids ? best.drawn_by_id(by.unit) : best.drawn(by.unit);
+        left = by.unit * sum;
+        slice = from_all ? all.slice(shares, left) : 0;
     }
-    Candidates candidates = {ids, weights, count, all, sums, slices, each, width};
-    out[0] = count == 0 ? 0 : by.temperature == 0.0f ? ids[0] : candidates.drawn(by, logits[0]);
+    if (!from_all || by.top_p != 1.0f || by.min_p != 0.0f) return;
+    // Every token may be drawn: those of one slice are left.
+    __syncthreads();
+    u32 first = slice * each, end = min(first + each, width), last = ids[0];
+    for (u32 from = first; from < end; from += DRAWN_AMONG) {
+        weights[own] = from + own < end ? weight_of_logit(x[from + own], logits[0], by.temperature) : 0.0;
+        __syncthreads();
+        for (u32 i = 0; own == 0 && left >= 0.0 && i < DRAWN_AMONG && from + i < end; i++) {
+            if (weights[i] > 0.0) last = from + i;
+            left -= weights[i];
+        }
+        __syncthreads();
+    }
+    if (own == 0) out[0] = last;
 }

@@ -356,14 +356,8 @@ fn a_layer_of_any_model_is_at_most_twelve_launches_outside_graphs() {
     if no_emulator() {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
-    for golden in golden_models() {
-        let model = golden.file_name().unwrap().to_str().unwrap().to_owned();
-        let store = folder.path().join(&model);
-        let store = store.to_str().unwrap();
-        larder_ok(&["convert", golden.to_str().unwrap(), store]);
-        let config: Value = serde_json::from_slice(&std::fs::read(golden.join("config.json")).unwrap()).unwrap();
-        let text = config.get("text_config").unwrap_or(&config);
+    for_each_store(|model, store, config| {
+        let text = config.get("text_config").unwrap_or(config);
         let layers = text["num_hidden_layers"].as_u64().unwrap();
         let flags = ["-n", "80", "--ignore-eos", "--vram-experts", "2"];
         let work = work_of(store, &flags, |column| column("gpu_computed") > 0);
@@ -373,6 +367,19 @@ fn a_layer_of_any_model_is_at_most_twelve_launches_outside_graphs() {
         let (half, most) = (outside[10], outside[19]);
         println!("{model}: {half} launches outside graphs for {layers} layers, at most {most}");
         assert!(half <= 12 * layers, "{model}: {outside:?}");
+    });
+}
+
+/// Calls `run` with the name, the store and the config of each golden model without an encoder.
+pub fn for_each_store(mut run: impl FnMut(&str, &str, &Value)) {
+    let folder = tempfile::tempdir().unwrap();
+    for golden in golden_models() {
+        let model = golden.file_name().unwrap().to_str().unwrap();
+        let store = folder.path().join(model);
+        let store = store.to_str().unwrap();
+        larder_ok(&["convert", golden.to_str().unwrap(), store]);
+        let config: Value = serde_json::from_slice(&std::fs::read(golden.join("config.json")).unwrap()).unwrap();
+        run(model, store, &config);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::gpu::{demo, no_emulator, work_of};
+use super::gpu::{demo, for_each_store, no_emulator, work_of};
 use crate::serve::api::Server;
 use crate::support::{golden_models, larder_ok};
 
@@ -31,14 +31,8 @@ fn steps_of_all_models_run_ahead_and_write_the_same() {
     if no_emulator() {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
-    for golden in golden_models() {
-        let model = golden.file_name().unwrap().to_str().unwrap().to_owned();
-        let store = folder.path().join(&model);
-        let store = store.to_str().unwrap();
-        larder_ok(&["convert", golden.to_str().unwrap(), store]);
-        let config: Value = serde_json::from_slice(&std::fs::read(golden.join("config.json")).unwrap()).unwrap();
-        let rewinds = larder_model::rewinds_freely(&config).unwrap();
+    for_each_store(|model, store, config| {
+        let rewinds = larder_model::rewinds_freely(config).unwrap();
         for (number, choice) in CHOICES.into_iter().enumerate() {
             let tokens = if number == 0 { "60" } else { "30" };
             let [here, there] = [&["--preload"][..], &["--device", "emulated"]]
@@ -50,13 +44,13 @@ fn steps_of_all_models_run_ahead_and_write_the_same() {
             assert_eq!(counted(&here, "steps"), 0);
             // With top-p or min-p and without top-k, more tokens of these random models are likely than a device looks at, and it stops.
             assert!(dropped <= if number < 6 { 0 } else { 8 }, "{model} with {choice:?}: {dropped} dropped");
-            let none = READ_TOKENS.contains(&&*model) || number > 4 && !rewinds;
+            let none = READ_TOKENS.contains(&model) || number > 4 && !rewinds;
             assert!(steps == 0 || !none, "{model} with {choice:?}: {steps} steps");
             // The device is filled first, and drafts leave few steps of one token.
             let least = if none || number == 4 || number > 5 { 0 } else { tokens.parse::<u64>().unwrap() / 2 };
             assert!(steps >= least, "{model} with {choice:?}: {steps} steps");
         }
-    }
+    });
 }
 
 /// A token of a sequence goes on where another request came between; the answers are those of the processor.
