@@ -217,6 +217,8 @@ extern "C" __global__ void draw_token(
     const DrawKernelArgs by = *draw;
     WholeRow all = {x, sums, width, slices, each};
     bool is_greedy = by.temperature == 0.0f, from_all = x && !is_greedy && count > 0;
+    // Every token may be drawn.
+    bool from_any = from_all && by.top_p == 1.0f && by.min_p == 0.0f;
     // Equal logits are in the order of ids. Both zeros are equal where the best is taken.
     auto order = [&](u32 i) {
         float logit = __uint_as_float(found[2 + 2 * i]);
@@ -245,12 +247,14 @@ extern "C" __global__ void draw_token(
         if (by.top_p != 1.0f) best.keep_weight((double)by.top_p * (from_all ? sum : best.sum()));
         if (by.min_p > 0.0f) best.keep_heavy((double)by.min_p);
         bool in_order_of_ids = from_all && by.top_p == 1.0f;
-        out[0] = count == 0 ? 0 : is_greedy ? ids[0] : in_order_of_ids ? best.drawn_by_id(by.unit) : best.drawn(by.unit);
+        if (count == 0) out[0] = 0;
+        else if (is_greedy) out[0] = ids[0];
+        else if (!from_any) out[0] = in_order_of_ids ? best.drawn_by_id(by.unit) : best.drawn(by.unit);
         left = by.unit * sum;
         slice = from_all ? all.slice(shares, left) : 0;
     }
-    if (!from_all || by.top_p != 1.0f || by.min_p != 0.0f) return;
-    // Every token may be drawn: those of one slice are left.
+    if (!from_any) return;
+    // Those of one slice are left.
     __syncthreads();
     u32 first = slice * each, end = min(first + each, width), last = ids[0];
     for (u32 from = first; from < end; from += DRAWN_AMONG) {

@@ -120,6 +120,7 @@ impl Decoder {
         let (Some(ops), Some(norm)) = (head.compute().device_ops.as_deref(), norm.for_devices()) else {
             return Err(not_ahead());
         };
+        let _step = step_span(spans);
         let (mut clock, waits, before) = (PhaseClock::start(), ops.waits(), head.compute().time());
         let run = match input.after {
             Some(before) => before.run,
@@ -131,7 +132,6 @@ impl Decoder {
             Some(before) => Hidden::Device(self.embed_drawn(before.drawn, ops)?.ok_or_else(not_ahead)?),
             None => self.embed_streams(spans)?,
         };
-        let _step = step_span(spans);
         let (x, _) = self.layers_of_step(x, spans, &mut clock, experts, tap)?;
         let mut x = x.on_device(ops)?;
         if let Some(streams) = streams {
@@ -140,7 +140,8 @@ impl Decoder {
         let logits = self.begin_head(norm.begin(x, ops)?, ops)?.ok_or_else(not_ahead)?;
         let found = ops.find_best(logits, input.best.unwrap_or(&AMONG_ALL).count)?;
         let all = if input.best.is_none() { Some(logits) } else { None };
-        let drawn = ops.draw(found, all, input.draw)?;
+        let drawn_from = all.filter(|_| input.draw.top_k == 0 && input.draw.temperature != 0.0);
+        let drawn = ops.draw(found, drawn_from, input.draw)?;
         let copy = ops.begin_copy(drawn)?;
         let all = all.map(|all| Ok::<_, ModelError>((all, ops.begin_copy(all)?))).transpose()?;
         clock.lap(Phase::EmbedAndHead, tap);

@@ -285,10 +285,10 @@ impl Decoder {
         experts: &mut dyn ExpertPath,
         tap: &mut dyn Tap,
     ) -> Result<Logits> {
+        let _step = step_span(spans);
         let (mut clock, before) = (PhaseClock::start(), self.stack.head.compute().time());
         experts.step_begins(0);
         self.steps.fetch_add(1, Relaxed);
-        let _step = step_span(spans);
         let x = self.embed_streams(spans)?;
         let (x, pass) = self.layers_of_step(x, spans, &mut clock, experts, tap)?;
         let logits = self.logits(x, spans, best, &pass, tap)?;

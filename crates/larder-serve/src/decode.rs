@@ -153,6 +153,7 @@ impl DecodeLoop<'_> {
         let shared = self.shared;
         let meter = self.engine.loss_meter();
         let (decoder, experts) = self.engine.decoder_and_experts();
+        let is_only = self.active.len() == 1;
         let in_step = self.active.iter_mut().zip(shares).filter(|(_, share)| **share > 0);
         let mut requests: Vec<(&mut ActiveRequest, usize)> = in_step.map(|(r, share)| (r, *share)).collect();
         if requests.is_empty() {
@@ -164,6 +165,10 @@ impl DecodeLoop<'_> {
         }
         let mut tap = step_tap(decoder, requests.iter().map(|(request, share)| (&**request, *share)));
         let mut parts: Vec<StepPart> = requests.iter_mut().map(|(request, share)| request.part(*share)).collect();
+        if !is_only {
+            // Requests that take turns would drop what the others have begun.
+            parts.iter_mut().for_each(|part| part.draws = None);
+        }
         let (start, alone) = (Instant::now(), parts.len() == 1);
         match step(decoder, experts, &mut parts, &mut tap) {
             Ok(logits) => {

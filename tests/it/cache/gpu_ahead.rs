@@ -47,7 +47,7 @@ fn steps_of_all_models_run_ahead_and_write_the_same() {
             let none = READ_TOKENS.contains(&model) || number > 4 && !rewinds;
             assert!(steps == 0 || !none, "{model} with {choice:?}: {steps} steps");
             // The device is filled first, and drafts leave few steps of one token.
-            let least = if none || number == 4 || number > 5 { 0 } else { tokens.parse::<u64>().unwrap() / 2 };
+            let least = if none || number == 4 || number > 5 { 0 } else { tokens.parse::<u64>().unwrap() / 4 };
             assert!(steps >= least, "{model} with {choice:?}: {steps} steps");
         }
     });
@@ -145,6 +145,6 @@ fn a_trained_model_drops_hardly_a_step() {
         });
         assert_eq!(here["ids"], there["ids"], "{choice:?}");
         let [steps, dropped] = ["steps", "dropped"].map(|name| there["ahead"][name].as_u64().unwrap());
-        assert!(steps > 90 && dropped * 20 <= steps, "{choice:?}: {dropped} of {steps} dropped");
+        assert!(steps > 60 && dropped * 20 <= steps, "{choice:?}: {dropped} of {steps} dropped");
     }
 }

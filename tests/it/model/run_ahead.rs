@@ -91,11 +91,9 @@ fn texts_are_those_without_whatever_the_device_draws() {
                 assert_eq!(of_host.1, AheadCounts::default());
                 let penalised = way.sampling.repetition_penalty != 1.0;
                 assert_eq!(counts.steps == 0, penalised, "{name}: way {at}: {counts:?}");
-                // Where many are wrong, it stops.
-                assert!(
-                    counts.dropped
-                        <= [0, 8, counts.steps / 8 + 8][[0, 3, 10].iter().position(|n| *n == wrong).unwrap()]
-                );
+                // Where many are wrong, it stops; behind a shift of the context it tries again.
+                let most = if wrong == 0 { 0 } else { 16 + counts.steps / 8 };
+                assert!(counts.dropped <= most, "{name}: way {at}: {counts:?}");
                 let drops = counts.dropped * 20 > counts.steps || counts.steps < 20;
                 assert!(wrong == 0 || penalised || drops, "{name}: way {at}: {counts:?}");
                 all += counts;

@@ -15,6 +15,30 @@ const UNKNOWN: [u32; 1] = [0];
 const SELDOM: usize = 8;
 /// Such steps that are too few to tell.
 const FEW: usize = 8;
+/// Draws after which those before count half.
+const MANY: usize = 64;
+
+/// The device's draws of a text that were compared with the host's.
+#[derive(Clone, Copy, Default)]
+pub(super) struct ComparedDraws {
+    all: usize,
+    wrong: usize,
+}
+
+impl ComparedDraws {
+    fn add(&mut self, is_wrong: bool) {
+        if self.all >= MANY {
+            *self = ComparedDraws { all: self.all / 2, wrong: self.wrong / 2 };
+        }
+        self.all += 1;
+        self.wrong += usize::from(is_wrong);
+    }
+
+    /// Whether the device mostly draws what the host draws.
+    fn are_good(&self) -> bool {
+        self.wrong < FEW || SELDOM * self.wrong < self.all
+    }
+}
 
 /// What the choice of the next token reads of logits.
 #[derive(Clone, Copy, Default)]
@@ -132,8 +156,10 @@ impl Sequence {
         let is_it = |ahead: &AheadStep| {
             Some(ahead.token) == last && ahead.best.as_ref() == best && decoder.can_finish(&ahead.step)
         };
+        if let Some(ahead) = self.ahead.as_ref().filter(|_| self.pending() == 1) {
+            self.draws.add(Some(ahead.token) != last);
+        }
         if self.pending() != 1 || !self.ahead.as_ref().is_some_and(is_it) {
-            self.wrong_draws += usize::from(self.ahead.as_ref().is_some_and(|ahead| Some(ahead.token) != last));
             self.drop_ahead();
             return None;
         }
@@ -146,7 +172,7 @@ impl Sequence {
         let horizon = (self.tokens.len() + 1).max(self.planned);
         let has_room = self.remaining() > 0 && self.decode_from < self.tokens.len();
         has_room
-            && (self.wrong_draws < FEW || SELDOM * self.wrong_draws < self.ahead_counts.steps)
+            && self.draws.are_good()
             && decoder.runs_ahead(best)
             && self.kv_is_valid(decoder, horizon)
             // Experts of a token that does not become part of the text are computed as well.
@@ -197,7 +223,7 @@ impl Clone for Sequence {
             mtp: self.mtp.clone(),
             ahead: None,
             ahead_counts: self.ahead_counts,
-            wrong_draws: self.wrong_draws,
+            draws: self.draws,
         };
         if self.ahead.is_some() {
             clone.cache.truncate(clone.cache.len);

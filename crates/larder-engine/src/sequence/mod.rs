@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use larder_model::{Decoder, ExpertPath, KvCache, Logits, LogitsFor, ModelError, Span, Tap, TokenOrigin, TokenPhase};
 
 pub use self::ahead::AheadCounts;
-use self::ahead::AheadStep;
 pub(crate) use self::ahead::NextChoice;
+use self::ahead::{AheadStep, ComparedDraws};
 use crate::mtp_state::{MtpState, OwnLayer};
 use crate::saved_sequence::SavedParts;
 use crate::speculation::DRAFT_MAX;
@@ -42,8 +42,8 @@ pub struct Sequence {
     /// The step behind all tokens, if it was begun before its token was known.
     ahead: Option<AheadStep>,
     ahead_counts: AheadCounts,
-    /// Steps of these whose token was another.
-    wrong_draws: usize,
+    /// Of the text since its last prompt.
+    draws: ComparedDraws,
 }
 
 /// Numbers of sequences that are in use.
@@ -67,7 +67,7 @@ impl Sequence {
             mtp: MtpState::new(decoder),
             ahead: None,
             ahead_counts: AheadCounts::default(),
-            wrong_draws: 0,
+            draws: ComparedDraws::default(),
         }
     }
 
@@ -192,6 +192,9 @@ impl Sequence {
             self.release(decoder);
         }
         (self.horizon, self.rewound) = (horizon, false);
+        if phase == TokenPhase::Prefill {
+            self.draws = ComparedDraws::default();
+        }
         self.decode_from = match phase {
             TokenPhase::Prefill => self.tokens.len(),
             TokenPhase::Decode => before,

@@ -106,8 +106,8 @@ impl RowTable {
         }
         // Rows that follow each other are read together, so that a block of them is checked once.
         let runs = || rows.chunk_by(|row, next| *next == row + 1);
-        if rows.len() > 1 {
-            runs().filter(|run| run.len() == 1).for_each(|run| self.announce(run[0]));
+        if runs().nth(1).is_some() {
+            runs().for_each(|run| self.announce(run[0], run.len()));
         }
         let mut rest = into;
         runs().try_for_each(|run| {
@@ -116,14 +116,14 @@ impl RowTable {
         })
     }
 
-    /// Starts reading a row, with its block if that is checked.
-    fn announce(&self, row: usize) {
-        let (bytes, block) = (self.row_bytes(), row / self.table.block_rows);
-        let (first, rows) = match self.is_trusted(block) {
-            true => (row, 1),
-            false => (block * self.table.block_rows, self.table.block_rows),
+    /// Starts reading some rows, with their blocks if these are checked.
+    fn announce(&self, first: usize, count: usize) {
+        let (bytes, each, end) = (self.row_bytes(), self.table.block_rows, first + count);
+        let (from, to) = match (first / each..=(end - 1) / each).all(|block| self.is_trusted(block)) {
+            true => (first, end),
+            false => (first / each * each, end.next_multiple_of(each)),
         };
-        self.file.opened().will_need((DATA_START + first * bytes) as u64, rows * bytes);
+        self.file.opened().will_need((DATA_START + from * bytes) as u64, (to - from) * bytes);
     }
 
     /// Whether a block was verified and is not to be verified again.
