@@ -130,8 +130,8 @@ impl<'a, 'm, P: ExpertPath> Decoding<'a, 'm, P> {
         Ok(())
     }
 
-    /// What is drafted behind the token `id`, and whether the step behind it may begin before its token is known, because nothing is. A step
-    /// that was `begun` has no draft tokens.
+    /// The draft tokens behind the token `id`, and whether the step behind it may begin before its token is known, because there are none. A
+    /// step that was `begun` has none either.
     fn draft(
         &mut self,
         id: u32,
@@ -158,7 +158,7 @@ impl<'a, 'm, P: ExpertPath> Decoding<'a, 'm, P> {
     }
 }
 
-/// The text ends.
+/// The sequence keeps the step of the token that was written last, if it was begun, and drops any other.
 impl<P: ExpertPath> Drop for Decoding<'_, '_, P> {
     fn drop(&mut self) {
         self.session.end_ahead(self.last);

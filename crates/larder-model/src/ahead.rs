@@ -88,8 +88,9 @@ impl Decoder {
     }
 
     /// Begins a step of one token, of whose logits the best are asked for: appends it to the KV cache, and returns while the device computes
-    /// it, unless a part of it is computed on the CPU. The caller guarantees that the model [runs ahead](Self::runs_ahead), that the step
-    /// is [finished](Self::finish_step), if it still [can be](Self::can_finish), or [dropped](Self::drop_steps), and that of one run no more than two are in flight.
+    /// it, unless a part of it is computed on the CPU. The caller guarantees that the model [runs ahead](Self::runs_ahead), that the step is
+    /// [finished](Self::finish_step), if it still [can be](Self::can_finish), or its token dropped from the KV cache, and that of one run no
+    /// more than two steps are in flight.
     ///
     /// After an error the KV cache is as after an error of [`step`](Self::step).
     pub fn begin_step(

@@ -13,7 +13,7 @@ const UNKNOWN: [u32; 1] = [0];
 
 /// A step with another token takes as long as any: steps run ahead while at most one in eight is such.
 const SELDOM: usize = 8;
-/// Such steps that are too few to tell.
+/// Wrong draws that are too few to tell.
 const FEW: usize = 8;
 /// Draws after which those before count half.
 const MANY: usize = 64;
@@ -206,7 +206,7 @@ impl Sequence {
     }
 }
 
-/// Without a step that was begun.
+/// A clone has no step that was begun.
 impl Clone for Sequence {
     fn clone(&self) -> Self {
         let mut clone = Sequence {

@@ -42,7 +42,7 @@ pub struct Sequence {
     /// The step behind all tokens, if it was begun before its token was known.
     ahead: Option<AheadStep>,
     ahead_counts: AheadCounts,
-    /// Of the text since its last prompt.
+    /// The device's draws since the last prompt, compared with the host's.
     draws: ComparedDraws,
 }
 
