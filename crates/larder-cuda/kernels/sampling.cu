@@ -20,6 +20,71 @@ extern "C" __global__ void take_out(float *x, const u32 *places, float *out, u32
     value = minus_infinity();
 }
 
+// How the logit of a token changes.
+struct ChangedLogit {
+    u32 id;
+    float bias;
+    // Whether it occurs in the text, and how often in the answer.
+    u32 in_text;
+    u32 in_answer;
+};
+static_assert(sizeof(ChangedLogit) == 16, "must match the layout in Rust");
+
+// Penalties on tokens that occurred.
+struct Penalties {
+    float repetition;
+    float frequency;
+    float presence;
+
+    // As if the token occurred once more in the text and in the answer.
+    __device__ ChangedLogit once_more(ChangedLogit token) const {
+        token.in_text |= repetition != 1.0f;
+        token.in_answer += frequency != 0.0f || presence != 0.0f;
+        return token;
+    }
+
+    // With the bits of the CPU.
+    __device__ float changed(const ChangedLogit &token, float logit) const {
+        if (token.bias != 0.0f) logit = add_rn(logit, token.bias);
+        if (token.in_text > 0) logit = logit < 0.0f ? mul_rn(logit, repetition) : div_rn(logit, repetition);
+        for (u32 before = 0; before < token.in_answer; before++) logit = sub_rn(logit, before == 0 ? add_rn(frequency, presence) : frequency);
+        return logit;
+    }
+};
+
+// Changes the logits of `count` tokens of one row, and that of the token that was drawn last, unless `drawn` is null. Out, of `count` + 2
+// words, are these logits as they were; the last two are that of the token that was drawn last, and its id, if no list has it and it changes,
+// else all bits are set. The last block looks for that token in the list, the others have an item per thread. An id behind the row is none.
+extern "C" __global__ void change_logits(
+    float *x, const ChangedLogit *tokens, const u32 *drawn, float *out, u32 width, u32 count, float repetition, float frequency,
+    float presence) {
+    __shared__ u32 listed;
+    Penalties penalties = {repetition, frequency, presence};
+    u32 last = drawn ? *drawn : ~0u, i = index_of_thread();
+    if (blockIdx.x + 1 < gridDim.x) {
+        if (i >= count) return;
+        ChangedLogit token = tokens[i];
+        bool exists = token.id < width;
+        float logit = exists ? x[token.id] : 0.0f;
+        out[i] = logit;
+        if (token.id == last) token = penalties.once_more(token);
+        if (exists) x[token.id] = penalties.changed(token, logit);
+        return;
+    }
+    if (threadIdx.x == 0) listed = last >= width;
+    __syncthreads();
+    for (i = threadIdx.x; i < count; i += blockDim.x) {
+        if (tokens[i].id == last) listed = 1;
+    }
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    ChangedLogit token = penalties.once_more({last, 0.0f, 0, 0});
+    bool is_new = !listed && (token.in_text > 0 || token.in_answer > 0);
+    out[count] = is_new ? x[last] : 0.0f;
+    out[count + 1] = __uint_as_float(is_new ? last : ~0u);
+    if (is_new) x[last] = penalties.changed(token, x[last]);
+}
+
 // The highest rank of each slice, of `each` values: maxima [rows, slices]. Clears the number that each row of `found`, of `step` words,
 // begins with. A warp has a slice.
 extern "C" __global__ void best_of_slices(
@@ -202,10 +267,11 @@ struct WholeRow {
 };
 
 // Draws a token as a sampler does, among the best logits of a row or, if there is the row `x` itself, from all of it: out is its id, then
-// `found`, a row that collect_best has written, of 1 + 2 * `most` words. One block of DRAWN_AMONG threads, and at most one less are in the row.
+// `found`, a row that collect_best has written, of 1 + 2 * `most` words, then `count_changed` words that change_logits has written. `last` gets
+// the id too. One block of DRAWN_AMONG threads, and at most one less are in the row.
 extern "C" __global__ void draw_token(
-    const u32 *found, const DrawKernelArgs *draw, u32 *out, u32 most, const float *x, const double *sums, u32 width, u32 slices,
-    u32 each) {
+    const u32 *found, const DrawKernelArgs *draw, u32 *out, u32 *last_drawn, u32 most, const u32 *changed, u32 count_changed, const float *x,
+    const double *sums, u32 width, u32 slices, u32 each) {
     __shared__ u32 ids[DRAWN_AMONG];
     __shared__ float logits[DRAWN_AMONG];
     __shared__ double weights[DRAWN_AMONG];
@@ -214,6 +280,7 @@ extern "C" __global__ void draw_token(
     __shared__ u32 slice;
     u32 own = threadIdx.x, words = 1 + 2 * most, count = min(found[0], most);
     for (u32 i = own; i < words; i += DRAWN_AMONG) out[1 + i] = found[i];
+    for (u32 i = own; i < count_changed; i += DRAWN_AMONG) out[1 + words + i] = changed[i];
     const DrawKernelArgs by = *draw;
     WholeRow all = {x, sums, width, slices, each};
     bool is_greedy = by.temperature == 0.0f, from_all = x && !is_greedy && count > 0;
@@ -247,9 +314,10 @@ extern "C" __global__ void draw_token(
         if (by.top_p != 1.0f) best.keep_weight((double)by.top_p * (from_all ? sum : best.sum()));
         if (by.min_p > 0.0f) best.keep_heavy((double)by.min_p);
         bool in_order_of_ids = from_all && by.top_p == 1.0f;
-        if (count == 0) out[0] = 0;
-        else if (is_greedy) out[0] = ids[0];
-        else if (!from_any) out[0] = in_order_of_ids ? best.drawn_by_id(by.unit) : best.drawn(by.unit);
+        u32 token = 0;
+        if (count > 0 && is_greedy) token = ids[0];
+        else if (count > 0 && !from_any) token = in_order_of_ids ? best.drawn_by_id(by.unit) : best.drawn(by.unit);
+        out[0] = *last_drawn = token;
         left = by.unit * sum;
         slice = from_all ? all.slice(shares, left) : 0;
     }
@@ -266,5 +334,5 @@ extern "C" __global__ void draw_token(
         }
         __syncthreads();
     }
-    if (own == 0) out[0] = last;
+    if (own == 0) out[0] = *last_drawn = last;
 }

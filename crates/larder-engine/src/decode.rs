@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use larder_model::{BestLogits, ExpertPath, Logits, LogitsRow, ModelError, Tap, TokenDraw};
+use larder_model::{BestLogits, ExpertPath, LogitChanges, Logits, LogitsRow, ModelError, Tap, TokenDraw};
 
 use crate::output_loss::OutputLoss;
 use crate::sampler::SamplerError;
@@ -36,10 +36,20 @@ pub trait TokenChoice {
     /// The logits that it reads of the last tokens of a sequence, whose tokens are these parts; `None` for all.
     fn best(&mut self, tokens: &[&[u32]]) -> Option<BestLogits>;
 
-    /// What it draws the next token by, and the one behind it; `None` if it draws from other logits than the model's.
-    fn draws(&self) -> Option<[TokenDraw; 2]> {
+    /// What it draws the next token by behind these, which are parts of a sequence, and the one behind it; `None` if a device cannot draw as it does.
+    fn draws(&mut self, tokens: &[&[u32]]) -> Option<NextDraws> {
+        let _ = tokens;
         None
     }
+}
+
+/// What the next two tokens of a sequence are drawn by.
+#[derive(Clone, Debug)]
+pub struct NextDraws {
+    /// The draw of each.
+    pub draws: [TokenDraw; 2],
+    /// How the choice changes logits before the first of them.
+    pub changes: LogitChanges,
 }
 
 /// The decoding of one text.
@@ -121,9 +131,11 @@ impl<'a, 'm, P: ExpertPath> Decoding<'a, 'm, P> {
         let (drafts, goes_on) = self.draft(id, begun, room, choice, tap)?;
         let (drafting, tokens) = (start.elapsed(), [&[id], &drafts[..]].concat());
         let best = choice.best(&[self.session.tokens(), &tokens]);
-        let draws = if goes_on && room > 0 { choice.draws() } else { None };
+        let goes_on = goes_on && room > 0 && self.session.decoder().runs_ahead(best.as_ref());
+        let draws = if goes_on { choice.draws(&[self.session.tokens(), &tokens]) } else { None };
         let input = TokenInput::decode(&tokens).all_logits();
-        let (logits, mut stats) = forward(self.session, &input, NextChoice { best: best.as_ref(), draws }, tap);
+        let (best, draws) = (best.as_ref(), draws.as_ref());
+        let (logits, mut stats) = forward(self.session, &input, NextChoice { best, draws }, tap);
         stats.time += drafting;
         (self.step, self.stats) = (DraftedStep::new(logits?, drafts), Some(stats));
         self.arrived = Instant::now();

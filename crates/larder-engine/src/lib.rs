@@ -61,7 +61,7 @@ mod writer;
 pub use calibration::Calibration;
 pub use chat_output::{AnswerRules, ChatFormat, ForcedCalls, OutputParser, OutputPart, ToolSchema};
 pub use context::{ContextFull, DialogueTurns, answer_room, kept_tokens};
-pub use decode::{Decoding, StepStats, TokenChoice};
+pub use decode::{Decoding, NextDraws, StepStats, TokenChoice};
 pub use evictor_file::{EVICTOR_BYTES_MAX, EVICTOR_FILE, SidecarError, evictor_arrays, evictor_from_bytes};
 pub use generate::{GenerateError, Generated, Listener, Request, generate};
 pub use grammar::{Grammar, GrammarCompiler, GrammarError, TextFormat};

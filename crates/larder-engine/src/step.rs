@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use larder_model::{BestLogits, Decoder, ExpertPath, Logits, LogitsFor, ModelError, Phase, Span, Tap, TokenDraw};
+use larder_model::{BestLogits, Decoder, ExpertPath, Logits, LogitsFor, ModelError, Phase, Span, Tap};
 
+use crate::decode::NextDraws;
 use crate::sequence::{NextChoice, Sequence, Unobserved};
 
 /// The share of one sequence in a step.
@@ -19,7 +20,7 @@ pub struct StepPart<'a> {
     pub best: Option<BestLogits>,
     /// What the next token is drawn by, and the one behind it; see [`TokenChoice::draws`](crate::TokenChoice::draws). In a step of one token
     /// of this part alone, a device may begin the step behind it.
-    pub draws: Option<[TokenDraw; 2]>,
+    pub draws: Option<NextDraws>,
 }
 
 impl StepPart<'_> {
@@ -85,7 +86,8 @@ fn step_or_ahead(
     let mut ahead = Vec::with_capacity(parts.len());
     for part in parts.iter_mut() {
         let one = part.logits_for.count(1) > 0 && part.most > 0;
-        let choice = NextChoice { best: part.best.as_ref().filter(|_| one), draws: part.draws.filter(|_| alone) };
+        let choice =
+            NextChoice { best: part.best.as_ref().filter(|_| one), draws: part.draws.as_ref().filter(|_| alone) };
         let before = part.sequence.computed_tokens().len();
         let logits = match observed {
             true => {

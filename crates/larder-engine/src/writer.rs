@@ -1,9 +1,9 @@
 //! Writing a text token by token: sample, detokenize, look for the end. The decode loop of a single generation and that of
 //! the server both take their tokens from here.
 
-use larder_model::{BestLogits, LogitsRow, TokenDraw};
+use larder_model::{BestLogits, LogitsRow};
 
-use crate::decode::TokenChoice;
+use crate::decode::{NextDraws, TokenChoice};
 use crate::grammar::Grammar;
 use crate::sampler::{Sampler, SamplerError};
 use crate::text::Detokenizer;
@@ -138,7 +138,7 @@ impl TokenChoice for Writer<'_> {
         if self.grammar.is_some() { None } else { self.sampler.best(tokens) }
     }
 
-    fn draws(&self) -> Option<[TokenDraw; 2]> {
-        if self.grammar.is_some() { None } else { self.sampler.draws() }
+    fn draws(&mut self, tokens: &[&[u32]]) -> Option<NextDraws> {
+        if self.grammar.is_some() { None } else { self.sampler.draws(tokens) }
     }
 }

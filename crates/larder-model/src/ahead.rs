@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::decoder::{Decoder, step_span};
-use crate::device::{DeviceOps, DeviceRows, TokenDraw};
+use crate::device::{BEST_FOUND, DeviceOps, DeviceRows, DrawnFrom, LogitChanges, TokenDraw};
 use crate::error::{ModelError, Result};
 use crate::experts::ExpertPath;
 use crate::hidden::Hidden;
@@ -14,16 +14,11 @@ use crate::step::Span;
 use crate::tap::{Phase, PhaseClock, Tap};
 
 /// Where all logits are read, the device draws among them, with top-p among as many of the best as it finds.
-const AMONG_ALL: BestLogits = BestLogits { count: BEST_MOST, also: Vec::new() };
+const AMONG_ALL: usize = BEST_MOST;
 
 /// A step of one token that a device is computing.
 pub struct BegunStep {
-    /// The token that it draws, and the best logits.
-    drawn: DeviceRows,
-    /// The number of the copy of them.
-    copy: usize,
-    /// All logits and the number of their copy, if they are wanted.
-    all: Option<(DeviceRows, usize)>,
+    copies: BegunCopies,
     /// Whether the host has waited for the device meanwhile.
     waited: bool,
     /// The number of its run: steps that were begun one after the other.
@@ -40,6 +35,16 @@ impl BegunStep {
     }
 }
 
+/// What is copied back of a step: rows, and the number of the copy of each.
+struct BegunCopies {
+    /// The token that the device draws, the best logits, and those of the `listed` tokens.
+    drawn: (DeviceRows, usize),
+    /// The tokens whose logits were changed on the device.
+    listed: Vec<u32>,
+    /// All logits, if they are wanted.
+    all: Option<(DeviceRows, usize)>,
+}
+
 /// What a step is begun with.
 #[derive(Clone, Copy)]
 pub struct AheadInput<'a> {
@@ -49,6 +54,8 @@ pub struct AheadInput<'a> {
     pub best: Option<&'a BestLogits>,
     /// What that token is drawn by.
     pub draw: &'a TokenDraw,
+    /// How its choice changes logits, behind all tokens that are known: those of `best`, if it is not all.
+    pub changes: &'a LogitChanges,
 }
 
 impl Decoder {
@@ -62,19 +69,25 @@ impl Decoder {
 
     /// Whether steps whose choice reads these logits, `None` for all, can be [begun](Self::begin_step) before the token before is known.
     pub fn runs_ahead(&self, best: Option<&BestLogits>) -> bool {
-        let Stack { embed, head, norm, streams, vocab, .. } = &self.stack;
-        let on_device = self.runs_ahead.load(Relaxed)
+        let vocab = self.stack.vocab;
+        let reads = match best {
+            Some(best) => is_less(best, vocab),
+            // The device may draw another token, which takes long where a state has to go back.
+            None => 4 * AMONG_ALL < vocab && self.rewinds_freely(),
+        };
+        reads && self.may_run_ahead()
+    }
+
+    /// Whether steps of any choice [run ahead](Self::runs_ahead).
+    pub fn may_run_ahead(&self) -> bool {
+        let Stack { embed, head, norm, streams, .. } = &self.stack;
+        self.runs_ahead.load(Relaxed)
             && head.compute().device_ops.is_some()
             && head.is_on_device()
             && embed.is_on_device()
             && norm.for_devices().is_some()
-            && streams.as_ref().is_none_or(|streams| streams.merge.is_on_device());
-        let reads = match best {
-            Some(best) => best.also.is_empty() && is_less(best, *vocab),
-            // The device may draw another token, which takes long where a state has to go back.
-            None => is_less(&AMONG_ALL, *vocab) && self.rewinds_freely(),
-        };
-        on_device && reads && self.stack.runs_ahead()
+            && streams.as_ref().is_none_or(|streams| streams.merge.is_on_device())
+            && self.stack.runs_ahead()
     }
 
     /// Whether a step that was begun can be finished: no other run of steps has begun since.
@@ -130,7 +143,7 @@ impl Decoder {
         let number = self.steps.fetch_add(1, Relaxed) + 1;
         experts.step_begins(usize::from(input.after.is_some()));
         let x = match input.after {
-            Some(before) => Hidden::Device(self.embed_drawn(before.drawn, ops)?.ok_or_else(not_ahead)?),
+            Some(before) => Hidden::Device(self.embed_drawn(before.copies.drawn.0, ops)?.ok_or_else(not_ahead)?),
             None => self.embed_streams(spans)?,
         };
         let (x, _) = self.layers_of_step(x, spans, &mut clock, experts, tap)?;
@@ -139,15 +152,10 @@ impl Decoder {
             x = streams.merge.begin(x, ops)?;
         }
         let logits = self.begin_head(norm.begin(x, ops)?, ops)?.ok_or_else(not_ahead)?;
-        let found = ops.find_best(logits, input.best.unwrap_or(&AMONG_ALL).count)?;
-        let all = if input.best.is_none() { Some(logits) } else { None };
-        let drawn_from = all.filter(|_| input.draw.top_k == 0 && input.draw.temperature != 0.0);
-        let drawn = ops.draw(found, drawn_from, input.draw)?;
-        let copy = ops.begin_copy(drawn)?;
-        let all = all.map(|all| Ok::<_, ModelError>((all, ops.begin_copy(all)?))).transpose()?;
+        let copies = begin_draw(logits, &input, ops)?;
         clock.lap(Phase::EmbedAndHead, tap);
         tap.compute_time(head.compute().time() - before);
-        Ok(BegunStep { drawn, copy, all, waited: ops.waits() > waits, run, number })
+        Ok(BegunStep { copies, waited: ops.waits() > waits, run, number })
     }
 
     /// The embedding `[1, streams · hidden]` of a token that a device has drawn.
@@ -175,21 +183,45 @@ impl Decoder {
     ) -> Result<Option<(Logits, u32)>> {
         let Some(ops) = &self.stack.head.compute().device_ops else { return Ok(None) };
         let mut clock = PhaseClock::start();
-        let received = |rows: DeviceRows, copy| {
+        let received = |(rows, copy): (DeviceRows, usize)| {
             let mut row = vec![0.0; rows.width];
             ops.end_copy(copy, &mut row).inspect_err(|_| self.drop_steps()).map(|()| row)
         };
-        let row = received(step.drawn, step.copy)?;
-        let all = step.all.map(|(rows, copy)| received(rows, copy)).transpose()?;
+        let BegunCopies { drawn, listed, all } = step.copies;
+        let row = received(drawn)?;
+        let all = all.map(received).transpose()?;
         experts.count_chosen();
         clock.lap(Phase::EmbedAndHead, tap);
-        let found = || found_in(&row[1..], std::iter::empty()).map(|found| Logits::Best(vec![found]));
+        let (found, changed) = row[1..].split_at(1 + 2 * BEST_FOUND);
+        let found = || found_in(found, self.changed_in(changed, &listed)).map(|found| Logits::Best(vec![found]));
         let logits = all.map(Logits::All).or_else(found);
         Ok(logits.map(|logits| (logits, row[0].to_bits())))
+    }
+
+    /// The logits that a device has changed, as they were: those of the listed tokens and of the token that it had drawn before.
+    fn changed_in<'a>(&self, row: &'a [f32], listed: &'a [u32]) -> impl Iterator<Item = (u32, f32)> + use<'a> {
+        let (vocab, drawn) = (self.stack.vocab, row.split_last_chunk().map(|(_, [logit, id])| (id.to_bits(), *logit)));
+        let all = listed.iter().copied().zip(row.iter().copied()).chain(drawn);
+        all.filter(move |(id, _)| (*id as usize) < vocab)
     }
 
     /// Waits for steps that were begun and are not finished; their results are dropped. The caller drops their tokens from the KV cache.
     pub fn drop_steps(&self) {
         self.settle_device();
     }
+}
+
+/// Begins the choice of a token from the logits of a step, and the copies back.
+fn begin_draw(logits: DeviceRows, input: &AheadInput, ops: &dyn DeviceOps) -> Result<BegunCopies> {
+    let AheadInput { after, best, draw, changes } = *input;
+    let copied = |rows| Ok::<_, ModelError>((rows, ops.begin_copy(rows)?));
+    // The host reads logits as the model yields them.
+    let all = if best.is_none() { Some(copied(logits)?) } else { None };
+    let changed = if changes.is_empty() { None } else { Some(ops.change(logits, changes, after.is_some())?) };
+    let found = ops.find_best(logits, best.map_or(AMONG_ALL, |best| best.count))?;
+    let changed = changed.filter(|_| best.is_some());
+    let from_all = draw.top_k == 0 && draw.temperature != 0.0;
+    let from = DrawnFrom { found, all: if from_all { Some(logits) } else { None }, changed };
+    let listed = changed.map_or(Vec::new(), |_| changes.listed().collect());
+    Ok(BegunCopies { drawn: copied(ops.draw(&from, draw)?)?, listed, all })
 }

@@ -101,12 +101,12 @@ pub use arch::{model_types, mtp_layers};
 pub use compute::{ComputeContext, ComputeTime};
 pub use decoder::{Decoder, blueprint, rewinds_freely};
 pub use device::{
-    BEST_FOUND, BlockPooling, ChosenOnDevice, DeviceAttention, DeviceChannelScan, DeviceChoice, DeviceConvolution,
-    DeviceConvolvedHeads, DeviceDecay, DeviceDelta, DeviceDraw, DeviceExperts, DeviceHeadConvolution, DeviceHeads,
-    DeviceIndex, DeviceKvView, DeviceOps, DeviceProduct, DeviceProducts, DeviceRecurrence, DeviceRotation, DeviceRows,
-    DeviceScan, DeviceStreams, GateOrder, HeadMix, HeadNorm, HeadRest, IndexBlocks, KvPageShape, MATRIX_STREAMS,
-    ManifoldWeights, MatrixShape, NormGate, ScaledSides, ScanHeads, SeenRows, StateSpan, StreamGate, StreamMix,
-    TokenDraw,
+    BEST_FOUND, BlockPooling, ChangedLogit, ChosenOnDevice, DeviceAttention, DeviceChannelScan, DeviceChoice,
+    DeviceConvolution, DeviceConvolvedHeads, DeviceDecay, DeviceDelta, DeviceDraw, DeviceExperts,
+    DeviceHeadConvolution, DeviceHeads, DeviceIndex, DeviceKvView, DeviceOps, DeviceProduct, DeviceProducts,
+    DeviceRecurrence, DeviceRotation, DeviceRows, DeviceScan, DeviceStreams, DrawnFrom, GateOrder, HeadMix, HeadNorm,
+    HeadRest, IndexBlocks, KvPageShape, LogitChanges, MATRIX_STREAMS, ManifoldWeights, MatrixShape, NormGate,
+    ScaledSides, ScanHeads, SeenRows, StateSpan, StreamGate, StreamMix, TokenDraw,
 };
 pub use double::{AttentionDouble, OpsDouble, ProductsDouble};
 pub use embedding::EmbeddingRows;

@@ -4,7 +4,7 @@ use candle_core::Tensor;
 use larder_kernels::tanh;
 
 use crate::decoder::{Decoder, report_hidden, scaled};
-use crate::device::{BEST_FOUND, DeviceOps, DeviceRows};
+use crate::device::{BEST_FOUND, DeviceOps, DeviceRows, LogitChanges};
 use crate::device_layer::on_host;
 use crate::error::{ModelError, Result};
 use crate::hidden::{Hidden, receive};
@@ -29,21 +29,27 @@ pub enum Logits {
 }
 
 /// The logits of a row that the choice of a token reads, where it does not read all.
-#[derive(Clone, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, PartialEq, Default, Debug)]
 pub struct BestLogits {
     /// How many of the highest.
     pub count: usize,
-    /// Tokens whose logits are wanted too, each once. They do not count as any of the highest.
-    pub also: Vec<u32>,
+    /// How the choice changes logits first. Those of the listed tokens are wanted too, as the model yields them, and do not count as any of the highest.
+    pub changes: LogitChanges,
 }
 
 impl BestLogits {
-    /// The logits that two choices read.
+    /// The logits that two choices read. How each of them changes logits is not kept.
     pub fn and(mut self, other: &BestLogits) -> Self {
-        self.also.extend_from_slice(&other.also);
-        self.also.sort_unstable();
-        self.also.dedup();
-        BestLogits { count: self.count.max(other.count), also: self.also }
+        let tokens = &mut self.changes.tokens;
+        tokens.extend_from_slice(&other.changes.tokens);
+        tokens.sort_unstable_by_key(|token| token.id);
+        tokens.dedup_by_key(|token| token.id);
+        BestLogits { count: self.count.max(other.count), ..self }
+    }
+
+    /// What the choice reads when the answer has one more token.
+    pub fn with(self, id: u32) -> Self {
+        BestLogits { changes: self.changes.with(id), ..self }
     }
 }
 
@@ -244,8 +250,9 @@ fn receive_logits(
     hidden: Option<DeviceRows>,
 ) -> Result<(Logits, Option<Tensor>)> {
     let found = best.zip(logits).filter(|(best, logits)| is_less(best, logits.width)).map(|(best, logits)| {
-        let taken = if best.also.is_empty() { None } else { Some(ops.take_out(logits, &best.also)?) };
-        Ok::<_, ModelError>((logits, taken, ops.find_best(logits, best.count)?, &best.also[..]))
+        let also: Vec<u32> = best.changes.listed().collect();
+        let taken = if also.is_empty() { None } else { Some(ops.take_out(logits, &also)?) };
+        Ok::<_, ModelError>((logits, taken, ops.find_best(logits, best.count)?, also))
     });
     let Some((logits, taken, found, also)) = found.transpose()? else {
         let mut received = receive(ops, &hidden.into_iter().chain(logits).collect::<Vec<_>>())?;
@@ -275,7 +282,7 @@ fn receive_logits(
 
 /// Whether it takes less time to find the best of `vocab` logits than to copy them all.
 pub(crate) fn is_less(best: &BestLogits, vocab: usize) -> bool {
-    best.count <= BEST_MOST && 4 * (best.count + best.also.len()) < vocab
+    best.count <= BEST_MOST && 4 * (best.count + best.changes.tokens.len()) < vocab
 }
 
 fn values(rows: &Tensor) -> Result<Vec<f32>> {

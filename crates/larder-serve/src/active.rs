@@ -262,7 +262,7 @@ impl<'m> ActiveRequest<'m> {
         let best = if has_logits && !reads_all { self.writer.best(&[self.sequence.tokens()]) } else { None };
         // The logits of the step are for one more token.
         let goes_on = self.goes_on && has_logits && self.exact.is_none() && self.writer.remaining() > 1;
-        let draws = if goes_on { self.writer.draws() } else { None };
+        let draws = if goes_on { self.writer.draws(&[self.sequence.tokens()]) } else { None };
         StepPart { sequence: &mut self.sequence, most, logits_for, best, draws }
     }
 
@@ -416,7 +416,7 @@ impl<'m> ActiveRequest<'m> {
             false => (self.speculator.draft(text, room, own, &mut tap)?, false),
         };
         self.writer.cut(&mut drafts);
-        self.goes_on = drafts.is_empty() && !could_draft;
+        self.goes_on = drafts.is_empty() && !could_draft && decoder.may_run_ahead();
         // A step that was begun is measured as a whole.
         self.draft_time = if self.begun { Duration::ZERO } else { start.elapsed() };
         self.sequence.append(decoder, &[&[id], &drafts[..]].concat(), TokenPhase::Decode)?;

@@ -9,8 +9,9 @@ use crate::support::{golden_models, larder_ok};
 /// Models whose layers read tokens, and not only their embedding: hashed experts, n-grams.
 const READ_TOKENS: [&str; 2] = ["deepseek_v4", "qwen4_exp"];
 
-/// How tokens are chosen: the best; drawn in three ways among the best; the best, with drafts between; and drawn in three ways among all.
-const CHOICES: [&[&str]; 8] = [
+/// How tokens are chosen: the best; drawn in three ways among the best; the best, with drafts between; drawn in three ways among all; and
+/// with a penalty, the best, among the best and among all.
+const CHOICES: [&[&str]; 11] = [
     &["--temperature", "0", "--speculate", "off"],
     &["--temperature", "0.8", "--top-k", "20", "--seed", "5", "--speculate", "off"],
     &["--temperature", "1.5", "--top-k", "5", "--top-p", "0.9", "--seed", "6", "--speculate", "off"],
@@ -19,7 +20,12 @@ const CHOICES: [&[&str]; 8] = [
     &["--temperature", "0.9", "--seed", "8", "--speculate", "off"],
     &["--temperature", "0.2", "--top-p", "0.9", "--seed", "9", "--speculate", "off"],
     &["--temperature", "0.2", "--min-p", "0.1", "--seed", "10", "--speculate", "off"],
+    &["--temperature", "0", "--repetition-penalty", "1.2", "--speculate", "off"],
+    &["--temperature", "0.7", "--top-k", "10", "--repetition-penalty", "1.05", "--seed", "11", "--speculate", "off"],
+    &["--temperature", "0.9", "--repetition-penalty", "0.9", "--seed", "12", "--speculate", "off"],
 ];
+/// Those that draw among all logits, but for the last.
+const AMONG_ALL: std::ops::Range<usize> = 5..8;
 
 fn run(store: &str, flags: &[&str]) -> Value {
     let base = ["run", "-m", store, "-p", "a b a b a b", "--ignore-eos", "--json"];
@@ -43,11 +49,13 @@ fn steps_of_all_models_run_ahead_and_write_the_same() {
             println!("{model}: {steps} steps ran ahead, {dropped} were dropped");
             assert_eq!(counted(&here, "steps"), 0);
             // With top-p or min-p and without top-k, more tokens of these random models are likely than a device looks at, and it stops.
-            assert!(dropped <= if number < 6 { 0 } else { 8 }, "{model} with {choice:?}: {dropped} dropped");
-            let none = READ_TOKENS.contains(&model) || number > 4 && !rewinds;
+            let few = if (6..8).contains(&number) { 8 } else { 0 };
+            assert!(dropped <= few, "{model} with {choice:?}: {dropped} dropped");
+            let among_all = AMONG_ALL.contains(&number) || number + 1 == CHOICES.len();
+            let none = READ_TOKENS.contains(&model) || among_all && !rewinds;
             assert!(steps == 0 || !none, "{model} with {choice:?}: {steps} steps");
             // The device is filled first, and drafts leave few steps of one token.
-            let least = if none || number == 4 || number > 5 { 0 } else { tokens.parse::<u64>().unwrap() / 4 };
+            let least = if none || number == 4 || few > 0 { 0 } else { tokens.parse::<u64>().unwrap() / 4 };
             assert!(steps >= least, "{model} with {choice:?}: {steps} steps");
         }
     });
@@ -85,9 +93,17 @@ fn requests_that_come_between_change_no_answer() {
                 [vec![long.join().unwrap()], short].concat()
             });
             let follows = ask(format!("{} ghi", "abc def ".repeat(5)), 20);
+            let before = server.metric("larder_ahead_steps_total");
+            let body = json!({
+                "prompt": "abc def ghi", "max_tokens": 60, "temperature": 0.6, "top_k": 10, "seed": 4, "ignore_eos": true,
+                "presence_penalty": 0.4, "frequency_penalty": 0.05, "logit_bias": {"101": 1.5, "102": -2.0, "287": 3.0},
+            });
+            let penalised = server.post("/v1/completions", body).json()["choices"][0]["text"].clone();
+            let of_penalised = server.metric("larder_ahead_steps_total") - before;
+            assert!(place.len() == 1 || of_penalised > 20.0, "{name}: {of_penalised} steps ran ahead");
             let counts = ["larder_ahead_steps_total", "larder_dropped_steps_total"].map(|name| server.metric(name));
             println!("{name} {place:?}: {counts:?}");
-            (texts, follows, counts)
+            (texts, [follows, penalised.to_string()], counts)
         });
         let [here, there] = answers;
         assert_eq!((&here.0, here.1), (&there.0, there.1), "{name}");

@@ -89,13 +89,12 @@ fn texts_are_those_without_whatever_the_device_draws() {
                 assert_eq!(of_host.0, of_device.0, "{name}: way {at}, every {wrong}th draw is wrong");
                 let counts = of_device.1;
                 assert_eq!(of_host.1, AheadCounts::default());
-                let penalised = way.sampling.repetition_penalty != 1.0;
-                assert_eq!(counts.steps == 0, penalised, "{name}: way {at}: {counts:?}");
+                assert!(counts.steps > 0, "{name}: way {at}: {counts:?}");
                 // Where many are wrong, it stops; behind a shift of the context it tries again.
                 let most = if wrong == 0 { 0 } else { 16 + counts.steps / 8 };
                 assert!(counts.dropped <= most, "{name}: way {at}: {counts:?}");
                 let drops = counts.dropped * 20 > counts.steps || counts.steps < 20;
-                assert!(wrong == 0 || penalised || drops, "{name}: way {at}: {counts:?}");
+                assert!(wrong == 0 || drops, "{name}: way {at}: {counts:?}");
                 all += counts;
             }
         }
@@ -120,7 +119,7 @@ fn taking_turns(decoder: &Decoder, experts: &mut dyn ExpertPath, wants_ahead: bo
         for (n, (sequence, sampler)) in all.iter_mut().enumerate() {
             if chosen & 1 << n > 0 {
                 let best = sampler.best(&[sequence.tokens()]);
-                let draws = sampler.draws().filter(|_| wants_ahead);
+                let draws = sampler.draws(&[sequence.tokens()]).filter(|_| wants_ahead);
                 parts.push(StepPart { sequence, most: 50, logits_for: LogitsFor::Last, best, draws });
                 samplers.push(sampler);
             }

@@ -24,7 +24,7 @@ pub use choice::{ChoiceArgs, Patch};
 pub use chosen::{BestOfBlocks, ChoiceOfRows, IndexTask, PoolTask, PooledBlocks};
 pub use products::{ProductBatch, ProductKernelArgs};
 pub use recurrent::{ChannelScanArgs, ConvolutionArgs, DeltaArgs, HeadConvolutionArgs, ScanArgs, StateArgs};
-pub use sampling::{BestArgs, DrawArgs};
+pub use sampling::{BestArgs, ChangeArgs, DrawArgs, DrawPlaces};
 pub use sums::{ExpertSum, ExpertTerm};
 
 /// Warps of a block that computes products or quantises; each has rows or values of its own.
@@ -50,7 +50,7 @@ pub fn all_kernels() -> Vec<&'static str> {
 
 /// Those that are no products.
 #[cfg(all(test, feature = "cuda"))]
-const OTHER_KERNELS: [&str; 74] = [
+const OTHER_KERNELS: [&str; 75] = [
     "silu",
     "gelu",
     "gelu_tanh",
@@ -108,6 +108,7 @@ const OTHER_KERNELS: [&str; 74] = [
     "collect_best",
     "weigh_slices",
     "draw_token",
+    "change_logits",
     "take_out",
     "new_heads_f32",
     "new_heads_f16",

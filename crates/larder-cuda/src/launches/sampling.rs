@@ -77,19 +77,66 @@ impl DrawArgs {
     }
 }
 
+/// Where a draw reads and writes, beside the values that were found.
+#[derive(Clone, Copy, Debug)]
+pub struct DrawPlaces {
+    /// The [settings](DrawArgs).
+    pub draw: u64,
+    /// The sum of the weights of each slice; 0 if the token is not drawn from all of the row.
+    pub sums: u64,
+    /// What `change_logits` has written.
+    pub changed: u64,
+    /// Words of that.
+    pub changed_words: u32,
+    /// The id, what was found, what was changed.
+    pub out: u64,
+    /// The id.
+    pub last: u64,
+}
+
+/// Arguments of a change of logits.
+#[derive(Clone, Copy, Debug)]
+pub struct ChangeArgs {
+    /// `[width]`
+    pub x: u64,
+    /// The tokens, each of four words.
+    pub tokens: u64,
+    /// The token that was drawn last, or 0.
+    pub drawn: u64,
+    /// `[count + 2]`
+    pub out: u64,
+    /// Values of the row.
+    pub width: u32,
+    /// Number of tokens.
+    pub count: u32,
+    /// For a repetition, for each occurrence in the answer, and for the first one.
+    pub penalties: [f32; 3],
+}
+
 impl Launches {
-    /// Draws a token among the found values of a row, and of all of it if `sums` is not 0, by settings at address `draw`.
-    pub fn draw_token(&self, args: &BestArgs, draw: u64, sums: u64, out: u64) -> Result<()> {
+    /// Changes the logits of some tokens.
+    pub fn change_logits(&self, args: &ChangeArgs) -> Result<()> {
+        let [x, tokens, drawn, out] = [args.x, args.tokens, args.drawn, args.out].map(Argument::Address);
+        let ([width, count], [repetition, frequency, presence]) =
+            ([args.width, args.count].map(Argument::Word), args.penalties.map(Argument::Float));
+        let arguments = [x, tokens, drawn, out, width, count, repetition, frequency, presence];
+        self.launch("change_logits", [args.count.div_ceil(THREADS) + 1, 1], THREADS, &arguments)
+    }
+
+    /// Draws a token among the found values of a row, or from all of it.
+    pub fn draw_token(&self, args: &BestArgs, places: &DrawPlaces) -> Result<()> {
         let [each, slices] = args.slices();
-        let [x, found, draw, sums_at, out] = [args.x, args.found, draw, sums, out].map(Argument::Address);
+        let [x, found, draw, sums] = [args.x, args.found, places.draw, places.sums].map(Argument::Address);
+        let [out, last, changed] = [places.out, places.last, places.changed].map(Argument::Address);
         let [width, slice_count, each, most] = [args.width, slices, each, args.most].map(Argument::Word);
         let mut all = Argument::Address(0);
-        if sums != 0 {
+        if places.sums != 0 {
             all = x;
-            let arguments = [x, found, draw, sums_at, width, slice_count, each, most];
+            let arguments = [x, found, draw, sums, width, slice_count, each, most];
             self.launch("weigh_slices", [slices.div_ceil(WARPS), 1], 32 * WARPS, &arguments)?;
         }
-        let arguments = [found, draw, out, most, all, sums_at, width, slice_count, each];
+        let words = Argument::Word(places.changed_words);
+        let arguments = [found, draw, out, last, most, changed, words, all, sums, width, slice_count, each];
         self.launch("draw_token", [1, 1], DRAWN_AMONG, &arguments)
     }
 

@@ -1,23 +1,57 @@
-//! The draw of a token, and the row of the embedding that belongs to it.
+//! The draw of a token, what changes logits before it, and the row of the embedding that belongs to it.
 
-use larder_model::{BEST_FOUND, DeviceDraw, DeviceRows, TokenDraw};
+use std::sync::Arc;
+
+use larder_model::{BEST_FOUND, DeviceDraw, DeviceRows, DrawnFrom, LogitChanges, TokenDraw};
 
 use super::{COPIES, GpuOps, Staging, State};
 use crate::error::{GpuError, Result};
 use crate::launch_queue::LaunchQueue;
-use crate::launches::{BestArgs, DrawArgs, ProductKernelArgs, word};
+use crate::launches::{BestArgs, ChangeArgs, DrawArgs, DrawPlaces, ProductKernelArgs, word};
+use crate::memory::DeviceBuffer;
 
 /// Values of a row that the search for the best logits returns.
 const FOUND: usize = 1 + 2 * BEST_FOUND;
 
+/// Steps in which changes of logits are sent.
+const CHANGES: usize = 256;
+
 impl State {
-    fn draw(
+    /// Changes are sent in steps of some hundred, so that the same launches come again as a text grows.
+    fn change(
         &mut self,
-        queue: &LaunchQueue,
-        found: DeviceRows,
-        all: Option<DeviceRows>,
-        draw: &TokenDraw,
+        queue: &Arc<LaunchQueue>,
+        x: DeviceRows,
+        changes: &LogitChanges,
+        follows: bool,
     ) -> Result<DeviceRows> {
+        if x.rows != 1 {
+            return Err(GpuError::Unsupported(format!("no logits of the rows {x:?} can be changed")));
+        }
+        let count = changes.tokens.len().next_multiple_of(CHANGES).max(CHANGES);
+        let words = changes.tokens.iter().map(|token| [token.id, token.bias.to_bits(), token.in_text, token.in_answer]);
+        let none = [u32::MAX, 0, 0, 0];
+        let all: Vec<[u32; 4]> = words.chain(std::iter::repeat(none)).take(count).collect();
+        let tokens = self.stage(queue, bytemuck::cast_slice(&all), Staging::Steady)?;
+        let (x_at, drawn) = (self.at(x)?, if follows { self.last_drawn(queue)? } else { 0 });
+        let (changed, out) = self.result(1, count + 2)?;
+        let penalties = [changes.repetition, changes.frequency, changes.presence];
+        let (width, count) = (word(x.width)?, word(count)?);
+        self.launches.change_logits(&ChangeArgs { x: x_at, tokens, drawn, out, width, count, penalties })?;
+        self.quantised.remove(&x.id);
+        Ok(changed)
+    }
+
+    /// The address of the token that was drawn last.
+    fn last_drawn(&mut self, queue: &Arc<LaunchQueue>) -> Result<u64> {
+        if self.last_drawn.is_none() {
+            self.last_drawn = Some(DeviceBuffer::of(&(queue.clone() as _), 4)?);
+        }
+        Ok(self.last_drawn.as_ref().map_or(0, DeviceBuffer::at))
+    }
+
+    fn draw(&mut self, queue: &Arc<LaunchQueue>, from: &DrawnFrom, draw: &TokenDraw) -> Result<DeviceRows> {
+        let DrawnFrom { found, all, changed } = *from;
         let TokenDraw { temperature, top_k, top_p, min_p, unit } = *draw;
         if (found.rows, found.width) != (1, FOUND) {
             return Err(GpuError::Unsupported(format!("no token can be drawn from the rows {found:?}")));
@@ -28,9 +62,11 @@ impl State {
         let (found, x) = (self.at(found)?, all.map_or(Ok(0), |all| self.at(all))?);
         let width = word(all.map_or(1, |all| all.width))?;
         let args = BestArgs { x, maxima: 0, found, rows: 1, width, best: 0, most: word(BEST_FOUND)? };
-        let (drawn, out) = self.result(1, 1 + FOUND)?;
+        let (changed, words) = changed.map_or(Ok((0, 0)), |rows| Ok::<_, GpuError>((self.at(rows)?, rows.width)))?;
+        let (drawn, out) = self.result(1, 1 + FOUND + words)?;
         let sums = if all.is_some() { self.chains[0].results.take(args.sums_bytes())? } else { 0 };
-        self.launches.draw_token(&args, staged, sums, out)?;
+        let (last, changed_words) = (self.last_drawn(queue)?, word(words)?);
+        self.launches.draw_token(&args, &DrawPlaces { draw: staged, sums, changed, changed_words, out, last })?;
         Ok(drawn)
     }
 
@@ -62,8 +98,12 @@ impl State {
 }
 
 impl DeviceDraw for GpuOps {
-    fn draw(&self, found: DeviceRows, all: Option<DeviceRows>, draw: &TokenDraw) -> larder_model::Result<DeviceRows> {
-        Ok(self.lock().draw(&self.queue, found, all, draw)?)
+    fn change(&self, x: DeviceRows, changes: &LogitChanges, follows: bool) -> larder_model::Result<DeviceRows> {
+        Ok(self.lock().change(&self.queue, x, changes, follows)?)
+    }
+
+    fn draw(&self, from: &DrawnFrom, draw: &TokenDraw) -> larder_model::Result<DeviceRows> {
+        Ok(self.lock().draw(&self.queue, from, draw)?)
     }
 
     fn row_of(&self, matrix: usize, number: DeviceRows) -> larder_model::Result<DeviceRows> {

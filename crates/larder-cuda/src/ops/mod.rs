@@ -74,6 +74,8 @@ struct State {
     /// The copies that were begun last, and their number so far.
     copied: [Download; COPIES],
     copies: usize,
+    /// The token that was drawn last.
+    last_drawn: Option<DeviceBuffer>,
     /// How often the host has waited.
     waits: u64,
 }
@@ -102,6 +104,7 @@ impl GpuOps {
             begun: None,
             copied: [download()?, download()?, download()?, download()?],
             copies: 0,
+            last_drawn: None,
             waits: 0,
         };
         Ok(GpuOps { queue: queue.clone(), products, attention, state: Mutex::new(state) })

@@ -43,6 +43,7 @@ fn a_gpu_gives_the_same_bits() {
     streams::compare(&gpu);
     sampling::compare_taken(&gpu);
     sampling::compare_draws(&gpu);
+    sampling::compare_changes(&gpu);
     sampling::compare_rows(&gpu);
     let mut first = Some(gpu);
     experts::compare(|_| first.take().or_else(card));

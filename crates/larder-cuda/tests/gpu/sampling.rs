@@ -6,7 +6,8 @@ use larder_core::{NumberFormat, RowOrder};
 use larder_cuda::Gpu;
 use larder_kernels::WeightMatrix;
 use larder_model::{
-    AttentionDouble, BEST_FOUND, DeviceDraw, DeviceOps, DeviceProducts, OpsDouble, ProductsDouble, TokenDraw,
+    AttentionDouble, BEST_FOUND, ChangedLogit, DeviceDraw, DeviceOps, DeviceProducts, DrawnFrom, LogitChanges,
+    OpsDouble, ProductsDouble, TokenDraw,
 };
 
 use crate::common::{Random, emulator, gpu};
@@ -95,7 +96,8 @@ pub fn compare_taken(gpu: &Gpu) {
 fn drawn(ops: &dyn DeviceOps, values: &[f32], draw: &TokenDraw) -> Vec<f32> {
     let x = ops.send(values, values.len()).unwrap();
     let found = ops.find_best(x, if draw.top_k == 0 { 63 } else { draw.top_k }).unwrap();
-    let drawn = ops.draw(found, (draw.top_k == 0).then_some(x), draw).unwrap();
+    let from = DrawnFrom { found, all: (draw.top_k == 0).then_some(x), changed: None };
+    let drawn = ops.draw(&from, draw).unwrap();
     let copy = ops.begin_copy(drawn).unwrap();
     let mut out = vec![0.0; drawn.width];
     ops.end_copy(copy, &mut out).unwrap();
@@ -133,6 +135,59 @@ pub fn compare_draws(gpu: &Gpu) {
     }
     assert!(compared > 200, "{compared} draws were compared");
     assert!(tokens.len() > 100, "{} tokens were drawn", tokens.len());
+}
+
+/// Changes logits as if a token followed that is listed, or is not, or as if none did, and compares them, and draws from them, with those of the double.
+pub fn compare_changes(gpu: &Gpu) {
+    let ops = gpu.ops(Arc::new(gpu.products(0).unwrap()), Arc::new(gpu.attention().unwrap())).unwrap();
+    let double = OpsDouble::new(Arc::new(ProductsDouble::new(0)), Arc::new(AttentionDouble::new(0)));
+    let mut random = Random::new(10);
+    let (width, mut new, mut others) = (600, 0, 0);
+    for case in 0..200 {
+        let values: Vec<f32> = (0..width).map(|_| random.float() * 8.0).collect();
+        let ids: std::collections::BTreeSet<u32> = (0..random.below(400)).map(|_| random.below(620) as u32).collect();
+        let token = |id| ChangedLogit {
+            id,
+            bias: [0.0, 1.7, f32::NEG_INFINITY][random.below(5).min(2)],
+            in_text: random.below(2) as u32,
+            in_answer: random.below(9) as u32,
+        };
+        let changes = LogitChanges {
+            repetition: [1.0, 1.1, 0.7][case % 3],
+            frequency: [0.0, 0.3, -0.1][case / 3 % 3],
+            presence: [0.0, 0.45][case / 9 % 2],
+            tokens: ids.into_iter().map(token).collect(),
+        };
+        let draw = TokenDraw { temperature: 0.0, top_k: 1, top_p: 1.0, min_p: 0.0, unit: 0.0 };
+        let follows = case % 5 > 0;
+        let of = |ops: &dyn DeviceOps| {
+            // The token that is drawn first is one of those that change then, or is not.
+            let mut first = vec![0.0; width];
+            first[case * 3] = 1.0;
+            drawn(ops, &first, &draw);
+            let x = ops.send(&values, width).unwrap();
+            let changed = ops.change(x, &changes, follows).unwrap();
+            let found = ops.find_best(x, 5).unwrap();
+            let drawn = ops.draw(&DrawnFrom { found, all: None, changed: Some(changed) }, &draw).unwrap();
+            let (mut logits, mut row) = (vec![0.0; width], vec![0.0; drawn.width]);
+            ops.receive(&mut [(x, &mut logits), (drawn, &mut row)]).unwrap();
+            let was = &row[2 + 2 * BEST_FOUND..];
+            let (listed, [logit, id]) = was.split_last_chunk().unwrap();
+            let listed = listed[..changes.tokens.len()].iter().map(|logit| logit.to_bits()).collect::<Vec<_>>();
+            (logits, listed, logit.to_bits(), id.to_bits(), row[0].to_bits())
+        };
+        let [own, wanted] = [&ops as &dyn DeviceOps, &double].map(of);
+        assert_eq!(own, wanted, "case {case}, follows: {follows}, {changes:?}");
+        new += usize::from(own.3 < u32::MAX);
+        others += usize::from(own.0 != values);
+    }
+    assert!((40..150).contains(&new) && others > 150, "{new} new tokens, {others} rows changed");
+}
+
+#[test]
+fn logits_are_changed() {
+    let Some(emulator) = emulator(1) else { return };
+    compare_changes(&gpu(emulator));
 }
 
 /// Compares rows of matrices with those that the CPU widens: all formats, both orders, with and without a scale.

@@ -2,17 +2,19 @@
 //!
 //! The order is that of transformers: penalties, temperature, top-k, top-p, min-p, draw.
 
+mod changes;
 mod settings;
 #[cfg(test)]
 mod tests;
 
 use std::cmp::Ordering;
 
-use larder_model::{BestLogits, LogitsRow, TokenDraw, TokenLogit};
+use larder_model::{BestLogits, LogitChanges, LogitsRow, TokenDraw, TokenLogit};
 
-use crate::decode::TokenChoice;
+use crate::decode::{NextDraws, TokenChoice};
 use crate::rng::Xoshiro256;
 
+use changes::ChangedTokens;
 pub use settings::{SamplerError, Sampling};
 
 /// Draws tokens with fixed settings and a seed: equal logits and equal seeds give equal tokens.
@@ -20,11 +22,11 @@ pub use settings::{SamplerError, Sampling};
 pub struct Sampler {
     sampling: Sampling,
     rng: Xoshiro256,
-    seen: Vec<bool>,
     candidates: Vec<Candidate>,
+    changed: ChangedTokens,
     /// Tokens of the sequence before the answer, which the frequency and presence penalties ignore.
     prompt: usize,
-    /// Added to the logits of these tokens.
+    /// Added to the logits of these tokens, which are in the order of ids.
     bias: Vec<(u32, f32)>,
 }
 
@@ -39,19 +41,20 @@ struct Candidate {
 impl Sampler {
     /// A sampler; an error if a setting is out of range.
     pub fn new(sampling: Sampling, seed: u64) -> Result<Self, SamplerError> {
-        let (seen, candidates) = (Vec::new(), Vec::new());
-        Ok(Sampler {
-            sampling: sampling.checked()?,
-            rng: Xoshiro256::new(seed),
-            seen,
-            candidates,
-            prompt: 0,
-            bias: Vec::new(),
-        })
+        let (sampling, rng) = (sampling.checked()?, Xoshiro256::new(seed));
+        let (candidates, changed) = (Vec::new(), ChangedTokens::default());
+        Ok(Sampler { sampling, rng, candidates, changed, prompt: 0, bias: Vec::new() })
     }
 
     /// Sets what is added to the logits of these tokens before all else; ids outside the vocabulary are ignored.
-    pub fn with_logit_bias(self, bias: Vec<(u32, f32)>) -> Self {
+    pub fn with_logit_bias(self, mut bias: Vec<(u32, f32)>) -> Self {
+        bias.sort_by_key(|(id, _)| *id);
+        bias.dedup_by(|(id, more), (before, sum)| {
+            id == before && {
+                *sum += *more;
+                true
+            }
+        });
         Sampler { bias, ..self }
     }
 
@@ -113,39 +116,23 @@ impl Sampler {
 
     /// Applies bias and penalties to logits; that of a token is at its `place`.
     fn adjust(&mut self, logits: &mut [f32], previous: &[u32], place: &dyn Fn(u32) -> Option<usize>) {
-        for (id, bias) in &self.bias {
-            place(*id).into_iter().for_each(|at| logits[at] += bias);
-        }
-        self.penalise(logits, previous, place);
-        self.penalise_answer(logits, previous.get(self.prompt..).unwrap_or_default(), place);
-    }
-
-    fn penalise(&mut self, logits: &mut [f32], previous: &[u32], place: &dyn Fn(u32) -> Option<usize>) {
-        let penalty = self.sampling.repetition_penalty;
-        if penalty == 1.0 {
-            return;
-        }
-        self.seen.clear();
-        self.seen.resize(logits.len(), false);
-        for at in previous.iter().filter_map(|id| place(*id)) {
-            if !std::mem::replace(&mut self.seen[at], true) {
-                let logit = &mut logits[at];
-                *logit = if *logit < 0.0 { *logit * penalty } else { *logit / penalty };
-            }
+        let changes = self.changes(&[previous]);
+        for token in &changes.tokens {
+            place(token.id).into_iter().for_each(|at| logits[at] = changes.apply(token, logits[at]));
         }
     }
 
-    fn penalise_answer(&mut self, logits: &mut [f32], answer: &[u32], place: &dyn Fn(u32) -> Option<usize>) {
-        let Sampling { frequency_penalty, presence_penalty, .. } = self.sampling;
-        if frequency_penalty == 0.0 && presence_penalty == 0.0 {
-            return;
-        }
-        self.seen.clear();
-        self.seen.resize(logits.len(), false);
-        for at in answer.iter().filter_map(|id| place(*id)) {
-            let first = !std::mem::replace(&mut self.seen[at], true);
-            logits[at] -= frequency_penalty + if first { presence_penalty } else { 0.0 };
-        }
+    /// How logits behind a text, which has these parts, are changed.
+    fn changes(&mut self, text: &[&[u32]]) -> LogitChanges {
+        let Sampling { repetition_penalty, frequency_penalty, presence_penalty, .. } = self.sampling;
+        let mut changes = LogitChanges {
+            repetition: repetition_penalty,
+            frequency: frequency_penalty,
+            presence: presence_penalty,
+            tokens: Vec::new(),
+        };
+        changes.tokens = self.changed.collect(&changes, text, self.prompt, &self.bias);
+        changes
     }
 
     /// Makes candidates of all tokens or, with top-k, of the best ones, sorted.
@@ -178,17 +165,6 @@ impl Sampler {
         let least = last.logit;
         self.candidates.retain(|candidate| candidate.logit >= least);
         least
-    }
-
-    /// Whether tokens that occurred are less likely.
-    fn has_penalties(&self) -> bool {
-        let Sampling { repetition_penalty, frequency_penalty, presence_penalty, .. } = self.sampling;
-        (repetition_penalty, frequency_penalty, presence_penalty) != (1.0, 0.0, 0.0)
-    }
-
-    /// Whether it draws from other logits than the model's.
-    fn changes_logits(&self) -> bool {
-        self.has_penalties() || !self.bias.is_empty()
     }
 
     /// Draws one of the candidates, the best of whose logits is `best`.
@@ -261,34 +237,13 @@ impl TokenChoice for Sampler {
     fn best(&mut self, tokens: &[&[u32]]) -> Option<BestLogits> {
         let Sampling { temperature, top_k, .. } = self.sampling;
         let count = if temperature == 0.0 { 1 } else { top_k };
-        if count == 0 {
-            return None;
-        }
-        let has_penalties = self.has_penalties();
-        let of_tokens = tokens.iter().copied().flatten().filter(|_| has_penalties);
-        self.seen.clear();
-        let seen = &mut self.seen;
-        let is_new = |id: &u32| {
-            seen.resize(seen.len().max(*id as usize + 1), false);
-            !std::mem::replace(&mut seen[*id as usize], true)
-        };
-        let mut also: Vec<u32> = of_tokens.copied().filter(is_new).collect();
-        // Ids of biases may be any numbers.
-        let of_text = also.len();
-        for (id, _) in &self.bias {
-            if self.seen.get(*id as usize) != Some(&true) && !also[of_text..].contains(id) {
-                also.push(*id);
-            }
-        }
-        Some(BestLogits { count, also })
+        (count > 0).then(|| BestLogits { count, changes: self.changes(tokens) })
     }
 
-    fn draws(&self) -> Option<[TokenDraw; 2]> {
+    fn draws(&mut self, tokens: &[&[u32]]) -> Option<NextDraws> {
         let (Sampling { temperature, top_k, top_p, min_p, .. }, mut rng) = (self.sampling, self.rng.clone());
-        if self.changes_logits() {
-            return None;
-        }
-        Some([(); 2].map(|()| TokenDraw { temperature, top_k, top_p, min_p, unit: rng.unit() }))
+        let draws = [(); 2].map(|()| TokenDraw { temperature, top_k, top_p, min_p, unit: rng.unit() });
+        Some(NextDraws { draws, changes: self.changes(tokens) })
     }
 }
 

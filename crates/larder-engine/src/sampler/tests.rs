@@ -2,6 +2,8 @@
 
 use proptest::prelude::*;
 
+use larder_model::ChangedLogit;
+
 use super::*;
 
 const DRAWING: Sampling = Sampling {
@@ -59,8 +61,8 @@ proptest! {
         let sampling = Sampling { temperature, top_k, top_p, repetition_penalty, frequency_penalty, ..DRAWING };
         let bias = vec![(3, 2.5)];
         let sampler = |_| sampler(sampling).with_logit_bias(bias.clone()).with_prompt_len(previous.len() / 2);
-        let BestLogits { count, also } = sampler(()).best(&[&previous]).unwrap();
-        let is_named = |id: usize| also.contains(&(id as u32));
+        let BestLogits { count, changes } = sampler(()).best(&[&previous]).unwrap();
+        let is_named = |id: usize| changes.listed().any(|listed| listed as usize == id);
         let mut order: Vec<f32> = logits.iter().enumerate().filter(|(id, _)| !is_named(*id)).map(|(_, l)| *l).collect();
         order.sort_by(|a, b| b.total_cmp(a));
         let least = order[count - 1] - more;
@@ -111,7 +113,9 @@ fn tokens_are_drawn_with_their_probabilities() {
 
 #[test]
 fn what_is_read_of_logits_is_said() {
-    let best = |sampling: Sampling| sampler(sampling).best(&[&[7, 5], &[7]]).map(|best| (best.count, best.also));
+    let best = |sampling: Sampling| {
+        sampler(sampling).best(&[&[7, 5], &[7]]).map(|best| (best.count, best.changes.listed().collect()))
+    };
     let greedy = Sampling::default();
     assert_eq!(best(greedy), Some((1, vec![])));
     assert_eq!(best(Sampling { top_k: 20, ..DRAWING }), Some((20, vec![])));
@@ -124,7 +128,9 @@ fn what_is_read_of_logits_is_said() {
         assert_eq!(best(penalised), Some((1, vec![7, 5])));
     }
     let biased = sampler(greedy).with_logit_bias(vec![(1, 1.0), (u32::MAX, 1.0), (1, 2.0)]).best(&[&[7]]).unwrap();
-    assert_eq!(biased, BestLogits { count: 1, also: vec![1, u32::MAX] });
+    assert_eq!(biased.count, 1);
+    let changed = |id, bias| ChangedLogit { id, bias, ..ChangedLogit::default() };
+    assert_eq!(biased.changes.tokens, [changed(1, 3.0), changed(u32::MAX, 1.0)]);
     let token = |id, logit| TokenLogit { id, logit };
     let tokens = [token(3, f32::NEG_INFINITY), token(9, f32::NAN)];
     let error = sampler(greedy).sample_row(LogitsRow::Best(&tokens), &[]).unwrap_err().to_string();
@@ -162,6 +168,29 @@ fn answer_tokens_are_penalised_by_their_number_of_occurrences() {
     let mut sampler = sampler(penalties).with_prompt_len(2);
     assert_eq!(sampler.sample(&mut logits, &[2, 2, 0, 1, 0, 99]), Ok(2));
     assert_eq!(logits, [0.5, 1.5, 3.0, 0.5]);
+}
+
+proptest! {
+    /// What is collected behind a text is what is collected behind a shorter one, with the tokens between.
+    #[test]
+    fn changes_grow_with_the_text(
+        text in prop::collection::vec(0u32..20, 0..60),
+        from in 0usize..60,
+        parts in 0usize..60,
+        prompt in 0usize..30,
+        repetition_penalty in prop_oneof![Just(1.0f32), Just(1.3)],
+        frequency_penalty in prop_oneof![Just(0.0f32), Just(0.2)],
+        presence_penalty in prop_oneof![Just(0.0f32), Just(-0.3)],
+        bias in prop::collection::vec((0u32..30, -2.0f32..2.0), 0..6),
+    ) {
+        let (from, parts, prompt) = (from.min(text.len()), parts.min(text.len()), prompt.min(from.min(text.len())));
+        let sampling = Sampling { repetition_penalty, frequency_penalty, presence_penalty, ..Sampling::default() };
+        let mut sampler = sampler(sampling).with_logit_bias(bias).with_prompt_len(prompt);
+        let short = sampler.best(&[&text[..from]]).unwrap();
+        let grown = text[from..].iter().fold(short, |best, id| best.with(*id));
+        prop_assert_eq!(&sampler.best(&[&text[..parts], &text[parts..]]).unwrap(), &grown);
+        prop_assert_eq!(sampler.draws(&[&text]).unwrap().changes, grown.changes);
+    }
 }
 
 #[test]

@@ -2,11 +2,12 @@
 //! draws, writes text, and collects launches. The host's draw counts: a step with another token is dropped.
 
 use larder_model::{
-    AheadInput, BegunStep, BestLogits, Decoder, ExpertPath, Logits, LogitsFor, ModelError, Span, Tap, TokenDraw,
-    TokenOrigin, TokenPhase,
+    AheadInput, BegunStep, BestLogits, Decoder, ExpertPath, Logits, LogitsFor, ModelError, Span, Tap, TokenOrigin,
+    TokenPhase,
 };
 
 use super::Sequence;
+use crate::decode::NextDraws;
 
 /// Stands for a token that is not known; any one of the vocabulary.
 const UNKNOWN: [u32; 1] = [0];
@@ -46,13 +47,13 @@ pub(crate) struct NextChoice<'a> {
     /// The logits that it reads; `None` for all.
     pub best: Option<&'a BestLogits>,
     /// What it draws the next token by, and the one behind it, if the step behind may begin before the token is known.
-    pub draws: Option<[TokenDraw; 2]>,
+    pub draws: Option<&'a NextDraws>,
 }
 
 /// A step behind all tokens of a sequence. Its rows are in the KV cache behind those that count.
 pub(super) struct AheadStep {
     step: BegunStep,
-    /// The logits that are asked for; `None` for all.
+    /// The logits that the choice behind the token reads; `None` for all.
     best: Option<BestLogits>,
     /// The token, as the device has drawn it.
     token: u32,
@@ -121,16 +122,16 @@ impl Sequence {
         let (best, goes_on) = (choice.best, choice.draws.filter(|_| self.can_go_on(decoder, experts, choice.best)));
         let step = match (begun, goes_on) {
             (Some(step), _) => step,
-            (None, Some([draw, _])) if computed + 1 == self.tokens.len() => {
+            (None, Some(NextDraws { draws: [draw, _], changes })) if computed + 1 == self.tokens.len() => {
                 let span = self.next_span(1, LogitsFor::Last);
-                let input = AheadInput { after: None, best, draw: &draw };
+                let input = AheadInput { after: None, best, draw, changes };
                 decoder.begin_step(span, input, experts, tap).inspect_err(|_| _ = self.cache.truncate(computed))?
             }
             _ => return Ok(None),
         };
         let goes_on = goes_on.filter(|_| !step.has_waited() && decoder.can_follow(&step));
-        let behind = goes_on.and_then(|[_, draw]| {
-            let input = AheadInput { after: Some(&step), best, draw: &draw };
+        let behind = goes_on.and_then(|NextDraws { draws: [_, draw], changes }| {
+            let input = AheadInput { after: Some(&step), best, draw, changes };
             // The next step meets the same error, if it is one that stays.
             self.begin_behind(decoder, experts, input, tap).ok()
         });
@@ -139,7 +140,8 @@ impl Sequence {
         match decoder.finish_step(step, experts, tap) {
             Ok(Some((logits, token))) if is_whole => {
                 self.ahead_counts.steps += usize::from(behind.is_some());
-                self.ahead = behind.map(|step| AheadStep { step, best: best.cloned(), token });
+                let best = best.map(|best| best.clone().with(token));
+                self.ahead = behind.map(|step| AheadStep { step, best, token });
                 Ok(Some(logits))
             }
             other => {

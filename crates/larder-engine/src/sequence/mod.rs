@@ -279,7 +279,7 @@ impl Sequence {
         };
         let mut tap = TimingTap { times: &mut times, tap };
         let choice = if self.next_tokens(most) == self.pending() { choice } else { NextChoice::default() };
-        let (best, draws) = (choice.best.cloned(), choice.draws);
+        let (best, draws) = (choice.best.cloned(), choice.draws.cloned());
         let part = StepPart { sequence: self, most, logits_for, best, draws };
         let mut logits = step(decoder, experts, &mut [part], &mut tap)?;
         self.times = times;

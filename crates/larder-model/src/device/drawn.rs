@@ -18,12 +18,109 @@ pub struct TokenDraw {
     pub unit: f64,
 }
 
+/// How the choice of a token changes logits before it draws: biases, and penalties on tokens that occurred.
+#[derive(Clone, PartialEq, Debug)]
+pub struct LogitChanges {
+    /// The logits of tokens of the text are divided by this, if they are positive, and else multiplied by it; 1 for no change.
+    pub repetition: f32,
+    /// Subtracted from the logit of a token for each time that it occurs in the answer.
+    pub frequency: f32,
+    /// Subtracted from the logit of a token that occurs in the answer.
+    pub presence: f32,
+    /// The tokens whose logits change, each once.
+    pub tokens: Vec<ChangedLogit>,
+}
+
+/// How the logit of a token changes: its bias is added first, then come the penalties.
+#[derive(Clone, Copy, PartialEq, Default, Debug)]
+pub struct ChangedLogit {
+    /// Id of the token.
+    pub id: u32,
+    /// Added to its logit.
+    pub bias: f32,
+    /// Whether it occurs in the text: 1 or 0.
+    pub in_text: u32,
+    /// How often it occurs in the answer.
+    pub in_answer: u32,
+}
+
+impl Default for LogitChanges {
+    fn default() -> Self {
+        LogitChanges { repetition: 1.0, frequency: 0.0, presence: 0.0, tokens: Vec::new() }
+    }
+}
+
+impl LogitChanges {
+    /// Whether tokens of the text have other logits.
+    pub fn of_text(&self) -> bool {
+        self.repetition != 1.0
+    }
+
+    /// Whether tokens of the answer have other logits than tokens of the text.
+    pub fn of_answer(&self) -> bool {
+        (self.frequency, self.presence) != (0.0, 0.0)
+    }
+
+    /// Whether no logit changes, whatever the text.
+    pub fn is_empty(&self) -> bool {
+        self.tokens.is_empty() && !self.of_text() && !self.of_answer()
+    }
+
+    /// The tokens whose logits change.
+    pub fn listed(&self) -> impl Iterator<Item = u32> {
+        self.tokens.iter().map(|token| token.id)
+    }
+
+    /// The logit of a token, changed.
+    pub fn apply(&self, token: &ChangedLogit, mut logit: f32) -> f32 {
+        if token.bias != 0.0 {
+            logit += token.bias;
+        }
+        if token.in_text > 0 {
+            logit = if logit < 0.0 { logit * self.repetition } else { logit / self.repetition };
+        }
+        for before in 0..token.in_answer {
+            logit -= if before == 0 { self.frequency + self.presence } else { self.frequency };
+        }
+        logit
+    }
+
+    /// The changes when the answer has one more token.
+    pub fn with(mut self, id: u32) -> Self {
+        let (in_text, in_answer) = (u32::from(self.of_text()), u32::from(self.of_answer()));
+        match self.tokens.iter_mut().find(|token| token.id == id) {
+            Some(token) => {
+                token.in_text |= in_text;
+                token.in_answer += in_answer;
+            }
+            None if in_text + in_answer > 0 => self.tokens.push(ChangedLogit { id, bias: 0.0, in_text, in_answer }),
+            None => {}
+        }
+        self
+    }
+}
+
+/// The rows that a token is drawn from.
+#[derive(Clone, Copy, Debug)]
+pub struct DrawnFrom {
+    /// The best logits, a row of [`find_best`](super::DeviceOps::find_best).
+    pub found: DeviceRows,
+    /// All logits, if without top-k all tokens may be drawn.
+    pub all: Option<DeviceRows>,
+    /// The row of [`change`](DeviceDraw::change) that is copied behind the best ones.
+    pub changed: Option<DeviceRows>,
+}
+
 /// Draws a token and begins the step behind it. The host draws again when it knows the logits, and its token counts: the exponential
 /// function of a device may differ in the last bit, and with top-p and without top-k the tokens may be more than a device looks at.
 pub trait DeviceDraw {
-    /// Draws a token from a row of [`find_best`](super::DeviceOps::find_best) or, without top-k, from `all` of the row. A row of the result has
-    /// the bits of its id, and behind them what was found.
-    fn draw(&self, found: DeviceRows, all: Option<DeviceRows>, draw: &TokenDraw) -> Result<DeviceRows>;
+    /// Changes logits of the one row of `x`; if the step `follows` another one, also that of the token that was drawn last, as if it occurred once more in the text
+    /// and in the answer. A row of the result has the logits of the listed tokens as they were, and in its last two places that of the
+    /// token that was drawn last and the bits of its id, if no list has it and it changes; else all bits of the id are set.
+    fn change(&self, x: DeviceRows, changes: &LogitChanges, follows: bool) -> Result<DeviceRows>;
+
+    /// Draws a token. A row of the result has the bits of its id, behind them what was found, and then what was changed.
+    fn draw(&self, from: &DrawnFrom, draw: &TokenDraw) -> Result<DeviceRows>;
 
     /// The row of a matrix whose number is the first value of `number`, as bits; `matrix` is an id of
     /// [`DeviceProducts::upload`](super::DeviceProducts::upload).

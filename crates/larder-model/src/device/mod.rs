@@ -20,7 +20,7 @@ use crate::experts::{DeviceMoeCall, MoeCall, Routed};
 use crate::nn::Activation;
 pub use chosen::{BlockPooling, DeviceChoice, DeviceIndex, IndexBlocks, SeenRows};
 pub use convolved::{DeviceConvolvedHeads, DeviceHeadConvolution, HeadMix};
-pub use drawn::{DeviceDraw, TokenDraw};
+pub use drawn::{ChangedLogit, DeviceDraw, DrawnFrom, LogitChanges, TokenDraw};
 pub(crate) use ops::DeviceCopy;
 pub use ops::{BEST_FOUND, DeviceHeads, DeviceOps, DeviceRotation, DeviceRows, HeadNorm, HeadRest};
 pub use recurrent::{

@@ -1,7 +1,7 @@
 //! Draws of the double of a device.
 
 use super::OpsDouble;
-use crate::device::{DeviceDraw, DeviceRows, TokenDraw};
+use crate::device::{ChangedLogit, DeviceDraw, DeviceRows, DrawnFrom, LogitChanges, TokenDraw};
 use crate::error::{ModelError, Result};
 
 /// The most copies in flight.
@@ -44,11 +44,27 @@ fn drawn(found: &[(u32, f32)], draw: &TokenDraw) -> Option<u32> {
 }
 
 impl DeviceDraw for OpsDouble {
-    fn draw(&self, found: DeviceRows, all: Option<DeviceRows>, draw: &TokenDraw) -> Result<DeviceRows> {
+    fn change(&self, x: DeviceRows, changes: &LogitChanges, follows: bool) -> Result<DeviceRows> {
         let mut state = self.lock();
-        let row = state.values(found).to_vec();
+        let drawn = state.drawn.filter(|drawn| follows && (*drawn as usize) < x.width);
+        let is_listed = |id| changes.tokens.iter().any(|token| token.id == id);
+        let changed = drawn.map_or_else(|| changes.clone(), |drawn| changes.clone().with(drawn));
+        let new = drawn.filter(|drawn| !is_listed(*drawn) && changed.tokens.len() > changes.tokens.len());
+        let logits = &mut state.rows.get_mut(&x.id).expect("rows of this chain or the one before").1;
+        let was = |id: u32| logits.get(id as usize).copied().unwrap_or_default();
+        let mut taken: Vec<f32> = changes.listed().map(was).collect();
+        taken.extend([new.map_or(0.0, was), f32::from_bits(new.unwrap_or(u32::MAX))]);
+        for token @ ChangedLogit { id, .. } in &changed.tokens {
+            logits.get_mut(*id as usize).into_iter().for_each(|logit| *logit = changed.apply(token, *logit));
+        }
+        Ok(state.push(taken.len(), taken))
+    }
+
+    fn draw(&self, from: &DrawnFrom, draw: &TokenDraw) -> Result<DeviceRows> {
+        let mut state = self.lock();
+        let mut row = state.values(from.found).to_vec();
         let of_found = row[1..].as_chunks().0.iter().take(row[0].to_bits() as usize);
-        let of_all = all.map(|all| state.values(all).iter().enumerate().map(|(id, logit)| (id as u32, *logit)));
+        let of_all = from.all.map(|all| state.values(all).iter().enumerate().map(|(id, logit)| (id as u32, *logit)));
         let pairs: Vec<_> = match of_all {
             Some(all) if draw.temperature != 0.0 => all.collect(),
             _ => of_found.map(|[id, logit]| (id.to_bits(), *logit)).collect(),
@@ -58,7 +74,10 @@ impl DeviceDraw for OpsDouble {
         if self.wrong_draws > 0 && state.draws.is_multiple_of(self.wrong_draws) {
             token = u32::from(token == 0);
         }
-        Ok(state.push(1 + row.len(), [&[f32::from_bits(token)], &row[..]].concat()))
+        state.drawn = Some(token);
+        row.insert(0, f32::from_bits(token));
+        from.changed.iter().for_each(|changed| row.extend_from_slice(state.values(*changed)));
+        Ok(state.push(row.len(), row))
     }
 
     fn row_of(&self, matrix: usize, number: DeviceRows) -> Result<DeviceRows> {

@@ -28,7 +28,7 @@ pub struct OpsDouble {
 #[derive(Default)]
 pub(super) struct Inner {
     pub(super) kept: Vec<Vec<f32>>,
-    rows: HashMap<usize, (DeviceRows, Vec<f32>)>,
+    pub(super) rows: HashMap<usize, (DeviceRows, Vec<f32>)>,
     next_id: usize,
     /// The id of the first result behind the last chain that was received, or the last layer that began; those before it are valid too.
     begun_at: usize,
@@ -41,6 +41,8 @@ pub(super) struct Inner {
     pub(super) copies: VecDeque<Vec<f32>>,
     pub(super) copied: usize,
     pub(super) draws: u64,
+    /// The token that was drawn last.
+    pub(super) drawn: Option<u32>,
 }
 
 impl Inner {
