@@ -113,6 +113,9 @@ __device__ inline void find_digit(const u32 *digits, u32 *known_and_left, u32 sh
     known_and_left[1] = left - before;
 }
 
+// Scores in order. NaN, whose sign differs between processors, counts as minus infinity.
+__device__ inline u32 place_of_score(float score) { return place_in_order(score == score ? score : minus_infinity()); }
+
 // The place in order of the `wanted`-th highest score, and in `equal` how many scores with this place are among those. For all threads of a
 // block, which gets `digits` of its own.
 __device__ u32 place_of_highest(const float *scores, u32 rows, u32 wanted, u32 *digits, u32 *known_and_left, u32 &equal) {
@@ -123,7 +126,7 @@ __device__ u32 place_of_highest(const float *scores, u32 rows, u32 wanted, u32 *
         u32 known = known_and_left[0];
 #pragma unroll 4
         for (u32 i = threadIdx.x; i < rows; i += blockDim.x) {
-            u32 place = place_in_order(scores[i]);
+            u32 place = place_of_score(scores[i]);
             if ((place & mask) == known) atomicAdd(&digits[place >> shift & (DIGITS - 1)], 1u);
         }
         __syncthreads();
@@ -178,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(1024) choose_rows(
     u32 higher = 0, equal = 0; // of the scores so far
     for (u32 from = 0; from < rows; from += blockDim.x) {
         u32 i = from + threadIdx.x;
-        u32 place = i < rows ? place_in_order(scores[i]) : 0;
+        u32 place = i < rows ? place_of_score(scores[i]) : 0;
         bool is_higher = i < rows && place > least, is_equal = i < rows && place == least;
         u32 of_higher = __ballot_sync(ALL, is_higher), of_equal = __ballot_sync(ALL, is_equal);
         if (lane == 0) higher_of_warp[warp] = __popc(of_higher), equal_of_warp[warp] = __popc(of_equal);

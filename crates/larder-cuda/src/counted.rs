@@ -180,7 +180,8 @@ impl Driver for CountedDriver {
 
     unsafe fn create_graph(&self, launches: &[Launch]) -> Result<Option<GraphHandle>> {
         // SAFETY: the caller's guarantees are those of this method.
-        let graph = unsafe { self.inner.create_graph(launches)? };
+        let made = unsafe { self.inner.create_graph(launches) };
+        let graph = made.inspect_err(|_| self.lock().work.failed_graphs += 1)?;
         let work = (launches.len() as u64, launches.iter().map(exchanged).sum());
         self.lock().graphs.extend(graph.map(|graph| (graph.0, work)));
         Ok(graph)

@@ -114,10 +114,11 @@ impl DeviceProducts for GpuProducts {
         read: &mut dyn FnMut(usize, &mut [u8]) -> larder_model::Result<()>,
     ) -> larder_model::Result<usize> {
         let MatrixShape { kind, order, rows, cols, scale, bytes } = *shape;
-        let scale_at = (scale != 1.0).then_some(bytes);
+        // Kernels read it as one word.
+        let scale_at = (scale != 1.0).then(|| bytes.next_multiple_of(align_of_val(&scale)));
         let part = ExpertPart { kind, order, rows, cols, offset: 0, bytes, scale_at };
         let mut state = self.lock();
-        let with_scale = bytes + scale_at.map_or(0, |_| size_of_val(&scale));
+        let with_scale = scale_at.map_or(bytes, |at| at + size_of_val(&scale));
         let at = state.resident.place(with_scale as u64)?;
         let row_bytes = bytes / rows.max(1);
         let step = (PIECE / row_bytes.max(1)).max(1);

@@ -233,6 +233,7 @@ fn tiers_json(tiers: &TierTraffic, time: Duration) -> Value {
         "launches": tiers.work.launches,
         "graphs": tiers.work.graphs,
         "graph_launches": tiers.work.graph_launches,
+        "failed_graphs": tiers.work.failed_graphs,
         "waits": tiers.work.waits,
         "exchanged_bytes": tiers.work.exchanged_bytes,
     }))

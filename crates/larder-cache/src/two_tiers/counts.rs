@@ -68,13 +68,15 @@ pub struct DeviceWork {
     pub graphs: u64,
     /// Kernels that were started by these.
     pub graph_launches: u64,
+    /// Graphs that could not be made; behind the third, none is.
+    pub failed_graphs: u64,
     /// Waits for kernels; none for what an earlier wait has shown to be complete.
     pub waits: u64,
     /// Bytes of inputs, lists and outputs of kernels that were copied to the device or back.
     pub exchanged_bytes: u64,
 }
 
-larder_core::fieldwise!(DeviceWork { launches, graphs, graph_launches, waits, exchanged_bytes });
+larder_core::fieldwise!(DeviceWork { launches, graphs, graph_launches, failed_graphs, waits, exchanged_bytes });
 
 /// Traffic of two tiers since they were made.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]

@@ -18,8 +18,6 @@
 #define __global__
 #define __align__(n) alignas(n)
 #define __launch_bounds__(threads)
-// Blocks of a launch run one after another.
-#define __shared__ static thread_local
 #define gridDim (emulator::gpu.grid)
 #define blockDim (emulator::gpu.block)
 #define blockIdx (emulator::gpu.block_index)

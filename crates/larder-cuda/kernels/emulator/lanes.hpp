@@ -121,7 +121,17 @@ void prepare_context(Context &context, char *stack, size_t bytes, void (*entry)(
 
 // ---- Warps and blocks ----
 
+// Blocks run one after another, and one kernel at a time: shared memory is static. Where a linker says where a section is, it has its own.
+#ifdef __linux__
+#define SHARED_IN_SECTION
+#define __shared__ static __attribute__((section("larder_shared")))
+extern "C" __attribute__((visibility("hidden"))) char __start_larder_shared[], __stop_larder_shared[];
+#else
+#define __shared__ static
+#endif
+
 constexpr unsigned LANES_OF_WARP = 32, MAX_WARPS = 32, WORDS_OF_EXCHANGE = 6;
+constexpr unsigned MAX_GRID_Y = 65535;
 constexpr size_t STACK_BYTES = 64 * 1024;
 
 struct Dim {
@@ -146,6 +156,8 @@ struct Gpu {
     void **arguments;
     Context caller;
     Warp *warp;
+    // How many blocks have run.
+    unsigned blocks;
 };
 
 thread_local Gpu gpu;
@@ -159,6 +171,13 @@ void resume_lane(Gpu &gpu, unsigned lane) {
     gpu.thread_index.x += lane - warp.lane;
     warp.lane = lane;
     switch_to(from, warp.lanes[lane]);
+}
+
+// Writes over the shared memory of the block before: what a block finds there is anything.
+void spoil_shared() {
+#ifdef SHARED_IN_SECTION
+    memset(__start_larder_shared, 0xA5, __stop_larder_shared - __start_larder_shared);
+#endif
 }
 
 // The loop of a lane: runs the kernel for one warp after another.
@@ -195,12 +214,16 @@ Warp &begin_warp(unsigned index) {
     return *warp;
 }
 
-// Runs the warps of a block one after another. If the first waits for the others, all run up to there, and so on.
+// Runs the warps of a block one after another. If the first waits for the others, all run up to there, and so on. In every other block the
+// last warp comes first, so that each kind of wait that a kernel leaves out is seen.
 void run_block(Gpu &gpu, unsigned threads) {
     unsigned count = threads / LANES_OF_WARP, waiting = 0, ended = 0;
+    bool backwards = gpu.blocks++ % 2;
+    auto first_lane = [&](unsigned i) { return (backwards ? count - 1 - i : i) * LANES_OF_WARP; };
+    spoil_shared();
     for (unsigned i = 0; i < count; i++) {
         Warp &warp = begin_warp(waiting);
-        run_warp(gpu, warp, i * LANES_OF_WARP);
+        run_warp(gpu, warp, first_lane(i));
         if (warp.ended == LANES_OF_WARP) ended++;
         else waiting++;
         if (waiting && ended) fail("some warps of a block wait for warps that have ended");
@@ -208,7 +231,7 @@ void run_block(Gpu &gpu, unsigned threads) {
     while (waiting) {
         ended = 0;
         for (unsigned i = 0; i < count; i++) {
-            run_warp(gpu, *warps[i], i * LANES_OF_WARP);
+            run_warp(gpu, *warps[i], first_lane(i));
             if (warps[i]->ended == LANES_OF_WARP) ended++;
         }
         if (ended == count) return;
@@ -217,6 +240,7 @@ void run_block(Gpu &gpu, unsigned threads) {
 }
 
 void run_grid(Gpu &gpu, unsigned grid_x, unsigned grid_y, unsigned block) {
+    if (grid_x == 0 || grid_y == 0 || grid_y > MAX_GRID_Y) fail("the grid has no blocks, or too many in y");
     if (block % LANES_OF_WARP != 0) fail("the block size is not a multiple of the warp size");
     if (block > LANES_OF_WARP * MAX_WARPS) fail("a block has too many threads");
     gpu.grid = {grid_x, grid_y, 1};

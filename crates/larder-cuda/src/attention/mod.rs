@@ -318,7 +318,8 @@ impl State {
                 Queries::Chosen(tokens) => self.place_chosen(args, (sequence, first), tokens, kinds, &mut placed)?,
                 Queries::Sent | Queries::New(_) | Queries::HeadsOnly(_) => {
                     let (tiles, span) = tiles_and_span(args);
-                    let halves = self.flash && takes_halves(args, kinds, self.shape(&args.keys)?.positions);
+                    let shapes = [self.shape(&args.keys)?, self.shape(&args.values)?];
+                    let halves = self.flash && takes_halves(args, shapes);
                     let flash = halves || matches!(queries, Queries::HeadsOnly(_));
                     let tiles = TaskTiles { tiles, span, width: args.values.width, kinds, flash };
                     let own = self.kernel_args(args, span)?;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use larder_core::NumberFormat;
 use larder_kernels::{AttentionArgs, TILE_POSITIONS};
-use larder_model::DeviceKvView;
+use larder_model::{DeviceKvView, KvPageShape};
 
 use crate::launches::{AttentionKernelArgs, TILE_QUERIES};
 
@@ -22,13 +22,16 @@ const FEW_TILES: usize = 256;
 const MAX_TILES: usize = 65_535;
 
 /// Whether an attention can be computed in half precision, and has as many queries as a prompt: a few drafted tokens are computed as
-/// those that are not drafted. Pages have `page` positions.
-pub fn takes_halves(args: &AttentionArgs<DeviceKvView>, kinds: [NumberFormat; 2], page: usize) -> bool {
+/// those that are not drafted. `shapes` are those of pages of keys and of values.
+pub fn takes_halves(args: &AttentionArgs<DeviceKvView>, shapes: [KvPageShape; 2]) -> bool {
     let widths = [args.keys.width, args.values.width];
+    // Four values of a row are read at once.
+    let is_aligned = |shape: &KvPageShape| shape.kind != NumberFormat::F16 || shape.row_bytes.is_multiple_of(8);
     args.seen.len() >= FLASH_QUERIES
-        && page >= FLASH_POSITIONS
-        && kinds[0] == kinds[1]
+        && shapes[0].positions >= FLASH_POSITIONS
+        && shapes[0].kind == shapes[1].kind
         && widths.iter().all(|width| width.is_multiple_of(4))
+        && shapes.iter().all(is_aligned)
 }
 
 /// The tiles of a task.

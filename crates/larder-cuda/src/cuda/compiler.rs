@@ -21,25 +21,39 @@ const MISSING: &str = "NVRTC, which compiles the kernels, is missing: neither li
 /// integers with one instruction came with it.
 const OLDEST: u32 = 61;
 
+/// The oldest architecture for which products on tensor cores are compiled.
+const TENSOR_CORES: u32 = 80;
+
+/// The kernels, compiled for a card.
+pub struct CompiledKernels {
+    /// The image of each source.
+    pub images: Vec<Vec<u8>>,
+    /// Whether they have products on tensor cores.
+    pub has_tensor_cores: bool,
+}
+
 /// The images of all sources for a card, from the cache or compiled now.
-pub fn images(capability: (u32, u32)) -> Result<Vec<Vec<u8>>> {
+pub fn compiled(capability: (u32, u32)) -> Result<CompiledKernels> {
     // SAFETY: the call only tries to load the library.
     if !unsafe { sys::is_culib_present() } {
         return Err(GpuError::Missing(MISSING.into()));
     }
     let target = Target::of(capability, &architectures()?)?;
     let (images, target) = (&KernelCache::of_user(), &target);
-    thread::scope(|scope| {
+    let images: Result<_> = thread::scope(|scope| {
         let compile = |source: &'static KernelSource| scope.spawn(move || image(source, target, images));
         let threads: Vec<_> = SOURCES.iter().map(compile).collect();
         threads.into_iter().map(|thread| thread.join().expect("compilation does not panic")).collect()
-    })
+    });
+    Ok(CompiledKernels { images: images?, has_tensor_cores: target.architecture >= TENSOR_CORES })
 }
 
 /// The target of a compilation: which GPUs, and whether the output is machine code.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Target {
     capability: (u32, u32),
+    /// Ten times the major number plus the minor one.
+    architecture: u32,
     option: String,
     /// Whether the output is machine code for this GPU; else it is PTX, which the driver compiles when it is loaded.
     is_machine_code: bool,
@@ -57,10 +71,14 @@ impl Target {
             )));
         }
         if known.contains(&wanted) {
-            return Ok(Target { capability, option: format!("-arch=sm_{wanted}"), is_machine_code: true });
+            let option = format!("-arch=sm_{wanted}");
+            return Ok(Target { capability, architecture: wanted, option, is_machine_code: true });
         }
         match known.iter().filter(|arch| (OLDEST..wanted).contains(arch)).max() {
-            Some(arch) => Ok(Target { capability, option: format!("-arch=compute_{arch}"), is_machine_code: false }),
+            Some(arch) => {
+                let option = format!("-arch=compute_{arch}");
+                Ok(Target { capability, architecture: *arch, option, is_machine_code: false })
+            }
             None => Err(GpuError::Unsupported(format!(
                 "the GPU has compute capability {major}.{minor}, but the installed NVRTC supports only {} and later",
                 known.iter().min().map_or("none".into(), |arch| format!("{}.{}", arch / 10, arch % 10)),
@@ -159,7 +177,7 @@ mod tests {
         assert_eq!(target((12, 0)).unwrap().option, "-arch=compute_90");
         assert_eq!(
             target((8, 7)).unwrap(),
-            Target { capability: (8, 7), option: "-arch=compute_86".into(), is_machine_code: false }
+            Target { capability: (8, 7), architecture: 86, option: "-arch=compute_86".into(), is_machine_code: false }
         );
         let error = target((6, 1)).unwrap_err().to_string();
         let message = "the GPU has compute capability 6.1, but the installed NVRTC supports only 7.5 and later";

@@ -7,7 +7,6 @@ use std::collections::HashMap;
 use std::ffi::{CString, c_uint, c_void};
 use std::fmt::Display;
 use std::ptr::{NonNull, null_mut};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use cudarc::driver::result::{self, DriverError};
@@ -15,6 +14,8 @@ use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute};
 
 use crate::driver::{Driver, EventHandle, GpuInfo, GraphHandle, Launch, MAX_ARGUMENTS, Stream};
 use crate::error::{GpuError, Result};
+use crate::launches::all_kernels;
+use compiler::CompiledKernels;
 
 /// An idle card has the clocks of its memory and of its link down, and takes 100 ms or more of work to raise them.
 const WARM_UP: Duration = Duration::from_millis(250);
@@ -25,7 +26,9 @@ pub struct Cuda {
     context: sys::CUcontext,
     streams: [sys::CUstream; Stream::ALL.len()],
     modules: Vec<sys::CUmodule>,
-    functions: Mutex<HashMap<&'static str, usize>>,
+    /// By name of a kernel.
+    functions: HashMap<&'static str, usize>,
+    has_tensor_cores: bool,
     name: String,
     capability: (u32, u32),
 }
@@ -61,13 +64,13 @@ impl Cuda {
             let what = format!("{name} does not support unified addressing, which the kernels need");
             return Err(GpuError::Unsupported(what));
         }
-        let images = compiler::images((major, minor))?;
+        let CompiledKernels { images, has_tensor_cores } = compiler::compiled((major, minor))?;
 
         // SAFETY: the device handle is valid; the context is released when `Cuda` is dropped.
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(|e| failed("opening the GPU", e))?;
         let streams = [null_mut(); Stream::ALL.len()];
-        let (modules, functions) = (Vec::new(), Mutex::default());
-        let mut cuda = Cuda { device, context, streams, modules, functions, name, capability: (major, minor) };
+        let (modules, functions, capability) = (Vec::new(), HashMap::new(), (major, minor));
+        let mut cuda = Cuda { device, context, streams, modules, functions, has_tensor_cores, name, capability };
         cuda.enter()?;
         for stream in &mut cuda.streams {
             let made = result::stream::create(result::stream::StreamKind::NonBlocking);
@@ -78,6 +81,9 @@ impl Cuda {
             let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
             cuda.modules.push(module.map_err(|e| failed(&loading(), e))?);
         }
+        // A driver may load a kernel only when its function is asked for: not later, when experts have the memory that is free now.
+        cuda.functions =
+            all_kernels().into_iter().map(|kernel| Ok((kernel, cuda.load(kernel)?))).collect::<Result<_>>()?;
         Ok(cuda)
     }
 
@@ -97,19 +103,24 @@ impl Cuda {
         self.streams[stream as usize]
     }
 
-    fn function(&self, kernel: &'static str) -> Result<sys::CUfunction> {
-        let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(function) = functions.get(kernel) {
-            return Ok(*function as sys::CUfunction);
-        }
+    /// Loads a kernel from the module that has it.
+    fn load(&self, kernel: &'static str) -> Result<usize> {
         let name = CString::new(kernel).expect("kernel names have no NUL");
-        // SAFETY: the modules stay loaded as long as `self` lives.
-        let find = |module: &sys::CUmodule| unsafe { result::module::get_function(*module, name.clone()) }.ok();
-        let found = self.modules.iter().find_map(find);
-        let function =
-            found.ok_or_else(|| GpuError::failed(format!("loading the kernel {kernel}"), "no module has it"))?;
-        functions.insert(kernel, function as usize);
-        Ok(function)
+        let what = format!("loading the kernel {kernel}");
+        for module in &self.modules {
+            // SAFETY: the modules stay loaded as long as `self` lives.
+            match unsafe { result::module::get_function(*module, name.clone()) } {
+                Ok(function) => return Ok(function as usize),
+                Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_FOUND)) => {}
+                Err(e) => return Err(failed(&what, e)),
+            }
+        }
+        Err(GpuError::failed(what, "no module has it"))
+    }
+
+    fn function(&self, kernel: &'static str) -> Result<sys::CUfunction> {
+        let function = self.functions.get(kernel).map(|function| *function as sys::CUfunction);
+        function.ok_or_else(|| GpuError::failed(format!("the kernel {kernel}"), "it is not in the list of kernels"))
     }
 }
 
@@ -163,7 +174,7 @@ impl Driver for Cuda {
     }
 
     fn has_tensor_cores(&self) -> bool {
-        self.capability >= (8, 0)
+        self.has_tensor_cores
     }
 
     fn allocate(&self, bytes: u64) -> Result<u64> {

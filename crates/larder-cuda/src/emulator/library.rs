@@ -1,6 +1,7 @@
 //! The kernels, compiled for the CPU with the C++ compiler.
 #![allow(unsafe_code)]
 
+use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::hash::Hasher;
 use std::path::{Path, PathBuf};
@@ -15,17 +16,21 @@ use twox_hash::XxHash3_64;
 use crate::code_books;
 use crate::driver::Argument;
 use crate::error::{GpuError, Result};
+use crate::launches::all_kernels;
 
 const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels");
 /// Maximum length of a source file.
 const SOURCE_BYTES: u64 = 1 << 20;
 const OPTIONS: [&str; 5] = ["-std=c++20", "-O2", "-ffp-contract=off", "-shared", "-fPIC"];
+/// A load or store at an address that is no multiple of its size is an error on a GPU: it ends the program.
+const CHECKS: [&str; 2] = ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"];
 
 type LaunchFn = unsafe extern "C" fn(*const c_char, c_uint, c_uint, c_uint, *mut *mut c_void) -> c_int;
 
 /// The loaded kernels. One runs at a time.
 pub struct Kernels {
     launch: Mutex<LaunchFn>,
+    names: HashMap<&'static str, CString>,
     _library: Library,
 }
 
@@ -38,7 +43,9 @@ pub fn kernels() -> Result<&'static Kernels> {
 impl Kernels {
     /// Runs a kernel to its end.
     pub fn launch(&self, kernel: &'static str, grid: [u32; 2], block: u32, arguments: &[Argument]) -> Result<()> {
-        let name = CString::new(kernel).expect("kernel names have no NUL");
+        // As on a GPU, which loads those of the list.
+        let missing = || GpuError::failed(format!("the kernel {kernel}"), "it is not in the list of kernels");
+        let name = self.names.get(kernel).ok_or_else(missing)?;
         let mut pointers: Vec<*mut c_void> = arguments.iter().map(Argument::pointer).collect();
         let launch = self.launch.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the caller of `Driver::launch` guarantees that the arguments match the kernel's parameters.
@@ -55,7 +62,9 @@ fn load(path: &Path) -> Result<Kernels> {
     let library = unsafe { Library::new(path) }.map_err(failed)?;
     // SAFETY: emulate.cpp defines the function with this signature.
     let launch: Symbol<LaunchFn> = unsafe { library.get(b"larder_launch\0") }.map_err(failed)?;
-    Ok(Kernels { launch: Mutex::new(*launch), _library: library })
+    let named = |kernel| (kernel, CString::new(kernel).expect("kernel names have no NUL"));
+    let names = all_kernels().into_iter().map(named).collect();
+    Ok(Kernels { launch: Mutex::new(*launch), names, _library: library })
 }
 
 /// Compiles the kernels, unless that was done before, and returns the path of the library, beside the executable.
@@ -84,7 +93,14 @@ fn compile_in(folder: &Path, compiler: &str) -> Result<PathBuf> {
     let library = folder.join("emulator.so");
     fs::write(folder.join("code_books.cuh"), code_books::header()).map_err(failed)?;
     let mut command = Command::new(compiler);
-    command.args(OPTIONS).arg("-I").arg(folder).arg("-o").arg(&library).arg(format!("{SOURCES}/emulator/emulate.cpp"));
+    command
+        .args(OPTIONS)
+        .args(CHECKS)
+        .arg("-I")
+        .arg(folder)
+        .arg("-o")
+        .arg(&library)
+        .arg(format!("{SOURCES}/emulator/emulate.cpp"));
     let output = command.output().map_err(|e| {
         let what = "the GPU emulator needs a C++20 compiler: set CXX, or install c++";
         GpuError::Missing(format!("{what}: {compiler}: {e}"))
@@ -113,6 +129,6 @@ fn fingerprint(sources: &Path, compiler: &str) -> io::Result<u64> {
     }
     hash.write(code_books::header().as_bytes());
     hash.write(compiler.as_bytes());
-    OPTIONS.iter().for_each(|option| hash.write(option.as_bytes()));
+    OPTIONS.iter().chain(&CHECKS).for_each(|option| hash.write(option.as_bytes()));
     Ok(hash.finish())
 }

@@ -271,7 +271,8 @@ impl DeviceChooser {
         }
         let failures = ops.failures();
         if std::mem::replace(&mut self.failures, failures) != failures {
-            // Copies of lists and tables to the device may have been lost.
+            // Copies of lists and tables to the device may have been lost. Kernels may still write to what is freed.
+            self.driver.drain();
             self.lists.clear();
             self.layers.clear();
         }

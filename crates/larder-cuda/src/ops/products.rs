@@ -12,6 +12,8 @@ use crate::launches::{ProductBatch, word};
 
 /// The most lists of products that are kept on the device.
 const MAX_LISTS: usize = 4096;
+/// The most tokens of a step whose lists are kept. Prompts are of many lengths, and their lists seldom come again.
+const KEPT_TOKENS: usize = 16;
 
 /// What a list of products depends on. Results are at the same addresses in every other token, and so lists are written twice.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -72,12 +74,19 @@ impl State {
         Ok(result)
     }
 
-    /// Launches products, whose list is written when it comes for the first time.
+    /// Launches products, whose list is written when it comes for the first time, or in a step of many tokens.
     fn launch_products(&mut self, queue: &Arc<LaunchQueue>, batch: &ProductBatch, key: ListKey) -> Result<()> {
         let failures = queue.failures();
         if std::mem::replace(&mut self.failures, failures) != failures {
             // Copies of lists to the device may have been lost.
             self.lists.clear();
+        }
+        if key.tokens > KEPT_TOKENS {
+            let list = queue.stage_varying(batch.bytes(), |_, out| {
+                batch.write(out);
+                Ok(())
+            })?;
+            return self.launches.products(batch, list);
         }
         if !self.lists.contains_key(&key) {
             let mut bytes = vec![0; batch.bytes()];

@@ -195,8 +195,10 @@ pub fn compare_rows(gpu: &Gpu) {
     let products = Arc::new(gpu.products(0).unwrap());
     let ops = gpu.ops(products.clone(), Arc::new(gpu.attention().unwrap())).unwrap();
     let mut random = Random::new(9);
-    let (rows, cols) = (19, 512);
-    for kind in NumberFormat::ALL {
+    // Matrices of 288 columns end between two words in some formats, and are no whole blocks in others.
+    let shapes = NumberFormat::ALL.into_iter().flat_map(|kind| [(kind, 19, 512), (kind, 19, 288)]);
+    for (kind, rows, cols) in shapes.filter(|(kind, rows, cols)| kind.matrix_bytes(*rows, *cols).is_some()) {
+        let mut seen = 0;
         for (order, scale) in [(RowOrder::Plain, 1.0), (RowOrder::Rows8, 1.0), (RowOrder::Rows8, 0.3)] {
             let mut bytes = vec![0; kind.matrix_bytes(rows, cols).unwrap()];
             random.weights(kind, &mut bytes);
@@ -212,9 +214,10 @@ pub fn compare_rows(gpu: &Gpu) {
                     let same = out.to_bits() == wanted.to_bits() || out.is_nan() && wanted.is_nan();
                     assert!(same, "{kind} {order:?} {scale}: {out} and not {wanted} in row {row}, column {i}");
                 }
-                assert!(wanted.iter().filter(|value| **value != 0.0 && value.is_finite()).count() > cols / 4);
+                seen += wanted.iter().filter(|value| **value != 0.0 && value.is_finite()).count();
             }
         }
+        assert!(seen > 3 * 6 * cols / 4, "{kind}: {seen} values of rows of {cols}");
     }
 }
 

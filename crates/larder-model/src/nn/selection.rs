@@ -216,11 +216,13 @@ impl Index<'_> {
     }
 }
 
-/// The places of the `count` highest scores, ascending. Of equal scores the earlier one is taken.
+/// The places of the `count` highest scores, ascending. Of equal scores the earlier one is taken. NaN, whose sign differs between processors,
+/// counts as minus infinity.
 pub fn highest(scores: &[f32], count: usize) -> Vec<u32> {
     let mut places: Vec<u32> = (0..scores.len() as u32).collect();
     if count < places.len() {
-        let score = |place: &u32| scores[*place as usize];
+        let score =
+            |place: &u32| Some(scores[*place as usize]).filter(|score| !score.is_nan()).unwrap_or(f32::NEG_INFINITY);
         places.select_nth_unstable_by(count, |a, b| score(b).total_cmp(&score(a)).then(a.cmp(b)));
         places.truncate(count);
         places.sort_unstable();
@@ -244,6 +246,7 @@ mod tests {
         assert_eq!(highest(&[0.0; 5], 4), [0, 1, 2, 3]);
         assert_eq!(highest(&[-1.0, -2.0], 2), [0, 1]);
         assert_eq!(highest(&[5.0, 1.0], 0), [0u32; 0]);
+        assert_eq!(highest(&[f32::NAN, 1.0, -f32::NAN, f32::NEG_INFINITY, 2.0], 3), [0, 1, 4]);
         let mut rng = Rng::new(1);
         for _ in 0..50 {
             let scores: Vec<f32> = (0..200).map(|_| rng.below(20) as f32).collect();
