@@ -47,7 +47,7 @@ TEXT_TIERS = [
     ["--vram-experts", "32"],
     ["--vram-experts", "4", "--cache-experts", "6"],
     ["--vram-experts", "2", "--cache-mem", "0"],
-    ["--vram-mem", "6M", "--cache-mem", "2M", "--cache-scope", "global", "--eviction", "learned"],
+    ["--vram-mem", "14M", "--cache-mem", "2M", "--cache-scope", "global", "--eviction", "learned"],
     ["--vram-experts", "3", "--cache-experts", "8", "--prefetch", "2", "--reader", "pread"],
     ["--vram-experts", "32", "--vram-kv", "3"],
 ]

@@ -165,6 +165,9 @@ pub struct Blueprint {
     /// Memory of the activations of a step.
     #[serde(skip)] // as above
     pub step_memory: StepMemory,
+    /// The most query heads of a layer.
+    #[serde(skip)] // as above
+    pub attention_heads: usize,
     /// Whether a step needs the embedding of its tokens alone, so that a device that has drawn the token can begin it.
     #[serde(skip)] // as above
     pub runs_ahead: bool,

@@ -29,6 +29,10 @@ struct Progress {
     recorded: HashMap<usize, (Stream, u64)>,
     /// Launches of each graph, and the bytes that they exchange.
     graphs: HashMap<usize, (u64, u64)>,
+    /// Bytes of device memory by address.
+    allocated: HashMap<u64, u64>,
+    allocated_bytes: u64,
+    peak_bytes: u64,
 }
 
 impl Progress {
@@ -54,6 +58,11 @@ impl CountedDriver {
     /// Counts the work of `inner` from now on.
     pub fn new(inner: Arc<dyn Driver>) -> Self {
         CountedDriver { inner, progress: Mutex::default() }
+    }
+
+    /// The most bytes of device memory that were allocated at one time.
+    pub fn peak_bytes(&self) -> u64 {
+        self.lock().peak_bytes
     }
 
     /// The work so far.
@@ -92,10 +101,18 @@ impl Driver for CountedDriver {
     }
 
     fn allocate(&self, bytes: u64) -> Result<u64> {
-        self.inner.allocate(bytes)
+        let at = self.inner.allocate(bytes)?;
+        let mut progress = self.lock();
+        progress.allocated.insert(at, bytes);
+        progress.allocated_bytes += bytes;
+        progress.peak_bytes = progress.peak_bytes.max(progress.allocated_bytes);
+        Ok(at)
     }
 
     unsafe fn free(&self, at: u64) {
+        let mut progress = self.lock();
+        progress.allocated_bytes -= progress.allocated.remove(&at).unwrap_or_default();
+        drop(progress);
         // SAFETY: the caller's guarantees are those of this method.
         unsafe { self.inner.free(at) }
     }

@@ -8,8 +8,8 @@ use crate::memory::DeviceBuffer;
 
 /// Alignment of matrices in bytes.
 const ALIGN: u64 = 256;
-/// Least size of a further buffer if the first is too small: the driver rounds to a few MiB.
-const MORE: u64 = 16 << 20;
+/// Least size of a further buffer if the first is too small, since parts of matrices are aligned too: the driver rounds to as much.
+const MORE: u64 = 2 << 20;
 
 /// Bytes that [`Gpu::products`](crate::Gpu::products) needs for matrices of these sizes.
 pub fn resident_bytes(sizes: impl Iterator<Item = u64>) -> u64 {

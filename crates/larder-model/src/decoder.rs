@@ -47,6 +47,8 @@ pub fn blueprint(config: &Value) -> Result<Blueprint> {
     let (model_type, stack) = build(config, &mut weights)?;
     let (step_memory, sequence_memory) = (step_memory(&stack), sequence_memory(&stack));
     let (kv_layers, runs_ahead) = (kv_layers(&stack), stack.runs_ahead());
+    let heads = stack.all_layers().filter_map(|layer| Some(layer.mixer.as_ref()?.part.heads()));
+    let attention_heads = heads.max().unwrap_or(0);
     Ok(Blueprint {
         model_type: model_type.to_owned(),
         geometry: stack.geometry,
@@ -57,6 +59,7 @@ pub fn blueprint(config: &Value) -> Result<Blueprint> {
         sequence_memory,
         kv_layers,
         step_memory,
+        attention_heads,
         runs_ahead,
     })
 }

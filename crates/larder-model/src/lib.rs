@@ -104,9 +104,10 @@ pub use device::{
     BEST_FOUND, BlockPooling, ChangedLogit, ChosenOnDevice, DeviceAttention, DeviceChannelScan, DeviceChoice,
     DeviceConvolution, DeviceConvolvedHeads, DeviceDecay, DeviceDelta, DeviceDraw, DeviceExperts,
     DeviceHeadConvolution, DeviceHeads, DeviceIndex, DeviceKvView, DeviceOps, DeviceProduct, DeviceProducts,
-    DeviceRecurrence, DeviceRotation, DeviceRows, DeviceScan, DeviceStreams, DrawnFrom, GateOrder, HeadMix, HeadNorm,
-    HeadRest, IndexBlocks, KvPageShape, LogitChanges, MATRIX_STREAMS, ManifoldWeights, MatrixShape, NormGate,
-    ScaledSides, ScanHeads, SeenRows, StateSpan, StreamGate, StreamMix, TokenDraw,
+    DeviceRecurrence, DeviceRotation, DeviceRows, DeviceScan, DeviceStreams, DrawnFrom, FEW_TILES, GateOrder, HeadMix,
+    HeadNorm, HeadRest, IndexBlocks, KvPageShape, LogitChanges, MATRIX_STREAMS, MAX_SCORE_BYTES, ManifoldWeights,
+    MatrixShape, NormGate, ScaledSides, ScanHeads, SeenRows, StateSpan, StreamGate, StreamMix, TILE_QUERIES, TokenDraw,
+    device_attention_bytes, position_tiles,
 };
 pub use double::{AttentionDouble, OpsDouble, ProductsDouble};
 pub use embedding::EmbeddingRows;

@@ -204,6 +204,14 @@ impl EngineExperts {
         self.cached().map(CachedPath::routing)
     }
 
+    /// The most bytes of a GPU's memory that were allocated at one time; `None` without one.
+    pub fn device_peak_bytes(&self) -> Option<u64> {
+        match &self.path {
+            AnyExpertPath::Tiered { tiered, .. } => Some(tiered.device_peak_bytes()),
+            _ => None,
+        }
+    }
+
     /// What a GPU or edge workers did: name, text and JSON; `None` if only the CPU computes experts.
     pub fn offload_report(&self) -> Option<(&'static str, String, Value)> {
         match &self.path {

@@ -130,6 +130,7 @@ impl Tiny {
             sequence_memory: Default::default(),
             kv_layers: Vec::new(),
             step_memory: Default::default(),
+            attention_heads: 0,
             runs_ahead: true,
         }
     }

@@ -41,7 +41,7 @@ fn tiers_of_any_size_change_no_word() {
         (&["--vram-experts", "32"][..], 0..=120),
         (&["--vram-experts", "4", "--cache-experts", "6"], 1..=u64::MAX),
         (&["--vram-experts", "2", "--cache-mem", "0"], 0..=0),
-        (&["--vram-mem", "5M", "--cache-mem", "2M", "--cache-scope", "global", "--eviction", "learned"], 1..=u64::MAX),
+        (&["--vram-mem", "13M", "--cache-mem", "2M", "--cache-scope", "global", "--eviction", "learned"], 1..=u64::MAX),
         (&["--vram-experts", "3", "--cache-experts", "8", "--prefetch", "2", "--reader", "pread"], 1..=u64::MAX),
     ] {
         let tiered = written(&[&["--device", "emulated"], flags].concat());
@@ -448,7 +448,7 @@ fn what_cannot_be_is_refused_before_anything_is_loaded() {
     assert!(refused(&["--exact"]).starts_with("error: --exact does not work with --device"));
     assert!(refused(&["--preload"]).starts_with("error: --preload does not work with --device"));
     assert!(refused(&["--vram-mem", "2G"]).contains("more than the 1.07 GB that are free on emulator"));
-    let tight = ["--vram-mem", "4500k"];
+    let tight = ["--vram-mem", "9700k"];
     assert!(refused(&[&tight[..], &["--vram-kv", "8"]].concat()).contains("393 kB of KV cache (2 tokens)"));
     larder_ok(&[&["run", "-m", &demo, "-p", "a", "-n", "1", "--device", "emulated"][..], &tight].concat());
     let said = refused(&["--vram-mem", "1M"]);

@@ -78,6 +78,11 @@ impl TieredCache {
         self.links.prepare_slots();
     }
 
+    /// The most bytes of the device's memory that were allocated at one time, by all of its users.
+    pub fn device_peak_bytes(&self) -> u64 {
+        self.links.device_peak_bytes()
+    }
+
     /// Counts, bytes and times so far.
     pub fn traffic(&self) -> TierTraffic {
         self.links.traffic()

@@ -126,4 +126,9 @@ pub trait Device: Send {
     fn work(&self) -> DeviceWork {
         DeviceWork::default()
     }
+
+    /// The most bytes of its memory that were allocated at one time, by all of its users; 0 where that is not counted.
+    fn peak_bytes(&self) -> u64 {
+        0
+    }
 }

@@ -102,6 +102,11 @@ impl Links {
         self.device.prepare_slots();
     }
 
+    /// The most bytes of the device's memory that were allocated at one time.
+    pub fn device_peak_bytes(&self) -> u64 {
+        self.device.peak_bytes()
+    }
+
     /// Counts, bytes and times so far.
     pub fn traffic(&self) -> TierTraffic {
         TierTraffic {

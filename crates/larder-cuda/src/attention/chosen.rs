@@ -4,16 +4,18 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use larder_core::NumberFormat;
-use larder_model::{BlockPooling, DeviceIndex, DeviceKvView, IndexBlocks, KvPageShape, SeenRows};
+use larder_model::{
+    BlockPooling, DeviceIndex, DeviceKvView, IndexBlocks, KvPageShape, MAX_SCORE_BYTES, SeenRows, TILE_QUERIES,
+};
 
 use super::arrays::{table_bytes, write_pages};
-use super::tiles::{MAX_SCORE_BYTES, TaskTiles};
+use super::tiles::TaskTiles;
 use super::{ALIGN, Args, GpuAttention, PlacedTask, STEP, State};
 use crate::driver::Driver;
 use crate::error::{GpuError, Result};
 use crate::launch_queue::LaunchQueue;
 use crate::launches::{
-    AttentionKernelArgs, BestOfBlocks, ChoiceOfRows, IndexTask, PoolTask, PooledBlocks, TILE_QUERIES, TaskList, word,
+    AttentionKernelArgs, BestOfBlocks, ChoiceOfRows, IndexTask, PoolTask, PooledBlocks, TaskList, word,
 };
 use crate::memory::DeviceBuffer;
 use crate::new_tokens::NewTokens;

@@ -4,20 +4,14 @@ use std::ops::Range;
 
 use larder_core::NumberFormat;
 use larder_kernels::{AttentionArgs, TILE_POSITIONS};
-use larder_model::{DeviceKvView, KvPageShape};
+use larder_model::{DeviceKvView, FEW_TILES, KvPageShape, MAX_SCORE_BYTES, TILE_QUERIES, position_tiles};
 
-use crate::launches::{AttentionKernelArgs, TILE_QUERIES};
-
-/// Bytes of scores per launch, unless one tile of queries has more.
-pub const MAX_SCORE_BYTES: usize = 16 << 20;
 /// The least queries that are computed in half precision.
 const FLASH_QUERIES: usize = 32;
 /// Positions that it multiplies at once, which are in one page.
 const FLASH_POSITIONS: usize = 16;
 /// Alignment of each kind of memory, in bytes.
 const ALIGN: usize = 16;
-/// The most tiles of queries whose position tiles are apart: as many blocks as keep large devices busy.
-const FEW_TILES: usize = 256;
 /// The most tiles of a launch: the limit of CUDA for blocks in y.
 const MAX_TILES: usize = 65_535;
 
@@ -57,13 +51,13 @@ impl TaskTiles {
 
     /// Bytes of the sums of each position tile.
     fn part_bytes(&self, tiles: usize) -> usize {
-        if self.flash { 0 } else { 4 * TILE_QUERIES * AttentionKernelArgs::tile_stride(self.span) * self.width * tiles }
+        if self.flash { 0 } else { 4 * TILE_QUERIES * position_tiles(self.span) * self.width * tiles }
     }
 
     /// Bytes of scores, factors, sums, and in `parts` sums of each position tile, for a launch with `tiles` tiles of the task.
     pub fn scratch(&self, tiles: usize, parts: bool) -> [usize; 4] {
         let tiles = if self.flash { 0 } else { tiles };
-        let factors = 8 * TILE_QUERIES * AttentionKernelArgs::tile_stride(self.span) * tiles;
+        let factors = 8 * TILE_QUERIES * position_tiles(self.span) * tiles;
         let of_parts = if parts { self.part_bytes(tiles) } else { 0 };
         [self.score_bytes(tiles), factors, 4 * TILE_QUERIES * tiles, of_parts].map(|b| b.next_multiple_of(ALIGN))
     }
@@ -128,7 +122,30 @@ pub fn tiles_and_span(args: &AttentionArgs<DeviceKvView>) -> (usize, usize) {
 
 #[cfg(test)]
 mod tests {
+    use larder_core::Rng;
+    use larder_model::device_attention_bytes;
+
     use super::*;
+
+    /// What memory plans count is enough for any sequence.
+    #[test]
+    fn scratch_is_within_what_is_planned() {
+        let (mut rng, mut full) = (Rng::new(4), 0);
+        for _ in 0..2000 {
+            let [group, kv_heads, tokens] = [1 + rng.below(16), 1 + rng.below(8), 1 + rng.below(600)];
+            let (bits, width) = (6 + rng.below(13), 8 * (1 + rng.below(72)));
+            let context = 1 + rng.below(1 << bits);
+            let tiles = kv_heads * (tokens * group).div_ceil(TILE_QUERIES);
+            let task = TaskTiles { tiles, span: context, width, kinds: [NumberFormat::F16; 2], flash: false };
+            let groups = groups(&[task]);
+            let scratch = groups.iter().map(|group| task.scratch(group.at_once, group.parts).iter().sum::<usize>());
+            let planned = device_attention_bytes(group * kv_heads, tokens, context, width);
+            let needed = scratch.max().unwrap();
+            assert!(needed <= planned + 4 * ALIGN, "{needed} bytes and {planned} planned of {task:?}");
+            full += usize::from(2 * needed > planned);
+        }
+        assert!(full > 500, "{full} plans are no more than twice what is needed");
+    }
 
     #[test]
     fn tasks_of_one_kind_are_launched_together_while_their_scores_fit() {

@@ -13,8 +13,13 @@ const ALIGN: usize = 256;
 
 impl Piece {
     /// Room for at least `bytes` bytes. Sizes are powers of two, so that what grows slowly is not allocated again and again.
+    fn growing(driver: &Arc<dyn Driver>, bytes: usize) -> Result<Self> {
+        Piece::of(driver, bytes.next_power_of_two())
+    }
+
+    /// Room for these bytes.
     fn of(driver: &Arc<dyn Driver>, bytes: usize) -> Result<Self> {
-        let size = bytes.next_power_of_two().max(PIECE_BYTES);
+        let size = bytes.next_multiple_of(PIECE_BYTES);
         let (here, there) = (PinnedBuffer::of(driver, size)?, DeviceBuffer::of(driver, size)?);
         Ok(Piece { here, there, used: 0, sent: 0 })
     }
@@ -50,12 +55,12 @@ impl StagedBytes {
         {
             match piece.used {
                 // Nothing in flight uses it.
-                0 => *piece = Piece::of(driver, whole)?,
+                0 => *piece = Piece::growing(driver, whole)?,
                 _ => self.current += 1,
             }
         }
         if self.current == self.pieces.len() {
-            self.pieces.push(Piece::of(driver, whole)?);
+            self.pieces.push(Piece::growing(driver, whole)?);
         }
         let piece = &mut self.pieces[self.current];
         let at = piece.used;

@@ -3,15 +3,14 @@
 use std::ops::Range;
 
 use larder_core::{NumberFormat, ROW_GROUP};
+#[cfg(test)]
 use larder_kernels::TILE_POSITIONS;
+use larder_model::{TILE_QUERIES, position_tiles};
 
 use super::{Launches, THREADS, WARPS, pack, word};
 use crate::driver::Argument;
 use crate::error::Result;
 use crate::expert_kernels::BLOCK;
-
-/// Queries of a tile: kernels read keys and values once for up to this many queries that share a key head.
-pub const TILE_QUERIES: usize = 4;
 
 /// Threads of a warp.
 const WARP: u32 = 32;
@@ -85,11 +84,6 @@ pub struct AttentionKernelArgs {
 impl AttentionKernelArgs {
     /// Size of the struct in kernels.
     pub const BYTES: usize = 152;
-
-    /// The most position tiles that `positions` positions are in.
-    pub fn tile_stride(positions: usize) -> usize {
-        positions / TILE_POSITIONS + 2
-    }
 
     /// The bytes of the struct in kernels.
     pub fn to_bytes(self) -> [u8; AttentionKernelArgs::BYTES] {
@@ -251,7 +245,7 @@ impl Launches {
         if list.tasks.iter().all(|args| args.partial_sums == 0) {
             return self.launch(weighted_sum, [1, count], threads, &arguments);
         }
-        let position_tiles = word(AttentionKernelArgs::tile_stride(span as usize))?;
+        let position_tiles = word(position_tiles(span as usize))?;
         self.launch(partial_sums, [position_tiles, count], threads, &arguments)?;
         let threads = width.next_multiple_of(WARP).min(MAX_SUM_THREADS);
         self.launch("add_partial_sums", [TILE_QUERIES as u32, count], threads, &arguments)

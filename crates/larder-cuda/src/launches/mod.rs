@@ -19,7 +19,7 @@ use larder_model::Activation;
 
 use crate::driver::{Argument, Driver, Launch, MAX_ARGUMENTS, Stream};
 use crate::error::{GpuError, Result};
-pub use attention::{AttentionKernelArgs, NewHeadsArgs, RowCopy, TILE_QUERIES, TaskList};
+pub use attention::{AttentionKernelArgs, NewHeadsArgs, RowCopy, TaskList};
 pub use choice::{ChoiceArgs, Patch};
 pub use chosen::{BestOfBlocks, ChoiceOfRows, IndexTask, PoolTask, PooledBlocks};
 pub use products::{ProductBatch, ProductKernelArgs};

@@ -234,6 +234,10 @@ impl Device for GpuLink {
     fn work(&self) -> DeviceWork {
         self.counted.work()
     }
+
+    fn peak_bytes(&self) -> u64 {
+        self.counted.peak_bytes()
+    }
 }
 
 impl Drop for GpuLink {

@@ -57,6 +57,11 @@ impl TieredPath {
         self.cache.prepare_slots();
     }
 
+    /// The most bytes of the device's memory that were allocated at one time, by all of its users.
+    pub fn device_peak_bytes(&self) -> u64 {
+        self.cache.device_peak_bytes()
+    }
+
     /// Measured costs of copying and computing an expert.
     pub fn costs(&self) -> &CostModel {
         self.cache.costs()

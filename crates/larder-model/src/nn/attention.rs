@@ -188,6 +188,10 @@ impl Mixer for Attention {
         state.further.iter_mut().try_for_each(|further| further.fill(all, rng))
     }
 
+    fn heads(&self) -> usize {
+        self.shape.heads
+    }
+
     fn scratch(&self, hidden: usize) -> TokenScratch {
         let [q, k, v, mixed] = self.shape.widths();
         // Queries and what attention makes of them; with an output gate also that, its sigmoid and their product.

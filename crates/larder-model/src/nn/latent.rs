@@ -288,6 +288,10 @@ impl Mixer for LatentAttention {
         state.further.iter_mut().try_for_each(|further| further.fill(all, rng))
     }
 
+    fn heads(&self) -> usize {
+        self.shape.heads
+    }
+
     fn scratch(&self, hidden: usize) -> TokenScratch {
         let LatentShape { heads, q_rank, kv_rank, nope, rope, value, .. } = self.shape;
         let (q, width) = (nope + rope, kv_rank + rope);

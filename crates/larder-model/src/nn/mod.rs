@@ -143,6 +143,11 @@ pub trait Mixer: Send + Sync {
     /// is `hidden` wide.
     fn scratch(&self, hidden: usize) -> TokenScratch;
 
+    /// Query heads, if it is attention; else 0.
+    fn heads(&self) -> usize {
+        0
+    }
+
     /// Whether a device can choose these rows, so that keys and values can be there.
     fn chooses_on_device(&self) -> bool {
         false

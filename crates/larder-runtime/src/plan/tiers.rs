@@ -2,7 +2,8 @@
 
 use anyhow::{Result, bail};
 use larder_cache::CacheScope;
-use larder_core::{format_bytes, size_down};
+use larder_core::{Blueprint, format_bytes, size_down};
+use larder_model::device_attention_bytes;
 use serde_json::{Value, json};
 
 use super::{DraftMemory, PlanInputs, check_fits, prefill_text, requested_slots, slots_text};
@@ -26,6 +27,11 @@ pub struct Vram {
     /// if the output head has the same weights. `None` if steps do not.
     pub embedding_bytes: Option<u64>,
 }
+
+/// Bytes of the weight of an expert and of the address of its output.
+const EXPERT_TERM_BYTES: usize = 16;
+/// Bytes of lists, and of what is allocated in pieces, beyond what is used of it.
+const DEVICE_LISTS_BYTES: u64 = 5 << 20;
 
 /// Number of slots in both tiers: per layer or, in global scope, in total.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -99,10 +105,16 @@ impl PlanInputs<'_> {
     }
 
     /// Bytes of activations in VRAM: those of two layers, of which none are freed before the next layer begins, beside what a layer takes
-    /// that the CPU computes in parts.
+    /// that the CPU computes in parts; outputs of experts that it computes, on their way there, twice; and what attention takes.
     fn device_scratch_bytes(&self) -> u64 {
-        let layer = self.blueprint.step_memory.bytes_per_token.saturating_mul(self.prefill_tokens);
-        self.scratch_bytes().saturating_add(2 * layer as u64)
+        let Blueprint { geometry, step_memory, attention_heads, sequence_memory, .. } = self.blueprint;
+        let layer = step_memory.bytes_per_token.saturating_mul(self.prefill_tokens);
+        let output = EXPERT_TERM_BYTES + size_of::<f32>() * geometry.hidden;
+        let outputs = self.prefill_tokens.saturating_mul(geometry.top_k * output);
+        let tokens = self.prefill_tokens.max(self.sequences);
+        let attention = device_attention_bytes(*attention_heads, tokens, self.context, sequence_memory.widest_row);
+        let activations = layer.saturating_add(outputs).saturating_mul(2).saturating_add(attention);
+        self.scratch_bytes().saturating_add(activations as u64).saturating_add(DEVICE_LISTS_BYTES)
     }
 
     /// Bytes of KV cache in VRAM. Recurrent states are there where a chain advances them, and else in main memory.
@@ -293,8 +305,10 @@ pub(super) mod tests {
     use crate::options::{CacheSize, DeviceOptions};
     use crate::plan::tests::{MEGA, beside_reserve, blueprint, inputs, options};
 
+    /// A GPU with this much memory beside lists, and beside what it has in reserve for them.
     pub fn vram(free: u64) -> Vram {
-        Vram { name: "a GPU".into(), free_bytes: free, resident_bytes: MEGA, embedding_bytes: None }
+        let free_bytes = free + (DEVICE_LISTS_BYTES * 8).div_ceil(7);
+        Vram { name: "a GPU".into(), free_bytes, resident_bytes: MEGA, embedding_bytes: None }
     }
 
     fn with_vram(vram_bytes: Option<u64>, vram_experts: Option<usize>, options: Options) -> Options {
@@ -321,7 +335,13 @@ pub(super) mod tests {
         assert_eq!(decided(tight, &options(CacheSize::Available, layer)), (4, 2, 4));
         assert_eq!(decided(None, &options(CacheSize::ExpertsPerLayer(1), layer)), (4, 1, 4));
         assert_eq!(decided(enough, &options(CacheSize::Bytes(0), layer)), (4, 0, 4));
-        assert_eq!(decided(enough, &with_vram(Some(10 * MEGA), None, options(CacheSize::Available, layer))), (1, 7, 4));
+        assert_eq!(
+            decided(
+                enough,
+                &with_vram(Some(10 * MEGA + DEVICE_LISTS_BYTES), None, options(CacheSize::Available, layer))
+            ),
+            (1, 7, 4)
+        );
         assert_eq!(decided(enough, &with_vram(None, Some(3), options(CacheSize::Available, layer))), (3, 5, 4));
         let all = decide(&inputs(enough), &vram(100 * MEGA), &options(CacheSize::Available, layer)).unwrap();
         assert_eq!((all.device_slots, all.host_slots), (8, 0));
@@ -336,7 +356,7 @@ pub(super) mod tests {
             let vram = Vram { embedding_bytes, ..vram(free) };
             let options = with_vram(None, slots, options(CacheSize::Available, CacheScope::Layer));
             let plan = decide(&inputs, &vram, &options).unwrap();
-            assert!(plan.device_bytes(&inputs, &vram) <= free - vram.reserve_bytes());
+            assert!(plan.device_bytes(&inputs, &vram) <= vram.free_bytes - vram.reserve_bytes());
             assert_eq!(plan.json(&inputs, &vram)["device"]["embedding_bytes"], json!(plan.embedding_bytes));
             (plan.device_slots, plan.embedding_bytes, plan.describe(&inputs, &vram).contains(" MB embedding"))
         };
@@ -361,10 +381,10 @@ pub(super) mod tests {
         let tight = text(6 * MEGA + (4 * MEGA + 300_000) / 7, &none());
         let wanted = "not even one expert per layer fits; try a shorter --context or --kv q8_0 or --vram-kv 2";
         assert!(tight.ends_with(wanted), "{tight}");
-        let more = text(4 * MEGA, &with_vram(Some(8 * MEGA), None, none()));
+        let more = text(4 * MEGA, &with_vram(Some(16 * MEGA), None, none()));
         assert_eq!(
             more,
-            "--vram-mem 8.39 MB is more than the 4.19 MB that are free on a GPU, less 524 kB of reserve; use at most 3.67MB"
+            "--vram-mem 16.8 MB is more than the 10.2 MB that are free on a GPU, less 1.27 MB of reserve; use at most 8.91MB"
         );
     }
 
@@ -375,7 +395,7 @@ pub(super) mod tests {
             PlanInputs { scratch_slots: 4, on_gpu: true, ..inputs(&blueprint, Some(beside_reserve(60 * MEGA))) };
         let plan = decide(&inputs, &vram(24 * MEGA), &options(CacheSize::Bytes(0), CacheScope::Layer)).unwrap();
         let text = plan.describe(&inputs, &vram(24 * MEGA));
-        assert!(text.contains("16 of 32 experts (50 %, 4 per layer); 25.2 MB free"), "{text}");
+        assert!(text.contains("16 of 32 experts (50 %, 4 per layer); 31.2 MB free"), "{text}");
         assert!(text.contains("1.05 MB resident weights + 1.05 MB KV cache (1024 tokens) + "), "{text}");
         assert!(text.contains("4 experts in transit + no cached experts"), "{text}");
         let json = plan.json(&inputs, &vram(24 * MEGA));

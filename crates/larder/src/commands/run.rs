@@ -59,6 +59,7 @@ pub fn run(args: RunArgs) -> Result<()> {
             if let Some((name, _, others)) = engine.experts.offload_report() {
                 report[name] = others;
             }
+            report["gpu_peak_bytes"] = json!(engine.experts.device_peak_bytes());
             report["ngram_rows"] = engine.decoder.ngram_rows().map_or(Value::Null, print::ngram_rows_json);
             report["drives"] =
                 drives(&model).map(|(folder, bytes)| json!({"folder": folder, "bytes": bytes})).collect();

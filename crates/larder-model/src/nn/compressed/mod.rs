@@ -303,6 +303,10 @@ impl Mixer for CompressedAttention {
         state.further.iter_mut().try_for_each(|rows| rows.fill(all, rng))
     }
 
+    fn heads(&self) -> usize {
+        self.shape.heads
+    }
+
     fn scratch(&self, hidden: usize) -> TokenScratch {
         let CompressedShape { heads, head_dim, q_rank, groups, group_rank, .. } = self.shape;
         let own = |entries: &Entries| {

@@ -1,0 +1,27 @@
+//! What attention needs on a device beside its inputs and outputs, from which memory plans count it.
+
+use larder_kernels::TILE_POSITIONS;
+
+/// Queries of a tile, which read keys and values together. Kernels have the same number.
+pub const TILE_QUERIES: usize = 4;
+/// Bytes of scores per launch, unless one tile of queries has more. The sums of apart tiles of positions have at most as many.
+pub const MAX_SCORE_BYTES: usize = 16 << 20;
+/// The most tiles of queries whose position tiles are apart: as many blocks as keep large devices busy.
+pub const FEW_TILES: usize = 256;
+
+/// The most tiles of positions that `positions` positions are in, wherever the first one is.
+pub fn position_tiles(positions: usize) -> usize {
+    positions / TILE_POSITIONS + 2
+}
+
+/// The most bytes of scores, factors and sums of attention of `tokens` tokens with this number of query heads, which see up to `positions` positions with
+/// values up to `width` wide.
+pub fn device_attention_bytes(heads: usize, tokens: usize, positions: usize, width: usize) -> usize {
+    let [tile, position_tiles] = [4 * TILE_QUERIES * positions.max(1), position_tiles(positions)];
+    // Those of each key head are whole tiles.
+    let tiles = heads.saturating_mul(tokens.div_ceil(TILE_QUERIES).saturating_add(1));
+    let at_once = (MAX_SCORE_BYTES / tile).max(1).min(tiles);
+    let factors = (8 * position_tiles + 4) * TILE_QUERIES * at_once;
+    let sums = 4 * TILE_QUERIES * position_tiles * width * at_once.min(FEW_TILES);
+    tile * at_once + factors + sums.min(MAX_SCORE_BYTES)
+}
