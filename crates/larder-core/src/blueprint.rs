@@ -168,7 +168,10 @@ pub struct Blueprint {
     /// The most query heads of a layer.
     #[serde(skip)] // as above
     pub attention_heads: usize,
-    /// Whether a step needs the embedding of its tokens alone, so that a device that has drawn the token can begin it.
+    /// Bytes on a device of the experts of each token, in layers where the token decides on them.
+    #[serde(skip)] // as above
+    pub by_token_bytes: usize,
+    /// Whether a device that has drawn a token can begin the step of it.
     #[serde(skip)] // as above
     pub runs_ahead: bool,
 }

@@ -197,6 +197,12 @@ __device__ inline bool has_none(const ChoiceArgs &args, const float *scores, con
     return __ballot_sync(ALL, is_higher) == ALL;
 }
 
+// The row of a table `[any, width]` with a number.
+extern "C" __global__ void take_row(const u32 *table, const u32 *number, u32 *out, u32 width) {
+    u32 i = index_of_thread();
+    if (i < width) out[i] = table[(u64)*number * width + i];
+}
+
 // Chooses the experts of each token, unless they are known. A warp has a token; there are at most 1024 experts.
 extern "C" __global__ void choose_experts(const ChoiceArgs *args_in_memory) {
     const ChoiceArgs &args = *args_in_memory;

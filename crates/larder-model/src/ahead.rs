@@ -9,6 +9,7 @@ use crate::error::{ModelError, Result};
 use crate::experts::ExpertPath;
 use crate::hidden::Hidden;
 use crate::logits::{BEST_MOST, BestLogits, Logits, found_in, is_less};
+use crate::nn::{ExpertsByToken, ForwardPass, Moe};
 use crate::stack::Stack;
 use crate::step::Span;
 use crate::tap::{Phase, PhaseClock, Tap};
@@ -63,6 +64,9 @@ impl Decoder {
     pub fn place_embedding(&self) -> Result<()> {
         let Some(device) = &self.stack.head.compute().device_products else { return Ok(()) };
         self.embedding().place_on(device.as_ref())?;
+        if let Some(ops) = self.stack.head.compute().device_ops.as_deref() {
+            self.experts_by_token().try_for_each(|(_, by_token)| by_token.on_device(ops).map(drop))?;
+        }
         self.runs_ahead.store(true, Relaxed);
         Ok(())
     }
@@ -95,9 +99,16 @@ impl Decoder {
         step.run == self.runs.load(Relaxed)
     }
 
-    /// Whether a step can be begun behind this one: no other has begun since, so that the token that it draws is still on the device.
-    pub fn can_follow(&self, step: &BegunStep) -> bool {
+    /// Whether a step can be begun behind this one: no other has begun since, so that the token that it draws is still on the device, and
+    /// where that decides on experts, they are there too.
+    pub fn can_follow(&self, step: &BegunStep, experts: &mut dyn ExpertPath) -> bool {
         step.number == self.steps.load(Relaxed)
+            && self.experts_by_token().all(|(moe, _)| experts.chooses_on_device(moe.layer, &moe.gate, 1))
+    }
+
+    /// The layers whose experts the token decides on.
+    fn experts_by_token(&self) -> impl Iterator<Item = (&Moe, &ExpertsByToken)> {
+        self.stack.layers.iter().filter_map(|layer| layer.moe()).filter_map(|moe| Some((moe, moe.by_token.as_ref()?)))
     }
 
     /// Begins a step of one token, of whose logits the best are asked for: appends it to the KV cache, and returns while the device computes
@@ -146,7 +157,8 @@ impl Decoder {
             Some(before) => Hidden::Device(self.embed_drawn(before.copies.drawn.0, ops)?.ok_or_else(not_ahead)?),
             None => self.embed_streams(spans)?,
         };
-        let (x, _) = self.layers_of_step(x, spans, &mut clock, experts, tap)?;
+        let pass = ForwardPass { drawn: input.after.is_some(), ..self.pass(spans) };
+        let x = self.layers_of_step(x, spans, &pass, &mut clock, experts, tap)?;
         let mut x = x.on_device(ops)?;
         if let Some(streams) = streams {
             x = streams.merge.begin(x, ops)?;

@@ -21,7 +21,8 @@ use crate::layer_pass::{OtherLayers, Running};
 use crate::logits::{BestLogits, Logits};
 use crate::matrix::with_f32;
 use crate::nn::{
-    Activation, ForwardPass, HandedOn, KvCache, KvPool, LayerShape, Mixer, Rope, RopeTable, SpanPositions, step_memory,
+    Activation, ExpertsByToken, ForwardPass, HandedOn, KvCache, KvPool, LayerShape, Mixer, Rope, RopeTable,
+    SpanPositions, step_memory,
 };
 use crate::read_ahead::ReadAhead;
 use crate::row_cache::RowTraffic;
@@ -49,6 +50,8 @@ pub fn blueprint(config: &Value) -> Result<Blueprint> {
     let (kv_layers, runs_ahead) = (kv_layers(&stack), stack.runs_ahead());
     let heads = stack.all_layers().filter_map(|layer| Some(layer.mixer.as_ref()?.part.heads()));
     let attention_heads = heads.max().unwrap_or(0);
+    let tables = stack.layers.iter().filter_map(|layer| layer.moe()?.by_token.as_ref());
+    let by_token_bytes = tables.map(ExpertsByToken::device_bytes).sum();
     Ok(Blueprint {
         model_type: model_type.to_owned(),
         geometry: stack.geometry,
@@ -60,6 +63,7 @@ pub fn blueprint(config: &Value) -> Result<Blueprint> {
         kv_layers,
         step_memory,
         attention_heads,
+        by_token_bytes,
         runs_ahead,
     })
 }
@@ -293,7 +297,8 @@ impl Decoder {
         experts.step_begins(0);
         self.steps.fetch_add(1, Relaxed);
         let x = self.embed_streams(spans)?;
-        let (x, pass) = self.layers_of_step(x, spans, &mut clock, experts, tap)?;
+        let pass = self.pass(spans);
+        let x = self.layers_of_step(x, spans, &pass, &mut clock, experts, tap)?;
         let logits = self.logits(x, spans, best, &pass, tap)?;
         experts.count_chosen();
         clock.lap(Phase::EmbedAndHead, tap);
@@ -315,12 +320,12 @@ impl Decoder {
         &self,
         mut x: Hidden,
         spans: &mut [Span],
+        pass: &ForwardPass,
         clock: &mut PhaseClock,
         experts: &mut dyn ExpertPath,
         tap: &mut dyn Tap,
-    ) -> Result<(Hidden, ForwardPass)> {
+    ) -> Result<Hidden> {
         let stack = &self.stack;
-        let pass = self.pass(spans);
         clock.lap(Phase::EmbedAndHead, tap);
         let (mut stage, mut begun) = (0, false);
         for (i, layer) in stack.layers.iter().enumerate() {
@@ -341,11 +346,11 @@ impl Decoder {
                 cross: stack.encoder.as_ref().map(|encoder| &encoder.cross[i]),
                 following: &stack.layers[i + 1..],
             };
-            let mut running = Running { pass: &pass, experts, tap, clock };
+            let mut running = Running { pass, experts, tap, clock };
             x = self.layer(layer, others, x, &mut LayerStates::new(spans, i), &mut running)?;
             timeline::complete("layer", start, clock.last(), &[("layer", i as u64)]);
         }
-        Ok((x, pass))
+        Ok(x)
     }
 
     pub(crate) fn check(&self, spans: &[Span]) -> Result<()> {
@@ -387,7 +392,7 @@ impl Decoder {
         let tokens = spans.iter().flat_map(|span| span.tokens).copied().collect();
         let ropes = ropes.into_iter().map(|(_, table)| table).collect();
         let (handed_on, router_state) = (HandedOn::default(), HandedOn::default());
-        ForwardPass { spans: positions, origins, tokens, ropes, handed_on, router_state }
+        ForwardPass { spans: positions, origins, tokens, drawn: false, ropes, handed_on, router_state }
     }
 
     /// The embeddings `[all tokens, hidden]` of some tokens of each sequence.

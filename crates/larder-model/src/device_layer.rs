@@ -6,8 +6,8 @@ use candle_core::Tensor;
 use larder_core::ExpertId;
 
 use crate::device::{DeviceOps, DeviceRows};
-use crate::error::Result;
-use crate::experts::HintSource;
+use crate::error::{ModelError, Result};
+use crate::experts::{HintSource, KnownExperts};
 use crate::hidden::{Hidden, Place, receive};
 use crate::layer_pass::{OtherLayers, Running, hint_next_layer, next_moe};
 use crate::matrix::with_f32;
@@ -117,11 +117,38 @@ fn norm_after<Part>(branch: &Branch<Part>) -> Option<DeviceNorm<'_>> {
     branch.after.as_ref().unwrap_or(&Norm::None).for_devices()
 }
 
+/// The experts of a layer that the tokens decide on.
+enum TokenExperts {
+    /// `[tokens, k]`
+    Ids(Vec<ExpertId>),
+    /// Those of a token that only the device knows; the id of its table there.
+    OfDrawn(usize),
+}
+
+impl TokenExperts {
+    fn for_device(&self) -> KnownExperts<'_> {
+        match self {
+            TokenExperts::Ids(ids) => KnownExperts::Ids(ids),
+            TokenExperts::OfDrawn(table) => KnownExperts::OfDrawn(*table),
+        }
+    }
+
+    /// Where the CPU computes with them, or an error.
+    fn for_host(&self) -> Result<&[ExpertId]> {
+        match self {
+            TokenExperts::Ids(ids) => Ok(ids),
+            TokenExperts::OfDrawn(_) => {
+                Err(ModelError::Request("only the device knows the token that decides on experts".into()))
+            }
+        }
+    }
+}
+
 /// An MoE part, and its rows on the device.
 struct MoeRows<'a> {
     moe: &'a Moe,
-    /// `[tokens, k]`: its experts, if they are known.
-    known: Option<&'a [ExpertId]>,
+    /// Its experts, if they are known.
+    known: Option<&'a TokenExperts>,
     /// What the part reads, behind the norm.
     input: DeviceRows,
     /// What its experts read.
@@ -177,10 +204,7 @@ impl<'a> DeviceLayer<'a> {
         kv: &mut LayerStates,
         running: &mut Running,
     ) -> Result<Hidden> {
-        let known = layer.known_experts(&running.pass.tokens);
-        if let (Some(known), Some(moe)) = (&known, layer.moe()) {
-            running.experts.will_use(moe.layer, &moe.gate, known);
-        }
+        let known = self.known_experts(layer, running)?;
         // A wait has the same effect.
         if self.mixer.as_ref().is_some_and(|mixer| !mixer.waits(kv)) {
             self.ops.begin_layer();
@@ -208,7 +232,7 @@ impl<'a> DeviceLayer<'a> {
             Ffn::Dense(mlp) => (mlp.begin(input, self.ops)?, false),
             Ffn::Moe(moe) => {
                 let of_experts = moe.begin_input(input, self.ops)?;
-                let of_moe = MoeRows { moe, known: known.as_deref(), input, of_experts, early, stream, residual, onto };
+                let of_moe = MoeRows { moe, known: known.as_ref(), input, of_experts, early, stream, residual, onto };
                 (self.experts(&of_moe, others, running)?, onto.is_some())
             }
         };
@@ -221,6 +245,19 @@ impl<'a> DeviceLayer<'a> {
         };
         running.clock.lap(Phase::Experts, running.tap);
         self.scaled(x).map(Hidden::Device)
+    }
+
+    /// The experts that the tokens decide on, if they do.
+    fn known_experts(&self, layer: &Layer, running: &mut Running) -> Result<Option<TokenExperts>> {
+        let Some((moe, by_token)) = layer.moe().and_then(|moe| Some((moe, moe.by_token.as_ref()?))) else {
+            return Ok(None);
+        };
+        if running.pass.drawn {
+            return Ok(Some(TokenExperts::OfDrawn(by_token.on_device(self.ops)?)));
+        }
+        let ids = by_token.of(&running.pass.tokens);
+        running.experts.will_use(moe.layer, &moe.gate, &ids);
+        Ok(Some(TokenExperts::Ids(ids)))
     }
 
     /// The output of the layer.
@@ -311,6 +348,7 @@ impl<'a> DeviceLayer<'a> {
     fn experts(&self, rows: &MoeRows, others: OtherLayers, running: &mut Running) -> Result<DeviceRows> {
         let MoeRows { moe, known, input, of_experts, early, stream, residual, onto } = *rows;
         let Running { pass, experts, tap, clock } = running;
+        let for_device = known.map(TokenExperts::for_device);
         let router = match early {
             Some(logits) => Some(RouterRows::of(logits)),
             None => moe.begin_router([stream, input], pass.router_state.get(), self.ops)?,
@@ -327,8 +365,9 @@ impl<'a> DeviceLayer<'a> {
                 pass.router_state.set(Hidden::Device(state));
             }
             let always = moe.begin_always(stream, input, self.ops)?;
-            return moe.begin_chosen(with(always), ChosenBy { logits, known }, *experts);
+            return moe.begin_chosen(with(always), ChosenBy { logits, known: for_device }, *experts);
         }
+        let known = known.map(TokenExperts::for_host).transpose()?;
         let hint = match experts.wants_hint(HintSource::LayerBefore, pass.tokens()) {
             true => self.hint(residual, others.following)?,
             false => None,
@@ -341,7 +380,7 @@ impl<'a> DeviceLayer<'a> {
         // What does not depend on the host's choice.
         let always = moe.begin_always(stream, input, self.ops)?;
         if let Some(logits) = logits {
-            moe.begin_hits(of_experts, ChosenBy { logits, known }, *experts)?;
+            moe.begin_hits(of_experts, ChosenBy { logits, known: for_device }, *experts)?;
         }
         let mut got = receive(self.ops, &wanted)?.into_iter();
         let x = got.next().expect("the first of the wanted rows");

@@ -63,10 +63,19 @@ pub struct DeviceMoeCall<'a> {
     pub logits: DeviceRows,
     /// Added to the score of that class, which is the last.
     pub none: Option<f32>,
-    /// `[tokens, k]`: the experts, if they are known; then the gate only weighs them.
-    pub known: Option<&'a [ExpertId]>,
+    /// The experts, if they are known; then the gate only weighs them.
+    pub known: Option<KnownExperts<'a>>,
     /// The inputs, and what is added to the sums.
     pub on_device: CallOnDevice,
+}
+
+/// Experts that the token decides on.
+#[derive(Clone, Copy, Debug)]
+pub enum KnownExperts<'a> {
+    /// `[tokens, k]`
+    Ids(&'a [ExpertId]),
+    /// Those of the token that the device has drawn last: a row of the table `[vocab, k]`, numbers as bits, which it [keeps](crate::DeviceOps::keep).
+    OfDrawn(usize),
 }
 
 /// The experts chosen for each token, with their weights.

@@ -4,7 +4,7 @@ use candle_core::Tensor;
 
 use crate::decoder::{Decoder, scaled};
 use crate::device_layer::{DeviceLayer, on_host};
-use crate::error::Result;
+use crate::error::{ModelError, Result};
 use crate::experts::{ExpertPath, HintSource};
 use crate::hidden::Hidden;
 use crate::matrix::with_f32;
@@ -86,6 +86,9 @@ impl Decoder {
             hint_own_layer(layer, logits, *experts)?;
         }
         let known = layer.known_experts(&pass.tokens);
+        if known.is_some() && pass.drawn {
+            return Err(ModelError::Request("only the device knows the token that decides on experts".into()));
+        }
         if let (Some(known), Some(moe)) = (&known, layer.moe()) {
             experts.will_use(moe.layer, &moe.gate, known);
         }

@@ -114,7 +114,7 @@ pub use embedding::EmbeddingRows;
 pub use error::{Cause, ModelError, Result};
 pub use expert_workspace::{ExpertWorkspace, PART_ROWS};
 pub use experts::{
-    CallOnDevice, DeviceMoeCall, ExactExperts, ExactPath, ExpertPath, HintSource, MoeCall, Routed, route,
+    CallOnDevice, DeviceMoeCall, ExactExperts, ExactPath, ExpertPath, HintSource, KnownExperts, MoeCall, Routed, route,
     wanted_experts,
 };
 pub use input_squares::{ColumnSquares, ExpertInput, InputSquares};

@@ -71,12 +71,11 @@ impl Stack {
         self.streams.as_ref().map_or(1, |streams| streams.count) * self.hidden
     }
 
-    /// Whether a step needs the embedding of its tokens alone: no layer reads the tokens, and none predicts several of them.
+    /// Whether a device can begin a step of a token that only it knows: no layer reads the tokens otherwise than to decide on experts, and none
+    /// predicts several of them.
     pub fn runs_ahead(&self) -> bool {
-        let known = |layer: &Layer| layer.moe().is_some_and(|moe| moe.by_token.is_some());
-        let mixed = |layer: &Layer| layer.mixer.as_ref().is_some_and(|mixer| mixer.part.reads_tokens());
-        let reads_tokens = self.layers.iter().any(|layer| known(layer) || mixed(layer));
-        self.encoder.is_none() && self.mtp.is_none() && !reads_tokens
+        let reads_tokens = |layer: &Layer| layer.mixer.as_ref().is_some_and(|mixer| mixer.part.reads_tokens());
+        self.encoder.is_none() && self.mtp.is_none() && !self.layers.iter().any(reads_tokens)
     }
 
     /// Whether a sequence can go back a few tokens without computing any again.

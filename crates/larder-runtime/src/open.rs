@@ -182,11 +182,13 @@ impl OpenModel {
         Ok((on_device, in_memory))
     }
 
-    /// Bytes of the embedding of tokens on a device where steps run ahead, beside the output head; `None` if they do not.
+    /// Bytes of the embedding of tokens, and of the experts that they decide on, on a device where steps run ahead, beside the output head; `None`
+    /// if they do not.
     pub fn embedding_bytes_on_device(&self) -> Option<u64> {
         let bytes =
             || if self.has_own_head() { self.source().meta(EMBEDDING).map(|m| m.bytes as u64) } else { Some(0) };
-        if self.blueprint.runs_ahead { bytes() } else { None }
+        let embedding = if self.blueprint.runs_ahead { bytes() } else { None };
+        embedding.map(|bytes| bytes + self.blueprint.by_token_bytes as u64)
     }
 
     /// Room on a device for the scales of these matrices.

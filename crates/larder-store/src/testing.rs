@@ -131,6 +131,7 @@ impl Tiny {
             kv_layers: Vec::new(),
             step_memory: Default::default(),
             attention_heads: 0,
+            by_token_bytes: 0,
             runs_ahead: true,
         }
     }

@@ -6,8 +6,8 @@ use super::gpu::{demo, for_each_store, no_emulator, work_of};
 use crate::serve::api::Server;
 use crate::support::{golden_models, larder_ok};
 
-/// Models whose layers read tokens, and not only their embedding: hashed experts, n-grams.
-const READ_TOKENS: [&str; 2] = ["deepseek_v4", "qwen4_exp"];
+/// A model whose layers read tokens, and not only their embedding: n-grams.
+const READS_TOKENS: &str = "qwen4_exp";
 
 /// How tokens are chosen: the best; drawn in three ways among the best; the best, with drafts between; drawn in three ways among all; and
 /// with a penalty, the best, among the best and among all.
@@ -52,7 +52,7 @@ fn steps_of_all_models_run_ahead_and_write_the_same() {
             let few = if (6..8).contains(&number) { 8 } else { 0 };
             assert!(dropped <= few, "{model} with {choice:?}: {dropped} dropped");
             let among_all = AMONG_ALL.contains(&number) || number + 1 == CHOICES.len();
-            let none = READ_TOKENS.contains(&model) || among_all && !rewinds;
+            let none = model == READS_TOKENS || among_all && !rewinds;
             assert!(steps == 0 || !none, "{model} with {choice:?}: {steps} steps");
             // The device is filled first, and drafts leave few steps of one token.
             let least = if none || number == 4 || few > 0 { 0 } else { tokens.parse::<u64>().unwrap() / 4 };
@@ -100,7 +100,8 @@ fn requests_that_come_between_change_no_answer() {
             });
             let penalised = server.post("/v1/completions", body).json()["choices"][0]["text"].clone();
             let of_penalised = server.metric("larder_ahead_steps_total") - before;
-            assert!(place.len() == 1 || of_penalised > 20.0, "{name}: {of_penalised} steps ran ahead");
+            // Drafts go first, and how many there are depends on the time they take.
+            assert!(place.len() == 1 || of_penalised > 2.0, "{name}: {of_penalised} steps ran ahead");
             let counts = ["larder_ahead_steps_total", "larder_dropped_steps_total"].map(|name| server.metric(name));
             println!("{name} {place:?}: {counts:?}");
             (texts, [follows, penalised.to_string()], counts)

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use larder_core::{Gate, LayerIdx};
+use larder_core::{ExpertId, Gate, LayerIdx};
 use larder_engine::{
     AheadCounts, Decoding, Sampler, Sampling, Sequence, Session, Speculation, StepPart, TokenChoice, TokenInput, step,
 };
 use larder_model::{
-    AllResident, ComputeContext, Decoder, DeviceMoeCall, DeviceOps, DeviceRows, ExpertPath, LogitsFor, ModelError,
-    MoeCall, OpsDouble, Routed, TokenPhase,
+    AllResident, ComputeContext, Decoder, DeviceMoeCall, DeviceOps, DeviceRows, ExpertPath, KnownExperts, LogitsFor,
+    ModelError, MoeCall, OpsDouble, Routed, TokenPhase,
 };
 
 use super::speculation::{CONTEXT, PROMPT, tokenizer, ways, write_in};
@@ -33,6 +33,13 @@ impl ExpertPath for OnDouble {
 
     fn begin_chosen(&mut self, call: &DeviceMoeCall) -> Result<DeviceRows, ModelError> {
         let DeviceMoeCall { layer, gate, act, known, on_device, .. } = *call;
+        let known = known.map(|known| match known {
+            KnownExperts::Ids(ids) => ids.to_vec(),
+            KnownExperts::OfDrawn(table) => {
+                self.ops.row_of_drawn(table, gate.top_k).into_iter().map(|id| ExpertId(id as u16)).collect()
+            }
+        });
+        let known = known.as_deref();
         let [logits, x] = [call.logits, on_device.x].map(|rows| self.ops.peek(rows));
         let mut out = vec![0.0; x.len()];
         let (tokens, meanwhile) = (call.logits.rows, &|| ());

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx, Score, Weighting};
-use larder_model::{ChosenOnDevice, DeviceMoeCall, DeviceRows};
+use larder_model::{ChosenOnDevice, DeviceMoeCall, DeviceRows, KnownExperts};
 
 use super::gate::KernelGate;
 use super::hits::BegunHits;
@@ -318,11 +318,6 @@ impl DeviceChooser {
     fn set_known(&mut self, call: &DeviceMoeCall, ops: &GpuOps) -> Result<()> {
         let Some(experts) = call.known else { return Ok(()) };
         let (places, k) = (call.logits.rows * call.gate.top_k, call.gate.top_k);
-        let numbers: Vec<u32> = experts.iter().map(|expert| u32::from(expert.0)).collect();
-        if numbers.len() != places || numbers.iter().any(|number| *number as usize >= call.gate.experts) {
-            let (layer, count) = (call.layer, numbers.len());
-            return Err(GpuError::Unsupported(format!("{layer} has {count} known experts for {places} places")));
-        }
         let driver = self.driver.clone();
         let known = &mut self.layer(call.layer).known;
         if known.is_none() {
@@ -330,6 +325,15 @@ impl DeviceChooser {
             self.lists.retain(|key, _| key.layer != call.layer);
         }
         let known = self.layers[&call.layer].known.as_ref().expect("it was made");
+        let ids = match experts {
+            KnownExperts::Ids(ids) => ids,
+            KnownExperts::OfDrawn(table) => return ops.take_row_of_drawn(table, known.at(), k),
+        };
+        let numbers: Vec<u32> = ids.iter().map(|expert| u32::from(expert.0)).collect();
+        if numbers.len() != places || numbers.iter().any(|number| *number as usize >= call.gate.experts) {
+            let (layer, count) = (call.layer, numbers.len());
+            return Err(GpuError::Unsupported(format!("{layer} has {count} known experts for {places} places")));
+        }
         ops.fill(known, bytemuck::cast_slice(&numbers), Staging::Steady)
     }
 

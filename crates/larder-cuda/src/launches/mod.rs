@@ -50,7 +50,7 @@ pub fn all_kernels() -> Vec<&'static str> {
 
 /// Those that are no products.
 #[cfg(any(feature = "cuda", feature = "emulator"))]
-const OTHER_KERNELS: [&str; 75] = [
+const OTHER_KERNELS: [&str; 76] = [
     "silu",
     "gelu",
     "gelu_tanh",
@@ -108,6 +108,7 @@ const OTHER_KERNELS: [&str; 75] = [
     "collect_best",
     "weigh_slices",
     "draw_token",
+    "take_row",
     "change_logits",
     "take_out",
     "new_heads_f32",

@@ -72,6 +72,12 @@ impl Launches {
         self.launch("scale_inputs", grid, THREADS, &[x, weights, out, blocks, tokens, k, width, step])
     }
 
+    /// Takes the row of a table `[any, width]` whose number is at an address.
+    pub fn take_row(&self, [table, number, out]: [u64; 3], width: u32) -> Result<()> {
+        let [table, number, out] = [table, number, out].map(Argument::Address);
+        self.launch("take_row", [width.div_ceil(THREADS), 1], THREADS, &[table, number, out, Argument::Word(width)])
+    }
+
     /// Chooses the experts of `tokens` tokens; the arguments were written to address `list`.
     pub fn choose_experts(&self, list: u64, tokens: u32) -> Result<()> {
         self.launch("choose_experts", [tokens.div_ceil(WARPS), 1], 32 * WARPS, &[Argument::Address(list)])

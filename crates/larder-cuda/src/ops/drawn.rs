@@ -97,6 +97,15 @@ impl State {
     }
 }
 
+impl GpuOps {
+    /// Takes the row of a table `[any, width]` that is kept, whose number is the token that was drawn last, to address `out`.
+    pub(crate) fn take_row_of_drawn(&self, table: usize, out: u64, width: usize) -> Result<()> {
+        let mut state = self.lock();
+        let (table, drawn) = (state.kept(table)?, state.last_drawn(&self.queue)?);
+        state.launches.take_row([table, drawn, out], word(width)?)
+    }
+}
+
 impl DeviceDraw for GpuOps {
     fn change(&self, x: DeviceRows, changes: &LogitChanges, follows: bool) -> larder_model::Result<DeviceRows> {
         Ok(self.lock().change(&self.queue, x, changes, follows)?)

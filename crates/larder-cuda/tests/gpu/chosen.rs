@@ -9,7 +9,7 @@ use larder_core::{
 use larder_cuda::{Gpu, GpuExperts, GpuOps};
 use larder_model::{
     Activation, CallOnDevice, ChosenOnDevice, ComputeContext, DeviceExperts, DeviceMoeCall, DeviceOps, DeviceRows,
-    ExpertWorkspace, MoeCall, route,
+    ExpertWorkspace, KnownExperts, MoeCall, route,
 };
 
 use crate::common::{Random, emulator, gpu, numbered, slots, transfer, upload_experts, wait_for_all};
@@ -183,7 +183,7 @@ impl<'a> Chosen<'a> {
 
     pub fn device_call(&self, sent: Sent) -> DeviceMoeCall<'_> {
         let Sent { logits, on_device } = sent;
-        let known = self.known.as_deref();
+        let known = self.known.as_deref().map(KnownExperts::Ids);
         let none = self.none.as_ref().map(|none| none.bias);
         DeviceMoeCall { layer: self.layer, gate: self.gate, act: self.act, logits, none, known, on_device }
     }

@@ -129,7 +129,7 @@ impl Sequence {
             }
             _ => return Ok(None),
         };
-        let goes_on = goes_on.filter(|_| !step.has_waited() && decoder.can_follow(&step));
+        let goes_on = goes_on.filter(|_| !step.has_waited() && decoder.can_follow(&step, experts));
         let behind = goes_on.and_then(|NextDraws { draws: [_, draw], changes }| {
             let input = AheadInput { after: Some(&step), best, draw, changes };
             // The next step meets the same error, if it is one that stays.

@@ -182,10 +182,19 @@ pub(crate) struct DeviceCopy(OnceLock<usize>);
 impl DeviceCopy {
     /// The id of the copy of `values`.
     pub fn of(&self, values: &[f32], ops: &dyn DeviceOps) -> Result<usize> {
+        self.made_by(|| ops.keep(values))
+    }
+
+    /// As [`of`](Self::of), for values that are made for it.
+    pub fn of_values(&self, values: impl FnOnce() -> Vec<f32>, ops: &dyn DeviceOps) -> Result<usize> {
+        self.made_by(|| ops.keep(&values()))
+    }
+
+    fn made_by(&self, make: impl FnOnce() -> Result<usize>) -> Result<usize> {
         match self.0.get() {
             Some(id) => Ok(*id),
             None => {
-                let id = ops.keep(values)?;
+                let id = make()?;
                 Ok(*self.0.get_or_init(|| id))
             }
         }

@@ -43,6 +43,15 @@ fn drawn(found: &[(u32, f32)], draw: &TokenDraw) -> Option<u32> {
     chosen.or(last).map(|(id, _)| *id)
 }
 
+impl OpsDouble {
+    /// The row of a table `[any, width]` that is kept, whose number is the token that was drawn last.
+    pub fn row_of_drawn(&self, table: usize, width: usize) -> Vec<u32> {
+        let state = self.lock();
+        let row = state.drawn.expect("a token was drawn") as usize;
+        state.kept[table][row * width..][..width].iter().map(|value| value.to_bits()).collect()
+    }
+}
+
 impl DeviceDraw for OpsDouble {
     fn change(&self, x: DeviceRows, changes: &LogitChanges, follows: bool) -> Result<DeviceRows> {
         let mut state = self.lock();

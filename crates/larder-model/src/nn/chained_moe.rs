@@ -2,14 +2,12 @@
 
 use std::cell::OnceCell;
 
-use larder_core::ExpertId;
-
 use super::moe::{DenseBeside, LatentExperts, MoeInput, SharedExpert, forward_some};
 use super::router::{RouterOutput, RouterRows};
 use super::{GateFunction, Moe};
 use crate::device::{DeviceOps, DeviceRows};
 use crate::error::Result;
-use crate::experts::{CallOnDevice, DeviceMoeCall, ExpertPath, MoeCall};
+use crate::experts::{CallOnDevice, DeviceMoeCall, ExpertPath, KnownExperts, MoeCall};
 use crate::hidden::Hidden;
 use crate::matrix::{Linear, with_f32};
 use crate::step::TokenOrigin;
@@ -43,8 +41,8 @@ pub(crate) struct MoeOnDevice<'a> {
 pub(crate) struct ChosenBy<'a> {
     /// The router logits.
     pub logits: DeviceRows,
-    /// `[tokens, k]`: the experts, if they are known; then logits only weigh them.
-    pub known: Option<&'a [ExpertId]>,
+    /// The experts, if they are known; then logits only weigh them.
+    pub known: Option<KnownExperts<'a>>,
 }
 
 impl Moe {

@@ -130,7 +130,7 @@ fn outputs(
         let origins = vec![TokenOrigin::default(); n];
         let (handed_on, router_state) = (HandedOn::default(), HandedOn::default());
         let (tokens, ropes) = (vec![0; n], vec![]);
-        let pass = ForwardPass { spans: positions, origins, tokens, ropes, handed_on, router_state };
+        let pass = ForwardPass { spans: positions, origins, tokens, drawn: false, ropes, handed_on, router_state };
         steps += 1;
         let mut states = LayerStates::new(&mut spans, 0);
         let out: Vec<f32> = match device.filter(|_| steps % 3 > 0) {

@@ -9,6 +9,7 @@ use super::output_gate::gated;
 use super::router::RouterOutput;
 use super::{Activation, GateFunction, HandedOn, Mlp, MoeRouter, Norm, TokenScratch};
 use crate::config::config_error;
+use crate::device::{DeviceCopy, DeviceOps};
 use crate::error::Result;
 use crate::experts::{ExpertPath, MoeCall, Routed, route};
 use crate::hidden::Hidden;
@@ -56,7 +57,9 @@ pub struct LatentExperts {
 pub struct ExpertsByToken {
     /// `[vocab, k]`
     table: Vec<ExpertId>,
+    vocab: usize,
     top_k: usize,
+    copy: DeviceCopy,
 }
 
 impl ExpertsByToken {
@@ -65,9 +68,19 @@ impl ExpertsByToken {
         let numbers = weights.integers(name, &[vocab, gate.top_k])?;
         let known = |number: &i64| (0..gate.experts as i64).contains(number).then_some(ExpertId(*number as u16));
         match numbers.iter().map(known).collect() {
-            Some(table) => Ok(ExpertsByToken { table, top_k: gate.top_k }),
+            Some(table) => Ok(ExpertsByToken { table, vocab, top_k: gate.top_k, copy: DeviceCopy::default() }),
             None => Err(config_error(format!("{name} has numbers that are no experts: there are {}", gate.experts))),
         }
+    }
+
+    /// The id of the table on a device, as a value that is [kept](DeviceOps::keep): the numbers of experts, as bits.
+    pub(crate) fn on_device(&self, ops: &dyn DeviceOps) -> Result<usize> {
+        self.copy.of_values(|| self.table.iter().map(|expert| f32::from_bits(u32::from(expert.0))).collect(), ops)
+    }
+
+    /// Bytes of the table on a device.
+    pub(crate) fn device_bytes(&self) -> usize {
+        size_of::<u32>() * self.vocab * self.top_k
     }
 
     /// `[tokens, k]`: the experts of these tokens.

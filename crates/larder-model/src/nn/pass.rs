@@ -38,6 +38,8 @@ pub struct ForwardPass {
     pub origins: Vec<TokenOrigin>,
     /// The tokens of the step.
     pub tokens: Vec<u32>,
+    /// Whether only a device knows them: there is one, which it has drawn last.
+    pub drawn: bool,
     /// Rotations of all tokens, by each of the model's ropes.
     pub ropes: Vec<RopeTable>,
     /// The positions that the last layer with an indexer chose.
@@ -152,6 +154,7 @@ mod tests {
                     spans,
                     origins: vec![TokenOrigin::default(); tokens],
                     tokens: vec![0; tokens],
+                    drawn: false,
                     ropes: vec![],
                     handed_on: HandedOn::default(),
                     router_state: HandedOn::default(),

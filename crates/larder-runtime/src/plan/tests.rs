@@ -20,6 +20,7 @@ pub fn blueprint() -> Blueprint {
         kv_layers: vec![SequenceMemory::rows(1, 1 << 7); 4],
         step_memory: StepMemory { bytes_per_token: 700, fixed_bytes: 0 },
         attention_heads: 0,
+        by_token_bytes: 0,
         runs_ahead: true,
     }
 }
