@@ -130,7 +130,8 @@ impl<'a, 'm, P: ExpertPath> Decoding<'a, 'm, P> {
         let start = if begun { self.arrived } else { Instant::now() };
         let (drafts, goes_on) = self.draft(id, begun, room, choice, tap)?;
         let (drafting, tokens) = (start.elapsed(), [&[id], &drafts[..]].concat());
-        let best = choice.best(&[self.session.tokens(), &tokens]);
+        let finds_best = self.session.decoder().finds_best();
+        let best = if finds_best { choice.best(&[self.session.tokens(), &tokens]) } else { None };
         let goes_on = goes_on && room > 0 && self.session.decoder().runs_ahead(best.as_ref());
         let draws = if goes_on { choice.draws(&[self.session.tokens(), &tokens]) } else { None };
         let input = TokenInput::decode(&tokens).all_logits();

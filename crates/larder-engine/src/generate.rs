@@ -104,7 +104,7 @@ pub fn generate<P: ExpertPath>(
     let start = Instant::now();
     let text = tokenizer.detokenizer(true).showing(shown);
     let mut writer = Writer::new(sampler, stop, text, eos, max_tokens).with_grammar(grammar);
-    let best = writer.best(&[session.tokens(), prompt]);
+    let best = if session.decoder().finds_best() { writer.best(&[session.tokens(), prompt]) } else { None };
     let choice = NextChoice { best: best.as_ref(), draws: None };
     let (logits, stats) = forward(session, &TokenInput::prompt(prompt), choice, &mut WhileWanted(&mut *listener));
     let logits = match logits {

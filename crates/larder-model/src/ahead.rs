@@ -82,6 +82,11 @@ impl Decoder {
         reads && self.may_run_ahead()
     }
 
+    /// Whether steps may return the best logits alone: a device computes them.
+    pub fn finds_best(&self) -> bool {
+        self.stack.head.compute().device_ops.is_some()
+    }
+
     /// Whether steps of any choice [run ahead](Self::runs_ahead).
     pub fn may_run_ahead(&self) -> bool {
         let Stack { embed, head, norm, streams, .. } = &self.stack;

@@ -251,13 +251,14 @@ impl<'m> ActiveRequest<'m> {
     }
 
     /// The request's part of a step of which it may use `most` tokens.
-    pub fn part(&mut self, most: usize) -> StepPart<'_> {
+    pub fn part(&mut self, most: usize, decoder: &Decoder) -> StepPart<'_> {
         let logits_for = match self.hidden {
             Some(_) => LogitsFor::None,
             None if self.echoes_logits() || !self.drafts.is_empty() => LogitsFor::All,
             None => LogitsFor::Last,
         };
-        let reads_all = self.echoes_logits() || self.logprobs.is_some() || self.exact.is_some();
+        let reads_all =
+            !decoder.finds_best() || self.echoes_logits() || self.logprobs.is_some() || self.exact.is_some();
         let has_logits = logits_for != LogitsFor::None && self.sequence.next_tokens(most) == self.sequence.pending();
         let best = if has_logits && !reads_all { self.writer.best(&[self.sequence.tokens()]) } else { None };
         // The logits of the step are for one more token.

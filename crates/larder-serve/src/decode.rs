@@ -164,7 +164,8 @@ impl DecodeLoop<'_> {
             work.prefilled(request.number(), request.pending().min(*share));
         }
         let mut tap = step_tap(decoder, requests.iter().map(|(request, share)| (&**request, *share)));
-        let mut parts: Vec<StepPart> = requests.iter_mut().map(|(request, share)| request.part(*share)).collect();
+        let mut parts: Vec<StepPart> =
+            requests.iter_mut().map(|(request, share)| request.part(*share, decoder)).collect();
         if !is_only {
             // Requests that take turns would drop what the others have begun.
             parts.iter_mut().for_each(|part| part.draws = None);
@@ -180,7 +181,7 @@ impl DecodeLoop<'_> {
             Err(_) => requests.into_iter().for_each(|(request, share)| {
                 let mut tap = step_tap(decoder, iter::once((&*request, share)));
                 // Each is alone only because all of them failed.
-                let part = StepPart { draws: None, ..request.part(share) };
+                let part = StepPart { draws: None, ..request.part(share, decoder) };
                 match step(decoder, experts, &mut [part], &mut tap) {
                     Ok(logits) => computed(iter::once(request), logits, tap, None, (&meter, experts)),
                     Err(ModelError::Cancelled) => {}
