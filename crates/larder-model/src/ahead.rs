@@ -108,7 +108,9 @@ impl Decoder {
     /// where that decides on experts, they are there too.
     pub fn can_follow(&self, step: &BegunStep, experts: &mut dyn ExpertPath) -> bool {
         step.number == self.steps.load(Relaxed)
-            && self.experts_by_token().all(|(moe, _)| experts.chooses_on_device(moe.layer, &moe.gate, 1))
+            && self
+                .experts_by_token()
+                .all(|(moe, _)| moe.is_whole_on_devices() && experts.chooses_on_device(moe.layer, &moe.gate, 1))
     }
 
     /// The layers whose experts the token decides on.

@@ -2,7 +2,7 @@
 //
 // A lane runs until it needs a value of another lane; then the next lane runs, and so on in a circle. So the lanes of a
 // warp synchronise where they do on a GPU. Warps and blocks, whose order is unspecified, run one after another, or up to where they wait
-// for the other warps of their block. Each thread of the CPU has an emulated GPU of its own.
+// for the other warps of their block. The caller runs one kernel at a time.
 //
 // c++ -std=c++20 -O2 -ffp-contract=off -shared -fPIC -I FOLDER emulate.cpp
 //

@@ -136,15 +136,16 @@ mod tests {
             let (bits, width) = (6 + rng.below(13), 8 * (1 + rng.below(72)));
             let context = 1 + rng.below(1 << bits);
             let tiles = kv_heads * (tokens * group).div_ceil(TILE_QUERIES);
-            let task = TaskTiles { tiles, span: context, width, kinds: [NumberFormat::F16; 2], flash: false };
+            let span = 1 + rng.below(context);
+            let task = TaskTiles { tiles, span, width, kinds: [NumberFormat::F16; 2], flash: false };
             let groups = groups(&[task]);
             let scratch = groups.iter().map(|group| task.scratch(group.at_once, group.parts).iter().sum::<usize>());
-            let planned = device_attention_bytes(group * kv_heads, tokens, context, width);
+            let planned = device_attention_bytes(group * kv_heads, [tokens, 1], context, width);
             let needed = scratch.max().unwrap();
             assert!(needed <= planned + 4 * ALIGN, "{needed} bytes and {planned} planned of {task:?}");
-            full += usize::from(2 * needed > planned);
+            full += usize::from(3 * needed > planned);
         }
-        assert!(full > 500, "{full} plans are no more than twice what is needed");
+        assert!(full > 300, "{full} plans are no more than three times what is needed");
     }
 
     #[test]

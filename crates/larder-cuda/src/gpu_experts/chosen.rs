@@ -327,7 +327,10 @@ impl DeviceChooser {
         let known = self.layers[&call.layer].known.as_ref().expect("it was made");
         let ids = match experts {
             KnownExperts::Ids(ids) => ids,
-            KnownExperts::OfDrawn(table) => return ops.take_row_of_drawn(table, known.at(), k),
+            KnownExperts::OfDrawn(table) if places == k => return ops.take_row_of_drawn(table, known.at(), k),
+            KnownExperts::OfDrawn(_) => {
+                return Err(GpuError::Unsupported(format!("{} has one drawn token for {places} places", call.layer)));
+            }
         };
         let numbers: Vec<u32> = ids.iter().map(|expert| u32::from(expert.0)).collect();
         if numbers.len() != places || numbers.iter().any(|number| *number as usize >= call.gate.experts) {

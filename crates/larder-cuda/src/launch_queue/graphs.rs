@@ -15,7 +15,7 @@ const SIGHTINGS: u32 = 3;
 /// The most lists of launches that are known and are no graph.
 const MAX_LISTS: usize = 512;
 /// The most launches of all graphs: a device has memory for each, which no plan counts. A token of a large model has some thousand.
-const MAX_LAUNCHES: usize = 8192;
+const MAX_LAUNCHES: usize = 16_384;
 /// How often a device may fail to make a graph before none is asked for.
 const MAX_FAILURES: u32 = 3;
 
@@ -158,7 +158,7 @@ mod tests {
         let Ok(emulator) = Emulator::new(1 << 20, 1) else { return };
         let (driver, mut graphs): (Arc<dyn Driver>, _) = (Arc::new(emulator), Graphs::default());
         let often = list(0, 60);
-        for number in 1..1000 {
+        for number in 1..2000 {
             let own = list(number, 6 + number as usize % 60);
             let found = [(); 5].map(|()| graphs.find(&own, &driver).is_some());
             assert_eq!(found, [false, false, true, true, true]);
@@ -169,7 +169,7 @@ mod tests {
             assert_eq!(counted, (graphs.graphs, graphs.launches));
         }
         assert!(graphs.launches > MAX_LAUNCHES / 2);
-        (1000..3000).for_each(|number| assert!(graphs.find(&list(number, 6), &driver).is_none()));
+        (2000..4000).for_each(|number| assert!(graphs.find(&list(number, 6), &driver).is_none()));
         assert!(graphs.known.len() - graphs.graphs <= MAX_LISTS);
         graphs.clear(&driver);
         assert_eq!((graphs.graphs, graphs.launches), (0, 0));

@@ -12,8 +12,8 @@ use crate::launches::{ProductBatch, word};
 
 /// The most lists of products that are kept on the device.
 const MAX_LISTS: usize = 4096;
-/// The most tokens of a step whose lists are kept. Prompts are of many lengths, and their lists seldom come again.
-const KEPT_TOKENS: usize = 16;
+/// The most tokens of a step whose lists are kept, as for many sequences. Prompts are of many lengths, and their lists seldom come again.
+const KEPT_TOKENS: usize = 64;
 
 /// What a list of products depends on. Results are at the same addresses in every other token, and so lists are written twice.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -82,7 +82,7 @@ impl State {
             self.lists.clear();
         }
         if key.tokens > KEPT_TOKENS {
-            let list = queue.stage_varying(batch.bytes(), |_, out| {
+            let list = queue.stage(batch.bytes(), |_, out| {
                 batch.write(out);
                 Ok(())
             })?;

@@ -146,6 +146,10 @@ impl Sequence {
             }
             other => {
                 self.cache.truncate(computed);
+                let begun = usize::from(behind.is_some());
+                self.ahead_counts += AheadCounts { steps: begun, dropped: begun };
+                // More tokens may be drawn than the device returns: the step behind was begun for nothing.
+                self.draws.add(matches!(other, Ok(None)));
                 other.map(|_| None)
             }
         }

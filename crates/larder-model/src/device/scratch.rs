@@ -14,14 +14,15 @@ pub fn position_tiles(positions: usize) -> usize {
     positions / TILE_POSITIONS + 2
 }
 
-/// The most bytes of scores, factors and sums of attention of `tokens` tokens with this number of query heads, which see up to `positions` positions with
-/// values up to `width` wide.
-pub fn device_attention_bytes(heads: usize, tokens: usize, positions: usize, width: usize) -> usize {
+/// The most bytes of scores, factors and sums of attention of `tokens` tokens of some sequences, with this number of query heads, which see up to
+/// `positions` positions with values up to `width` wide.
+pub fn device_attention_bytes(heads: usize, [tokens, sequences]: [usize; 2], positions: usize, width: usize) -> usize {
     let [tile, position_tiles] = [4 * TILE_QUERIES * positions.max(1), position_tiles(positions)];
-    // Those of each key head are whole tiles.
-    let tiles = heads.saturating_mul(tokens.div_ceil(TILE_QUERIES).saturating_add(1));
-    let at_once = (MAX_SCORE_BYTES / tile).max(1).min(tiles);
-    let factors = (8 * position_tiles + 4) * TILE_QUERIES * at_once;
-    let sums = 4 * TILE_QUERIES * position_tiles * width * at_once.min(FEW_TILES);
-    tile * at_once + factors + sums.min(MAX_SCORE_BYTES)
+    // Those of each key head and sequence are whole tiles.
+    let tiles = heads.saturating_mul(tokens.div_ceil(TILE_QUERIES).saturating_add(sequences));
+    let scores = tile.max(MAX_SCORE_BYTES).min(tile.saturating_mul(tiles));
+    // Fewer positions are seen by more tiles at once, with two tiles of positions more each.
+    let factors = (8 * position_tiles + 4) * scores.div_ceil(4 * positions.max(1)) + 20 * TILE_QUERIES * tiles;
+    let sums = 4 * TILE_QUERIES * position_tiles * width * tiles.min(FEW_TILES);
+    scores + factors + sums.min(MAX_SCORE_BYTES)
 }

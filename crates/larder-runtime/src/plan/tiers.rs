@@ -10,7 +10,7 @@ use super::{DraftMemory, PlanInputs, check_fits, prefill_text, requested_slots, 
 use crate::machine::budget::MemoryUse;
 use crate::options::{Options, Setting};
 
-/// Reserve of VRAM for the driver, the kernels, attention scores and other programs.
+/// Reserve of VRAM for the driver, the kernels, graphs and other programs.
 const RESERVE_BYTES: u64 = 256 << 20;
 /// The reserve is at most this fraction of the free VRAM.
 const RESERVE_DIVISOR: u64 = 8;
@@ -24,7 +24,7 @@ pub struct Vram {
     /// Bytes of the resident weight matrices.
     pub resident_bytes: u64,
     /// Bytes of the embedding of tokens, which is there too if all experts are and steps [run ahead](larder_core::Blueprint::runs_ahead): none
-    /// if the output head has the same weights. `None` if steps do not.
+    /// if the output head has the same weights; and the tables of experts that tokens decide on. `None` if steps do not.
     pub embedding_bytes: Option<u64>,
 }
 
@@ -111,7 +111,7 @@ impl PlanInputs<'_> {
         let layer = step_memory.bytes_per_token.saturating_mul(self.prefill_tokens);
         let output = EXPERT_TERM_BYTES + size_of::<f32>() * geometry.hidden;
         let outputs = self.prefill_tokens.saturating_mul(geometry.top_k * output);
-        let tokens = self.prefill_tokens.max(self.sequences);
+        let tokens = [self.prefill_tokens.max(self.sequences), self.sequences];
         let attention = device_attention_bytes(*attention_heads, tokens, self.context, sequence_memory.widest_row);
         let activations = layer.saturating_add(outputs).saturating_mul(2).saturating_add(attention);
         self.scratch_bytes().saturating_add(activations as u64).saturating_add(DEVICE_LISTS_BYTES)
