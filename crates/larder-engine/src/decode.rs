@@ -36,17 +36,18 @@ pub trait TokenChoice {
     /// The logits that it reads of the last tokens of a sequence, whose tokens are these parts; `None` for all.
     fn best(&mut self, tokens: &[&[u32]]) -> Option<BestLogits>;
 
-    /// What it draws the next token by behind these, which are parts of a sequence, and the one behind it; `None` if a device cannot draw as it does.
+    /// The draws of the next token of a sequence, whose tokens are these parts, and of the one behind it; `None` if a device cannot draw as this
+    /// choice does.
     fn draws(&mut self, tokens: &[&[u32]]) -> Option<NextDraws> {
         let _ = tokens;
         None
     }
 }
 
-/// What the next two tokens of a sequence are drawn by.
+/// The draws of the next two tokens of a sequence.
 #[derive(Clone, Debug)]
 pub struct NextDraws {
-    /// The draw of each.
+    /// One for each of them.
     pub draws: [TokenDraw; 2],
     /// How the choice changes logits before the first of them.
     pub changes: LogitChanges,

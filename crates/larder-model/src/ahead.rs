@@ -36,7 +36,7 @@ impl BegunStep {
     }
 }
 
-/// What is copied back of a step: rows, and the number of the copy of each.
+/// The rows of a step that are copied back, and the number of the copy of each.
 struct BegunCopies {
     /// The token that the device draws, the best logits, and those of the `listed` tokens.
     drawn: (DeviceRows, usize),

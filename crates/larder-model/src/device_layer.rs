@@ -121,7 +121,7 @@ fn norm_after<Part>(branch: &Branch<Part>) -> Option<DeviceNorm<'_>> {
 enum TokenExperts {
     /// `[tokens, k]`
     Ids(Vec<ExpertId>),
-    /// Those of a token that only the device knows; the id of its table there.
+    /// Experts of a token that only the device knows: the id of their table there.
     OfDrawn(usize),
 }
 

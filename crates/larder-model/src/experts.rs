@@ -74,7 +74,8 @@ pub struct DeviceMoeCall<'a> {
 pub enum KnownExperts<'a> {
     /// `[tokens, k]`
     Ids(&'a [ExpertId]),
-    /// Those of the token that the device has drawn last: a row of the table `[vocab, k]`, numbers as bits, which it [keeps](crate::DeviceOps::keep).
+    /// A row of the table `[vocab, k]` with this id, numbers as bits, which the device [keeps](crate::DeviceOps::keep): that of the token that it
+    /// has drawn last.
     OfDrawn(usize),
 }
 

@@ -33,7 +33,8 @@ pub enum Logits {
 pub struct BestLogits {
     /// How many of the highest.
     pub count: usize,
-    /// How the choice changes logits first. Those of the listed tokens are wanted too, as the model yields them, and do not count as any of the highest.
+    /// How the choice changes logits first. The logits of the listed tokens are wanted too, as the model yields them, and do not count as any of
+    /// the highest.
     pub changes: LogitChanges,
 }
 
@@ -47,7 +48,7 @@ impl BestLogits {
         BestLogits { count: self.count.max(other.count), ..self }
     }
 
-    /// What the choice reads when the answer has one more token.
+    /// The logits that the choice reads when the answer has one more token.
     pub fn with(self, id: u32) -> Self {
         BestLogits { changes: self.changes.with(id), ..self }
     }

@@ -26,7 +26,7 @@ const CHOICES: [&[&str]; 11] = [
     &["--temperature", "0.7", "--top-k", "10", "--repetition-penalty", "1.05", "--seed", "11", "--speculate", "off"],
     &["--temperature", "0.9", "--repetition-penalty", "0.9", "--seed", "12", "--speculate", "off"],
 ];
-/// Those that draw among all logits, but for the last.
+/// The choices among all logits, but for the last.
 const AMONG_ALL: std::ops::Range<usize> = 5..8;
 
 fn run(store: &str, flags: &[&str]) -> Value {

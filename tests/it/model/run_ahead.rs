@@ -64,9 +64,18 @@ impl ExpertPath for OnDouble {
     }
 }
 
-/// Attention over few and over many heads, sinks, a latent, factors, states that cannot go back freely.
-const MODELS: [&str; 8] =
-    ["olmoe", "gpt_oss", "gemma4_text", "granitemoe", "deepseek_v3", "qwen3_next", "jamba", "granitemoehybrid"];
+/// Attention over few and over many heads, sinks, a latent, factors, states that cannot go back freely, experts that tokens decide on.
+const MODELS: [&str; 9] = [
+    "olmoe",
+    "gpt_oss",
+    "gemma4_text",
+    "granitemoe",
+    "deepseek_v3",
+    "qwen3_next",
+    "jamba",
+    "granitemoehybrid",
+    "deepseek_v4",
+];
 
 #[test]
 fn texts_are_those_without_whatever_the_device_draws() {
@@ -148,7 +157,7 @@ fn taking_turns(decoder: &Decoder, experts: &mut dyn ExpertPath, wants_ahead: bo
 
 #[test]
 fn sequences_that_take_turns_write_what_they_write_elsewhere() {
-    for name in ["olmoe", "qwen3_next"] {
+    for name in ["olmoe", "qwen3_next", "deepseek_v4"] {
         let model = model(&fixture("golden").join(name));
         let (want, none) = taking_turns(&model.decoder, &mut model.resident(), true);
         assert_eq!(none, AheadCounts::default());
@@ -190,7 +199,7 @@ fn persistently<P: ExpertPath>(session: &mut Session<P>, tokens: usize) -> (Vec<
 
 #[test]
 fn a_step_that_fails_is_an_error_and_nothing_is_lost() {
-    for name in ["olmoe", "qwen3_next"] {
+    for name in ["olmoe", "qwen3_next", "deepseek_v4"] {
         let model = model(&fixture("golden").join(name));
         let want = persistently(&mut Session::new(&model.decoder, &mut model.resident(), CONTEXT), 60);
         let (mut all, mut ahead) = (0, 0);

@@ -4,7 +4,7 @@
 // warp synchronise where they do on a GPU. Warps and blocks, whose order is unspecified, run one after another, or up to where they wait
 // for the other warps of their block. The caller runs one kernel at a time.
 //
-// c++ -std=c++20 -O2 -ffp-contract=off -shared -fPIC -I FOLDER emulate.cpp
+// c++ -std=c++20 -O2 -ffp-contract=off -shared -fPIC -fsanitize=alignment -fsanitize-undefined-trap-on-error -I FOLDER emulate.cpp
 //
 // FOLDER has the code books in code_books.cuh, which the crate writes.
 #include "lanes.hpp"

@@ -127,7 +127,7 @@ mod tests {
 
     use super::*;
 
-    /// What memory plans count is enough for any sequence.
+    /// Memory plans count enough for any sequence.
     #[test]
     fn scratch_is_within_what_is_planned() {
         let (mut rng, mut full) = (Rng::new(4), 0);

@@ -84,7 +84,7 @@ pub struct DrawPlaces {
     pub draw: u64,
     /// The sum of the weights of each slice; 0 if the token is not drawn from all of the row.
     pub sums: u64,
-    /// What `change_logits` has written.
+    /// The row that `change_logits` has written.
     pub changed: u64,
     /// Words of that.
     pub changed_words: u32,

@@ -137,7 +137,7 @@ pub fn compare_draws(gpu: &Gpu) {
     assert!(tokens.len() > 100, "{} tokens were drawn", tokens.len());
 }
 
-/// Changes logits as if a token followed that is listed, or is not, or as if none did, and compares them, and draws from them, with those of the double.
+/// Compares changed logits, and draws from them, with those of the double: no token follows, or one that is listed, or one that is not.
 pub fn compare_changes(gpu: &Gpu) {
     let ops = gpu.ops(Arc::new(gpu.products(0).unwrap()), Arc::new(gpu.attention().unwrap())).unwrap();
     let double = OpsDouble::new(Arc::new(ProductsDouble::new(0)), Arc::new(AttentionDouble::new(0)));

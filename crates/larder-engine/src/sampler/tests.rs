@@ -171,7 +171,7 @@ fn answer_tokens_are_penalised_by_their_number_of_occurrences() {
 }
 
 proptest! {
-    /// What is collected behind a text is what is collected behind a shorter one, with the tokens between.
+    /// Changes behind a text are those behind a shorter one, with the tokens between.
     #[test]
     fn changes_grow_with_the_text(
         text in prop::collection::vec(0u32..20, 0..60),

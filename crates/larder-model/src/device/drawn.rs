@@ -114,8 +114,8 @@ pub struct DrawnFrom {
 /// Draws a token and begins the step behind it. The host draws again when it knows the logits, and its token counts: the exponential
 /// function of a device may differ in the last bit, and with top-p and without top-k the tokens may be more than a device looks at.
 pub trait DeviceDraw {
-    /// Changes logits of the one row of `x`; if the step `follows` another one, also that of the token that was drawn last, as if it occurred once more in the text
-    /// and in the answer. A row of the result has the logits of the listed tokens as they were, and in its last two places that of the
+    /// Changes logits of the one row of `x`; if the step `follows` another one, also that of the token that was drawn last, as if it occurred once
+    /// more in the text and in the answer. A row of the result has the logits of the listed tokens as they were, and in its last two places that of the
     /// token that was drawn last and the bits of its id, if no list has it and it changes; else all bits of the id are set.
     fn change(&self, x: DeviceRows, changes: &LogitChanges, follows: bool) -> Result<DeviceRows>;
 

@@ -1,4 +1,4 @@
-//! What attention needs on a device beside its inputs and outputs, from which memory plans count it.
+//! Scratch memory of attention on a device, beside inputs and outputs: its bounds, from which memory plans count it.
 
 use larder_kernels::TILE_POSITIONS;
 
