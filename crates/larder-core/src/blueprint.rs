@@ -63,9 +63,18 @@ pub struct TensorSpec {
     pub by_row: bool,
     /// Whether it goes to a device, if there is one: weights of products, and kernels that are multiplied with but keep their precision.
     pub on_device: bool,
+    /// Matrices that it is divided into once loaded, each of which a device aligns.
+    #[serde(skip)]
+    pub pieces: usize,
 }
 
 impl TensorSpec {
+    /// A tensor of this shape, the weight of a `product` or a small one that keeps its precision.
+    pub fn new(name: impl Into<String>, shape: &[usize], product: bool) -> Self {
+        let (name, shape) = (name.into(), shape.to_vec());
+        TensorSpec { name, shape, product, by_head: false, by_row: false, on_device: product, pieces: 1 }
+    }
+
     /// Bytes in memory once loaded, for a tensor that is stored as `stored`.
     pub fn loaded_bytes(&self, stored: &TensorMeta) -> usize {
         match self.by_head && !stored.kind.is_float() {

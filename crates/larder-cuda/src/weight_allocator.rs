@@ -8,7 +8,7 @@ use crate::memory::DeviceBuffer;
 
 /// Alignment of matrices in bytes.
 const ALIGN: u64 = 256;
-/// Least size of a further buffer if the first is too small, since parts of matrices are aligned too: the driver rounds to as much.
+/// Least size of a further buffer, if the first is too small: the driver rounds to as much.
 const MORE: u64 = 2 << 20;
 
 /// Bytes that [`Gpu::products`](crate::Gpu::products) needs for matrices of these sizes.

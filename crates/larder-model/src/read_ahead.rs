@@ -188,10 +188,7 @@ mod tests {
     fn numbered(floats: &[usize]) -> (Numbered, Vec<TensorSpec>) {
         let meta = |floats: usize| TensorMeta::new(NumberFormat::F32, vec![floats]).unwrap();
         let metas = floats.iter().enumerate().map(|(i, floats)| (i.to_string(), meta(*floats))).collect();
-        let spec = |(i, floats): (usize, &usize)| {
-            let (name, shape) = (i.to_string(), vec![*floats]);
-            TensorSpec { name, shape, product: true, by_head: false, by_row: false, on_device: true }
-        };
+        let spec = |(i, floats): (usize, &usize)| TensorSpec::new(i.to_string(), &[*floats], true);
         let specs = floats.iter().enumerate().map(spec).collect();
         (Numbered { metas, unreadable: "none", reads: AtomicUsize::new(0) }, specs)
     }

@@ -77,9 +77,7 @@ impl<'a> WeightLoader<'a> {
             }
             None => Box::new(self.matrix(name, rows, cols)?),
         };
-        if let Some(spec) = self.requested.last_mut() {
-            spec.by_row = true;
-        }
+        self.last_request().by_row = true;
         Ok(found)
     }
 
@@ -130,7 +128,9 @@ impl<'a> WeightLoader<'a> {
         cols: usize,
         parts: [&[RowGroups]; N],
     ) -> Result<[Matrix; N]> {
-        let Some((meta, mut all)) = self.bytes(name, &[rows, cols], true)? else {
+        let stored = self.bytes(name, &[rows, cols], true)?;
+        self.last_request().pieces = N;
+        let Some((meta, mut all)) = stored else {
             return Ok(parts.map(|part| self.without_values(rows_of(part, rows).count(), cols)));
         };
         if meta.order != RowOrder::Plain {
@@ -184,9 +184,8 @@ impl<'a> WeightLoader<'a> {
     ) -> Result<[Vec<PlacedMatrix>; 2]> {
         let per_head = parts[0] + parts[1];
         let matrix = self.matrix(name, heads * per_head, cols)?;
-        if let Some(spec) = self.requested.last_mut() {
-            spec.by_head = true;
-        }
+        let spec = self.last_request();
+        (spec.by_head, spec.pieces) = (true, 2 * heads);
         if self.source.is_none() {
             return Ok([vec![], vec![]]);
         }
@@ -205,8 +204,10 @@ impl<'a> WeightLoader<'a> {
 
     /// One matrix `[rows, cols]` per head of a tensor `[heads, rows, cols]`, in its stored number format.
     pub fn heads(&mut self, name: &str, shape: [usize; 3]) -> Result<Vec<PlacedMatrix>> {
-        let Some((meta, all)) = self.bytes(name, &shape, true)? else { return Ok(vec![]) };
         let [heads, rows, cols] = shape;
+        let stored = self.bytes(name, &shape, true)?;
+        self.last_request().pieces = heads;
+        let Some((meta, all)) = stored else { return Ok(vec![]) };
         let head = TensorMeta { shape: vec![rows, cols], bytes: meta.bytes / heads, ..meta };
         let scale = self.scale(name)?;
         let matrix = |bytes: &[u8]| self.arranged(&head, rows, cols, Bytes::from(bytes)).scaled(scale).place();
@@ -215,7 +216,9 @@ impl<'a> WeightLoader<'a> {
 
     /// The matrix `name [groups · rows, cols]`, as one matrix `[rows, cols]` per group, in its stored number format.
     pub fn row_groups(&mut self, name: &str, groups: usize, rows: usize, cols: usize) -> Result<Vec<PlacedMatrix>> {
-        let Some((meta, mut all)) = self.bytes(name, &[groups * rows, cols], true)? else { return Ok(vec![]) };
+        let stored = self.bytes(name, &[groups * rows, cols], true)?;
+        self.last_request().pieces = groups;
+        let Some((meta, mut all)) = stored else { return Ok(vec![]) };
         if meta.order != RowOrder::Plain {
             deinterleave(meta.kind, groups * rows, cols, &mut all);
         }
@@ -236,9 +239,8 @@ impl<'a> WeightLoader<'a> {
         taps: usize,
     ) -> Result<Vec<PlacedMatrix>> {
         let stored = self.bytes(name, &[groups * width, width, taps], false)?;
-        if let Some(spec) = self.requested.last_mut() {
-            spec.on_device = true;
-        }
+        let spec = self.last_request();
+        (spec.on_device, spec.pieces) = (true, groups);
         let Some((meta, bytes)) = stored else { return Ok(vec![]) };
         let mut stored = vec![0.0; groups * width * width * taps];
         larder_kernels::widen(meta.kind, &bytes, &mut stored);
@@ -282,8 +284,12 @@ impl<'a> WeightLoader<'a> {
     }
 
     fn request(&mut self, name: &str, shape: &[usize], product: bool) {
-        let (name, shape) = (name.to_owned(), shape.to_vec());
-        self.requested.push(TensorSpec { name, shape, product, by_head: false, by_row: false, on_device: product });
+        self.requested.push(TensorSpec::new(name, shape, product));
+    }
+
+    /// The tensor that was asked for last.
+    fn last_request(&mut self) -> &mut TensorSpec {
+        self.requested.last_mut().expect("a tensor was asked for")
     }
 
     fn bytes(&mut self, name: &str, shape: &[usize], product: bool) -> Result<Option<(TensorMeta, Bytes)>> {

@@ -172,14 +172,23 @@ impl OpenModel {
         Ok((loaded.collect(), layers.map(parts).collect()))
     }
 
-    /// Bytes of each resident matrix that goes to a device, and the total of those that stay in memory: small tensors, and
+    /// Bytes of the resident matrices that go to a device, and of those that stay in memory: small tensors, and
     /// the embedding even if it is the output head too.
-    pub fn resident_on_device(&self) -> Result<(Vec<u64>, u64)> {
+    pub fn resident_on_device(&self) -> Result<(u64, u64)> {
         let (all, _) = self.bytes()?;
-        let on_device: Vec<u64> = self.device_weights().map(|t| self.resident_bytes(t)).collect();
+        let on_device: u64 = self.device_weights().map(|t| self.resident_bytes(t)).sum();
         let kept = if self.has_own_head() { 0 } else { self.source().meta(EMBEDDING).map_or(0, |m| m.bytes as u64) };
-        let in_memory = all - on_device.iter().sum::<u64>() + kept;
-        Ok((on_device, in_memory))
+        Ok((on_device, all - on_device + kept))
+    }
+
+    /// The most bytes that a device leaves free between its matrices, which it aligns to `align` bytes.
+    pub fn padding_on_device(&self, align: u64) -> u64 {
+        let of_tensor = |spec: &TensorSpec| match (spec.pieces as u64, self.resident_bytes(spec)) {
+            (1, bytes) => bytes.next_multiple_of(align) - bytes,
+            // Pieces need not be equal.
+            (pieces, _) => pieces * align,
+        };
+        self.device_weights().map(of_tensor).sum()
     }
 
     /// Bytes of the embedding of tokens, and of the experts that they decide on, on a device where steps run ahead, beside the output head; `None`

@@ -125,8 +125,7 @@ pub fn tier_inputs<'a>(
     let vram = Vram {
         name: gpu.name.clone(),
         free_bytes: gpu.free,
-        resident_bytes: on_device.iter().map(|bytes| bytes.next_multiple_of(RESIDENT_ALIGN)).sum::<u64>()
-            + model.scale_bytes_on_device(),
+        resident_bytes: on_device + model.padding_on_device(RESIDENT_ALIGN) + model.scale_bytes_on_device(),
         embedding_bytes: model.embedding_bytes_on_device().map(|bytes| bytes.next_multiple_of(RESIDENT_ALIGN)),
     };
     let scratch_slots = pass_through_slots(&inputs, options.cache.prefetch).max(options.cache.scratch);

@@ -100,12 +100,8 @@ impl Tiny {
             experts.bias = Some(all.into());
         }
         let spec = |name: &str, shape: &[usize], product| TensorSpec {
-            name: name.into(),
-            shape: shape.into(),
-            product,
-            by_head: false,
             by_row: name == "embed",
-            on_device: product,
+            ..TensorSpec::new(name, shape, product)
         };
         Blueprint {
             model_type: "tiny".into(),

@@ -81,8 +81,7 @@ mod tests {
     use super::*;
 
     fn spec(name: &str, shape: &[usize]) -> TensorSpec {
-        let (name, shape) = (name.to_owned(), shape.to_vec());
-        TensorSpec { name, shape, product: true, by_head: false, by_row: false, on_device: true }
+        TensorSpec::new(name, shape, true)
     }
 
     #[test]

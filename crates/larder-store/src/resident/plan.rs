@@ -82,11 +82,7 @@ impl ResidentPlan {
         }
         let name = scale.name().to_owned();
         let shape = require_tensor(source, &name)?.shape.clone();
-        self.add(
-            source,
-            &TensorSpec { name, shape, product: false, by_head: false, by_row: false, on_device: false },
-            None,
-        )
+        self.add(source, &TensorSpec::new(name, &shape, false), None)
     }
 
     fn add(&mut self, source: &dyn Source, spec: &TensorSpec, wanted: Option<NumberFormat>) -> Result<()> {

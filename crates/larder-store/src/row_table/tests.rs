@@ -35,8 +35,7 @@ impl Fixture {
         let tensors = [("words.weight".to_owned(), vec![rows, COLS], values(rows))];
         write_checkpoint(&source, |_| NumberFormat::F32, &tensors);
         let source = Checkpoint::open(&source).unwrap();
-        let (name, shape) = ("words.weight".to_owned(), vec![rows, COLS]);
-        let spec = TensorSpec { name, shape, product: true, by_head: false, by_row: true, on_device: true };
+        let spec = TensorSpec { by_row: true, ..TensorSpec::new("words.weight", &[rows, COLS], true) };
         let blueprint = Blueprint { resident: vec![spec], ..Tiny::new(ExpertForm::Separate).blueprint() };
         let (plans, notes) = plans(&source, &blueprint, wanted).unwrap();
         assert!(notes.is_empty());

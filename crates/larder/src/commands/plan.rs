@@ -87,7 +87,7 @@ fn on_gpu(args: &PlanArgs, model: &OpenModel, options: &Options, inputs: PlanInp
         memory: rates::memory_bandwidth(args.engine.threads()),
         ssd: rates::ssd_throughput(store, &args.engine.performance.reader)?.rate,
     };
-    let resident = model.resident_on_device()?.0.iter().sum();
+    let (resident, _) = model.resident_on_device()?;
     let experts = inputs.expert_sizes.one_per_layer() * geometry.top_k as u64;
     let bytes = DecodeBytes { resident, experts };
     let planned = Planned { plan: &plan, inputs: &inputs, vram: &vram, options, bytes, rates: &rates };
