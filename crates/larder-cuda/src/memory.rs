@@ -1,7 +1,7 @@
 //! Owned buffers on the device and in main memory, owned events, and staged copies between the two.
 #![allow(unsafe_code)]
 
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;
@@ -280,17 +280,27 @@ impl Download {
         self.host.ensure(bytes)
     }
 
-    /// Begins to copy `bytes` bytes from address `from`, after the kernels submitted so far. [`end`](Self::end) waits for them only, and
-    /// not for what is submitted after this call.
-    pub fn begin(&mut self, from: u64, bytes: usize) -> Result<()> {
-        self.copy(from, bytes)?;
+    /// Begins to copy bytes from each of some places, given as address and number of bytes, after the kernels submitted so far.
+    /// [`end`](Self::end) waits for them only, and not for what is submitted after this call.
+    pub fn begin(&mut self, places: &[(u64, usize)]) -> Result<()> {
+        self.copy(places)?;
         self.in_flight = true;
         self.arrived.record(Stream::Compute)
     }
 
-    /// Waits for the copy of `bytes` bytes that was begun last. After an error it waits for all work in flight.
-    pub fn end(&mut self, bytes: usize) -> Result<&[u8]> {
-        self.settle().map(|()| &self.host[..bytes])
+    /// Waits for the copy that was begun last, and returns all staged bytes: each place [is where](Self::staged) its number says. After an
+    /// error it waits for all work in flight.
+    pub fn end(&mut self) -> Result<&[u8]> {
+        self.settle().map(|()| &self.host[..])
+    }
+
+    /// Where the bytes of each place are among those that are staged.
+    pub fn staged(places: &[(u64, usize)]) -> impl Iterator<Item = Range<usize>> {
+        places.iter().scan(0, |end, (_, bytes)| {
+            let start = *end;
+            *end = (start + bytes).next_multiple_of(ALIGN as usize);
+            Some(start..start + bytes)
+        })
     }
 
     /// Waits for a copy that was begun.
@@ -308,26 +318,34 @@ impl Download {
     /// Copies `bytes` bytes from address `from`, after the kernels submitted so far, and waits for them. After an error it
     /// waits for all work in flight.
     pub fn fetch(&mut self, from: u64, bytes: usize) -> Result<&[u8]> {
-        let fetched = self.copy_and_wait(from, bytes);
+        self.fetch_all(&[(from, bytes)]).map(|all| &all[..bytes])
+    }
+
+    /// As [`fetch`](Self::fetch), from several places with one wait. Returns all staged bytes, as [`end`](Self::end).
+    pub fn fetch_all(&mut self, places: &[(u64, usize)]) -> Result<&[u8]> {
+        let fetched = self.copy_and_wait(places);
         if fetched.is_err() {
             self.driver.drain();
         }
-        fetched.map(|()| &self.host[..bytes])
+        fetched.map(|()| &self.host[..])
     }
 
-    fn copy_and_wait(&mut self, from: u64, bytes: usize) -> Result<()> {
-        self.copy(from, bytes)?;
+    fn copy_and_wait(&mut self, places: &[(u64, usize)]) -> Result<()> {
+        self.copy(places)?;
         self.arrived.mark(Stream::Compute)?;
         self.arrived.synchronise()
     }
 
-    fn copy(&mut self, from: u64, bytes: usize) -> Result<()> {
-        self.reserve(bytes)?;
-        if is_kernel_copy(from, bytes) {
-            Launches::new(&self.driver).copy_bytes(from, self.host.as_mut_ptr() as u64, bytes as u64)?;
-        } else if bytes > 0 {
-            // SAFETY: the staging memory has `bytes` bytes, and is not read before `arrived` is complete.
-            unsafe { self.driver.copy_out(Stream::Compute, from, self.host.as_mut_ptr(), bytes)? };
+    fn copy(&mut self, places: &[(u64, usize)]) -> Result<()> {
+        self.reserve(Self::staged(places).last().map_or(0, |last| last.end))?;
+        for ((from, bytes), to) in places.iter().zip(Self::staged(places)) {
+            let to = &mut self.host[to];
+            if is_kernel_copy(*from, *bytes) {
+                Launches::new(&self.driver).copy_bytes(*from, to.as_mut_ptr() as u64, *bytes as u64)?;
+            } else if *bytes > 0 {
+                // SAFETY: the staging memory has `bytes` bytes, and is not read before `arrived` is complete.
+                unsafe { self.driver.copy_out(Stream::Compute, *from, to.as_mut_ptr(), *bytes)? };
+            }
         }
         Ok(())
     }

@@ -9,8 +9,8 @@ use crate::device_layer::on_host;
 use crate::error::{ModelError, Result};
 use crate::hidden::{Hidden, receive};
 use crate::matrix::with_f32;
-use crate::nn::ForwardPass;
-use crate::stack::Stack;
+use crate::nn::{ForwardPass, Norm};
+use crate::stack::{Stack, Streams};
 use crate::step::Span;
 use crate::tap::Tap;
 
@@ -134,6 +134,15 @@ impl Logits {
     }
 }
 
+/// What lies between the last layer and the head.
+#[derive(Clone, Copy)]
+pub(crate) struct Ending<'a> {
+    /// The residual streams, if there are several.
+    pub streams: Option<&'a Streams>,
+    /// The norm before the head.
+    pub norm: &'a Norm,
+}
+
 impl Decoder {
     /// The logits that the spans ask for, from the last layer's output `x [tokens, hidden]`.
     pub(crate) fn logits(
@@ -144,42 +153,60 @@ impl Decoder {
         pass: &ForwardPass,
         tap: &mut dyn Tap,
     ) -> Result<Logits> {
-        let stack = &self.stack;
-        if let (Hidden::Device(x), false) = (&x, tap.wants_hidden())
-            && let Some(logits) = self.logits_on_device(*x, spans, best, pass)?
+        let Stack { norm, streams, .. } = &self.stack;
+        let ending = Ending { streams: streams.as_ref(), norm };
+        if !tap.wants_hidden() {
+            return self.logits_behind(ending, x, spans, best, pass);
+        }
+        let x = norm.forward(&ending.merged(on_host(&x, &self.stack)?)?)?;
+        report_hidden(tap, self.stack.layer_count(), &x)?;
+        self.logits_of_normalised(x, spans, pass)
+    }
+
+    /// As [`logits`](Self::logits), of the last layer before this ending.
+    pub(crate) fn logits_behind(
+        &self,
+        ending: Ending,
+        x: Hidden,
+        spans: &mut [Span],
+        best: Option<&BestLogits>,
+        pass: &ForwardPass,
+    ) -> Result<Logits> {
+        if let Hidden::Device(x) = &x
+            && let Some(logits) = self.logits_on_device(ending, *x, spans, best, pass)?
         {
             return Ok(logits);
         }
-        let mut x = on_host(&x, stack)?;
-        if let Some(streams) = &stack.streams {
-            x = streams.merge.merge(&x)?;
+        let x = ending.merged(on_host(&x, &self.stack)?)?;
+        if wants_hidden(spans) {
+            return self.logits_of_normalised(ending.norm.forward(&x)?, spans, pass);
         }
-        let x = match tap.wants_hidden() || wants_hidden(spans) {
-            true => {
-                let x = stack.norm.forward(&x)?;
-                report_hidden(tap, stack.layer_count(), &x)?;
-                hand_out_hidden(&x, spans, pass)?;
-                take_rows(x, wanted_rows(spans, pass))?
-            }
-            false => take_rows(x, wanted_rows(spans, pass))?.map(|x| stack.norm.forward(&x)).transpose()?,
-        };
+        let x = take_rows(x, wanted_rows(spans, pass))?.map(|x| ending.norm.forward(&x)).transpose()?;
         Ok(Logits::All(x.map_or(Ok(Vec::new()), |x| self.head(x))?))
     }
 
-    /// As [`logits`](Self::logits), at the end of the chain that computes `x`; `None` if a part of it is computed on the CPU, or if the
-    /// rows are many or not next to each other.
+    /// The logits, and the hidden states that the spans ask for, of the output `x [tokens, hidden]` of the norm before the head.
+    fn logits_of_normalised(&self, x: Tensor, spans: &mut [Span], pass: &ForwardPass) -> Result<Logits> {
+        hand_out_hidden(&x, spans, pass)?;
+        let x = take_rows(x, wanted_rows(spans, pass))?;
+        Ok(Logits::All(x.map_or(Ok(Vec::new()), |x| self.head(x))?))
+    }
+
+    /// As [`logits_behind`](Self::logits_behind), at the end of the chain that computes `x`; `None` if a part of it is computed on the CPU, or
+    /// if the rows are many or not next to each other.
     fn logits_on_device(
         &self,
+        Ending { streams, norm }: Ending,
         x: DeviceRows,
         spans: &mut [Span],
         best: Option<&BestLogits>,
         pass: &ForwardPass,
     ) -> Result<Option<Logits>> {
-        let Stack { norm, head, streams, .. } = &self.stack;
-        if streams.as_ref().is_some_and(|streams| !streams.merge.is_on_device()) {
+        let head = &self.stack.head;
+        if streams.is_some_and(|streams| !streams.merge.is_on_device()) {
             return Ok(None);
         }
-        let merged = |x: DeviceRows, ops| streams.as_ref().map_or(Ok(x), |streams| streams.merge.begin(x, ops));
+        let merged = |x: DeviceRows, ops| streams.map_or(Ok(x), |streams| streams.merge.begin(x, ops));
         let (Some(ops), Some(norm)) = (head.compute().device_ops.as_deref(), norm.for_devices()) else {
             return Ok(None);
         };
@@ -240,6 +267,13 @@ impl Decoder {
             logits.iter_mut().for_each(|l| *l = tanh(*l / cap as f32) * cap as f32);
         }
         Ok(logits)
+    }
+}
+
+impl Ending<'_> {
+    /// The residual stream, of `x [tokens, streams · hidden]`.
+    fn merged(self, x: Tensor) -> Result<Tensor> {
+        self.streams.map_or(Ok(x.clone()), |streams| streams.merge.merge(&x))
     }
 }
 
@@ -308,10 +342,7 @@ fn wants_hidden(spans: &[Span]) -> bool {
 }
 
 /// First row and number of the rows of each span whose logits are wanted.
-pub(crate) fn wanted_rows<'s>(
-    spans: &'s [Span],
-    pass: &'s ForwardPass,
-) -> impl Iterator<Item = (usize, usize)> + use<'s> {
+fn wanted_rows<'s>(spans: &'s [Span], pass: &'s ForwardPass) -> impl Iterator<Item = (usize, usize)> + use<'s> {
     pass.spans.iter().zip(spans).map(|(at, span)| {
         let rows = span.logits_for.count(at.tokens);
         (at.first_row + at.tokens - rows, rows)
@@ -319,7 +350,7 @@ pub(crate) fn wanted_rows<'s>(
 }
 
 /// Appends the rows of `x [tokens, hidden]` to the spans that want them.
-pub(crate) fn hand_out_hidden(x: &Tensor, spans: &mut [Span], pass: &ForwardPass) -> Result<()> {
+fn hand_out_hidden(x: &Tensor, spans: &mut [Span], pass: &ForwardPass) -> Result<()> {
     let hidden = x.dim(1)?;
     with_f32(x, |x| {
         for (at, span) in pass.spans.iter().zip(spans) {
@@ -329,7 +360,7 @@ pub(crate) fn hand_out_hidden(x: &Tensor, spans: &mut [Span], pass: &ForwardPass
 }
 
 /// Some rows of `x`, given as ranges of first row and count; `None` if there are none.
-pub(crate) fn take_rows(x: Tensor, ranges: impl Iterator<Item = (usize, usize)>) -> Result<Option<Tensor>> {
+fn take_rows(x: Tensor, ranges: impl Iterator<Item = (usize, usize)>) -> Result<Option<Tensor>> {
     let ranges: Vec<_> = ranges.filter(|(_, count)| *count > 0).collect();
     match ranges[..] {
         [] => Ok(None),

@@ -3,12 +3,11 @@
 use candle_core::{Device, Tensor};
 
 use crate::decoder::Decoder;
-use crate::device_layer::on_host;
 use crate::error::{ModelError, Result};
 use crate::experts::ExpertPath;
 use crate::hidden::Hidden;
 use crate::layer_pass::{OtherLayers, Running};
-use crate::logits::{hand_out_hidden, take_rows, wanted_rows};
+use crate::logits::{Ending, Logits};
 use crate::nn::KvCache;
 use crate::stack::MtpLayer;
 use crate::step::{LayerStates, Span};
@@ -49,27 +48,42 @@ impl Decoder {
         let (mut clock, before) = (PhaseClock::start(), self.stack.head.compute().time());
         let pass = self.pass(spans);
         experts.step_begins(0);
-        let x = self.mtp_input(mtp, spans, hidden)?;
-        clock.lap(Phase::EmbedAndHead, tap);
         let mut running = Running { pass: &pass, experts, tap: &mut *tap, clock: &mut clock };
-        let (others, x) = (OtherLayers::default(), Hidden::Host(x));
-        let x = self.layer(&mtp.layer, others, x, &mut LayerStates::new(spans, 0), &mut running);
-        let x = x.inspect_err(|_| self.settle_device())?;
-        let x = mtp.norm.forward(&on_host(&x, &self.stack)?)?;
+        let logits = self.mtp_logits(mtp, spans, hidden, &mut running).inspect_err(|_| self.settle_device())?;
         experts.count_chosen();
-        hand_out_hidden(&x, spans, &pass)?;
-        let logits = take_rows(x, wanted_rows(spans, &pass))?.map_or(Ok(Vec::new()), |x| self.head(x))?;
         clock.lap(Phase::EmbedAndHead, tap);
         tap.compute_time(self.stack.head.compute().time() - before);
         spans.iter_mut().for_each(|span| span.cache.len += span.tokens.len());
         Ok(logits)
     }
 
-    /// What the layer gets: `[tokens, hidden]`.
-    fn mtp_input(&self, mtp: &MtpLayer, spans: &[Span], hidden: &[f32]) -> Result<Tensor> {
+    /// The logits and hidden states that the spans ask for; on a device they are one chain.
+    fn mtp_logits(
+        &self,
+        mtp: &MtpLayer,
+        spans: &mut [Span],
+        hidden: &[f32],
+        running: &mut Running,
+    ) -> Result<Vec<f32>> {
+        let x = self.mtp_input(mtp, spans, hidden)?;
+        running.clock.lap(Phase::EmbedAndHead, running.tap);
+        let x = self.layer(&mtp.layer, OtherLayers::default(), x, &mut LayerStates::new(spans, 0), running)?;
+        let ending = Ending { streams: None, norm: &mtp.norm };
+        self.logits_behind(ending, x, spans, None, running.pass).map(Logits::into_all)
+    }
+
+    /// The input of the layer: `[tokens, hidden]`.
+    fn mtp_input(&self, mtp: &MtpLayer, spans: &[Span], hidden: &[f32]) -> Result<Hidden> {
         let embedded = self.embed(self.embedding(), spans.iter().map(|span| span.tokens))?;
         let hidden = Tensor::from_slice(hidden, embedded.shape(), &Device::Cpu)?;
         let parts = [mtp.embedding_norm.forward(&embedded)?, mtp.hidden_norm.forward(&hidden)?];
-        mtp.projection.forward(&Tensor::cat(&parts, 1)?)
+        let both = Tensor::cat(&parts, 1)?;
+        match self.stack.head.compute().device_ops.as_deref().filter(|_| mtp.projection.is_on_device()) {
+            Some(ops) => {
+                let rows = Hidden::Host(both).on_device(ops)?;
+                Ok(Hidden::Device(mtp.projection.begin(rows, ops)?.expect("the projection is on the device")))
+            }
+            None => mtp.projection.forward(&both).map(Hidden::Host),
+        }
     }
 }

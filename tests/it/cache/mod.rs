@@ -4,6 +4,7 @@ pub mod attention;
 mod capacity;
 pub mod gpu;
 mod gpu_ahead;
+mod gpu_drafts;
 mod gpu_memory;
 mod kv;
 mod output_loss;

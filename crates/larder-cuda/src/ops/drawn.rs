@@ -82,7 +82,7 @@ impl State {
         let at = self.at(rows)?;
         self.copies += 1;
         let download = &mut self.copied[self.copies % COPIES];
-        download.begin(at, 4 * rows.rows * rows.width)?;
+        download.begin(&[(at, 4 * rows.rows * rows.width)])?;
         Ok(self.copies)
     }
 
@@ -91,8 +91,8 @@ impl State {
             return Err(GpuError::Unsupported(format!("copy {copy} of {} is not in flight", self.copies)));
         }
         self.waits += 1;
-        let bytes = self.copied[copy % COPIES].end(size_of_val(out))?;
-        out.copy_from_slice(bytemuck::cast_slice(bytes));
+        let bytes = self.copied[copy % COPIES].end()?;
+        out.copy_from_slice(bytemuck::cast_slice(&bytes[..size_of_val(out)]));
         Ok(())
     }
 }

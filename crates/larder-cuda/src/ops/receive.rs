@@ -6,6 +6,7 @@ use larder_model::DeviceRows;
 
 use super::State;
 use crate::error::{GpuError, Result};
+use crate::memory::Download;
 
 /// Bytes that are copied back together with wanted ones between which they are, as that takes less time than a second wait.
 const NEAR_BYTES: usize = 256 << 10;
@@ -13,56 +14,62 @@ const NEAR_BYTES: usize = 256 << 10;
 /// A copy of rows that was begun.
 pub struct BegunCopy {
     wanted: Vec<DeviceRows>,
-    range: Range<u64>,
+    pieces: Pieces,
+}
+
+/// The pieces of memory that are copied back.
+struct Pieces {
+    /// Address and bytes of each.
+    places: Vec<(u64, usize)>,
+    /// The bytes of the wanted rows among those that are staged.
+    wanted: Vec<Range<usize>>,
 }
 
 impl State {
-    /// Begins to copy rows back, if they are close together in one piece of memory.
+    /// Begins to copy rows back.
     pub(super) fn begin_receive(&mut self, wanted: &[DeviceRows]) -> Result<()> {
         self.begun = None;
-        let places = wanted.iter().map(|rows| Ok((self.at(*rows)?, 4 * rows.rows * rows.width)));
-        let places: Vec<(u64, usize)> = places.collect::<Result<_>>()?;
-        if let Some(range) = self.one_copy(&places) {
-            self.download.begin(range.start, (range.end - range.start) as usize)?;
-            self.begun = Some(BegunCopy { wanted: wanted.to_vec(), range });
-        }
+        let pieces = self.pieces_of(wanted.iter().copied())?;
+        self.download.begin(&pieces.places)?;
+        self.begun = Some(BegunCopy { wanted: wanted.to_vec(), pieces });
         Ok(())
     }
 
-    /// Copies the bytes from the first wanted row to the last back at once, where they are close together in one piece of memory.
+    /// Copies rows back, and waits once.
     pub(super) fn receive(&mut self, wanted: &mut [(DeviceRows, &mut [f32])]) -> Result<()> {
-        let places = wanted.iter().map(|(rows, _)| Ok((self.at(*rows)?, 4 * rows.rows * rows.width)));
-        let places: Vec<(u64, usize)> = places.collect::<Result<_>>()?;
-        if places.iter().zip(&*wanted).any(|((_, bytes), (_, out))| *bytes != size_of_val(&**out)) {
+        if wanted.iter().any(|(rows, out)| 4 * rows.rows * rows.width != size_of_val(&**out)) {
             return Err(GpuError::Unsupported("rows have another size than the place that they are copied to".into()));
         }
-        if places.is_empty() {
-            // Only waits.
-            return self.download.fetch(0, 0).map(drop);
-        }
         let begun = self.begun.take().filter(|begun| begun.wanted.iter().eq(wanted.iter().map(|(rows, _)| rows)));
-        if let Some(Range { start, end }) = begun.as_ref().map(|b| b.range.clone()).or_else(|| self.one_copy(&places)) {
-            let size = (end - start) as usize;
-            let bytes = match begun {
-                Some(_) => self.download.end(size)?,
-                None => self.download.fetch(start, size)?,
-            };
-            for ((at, size), (_, out)) in places.iter().zip(wanted) {
-                out.copy_from_slice(bytemuck::cast_slice(&bytes[(at - start) as usize..][..*size]));
+        let (pieces, bytes) = match begun {
+            Some(BegunCopy { pieces, .. }) => {
+                let bytes = self.download.end()?;
+                (pieces, bytes)
             }
-            return Ok(());
-        }
-        for ((at, size), (_, out)) in places.iter().zip(wanted) {
-            out.copy_from_slice(bytemuck::cast_slice(self.download.fetch(*at, *size)?));
+            None => {
+                let pieces = self.pieces_of(wanted.iter().map(|(rows, _)| *rows))?;
+                let bytes = self.download.fetch_all(&pieces.places)?;
+                (pieces, bytes)
+            }
+        };
+        for (from, (_, out)) in pieces.wanted.into_iter().zip(wanted) {
+            out.copy_from_slice(bytemuck::cast_slice(&bytes[from]));
         }
         Ok(())
     }
 
-    /// The addresses from the first byte of these places to the last, if one copy of them all takes less time than several.
-    fn one_copy(&self, places: &[(u64, usize)]) -> Option<Range<u64>> {
-        let (all, wanted) = (span(places), places.iter().map(|(_, bytes)| bytes).sum::<usize>());
+    /// The pieces to copy for these rows: one, if they are close together in one piece of memory.
+    fn pieces_of(&self, wanted: impl Iterator<Item = DeviceRows>) -> Result<Pieces> {
+        let places: Vec<(u64, usize)> =
+            wanted.map(|rows| Ok((self.at(rows)?, 4 * rows.rows * rows.width))).collect::<Result<_>>()?;
+        let (all, bytes) = (span(&places), places.iter().map(|(_, bytes)| bytes).sum::<usize>());
         let is_one_piece = self.chains.iter().any(|chain| chain.results.has(all.clone()));
-        (is_one_piece && (all.end - all.start) as usize <= (2 * wanted).max(NEAR_BYTES)).then_some(all)
+        let size = (all.end - all.start) as usize;
+        if is_one_piece && size <= (2 * bytes).max(NEAR_BYTES) {
+            let wanted = places.iter().map(|(at, bytes)| (at - all.start) as usize..(at - all.start) as usize + bytes);
+            return Ok(Pieces { wanted: wanted.collect(), places: vec![(all.start, size)] });
+        }
+        Ok(Pieces { wanted: Download::staged(&places).collect(), places })
     }
 }
 
