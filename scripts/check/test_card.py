@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Compares larder on a GPU with larder on the CPU: logits of tiny models and greedy text of the demo model, bit for bit.
+"""Compares larder on a GPU with larder on the CPU: logits and texts of tiny models and texts of the demo model, bit for bit.
 
     cargo build --release --features cuda
     scripts/check/test_card.py [MODEL ...]
 
 For each tiny model of tests/golden: logits with every expert in memory on the CPU, and on the GPU with every expert in device
 memory, with two slots per layer there and one in main memory, with two there and none in main memory, and with the keys and values of
-one layer there and of the others in main memory. The same for a random
+one layer there and of the others in main memory; and a text of 32 tokens, greedy and drawn, with all experts in device memory, so that its
+launches become graphs and its steps run ahead. Logits also for a random
 model whose experts have another number format in each matrix and layer (`mixed`). For the demo model: the greedy text through
-tiers of six sizes. Exits with 1 if anything differs. Needs only Python and a GPU.
+tiers of six sizes, and drawn texts. Exits with 1 if anything differs. Needs only Python and a GPU.
 """
 
 import argparse
@@ -50,6 +51,15 @@ TEXT_TIERS = [
     ["--vram-mem", "14M", "--cache-mem", "2M", "--cache-scope", "global", "--eviction", "learned"],
     ["--vram-experts", "3", "--cache-experts", "8", "--prefetch", "2", "--reader", "pread"],
     ["--vram-experts", "32", "--vram-kv", "3"],
+    ["--vram-experts", "32", "--kv", "q8_0"],
+]
+# How tokens are chosen: the best, with a penalty, drawn among the best, among all, with the best of a share.
+CHOICES = [
+    ["--temperature", "0", "--repetition-penalty", "1"],
+    ["--temperature", "0", "--repetition-penalty", "1.2"],
+    ["--temperature", "0.8", "--top-k", "20", "--seed", "5"],
+    ["--temperature", "0.9", "--top-k", "0", "--seed", "6"],
+    ["--temperature", "0.7", "--top-k", "0", "--top-p", "0.9", "--seed", "7"],
 ]
 
 
@@ -137,7 +147,21 @@ def logits(args, folder, golden, flags=()):
     for at, tiers in enumerate(LOGITS_TIERS):
         if of(f"gpu-{at}", ["--device", args.device, *tiers]) != wanted:
             raise Failure(f"logits differ from the CPU's with {' '.join(tiers) or 'all experts in device memory'}")
-    return f"logits of {len(LOGITS_TIERS)} sizes of tiers equal the CPU's"
+    found = f"logits of {len(LOGITS_TIERS)} sizes of tiers equal the CPU's"
+    if not (golden / "tokenizer.json").exists():
+        return found
+    work = [drawn(args, store, "a b a b a b", 32, CHOICES[at]) for at in (0, 2)]
+    ahead, graphs = (sum(part) for part in zip(*work))
+    return f"{found}, and so do texts: {ahead} steps ran ahead, {graphs} graphs were launched"
+
+
+def drawn(args, model, prompt, tokens, choice):
+    """Compares a text that is chosen so; returns the steps that ran ahead and the graphs that were launched."""
+    base = ["run", "-m", model, "-p", prompt, "-n", tokens, "--ignore-eos", "--speculate", "off", "--json", *choice]
+    wanted, found = (json.loads(larder(args, *base, *place)) for place in (["--preload"], ["--device", args.device]))
+    if found["ids"] != wanted["ids"]:
+        raise Failure(f"the text differs from the CPU's with {' '.join(choice)}")
+    return found["ahead"]["steps"], found["decode"]["tiers"]["graphs"]
 
 
 def text(args, demo):
@@ -147,15 +171,22 @@ def text(args, demo):
         found = larder(args, "run", "-m", demo, "-p", "The old man looked", "-n", 48, "--temperature", 0, "--json", *flags)
         return json.loads(found)
 
-    wanted, computed = of(["--preload"])["ids"], []
+    wanted, computed = {}, []
     for tiers in TEXT_TIERS:
+        rounding = tuple(tiers[tiers.index("--kv"):]) if "--kv" in tiers else ()
+        if rounding not in wanted:
+            wanted[rounding] = of(["--preload", *rounding])["ids"]
         found = of(["--device", args.device, *tiers])
-        if found["ids"] != wanted:
+        if found["ids"] != wanted[rounding]:
             raise Failure(f"the text differs from the CPU's with {' '.join(tiers)}")
         computed.append(found["decode"]["tiers"]["gpu_computed"])
     if not all(computed):
         raise Failure(f"no expert was computed on the GPU: {computed}")
-    return f"text of {len(TEXT_TIERS)} sizes of tiers equals the CPU's; experts computed on the GPU: {computed}"
+    work = [drawn(args, demo, "The old man looked", 120, choice) for choice in CHOICES]
+    if not all(ahead > 0 for ahead, _ in work):
+        raise Failure(f"no step ran ahead: {work}")
+    sizes = f"{len(TEXT_TIERS)} sizes of tiers and {len(CHOICES)} ways of choosing"
+    return f"texts of {sizes} equal the CPU's; experts computed on the GPU: {computed}; steps that ran ahead, and graphs: {work}"
 
 
 def main():
