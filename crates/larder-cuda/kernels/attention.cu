@@ -51,6 +51,12 @@ struct QueryTile {
         return pages[position >> shift] + (((u64)(args.first_kv_head + kv_head) << shift) + in_page) * stride;
     }
 
+    // What is added to the score of query i with the key at a position.
+    __device__ float bias(u32 i, u32 position) const {
+        u32 width = 2 * args.reach + 1, at = args.first_query + query(i), key = position + args.reach;
+        return args.bias[(u64)head(i) * width + (key > at ? min(key - at, width - 1) : 0)];
+    }
+
     // The scores of the tile.
     __device__ float *scores() const { return args.scores + (u64)place * TILE_QUERIES * args.score_stride; }
 
@@ -87,6 +93,17 @@ template <typename Kind> __device__ void scores_of(const u8 *tasks, u32 count, u
             bool mine = threadIdx.x % LANES == 0 && wanted < tile.to && t < tile.count;
             if (mine) scores[t * (u64)args.score_stride + wanted] = mul_rn(sums[t], args.scale);
         }
+    }
+}
+
+// Adds the bias to the scores of each query. A thread has a position; the grid's y is the tile.
+extern "C" __global__ void add_bias(const u8 *tasks, u32 count, u32 first_tile) {
+    QueryTile tile(tasks, count, first_tile);
+    u64 at = (u64)tile.from + index_of_thread();
+    if (at >= tile.to || !tile.args.bias) return;
+    for (u32 t = 0; t < tile.count; t++) {
+        float &score = tile.scores()[t * (u64)tile.args.score_stride + at - tile.from];
+        score = add_rn(score, tile.bias(t, (u32)at));
     }
 }
 

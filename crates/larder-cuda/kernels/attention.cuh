@@ -41,6 +41,8 @@ struct AttentionKernelArgs {
     // The position of each of the first `listed` rows that the task sees, which then has one query; or null: they are at the positions of their
     // numbers.
     const u32 *chosen;
+    // [heads, 2 * reach + 1]: additions to scores by the distance from query to key, those far before the query first; or null
+    const float *bias;
     // Number of queries.
     u32 count;
     // Number of query heads.
@@ -64,14 +66,18 @@ struct AttentionKernelArgs {
     u32 listed;
     // What the positions of the other rows are behind their numbers.
     u32 behind;
+    // The distance beyond which the bias does not change.
+    u32 reach;
+    // With a bias: position of the first query, which the others follow.
+    u32 first_query;
 
     // The most position tiles that score_stride positions are in.
     __device__ u32 tile_stride() const { return score_stride / TILE_POSITIONS + 2; }
 };
-static_assert(sizeof(AttentionKernelArgs) == 152, "must match the layout in Rust");
+static_assert(sizeof(AttentionKernelArgs) == 168, "must match the layout in Rust");
 
 // Bytes from one task of a list to the next: arguments of attention, and of the heads of new tokens.
-constexpr u32 TASK_BYTES = 272;
+constexpr u32 TASK_BYTES = 288;
 
 // A task of a list.
 __device__ inline const AttentionKernelArgs &task_at(const u8 *tasks, u32 number) {

@@ -100,6 +100,11 @@ impl DeviceBuffer {
         self.at
     }
 
+    /// Bytes of the buffer.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     fn replace(&mut self, bytes: usize) -> Result<()> {
         self.release();
         if bytes > 0 {

@@ -17,6 +17,8 @@ pub struct NewTokens<'a> {
     pub scales: &'a [f32],
     /// Address of the rotated queries, `[tokens, heads, key_width]`.
     pub queries: u64,
+    /// Address of the bias of scores by distance, or 0, and its number of values.
+    pub bias: (u64, usize),
 }
 
 impl NewTokens<'_> {
@@ -40,6 +42,7 @@ impl NewTokens<'_> {
             && keys == args.kv_heads * width
             && (has_rest || is_whole)
             && (apart || in_keys)
+            && args.bias.map_or(0, |bias| args.heads * (2 * bias.reach + 1)) == self.bias.1
             && norm_width as usize <= width
             && (first + dim) as usize <= width
     }

@@ -81,13 +81,12 @@ fn sequence_memory(stack: &Stack) -> SequenceMemory {
 
 /// Keys and values of each layer that can have them on a device, in the order in which they get a place there.
 fn kv_layers(stack: &Stack) -> Vec<SequenceMemory> {
-    if stack.encoder.is_some() {
-        return Vec::new();
-    }
     let layers: Vec<LayerShape> = stack.layers.iter().map(Layer::shape).collect();
-    let order = LayerShape::device_order(&layers).into_iter().map(|layer| layers[layer].clone());
+    let cross = |layer: usize| stack.encoder.iter().map(move |encoder| encoder.cross[layer].attention.memory_need());
+    let with_cross = |layer: usize| [layers[layer].kv_memory()].into_iter().chain(cross(layer)).sum();
     let own = stack.mtp.iter().map(|mtp| mtp.layer.shape()).filter(LayerShape::can_be_on_device);
-    order.chain(own).map(|layer| layer.kv_memory()).collect()
+    let order = LayerShape::device_order(&layers).into_iter().map(with_cross);
+    order.chain(own.map(|layer| layer.kv_memory())).collect()
 }
 
 fn build(config: &Value, weights: &mut WeightLoader) -> Result<(&'static str, Stack)> {

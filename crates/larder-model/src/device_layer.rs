@@ -13,9 +13,9 @@ use crate::layer_pass::{OtherLayers, Running, hint_next_layer, next_moe};
 use crate::matrix::with_f32;
 use crate::nn::{
     ChainedConnection, ChainedMixer, ChosenBy, DeviceNorm, ForwardPass, Mixer, Moe, MoeInput, MoeOnDevice, Norm,
-    RouterRows,
+    RelativeAttention, RouterRows,
 };
-use crate::stack::{Branch, Ffn, Layer, Stack};
+use crate::stack::{Branch, CrossAttention, Ffn, Layer, Stack};
 use crate::step::LayerStates;
 use crate::tap::Phase;
 
@@ -23,6 +23,8 @@ use crate::tap::Phase;
 pub(crate) struct DeviceLayer<'a> {
     ops: &'a dyn DeviceOps,
     mixer: Option<DeviceMixer<'a>>,
+    /// Attention over the output of an encoder, behind the mixer.
+    cross: Option<DeviceCross<'a>>,
     ffn: Option<DeviceFfn<'a>>,
     /// On what a part adds to the residual stream.
     factor: f32,
@@ -39,6 +41,18 @@ struct DeviceMixer<'a> {
     chained: Option<&'a dyn ChainedMixer>,
     after: DeviceNorm<'a>,
     connection: Option<&'a dyn ChainedConnection>,
+}
+
+/// Attention over the output of an encoder, behind its norm.
+struct DeviceCross<'a> {
+    norm: DeviceNorm<'a>,
+    attention: &'a RelativeAttention,
+}
+
+impl<'a> DeviceCross<'a> {
+    fn of(CrossAttention { norm, attention }: &'a CrossAttention) -> Option<Self> {
+        Some(DeviceCross { norm: norm.for_devices()?, attention: Some(attention).filter(|it| it.is_on_device())? })
+    }
 }
 
 /// A feed-forward part between its norms.
@@ -173,11 +187,8 @@ enum Hint<'a> {
 
 impl<'a> DeviceLayer<'a> {
     /// The layer on the device of its model; `None` if a part of it is computed on the CPU only.
-    pub fn of(layer: &'a Layer, others: OtherLayers, stack: &'a Stack) -> Option<Self> {
+    pub fn of(layer: &'a Layer, others: OtherLayers<'a>, stack: &'a Stack) -> Option<Self> {
         let ops = stack.head.compute().device_ops.as_deref()?;
-        if others.cross.is_some() {
-            return None;
-        }
         let mixer = match &layer.mixer {
             Some(branch) => Some(DeviceMixer::of(branch)?),
             None => None,
@@ -186,13 +197,19 @@ impl<'a> DeviceLayer<'a> {
             Some(branch) => Some(DeviceFfn::of(branch)?),
             None => None,
         };
+        let cross = match others.cross {
+            Some(cross) => Some(DeviceCross::of(cross)?),
+            None => None,
+        };
         // A factor on outputs is a part of the addition.
         let has_connection = mixer.as_ref().is_some_and(|mixer| mixer.connection.is_some())
             || ffn.as_ref().is_some_and(|ffn| ffn.connection.is_some());
-        if has_connection && stack.factors.residual != 1.0 {
+        // Attention over an encoder's output is between a mixer and a feed-forward part with one residual stream.
+        let has_place = cross.is_none() || (mixer.is_some() && !has_connection);
+        if (has_connection && stack.factors.residual != 1.0) || !has_place {
             return None;
         }
-        Some(DeviceLayer { ops, mixer, ffn, factor: stack.factors.residual as f32, scale: layer.scale as f32 })
+        Some(DeviceLayer { ops, mixer, cross, ffn, factor: stack.factors.residual as f32, scale: layer.scale as f32 })
     }
 
     /// The output of the layer for its input `x`, which the device may still be computing when this returns.
@@ -317,15 +334,27 @@ impl<'a> DeviceLayer<'a> {
             }
         };
         let mixed = mixer.after.begin(mixed, self.ops)?;
-        let rows = match (mixer.connection.zip(mix), &self.ffn) {
+        let rows = match (mixer.connection.zip(mix), &self.cross) {
             (Some((connection, mix)), _) => self.read(connection.begin_write(x, mix, mixed, self.ops)?)?,
-            (None, Some(ffn)) if ffn.connection.is_none() => {
-                let [residual, input] = ffn.norm.begin_sum(x, mixed, self.factor, self.ops)?;
-                FfnRows { residual, stream: residual, input, mix: None }
+            (None, Some(cross)) => {
+                let [residual, input] = cross.norm.begin_sum(x, mixed, self.factor, self.ops)?;
+                let mixed = cross.attention.begin_over_encoded(input, kv, pass, self.ops)?;
+                self.read_sum(residual, mixed, 1.0)?
             }
-            (None, _) => self.read(self.ops.add(x, mixed, self.factor)?)?,
+            (None, None) => self.read_sum(x, mixed, self.factor)?,
         };
         Ok((x, rows))
+    }
+
+    /// What the feed-forward part reads of a sum of one residual stream and what is added to it.
+    fn read_sum(&self, x: DeviceRows, mixed: DeviceRows, factor: f32) -> Result<FfnRows> {
+        match &self.ffn {
+            Some(ffn) if ffn.connection.is_none() => {
+                let [residual, input] = ffn.norm.begin_sum(x, mixed, factor, self.ops)?;
+                Ok(FfnRows { residual, stream: residual, input, mix: None })
+            }
+            _ => self.read(self.ops.add(x, mixed, factor)?),
+        }
     }
 
     /// The output of a mixer whose input, or all of it, is computed on the CPU, on the device.

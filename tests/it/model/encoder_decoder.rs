@@ -6,11 +6,12 @@ use std::path::Path;
 use larder_cache::CacheScope;
 use larder_core::{LayerIdx, Rng};
 use larder_engine::{CachedPath, Sampler, Sampling, Sequence, Session, StepPart, TokenInput, step};
-use larder_model::{Decoder, ExpertPath, LogitsFor, ModelError, Routed, Tap, TokenPhase};
+use larder_model::{ComputeContext, Decoder, ExpertPath, LogitsFor, ModelError, Routed, Tap, TokenPhase};
 
+use crate::cache::attention::{DeviceFaults, on_faulty_device};
 use crate::support::encoder_decoders;
 use crate::support::reference::{Bars, Loaded, Reference, furthest, load};
-use crate::support::rig::model;
+use crate::support::rig::{Model, model};
 
 const ROOM: usize = 512;
 const PROMPTS: [&[u32]; 4] =
@@ -108,6 +109,16 @@ fn alone(decoder: &Decoder, experts: &mut dyn ExpertPath, prompt: &[u32]) -> Vec
     logits
 }
 
+/// The decoder on the CPU, and on devices that have the keys and values of no layer, one, and all.
+fn decoders(model: &Model) -> Vec<Decoder> {
+    let here = model.decoder_by(ComputeContext::new(2, false).unwrap());
+    let there = [0, 1, usize::MAX].map(|kv_device_layers| {
+        let (compute, _) = on_faulty_device(DeviceFaults::default());
+        model.decoder_by(ComputeContext { kv_device_layers, ..compute })
+    });
+    [here].into_iter().chain(there).map(Result::unwrap).collect()
+}
+
 /// All prompts side by side: each step takes pieces of some sequences, at random, of prompts and of generated tokens.
 fn together(decoder: &Decoder, experts: &mut dyn ExpertPath, rng: &mut Rng) -> Vec<Vec<f32>> {
     let mut sequences: Vec<Sequence> = PROMPTS.iter().map(|_| Sequence::new(decoder, ROOM)).collect();
@@ -156,6 +167,12 @@ fn pieces_neighbours_and_caches_change_no_bit() {
         for _ in 0..20 {
             assert!(together(decoder, &mut model.resident(), &mut rng) == want, "{}", folder.display());
         }
+        for (which, decoder) in decoders(&model).iter().enumerate() {
+            for _ in 0..10 {
+                let got = together(decoder, &mut model.resident(), &mut rng);
+                assert!(got == want, "{}, decoder {which}", folder.display());
+            }
+        }
         for reader in ["memory", "pread", "uring"] {
             for (slots, scope) in [(1, CacheScope::Layer), (2, CacheScope::Layer), (3, CacheScope::Global)] {
                 let Some(mut path) = model.streaming_with(reader, slots, scope, slots % 2) else {
@@ -175,34 +192,36 @@ fn pieces_neighbours_and_caches_change_no_bit() {
 #[test]
 fn a_sequence_that_goes_back_is_a_fresh_one() {
     for folder in encoder_decoders() {
-        let Loaded { decoder, mut experts, .. } = load(&folder, "config.json");
-        let (prompt, other) = (PROMPTS[0], PROMPTS[2]);
-        let mut fresh = |tokens: &[u32]| {
-            Session::new(&decoder, &mut experts, ROOM).forward(&TokenInput::prompt(tokens), &mut ()).unwrap()
-        };
-        let lens = [0, 4, prompt.len(), prompt.len() + 2];
-        let whole = [prompt, &WRITTEN[..3]].concat();
-        let want: Vec<Vec<f32>> = lens.iter().map(|len| fresh(&[&whole[..*len], other].concat())).collect();
-        let written = alone(&decoder, &mut experts, prompt);
-        let rows = |first: usize, count: usize| &written[first * decoder.vocab()..][..count * decoder.vocab()];
-        let mut session = Session::new(&decoder, &mut experts, ROOM);
-        for (len, want) in lens.into_iter().zip(want) {
-            session.rewind(0);
-            session.forward(&TokenInput::prompt(prompt).in_chunks(5), &mut ()).unwrap();
-            let got = session.forward(&TokenInput::decode(&WRITTEN[..3]).all_logits(), &mut ()).unwrap();
-            assert!(got == rows(1, 3));
-            // Back to generated text, and another token or the same one.
-            session.rewind(prompt.len() + 1);
-            session.forward(&TokenInput::decode(&[99]), &mut ()).unwrap();
-            session.rewind(prompt.len() + 1);
-            assert!(session.forward(&TokenInput::decode(&WRITTEN[1..3]), &mut ()).unwrap() == rows(3, 1));
-            // Back anywhere, and a prompt: the encoder reads all of it.
-            assert_eq!(session.rewind(len), len);
-            assert!(
-                session.forward(&TokenInput::prompt(other).in_chunks(3), &mut ()).unwrap() == want,
-                "from {len} on"
-            );
-        }
+        let model = model(&folder);
+        decoders(&model).iter().for_each(|decoder| go_back(&model, decoder));
+    }
+}
+
+fn go_back(model: &Model, decoder: &Decoder) {
+    let (mut experts, mut others) = (model.resident(), model.resident());
+    let (prompt, other) = (PROMPTS[0], PROMPTS[2]);
+    let mut fresh = |tokens: &[u32]| {
+        Session::new(&model.decoder, &mut others, ROOM).forward(&TokenInput::prompt(tokens), &mut ()).unwrap()
+    };
+    let lens = [0, 4, prompt.len(), prompt.len() + 2];
+    let whole = [prompt, &WRITTEN[..3]].concat();
+    let want: Vec<Vec<f32>> = lens.iter().map(|len| fresh(&[&whole[..*len], other].concat())).collect();
+    let written = alone(&model.decoder, &mut others, prompt);
+    let rows = |first: usize, count: usize| &written[first * decoder.vocab()..][..count * decoder.vocab()];
+    let mut session = Session::new(decoder, &mut experts, ROOM);
+    for (len, want) in lens.into_iter().zip(want) {
+        session.rewind(0);
+        session.forward(&TokenInput::prompt(prompt).in_chunks(5), &mut ()).unwrap();
+        let got = session.forward(&TokenInput::decode(&WRITTEN[..3]).all_logits(), &mut ()).unwrap();
+        assert!(got == rows(1, 3));
+        // Back to generated text, and another token or the same one.
+        session.rewind(prompt.len() + 1);
+        session.forward(&TokenInput::decode(&[99]), &mut ()).unwrap();
+        session.rewind(prompt.len() + 1);
+        assert!(session.forward(&TokenInput::decode(&WRITTEN[1..3]), &mut ()).unwrap() == rows(3, 1));
+        // Back anywhere, and a prompt: the encoder reads all of it.
+        assert_eq!(session.rewind(len), len);
+        assert!(session.forward(&TokenInput::prompt(other).in_chunks(3), &mut ()).unwrap() == want, "from {len} on");
     }
 }
 
@@ -219,22 +238,54 @@ impl Tap for After {
 #[test]
 fn a_cancelled_prompt_leaves_the_sequence_as_it_was() {
     for folder in encoder_decoders() {
-        let Loaded { decoder, mut experts, .. } = load(&folder, "config.json");
-        let written = alone(&decoder, &mut experts, PROMPTS[0]);
-        let row = |at: usize| &written[at * decoder.vocab()..][..decoder.vocab()];
-        let mut session = Session::new(&decoder, &mut experts, ROOM);
-        for layers in 1..decoder.encoder_layers() + 2 {
-            let error = session.forward(&TokenInput::prompt(PROMPTS[0]), &mut After(layers)).unwrap_err();
-            assert!(matches!(error, ModelError::Cancelled), "{error}");
+        let model = model(&folder);
+        decoders(&model).iter().for_each(|decoder| cancel(&model, decoder));
+    }
+}
+
+fn cancel(model: &Model, decoder: &Decoder) {
+    let mut experts = model.resident();
+    let written = alone(&model.decoder, &mut model.resident(), PROMPTS[0]);
+    let row = |at: usize| &written[at * decoder.vocab()..][..decoder.vocab()];
+    let mut session = Session::new(decoder, &mut experts, ROOM);
+    for layers in 1..decoder.encoder_layers() + 2 {
+        let error = session.forward(&TokenInput::prompt(PROMPTS[0]), &mut After(layers)).unwrap_err();
+        assert!(matches!(error, ModelError::Cancelled), "{error}");
+    }
+    session.forward(&TokenInput::prompt(PROMPTS[0]), &mut ()).unwrap();
+    session.forward(&TokenInput::decode(&WRITTEN[..2]), &mut ()).unwrap();
+    for layers in 1..decoder.encoder_layers() + 2 {
+        let error = session.forward(&TokenInput::prompt(PROMPTS[2]), &mut After(layers)).unwrap_err();
+        assert!(matches!(error, ModelError::Cancelled), "{error}");
+    }
+    assert_eq!(session.tokens(), [PROMPTS[0], &WRITTEN[..2]].concat());
+    assert!(session.forward(&TokenInput::decode(&WRITTEN[2..3]), &mut ()).unwrap() == row(3));
+}
+
+/// A device whose attention fails or lacks memory for a while: each failure is an error, and the next try gives the same logits.
+#[test]
+fn a_device_that_fails_is_an_error_and_nothing_is_lost() {
+    for folder in encoder_decoders() {
+        let model = model(&folder);
+        let want = alone(&model.decoder, &mut model.resident(), PROMPTS[0]);
+        for faults in
+            [DeviceFaults { failing: 5, ..Default::default() }, DeviceFaults { refusing: 3, ..Default::default() }]
+        {
+            let decoder = model.decoder_by(on_faulty_device(faults).0).unwrap();
+            let (mut experts, mut failures, mut got) = (model.resident(), 0, Vec::new());
+            let mut session = Session::new(&decoder, &mut experts, ROOM);
+            let mut go_on = |input: &TokenInput| loop {
+                match session.forward(input, &mut ()) {
+                    Ok(logits) => break got.extend(logits),
+                    Err(error) => assert!(matches!(error, ModelError::Device(_)), "{error:?}"),
+                }
+                failures += 1;
+                assert!(failures < 100);
+            };
+            go_on(&TokenInput::prompt(PROMPTS[0]));
+            WRITTEN.iter().for_each(|token| go_on(&TokenInput::decode(&[*token])));
+            assert!(got == want && failures > 0, "{failures} failures, {faults:?}");
         }
-        session.forward(&TokenInput::prompt(PROMPTS[0]), &mut ()).unwrap();
-        session.forward(&TokenInput::decode(&WRITTEN[..2]), &mut ()).unwrap();
-        for layers in 1..decoder.encoder_layers() + 2 {
-            let error = session.forward(&TokenInput::prompt(PROMPTS[2]), &mut After(layers)).unwrap_err();
-            assert!(matches!(error, ModelError::Cancelled), "{error}");
-        }
-        assert_eq!(session.tokens(), [PROMPTS[0], &WRITTEN[..2]].concat());
-        assert!(session.forward(&TokenInput::decode(&WRITTEN[2..3]), &mut ()).unwrap() == row(3));
     }
 }
 

@@ -219,7 +219,7 @@ constexpr Kernel KERNELS[] = {
     KERNEL(quantise), KERNEL(add_biases), KERNEL(read_all),
     KERNEL(scores_f32), KERNEL(scores_f16), KERNEL(scores_q8_0),
     KERNEL(weighted_sum_f32), KERNEL(weighted_sum_f16), KERNEL(weighted_sum_q8_0),
-    KERNEL(partial_sums_f32), KERNEL(partial_sums_f16), KERNEL(partial_sums_q8_0), KERNEL(add_partial_sums),
+    KERNEL(partial_sums_f32), KERNEL(partial_sums_f16), KERNEL(partial_sums_q8_0), KERNEL(add_partial_sums), KERNEL(add_bias),
     KERNEL(flash_f32), KERNEL(flash_f16), KERNEL(flash_q8_0),
     KERNEL(copy_rows), KERNEL(copy_bytes), KERNEL(add_scaled), KERNEL(add_norm), KERNEL(rms_norm), KERNEL(sum_experts),
     KERNEL(sum_experts_norm), KERNEL(choose_experts), KERNEL(take_row), KERNEL(best_of_slices), KERNEL(collect_best), KERNEL(weigh_slices), KERNEL(draw_token), KERNEL(change_logits), KERNEL(take_out), KERNEL(layer_norm), KERNEL(scan_channels), KERNEL(scale_columns), KERNEL(side_by_side), KERNEL(scale_inputs),

@@ -322,7 +322,8 @@ impl State {
                     let halves = self.flash && takes_halves(args, shapes);
                     let flash = halves || matches!(queries, Queries::HeadsOnly(_));
                     let tiles = TaskTiles { tiles, span, width: args.values.width, kinds, flash };
-                    let own = self.kernel_args(args, span)?;
+                    let bias = queries.new_tokens().map_or(0, |new| new.bias.0);
+                    let own = AttentionKernelArgs { bias, ..self.kernel_args(args, span)? };
                     placed.push(PlacedTask { args: own, tiles, sequence, query: 0, seen: 0, first, head: 0 });
                 }
             }
@@ -375,6 +376,8 @@ impl State {
             score_stride: word(span)?,
             scale: args.scale,
             page_shift: keys.positions.ilog2(),
+            reach: word(args.bias.map_or(0, |bias| bias.reach))?,
+            first_query: word(args.bias.map_or(0, |bias| bias.first_query))?,
             ..AttentionKernelArgs::default()
         })
     }
@@ -449,6 +452,8 @@ impl State {
             && keys.positions == values.positions
             && args.queries.len() == if queries.address() != 0 { 0 } else { count * args.heads * args.keys.width }
             && new.is_none_or(|new| new.fits(args) && keys.kind == values.kind)
+            // Only new tokens have a bias on the device.
+            && (args.bias.is_none() || new.is_some())
             && args.sinks.is_none_or(|sinks| sinks.len() == args.heads)
             && args.seen.iter().all(|seen| seen.start < seen.end);
         match all {

@@ -22,6 +22,7 @@ pub fn takes_halves(args: &AttentionArgs<DeviceKvView>, shapes: [KvPageShape; 2]
     // Four values of a row are read at once.
     let is_aligned = |shape: &KvPageShape| shape.kind != NumberFormat::F16 || shape.row_bytes.is_multiple_of(8);
     args.seen.len() >= FLASH_QUERIES
+        && args.bias.is_none()
         && shapes[0].positions >= FLASH_POSITIONS
         && shapes[0].kind == shapes[1].kind
         && widths.iter().all(|width| width.is_multiple_of(4))

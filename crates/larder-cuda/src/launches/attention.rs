@@ -51,6 +51,8 @@ pub struct AttentionKernelArgs {
     /// The position of each of the first `listed` rows that the task sees, which then has one query; or 0: they are at the positions of their
     /// numbers.
     pub chosen: u64,
+    /// `[heads, 2 · reach + 1]`: additions to scores by the distance from query to key, or 0.
+    pub bias: u64,
     /// Number of queries.
     pub count: u32,
     /// Number of query heads.
@@ -79,25 +81,30 @@ pub struct AttentionKernelArgs {
     pub listed: u32,
     /// What the positions of the other rows are behind their numbers.
     pub behind: u32,
+    /// The distance beyond which the bias does not change.
+    pub reach: u32,
+    /// With a bias: position of the first query, which the others follow.
+    pub first_query: u32,
 }
 
 impl AttentionKernelArgs {
     /// Size of the struct in kernels.
-    pub const BYTES: usize = 152;
+    pub const BYTES: usize = 168;
 
     /// The bytes of the struct in kernels.
     pub fn to_bytes(self) -> [u8; AttentionKernelArgs::BYTES] {
         let AttentionKernelArgs { queries, key_pages, value_pages: values, seen, sinks, scores, out, blocks, .. } =
             self;
-        let AttentionKernelArgs { inverse_sums: inverse, factors, partial_sums: partial, chosen, .. } = self;
-        let front = [queries, key_pages, values, seen, sinks, scores, inverse, factors, partial, out, blocks, chosen];
+        let AttentionKernelArgs { inverse_sums: inverse, factors, partial_sums: partial, chosen, bias, .. } = self;
+        let front =
+            [queries, key_pages, values, seen, sinks, scores, inverse, factors, partial, out, blocks, chosen, bias];
         let AttentionKernelArgs { count, heads, group, key_row_stride: key, value_row_stride: value, .. } = self;
         let AttentionKernelArgs { key_width, value_width, score_stride: stride, page_shift: shift, .. } = self;
-        let AttentionKernelArgs { first_tile, first_kv_head, listed, behind, .. } = self;
+        let AttentionKernelArgs { first_tile, first_kv_head, listed, behind, reach, first_query, .. } = self;
         let shape = [count, heads, group, key, value, key_width, value_width, stride, self.scale.to_bits(), shift];
-        let mut words = [first_tile; 14];
+        let mut words = [first_tile; 16];
         words[..10].copy_from_slice(&shape);
-        words[11..].copy_from_slice(&[first_kv_head, listed, behind]);
+        words[11..].copy_from_slice(&[first_kv_head, listed, behind, reach, first_query]);
         pack(front, words)
     }
 }
@@ -240,6 +247,10 @@ impl Launches {
         // A few blocks more, which end at once, so that the launches are the same for many tokens.
         let blocks = span.div_ceil(ROW_GROUP as u32 * WARPS).next_multiple_of(SCORE_BLOCKS);
         self.launch(scores, [blocks, count], 32 * WARPS, &arguments)?;
+        if list.tasks.iter().any(|args| args.bias != 0) {
+            let blocks = span.div_ceil(THREADS).next_multiple_of(SCORE_BLOCKS);
+            self.launch("add_bias", [blocks, count], THREADS, &arguments)?;
+        }
         // A warp for each query, and a thread for each column.
         let threads = width.next_multiple_of(WARP).clamp(TILE_QUERIES as u32 * WARP, MAX_SUM_THREADS);
         if list.tasks.iter().all(|args| args.partial_sums == 0) {
@@ -354,6 +365,7 @@ mod tests {
             out: 10,
             blocks: 11,
             chosen: 21,
+            bias: 25,
             count: 12,
             heads: 13,
             group: 14,
@@ -368,10 +380,12 @@ mod tests {
             first_kv_head: 22,
             listed: 23,
             behind: 24,
+            reach: 26,
+            first_query: 27,
         };
         let words: Vec<u32> = args.to_bytes().as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b)).collect();
-        let addresses: Vec<u32> = (1..12).chain([21]).flat_map(|at| [at, 0]).collect();
-        assert_eq!(words[..24], addresses);
-        assert_eq!(words[24..], [12, 13, 14, 15, 16, 17, 18, 19, 1.0f32.to_bits(), 6, 20, 22, 23, 24]);
+        let addresses: Vec<u32> = (1..12).chain([21, 25]).flat_map(|at| [at, 0]).collect();
+        assert_eq!(words[..26], addresses);
+        assert_eq!(words[26..], [12, 13, 14, 15, 16, 17, 18, 19, 1.0f32.to_bits(), 6, 20, 22, 23, 24, 26, 27]);
     }
 }

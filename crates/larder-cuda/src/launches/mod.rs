@@ -50,7 +50,7 @@ pub fn all_kernels() -> Vec<&'static str> {
 
 /// Those that are no products.
 #[cfg(any(feature = "cuda", feature = "emulator"))]
-const OTHER_KERNELS: [&str; 76] = [
+const OTHER_KERNELS: [&str; 77] = [
     "silu",
     "gelu",
     "gelu_tanh",
@@ -90,6 +90,7 @@ const OTHER_KERNELS: [&str; 76] = [
     "partial_sums_f16",
     "partial_sums_q8_0",
     "add_partial_sums",
+    "add_bias",
     "flash_f32",
     "flash_f16",
     "flash_q8_0",

@@ -74,7 +74,7 @@ impl DeviceChoice for GpuOps {
             return Err(GpuError::Unsupported(format!("{x:?} are not {heads} heads that rotate")).into());
         }
         let (rotated, queries) = state.result(x.rows, x.width)?;
-        let new = NewTokens { heads: args, widths: [x.width, 0, 0, 0], turns, scales: &[], queries };
+        let new = NewTokens { heads: args, widths: [x.width, 0, 0, 0], turns, scales: &[], queries, bias: (0, 0) };
         self.attention.rotate(&new, [x.rows, heads, width])?;
         Ok(rotated)
     }

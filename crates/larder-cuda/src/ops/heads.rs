@@ -15,7 +15,8 @@ impl State {
         heads: &DeviceHeads<'a>,
         tasks: &[&AttentionArgs<DeviceKvView>],
     ) -> Result<(NewTokens<'a>, DeviceRows)> {
-        let DeviceHeads { queries, rest, keys, values, norm, clip, value_norm, value_factor, rotation, scales } = heads;
+        let DeviceHeads { queries, rest, keys, values, norm, clip, value_norm, value_factor, rotation, scales, bias } =
+            heads;
         let Some(task) = tasks.first() else {
             return Err(GpuError::Unsupported("attention of no sequence has no heads".into()));
         };
@@ -58,8 +59,9 @@ impl State {
         {
             return Err(GpuError::Unsupported(format!("{tokens} tokens do not have heads {queries:?}")));
         }
+        let bias = bias.map_or(Ok((0, 0)), |bias| self.kept_values(bias))?;
         let (result, rotated) = self.result(queries.rows, count * width)?;
         let widths = all.map(|rows| rows.map_or(0, |rows| rows.width));
-        Ok((NewTokens { heads: args, widths, turns, scales, queries: rotated }, result))
+        Ok((NewTokens { heads: args, widths, turns, scales, queries: rotated, bias }, result))
     }
 }

@@ -159,6 +159,11 @@ impl State {
         kept.ok_or_else(|| GpuError::Unsupported(format!("the GPU keeps no value {id}")))
     }
 
+    /// As [`kept`](Self::kept), with the number of values.
+    fn kept_values(&self, id: usize) -> Result<(u64, usize)> {
+        Ok((self.kept(id)?, self.kept.get(id).map_or(0, DeviceBuffer::bytes) / size_of::<f32>()))
+    }
+
     /// Copies bytes to memory of their own on the device, before the next launch.
     fn keep(&mut self, queue: &Arc<LaunchQueue>, bytes: &[u8]) -> Result<DeviceBuffer> {
         let buffer = DeviceBuffer::of(&(queue.clone() as _), bytes.len())?;

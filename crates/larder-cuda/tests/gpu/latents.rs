@@ -93,6 +93,7 @@ impl<'a> Layer<'a> {
                 interleaved: rope == 8,
             }),
             scales: &step.scales,
+            bias: None,
         };
         let view = |width| DeviceKvView { first_page: 0, pages: self.pages.clone(), width };
         let tokens = step.rows.len() / width;

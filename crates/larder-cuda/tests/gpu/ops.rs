@@ -6,7 +6,7 @@ use std::sync::Arc;
 use larder_cache::two_tiers::{Device, DeviceWork};
 use larder_core::{ExpertId, ExpertLayout, NumberFormat, RowOrder};
 use larder_cuda::{Emulator, EmulatorFault, Gpu};
-use larder_kernels::{AttentionArgs, Inputs, Product, ThreadPool, WeightMatrix};
+use larder_kernels::{AttentionArgs, DistanceBias, Inputs, Product, ThreadPool, WeightMatrix};
 use larder_model::{
     Activation, AttentionDouble, CallOnDevice, ComputeContext, DeviceAttention, DeviceExperts, DeviceHeads,
     DeviceKvView, DeviceOps, DeviceProducts, DeviceRotation, DeviceRows, ExpertWorkspace, HeadNorm, KvPageShape,
@@ -31,6 +31,8 @@ struct Shape {
     norm: Option<bool>,
     /// Rotated values of a head, and whether pairs are adjacent.
     rotation: Option<(usize, bool)>,
+    /// The distance beyond which a bias of scores does not change, if there is one.
+    reach: Option<usize>,
 }
 
 /// A device with the weights of a layer and the keys and values of some sequences.
@@ -39,8 +41,9 @@ struct Layer<'a> {
     attention: &'a dyn DeviceAttention,
     /// Queries, keys, values, output.
     products: [usize; 4],
-    /// Of the norm, of queries, of keys, and a bias of the queries.
-    kept: [usize; 4],
+    /// Of the norm, of queries, of keys, a bias of the queries, and that of scores, whose values are here too.
+    kept: [usize; 5],
+    bias: &'a [f32],
     /// By sequence: the pages of keys and of values.
     pages: Vec<[Vec<usize>; 2]>,
 }
@@ -48,7 +51,7 @@ struct Layer<'a> {
 /// What a layer is made of.
 struct Weights {
     products: [(NumberFormat, usize, usize, Vec<u8>); 4],
-    kept: [Vec<f32>; 4],
+    kept: [Vec<f32>; 5],
 }
 
 impl Weights {
@@ -63,14 +66,15 @@ impl Weights {
             (kind, rows, cols, bytes)
         });
         let norms = if shape.norm == Some(true) { [heads * key, kv_heads * key] } else { [key; 2] };
-        Weights { products, kept: [HIDDEN, norms[0], norms[1], heads * key].map(|count| random.floats(count)) }
+        let bias = heads * shape.reach.map_or(0, |reach| 2 * reach + 1);
+        Weights { products, kept: [HIDDEN, norms[0], norms[1], heads * key, bias].map(|count| random.floats(count)) }
     }
 }
 
 impl<'a> Layer<'a> {
     fn new(
         (products, attention, ops): (&dyn DeviceProducts, &'a dyn DeviceAttention, &'a dyn DeviceOps),
-        weights: &Weights,
+        weights: &'a Weights,
         sequences: usize,
     ) -> Self {
         let upload = |(kind, rows, cols, bytes): &(NumberFormat, usize, usize, Vec<u8>)| {
@@ -82,6 +86,7 @@ impl<'a> Layer<'a> {
             attention,
             products: weights.products.each_ref().map(upload),
             kept: weights.kept.each_ref().map(|values| ops.keep(values).unwrap()),
+            bias: &weights.kept[4],
             pages: vec![Default::default(); sequences],
         }
     }
@@ -103,7 +108,7 @@ impl<'a> Layer<'a> {
     /// The residual stream behind attention, and a product of what an activation makes of it, for `x [tokens, hidden]`.
     fn begin(&mut self, shape: &Shape, x: DeviceRows, step: &Step) -> [DeviceRows; 2] {
         self.grow(shape, &step.seen);
-        let (ops, [norm, of_queries, of_keys, bias]) = (self.ops, self.kept);
+        let (ops, [norm, of_queries, of_keys, bias, of_scores]) = (self.ops, self.kept);
         let input = ops.rms_norm(x, norm, 1e-5).unwrap();
         let products = ops.multiply(input, &self.products[..3]).unwrap();
         let heads = DeviceHeads {
@@ -128,6 +133,12 @@ impl<'a> Layer<'a> {
                 interleaved,
             }),
             scales: &step.scales,
+            bias: shape.reach.map(|_| of_scores),
+        };
+        // Tokens see their own position last.
+        let bias_of = |seen: &[Range<usize>]| {
+            let (values, first_query) = (self.bias, seen[0].end - 1);
+            shape.reach.map(|reach| DistanceBias { values, reach, first_query })
         };
         let view = |pages: &[usize], width| DeviceKvView { first_page: 0, pages: pages.to_vec(), width };
         let tasks: Vec<_> = (self.pages.iter().zip(&step.seen))
@@ -140,7 +151,7 @@ impl<'a> Layer<'a> {
                 seen,
                 scale: 0.4,
                 sinks: None,
-                bias: None,
+                bias: bias_of(seen),
             })
             .collect();
         let mixed = ops.attend_new(&heads, &tasks.iter().collect::<Vec<_>>()).unwrap();
@@ -186,6 +197,7 @@ pub fn compare(gpu: &Gpu) {
             weights: [F32, F16, F32],
             norm: Some(false),
             rotation: Some((24, false)),
+            reach: None,
         },
         Shape {
             heads: 3,
@@ -196,8 +208,19 @@ pub fn compare(gpu: &Gpu) {
             weights: [Q8_0, Q4_0, Q8_0],
             norm: Some(true),
             rotation: Some((16, true)),
+            reach: None,
         },
-        Shape { heads: 2, kv_heads: 2, key: 34, value: 66, kind: F16, weights: [Q4_0; 3], norm: None, rotation: None },
+        Shape {
+            heads: 2,
+            kv_heads: 2,
+            key: 34,
+            value: 66,
+            kind: F16,
+            weights: [Q4_0; 3],
+            norm: None,
+            rotation: None,
+            reach: Some(3),
+        },
         Shape {
             heads: 2,
             kv_heads: 1,
@@ -207,6 +230,7 @@ pub fn compare(gpu: &Gpu) {
             weights: [Q8_0; 3],
             norm: Some(false),
             rotation: Some((70, false)),
+            reach: None,
         },
         Shape {
             heads: 4,
@@ -217,6 +241,7 @@ pub fn compare(gpu: &Gpu) {
             weights: [Q8_0; 3],
             norm: Some(false),
             rotation: Some((32, false)),
+            reach: Some(5),
         },
         // A norm without weights behind the rotation.
         Shape {
@@ -228,6 +253,7 @@ pub fn compare(gpu: &Gpu) {
             weights: [Q8_0; 3],
             norm: Some(false),
             rotation: Some((16, true)),
+            reach: None,
         },
     ];
     for (which, shape) in shapes.iter().enumerate() {

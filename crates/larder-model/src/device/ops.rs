@@ -45,6 +45,8 @@ pub struct DeviceHeads<'a> {
     pub rotation: Option<DeviceRotation<'a>>,
     /// `[tokens]`: factors on queries, behind the rotation; empty for none.
     pub scales: &'a [f32],
+    /// The values of the bias that all tasks have, if they have one, as values that are [kept](DeviceOps::keep).
+    pub bias: Option<usize>,
 }
 
 /// The last values of each query.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder_core::NumberFormat;
-use larder_kernels::{AttentionArgs, AttentionTask, Inputs, narrow, quantise_row, tanh};
+use larder_kernels::{AttentionArgs, AttentionTask, DistanceBias, Inputs, narrow, quantise_row, tanh};
 
 use super::best::best_of;
 use super::{AttentionDouble, ProductsDouble};
@@ -246,8 +246,12 @@ impl DeviceOps for OpsDouble {
         let (width, mut rest) = (queries.len() / heads.queries.rows, &queries[..]);
         let with_queries = tasks.iter().map(|args| rest.split_off(..args.seen.len() * width).unwrap_or_default());
         let with_queries: Vec<&[f32]> = with_queries.collect();
+        let kept = heads.bias.map_or_else(Vec::new, |bias| self.lock().kept[bias].clone());
         let tasks: Vec<_> = (tasks.iter().zip(&with_queries))
-            .map(|(args, queries)| AttentionArgs { queries, ..args.with_kv(args.keys.clone(), args.values.clone()) })
+            .map(|(args, queries)| {
+                let bias = args.bias.map(|bias| DistanceBias { values: &kept, ..bias });
+                AttentionArgs { queries, bias, ..args.with_kv(args.keys.clone(), args.values.clone()) }
+            })
             .collect();
         self.attend(&tasks.iter().collect::<Vec<_>>())
     }

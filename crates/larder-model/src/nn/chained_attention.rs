@@ -136,7 +136,19 @@ impl Attention {
         let (rest, values, clip) = (None, Some(values), self.clip.map(|limit| limit as f32));
         let (value_norm, value_factor) = (self.value_norm, self.value_scale as f32);
         let scales = &scales;
-        let heads = DeviceHeads { queries, rest, keys, values, norm, clip, value_norm, value_factor, rotation, scales };
+        let heads = DeviceHeads {
+            queries,
+            rest,
+            keys,
+            values,
+            norm,
+            clip,
+            value_norm,
+            value_factor,
+            rotation,
+            scales,
+            bias: None,
+        };
         let (rows, seen) = ((&*states, KEYS_AND_VALUES), (pass, self.mask));
         let mixed = match chosen {
             None => self.over_rows().begin_new(ops, &heads, rows, seen)?,

@@ -95,6 +95,7 @@ impl NewIndexRows<'_> {
             value_factor: 1.0,
             rotation: self.rotation,
             scales: &[],
+            bias: None,
         }
     }
 }

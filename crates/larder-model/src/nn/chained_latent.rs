@@ -177,6 +177,7 @@ impl LatentAttention {
             value_factor: 1.0,
             rotation,
             scales: &scales,
+            bias: None,
         };
         let rows = (&*states, (|kv| (&kv.keys, None)) as super::KeysAndValues);
         match chosen {

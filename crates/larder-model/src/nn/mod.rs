@@ -9,6 +9,7 @@ mod chained_blocks;
 mod chained_choice;
 mod chained_latent;
 mod chained_moe;
+mod chained_relative;
 mod compressed;
 mod conv;
 mod convolved;

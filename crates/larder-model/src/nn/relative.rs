@@ -10,9 +10,10 @@ use larder_core::{KV_PAGE_TOKENS, Rng};
 use larder_kernels::{AttentionArgs, AttentionTask, DistanceBias};
 
 use super::{
-    AttentionMask, ForwardPass, KvPool, KvRows, LayerKv, LayerShape, Mixer, RowShape, SpanPositions, TokenScratch,
-    made_up,
+    AttentionMask, ChainedMixer, ForwardPass, KvPool, KvRows, LayerKv, LayerShape, Mixer, RowShape, SpanPositions,
+    TokenScratch, made_up,
 };
+use crate::device::{DeviceCopy, DeviceOps};
 use crate::error::Result;
 use crate::hidden::Place;
 use crate::matrix::{Linear, with_f32};
@@ -23,6 +24,7 @@ pub struct PositionBias {
     /// `[heads, 2 · reach + 1]`, as in [`DistanceBias`].
     values: Vec<f32>,
     reach: usize,
+    copy: DeviceCopy,
 }
 
 /// How distances are sorted into buckets, which have one bias each.
@@ -60,14 +62,20 @@ impl PositionBias {
     pub fn new(table: &[f32], heads: usize, buckets: DistanceBuckets, longest: usize) -> Self {
         let reach = buckets.max_distance.min(longest);
         if table.is_empty() {
-            return PositionBias { values: vec![], reach };
+            return PositionBias { values: vec![], reach, copy: DeviceCopy::default() };
         }
         let distances = || -(reach as i64)..=reach as i64;
         let of_head = |head: usize| distances().map(move |d| table[buckets.of(d) * heads + head]);
-        PositionBias { values: (0..heads).flat_map(of_head).collect(), reach }
+        PositionBias { values: (0..heads).flat_map(of_head).collect(), reach, copy: DeviceCopy::default() }
     }
 
-    fn at(&self, first_query: usize) -> DistanceBias<'_> {
+    /// The id of the values on a device, as a value that is [kept](DeviceOps::keep).
+    pub(super) fn on_device(&self, ops: &dyn DeviceOps) -> Result<usize> {
+        self.copy.of(&self.values, ops)
+    }
+
+    /// The bias of queries of which the first is at a position.
+    pub(super) fn at(&self, first_query: usize) -> DistanceBias<'_> {
         DistanceBias { values: &self.values, reach: self.reach, first_query }
     }
 }
@@ -108,7 +116,7 @@ impl RelativeAttention {
         self.append(&v, 0..tokens, &mut values)?;
         let queries = SpanPositions { start: 0, tokens, first_row: 0 };
         let seen = vec![0..tokens; tokens];
-        self.attend(&q, &[Part { queries, keys: &keys, values: &values, seen: &seen }])
+        self.o.forward(&self.attend(&q, &[Part { queries, keys: &keys, values: &values, seen: &seen }])?)
     }
 
     /// Stores keys and values of the output of an encoder, `encoded [tokens, hidden]`.
@@ -121,13 +129,38 @@ impl RelativeAttention {
 
     /// `x [tokens, hidden]`, of which every token attends to all that its state [remembers](Self::remember) → same shape
     pub fn over_encoded(&self, x: &Tensor, states: &LayerStates, pass: &ForwardPass) -> Result<Tensor> {
-        let q = self.q.forward(x)?;
+        self.o.forward(&self.attend_encoded(&self.q.forward(x)?, states, pass)?)
+    }
+
+    /// As [`over_encoded`](Self::over_encoded) between its products: `q [tokens, heads · head_dim]` → same shape
+    pub(super) fn attend_encoded(&self, q: &Tensor, states: &LayerStates, pass: &ForwardPass) -> Result<Tensor> {
         let of = |i: usize| (&states.of(i).encoder_keys, &states.of(i).encoder_values);
         let seen: Vec<Vec<Range<usize>>> =
             pass.spans.iter().enumerate().map(|(i, span)| vec![0..of(i).0.len(); span.tokens]).collect();
         let parts = pass.spans.iter().enumerate().map(|(i, span)| {
             let (keys, values) = of(i);
             Part { queries: *span, keys, values, seen: &seen[i] }
+        });
+        self.attend(q, &parts.collect::<Vec<_>>())
+    }
+
+    /// Attention over the own sequence, to which the tokens of a step are appended, between its products: `q`, `k` and `v`
+    /// `[tokens, heads · head_dim]` → same shape
+    pub(super) fn attend_own(
+        &self,
+        [q, k, v]: [Tensor; 3],
+        states: &mut LayerStates,
+        pass: &ForwardPass,
+    ) -> Result<Tensor> {
+        for (i, span) in pass.spans.iter().enumerate() {
+            let (state, rows) = (states.of_mut(i), span.first_row..span.first_row + span.tokens);
+            self.append(&k, rows.clone(), &mut state.keys)?;
+            self.append(&v, rows, &mut state.values)?;
+        }
+        let seen = pass.visible_ranges(AttentionMask::Causal);
+        let parts = pass.spans.iter().enumerate().map(|(i, span)| {
+            let state = states.of(i);
+            Part { queries: *span, keys: &state.keys, values: &state.values, seen: span.rows(&seen, 1) }
         });
         self.attend(&q, &parts.collect::<Vec<_>>())
     }
@@ -138,7 +171,7 @@ impl RelativeAttention {
         with_f32(x, |x| rows.append(&x[at.start * width..at.end * width], self.heads, self.head_dim))?
     }
 
-    /// `q [tokens, heads · head_dim]` → `[tokens, hidden]`; the parts are in the order of their queries.
+    /// `q [tokens, heads · head_dim]` → same shape; the parts are in the order of their queries.
     fn attend<'p>(&self, q: &Tensor, parts: &'p [Part<'p>]) -> Result<Tensor> {
         let (tokens, width) = (q.dim(0)?, self.heads * self.head_dim);
         let mut mixed = vec![0.0; tokens * width];
@@ -162,24 +195,22 @@ impl RelativeAttention {
             };
             self.o.compute().attend(&mut parts.iter().map(task).collect::<Vec<_>>())
         })??;
-        self.o.forward(&Tensor::from_vec(mixed, (tokens, width), &Device::Cpu)?)
+        Ok(Tensor::from_vec(mixed, (tokens, width), &Device::Cpu)?)
     }
 }
 
 impl Mixer for RelativeAttention {
     fn forward(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Tensor> {
-        let [q, k, v] = Linear::forward_all([&self.q, &self.k, &self.v], x)?;
-        for (i, span) in pass.spans.iter().enumerate() {
-            let (state, rows) = (states.of_mut(i), span.first_row..span.first_row + span.tokens);
-            self.append(&k, rows.clone(), &mut state.keys)?;
-            self.append(&v, rows, &mut state.values)?;
-        }
-        let seen = pass.visible_ranges(AttentionMask::Causal);
-        let parts = pass.spans.iter().enumerate().map(|(i, span)| {
-            let state = states.of(i);
-            Part { queries: *span, keys: &state.keys, values: &state.values, seen: span.rows(&seen, 1) }
-        });
-        self.attend(&q, &parts.collect::<Vec<_>>())
+        let products = Linear::forward_all([&self.q, &self.k, &self.v], x)?;
+        self.o.forward(&self.attend_own(products, states, pass)?)
+    }
+
+    fn chained(&self) -> Option<&dyn ChainedMixer> {
+        self.is_on_device().then_some(self)
+    }
+
+    fn heads(&self) -> usize {
+        self.heads
     }
 
     fn layer_shape(&self) -> LayerShape {

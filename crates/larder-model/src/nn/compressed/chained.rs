@@ -188,6 +188,7 @@ impl ChainedMixer for CompressedAttention {
             value_factor: 1.0,
             rotation: Some(self.of_tails(head_dim, turns)),
             scales: &[],
+            bias: None,
         };
         let mixed = match &self.entries {
             None => self.over_rows().begin_new(ops, &new, (&*states, WINDOW), (pass, self.mask()))?,

@@ -88,10 +88,9 @@ impl KvCache {
         KvCache { len: 0, layers, encoder: None }
     }
 
-    /// An empty cache of a model with an encoder, in main memory.
+    /// An empty cache of a model with an encoder. Keys and values of its output are where those of the layer are.
     pub fn with_encoder(layers: impl Iterator<Item = LayerShape>, pool: &Arc<KvPool>) -> Self {
-        let in_memory = layers.map(|layer| LayerShape { in_memory: true, ..layer });
-        KvCache { encoder: Some(EncoderInput::default()), ..KvCache::new(in_memory, pool) }
+        KvCache { encoder: Some(EncoderInput::default()), ..KvCache::new(layers, pool) }
     }
 
     /// Tokens that the decoder has computed: those of the sequence, or the start token and those behind the prompt.
@@ -180,15 +179,15 @@ pub struct LayerKv {
 }
 
 impl LayerKv {
-    /// An empty state of a layer, with keys, values and further rows in this place. `kept_behind` positions behind a window are kept for the sake of
+    /// An empty state of a layer, with keys, values, those of an encoder's output and further rows in this place. `kept_behind` positions behind a window are kept for the sake of
     /// rewinding.
     pub fn new(shape: &LayerShape, place: Place, kept_behind: usize, pool: &Arc<KvPool>) -> Self {
         let rows = |place| KvRows::new(pool, place);
         LayerKv {
             keys: rows(place),
             values: rows(place),
-            encoder_keys: rows(Place::Host),
-            encoder_values: rows(Place::Host),
+            encoder_keys: rows(place),
+            encoder_values: rows(place),
             recurrent: RecurrentState::new(pool),
             further: shape.further.iter().map(|shape| FurtherRows::new(*shape, place, kept_behind, pool)).collect(),
             mask: AttentionMask::Causal,
