@@ -73,6 +73,17 @@ struct ProductKernelArgs {
 };
 static_assert(sizeof(ProductKernelArgs) == 64, "must match the layout in Rust");
 
+// The arguments of adding the bias of one product.
+struct BiasKernelArgs {
+    // [cols]; null: none is added
+    const float *bias;
+    // [tokens, cols]
+    float *out;
+    u32 tokens;
+    u32 cols;
+};
+static_assert(sizeof(BiasKernelArgs) == 24, "must match the layout in Rust");
+
 // A matrix of which a row is read.
 struct MatrixKernelArgs {
     // [rows, cols] as stored

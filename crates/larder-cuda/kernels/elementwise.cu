@@ -71,17 +71,6 @@ extern "C" __global__ void gate_values(
     if (i < count) store(mul_rn(x[i], gate_of(gates[i / shared], function)), out, blocks);
 }
 
-// The arguments of adding the bias of one product.
-struct BiasKernelArgs {
-    // [cols]; null: none is added
-    const float *bias;
-    // [tokens, cols]
-    float *out;
-    u32 tokens;
-    u32 cols;
-};
-static_assert(sizeof(BiasKernelArgs) == 24, "must match the layout in Rust");
-
 // Adds the bias of each product to every token. The grid's y is the product.
 extern "C" __global__ void add_biases(const BiasKernelArgs *biases) {
     BiasKernelArgs args = biases[blockIdx.y];

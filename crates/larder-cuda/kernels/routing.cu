@@ -1,5 +1,5 @@
 // The choice of experts on the device, in the steps of the gate on the CPU: scores, groups, the best k, their weights. The lists of the
-// products that follow get the addresses of the chosen experts, from a table of slots.
+// products that follow get the addresses of the chosen experts, from a table of slots, and their rows.
 #include "activations.cuh"
 
 // How logits become scores.
@@ -15,13 +15,45 @@ enum GroupRank : u32 { BEST, BEST_TWO };
 // In the place of an expert, where there is none.
 constexpr u32 NO_EXPERT = 0xFFFF;
 
-// An address that depends on the choice.
-struct Patch {
-    // Gets the address of the expert plus the offset.
-    u64 *target;
+// A list of products, or of biases, of the experts of a call: one for each, in the order in which they are first chosen.
+struct ExpertList {
+    // The entry of the first expert.
+    u8 *entries;
+    // Of the part of an expert, in bytes.
     u64 offset;
+    // Inputs and outputs of the first row. With picks, all experts have the same inputs.
+    const u8 *x;
+    u8 *out;
+    // By row: its row in the inputs; or null
+    const u32 *picks;
+    // Bytes from an entry to the next, from the inputs of a row to those of the next, and from its outputs
+    u32 stride;
+    u32 x_step;
+    u32 out_step;
+    // 1: of biases
+    u32 is_bias;
+
+    // Writes the entry with this number, of an expert with `count` rows from row `first` on; null leaves it out.
+    __device__ void set(u32 number, const u8 *expert, u32 first, u32 count) const {
+        u8 *entry = entries + (u64)number * stride;
+        const u8 *part = expert ? expert + offset : nullptr;
+        float *outputs = (float *)(out + (u64)first * out_step);
+        if (is_bias) {
+            BiasKernelArgs &bias = *(BiasKernelArgs *)entry;
+            bias.bias = (const float *)part;
+            bias.out = outputs;
+            bias.tokens = count;
+            return;
+        }
+        ProductKernelArgs &product = *(ProductKernelArgs *)entry;
+        product.weights = part;
+        product.x = x + (u64)first * x_step;
+        product.pick = picks ? picks + first : nullptr;
+        product.out = outputs;
+        product.tokens = count;
+    }
 };
-static_assert(sizeof(Patch) == 16, "must match the layout in Rust");
+static_assert(sizeof(ExpertList) == 56, "must match the layout in Rust");
 
 // The arguments of a choice.
 struct ChoiceArgs {
@@ -42,14 +74,18 @@ struct ChoiceArgs {
     u32 *chosen;
     // [tokens, k]; the choice writes the weights
     ExpertTerm *terms;
-    // [tokens, k, patches_each]
-    const Patch *patches;
-    // [tokens, k, width]: the outputs of the chosen experts
+    // [lists]
+    const ExpertList *lists;
+    // [rows, width]: the outputs of the chosen experts. A place that has an expert has a row; those of an expert are consecutive.
     const float *outputs;
+    // [2, tokens, k]: by place its expert, and the first place that has the same
+    u32 *places;
+    // By row: its row in the inputs
+    u32 *picks;
     u32 tokens;
     u32 experts;
     u32 k;
-    u32 patches_each;
+    u32 list_count;
     u32 score;
     u32 weighting;
     u32 renorm;
@@ -69,9 +105,13 @@ struct ChoiceArgs {
     // Added to the score of that class.
     float bias_of_none;
     u32 width;
+    // Places that have the same row of inputs.
+    u32 share;
+    // Entries of each list.
+    u32 entries;
     u32 unused;
 };
-static_assert(sizeof(ChoiceArgs) == 152, "must match the layout in Rust");
+static_assert(sizeof(ChoiceArgs) == 176, "must match the layout in Rust");
 
 // Replaces values by their softmax; the powers are added in order. For all threads of a warp.
 __device__ inline void softmax_in_order(float *values, u32 count) {
@@ -203,11 +243,9 @@ extern "C" __global__ void take_row(const u32 *table, const u32 *number, u32 *ou
     if (i < width) out[i] = table[(u64)*number * width + i];
 }
 
-// Chooses the experts of each token, unless they are known. A warp has a token; there are at most 1024 experts.
-extern "C" __global__ void choose_experts(const ChoiceArgs *args_in_memory) {
-    const ChoiceArgs &args = *args_in_memory;
-    u32 token = group_of_warp(), lane = threadIdx.x % WARP, experts = args.experts;
-    if (token >= args.tokens) return;
+// The experts of a token, unless they are known, and their weights. For all threads of a warp; there are at most 1024 experts.
+__device__ inline void choose_for(const ChoiceArgs &args, u32 token) {
+    u32 lane = threadIdx.x % WARP, experts = args.experts;
     const float *logits = args.logits + (u64)token * args.classes;
     u32 step = 2 * experts + 1 + args.groups + (args.scales_input ? args.k : 0);
     float *scores = args.scores + (u64)token * step, *values = scores + experts + 1;
@@ -220,18 +258,13 @@ extern "C" __global__ void choose_experts(const ChoiceArgs *args_in_memory) {
     if (args.groups) mask_groups(args, values, values + experts);
     ExpertTerm *terms = args.terms + (u64)token * args.k;
     u32 taken = 0;
-    const Patch *patches = args.patches + (u64)token * args.k * args.patches_each;
     for (u32 rank = 0; rank < args.k; rank++) {
-        u32 expert = args.known ? args.known[(u64)token * args.k + rank] : take_best(values, &taken, experts);
-        u64 place = (u64)token * args.k + rank, slot = skips ? 0 : args.slots[expert];
+        u64 place = (u64)token * args.k + rank;
+        u32 expert = args.known ? args.known[place] : take_best(values, &taken, experts);
         if (lane == 0) {
             terms[rank].expert = expert;
-            terms[rank].output = skips ? nullptr : args.outputs + place * args.width;
-            args.chosen[place] = skips ? NO_EXPERT : expert;
-        }
-        for (u32 i = lane; i < args.patches_each; i += WARP) {
-            Patch patch = patches[rank * args.patches_each + i];
-            *patch.target = slot ? slot + patch.offset : 0;
+            terms[rank].output = nullptr;
+            args.places[place] = args.chosen[place] = skips ? NO_EXPERT : expert;
         }
     }
     __syncwarp();
@@ -242,4 +275,49 @@ extern "C" __global__ void choose_experts(const ChoiceArgs *args_in_memory) {
             terms[rank].weight = 1.0f;
         }
     }
+}
+
+// Gives the places of each expert consecutive rows, in the order in which experts are first chosen, and writes the lists of products. For all
+// threads of a block.
+__device__ inline void group_places(const ChoiceArgs &args) {
+    u32 count = args.tokens * args.k;
+    const u32 *experts = args.places;
+    u32 *firsts = args.places + count;
+    for (u32 place = threadIdx.x; place < count; place += blockDim.x) {
+        u32 first = 0;
+        while (experts[first] != experts[place]) first++;
+        firsts[place] = first;
+    }
+    __syncthreads();
+    for (u32 place = threadIdx.x; place < count; place += blockDim.x) {
+        u32 expert = experts[place], first = firsts[place], row = 0, number = 0, rows = 0;
+        if (expert == NO_EXPERT) continue;
+        for (u32 other = 0; other < count; other++) {
+            if (experts[other] == NO_EXPERT) continue;
+            u32 its = firsts[other];
+            row += its < first || (its == first && other < place);
+            number += its == other && other < first;
+            rows += its == first;
+        }
+        args.terms[place].output = args.outputs + (u64)row * args.width;
+        args.picks[row] = place / args.share;
+        if (first != place) continue;
+        const u8 *slot = (const u8 *)args.slots[expert];
+        for (u32 list = 0; list < args.list_count; list++) args.lists[list].set(number, slot, row, rows);
+    }
+    for (u32 entry = threadIdx.x; entry < args.entries; entry += blockDim.x) {
+        u32 chosen = 0;
+        for (u32 place = 0; place < count; place++) chosen += firsts[place] == place && experts[place] != NO_EXPERT;
+        if (entry < chosen) continue;
+        for (u32 list = 0; list < args.list_count; list++) args.lists[list].set(entry, nullptr, 0, 0);
+    }
+}
+
+// Chooses the experts of all tokens, unless they are known, and writes the lists of their products. There is one block; a warp has a token at a
+// time.
+extern "C" __global__ void choose_experts(const ChoiceArgs *args_in_memory) {
+    const ChoiceArgs &args = *args_in_memory;
+    for (u32 token = threadIdx.x / WARP; token < args.tokens; token += blockDim.x / WARP) choose_for(args, token);
+    __syncthreads();
+    group_places(args);
 }

@@ -85,8 +85,9 @@
 //! Outside of a chain, inputs are copied to the device once per call, and all outputs back. In a chain neither is copied: inputs are rows
 //! that are there, and `sum_experts` adds the outputs up, or `sum_experts_norm` if a norm comes next.
 //!
-//! Where all experts of a layer are on the device, `choose_experts` chooses them there. It finds their addresses in a table of slots, and
-//! writes them to lists of products that are on the device already; so the host need not know the choice. A layer of a token is then twelve
+//! Where all experts of a layer are on the device, `choose_experts` chooses them there. It finds their addresses in a table of slots,
+//! gives the places of each expert consecutive rows, and writes both to lists of products that are on the device already; so the host need not
+//! know the choice. A layer of a token is then twelve
 //! launches: five products (queries, keys and values in one; output; router; gate and up of the experts in one; down), `new_heads_…`,
 //! `scores_…`, `weighted_sum_…`, `add_norm`, `choose_experts`, the activation function, and `sum_experts_norm`.
 //!

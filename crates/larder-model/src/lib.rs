@@ -101,8 +101,8 @@ pub use arch::{model_types, mtp_layers};
 pub use compute::{ComputeContext, ComputeTime};
 pub use decoder::{Decoder, blueprint, rewinds_freely};
 pub use device::{
-    BEST_FOUND, BlockPooling, ChangedLogit, ChosenOnDevice, DeviceAttention, DeviceChannelScan, DeviceChoice,
-    DeviceConvolution, DeviceConvolvedHeads, DeviceDecay, DeviceDelta, DeviceDraw, DeviceExperts,
+    BEST_FOUND, BlockPooling, CHOICE_TOKENS, ChangedLogit, ChosenOnDevice, DeviceAttention, DeviceChannelScan,
+    DeviceChoice, DeviceConvolution, DeviceConvolvedHeads, DeviceDecay, DeviceDelta, DeviceDraw, DeviceExperts,
     DeviceHeadConvolution, DeviceHeads, DeviceIndex, DeviceKvView, DeviceOps, DeviceProduct, DeviceProducts,
     DeviceRecurrence, DeviceRotation, DeviceRows, DeviceScan, DeviceStreams, DrawnFrom, FEW_TILES, GateOrder, HeadMix,
     HeadNorm, HeadRest, IndexBlocks, KvPageShape, LogitChanges, MATRIX_STREAMS, MAX_SCORE_BYTES, ManifoldWeights,

@@ -209,7 +209,7 @@ impl Totals {
 }
 
 /// The traffic of two tiers as JSON.
-fn tiers_json(tiers: &TierTraffic, time: Duration) -> Value {
+pub fn tiers_json(tiers: &TierTraffic, time: Duration) -> Value {
     let share = |busy: Duration| busy.as_secs_f64() / time.as_secs_f64().max(1e-9);
     let counts = tiers.counts;
     with_deprecated_keys(json!({

@@ -337,16 +337,36 @@ fn a_prompt_waits_once_for_each_layer() {
     }
     let demo = demo();
     let base = ["bench", "-m", &demo, "--device", "emulated", "--vram-experts", "32", "-n", "1", "-r", "3", "--json"];
-    for (tokens, pieces) in [("64", 1), ("270", 2)] {
+    // Of few tokens, as of the second piece of 14, the device chooses the experts.
+    for (tokens, waits) in [("64", 9), ("270", 9 + 1)] {
         let report: Value = serde_json::from_str(&larder_ok(&[&base[..], &["-p", tokens]].concat())).unwrap();
         // Of the last run, in which all experts are on the device: for each layer the choice, then the logits of the last piece.
         let work = &report["series"][0]["runs"][2]["prompt"]["tiers"];
         println!("{tokens} tokens: {work}");
-        assert_eq!(work["waits"], 9 * pieces, "{work}");
+        assert_eq!(work["waits"], waits, "{work}");
         // Of each token its 192 floats in each layer, its 32 router logits and the embedding, and as much of lists.
         let bytes = work["exchanged_bytes"].as_u64().unwrap();
         let least = tokens.parse::<u64>().unwrap() * 4 * (8 * (192 + 32) + 192);
         assert!((least..2 * least).contains(&bytes), "{bytes} bytes, of which {least} have to be exchanged");
+    }
+}
+
+/// With all experts on the device, it chooses them for all sequences of a step.
+#[test]
+fn a_step_of_several_sequences_waits_once() {
+    if no_emulator() {
+        return;
+    }
+    let (demo, steps) = (demo(), 24);
+    let base = ["bench", "-m", &demo, "--device", "emulated", "--vram-experts", "32", "--first-token", "off", "--json"];
+    let flags = ["-p", "16", "-n", "24", "-r", "1", "--clients", "3,9"];
+    let report: Value = serde_json::from_str(&larder_ok(&[&base[..], &flags].concat())).unwrap();
+    for of_clients in report["clients"].as_array().unwrap() {
+        let count = |name: &str| of_clients["tiers"][name].as_u64().unwrap();
+        println!("{of_clients}");
+        // The device is filled in the first steps.
+        assert!((steps..steps + 8).contains(&count("waits")), "{of_clients}");
+        assert!(count("graphs") >= steps && count("gpu_computed") > 8 * 4 * steps, "{of_clients}");
     }
 }
 
@@ -395,7 +415,7 @@ fn what_cannot_be_is_refused_before_anything_is_loaded() {
     assert!(refused(&["--exact"]).starts_with("error: --exact does not work with --device"));
     assert!(refused(&["--preload"]).starts_with("error: --preload does not work with --device"));
     assert!(refused(&["--vram-mem", "2G"]).contains("more than the 1.07 GB that are free on emulator"));
-    let tight = ["--vram-mem", "9700k"];
+    let tight = ["--vram-mem", "9900k"];
     assert!(refused(&[&tight[..], &["--vram-kv", "8"]].concat()).contains("393 kB of KV cache (2 tokens)"));
     larder_ok(&[&["run", "-m", &demo, "-p", "a", "-n", "1", "--device", "emulated"][..], &tight].concat());
     let said = refused(&["--vram-mem", "1M"]);

@@ -4,7 +4,7 @@ use larder_core::{ExpertLayout, ExpertPart, PerMatrix};
 
 use super::{BLOCK, BLOCK_BYTES, DeviceActivations, ExpertBatch};
 use crate::error::Result;
-use crate::launches::{BiasKernelArgs, Patch, ProductBatch, ProductKernelArgs, word};
+use crate::launches::{BiasKernelArgs, ExpertList, ProductBatch, ProductKernelArgs, word};
 
 /// Alignment of each list in bytes.
 const ALIGN: usize = 16;
@@ -75,37 +75,53 @@ impl GroupLists {
         Ok(())
     }
 
-    /// What each expert has of [`patches`](Self::patches).
-    pub fn patches_each(layout: &ExpertLayout) -> usize {
-        let parts = if layout.gate.is_some() { 3 } else { 2 };
-        if layout.bias.is_some() { 2 * parts } else { parts }
-    }
+    /// The most lists [by expert](Self::by_expert).
+    pub const BY_EXPERT: usize = 6;
 
-    /// The addresses in the lists that depend on where experts are, expert after expert, of lists of experts at address 0.
-    pub fn patches(&self) -> impl Iterator<Item = Patch> {
-        let of = |batch: &ProductBatch, at: u64| -> Vec<Patch> {
-            let products = (0..).zip(batch.products());
-            products.map(|(i, p)| Patch { target: at + i * ProductBatch::BYTES as u64, offset: p.weights }).collect()
+    /// The lists whose entries depend on where experts are and which rows they have, of lists of experts at address 0.
+    pub fn by_expert(&self, layout: &ExpertLayout) -> Vec<ExpertList> {
+        let experts = self.experts.max(1);
+        let of_products = |batch: &ProductBatch, at: u64, x_step: usize| -> Vec<ExpertList> {
+            let each = batch.products().len() / experts;
+            let list = |(number, p): (usize, &ProductKernelArgs)| ExpertList {
+                entries: at + (number * ProductBatch::BYTES) as u64,
+                offset: p.weights,
+                x: p.x,
+                out: p.out,
+                picks: p.pick,
+                stride: (each * ProductBatch::BYTES) as u32,
+                x_step: x_step as u32,
+                out_step: 4 * p.out_stride,
+                is_bias: false,
+            };
+            batch.products()[..each].iter().enumerate().map(list).collect()
         };
-        let of_biases = |biases: &[BiasKernelArgs], at: u64| -> Vec<Patch> {
-            let biases = (0..).zip(biases);
-            biases.map(|(i, b)| Patch { target: at + i * BiasKernelArgs::BYTES as u64, offset: b.bias }).collect()
+        let of_biases = |biases: &[BiasKernelArgs], at: u64| -> Vec<ExpertList> {
+            let each = biases.len() / experts;
+            let list = |(number, b): (usize, &BiasKernelArgs)| ExpertList {
+                entries: at + (number * BiasKernelArgs::BYTES) as u64,
+                offset: b.bias,
+                out: b.out,
+                stride: (each * BiasKernelArgs::BYTES) as u32,
+                out_step: 4 * b.cols,
+                is_bias: true,
+                ..ExpertList::default()
+            };
+            biases[..each].iter().enumerate().map(list).collect()
         };
-        let lists = [
-            of(&self.gate, self.at.gate),
-            of(&self.up, self.at.up),
-            of(&self.down, self.at.down),
+        [
+            of_products(&self.gate, self.at.gate, 0),
+            of_products(&self.up, self.at.up, 0),
+            of_products(&self.down, self.at.down, inner_row_bytes(layout)),
             of_biases(&self.biases, self.at.biases),
             of_biases(&self.down_biases, self.at.down_biases),
-        ];
-        let experts = self.experts;
-        (0..experts).flat_map(move |expert| {
-            let own = |list: &Vec<Patch>| {
-                let each = list.len() / experts;
-                list[expert * each..][..each].to_vec()
-            };
-            lists.iter().flat_map(own).collect::<Vec<_>>()
-        })
+        ]
+        .concat()
+    }
+
+    /// The most rows of an expert, where more than the lists say may be written to them.
+    pub fn with_rows(self, most: usize) -> Self {
+        GroupLists { max_tokens: most, ..self }
     }
 
     /// Fills the lists. `pick` is the address of the picks on the device.
@@ -113,8 +129,7 @@ impl GroupLists {
         let ExpertLayout { gate, up, down, bias, .. } = group.layout;
         // Without a gate, up takes its place.
         let first = gate.as_ref().unwrap_or(up);
-        let (inter, hidden) = (first.rows, down.rows);
-        let inner_row = if down.kind.is_float() { 4 * inter } else { inter / BLOCK * BLOCK_BYTES };
+        let (inter, hidden, inner_row) = (first.rows, down.rows, inner_row_bytes(group.layout));
         self.gate.begin(first.kind);
         self.up.begin(up.kind);
         self.down.begin(down.kind);
@@ -151,6 +166,12 @@ impl GroupLists {
         }
         Ok(())
     }
+}
+
+/// Bytes of the values of a row between the products of an expert, as down takes them.
+fn inner_row_bytes(layout: &ExpertLayout) -> usize {
+    let inter = layout.up.rows;
+    if layout.down.kind.is_float() { 4 * inter } else { inter / BLOCK * BLOCK_BYTES }
 }
 
 /// Writes lists one after another into a buffer that will be uploaded.

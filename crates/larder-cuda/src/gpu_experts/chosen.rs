@@ -1,10 +1,10 @@
-//! Experts that are chosen on the device: a kernel writes the addresses of the chosen ones into lists that are there already.
+//! Experts that are chosen on the device: a kernel writes the addresses of the chosen ones, and their rows, into lists that are there already.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx, Score, Weighting};
-use larder_model::{ChosenOnDevice, DeviceMoeCall, DeviceRows, KnownExperts};
+use larder_model::{CHOICE_TOKENS, ChosenOnDevice, DeviceMoeCall, DeviceRows, KnownExperts};
 
 use super::gate::KernelGate;
 use super::hits::BegunHits;
@@ -12,14 +12,14 @@ use crate::arena_sync::ArenaSync;
 use crate::driver::Driver;
 use crate::error::{GpuError, Result};
 use crate::expert_kernels::{BLOCK, BLOCK_BYTES, DeviceActivations, ExpertBatch, ExpertKernels, GroupLists};
-use crate::launches::{ChoiceArgs, ExpertTerm, Launches, Patch, word};
+use crate::launches::{ChoiceArgs, ExpertList, ExpertTerm, Launches, word};
 use crate::memory::{DeviceBuffer, PinnedBuffer};
 use crate::ops::{GpuOps, Staging};
 
-/// The most tokens of a step. With more, experts that several tokens choose would be read once for each.
-const MAX_TOKENS: usize = 4;
-/// The most lists that are kept.
-const MAX_LISTS: usize = 4096;
+/// The most lists that are kept, which are of up to 50 kB each.
+const MAX_LISTS: usize = 64;
+/// The most arguments of choices that are kept.
+const MAX_ARGS: usize = 4096;
 
 /// Chooses the experts of whole layers, and begins them.
 pub struct DeviceChooser {
@@ -29,12 +29,15 @@ pub struct DeviceChooser {
     kernels: ExpertKernels,
     /// `[places, hidden]`
     outputs: DeviceBuffer,
-    /// What the choice of a token computes with, for each token.
-    scratch: DeviceBuffer,
+    /// What the choice of a token computes with, for each token; and by place what the grouping by experts computes with.
+    scratch: [DeviceBuffer; 2],
     /// `[places, hidden]`, where weights scale inputs; and quantised.
     scaled: [DeviceBuffer; 2],
     layers: HashMap<LayerIdx, ChosenLayer>,
+    layouts: Vec<ExpertLayout>,
     lists: HashMap<ListKey, ChoiceLists>,
+    /// Arguments of choices, which have addresses of lists.
+    args: HashMap<ArgsKey, DeviceBuffer>,
     /// The calls of steps that were not counted, oldest first.
     steps: VecDeque<StepChoices>,
     /// Failures of launches until the lists were written.
@@ -68,24 +71,40 @@ struct ChosenLayer {
     k: usize,
 }
 
-/// What the lists of a call depend on. Results of a chain are at the same addresses in every other token, and so lists are written twice.
+/// What the lists of a call depend on. Kernels run in order, so that the next layer can have the same lists. Results of a chain are at the same
+/// addresses in every other layer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct ListKey {
-    layer: LayerIdx,
+    /// The number of the layout.
+    layout: usize,
     tokens: usize,
+    k: usize,
     x: DeviceActivations,
+    /// Whether weights scale the inputs.
+    scales_input: bool,
+}
+
+/// What the arguments of a choice depend on.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct ArgsKey {
+    layer: LayerIdx,
     logits: u64,
     /// The buffer of the choices.
     buffer: usize,
+    lists: ListKey,
 }
 
 /// The lists of a call, on the device.
 struct ChoiceLists {
     experts: GroupLists,
-    /// Of the arguments of the choice.
-    choice: u64,
+    /// Of the lists that the choice writes, and their number.
+    by_expert: (u64, usize),
     /// Of the terms of sums, which the choice writes.
     terms: u64,
+    /// By row: its row in the inputs, which the choice writes.
+    picks: u64,
+    /// Entries of each list.
+    entries: usize,
     _memory: DeviceBuffer,
 }
 
@@ -98,10 +117,12 @@ impl DeviceChooser {
             launches: Launches::new(driver),
             kernels,
             outputs: buffer(),
-            scratch: buffer(),
+            scratch: [buffer(), buffer()],
             scaled: [buffer(), buffer()],
             layers: HashMap::new(),
+            layouts: Vec::new(),
             lists: HashMap::new(),
+            args: HashMap::new(),
             steps: VecDeque::new(),
             failures: 0,
         }
@@ -109,17 +130,18 @@ impl DeviceChooser {
 
     /// Whether it chooses the experts of `tokens` tokens by this gate.
     pub fn chooses(gate: &Gate, tokens: usize) -> bool {
-        tokens <= MAX_TOKENS && KernelGate::of(gate).is_some()
+        tokens <= CHOICE_TOKENS && KernelGate::of(gate).is_some()
     }
 
     /// Allocates the memory of the largest calls.
     pub fn reserve(&mut self, layout: &ExpertLayout, gate: &Gate) -> Result<()> {
         let Some(of_gate) = KernelGate::of(gate) else { return Ok(()) };
         // These have the addresses of the buffers.
-        self.lists.clear();
-        let places = MAX_TOKENS * gate.top_k;
+        self.clear_lists();
+        let places = CHOICE_TOKENS * gate.top_k;
         self.outputs.ensure(4 * places * layout.down.rows)?;
-        self.scratch.ensure(4 * MAX_TOKENS * of_gate.scratch(gate))?;
+        self.scratch[0].ensure(4 * CHOICE_TOKENS * of_gate.scratch(gate))?;
+        self.scratch[1].ensure(2 * 4 * places)?;
         if gate.scales_input {
             let values = places * layout.up.cols;
             let blocks = if layout.quantises_input() { values / BLOCK * BLOCK_BYTES } else { 0 };
@@ -161,13 +183,13 @@ impl DeviceChooser {
             self.layer(layer).whole = Some(slots.clone());
         }
         self.set_known(call, ops)?;
-        let key = self.lists_of(call, layout, ops)?;
+        let key = self.args_of(call, layout, ops)?;
         let begun = self.launch(&key, call, layout);
         // Also after an error: some kernels may be in flight.
         self.sync.record_compute(slots.iter().copied())?;
         begun?;
         self.step().calls.push((layer, tokens));
-        let terms = self.lists[&key].terms;
+        let terms = self.lists[&key.lists].terms;
         ops.begin_sum(terms, gate.top_k, [tokens, layout.down.rows], [on_device.shared, on_device.residual])
     }
 
@@ -184,7 +206,7 @@ impl DeviceChooser {
         let addresses = slots.iter().map(|slot| slot.map_or(0, |slot| self.sync.address(slot))).collect();
         self.set_slots(call.layer, addresses, ops)?;
         self.set_known(call, ops)?;
-        let key = self.lists_of(call, layout, ops)?;
+        let key = self.args_of(call, layout, ops)?;
         let begun = self.launch(&key, call, layout);
         // Also after an error: some kernels may be in flight.
         let candidates = self.sync.record_candidates(slots.iter().flatten().copied())?;
@@ -213,34 +235,51 @@ impl DeviceChooser {
         }
     }
 
-    /// The lists of a call, which are written if they are not there.
-    fn lists_of(&mut self, call: &DeviceMoeCall, layout: &ExpertLayout, ops: &GpuOps) -> Result<ListKey> {
-        let x = ops.activations(call.on_device.x, layout.quantises_input() && !call.gate.scales_input)?;
+    /// The arguments of a call's choice and its lists, which are written if they are not there.
+    fn args_of(&mut self, call: &DeviceMoeCall, layout: &ExpertLayout, ops: &GpuOps) -> Result<ArgsKey> {
+        let DeviceMoeCall { layer, gate, .. } = *call;
+        let x = ops.activations(call.on_device.x, layout.quantises_input() && !gate.scales_input)?;
         let (logits, buffer) = (ops.address(call.logits)?, self.step().buffer);
-        let key = ListKey { layer: call.layer, tokens: call.logits.rows, x, logits, buffer };
-        if !self.lists.contains_key(&key) {
-            if self.lists.len() == MAX_LISTS {
-                self.lists.clear();
-            }
-            let lists = self.write(&key, call, layout, ops)?;
-            self.lists.insert(key, lists);
+        let layout_number = self.layouts.iter().position(|known| known == layout).unwrap_or_else(|| {
+            self.layouts.push(layout.clone());
+            self.layouts.len() - 1
+        });
+        let (tokens, k, scales_input) = (call.logits.rows, gate.top_k, gate.scales_input);
+        let lists = ListKey { layout: layout_number, tokens, k, x, scales_input };
+        let key = ArgsKey { layer, logits, buffer, lists };
+        if self.args.contains_key(&key) {
+            return Ok(key);
         }
+        if self.args.len() == MAX_ARGS || (self.lists.len() == MAX_LISTS && !self.lists.contains_key(&lists)) {
+            self.clear_lists();
+        }
+        if !self.lists.contains_key(&lists) {
+            let written = self.write_lists(&lists, call, layout, ops)?;
+            self.lists.insert(lists, written);
+        }
+        let args = ops.keep_bytes(&self.choice_args(&key, call, layout)?.to_bytes())?;
+        self.args.insert(key, args);
         Ok(key)
     }
 
-    fn launch(&self, key: &ListKey, call: &DeviceMoeCall, layout: &ExpertLayout) -> Result<()> {
-        let ChoiceLists { experts, choice, .. } = &self.lists[key];
-        self.launches.choose_experts(*choice, word(key.tokens)?)?;
+    /// Forgets all lists, and the arguments that have their addresses.
+    fn clear_lists(&mut self) {
+        self.args.clear();
+        self.lists.clear();
+    }
+
+    fn launch(&self, key: &ArgsKey, call: &DeviceMoeCall, layout: &ExpertLayout) -> Result<()> {
+        let ListKey { tokens, k, x, .. } = key.lists;
+        self.launches.choose_experts(self.args[key].at(), word(tokens)?)?;
         if call.gate.scales_input {
             let of_gate = KernelGate::of(call.gate).expect("the caller has asked");
-            let weights = self.scratch.at() + 4 * of_gate.weights_at(call.gate) as u64;
+            let weights = self.scratch[0].at() + 4 * of_gate.weights_at(call.gate) as u64;
             let blocks = if layout.quantises_input() { self.scaled[1].at() } else { 0 };
-            let sizes = [key.tokens, call.gate.top_k, layout.up.cols, of_gate.scratch(call.gate)];
-            let [tokens, k, width, step] = sizes.map(word);
-            let addresses = [key.x.values, weights, self.scaled[0].at(), blocks];
+            let [tokens, k, width, step] = [tokens, k, layout.up.cols, of_gate.scratch(call.gate)].map(word);
+            let addresses = [x.values, weights, self.scaled[0].at(), blocks];
             self.launches.scale_inputs(addresses, [tokens?, k?, width?, step?])?;
         }
-        self.kernels.launch(experts, layout, call.act)
+        self.kernels.launch(&self.lists[&key.lists].experts, layout, call.act)
     }
 
     /// The experts of the calls of the oldest step that was not counted, which is complete.
@@ -273,7 +312,7 @@ impl DeviceChooser {
         if std::mem::replace(&mut self.failures, failures) != failures {
             // Copies of lists and tables to the device may have been lost. Kernels may still write to what is freed.
             self.driver.drain();
-            self.lists.clear();
+            self.clear_lists();
             self.layers.clear();
         }
         if self.layers.contains_key(&layer) {
@@ -281,7 +320,7 @@ impl DeviceChooser {
         }
         let keep =
             |values: &Option<Vec<f32>>| values.as_ref().map(|v| ops.keep_bytes(bytemuck::cast_slice(v))).transpose();
-        let chosen = || PinnedBuffer::of(&self.driver, 4 * MAX_TOKENS * gate.top_k);
+        let chosen = || PinnedBuffer::of(&self.driver, 4 * CHOICE_TOKENS * gate.top_k);
         let addresses = vec![0; gate.experts];
         let known = ChosenLayer {
             table: ops.keep_bytes(bytemuck::cast_slice(&addresses))?,
@@ -295,7 +334,7 @@ impl DeviceChooser {
             k: gate.top_k,
         };
         self.layers.insert(layer, known);
-        self.lists.retain(|key, _| key.layer != layer);
+        self.args.retain(|key, _| key.layer != layer);
         Ok(())
     }
 
@@ -321,8 +360,8 @@ impl DeviceChooser {
         let driver = self.driver.clone();
         let known = &mut self.layer(call.layer).known;
         if known.is_none() {
-            *known = Some(DeviceBuffer::of(&driver, 4 * MAX_TOKENS * k)?);
-            self.lists.retain(|key, _| key.layer != call.layer);
+            *known = Some(DeviceBuffer::of(&driver, 4 * CHOICE_TOKENS * k)?);
+            self.args.retain(|key, _| key.layer != call.layer);
         }
         let known = self.layers[&call.layer].known.as_ref().expect("it was made");
         let ids = match experts {
@@ -344,58 +383,66 @@ impl DeviceChooser {
         self.layers.get_mut(&layer).expect("the device knows the layer")
     }
 
-    /// Writes the lists of a call.
-    fn write(
-        &mut self,
+    /// Writes the lists of calls.
+    fn write_lists(
+        &self,
         key: &ListKey,
         call: &DeviceMoeCall,
         layout: &ExpertLayout,
         ops: &GpuOps,
     ) -> Result<ChoiceLists> {
-        let DeviceMoeCall { gate, act, none, .. } = *call;
-        let (k, of_gate) = (gate.top_k, KernelGate::of(gate).expect("the caller has asked"));
-        let places = key.tokens * k;
-        // Experts at address 0, so that the addresses of their parts are offsets.
+        let DeviceMoeCall { gate, act, .. } = *call;
+        let places = key.tokens * key.k;
+        let entries = places.min(gate.experts);
+        // Experts at address 0, so that the addresses of their parts are offsets. Their number of rows decides on the kernel alone.
+        let rows = if key.tokens == 1 { 1 } else { places.div_ceil(gate.experts).max(2) };
         let [values, blocks] = self.scaled.each_ref().map(DeviceBuffer::at);
-        let (x, share) = match gate.scales_input {
-            true => (DeviceActivations { values, blocks }, 1),
-            false => (key.x, k),
-        };
-        let picks: Vec<u32> = (0..places).map(|place| (place / share) as u32).collect();
-        let (experts, out) = (vec![(0, 1); places], self.outputs.at());
+        let x = if gate.scales_input { DeviceActivations { values, blocks } } else { key.x };
+        let (experts, picks, out) = (vec![(0, rows); entries], vec![0; places], self.outputs.at());
         let group = ExpertBatch { layout, act, experts: &experts, picks: &picks, x, out };
         let bytes = ExpertKernels::list_bytes(&group);
-        let (terms_at, each) = (bytes.next_multiple_of(16), GroupLists::patches_each(layout));
-        let patches_at = terms_at + places * ExpertTerm::BYTES;
-        let choice_at = patches_at + places * each * Patch::BYTES;
-        let memory = DeviceBuffer::of(&self.driver, choice_at + ChoiceArgs::BYTES)?;
-        let mut image = vec![0; choice_at + ChoiceArgs::BYTES];
-        let experts = self.kernels.write(&group, memory.at(), &mut image[..bytes])?;
+        let terms_at = bytes.next_multiple_of(16);
+        let by_expert_at = terms_at + places * ExpertTerm::BYTES;
+        let end = by_expert_at + GroupLists::BY_EXPERT * ExpertList::BYTES;
+        let memory = DeviceBuffer::of(&self.driver, end)?;
+        let mut image = vec![0; end];
+        let experts = self.kernels.write(&group, memory.at(), &mut image[..bytes])?.with_rows(key.tokens);
+        let lists = experts.by_expert(layout);
+        let all = image[by_expert_at..].chunks_exact_mut(ExpertList::BYTES);
+        lists.iter().zip(all).for_each(|(list, out)| out.copy_from_slice(&list.to_bytes()));
+        ops.fill(&memory, &image, Staging::Varying)?;
+        let [terms, by_expert] = [terms_at, by_expert_at].map(|at| memory.at() + at as u64);
+        let picks = lists.first().map_or(0, |gate| gate.picks);
+        Ok(ChoiceLists { experts, by_expert: (by_expert, lists.len()), terms, picks, entries, _memory: memory })
+    }
 
-        let [terms, patches, choice] = [terms_at, patches_at, choice_at].map(|at| memory.at() + at as u64);
-        let all = image[patches_at..choice_at].chunks_exact_mut(Patch::BYTES);
-        experts.patches().zip(all).for_each(|(patch, out)| out.copy_from_slice(&patch.to_bytes()));
+    /// The arguments of a call's choice, whose lists are written.
+    fn choice_args(&self, key: &ArgsKey, call: &DeviceMoeCall, layout: &ExpertLayout) -> Result<ChoiceArgs> {
+        let DeviceMoeCall { gate, none, .. } = *call;
+        let (of_gate, lists) = (KernelGate::of(gate).expect("the caller has asked"), &self.lists[&key.lists]);
         let layer = &self.layers[&key.layer];
         let kept = |buffer: &Option<DeviceBuffer>| buffer.as_ref().map_or(0, DeviceBuffer::at);
-        let args = ChoiceArgs {
+        let ListKey { tokens, k, scales_input, .. } = key.lists;
+        Ok(ChoiceArgs {
             logits: key.logits,
             bias: kept(&layer.bias),
             scales: kept(&layer.scales),
             slots: layer.table.at(),
-            scratch: self.scratch.at(),
+            scratch: self.scratch[0].at(),
             known: kept(&layer.known),
             chosen: layer.chosen[key.buffer].as_ptr() as u64,
-            terms,
-            patches,
+            terms: lists.terms,
+            lists: lists.by_expert.0,
             outputs: self.outputs.at(),
-            sizes: [word(key.tokens)?, word(gate.experts)?, word(k)?, word(each)?],
+            places: self.scratch[1].at(),
+            picks: lists.picks,
+            sizes: [word(tokens)?, word(gate.experts)?, word(k)?, word(lists.by_expert.1)?],
             gate: of_gate.words(),
             classes: word(gate.experts + usize::from(none.is_some()))?,
             bias_of_none: none.unwrap_or(0.0),
             width: word(layout.down.rows)?,
-        };
-        image[choice_at..].copy_from_slice(&args.to_bytes());
-        ops.fill(&memory, &image, Staging::Varying)?;
-        Ok(ChoiceLists { experts, choice, terms, _memory: memory })
+            share: if scales_input { 1 } else { word(k)? },
+            entries: word(lists.entries)?,
+        })
     }
 }

@@ -24,6 +24,8 @@ pub struct BegunHits {
 pub struct HitsOfCall {
     slots: Vec<Option<usize>>,
     outputs: u64,
+    /// By place: the row of its output.
+    rows: Vec<u32>,
     /// The places that they were computed for.
     places: Vec<u32>,
 }
@@ -39,7 +41,7 @@ impl HitsOfCall {
         let chosen = |id: &ExpertId| begun.slots.get(id.index()).copied().flatten();
         let used: Vec<usize> = ids.iter().filter_map(chosen).collect();
         sync.settle(begun.candidates, |slot| used.contains(&slot));
-        (self.slots, self.outputs) = (begun.slots, begun.outputs);
+        (self.slots, self.outputs, self.rows) = (begun.slots, begun.outputs, rows_of(ids));
         true
     }
 
@@ -55,6 +57,30 @@ impl HitsOfCall {
 
     /// The places, each with the address of its output `[hidden]`.
     pub fn outputs(&self, hidden: usize) -> impl Iterator<Item = (u32, u64)> {
-        self.places.iter().map(move |place| (*place, self.outputs + 4 * u64::from(*place) * hidden as u64))
+        let at = move |place: u32| self.outputs + 4 * u64::from(self.rows[place as usize]) * hidden as u64;
+        self.places.iter().map(move |place| (*place, at(*place)))
+    }
+}
+
+/// By place of a call the row of its output, as the kernel that chooses experts gives them: those of an expert are consecutive, in the order in
+/// which experts are first chosen.
+fn rows_of(ids: &[ExpertId]) -> Vec<u32> {
+    let first = |id: &ExpertId| ids.iter().position(|other| other == id);
+    let mut order: Vec<usize> = (0..ids.len()).filter(|place| ids[*place] != ExpertId::NONE).collect();
+    order.sort_by_key(|place| first(&ids[*place]));
+    let mut rows = vec![0; ids.len()];
+    (0..).zip(order).for_each(|(row, place)| rows[place] = row);
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_an_expert_are_consecutive() {
+        let ids = [7, 2, 2, 9, u16::MAX, 7, 9, 2].map(|id| if id == u16::MAX { ExpertId::NONE } else { ExpertId(id) });
+        assert_eq!(rows_of(&ids), [0, 2, 3, 5, 0, 1, 6, 4]);
+        assert_eq!(rows_of(&[3, 1, 2].map(ExpertId)), [0, 1, 2]);
     }
 }

@@ -1,8 +1,11 @@
 //! Launches of the choice of experts and of the sums of their outputs.
 
-use super::{Launches, MAX_THREADS, THREADS, WARPS, pack};
+use super::{Launches, MAX_THREADS, THREADS, pack};
 use crate::driver::Argument;
 use crate::error::Result;
+
+/// The most warps of the block that chooses experts.
+const CHOICE_WARPS: u32 = 16;
 
 /// What an expert adds to the output of a token, as the kernel reads it.
 #[derive(Clone, Copy, Debug)]
@@ -80,6 +83,6 @@ impl Launches {
 
     /// Chooses the experts of `tokens` tokens; the arguments were written to address `list`.
     pub fn choose_experts(&self, list: u64, tokens: u32) -> Result<()> {
-        self.launch("choose_experts", [tokens.div_ceil(WARPS), 1], 32 * WARPS, &[Argument::Address(list)])
+        self.launch("choose_experts", [1, 1], 32 * tokens.clamp(1, CHOICE_WARPS), &[Argument::Address(list)])
     }
 }

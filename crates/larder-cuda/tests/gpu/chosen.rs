@@ -244,11 +244,11 @@ pub fn compare(gpu: &Gpu) {
             slots.iter().enumerate().map(|(e, at)| (ExpertId(e as u16), &experts[*at][..])).collect();
         let slots: Arc<[usize]> = slots.into();
         for (which, gate) in gates.iter().enumerate() {
-            assert!(bench.chooses(gate, 4) && !bench.chooses(gate, 5), "gate {which}");
-            bench.prepare(layout, Activation::Silu, gate, 4).unwrap();
-            // The lists of the third call are those of the first.
-            for (step, tokens) in [1, 4, 1, 4, 1, 4].into_iter().enumerate() {
-                let chosen = Chosen::new(&mut random, which as u16, gate, layout, tokens, step > 1);
+            assert!(bench.chooses(gate, 32) && !bench.chooses(gate, 33), "gate {which}");
+            bench.prepare(layout, Activation::Silu, gate, 32).unwrap();
+            // The lists of the fourth call are those of the first. Up to 32 tokens choose each expert more than once.
+            for (step, tokens) in [1, 4, 32, 1, 4, 13, 32, 1].into_iter().enumerate() {
+                let chosen = Chosen::new(&mut random, which as u16, gate, layout, tokens, step > 2);
                 // The CPU knows the experts of some layers.
                 let knows = i == 1 && which >= gates.len() - 2;
                 let chosen = if knows { chosen.with_known(&mut random) } else { chosen };
@@ -358,5 +358,5 @@ fn what_the_kernel_does_not_have_is_left_to_the_host() {
     let call = DeviceMoeCall { none: Some(0.0), ..chosen.device_call(chosen.send(&ops)) };
     let slots: Arc<[usize]> = (0..EXPERTS).collect();
     assert!(with.begin_chosen(&call, &layout, &slots).is_err());
-    assert!(!with.chooses(&Gate { experts: 1025, ..gate.clone() }, 1) && !with.chooses(&gate, 5));
+    assert!(!with.chooses(&Gate { experts: 1025, ..gate.clone() }, 1) && !with.chooses(&gate, 33));
 }

@@ -63,8 +63,8 @@ pub fn compare(gpu: &Gpu) {
         let (mut link, mut bench) = (gpu.link(), gpu.experts(Some(ops.clone())).unwrap());
         upload_experts(&mut link, layout, &experts);
         for (which, gate) in gates.iter().enumerate() {
-            bench.prepare(layout, Activation::Silu, gate, 4).unwrap();
-            for (step, tokens) in [1, 4, 1, 4].into_iter().enumerate() {
+            bench.prepare(layout, Activation::Silu, gate, 32).unwrap();
+            for (step, tokens) in [1, 4, 32, 1, 4, 17].into_iter().enumerate() {
                 let chosen = Chosen::new(&mut random, which as u16, gate, layout, tokens, step > 1);
                 // The CPU knows the experts of some layers.
                 let knows = i == 1 && which >= gates.len() - 2;

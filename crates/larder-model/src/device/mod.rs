@@ -28,7 +28,7 @@ pub use recurrent::{
     DeviceChannelScan, DeviceConvolution, DeviceDecay, DeviceDelta, DeviceRecurrence, DeviceScan, GateOrder, NormGate,
     ScanHeads, StateSpan,
 };
-pub use scratch::{FEW_TILES, MAX_SCORE_BYTES, TILE_QUERIES, device_attention_bytes, position_tiles};
+pub use scratch::{CHOICE_TOKENS, FEW_TILES, MAX_SCORE_BYTES, TILE_QUERIES, device_attention_bytes, position_tiles};
 pub use streams::{DeviceStreams, MATRIX_STREAMS, ManifoldWeights, ScaledSides, StreamGate, StreamMix};
 
 /// Computes experts in the slots of a device; [`ExpertWorkspace`](crate::ExpertWorkspace) is its counterpart for the

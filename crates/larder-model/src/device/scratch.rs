@@ -1,7 +1,9 @@
-//! Scratch memory of attention on a device, beside inputs and outputs: its bounds, from which memory plans count it.
+//! Scratch memory of attention and of chosen experts on a device, beside inputs and outputs: its bounds, from which memory plans count it.
 
 use larder_kernels::TILE_POSITIONS;
 
+/// The most tokens of a step whose experts a device chooses.
+pub const CHOICE_TOKENS: usize = 32;
 /// Queries of a tile, which read keys and values together. Kernels have the same number.
 pub const TILE_QUERIES: usize = 4;
 /// Bytes of scores per launch, unless one tile of queries has more. The sums of apart tiles of positions have at most as many.

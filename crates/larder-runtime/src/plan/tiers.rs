@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 use larder_cache::CacheScope;
 use larder_core::{Blueprint, format_bytes, size_down};
-use larder_model::device_attention_bytes;
+use larder_model::{CHOICE_TOKENS, device_attention_bytes};
 use serde_json::{Value, json};
 
 use super::{DraftMemory, PlanInputs, check_fits, prefill_text, requested_slots, slots_text};
@@ -105,7 +105,8 @@ impl PlanInputs<'_> {
     }
 
     /// Bytes of activations in VRAM: those of two layers, of which none are freed before the next layer begins, beside what a layer takes
-    /// that the CPU computes in parts; outputs of experts that it computes, on their way there, twice; and what attention takes.
+    /// that the CPU computes in parts; outputs of experts that it computes, on their way there, twice; what attention takes; and the
+    /// activations of experts that the GPU chooses.
     fn device_scratch_bytes(&self) -> u64 {
         let Blueprint { geometry, step_memory, attention_heads, sequence_memory, .. } = self.blueprint;
         let layer = step_memory.bytes_per_token.saturating_mul(self.prefill_tokens);
@@ -113,7 +114,9 @@ impl PlanInputs<'_> {
         let outputs = self.prefill_tokens.saturating_mul(geometry.top_k * output);
         let tokens = [self.prefill_tokens.max(self.sequences), self.sequences];
         let attention = device_attention_bytes(*attention_heads, tokens, self.context, sequence_memory.widest_row);
-        let activations = layer.saturating_add(outputs).saturating_mul(2).saturating_add(attention);
+        let of_chosen = output + 3 * size_of::<f32>() * geometry.inter;
+        let chosen = (CHOICE_TOKENS * geometry.top_k).saturating_mul(of_chosen);
+        let activations = layer.saturating_add(outputs).saturating_mul(2).saturating_add(attention + chosen);
         self.scratch_bytes().saturating_add(activations as u64).saturating_add(DEVICE_LISTS_BYTES)
     }
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use larder_cache::Traffic;
+use larder_cache::two_tiers::{TierCounts, TierTraffic};
 use larder_core::{ExpertId, Geometry, LayerIdx, MoeRow};
 use larder_engine::{Sampler, Sampling, Sequence, StepPart, TokenChoice, Xoshiro256, step};
 use larder_model::{Logits, LogitsFor, Routed, Tap, TokenPhase};
@@ -17,6 +18,7 @@ use super::limits::Limits;
 use super::{median_index, random_tokens};
 use crate::cli::BenchArgs;
 use crate::print;
+use crate::telemetry::tiers_json;
 
 /// Decode of a number of sequences.
 pub struct ClientsRun {
@@ -24,7 +26,8 @@ pub struct ClientsRun {
     /// Of each step.
     steps: Vec<Duration>,
     traffic: Traffic,
-    wanted: WantedExperts,
+    /// Without a GPU, which counts experts itself: to tell the CPU its choices would take waits.
+    wanted: Option<WantedExperts>,
     streaming: bool,
 }
 
@@ -65,7 +68,8 @@ fn run_once(engine: &mut InferenceEngine, args: &BenchArgs, clients: usize, repe
     }
     let traffic = |engine: &InferenceEngine| engine.experts.traffic();
     let before = traffic(engine);
-    let mut wanted = WantedExperts::new(engine.decoder.geometry());
+    let on_gpu = before.is_some_and(|traffic| traffic.tiers.is_some());
+    let mut wanted = (!on_gpu).then(|| WantedExperts::new(engine.decoder.geometry()));
     let mut steps = Vec::new();
     for _ in 0..args.tokens {
         let start = Instant::now();
@@ -83,11 +87,13 @@ fn run_once(engine: &mut InferenceEngine, args: &BenchArgs, clients: usize, repe
                 draws: None,
             })
             .collect();
-        let logits = step(&engine.decoder, &mut engine.experts, &mut parts, &mut wanted)?;
+        let nothing: &mut dyn Tap = &mut ();
+        let tap = wanted.as_mut().map_or(nothing, |wanted| wanted);
+        let logits = step(&engine.decoder, &mut engine.experts, &mut parts, tap)?;
         for ((_, own), new) in sequences.iter_mut().zip(logits) {
             *own = new;
         }
-        wanted.end_step();
+        wanted.iter_mut().for_each(WantedExperts::end_step);
         steps.push(start.elapsed());
     }
     let after = traffic(engine);
@@ -179,11 +185,26 @@ impl ClientsRun {
     }
 
     /// The shortest time that the steps could have taken on each.
-    fn least_seconds(&self, StepLimits { links, kernels }: &StepLimits) -> [(&'static str, f64); 3] {
+    fn least_seconds(&self, StepLimits { links, kernels }: &StepLimits) -> Vec<(&'static str, f64)> {
         let steps = self.steps.len();
         let ssd = links.ssd.filter(|_| self.streaming).map_or(0.0, |rate| self.traffic.bytes() as f64 / rate);
-        let arithmetic = steps as f64 * kernels.resident_seconds(self.clients) + self.wanted.seconds(kernels);
-        [("memory", links.step_seconds(steps, self.wanted.distinct())), ("SSD", ssd), ("arithmetic", arithmetic)]
+        let Some(wanted) = &self.wanted else {
+            return links.device_seconds(&self.traffic, steps).into_iter().flatten().chain([("SSD", ssd)]).collect();
+        };
+        let arithmetic = steps as f64 * kernels.resident_seconds(self.clients) + wanted.seconds(kernels);
+        vec![("memory", links.step_seconds(steps, wanted.distinct())), ("SSD", ssd), ("arithmetic", arithmetic)]
+    }
+
+    /// Experts of all steps, each counted once per step and layer.
+    fn distinct(&self) -> u64 {
+        let of_tiers = |tiers: TierTraffic| {
+            let TierCounts { device_hits, host_hits, in_flight_hits, misses, .. } = tiers.counts;
+            device_hits + host_hits + in_flight_hits + misses
+        };
+        match &self.wanted {
+            Some(wanted) => wanted.distinct() as u64,
+            None => self.traffic.tiers.map_or(0, of_tiers),
+        }
     }
 
     /// The numbers as JSON.
@@ -195,11 +216,12 @@ impl ClientsRun {
             "tokens_per_second": self.rate(),
             "step_seconds_p50": self.step_at(0.5),
             "step_seconds_p99": self.step_at(0.99),
-            "distinct_experts_per_step": self.wanted.distinct() as f64 / self.steps.len() as f64,
+            "distinct_experts_per_step": self.distinct() as f64 / self.steps.len() as f64,
             "bytes_read": self.traffic.bytes(),
             "seconds": self.seconds(),
             "seconds_at_least": each,
             "bound_by": slowest,
+            "tiers": self.traffic.tiers.map(|tiers| tiers_json(&tiers, self.steps.iter().sum())),
         })
     }
 
@@ -213,7 +235,7 @@ impl ClientsRun {
             format!("{:.2}", self.rate() / one),
             format!("{:.0} ms", 1e3 * self.step_at(0.5)),
             format!("{:.0} ms", 1e3 * self.step_at(0.99)),
-            format!("{:.1}", self.wanted.distinct() as f64 / steps as f64),
+            format!("{:.1}", self.distinct() as f64 / steps as f64),
             of_cache(format!("{:.0} %", 100.0 * self.traffic.hit_rate())),
             of_cache(print::bytes(self.traffic.bytes() / steps as u64)),
             format!("{:.0} % ({slowest})", 100.0 * least / self.seconds()),

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use anyhow::Result;
+use larder_cache::Traffic;
+use larder_cache::two_tiers::TierTraffic;
 use larder_runtime::machine::rates;
 use larder_runtime::{OnGpu, OpenModel, expert_sizes};
 use larder_store::Store;
@@ -63,14 +65,23 @@ impl Limits {
             let memory = tokens as f64 * self.bytes_per_token() / self.memory;
             return [("memory", memory)].into_iter().chain(ssd).collect();
         };
-        let on_gpu = tokens as f64 * gpu.resident_bytes as f64 + tiers.on_device as f64 * self.expert;
-        let here = [
+        self.tier_seconds(&gpu, &tiers, tokens).into_iter().chain(ssd).collect()
+    }
+
+    /// The shortest times of steps with this traffic on each link of a GPU.
+    fn tier_seconds(&self, gpu: &OnGpu, tiers: &TierTraffic, steps: usize) -> [(&'static str, f64); 4] {
+        let on_gpu = steps as f64 * gpu.resident_bytes as f64 + tiers.on_device as f64 * self.expert;
+        [
             ("VRAM", on_gpu / gpu.throughput.vram),
             ("to the GPU", tiers.to_device_bytes as f64 / gpu.throughput.link_in),
             ("from the GPU", tiers.from_device_bytes as f64 / gpu.throughput.link_out),
             ("memory", tiers.on_host as f64 * self.expert / self.memory),
-        ];
-        here.into_iter().chain(ssd).collect()
+        ]
+    }
+
+    /// As [`least_seconds`](Self::least_seconds), of steps of several sequences; without the SSD, and `None` without a GPU.
+    pub fn device_seconds(&self, traffic: &Traffic, steps: usize) -> Option<[(&'static str, f64); 4]> {
+        Some(self.tier_seconds(self.gpu.as_ref()?, traffic.tiers.as_ref()?, steps))
     }
 
     /// The link with the longest of these times: the bottleneck.
