@@ -133,14 +133,19 @@ __device__ void eight_rows(const ProductKernelArgs &p, u32 group) {
     }
 }
 
+// The last rows are not interleaved if they are not a whole group.
+template <typename Kind, int TOKENS> __device__ void rows_of_group(const ProductKernelArgs &p, u32 group) {
+    if (p.interleaved && (group + 1) * GROUP <= p.rows) eight_rows<Kind, true, TOKENS>(p, group);
+    else eight_rows<Kind, false, TOKENS>(p, group);
+}
+
 template <typename Kind, int TOKENS>
 __device__ void blocks_matmul(const ProductKernelArgs *products, u32 count, u32 groups) {
     u32 group = group_of_warp();
     if (group >= groups) return;
     const ProductKernelArgs &p = *find(products, count, group);
     if (!p.weights) return;
-    u32 own = group - p.first_group;
-    // The last rows are not interleaved if they are not a whole group.
-    if (p.interleaved && (own + 1) * GROUP <= p.rows) eight_rows<Kind, true, TOKENS>(p, own);
-    else eight_rows<Kind, false, TOKENS>(p, own);
+    // Most experts of a few tokens have one.
+    if (p.tokens == 1) rows_of_group<Kind, 1>(p, group - p.first_group);
+    else rows_of_group<Kind, TOKENS>(p, group - p.first_group);
 }

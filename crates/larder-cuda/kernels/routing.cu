@@ -12,6 +12,8 @@ enum Renorm : u32 { NO_DIVISION, SUM_PLUS, SUM_AT_LEAST };
 // How a group of experts is ranked.
 enum GroupRank : u32 { BEST, BEST_TWO };
 
+// The most places whose experts are in the memory of a block.
+constexpr u32 SHARED_PLACES = 1024;
 // In the place of an expert, where there is none.
 constexpr u32 NO_EXPERT = 0xFFFF;
 
@@ -78,7 +80,7 @@ struct ChoiceArgs {
     const ExpertList *lists;
     // [rows, width]: the outputs of the chosen experts. A place that has an expert has a row; those of an expert are consecutive.
     const float *outputs;
-    // [2, tokens, k]: by place its expert, and the first place that has the same
+    // [2, tokens, k], used where the block has too little: by place its expert, and the first place that has the same
     u32 *places;
     // By row: its row in the inputs
     u32 *picks;
@@ -244,7 +246,8 @@ extern "C" __global__ void take_row(const u32 *table, const u32 *number, u32 *ou
 }
 
 // The experts of a token, unless they are known, and their weights. For all threads of a warp; there are at most 1024 experts.
-__device__ inline void choose_for(const ChoiceArgs &args, u32 token) {
+// The experts of all places get into `of_places`.
+__device__ inline void choose_for(const ChoiceArgs &args, u32 token, u32 *of_places) {
     u32 lane = threadIdx.x % WARP, experts = args.experts;
     const float *logits = args.logits + (u64)token * args.classes;
     u32 step = 2 * experts + 1 + args.groups + (args.scales_input ? args.k : 0);
@@ -264,7 +267,7 @@ __device__ inline void choose_for(const ChoiceArgs &args, u32 token) {
         if (lane == 0) {
             terms[rank].expert = expert;
             terms[rank].output = nullptr;
-            args.places[place] = args.chosen[place] = skips ? NO_EXPERT : expert;
+            of_places[place] = args.chosen[place] = skips ? NO_EXPERT : expert;
         }
     }
     __syncwarp();
@@ -279,14 +282,15 @@ __device__ inline void choose_for(const ChoiceArgs &args, u32 token) {
 
 // Gives the places of each expert consecutive rows, in the order in which experts are first chosen, and writes the lists of products. For all
 // threads of a block.
-__device__ inline void group_places(const ChoiceArgs &args) {
+__device__ inline void group_places(const ChoiceArgs &args, const u32 *experts, u32 *firsts, u32 &distinct) {
     u32 count = args.tokens * args.k;
-    const u32 *experts = args.places;
-    u32 *firsts = args.places + count;
+    if (threadIdx.x == 0) distinct = 0;
+    __syncthreads();
     for (u32 place = threadIdx.x; place < count; place += blockDim.x) {
         u32 first = 0;
         while (experts[first] != experts[place]) first++;
         firsts[place] = first;
+        if (first == place && experts[place] != NO_EXPERT) atomicAdd(&distinct, 1u);
     }
     __syncthreads();
     for (u32 place = threadIdx.x; place < count; place += blockDim.x) {
@@ -305,10 +309,7 @@ __device__ inline void group_places(const ChoiceArgs &args) {
         const u8 *slot = (const u8 *)args.slots[expert];
         for (u32 list = 0; list < args.list_count; list++) args.lists[list].set(number, slot, row, rows);
     }
-    for (u32 entry = threadIdx.x; entry < args.entries; entry += blockDim.x) {
-        u32 chosen = 0;
-        for (u32 place = 0; place < count; place++) chosen += firsts[place] == place && experts[place] != NO_EXPERT;
-        if (entry < chosen) continue;
+    for (u32 entry = distinct + threadIdx.x; entry < args.entries; entry += blockDim.x) {
         for (u32 list = 0; list < args.list_count; list++) args.lists[list].set(entry, nullptr, 0, 0);
     }
 }
@@ -316,8 +317,10 @@ __device__ inline void group_places(const ChoiceArgs &args) {
 // Chooses the experts of all tokens, unless they are known, and writes the lists of their products. There is one block; a warp has a token at a
 // time.
 extern "C" __global__ void choose_experts(const ChoiceArgs *args_in_memory) {
+    __shared__ u32 shared[2 * SHARED_PLACES];
+    __shared__ u32 distinct;
     const ChoiceArgs &args = *args_in_memory;
-    for (u32 token = threadIdx.x / WARP; token < args.tokens; token += blockDim.x / WARP) choose_for(args, token);
-    __syncthreads();
-    group_places(args);
+    u32 count = args.tokens * args.k, *places = count <= SHARED_PLACES ? shared : args.places;
+    for (u32 token = threadIdx.x / WARP; token < args.tokens; token += blockDim.x / WARP) choose_for(args, token, places);
+    group_places(args, places, places + count, distinct);
 }

@@ -8,6 +8,7 @@ use larder_model::{CHOICE_TOKENS, ChosenOnDevice, DeviceMoeCall, DeviceRows, Kno
 
 use super::gate::KernelGate;
 use super::hits::BegunHits;
+use super::list_memory::ListMemory;
 use crate::arena_sync::ArenaSync;
 use crate::driver::Driver;
 use crate::error::{GpuError, Result};
@@ -15,11 +16,6 @@ use crate::expert_kernels::{BLOCK, BLOCK_BYTES, DeviceActivations, ExpertBatch, 
 use crate::launches::{ChoiceArgs, ExpertList, ExpertTerm, Launches, word};
 use crate::memory::{DeviceBuffer, PinnedBuffer};
 use crate::ops::{GpuOps, Staging};
-
-/// The most lists that are kept, which are of up to 50 kB each.
-const MAX_LISTS: usize = 64;
-/// The most arguments of choices that are kept.
-const MAX_ARGS: usize = 4096;
 
 /// Chooses the experts of whole layers, and begins them.
 pub struct DeviceChooser {
@@ -35,9 +31,11 @@ pub struct DeviceChooser {
     scaled: [DeviceBuffer; 2],
     layers: HashMap<LayerIdx, ChosenLayer>,
     layouts: Vec<ExpertLayout>,
+    /// Memory of lists and of arguments.
+    memory: ListMemory,
     lists: HashMap<ListKey, ChoiceLists>,
-    /// Arguments of choices, which have addresses of lists.
-    args: HashMap<ArgsKey, DeviceBuffer>,
+    /// The addresses of arguments of choices, which have addresses of lists.
+    args: HashMap<ArgsKey, u64>,
     /// The calls of steps that were not counted, oldest first.
     steps: VecDeque<StepChoices>,
     /// Failures of launches until the lists were written.
@@ -72,13 +70,15 @@ struct ChosenLayer {
 }
 
 /// What the lists of a call depend on. Kernels run in order, so that the next layer can have the same lists. Results of a chain are at the same
-/// addresses in every other layer.
+/// addresses in every other layer of a kind.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct ListKey {
+pub struct ListKey {
     /// The number of the layout.
     layout: usize,
-    tokens: usize,
-    k: usize,
+    pub tokens: usize,
+    pub k: usize,
+    /// Entries of each list: the most experts.
+    pub entries: usize,
     x: DeviceActivations,
     /// Whether weights scale the inputs.
     scales_input: bool,
@@ -103,9 +103,6 @@ struct ChoiceLists {
     terms: u64,
     /// By row: its row in the inputs, which the choice writes.
     picks: u64,
-    /// Entries of each list.
-    entries: usize,
-    _memory: DeviceBuffer,
 }
 
 impl DeviceChooser {
@@ -121,6 +118,7 @@ impl DeviceChooser {
             scaled: [buffer(), buffer()],
             layers: HashMap::new(),
             layouts: Vec::new(),
+            memory: ListMemory::new(driver),
             lists: HashMap::new(),
             args: HashMap::new(),
             steps: VecDeque::new(),
@@ -245,32 +243,37 @@ impl DeviceChooser {
             self.layouts.len() - 1
         });
         let (tokens, k, scales_input) = (call.logits.rows, gate.top_k, gate.scales_input);
-        let lists = ListKey { layout: layout_number, tokens, k, x, scales_input };
+        let entries = (tokens * k).min(gate.experts);
+        let lists = ListKey { layout: layout_number, tokens, k, entries, x, scales_input };
         let key = ArgsKey { layer, logits, buffer, lists };
         if self.args.contains_key(&key) {
             return Ok(key);
         }
-        if self.args.len() == MAX_ARGS || (self.lists.len() == MAX_LISTS && !self.lists.contains_key(&lists)) {
+        if !self.memory.has_room(ListMemory::bytes_of(&lists)) {
             self.clear_lists();
         }
         if !self.lists.contains_key(&lists) {
             let written = self.write_lists(&lists, call, layout, ops)?;
             self.lists.insert(lists, written);
         }
-        let args = ops.keep_bytes(&self.choice_args(&key, call, layout)?.to_bytes())?;
-        self.args.insert(key, args);
+        let args = self.choice_args(&key, call, layout)?.to_bytes();
+        let at = self.memory.take(args.len())?;
+        ops.fill_at(at, &args, Staging::Varying)?;
+        self.args.insert(key, at);
         Ok(key)
     }
 
-    /// Forgets all lists, and the arguments that have their addresses.
+    /// Forgets all lists, and the arguments that have their addresses. Others are written to their memory by launches behind those that read
+    /// them.
     fn clear_lists(&mut self) {
         self.args.clear();
         self.lists.clear();
+        self.memory.begin();
     }
 
     fn launch(&self, key: &ArgsKey, call: &DeviceMoeCall, layout: &ExpertLayout) -> Result<()> {
         let ListKey { tokens, k, x, .. } = key.lists;
-        self.launches.choose_experts(self.args[key].at(), word(tokens)?)?;
+        self.launches.choose_experts(self.args[key], word(tokens)?)?;
         if call.gate.scales_input {
             let of_gate = KernelGate::of(call.gate).expect("the caller has asked");
             let weights = self.scratch[0].at() + 4 * of_gate.weights_at(call.gate) as u64;
@@ -385,16 +388,16 @@ impl DeviceChooser {
 
     /// Writes the lists of calls.
     fn write_lists(
-        &self,
+        &mut self,
         key: &ListKey,
         call: &DeviceMoeCall,
         layout: &ExpertLayout,
         ops: &GpuOps,
     ) -> Result<ChoiceLists> {
         let DeviceMoeCall { gate, act, .. } = *call;
-        let places = key.tokens * key.k;
-        let entries = places.min(gate.experts);
-        // Experts at address 0, so that the addresses of their parts are offsets. Their number of rows decides on the kernel alone.
+        let (places, entries) = (key.tokens * key.k, key.entries);
+        // Experts at address 0, so that the addresses of their parts are offsets. The kernel that chooses writes their numbers of rows; those
+        // here, which are not of all rows, decide on the kernel of products.
         let rows = if key.tokens == 1 { 1 } else { places.div_ceil(gate.experts).max(2) };
         let [values, blocks] = self.scaled.each_ref().map(DeviceBuffer::at);
         let x = if gate.scales_input { DeviceActivations { values, blocks } } else { key.x };
@@ -404,16 +407,15 @@ impl DeviceChooser {
         let terms_at = bytes.next_multiple_of(16);
         let by_expert_at = terms_at + places * ExpertTerm::BYTES;
         let end = by_expert_at + GroupLists::BY_EXPERT * ExpertList::BYTES;
-        let memory = DeviceBuffer::of(&self.driver, end)?;
-        let mut image = vec![0; end];
-        let experts = self.kernels.write(&group, memory.at(), &mut image[..bytes])?.with_rows(key.tokens);
+        let (at, mut image) = (self.memory.take(end)?, vec![0; end]);
+        let experts = self.kernels.write(&group, at, &mut image[..bytes])?.with_rows(key.tokens);
         let lists = experts.by_expert(layout);
         let all = image[by_expert_at..].chunks_exact_mut(ExpertList::BYTES);
         lists.iter().zip(all).for_each(|(list, out)| out.copy_from_slice(&list.to_bytes()));
-        ops.fill(&memory, &image, Staging::Varying)?;
-        let [terms, by_expert] = [terms_at, by_expert_at].map(|at| memory.at() + at as u64);
+        ops.fill_at(at, &image, Staging::Varying)?;
+        let [terms, by_expert] = [terms_at, by_expert_at].map(|offset| at + offset as u64);
         let picks = lists.first().map_or(0, |gate| gate.picks);
-        Ok(ChoiceLists { experts, by_expert: (by_expert, lists.len()), terms, picks, entries, _memory: memory })
+        Ok(ChoiceLists { experts, by_expert: (by_expert, lists.len()), terms, picks })
     }
 
     /// The arguments of a call's choice, whose lists are written.
@@ -442,7 +444,7 @@ impl DeviceChooser {
             bias_of_none: none.unwrap_or(0.0),
             width: word(layout.down.rows)?,
             share: if scales_input { 1 } else { word(k)? },
-            entries: word(lists.entries)?,
+            entries: word(key.lists.entries)?,
         })
     }
 }

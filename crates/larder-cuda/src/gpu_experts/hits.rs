@@ -1,5 +1,7 @@
 //! Experts that were begun before the host knew the choice, because the device had them.
 
+use std::collections::HashSet;
+
 use larder_core::{ExpertId, LayerIdx};
 use larder_model::{DeviceRows, MoeCall};
 
@@ -15,7 +17,7 @@ pub struct BegunHits {
     pub slots: Vec<Option<usize>>,
     /// The slots that its kernels may use.
     pub candidates: Candidates,
-    /// Address of the outputs `[places, hidden]`.
+    /// Address of the outputs `[rows, hidden]`.
     pub outputs: u64,
 }
 
@@ -39,7 +41,7 @@ impl HitsOfCall {
         let of_call = (call.layer, call.on_device.map(|rows| rows.x));
         let Some(begun) = begun.filter(|begun| (begun.layer, Some(begun.x)) == of_call) else { return false };
         let chosen = |id: &ExpertId| begun.slots.get(id.index()).copied().flatten();
-        let used: Vec<usize> = ids.iter().filter_map(chosen).collect();
+        let used: HashSet<usize> = ids.iter().filter_map(chosen).collect();
         sync.settle(begun.candidates, |slot| used.contains(&slot));
         (self.slots, self.outputs, self.rows) = (begun.slots, begun.outputs, rows_of(ids));
         true
@@ -67,7 +69,7 @@ impl HitsOfCall {
 fn rows_of(ids: &[ExpertId]) -> Vec<u32> {
     let first = |id: &ExpertId| ids.iter().position(|other| other == id);
     let mut order: Vec<usize> = (0..ids.len()).filter(|place| ids[*place] != ExpertId::NONE).collect();
-    order.sort_by_key(|place| first(&ids[*place]));
+    order.sort_by_cached_key(|place| first(&ids[*place]));
     let mut rows = vec![0; ids.len()];
     (0..).zip(order).for_each(|(row, place)| rows[place] = row);
     rows

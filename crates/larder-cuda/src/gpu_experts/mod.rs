@@ -3,6 +3,7 @@
 mod chosen;
 mod gate;
 mod hits;
+mod list_memory;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -167,14 +167,14 @@ impl State {
     /// Copies bytes to memory of their own on the device, before the next launch.
     fn keep(&mut self, queue: &Arc<LaunchQueue>, bytes: &[u8]) -> Result<DeviceBuffer> {
         let buffer = DeviceBuffer::of(&(queue.clone() as _), bytes.len())?;
-        self.fill(queue, &buffer, bytes, Staging::Varying)?;
+        self.fill(queue, buffer.at(), bytes, Staging::Varying)?;
         Ok(buffer)
     }
 
-    /// Copies bytes to a buffer.
-    fn fill(&mut self, queue: &LaunchQueue, buffer: &DeviceBuffer, bytes: &[u8], staging: Staging) -> Result<()> {
+    /// Copies bytes to an address.
+    fn fill(&mut self, queue: &LaunchQueue, at: u64, bytes: &[u8], staging: Staging) -> Result<()> {
         let staged = self.stage(queue, bytes, staging)?;
-        self.launches.copy_bytes(staged, buffer.at(), bytes.len() as u64)
+        self.launches.copy_bytes(staged, at, bytes.len() as u64)
     }
 
     /// Copies bytes to the device before the next launch, and returns their address, valid until the next wait.
@@ -269,7 +269,12 @@ impl GpuOps {
 
     /// Copies bytes to a buffer of the caller.
     pub(crate) fn fill(&self, buffer: &DeviceBuffer, bytes: &[u8], staging: Staging) -> Result<()> {
-        self.lock().fill(&self.queue, buffer, bytes, staging)
+        self.fill_at(buffer.at(), bytes, staging)
+    }
+
+    /// Copies bytes to an address in memory of the caller.
+    pub(crate) fn fill_at(&self, at: u64, bytes: &[u8], staging: Staging) -> Result<()> {
+        self.lock().fill(&self.queue, at, bytes, staging)
     }
 
     /// Copies values that do not change to the device.

@@ -277,8 +277,8 @@ pub fn compare_with_none(gpu: &Gpu) {
     for (layer, top_k) in [1, 3].into_iter().enumerate() {
         let bias = Some(random.floats(EXPERTS).iter().map(|bias| 0.1 * bias).collect());
         let gate = Gate { score: Score::Raw, bias, ..Gate::softmax(EXPERTS, top_k, false) };
-        bench.prepare(&layout, Activation::Silu, &gate, 4).unwrap();
-        for tokens in [1, 4, 1, 4, 1, 4, 2, 3] {
+        bench.prepare(&layout, Activation::Silu, &gate, 32).unwrap();
+        for tokens in [1, 4, 1, 4, 32, 4, 2, 13] {
             let chosen = Chosen::new(&mut random, layer as u16, &gate, &layout, tokens, false).with_none(&mut random);
             let sums = chosen.begin(&mut bench, &ops, &slots);
             let found = receive(&ops, sums);
@@ -340,6 +340,39 @@ fn copies_wait_for_what_the_device_may_choose() {
         wrong += usize::from(!results_are_right(&gpu(emulator.ignoring_events()), seed));
     }
     assert!(wrong > 4, "only {wrong} of 12 were wrong without events");
+}
+
+/// Inputs at more addresses than there is memory for lists.
+#[test]
+fn lists_that_do_not_fit_are_written_again() {
+    let Some(emulator) = emulator(9) else { return };
+    let gpu = gpu(emulator);
+    let ops = Arc::new(gpu.ops(Arc::new(gpu.products(0).unwrap()), Arc::new(gpu.attention().unwrap())).unwrap());
+    let (mut random, gate) = (Random::new(3), Gate::softmax(EXPERTS, K, true));
+    let layout = ExpertLayout::new(HIDDEN, 32, [NumberFormat::Q8_0; 3], false).unwrap();
+    let experts: Vec<Vec<u8>> = (0..EXPERTS).map(|_| random.expert(&layout)).collect();
+    let (mut link, mut bench) = (gpu.link(), gpu.experts(Some(ops.clone())).unwrap());
+    upload_experts(&mut link, &layout, &experts);
+    bench.prepare(&layout, Activation::Silu, &gate, 32).unwrap();
+    let (slots, mut allocated): (Arc<[usize]>, _) = ((0..EXPERTS).collect(), Vec::new());
+    for round in 0..2 {
+        for before in 0..24 {
+            for tokens in 1..33 {
+                // What is sent before moves the inputs.
+                for _ in 0..before {
+                    ops.send(&[1.0], 1).unwrap();
+                }
+                let chosen = Chosen::new(&mut random, 0, &gate, &layout, tokens, false);
+                let sums = chosen.begin(&mut bench, &ops, &slots);
+                let found = receive(&ops, sums);
+                let (ids, wanted) = chosen.by_cpu(&numbered(&experts));
+                let right = found == wanted && bench.take_chosen()[0].experts == ids;
+                assert!(right, "round {round}, {tokens} tokens behind {before} rows");
+            }
+        }
+        allocated.push(link.peak_bytes());
+    }
+    assert_eq!(allocated[0], allocated[1], "memory is used again");
 }
 
 #[test]

@@ -183,7 +183,7 @@ pub trait DeviceAttention: Send + Sync {
     /// Waits for all operations on the page, and copies its bytes.
     fn read(&self, page: usize, out: &mut [u8]) -> Result<()>;
 
-    /// As [`larder_kernels::attend`], and waits for the results. Arguments that do not fit are an error, not a panic.
+    /// As [`larder_kernels::attend`] without biases, and waits for the results. Arguments that do not fit are an error, not a panic.
     fn attend(&self, tasks: &mut [AttentionTask<DeviceKvView>]) -> Result<()>;
 }
 

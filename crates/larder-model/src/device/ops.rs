@@ -104,7 +104,7 @@ pub trait DeviceOps:
     /// Some consecutive rows of `x`, without a copy.
     fn part(&self, x: DeviceRows, first: usize, rows: usize) -> Result<DeviceRows>;
 
-    /// Attention as [`larder_kernels::attend`] computes it; the results of all tasks, whose width is the same.
+    /// Attention as [`larder_kernels::attend`] computes it, without biases; the results of all tasks, whose width is the same.
     fn attend(&self, tasks: &[&AttentionArgs<DeviceKvView>]) -> Result<DeviceRows>;
 
     /// Attention of new tokens, whose rows are those of all tasks in order; tasks come without queries. Norms and rotations are

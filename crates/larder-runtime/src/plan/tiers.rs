@@ -31,7 +31,7 @@ pub struct Vram {
 /// Bytes of the weight of an expert and of the address of its output.
 const EXPERT_TERM_BYTES: usize = 16;
 /// Bytes of lists, and of what is allocated in pieces, beyond what is used of it.
-const DEVICE_LISTS_BYTES: u64 = 5 << 20;
+const DEVICE_LISTS_BYTES: u64 = 6 << 20;
 
 /// Number of slots in both tiers: per layer or, in global scope, in total.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use larder_cache::Traffic;
-use larder_cache::two_tiers::{TierCounts, TierTraffic};
 use larder_core::{ExpertId, Geometry, LayerIdx, MoeRow};
 use larder_engine::{Sampler, Sampling, Sequence, StepPart, TokenChoice, Xoshiro256, step};
 use larder_model::{Logits, LogitsFor, Routed, Tap, TokenPhase};
@@ -181,7 +180,7 @@ impl ClientsRun {
     /// The longest of the times that the machine needs at least, and what it is spent on.
     fn limit(&self, limits: &StepLimits) -> (&'static str, f64) {
         let each = self.least_seconds(limits);
-        each.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).expect("memory is always measured")
+        each.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).expect("a link is always measured")
     }
 
     /// The shortest time that the steps could have taken on each.
@@ -197,13 +196,9 @@ impl ClientsRun {
 
     /// Experts of all steps, each counted once per step and layer.
     fn distinct(&self) -> u64 {
-        let of_tiers = |tiers: TierTraffic| {
-            let TierCounts { device_hits, host_hits, in_flight_hits, misses, .. } = tiers.counts;
-            device_hits + host_hits + in_flight_hits + misses
-        };
         match &self.wanted {
             Some(wanted) => wanted.distinct() as u64,
-            None => self.traffic.tiers.map_or(0, of_tiers),
+            None => self.traffic.tiers.map_or(0, |tiers| tiers.counts.wanted()),
         }
     }
 
