@@ -146,6 +146,6 @@ __device__ void blocks_matmul(const ProductKernelArgs *products, u32 count, u32 
     const ProductKernelArgs &p = *find(products, count, group);
     if (!p.weights) return;
     // Most experts of a few tokens have one.
-    if (p.tokens == 1) rows_of_group<Kind, 1>(p, group - p.first_group);
+    if (TOKENS > 1 && p.tokens == 1) rows_of_group<Kind, 1>(p, group - p.first_group);
     else rows_of_group<Kind, TOKENS>(p, group - p.first_group);
 }

@@ -246,7 +246,7 @@ extern "C" __global__ void take_row(const u32 *table, const u32 *number, u32 *ou
 }
 
 // The experts of a token, unless they are known, and their weights. For all threads of a warp; there are at most 1024 experts.
-// The experts of all places get into `of_places`.
+// Its experts are written to its places in `of_places`, which has those of all tokens.
 __device__ inline void choose_for(const ChoiceArgs &args, u32 token, u32 *of_places) {
     u32 lane = threadIdx.x % WARP, experts = args.experts;
     const float *logits = args.logits + (u64)token * args.classes;

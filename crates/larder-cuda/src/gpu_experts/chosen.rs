@@ -249,7 +249,8 @@ impl DeviceChooser {
         if self.args.contains_key(&key) {
             return Ok(key);
         }
-        if !self.memory.has_room(ListMemory::bytes_of(&lists)) {
+        let lists_bytes = if self.lists.contains_key(&lists) { 0 } else { ListMemory::bytes_of(&lists) };
+        if !self.memory.has_room(lists_bytes + ListMemory::ARGS_BYTES) {
             self.clear_lists();
         }
         if !self.lists.contains_key(&lists) {
@@ -396,8 +397,8 @@ impl DeviceChooser {
     ) -> Result<ChoiceLists> {
         let DeviceMoeCall { gate, act, .. } = *call;
         let (places, entries) = (key.tokens * key.k, key.entries);
-        // Experts at address 0, so that the addresses of their parts are offsets. The kernel that chooses writes their numbers of rows; those
-        // here, which are not of all rows, decide on the kernel of products.
+        // Experts at address 0, so that the addresses of their parts are offsets. The kernel that chooses writes how many rows each has; the
+        // number here only decides on the kernel of products.
         let rows = if key.tokens == 1 { 1 } else { places.div_ceil(gate.experts).max(2) };
         let [values, blocks] = self.scaled.each_ref().map(DeviceBuffer::at);
         let x = if gate.scales_input { DeviceActivations { values, blocks } } else { key.x };

@@ -9,7 +9,7 @@ use crate::expert_kernels::GroupLists;
 use crate::launches::{ChoiceArgs, ExpertList, ExpertTerm};
 use crate::memory::DeviceBuffer;
 
-/// Bytes of all lists, unless those of one call take more.
+/// Bytes that are taken before memory is used again, unless one call takes more. The ends of pieces, which are not used, come on top.
 const MOST_BYTES: usize = 2 << 20;
 /// The least bytes of a piece of memory.
 const PIECE_BYTES: usize = 256 << 10;
@@ -33,11 +33,14 @@ impl ListMemory {
         ListMemory { driver: driver.clone(), pieces: Vec::new(), piece: 0, used: 0, taken: 0 }
     }
 
-    /// The most bytes of the lists of a call and of its arguments.
+    /// Bytes of the arguments of a call.
+    pub const ARGS_BYTES: usize = ChoiceArgs::BYTES + ALIGN;
+
+    /// The most bytes of the lists of a call.
     pub fn bytes_of(key: &ListKey) -> usize {
         let places = key.tokens * key.k;
         let lists = GroupLists::bytes(key.entries, places) + places * ExpertTerm::BYTES;
-        lists + GroupLists::BY_EXPERT * ExpertList::BYTES + ChoiceArgs::BYTES + 4 * ALIGN
+        lists + GroupLists::BY_EXPERT * ExpertList::BYTES + 3 * ALIGN
     }
 
     /// Whether `bytes` bytes can be taken without using memory again.

@@ -59,7 +59,7 @@ pub struct ChoiceArgs {
     pub lists: u64,
     /// `[rows, width]`: the outputs of experts.
     pub outputs: u64,
-    /// `[2, tokens, k]`: what the grouping by experts computes with.
+    /// `[2, tokens, k]`: what the grouping by experts computes with, if that is more than a block has memory for.
     pub places: u64,
     /// `[tokens · k]`: by row its row in the inputs, which the choice writes.
     pub picks: u64,

@@ -387,7 +387,7 @@ pub(super) mod tests {
         let more = text(4 * MEGA, &with_vram(Some(16 * MEGA), None, none()));
         assert_eq!(
             more,
-            "--vram-mem 16.8 MB is more than the 10.2 MB that are free on a GPU, less 1.27 MB of reserve; use at most 8.91MB"
+            "--vram-mem 16.8 MB is more than the 11.4 MB that are free on a GPU, less 1.42 MB of reserve; use at most 9.96MB"
         );
     }
 
@@ -398,7 +398,7 @@ pub(super) mod tests {
             PlanInputs { scratch_slots: 4, on_gpu: true, ..inputs(&blueprint, Some(beside_reserve(60 * MEGA))) };
         let plan = decide(&inputs, &vram(24 * MEGA), &options(CacheSize::Bytes(0), CacheScope::Layer)).unwrap();
         let text = plan.describe(&inputs, &vram(24 * MEGA));
-        assert!(text.contains("16 of 32 experts (50 %, 4 per layer); 31.2 MB free"), "{text}");
+        assert!(text.contains("16 of 32 experts (50 %, 4 per layer); 32.4 MB free"), "{text}");
         assert!(text.contains("1.05 MB resident weights + 1.05 MB KV cache (1024 tokens) + "), "{text}");
         assert!(text.contains("4 experts in transit + no cached experts"), "{text}");
         let json = plan.json(&inputs, &vram(24 * MEGA));
