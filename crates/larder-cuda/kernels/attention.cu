@@ -51,7 +51,7 @@ struct QueryTile {
         return pages[position >> shift] + (((u64)(args.first_kv_head + kv_head) << shift) + in_page) * stride;
     }
 
-    // What is added to the score of query i with the key at a position.
+    // The bias of the score of query i with the key at a position.
     __device__ float bias(u32 i, u32 position) const {
         u32 width = 2 * args.reach + 1, at = args.first_query + query(i), key = position + args.reach;
         return args.bias[(u64)head(i) * width + (key > at ? min(key - at, width - 1) : 0)];

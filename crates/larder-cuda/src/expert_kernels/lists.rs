@@ -119,7 +119,7 @@ impl GroupLists {
         .concat()
     }
 
-    /// The most rows of an expert, where more than the lists say may be written to them.
+    /// The same lists, to whose entries a kernel may write up to `most` rows of an expert.
     pub fn with_rows(self, most: usize) -> Self {
         GroupLists { max_tokens: most, ..self }
     }

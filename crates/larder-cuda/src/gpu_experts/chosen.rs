@@ -25,7 +25,7 @@ pub struct DeviceChooser {
     kernels: ExpertKernels,
     /// `[places, hidden]`
     outputs: DeviceBuffer,
-    /// What the choice of a token computes with, for each token; and by place what the grouping by experts computes with.
+    /// Scores of the choice, for each token; and by place the experts that are grouped, where those are more than a block has memory for.
     scratch: [DeviceBuffer; 2],
     /// `[places, hidden]`, where weights scale inputs; and quantised.
     scaled: [DeviceBuffer; 2],
@@ -69,7 +69,7 @@ struct ChosenLayer {
     k: usize,
 }
 
-/// What the lists of a call depend on. Kernels run in order, so that the next layer can have the same lists. Results of a chain are at the same
+/// The key of lists. Kernels run in order, so that the next layer can have the same lists. Results of a chain are at the same
 /// addresses in every other layer of a kind.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ListKey {
@@ -84,7 +84,7 @@ pub struct ListKey {
     scales_input: bool,
 }
 
-/// What the arguments of a choice depend on.
+/// The key of the arguments of a choice.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct ArgsKey {
     layer: LayerIdx,

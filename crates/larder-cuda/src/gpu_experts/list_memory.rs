@@ -23,7 +23,7 @@ pub struct ListMemory {
     /// The piece that is being filled, and the bytes of it that are used.
     piece: usize,
     used: usize,
-    /// Bytes of all lists.
+    /// Bytes that were taken, of all pieces.
     taken: usize,
 }
 

@@ -358,7 +358,7 @@ fn lists_that_do_not_fit_are_written_again() {
     for round in 0..2 {
         for before in 0..24 {
             for tokens in 1..33 {
-                // What is sent before moves the inputs.
+                // Rows that are sent before move the inputs.
                 for _ in 0..before {
                     ops.send(&[1.0], 1).unwrap();
                 }

@@ -25,7 +25,7 @@ pub struct ClientsRun {
     /// Of each step.
     steps: Vec<Duration>,
     traffic: Traffic,
-    /// Without a GPU, which counts experts itself: to tell the CPU its choices would take waits.
+    /// The experts that steps want; `None` with a GPU, which counts them itself and would have to wait to report each choice.
     wanted: Option<WantedExperts>,
     streaming: bool,
 }
