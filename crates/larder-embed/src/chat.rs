@@ -55,7 +55,8 @@ impl EmbeddedModel {
             bail!("the model has no chat template; generate from a prompt")
         };
         let tools = (!chat.tools.is_empty()).then_some(&*chat.tools);
-        let input = ChatInput { tools, extra: &chat.template_variables, ..ChatInput::new(&chat.messages) };
+        let (messages, tools) = self.chat_format.for_template(&chat.messages, tools);
+        let input = ChatInput { tools, extra: &chat.template_variables, ..ChatInput::new(&messages) };
         Ok(template.render(&input)?)
     }
 }

@@ -59,7 +59,7 @@ mod token_input;
 mod writer;
 
 pub use calibration::Calibration;
-pub use chat_output::{AnswerRules, ChatFormat, ForcedCalls, OutputParser, OutputPart, ToolSchema};
+pub use chat_output::{AllowedCalls, AnswerRules, ChatFormat, OutputParser, OutputPart, ToolSchema};
 pub use context::{ContextFull, DialogueTurns, answer_room, kept_tokens};
 pub use decode::{Decoding, NextDraws, StepStats, TokenChoice};
 pub use evictor_file::{EVICTOR_BYTES_MAX, EVICTOR_FILE, SidecarError, evictor_arrays, evictor_from_bytes};

@@ -153,6 +153,21 @@ impl OpenModel {
         Ok((resident, layers.sum()))
     }
 
+    /// Weights in all: those of the resident tensors and of the matrices of all experts.
+    pub fn parameters(&self) -> Result<u64> {
+        let elements = |shape: &[usize]| shape.iter().map(|n| *n as u64).product::<u64>();
+        let metas =
+            self.blueprint.resident.iter().filter_map(|t| Some(self.source().rows(&t.name)?.meta().shape.clone()));
+        let geometry = &self.blueprint.geometry;
+        let experts = self.experts()?;
+        let of_layer = |layer| {
+            let matrices = experts.as_dyn().layout(layer).kinds().named().count();
+            (matrices * geometry.experts * geometry.hidden * geometry.inter) as u64
+        };
+        let resident: u64 = metas.map(|shape| elements(&shape)).sum();
+        Ok(resident + geometry.moe_layers.iter().map(|layer| of_layer(*layer)).sum::<u64>())
+    }
+
     /// Bytes of the resident weights that every token reads: all of them but the embedding, unless it is the output head
     /// too.
     pub fn resident_bytes_per_token(&self) -> Result<u64> {

@@ -97,6 +97,21 @@ impl ApiError {
     }
 }
 
+/// The most bytes of a client's text that a message repeats.
+const EXCERPT_BYTES_MAX: usize = 200;
+
+/// The beginning of a client's text, on one line, as messages and logs repeat it.
+pub fn excerpt(text: &str) -> String {
+    let mut shown = String::new();
+    for c in text.chars().map(|c| if c.is_control() { ' ' } else { c }) {
+        if shown.len() + c.len_utf8() > EXCERPT_BYTES_MAX {
+            return shown + "…";
+        }
+        shown.push(c);
+    }
+    shown
+}
+
 /// A response with a JSON body.
 pub struct Json(pub Value);
 

@@ -11,7 +11,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use tracing::Instrument;
 
-use crate::error::ApiError;
+use crate::error::{ApiError, excerpt};
 use crate::error_form::ErrorForm;
 use crate::server::Shared;
 
@@ -42,7 +42,10 @@ pub async fn guard(State(app): State<Shared>, request: Request, next: Next) -> R
     }
     let status = response.status().as_u16();
     app.responses.responded(route, status);
-    span.in_scope(|| tracing::info!(%method, route, status, ms = since.elapsed().as_millis() as u64, "responded"));
+    let error = response.extensions().get::<ApiError>().map(tracing::field::display);
+    span.in_scope(
+        || tracing::info!(%method, route, status, ms = since.elapsed().as_millis() as u64, error, "responded"),
+    );
     response
 }
 
@@ -63,6 +66,7 @@ fn request_id(headers: &HeaderMap) -> HeaderValue {
 pub const ROUTES: &[&str] = &[
     "/",
     "/health",
+    "/v1/health",
     "/metrics",
     "/events",
     "/engine",
@@ -77,6 +81,8 @@ pub const ROUTES: &[&str] = &[
     "/models",
     "/chat/completions",
     "/completions",
+    "/completion",
+    "/infill",
     "/props",
     "/tokenize",
     "/detokenize",
@@ -86,6 +92,7 @@ pub const ROUTES: &[&str] = &[
     "/slots/{id}",
     "/v1/responses",
     "/responses",
+    "/v1/responses/input_tokens",
     "/v1/messages",
     "/v1/messages/count_tokens",
     "/api/chat",
@@ -106,7 +113,7 @@ fn authorize(app: &Shared, request: &Request) -> Result<(), ApiError> {
     check_host(app, request.headers())?;
     check_origin(app, request.headers())?;
     // The page holds no data; its script asks the user for the key.
-    if matches!(request.uri().path(), "/" | "/health") || is_preflight(app, request) {
+    if matches!(request.uri().path(), "/" | "/health" | "/v1/health") || is_preflight(app, request) {
         return Ok(());
     }
     if app.options.api_keys.is_empty() {
@@ -155,7 +162,7 @@ fn check_host(app: &Shared, headers: &HeaderMap) -> Result<(), ApiError> {
     if !app.options.is_local || !app.options.api_keys.is_empty() || is_local_name(host) {
         return Ok(());
     }
-    let host: String = host.chars().filter(|c| !c.is_control()).take(100).collect();
+    let host = excerpt(host);
     let message = format!("The host name '{host}' is not this machine's; with --api-key any name is allowed.");
     Err(ApiError::new(StatusCode::FORBIDDEN, "host_not_allowed", message))
 }
@@ -174,6 +181,7 @@ fn check_origin(app: &Shared, headers: &HeaderMap) -> Result<(), ApiError> {
     if named || own && (!app.options.is_local || is_local_name(host)) {
         return Ok(());
     }
+    let origin = excerpt(origin);
     let message = format!("Cross-origin requests from {origin} are not allowed; --cors {origin} would allow them.");
     Err(ApiError::new(StatusCode::FORBIDDEN, "origin_not_allowed", message))
 }

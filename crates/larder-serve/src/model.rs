@@ -18,8 +18,8 @@ pub struct ServedModel {
     pub tokenizer: Tokenizer,
     /// The chat template, if it has one.
     pub template: Option<ChatTemplate>,
-    /// How the model writes reasoning and tool calls, if it has a template.
-    pub chat_format: Option<ChatFormat>,
+    /// How the model writes reasoning and tool calls.
+    pub chat_format: ChatFormat,
     /// Default sampling settings and end-of-text tokens.
     pub generation: GenerationConfig,
     /// Most tokens of an answer in a chat that does not say how many.
@@ -30,6 +30,8 @@ pub struct ServedModel {
     pub context: usize,
     /// Size of the vocabulary.
     pub vocab: usize,
+    /// What it is, for clients that list it.
+    pub facts: ModelFacts,
     /// Whether prompts have embeddings.
     pub has_embeddings: bool,
     /// Indices of the decoder layers that have experts.
@@ -44,10 +46,34 @@ pub struct ServedModel {
     pub files: FilesCheck,
 }
 
+/// What a model is.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ModelFacts {
+    /// Its architecture.
+    pub family: String,
+    /// Its weights.
+    pub parameters: u64,
+    /// The number format of most of them.
+    pub quantization: String,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+impl ModelFacts {
+    /// The number of weights as models are called by it, such as 30.5B.
+    pub fn parameter_size(&self) -> String {
+        match self.parameters as f64 {
+            n if n >= 1e9 => format!("{:.1}B", n / 1e9),
+            n if n >= 1e6 => format!("{:.1}M", n / 1e6),
+            n => format!("{:.1}K", n / 1e3),
+        }
+    }
+}
+
 impl ServedModel {
     /// Special tokens that stay in the text of a chat's answer, where its parser needs them.
     pub fn shown_tokens(&self) -> &[u32] {
-        self.chat_format.as_ref().map_or(&[], ChatFormat::shown_tokens)
+        self.chat_format.shown_tokens()
     }
 
     /// Refuses requests while its drive is away.

@@ -1,9 +1,9 @@
 //! From a request to prompt tokens.
 
-use larder_engine::{ChatInput, ChatTemplate, FillInTokens};
+use larder_engine::{ChatInput, ChatTemplate, FillInTokens, TemplateError};
 use serde_json::Value;
 
-use crate::error::ApiError;
+use crate::error::{ApiError, excerpt};
 use crate::model::ServedModel;
 use crate::request::{ChatRequest, Prompt};
 
@@ -15,10 +15,12 @@ type Result<T> = std::result::Result<T, ApiError>;
 /// A chat as a prompt: tokens, and stop strings beside those of the request.
 #[derive(Debug)]
 pub struct ChatPrompt {
-    /// Prompt tokens, up to where the answer begins.
+    /// Prompt tokens, up to where the answer begins or goes on.
     pub tokens: Vec<u32>,
-    /// Their text.
+    /// Text up to where the answer begins.
     pub text: String,
+    /// The beginning of an answer that goes on.
+    pub begun: String,
     /// Stop strings, for models that do not end their turn themselves.
     pub stop: Vec<String>,
 }
@@ -27,16 +29,39 @@ impl ServedModel {
     /// Applies the chat template and tokenises.
     pub fn chat(&self, request: &ChatRequest) -> Result<ChatPrompt> {
         let plain = self.template.is_none();
-        let text = self.rendered(request)?;
-        let tokens = self.encode(&text, plain, "messages")?;
+        let (text, begun) = self.rendered_parts(request)?;
+        let tokens = self.encode(&format!("{text}{begun}"), plain, "messages")?;
         self.check(&tokens, "messages")?;
         let stop = if plain { vec![format!("\n{}:", name_of("user"))] } else { vec![] };
-        Ok(ChatPrompt { tokens, text, stop })
+        Ok(ChatPrompt { tokens, text, begun, stop })
     }
 
-    /// The text that a chat becomes: by the chat template, or a plain dialogue.
+    /// The text that a chat becomes.
     pub fn rendered(&self, request: &ChatRequest) -> Result<String> {
-        self.template.as_ref().map_or_else(|| plain_dialogue(request), |template| render(template, request))
+        self.rendered_parts(request).map(|(text, begun)| text + &begun)
+    }
+
+    /// The text of a chat up to where the answer begins, and the beginning that the request has of it.
+    fn rendered_parts(&self, request: &ChatRequest) -> Result<(String, String)> {
+        let (begun, earlier) = match request.messages.split_last() {
+            Some((last, earlier)) if request.continues && last["role"] == "assistant" => {
+                (begun_answer(request, last)?, earlier)
+            }
+            _ => ("", &request.messages[..]),
+        };
+        let text = self.dialogue(earlier, request)?;
+        match begun {
+            "" => Ok((text, String::new())),
+            begun => Ok((text.clone(), self.chat_format.before_answer(&text) + begun)),
+        }
+    }
+
+    /// Messages as text: by the chat template, or a plain dialogue.
+    fn dialogue(&self, messages: &[Value], request: &ChatRequest) -> Result<String> {
+        let tools = request.tools.as_ref().map(|tools| tools.list.as_slice());
+        let (messages, tools) = self.chat_format.for_template(messages, tools);
+        let Some(template) = &self.template else { return Ok(plain_dialogue(&messages)) };
+        render(template, &ChatInput { tools, extra: &request.extra, ..ChatInput::new(&template.adapted(&messages)) })
     }
 
     /// Tokenises the prompt of a completion.
@@ -62,7 +87,7 @@ impl ServedModel {
         let tokens = match prompt {
             Prompt::Text(text) => self.encode(text, true, param)?,
             Prompt::Tokens(tokens) => tokens.clone(),
-            Prompt::Gap { before, after } => self.gap(before, after)?,
+            Prompt::Gap { before, after, begun } => self.gap(before, after, begun)?,
         };
         if let Some(id) = tokens.iter().find(|id| **id as usize >= self.vocab) {
             let message = format!("Token id {id} is out of range: the vocabulary has {} tokens.", self.vocab);
@@ -71,15 +96,18 @@ impl ServedModel {
         Ok(tokens)
     }
 
-    fn gap(&self, before: &str, after: &str) -> Result<Vec<u32>> {
+    fn gap(&self, before: &str, after: &str, begun: &str) -> Result<Vec<u32>> {
         let Some(marks) = FillInTokens::of(&self.tokenizer) else {
-            let message = "This model has no fill-in tokens, so 'suffix' is not supported.";
+            let message = "This model has no fill-in tokens, so it cannot fill a gap before a 'suffix' in.";
             return Err(ApiError::unsupported("suffix", message));
         };
-        for text in [before, after] {
+        for text in [before, after, begun] {
             self.check_bytes(text, "prompt")?;
         }
-        marks.prompt(&self.tokenizer, before, after).map_err(|error| ApiError::bad_request(format!("{error}.")))
+        let mut tokens =
+            marks.prompt(&self.tokenizer, before, after).map_err(|error| ApiError::bad_request(format!("{error}.")))?;
+        tokens.extend(self.encode(begun, false, "prompt")?);
+        Ok(tokens)
     }
 
     /// Tokenises a text, unless it is certainly too long for the context.
@@ -120,33 +148,38 @@ impl ServedModel {
     }
 }
 
-fn render(template: &ChatTemplate, request: &ChatRequest) -> Result<String> {
-    let tools = request.tools.as_ref().map(|tools| tools.list.as_slice());
-    let input = ChatInput { tools, extra: &request.extra, ..ChatInput::new(&request.messages) };
-    let failed =
-        |error| ApiError::invalid_field("messages", "invalid_value", format!("The chat template failed: {error}."));
-    template.render(&input).map_err(failed)
+fn render(template: &ChatTemplate, input: &ChatInput) -> Result<String> {
+    let failed = |error: TemplateError| {
+        let message = format!("The chat template failed: {}.", excerpt(&error.to_string()));
+        ApiError::invalid_field("messages", "invalid_value", message)
+    };
+    template.render(input).map_err(failed)
 }
 
-/// Without a chat template the model is a base model. The chat becomes a plain dialogue, `User: …` and `Assistant: …`,
-/// which base models continue; tools are not supported.
-fn plain_dialogue(request: &ChatRequest) -> Result<String> {
-    if request.tools.is_some() {
-        return Err(ApiError::unsupported("tools", "This model has no chat template, so 'tools' is not supported."));
-    }
+/// The text of the last message, which an answer continues.
+fn begun_answer<'a>(request: &ChatRequest, last: &'a Value) -> Result<&'a str> {
+    let fault = if last.get("tool_calls").is_some() {
+        "a message that calls tools cannot be continued; their results have to follow it"
+    } else if request.params.format.is_some() || request.tools.as_ref().is_some_and(|tools| tools.forced().is_some()) {
+        "an answer with a format or a forced call cannot be begun by the request"
+    } else {
+        return Ok(last["content"].as_str().unwrap_or_default());
+    };
+    Err(ApiError::unsupported("messages", format!("Invalid 'messages': {fault}.")))
+}
+
+/// Without a chat template the model is a base model. The chat becomes a plain dialogue, `User: …` and `Assistant: …`, which base
+/// models continue.
+fn plain_dialogue(messages: &[Value]) -> String {
     let mut text = String::new();
-    for message in &request.messages {
+    for message in messages {
         let part = |key: &str| message.get(key).and_then(Value::as_str).unwrap_or_default();
         match (part("role"), part("content")) {
-            ("tool", _) => {
-                let message = "This model has no chat template, so messages with the role 'tool' are not supported.";
-                return Err(ApiError::unsupported("messages", message));
-            }
             ("system", content) => text += &format!("{content}\n\n"),
             (role, content) => text += &format!("{}: {content}\n", name_of(role)),
         }
     }
-    Ok(text + name_of("assistant") + ":")
+    text + name_of("assistant") + ":"
 }
 
 fn name_of(role: &str) -> &'static str {

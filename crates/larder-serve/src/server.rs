@@ -14,6 +14,7 @@ use crate::listener::ServerListener;
 use crate::live::LiveEvents;
 use crate::metrics::{Metrics, ResponseCounts};
 use crate::model::ServedModel;
+use crate::notes::Notes;
 use crate::pool::{ModelPool, ModelSource};
 use crate::queue::RequestQueue;
 use crate::sessions::{SessionDisk, index_bytes};
@@ -54,6 +55,8 @@ pub struct ServerOptions {
     pub process_bytes: fn() -> Option<u64>,
     /// Allowed CORS origin, `*` for all.
     pub cors: Option<String>,
+    /// Whether requests for a model of another name are refused where there is only one.
+    pub strict_model: bool,
     /// Whether no client may change the routing.
     pub lock_routing: bool,
     /// Whether the listener is on a loopback address.
@@ -89,6 +92,7 @@ pub struct SharedState {
     /// One permit for each KiB of a body.
     pub body_permits: Arc<Semaphore>,
     pub tokenizer_permits: Arc<Semaphore>,
+    pub notes: Notes,
 }
 
 /// State of a loaded model, shared by its threads and the handlers of its requests.
@@ -150,6 +154,7 @@ where
         requests: AtomicU64::new(0),
         body_permits: Arc::new(Semaphore::new(options.all_permits())),
         tokenizer_permits: Arc::new(Semaphore::new(TOKENIZER_THREADS)),
+        notes: Notes::default(),
         options,
     });
     let pool = match models {

@@ -116,7 +116,7 @@ fn responses_have_formats_and_refuse_by_name() {
     for (more, param) in [
         (json!({"previous_response_id": "resp_1"}), "previous_response_id"),
         (json!({"background": true}), "background"),
-        (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
+        (json!({"tools": [{"type": "function"}]}), "tools[0].name"),
     ] {
         let refused = server.post("/v1/responses", with(json!({"input": "x"}), more));
         let error = &refused.json()["error"];
@@ -177,7 +177,7 @@ fn the_stop_sequence_that_ended_the_text_is_told() {
 
 #[test]
 fn errors_have_the_form_of_their_api() {
-    let server = Server::start(&demo(), &["--context", "64", "--api-key", "bread"]);
+    let server = Server::start(&demo(), &["--context", "64", "--api-key", "bread", "--strict-model"]);
     let key = "x-api-key: bread\r\n";
     let post = |path: &str, body: Value| server.send("POST", path, key, body.to_string().as_bytes());
     let other = json!({"model": "other", "max_tokens": 5, "messages": user("x"), "prompt": "x"});
@@ -195,7 +195,7 @@ fn errors_have_the_form_of_their_api() {
     }
     let image = json!([{"role": "user", "content": [{"type": "image", "source": {}}]}]);
     let refused = post("/v1/messages", json!({"max_tokens": 5, "messages": image})).json();
-    assert!(refused["error"]["message"].as_str().unwrap().contains("messages[0].content[0].type"), "{refused}");
+    assert!(refused["error"]["message"].as_str().unwrap().contains("messages[0].content[0]"), "{refused}");
     for (refused, status) in [
         (server.get("/api/tags"), 401),
         (post("/api/chat", other.clone()), 404),
@@ -245,9 +245,8 @@ fn lines_of_ollama_are_the_chats_answer() {
         let completed = server.post("/v1/completions", body).json();
         assert_eq!(server.post("/api/generate", raw).json()["response"], completed["choices"][0]["text"]);
         let shown = server.post("/api/show", json!({"model": name})).json();
-        assert_eq!(shown["model_info"]["larder.context_length"], 256, "{shown}");
+        assert_eq!(shown["model_info"]["olmoe.context_length"], 256, "{shown}");
         assert_eq!(server.get("/api/ps").json()["models"][0]["model"], name.as_str());
-        assert!(server.get("/api/version").json()["version"].is_string());
     }
 }
 
@@ -266,7 +265,6 @@ fn ollamas_requests_without_a_prompt_load_the_model() {
         let text = if path == "/api/chat" { &answer["message"]["content"] } else { &answer["response"] };
         assert_eq!(text, "", "{answer}");
     }
-    assert_eq!(server.post("/api/generate", json!({"model": "other"})).status, 404);
 }
 
 #[test]

@@ -65,6 +65,13 @@ fn the_gap_between_two_texts_is_completed() {
     // Without a text behind the gap it is a completion.
     let plain = with(json!({"prompt": first, "suffix": ""})).json();
     assert_eq!(plain["usage"]["prompt_tokens"], tokens(first, true).len());
+    let llama =
+        json!({"input_prefix": first, "input_suffix": last, "n_predict": 8, "temperature": 0, "ignore_eos": true});
+    assert_eq!(server.post("/infill", llama.clone()).json()["content"], want["choices"][0]["text"]);
+    let mut begun = llama;
+    begun["prompt"] = json!("    return");
+    let begun = server.post("/infill", begun).json();
+    assert_eq!(begun["tokens_evaluated"], prompt.len() + tokens("    return", false).len());
     let ollama =
         json!({"prompt": first, "suffix": last, "stream": false, "options": {"num_predict": 8, "temperature": 0}});
     assert_eq!(server.post("/api/generate", ollama).json()["prompt_eval_count"], prompt.len());
@@ -76,8 +83,9 @@ fn the_gap_between_two_texts_is_completed() {
 #[test]
 fn models_without_its_tokens_refuse_a_suffix() {
     let server = Server::start(&fixture("../models/demo"), &["--context", "64"]);
-    for (path, field) in [("/v1/completions", "error"), ("/api/generate", "error")] {
-        let refused = server.post(path, json!({"prompt": "x", "suffix": "y"}));
+    for (path, field) in [("/v1/completions", "error"), ("/api/generate", "error"), ("/infill", "error")] {
+        let body = json!({"prompt": "x", "suffix": "y", "input_prefix": "x", "input_suffix": "y"});
+        let refused = server.post(path, body);
         assert_eq!(refused.status, 400, "{}", refused.body);
         assert!(refused.json()[field].to_string().contains("no fill-in tokens"), "{}", refused.body);
     }

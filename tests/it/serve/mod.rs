@@ -1,5 +1,6 @@
 //! `larder serve`: the HTTP API and the chat page.
 
+mod agents;
 pub mod api;
 mod apis;
 mod context;

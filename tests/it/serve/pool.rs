@@ -58,8 +58,8 @@ fn planned_bytes() -> Vec<u64> {
     let server = two(&[]);
     ask(&server, "demo");
     ask(&server, "olmoe");
-    let tags = server.get("/api/tags").json();
-    tags["models"].as_array().unwrap().iter().map(|model| model["size"].as_u64().unwrap()).collect()
+    let loaded = server.get("/api/ps").json();
+    loaded["models"].as_array().unwrap().iter().map(|model| model["size"].as_u64().unwrap()).collect()
 }
 
 /// Waits for a line of the metrics: a request is counted when its step has ended, which can be after its answer was read.

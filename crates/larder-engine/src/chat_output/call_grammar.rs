@@ -15,13 +15,15 @@ use crate::text::{TokenBytes, Tokenizer};
 /// Longest name of a special token in a mark.
 const SPECIAL_BYTES_MAX: usize = 64;
 
-/// The calls that an answer has to be.
+/// The calls that an answer has to be, or may be.
 #[derive(Clone, Copy, Debug)]
-pub struct ForcedCalls<'a> {
+pub struct AllowedCalls<'a> {
     /// The tools of which one is called.
     pub tools: &'a [ToolSchema],
     /// Whether several calls may follow each other.
     pub parallel: bool,
+    /// Whether text may stand before them or in their place.
+    pub or_text: bool,
 }
 
 /// Lark rules of a whole answer: `start`, which refers to `@answer` if a format may follow.
@@ -35,21 +37,20 @@ impl AnswerRules {
     }
 }
 
-/// The rules of an answer in a style: calls, or a format, or either; before both there may be reasoning. `None` if the style has
-/// no calls, or if nothing but the format can be.
+/// The rules of an answer in a style: calls, or a format, or either; before both there may be reasoning. `None` if nothing but
+/// the format can be.
 pub(super) fn answer_rules(
     style: Style,
     tokenizer: &Tokenizer,
     prompt: &str,
-    calls: Option<&ForcedCalls>,
+    calls: Option<&AllowedCalls>,
     has_format: bool,
 ) -> Result<Option<AnswerRules>, GrammarError> {
     let mut lark = Lark { tokenizer, rules: String::new(), error: None };
     match (style, calls) {
         (_, None) => {}
         (Style::Harmony, Some(calls)) => harmony_calls(&mut lark, calls),
-        (Style::Marked { tools: Some(format), .. }, Some(calls)) => marked_calls(&mut lark, format, calls),
-        (Style::Marked { tools: None, .. }, Some(_)) => return Ok(None),
+        (Style::Marked { tools: format, .. }, Some(calls)) => marked_calls(&mut lark, format, calls),
     }
     let before = match style {
         Style::Harmony => harmony_reasoning(&mut lark),
@@ -61,7 +62,7 @@ pub(super) fn answer_rules(
     };
     let answer = match (calls, has_format) {
         (Some(_), true) => format!("(calls | {header} @answer)"),
-        (Some(_), false) => "calls".into(),
+        (Some(calls), false) => if calls.or_text { "text_or_calls" } else { "calls" }.into(),
         (None, _) if before.is_none() => return Ok(None),
         (None, _) => format!("{header} @answer"),
     };
@@ -151,6 +152,19 @@ impl Lark<'_> {
         }
     }
 
+    /// A rule for any text without `mark`.
+    fn text_without(&mut self, name: &str, mark: &str) {
+        let body = match &self.pieces(mark)[..] {
+            // Special tokens are no text.
+            [Piece::Text(mark)] => {
+                let mark = fancy_regex::escape(mark).replace('/', r"\/");
+                format!("/(?s:.*)/ & ~/(?s:.*){mark}(?s:.*)/")
+            }
+            _ => "/(?s:.*)/".to_owned(),
+        };
+        self.rule(name, &body);
+    }
+
     /// A rule for JSON that is valid by `schema`.
     fn json(&mut self, name: &str, schema: &Value) -> String {
         match with_white_space(schema) {
@@ -191,7 +205,7 @@ fn marked_reasoning(lark: &mut Lark, marks: &ReasoningMarks, prompt: &str) -> Op
     }
     let text = lark.text_until("reasoning", marks.close);
     lark.rule("blank", r"/\n{0,2}/");
-    Some(match end.ends_with(marks.open.trim()) {
+    Some(match marks.are_open(prompt) {
         true => format!("{text} blank"),
         false => format!("({} {text} blank)?", lark.literal(marks.open)),
     })
@@ -207,9 +221,9 @@ fn harmony_reasoning(lark: &mut Lark) -> Option<String> {
     Some(format!("({open} {text})?"))
 }
 
-fn harmony_calls(lark: &mut Lark, forced: &ForcedCalls) {
+fn harmony_calls(lark: &mut Lark, allowed: &AllowedCalls) {
     let mut calls = Vec::new();
-    for (i, tool) in forced.tools.iter().enumerate() {
+    for (i, tool) in allowed.tools.iter().enumerate() {
         let arguments = lark.json(&format!("json_{i}"), &tool.closed_parameters());
         let head = format!("{CHANNEL}commentary to=functions.{} {CONSTRAIN}json{MESSAGE}", tool.name);
         calls.push(format!("{} {arguments}", lark.literal(&head)));
@@ -217,26 +231,33 @@ fn harmony_calls(lark: &mut Lark, forced: &ForcedCalls) {
     lark.rule("calls", &calls.join(" | "));
 }
 
-fn marked_calls(lark: &mut Lark, format: &ToolFormat, forced: &ForcedCalls) {
+fn marked_calls(lark: &mut Lark, format: &ToolFormat, allowed: &AllowedCalls) {
     if matches!(format.syntax, CallSyntax::Gemma | CallSyntax::Python) {
         value_rules(lark, format.syntax);
     }
     let mut names = Vec::new();
-    for (i, tool) in forced.tools.iter().enumerate() {
+    for (i, tool) in allowed.tools.iter().enumerate() {
         let body = call(lark, format, tool, i);
-        let body = join([lark.literal(format.open), body, lark.literal(format.close)].into_iter());
+        let body = join([body, lark.literal(format.close)].into_iter());
         names.push(format!("call_{i}"));
         lark.rule(&format!("call_{i}"), &body);
     }
     lark.rule("call", &names.join(" | "));
     let is_bare = matches!(format.syntax, CallSyntax::NamedJson { may_be_bare: true, .. });
-    let more = format!("({} call)*", lark.literal(format.separator));
+    let mark = lark.literal(format.open);
+    let more = format!("({})*", join([lark.literal(format.separator), mark.clone(), "call".into()].into_iter()));
     // A list of Python's calls is between the marks of one call.
     let more =
-        if forced.parallel && !is_bare && !matches!(format.syntax, CallSyntax::Python) { more } else { String::new() };
+        if allowed.parallel && !is_bare && !matches!(format.syntax, CallSyntax::Python) { more } else { String::new() };
     let (open, close) = if is_bare { ("", "") } else { format.section };
-    let calls = join([lark.literal(open), "call".into(), more, lark.literal(close)].into_iter());
-    lark.rule("calls", &calls);
+    let whole = [lark.literal(open), mark, "call".into(), more.clone(), lark.literal(close)];
+    lark.rule("calls", &join(whole.into_iter()));
+    if allowed.or_text {
+        let before = lark.text_until("before_call", format.open.trim_end());
+        let gap = quoted(&format.open[format.open.trim_end().len()..]);
+        lark.rule("text_or_calls", &format!("TEXT | {}", join([before, gap, "call".into(), more].into_iter())));
+        lark.text_without("TEXT", format.open.trim_end());
+    }
 }
 
 /// What is between the marks of a call of `tool`.

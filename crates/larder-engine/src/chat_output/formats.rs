@@ -32,6 +32,13 @@ pub struct ToolFormat {
     pub syntax: CallSyntax,
 }
 
+impl ReasoningMarks {
+    /// Whether a text ends within reasoning that has just begun.
+    pub fn are_open(&self, text: &str) -> bool {
+        text.trim_end().ends_with(self.open.trim())
+    }
+}
+
 /// Reasoning, the most specific marks first.
 static REASONING: [ReasoningMarks; 4] = [
     ReasoningMarks { open: "<|channel>thought\n", close: "<channel|>", sign: "<|channel>" },
@@ -229,6 +236,17 @@ static TOOLS: [ToolFormat; 17] = [
         syntax: CallSyntax::NamedJson { arguments: "parameters", may_be_bare: true },
     },
 ];
+
+/// Calls of models whose template has none that are known.
+pub static GENERIC: ToolFormat = ToolFormat {
+    name: "generic",
+    signs: &[],
+    section: ("", ""),
+    open: "<tool_call>\n",
+    close: "\n</tool_call>",
+    separator: "\n",
+    syntax: CallSyntax::NamedJson { arguments: "arguments", may_be_bare: false },
+};
 
 /// The reasoning marks of a template, or those of which the tokenizer has a token of their own.
 pub fn reasoning(template: &str, has_token: impl Fn(&str) -> bool) -> Option<&'static ReasoningMarks> {

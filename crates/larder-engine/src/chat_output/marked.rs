@@ -48,7 +48,7 @@ impl MarkedParser {
         tools: Vec<ToolSchema>,
         prompt: &str,
     ) -> Self {
-        let opened = reasoning.is_some_and(|marks| prompt.trim_end().ends_with(marks.open.trim()));
+        let opened = reasoning.is_some_and(|marks| marks.are_open(prompt));
         let state = match reasoning {
             Some(_) if opened => State::Reasoning,
             Some(_) => State::Begin,

@@ -7,15 +7,20 @@
 mod call_grammar;
 mod calls;
 mod formats;
+mod generic;
 mod harmony;
 mod marked;
 mod tools;
+
+use std::borrow::Cow;
+
+use serde_json::Value;
 
 use crate::ChatTemplate;
 use crate::grammar::GrammarError;
 use crate::text::Tokenizer;
 
-pub use call_grammar::{AnswerRules, ForcedCalls};
+pub use call_grammar::{AllowedCalls, AnswerRules};
 pub use tools::ToolSchema;
 
 use formats::{ReasoningMarks, ToolFormat};
@@ -53,7 +58,7 @@ enum Style {
     /// Messages with headers, as gpt-oss writes them.
     Harmony,
     /// Marks around reasoning and around calls.
-    Marked { reasoning: Option<&'static ReasoningMarks>, tools: Option<&'static ToolFormat> },
+    Marked { reasoning: Option<&'static ReasoningMarks>, tools: &'static ToolFormat },
 }
 
 /// Takes generated text in pieces and returns its parts.
@@ -66,14 +71,15 @@ pub trait OutputParser: Send {
 }
 
 impl ChatFormat {
-    /// The format of the model with this template; without tool calls if the template has none that are known.
+    /// The format of the model with this template. Where the template has no tool calls that are known, they are
+    /// [generic](Self::for_template).
     pub fn of_template(template: &ChatTemplate, tokenizer: &Tokenizer) -> Self {
         let source = template.source(true);
         let style = match harmony::is_of(source) {
             true => Style::Harmony,
             false => Style::Marked {
                 reasoning: formats::reasoning(source, |mark| tokenizer.id(mark).is_some()),
-                tools: formats::tools(source),
+                tools: formats::tools(source).unwrap_or(&formats::GENERIC),
             },
         };
         let marks = style.marks();
@@ -82,9 +88,26 @@ impl ChatFormat {
         ChatFormat { style, shown }
     }
 
-    /// The format of a model without a template: all of its text is content.
+    /// The format of a model without a template: all of its text is content, but for generic calls.
     pub fn plain() -> Self {
-        ChatFormat { style: Style::Marked { reasoning: None, tools: None }, shown: vec![] }
+        ChatFormat { style: Style::Marked { reasoning: None, tools: &formats::GENERIC }, shown: vec![] }
+    }
+
+    /// Messages and tools as the template reads them. Where it knows no calls of tools, those are described in the messages.
+    pub fn for_template<'a>(
+        &self,
+        messages: &'a [Value],
+        tools: Option<&'a [Value]>,
+    ) -> (Cow<'a, [Value]>, Option<&'a [Value]>) {
+        match self.has_generic_calls() {
+            true => (generic::described(messages, tools), None),
+            false => (Cow::Borrowed(messages), tools),
+        }
+    }
+
+    /// Whether calls are only known from their description, so that a grammar has to hold them in form.
+    pub fn has_generic_calls(&self) -> bool {
+        matches!(self.style, Style::Marked { tools, .. } if std::ptr::eq(tools, &formats::GENERIC))
     }
 
     /// The same format with reasoning as content, marks included. Messages with headers stay separated.
@@ -96,11 +119,20 @@ impl ChatFormat {
         ChatFormat { style, shown: self.shown.clone() }
     }
 
-    /// The name of the format of tool calls; `None` if the model has none that is known.
-    pub fn tool_format(&self) -> Option<&'static str> {
+    /// The name of the format of tool calls.
+    pub fn tool_format(&self) -> &'static str {
         match self.style {
-            Style::Harmony => Some("harmony"),
-            Style::Marked { tools, .. } => tools.map(|format| format.name),
+            Style::Harmony => "harmony",
+            Style::Marked { tools, .. } => tools.name,
+        }
+    }
+
+    /// What has to stand between `prompt` and an answer that the request begins: the end of reasoning, the header of a message.
+    pub fn before_answer(&self, prompt: &str) -> String {
+        match self.style {
+            Style::Harmony => format!("{}final{}", harmony::CHANNEL, harmony::MESSAGE),
+            Style::Marked { reasoning: Some(marks), .. } if marks.are_open(prompt) => format!("\n{}\n\n", marks.close),
+            Style::Marked { .. } => String::new(),
         }
     }
 
@@ -114,19 +146,19 @@ impl ChatFormat {
         match self.style {
             Style::Harmony => Box::new(HarmonyParser::new(!tools.is_empty())),
             Style::Marked { reasoning, tools: format } => {
-                let format = format.filter(|_| !tools.is_empty());
+                let format = Some(format).filter(|_| !tools.is_empty());
                 Box::new(MarkedParser::new(reasoning, format, tools, prompt))
             }
         }
     }
 
-    /// The rules of an answer to `prompt` that has to call tools, or to match a format, or either. `None` if the model has no
-    /// format of calls that is known, or if nothing can precede the format.
+    /// The rules of an answer to `prompt` that has to call tools, or to match a format, or either. `None` if nothing can precede
+    /// the format.
     pub fn answer_rules(
         &self,
         tokenizer: &Tokenizer,
         prompt: &str,
-        calls: Option<&ForcedCalls>,
+        calls: Option<&AllowedCalls>,
         has_format: bool,
     ) -> Result<Option<AnswerRules>, GrammarError> {
         call_grammar::answer_rules(self.style, tokenizer, prompt, calls, has_format)
@@ -140,7 +172,7 @@ impl Style {
             Style::Harmony => harmony::MARKS.to_vec(),
             Style::Marked { reasoning, tools } => {
                 let reasoning = reasoning.iter().flat_map(|marks| [marks.open, marks.close]);
-                reasoning.chain(tools.iter().flat_map(|format| format.marks())).collect()
+                reasoning.chain(tools.marks()).collect()
             }
         }
     }

@@ -348,7 +348,7 @@ fn check_forced(style: Style, tokenizer: &Tokenizer, parser: impl Fn() -> Box<dy
     let format = ChatFormat { style, shown: vec![] };
     let (compiler, mut rng) = (testing::compiler(tokenizer), Xoshiro256::new(7));
     let tools = tools();
-    let forced = ForcedCalls { tools: &tools, parallel: true };
+    let forced = AllowedCalls { tools: &tools, parallel: true, or_text: false };
     let rules = format.answer_rules(tokenizer, "assistant\n", Some(&forced), false).unwrap().unwrap();
     let compiled = compiler.compile_answer(&rules, None).unwrap_or_else(|e| panic!("{name}: {e}: {rules:?}"));
     let one = ["llama3", "lfm2", "harmony"].contains(&name);
@@ -384,7 +384,7 @@ fn forced_calls_of_every_format_are_read_again() {
     let words =
         ["</parameter>", "</arg_value>", "</think>", "<think>", "weather", "now", "city", "</｜DSML｜parameter>"];
     for name in formats::names() {
-        let style = Style::Marked { reasoning: formats::reasoning("<think>", |_| false), tools: Some(named(name)) };
+        let style = Style::Marked { reasoning: formats::reasoning("<think>", |_| false), tools: named(name) };
         let special = special_tokens(named(name));
         let special: Vec<&str> = special.iter().map(String::as_str).collect();
         for special in [&special[..], &[]] {
@@ -404,7 +404,7 @@ fn reasoning_may_precede_a_format() {
     let words = ["</think>", "<think>"];
     let tokenizer = testing::byte_tokenizer(&words, &[]);
     let (compiler, mut rng) = (testing::compiler(&tokenizer), Xoshiro256::new(3));
-    let style = Style::Marked { reasoning: formats::reasoning("<think>", |_| false), tools: None };
+    let style = Style::Marked { reasoning: formats::reasoning("<think>", |_| false), tools: &formats::GENERIC };
     let format = ChatFormat { style, shown: vec![] };
     assert_eq!(format.answer_rules(&tokenizer, "assistant\n<think>\n\n</think>\n", None, true).unwrap(), None);
     let answer = TextFormat::Regex("(yes|no)!".into());
@@ -426,9 +426,9 @@ fn reasoning_may_precede_a_format() {
 fn an_answer_is_a_call_or_of_a_format() {
     let tokenizer = testing::byte_tokenizer(&["<tool_call>\n", "now"], &[]);
     let (compiler, mut rng) = (testing::compiler(&tokenizer), Xoshiro256::new(3));
-    let format = ChatFormat { style: Style::Marked { reasoning: None, tools: Some(named("hermes")) }, shown: vec![] };
+    let format = ChatFormat { style: Style::Marked { reasoning: None, tools: named("hermes") }, shown: vec![] };
     let tools = &tools()[1..];
-    let forced = ForcedCalls { tools, parallel: false };
+    let forced = AllowedCalls { tools, parallel: false, or_text: false };
     let rules = format.answer_rules(&tokenizer, "", Some(&forced), true).unwrap().unwrap();
     let compiled = compiler.compile_answer(&rules, Some(&TextFormat::Regex("yes".into()))).unwrap();
     let texts: Vec<String> =
@@ -439,9 +439,47 @@ fn an_answer_is_a_call_or_of_a_format() {
 }
 
 #[test]
+fn a_generic_call_is_held_in_form_once_it_has_begun() {
+    for special in [&[][..], &["<tool_call>", "</tool_call>"]] {
+        let tokenizer = testing::byte_tokenizer(&["<tool_call>", "\n", "now", "I look. "], special);
+        let (compiler, mut rng) = (testing::compiler(&tokenizer), Xoshiro256::new(5));
+        let (format, tools) = (ChatFormat::plain(), tools());
+        let allowed = AllowedCalls { tools: &tools[1..], parallel: false, or_text: true };
+        let rules = format.answer_rules(&tokenizer, "", Some(&allowed), false).unwrap().unwrap();
+        let compiled = compiler.compile_answer(&rules, None).unwrap();
+        let (mut plain, mut called) = (0, 0);
+        for _ in 0..200 {
+            let Some(text) = testing::random_text(&tokenizer, compiled.clone(), &mut rng, 300) else { continue };
+            let parsed = parse(format.parser("", tools.clone()), &[&text]);
+            let calls = parsed.calls();
+            assert_eq!(calls.len(), usize::from(text.contains("<tool_call>")), "{text}");
+            assert!(calls.iter().all(|(name, arguments)| *name == "now" && arguments.is_object()), "{text}");
+            (plain, called) = (plain + usize::from(calls.is_empty()), called + calls.len());
+        }
+        assert!(plain > 0 && called > 0, "{plain} and {called}");
+    }
+}
+
+#[test]
+fn a_begun_answer_follows_the_end_of_reasoning() {
+    let style = Style::Marked { reasoning: formats::reasoning("<think>", |_| false), tools: named("hermes") };
+    let format = ChatFormat { style, shown: vec![] };
+    assert_eq!(format.before_answer("assistant\n<think>\n"), "\n</think>\n\n");
+    assert_eq!(format.before_answer("assistant\n"), "");
+    for (format, prompt) in
+        [(format, "assistant\n<think>\n"), (ChatFormat { style: Style::Harmony, shown: vec![] }, "")]
+    {
+        let mut parser = format.parser(prompt, vec![]);
+        parser.push(&(format.before_answer(prompt) + "{\"a\":"));
+        let parsed = parse(parser, &["1}"]);
+        assert_eq!((parsed.reasoning.as_str(), parsed.content.as_str()), ("", "1}"));
+    }
+}
+
+#[test]
 fn reasoning_may_stay_in_the_content_beside_calls() {
     let reasoning = formats::reasoning("<think> {{ x }} </think>", |_| true);
-    let style = Style::Marked { reasoning, tools: Some(named("hermes")) };
+    let style = Style::Marked { reasoning, tools: named("hermes") };
     let format = ChatFormat { style, shown: vec![] };
     let text = "<think>hm</think>I look.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {}}\n</tool_call>";
     let separated = parsed(|| format.parser("", tools()), text);
@@ -457,8 +495,8 @@ fn a_schema_that_is_too_large_is_an_error() {
         (0..20_000).map(|i| (format!("property number {i}"), json!({"type": "string"}))).collect();
     let tools =
         vec![ToolSchema { name: "large".into(), parameters: json!({"type": "object", "properties": properties}) }];
-    let format = ChatFormat { style: Style::Marked { reasoning: None, tools: Some(named("hermes")) }, shown: vec![] };
-    let forced = ForcedCalls { tools: &tools, parallel: false };
+    let format = ChatFormat { style: Style::Marked { reasoning: None, tools: named("hermes") }, shown: vec![] };
+    let forced = AllowedCalls { tools: &tools, parallel: false, or_text: false };
     let error =
         format.answer_rules(&testing::byte_tokenizer(&[], &[]), "", Some(&forced), false).unwrap_err().to_string();
     assert!(error.contains("more than 262144 bytes"), "{error}");
@@ -475,7 +513,7 @@ fn optional_strings_are_strings_unless_they_are_null() {
         },
     });
     let tools = vec![ToolSchema { name: "find".into(), parameters: schema }];
-    let style = Style::Marked { reasoning: None, tools: Some(named("glm4")) };
+    let style = Style::Marked { reasoning: None, tools: named("glm4") };
     let format = ChatFormat { style, shown: vec![] };
     let parser = || format.parser("", tools.clone());
     let call = |values: [&str; 7]| {

@@ -18,10 +18,12 @@ mod moment;
 mod operators;
 mod python;
 mod rewrite;
+mod roles;
 mod tags;
 mod writer;
 
-use std::{sync::Arc, thread, time::Duration};
+use std::sync::{Arc, OnceLock};
+use std::{thread, time::Duration};
 
 use minijinja::{AutoEscape, Value, machinery};
 
@@ -49,6 +51,8 @@ pub struct ChatTemplate {
     /// The templates by name, each of which compiles.
     sources: Vec<(String, String)>,
     special: Vec<(String, String)>,
+    /// Found out when the first chat asks.
+    roles: OnceLock<roles::TemplateRoles>,
 }
 
 impl ChatTemplate {
@@ -72,7 +76,7 @@ impl ChatTemplate {
             on_large_stack(|| compile::compile(&name, &source).map(drop))?;
             checked.push((name, source));
         }
-        Ok(Some(ChatTemplate { sources: checked, special: config.special.clone() }))
+        Ok(Some(ChatTemplate { sources: checked, special: config.special.clone(), roles: OnceLock::new() }))
     }
 
     /// The source of the template, of the one for chats with tools if there are two.

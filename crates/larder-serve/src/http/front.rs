@@ -18,7 +18,7 @@ use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 
 use super::{Result, body, events_of, health_of, mathml, method_not_allowed, metrics_of, not_found, ollama};
-use crate::error::{ApiError, Json};
+use crate::error::{ApiError, Json, excerpt};
 use crate::guard::ROUTES;
 use crate::page;
 use crate::pool::{ListedModel, ModelLease, ModelPool};
@@ -43,7 +43,7 @@ pub fn routes(server: Shared, pool: Arc<ModelPool>) -> Router {
     let upstream = server.options.upstream.clone().map(|options| Arc::new(Upstream::new(options)));
     let all = ROUTES.iter().fold(Router::new(), |router, path| match *path {
         "/" => router.route(path, get(|| async { page::response() })),
-        "/health" => router.route(path, get(health)),
+        "/health" | "/v1/health" => router.route(path, get(health)),
         "/metrics" => router.route(path, get(metrics)),
         "/events" => router.route(path, get(events)),
         "/v1/models" | "/models" => router.route(path, get(models)),
@@ -91,13 +91,13 @@ async fn model(State(front): State<Front>, Path(id): Path<String>) -> Result<Jso
 
 async fn tags(State(front): State<Front>) -> Json {
     let list = front.pool.list();
-    Json(json!({"models": list.iter().map(|model| ollama::tag(model.name, model.bytes)).collect::<Vec<_>>()}))
+    Json(json!({"models": list.iter().map(|model| ollama::tag(model.name, &model.facts)).collect::<Vec<_>>()}))
 }
 
 async fn running(State(front): State<Front>) -> Json {
     let list = front.pool.list();
     let loaded = list.iter().filter(|model| model.status == "loaded");
-    let tags = loaded.map(|model| ollama::loaded_tag(model.name, model.bytes, model.context));
+    let tags = loaded.map(|model| ollama::loaded_tag(model.name, &model.facts, model.bytes, model.context));
     Json(json!({"models": tags.collect::<Vec<_>>()}))
 }
 
@@ -150,10 +150,16 @@ impl Front {
             json["model"].as_str().or(name).map(str::to_owned)
         };
         let recent = || self.pool.recent().filter(|_| is_setting(parts.uri.path())).unwrap_or(0);
-        match in_body().or_else(|| queried(parts)) {
+        match in_body().or_else(|| queried(parts)).filter(|name| !name.is_empty()) {
             None => Named::Here(recent()),
-            Some(name) => self.find(parts.uri.path(), &name).map_or(Named::Other(name), Named::Here),
+            Some(name) => self.find(parts.uri.path(), &name).or(self.only()).map_or(Named::Other(name), Named::Here),
         }
+    }
+
+    /// The model that answers to any name: the only one, unless names count.
+    fn only(&self) -> Option<usize> {
+        let is_only = self.upstream.is_none() && self.pool.list().len() == 1;
+        (is_only && !self.server.options.strict_model).then_some(0)
     }
 
     /// The model of a name, to which Ollama's clients may append the tag `latest`.
@@ -213,7 +219,7 @@ impl Front {
 
     fn unknown(&self, name: &str) -> ApiError {
         let names: Vec<String> = self.pool.list().iter().map(|model| format!("'{}'", model.name)).collect();
-        let message = format!("The model '{name}' does not exist; this server serves {}.", names.join(", "));
+        let message = format!("The model '{}' does not exist; this server serves {}.", excerpt(name), names.join(", "));
         ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message).with_param("model")
     }
 
@@ -247,8 +253,16 @@ fn is_setting(path: &str) -> bool {
 /// Whether OpenAI-compatible servers have a route too.
 fn is_forwarded(path: &str) -> bool {
     let path = path.strip_prefix("/v1").unwrap_or(path);
-    ["/chat/completions", "/completions", "/embeddings", "/responses", "/messages", "/messages/count_tokens"]
-        .contains(&path)
+    [
+        "/chat/completions",
+        "/completions",
+        "/embeddings",
+        "/responses",
+        "/responses/input_tokens",
+        "/messages",
+        "/messages/count_tokens",
+    ]
+    .contains(&path)
 }
 
 #[cfg(test)]

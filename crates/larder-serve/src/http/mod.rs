@@ -20,7 +20,7 @@ use serde_json::json;
 use tokio::sync::{broadcast, mpsc, oneshot};
 
 use crate::context::ContextPlan;
-use crate::error::{ApiError, Json};
+use crate::error::{ApiError, Json, excerpt};
 use crate::guard::guard;
 use crate::job::{CHANNEL, GenerationJob};
 use crate::metrics::{self, ModelMetrics};
@@ -36,6 +36,7 @@ mod anthropic;
 mod body;
 mod embeddings;
 mod front;
+mod llama;
 mod mathml;
 mod ollama;
 mod responses;
@@ -64,6 +65,7 @@ pub fn routes(app: App) -> Router {
     Router::new()
         .route("/", get(|| async { page::response() }))
         .route("/health", get(health))
+        .route("/v1/health", get(health))
         .route("/metrics", get(metrics))
         .route("/events", get(events))
         .route("/engine", get(engine).post(set_engine))
@@ -79,6 +81,8 @@ pub fn routes(app: App) -> Router {
         .route("/models", get(models))
         .route("/chat/completions", post(chat))
         .route("/completions", post(complete))
+        .route("/completion", post(llama::complete))
+        .route("/infill", post(llama::fill_in))
         .route("/props", get(tools::props))
         .route("/slots", get(slots::list))
         .route("/slots/{id}", post(slots::act))
@@ -88,6 +92,7 @@ pub fn routes(app: App) -> Router {
         .route("/apply-template", post(tools::apply_template))
         .route("/v1/responses", post(responses::respond))
         .route("/responses", post(responses::respond))
+        .route("/v1/responses/input_tokens", post(responses::input_tokens))
         .route("/v1/messages", post(anthropic::messages))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/api/chat", post(ollama::chat))
@@ -102,7 +107,7 @@ pub fn routes(app: App) -> Router {
 }
 
 async fn not_found(request: Request) -> ApiError {
-    let message = format!("Unknown request URL: {} {}.", request.method(), request.uri().path());
+    let message = format!("Unknown request URL: {} {}.", request.method(), excerpt(request.uri().path()));
     ApiError::new(StatusCode::NOT_FOUND, "not_found", message)
 }
 
@@ -138,8 +143,10 @@ async fn models(State(app): State<App>) -> Json {
 }
 
 async fn model(State(app): State<App>, Path(id): Path<String>) -> Result<Json> {
-    check_model(&app, Some(&id))?;
-    Ok(Json(model_object(&app, &id)))
+    match app.model.has_name(&id) {
+        true => Ok(Json(model_object(&app, &id))),
+        false => Err(unknown_model(&app, &id)),
+    }
 }
 
 fn model_object(app: &App, id: &str) -> serde_json::Value {
@@ -161,16 +168,16 @@ async fn chat(State(app): State<App>, request: Request) -> Result<Response> {
 fn prepare_chat(app: &App, mut request: ChatRequest) -> Result<Asked> {
     check_model(app, request.params.model.as_deref())?;
     app.model.require_files()?;
+    app.server.notes.log(&request.params.notes);
     request.params.max_tokens = request.params.max_tokens.or(app.model.max_tokens);
     let full = request.params.context_full.unwrap_or(app.server.options.context_full);
-    let (ChatPrompt { tokens, text, stop }, plan) = app.model.fitted_chat(&request, full)?;
+    let (ChatPrompt { tokens, text, begun, stop }, plan) = app.model.fitted_chat(&request, full)?;
     let grammar = app.chat_grammar(&request, &text)?;
     let ChatRequest { params, tools, separate_reasoning, .. } = request;
     let tools = tools.map(|tools| tools.schemas).unwrap_or_default();
-    let is_separated = app.model.chat_format.is_some() && (separate_reasoning || !tools.is_empty());
-    let chat = is_separated.then_some(ChatAnswers { prompt: text, tools, separate_reasoning });
-    let show_marks = app.model.chat_format.is_some();
-    Ok(Asked { params, grammar, prompts: vec![(tokens, plan)], more_stops: stop, chat, show_marks })
+    let is_separated = separate_reasoning || !tools.is_empty();
+    let chat = is_separated.then_some(ChatAnswers { prompt: text, begun, tools, separate_reasoning });
+    Ok(Asked { params, grammar, prompts: vec![(tokens, plan)], more_stops: stop, chat, show_marks: true })
 }
 
 async fn complete(State(app): State<App>, request: Request) -> Result<Response> {
@@ -193,6 +200,7 @@ async fn complete(State(app): State<App>, request: Request) -> Result<Response> 
 fn prepare_completion(app: &App, CompletionRequest { params, prompts }: CompletionRequest) -> Result<Asked> {
     check_model(app, params.model.as_deref())?;
     app.model.require_files()?;
+    app.server.notes.log(&params.notes);
     let full = params.context_full.unwrap_or(app.server.options.context_full);
     let prompts = prompts.iter().map(|prompt| app.model.fitted_prompt(prompt, &params, full)).collect::<Result<_>>()?;
     let grammar = app.completion_grammar(params.format.as_ref())?;
@@ -223,14 +231,16 @@ async fn run_permitted<T: Send + 'static>(
     tokio::task::spawn_blocking(work).await.map_err(|_| failed())?
 }
 
+/// Refuses a request for another model, if names count.
 fn check_model(app: &App, name: Option<&str>) -> Result<()> {
-    match name {
-        Some(name) if !app.model.has_name(name) => {
-            let message = format!("The model '{name}' does not exist; this server serves '{}'.", app.model.name);
-            Err(ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message).with_param("model"))
-        }
-        _ => Ok(()),
-    }
+    let is_other = |name: &&str| !name.is_empty() && !app.model.has_name(name);
+    let other = name.filter(|name| app.server.options.strict_model && is_other(name));
+    other.map_or(Ok(()), |name| Err(unknown_model(app, name)))
+}
+
+fn unknown_model(app: &App, name: &str) -> ApiError {
+    let message = format!("The model '{}' does not exist; this server serves '{}'.", excerpt(name), app.model.name);
+    ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message).with_param("model")
 }
 
 /// A request that was parsed and tokenised.
@@ -250,8 +260,10 @@ struct Asked {
 
 /// What the parser of a chat's answers needs.
 struct ChatAnswers {
-    /// Text of the prompt.
+    /// Text of the prompt, without that of the answer's beginning.
     prompt: String,
+    /// The beginning of the answer, where the request has it.
+    begun: String,
     /// Tools that may be called.
     tools: Vec<ToolSchema>,
     /// Whether reasoning is a part of its own, or content.
@@ -259,12 +271,16 @@ struct ChatAnswers {
 }
 
 impl ChatAnswers {
-    fn parser(&self, app: &App) -> Option<Box<dyn OutputParser>> {
-        let (format, tools) = (app.model.chat_format.as_ref()?, self.tools.clone());
-        Some(match self.separate_reasoning {
+    fn parser(&self, app: &App) -> Box<dyn OutputParser> {
+        let (format, tools) = (&app.model.chat_format, self.tools.clone());
+        let mut parser = match self.separate_reasoning {
             true => format.parser(&self.prompt, tools),
             false => format.with_reasoning_as_content().parser(&self.prompt, tools),
-        })
+        };
+        if !self.begun.is_empty() {
+            parser.push(&self.begun);
+        }
+        parser
     }
 }
 
@@ -290,7 +306,7 @@ async fn generate<F: ResponseFormat + 'static>(
     let mut pending = Vec::new();
     for (i, ((prompt, plan), choice)) in answers.enumerate() {
         let (to, from) = mpsc::channel(CHANNEL);
-        pending.push(PendingAnswer { events: from, parser: chat.as_ref().and_then(|chat| chat.parser(app)) });
+        pending.push(PendingAnswer { events: from, parser: chat.as_ref().map(|chat| chat.parser(app)) });
         let job = GenerationJob {
             number: number + i as u64,
             max_tokens: plan.answer_limit(params.max_tokens, prompt.len(), app.model.context),

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::{Result, body, check_model, prepare_chat, prepare_completion, run_blocking};
 use crate::error::Json;
+use crate::model::{ModelFacts, ServedModel};
 use crate::reply::{OllamaEndpoint, OllamaFormat};
 use crate::request::{self, ChatRequest, OllamaGenerateRequest, OllamaLoadRequest};
 use crate::server::App;
@@ -73,44 +74,47 @@ pub fn remove_tag(app: &App, model: &mut Option<String>) {
 
 /// The served model, as a list.
 pub async fn tags(State(app): State<App>) -> Json {
-    Json(json!({"models": [tag(&app.model.name, 0)]}))
+    Json(json!({"models": [tag(&app.model.name, &app.model.facts)]}))
 }
 
 /// The served model, which is always loaded.
 pub async fn running(State(app): State<App>) -> Json {
-    Json(json!({"models": [loaded_tag(&app.model.name, 0, Some(app.model.context))]}))
+    let ServedModel { name, facts, context, .. } = &app.model;
+    Json(json!({"models": [loaded_tag(name, facts, facts.bytes, Some(*context))]}))
 }
 
 /// A model as `/api/tags` lists it.
-pub fn tag(name: &str, bytes: u64) -> Value {
-    let mut model = summary(name, bytes);
+pub fn tag(name: &str, facts: &ModelFacts) -> Value {
+    let mut model = summary(name, facts);
     model["modified_at"] = rfc3339(UNIX_EPOCH).into();
     model
 }
 
-/// A loaded model as `/api/ps` lists it.
-pub fn loaded_tag(name: &str, bytes: u64, context: Option<usize>) -> Value {
+/// A loaded model as `/api/ps` lists it, with the bytes that it takes in memory.
+pub fn loaded_tag(name: &str, facts: &ModelFacts, bytes: u64, context: Option<usize>) -> Value {
     /// The end of the year 9999, which stands for never.
     const NEVER: Duration = Duration::from_secs(253_402_300_799);
-    let mut model = summary(name, bytes);
+    let mut model = summary(name, facts);
+    model["size"] = bytes.into();
     model["expires_at"] = rfc3339(UNIX_EPOCH + NEVER).into();
     model["size_vram"] = 0.into();
     model["context_length"] = context.into();
     model
 }
 
-fn summary(name: &str, bytes: u64) -> Value {
-    json!({"name": name, "model": name, "size": bytes, "digest": "", "details": details()})
+fn summary(name: &str, facts: &ModelFacts) -> Value {
+    json!({"name": name, "model": name, "size": facts.bytes, "digest": "", "details": details(facts)})
 }
 
-fn details() -> Value {
+fn details(facts: &ModelFacts) -> Value {
+    let ModelFacts { family, quantization, .. } = facts;
     json!({
         "parent_model": "",
         "format": "larder",
-        "family": "",
-        "families": [],
-        "parameter_size": "",
-        "quantization_level": "",
+        "family": family,
+        "families": if family.is_empty() { json!([]) } else { json!([family]) },
+        "parameter_size": if facts.parameters == 0 { String::new() } else { facts.parameter_size() },
+        "quantization_level": quantization,
     })
 }
 
@@ -120,15 +124,20 @@ pub async fn show(State(app): State<App>, request: Request) -> Result<Json> {
     let mut name = request::shown_model(&body)?;
     remove_tag(&app, &mut name);
     check_model(&app, name.as_deref())?;
-    let calls_tools = app.model.chat_format.as_ref().is_some_and(|format| format.tool_format().is_some());
-    let capabilities = if calls_tools { &["completion", "tools"][..] } else { &["completion"] };
+    let facts = &app.model.facts;
+    let mut info = json!({
+        "general.architecture": facts.family,
+        "general.basename": app.model.name,
+        "general.parameter_count": facts.parameters,
+    });
+    info[format!("{}.context_length", facts.family)] = app.model.context.into();
     Ok(Json(json!({
         "modelfile": "",
         "parameters": parameters(&app),
         "template": "",
-        "details": details(),
-        "model_info": {"general.architecture": "larder", "larder.context_length": app.model.context},
-        "capabilities": capabilities,
+        "details": details(facts),
+        "model_info": info,
+        "capabilities": ["completion", "tools"],
         "modified_at": rfc3339(UNIX_EPOCH),
     })))
 }
@@ -150,7 +159,10 @@ fn parameters(app: &App) -> String {
     })
 }
 
-/// The version of this server.
+/// The version of Ollama whose API this is: clients refuse older ones, and would take this server's own for one.
+const API_VERSION: &str = "0.13.0";
+
+/// The version of the API.
 pub async fn version() -> Json {
-    Json(json!({"version": env!("CARGO_PKG_VERSION")}))
+    Json(json!({"version": API_VERSION, "larder": env!("CARGO_PKG_VERSION")}))
 }

@@ -17,7 +17,7 @@ use tokio::sync::{Notify, oneshot};
 use crate::engine::{Engine, RoutingChange};
 use crate::error::ApiError;
 use crate::metrics::{Metrics, ModelMetrics};
-use crate::model::ServedModel;
+use crate::model::{ModelFacts, ServedModel};
 use crate::server::Shared;
 
 mod lease;
@@ -96,6 +96,8 @@ pub struct ListedModel<'a> {
     pub context: Option<usize>,
     /// Bytes of its memory plan; 0 if that is not known.
     pub bytes: u64,
+    /// What it is, once it was loaded.
+    pub facts: ModelFacts,
 }
 
 impl ModelPool {
@@ -155,16 +157,18 @@ impl ModelPool {
     /// All models.
     pub fn list(&self) -> Vec<ListedModel<'_>> {
         let state = self.lock();
-        let slots: Vec<_> = state.models.iter().map(|slot| (slot.phase.name(), slot.context, slot.bytes)).collect();
+        let listed = |slot: &PoolSlot| (slot.phase.name(), slot.context, slot.bytes, slot.facts.clone());
+        let slots: Vec<_> = state.models.iter().map(listed).collect();
         drop(state);
         let with_slots = self.entries.iter().zip(slots);
         with_slots
-            .map(|(PoolEntry { name, aliases, .. }, (status, context, bytes))| ListedModel {
+            .map(|(PoolEntry { name, aliases, .. }, (status, context, bytes, facts))| ListedModel {
                 name,
                 aliases,
                 status,
                 context,
                 bytes,
+                facts,
             })
             .collect()
     }

@@ -10,6 +10,7 @@ use super::lease::ModelLease;
 use super::work::Running;
 use crate::engine::RoutingChange;
 use crate::error::ApiError;
+use crate::model::ModelFacts;
 
 /// The models and the line.
 #[derive(Default)]
@@ -29,6 +30,8 @@ pub struct PoolSlot {
     pub bytes: u64,
     /// Context in tokens, once it was loaded.
     pub context: Option<usize>,
+    /// What it is, once it was loaded.
+    pub facts: ModelFacts,
     /// The routing strategy that a client has set, for the next load.
     pub routing: Option<RoutingChange>,
     pub last_used: Option<Instant>,
@@ -92,6 +95,7 @@ impl PoolSlot {
     /// Notes that the model was loaded.
     pub fn now_loaded(&mut self, running: Running) {
         self.context = Some(running.app.model.context);
+        self.facts = running.app.model.facts.clone();
         self.last_used = Some(Instant::now());
         self.unload_soon = false;
         self.phase = LoadPhase::Loaded(running);

@@ -2,17 +2,18 @@
 
 mod anthropic;
 mod blocks;
+mod llama;
 mod message;
 mod ollama;
 mod openai;
 mod responses;
 mod stream;
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::response::{IntoResponse, Response};
 use larder_engine::OutputParser;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::Receiver;
 use tokio::task::JoinSet;
 
@@ -20,6 +21,7 @@ use crate::error::{ApiError, Json};
 use crate::job::{GenerationEvent, GenerationSummary, SampledToken};
 
 pub use anthropic::AnthropicFormat;
+pub use llama::LlamaFormat;
 pub use message::{AnswerMessage, MessageBuilder, MessagePart, ToolCall};
 pub use ollama::{OllamaEndpoint, OllamaFormat};
 pub use openai::{Endpoint, OpenAiFormat};
@@ -170,6 +172,24 @@ fn response_id(prefix: &str, number: u64) -> String {
 /// The arguments of a call as an object, which is empty for those that were cut off.
 fn parsed_arguments(text: &str) -> Value {
     serde_json::from_str(text).ok().filter(Value::is_object).unwrap_or_else(|| Value::Object(Map::new()))
+}
+
+/// Timings under the names of llama.cpp's server.
+fn timings(summary: &GenerationSummary) -> Value {
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    let rate = |tokens: usize, time: Duration| tokens as f64 / time.as_secs_f64().max(1e-9);
+    let read = summary.prompt_tokens - summary.cached_tokens.min(summary.prompt_tokens);
+    let after_first = summary.generated_tokens.saturating_sub(1);
+    json!({
+        "queued_ms": ms(summary.queued),
+        "cache_n": summary.cached_tokens,
+        "prompt_n": read,
+        "prompt_ms": ms(summary.prefill),
+        "prompt_per_second": rate(read, summary.prefill),
+        "predicted_n": summary.generated_tokens,
+        "predicted_ms": ms(summary.decode),
+        "predicted_per_second": rate(after_first, summary.decode),
+    })
 }
 
 /// The decode thread dropped the request without a final event.

@@ -1,12 +1,13 @@
 //! Responses in OpenAI's format, whole or as chunks of a stream.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use larder_engine::FinishReason;
 use serde_json::{Map, Value, json};
 
 use super::{
     Answer, AnswerMessage, CONTEXT_USE, Framing, MessagePart, ResponseEvent, ResponseFormat, ToolCall, response_id,
+    timings,
 };
 use crate::job::{GenerationSummary, SampledToken, TokenLogprob};
 use crate::request::GenerationParams;
@@ -270,23 +271,5 @@ fn usage(summaries: &[GenerationSummary], choices: usize) -> Value {
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
         "prompt_tokens_details": {"cached_tokens": sum(|summary| summary.cached_tokens, choices)},
-    })
-}
-
-/// Timings under the names of llama.cpp's server.
-fn timings(summary: &GenerationSummary) -> Value {
-    let ms = |time: Duration| time.as_secs_f64() * 1e3;
-    let rate = |tokens: usize, time: Duration| tokens as f64 / time.as_secs_f64().max(1e-9);
-    let read = summary.prompt_tokens - summary.cached_tokens.min(summary.prompt_tokens);
-    let after_first = summary.generated_tokens.saturating_sub(1);
-    json!({
-        "queued_ms": ms(summary.queued),
-        "cache_n": summary.cached_tokens,
-        "prompt_n": read,
-        "prompt_ms": ms(summary.prefill),
-        "prompt_per_second": rate(read, summary.prefill),
-        "predicted_n": summary.generated_tokens,
-        "predicted_ms": ms(summary.decode),
-        "predicted_per_second": rate(after_first, summary.decode),
     })
 }

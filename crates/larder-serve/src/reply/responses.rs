@@ -9,6 +9,7 @@ use super::blocks::{AnswerBlock, AnswerBlocks, BlockChange, BlockKind};
 use super::{Answer, AnswerMessage, CONTEXT_USE, MessagePart, ResponseEvent, ResponseFormat, ToolCall, response_id};
 use crate::error::ApiError;
 use crate::job::{GenerationSummary, SampledToken};
+use crate::request::Namespaces;
 
 /// Builds the response to one request.
 pub struct ResponsesFormat {
@@ -17,6 +18,8 @@ pub struct ResponsesFormat {
     model: String,
     /// Fields of the request that the response repeats.
     echo: Map<String, Value>,
+    /// Tools that have a namespace.
+    namespaces: Namespaces,
     blocks: AnswerBlocks,
     /// Number of the next event.
     sequence: usize,
@@ -25,13 +28,14 @@ pub struct ResponsesFormat {
 
 impl ResponsesFormat {
     /// The format of the response to request `number`.
-    pub fn new(number: u64, model: &str, echo: Map<String, Value>) -> Self {
+    pub fn new(number: u64, model: &str, echo: Map<String, Value>, namespaces: Namespaces) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         ResponsesFormat {
             id: response_id("resp_", number),
             created: now.as_secs(),
             model: model.to_owned(),
             echo,
+            namespaces,
             blocks: AnswerBlocks::default(),
             sequence: 0,
             has_begun: false,
@@ -85,16 +89,26 @@ impl ResponsesFormat {
             }
             BlockKind::Call(call) => {
                 let ToolCall { id: call_id, name, .. } = &calls[call];
-                json!({
+                let (namespace, name) = self.name_of(name);
+                let mut item = json!({
                     "id": id,
                     "type": "function_call",
                     "call_id": call_id,
                     "name": name,
                     "arguments": block.text,
                     "status": status,
-                })
+                });
+                if let Some(namespace) = namespace {
+                    item["namespace"] = namespace.into();
+                }
+                item
             }
         }
+    }
+
+    /// Namespace and name of a tool, apart as the request has them.
+    fn name_of<'a>(&'a self, flat: &'a str) -> (Option<&'a str>, &'a str) {
+        self.namespaces.get(flat).map_or((None, flat), |(namespace, name)| (Some(namespace), name))
     }
 
     fn item_id(&self, index: usize) -> String {
@@ -147,9 +161,10 @@ impl ResponsesFormat {
         let (name, data) = match block.kind {
             BlockKind::Reasoning => ("response.reasoning_text.done", json!({"text": block.text})),
             BlockKind::Text => ("response.output_text.done", json!({"text": block.text, "logprobs": []})),
-            BlockKind::Call(call) => {
-                ("response.function_call_arguments.done", json!({"name": calls[call].name, "arguments": block.text}))
-            }
+            BlockKind::Call(call) => (
+                "response.function_call_arguments.done",
+                json!({"name": self.name_of(&calls[call].name).1, "arguments": block.text}),
+            ),
         };
         let data = self.in_part(index, data);
         let done = self.event(name, data);

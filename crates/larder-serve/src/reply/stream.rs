@@ -132,6 +132,7 @@ impl ResponseStream {
     }
 
     fn fail(&mut self, error: &crate::error::ApiError) {
+        tracing::info!(%error, "stream ended");
         let event = self.format.failed(error);
         self.send(vec![event]);
         self.end();

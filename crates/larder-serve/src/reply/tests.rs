@@ -6,6 +6,7 @@ use larder_engine::FinishReason;
 use serde_json::json;
 
 use super::*;
+use crate::request::Namespaces;
 
 fn call(name: &str, arguments: &str) -> ToolCall {
     ToolCall { id: format!("id_{name}"), name: name.into(), arguments: arguments.into() }
@@ -74,7 +75,7 @@ fn anthropics_blocks_are_those_of_the_whole_message() {
 
 #[test]
 fn the_items_of_responses_are_those_of_the_whole_response() {
-    let format = || ResponsesFormat::new(1, "m", Map::new());
+    let format = || ResponsesFormat::new(1, "m", Map::new(), Namespaces::default());
     let whole = format().complete(&[answer()]);
     let kinds: Vec<&str> =
         whole["output"].as_array().unwrap().iter().filter_map(|item| item["type"].as_str()).collect();
@@ -97,7 +98,7 @@ fn the_items_of_responses_are_those_of_the_whole_response() {
 
 #[test]
 fn responses_fail_by_an_error_or_as_a_response() {
-    let mut format = ResponsesFormat::new(1, "m", Map::new());
+    let mut format = ResponsesFormat::new(1, "m", Map::new(), Namespaces::default());
     let error = ApiError::timed_out(5);
     let before = format.failed(&error);
     assert_eq!((before.name, &before.data["code"]), (Some("error"), &json!("timeout")));

@@ -3,10 +3,12 @@
 use larder_engine::TextFormat;
 use serde_json::{Map, Value, json};
 
-use super::dialogue::{Dialogue, optional_text, required_string, role};
+use super::dialogue::{Dialogue, required_string, role};
 use super::fields::{Fields, wrong_type};
-use super::{ChatRequest, GenerationParams, RequestedFormat, RequestedTools, STOPS_MAX};
-use crate::error::ApiError;
+use super::parts::{self, Origin};
+use super::tools::OfferedTools;
+use super::{ChatRequest, GenerationParams, RequestedFormat, unsupported};
+use crate::error::{ApiError, excerpt};
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -33,23 +35,49 @@ fn chat(fields: &Fields) -> Result<ChatRequest> {
     for (field, why) in [
         ("mcp_servers", "'mcp_servers' is not supported: this server calls no tools itself."),
         ("container", "'container' is not supported: this server runs no code."),
-        ("context_management", "'context_management' is not supported."),
     ] {
         super::reject_unless_empty(fields, field, why)?;
     }
-    let params = GenerationParams {
+    unsupported::refuse(fields)?;
+    check_context_edits(fields)?;
+    let (messages, continues) = messages(fields)?;
+    let offered = tools(fields)?;
+    let mut params = GenerationParams {
         choices: 1,
         model: fields.string("model")?.map(str::to_owned),
         sampling: super::sampling_params(fields)?,
         seed: super::seed(fields)?,
-        stop: super::stop_strings(fields, "stop_sequences", STOPS_MAX)?,
+        stop: super::stop_strings(fields, "stop_sequences")?,
         stream: fields.boolean("stream")?.unwrap_or(false),
         context_full: super::context::context_full(fields)?,
         format: format(fields)?,
         ..GenerationParams::default()
     };
-    let (messages, tools) = (messages(fields)?, tools(fields)?);
-    Ok(ChatRequest { params, messages, tools, separate_reasoning: true, extra: extra(fields)? })
+    let chat = ChatRequest {
+        messages,
+        continues,
+        tools: offered.requested()?,
+        separate_reasoning: true,
+        extra: extra(fields)?,
+        ..ChatRequest::default()
+    };
+    params.notes = offered.notes.into_iter().chain(unsupported::unknown(fields)).collect();
+    Ok(ChatRequest { params, ..chat })
+}
+
+/// Edits of the history, of which this server makes none: reasoning is in the prompt as far as the chat template prints it.
+fn check_context_edits(fields: &Fields) -> Result<()> {
+    let Some(management) = fields.object("context_management")? else { return Ok(()) };
+    for (i, edit) in management.array("edits")?.unwrap_or_default().iter().enumerate() {
+        let edit = Fields::of(edit, &management.name(&format!("edits[{i}]")))?;
+        let keeps_all = edit.get("keep").is_some_and(|keep| keep == "all" || keep["type"] == "all");
+        let kind = required_string(&edit, "type")?;
+        if kind != "clear_thinking_20251015" || !keeps_all {
+            let message = format!("'{}' is not supported: only clear_thinking_20251015 that keeps all.", edit.path());
+            return Err(ApiError::unsupported(edit.path(), message));
+        }
+    }
+    Ok(())
 }
 
 /// The schema of the answer in `output_config`.
@@ -79,7 +107,10 @@ fn extra(fields: &Fields) -> Result<Map<String, Value>> {
             "enabled" | "adaptive" => true,
             "disabled" => false,
             other => {
-                let message = format!("Invalid value for 'thinking.type': '{other}' is not one of enabled, disabled.");
+                let message = format!(
+                    "Invalid value for 'thinking.type': '{}' is not one of enabled, adaptive, disabled.",
+                    excerpt(other)
+                );
                 return Err(ApiError::invalid_field("thinking.type", "invalid_value", message));
             }
         };
@@ -88,11 +119,12 @@ fn extra(fields: &Fields) -> Result<Map<String, Value>> {
     Ok(extra)
 }
 
-fn messages(fields: &Fields) -> Result<Vec<Value>> {
+/// The messages, and whether the answer continues the last of them, an assistant's.
+fn messages(fields: &Fields) -> Result<(Vec<Value>, bool)> {
     let mut dialogue = Dialogue::default();
     if let Some(system) = fields.get("system") {
         let part = json!({"content": system});
-        let text = optional_text(&Fields::of(&part, "")?)
+        let text = parts::content(&Fields::of(&part, "")?, Origin::Message)
             .map_err(|_| wrong_type("system", "a string or an array of text blocks", system))?;
         dialogue.text("system", &text);
     }
@@ -102,13 +134,11 @@ fn messages(fields: &Fields) -> Result<Vec<Value>> {
         add_message(&mut dialogue, &Fields::of(message, &format!("messages[{i}]"))?)?;
     }
     if list.is_empty() {
-        return Dialogue::default().finish("messages");
+        return Err(Dialogue::empty("messages"));
     }
-    if dialogue.last_role() == Some("assistant") {
-        let message = "An answer cannot be begun by the request: the last message must have the role 'user'.";
-        return Err(ApiError::unsupported("messages", message));
-    }
-    dialogue.finish("messages")
+    let messages = dialogue.finish("messages")?;
+    let continues = messages.last().is_some_and(|last| last["role"] == "assistant");
+    Ok((messages, continues))
 }
 
 fn add_message(dialogue: &mut Dialogue, message: &Fields) -> Result<()> {
@@ -121,27 +151,26 @@ fn add_message(dialogue: &mut Dialogue, message: &Fields) -> Result<()> {
         return Ok(());
     };
     // The texts between results of tools are one message.
-    let mut texts: Vec<&str> = Vec::new();
+    let mut texts: Vec<String> = Vec::new();
     for (i, block) in blocks.iter().enumerate() {
         let block = Fields::of(block, &message.name(&format!("content[{i}]")))?;
         match (role, required_string(&block, "type")?) {
-            (_, "text") => texts.push(required_string(&block, "text")?),
-            ("assistant", other) => {
+            ("assistant", kind) if kind != "text" => {
                 flush(dialogue, role, &mut texts);
-                add_assistant_block(dialogue, other, &block)?;
+                add_assistant_block(dialogue, kind, &block)?;
             }
             ("user", "tool_result") => {
                 flush(dialogue, role, &mut texts);
                 add_result(dialogue, &block)?;
             }
-            (_, other) => return Err(unsupported(&block, other)),
+            _ => texts.push(parts::text(&block, Origin::Message)?),
         }
     }
     flush(dialogue, role, &mut texts);
     Ok(())
 }
 
-fn flush(dialogue: &mut Dialogue, role: &str, texts: &mut Vec<&str>) {
+fn flush(dialogue: &mut Dialogue, role: &str, texts: &mut Vec<String>) {
     if !texts.is_empty() {
         dialogue.text(role, &texts.join("\n"));
         texts.clear();
@@ -158,61 +187,62 @@ fn add_assistant_block(dialogue: &mut Dialogue, kind: &str, block: &Fields) -> R
             }
             dialogue.call(required_string(block, "id")?, required_string(block, "name")?, input);
         }
-        other => return Err(unsupported(block, other)),
+        // Reasoning that only its author's servers can read, and what those servers' own tools did.
+        "redacted_thinking" | "server_tool_use" | "mcp_tool_use" => {}
+        kind if kind.ends_with("_tool_result") => {}
+        _ => dialogue.text("assistant", &parts::text(block, Origin::Answer)?),
     }
     Ok(())
 }
 
 fn add_result(dialogue: &mut Dialogue, block: &Fields) -> Result<()> {
-    let text = optional_text(block)?;
+    let text = parts::content(block, Origin::Tool)?;
     let prefix = if block.boolean("is_error")? == Some(true) { "Error: " } else { "" };
     dialogue.result(required_string(block, "tool_use_id")?, None, &format!("{prefix}{text}"));
     Ok(())
 }
 
-fn unsupported(block: &Fields, kind: &str) -> ApiError {
-    let name = block.name("type");
-    let message = format!("Invalid value for '{name}': blocks of the type '{kind}' are not supported here.");
-    ApiError::unsupported(name, message)
-}
-
 /// The tools in OpenAI's form.
-fn tools(fields: &Fields) -> Result<Option<RequestedTools>> {
-    let list = fields.array("tools")?.unwrap_or_default();
-    let list = list.iter().enumerate().map(|(i, tool)| tool_of(&Fields::of(tool, &format!("tools[{i}]"))?));
-    let list = list.collect::<Result<Vec<_>>>()?;
-    let Some(choice) = fields.object("tool_choice")? else { return super::translated_tools(list, None, None) };
-    let openai = match required_string(&choice, "type")? {
-        "auto" => json!("auto"),
+fn tools(fields: &Fields) -> Result<OfferedTools> {
+    let mut offered = OfferedTools::default();
+    for (i, tool) in fields.array("tools")?.unwrap_or_default().iter().enumerate() {
+        offer(&mut offered, &Fields::of(tool, &format!("tools[{i}]"))?)?;
+    }
+    let Some(choice) = fields.object("tool_choice")? else { return Ok(offered) };
+    let choose = match required_string(&choice, "type")? {
+        kind @ ("auto" | "none") => json!(kind),
         "any" => json!("required"),
-        "none" => json!("none"),
-        "tool" => json!({"type": "function", "function": {"name": required_string(&choice, "name")?}}),
+        "tool" => offered.named(required_string(&choice, "name")?),
         other => {
-            let message =
-                format!("Invalid value for 'tool_choice.type': '{other}' is not one of auto, any, tool, none.");
+            let message = format!(
+                "Invalid value for 'tool_choice.type': '{}' is not one of auto, any, tool, none.",
+                excerpt(other)
+            );
             return Err(ApiError::invalid_field("tool_choice.type", "invalid_value", message));
         }
     };
     let parallel = choice.boolean("disable_parallel_tool_use")?.map(|disabled| !disabled);
-    super::translated_tools(list, Some(openai), parallel)
+    offered.choose(Some(choose), parallel);
+    Ok(offered)
 }
 
-fn tool_of(tool: &Fields) -> Result<Value> {
+fn offer(offered: &mut OfferedTools, tool: &Fields) -> Result<()> {
+    let name = required_string(tool, "name")?;
     if let Some(kind) = tool.string("type")?.filter(|kind| *kind != "custom") {
-        let message =
-            format!("Tools of the server, such as '{kind}', are not supported; give a name and an input_schema.");
-        return Err(ApiError::unsupported(tool.name("type"), message));
+        offered.skip(kind, Some(name));
+        return Ok(());
     }
     let schema = tool.required("input_schema")?;
     if !schema.is_object() {
         return Err(wrong_type(&tool.name("input_schema"), "an object", schema));
     }
-    let mut function = json!({"name": required_string(tool, "name")?});
+    let mut function = json!({"name": name});
     if let Some(description) = tool.string("description")? {
         function["description"] = description.into();
     }
     function["parameters"] = schema.clone();
-    Ok(json!({"type": "function", "function": function}))
+    offered.add(function);
+    Ok(())
 }
 
 #[cfg(test)]
@@ -271,6 +301,45 @@ mod tests {
     }
 
     #[test]
+    fn what_agents_send_is_read() {
+        let body = json!({
+            "max_tokens": 32000.0, "top_k": -1, "betas": ["x"], "diagnostics": {"a": 1}, "metadata": {"user_id": "u"},
+            "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+            "stop_sequences": vec!["x"; 64],
+            "tools": [{"type": "web_search_20250305", "name": "web_search", "max_uses": 8}],
+            "tool_choice": {"type": "tool", "name": "web_search"},
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]},
+                {"role": "system", "content": "Agents: none."},
+                {"role": "assistant", "content": [
+                    {"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "I search."},
+                    {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
+                    {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+                    {"type": "tool_use", "id": "t", "name": "find", "input": {}},
+                ]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [
+                    {"type": "tool_reference", "tool_name": "grep"}, {"type": "image", "source": {}},
+                ]}]},
+                {"role": "assistant", "content": "Found"},
+            ],
+        });
+        let ChatRequest { params, messages, tools, continues, .. } = parse(&body).unwrap();
+        assert_eq!((params.max_tokens, params.stop.len(), tools, continues), (Some(32000), 64, None, true));
+        let call = json!({"id": "t", "type": "function", "function": {"name": "find", "arguments": {}}});
+        let want = [
+            json!({"role": "user", "content": "hi"}),
+            json!({"role": "system", "content": "Agents: none."}),
+            json!({"role": "assistant", "content": "I search.", "tool_calls": [call]}),
+            json!({"role": "tool", "content": "grep\n[image omitted: this model reads text]", "tool_call_id": "t"}),
+            json!({"role": "assistant", "content": "Found"}),
+        ];
+        assert_eq!(messages, want);
+        assert_eq!(params.notes.len(), 2, "{:?}", params.notes);
+        let plain = json!({"max_tokens": 32000, "messages": [{"role": "user", "content": "hi"}]});
+        assert_eq!(parse(&plain).unwrap().messages, messages[..1]);
+    }
+
+    #[test]
     fn null_counts_as_absent() {
         let mut body = with("system", Value::Null);
         for field in ["model", "temperature", "stop_sequences", "tools", "tool_choice", "thinking", "stream"] {
@@ -288,21 +357,25 @@ mod tests {
             ("max_tokens", json!(0), "max_tokens"),
             ("messages", json!([]), "messages"),
             ("messages", json!([{"role": "judge", "content": "x"}]), "messages[0].role"),
-            ("messages", json!([{"role": "assistant", "content": "I"}]), "messages"),
-            ("messages", block(json!({"type": "image", "source": {}})), "messages[0].content[0].type"),
+            ("messages", block(json!({"type": "image", "source": {}})), "messages[0].content[0]"),
             ("messages", block(json!({"type": "text"})), "messages[0].content[0].text"),
-            ("messages", block(json!({"type": "tool_use", "id": "a"})), "messages[0].content[0].type"),
+            ("messages", block(json!({"type": "tool_use", "id": "a"})), "messages[0].content[0]"),
             ("system", json!(5), "system"),
             ("system", json!([text, {"type": "image"}]), "system"),
             ("stop_sequences", json!([""]), "stop_sequences"),
-            ("stop_sequences", json!(vec!["a"; 61]), "stop_sequences"),
+            ("stop_sequences", json!(vec!["a"; 65]), "stop_sequences"),
             ("thinking", json!({"type": "deep"}), "thinking.type"),
             ("output_config", json!({"format": {"type": "xml"}}), "output_config.format.type"),
-            ("tools", json!([{"type": "web_search_20250305", "name": "web_search"}]), "tools[0].type"),
             ("tools", json!([{"name": "f"}]), "tools[0].input_schema"),
             ("tool_choice", json!({"type": "some"}), "tool_choice.type"),
             ("tool_choice", json!({"type": "tool", "name": "g"}), "tool_choice"),
             ("mcp_servers", json!([{}]), "mcp_servers"),
+            (
+                "context_management",
+                json!({"edits": [{"type": "clear_tool_uses_20250919"}]}),
+                "context_management.edits[0]",
+            ),
+            ("dry_multiplier", json!(0.8), "dry_multiplier"),
         ] {
             let error = parse(&with(field, value.clone())).unwrap_err();
             assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some(param)), "{value}: {error}");

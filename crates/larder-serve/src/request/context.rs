@@ -1,11 +1,9 @@
 //! Fields that say what happens when the context is full.
 
-use larder_engine::ContextFull;
-use serde_json::Value;
-
 use super::Result;
 use super::fields::Fields;
 use crate::error::ApiError;
+use larder_engine::ContextFull;
 
 /// The field of all APIs.
 pub fn context_full(fields: &Fields) -> Result<Option<ContextFull>> {
@@ -23,7 +21,10 @@ pub fn truncation(fields: &Fields) -> Result<Option<ContextFull>> {
         Some("auto") => Ok(Some(ContextFull::DropTurns)),
         Some("disabled") => Ok(Some(ContextFull::Stop)),
         Some(other) => {
-            let message = format!("Invalid value for 'truncation': '{other}' is not one of auto, disabled.");
+            let message = format!(
+                "Invalid value for 'truncation': '{}' is not one of auto, disabled.",
+                crate::error::excerpt(other)
+            );
             Err(ApiError::invalid_field("truncation", "invalid_value", message))
         }
     }
@@ -31,7 +32,7 @@ pub fn truncation(fields: &Fields) -> Result<Option<ContextFull>> {
 
 /// The tokens at the beginning that shifts keep; -1 stands for the whole prompt, as in llama.cpp's server.
 pub fn keep(fields: &Fields, field: &str) -> Result<Option<usize>> {
-    if fields.get(field).and_then(Value::as_i64) == Some(-1) {
+    if fields.is_minus_one(field) {
         return Ok(Some(usize::MAX));
     }
     Ok(fields.integer(field, 0..=u32::MAX.into())?.map(|tokens| tokens as usize))
@@ -39,7 +40,7 @@ pub fn keep(fields: &Fields, field: &str) -> Result<Option<usize>> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 

@@ -3,8 +3,7 @@
 use serde_json::{Value, json};
 
 use super::fields::{Fields, wrong_type};
-use super::messages;
-use crate::error::ApiError;
+use crate::error::{ApiError, excerpt};
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -58,15 +57,17 @@ impl Dialogue {
 
     /// The messages, at least one; `field` is the field that they were read from.
     pub fn finish(self, field: &str) -> Result<Vec<Value>> {
-        if self.messages.is_empty() {
-            let message = format!("Invalid '{field}': empty; expected at least one message.");
-            return Err(ApiError::invalid_field(field, "empty_array", message));
-        }
-        Ok(self.messages)
+        if self.messages.is_empty() { Err(Dialogue::empty(field)) } else { Ok(self.messages) }
+    }
+
+    /// The error for a chat without messages.
+    pub fn empty(field: &str) -> ApiError {
+        let message = format!("Invalid '{field}': empty; expected at least one message.");
+        ApiError::invalid_field(field, "empty_array", message)
     }
 
     /// The role of the last message.
-    pub fn last_role(&self) -> Option<&str> {
+    fn last_role(&self) -> Option<&str> {
         self.messages.last()?["role"].as_str()
     }
 
@@ -91,18 +92,13 @@ pub fn required_string<'a>(fields: &Fields<'a>, field: &str) -> Result<&'a str> 
     value.as_str().ok_or_else(|| wrong_type(&fields.name(field), "a string", value))
 }
 
-/// The field `content` as one text, of a string or of text parts; empty if it is absent.
-pub fn optional_text(fields: &Fields) -> Result<String> {
-    messages::content(fields, "assistant").map(|content| content.as_str().unwrap_or_default().to_owned())
-}
-
 /// One of the roles that an API has.
 pub fn role<'a>(fields: &Fields<'a>, known: &[&str]) -> Result<&'a str> {
     match required_string(fields, "role")? {
         role if known.contains(&role) => Ok(role),
         other => {
             let (name, known) = (fields.name("role"), known.join(", "));
-            let message = format!("Invalid value for '{name}': '{other}' is not one of {known}.");
+            let message = format!("Invalid value for '{name}': '{}' is not one of {known}.", excerpt(other));
             Err(ApiError::invalid_field(name, "invalid_value", message))
         }
     }

@@ -4,7 +4,7 @@ use larder_engine::TextFormat;
 use serde_json::Value;
 
 use super::fields::{Fields, wrong_type};
-use crate::error::ApiError;
+use crate::error::{ApiError, excerpt};
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -56,7 +56,8 @@ fn response_format(fields: &Fields) -> Result<Option<TextFormat>> {
         }
         Some(other) => {
             let message = format!(
-                "Invalid value for 'response_format.type': '{other}' is not one of text, json_object, json_schema."
+                "Invalid value for 'response_format.type': '{}' is not one of text, json_object, json_schema.",
+                excerpt(other)
             );
             Err(ApiError::unsupported("response_format.type", message))
         }

@@ -6,9 +6,11 @@ mod dialogue;
 mod embeddings;
 mod fields;
 mod format;
+mod infill;
 mod mathml;
 mod messages;
 mod ollama;
+mod parts;
 mod responses;
 mod tokens;
 mod tools;
@@ -18,15 +20,16 @@ use larder_engine::{ContextFull, Sampling};
 use serde_json::{Map, Value};
 
 use crate::engine::RoutingChange;
-use crate::error::ApiError;
+use crate::error::{ApiError, excerpt};
 pub use embeddings::{EmbeddingRequest, EmbeddingStyle};
-use fields::{Fields, wrong_type};
+use fields::{Fields, whole, wrong_type};
 pub use format::RequestedFormat;
 pub use mathml::MathmlRequest;
 pub use ollama::{OllamaGenerateRequest, OllamaLoadRequest, shown_model};
 pub use responses::ResponsesRequest;
 pub use tokens::{DetokenizeRequest, TokenizeRequest};
-pub use tools::{RequestedTools, ToolChoice};
+use tools::OfferedTools;
+pub use tools::{Namespaces, RequestedTools, ToolChoice};
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -36,10 +39,8 @@ const TOP_LOGPROBS: u64 = 20;
 const CHOICES: u64 = 64;
 /// Limit of the tokens in `logit_bias`.
 const BIASES: usize = 1024;
-/// Limit of stop strings, as OpenAI has it.
-const STOPS: usize = 4;
-/// Limit of stop strings of the other APIs, which have none; the server may add some.
-const STOPS_MAX: usize = 60;
+/// Limit of stop strings.
+const STOPS_MAX: usize = 64;
 
 /// Generation parameters, common to both endpoints.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -74,6 +75,8 @@ pub struct GenerationParams {
     pub keep: Option<usize>,
     /// What the answer has to match, if not any text.
     pub format: Option<RequestedFormat>,
+    /// Sentences for the log about what has no effect.
+    pub notes: Vec<String>,
 }
 
 /// Sampling parameters; `None` means the model's default.
@@ -89,12 +92,14 @@ pub struct SamplingParams {
 }
 
 /// The body of `/v1/chat/completions`.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Default)]
 pub struct ChatRequest {
     /// Generation parameters.
     pub params: GenerationParams,
     /// The messages as chat templates read them.
     pub messages: Vec<Value>,
+    /// Whether the answer continues the last message, which is an assistant's.
+    pub continues: bool,
     /// The tools that the model may call.
     pub tools: Option<RequestedTools>,
     /// Whether reasoning is separated from the answer.
@@ -125,6 +130,8 @@ pub enum Prompt {
         before: String,
         /// The text after it.
         after: String,
+        /// The beginning of what fills it.
+        begun: String,
     },
 }
 
@@ -132,7 +139,7 @@ impl Prompt {
     /// The gap between a prompt of text and `after`.
     fn followed_by(self, after: &str) -> Result<Self> {
         match self {
-            Prompt::Text(before) => Ok(Prompt::Gap { before, after: after.to_owned() }),
+            Prompt::Text(before) => Ok(Prompt::Gap { before, after: after.to_owned(), begun: String::new() }),
             _ => Err(ApiError::unsupported("suffix", "'suffix' is only supported with prompts of text.")),
         }
     }
@@ -153,9 +160,9 @@ pub fn json(body: &[u8]) -> Result<Value> {
 impl ChatRequest {
     /// The same request with other messages.
     pub fn with_messages(&self, messages: Vec<Value>) -> Self {
-        let ChatRequest { params, tools, separate_reasoning, extra, .. } = self;
+        let ChatRequest { params, tools, extra, .. } = self;
         let (params, tools, extra) = (params.clone(), tools.clone(), extra.clone());
-        ChatRequest { params, messages, tools, separate_reasoning: *separate_reasoning, extra }
+        ChatRequest { params, messages, tools, extra, ..*self }
     }
 
     /// Parses and checks a body.
@@ -174,13 +181,17 @@ impl ChatRequest {
             }
         };
         let messages = messages::read(fields.required("messages")?)?;
-        Ok(ChatRequest {
-            params,
+        let offered = OfferedTools::of_chat(&fields)?;
+        let chat = ChatRequest {
+            continues: continues(&fields, &messages)?,
             messages,
-            tools: tools::requested_tools(&fields)?,
+            tools: offered.requested()?,
             separate_reasoning: separate_reasoning(&fields)?,
             extra: extra(&fields)?,
-        })
+            ..ChatRequest::default()
+        };
+        params.notes = offered.notes.into_iter().chain(unsupported::unknown(&fields)).collect();
+        Ok(ChatRequest { params, ..chat })
     }
 }
 
@@ -203,6 +214,7 @@ impl CompletionRequest {
             }
             prompts = prompts.into_iter().map(|prompt| prompt.followed_by(suffix)).collect::<Result<_>>()?;
         }
+        params.notes = unsupported::unknown(&fields).collect();
         let answers = prompts.len() as u64 * params.choices as u64;
         if answers > CHOICES {
             let message = format!("This server gives at most {CHOICES} answers per request, not {answers}.");
@@ -246,10 +258,6 @@ fn generation_params(fields: &Fields) -> Result<GenerationParams> {
     unsupported::refuse(fields)?;
     let stream = fields.boolean("stream")?.unwrap_or(false);
     let options = fields.object("stream_options")?;
-    if options.is_some() && !stream {
-        let message = "The 'stream_options' parameter is only allowed when 'stream' is enabled.";
-        return Err(ApiError::invalid_field("stream_options", "invalid_value", message));
-    }
     let include_usage = options.map_or(Ok(None), |options| options.boolean("include_usage"))?.unwrap_or(false);
     let (newer, older) = (max_tokens(fields, "max_completion_tokens")?, max_tokens(fields, "max_tokens")?);
     let penalty = fields.number("repeat_penalty", 0.01..=100.0)?;
@@ -262,7 +270,7 @@ fn generation_params(fields: &Fields) -> Result<GenerationParams> {
         sampling: SamplingParams { repetition_penalty: sampling.repetition_penalty.or(penalty), ..sampling },
         seed: seed(fields)?,
         logit_bias: logit_bias(fields)?,
-        stop: stop_strings(fields, "stop", STOPS)?,
+        stop: stop_strings(fields, "stop")?,
         stream,
         include_usage,
         logprobs: None,
@@ -271,6 +279,7 @@ fn generation_params(fields: &Fields) -> Result<GenerationParams> {
         context_full: context::context_full(fields)?,
         keep: context::keep(fields, "n_keep")?,
         format: format::requested_format(fields)?,
+        notes: vec![],
     })
 }
 
@@ -278,7 +287,7 @@ fn sampling_params(fields: &Fields) -> Result<SamplingParams> {
     Ok(SamplingParams {
         temperature: fields.number("temperature", 0.0..=2.0)?,
         top_p: fields.number("top_p", 0.0..=1.0)?,
-        top_k: fields.integer("top_k", 0..=u32::MAX.into())?.map(|k| k as usize),
+        top_k: top_k(fields)?,
         min_p: fields.number("min_p", 0.0..=1.0)?,
         repetition_penalty: fields.number("repetition_penalty", 0.01..=100.0)?,
         frequency_penalty: fields.number("frequency_penalty", -2.0..=2.0)?,
@@ -286,9 +295,17 @@ fn sampling_params(fields: &Fields) -> Result<SamplingParams> {
     })
 }
 
+/// The most tokens to draw from; 0 and -1 stand for all.
+fn top_k(fields: &Fields) -> Result<Option<usize>> {
+    if fields.is_minus_one("top_k") {
+        return Ok(Some(0));
+    }
+    Ok(fields.integer("top_k", 0..=u32::MAX.into())?.map(|k| k as usize))
+}
+
 /// A limit of tokens; -1 stands for none, as in llama.cpp's server.
 fn max_tokens(fields: &Fields, field: &str) -> Result<Option<usize>> {
-    if fields.get(field).and_then(Value::as_i64) == Some(-1) {
+    if fields.is_minus_one(field) {
         return Ok(Some(usize::MAX));
     }
     Ok(fields.integer(field, 0..=u32::MAX.into())?.map(|n| n as usize))
@@ -323,12 +340,12 @@ fn logit_bias(fields: &Fields) -> Result<Vec<(u32, f32)>> {
 /// Any 64-bit integer, signed or unsigned.
 fn seed(fields: &Fields) -> Result<Option<u64>> {
     let Some(value) = fields.get("seed") else { return Ok(None) };
-    let seed = value.as_u64().or_else(|| value.as_i64().map(|seed| seed as u64));
-    seed.map(Some).ok_or_else(|| wrong_type("seed", "an integer", value))
+    let seed = whole(value).filter(|seed| (i64::MIN.into()..=u64::MAX.into()).contains(seed));
+    seed.map(|seed| Some(seed as u64)).ok_or_else(|| wrong_type("seed", "an integer", value))
 }
 
-/// The stop strings of a field, at most `most`.
-fn stop_strings(fields: &Fields, field: &str, most: usize) -> Result<Vec<String>> {
+/// The stop strings of a field.
+fn stop_strings(fields: &Fields, field: &str) -> Result<Vec<String>> {
     let Some(value) = fields.get(field) else { return Ok(vec![]) };
     let name = fields.name(field);
     let wrong = || wrong_type(&name, "a string or an array of strings", value);
@@ -340,8 +357,8 @@ fn stop_strings(fields: &Fields, field: &str, most: usize) -> Result<Vec<String>
         _ => return Err(wrong()),
     };
     let message = match (stops.len(), stops.iter().any(String::is_empty)) {
-        (n, _) if n > most => {
-            format!("Invalid value for '{name}': expected at most {most} strings, but got {n} instead.")
+        (n, _) if n > STOPS_MAX => {
+            format!("Invalid value for '{name}': expected at most {STOPS_MAX} strings, but got {n} instead.")
         }
         (_, true) => format!("Invalid value for '{name}': a stop string must not be empty."),
         _ => return Ok(stops),
@@ -365,8 +382,10 @@ fn separate_reasoning(fields: &Fields) -> Result<bool> {
         None | Some("auto" | "deepseek") => Ok(true),
         Some("none") => Ok(false),
         Some(other) => {
-            let message =
-                format!("Invalid value for 'reasoning_format': '{other}' is not one of auto, deepseek, none.");
+            let message = format!(
+                "Invalid value for 'reasoning_format': '{}' is not one of auto, deepseek, none.",
+                excerpt(other)
+            );
             Err(ApiError::invalid_field("reasoning_format", "invalid_value", message))
         }
     }
@@ -385,10 +404,21 @@ fn extra(fields: &Fields) -> Result<Map<String, Value>> {
     Ok(extra)
 }
 
-/// The tools of another API, translated into OpenAI's form.
-fn translated_tools(list: Vec<Value>, choice: Option<Value>, parallel: Option<bool>) -> Result<Option<RequestedTools>> {
-    let body = serde_json::json!({"tools": list, "tool_choice": choice, "parallel_tool_calls": parallel});
-    tools::requested_tools(&Fields::of(&body, "")?)
+/// Whether the answer continues the last message, by the parameter of vLLM and transformers.
+fn continues(fields: &Fields, messages: &[Value]) -> Result<bool> {
+    const FIELD: &str = "continue_final_message";
+    if fields.boolean(FIELD)? != Some(true) {
+        return Ok(false);
+    }
+    // With it, clients say that no new answer is to begin.
+    fields.boolean("add_generation_prompt")?;
+    match messages.last().is_some_and(|last| last["role"] == "assistant") {
+        true => Ok(true),
+        false => {
+            let message = format!("'{FIELD}' needs a last message with the role 'assistant'.");
+            Err(ApiError::invalid_field(FIELD, "invalid_value", message))
+        }
+    }
 }
 
 /// A text, token ids, or a list of either.
@@ -409,7 +439,7 @@ fn parse_prompts(field: &str, value: &Value) -> Result<Vec<Prompt>> {
 }
 
 fn id(value: &Value) -> Option<u32> {
-    u32::try_from(value.as_u64()?).ok()
+    u32::try_from(whole(value)?).ok()
 }
 
 #[cfg(test)]

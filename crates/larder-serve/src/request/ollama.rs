@@ -5,12 +5,11 @@ use std::collections::VecDeque;
 use larder_engine::TextFormat;
 use serde_json::{Map, Value};
 
-use super::dialogue::{Dialogue, optional_text, required_string, role};
-use super::fields::{Fields, wrong_type};
-use super::{
-    ChatRequest, CompletionRequest, GenerationParams, Prompt, RequestedFormat, RequestedTools, STOPS_MAX,
-    SamplingParams,
-};
+use super::dialogue::{Dialogue, required_string, role};
+use super::fields::{Fields, whole, wrong_type};
+use super::parts::{self, Origin};
+use super::tools::OfferedTools;
+use super::{ChatRequest, CompletionRequest, GenerationParams, Prompt, RequestedFormat, SamplingParams, unsupported};
 use crate::error::ApiError;
 
 type Result<T> = std::result::Result<T, ApiError>;
@@ -29,8 +28,10 @@ impl ChatRequest {
     pub fn parse_ollama(body: &[u8]) -> Result<Self> {
         let json = super::json(body)?;
         let fields = Fields::of(&json, "")?;
-        let (params, messages, tools) = (params(&fields)?, messages(&fields)?, tools(&fields)?);
-        Ok(ChatRequest { params, messages, tools, separate_reasoning: true, extra: extra(&fields)? })
+        let offered = OfferedTools::of_chat(&fields)?;
+        let params = GenerationParams { notes: offered.notes.clone(), ..params(&fields)? };
+        let (messages, tools, extra) = (messages(&fields)?, offered.requested()?, extra(&fields)?);
+        Ok(ChatRequest { params, messages, tools, separate_reasoning: true, extra, ..ChatRequest::default() })
     }
 }
 
@@ -60,7 +61,7 @@ impl OllamaGenerateRequest {
         }
         dialogue.text("user", prompt);
         let (messages, extra) = (dialogue.finish("prompt")?, extra(&fields)?);
-        let chat = ChatRequest { params, messages, tools: None, separate_reasoning: true, extra };
+        let chat = ChatRequest { params, messages, separate_reasoning: true, extra, ..ChatRequest::default() };
         Ok(OllamaGenerateRequest::Chat(chat))
     }
 
@@ -113,6 +114,7 @@ pub fn shown_model(body: &[u8]) -> Result<Option<String>> {
 fn params(fields: &Fields) -> Result<GenerationParams> {
     let empty = Value::Object(Map::new());
     let options = fields.object("options")?.map_or_else(|| Fields::of(&empty, "options"), Ok)?;
+    unsupported::refuse(&options)?;
     let sampling = SamplingParams {
         repetition_penalty: options.number("repeat_penalty", 0.01..=100.0)?,
         ..super::sampling_params(&options)?
@@ -123,7 +125,7 @@ fn params(fields: &Fields) -> Result<GenerationParams> {
         max_tokens: Some(num_predict(&options)?),
         sampling,
         seed: super::seed(&options)?,
-        stop: super::stop_strings(&options, "stop", STOPS_MAX)?,
+        stop: super::stop_strings(&options, "stop")?,
         stream: fields.boolean("stream")?.unwrap_or(true),
         context_full: super::context::context_full(fields)?,
         keep: super::context::keep(&options, "num_keep")?,
@@ -134,7 +136,7 @@ fn params(fields: &Fields) -> Result<GenerationParams> {
 
 /// A limit of tokens; 0, -1 and -2 stand for as many as the context holds.
 fn num_predict(options: &Fields) -> Result<usize> {
-    match options.get("num_predict").and_then(Value::as_i64) {
+    match options.get("num_predict").and_then(whole) {
         Some(-2..=0) => Ok(usize::MAX),
         _ => Ok(options.integer("num_predict", 1..=u32::MAX.into())?.map_or(usize::MAX, |n| n as usize)),
     }
@@ -168,10 +170,6 @@ fn extra(fields: &Fields) -> Result<Map<String, Value>> {
     Ok(extra)
 }
 
-fn tools(fields: &Fields) -> Result<Option<RequestedTools>> {
-    super::translated_tools(fields.array("tools")?.unwrap_or_default().to_vec(), None, None)
-}
-
 fn messages(fields: &Fields) -> Result<Vec<Value>> {
     let list = fields.required("messages")?;
     let Value::Array(list) = list else { return Err(wrong_type("messages", "an array of objects", list)) };
@@ -200,7 +198,8 @@ impl MessageReader {
             "images",
             &format!("'{name}' is not supported: this model reads text only."),
         )?;
-        let text = optional_text(message)?;
+        let origin = if role == "tool" { Origin::Tool } else { Origin::Answer };
+        let text = parts::content(message, origin)?;
         match role {
             "tool" => self.add_result(message, &text)?,
             "assistant" => self.add_turn(message, &text)?,

@@ -3,10 +3,12 @@
 use larder_engine::TextFormat;
 use serde_json::{Map, Value, json};
 
-use super::dialogue::{Dialogue, optional_text, required_string, role};
+use super::dialogue::{Dialogue, required_string, role};
 use super::fields::{Fields, wrong_type};
-use super::{ChatRequest, GenerationParams, RequestedFormat, RequestedTools};
-use crate::error::ApiError;
+use super::parts::{self, Origin};
+use super::tools::{Namespaces, OfferedTools, flat_name};
+use super::{ChatRequest, GenerationParams, RequestedFormat, unsupported};
+use crate::error::{ApiError, excerpt};
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -17,7 +19,25 @@ pub struct ResponsesRequest {
     pub chat: ChatRequest,
     /// Fields that the response repeats.
     pub echo: Map<String, Value>,
+    /// Namespaces of tools.
+    pub namespaces: Namespaces,
 }
+
+/// Items of the input that say what a tool of OpenAI's own servers did.
+const SERVER_ITEMS: &[&str] = &[
+    "code_interpreter_call",
+    "computer_call",
+    "computer_call_output",
+    "file_search_call",
+    "image_generation_call",
+    "mcp_approval_request",
+    "mcp_approval_response",
+    "mcp_call",
+    "mcp_list_tools",
+    "tool_search_call",
+    "tool_search_output",
+    "web_search_call",
+];
 
 impl ResponsesRequest {
     /// Parses and checks a body.
@@ -25,7 +45,11 @@ impl ResponsesRequest {
         let json = super::json(body)?;
         let fields = Fields::of(&json, "")?;
         refuse_state(&fields)?;
-        let params = GenerationParams {
+        unsupported::refuse(&fields)?;
+        let (echo, mut notes) = (echo(&fields)?, Vec::new());
+        let messages = messages(&fields, &mut notes)?;
+        let offered = tools(&fields)?;
+        let mut params = GenerationParams {
             choices: 1,
             model: fields.string("model")?.map(str::to_owned),
             max_tokens: fields.integer("max_output_tokens", 1..=u32::MAX.into())?.map(|n| n as usize),
@@ -36,9 +60,10 @@ impl ResponsesRequest {
             format: format(&fields)?,
             ..GenerationParams::default()
         };
-        let (messages, tools) = (messages(&fields)?, tools(&fields)?);
-        let chat = ChatRequest { params, messages, tools, separate_reasoning: true, extra: extra(&fields)? };
-        Ok(ResponsesRequest { chat, echo: echo(&fields)? })
+        let (tools, extra) = (offered.requested()?, extra(&fields)?);
+        params.notes = notes.into_iter().chain(offered.notes).chain(unsupported::unknown(&fields)).collect();
+        let chat = ChatRequest { params, messages, tools, separate_reasoning: true, extra, ..ChatRequest::default() };
+        Ok(ResponsesRequest { chat, echo, namespaces: offered.namespaces })
     }
 }
 
@@ -81,25 +106,27 @@ fn format(fields: &Fields) -> Result<Option<RequestedFormat>> {
         Some("json_schema") => TextFormat::JsonSchema(format.required("schema")?.clone()),
         Some(other) => {
             let name = "text.format.type";
-            let message =
-                format!("Invalid value for '{name}': '{other}' is not one of text, json_object, json_schema.");
+            let message = format!(
+                "Invalid value for '{name}': '{}' is not one of text, json_object, json_schema.",
+                excerpt(other)
+            );
             return Err(ApiError::unsupported(name, message));
         }
     };
     Ok(Some(RequestedFormat { field: "text.format", format }))
 }
 
-fn messages(fields: &Fields) -> Result<Vec<Value>> {
+fn messages(fields: &Fields, notes: &mut Vec<String>) -> Result<Vec<Value>> {
     let mut dialogue = Dialogue::default();
     if let Some(instructions) = fields.string("instructions")? {
         dialogue.text("system", instructions);
     }
     match fields.required("input")? {
         Value::String(text) => dialogue.text("user", text),
-        Value::Array(items) if items.is_empty() => return Dialogue::default().finish("input"),
+        Value::Array(items) if items.is_empty() => return Err(Dialogue::empty("input")),
         Value::Array(items) => {
             for (i, item) in items.iter().enumerate() {
-                add_item(&mut dialogue, &Fields::of(item, &format!("input[{i}]"))?)?;
+                add_item(&mut dialogue, &Fields::of(item, &format!("input[{i}]"))?, notes)?;
             }
         }
         other => return Err(wrong_type("input", "a string or an array of items", other)),
@@ -107,33 +134,44 @@ fn messages(fields: &Fields) -> Result<Vec<Value>> {
     dialogue.finish("input")
 }
 
-fn add_item(dialogue: &mut Dialogue, item: &Fields) -> Result<()> {
+fn add_item(dialogue: &mut Dialogue, item: &Fields, notes: &mut Vec<String>) -> Result<()> {
     match item.string("type")? {
-        None | Some("message") => {
-            let role = role(item, &["user", "assistant", "system", "developer"])?;
-            item.required("content")?;
-            dialogue.text(if role == "developer" { "system" } else { role }, &optional_text(item)?);
-        }
+        None | Some("message") => match role(item, &["user", "assistant", "system", "developer"])? {
+            "developer" => dialogue.text("system", &parts::content(item, Origin::Message)?),
+            role => dialogue.text(role, &parts::content(item, Origin::Message)?),
+        },
         Some("reasoning") => add_reasoning(dialogue, item)?,
         Some("function_call") => {
             let arguments = required_string(item, "arguments")?;
-            dialogue.call(required_string(item, "call_id")?, required_string(item, "name")?, &arguments.into());
+            let name = flat_name(item.string("namespace")?, required_string(item, "name")?);
+            dialogue.call(required_string(item, "call_id")?, &name, &arguments.into());
         }
-        Some("function_call_output") => {
-            // An item has its text as `output`, which is read like the content of a message.
-            let id = required_string(item, "call_id")?;
-            let content = json!({"content": item.required("output")?});
-            let text = optional_text(&Fields::of(&content, "")?).map_err(|_| {
-                wrong_type(&item.name("output"), "a string or an array of text parts", &content["content"])
-            })?;
-            dialogue.result(id, None, &text);
+        // A tool that takes a text instead of arguments.
+        Some("custom_tool_call") => {
+            let input = json!({"input": required_string(item, "input")?});
+            dialogue.call(required_string(item, "call_id")?, required_string(item, "name")?, &input);
+        }
+        Some("function_call_output" | "custom_tool_call_output") => add_output(dialogue, item)?,
+        Some(kind) if SERVER_ITEMS.contains(&kind) => {
+            notes.push(format!("items of the type '{kind}' are not part of the prompt"));
         }
         Some(other) => {
             let name = item.name("type");
-            let message = format!("Invalid value for '{name}': items of the type '{other}' are not supported.");
+            let message =
+                format!("Invalid value for '{name}': items of the type '{}' are not supported.", excerpt(other));
             return Err(ApiError::unsupported(name, message));
         }
     }
+    Ok(())
+}
+
+/// The result of a call, which is read like the content of a message.
+fn add_output(dialogue: &mut Dialogue, item: &Fields) -> Result<()> {
+    let id = required_string(item, "call_id")?;
+    let content = json!({"content": item.required("output")?});
+    let text = parts::content(&Fields::of(&content, "")?, Origin::Tool)
+        .map_err(|_| wrong_type(&item.name("output"), "a string or an array of parts", &content["content"]))?;
+    dialogue.result(id, None, &text);
     Ok(())
 }
 
@@ -155,40 +193,61 @@ fn add_reasoning(dialogue: &mut Dialogue, item: &Fields) -> Result<()> {
 }
 
 /// The tools in the form of a chat.
-fn tools(fields: &Fields) -> Result<Option<RequestedTools>> {
-    let list = fields.array("tools")?.unwrap_or_default();
-    let list = list.iter().enumerate().map(|(i, tool)| tool_of(&Fields::of(tool, &format!("tools[{i}]"))?));
-    let list = list.collect::<Result<Vec<_>>>()?;
+fn tools(fields: &Fields) -> Result<OfferedTools> {
+    let mut offered = OfferedTools::default();
+    for (i, tool) in fields.array("tools")?.unwrap_or_default().iter().enumerate() {
+        offer(&mut offered, &Fields::of(tool, &format!("tools[{i}]"))?, None)?;
+    }
     let choice = match fields.get("tool_choice") {
-        Some(object @ Value::Object(_)) => Some(choice_of(&Fields::of(object, "tool_choice")?)?),
+        Some(object @ Value::Object(_)) => Some(choice_of(&offered, &Fields::of(object, "tool_choice")?)?),
         other => other.cloned(),
     };
-    super::translated_tools(list, choice, fields.boolean("parallel_tool_calls")?)
+    offered.choose(choice, fields.boolean("parallel_tool_calls")?);
+    Ok(offered)
 }
 
-fn tool_of(tool: &Fields) -> Result<Value> {
-    match required_string(tool, "type")? {
-        "function" => {}
-        other => {
-            let name = tool.name("type");
-            let message = format!("Built-in tools, such as '{other}', are not supported; only 'function' is.");
-            return Err(ApiError::unsupported(name, message));
+/// Offers a function, or all functions of a namespace.
+fn offer(offered: &mut OfferedTools, tool: &Fields, namespace: Option<&str>) -> Result<()> {
+    match (required_string(tool, "type")?, namespace) {
+        ("function", _) => {}
+        ("namespace", None) => {
+            let name = required_string(tool, "name")?;
+            for (i, inner) in tool.array("tools")?.unwrap_or_default().iter().enumerate() {
+                offer(offered, &Fields::of(inner, &tool.name(&format!("tools[{i}]")))?, Some(name))?;
+            }
+            return Ok(());
+        }
+        (other, _) => {
+            offered.skip(other, tool.string("name")?);
+            return Ok(());
         }
     }
-    let mut function = json!({"name": required_string(tool, "name")?});
+    let name = required_string(tool, "name")?;
+    let flat = flat_name(namespace, name);
+    if let Some(namespace) = namespace {
+        offered.namespaces.insert(flat.clone(), (namespace.to_owned(), name.to_owned()));
+    }
+    let mut function = json!({"name": flat});
     for field in ["description", "parameters", "strict"] {
         if let Some(value) = tool.get(field) {
             function[field] = value.clone();
         }
     }
-    Ok(json!({"type": "function", "function": function}))
+    offered.add(function);
+    Ok(())
 }
 
-fn choice_of(choice: &Fields) -> Result<Value> {
+/// A choice by name, or of a type of tools that were left out.
+fn choice_of(offered: &OfferedTools, choice: &Fields) -> Result<Value> {
     match required_string(choice, "type")? {
-        "function" => Ok(json!({"type": "function", "function": {"name": required_string(choice, "name")?}})),
+        "function" => {
+            let name = flat_name(choice.string("namespace")?, required_string(choice, "name")?);
+            Ok(offered.named(&name))
+        }
+        kind if offered.named(kind) == "auto" => Ok(json!("auto")),
         other => {
-            let message = format!("'tool_choice' of the type '{other}' is not supported; only 'function' is.");
+            let message =
+                format!("'tool_choice' of the type '{}' is not supported; only 'function' is.", excerpt(other));
             Err(ApiError::unsupported("tool_choice.type", message))
         }
     }
@@ -255,7 +314,7 @@ mod tests {
                 {"type": "message", "role": "developer", "content": "Now."},
             ],
         });
-        let ResponsesRequest { chat, echo } = parse(&body).unwrap();
+        let ResponsesRequest { chat, echo, .. } = parse(&body).unwrap();
         let params = chat.params;
         assert_eq!((params.max_tokens, params.stream, params.choices), (Some(7), true, 1));
         assert_eq!(params.format.unwrap().format, TextFormat::JsonSchema(json!({"type": "object"})));
@@ -271,6 +330,36 @@ mod tests {
             json!({"role": "system", "content": "Now."}),
         ];
         assert_eq!(chat.messages, want);
+    }
+
+    #[test]
+    fn functions_of_a_namespace_are_offered_flat() {
+        let function = |name: &str| json!({"type": "function", "name": name, "parameters": {"type": "object"}});
+        let body = json!({
+            "input": [
+                {"role": "user", "content": "Go."},
+                {"type": "function_call", "call_id": "c", "namespace": "agents", "name": "spawn", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c",
+                 "output": [{"type": "input_image", "image_url": "data:image/png;base64,"}]},
+                {"type": "web_search_call", "id": "w", "status": "completed"},
+            ],
+            "tools": [
+                function("shell"), {"type": "namespace", "name": "agents", "tools": [function("spawn"), function("wait")]},
+                {"type": "web_search", "external_web_access": true},
+            ],
+            "tool_choice": {"type": "function", "namespace": "agents", "name": "wait"}, "unheard_of": 1,
+        });
+        let ResponsesRequest { chat, namespaces, .. } = parse(&body).unwrap();
+        let tools = chat.tools.unwrap();
+        let names: Vec<&str> = tools.schemas.iter().map(|tool| tool.name.as_str()).collect();
+        assert_eq!(names, ["shell", "agents__spawn", "agents__wait"]);
+        assert_eq!(tools.forced().unwrap()[0].name, "agents__wait");
+        assert_eq!(namespaces["agents__spawn"], ("agents".to_owned(), "spawn".to_owned()));
+        assert_eq!(chat.messages[1]["tool_calls"][0]["function"]["name"], "agents__spawn");
+        assert_eq!(chat.messages[2]["content"], "[image omitted: this model reads text]");
+        assert_eq!(chat.params.notes.len(), 3, "{:?}", chat.params.notes);
+        let only = json!({"input": "x", "tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}});
+        assert_eq!(parse(&only).unwrap().chat.tools, None);
     }
 
     #[test]
@@ -298,9 +387,9 @@ mod tests {
             ("previous_response_id", json!("resp_1"), "previous_response_id"),
             ("conversation", json!("conv_1"), "conversation"),
             ("background", json!(true), "background"),
-            ("tools", json!([{"type": "web_search"}]), "tools[0].type"),
             ("tools", json!([{"type": "function"}]), "tools[0].name"),
             ("tool_choice", json!({"type": "web_search"}), "tool_choice.type"),
+            ("mirostat", json!(2), "mirostat"),
             ("tool_choice", json!({"type": "function", "name": "g"}), "tool_choice"),
             ("text", json!({"format": {"type": "xml"}}), "text.format.type"),
             ("text", json!({"format": {"type": "json_schema"}}), "text.format.schema"),

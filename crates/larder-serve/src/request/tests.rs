@@ -67,10 +67,10 @@ fn errors_name_the_field_and_the_fault() {
         ("n", json!(0), "n", "but got 0 instead"),
         ("n", json!(65), "n", "expected 1 to 64"),
         ("stop", json!(["a", 1]), "stop", "array of strings"),
-        ("stop", json!(["a", "b", "c", "d", "e"]), "stop", "at most 4 strings"),
+        ("stop", json!(vec!["a"; 65]), "stop", "at most 64 strings"),
         ("stop", json!(""), "stop", "must not be empty"),
         ("stream", json!(1), "stream", "expected a boolean, but got an integer"),
-        ("stream_options", json!({}), "stream_options", "only allowed when 'stream'"),
+        ("stream_options", json!(1), "stream_options", "expected an object"),
         ("top_logprobs", json!(2), "top_logprobs", "only allowed when 'logprobs'"),
         ("logit_bias", json!({"x": 2}), "logit_bias", "an object of token ids"),
         ("logit_bias", json!({"1": 200}), "logit_bias", "from -100 to 100"),
@@ -95,12 +95,12 @@ fn errors_name_the_field_and_the_fault() {
         ("messages", json!([{"content": "x"}]), "messages[0].role", "Missing"),
         ("messages", json!([{"role": "king", "content": "x"}]), "messages[0].role", "'king' is not one of"),
         ("messages", json!([{"role": "user"}]), "messages[0].content", "Missing"),
-        ("messages", json!([{"role": "user", "content": 5}]), "messages[0].content", "array of text parts"),
+        ("messages", json!([{"role": "user", "content": 5}]), "messages[0].content", "array of parts"),
         (
             "messages",
             json!([{"role": "user", "content": [{"type": "image_url"}]}]),
             "messages[0].content[0]",
-            "only text content",
+            "this model reads text",
         ),
     ] {
         let error = chat(with(field, value)).unwrap_err();
@@ -192,6 +192,47 @@ fn tool_call_arguments_become_objects() {
     let got = chat(json!({"messages": [{"role": "assistant", "content": null, "tool_calls": calls}]})).unwrap();
     assert_eq!(got.messages[0]["tool_calls"][0]["function"]["arguments"], json!({"a": 1}));
     assert_eq!(got.messages[0]["content"], "");
+}
+
+#[test]
+fn older_and_looser_forms_are_read() {
+    let body = json!({
+        "max_tokens": 16.0, "top_k": -1.0, "seed": 3.0, "stop": vec!["x"; 64],
+        "tools": [{"type": "web_search"}, {"type": "function", "function": {"name": "f"}}],
+        "messages": [
+            {"role": "assistant", "content": null, "function_call": {"name": "f", "arguments": ""}},
+            {"role": "function", "name": "f", "content": "42"},
+        ],
+    });
+    let ChatRequest { params, messages, tools, .. } = chat(body).unwrap();
+    assert_eq!((params.max_tokens, params.seed, params.stop.len()), (Some(16), Some(3), 64));
+    assert_eq!(params.sampling.or_defaults(Sampling { top_k: 9, ..Sampling::default() }).top_k, 0);
+    let call = json!({"type": "function", "function": {"name": "f", "arguments": {}}});
+    assert_eq!(messages[0], json!({"role": "assistant", "content": "", "tool_calls": [call]}));
+    assert_eq!(messages[1], json!({"role": "tool", "content": "42", "name": "f"}));
+    assert_eq!((tools.unwrap().list.len(), params.notes.len()), (1, 1));
+}
+
+#[test]
+fn messages_repeat_little_of_what_a_client_sent() {
+    let long = "x".repeat(5_000);
+    for (field, value) in [
+        ("messages", json!([{"role": long, "content": "x"}])),
+        ("messages", json!([{"role": "user", "content": [{"type": long}]}])),
+        ("tool_choice", json!(long)),
+        ("reasoning_format", json!(long)),
+        ("response_format", json!({"type": long})),
+    ] {
+        let message = chat(with(field, value)).unwrap_err().message;
+        assert!(message.len() < 400 && message.contains('…'), "{message}");
+    }
+}
+
+#[test]
+fn an_answer_continues_an_assistants_message_only() {
+    let body = |role: &str| json!({"messages": [{"role": role, "content": "x"}], "continue_final_message": true});
+    assert!(chat(body("assistant")).unwrap().continues);
+    assert_eq!(chat(body("user")).unwrap_err().param.as_deref(), Some("continue_final_message"));
 }
 
 #[test]

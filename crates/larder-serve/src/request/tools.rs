@@ -1,10 +1,12 @@
 //! The tools of a chat, and which of them the answer has to call.
 
+use std::collections::BTreeMap;
+
 use larder_engine::ToolSchema;
 use serde_json::{Value, json};
 
 use super::fields::{Fields, wrong_type};
-use crate::error::ApiError;
+use crate::error::{ApiError, excerpt};
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -48,32 +50,88 @@ impl RequestedTools {
     }
 }
 
-/// The tools of a request in OpenAI's form; `None` if there are none, or if none may be called.
-pub fn requested_tools(fields: &Fields) -> Result<Option<RequestedTools>> {
-    let list = fields.array("tools")?.unwrap_or_default();
-    if list.len() > TOOLS_MAX {
-        let message = format!("Invalid 'tools': expected at most {TOOLS_MAX} tools, but got {}.", list.len());
-        return Err(ApiError::invalid_field("tools", "invalid_value", message));
+/// The tools of a request, gathered from the form of its API.
+#[derive(Default)]
+pub struct OfferedTools {
+    /// The tools in OpenAI's form.
+    list: Vec<Value>,
+    /// Names of tools that were left out.
+    skipped: Vec<String>,
+    choice: Option<Value>,
+    parallel: Option<bool>,
+    /// Sentences for the log.
+    pub notes: Vec<String>,
+    /// Namespace and name of the tools that have both, by the name that the model knows.
+    pub namespaces: Namespaces,
+}
+
+/// Namespaces and names of tools, by flat names.
+pub type Namespaces = BTreeMap<String, (String, String)>;
+
+/// The one name by which the model knows a tool of a namespace.
+pub fn flat_name(namespace: Option<&str>, name: &str) -> String {
+    namespace.map_or(name.to_owned(), |namespace| format!("{namespace}__{name}"))
+}
+
+impl OfferedTools {
+    /// The tools of a body in OpenAI's form of chats.
+    pub fn of_chat(fields: &Fields) -> Result<Self> {
+        let mut offered = OfferedTools::default();
+        for (i, tool) in fields.array("tools")?.unwrap_or_default().iter().enumerate() {
+            let tool = Fields::of(tool, &format!("tools[{i}]"))?;
+            match tool.string("type")? {
+                None | Some("function") => offered.add(tool.required("function")?.clone()),
+                Some(other) => offered.skip(other, tool.string("name")?),
+            }
+        }
+        offered.choose(fields.get("tool_choice").cloned(), fields.boolean("parallel_tool_calls")?);
+        Ok(offered)
     }
-    let schemas = list.iter().enumerate().map(|(i, tool)| schema(tool, &format!("tools[{i}]")));
-    let schemas = schemas.collect::<Result<Vec<_>>>()?;
-    let choice = choice(fields, &schemas)?;
-    let parallel = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
-    let Some(choice) = choice.filter(|_| !schemas.is_empty()) else { return Ok(None) };
-    Ok(Some(RequestedTools { list: list.to_vec(), schemas, choice, parallel }))
+
+    /// Offers a function: its name, description and parameters.
+    pub fn add(&mut self, function: Value) {
+        self.list.push(json!({"type": "function", "function": function}));
+    }
+
+    /// Leaves out a tool that is no function of the client: one that the API's own servers would run.
+    pub fn skip(&mut self, kind: &str, name: Option<&str>) {
+        self.notes.push(format!("tools of the type '{}' are not offered to the model", excerpt(kind)));
+        self.skipped.push(name.unwrap_or(kind).to_owned());
+    }
+
+    /// The choice of the tool of this name; of one that was left out, that of the model.
+    pub fn named(&self, name: &str) -> Value {
+        match self.skipped.iter().any(|skipped| skipped == name) {
+            true => json!("auto"),
+            false => json!({"type": "function", "function": {"name": name}}),
+        }
+    }
+
+    /// Chooses what is to be called, in OpenAI's form.
+    pub fn choose(&mut self, choice: Option<Value>, parallel: Option<bool>) {
+        (self.choice, self.parallel) = (choice, parallel);
+    }
+
+    /// The tools that the model may call; `None` if there are none.
+    pub fn requested(&self) -> Result<Option<RequestedTools>> {
+        let OfferedTools { list, skipped, choice, parallel, .. } = self;
+        if list.len() > TOOLS_MAX {
+            let message = format!("Invalid 'tools': expected at most {TOOLS_MAX} tools, but got {}.", list.len());
+            return Err(ApiError::invalid_field("tools", "invalid_value", message));
+        }
+        let schemas = list.iter().enumerate().map(|(i, tool)| schema(tool, &format!("tools[{i}]")));
+        let schemas = schemas.collect::<Result<Vec<_>>>()?;
+        if schemas.is_empty() && !skipped.is_empty() {
+            return Ok(None);
+        }
+        let choice = self::choice(choice.as_ref(), &schemas)?;
+        let Some(choice) = choice.filter(|_| !schemas.is_empty()) else { return Ok(None) };
+        Ok(Some(RequestedTools { list: list.clone(), schemas, choice, parallel: parallel.unwrap_or(true) }))
+    }
 }
 
 fn schema(tool: &Value, path: &str) -> Result<ToolSchema> {
     let fields = Fields::of(tool, path)?;
-    match fields.string("type")? {
-        None | Some("function") => {}
-        Some(other) => {
-            let message = format!(
-                "Invalid value for '{path}.type': only tools of the type 'function' are supported, not '{other}'."
-            );
-            return Err(ApiError::unsupported(format!("{path}.type"), message));
-        }
-    }
     let function = Fields::of(fields.required("function")?, &fields.name("function"))?;
     let name = function.required("name")?;
     let name = name.as_str().ok_or_else(|| wrong_type(&function.name("name"), "a string", name))?;
@@ -96,18 +154,18 @@ fn schema(tool: &Value, path: &str) -> Result<ToolSchema> {
 }
 
 /// The choice; `None` for no tool.
-fn choice(fields: &Fields, tools: &[ToolSchema]) -> Result<Option<ToolChoice>> {
+fn choice(given: Option<&Value>, tools: &[ToolSchema]) -> Result<Option<ToolChoice>> {
     let wrong = |given: &str| {
         let message = format!("Invalid value for 'tool_choice': {given}; give auto, none, required, or a tool's name.");
         ApiError::invalid_field("tool_choice", "invalid_value", message)
     };
-    let choice = match fields.get("tool_choice") {
-        None => ToolChoice::Auto,
+    let choice = match given {
+        None | Some(Value::Null) => ToolChoice::Auto,
         Some(Value::String(choice)) => match choice.as_str() {
             "none" => return Ok(None),
             "auto" => ToolChoice::Auto,
             "required" | "any" => ToolChoice::Required,
-            other => return Err(wrong(&format!("'{other}' is not known"))),
+            other => return Err(wrong(&format!("'{}' is not known", excerpt(other)))),
         },
         Some(object @ Value::Object(_)) => {
             let choice = Fields::of(object, "tool_choice")?;
@@ -124,7 +182,7 @@ fn choice(fields: &Fields, tools: &[ToolSchema]) -> Result<Option<ToolChoice>> {
     };
     match &choice {
         ToolChoice::Named(name) if !tools.iter().any(|tool| tool.name == *name) => {
-            Err(wrong(&format!("no tool has the name '{name}'")))
+            Err(wrong(&format!("no tool has the name '{}'", excerpt(name))))
         }
         ToolChoice::Required if tools.is_empty() => Err(wrong("there are no tools to call")),
         _ => Ok(Some(choice)),

@@ -1,9 +1,10 @@
-//! Fields that would change an answer and are not supported: refused by name unless they have a value that changes nothing.
+//! Fields that would change an answer and are not supported: refused by name unless they have a value that changes nothing. All
+//! other fields that are not known have no effect.
 
 use serde_json::Value;
 
 use super::fields::Fields;
-use crate::error::ApiError;
+use crate::error::{ApiError, excerpt};
 
 /// The values of a field that change nothing.
 enum Neutral {
@@ -17,8 +18,7 @@ enum Neutral {
 
 use Neutral::{Empty, Numbers, Text};
 
-/// Of OpenAI's chats and completions, with what clients of llama.cpp's and other servers send there. The page
-/// `docs/serve-fields.md` has a row for each.
+/// Of all APIs, with what clients of llama.cpp's and other servers send there. The page `docs/serve-fields.md` has a row for each.
 const UNSUPPORTED: &[(&str, Neutral)] = &[
     ("functions", Empty),
     ("function_call", Empty),
@@ -37,7 +37,44 @@ const UNSUPPORTED: &[(&str, Neutral)] = &[
     ("use_beam_search", Numbers(&[0.0])),
     ("lora", Empty),
     ("samplers", Empty),
+    ("tfs_z", Numbers(&[1.0])),
+    ("bad_words", Empty),
+    ("stop_token_ids", Empty),
+    ("truncate_prompt_tokens", Empty),
+    ("guided_json", Empty),
+    ("guided_regex", Empty),
+    ("guided_choice", Empty),
+    ("guided_grammar", Empty),
+    ("structured_outputs", Empty),
 ];
+
+/// Fields without effect on an answer, which clients send all the time.
+const WITHOUT_EFFECT: &[&str] = &[
+    "betas",
+    "cache_control",
+    "cache_prompt",
+    "client_metadata",
+    "id_slot",
+    "include",
+    "keep_alive",
+    "metadata",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "return_tokens",
+    "safety_identifier",
+    "service_tier",
+    "skip_special_tokens",
+    "store",
+    "timings_per_token",
+    "user",
+    "verbosity",
+];
+
+/// A sentence for the log about each field that is not known.
+pub fn unknown(fields: &Fields) -> impl Iterator<Item = String> {
+    let unknown = fields.unread().filter(|field| !WITHOUT_EFFECT.contains(&field.as_str()));
+    unknown.map(|field| format!("the field '{}' is not known and has no effect", excerpt(field)))
+}
 
 /// Refuses the first such field that is given.
 pub fn refuse(fields: &Fields) -> Result<(), ApiError> {
@@ -47,7 +84,11 @@ pub fn refuse(fields: &Fields) -> Result<(), ApiError> {
         Some((field @ ("functions" | "function_call"), _)) => {
             Err(ApiError::unsupported(*field, format!("'{field}' is not supported; use 'tools'.")))
         }
-        Some((field, _)) => Err(ApiError::unsupported(*field, format!("'{field}' is not supported."))),
+        Some((field, _)) => {
+            let name = fields.name(field);
+            let message = format!("'{name}' is not supported.");
+            Err(ApiError::unsupported(name, message))
+        }
     }
 }
 

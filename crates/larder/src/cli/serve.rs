@@ -86,6 +86,9 @@ pub struct ServeArgs {
     #[arg(long, value_name = "KEY", env = "LARDER_UPSTREAM_KEY", hide_env_values = true, requires = "upstream")]
     #[arg(help_heading = heading::SERVER)]
     pub upstream_key: Option<String>,
+    /// Refuse requests for a model of another name, if only one is served
+    #[arg(long, help_heading = heading::SERVER)]
+    pub strict_model: bool,
     /// Keep the routing of the start: no client may change λ or the strategy
     #[arg(long, help_heading = heading::SERVER)]
     pub lock_routing: bool,

@@ -89,6 +89,7 @@ fn options(args: &ServeArgs) -> ServerOptions {
         api_keys: vec![],
         process_bytes: memory::current,
         cors: args.cors.clone(),
+        strict_model: args.strict_model,
         lock_routing: args.lock_routing,
         is_local: false,
         with_tls: false,

@@ -8,7 +8,7 @@ use larder_core::format_bytes;
 use larder_engine::{ChatFormat, ChatTemplate};
 use larder_runtime::plan::{PlanInputs, decide};
 use larder_runtime::{CacheSize, DeviceKind, InferenceEngine, OpenModel, Options, TextCodec, plan_inputs};
-use larder_serve::{Engine, FilesCheck, ServedModel, ServerOptions, TOKENIZER_THREADS};
+use larder_serve::{Engine, FilesCheck, ModelFacts, ServedModel, ServerOptions, TOKENIZER_THREADS};
 use larder_store::read_small;
 
 use super::FILE_BYTES_MAX;
@@ -138,7 +138,8 @@ fn served_model(
 ) -> Result<ServedModel> {
     let geometry = &model.blueprint.geometry;
     let mut names = names.into_iter();
-    let chat_format = text.template.as_ref().map(|template| ChatFormat::of_template(template, &text.tokenizer));
+    let of_template = |template| ChatFormat::of_template(template, &text.tokenizer);
+    let chat_format = text.template.as_ref().map_or_else(ChatFormat::plain, of_template);
     Ok(ServedModel {
         name: names.next().unwrap_or_default(),
         aliases: names.collect(),
@@ -150,12 +151,27 @@ fn served_model(
         welcome: model.welcome()?,
         context: args.context.min(model.blueprint.context),
         vocab: model.blueprint.vocab,
+        facts: facts(model)?,
         has_embeddings: engine.decoder.encoder_layers() == 0,
         layers: geometry.moe_layers.iter().map(|layer| layer.index()).collect(),
         experts: geometry.experts,
         top_k: geometry.top_k,
         memory_plan: std::mem::take(&mut engine.plan),
         files: files_check(model),
+    })
+}
+
+/// What the API says of a model; its quantization is the format of the experts' largest matrix.
+fn facts(model: &OpenModel) -> Result<ModelFacts> {
+    let (resident, experts) = model.bytes()?;
+    let sources = model.experts()?;
+    let first = model.blueprint.geometry.moe_layers.first();
+    let format = first.map(|layer| sources.as_dyn().layout(*layer).kinds().up.to_string());
+    Ok(ModelFacts {
+        family: model.blueprint.model_type.clone(),
+        parameters: model.parameters()?,
+        quantization: format.unwrap_or_default().to_uppercase(),
+        bytes: resident + experts,
     })
 }
 
