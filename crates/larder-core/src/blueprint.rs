@@ -5,6 +5,9 @@ use crate::{ExpertId, LayerIdx, MoeRow, NumberFormat, PerMatrix, SequenceMemory,
 /// The config key that says, when true, that the model is used with its layer for multi-token prediction. Only larder writes it.
 pub const MTP_KEY: &str = "larder_mtp";
 
+/// The config key with the names of the keys that a user has larder ignore although they might change the result. Only larder writes it.
+pub const IGNORED_KEY: &str = "larder_ignored";
+
 /// The sizes of a model that decide how its experts are stored, cached and routed.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Geometry {
@@ -161,6 +164,9 @@ pub struct Blueprint {
     pub experts: ExpertNames,
     /// Every other tensor the model needs.
     pub resident: Vec<TensorSpec>,
+    /// Width of the residual stream, which what experts read may be projected down from.
+    #[serde(skip)] // the shapes of the tensors say it
+    pub hidden: usize,
     /// Tokens in the vocabulary.
     pub vocab: usize,
     /// Longest sequence, in tokens.

@@ -66,7 +66,7 @@ mod trace;
 mod units;
 
 pub use atomic_file::{create_new, output_file, temp_path, write_atomically};
-pub use blueprint::{Blueprint, ExpertNames, Geometry, MTP_KEY, RowPick, TensorSlice, TensorSpec};
+pub use blueprint::{Blueprint, ExpertNames, Geometry, IGNORED_KEY, MTP_KEY, RowPick, TensorSlice, TensorSpec};
 pub use exp::{exp, softplus};
 pub use expert::{ComputeStage, ExpertLayout, ExpertPart, LayoutError, PART_ALIGN, SEGMENTS, SHARD_ALIGN, STAGED_ROWS};
 pub use expert_activations::{Coactivation, ExpertActivations, ExpertActivationsError};

@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::thread;
 
 use candle_core::{Device, Tensor};
-use larder_core::{Blueprint, Gate, Geometry, LayerIdx, MTP_KEY, Rng, SequenceMemory, Tensors, timeline};
+use larder_core::{Blueprint, Gate, Geometry, IGNORED_KEY, LayerIdx, MTP_KEY, Rng, SequenceMemory, Tensors, timeline};
 use serde_json::Value;
 
 use crate::arch;
 use crate::compute::ComputeContext;
-use crate::config::{Config, config_error};
+use crate::config::{Config, Refusal, config_error, refused};
 use crate::device_layer::on_host;
 use crate::embedding::EmbeddingRows;
 use crate::error::{ModelError, Result};
@@ -29,7 +29,7 @@ use crate::row_cache::RowTraffic;
 use crate::stack::{Ffn, Layer, Stack};
 use crate::step::{LayerStates, Span};
 use crate::tap::{Phase, PhaseClock, Tap};
-use crate::text_config::text_config;
+use crate::text_config::{TextConfig, text_config, without_ignored};
 use crate::weights::WeightLoader;
 
 /// A model that has been built from its config, with its resident weights.
@@ -56,7 +56,8 @@ pub fn blueprint(config: &Value) -> Result<Blueprint> {
         model_type: model_type.to_owned(),
         geometry: stack.geometry,
         experts: stack.experts,
-        resident: weights.requested(),
+        resident: weights.requested().to_vec(),
+        hidden: stack.hidden,
         vocab: stack.vocab,
         context: stack.context,
         sequence_memory,
@@ -66,6 +67,14 @@ pub fn blueprint(config: &Value) -> Result<Blueprint> {
         by_token_bytes,
         runs_ahead,
     })
+}
+
+/// The keys of `config` that are refused, whether it ignores them or not.
+pub fn refused_keys(config: &Value) -> Result<Vec<String>> {
+    let mut config = config.clone();
+    config.as_object_mut().and_then(|keys| keys.remove(IGNORED_KEY));
+    let (_, _, refusals) = build_gathering(&config, &mut WeightLoader::list())?;
+    Ok(refusals.into_iter().map(|refusal| refusal.key).collect())
 }
 
 /// Whether sequences of the model that `config` describes can go back a few tokens; see [`Decoder::rewinds_freely`].
@@ -90,7 +99,17 @@ fn kv_layers(stack: &Stack) -> Vec<SequenceMemory> {
 }
 
 fn build(config: &Value, weights: &mut WeightLoader) -> Result<(&'static str, Stack)> {
-    let config = arch::with_defaults(text_config(config)?);
+    match build_gathering(config, weights)? {
+        (name, stack, refusals) if refusals.is_empty() => Ok((name, stack)),
+        (_, _, refusals) => Err(refused(&refusals)),
+    }
+}
+
+/// Builds a model, also if keys of its config are refused; with these.
+fn build_gathering(config: &Value, weights: &mut WeightLoader) -> Result<(&'static str, Stack, Vec<Refusal>)> {
+    let kept = without_ignored(config);
+    let TextConfig { config, mut refusals } = text_config(&kept)?;
+    let config = arch::with_defaults(config);
     let mut c = Config::new(&config)?;
     let name = c.opt_text("model_type")?.ok_or_else(|| config_error("model_type is missing"))?;
     let arch = arch::find(name)?;
@@ -98,10 +117,11 @@ fn build(config: &Value, weights: &mut WeightLoader) -> Result<(&'static str, St
     if c.with_mtp {
         arch::check_mtp(arch.model_type)?;
     }
+    c.require_experts_per_token()?;
     let mut stack = (arch.build)(&mut c, weights)?;
-    c.finish()?;
+    refusals.extend(c.judge(&arch::stated(&stack, weights.requested())));
     stack.context = stack.ropes.iter().map(|rope| rope.max_context(stack.context)).fold(stack.context, usize::max);
-    Ok((arch.model_type, stack))
+    Ok((arch.model_type, stack, refusals))
 }
 
 impl Decoder {
@@ -110,8 +130,7 @@ impl Decoder {
     pub fn load(config: &Value, tensors: &dyn Tensors, compute: Arc<ComputeContext>) -> Result<Self> {
         let mut list = WeightLoader::list();
         build(config, &mut list)?;
-        let requests = list.requested();
-        let ahead = ReadAhead::new(tensors, &requests);
+        let ahead = ReadAhead::new(tensors, list.requested());
         let (_, stack) = thread::scope(|scope| {
             let _reading = ahead.begin(scope);
             build(config, &mut WeightLoader::load(tensors, &ahead, compute))

@@ -99,7 +99,7 @@ pub use ahead::{AheadInput, BegunStep};
 pub use all_resident::AllResident;
 pub use arch::{model_types, mtp_layers};
 pub use compute::{ComputeContext, ComputeTime};
-pub use decoder::{Decoder, blueprint, rewinds_freely};
+pub use decoder::{Decoder, blueprint, refused_keys, rewinds_freely};
 pub use device::{
     BEST_FOUND, BlockPooling, CHOICE_TOKENS, ChangedLogit, ChosenOnDevice, DeviceAttention, DeviceChannelScan,
     DeviceChoice, DeviceConvolution, DeviceConvolvedHeads, DeviceDecay, DeviceDelta, DeviceDraw, DeviceExperts,

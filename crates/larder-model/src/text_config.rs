@@ -2,79 +2,84 @@
 
 use std::borrow::Cow;
 
+use larder_core::IGNORED_KEY;
 use serde_json::{Map, Value};
 
-use crate::config::{NEUTRAL_KEYS, config_error};
+use crate::config::{Refusal, config_error, is_neutral, is_off};
 use crate::error::Result;
 
 /// Configs around that of the text decoder, outermost first.
 const NESTS: [&str; 2] = ["thinker_config", "text_config"];
 
-/// The configs of parts that only other inputs and outputs than text need.
-const OTHER_PARTS: &[&str] = &["audio_config", "code2wav_config", "talker_config", "vision_config"];
-
-/// Keys beside a nested config that only other inputs and outputs than text need.
-const OTHER_KEYS: &[&str] = &[
-    "enable_audio_output",
-    "ignore_index",
-    "image_seq_length",
-    "merged_hidden_size",
-    "multimodal_projector_bias",
-    "position_id_per_seconds",
-    "projection_hidden_size",
-    "projection_layer_norm_eps",
-    "projector_bias",
-    "projector_hidden_act",
-    "projector_hidden_size",
-    "spatial_merge_size",
-    "use_unified_vision_chunk",
-    "video_placeholder",
-    "vision_feature_layer",
-    "vision_feature_select_strategy",
-    "vision_soft_tokens_per_image",
+/// Words in the keys beside a nested config that only other inputs and outputs than text need.
+const OTHER_PARTS: [&str; 12] = [
+    "vision", "image", "video", "audio", "sound", "speech", "talker", "code2wav", "project", "mm_", "merge", "seconds",
 ];
 
 /// Whether the output head uses the weights of the embedding; beside a nested config it overrides the one inside.
 const TIED: &str = "tie_word_embeddings";
 
+/// The config of a text decoder, and the keys around it that are refused.
+pub struct TextConfig<'a> {
+    /// The config.
+    pub config: Cow<'a, Value>,
+    /// Keys beside it.
+    pub refusals: Vec<Refusal>,
+}
+
 /// `config`, or the config of the text decoder that is nested in it.
 ///
 /// Of the keys beside a nested config only `tie_word_embeddings` and `quantization_config` apply to text. One that is
-/// neither known to concern other inputs nor without effect is an error.
-pub fn text_config(config: &Value) -> Result<Cow<'_, Value>> {
-    let mut found = Cow::Borrowed(config);
+/// neither known to concern other inputs nor without effect is refused.
+pub fn text_config(config: &Value) -> Result<TextConfig<'_>> {
+    let (mut found, mut refusals) = (Cow::Borrowed(config), vec![]);
     for nest in NESTS {
         let Some(inner) = found.get(nest).filter(|inner| !inner.is_null()) else { continue };
         let inner = inner.as_object().ok_or_else(|| config_error(format!("{nest} is not an object")))?;
         let outer = found.as_object().expect("a value with a key is an object");
-        found = Cow::Owned(Value::Object(joined(nest, outer, inner)?));
+        let (all, refused) = joined(nest, outer, inner);
+        refusals.extend(refused);
+        found = Cow::Owned(Value::Object(all));
     }
-    Ok(found)
+    Ok(TextConfig { config: found, refusals })
 }
 
-/// The keys of `inner`, and those of `outer` that apply to it.
-fn joined(nest: &str, outer: &Map<String, Value>, inner: &Map<String, Value>) -> Result<Map<String, Value>> {
-    let mut all = inner.clone();
+/// The keys of `inner`, and those of `outer` that apply to it; and what of `outer` is refused.
+fn joined(nest: &str, outer: &Map<String, Value>, inner: &Map<String, Value>) -> (Map<String, Value>, Vec<Refusal>) {
+    let (mut all, mut refusals) = (inner.clone(), vec![]);
     for (key, value) in outer {
-        let off = value.is_null() || *value == Value::Bool(false);
         match key.as_str() {
             TIED if !value.is_null() => drop(all.insert(key.clone(), value.clone())),
             "model_type" | "quantization_config" => drop(all.entry(key).or_insert_with(|| value.clone())),
-            _ if key == nest || off || concerns_other_inputs(key) || NEUTRAL_KEYS.contains(&key.as_str()) => {}
-            _ if inner.get(key) == Some(value) => {}
-            nested if NESTS.contains(&nested) => {}
-            _ => {
-                let what = format!("{key}, beside {nest}, is not supported and might change the result");
-                return Err(config_error(what));
-            }
+            _ if key == nest || is_off(value) || is_neutral(key) || inner.get(key) == Some(value) => {}
+            "ignore_index" => {} // of the loss
+            nested if NESTS.contains(&nested) || OTHER_PARTS.iter().any(|word| nested.contains(word)) => {}
+            _ => refusals.push(Refusal::unknown(key, value)),
         }
     }
-    Ok(all)
+    (all, refusals)
 }
 
-fn concerns_other_inputs(key: &str) -> bool {
-    let a_token = key.ends_with("_token_id") || key.ends_with("_token_index");
-    a_token || OTHER_PARTS.contains(&key) || OTHER_KEYS.contains(&key)
+/// `config` without the keys that a user has it ignore, wherever they are below it.
+pub fn without_ignored(config: &Value) -> Cow<'_, Value> {
+    let Some(names) = config[IGNORED_KEY].as_array() else { return Cow::Borrowed(config) };
+    let mut config = config.clone();
+    for name in [IGNORED_KEY].into_iter().chain(names.iter().filter_map(Value::as_str)) {
+        remove(&mut config, name);
+    }
+    Cow::Owned(config)
+}
+
+/// Removes a key, and the same below each nested config. The keys of the objects around it come before it, with dots between.
+fn remove(config: &mut Value, name: &str) {
+    let (parents, last) = name.rsplit_once('.').unwrap_or(("", name));
+    let parent = parents.split('.').filter(|key| !key.is_empty()).try_fold(&mut *config, |at, key| at.get_mut(key));
+    if let Some(keys) = parent.and_then(Value::as_object_mut) {
+        keys.remove(last);
+    }
+    for nest in NESTS {
+        config.get_mut(nest).into_iter().for_each(|inner| remove(inner, name));
+    }
 }
 
 #[cfg(test)]
@@ -91,22 +96,32 @@ mod tests {
             "text_config": {"model_type": "inner", "hidden_size": 8, "tie_word_embeddings": false}
         });
         let want = json!({"model_type": "inner", "hidden_size": 8, "tie_word_embeddings": true});
-        assert_eq!(*text_config(&outer).unwrap(), want);
+        assert_eq!(*text_config(&outer).unwrap().config, want);
         let omni = json!({"model_type": "omni", "talker_config": {"a": 1}, "enable_audio_output": true,
             "thinker_config": {"model_type": "thinker", "audio_config": {}, "text_config": {"hidden_size": 8}}});
-        assert_eq!(*text_config(&omni).unwrap(), json!({"model_type": "thinker", "hidden_size": 8}));
-        assert!(matches!(text_config(&want).unwrap(), Cow::Borrowed(_)));
+        assert_eq!(*text_config(&omni).unwrap().config, json!({"model_type": "thinker", "hidden_size": 8}));
+        assert!(matches!(text_config(&want).unwrap().config, Cow::Borrowed(_)));
     }
 
     #[test]
     fn a_key_beside_the_nested_config_is_known_or_refused() {
-        let check = |outer: Value| text_config(&outer).map(|_| ()).map_err(|e| e.to_string());
-        assert_eq!(
-            check(json!({"logit_scale": 2, "text_config": {"model_type": "x"}})).unwrap_err(),
-            "config.json: logit_scale, beside text_config, is not supported and might change the result"
-        );
-        assert!(check(json!({"logit_scale": 2, "text_config": {"logit_scale": 2}})).is_ok());
-        assert!(check(json!({"logit_scale": null, "text_config": {}})).is_ok());
-        assert_eq!(check(json!({"text_config": 7})).unwrap_err(), "config.json: text_config is not an object");
+        let refused = |outer: Value| {
+            let keys = text_config(&outer).unwrap().refusals;
+            keys.into_iter().map(|refusal| refusal.key).collect::<Vec<_>>()
+        };
+        assert_eq!(refused(json!({"logit_scale": 2, "image_scale": 2, "text_config": {}})), ["logit_scale"]);
+        assert!(refused(json!({"logit_scale": 2, "text_config": {"logit_scale": 2}})).is_empty());
+        assert!(refused(json!({"logit_scale": null, "text_config": {}})).is_empty());
+        let error = text_config(&json!({"text_config": 7})).map(|_| ()).unwrap_err();
+        assert_eq!(error.to_string(), "config.json: text_config is not an object");
+    }
+
+    #[test]
+    fn ignored_keys_are_absent_wherever_they_are() {
+        let config = json!({IGNORED_KEY: ["a", "rope.b", "none.c"], "a": 1, "rope": {"b": 2, "d": 3},
+            "text_config": {"a": 4, "rope": {"b": 5}, "e": 6}});
+        let want = json!({"rope": {"d": 3}, "text_config": {"rope": {}, "e": 6}});
+        assert_eq!(*without_ignored(&config), want);
+        assert!(matches!(without_ignored(&want), Cow::Borrowed(_)));
     }
 }

@@ -44,8 +44,8 @@ impl<'a> WeightLoader<'a> {
     }
 
     /// Every tensor asked for so far.
-    pub fn requested(self) -> Vec<TensorSpec> {
-        self.requested
+    pub fn requested(&self) -> &[TensorSpec] {
+        &self.requested
     }
 
     /// The weight of a product, `[rows, cols]`, in its stored number format.

@@ -121,6 +121,7 @@ impl Tiny {
                 spec("conv", &[2, 1, 3], false),
                 spec("head", &[3, 80], true),
             ],
+            hidden: HIDDEN,
             vocab: 7,
             context: 16,
             sequence_memory: Default::default(),

@@ -35,7 +35,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     let inter = config.size_or(&["moe_intermediate_size"], 1408)?;
     let shared = config.count_or(&["num_shared_experts"], 2)?;
     let mup = config.flag_or("mup_enabled", false)?;
-    check_fixed(config)?;
+    config.ignore(&["load_balance_coeff", "use_grouped_mm"]); // of training; another way to the same products
 
     let geometry = basics.geometry((dense_layers..basics.layers).collect(), experts, top_k, inter)?;
     let names = ExpertNames::separate("model.layers.{l}.mlp.experts", "gate_proj", "up_proj", "down_proj");
@@ -90,21 +90,4 @@ fn windows(config: &mut Config, layers: usize) -> Result<Vec<Option<AttentionMas
         return Err(config_error("sliding_window is null, but there are layers with sliding_attention"));
     }
     Ok(slides.into_iter().map(|slides| window.filter(|_| slides)).collect())
-}
-
-/// Keys of published configs for which the reference knows one value each.
-fn check_fixed(config: &mut Config) -> Result<()> {
-    if let Some(other) = config.opt_text("score_func")?.filter(|s| *s != "sigmoid") {
-        return Err(config_error(format!("score_func '{other}' is not supported for afmoe; only sigmoid is")));
-    }
-    if !config.flag_or("route_norm", true)? {
-        return Err(config_error("route_norm must be true for afmoe"));
-    }
-    for key in ["n_group", "topk_group", "num_expert_groups", "num_limited_groups"] {
-        if config.size_or(&[key], 1)? != 1 {
-            return Err(config_error(format!("{key} must be 1 for afmoe; groups of experts are not supported")));
-        }
-    }
-    config.ignore(&["load_balance_coeff", "use_grouped_mm"]); // of training; another way to the same products
-    Ok(())
 }

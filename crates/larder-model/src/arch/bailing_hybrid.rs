@@ -13,7 +13,7 @@ use larder_core::{ExpertNames, Gate};
 use super::common::{Basics, layer_types};
 use super::deepseek_v2::{FfnDefaults, FfnParts, LatentDefaults, latent_shape};
 use super::deepseek_v3::{GateDefaults, parse_gate};
-use super::kimi_linear::{HybridMixers, KEYS, TYPES, parse_basics, require};
+use super::kimi_linear::{HybridMixers, KEYS, TYPES, parse_basics};
 use crate::config::{Config, config_error};
 use crate::error::Result;
 use crate::nn::{ChannelDecay, KimiDeltaShape, LatentShape, Rope, Rotary, attention_scale};
@@ -22,14 +22,8 @@ use crate::weights::WeightLoader;
 
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     config.also_named(KEYS);
-    // Of training, or what the reference does whatever they say.
-    config.ignore(&[
-        "mtp_loss_scaling_factor",
-        "moe_router_enable_expert_bias",
-        "router_dtype",
-        "partial_rotary_factor",
-    ]);
-    check_form(config)?;
+    config.ignore(&["partial_rotary_factor"]); // the width of what rotates has a key of its own
+    check_form(config);
     let basics = parse_basics(config, 1e-6)?;
     let latent = LatentShape { output: "dense", ..latent_shape(config, &basics, &LatentDefaults::COMMON)? };
     let (rope, rotary) = Rope::parse(config, latent.rope, 6e6, basics.context, None)?;
@@ -67,14 +61,9 @@ pub fn with_expert_bias(weights: &mut WeightLoader, prefix: &str, gate: &Gate) -
 }
 
 /// Checks keys of published configs that the reference has in one form only.
-fn check_form(config: &mut Config) -> Result<()> {
-    require(config, "no_kda_lora")?;
-    for (key, only) in [("gated_attention_proj_granularity_type", "head_wise"), ("score_function", "sigmoid")] {
-        if let Some(other) = config.opt_text(key)?.filter(|name| *name != only) {
-            return Err(config_error(format!("{key} '{other}' is not supported for bailing_hybrid; only {only} is")));
-        }
-    }
-    Ok(())
+fn check_form(config: &mut Config) {
+    config.only("no_kda_lora", true);
+    config.only("gated_attention_proj_granularity_type", "head_wise");
 }
 
 /// Checks keys of published configs about the experts, which the reference has at one width and without limits.

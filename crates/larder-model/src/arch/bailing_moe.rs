@@ -15,7 +15,7 @@ use larder_core::{ExpertGroups, ExpertNames, Gate, GroupRank, Renorm, Score, Wei
 use super::bailing_hybrid::with_expert_bias;
 use super::common::{AttentionBias, Basics, Defaults};
 use super::deepseek_v2::{FfnDefaults, FfnParts};
-use crate::config::{Config, config_error};
+use crate::config::Config;
 use crate::error::Result;
 use crate::nn::{Attention, InputProducts, QkNorm, Rope};
 use crate::stack::Stack;
@@ -87,24 +87,16 @@ fn build_version(config: &mut Config, weights: &mut WeightLoader, second: bool) 
 /// The gate of the first version.
 fn softmax_gate(config: &mut Config) -> Result<Gate> {
     let (experts, top_k) = (config.size(&["num_experts"])?, config.size(&["num_experts_per_tok"])?);
+    config.only("score_function", "softmax");
     let renorm = config.flag_or("norm_topk_prob", true)?;
     Ok(Gate::softmax(experts, top_k, renorm && top_k > 1).checked()?)
 }
 
 /// The gate of the second version, without the bias of a layer.
 fn biased_gate(config: &mut Config) -> Result<Gate> {
-    for (key, only) in [("score_function", "sigmoid"), ("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")] {
-        if let Some(other) = config.opt_text(key)?.filter(|name| *name != only) {
-            return Err(config_error(format!("{key} '{other}' is not supported for bailing_moe_v2; only {only} is")));
-        }
-    }
-    if !config.flag_or("use_rmsnorm", true)? {
-        return Err(config_error("use_rmsnorm must be true for bailing_moe_v2"));
-    }
-    // The reference has the bias, computes the gate in f32 and renormalises more than one weight, whatever these say; shared
-    // experts are as wide as the others.
-    config.ignore(&["moe_router_enable_expert_bias", "router_dtype", "norm_topk_prob", "mtp_loss_scaling_factor"]);
-    config.ignore(&["moe_shared_expert_intermediate_size"]);
+    config.only("use_rmsnorm", true);
+    config.only("score_function", "sigmoid");
+    config.ignore(&["moe_shared_expert_intermediate_size"]); // shared experts are as wide as the others
     let (experts, top_k) = (config.size(&["num_experts"])?, config.size(&["num_experts_per_tok"])?);
     let (count, keep) = (config.size_or(&["n_group"], 8)?, config.size_or(&["topk_group"], 4)?);
     let groups = ExpertGroups { count, keep, rank: GroupRank::BestTwo, masked: f32::NEG_INFINITY };

@@ -401,10 +401,10 @@ pub fn per_layer_config(
     for layer in 0..layers {
         if let Some(mut own) = all.opt_object(&layer.to_string(), "per_layer_config.")? {
             read(layer, &mut own)?;
-            own.finish()?;
+            own.finish();
         }
     }
-    all.finish()?;
+    all.finish();
     Ok(true)
 }
 

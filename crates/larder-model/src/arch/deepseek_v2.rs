@@ -146,10 +146,7 @@ pub struct FfnDefaults {
 impl FfnParts {
     /// Reads the config's keys, for a model of `layers` layers.
     pub fn parse(config: &mut Config, layers: usize, defaults: FfnDefaults) -> Result<Self> {
-        match config.size_or(&["moe_layer_freq"], 1)? {
-            1 => {}
-            n => return Err(config_error(format!("moe_layer_freq is {n}; only 1 is supported"))),
-        }
+        config.only("moe_layer_freq", 1);
         let dense_layers = config.count_or(&["first_k_dense_replace"], defaults.dense_layers)?;
         let typed = if defaults.typed { mlp_layer_types(config, layers)? } else { None };
         Ok(FfnParts {
@@ -200,9 +197,6 @@ fn parse_gate(config: &mut Config) -> Result<Gate> {
     let scale = config.number_or("routed_scaling_factor", 1.0)? as f32;
     let (count, keep) = (config.opt_size(&["n_group"])?, config.opt_size(&["topk_group"])?);
     config.ignore(&["norm_topk_prob"]); // the reference never normalises
-    if let Some(other) = config.opt_text("scoring_func")?.filter(|s| *s != "softmax") {
-        return Err(config_error(format!("scoring_func '{other}' is not supported for deepseek_v2; only softmax is")));
-    }
     let groups = match (config.opt_text("topk_method")?.unwrap_or("greedy"), count, keep) {
         ("greedy", ..) => None,
         ("group_limited_greedy", Some(count), Some(keep)) => {

@@ -10,7 +10,7 @@
 use larder_core::{ExpertGroups, Gate, GroupRank, Renorm, Score, Weighting};
 
 use super::deepseek_v2::{Family, FfnDefaults, LatentDefaults, build_with};
-use crate::config::{Config, config_error};
+use crate::config::Config;
 use crate::error::Result;
 use crate::nn::{Rope, Rotary};
 use crate::stack::Stack;
@@ -61,12 +61,7 @@ pub fn parse_gate_of(config: &mut Config, experts: usize, top_k: usize, defaults
         false => Renorm::No,
     };
     let scale = config.number_or("routed_scaling_factor", defaults.scale)? as f32;
-    // Configs of dots1 name the method in both keys.
-    for (key, known) in [("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")] {
-        if let Some(other) = config.opt_text(key)?.filter(|s| *s != known && *s != "noaux_tc") {
-            return Err(config_error(format!("{key} '{other}' is not supported for this model; only {known} is")));
-        }
-    }
+    config.only_of("scoring_func", &["sigmoid".into(), "noaux_tc".into()]); // of dots1, which names the method in both keys
     let groups = ExpertGroups { count, keep, rank: GroupRank::BestTwo, masked: f32::NEG_INFINITY };
     let groups = if count == 1 { None } else { Some(groups) };
     let weighting = Weighting::Score { renorm, scale };

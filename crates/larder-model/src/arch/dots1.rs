@@ -39,8 +39,10 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     })
 }
 
-/// The mask of each layer: by `layer_types`, else a sliding window from layer `max_window_layers` on.
+/// The mask of each layer: by `layer_types`, else a sliding window from layer `max_window_layers` on. The window is there without
+/// `use_sliding_window` too, which is refused if it denies one.
 fn masks(config: &mut Config, layers: usize) -> Result<Vec<AttentionMask>> {
+    config.ignore(&["use_sliding_window"]);
     let first = config.count_or(&["max_window_layers"], 62)?;
     let default = if config.contains("sliding_window") { None } else { Some(4096) };
     let Some(width) = config.opt_size(&["sliding_window"])?.or(default) else {
@@ -49,6 +51,9 @@ fn masks(config: &mut Config, layers: usize) -> Result<Vec<AttentionMask>> {
     };
     let types = layer_types(config, layers, &["full_attention", "sliding_attention"])?;
     let slides = |layer: usize| types.as_ref().map_or(layer >= first, |types| types[layer] == "sliding_attention");
+    if (0..layers).any(slides) {
+        config.only("use_sliding_window", true);
+    }
     let mask = |layer| if slides(layer) { AttentionMask::SlidingWindow(width) } else { AttentionMask::Causal };
     Ok((0..layers).map(mask).collect())
 }

@@ -26,6 +26,8 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     let gate = parse_gate(config, GateDefaults { groups: 1, keep: 1, scale: 2.5, renorm: true })?;
     let defaults = FfnDefaults { dense_layers: 1, shared_experts: 1, typed: true };
     let parts = FfnParts::parse(config, basics.layers, defaults)?;
+    let has_experts: Vec<bool> = (0..basics.layers).map(|layer| parts.sparse.contains(&layer)).collect();
+    config.only("is_moe_layer", has_experts);
     config.ignore(&["first_last_k_dense_replace"]); // the reference has no use for it
 
     let geometry = basics.geometry(parts.sparse.clone(), gate.experts, gate.top_k, parts.inter)?;

@@ -186,14 +186,8 @@ fn check_fixed(config: &mut Config) -> Result<()> {
             "hidden_size_per_layer_input must be 0 for gemma4; embeddings per layer are not supported",
         ));
     }
-    if config.count_or(&["num_kv_shared_layers"], 0)? != 0 {
-        return Err(config_error(
-            "num_kv_shared_layers must be 0 for gemma4; shared keys and values are not supported",
-        ));
-    }
-    if let Some(other) = config.opt_text("use_bidirectional_attention")?.filter(|kind| *kind != "vision") {
-        return Err(config_error(format!("use_bidirectional_attention '{other}' is not supported; only vision is")));
-    }
+    config.only("num_kv_shared_layers", 0);
+    config.only("use_bidirectional_attention", "vision");
     config.ignore(&["use_double_wide_mlp", "vocab_size_per_layer_input"]); // of layers that share keys, and of the above
     Ok(())
 }

@@ -18,7 +18,7 @@ use super::deepseek_v3::{GateDefaults, parse_gate, with_bias};
 use super::deepseek_v4::stream_shape;
 use super::deepseek_v32::{Indexers, indexer_shape};
 use super::glm_moe_dsa::own_indexers;
-use super::kimi_linear::{HybridMixers, LinearSizes, TYPES, require};
+use super::kimi_linear::{HybridMixers, LinearSizes, TYPES};
 use crate::config::{Config, config_error};
 use crate::error::Result;
 use crate::nn::{Activation, ChannelDecay, IndexerShape, LatentShape, ManifoldConnection, MeanMerge, Rope};
@@ -36,7 +36,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     config.ignore(&["rope_theta", "rope_scaling", "rope_parameters"]);
     config.leave_out(&["head_dim"]);
     for flag in ["mla_use_nope", "mhc", "index_kpool_always_select_tail"] {
-        require(config, flag)?;
+        config.only(flag, true);
     }
     let basics = Basics::parse(config, "rms_norm_eps", Defaults { eps: 1e-5, head_dim: Some(1), ..Defaults::COMMON })?;
     let mixers = mixers(config, &basics)?;

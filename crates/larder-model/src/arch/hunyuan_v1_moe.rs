@@ -50,7 +50,7 @@ fn rope(config: &mut Config, basics: &Basics) -> Result<(Rope, Rotary)> {
         if let Some(alpha) = inner.opt_number("alpha")?.filter(|alpha| *alpha != 0.0 && kind == Some("dynamic")) {
             let theta = inner.number_or("rope_theta", outer)?;
             inner.ignore(&["type", "factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"]); // of other types
-            inner.finish()?;
+            inner.finish();
             let dim = basics.head_dim as f64;
             let stretched = theta * alpha.powf(dim / (dim - 2.0));
             if alpha <= 0.0 || !stretched.is_finite() {
@@ -65,10 +65,8 @@ fn rope(config: &mut Config, basics: &Basics) -> Result<(Rope, Rotary)> {
 
 /// Keys of published configs for which the reference knows one value each.
 fn check_fixed(config: &mut Config, basics: &Basics, inter: usize) -> Result<()> {
-    for key in ["use_qk_norm", "use_mixed_mlp_moe", "norm_topk_prob", "use_rotary_pos_emb"] {
-        if !config.flag_or(key, true)? {
-            return Err(config_error(format!("{key} must be true for hunyuan_v1_moe")));
-        }
+    for key in ["use_mixed_mlp_moe", "use_rotary_pos_emb"] {
+        config.only(key, true);
     }
     let widths = [("moe_intermediate_size", inter), ("num_shared_expert", 1), ("attention_head_dim", basics.head_dim)];
     for (key, want) in widths {
@@ -76,20 +74,9 @@ fn check_fixed(config: &mut Config, basics: &Basics, inter: usize) -> Result<()>
             return Err(config_error(format!("{key} must be {want} for this hunyuan_v1_moe")));
         }
     }
-    if config.opt_text("norm_type")?.is_some_and(|kind| kind != "rms") {
-        return Err(config_error("norm_type must be rms for hunyuan_v1_moe"));
-    }
-    if config.count_or(&["moe_layer_num_skipped"], 0)? != 0 {
-        return Err(config_error("moe_layer_num_skipped must be 0 for hunyuan_v1_moe"));
-    }
-    // Of training, of layers that share keys (use_cla refuses them), of classification and of pictures; marks of text.
+    config.only_of("norm_type", &["rms".into(), "hf_rms".into()]);
+    // Of training, of layers that share keys (use_cla refuses them), of classification and of pictures.
     config.ignore(&[
-        "eod_token_id",
-        "im_end_id",
-        "im_newline_id",
-        "im_start_id",
-        "text_end_id",
-        "text_start_id",
         "moe_drop_tokens",
         "moe_random_routing_dropped_token",
         "cla_share_factor",
@@ -97,7 +84,6 @@ fn check_fixed(config: &mut Config, basics: &Basics, inter: usize) -> Result<()>
         "dense_list",
         "pool_type",
         "org_vocab_size",
-        "anyres_pooling_size",
         "num_media_embeds",
     ]);
     Ok(())

@@ -31,7 +31,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     let shared = config.count_or(&["num_shared_experts"], 1)?;
     let mlp_bias = config.flag_or("mlp_bias", false)?;
     let sparse = sparse_layers(config, basics.layers)?;
-    check_fixed(config)?;
+    config.only("moe_router_use_sigmoid", true);
 
     let geometry = basics.geometry(sparse.clone(), experts, top_k, inter)?;
     let names = ExpertNames::separate("model.layers.{l}.mlp.experts", "gate_proj", "up_proj", "down_proj");
@@ -66,15 +66,4 @@ fn sparse_layers(config: &mut Config, layers: usize) -> Result<Vec<usize>> {
         ))),
         _ => Ok(given.unwrap_or_else(|| (1..layers).collect())),
     }
-}
-
-/// Keys of published configs for which the reference knows one value each.
-fn check_fixed(config: &mut Config) -> Result<()> {
-    for key in ["qk_norm", "route_norm", "moe_router_use_sigmoid", "moe_router_enable_expert_bias"] {
-        if !config.flag_or(key, true)? {
-            return Err(config_error(format!("{key} must be true for hy_v3")));
-        }
-    }
-    config.ignore(&["enable_moe_fp32_combine"]); // sums are in f32 anyway
-    Ok(())
 }

@@ -26,7 +26,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     let mut sparse = every(config, basics.layers, ["expert_layer_period", "expert_layer_offset"], [2, 1])?;
     sparse.iter_mut().for_each(|sparse| *sparse &= experts > 1);
     let shape = mamba_shape(config, &basics)?;
-    check_others(config)?;
+    check_others(config);
 
     let moe_layers = (0..basics.layers).filter(|layer| sparse[*layer]).collect();
     let geometry = basics.geometry(moe_layers, experts, gate.top_k, inter)?;
@@ -76,18 +76,13 @@ fn every(config: &mut Config, layers: usize, keys: [&str; 2], defaults: [usize; 
 }
 
 /// Keys that have to be as they are here, and keys without effect.
-fn check_others(config: &mut Config) -> Result<()> {
-    if !config.flag_or("mamba_inner_layernorms", true)? {
-        return Err(config_error("mamba_inner_layernorms must be true for jamba"));
-    }
+fn check_others(config: &mut Config) {
+    config.only("mamba_inner_layernorms", true);
     config.ignore(&[
         "calc_logits_for_entire_prompt",
         "n_ctx",
-        "num_logits_to_keep",
         "sliding_window", // not read by the reference
         "use_associative_scan",
-        "use_mamba_kernels",
         "use_mambapy",
     ]);
-    Ok(())
 }

@@ -37,10 +37,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     config.also_named(KEYS);
     // Nothing is rotated; the reference has groups of experts whatever their flag says.
     config.ignore(&["rope_theta", "rope_scaling", "rope_parameters", "use_grouped_topk"]);
-    require(config, "mla_use_nope")?;
-    if let Some(other) = config.opt_text("moe_router_activation_func")?.filter(|name| *name != "sigmoid") {
-        return Err(config_error(format!("moe_router_activation_func '{other}' is not supported; only sigmoid is")));
-    }
+    config.only("mla_use_nope", true);
     let basics = parse_basics(config, 1e-5)?;
     let (sizes, linear) = linear_layers(config, basics.layers)?;
     let latent = latent_shape(config, &basics, &LatentDefaults::COMMON)?;
@@ -69,14 +66,6 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         let ffn = parts.ffn(&basics, weights, layer, &gate, with_bias, false)?;
         basics.layer_of(weights, &prefix, mixer, ffn)
     })
-}
-
-/// Fails if a flag is present and off.
-pub fn require(config: &mut Config, flag: &str) -> Result<()> {
-    match config.flag_or(flag, true)? {
-        true => Ok(()),
-        false => Err(config_error(format!("{flag} must be true for this model"))),
-    }
 }
 
 /// The shared keys; heads have widths of their own, and the output head is never that of the embedding.
@@ -168,7 +157,7 @@ impl LinearSizes {
             conv: own.size_or(&["short_conv_kernel_size"], newer.conv)?,
         };
         read(&mut own)?;
-        own.finish()?;
+        own.finish();
         Ok(sizes)
     }
 }

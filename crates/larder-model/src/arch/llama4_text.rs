@@ -34,7 +34,6 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     let sparse = sparse_layers(config, basics.layers)?;
     let inter = config.size(&["intermediate_size"])?;
     let dense_width = config.size_or(&["intermediate_size_mlp"], inter)?;
-    config.ignore(&["router_jitter_noise"]); // used in training only
 
     let geometry = basics.geometry(sparse.clone(), experts, top_k, inter)?;
     basics.stack(weights, rope, geometry, names(), |weights, layer| {

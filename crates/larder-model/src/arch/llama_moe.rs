@@ -25,7 +25,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     }
     let inter = width / experts;
     let two_products = two_products(config)?;
-    check_fixed(config)?;
+    check_fixed(config);
     check_sizes(config, &basics, experts, inter)?;
     let factors = factors(config, basics.layers)?;
     let gate = Gate::softmax(experts, top_k, true).checked()?;
@@ -86,19 +86,14 @@ fn check_sizes(config: &mut Config, basics: &Basics, experts: usize, inter: usiz
 }
 
 /// Keys that have to be as they are here, and keys without effect.
-fn check_fixed(config: &mut Config) -> Result<()> {
+fn check_fixed(config: &mut Config) {
     for (key, only) in [("gate_use_softmax", true), ("multiply_gate_scores", true), ("add_weight_norm", false)] {
-        if config.flag_or(key, only)? != only {
-            return Err(config_error(format!("{key} must be {only} for llama_moe")));
-        }
+        config.only(key, only);
     }
     for (key, only) in [("gate_type", "TopKBalancedNoisyGate"), ("calculator_type", "UniversalCalculator")] {
-        if let Some(other) = config.opt_text(key)?.filter(|value| *value != only) {
-            return Err(config_error(format!("{key} '{other}' is not supported for llama_moe; only {only} is")));
-        }
+        config.only(key, only);
     }
     // Of training, and of calculators that are refused above.
     config.ignore(&["gate_add_noise", "gate_balance_loss_weight", "gate_noise_epsilon", "gate_use_balance"]);
     config.ignore(&["capacity_factor", "drop_tokens", "dropped_padding"]);
-    Ok(())
 }

@@ -133,12 +133,7 @@ fn check_fixed(config: &mut Config, basics: &Basics) -> Result<()> {
     if config.number_or("layernorm_epsilon", basics.eps)? != basics.eps {
         return Err(config_error("layernorm_epsilon and rms_norm_eps differ; remove one of them"));
     }
-    if config.count_or(&["n_shared_experts"], 0)? != 0 {
-        return Err(config_error("n_shared_experts must be 0 for mimo_v2_flash"));
-    }
-    if let Some(other) = config.opt_text("attention_projection_layout")?.filter(|layout| *layout != "split") {
-        return Err(config_error(format!("attention_projection_layout '{other}' is not supported; only split is")));
-    }
+    config.only("attention_projection_layout", "split");
     config.ignore(&["attention_chunk_size"]); // the reference has no use for it
     Ok(())
 }

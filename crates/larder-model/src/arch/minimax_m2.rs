@@ -46,23 +46,15 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
 
 /// Keys of published configs for which the reference knows one value each.
 fn check_fixed(config: &mut Config) -> Result<()> {
-    for (key, known) in [("scoring_func", "sigmoid"), ("qk_norm_type", "per_layer")] {
-        if let Some(other) = config.opt_text(key)?.filter(|text| *text != known) {
-            return Err(config_error(format!("{key} '{other}' is not supported for minimax_m2; only {known} is")));
-        }
+    config.only("qk_norm_type", "per_layer");
+    // Factors of another version's residuals, and the form of shared experts, of which there are none.
+    for key in ["layernorm_full_attention_beta", "layernorm_linear_attention_beta", "layernorm_mlp_beta"] {
+        config.only(key, 1);
     }
-    for key in ["use_qk_norm", "use_routing_bias"] {
-        if !config.flag_or(key, true)? {
-            return Err(config_error(format!("{key} must be true for minimax_m2")));
-        }
-    }
+    config.ignore(&["shared_moe_mode"]);
     if config.opt_counts("attn_type_list")?.is_some_and(|types| types.iter().any(|kind| *kind != 1)) {
         return Err(config_error("attn_type_list of minimax_m2 may only hold 1, softmax attention"));
     }
-    if config.count_or(&["shared_intermediate_size"], 0)? != 0 {
-        return Err(config_error("shared_intermediate_size must be 0: minimax_m2 has no shared experts"));
-    }
-    // Widths that no layer has, an unused window, and training.
-    config.ignore(&["mlp_intermediate_size", "sliding_window", "router_jitter_noise"]);
+    config.ignore(&["mlp_intermediate_size", "sliding_window"]); // widths that no layer has, and an unused window
     Ok(())
 }

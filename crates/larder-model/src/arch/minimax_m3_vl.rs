@@ -25,7 +25,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         alpha: config.number_or("swiglu_alpha", 1.702)? as f32,
         limit: config.positive_or("swiglu_limit", 7.0)? as f32,
     };
-    check_fixed(config)?;
+    check_fixed(config);
     let basics = Basics { act, norms_less_one: true, ..Basics::parse(config, "rms_norm_eps", defaults)? };
     let (rope, rotary) = Rope::parse(config, basics.head_dim, 5e6, basics.context, Some(1.0))?;
     let sparse = Sparse::parse(config, &basics, rotary)?;
@@ -52,25 +52,11 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
 }
 
 /// Keys for which the reference knows one value each.
-fn check_fixed(config: &mut Config) -> Result<()> {
-    for (key, known) in [("scoring_func", "sigmoid"), ("qk_norm_type", "per_head")] {
-        if let Some(other) = config.opt_text(key)?.filter(|text| *text != known) {
-            return Err(config_error(format!("{key} '{other}' is not supported for minimax_m3_vl; only {known} is")));
-        }
-    }
-    for (key, known) in
-        [("use_qk_norm", true), ("use_routing_bias", true), ("use_gemma_norm", true), ("attention_output_gate", false)]
-    {
-        if config.flag_or(key, known)? != known {
-            return Err(config_error(format!("{key} must be {known} for minimax_m3_vl")));
-        }
-    }
-    if config.size_or(&["n_shared_experts"], 1)? != 1 {
-        return Err(config_error("n_shared_experts must be 1 for minimax_m3_vl"));
-    }
-    // The reference reads the share of a head instead; training.
-    config.ignore(&["rotary_dim", "router_jitter_noise"]);
-    Ok(())
+fn check_fixed(config: &mut Config) {
+    config.only("qk_norm_type", "per_head");
+    config.only("use_gemma_norm", true);
+    config.only("n_shared_experts", 1);
+    config.ignore(&["rotary_dim"]); // the reference reads the share of a head instead
 }
 
 /// The sparse attention of a model.
@@ -104,7 +90,7 @@ impl Sparse {
             }
             let flags = own.opt_counts("sparse_attention_freq")?;
             layers = layers.or(flags.map(|flags| flags.into_iter().map(|flag| flag != 0).collect()));
-            check_sparse(own)?;
+            check_sparse(own);
         }
         let layers = layers.unwrap_or_else(|| vec![false; basics.layers]);
         let [heads, width, block, top_k, local] = sizes;
@@ -121,17 +107,11 @@ impl Sparse {
 }
 
 /// Keys of the sparse attention for which the reference knows one value each.
-fn check_sparse(mut own: Config) -> Result<()> {
-    if !own.flag_or("use_sparse_attention", true)?
-        || own.opt_text("sparse_score_type")?.is_some_and(|kind| kind != "max")
-    {
-        return Err(config_error("sparse attention of minimax_m3_vl must be used, with the score type max"));
-    }
-    if own.count_or(&["sparse_init_block"], 0)? != 0 {
-        return Err(config_error("sparse_init_block must be 0 for minimax_m3_vl"));
-    }
+fn check_sparse(mut own: Config) {
+    own.only("use_sparse_attention", true);
+    own.only("sparse_score_type", "max");
     own.ignore(&["sparse_disable_index_value"]); // the reference knows no values of indexers
-    own.finish()
+    own.finish();
 }
 
 /// Checks that the heads of indexers and of attention go together.
@@ -175,10 +155,14 @@ impl FfnParts {
         let experts = config.size_or(&["num_local_experts", "num_experts"], 128)?;
         let top_k = config.size_or(&["num_experts_per_tok"], 4)?;
         let weighting = Weighting::Score { renorm: Renorm::Sum { plus: 0.0 }, scale: 1.0 };
+        let inter = config.size_or(&["intermediate_size"], 3072)?;
+        let sparse: Vec<usize> = typed.or(flagged).unwrap_or_else(|| (0..basics.layers).collect());
+        config.only("moe_intermediate_size", inter);
+        config.only("first_k_dense_replace", sparse.first().copied());
         Ok(FfnParts {
-            sparse: typed.or(flagged).unwrap_or_else(|| (0..basics.layers).collect()),
+            sparse,
             gate: Gate { score: Score::Sigmoid, weighting, ..Gate::softmax(experts, top_k, true) }.checked()?,
-            inter: config.size_or(&["intermediate_size"], 3072)?,
+            inter,
             dense: config.size_or(&["dense_intermediate_size"], 12288)?,
             shared: config.size_or(&["shared_intermediate_size"], 3072)?,
             factor: config.number_or("routed_scaling_factor", 2.0)?,

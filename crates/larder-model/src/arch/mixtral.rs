@@ -21,7 +21,6 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     let experts = config.size(&["num_local_experts", "num_experts"])?;
     let gate = Gate::softmax(experts, config.size_or(&["num_experts_per_tok"], 2)?, true).checked()?;
     let inter = config.size(&["intermediate_size"])?;
-    config.ignore(&["router_jitter_noise"]); // used in training only
 
     let geometry = basics.geometry((0..basics.layers).collect(), experts, gate.top_k, inter)?;
     let names = ExpertNames::separate("model.layers.{l}.block_sparse_moe.experts", "w1", "w3", "w2");

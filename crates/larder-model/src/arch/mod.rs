@@ -14,6 +14,7 @@ use crate::stack::Stack;
 use crate::weights::WeightLoader;
 
 pub use mtp::{check_mtp, mtp_layers};
+pub use stated::stated;
 
 mod afmoe;
 mod bailing_hybrid;
@@ -61,6 +62,7 @@ mod qwen3_next;
 mod qwen4_exp;
 mod smallthinker;
 mod solar_open;
+mod stated;
 mod step3p5;
 mod switch_transformers;
 mod zaya;
@@ -140,8 +142,11 @@ const ALIASES: &[Alias] = &[
     Alias { model_type: "glm4v_moe_text", of: "glm4_moe", defaults: &[("attention_bias", true)], fixed: &[] },
     Alias { model_type: "glm5_next_text", of: "glm5_next", defaults: &[], fixed: &[] },
     Alias { model_type: "kimi_k2", of: "deepseek_v3", defaults: &[], fixed: &[] },
+    Alias { model_type: "minimax_m3", of: "minimax_m3_vl", defaults: &[], fixed: &[] },
     Alias { model_type: "minimax_m3_vl_text", of: "minimax_m3_vl", defaults: &[], fixed: &[] },
     Alias { model_type: "qwen3_5_moe_text", of: "qwen3_5_moe", defaults: &[], fixed: &[] },
+    Alias { model_type: "qwen3_8_flash_next", of: "qwen4_exp", defaults: &[], fixed: &[] },
+    Alias { model_type: "qwen3_8_flash_next_text", of: "qwen4_exp", defaults: &[], fixed: &[] },
     Alias { model_type: "qwen4_exp_text", of: "qwen4_exp", defaults: &[], fixed: &[] },
     Alias { model_type: "qwen3_omni_moe_text", of: "qwen3_moe", defaults: &[("norm_topk_prob", true)], fixed: &[] },
     Alias {

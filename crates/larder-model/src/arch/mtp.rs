@@ -40,7 +40,7 @@ pub fn check_mtp(model_type: &str) -> Result<()> {
 
 /// How many layers for multi-token prediction a model has by its config, of which the first is used; 0 if that does not say.
 pub fn mtp_layers(config: &Value) -> u64 {
-    let config = text_config(config).unwrap_or(Cow::Borrowed(config));
+    let config = text_config(config).map_or(Cow::Borrowed(config), |text| text.config);
     COUNTS.iter().filter_map(|key| config[*key].as_u64()).max().unwrap_or(0)
 }
 

@@ -48,6 +48,8 @@ struct Parts {
     shared_width: usize,
     /// Width of what experts read and yield, if it is not that of the residual stream.
     latent: Option<usize>,
+    /// The biases of attention, of which the reference knows only the key.
+    attention_bias: AttentionBias,
     /// Whether MLPs and the projections around the experts have biases.
     bias: bool,
 }
@@ -81,7 +83,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         Ok(match types[layer] {
             LayerType::Mamba => mixer(Box::new(Mamba2::new(weights, &own, basics.hidden, parts.mamba)?), norm),
             LayerType::Attention => {
-                let attention = basics.attention(weights, &own, AttentionBias::NONE, None::<Rotary>)?;
+                let attention = basics.attention(weights, &own, parts.attention_bias, None::<Rotary>)?;
                 mixer(Box::new(attention), norm)
             }
             LayerType::Experts => ffn(Ffn::moe(parts.moe(&basics, weights, layer, &own)?), norm),
@@ -117,6 +119,7 @@ impl Parts {
             inter: config.size_or(&["moe_intermediate_size"], 7688)?,
             shared_width: config.size_or(&["moe_shared_expert_intermediate_size"], 7688)?,
             latent: config.opt_size(&["moe_latent_size"])?,
+            attention_bias: AttentionBias::all(config.flag_or("attention_bias", false)?),
             bias: config.flag_or("mlp_bias", false)?,
         })
     }
@@ -179,14 +182,10 @@ fn ignore_others(config: &mut Config) {
         "mamba_proj_bias", // not read by the reference
         "mamba_ssm_cache_dtype",
         "moe_shared_expert_overlap",
-        "mtp_hybrid_override_pattern",
-        "mtp_layers_block_type",
         "n_shared_experts", // the shared expert has a width of its own
         "norm_eps",
-        "num_logits_to_keep",
         "partial_rotary_factor", // there are no rotations
         "rescale_prenorm_residual",
-        "residual_in_fp32",
         "rope_parameters",
         "rope_scaling",
         "rope_theta",
@@ -194,6 +193,5 @@ fn ignore_others(config: &mut Config) {
         "time_step_floor",
         "time_step_limit",
         "time_step_max",
-        "use_mamba_kernels",
     ]);
 }

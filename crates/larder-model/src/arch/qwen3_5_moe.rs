@@ -9,24 +9,15 @@
 use larder_core::Gate;
 
 use super::qwen3_next::{FfnParts, build_with};
-use crate::config::{Config, config_error};
+use crate::config::Config;
 use crate::error::Result;
 use crate::nn::DeltaForm;
 use crate::stack::Stack;
 use crate::weights::WeightLoader;
 
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
-    if !config.flag_or("attn_output_gate", true)? {
-        return Err(config_error("attn_output_gate must be true for qwen3_5_moe"));
-    }
-    // The reference computes in f32, has experts in every layer and renormalises always, whatever these say.
-    config.ignore(&[
-        "mamba_ssm_dtype",
-        "mlp_only_layers",
-        "decoder_sparse_step",
-        "intermediate_size",
-        "norm_topk_prob",
-    ]);
+    // The reference computes in f32 and has experts in every layer, whatever these say.
+    config.ignore(&["mamba_ssm_dtype", "mlp_only_layers", "decoder_sparse_step", "intermediate_size"]);
     let ffn = |config: &mut Config, layers| {
         let experts = config.size_or(&["num_experts", "num_local_experts"], 256)?;
         let top_k = config.size_or(&["num_experts_per_tok"], 8)?;

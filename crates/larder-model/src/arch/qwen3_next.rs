@@ -63,6 +63,7 @@ pub fn build_with(
         return Err(config_error("hidden_act must be silu for this model"));
     }
     let (rope, rotary) = Rope::parse(config, basics.head_dim, 1e4, basics.context, Some(0.25))?;
+    config.only("attn_output_gate", true);
     let linear = linear_layers(config, basics.layers)?;
     let delta = delta_shape(config, form)?;
     let bias = AttentionBias::all(config.flag_or("attention_bias", false)?);

@@ -36,18 +36,14 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     if basics.act != Activation::Silu {
         return Err(config_error("hidden_act must be silu for this model"));
     }
-    if !config.flag_or("attn_output_gate", true)? {
-        return Err(config_error("attn_output_gate must be true for qwen4_exp"));
-    }
-    // The reference computes in f32 and has experts in every layer, whatever these say, and no layer for multi-token prediction; the
-    // files say how a table is stored.
+    config.only("attn_output_gate", true);
+    // The reference computes in f32 and has experts in every layer, whatever these say; the files say how a table is stored.
     config.ignore(&[
         "mamba_ssm_dtype",
         "mlp_only_layers",
         "decoder_sparse_step",
         "intermediate_size",
         "number_of_conv_states",
-        "mtp",
         "ple_embedding_dtype",
     ]);
     let (rope, rotary) = Rope::parse(config, basics.head_dim, 1e4, basics.context, Some(1.0))?;

@@ -59,16 +59,7 @@ fn layout(config: &mut Config, key: &str, layers: usize, usual: bool) -> Result<
 
 /// Keys of parts that no published model has, and for which the reference knows one value each.
 fn check_fixed(config: &mut Config, layers: usize) -> Result<()> {
-    for (key, only) in
-        [("moe_enable_early_router", true), ("moe_enable_secondary_experts", false), ("use_qk_norm", false)]
-    {
-        if config.flag_or(key, only)? != only {
-            return Err(config_error(format!("{key} must be {only} for smallthinker")));
-        }
-    }
-    if config.count_or(&["moe_shared_primary_experts"], 0)? != 0 {
-        return Err(config_error("moe_shared_primary_experts must be 0 for smallthinker"));
-    }
+    config.only("moe_enable_early_router", true);
     if layout(config, "moe_layer_layout", layers, true)?.contains(&false) {
         return Err(config_error("moe_layer_layout must be 1 for all layers of smallthinker"));
     }

@@ -25,9 +25,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     }
     let bias = AttentionBias { qkv: config.flag_or("attention_bias", false)?, o: false };
     let gate = parse_gate(config, GateDefaults { groups: 1, keep: 1, scale: 1.0, renorm: true })?;
-    if config.count_or(&["first_k_dense_replace"], 0)? != 0 {
-        return Err(config_error("first_k_dense_replace must be 0 for solar_open: all of its layers have experts"));
-    }
+    config.only("first_k_dense_replace", 0);
     config.ignore(&["intermediate_size"]); // of dense layers
     let parts = FfnParts {
         name: "mlp",

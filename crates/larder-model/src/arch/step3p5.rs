@@ -26,12 +26,13 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     let groups = config.size_or(&["num_attention_groups"], 8)?;
     let defaults = Defaults { eps: 1e-5, kv_heads: Some(groups), head_dim: Some(128), tied: false };
     let basics = Basics { norms_less_one: true, ..Basics::parse(config, "rms_norm_eps", defaults)? };
-    // The reference has these parts whatever their flags say.
-    config.ignore(&["norm_expert_weight", "use_moe_router_bias", "need_fp32_gate", "use_head_wise_attn_gate"]);
-    config.ignore(&["use_qk_norm", "max_seq_len", "moe_every_n_layer", "moe_layer_offset", "yarn_only_types"]);
-    if let Some(other) = config.opt_text("moe_router_activation")?.filter(|name| *name != "sigmoid") {
-        return Err(config_error(format!("moe_router_activation '{other}' is not supported; only sigmoid is")));
+    for part in ["norm_expert_weight", "use_head_wise_attn_gate", "use_moe", "use_moe_router_bias", "zero_centered"] {
+        config.only(part, true);
     }
+    config.only("att_impl_type", "GQA");
+    config.only("moe_router_activation", "sigmoid");
+    // The reference has no use for these.
+    config.ignore(&["max_seq_len", "moe_every_n_layer", "moe_layer_offset", "yarn_only_types"]);
     let sliding = sliding_layers(config, basics.layers)?;
     let heads = heads(config, &basics, &sliding)?;
     let (ropes, rotaries) = ropes(config, &basics, &sliding)?;
@@ -41,7 +42,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     }
     let bias = AttentionBias::all(config.flag_or("attention_bias", false)?);
     let scale = config.positive_or("query_pre_attn_scalar", basics.head_dim as f64)?.powf(-0.5);
-    let experts = config.size_or(&["n_routed_experts", "moe_num_experts", "num_local_experts"], 288)?;
+    let experts = config.size_or(&["n_routed_experts", "moe_num_experts", "num_local_experts", "num_experts"], 288)?;
     let top_k = config.size_or(&["num_experts_per_tok", "moe_top_k"], 8)?;
     let weighting = Weighting::Score { renorm: Renorm::Sum { plus: 0.0 }, scale: 1.0 };
     let gate = Gate { score: Score::Sigmoid, weighting, ..Gate::softmax(experts, top_k, true) }.checked()?;
@@ -99,7 +100,7 @@ fn heads(config: &mut Config, basics: &Basics, sliding: &[bool]) -> Result<Vec<u
             return Err(config_error("attention_other_setting may differ in num_attention_heads only"));
         }
         other.ignore(&["attention_type", "true_head_dim"]);
-        other.finish()?;
+        other.finish();
     }
     let of_sliding = config.size_or(&["num_sliding_attention_heads"], of_sliding)?;
     let mut heads = vec![basics.heads; basics.layers];
@@ -136,9 +137,10 @@ fn ropes(config: &mut Config, basics: &Basics, sliding: &[bool]) -> Result<(Vec<
     Ok(Rope::parse_types(config, &kinds, basics.context)?.into_iter().unzip())
 }
 
-/// The layers with experts: by `mlp_layer_types`, by `moe_layers_enum`, or all but the first three.
+/// The layers with experts: by `mlp_layer_types`, by `moe_layers_enum`, or all but the first three or as many as the config says.
 fn sparse_layers(config: &mut Config, layers: usize) -> Result<Vec<usize>> {
-    let listed = config.opt_counts_or_text("moe_layers_enum")?.unwrap_or_else(|| (3..layers).collect());
+    let dense = config.count_or(&["first_k_dense_replace"], 3)?;
+    let listed = config.opt_counts_or_text("moe_layers_enum")?.unwrap_or_else(|| (dense..layers).collect());
     let listed = (0..layers).filter(|layer| listed.contains(layer)).collect();
     Ok(mlp_layer_types(config, layers)?.unwrap_or(listed))
 }

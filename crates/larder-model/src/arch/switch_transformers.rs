@@ -239,15 +239,10 @@ fn sparse(layers: Range<usize>, count: usize) -> impl Iterator<Item = LayerIdx> 
 
 /// Keys that have to be as they are here, and keys without effect.
 fn check_fixed(config: &mut Config) -> Result<()> {
-    if !config.flag_or("is_encoder_decoder", true)? {
-        return Err(config_error("is_encoder_decoder must be true for switch_transformers"));
-    }
+    config.only("is_encoder_decoder", true);
     let projection = config.opt_text("feed_forward_proj")?.unwrap_or("relu");
     if config.flag_or("is_gated_act", false)? || projection.starts_with("gated") {
         return Err(config_error("gated experts (is_gated_act, feed_forward_proj) are not supported"));
-    }
-    if let Some(other) = config.opt_text("router_dtype")?.filter(|dtype| *dtype != "float32") {
-        return Err(config_error(format!("router_dtype '{other}' is not supported; only float32 is")));
     }
     config.ignore(&[
         "add_cross_attention",
@@ -260,7 +255,6 @@ fn check_fixed(config: &mut Config) -> Result<()> {
         "is_decoder",
         "n_positions",
         "router_ignore_padding_tokens", // there is no padding
-        "router_jitter_noise",          // of training
         "router_type",
     ]);
     Ok(())

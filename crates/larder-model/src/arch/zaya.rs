@@ -28,9 +28,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     let basics = Basics { head_bias: config.flag_or("lm_head_bias", false)?, ..basics };
     let TypedLayers { layers, ropes } = parse_layers(config, &basics)?;
     let experts = config.size_or(&["num_experts"], 16)?;
-    if config.size_or(&["num_experts_per_tok"], 1)? != 1 {
-        return Err(config_error("num_experts_per_tok must be 1 for zaya"));
-    }
+    config.only("num_experts_per_tok", 1);
     let inter = config.size_or(&["moe_intermediate_size"], 2048)?;
     let width = config.size_or(&["router_hidden_size"], 256)?;
     let Basics { hidden, heads, kv_heads, head_dim, eps, .. } = basics;

@@ -71,7 +71,7 @@ impl Tensors for Drawn {
 fn drawn<M: Mixer>(compute: ComputeContext, build: impl Fn(&mut WeightLoader) -> Result<M>) -> (M, Drawn) {
     let mut list = WeightLoader::list();
     build(&mut list).unwrap();
-    let (weights, compute) = (Drawn::of(list.requested()), Arc::new(compute));
+    let (weights, compute) = (Drawn::of(list.requested().to_vec()), Arc::new(compute));
     let mixer = build(&mut WeightLoader::load(&weights, &ReadAhead::new(&weights, &[]), compute)).unwrap();
     (mixer, weights)
 }

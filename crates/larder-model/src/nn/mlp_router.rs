@@ -184,7 +184,7 @@ mod tests {
     fn router(shape: MlpRouterShape) -> MlpRouter {
         let mut list = WeightLoader::list();
         MlpRouter::load(&mut list, "m", shape).unwrap();
-        let weights = Drawn::of(list.requested());
+        let weights = Drawn::of(list.requested().to_vec());
         let compute = Arc::new(ComputeContext::single_threaded());
         MlpRouter::load(&mut WeightLoader::load(&weights, &ReadAhead::new(&weights, &[]), compute), "m", shape).unwrap()
     }

@@ -14,6 +14,7 @@ pub fn blueprint() -> Blueprint {
         geometry: Geometry::narrow(4, 0..4, 8, 2),
         experts: ExpertNames::separate("experts", "gate", "up", "down"),
         resident: vec![],
+        hidden: 8,
         vocab: 8,
         context: 100,
         sequence_memory: SequenceMemory::rows(1, 1 << 9),

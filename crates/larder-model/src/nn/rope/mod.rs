@@ -111,7 +111,7 @@ impl Rope {
         }
         if let Some(mut all) = all {
             all.ignore(&["rope_type"]); // each type states its own
-            all.finish()?;
+            all.finish();
         }
         Ok(found)
     }
@@ -127,7 +127,7 @@ impl Rope {
             scaling = Scaling::parse(&mut inner, context, trained, amplitude)?;
             inner.ignore(SCALING_KEYS);
             inner.ignore(others);
-            inner.finish()?;
+            inner.finish();
         }
         let mut dim = (head_dim as f64 * share) as usize;
         if let Scaling::Proportional { pairs, .. } = &mut scaling {
@@ -273,12 +273,15 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::config::refused;
 
     fn parse(value: serde_json::Value) -> Result<Rope> {
         let mut config = Config::new(&value)?;
         let (rope, _) = Rope::parse(&mut config, 8, 10_000.0, 4096, None)?;
-        config.finish()?;
-        Ok(rope)
+        match &config.judge(&[])[..] {
+            [] => Ok(rope),
+            refusals => Err(refused(refusals)),
+        }
     }
 
     #[test]

@@ -1,4 +1,7 @@
-//! A strict reader of `config.json`: every key is used, known to have no effect on inference, or an error.
+//! A strict reader of `config.json`: every key is used, known to have no effect on inference, or refused.
+//!
+//! Keys are refused together: those whose value an architecture does not have ([`Config::only`]) while it reads the config, and
+//! those that it has not read behind it ([`Config::judge`]). What a model cannot be built without is an error at once.
 
 use std::collections::BTreeSet;
 
@@ -6,84 +9,12 @@ use serde_json::{Map, Value};
 
 use crate::error::{ModelError, Result};
 
-/// Keys without effect on the result of inference: training, sampling defaults, bookkeeping, and keys of the hub.
-pub const NEUTRAL_KEYS: &[&str] = &[
-    "_attn_implementation",
-    "_attn_implementation_autoset",
-    "_commit_hash",
-    "_name_or_path",
-    "architectures",
-    "attention_dropout",
-    "auto_map",
-    "aux_loss_alpha",
-    "bad_words_ids",
-    "begin_suppress_tokens",
-    "bos_token_id",
-    "chunk_size_feed_forward",
-    "diversity_penalty",
-    "do_sample",
-    "dtype",
-    "early_stopping",
-    "embd_pdrop",
-    "encoder_no_repeat_ngram_size",
-    "eos_token_id",
-    "ep_size",
-    "exponential_decay_length_penalty",
-    "finetuning_task",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "hidden_dropout",
-    "id2label",
-    "initializer_range",
-    "input_jitter_noise",
-    "label2id",
-    "length_penalty",
-    "max_length",
-    "min_length",
-    "model_type",
-    "mtp_layer_types",
-    "mtp_mlp_layer_types",
-    "mtp_num_hidden_layers",
-    "mtp_transformer_layers",
-    "mtp_use_dedicated_embeddings",
-    "no_repeat_ngram_size",
-    "num_beam_groups",
-    "num_beams",
-    "num_mtp_layers",
-    "num_mtp_modules",
-    "num_nextn_predict_layers",
-    "num_return_sequences",
-    "output_attentions",
-    "output_hidden_states",
-    "output_router_logits",
-    "output_scores",
-    "pad_token_id",
-    "prefix",
-    "pretraining_tp",
-    "problem_type",
-    "remove_invalid_values",
-    "repetition_penalty",
-    "resid_pdrop",
-    "return_dict",
-    "return_dict_in_generate",
-    "router_aux_loss_coef",
-    "router_z_loss_coef",
-    "sep_token_id",
-    "seq_aux",
-    "suppress_tokens",
-    "task_specific_params",
-    "temperature",
-    "tie_encoder_decoder",
-    "tokenizer_class",
-    "top_k",
-    "top_p",
-    "torch_dtype",
-    "torchscript",
-    "transformers_version",
-    "typical_p",
-    "use_bfloat16",
-    "use_cache",
-];
+mod neutral;
+mod refusal;
+
+pub use neutral::{is_neutral, is_off};
+use refusal::shown;
+pub use refusal::{Refusal, Refusals, refused};
 
 /// Upper limit of every size and count: far above any model, and small enough that products of sizes do not overflow.
 const MAX_SIZE: u64 = 1 << 24;
@@ -98,6 +29,8 @@ pub struct Config<'a> {
     further_names: &'static [(&'static str, &'static str)],
     /// Keys that count as absent.
     left_out: &'static [&'static str],
+    /// What has been refused so far, of this object and those around it.
+    refusals: Refusals,
     /// Whether the layer for multi-token prediction is used.
     pub(crate) with_mtp: bool,
 }
@@ -106,11 +39,12 @@ impl<'a> Config<'a> {
     /// Reads `value`, which must be a JSON object.
     pub fn new(value: &'a Value) -> Result<Self> {
         let keys = value.as_object().ok_or_else(|| config_error("the file is not a JSON object"))?;
-        Ok(Self::inner(keys, ""))
+        Ok(Self::inner(keys, "", Refusals::default()))
     }
 
-    fn inner(keys: &'a Map<String, Value>, prefix: &'static str) -> Self {
-        Config { keys, prefix, used: BTreeSet::new(), further_names: &[], left_out: &[], with_mtp: false }
+    fn inner(keys: &'a Map<String, Value>, prefix: &'static str, refusals: Refusals) -> Self {
+        let used = BTreeSet::new();
+        Config { keys, prefix, used, further_names: &[], left_out: &[], refusals, with_mtp: false }
     }
 
     /// Lets keys have a further name each, stated behind the usual one.
@@ -149,12 +83,7 @@ impl<'a> Config<'a> {
     }
 
     fn type_error(&self, name: &str, want: &str, got: &Value) -> ModelError {
-        let mut shown = got.to_string();
-        if let Some((cut, _)) = shown.char_indices().nth(60) {
-            shown.truncate(cut);
-            shown.push('…');
-        }
-        config_error(format!("{}{name} is {shown}, not {want}", self.prefix))
+        config_error(format!("{}{name} is {}, not {want}", self.prefix, shown(&got.to_string())))
     }
 
     /// A size of at least one, which is required. Messages use the first name.
@@ -330,7 +259,7 @@ impl<'a> Config<'a> {
     pub fn opt_object(&mut self, name: &str, prefix: &'static str) -> Result<Option<Config<'a>>> {
         let Some(v) = self.get(&[name]) else { return Ok(None) };
         match v.as_object() {
-            Some(keys) => Ok(Some(Config::inner(keys, prefix))),
+            Some(keys) => Ok(Some(Config::inner(keys, prefix, self.refusals.clone()))),
             None => Err(self.type_error(name, "an object", v)),
         }
     }
@@ -340,19 +269,66 @@ impl<'a> Config<'a> {
         self.used.extend(names.iter().map(|n| n.to_string()));
     }
 
-    /// Fails on a key that has not been read and might change the result. Keys that are `null` or `false` pass, since
-    /// they enable nothing.
-    pub fn finish(self) -> Result<()> {
-        for (key, value) in self.keys {
-            let neutral = self.prefix.is_empty() && NEUTRAL_KEYS.contains(&key.as_str());
-            let off = value.is_null() || *value == Value::Bool(false);
-            if !self.used.contains(key) && !neutral && !off {
-                let message = format!("{}{key} is not supported and might change the result", self.prefix);
-                return Err(config_error(message));
+    /// Fails if the number of experts of a token is stated as null: there is no default for it.
+    pub fn require_experts_per_token(&self) -> Result<()> {
+        const KEY: &str = "num_experts_per_tok";
+        match self.keys.get(KEY) {
+            Some(Value::Null) => {
+                Err(config_error(format!("{KEY} is null; it must be the number of experts that a token uses")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses any value of a key but `known`, which the architecture has anyway. A key that is absent or null passes.
+    pub fn only(&mut self, name: &str, known: impl Into<Value>) {
+        self.only_of(name, &[known.into()]);
+    }
+
+    /// As [`only`](Self::only), with several values that mean the same.
+    pub fn only_of(&mut self, name: &str, known: &[Value]) {
+        if let Some(value) = self.get(&[name]).filter(|value| !known.iter().any(|known| same(known, value))) {
+            let known: Vec<String> = known.iter().map(|known| shown(&known.to_string())).collect();
+            let why =
+                if known.is_empty() { "this model has it anyway" } else { &format!("only {}", known.join(" or ")) };
+            self.refuse(name, value, why);
+        }
+    }
+
+    /// Refuses a key, as one of several.
+    fn refuse(&self, name: &str, value: &Value, why: &str) {
+        self.refusals.borrow_mut().push(Refusal::new(format!("{}{name}", self.prefix), value, why));
+    }
+
+    /// Refuses the keys of a nested object that have not been read and turn something on.
+    pub fn finish(self) {
+        let unread = self.keys.iter().filter(|(key, value)| !self.used.contains(*key) && !is_off(value));
+        let refusals = unread.map(|(key, value)| Refusal::unknown(format!("{}{key}", self.prefix), value));
+        self.refusals.borrow_mut().extend(refusals);
+    }
+
+    /// All refusals of the config, those of keys that have not been read among them. A key of `stated` says what the model does
+    /// anyway, and may have one of these values; others may be neutral, or turn nothing on.
+    pub fn judge(mut self, stated: &[(&str, Vec<Value>)]) -> Vec<Refusal> {
+        let unread = |used: &BTreeSet<String>, key: &str| !used.contains(key) && !is_neutral(key);
+        for (key, values) in stated {
+            // Some configs turn off with false what others state as a number.
+            let absent = self.keys.get(*key) == Some(&Value::Bool(false)) && values.iter().all(Value::is_number);
+            if unread(&self.used, key) && !absent {
+                self.only_of(key, values);
             }
         }
-        Ok(())
+        self.ignore(&self.keys.keys().filter(|key| is_neutral(key)).map(String::as_str).collect::<Vec<_>>());
+        let refusals = self.refusals.clone();
+        self.finish();
+        refusals.take()
     }
+}
+
+/// Whether two values of a key mean the same: 1 and 1.0 do, and numbers that are one in f32, in which they are computed with.
+fn same(a: &Value, b: &Value) -> bool {
+    let number = |value: &Value| value.as_f64().map(|number| number as f32);
+    a == b || number(a).is_some_and(|a| number(b) == Some(a))
 }
 
 /// A number, which is an object in a newer config if it is infinite.
@@ -370,82 +346,4 @@ pub fn config_error(message: impl Into<String>) -> ModelError {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn unknown_keys_are_errors_unless_they_are_off() {
-        let check = |v: Value| Config::new(&v).unwrap().finish().map_err(|e| e.to_string());
-        assert!(check(json!({"use_cache": true, "attention_flavour": null, "fancy": false})).is_ok());
-        assert_eq!(
-            check(json!({"attention_flavour": "x"})).unwrap_err(),
-            "config.json: attention_flavour is not supported and might change the result"
-        );
-    }
-
-    #[test]
-    fn keys_may_have_further_names() {
-        let v = json!({"model_max_length": 8, "renormalise": false});
-        let mut c = Config::new(&v).unwrap();
-        c.also_named(&[("context", "model_max_length"), ("norm", "renormalise")]);
-        assert_eq!((c.size(&["context"]).unwrap(), c.flag_or("norm", true).unwrap()), (8, false));
-        assert!(c.size(&["other"]).is_err() && c.finish().is_ok());
-        let mut c = Config::new(&v).unwrap();
-        c.leave_out(&["model_max_length"]);
-        assert_eq!((c.size_or(&["model_max_length"], 3).unwrap(), c.contains("model_max_length")), (3, false));
-    }
-
-    #[test]
-    fn sizes_are_bounded_and_typed() {
-        let v = json!({"zero": 0, "huge": 1e18 as u64, "minus": -4, "text": "8", "float": 1.5, "ok": 7});
-        let mut c = Config::new(&v).unwrap();
-        for key in ["zero", "huge", "minus", "text", "float", "absent"] {
-            assert!(c.size(&[key]).is_err(), "{key}");
-        }
-        assert_eq!(c.size(&["absent", "ok"]).unwrap(), 7);
-    }
-
-    #[test]
-    fn lists_may_have_nulls_or_be_texts_where_the_reader_says_so() {
-        let v = json!({"text": "3, 4,5,", "list": [3, 4], "bad": "3,x", "huge": "99999999999", "nulls": [null, 1.5]});
-        let mut c = Config::new(&v).unwrap();
-        assert_eq!(c.opt_counts_or_text("text").unwrap(), Some(vec![3, 4, 5]));
-        assert_eq!(c.opt_counts_or_text("list").unwrap(), Some(vec![3, 4]));
-        assert_eq!(c.opt_counts_or_text("absent").unwrap(), None);
-        assert!(c.opt_counts_or_text("bad").is_err() && c.opt_counts_or_text("huge").is_err());
-        assert_eq!(c.opt_numbers_or("nulls", 0.0).unwrap(), Some(vec![0.0, 1.5]));
-        assert!(c.opt_numbers_or("text", 0.0).is_err());
-    }
-
-    #[test]
-    fn limits_may_be_infinite_and_are_in_order() {
-        let read = |v: Value| Config::new(&json!({ "k": v })).unwrap().opt_limits("k").ok();
-        assert_eq!(read(json!([0.0, {"__float__": "Infinity"}])), Some(Some([0.0, f64::INFINITY])));
-        assert_eq!(read(json!([{"__float__": "-Infinity"}, 2])), Some(Some([f64::NEG_INFINITY, 2.0])));
-        assert_eq!((read(json!(null)), read(json!([1.5, 1.5]))), (Some(None), Some(Some([1.5, 1.5]))));
-        for bad in [json!([2, 1]), json!([1]), json!(["x", 1]), json!([{"__float__": "NaN"}, 1]), json!(3)] {
-            assert_eq!(read(bad.clone()), None, "{bad}");
-        }
-    }
-
-    #[test]
-    fn a_size_may_be_auto() {
-        let v = json!({"auto": "auto", "given": 3, "other": "some"});
-        let mut c = Config::new(&v).unwrap();
-        assert_eq!((c.opt_size_or_auto(&["auto"]).unwrap(), c.opt_size_or_auto(&["given"]).unwrap()), (None, Some(3)));
-        assert!(c.opt_size_or_auto(&["absent"]).unwrap().is_none() && c.opt_size_or_auto(&["other"]).is_err());
-    }
-
-    #[test]
-    fn a_size_of_layers_is_one_number_or_the_same_for_all() {
-        let read = |v: Value| Config::new(&json!({ "k": v })).unwrap().opt_size_of_layers(&["k"], 2).ok();
-        assert_eq!(read(json!(3)), Some(Some(3)));
-        assert_eq!(read(json!(null)), Some(None));
-        assert_eq!((read(json!([3, 3])), read(json!([3, 3, 3]))), (Some(Some(3)), Some(Some(3))));
-        for other in [json!([3]), json!([3, 4]), json!([]), json!([0, 0]), json!([3, "3"]), json!([1e18, 1e18])] {
-            assert_eq!(read(other.clone()), None, "{other}");
-        }
-    }
-}
+mod tests;
