@@ -102,6 +102,15 @@ impl RowValues {
         ((values / kind.block_len()) as u64).saturating_mul(kind.block_bytes() as u64)
     }
 
+    /// The share of one of `parts` parts, in whole blocks where rows are.
+    fn divided(self, parts: usize) -> Self {
+        let blocks = |values: usize| values.checked_next_multiple_of(NumberFormat::Q8_0.block_len());
+        RowValues {
+            plain: self.plain.div_ceil(parts),
+            padded: blocks(self.padded.div_ceil(parts)).unwrap_or(usize::MAX),
+        }
+    }
+
     fn plus(self, other: Self) -> Self {
         RowValues { plain: self.plain.saturating_add(other.plain), padded: self.padded.saturating_add(other.padded) }
     }
@@ -119,7 +128,7 @@ impl SequenceMemory {
         if tokens_per_row <= 1 {
             return SequenceMemory::rows(heads, width);
         }
-        let per_page = RowValues::new(heads.saturating_mul(KV_PAGE_TOKENS).div_ceil(tokens_per_row), width);
+        let per_page = RowValues::new(heads.saturating_mul(KV_PAGE_TOKENS), width).divided(tokens_per_row);
         // The last page is not full.
         SequenceMemory { per_page, ..SequenceMemory::kept_rows(heads, width, KV_PAGE_TOKENS) }
     }
@@ -157,6 +166,12 @@ impl SequenceMemory {
         let growing = (tokens.div_ceil(KV_PAGE_TOKENS) as u64).saturating_mul(self.per_page.bytes(kind));
         let windows = self.windows.iter().map(|window| window.bytes(tokens, step, kind)).fold(0, u64::saturating_add);
         growing.saturating_add(self.always.bytes(kind)).saturating_add(windows)
+    }
+
+    /// Bytes by which the KV cache grows with each token of a long sequence, if its rows are in `kind`: windows do not grow.
+    pub fn bytes_per_token(&self, kind: NumberFormat) -> u64 {
+        let growing = self.windows.iter().filter(|window| window.positions == usize::MAX).map(|window| window.per_page);
+        growing.fold(self.per_page, RowValues::plus).bytes(kind) / KV_PAGE_TOKENS as u64
     }
 
     /// Bytes of the KV cache that the token behind `tokens` tokens reads, in whole pages, if its rows are in `kind`.
@@ -206,7 +221,8 @@ mod tests {
         // A row for each four tokens: at most one page is not full.
         let blocks = memory + SequenceMemory::block_rows(2, 48, 4);
         assert_eq!(blocks.kv_bytes(256, 1, NumberFormat::F16), (256 + 64 + 64) * 2 * 48 * 2);
-        assert_eq!(SequenceMemory::block_rows(1, 8, 1000).kv_bytes(6400, 1, NumberFormat::F32), (100 + 64) * 8 * 4);
+        assert_eq!(SequenceMemory::block_rows(1, 8, 128).kv_bytes(6400, 1, NumberFormat::F32), (50 + 64) * 8 * 4);
+        assert_eq!(blocks.bytes_per_token(NumberFormat::F16), (4 + 1) * 2 * 48 * 2 / 4);
         let kept = SequenceMemory::kept_rows(1, 8, 65);
         assert_eq!([1, 1000].map(|tokens| kept.kv_bytes(tokens, 1, NumberFormat::F32)), [128 * 8 * 4; 2]);
         let (window, page) = (SequenceMemory::window_rows(1, 8, [70, 100]), 64 * 8 * 4);
@@ -219,6 +235,8 @@ mod tests {
         assert_eq!((bytes(&chosen), chosen.read_bytes(9999, NumberFormat::F32)), (bytes(&all), 2 * page));
         let (chosen, all) = (SequenceMemory::chosen_rows(1, 8, 4, 64), SequenceMemory::block_rows(1, 8, 4));
         assert_eq!(bytes(&chosen), bytes(&all));
+        assert_eq!(chosen.bytes_per_token(NumberFormat::F32), 8 * 4 / 4);
+        assert_eq!(window.bytes_per_token(NumberFormat::F32), 0);
         assert_eq!(chosen.read_bytes(9999, NumberFormat::F32), 2 * page, "64 rows, and the page that is not full");
         assert_eq!(chosen.read_bytes(100, NumberFormat::F32), all.read_bytes(100, NumberFormat::F32));
         // Whatever is kept, and however the pages lie.

@@ -79,7 +79,9 @@ pub use elastic::CapacityChanges;
 pub use engine::{InferenceEngine, expert_sizes, plan_inputs, require_store};
 pub use experts::{AnyExpertPath, EngineExperts};
 pub use notice::{Notice, Notices, WorkProgress};
-pub use open::{FormatBytes, ModelExperts, OpenModel, TextCodec, blueprint_of, check_sidecars, model_name};
+pub use open::{
+    FormatBytes, ModelExperts, OpenModel, TextCodec, blueprint_of, check_ignored, check_sidecars, model_name,
+};
 #[cfg(feature = "edge")]
 pub use options::EdgeOptions;
 pub use options::{

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
-use larder_core::{Blueprint, ExpertLayout, NumberFormat, TensorSpec};
+use anyhow::{Context, Result, bail};
+use larder_core::{Blueprint, ExpertLayout, NumberFormat, TensorSpec, printable};
 use larder_engine::{ChatTemplate, GenerationConfig, Tokenizer, TokenizerConfig, Welcome};
 use larder_model::{AllResident, ComputeContext, Decoder, row_cache_bytes};
 use larder_store::reader::Slot;
@@ -14,7 +14,7 @@ use larder_store::{
 };
 
 use crate::notice::{Notice, Notices, PreloadRates};
-use crate::options::{ModelOptions, MtpUse};
+use crate::options::{ModelOptions, Setting};
 use crate::{load, models, mtp};
 
 /// The embedding matrix, of which a token reads one row.
@@ -65,34 +65,34 @@ impl OpenModel {
     /// Opens a store (shards may be missing as long as they are not used), a checkpoint folder, a GGUF file, or a model by
     /// its name on the hub.
     pub fn open(path: &Path, options: &ModelOptions) -> Result<Self> {
-        let ModelOptions { models_folder, store_for_gguf, notices, mtp, .. } = options;
+        let ModelOptions { models_folder, store_for_gguf, notices, .. } = options;
         let path = match models::hub_name(path) {
-            Some(name) => models::fetch_if_missing(&name, models_folder.as_deref(), mtp.tensors(), notices)?,
+            Some(name) => models::fetch_if_missing(&name, models_folder.as_deref(), &options.source(), notices)?,
             None if *store_for_gguf && models::is_gguf(path) => models::store_for_gguf(path, options)?,
             None => path.to_owned(),
         };
-        let model = Self::open_path(&path, *mtp, notices.clone())?;
+        let model = Self::open_path(&path, options)?;
         Ok(OpenModel { cache_folder: options.cache_folder.clone(), ..model })
     }
 
-    fn open_path(path: &Path, mtp: MtpUse, notices: Notices) -> Result<Self> {
+    fn open_path(path: &Path, options: &ModelOptions) -> Result<Self> {
+        let notices = options.notices.clone();
         let form = match path.join(MANIFEST_FILE).exists() {
-            true => ModelForm::Store(Arc::new(mtp::open_store(path, mtp)?)),
+            true => ModelForm::Store(Arc::new(mtp::open_store(path, options.mtp)?.ignoring(&options.ignored_keys))),
             false if path.join(CONVERSION_STATE).exists() => {
                 let what = "is a store whose conversion is not finished; run the same `larder convert` again";
                 return Err(StoreError::new(StoreErrorKind::Missing, path, what).into());
             }
-            false => ModelForm::Source(open_source_with(path, mtp.tensors())?),
+            false => ModelForm::Source(open_source_with(path, options.source())?),
         };
         let source = form.source();
+        check_ignored(source, &options.ignored_keys)?;
         let blueprint = blueprint_of(source)?;
         match &form {
             ModelForm::Store(store) => store.check(&blueprint)?,
             ModelForm::Source(source) => check_resident(source.as_ref(), &blueprint)?,
         }
-        if let ModelForm::Source(source) = &form {
-            source.notes().into_iter().for_each(|note| notices.send(Notice::Model(note)));
-        }
+        source.notes().into_iter().for_each(|note| notices.send(Notice::Model(note)));
         if let ModelForm::Store(store) = &form {
             store.drive_notes().into_iter().for_each(|note| notices.send(Notice::Drive(note)));
             let notices = notices.clone();
@@ -330,6 +330,24 @@ fn generation_of(source: &dyn Source) -> Result<GenerationConfig> {
 pub fn check_sidecars(source: &dyn Source) -> Result<()> {
     text_codec_of(source)?;
     generation_of(source).map(drop)
+}
+
+/// Refuses keys to ignore of a source's config that would not be refused: to ignore them would change nothing, or something that is used.
+pub fn check_ignored(source: &dyn Source, keys: &[String]) -> Result<()> {
+    if keys.is_empty() {
+        return Ok(());
+    }
+    let refused = larder_model::refused_keys(source.config()).with_context(|| display(source.path()))?;
+    match keys.iter().find(|key| !refused.contains(key)) {
+        None => Ok(()),
+        Some(key) => bail!(
+            "{}: {} names '{}', which is not refused; refused are {}",
+            display(source.path()),
+            Setting::IgnoreConfig,
+            printable(key),
+            if refused.is_empty() { "none of its keys".to_owned() } else { refused.join(", ") },
+        ),
+    }
 }
 
 /// The architecture from a source's config, with the source's own names of expert tensors.

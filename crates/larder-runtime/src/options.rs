@@ -10,8 +10,8 @@ use larder_kernels::performance_cores;
 use larder_model::KvFormat;
 use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
-use larder_store::CheckReads;
 use larder_store::reader::ReaderSpec;
+use larder_store::{CheckReads, SourceOptions};
 
 use crate::notice::Notices;
 use crate::open::OpenModel;
@@ -31,8 +31,17 @@ pub struct ModelOptions {
     pub store_for_gguf: bool,
     /// Whether the model is used with its layer for multi-token prediction.
     pub mtp: MtpUse,
+    /// Keys of the config that count as absent, although they are refused because they might change the result.
+    pub ignored_keys: Vec<String>,
     /// Receives the notices of opening, starting and running this model.
     pub notices: Notices,
+}
+
+impl ModelOptions {
+    /// How the source of a model is opened.
+    pub(crate) fn source(&self) -> SourceOptions {
+        SourceOptions { mtp: self.mtp.tensors(), ignored_keys: self.ignored_keys.clone() }
+    }
 }
 
 /// Whether a model is used with its layer for multi-token prediction (MTP).
@@ -324,6 +333,8 @@ pub enum Setting {
     Edge,
     /// The contrary of [`ModelOptions::store_for_gguf`].
     NoStore,
+    /// [`ModelOptions::ignored_keys`].
+    IgnoreConfig,
     /// [`ModelOptions::models_folder`], which the command takes from the environment.
     ModelsFolder,
 }
@@ -353,6 +364,7 @@ impl fmt::Display for Setting {
             Setting::FlashAttn => "--flash-attn",
             Setting::Edge => "--edge",
             Setting::NoStore => "--no-store",
+            Setting::IgnoreConfig => "--ignore-config",
             Setting::ModelsFolder => "LARDER_MODELS or HOME",
         })
     }

@@ -97,8 +97,8 @@ pub use shard::{DATA_START, RECORD_ALIGN, checksum_of, shard_path};
 pub use shard_set::ShardSet;
 pub use sidecars::{ADDED_SIDECARS, seal_if_in_store, seal_sidecars};
 pub use source::{
-    Checkpoint, Gguf, IncomingFiles, MtpTensors, QUANTISATION, SIDECARS, Source, SourceFile, is_bare_file_name,
-    open_source, open_source_with, plain, require_tensor,
+    Checkpoint, Gguf, IncomingFiles, MtpTensors, QUANTISATION, SIDECARS, Source, SourceFile, SourceOptions,
+    is_bare_file_name, open_source, open_source_with, plain, require_tensor,
 };
 pub use store::Store;
 pub use tensor_slice::AssemblyBuffers;

@@ -97,7 +97,8 @@ impl LoadOptions {
             _ => MtpUse::Never,
         };
         let (models_folder, cache_folder) = (self.models.clone(), self.cache_folder.clone());
-        Ok(ModelOptions { models_folder, cache_folder, store_for_gguf: !self.no_store, mtp, notices })
+        let store_for_gguf = !self.no_store;
+        Ok(ModelOptions { models_folder, cache_folder, store_for_gguf, mtp, notices, ..ModelOptions::default() })
     }
 
     /// The options of the engine for a model with this context.

@@ -10,7 +10,7 @@ use larder_store::{
 use super::known_content::KnownContent;
 use super::{ConvertProgress, is_complete};
 use crate::notice::Notice;
-use crate::open::{blueprint_of, check_sidecars};
+use crate::open::{blueprint_of, check_ignored, check_sidecars};
 use crate::options::{ModelOptions, Setting};
 
 /// Whether `path` is an existing GGUF file.
@@ -27,7 +27,8 @@ pub(crate) fn store_for_gguf(gguf: &Path, options: &ModelOptions) -> Result<Path
         notices.send(Notice::StoreFound { store: store.clone(), gguf: gguf.to_owned() });
         return Ok(store);
     }
-    let source = open_source_with(gguf, options.mtp.tensors())?;
+    let source = open_source_with(gguf, options.source())?;
+    check_ignored(source.as_ref(), &options.ignored_keys)?;
     let blueprint = blueprint_of(source.as_ref())?;
     check_sidecars(source.as_ref())?;
     notices.send(Notice::StoreBegun(store.clone()));
@@ -60,7 +61,7 @@ pub fn store_path(gguf: &Path) -> PathBuf {
 /// identity of its source names and lengths come first.
 fn check_source(gguf: &Path, path: &Path, cache: Option<&Path>) -> Result<()> {
     let store = Store::open(path)?;
-    let source = open_source_with(gguf, store.manifest().mtp())?;
+    let source = open_source_with(gguf, store.manifest().source_options())?;
     let source = source.as_ref();
     let made_of = &store.manifest().source;
     let same = (made_of.identity.is_some() || made_of.files == source.files()) && {

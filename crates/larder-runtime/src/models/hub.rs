@@ -7,19 +7,18 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use larder_hub::{Hub, Repo};
-use larder_store::{ConvertOptions, ConvertReport, MtpTensors, Source, convert, open_source_with, plain};
+use larder_store::{ConvertOptions, ConvertReport, Source, SourceOptions, convert, open_source_with, plain};
 
 use super::{ConvertProgress, HubName, download_of};
 use crate::notice::{Notice, Notices};
-use crate::open::{blueprint_of, check_sidecars};
+use crate::open::{blueprint_of, check_ignored, check_sidecars};
 
-/// Downloads the model `name` and makes a store of it, with or without its layer for multi-token prediction, or continues where
-/// this was interrupted.
+/// Downloads the model `name`, opened as `opening` says, and makes a store of it, or continues where this was interrupted.
 pub fn fetch(
     name: &HubName,
     store: &Path,
     options: &ConvertOptions,
-    mtp: MtpTensors,
+    opening: &SourceOptions,
     notices: &Notices,
 ) -> Result<ConvertReport> {
     let hub = Hub::from_environment(|name| std::env::var(name).ok())?;
@@ -28,11 +27,11 @@ pub fn fetch(
     let revision = name.revision.as_deref().unwrap_or("main");
     let repo = Repo::open(hub, &name.repo, revision, &download, Arc::new(Downloads(notices.clone())))?;
     let report = match &name.file {
-        None => make(plain(repo.checkpoint()?.with_mtp(mtp)?)?.as_ref(), store, options, &()),
+        None => make(plain(repo.checkpoint()?.with(opening)?)?.as_ref(), store, (opening, options), &()),
         Some(file) => {
-            let source = open_source_with(&repo.gguf(file)?, mtp)?;
+            let source = open_source_with(&repo.gguf(file)?, opening.clone())?;
             let progress = ConvertProgress(notices);
-            let made = make(source.as_ref(), store, options, &progress);
+            let made = make(source.as_ref(), store, (opening, options), &progress);
             notices.end();
             made
         }
@@ -44,9 +43,10 @@ pub fn fetch(
 fn make(
     source: &dyn Source,
     store: &Path,
-    options: &ConvertOptions,
+    (opening, options): (&SourceOptions, &ConvertOptions),
     progress: &dyn larder_store::Progress,
 ) -> Result<ConvertReport> {
+    check_ignored(source, &opening.ignored_keys)?;
     check_sidecars(source)?;
     Ok(convert(source, &blueprint_of(source)?, store, options, progress)?)
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use larder_store::{CONVERSION_STATE, ConvertOptions, MANIFEST_FILE, MtpTensors};
+use larder_store::{CONVERSION_STATE, ConvertOptions, MANIFEST_FILE, SourceOptions};
 
 mod gguf_store;
 #[cfg(feature = "hub")]
@@ -44,13 +44,13 @@ pub fn store_of(model: &Path, folder: Option<&Path>) -> Option<PathBuf> {
 pub(crate) fn fetch_if_missing(
     name: &HubName,
     folder: Option<&Path>,
-    mtp: MtpTensors,
+    opening: &SourceOptions,
     notices: &Notices,
 ) -> Result<PathBuf> {
     let folder = folder.with_context(no_folder)?;
     let store = folder.join(name.folder());
     if !is_complete(&store) {
-        let report = fetch(name, &store, &ConvertOptions::default(), mtp, notices)?;
+        let report = fetch(name, &store, &ConvertOptions::default(), opening, notices)?;
         report.notes.into_iter().for_each(|note| notices.send(Notice::Model(note)));
     }
     Ok(store)
@@ -92,7 +92,7 @@ pub fn fetch(
     name: &HubName,
     _: &Path,
     _: &ConvertOptions,
-    _: MtpTensors,
+    _: &SourceOptions,
     _: &Notices,
 ) -> Result<larder_store::ConvertReport> {
     anyhow::bail!(

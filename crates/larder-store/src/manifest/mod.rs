@@ -14,7 +14,7 @@ use crate::{
     importance::ImportanceRecord,
     row_table::TableFile,
     shard::{checksum_of, is_checksum},
-    source::{MtpTensors, SIDECARS, SourceFile, uses_mtp},
+    source::{MtpTensors, SIDECARS, SourceFile, SourceOptions, ignored_keys, uses_mtp},
     upgrade::UPGRADE_STATE,
 };
 
@@ -117,6 +117,11 @@ impl Manifest {
     /// Whether the store was made with the tensors of a layer for multi-token prediction.
     pub fn mtp(&self) -> MtpTensors {
         if uses_mtp(&self.config) { MtpTensors::Kept } else { MtpTensors::LeftOut }
+    }
+
+    /// How the store's source is opened to be the model of the store.
+    pub fn source_options(&self) -> SourceOptions {
+        SourceOptions { mtp: self.mtp(), ignored_keys: ignored_keys(&self.config) }
     }
 
     /// Reads and checks the manifest of the store at `store`; also returns its hash, see [`Store::hash`](crate::Store).

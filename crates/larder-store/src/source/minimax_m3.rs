@@ -19,7 +19,7 @@ const PUBLISHED: [(&str, &str); 5] = [
 
 /// Whether `model_type` of a config is that of the model.
 pub fn is_model_type(model_type: &Value) -> bool {
-    ["minimax_m3_vl", "minimax_m3_vl_text"].iter().any(|known| *model_type == *known)
+    ["minimax_m3", "minimax_m3_vl", "minimax_m3_vl_text"].iter().any(|known| *model_type == *known)
 }
 
 /// The published name of the tensor `stored`, if it has another one.

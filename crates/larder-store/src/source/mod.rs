@@ -18,6 +18,7 @@ mod index;
 mod integers;
 mod minimax_m3;
 mod mtp;
+mod options;
 mod quantised;
 mod text_names;
 
@@ -29,6 +30,8 @@ pub(crate) use gguf::GgufBuilder;
 pub(crate) use gguf::{DEFAULT_ALIGNMENT, GgufHeader, GgufTensor, MAGIC, gguf_names, tag};
 pub use index::is_bare_file_name;
 pub(crate) use mtp::{set_mtp, uses_mtp};
+pub use options::SourceOptions;
+pub(crate) use options::{ignored_keys, ignored_note, set_ignored};
 pub use quantised::plain;
 
 /// The files that are copied unchanged with a model, in the order in which a store lists them.
@@ -167,14 +170,15 @@ pub fn open_source(path: &Path) -> Result<Box<dyn Source>> {
     open_source_with(path, MtpTensors::LeftOut)
 }
 
-/// As [`open_source`], with or without the first layer for multi-token prediction.
-pub fn open_source_with(path: &Path, mtp: MtpTensors) -> Result<Box<dyn Source>> {
+/// As [`open_source`], with these options.
+pub fn open_source_with(path: &Path, options: impl Into<SourceOptions>) -> Result<Box<dyn Source>> {
+    let options = options.into();
     let meta = std::fs::metadata(path).map_err(|e| StoreError::io(path, "opening", e))?;
     if meta.is_dir() {
-        return plain(Checkpoint::open(path)?.with_mtp(mtp)?);
+        return plain(Checkpoint::open(path)?.with(&options)?);
     }
     match path.extension().and_then(|e| e.to_str()) {
-        Some("gguf") => Ok(Box::new(Gguf::open_with(path, mtp)?)),
+        Some("gguf") => Ok(Box::new(Gguf::open_with(path, &options)?)),
         _ => Err(StoreError::new(StoreErrorKind::Unsupported, path, "is neither a model folder nor a .gguf file")),
     }
 }

@@ -22,7 +22,7 @@ use crate::{
     second_folder::{Division, SecondFolder, shards_digest},
     shard::{EXPERTS, SMALL_EXPERTS, Shard, checksum_of},
     shard_set::ShardSet,
-    source::{MtpTensors, SIDECAR_LIMIT, Source, SourceFile, set_mtp},
+    source::{MtpTensors, SIDECAR_LIMIT, Source, SourceFile, ignored_keys, ignored_note, set_ignored, set_mtp},
 };
 
 /// An open store: resident tensors by name, experts by layer and id.
@@ -108,6 +108,18 @@ impl Store {
             geometry.moe_layers.retain(|layer| layer.index() < layers);
             set_mtp(&mut self.manifest.config, false);
         }
+        self
+    }
+
+    /// The same store, which also ignores these keys of its config.
+    pub fn ignoring(mut self, keys: &[String]) -> Self {
+        if keys.is_empty() {
+            return self;
+        }
+        let mut all = ignored_keys(&self.manifest.config);
+        all.extend(keys.iter().filter(|key| !all.contains(key)).cloned().collect::<Vec<_>>());
+        self.whole.get_or_insert_with(|| Box::new(self.manifest.clone()));
+        set_ignored(&mut self.manifest.config, &all);
         self
     }
 
@@ -335,6 +347,10 @@ impl Source for Store {
             return Err(StoreError::new(StoreErrorKind::Mismatch, &path, "does not match its checksum"));
         }
         Ok(Some(bytes))
+    }
+
+    fn notes(&self) -> Vec<String> {
+        ignored_note(&self.manifest.config).into_iter().collect()
     }
 
     fn path(&self) -> &Path {

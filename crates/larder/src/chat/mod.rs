@@ -47,7 +47,7 @@ pub fn run(args: ChatArgs) -> Result<()> {
     let interactive = output.terminal && std::io::stdin().is_terminal();
     let stop = StopMatcher::new(args.stop.clone())?;
     args.session.iter().try_for_each(|path| SessionFile::check(path))?;
-    let model = models::open_to_run(&args.model, &args.engine, &args.speculate)?;
+    let model = models::open_to_run(&args.model, &args.engine, &args.speculate, &args.ignore_config)?;
     let text = model.text_codec()?;
     let generation = args.sampling.over(model.generation()?)?;
     let costs = model.lambda_costs();

@@ -6,7 +6,8 @@ use clap::{Args, ValueEnum};
 use larder_engine::ContextFull;
 
 use super::{
-    EngineFlags, HotSetFlags, PowerFlags, SamplingFlags, SeedFlag, SpeculateFlags, at_least_one, context_full, heading,
+    EngineFlags, HotSetFlags, IgnoreConfig, PowerFlags, SamplingFlags, SeedFlag, SpeculateFlags, at_least_one,
+    context_full, heading,
 };
 use crate::models::default_model;
 
@@ -16,6 +17,8 @@ pub struct ChatArgs {
     /// Store, checkpoint folder or .gguf file (default: the demo model)
     #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true, help_heading = heading::MODEL)]
     pub model: PathBuf,
+    #[command(flatten)]
+    pub ignore_config: IgnoreConfig,
     /// Context size in tokens: the part of the conversation that the model can use
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = at_least_one, help_heading = heading::MODEL)]
     pub context: usize,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use larder_core::{NumberFormat, parse_bytes};
 use larder_engine::{ContextFull, GenerationConfig, SamplerError};
-use larder_store::MtpTensors;
+use larder_store::{MtpTensors, SourceOptions};
 
 use crate::models::default_model;
 
@@ -20,6 +20,7 @@ pub mod edge_worker;
 pub mod engine;
 pub mod eval;
 mod format;
+mod ignore_config;
 pub mod imatrix;
 pub mod lab;
 pub mod machine;
@@ -27,13 +28,17 @@ mod options;
 pub mod output;
 #[cfg(feature = "serve")]
 pub mod serve;
+mod stored_as;
 pub mod train;
 pub mod tune;
 
 pub use chat::ThinkingFlag;
 pub use engine::{EngineFlags, HotSetFlags, PowerFlags, ScopeFlag, SpeculateFlags, UntracedFlags};
 pub use format::FormatFlags;
+pub use ignore_config::IgnoreConfig;
 use output::OutputFile;
+pub use stored_as::StoredAs;
+use stored_as::parse_stored_as;
 
 /// Headings of the help. A command lists them in the order in which its flags first use them.
 pub mod heading {
@@ -159,29 +164,18 @@ pub struct ConvertArgs {
     /// Also keep the model's layer for multi-token prediction, for --speculate mtp and auto
     #[arg(long)]
     pub mtp: bool,
+    #[command(flatten)]
+    pub ignore_config: IgnoreConfig,
     /// Print the report as JSON
     #[arg(long)]
     pub json: bool,
 }
 
 impl ConvertArgs {
-    /// Whether the layer for multi-token prediction is kept.
-    pub fn mtp_tensors(&self) -> MtpTensors {
-        if self.mtp { MtpTensors::Kept } else { MtpTensors::LeftOut }
-    }
-}
-
-/// `keep`, or a number format that larder writes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct StoredAs(pub Option<NumberFormat>);
-
-fn parse_stored_as(text: &str) -> Result<StoredAs, String> {
-    match text {
-        "keep" => Ok(StoredAs(None)),
-        other => match other.parse() {
-            Ok(kind) => Ok(StoredAs(Some(kind))),
-            Err(_) => Err(format!("must be keep, {}", NumberFormat::names(NumberFormat::is_encodable))),
-        },
+    /// How the source is opened.
+    pub fn opening(&self) -> SourceOptions {
+        let mtp = if self.mtp { MtpTensors::Kept } else { MtpTensors::LeftOut };
+        SourceOptions { mtp, ignored_keys: self.ignore_config.keys.clone() }
     }
 }
 
@@ -268,6 +262,8 @@ pub struct SealArgs {
 pub struct InspectArgs {
     /// Store, checkpoint folder or .gguf file
     pub model: PathBuf,
+    #[command(flatten)]
+    pub ignore_config: IgnoreConfig,
     /// Print the numbers as JSON
     #[arg(long)]
     pub json: bool,
@@ -279,6 +275,8 @@ pub struct RunArgs {
     /// Store, checkpoint folder or .gguf file (default: the demo model)
     #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true, help_heading = heading::MODEL)]
     pub model: PathBuf,
+    #[command(flatten)]
+    pub ignore_config: IgnoreConfig,
     /// Context size in tokens, prompt included (default: as many as the prompt and --max-tokens need)
     #[arg(long, value_name = "N", value_parser = at_least_one, help_heading = heading::MODEL)]
     pub context: Option<usize>,
@@ -328,6 +326,8 @@ pub struct PlanArgs {
     /// Store, checkpoint folder or .gguf file (default: the demo model)
     #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true, help_heading = heading::MODEL)]
     pub model: PathBuf,
+    #[command(flatten)]
+    pub ignore_config: IgnoreConfig,
     /// Context size in tokens
     #[arg(long, default_value_t = 4096, value_name = "N", value_parser = at_least_one, help_heading = heading::MODEL)]
     pub context: usize,
@@ -347,6 +347,8 @@ pub struct BenchArgs {
     /// Store, checkpoint folder or .gguf file (default: the demo model)
     #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true, help_heading = heading::MODEL)]
     pub model: PathBuf,
+    #[command(flatten)]
+    pub ignore_config: IgnoreConfig,
     /// Prompt length in tokens, which are drawn at random
     #[arg(short, long, default_value_t = 64, value_name = "N", value_parser = at_least_one)]
     pub prompt: usize,
@@ -440,6 +442,8 @@ pub struct LogitsArgs {
     /// Store, checkpoint folder or .gguf file (default: the demo model)
     #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true, help_heading = heading::MODEL)]
     pub model: PathBuf,
+    #[command(flatten)]
+    pub ignore_config: IgnoreConfig,
     /// JSON file with an array of token ids
     #[arg(long, value_name = "FILE", help_heading = heading::PROMPT)]
     pub tokens: PathBuf,

@@ -7,7 +7,7 @@ use larder_engine::ContextFull;
 use larder_serve::UpstreamAddress;
 
 use super::engine::{HotSetFlags, PowerFlags, SpeculateFlags, UntracedFlags};
-use super::{ByteSize, SamplingFlags, at_least_one, byte_size, context_full, heading};
+use super::{ByteSize, IgnoreConfig, SamplingFlags, at_least_one, byte_size, context_full, heading};
 use crate::models::default_model;
 
 /// Serve an OpenAI-compatible HTTP API and a chat page
@@ -17,6 +17,8 @@ pub struct ServeArgs {
     /// loaded when a request names them
     #[arg(short, long, default_values_os_t = [default_model()], hide_default_value = true, help_heading = heading::MODEL)]
     pub model: Vec<PathBuf>,
+    #[command(flatten)]
+    pub ignore_config: IgnoreConfig,
     /// Memory for all models that are loaded at a time, if there are several (default: what is available at the start)
     #[arg(long, value_name = "SIZE", value_parser = byte_size, help_heading = heading::MODEL)]
     pub models_mem: Option<ByteSize>,

@@ -18,7 +18,7 @@ const MEMORIES: [u64; 8] = [2, 4, 8, 12, 16, 24, 32, 64];
 
 /// Shows what a model consists of.
 pub fn run(args: &InspectArgs) -> Result<()> {
-    let model = models::open_whole(&args.model)?;
+    let model = models::open_whole(&args.model, &args.ignore_config)?;
     let experts = model.experts()?;
     let found = Found::of(&model, experts.as_dyn());
     if args.json {
@@ -35,8 +35,12 @@ struct Found {
     model_type: String,
     form: &'static str,
     geometry: Geometry,
+    /// Width of the residual stream.
+    hidden: usize,
     vocab: usize,
     context: usize,
+    /// Bytes by which a long sequence grows with each token, in f16.
+    kv_per_token: u64,
     resident: BTreeMap<&'static str, u64>,
     expert_sizes: ExpertSizes,
     expert_kinds: Vec<String>,
@@ -85,8 +89,10 @@ impl Found {
             model_type: blueprint.model_type.clone(),
             form: if model.store().is_some() { "store" } else { "not converted" },
             geometry: blueprint.geometry.clone(),
+            hidden: blueprint.hidden,
             vocab: blueprint.vocab,
             context: blueprint.context,
+            kv_per_token: blueprint.sequence_memory.bytes_per_token(NumberFormat::F16),
             resident,
             expert_sizes: ExpertSizes::new(layouts().map(|layout| layout.bytes as u64)),
             expert_kinds,
@@ -95,6 +101,11 @@ impl Found {
             second,
             tables,
         }
+    }
+
+    /// Width of what experts read and yield, if it is projected down from the residual stream.
+    fn latent(&self) -> Option<usize> {
+        Some(self.geometry.hidden).filter(|width| *width != self.hidden)
     }
 
     fn resident_bytes(&self) -> u64 {
@@ -119,16 +130,18 @@ impl Found {
             Some(format) => format!("store, format {format}"),
             None => self.form.to_owned(),
         };
+        let latent = self.latent().map_or(String::new(), |width| format!(" on a latent {width}"));
         let mut facts = vec![
             row("model", format!("{} ({form})", self.model_type)),
             row("layers", format!("{}, {} of them with experts", g.layers, g.moe_layers.len())),
             row("experts", format!("{} per layer, {} per token, {} in all", g.experts, g.top_k, g.expert_count())),
-            row("widths", format!("hidden {}, expert {}, vocabulary {}", g.hidden, g.inter, self.vocab)),
+            row("widths", format!("hidden {}, expert {}{}, vocabulary {}", self.hidden, g.inter, latent, self.vocab)),
             row("context", format!("{} tokens", self.context)),
             row("resident", format!("{} ({})", print::bytes(self.resident_bytes()), resident.join(", "))),
             row("one expert", format!("{} ({})", self.expert_text(), self.expert_kinds.join("; "))),
             row("all experts", print::bytes(self.experts_bytes())),
             row("per token", format!("{} of experts", print::bytes(per_token))),
+            row("KV cache", format!("{} per token in f16", print::bytes(self.kv_per_token))),
         ];
         for (name, bytes) in &self.tables {
             facts.push(row("table", format!("{} ({name}), read row by row", print::bytes(*bytes))));
@@ -189,9 +202,11 @@ impl Found {
             "small_copy_kinds": self.small_copy.as_ref().map(|(kinds, _)| kinds),
             "second": self.second.as_ref().map(|(division, folder)| json!({"division": division, "folder": folder})),
             "small_copy_expert_bytes": self.small_copy.as_ref().map(|(_, bytes)| bytes),
-            "geometry": self.geometry,
+            "geometry": Geometry { hidden: self.hidden, ..self.geometry.clone() },
+            "latent": self.latent(),
             "vocab": self.vocab,
             "context": self.context,
+            "kv_bytes_per_token": self.kv_per_token,
             "resident_bytes": self.resident_bytes(),
             "resident_bytes_by_kind": self.resident,
             "expert_bytes": self.expert_sizes.largest(),

@@ -24,7 +24,7 @@ const TOKEN_FILE_BYTES: u64 = 16 << 20;
 /// behind them if an encoder reads them.
 pub fn run(args: &LogitsArgs) -> Result<()> {
     let tokens = read_tokens(&args.tokens)?;
-    let model = models::open(&args.model)?;
+    let model = models::open_ignoring(&args.model, &args.ignore_config)?;
     let vocab = model.blueprint.vocab;
     let context = tokens.len().saturating_add(args.generate);
     check_memory(context, vocab)?;

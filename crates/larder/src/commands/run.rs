@@ -21,7 +21,7 @@ use crate::telemetry::{Telemetry, Totals};
 /// Generates text from a prompt.
 pub fn run(args: RunArgs) -> Result<()> {
     let stop = StopMatcher::new(args.stop.clone())?;
-    let model = models::open_to_run(&args.model, &args.engine, &args.speculate)?;
+    let model = models::open_to_run(&args.model, &args.engine, &args.speculate, &args.ignore_config)?;
     let text = model.text_codec()?;
     let prompt = prompt(&args, &text, model.blueprint.context)?;
     let generation = args.sampling.over(model.generation()?)?;

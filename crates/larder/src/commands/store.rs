@@ -52,7 +52,7 @@ fn run_upgrade(args: &UpgradeArgs) -> Result<()> {
 }
 
 fn record(store: &Path, source: &Path) -> Result<bool> {
-    let source = open_source_with(source, Manifest::read(store)?.0.mtp())?;
+    let source = open_source_with(source, Manifest::read(store)?.0.source_options())?;
     Ok(record_source(store, source.as_ref(), &blueprint_of(source.as_ref())?)?)
 }
 

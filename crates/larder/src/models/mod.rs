@@ -8,7 +8,7 @@ use larder_runtime::models::{self, HubName, no_folder};
 use larder_runtime::{ModelOptions, MtpUse, Notices, OpenModel, WorkProgress};
 use larder_store::{MANIFEST_FILE, StoreError, StoreErrorKind};
 
-use crate::cli::{EngineFlags, SpeculateFlags};
+use crate::cli::{EngineFlags, IgnoreConfig, SpeculateFlags};
 use crate::progress::{self, Bar};
 use crate::user_folders;
 
@@ -56,26 +56,37 @@ pub fn named(argument: &Path) -> (Option<String>, PathBuf) {
 
 /// Opens a model as it is.
 pub fn open(path: &Path) -> Result<OpenModel> {
-    open_with(path, false, MtpUse::Never)
+    open_ignoring(path, &IgnoreConfig::default())
 }
 
-/// As [`open`], with the layer for multi-token prediction if it is a store that has it.
-pub fn open_whole(path: &Path) -> Result<OpenModel> {
-    open_with(path, false, MtpUse::IfStored)
+/// As [`open`], whatever these keys of its config say.
+pub fn open_ignoring(path: &Path, ignored: &IgnoreConfig) -> Result<OpenModel> {
+    open_with(path, false, MtpUse::Never, ignored)
+}
+
+/// As [`open_ignoring`], with the layer for multi-token prediction if it is a store that has it.
+pub fn open_whole(path: &Path, ignored: &IgnoreConfig) -> Result<OpenModel> {
+    open_with(path, false, MtpUse::IfStored, ignored)
 }
 
 /// Opens a model to run it with these flags: makes a store beside a GGUF file, unless there shall be none.
-pub fn open_to_run(path: &Path, engine: &EngineFlags, speculate: &SpeculateFlags) -> Result<OpenModel> {
-    open_with(path, !engine.no_store, speculate.mtp(engine))
+pub fn open_to_run(
+    path: &Path,
+    engine: &EngineFlags,
+    speculate: &SpeculateFlags,
+    ignored: &IgnoreConfig,
+) -> Result<OpenModel> {
+    open_with(path, !engine.no_store, speculate.mtp(engine), ignored)
 }
 
-fn open_with(path: &Path, store_for_gguf: bool, mtp: MtpUse) -> Result<OpenModel> {
+fn open_with(path: &Path, store_for_gguf: bool, mtp: MtpUse, ignored: &IgnoreConfig) -> Result<OpenModel> {
     if path == Path::new(DEMO) && !path.exists() {
         let what = "is the demo model, which was not found; name a model with -m";
         return Err(StoreError::new(StoreErrorKind::Missing, path, what).into());
     }
     let (models_folder, cache_folder) = (user_folders::models(), user_folders::cache());
-    OpenModel::open(path, &ModelOptions { models_folder, cache_folder, store_for_gguf, mtp, notices: notices() })
+    let (ignored_keys, notices) = (ignored.keys.clone(), notices());
+    OpenModel::open(path, &ModelOptions { models_folder, cache_folder, store_for_gguf, mtp, ignored_keys, notices })
 }
 
 /// Prints notices on standard error, and progress as bars.

@@ -17,12 +17,14 @@ use crate::{
     safetensors::{Dtype, SafetensorsHeader, TensorEntry, kind_of},
     shard::checksum_of,
     source::{
-        IncomingFiles, MtpTensors, SIDECAR_LIMIT, SIDECARS, Source, SourceFile, config_json,
+        IncomingFiles, MtpTensors, SIDECAR_LIMIT, SIDECARS, Source, SourceFile, SourceOptions, config_json,
         file_rows::FileRows,
+        ignored_note,
         index::{INDEX, SINGLE, not_json, read_map, single_file, weight_map},
         integers::{self, StoredInteger},
         minimax_m3,
         mtp::{is_prediction, is_used, prediction_note, set_mtp, uses_mtp, usual_name},
+        set_ignored,
         text_names::{TextNames, is_of_other_inputs, other_inputs_note, same_tensor},
     },
 };
@@ -126,11 +128,17 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// The same checkpoint, which presents the first layer for multi-token prediction as the layer behind the last if it is kept.
-    pub fn with_mtp(mut self, mtp: MtpTensors) -> Result<Self> {
-        if mtp == MtpTensors::LeftOut {
-            return Ok(self);
+    /// The same checkpoint with these options.
+    pub fn with(mut self, options: &SourceOptions) -> Result<Self> {
+        set_ignored(&mut self.config, &options.ignored_keys);
+        match options.mtp {
+            MtpTensors::LeftOut => Ok(self),
+            MtpTensors::Kept => self.with_mtp(),
         }
+    }
+
+    /// The same checkpoint, which presents the first layer for multi-token prediction as the layer behind the last.
+    fn with_mtp(mut self) -> Result<Self> {
         let layers = self.layers();
         if !self.tensors.keys().any(|name| is_prediction(name, layers)) {
             let what = "has no layer for multi-token prediction";
@@ -303,7 +311,8 @@ impl Source for Checkpoint {
         let count = |wanted: &dyn Fn(&str) -> bool| self.tensors.keys().filter(|name| wanted(name)).count();
         let other_inputs = other_inputs_note(count(&is_of_other_inputs));
         let unused = count(&|name| is_prediction(name, layers) && !(used && is_used(name, layers)));
-        other_inputs.into_iter().chain(prediction_note(unused)).collect()
+        let ignored = ignored_note(&self.config);
+        other_inputs.into_iter().chain(prediction_note(unused)).chain(ignored).collect()
     }
 
     fn path(&self) -> &Path {

@@ -14,9 +14,11 @@ use self::{
     stored::Stored,
 };
 use super::{
-    MtpTensors, Source, SourceFile,
+    MtpTensors, Source, SourceFile, SourceOptions,
     file_rows::FileRows,
+    ignored_note,
     mtp::{prediction_note, set_mtp},
+    set_ignored,
 };
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
@@ -71,11 +73,12 @@ impl Gguf {
     /// Reads and checks the header of the file at `path`, and of the other parts if it is one of several. Tensors are
     /// read on demand. Blocks for multi-token prediction are left out.
     pub fn open(path: &Path) -> Result<Self> {
-        Self::open_with(path, MtpTensors::LeftOut)
+        Self::open_with(path, &SourceOptions::default())
     }
 
-    /// As [`open`](Self::open), with or without the first block for multi-token prediction, which is the layer behind the last.
-    pub fn open_with(path: &Path, mtp: MtpTensors) -> Result<Self> {
+    /// As [`open`](Self::open), with these options: the first block for multi-token prediction is the layer behind the last.
+    pub fn open_with(path: &Path, options: &SourceOptions) -> Result<Self> {
+        let mtp = options.mtp;
         let GgufParts { files, header_bytes, metadata, tensors } = GgufParts::open(path)?;
         let arch = metadata.architecture()?;
         let architecture = Architecture::of(arch).ok_or_else(|| {
@@ -90,6 +93,7 @@ impl Gguf {
         let rope_factors = RopeFactors::read(path, &files, &names.rope_factors)?;
         let mut config = config::hub_config(&metadata, &names.tensors, &rope_factors)?;
         set_mtp(&mut config, mtp == MtpTensors::Kept);
+        set_ignored(&mut config, &options.ignored_keys);
         let fingerprint = fingerprint(&files, &header_bytes)?;
         let files = files.into_iter().map(Arc::new).collect();
         Ok(Gguf { files, metadata, names, config, fingerprint })
@@ -157,7 +161,7 @@ impl Source for Gguf {
     }
 
     fn notes(&self) -> Vec<String> {
-        prediction_note(self.names.unused).into_iter().collect()
+        prediction_note(self.names.unused).into_iter().chain(ignored_note(&self.config)).collect()
     }
 
     fn path(&self) -> &Path {

@@ -19,9 +19,12 @@ use crate::{
 /// The format in which they are kept: rounding changes a value by at most 2^-8 of it.
 const KEPT: NumberFormat = NumberFormat::Bf16;
 
+/// The names of the format of the weights.
+const E4M3: [&str; 3] = ["e4m3", "e4m3fn", "float8_e4m3fn"];
+
 pub(super) fn find(from: &Checkpoint, config: &Value) -> Result<Found> {
     let unsupported = |what: String| Err(StoreError::new(StoreErrorKind::Unsupported, from.path(), what));
-    if let Some(format) = config["fmt"].as_str().filter(|format| *format != "e4m3") {
+    if let Some(format) = config["fmt"].as_str().filter(|format| !E4M3.contains(format)) {
         return unsupported(format!("has fp8 weights in the format '{format}'; only e4m3 is supported"));
     }
     let side = |value: &Value| value.as_u64().and_then(|side| usize::try_from(side).ok()).filter(|side| *side > 0);

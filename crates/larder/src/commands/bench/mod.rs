@@ -35,7 +35,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
              experts are in VRAM"
         );
     }
-    let model = models::open_to_run(&args.model, &flags, &args.speculate)?;
+    let model = models::open_to_run(&args.model, &flags, &args.speculate, &args.ignore_config)?;
     let most = model.blueprint.context;
     let need = args.depth.saturating_add(args.prompt).saturating_add(args.tokens);
     if need > most {

@@ -25,7 +25,7 @@ pub fn choose(args: &ConvertArgs, bits: f64, text: &Path, importance: Option<&Im
             args.source.display()
         );
     }
-    let model = models::open(&args.source)?;
+    let model = models::open_ignoring(&args.source, &args.ignore_config)?;
     if model.store().is_some() {
         bail!("{}: is a store, and --bits needs a checkpoint or a .gguf file", args.source.display());
     }

@@ -7,7 +7,7 @@ use std::{path::Path, sync::Arc};
 use anyhow::{Result, anyhow, bail};
 use larder_core::printable;
 use larder_runtime::machine::memory;
-use larder_runtime::{blueprint_of, check_sidecars, models, rounding_error};
+use larder_runtime::{blueprint_of, check_ignored, check_sidecars, models, rounding_error};
 use larder_store::{
     AddedDrive, ConvertOptions, Division, FormatMix, Importance, Manifest, MtpTensors, Store, add_drive,
     check_second_folder, convert, identity, is_made_of, open_source_with, read_small,
@@ -52,9 +52,10 @@ pub fn run(args: &ConvertArgs) -> Result<()> {
         stripe: args.stripe.clone(),
     };
     let (report, rounding) = match models::hub_name(&args.source) {
-        Some(name) => (models::fetch(&name, &args.store, &options, args.mtp_tensors(), &notices())?, None),
+        Some(name) => (models::fetch(&name, &args.store, &options, &args.opening(), &notices())?, None),
         None => {
-            let source = open_source_with(&args.source, args.mtp_tensors())?;
+            let source = open_source_with(&args.source, args.opening())?;
+            check_ignored(source.as_ref(), &args.ignore_config.keys)?;
             check_sidecars(source.as_ref())?;
             let progress = StoreProgress::new("converting");
             let blueprint = blueprint_of(source.as_ref())?;
@@ -180,7 +181,7 @@ fn check_source(args: &ConvertArgs, importance: Option<&Importance>) -> Result<(
     if is_store || models::hub_name(&args.source).is_some() {
         return Ok(());
     }
-    let source_model = open_source_with(&args.source, manifest.mtp())?;
+    let source_model = open_source_with(&args.source, manifest.source_options())?;
     let blueprint = blueprint_of(source_model.as_ref())?;
     let same = match &made.identity {
         Some(made_of) => identity(source_model.as_ref(), &blueprint)? == *made_of,

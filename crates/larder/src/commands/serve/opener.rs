@@ -41,7 +41,7 @@ impl ModelOpener {
     pub fn open(self: &Arc<Self>, path: &Path) -> Result<OpenedModel> {
         let ModelOpener { args, server } = &**self;
         let flags = args.engine.full();
-        let model = models::open_to_run(path, &flags, &args.speculate)?;
+        let model = models::open_to_run(path, &flags, &args.speculate, &args.ignore_config)?;
         let mut text = model.text_codec()?;
         if let Some(path) = &args.chat_template_file {
             text.template = Some(other_template(&model, path)?);
@@ -67,6 +67,7 @@ impl ModelOpener {
         let options = args.engine.full().options(args.context);
         for (is_given, flag, instead) in [
             (!args.alias.is_empty(), "--alias", "name a model with -m NAME=PATH"),
+            (!args.ignore_config.keys.is_empty(), "--ignore-config", "convert that model with it"),
             (args.chat_template_file.is_some(), "--chat-template-file", "put chat_template.jinja into its folder"),
             (args.speculate.draft.is_some(), "--draft", "serve that model alone"),
             (options.cache.evictor.is_some(), "--evictor", "put the file into the model's store"),

@@ -276,7 +276,8 @@ fn fp8_is_the_weight_times_the_scale_of_its_block() {
 
 #[test]
 fn scales_beside_the_weights_are_powers_of_two() {
-    let config = json!({ "quant_method": "fp8", "weight_block_size": [2, 16], "scale_fmt": "ue8m0" });
+    let config =
+        json!({ "quant_method": "fp8", "fmt": "float8_e4m3fn", "weight_block_size": [2, 16], "scale_fmt": "ue8m0" });
     let e4m3: Vec<u8> = codes(4 * 32).into_iter().map(|c| if c & 0x7f == 0x7f { 0 } else { c }).collect();
     let good: Vec<Stored> = vec![
         ("a.w1.weight", Dtype::F8_E4M3, &[4, 32], e4m3),
