@@ -78,7 +78,11 @@ def write_sidecars(target, family, tok, spec):
 
 
 def new_model(folder):
-    config = AutoConfig.from_pretrained(folder)
+    return model_of(AutoConfig.from_pretrained(folder))
+
+
+def model_of(config):
+    """A model of the text decoder that `config` describes, without weights of its own."""
     new = Mistral4ForCausalLM._from_config if config.model_type == "mistral4" else AutoModelForCausalLM.from_config
     model = new(
         config, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"

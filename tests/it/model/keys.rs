@@ -7,7 +7,7 @@ use larder_runtime::{ModelOptions, OpenModel};
 use serde_json::{Value, json};
 
 use crate::support::reference::with_config;
-use crate::support::{fixture, golden_models};
+use crate::support::{fixture, golden_models, larder, larder_ok, larder_refuses};
 
 /// The error of opening the golden model of `name` with another config; `None` if it loads.
 fn refusal(name: &str, change: impl FnOnce(&mut Value)) -> Option<String> {
@@ -42,7 +42,11 @@ fn values_that_an_architecture_does_not_have_are_refused() {
         ("bailing_moe_v2", "score_function", json!("softmax")),
         ("bailing_moe_v2", "use_rmsnorm", json!(false)),
         ("bailing_moe_v2", "topk_method", json!("greedy")),
+        ("deepseek_v4", "n_shared_experts", json!(2)),
+        ("deepseek_v4", "norm_topk_prob", json!(false)),
+        ("deepseek_v4", "topk_method", json!("greedy")),
         ("dots1", "scoring_func", json!("softmax")),
+        ("dots1", "use_sliding_window", json!(false)),
         ("exaone_moe", "scoring_func", json!("softmax")),
         ("flex_olmo", "clip_qkv", json!(0.5)),
         ("flex_olmo", "sliding_window", json!(4)),
@@ -82,6 +86,8 @@ fn values_that_an_architecture_does_not_have_are_refused() {
         ("llama_moe", "score_scale_factor", json!([1.0])),
         ("minimax_m2", "scoring_func", json!("softmax")),
         ("minimax_m2", "shared_intermediate_size", json!(8)),
+        ("mixtral", "num_experts_per_tok", json!(null)),
+        ("mixtral", "use_qk_norm", json!(true)),
         ("nemotron_h", "hybrid_override_pattern", json!("ME*X-E")),
         ("nemotron_h", "hybrid_override_pattern", json!("")),
         ("nemotron_h", "hybrid_override_pattern", json!("MM*-")),
@@ -95,6 +101,11 @@ fn values_that_an_architecture_does_not_have_are_refused() {
         ("mimo_v2_flash", "hybrid_layer_pattern", json!([1])),
         ("mimo_v2_flash", "scoring_func", json!("softmax")),
         ("qwen3_5_moe", "attn_output_gate", json!(false)),
+        ("qwen3_5_moe", "norm_topk_prob", json!(false)),
+        ("qwen3_5_moe", "n_shared_experts", json!(0)),
+        ("qwen3_moe", "moe_router_dtype", json!("bfloat16")),
+        ("qwen3_moe", "shared_expert_intermediate_size", json!(8)),
+        ("qwen3_moe", "use_qk_norm", json!(false)),
         ("qwen4_exp", "attn_output_gate", json!(false)),
         ("qwen4_exp", "output_gate_type", json!("gelu")),
         ("qwen4_exp", "hc_count", json!(1)),
@@ -113,6 +124,7 @@ fn values_that_an_architecture_does_not_have_are_refused() {
         ("solar_open", "partial_rotary_factor", json!(0.5)),
         ("solar_open", "first_k_dense_replace", json!(1)),
         ("step3p5", "moe_router_activation", json!("softmax")),
+        ("step3p5", "use_head_wise_attn_gate", json!(false)),
         ("step3p5", "attention_other_setting", json!({"head_dim": 4})),
         ("step3p5", "num_sliding_attention_heads", json!(0)),
         ("step3p5", "layer_types", json!(["full_attention"])),
@@ -129,6 +141,83 @@ fn values_that_an_architecture_does_not_have_are_refused() {
     for (name, key, value) in cases {
         let said = refusal(name, |config| config[key] = value.clone());
         assert!(said.as_ref().is_some_and(|said| said.contains(key)), "{name} with {key} {value}: {said:?}");
+    }
+}
+
+#[test]
+fn keys_that_state_what_an_architecture_does_anyway_pass() {
+    let cases = [
+        ("deepseek_v4", "topk_method", json!("noaux_tc")),
+        ("deepseek_v4", "norm_topk_prob", json!(true)),
+        ("glm_moe_dsa", "index_share_for_mtp_iteration", json!(true)),
+        ("glm_moe_dsa", "moe_router_dtype", json!("float32")),
+        ("mixtral", "norm_topk_prob", json!(true)),
+        ("mixtral", "use_qk_norm", json!(false)),
+        ("qwen3_moe", "shared_expert_intermediate_size", json!(0)),
+        ("qwen3_moe", "use_qk_norm", json!(true)),
+        ("qwen3_moe", "scoring_func", json!("softmax")),
+    ];
+    for (name, key, value) in cases {
+        assert_eq!(refusal(name, |config| config[key] = value.clone()), None, "{name} with {key} {value}");
+    }
+}
+
+#[test]
+fn the_type_is_judged_before_any_key() {
+    let said = refusal("mixtral", |config| {
+        config["model_type"] = "odd".into();
+        config["num_experts_per_tok"] = Value::Null;
+        *config = json!({ "logit_scale": 2, "text_config": config.take() });
+    });
+    let said = said.unwrap();
+    assert!(said.contains("model_type 'odd' is not supported") && !said.contains("logit_scale"), "{said}");
+}
+
+#[test]
+fn a_model_may_have_the_names_of_its_checkpoint() {
+    for kind in ["qwen3_8_flash_next", "qwen3_8_flash_next_text"] {
+        assert_eq!(refusal("qwen4_exp", |config| config["model_type"] = kind.into()), None, "{kind}");
+    }
+}
+
+#[test]
+fn biases_of_attention_are_read_where_a_key_says_so() {
+    let said = refusal("nemotron_h", |config| config["attention_bias"] = true.into()).unwrap();
+    assert!(said.contains("mixer.q_proj.bias"), "{said}");
+}
+
+#[test]
+fn refused_keys_are_ignored_by_name_and_a_store_remembers_it() {
+    let dir = with_config(&fixture("golden/qwen3_moe"), "config.json");
+    let (model, store) = (dir.path().to_str().unwrap(), dir.path().join("store"));
+    let (plain, file) = (fixture("golden/qwen3_moe"), dir.path().join("config.json"));
+    let (plain, store) = (plain.to_str().unwrap(), store.to_str().unwrap());
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    config["attention_flavour"] = "sour".into();
+    config["use_qk_norm"] = false.into();
+    std::fs::write(&file, config.to_string()).unwrap();
+    let said = larder_refuses(&["inspect", model]);
+    for part in [
+        "attention_flavour is not supported (\"sour\": might change attention)",
+        "use_qk_norm is not supported (false: only true)",
+    ] {
+        assert!(said.contains(part), "{said}");
+    }
+    let both = ["--ignore-config", "attention_flavour,use_qk_norm"];
+    assert!(said.ends_with(&both.join(" ")), "{said}");
+    assert!(larder_refuses(&["inspect", model, both[0], "use_qk_norm"]).contains("--ignore-config attention_flavour"));
+    let said = larder_refuses(&["inspect", model, both[0], "attention_flavour,rope_theta"]);
+    assert!(said.contains("--ignore-config names 'rope_theta', which is not refused"), "{said}");
+    larder_ok(&["convert", model, store, both[0], both[1]]);
+    let run = |args: &[&str]| {
+        let output = larder(&[&["run", "-p", "a", "-n", "4", "--temperature", "0"], args].concat());
+        assert!(output.status.success());
+        (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    let note = "note: ignores attention_flavour, use_qk_norm of config.json, as asked";
+    for args in [&["-m", model, both[0], both[1]][..], &["-m", store], &["-m", store, both[0], both[1]]] {
+        let (text, said) = run(args);
+        assert_eq!((text, said.matches(note).count()), (run(&["-m", plain]).0, 1), "{args:?}: {said}");
     }
 }
 

@@ -7,6 +7,7 @@ mod golden;
 mod keys;
 mod mtp;
 mod pieces;
+mod published;
 mod ragged;
 mod rewind;
 mod run_ahead;
