@@ -87,6 +87,28 @@ fn check_chat(model: &std::path::Path, case: &serde_json::Value) {
 }
 
 #[test]
+fn a_chat_with_tools_is_rendered_with_a_template_from_a_file() {
+    let (dir, model) = (tempfile::tempdir().unwrap(), fixture("golden/olmoe"));
+    let (chat, template) = (dir.path().join("chat.json"), dir.path().join("short.jinja"));
+    std::fs::write(&template, "{{ tools[0].name }} {{ documents[0].text }} {{ mood }} {{ messages | length }}")
+        .unwrap();
+    let args = ["tokenize", "-m", text(&model), "--messages", text(&chat), "--chat-template-file", text(&template)];
+    let whole = serde_json::json!({
+        "messages": [{"role": "user", "content": "Hi"}],
+        "tools": [{"name": "add"}],
+        "documents": [{"text": "Ducks."}],
+        "chat_template_kwargs": {"mood": "calm"},
+    });
+    std::fs::write(&chat, whole.to_string()).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&larder_ok(&args)).unwrap();
+    assert_eq!(json["text"], "add Ducks. calm 1");
+    for wrong in [r#"{"tools": []}"#, r#"{"messages": [], "tool": []}"#, "7"] {
+        std::fs::write(&chat, wrong).unwrap();
+        assert!(larder_refuses(&args).contains("chat.json: must be a JSON array of messages"), "{wrong}");
+    }
+}
+
+#[test]
 fn drawing_repeats_with_its_seed() {
     let model = fixture("golden/olmoe");
     let draw = |seed| {

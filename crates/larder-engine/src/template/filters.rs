@@ -62,6 +62,10 @@ pub(super) fn add_to(environment: &mut Environment, budget: &Arc<Budget>) {
     environment.add_filter(names::TEST, move |state: &mut State, args: Rest<ValueOrKwargs>| {
         test(&budget, state, &args.into_values())
     });
+    // To Jinja2, a sequence is what has a length and elements: texts and dictionaries too.
+    for name in ["iterable", "sequence"] {
+        environment.add_test(name, |value: &Value| !value.is_none() && value.try_iter().is_ok());
+    }
     let budget = shared();
     environment.add_filter("string", move |value: Value| python::display(&value, &budget));
     let budget = shared();
@@ -127,6 +131,7 @@ pub(super) fn add_to(environment: &mut Environment, budget: &Arc<Budget>) {
 /// A filter by its name: `args` are the value, the name, and the filter's arguments.
 fn filter(budget: &Budget, state: &mut State, args: &[Value]) -> Result<Value, Error> {
     let (name, args) = named(args)?;
+    let args = as_jinja(name, args)?;
     let others = budget.weigh_all(&args[1..])?;
     if !JOINTS.contains(&name) {
         // An argument may be read for each element.
@@ -157,6 +162,24 @@ fn filter(budget: &Budget, state: &mut State, args: &[Value]) -> Result<Value, E
     let made = if made.as_str().is_none() { arranged(budget, made)? } else { made };
     budget.take(budget.weigh(&made)?)?;
     Ok(made)
+}
+
+/// The arguments with which an engine's filter does what Jinja2's does.
+fn as_jinja(name: &str, mut args: Vec<Value>) -> Result<Vec<Value>, Error> {
+    match name {
+        "length" | "count" | "first" | "last" if args[0].is_undefined() => args[0] = Value::from(Vec::<Value>::new()),
+        "int" if args.len() == 1 => args.push(Value::from(0)),
+        "float" if args.len() == 1 => args.push(Value::from(0.0)),
+        "default" | "d" if args.last().is_some_and(Value::is_kwargs) => {
+            let named = Kwargs::try_from(args.pop().unwrap_or_default())?;
+            for name in ["default_value", "boolean"].iter().skip(args.len() - 1) {
+                args.push(named.get::<Option<Value>>(name)?.unwrap_or_else(|| Value::from("")));
+            }
+            named.assert_all_used()?;
+        }
+        _ => {}
+    }
+    Ok(args)
 }
 
 /// What an engine's filter made; a list, which may be lazy, as a list of its own.

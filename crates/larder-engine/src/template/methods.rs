@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use minijinja::{
     Error, State, Value,
     formatting::{FormatStyle, format},
-    value::{Kwargs, from_args},
+    value::{Kwargs, Tuple, from_args},
 };
 use minijinja_contrib::pycompat;
 
@@ -104,14 +104,14 @@ pub(super) fn split(
         budget.take_list(1)?;
         let whole = match (separator, backwards) {
             (Some(_), _) => whole,
-            (None, false) => whole.trim_start(),
-            (None, true) => whole.trim_end(),
+            (None, false) => whole.trim_start_matches(is_space),
+            (None, true) => whole.trim_end_matches(is_space),
         };
         let cut = if pieces.len() < limit { cut(whole, separator, backwards)? } else { None };
         let (piece, others) = cut.map_or((whole, None), |(piece, others)| (piece, Some(others)));
         let piece = match (separator, others, backwards) {
-            (None, None, false) => piece.trim_end(),
-            (None, None, true) => piece.trim_start(),
+            (None, None, false) => piece.trim_end_matches(is_space),
+            (None, None, true) => piece.trim_start_matches(is_space),
             _ => piece,
         };
         if separator.is_some() || !piece.is_empty() {
@@ -129,7 +129,7 @@ pub(super) fn split(
 /// The first or last piece of `text` and what is beyond the separator.
 fn cut<'a>(text: &'a str, separator: Option<&str>, backwards: bool) -> Result<Option<(&'a str, &'a str)>, Error> {
     let Some(separator) = separator else {
-        let at = if backwards { text.rsplit_once(char::is_whitespace) } else { text.split_once(char::is_whitespace) };
+        let at = if backwards { text.rsplit_once(is_space) } else { text.split_once(is_space) };
         return Ok(if backwards { at.map(|(others, piece)| (piece, others)) } else { at });
     };
     if separator.is_empty() {
@@ -159,7 +159,7 @@ fn parts(budget: &Budget, text: &str, name: &str, args: &[Value]) -> Result<Valu
     budget.take(text.len())?;
     let triple = |split: Option<(&str, &str)>, otherwise: [&str; 3]| {
         let parts = split.map_or(otherwise, |(before, after)| [before, part, after]);
-        Value::from(parts.map(Value::from).to_vec())
+        Value::from(Tuple::from(parts.map(Value::from)))
     };
     Ok(match name {
         "removeprefix" => Value::from(text.strip_prefix(part).unwrap_or(text)),
@@ -169,11 +169,16 @@ fn parts(budget: &Budget, text: &str, name: &str, args: &[Value]) -> Result<Valu
     })
 }
 
+/// Whether `c` is white space to Python, as the separators of files, groups, records and units are.
+fn is_space(c: char) -> bool {
+    c.is_whitespace() || ('\x1c'..='\x1f').contains(&c)
+}
+
 /// `text` without white space, or without any of `chars`, at its start and end.
 pub(super) fn strip(budget: &Budget, text: &str, chars: Option<&str>, start: bool, end: bool) -> Result<Value, Error> {
     // A set, since text and characters may both be long.
     let chars: Option<HashSet<char>> = chars.map(|chars| chars.chars().collect());
-    let is_stripped = |c: char| chars.as_ref().map_or(c.is_whitespace(), |chars| chars.contains(&c));
+    let is_stripped = |c: char| chars.as_ref().map_or_else(|| is_space(c), |chars| chars.contains(&c));
     let text = if start { text.trim_start_matches(is_stripped) } else { text };
     let text = if end { text.trim_end_matches(is_stripped) } else { text };
     budget.take(text.len())?;
@@ -226,7 +231,7 @@ mod tests {
         assert_eq!(split("a,b,c", Some(","), Some(0), true), ["a,b,c"]);
         assert_eq!(split("a,b,c", Some(","), Some(-1), true), ["a", "b", "c"]);
         assert_eq!(split("", Some(","), None, false), [""]);
-        assert_eq!(split("  a  b \n", None, None, false), ["a", "b"]);
+        assert_eq!(split("  a \u{1f} b \n", None, None, false), ["a", "b"]);
         assert_eq!(split("  a  b c ", None, Some(1), false), ["a", "b c"]);
         assert_eq!(split("  a  b c ", None, Some(1), true), ["a  b", "c"]);
         assert!(split("   ", None, None, false).is_empty() && split("", None, None, true).is_empty());

@@ -72,7 +72,8 @@ impl ChatTemplate {
         let mut checked = Vec::new();
         for (name, source) in sources {
             compile::check_length(&source)?;
-            let source = tags::without_generation(&source);
+            // All ends of lines are line feeds, as Jinja2 reads a template.
+            let source = tags::without_generation(&source.replace("\r\n", "\n").replace('\r', "\n"));
             on_large_stack(|| compile::compile(&name, &source).map(drop))?;
             checked.push((name, source));
         }

@@ -43,7 +43,7 @@ fn blocks_remove_their_line() {
 #[test]
 fn python_methods_and_filters_work() {
     assert_eq!(render("{{ ' ab '.strip().upper() + 'a,b,c'.split(',')[-1] }}"), "ABc");
-    assert_eq!(render("{{ 'a-b-c'.rsplit('-', 1) }}{{ 'a-b'.partition('-')[2] }}"), "['a-b', 'c']b");
+    assert_eq!(render("{{ 'a-b-c'.rsplit('-', 1) }}{{ 'a-b'.partition('-') }}"), "['a-b', 'c']('a', '-', 'b')");
     assert_eq!(render("{{ 'xyz'.removeprefix('x').removesuffix('z') }}"), "y");
     assert_eq!(
         render("{% set n = namespace(i=0) %}{% for m in messages %}{% set n.i = n.i + 1 %}{% endfor %}{{ n.i }}"),
@@ -51,6 +51,29 @@ fn python_methods_and_filters_work() {
     );
     assert_eq!(render("{{ messages[0].items() | list | length }}{{ messages[0].get('x', 'y') }}"), "2y");
     assert_eq!(render("{{ [1.0, 'a', none] | string }}{{ none }}{{ true }}"), "[1.0, 'a', None]NoneTrue");
+}
+
+#[test]
+fn values_are_judged_as_jinja2_judges_them() {
+    let judged =
+        [("none", false), ("7", false), ("true", false), ("''", true), ("{}", true), ("[]", true), ("missing", true)];
+    for (value, holds) in judged {
+        let holds = if holds { "True" } else { "False" };
+        let both = format!("{{{{ {value} is iterable }}}} {{{{ {value} is sequence }}}}");
+        assert_eq!(render(&both), format!("{holds} {holds}"), "{value}");
+    }
+    // So do templates ask whether there are tools.
+    assert_eq!(render("{% if tools is iterable and tools | length > 0 %}tools{% else %}none{% endif %}"), "none");
+    assert_eq!(render("{{ missing | length }}{{ missing | first }}{{ missing | last is defined }}"), "0False");
+    assert_eq!(render("{{ 'x' | int }} {{ '' | float }} {{ 'x' | int(3) }} {{ '12' | int }}"), "0 0.0 3 12");
+    let named = "{{ '' | default('a', boolean=true) }}{{ missing | default(default_value='b') }}";
+    assert_eq!(render(named), "ab");
+    assert_eq!(render("{{ none | default(none) }}"), "None");
+}
+
+#[test]
+fn lines_end_in_line_feeds() {
+    assert_eq!(render("a\r\n{% if true %}\r\nb\rc\r\n{% endif %}\r\n"), "a\nb\nc\n");
 }
 
 #[test]

@@ -484,9 +484,13 @@ pub struct TokenizeArgs {
     /// Text to tokenize; - reads standard input
     #[arg(required_unless_present = "messages")]
     pub text: Option<String>,
-    /// JSON file with an array of chat messages for the model's chat template; - reads standard input
+    /// JSON file with a chat for the model's chat template: an array of messages, or an object with messages, tools, documents
+    /// and chat_template_kwargs; - reads standard input
     #[arg(long, value_name = "FILE", conflicts_with = "text")]
     pub messages: Option<PathBuf>,
+    /// With --messages: chat template in Jinja, in place of the model's
+    #[arg(long, value_name = "FILE", requires = "messages")]
+    pub chat_template_file: Option<PathBuf>,
     /// With --messages: leave out the prefix of the answer that the template adds
     #[arg(long, requires = "messages")]
     pub no_generation_prompt: bool,

@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use larder_engine::ChatTemplate;
 use larder_runtime::models::{self, HubName, no_folder};
 use larder_runtime::{ModelOptions, MtpUse, Notices, OpenModel, WorkProgress};
-use larder_store::{MANIFEST_FILE, StoreError, StoreErrorKind};
+use larder_store::{MANIFEST_FILE, StoreError, StoreErrorKind, read_small};
 
 use crate::cli::{EngineFlags, IgnoreConfig, SpeculateFlags};
 use crate::progress::{self, Bar};
@@ -21,6 +22,9 @@ const DEMO: &str = "models/demo";
 
 /// Path of the demo model below the folder that a package manager installs to, such as `/usr`.
 const INSTALLED_DEMO: &str = "share/larder/models/demo";
+
+/// Maximum length of a file with a chat template.
+const TEMPLATE_BYTES_MAX: u64 = 4 << 20;
 
 /// The demo model that a program brings along.
 static DEMO_FOLDER: OnceLock<PathBuf> = OnceLock::new();
@@ -87,6 +91,12 @@ fn open_with(path: &Path, store_for_gguf: bool, mtp: MtpUse, ignored: &IgnoreCon
     let (models_folder, cache_folder) = (user_folders::models(), user_folders::cache());
     let (ignored_keys, notices) = (ignored.keys.clone(), notices());
     OpenModel::open(path, &ModelOptions { models_folder, cache_folder, store_for_gguf, mtp, ignored_keys, notices })
+}
+
+/// The chat template in the file of `--chat-template-file`, in place of the model's.
+pub fn template_of(model: &OpenModel, path: &Path) -> Result<ChatTemplate> {
+    let Some(jinja) = read_small(path, TEMPLATE_BYTES_MAX)? else { bail!("{}: not found", path.display()) };
+    model.other_template(&jinja).with_context(|| path.display().to_string())
 }
 
 /// Prints notices on standard error, and progress as bars.

@@ -5,13 +5,11 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use larder_core::format_bytes;
-use larder_engine::{ChatFormat, ChatTemplate};
+use larder_engine::ChatFormat;
 use larder_runtime::plan::{PlanInputs, decide};
 use larder_runtime::{CacheSize, DeviceKind, InferenceEngine, OpenModel, Options, TextCodec, plan_inputs};
 use larder_serve::{Engine, FilesCheck, ModelFacts, ServedModel, ServerOptions, TOKENIZER_THREADS};
-use larder_store::read_small;
 
-use super::FILE_BYTES_MAX;
 use super::engine::ServedEngine;
 use crate::cli::serve::ServeArgs;
 use crate::models;
@@ -44,7 +42,7 @@ impl ModelOpener {
         let model = models::open_to_run(path, &flags, &args.speculate, &args.ignore_config)?;
         let mut text = model.text_codec()?;
         if let Some(path) = &args.chat_template_file {
-            text.template = Some(other_template(&model, path)?);
+            text.template = Some(models::template_of(&model, path)?);
         }
         let context = args.context.min(model.blueprint.context);
         let prompt_bytes = text.tokenizer.longest_text(context).saturating_mul(TOKENIZER_THREADS);
@@ -123,11 +121,6 @@ fn check_kv_limit(inputs: &PlanInputs, saves: bool) -> Result<()> {
         );
     }
     Ok(())
-}
-
-fn other_template(model: &OpenModel, path: &Path) -> Result<ChatTemplate> {
-    let Some(jinja) = read_small(path, FILE_BYTES_MAX)? else { bail!("{}: not found", path.display()) };
-    model.other_template(&jinja).with_context(|| path.display().to_string())
 }
 
 fn served_model(
