@@ -4,7 +4,7 @@ use larder_core::{IQ4_NL_LEVELS, MXFP4_LEVELS, mxfp4_scale};
 
 use super::blocks32::{pack_nibbles, put_half};
 use super::k_quants::integer_scales;
-use super::search::{self, Group, inverse};
+use super::search::{self, Group, SHIFT, inverse};
 use super::{BLOCK, magnitude};
 
 /// Values per block of `iq4_xs`.
@@ -35,16 +35,36 @@ fn iq4_scale(group: Group, values: &[f32]) -> f32 {
     search::scale(group, inverses, iq4_level)
 }
 
-/// The level that is nearest. Sums of steps compile to SIMD code, a table does not.
-fn iq4_level(value: f32) -> f32 {
-    let levels = IQ4_NL_LEVELS.map(f32::from);
-    let step = |pair: &[f32]| if value > (pair[0] + pair[1]) / 2.0 { pair[1] - pair[0] } else { 0.0 };
-    levels.windows(2).fold(levels[0], |level, pair| level + step(pair))
+/// The code and the level that are nearest to a value, by the ceiling of twice the value modulo 512: the middle between two
+/// levels is a multiple of a half.
+static NEAREST: [(u8, f32); 512] = nearest_levels();
+
+const fn nearest_levels() -> [(u8, f32); 512] {
+    let mut nearest = [(0, 0.0); 512];
+    let (mut twice, mut code) = (-256, 0);
+    while twice < 256 {
+        if code < 15 && twice > IQ4_NL_LEVELS[code] as i32 + IQ4_NL_LEVELS[code + 1] as i32 {
+            code += 1;
+        }
+        nearest[(twice & 511) as usize] = (code as u8, IQ4_NL_LEVELS[code] as f32);
+        twice += 1;
+    }
+    nearest
 }
 
-/// The nibble whose level is nearest.
+pub fn nearest(value: f32) -> (u8, f32) {
+    let twice = search::clamped(2.0 * value, -256.0, 255.0);
+    let shifted = twice + SHIFT;
+    let ceiling = shifted.to_bits() + u32::from(shifted - SHIFT < twice);
+    NEAREST[ceiling as usize % 512]
+}
+
 fn iq4_code(value: f32) -> u8 {
-    IQ4_NL_LEVELS.windows(2).map(|pair| u8::from(value > (f32::from(pair[0]) + f32::from(pair[1])) / 2.0)).sum()
+    nearest(value).0
+}
+
+fn iq4_level(value: f32) -> f32 {
+    nearest(value).1
 }
 
 /// The scale is a power of two: that with which the largest magnitude is within the levels or up to a third above them,

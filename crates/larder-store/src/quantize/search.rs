@@ -142,9 +142,13 @@ pub const SHIFT: f32 = 12_582_912.0;
 
 /// The nearest integer of a magnitude below 2^22, between two bounds. Compiles to SIMD code on every instruction set.
 pub fn rounded(value: f32, least: f32, most: f32) -> f32 {
+    (clamped(value, least, most) + SHIFT) - SHIFT
+}
+
+/// `value`, or the bound that it is beyond; the lower one for NaN.
+pub fn clamped(value: f32, least: f32, most: f32) -> f32 {
     let value = if value > least { value } else { least };
-    let value = if value < most { value } else { most };
-    (value + SHIFT) - SHIFT
+    if value < most { value } else { most }
 }
 
 /// The inverses of scales with which the value of largest magnitude is near `level`, by less than one.

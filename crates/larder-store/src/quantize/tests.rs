@@ -54,6 +54,17 @@ fn rounding_equals_that_of_the_standard_library() {
 }
 
 #[test]
+fn levels_are_those_of_a_search() {
+    let values = larder_core::IQ4_NL_LEVELS.map(f32::from);
+    let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN, 1e-45, -0.0];
+    let around = (-1200..1200).map(|n| n as f32 / 8.0).flat_map(|v| [v.next_down(), v, v.next_up()]);
+    for v in around.chain(odd) {
+        let code = values.windows(2).filter(|pair| v > (pair[0] + pair[1]) / 2.0).count();
+        assert_eq!(levels::nearest(v), (code as u8, values[code]), "{v}");
+    }
+}
+
+#[test]
 fn floats_round_trip() {
     let values: Vec<f32> = (0..2000).map(|i| (i as f32 - 1000.0) * 0.0078125).collect();
     for kind in [NumberFormat::F32, NumberFormat::F16, NumberFormat::Bf16] {
