@@ -40,21 +40,25 @@ DONE = "It is written."
 class Agent:
     """An agent: its package and command, environment and files of its home, and what it is made to answer, turn by turn: calls of tools, or texts.
 
-    In all of them $URL, $PROJECT and $CONTEXT stand for the server, the folder of the repository and the tokens of the context."""
+    In all of them $URL, $PROJECT, $CONTEXT and $ANSWER stand for the server, the folder of the repository, and the tokens of context and answer."""
 
-    def __init__(self, name, package, command, turns, few_tools=(), environment=None):
+    def __init__(self, name, package, command, turns, short=(), environment=None):
         self.name, self.package, self.command, self.turns = name, package, command, turns
-        self.few_tools, self.environment = few_tools, environment or {}
+        self.short, self.environment = short, environment or {}
 
 
 AGENTS = (
     Agent("Claude Code", "@anthropic-ai/claude-code", ["claude", "-p", PROMPT, "--permission-mode", "acceptEdits"], [
         ("Write", {"file_path": "$PROJECT/note.txt", "content": FIRST}),
         ("Edit", {"file_path": "$PROJECT/note.txt", "old_string": FIRST.strip(), "new_string": LAST.strip()}),
-    ], ["--tools", "Read,Write,Edit"], {"ANTHROPIC_BASE_URL": "$URL", "ANTHROPIC_AUTH_TOKEN": "none"}),
+    ], ["--tools", "Read,Write,Edit"], {
+        "ANTHROPIC_BASE_URL": "$URL", "ANTHROPIC_AUTH_TOKEN": "none", "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "$ANSWER",
+        "DISABLE_TELEMETRY": "1", "DISABLE_ERROR_REPORTING": "1", "DISABLE_AUTOUPDATER": "1",
+    }),
     Agent("Codex", "@openai/codex", [
         "codex", "exec", "--dangerously-bypass-approvals-and-sandbox", "-m", NAME, "-c", "model_provider=larder",
-        "-c", 'model_providers.larder={name="larder",base_url="$URL/v1",wire_api="responses"}', "-c", "model_context_window=$CONTEXT", PROMPT,
+        "-c", 'model_providers.larder={name="larder",base_url="$URL/v1",wire_api="responses"}', "-c", "model_context_window=$CONTEXT", "-c", "analytics.enabled=false",
+        "-c", "check_for_update_on_startup=false", PROMPT,
     ], [
         ("exec_command", {"cmd": f"printf '%s\\n' '{FIRST.strip()}' > note.txt"}),
         ("exec_command", {"cmd": "sed -i s/empty/full/ note.txt"}),
@@ -62,14 +66,15 @@ AGENTS = (
     Agent("opencode", "opencode-ai", ["opencode", "run", PROMPT], [
         ("write", {"filePath": "$PROJECT/note.txt", "content": FIRST}),
         ("edit", {"filePath": "$PROJECT/note.txt", "oldString": FIRST.strip(), "newString": LAST.strip()}),
-    ], environment={"OPENCODE_CONFIG_CONTENT": json.dumps({
-        "model": f"larder/{NAME}", "provider": {"larder": {
-            "npm": "@ai-sdk/openai-compatible", "options": {"baseURL": "$URL/v1"},
-            "models": {NAME: {"limit": {"context": "$CONTEXT", "output": 8192}}},
-        }},
-    }).replace('"$CONTEXT"', "$CONTEXT")}),
+    ], environment={
+        "OPENCODE_DISABLE_AUTOUPDATE": "1",
+        "OPENCODE_CONFIG_CONTENT": """{"model": "larder/larder", "provider": {"larder": {
+            "npm": "@ai-sdk/openai-compatible", "options": {"baseURL": "$URL/v1"}, "models": {"larder": {"limit": {"context": $CONTEXT, "output": $ANSWER}}}
+        }}}""",
+    }),
     Agent("aider", "aider-chat", [
-        "aider", "--model", f"openai/{NAME}", "--openai-api-base", "$URL/v1", "--openai-api-key", "none", "--yes-always", "--message", PROMPT,
+        "aider", "--model", f"openai/{NAME}", "--openai-api-base", "$URL/v1", "--openai-api-key", "none", "--yes-always",
+        "--analytics-disable", "--no-check-update", "--no-show-model-warnings", "--message", PROMPT,
     ], [f"note.txt\n```\n{LAST}```\n"]),
 )
 
@@ -80,7 +85,7 @@ def main():
     parser.add_argument("--larder", default=ROOT / "target/release/larder")
     parser.add_argument("-m", "--model", help="a real model, of which nothing is forced")
     parser.add_argument("--context", type=int, default=65536)
-    parser.add_argument("--few-tools", action="store_true", help="with the agents' own options for short prompts")
+    parser.add_argument("--short", action="store_true", help="fewer tools and at most 512 tokens of an answer, by the agents' own options")
     parser.add_argument("--seconds", type=float, default=600, help="time limit of each agent")
     parser.add_argument("agents", nargs="*", help="names of agents (default: all)")
     args = parser.parse_args()
@@ -112,12 +117,12 @@ def check(agent, program, args):
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "home").mkdir(parents=True)
     subprocess.run(["git", "init", "-q", folder / "project"], check=True)
-    words = {"PROJECT": str(folder / "project"), "CONTEXT": str(args.context)}
+    words = {"PROJECT": str(folder / "project"), "CONTEXT": str(args.context), "ANSWER": str(answer_tokens(args))}
     turns = None if args.model else [filled(turn, words) for turn in agent.turns]
     with Server(args, folder) as server, Proxy(server.port, turns) as proxy:
         words["URL"] = proxy.url
         version = run(agent, [program, "--version"], folder, words, 60)[0]
-        command = [program, *filled(agent.command[1:], words), *(agent.few_tools if args.few_tools else ())]
+        command = [program, *filled(agent.command[1:], words), *(agent.short if args.short else ())]
         started = time.monotonic()
         ended = run(agent, command, folder, words, args.seconds)[1]
         seconds = time.monotonic() - started
@@ -134,6 +139,10 @@ def check(agent, program, args):
     ignored = ", ".join(f"`{field}`" for field in server.ignored())
     print(f"| {agent.name} | {version} | {result} | {requests} | {ignored} | {datetime.date.today()} |", flush=True)
     return not faults
+
+
+def answer_tokens(args):
+    return 512 if args.short else 8192
 
 
 def filled(value, words):
@@ -167,7 +176,8 @@ class Server:
     def __init__(self, args, folder):
         model = args.model or random_model(args.work / "random", args.context)
         self.log = folder / "server.log"
-        command = [args.larder, "serve", "-m", model, "--alias", NAME, "--port", "0", "--context", str(args.context), "--log-level", "info"]
+        command = [args.larder, "serve", "-m", model, "--alias", NAME, "--port", "0", "--context", str(args.context),
+                   "--max-tokens", str(answer_tokens(args)), "--log-level", "info"]
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
         self.port = self.wait()
