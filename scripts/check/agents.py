@@ -62,6 +62,7 @@ AGENTS = (
     ], [
         ("exec_command", {"cmd": f"printf '%s\\n' '{FIRST.strip()}' > note.txt"}),
         ("exec_command", {"cmd": "sed -i s/empty/full/ note.txt"}),
+        ("spawn_agent", {"message": "Say that it is full."}),
     ], ["-c", "web_search=disabled", "--disable", "multi_agent", "--disable", "goals"]),
     Agent("opencode", "opencode-ai", ["opencode", "run", PROMPT], [
         ("write", {"filePath": "$PROJECT/note.txt", "content": FIRST}),
@@ -243,10 +244,12 @@ class Proxy:
     def steered(self, path, body):
         """The body with what makes the answer the next turn."""
         api = APIS.get(path)
+        if "unsupported call" in json.dumps(body):
+            self.faults.append("a call was not understood")
         if self.turns is None or api is None:
             return body
         with self.lock:
-            offered = {name_of(tool) for tool in body.get("tools") or ()}
+            offered = {name_of(tool) for tool in all_tools(body)}
             turn = self.turns[0] if self.turns else DONE
             if isinstance(turn, str) or turn[0] in offered:
                 self.turns = self.turns[1:]
@@ -299,37 +302,48 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
+def all_tools(body):
+    """The tools of a request, those in namespaces after the others."""
+    tools = body.get("tools") or []
+    return tools + [inner for tool in tools for inner in tool.get("tools", ())]
+
+
 def name_of(tool):
     return tool.get("name") or tool.get("function", {}).get("name")
 
 
 def exactly(tool, key, turn):
-    """The tool, with only the turn's arguments if it is the turn's."""
+    """The tool, with the very arguments in its schema if it is the turn's."""
+    if "function" in tool:
+        return tool | {"function": exactly(tool["function"], key, turn)}
+    if "tools" in tool:
+        return tool | {"tools": [exactly(inner, key, turn) for inner in tool["tools"]]}
     if name_of(tool) != turn[0]:
         return tool
-    schema = {"type": "object", "properties": {name: {"const": value} for name, value in turn[1].items()}, "required": list(turn[1]), "additionalProperties": False}
-    return tool | {key: schema}
+    constants = {name: {"const": value} for name, value in turn[1].items()}
+    return tool | {key: {"type": "object", "properties": constants, "required": list(constants), "additionalProperties": False}}
 
 
 def chat(body, turn):
     if isinstance(turn, str):
         return {"tool_choice": "none", "grammar": f"start: {json.dumps(turn)}"}
-    tools = [tool | {"function": exactly(tool["function"], "parameters", turn)} for tool in body["tools"]]
-    return {"tools": tools, "tool_choice": {"type": "function", "function": {"name": turn[0]}}, "parallel_tool_calls": False}
+    choice = {"type": "function", "function": {"name": turn[0]}}
+    return {"tools": [exactly(tool, "parameters", turn) for tool in body["tools"]], "tool_choice": choice, "parallel_tool_calls": False}
 
 
 def responses(body, turn):
     if isinstance(turn, str):
         return {"tool_choice": "none", "text": {"format": {"type": "json_schema", "name": "done", "schema": {"const": turn}}}}
-    tools = [exactly(tool, "parameters", turn) for tool in body["tools"]]
-    return {"tools": tools, "tool_choice": {"type": "function", "name": turn[0]}, "parallel_tool_calls": False}
+    spaces = [tool["name"] for tool in body["tools"] if turn[0] in map(name_of, tool.get("tools", ()))]
+    choice = {"type": "function", "name": turn[0], "namespace": spaces[0] if spaces else None}
+    return {"tools": [exactly(tool, "parameters", turn) for tool in body["tools"]], "tool_choice": choice, "parallel_tool_calls": False}
 
 
 def messages(body, turn):
     if isinstance(turn, str):
         return {"tool_choice": {"type": "none"}, "output_config": {"format": {"type": "json_schema", "schema": {"const": turn}}}}
-    tools = [exactly(tool, "input_schema", turn) for tool in body["tools"]]
-    return {"tools": tools, "tool_choice": {"type": "tool", "name": turn[0], "disable_parallel_tool_use": True}}
+    choice = {"type": "tool", "name": turn[0], "disable_parallel_tool_use": True}
+    return {"tools": [exactly(tool, "input_schema", turn) for tool in body["tools"]], "tool_choice": choice}
 
 
 APIS = {"/v1/chat/completions": chat, "/v1/responses": responses, "/v1/messages": messages}
