@@ -38,7 +38,7 @@ DONE = "It is written."
 
 
 class Agent:
-    """An agent: its package and command, environment and files of its home, and what it is made to answer, turn by turn: calls of tools, or texts.
+    """An agent: its package, command and environment, options for short prompts, and what it is made to answer, turn by turn: calls of tools, or texts.
 
     In all of them $URL, $PROJECT, $CONTEXT and $ANSWER stand for the server, the folder of the repository, and the tokens of context and answer."""
 
@@ -130,6 +130,8 @@ def check(agent, program, args):
     faults = list(proxy.faults)
     if not ended:
         faults.append(f"stopped after {args.seconds:.0f} s")
+    if not proxy.answers:
+        faults.append("nothing was asked")
     note = folder / "project/note.txt"
     if turns is not None and (not note.exists() or note.read_text() != LAST):
         faults.append("note.txt is not as wanted")
@@ -243,19 +245,20 @@ class Proxy:
 
     def steered(self, path, body):
         """The body with what makes the answer the next turn."""
-        api = APIS.get(path)
-        if "unsupported call" in json.dumps(body):
+        if b"unsupported call" in body:
             self.faults.append("a call was not understood")
-        if self.turns is None or api is None:
+        if self.turns is None or path not in APIS:
             return body
+        body = json.loads(body)
+        more = APIS[path](body, self.next_turn({name_of(tool) for tool in all_tools(body)}))
+        return json.dumps(body | {"seed": 1, "chat_template_kwargs": {"enable_thinking": False}} | more).encode()
+
+    def next_turn(self, offered):
+        """The next turn, unless it calls a tool that is not offered, as where a title is asked for."""
         with self.lock:
-            offered = {name_of(tool) for tool in all_tools(body)}
-            turn = self.turns[0] if self.turns else DONE
-            if isinstance(turn, str) or turn[0] in offered:
-                self.turns = self.turns[1:]
-            else:
-                turn = DONE
-        return body | {"seed": 1, "chat_template_kwargs": {"enable_thinking": False}} | api(body, turn)
+            if not self.turns or not (isinstance(self.turns[0], str) or self.turns[0][0] in offered):
+                return DONE
+            return self.turns.pop(0)
 
     def note(self, path, status, text):
         with self.lock:
@@ -274,11 +277,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
     proxy = None
 
     def do_POST(self):
+        if not self.path.startswith("/"):
+            return self.do_CONNECT()
         path = self.path.split("?")[0]
-        body = self.rfile.read(int(self.headers.get("content-length") or 0))
-        if self.command == "POST" and body:
-            body = json.dumps(self.proxy.steered(path, json.loads(body))).encode()
-        # Only the server is behind this address.
+        body = self.proxy.steered(path, self.rfile.read(int(self.headers.get("content-length") or 0)))
         upstream = http.client.HTTPConnection("127.0.0.1", self.proxy.port)
         kept = {name: value for name, value in self.headers.items() if name.lower() not in ("host", "content-length", "connection")}
         upstream.request(self.command, self.path, body, kept)
@@ -288,15 +290,19 @@ class Handler(http.server.BaseHTTPRequestHandler):
             if name.lower() not in ("transfer-encoding", "connection"):
                 self.send_header(name, value)
         self.end_headers()
-        while piece := answer.read1():
-            text += piece
-            self.wfile.write(piece)
+        try:
+            while piece := answer.read1():
+                text += piece
+                self.wfile.write(piece)
+        except ConnectionError:
+            # An agent that ends leaves what its helpers asked for.
+            pass
         self.proxy.note(path, answer.status, text)
 
     do_GET = do_HEAD = do_POST
 
     def do_CONNECT(self):
-        self.send_error(403)
+        self.send_error(403, "only the server may be asked")
 
     def log_message(self, *_):
         pass
