@@ -2,13 +2,13 @@
 """Whole loops of Claude Code, Codex, opencode and aider, as their packages come, against `larder serve`.
 
     scripts/check/agents.py --work DIR                                a small random model, whose calls of tools are forced
-    scripts/check/agents.py --work DIR -m MODEL --context 32768       a real model, of which nothing is forced
+    scripts/check/agents.py --work DIR -m FILE.gguf --short           a real model, of which nothing is forced
 
 Needs Python with venv and pip, Node with npm from 11 on, git and the package registries; DIR keeps 2 GB of packages and what each agent left. Each agent starts
 in an empty repository with an empty home, and reaches the server alone: this script passes its requests on, counts them, and refuses those to other hosts.
 To requests to the random model it adds `tool_choice`, a seed, and to the schema of the wanted tool the very arguments, or the very text of an answer; what the
 server answers reaches the agent unchanged. The file that the agent then has written is compared, and no status may be 400 or above.
-To requests to a real model nothing is added, and what it answers does not matter. Prints a row of a Markdown table per agent; exits with 1 if one fails.
+To requests to a real model, such as those of `real_weights.py --keep`, nothing is added, and what it answers does not matter. Prints a row of a Markdown table per agent; exits with 1 if one fails.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=pathlib.Path, required=True, help="folder of the packages, models and homes")
     parser.add_argument("--larder", default=ROOT / "target/release/larder")
-    parser.add_argument("-m", "--model", help="a real model, of which nothing is forced")
+    parser.add_argument("-m", "--model", type=pathlib.Path, help="a real model, of which nothing is forced")
     parser.add_argument("--context", type=int, default=65536)
     parser.add_argument("--short", action="store_true", help="fewer tools and at most 512 tokens of an answer, by the agents' own options")
     parser.add_argument("--seconds", type=float, default=600, help="time limit of each agent")
@@ -177,7 +177,7 @@ class Server:
     """A `larder serve` of the wanted model; its log stays in the agent's folder."""
 
     def __init__(self, args, folder):
-        model = args.model or random_model(args.work / "random", args.context)
+        model = widened(args.model, args.work, args.context) if args.model else random_model(args.work / "random", args.context)
         self.log = folder / "server.log"
         command = [args.larder, "serve", "-m", model, "--alias", NAME, "--port", "0", "--context", str(args.context),
                    "--max-tokens", str(answer_tokens(args)), "--log-level", "info"]
@@ -231,6 +231,17 @@ def random_model(folder, context):
     text = json.dumps(header).encode()
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + weights)
     return folder
+
+
+def widened(model, folder, context):
+    """A copy of a GGUF file whose metadata allow this context, so that agents' prompts fit into it; another model as it is."""
+    if model.suffix != ".gguf":
+        return model
+    data = bytearray(model.read_bytes())
+    # The key is followed by the number of its type, a 32-bit integer.
+    struct.pack_into("<I", data, re.search(rb"\.context_length\x04\0\0\0", data).end(), context)
+    (folder / "wide.gguf").write_bytes(data)
+    return folder / "wide.gguf"
 
 
 class Proxy:
