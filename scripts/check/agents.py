@@ -94,7 +94,7 @@ def main():
     args.work.mkdir(parents=True, exist_ok=True)
     agents = [agent for agent in AGENTS if not args.agents or agent.name in args.agents]
     programs = [installed(agent, args.work) for agent in agents]
-    print("| agent | version | result | requests | fields ignored | date |\n|---|---|---|---|---|---|")
+    print("| agent | version | result | requests | without effect | date |\n|---|---|---|---|---|---|")
     sys.exit(not all([check(agent, program, args) for agent, program in zip(agents, programs)]))
 
 
@@ -193,8 +193,8 @@ class Server:
         sys.exit(f"the server did not start:\n{self.log.read_text()}")
 
     def ignored(self):
-        """The fields that the log says were ignored."""
-        return sorted(set(re.findall(r"ignored.*?'([^']+)'", self.log.read_text())))
+        """The fields and types of tools that the log says have no effect."""
+        return sorted(set(re.findall(r"'([^']+)' (?:is not known|are not offered)", self.log.read_text())))
 
     def __enter__(self):
         return self
