@@ -6,8 +6,9 @@
 
 Needs Python with venv and pip, Node with npm from 11 on, git and the package registries; DIR keeps 2 GB of packages and what each agent left. Each agent starts
 in an empty repository with an empty home, and reaches the server alone: this script passes its requests on, counts them, and refuses those to other hosts.
-To requests to the random model it adds `tool_choice`, a seed, and to the schema of the wanted tool the very arguments, or the very text of an answer; what the
-server answers reaches the agent unchanged. The file that the agent then has written is compared, and no status may be 400 or above.
+To requests to the random model it adds `tool_choice`, a seed, and to the schemas of the wanted tools the very arguments, or the very text of an answer; what
+the server answers reaches the agent unchanged. Three of the agents then have a helper of theirs look too. The file that was written is compared, and no status
+may be 400 or above.
 To requests to a real model, such as those of `real_weights.py --keep`, nothing is added, and what it answers does not matter. Prints a row of a Markdown table per agent; exits with 1 if one fails.
 """
 
@@ -35,6 +36,7 @@ NAME = "larder"
 PROMPT = "Write the line `the larder is full` into the file note.txt."
 FIRST, LAST = "the larder is empty\n", "the larder is full\n"
 DONE = "It is written."
+HELPER = {"description": "Look", "prompt": "Say that it is full."}
 
 
 class Agent:
@@ -51,6 +53,7 @@ AGENTS = (
     Agent("Claude Code", "@anthropic-ai/claude-code", ["claude", "-p", PROMPT, "--permission-mode", "acceptEdits"], [
         ("Write", {"file_path": "$PROJECT/note.txt", "content": FIRST}),
         ("Edit", {"file_path": "$PROJECT/note.txt", "old_string": FIRST.strip(), "new_string": LAST.strip()}),
+        ("Agent", HELPER),
     ], ["--tools", "Read,Write,Edit"], {
         "ANTHROPIC_BASE_URL": "$URL", "ANTHROPIC_AUTH_TOKEN": "none", "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "$ANSWER",
         "DISABLE_TELEMETRY": "1", "DISABLE_ERROR_REPORTING": "1", "DISABLE_AUTOUPDATER": "1",
@@ -60,13 +63,13 @@ AGENTS = (
         "-c", 'model_providers.larder={name="larder",base_url="$URL/v1",wire_api="responses"}', "-c", "model_context_window=$CONTEXT", "-c", "analytics.enabled=false",
         "-c", "check_for_update_on_startup=false", PROMPT,
     ], [
-        ("exec_command", {"cmd": f"printf '%s\\n' '{FIRST.strip()}' > note.txt"}),
-        ("exec_command", {"cmd": "sed -i s/empty/full/ note.txt"}),
-        ("spawn_agent", {"message": "Say that it is full."}),
+        ("exec_command", {"cmd": f"echo '{LAST.strip()}' > note.txt"}),
+        ("spawn_agent", {"message": HELPER["prompt"]}),
     ], ["-c", "web_search=disabled", "--disable", "multi_agent", "--disable", "goals"]),
     Agent("opencode", "opencode-ai", ["opencode", "run", PROMPT], [
         ("write", {"filePath": "$PROJECT/note.txt", "content": FIRST}),
         ("edit", {"filePath": "$PROJECT/note.txt", "oldString": FIRST.strip(), "newString": LAST.strip()}),
+        ("task", HELPER | {"subagent_type": "general"}),
     ], environment={
         "OPENCODE_DISABLE_AUTOUPDATE": "1",
         "OPENCODE_CONFIG_CONTENT": """{"model": "larder/larder", "provider": {"larder": {
@@ -94,7 +97,7 @@ def main():
     args.work.mkdir(parents=True, exist_ok=True)
     agents = [agent for agent in AGENTS if not args.agents or agent.name in args.agents]
     programs = [installed(agent, args.work) for agent in agents]
-    print("| agent | version | result | requests | without effect | date |\n|---|---|---|---|---|---|")
+    print("| agent | version | result | requests | prompt tokens, cached | without effect | date |\n|---|---|---|---|---|---|---|")
     sys.exit(not all([check(agent, program, args) for agent, program in zip(agents, programs)]))
 
 
@@ -140,7 +143,7 @@ def check(agent, program, args):
     requests = ", ".join(f"{count} × `{path}` {status}" for (path, status), count in counts.items())
     version = re.search(r"\d+(\.\d+)+", version)[0]
     ignored = ", ".join(f"`{field}`" for field in server.ignored())
-    print(f"| {agent.name} | {version} | {result} | {requests} | {ignored} | {datetime.date.today()} |", flush=True)
+    print(f"| {agent.name} | {version} | {result} | {requests} | {server.tokens()} | {ignored} | {datetime.date.today()} |", flush=True)
     return not faults
 
 
@@ -196,6 +199,11 @@ class Server:
         """The fields and types of tools that the log says have no effect."""
         return sorted(set(re.findall(r"'([^']+)' (?:is not known|are not offered)", self.log.read_text())))
 
+    def tokens(self):
+        """The tokens of all prompts, and how many of them came from the prefix cache."""
+        text = self.log.read_text()
+        return ", ".join(f"{sum(map(int, re.findall(f'{name}_tokens=([0-9]+)', text))):,}" for name in ("prompt", "cached"))
+
     def __enter__(self):
         return self
 
@@ -249,6 +257,7 @@ class Proxy:
 
     def __init__(self, port, turns):
         self.port, self.turns = port, turns
+        self.calls = dict(turn for turn in turns or () if not isinstance(turn, str))
         self.answers, self.faults, self.lock = [], [], threading.Lock()
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"proxy": self}))
         self.url = f"http://127.0.0.1:{self.server.server_port}"
@@ -261,7 +270,9 @@ class Proxy:
         if self.turns is None or path not in APIS:
             return body
         body = json.loads(body)
-        more = APIS[path](body, self.next_turn({name_of(tool) for tool in all_tools(body)}))
+        # All calls are in all requests, so that those of a conversation begin alike.
+        body |= {"tools": [exactly(tool, self.calls) for tool in body["tools"]]} if body.get("tools") else {}
+        more = APIS[path](self.next_turn({name for name, _ in names_of(body.get("tools") or ())}), body)
         return json.dumps(body | {"seed": 1, "chat_template_kwargs": {"enable_thinking": False}} | more).encode()
 
     def next_turn(self, offered):
@@ -319,48 +330,43 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def all_tools(body):
-    """The tools of a request, those in namespaces after the others."""
-    tools = body.get("tools") or []
-    return tools + [inner for tool in tools for inner in tool.get("tools", ())]
+def names_of(tools, space=None):
+    """Names of tools, each with its namespace."""
+    for tool in tools:
+        yield tool.get("name") or tool.get("function", {}).get("name"), space
+        yield from names_of(tool.get("tools", ()), tool.get("name"))
 
 
-def name_of(tool):
-    return tool.get("name") or tool.get("function", {}).get("name")
-
-
-def exactly(tool, key, turn):
-    """The tool, with the very arguments in its schema if it is the turn's."""
+def exactly(tool, calls):
+    """The tool with the very arguments in its schema, if it has a call."""
     if "function" in tool:
-        return tool | {"function": exactly(tool["function"], key, turn)}
+        return tool | {"function": exactly(tool["function"], calls)}
     if "tools" in tool:
-        return tool | {"tools": [exactly(inner, key, turn) for inner in tool["tools"]]}
-    if name_of(tool) != turn[0]:
+        return tool | {"tools": [exactly(inner, calls) for inner in tool["tools"]]}
+    if tool.get("name") not in calls:
         return tool
-    constants = {name: {"const": value} for name, value in turn[1].items()}
-    return tool | {key: {"type": "object", "properties": constants, "required": list(constants), "additionalProperties": False}}
+    constants = {name: {"const": value} for name, value in calls[tool["name"]].items()}
+    schema = {"type": "object", "properties": constants, "required": list(constants), "additionalProperties": False}
+    return tool | {"input_schema" if "input_schema" in tool else "parameters": schema}
 
 
-def chat(body, turn):
+def chat(turn, _):
     if isinstance(turn, str):
         return {"tool_choice": "none", "grammar": f"start: {json.dumps(turn)}"}
-    choice = {"type": "function", "function": {"name": turn[0]}}
-    return {"tools": [exactly(tool, "parameters", turn) for tool in body["tools"]], "tool_choice": choice, "parallel_tool_calls": False}
+    return {"tool_choice": {"type": "function", "function": {"name": turn[0]}}, "parallel_tool_calls": False}
 
 
-def responses(body, turn):
+def responses(turn, body):
     if isinstance(turn, str):
         return {"tool_choice": "none", "text": {"format": {"type": "json_schema", "name": "done", "schema": {"const": turn}}}}
-    spaces = [tool["name"] for tool in body["tools"] if turn[0] in map(name_of, tool.get("tools", ()))]
-    choice = {"type": "function", "name": turn[0], "namespace": spaces[0] if spaces else None}
-    return {"tools": [exactly(tool, "parameters", turn) for tool in body["tools"]], "tool_choice": choice, "parallel_tool_calls": False}
+    choice = {"type": "function", "name": turn[0], "namespace": dict(names_of(body["tools"]))[turn[0]]}
+    return {"tool_choice": choice, "parallel_tool_calls": False}
 
 
-def messages(body, turn):
+def messages(turn, _):
     if isinstance(turn, str):
         return {"tool_choice": {"type": "none"}, "output_config": {"format": {"type": "json_schema", "schema": {"const": turn}}}}
-    choice = {"type": "tool", "name": turn[0], "disable_parallel_tool_use": True}
-    return {"tools": [exactly(tool, "input_schema", turn) for tool in body["tools"]], "tool_choice": choice}
+    return {"tool_choice": {"type": "tool", "name": turn[0], "disable_parallel_tool_use": True}}
 
 
 APIS = {"/v1/chat/completions": chat, "/v1/responses": responses, "/v1/messages": messages}
