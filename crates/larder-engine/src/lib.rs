@@ -64,7 +64,7 @@ pub use context::{ContextFull, DialogueTurns, answer_room, kept_tokens};
 pub use decode::{Decoding, NextDraws, StepStats, TokenChoice};
 pub use evictor_file::{EVICTOR_BYTES_MAX, EVICTOR_FILE, SidecarError, evictor_arrays, evictor_from_bytes};
 pub use generate::{GenerateError, Generated, Listener, Request, generate};
-pub use grammar::{Grammar, GrammarCompiler, GrammarError, TextFormat};
+pub use grammar::{Grammar, GrammarCompiler, GrammarError, TextFormat, grammar_bytes};
 pub use hidden_sum::HiddenSum;
 pub use lambda_costs::{CostNote, LambdaCost, LambdaCosts, MeasuredLambda, SizeCosts, lambda_cost_note, text_breaks};
 pub use mtp_state::{MtpState, OwnLayer};

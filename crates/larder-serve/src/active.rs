@@ -1,5 +1,6 @@
 //! A request that is being generated: its prompt is prefilled in pieces, then it decodes a token per step.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use larder_engine::{
@@ -7,9 +8,11 @@ use larder_engine::{
     Sequence, Speculator, StepPart, TextSoFar, TokenChoice, Writer,
 };
 use larder_model::{Decoder, ExpertPath, Logits, LogitsFor, LogitsRow, ModelError, TokenPhase};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::Sender;
 use tracing::Span;
 
+use crate::answer_grammar::CompiledGrammar;
 use crate::context::{ContextPlan, ContextUse};
 use crate::embedding::StepTap;
 use crate::error::ApiError;
@@ -35,6 +38,8 @@ pub struct ActiveRequest<'m> {
     /// The logits of the last step, and the draft tokens that it computed.
     step: DraftedStep,
     /// The exact logits of the token that the step decodes, if its loss is measured.
+    /// The place of its grammar in memory.
+    _grammar_room: Option<Arc<OwnedSemaphorePermit>>,
     exact: Option<ExactLogits>,
     /// Draft tokens that the next step computes: the last ones of the sequence.
     drafts: Vec<u32>,
@@ -96,6 +101,7 @@ impl<'m> ActiveRequest<'m> {
         (slot, sequence): (usize, Sequence),
         cached_tokens: usize,
         model: &'m ServedModel,
+        let (grammar, room) = grammar.map(|CompiledGrammar { grammar, room }| (grammar, room)).unzip();
         drafting: &Drafting,
     ) -> Self {
         let GenerationJob { number, prompt, sampler, grammar, stop, max_tokens, ignore_eos, logprobs, .. } = job;
@@ -105,6 +111,7 @@ impl<'m> ActiveRequest<'m> {
         let text = model.tokenizer.detokenizer(true).showing(shown);
         let writer = Writer::new(sampler, stop, text, eos, max_tokens);
         let writer = writer.with_grammar(grammar);
+            _grammar_room: room,
         let (step, drafts, unsent) = Default::default();
         let ahead_before = sequence.ahead_counts();
         ActiveRequest {

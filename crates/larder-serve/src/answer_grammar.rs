@@ -1,6 +1,9 @@
 //! The grammar of an answer: a format that was requested, tool calls, or either, with reasoning before them.
 
-use larder_engine::{AllowedCalls, Grammar, GrammarCompiler, GrammarError};
+use std::sync::Arc;
+
+use larder_engine::{AllowedCalls, AnswerRules, Grammar, GrammarCompiler, GrammarError, TextFormat};
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::error::ApiError;
 use crate::model::ServedModel;
@@ -9,16 +12,38 @@ use crate::server::ServerState;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
-impl ServerState {
-    /// The grammar of a completion, if a format was requested.
-    pub fn completion_grammar(&self, requested: Option<&RequestedFormat>) -> Result<Option<Grammar>> {
-        let Some(RequestedFormat { field, format }) = requested else { return Ok(None) };
-        self.compile(field, |compiler| compiler.compile(format)).map(Some)
-    }
+/// The grammar of an answer, not yet compiled.
+pub struct AnswerGrammar {
+    /// The field of the request, for errors.
+    field: &'static str,
+    /// The rules of an answer with calls, or with reasoning.
+    rules: Option<AnswerRules>,
+    /// What was requested.
+    format: Option<TextFormat>,
+    /// Whether the answer may do without it, as calls do that nobody asks for.
+    is_optional: bool,
+}
 
+/// A compiled grammar, which keeps its place in memory.
+#[derive(Clone)]
+pub struct CompiledGrammar {
+    /// The grammar, at its beginning.
+    pub grammar: Grammar,
+    /// Its place.
+    pub room: Arc<OwnedSemaphorePermit>,
+}
+
+impl From<RequestedFormat> for AnswerGrammar {
+    /// The grammar of a text of nothing but a format.
+    fn from(requested: RequestedFormat) -> Self {
+        AnswerGrammar { field: requested.field, rules: None, format: Some(requested.format), is_optional: false }
+    }
+}
+
+impl ServerState {
     /// The grammar of the answer to a chat with this prompt, if tools have to be called, a format was requested, or calls are
     /// generic.
-    pub fn chat_grammar(&self, request: &ChatRequest, prompt: &str) -> Result<Option<Grammar>> {
+    pub fn chat_grammar(&self, request: &ChatRequest, prompt: &str) -> Result<Option<AnswerGrammar>> {
         let requested = request.params.format.as_ref();
         let tools = request.tools.as_ref();
         let is_forced = tools.is_some_and(|tools| tools.choice != ToolChoice::Auto);
@@ -40,30 +65,39 @@ impl ServerState {
         }
         let ServedModel { chat_format, tokenizer, .. } = &self.model;
         let rules = chat_format.answer_rules(tokenizer, prompt, calls.as_ref(), requested.is_some());
-        let rules = rules.map_err(|error| invalid("tools", &error))?;
-        let (Some(rules), format) = (rules, requested.map(|requested| &requested.format)) else {
-            return self.completion_grammar(requested);
+        let rules = match rules {
+            Err(error) if or_text => {
+                self.do_without(&error);
+                return Ok(None);
+            }
+            rules => rules.map_err(|error| invalid("tools", &error))?,
         };
         let field = requested.map_or("tools", |requested| requested.field);
-        match self.compile(field, |compiler| compiler.compile_answer(&rules, format)) {
-            // A call that nobody asks for may do without its grammar.
-            Err(error) if or_text => {
-                self.server.notes.log(&[format!("calls are not held in form: {error}")]);
-                Ok(None)
-            }
-            compiled => compiled.map(Some),
-        }
+        let format = requested.map(|requested| requested.format.clone());
+        Ok(Some(AnswerGrammar { field, rules, format, is_optional: or_text }))
     }
 
-    fn compile(
-        &self,
-        field: &str,
-        compile: impl FnOnce(&GrammarCompiler) -> std::result::Result<Grammar, GrammarError>,
-    ) -> Result<Grammar> {
+    fn do_without(&self, error: &GrammarError) {
+        self.server.notes.log(&[format!("calls are not held in form: {error}")]);
+    }
+
+    /// Compiles a grammar. The first prepares the vocabulary.
+    pub fn compile(&self, grammar: &AnswerGrammar) -> Result<Option<Grammar>> {
+        let AnswerGrammar { field, rules, format, is_optional } = grammar;
         let ServedModel { tokenizer, vocab, generation, .. } = &self.model;
         let compiler = self.grammars.get_or_init(|| GrammarCompiler::new(tokenizer, *vocab, &generation.eos));
-        let grammar = compiler.as_ref().map_err(GrammarError::clone).and_then(compile);
-        grammar.map_err(|error| invalid(field, &error))
+        let compiled = compiler.as_ref().map_err(GrammarError::clone).and_then(|compiler| match (rules, format) {
+            (Some(rules), format) => compiler.compile_answer(rules, format.as_ref()).map(Some),
+            (None, Some(format)) => compiler.compile(format).map(Some),
+            (None, None) => Ok(None),
+        });
+        match compiled {
+            Err(error) if *is_optional => {
+                self.do_without(&error);
+                Ok(None)
+            }
+            compiled => compiled.map_err(|error| invalid(field, &error)),
+        }
     }
 }
 

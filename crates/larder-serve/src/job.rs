@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use larder_engine::{FinishReason, Grammar, Sampler, StopMatcher};
+use larder_engine::{FinishReason, Sampler, StopMatcher};
 use tokio::sync::mpsc::Sender;
 use tracing::Span;
 
+use crate::answer_grammar::CompiledGrammar;
 use crate::context::{ContextPlan, ContextUse};
 use crate::error::ApiError;
 
@@ -23,7 +24,7 @@ pub struct GenerationJob {
     /// Samples tokens.
     pub sampler: Sampler,
     /// What the text has to match: structured output.
-    pub grammar: Option<Grammar>,
+    pub grammar: Option<CompiledGrammar>,
     /// Finds stop strings.
     pub stop: StopMatcher,
     /// Text of the prompt, if the answer begins with it.

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use larder_engine::{ContextFull, GrammarCompiler, GrammarError};
+use larder_engine::{ContextFull, GrammarCompiler, GrammarError, grammar_bytes};
 use tokio::sync::Semaphore;
 
 use crate::connection::BUFFER_BYTES;
@@ -25,6 +25,8 @@ use crate::{connection, http};
 const HTTP_THREADS: usize = 2;
 /// Threads that parse and tokenise requests.
 pub const TOKENIZER_THREADS: usize = 2;
+/// Threads that compile grammars, each with its memory in the plan.
+const GRAMMAR_THREADS: usize = 1;
 /// Bytes of request bodies in memory, over all connections.
 const BODIES_BYTES_MAX: usize = 64 << 20;
 
@@ -93,6 +95,9 @@ pub struct SharedState {
     pub body_permits: Arc<Semaphore>,
     pub tokenizer_permits: Arc<Semaphore>,
     pub notes: Notes,
+    pub grammar_permits: Arc<Semaphore>,
+    /// One permit for each grammar that may be in memory.
+    pub grammar_room: Arc<Semaphore>,
 }
 
 /// State of a loaded model, shared by its threads and the handlers of its requests.
@@ -111,12 +116,17 @@ pub type Shared = Arc<SharedState>;
 pub type App = Arc<ServerState>;
 
 impl ServerOptions {
-    /// Bytes that the server takes beside the engine, for sequences of at most `context` tokens: buffers of the requests that are
-    /// generated or wait, and the index of saved sequences.
-    pub fn bytes(&self, context: usize) -> u64 {
+    /// Bytes that the server takes beside the engine, for a model of `vocab` tokens and sequences of at most `context`: buffers of
+    /// the requests that are generated or wait, the index of saved sequences, and grammars.
+    pub fn bytes(&self, vocab: usize, context: usize) -> u64 {
         let requests = (self.parallel.saturating_add(self.queue) as u64).saturating_mul(BUFFER_BYTES as u64);
         let index = self.session_disk.as_ref().map_or(0, |_| index_bytes(context));
-        requests.saturating_add(index)
+        requests.saturating_add(index).saturating_add(grammar_bytes(vocab, self.grammars()))
+    }
+
+    /// Grammars in memory at a time: those of the answers that are generated, and the next.
+    fn grammars(&self) -> usize {
+        self.parallel.saturating_add(1).min(Semaphore::MAX_PERMITS)
     }
 
     /// Permits for a body of this size, one per KiB.
@@ -144,7 +154,7 @@ where
 {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(HTTP_THREADS)
-        .max_blocking_threads(TOKENIZER_THREADS + 2)
+        .max_blocking_threads(TOKENIZER_THREADS + GRAMMAR_THREADS + 2)
         .thread_name("http")
         .enable_all()
         .build()?;
@@ -155,6 +165,8 @@ where
         body_permits: Arc::new(Semaphore::new(options.all_permits())),
         tokenizer_permits: Arc::new(Semaphore::new(TOKENIZER_THREADS)),
         notes: Notes::default(),
+        grammar_permits: Arc::new(Semaphore::new(GRAMMAR_THREADS)),
+        grammar_room: Arc::new(Semaphore::new(options.grammars())),
         options,
     });
     let pool = match models {

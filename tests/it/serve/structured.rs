@@ -1,6 +1,9 @@
 //! Structured output: answers match what the request says, and nothing else changes.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -147,4 +150,44 @@ fn what_cannot_be_enforced_is_refused_by_name() {
     assert_eq!((refused.status, refused.json()["error"]["code"].as_str()), (400, Some("invalid_grammar")));
     let answer = server.post("/v1/completions", asked("x", json!({"max_tokens": 2, "ignore_eos": true}))).json();
     assert_eq!(answer["usage"]["completion_tokens"], 2, "the server goes on: {answer}");
+}
+
+/// Two dozen clients ask for formats that take minutes to compile, or as long as they may.
+#[test]
+fn costly_formats_hold_up_no_plain_request() {
+    let server = Server::start(&demo(), &["--context", "512"]);
+    let patterns: serde_json::Map<_, _> =
+        (0..400).map(|i| (format!("^k{i}_[a-z]+$"), json!({"type": "null"}))).collect();
+    let wide: serde_json::Map<_, _> = (0..2500).map(|i| (format!("key{i}"), json!({"type": "integer"}))).collect();
+    let copies = |from: &str| format!("{from} ").repeat(2500);
+    let costly = [
+        json!({"max_tokens": 1, "json_schema": {"type": "object", "patternProperties": patterns}}),
+        json!({"max_tokens": 1, "grammar": format!("start: A\nA: {}\nB: {}\nC: /[ab]c?/", copies("B"), copies("C"))}),
+        json!({"max_tokens": 1, "json_schema": {"type": "object", "properties": wide, "additionalProperties": false}}),
+    ];
+    let plain = || {
+        let begun = Instant::now();
+        let answer = server.post("/v1/completions", asked("The old man", json!({"max_tokens": 4})));
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        begun.elapsed()
+    };
+    plain();
+    let alone = (0..3).map(|_| plain()).max().unwrap();
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for i in 0..24 {
+            let (server, costly, is_over) = (&server, &costly[i % 3], &is_over);
+            scope.spawn(move || {
+                while !is_over.load(Ordering::Relaxed) {
+                    let answer = server.post("/v1/completions", asked("A", costly.clone()));
+                    assert!(matches!(answer.status, 200 | 400 | 429), "{}", answer.body);
+                }
+            });
+        }
+        thread::sleep(Duration::from_millis(500));
+        let beside = (0..5).map(|_| plain()).max();
+        is_over.store(true, Ordering::Relaxed);
+        println!("alone {alone:?}, beside costly formats {beside:?}");
+        assert!(beside.unwrap() < alone + Duration::from_secs(1), "{beside:?} beside, {alone:?} alone");
+    });
 }

@@ -1,6 +1,8 @@
 //! Compiles grammars for the vocabulary of a model, within bounds of time, memory and stack.
 
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use larder_core::give_back_freed_memory;
 use llguidance::api::{ParserLimits, TopLevelGrammar};
@@ -9,6 +11,7 @@ use llguidance::toktrie::InferenceCapabilities;
 use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
 
+use super::expansion;
 use super::gbnf::to_lark;
 use super::vocabulary::vocabulary;
 use super::{Grammar, GrammarError, TextFormat, failed};
@@ -26,12 +29,36 @@ const STACK_BYTES: usize = 512 << 20;
 const NESTING_MAX: usize = 128;
 /// States of the lexer, 1 to 2 kB each.
 const LEXER_STATES_MAX: usize = 16_384;
+/// Steps of the lexer while it is made, two or more for each unit of the grammar's size.
+const LEXER_FUEL: u64 = 400_000;
 /// White space between the tokens of JSON: small models otherwise write nothing else.
 const WHITE_SPACE: &str = r"\x20";
 
-/// Compiles grammars for one model.
+/// The most time that a grammar may take; most take some milliseconds.
+const COMPILE_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// Most bytes of a compiled grammar.
+const GRAMMAR_BYTES: u64 = 8 << 20;
+/// Most bytes beside it while it is compiled.
+const COMPILE_BYTES: u64 = 16 << 20;
+/// Bytes of a token in a prepared vocabulary.
+const TOKEN_BYTES: u64 = 440;
+
+/// The most bytes of a compiler for a vocabulary of `tokens` tokens, the grammar that it compiles, and `grammars` compiled ones.
+pub fn grammar_bytes(tokens: usize, grammars: usize) -> u64 {
+    TOKEN_BYTES * tokens as u64 + COMPILE_BYTES + GRAMMAR_BYTES.saturating_mul(grammars as u64)
+}
+
+/// Compiles grammars for one model, one at a time.
 pub struct GrammarCompiler {
-    factory: ParserFactory,
+    tasks: Sender<CompileTask>,
+}
+
+struct CompileTask {
+    source: TopLevelGrammar,
+    /// When the caller ceases to wait.
+    until: Instant,
+    to: SyncSender<Result<Grammar, GrammarError>>,
 }
 
 impl GrammarCompiler {
@@ -44,9 +71,16 @@ impl GrammarCompiler {
             .map_err(|error| failed(&error))?;
         factory.quiet();
         give_back_freed_memory();
-        *factory.limits_mut() =
-            ParserLimits { max_lexer_states: LEXER_STATES_MAX, verbose_errors: false, ..ParserLimits::default() };
-        Ok(GrammarCompiler { factory })
+        *factory.limits_mut() = ParserLimits {
+            initial_lexer_fuel: LEXER_FUEL,
+            max_lexer_states: LEXER_STATES_MAX,
+            verbose_errors: false,
+            ..ParserLimits::default()
+        };
+        let (tasks, received) = channel();
+        let thread = thread::Builder::new().name("grammars".into());
+        thread.spawn(move || compile_all(&factory, &received)).map_err(|error| failed(&error))?;
+        Ok(GrammarCompiler { tasks })
     }
 
     /// Compiles a grammar.
@@ -67,22 +101,52 @@ impl GrammarCompiler {
         self.compile_source(whole)
     }
 
-    /// Compiles in a thread of its own, for its stack.
     fn compile_source(&self, source: TopLevelGrammar) -> Result<Grammar, GrammarError> {
-        thread::scope(|scope| {
-            let compile = || {
-                let mut matcher = Matcher::new(self.factory.create_parser(source));
-                match matcher.get_error() {
-                    Some(error) => Err(GrammarError::of(&error)),
-                    // The first mask tells whether any text matches at all.
-                    None => matcher.compute_mask_or_eos().map(|_| Grammar { matcher }).map_err(|error| failed(&error)),
-                }
-            };
-            let thread = thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES);
-            let thread = thread.spawn_scoped(scope, compile).map_err(|error| failed(&error))?;
-            thread.join().unwrap_or_else(|_| Err(GrammarError::of("its compiler failed")))
+        self.compile_within(source, COMPILE_TIME_MAX)
+    }
+
+    /// Compiles in a thread that cannot be ended: after `time`, it is left to end by itself.
+    pub(super) fn compile_within(&self, source: TopLevelGrammar, time: Duration) -> Result<Grammar, GrammarError> {
+        let (to, compiled) = sync_channel(1);
+        // If the thread has ended, so has the channel of the answer.
+        let _ = self.tasks.send(CompileTask { source, until: Instant::now() + time, to });
+        compiled.recv_timeout(time).unwrap_or_else(|error| match error {
+            RecvTimeoutError::Timeout => Err(GrammarError(format!("it takes more than {time:?} to compile"))),
+            RecvTimeoutError::Disconnected => Err(GrammarError::of("its compiler failed")),
         })
     }
+}
+
+fn compile_all(factory: &ParserFactory, tasks: &Receiver<CompileTask>) {
+    for CompileTask { source, until, to } in tasks {
+        if Instant::now() < until {
+            // The caller may have ceased to wait.
+            let _ = to.send(compile_apart(factory, source));
+        }
+    }
+}
+
+/// Compiles in a thread of its own, for its stack.
+fn compile_apart(factory: &ParserFactory, source: TopLevelGrammar) -> Result<Grammar, GrammarError> {
+    thread::scope(|scope| {
+        let thread = thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES);
+        let thread = thread.spawn_scoped(scope, || compile(factory, source)).map_err(|error| failed(&error))?;
+        thread.join().unwrap_or_else(|_| Err(GrammarError::of("its compiler failed")))
+    })
+}
+
+fn compile(factory: &ParserFactory, source: TopLevelGrammar) -> Result<Grammar, GrammarError> {
+    expansion::check(&source)?;
+    let parser = factory.create_parser(source).map_err(|error| failed(&error))?;
+    if parser.parser.lexer_stats().num_bytes as u64 > GRAMMAR_BYTES {
+        return Err(GrammarError(format!(
+            "it is too large when it is compiled; at most {} MiB are supported",
+            GRAMMAR_BYTES >> 20
+        )));
+    }
+    let mut matcher = Matcher::new(Ok(parser));
+    // The first mask tells whether any text matches at all.
+    matcher.compute_mask_or_eos().map(|_| Grammar { matcher }).map_err(|error| failed(&error))
 }
 
 fn source(format: &TextFormat) -> Result<TopLevelGrammar, GrammarError> {

@@ -5,13 +5,14 @@
 //! anywhere in the grammar, and bounds what a grammar may cost.
 
 mod compiler;
+mod expansion;
 mod gbnf;
 mod vocabulary;
 
 use llguidance::Matcher;
 use serde_json::Value;
 
-pub use compiler::GrammarCompiler;
+pub use compiler::{GrammarCompiler, grammar_bytes};
 pub(crate) use compiler::{RULES_BYTES_MAX, with_white_space};
 
 /// What a generated text has to match.

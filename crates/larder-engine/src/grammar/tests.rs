@@ -151,6 +151,53 @@ fn hostile_grammars_are_refused_soon() {
     }
 }
 
+/// Small sources of large grammars: copies of copies, combinations, pairs.
+fn bombs() -> Vec<TextFormat> {
+    let copies = |copies: usize, depth: usize| -> String {
+        let body = |i: usize| format!("T{} ", i + 1).repeat(copies);
+        (0..depth).map(|i| format!("T{i}: {}\n", body(i))).collect::<String>() + &format!("T{depth}: /[ab]c?/\n")
+    };
+    let nulls = vec![json!({"type": "null"}); 8000];
+    let wide: serde_json::Map<_, _> = (0..8000).map(|i| (format!("k{i}"), json!(true))).collect();
+    let patterns: serde_json::Map<_, _> =
+        (0..600).map(|i| (format!("^k{i}_[a-z]+$"), json!({"type": "null"}))).collect();
+    let gbnf = format!("root ::= a\na ::= {}\nb ::= {}\nc ::= [ab] \"c\"?", "b ".repeat(9000), "c ".repeat(9000));
+    vec![
+        TextFormat::Lark(format!("start: T0\n{}", copies(7000, 2))),
+        TextFormat::Lark(format!("start: T0\n{}", copies(100, 6))),
+        TextFormat::Gbnf(gbnf),
+        TextFormat::JsonSchema(json!({"properties": wide, "anyOf": nulls})),
+        TextFormat::JsonSchema(json!({"type": "object", "patternProperties": patterns})),
+        TextFormat::Regex(r"\w".repeat(30_000)),
+        TextFormat::Lark(format!(
+            "start: T\nT: {}",
+            (3..43).map(|i| format!("/(a|b)*a(a|b){{{i}}}/")).collect::<Vec<_>>().join(" & ")
+        )),
+    ]
+}
+
+#[test]
+fn what_is_too_large_when_it_is_expanded_is_refused_before_it_is_built() {
+    let compiler = compiler(&byte_tokenizer(&[], &[]));
+    for (i, bomb) in bombs().iter().enumerate() {
+        let start = Instant::now();
+        let error = compiler.compile(bomb).err().unwrap_or_else(|| panic!("case {i} is compiled"));
+        println!("{i}: {error} in {:?}", start.elapsed());
+        assert!(error.to_string().contains("too large when it is expanded"), "case {i}: {error}");
+        assert!(start.elapsed() < Duration::from_secs(1), "case {i}: {:?}", start.elapsed());
+    }
+}
+
+#[test]
+fn a_grammar_that_takes_too_long_is_refused_and_the_next_is_compiled() {
+    let tokenizer = byte_tokenizer(&[], &[]);
+    let compiler = compiler(&tokenizer);
+    let source = || llguidance::api::TopLevelGrammar::from_lark("start: \"a\"".into());
+    let error = compiler.compile_within(source(), Duration::ZERO).err().expect("no time");
+    assert!(error.to_string().contains("takes more than"), "{error}");
+    assert!(compiler.compile_within(source(), Duration::from_secs(60)).is_ok());
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 

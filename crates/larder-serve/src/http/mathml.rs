@@ -17,7 +17,7 @@ pub async fn convert(State(app): State<App>, request: Request) -> Result<Json> {
 /// As [`convert`], whatever model.
 pub async fn convert_on(server: &Shared, request: Request) -> Result<Json> {
     let body = body::read(server, request).await?;
-    run_permitted(server, move || {
+    run_permitted(&server.tokenizer_permits, move || {
         let MathmlRequest { formulas } = MathmlRequest::parse(&body)?;
         let converted = formula::convert(formulas).into_iter().map(|result| match result {
             Ok(mathml) => json!({"mathml": mathml}),

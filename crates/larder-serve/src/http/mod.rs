@@ -15,10 +15,12 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Router, middleware};
 use bytes::Bytes;
-use larder_engine::{Grammar, OutputParser, Sampler, StopMatcher, ToolSchema};
+use larder_engine::{OutputParser, Sampler, StopMatcher, ToolSchema};
 use serde_json::json;
-use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::sync::{Semaphore, broadcast, mpsc, oneshot};
+use tokio::time::timeout_at;
 
+use crate::answer_grammar::{AnswerGrammar, CompiledGrammar};
 use crate::context::ContextPlan;
 use crate::error::{ApiError, Json, excerpt};
 use crate::guard::guard;
@@ -197,13 +199,13 @@ async fn complete(State(app): State<App>, request: Request) -> Result<Response> 
 }
 
 /// Tokenises the prompts of a completion.
-fn prepare_completion(app: &App, CompletionRequest { params, prompts }: CompletionRequest) -> Result<Asked> {
+fn prepare_completion(app: &App, CompletionRequest { mut params, prompts }: CompletionRequest) -> Result<Asked> {
     check_model(app, params.model.as_deref())?;
     app.model.require_files()?;
     app.server.notes.log(&params.notes);
     let full = params.context_full.unwrap_or(app.server.options.context_full);
     let prompts = prompts.iter().map(|prompt| app.model.fitted_prompt(prompt, &params, full)).collect::<Result<_>>()?;
-    let grammar = app.completion_grammar(params.format.as_ref())?;
+    let grammar = params.format.take().map(AnswerGrammar::from);
     Ok(Asked { params, grammar, prompts, more_stops: vec![], chat: None, show_marks: false })
 }
 
@@ -213,16 +215,27 @@ async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce(&App) -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let own = app.clone();
-    run_permitted(&app.server, move || work(&own)).await
+    run_permitted(&app.server.tokenizer_permits, move || work(&own)).await
+}
+
+/// Compiles the grammar of an answer in its turn, once there is room for it. Requests without one do not wait for it.
+async fn compile(app: &App, since: Instant, grammar: AnswerGrammar) -> Result<Option<CompiledGrammar>> {
+    let (own, limit) = (app.clone(), app.server.options.timeout);
+    let compiled = async {
+        let room = app.server.grammar_room.clone().acquire_owned().await.map_err(|_| ApiError::shutting_down())?;
+        let compiled = run_permitted(&app.server.grammar_permits, move || own.compile(&grammar)).await?;
+        Ok(compiled.map(|grammar| CompiledGrammar { grammar, room: Arc::new(room) }))
+    };
+    timeout_at((since + limit).into(), compiled).await.map_err(|_| ApiError::timed_out(limit.as_secs()))?
 }
 
 /// Runs `work` on a blocking thread, a few at a time.
 async fn run_permitted<T: Send + 'static>(
-    server: &Shared,
+    permits: &Arc<Semaphore>,
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let failed = || ApiError::engine_failed("The request could not be tokenised: a worker thread failed.");
-    let permit = server.tokenizer_permits.clone().acquire_owned().await.map_err(|_| failed())?;
+    let failed = || ApiError::engine_failed("The request could not be prepared: a worker thread failed.");
+    let permit = permits.clone().acquire_owned().await.map_err(|_| failed())?;
     // The permit is held until the work is done, also if the client has disconnected.
     let work = move || {
         let _permit = permit;
@@ -247,7 +260,7 @@ fn unknown_model(app: &App, name: &str) -> ApiError {
 struct Asked {
     params: GenerationParams,
     /// What each answer has to match.
-    grammar: Option<Grammar>,
+    grammar: Option<AnswerGrammar>,
     /// Tokens of each prompt, at least one, and their use of the context.
     prompts: Vec<(Vec<u32>, ContextPlan)>,
     /// Stop strings beside those of the request.
@@ -293,6 +306,10 @@ async fn generate<F: ResponseFormat + 'static>(
     format: impl FnOnce(&GenerationParams, u64) -> F,
 ) -> Result<Response> {
     let Asked { mut params, grammar, prompts, more_stops, chat, show_marks } = asked;
+    let grammar = match grammar {
+        Some(grammar) => compile(app, since, grammar).await?,
+        None => None,
+    };
     let number = app.server.requests.fetch_add((prompts.len() * params.choices) as u64, Ordering::Relaxed);
     let wrong = |error: &dyn std::fmt::Display| ApiError::bad_request(format!("Invalid request: {error}."));
     let sampling = params.sampling.or_defaults(app.model.generation.sampling());

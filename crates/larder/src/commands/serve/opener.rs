@@ -51,7 +51,7 @@ impl ModelOpener {
         let options = Options {
             sequences,
             prompt_bytes,
-            program_bytes: server.bytes(context),
+            program_bytes: server.bytes(model.blueprint.vocab, context),
             kv_limit_bytes: args.kv_mem.map(|size| size.0),
             ..args.power.set(args.speculate.set(args.hot_set.set(flags.options(args.context)))?)
         };
