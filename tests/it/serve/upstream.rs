@@ -130,6 +130,39 @@ fn a_stream_that_breaks_off_ends_with_an_error() {
 }
 
 #[test]
+fn answers_that_are_not_streamed_are_bounded_together() {
+    const LONG: usize = 40 << 20;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = with_upstream(&listener.local_addr().unwrap().to_string(), &["--timeout", "60"]);
+    let head = format!("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {LONG}\r\n\r\n");
+    // Takes a request, and writes all of an answer but its end.
+    let begin = || {
+        let mut client = listener.accept().unwrap().0;
+        let _ = client.read(&mut [0; 4096]);
+        let begun = client.write_all(head.as_bytes()).and_then(|()| client.write_all(&vec![b' '; LONG - 2]));
+        (client, begun)
+    };
+    thread::scope(|scope| {
+        let first = scope.spawn(|| ask(&server));
+        let (mut client, begun) = begin();
+        begun.unwrap();
+        let second = scope.spawn(|| ask(&server));
+        let (other, _) = begin();
+        let refused = second.join().unwrap();
+        assert_eq!((refused.status, refused.json()["error"]["code"].as_str()), (503, Some("upstream_answers_full")));
+        assert!(refused.head.contains("retry-after"), "{}", refused.head);
+        drop(other);
+        client.write_all(b"{}").unwrap();
+        assert_eq!(first.join().unwrap().body.len(), LONG);
+        // Once a client has an answer, there is room for the next.
+        let third = scope.spawn(|| ask(&server));
+        let (mut client, begun) = begin();
+        begun.and_then(|()| client.write_all(b"{}")).unwrap();
+        assert_eq!(third.join().unwrap().body.len(), LONG);
+    });
+}
+
+#[test]
 fn requests_that_go_in_a_circle_end() {
     let (first, second) = (free_port(), free_port());
     let start = |port: u16, other: u16| {

@@ -1,21 +1,53 @@
-//! A streamed answer of another server, passed on as it comes. If it breaks off, its last part is an error.
+//! Answers of another server: one that is streamed is passed on as it comes, and if it breaks off, its last part is an error;
+//! any other is passed on when it is complete.
 
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
 use axum::body::{Body, HttpBody};
 use axum::http::StatusCode;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures_core::Stream;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout_at;
 
 use super::UpstreamAway;
 use crate::error::ApiError;
 use crate::error_form::ErrorForm;
+
+/// A complete answer, which keeps its room until the client has it.
+struct CompleteAnswer {
+    bytes: BytesMut,
+    _room: OwnedSemaphorePermit,
+}
+
+impl AsRef<[u8]> for CompleteAnswer {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// Reads an answer to its end. Each byte takes a permit of `room`; `None` if there are too few.
+pub async fn read_complete(mut incoming: Incoming, room: &Arc<Semaphore>) -> Result<Option<Body>, UpstreamAway> {
+    let (mut bytes, mut taken) = (BytesMut::new(), None::<OwnedSemaphorePermit>);
+    while let Some(frame) = incoming.frame().await {
+        let frame = frame.map_err(|error| UpstreamAway::new("its answer broke off", error))?;
+        let Ok(data) = frame.into_data() else { continue };
+        let Ok(more) = room.clone().try_acquire_many_owned(data.len() as u32) else { return Ok(None) };
+        bytes.extend_from_slice(&data);
+        match &mut taken {
+            Some(taken) => taken.merge(more),
+            None => taken = Some(more),
+        }
+    }
+    let complete = taken.map(|_room| Bytes::from_owner(CompleteAnswer { bytes, _room }));
+    Ok(Some(Body::from(complete.unwrap_or_default())))
+}
 
 /// The parts of an answer.
 pub struct StreamedBody {

@@ -1,20 +1,22 @@
 //! Another OpenAI-compatible server, which answers for the models that this one does not have.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use axum::body::Body;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
+use tokio::sync::Semaphore;
 use tokio::time::{timeout, timeout_at};
 
+use crate::connection::BUFFER_BYTES;
+use crate::error::ApiError;
 use crate::error_form::ErrorForm;
 
 mod address;
@@ -22,7 +24,7 @@ mod body;
 mod connect;
 
 pub use address::UpstreamAddress;
-use body::StreamedBody;
+use body::{StreamedBody, read_complete};
 
 /// Time to connect.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -31,9 +33,12 @@ const PAUSE: Duration = Duration::from_secs(2);
 /// Time for the list of its models, and how long that is kept.
 const LIST: Duration = Duration::from_secs(2);
 const LIST_KEPT: Duration = Duration::from_secs(30);
-/// Largest list of models, and largest response that is not streamed.
+/// Largest list of models.
 const LIST_BYTES_MAX: usize = 1 << 20;
-const RESPONSE_BYTES_MAX: usize = 64 << 20;
+/// Bytes of all answers together that are not streamed, until clients have them.
+const ANSWERS_BYTES_MAX: usize = 64 << 20;
+/// Seconds after which a client may ask again when they have more.
+const FULL_SECONDS: u64 = 5;
 /// The name of this server in the header `Via`, which ends requests that go in a circle.
 const VIA: &str = "1.1 larder";
 
@@ -56,6 +61,8 @@ impl std::fmt::Debug for UpstreamOptions {
 pub struct Upstream {
     options: UpstreamOptions,
     state: Mutex<UpstreamState>,
+    /// A permit for each byte of an answer.
+    room: Arc<Semaphore>,
 }
 
 #[derive(Default)]
@@ -81,7 +88,7 @@ type Result<T> = std::result::Result<T, UpstreamAway>;
 impl Upstream {
     /// A server that was not asked yet.
     pub fn new(options: UpstreamOptions) -> Self {
-        Upstream { options, state: Mutex::default() }
+        Upstream { options, state: Mutex::default(), room: Arc::new(Semaphore::new(ANSWERS_BYTES_MAX)) }
     }
 
     /// Whether a request has been here before.
@@ -115,12 +122,10 @@ impl Upstream {
         let (head, incoming) = response.into_parts();
         let body = match is_streamed(&head.headers) {
             true => StreamedBody::after_first(incoming, ErrorForm::of_path(parts.uri.path()), deadline).await?,
-            false => {
-                let whole = timeout_at(deadline.into(), Limited::new(incoming, RESPONSE_BYTES_MAX).collect());
-                let whole =
-                    whole.await.map_err(late)?.map_err(|error| UpstreamAway::new("its answer broke off", error))?;
-                Body::from(whole.to_bytes())
-            }
+            false => match timeout_at(deadline.into(), read_complete(incoming, &self.room)).await.map_err(late)?? {
+                Some(complete) => complete,
+                None => return Ok(answers_full().into_response()),
+            },
         };
         let mut response = Response::new(body);
         *response.status_mut() = head.status;
@@ -159,7 +164,9 @@ impl Upstream {
             connecting.await.map_err(|_| UpstreamAway("it cannot be reached: no connection in time".into()))?;
         let stream = stream.map_err(|error| UpstreamAway::new("it cannot be reached", error))?;
         let broken = |error| UpstreamAway::new("the connection broke", error);
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
+        let mut client = http1::Builder::new();
+        let handshake = client.max_buf_size(BUFFER_BYTES).handshake(TokioIo::new(stream));
+        let (mut sender, connection) = handshake.await.map_err(broken)?;
         // It ends with the response's body, or when that is dropped.
         tokio::spawn(connection);
         sender.send_request(request).await.map_err(broken)
@@ -214,6 +221,15 @@ impl Upstream {
     fn state(&self) -> std::sync::MutexGuard<'_, UpstreamState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn answers_full() -> ApiError {
+    let message = format!(
+        "The upstream server's answers have more than {} MiB together; ask again when fewer are under way, or for a stream.",
+        ANSWERS_BYTES_MAX >> 20
+    );
+    let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "upstream_answers_full", message);
+    ApiError { retry_after: Some(FULL_SECONDS), ..error }
 }
 
 fn is_streamed(headers: &HeaderMap) -> bool {
