@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter};
 use std::path::{Path, PathBuf};
 
-use crate::file_system::{is_of_no_file, replace_file};
+use crate::file_system::{create_private, is_of_no_file, replace_file};
 
 /// Symbolic links that are followed from one to the next.
 const LINKS_MAX: usize = 40;
@@ -14,16 +14,36 @@ const LINKS_MAX: usize = 40;
 /// beside it. What is neither absent nor a regular file (a device, a named pipe, a folder) is refused.
 pub fn write_atomically(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> io::Result<()> {
     let (path, existing) = output_file(path)?;
-    let temp = temp_path(&path);
-    let written = create_new(&temp).and_then(|file| {
+    replace(
+        &path,
+        |path| File::create_new(path),
+        |out| {
+            write(out)?;
+            existing.map_or(Ok(()), |existing| out.get_ref().set_permissions(existing.permissions()))
+        },
+    )
+}
+
+/// Writes a file that only this user can read, in the same way, but a symbolic link is replaced and not followed.
+pub fn write_privately(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> io::Result<()> {
+    if !path.is_symlink() {
+        output_file(path)?;
+    }
+    replace(path, create_private, write)
+}
+
+/// Replaces what is at `path` by a new file that `create` makes.
+fn replace(
+    path: &Path,
+    create: impl FnOnce(&Path) -> io::Result<File>,
+    write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+) -> io::Result<()> {
+    let temp = temp_path(path);
+    let written = remove_leftover(&temp).and_then(|()| create(&temp)).and_then(|file| {
         let mut out = BufWriter::new(file);
         write(&mut out)?;
-        let file = out.into_inner().map_err(|e| e.into_error())?;
-        if let Some(existing) = existing {
-            file.set_permissions(existing.permissions())?;
-        }
-        file.sync_all()?;
-        replace_file(&temp, &path)
+        out.into_inner().map_err(|e| e.into_error())?.sync_all()?;
+        replace_file(&temp, path)
     });
     written.inspect_err(|_| {
         // A temporary file that remains is removed by the next attempt.
@@ -62,11 +82,14 @@ fn not_a_file(what: &str) -> io::Error {
 
 /// A new file, instead of what an interrupted attempt left. A symbolic link is replaced and not followed.
 pub fn create_new(path: &Path) -> io::Result<File> {
+    remove_leftover(path).and_then(|()| File::create_new(path))
+}
+
+fn remove_leftover(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-        _ => {}
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
     }
-    File::create_new(path)
 }
 
 /// The temporary name of a file that is being written.
@@ -165,6 +188,14 @@ mod tests {
         }
         assert!(fs::symlink_metadata("/dev/null").unwrap().file_type().is_char_device());
         assert!(fs::symlink_metadata(&socket).unwrap().file_type().is_socket());
+
+        // A private file takes the place of a link, and of the permissions that were there.
+        write_privately(&link, |out| out.write_all(b"private")).unwrap();
+        assert_eq!((fs::read(&file).unwrap(), fs::read(&link).unwrap()), (b"new".to_vec(), b"private".to_vec()));
+        fs::set_permissions(&link, fs::Permissions::from_mode(0o644)).unwrap();
+        write_privately(&link, |out| out.write_all(b"again")).unwrap();
+        let found = fs::symlink_metadata(&link).unwrap();
+        assert_eq!((found.is_file(), found.permissions().mode() & 0o777), (true, 0o600));
 
         // A link with the temporary name is replaced and not written through.
         let victim = dir.path().join("victim");

@@ -65,14 +65,14 @@ mod timestamp;
 mod trace;
 mod units;
 
-pub use atomic_file::{create_new, output_file, temp_path, write_atomically};
+pub use atomic_file::{create_new, output_file, temp_path, write_atomically, write_privately};
 pub use blueprint::{Blueprint, ExpertNames, Geometry, IGNORED_KEY, MTP_KEY, RowPick, TensorSlice, TensorSpec};
 pub use exp::{exp, softplus};
 pub use expert::{ComputeStage, ExpertLayout, ExpertPart, LayoutError, PART_ALIGN, SEGMENTS, SHARD_ALIGN, STAGED_ROWS};
 pub use expert_activations::{Coactivation, ExpertActivations, ExpertActivationsError};
 pub use file_system::{
     ChangeStamp, FileAt, FileId, FolderLock, LOCK_FILE, change_stamp, create_private_folder, disk_bytes, free_bytes,
-    make_private, replace_file, sync_folder,
+    replace_file, sync_folder,
 };
 pub use freed_memory::give_back_freed_memory;
 pub use gate::{ExpertGroups, Gate, GateError, GroupRank, Renorm, Score, Weighting};
@@ -82,7 +82,9 @@ pub use levels::{IQ2_LEVELS, IQ3_S_LEVELS, IQ3_XXS_LEVELS, IQ4_NL_LEVELS, MXFP4_
 pub use number_format::{NumberFormat, UnknownNumberFormat};
 pub use per_matrix::PerMatrix;
 pub use printable::{PRINTABLE_CHARS, printable};
-pub use regular_file::{open_regular, open_regular_with, open_regular_with_flags, read_regular, read_regular_text};
+pub use regular_file::{
+    open_regular, open_regular_no_link, open_regular_with, open_regular_with_flags, read_regular, read_regular_text,
+};
 pub use residency::{CacheScope, Presence, Residency};
 pub use rng::Rng;
 pub use row_order::{BlockParts, ROW_GROUP, RowOrder, UnknownRowOrder, deinterleave, interleave};

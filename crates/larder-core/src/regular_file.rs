@@ -10,11 +10,19 @@ use std::{
     path::Path,
 };
 
-use crate::file_system::{is_of_no_file, open_without_blocking};
+use crate::file_system::{NO_LINK, is_of_no_file, open_without_blocking};
 
 /// Opens the regular file at `path` for reading.
 pub fn open_regular(path: &Path) -> io::Result<File> {
     open_regular_with(OpenOptions::new().read(true), path)
+}
+
+/// Opens the regular file at `path` for reading, unless a symbolic link is there.
+pub fn open_regular_no_link(path: &Path) -> io::Result<File> {
+    open_regular_with_flags(OpenOptions::new().read(true), NO_LINK, path).map_err(|e| match path.is_symlink() {
+        true => io::Error::new(io::ErrorKind::InvalidInput, "is a symbolic link, not a regular file"),
+        false => e,
+    })
 }
 
 /// Opens the regular file at `path` as `options` say. What is refused was neither truncated nor read, unless `options`
@@ -98,6 +106,18 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_is_opened_only_where_links_are_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let [file, link] = ["file", "link"].map(|name| dir.path().join(name));
+        fs::write(&file, "abc").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        assert!(open_regular(&link).is_ok() && open_regular_no_link(&file).is_ok());
+        assert!(open_regular_no_link(&link).unwrap_err().to_string().contains("symbolic link"));
+        assert_eq!(open_regular_no_link(&dir.path().join("none")).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
     #[test]

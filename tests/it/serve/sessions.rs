@@ -233,3 +233,43 @@ fn slots_are_listed_saved_restored_and_erased() {
     assert_eq!((status, wrong["error"]["code"].as_str()), (400, Some("invalid_file")));
     assert_eq!(act(&Server::start(&demo(), &["--context", "64"]), "0", "save", file).0, 501);
 }
+
+#[cfg(unix)]
+#[test]
+fn saved_sequences_are_private_and_no_link_is_followed() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    let dir = tempfile::tempdir().unwrap();
+    let [folder, victim] = ["sessions", "victim"].map(|name| dir.path().join(name));
+    let server = start(&demo(), &folder, &[]);
+    ask(&server, &prompt("The old man"));
+    let act = |action: &str, name: &str| {
+        let answer = server.post(&format!("/slots/0?action={action}"), json!({"filename": name}));
+        (answer.status, answer.json())
+    };
+    fs::write(&victim, "untouched").unwrap();
+    symlink(&victim, folder.join("link.bin")).unwrap();
+    let (status, refused) = act("restore", "link.bin");
+    assert!(status == 400 && refused.to_string().contains("symbolic link"), "{refused}");
+    assert_eq!(act("save", "link.bin").0, 200);
+    assert_eq!(fs::read(&victim).unwrap(), b"untouched");
+    fs::write(folder.join("open.bin"), "readable for all").unwrap();
+    fs::set_permissions(folder.join("open.bin"), fs::Permissions::from_mode(0o666)).unwrap();
+    assert_eq!(act("save", "open.bin").0, 200);
+    server.stop();
+
+    let saved = prefixes(&folder).remove(0);
+    let modes = [&saved, &folder.join("link.bin"), &folder.join("open.bin")].map(|path| {
+        let found = fs::symlink_metadata(path).unwrap();
+        (found.is_file(), found.permissions().mode() & 0o777)
+    });
+    assert_eq!(modes, [(true, 0o600); 3]);
+    // Nor is a link read that has the name of a sequence of the prefix cache.
+    let moved = dir.path().join("moved");
+    fs::rename(&saved, &moved).unwrap();
+    symlink(&moved, &saved).unwrap();
+    for name in ["link.bin", "open.bin"] {
+        fs::remove_file(folder.join(name)).unwrap();
+    }
+    assert_eq!(ask(&start(&demo(), &folder, &[]), &prompt("The old man")).1, 0);
+}

@@ -12,10 +12,8 @@ mod windows;
 #[cfg(windows)]
 use windows as system;
 
-pub use system::{
-    LOCK_FILE, change_stamp, create_private_folder, disk_bytes, free_bytes, make_private, replace_file, sync_folder,
-};
-pub(crate) use system::{is_of_no_file, open_without_blocking};
+pub use system::{LOCK_FILE, change_stamp, create_private_folder, disk_bytes, free_bytes, replace_file, sync_folder};
+pub(crate) use system::{NO_LINK, create_private, is_of_no_file, open_without_blocking};
 
 /// Reads and writes at offsets, by several threads at the same time. On Windows they move the position that sequential reads and
 /// writes of the same file begin at.

@@ -3,7 +3,7 @@
 use std::{
     fs::{self, DirBuilder, File, Metadata, OpenOptions},
     io,
-    os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt},
+    os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt},
     path::Path,
 };
 
@@ -13,6 +13,8 @@ use super::{ChangeStamp, FileAt, FileId};
 
 /// Name of a file that a locked folder holds: none, the folder itself is locked.
 pub const LOCK_FILE: &str = "";
+/// The flag that opens no symbolic link.
+pub(crate) const NO_LINK: u32 = OFlags::NOFOLLOW.bits();
 /// Unit of the block counts of `stat`.
 const BLOCK_BYTES: u64 = 512;
 
@@ -97,9 +99,9 @@ pub fn change_stamp(path: &Path) -> Option<ChangeStamp> {
     Some(ChangeStamp { text, seconds: m.ctime() })
 }
 
-/// Lets only this user read and write an open file.
-pub fn make_private(file: &File) -> io::Result<()> {
-    file.set_permissions(fs::Permissions::from_mode(0o600))
+/// A new file, which only this user can read and write.
+pub(crate) fn create_private(path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }
 
 /// Creates a folder that only this user can enter, and those above it, unless it exists.

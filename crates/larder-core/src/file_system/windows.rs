@@ -17,8 +17,8 @@ use std::{
 use windows_sys::Win32::{
     Foundation::{ERROR_ACCESS_DENIED, ERROR_INVALID_FUNCTION, ERROR_INVALID_PARAMETER, ERROR_SHARING_VIOLATION},
     Storage::FileSystem::{
-        BY_HANDLE_FILE_INFORMATION, FILE_FLAG_BACKUP_SEMANTICS, FILE_FLAG_DELETE_ON_CLOSE, FILE_SHARE_DELETE,
-        GetDiskFreeSpaceExW, GetFileInformationByHandle,
+        BY_HANDLE_FILE_INFORMATION, FILE_FLAG_BACKUP_SEMANTICS, FILE_FLAG_DELETE_ON_CLOSE,
+        FILE_FLAG_OPEN_REPARSE_POINT, FILE_SHARE_DELETE, GetDiskFreeSpaceExW, GetFileInformationByHandle,
     },
 };
 
@@ -26,6 +26,8 @@ use super::{ChangeStamp, FileAt, FileId};
 
 /// Name of the file that a locked folder holds; it is gone when the process that has it ends, however that ends.
 pub const LOCK_FILE: &str = ".larder-lock";
+/// The flag that opens a symbolic link itself, which is no regular file.
+pub(crate) const NO_LINK: u32 = FILE_FLAG_OPEN_REPARSE_POINT;
 /// The longest pause between two attempts to replace a file; the first is 1 ms, and each is twice as long as the one before.
 const REPLACE_PAUSE_MAX: Duration = Duration::from_millis(256);
 
@@ -124,9 +126,9 @@ pub fn change_stamp(path: &Path) -> Option<ChangeStamp> {
     Some(ChangeStamp { text: format!("{} {} {}", m.len(), m.creation_time(), m.last_write_time()), seconds })
 }
 
-/// Does nothing: a file inherits the permissions of its folder, and those of a user's own folders admit this user alone.
-pub fn make_private(_: &File) -> io::Result<()> {
-    Ok(())
+/// A new file. It inherits the permissions of its folder, and those of a user's own folders admit this user alone.
+pub(crate) fn create_private(path: &Path) -> io::Result<File> {
+    File::create_new(path)
 }
 
 /// Creates a folder and those above it, unless it exists. In a user's own folders it inherits that only this user can enter.

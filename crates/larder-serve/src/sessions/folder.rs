@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
-use larder_core::{create_private_folder, make_private, open_regular, printable, write_atomically};
+use larder_core::{create_private_folder, open_regular_no_link, printable, write_privately};
 use larder_engine::{SavedHead, SavedSequenceError, Sequence, SequenceOrigin};
 use larder_model::Decoder;
 
@@ -104,7 +104,7 @@ impl SessionFolder {
         context: usize,
         origin: &SequenceOrigin,
     ) -> Result<(Sequence, u64), SavedSequenceError> {
-        let file = open_regular(&self.path.join(name))?;
+        let file = open_regular_no_link(&self.path.join(name))?;
         let bytes = file.metadata()?.len();
         let (sequence, _) = Sequence::restore(decoder, context, origin, bytes, &mut reader(&file))?;
         // Only the order of removal after the next start depends on the time.
@@ -136,10 +136,7 @@ impl SessionFolder {
 
     fn write(&self, name: &str, sequence: &Sequence, origin: &SequenceOrigin) -> io::Result<u64> {
         let path = self.path.join(name);
-        write_atomically(&path, |out| {
-            make_private(out.get_ref())?;
-            sequence.save(origin, &[], out)
-        })?;
+        write_privately(&path, |out| sequence.save(origin, &[], out))?;
         Ok(fs::symlink_metadata(&path)?.len())
     }
 
@@ -165,7 +162,7 @@ fn most_bytes(sequence: &Sequence) -> u64 {
 }
 
 fn is_sequence(path: &Path) -> bool {
-    open_regular(path).is_ok_and(|mut file| SavedHead::begins(&mut file))
+    open_regular_no_link(path).is_ok_and(|mut file| SavedHead::begins(&mut file))
 }
 
 fn reader(file: &File) -> BufReader<&File> {
@@ -179,7 +176,7 @@ fn entry_of(
     origin: &SequenceOrigin,
     context: usize,
 ) -> Result<(SystemTime, IndexEntry), SavedSequenceError> {
-    let file = open_regular(path)?;
+    let file = open_regular_no_link(path)?;
     let metadata = file.metadata()?;
     let head = SavedHead::read(metadata.len(), context, &mut BufReader::new(&file))?;
     if !head.origin.same_model(origin) {

@@ -102,11 +102,13 @@ impl Sessions {
 /// Checks a name that a client gives to a file: it stays in the folder, and is none of the prefix cache.
 pub fn check_name(name: &str) -> Result<(), String> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-    let is_taken = [PREFIX_ENDING, ".tmp"].iter().any(|ending| name.ends_with(ending));
+    // Some file systems tell neither case nor a dot at the end apart.
+    let lower = name.to_ascii_lowercase();
+    let is_taken = [PREFIX_ENDING, ".tmp", "."].iter().any(|ending| lower.ends_with(ending));
     if name.is_empty() || name.len() > 128 || name.starts_with('.') || is_taken || !name.chars().all(is_plain) {
         return Err(format!(
-            "'{}' is not a plain name: up to 128 letters, digits, dots, hyphens and underscores, no dot at the start, and neither \
-             .prefix nor .tmp at the end",
+            "'{}' is not a plain name: up to 128 letters, digits, dots, hyphens and underscores, no dot at the start, and neither a \
+             dot nor .prefix nor .tmp at the end",
             printable(name)
         ));
     }
@@ -123,8 +125,9 @@ mod tests {
             assert_eq!(check_name(good), Ok(()), "{good}");
         }
         let long = "x".repeat(129);
-        for bad in ["", ".", "..", ".hidden", "a/b", "../a", "a\\b", "a b", "é", "a\0", "c.prefix", "x.bin.tmp", &long]
-        {
+        let paths = ["", ".", "..", ".hidden", "a/b", "../a", "a\\b", "a b", "é", "a\0", "a:b", &long];
+        let taken = ["c.prefix", "x.bin.tmp", "c.PREFIX", "c.Tmp", "c.prefix.", "c."];
+        for bad in paths.iter().chain(&taken) {
             assert!(check_name(bad).is_err(), "{bad}");
         }
     }

@@ -1,11 +1,11 @@
 //! The file of `--session`: a conversation with its sequence, saved at the end of a chat and continued by the next one.
 
 use std::fs::File;
-use std::io::{BufReader, BufWriter};
+use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use larder_core::{make_private, open_regular, output_file, write_atomically};
+use larder_core::{open_regular, output_file, write_privately};
 use larder_engine::{SavedHead, SavedSequenceError, Sequence};
 use larder_model::Decoder;
 use larder_policy::routing::RoutingSpec;
@@ -91,12 +91,10 @@ impl SessionFile {
         }
         let transcript = transcript.map(|Transcript { tokens, text }| json!({"tokens": tokens, "text": text}));
         let note = json!({"messages": conversation.json(), "transcript": transcript}).to_string();
-        let write = |out: &mut BufWriter<File>| {
-            // It holds what was said.
-            make_private(out.get_ref())?;
-            sequence.save(&origin, note.as_bytes(), out)
-        };
-        write_atomically(&self.path, write).with_context(|| self.path.display().to_string())
+        // It holds what was said. A link is the user's own.
+        let written = output_file(&self.path)
+            .and_then(|(path, _)| write_privately(&path, |out| sequence.save(&origin, note.as_bytes(), out)));
+        written.with_context(|| self.path.display().to_string())
     }
 
     /// The file and its length, if it is there.
