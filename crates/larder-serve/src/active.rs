@@ -22,6 +22,11 @@ use crate::model::ServedModel;
 use crate::slots::BusySlot;
 use crate::turn::{NewToken, Turn};
 
+pub use client::ClientWatch;
+
+mod client;
+pub mod stalled;
+
 /// Events that a turn may send: an echoed prompt, text, and the end. One more place is kept for the last event.
 const EVENTS_PER_TURN: usize = 4;
 
@@ -33,13 +38,13 @@ pub struct ActiveRequest<'m> {
     sequence: Sequence,
     model: &'m ServedModel,
     writer: Writer<'m>,
+    /// The place of its grammar in memory.
+    _grammar_room: Option<Arc<OwnedSemaphorePermit>>,
     /// Whether its last step has computed all of its tokens.
     decodes: bool,
     /// The logits of the last step, and the draft tokens that it computed.
     step: DraftedStep,
     /// The exact logits of the token that the step decodes, if its loss is measured.
-    /// The place of its grammar in memory.
-    _grammar_room: Option<Arc<OwnedSemaphorePermit>>,
     exact: Option<ExactLogits>,
     /// Draft tokens that the next step computes: the last ones of the sequence.
     drafts: Vec<u32>,
@@ -48,8 +53,8 @@ pub struct ActiveRequest<'m> {
     goes_on: bool,
     /// The token that was generated last, if it is not in the sequence.
     last_id: Option<u32>,
-    /// Whether its client kept it waiting since the last step.
-    stalled: bool,
+    /// Since when its client keeps it waiting, if it did since the last step.
+    stalled: Option<Instant>,
     /// When the logits of the last step were there.
     arrived: Instant,
     /// How long the last step took, if it was a step of this request alone.
@@ -80,19 +85,6 @@ pub struct ActiveRequest<'m> {
     failed: bool,
 }
 
-/// Tells whether the answer to a request is still wanted, while a step computes.
-pub struct ClientWatch {
-    events: Sender<GenerationEvent>,
-    deadline: Instant,
-}
-
-impl ClientWatch {
-    /// Whether the client is connected, and the request's time has not run out.
-    pub fn is_wanted(&self) -> bool {
-        !self.events.is_closed() && Instant::now() < self.deadline
-    }
-}
-
 impl<'m> ActiveRequest<'m> {
     /// Starts `job`, whose prompt is in the `sequence` of a slot. The KV cache of the sequence holds `cached_tokens` of it.
     /// Tokens of the answer are drafted as `drafting` says.
@@ -101,7 +93,6 @@ impl<'m> ActiveRequest<'m> {
         (slot, sequence): (usize, Sequence),
         cached_tokens: usize,
         model: &'m ServedModel,
-        let (grammar, room) = grammar.map(|CompiledGrammar { grammar, room }| (grammar, room)).unzip();
         drafting: &Drafting,
     ) -> Self {
         let GenerationJob { number, prompt, sampler, grammar, stop, max_tokens, ignore_eos, logprobs, .. } = job;
@@ -110,8 +101,8 @@ impl<'m> ActiveRequest<'m> {
         let shown = if job.show_marks { model.shown_tokens() } else { &[] };
         let text = model.tokenizer.detokenizer(true).showing(shown);
         let writer = Writer::new(sampler, stop, text, eos, max_tokens);
+        let (grammar, room) = grammar.map(|CompiledGrammar { grammar, room }| (grammar, room)).unzip();
         let writer = writer.with_grammar(grammar);
-            _grammar_room: room,
         let (step, drafts, unsent) = Default::default();
         let ahead_before = sequence.ahead_counts();
         ActiveRequest {
@@ -120,6 +111,7 @@ impl<'m> ActiveRequest<'m> {
             sequence,
             model,
             writer,
+            _grammar_room: room,
             decodes: false,
             step,
             exact: None,
@@ -127,7 +119,7 @@ impl<'m> ActiveRequest<'m> {
             begun: false,
             goes_on: false,
             last_id: None,
-            stalled: false,
+            stalled: None,
             arrived: Instant::now(),
             step_time: None,
             draft_time: Duration::ZERO,
@@ -209,11 +201,6 @@ impl<'m> ActiveRequest<'m> {
         self.sequence.pending()
     }
 
-    /// Tells whether the answer is still wanted, while the request itself takes part in a step.
-    pub fn watch(&self) -> ClientWatch {
-        ClientWatch { events: self.events.clone(), deadline: self.deadline }
-    }
-
     /// Whether the request has failed, its time has run out, or its client has disconnected.
     pub fn is_over(&mut self) -> bool {
         if !self.failed && Instant::now() >= self.deadline {
@@ -244,8 +231,8 @@ impl<'m> ActiveRequest<'m> {
             return Turn::Finished(None);
         }
         // The final event must fit as well.
-        if self.events.capacity() < EVENTS_PER_TURN {
-            self.stalled = true;
+        if !self.can_send() {
+            self.stalled.get_or_insert_with(Instant::now);
             return Turn::Stalled;
         }
         if self.sequence.pending() > 0 {
@@ -320,7 +307,7 @@ impl<'m> ActiveRequest<'m> {
         }
         self.decodes = self.sequence.pending() == 0;
         let (begun, stalled) = (std::mem::take(&mut self.begun), std::mem::take(&mut self.stalled));
-        let took = took.filter(|_| !stalled).map(|took| if begun { self.arrived.elapsed() } else { took });
+        let took = took.filter(|_| stalled.is_none()).map(|took| if begun { self.arrived.elapsed() } else { took });
         self.arrived = Instant::now();
         (self.step, self.step_time) = (DraftedStep::new(logits, std::mem::take(&mut self.drafts)), took);
     }

@@ -3,10 +3,11 @@
 use std::iter;
 use std::time::{Duration, Instant};
 
-use larder_engine::{LossMeter, Speculation, StepPart, step};
-use larder_model::{Decoder, ExpertPath, Logits, ModelError, TokenPhase};
+use larder_engine::{AheadCounts, LossMeter, Speculation, StepPart, step};
+use larder_model::{Decoder, ExpertPath, Logits, ModelError};
 
 use crate::active::ActiveRequest;
+use crate::active::stalled::{StalledRequest, StalledRequests};
 use crate::embedding::StepTap;
 use crate::engine::Engine;
 use crate::error::ApiError;
@@ -35,7 +36,8 @@ pub fn run(shared: &ServerState, mut engine: Box<dyn Engine>, sessions: Option<S
     let memory = KvMemory::new(limit.saturating_sub(writing), context);
     let slots = ServerSlots::new(count, context, engine.sequence_origin(), sessions);
     let (active, rates, pace) = (Vec::new(), RateMeter::new(), PromptPace::new(options.step_time));
-    DecodeLoop { shared, engine, slots, active, memory, pace, rates, has_idle_work: true }.run();
+    let stalled = StalledRequests::default();
+    DecodeLoop { shared, engine, slots, active, memory, stalled, pace, rates, has_idle_work: true }.run();
 }
 
 struct DecodeLoop<'a> {
@@ -44,6 +46,7 @@ struct DecodeLoop<'a> {
     slots: ServerSlots,
     active: Vec<ActiveRequest<'a>>,
     memory: KvMemory<'a>,
+    stalled: StalledRequests<'a>,
     pace: PromptPace,
     rates: RateMeter,
     /// Whether the engine has work for the time without requests.
@@ -54,7 +57,8 @@ impl DecodeLoop<'_> {
     fn run(&mut self) {
         while self.take_queued() {
             self.engine.record_visits(self.shared.server.live.has_listeners());
-            if !self.active.is_empty() && !self.step() {
+            let moves = if self.active.is_empty() { self.stalled.is_empty() } else { self.step() };
+            if !moves {
                 std::thread::sleep(STALL);
             }
         }
@@ -109,6 +113,27 @@ impl DecodeLoop<'_> {
     fn resume(&mut self) {
         for over in self.memory.resume(&mut self.active, &*self.engine) {
             self.end(over);
+        }
+    }
+
+    /// Lets requests whose clients do not read leave their slots to those that wait, and goes on with those that are read again.
+    fn exchange_stalled(&mut self) {
+        let (waiting, _) = self.shared.queue.lengths();
+        let (decoder, _) = self.engine.decoder_and_experts();
+        self.stalled.take_from(&mut self.active, waiting, &mut self.slots, decoder);
+        for over in self.stalled.take_over() {
+            self.shared.metrics.lock().request_finished(over.age(), over.draft_counts(), AheadCounts::default());
+        }
+        while self.active.len() + self.memory.waiting() < self.shared.server.options.parallel {
+            let fits = |tokens| self.memory.waiting() == 0 && self.memory.fits(tokens, &self.active, &*self.engine);
+            let Some(StalledRequest { mut request, tokens }) = self.stalled.take_read(fits) else { return };
+            match self.slots.take_whole(&tokens, false, self.engine.decoder_and_experts().0) {
+                Ok((slot, sequence, _)) => {
+                    request.enter_slot(slot, sequence);
+                    self.active.push(request);
+                }
+                Err(error) => request.fail(ApiError::engine_failed(error.to_string())),
+            }
         }
     }
 
@@ -194,8 +219,10 @@ impl DecodeLoop<'_> {
     /// Takes requests and commands from the queue; false once it is closed and no request is active.
     fn take_queued(&mut self) -> bool {
         self.resume();
+        self.exchange_stalled();
         loop {
-            let patience = if self.active.is_empty() && !self.has_idle_work { IDLE } else { Duration::ZERO };
+            let is_idle = self.active.is_empty() && self.stalled.is_empty() && !self.has_idle_work;
+            let patience = if is_idle { IDLE } else { Duration::ZERO };
             let (memory, active, engine) = (&self.memory, &self.active, &*self.engine);
             let fits = |job: &GenerationJob| memory.waiting() == 0 && memory.fits(job.prompt.len(), active, engine);
             match self.shared.queue.next(active.len() + memory.waiting(), patience, fits) {
@@ -207,7 +234,7 @@ impl DecodeLoop<'_> {
                     }
                     return true;
                 }
-                NextTask::Closed => return false,
+                NextTask::Closed => return !self.stalled.is_empty(),
             }
         }
     }
@@ -217,18 +244,15 @@ impl DecodeLoop<'_> {
             self.engine.new_sequence();
         }
         let (decoder, _) = self.engine.decoder_and_experts();
-        let (slot, mut sequence) = self.slots.take(&job.prompt, decoder);
-        if job.embeds || job.echo.is_some() && job.logprobs.is_some() {
-            // All tokens of the prompt have to be seen.
-            sequence.rewind(0);
-        }
-        let common = sequence.tokens().len();
-        let cached = common - sequence.pending();
-        if let Err(error) = sequence.append(decoder, &job.prompt[common..], TokenPhase::Prefill) {
-            let _ = job.events.try_send(GenerationEvent::Failed(ApiError::engine_failed(error.to_string())));
-            self.slots.put_back(slot, sequence);
-            return;
-        }
+        // All tokens of such a prompt have to be seen.
+        let anew = job.embeds || job.echo.is_some() && job.logprobs.is_some();
+        let (slot, sequence, cached) = match self.slots.take_whole(&job.prompt, anew, decoder) {
+            Ok(taken) => taken,
+            Err(error) => {
+                let _ = job.events.try_send(GenerationEvent::Failed(ApiError::engine_failed(error.to_string())));
+                return;
+            }
+        };
         self.shared.metrics.lock().prompt_cached(cached);
         let drafting = self.engine.drafting();
         let request = ActiveRequest::new(job, (slot, sequence), cached, &self.shared.model, &drafting);

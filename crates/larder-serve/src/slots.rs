@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use axum::http::StatusCode;
 use larder_engine::{SavedSequenceError, Sequence, SequenceOrigin};
-use larder_model::Decoder;
+use larder_model::{Decoder, ModelError, TokenPhase};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
@@ -62,7 +62,7 @@ impl ServerSlots {
     /// A sequence for `prompt` and its slot: one in memory or on disk with a common prefix that is worth reusing, else a new
     /// one. It is truncated to the common prefix, which is always shorter than the prompt; what the KV cache could not keep of
     /// it is pending. The caller guarantees that a slot is not taken.
-    pub fn take(&mut self, prompt: &[u32], decoder: &Decoder) -> (usize, Sequence) {
+    fn take(&mut self, prompt: &[u32], decoder: &Decoder) -> (usize, Sequence) {
         let held = self.cache.best(prompt);
         let saved = self.find(prompt, held.map_or(0, |(_, shared)| shared));
         let (id, mut sequence) = match (held, saved) {
@@ -85,6 +85,29 @@ impl ServerSlots {
         };
         sequence.rewind(sequence.common_prefix(prompt));
         (id, sequence)
+    }
+
+    /// A sequence of `tokens` and its slot, as [`take`](Self::take) finds it, with its number of tokens that need not be computed.
+    /// With `anew` all are to be computed.
+    pub fn take_whole(
+        &mut self,
+        tokens: &[u32],
+        anew: bool,
+        decoder: &Decoder,
+    ) -> Result<(usize, Sequence, usize), ModelError> {
+        let (slot, mut sequence) = self.take(tokens, decoder);
+        if anew {
+            sequence.rewind(0);
+        }
+        let common = sequence.tokens().len();
+        let cached = common - sequence.pending();
+        match sequence.append(decoder, &tokens[common..], TokenPhase::Prefill) {
+            Ok(()) => Ok((slot, sequence, cached)),
+            Err(error) => {
+                self.put_back(slot, sequence);
+                Err(error)
+            }
+        }
     }
 
     /// The file with a longer common prefix than the `held` tokens in memory.

@@ -21,10 +21,11 @@ use crate::support::{fixture, larder_refuses, signal};
 const REQUEST: &str = "GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
 
 /// A server of the demo model, and where it says that it listens.
-struct Listening(Child, String);
+pub struct Listening(Child, String);
 
 impl Listening {
-    fn start(flags: &[&str]) -> Self {
+    /// With further flags.
+    pub fn start(flags: &[&str]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_larder-under-test"))
             .args(["serve", "-m", fixture("../models/demo").to_str().unwrap(), "--threads", "1", "--context", "64"])
             .args(flags)
@@ -51,7 +52,8 @@ fn ask(stream: impl Read + Write) -> String {
     ask_as(stream, REQUEST)
 }
 
-fn ask_as(mut stream: impl Read + Write, request: &str) -> String {
+/// Sends a request and reads until the connection is closed.
+pub fn ask_as(mut stream: impl Read + Write, request: &str) -> String {
     stream.write_all(request.as_bytes()).unwrap();
     let mut answer = String::new();
     // A server may close a TLS connection without a word when the answer is complete.

@@ -1,11 +1,15 @@
 //! The scheduler: requests that share too little memory for their KV caches, and prompts that join others.
 
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::thread;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::api::Server;
+use super::listening::{Listening, ask_as};
 use crate::cache::gpu::no_emulator;
 use crate::support::{fixture, larder_ok, larder_refuses};
 
@@ -143,4 +147,51 @@ fn prompts_join_in_pieces_that_keep_the_step_time() {
     let prompts: Vec<String> = (0..4).map(|i| format!("{i} {long}")).collect();
     let alone: Vec<String> = (0..).zip(&prompts).map(|(seed, prompt)| answer(&server, prompt, seed)).collect();
     assert_eq!(answers(&server, &prompts), alone);
+}
+
+/// Over a Unix socket, whose buffers are small.
+#[test]
+fn a_stream_that_nobody_reads_leaves_its_slot_and_goes_on_when_it_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let flags = ["--parallel", "1", "--context-full", "shift", "--client-timeout", "600", "--unix-socket"];
+    let _server = Listening::start(&[&flags[..], &[path.to_str().unwrap()]].concat());
+    let connect = || {
+        let stream = UnixStream::connect(&path).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream
+    };
+    let request = |body: &Value| {
+        let body = body.to_string();
+        format!(
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        )
+    };
+    let text_of = |answer: &str, key: &str| -> String {
+        let chunks =
+            answer.lines().filter_map(|line| line.strip_prefix("data: ").or(Some(line)).filter(|l| l.starts_with('{')));
+        let chunks = chunks.map(|chunk| serde_json::from_str::<Value>(chunk).unwrap());
+        chunks.filter_map(|chunk| chunk["choices"][0][key]["content"].as_str().map(str::to_owned)).collect()
+    };
+    // Of a megabyte, in events of three kilobytes.
+    let long = json!({
+        "messages": [{"role": "user", "content": "The old man"}], "max_tokens": 400, "temperature": 0, "ignore_eos": true,
+        "logprobs": true, "top_logprobs": 20, "stream": true,
+    });
+    let mut stream = connect();
+    stream.write_all(request(&long).as_bytes()).unwrap();
+    let mut begin = [0; 4096];
+    stream.read_exact(&mut begin).unwrap();
+    let short = json!({"messages": [{"role": "user", "content": "A girl"}], "max_tokens": 8, "ignore_eos": true});
+    for _ in 0..2 {
+        let answer = ask_as(connect(), &request(&short));
+        assert!(answer.starts_with("HTTP/1.1 200 OK"), "the slot was not given to another request: {answer}");
+    }
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).unwrap();
+    let streamed = text_of(&(String::from_utf8_lossy(&begin) + &*rest), "delta");
+    let mut whole = long.clone();
+    whole["stream"] = false.into();
+    assert_eq!(streamed, text_of(&ask_as(connect(), &request(&whole)), "message"));
 }
