@@ -42,8 +42,11 @@ fn g3_a_failure_ends_the_reading_and_the_session_goes_on() {
     let often = FaultTarget::OneIn(3);
     let flipped =
         |target: fn(usize) -> FaultTarget| (0..12).map(move |shard| (ReadFault::Flipped(4321), target(shard), 1));
-    let faults = [(ReadFault::Gone, often, 4), (ReadFault::Short(3000), often, 4), (ReadFault::Flipped(77), often, 4)]
+    // As often as a short read is attempted.
+    let short = (0..12).map(|shard| (ReadFault::Short(3000), FaultTarget::Shard(shard), 3));
+    let faults = [(ReadFault::Gone, often, 4), (ReadFault::Flipped(77), often, 4)]
         .into_iter()
+        .chain(short)
         .chain(flipped(FaultTarget::Shard))
         .chain(flipped(FaultTarget::Again));
     for (i, (fault, when, times)) in faults.enumerate() {

@@ -70,8 +70,8 @@ pub enum ReadGoal {
 
 /// Reads shards into slots, many at a time, in any order.
 ///
-/// Each submitted read completes exactly once. A read that fails for a transient reason is retried a bounded number of
-/// times; a short read is an error. Dropping a reader returns no slots, but waits until nothing writes to any slot any
+/// Each submitted read completes exactly once. A read that fails for a transient reason, or ends early, is retried a bounded
+/// number of times; one that stays short is an error. Dropping a reader returns no slots, but waits until nothing writes to any slot any
 /// more.
 pub trait Reader: Send {
     /// The name in [`READERS`].

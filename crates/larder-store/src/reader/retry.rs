@@ -52,6 +52,8 @@ impl ReadRequest {
     ) -> Option<Result<()>> {
         match got {
             Ok(got) if got >= self.len => Some(Ok(())),
+            // The kernel may end a read early, as at an error of the disk; at the end of the file every attempt is short.
+            Ok(_) if failures.may_retry_disk() => None,
             Ok(got) => {
                 let what = format!("{} returned only {got}: the file ends there", self.describe());
                 Some(Err(StoreError::malformed(&path(), what)))
@@ -78,15 +80,23 @@ pub(super) struct Failures {
 impl Failures {
     /// Counts a failure; returns whether the read may be retried.
     fn may_retry(&mut self, error: &io::Error) -> bool {
-        let (count, limit) = match IoFailure::of(error) {
-            IoFailure::Transient => (&mut self.transient, TRANSIENT_RETRIES_MAX),
-            IoFailure::Disk => (&mut self.disk, DISK_RETRIES_MAX),
-            IoFailure::Other => return false,
-        };
-        let again = *count < limit;
-        *count += u32::from(again);
-        again
+        match IoFailure::of(error) {
+            IoFailure::Transient => may_repeat(&mut self.transient, TRANSIENT_RETRIES_MAX),
+            IoFailure::Disk => self.may_retry_disk(),
+            IoFailure::Other => false,
+        }
     }
+
+    /// Counts a failure of the disk; returns whether the read may be retried.
+    fn may_retry_disk(&mut self) -> bool {
+        may_repeat(&mut self.disk, DISK_RETRIES_MAX)
+    }
+}
+
+fn may_repeat(count: &mut u32, limit: u32) -> bool {
+    let again = *count < limit;
+    *count += u32::from(again);
+    again
 }
 
 #[cfg(test)]
@@ -132,8 +142,14 @@ mod tests {
         let slot = Arena::new(1, SHARD_ALIGN).unwrap().1.remove(0);
         let read = ReadRequest { shard: 0, offset: 0, len: 100, slot, tag: 0 };
         assert_eq!(read.aligned_len(), 4096);
-        for (got, good) in [(4096, true), (100, true), (99, false), (0, false)] {
-            assert_eq!(read.outcome(|| "p".into(), Ok(got), &mut Failures::default()).unwrap().is_ok(), good, "{got}");
+        for (got, retries, good) in
+            [(4096, 0, true), (100, 0, true), (99, DISK_RETRIES_MAX, false), (0, DISK_RETRIES_MAX, false)]
+        {
+            let mut failures = Failures::default();
+            let outcome = || read.outcome(|| "p".into(), Ok(got), &mut failures);
+            let outcomes: Vec<_> = std::iter::repeat_with(outcome).take(retries as usize + 1).collect();
+            assert!(outcomes[..retries as usize].iter().all(Option::is_none), "{got}");
+            assert_eq!(outcomes.last().unwrap().as_ref().unwrap().is_ok(), good, "{got}");
         }
         assert!(read.check(|| "p".into()).is_ok());
         assert!(ReadRequest { offset: 512, ..read }.check(|| "p".into()).is_err());
