@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::hint::black_box;
-use std::net::IpAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Instant;
 
 use axum::extract::{MatchedPath, Request, State};
@@ -186,12 +186,14 @@ fn check_origin(app: &Shared, headers: &HeaderMap) -> Result<(), ApiError> {
     Err(ApiError::new(StatusCode::FORBIDDEN, "origin_not_allowed", message))
 }
 
+/// Whether a host, as `Host` has it with or without a port, is `localhost` or an address.
 fn is_local_name(host: &str) -> bool {
-    let name = match host.strip_prefix('[') {
-        Some(rest) => rest.split(']').next().unwrap_or_default(),
-        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
-    };
-    name == "localhost" || name.parse::<IpAddr>().is_ok()
+    let is_port = |rest: &str| rest.strip_prefix(':').is_some_and(|port| port.parse::<u16>().is_ok());
+    let bracketed = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    host.strip_prefix("localhost").is_some_and(|rest| rest.is_empty() || is_port(rest))
+        || host.parse::<SocketAddr>().is_ok()
+        || host.parse::<Ipv4Addr>().is_ok()
+        || bracketed.is_some_and(|address| address.parse::<Ipv6Addr>().is_ok())
 }
 
 fn is_preflight(app: &Shared, request: &Request) -> bool {
@@ -234,10 +236,14 @@ mod tests {
 
     #[test]
     fn foreign_host_names_are_not_local() {
-        for local in ["localhost", "localhost:8080", "127.0.0.1:80", "[::1]:8080", "[::1]", "10.0.0.7:1"] {
+        for local in ["localhost", "localhost:8080", "127.0.0.1", "127.0.0.1:80", "[::1]:8080", "[::1]", "10.0.0.7:1"] {
             assert!(is_local_name(local), "{local}");
         }
-        for other in ["evil.example:8080", "localhost.evil.example", "", "[evil]:1"] {
+        let unlike_ports =
+            ["localhost:evil", "localhost:80.evil", "localhost:99999", "localhostess:1", "127.0.0.1:evil"];
+        let behind_brackets = ["[::1].evil", "[::1].evil:80", "[::1]evil", "[::1]:evil", "[127.0.0.1]", "[::1"];
+        let names = ["evil.example:8080", "localhost.evil.example", "", "[evil]:1", "127.0.0.1.evil"];
+        for other in names.iter().chain(&unlike_ports).chain(&behind_brackets) {
             assert!(!is_local_name(other), "{other}");
         }
     }

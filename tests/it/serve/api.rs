@@ -332,6 +332,12 @@ fn what_is_wrong_has_its_code_and_one_sentence() {
         (server.get("/v1/models/nobody"), 404, "nobody"),
         (server.send("POST", chat, "Origin: https://evil.example\r\n", b"{}"), 403, "evil.example"),
         (server.raw(b"GET /metrics HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n"), 403, "evil.example"),
+        (server.raw(b"GET /metrics HTTP/1.1\r\nHost: [::1].evil\r\nConnection: close\r\n\r\n"), 403, "[::1].evil"),
+        (
+            server.raw(b"GET /metrics HTTP/1.1\r\nHost: localhost:evil\r\nConnection: close\r\n\r\n"),
+            403,
+            "localhost:evil",
+        ),
     ] {
         assert_eq!(response.status, status, "{}", response.body);
         assert!(response.error().contains(part), "{}", response.body);
