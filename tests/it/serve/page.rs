@@ -1,6 +1,9 @@
 //! The page of the server, as a browser is given it. What it does is checked in one by `scripts/check/test_page.py`.
 
-use serde_json::json;
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
 
 use crate::serve::api::{Response, Server};
 use crate::support::{fixture, larder_ok};
@@ -154,4 +157,24 @@ fn the_context_has_a_meter_with_a_name() {
         assert!(meter.contains(attribute), "{attribute} in {meter}");
     }
     assert_eq!(server.get("/engine").json()["context"], 96);
+}
+
+/// The scripts that make elements of Markdown, and one that times them.
+const MARKDOWN: &str = concat!(
+    include_str!("../../../crates/larder-serve/src/page/code.js"),
+    include_str!("../../../crates/larder-serve/src/page/formulas.js"),
+    include_str!("../../../crates/larder-serve/src/page/markdown.js"),
+    include_str!("markdown.js"),
+);
+
+#[test]
+fn hostile_markdown_takes_linear_time() {
+    let node = Command::new("node").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+    let Ok(mut node) = node else { return println!("skipped: there is no node here") };
+    node.stdin.take().unwrap().write_all(MARKDOWN.as_bytes()).unwrap();
+    let output = node.wait_with_output().unwrap();
+    let times: Value = serde_json::from_slice(&output.stdout).unwrap();
+    println!("{times}");
+    // Linear ones take some milliseconds, quadratic ones ten seconds.
+    assert!(times.as_object().unwrap().values().all(|ms| ms.as_u64().unwrap() < 3000), "{times} ms");
 }

@@ -2,10 +2,10 @@
 // nesting and scanning are bounded.
 const DEPTH = 8;
 const FENCE = /^ {0,3}(```+|~~~+)\s*(?:([^\s`]+)(?:\s[^`]*)?)?$/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*)$/;
+const HEADING = /^ {0,3}(#{1,6})\s+(.*)$/s;
 const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
-const ITEM = /^( *)([-*+]|\d{1,3}[.)])\s+(.*)$/;
-const DIVIDER = /^ *\|?[ :]*-[-: |]*$/;
+const ITEM = /^( *)([-*+]|\d{1,3}[.)])\s+(.*)$/s;
+const DIVIDER = /^ *(?:[|:][ :]*)?-[-: |]*$/;
 
 /** Renders `text` into `place`; unchanged blocks keep their elements, and code that grows keeps its own. */
 function showMarkdown(place, text) {
@@ -179,6 +179,7 @@ function inline(text, depth) {
   const nodes = [];
   // If a mark has no end, later ones have none either; skipping them avoids quadratic time.
   const unclosed = new Set();
+  const links = linkFinder(text);
   let plain = "";
   let at = 0;
   const push = (node, end) => {
@@ -188,7 +189,7 @@ function inline(text, depth) {
     at = end;
   };
   while (at < text.length) {
-    const found = depth < DEPTH && (codeIn(text, at, unclosed) ?? formulaIn(text, at, unclosed) ?? linkIn(text, at, unclosed, depth) ?? markIn(text, at, unclosed, depth));
+    const found = depth < DEPTH && (codeIn(text, at, unclosed) ?? formulaIn(text, at, unclosed) ?? linkIn(text, at, links, depth) ?? markIn(text, at, unclosed, depth));
     if (found) push(found.node, found.end);
     else if (text[at] === "\\" && /[!-/:-@[-`{-~]/.test(text[at + 1] ?? "")) {
       plain += text[at + 1];
@@ -239,22 +240,39 @@ function endOf(text, sign, start) {
 const ADDRESS = /^(?:https?|mailto):[^\s<>"]+$/i;
 const BARE = /https?:[^\s<>"'`]*[^\s<>"'`.,;:!?)\]}*_]/iy;
 
-function linkIn(text, at, unclosed, depth) {
+/** Longer addresses are text. */
+const ADDRESS_LENGTH = 2000;
+
+function linkIn(text, at, links, depth) {
   if (text[at] === "h" && !/\w/.test(text[at - 1] ?? "")) {
     BARE.lastIndex = at;
     const bare = BARE.exec(text)?.[0];
     return bare ? { node: link(bare, [bare]), end: at + bare.length } : null;
   }
-  if (text[at] !== "[" || unclosed.has("[")) return null;
-  const middle = text.indexOf("](", at);
-  const end = middle < 0 ? -1 : text.indexOf(")", middle);
-  if (end < 0) {
-    unclosed.add("[");
-    return null;
-  }
-  const address = text.slice(middle + 2, end).trim();
-  if (!ADDRESS.test(address)) return null;
-  return { node: link(address, inline(text.slice(at + 1, middle), depth + 1)), end: end + 1 };
+  const found = text[at] === "[" && links(at);
+  return found ? { node: link(found.address, inline(text.slice(at + 1, found.middle), depth + 1)), end: found.end } : null;
+}
+
+/** Finds the address behind a bracket, for brackets from left to right: no part of the text is searched twice. */
+function linkFinder(text) {
+  let middle = -1;
+  let end = -1;
+  let address = null;
+  return (at) => {
+    if (middle < at && middle < text.length) {
+      middle = placeOf(text, "](", at);
+      if (end < middle) end = placeOf(text, ")", middle);
+      const inner = end < text.length && end - middle <= ADDRESS_LENGTH ? text.slice(middle + 2, end).trim() : "";
+      address = ADDRESS.test(inner) ? inner : null;
+    }
+    return address && { address, middle, end: end + 1 };
+  };
+}
+
+/** The next place of a sign; the end of the text if there is none. */
+function placeOf(text, sign, from) {
+  const place = text.indexOf(sign, from);
+  return place < 0 ? text.length : place;
 }
 
 function link(address, children) {
