@@ -251,3 +251,30 @@ fn a_shutdown_completes_what_is_active() {
     let mut server = server;
     assert!(server.child.wait().unwrap().success());
 }
+
+/// A model is unloaded again and again while requests for it begin: each of them loads it anew, or keeps it loaded.
+#[test]
+fn requests_that_begin_while_a_model_is_unloaded_are_answered() {
+    let server = two(&[]);
+    let (text, is_over) = (text_of(&other()), AtomicBool::new(false));
+    thread::scope(|scope| {
+        let unloader = scope.spawn(|| {
+            let mut unloaded = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                let answer = server.post("/api/generate", json!({"model": "olmoe", "keep_alive": 0}));
+                assert_eq!(answer.status, 200, "{}", answer.body);
+                unloaded += usize::from(loaded(&server).is_empty());
+            }
+            unloaded
+        });
+        let (server, text) = (&server, &text);
+        let clients: Vec<_> = (0..3)
+            .map(|_| scope.spawn(move || (0..15).for_each(|_| assert_eq!(ask(server, "olmoe"), *text))))
+            .collect();
+        let ended: Vec<_> = clients.into_iter().map(|client| client.join()).collect();
+        is_over.store(true, Ordering::Relaxed);
+        assert!(ended.iter().all(Result::is_ok));
+        assert!(unloader.join().unwrap() > 0, "it was never unloaded");
+    });
+    server.stop();
+}

@@ -1,5 +1,6 @@
 //! Stores: conversion, hostile files, pipes in the place of files, failing disks, deliberate changes.
 
+mod beyond_file;
 mod bits;
 mod convert;
 mod drive_faults;
@@ -8,6 +9,7 @@ mod edits;
 mod faults;
 mod format_mix;
 mod formats;
+mod full_disk;
 mod hostile;
 mod identity;
 mod imatrix;

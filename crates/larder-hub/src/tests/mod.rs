@@ -235,6 +235,49 @@ fn wrong_files_are_downloaded_once_more_and_then_refused() {
 
 static WRONG_ONCE: Mutex<Option<()>> = Mutex::new(None);
 
+/// A file system of so many bytes, unmounted when dropped; `None` where mounting is not allowed.
+#[cfg(target_os = "linux")]
+struct SmallDisk(PathBuf);
+
+#[cfg(target_os = "linux")]
+impl SmallDisk {
+    fn mount(at: PathBuf, bytes: u32) -> Option<Self> {
+        fs::create_dir(&at).unwrap();
+        let disk = SmallDisk(at);
+        let mounted = disk.mounted(&format!("size={bytes}"));
+        mounted.then_some(disk).or_else(|| {
+            println!("skipped: a file system cannot be mounted here");
+            None
+        })
+    }
+
+    fn mounted(&self, options: &str) -> bool {
+        let output = Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(&self.0).output();
+        output.is_ok_and(|output| output.status.success())
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).output();
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_said_and_the_download_is_resumed_with_more_room() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(disk) = SmallDisk::mount(dir.path().join("small"), 40 << 10) else { return };
+    let server = FakeHub::start(files(), None, Box::new(|_, _| ScriptedReply::Normal));
+    let error = fetch(&server.endpoint(), None, &disk.0).unwrap_err();
+    assert_eq!(error.kind, StoreErrorKind::NoSpace, "{error}");
+    assert!(!disk.0.join("store/larder.json").exists());
+    assert!(disk.mounted("remount,size=16m"));
+    fetch(&server.endpoint(), None, &disk.0).unwrap();
+    assert_expected(&disk.0.join("store"));
+}
+
 #[test]
 fn permanent_errors_are_reported() {
     let at_weights = |reply: ScriptedReply| {
