@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let prompt = text.tokenizer.encode("The old man looked at the door, and", true)?;
 
     let cache = CacheOptions { size: CacheSize::ExpertsPerLayer(16), ..Default::default() };
-    let options = Options { context: 256, cache, speculation: Speculation::Auto, ..Default::default() };
+    let options = Options { context: 256.into(), cache, speculation: Speculation::Auto, ..Default::default() };
     let mut engine = InferenceEngine::start(&model, &options)?;
     let (sampler, stop) = (Sampler::new(Sampling::default(), 0)?, StopMatcher::new(vec![])?);
     let drafting = engine.drafting();

@@ -43,7 +43,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let size = experts.map_or(CacheSize::Available, CacheSize::ExpertsPerLayer);
     let (context, speculation) = (prompt.len() + answer.len(), Speculation::Auto);
     let cache = CacheOptions { size, ..Default::default() };
-    let options = Options { context, cache, speculation, draft, ..Default::default() };
+    let options = Options { context: context.into(), cache, speculation, draft, ..Default::default() };
     let mut engine = InferenceEngine::start(&model, &options)?;
     let asked = engine.drafting();
     let mut session = engine.session();

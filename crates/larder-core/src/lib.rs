@@ -98,4 +98,4 @@ pub use timestamp::rfc3339;
 pub use trace::{
     CapacityAt, EXPERTS_MAX, GATES_KEY, Steps, Trace, TraceError, TracePass, TraceStep, TraceToken, UNUSED,
 };
-pub use units::{format_bytes, parse_bytes, size_down, size_up};
+pub use units::{format_bytes, format_count, parse_bytes, size_down, size_up};

@@ -1,4 +1,4 @@
-//! Sizes in bytes as text.
+//! Sizes in bytes, and counts, as text.
 
 /// Parses a size in bytes: `4G`, `1.5 GiB`, `512 MB`. Units are decimal, except those with an `i`.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
@@ -41,6 +41,13 @@ pub fn format_bytes(n: u64) -> String {
         (_, v) if v < 99.95 => format!("{v:.1} {}", UNITS[unit]),
         (_, v) => format!("{v:.0} {}", UNITS[unit]),
     }
+}
+
+/// A count with a comma between each three digits.
+pub fn format_count(n: usize) -> String {
+    let digits = n.to_string();
+    let comma = |at: usize| at > 0 && (digits.len() - at).is_multiple_of(3);
+    digits.char_indices().flat_map(|(at, digit)| comma(at).then_some(',').into_iter().chain([digit])).collect()
 }
 
 /// The smallest size of three digits, as a flag takes it, that is at least `n` bytes.
@@ -88,6 +95,12 @@ mod tests {
     fn units_never_round_to_a_thousand() {
         let shown: Vec<_> = [0, 999, 999_499, 999_500, 1_234_567_890].into_iter().map(format_bytes).collect();
         assert_eq!(shown, ["0 B", "999 B", "999 kB", "1.00 MB", "1.23 GB"]);
+    }
+
+    #[test]
+    fn counts_have_commas() {
+        let shown: Vec<_> = [0, 999, 1000, 19_871, 1_234_567].into_iter().map(format_count).collect();
+        assert_eq!(shown, ["0", "999", "1,000", "19,871", "1,234,567"]);
     }
 
     #[test]

@@ -36,10 +36,10 @@ impl EmbeddedModel {
         let notices = Arc::new(Mutex::new(Vec::new()));
         let model = OpenModel::open(path, &options.opening(kept_in(&notices))?)?;
         let (text, generation) = (Arc::new(model.text_codec()?), model.generation()?);
-        let options = options.engine(model.blueprint.context)?;
-        let context = options.context.min(model.blueprint.context);
-        let prompt_bytes = text.tokenizer.longest_text(context);
-        let engine = InferenceEngine::start(&model, &larder_runtime::Options { prompt_bytes, ..options })?;
+        let prompt_bytes_per_token = text.tokenizer.longest_text(1);
+        let options = larder_runtime::Options { prompt_bytes_per_token, ..options.engine()? };
+        let engine = InferenceEngine::start(&model, &options)?;
+        let context = engine.context.tokens;
         let template = text.template.as_ref();
         let chat_format = template.map_or_else(ChatFormat::plain, |t| ChatFormat::of_template(t, &text.tokenizer));
         let stats = SharedStats::new(&engine);

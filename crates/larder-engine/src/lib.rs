@@ -35,6 +35,7 @@
 mod calibration;
 mod chat_output;
 mod context;
+mod context_limit;
 mod decode;
 mod evictor_file;
 mod generate;
@@ -61,6 +62,7 @@ mod writer;
 pub use calibration::Calibration;
 pub use chat_output::{AllowedCalls, AnswerRules, ChatFormat, OutputParser, OutputPart, ToolSchema};
 pub use context::{ContextFull, DialogueTurns, answer_room, kept_tokens};
+pub use context_limit::ContextLimit;
 pub use decode::{Decoding, NextDraws, StepStats, TokenChoice};
 pub use evictor_file::{EVICTOR_BYTES_MAX, EVICTOR_FILE, SidecarError, evictor_arrays, evictor_from_bytes};
 pub use generate::{GenerateError, Generated, Listener, Request, generate};

@@ -8,7 +8,8 @@ use larder_engine::{DraftModel, SharedSource, Speculation};
 use larder_model::{ComputeContext, rewinds_freely};
 use larder_policy::eviction::PolicyNeeds;
 
-use crate::engine::plan_inputs;
+use crate::context_size::ContextSize;
+use crate::inputs::{AvailableMemory, plan_inputs_in};
 use crate::notice::Notice;
 use crate::open::{OpenModel, model_name};
 use crate::options::{CacheOptions, Options, Setting};
@@ -132,10 +133,10 @@ fn check_vocabularies(model: &OpenModel, draft: &OpenModel) -> Result<()> {
     )
 }
 
-/// The memory of the draft model that the options name, if it is used.
-pub(crate) fn memory(model: &OpenModel, options: &Options) -> Result<Option<DraftMemory>> {
+/// The memory that the draft model of the options takes for texts of up to `context` tokens, if it is used.
+pub(crate) fn memory(model: &OpenModel, options: &Options, context: usize) -> Result<Option<DraftMemory>> {
     let Some(draft) = of_options(model, options)? else { return Ok(None) };
-    let inputs = inputs(draft, options, options.context.min(model.blueprint.context))?;
+    let inputs = inputs(draft, options, context)?;
     let bytes = MemoryPlan::AllResident.total_bytes(&inputs);
     Ok(Some(DraftMemory { name: model_name(draft.source().path()), bytes }))
 }
@@ -144,9 +145,10 @@ pub(crate) fn memory(model: &OpenModel, options: &Options) -> Result<Option<Draf
 /// model that it drafts for.
 fn inputs<'d>(draft: &'d OpenModel, options: &Options, context: usize) -> Result<PlanInputs<'d>> {
     let own = Options {
-        context,
+        context: ContextSize::Tokens(context),
         sequences: 1,
         kv_limit_bytes: None,
+        prompt_bytes_per_token: 0,
         prefill_tokens: Some(PIECE_TOKENS),
         cache: CacheOptions::default(),
         speculation: Speculation::Off,
@@ -154,17 +156,19 @@ fn inputs<'d>(draft: &'d OpenModel, options: &Options, context: usize) -> Result
         ..options.clone()
     };
     // The process is that of the other plan.
-    Ok(PlanInputs { process_bytes: 0, growth_bytes: 0, available_bytes: None, ..plan_inputs(draft, &own)? })
+    let inputs = plan_inputs_in(draft, &own, AvailableMemory { process: 0, available: None })?;
+    Ok(PlanInputs { growth_bytes: 0, ..inputs })
 }
 
-/// Loads the draft model, whose products are computed on the threads of `compute`, for texts of `vocab` tokens.
+/// Loads the draft model, whose products are computed on the threads of `compute`, for texts of up to `context` tokens of `vocab`.
 pub(crate) fn load(
     draft: &OpenModel,
     options: &Options,
+    context: usize,
     vocab: usize,
     compute: &ComputeContext,
 ) -> Result<SharedSource> {
-    let inputs = inputs(draft, options, options.context)?;
+    let inputs = inputs(draft, options, context)?;
     if let Some(store) = draft.store() {
         store.require_all()?;
     }

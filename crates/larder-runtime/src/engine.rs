@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use larder_cache::{Cache, CacheScope, SlotSupply, pass_through_slots};
-use larder_core::{CheckpointPolicy, Gate};
+use larder_core::Gate;
 use larder_engine::{
-    DRAFT_MAX, Drafting, LossMeter, Recorder, Routing, Sequence, Session, SharedSource, Speculation, StreamingPath,
+    ContextLimit, Drafting, LossMeter, Recorder, Routing, Sequence, Session, SharedSource, Speculation, StreamingPath,
 };
-use larder_model::{AllResident, ComputeContext, Decoder, KvFormat, rewinds_freely};
+use larder_model::{AllResident, ComputeContext, Decoder};
 use larder_policy::eviction::{CacheShape, PolicyInputs};
 use larder_store::Store;
 use larder_store::reader::{Arena, TouchPace};
@@ -20,14 +20,14 @@ use crate::draft;
 use crate::elastic::ElasticSlots;
 use crate::experts::{AnyExpertPath, EngineExperts};
 use crate::hot::HotSetFile;
+use crate::inputs::{expert_sizes, plan_inputs, tell_context};
 use crate::machine::budget::{MemoryBudget, MemoryUse, PlannedMemory};
 use crate::machine::lock::{self, SlotAddresses};
-use crate::machine::memory;
 use crate::machine::power::PowerWatch;
 use crate::notice::Notice;
 use crate::open::OpenModel;
 use crate::options::{CacheSize, DeviceKind, Options, Setting, TraceOptions};
-use crate::plan::{ExpertSizes, LEAST_TOKENS, MemoryPlan, PlanInputs, decide, prefill_tokens};
+use crate::plan::{MemoryPlan, PlanInputs, decide};
 use crate::policies::policy_inputs;
 use crate::slots::{self, Slots};
 use crate::tiers::OnGpu;
@@ -45,6 +45,8 @@ pub struct InferenceEngine {
     pub experts: EngineExperts,
     /// The inputs that the eviction policy was made with.
     pub policy_inputs: PolicyInputs,
+    /// The context of each sequence.
+    pub context: ContextLimit,
     /// The most tokens of a step, by the memory plan: prompts are computed in pieces of as many.
     pub prefill_tokens: usize,
     /// Time that loading the resident weights took.
@@ -74,11 +76,11 @@ impl InferenceEngine {
         model.store().iter().for_each(|store| store.set_check_reads(options.cache.check_reads));
         // The GPU is opened first, because its driver allocates memory.
         let gpu = gpu::open(&options.device)?;
+        tell_context(model, options);
         let inputs = plan_inputs(model, options)?;
-        let options = Options { context: inputs.context, ..options.clone() };
         let parts = match gpu {
-            Some(gpu) => tiers::assemble(model, &options, inputs, &policy_inputs, gpu)?,
-            None => assemble(model, &options, &inputs, &policy_inputs)?,
+            Some(gpu) => tiers::assemble(model, options, inputs, &policy_inputs, gpu)?,
+            None => assemble(model, options, &inputs, &policy_inputs)?,
         };
         let EngineParts {
             mut path,
@@ -87,6 +89,7 @@ impl InferenceEngine {
             compute,
             mut report,
             mut memory,
+            context,
             prefill_tokens,
             planned_slots,
             gpu,
@@ -104,7 +107,8 @@ impl InferenceEngine {
         if options.speculation == Speculation::Mtp && !decoder.predicts() {
             bail!("{} mtp needs a model that was opened with its layer for multi-token prediction", Setting::Speculate);
         }
-        let draft = draft.map(|draft| draft::load(draft, &options, decoder.vocab(), &compute)).transpose()?;
+        let draft =
+            draft.map(|draft| draft::load(draft, options, context.tokens, decoder.vocab(), &compute)).transpose()?;
         // Not before: loading would wait for the thread at every allocation.
         slots.iter().for_each(|slots| touch_slots(slots, &path));
         if let AnyExpertPath::Tiered { tiered, .. } = &mut path {
@@ -136,12 +140,13 @@ impl InferenceEngine {
             decoder,
             experts,
             policy_inputs,
+            context,
             prefill_tokens,
             load_time,
             draft,
             planned_slots,
             compute,
-            options,
+            options: options.clone(),
             meter,
             memory,
             _power: power,
@@ -164,7 +169,7 @@ impl InferenceEngine {
     /// A session with an empty sequence.
     pub fn session(&mut self) -> Session<'_, EngineExperts> {
         self.experts.new_sequence();
-        let session = Session::new(&self.decoder, &mut self.experts, self.options.context);
+        let session = Session::new(&self.decoder, &mut self.experts, self.context.tokens);
         session.with_prefill_tokens(self.prefill_tokens).with_meter(self.meter.clone())
     }
 
@@ -246,6 +251,8 @@ pub(crate) struct EngineParts {
     pub report: Value,
     /// The budget, of which process and experts are taken.
     pub memory: PlannedMemory,
+    /// The context of each sequence.
+    pub context: ContextLimit,
     /// The most tokens of a step.
     pub prefill_tokens: usize,
     /// Slots in main memory that read from a store; `None` if there are none or others as well.
@@ -322,6 +329,7 @@ fn assemble(
         compute,
         report,
         memory,
+        context: inputs.context_limit(),
         prefill_tokens,
         planned_slots,
         gpu: None,
@@ -350,36 +358,6 @@ pub fn new_compute(options: &Options, inputs: &PlanInputs) -> Result<ComputeCont
     Ok(ComputeContext { exact: options.compute.exact, kv_format, kv_limit_bytes, kv_checkpoints, ..compute })
 }
 
-/// The inputs of the memory plan on the CPU.
-pub fn plan_inputs<'a>(model: &'a OpenModel, options: &Options) -> Result<PlanInputs<'a>> {
-    let context = options.context.min(model.blueprint.context);
-    let inputs = PlanInputs {
-        blueprint: &model.blueprint,
-        resident_bytes: model.bytes()?.0,
-        expert_sizes: expert_sizes(model)?,
-        scratch_slots: options.cache.scratch,
-        context,
-        sequences: options.sequences,
-        drafts: if options.speculation == Speculation::Off { 0 } else { DRAFT_MAX },
-        draft: draft::memory(model, options)?,
-        kv_limit_bytes: options.kv_limit_bytes,
-        kv_format: kv_format_of(model, options)?,
-        kv_checkpoints: CheckpointPolicy::default(),
-        measures_in_copy: !options.routing.is_lossless() && !rewinds_freely(model.source().config())?,
-        prefill_tokens: context.saturating_mul(options.sequences).min(LEAST_TOKENS),
-        threads: options.compute.threads,
-        process_bytes: memory::current().unwrap_or_default(),
-        growth_bytes: memory::growth(options.compute.threads, false)
-            + options.tokenising_bytes()
-            + options.program_bytes,
-        available_bytes: memory::available(),
-        limit_bytes: memory::limit(),
-        on_gpu: false,
-        vram_kv_layers: usize::MAX,
-    };
-    Ok(PlanInputs { prefill_tokens: prefill_tokens(&inputs, options), ..inputs })
-}
-
 /// Refuses a number of slots that follows the available memory where slots are not in main memory alone.
 fn check_elastic(options: &Options) -> Result<()> {
     if options.cache.size == CacheSize::Auto && (options.device.kind != DeviceKind::Cpu || options.uses_edge()) {
@@ -402,22 +380,6 @@ fn touch_slots(slots: &Arena, path: &AnyExpertPath) {
         }
         _ => slots.touch_ahead(TouchPace::Background),
     }
-}
-
-/// The format of the KV cache: f16 costs no quality beside quantised weights; with float weights it stays exact.
-fn kv_format_of(model: &OpenModel, options: &Options) -> Result<KvFormat> {
-    let experts = model.experts()?;
-    let mut layers = model.blueprint.geometry.moe_layers.iter();
-    let quantised = layers.any(|l| !experts.as_dyn().layout(*l).up.kind.is_float());
-    let default = if quantised && !options.compute.exact { KvFormat::F16 } else { KvFormat::F32 };
-    Ok(options.compute.kv.unwrap_or(default))
-}
-
-/// The sizes of the experts of each layer.
-pub fn expert_sizes(model: &OpenModel) -> Result<ExpertSizes> {
-    let experts = model.experts()?;
-    let layouts = model.blueprint.geometry.moe_layers.iter().map(|l| experts.as_dyn().layout(*l));
-    Ok(ExpertSizes::new(layouts.map(|l| l.bytes as u64)))
 }
 
 fn cache_shape(store: &Store, slots: usize, scope: CacheScope, options: &Options) -> CacheShape {

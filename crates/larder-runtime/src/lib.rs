@@ -13,7 +13,7 @@
 //! use std::path::Path;
 //!
 //! use larder_engine::{Listener, Request, Sampler, Sampling, Speculation, StopMatcher, generate};
-//! use larder_runtime::{CacheOptions, CacheSize, EngineExperts, InferenceEngine, ModelOptions, Notices, OpenModel, Options};
+//! use larder_runtime::{CacheOptions, CacheSize, ContextSize, EngineExperts, InferenceEngine, ModelOptions, Notices, OpenModel, Options};
 //!
 //! /// Prints the text as it is generated.
 //! struct Printer;
@@ -28,7 +28,7 @@
 //! // Notices (the memory plan, the reader) go to standard error, and half of the experts stay in memory.
 //! let model_options = ModelOptions { notices: Notices::to(|notice| eprintln!("{notice}")), ..Default::default() };
 //! let cache = CacheOptions { size: CacheSize::ExpertsPerLayer(16), ..Default::default() };
-//! let options = Options { context: 64, cache, speculation: Speculation::Auto, ..Default::default() };
+//! let options = Options { context: ContextSize::Tokens(64), cache, speculation: Speculation::Auto, ..Default::default() };
 //!
 //! let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
 //! let model = OpenModel::open(&demo, &model_options)?;
@@ -48,11 +48,13 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod context_size;
 mod draft;
 mod elastic;
 mod engine;
 mod experts;
 mod hot;
+mod inputs;
 mod load;
 mod memory_notes;
 mod mtp;
@@ -74,10 +76,12 @@ pub mod models;
 pub mod plan;
 pub mod text_pass;
 
+pub use context_size::ContextSize;
 pub use draft::check_drafting;
 pub use elastic::CapacityChanges;
-pub use engine::{InferenceEngine, expert_sizes, plan_inputs, require_store};
+pub use engine::{InferenceEngine, require_store};
 pub use experts::{AnyExpertPath, EngineExperts};
+pub use inputs::{AvailableMemory, expert_sizes, plan_inputs, plan_inputs_in, tell_context};
 pub use notice::{Notice, Notices, WorkProgress};
 pub use open::{
     FormatBytes, ModelExperts, OpenModel, TextCodec, blueprint_of, check_ignored, check_sidecars, model_name,

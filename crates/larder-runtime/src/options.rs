@@ -13,6 +13,7 @@ use larder_policy::routing::RoutingSpec;
 use larder_store::reader::ReaderSpec;
 use larder_store::{CheckReads, SourceOptions};
 
+use crate::context_size::ContextSize;
 use crate::notice::Notices;
 use crate::open::OpenModel;
 
@@ -59,15 +60,18 @@ pub enum MtpUse {
 /// How an engine runs a model.
 #[derive(Clone)]
 pub struct Options {
-    /// Context of each sequence in tokens; at most the model's.
-    pub context: usize,
+    /// Context of each sequence.
+    pub context: ContextSize,
     /// Number of sequences with a KV cache at the same time.
     pub sequences: usize,
-    /// The most bytes of the KV caches of all sequences; `None` for as many as all contexts need.
+    /// Sequences that always have room for a whole context, where all sequences share the memory of KV caches; at least one.
+    pub whole_contexts: usize,
+    /// The most bytes of the KV caches of all sequences; `None` for as many as all contexts need, within
+    /// [a share of memory](crate::plan).
     pub kv_limit_bytes: Option<u64>,
-    /// Bytes of the texts that are tokenised at the same time while the engine runs: the memory plan counts what that takes. 0
-    /// if prompts are tokenised before.
-    pub prompt_bytes: usize,
+    /// Bytes, for each token of a context, of the texts that are tokenised at the same time while the engine runs: the memory plan
+    /// counts what that takes. 0 if prompts are tokenised before.
+    pub prompt_bytes_per_token: usize,
     /// Bytes that the program takes beside the engine while it runs, which the memory plan counts.
     pub program_bytes: u64,
     /// Tokens of a prompt that are computed in one step; `None` lets the memory plan decide.
@@ -95,13 +99,14 @@ pub struct Options {
 }
 
 impl Default for Options {
-    /// One sequence of 4096 tokens on the CPU, with all experts in memory if they fit and else as many as fit.
+    /// One sequence on the CPU, of as many tokens as the memory allows, with all experts in memory if they fit and else as many as fit.
     fn default() -> Self {
         Options {
-            context: 4096,
+            context: ContextSize::default(),
             sequences: 1,
+            whole_contexts: 1,
             kv_limit_bytes: None,
-            prompt_bytes: 0,
+            prompt_bytes_per_token: 0,
             program_bytes: 0,
             prefill_tokens: None,
             cache: CacheOptions::default(),
@@ -119,9 +124,9 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Bytes of memory that tokenising takes while the engine runs.
-    pub(crate) fn tokenising_bytes(&self) -> u64 {
-        (self.prompt_bytes as u64).saturating_mul(larder_engine::TOKENISING_BYTES as u64)
+    /// Bytes of memory that tokenising takes while the engine runs, for each token of a context.
+    pub(crate) fn tokenising_bytes_per_token(&self) -> u64 {
+        (self.prompt_bytes_per_token as u64).saturating_mul(larder_engine::TOKENISING_BYTES as u64)
     }
 
     /// Whether edge workers compute experts as well.

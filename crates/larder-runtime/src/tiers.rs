@@ -16,13 +16,14 @@ use serde_json::json;
 use crate::engine::{EngineParts, new_compute, require_store};
 use crate::experts::AnyExpertPath;
 use crate::gpu::{GpuParts, GpuThroughput};
+use crate::inputs::at_context;
 use crate::machine::budget::{MemoryUse, PlannedMemory};
 use crate::machine::memory;
 use crate::notice::Notice;
 use crate::open::OpenModel;
 use crate::options::{Options, Setting};
-use crate::plan::PlanInputs;
 use crate::plan::tiers::{TierPlan, Vram, decide, pass_through_slots};
+use crate::plan::{PlanInputs, with_context_on_gpu};
 use crate::slots::Slots;
 
 /// Alignment of resident matrices in VRAM, in bytes.
@@ -102,6 +103,7 @@ pub(crate) fn assemble(
     let gpu = Some(OnGpu { resident_bytes: vram.resident_bytes, throughput });
     Ok(EngineParts {
         elastic: None,
+        context: inputs.context_limit(),
         path: AnyExpertPath::Tiered { tiered: Box::new(tiered), how },
         slots: Some(arena),
         compute,
@@ -129,17 +131,21 @@ pub fn tier_inputs<'a>(
         embedding_bytes: model.embedding_bytes_on_device().map(|bytes| bytes.next_multiple_of(RESIDENT_ALIGN)),
     };
     let scratch_slots = pass_through_slots(&inputs, options.cache.prefetch).max(options.cache.scratch);
-    let inputs = PlanInputs {
+    let prefill_tokens =
+        options.prefill_tokens.map_or(inputs.prefill_tokens.min(GPU_TOKENS), |_| inputs.prefill_tokens);
+    let any = PlanInputs {
         resident_bytes: in_memory,
         scratch_slots,
-        growth_bytes: memory::growth(options.compute.threads, true)
-            + options.tokenising_bytes()
-            + options.program_bytes,
-        prefill_tokens: options.prefill_tokens.map_or(inputs.prefill_tokens.min(GPU_TOKENS), |_| inputs.prefill_tokens),
+        growth_bytes: memory::growth(options.compute.threads, true) + options.program_bytes,
+        kv_limit_bytes: options.kv_limit_bytes,
+        vram_kv_layers: options.device.vram_kv_layers.unwrap_or(usize::MAX),
         on_gpu: true,
         ..inputs
     };
-    Ok((inputs.with_kv_placed(&vram, options), vram))
+    let with = |tokens| at_context(&any, model, options, tokens);
+    let inputs = with_context_on_gpu(options, &vram, &with)?;
+    let prefill_tokens = prefill_tokens.min(inputs.context.saturating_mul(inputs.sequences));
+    Ok((PlanInputs { prefill_tokens, ..inputs }.with_kv_placed(&vram, options), vram))
 }
 
 /// Refuses options that do not work with a GPU.

@@ -443,7 +443,11 @@ impl<'m> ActiveRequest<'m> {
             prompt_tokens: self.prompt_tokens,
             cached_tokens: self.cached_tokens,
             generated_tokens: self.writer.written(),
-            context: ContextUse { tokens: self.context_tokens(), size: self.model.context, cut: self.context.cut },
+            context: ContextUse {
+                tokens: self.context_tokens(),
+                size: self.model.context.tokens,
+                cut: self.context.cut,
+            },
             queued: self.started - self.received,
             prefill: first - self.started,
             decode: now - first,
@@ -474,7 +478,7 @@ impl<'m> ActiveRequest<'m> {
     /// Tokens in the context, with the one that was generated last.
     fn context_tokens(&self) -> usize {
         let last = usize::from(self.writer.written() > 0);
-        (self.tokens() + last).min(self.model.context)
+        (self.tokens() + last).min(self.model.context.tokens)
     }
 
     fn send(&mut self, text: String) {

@@ -92,14 +92,14 @@ impl ServedModel {
     }
 
     fn without_oldest_turns(&self, request: &ChatRequest) -> Result<(ChatPrompt, ContextCut)> {
-        let most = self.context - answer_room(self.context, limit(&request.params));
+        let most = self.context.tokens - answer_room(self.context.tokens, limit(&request.params));
         let turns = DialogueTurns::of(&request.messages);
         let prompt = |dropped| match self.chat(&request.with_messages(turns.without(dropped))) {
             Ok(prompt) => Ok(Some(prompt).filter(|prompt| prompt.tokens.len() <= most)),
             Err(error) if error.code == Some(TOO_LONG) => Ok(None),
             Err(error) => Err(error),
         };
-        let fit = turns.fit(|message| self.tokens_of_message(message), self.context / 4, prompt)?;
+        let fit = turns.fit(|message| self.tokens_of_message(message), self.context.tokens / 4, prompt)?;
         let (dropped_turns, prompt) = match fit {
             Some(fit) => fit,
             // The last turn may use the room of the answer too.
@@ -117,8 +117,9 @@ impl ServedModel {
         let calls = message.get("tool_calls").map(Value::to_string);
         let fields = ["content", "reasoning_content", "reasoning", "thinking"];
         let texts = fields.iter().filter_map(|field| message[*field].as_str()).chain(calls.as_deref());
-        let tokens =
-            |text: &str| self.tokenizer.encode_for(self.context, text, false).map_or(self.context, |ids| ids.len());
+        let tokens = |text: &str| {
+            self.tokenizer.encode_for(self.context.tokens, text, false).map_or(self.context.tokens, |ids| ids.len())
+        };
         texts.map(tokens).sum()
     }
 
@@ -132,7 +133,7 @@ impl ServedModel {
             let probe = self.chat(&request.with_messages(messages));
             probe.map_or(0, |probe| common_prefix(&probe.tokens, prompt))
         });
-        kept_tokens(self.context, keep.min(prompt.len()))
+        kept_tokens(self.context.tokens, keep.min(prompt.len()))
     }
 
     /// The prompt of a completion, which `full` may shorten: its beginning and its end stay.
@@ -147,10 +148,10 @@ impl ServedModel {
         }
         let mut tokens = self.prompt_tokens(prompt)?;
         let begin = || self.tokenizer.encode("", true).map_or(0, |begin| common_prefix(&begin, &tokens));
-        let keep = kept_tokens(self.context, params.keep.unwrap_or_else(begin).min(tokens.len()));
+        let keep = kept_tokens(self.context.tokens, params.keep.unwrap_or_else(begin).min(tokens.len()));
         let mut cut = ContextCut::default();
-        if tokens.len() >= self.context {
-            let most = self.context - answer_room(self.context, limit(params));
+        if tokens.len() >= self.context.tokens {
+            let most = self.context.tokens - answer_room(self.context.tokens, limit(params));
             let end = keep + tokens.len() - most.max(keep + 1);
             cut.dropped_tokens = tokens.drain(keep..end).count();
         }

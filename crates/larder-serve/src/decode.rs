@@ -29,7 +29,7 @@ const STALL: Duration = Duration::from_millis(2);
 pub fn run(shared: &ServerState, mut engine: Box<dyn Engine>, sessions: Option<Sessions>) {
     let options = &shared.server.options;
     let count = options.sessions.max(options.parallel);
-    let context = shared.model.context;
+    let context = shared.model.context.tokens;
     // A sequence that is being written to disk uses memory still.
     let writing = if sessions.is_some() { engine.sequence_bytes(context) } else { 0 };
     let limit = engine.decoder_and_experts().0.kv_pool().limit_bytes().map_or(u64::MAX, |bytes| bytes as u64);

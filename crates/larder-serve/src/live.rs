@@ -172,7 +172,7 @@ impl RateMeter {
             "layers": model.layers,
             "experts": model.experts,
             "experts_per_token": model.top_k,
-            "context": model.context,
+            "context": model.context.tokens,
             "streams": status.traffic.is_some(),
             "active": active,
             "queued": queued,

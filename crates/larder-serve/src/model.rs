@@ -1,6 +1,6 @@
 //! The model as the server needs it.
 
-use larder_engine::{ChatFormat, ChatTemplate, GenerationConfig, Tokenizer, Welcome};
+use larder_engine::{ChatFormat, ChatTemplate, ContextLimit, GenerationConfig, Tokenizer, Welcome};
 use serde_json::Value;
 
 use crate::error::ApiError;
@@ -27,7 +27,7 @@ pub struct ServedModel {
     /// What the page shows before the first message.
     pub welcome: Option<Welcome>,
     /// Limit of tokens in a sequence, prompt included.
-    pub context: usize,
+    pub context: ContextLimit,
     /// Size of the vocabulary.
     pub vocab: usize,
     /// What it is, for clients that list it.

@@ -117,15 +117,10 @@ impl ServedModel {
     }
 
     fn check_bytes(&self, text: &str, param: &str) -> Result<()> {
-        let most = self.tokenizer.longest_text(self.context);
-        if text.len() > most {
-            let message = format!(
-                "This model's maximum context length is {} tokens, at most {most} bytes of text, and the prompt alone has {} \
-                 bytes.",
-                self.context,
-                text.len()
-            );
-            return Err(ApiError::invalid_field(param, TOO_LONG, message));
+        let token_bytes = self.tokenizer.longest_text(1);
+        if text.len() > self.tokenizer.longest_text(self.context.tokens) {
+            let said = self.context.text_too_long("The prompt", text.len(), token_bytes);
+            return Err(self.too_long(param, &said, text.len().div_ceil(token_bytes)));
         }
         Ok(())
     }
@@ -136,15 +131,20 @@ impl ServedModel {
             let message = "The prompt is empty, and this model has no BOS token.";
             return Err(ApiError::invalid_field(param, "empty_prompt", message));
         }
-        if tokens.len() >= self.context {
-            let message = format!(
-                "This model's maximum context length is {} tokens, and the prompt alone has {}.",
-                self.context,
-                tokens.len()
-            );
-            return Err(ApiError::invalid_field(param, TOO_LONG, message));
+        if tokens.len() >= self.context.tokens {
+            let said = self.context.too_long("The prompt", tokens.len());
+            return Err(self.too_long(param, &said, tokens.len()));
         }
         Ok(())
+    }
+
+    /// An error that ends with the words by which Claude Code and LiteLLM know that a conversation has to be shortened.
+    fn too_long(&self, param: &str, said: &str, tokens: usize) -> ApiError {
+        let context = self.context.tokens;
+        let known = format!(
+            "prompt is too long: {tokens} tokens > {context}; this model's maximum context length is {context} tokens"
+        );
+        ApiError::invalid_field(param, TOO_LONG, format!("{said} ({known})."))
     }
 }
 

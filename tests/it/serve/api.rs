@@ -323,7 +323,7 @@ fn what_is_wrong_has_its_code_and_one_sentence() {
         (server.send("POST", chat, "", b"{"), 400, "not valid JSON"),
         (server.send("POST", chat, "", b"{\"a\":\"\xff\"}"), 400, "not UTF-8"),
         (server.post(chat, json!({"messages": 5})), 400, "messages"),
-        (server.post(chat, user(&long)), 400, "maximum context length"),
+        (server.post(chat, user(&long)), 400, "--context 256 (takes "),
         (server.post("/v1/completions", json!({"prompt": [999_999]})), 400, "vocabulary"),
         (server.post("/v1/completions", json!({"prompt": ""})), 400, "empty"),
         (server.send("POST", chat, "", &[b' '; 3000]), 413, "2000 bytes"),

@@ -11,8 +11,8 @@ use larder_model::KvFormat;
 use larder_policy::eviction::{EvictionSpec, PolicyNeeds};
 use larder_policy::routing::{RoutingSpec, parse_quality};
 use larder_runtime::{
-    CacheOptions, CacheSize, ComputeOptions, DeviceKind, DeviceOptions, ModelOptions, MtpUse, Notices, Options,
-    THREADS_MAX,
+    CacheOptions, CacheSize, ComputeOptions, ContextSize, DeviceKind, DeviceOptions, ModelOptions, MtpUse, Notices,
+    Options, THREADS_MAX,
 };
 use serde::{Deserialize, Serialize};
 
@@ -101,11 +101,11 @@ impl LoadOptions {
         Ok(ModelOptions { models_folder, cache_folder, store_for_gguf, mtp, notices, ..ModelOptions::default() })
     }
 
-    /// The options of the engine for a model with this context.
-    pub(crate) fn engine(&self, model_context: usize) -> Result<Options> {
+    /// The options of the engine.
+    pub(crate) fn engine(&self) -> Result<Options> {
         let standard = Options::default();
         Ok(Options {
-            context: self.context.unwrap_or(standard.context.min(model_context)),
+            context: self.context.map_or(standard.context, ContextSize::from),
             prefill_tokens: positive(self.prefill_tokens, "prefill-tokens")?,
             cache: self.cache_options()?,
             routing: self.routing()?,

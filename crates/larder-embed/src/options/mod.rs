@@ -21,7 +21,7 @@ fn parse<T: Default + for<'a> Deserialize<'a>>(json: &str, of: &str) -> Result<T
 
 #[cfg(test)]
 mod tests {
-    use larder_runtime::CacheSize;
+    use larder_runtime::{CacheSize, ContextSize};
 
     use super::*;
 
@@ -30,10 +30,10 @@ mod tests {
         let options = LoadOptions::from_json(
             r#"{"cache-mem": "2G", "quality": "balanced", "threads": 2, "eviction": "lfu", "context": 512}"#,
         );
-        let engine = options.unwrap().engine(4096).unwrap();
+        let engine = options.unwrap().engine().unwrap();
         assert_eq!((engine.cache.size, engine.compute.threads), (CacheSize::Bytes(2_000_000_000), 2));
-        assert_eq!((engine.routing.quality_budget(), engine.context), (Some(0.01), 512));
-        assert_eq!(LoadOptions::from_json(" ").unwrap().engine(100).unwrap().context, 100);
+        assert_eq!((engine.routing.quality_budget(), engine.context), (Some(0.01), ContextSize::Tokens(512)));
+        assert_eq!(LoadOptions::from_json(" ").unwrap().engine().unwrap().context, ContextSize::Auto);
         assert_eq!(GenerateOptions::from_json(r#"{"max-tokens": 3}"#).unwrap().max_tokens, 3);
     }
 

@@ -71,7 +71,7 @@ pub(super) fn decide(inputs: &PlanInputs, options: &Options) -> Result<ElasticPl
         bail!("{}", no_slot(inputs, options, scope));
     }
     let reserve = inputs.reserve_bytes();
-    let most = fit(limit.saturating_sub(inputs.base_bytes() + reserve)).max(slots);
+    let most = fit(limit.saturating_sub(inputs.base_bytes().saturating_add(reserve))).max(slots);
     let least = inputs.slots_for(geometry.top_k, scope).min(slots);
     let scratch_bytes = inputs.scratch_slots as u64 * inputs.expert_sizes.largest();
     let (slot_bytes, fixed_bytes) = (each, fixed);

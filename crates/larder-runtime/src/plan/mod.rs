@@ -1,17 +1,17 @@
 //! The memory plan: how many experts stay in memory, decided before anything is loaded.
 
-use anyhow::{Result, bail};
 use larder_cache::{CacheScope, pass_through_slots, slot_count};
-use larder_core::{Blueprint, CheckpointPolicy, format_bytes, size_up};
+use larder_core::{Blueprint, CheckpointPolicy, format_bytes};
 use larder_kernels::attention_scratch_bytes;
 use larder_model::KvFormat;
 use larder_policy::eviction::CacheShape;
 use serde_json::{Value, json};
 
 use crate::machine::budget::MemoryUse;
-use crate::options::{CacheSize, Options, Setting};
 use crate::slots::belong_to_layers;
 
+mod context;
+mod decide;
 mod draft;
 mod elastic;
 mod expert_sizes;
@@ -21,6 +21,9 @@ mod reserve;
 pub mod tier_speed;
 pub mod tiers;
 
+pub(crate) use context::{with_context, with_context_on_gpu};
+pub use decide::decide;
+use decide::{check_fits, no_slot, requested_slots};
 pub use draft::DraftMemory;
 pub(crate) use elastic::ElasticPlan;
 pub use expert_sizes::ExpertSizes;
@@ -45,6 +48,8 @@ pub struct PlanInputs<'a> {
     pub context: usize,
     /// Number of sequences with a KV cache of that size.
     pub sequences: usize,
+    /// Those of them that always have room for a whole context.
+    pub whole_contexts: usize,
     /// The most tokens that are drafted in a step of one sequence.
     pub drafts: usize,
     /// The model that drafts them, if there is one.
@@ -65,6 +70,8 @@ pub struct PlanInputs<'a> {
     pub process_bytes: u64,
     /// Memory that code pages, stacks and the allocator will take beyond that, in bytes.
     pub growth_bytes: u64,
+    /// Memory of the texts that are tokenised while the model runs, in bytes for each token of the context.
+    pub tokenising_bytes_per_token: u64,
     /// Available memory in bytes; `None` if unknown.
     pub available_bytes: Option<u64>,
     /// The most memory that the process may ever have, in bytes; `None` if unknown.
@@ -146,7 +153,7 @@ impl PlanInputs<'_> {
 
     /// Bytes of staging buffers between memory and a GPU.
     fn gpu_buffer_bytes(&self) -> u64 {
-        if self.on_gpu { self.scratch_bytes() + UPLOAD_BUFFER_BYTES } else { 0 }
+        if self.on_gpu { self.scratch_bytes().saturating_add(UPLOAD_BUFFER_BYTES) } else { 0 }
     }
 
     /// Bytes of the draft model.
@@ -156,7 +163,8 @@ impl PlanInputs<'_> {
 
     /// Bytes of the process without its model.
     fn process_ceiling(&self) -> u64 {
-        self.process_bytes + self.growth_bytes
+        let tokenising = self.tokenising_bytes_per_token.saturating_mul(self.context as u64);
+        (self.process_bytes + self.growth_bytes).saturating_add(tokenising)
     }
 
     /// Bytes of the process and its workspaces in a plan with `cached` bytes of experts.
@@ -169,13 +177,17 @@ impl PlanInputs<'_> {
     /// Bytes of everything but cached experts.
     fn base_bytes(&self) -> u64 {
         let slots = self.scratch_slots as u64 * self.expert_sizes.largest();
-        self.process_ceiling()
-            + self.resident_bytes
-            + self.host_kv_bytes()
-            + self.scratch_bytes()
-            + self.gpu_buffer_bytes()
-            + self.draft_bytes()
-            + slots
+        [
+            self.process_ceiling(),
+            self.resident_bytes,
+            self.host_kv_bytes(),
+            self.scratch_bytes(),
+            self.gpu_buffer_bytes(),
+            self.draft_bytes(),
+            slots,
+        ]
+        .into_iter()
+        .fold(0, u64::saturating_add)
     }
 
     /// The parts of a plan with `cached` bytes of experts, by what they are for.
@@ -198,7 +210,8 @@ impl PlanInputs<'_> {
 
     /// Bytes available for slots; `None` if the available memory is unknown.
     fn slot_budget(&self) -> Option<u64> {
-        Some((self.available_bytes? + self.process_bytes).saturating_sub(self.base_bytes() + self.reserve_bytes()))
+        let taken = self.base_bytes().saturating_add(self.reserve_bytes());
+        Some((self.available_bytes? + self.process_bytes).saturating_sub(taken))
     }
 
     /// Slots that fit into `bytes`: per layer or, in global scope, in total.
@@ -274,78 +287,6 @@ impl PlanInputs<'_> {
             format_bytes(self.reserve_bytes())
         )
     }
-}
-
-/// Decides the plan, from the requested size of the cache and the available memory.
-pub fn decide(inputs: &PlanInputs, options: &Options) -> Result<MemoryPlan> {
-    let scope = options.cache.scope;
-    // A text under lossy routing depends on the number of slots.
-    if options.cache.size == CacheSize::Auto && options.routing.is_lossless() {
-        return elastic::decide(inputs, options).map(MemoryPlan::Elastic);
-    }
-    let slots = match (requested_slots(inputs, options), inputs.slot_budget()) {
-        (Some(slots), _) => slots,
-        (None, Some(budget)) if budget < inputs.all_expert_bytes() => inputs.slots_in(budget, scope),
-        (None, _) => return Ok(MemoryPlan::AllResident),
-    };
-    if slots == 0 {
-        bail!("{}", no_slot(inputs, options, scope));
-    }
-    check_fits(inputs, slots, scope)?;
-    Ok(MemoryPlan::Slots { slots, scope })
-}
-
-/// Why there is not one slot, and what would be enough.
-fn no_slot(inputs: &PlanInputs, options: &Options, scope: CacheScope) -> String {
-    let least = inputs.bytes_of_slots(1, scope);
-    let what = match scope {
-        CacheScope::Layer => "one expert per layer",
-        CacheScope::Global => "one expert",
-    };
-    match options.cache.size {
-        CacheSize::Bytes(size) => format!(
-            "{} {} is too small: at least {} is needed ({what})",
-            Setting::CacheMem,
-            format_bytes(size),
-            size_up(least)
-        ),
-        _ => format!(
-            "not enough memory: {} available, and {what} needs {} beside {}; try a shorter {}",
-            format_bytes(inputs.available_bytes.unwrap_or_default()),
-            format_bytes(least),
-            inputs.other_uses(),
-            Setting::Context
-        ),
-    }
-}
-
-/// The number of slots that the options request, if they do.
-fn requested_slots(inputs: &PlanInputs, options: &Options) -> Option<usize> {
-    let scope = options.cache.scope;
-    match options.cache.size {
-        CacheSize::Available | CacheSize::Auto => None,
-        CacheSize::ExpertsPerLayer(per_layer) => Some(inputs.slots_for(per_layer, scope)),
-        CacheSize::Bytes(bytes) => Some(inputs.slots_in(bytes, scope)),
-    }
-}
-
-fn check_fits(inputs: &PlanInputs, slots: usize, scope: CacheScope) -> Result<()> {
-    let Some(budget) = inputs.slot_budget() else { return Ok(()) };
-    let need = inputs.bytes_of_slots(slots, scope);
-    if need <= budget {
-        return Ok(());
-    }
-    let fits = inputs.slots_in(budget, scope);
-    let nearest = match inputs.per_layer(fits, scope) {
-        0 => format!("not even one expert per layer fits; try a shorter {}", Setting::Context),
-        n => format!("{} {n} fits", Setting::CacheExperts),
-    };
-    bail!(
-        "{} of cached experts do not fit beside {} into the {} of available memory; {nearest}",
-        format_bytes(need),
-        inputs.other_uses(),
-        format_bytes(inputs.available_bytes.unwrap_or_default()),
-    )
 }
 
 impl MemoryPlan {

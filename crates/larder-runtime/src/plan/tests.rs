@@ -4,7 +4,7 @@ use larder_core::{ExpertNames, Geometry, SequenceMemory, StepMemory};
 
 use super::reserve::RESERVE_DIVISOR;
 use super::*;
-use crate::options::CacheOptions;
+use crate::options::{CacheOptions, CacheSize, Options};
 
 pub const MEGA: u64 = 1 << 20;
 
@@ -46,6 +46,7 @@ pub fn inputs(blueprint: &Blueprint, available: Option<u64>) -> PlanInputs<'_> {
         kv_checkpoints: CheckpointPolicy::default(),
         measures_in_copy: false,
         sequences: 1,
+        whole_contexts: 1,
         drafts: 0,
         draft: None,
         kv_limit_bytes: None,
@@ -53,6 +54,7 @@ pub fn inputs(blueprint: &Blueprint, available: Option<u64>) -> PlanInputs<'_> {
         threads: 1,
         process_bytes: MEGA,
         growth_bytes: 0,
+        tokenising_bytes_per_token: 0,
         available_bytes: available,
         limit_bytes: available,
         on_gpu: false,

@@ -55,12 +55,13 @@ impl Vram {
     }
 
     /// Bytes of VRAM for everything but experts.
-    fn base_bytes(&self, inputs: &PlanInputs) -> u64 {
-        self.resident_bytes + inputs.device_kv_bytes() + inputs.device_scratch_bytes()
+    pub(super) fn base_bytes(&self, inputs: &PlanInputs) -> u64 {
+        let kv = self.resident_bytes.saturating_add(inputs.device_kv_bytes());
+        kv.saturating_add(inputs.device_scratch_bytes())
     }
 
     /// Bytes of VRAM that may be used: as much as the options say, or all but the reserve.
-    fn budget(&self, options: &Options) -> Result<u64> {
+    pub(super) fn budget(&self, options: &Options) -> Result<u64> {
         let most = self.free_bytes - self.reserve_bytes();
         match options.device.vram_bytes {
             Some(bytes) if bytes > most => bail!(

@@ -154,7 +154,7 @@ async fn model(State(app): State<App>, Path(id): Path<String>) -> Result<Json> {
 fn model_object(app: &App, id: &str) -> serde_json::Value {
     json!({
         "id": id, "object": "model", "created": 0, "owned_by": "larder",
-        "context_length": app.model.context, "aliases": app.model.aliases,
+        "context_length": app.model.context.tokens, "aliases": app.model.aliases,
     })
 }
 
@@ -326,7 +326,7 @@ async fn generate<F: ResponseFormat + 'static>(
         pending.push(PendingAnswer { events: from, parser: chat.as_ref().map(|chat| chat.parser(app)) });
         let job = GenerationJob {
             number: number + i as u64,
-            max_tokens: plan.answer_limit(params.max_tokens, prompt.len(), app.model.context),
+            max_tokens: plan.answer_limit(params.max_tokens, prompt.len(), app.model.context.tokens),
             context: *plan,
             prompt: prompt.clone(),
             embeds: false,

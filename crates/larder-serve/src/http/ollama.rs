@@ -80,7 +80,7 @@ pub async fn tags(State(app): State<App>) -> Json {
 /// The served model, which is always loaded.
 pub async fn running(State(app): State<App>) -> Json {
     let ServedModel { name, facts, context, .. } = &app.model;
-    Json(json!({"models": [loaded_tag(name, facts, facts.bytes, Some(*context))]}))
+    Json(json!({"models": [loaded_tag(name, facts, facts.bytes, Some(context.tokens))]}))
 }
 
 /// A model as `/api/tags` lists it.
@@ -130,7 +130,7 @@ pub async fn show(State(app): State<App>, request: Request) -> Result<Json> {
         "general.basename": app.model.name,
         "general.parameter_count": facts.parameters,
     });
-    info[format!("{}.context_length", facts.family)] = app.model.context.into();
+    info[format!("{}.context_length", facts.family)] = app.model.context.tokens.into();
     Ok(Json(json!({
         "modelfile": "",
         "parameters": parameters(&app),

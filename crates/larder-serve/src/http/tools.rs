@@ -47,7 +47,7 @@ pub async fn props(State(app): State<App>) -> Json {
     let sampling = app.model.generation.sampling();
     Json(json!({
         "default_generation_settings": {
-            "n_ctx": app.model.context,
+            "n_ctx": app.model.context.tokens,
             "params": {
                 "temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p,
                 "min_p": sampling.min_p, "repeat_penalty": sampling.repetition_penalty,

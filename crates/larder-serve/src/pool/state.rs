@@ -94,7 +94,7 @@ impl PoolState {
 impl PoolSlot {
     /// Notes that the model was loaded.
     pub fn now_loaded(&mut self, running: Running) {
-        self.context = Some(running.app.model.context);
+        self.context = Some(running.app.model.context.tokens);
         self.facts = running.app.model.facts.clone();
         self.last_used = Some(Instant::now());
         self.unload_soon = false;

@@ -145,7 +145,7 @@ impl ModelPool {
     ) -> io::Result<Running> {
         let server = self.server.clone();
         let disk = server.options.session_disk.as_ref().map(|disk| self.disk_of(model, disk));
-        let open = |disk| Sessions::open(disk, &engine.sequence_origin(), served.context);
+        let open = |disk| Sessions::open(disk, &engine.sequence_origin(), served.context.tokens);
         let sessions = disk.as_ref().map(open).transpose()?;
         let app = Arc::new(ServerState {
             queue: RequestQueue::new(server.options.queue, server.options.parallel),

@@ -52,11 +52,11 @@ pub fn run(args: ChatArgs) -> Result<()> {
     let generation = args.sampling.over(model.generation()?)?;
     let costs = model.lambda_costs();
     let settings = Settings::new(&args, &generation, model.standard_prior(costs.as_ref()), output.terminal);
-    let context = args.context.min(model.blueprint.context);
-    let prompt_bytes = text.tokenizer.longest_text(context);
+    let prompt_bytes_per_token = text.tokenizer.longest_text(1);
     let options = args.speculate.set(args.hot_set.set(args.engine.options(args.context)))?;
-    let options = args.power.set(Options { prompt_bytes, ..options });
+    let options = args.power.set(Options { prompt_bytes_per_token, ..options });
     let mut engine = InferenceEngine::start(&model, &options)?;
+    let (limit, context) = (engine.context.clone(), engine.context.tokens);
     let session_file = match args.session {
         Some(path) => Some(SessionFile::open(path, &model, &options, &engine)?),
         None => None,
@@ -84,7 +84,7 @@ pub fn run(args: ChatArgs) -> Result<()> {
     let session = Session::resume(&engine.decoder, &mut engine.experts, sequence);
     let session = session.with_prefill_tokens(engine.prefill_tokens).with_meter(meter);
     let mut chat = ChatSession {
-        sequence: ChatSequence::new(session, &text, &generation.eos, stop, context)
+        sequence: ChatSequence::new(session, &text, &generation.eos, stop, limit)
             .speculating(drafting)
             .continuing(transcript),
         session_file,

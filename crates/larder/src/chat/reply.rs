@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use larder_cache::Traffic;
 use larder_engine::{
-    ChatFormat, ContextFull, DialogueTurns, Drafting, FinishReason, Listener, OutputLoss, OutputParser, OutputPart,
-    Request, Routing, Sampler, Session, StepStats, StopMatcher, TokenInput, Tokenizer, answer_room, generate,
-    kept_tokens,
+    ChatFormat, ContextFull, ContextLimit, DialogueTurns, Drafting, FinishReason, Listener, OutputLoss, OutputParser,
+    OutputPart, Request, Routing, Sampler, Session, StepStats, StopMatcher, TokenInput, Tokenizer, answer_room,
+    generate, kept_tokens,
 };
 use larder_model::{LogitsFor, ModelError, Tap};
 use larder_policy::routing::quality::Quality;
@@ -28,7 +28,7 @@ pub struct ChatSequence<'a> {
     format: ChatFormat,
     eos: &'a [u32],
     stop: StopMatcher,
-    context: usize,
+    limit: ContextLimit,
     drafting: Drafting,
     /// That of the last prompt and answer, if known.
     transcript: Option<Transcript>,
@@ -86,7 +86,7 @@ impl<'a> ChatSequence<'a> {
         text: &'a TextCodec,
         eos: &'a [u32],
         stop: StopMatcher,
-        context: usize,
+        limit: ContextLimit,
     ) -> Self {
         let plain = ChatFormat::plain;
         let format = text.template.as_ref().map_or_else(plain, |t| ChatFormat::of_template(t, &text.tokenizer));
@@ -96,7 +96,7 @@ impl<'a> ChatSequence<'a> {
             format,
             eos,
             stop,
-            context,
+            limit,
             drafting: Drafting::default(),
             transcript: None,
             answers: 0,
@@ -120,7 +120,7 @@ impl<'a> ChatSequence<'a> {
 
     /// Context size in tokens.
     pub fn context(&self) -> usize {
-        self.context
+        self.limit.tokens
     }
 
     /// Answers the last message, after dropping the oldest turns if the prompt does not fit. Returns `None` if interrupted
@@ -166,7 +166,7 @@ impl<'a> ChatSequence<'a> {
             eos: self.eos,
             stop: self.stop.clone(),
             // Shifts have no end of their own.
-            max_tokens: settings.max_tokens.unwrap_or(if keep.is_some() { self.context } else { usize::MAX }),
+            max_tokens: settings.max_tokens.unwrap_or(if keep.is_some() { self.limit.tokens } else { usize::MAX }),
             drafting: self.session.experts().drafting(&self.drafting),
         };
         let made = generate(&mut self.session, tokenizer, request, &mut writer)?;
@@ -209,26 +209,21 @@ impl<'a> ChatSequence<'a> {
     /// The prompt of the conversation, which loses its oldest turns if the settings say so and it does not fit together with an
     /// answer.
     fn fit_context(&self, conversation: &mut Conversation, settings: &Settings) -> Result<FittedPrompt> {
-        let room = answer_room(self.context, settings.max_tokens);
+        let room = answer_room(self.limit.tokens, settings.max_tokens);
         let prompt = match settings.context_full {
             ContextFull::Stop => self.prompt(conversation, 0)?,
             ContextFull::DropTurns | ContextFull::Shift => self.longest_prompt(conversation, room)?,
         };
         (0..prompt.dropped).for_each(|_| _ = conversation.drop_oldest());
-        let (tokens, context) = (prompt.tokens.len(), self.context);
-        if tokens < context {
+        let tokens = prompt.tokens.len();
+        if tokens < self.limit.tokens {
             return Ok(prompt);
         }
-        let needed = tokens.saturating_add(room);
         match conversation.messages.len() {
-            0 | 1 => {
-                bail!(
-                    "this message has {tokens} tokens, and the context {context}; shorten it, or start with --context {needed}"
-                )
-            }
+            0 | 1 => bail!("{}", self.limit.too_long("this message", tokens)),
             _ => bail!(
-                "the conversation has {tokens} tokens, and the context {context}; leave its oldest turns out with /set \
-                 context-full drop-turns, or start with --context {needed}"
+                "{}; or leave its oldest turns out with /set context-full drop-turns",
+                self.limit.too_long("the conversation", tokens)
             ),
         }
     }
@@ -237,17 +232,17 @@ impl<'a> ChatSequence<'a> {
     fn longest_prompt(&self, conversation: &Conversation, room: usize) -> Result<FittedPrompt> {
         let messages = conversation.json();
         let turns = DialogueTurns::of(&messages);
-        let longest_text = self.text.tokenizer.longest_text(self.context);
+        let longest_text = self.text.tokenizer.longest_text(self.limit.tokens);
         let prompt = |dropped| {
             let text = self.prompt_text(conversation, dropped)?;
             if text.len() > longest_text {
                 return anyhow::Ok(None);
             }
             let tokens = self.tokens(&text)?;
-            let fits = tokens.len().saturating_add(room) <= self.context;
+            let fits = tokens.len().saturating_add(room) <= self.limit.tokens;
             Ok(fits.then_some(FittedPrompt { text, tokens, dropped }))
         };
-        match turns.fit(|message| self.tokens_of(message), self.context / 4, prompt)? {
+        match turns.fit(|message| self.tokens_of(message), self.limit.tokens / 4, prompt)? {
             Some((_, prompt)) => Ok(prompt),
             None => self.prompt(conversation, turns.count().saturating_sub(1)),
         }
@@ -267,8 +262,9 @@ impl<'a> ChatSequence<'a> {
 
     /// Tokens of a message's texts; of one that no context holds, as many as a context has.
     fn tokens_of(&self, message: &Value) -> usize {
-        let tokens =
-            |text| self.text.tokenizer.encode_for(self.context, text, false).map_or(self.context, |ids| ids.len());
+        let tokens = |text| {
+            self.text.tokenizer.encode_for(self.limit.tokens, text, false).map_or(self.limit.tokens, |ids| ids.len())
+        };
         ["content", "reasoning_content"].iter().filter_map(|field| message[*field].as_str()).map(tokens).sum()
     }
 
@@ -276,9 +272,10 @@ impl<'a> ChatSequence<'a> {
     fn kept(&self, conversation: &Conversation, prompt: &[u32]) -> Result<usize> {
         let probe = Conversation { system: conversation.system.clone(), messages: vec![Message::user("?".into())] };
         let plain = self.text.template.is_none();
-        let probe = self.text.tokenizer.encode_for(self.context, &probe.text(self.text.template.as_ref())?, plain)?;
+        let probe =
+            self.text.tokenizer.encode_for(self.limit.tokens, &probe.text(self.text.template.as_ref())?, plain)?;
         let shared = probe.iter().zip(prompt).take_while(|(a, b)| a == b).count();
-        Ok(kept_tokens(self.context, shared))
+        Ok(kept_tokens(self.limit.tokens, shared))
     }
 
     /// The tokens of a prompt. If it continues the transcript, it begins with the tokens of that: the model may have
@@ -288,13 +285,13 @@ impl<'a> ChatSequence<'a> {
         let plain = self.text.template.is_none();
         let continued = self.transcript.as_ref();
         if let Some((tokens, rest)) = continued.and_then(|t| Some((&t.tokens, prompt_text.strip_prefix(&t.text)?))) {
-            let new = tokenizer.encode_for(self.context, rest, false)?;
+            let new = tokenizer.encode_for(self.limit.tokens, rest, false)?;
             // Only a special token guarantees that the tokenizer would split the text here too.
             if new.first().is_some_and(|id| plain || tokenizer.decode(&[*id], true).is_empty()) {
                 return Ok([tokens.as_slice(), &new].concat());
             }
         }
-        let tokens = tokenizer.encode_for(self.context, prompt_text, plain)?;
+        let tokens = tokenizer.encode_for(self.limit.tokens, prompt_text, plain)?;
         if tokens.is_empty() {
             bail!("the message is empty, and this model has no BOS token; write some text");
         }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use larder_engine::ContextFull;
+use larder_runtime::ContextSize;
 
 use super::{
     EngineFlags, HotSetFlags, IgnoreConfig, PowerFlags, SamplingFlags, SeedFlag, SpeculateFlags, at_least_one,
@@ -19,9 +20,10 @@ pub struct ChatArgs {
     pub model: PathBuf,
     #[command(flatten)]
     pub ignore_config: IgnoreConfig,
-    /// Context size in tokens: the part of the conversation that the model can use
-    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = at_least_one, help_heading = heading::MODEL)]
-    pub context: usize,
+    /// Context size in tokens, the part of the conversation that the model can use, as in 8192 or 64K; max is the model's own,
+    /// and auto that as far as memory allows
+    #[arg(long, value_name = "N", default_value_t, help_heading = heading::MODEL)]
+    pub context: ContextSize,
     /// What to do when the conversation fills the context: refuse the message and end the answer (stop), leave the oldest turns
     /// out (drop-turns), or also go on with the answer without older tokens (shift)
     #[arg(long, value_name = "HOW", default_value = "drop-turns", value_parser = context_full, help_heading = heading::MODEL)]

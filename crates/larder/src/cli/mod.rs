@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use larder_core::{NumberFormat, parse_bytes};
 use larder_engine::{ContextFull, GenerationConfig, SamplerError};
+use larder_runtime::ContextSize;
 use larder_store::{MtpTensors, SourceOptions};
 
 use crate::models::default_model;
@@ -277,9 +278,10 @@ pub struct RunArgs {
     pub model: PathBuf,
     #[command(flatten)]
     pub ignore_config: IgnoreConfig,
-    /// Context size in tokens, prompt included (default: as many as the prompt and --max-tokens need)
-    #[arg(long, value_name = "N", value_parser = at_least_one, help_heading = heading::MODEL)]
-    pub context: Option<usize>,
+    /// Context size in tokens, prompt included, as in 8192 or 64K; max is the model's own, auto as many as the prompt and
+    /// --max-tokens need
+    #[arg(long, value_name = "N", default_value_t, help_heading = heading::MODEL)]
+    pub context: ContextSize,
     /// Prompt text; - reads standard input
     #[arg(short, long, help_heading = heading::PROMPT)]
     pub prompt: String,
@@ -328,9 +330,9 @@ pub struct PlanArgs {
     pub model: PathBuf,
     #[command(flatten)]
     pub ignore_config: IgnoreConfig,
-    /// Context size in tokens
-    #[arg(long, default_value_t = 4096, value_name = "N", value_parser = at_least_one, help_heading = heading::MODEL)]
-    pub context: usize,
+    /// Context size in tokens, as in 8192 or 64K; max is the model's own, and auto that as far as memory allows
+    #[arg(long, value_name = "N", default_value_t, help_heading = heading::MODEL)]
+    pub context: ContextSize,
     #[command(flatten)]
     pub engine: EngineFlags,
     #[command(flatten)]
@@ -358,6 +360,9 @@ pub struct BenchArgs {
     /// Measure behind a context of N tokens, whose KV cache has made-up values: nothing is prefilled for it
     #[arg(short, long, default_value_t = 0, value_name = "N")]
     pub depth: usize,
+    /// Context size in tokens that memory is planned for, as in 8192 or 64K; max is the model's own, auto as many as are measured
+    #[arg(long, value_name = "N", default_value_t)]
+    pub context: ContextSize,
     /// Lengths of the prompts whose first token is timed, or off (default: those of 32, 512 and 3968 tokens that fit the
     /// context; off with --depth)
     #[arg(long, value_name = "N,…|off", value_parser = parse_lengths)]

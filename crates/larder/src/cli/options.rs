@@ -6,8 +6,8 @@ use anyhow::Result;
 use larder_engine::Speculation;
 use larder_policy::eviction::PolicyNeeds;
 use larder_runtime::{
-    BatteryOptions, CacheOptions, CacheSize, ComputeOptions, DeviceKind, DeviceOptions, MtpUse, Options, TraceOptions,
-    default_threads,
+    BatteryOptions, CacheOptions, CacheSize, ComputeOptions, ContextSize, DeviceKind, DeviceOptions, MtpUse, Options,
+    TraceOptions, default_threads,
 };
 
 use super::device::{DeviceFlag, DeviceFlags};
@@ -23,11 +23,11 @@ impl EngineFlags {
         self.performance.threads.unwrap_or_else(default_threads)
     }
 
-    /// The options for one sequence of up to `context` tokens.
-    pub fn options(&self, context: usize) -> Options {
+    /// The options for one sequence with this context.
+    pub fn options(&self, context: impl Into<ContextSize>) -> Options {
         let EngineFlags { size, cache, routing, record, performance, place, .. } = self;
         Options {
-            context,
+            context: context.into(),
             prefill_tokens: performance.prefill_tokens,
             cache: cache_options(size, cache, place, performance),
             routing: routing.spec().clone(),

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use larder_engine::ContextFull;
+use larder_runtime::ContextSize;
 use larder_serve::UpstreamAddress;
 
 use super::engine::{HotSetFlags, PowerFlags, SpeculateFlags, UntracedFlags};
@@ -25,9 +26,10 @@ pub struct ServeArgs {
     /// Unload a model after this time without a request, in seconds, if there are several; 0 for never
     #[arg(long, default_value_t = 300, value_name = "SECONDS", help_heading = heading::MODEL)]
     pub unload_after: u64,
-    /// Context size of each request in tokens, prompt included
-    #[arg(long, default_value_t = 4096, value_name = "N", value_parser = at_least_two, help_heading = heading::MODEL)]
-    pub context: usize,
+    /// Context size of each request in tokens, prompt included, as in 8192 or 64K; max is the model's own, and auto that as far
+    /// as memory allows
+    #[arg(long, value_name = "N", default_value_t, value_parser = at_least_two, help_heading = heading::MODEL)]
+    pub context: ContextSize,
     /// What to do when a request fills its context and does not say what: refuse the prompt and end the answer (stop), leave
     /// the oldest turns of a chat out (drop-turns), or also go on with the answer without older tokens (shift)
     #[arg(long, value_name = "HOW", default_value = "stop", value_parser = context_full, help_heading = heading::MODEL)]
@@ -46,8 +48,8 @@ pub struct ServeArgs {
     /// KV-cache slots, including active requests (default: --parallel). More let more chats keep their prefix
     #[arg(long, value_name = "N", value_parser = at_least_one, help_heading = heading::SERVER)]
     pub sessions: Option<usize>,
-    /// Memory for the KV caches of all slots (default: enough for their whole contexts). When it is full, the request that
-    /// came last gives its share back and is computed again later
+    /// Memory for the KV caches of all slots (default: enough for their whole contexts, within a share of memory). When it is
+    /// full, the request that came last gives its share back and is computed again later
     #[arg(long, value_name = "SIZE", value_parser = byte_size, help_heading = heading::SERVER)]
     pub kv_mem: Option<ByteSize>,
     /// Time of a step in seconds that prompts may take while other requests decode: the wait between two tokens
@@ -150,9 +152,9 @@ fn seconds(text: &str) -> Result<f64, String> {
     (0.001..=60.0).contains(&seconds).then_some(seconds).ok_or_else(|| "must be from 0.001 to 60 seconds".into())
 }
 
-fn at_least_two(text: &str) -> Result<usize, String> {
-    match at_least_one(text)? {
-        1 => Err("must be at least 2: one token of prompt and one to generate".into()),
-        n => Ok(n),
+fn at_least_two(text: &str) -> Result<ContextSize, String> {
+    match text.parse()? {
+        ContextSize::Tokens(1) => Err("must be at least 2: one token of prompt and one to generate".into()),
+        size => Ok(size),
     }
 }

@@ -7,7 +7,7 @@ use larder_runtime::machine::rates::{self, SsdThroughput};
 use larder_runtime::plan::kv_places::{OtherKv, Planned};
 use larder_runtime::plan::tier_speed::{DecodeBytes, TierRates};
 use larder_runtime::plan::{PlanInputs, decide, tiers};
-use larder_runtime::{OpenModel, Options, check_drafting, plan_inputs, tier_inputs};
+use larder_runtime::{OpenModel, Options, check_drafting, plan_inputs, tell_context, tier_inputs};
 use larder_store::ExpertSource as _;
 use serde_json::{Value, json};
 
@@ -23,6 +23,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
     let gpu = gpu::open(&args.engine.place.device.options())?;
     let options = args.speculate.set(args.engine.options(args.context))?;
     check_drafting(&model, &options)?;
+    tell_context(&model, &options);
     let inputs = plan_inputs(&model, &options)?;
     if let Some(gpu) = gpu {
         return on_gpu(args, &model, &options, inputs, gpu);

@@ -9,7 +9,7 @@ use larder_engine::{
     StepStats, StopMatcher, TextFormat, generate,
 };
 use larder_runtime::machine::memory;
-use larder_runtime::{EngineExperts, InferenceEngine, OpenModel, TextCodec};
+use larder_runtime::{EngineExperts, InferenceEngine, OpenModel, TextCodec, plan_inputs};
 use serde_json::{Value, json};
 
 use crate::cli::RunArgs;
@@ -32,8 +32,12 @@ pub fn run(args: RunArgs) -> Result<()> {
     let grammar = grammar.transpose()?;
 
     let mut telemetry = Telemetry::new(args.telemetry.as_deref())?;
-    let context = args.context.unwrap_or(prompt.len().saturating_add(args.max_tokens));
+    let context = args.context.or_needed(prompt.len().saturating_add(args.max_tokens), model.blueprint.context);
     let options = args.power.set(args.speculate.set(args.hot_set.set(args.engine.options(context)))?);
+    let limit = plan_inputs(&model, &options)?.context_limit();
+    if prompt.len() >= limit.tokens {
+        bail!("{}", limit.too_long("the prompt", prompt.len()));
+    }
     let mut engine = InferenceEngine::start(&model, &options)?;
     let plan = std::mem::take(&mut engine.plan);
     let drafting = engine.experts.drafting(&engine.drafting());

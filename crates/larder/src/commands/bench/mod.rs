@@ -42,7 +42,11 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         bail!("{need} tokens do not fit into the model's context of {most}; lower --depth, --prompt or --tokens");
     }
     let first_prompts = first_token::prompts(args, most)?;
-    let context = first_prompts.iter().copied().chain([need]).max().unwrap_or(need);
+    let need = first_prompts.iter().copied().chain([need]).max().unwrap_or(need);
+    let context = args.context.or_needed(need, most);
+    if context.at_most(most) < need {
+        bail!("--context {context} has no room for the {need} tokens that are measured; raise it, or leave it out");
+    }
     let replayed = args.trace.as_deref().map(|path| Replayed::read(path, &model)).transpose()?;
     let mut limits = Limits::measure(&model, &flags)?;
     let sequences = args.clients.iter().copied().max().unwrap_or(1);

@@ -7,7 +7,10 @@ use anyhow::{Context, Result, bail};
 use larder_core::format_bytes;
 use larder_engine::ChatFormat;
 use larder_runtime::plan::{PlanInputs, decide};
-use larder_runtime::{CacheSize, DeviceKind, InferenceEngine, OpenModel, Options, TextCodec, plan_inputs};
+use larder_runtime::{
+    AvailableMemory, CacheSize, ContextSize, DeviceKind, InferenceEngine, OpenModel, Options, TextCodec, plan_inputs,
+    plan_inputs_in,
+};
 use larder_serve::{Engine, FilesCheck, ModelFacts, ServedModel, ServerOptions, TOKENIZER_THREADS};
 
 use super::engine::ServedEngine;
@@ -44,18 +47,17 @@ impl ModelOpener {
         if let Some(path) = &args.chat_template_file {
             text.template = Some(models::template_of(&model, path)?);
         }
-        let context = args.context.min(model.blueprint.context);
-        let prompt_bytes = text.tokenizer.longest_text(context).saturating_mul(TOKENIZER_THREADS);
         // While a sequence is written to disk, its memory is still in use.
-        let sequences = server.sessions + usize::from(server.session_disk.is_some());
+        let saved = usize::from(server.session_disk.is_some());
         let options = Options {
-            sequences,
-            prompt_bytes,
-            program_bytes: server.bytes(model.blueprint.vocab, context),
+            sequences: server.sessions + saved,
+            whole_contexts: 1 + saved,
+            prompt_bytes_per_token: text.tokenizer.longest_text(1).saturating_mul(TOKENIZER_THREADS),
+            program_bytes: server.bytes(model.blueprint.vocab, args.context.at_most(model.blueprint.context)),
             kv_limit_bytes: args.kv_mem.map(|size| size.0),
             ..args.power.set(args.speculate.set(args.hot_set.set(flags.options(args.context)))?)
         };
-        check_kv_limit(&plan_inputs(&model, &options)?, server.session_disk.is_some())?;
+        check_kv_limit(&plan_inputs(&model, &options)?)?;
         Ok(OpenedModel { opener: self.clone(), model, text, options })
     }
 
@@ -85,13 +87,19 @@ impl OpenedModel {
     /// Decides the memory plan as if the model were alone in a process that takes `process_bytes` before, with `available` bytes for
     /// it. Its size is kept for the start. Returns the bytes that it needs beside the process.
     pub fn plan_alone(&mut self, process_bytes: u64, available: u64) -> Result<u64> {
-        let inputs = plan_inputs(&self.model, &self.options)?;
-        let inputs = PlanInputs { process_bytes, available_bytes: Some(available), ..inputs };
+        let memory = AvailableMemory { process: process_bytes, available: Some(available) };
+        let inputs = plan_inputs_in(&self.model, &self.options, memory)?;
         let plan = decide(&inputs, &self.options)?;
+        let bytes = plan.total_bytes(&inputs).saturating_sub(process_bytes);
         if self.options.cache.size == CacheSize::Available && plan.slots().is_some() {
             self.options.cache.size = CacheSize::Bytes(plan.expert_bytes(&inputs));
         }
-        Ok(plan.total_bytes(&inputs).saturating_sub(process_bytes))
+        let (context, kv_limit) = (inputs.context, inputs.kv_limit_bytes);
+        if self.options.context == ContextSize::Auto {
+            self.options.context = ContextSize::Tokens(context);
+        }
+        self.options.kv_limit_bytes = kv_limit;
+        Ok(bytes)
     }
 
     /// Loads the resident weights and starts the engine. The first name is that of responses.
@@ -107,16 +115,15 @@ impl OpenedModel {
 }
 
 /// Refuses memory for KV caches in which not even one request of a whole context fits, beside a sequence that is written to disk.
-fn check_kv_limit(inputs: &PlanInputs, saves: bool) -> Result<()> {
+fn check_kv_limit(inputs: &PlanInputs) -> Result<()> {
     let Some(limit) = inputs.kv_limit_bytes else { return Ok(()) };
-    let sequences = 1 + usize::from(saves);
-    let least = PlanInputs { sequences, kv_limit_bytes: None, ..inputs.clone() }.kv_bytes();
+    let least = PlanInputs { sequences: inputs.whole_contexts, kv_limit_bytes: None, ..inputs.clone() }.kv_bytes();
     if limit < least {
         bail!(
             "--kv-mem {} is less than the {} of {}{}; raise it, or lower --context",
             format_bytes(limit),
             format_bytes(least),
-            if saves { "two contexts of " } else { "a context of " },
+            if inputs.whole_contexts > 1 { "two contexts of " } else { "a context of " },
             format_args!("{} tokens", inputs.context),
         );
     }
@@ -143,7 +150,7 @@ fn served_model(
         generation: args.sampling.over(model.generation()?)?,
         max_tokens: args.max_tokens,
         welcome: model.welcome()?,
-        context: args.context.min(model.blueprint.context),
+        context: engine.context.clone(),
         vocab: model.blueprint.vocab,
         facts: facts(model)?,
         has_embeddings: engine.decoder.encoder_layers() == 0,
