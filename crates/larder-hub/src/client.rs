@@ -1,6 +1,7 @@
 //! HTTP requests to the hub, with redirects, the token and retries.
 
-use std::io::Read;
+use std::io::{ErrorKind, Read};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use larder_store::{Result, StoreErrorKind};
@@ -42,6 +43,8 @@ pub struct Hub {
     endpoint: String,
     token: Option<String>,
     retry: RetryPolicy,
+    /// Whether it has ever answered.
+    reached: AtomicBool,
 }
 
 /// A response with status 200 or 206.
@@ -86,7 +89,7 @@ impl Hub {
             .user_agent(concat!("larder/", env!("CARGO_PKG_VERSION")))
             .build()
             .into();
-        Ok(Hub { agent, endpoint, token, retry })
+        Ok(Hub { agent, endpoint, token, retry, reached: AtomicBool::new(false) })
     }
 
     /// The base URL, without a trailing slash.
@@ -168,12 +171,36 @@ impl Hub {
         if let Some(token) = self.token.as_ref().filter(|_| origin(url) == origin(&self.endpoint)) {
             request = request.header("Authorization", format!("Bearer {token}"));
         }
-        request.call().map_err(|e| match e {
+        let answer = request.call().map_err(|e| match e {
             ureq::Error::BadUri(_) | ureq::Error::Tls(_) => {
                 HubError::permanent(StoreErrorKind::Io, format!("{url}: {e}"))
             }
+            // Later the network may come back, but here it was never there.
+            e if is_unreachable(&e) && !self.reached.load(Ordering::Relaxed) => HubError::permanent(
+                StoreErrorKind::Io,
+                format!(
+                    "{} cannot be reached ({e}); check the network, or name a mirror with HF_ENDPOINT",
+                    self.endpoint
+                ),
+            ),
             e => HubError::transient(format!("{url}: {e}")),
-        })
+        })?;
+        self.reached.store(true, Ordering::Relaxed);
+        Ok(answer)
+    }
+}
+
+/// Whether no connection was made. A name that is not found has no kind of its own.
+fn is_unreachable(error: &ureq::Error) -> bool {
+    use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, TimedOut, UnexpectedEof, WouldBlock};
+    match error {
+        ureq::Error::HostNotFound | ureq::Error::ConnectionFailed => true,
+        ureq::Error::Timeout(timeout) => matches!(timeout, ureq::Timeout::Resolve | ureq::Timeout::Connect),
+        ureq::Error::Io(error) => !matches!(
+            error.kind(),
+            BrokenPipe | ConnectionAborted | ConnectionReset | TimedOut | UnexpectedEof | WouldBlock
+        ),
+        _ => false,
     }
 }
 

@@ -51,6 +51,7 @@ impl Repo {
         folder: &Path,
         progress: Arc<dyn DownloadProgress>,
     ) -> Result<Self> {
+        let fresh = !folder.exists();
         fs::create_dir_all(folder).map_err(|e| StoreError::io(folder, "creating the folder", e))?;
         let lock = lock(folder)?;
         let pinned = folder.join(COMMIT_FILE);
@@ -59,8 +60,9 @@ impl Repo {
             .filter(|c| !c.is_empty() && c.bytes().all(|b| b.is_ascii_hexdigit()));
         let revision = resumed.as_deref().unwrap_or(revision);
         let url = format!("{}/api/models/{name}/revision/{}?blobs=true", hub.endpoint(), encoded(revision));
-        let json =
-            hub.with_retries(progress.as_ref(), || read_all(&url, hub.get(&url, None)?.body, MAX_LISTING_BYTES))?;
+        let json = hub.with_retries(progress.as_ref(), || read_all(&url, hub.get(&url, None)?.body, MAX_LISTING_BYTES));
+        // A name that is not there leaves nothing behind.
+        let json = json.inspect_err(|_| _ = fresh.then(|| fs::remove_dir_all(folder)))?;
         let listing = Listing::parse(name, &json)?;
         if resumed.is_none() {
             check_unused(folder)?;

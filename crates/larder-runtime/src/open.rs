@@ -68,6 +68,7 @@ impl OpenModel {
         let ModelOptions { models_folder, store_for_gguf, notices, .. } = options;
         let path = match models::hub_name(path) {
             Some(name) => models::fetch_if_missing(&name, models_folder.as_deref(), &options.source(), notices)?,
+            None if !path.exists() => return Err(missing(path)),
             None if *store_for_gguf && models::is_gguf(path) => models::store_for_gguf(path, options)?,
             None => path.to_owned(),
         };
@@ -303,6 +304,13 @@ impl OpenModel {
         let Some(bytes) = read_small(&store.path().join(WELCOME), WELCOME_BYTES)? else { return Ok(None) };
         Welcome::from_bytes(&bytes).map(Some).with_context(|| display(store.path()))
     }
+}
+
+/// The error of a path that leads nowhere.
+fn missing(path: &Path) -> anyhow::Error {
+    let what = "there is no such file, folder or downloaded model; `larder list` shows the models that are here, and `larder pull \
+                ORG/NAME` downloads one";
+    StoreError::new(StoreErrorKind::Missing, path, what).into()
 }
 
 /// The tokenizer and the chat template of a source; `None` without a tokenizer.

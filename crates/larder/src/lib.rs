@@ -74,6 +74,8 @@ fn run(typed: Vec<OsString>) -> Result<()> {
     #[cfg(unix)]
     report_large_files_as_errors()?;
     let matches = cli::Cli::command().get_matches_from(&typed);
+    let typed = cli::words::with_flags(typed, &matches).unwrap_or_else(|error| error.exit());
+    let matches = cli::Cli::command().get_matches_from(&typed);
     let line = config::apply(typed, &matches)?;
     let matches = cli::Cli::command().get_matches_from(line);
     let cli = cli::Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Output;
 
-use crate::support::{command, fixture, larder_ok, larder_refuses};
+use crate::support::{command, fixture, larder, larder_ok, larder_refuses};
 
 const GGUF: &str = "tiny-olmoe-q4_0.gguf";
 
@@ -60,6 +60,11 @@ fn kept_models_are_listed_found_and_removed() {
     let of = |i: usize| (list[i]["name"].as_str().unwrap(), list[i]["complete"].as_bool().unwrap());
     assert_eq!((of(0), of(1)), (("org/name@v1", true), ("org/other", false)));
     assert!(list[1]["bytes"].as_u64().unwrap() >= 9000);
+    let top = |args: &[&str]| command().env("LARDER_MODELS", dir.path()).args(args).output().unwrap();
+    for listed in [top(&["list", "--json"]), top(&["ls", "--json"])] {
+        assert_eq!(serde_json::from_slice::<serde_json::Value>(&listed.stdout).unwrap(), list);
+    }
+    assert!(String::from_utf8_lossy(&top(&["pull", "org/name@v1"]).stdout).contains("`larder chat org/name@v1`"));
     let path = models(dir.path(), &["path", "org/name@v1"]);
     assert_eq!(String::from_utf8_lossy(&path.stdout).trim(), text(&store));
     let named = command().env("LARDER_MODELS", dir.path()).args(run("org/name@v1", &[])).output().unwrap();
@@ -74,9 +79,42 @@ fn kept_models_are_listed_found_and_removed() {
     for bad in ["../org", "/etc/x", "org/../x", "org", "org/.x"] {
         assert_eq!(models(dir.path(), &["rm", "--yes", bad]).status.code(), Some(2), "{bad}");
     }
-    assert!(models(dir.path(), &["rm", "--yes", "org/other"]).status.success());
+    assert!(top(&["rm", "--yes", "org/other"]).status.success());
     assert!(!dir.path().join("org/other.download").exists() && store.exists());
     assert!(models(dir.path(), &["rm", "--yes", "org/name@v1"]).status.success());
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     assert!(!models(dir.path(), &["rm", "--yes", "org/name@v1"]).status.success());
+}
+
+#[test]
+fn words_say_what_flags_say() {
+    let model = fixture("golden/olmoe");
+    let model = text(&model);
+    let said = larder_ok(&["run", "-m", model, "-p", "the ducks", "-n", "4"]);
+    assert_eq!(larder_ok(&["run", model, "the ducks", "-n", "4"]), said);
+    assert_eq!(larder_ok(&["run", "-n", "4", "-m", model, "the ducks"]), said);
+    assert_eq!(larder_ok(&["run", model, "-n", "4", "-p", "the ducks"]), said);
+    let alone = larder(&["run", model]);
+    let wanted = format!("there is no prompt: `larder run {model} \"Once upon a time\"` continues a text");
+    assert!(alone.status.code() == Some(2) && String::from_utf8_lossy(&alone.stderr).contains(&wanted), "{alone:?}");
+}
+
+#[test]
+fn a_model_that_is_not_here_is_told_with_the_command_that_fetches_it() {
+    let (dir, closed) = (tempfile::tempdir().unwrap(), std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    let hub = format!("http://{}", closed.local_addr().unwrap());
+    drop(closed);
+    for args in [&["run", "org/name", "the ducks"][..], &["chat", "-m", "org/name"], &["pull", "org/name"]] {
+        let refused = command().env("LARDER_MODELS", dir.path()).env("HF_ENDPOINT", &hub).args(args).output().unwrap();
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        let wanted = format!(
+            "error: org/name is not here yet, and `larder pull org/name` can try again: {hub} cannot be reached"
+        );
+        assert!(refused.status.code() == Some(1) && said.contains(&wanted), "{args:?}: {said}");
+        let listed = models(dir.path(), &["list"]);
+        assert!(String::from_utf8_lossy(&listed.stderr).contains("`larder pull org/name` downloads one"), "{listed:?}");
+    }
+    assert!(
+        larder_refuses(&["run", "-m", "qwen3", "-p", "the ducks"]).contains("qwen3: there is no such file, folder or")
+    );
 }

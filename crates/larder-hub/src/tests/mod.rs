@@ -313,6 +313,18 @@ fn a_gguf_file_is_downloaded_alone() {
 }
 
 #[test]
+fn a_hub_that_is_not_there_is_asked_once_and_leaves_nothing() {
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let refused = fetch(&format!("http://{closed}"), None, dir.path()).unwrap_err().to_string();
+    assert!(
+        refused.contains(&format!("http://{closed} cannot be reached")) && refused.contains("HF_ENDPOINT"),
+        "{refused}"
+    );
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
 fn two_downloads_into_one_folder_are_refused() {
     let server = FakeHub::start(files(), None, Box::new(|_, _| ScriptedReply::Normal));
     let dir = tempfile::tempdir().unwrap();

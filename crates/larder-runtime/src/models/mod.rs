@@ -41,7 +41,7 @@ pub fn store_of(model: &Path, folder: Option<&Path>) -> Option<PathBuf> {
 }
 
 /// The store of a model in the models `folder`, downloaded if it does not exist.
-pub(crate) fn fetch_if_missing(
+pub fn fetch_if_missing(
     name: &HubName,
     folder: Option<&Path>,
     opening: &SourceOptions,
@@ -50,7 +50,9 @@ pub(crate) fn fetch_if_missing(
     let folder = folder.with_context(no_folder)?;
     let store = folder.join(name.folder());
     if !is_complete(&store) {
-        let report = fetch(name, &store, &ConvertOptions::default(), opening, notices)?;
+        let report = fetch(name, &store, &ConvertOptions::default(), opening, notices);
+        let again = || format!("{name} is not here yet, and `larder pull {name}` can try again");
+        let report = if cfg!(feature = "hub") { report.with_context(again)? } else { report? };
         report.notes.into_iter().for_each(|note| notices.send(Notice::Model(note)));
     }
     Ok(store)
@@ -97,6 +99,6 @@ pub fn fetch(
 ) -> Result<larder_store::ConvertReport> {
     anyhow::bail!(
         "{name}: not found, neither as a file or folder nor among the downloaded models; this larder was built without \
-         downloads (build it with --features hub)"
+         downloads (build it with its default features, or --features hub)"
     )
 }

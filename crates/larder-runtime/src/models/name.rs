@@ -7,6 +7,8 @@ use super::DOWNLOAD;
 
 const PART_MAX: usize = 96;
 const FILE_MAX: usize = 200;
+/// What stands before a name in the addresses of the hub's pages.
+const PAGES: [&str; 3] = ["https://huggingface.co/", "huggingface.co/", "hf.co/"];
 
 /// A model name on the hub: `org/name`, optionally with `@revision` and `:FILE.gguf`.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -22,6 +24,7 @@ pub struct HubName {
 impl HubName {
     /// Parses a name. Anything that could lead out of the models folder is refused.
     pub fn parse(text: &str) -> Result<Self, String> {
+        let text = PAGES.iter().find_map(|page| text.strip_prefix(page)).unwrap_or(text);
         let (rest, file) = split(text, ':');
         let (repo, revision) = split(rest, '@');
         let name =
@@ -83,6 +86,9 @@ mod tests {
             assert_eq!((name.to_string().as_str(), name.folder().to_str().unwrap()), (text, folder));
             let (org, rest) = folder.split_once('/').unwrap();
             assert_eq!(HubName::of_folder(org, rest), Some(name));
+        }
+        for page in PAGES {
+            assert_eq!(HubName::parse(&format!("{page}a/b")), HubName::parse("a/b"));
         }
         let name = HubName::parse("a/b@c:d.gguf").unwrap();
         assert_eq!(

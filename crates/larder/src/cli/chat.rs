@@ -14,6 +14,7 @@ use crate::models::default_model;
 
 /// Chat with a model in the terminal
 #[derive(Args)]
+#[command(args(super::words::model()))]
 pub struct ChatArgs {
     /// Store, checkpoint folder or .gguf file (default: the demo model)
     #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true, help_heading = heading::MODEL)]

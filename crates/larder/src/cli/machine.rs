@@ -106,6 +106,14 @@ pub struct ManArgs {
     pub out: Option<PathBuf>,
 }
 
+/// Download a model from the Hugging Face hub, or go on with a download
+#[derive(Args)]
+pub struct PullArgs {
+    /// Model name: org/name, org/name@revision or org/name:FILE.gguf
+    #[arg(value_parser = HubName::parse)]
+    pub name: HubName,
+}
+
 /// List, locate and remove downloaded models
 #[derive(Args)]
 pub struct ModelsArgs {
@@ -116,8 +124,10 @@ pub struct ModelsArgs {
 #[derive(Subcommand)]
 pub enum ModelsCommand {
     /// List models with their size on disk and whether they are complete
+    #[command(visible_alias = "ls")]
     List(ListModelsArgs),
     /// Remove a model
+    #[command(visible_alias = "remove")]
     Rm(RemoveModelArgs),
     /// Print the path of a model, or of the models folder
     Path(ModelPathArgs),

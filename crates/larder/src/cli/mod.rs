@@ -30,8 +30,10 @@ pub mod output;
 #[cfg(feature = "serve")]
 pub mod serve;
 mod stored_as;
+pub mod store;
 pub mod train;
 pub mod tune;
+pub mod words;
 
 pub use chat::ThinkingFlag;
 pub use engine::{EngineFlags, HotSetFlags, PowerFlags, ScopeFlag, SpeculateFlags, UntracedFlags};
@@ -85,9 +87,9 @@ pub enum Command {
     /// Measure an importance matrix on a text, for convert --imatrix and for llama.cpp
     Imatrix(imatrix::ImatrixArgs),
     /// Check every byte of a store against its checksums
-    Verify(VerifyArgs),
+    Verify(store::VerifyArgs),
     /// Maintain a store
-    Store(StoreArgs),
+    Store(store::StoreArgs),
     /// Show what a model consists of and how many of its experts fit in how much memory
     Inspect(InspectArgs),
     /// Generate text from a prompt
@@ -117,6 +119,15 @@ pub enum Command {
     Edge(edge::EdgeArgs),
     /// Check this machine and suggest improvements
     Doctor(machine::DoctorArgs),
+    /// Download a model from the Hugging Face hub, or go on with a download
+    #[command(visible_alias = "get")]
+    Pull(machine::PullArgs),
+    /// List downloaded models with their size on disk and whether they are complete
+    #[command(visible_alias = "ls")]
+    List(machine::ListModelsArgs),
+    /// Remove a downloaded model
+    #[command(visible_alias = "remove")]
+    Rm(machine::RemoveModelArgs),
     /// List, locate and remove downloaded models
     Models(machine::ModelsArgs),
     /// Show settings and where they come from
@@ -180,84 +191,6 @@ impl ConvertArgs {
     }
 }
 
-/// Check every byte of a store against its checksums
-#[derive(Args)]
-pub struct VerifyArgs {
-    /// Folder of the store
-    pub store: PathBuf,
-    /// Print the result as JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// Maintain a store
-#[derive(Args)]
-pub struct StoreArgs {
-    #[command(subcommand)]
-    pub command: StoreCommand,
-}
-
-#[derive(Subcommand)]
-pub enum StoreCommand {
-    /// Bring a store of an earlier format to the current one, in place
-    Upgrade(UpgradeArgs),
-    /// Change the config of a store, as in `larder store set STORE rope_theta=500000`
-    Set(SetArgs),
-    /// Accept evictor.safetensors, calibration.json, lambda-costs.json and quality.json that were copied into a store, and the larder.json of format 1
-    Seal(SealArgs),
-}
-
-/// Bring a store of an earlier format to the current one, in place
-#[derive(Args)]
-pub struct UpgradeArgs {
-    /// Folder of the store; an interrupted upgrade is done again
-    pub store: PathBuf,
-    /// Checkpoint folder or .gguf file that the store was made of: compare it and record its content, if the store does not
-    /// say of what it was made
-    #[arg(long, value_name = "SOURCE")]
-    pub source: Option<PathBuf>,
-    /// Print the report as JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// Change the config of a store, as in `larder store set STORE rope_theta=500000`
-#[derive(Args)]
-pub struct SetArgs {
-    /// Folder of the store
-    pub store: PathBuf,
-    /// Key of the config, with dots between nested keys, and its new value as JSON or plain text; refused where it
-    /// contradicts the tensors
-    #[arg(value_name = "KEY=VALUE", required = true, value_parser = parse_assignment)]
-    pub changes: Vec<Assignment>,
-    /// Print the changes as JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// `KEY=VALUE`.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Assignment {
-    pub key: String,
-    pub value: serde_json::Value,
-}
-
-fn parse_assignment(text: &str) -> Result<Assignment, String> {
-    let (key, value) = text.split_once('=').filter(|(key, _)| !key.is_empty()).ok_or("must be KEY=VALUE")?;
-    let value = serde_json::from_str(value).unwrap_or_else(|_| value.into());
-    Ok(Assignment { key: key.to_owned(), value })
-}
-
-/// Accept evictor.safetensors, calibration.json, lambda-costs.json and quality.json that were copied into a store, and the larder.json of format 1
-#[derive(Args)]
-pub struct SealArgs {
-    /// Folder of the store
-    pub store: PathBuf,
-    /// Print the names as JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
 /// Show what a model consists of and how many of its experts fit in how much memory
 #[derive(Args)]
 pub struct InspectArgs {
@@ -272,6 +205,7 @@ pub struct InspectArgs {
 
 /// Generate text from a prompt
 #[derive(Args)]
+#[command(args(words::model_and_prompt()))]
 pub struct RunArgs {
     /// Store, checkpoint folder or .gguf file (default: the demo model)
     #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true, help_heading = heading::MODEL)]
@@ -283,8 +217,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "N", default_value_t, help_heading = heading::MODEL)]
     pub context: ContextSize,
     /// Prompt text; - reads standard input
-    #[arg(short, long, help_heading = heading::PROMPT)]
-    pub prompt: String,
+    #[arg(id = "prompt_text", short, long = "prompt", value_name = "TEXT", help_heading = heading::PROMPT)]
+    pub prompt: Option<String>,
     /// Put the prompt into the model's chat template, as a user message
     #[arg(long, help_heading = heading::PROMPT)]
     pub chat: bool,

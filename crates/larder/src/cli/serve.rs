@@ -13,6 +13,7 @@ use crate::models::default_model;
 
 /// Serve an OpenAI-compatible HTTP API and a chat page
 #[derive(Args)]
+#[command(args(super::words::models()))]
 pub struct ServeArgs {
     /// Store, checkpoint folder or .gguf file, or a folder of those (default: the demo model). Several, as PATH or NAME=PATH, are
     /// loaded when a request names them

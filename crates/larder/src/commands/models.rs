@@ -1,6 +1,7 @@
 //! `larder models`.
 
 use anyhow::{Result, bail};
+use larder_runtime::models::HubName;
 use serde_json::json;
 
 use crate::cli::machine::{ListModelsArgs, ModelsArgs, ModelsCommand, RemoveModelArgs};
@@ -20,7 +21,15 @@ pub fn run(args: &ModelsArgs) -> Result<()> {
     }
 }
 
-fn list(args: &ListModelsArgs) -> Result<()> {
+/// Downloads a model, unless it is complete.
+pub fn pull(name: &HubName) -> Result<()> {
+    let store = models::pull(name)?;
+    println!("{name} is in {}; `larder chat {name}` talks with it", store.display());
+    Ok(())
+}
+
+/// Lists downloaded models.
+pub fn list(args: &ListModelsArgs) -> Result<()> {
     let folder = models::folder()?;
     let installed = models::installed(&folder)?;
     if args.json {
@@ -29,19 +38,20 @@ fn list(args: &ListModelsArgs) -> Result<()> {
         return Ok(());
     }
     if installed.is_empty() {
-        eprintln!("no models in {}", folder.display());
+        eprintln!("no models in {}; `larder pull org/name` downloads one", folder.display());
     }
     for InstalledModel { name, bytes, complete, .. } in &installed {
-        let state = if *complete { "" } else { "  incomplete; use it with -m to continue the download" };
+        let state = if *complete { "" } else { "  incomplete; `larder pull` goes on with it" };
         println!("{:>9}  {name}{state}", print::bytes(*bytes));
     }
     Ok(())
 }
 
-fn remove(RemoveModelArgs { name, yes }: &RemoveModelArgs) -> Result<()> {
+/// Removes a downloaded model.
+pub fn remove(RemoveModelArgs { name, yes }: &RemoveModelArgs) -> Result<()> {
     let folder = models::folder()?;
     let Some(installed) = models::installed(&folder)?.into_iter().find(|installed| installed.name == *name) else {
-        bail!("{name} is not in {}; `larder models list` shows what is", folder.display());
+        bail!("{name} is not in {}; `larder list` shows what is", folder.display());
     };
     if !yes
         && !output::confirmed(&format!(

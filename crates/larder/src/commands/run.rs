@@ -139,7 +139,7 @@ fn print_now(piece: &str) -> std::io::Result<()> {
 }
 
 fn prompt(args: &RunArgs, text: &TextCodec, context: usize) -> Result<Vec<u32>> {
-    let prompt = text_or_stdin(&args.prompt, text.tokenizer.longest_text(context))?;
+    let prompt = text_or_stdin(args.prompt.as_deref().unwrap_or_default(), text.tokenizer.longest_text(context))?;
     let ids = match args.chat || args.system.is_some() {
         false => text.tokenizer.encode_for(context, &prompt, true)?,
         true => {

@@ -9,7 +9,7 @@ use larder_store::{
 };
 use serde_json::{Value, json};
 
-use crate::cli::{Assignment, SealArgs, SetArgs, StoreArgs, StoreCommand, UpgradeArgs};
+use crate::cli::store::{Assignment, SealArgs, SetArgs, StoreArgs, StoreCommand, UpgradeArgs};
 use crate::{print, progress::StoreProgress};
 
 /// Maintains a store.

@@ -5,7 +5,7 @@ use larder_core::printable;
 use larder_store::{Division, verify};
 use serde_json::json;
 
-use crate::cli::VerifyArgs;
+use crate::cli::store::VerifyArgs;
 use crate::{print, progress::StoreProgress};
 
 /// Checks every byte of a store against its checksums.

@@ -86,7 +86,8 @@ pub fn shared_flags() -> Vec<Arg> {
 /// A flag's key in files; `None` if it cannot be configured.
 pub fn key(arg: &Arg) -> Option<&str> {
     let usual = matches!(arg.get_action(), ArgAction::Set | ArgAction::SetTrue | ArgAction::Append);
-    arg.get_long().filter(|name| usual && !arg.is_required_set() && *name != "model")
+    let of_one_run = arg.get_id() == "model" || arg.get_id() == "prompt_text";
+    arg.get_long().filter(|_| usual && !arg.is_required_set() && !of_one_run)
 }
 
 /// Whether a flag takes no value.

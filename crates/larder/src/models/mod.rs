@@ -114,6 +114,11 @@ pub fn store_path(name: &HubName) -> Result<PathBuf> {
     Ok(folder()?.join(name.folder()))
 }
 
+/// The store of a model, downloaded if it is not complete.
+pub fn pull(name: &HubName) -> Result<PathBuf> {
+    models::fetch_if_missing(name, Some(&folder()?), MtpTensors::LeftOut, &notices())
+}
+
 /// The existing store of `model`, which is a path, a name or a GGUF file.
 pub fn store_of(model: &Path) -> Option<PathBuf> {
     models::store_of(model, user_folders::models().as_deref())

@@ -1,0 +1,83 @@
+//! The flags of commands about stores.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+/// Check every byte of a store against its checksums
+#[derive(Args)]
+pub struct VerifyArgs {
+    /// Folder of the store
+    pub store: PathBuf,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Maintain a store
+#[derive(Args)]
+pub struct StoreArgs {
+    #[command(subcommand)]
+    pub command: StoreCommand,
+}
+
+#[derive(Subcommand)]
+pub enum StoreCommand {
+    /// Bring a store of an earlier format to the current one, in place
+    Upgrade(UpgradeArgs),
+    /// Change the config of a store, as in `larder store set STORE rope_theta=500000`
+    Set(SetArgs),
+    /// Accept evictor.safetensors, calibration.json, lambda-costs.json and quality.json that were copied into a store, and the larder.json of format 1
+    Seal(SealArgs),
+}
+
+/// Bring a store of an earlier format to the current one, in place
+#[derive(Args)]
+pub struct UpgradeArgs {
+    /// Folder of the store; an interrupted upgrade is done again
+    pub store: PathBuf,
+    /// Checkpoint folder or .gguf file that the store was made of: compare it and record its content, if the store does not
+    /// say of what it was made
+    #[arg(long, value_name = "SOURCE")]
+    pub source: Option<PathBuf>,
+    /// Print the report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Change the config of a store, as in `larder store set STORE rope_theta=500000`
+#[derive(Args)]
+pub struct SetArgs {
+    /// Folder of the store
+    pub store: PathBuf,
+    /// Key of the config, with dots between nested keys, and its new value as JSON or plain text; refused where it
+    /// contradicts the tensors
+    #[arg(value_name = "KEY=VALUE", required = true, value_parser = parse_assignment)]
+    pub changes: Vec<Assignment>,
+    /// Print the changes as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `KEY=VALUE`.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Assignment {
+    pub key: String,
+    pub value: serde_json::Value,
+}
+
+fn parse_assignment(text: &str) -> Result<Assignment, String> {
+    let (key, value) = text.split_once('=').filter(|(key, _)| !key.is_empty()).ok_or("must be KEY=VALUE")?;
+    let value = serde_json::from_str(value).unwrap_or_else(|_| value.into());
+    Ok(Assignment { key: key.to_owned(), value })
+}
+
+/// Accept evictor.safetensors, calibration.json, lambda-costs.json and quality.json that were copied into a store, and the larder.json of format 1
+#[derive(Args)]
+pub struct SealArgs {
+    /// Folder of the store
+    pub store: PathBuf,
+    /// Print the names as JSON
+    #[arg(long)]
+    pub json: bool,
+}
