@@ -10,7 +10,7 @@ use larder_runtime::models::HubName;
 
 use super::engine::FixedSizeFlags;
 use super::output::{OutputFile, ReplaceFlag};
-use super::{at_least_one, heading};
+use super::{IgnoreConfig, at_least_one, heading};
 
 /// Check this machine and suggest improvements
 #[derive(Args)]
@@ -112,6 +112,8 @@ pub struct PullArgs {
     /// Model name: org/name, org/name@revision or org/name:FILE.gguf
     #[arg(value_parser = HubName::parse)]
     pub name: HubName,
+    #[command(flatten)]
+    pub ignore_config: IgnoreConfig,
 }
 
 /// List, locate and remove downloaded models

@@ -29,8 +29,8 @@ mod options;
 pub mod output;
 #[cfg(feature = "serve")]
 pub mod serve;
-mod stored_as;
 pub mod store;
+mod stored_as;
 pub mod train;
 pub mod tune;
 pub mod words;

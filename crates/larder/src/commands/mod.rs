@@ -51,7 +51,7 @@ pub fn run(command: Command) -> Result<()> {
         Command::Lab(args) => lab::run(&args),
         Command::Edge(args) => edge::run(&args),
         Command::Doctor(args) => doctor::run(&args),
-        Command::Pull(args) => models::pull(&args.name),
+        Command::Pull(args) => models::pull(&args),
         Command::List(args) => models::list(&args),
         Command::Rm(args) => models::remove(&args),
         Command::Models(args) => models::run(&args),

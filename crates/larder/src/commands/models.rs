@@ -1,10 +1,9 @@
 //! `larder models`.
 
 use anyhow::{Result, bail};
-use larder_runtime::models::HubName;
 use serde_json::json;
 
-use crate::cli::machine::{ListModelsArgs, ModelsArgs, ModelsCommand, RemoveModelArgs};
+use crate::cli::machine::{ListModelsArgs, ModelsArgs, ModelsCommand, PullArgs, RemoveModelArgs};
 use crate::models::{self, InstalledModel};
 use crate::{output, print};
 
@@ -22,8 +21,8 @@ pub fn run(args: &ModelsArgs) -> Result<()> {
 }
 
 /// Downloads a model, unless it is complete.
-pub fn pull(name: &HubName) -> Result<()> {
-    let store = models::pull(name)?;
+pub fn pull(PullArgs { name, ignore_config }: &PullArgs) -> Result<()> {
+    let store = models::pull(name, ignore_config)?;
     println!("{name} is in {}; `larder chat {name}` talks with it", store.display());
     Ok(())
 }

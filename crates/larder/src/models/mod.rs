@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use larder_engine::ChatTemplate;
 use larder_runtime::models::{self, HubName, no_folder};
 use larder_runtime::{ModelOptions, MtpUse, Notices, OpenModel, WorkProgress};
-use larder_store::{MANIFEST_FILE, StoreError, StoreErrorKind, read_small};
+use larder_store::{MANIFEST_FILE, SourceOptions, StoreError, StoreErrorKind, read_small};
 
 use crate::cli::{EngineFlags, IgnoreConfig, SpeculateFlags};
 use crate::progress::{self, Bar};
@@ -115,8 +115,9 @@ pub fn store_path(name: &HubName) -> Result<PathBuf> {
 }
 
 /// The store of a model, downloaded if it is not complete.
-pub fn pull(name: &HubName) -> Result<PathBuf> {
-    models::fetch_if_missing(name, Some(&folder()?), MtpTensors::LeftOut, &notices())
+pub fn pull(name: &HubName, ignored: &IgnoreConfig) -> Result<PathBuf> {
+    let opening = SourceOptions { ignored_keys: ignored.keys.clone(), ..SourceOptions::default() };
+    models::fetch_if_missing(name, Some(&folder()?), &opening, &notices())
 }
 
 /// The existing store of `model`, which is a path, a name or a GGUF file.
