@@ -22,6 +22,8 @@ mod cli;
 mod commands;
 mod config;
 mod doctor;
+#[cfg(feature = "serve")]
+mod launch;
 mod models;
 mod origin;
 mod output;

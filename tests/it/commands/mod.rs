@@ -11,6 +11,8 @@ mod eval;
 mod format;
 mod hot;
 mod lab;
+#[cfg(unix)]
+mod launch;
 mod memory;
 mod models;
 mod mtp;

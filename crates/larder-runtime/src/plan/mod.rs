@@ -1,4 +1,7 @@
 //! The memory plan: how many experts stay in memory, decided before anything is loaded.
+//!
+//! A context that is not given a length is as long as its share of memory allows: half of what all experts leave, or an eighth of
+//! what experts, keys and values share.
 
 use larder_cache::{CacheScope, pass_through_slots, slot_count};
 use larder_core::{Blueprint, CheckpointPolicy, format_bytes};

@@ -24,6 +24,8 @@ mod format;
 mod ignore_config;
 pub mod imatrix;
 pub mod lab;
+#[cfg(feature = "serve")]
+pub mod launch;
 pub mod machine;
 mod options;
 pub mod output;
@@ -99,6 +101,9 @@ pub enum Command {
     /// Serve an OpenAI-compatible HTTP API and a chat page
     #[cfg(feature = "serve")]
     Serve(Box<serve::ServeArgs>),
+    /// Start a coding agent with a model of this machine, and a server for it if none runs
+    #[cfg(feature = "serve")]
+    Launch(launch::LaunchArgs),
     /// Show memory use and estimated speed limits
     Plan(Box<PlanArgs>),
     /// Measure prefill and decode speed, next to the limits that memory and SSD set

@@ -140,6 +140,16 @@ pub struct AddressFlags {
     pub tls_key: Option<PathBuf>,
 }
 
+impl AddressFlags {
+    /// Whether it listens on a Unix socket.
+    pub fn has_socket(&self) -> bool {
+        #[cfg(unix)]
+        return self.unix_socket.is_some();
+        #[cfg(not(unix))]
+        false
+    }
+}
+
 /// What is logged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub enum LogLevel {

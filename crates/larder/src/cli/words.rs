@@ -19,6 +19,7 @@ pub fn model() -> [Arg; 1] {
 }
 
 /// The words of a command that takes several models.
+#[cfg(feature = "serve")]
 pub fn models() -> [Arg; 1] {
     model().map(|arg| arg.num_args(0..).help("Models, as -m"))
 }

@@ -7,6 +7,8 @@ use std::net::{SocketAddr, TcpListener};
 use anyhow::{Context, Result, bail};
 
 use crate::cli::Command;
+#[cfg(feature = "serve")]
+use crate::launch;
 use crate::{chat, config, doctor, print};
 
 mod bench;
@@ -23,7 +25,7 @@ mod plan;
 mod report;
 mod run;
 #[cfg(feature = "serve")]
-mod serve;
+pub mod serve;
 mod store;
 mod tokenize;
 mod tune;
@@ -41,6 +43,8 @@ pub fn run(command: Command) -> Result<()> {
         Command::Chat(args) => chat::run(*args),
         #[cfg(feature = "serve")]
         Command::Serve(args) => serve::run(*args),
+        #[cfg(feature = "serve")]
+        Command::Launch(args) => launch::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Report(args) => report::run(&args),

@@ -1,6 +1,6 @@
 //! `larder serve`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +21,7 @@ mod engine;
 mod on_demand;
 mod opener;
 
+pub use catalogue::models_of;
 use on_demand::OnDemandLoader;
 use opener::ModelOpener;
 
@@ -38,7 +39,7 @@ pub fn run(args: ServeArgs) -> Result<()> {
     let (listener, address) = args.address.listen()?;
     let (is_local, with_tls) = (address.is_local_port(), address.with_tls());
     let options = ServerOptions { api_keys, is_local, with_tls, ..options(&args) };
-    let named = catalogue::models_of(&args.model)?;
+    let named = models_of(&args.model)?;
     let several = named.len() > 1;
     let (names, paths): (Vec<String>, Vec<PathBuf>) = named.into_iter().unzip();
     let opener = Arc::new(ModelOpener { args, server: options.clone() });
@@ -55,6 +56,12 @@ pub fn run(args: ServeArgs) -> Result<()> {
     };
     let serving = format!("serving {serving} on {address}");
     Ok(larder_serve::serve(listener, options, source, signal, || eprintln!("{serving}"))?)
+}
+
+/// The context of a model under these flags by the memory plan, and the model's own.
+pub fn contexts(args: ServeArgs, path: &Path) -> Result<[usize; 2]> {
+    let server = options(&args);
+    Arc::new(ModelOpener { args, server }).open(path)?.contexts()
 }
 
 /// Several models, which are loaded for requests, and what is printed of them.

@@ -84,6 +84,11 @@ impl ModelOpener {
 }
 
 impl OpenedModel {
+    /// The context by the memory plan, and the model's own.
+    pub fn contexts(&self) -> Result<[usize; 2]> {
+        Ok([plan_inputs(&self.model, &self.options)?.context, self.model.blueprint.context])
+    }
+
     /// Decides the memory plan as if the model were alone in a process that takes `process_bytes` before, with `available` bytes for
     /// it. Its size is kept for the start. Returns the bytes that it needs beside the process.
     pub fn plan_alone(&mut self, process_bytes: u64, available: u64) -> Result<u64> {
