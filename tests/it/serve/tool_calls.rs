@@ -4,7 +4,6 @@ use serde_json::{Value, json};
 
 use super::api::Server;
 use super::model_with_template;
-use crate::support::fixture;
 
 /// Tools in the system message, calls as JSON between marks, reasoning.
 const HERMES: &str = "hermes";

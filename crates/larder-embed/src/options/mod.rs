@@ -40,7 +40,7 @@ mod tests {
     #[test]
     fn what_is_wrong_is_said_in_a_sentence() {
         let error = |json: &str| {
-            let loaded = LoadOptions::from_json(json).and_then(|options| options.engine(100));
+            let loaded = LoadOptions::from_json(json).and_then(|options| options.engine());
             format!("{:#}", loaded.err().unwrap())
         };
         for (json, fault) in [
