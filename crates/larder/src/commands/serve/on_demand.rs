@@ -23,7 +23,7 @@ impl ModelLoader for OnDemandLoader {
     fn open(&self, index: usize) -> Result<Box<dyn PlannedModel>, String> {
         let opened = || -> Result<_> {
             let mut opened = self.opener.open(&self.paths[index])?;
-            let bytes = opened.plan_alone(self.process_bytes, self.memory_bytes)?;
+            let bytes = opened.plan_alone(self.process_bytes, self.memory_bytes, self.paths.len())?;
             Ok(Planned { opened, bytes, name: self.names[index].clone() })
         };
         opened().map(|planned| Box::new(planned) as Box<dyn PlannedModel>).map_err(|error| format!("{error:#}"))

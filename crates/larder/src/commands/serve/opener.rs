@@ -90,20 +90,21 @@ impl OpenedModel {
     }
 
     /// Decides the memory plan as if the model were alone in a process that takes `process_bytes` before, with `available` bytes for
-    /// it. Its size is kept for the start. Returns the bytes that it needs beside the process.
-    pub fn plan_alone(&mut self, process_bytes: u64, available: u64) -> Result<u64> {
-        let memory = AvailableMemory { process: process_bytes, available: Some(available) };
-        let inputs = plan_inputs_in(&self.model, &self.options, memory)?;
+    /// it and the context of one of `models` that share them. Its sizes are kept for the start. Returns the bytes that it needs
+    /// beside the process.
+    pub fn plan_alone(&mut self, process_bytes: u64, available: u64, models: usize) -> Result<u64> {
+        let within = |bytes| AvailableMemory { process: process_bytes, available: Some(bytes) };
+        let shared = plan_inputs_in(&self.model, &self.options, within(available / models.max(1) as u64))?;
+        self.options.kv_limit_bytes = shared.kv_limit_bytes;
+        if self.options.context == ContextSize::Auto {
+            self.options.context = shared.context.into();
+        }
+        let inputs = plan_inputs_in(&self.model, &self.options, within(available))?;
         let plan = decide(&inputs, &self.options)?;
         let bytes = plan.total_bytes(&inputs).saturating_sub(process_bytes);
         if self.options.cache.size == CacheSize::Available && plan.slots().is_some() {
             self.options.cache.size = CacheSize::Bytes(plan.expert_bytes(&inputs));
         }
-        let (context, kv_limit) = (inputs.context, inputs.kv_limit_bytes);
-        if self.options.context == ContextSize::Auto {
-            self.options.context = ContextSize::Tokens(context);
-        }
-        self.options.kv_limit_bytes = kv_limit;
         Ok(bytes)
     }
 
