@@ -137,6 +137,7 @@ mod tests {
     use crate::options::CacheSize;
     use crate::plan::decide;
     use crate::plan::tests::{MEGA, beside_reserve, blueprint, inputs, options};
+    use crate::plan::tiers::tests::vram;
 
     /// A model with 32 experts of 1 MiB, 1 KiB of keys and values per token, and a context of 128K.
     fn long() -> Blueprint {
@@ -198,6 +199,21 @@ mod tests {
         assert_eq!(chosen(Some(400 * MEGA), 4, &auto), (128 << 10, Some(200)));
         let auto = Options { kv_limit_bytes: Some(20 * MEGA), ..auto };
         assert_eq!(chosen(Some(400 * MEGA), 4, &auto), (20 << 10, Some(20)), "one context takes all of it");
+    }
+
+    #[test]
+    fn on_a_gpu_the_share_is_that_of_vram() {
+        let blueprint = long();
+        let available = Some(beside_reserve(1 << 30));
+        let any = PlanInputs { scratch_slots: 4, on_gpu: true, ..inputs(&blueprint, available) };
+        let with = |tokens: usize| Ok(PlanInputs { context: tokens.min(blueprint.context), ..any.clone() });
+        let context = |mega: u64| {
+            let found = with_context_on_gpu(&of(CacheSize::Available), &vram(mega * MEGA), &with).unwrap();
+            found.context
+        };
+        assert_eq!((context(24), context(600)), (4096, 128 << 10), "some experts fit, or all beside the model's own");
+        let half = context(200);
+        assert!((40 << 10..=72 << 10).contains(&half), "half of what all experts leave: {half}");
     }
 
     #[test]
