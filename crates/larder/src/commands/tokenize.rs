@@ -17,7 +17,7 @@ const TEXT_BYTES: usize = 16 << 20;
 
 /// A chat as the body of a request to a server has it.
 #[derive(Deserialize, Default)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object with messages")]
 struct Chat {
     messages: Vec<Value>,
     tools: Option<Vec<Value>>,
