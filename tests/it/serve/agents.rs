@@ -149,7 +149,8 @@ fn a_model_without_a_format_of_calls_has_a_generic_one() {
         "required": ["n"], "additionalProperties": false});
     let tool = json!({"type": "function", "function": {"name": "roll", "parameters": schema}});
     let ask = |choice: &str, messages: Value| {
-        let body = json!({"messages": messages, "tools": [tool], "tool_choice": choice, "max_tokens": 60, "seed": 3});
+        let body = json!({"messages": messages, "tools": [tool], "tool_choice": choice, "max_tokens": 120, "seed": 3,
+            "parallel_tool_calls": false});
         let answer = server.post("/v1/chat/completions", body);
         assert_eq!(answer.status, 200, "{}", answer.body);
         answer.json()["choices"][0].clone()
@@ -164,7 +165,7 @@ fn a_model_without_a_format_of_calls_has_a_generic_one() {
     let rendered =
         server.post("/apply-template", json!({"messages": [user, forced["message"], result], "tools": [tool]}));
     let prompt = rendered.json()["prompt"].as_str().unwrap().to_owned();
-    let parts = ["\"name\":\"roll\"", "User: Roll.", "<tool_call>", "<tool_response>\nsix\n</tool_response>"];
+    let parts = ["\"name\":\"roll\"", "\n\nRoll.", "<tool_call>", "<tool_response>\nsix\n</tool_response>"];
     assert!(parts.iter().all(|part| prompt.contains(part)), "{prompt}");
 }
 
@@ -188,7 +189,7 @@ fn what_has_no_effect_is_logged_once_and_errors_always() {
     let count = |part: &str| log.matches(part).count();
     assert_eq!(count("the field 'diagnostics' is not known and has no effect"), 1, "{log}");
     assert_eq!(count("tools of the type 'web_search_20250305' are not offered"), 1, "{log}");
-    assert_eq!(count("'user'"), 2, "{log}");
+    assert_eq!(count("'user'"), 0, "{log}");
     assert_eq!(count("Invalid value for 'messages[1].role'"), 2, "{log}");
     assert!(count(&"y".repeat(201)) == 0 && count("secret question") == 0, "{log}");
 }

@@ -11,8 +11,8 @@ use super::api::Server;
 use crate::support::control_group::{MEGA, TestGroup};
 use crate::support::fixture;
 
-/// Of which another process takes half, and the server's plan keeps a quarter for grammars.
-const GROUP_BYTES: u64 = 132 * MEGA;
+/// Of which another process takes two fifths, and the server's plan keeps a fifth for grammars.
+const GROUP_BYTES: u64 = 164 * MEGA;
 
 /// Memory of another process is first taken, then free, and then the limit is lowered.
 #[test]
@@ -32,7 +32,7 @@ fn slots_follow_the_memory_of_a_control_group_and_no_answer_changes() {
     other.end();
     let grown = until(&mut slots, |slots| slots > first + 40);
     // Version 1 refuses a limit below what is used, and version 2 would end the process: the limit follows the memory that is
-    // given back. What it leaves is below the server's reserve, an eighth of the 64 MB that were available when it began.
+    // given back. What it leaves is below the server's reserve, an eighth of what was available when it began.
     let mut limit = GROUP_BYTES;
     let mut lower = || {
         let used = group.used();
