@@ -12,8 +12,9 @@ use crate::error::Result;
 const NESTS: [&str; 2] = ["thinker_config", "text_config"];
 
 /// Words in the keys beside a nested config that only other inputs and outputs than text need.
-const OTHER_PARTS: [&str; 12] = [
-    "vision", "image", "video", "audio", "sound", "speech", "talker", "code2wav", "project", "mm_", "merge", "seconds",
+const OTHER_PARTS: [&str; 13] = [
+    "vision", "image", "img", "video", "audio", "sound", "speech", "talker", "code2wav", "project", "mm_", "merge",
+    "seconds",
 ];
 
 /// Whether the output head uses the weights of the embedding; beside a nested config it overrides the one inside.

@@ -1,6 +1,5 @@
 //! Published configs open as they are, with the right sizes. Their checkpoints consist of headers only.
 
-use std::collections::BTreeMap;
 use std::error::Error;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -12,7 +11,7 @@ use larder_runtime::blueprint_of;
 use larder_store::{
     Assembler, Checkpoint, IncomingFiles, ReadAt, Source, StoreError, StoreErrorKind, check_resident, plain,
 };
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::support::fixture;
 
@@ -107,7 +106,7 @@ const ROWS: [Row; 25] = [
 fn published_configs_open_with_the_sizes_that_follow_from_them() {
     assert_eq!(configs(&fixture("configs")).len(), ROWS.len(), "each has a row");
     for (name, sizes, expert, kv) in ROWS {
-        let found = open(&fixture("configs").join(name).with_extension("json"));
+        let found = open(&fixture("configs").join(format!("{name}.json")));
         assert_eq!(found.unwrap_or_else(|e| panic!("{name}: {e}")), (sizes, expert, kv), "{name}");
     }
 }
@@ -138,11 +137,8 @@ fn configs(folder: &Path) -> Vec<PathBuf> {
 fn open(config: &Path) -> Result<([usize; 8], usize, u64), Box<dyn Error>> {
     let folder = tempfile::tempdir()?;
     std::fs::copy(config, folder.path().join("config.json"))?;
-    let checkpoint = |header: Value| {
-        let headers = Headers(header.to_string().into_bytes());
-        Checkpoint::incoming(folder.path(), Box::new(headers))
-    };
-    let tensors = header(checkpoint(json!({}))?.config())?;
+    let checkpoint = |tensors: Tensors| Checkpoint::incoming(folder.path(), Box::new(tensors));
+    let tensors = tensors(checkpoint(Tensors::default())?.config())?;
     let source = plain(checkpoint(tensors)?)?;
     let blueprint = blueprint_of(source.as_ref())?;
     check_resident(source.as_ref(), &blueprint)?;
@@ -155,12 +151,18 @@ fn open(config: &Path) -> Result<([usize; 8], usize, u64), Box<dyn Error>> {
     Ok((sizes, bytes[0], blueprint.sequence_memory.bytes_per_token(NumberFormat::F16)))
 }
 
-/// A file of weights of which there is a header.
-struct Headers(Vec<u8>);
+/// The tensors of a file of which there is only the header.
+#[derive(Default)]
+struct Tensors {
+    entries: Map<String, Value>,
+    /// Bytes of all.
+    end: u64,
+}
 
-impl IncomingFiles for Headers {
+impl IncomingFiles for Tensors {
     fn header(&self, _: &str) -> Result<(u64, Vec<u8>), StoreError> {
-        Ok((u64::MAX >> 1, self.0.clone()))
+        let json = serde_json::to_vec(&self.entries).unwrap();
+        Ok((8 + json.len() as u64 + self.end, json))
     }
 
     fn checksum(&self, name: &str) -> Result<String, StoreError> {
@@ -184,8 +186,8 @@ fn no_data(name: &str) -> StoreError {
     StoreError::new(StoreErrorKind::Missing, Path::new(name), "has no data")
 }
 
-/// The header of a file with all tensors of a model, the experts quantised as its config says.
-fn header(config: &Value) -> Result<Value, ModelError> {
+/// All tensors of a model, the experts quantised as its config says.
+fn tensors(config: &Value) -> Result<Tensors, ModelError> {
     let (mut described, mut quantised) = (config.clone(), Value::Null);
     for nest in ["/text_config", ""] {
         let keys = described.pointer_mut(nest).and_then(Value::as_object_mut);
@@ -195,14 +197,7 @@ fn header(config: &Value) -> Result<Value, ModelError> {
     let mut tensors = Tensors::default();
     blueprint.resident.iter().for_each(|spec| tensors.add(&spec.name, "BF16", &spec.shape));
     tensors.add_experts(&blueprint, &quantised);
-    Ok(Value::Object(tensors.entries.into_iter().collect()))
-}
-
-/// The entries of a header.
-#[derive(Default)]
-struct Tensors {
-    entries: BTreeMap<String, Value>,
-    end: u64,
+    Ok(tensors)
 }
 
 impl Tensors {

@@ -47,7 +47,7 @@ pub struct GateDefaults {
 
 /// The gate of DeepSeek-V3 and GLM-4, without the correction bias of a layer.
 pub fn parse_gate(config: &mut Config, defaults: GateDefaults) -> Result<Gate> {
-    let experts = config.size(&["n_routed_experts", "num_local_experts", "num_experts"])?;
+    let experts = config.size(&["n_routed_experts", "num_local_experts", "num_experts", "num_routed_experts"])?;
     let top_k = config.size(&["num_experts_per_tok"])?;
     parse_gate_of(config, experts, top_k, defaults)
 }

@@ -139,6 +139,7 @@ struct Alias {
 
 /// The text parts of multimodal models, and models that differ from an architecture in flags only.
 const ALIASES: &[Alias] = &[
+    Alias { model_type: "deepseek_ref", of: "deepseek_v4", defaults: &[], fixed: &[] },
     Alias { model_type: "glm4v_moe_text", of: "glm4_moe", defaults: &[("attention_bias", true)], fixed: &[] },
     Alias { model_type: "glm5_next_text", of: "glm5_next", defaults: &[], fixed: &[] },
     Alias { model_type: "kimi_k2", of: "deepseek_v3", defaults: &[], fixed: &[] },

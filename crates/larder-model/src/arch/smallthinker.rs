@@ -74,19 +74,16 @@ fn check_fixed(config: &mut Config, layers: usize) -> Result<()> {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::*;
-
     #[test]
     fn parts_that_no_published_model_has_are_refused() {
         let built = |key: &str, value: Value| {
             let mut json = json!({
-                "vocab_size": 10, "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4,
+                "model_type": "smallthinker", "vocab_size": 10, "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4,
                 "num_hidden_layers": 2, "max_position_embeddings": 16, "moe_num_primary_experts": 4,
                 "moe_num_active_primary_experts": 2, "moe_ffn_hidden_size": 4,
             });
             json[key] = value;
-            let built = build(&mut Config::new(&json).unwrap(), &mut WeightLoader::list());
-            built.map(|_| ()).map_err(|e| e.to_string())
+            crate::blueprint(&json).map(|_| ()).map_err(|e| e.to_string())
         };
         assert_eq!(built("rope_layout", json!([0, 1])), Ok(()));
         for (key, value) in [

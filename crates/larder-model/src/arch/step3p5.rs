@@ -30,6 +30,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         config.only(part, true);
     }
     config.only("att_impl_type", "GQA");
+    config.only("n_shared_experts", 1);
     config.only("moe_router_activation", "sigmoid");
     // The reference has no use for these.
     config.ignore(&["max_seq_len", "moe_every_n_layer", "moe_layer_offset", "yarn_only_types"]);

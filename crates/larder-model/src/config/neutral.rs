@@ -24,6 +24,7 @@ const KEYS: &[&str] = &[
     "ep_size",
     "exponential_decay_length_penalty",
     "finetuning_task",
+    "for_llm_compressor",
     "id2label",
     "index_share_for_mtp_iteration",
     "init_method",

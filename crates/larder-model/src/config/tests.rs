@@ -56,7 +56,7 @@ fn refusals_of_nested_objects_have_their_path_and_messages_an_end() {
     let said: Vec<String> = c.judge(&[]).iter().map(Refusal::to_string).collect();
     assert_eq!(
         said[..2],
-        ["rope.kind is not supported (7: might change the result)", "score is not supported (\"odd\": only \"usual\")"]
+        ["rope.kind is not supported (7: might change positions)", "score is not supported (\"odd\": only \"usual\")"]
     );
     assert!(said[2].len() < 200, "{}", said[2]);
     let many: Vec<Refusal> = (0..99).map(|n| Refusal::unknown(format!("k{n}"), &json!(n))).collect();
