@@ -20,7 +20,7 @@ pub struct AnswerGrammar {
     rules: Option<AnswerRules>,
     /// What was requested.
     format: Option<TextFormat>,
-    /// Whether the answer may do without it, as calls do that nobody asks for.
+    /// Whether the answer may do without it, as calls do that were not asked for.
     is_optional: bool,
 }
 

@@ -116,12 +116,17 @@ pub type Shared = Arc<SharedState>;
 pub type App = Arc<ServerState>;
 
 impl ServerOptions {
-    /// Bytes that the server takes beside the engine, for a model of `vocab` tokens and sequences of at most `context`: buffers of
-    /// the requests that are generated or wait, the index of saved sequences, and grammars.
-    pub fn bytes(&self, vocab: usize, context: usize) -> u64 {
+    /// Bytes that the server takes beside the engine, for sequences of at most `context` tokens: buffers of the requests that are
+    /// generated or wait, and the index of saved sequences.
+    pub fn bytes(&self, context: usize) -> u64 {
         let requests = (self.parallel.saturating_add(self.queue) as u64).saturating_mul(BUFFER_BYTES as u64);
         let index = self.session_disk.as_ref().map_or(0, |_| index_bytes(context));
-        requests.saturating_add(index).saturating_add(grammar_bytes(vocab, self.grammars()))
+        requests.saturating_add(index)
+    }
+
+    /// Bytes of the grammars of a model of `vocab` tokens.
+    pub fn grammar_bytes(&self, vocab: usize) -> u64 {
+        grammar_bytes(vocab, self.grammars())
     }
 
     /// Grammars in memory at a time: those of the answers that are generated, and the next.

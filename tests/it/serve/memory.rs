@@ -11,8 +11,8 @@ use super::api::Server;
 use crate::support::control_group::{MEGA, TestGroup};
 use crate::support::fixture;
 
-/// Of which another process takes two fifths, and the server's plan keeps a fifth for grammars.
-const GROUP_BYTES: u64 = 164 * MEGA;
+/// Of which another process takes two thirds.
+const GROUP_BYTES: u64 = 108 * MEGA;
 
 /// Memory of another process is first taken, then free, and then the limit is lowered.
 #[test]

@@ -285,3 +285,26 @@ pub(super) fn named(name: &str) -> &'static ToolFormat {
 pub(super) fn names() -> Vec<&'static str> {
     TOOLS.iter().map(|format| format.name).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::chat_output::formats::{self, named};
+    use crate::chat_output::tests::parse;
+    use crate::chat_output::{ChatFormat, Style};
+
+    #[test]
+    fn a_begun_answer_follows_the_end_of_reasoning() {
+        let style = Style::Marked { reasoning: formats::reasoning("<think>", |_| false), tools: named("hermes") };
+        let format = ChatFormat { style, shown: vec![] };
+        assert_eq!(format.before_answer("assistant\n<think>\n"), "\n</think>\n\n");
+        assert_eq!(format.before_answer("assistant\n"), "");
+        for (format, prompt) in
+            [(format, "assistant\n<think>\n"), (ChatFormat { style: Style::Harmony, shown: vec![] }, "")]
+        {
+            let mut parser = format.parser(prompt, vec![]);
+            parser.push(&(format.before_answer(prompt) + "{\"a\":"));
+            let parsed = parse(parser, &["1}"]);
+            assert_eq!((parsed.reasoning.as_str(), parsed.content.as_str()), ("", "1}"));
+        }
+    }
+}

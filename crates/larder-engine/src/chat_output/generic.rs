@@ -70,6 +70,10 @@ fn content(message: &Value) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::chat_output::tests::{parse, tools};
+    use crate::chat_output::{AllowedCalls, ChatFormat};
+    use crate::grammar::testing;
+    use crate::rng::Xoshiro256;
 
     #[test]
     fn tools_calls_and_results_become_text() {
@@ -95,5 +99,27 @@ mod tests {
     fn messages_without_tools_stay_as_they_are() {
         let messages = [json!({"role": "user", "content": "hi"})];
         assert!(matches!(described(&messages, None), Cow::Borrowed(_)));
+    }
+
+    #[test]
+    fn a_generic_call_is_held_in_form_once_it_has_begun() {
+        for special in [&[][..], &["<tool_call>", "</tool_call>"]] {
+            let tokenizer = testing::byte_tokenizer(&["<tool_call>", "\n", "now", "I look. "], special);
+            let (compiler, mut rng) = (testing::compiler(&tokenizer), Xoshiro256::new(5));
+            let (format, tools) = (ChatFormat::plain(), tools());
+            let allowed = AllowedCalls { tools: &tools[1..], parallel: false, or_text: true };
+            let rules = format.answer_rules(&tokenizer, "", Some(&allowed), false).unwrap().unwrap();
+            let compiled = compiler.compile_answer(&rules, None).unwrap();
+            let (mut plain, mut called) = (0, 0);
+            for _ in 0..200 {
+                let Some(text) = testing::random_text(&tokenizer, compiled.clone(), &mut rng, 300) else { continue };
+                let parsed = parse(format.parser("", tools.clone()), &[&text]);
+                let calls = parsed.calls();
+                assert_eq!(calls.len(), usize::from(text.contains("<tool_call>")), "{text}");
+                assert!(calls.iter().all(|(name, arguments)| *name == "now" && arguments.is_object()), "{text}");
+                (plain, called) = (plain + usize::from(calls.is_empty()), called + calls.len());
+            }
+            assert!(plain > 0 && called > 0, "{plain} and {called}");
+        }
     }
 }

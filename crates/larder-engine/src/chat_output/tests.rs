@@ -12,9 +12,9 @@ use crate::rng::Xoshiro256;
 
 /// What an answer consists of.
 #[derive(PartialEq, Debug, Default)]
-struct Parsed {
-    reasoning: String,
-    content: String,
+pub(super) struct Parsed {
+    pub(super) reasoning: String,
+    pub(super) content: String,
     /// Name, id and arguments of each call.
     calls: Vec<(String, Option<String>, String)>,
 }
@@ -33,13 +33,13 @@ impl Parsed {
         parsed
     }
 
-    fn calls(&self) -> Vec<(&str, Value)> {
+    pub(super) fn calls(&self) -> Vec<(&str, Value)> {
         let json = |text: &str| serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"));
         self.calls.iter().map(|(name, _, arguments)| (name.as_str(), json(arguments))).collect()
     }
 }
 
-fn parse(mut parser: Box<dyn OutputParser>, pieces: &[&str]) -> Parsed {
+pub(super) fn parse(mut parser: Box<dyn OutputParser>, pieces: &[&str]) -> Parsed {
     let mut parts: Vec<OutputPart> = pieces.iter().flat_map(|piece| parser.push(piece)).collect();
     parts.extend(parser.finish());
     Parsed::of(parts)
@@ -57,7 +57,7 @@ fn parsed(parser: impl Fn() -> Box<dyn OutputParser>, text: &str) -> Parsed {
     whole
 }
 
-fn tools() -> Vec<ToolSchema> {
+pub(super) fn tools() -> Vec<ToolSchema> {
     let weather = json!({
         "type": "object",
         "properties": {
@@ -436,44 +436,6 @@ fn an_answer_is_a_call_or_of_a_format() {
     let answers = texts.iter().filter(|text| *text == "yes").count();
     let calls = texts.iter().filter(|text| text.starts_with("<tool_call>\n{\"name\": \"now\"")).count();
     assert!(answers > 0 && calls > 0 && answers + calls == texts.len(), "{texts:?}");
-}
-
-#[test]
-fn a_generic_call_is_held_in_form_once_it_has_begun() {
-    for special in [&[][..], &["<tool_call>", "</tool_call>"]] {
-        let tokenizer = testing::byte_tokenizer(&["<tool_call>", "\n", "now", "I look. "], special);
-        let (compiler, mut rng) = (testing::compiler(&tokenizer), Xoshiro256::new(5));
-        let (format, tools) = (ChatFormat::plain(), tools());
-        let allowed = AllowedCalls { tools: &tools[1..], parallel: false, or_text: true };
-        let rules = format.answer_rules(&tokenizer, "", Some(&allowed), false).unwrap().unwrap();
-        let compiled = compiler.compile_answer(&rules, None).unwrap();
-        let (mut plain, mut called) = (0, 0);
-        for _ in 0..200 {
-            let Some(text) = testing::random_text(&tokenizer, compiled.clone(), &mut rng, 300) else { continue };
-            let parsed = parse(format.parser("", tools.clone()), &[&text]);
-            let calls = parsed.calls();
-            assert_eq!(calls.len(), usize::from(text.contains("<tool_call>")), "{text}");
-            assert!(calls.iter().all(|(name, arguments)| *name == "now" && arguments.is_object()), "{text}");
-            (plain, called) = (plain + usize::from(calls.is_empty()), called + calls.len());
-        }
-        assert!(plain > 0 && called > 0, "{plain} and {called}");
-    }
-}
-
-#[test]
-fn a_begun_answer_follows_the_end_of_reasoning() {
-    let style = Style::Marked { reasoning: formats::reasoning("<think>", |_| false), tools: named("hermes") };
-    let format = ChatFormat { style, shown: vec![] };
-    assert_eq!(format.before_answer("assistant\n<think>\n"), "\n</think>\n\n");
-    assert_eq!(format.before_answer("assistant\n"), "");
-    for (format, prompt) in
-        [(format, "assistant\n<think>\n"), (ChatFormat { style: Style::Harmony, shown: vec![] }, "")]
-    {
-        let mut parser = format.parser(prompt, vec![]);
-        parser.push(&(format.before_answer(prompt) + "{\"a\":"));
-        let parsed = parse(parser, &["1}"]);
-        assert_eq!((parsed.reasoning.as_str(), parsed.content.as_str()), ("", "1}"));
-    }
 }
 
 #[test]

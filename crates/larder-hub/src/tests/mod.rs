@@ -235,7 +235,7 @@ fn wrong_files_are_downloaded_once_more_and_then_refused() {
 
 static WRONG_ONCE: Mutex<Option<()>> = Mutex::new(None);
 
-/// A file system of so many bytes, unmounted when dropped; `None` where mounting is not allowed.
+/// A file system of this many bytes, unmounted when dropped; `None` where mounting is not allowed.
 #[cfg(target_os = "linux")]
 struct SmallDisk(PathBuf);
 

@@ -55,7 +55,7 @@ impl<'m> StalledRequests<'m> {
         over.map(|stalled| stalled.request).collect()
     }
 
-    /// Takes the first out whose client reads again, if there is room for so many tokens as it `fits`.
+    /// Takes the first out whose client reads again, if its tokens fit.
     pub fn take_read(&mut self, fits: impl Fn(usize) -> bool) -> Option<StalledRequest<'m>> {
         let first = self.requests.iter().position(|stalled| stalled.request.can_send())?;
         fits(self.requests[first].tokens.len()).then(|| self.requests.remove(first))

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::dialogue::{Dialogue, required_string, role};
 use super::fields::{Fields, wrong_type};
-use super::parts::{self, Origin};
+use super::parts::{self, Author};
 use super::tools::OfferedTools;
 use super::{ChatRequest, GenerationParams, RequestedFormat, unsupported};
 use crate::error::{ApiError, excerpt};
@@ -124,7 +124,7 @@ fn messages(fields: &Fields) -> Result<(Vec<Value>, bool)> {
     let mut dialogue = Dialogue::default();
     if let Some(system) = fields.get("system") {
         let part = json!({"content": system});
-        let text = parts::content(&Fields::of(&part, "")?, Origin::Message)
+        let text = parts::content(&Fields::of(&part, "")?, Author::Message)
             .map_err(|_| wrong_type("system", "a string or an array of text blocks", system))?;
         dialogue.text("system", &text);
     }
@@ -163,7 +163,7 @@ fn add_message(dialogue: &mut Dialogue, message: &Fields) -> Result<()> {
                 flush(dialogue, role, &mut texts);
                 add_result(dialogue, &block)?;
             }
-            _ => texts.push(parts::text(&block, Origin::Message)?),
+            _ => texts.push(parts::text(&block, Author::Message)?),
         }
     }
     flush(dialogue, role, &mut texts);
@@ -190,13 +190,13 @@ fn add_assistant_block(dialogue: &mut Dialogue, kind: &str, block: &Fields) -> R
         // Reasoning that only its author's servers can read, and what those servers' own tools did.
         "redacted_thinking" | "server_tool_use" | "mcp_tool_use" => {}
         kind if kind.ends_with("_tool_result") => {}
-        _ => dialogue.text("assistant", &parts::text(block, Origin::Answer)?),
+        _ => dialogue.text("assistant", &parts::text(block, Author::Answer)?),
     }
     Ok(())
 }
 
 fn add_result(dialogue: &mut Dialogue, block: &Fields) -> Result<()> {
-    let text = parts::content(block, Origin::Tool)?;
+    let text = parts::content(block, Author::Tool)?;
     let prefix = if block.boolean("is_error")? == Some(true) { "Error: " } else { "" };
     dialogue.result(required_string(block, "tool_use_id")?, None, &format!("{prefix}{text}"));
     Ok(())

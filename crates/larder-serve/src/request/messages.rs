@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::dialogue::role;
 use super::fields::{Fields, wrong_type};
-use super::parts::{Origin, content};
+use super::parts::{Author, content};
 use crate::error::ApiError;
 
 type Result<T> = std::result::Result<T, ApiError>;
@@ -21,16 +21,16 @@ pub fn read(value: &Value) -> Result<Vec<Value>> {
 
 fn one(value: &Value, path: &str) -> Result<Value> {
     let fields = Fields::of(value, path)?;
-    let (role, origin) = match role(&fields, &["system", "developer", "user", "assistant", "tool", "function"])? {
-        "system" | "developer" => ("system", Origin::Message),
-        "assistant" => ("assistant", Origin::Answer),
+    let (role, author) = match role(&fields, &["system", "developer", "user", "assistant", "tool", "function"])? {
+        "system" | "developer" => ("system", Author::Message),
+        "assistant" => ("assistant", Author::Answer),
         // The older name of a tool's result.
-        "tool" | "function" => ("tool", Origin::Tool),
-        _ => ("user", Origin::Message),
+        "tool" | "function" => ("tool", Author::Tool),
+        _ => ("user", Author::Message),
     };
     let mut message = Map::new();
     message.insert("role".into(), role.into());
-    message.insert("content".into(), content(&fields, origin)?.into());
+    message.insert("content".into(), content(&fields, author)?.into());
     for field in ["name", "tool_call_id", "reasoning_content", "reasoning", "thinking"] {
         if let Some(text) = fields.string(field)? {
             message.insert(field.into(), text.into());

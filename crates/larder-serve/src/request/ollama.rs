@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::dialogue::{Dialogue, required_string, role};
 use super::fields::{Fields, whole, wrong_type};
-use super::parts::{self, Origin};
+use super::parts::{self, Author};
 use super::tools::OfferedTools;
 use super::{ChatRequest, CompletionRequest, GenerationParams, Prompt, RequestedFormat, SamplingParams, unsupported};
 use crate::error::ApiError;
@@ -198,8 +198,8 @@ impl MessageReader {
             "images",
             &format!("'{name}' is not supported: this model reads text only."),
         )?;
-        let origin = if role == "tool" { Origin::Tool } else { Origin::Answer };
-        let text = parts::content(message, origin)?;
+        let author = if role == "tool" { Author::Tool } else { Author::Answer };
+        let text = parts::content(message, author)?;
         match role {
             "tool" => self.add_result(message, &text)?,
             "assistant" => self.add_turn(message, &text)?,

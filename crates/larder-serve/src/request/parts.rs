@@ -11,7 +11,7 @@ type Result<T> = std::result::Result<T, ApiError>;
 /// Whose content it is, which decides on what cannot be read as text: a question about it is refused, a tool's result goes on
 /// without it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Origin {
+pub enum Author {
     /// A person, or instructions.
     Message,
     /// The model, whose content may be missing.
@@ -21,36 +21,36 @@ pub enum Origin {
 }
 
 /// The field `content` as one text: a string, or a list of parts.
-pub fn content(fields: &Fields, origin: Origin) -> Result<String> {
+pub fn content(fields: &Fields, author: Author) -> Result<String> {
     let name = fields.name("content");
     match fields.get("content") {
-        None if origin == Origin::Message => Err(fields.missing("content")),
+        None if author == Author::Message => Err(fields.missing("content")),
         None => Ok(String::new()),
         Some(Value::String(text)) => Ok(text.clone()),
-        Some(Value::Array(parts)) => joined(parts, &name, origin),
+        Some(Value::Array(parts)) => joined(parts, &name, author),
         Some(other) => Err(wrong_type(&name, "a string or an array of parts", other)),
     }
 }
 
 /// The text of parts, a line or more each.
-fn joined(parts: &[Value], path: &str, origin: Origin) -> Result<String> {
-    let texts = parts.iter().enumerate().map(|(i, part)| text(&Fields::of(part, &format!("{path}[{i}]"))?, origin));
+fn joined(parts: &[Value], path: &str, author: Author) -> Result<String> {
+    let texts = parts.iter().enumerate().map(|(i, part)| text(&Fields::of(part, &format!("{path}[{i}]"))?, author));
     Ok(texts.collect::<Result<Vec<_>>>()?.join("\n"))
 }
 
 /// The text of one part, under the names of all APIs.
-pub fn text(part: &Fields, origin: Origin) -> Result<String> {
+pub fn text(part: &Fields, author: Author) -> Result<String> {
     let own = |field| required_string(part, field).map(str::to_owned);
     match part.string("type")? {
         None | Some("text" | "input_text" | "output_text") => own("text"),
         Some("refusal") => own("refusal"),
         Some("tool_reference") => own("tool_name"),
-        Some("search_result") => content(part, Origin::Tool),
-        Some("document") => document(part, origin),
-        Some("image" | "image_url" | "input_image") => unreadable(part, "image", origin),
-        Some("audio" | "input_audio" | "audio_url") => unreadable(part, "audio", origin),
-        Some("video" | "video_url" | "input_video") => unreadable(part, "video", origin),
-        Some("file" | "input_file") => unreadable(part, "file", origin),
+        Some("search_result") => content(part, Author::Tool),
+        Some("document") => document(part, author),
+        Some("image" | "image_url" | "input_image") => unreadable(part, "image", author),
+        Some("audio" | "input_audio" | "audio_url") => unreadable(part, "audio", author),
+        Some("video" | "video_url" | "input_video") => unreadable(part, "video", author),
+        Some("file" | "input_file") => unreadable(part, "file", author),
         Some(other) => {
             let path = part.path();
             let message =
@@ -61,19 +61,19 @@ pub fn text(part: &Fields, origin: Origin) -> Result<String> {
 }
 
 /// A document, after its title if it has one.
-fn document(part: &Fields, origin: Origin) -> Result<String> {
+fn document(part: &Fields, author: Author) -> Result<String> {
     let Some(source) = part.object("source")? else { return Err(part.missing("source")) };
     let text = match source.string("type")? {
         Some("text") => required_string(&source, "data")?.to_owned(),
-        Some("content") => content(&source, origin)?,
-        _ => return unreadable(part, "document", origin),
+        Some("content") => content(&source, author)?,
+        _ => return unreadable(part, "document", author),
     };
     Ok(part.string("title")?.map_or(text.clone(), |title| format!("{title}\n{text}")))
 }
 
 /// What stands in a tool's result for a part that is no text.
-fn unreadable(part: &Fields, kind: &str, origin: Origin) -> Result<String> {
-    if origin == Origin::Tool {
+fn unreadable(part: &Fields, kind: &str, author: Author) -> Result<String> {
+    if author == Author::Tool {
         return Ok(format!("[{kind} omitted: this model reads text]"));
     }
     let path = part.path();
@@ -87,9 +87,9 @@ mod tests {
 
     use super::*;
 
-    fn read(content: Value, origin: Origin) -> std::result::Result<String, Option<String>> {
+    fn read(content: Value, author: Author) -> std::result::Result<String, Option<String>> {
         let message = json!({"content": content});
-        Fields::of(&message, "").and_then(|fields| super::content(&fields, origin)).map_err(|error| error.param)
+        Fields::of(&message, "").and_then(|fields| super::content(&fields, author)).map_err(|error| error.param)
     }
 
     #[test]
@@ -101,29 +101,29 @@ mod tests {
             {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "f"}]}},
             {"type": "search_result", "source": "s", "title": "t", "content": [{"type": "text", "text": "g"}]},
         ]);
-        assert_eq!(read(parts, Origin::Message).unwrap(), "a\nb\nc\nd\ngrep\nT\ne\nf\ng");
-        assert_eq!(read(json!([{"type": "text", "text": "a"}]), Origin::Message), read(json!("a"), Origin::Message));
+        assert_eq!(read(parts, Author::Message).unwrap(), "a\nb\nc\nd\ngrep\nT\ne\nf\ng");
+        assert_eq!(read(json!([{"type": "text", "text": "a"}]), Author::Message), read(json!("a"), Author::Message));
     }
 
     #[test]
     fn a_tools_result_goes_on_without_what_is_no_text() {
         for kind in ["image", "image_url", "input_image", "input_audio", "file"] {
             let part = json!([{"type": "text", "text": "seen:"}, {"type": kind, "source": {}}]);
-            let read_part = read(part.clone(), Origin::Tool).unwrap();
+            let read_part = read(part.clone(), Author::Tool).unwrap();
             assert!(read_part.starts_with("seen:\n[") && read_part.ends_with(" omitted: this model reads text]"));
-            assert_eq!(read(part, Origin::Message), Err(Some("content[1]".into())), "{kind}");
+            assert_eq!(read(part, Author::Message), Err(Some("content[1]".into())), "{kind}");
         }
         let pdf = json!([{"type": "document", "source": {"type": "base64", "data": "aGk="}}]);
-        assert_eq!(read(pdf.clone(), Origin::Tool).unwrap(), "[document omitted: this model reads text]");
-        assert_eq!(read(pdf, Origin::Message), Err(Some("content[0]".into())));
+        assert_eq!(read(pdf.clone(), Author::Tool).unwrap(), "[document omitted: this model reads text]");
+        assert_eq!(read(pdf, Author::Message), Err(Some("content[0]".into())));
     }
 
     #[test]
     fn only_a_message_needs_content() {
-        assert_eq!(read(Value::Null, Origin::Message), Err(Some("content".into())));
-        for origin in [Origin::Answer, Origin::Tool] {
-            assert_eq!(read(Value::Null, origin).unwrap(), "");
+        assert_eq!(read(Value::Null, Author::Message), Err(Some("content".into())));
+        for author in [Author::Answer, Author::Tool] {
+            assert_eq!(read(Value::Null, author).unwrap(), "");
         }
-        assert_eq!(read(json!([{"type": "hologram"}]), Origin::Tool), Err(Some("content[0]".into())));
+        assert_eq!(read(json!([{"type": "hologram"}]), Author::Tool), Err(Some("content[0]".into())));
     }
 }

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::dialogue::{Dialogue, required_string, role};
 use super::fields::{Fields, wrong_type};
-use super::parts::{self, Origin};
+use super::parts::{self, Author};
 use super::tools::{Namespaces, OfferedTools, flat_name};
 use super::{ChatRequest, GenerationParams, RequestedFormat, unsupported};
 use crate::error::{ApiError, excerpt};
@@ -137,8 +137,8 @@ fn messages(fields: &Fields, notes: &mut Vec<String>) -> Result<Vec<Value>> {
 fn add_item(dialogue: &mut Dialogue, item: &Fields, notes: &mut Vec<String>) -> Result<()> {
     match item.string("type")? {
         None | Some("message") => match role(item, &["user", "assistant", "system", "developer"])? {
-            "developer" => dialogue.text("system", &parts::content(item, Origin::Message)?),
-            role => dialogue.text(role, &parts::content(item, Origin::Message)?),
+            "developer" => dialogue.text("system", &parts::content(item, Author::Message)?),
+            role => dialogue.text(role, &parts::content(item, Author::Message)?),
         },
         Some("reasoning") => add_reasoning(dialogue, item)?,
         Some("function_call") => {
@@ -169,7 +169,7 @@ fn add_item(dialogue: &mut Dialogue, item: &Fields, notes: &mut Vec<String>) -> 
 fn add_output(dialogue: &mut Dialogue, item: &Fields) -> Result<()> {
     let id = required_string(item, "call_id")?;
     let content = json!({"content": item.required("output")?});
-    let text = parts::content(&Fields::of(&content, "")?, Origin::Tool)
+    let text = parts::content(&Fields::of(&content, "")?, Author::Tool)
         .map_err(|_| wrong_type(&item.name("output"), "a string or an array of parts", &content["content"]))?;
     dialogue.result(id, None, &text);
     Ok(())

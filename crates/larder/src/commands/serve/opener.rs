@@ -49,14 +49,18 @@ impl ModelOpener {
         }
         // While a sequence is written to disk, its memory is still in use.
         let saved = usize::from(server.session_disk.is_some());
-        let options = Options {
+        let mut options = Options {
             sequences: server.sessions + saved,
             whole_contexts: 1 + saved,
             prompt_bytes_per_token: text.tokenizer.longest_text(1).saturating_mul(TOKENIZER_THREADS),
-            program_bytes: server.bytes(model.blueprint.vocab, args.context.at_most(model.blueprint.context)),
+            program_bytes: server.bytes(args.context.at_most(model.blueprint.context)),
             kv_limit_bytes: args.kv_mem.map(|size| size.0),
             ..args.power.set(args.speculate.set(args.hot_set.set(flags.options(args.context)))?)
         };
+        // Slots that follow the available memory give way to grammars.
+        if options.cache.size != CacheSize::Auto {
+            options.program_bytes += server.grammar_bytes(model.blueprint.vocab);
+        }
         check_kv_limit(&plan_inputs(&model, &options)?)?;
         Ok(OpenedModel { opener: self.clone(), model, text, options })
     }
