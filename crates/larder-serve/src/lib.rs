@@ -2,7 +2,7 @@
 //!
 //! A request is parsed and checked ([`request`]), tokenised (`prompt.rs`), and waits in a bounded queue (`queue.rs`). One
 //! thread owns the decoder (`decode.rs`): it takes requests from the queue, computes steps in which each active one
-//! (`active.rs`) has one token or one piece of prefill, and sends their text to the HTTP handlers (`reply/`). Sequences whose requests
+//! (`active/`) has one token or one piece of prefill, and sends their text to the HTTP handlers (`reply/`). Sequences whose requests
 //! are over stay in the prefix cache (`prefix_cache.rs`), so that the next message of a chat skips the part of prefill
 //! that it shares with the last one. Those that leave it are saved in a folder if there is one (`sessions/`); `slots.rs` is both
 //! together. `page/` is the web page at `/`, and `formula.rs` converts its formulas.
