@@ -18,7 +18,7 @@ pub struct AnswerGrammar {
     field: &'static str,
     /// The rules of an answer with calls, or with reasoning.
     rules: Option<AnswerRules>,
-    /// What was requested.
+    /// The requested format.
     format: Option<TextFormat>,
     /// Whether the answer may do without it, as calls do that were not asked for.
     is_optional: bool,

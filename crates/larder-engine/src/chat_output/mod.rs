@@ -127,7 +127,7 @@ impl ChatFormat {
         }
     }
 
-    /// What has to stand between `prompt` and an answer that the request begins: the end of reasoning, the header of a message.
+    /// The text between `prompt` and an answer that the request begins: the end of reasoning, the header of a message.
     pub fn before_answer(&self, prompt: &str) -> String {
         match self.style {
             Style::Harmony => format!("{}final{}", harmony::CHANNEL, harmony::MESSAGE),

@@ -29,7 +29,7 @@ pub struct Config<'a> {
     further_names: &'static [(&'static str, &'static str)],
     /// Keys that count as absent.
     left_out: &'static [&'static str],
-    /// What has been refused so far, of this object and those around it.
+    /// Refusals so far, of this object and those around it.
     refusals: Refusals,
     /// Whether the layer for multi-token prediction is used.
     pub(crate) with_mtp: bool,
