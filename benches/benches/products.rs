@@ -7,7 +7,7 @@ use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use larder_core::{NumberFormat, RowOrder};
-use larder_kernels::{Inputs, Product, ThreadPool, WeightMatrix, products};
+use larder_kernels::{InputBuffer, Product, ThreadPool, WeightMatrix, products};
 
 const ROWS: usize = 1024;
 const COLS: usize = 2048;
@@ -26,8 +26,8 @@ fn all(c: &mut Criterion) {
     for tokens in [1, 32] {
         let mut group = c.benchmark_group(format!("{tokens} tokens"));
         let values: Vec<f32> = (0..tokens * COLS).map(|i| (i as f32 * 0.37).sin()).collect();
-        let mut x = Inputs::new();
-        x.fill(&values, COLS, true);
+        let mut buffer = InputBuffer::new();
+        let x = buffer.fill(&values, COLS, true);
         let mut out = vec![0.0; tokens * ROWS];
         for kind in NumberFormat::ALL {
             let bytes = weights(kind);
@@ -40,7 +40,7 @@ fn all(c: &mut Criterion) {
                     b.iter(|| {
                         let weights =
                             WeightMatrix { kind, order, rows: ROWS, cols: COLS, scale: 1.0, bytes: black_box(&bytes) };
-                        products(&pool, &mut [Product { weights, x: black_box(&x), pick: None, out: &mut out }]);
+                        products(&pool, &mut [Product { weights, x: black_box(x), pick: None, out: &mut out }]);
                     });
                 });
             }
@@ -52,10 +52,10 @@ fn all(c: &mut Criterion) {
 /// What it takes to quantise the activations of a chunk.
 fn inputs(c: &mut Criterion) {
     let values: Vec<f32> = (0..32 * COLS).map(|i| (i as f32 * 0.37).sin()).collect();
-    let mut x = Inputs::new();
+    let mut buffer = InputBuffer::new();
     let mut group = c.benchmark_group("inputs");
     group.throughput(Throughput::Elements(values.len() as u64));
-    group.bench_function("32 tokens", |b| b.iter(|| x.fill(black_box(&values), COLS, true)));
+    group.bench_function("32 tokens", |b| b.iter(|| black_box(buffer.fill(black_box(&values), COLS, true)).tokens()));
     group.finish();
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use candle_core::quantized::k_quants::{self, GgmlType};
 use candle_core::quantized::{k_quants::BlockQ4_0, k_quants::BlockQ4K, k_quants::BlockQ8_0};
 use larder_core::{NumberFormat, RowOrder};
-use larder_kernels::{Inputs, Product, ThreadPool, WeightMatrix, instruction_set, products};
+use larder_kernels::{InputBuffer, Product, ThreadPool, WeightMatrix, instruction_set, products};
 
 const ROWS: usize = 2048;
 const COLS: usize = 1024;
@@ -101,18 +101,16 @@ fn read<const STREAMS: usize>(bytes: &[u8]) {
     std::hint::black_box(sums);
 }
 
-fn inputs(tokens: usize) -> Inputs {
-    let x: Vec<f32> = (0..tokens * COLS).map(|i| (i as f32 * 0.37).sin()).collect();
-    let mut inputs = Inputs::new();
-    inputs.fill(&x, COLS, true);
-    inputs
+fn inputs(tokens: usize) -> Vec<f32> {
+    (0..tokens * COLS).map(|i| (i as f32 * 0.37).sin()).collect()
 }
 
 /// All of the weights once, a layer's worth at a time.
 fn decode_rate(pool: &ThreadPool, kind: NumberFormat, order: RowOrder, bytes: &[u8]) -> f64 {
     let size = kind.matrix_bytes(ROWS, COLS).expect("whole blocks");
     let matrices: Vec<&[u8]> = bytes.chunks_exact(size).collect();
-    let x = inputs(1);
+    let (values, mut buffer) = (inputs(1), InputBuffer::new());
+    let x = buffer.fill(&values, COLS, true);
     let mut out = vec![0.0; ROWS * TOGETHER];
     let call = || {
         for layer in matrices.chunks_exact(TOGETHER) {
@@ -121,7 +119,7 @@ fn decode_rate(pool: &ThreadPool, kind: NumberFormat, order: RowOrder, bytes: &[
                 .zip(out.chunks_exact_mut(ROWS))
                 .map(|(bytes, out)| {
                     let weights = WeightMatrix { kind, order, rows: ROWS, cols: COLS, scale: 1.0, bytes };
-                    Product { weights, x: &x, pick: None, out }
+                    Product { weights, x, pick: None, out }
                 })
                 .collect();
             products(pool, &mut round);
@@ -132,12 +130,13 @@ fn decode_rate(pool: &ThreadPool, kind: NumberFormat, order: RowOrder, bytes: &[
 
 fn batch_rate(pool: &ThreadPool, kind: NumberFormat, order: RowOrder, bytes: &[u8], tokens: usize) -> f64 {
     let size = kind.matrix_bytes(ROWS, COLS).expect("whole blocks");
-    let x = inputs(tokens);
+    let (values, mut buffer) = (inputs(tokens), InputBuffer::new());
+    let x = buffer.fill(&values, COLS, true);
     let mut out = vec![0.0; ROWS * tokens];
     let mut at = 0;
     let call = || {
         let weights = WeightMatrix { kind, order, rows: ROWS, cols: COLS, scale: 1.0, bytes: &bytes[at..at + size] };
-        products(pool, &mut [Product { weights, x: &x, pick: None, out: &mut out }]);
+        products(pool, &mut [Product { weights, x, pick: None, out: &mut out }]);
         at = (at + size) % (bytes.len() - size);
     };
     rate(call) * (2 * ROWS * COLS * tokens) as f64 / 1e9

@@ -27,7 +27,7 @@
 //!
 //! use larder_core::{NumberFormat, RowOrder};
 //! use larder_cuda::{Emulator, Gpu, GpuError};
-//! use larder_kernels::{Inputs, WeightMatrix};
+//! use larder_kernels::{InputBuffer, WeightMatrix};
 //! use larder_model::{DeviceProduct, DeviceProducts};
 //!
 //! let driver = match Emulator::new(64 << 20, 1) {
@@ -40,8 +40,8 @@
 //! let bytes: Vec<u8> = [1.0f32, 2.0, 3.0, 4.0].iter().flat_map(|v| v.to_le_bytes()).collect();
 //! let matrix = WeightMatrix { kind: NumberFormat::F32, order: RowOrder::Plain, rows: 2, cols: 2, scale: 1.0, bytes: &bytes };
 //! let weights = products.upload(matrix)?;
-//! let mut x = Inputs::new();
-//! x.fill(&[1.0, -1.0], 2, false);
+//! let mut buffer = InputBuffer::new();
+//! let x = buffer.fill(&[1.0, -1.0], 2, false);
 //! let mut out = [0.0; 2];
 //! products.multiply(&x, &mut [DeviceProduct { weights, pick: None, out: &mut out }])?;
 //! assert_eq!(out, [-1.0, -1.0]);

@@ -1,69 +1,106 @@
 //! Activations, and their quantisation to 8-bit integers for products with quantised weights.
 #![allow(unsafe_code)]
 
+use std::ops::Range;
 use std::slice;
 
 use crate::block::{BLOCK, Block};
-use crate::disjoint::Disjoint;
 use crate::dispatch;
 use crate::thread_pool::ThreadPool;
 
-/// The least number of values that one task copies and quantises.
+/// The least number of values that one task quantises.
 const TASK_VALUES: usize = 32 * 1024;
 
-/// Activations `[tokens, cols]`, in buffers that are reused from call to call.
-#[derive(Default)]
-pub struct Inputs {
+/// The least number of values that one task makes, by some arithmetic, and quantises.
+const TASK_MADE_VALUES: usize = 4 * 1024;
+
+/// Activations `[tokens, cols]` as products read them: as f32, and quantised where weights are.
+#[derive(Clone, Copy)]
+pub struct Inputs<'a> {
     cols: usize,
-    values: Vec<f32>,
+    values: &'a [f32],
     /// `[tokens, cols / 32]`; empty if not quantised.
+    blocks: &'a [Block],
+}
+
+/// The memory of quantised activations, which is reused from call to call.
+#[derive(Default)]
+pub struct InputBuffer {
     blocks: Vec<Block>,
 }
 
-impl Inputs {
-    /// No activations yet.
+impl InputBuffer {
+    /// No memory yet.
     pub fn new() -> Self {
-        Inputs::default()
+        InputBuffer::default()
     }
 
-    /// Replaces the activations by `x [tokens, cols]`, and quantises them if `quantise` is set, as products with quantised
-    /// weights want. Allocates only if there are more of them than in any call before.
+    /// Quantises `x [tokens, cols]` if `quantise` is set, as products with quantised weights want. Allocates only if there are
+    /// more values than in any call before.
     ///
     /// # Panics
     /// If `x` is not a whole number of rows, or rows to be quantised are not whole blocks of 32.
-    pub fn fill(&mut self, x: &[f32], cols: usize, quantise: bool) {
-        self.fill_on(&ThreadPool::single_threaded(), x, cols, quantise);
+    pub fn fill<'a>(&'a mut self, x: &'a [f32], cols: usize, quantise: bool) -> Inputs<'a> {
+        self.fill_on(&ThreadPool::single_threaded(), x, cols, quantise)
     }
 
-    /// As [`fill`](Inputs::fill), on several threads if there are more than 32 Ki values.
+    /// As [`fill`](InputBuffer::fill), on several threads if there are more than 32 Ki values.
     ///
     /// # Panics
-    /// As [`fill`](Inputs::fill).
-    pub fn fill_on(&mut self, pool: &ThreadPool, x: &[f32], cols: usize, quantise: bool) {
-        assert!(cols > 0 && x.len().is_multiple_of(cols), "activations are not whole rows of {cols}");
-        assert!(!quantise || cols.is_multiple_of(BLOCK), "rows of {cols} activations are not whole blocks of {BLOCK}");
-        self.cols = cols;
-        self.values.resize(x.len(), 0.0);
-        self.blocks.resize(if quantise { x.len() / BLOCK } else { 0 }, Block::default());
+    /// As [`fill`](InputBuffer::fill).
+    pub fn fill_on<'a>(&'a mut self, pool: &ThreadPool, x: &'a [f32], cols: usize, quantise: bool) -> Inputs<'a> {
+        self.resize(x.len(), cols, quantise);
         let set = dispatch::best();
-        let (values, blocks) = (Disjoint::new(&mut self.values), Disjoint::new(&mut self.blocks));
-        pool.run(x.len().div_ceil(TASK_VALUES), &|task| {
-            let at = task * TASK_VALUES;
-            let x = &x[at..x.len().min(at + TASK_VALUES)];
-            // SAFETY: every task has a range of the values of its own.
-            unsafe { values.slice(at, x.len()) }.copy_from_slice(x);
-            if quantise {
-                // SAFETY: likewise of the blocks, because a task is a whole number of blocks.
-                set.quantise(x, unsafe { blocks.slice(at / BLOCK, x.len() / BLOCK) });
-            }
+        pool.run_chunks(&mut self.blocks, TASK_VALUES / BLOCK, &|task, blocks| {
+            set.quantise(&x[task * TASK_VALUES..][..blocks.len() * BLOCK], blocks);
         });
+        self.of(x, cols)
     }
 
-    /// Bytes of `values` activations, in floats and quantised.
+    /// As [`fill_on`](InputBuffer::fill_on), of values that the same tasks make: `make` gets the number of a row, and the values of it and some
+    /// rows behind it.
+    ///
+    /// # Panics
+    /// As [`fill`](InputBuffer::fill).
+    pub fn make_on<'a>(
+        &'a mut self,
+        pool: &ThreadPool,
+        x: &'a mut [f32],
+        cols: usize,
+        quantise: bool,
+        make: &(dyn Fn(usize, &mut [f32]) + Sync),
+    ) -> Inputs<'a> {
+        self.resize(x.len(), cols, quantise);
+        let (set, rows) = (dispatch::best(), TASK_MADE_VALUES.div_ceil(cols));
+        match quantise {
+            true => pool.run_pairs((x, rows * cols), (&mut self.blocks, rows * cols / BLOCK), &|task, x, blocks| {
+                make(task * rows, x);
+                set.quantise(x, blocks);
+            }),
+            false => pool.run_chunks(x, rows * cols, &|task, x| make(task * rows, x)),
+        }
+        self.of(x, cols)
+    }
+
+    /// The activations `x` that the buffer was filled with last.
+    pub fn of<'a>(&'a self, x: &'a [f32], cols: usize) -> Inputs<'a> {
+        debug_assert!(self.blocks.is_empty() || self.blocks.len() * BLOCK == x.len(), "other activations");
+        Inputs { cols, values: x, blocks: &self.blocks }
+    }
+
+    fn resize(&mut self, values: usize, cols: usize, quantise: bool) {
+        assert!(cols > 0 && values.is_multiple_of(cols), "activations are not whole rows of {cols}");
+        assert!(!quantise || cols.is_multiple_of(BLOCK), "rows of {cols} activations are not whole blocks of {BLOCK}");
+        self.blocks.resize(if quantise { values / BLOCK } else { 0 }, Block::default());
+    }
+
+    /// Bytes of the quantised form of `values` activations.
     pub const fn bytes(values: usize) -> usize {
-        values * size_of::<f32>() + values.div_ceil(BLOCK) * size_of::<Block>()
+        values.div_ceil(BLOCK) * size_of::<Block>()
     }
+}
 
+impl<'a> Inputs<'a> {
     /// Values per token.
     pub fn cols(&self) -> usize {
         self.cols
@@ -74,28 +111,35 @@ impl Inputs {
         self.values.len() / self.cols.max(1)
     }
 
+    /// Some of the tokens.
+    pub fn part(&self, tokens: Range<usize>) -> Inputs<'a> {
+        let (Inputs { cols, values, blocks }, per_token) = (*self, self.blocks.len() / self.tokens().max(1));
+        let of_blocks = tokens.start * per_token..tokens.end * per_token;
+        Inputs { cols, values: &values[tokens.start * cols..tokens.end * cols], blocks: &blocks[of_blocks] }
+    }
+
     /// All values, `[tokens, cols]`.
-    pub fn all_values(&self) -> &[f32] {
-        &self.values
+    pub fn all_values(&self) -> &'a [f32] {
+        self.values
     }
 
     /// All blocks of the quantised form, `[tokens, cols / 32]`, as bytes in this machine's byte order: for each block 32
     /// integers, the scale, the scale times their sum, eight times their sum, and the sum of each half. Empty if
     /// there is no quantised form.
-    pub fn all_blocks(&self) -> &[u8] {
+    pub fn all_blocks(&self) -> &'a [u8] {
         // SAFETY: blocks are plain numbers without padding.
-        unsafe { slice::from_raw_parts(self.blocks.as_ptr().cast(), size_of_val(&self.blocks[..])) }
+        unsafe { slice::from_raw_parts(self.blocks.as_ptr().cast(), size_of_val(self.blocks)) }
     }
 
     pub(crate) fn is_quantised(&self) -> bool {
         self.blocks.len() * BLOCK == self.values.len()
     }
 
-    pub(crate) fn values(&self, token: usize) -> &[f32] {
+    pub(crate) fn values(&self, token: usize) -> &'a [f32] {
         &self.values[token * self.cols..][..self.cols]
     }
 
-    pub(crate) fn blocks(&self, token: usize) -> &[Block] {
+    pub(crate) fn blocks(&self, token: usize) -> &'a [Block] {
         let blocks = self.cols / BLOCK;
         &self.blocks[token * blocks..][..blocks]
     }
@@ -108,8 +152,8 @@ mod tests {
     #[test]
     fn quantised_values_are_within_half_a_step() {
         let x: Vec<f32> = (0..3 * 96).map(|i| (i as f32 * 0.7).sin() * (i + 1) as f32).collect();
-        let mut inputs = Inputs::new();
-        inputs.fill(&x, 96, true);
+        let mut buffer = InputBuffer::new();
+        let inputs = buffer.fill(&x, 96, true);
         assert_eq!((inputs.tokens(), inputs.cols()), (3, 96));
         for token in 0..3 {
             for (block, x) in inputs.blocks(token).iter().zip(inputs.values(token).chunks(BLOCK)) {
@@ -124,27 +168,25 @@ mod tests {
     #[test]
     fn blocks_have_the_documented_byte_layout() {
         let x: Vec<f32> = (0..64).map(|i| i as f32 - 20.0).collect();
-        let mut inputs = Inputs::new();
-        inputs.fill(&x, 64, true);
+        let mut buffer = InputBuffer::new();
+        let inputs = buffer.fill(&x, 64, true);
         let (block, bytes) = (inputs.blocks(0)[1], inputs.all_blocks());
         assert_eq!((bytes.len(), bytes[48 + 3]), (96, block.q[3] as u8));
         assert_eq!(bytes[48 + 32..][..4], block.d.to_ne_bytes());
         assert_eq!(bytes[48 + 36..][..4], block.d_sum.to_ne_bytes());
         assert_eq!(bytes[48 + 40..][..4], block.sum8.to_ne_bytes());
         assert_eq!(bytes[48 + 46..], block.halves[1].to_ne_bytes());
-        assert_eq!(inputs.all_values(), x);
     }
 
     #[test]
     fn zeros_subnormals_and_non_finite_values_become_zeros_or_nan() {
-        let mut inputs = Inputs::new();
+        let mut buffer = InputBuffer::new();
         for (odd, d_is_nan) in
             [(0.0, false), (1e-42, false), (f32::NAN, true), (f32::INFINITY, true), (f32::NEG_INFINITY, true)]
         {
             let mut x = [0.0; BLOCK];
             x[17] = odd;
-            inputs.fill(&x, BLOCK, true);
-            let block = inputs.blocks(0)[0];
+            let block = buffer.fill(&x, BLOCK, true).blocks(0)[0];
             assert_eq!(block.q, [0; BLOCK]);
             assert_eq!((block.d.is_nan(), block.d_sum.is_nan()), (d_is_nan, d_is_nan), "{odd}");
             assert!(d_is_nan || block.d == 0.0);
@@ -154,15 +196,20 @@ mod tests {
     #[test]
     fn threads_change_no_bit() {
         let x: Vec<f32> = (0..5 * TASK_VALUES + 64).map(|i| (i as f32).cos()).collect();
-        let (mut one, mut many) = (Inputs::new(), Inputs::new());
-        one.fill(&x, 64, true);
-        many.fill_on(&ThreadPool::new(3, false).unwrap(), &x, 64, true);
+        let (mut one, mut many, pool) = (InputBuffer::new(), InputBuffer::new(), ThreadPool::new(3, false).unwrap());
+        let one = one.fill(&x, 64, true);
+        assert!(one.blocks == many.fill_on(&pool, &x, 64, true).blocks);
+        let mut made = vec![0.0; x.len()];
+        let many =
+            many.make_on(&pool, &mut made, 64, true, &|row, out| out.copy_from_slice(&x[row * 64..][..out.len()]));
         assert!(one.values == many.values && one.blocks == many.blocks);
+        let part = many.part(3..5);
+        assert!((part.tokens(), part.values(1), part.blocks(0)) == (2, many.values(4), many.blocks(3)));
     }
 
     #[test]
     #[should_panic(expected = "not whole blocks of 32")]
     fn rows_that_are_not_whole_blocks_cannot_be_quantised() {
-        Inputs::new().fill(&[0.0; 40], 40, true);
+        InputBuffer::new().fill(&[0.0; 40], 40, true);
     }
 }

@@ -22,17 +22,17 @@
 //!
 //! ```
 //! use larder_core::{NumberFormat, RowOrder};
-//! use larder_kernels::{Inputs, Product, ThreadPool, WeightMatrix, products};
+//! use larder_kernels::{InputBuffer, Product, ThreadPool, WeightMatrix, products};
 //!
 //! let values = [1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0];
 //! let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
 //! let weights =
 //!     WeightMatrix { kind: NumberFormat::F32, order: RowOrder::Plain, rows: 2, cols: 3, scale: 1.0, bytes: &bytes };
 //!
-//! let mut x = Inputs::new();
-//! x.fill(&[1.0, 0.0, -1.0], 3, false);
+//! let mut buffer = InputBuffer::new();
+//! let x = buffer.fill(&[1.0, 0.0, -1.0], 3, false);
 //! let mut out = [0.0; 2];
-//! let product = Product { weights, x: &x, pick: None, out: &mut out };
+//! let product = Product { weights, x, pick: None, out: &mut out };
 //! products(&ThreadPool::single_threaded(), &mut [product]);
 //! assert_eq!(out, [-2.0, -2.0]);
 //! ```
@@ -70,7 +70,7 @@ pub use dispatch::instruction_set;
 pub use erf::erf;
 pub use formats::q8_0::quantise_row;
 pub use formats::{narrow, widen};
-pub use inputs::Inputs;
+pub use inputs::{InputBuffer, Inputs};
 pub use larder_core::{exp, softplus};
 pub use processors::performance_cores;
 pub use products::{Product, products};

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use larder_core::{CheckpointPolicy, TaskThreads};
 use larder_kernels::{
-    AttentionTask, IndexArgs, Inputs, PoolActivity, Product, ThreadPool, attend, index_scores, products,
+    AttentionTask, IndexArgs, InputBuffer, Inputs, PoolActivity, Product, ThreadPool, attend, index_scores, products,
 };
 
 use crate::device::{DeviceAttention, DeviceOps, DeviceProduct, DeviceProducts};
@@ -114,9 +114,15 @@ impl ComputeContext {
         }
     }
 
-    /// Copies `x [tokens, cols]` into `inputs`; `quantised` if the weights to come are, so that `x` is rounded.
-    pub(crate) fn fill(&self, inputs: &mut Inputs, x: &[f32], cols: usize, quantised: bool) {
-        inputs.fill_on(&self.pool, x, cols, quantised && !self.exact);
+    /// `x [tokens, cols]` as products read it; `quantised` if the weights to come are, so that it is rounded.
+    pub(crate) fn inputs<'a>(
+        &self,
+        buffer: &'a mut InputBuffer,
+        x: &'a [f32],
+        cols: usize,
+        quantised: bool,
+    ) -> Inputs<'a> {
+        buffer.fill_on(&self.pool, x, cols, quantised && !self.exact)
     }
 
     /// A batch of products on the CPU.

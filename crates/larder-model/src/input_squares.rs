@@ -88,7 +88,7 @@ impl MatrixSquares {
     }
 }
 
-fn row_of(x: &Inputs, row: usize) -> &[f32] {
+fn row_of<'a>(x: &Inputs<'a>, row: usize) -> &'a [f32] {
     &x.all_values()[row * x.cols()..][..x.cols()]
 }
 
@@ -98,17 +98,18 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use larder_kernels::InputBuffer;
+
     use super::*;
 
-    fn inputs() -> Inputs {
-        let mut x = Inputs::new();
-        x.fill(&[1.0, 2.0, -3.0, 0.0, 0.5, 4.0], 2, false);
-        x
+    fn inputs(buffer: &mut InputBuffer) -> Inputs<'_> {
+        buffer.fill(&[1.0, 2.0, -3.0, 0.0, 0.5, 4.0], 2, false)
     }
 
     #[test]
     fn squares_are_summed_by_column_over_the_tokens_of_each_matrix() {
-        let (squares, x) = (InputSquares::default(), inputs());
+        let (squares, mut buffer) = (InputSquares::default(), InputBuffer::new());
+        let x = inputs(&mut buffer);
         squares.of_matrix("never multiplied");
         squares.of_matrix("q").add(&x, None);
         squares.of_matrix("q").add(&x, Some(&[2]));
@@ -118,7 +119,8 @@ mod tests {
 
     #[test]
     fn experts_have_sums_of_their_own() {
-        let (squares, x, layer) = (InputSquares::default(), inputs(), LayerIdx(3));
+        let (squares, mut buffer, layer) = (InputSquares::default(), InputBuffer::new(), LayerIdx(3));
+        let x = inputs(&mut buffer);
         squares.add(layer, ExpertId(2), ExpertInput::Hidden, &x, &[0, 1]);
         squares.add(layer, ExpertId(0), ExpertInput::Hidden, &x, &[1]);
         squares.add(layer, ExpertId(2), ExpertInput::Inner, &x, &[2]);

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use candle_core::{CpuStorage, Device, Storage, Tensor};
 use larder_core::{NumberFormat, RowOrder};
-use larder_kernels::{Inputs, Product, WeightMatrix};
+use larder_kernels::{InputBuffer, Inputs, Product, WeightMatrix};
 
 use crate::bytes::Bytes;
 use crate::compute::ComputeContext;
@@ -32,7 +32,7 @@ pub struct Matrix {
 }
 
 thread_local! {
-    static INPUTS: RefCell<Inputs> = RefCell::new(Inputs::new());
+    static INPUTS: RefCell<InputBuffer> = RefCell::new(InputBuffer::new());
 }
 
 impl Matrix {
@@ -140,8 +140,8 @@ impl PlacedMatrix {
         let picks: Vec<u32> = (0..heads.len()).flat_map(|h| (0..tokens).map(move |t| place(h, t) as u32)).collect();
         let mut by_head = vec![0.0; heads.len() * tokens * rows]; // [heads, tokens, out]
         with_f32(x, |x| {
-            INPUTS.with_borrow_mut(|inputs| {
-                compute.fill(inputs, x, cols, !kind.is_float());
+            INPUTS.with_borrow_mut(|buffer| {
+                let inputs = compute.inputs(buffer, x, cols, !kind.is_float());
                 let mut batch = MatmulBatch::new(compute, inputs, heads.len());
                 let outs = by_head.chunks_exact_mut(tokens * rows);
                 for ((head, pick), out) in heads.iter().zip(picks.chunks_exact(tokens)).zip(outs) {
@@ -176,7 +176,7 @@ impl PlacedMatrix {
 /// Products of one `x` that are computed together, partly on the CPU and partly on a device.
 struct MatmulBatch<'a> {
     compute: &'a ComputeContext,
-    x: &'a Inputs,
+    x: Inputs<'a>,
     on_host: Vec<Product<'a>>,
     on_device: Vec<DeviceProduct<'a>>,
     device: Option<&'a dyn DeviceProducts>,
@@ -184,13 +184,13 @@ struct MatmulBatch<'a> {
 
 impl<'a> MatmulBatch<'a> {
     /// An empty batch with capacity for `products` products.
-    fn new(compute: &'a ComputeContext, x: &'a Inputs, products: usize) -> Self {
+    fn new(compute: &'a ComputeContext, x: Inputs<'a>, products: usize) -> Self {
         MatmulBatch { compute, x, on_host: Vec::with_capacity(products), on_device: Vec::new(), device: None }
     }
 
     fn add(&mut self, weights: &'a PlacedMatrix, pick: Option<&'a [u32]>, out: &'a mut [f32]) {
         let PlacedMatrix { kind, rows, cols, scale, .. } = *weights;
-        weights.squares.iter().for_each(|squares| squares.add(self.x, pick));
+        weights.squares.iter().for_each(|squares| squares.add(&self.x, pick));
         match &weights.location {
             Location::Host(order, bytes) => {
                 let weights = WeightMatrix { kind, order: *order, rows, cols, scale, bytes };
@@ -208,7 +208,7 @@ impl<'a> MatmulBatch<'a> {
             self.compute.multiply(&mut self.on_host);
         }
         match self.device {
-            Some(device) => self.compute.multiply_on_device(device, self.x, &mut self.on_device),
+            Some(device) => self.compute.multiply_on_device(device, &self.x, &mut self.on_device),
             None => Ok(()),
         }
     }
@@ -294,8 +294,8 @@ impl Linear {
         let mut outs = linears.map(|l| vec![0.0; tokens * l.matrix.rows]);
         let quantise = linears.iter().any(|l| !l.matrix.kind.is_float());
         with_f32(x, |x| {
-            INPUTS.with_borrow_mut(|inputs| {
-                linears[0].compute().fill(inputs, x, cols, quantise);
+            INPUTS.with_borrow_mut(|buffer| {
+                let inputs = linears[0].compute().inputs(buffer, x, cols, quantise);
                 let mut batch = MatmulBatch::new(linears[0].compute(), inputs, N);
                 linears.iter().zip(&mut outs).for_each(|(linear, out)| batch.add(&linear.matrix, None, out));
                 batch.multiply()

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder_core::{ExpertId, ExpertLayout, Gate, NumberFormat, PerMatrix};
-use larder_kernels::Inputs;
+use larder_kernels::InputBuffer;
 use larder_model::{
     Activation, CallOnDevice, ChosenOnDevice, DeviceExperts, DeviceMoeCall, DeviceRows, ExpertWorkspace, MoeCall,
     Routed,
@@ -34,7 +34,7 @@ pub struct GpuExperts {
     ops: Option<Arc<GpuOps>>,
     experts: ExpertKernels,
     /// `[tokens, hidden]`, or `[tokens · k, hidden]` if routing weights scale the inputs.
-    inputs: Inputs,
+    inputs: InputBuffer,
     scaled: Vec<f32>,
     upload: Upload,
     x: DeviceActivations,
@@ -70,7 +70,7 @@ impl GpuExperts {
             sync,
             ops,
             experts: ExpertKernels::new(queue),
-            inputs: Inputs::new(),
+            inputs: InputBuffer::new(),
             scaled: Vec::new(),
             upload: Upload::new(driver)?,
             x: DeviceActivations::default(),
@@ -116,8 +116,8 @@ impl GpuExperts {
         self.x = match (&self.ops, call.on_device.filter(|_| !call.gate.scales_input)) {
             (Some(ops), Some(on_device)) => ops.activations(on_device.x, quantise)?,
             _ => {
-                self.inputs.fill(x, self.hidden, quantise);
-                DeviceActivations::send(&mut self.upload, &self.inputs, widely)?
+                let inputs = self.inputs.fill(x, self.hidden, quantise);
+                DeviceActivations::send(&mut self.upload, &inputs, widely)?
             }
         };
         if self.hits.settle(self.begun.take(), call, &routed.ids, &self.sync) {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use larder_cache::two_tiers::{Device, DeviceWork};
 use larder_core::{ExpertId, ExpertLayout, NumberFormat, RowOrder};
 use larder_cuda::{Emulator, EmulatorFault, Gpu};
-use larder_kernels::{AttentionArgs, DistanceBias, Inputs, Product, ThreadPool, WeightMatrix};
+use larder_kernels::{AttentionArgs, DistanceBias, InputBuffer, Product, ThreadPool, WeightMatrix};
 use larder_model::{
     Activation, AttentionDouble, CallOnDevice, ComputeContext, DeviceAttention, DeviceExperts, DeviceHeads,
     DeviceKvView, DeviceOps, DeviceProducts, DeviceRotation, DeviceRows, ExpertWorkspace, HeadNorm, KvPageShape,
@@ -433,11 +433,11 @@ fn repeated_chains(emulator: Emulator, chains: usize) -> (Vec<bool>, DeviceWork)
                 let of = |v: &f32| (0..adds).fold(*v, |sum, _| sum + (0.5 * v + 0.0));
                 let wanted: Vec<f32> = values.iter().map(of).collect();
                 assert_eq!(bits(&found), bits(&wanted));
-                let mut x = Inputs::new();
-                x.fill(&wanted, HIDDEN, false);
+                let mut buffer = InputBuffer::new();
+                let x = buffer.fill(&wanted, HIDDEN, false);
                 let (mut out, pool) = ([0.0], ThreadPool::single_threaded());
                 let weights = WeightMatrix { kind, order, rows: 1, cols: HIDDEN, scale: 1.0, bytes };
-                larder_kernels::products(&pool, &mut [Product { weights, x: &x, pick: None, out: &mut out }]);
+                larder_kernels::products(&pool, &mut [Product { weights, x, pick: None, out: &mut out }]);
                 assert_eq!(bits(&product), bits(&out));
             }
             // As a model does.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use larder_core::{NumberFormat, RowOrder, interleave};
 use larder_cuda::{EmulatorFault, Gpu, GpuError, resident_bytes};
-use larder_kernels::{Inputs, Product, ThreadPool, WeightMatrix, products};
+use larder_kernels::{InputBuffer, Product, ThreadPool, WeightMatrix, products};
 use larder_model::{DeviceProduct, DeviceProducts};
 
 use crate::common::{MEMORY, Random, emulator, gpu};
@@ -52,8 +52,8 @@ pub fn compare(gpu: &Gpu) {
         shapes.enumerate().map(|(i, (kind, order))| Matrix::new(&mut random, kind, order, [19, 8, 3][i % 3])).collect();
     let kept: Vec<usize> = matrices.iter().map(|m| device.upload(m.stored()).unwrap()).collect();
     for tokens in [1, 12, 2, 40] {
-        let mut x = Inputs::new();
-        x.fill(&random.floats(tokens * COLS), COLS, true);
+        let (mut buffer, activations) = (InputBuffer::new(), random.floats(tokens * COLS));
+        let x = buffer.fill(&activations, COLS, true);
         let picks: Vec<Option<Vec<u32>>> = (0..matrices.len())
             .map(|i| (i % 3 > 0).then(|| (0..i % 5).map(|_| random.below(tokens) as u32).collect()))
             .collect();
@@ -62,7 +62,7 @@ pub fn compare(gpu: &Gpu) {
         let mut found = wanted.clone();
         let mut round = Vec::new();
         for ((matrix, pick), out) in matrices.iter().zip(&picks).zip(&mut wanted) {
-            round.push(Product { weights: matrix.stored(), x: &x, pick: pick.as_deref(), out });
+            round.push(Product { weights: matrix.stored(), x, pick: pick.as_deref(), out });
         }
         products(&ThreadPool::new(1, false).unwrap(), &mut round);
         let mut round = Vec::new();
@@ -92,11 +92,11 @@ fn float_weights_take_unquantised_activations() {
     const ROWS: usize = 8400;
     let matrix = Matrix::new(&mut random, NumberFormat::F32, RowOrder::Plain, ROWS);
     let weights = device.upload(matrix.stored()).unwrap();
-    let mut x = Inputs::new();
-    x.fill(&random.floats(COLS), COLS, false);
+    let (mut buffer, activations) = (InputBuffer::new(), random.floats(COLS));
+    let x = buffer.fill(&activations, COLS, false);
     let (mut found, mut wanted) = (vec![0.0; ROWS], vec![0.0; ROWS]);
     device.multiply(&x, &mut [DeviceProduct { weights, pick: None, out: &mut found }]).unwrap();
-    let product = Product { weights: matrix.stored(), x: &x, pick: None, out: &mut wanted };
+    let product = Product { weights: matrix.stored(), x, pick: None, out: &mut wanted };
     products(&ThreadPool::new(1, false).unwrap(), &mut [product]);
     assert_eq!(found, wanted);
 }
@@ -108,8 +108,8 @@ fn shapes_that_do_not_fit_are_errors() {
     let device = gpu.products(0).unwrap();
     let matrix = Matrix::new(&mut random, NumberFormat::Q8_0, RowOrder::Plain, 8);
     let weights = device.upload(matrix.stored()).unwrap();
-    let mut x = Inputs::new();
-    x.fill(&random.floats(COLS), COLS, false);
+    let (mut buffer, activations) = (InputBuffer::new(), random.floats(COLS));
+    let x = buffer.fill(&activations, COLS, false);
     let multiply = |weights, pick, len: usize| {
         let mut out = vec![0.0; len];
         device.multiply(&x, &mut [DeviceProduct { weights, pick, out: &mut out }]).unwrap_err().to_string()
@@ -136,10 +136,10 @@ fn a_failure_on_the_device_is_an_error() {
         let device = gpu.products(0).unwrap();
         let matrix = Matrix::new(&mut random, NumberFormat::F16, RowOrder::Plain, 8);
         let weights = device.upload(matrix.stored()).unwrap();
-        let mut x = Inputs::new();
-        x.fill(&random.floats(COLS), COLS, false);
+        let (mut buffer, activations) = (InputBuffer::new(), random.floats(COLS));
+        let x = buffer.fill(&activations, COLS, false);
         let (mut found, mut wanted) = (vec![0.0; 8], vec![0.0; 8]);
-        let product = Product { weights: matrix.stored(), x: &x, pick: None, out: &mut wanted };
+        let product = Product { weights: matrix.stored(), x, pick: None, out: &mut wanted };
         products(&ThreadPool::new(1, false).unwrap(), &mut [product]);
         match device.multiply(&x, &mut [DeviceProduct { weights, pick: None, out: &mut found }]) {
             Ok(()) => assert_eq!(found, wanted),
@@ -172,12 +172,12 @@ fn matrices_share_the_memory_that_was_allocated_for_them() {
     device.upload(matrices[7].stored()).unwrap();
     assert_eq!(emulator.allocated_bytes().0, more);
 
-    let mut x = Inputs::new();
-    x.fill(&random.floats(COLS), COLS, true);
+    let (mut buffer, activations) = (InputBuffer::new(), random.floats(COLS));
+    let x = buffer.fill(&activations, COLS, true);
     for (weights, matrix) in matrices.iter().chain([&matrices[0], &matrices[7]]).enumerate() {
         let (mut found, mut wanted) = (vec![0.0; matrix.rows], vec![0.0; matrix.rows]);
         device.multiply(&x, &mut [DeviceProduct { weights, pick: None, out: &mut found }]).unwrap();
-        let product = Product { weights: matrix.stored(), x: &x, pick: None, out: &mut wanted };
+        let product = Product { weights: matrix.stored(), x, pick: None, out: &mut wanted };
         products(&ThreadPool::new(1, false).unwrap(), &mut [product]);
         assert_eq!(found, wanted, "matrix {weights}");
     }

@@ -1,7 +1,7 @@
 //! Element-wise kernels, and the kernels that read and copy memory.
 
 use larder_cuda::{Argument, Driver, Launch, Stream};
-use larder_kernels::Inputs;
+use larder_kernels::InputBuffer;
 use larder_model::Activation;
 
 use crate::random_data::RandomData;
@@ -79,8 +79,8 @@ fn activations_are_quantised_to_the_same_bits() {
     // Ties between two integers.
     x.extend((0..32).map(|i| if i == 31 { 127.0 } else { i as f32 - 15.5 }));
     x.extend(noise.all_sizes(32 * 50));
-    let mut inputs = Inputs::new();
-    inputs.fill(&x, 32, true);
+    let mut buffer = InputBuffer::new();
+    let inputs = buffer.fill(&x, 32, true);
     let got = quantise(emulator, &x);
     let mut odd = 0;
     let both = got.bytes().chunks_exact(BLOCK_BYTES).zip(inputs.all_blocks().chunks_exact(BLOCK_BYTES));

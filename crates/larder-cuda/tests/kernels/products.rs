@@ -2,7 +2,7 @@
 
 use larder_core::{NumberFormat, RowOrder};
 use larder_cuda::Emulator;
-use larder_kernels::{Inputs, ThreadPool, WeightMatrix, products};
+use larder_kernels::{InputBuffer, ThreadPool, WeightMatrix, products};
 
 use crate::random_data::RandomData;
 use crate::{Aligned, assert_same, emulator, input, launch, quantise, word};
@@ -57,8 +57,8 @@ impl Case {
         let x = noise.activations(inputs * cols);
         let pick = picks.then(|| (0..tokens).map(|_| (noise.bits() % inputs as u64) as u32).collect::<Vec<_>>());
         let mut want = vec![0.0; tokens * rows];
-        let mut stored = Inputs::new();
-        stored.fill(&x, cols, !kind.is_float());
+        let mut buffer = InputBuffer::new();
+        let stored = buffer.fill(&x, cols, !kind.is_float());
         let bytes = &weights.bytes()[..kind.matrix_bytes(rows, cols).unwrap()];
         products(
             &ThreadPool::single_threaded(),

@@ -5,13 +5,13 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::block::{BLOCK, Block};
-use crate::inputs::Inputs;
+use crate::inputs::{InputBuffer, Inputs};
 use crate::kernel_set::{MAX_PANELS, MAX_TOKENS, StridedRows, Sums};
 use crate::testing::{Noise, blocks_with_values, ordered, set_scales};
 use crate::weights::{WeightMatrix, widen_row};
 
 /// Products of every panel of a matrix with all tokens: `[tokens][rows]`.
-fn product(set: &KernelSet, weights: WeightMatrix, x: &Inputs) -> Vec<Vec<f32>> {
+fn product(set: &KernelSet, weights: WeightMatrix, x: Inputs) -> Vec<Vec<f32>> {
     let mut out = vec![vec![]; x.tokens()];
     let panels: Vec<_> = (0..weights.panels().count()).map(|i| weights.panels().get(i)).collect();
     for panels in panels.chunks(MAX_PANELS) {
@@ -56,14 +56,14 @@ proptest! {
         let cols = cols(kind, size);
         let mut noise = Noise::new(seed);
         let plain = noise.weights(kind, rows, cols);
-        let mut x = Inputs::new();
-        x.fill(&noise.values(tokens * cols), cols, !kind.is_float());
+        let (mut buffer, activations) = (InputBuffer::new(), noise.values(tokens * cols));
+        let x = buffer.fill(&activations, cols, !kind.is_float());
         let weights = WeightMatrix { kind, order: RowOrder::Plain, rows, cols, scale: 1.0, bytes: &plain };
-        let want = product(&portable::set().unwrap(), weights, &x);
+        let want = product(&portable::set().unwrap(), weights, x);
         for set in all() {
             for order in RowOrder::ALL {
                 let bytes = ordered(kind, order, rows, cols, &plain);
-                let got = product(&set, WeightMatrix { order, bytes: &bytes[1..], ..weights }, &x);
+                let got = product(&set, WeightMatrix { order, bytes: &bytes[1..], ..weights }, x);
                 prop_assert_eq!(bits(&got), bits(&want), "{} {} {}", set.name, kind, order);
             }
         }
@@ -80,10 +80,10 @@ proptest! {
         let mut noise = Noise::new(seed);
         let plain = noise.weights(kind, rows, cols);
         let values = noise.values(cols);
-        let mut x = Inputs::new();
-        x.fill(&values, cols, !kind.is_float());
+        let mut buffer = InputBuffer::new();
+        let x = buffer.fill(&values, cols, !kind.is_float());
         let weights = WeightMatrix { kind, order: RowOrder::Plain, rows, cols, scale: 1.0, bytes: &plain };
-        let out = product(&portable::set().unwrap(), weights, &x);
+        let out = product(&portable::set().unwrap(), weights, x);
         for (row, got) in out[0].iter().enumerate() {
             let mut wide = vec![0.0; cols];
             widen_row(weights, row, &mut wide);
@@ -176,14 +176,14 @@ fn sums_of_integers_never_overflow() {
             let mut plain = vec![fill; kind.matrix_bytes(rows, cols).unwrap()];
             set_scales(kind, &mut plain, || 1.0);
             for sign in [1.0, -1.0] {
-                let mut x = Inputs::new();
-                x.fill(&vec![sign; BATCH * cols], cols, true);
+                let (mut buffer, activations) = (InputBuffer::new(), vec![sign; BATCH * cols]);
+                let x = buffer.fill(&activations, cols, true);
                 let weights = WeightMatrix { kind, order: RowOrder::Plain, rows, cols, scale: 1.0, bytes: &plain };
-                let want = product(&portable::set().unwrap(), weights, &x);
+                let want = product(&portable::set().unwrap(), weights, x);
                 for set in all() {
                     for order in RowOrder::ALL {
                         let bytes = ordered(kind, order, rows, cols, &plain);
-                        let got = product(&set, WeightMatrix { order, bytes: &bytes[1..], ..weights }, &x);
+                        let got = product(&set, WeightMatrix { order, bytes: &bytes[1..], ..weights }, x);
                         assert_eq!(bits(&got), bits(&want), "{} {kind} {order} {fill:x}", set.name);
                     }
                 }
@@ -201,13 +201,13 @@ fn non_finite_activations_reach_every_result_of_their_token_and_no_other() {
         for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut values = noise.values(3 * cols);
             values[cols + noise.below(cols)] = odd;
-            let mut x = Inputs::new();
-            x.fill(&values, cols, !kind.is_float());
+            let mut buffer = InputBuffer::new();
+            let x = buffer.fill(&values, cols, !kind.is_float());
             for set in all() {
                 let out = product(
                     &set,
                     WeightMatrix { kind, order: RowOrder::Plain, rows: 9, cols, scale: 1.0, bytes: &plain },
-                    &x,
+                    x,
                 );
                 assert!(out[1].iter().all(|v| !v.is_finite()), "{} {kind} {odd}", set.name);
                 assert!(out[0].iter().chain(&out[2]).all(|v| v.is_finite()), "{} {kind} {odd}", set.name);
@@ -222,18 +222,18 @@ fn odd_scales_give_the_same_in_every_set() {
     for kind in NumberFormat::ALL.into_iter().filter(|k| !k.is_float()) {
         let (plain, _) = blocks_with_values(kind);
         let (rows, cols) = (16, kind.block_len());
-        let mut x = Inputs::new();
-        x.fill(&Noise::new(9).values(3 * cols), cols, true);
+        let (mut buffer, activations) = (InputBuffer::new(), Noise::new(9).values(3 * cols));
+        let x = buffer.fill(&activations, cols, true);
         let weights = WeightMatrix { kind, order: RowOrder::Plain, rows, cols, scale: 1.0, bytes: &plain };
         let all_bits = |out: Vec<Vec<f32>>| -> Vec<_> {
             out.iter().flatten().map(|v| if v.is_nan() { None } else { Some(v.to_bits()) }).collect()
         };
-        let want = all_bits(product(&portable::set().unwrap(), weights, &x));
+        let want = all_bits(product(&portable::set().unwrap(), weights, x));
         assert!(want.iter().any(Option::is_some));
         for set in all() {
             for order in RowOrder::ALL {
                 let bytes = ordered(kind, order, rows, cols, &plain);
-                let got = product(&set, WeightMatrix { order, bytes: &bytes[1..], ..weights }, &x);
+                let got = product(&set, WeightMatrix { order, bytes: &bytes[1..], ..weights }, x);
                 assert_eq!(all_bits(got), want, "{} {kind} {order}", set.name);
             }
         }
@@ -247,8 +247,8 @@ fn rate(set: &KernelSet, kind: NumberFormat, tokens: usize) -> f64 {
     let plain = noise.weights(kind, rows, cols);
     let bytes = ordered(kind, RowOrder::best(kind), rows, cols, &plain);
     let weights = WeightMatrix { kind, order: RowOrder::best(kind), rows, cols, scale: 1.0, bytes: &bytes[1..] };
-    let mut x = Inputs::new();
-    x.fill(&noise.values(tokens * cols), cols, true);
+    let (mut buffer, activations) = (InputBuffer::new(), noise.values(tokens * cols));
+    let x = buffer.fill(&activations, cols, true);
     let x: Vec<_> = (0..tokens).map(|t| x.blocks(t)).collect();
     let panels = [weights.panels().get(0), weights.panels().get(1)];
     let mut sums = vec![Sums::default(); 2 * tokens];

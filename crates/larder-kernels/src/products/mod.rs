@@ -31,7 +31,7 @@ pub struct Product<'a> {
     pub weights: WeightMatrix<'a>,
     /// `[any, cols]`. Should be quantised if the weights are. If not, the rows of the weights are widened one by one: a
     /// slow path, kept as the reference for the fast one.
-    pub x: &'a Inputs,
+    pub x: Inputs<'a>,
     /// The tokens of `x` that take part, in this order; `None` for all of them.
     pub pick: Option<&'a [u32]>,
     /// `[tokens that take part, rows]`

@@ -3,9 +3,10 @@
 use larder_core::{NumberFormat, RowOrder};
 
 use super::*;
+use crate::inputs::InputBuffer;
 use crate::testing::{Noise, ordered};
 
-fn single_product(weights: WeightMatrix, x: &Inputs) -> Vec<f32> {
+fn single_product(weights: WeightMatrix, x: Inputs) -> Vec<f32> {
     let mut out = vec![0.0; x.tokens() * weights.rows];
     products(&ThreadPool::single_threaded(), &mut [Product { weights, x, pick: None, out: &mut out }]);
     out
@@ -16,8 +17,8 @@ fn threads_row_order_and_other_products_change_no_bit() {
     let mut noise = Noise::new(3);
     // Smaller under Miri, which is a thousand times slower.
     let (cols, tokens, most_rows) = if cfg!(miri) { (256, 2, 10) } else { (512, 70, 60) };
-    let mut x = Inputs::new();
-    x.fill(&noise.values(tokens * cols), cols, true);
+    let (mut buffer, activations) = (InputBuffer::new(), noise.values(tokens * cols));
+    let x = buffer.fill(&activations, cols, true);
     let plain: Vec<_> = NumberFormat::ALL.iter().map(|kind| (*kind, 8 + noise.below(most_rows))).collect();
     let plain: Vec<_> = plain.into_iter().map(|(kind, rows)| (kind, rows, noise.weights(kind, rows, cols))).collect();
     let weights = |(kind, rows, bytes): &'_ (NumberFormat, usize, Vec<u8>)| (*kind, *rows, bytes.clone());
@@ -25,7 +26,7 @@ fn threads_row_order_and_other_products_change_no_bit() {
         .iter()
         .map(weights)
         .map(|(kind, rows, bytes)| {
-            single_product(WeightMatrix { kind, order: RowOrder::Plain, rows, cols, scale: 1.0, bytes: &bytes }, &x)
+            single_product(WeightMatrix { kind, order: RowOrder::Plain, rows, cols, scale: 1.0, bytes: &bytes }, x)
         })
         .collect();
     for threads in [1, 2, 5] {
@@ -40,7 +41,7 @@ fn threads_row_order_and_other_products_change_no_bit() {
                 .map(|(((kind, rows, _), bytes), out)| {
                     let weights =
                         WeightMatrix { kind: *kind, order, rows: *rows, cols, scale: 1.0, bytes: &bytes[1..] };
-                    Product { weights, x: &x, pick: None, out }
+                    Product { weights, x, pick: None, out }
                 })
                 .collect();
             products(&pool, &mut all);
@@ -53,18 +54,15 @@ fn threads_row_order_and_other_products_change_no_bit() {
 fn picked_tokens_are_those_of_the_whole_batch() {
     let mut noise = Noise::new(4);
     let (rows, cols, tokens) = (21, 96, 9);
-    let mut x = Inputs::new();
-    x.fill(&noise.values(tokens * cols), cols, true);
+    let (mut buffer, activations) = (InputBuffer::new(), noise.values(tokens * cols));
+    let x = buffer.fill(&activations, cols, true);
     for kind in [NumberFormat::F32, NumberFormat::Q4_0] {
         let bytes = noise.weights(kind, rows, cols);
         let weights = WeightMatrix { kind, order: RowOrder::Plain, rows, cols, scale: 1.0, bytes: &bytes };
-        let whole = single_product(weights, &x);
+        let whole = single_product(weights, x);
         for pick in [&[][..], &[8], &[3, 3, 0], &[7, 1, 8, 2, 0, 5]] {
             let mut out = vec![f32::NAN; pick.len() * rows];
-            products(
-                &ThreadPool::single_threaded(),
-                &mut [Product { weights, x: &x, pick: Some(pick), out: &mut out }],
-            );
+            products(&ThreadPool::single_threaded(), &mut [Product { weights, x, pick: Some(pick), out: &mut out }]);
             let want: Vec<f32> = pick.iter().flat_map(|t| &whole[*t as usize * rows..][..rows]).copied().collect();
             assert_eq!(out, want, "{kind} {pick:?}");
         }
@@ -78,10 +76,10 @@ fn the_scale_of_a_matrix_multiplies_finished_sums_and_single_values() {
     let bytes = noise.weights(kind, rows, cols);
     let plain = WeightMatrix { kind, order: RowOrder::Plain, rows, cols, scale: 1.0, bytes: &bytes };
     let scaled = WeightMatrix { scale, ..plain };
-    let mut x = Inputs::new();
-    x.fill(&noise.values(5 * cols), cols, true);
-    let want: Vec<f32> = single_product(plain, &x).iter().map(|sum| sum * scale).collect();
-    assert_eq!(single_product(scaled, &x), want);
+    let (mut buffer, activations) = (InputBuffer::new(), noise.values(5 * cols));
+    let x = buffer.fill(&activations, cols, true);
+    let want: Vec<f32> = single_product(plain, x).iter().map(|sum| sum * scale).collect();
+    assert_eq!(single_product(scaled, x), want);
     let (mut row, mut want) = ([0.0; 128], [0.0; 128]);
     widen_row(plain, 7, &mut want);
     widen_row(scaled, 7, &mut row);
@@ -94,11 +92,11 @@ fn a_product_matches_its_definition() {
     let mut noise = Noise::new(5);
     let (w, values) = (noise.values(rows * cols), noise.values(tokens * cols));
     let bytes: Vec<u8> = w.iter().flat_map(|v| v.to_le_bytes()).collect();
-    let mut x = Inputs::new();
-    x.fill(&values, cols, false);
+    let mut buffer = InputBuffer::new();
+    let x = buffer.fill(&values, cols, false);
     let out = single_product(
         WeightMatrix { kind: NumberFormat::F32, order: RowOrder::Plain, rows, cols, scale: 1.0, bytes: &bytes },
-        &x,
+        x,
     );
     for t in 0..tokens {
         for r in 0..rows {
@@ -113,12 +111,12 @@ fn unquantised_activations_are_multiplied_with_widened_weights() {
     let (rows, cols, tokens) = (11, 64, 3);
     let mut noise = Noise::new(8);
     let (plain, values) = (noise.weights(NumberFormat::Q4_0, rows, cols), noise.values(tokens * cols));
-    let mut x = Inputs::new();
-    x.fill(&values, cols, false);
+    let mut buffer = InputBuffer::new();
+    let x = buffer.fill(&values, cols, false);
     for order in RowOrder::ALL {
         let bytes = ordered(NumberFormat::Q4_0, order, rows, cols, &plain);
         let weights = WeightMatrix { kind: NumberFormat::Q4_0, order, rows, cols, scale: 1.0, bytes: &bytes[1..] };
-        let out = single_product(weights, &x);
+        let out = single_product(weights, x);
         for r in 0..rows {
             let mut wide = vec![0.0; cols];
             widen_row(weights, r, &mut wide);
@@ -132,8 +130,8 @@ fn unquantised_activations_are_multiplied_with_widened_weights() {
 #[test]
 fn work_is_split_into_several_tasks_per_thread_of_a_minimum_size() {
     let mut noise = Noise::new(6);
-    let mut x = Inputs::new();
-    x.fill(&noise.values(1024), 1024, true);
+    let (mut buffer, activations) = (InputBuffer::new(), noise.values(1024));
+    let x = buffer.fill(&activations, 1024, true);
     for (rows, least, most) in [(8, 1, 1), (64, 1, 4), (4096, 16, 40)] {
         let bytes = noise.weights(NumberFormat::Q4_0, rows, 1024);
         let weights = WeightMatrix {
@@ -144,18 +142,18 @@ fn work_is_split_into_several_tasks_per_thread_of_a_minimum_size() {
             scale: 1.0,
             bytes: &bytes,
         };
-        let product = Product { weights, x: &x, pick: None, out: &mut vec![0.0; rows] };
+        let product = Product { weights, x, pick: None, out: &mut vec![0.0; rows] };
         let tasks = product.tasks(MIN_TASK_WORK.max(product.work() / (2 * TASKS_PER_THREAD)));
         assert!((least..=most).contains(&tasks), "{tasks} tasks for {rows} rows");
     }
 }
 
 fn product_of(bytes: &[u8], x: &[f32], quantise: bool, pick: Option<&[u32]>, out: usize) {
-    let mut inputs = Inputs::new();
-    inputs.fill(x, 32, quantise);
+    let mut buffer = InputBuffer::new();
+    let inputs = buffer.fill(x, 32, quantise);
     let weights =
         WeightMatrix { kind: NumberFormat::Q8_0, order: RowOrder::Plain, rows: 2, cols: 32, scale: 1.0, bytes };
-    products(&ThreadPool::single_threaded(), &mut [Product { weights, x: &inputs, pick, out: &mut vec![0.0; out] }]);
+    products(&ThreadPool::single_threaded(), &mut [Product { weights, x: inputs, pick, out: &mut vec![0.0; out] }]);
 }
 
 #[test]

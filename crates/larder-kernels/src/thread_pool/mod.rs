@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
+use crate::disjoint::Disjoint;
 use crate::{affinity, processors};
 
 mod shared;
@@ -126,6 +127,34 @@ impl ThreadPool {
         if let Err(panic) = outcome {
             std::panic::resume_unwind(panic);
         }
+    }
+}
+
+impl ThreadPool {
+    /// Shares `values` in chunks of `chunk`, the last of which may be smaller: `task` gets the number of a chunk, and its values. Allocates
+    /// nothing.
+    pub fn run_chunks<T: Send>(&self, values: &mut [T], chunk: usize, task: &(dyn Fn(usize, &mut [T]) + Sync)) {
+        let (len, values) = (values.len(), Disjoint::new(values));
+        self.run(len.div_ceil(chunk), &|number| {
+            let at = number * chunk;
+            // SAFETY: every task has a chunk of its own.
+            task(number, unsafe { values.slice(at, chunk.min(len - at)) });
+        });
+    }
+
+    /// As [`run_chunks`](Self::run_chunks), of two slices, each with the length of its chunks. The caller guarantees that they have as many.
+    pub fn run_pairs<A: Send, B: Send>(
+        &self,
+        (a, a_chunk): (&mut [A], usize),
+        (b, b_chunk): (&mut [B], usize),
+        task: &(dyn Fn(usize, &mut [A], &mut [B]) + Sync),
+    ) {
+        let (b_len, b) = (b.len(), Disjoint::new(b));
+        self.run_chunks(a, a_chunk, &|number, a| {
+            let at = number * b_chunk;
+            // SAFETY: every task has a chunk of its own.
+            task(number, a, unsafe { b.slice(at, b_chunk.min(b_len - at)) });
+        });
     }
 }
 

@@ -122,7 +122,7 @@ impl DeviceProducts for ProductsDouble {
         }
         let one = |p: &mut DeviceProduct<'_>| {
             let weights = state.matrices[p.weights].stored();
-            products(&ThreadPool::single_threaded(), &mut [Product { weights, x, pick: p.pick, out: &mut *p.out }]);
+            products(&ThreadPool::single_threaded(), &mut [Product { weights, x: *x, pick: p.pick, out: &mut *p.out }]);
         };
         batch.iter_mut().for_each(one);
         Ok(())

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder_core::NumberFormat;
-use larder_kernels::{AttentionArgs, AttentionTask, DistanceBias, Inputs, narrow, quantise_row, tanh};
+use larder_kernels::{AttentionArgs, AttentionTask, DistanceBias, InputBuffer, narrow, quantise_row, tanh};
 
 use super::best::best_of;
 use super::{AttentionDouble, ProductsDouble};
@@ -259,8 +259,8 @@ impl DeviceOps for OpsDouble {
     fn multiply(&self, x: DeviceRows, weights: &[usize]) -> Result<Vec<DeviceRows>> {
         let one = |weights: &usize| {
             let (rows, quantised) = self.products.shape(*weights);
-            let mut inputs = Inputs::new();
-            inputs.fill(self.lock().values(x), x.width, quantised);
+            let (mut buffer, values) = (InputBuffer::new(), self.lock().values(x).to_vec());
+            let inputs = buffer.fill(&values, x.width, quantised);
             let mut out = vec![0.0; x.rows * rows];
             let product = DeviceProduct { weights: *weights, pick: None, out: &mut out };
             let computed = self.products.multiply(&inputs, &mut [product]);
@@ -281,8 +281,8 @@ impl DeviceOps for OpsDouble {
                 .chunks_exact(x.width)
                 .flat_map(|row| row[head * step..][..cols].to_vec())
                 .collect::<Vec<_>>();
-            let (mut inputs, mut out) = (Inputs::new(), vec![0.0; x.rows * rows]);
-            inputs.fill(&own, cols, quantised);
+            let (mut buffer, mut out) = (InputBuffer::new(), vec![0.0; x.rows * rows]);
+            let inputs = buffer.fill(&own, cols, quantised);
             let product = DeviceProduct { weights: *id, pick: None, out: &mut out };
             computed = computed.and(self.products.multiply(&inputs, &mut [product]));
             for (token, values) in out.chunks_exact(rows).enumerate() {

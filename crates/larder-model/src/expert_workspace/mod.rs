@@ -2,13 +2,12 @@
 
 mod staged;
 
+use std::iter;
 use std::ops::Range;
 use std::sync::Arc;
 
-use larder_core::{
-    ComputeStage, ExpertId, ExpertLayout, ExpertPart, Geometry, PerMatrix, STAGED_ROWS, StepMemory, timeline,
-};
-use larder_kernels::{Inputs, Product, WeightMatrix};
+use larder_core::{ComputeStage, ExpertId, ExpertLayout, ExpertPart, Geometry, STAGED_ROWS, StepMemory, timeline};
+use larder_kernels::{InputBuffer, Product, WeightMatrix};
 
 use crate::compute::ComputeContext;
 use crate::experts::{MoeCall, Routed};
@@ -19,29 +18,32 @@ use staged::StagedInputs;
 /// tokens, and several times the tokens for which a kernel decodes a weight once, so that more would not be faster.
 pub const PART_ROWS: usize = 256;
 
+/// The least number of values that a task adds up.
+const TASK_VALUES: usize = 16 * 1024;
+
 /// Computes the experts of MoE calls, one call after the other. Its buffers are kept from call to call.
 pub struct ExpertWorkspace {
     compute: Arc<ComputeContext>,
-    /// `[tokens, hidden]`, or `[tokens · k, hidden]` where the routing weight scales the input.
-    x: Inputs,
-    /// `[rows of a part, inter]` after the activation.
-    inner: Inputs,
+    /// The quantised input of the call.
+    x: InputBuffer,
+    /// `[tokens · k, hidden]`: the input times each routing weight, where that scales the input.
+    scaled: Vec<f32>,
+    /// The quantised inputs of the last products of a part.
+    inner: InputBuffer,
     /// `[rows of a part, inter]`, as `up`.
     gate: Vec<f32>,
     up: Vec<f32>,
-    /// `[rows of a part, hidden]`
-    down: Vec<f32>,
-    /// `[tokens, k, hidden]`: kept separately until all are computed, so that the sum does not depend on the order in
-    /// which experts arrive.
+    /// `[tokens · k, hidden]`, in the order of `places`: kept separately until all are computed, so that the sum does not depend on
+    /// the order in which experts arrive.
     outputs: Vec<f32>,
+    /// For each place of the call, its row in `outputs`.
+    output_rows: Vec<u32>,
     /// The places `token · k + rank` of the call, by expert.
     places: Vec<u32>,
     /// For each expert the end of its places; they begin where those of the expert before end.
     ends: Vec<u32>,
     /// For each row of a part, its row in `x`.
     picks: Vec<u32>,
-    /// 0, 1, 2, …
-    rows: Vec<u32>,
     staged: StagedInputs,
 }
 
@@ -56,20 +58,21 @@ struct ExpertRows<'a> {
 impl ExpertWorkspace {
     /// A workspace without buffers; they grow with the calls.
     pub fn new(compute: Arc<ComputeContext>) -> Self {
-        let (x, inner) = (Inputs::new(), Inputs::new());
-        let (gate, up, down, outputs) = Default::default();
-        let (places, ends, picks, rows, staged) = Default::default();
-        ExpertWorkspace { compute, x, inner, gate, up, down, outputs, places, ends, picks, rows, staged }
+        let (x, inner) = (InputBuffer::new(), InputBuffer::new());
+        let (scaled, gate, up, outputs) = Default::default();
+        let (output_rows, places, ends, picks, staged) = Default::default();
+        ExpertWorkspace { compute, x, scaled, inner, gate, up, outputs, output_rows, places, ends, picks, staged }
     }
 
     /// The most bytes of the buffers; `scales_input` if the routing weight scales the input.
     pub fn memory(geometry: &Geometry, scales_input: bool) -> StepMemory {
         let Geometry { hidden, inter, top_k, experts, .. } = *geometry;
         let (float, place) = (size_of::<f32>(), size_of::<u32>());
-        let copies = if scales_input { top_k } else { 1 };
-        let row = (2 * inter + hidden) * float + Inputs::bytes(inter) + 2 * place;
+        let input = InputBuffer::bytes(hidden);
+        let inputs = if scales_input { top_k * (hidden * float + input) } else { input };
+        let row = 2 * inter * float + InputBuffer::bytes(inter) + place;
         StepMemory {
-            bytes_per_token: copies * Inputs::bytes(hidden) + top_k * (hidden * float + place),
+            bytes_per_token: inputs + top_k * (hidden * float + 2 * place),
             fixed_bytes: PART_ROWS * row + experts * place + StagedInputs::bytes(STAGED_ROWS, inter),
         }
     }
@@ -86,19 +89,19 @@ impl ExpertWorkspace {
         routed: &Routed,
         mut layouts: impl Iterator<Item = &'l ExpertLayout>,
     ) {
-        let hidden = call.x.len() / call.tokens;
-        let quantise = layouts.any(ExpertLayout::quantises_input);
+        let (hidden, k) = (call.x.len() / call.tokens, call.gate.top_k);
+        let quantise = layouts.any(ExpertLayout::quantises_input) && !self.compute.exact;
         self.reserve_outputs(call, routed);
         if call.gate.scales_input {
-            let k = call.gate.top_k;
-            // No output is there yet, so their memory has room for the scaled inputs.
-            for ((place, weight), scaled) in (0..).zip(&routed.weights).zip(self.outputs.chunks_exact_mut(hidden)) {
-                let x = &call.x[place / k * hidden..][..hidden];
-                scaled.iter_mut().zip(x).for_each(|(scaled, x)| *scaled = x * weight);
-            }
-            self.compute.fill(&mut self.x, &self.outputs, hidden, quantise);
+            self.scaled.resize(routed.ids.len() * hidden, 0.0);
+            self.x.make_on(&self.compute.pool, &mut self.scaled, hidden, quantise, &|first, rows| {
+                for (place, scaled) in (first..).zip(rows.chunks_exact_mut(hidden)) {
+                    let (x, weight) = (&call.x[place / k * hidden..][..hidden], routed.weights[place]);
+                    scaled.iter_mut().zip(x).for_each(|(scaled, x)| *scaled = x * weight);
+                }
+            });
         } else {
-            self.compute.fill(&mut self.x, call.x, hidden, quantise);
+            self.x.fill_on(&self.compute.pool, call.x, hidden, quantise);
         }
         self.sort_places(routed);
         self.staged.clear();
@@ -108,6 +111,8 @@ impl ExpertWorkspace {
     /// computed elsewhere (a device, a worker) and arrive through [`put`](Self::put).
     pub fn reserve_outputs(&mut self, call: &MoeCall, routed: &Routed) {
         self.outputs.resize(routed.ids.len() * (call.x.len() / call.tokens), 0.0);
+        self.output_rows.clear();
+        self.output_rows.extend(0..routed.ids.len() as u32);
     }
 
     /// Computes some of the call's experts, given with their bytes, for all tokens that chose them. `routed` is what the
@@ -135,7 +140,7 @@ impl ExpertWorkspace {
             while !at.is_empty() {
                 let take = at.len().min(PART_ROWS);
                 if rows + take > PART_ROWS {
-                    self.compute_part(call, layout, stage, &part);
+                    self.compute_part(call, layout, stage, &mut part);
                     (part, rows) = (Vec::with_capacity(group.len()), 0);
                 }
                 part.push(ExpertRows { expert, data, at: at.start..at.start + take });
@@ -143,12 +148,13 @@ impl ExpertWorkspace {
             }
         }
         if rows > 0 {
-            self.compute_part(call, layout, stage, &part);
+            self.compute_part(call, layout, stage, &mut part);
         }
     }
 
-    /// Computes a stage of the rows of a part.
-    fn compute_part(&mut self, call: &MoeCall, layout: &ExpertLayout, stage: ComputeStage, part: &[ExpertRows]) {
+    /// Computes a stage of the rows of a part, which it sorts as the outputs are.
+    fn compute_part(&mut self, call: &MoeCall, layout: &ExpertLayout, stage: ComputeStage, part: &mut [ExpertRows]) {
+        part.sort_unstable_by_key(|rows| rows.at.start);
         match stage {
             ComputeStage::Whole => {
                 self.compute_inputs(call, layout, part);
@@ -180,95 +186,105 @@ impl ExpertWorkspace {
         self.gate.resize(gated, 0.0);
         self.up.resize(total * inter, 0.0);
 
+        let x = self.x.of(if call.gate.scales_input { &self.scaled } else { call.x }, layout.up.cols);
         let (mut gates, mut ups, mut picks) = (&mut self.gate[..], &mut self.up[..], &self.picks[..]);
         let mut batch = Vec::with_capacity(2 * part.len());
         for ExpertRows { data, at, .. } in part {
             let pick = Some(front(&mut picks, at.len()));
             if let Some(gate) = &layout.gate {
                 let out = front_mut(&mut gates, at.len() * inter);
-                batch.push(Product { weights: weights(gate, data), x: &self.x, pick, out });
+                batch.push(Product { weights: weights(gate, data), x, pick, out });
             }
             let out = front_mut(&mut ups, at.len() * inter);
-            batch.push(Product { weights: weights(&layout.up, data), x: &self.x, pick, out });
+            batch.push(Product { weights: weights(&layout.up, data), x, pick, out });
         }
         self.compute.multiply(&mut batch);
-        self.collect(call, ExpertInput::Hidden, part);
+        if let Some(squares) = &self.compute.input_squares {
+            let mut picks = &self.picks[..];
+            part.iter().for_each(|rows| {
+                squares.add(call.layer, rows.expert, ExpertInput::Hidden, &x, front(&mut picks, rows.at.len()));
+            });
+        }
     }
 
-    /// Adds the inputs of a part's products to the sums of squares, if they are collected.
-    fn collect(&self, call: &MoeCall, input: ExpertInput, part: &[ExpertRows]) {
-        let Some(squares) = &self.compute.input_squares else { return };
-        let (x, mut rows) = match input {
-            ExpertInput::Hidden => (&self.x, &self.picks[..]),
-            ExpertInput::Inner => (&self.inner, &self.rows[..]),
-        };
-        part.iter().for_each(|p| squares.add(call.layer, p.expert, input, x, front(&mut rows, p.at.len())));
-    }
-
-    /// The rest, with the products of the input in `gate` and `up`: biases, activation and the last product.
+    /// The rest, with the products of the input in `gate` and `up`: biases, activation and the last product, whose outputs are written where
+    /// they stay.
     fn compute_rest(&mut self, call: &MoeCall, layout: &ExpertLayout, part: &[ExpertRows]) {
-        let inter = layout.up.rows;
-        let total = self.up.len() / inter;
-        if let Some(PerMatrix { gate, up, .. }) = &layout.bias {
-            gate.iter().for_each(|gate| add_biases(gate, part, &mut self.gate));
-            add_biases(up, part, &mut self.up);
-        }
-        let inner = if layout.gate.is_some() {
-            call.act.combine(&mut self.gate, &self.up);
-            &self.gate
-        } else {
-            call.act.apply(&mut self.up);
-            &self.up
+        let ExpertWorkspace { compute, inner, gate, up, outputs, .. } = self;
+        let (inter, hidden, act) = (layout.up.rows, layout.down.rows, call.act);
+        let quantise = !layout.down.kind.is_float() && !compute.exact;
+        let bias = layout.bias.as_ref();
+        let x = match (&layout.gate, bias) {
+            (Some(_), None) => inner.make_on(&compute.pool, gate, inter, quantise, &|first, gate| {
+                act.combine(gate, &up[first * inter..][..gate.len()]);
+            }),
+            (Some(_), Some(bias)) => {
+                add_biases(compute, &bias.up, part, up);
+                inner.make_on(&compute.pool, gate, inter, quantise, &|first, gate| {
+                    bias.gate.iter().for_each(|bias| add_bias(bias, part, first, gate));
+                    act.combine(gate, &up[first * inter..][..gate.len()]);
+                })
+            }
+            (None, bias) => inner.make_on(&compute.pool, up, inter, quantise, &|first, up| {
+                bias.iter().for_each(|bias| add_bias(&bias.up, part, first, up));
+                act.apply(up);
+            }),
         };
-        self.compute.fill(&mut self.inner, inner, inter, !layout.down.kind.is_float());
-        self.compute_down(layout, part, total);
-        self.collect(call, ExpertInput::Inner, part);
-    }
-
-    /// The last product of the rows of a part, whose inputs are in `inner`, and their outputs at their places.
-    fn compute_down(&mut self, layout: &ExpertLayout, part: &[ExpertRows], total: usize) {
-        let hidden = layout.down.rows;
-        self.down.resize(total * hidden, 0.0);
-        self.rows.clear();
-        self.rows.extend(0..total as u32);
-        let (mut downs, mut rows) = (&mut self.down[..], &self.rows[..]);
-        let mut batch = Vec::with_capacity(part.len());
+        let (mut batch, mut rest, mut end, mut row) = (Vec::with_capacity(part.len()), &mut outputs[..], 0, 0);
         for ExpertRows { data, at, .. } in part {
-            let (pick, out) = (front(&mut rows, at.len()), front_mut(&mut downs, at.len() * hidden));
-            batch.push(Product { weights: weights(&layout.down, data), x: &self.inner, pick: Some(pick), out });
+            front_mut(&mut rest, (at.start - end) * hidden);
+            let (out, x) = (front_mut(&mut rest, at.len() * hidden), x.part(row..row + at.len()));
+            batch.push(Product { weights: weights(&layout.down, data), x, pick: None, out });
+            (end, row) = (at.end, row + at.len());
         }
-        self.compute.multiply(&mut batch);
-        if let Some(PerMatrix { down, .. }) = &layout.bias {
-            add_biases(down, part, &mut self.down);
+        compute.multiply(&mut batch);
+        if let Some(bias) = bias {
+            for ExpertRows { data, at, .. } in part {
+                let rows = &mut outputs[at.start * hidden..at.end * hidden];
+                compute.pool.run_chunks(rows, hidden, &|_, row| add_values(&bias.down, data, row));
+            }
         }
-        let places = part.iter().flat_map(|rows| &self.places[rows.at.clone()]);
-        for (place, y) in places.zip(self.down.chunks_exact(hidden)) {
-            self.outputs[*place as usize * hidden..][..hidden].copy_from_slice(y);
+        if let Some(squares) = &compute.input_squares {
+            let rows: Vec<u32> = (0..x.tokens() as u32).collect();
+            let mut rows = &rows[..];
+            part.iter().for_each(|part| {
+                squares.add(call.layer, part.expert, ExpertInput::Inner, &x, front(&mut rows, part.at.len()));
+            });
         }
     }
 
     /// Stores the output `[hidden]` of a place, `token · k + rank`, whose expert was computed elsewhere.
     pub fn put(&mut self, place: usize, output: &[f32]) {
-        self.outputs[place * output.len()..][..output.len()].copy_from_slice(output);
+        self.outputs[self.output_rows[place] as usize * output.len()..][..output.len()].copy_from_slice(output);
     }
 
     /// The output of a place.
     pub fn output(&self, place: usize, hidden: usize) -> &[f32] {
-        &self.outputs[place * hidden..][..hidden]
+        &self.outputs[self.output_rows[place] as usize * hidden..][..hidden]
     }
 
     /// The weighted sum of each token's experts, in the order of their rank: `out [tokens, hidden]`.
     pub fn sum(&self, call: &MoeCall, routed: &Routed, out: &mut [f32]) {
-        let (k, hidden) = (call.gate.top_k, out.len() / call.tokens);
-        out.fill(0.0);
-        for (place, _) in routed.ids.iter().enumerate().filter(|(_, id)| **id != ExpertId::NONE) {
-            self.add(call, routed, place, &mut out[place / k * hidden..][..hidden]);
-        }
+        let (k, scales_input, hidden) = (call.gate.top_k, call.gate.scales_input, out.len() / call.tokens);
+        let tokens = TASK_VALUES.div_ceil(k * hidden);
+        self.compute.pool.run_chunks(out, tokens * hidden, &|task, sums| {
+            sums.fill(0.0);
+            for (token, sum) in (task * tokens..).zip(sums.chunks_exact_mut(hidden)) {
+                let chosen = (token * k..(token + 1) * k).filter(|place| routed.ids[*place] != ExpertId::NONE);
+                for place in chosen {
+                    let weight = if scales_input { 1.0 } else { routed.weights[place] };
+                    self.add_weighted(weight, place, sum);
+                }
+            }
+        });
     }
 
     /// Adds the output of one place, `token · k + rank`, times its weight to `out [hidden]`.
     pub fn add(&self, call: &MoeCall, routed: &Routed, place: usize, out: &mut [f32]) {
-        let weight = if call.gate.scales_input { 1.0 } else { routed.weights[place] };
+        self.add_weighted(if call.gate.scales_input { 1.0 } else { routed.weights[place] }, place, out);
+    }
+
+    fn add_weighted(&self, weight: f32, place: usize, out: &mut [f32]) {
         let output = self.output(place, out.len());
         out.iter_mut().zip(output).for_each(|(o, y)| *o += weight * y);
     }
@@ -286,6 +302,7 @@ impl ExpertWorkspace {
             // Until all places are written this is the next place of the expert, and then the end.
             let next = &mut self.ends[id.index()];
             self.places[*next as usize] = place;
+            self.output_rows[place as usize] = *next;
             *next += 1;
         }
     }
@@ -308,15 +325,22 @@ fn weights<'a>(part: &ExpertPart, data: &'a [u8]) -> WeightMatrix<'a> {
     WeightMatrix { kind, order, rows, cols, scale: part.scale(data), bytes: part.of(data) }
 }
 
-/// Adds each expert's bias to its rows of `out`.
-fn add_biases(bias: &ExpertPart, part: &[ExpertRows], mut out: &mut [f32]) {
-    let mut values = vec![0.0; bias.cols];
-    for ExpertRows { data, at, .. } in part {
-        larder_kernels::widen(bias.kind, bias.of(data), &mut values);
-        for row in front_mut(&mut out, at.len() * bias.cols).chunks_exact_mut(bias.cols) {
-            row.iter_mut().zip(&values).for_each(|(o, b)| *o += b);
-        }
-    }
+/// Adds each expert's bias to its rows of a part.
+fn add_biases(compute: &ComputeContext, bias: &ExpertPart, part: &[ExpertRows], rows: &mut [f32]) {
+    let some = TASK_VALUES.div_ceil(bias.cols);
+    compute.pool.run_chunks(rows, some * bias.cols, &|task, rows| add_bias(bias, part, task * some, rows));
+}
+
+/// Adds each expert's bias to some rows of a part, from number `first` on.
+fn add_bias(bias: &ExpertPart, part: &[ExpertRows], first: usize, rows: &mut [f32]) {
+    let of_rows = part.iter().flat_map(|rows| iter::repeat_n(rows.data, rows.at.len()));
+    of_rows.skip(first).zip(rows.chunks_exact_mut(bias.cols)).for_each(|(data, row)| add_values(bias, data, row));
+}
+
+/// Adds the values of a bias, which is f32, to a row.
+fn add_values(bias: &ExpertPart, data: &[u8], row: &mut [f32]) {
+    let values = bias.of(data).as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+    row.iter_mut().zip(values).for_each(|(value, bias)| *value += bias);
 }
 
 /// Splits the first `n` elements off.

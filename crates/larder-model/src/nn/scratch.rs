@@ -1,7 +1,7 @@
 //! What the activations of a step take, from which the memory plan decides how many tokens a piece of prefill has.
 
 use larder_core::StepMemory;
-use larder_kernels::Inputs;
+use larder_kernels::InputBuffer;
 
 use super::{Mixer, Rope};
 use crate::expert_workspace::ExpertWorkspace;
@@ -50,7 +50,7 @@ pub(crate) fn step_memory(stack: &Stack) -> StepMemory {
     // The residual streams exist beside every part, and so does the state of a router.
     let beside = stack.residual_width() + handed_out + states.max().unwrap_or(0);
     let layer = (beside + most.floats) * size_of::<f32>();
-    let shared = Inputs::bytes(most.input) + rotations + POSITION_BYTES;
+    let shared = InputBuffer::bytes(most.input) + rotations + POSITION_BYTES;
     let encoder = stack.encoder.as_ref().map_or(0, |encoder| encoder_bytes_per_token(encoder, hidden));
     // An encoder reads a whole prompt at once.
     let encoded = stack.context * (encoder + experts.bytes_per_token * usize::from(encoder > 0));
@@ -69,7 +69,7 @@ fn encoder_bytes_per_token(encoder: &Encoder, hidden: usize) -> usize {
     let parts =
         encoder.layers.iter().flat_map(|layer| [layer.attention.scratch(hidden), ffn_scratch(&layer.ffn, hidden)]);
     let most = parts.fold(TokenScratch::default(), TokenScratch::max);
-    (hidden + most.floats) * size_of::<f32>() + Inputs::bytes(most.input) + POSITION_BYTES
+    (hidden + most.floats) * size_of::<f32>() + InputBuffer::bytes(most.input) + POSITION_BYTES
 }
 
 /// The activations of the two parts of a layer, with those of their connections.

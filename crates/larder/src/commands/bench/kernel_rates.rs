@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use larder_core::{NumberFormat, RowOrder};
-use larder_kernels::{Inputs, Product, ThreadPool, WeightMatrix, products};
+use larder_kernels::{InputBuffer, Product, ThreadPool, WeightMatrix, products};
 use larder_runtime::{FormatBytes, OpenModel};
 
 /// Numbers of tokens that are measured: all up to this one. More take as long for each token as this many.
@@ -63,9 +63,9 @@ fn seconds_per_byte(pool: &ThreadPool, kind: NumberFormat) -> [f64; TOKENS] {
     std::array::from_fn(|i| {
         let tokens = i + 1;
         let values: Vec<f32> = (0..tokens * COLS).map(|i| (i as f32 * 0.37).sin()).collect();
-        let (mut x, mut out) = (Inputs::new(), vec![0.0; tokens * ROWS]);
-        x.fill(&values, COLS, !kind.is_float());
-        let call = || products(pool, &mut [Product { weights, x: &x, pick: None, out: &mut out }]);
+        let (mut buffer, mut out) = (InputBuffer::new(), vec![0.0; tokens * ROWS]);
+        let x = buffer.fill(&values, COLS, !kind.is_float());
+        let call = || products(pool, &mut [Product { weights, x, pick: None, out: &mut out }]);
         shortest(call) / size as f64
     })
 }
