@@ -12,6 +12,8 @@
 use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::AcqRel;
 
 use crate::disjoint::Disjoint;
 use crate::dispatch;
@@ -44,6 +46,8 @@ const _: () = assert!(TILE <= MAX_TOKENS);
 struct Shared {
     divisions: Vec<Division>,
     partial: Vec<f32>,
+    /// For each query tile whose positions are divided, the parts that are not computed yet.
+    left: Vec<AtomicUsize>,
 }
 
 thread_local! {
@@ -63,21 +67,25 @@ pub fn attention_scratch_bytes(positions: usize, width: usize, threads: usize) -
 /// Attention for a batch of sequences. Into `out [queries, heads, values.width]` of each: for each query and head the sum of the
 /// values, weighted by the softmax of `scale · (query · key)`.
 ///
-/// It is one fork-join, and a second one if threads share the positions of a query.
+/// It is one fork-join: where threads share the positions of a query, the last of them adds up.
 /// The result of a query depends neither on the rest of the batch, nor on the size of pages or the number of threads.
 ///
 /// # Panics
 /// If a length does not fit the shapes. They are checked here, once, and nowhere below.
 pub fn attend(pool: &ThreadPool, tasks: &mut [AttentionTask]) {
     tasks.iter().for_each(AttentionTask::check);
-    SHARED.with_borrow_mut(|Shared { divisions, partial }| {
+    SHARED.with_borrow_mut(|Shared { divisions, partial, left }| {
         let units = if pool.threads() > 1 { UNITS_PER_THREAD * pool.threads() } else { 1 };
         let total = divide(tasks, units, divisions);
         partial.resize(partial.len().max(total.partial), 0.0);
-        let shared =
-            SharedTasks { set: dispatch::best(), tasks: Tasks::new(tasks), divisions, partial: Disjoint::new(partial) };
+        left.clear();
+        for (task, division) in tasks.iter().zip(&*divisions).filter(|(_, division)| division.parts > 1) {
+            let tiles = task.args.kv_heads * division.query_tiles;
+            left.extend((0..tiles).map(|_| AtomicUsize::new(division.parts)));
+        }
+        let (tasks, partial) = (Tasks::new(tasks), Disjoint::new(partial));
+        let shared = SharedTasks { set: dispatch::best(), tasks, divisions, partial, left };
         pool.run(total.units, &|unit| shared.compute(unit));
-        pool.run(total.merges, &|merge| shared.merge(merge));
     });
 }
 
@@ -92,14 +100,15 @@ struct Division {
     parts: usize,
     /// Floats of the results of a query tile for a position tile.
     partial_len: usize,
-    /// Units, merges and stored floats of the tasks before this one.
+    /// What the tasks before this one have.
     before: Totals,
 }
 
 #[derive(Clone, Copy, Default)]
 struct Totals {
     units: usize,
-    merges: usize,
+    /// Query tiles whose positions are divided.
+    divided: usize,
     partial: usize,
 }
 
@@ -130,7 +139,7 @@ fn divide(tasks: &[AttentionTask], wanted: usize, divisions: &mut Vec<Division>)
         division.before = totals;
         totals.units += tiles * division.parts;
         if division.parts > 1 {
-            totals.merges += tiles;
+            totals.divided += tiles;
             totals.partial += tiles * positions * division.partial_len;
         }
     }
@@ -189,6 +198,7 @@ struct SharedTasks<'a, 'b> {
     divisions: &'b [Division],
     /// For each divided task `[query tiles, position tiles, partial_len]`.
     partial: Disjoint<'b, f32>,
+    left: &'b [AtomicUsize],
 }
 
 impl<'b> SharedTasks<'_, 'b> {
@@ -218,19 +228,20 @@ impl<'b> SharedTasks<'_, 'b> {
             let partial = unsafe { self.partial_result(task, number, at) };
             tile.over_tile(at, &visible, partial);
         }
+        if self.left[division.before.divided + number].fetch_sub(1, AcqRel) == 1 {
+            self.merge(task, number);
+        }
     }
 
-    /// Adds up the position tiles of query tile number `merge` of the divided tasks.
-    fn merge(&self, merge: usize) {
-        let task = self.divisions.partition_point(|division| division.before.merges <= merge) - 1;
-        let number = merge - self.divisions[task].before.merges;
+    /// Adds up the position tiles of a query tile, all of which are computed.
+    fn merge(&self, task: usize, number: usize) {
         let (tile, out) = self.query_tile(task, number);
         let width = tile.args.values.width;
         for i in 0..tile.count {
             // SAFETY: every pair of query and head is in one query tile, and their ranges of the output do not overlap.
             let (mut softmax, out) = unsafe { tile.begin(i, &out) };
             for at in tiles_of(&tile.seen(i)) {
-                // SAFETY: only this unit uses the results of the query tile, which were stored in the first fork-join.
+                // SAFETY: only this unit uses the results of the query tile: all that stored them have counted down before.
                 let (values, powers) = unsafe { self.partial_result(task, number, at) }.split_at(tile.count * width);
                 let powers = Powers { max: powers[POWERS * i], sum: powers[POWERS * i + 1] };
                 softmax.add(powers, &values[i * width..][..width], out);

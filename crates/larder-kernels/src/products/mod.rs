@@ -184,7 +184,11 @@ impl Product<'_> {
         for (t, sums) in sums.iter().enumerate() {
             // SAFETY: every panel belongs to one task, and only its rows are written here.
             let out = unsafe { out.slice((first + t) * self.weights.rows + row, rows) };
-            out.copy_from_slice(&sums[..rows]);
+            match <&mut Sums>::try_from(&mut *out) {
+                // A copy of known length is one instruction.
+                Ok(out) => *out = *sums,
+                Err(_) => out.copy_from_slice(&sums[..rows]),
+            }
             if self.weights.scale != 1.0 {
                 out.iter_mut().for_each(|value| *value *= self.weights.scale);
             }
