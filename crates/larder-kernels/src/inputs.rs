@@ -12,7 +12,7 @@ use crate::thread_pool::ThreadPool;
 const TASK_VALUES: usize = 32 * 1024;
 
 /// The least number of values that one task makes, by some arithmetic, and quantises.
-const TASK_MADE_VALUES: usize = 4 * 1024;
+const TASK_MADE_VALUES: usize = 16 * 1024;
 
 /// Activations `[tokens, cols]` as products read them: as f32, and quantised where weights are.
 #[derive(Clone, Copy)]

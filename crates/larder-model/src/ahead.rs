@@ -7,8 +7,7 @@ use crate::decoder::{Decoder, step_span};
 use crate::device::{BEST_FOUND, DeviceOps, DeviceRows, DrawnFrom, LogitChanges, TokenDraw};
 use crate::error::{ModelError, Result};
 use crate::experts::ExpertPath;
-use crate::hidden::Hidden;
-use crate::logits::{BEST_MOST, BestLogits, Logits, found_in, is_less};
+use crate::logits::{BEST_MOST, BestLogits, Ending, Logits, found_in, is_less};
 use crate::nn::{ExpertsByToken, ForwardPass, Moe};
 use crate::stack::Stack;
 use crate::step::Span;
@@ -64,9 +63,7 @@ impl Decoder {
     pub fn place_embedding(&self) -> Result<()> {
         let Some(device) = &self.stack.head.compute().device_products else { return Ok(()) };
         self.embedding().place_on(device.as_ref())?;
-        if let Some(ops) = self.stack.head.compute().device_ops.as_deref() {
-            self.experts_by_token().try_for_each(|(_, by_token)| by_token.on_device(ops).map(drop))?;
-        }
+        self.experts_by_token().try_for_each(|(_, by_token)| by_token.id(self.ops()).map(drop))?;
         self.runs_ahead.store(true, Relaxed);
         Ok(())
     }
@@ -84,19 +81,13 @@ impl Decoder {
 
     /// Whether steps may return the best logits alone: a device computes them.
     pub fn finds_best(&self) -> bool {
-        self.stack.head.compute().device_ops.is_some()
+        self.ops().draws()
     }
 
     /// Whether steps of any choice [run ahead](Self::runs_ahead).
     pub fn may_run_ahead(&self) -> bool {
-        let Stack { embed, head, norm, streams, .. } = &self.stack;
-        self.runs_ahead.load(Relaxed)
-            && head.compute().device_ops.is_some()
-            && head.is_on_device()
-            && embed.is_on_device()
-            && norm.for_devices().is_some()
-            && streams.as_ref().is_none_or(|streams| streams.merge.is_on_device())
-            && self.stack.runs_ahead()
+        let Stack { embed, .. } = &self.stack;
+        self.runs_ahead.load(Relaxed) && self.ops().draws() && embed.is_on_device() && self.stack.runs_ahead()
     }
 
     /// Whether a step that was begun can be finished: no other run of steps has begun since.
@@ -110,7 +101,7 @@ impl Decoder {
         step.number == self.steps.load(Relaxed)
             && self
                 .experts_by_token()
-                .all(|(moe, _)| moe.is_whole_on_devices() && experts.chooses_on_device(moe.layer, &moe.gate, 1))
+                .all(|(moe, _)| moe.may_choose_on_device() && experts.chooses_on_device(moe.layer, &moe.gate, 1))
     }
 
     /// The layers whose experts the token decides on.
@@ -146,13 +137,10 @@ impl Decoder {
         experts: &mut dyn ExpertPath,
         tap: &mut dyn Tap,
     ) -> Result<BegunStep> {
-        let Stack { head, norm, streams, .. } = &self.stack;
+        let (Stack { head, norm, streams, .. }, ops) = (&self.stack, self.ops());
         let not_ahead =
-            || ModelError::Request("a part of the model that steps run ahead with is not on the device".into());
-        let (Some(ops), Some(norm)) = (head.compute().device_ops.as_deref(), norm.for_devices()) else {
-            return Err(not_ahead());
-        };
-        let _step = step_span(spans);
+            || ModelError::Request("the embedding, which steps run ahead with, is not on the device".into());
+        let (_step, _only) = (step_span(spans), head.compute().step());
         let (mut clock, waits, before) = (PhaseClock::start(), ops.waits(), head.compute().time());
         let run = match input.after {
             Some(before) => before.run,
@@ -161,16 +149,12 @@ impl Decoder {
         let number = self.steps.fetch_add(1, Relaxed) + 1;
         experts.step_begins(usize::from(input.after.is_some()));
         let x = match input.after {
-            Some(before) => Hidden::Device(self.embed_drawn(before.copies.drawn.0, ops)?.ok_or_else(not_ahead)?),
+            Some(before) => self.embed_drawn(before.copies.drawn.0, ops)?.ok_or_else(not_ahead)?,
             None => self.embed_streams(spans)?,
         };
         let pass = ForwardPass { drawn: input.after.is_some(), ..self.pass(spans) };
         let x = self.layers_of_step(x, spans, &pass, &mut clock, experts, tap)?;
-        let mut x = x.on_device(ops)?;
-        if let Some(streams) = streams {
-            x = streams.merge.begin(x, ops)?;
-        }
-        let logits = self.begin_head(norm.begin(x, ops)?, ops)?.ok_or_else(not_ahead)?;
+        let logits = self.head(Ending { streams: streams.as_ref(), norm }.forward(x, ops)?, ops)?;
         let copies = begin_draw(logits, &input, ops)?;
         clock.lap(Phase::EmbedAndHead, tap);
         tap.compute_time(head.compute().time() - before);
@@ -183,11 +167,7 @@ impl Decoder {
         if self.stack.factors.embedding != 1.0 {
             row = ops.scale(row, self.stack.factors.embedding as f32)?;
         }
-        let mut all = row;
-        for _ in 1..self.stack.streams.as_ref().map_or(1, |streams| streams.count) {
-            all = ops.beside(all, row)?;
-        }
-        Ok(Some(all))
+        self.in_all_streams(row).map(Some)
     }
 
     /// Waits for a step, and not for one that has begun behind it. Returns its logits, and the token that the device has drawn from them;
@@ -200,8 +180,7 @@ impl Decoder {
         experts: &mut dyn ExpertPath,
         tap: &mut dyn Tap,
     ) -> Result<Option<(Logits, u32)>> {
-        let Some(ops) = &self.stack.head.compute().device_ops else { return Ok(None) };
-        let mut clock = PhaseClock::start();
+        let (ops, mut clock) = (self.ops(), PhaseClock::start());
         let received = |(rows, copy): (DeviceRows, usize)| {
             let mut row = vec![0.0; rows.width];
             ops.end_copy(copy, &mut row).inspect_err(|_| self.drop_steps()).map(|()| row)
@@ -226,7 +205,7 @@ impl Decoder {
 
     /// Waits for steps that were begun and are not finished; their results are dropped. The caller drops their tokens from the KV cache.
     pub fn drop_steps(&self) {
-        self.settle_device();
+        self.settle();
     }
 }
 

@@ -2,19 +2,16 @@
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use larder_core::{CheckpointPolicy, TaskThreads};
-use larder_kernels::{
-    AttentionTask, IndexArgs, InputBuffer, Inputs, PoolActivity, Product, ThreadPool, attend, index_scores, products,
-};
+use larder_kernels::{PoolActivity, Product, ThreadPool, products};
 
-use crate::device::{DeviceAttention, DeviceOps, DeviceProduct, DeviceProducts};
-use crate::error::Result;
-use crate::hidden::Place;
+use crate::device::{DeviceAttention, DeviceOps, DeviceProducts, Place};
 use crate::input_squares::InputSquares;
-use crate::nn::{KvFormat, KvPool, KvView};
+use crate::nn::{KvFormat, KvPool};
+use crate::ops::{CpuOps, CpuPages};
 
 /// Where and how a model's products and attention are computed: threads, devices, precision.
 pub struct ComputeContext {
@@ -41,14 +38,20 @@ pub struct ComputeContext {
     /// Collects the inputs of all products on the CPU; `None` unless an importance matrix is made.
     pub input_squares: Option<Arc<InputSquares>>,
     /// Time spent in products and attention.
-    pub clocks: ComputeClocks,
+    pub clocks: Arc<ComputeClocks>,
+    /// Pages of KV caches in main memory.
+    pub pages: Arc<CpuPages>,
+    /// The CPU as a backend, from its first use on.
+    pub cpu: OnceLock<CpuOps>,
+    /// Held by the step that computes: there is one at a time.
+    pub stepping: Mutex<()>,
 }
 
 /// Nanoseconds so far, summed over all users of the context.
 #[derive(Default)]
 pub struct ComputeClocks {
-    products: AtomicU64,
-    attention: AtomicU64,
+    pub(crate) products: AtomicU64,
+    pub(crate) attention: AtomicU64,
 }
 
 /// Time of a pass in multi-threaded kernels; the rest of the pass is overhead.
@@ -94,14 +97,40 @@ impl ComputeContext {
             kv_limit_bytes: None,
             kv_checkpoints: CheckpointPolicy::default(),
             input_squares: None,
-            clocks: ComputeClocks::default(),
+            clocks: Arc::default(),
+            pages: Arc::default(),
+            cpu: OnceLock::new(),
+            stepping: Mutex::default(),
         }
+    }
+
+    /// The operations of a step: those of the device if there is one, else those of the CPU.
+    pub fn ops(&self) -> &dyn DeviceOps {
+        self.device_ops.as_deref().unwrap_or_else(|| self.cpu())
+    }
+
+    /// The operations on rows of KV caches in this place.
+    pub(crate) fn near(&self, place: Place) -> &dyn DeviceOps {
+        match place {
+            Place::Host => self.cpu(),
+            Place::Device => self.ops(),
+        }
+    }
+
+    fn cpu(&self) -> &CpuOps {
+        let new = || CpuOps::new(self.pool.clone(), self.exact, self.clocks.clone(), self.pages.clone());
+        self.cpu.get_or_init(new)
+    }
+
+    /// Waits until no other step computes.
+    pub(crate) fn step(&self) -> MutexGuard<'_, ()> {
+        self.stepping.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The pool for the KV caches of a decoder.
     pub(crate) fn new_kv_pool(&self) -> Arc<KvPool> {
-        let device = self.device_attention.clone();
-        KvPool::split(self.kv_format, self.kv_checkpoints, self.kv_limit_bytes, device, self.kv_device_layers)
+        let (device, layers) = (self.device_attention.clone(), self.kv_device_layers);
+        KvPool::split(self.kv_format, self.kv_checkpoints, self.kv_limit_bytes, (self.pages.clone(), device), layers)
     }
 
     /// Kernel time so far, of all users.
@@ -114,52 +143,9 @@ impl ComputeContext {
         }
     }
 
-    /// `x [tokens, cols]` as products read it; `quantised` if the weights to come are, so that it is rounded.
-    pub(crate) fn inputs<'a>(
-        &self,
-        buffer: &'a mut InputBuffer,
-        x: &'a [f32],
-        cols: usize,
-        quantised: bool,
-    ) -> Inputs<'a> {
-        buffer.fill_on(&self.pool, x, cols, quantised && !self.exact)
-    }
-
     /// A batch of products on the CPU.
     pub(crate) fn multiply(&self, batch: &mut [Product]) {
         timed(&self.clocks.products, || products(&self.pool, batch));
-    }
-
-    /// A batch of products of one `x` with weights that `device` stores.
-    pub(crate) fn multiply_on_device(
-        &self,
-        device: &dyn DeviceProducts,
-        x: &Inputs,
-        batch: &mut [DeviceProduct],
-    ) -> Result<()> {
-        timed(&self.clocks.products, || device.multiply(x, batch))
-    }
-
-    /// Attention over rows in main memory.
-    pub(crate) fn attend_on_host(&self, tasks: &mut [AttentionTask]) {
-        timed(&self.clocks.attention, || attend(&self.pool, tasks));
-    }
-
-    /// The scores of an indexer.
-    pub(crate) fn index_scores(&self, args: &IndexArgs, out: &mut [f32]) {
-        timed(&self.clocks.attention, || index_scores(&self.pool, args, out));
-    }
-
-    /// Attention of a batch of sequences over their KV caches, on the CPU or the device, wherever the rows of the layer are.
-    pub(crate) fn attend(&self, tasks: &mut [AttentionTask<KvView>]) -> Result<()> {
-        let on_device = tasks.first().is_some_and(|task| task.args.keys.place() == Place::Device);
-        timed(&self.clocks.attention, || match self.device_attention.as_ref().filter(|_| on_device) {
-            None => {
-                attend(&self.pool, &mut located(tasks, KvView::on_host));
-                Ok(())
-            }
-            Some(device) => device.attend(&mut located(tasks, KvView::on_device)),
-        })
     }
 }
 
@@ -167,18 +153,6 @@ impl TaskThreads for ComputeContext {
     fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
         self.pool.run(tasks, task);
     }
-}
-
-/// The same tasks over the memory of their rows.
-fn located<'a, T>(
-    tasks: &'a mut [AttentionTask<KvView<'_>>],
-    locate: impl Fn(KvView<'a>) -> T,
-) -> Vec<AttentionTask<'a, T>> {
-    let one = |task: &'a mut AttentionTask<KvView<'_>>| AttentionTask {
-        args: task.args.with_kv(locate(task.args.keys), locate(task.args.values)),
-        out: &mut *task.out,
-    };
-    tasks.iter_mut().map(one).collect()
 }
 
 /// Does the work of each of `parts`, which the threads share.
@@ -191,7 +165,7 @@ pub(crate) fn share<P: Send>(
     threads.run(parts.len(), &|task| work(task, &mut parts[task].lock().unwrap_or_else(PoisonError::into_inner)));
 }
 
-fn timed<R>(nanos: &AtomicU64, work: impl FnOnce() -> R) -> R {
+pub(crate) fn timed<R>(nanos: &AtomicU64, work: impl FnOnce() -> R) -> R {
     let start = Instant::now();
     let result = work();
     nanos.fetch_add(start.elapsed().as_nanos() as u64, Relaxed);

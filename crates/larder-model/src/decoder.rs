@@ -5,21 +5,18 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::thread;
 
-use candle_core::{Device, Tensor};
 use larder_core::{Blueprint, Gate, Geometry, IGNORED_KEY, LayerIdx, MTP_KEY, Rng, SequenceMemory, Tensors, timeline};
 use serde_json::Value;
 
 use crate::arch;
 use crate::compute::ComputeContext;
 use crate::config::{Config, Refusal, config_error, refused};
-use crate::device_layer::on_host;
+use crate::device::{DeviceOps, DeviceRows};
 use crate::embedding::EmbeddingRows;
 use crate::error::{ModelError, Result};
 use crate::experts::ExpertPath;
-use crate::hidden::Hidden;
-use crate::layer_pass::{OtherLayers, Running};
+use crate::layer::{OtherLayers, Running};
 use crate::logits::{BestLogits, Logits};
-use crate::matrix::with_f32;
 use crate::nn::{
     Activation, ExpertsByToken, ForwardPass, HandedOn, KvCache, KvPool, LayerShape, Mixer, Rope, RopeTable,
     SpanPositions, step_memory,
@@ -284,12 +281,15 @@ impl Decoder {
         Ok(logits)
     }
 
+    /// The operations of a step.
+    pub(crate) fn ops(&self) -> &dyn DeviceOps {
+        self.stack.head.compute().ops()
+    }
+
     /// After an error: a device ends what it was asked, so that the next step begins without it.
-    pub(crate) fn settle_device(&self) {
-        if let Some(ops) = &self.stack.head.compute().device_ops {
-            // What failed is reported already.
-            let _ = ops.receive(&mut []);
-        }
+    pub(crate) fn settle(&self) {
+        // What failed is reported already.
+        let _ = self.ops().download(&[]);
     }
 
     /// Computes the tokens of all `spans` behind those that their KV caches have, of which it does not count the new ones.
@@ -300,7 +300,7 @@ impl Decoder {
         experts: &mut dyn ExpertPath,
         tap: &mut dyn Tap,
     ) -> Result<Logits> {
-        self.forward_all(spans, best, experts, tap).inspect_err(|_| self.settle_device())
+        self.forward_all(spans, best, experts, tap).inspect_err(|_| self.settle())
     }
 
     fn forward_all(
@@ -310,8 +310,9 @@ impl Decoder {
         experts: &mut dyn ExpertPath,
         tap: &mut dyn Tap,
     ) -> Result<Logits> {
-        let _step = step_span(spans);
+        let (_step, _only) = (step_span(spans), self.stack.head.compute().step());
         let (mut clock, before) = (PhaseClock::start(), self.stack.head.compute().time());
+        self.ops().retain(&[]);
         experts.step_begins(0);
         self.steps.fetch_add(1, Relaxed);
         let x = self.embed_streams(spans)?;
@@ -325,25 +326,28 @@ impl Decoder {
     }
 
     /// The embeddings `[tokens, streams · hidden]` of the tokens of all spans.
-    pub(crate) fn embed_streams(&self, spans: &[Span]) -> Result<Hidden> {
+    pub(crate) fn embed_streams(&self, spans: &[Span]) -> Result<DeviceRows> {
         let x = self.embed(self.embedding(), spans.iter().map(|span| span.tokens))?; // [tokens, hidden]
-        Ok(Hidden::Host(match &self.stack.streams {
-            Some(streams) => x.repeat((1, streams.count))?,
-            None => x,
-        }))
+        self.in_all_streams(x)
+    }
+
+    /// `x [tokens, hidden]` in the place of each residual stream.
+    pub(crate) fn in_all_streams(&self, x: DeviceRows) -> Result<DeviceRows> {
+        let count = self.stack.streams.as_ref().map_or(1, |streams| streams.count);
+        (1..count).try_fold(x, |all, _| self.ops().beside(all, x))
     }
 
     /// The output of the last layer for the embedding `x [tokens, streams · hidden]`.
     pub(crate) fn layers_of_step(
         &self,
-        mut x: Hidden,
+        mut x: DeviceRows,
         spans: &mut [Span],
         pass: &ForwardPass,
         clock: &mut PhaseClock,
         experts: &mut dyn ExpertPath,
         tap: &mut dyn Tap,
-    ) -> Result<Hidden> {
-        let stack = &self.stack;
+    ) -> Result<DeviceRows> {
+        let (stack, ops) = (&self.stack, self.ops());
         clock.lap(Phase::EmbedAndHead, tap);
         let (mut stage, mut begun) = (0, false);
         for (i, layer) in stack.layers.iter().enumerate() {
@@ -351,11 +355,7 @@ impl Decoder {
                 return Err(ModelError::Cancelled);
             }
             if !begun {
-                if tap.wants_hidden() {
-                    let here = on_host(&x, stack)?;
-                    report_hidden(tap, stage, &here)?;
-                    x = Hidden::Host(here);
-                }
+                report_hidden(tap, stage, x, ops)?;
                 stage += 1;
             }
             begun = layer.begins_next;
@@ -364,8 +364,9 @@ impl Decoder {
                 cross: stack.encoder.as_ref().map(|encoder| &encoder.cross[i]),
                 following: &stack.layers[i + 1..],
             };
-            let mut running = Running { pass, experts, tap, clock };
-            x = self.layer(layer, others, x, &mut LayerStates::new(spans, i), &mut running)?;
+            let factor = stack.factors.residual as f32;
+            let mut running = Running { pass, ops, experts, tap, clock, factor };
+            x = layer.forward(x, others, &mut LayerStates::new(spans, i), &mut running)?;
             timeline::complete("layer", start, clock.last(), &[("layer", i as u64)]);
         }
         Ok(x)
@@ -418,18 +419,16 @@ impl Decoder {
         &self,
         embed: &dyn EmbeddingRows,
         all: impl Iterator<Item = &'t [u32]> + Clone,
-    ) -> Result<Tensor> {
-        let hidden = self.stack.hidden;
-        let tokens = all.clone().map(<[u32]>::len).sum::<usize>();
-        let mut x = vec![0.0; tokens * hidden];
-        let mut rest = &mut x[..];
+    ) -> Result<DeviceRows> {
+        let (hidden, ops) = (self.stack.hidden, self.ops());
+        let mut x = ops.buffer(all.clone().map(<[u32]>::len).sum(), hidden);
+        let mut rest = x.values();
         for own in all {
-            let (rows, others) = rest.split_at_mut(own.len() * hidden);
-            embed.fill(own, rows)?;
-            rest = others;
+            embed.fill(own, rest.split_off_mut(..own.len() * hidden).expect("there is a row for each token"))?;
         }
-        let x = Tensor::from_vec(x, (tokens, hidden), &Device::Cpu)?;
-        scaled(x, self.stack.factors.embedding)
+        let by = self.stack.factors.embedding;
+        let x = ops.upload(x)?;
+        if by == 1.0 { Ok(x) } else { ops.scale(x, by as f32) }
     }
 }
 
@@ -439,13 +438,10 @@ pub(crate) fn step_span(spans: &[Span]) -> impl Drop + use<> {
     timeline::span("step", [("tokens", tokens as u64), ("sequences", spans.len() as u64)])
 }
 
-pub(crate) fn scaled(x: Tensor, by: f64) -> Result<Tensor> {
-    if by == 1.0 { Ok(x) } else { Ok((x * by)?) }
-}
-
-pub(crate) fn report_hidden(tap: &mut dyn Tap, stage: usize, x: &Tensor) -> Result<()> {
+/// Tells a tap the hidden states of a stage.
+pub(crate) fn report_hidden(tap: &mut dyn Tap, stage: usize, x: DeviceRows, ops: &dyn DeviceOps) -> Result<()> {
     if tap.wants_hidden() {
-        with_f32(x, |x| tap.hidden(stage, x))?;
+        tap.hidden(stage, &ops.download(&[x])?[0]);
     }
     Ok(())
 }

@@ -2,14 +2,13 @@
 
 use std::slice;
 
-use candle_core::Tensor;
-
 use crate::decoder::Decoder;
+use crate::device::DeviceRows;
 use crate::error::{ModelError, Result};
 use crate::experts::ExpertPath;
+use crate::layer::Running;
 use crate::logits::{BestLogits, Logits};
-use crate::matrix::with_f32;
-use crate::nn::{EncoderInput, HandedOn, MoeInput};
+use crate::nn::{EncoderInput, ForwardPass, HandedOn, MoeInput};
 use crate::stack::{Encoder, EncoderLayer, Ffn};
 use crate::step::{LogitsFor, Span, TokenOrigin, TokenPhase};
 use crate::tap::{Phase, PhaseClock, Tap};
@@ -98,7 +97,13 @@ impl Decoder {
             return Err(ModelError::Request("a model with an encoder needs a prompt before it generates text".into()));
         }
         let origins = vec![TokenOrigin { phase: TokenPhase::Prefill, ..span.origin }; tokens.len()];
+        let (handed_on, router_state) = (HandedOn::default(), HandedOn::default());
+        let (spans, ropes) = (Vec::new(), Vec::new());
+        let pass =
+            ForwardPass { spans, origins, tokens: tokens.to_vec(), drawn: false, ropes, handed_on, router_state };
         span.cache.layers.iter_mut().for_each(|layer| layer.clear());
+        let (_only, ops) = (self.stack.head.compute().step(), self.ops());
+        ops.retain(&[]);
         let mut clock = PhaseClock::start();
         let mut x = self.embed(encoder.embed.as_deref().unwrap_or(self.embedding()), [tokens].into_iter())?; // [tokens, hidden]
         clock.lap(Phase::EmbedAndHead, tap);
@@ -106,41 +111,45 @@ impl Decoder {
             if !tap.wants_more() {
                 return Err(ModelError::Cancelled);
             }
-            report(tap, i, &x)?;
-            x = self.encode_layer(layer, x, &origins, experts, tap, &mut clock)?;
+            self.report(tap, i, x)?;
+            let mut running = Running { pass: &pass, ops, experts, tap: &mut *tap, clock: &mut clock, factor: 1.0 };
+            x = self.encode_layer(layer, x, &mut running)?;
         }
-        let encoded = encoder.norm.forward(&x)?;
-        report(tap, encoder.layers.len(), &encoded)?;
+        let encoded = encoder.norm.forward(x, ops)?;
+        self.report(tap, encoder.layers.len(), encoded)?;
         for (cross, state) in encoder.cross.iter().zip(&mut span.cache.layers) {
-            cross.attention.remember(&encoded, state)?;
+            cross.attention.remember(encoded, state, ops)?;
         }
         clock.lap(Phase::Mixing, tap);
         Ok(())
     }
 
     /// `x [tokens, hidden]` → same shape
-    fn encode_layer(
-        &self,
-        layer: &EncoderLayer,
-        x: Tensor,
-        origins: &[TokenOrigin],
-        experts: &mut dyn ExpertPath,
-        tap: &mut dyn Tap,
-        clock: &mut PhaseClock,
-    ) -> Result<Tensor> {
-        let x = (&x + layer.attention.over_all(&layer.attention_norm.forward(&x)?, &self.kv_pool)?)?;
-        clock.lap(Phase::Mixing, tap);
-        let input = layer.ffn_norm.forward(&x)?;
+    fn encode_layer(&self, layer: &EncoderLayer, x: DeviceRows, running: &mut Running) -> Result<DeviceRows> {
+        let ops = running.ops;
+        ops.begin_layer();
+        ops.retain(&[x]);
+        let y = layer.attention.over_all(layer.attention_norm.forward(x, ops)?, &self.kv_pool, ops)?;
+        let [x, input] = layer.ffn_norm.add_forward(x, y, 1.0, ops)?;
+        running.clock.lap(Phase::Mixing, running.tap);
         let y = match &layer.ffn {
-            Ffn::Dense(mlp) => mlp.forward(&input)?,
+            Ffn::Dense(mlp) => mlp.forward(input, ops)?,
             Ffn::Moe(moe) => {
-                let state = &HandedOn::default();
-                let input = MoeInput { residual: &x, x: &input, early: None, known: None, state };
-                moe.forward(input, origins, experts, tap, clock)?
+                let router = moe.route([x, input], None, ops)?;
+                let of_experts = moe.expert_input(input, ops)?;
+                let input = MoeInput { stream: x, x: input, of_experts, router, onto: None };
+                moe.forward(&input, None, None, running)?.rows
             }
         };
-        clock.lap(Phase::Experts, tap);
-        Ok((x + y)?)
+        running.clock.lap(Phase::Experts, running.tap);
+        ops.add(x, y, 1.0)
+    }
+
+    fn report(&self, tap: &mut dyn Tap, stage: usize, x: DeviceRows) -> Result<()> {
+        if tap.wants_hidden() {
+            tap.encoder_hidden(stage, &self.ops().download(&[x])?[0]);
+        }
+        Ok(())
     }
 }
 
@@ -170,11 +179,4 @@ fn count_tokens(span: &mut Span) {
         let input = input(span);
         (input.prompt, input.computed) = (len, asked);
     }
-}
-
-fn report(tap: &mut dyn Tap, stage: usize, x: &Tensor) -> Result<()> {
-    if tap.wants_hidden() {
-        with_f32(x, |x| tap.encoder_hidden(stage, x))?;
-    }
-    Ok(())
 }

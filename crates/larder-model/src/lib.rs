@@ -72,20 +72,19 @@ mod compute;
 mod config;
 mod decoder;
 mod device;
-mod device_layer;
 mod double;
 mod embedding;
 mod encoder;
 mod error;
 mod expert_workspace;
 mod experts;
-mod hidden;
 mod input_squares;
-mod layer_pass;
+mod layer;
 mod logits;
 mod matrix;
 mod mtp;
 mod nn;
+mod ops;
 mod read_ahead;
 mod row_cache;
 mod saved_state;
@@ -106,8 +105,8 @@ pub use device::{
     DeviceHeadConvolution, DeviceHeads, DeviceIndex, DeviceKvView, DeviceOps, DeviceProduct, DeviceProducts,
     DeviceRecurrence, DeviceRotation, DeviceRows, DeviceScan, DeviceStreams, DrawnFrom, FEW_TILES, GateOrder, HeadMix,
     HeadNorm, HeadRest, IndexBlocks, KvPageShape, LogitChanges, MATRIX_STREAMS, MAX_SCORE_BYTES, ManifoldWeights,
-    MatrixShape, NormGate, ScaledSides, ScanHeads, SeenRows, StateSpan, StreamGate, StreamMix, TILE_QUERIES, TokenDraw,
-    device_attention_bytes, position_tiles,
+    MatrixShape, NormGate, Place, ScaledSides, ScanHeads, SeenRows, StateSpan, StreamGate, StreamMix, TILE_QUERIES,
+    TokenDraw, device_attention_bytes, position_tiles,
 };
 pub use double::{AttentionDouble, OpsDouble, ProductsDouble};
 pub use embedding::EmbeddingRows;
@@ -120,7 +119,9 @@ pub use experts::{
 pub use input_squares::{ColumnSquares, ExpertInput, InputSquares};
 pub use larder_kernels::PoolActivity;
 pub use logits::{BestLogits, Logits, LogitsRow, TokenLogit};
+pub use matrix::{Matrix, PlacedMatrix};
 pub use nn::{Activation, ChannelDecay, DeltaHeads, GateFunction, KvCache, KvFormat, KvPool, KvUsage};
+pub use ops::{CpuOps, CpuPages, HostBuffer, HostRows};
 pub use row_cache::{RowTraffic, row_cache_bytes};
 pub use saved_state::SavedStateError;
 pub use step::{LogitsFor, Span, TokenOrigin, TokenPhase};

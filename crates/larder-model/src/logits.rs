@@ -1,21 +1,14 @@
 //! Logits: the norm and the product behind the last layer, and what a step returns of them.
 
-use candle_core::Tensor;
-use larder_kernels::tanh;
-
-use crate::decoder::{Decoder, report_hidden, scaled};
+use crate::decoder::{Decoder, report_hidden};
 use crate::device::{BEST_FOUND, DeviceOps, DeviceRows, LogitChanges};
-use crate::device_layer::on_host;
 use crate::error::{ModelError, Result};
-use crate::hidden::{Hidden, receive};
-use crate::matrix::with_f32;
 use crate::nn::{ForwardPass, Norm};
+use crate::ops::HostRows;
 use crate::stack::{Stack, Streams};
 use crate::step::Span;
 use crate::tap::Tap;
 
-/// The most rows of logits that are a part of a chain, whose memory stays allocated.
-const CHAIN_LOGITS: usize = 16;
 /// The most of the best logits that a device looks for: it may find a few more than asked for.
 pub(crate) const BEST_MOST: usize = BEST_FOUND / 2;
 
@@ -147,7 +140,7 @@ impl Decoder {
     /// The logits that the spans ask for, from the last layer's output `x [tokens, hidden]`.
     pub(crate) fn logits(
         &self,
-        x: Hidden,
+        x: DeviceRows,
         spans: &mut [Span],
         best: Option<&BestLogits>,
         pass: &ForwardPass,
@@ -155,173 +148,100 @@ impl Decoder {
     ) -> Result<Logits> {
         let Stack { norm, streams, .. } = &self.stack;
         let ending = Ending { streams: streams.as_ref(), norm };
-        if !tap.wants_hidden() {
-            return self.logits_behind(ending, x, spans, best, pass);
+        if tap.wants_hidden() {
+            let all = ending.forward(x, self.ops())?;
+            report_hidden(tap, self.stack.layer_count(), all, self.ops())?;
         }
-        let x = norm.forward(&ending.merged(on_host(&x, &self.stack)?)?)?;
-        report_hidden(tap, self.stack.layer_count(), &x)?;
-        self.logits_of_normalised(x, spans, pass)
+        self.logits_of(ending, x, spans, best, pass)
     }
 
     /// As [`logits`](Self::logits), of the last layer before this ending.
-    pub(crate) fn logits_behind(
+    pub(crate) fn logits_of(
         &self,
         ending: Ending,
-        x: Hidden,
-        spans: &mut [Span],
-        best: Option<&BestLogits>,
-        pass: &ForwardPass,
-    ) -> Result<Logits> {
-        if let Hidden::Device(x) = &x
-            && let Some(logits) = self.logits_on_device(ending, *x, spans, best, pass)?
-        {
-            return Ok(logits);
-        }
-        let x = ending.merged(on_host(&x, &self.stack)?)?;
-        if wants_hidden(spans) {
-            return self.logits_of_normalised(ending.norm.forward(&x)?, spans, pass);
-        }
-        let x = take_rows(x, wanted_rows(spans, pass))?.map(|x| ending.norm.forward(&x)).transpose()?;
-        Ok(Logits::All(x.map_or(Ok(Vec::new()), |x| self.head(x))?))
-    }
-
-    /// The logits, and the hidden states that the spans ask for, of the output `x [tokens, hidden]` of the norm before the head.
-    fn logits_of_normalised(&self, x: Tensor, spans: &mut [Span], pass: &ForwardPass) -> Result<Logits> {
-        hand_out_hidden(&x, spans, pass)?;
-        let x = take_rows(x, wanted_rows(spans, pass))?;
-        Ok(Logits::All(x.map_or(Ok(Vec::new()), |x| self.head(x))?))
-    }
-
-    /// As [`logits_behind`](Self::logits_behind), at the end of the chain that computes `x`; `None` if a part of it is computed on the CPU, or
-    /// if the rows are many or not next to each other.
-    fn logits_on_device(
-        &self,
-        Ending { streams, norm }: Ending,
         x: DeviceRows,
         spans: &mut [Span],
         best: Option<&BestLogits>,
         pass: &ForwardPass,
-    ) -> Result<Option<Logits>> {
-        let head = &self.stack.head;
-        if streams.is_some_and(|streams| !streams.merge.is_on_device()) {
-            return Ok(None);
-        }
-        let merged = |x: DeviceRows, ops| streams.map_or(Ok(x), |streams| streams.merge.begin(x, ops));
-        let (Some(ops), Some(norm)) = (head.compute().device_ops.as_deref(), norm.for_devices()) else {
-            return Ok(None);
-        };
+    ) -> Result<Logits> {
+        let ops = self.ops();
         let wanted: Vec<_> = wanted_rows(spans, pass).filter(|(_, count)| *count > 0).collect();
-        let first = wanted.first().map_or(0, |(first, _)| *first);
-        let rows = wanted.last().map_or(0, |(last, count)| last + count - first);
-        let together = rows == wanted.iter().map(|(_, count)| count).sum::<usize>();
-        if rows > 0 && (!head.is_on_device() || !together || rows > CHAIN_LOGITS) {
-            return Ok(None);
-        }
-        if rows == 0 && !wants_hidden(spans) {
-            // Also without logits, errors of the chain are errors of this step.
-            return ops.receive(&mut []).map(|()| Some(Logits::default()));
-        }
-        let (x, hidden) = match wants_hidden(spans) {
-            true => {
-                let hidden = norm.begin(merged(x, ops)?, ops)?;
-                (ops.part(hidden, first, rows)?, Some(hidden))
-            }
-            false => (norm.begin(merged(ops.part(x, first, rows)?, ops)?, ops)?, None),
+        let hidden = if wants_hidden(spans) { Some(ending.forward(x, ops)?) } else { None };
+        let x = match (rows_of(hidden.unwrap_or(x), &wanted, ops)?, hidden) {
+            (Some(x), None) => Some(ending.forward(x, ops)?),
+            (x, _) => x,
         };
-        let logits = match rows {
-            0 => None,
-            _ => match self.begin_head(x, ops)? {
-                None => return Ok(None),
-                logits => logits,
-            },
-        };
-        let (logits, hidden) = receive_logits(ops, logits, best, hidden)?;
-        hidden.map_or(Ok(()), |hidden| hand_out_hidden(&hidden, spans, pass))?;
-        Ok(Some(logits))
+        let logits = x.map(|x| self.head(x, ops)).transpose()?;
+        let (logits, hidden) = download_logits(ops, logits, best.filter(|_| ops.draws()), hidden)?;
+        hidden.iter().for_each(|hidden| hand_out_hidden(hidden, spans, pass));
+        Ok(logits)
     }
 
-    /// Begins the head on a device: the logits of the output `x` of the norm before it; `None` if a part of it is computed on the CPU.
-    pub(crate) fn begin_head(&self, mut x: DeviceRows, ops: &dyn DeviceOps) -> Result<Option<DeviceRows>> {
+    /// The logits `[rows, vocab]` of the output `x [rows, hidden]` of the norm before the head.
+    pub(crate) fn head(&self, mut x: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
         let Stack { head, factors, .. } = &self.stack;
         if let Some(columns) = &factors.columns {
-            x = columns.begin(x, ops)?;
+            x = columns.apply(x, ops)?;
         }
-        let Some(mut logits) = head.begin(x, ops)? else { return Ok(None) };
+        let mut logits = head.forward(x, ops)?;
         if factors.logits != 1.0 {
             logits = ops.scale(logits, factors.logits as f32)?;
         }
         if let Some(cap) = factors.softcap {
             logits = ops.bend(logits, cap as f32)?;
         }
-        Ok(Some(logits))
-    }
-
-    /// The logits `[rows, vocab]` of the output `x [rows, hidden]` of the norm before the head.
-    pub(crate) fn head(&self, mut x: Tensor) -> Result<Vec<f32>> {
-        let Stack { head, factors, .. } = &self.stack;
-        if let Some(columns) = &factors.columns {
-            x = columns.apply(&x)?;
-        }
-        let mut logits = values(&scaled(head.forward(&x)?, factors.logits)?)?;
-        if let Some(cap) = factors.softcap {
-            logits.iter_mut().for_each(|l| *l = tanh(*l / cap as f32) * cap as f32);
-        }
         Ok(logits)
     }
 }
 
 impl Ending<'_> {
-    /// The residual stream, of `x [tokens, streams · hidden]`.
-    fn merged(self, x: Tensor) -> Result<Tensor> {
-        self.streams.map_or(Ok(x.clone()), |streams| streams.merge.merge(&x))
+    /// What the head reads of `x [rows, streams · hidden]`.
+    pub(crate) fn forward(self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+        let x = self.streams.map_or(Ok(x), |streams| streams.merge.merge(x, ops))?;
+        self.norm.forward(x, ops)
     }
 }
 
 /// Waits for logits, of which the `best` may be enough, and for hidden states.
-fn receive_logits(
+fn download_logits(
     ops: &dyn DeviceOps,
     logits: Option<DeviceRows>,
     best: Option<&BestLogits>,
     hidden: Option<DeviceRows>,
-) -> Result<(Logits, Option<Tensor>)> {
+) -> Result<(Logits, Option<HostRows>)> {
     let found = best.zip(logits).filter(|(best, logits)| is_less(best, logits.width)).map(|(best, logits)| {
         let also: Vec<u32> = best.changes.listed().collect();
         let taken = if also.is_empty() { None } else { Some(ops.take_out(logits, &also)?) };
         Ok::<_, ModelError>((logits, taken, ops.find_best(logits, best.count)?, also))
     });
     let Some((logits, taken, found, also)) = found.transpose()? else {
-        let mut received = receive(ops, &hidden.into_iter().chain(logits).collect::<Vec<_>>())?;
-        let hidden = hidden.map(|_| received.remove(0));
-        let logits = received.pop().map_or(Ok(Vec::new()), |logits| values(&logits))?;
-        return Ok((Logits::All(logits), hidden));
+        let mut received = ops.download(&hidden.into_iter().chain(logits).collect::<Vec<_>>())?;
+        let logits = logits.and_then(|_| received.pop()).map_or(Vec::new(), |logits| logits.to_vec());
+        return Ok((Logits::All(logits), received.pop()));
     };
-    let mut received = receive(ops, &hidden.into_iter().chain(taken).chain([found]).collect::<Vec<_>>())?;
-    let found = received.pop().map_or(Ok(Vec::new()), |found| values(&found))?;
-    let hidden = hidden.map(|_| received.remove(0));
-    let taken = received.pop().map_or(Ok(Vec::new()), |taken| values(&taken))?;
+    let mut received = ops.download(&hidden.into_iter().chain(taken).chain([found]).collect::<Vec<_>>())?;
+    let found = received.pop().expect("the rows that were asked for");
+    let taken = taken.and_then(|_| received.pop());
+    let taken = taken.as_deref().unwrap_or_default();
     let width = taken.len() / logits.rows;
     let exists = |(id, _): &(&u32, &f32)| (**id as usize) < logits.width;
     let pairs = |row: usize| also.iter().zip(&taken[row * width..][..width]).filter(exists);
     let taken_of = |row: usize| pairs(row).map(|(id, logit)| (*id, *logit));
     let best = found.chunks_exact(1 + 2 * BEST_FOUND).enumerate().map(|(row, found)| found_in(found, taken_of(row)));
     if let Some(best) = best.collect() {
-        return Ok((Logits::Best(best), hidden));
+        return Ok((Logits::Best(best), received.pop()));
     }
     // Too many are equal, or close. The logits are still there.
-    let mut all = values(&receive(ops, &[logits])?.remove(0))?;
+    let mut all = ops.download(&[logits])?[0].to_vec();
     for (row, all) in all.chunks_exact_mut(logits.width).enumerate() {
         taken_of(row).for_each(|(id, logit)| all[id as usize] = logit);
     }
-    Ok((Logits::All(all), hidden))
+    Ok((Logits::All(all), received.pop()))
 }
 
 /// Whether it takes less time to find the best of `vocab` logits than to copy them all.
 pub(crate) fn is_less(best: &BestLogits, vocab: usize) -> bool {
     best.count <= BEST_MOST && 4 * (best.count + best.changes.tokens.len()) < vocab
-}
-
-fn values(rows: &Tensor) -> Result<Vec<f32>> {
-    Ok(rows.flatten_all()?.to_vec1()?)
 }
 
 /// The logits that a device has found in a row and those that it took out before, in the order of ids; `None` if there were more than it
@@ -350,27 +270,22 @@ fn wanted_rows<'s>(spans: &'s [Span], pass: &'s ForwardPass) -> impl Iterator<It
 }
 
 /// Appends the rows of `x [tokens, hidden]` to the spans that want them.
-fn hand_out_hidden(x: &Tensor, spans: &mut [Span], pass: &ForwardPass) -> Result<()> {
-    let hidden = x.dim(1)?;
-    with_f32(x, |x| {
-        for (at, span) in pass.spans.iter().zip(spans) {
-            span.hidden.iter_mut().for_each(|into| into.extend_from_slice(at.rows(x, hidden)));
-        }
-    })
+fn hand_out_hidden(x: &HostRows, spans: &mut [Span], pass: &ForwardPass) {
+    for (at, span) in pass.spans.iter().zip(spans) {
+        span.hidden.iter_mut().for_each(|into| into.extend_from_slice(at.rows(x, x.width)));
+    }
 }
 
-/// Some rows of `x`, given as ranges of first row and count; `None` if there are none.
-fn take_rows(x: Tensor, ranges: impl Iterator<Item = (usize, usize)>) -> Result<Option<Tensor>> {
-    let ranges: Vec<_> = ranges.filter(|(_, count)| *count > 0).collect();
-    match ranges[..] {
-        [] => Ok(None),
-        [(0, all)] if all == x.dim(0)? => Ok(Some(x)),
-        [(first, count)] => Ok(Some(x.narrow(0, first, count)?)),
-        _ => {
-            let parts = ranges.iter().map(|(first, count)| x.narrow(0, *first, *count));
-            Ok(Some(Tensor::cat(&parts.collect::<candle_core::Result<Vec<_>>>()?, 0)?))
-        }
+/// Some rows of `x`, given as ranges of first row and count; `None` if there are none. They are copied side by side unless they follow each other.
+fn rows_of(x: DeviceRows, ranges: &[(usize, usize)], ops: &dyn DeviceOps) -> Result<Option<DeviceRows>> {
+    let (Some((first, _)), Some((last, count))) = (ranges.first(), ranges.last()) else { return Ok(None) };
+    let rows = last + count - first;
+    if rows == ranges.iter().map(|(_, count)| count).sum::<usize>() {
+        return ops.part(x, *first, rows).map(Some);
     }
+    let all = &ops.download(&[x])?[0];
+    let values = ranges.iter().flat_map(|(first, count)| &all[first * x.width..(first + count) * x.width]);
+    ops.send(&values.copied().collect::<Vec<_>>(), x.width).map(Some)
 }
 
 #[cfg(test)]

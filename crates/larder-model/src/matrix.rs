@@ -1,20 +1,16 @@
 //! Weight matrices in their stored number format, in main memory or on a device, and products with them.
 
-use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
 
-use candle_core::{CpuStorage, Device, Storage, Tensor};
 use larder_core::{NumberFormat, RowOrder};
-use larder_kernels::{InputBuffer, Inputs, Product, WeightMatrix};
+use larder_kernels::{Inputs, WeightMatrix};
+use smallvec::SmallVec;
 
 use crate::bytes::Bytes;
 use crate::compute::ComputeContext;
-use crate::device::{DeviceCopy, DeviceOps, DeviceProduct, DeviceProducts, DeviceRows};
+use crate::device::{DeviceCopy, DeviceOps, DeviceProducts, DeviceRows};
 use crate::error::Result;
 use crate::input_squares::MatrixSquares;
-
-/// Activations that are quantised together.
-const BLOCK_VALUES: usize = 32;
 
 /// A weight matrix `[rows, cols]` in its stored number format, in main memory. Clones share the bytes.
 #[derive(Clone)]
@@ -29,10 +25,6 @@ pub struct Matrix {
     squares: Option<MatrixSquares>,
     /// The id of the copy on a device.
     uploaded: Arc<OnceLock<usize>>,
-}
-
-thread_local! {
-    static INPUTS: RefCell<InputBuffer> = RefCell::new(InputBuffer::new());
 }
 
 impl Matrix {
@@ -107,8 +99,8 @@ impl Matrix {
             Some(device) => Location::Device(device.clone(), self.upload(device.as_ref())?),
             None => Location::Host(self.order, self.bytes),
         };
-        let Matrix { kind, rows, cols, scale, compute, squares, .. } = self;
-        Ok(PlacedMatrix { kind, rows, cols, scale, location, compute, squares })
+        let Matrix { kind, rows, cols, scale, squares, .. } = self;
+        Ok(PlacedMatrix { kind, rows, cols, scale, location, squares })
     }
 }
 
@@ -119,7 +111,6 @@ pub struct PlacedMatrix {
     cols: usize,
     scale: f32,
     location: Location,
-    compute: Arc<ComputeContext>,
     squares: Option<MatrixSquares>,
 }
 
@@ -130,101 +121,62 @@ enum Location {
 }
 
 impl PlacedMatrix {
-    /// One product per head: `x [tokens, heads, in]` times each head's matrix `[out, in]` → `[tokens, heads, out]`.
-    ///
-    /// The caller guarantees at least one head, and equal shapes and number formats.
-    pub fn forward_heads(heads: &[PlacedMatrix], x: &Tensor) -> Result<Tensor> {
-        let PlacedMatrix { rows, cols, kind, .. } = heads[0];
-        let (compute, tokens) = (&heads[0].compute, x.elem_count() / (heads.len() * cols));
-        let place = |head: usize, t: usize| t * heads.len() + head;
-        let picks: Vec<u32> = (0..heads.len()).flat_map(|h| (0..tokens).map(move |t| place(h, t) as u32)).collect();
-        let mut by_head = vec![0.0; heads.len() * tokens * rows]; // [heads, tokens, out]
-        with_f32(x, |x| {
-            INPUTS.with_borrow_mut(|buffer| {
-                let inputs = compute.inputs(buffer, x, cols, !kind.is_float());
-                let mut batch = MatmulBatch::new(compute, inputs, heads.len());
-                let outs = by_head.chunks_exact_mut(tokens * rows);
-                for ((head, pick), out) in heads.iter().zip(picks.chunks_exact(tokens)).zip(outs) {
-                    batch.add(head, Some(pick), out);
-                }
-                batch.multiply()
-            })
-        })??;
-        let y = Tensor::from_vec(by_head, (heads.len(), tokens, rows), &Device::Cpu)?;
-        Ok(y.transpose(0, 1)?.contiguous()?)
-    }
-}
-
-impl PlacedMatrix {
-    /// Whether [`begin_heads`](Self::begin_heads) computes these products, of an `x` with `step` values for each head.
-    pub(crate) fn begins_heads(heads: &[PlacedMatrix], step: usize) -> bool {
-        let whole = |head: &PlacedMatrix| head.kind.is_float() || step.is_multiple_of(BLOCK_VALUES);
-        heads.iter().all(|head| matches!(head.location, Location::Device(..)) && whole(head))
+    /// A matrix `[rows, cols]` that a device has under this id.
+    pub fn uploaded(device: Arc<dyn DeviceProducts>, id: usize, kind: NumberFormat, [rows, cols]: [usize; 2]) -> Self {
+        PlacedMatrix { kind, rows, cols, scale: 1.0, location: Location::Device(device, id), squares: None }
     }
 
-    /// As [`forward_heads`](Self::forward_heads), begun on a device, of the first values that `x [tokens, heads · step]` has for each
-    /// head. The caller guarantees that a device [begins](Self::begins_heads) them.
-    pub(crate) fn begin_heads(heads: &[PlacedMatrix], x: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
-        let id = |head: &PlacedMatrix| match head.location {
-            Location::Device(_, id) => id,
-            Location::Host(..) => unreachable!("the heads are on a device"),
-        };
-        ops.multiply_heads(x, &heads.iter().map(id).collect::<Vec<_>>())
-    }
-}
-
-/// Products of one `x` that are computed together, partly on the CPU and partly on a device.
-struct MatmulBatch<'a> {
-    compute: &'a ComputeContext,
-    x: Inputs<'a>,
-    on_host: Vec<Product<'a>>,
-    on_device: Vec<DeviceProduct<'a>>,
-    device: Option<&'a dyn DeviceProducts>,
-}
-
-impl<'a> MatmulBatch<'a> {
-    /// An empty batch with capacity for `products` products.
-    fn new(compute: &'a ComputeContext, x: Inputs<'a>, products: usize) -> Self {
-        MatmulBatch { compute, x, on_host: Vec::with_capacity(products), on_device: Vec::new(), device: None }
+    /// Rows: values that the product yields per token.
+    pub fn rows(&self) -> usize {
+        self.rows
     }
 
-    fn add(&mut self, weights: &'a PlacedMatrix, pick: Option<&'a [u32]>, out: &'a mut [f32]) {
-        let PlacedMatrix { kind, rows, cols, scale, .. } = *weights;
-        weights.squares.iter().for_each(|squares| squares.add(&self.x, pick));
-        match &weights.location {
-            Location::Host(order, bytes) => {
-                let weights = WeightMatrix { kind, order: *order, rows, cols, scale, bytes };
-                self.on_host.push(Product { weights, x: self.x, pick, out });
-            }
-            Location::Device(device, number) => {
-                self.device = Some(device.as_ref());
-                self.on_device.push(DeviceProduct { weights: *number, pick, out });
-            }
+    /// Values of a row.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Number format of the weights.
+    pub fn kind(&self) -> NumberFormat {
+        self.kind
+    }
+
+    /// The weights in main memory; `None` if a device has them.
+    pub fn in_memory(&self) -> Option<WeightMatrix<'_>> {
+        let PlacedMatrix { kind, rows, cols, scale, .. } = *self;
+        match &self.location {
+            Location::Host(order, bytes) => Some(WeightMatrix { kind, order: *order, rows, cols, scale, bytes }),
+            Location::Device(..) => None,
         }
     }
 
-    fn multiply(mut self) -> Result<()> {
-        if !self.on_host.is_empty() {
-            self.compute.multiply(&mut self.on_host);
+    /// The device that has the weights, and their id there.
+    pub fn on_device(&self) -> Option<(&dyn DeviceProducts, usize)> {
+        match &self.location {
+            Location::Host(..) => None,
+            Location::Device(device, id) => Some((device.as_ref(), *id)),
         }
-        match self.device {
-            Some(device) => self.compute.multiply_on_device(device, &self.x, &mut self.on_device),
-            None => Ok(()),
-        }
+    }
+
+    /// Adds the inputs of a product on the CPU to the sums of squares, if they are collected.
+    pub(crate) fn collect(&self, x: &Inputs) {
+        self.squares.iter().for_each(|squares| squares.add(x, None));
     }
 }
 
 /// A product with an optional bias.
 pub struct Linear {
     matrix: PlacedMatrix,
-    bias: Option<Tensor>,
+    compute: Arc<ComputeContext>,
+    bias: Option<Vec<f32>>,
     bias_copy: DeviceCopy,
 }
 
 impl Linear {
     /// `bias [rows]`
-    pub fn new(matrix: Matrix, bias: Option<Tensor>) -> Result<Self> {
-        Ok(Linear { matrix: matrix.place()?, bias, bias_copy: DeviceCopy::default() })
+    pub fn new(matrix: Matrix, bias: Option<Vec<f32>>) -> Result<Self> {
+        let compute = matrix.compute.clone();
+        Ok(Linear { matrix: matrix.place()?, compute, bias, bias_copy: DeviceCopy::default() })
     }
 
     /// Rows of the matrix: values that the product yields per token.
@@ -234,96 +186,40 @@ impl Linear {
 
     /// The context on which the product is computed.
     pub fn compute(&self) -> &ComputeContext {
-        &self.matrix.compute
+        &self.compute
     }
 
-    /// Whether a device computes it.
-    pub(crate) fn is_on_device(&self) -> bool {
-        matches!(self.matrix.location, Location::Device(..))
+    /// `x [tokens, in]` → `[tokens, out]`
+    pub fn forward(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+        let [y] = Linear::forward_all([self], x, ops)?;
+        Ok(y)
     }
 
-    /// As [`forward`](Self::forward), begun on a device; `None` if the CPU computes it.
-    pub(crate) fn begin(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<Option<DeviceRows>> {
-        Ok(Linear::begin_all([self], x, ops)?.map(|[y]| y))
-    }
-
-    /// As [`forward_all`](Self::forward_all), begun on a device; `None` if the CPU computes one of them.
-    pub(crate) fn begin_all<const N: usize>(
+    /// Several products of one `x [tokens, in]`, in one batch.
+    pub fn forward_all<const N: usize>(
         linears: [&Linear; N],
         x: DeviceRows,
         ops: &dyn DeviceOps,
-    ) -> Result<Option<[DeviceRows; N]>> {
-        Ok(Linear::begin_each(&linears, x, ops)?.and_then(|products| products.try_into().ok()))
+    ) -> Result<[DeviceRows; N]> {
+        let all = Linear::forward_each(&linears, x, ops)?;
+        Ok(std::array::from_fn(|place| all[place]))
     }
 
-    /// As [`begin_all`](Self::begin_all), of any number of products.
-    pub(crate) fn begin_each(
-        linears: &[&Linear],
-        x: DeviceRows,
-        ops: &dyn DeviceOps,
-    ) -> Result<Option<Vec<DeviceRows>>> {
-        let id = |linear: &&Linear| match linear.matrix.location {
-            Location::Device(_, id) => Some(id),
-            Location::Host(..) => None,
-        };
-        let Some(ids) = linears.iter().map(id).collect::<Option<Vec<usize>>>() else { return Ok(None) };
-        let mut products = ops.multiply(x, &ids)?;
+    /// As [`forward_all`](Self::forward_all), of any number of products.
+    pub fn forward_each(linears: &[&Linear], x: DeviceRows, ops: &dyn DeviceOps) -> Result<Vec<DeviceRows>> {
+        let weights: SmallVec<[&PlacedMatrix; 8]> = linears.iter().map(|linear| &linear.matrix).collect();
+        let mut products = ops.multiply(x, &weights)?;
         for (y, linear) in products.iter_mut().zip(linears) {
             if let Some(bias) = &linear.bias {
-                *y = ops.add_row(*y, with_f32(bias, |bias| linear.bias_copy.of(bias, ops))??)?;
+                *y = ops.add_row(*y, linear.bias_copy.of(bias, ops)?)?;
             }
         }
-        Ok(Some(products))
+        Ok(products)
     }
 
     /// Width of the input.
     pub fn input_width(&self) -> usize {
         self.matrix.cols
-    }
-
-    /// `x [tokens, in]` → `[tokens, out]`
-    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let [y] = Linear::forward_all([self], x)?;
-        Ok(y)
-    }
-
-    /// Several products of one `x [tokens, in]`, in one batch.
-    pub fn forward_all<const N: usize>(linears: [&Linear; N], x: &Tensor) -> Result<[Tensor; N]> {
-        let cols = linears[0].matrix.cols;
-        let tokens = x.elem_count() / cols;
-        let mut outs = linears.map(|l| vec![0.0; tokens * l.matrix.rows]);
-        let quantise = linears.iter().any(|l| !l.matrix.kind.is_float());
-        with_f32(x, |x| {
-            INPUTS.with_borrow_mut(|buffer| {
-                let inputs = linears[0].compute().inputs(buffer, x, cols, quantise);
-                let mut batch = MatmulBatch::new(linears[0].compute(), inputs, N);
-                linears.iter().zip(&mut outs).for_each(|(linear, out)| batch.add(&linear.matrix, None, out));
-                batch.multiply()
-            })
-        })??;
-        let mut all = [const { None }; N];
-        for ((place, linear), out) in all.iter_mut().zip(linears).zip(outs) {
-            *place = Some(linear.finish(out, tokens)?);
-        }
-        Ok(all.map(|y| y.expect("one tensor per product")))
-    }
-
-    fn finish(&self, out: Vec<f32>, tokens: usize) -> Result<Tensor> {
-        let y = Tensor::from_vec(out, (tokens, self.matrix.rows), &Device::Cpu)?;
-        match &self.bias {
-            Some(bias) => Ok(y.broadcast_add(bias)?),
-            None => Ok(y),
-        }
-    }
-}
-
-/// Calls `f` with the f32 values of a CPU tensor, in row-major order, without a copy if the tensor is contiguous.
-pub fn with_f32<R>(x: &Tensor, f: impl FnOnce(&[f32]) -> R) -> Result<R> {
-    let x = x.contiguous()?;
-    let (storage, layout) = x.storage_and_layout();
-    match (&*storage, layout.contiguous_offsets()) {
-        (Storage::Cpu(CpuStorage::F32(values)), Some((from, to))) => Ok(f(&values[from..to])),
-        _ => Ok(f(&x.flatten_all()?.to_vec1::<f32>()?)),
     }
 }
 
@@ -340,12 +236,11 @@ mod tests {
         Matrix::new(NumberFormat::F32, RowOrder::best(NumberFormat::F32), rows, cols, Arc::new(bytes), compute.clone())
     }
 
-    fn x(shape: &[usize]) -> Tensor {
-        let values: Vec<f32> = (0..shape.iter().product()).map(|i| (i as f32 * 0.7).sin()).collect();
-        Tensor::from_vec(values, shape, &Device::Cpu).unwrap()
+    fn values(count: usize) -> Vec<f32> {
+        (0..count).map(|i| (i as f32 * 0.7).sin()).collect()
     }
 
-    /// One context on the CPU, one on a device.
+    /// One context on the CPU, one with products on a device.
     fn both(double: ProductsDouble) -> ([Arc<ComputeContext>; 2], Arc<ProductsDouble>) {
         let double = Arc::new(double);
         let on_device = ComputeContext { device_products: Some(double.clone()), ..ComputeContext::single_threaded() };
@@ -365,19 +260,19 @@ mod tests {
     fn a_device_computes_all_products_of_one_input_in_one_batch() {
         let (computes, device) = both(ProductsDouble::new(1 << 20));
         let results = computes.map(|compute| {
-            let bias = x(&[7]);
             let linears = [
-                Linear::new(matrix(7, 24, 1, &compute), Some(bias)).unwrap(),
+                Linear::new(matrix(7, 24, 1, &compute), Some(values(7))).unwrap(),
                 Linear::new(matrix(16, 24, 2, &compute), None).unwrap(),
             ];
-            let [a, b] = Linear::forward_all(linears.each_ref(), &x(&[3, 24])).unwrap();
+            let ops = compute.ops();
+            let [a, b] = Linear::forward_all(linears.each_ref(), ops.send(&values(3 * 24), 24).unwrap(), ops).unwrap();
             let heads: Vec<PlacedMatrix> = (0..4).map(|h| matrix(5, 8, h, &compute).place().unwrap()).collect();
-            let c = PlacedMatrix::forward_heads(&heads, &x(&[3, 4, 8])).unwrap();
-            assert_eq!(c.dims(), [3, 4, 5]);
-            [a, b, c].map(|y| with_f32(&y, <[f32]>::to_vec).unwrap())
+            let c = ops.multiply_heads(ops.send(&values(3 * 4 * 9), 4 * 9).unwrap(), &heads).unwrap();
+            assert_eq!((c.rows, c.width), (3, 4 * 5));
+            ops.download(&[a, b, c]).unwrap().iter().map(|rows| rows.to_vec()).collect::<Vec<_>>()
         });
         assert_eq!(results[0], results[1]);
-        assert_eq!((device.uploaded(), device.batches()), (6, 2));
+        assert_eq!((device.uploaded(), device.batches()), (6, 5));
     }
 
     #[test]
@@ -389,8 +284,9 @@ mod tests {
             let head = Linear::new(embedding.clone(), None).unwrap();
             let mut row = [0.0; 8];
             embedding.row(3, &mut row);
-            let product = head.forward(&Tensor::from_slice(&row, (1, 8), &Device::Cpu).unwrap()).unwrap();
-            assert!(with_f32(&product, |y| y[3] > 0.0).unwrap(), "a row times itself");
+            let ops = compute.ops();
+            let product = head.forward(ops.send(&row, 8).unwrap(), ops).unwrap();
+            assert!(ops.download(&[product]).unwrap()[0][3] > 0.0, "a row times itself");
             drop(embedding);
             assert_eq!(bytes.upgrade().is_none(), on_device);
         }
@@ -403,6 +299,7 @@ mod tests {
         let message = "a matrix of 672 bytes does not fit into the 100 free bytes of the device";
         assert!(matches!(&error, ModelError::Device(_)) && error.to_string() == message, "{error}");
         let small = Linear::new(matrix(3, 8, 1, &compute), None).unwrap();
-        assert!(matches!(small.forward(&x(&[1, 8])), Err(ModelError::Device(_))));
+        let ops = compute.ops();
+        assert!(matches!(small.forward(ops.send(&values(8), 8).unwrap(), ops), Err(ModelError::Device(_))));
     }
 }

@@ -1,12 +1,10 @@
 //! The forward pass of the layer for multi-token prediction.
 
-use candle_core::{Device, Tensor};
-
 use crate::decoder::Decoder;
+use crate::device::DeviceRows;
 use crate::error::{ModelError, Result};
 use crate::experts::ExpertPath;
-use crate::hidden::Hidden;
-use crate::layer_pass::{OtherLayers, Running};
+use crate::layer::{OtherLayers, Running};
 use crate::logits::{Ending, Logits};
 use crate::nn::KvCache;
 use crate::stack::MtpLayer;
@@ -45,11 +43,14 @@ impl Decoder {
         if !tap.wants_more() {
             return Err(ModelError::Cancelled);
         }
+        let _only = self.stack.head.compute().step();
         let (mut clock, before) = (PhaseClock::start(), self.stack.head.compute().time());
+        self.ops().retain(&[]);
         let pass = self.pass(spans);
         experts.step_begins(0);
-        let mut running = Running { pass: &pass, experts, tap: &mut *tap, clock: &mut clock };
-        let logits = self.mtp_logits(mtp, spans, hidden, &mut running).inspect_err(|_| self.settle_device())?;
+        let (ops, factor) = (self.ops(), self.stack.factors.residual as f32);
+        let mut running = Running { pass: &pass, ops, experts, tap: &mut *tap, clock: &mut clock, factor };
+        let logits = self.mtp_logits(mtp, spans, hidden, &mut running).inspect_err(|_| self.settle())?;
         experts.count_chosen();
         clock.lap(Phase::EmbedAndHead, tap);
         tap.compute_time(self.stack.head.compute().time() - before);
@@ -67,23 +68,17 @@ impl Decoder {
     ) -> Result<Vec<f32>> {
         let x = self.mtp_input(mtp, spans, hidden)?;
         running.clock.lap(Phase::EmbedAndHead, running.tap);
-        let x = self.layer(&mtp.layer, OtherLayers::default(), x, &mut LayerStates::new(spans, 0), running)?;
+        let x = mtp.layer.forward(x, OtherLayers::default(), &mut LayerStates::new(spans, 0), running)?;
         let ending = Ending { streams: None, norm: &mtp.norm };
-        self.logits_behind(ending, x, spans, None, running.pass).map(Logits::into_all)
+        self.logits_of(ending, x, spans, None, running.pass).map(Logits::into_all)
     }
 
     /// The input of the layer: `[tokens, hidden]`.
-    fn mtp_input(&self, mtp: &MtpLayer, spans: &[Span], hidden: &[f32]) -> Result<Hidden> {
+    fn mtp_input(&self, mtp: &MtpLayer, spans: &[Span], hidden: &[f32]) -> Result<DeviceRows> {
+        let ops = self.ops();
         let embedded = self.embed(self.embedding(), spans.iter().map(|span| span.tokens))?;
-        let hidden = Tensor::from_slice(hidden, embedded.shape(), &Device::Cpu)?;
-        let parts = [mtp.embedding_norm.forward(&embedded)?, mtp.hidden_norm.forward(&hidden)?];
-        let both = Tensor::cat(&parts, 1)?;
-        match self.stack.head.compute().device_ops.as_deref().filter(|_| mtp.projection.is_on_device()) {
-            Some(ops) => {
-                let rows = Hidden::Host(both).on_device(ops)?;
-                Ok(Hidden::Device(mtp.projection.begin(rows, ops)?.expect("the projection is on the device")))
-            }
-            None => mtp.projection.forward(&both).map(Hidden::Host),
-        }
+        let hidden = ops.send(hidden, embedded.width)?;
+        let both = ops.beside(mtp.embedding_norm.forward(embedded, ops)?, mtp.hidden_norm.forward(hidden, ops)?)?;
+        mtp.projection.forward(both, ops)
     }
 }

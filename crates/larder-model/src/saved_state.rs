@@ -9,11 +9,11 @@
 //!   ascending order; the last one is the current state, those before it are checkpoints.
 //! - Further rows, unless there are none yet: as keys.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 
 use crate::decoder::Decoder;
+use crate::device::Place;
 use crate::error::ModelError;
-use crate::hidden::Place;
 use crate::nn::{KvCache, LayerKv};
 
 /// Why bytes are not the state of a sequence.
@@ -78,12 +78,6 @@ impl<'a> SavedState<'a> {
         let (numbers, _) = bytes.as_chunks();
         Ok(numbers.iter().map(|number| f32::from_le_bytes(*number)).collect())
     }
-}
-
-/// Writes numbers.
-pub(crate) fn write_floats(values: &[f32], out: &mut dyn Write) -> io::Result<()> {
-    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-    out.write_all(&bytes)
 }
 
 impl Decoder {

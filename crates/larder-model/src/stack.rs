@@ -1,12 +1,11 @@
 //! The parts of a decoder: what an architecture builds, and what the forward pass runs through.
 
-use candle_core::{Device, Tensor};
-use larder_core::{ExpertId, ExpertNames, Geometry};
+use larder_core::{ExpertNames, Geometry};
 
 use crate::device::{DeviceCopy, DeviceOps, DeviceRows};
 use crate::embedding::EmbeddingRows;
 use crate::error::Result;
-use crate::matrix::{Linear, with_f32};
+use crate::matrix::Linear;
 use crate::nn::{LayerShape, MergeStreams, Mixer, Mlp, Moe, Norm, RelativeAttention, ResidualConnection, Rope};
 
 /// The parts of a decoder, as an architecture in [`arch`](crate::arch) builds them.
@@ -150,26 +149,19 @@ pub struct Factors {
 
 /// A factor on each value of a row, and the copy of them on a device.
 pub struct ColumnFactors {
-    values: Tensor,
+    values: Vec<f32>,
     copy: DeviceCopy,
 }
 
 impl ColumnFactors {
     /// These factors.
-    pub fn new(values: Vec<f32>) -> Result<Self> {
-        let width = values.len();
-        Ok(ColumnFactors { values: Tensor::from_vec(values, width, &Device::Cpu)?, copy: DeviceCopy::default() })
+    pub fn new(values: Vec<f32>) -> Self {
+        ColumnFactors { values, copy: DeviceCopy::default() }
     }
 
     /// `x [rows, width]` → same shape
-    pub(crate) fn apply(&self, x: &Tensor) -> Result<Tensor> {
-        Ok(x.broadcast_mul(&self.values)?)
-    }
-
-    /// As [`apply`](Self::apply), begun on a device.
-    pub(crate) fn begin(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
-        let factors = with_f32(&self.values, |values| self.copy.of(values, ops))??;
-        ops.scale_columns(x, factors)
+    pub(crate) fn apply(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+        ops.scale_columns(x, self.copy.of(&self.values, ops)?)
     }
 }
 
@@ -211,18 +203,10 @@ impl Layer {
         }
     }
 
-    /// `[tokens, k]`: the experts of these tokens, if the tokens decide on them.
-    pub(crate) fn known_experts(&self, tokens: &[u32]) -> Option<Vec<ExpertId>> {
-        Some(self.moe()?.by_token.as_ref()?.of(tokens))
-    }
-
     /// What the layer keeps of a sequence.
     pub fn shape(&self) -> LayerShape {
-        let of = |mixer: &dyn Mixer| {
-            let choice = mixer.choice();
-            let in_memory = choice.is_some() && !mixer.chooses_on_device();
-            LayerShape { in_memory, chosen: choice.map(|choice| choice.rows), ..mixer.layer_shape() }
-        };
+        let of =
+            |mixer: &dyn Mixer| LayerShape { chosen: mixer.choice().map(|choice| choice.rows), ..mixer.layer_shape() };
         self.mixer.as_ref().map_or(LayerShape::NOTHING, |mixer| of(mixer.part.as_ref()))
     }
 }
@@ -249,35 +233,6 @@ impl<Part> Branch<Part> {
     pub fn connected(self, connection: impl ResidualConnection + 'static) -> Self {
         Branch { connection: Some(Box::new(connection)), ..self }
     }
-
-    /// What the part reads of the residual stream, or streams, `x`.
-    pub(crate) fn read(&self, x: &Tensor) -> Result<BranchInput> {
-        let (stream, mix) = match &self.connection {
-            Some(connection) => connection.read(x)?,
-            None => (x.clone(), Vec::new()),
-        };
-        Ok(BranchInput { input: self.norm.forward(&stream)?, stream, mix })
-    }
-
-    /// The residual stream, or streams, `x` with the part's output `y [tokens, hidden]`, which is multiplied by `factor`.
-    pub(crate) fn write(&self, x: Tensor, mix: &[f32], y: Tensor, factor: f64) -> Result<Tensor> {
-        let y = self.after.as_ref().map_or(Ok(y.clone()), |norm| norm.forward(&y))?;
-        let y = if factor == 1.0 { y } else { (y * factor)? };
-        match &self.connection {
-            Some(connection) => connection.write(x, mix, &y),
-            None => Ok((x + y)?),
-        }
-    }
-}
-
-/// What a part of a layer gets.
-pub(crate) struct BranchInput {
-    /// `[tokens, hidden]`: the residual stream.
-    pub stream: Tensor,
-    /// `[tokens, hidden]`: the stream behind the norm of the part.
-    pub input: Tensor,
-    /// What the connection needs to write the output.
-    pub mix: Vec<f32>,
 }
 
 /// The feed-forward part of a layer.
@@ -299,21 +254,5 @@ impl Ffn {
     /// A feed-forward part with experts.
     pub fn moe(moe: Moe) -> Self {
         Ffn::Moe(Box::new(moe))
-    }
-
-    /// Whether it has a form for chains on a device.
-    pub(crate) fn is_for_devices(&self) -> bool {
-        match self {
-            Ffn::Dense(mlp) => mlp.is_for_devices(),
-            Ffn::Moe(moe) => moe.is_for_devices(),
-        }
-    }
-
-    /// The router logits `[tokens, experts]`, if they follow from what the layer gets, `x [tokens, hidden]`.
-    pub(crate) fn early_logits(&self, x: &Tensor) -> Result<Option<Tensor>> {
-        match self {
-            Ffn::Moe(moe) if moe.early => moe.early_logits(x),
-            _ => Ok(None),
-        }
     }
 }

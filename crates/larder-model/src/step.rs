@@ -1,8 +1,8 @@
 //! The request of a step: some consecutive tokens of each of several sequences (a ragged batch).
 
+use crate::device::Place;
 use crate::device::StateSpan;
 use crate::error::Result;
-use crate::hidden::Place;
 use crate::nn::{ForwardPass, KvCache, LayerKv, SpanPositions, StateLens};
 
 /// Consecutive tokens of one sequence that a step computes.

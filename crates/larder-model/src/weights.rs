@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use candle_core::{Device, Tensor};
 use larder_core::{
     DIGITS, NumberFormat, RowOrder, TensorMeta, TensorSpec, Tensors, deinterleave, from_digits, interleave,
     matrix_scale,
@@ -85,7 +84,7 @@ impl<'a> WeightLoader<'a> {
     pub fn linear(&mut self, prefix: &str, rows: usize, cols: usize, bias: bool) -> Result<Linear> {
         let matrix = self.matrix(&format!("{prefix}.weight"), rows, cols)?;
         let bias = match bias {
-            true => Some(self.tensor(&format!("{prefix}.bias"), &[rows])?),
+            true => Some(self.vector(&format!("{prefix}.bias"), &[rows])?),
             false => None,
         };
         Linear::new(matrix, bias)
@@ -108,14 +107,11 @@ impl<'a> WeightLoader<'a> {
         };
         let mut linears = [const { None }; N];
         for ((place, matrix), part) in linears.iter_mut().zip(matrices).zip(parts) {
-            let of_part = |all: &Vec<f32>| -> Result<Tensor> {
-                let own: Vec<f32> = match all.is_empty() {
-                    true => Vec::new(),
-                    false => rows_of(part, rows).map(|row| all[row]).collect(),
-                };
-                Ok(Tensor::from_vec(own.clone(), own.len(), &Device::Cpu)?)
+            let of_part = |all: &Vec<f32>| match all.is_empty() {
+                true => Vec::new(),
+                false => rows_of(part, rows).map(|row| all[row]).collect(),
             };
-            *place = Some(Linear::new(matrix, biases.as_ref().map(of_part).transpose()?)?);
+            *place = Some(Linear::new(matrix, biases.as_ref().map(of_part))?);
         }
         Ok(linears.map(|linear| linear.expect("one product for each part")))
     }
@@ -148,14 +144,6 @@ impl<'a> WeightLoader<'a> {
         // Their inputs are the same, and are collected once.
         let mut named = false;
         Ok(matrices.map(|matrix| if std::mem::replace(&mut named, true) { matrix } else { matrix.named(name) }))
-    }
-
-    /// A small tensor as f32: a norm, a bias, a convolution.
-    pub fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<Tensor> {
-        Ok(match self.values(name, shape)? {
-            Some(values) => Tensor::from_vec(values, shape, &Device::Cpu)?,
-            None => Tensor::zeros(1, candle_core::DType::F32, &Device::Cpu)?,
-        })
     }
 
     /// The values of a small tensor; empty without a source.
@@ -355,7 +343,6 @@ mod tests {
     use larder_kernels::quantise_row;
 
     use super::*;
-    use crate::matrix::with_f32;
 
     const ROWS: usize = 24;
     const COLS: usize = 64;
@@ -403,18 +390,20 @@ mod tests {
         let between = RowGroups { group: 6, first: 1, count: 3 };
         let rows = [vec![0, 6, 12, 18, 4, 5, 10, 11, 16, 17, 22, 23], vec![1, 2, 3, 7, 8, 9, 13, 14, 15, 19, 20, 21]];
         let values: Vec<f32> = (0..2 * COLS).map(|i| (i as f32 * 0.3).sin()).collect();
-        let x = Tensor::from_vec(values, (2, COLS), &Device::Cpu).unwrap();
         for order in [RowOrder::Plain, RowOrder::Rows8] {
             let source = Joined::new(order);
             let compute = Arc::new(ComputeContext::single_threaded());
             let ahead = ReadAhead::new(&source, &[]);
-            let mut weights = WeightLoader::load(&source, &ahead, compute);
-            let whole = weights.linear("m", ROWS, COLS, true).unwrap().forward(&x).unwrap();
+            let mut weights = WeightLoader::load(&source, &ahead, compute.clone());
+            let ops = compute.ops();
+            let x = ops.send(&values, COLS).unwrap();
+            let product = |linear: &Linear| ops.download(&[linear.forward(x, ops).unwrap()]).unwrap()[0].to_vec();
+            let whole = product(&weights.linear("m", ROWS, COLS, true).unwrap());
             let parts = weights.linear_parts("m", ROWS, COLS, true, [&[first, last], &[between]]).unwrap();
             for (part, rows) in parts.iter().zip(&rows) {
-                let (got, wanted) = (part.forward(&x).unwrap(), whole.to_vec2::<f32>().unwrap());
-                let wanted: Vec<f32> = wanted.iter().flat_map(|token| rows.iter().map(|row| token[*row])).collect();
-                assert_eq!(with_f32(&got, <[f32]>::to_vec).unwrap(), wanted, "{order:?}");
+                let tokens = whole.chunks_exact(ROWS);
+                let wanted: Vec<f32> = tokens.flat_map(|token| rows.iter().map(|row| token[*row])).collect();
+                assert_eq!(product(part), wanted, "{order:?}");
             }
             assert_eq!(weights.requested().len(), 4, "each tensor once for all parts");
         }

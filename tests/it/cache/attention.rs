@@ -64,7 +64,7 @@ pub fn on_faulty_device(faults: DeviceFaults) -> (ComputeContext, Arc<OpsDouble>
     let DeviceFaults { failing, refusing, wrong_draws } = faults;
     let products = Arc::new(ProductsDouble::new(ROOMY as u64));
     let attention = Arc::new(AttentionDouble::new(ROOMY).failing(failing).refusing(refusing));
-    let ops = Arc::new(OpsDouble::new(products.clone(), attention.clone()).drawing_wrong(wrong_draws));
+    let ops = Arc::new(OpsDouble::fake(products.clone(), attention.clone()).drawing_wrong(wrong_draws));
     let here = ComputeContext::new(2, false).unwrap();
     let compute = ComputeContext {
         device_products: Some(products),
@@ -141,7 +141,7 @@ fn clones_and_cut_sequences_go_their_own_way_and_grow() {
     for (which, folder) in golden_models().iter().enumerate() {
         let (model, device) = (model(folder), Arc::new(AttentionDouble::new(ROOMY)));
         let memory = [KvFormat::F32, KvFormat::F16][which % 2];
-        let decoders = [None, Some(device.clone() as _)].map(|attention| model.decoder_remembering(memory, attention));
+        let decoders = [None, Some(device.clone())].map(|attention| model.decoder_remembering(memory, attention));
         let [want, got] = decoders.map(|decoder| {
             let mut experts = model.resident();
             let mut go =

@@ -418,7 +418,7 @@ fn what_cannot_be_is_refused_before_anything_is_loaded() {
     assert!(refused(&["--exact"]).starts_with("error: --exact does not work with --device"));
     assert!(refused(&["--preload"]).starts_with("error: --preload does not work with --device"));
     assert!(refused(&["--vram-mem", "2G"]).contains("more than the 1.07 GB that are free on emulator"));
-    let tight = ["--vram-mem", "11M"];
+    let tight = ["--vram-mem", "10.8M"];
     assert!(refused(&[&tight[..], &["--vram-kv", "8"]].concat()).contains("393 kB of KV cache (2 tokens)"));
     larder_ok(&[&["run", "-m", &demo, "-p", "a", "-n", "1", "--device", "emulated"][..], &tight].concat());
     let said = refused(&["--vram-mem", "1M"]);

@@ -7,8 +7,8 @@ use larder_cache::{Cache, SlotSupply, pass_through_slots};
 use larder_core::{CacheScope, Gate, LayerIdx, NumberFormat};
 use larder_engine::{DeviceExpertsDouble, Recorder, Routing, Session, StreamingPath, TieredPath, TokenInput};
 use larder_model::{
-    AllResident, ComputeContext, Decoder, DeviceAttention, DeviceProducts, ExactPath, ExpertPath, HintSource,
-    ModelError, MoeCall, Routed,
+    AllResident, AttentionDouble, ComputeContext, Decoder, DeviceAttention, DeviceOps, DeviceProducts, ExactPath,
+    ExpertPath, HintSource, ModelError, MoeCall, OpsDouble, ProductsDouble, Routed,
 };
 use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs};
 use larder_store::reader::{Arena, MemoryReader, Reader, ReaderSpec, Slot};
@@ -186,14 +186,24 @@ impl Model {
     pub fn decoder_remembering(
         &self,
         memory: larder_model::KvFormat,
-        attention: Option<Arc<dyn DeviceAttention>>,
+        attention: Option<Arc<AttentionDouble>>,
     ) -> Decoder {
-        self.decoder_by(ComputeContext {
-            kv_format: memory,
-            device_attention: attention,
-            ..ComputeContext::new(2, false).unwrap()
-        })
-        .unwrap()
+        let here = ComputeContext { kv_format: memory, ..ComputeContext::new(2, false).unwrap() };
+        let there = |attention: Arc<AttentionDouble>| {
+            let products = Arc::new(ProductsDouble::new(1 << 30));
+            let device_ops: Arc<dyn DeviceOps> = Arc::new(OpsDouble::fake(products.clone(), attention.clone()));
+            (products as Arc<dyn DeviceProducts>, attention as Arc<dyn DeviceAttention>, device_ops)
+        };
+        let compute = match attention.map(there) {
+            Some((products, attention, ops)) => ComputeContext {
+                device_products: Some(products),
+                device_attention: Some(attention),
+                device_ops: Some(ops),
+                ..here
+            },
+            None => here,
+        };
+        self.decoder_by(compute).unwrap()
     }
 
     /// The decoder again, on a context of its own.

@@ -62,6 +62,8 @@ struct State {
 pub(crate) enum Queries<'a> {
     /// Those of the tasks, in main memory.
     Sent,
+    /// These, on the device.
+    Given(u64),
     /// Those of new tokens on the device.
     New(&'a NewTokens<'a>),
     /// As `New`, without attention: keys and values are written, and queries rotated.
@@ -75,7 +77,7 @@ impl<'a> Queries<'a> {
     fn new_tokens(self) -> Option<&'a NewTokens<'a>> {
         match self {
             Queries::New(new) | Queries::HeadsOnly(new) => Some(new),
-            Queries::Sent | Queries::Chosen(_) => None,
+            Queries::Sent | Queries::Given(_) | Queries::Chosen(_) => None,
         }
     }
 
@@ -83,7 +85,7 @@ impl<'a> Queries<'a> {
     fn parts(self) -> usize {
         match self {
             Queries::Chosen(tokens) => tokens.parts,
-            Queries::Sent | Queries::New(_) | Queries::HeadsOnly(_) => 1,
+            Queries::Sent | Queries::Given(_) | Queries::New(_) | Queries::HeadsOnly(_) => 1,
         }
     }
 
@@ -91,6 +93,7 @@ impl<'a> Queries<'a> {
     fn address(self) -> u64 {
         match self {
             Queries::Sent => 0,
+            Queries::Given(at) => at,
             Queries::New(new) | Queries::HeadsOnly(new) => new.queries,
             Queries::Chosen(tokens) => tokens.queries,
         }
@@ -160,6 +163,11 @@ impl GpuAttention {
         self.lock().page(id).map(|page| (page.memory.at(), page.shape.bytes()))
     }
 
+    /// As [`larder_kernels::attend`] without biases, and waits for the results. Arguments that do not fit are an error, not a panic.
+    pub fn attend(&self, tasks: &mut [Task]) -> larder_model::Result<()> {
+        Ok(self.lock().attend(&self.queue, tasks)?)
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -215,10 +223,6 @@ impl DeviceAttention for GpuAttention {
         }
         out.copy_from_slice(state.download.fetch(at, bytes)?);
         Ok(())
-    }
-
-    fn attend(&self, tasks: &mut [Task]) -> larder_model::Result<()> {
-        Ok(self.lock().attend(&self.queue, tasks)?)
     }
 }
 
@@ -316,7 +320,7 @@ impl State {
             let kinds = self.check(args, queries)?;
             match queries {
                 Queries::Chosen(tokens) => self.place_chosen(args, (sequence, first), tokens, kinds, &mut placed)?,
-                Queries::Sent | Queries::New(_) | Queries::HeadsOnly(_) => {
+                Queries::Sent | Queries::Given(_) | Queries::New(_) | Queries::HeadsOnly(_) => {
                     let (tiles, span) = tiles_and_span(args);
                     let shapes = [self.shape(&args.keys)?, self.shape(&args.values)?];
                     let halves = self.flash && takes_halves(args, shapes);

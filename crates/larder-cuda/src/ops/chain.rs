@@ -18,19 +18,23 @@ pub struct Chain {
     /// Staging of the rows that were sent, of which the first `sent` are used.
     uploads: Vec<Upload>,
     sent: usize,
+    /// How often the host had waited when the staging was last used from its start.
+    waits: u64,
 }
 
 impl Chain {
     /// Without memory.
     pub fn new(driver: &Arc<dyn Driver>) -> Self {
         let results = Results { driver: driver.clone(), pieces: Vec::new(), least: PIECE_BYTES, piece: 0, used: 0 };
-        Chain { results, uploads: Vec::new(), sent: 0 }
+        Chain { results, uploads: Vec::new(), sent: 0, waits: 0 }
     }
 
-    /// Uses all memory again.
-    pub fn begin(&mut self) {
+    /// Uses all memory again, but for staging of which the host has not waited since, which may still be copied from.
+    pub fn begin(&mut self, waits: u64) {
         self.results.begin();
-        self.sent = 0;
+        if self.waits != waits {
+            (self.sent, self.waits) = (0, waits);
+        }
     }
 
     /// Begins to copy bytes to memory of their own, and returns its address.
@@ -108,14 +112,14 @@ mod tests {
         let mut addresses = Vec::new();
         // Each chain is longer than all before it, as prompts may be.
         for tokens in 1..200 {
-            chain.begin();
+            chain.begin(0);
             addresses = (0..20).map(|i| chain.results.take(tokens * 4096 * (1 + i % 3)).unwrap()).collect();
         }
         let longest = 199 * 4096 * (0..20).map(|i| 1 + i % 3).sum::<usize>();
         let allocated = emulator.allocated_bytes().0 as usize;
         assert!((longest..2 * longest).contains(&allocated), "{allocated} bytes for {longest}");
         assert!(addresses.is_sorted(), "results are in order");
-        chain.begin();
+        chain.begin(0);
         let again: Vec<u64> = (0..20).map(|i| chain.results.take(199 * 4096 * (1 + i % 3)).unwrap()).collect();
         assert!(again.is_sorted() && chain.results.pieces.len() == 1);
         drop(chain);

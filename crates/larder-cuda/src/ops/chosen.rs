@@ -47,6 +47,22 @@ impl DeviceChoice for GpuOps {
         Ok(queries)
     }
 
+    fn attend_all(
+        &self,
+        queries: DeviceRows,
+        tasks: &[&AttentionArgs<DeviceKvView>],
+        bias: Option<usize>,
+    ) -> larder_model::Result<DeviceRows> {
+        let tokens: usize = tasks.iter().map(|args| args.seen.len()).sum();
+        let width = tasks.first().map_or(0, |args| args.heads * args.keys.width);
+        if [tokens, width] != [queries.rows, queries.width] || bias.is_some() {
+            return Err(GpuError::Unsupported(format!("{tokens} tokens do not have queries {queries:?}")).into());
+        }
+        let mut state = self.lock();
+        let outputs = self.attention.begin(tasks, Queries::Given(state.at(queries)?))?;
+        Ok(state.push_outputs(tasks, outputs))
+    }
+
     fn rotate_heads(
         &self,
         x: DeviceRows,

@@ -38,11 +38,17 @@ impl State {
         if let Some(norm) = norm {
             let of = |weight: Option<usize>| weight.map_or(Ok(0), |weight| self.kept(weight));
             args.weights = [of(norm.weights[0])?, of(norm.weights[1])?];
-            (args.eps, args.whole, args.norm_last) = (norm.eps, norm.whole, norm.behind_rotation);
+            let [eps, of_keys] = norm.eps;
+            if eps != of_keys || (heads.clip.is_some() && !norm.whole && !norm.after_rotation) {
+                return Err(GpuError::Unsupported(
+                    "norms of queries and of keys that differ, or are behind a clip".into(),
+                ));
+            }
+            (args.eps, args.whole, args.norm_last) = (of_keys, norm.whole, norm.after_rotation);
             args.norm_width = word(norm.width.unwrap_or(width))?;
         }
         if let Some(eps) = value_norm {
-            if norm.is_some_and(|norm| norm.eps != *eps) {
+            if norm.is_some_and(|norm| norm.eps[1] != *eps) {
                 return Err(GpuError::Unsupported("norms of keys and of values that add different numbers".into()));
             }
             (args.eps, args.value_norm) = (*eps, true);

@@ -15,7 +15,10 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder_kernels::AttentionArgs;
-use larder_model::{Activation, DeviceHeads, DeviceKvView, DeviceOps, DeviceRows, GateFunction, NormGate};
+use larder_model::{
+    Activation, DeviceHeads, DeviceKvView, DeviceOps, DeviceRows, GateFunction, HostBuffer, HostRows, NormGate,
+    PlacedMatrix,
+};
 
 use crate::attention::{GpuAttention, Outputs, Queries};
 use crate::driver::Driver;
@@ -219,7 +222,7 @@ impl State {
     /// Begins the next chain: memory of the one before the last is used again.
     fn begin_chain(&mut self) {
         self.chains.swap(0, 1);
-        self.chains[0].begin();
+        self.chains[0].begin(self.waits);
         self.rows.drain(..self.begun_at - self.first);
         self.first = self.begun_at;
         self.begun_at = self.first + self.rows.len();
@@ -293,6 +296,11 @@ impl DeviceOps for GpuOps {
         Ok(state.kept.len() - 1)
     }
 
+    fn upload(&self, mut buffer: HostBuffer) -> larder_model::Result<DeviceRows> {
+        let width = buffer.width();
+        Ok(self.lock().send(&self.queue, buffer.values(), width)?)
+    }
+
     fn send(&self, values: &[f32], width: usize) -> larder_model::Result<DeviceRows> {
         Ok(self.lock().send(&self.queue, values, width)?)
     }
@@ -313,11 +321,6 @@ impl DeviceOps for GpuOps {
         Ok(state.push(at + 4 * (first * x.width) as u64, rows, x.width))
     }
 
-    fn attend(&self, tasks: &[&AttentionArgs<DeviceKvView>]) -> larder_model::Result<DeviceRows> {
-        let outputs = self.attention.begin(tasks, Queries::Sent)?;
-        Ok(self.lock().push_outputs(tasks, outputs))
-    }
-
     fn attend_new(
         &self,
         heads: &DeviceHeads,
@@ -329,7 +332,8 @@ impl DeviceOps for GpuOps {
         Ok(state.push_outputs(tasks, outputs))
     }
 
-    fn multiply(&self, x: DeviceRows, weights: &[usize]) -> larder_model::Result<Vec<DeviceRows>> {
+    fn multiply(&self, x: DeviceRows, weights: &[&PlacedMatrix]) -> larder_model::Result<Vec<DeviceRows>> {
+        let weights = weights.iter().map(|weights| id_of(weights)).collect::<Result<Vec<_>>>()?;
         self.queue.end_varying()?;
         let mut results = vec![None; weights.len()];
         // One launch for each number format, in the order of the first of its products.
@@ -348,7 +352,8 @@ impl DeviceOps for GpuOps {
         Ok(results.into_iter().flatten().collect())
     }
 
-    fn multiply_heads(&self, x: DeviceRows, weights: &[usize]) -> larder_model::Result<DeviceRows> {
+    fn multiply_heads(&self, x: DeviceRows, weights: &[PlacedMatrix]) -> larder_model::Result<DeviceRows> {
+        let weights = &weights.iter().map(id_of).collect::<Result<Vec<_>>>()?[..];
         let (mut batch, step) = (ProductBatch::default(), x.width / weights.len().max(1));
         let Some(first) = weights.first() else {
             return Err(GpuError::Unsupported("a product without heads".into()).into());
@@ -448,15 +453,24 @@ impl DeviceOps for GpuOps {
         Ok(self.lock().begin_receive(wanted)?)
     }
 
-    fn receive(&self, wanted: &mut [(DeviceRows, &mut [f32])]) -> larder_model::Result<()> {
+    fn download(&self, wanted: &[DeviceRows]) -> larder_model::Result<Vec<HostRows>> {
         let mut state = self.lock();
         if state.begun.is_some() {
             // The host waits for these rows only, and the device goes on. The next wait reports an error.
             let _ = self.queue.flush();
         }
         state.waits += 1;
-        let received = state.receive(wanted);
-        state.begin_chain();
-        Ok(received?)
+        let mut values: Vec<Vec<f32>> = wanted.iter().map(|rows| vec![0.0; rows.rows * rows.width]).collect();
+        let mut places: Vec<_> = wanted.iter().copied().zip(values.iter_mut().map(|values| &mut values[..])).collect();
+        state.receive(&mut places)?;
+        Ok(wanted.iter().zip(values).map(|(rows, values)| HostRows::new(values, rows.width)).collect())
+    }
+}
+
+/// The id of a matrix on the device.
+fn id_of(matrix: &PlacedMatrix) -> Result<usize> {
+    match matrix.on_device() {
+        Some((_, id)) => Ok(id),
+        None => Err(GpuError::Unsupported("a matrix in main memory has no products on the GPU".into())),
     }
 }

@@ -5,9 +5,9 @@ use std::slice;
 use std::sync::Arc;
 
 use larder_core::NumberFormat;
-use larder_cuda::{Emulator, EmulatorFault, Gpu};
+use larder_cuda::{Emulator, EmulatorFault, Gpu, GpuAttention};
 use larder_kernels::{AttentionArgs, AttentionTask, KvTensor, ThreadPool, attend, narrow, quantise_row, widen};
-use larder_model::{DeviceAttention, DeviceKvView, KvPageShape};
+use larder_model::{DeviceAttention, DeviceKvView, KvPageShape, Place};
 
 use crate::common::{Random, emulator, gpu};
 
@@ -78,7 +78,7 @@ impl Rows {
     /// Without the pages that have no position from `from` on.
     fn on_device(&self, width: usize, from: usize) -> DeviceKvView {
         let first_page = from / PAGE;
-        DeviceKvView { first_page, pages: self.ids[first_page..].to_vec(), width }
+        DeviceKvView { place: Place::Device, first_page, pages: self.ids[first_page..].to_vec(), width }
     }
 
     pub fn free(&self, device: &dyn DeviceAttention) {
@@ -124,7 +124,7 @@ impl Queries {
 }
 
 /// The output bits of the CPU and of the device for a batch of sequences.
-pub fn both(device: &dyn DeviceAttention, shape: &Shape, batch: &[(Queries, [&Rows; 2])]) -> [Vec<u32>; 2] {
+pub fn both(device: &GpuAttention, shape: &Shape, batch: &[(Queries, [&Rows; 2])]) -> [Vec<u32>; 2] {
     let Shape { key, value, .. } = *shape;
     let outs = || batch.iter().map(|(queries, _)| queries.outputs(shape)).collect::<Vec<_>>();
     let (mut wanted, mut found) = (outs(), outs());
@@ -315,8 +315,8 @@ fn arguments_that_do_not_fit_are_errors() {
     let mut rows = Rows::new(NumberFormat::F32, 2, 4);
     rows.append(&device, &mut random, 10);
     let attend = |number, heads, width, queries: usize, seen: Range<usize>, out: usize, sinks: Option<&[f32]>| {
-        let (queries, table) = (vec![0.0; queries], DeviceKvView { first_page: 0, pages: vec![number], width });
-        let (keys, values, seen) = (table.clone(), table, &[seen][..]);
+        let table = DeviceKvView { place: Place::Device, first_page: 0, pages: vec![number], width };
+        let (queries, keys, values, seen) = (vec![0.0; queries], table.clone(), table, &[seen][..]);
         let args =
             AttentionArgs { queries: &queries, heads, keys, values, kv_heads: 2, seen, scale: 1.0, sinks, bias: None };
         device.attend(&mut [AttentionTask { args, out: &mut vec![0.0; out] }])
@@ -376,7 +376,7 @@ fn until_it_fails(emulator: &Arc<Emulator>, seed: u64) -> Result<(), String> {
             sinks,
             bias: None,
         };
-        let there = DeviceKvView { first_page: 0, pages: vec![number], width: 8 };
+        let there = DeviceKvView { place: Place::Device, first_page: 0, pages: vec![number], width: 8 };
         let task = AttentionTask { args: args.with_kv(there.clone(), there), out: &mut out };
         device.attend(&mut [task]).map_err(|e| e.to_string())?;
         let mut wanted = vec![0.0; 16];

@@ -12,7 +12,7 @@ use larder_model::{
     ExpertWorkspace, KnownExperts, MoeCall, route,
 };
 
-use crate::common::{Random, emulator, gpu, numbered, slots, transfer, upload_experts, wait_for_all};
+use crate::common::{Random, emulator, gpu, numbered, receive_bits, slots, transfer, upload_experts, wait_for_all};
 
 pub const EXPERTS: usize = 40;
 pub const K: usize = 6;
@@ -212,9 +212,8 @@ impl<'a> Chosen<'a> {
 }
 
 pub fn receive(ops: &GpuOps, rows: DeviceRows) -> Vec<u32> {
-    let mut found = vec![0.0; rows.rows * rows.width];
-    ops.receive(&mut [(rows, &mut found)]).unwrap();
-    found.into_iter().map(f32::to_bits).collect()
+    let [found] = receive_bits(ops, [rows]);
+    found
 }
 
 /// NaN of any payload and sign is NaN.

@@ -5,7 +5,11 @@ use std::sync::Arc;
 use larder_cache::two_tiers::{Device, Direction, Transfer, TransferDone};
 use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx, NumberFormat};
 use larder_cuda::{Emulator, Gpu};
-use larder_model::{Activation, ComputeContext, DeviceExperts, ExpertWorkspace, MoeCall, Routed};
+use larder_kernels::WeightMatrix;
+use larder_model::{
+    Activation, ComputeContext, DeviceExperts, DeviceOps, DeviceProducts, DeviceRows, ExpertWorkspace, MoeCall,
+    PlacedMatrix, Routed,
+};
 use larder_store::reader::{Arena, Slot};
 
 pub const MEMORY: u64 = 64 << 20;
@@ -24,6 +28,31 @@ pub fn emulator(seed: u64) -> Option<Emulator> {
 
 pub fn gpu(emulator: Emulator) -> Gpu {
     Gpu::with_driver(Arc::new(emulator)).unwrap()
+}
+
+/// A matrix in the memory of a device.
+pub fn placed(device: &Arc<dyn DeviceProducts>, weights: WeightMatrix) -> PlacedMatrix {
+    let id = device.upload(weights).unwrap();
+    PlacedMatrix::uploaded(device.clone(), id, weights.kind, [weights.rows, weights.cols])
+}
+
+/// The same rows once more, for an operation that may overwrite them.
+pub fn copy(ops: &dyn DeviceOps, rows: DeviceRows) -> DeviceRows {
+    let values = &ops.download(&[rows]).unwrap()[0];
+    ops.send(values, rows.width).unwrap()
+}
+
+/// The values of rows. A layer begins behind them, so that memory is used again.
+pub fn receive<const N: usize>(ops: &dyn DeviceOps, wanted: [DeviceRows; N]) -> [Vec<f32>; N] {
+    let rows = ops.download(&wanted).unwrap();
+    ops.begin_layer();
+    assert_eq!(rows.len(), N);
+    std::array::from_fn(|place| rows[place].to_vec())
+}
+
+/// As [`receive`], as bits.
+pub fn receive_bits<const N: usize>(ops: &dyn DeviceOps, wanted: [DeviceRows; N]) -> [Vec<u32>; N] {
+    receive(ops, wanted).map(|values| values.into_iter().map(f32::to_bits).collect())
 }
 
 /// A seeded random generator (xorshift).

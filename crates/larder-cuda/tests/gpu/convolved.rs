@@ -9,7 +9,7 @@ use larder_model::{
     OpsDouble, ProductsDouble, StateSpan,
 };
 
-use crate::common::{Random, emulator, gpu};
+use crate::common::{Random, emulator, gpu, receive_bits};
 
 /// Query heads, key heads, width of a head, taps of both convolutions, and whether values have a bias.
 struct Shape {
@@ -81,11 +81,7 @@ fn steps(ops: &dyn DeviceOps, attention: &dyn DeviceAttention, shape: &Shape) ->
         let mix = HeadMix { heads: shape.heads, kv_heads: shape.kv_heads, bias: of_heads, factors };
         let [gathered, earlier] = ops.convolve_heads(&convolution, &spans).unwrap();
         let [q, k] = ops.mix_heads([queries, keys, convolved], &mix).unwrap();
-        let rows = [gathered, earlier, q, k];
-        let mut values = rows.map(|rows| vec![0.0; rows.rows * rows.width]);
-        let wanted = rows.into_iter().zip(values.iter_mut().map(|values| &mut values[..]));
-        ops.receive(&mut wanted.collect::<Vec<_>>()).unwrap();
-        found.extend(values.map(|values| values.iter().map(|value| value.to_bits()).collect()));
+        found.extend(receive_bits(ops, [gathered, earlier, q, k]));
     }
     for page in states {
         let mut bytes = vec![0; row_bytes];
@@ -100,7 +96,7 @@ pub fn compare(gpu: &Gpu) {
     let attention = Arc::new(gpu.attention().unwrap());
     let ops = gpu.ops(Arc::new(gpu.products(0).unwrap()), attention.clone()).unwrap();
     let host_attention = Arc::new(AttentionDouble::new(1 << 30));
-    let host = OpsDouble::new(Arc::new(ProductsDouble::new(1 << 30)), host_attention.clone());
+    let host = OpsDouble::fake(Arc::new(ProductsDouble::new(1 << 30)), host_attention.clone());
     for (heads, kv_heads, head_dim, widths, bias) in
         [(4, 2, 6, [2, 2], true), (8, 2, 64, [2, 2], false), (3, 1, 40, [3, 1], true), (2, 2, 33, [1, 4], true)]
     {

@@ -8,7 +8,7 @@ use larder_cuda::{Gpu, GpuExperts, GpuLink, GpuOps};
 use larder_model::{Activation, ComputeContext, DeviceExperts, DeviceOps, DeviceRows, ExpertWorkspace, route};
 
 use crate::chosen::{Chosen, EXPERTS, HIDDEN, K, Sent, gates, receive, same};
-use crate::common::{Random, emulator, gpu, numbered, slots, transfer, upload_experts, wait_for_all};
+use crate::common::{self, Random, emulator, gpu, numbered, slots, transfer, upload_experts, wait_for_all};
 
 fn ops_of(gpu: &Gpu) -> Arc<GpuOps> {
     Arc::new(gpu.ops(Arc::new(gpu.products(0).unwrap()), Arc::new(gpu.attention().unwrap())).unwrap())
@@ -21,8 +21,7 @@ fn begin(chosen: &Chosen, bench: &mut GpuExperts, ops: &GpuOps, slots: &[Option<
     let x = ops.add(sent.on_device.x, sent.on_device.x, 0.0).unwrap();
     ops.begin_receive(&[x]).unwrap();
     bench.begin_hits(&chosen.device_call(sent), chosen.layout, slots).unwrap();
-    let mut found = vec![0.0; x.rows * x.width];
-    ops.receive(&mut [(x, &mut found)]).unwrap();
+    common::receive(ops, [x]);
     sent
 }
 

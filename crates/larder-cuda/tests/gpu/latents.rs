@@ -7,10 +7,10 @@ use larder_cuda::Gpu;
 use larder_kernels::{AttentionArgs, WeightMatrix};
 use larder_model::{
     AttentionDouble, DeviceAttention, DeviceHeads, DeviceKvView, DeviceOps, DeviceProducts, DeviceRotation, HeadNorm,
-    HeadRest, KvPageShape, OpsDouble, ProductsDouble,
+    HeadRest, KvPageShape, OpsDouble, Place, PlacedMatrix, ProductsDouble,
 };
 
-use crate::common::{Random, emulator, gpu};
+use crate::common::{Random, emulator, gpu, placed, receive_bits};
 
 const PAGE: usize = 8;
 const HEADS: usize = 3;
@@ -29,25 +29,25 @@ struct Shape {
 struct Layer<'a> {
     ops: &'a dyn DeviceOps,
     attention: &'a dyn DeviceAttention,
-    to_latent: Vec<usize>,
-    to_value: Vec<usize>,
+    to_latent: Vec<PlacedMatrix>,
+    to_value: Vec<PlacedMatrix>,
     norm: usize,
     pages: Vec<usize>,
 }
 
 impl<'a> Layer<'a> {
     fn new(
-        (products, attention, ops): (&dyn DeviceProducts, &'a dyn DeviceAttention, &'a dyn DeviceOps),
+        (products, attention, ops): (Arc<dyn DeviceProducts>, &'a dyn DeviceAttention, &'a dyn DeviceOps),
         shape: &Shape,
     ) -> Self {
         let mut random = Random::new(5);
         let Shape { rank, nope, value, weights: kind, .. } = *shape;
-        let mut heads = |rows: usize, cols: usize| -> Vec<usize> {
+        let mut heads = |rows: usize, cols: usize| -> Vec<PlacedMatrix> {
             let mut head = || {
                 let mut bytes = vec![0; kind.matrix_bytes(rows, cols).unwrap()];
                 random.weights(kind, &mut bytes);
                 let order = RowOrder::Plain;
-                products.upload(WeightMatrix { kind, order, rows, cols, scale: 1.0, bytes: &bytes }).unwrap()
+                placed(&products, WeightMatrix { kind, order, rows, cols, scale: 1.0, bytes: &bytes })
             };
             (0..HEADS).map(|_| head()).collect()
         };
@@ -78,10 +78,10 @@ impl<'a> Layer<'a> {
             values: None,
             norm: Some(HeadNorm {
                 weights: [None, Some(self.norm)],
-                eps: 1e-6,
+                eps: [1e-6; 2],
                 whole: false,
                 width: Some(rank),
-                behind_rotation: false,
+                after_rotation: false,
             }),
             clip: None,
             value_norm: None,
@@ -95,7 +95,7 @@ impl<'a> Layer<'a> {
             scales: &step.scales,
             bias: None,
         };
-        let view = |width| DeviceKvView { first_page: 0, pages: self.pages.clone(), width };
+        let view = |width| DeviceKvView { place: Place::Device, first_page: 0, pages: self.pages.clone(), width };
         let tokens = step.rows.len() / width;
         let seen: Vec<_> = (step.len - tokens..step.len).map(|at| 0..at + 1).collect();
         let args = AttentionArgs {
@@ -110,10 +110,8 @@ impl<'a> Layer<'a> {
             bias: None,
         };
         let mixed = ops.attend_new(&heads, &[&args]).unwrap();
-        let values = ops.multiply_heads(mixed, &self.to_value).unwrap();
-        let mut found = vec![0.0; values.rows * values.width];
-        ops.receive(&mut [(values, &mut found)]).unwrap();
-        found.into_iter().map(f32::to_bits).collect()
+        let [found] = receive_bits(ops, [ops.multiply_heads(mixed, &self.to_value).unwrap()]);
+        found
     }
 }
 
@@ -142,9 +140,9 @@ pub fn compare(gpu: &Gpu) {
         let ops = gpu.ops(products.clone(), attention.clone()).unwrap();
         let (host_products, host_attention) =
             (Arc::new(ProductsDouble::new(1 << 30)), Arc::new(AttentionDouble::new(1 << 30)));
-        let host_ops = OpsDouble::new(host_products.clone(), host_attention.clone());
-        let mut device = Layer::new((products.as_ref(), attention.as_ref(), &ops), shape);
-        let mut host = Layer::new((host_products.as_ref(), host_attention.as_ref(), &host_ops), shape);
+        let host_ops = OpsDouble::fake(host_products.clone(), host_attention.clone());
+        let mut device = Layer::new((products, attention.as_ref(), &ops), shape);
+        let mut host = Layer::new((host_products, host_attention.as_ref(), &host_ops), shape);
         let (mut random, mut len) = (Random::new(which as u64), 0);
         for tokens in [5, 1, 1, 9, 16, 1] {
             len += tokens;
@@ -176,17 +174,19 @@ fn heads_that_do_not_fit_are_errors() {
     let gpu = gpu(emulator);
     let products = Arc::new(gpu.products(0).unwrap());
     let ops = gpu.ops(products.clone(), Arc::new(gpu.attention().unwrap())).unwrap();
-    let upload = |kind: NumberFormat, rows, cols| {
+    let products: Arc<dyn DeviceProducts> = products;
+    let matrix = |kind: NumberFormat, rows, cols| {
         let bytes = vec![0; kind.matrix_bytes(rows, cols).unwrap()];
         let order = RowOrder::Plain;
-        products.upload(WeightMatrix { kind, order, rows, cols, scale: 1.0, bytes: &bytes }).unwrap()
+        placed(&products, WeightMatrix { kind, order, rows, cols, scale: 1.0, bytes: &bytes })
     };
-    let (wide, other) = (upload(NumberFormat::Q8_0, 4, 64), upload(NumberFormat::F32, 4, 32));
+    let [wide, narrow] = [64, 32].map(|cols| [(); 2].map(|()| matrix(NumberFormat::Q8_0, 4, cols)));
     let x = ops.send(&[1.0; 96], 96).unwrap();
-    let error = |ids: &[usize]| ops.multiply_heads(x, ids).unwrap_err().to_string();
-    assert!(error(&[wide, wide]).contains("48 inputs do not fit 4 x 64 weights"), "{}", error(&[wide, wide]));
-    assert!(error(&[other, upload(NumberFormat::Q8_0, 4, 32)]).contains("several number formats"));
-    assert!(error(&[]).contains("without heads") && error(&[99]).contains("no matrix 99"));
-    let narrow = upload(NumberFormat::Q8_0, 4, 32);
-    assert!(error(&[narrow, narrow]).contains("48 values are not whole blocks"));
+    let error = |heads: &[PlacedMatrix]| ops.multiply_heads(x, heads).unwrap_err().to_string();
+    assert!(error(&wide).contains("48 inputs do not fit 4 x 64 weights"), "{}", error(&wide));
+    assert!(error(&narrow).contains("48 values are not whole blocks"));
+    let [narrow, _] = narrow;
+    assert!(error(&[matrix(NumberFormat::F32, 4, 32), narrow]).contains("several number formats"));
+    let unknown = PlacedMatrix::uploaded(products.clone(), 99, NumberFormat::F32, [4, 32]);
+    assert!(error(&[]).contains("without heads") && error(&[unknown]).contains("no matrix 99"));
 }

@@ -10,10 +10,10 @@ use larder_kernels::{AttentionArgs, DistanceBias, InputBuffer, Product, ThreadPo
 use larder_model::{
     Activation, AttentionDouble, CallOnDevice, ComputeContext, DeviceAttention, DeviceExperts, DeviceHeads,
     DeviceKvView, DeviceOps, DeviceProducts, DeviceRotation, DeviceRows, ExpertWorkspace, HeadNorm, KvPageShape,
-    MoeCall, OpsDouble, ProductsDouble,
+    MoeCall, OpsDouble, Place, PlacedMatrix, ProductsDouble,
 };
 
-use crate::common::{LayerCase, Random, emulator, gpu, numbered, upload_experts};
+use crate::common::{LayerCase, Random, emulator, gpu, numbered, placed, receive_bits, upload_experts};
 
 /// Positions per page.
 const PAGE: usize = 8;
@@ -40,7 +40,7 @@ struct Layer<'a> {
     ops: &'a dyn DeviceOps,
     attention: &'a dyn DeviceAttention,
     /// Queries, keys, values, output.
-    products: [usize; 4],
+    products: [PlacedMatrix; 4],
     /// Of the norm, of queries, of keys, a bias of the queries, and that of scores, whose values are here too.
     kept: [usize; 5],
     bias: &'a [f32],
@@ -73,13 +73,13 @@ impl Weights {
 
 impl<'a> Layer<'a> {
     fn new(
-        (products, attention, ops): (&dyn DeviceProducts, &'a dyn DeviceAttention, &'a dyn DeviceOps),
+        (products, attention, ops): (Arc<dyn DeviceProducts>, &'a dyn DeviceAttention, &'a dyn DeviceOps),
         weights: &'a Weights,
         sequences: usize,
     ) -> Self {
         let upload = |(kind, rows, cols, bytes): &(NumberFormat, usize, usize, Vec<u8>)| {
             let (kind, rows, cols, order) = (*kind, *rows, *cols, RowOrder::Plain);
-            products.upload(WeightMatrix { kind, order, rows, cols, scale: 1.0, bytes }).unwrap()
+            placed(&products, WeightMatrix { kind, order, rows, cols, scale: 1.0, bytes })
         };
         Layer {
             ops,
@@ -109,8 +109,9 @@ impl<'a> Layer<'a> {
     fn begin(&mut self, shape: &Shape, x: DeviceRows, step: &Step) -> [DeviceRows; 2] {
         self.grow(shape, &step.seen);
         let (ops, [norm, of_queries, of_keys, bias, of_scores]) = (self.ops, self.kept);
+        let [q, k, v, output] = &self.products;
         let input = ops.rms_norm(x, norm, 1e-5).unwrap();
-        let products = ops.multiply(input, &self.products[..3]).unwrap();
+        let products = ops.multiply(input, &[q, k, v]).unwrap();
         let heads = DeviceHeads {
             queries: ops.add_row(products[0], bias).unwrap(),
             rest: None,
@@ -118,10 +119,10 @@ impl<'a> Layer<'a> {
             values: Some(products[2]),
             norm: shape.norm.map(|whole| HeadNorm {
                 weights: [of_queries, of_keys].map(|weight| (shape.key != 32).then_some(weight)),
-                eps: 1e-6,
+                eps: [1e-6; 2],
                 whole,
                 width: None,
-                behind_rotation: shape.heads == 2,
+                after_rotation: shape.heads == 2,
             }),
             value_norm: [16, 66].contains(&shape.value).then_some(1e-6),
             value_factor: if shape.heads == 3 { 0.6 } else { 1.0 },
@@ -140,7 +141,8 @@ impl<'a> Layer<'a> {
             let (values, first_query) = (self.bias, seen[0].end - 1);
             shape.reach.map(|reach| DistanceBias { values, reach, first_query })
         };
-        let view = |pages: &[usize], width| DeviceKvView { first_page: 0, pages: pages.to_vec(), width };
+        let place = Place::Device;
+        let view = |pages: &[usize], width| DeviceKvView { place, first_page: 0, pages: pages.to_vec(), width };
         let tasks: Vec<_> = (self.pages.iter().zip(&step.seen))
             .map(|([keys, values], seen)| AttentionArgs {
                 queries: &[],
@@ -155,12 +157,12 @@ impl<'a> Layer<'a> {
             })
             .collect();
         let mixed = ops.attend_new(&heads, &tasks.iter().collect::<Vec<_>>()).unwrap();
-        let out = ops.multiply(mixed, &self.products[3..]).unwrap()[0];
+        let out = ops.multiply(mixed, &[output]).unwrap()[0];
         let [residual, normalised] = ops.add_norm(x, out, 0.7, norm, 1e-5).unwrap();
         // Overwrites its first argument.
         let gate = ops.add(normalised, normalised, 1.0).unwrap();
         let combined = ops.combine(Activation::Silu, gate, normalised).unwrap();
-        [residual, ops.multiply(combined, &self.products[..1]).unwrap()[0]]
+        [residual, ops.multiply(combined, &[q]).unwrap()[0]]
     }
 }
 
@@ -175,13 +177,6 @@ struct Step {
 
 fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
-}
-
-fn received(ops: &dyn DeviceOps, wanted: &[DeviceRows]) -> Vec<Vec<u32>> {
-    let mut values: Vec<Vec<f32>> = wanted.iter().map(|rows| vec![0.0; rows.rows * rows.width]).collect();
-    let mut places: Vec<_> = wanted.iter().copied().zip(values.iter_mut().map(|v| &mut v[..])).collect();
-    ops.receive(&mut places).unwrap();
-    values.iter().map(|v| bits(v)).collect()
 }
 
 /// Runs chains of two layers over several steps on both devices.
@@ -263,9 +258,9 @@ pub fn compare(gpu: &Gpu) {
         let ops = gpu.ops(products.clone(), attention.clone()).unwrap();
         let (host_products, host_attention) =
             (Arc::new(ProductsDouble::new(1 << 30)), Arc::new(AttentionDouble::new(1 << 30)));
-        let host_ops = OpsDouble::new(host_products.clone(), host_attention.clone());
-        let mut device = Layer::new((products.as_ref(), attention.as_ref(), &ops), &weights, 2);
-        let mut host = Layer::new((host_products.as_ref(), host_attention.as_ref(), &host_ops), &weights, 2);
+        let host_ops = OpsDouble::fake(host_products.clone(), host_attention.clone());
+        let mut device = Layer::new((products, attention.as_ref(), &ops), &weights, 2);
+        let mut host = Layer::new((host_products, host_attention.as_ref(), &host_ops), &weights, 2);
         let mut lens = [0_usize; 2];
         for counts in [[5, 1], [1, 1], [2, 4], [1, 9], [1, 1]] {
             let mut seen = Vec::new();
@@ -281,15 +276,15 @@ pub fn compare(gpu: &Gpu) {
             let results = [&mut device, &mut host].map(|layer| {
                 let x = layer.ops.send(&step.x, HIDDEN).unwrap();
                 let [residual, input] = layer.begin(shape, x, &step);
-                let mut all = received(layer.ops, &[input]);
+                let mut all = Vec::from(receive_bits(layer.ops, [input]));
                 // In the next chain, with rows of the last one; rows that were sent stay valid too.
                 let sum = layer.ops.add(residual, x, -0.5).unwrap();
                 let part = layer.ops.part(sum, 1, tokens - 1).unwrap();
                 let again = layer.ops.rms_norm(part, layer.kept[0], 1e-3).unwrap();
                 let columns = layer.ops.scale_columns(part, layer.kept[0]).unwrap();
                 let centred = layer.ops.layer_norm(columns, [layer.kept[0]; 2], 1e-3).unwrap();
-                let product = layer.ops.multiply(centred, &layer.products[..1]).unwrap()[0];
-                all.extend(received(layer.ops, &[residual, again, columns, centred, product]));
+                let product = layer.ops.multiply(centred, &[&layer.products[0]]).unwrap()[0];
+                all.extend(receive_bits(layer.ops, [residual, again, columns, centred, product]));
                 assert!(all.iter().flatten().any(|bits| *bits != 0));
                 all
             });
@@ -334,7 +329,9 @@ pub fn compare_sums(gpu: &Gpu) {
                 *sum = if residual.is_some() { residual_value + *sum } else { *sum };
             }
             // What the device has to compute is wrong here.
-            for (place, _) in layer.routed.ids.iter().enumerate().filter(|(_, id)| id.0 >= on_host) {
+            for (place, _) in
+                layer.routed.ids.iter().enumerate().filter(|(_, id)| **id != ExpertId::NONE && id.0 >= on_host)
+            {
                 host.put(place, &[f32::NAN; HIDDEN]);
             }
             bench.prepare(&layer.layout, layer.act, &layer.gate, tokens).unwrap();
@@ -345,16 +342,19 @@ pub fn compare_sums(gpu: &Gpu) {
             let sums = bench.begin_sum(&call, &layer.routed, &host).unwrap().expect("rows of the chain");
             assert_eq!((sums.rows, sums.width), (tokens, HIDDEN));
             if on_host == 0 {
-                let found = received(ops.as_ref(), &[sums, x]);
+                let found = receive_bits(ops.as_ref(), [sums, x]);
                 assert!(found == [bits(&wanted), bits(&layer.x)], "{kind}, {on_host} experts on the CPU");
                 continue;
             }
             // The norm is computed with the sums.
             let weight = random.floats(HIDDEN);
             let normalised = ops.rms_norm(sums, ops.keep(&weight).unwrap(), 1e-5).unwrap();
-            let found = received(ops.as_ref(), &[sums, normalised, x]);
+            let found = receive_bits(ops.as_ref(), [sums, normalised, x]);
             let of_norm: Vec<f32> = wanted.chunks_exact(HIDDEN).flat_map(|row| by_definition(row, &weight)).collect();
-            assert!(found == [bits(&wanted), bits(&of_norm), bits(&layer.x)], "{kind}, {on_host} experts on the CPU");
+            let wanted = [bits(&wanted), bits(&of_norm), bits(&layer.x)];
+            for (what, (found, wanted)) in ["sums", "their norm", "rows"].iter().zip(found.iter().zip(&wanted)) {
+                assert!(found == wanted, "{what}: {kind}, {on_host} experts on the CPU");
+            }
         }
     }
 }
@@ -383,28 +383,38 @@ fn rows_are_waited_for_once_and_nothing_too() {
     let x = ops.send(&[1.0; 64], 32).unwrap();
     let sums = [(); 3].map(|()| ops.add(x, x, 1.0).unwrap());
     let before = link.work().waits;
-    received(&ops, &[sums[0], sums[2]]);
+    ops.download(&[sums[0], sums[2]]).unwrap();
     assert_eq!(link.work().waits - before, 1);
     ops.add(x, x, 1.0).unwrap();
-    ops.receive(&mut []).unwrap();
+    assert!(ops.download(&[]).unwrap().is_empty());
     assert_eq!(link.work().waits - before, 2);
 }
 
 #[test]
-fn rows_are_valid_until_the_second_wait_and_shapes_are_checked() {
+fn rows_are_valid_until_the_second_layer_and_shapes_are_checked() {
     let Some(emulator) = emulator(5) else { return };
     let gpu = gpu(emulator);
-    let ops = gpu.ops(Arc::new(gpu.products(0).unwrap()), Arc::new(gpu.attention().unwrap())).unwrap();
+    let products = Arc::new(gpu.products(0).unwrap());
+    let ops = gpu.ops(products.clone(), Arc::new(gpu.attention().unwrap())).unwrap();
+    let unknown = PlacedMatrix::uploaded(products, 0, NumberFormat::F32, [2, 2]);
     let x = ops.send(&[1.0, 2.0, 3.0, 4.0], 2).unwrap();
     let other = ops.send(&[1.0; 6], 3).unwrap();
     assert!(ops.add(x, other, 1.0).is_err() && ops.combine(Activation::Silu, x, other).is_err());
-    assert!(ops.part(x, 1, 2).is_err() && ops.rms_norm(x, 7, 1e-5).is_err() && ops.multiply(x, &[0]).is_err());
-    assert_eq!(received(&ops, &[x])[0], bits(&[1.0, 2.0, 3.0, 4.0]));
+    assert!(ops.part(x, 1, 2).is_err() && ops.rms_norm(x, 7, 1e-5).is_err() && ops.multiply(x, &[&unknown]).is_err());
+    let values = |rows| bits(&ops.download(&[rows]).unwrap()[0]);
+    for _ in 0..3 {
+        assert_eq!(values(x), bits(&[1.0, 2.0, 3.0, 4.0]), "a wait takes no rows away");
+    }
+    ops.begin_layer();
     let sum = ops.add(x, x, 1.0).unwrap();
-    assert_eq!(received(&ops, &[sum, x])[0], bits(&[2.0, 4.0, 6.0, 8.0]));
-    let error = ops.add(x, x, 1.0).unwrap_err().to_string();
-    assert!(error.contains("the GPU no longer has the rows"), "{error}");
-    assert_eq!(received(&ops, &[sum])[0], bits(&[2.0, 4.0, 6.0, 8.0]));
+    let both = ops.download(&[sum, x]).unwrap();
+    assert_eq!((both.len(), &both[0][..], &both[1][..]), (2, &[2.0, 4.0, 6.0, 8.0][..], &[1.0, 2.0, 3.0, 4.0][..]));
+    ops.begin_layer();
+    for error in [ops.add(x, x, 1.0).err(), ops.download(&[sum, x]).err()] {
+        let error = error.unwrap().to_string();
+        assert!(error.contains("the GPU no longer has the rows"), "{error}");
+    }
+    assert_eq!(values(sum), bits(&[2.0, 4.0, 6.0, 8.0]));
 }
 
 /// Chains of sums with a product; results of chains that end well are right. Returns whether each ended well, and the work.
@@ -413,35 +423,35 @@ fn repeated_chains(emulator: Emulator, chains: usize) -> (Vec<bool>, DeviceWork)
     let products = Arc::new(gpu.products(0).unwrap());
     let (ops, link) = (gpu.ops(products.clone(), Arc::new(gpu.attention().unwrap())).unwrap(), gpu.link());
     let (kind, order) = (NumberFormat::F32, RowOrder::Plain);
-    let weights = random.floats(HIDDEN);
-    let bytes = bytemuck::cast_slice(&weights);
-    let row = products.upload(WeightMatrix { kind, order, rows: 1, cols: HIDDEN, scale: 1.0, bytes }).unwrap();
+    let row_values = random.floats(HIDDEN);
+    let bytes = bytemuck::cast_slice(&row_values);
+    let weights = WeightMatrix { kind, order, rows: 1, cols: HIDDEN, scale: 1.0, bytes };
+    let row = placed(&(products as Arc<dyn DeviceProducts>), weights);
     let mut ended = Vec::new();
     for _ in 0..chains {
         let values = random.floats(HIDDEN);
-        let (mut found, mut product) = (vec![0.0; HIDDEN], [0.0]);
-        let mut chain = || {
+        let chain = || {
+            ops.begin_layer();
             let x = ops.send(&values, HIDDEN)?;
             let sum = (0..adds).try_fold(x, |sum, _| ops.add(sum, x, 0.5))?;
-            let y = ops.multiply(sum, &[row])?[0];
-            ops.receive(&mut [(sum, &mut found), (y, &mut product)])
+            let y = ops.multiply(sum, &[&row])?[0];
+            ops.download(&[sum, y])
         };
         let done = chain();
         ended.push(done.is_ok());
         match done {
-            Ok(()) => {
+            Ok(found) => {
                 let of = |v: &f32| (0..adds).fold(*v, |sum, _| sum + (0.5 * v + 0.0));
                 let wanted: Vec<f32> = values.iter().map(of).collect();
-                assert_eq!(bits(&found), bits(&wanted));
+                assert_eq!(bits(&found[0]), bits(&wanted));
                 let mut buffer = InputBuffer::new();
                 let x = buffer.fill(&wanted, HIDDEN, false);
                 let (mut out, pool) = ([0.0], ThreadPool::single_threaded());
-                let weights = WeightMatrix { kind, order, rows: 1, cols: HIDDEN, scale: 1.0, bytes };
                 larder_kernels::products(&pool, &mut [Product { weights, x, pick: None, out: &mut out }]);
-                assert_eq!(bits(&product), bits(&out));
+                assert_eq!(bits(&found[1]), bits(&out));
             }
             // As a model does.
-            Err(_) => drop(ops.receive(&mut [])),
+            Err(_) => drop(ops.download(&[])),
         }
     }
     (ended, link.work())

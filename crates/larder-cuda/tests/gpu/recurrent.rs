@@ -8,10 +8,10 @@ use larder_kernels::WeightMatrix;
 use larder_model::{
     Activation, AttentionDouble, ChannelDecay, DeltaHeads, DeviceAttention, DeviceChannelScan, DeviceConvolution,
     DeviceDecay, DeviceDelta, DeviceOps, DeviceProducts, DeviceRecurrence, DeviceRows, DeviceScan, GateFunction,
-    GateOrder, KvPageShape, NormGate, OpsDouble, ProductsDouble, ScanHeads, StateSpan,
+    GateOrder, KvPageShape, NormGate, OpsDouble, PlacedMatrix, ProductsDouble, ScanHeads, StateSpan,
 };
 
-use crate::common::{Random, emulator, gpu};
+use crate::common::{Random, copy, emulator, gpu, placed, receive};
 
 /// A layer with a recurrent state.
 struct Shape {
@@ -49,7 +49,7 @@ struct Layer<'a> {
     ops: &'a dyn DeviceOps,
     attention: &'a dyn DeviceAttention,
     kept: [usize; 5],
-    output: usize,
+    output: PlacedMatrix,
     /// By sequence its state, and the copies that were made of it.
     states: [Vec<usize>; 2],
 }
@@ -66,7 +66,7 @@ const OUT: usize = 8;
 
 impl<'a> Layer<'a> {
     fn new(
-        (products, attention, ops): (&dyn DeviceProducts, &'a dyn DeviceAttention, &'a dyn DeviceOps),
+        (products, attention, ops): (Arc<dyn DeviceProducts>, &'a dyn DeviceAttention, &'a dyn DeviceOps),
         shape: &Shape,
         weights: &Weights,
     ) -> Self {
@@ -77,7 +77,7 @@ impl<'a> Layer<'a> {
             ops,
             attention,
             kept: weights.kept.each_ref().map(|values| ops.keep(values).unwrap()),
-            output: products.upload(matrix).unwrap(),
+            output: placed(&products, matrix),
             states: Default::default(),
         };
         layer.states = [0, 1].map(|sequence| {
@@ -132,16 +132,14 @@ impl<'a> Layer<'a> {
         let y = ops.delta(&DeviceDelta { heads, qkv, strengths, decay }, &spans).unwrap();
         let (width, function, order) = (heads.v_dim, shape.function, GateOrder::NormFirst);
         let norm = NormGate { weight: norm, width, eps: 1e-6, function, order };
-        let normalised = ops.norm_gate(y, of_values, &norm).unwrap();
-        let out = ops.multiply(normalised, &[self.output]).unwrap()[0];
-        let by_head = ops.gate(y, of_heads, function, heads.v_heads).unwrap();
-        let by_value = ops.gate(y, of_values, function, heads.v_heads).unwrap();
-        let again = ops.multiply(by_value, &[self.output]).unwrap()[0];
-        let activated = ops.activate(Activation::Gelu, ops.add(y, y, 0.5).unwrap()).unwrap();
-        let bent = ops.bend(ops.add(y, y, 7.0).unwrap(), 1.5).unwrap();
-        let wanted = [qkv, y, normalised, out, by_head, again, activated, bent];
-        let mut found: Vec<Vec<f32>> = wanted.iter().map(|rows| vec![0.0; rows.rows * rows.width]).collect();
-        ops.receive(&mut wanted.into_iter().zip(found.iter_mut().map(|v| &mut v[..])).collect::<Vec<_>>()).unwrap();
+        let normalised = ops.norm_gate(copy(ops, y), of_values, &norm).unwrap();
+        let out = ops.multiply(normalised, &[&self.output]).unwrap()[0];
+        let by_head = ops.gate(copy(ops, y), of_heads, function, heads.v_heads).unwrap();
+        let by_value = ops.gate(copy(ops, y), of_values, function, heads.v_heads).unwrap();
+        let again = ops.multiply(by_value, &[&self.output]).unwrap()[0];
+        let activated = ops.activate(Activation::Gelu, ops.add(y, copy(ops, y), 0.5).unwrap()).unwrap();
+        let bent = ops.bend(ops.add(y, copy(ops, y), 7.0).unwrap(), 1.5).unwrap();
+        let mut found = Vec::from(receive(ops, [qkv, y, normalised, out, by_head, again, activated, bent]));
         for page in self.states.iter().flatten() {
             let mut state = vec![0.0_f32; shape.window() + heads.state_len()];
             self.attention.read(*page, bytemuck::cast_slice_mut(&mut state)).unwrap();
@@ -196,9 +194,9 @@ pub fn compare(gpu: &Gpu) {
         let ops = gpu.ops(products.clone(), attention.clone()).unwrap();
         let (host_products, host_attention) =
             (Arc::new(ProductsDouble::new(1 << 30)), Arc::new(AttentionDouble::new(1 << 30)));
-        let host_ops = OpsDouble::new(host_products.clone(), host_attention.clone());
-        let mut device = Layer::new((products.as_ref(), attention.as_ref(), &ops), shape, &weights);
-        let mut host = Layer::new((host_products.as_ref(), host_attention.as_ref(), &host_ops), shape, &weights);
+        let host_ops = OpsDouble::fake(host_products.clone(), host_attention.clone());
+        let mut device = Layer::new((products, attention.as_ref(), &ops), shape, &weights);
+        let mut host = Layer::new((host_products, host_attention.as_ref(), &host_ops), shape, &weights);
         for (counts, copies) in [
             ([5, 1], [vec![1, 3], vec![]]),
             ([1, 1], [vec![], vec![]]),
@@ -257,9 +255,9 @@ fn scanned(
         let orders = [(GateOrder::GateFirst, weights[0]), (GateOrder::NormFirst, weights[1])];
         let norms = orders.map(|(order, weight)| {
             let function = GateFunction::Silu;
-            ops.norm_gate(y, gates, &NormGate { weight, width, eps: 1e-5, function, order }).unwrap()
+            ops.norm_gate(copy(ops, y), gates, &NormGate { weight, width, eps: 1e-5, function, order }).unwrap()
         });
-        let product = ops.gate(y, gates, GateFunction::Identity, heads.heads).unwrap();
+        let product = ops.gate(copy(ops, y), gates, GateFunction::Identity, heads.heads).unwrap();
         // A channel whose window has five values, then new recurrences.
         let (column, taps) = (send(1), ops.keep(&[0.75, -1.5]).unwrap());
         let dilated =
@@ -269,10 +267,7 @@ fn scanned(
         if counts != [1, 1] {
             ops.write_recurrences(&spans, &random.floats(states * heads.state_len())).unwrap();
         }
-        let wanted = [y, of_channels, norms[0], norms[1], product, dilated];
-        let mut rows: Vec<Vec<f32>> = wanted.iter().map(|rows| vec![0.0; rows.rows * rows.width]).collect();
-        ops.receive(&mut wanted.into_iter().zip(rows.iter_mut().map(|v| &mut v[..])).collect::<Vec<_>>()).unwrap();
-        found.extend(rows);
+        found.extend(receive(ops, [y, of_channels, norms[0], norms[1], product, dilated]));
     }
     for page in pages {
         let mut state = vec![0.0_f32; values];
@@ -291,7 +286,7 @@ pub fn compare_scans(gpu: &Gpu) {
         let ops = gpu.ops(products, attention.clone()).unwrap();
         let got = scanned(heads, (attention.as_ref(), &ops), &mut Random::new(which as u64));
         let attention = Arc::new(AttentionDouble::new(1 << 30));
-        let ops = OpsDouble::new(Arc::new(ProductsDouble::new(1 << 30)), attention.clone());
+        let ops = OpsDouble::fake(Arc::new(ProductsDouble::new(1 << 30)), attention.clone());
         let wanted = scanned(heads, (attention.as_ref(), &ops), &mut Random::new(which as u64));
         for (at, (got, wanted)) in got.iter().zip(&wanted).enumerate() {
             assert!(wanted.iter().any(|bits| *bits != 0), "result {at} is zero");

@@ -10,14 +10,13 @@ use larder_model::{
     OpsDouble, ProductsDouble, TokenDraw,
 };
 
-use crate::common::{Random, emulator, gpu};
+use crate::common::{Random, emulator, gpu, receive};
 
 /// The places of the values that `find_best` has found in each row, in order; `None` where there are more than it returns.
 fn found(ops: &dyn DeviceOps, values: &[f32], width: usize, best: usize) -> Vec<Option<Vec<usize>>> {
     let x = ops.send(values, width).unwrap();
     let rows = ops.find_best(x, best).unwrap();
-    let mut found = vec![0.0_f32; rows.rows * rows.width];
-    ops.receive(&mut [(rows, &mut found)]).unwrap();
+    let [found] = receive(ops, [rows]);
     let of_row = |(row, values): (&[f32], &[f32])| {
         let pairs = row.get(1..1 + 2 * row[0].to_bits() as usize)?.as_chunks().0;
         let mut places: Vec<usize> = pairs.iter().map(|[place, _]| place.to_bits() as usize).collect();
@@ -83,8 +82,7 @@ pub fn compare_taken(gpu: &Gpu) {
     let x = ops.send(&values, 700).unwrap();
     let places: Vec<u32> = (0..300).map(|i| 2 * i + 1).chain([700, 9000]).collect();
     let taken = ops.take_out(x, &places).unwrap();
-    let (mut left, mut out) = (vec![0.0; 1400], vec![0.0; 2 * taken.width]);
-    ops.receive(&mut [(x, &mut left), (taken, &mut out)]).unwrap();
+    let [left, out] = receive(&ops, [x, taken]);
     for ((values, left), out) in values.chunks(700).zip(left.chunks(700)).zip(out.chunks(taken.width)) {
         assert!(places[..300].iter().zip(out).all(|(at, value)| *value == values[*at as usize]));
         let named = |at: usize| at % 2 == 1 && at < 600;
@@ -101,7 +99,7 @@ fn drawn(ops: &dyn DeviceOps, values: &[f32], draw: &TokenDraw) -> Vec<f32> {
     let copy = ops.begin_copy(drawn).unwrap();
     let mut out = vec![0.0; drawn.width];
     ops.end_copy(copy, &mut out).unwrap();
-    ops.receive(&mut []).unwrap();
+    receive(ops, []);
     out
 }
 
@@ -109,7 +107,7 @@ fn drawn(ops: &dyn DeviceOps, values: &[f32], draw: &TokenDraw) -> Vec<f32> {
 pub fn compare_draws(gpu: &Gpu) {
     let ops = gpu.ops(Arc::new(gpu.products(0).unwrap()), Arc::new(gpu.attention().unwrap())).unwrap();
     let (products, attention) = (Arc::new(ProductsDouble::new(0)), Arc::new(AttentionDouble::new(0)));
-    let double = OpsDouble::new(products, attention);
+    let double = OpsDouble::fake(products, attention);
     let mut random = Random::new(8);
     let (mut tokens, mut compared) = (std::collections::BTreeSet::new(), 0);
     for case in 0..400 {
@@ -140,7 +138,7 @@ pub fn compare_draws(gpu: &Gpu) {
 /// Compares changed logits, and draws from them, with those of the double: no token follows, or one that is listed, or one that is not.
 pub fn compare_changes(gpu: &Gpu) {
     let ops = gpu.ops(Arc::new(gpu.products(0).unwrap()), Arc::new(gpu.attention().unwrap())).unwrap();
-    let double = OpsDouble::new(Arc::new(ProductsDouble::new(0)), Arc::new(AttentionDouble::new(0)));
+    let double = OpsDouble::fake(Arc::new(ProductsDouble::new(0)), Arc::new(AttentionDouble::new(0)));
     let mut random = Random::new(10);
     let (width, mut new, mut others) = (600, 0, 0);
     for case in 0..200 {
@@ -169,8 +167,7 @@ pub fn compare_changes(gpu: &Gpu) {
             let changed = ops.change(x, &changes, follows).unwrap();
             let found = ops.find_best(x, 5).unwrap();
             let drawn = ops.draw(&DrawnFrom { found, all: None, changed: Some(changed) }, &draw).unwrap();
-            let (mut logits, mut row) = (vec![0.0; width], vec![0.0; drawn.width]);
-            ops.receive(&mut [(x, &mut logits), (drawn, &mut row)]).unwrap();
+            let [logits, row] = receive(ops, [x, drawn]);
             let was = &row[2 + 2 * BEST_FOUND..];
             let (listed, [logit, id]) = was.split_last_chunk().unwrap();
             let listed = listed[..changes.tokens.len()].iter().map(|logit| logit.to_bits()).collect::<Vec<_>>();
@@ -207,8 +204,7 @@ pub fn compare_rows(gpu: &Gpu) {
             for row in [0, 7, 8, 15, 16, 18] {
                 let number = ops.send(&[f32::from_bits(row as u32), 7.5], 2).unwrap();
                 let widened = ops.row_of(id, number).unwrap();
-                let (mut out, mut wanted) = (vec![0.0; cols], vec![0.0; cols]);
-                ops.receive(&mut [(widened, &mut out)]).unwrap();
+                let ([out], mut wanted) = (receive(&ops, [widened]), vec![0.0; cols]);
                 larder_kernels::widen_row(stored, row, &mut wanted);
                 for (i, (out, wanted)) in out.iter().zip(&wanted).enumerate() {
                     let same = out.to_bits() == wanted.to_bits() || out.is_nan() && wanted.is_nan();

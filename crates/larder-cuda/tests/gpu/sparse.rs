@@ -8,10 +8,10 @@ use larder_cuda::Gpu;
 use larder_kernels::AttentionArgs;
 use larder_model::{
     AttentionDouble, DeviceAttention, DeviceChoice, DeviceIndex, DeviceKvView, DeviceOps, IndexBlocks, KvPageShape,
-    OpsDouble, ProductsDouble, SeenRows,
+    OpsDouble, Place, ProductsDouble, SeenRows,
 };
 
-use crate::common::{Random, emulator, gpu};
+use crate::common::{Random, emulator, gpu, receive_bits};
 
 const PAGE: usize = 16;
 
@@ -75,7 +75,7 @@ impl Shape {
             }
             pages.push(page);
         }
-        DeviceKvView { first_page: 0, pages, width }
+        DeviceKvView { place: Place::Device, first_page: 0, pages, width }
     }
 
     fn rows(&self, attention: &dyn DeviceAttention) -> Rows {
@@ -90,7 +90,7 @@ impl Shape {
         Rows { index, keys, values }
     }
 
-    /// The lists of the new tokens, and their attention.
+    /// The lists of the new tokens, and their attention: to the rows of the lists, and to all that they see.
     fn step(&self, ops: &dyn DeviceOps, rows: &Rows) -> (Vec<Vec<u32>>, Vec<u32>) {
         let [heads, kv_heads, key_width, _] = self.attention;
         let new = self.sequences.iter().flat_map(|(tokens, new)| tokens - new..*tokens);
@@ -131,10 +131,11 @@ impl Shape {
                 bias: None,
             })
             .collect();
-        let mixed = ops.attend_chosen(queries, &tasks.iter().collect::<Vec<_>>(), &lengths).unwrap();
-        let mut values = vec![0.0; mixed.rows * mixed.width];
-        ops.receive(&mut [(mixed, &mut values)]).unwrap();
-        (lists, values.iter().map(|value| value.to_bits()).collect())
+        let tasks: Vec<_> = tasks.iter().collect();
+        let [chosen] = receive_bits(ops, [ops.attend_chosen(queries, &tasks, &lengths).unwrap()]);
+        let [all] = receive_bits(ops, [ops.attend_all(queries, &tasks, None).unwrap()]);
+        assert!(chosen != all);
+        (lists, [chosen, all].concat())
     }
 
     /// The attention of the new tokens to the first rows of the pages of their sequence, to some or to many of them, and to a window behind
@@ -166,13 +167,11 @@ impl Shape {
         ops.send_choice(&lists, 2 * PAGE).unwrap();
         let values = [true, false].map(|listed| {
             let queries = ops.send(&all, heads * key_width).unwrap();
-            let mixed = ops.attend_joined(queries, &tasks, &counts, listed).unwrap();
-            let mut values = vec![0.0; mixed.rows * mixed.width];
-            ops.receive(&mut [(mixed, &mut values)]).unwrap();
+            let [values] = receive_bits(ops, [ops.attend_joined(queries, &tasks, &counts, listed).unwrap()]);
             values
         });
         assert!(values[0] != values[1]);
-        values.concat().into_iter().map(f32::to_bits).collect()
+        values.concat()
     }
 }
 
@@ -186,7 +185,7 @@ fn compare_shapes(gpu: &Gpu, shapes: &[Shape]) {
         let (products, attention) = (Arc::new(gpu.products(0).unwrap()), Arc::new(gpu.attention().unwrap()));
         let ops = gpu.ops(products, attention.clone()).unwrap();
         let host = Arc::new(AttentionDouble::new(1 << 30));
-        let host_ops = OpsDouble::new(Arc::new(ProductsDouble::new(1 << 30)), host.clone());
+        let host_ops = OpsDouble::fake(Arc::new(ProductsDouble::new(1 << 30)), host.clone());
         let (found_lists, found) = shape.step(&ops, &shape.rows(attention.as_ref()));
         let (lists, wanted) = shape.step(&host_ops, &shape.rows(host.as_ref()));
         let shorter = lists.iter().filter(|list| list.last().is_some_and(|last| *last as usize >= list.len()));

@@ -5,19 +5,11 @@ use std::sync::Arc;
 use larder_core::NumberFormat;
 use larder_cuda::Gpu;
 use larder_model::{
-    AttentionDouble, BlockPooling, DeviceAttention, DeviceChoice, DeviceKvView, DeviceOps, DeviceRotation, DeviceRows,
-    DeviceStreams, KvPageShape, ManifoldWeights, OpsDouble, ProductsDouble, ScaledSides, StreamGate, StreamMix,
+    AttentionDouble, BlockPooling, DeviceAttention, DeviceChoice, DeviceKvView, DeviceOps, DeviceRotation,
+    DeviceStreams, KvPageShape, ManifoldWeights, OpsDouble, Place, ProductsDouble, ScaledSides, StreamGate, StreamMix,
 };
 
-use crate::common::{Random, emulator, gpu};
-
-/// The results of all operations, received together.
-fn bits(ops: &dyn DeviceOps, results: &[DeviceRows]) -> Vec<Vec<u32>> {
-    let mut values: Vec<Vec<f32>> = results.iter().map(|rows| vec![0.0; rows.rows * rows.width]).collect();
-    let wanted = results.iter().copied().zip(values.iter_mut().map(|values| &mut values[..]));
-    ops.receive(&mut wanted.collect::<Vec<_>>()).unwrap();
-    values.iter().map(|values| values.iter().map(|value| value.to_bits()).collect()).collect()
-}
+use crate::common::{Random, copy, emulator, gpu, receive_bits};
 
 /// Reads and writes `count` streams, with each kind of connection.
 fn connect(ops: &dyn DeviceOps, count: usize, hidden: usize, tokens: usize) -> Vec<Vec<u32>> {
@@ -34,7 +26,7 @@ fn connect(ops: &dyn DeviceOps, count: usize, hidden: usize, tokens: usize) -> V
     let normed = ops.rms_groups(streams, count, Some(weight), 1e-5).unwrap();
     let mix = ops.stream_weights(products, count, &weights).unwrap();
     let to_merge = ops.stream_weights(low, count, &weights).unwrap();
-    let gates = ops.stream_gates(low, count, StreamGate::TwiceSigmoid).unwrap();
+    let gates = ops.stream_gates(copy(ops, low), count, StreamGate::TwiceSigmoid).unwrap();
     let results = [
         plain,
         normed,
@@ -50,7 +42,7 @@ fn connect(ops: &dyn DeviceOps, count: usize, hidden: usize, tokens: usize) -> V
         ops.add_scaled_sides(streams, normed, &sides).unwrap(),
         ops.gate_by_keys([normed, streams, y], count).unwrap(),
     ];
-    bits(ops, &results)
+    receive_bits(ops, results).into()
 }
 
 /// Heads that rotate, columns, and blocks of rows of two sequences, the second of which has given its first pages back.
@@ -73,23 +65,23 @@ fn rows(ops: &dyn DeviceOps, attention: &dyn DeviceAttention, kind: NumberFormat
             attention.append(id, 0, &bytes).unwrap();
             id
         };
-        DeviceKvView { first_page, pages: (0..pages).map(|_| stored()).collect(), width }
+        DeviceKvView { place: Place::Device, first_page, pages: (0..pages).map(|_| stored()).collect(), width }
     };
     let blocks = [(view(0, 2, width), 1..5), (view(3, 2, width), 8..13)];
     let values_and_logits = [(view(0, 1, 2 * width), 0..2), (view(2, 2, 2 * width), 6..10)];
     let overlapping = [(view(0, 1, 4 * width), 0..2), (view(2, 2, 4 * width), 7..10), (view(0, 2, 4 * width), 4..5)];
     let pooling = |places, overlap| BlockPooling { rate, places, overlap };
     let results = [
-        ops.rotate_heads(x, heads, Some((weight, 1e-5)), rotation(true)).unwrap(),
-        ops.rotate_heads(x, heads, None, rotation(false)).unwrap(),
-        ops.rotate_heads(x, heads, None, None).unwrap(),
+        ops.rotate_heads(copy(ops, x), heads, Some((weight, 1e-5)), rotation(true)).unwrap(),
+        ops.rotate_heads(copy(ops, x), heads, None, rotation(false)).unwrap(),
+        ops.rotate_heads(copy(ops, x), heads, None, None).unwrap(),
         ops.columns(x, width, width).unwrap(),
         ops.beside(x, ops.columns(x, 1, 2).unwrap()).unwrap(),
         ops.pool_blocks(&blocks, &pooling(None, false)).unwrap(),
         ops.pool_blocks(&values_and_logits, &pooling(Some(places), false)).unwrap(),
         ops.pool_blocks(&overlapping, &pooling(Some(of_overlap), true)).unwrap(),
     ];
-    bits(ops, &results)
+    receive_bits(ops, results).into()
 }
 
 /// Compares the device and its double.
@@ -97,7 +89,7 @@ pub fn compare(gpu: &Gpu) {
     let attention = Arc::new(gpu.attention().unwrap());
     let ops = gpu.ops(Arc::new(gpu.products(0).unwrap()), attention.clone()).unwrap();
     let host_attention = Arc::new(AttentionDouble::new(1 << 30));
-    let host = OpsDouble::new(Arc::new(ProductsDouble::new(1 << 30)), host_attention.clone());
+    let host = OpsDouble::fake(Arc::new(ProductsDouble::new(1 << 30)), host_attention.clone());
     for (count, hidden, tokens) in [(4, 64, 3), (2, 40, 7), (5, 33, 1), (3, 128, 2), (1, 32, 2), (5, 1700, 2)] {
         let (found, wanted) = (connect(&ops, count, hidden, tokens), connect(&host, count, hidden, tokens));
         for (which, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
@@ -157,7 +149,8 @@ fn rows_that_do_not_fit_are_errors() {
         assert!(error.is_err(), "{which}: {error:?}");
     }
     let page = KvPageShape { kind: NumberFormat::F32, heads: 1, positions: 4, row_bytes: 16 };
-    let view = DeviceKvView { first_page: 0, pages: vec![attention.allocate(page).unwrap()], width: 4 };
+    let pages = vec![attention.allocate(page).unwrap()];
+    let view = DeviceKvView { place: Place::Device, first_page: 0, pages, width: 4 };
     assert!(ops.pool_blocks(&[(view.clone(), 0..2)], &pooling).is_ok());
     assert!(ops.pool_blocks(&[(view.clone(), 1..3)], &pooling).is_err(), "a block that is not stored");
     assert!(ops.pool_blocks(&[(DeviceKvView { first_page: 1, ..view.clone() }, 1..3)], &pooling).is_err());

@@ -64,7 +64,7 @@ impl Case {
             &ThreadPool::single_threaded(),
             &mut [larder_kernels::Product {
                 weights: WeightMatrix { kind, order, rows, cols, scale, bytes },
-                x: &stored,
+                x: stored,
                 pick: pick.as_deref(),
                 out: &mut want,
             }],

@@ -147,7 +147,7 @@ impl ThreadPool {
         &self,
         (a, a_chunk): (&mut [A], usize),
         (b, b_chunk): (&mut [B], usize),
-        task: &(dyn Fn(usize, &mut [A], &mut [B]) + Sync),
+        task: &(impl Fn(usize, &mut [A], &mut [B]) + Sync),
     ) {
         let (b_len, b) = (b.len(), Disjoint::new(b));
         self.run_chunks(a, a_chunk, &|number, a| {

@@ -125,9 +125,9 @@ impl Basics {
         let mut factors = Factors::default();
         if self.unit_columns {
             let inverse: Vec<f32> = matrix.column_lengths().into_iter().map(|length| 1.0 / (length + 1e-7)).collect();
-            factors.columns = Some(ColumnFactors::new(inverse)?);
+            factors.columns = Some(ColumnFactors::new(inverse));
         }
-        let bias = if self.head_bias { Some(weights.tensor("lm_head.bias", &[self.vocab])?) } else { None };
+        let bias = if self.head_bias { Some(weights.vector("lm_head.bias", &[self.vocab])?) } else { None };
         Ok((Linear::new(matrix, bias)?, factors))
     }
 

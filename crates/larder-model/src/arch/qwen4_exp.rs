@@ -318,7 +318,6 @@ impl NGramTables {
             value: weights.linear(&format!("{prefix}.value_proj"), hidden, embedded, false)?,
             norms: [key_norm?, query_norm?, conv_norm?].map(|norm| norm.of_groups(hidden)),
             conv: CausalConv::new(weights, &format!("{prefix}.conv1d"), width, self.conv, false)?.dilated(longest),
-            norm_copies: Default::default(),
         })
     }
 

@@ -115,7 +115,17 @@ pub trait DeviceChoice {
     /// written. The result are the queries, `[tokens, heads · key width]`.
     fn begin_heads(&self, heads: &DeviceHeads, tasks: &[&AttentionArgs<DeviceKvView>]) -> Result<DeviceRows>;
 
-    /// Norm and rotation of `heads` heads of each row of `x`: the weight of an RMS norm, and what it adds under the root.
+    /// Attention of queries, `[tokens, heads · key width]`, to all rows that each sees, with the values of a bias that is
+    /// [kept](super::DeviceOps::keep), if the tasks have one. Tasks come without queries.
+    fn attend_all(
+        &self,
+        queries: DeviceRows,
+        tasks: &[&AttentionArgs<DeviceKvView>],
+        bias: Option<usize>,
+    ) -> Result<DeviceRows>;
+
+    /// Norm and rotation of `heads` heads of each row of `x`: the weight of an RMS norm, and what it adds under the root. May overwrite
+    /// `x`.
     fn rotate_heads(
         &self,
         x: DeviceRows,

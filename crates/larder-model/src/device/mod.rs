@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx, NumberFormat, RowOrder};
-use larder_kernels::{AttentionTask, Inputs, WeightMatrix};
+use larder_kernels::{Inputs, WeightMatrix};
 
 use crate::error::Result;
 use crate::expert_workspace::ExpertWorkspace;
@@ -182,9 +182,6 @@ pub trait DeviceAttention: Send + Sync {
 
     /// Waits for all operations on the page, and copies its bytes.
     fn read(&self, page: usize, out: &mut [u8]) -> Result<()>;
-
-    /// As [`larder_kernels::attend`] without biases, and waits for the results. Arguments that do not fit are an error, not a panic.
-    fn attend(&self, tasks: &mut [AttentionTask<DeviceKvView>]) -> Result<()>;
 }
 
 /// Shape of a page `[heads, positions, row]`.
@@ -223,13 +220,6 @@ impl KvPageShape {
         }
     }
 
-    /// Copies `rows [positions, heads, row]` to the first rows of each head of a page in main memory.
-    pub(crate) fn set_rows(&self, page: &mut [u8], rows: &[u8]) {
-        for (i, row) in rows.chunks_exact(self.row_bytes).enumerate() {
-            page[self.place_of(i)..][..self.row_bytes].copy_from_slice(row);
-        }
-    }
-
     /// Where a page has row `i` of `[positions, heads, row]`.
     fn place_of(&self, i: usize) -> usize {
         (i % self.heads * self.positions + i / self.heads) * self.row_bytes
@@ -244,9 +234,20 @@ impl KvPageShape {
     }
 }
 
-/// The rows of a sequence on a device, or the first `width` numbers of each row.
+/// Where activations, or keys and values, are.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Place {
+    /// In main memory.
+    Host,
+    /// On a device.
+    Device,
+}
+
+/// The rows of a sequence, or the first `width` numbers of each row.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DeviceKvView {
+    /// Where they are.
+    pub place: Place,
     /// Number of the first page that is stored: it has the positions from `first_page · positions of a page` on.
     pub first_page: usize,
     /// Ids of the pages, from [`DeviceAttention::allocate`]. All have the same shape.

@@ -6,13 +6,15 @@ use larder_kernels::AttentionArgs;
 
 use super::{DeviceChoice, DeviceConvolvedHeads, DeviceDraw, DeviceKvView, DeviceRecurrence, DeviceStreams, NormGate};
 use crate::error::Result;
+use crate::matrix::PlacedMatrix;
 use crate::nn::{Activation, GateFunction};
+use crate::ops::{HostBuffer, HostRows};
 
 /// The most logits of a row that [`DeviceOps::find_best`] returns.
 pub const BEST_FOUND: usize = 127;
 
 /// Rows of activations in a device's memory, `[rows, width]`: a result of [`DeviceOps`], valid until the second
-/// [`receive`](DeviceOps::receive) or [`begin_layer`](DeviceOps::begin_layer) after it.
+/// [`download`](DeviceOps::download) or [`begin_layer`](DeviceOps::begin_layer) after it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceRows {
     /// Number of the operation.
@@ -64,14 +66,14 @@ pub struct HeadNorm {
     /// The weights for queries and for keys, as values that are [kept](DeviceOps::keep); `None` where there is no norm, or behind the
     /// rotation one without weights.
     pub weights: [Option<usize>; 2],
-    /// Added under the root.
-    pub eps: f64,
+    /// Added under the roots.
+    pub eps: [f64; 2],
     /// Whether it is over all heads of a token instead of over each.
     pub whole: bool,
     /// The values of each head that it is over, from the first on, if it is not over all.
     pub width: Option<usize>,
     /// Whether it is behind the rotation; then it is over each head.
-    pub behind_rotation: bool,
+    pub after_rotation: bool,
 }
 
 /// The rotation of some values of each head.
@@ -87,7 +89,7 @@ pub struct DeviceRotation<'a> {
     pub interleaved: bool,
 }
 
-/// Chains of operations on rows of activations that stay in a device's memory. Only [`receive`](Self::receive) waits; the others
+/// Chains of operations on rows of activations that stay in a device's memory. Only [`download`](Self::download) waits; the others
 /// begin an operation, and operations run in the order of their calls. Each has the bits of its counterpart on the CPU.
 pub trait DeviceOps:
     DeviceChoice + DeviceConvolvedHeads + DeviceDraw + DeviceRecurrence + DeviceStreams + Send + Sync
@@ -95,29 +97,53 @@ pub trait DeviceOps:
     /// Copies values that do not change, such as the weight of a norm, to the device, and returns their id.
     fn keep(&self, values: &[f32]) -> Result<usize>;
 
-    /// Copies `values` to the device.
-    fn send(&self, values: &[f32], width: usize) -> Result<DeviceRows>;
+    /// A buffer for new rows, which the caller writes and [uploads](Self::upload).
+    fn buffer(&self, rows: usize, width: usize) -> HostBuffer {
+        HostBuffer::new(rows, width)
+    }
+
+    /// The rows of a buffer.
+    fn upload(&self, buffer: HostBuffer) -> Result<DeviceRows>;
+
+    /// These values, in rows of `width`.
+    fn send(&self, values: &[f32], width: usize) -> Result<DeviceRows> {
+        let mut buffer = self.buffer(values.len() / width, width);
+        buffer.values().copy_from_slice(values);
+        self.upload(buffer)
+    }
 
     /// A layer begins, which uses results of the one before only: memory of earlier ones can be used again, without a wait.
     fn begin_layer(&self);
 
+    /// Of all rows only these are used from now on: the memory of the others can be used again at once.
+    fn retain(&self, live: &[DeviceRows]) {
+        let _ = live;
+    }
+
+    /// Whether it draws tokens, so that a step can begin before the host knows the token before.
+    fn draws(&self) -> bool {
+        true
+    }
+
+    /// Whether rows are in main memory.
+    fn is_host(&self) -> bool {
+        false
+    }
+
     /// Some consecutive rows of `x`, without a copy.
     fn part(&self, x: DeviceRows, first: usize, rows: usize) -> Result<DeviceRows>;
 
-    /// Attention as [`larder_kernels::attend`] computes it, without biases; the results of all tasks, whose width is the same.
-    fn attend(&self, tasks: &[&AttentionArgs<DeviceKvView>]) -> Result<DeviceRows>;
-
     /// Attention of new tokens, whose rows are those of all tasks in order; tasks come without queries. Norms and rotations are
-    /// computed first, and keys and values are written to the pages of the tasks: those of a token at the last position that it sees.
+    /// computed first, and keys and values are written to the pages of the tasks: those of a token at the last position that it sees. May overwrite the
+    /// queries and the keys.
     fn attend_new(&self, heads: &DeviceHeads, tasks: &[&AttentionArgs<DeviceKvView>]) -> Result<DeviceRows>;
 
-    /// `out[t, r] = Σ_c weights[r, c] · x[t, c]` for each of `weights`, which are ids of
-    /// [`DeviceProducts::upload`](super::DeviceProducts::upload).
-    fn multiply(&self, x: DeviceRows, weights: &[usize]) -> Result<Vec<DeviceRows>>;
+    /// `out[t, r] = Σ_c weights[r, c] · x[t, c]` for each of `weights`.
+    fn multiply(&self, x: DeviceRows, weights: &[&PlacedMatrix]) -> Result<Vec<DeviceRows>>;
 
     /// One product per head: `out[t, h · rows + r] = Σ_c weights[h][r, c] · x[t, h · step + c]`, where the step is the width of `x` by the
     /// number of heads. The caller guarantees weights of one shape and number format, and a step of whole blocks unless that is a float.
-    fn multiply_heads(&self, x: DeviceRows, weights: &[usize]) -> Result<DeviceRows>;
+    fn multiply_heads(&self, x: DeviceRows, weights: &[PlacedMatrix]) -> Result<DeviceRows>;
 
     /// `act(gate) · up`, of rows of equal shapes. May overwrite `gate`.
     fn combine(&self, act: Activation, gate: DeviceRows, up: DeviceRows) -> Result<DeviceRows>;
@@ -129,25 +155,25 @@ pub trait DeviceOps:
     fn bend(&self, x: DeviceRows, cap: f32) -> Result<DeviceRows>;
 
     /// Values times a function of their gates: `x [n, heads · any]`, `gates [n, heads · any]`, with a gate for each value of a head or one
-    /// for all of them.
+    /// for all of them. May overwrite `x`.
     fn gate(&self, x: DeviceRows, gates: DeviceRows, function: GateFunction, heads: usize) -> Result<DeviceRows>;
 
-    /// The norm of parts of the rows of `x`, with a function of `gates`, of the same shape.
+    /// The norm of parts of the rows of `x`, with a function of `gates`, of the same shape. May overwrite `x`.
     fn norm_gate(&self, x: DeviceRows, gates: DeviceRows, norm: &NormGate) -> Result<DeviceRows>;
 
-    /// `factor · x`
+    /// `factor · x`. May overwrite `x`.
     fn scale(&self, x: DeviceRows, factor: f32) -> Result<DeviceRows>;
 
     /// `x` with the values of each row times factors that are [kept](Self::keep), one for each.
     fn scale_columns(&self, x: DeviceRows, factors: usize) -> Result<DeviceRows>;
 
-    /// `x + factor · y`, of rows of equal shapes.
+    /// `x + factor · y`, of rows of equal shapes. May overwrite `y`.
     fn add(&self, x: DeviceRows, y: DeviceRows, factor: f32) -> Result<DeviceRows>;
 
-    /// `x + factor · y`, and the RMS norm of each row of that, as [`rms_norm`](Self::rms_norm).
+    /// `x + factor · y`, and the RMS norm of each row of that, as [`rms_norm`](Self::rms_norm). May overwrite `y`.
     fn add_norm(&self, x: DeviceRows, y: DeviceRows, factor: f32, weight: usize, eps: f64) -> Result<[DeviceRows; 2]>;
 
-    /// `x` with a value that is [kept](Self::keep) added to each row.
+    /// `x` with a value that is [kept](Self::keep) added to each row. May overwrite `x`.
     fn add_row(&self, x: DeviceRows, row: usize) -> Result<DeviceRows>;
 
     /// `x / sqrt(mean(x²) + eps) · weight` for each row; the weight is a value that is [kept](Self::keep).
@@ -165,39 +191,40 @@ pub trait DeviceOps:
     /// row there is no value.
     fn take_out(&self, x: DeviceRows, places: &[u32]) -> Result<DeviceRows>;
 
-    /// Begins to copy rows back behind the operations so far: [`receive`](Self::receive) of the same rows waits for these only, and the
+    /// Begins to copy rows back behind the operations so far: [`download`](Self::download) of the same rows waits for these only, and the
     /// device goes on with what is begun in between.
     fn begin_receive(&self, wanted: &[DeviceRows]) -> Result<()> {
         let _ = wanted;
         Ok(())
     }
 
-    /// Waits for all operations so far, and copies rows back. Reports the errors of operations since the last call, if it has waited for
-    /// them.
-    fn receive(&self, wanted: &mut [(DeviceRows, &mut [f32])]) -> Result<()>;
+    /// Waits for all operations so far, and yields rows in main memory. Reports the errors of operations since the last call, if it has
+    /// waited for them.
+    fn download(&self, wanted: &[DeviceRows]) -> Result<Vec<HostRows>>;
 }
 
 /// The copy of values that do not change, on the device of their model. It is made when it is first used.
 #[derive(Default)]
-pub(crate) struct DeviceCopy(OnceLock<usize>);
+pub(crate) struct DeviceCopy([OnceLock<usize>; 2]);
 
 impl DeviceCopy {
     /// The id of the copy of `values`.
     pub fn of(&self, values: &[f32], ops: &dyn DeviceOps) -> Result<usize> {
-        self.made_by(|| ops.keep(values))
+        self.made_by(ops, || ops.keep(values))
     }
 
     /// As [`of`](Self::of), for values that are made for it.
     pub fn of_values(&self, values: impl FnOnce() -> Vec<f32>, ops: &dyn DeviceOps) -> Result<usize> {
-        self.made_by(|| ops.keep(&values()))
+        self.made_by(ops, || ops.keep(&values()))
     }
 
-    fn made_by(&self, make: impl FnOnce() -> Result<usize>) -> Result<usize> {
-        match self.0.get() {
+    fn made_by(&self, ops: &dyn DeviceOps, make: impl FnOnce() -> Result<usize>) -> Result<usize> {
+        let own = &self.0[usize::from(ops.is_host())];
+        match own.get() {
             Some(id) => Ok(*id),
             None => {
                 let id = make()?;
-                Ok(*self.0.get_or_init(|| id))
+                Ok(*own.get_or_init(|| id))
             }
         }
     }

@@ -77,7 +77,7 @@ pub trait DeviceStreams {
     /// `[tokens, hidden]`: the sigmoid of the signed root of a key's product with its query, which is divided by the root of their width.
     fn gate_by_keys(&self, rows: [DeviceRows; 3], count: usize) -> Result<DeviceRows>;
 
-    /// A function of the gates of `count` streams.
+    /// A function of the gates of `count` streams. May overwrite `x`.
     fn stream_gates(&self, x: DeviceRows, count: usize, gate: StreamGate) -> Result<DeviceRows>;
 
     /// The mean over `count` streams of `sigmoid(gates) · x`: `[tokens, hidden]`.

@@ -1,13 +1,6 @@
 //! Test doubles of devices: they store copies in main memory, compute with the CPU kernels, and can fail on purpose.
 
 mod attention;
-mod best;
-mod chosen;
-mod convolved;
-mod drawn;
-mod ops;
-mod recurrent;
-mod streams;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -16,8 +9,8 @@ use larder_kernels::{Inputs, Product, ThreadPool, WeightMatrix, products};
 
 use crate::device::{DeviceProduct, DeviceProducts, MatrixShape};
 use crate::error::{ModelError, Result};
+pub use crate::ops::CpuOps as OpsDouble;
 pub use attention::AttentionDouble;
-pub use ops::OpsDouble;
 
 /// Double of [`DeviceProducts`]: stores copies of matrices and multiplies with the CPU kernels.
 #[derive(Default)]
@@ -72,24 +65,12 @@ impl ProductsDouble {
         self.lock().batches
     }
 
-    /// Rows of a matrix, and whether its inputs are quantised.
-    fn shape(&self, weights: usize) -> (usize, bool) {
-        let state = self.lock();
-        let StoredMatrix { kind, rows, .. } = state.matrices[weights];
-        (rows, !kind.is_float())
-    }
-
     /// A row of a matrix.
-    fn row(&self, weights: usize, row: usize) -> Vec<f32> {
+    pub(crate) fn row(&self, weights: usize, row: usize) -> Vec<f32> {
         let state = self.lock();
         let mut out = vec![0.0; state.matrices[weights].cols];
         larder_kernels::widen_row(state.matrices[weights].stored(), row, &mut out);
         out
-    }
-
-    /// Columns of a matrix.
-    fn cols(&self, weights: usize) -> usize {
-        self.lock().matrices[weights].cols
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {

@@ -148,6 +148,7 @@ fn places_are_sorted_by_expert() {
         (&[], &[(0, &[])]),
     ] {
         let ids: Vec<ExpertId> = ids.iter().map(|id| ExpertId(*id)).collect();
+        workspace.output_rows = vec![0; ids.len()];
         workspace.sort_places(&Routed { weights: vec![0.0; ids.len()], ids, ..Routed::default() });
         for (expert, places) in want {
             assert_eq!(&workspace.places[workspace.places_of(ExpertId(*expert))], *places, "expert {expert}");

@@ -59,12 +59,6 @@ impl Activation {
         })
     }
 
-    /// Whether it clamps values; a device does not compute it without a gate.
-    pub(crate) fn is_clamped(self) -> bool {
-        use Activation::{ClampedSilu, ClampedSwiglu, LimitedSilu};
-        matches!(self, ClampedSwiglu { .. } | ClampedSilu { .. } | LimitedSilu { .. })
-    }
-
     /// Replaces each value by its activation, for experts without a gate: [`combine`](Self::combine) with an `up` that has
     /// no effect.
     pub fn apply(self, values: &mut [f32]) {

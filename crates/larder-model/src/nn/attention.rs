@@ -1,18 +1,17 @@
 //! Softmax attention with grouped queries, QK norm, sinks, masks, output gates.
 
-use candle_core::{Device, Tensor};
 use larder_core::{KV_PAGE_TOKENS, Rng};
 
-use super::chained_choice::forward_on_device;
-use super::norm::rms;
-use super::output_gate::{GateFunction, OutputGate, gated};
+use super::index_choice::head_rotation;
+use super::output_gate::{GateRows, OutputGate};
 use super::{
-    AttentionIndexer, AttentionMask, ChainedMixer, ChoiceShape, ChosenAttention, ConvolvedInputs, ForwardPass,
-    KeysAndValues, LayerKv, LayerShape, Mixer, Norm, Rotary, RowShape, Selection, TokenScratch, made_up,
+    AttentionIndexer, AttentionMask, ChoiceShape, ConvolvedInputs, ForwardPass, KeysAndValues, LayerKv, LayerShape,
+    Mixer, Norm, Rotary, RowAttention, RowShape, TokenScratch, made_up,
 };
+use crate::device::{DeviceHeads, DeviceOps, DeviceRows, HeadNorm};
 use crate::error::Result;
-use crate::hidden::Place;
-use crate::matrix::{Linear, with_f32};
+use crate::matrix::Linear;
+use crate::ops::Near;
 use crate::step::LayerStates;
 
 /// Heads and widths of attention.
@@ -65,11 +64,6 @@ pub struct AttentionTemperature {
 }
 
 impl AttentionTemperature {
-    /// Queries `q [n, heads, width]` → same shape
-    pub fn apply(self, q: &Tensor, pass: &ForwardPass) -> Result<Tensor> {
-        Ok(q.broadcast_mul(&Tensor::from_vec(self.scales(pass), (pass.tokens(), 1, 1), &Device::Cpu)?)?)
-    }
-
     /// The factor of each token.
     pub(super) fn scales(self, pass: &ForwardPass) -> Vec<f32> {
         let factor = |at| (((at + self.first) as f64 / self.floor).floor().ln_1p() * self.scale + 1.0) as f32;
@@ -110,7 +104,7 @@ pub struct Attention {
 }
 
 /// The rows that attention reads of what a layer keeps.
-pub(super) const KEYS_AND_VALUES: KeysAndValues = |kv| (&kv.keys, Some(&kv.values));
+const KEYS_AND_VALUES: KeysAndValues = |kv| (&kv.keys, Some(&kv.values));
 
 /// The products that yield queries, keys and values.
 #[expect(clippy::large_enum_variant, reason = "there is one for each layer")]
@@ -129,40 +123,88 @@ pub enum InputProducts {
 }
 
 impl InputProducts {
-    /// Queries, keys and values, `[n, heads · width]` each.
-    fn forward(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<[Tensor; 3]> {
+    /// The products with the input.
+    fn linears(&self) -> Vec<&Linear> {
         match self {
-            InputProducts::Apart { q, k, v: Some(v) } => Linear::forward_all([q, k, v], x),
-            InputProducts::Apart { q, k, v: None } => {
-                let [q, k] = Linear::forward_all([q, k], x)?;
-                Ok([q, k.clone(), k])
+            InputProducts::Apart { q, k, v } => [Some(q), Some(k), v.as_ref()].into_iter().flatten().collect(),
+            InputProducts::Convolved(inputs) => inputs.products().to_vec(),
+        }
+    }
+
+    /// Queries, keys and values, `[n, heads · width]` each, of what the products yield.
+    fn forward(
+        &self,
+        products: &[DeviceRows],
+        states: &mut LayerStates,
+        pass: &ForwardPass,
+        ops: &dyn DeviceOps,
+    ) -> Result<[DeviceRows; 3]> {
+        match (self, products) {
+            (InputProducts::Convolved(inputs), [q, k, current, delayed]) => {
+                inputs.forward([*q, *k, *current, *delayed], states, pass, ops)
             }
-            InputProducts::Convolved(inputs) => inputs.forward(x, states, pass),
+            (_, [q, k, v]) => Ok([*q, *k, *v]),
+            (_, products) => Ok([products[0], products[1], products[1]]),
         }
     }
 }
 
 impl Mixer for Attention {
-    fn forward(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Tensor> {
-        if let (Place::Device, Some(ops), Some(_)) = (states.place(), &self.o.compute().device_ops, &self.indexer) {
-            return forward_on_device(self, x, states, pass, ops.as_ref());
-        }
-        let (q, gate) = self.queries(x, states, pass)?;
-        let selections = match &self.indexer {
-            Some(indexer) => indexer.select(x, states, pass)?,
-            None => Vec::new(),
+    fn forward(
+        &self,
+        x: DeviceRows,
+        states: &mut LayerStates,
+        pass: &ForwardPass,
+        ops: &dyn DeviceOps,
+    ) -> Result<DeviceRows> {
+        let gate = match &self.output_gate {
+            OutputGate::Product(product, function) => Some((product, *function)),
+            OutputGate::None => None,
         };
-        let mixed = self.attend(&q, states, pass, &selections)?;
-        (0..pass.spans.len()).for_each(|i| states.of_mut(i).release_unseen(self.mask));
-        self.o.forward(&match gate {
-            Some((gate, function)) => gated(mixed, &function.apply(&gate)?, self.shape.heads)?,
-            None => mixed,
-        })
-    }
+        let mut linears = self.inputs.linears();
+        let inputs = linears.len();
+        linears.extend(gate.map(|(product, _)| product));
+        let of_index = linears.len();
+        linears.extend(self.indexer.iter().flat_map(|indexer| indexer.products(pass)));
+        let products = Linear::forward_each(&linears, x, ops)?;
+        let [queries, keys, values] = self.inputs.forward(&products[..inputs], states, pass, ops)?;
 
-    fn chained(&self) -> Option<&dyn ChainedMixer> {
-        let is_chained = self.o.is_on_device() && (self.indexer.is_none() || self.is_for_devices());
-        is_chained.then_some(self)
+        let near = Near::new(self.o.compute(), states.place(), ops);
+        let chosen = match &self.indexer {
+            Some(indexer) => indexer.select(&near.take_all(products[of_index..].to_vec())?, states, pass, near.ops)?,
+            None => None,
+        };
+        let AttentionShape { kv_heads, head_dim, value_dim, .. } = self.shape;
+        for (i, span) in pass.spans.iter().enumerate() {
+            let kv = states.of_mut(i);
+            kv.keys.extend(span.tokens, kv_heads, head_dim)?;
+            kv.values.extend(span.tokens, kv_heads, value_dim)?;
+        }
+        let scales = self.temperature.map_or_else(Vec::new, |temperature| temperature.scales(pass));
+        let [queries, keys, values] = near.take([queries, keys, values])?;
+        let heads = DeviceHeads {
+            queries,
+            rest: None,
+            keys,
+            values: Some(values),
+            norm: self.head_norm(near.ops)?,
+            clip: self.clip.map(|limit| limit as f32),
+            value_norm: self.value_norm,
+            value_factor: self.value_scale as f32,
+            rotation: head_rotation(self.rotary, 0, &pass.ropes),
+            scales: &scales,
+            bias: None,
+        };
+        let (rows, seen) = ((&*states, KEYS_AND_VALUES), (pass, self.mask));
+        let mixed = self.over_rows().forward(&heads, rows, seen, chosen.as_deref(), near.ops)?;
+        (0..pass.spans.len()).for_each(|i| states.of_mut(i).release_unseen(self.mask));
+        let mixed = match gate {
+            Some((_, function)) => {
+                GateRows { rows: products[inputs], function }.apply(near.give(mixed)?, self.shape.heads, ops)?
+            }
+            None => near.give(mixed)?,
+        };
+        self.o.forward(mixed, ops)
     }
 
     fn layer_shape(&self) -> LayerShape {
@@ -207,13 +249,6 @@ impl Mixer for Attention {
         TokenScratch { floats, input: hidden.max(mixed).max(convolved.input) }
     }
 
-    fn chooses_on_device(&self) -> bool {
-        // Where there is no device, this is what one with operations of chains would do.
-        let compute = self.o.compute();
-        let here = compute.device_attention.is_none() || (compute.device_ops.is_some() && self.is_for_devices());
-        self.has_device_form() && here
-    }
-
     fn choice(&self) -> Option<ChoiceShape> {
         let AttentionShape { kv_heads, head_dim, value_dim, .. } = self.shape;
         let indexer = self.indexer.as_ref()?;
@@ -231,112 +266,31 @@ impl Attention {
         }
     }
 
-    /// The queries `[n, heads, head_dim]`, and what the output gate is made of, with its function. Appends keys and values to the KV
-    /// cache.
-    pub(super) fn queries(
-        &self,
-        x: &Tensor,
-        states: &mut LayerStates,
-        pass: &ForwardPass,
-    ) -> Result<(Tensor, Option<(Tensor, GateFunction)>)> {
-        let (products, gate) = match (&self.inputs, &self.output_gate) {
-            (InputProducts::Apart { q, k, v: Some(v) }, OutputGate::Product(gate, function)) => {
-                let [q, k, v, gate] = Linear::forward_all([q, k, v, gate], x)?;
-                ([q, k, v], Some((gate, *function)))
-            }
-            (inputs, OutputGate::Product(gate, function)) => {
-                (inputs.forward(x, states, pass)?, Some((gate.forward(x)?, *function)))
-            }
-            (inputs, OutputGate::None) => (inputs.forward(x, states, pass)?, None),
-        };
-        Ok((self.queries_of(products, states, pass)?, gate))
-    }
-
-    /// The queries `[n, heads, head_dim]` of products with the input. Appends keys and values to the KV cache.
-    pub(super) fn queries_of(
-        &self,
-        [q, k, v]: [Tensor; 3],
-        states: &mut LayerStates,
-        pass: &ForwardPass,
-    ) -> Result<Tensor> {
-        let AttentionShape { heads, kv_heads, head_dim, value_dim } = self.shape;
-        let [_, k_width, v_width, _] = self.shape.widths();
-        let (q, k) = self.norm_whole(q, k)?;
-        let [q, k, v] = [q, k, v].map(|t| self.clip(t));
-
-        let q = self.position(self.heads(q?, heads, true)?, true, pass)?; // [n, heads, head_dim]
-        let q = self.temperature.map_or(Ok(q.clone()), |temperature| temperature.apply(&q, pass))?;
-        let k = self.position(self.heads(k?, kv_heads, false)?, false, pass)?; // [n, kv, head_dim]
-        let v = self.norm_values(v?)?; // [n, kv · value_dim]
-        for (i, span) in pass.spans.iter().enumerate() {
-            let layer_kv = states.of_mut(i);
-            with_f32(&k, |k| layer_kv.keys.append(span.rows(k, k_width), kv_heads, head_dim))??;
-            with_f32(&v, |v| layer_kv.values.append(span.rows(v, v_width), kv_heads, value_dim))??;
-        }
-        Ok(q)
-    }
-
-    /// The attention `[n, heads · value_dim]` of each token to all rows that it sees, or to those chosen.
-    pub(super) fn attend(
-        &self,
-        q: &Tensor,
-        states: &LayerStates,
-        pass: &ForwardPass,
-        selections: &[Selection],
-    ) -> Result<Tensor> {
-        let ([.., width], rows) = (self.shape.widths(), (states, KEYS_AND_VALUES));
-        let mut out = vec![0.0; pass.tokens() * width];
-        let (attention, compute) = (self.over_rows(), self.o.compute());
-        with_f32(q, |q| attention.attend_step(compute, q, rows, (pass, self.mask), selections, &mut out))??;
-        Ok(Tensor::from_vec(out, (pass.tokens(), width), &Device::Cpu)?)
-    }
-
-    /// The shape of the attention over the rows of keys and values.
-    pub(super) fn over_rows(&self) -> ChosenAttention<'_> {
+    /// The attention over the rows of keys and values.
+    fn over_rows(&self) -> RowAttention<'_> {
         let AttentionShape { heads, kv_heads, head_dim: key_width, value_dim: value_width } = self.shape;
         let (scale, sinks) = (self.scale as f32, self.sinks.as_deref());
-        ChosenAttention { heads, kv_heads, key_width, value_width, scale, sinks }
+        RowAttention { heads, kv_heads, key_width, value_width, scale, sinks }
     }
 
-    fn norm_whole(&self, q: Tensor, k: Tensor) -> Result<(Tensor, Tensor)> {
-        match &self.norm {
-            QkNorm::Whole(q_norm, k_norm) => Ok((q_norm.forward(&q)?, k_norm.forward(&k)?)),
-            _ => Ok((q, k)),
-        }
-    }
-
-    /// Values `[n, kv_heads · value_dim]`, normalised and scaled.
-    fn norm_values(&self, v: Tensor) -> Result<Tensor> {
-        let v = match self.value_norm {
-            Some(eps) => rms(&v.reshape(((), self.shape.value_dim))?, eps)?,
-            None => v,
+    /// The norm of queries and keys.
+    fn head_norm(&self, ops: &dyn DeviceOps) -> Result<Option<HeadNorm>> {
+        let (after_rotation, whole) = match &self.norm {
+            QkNorm::None => return Ok(None),
+            // Without a rotation there is no norm after it.
+            QkNorm::PerHeadAfterRope(..) | QkNorm::AfterRope { .. } if self.rotary.is_none() => return Ok(None),
+            QkNorm::PerHeadAfterRope(..) | QkNorm::AfterRope { .. } => (true, false),
+            QkNorm::PerHead(..) => (false, false),
+            QkNorm::Whole(..) => (false, true),
         };
-        if self.value_scale == 1.0 { Ok(v) } else { Ok(v.affine(self.value_scale, 0.0)?) }
-    }
-
-    fn clip(&self, x: Tensor) -> Result<Tensor> {
-        match self.clip {
-            Some(limit) => Ok(x.clamp(-limit, limit)?),
-            None => Ok(x),
-        }
-    }
-
-    /// `[n, heads · head_dim]` → `[n, heads, head_dim]`
-    fn heads(&self, x: Tensor, heads: usize, query: bool) -> Result<Tensor> {
-        let x = x.reshape(((), heads, self.shape.head_dim))?;
-        match &self.norm {
-            QkNorm::PerHead(q_norm, k_norm) => if query { q_norm } else { k_norm }.forward(&x),
-            _ => Ok(x),
-        }
-    }
-
-    fn position(&self, x: Tensor, query: bool, pass: &ForwardPass) -> Result<Tensor> {
-        let Some(rotary) = self.rotary else { return Ok(x) };
-        let x = rotary.apply(&x, pass)?;
-        match &self.norm {
-            QkNorm::AfterRope { eps } => rms(&x, *eps),
-            QkNorm::PerHeadAfterRope(q_norm, k_norm) => if query { q_norm } else { k_norm }.forward(&x),
-            _ => Ok(x),
-        }
+        let (weights, eps) = match &self.norm {
+            QkNorm::Whole(q, k) | QkNorm::PerHead(q, k) | QkNorm::PerHeadAfterRope(q, k) => {
+                let [(of_queries, query_eps), (of_keys, key_eps)] = [q, k].map(Norm::rms_parts);
+                ([Some(of_queries.of(ops)?), Some(of_keys.of(ops)?)], [query_eps, key_eps])
+            }
+            QkNorm::AfterRope { eps } => ([None; 2], [*eps; 2]),
+            QkNorm::None => unreachable!("there is a norm"),
+        };
+        Ok(Some(HeadNorm { weights, eps, whole, width: None, after_rotation }))
     }
 }

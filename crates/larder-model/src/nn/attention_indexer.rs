@@ -1,34 +1,11 @@
 //! The indexers that attention with keys and values of its own can have.
 
-use candle_core::Tensor;
-
-use super::chained_choice::ListLengths;
-use super::{BlockIndexer, ForwardPass, FurtherShape, HeadIndexer, Selection};
+use super::index_choice::ListLengths;
+use super::{BlockIndexer, ForwardPass, FurtherShape, HeadIndexer};
 use crate::device::{DeviceOps, DeviceRows};
 use crate::error::Result;
 use crate::matrix::Linear;
 use crate::step::LayerStates;
-
-/// An indexer whose choice is a part of chains on a device.
-pub(super) trait ChainedIndexer {
-    /// Whether there is a form for devices, if its products are there.
-    fn has_device_form(&self) -> bool;
-
-    /// Whether all of it is computed on a device.
-    fn is_on_device(&self) -> bool;
-
-    /// The products with the input of attention that [`begin`](Self::begin) reads.
-    fn device_products(&self, pass: &ForwardPass) -> Vec<&Linear>;
-
-    /// As [`AttentionIndexer::select`], begun on the device; `products` are those of [`device_products`](Self::device_products).
-    fn begin(
-        &self,
-        products: &[DeviceRows],
-        states: &mut LayerStates,
-        pass: &ForwardPass,
-        ops: &dyn DeviceOps,
-    ) -> Result<ListLengths>;
-}
 
 /// Chooses the positions that a query attends to, out of all earlier ones.
 pub enum AttentionIndexer {
@@ -55,11 +32,11 @@ impl AttentionIndexer {
         }
     }
 
-    /// The same indexer as a part of chains on a device.
-    pub(super) fn chained(&self) -> &dyn ChainedIndexer {
+    /// The products with the input of attention that [`select`](Self::select) reads.
+    pub(super) fn products(&self, pass: &ForwardPass) -> Vec<&Linear> {
         match self {
-            AttentionIndexer::Blocks(indexer) => indexer,
-            AttentionIndexer::Heads(indexer) => indexer,
+            AttentionIndexer::Blocks(indexer) => indexer.products(pass),
+            AttentionIndexer::Heads(indexer) => indexer.products(pass),
         }
     }
 
@@ -71,12 +48,18 @@ impl AttentionIndexer {
         }
     }
 
-    /// Appends what the layer keeps of the tokens `x [n, hidden]`, and chooses positions for each: a selection per part of the
-    /// heads, or none if each token attends to all that it sees.
-    pub fn select(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Vec<Selection>> {
+    /// Appends what the layer keeps of the tokens, and chooses positions for each: the lengths of the lists, or none if each token attends to
+    /// all that it sees. `products` are its [`products`](Self::products).
+    pub(super) fn select(
+        &self,
+        products: &[DeviceRows],
+        states: &mut LayerStates,
+        pass: &ForwardPass,
+        ops: &dyn DeviceOps,
+    ) -> Result<ListLengths> {
         match self {
-            AttentionIndexer::Blocks(indexer) => Ok(vec![indexer.select(x, states, pass)?]),
-            AttentionIndexer::Heads(indexer) => indexer.select(x, states, pass),
+            AttentionIndexer::Blocks(indexer) => indexer.select(products, states, pass, ops),
+            AttentionIndexer::Heads(indexer) => indexer.select(products, states, pass, ops),
         }
     }
 

@@ -1,15 +1,12 @@
 //! The indexer of Qwen4's sparse attention (QSA): small queries, and a key for each block of tokens, choose the blocks which attention
 //! goes over beside the last, incomplete one.
 
-use candle_core::{D, Device, Tensor};
-use larder_core::KV_PAGE_TOKENS;
-
-use super::{
-    AttentionMask, ForwardPass, FurtherRows, FurtherShape, Norm, Rope, RopeTable, Rotary, RowShape, Selection,
-    StepIndex,
-};
+use super::block_keys::BlockKeys;
+use super::index_choice::{ListLengths, choose, head_rotation};
+use super::{AttentionMask, ForwardPass, FurtherShape, Norm, Rope, Rotary, RowShape};
+use crate::device::{BlockPooling, DeviceIndex, DeviceOps, DeviceRows, IndexBlocks, SeenRows};
 use crate::error::Result;
-use crate::matrix::{Linear, with_f32};
+use crate::matrix::Linear;
 use crate::step::LayerStates;
 
 /// Sizes of the indexer.
@@ -71,23 +68,58 @@ impl BlockIndexer {
         pass.positions().any(|at| (at + 1) / self.shape.tokens > self.shape.blocks)
     }
 
-    /// Appends the keys of the tokens `x [n, hidden]` to what the layer keeps, and chooses positions for each token.
-    pub fn select(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Selection> {
+    /// The products with the input of attention that [`select`](Self::select) reads.
+    pub(super) fn products(&self, pass: &ForwardPass) -> Vec<&Linear> {
+        match &self.products {
+            IndexProducts::Joined(product) => vec![product],
+            IndexProducts::Apart(query, key) if self.has_choice(pass) => vec![key, query],
+            IndexProducts::Apart(_, key) => vec![key],
+        }
+    }
+
+    /// Appends the keys of the tokens to what the layer keeps, and chooses positions for each token.
+    pub(super) fn select(
+        &self,
+        products: &[DeviceRows],
+        states: &mut LayerStates,
+        pass: &ForwardPass,
+        ops: &dyn DeviceOps,
+    ) -> Result<ListLengths> {
         let BlockIndexerShape { heads, width, tokens, blocks } = self.shape;
-        let [queries, keys] = self.queries_and_keys(x)?;
-        for (i, span) in pass.spans.iter().enumerate() {
-            with_f32(&keys, |keys| self.append(span.rows(keys, width), &mut states.of_mut(i).further))??;
-        }
-        let seen: Vec<usize> = pass.positions().map(|at| (at + 1) / tokens).collect();
+        let keys = match &self.products {
+            IndexProducts::Joined(_) => ops.columns(products[0], heads * width, width)?,
+            IndexProducts::Apart(..) => products[0],
+        };
+        let of_blocks = BlockKeys {
+            pooling: BlockPooling { rate: tokens, places: None, overlap: false },
+            norm: &self.key_norm,
+            rotation: Some((&self.rope, self.rotary, 0)),
+        };
+        of_blocks.append(keys, (states, 0), pass, ops)?;
         if !self.has_choice(pass) {
-            return Ok(Selection::of_all(seen.len()));
+            return Ok(None);
         }
-        let queries = self.query_norm.forward(&queries.reshape((pass.tokens(), heads, width))?)?;
-        let queries = with_f32(&self.rotary.apply(&queries, pass)?, <[f32]>::to_vec)?;
-        let weights = vec![1.0; pass.tokens() * heads];
-        let index = StepIndex { queries: &queries, heads, weights: &weights, width, seen: &seen };
-        let selection = index.select(self.compute(), blocks, pass, |span| &states.of(span).further[1].rows);
-        Ok(selection.of_blocks(tokens, pass.positions()))
+        let queries = match &self.products {
+            IndexProducts::Joined(_) => ops.columns(products[0], 0, heads * width)?,
+            IndexProducts::Apart(..) => products[1],
+        };
+        let (weight, eps) = self.query_norm.rms_parts();
+        let norm = Some((weight.of(ops)?, eps));
+        let queries = ops.rotate_heads(queries, heads, norm, head_rotation(Some(self.rotary), 0, &pass.ropes))?;
+        let seen: Vec<SeenRows> =
+            pass.positions().map(|at| SeenRows { rows: (at + 1) / tokens, positions: at + 1 }).collect();
+        let index = DeviceIndex {
+            queries,
+            weights: None,
+            parts: 1,
+            heads,
+            scale: (width as f64).powf(-0.5) as f32,
+            rectified: true,
+            count: blocks,
+            blocks: IndexBlocks::OfPositions(tokens),
+            seen: &seen,
+        };
+        choose(&index, |span| &states.of(span).further[1].rows, pass, ops)
     }
 
     /// Floats per token of what [`select`](Self::select) allocates.
@@ -95,53 +127,5 @@ impl BlockIndexer {
         let BlockIndexerShape { heads, width, .. } = self.shape;
         // Both products together and apart; queries normalised and rotated; the weights of heads.
         2 * (heads + 1) * width + 3 * heads * width + heads + 2
-    }
-
-    fn compute(&self) -> &crate::compute::ComputeContext {
-        let (IndexProducts::Joined(product) | IndexProducts::Apart(product, _)) = &self.products;
-        product.compute()
-    }
-
-    /// `[n, heads · width]` and `[n, width]`
-    fn queries_and_keys(&self, x: &Tensor) -> Result<[Tensor; 2]> {
-        let BlockIndexerShape { heads, width, .. } = self.shape;
-        match &self.products {
-            IndexProducts::Joined(product) => {
-                let both = product.forward(x)?;
-                let part = |at, width| both.narrow(D::Minus1, at, width)?.contiguous();
-                Ok([part(0, heads * width)?, part(heads * width, width)?])
-            }
-            IndexProducts::Apart(query, key) => Linear::forward_all([query, key], x),
-        }
-    }
-
-    /// Appends the keys of a span's tokens, and those of the blocks that are then complete.
-    fn append(&self, keys: &[f32], kept: &mut [FurtherRows]) -> Result<()> {
-        let [tokens, blocks] = kept else { unreachable!("two kinds of rows are kept") };
-        for keys in keys.chunks(KV_PAGE_TOKENS * self.shape.width) {
-            tokens.append(keys)?;
-            while blocks.rows.len() < tokens.rows.len() / self.shape.tokens {
-                blocks.append(&self.key_of_block(tokens, blocks.rows.len())?)?;
-            }
-            tokens.release_unneeded();
-        }
-        Ok(())
-    }
-
-    /// The key of a complete block.
-    fn key_of_block(&self, keys: &FurtherRows, block: usize) -> Result<Vec<f32>> {
-        let BlockIndexerShape { width, tokens, .. } = self.shape;
-        let first = block * tokens;
-        let mut mean = vec![0.0; width];
-        for key in keys.rows.widened(first..first + tokens, width).chunks_exact(width) {
-            mean.iter_mut().zip(key).for_each(|(mean, key)| *mean += key);
-        }
-        mean.iter_mut().for_each(|mean| *mean /= tokens as f32);
-        let key = self.key_norm.forward(&Tensor::from_vec(mean, (1, width), &Device::Cpu)?)?;
-        let mut key = with_f32(&key, <[f32]>::to_vec)?;
-        let mut turns = RopeTable::default();
-        self.rope.extend(&mut turns, first..first + 1, first + 1);
-        self.rotary.rotate_head(&mut key, &turns);
-        Ok(key)
     }
 }

@@ -2,14 +2,12 @@
 
 use std::fmt::Display;
 
-use candle_core::{Device, Tensor};
 use larder_core::Rng;
 
-use super::{Activation, ChainedMixer, ForwardPass, GateFunction, LayerKv, LayerShape, Mixer, StateLens, TokenScratch};
+use super::{Activation, ForwardPass, GateFunction, LayerKv, LayerShape, Mixer, StateLens, TokenScratch};
 use crate::device::{DeviceConvolution, DeviceCopy, DeviceOps, DeviceRows, StateSpan};
 use crate::error::Result;
-use crate::hidden::Hidden;
-use crate::matrix::{Linear, with_f32};
+use crate::matrix::Linear;
 use crate::step::LayerStates;
 use crate::weights::WeightLoader;
 
@@ -37,7 +35,7 @@ impl CausalConv {
     }
 
     /// Of `taps [width, channels]` and `bias [channels]`.
-    pub(crate) fn with_taps(taps: Vec<f32>, bias: Option<Vec<f32>>, channels: usize, width: usize) -> Self {
+    fn with_taps(taps: Vec<f32>, bias: Option<Vec<f32>>, channels: usize, width: usize) -> Self {
         let (taps_copy, bias_copy) = Default::default();
         CausalConv { taps, bias, channels, width, dilation: 1, taps_copy, bias_copy }
     }
@@ -68,8 +66,8 @@ impl CausalConv {
         CausalConv::with_taps((0..width).flat_map(column).collect(), None, channels, width)
     }
 
-    /// As [`forward`](Self::forward), begun on a device, for inputs that are side by side, and its activation.
-    pub(super) fn begin(
+    /// The convolution of inputs that are side by side, and its activation. Updates the windows of the states.
+    pub(super) fn forward(
         &self,
         inputs: &[DeviceRows],
         spans: &[StateSpan],
@@ -77,7 +75,7 @@ impl CausalConv {
         ops: &dyn DeviceOps,
     ) -> Result<DeviceRows> {
         let silu = act == Some(Activation::Silu);
-        let (taps, bias) = self.on_device(ops)?;
+        let (taps, bias) = self.weights(ops)?;
         let out = ops.convolve(
             &DeviceConvolution { inputs, taps, bias, width: self.width, dilation: self.dilation, silu },
             spans,
@@ -85,13 +83,8 @@ impl CausalConv {
         act.filter(|_| !silu).map_or(Ok(out), |act| ops.activate(act, out))
     }
 
-    /// Number of channels.
-    pub(super) fn channels(&self) -> usize {
-        self.channels
-    }
-
-    /// The ids of taps and bias on the device.
-    pub(super) fn on_device(&self, ops: &dyn DeviceOps) -> Result<(usize, Option<usize>)> {
+    /// The ids of taps and bias, which these operations keep.
+    pub(super) fn weights(&self, ops: &dyn DeviceOps) -> Result<(usize, Option<usize>)> {
         let bias = self.bias.as_ref().map(|bias| self.bias_copy.of(bias, ops)).transpose()?;
         Ok((self.taps_copy.of(&self.taps, ops)?, bias))
     }
@@ -100,31 +93,37 @@ impl CausalConv {
     pub fn window_len(&self) -> usize {
         (self.width - 1) * self.dilation * self.channels
     }
+}
 
-    /// `x [tokens, channels]` → same shape. `window` holds the last `(width - 1) · dilation` inputs before `x`, and is updated.
-    pub fn forward(&self, x: &[f32], window: &mut [f32]) -> Vec<f32> {
-        let inputs = [&*window, x].concat();
-        let mut out = vec![0.0; x.len()];
-        for (t, out) in out.chunks_exact_mut(self.channels).enumerate() {
-            if let Some(bias) = &self.bias {
-                out.copy_from_slice(bias);
-            }
-            let inputs = inputs[t * self.channels..].chunks_exact(self.channels).step_by(self.dilation);
-            for (taps, inputs) in self.taps.chunks_exact(self.channels).zip(inputs) {
-                out.iter_mut().zip(taps).zip(inputs).for_each(|((out, tap), x)| *out += tap * x);
-            }
+/// Some tokens of a causal depthwise convolution, from number `first` on: `out [some, channels]` of `x [tokens, channels]`, before which there is
+/// the `window` of the last `(width - 1) · dilation` inputs; `taps [width, channels]`.
+pub fn convolve_rows(
+    [taps, window, x]: [&[f32]; 3],
+    bias: Option<&[f32]>,
+    [width, dilation]: [usize; 2],
+    first: usize,
+    out: &mut [f32],
+) {
+    let channels = taps.len() / width;
+    for (t, out) in (first..).zip(out.chunks_exact_mut(channels)) {
+        match bias {
+            Some(bias) => out.copy_from_slice(bias),
+            None => out.fill(0.0),
         }
-        self.shift(x, window);
-        out
+        for (tap, taps) in taps.chunks_exact(channels).enumerate() {
+            let at = (t + tap * dilation) * channels;
+            let row = if at < window.len() { &window[at..] } else { &x[at - window.len()..] };
+            out.iter_mut().zip(taps).zip(row).for_each(|((out, tap), x)| *out += tap * x);
+        }
     }
+}
 
-    /// Updates `window` as [`forward`](Self::forward) does.
-    pub fn shift(&self, x: &[f32], window: &mut [f32]) {
-        let kept = window.len().saturating_sub(x.len());
-        window.copy_within(window.len() - kept.., 0);
-        let (fresh, new) = (&mut window[kept..], x.len());
-        fresh.copy_from_slice(&x[new - fresh.len()..]);
-    }
+/// Takes the inputs `x` into the window.
+pub fn shift_window(x: &[f32], window: &mut [f32]) {
+    let kept = window.len().saturating_sub(x.len());
+    window.copy_within(window.len() - kept.., 0);
+    let (fresh, new) = (&mut window[kept..], x.len());
+    fresh.copy_from_slice(&x[new - fresh.len()..]);
 }
 
 /// LFM2's gated short convolution: `out(c · conv(b · x))`.
@@ -138,27 +137,18 @@ pub struct ShortConv {
 }
 
 impl Mixer for ShortConv {
-    fn forward(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Tensor> {
-        let (tokens, hidden) = x.dims2()?;
-        let [b, c, x] = Linear::forward_all(self.inputs.each_ref(), x)?;
-        let gated = (b * x)?;
-        let mut conv = Vec::with_capacity(tokens * hidden);
-        with_f32(&gated, |gated| {
-            pass.spans.iter().enumerate().try_for_each(|(i, span)| {
-                let gated = span.rows(gated, hidden);
-                states.of_mut(i).recurrent.advance(span.tokens, self.state_lens(), |state, piece| {
-                    let gated = &gated[piece.start * hidden..piece.end * hidden];
-                    conv.extend(self.conv.forward(gated, &mut state.window));
-                })
-            })
-        })??;
-        let conv = Tensor::from_vec(conv, (tokens, hidden), &Device::Cpu)?;
-        self.output.forward(&(c * conv)?)
-    }
-
-    fn chained(&self) -> Option<&dyn ChainedMixer> {
-        let inputs = self.inputs.iter().all(Linear::is_on_device);
-        (inputs && self.output.is_on_device()).then_some(self)
+    fn forward(
+        &self,
+        x: DeviceRows,
+        states: &mut LayerStates,
+        pass: &ForwardPass,
+        ops: &dyn DeviceOps,
+    ) -> Result<DeviceRows> {
+        let [b, c, x] = Linear::forward_all(self.inputs.each_ref(), x, ops)?;
+        let times = |x: DeviceRows, y| ops.gate(x, y, GateFunction::Identity, x.width);
+        let spans = states.extend_recurrent(pass, self.state_lens())?;
+        let conv = self.conv.forward(&[times(b, x)?], &spans, None, ops)?;
+        self.output.forward(times(c, conv)?, ops)
     }
 
     fn layer_shape(&self) -> LayerShape {
@@ -175,24 +165,6 @@ impl Mixer for ShortConv {
     }
 }
 
-impl ChainedMixer for ShortConv {
-    fn begin(
-        &self,
-        x: &Hidden,
-        states: &mut LayerStates,
-        pass: &ForwardPass,
-        ops: &dyn DeviceOps,
-    ) -> Result<DeviceRows> {
-        let products = Linear::begin_all(self.inputs.each_ref(), x.on_device(ops)?, ops)?;
-        let [b, c, x] = products.expect("the products are on the device");
-        let (gate, hidden) = (GateFunction::Identity, x.width);
-        let spans = states.extend_recurrent(pass, self.state_lens())?;
-        let conv = self.conv.begin(&[ops.gate(b, x, gate, hidden)?], &spans, None, ops)?;
-        let y = self.output.begin(ops.gate(c, conv, gate, hidden)?, ops)?;
-        Ok(y.expect("the output product is on the device"))
-    }
-}
-
 impl ShortConv {
     fn state_lens(&self) -> StateLens {
         StateLens { window: self.conv.window_len(), recurrence: 0 }
@@ -205,17 +177,29 @@ mod tests {
     use crate::nn::drawn::{Drawn, HIDDEN, check};
     use crate::weights::RowGroups;
 
+    /// The convolution of some inputs, which the window takes in.
+    fn forward(conv: &CausalConv, x: &[f32], window: &mut [f32]) -> Vec<f32> {
+        let mut out = vec![0.0; x.len()];
+        convolve_rows([&conv.taps, window, x], conv.bias.as_deref(), [conv.width, conv.dilation], 0, &mut out);
+        shift_window(x, window);
+        out
+    }
+
     #[test]
     fn chunks_give_the_bits_of_one_call() {
         let conv = CausalConv::of(&[0.5, -1.0, 2.0, 1.0, 0.25, -0.5], 2, 3);
         let conv = CausalConv { bias: Some(vec![0.1, -0.2]), ..conv };
         let x: Vec<f32> = (0..14).map(|i| (i as f32).cos()).collect();
-        let whole = conv.forward(&x, &mut [0.0; 4]);
+        let whole = forward(&conv, &x, &mut [0.0; 4]);
         // The first output depends on the first input only: the kernel's last weight, plus the bias.
         assert_eq!(whole[0], 2.0f32.mul_add(x[0], 0.1));
         let mut window = [0.0; 4];
-        let parts: Vec<f32> = [0..2, 2..8, 8..14].into_iter().flat_map(|r| conv.forward(&x[r], &mut window)).collect();
+        let parts: Vec<f32> =
+            [0..2, 2..8, 8..14].into_iter().flat_map(|r| forward(&conv, &x[r], &mut window)).collect();
         assert_eq!(whole, parts);
+        let mut later = vec![0.0; 8];
+        convolve_rows([&conv.taps, &[0.0; 4], &x], conv.bias.as_deref(), [3, 1], 3, &mut later);
+        assert_eq!(later, whole[6..]);
     }
 
     #[test]
@@ -251,7 +235,7 @@ mod tests {
         let want: Vec<f32> = (0..20).map(|i| 0.5 * at(i, 6) - at(i, 3) + 2.0 * x[i]).collect();
         for piece in [1, 4, 20] {
             let mut window = [0.0; 6];
-            let got: Vec<f32> = x.chunks(piece).flat_map(|x| conv.forward(x, &mut window)).collect();
+            let got: Vec<f32> = x.chunks(piece).flat_map(|x| forward(&conv, x, &mut window)).collect();
             assert_eq!((got, conv.window_len()), (want.clone(), 6));
         }
     }

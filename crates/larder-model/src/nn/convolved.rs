@@ -10,14 +10,12 @@
 //! values  = [current(x), delayed(x before)]
 //! ```
 
-use candle_core::{Device, Tensor};
-
 use super::norm::sum;
 use super::{CausalConv, ForwardPass, StateLens, TokenScratch};
 use crate::config::config_error;
 use crate::device::{DeviceCopy, DeviceHeadConvolution, DeviceOps, DeviceRows, HeadMix};
 use crate::error::Result;
-use crate::matrix::{Linear, PlacedMatrix, with_f32};
+use crate::matrix::{Linear, PlacedMatrix};
 use crate::step::LayerStates;
 use crate::weights::WeightLoader;
 
@@ -115,19 +113,13 @@ impl ConvolvedInputs {
         StateLens { window: (first - 1 + second - 1) * self.shape.channels(), recurrence: self.shape.half() }
     }
 
-    /// Whether all of it is computed on a device.
-    pub(super) fn is_on_device(&self) -> bool {
-        self.products().into_iter().all(Linear::is_on_device)
-            && PlacedMatrix::begins_heads(&self.grouped, self.shape.taps[1] * self.shape.head_dim)
-    }
-
     /// The products with the input of attention.
     pub(super) fn products(&self) -> [&Linear; 4] {
         [&self.q, &self.k, &self.current, &self.delayed]
     }
 
-    /// As [`forward`](Self::forward), begun on a device, of its [`products`](Self::products).
-    pub(super) fn begin(
+    /// Queries `[n, heads · head_dim]`, keys and values `[n, kv_heads · head_dim]` of its [`products`](Self::products).
+    pub(super) fn forward(
         &self,
         [q, k, current, delayed]: [DeviceRows; 4],
         states: &mut LayerStates,
@@ -135,7 +127,7 @@ impl ConvolvedInputs {
         ops: &dyn DeviceOps,
     ) -> Result<[DeviceRows; 3]> {
         let [of_values, of_grouped, factors] = &self.copies;
-        let (taps, bias) = self.depthwise.on_device(ops)?;
+        let (taps, bias) = self.depthwise.weights(ops)?;
         let convolution = DeviceHeadConvolution {
             queries: q,
             keys: k,
@@ -148,7 +140,7 @@ impl ConvolvedInputs {
         };
         let spans = states.extend_recurrent(pass, self.state_lens())?;
         let [gathered, earlier] = ops.convolve_heads(&convolution, &spans)?;
-        let mixed = PlacedMatrix::begin_heads(&self.grouped, gathered, ops)?;
+        let mixed = ops.multiply_heads(gathered, &self.grouped)?;
         let mix = HeadMix {
             heads: self.shape.heads,
             kv_heads: self.shape.kv_heads,
@@ -159,62 +151,6 @@ impl ConvolvedInputs {
         Ok([q, k, ops.beside(current, earlier)?])
     }
 
-    /// Queries `[n, heads · head_dim]`, keys and values `[n, kv_heads · head_dim]` of `x [n, hidden]`.
-    pub fn forward(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<[Tensor; 3]> {
-        let ConvolvedShape { head_dim, .. } = self.shape;
-        let (n, groups) = (pass.tokens(), self.grouped.len());
-        let [q, k, current, delayed] = Linear::forward_all([&self.q, &self.k, &self.current, &self.delayed], x)?;
-        let raw = with_f32(&Tensor::cat(&[&q, &k], 1)?, <[f32]>::to_vec)?; // [n, channels]
-        let delayed = with_f32(&delayed, <[f32]>::to_vec)?;
-        let (gathered, earlier) = self.take_in(&raw, &delayed, states, pass)?;
-        let gathered = Tensor::from_vec(gathered, (n, groups, self.shape.taps[1] * head_dim), &Device::Cpu)?;
-        let mixed = with_f32(&PlacedMatrix::forward_heads(&self.grouped, &gathered)?, <[f32]>::to_vec)?;
-        let (q, k) = self.mixed_heads().of(&raw, mixed);
-        let tensor = |values: Vec<f32>| Tensor::from_vec(values, (n, ()), &Device::Cpu);
-        Ok([tensor(q)?, tensor(k)?, Tensor::cat(&[&current, &tensor(earlier)?], 1)?])
-    }
-
-    /// Advances the states by the tokens of a step. Yields what the grouped convolution gets for each of them, `[n, heads, taps ·
-    /// head_dim]`, and the values of the tokens before, `[n, half]`.
-    fn take_in(
-        &self,
-        raw: &[f32],
-        delayed: &[f32],
-        states: &mut LayerStates,
-        pass: &ForwardPass,
-    ) -> Result<(Vec<f32>, Vec<f32>)> {
-        let (channels, half) = (self.shape.channels(), self.shape.half());
-        let mut gathered = Vec::with_capacity(raw.len() * self.shape.taps[1]);
-        let mut earlier = Vec::with_capacity(delayed.len());
-        for (i, span) in pass.spans.iter().enumerate() {
-            let (raw, delayed) = (span.rows(raw, channels), span.rows(delayed, half));
-            states.of_mut(i).recurrent.advance(span.tokens, self.state_lens(), |state, piece| {
-                let own = &raw[piece.start * channels..piece.end * channels];
-                gathered.extend(gather_convolved(&self.depthwise, self.gathered(), own, &state.window));
-                self.depthwise.shift(own, &mut state.window);
-                let (before, last) = delayed[piece.start * half..piece.end * half].split_at((piece.len() - 1) * half);
-                earlier.extend_from_slice(&state.recurrence);
-                earlier.extend_from_slice(before);
-                state.recurrence.copy_from_slice(last);
-            })?;
-        }
-        if let Some(bias) = &self.delayed_bias {
-            earlier.chunks_exact_mut(half).for_each(|row| row.iter_mut().zip(bias).for_each(|(v, bias)| *v += bias));
-        }
-        Ok((gathered, earlier))
-    }
-
-    /// How many convolved rows the product of a head reads, and the width of each.
-    fn gathered(&self) -> [usize; 2] {
-        [self.shape.taps[1], self.shape.head_dim]
-    }
-
-    /// How queries and keys are made of what was projected and convolved.
-    fn mixed_heads(&self) -> MixedHeads<'_> {
-        let ConvolvedShape { heads, kv_heads, head_dim, .. } = self.shape;
-        MixedHeads { heads, kv_heads, head_dim, bias: &self.grouped_bias, factors: &self.factors }
-    }
-
     /// What [`forward`](Self::forward) allocates per token beside queries, keys and values.
     pub fn scratch(&self) -> TokenScratch {
         let (channels, taps) = (self.shape.channels(), self.shape.taps[1]);
@@ -223,28 +159,6 @@ impl ConvolvedInputs {
         let floats = 2 * channels + 3 * channels + taps * channels + 3 * channels + 4 * self.shape.half();
         TokenScratch { floats, input: taps * channels }
     }
-}
-
-/// What a product of each head reads of the tokens of `raw [tokens, channels]`, which follow those of `window`: of each the last `rows` rows
-/// that the depthwise convolution yields, `[tokens, heads, rows, head_dim]`.
-pub(crate) fn gather_convolved(
-    depthwise: &CausalConv,
-    [rows, head_dim]: [usize; 2],
-    raw: &[f32],
-    window: &[f32],
-) -> Vec<f32> {
-    let (first, second) = window.split_at(depthwise.window_len());
-    let convolved = depthwise.forward(&[second, raw].concat(), &mut first.to_vec());
-    let channels = depthwise.channels();
-    let mut gathered = Vec::with_capacity(raw.len() * rows);
-    for token in 0..raw.len() / channels {
-        let rows = &convolved[token * channels..][..rows * channels];
-        for head in 0..channels / head_dim {
-            let of_head = |row: &[f32]| gathered.extend_from_slice(&row[head * head_dim..][..head_dim]);
-            rows.chunks_exact(channels).for_each(of_head);
-        }
-    }
-    gathered
 }
 
 /// How queries and keys are made of what was projected and convolved.
@@ -262,31 +176,24 @@ pub(crate) struct MixedHeads<'a> {
 }
 
 impl MixedHeads<'_> {
-    /// Queries and keys of what was projected, `raw [n, channels]`, and convolved, `mixed`, which still lacks its bias.
-    pub fn of(&self, raw: &[f32], mut mixed: Vec<f32>) -> (Vec<f32>, Vec<f32>) {
+    /// Queries and keys of a token, of what was projected, queries and keys, and of what was convolved, which still lacks its bias.
+    pub fn of(&self, [queries, keys, mixed]: [&[f32]; 3], [q, k]: [&mut [f32]; 2]) {
         let MixedHeads { heads, kv_heads, head_dim, bias, factors } = *self;
-        let (channels, group) = ((heads + kv_heads) * head_dim, heads / kv_heads);
-        let (mut q, mut k) = (Vec::with_capacity(raw.len()), Vec::with_capacity(raw.len()));
-        for (raw, mixed) in raw.chunks_exact(channels).zip(mixed.chunks_exact_mut(channels)) {
-            mixed.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
-            let (queries, keys) = raw.split_at(heads * head_dim);
-            let (mixed_queries, mixed_keys) = mixed.split_at_mut(heads * head_dim);
-            for at in 0..kv_heads * head_dim {
-                let (head, channel) = (at / head_dim, at % head_dim);
-                let mut total = 0.0;
-                for query in (head * group..(head + 1) * group).map(|head| head * head_dim + channel) {
-                    let mean = (queries[query] + keys[at]) * 0.5;
-                    mixed_queries[query] += mean;
-                    total += mean;
-                }
-                mixed_keys[at] += total / group as f32;
+        let group = heads / kv_heads;
+        let biased = mixed.iter().zip(bias).map(|(value, bias)| value + bias);
+        q.iter_mut().chain(&mut *k).zip(biased).for_each(|(out, value)| *out = value);
+        for at in 0..kv_heads * head_dim {
+            let (head, channel) = (at / head_dim, at % head_dim);
+            let mut total = 0.0;
+            for query in (head * group..(head + 1) * group).map(|head| head * head_dim + channel) {
+                let mean = (queries[query] + keys[at]) * 0.5;
+                q[query] += mean;
+                total += mean;
             }
-            mixed_queries.chunks_exact_mut(head_dim).for_each(|head| normalise(head, 1.0));
-            mixed_keys.chunks_exact_mut(head_dim).zip(factors).for_each(|(head, by)| normalise(head, *by));
-            q.extend_from_slice(mixed_queries);
-            k.extend_from_slice(mixed_keys);
+            k[at] += total / group as f32;
         }
-        (q, k)
+        q.chunks_exact_mut(head_dim).for_each(|head| normalise(head, 1.0));
+        k.chunks_exact_mut(head_dim).zip(factors).for_each(|(head, by)| normalise(head, *by));
     }
 }
 

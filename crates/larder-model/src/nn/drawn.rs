@@ -3,15 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use candle_core::{Device, Tensor};
 use larder_core::{CheckpointPolicy, NumberFormat, Rng, RowOrder, TensorMeta, TensorSpec, Tensors, TensorsError};
 
-use super::{ForwardPass, HandedOn, KvCache, KvFormat, KvPool, Mixer, SpanPositions};
+use super::{ForwardPass, HandedOn, KvCache, Mixer, SpanPositions};
 use crate::compute::ComputeContext;
 use crate::device::{DeviceAttention, DeviceOps, DeviceProducts};
 use crate::double::{AttentionDouble, OpsDouble, ProductsDouble};
 use crate::error::Result;
-use crate::hidden::{Hidden, Place};
 use crate::read_ahead::ReadAhead;
 use crate::step::{LayerStates, Span, TokenOrigin};
 use crate::weights::WeightLoader;
@@ -68,11 +66,11 @@ impl Tensors for Drawn {
 }
 
 /// The mixer that `build` makes of drawn weights, and these.
-fn drawn<M: Mixer>(compute: ComputeContext, build: impl Fn(&mut WeightLoader) -> Result<M>) -> (M, Drawn) {
+fn drawn<M: Mixer>(compute: &Arc<ComputeContext>, build: impl Fn(&mut WeightLoader) -> Result<M>) -> (M, Drawn) {
     let mut list = WeightLoader::list();
     build(&mut list).unwrap();
-    let (weights, compute) = (Drawn::of(list.requested().to_vec()), Arc::new(compute));
-    let mixer = build(&mut WeightLoader::load(&weights, &ReadAhead::new(&weights, &[]), compute)).unwrap();
+    let weights = Drawn::of(list.requested().to_vec());
+    let mixer = build(&mut WeightLoader::load(&weights, &ReadAhead::new(&weights, &[]), compute.clone())).unwrap();
     (mixer, weights)
 }
 
@@ -81,36 +79,30 @@ fn inputs(tokens: usize) -> Vec<f32> {
 }
 
 fn on_threads(threads: usize) -> ComputeContext {
-    ComputeContext::new(threads, false).unwrap()
+    ComputeContext {
+        kv_checkpoints: CheckpointPolicy { every: 5, most: 2 },
+        ..ComputeContext::new(threads, false).unwrap()
+    }
 }
 
-/// A context on a double of a device, its KV cache, and its chains.
-fn on_device() -> (ComputeContext, Arc<AttentionDouble>, Arc<OpsDouble>) {
+/// A context on a double of a device.
+fn on_device() -> ComputeContext {
     let (products, attention) = (Arc::new(ProductsDouble::new(1 << 30)), Arc::new(AttentionDouble::new(1 << 30)));
-    let ops = Arc::new(OpsDouble::new(products.clone(), attention.clone()));
-    let (device_products, device_attention): (Arc<dyn DeviceProducts>, Arc<dyn DeviceAttention>) =
-        (products, attention.clone());
-    let device_ops: Arc<dyn DeviceOps> = ops.clone();
-    let compute = ComputeContext {
+    let device_ops: Arc<dyn DeviceOps> = Arc::new(OpsDouble::fake(products.clone(), attention.clone()));
+    let device_products: Arc<dyn DeviceProducts> = products;
+    let device_attention: Arc<dyn DeviceAttention> = attention;
+    ComputeContext {
         device_products: Some(device_products),
         device_attention: Some(device_attention),
         device_ops: Some(device_ops),
+        kv_checkpoints: CheckpointPolicy { every: 5, most: 2 },
         ..on_threads(1)
-    };
-    (compute, attention, ops)
+    }
 }
 
-/// Output of the mixer for sequences that are read at the same time, each in pieces of its own size. On a device, two of three steps are
-/// chains there.
-fn outputs(
-    mixer: &dyn Mixer,
-    x: &[f32],
-    pieces: &[usize],
-    device: Option<(&Arc<AttentionDouble>, &OpsDouble)>,
-) -> Vec<Vec<f32>> {
-    let pages = device.map(|(attention, _)| attention.clone() as Arc<dyn DeviceAttention>);
-    let pool = KvPool::new(KvFormat::F32, CheckpointPolicy { every: 5, most: 2 }, None, pages);
-    let mut steps = 0;
+/// Output of the mixer for sequences that are read at the same time, each in pieces of its own size.
+fn outputs(mixer: &dyn Mixer, compute: &ComputeContext, x: &[f32], pieces: &[usize]) -> Vec<Vec<f32>> {
+    let (pool, ops) = (compute.new_kv_pool(), compute.ops());
     let mut caches: Vec<_> = pieces.iter().map(|_| KvCache::new([mixer.layer_shape()].into_iter(), &pool)).collect();
     let (tokens, mut outputs) = (x.len() / HIDDEN, vec![vec![]; pieces.len()]);
     let ids = vec![0; tokens];
@@ -131,23 +123,12 @@ fn outputs(
         let (handed_on, router_state) = (HandedOn::default(), HandedOn::default());
         let (tokens, ropes) = (vec![0; n], vec![]);
         let pass = ForwardPass { spans: positions, origins, tokens, drawn: false, ropes, handed_on, router_state };
-        steps += 1;
         let mut states = LayerStates::new(&mut spans, 0);
-        let out: Vec<f32> = match device.filter(|_| steps % 3 > 0) {
-            Some((_, ops)) => {
-                let x = Hidden::Device(ops.send(&rows, HIDDEN).unwrap());
-                let rows = mixer.chained().unwrap().begin(&x, &mut states, &pass, ops).unwrap();
-                let mut out = vec![0.0; n * HIDDEN];
-                ops.receive(&mut [(rows, &mut out)]).unwrap();
-                out
-            }
-            None => {
-                let rows = Tensor::from_vec(rows, (n, HIDDEN), &Device::Cpu).unwrap();
-                mixer.forward(&rows, &mut states, &pass).unwrap().flatten_all().unwrap().to_vec1().unwrap()
-            }
-        };
+        let rows = mixer.forward(ops.send(&rows, HIDDEN).unwrap(), &mut states, &pass, ops).unwrap();
+        let out = &ops.download(&[rows]).unwrap()[0];
+        ops.retain(&[]);
         for (i, span) in whose.into_iter().zip(&pass.spans) {
-            outputs[i].extend_from_slice(span.rows(&out, HIDDEN));
+            outputs[i].extend_from_slice(span.rows(out, HIDDEN));
         }
     }
     outputs
@@ -159,24 +140,18 @@ pub fn check<M: Mixer>(
     plain: impl Fn(&Drawn, &[Vec<f64>]) -> Vec<f64>,
 ) {
     let x = inputs(23);
-    let (mixer, weights) = drawn(on_threads(1), &build);
-    let whole = outputs(&mixer, &x, &[23], None).remove(0);
+    let [one, three, device] = [on_threads(1), on_threads(3), on_device()].map(Arc::new);
+    let (mixer, weights) = drawn(&one, &build);
+    let whole = outputs(&mixer, &one, &x, &[23]).remove(0);
     let tokens: Vec<Vec<f64>> = x.chunks(HIDDEN).map(|token| token.iter().map(|v| f64::from(*v)).collect()).collect();
     for (t, got) in whole.chunks_exact(HIDDEN).enumerate() {
         for (got, want) in got.iter().zip(plain(&weights, &tokens[..=t])) {
             assert!((f64::from(*got) - want).abs() < 2e-5, "token {t}: {got} and not {want}");
         }
     }
-    let pieces = [1, 2, 7, 23];
-    let (on_three, _) = drawn(on_threads(3), &build);
-    for mixer in [&mixer, &on_three] {
-        assert!(outputs(mixer, &x, &pieces, None).iter().all(|out| *out == whole));
-    }
-    let (compute, attention, ops) = on_device();
-    let (on_device, _) = drawn(compute, &build);
-    if on_device.chained().is_some_and(|chained| chained.input_place() == Place::Device) {
-        assert!(outputs(&on_device, &x, &pieces, Some((&attention, &ops))).iter().all(|out| *out == whole));
-        assert!(ops.chains() > 10);
+    for compute in [&one, &three, &device] {
+        let (mixer, _) = drawn(compute, &build);
+        assert!(outputs(&mixer, compute, &x, &[1, 2, 7, 23]).iter().all(|out| *out == whole));
     }
     let loads = mixer.layer_shape().recurrent.unwrap();
     assert!(loads.bytes() > 0 && mixer.scratch(HIDDEN).floats > 0);

@@ -7,8 +7,8 @@ use larder_core::{CheckpointPolicy, KV_PAGE_TOKENS, Rng, SequenceMemory};
 
 use super::kv_cache::REWIND_POSITIONS;
 use super::{AttentionMask, KvPool, KvRows, RowShape, made_up};
+use crate::device::Place;
 use crate::error::Result;
-use crate::hidden::Place;
 use crate::saved_state::{SavedState, SavedStateError};
 
 /// Shape of further rows.

@@ -1,11 +1,12 @@
 //! The indexer of MiniMax's sparse attention (MSA): each of its heads chooses blocks of positions for a part of the heads of attention.
 
-use candle_core::Tensor;
+use std::iter;
 
-use super::selection::highest;
-use super::{ForwardPass, FurtherShape, Index, Norm, Rotary, Selection};
+use super::index_choice::{ListLengths, NewIndexRows, choose, head_rotation};
+use super::{ForwardPass, FurtherShape, Norm, Rotary};
+use crate::device::{DeviceIndex, DeviceOps, DeviceRows, HeadNorm, IndexBlocks, SeenRows};
 use crate::error::Result;
-use crate::matrix::{Linear, with_f32};
+use crate::matrix::Linear;
 use crate::step::LayerStates;
 use crate::weights::WeightLoader;
 
@@ -78,39 +79,50 @@ impl HeadIndexer {
         pass.positions().any(|at| (at + 1).div_ceil(self.shape.block) > self.shape.top_k)
     }
 
-    /// Appends the keys of the tokens `x [n, hidden]` to what the layer keeps, and chooses positions for each token: one selection
-    /// per head.
-    pub fn select(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Vec<Selection>> {
-        let HeadIndexerShape { heads, width, block, top_k, local, .. } = self.shape;
-        let [query, key] = Linear::forward_all([&self.query, &self.key], x)?;
-        let key = self.rotary.apply(&self.key_norm.forward(&key)?.unsqueeze(1)?, pass)?; // [n, 1, width]
+    /// The products with the input of attention that [`select`](Self::select) reads.
+    pub(super) fn products(&self, pass: &ForwardPass) -> Vec<&Linear> {
+        if self.has_choice(pass) { vec![&self.key, &self.query] } else { vec![&self.key] }
+    }
+
+    /// Appends the keys of the tokens to what the layer keeps, and chooses positions for each token: a list for each head.
+    pub(super) fn select(
+        &self,
+        products: &[DeviceRows],
+        states: &mut LayerStates,
+        pass: &ForwardPass,
+        ops: &dyn DeviceOps,
+    ) -> Result<ListLengths> {
+        let HeadIndexerShape { heads, block, top_k, local, .. } = self.shape;
+        let [(of_queries, query_eps), (of_keys, key_eps)] = [&self.query_norm, &self.key_norm].map(Norm::rms_parts);
+        let (weights, eps) = ([Some(of_queries.of(ops)?), Some(of_keys.of(ops)?)], [query_eps, key_eps]);
         for (i, span) in pass.spans.iter().enumerate() {
-            with_f32(&key, |key| states.of_mut(i).further[0].append(span.rows(key, width)))??;
+            states.of_mut(i).further[0].extend(span.tokens)?;
         }
-        let has_choice = |seen: usize| seen.div_ceil(block) > top_k;
-        if !self.has_choice(pass) {
-            return Ok(Vec::new());
+        let rows = |span: usize| &states.of(span).further[0].rows;
+        let new = NewIndexRows {
+            queries: products.get(1).copied(),
+            keys: products[0],
+            rotation: head_rotation(Some(self.rotary), 0, &pass.ropes),
+            norm: Some(HeadNorm { weights, eps, whole: false, width: None, after_rotation: false }),
+        };
+        let queries = new.write(heads, rows, pass, ops)?;
+        if new.queries.is_none() {
+            return Ok(None);
         }
-        let query = self.query_norm.forward(&query.reshape((pass.tokens(), heads, width))?)?;
-        let query = with_f32(&self.rotary.apply(&query, pass)?, <[f32]>::to_vec)?;
-        let weights = vec![1.0; pass.tokens() * heads];
-        let seen: Vec<usize> = pass.positions().flat_map(|at| std::iter::repeat_n(at + 1, heads)).collect();
-        // Each head of a token is a query of its own.
-        let mut all = Selection::default();
-        for (i, span) in pass.spans.iter().enumerate() {
-            let index = Index {
-                queries: span.rows(&query, heads * width),
-                heads: 1,
-                weights: span.rows(&weights, heads),
-                rows: &states.of(i).further[0].rows,
-                width,
-                seen: span.rows(&seen, heads),
-                scale: 1.0,
-            };
-            let choose = |scores: &[f32]| positions_of_best(scores, block, top_k, local);
-            index.select_by(self.key.compute(), has_choice, (false, choose), &mut all);
-        }
-        Ok(all.by_turns(heads))
+        let all = |at: usize| iter::repeat_n(SeenRows { rows: at + 1, positions: at + 1 }, heads);
+        let seen: Vec<SeenRows> = pass.positions().flat_map(all).collect();
+        let index = DeviceIndex {
+            queries,
+            weights: None,
+            parts: heads,
+            heads: 1,
+            scale: 1.0,
+            rectified: false,
+            count: top_k,
+            blocks: IndexBlocks::OfRows { rows: block, local },
+            seen: &seen,
+        };
+        choose(&index, rows, pass, ops)
     }
 
     /// Floats per token of what [`select`](Self::select) allocates.
@@ -118,17 +130,6 @@ impl HeadIndexer {
         let HeadIndexerShape { heads, width, .. } = self.shape;
         4 * heads * width + 3 * width + 3 * heads
     }
-}
-
-/// The positions in the `top_k` blocks of `block` positions with the highest score of one of them, where the last `local` blocks come
-/// first; of equal blocks the earlier is taken.
-fn positions_of_best(scores: &[f32], block: usize, top_k: usize, local: usize) -> Vec<u32> {
-    let blocks = best_of_blocks(scores, block, local);
-    let range = |number: u32| {
-        let start = number as usize * block;
-        start as u32..scores.len().min(start + block) as u32
-    };
-    highest(&blocks, top_k).into_iter().flat_map(range).collect()
 }
 
 /// The highest score of each block of `block` scores; the last `local` of them are infinite.
@@ -142,15 +143,14 @@ pub fn best_of_blocks(scores: &[f32], block: usize, local: usize) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::nn::highest;
 
     #[test]
     fn the_last_blocks_come_before_better_ones() {
         let scores = [1.0, 9.0, 2.0, 3.0, 8.0, 0.0, 4.0, 4.0, -5.0];
-        assert_eq!(positions_of_best(&scores, 2, 3, 1), [0, 1, 4, 5, 8]);
-        assert_eq!(positions_of_best(&scores, 2, 3, 2), [0, 1, 6, 7, 8]);
-        assert_eq!(positions_of_best(&scores, 2, 3, 0), [0, 1, 4, 5, 6, 7]);
-        assert_eq!(positions_of_best(&scores, 2, 1, 9), [0, 1], "the earliest of equal ones");
-        assert_eq!(positions_of_best(&scores, 4, 5, 1), [0, 1, 2, 3, 4, 5, 6, 7, 8]);
-        assert_eq!(positions_of_best(&[f32::NAN, 1.0, 0.5], 1, 2, 0), [1, 2]);
+        let of = |block, count, local| highest(&best_of_blocks(&scores, block, local), count);
+        assert_eq!((of(2, 3, 1), of(2, 3, 2), of(2, 3, 0)), (vec![0, 2, 4], vec![0, 3, 4], vec![0, 2, 3]));
+        assert_eq!((of(2, 1, 9), of(4, 5, 1)), (vec![0], vec![0, 1, 2]), "the earliest of equal ones");
+        assert_eq!(highest(&best_of_blocks(&[f32::NAN, 1.0, 0.5], 1, 0), 2), [1, 2]);
     }
 }

@@ -1,13 +1,11 @@
 //! The indexer of sparse attention (DSA, the lightning indexer of DeepSeek): small queries and keys that choose the positions
 //! which attention goes over. In some models a block of tokens has one key, and is chosen as a whole.
 
-use std::sync::Arc;
-
-use candle_core::Tensor;
-
-use super::{Compressor, CompressorShape, ForwardPass, FurtherShape, Norm, Rotary, Selection, StepIndex};
+use super::index_choice::{ListLengths, NewIndexRows, choose, head_rotation};
+use super::{Compressor, CompressorShape, ForwardPass, FurtherShape, Norm, Rotary};
+use crate::device::{DeviceIndex, DeviceOps, DeviceRows, IndexBlocks, SeenRows};
 use crate::error::Result;
-use crate::matrix::{Linear, with_f32};
+use crate::matrix::Linear;
 use crate::step::LayerStates;
 use crate::weights::WeightLoader;
 
@@ -51,7 +49,7 @@ pub struct Indexer {
 /// What makes the keys.
 pub(super) enum IndexKeys {
     /// A product `[width, hidden]` and its norm: each token has one.
-    OfTokens(Linear, Norm),
+    OfTokens(Linear, Box<Norm>),
     /// Weighted means over the tokens of each complete block.
     OfBlocks(Box<Compressor>),
 }
@@ -75,7 +73,7 @@ impl Indexer {
             keys: match block {
                 None => IndexKeys::OfTokens(
                     weights.linear(&name("wk"), width, hidden, false)?,
-                    Norm::layer(weights, &name("k_norm"), width, NORM_EPS)?,
+                    Norm::layer(weights, &name("k_norm"), width, NORM_EPS)?.into(),
                 ),
                 Some(rate) => {
                     let shape = CompressorShape { hidden, width, rate, overlap: false };
@@ -106,53 +104,64 @@ impl Indexer {
         }
     }
 
-    /// Appends what it keeps of the tokens `x [n, hidden]`.
-    fn append(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<()> {
-        match &self.keys {
-            IndexKeys::OfTokens(product, norm) => {
-                let key = self.rotated(&norm.forward(&product.forward(x)?)?.unsqueeze(1)?, pass)?; // [n, 1, width]
-                for (i, span) in pass.spans.iter().enumerate() {
-                    with_f32(&key, |key| states.of_mut(i).further[0].append(span.rows(key, self.shape.width)))??;
-                }
-            }
-            IndexKeys::OfBlocks(compressor) => {
-                let parts = compressor.parts(x)?;
-                for (i, span) in pass.spans.iter().enumerate() {
-                    compressor.append(&parts, span, &mut states.of_mut(i).further)?;
-                }
-            }
-        }
-        Ok(())
+    /// The products with the input of attention that [`select`](Self::select) reads.
+    pub(super) fn products(&self, pass: &ForwardPass) -> Vec<&Linear> {
+        let mut products = match &self.keys {
+            IndexKeys::OfTokens(key, _) => vec![key],
+            IndexKeys::OfBlocks(compressor) => vec![&compressor.values, &compressor.logits],
+        };
+        products.extend(self.has_choice(pass).then_some(&self.weights));
+        products
     }
 
-    /// Queries or keys `x [n, heads, width]`, rotated.
-    fn rotated(&self, x: &Tensor, pass: &ForwardPass) -> Result<Tensor> {
-        self.rotary.map_or(Ok(x.clone()), |rotary| rotary.apply(x, pass))
-    }
-
-    /// Appends what it keeps of the tokens `x [n, hidden]` to the further rows of their states, which are its own, and chooses
-    /// positions for each token; `latent [n, q_rank]` is what the queries of attention are made of.
-    pub fn select(
+    /// Appends what it keeps of the tokens to the further rows of their states, which are its own, and chooses positions for each token;
+    /// `products` are its [`products`](Self::products), and `latent [n, q_rank]` is what the queries of attention are made of.
+    pub(super) fn select(
         &self,
-        x: &Tensor,
-        latent: &Tensor,
+        products: &[DeviceRows],
+        latent: DeviceRows,
         states: &mut LayerStates,
         pass: &ForwardPass,
-    ) -> Result<Arc<Selection>> {
-        let IndexerShape { heads, width, top_k, .. } = self.shape;
-        self.append(x, states, pass)?;
+        ops: &dyn DeviceOps,
+    ) -> Result<ListLengths> {
+        let (heads, has_choice) = (self.shape.heads, self.has_choice(pass));
+        let query = has_choice.then(|| self.query.forward(latent, ops)).transpose()?;
+        let rotation = head_rotation(self.rotary, 0, &pass.ropes);
+        let queries = match &self.keys {
+            IndexKeys::OfTokens(_, norm) => {
+                let keys = norm.forward(products[0], ops)?;
+                for (i, span) in pass.spans.iter().enumerate() {
+                    states.of_mut(i).further[0].extend(span.tokens)?;
+                }
+                let new = NewIndexRows { queries: query, keys, rotation, norm: None };
+                let queries = new.write(heads, |span| &states.of(span).further[0].rows, pass, ops)?;
+                query.map(|_| queries)
+            }
+            IndexKeys::OfBlocks(compressor) => {
+                compressor.append([products[0], products[1]], (states, 0), pass, ops)?;
+                match (query, rotation) {
+                    (Some(query), Some(_)) => Some(ops.rotate_heads(query, heads, None, rotation)?),
+                    (query, _) => query,
+                }
+            }
+        };
+        let Some((queries, weights)) = queries.zip(products.last().copied()) else { return Ok(None) };
         let block = self.shape.tokens_per_key();
-        let (count, seen) = (top_k / block, pass.positions().map(|at| (at + 1) / block).collect::<Vec<_>>());
-        if !self.has_choice(pass) {
-            return Ok(Selection::of_all(seen.len()).into());
-        }
-        let query = self.query.forward(latent)?.reshape((pass.tokens(), heads, width))?;
-        let query = with_f32(&self.rotated(&query, pass)?, <[f32]>::to_vec)?;
-        let weights = with_f32(&self.weights.forward(x)?.affine((heads as f64).powf(-0.5), 0.0)?, <[f32]>::to_vec)?;
+        let seen: Vec<SeenRows> =
+            pass.positions().map(|at| SeenRows { rows: (at + 1) / block, positions: at + 1 }).collect();
+        let index = DeviceIndex {
+            queries,
+            weights: Some(ops.scale(weights, (heads as f64).powf(-0.5) as f32)?),
+            parts: 1,
+            heads,
+            scale: (self.shape.width as f64).powf(-0.5) as f32,
+            rectified: true,
+            count: self.shape.top_k / block,
+            blocks: IndexBlocks::OfPositions(block),
+            seen: &seen,
+        };
         let keys = self.kept().len() - 1;
-        let index = StepIndex { queries: &query, heads, weights: &weights, width, seen: &seen };
-        let selection = index.select(self.query.compute(), count, pass, |span| &states.of(span).further[keys].rows);
-        Ok(if block == 1 { selection } else { selection.of_blocks(block, pass.positions()) }.into())
+        choose(&index, |span| &states.of(span).further[keys].rows, pass, ops)
     }
 
     /// Floats per token of what [`select`](Self::select) allocates.

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use larder_core::{CheckpointPolicy, KV_PAGE_TOKENS};
 
 use super::{KvFormat, LayerShape};
-use crate::device::{DeviceAttention, KvPageShape};
+use crate::device::{DeviceAttention, KvPageShape, Place};
 use crate::error::{ModelError, Result};
-use crate::hidden::Place;
+use crate::ops::CpuPages;
 
 /// Hands out pages of [`KV_PAGE_TOKENS`] positions of one layer's keys or values, and counts the bytes of recurrent states.
 /// Pages that are given back are used again.
@@ -17,7 +17,9 @@ pub struct KvPool {
     format: KvFormat,
     checkpoints: CheckpointPolicy,
     limit_bytes: usize,
-    /// The device that has pages; recurrent states that are on it have pages too. `None` if all are in main memory.
+    /// Pages in main memory.
+    host: Arc<CpuPages>,
+    /// The device that has pages; `None` if all are in main memory.
     device: Option<Arc<dyn DeviceAttention>>,
     /// The number of layers with keys and values on the device, the first ones in [their order](LayerShape::device_order).
     device_layers: usize,
@@ -28,18 +30,18 @@ pub struct KvPool {
 struct PoolState {
     usage: KvUsage,
     /// Memory of pages that no sequence has, by shape and place.
-    free: HashMap<(KvPageShape, Place), Vec<PageMemory>>,
+    free: HashMap<(KvPageShape, Place), Vec<usize>>,
     free_bytes: usize,
 }
 
 /// What the sequences of a pool use.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct KvUsage {
-    /// Pages of keys and values, and of recurrent states on a device; a page that several sequences share counts once.
+    /// Pages of keys and values; a page that several sequences share counts once.
     pub pages: usize,
     /// Bytes of these pages.
     pub page_bytes: usize,
-    /// Bytes of recurrent states and their checkpoints in main memory.
+    /// Bytes of recurrent states and their checkpoints.
     pub state_bytes: usize,
 }
 
@@ -50,31 +52,15 @@ impl KvUsage {
     }
 }
 
-/// `[heads, KV_PAGE_TOKENS, row]`
-enum PageMemory {
-    Host(Box<[u8]>),
-    /// The id of a page of the pool's device.
-    Device(usize),
-}
-
-impl PageMemory {
-    fn place(&self) -> Place {
-        match self {
-            PageMemory::Host(_) => Place::Host,
-            PageMemory::Device(_) => Place::Device,
-        }
-    }
-}
-
 impl KvPool {
-    /// A pool of up to `limit_bytes` bytes, `None` for no limit, with pages on `device` if there is one.
+    /// A pool of up to `limit_bytes` bytes, `None` for no limit, with pages in main memory, and on a device if there is one.
     pub fn new(
         format: KvFormat,
         checkpoints: CheckpointPolicy,
         limit_bytes: Option<usize>,
-        device: Option<Arc<dyn DeviceAttention>>,
+        memory: (Arc<CpuPages>, Option<Arc<dyn DeviceAttention>>),
     ) -> Arc<Self> {
-        KvPool::split(format, checkpoints, limit_bytes, device, usize::MAX)
+        KvPool::split(format, checkpoints, limit_bytes, memory, usize::MAX)
     }
 
     /// As [`new`](Self::new), with the keys and values of only the first `device_layers` layers on the device.
@@ -82,11 +68,11 @@ impl KvPool {
         format: KvFormat,
         checkpoints: CheckpointPolicy,
         limit_bytes: Option<usize>,
-        device: Option<Arc<dyn DeviceAttention>>,
+        (host, device): (Arc<CpuPages>, Option<Arc<dyn DeviceAttention>>),
         device_layers: usize,
     ) -> Arc<Self> {
         let limit_bytes = limit_bytes.unwrap_or(usize::MAX);
-        Arc::new(KvPool { format, checkpoints, limit_bytes, device, device_layers, state: Mutex::default() })
+        Arc::new(KvPool { format, checkpoints, limit_bytes, host, device, device_layers, state: Mutex::default() })
     }
 
     /// What the sequences use now.
@@ -124,47 +110,42 @@ impl KvPool {
         self.format
     }
 
-    pub(super) fn device(&self) -> Option<&Arc<dyn DeviceAttention>> {
-        self.device.as_ref()
+    /// What has the pages in a place.
+    pub(super) fn pages(&self, place: Place) -> &dyn DeviceAttention {
+        match place {
+            Place::Host => self.host.as_ref(),
+            Place::Device => self.device.as_deref().expect("only pools with a device have pages there"),
+        }
+    }
+
+    /// Where the states of recurrences are: where operations are.
+    pub(super) fn state_place(&self) -> Place {
+        if self.device.is_some() { Place::Device } else { Place::Host }
     }
 
     /// A page, whose contents are unspecified.
     pub(super) fn page(self: &Arc<Self>, shape: KvPageShape, place: Place) -> Result<KvPage> {
         let mut state = self.lock();
-        let memory = match state.free.get_mut(&(shape, place)).and_then(Vec::pop) {
-            Some(memory) => {
+        let id = match state.free.get_mut(&(shape, place)).and_then(Vec::pop) {
+            Some(id) => {
                 state.free_bytes -= shape.bytes();
-                memory
+                id
             }
             None => self.allocate(&mut state, shape, place)?,
         };
-        state.usage.pages += 1;
-        state.usage.page_bytes += shape.bytes();
-        Ok(KvPage { shape, memory, pool: self.clone() })
+        state.usage.count(shape, |all, own| *all += own);
+        Ok(KvPage { shape, place, id, pool: self.clone() })
     }
 
-    fn allocate(&self, state: &mut PoolState, shape: KvPageShape, place: Place) -> Result<PageMemory> {
+    fn allocate(&self, state: &mut PoolState, shape: KvPageShape, place: Place) -> Result<usize> {
         self.make_room(state, shape.bytes())?;
-        let device = match place {
-            Place::Host => return Ok(PageMemory::Host(vec![0; shape.bytes()].into_boxed_slice())),
-            Place::Device => self.device.as_ref().expect("only pools with a device have pages there"),
-        };
-        let id = match device.allocate(shape) {
+        match self.pages(place).allocate(shape) {
             Err(_) if state.free_bytes > 0 => {
                 self.free_unused(state);
-                device.allocate(shape)
+                self.pages(place).allocate(shape)
             }
             result => result,
-        };
-        Ok(PageMemory::Device(id?))
-    }
-
-    /// Counts `bytes` bytes of a recurrent state, until the result is dropped.
-    pub(super) fn reserve(self: &Arc<Self>, bytes: usize) -> Result<StateBytes> {
-        let mut state = self.lock();
-        self.make_room(&mut state, bytes)?;
-        state.usage.state_bytes += bytes;
-        Ok(StateBytes { bytes, pool: self.clone() })
+        }
     }
 
     /// Checks that `bytes` more fit below the limit, if need be without the pages that nothing uses.
@@ -185,10 +166,8 @@ impl KvPool {
 
     fn free_unused(&self, state: &mut PoolState) {
         state.free_bytes = 0;
-        for memory in mem::take(&mut state.free).into_values().flatten() {
-            if let (PageMemory::Device(id), Some(device)) = (memory, &self.device) {
-                device.free(id);
-            }
+        for ((_, place), pages) in mem::take(&mut state.free) {
+            pages.into_iter().for_each(|page| self.pages(place).free(page));
         }
     }
 
@@ -204,78 +183,60 @@ impl Drop for KvPool {
     }
 }
 
-/// A page of keys or values. The last owner gives it back.
+/// A page of keys or values, or of a recurrent state. The last owner gives it back.
 pub(super) struct KvPage {
     shape: KvPageShape,
-    memory: PageMemory,
+    place: Place,
+    id: usize,
     pool: Arc<KvPool>,
 }
 
 impl KvPage {
-    /// The bytes of a page in main memory.
-    pub fn host(&self) -> &[u8] {
-        match &self.memory {
-            PageMemory::Host(bytes) => bytes,
-            PageMemory::Device(_) => unreachable!("the page is on the device"),
-        }
-    }
-
-    /// As [`host`](Self::host).
-    pub fn host_mut(&mut self) -> &mut [u8] {
-        match &mut self.memory {
-            PageMemory::Host(bytes) => bytes,
-            PageMemory::Device(_) => unreachable!("the page is on the device"),
-        }
-    }
-
     /// Bytes of the page.
     pub fn bytes(&self) -> usize {
         self.shape.bytes()
     }
 
-    /// Waits for the device, and copies the bytes of a page on it.
-    pub fn read(&self, out: &mut [u8]) -> Result<()> {
-        match self.pool.device() {
-            Some(device) => device.read(self.device_id(), out),
-            None => unreachable!("the page is in main memory"),
-        }
+    /// Its id in its place.
+    pub fn id(&self) -> usize {
+        self.id
     }
 
-    /// The id of a page on the device.
-    pub fn device_id(&self) -> usize {
-        match self.memory {
-            PageMemory::Device(id) => id,
-            PageMemory::Host(_) => unreachable!("the page is in main memory"),
+    /// Copies its bytes. Waits for a device that has it.
+    pub fn read(&self, out: &mut [u8]) -> Result<()> {
+        self.pool.pages(self.place).read(self.id, out)
+    }
+
+    /// Copies each head's first `len` rows from another page of the same shape and place.
+    pub fn copy_from(&self, other: &KvPage, len: usize) -> Result<()> {
+        self.pool.pages(self.place).copy(other.id, self.id, len)
+    }
+
+    /// Writes `bytes [n, heads, row]`, from row `at` of each head on.
+    pub fn write(&self, at: usize, bytes: &[u8]) -> Result<()> {
+        self.pool.pages(self.place).append(self.id, at, bytes)
+    }
+}
+
+impl KvUsage {
+    /// What it counts a page of this shape as.
+    fn count(&mut self, shape: KvPageShape, change: impl Fn(&mut usize, usize)) {
+        match shape.positions {
+            1 => change(&mut self.state_bytes, shape.bytes()),
+            _ => {
+                change(&mut self.pages, 1);
+                change(&mut self.page_bytes, shape.bytes());
+            }
         }
     }
 }
 
 impl Drop for KvPage {
     fn drop(&mut self) {
-        let memory = mem::replace(&mut self.memory, PageMemory::Host(Box::default()));
         let (mut state, bytes) = (self.pool.lock(), self.shape.bytes());
-        state.usage.pages -= 1;
-        state.usage.page_bytes -= bytes;
+        state.usage.count(self.shape, |all, own| *all -= own);
         state.free_bytes += bytes;
-        state.free.entry((self.shape, memory.place())).or_default().push(memory);
-    }
-}
-
-/// Counted bytes of a recurrent state.
-pub(super) struct StateBytes {
-    bytes: usize,
-    pool: Arc<KvPool>,
-}
-
-impl StateBytes {
-    pub fn count(&self) -> usize {
-        self.bytes
-    }
-}
-
-impl Drop for StateBytes {
-    fn drop(&mut self) {
-        self.pool.lock().usage.state_bytes -= self.bytes;
+        state.free.entry((self.shape, self.place)).or_default().push(self.id);
     }
 }
 
@@ -286,11 +247,13 @@ pub(super) fn page_shape(format: KvFormat, heads: usize, width: usize) -> KvPage
 
 #[cfg(test)]
 mod tests {
+    use larder_core::NumberFormat;
+
     use super::*;
     use crate::double::AttentionDouble;
 
     fn pool(limit: usize, device: Option<Arc<dyn DeviceAttention>>) -> Arc<KvPool> {
-        KvPool::new(KvFormat::F16, CheckpointPolicy::default(), Some(limit), device)
+        KvPool::new(KvFormat::F16, CheckpointPolicy::default(), Some(limit), (Arc::default(), device))
     }
 
     #[test]
@@ -304,8 +267,10 @@ mod tests {
             let mut pages: Vec<KvPage> = (0..3).map(|_| pool.page(small, place).unwrap()).collect();
             let error = pool.page(small, place).err().expect("the pool is full").to_string();
             assert!(error.starts_with("the KV cache is full: 3072 of 3172 bytes are in use, and 1024 more"), "{error}");
-            assert!(pool.reserve(101).is_err());
-            let state = pool.reserve(100).unwrap();
+            let state_of =
+                |values: usize| KvPageShape { kind: NumberFormat::F32, heads: 1, positions: 1, row_bytes: 4 * values };
+            assert!(pool.page(state_of(26), place).is_err());
+            let state = pool.page(state_of(25), place).unwrap();
             assert_eq!(pool.usage(), KvUsage { pages: 3, page_bytes: 3072, state_bytes: 100 });
             pages.pop();
             pages.push(pool.page(small, place).unwrap());

@@ -5,13 +5,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use larder_core::KV_PAGE_TOKENS;
-use larder_kernels::{KvPages, KvTensor, widen};
+use larder_kernels::widen;
 
 use super::kv_pool::{KvPage, page_shape};
 use super::{KvPool, RowShape};
-use crate::device::{DeviceAttention, DeviceKvView, KvPageShape};
+use crate::device::{DeviceKvView, KvPageShape, Place};
 use crate::error::Result;
-use crate::hidden::Place;
 use crate::saved_state::{SavedState, SavedStateError};
 
 /// Keys or values `[heads, positions, width]`, which grow by positions. Pages at the front can be given back.
@@ -30,13 +29,6 @@ pub struct KvRows {
     len: usize,
 }
 
-/// All rows, or the first `width` numbers of each row.
-#[derive(Clone, Copy)]
-pub struct KvView<'a> {
-    rows: &'a KvRows,
-    width: usize,
-}
-
 impl KvRows {
     /// No rows yet, and no memory. With a place on a device the pool has one.
     pub fn new(pool: &Arc<KvPool>, place: Place) -> Self {
@@ -46,11 +38,6 @@ impl KvRows {
     /// Where the rows are.
     pub fn place(&self) -> Place {
         self.place
-    }
-
-    /// The device that has the rows; `None` if they are in main memory.
-    fn device(&self) -> Option<&Arc<dyn DeviceAttention>> {
-        self.pool.device().filter(|_| self.place == Place::Device)
     }
 
     /// Positions appended, those given back included.
@@ -68,28 +55,24 @@ impl KvRows {
         self.shape.map_or(0, |shape| shape.bytes()) * self.pages.len()
     }
 
-    /// The shape of the pages; `None` before the first append.
-    pub(super) fn page_shape(&self) -> Option<KvPageShape> {
-        self.shape
-    }
-
-    /// The bytes of a row. The caller guarantees that it is stored, in main memory.
-    pub(super) fn row(&self, head: usize, position: usize) -> &[u8] {
-        let KvPageShape { positions, row_bytes, .. } = self.shape.expect("rows were appended");
-        let page = self.pages[position / positions - self.first_page].host();
-        &page[(head * positions + position % positions) * row_bytes..][..row_bytes]
-    }
-
-    /// The values of rows: `[positions, heads, width]`. The caller guarantees that they are stored, in main memory.
-    pub fn widened(&self, positions: Range<usize>, width: usize) -> Vec<f32> {
-        let heads = self.shape.map_or(0, |shape| shape.heads);
+    /// The values of rows: `[positions, heads, width]`. The caller guarantees that they are stored. Waits for a device that has them.
+    pub fn widened(&self, positions: Range<usize>, width: usize) -> Result<Vec<f32>> {
+        let Some(KvPageShape { kind, heads, positions: of_page, row_bytes }) = self.shape else {
+            return Ok(Vec::new());
+        };
         let mut values = vec![0.0; positions.len() * heads * width];
-        let mut row = vec![0.0; width.next_multiple_of(self.pool.format().kind().block_len())];
-        for (i, out) in values.chunks_exact_mut(width).enumerate() {
-            widen(self.pool.format().kind(), self.row(i % heads, positions.start + i / heads), &mut row);
-            out.copy_from_slice(&row[..width]);
+        let mut row = vec![0.0; width.next_multiple_of(kind.block_len())];
+        let (mut page, mut read) = (vec![0; of_page * heads * row_bytes], None);
+        for (at, out) in positions.zip(values.chunks_exact_mut(heads * width)) {
+            if read.replace(at / of_page) != Some(at / of_page) {
+                self.pages[at / of_page - self.first_page].read(&mut page)?;
+            }
+            for (head, out) in out.chunks_exact_mut(width).enumerate() {
+                widen(kind, &page[(head * of_page + at % of_page) * row_bytes..][..row_bytes], &mut row);
+                out.copy_from_slice(&row[..width]);
+            }
         }
-        values
+        Ok(values)
     }
 
     /// Keeps the positions before `len` and gives the pages of the others back. The caller guarantees that `len` is not
@@ -128,7 +111,7 @@ impl KvRows {
         Ok(())
     }
 
-    /// Appends `count` positions whose rows a chain on the device of the pool writes.
+    /// Appends `count` positions, whose rows an operation writes.
     pub fn extend(&mut self, count: usize, heads: usize, width: usize) -> Result<()> {
         let shape = page_shape(self.pool.format(), heads, width);
         self.shape = Some(shape);
@@ -150,11 +133,8 @@ impl KvRows {
         }
         let last = self.pages.last_mut().expect("a page that is partly used is stored");
         if Arc::get_mut(last).is_none() {
-            let mut page = self.pool.page(shape, self.place)?;
-            match self.pool.device().filter(|_| self.place == Place::Device) {
-                Some(device) => device.copy(last.device_id(), page.device_id(), used)?,
-                None => shape.copy_rows(last.host(), page.host_mut(), used),
-            }
+            let page = self.pool.page(shape, self.place)?;
+            page.copy_from(last, used)?;
             *last = Arc::new(page);
         }
         Ok(())
@@ -162,31 +142,21 @@ impl KvRows {
 
     /// Writes `new [n, heads, width]` to the last page, from row `at` on.
     fn write(&mut self, shape: KvPageShape, at: usize, new: &[f32], width: usize) -> Result<()> {
-        let format = self.pool.format();
-        let KvPageShape { heads, positions, row_bytes: row, .. } = shape;
-        let last = self.pages.len() - 1;
-        if let Some(device) = self.device() {
-            let mut bytes = vec![0; new.len() / width * row]; // [n, heads, row]
-            new.chunks_exact(width).zip(bytes.chunks_exact_mut(row)).for_each(|(new, row)| format.store(new, row));
-            return device.append(self.pages[last].device_id(), at, &bytes);
-        }
-        let data = Arc::get_mut(&mut self.pages[last]).expect("the page was made writable").host_mut();
-        for (i, new) in new.chunks_exact(width).enumerate() {
-            let (at, head) = (at + i / heads, i % heads);
-            format.store(new, &mut data[(head * positions + at) * row..][..row]);
-        }
-        Ok(())
+        let (format, row) = (self.pool.format(), shape.row_bytes);
+        let mut bytes = vec![0; new.len() / width * row]; // [n, heads, row]
+        new.chunks_exact(width).zip(bytes.chunks_exact_mut(row)).for_each(|(new, row)| format.store(new, row));
+        self.pages.last().expect("the page was made writable").write(at, &bytes)
     }
 
     /// Writes the rows that are stored, as [`saved_state`](crate::saved_state) has them; nothing before the first append.
-    /// The caller guarantees rows in main memory.
     pub fn save(&self, out: &mut dyn Write) -> io::Result<()> {
         let Some(shape) = self.shape else { return Ok(()) };
         out.write_all(&(self.first_page as u32).to_le_bytes())?;
-        let mut rows = vec![0; shape.bytes()];
+        let [mut rows, mut bytes] = [(); 2].map(|()| vec![0; shape.bytes()]);
         for (start, page) in (self.first_position()..).step_by(KV_PAGE_TOKENS).zip(&self.pages) {
             let rows = &mut rows[..shape.rows_bytes(KV_PAGE_TOKENS.min(self.len - start))];
-            shape.rows_of(page.host(), rows);
+            page.read(&mut bytes).map_err(io::Error::other)?;
+            shape.rows_of(&bytes, rows);
             out.write_all(rows)?;
         }
         Ok(())
@@ -210,45 +180,22 @@ impl KvRows {
         for start in (loaded.first_position()..len).step_by(KV_PAGE_TOKENS) {
             let rows = &mut rows[..shape.rows_bytes(KV_PAGE_TOKENS.min(len - start))];
             from.read(rows)?;
-            let mut page = pool.page(shape, Place::Host)?;
-            shape.set_rows(page.host_mut(), rows);
+            let page = pool.page(shape, Place::Host)?;
+            page.write(0, rows)?;
             loaded.pages.push(Arc::new(page));
         }
         Ok(loaded)
     }
 
-    /// All rows, or the first `width` numbers of each row.
-    pub fn view(&self, width: usize) -> KvView<'_> {
-        KvView { rows: self, width }
-    }
-}
-
-impl KvPages for KvRows {
-    fn stored(&self) -> Range<usize> {
+    /// The numbers of the pages that are stored.
+    #[cfg(test)]
+    pub(super) fn stored_pages(&self) -> Range<usize> {
         self.first_page..self.first_page + self.pages.len()
     }
 
-    fn page(&self, index: usize) -> &[u8] {
-        self.pages[index - self.first_page].host()
-    }
-}
-
-impl<'a> KvView<'a> {
-    /// Where the rows are.
-    pub fn place(self) -> Place {
-        self.rows.place
-    }
-
-    /// The rows in main memory. The caller guarantees that they are there, and that some were appended.
-    pub fn on_host(self) -> KvTensor<'a> {
-        let KvPageShape { kind, positions: page_len, row_bytes, .. } = self.rows.shape.expect("rows were appended");
-        KvTensor { kind, pages: self.rows, page_len, row_bytes, width: self.width }
-    }
-
-    /// The rows on the device of their pool. The caller guarantees that they are there.
-    pub fn on_device(self) -> DeviceKvView {
-        let KvRows { first_page, pages, .. } = self.rows;
-        let pages = pages.iter().map(|page| page.device_id()).collect();
-        DeviceKvView { first_page: *first_page, pages, width: self.width }
+    /// All rows, or the first `width` numbers of each row.
+    pub fn view(&self, width: usize) -> DeviceKvView {
+        let pages = self.pages.iter().map(|page| page.id()).collect();
+        DeviceKvView { place: self.place, first_page: self.first_page, pages, width }
     }
 }

@@ -1,20 +1,17 @@
 //! Multi-head latent attention (MLA) of the DeepSeek family.
 
-use std::slice;
-use std::sync::Arc;
-
-use candle_core::{D, Device, Tensor};
 use larder_core::{KV_PAGE_TOKENS, Rng};
 
-use super::chained_choice::forward_on_device;
-use super::output_gate::gated;
+use super::index_choice::{ListLengths, head_rotation};
+use super::output_gate::GateRows;
 use super::{
-    AttentionMask, AttentionTemperature, ChainedMixer, ChoiceShape, ChosenAttention, ForwardPass, GateFunction,
-    HandedChoice, Indexer, KeysAndValues, LayerKv, LayerShape, Mixer, Norm, Rotary, Selection, TokenScratch, made_up,
+    AttentionMask, AttentionTemperature, ChoiceShape, ForwardPass, GateFunction, HandedChoice, Indexer, KeysAndValues,
+    LayerKv, LayerShape, Mixer, Norm, Rotary, RowAttention, TokenScratch, made_up,
 };
+use crate::device::{DeviceHeads, DeviceOps, DeviceRows, HeadNorm, HeadRest};
 use crate::error::Result;
-use crate::hidden::Place;
-use crate::matrix::{Linear, PlacedMatrix, with_f32};
+use crate::matrix::{Linear, PlacedMatrix};
+use crate::ops::Near;
 use crate::step::LayerStates;
 use crate::weights::WeightLoader;
 
@@ -72,8 +69,8 @@ pub enum RowChoice {
 }
 
 pub(super) enum Query {
-    Full(Linear),              // [heads · (nope + rope), hidden]
-    Low(Linear, Norm, Linear), // [q_rank, hidden], [q_rank], [heads · (nope + rope), q_rank]
+    Full(Linear),                   // [heads · (nope + rope), hidden]
+    Low(Linear, Norm, Box<Linear>), // [q_rank, hidden], [q_rank], [heads · (nope + rope), q_rank]
 }
 
 impl LatentAttention {
@@ -93,7 +90,7 @@ impl LatentAttention {
             Some(rank) => Query::Low(
                 weights.linear(&name("q_a_proj"), rank, hidden, bias)?,
                 Norm::rms(weights, &name("q_a_layernorm"), rank, shape.norm_eps)?,
-                weights.linear(&name("q_b_proj"), heads * (nope + rope), rank, false)?,
+                weights.linear(&name("q_b_proj"), heads * (nope + rope), rank, false)?.into(),
             ),
         };
         let kv_a = weights.linear(&name("kv_a_proj_with_mqa"), kv_rank + rope, hidden, bias)?;
@@ -132,142 +129,96 @@ impl LatentAttention {
         LatentAttention { choice, ..self }
     }
 
-    /// What queries are made of: the result of the low-rank product `[n, q_rank]`, or `x` itself.
-    fn query_latent(&self, x: &Tensor) -> Result<Tensor> {
-        match &self.q {
-            Query::Full(_) => Ok(x.clone()),
-            Query::Low(a, norm, _) => norm.forward(&a.forward(x)?),
-        }
-    }
-
     /// The same attention with its output gated per head, by a function of `product [heads, hidden]`.
     pub fn with_output_gate(self, product: Linear, function: GateFunction) -> Self {
         LatentAttention { output_gate: Some((product, function)), ..self }
     }
 
-    /// The `latent [n, heads, kv_rank]` of queries or keys `x [n, heads, …]`, and beside it the rest of them, from `at` on, rotated.
-    fn with_rest(&self, latent: Tensor, x: &Tensor, at: usize, pass: &ForwardPass) -> Result<Tensor> {
-        if self.shape.rope == 0 {
-            return Ok(latent);
+    /// The choice of an earlier layer, of lists with at most `most` positions, where the rows of this one are.
+    fn handed_choice(&self, most: usize, near: &Near, pass: &ForwardPass) -> Result<ListLengths> {
+        let Some(HandedChoice { is_host, lengths }) = pass.handed_on.get() else { return Ok(None) };
+        if let Some(counts) = lengths.as_deref().filter(|_| is_host != near.ops.is_host()) {
+            let lists = near.other(self.o.compute()).receive_choice(counts)?;
+            near.ops.send_choice(&lists.iter().map(Vec::as_slice).collect::<Vec<_>>(), most)?;
         }
-        let rest = x.narrow(2, at, self.shape.rope)?.contiguous()?;
-        let rest = self.rotary.map_or(Ok(rest.clone()), |rotary| rotary.apply(&rest, pass))?;
-        Ok(Tensor::cat(&[latent, rest], D::Minus1)?)
-    }
-
-    /// `[n, heads, kv_rank + rope]`: each head's query, with the unrotated part projected into the latent space.
-    fn query(&self, latent: &Tensor, pass: &ForwardPass) -> Result<Tensor> {
-        let LatentShape { heads, nope, rope, .. } = self.shape;
-        let (Query::Full(product) | Query::Low(_, _, product)) = &self.q;
-        let q = product.forward(latent)?.reshape((pass.tokens(), heads, nope + rope))?;
-        let latent = PlacedMatrix::forward_heads(&self.to_latent, &q.narrow(2, 0, nope)?)?; // [n, heads, kv_rank]
-        self.query_of(latent, &q, pass)
-    }
-
-    /// As [`query`](Self::query), of its part in the latent space and of the whole `q [n, heads, nope + rope]`.
-    pub(super) fn query_of(&self, latent: Tensor, q: &Tensor, pass: &ForwardPass) -> Result<Tensor> {
-        let q = self.with_rest(latent, q, self.shape.nope, pass)?;
-        self.temperature.map_or(Ok(q.clone()), |temperature| temperature.apply(&q, pass))
-    }
-
-    /// Appends the rows of these tokens to the KV cache; `both [n, kv_rank + rope]` is what their product yields.
-    pub(super) fn append_keys(&self, both: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<()> {
-        let (kv_rank, width) = (self.shape.kv_rank, self.shape.kv_rank + self.shape.rope);
-        let both = both.unsqueeze(1)?;
-        let latent = self.kv_norm.forward(&both.narrow(2, 0, kv_rank)?)?;
-        let key = self.with_rest(latent, &both, kv_rank, pass)?; // [n, 1, kv_rank + rope]
-        for (i, span) in pass.spans.iter().enumerate() {
-            with_f32(&key, |k| states.of_mut(i).keys.append(span.rows(k, width), 1, width))??;
-        }
-        Ok(())
-    }
-}
-
-impl LatentAttention {
-    /// The positions that each token attends to; `None` for all. Appends what the indexer keeps.
-    fn select(
-        &self,
-        x: &Tensor,
-        latent: &Tensor,
-        states: &mut LayerStates,
-        pass: &ForwardPass,
-    ) -> Result<Option<Arc<Selection>>> {
-        match &self.choice {
-            RowChoice::All => Ok(None),
-            RowChoice::Shared(_) => match pass.handed_on.get() {
-                None => Ok(None),
-                Some(HandedChoice::Host(selection)) => Ok(Some(selection)),
-                Some(HandedChoice::Device(lengths)) => self.received_choice(lengths.as_deref(), pass),
-            },
-            RowChoice::Indexed(indexer) => {
-                let selection = indexer.select(x, latent, states, pass)?;
-                pass.handed_on.set(HandedChoice::Host(selection.clone()));
-                Ok(Some(selection))
-            }
-        }
-    }
-
-    /// A choice of the device, whose lists have these lengths.
-    fn received_choice(&self, lengths: Option<&[usize]>, pass: &ForwardPass) -> Result<Option<Arc<Selection>>> {
-        let Some((lengths, ops)) = lengths.zip(self.o.compute().device_ops.as_deref()) else { return Ok(None) };
-        let mut selection = Selection::default();
-        for (list, at) in ops.receive_choice(lengths)?.into_iter().zip(pass.positions()) {
-            if list.len() > at { selection.push_all() } else { selection.push(list) }
-        }
-        let selection = Arc::new(selection);
-        pass.handed_on.set(HandedChoice::Host(selection.clone()));
-        Ok(Some(selection))
-    }
-
-    /// The attention `[n, heads · kv_rank]` of each token to all rows that it sees, or to those chosen.
-    pub(super) fn attend(
-        &self,
-        query: &Tensor,
-        states: &LayerStates,
-        pass: &ForwardPass,
-        selections: &[Selection],
-    ) -> Result<Tensor> {
-        let (n, width) = (pass.tokens(), self.shape.heads * self.shape.kv_rank);
-        let (rows, pass) = ((states, (|kv| (&kv.keys, None)) as KeysAndValues), (pass, AttentionMask::Causal));
-        let mut out = vec![0.0; n * width];
-        let (attention, compute) = (self.over_rows(), self.o.compute());
-        with_f32(query, |q| attention.attend_step(compute, q, rows, pass, selections, &mut out))??;
-        Ok(Tensor::from_vec(out, (n, width), &Device::Cpu)?)
+        Ok(lengths)
     }
 
     /// The attention over the rows of the KV cache.
-    pub(super) fn over_rows(&self) -> ChosenAttention<'_> {
+    fn over_rows(&self) -> RowAttention<'_> {
         let LatentShape { heads, kv_rank, rope, .. } = self.shape;
         let (key_width, scale) = (kv_rank + rope, self.scale as f32);
-        ChosenAttention { heads, kv_heads: 1, key_width, value_width: kv_rank, scale, sinks: None }
+        RowAttention { heads, kv_heads: 1, key_width, value_width: kv_rank, scale, sinks: None }
     }
 }
 
 impl Mixer for LatentAttention {
-    fn forward(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Tensor> {
-        let LatentShape { heads, kv_rank, value, .. } = self.shape;
-        let n = pass.tokens();
-        if let (Place::Device, Some(ops)) = (states.place(), &self.o.compute().device_ops)
-            && !matches!(self.choice, RowChoice::All)
-        {
-            return forward_on_device(self, x, states, pass, ops.as_ref());
+    fn forward(
+        &self,
+        x: DeviceRows,
+        states: &mut LayerStates,
+        pass: &ForwardPass,
+        ops: &dyn DeviceOps,
+    ) -> Result<DeviceRows> {
+        let LatentShape { heads, kv_rank, nope, rope, .. } = self.shape;
+        let (Query::Full(first) | Query::Low(first, ..)) = &self.q;
+        let mut linears = vec![first, &self.kv_a];
+        linears.extend(self.output_gate.iter().map(|(product, _)| product));
+        let of_index = linears.len();
+        if let RowChoice::Indexed(indexer) = &self.choice {
+            linears.extend(indexer.products(pass));
         }
-        self.append_keys(&self.kv_a.forward(x)?, states, pass)?;
-        let latent = self.query_latent(x)?;
-        let selection = self.select(x, &latent, states, pass)?;
-        let query = self.query(&latent, pass)?;
-        let selections = selection.as_deref().map_or(&[][..], slice::from_ref);
-        let mixed = self.attend(&query, states, pass, selections)?.reshape((n, heads, kv_rank))?;
-        let mixed = PlacedMatrix::forward_heads(&self.to_value, &mixed)?; // [n, heads, value]
-        let mixed = mixed.reshape((n, heads * value))?;
-        self.o.forward(&match &self.output_gate {
-            Some((product, function)) => gated(mixed, &function.apply(&product.forward(x)?)?, heads)?,
-            None => mixed,
-        })
-    }
+        let products = Linear::forward_each(&linears, x, ops)?;
+        let (latent, queries) = match &self.q {
+            Query::Full(_) => (x, products[0]),
+            Query::Low(_, norm, product) => {
+                let latent = norm.forward(products[0], ops)?;
+                (latent, product.forward(latent, ops)?)
+            }
+        }; // [n, q_rank], [n, heads · (nope + rope)]
+        let latents = ops.multiply_heads(queries, &self.to_latent)?; // [n, heads · kv_rank]
 
-    fn chained(&self) -> Option<&dyn ChainedMixer> {
-        self.is_for_devices().then_some(self)
+        let near = Near::new(self.o.compute(), states.place(), ops);
+        let chosen = match &self.choice {
+            RowChoice::All => None,
+            RowChoice::Shared(most) => self.handed_choice(*most, &near, pass)?,
+            RowChoice::Indexed(indexer) => {
+                let [latent] = near.take([latent])?;
+                indexer.select(&near.take_all(products[of_index..].to_vec())?, latent, states, pass, near.ops)?
+            }
+        };
+        if !matches!(self.choice, RowChoice::All) {
+            pass.handed_on.set(HandedChoice { is_host: near.ops.is_host(), lengths: chosen.clone() });
+        }
+        for (i, span) in pass.spans.iter().enumerate() {
+            states.of_mut(i).keys.extend(span.tokens, 1, kv_rank + rope)?;
+        }
+        let (weight, eps) = self.kv_norm.rms_parts();
+        let weights = [None, Some(weight.of(near.ops)?)];
+        let scales = self.temperature.map_or_else(Vec::new, |temperature| temperature.scales(pass));
+        let [latents, queries, keys] = near.take([latents, queries, products[1]])?;
+        let new = DeviceHeads {
+            queries: latents,
+            rest: Some(HeadRest { rows: queries, first: nope }),
+            keys,
+            values: None,
+            norm: Some(HeadNorm { weights, eps: [eps; 2], whole: false, width: Some(kv_rank), after_rotation: false }),
+            clip: None,
+            value_norm: None,
+            value_factor: 1.0,
+            rotation: head_rotation(self.rotary.filter(|_| rope > 0), kv_rank, &pass.ropes),
+            scales: &scales,
+            bias: None,
+        };
+        let rows = (&*states, (|kv| (&kv.keys, None)) as KeysAndValues);
+        let seen = (pass, AttentionMask::Causal);
+        let mixed = near.give(self.over_rows().forward(&new, rows, seen, chosen.as_deref(), near.ops)?)?;
+        let values = ops.multiply_heads(mixed, &self.to_value)?; // [n, heads · value]
+        let values = match &self.output_gate {
+            Some((_, function)) => GateRows { rows: products[2], function: *function }.apply(values, heads, ops)?,
+            None => values,
+        };
+        self.o.forward(values, ops)
     }
 
     fn layer_shape(&self) -> LayerShape {
@@ -311,13 +262,6 @@ impl Mixer for LatentAttention {
             floats: 2 * hidden + 2 * q_rank.unwrap_or(0) + 3 * width + (heads * per_head).max(indexer),
             input: hidden.max(heads * nope.max(kv_rank).max(value)).max(q_rank.unwrap_or(0)),
         }
-    }
-
-    fn chooses_on_device(&self) -> bool {
-        // Where there is no device, this is what one with operations of chains would do.
-        let compute = self.o.compute();
-        let here = compute.device_attention.is_none() || (compute.device_ops.is_some() && self.is_for_devices());
-        self.has_device_form() && here
     }
 
     fn choice(&self) -> Option<ChoiceShape> {

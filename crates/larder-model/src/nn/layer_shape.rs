@@ -20,8 +20,6 @@ pub struct LayerShape {
     pub chosen: Option<usize>,
     /// Further rows.
     pub further: Vec<FurtherShape>,
-    /// Whether keys, values and further rows are in main memory also with a device, as the CPU reads single rows.
-    pub in_memory: bool,
 }
 
 /// The rows of one token.
@@ -42,7 +40,6 @@ impl LayerShape {
         mask: AttentionMask::Causal,
         chosen: None,
         further: Vec::new(),
-        in_memory: false,
     };
 
     /// Keys and values of attention.
@@ -67,7 +64,7 @@ impl LayerShape {
 
     /// Whether keys and values can be on a device.
     pub fn can_be_on_device(&self) -> bool {
-        self.keys.is_some() && !self.in_memory
+        self.keys.is_some()
     }
 
     /// The layers that can have keys and values on a device, in the order in which they get a place there: those with a window alone first,

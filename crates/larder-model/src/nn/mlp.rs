@@ -1,11 +1,9 @@
 //! Dense MLPs.
 
-use candle_core::{Device, Tensor};
-
 use super::{Activation, TokenScratch};
 use crate::device::{DeviceOps, DeviceRows};
 use crate::error::Result;
-use crate::matrix::{Linear, with_f32};
+use crate::matrix::Linear;
 use crate::weights::{RowGroups, WeightLoader};
 
 /// Names of the three products of an MLP in a checkpoint.
@@ -86,41 +84,16 @@ impl Mlp {
         Ok(Mlp { first, down, act })
     }
 
-    /// Whether [`begin`](Self::begin) computes it.
-    pub(crate) fn is_for_devices(&self) -> bool {
-        let first = match &self.first {
-            First::Gated(gate, up) => gate.is_on_device() && up.is_on_device(),
-            First::Up(up) => up.is_on_device() && !self.act.is_clamped(),
-        };
-        first && self.down.is_on_device()
-    }
-
-    /// As [`forward`](Self::forward), begun on a device. The caller guarantees that it [is for devices](Self::is_for_devices).
-    pub(crate) fn begin(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+    /// `x [tokens, hidden]` → same shape
+    pub fn forward(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
         let inner = match &self.first {
             First::Gated(gate, up) => {
-                let [gate, up] = Linear::begin_all([gate, up], x, ops)?.expect("it is for devices");
+                let [gate, up] = Linear::forward_all([gate, up], x, ops)?;
                 ops.combine(self.act, gate, up)?
             }
-            First::Up(up) => ops.activate(self.act, up.begin(x, ops)?.expect("it is for devices"))?,
-        };
-        Ok(self.down.begin(inner, ops)?.expect("it is for devices"))
-    }
-
-    /// `x [tokens, hidden]` → same shape
-    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let [gate, up] = match &self.first {
-            First::Up(up) => {
-                let up = up.forward(x)?; // [tokens, inter]
-                let mut inner = with_f32(&up, <[f32]>::to_vec)?;
-                self.act.apply(&mut inner);
-                return self.down.forward(&Tensor::from_vec(inner, up.dims(), &Device::Cpu)?);
-            }
-            First::Gated(gate, up) => Linear::forward_all([gate, up], x)?,
+            First::Up(up) => ops.activate(self.act, up.forward(x, ops)?)?,
         }; // [tokens, inter]
-        let mut combined = with_f32(&gate, <[f32]>::to_vec)?;
-        with_f32(&up, |up| self.act.combine(&mut combined, up))?;
-        self.down.forward(&Tensor::from_vec(combined, gate.dims(), &Device::Cpu)?)
+        self.down.forward(inner, ops)
     }
 
     /// What [`forward`](Self::forward) allocates per token, with its input, its output, and their sum.

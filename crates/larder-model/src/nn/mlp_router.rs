@@ -5,15 +5,13 @@
 //! logits = out(gelu(fc2(gelu(fc1(rms(state))))))
 //! ```
 
-use candle_core::{Device, Tensor};
 use larder_kernels::exp;
 
-use super::router::{RouterOutput, RouterRows, Skipping};
-use super::{Activation, HandedOn, Norm};
+use super::router::{Decision, RouterRows, Skipping};
+use super::{Activation, Norm};
 use crate::device::{DeviceCopy, DeviceOps, DeviceRows};
 use crate::error::Result;
-use crate::hidden::Hidden;
-use crate::matrix::{Linear, with_f32};
+use crate::matrix::Linear;
 use crate::weights::WeightLoader;
 
 /// Sizes and constants of the router.
@@ -71,49 +69,18 @@ impl MlpRouter {
         self.bias.iter().take(self.shape.experts).copied().collect()
     }
 
-    /// The probability of each expert for `x [tokens, hidden]`, and which tokens have none; the state is replaced by its own.
-    pub(super) fn forward(&self, x: &Tensor, state: &HandedOn<Hidden>) -> Result<RouterOutput> {
-        let mut own = self.down.forward(x)?; // [tokens, width]
-        if let (Some(scale), Some(before)) = (&self.scale, state.get()) {
-            let before = before.on_host(self.down.compute().device_ops.as_deref())?;
-            own = added(&own, &before, scale)?;
-        }
-        state.set(Hidden::Host(own.clone()));
-        let mut inner = self.norm.forward(&own)?;
-        for product in &self.inner {
-            let mut values = with_f32(&product.forward(&inner)?, <[f32]>::to_vec)?;
-            Activation::Gelu.apply(&mut values);
-            inner = Tensor::from_vec(values, own.shape(), &Device::Cpu)?;
-        }
-        let classes = with_f32(&self.out.forward(&inner)?, <[f32]>::to_vec)?; // [tokens, experts + 1]
-        self.decide(classes)
-    }
-
-    /// Whether all of it is computed on a device.
-    pub(super) fn is_on_device(&self) -> bool {
-        let [first, second] = &self.inner;
-        [&self.down, first, second, &self.out].into_iter().all(Linear::is_on_device)
-    }
-
-    /// The logits of all classes, `[tokens, experts + 1]`, and the state, begun on a device; `before` is the state of the layer before.
-    pub(super) fn begin(
-        &self,
-        x: DeviceRows,
-        before: Option<Hidden>,
-        ops: &dyn DeviceOps,
-    ) -> Result<Option<RouterRows>> {
-        let Some(mut state) = self.down.begin(x, ops)? else { return Ok(None) };
+    /// The logits of all classes, `[tokens, experts + 1]`, and the state; `before` is the state of the layer before.
+    pub(super) fn forward(&self, x: DeviceRows, before: Option<DeviceRows>, ops: &dyn DeviceOps) -> Result<RouterRows> {
+        let mut state = self.down.forward(x, ops)?; // [tokens, width]
         if let (Some(scale), Some(before)) = (&self.scale, before) {
-            let scaled = ops.scale_columns(before.on_device(ops)?, self.scale_copy.of(scale, ops)?)?;
+            let scaled = ops.scale_columns(before, self.scale_copy.of(scale, ops)?)?;
             state = ops.add(state, scaled, 1.0)?;
         }
-        let Some(norm) = self.norm.for_devices() else { return Ok(None) };
-        let mut inner = norm.begin(state, ops)?;
+        let mut inner = self.norm.forward(state, ops)?;
         for product in &self.inner {
-            let Some(values) = product.begin(inner, ops)? else { return Ok(None) };
-            inner = ops.activate(Activation::Gelu, values)?;
+            inner = ops.activate(Activation::Gelu, product.forward(inner, ops)?)?;
         }
-        Ok(self.out.begin(inner, ops)?.map(|logits| RouterRows { logits, state: Some(state) }))
+        Ok(RouterRows { logits: self.out.forward(inner, ops)?, state: Some(state) })
     }
 
     /// Added to the score of the class for no expert.
@@ -122,7 +89,7 @@ impl MlpRouter {
     }
 
     /// Probabilities `[tokens, experts]`, and which tokens use no expert, from the logits of all classes.
-    pub(super) fn decide(&self, classes: Vec<f32>) -> Result<RouterOutput> {
+    pub(super) fn decide(&self, classes: &[f32]) -> Decision {
         let experts = self.shape.experts;
         let (mut logits, mut skips) = (Vec::with_capacity(classes.len()), Vec::new());
         for row in classes.chunks_exact(experts + 1) {
@@ -135,8 +102,7 @@ impl MlpRouter {
             skips.push((0..experts).all(|expert| none > score(expert)));
             logits.truncate(start + experts);
         }
-        let logits = Tensor::from_vec(logits, (skips.len(), experts), &Device::Cpu)?;
-        Ok(RouterOutput { logits, skipping: Some(Skipping { classes, skips }) })
+        Decision { logits, skipping: Skipping { skips } }
     }
 
     /// Width of the state.
@@ -149,18 +115,6 @@ impl MlpRouter {
         // The state twice, that of the layer before, the norm's output, that of a product twice; logits twice, probabilities.
         6 * self.shape.width + 3 * (self.shape.experts + 1)
     }
-}
-
-/// `own + scale · before`, of states `[tokens, width]`.
-fn added(own: &Tensor, before: &Tensor, scale: &[f32]) -> Result<Tensor> {
-    let mut sum = with_f32(own, <[f32]>::to_vec)?;
-    with_f32(before, |before| {
-        let rows = sum.chunks_exact_mut(scale.len()).zip(before.chunks_exact(scale.len()));
-        for (own, before) in rows {
-            own.iter_mut().zip(before).zip(scale).for_each(|((own, before), scale)| *own += before * scale);
-        }
-    })?;
-    Ok(Tensor::from_vec(sum, own.shape(), &Device::Cpu)?)
 }
 
 fn softmax(row: &mut [f32]) {
@@ -189,39 +143,38 @@ mod tests {
         MlpRouter::load(&mut WeightLoader::load(&weights, &ReadAhead::new(&weights, &[]), compute), "m", shape).unwrap()
     }
 
-    fn rows(x: &Tensor) -> Vec<Vec<f32>> {
-        x.to_vec2().unwrap()
-    }
-
     #[test]
     fn the_state_is_handed_on_and_tokens_are_independent() {
+        let compute = ComputeContext::single_threaded();
+        let ops = compute.ops();
         let x: Vec<f32> = (0..4 * 6).map(|i| (i as f32 * 0.9).sin() * 3.0).collect();
-        let x = Tensor::from_vec(x, (4, 6), &Device::Cpu).unwrap();
         let (first, second) = (router(MlpRouterShape { carried: false, ..SHAPE }), router(SHAPE));
-        let run = |x: &Tensor| {
-            let state = HandedOn::default();
-            let all = [&first, &second].map(|router| rows(&router.forward(x, &state).unwrap().logits));
-            (all, rows(&state.get().unwrap().on_host(None).unwrap()))
+        let run = |x: &[f32]| {
+            let x = ops.send(x, 6).unwrap();
+            let of_first = first.forward(x, None, ops).unwrap();
+            let of_second = second.forward(x, of_first.state, ops).unwrap();
+            let own = second.down.forward(x, ops).unwrap();
+            let all = [Some(of_first.logits), Some(of_second.logits), of_first.state, of_second.state, Some(own)];
+            ops.download(&all.map(Option::unwrap)).unwrap()
         };
-        let ([of_first, of_second], state) = run(&x);
-        let own = (rows(&first.down.forward(&x).unwrap()), rows(&second.down.forward(&x).unwrap()));
+        let all = run(&x);
         let scale = second.scale.as_ref().unwrap();
-        for (t, row) in state.iter().enumerate() {
-            for (i, value) in row.iter().enumerate() {
-                assert!((value - (own.1[t][i] + scale[i] * own.0[t][i])).abs() < 1e-6);
+        for t in 0..4 {
+            let row = |which: usize| &all[which][t * all[which].width..][..all[which].width];
+            for (i, value) in row(3).iter().enumerate() {
+                assert!((value - (row(4)[i] + scale[i] * row(2)[i])).abs() < 1e-6);
             }
-            let (one, state_of_one) = run(&x.narrow(0, t, 1).unwrap());
-            assert_eq!((&one[0][0], &one[1][0], &state_of_one[0]), (&of_first[t], &of_second[t], row));
+            let one = run(&x[t * 6..][..6]);
+            (0..4).for_each(|which| assert_eq!(&one[which][..], row(which)));
         }
     }
 
     #[test]
     fn a_token_skips_where_no_expert_scores_as_high() {
         let router = MlpRouter { bias: vec![0.0, -0.3, 0.0, 0.2], ..router(SHAPE) };
-        let found = router.decide(vec![0.0, 0.0, 0.0, 0.0, 3.0, 0.0, 0.0, 0.0, 0.0, 3.0, 0.0, 2.9]).unwrap();
-        let skipping = found.skipping.unwrap();
+        let found = router.decide(&[0.0, 0.0, 0.0, 0.0, 3.0, 0.0, 0.0, 0.0, 0.0, 3.0, 0.0, 2.9]);
+        let skipping = found.skipping;
         assert_eq!((skipping.skips.clone(), skipping.others()), (vec![true, false, true], vec![1]));
-        let probabilities = rows(&found.logits);
-        assert!(probabilities[0].iter().all(|p| *p == 0.25) && probabilities[1][0] > 0.8);
+        assert!(found.logits[..3].iter().all(|p| *p == 0.25) && found.logits[3] > 0.8);
     }
 }

@@ -1,21 +1,20 @@
 //! MoE layers: router, routed experts, shared expert.
 
 use std::cell::OnceCell;
+use std::mem;
 
-use candle_core::{Device, Tensor};
 use larder_core::{ExpertId, Gate, LayerIdx};
 
-use super::output_gate::gated;
-use super::router::RouterOutput;
-use super::{Activation, GateFunction, HandedOn, Mlp, MoeRouter, Norm, TokenScratch};
+use super::router::RouterRows;
+use super::{Activation, GateFunction, Mlp, MoeRouter, Norm, TokenScratch};
 use crate::config::config_error;
-use crate::device::{DeviceCopy, DeviceOps};
+use crate::device::{DeviceCopy, DeviceOps, DeviceRows};
 use crate::error::Result;
-use crate::experts::{ExpertPath, MoeCall, Routed, route};
-use crate::hidden::Hidden;
-use crate::matrix::{Linear, with_f32};
+use crate::experts::{CallOnDevice, DeviceMoeCall, ExpertPath, HintSource, KnownExperts, MoeCall, Routed, route};
+use crate::layer::Running;
+use crate::matrix::Linear;
 use crate::step::TokenOrigin;
-use crate::tap::{Phase, PhaseClock, Tap};
+use crate::tap::Phase;
 use crate::weights::WeightLoader;
 
 /// An MoE layer without its routed experts: router, gate, shared expert. The routed experts are computed by an
@@ -73,8 +72,8 @@ impl ExpertsByToken {
         }
     }
 
-    /// The id of the table on a device, as a value that is [kept](DeviceOps::keep): the numbers of experts, as bits.
-    pub(crate) fn on_device(&self, ops: &dyn DeviceOps) -> Result<usize> {
+    /// The id of the table, as a value that is [kept](DeviceOps::keep): the numbers of experts, as bits.
+    pub(crate) fn id(&self, ops: &dyn DeviceOps) -> Result<usize> {
         self.copy.of_values(|| self.table.iter().map(|expert| f32::from_bits(u32::from(expert.0))).collect(), ops)
     }
 
@@ -112,26 +111,35 @@ pub struct SharedExpert {
     pub gate: Option<Linear>,
 }
 
-/// Outputs `[tokens, hidden]` that do not depend on the routed experts.
+/// What every token uses, `[tokens, hidden]`: it does not depend on the routed experts.
+#[derive(Clone, Copy)]
 struct AlwaysUsed {
     /// Of the dense MLP beside the experts.
-    beside: Option<Tensor>,
+    beside: Option<DeviceRows>,
     /// Of the shared expert.
-    shared: Option<Tensor>,
+    shared: Option<DeviceRows>,
 }
 
-/// What an MoE layer gets.
-pub(crate) struct MoeInput<'a> {
+/// The rows of an MoE layer.
+#[derive(Clone, Copy)]
+pub(crate) struct MoeInput {
     /// `[tokens, hidden]`: the residual stream.
-    pub residual: &'a Tensor,
-    /// `[tokens, hidden]`: the residual stream behind the norm of the layer.
-    pub x: &'a Tensor,
-    /// `[tokens, experts]`: the router logits, if they are known; from a device `[tokens, classes]`, where a class stands for no expert.
-    pub early: Option<Tensor>,
-    /// `[tokens, k]`: the experts, if they are known.
-    pub known: Option<&'a [ExpertId]>,
-    /// Of the router of the layer before, which this one replaces by its own.
-    pub state: &'a HandedOn<Hidden>,
+    pub stream: DeviceRows,
+    /// The residual stream after the norm of the layer.
+    pub x: DeviceRows,
+    /// What experts read of that.
+    pub of_experts: DeviceRows,
+    /// What the router yields.
+    pub router: RouterRows,
+    /// The rows that the outputs are to be added to, if nothing comes between.
+    pub onto: Option<DeviceRows>,
+}
+
+/// The output of an MoE layer.
+pub(crate) struct MoeOutput {
+    pub rows: DeviceRows,
+    /// Whether it has been added to the rows that were named.
+    pub is_added: bool,
 }
 
 impl Moe {
@@ -152,84 +160,183 @@ impl Moe {
         }
     }
 
-    /// The outputs `[tokens, hidden]`. `origins` has one entry per token.
-    pub(crate) fn forward(
+    /// What the experts read of the input `x` of the layer.
+    pub(crate) fn expert_input(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+        self.latent.as_ref().map_or(Ok(x), |latent| latent.down.forward(x, ops))
+    }
+
+    /// What the router finds for the residual stream and what the norm of the layer makes of it; `before` is the state of the router of the
+    /// layer before.
+    pub(crate) fn route(
         &self,
-        input: MoeInput,
-        origins: &[TokenOrigin],
-        experts: &mut dyn ExpertPath,
-        tap: &mut dyn Tap,
-        clock: &mut PhaseClock,
-    ) -> Result<Tensor> {
-        let MoeInput { residual, x, early, known, state } = input;
-        let tokens = x.dim(0)?;
-        let RouterOutput { logits, skipping } = match early {
-            Some(logits) => RouterOutput::of(logits),
-            None => self.router.forward(&self.router_input(residual, x)?, state)?,
+        [stream, x]: [DeviceRows; 2],
+        before: Option<DeviceRows>,
+        ops: &dyn DeviceOps,
+    ) -> Result<RouterRows> {
+        let input = match &self.beside {
+            _ if self.early => stream,
+            Some(beside) => beside.router_norm.forward(stream, ops)?,
+            None => x,
         };
-        if let Some(skipping) = &skipping {
-            tap.router_classes(self.layer, &skipping.classes);
-        }
-        clock.lap(Phase::Routing, tap);
-        let projected = self.latent.as_ref().map_or_else(|| Ok(x.clone()), |latent| latent.down.forward(x))?;
-        let width = projected.dim(1)?;
-        let mut out = vec![0.0; tokens * width];
-        let always = OnceCell::new();
-        let meanwhile = || {
-            always.get_or_init(|| self.always(residual, x));
-        };
-        let routed = with_f32(&logits, |logits| {
-            with_f32(&projected, |x| {
-                let (layer, gate, act) = (self.layer, &self.gate, self.act);
-                let on_device = None;
-                let call =
-                    MoeCall { layer, gate, act, logits, x, on_device, tokens, known, origins, meanwhile: &meanwhile };
-                let within = self.capacity.map(|capacity| within_capacity(capacity, &call));
-                match within.or_else(|| skipping.map(|skipping| skipping.others())) {
-                    Some(kept) if kept.len() < tokens => forward_some(&kept, &call, experts, &mut out),
-                    _ => experts.forward(&call, &mut out),
-                }
-            })
-        })???;
-        with_f32(&logits, |logits| tap.routed(self.layer, logits, &routed))?;
-        let factor = self.factor as f32;
-        if factor != 1.0 {
-            // Plus zero, as a sum of rows with a factor has it.
-            out.iter_mut().for_each(|value| *value = *value * factor + 0.0);
-        }
-        let out = Tensor::from_vec(out, (tokens, width), &Device::Cpu)?;
-        let out = self.latent.as_ref().map_or_else(|| Ok(out.clone()), |latent| latent.up.forward(&out))?;
-        let always = always.into_inner().unwrap_or_else(|| self.always(residual, x))?;
-        let out = match (&self.beside, always.beside) {
-            (Some(beside), Some(dense)) => (beside.after_experts.forward(&out)? + dense)?,
-            _ => out,
-        };
-        match always.shared {
-            Some(shared) => Ok((out + shared)?),
-            None => Ok(out),
-        }
+        self.router.forward(input, before, ops)
     }
 
     /// What every token uses.
-    fn always(&self, residual: &Tensor, x: &Tensor) -> Result<AlwaysUsed> {
+    fn always(&self, input: &MoeInput, ops: &dyn DeviceOps) -> Result<AlwaysUsed> {
         Ok(AlwaysUsed {
-            beside: self.beside.as_ref().map(|beside| beside.forward(residual)).transpose()?,
-            shared: self.shared.as_ref().map(|shared| shared.forward(x)).transpose()?,
+            beside: self.beside.as_ref().map(|beside| beside.forward(input.stream, ops)).transpose()?,
+            shared: self.shared.as_ref().map(|shared| shared.forward(input.x, ops)).transpose()?,
         })
     }
 
-    /// The router logits `[tokens, experts]` of the router's input `x [tokens, hidden]`, if they follow from it alone.
-    pub(crate) fn early_logits(&self, x: &Tensor) -> Result<Option<Tensor>> {
-        self.router.logits(x)
+    /// Whether a device that chooses experts can compute the layer without the host.
+    pub(crate) fn may_choose_on_device(&self) -> bool {
+        self.capacity.is_none()
     }
 
-    /// What the router reads: the residual stream or the input `x` of the experts, or the stream behind a norm of its own.
-    pub(crate) fn router_input(&self, residual: &Tensor, x: &Tensor) -> Result<Tensor> {
-        match &self.beside {
-            _ if self.early => Ok(residual.clone()),
-            Some(beside) => beside.router_norm.forward(residual),
-            None => Ok(x.clone()),
+    /// The output of the layer with experts that a device chooses. The caller has asked the path.
+    pub(crate) fn forward_chosen(
+        &self,
+        input: &MoeInput,
+        known: Option<KnownExperts>,
+        running: &mut Running,
+    ) -> Result<MoeOutput> {
+        let ops = running.ops;
+        let always = self.always(input, ops)?;
+        let on_device = self.on_device(input, always.shared);
+        let sums = running.experts.begin_chosen(&self.device_call(input, known, on_device))?;
+        self.output(sums, on_device.residual.is_some() || on_device.shared.is_some(), always, input, ops)
+    }
+
+    /// Begins the experts that a device has, before the host knows the choice. [`forward`](Self::forward) follows. Not of several tokens if
+    /// some may have no expert, since the others are computed apart then.
+    fn begin_hits(&self, input: &MoeInput, known: Option<KnownExperts>, experts: &mut dyn ExpertPath) -> Result<()> {
+        if (self.router.may_skip() && input.x.rows > 1) || self.capacity.is_some() {
+            return Ok(());
         }
+        let on_device = CallOnDevice { x: input.of_experts, shared: None, residual: None };
+        experts.begin_hits(&self.device_call(input, known, on_device))
+    }
+
+    /// The output of the layer. `known` are the experts, if they are known; `next` is the next layer with experts, and what hints at its choice,
+    /// which the host waits for together with the router.
+    pub(crate) fn forward(
+        &self,
+        input: &MoeInput,
+        known: Option<&[ExpertId]>,
+        next: Option<(&Moe, DeviceRows)>,
+        running: &mut Running,
+    ) -> Result<MoeOutput> {
+        let (ops, tokens) = (running.ops, input.x.rows);
+        let all: Vec<DeviceRows> =
+            [input.of_experts, input.router.logits].into_iter().chain(next.map(|(_, hint)| hint)).collect();
+        ops.begin_receive(&all)?;
+        let always = OnceCell::new();
+        let meanwhile = || {
+            always.get_or_init(|| self.always(input, ops));
+        };
+        if !ops.is_host() {
+            // The device goes on with what does not depend on the choice, while the host waits.
+            meanwhile();
+            self.begin_hits(input, known.map(KnownExperts::Ids), running.experts)?;
+        }
+        let received = ops.download(&all)?;
+        let [x, classes] = [&received[0], &received[1]];
+        if let (Some((next, _)), Some(logits)) = (next, received.get(2)) {
+            running.experts.hint(HintSource::LayerBefore, next.layer, &next.gate, logits);
+        }
+
+        let decision = self.router.decide(classes);
+        if decision.is_some() {
+            running.tap.router_classes(self.layer, classes);
+        }
+        let logits = decision.as_ref().map_or(&classes[..], |decision| &decision.logits);
+        running.clock.lap(Phase::Routing, running.tap);
+        let shared = always.get().and_then(|always: &Result<AlwaysUsed>| always.as_ref().ok()?.shared);
+        let (layer, gate, act, origins) = (self.layer, &self.gate, self.act, &running.pass.origins[..]);
+        let mut call = MoeCall {
+            layer,
+            gate,
+            act,
+            logits,
+            x,
+            on_device: (!ops.is_host()).then(|| self.on_device(input, shared)),
+            tokens,
+            known,
+            origins,
+            meanwhile: &meanwhile,
+        };
+        let within = self.capacity.map(|capacity| within_capacity(capacity, &call));
+        let kept = within.or_else(|| decision.as_ref().map(|decision| decision.skipping.others()));
+        let mut out = ops.buffer(tokens, input.of_experts.width);
+        let (routed, sums) = match kept.filter(|kept| kept.len() < tokens) {
+            Some(kept) => {
+                call.on_device = None;
+                (forward_some(&kept, &call, running.experts, out.values())?, None)
+            }
+            None => running.experts.begin(&call, out.values())?,
+        };
+        running.tap.routed(self.layer, logits, &routed);
+        meanwhile();
+        let always = always.into_inner().expect("it was computed")?;
+        match sums {
+            Some(sums) => self.output(sums, true, always, input, ops),
+            None => self.output(ops.upload(out)?, false, always, input, ops),
+        }
+    }
+
+    /// The output of the layer, from the sums of its routed experts in their own width; `is_added` if what [`on_device`](Self::on_device)
+    /// names has been added to them.
+    fn output(
+        &self,
+        sums: DeviceRows,
+        is_added: bool,
+        always: AlwaysUsed,
+        input: &MoeInput,
+        ops: &dyn DeviceOps,
+    ) -> Result<MoeOutput> {
+        if is_added && self.adds_at_once() {
+            return Ok(MoeOutput { rows: sums, is_added: input.onto.is_some() });
+        }
+        let (mut y, mut factor) = (sums, self.factor as f32);
+        if factor != 1.0 && (self.latent.is_some() || self.beside.is_some()) {
+            y = ops.scale(y, mem::replace(&mut factor, 1.0))?;
+        }
+        if let Some(latent) = &self.latent {
+            y = latent.up.forward(y, ops)?;
+        }
+        if let (Some(dense), Some(beside)) = (&self.beside, always.beside) {
+            y = ops.add(dense.after_experts.forward(y, ops)?, beside, 1.0)?;
+        }
+        for more in always.shared.into_iter().chain(input.onto) {
+            y = ops.add(more, y, mem::replace(&mut factor, 1.0))?;
+        }
+        if factor != 1.0 {
+            y = ops.scale(y, factor)?;
+        }
+        Ok(MoeOutput { rows: y, is_added: input.onto.is_some() })
+    }
+
+    /// Whether nothing comes between the sums of routed experts and what they are added to.
+    fn adds_at_once(&self) -> bool {
+        self.latent.is_none() && self.beside.is_none() && self.factor == 1.0
+    }
+
+    /// The rows of a call on a device, with those that its sums are added to at once.
+    fn on_device(&self, input: &MoeInput, shared: Option<DeviceRows>) -> CallOnDevice {
+        let [shared, residual] = [shared, input.onto].map(|rows| rows.filter(|_| self.adds_at_once()));
+        CallOnDevice { x: input.of_experts, shared, residual }
+    }
+
+    /// The call of the experts by router logits on a device.
+    fn device_call<'a>(
+        &'a self,
+        input: &MoeInput,
+        known: Option<KnownExperts<'a>>,
+        on_device: CallOnDevice,
+    ) -> DeviceMoeCall<'a> {
+        let (layer, gate, act, none) = (self.layer, &self.gate, self.act, self.router.bias_of_none());
+        DeviceMoeCall { layer, gate, act, logits: input.router.logits, none, known, on_device }
     }
 
     /// What [`forward`](Self::forward) allocates per token, the norm before it included; the buffers of the
@@ -259,12 +366,7 @@ fn within_capacity(capacity: usize, call: &MoeCall) -> Vec<usize> {
 }
 
 /// Computes the experts of some tokens of a call, which are in order. The others have no expert, and what they get is zero.
-pub(super) fn forward_some(
-    kept: &[usize],
-    call: &MoeCall,
-    experts: &mut dyn ExpertPath,
-    out: &mut [f32],
-) -> Result<Routed> {
+fn forward_some(kept: &[usize], call: &MoeCall, experts: &mut dyn ExpertPath, out: &mut [f32]) -> Result<Routed> {
     let MoeCall { gate, logits, x, tokens, origins, .. } = *call;
     let k = gate.top_k;
     let mut all = Routed::new(vec![ExpertId::NONE; tokens * k], vec![0.0; tokens * k]);
@@ -292,18 +394,18 @@ pub(super) fn forward_some(
 }
 
 impl DenseBeside {
-    /// The normalised output of the MLP for the residual stream `residual [tokens, hidden]`.
-    fn forward(&self, residual: &Tensor) -> Result<Tensor> {
-        self.after.forward(&self.mlp.forward(&self.norm.forward(residual)?)?)
+    /// The normalised output of the MLP for the residual stream `[tokens, hidden]`.
+    fn forward(&self, stream: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+        self.after.forward(self.mlp.forward(self.norm.forward(stream, ops)?, ops)?, ops)
     }
 }
 
 impl SharedExpert {
     /// `x [tokens, hidden]` → same shape
-    pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let y = self.mlp.forward(x)?;
+    fn forward(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+        let y = self.mlp.forward(x, ops)?;
         match &self.gate {
-            Some(gate) => gated(y, &GateFunction::Sigmoid.apply(&gate.forward(x)?)?, 1),
+            Some(gate) => ops.gate(y, gate.forward(x, ops)?, GateFunction::Sigmoid, 1),
             None => Ok(y),
         }
     }

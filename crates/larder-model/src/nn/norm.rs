@@ -1,10 +1,7 @@
 //! RMS norm and layer norm.
 
-use candle_core::{D, Device, Tensor};
-
 use crate::device::{DeviceCopy, DeviceOps, DeviceRows};
 use crate::error::Result;
-use crate::matrix::with_f32;
 use crate::weights::WeightLoader;
 
 /// A normalisation over the last dimension.
@@ -21,7 +18,7 @@ pub enum Norm {
     /// Root mean square of each group of values, times a weight.
     RmsOfGroups {
         /// `[groups · width]`
-        weight: Vec<f32>,
+        weight: NormWeight,
         /// Values of a group.
         width: usize,
         /// Added under the root.
@@ -54,7 +51,7 @@ impl Norm {
     /// The same norm over each group of `width` values, if it is an RMS norm.
     pub fn of_groups(self, width: usize) -> Self {
         match self {
-            Norm::Rms { weight, eps } => Norm::RmsOfGroups { weight: weight.values, width, eps },
+            Norm::Rms { weight, eps } => Norm::RmsOfGroups { weight, width, eps },
             other => other,
         }
     }
@@ -66,84 +63,39 @@ impl Norm {
         Ok(Norm::Layer { weight: weight.into(), bias: bias.into(), eps })
     }
 
-    /// Weight and what is added under the root, of an RMS norm.
-    pub(super) fn as_rms(&self) -> Option<(&NormWeight, f64)> {
+    /// Weight and what is added under the root, of an RMS norm, as those of queries and keys are.
+    pub(super) fn rms_parts(&self) -> (&NormWeight, f64) {
         match self {
-            Norm::Rms { weight, eps } => Some((weight, *eps)),
-            _ => None,
+            Norm::Rms { weight, eps } => (weight, *eps),
+            _ => unreachable!("norms of queries and keys are RMS norms"),
         }
     }
 
-    /// The norm as a device computes it; `None` if it is computed on the CPU only.
-    pub(crate) fn for_devices(&self) -> Option<DeviceNorm<'_>> {
+    /// `x [n, width]` → same shape
+    pub fn forward(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
         match self {
-            Norm::None => Some(DeviceNorm::None),
-            Norm::Rms { weight, eps } => Some(DeviceNorm::Rms(weight, *eps)),
-            Norm::Layer { weight, bias, eps } => Some(DeviceNorm::Layer([weight, bias], *eps)),
-            Norm::RmsOfGroups { .. } => None,
-        }
-    }
-
-    /// Weights and epsilon of an RMS norm of groups.
-    pub(crate) fn as_rms_of_groups(&self) -> Option<(&[f32], f64)> {
-        match self {
-            Norm::RmsOfGroups { weight, eps, .. } => Some((weight, *eps)),
-            _ => None,
-        }
-    }
-
-    /// `x [.., width]` → same shape
-    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        match self {
-            Norm::None => Ok(x.clone()),
-            Norm::Rms { weight, eps } => each_row(x, |row| rms_row(row, &weight.values, *eps)),
-            Norm::RmsOfGroups { weight, width, eps } => each_row(x, |row| {
-                row.chunks_exact_mut(*width).for_each(|group| scale(group, *eps));
-                row.iter_mut().zip(weight).for_each(|(x, w)| *x *= w);
-            }),
-            Norm::Layer { weight, bias, eps } => {
-                each_row(x, |row| layer_norm_row(row, &weight.values, &bias.values, *eps))
-            }
-        }
-    }
-}
-
-/// A norm on a device.
-pub(crate) enum DeviceNorm<'a> {
-    /// None: values stay as they are.
-    None,
-    /// Its weight, and what is added under the root.
-    Rms(&'a NormWeight, f64),
-    /// Its weight and its bias, and what is added under the root.
-    Layer([&'a NormWeight; 2], f64),
-}
-
-impl DeviceNorm<'_> {
-    /// As [`Norm::forward`], begun on the device.
-    pub fn begin(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
-        match self {
-            DeviceNorm::None => Ok(x),
-            DeviceNorm::Rms(weight, eps) => ops.rms_norm(x, weight.on_device(ops)?, *eps),
-            DeviceNorm::Layer([weight, bias], eps) => {
-                ops.layer_norm(x, [weight.on_device(ops)?, bias.on_device(ops)?], *eps)
-            }
+            Norm::None => Ok(x),
+            Norm::Rms { weight, eps } => ops.rms_norm(x, weight.of(ops)?, *eps),
+            Norm::RmsOfGroups { weight, width, eps } => ops.rms_groups(x, x.width / width, Some(weight.of(ops)?), *eps),
+            Norm::Layer { weight, bias, eps } => ops.layer_norm(x, [weight.of(ops)?, bias.of(ops)?], *eps),
         }
     }
 
     /// `x + factor · y`, and the norm of that.
-    pub fn begin_sum(&self, x: DeviceRows, y: DeviceRows, factor: f32, ops: &dyn DeviceOps) -> Result<[DeviceRows; 2]> {
+    pub fn add_forward(
+        &self,
+        x: DeviceRows,
+        y: DeviceRows,
+        factor: f32,
+        ops: &dyn DeviceOps,
+    ) -> Result<[DeviceRows; 2]> {
         match self {
-            DeviceNorm::Rms(weight, eps) => ops.add_norm(x, y, factor, weight.on_device(ops)?, *eps),
-            DeviceNorm::None | DeviceNorm::Layer(..) => {
+            Norm::Rms { weight, eps } => ops.add_norm(x, y, factor, weight.of(ops)?, *eps),
+            _ => {
                 let sum = ops.add(x, y, factor)?;
-                Ok([sum, self.begin(sum, ops)?])
+                Ok([sum, self.forward(sum, ops)?])
             }
         }
-    }
-
-    /// Whether it leaves values as they are.
-    pub fn is_none(&self) -> bool {
-        matches!(self, DeviceNorm::None)
     }
 }
 
@@ -154,13 +106,8 @@ pub struct NormWeight {
 }
 
 impl NormWeight {
-    /// The values.
-    pub(super) fn values(&self) -> &[f32] {
-        &self.values
-    }
-
-    /// The id of the copy on the device.
-    pub(super) fn on_device(&self, ops: &dyn DeviceOps) -> Result<usize> {
+    /// The id of the values, which these operations keep.
+    pub(super) fn of(&self, ops: &dyn DeviceOps) -> Result<usize> {
         self.copy.of(&self.values, ops)
     }
 }
@@ -169,17 +116,6 @@ impl From<Vec<f32>> for NormWeight {
     fn from(values: Vec<f32>) -> Self {
         NormWeight { values, copy: DeviceCopy::default() }
     }
-}
-
-/// `x / sqrt(mean(x²) + eps)` over the last dimension.
-pub fn rms(x: &Tensor, eps: f64) -> Result<Tensor> {
-    each_row(x, |row| scale(row, eps))
-}
-
-fn each_row(x: &Tensor, change: impl Fn(&mut [f32])) -> Result<Tensor> {
-    let mut values = with_f32(x, <[f32]>::to_vec)?;
-    values.chunks_exact_mut(x.dim(D::Minus1)?).for_each(change);
-    Ok(Tensor::from_vec(values, x.shape(), &Device::Cpu)?)
 }
 
 /// `row / sqrt(mean(row²) + eps) · weight`
@@ -197,14 +133,14 @@ pub(crate) fn layer_norm_row(row: &mut [f32], weight: &[f32], bias: &[f32], eps:
 }
 
 /// `row / sqrt(mean(row²) + eps)`
-pub(super) fn scale(row: &mut [f32], eps: f64) {
+pub(crate) fn scale(row: &mut [f32], eps: f64) {
     let mean = sum(row.iter().map(|x| x * x)) as f64 / row.len() as f64;
     let scale = (1.0 / (mean + eps).sqrt()) as f32;
     row.iter_mut().for_each(|x| *x *= scale);
 }
 
 /// Sums in eight interleaved lanes, which is faster and more exact than a single running sum.
-pub(super) fn sum(values: impl ExactSizeIterator<Item = f32>) -> f32 {
+pub(crate) fn sum(values: impl ExactSizeIterator<Item = f32>) -> f32 {
     let mut lanes = [0.0f32; 8];
     values.enumerate().for_each(|(i, v)| lanes[i % 8] += v);
     lanes.iter().sum()
@@ -213,19 +149,26 @@ pub(super) fn sum(values: impl ExactSizeIterator<Item = f32>) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::compute::ComputeContext;
+
+    fn forward(norm: &Norm, x: &[f32], width: usize) -> Vec<f32> {
+        let compute = ComputeContext::single_threaded();
+        let ops = compute.ops();
+        let normed = norm.forward(ops.send(x, width).unwrap(), ops).unwrap();
+        ops.download(&[normed]).unwrap()[0].to_vec()
+    }
 
     #[test]
     fn rows_follow_the_definition() {
         let x: Vec<f32> = (0..39).map(|i| (i as f32 * 0.7).sin() * 3.0 + 0.5).collect();
         let weight: Vec<f32> = (0..13).map(|i| 1.0 + i as f32 * 0.1).collect();
         let bias: Vec<f32> = (0..13).map(|i| i as f32 * 0.01).collect();
-        let t = Tensor::from_slice(&x, (3, 13), &Device::Cpu).unwrap();
         for layer in [false, true] {
             let norm = match layer {
                 true => Norm::Layer { weight: weight.clone().into(), bias: bias.clone().into(), eps: 1e-5 },
                 false => Norm::Rms { weight: weight.clone().into(), eps: 1e-5 },
             };
-            let got: Vec<f32> = norm.forward(&t).unwrap().flatten_all().unwrap().to_vec1().unwrap();
+            let got = forward(&norm, &x, 13);
             for (r, row) in x.chunks(13).enumerate() {
                 let mean = if layer { row.iter().map(|v| *v as f64).sum::<f64>() / 13.0 } else { 0.0 };
                 let square = row.iter().map(|v| (*v as f64 - mean).powi(2)).sum::<f64>() / 13.0;
@@ -242,13 +185,9 @@ mod tests {
     fn groups_are_rows_with_weights_of_their_own() {
         let x: Vec<f32> = (0..24).map(|i| (i as f32 * 0.9).cos() * 2.0).collect();
         let weight: Vec<f32> = (0..12).map(|i| 0.5 + i as f32 * 0.1).collect();
-        let values = |norm: Norm, x: &[f32], width: usize| -> Vec<f32> {
-            let x = Tensor::from_slice(x, (x.len() / width, width), &Device::Cpu).unwrap();
-            norm.forward(&x).unwrap().flatten_all().unwrap().to_vec1().unwrap()
-        };
         let of = |weight: &[f32]| Norm::Rms { weight: weight.to_vec().into(), eps: 1e-6 };
         let groups = x.chunks(4).zip(weight.chunks(4).cycle());
-        let want: Vec<f32> = groups.flat_map(|(x, weight)| values(of(weight), x, 4)).collect();
-        assert_eq!(values(of(&weight).of_groups(4), &x, 12), want);
+        let want: Vec<f32> = groups.flat_map(|(x, weight)| forward(&of(weight), x, 4)).collect();
+        assert_eq!(forward(&of(&weight).of_groups(4), &x, 12), want);
     }
 }

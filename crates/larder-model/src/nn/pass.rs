@@ -1,11 +1,11 @@
 //! Positions, rotations and attention masks of one step over a ragged batch: some tokens of each of several sequences.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
-use super::chained_choice::ListLengths;
-use super::{RopeTable, Selection};
-use crate::hidden::Hidden;
+use super::RopeTable;
+use super::index_choice::ListLengths;
+use crate::device::DeviceRows;
 use crate::step::TokenOrigin;
 
 /// The earlier positions that a query attends to.
@@ -45,16 +45,16 @@ pub struct ForwardPass {
     /// The positions that the last layer with an indexer chose.
     pub handed_on: HandedOn<HandedChoice>,
     /// The state of the last layer's router, `[step tokens, width]`, where routers have one.
-    pub router_state: HandedOn<Hidden>,
+    pub router_state: HandedOn<DeviceRows>,
 }
 
 /// The positions that an indexer chose for the tokens of a step.
 #[derive(Clone)]
-pub enum HandedChoice {
-    /// By the CPU.
-    Host(Arc<Selection>),
-    /// By the device, which keeps the lists: their lengths.
-    Device(ListLengths),
+pub struct HandedChoice {
+    /// Whether the CPU keeps the lists, and not a device.
+    pub is_host: bool,
+    /// Their lengths.
+    pub lengths: ListLengths,
 }
 
 /// A value that a layer hands on to the next ones of a step.
@@ -98,19 +98,6 @@ impl ForwardPass {
     /// The range of positions that each token attends to, its own included, for the tokens of all spans.
     pub fn visible_ranges(&self, mask: AttentionMask) -> Vec<Range<usize>> {
         self.positions().map(|at| mask.first_visible(at)..at + 1).collect()
-    }
-
-    /// Each span with its part of `values [step tokens, width]`.
-    pub fn split<'a>(
-        &'a self,
-        values: &'a mut [f32],
-        width: usize,
-    ) -> impl Iterator<Item = (&'a SpanPositions, &'a mut [f32])> {
-        self.spans.iter().scan(values, move |rest, span| {
-            let (own, others) = std::mem::take(rest).split_at_mut(span.tokens * width);
-            *rest = others;
-            Some((span, own))
-        })
     }
 
     /// The position of each token in its sequence.

@@ -1,22 +1,19 @@
 //! Attention of T5: scores that are not scaled, with a bias by the distance from query to key, over the own sequence or over
 //! the output of an encoder.
 
-use std::mem;
-use std::ops::Range;
 use std::sync::Arc;
 
-use candle_core::{Device, Tensor};
 use larder_core::{KV_PAGE_TOKENS, Rng};
-use larder_kernels::{AttentionArgs, AttentionTask, DistanceBias};
+use larder_kernels::{AttentionArgs, DistanceBias};
 
 use super::{
-    AttentionMask, ChainedMixer, ForwardPass, KvPool, KvRows, LayerKv, LayerShape, Mixer, RowShape, SpanPositions,
-    TokenScratch, made_up,
+    AttentionMask, ForwardPass, KvPool, KvRows, LayerKv, LayerShape, Mixer, RowShape, SpanPositions, TokenScratch,
+    made_up,
 };
-use crate::device::{DeviceCopy, DeviceOps};
+use crate::device::{DeviceCopy, DeviceHeads, DeviceKvView, DeviceOps, DeviceRows, Place};
 use crate::error::Result;
-use crate::hidden::Place;
-use crate::matrix::{Linear, with_f32};
+use crate::matrix::Linear;
+use crate::ops::Near;
 use crate::step::LayerStates;
 
 /// A bias of scores by the distance from query to key, which the layers of an encoder or of a decoder share.
@@ -69,13 +66,13 @@ impl PositionBias {
         PositionBias { values: (0..heads).flat_map(of_head).collect(), reach, copy: DeviceCopy::default() }
     }
 
-    /// The id of the values on a device, as a value that is [kept](DeviceOps::keep).
-    pub(super) fn on_device(&self, ops: &dyn DeviceOps) -> Result<usize> {
+    /// The id of the values, which these operations keep.
+    fn of(&self, ops: &dyn DeviceOps) -> Result<usize> {
         self.copy.of(&self.values, ops)
     }
 
     /// The bias of queries of which the first is at a position.
-    pub(super) fn at(&self, first_query: usize) -> DistanceBias<'_> {
+    fn at(&self, first_query: usize) -> DistanceBias<'_> {
         DistanceBias { values: &self.values, reach: self.reach, first_query }
     }
 }
@@ -98,115 +95,114 @@ pub struct RelativeAttention {
     pub bias: Option<Arc<PositionBias>>,
 }
 
-/// The queries of one sequence, and what they attend to.
-struct Part<'a> {
-    queries: SpanPositions,
-    keys: &'a KvRows,
-    values: &'a KvRows,
-    seen: &'a [Range<usize>],
-}
-
 impl RelativeAttention {
     /// `x [tokens, hidden]`, a whole sequence, in which every token attends to all → same shape
-    pub fn over_all(&self, x: &Tensor, pool: &Arc<KvPool>) -> Result<Tensor> {
-        let tokens = x.dim(0)?;
-        let [q, k, v] = Linear::forward_all([&self.q, &self.k, &self.v], x)?;
+    pub fn over_all(&self, x: DeviceRows, pool: &Arc<KvPool>, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+        // A device has no bias of scores that are not those of new tokens.
+        let (tokens, near) = (x.rows, Near::new(self.o.compute(), Place::Host, ops));
+        let [q, k, v] = near.take(Linear::forward_all([&self.q, &self.k, &self.v], x, ops)?)?;
         let (mut keys, mut values) = (KvRows::new(pool, Place::Host), KvRows::new(pool, Place::Host));
-        self.append(&k, 0..tokens, &mut keys)?;
-        self.append(&v, 0..tokens, &mut values)?;
-        let queries = SpanPositions { start: 0, tokens, first_row: 0 };
+        self.write([k, v], [&mut keys, &mut values], near.ops)?;
         let seen = vec![0..tokens; tokens];
-        self.o.forward(&self.attend(&q, &[Part { queries, keys: &keys, values: &values, seen: &seen }])?)
+        let task = self.task((&keys, &values), &seen, 0);
+        let bias = self.bias.as_ref().map(|bias| bias.of(near.ops)).transpose()?;
+        self.o.forward(near.give(near.ops.attend_all(q, &[&task], bias)?)?, ops)
     }
 
     /// Stores keys and values of the output of an encoder, `encoded [tokens, hidden]`.
-    pub fn remember(&self, encoded: &Tensor, state: &mut LayerKv) -> Result<()> {
-        let [k, v] = Linear::forward_all([&self.k, &self.v], encoded)?;
-        let tokens = encoded.dim(0)?;
-        self.append(&k, 0..tokens, &mut state.encoder_keys)?;
-        self.append(&v, 0..tokens, &mut state.encoder_values)
+    pub fn remember(&self, encoded: DeviceRows, state: &mut LayerKv, ops: &dyn DeviceOps) -> Result<()> {
+        let near = Near::new(self.o.compute(), state.keys.place(), ops);
+        let products = near.take(Linear::forward_all([&self.k, &self.v], encoded, ops)?)?;
+        let rows = [&mut state.encoder_keys, &mut state.encoder_values];
+        self.write(products, rows, near.ops)
     }
 
     /// `x [tokens, hidden]`, of which every token attends to all that its state [remembers](Self::remember) → same shape
-    pub fn over_encoded(&self, x: &Tensor, states: &LayerStates, pass: &ForwardPass) -> Result<Tensor> {
-        self.o.forward(&self.attend_encoded(&self.q.forward(x)?, states, pass)?)
-    }
-
-    /// As [`over_encoded`](Self::over_encoded) between its products: `q [tokens, heads · head_dim]` → same shape
-    pub(super) fn attend_encoded(&self, q: &Tensor, states: &LayerStates, pass: &ForwardPass) -> Result<Tensor> {
-        let of = |i: usize| (&states.of(i).encoder_keys, &states.of(i).encoder_values);
-        let seen: Vec<Vec<Range<usize>>> =
-            pass.spans.iter().enumerate().map(|(i, span)| vec![0..of(i).0.len(); span.tokens]).collect();
-        let parts = pass.spans.iter().enumerate().map(|(i, span)| {
-            let (keys, values) = of(i);
-            Part { queries: *span, keys, values, seen: &seen[i] }
-        });
-        self.attend(q, &parts.collect::<Vec<_>>())
-    }
-
-    /// Attention over the own sequence, to which the tokens of a step are appended, between its products: `q`, `k` and `v`
-    /// `[tokens, heads · head_dim]` → same shape
-    pub(super) fn attend_own(
+    pub fn over_encoded(
         &self,
-        [q, k, v]: [Tensor; 3],
-        states: &mut LayerStates,
+        x: DeviceRows,
+        states: &LayerStates,
         pass: &ForwardPass,
-    ) -> Result<Tensor> {
-        for (i, span) in pass.spans.iter().enumerate() {
-            let (state, rows) = (states.of_mut(i), span.first_row..span.first_row + span.tokens);
-            self.append(&k, rows.clone(), &mut state.keys)?;
-            self.append(&v, rows, &mut state.values)?;
+        ops: &dyn DeviceOps,
+    ) -> Result<DeviceRows> {
+        let near = Near::new(self.o.compute(), states.place(), ops);
+        let [queries] = near.take([self.q.forward(x, ops)?])?;
+        let of = |i: usize| (&states.of(i).encoder_keys, &states.of(i).encoder_values);
+        let spans = || pass.spans.iter().enumerate();
+        let seen: Vec<_> = spans().map(|(i, span)| vec![0..of(i).0.len(); span.tokens]).collect();
+        let tasks: Vec<_> = spans().map(|(i, span)| self.task(of(i), &seen[i], span.start)).collect();
+        let mixed = near.ops.attend_all(queries, &tasks.iter().collect::<Vec<_>>(), None)?;
+        self.o.forward(near.give(mixed)?, ops)
+    }
+
+    /// Appends keys and values of consecutive tokens.
+    fn write(&self, [keys, values]: [DeviceRows; 2], rows: [&mut KvRows; 2], ops: &dyn DeviceOps) -> Result<()> {
+        let [of_keys, of_values] = rows;
+        let start = of_keys.len();
+        of_keys.extend(keys.rows, self.heads, self.head_dim)?;
+        of_values.extend(keys.rows, self.heads, self.head_dim)?;
+        let seen: Vec<_> = (start..start + keys.rows).map(|at| at..at + 1).collect();
+        let task = self.task((of_keys, of_values), &seen, 0);
+        // Keys stand in for queries.
+        ops.begin_heads(&self.heads_of([keys, keys, values], None), &[&task]).map(drop)
+    }
+
+    /// New heads, with the bias of their scores.
+    fn heads_of(&self, [queries, keys, values]: [DeviceRows; 3], bias: Option<usize>) -> DeviceHeads<'static> {
+        DeviceHeads {
+            queries,
+            rest: None,
+            keys,
+            values: Some(values),
+            norm: None,
+            clip: None,
+            value_norm: None,
+            value_factor: 1.0,
+            rotation: None,
+            scales: &[],
+            bias,
         }
-        let seen = pass.visible_ranges(AttentionMask::Causal);
-        let parts = pass.spans.iter().enumerate().map(|(i, span)| {
-            let state = states.of(i);
-            Part { queries: *span, keys: &state.keys, values: &state.values, seen: span.rows(&seen, 1) }
-        });
-        self.attend(&q, &parts.collect::<Vec<_>>())
     }
 
-    /// Appends the rows `at` of `x [tokens, heads · head_dim]`.
-    fn append(&self, x: &Tensor, at: Range<usize>, rows: &mut KvRows) -> Result<()> {
-        let width = self.heads * self.head_dim;
-        with_f32(x, |x| rows.append(&x[at.start * width..at.end * width], self.heads, self.head_dim))?
-    }
-
-    /// `q [tokens, heads · head_dim]` → same shape; the parts are in the order of their queries.
-    fn attend<'p>(&self, q: &Tensor, parts: &'p [Part<'p>]) -> Result<Tensor> {
-        let (tokens, width) = (q.dim(0)?, self.heads * self.head_dim);
-        let mut mixed = vec![0.0; tokens * width];
-        with_f32(q, |q| {
-            let mut rest = &mut mixed[..];
-            let task = |part: &'p Part<'p>| {
-                let (out, others) = mem::take(&mut rest).split_at_mut(part.queries.tokens * width);
-                rest = others;
-                let args = AttentionArgs {
-                    queries: part.queries.rows(q, width),
-                    heads: self.heads,
-                    keys: part.keys.view(self.head_dim),
-                    values: part.values.view(self.head_dim),
-                    kv_heads: self.heads,
-                    seen: part.seen,
-                    scale: 1.0,
-                    sinks: None,
-                    bias: self.bias.as_ref().map(|bias| bias.at(part.queries.start)),
-                };
-                AttentionTask { args, out }
-            };
-            self.o.compute().attend(&mut parts.iter().map(task).collect::<Vec<_>>())
-        })??;
-        Ok(Tensor::from_vec(mixed, (tokens, width), &Device::Cpu)?)
+    /// The attention of consecutive queries, of which the first is at a position, to the rows that each sees.
+    fn task<'a>(
+        &'a self,
+        (keys, values): (&KvRows, &KvRows),
+        seen: &'a [std::ops::Range<usize>],
+        first_query: usize,
+    ) -> AttentionArgs<'a, DeviceKvView> {
+        let [keys, values] = [keys, values].map(|rows| rows.view(self.head_dim));
+        let (heads, kv_heads) = (self.heads, self.heads);
+        let bias = self.bias.as_ref().map(|bias| bias.at(first_query));
+        AttentionArgs { queries: &[], heads, keys, values, kv_heads, seen, scale: 1.0, sinks: None, bias }
     }
 }
 
 impl Mixer for RelativeAttention {
-    fn forward(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Tensor> {
-        let products = Linear::forward_all([&self.q, &self.k, &self.v], x)?;
-        self.o.forward(&self.attend_own(products, states, pass)?)
-    }
-
-    fn chained(&self) -> Option<&dyn ChainedMixer> {
-        self.is_on_device().then_some(self)
+    fn forward(
+        &self,
+        x: DeviceRows,
+        states: &mut LayerStates,
+        pass: &ForwardPass,
+        ops: &dyn DeviceOps,
+    ) -> Result<DeviceRows> {
+        let products = Linear::forward_all([&self.q, &self.k, &self.v], x, ops)?;
+        let near = Near::new(self.o.compute(), states.place(), ops);
+        let products = near.take(products)?;
+        for (i, span) in pass.spans.iter().enumerate() {
+            let state = states.of_mut(i);
+            state.keys.extend(span.tokens, self.heads, self.head_dim)?;
+            state.values.extend(span.tokens, self.heads, self.head_dim)?;
+        }
+        let heads = self.heads_of(products, self.bias.as_ref().map(|bias| bias.of(near.ops)).transpose()?);
+        let seen = pass.visible_ranges(AttentionMask::Causal);
+        let task = |(i, span): (usize, &SpanPositions)| {
+            let state = states.of(i);
+            self.task((&state.keys, &state.values), span.rows(&seen, 1), span.start)
+        };
+        let tasks: Vec<_> = pass.spans.iter().enumerate().map(task).collect();
+        let mixed = near.ops.attend_new(&heads, &tasks.iter().collect::<Vec<_>>())?;
+        self.o.forward(near.give(mixed)?, ops)
     }
 
     fn heads(&self) -> usize {

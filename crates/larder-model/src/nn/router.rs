@@ -1,13 +1,9 @@
 //! Routers: how an MoE layer finds the logits by which its gate chooses experts.
 
-use candle_core::{Device, Tensor};
-use larder_kernels::tanh;
-
-use super::{HandedOn, MlpRouter};
+use super::MlpRouter;
 use crate::device::{DeviceOps, DeviceRows};
 use crate::error::Result;
-use crate::hidden::Hidden;
-use crate::matrix::{Linear, with_f32};
+use crate::matrix::Linear;
 
 /// The router of an MoE layer.
 pub enum MoeRouter {
@@ -27,15 +23,7 @@ impl From<Linear> for MoeRouter {
     }
 }
 
-/// What a router finds for the tokens of a step.
-pub(super) struct RouterOutput {
-    /// `[tokens, experts]`: what the gate reads.
-    pub logits: Tensor,
-    /// The tokens that use no expert, if the router decides on that.
-    pub skipping: Option<Skipping>,
-}
-
-/// What a router yields on a device.
+/// What a router yields.
 #[derive(Clone, Copy)]
 pub(crate) struct RouterRows {
     /// `[tokens, experts]`, or with a class for no expert, which is the last.
@@ -51,10 +39,16 @@ impl RouterRows {
     }
 }
 
+/// What a gate reads of the logits of a router with a class for no expert.
+pub(super) struct Decision {
+    /// `[tokens, experts]`
+    pub logits: Vec<f32>,
+    /// Which tokens use an expert.
+    pub skipping: Skipping,
+}
+
 /// A router's decision on which tokens use an expert.
 pub(super) struct Skipping {
-    /// `[tokens, classes]`: the logits of all experts, then that of no expert.
-    pub classes: Vec<f32>,
     /// Whether each token uses no expert.
     pub skips: Vec<bool>,
 }
@@ -66,54 +60,21 @@ impl Skipping {
     }
 }
 
-impl RouterOutput {
-    /// Logits, of tokens that all use experts.
-    pub fn of(logits: Tensor) -> Self {
-        RouterOutput { logits, skipping: None }
-    }
-}
-
 impl MoeRouter {
     /// Whether a token may use no expert.
     pub(crate) fn may_skip(&self) -> bool {
         matches!(self, MoeRouter::Mlp(_))
     }
 
-    /// The logits `[tokens, experts]` of `x [tokens, hidden]`, if they follow from it alone.
-    pub(super) fn logits(&self, x: &Tensor) -> Result<Option<Tensor>> {
-        match self {
-            MoeRouter::Mlp(_) => Ok(None),
-            _ => Ok(Some(self.forward(x, &HandedOn::default())?.logits)),
-        }
-    }
-
-    /// Whether [`begin`](Self::begin) computes them.
-    pub(crate) fn is_for_devices(&self) -> bool {
-        match self {
-            MoeRouter::Product(product) | MoeRouter::Capped(product, _) => product.is_on_device(),
-            MoeRouter::TwoProducts(first, second) => first.is_on_device() && second.is_on_device(),
-            MoeRouter::Mlp(mlp) => mlp.is_on_device(),
-        }
-    }
-
-    /// What it finds for `x`, begun on a device; `None` if the CPU computes it. `before` is the state of the router of the layer before.
-    pub(crate) fn begin(
-        &self,
-        x: DeviceRows,
-        before: Option<Hidden>,
-        ops: &dyn DeviceOps,
-    ) -> Result<Option<RouterRows>> {
-        let bent = |rows: Option<DeviceRows>, cap| rows.map(|rows| ops.bend(rows, cap)).transpose();
+    /// What it finds for `x [tokens, hidden]`; `before` is the state of the router of the layer before.
+    pub(crate) fn forward(&self, x: DeviceRows, before: Option<DeviceRows>, ops: &dyn DeviceOps) -> Result<RouterRows> {
         let logits = match self {
-            MoeRouter::Product(product) => product.begin(x, ops)?,
-            MoeRouter::Capped(product, cap) => bent(product.begin(x, ops)?, *cap as f32)?,
-            MoeRouter::TwoProducts(first, second) => match bent(first.begin(x, ops)?, 1.0)? {
-                Some(between) => second.begin(between, ops)?,
-                None => None,
-            },
-            MoeRouter::Mlp(mlp) => return mlp.begin(x, before, ops),
+            MoeRouter::Product(product) => product.forward(x, ops)?,
+            MoeRouter::Capped(product, cap) => ops.bend(product.forward(x, ops)?, *cap as f32)?,
+            MoeRouter::TwoProducts(first, second) => second.forward(ops.bend(first.forward(x, ops)?, 1.0)?, ops)?,
+            MoeRouter::Mlp(mlp) => return mlp.forward(x, before, ops),
         };
-        Ok(logits.map(RouterRows::of))
+        Ok(RouterRows::of(logits))
     }
 
     /// Added to the score of the class for no expert, if there is one.
@@ -124,23 +85,11 @@ impl MoeRouter {
         }
     }
 
-    /// What it finds, from the logits of a device.
-    pub(super) fn output_of(&self, logits: Tensor) -> Result<RouterOutput> {
+    /// The choice among all classes, if there is one for no expert.
+    pub(super) fn decide(&self, classes: &[f32]) -> Option<Decision> {
         match self {
-            MoeRouter::Mlp(mlp) => mlp.decide(with_f32(&logits, <[f32]>::to_vec)?),
-            _ => Ok(RouterOutput::of(logits)),
-        }
-    }
-
-    /// What it finds for `x [tokens, hidden]`; `state` is that of the router of the layer before, and becomes its own.
-    pub(super) fn forward(&self, x: &Tensor, state: &HandedOn<Hidden>) -> Result<RouterOutput> {
-        match self {
-            MoeRouter::Mlp(mlp) => mlp.forward(x, state),
-            MoeRouter::Product(product) => Ok(RouterOutput::of(product.forward(x)?)),
-            MoeRouter::Capped(product, cap) => Ok(RouterOutput::of(bent(&product.forward(x)?, *cap)?)),
-            MoeRouter::TwoProducts(first, second) => {
-                Ok(RouterOutput::of(second.forward(&bent(&first.forward(x)?, 1.0)?)?))
-            }
+            MoeRouter::Mlp(mlp) => Some(mlp.decide(classes)),
+            _ => None,
         }
     }
 
@@ -160,11 +109,4 @@ impl MoeRouter {
             _ => 0,
         }
     }
-}
-
-/// `cap · tanh(x / cap)` of each value, with operations that round the same everywhere.
-fn bent(x: &Tensor, cap: f64) -> Result<Tensor> {
-    let mut values = with_f32(x, <[f32]>::to_vec)?;
-    values.iter_mut().for_each(|v| *v = tanh(*v / cap as f32) * cap as f32);
-    Ok(Tensor::from_vec(values, x.dims(), &Device::Cpu)?)
 }

@@ -1,11 +1,10 @@
-//! Attention of the tokens of a step to all rows that they see, or to a selection of them.
+//! Attention of the tokens of a step to the rows that a layer keeps.
 
 use std::ops::Range;
 
-use larder_kernels::{AttentionArgs, AttentionTask};
+use larder_kernels::AttentionArgs;
 
-use super::{AttentionMask, ChosenAttention, ChosenQuery, ChosenRows, ForwardPass, KvRows, KvView, LayerKv, Selection};
-use crate::compute::ComputeContext;
+use super::{AttentionMask, ForwardPass, KvRows, LayerKv};
 use crate::device::{DeviceHeads, DeviceKvView, DeviceOps, DeviceRows};
 use crate::error::Result;
 use crate::step::LayerStates;
@@ -13,115 +12,64 @@ use crate::step::LayerStates;
 /// Keys and values of a layer; without values they are the first numbers of the keys.
 pub type KeysAndValues = for<'a> fn(&'a LayerKv) -> (&'a KvRows, Option<&'a KvRows>);
 
-impl ChosenAttention<'_> {
-    /// The attention of the tokens of a step as [`attend_step`](Self::attend_step) computes it without selections, begun on the device
-    /// that has the KV cache.
-    pub fn begin_step(
-        &self,
-        ops: &dyn DeviceOps,
-        queries: &[f32],
-        (states, rows): (&LayerStates, KeysAndValues),
-        (pass, mask): (&ForwardPass, AttentionMask),
-    ) -> Result<DeviceRows> {
-        let seen = pass.visible_ranges(mask);
-        let width = self.heads * self.key_width;
-        let tasks: Vec<_> = (pass.spans.iter().enumerate())
-            .map(|(i, span)| self.args(span.rows(queries, width), rows(states.of(i)), span.rows(&seen, 1)))
-            .map(|args| args.with_kv(args.keys.on_device(), args.values.on_device()))
-            .collect();
-        ops.attend(&tasks.iter().collect::<Vec<_>>())
-    }
+/// What the queries of a layer have in common.
+#[derive(Clone, Copy)]
+pub struct RowAttention<'a> {
+    /// Query heads.
+    pub heads: usize,
+    /// Heads of keys and values.
+    pub kv_heads: usize,
+    /// Width of a head's queries and keys.
+    pub key_width: usize,
+    /// Width of a head's values.
+    pub value_width: usize,
+    /// Factor on the scores.
+    pub scale: f32,
+    /// `[heads]`: attention sinks.
+    pub sinks: Option<&'a [f32]>,
+}
 
-    /// As [`begin_step`](Self::begin_step), with what the device has computed of the tokens of the step.
-    pub fn begin_new(
+impl RowAttention<'_> {
+    /// The attention of the tokens of a step, whose keys and values are appended: to the rows that `mask` lets each see, or to those of the
+    /// last choice, whose lists have these lengths.
+    pub fn forward(
         &self,
-        ops: &dyn DeviceOps,
         heads: &DeviceHeads,
         (states, rows): (&LayerStates, KeysAndValues),
         (pass, mask): (&ForwardPass, AttentionMask),
+        chosen: Option<&[usize]>,
+        ops: &dyn DeviceOps,
     ) -> Result<DeviceRows> {
         let seen = pass.visible_ranges(mask);
-        let tasks = self.device_tasks((states, rows), pass, &seen);
-        ops.attend_new(heads, &tasks.iter().collect::<Vec<_>>())
+        let tasks = self.tasks((states, rows), pass, &seen);
+        let tasks: Vec<_> = tasks.iter().collect();
+        match chosen {
+            None => ops.attend_new(heads, &tasks),
+            Some(lengths) => ops.attend_chosen(ops.begin_heads(heads, &tasks)?, &tasks, lengths),
+        }
     }
 
-    /// The attention of the tokens of each sequence, with queries that are on the device.
-    pub(super) fn device_tasks<'a>(
+    /// The attention of the tokens of each sequence.
+    pub(super) fn tasks<'a>(
         &'a self,
-        (states, rows): (&'a LayerStates, KeysAndValues),
+        (states, rows): (&LayerStates, KeysAndValues),
         pass: &ForwardPass,
         seen: &'a [Range<usize>],
     ) -> Vec<AttentionArgs<'a, DeviceKvView>> {
-        (pass.spans.iter().enumerate())
-            .map(|(i, span)| self.args(&[], rows(states.of(i)), span.rows(seen, 1)))
-            .map(|args| args.with_kv(args.keys.on_device(), args.values.on_device()))
-            .collect()
-    }
-
-    /// The attention of the queries of one sequence to the rows that each sees.
-    fn args<'a>(
-        &'a self,
-        queries: &'a [f32],
-        (keys, values): (&'a KvRows, Option<&'a KvRows>),
-        seen: &'a [Range<usize>],
-    ) -> AttentionArgs<'a, KvView<'a>> {
-        AttentionArgs {
-            queries,
-            heads: self.heads,
-            keys: keys.view(self.key_width),
-            values: values.unwrap_or(keys).view(self.value_width),
-            kv_heads: self.kv_heads,
-            seen,
-            scale: self.scale,
-            sinks: self.sinks,
-            bias: None,
-        }
-    }
-
-    /// Into `out [n, heads · value_width]`, the attention of the tokens of a step, whose queries are `[n, heads · key_width]`: of each
-    /// to the rows that `mask` lets it see, or to those of `selections`, of which there is one for each part of the heads, or none. A
-    /// token has rows in all of them or in none, and those without are the first ones of a sequence.
-    pub fn attend_step(
-        &self,
-        compute: &ComputeContext,
-        queries: &[f32],
-        (states, rows): (&LayerStates, KeysAndValues),
-        (pass, mask): (&ForwardPass, AttentionMask),
-        selections: &[Selection],
-        out: &mut [f32],
-    ) -> Result<()> {
-        let (q_width, out_width) = (self.heads * self.key_width, self.heads * self.value_width);
-        let seen = pass.visible_ranges(mask);
-        let (parts, mut tasks) = (selections.len().max(1), Vec::with_capacity(pass.spans.len()));
-        let mut chosen: Vec<Vec<ChosenQuery>> = (0..parts).map(|_| Vec::new()).collect();
-        for (i, (span, out)) in pass.split(out, out_width).enumerate() {
+        let task = |(i, span): (usize, &super::SpanPositions)| {
             let (keys, values) = rows(states.of(i));
-            let choice = |part: usize, token: usize| selections.get(part)?.of(span.first_row + token);
-            let all = (0..span.tokens).take_while(|token| choice(0, *token).is_none()).count();
-            let (of_all, of_chosen) = span.rows(queries, q_width).split_at(all * q_width);
-            let (out, chosen_out) = out.split_at_mut(all * out_width);
-            if all > 0 {
-                let args = self.args(of_all, (keys, values), &span.rows(&seen, 1)[..all]);
-                tasks.push(AttentionTask { args, out });
+            AttentionArgs {
+                queries: &[],
+                heads: self.heads,
+                keys: keys.view(self.key_width),
+                values: values.unwrap_or(keys).view(self.value_width),
+                kv_heads: self.kv_heads,
+                seen: span.rows(seen, 1),
+                scale: self.scale,
+                sinks: self.sinks,
+                bias: None,
             }
-            let queries = of_chosen.chunks_exact(q_width / parts);
-            for (i, (query, out)) in queries.zip(chosen_out.chunks_exact_mut(out_width / parts)).enumerate() {
-                let positions = choice(i % parts, all + i / parts).unwrap_or_default();
-                let sources = vec![ChosenRows { keys, values, positions }];
-                chosen[i % parts].push(ChosenQuery { query, sources, out });
-            }
-        }
-        compute.attend(&mut tasks)?;
-        for (part, chosen) in chosen.iter_mut().enumerate() {
-            self.part(part, parts).attend_from_head(part * self.kv_heads / parts, compute, chosen);
-        }
-        Ok(())
-    }
-
-    /// The attention of one of `parts` parts of the heads.
-    fn part(&self, part: usize, parts: usize) -> Self {
-        let heads = self.heads / parts;
-        let sinks = self.sinks.map(|sinks| &sinks[part * heads..][..heads]);
-        ChosenAttention { heads, kv_heads: (self.kv_heads / parts).max(1), sinks, ..*self }
+        };
+        pass.spans.iter().enumerate().map(task).collect()
     }
 }

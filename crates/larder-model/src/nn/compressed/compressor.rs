@@ -1,17 +1,13 @@
 //! Compressed entries: a row for each block of tokens, the mean of what they have for each channel, weighted by a softmax over the
 //! block.
 
-use candle_core::{Device, Tensor};
-use larder_core::KV_PAGE_TOKENS;
 use larder_kernels::exp;
 
 use crate::device::{BlockPooling, DeviceCopy, DeviceOps, DeviceRows};
 use crate::error::Result;
-use crate::matrix::{Linear, with_f32};
-use crate::nn::chained_blocks::BlockKeys;
-use crate::nn::{
-    AttentionMask, ForwardPass, FurtherRows, FurtherShape, Norm, Rope, RopeTable, Rotary, RowShape, SpanPositions,
-};
+use crate::matrix::Linear;
+use crate::nn::block_keys::BlockKeys;
+use crate::nn::{AttentionMask, ForwardPass, FurtherShape, Norm, Rope, Rotary, RowShape};
 use crate::step::LayerStates;
 use crate::weights::WeightLoader;
 
@@ -44,9 +40,6 @@ pub struct Compressor {
     /// Rotates the last values of an entry by the first position of its block.
     pub(super) rotation: Option<(Rope, Rotary)>,
 }
-
-/// Values and logits of the tokens of a step, `[tokens, 2 · channels]`.
-pub struct TokenParts(Vec<f32>);
 
 impl Compressor {
     /// `wkv`, `wgate`, `ape` and `norm` below `prefix`.
@@ -100,96 +93,30 @@ impl Compressor {
         ]
     }
 
-    /// Numbers per token of [`parts`](Self::parts), as they are computed.
+    /// Numbers per token of what [`append`](Self::append) computes.
     pub fn scratch(&self) -> usize {
         // The two products and both together; values that are normalised are there twice.
         let normed = if matches!(self.value_norm, Norm::None) { 0 } else { self.shape.channels() };
         4 * self.shape.channels() + 2 * self.shape.width + normed
     }
 
-    /// What the tokens of a step, `x [tokens, hidden]`, yield.
-    pub fn parts(&self, x: &Tensor) -> Result<TokenParts> {
-        let [values, logits] = Linear::forward_all([&self.values, &self.logits], x)?;
-        let values = self.value_norm.forward(&values)?;
-        let channels = self.shape.channels();
-        let both = with_f32(&values, |values| {
-            with_f32(&logits, |logits| {
-                let tokens = values.chunks_exact(channels).zip(logits.chunks_exact(channels));
-                tokens.flat_map(|(values, logits)| values.iter().chain(logits)).copied().collect()
-            })
-        })??;
-        Ok(TokenParts(both))
-    }
-
-    /// Whether there is a form for devices, if its products are there.
-    pub fn has_device_form(&self) -> bool {
-        self.value_norm.for_devices().is_some() && self.norm.for_devices().is_some()
-    }
-
-    /// Whether all of it is computed on a device.
-    pub fn is_on_device(&self) -> bool {
-        self.has_device_form() && self.values.is_on_device() && self.logits.is_on_device()
-    }
-
-    /// As [`append`](Self::append), for the tokens of a step, begun on a device, of values and logits; `first` is the number of the first of its
-    /// two kinds of further rows.
-    pub(in crate::nn) fn begin(
+    /// Appends values and logits of the tokens of a step to those that are kept, and the entries of the blocks that are then complete; `first`
+    /// is the number of the first of its two kinds of further rows.
+    pub(in crate::nn) fn append(
         &self,
         [values, logits]: [DeviceRows; 2],
         (states, first): (&mut LayerStates, usize),
         pass: &ForwardPass,
         ops: &dyn DeviceOps,
     ) -> Result<()> {
-        let values = self.value_norm.for_devices().expect("it is for devices").begin(values, ops)?;
+        let values = self.value_norm.forward(values, ops)?;
         let places = Some(self.places_copy.of(&self.places, ops)?);
         let keys = BlockKeys {
             pooling: BlockPooling { rate: self.shape.rate, places, overlap: self.shape.overlap },
-            norm: self.norm.for_devices().expect("it is for devices"),
+            norm: &self.norm,
             rotation: self.rotation.as_ref().map(|(rope, rotary)| (rope, *rotary, self.shape.width - rotary.dim)),
         };
         keys.append(ops.beside(values, logits)?, (states, first), pass, ops)
-    }
-
-    /// Appends the parts of the tokens of a span to those that are kept, and the entries of the blocks that are then complete.
-    pub fn append(&self, parts: &TokenParts, span: &SpanPositions, kept: &mut [FurtherRows]) -> Result<()> {
-        let [tokens, entries] = kept else { unreachable!("two kinds of rows are kept") };
-        let width = 2 * self.shape.channels();
-        for parts in span.rows(&parts.0, width).chunks(KV_PAGE_TOKENS * width) {
-            tokens.append(parts)?;
-            while entries.rows.len() < tokens.rows.len() / self.shape.rate {
-                entries.append(&self.entry(tokens, entries.rows.len())?)?;
-            }
-            tokens.release_unneeded();
-        }
-        Ok(())
-    }
-
-    /// The entry of a complete block.
-    fn entry(&self, tokens: &FurtherRows, block: usize) -> Result<Vec<f32>> {
-        let CompressorShape { width, rate, overlap, .. } = self.shape;
-        let channels = self.shape.channels();
-        let first = if overlap { block.saturating_sub(1) } else { block } * rate;
-        let parts = tokens.rows.widened(first..(block + 1) * rate, 2 * channels);
-        let mut entry = vec![0.0; width];
-        let mut pooled = Vec::with_capacity(2 * rate); // values and logits of one channel
-        for (channel, out) in entry.iter_mut().enumerate() {
-            pooled.clear();
-            for (i, token) in parts.chunks_exact(2 * channels).enumerate() {
-                // Tokens of the block before have the first channels, those of this block the last.
-                let own = overlap && first + i >= block * rate;
-                let at = if own { width + channel } else { channel };
-                pooled.push((token[at], token[channels + at] + self.places[(first + i) % rate * channels + at]));
-            }
-            *out = weighted_mean(&mut pooled);
-        }
-        let entry = self.norm.forward(&Tensor::from_vec(entry, (1, width), &Device::Cpu)?)?;
-        let mut entry = with_f32(&entry, <[f32]>::to_vec)?;
-        if let Some((rope, rotary)) = &self.rotation {
-            let (mut turns, at) = (RopeTable::default(), block * rate);
-            rope.extend(&mut turns, at..at + 1, at + 1);
-            rotary.rotate_tail(&mut entry, &turns);
-        }
-        Ok(entry)
     }
 }
 

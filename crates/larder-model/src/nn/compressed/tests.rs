@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use candle_core::{Device, Tensor};
 use larder_core::{CheckpointPolicy, NumberFormat, Rng, RowOrder};
 use serde_json::json;
 
@@ -11,9 +10,9 @@ use crate::bytes::Bytes;
 use crate::compute::ComputeContext;
 use crate::config::Config;
 use crate::device::DeviceCopy;
-use crate::hidden::Place;
 use crate::matrix::{Linear, Matrix};
-use crate::nn::{FurtherRows, KvFormat, KvPool, Norm, Rope, Rotary, SpanPositions, made_up};
+use crate::nn::{ForwardPass, HandedOn, KvCache, LayerShape, Norm, Rope, Rotary, SpanPositions, made_up};
+use crate::step::{LayerStates, Span, TokenOrigin};
 
 const HIDDEN: usize = 5;
 const WIDTH: usize = 6;
@@ -87,18 +86,32 @@ fn naive(shape: CompressorShape, parts: &Parts, x: &[f32], block: usize) -> Vec<
 }
 
 /// The entries of these tokens, appended in pieces of a size.
-fn entries(compressor: &Compressor, x: &[f32], piece: usize) -> Vec<f32> {
-    let pool = KvPool::new(KvFormat::F32, CheckpointPolicy { every: 50, most: 3 }, None, None);
-    let mut kept = compressor.kept().map(|shape| FurtherRows::new(shape, Place::Host, 128, &pool));
-    let mut start = 0;
-    for rows in x.chunks(piece * HIDDEN) {
-        let tokens = rows.len() / HIDDEN;
-        let x = Tensor::from_slice(rows, (tokens, HIDDEN), &Device::Cpu).unwrap();
-        let span = SpanPositions { start, tokens, first_row: 0 };
-        compressor.append(&compressor.parts(&x).unwrap(), &span, &mut kept).unwrap();
-        start += tokens;
+fn entries(compressor: &Compressor, compute: &ComputeContext, x: &[f32], piece: usize) -> Vec<f32> {
+    let (pool, ops) = (compute.new_kv_pool(), compute.ops());
+    let shape = LayerShape::latents(1).with_further(compressor.kept().to_vec());
+    let mut cache = KvCache::new([shape].into_iter(), &pool);
+    for (at, rows) in x.chunks(piece * HIDDEN).enumerate() {
+        let (tokens, start) = (rows.len() / HIDDEN, at * piece);
+        let ids = vec![0; tokens];
+        let mut spans = [Span::new(&ids, &mut cache)];
+        let (handed_on, router_state) = (HandedOn::default(), HandedOn::default());
+        let positions = vec![SpanPositions { start, tokens, first_row: 0 }];
+        let origins = vec![TokenOrigin::default(); tokens];
+        let pass = ForwardPass {
+            spans: positions,
+            origins,
+            tokens: ids.clone(),
+            drawn: false,
+            ropes: vec![],
+            handed_on,
+            router_state,
+        };
+        let x = ops.send(rows, HIDDEN).unwrap();
+        let parts = Linear::forward_all([&compressor.values, &compressor.logits], x, ops).unwrap();
+        compressor.append(parts, (&mut LayerStates::new(&mut spans, 0), 0), &pass, ops).unwrap();
     }
-    kept[1].rows.widened(0..kept[1].rows.len(), WIDTH)
+    let entries = &cache.layers[0].further[1].rows;
+    entries.widened(0..entries.len(), WIDTH).unwrap()
 }
 
 #[test]
@@ -108,7 +121,11 @@ fn entries_are_those_of_the_definition_whatever_the_pieces() {
     for (rate, overlap) in [(4, true), (1, true), (7, false), (128, false)] {
         let shape = CompressorShape { hidden: HIDDEN, width: WIDTH, rate, overlap };
         let (compressor, parts) = compressor(shape);
-        let whole = entries(&compressor, &x, tokens);
+        let compute = ComputeContext {
+            kv_checkpoints: CheckpointPolicy { every: 50, most: 3 },
+            ..ComputeContext::single_threaded()
+        };
+        let whole = entries(&compressor, &compute, &x, tokens);
         assert_eq!(whole.len(), tokens / rate * WIDTH);
         for (block, entry) in whole.chunks_exact(WIDTH).enumerate() {
             let want = naive(shape, &parts, &x, block);
@@ -116,7 +133,7 @@ fn entries_are_those_of_the_definition_whatever_the_pieces() {
             assert!(off < 2e-5, "rate {rate}, block {block}: {off:e} off");
         }
         for piece in [1, 3, 64, 65, 200] {
-            assert_eq!(entries(&compressor, &x, piece), whole, "rate {rate}, pieces of {piece}");
+            assert_eq!(entries(&compressor, &compute, &x, piece), whole, "rate {rate}, pieces of {piece}");
         }
     }
 }

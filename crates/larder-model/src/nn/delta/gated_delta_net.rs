@@ -1,18 +1,13 @@
 //! Gated DeltaNet, the linear attention of Qwen3-Next: a decay per head.
 
-use candle_core::Tensor;
 use larder_core::Rng;
 use larder_kernels::exp;
 
-use super::super::activation::sigmoid;
-use super::super::{
-    Activation, CausalConv, ChainedMixer, ForwardPass, GateFunction, LayerKv, LayerShape, Mixer, TokenScratch,
-};
-use super::{ChainedInputs, ChannelDecay, DeltaHeads, DeltaInputs, DeltaRule};
+use super::super::{Activation, CausalConv, ForwardPass, GateFunction, LayerKv, LayerShape, Mixer, TokenScratch};
+use super::{ChannelDecay, DeltaHeads, DeltaInputs, DeltaRule};
 use crate::device::{DeviceCopy, DeviceDecay, DeviceOps, DeviceRows};
 use crate::error::Result;
-use crate::hidden::Hidden;
-use crate::matrix::{Linear, with_f32};
+use crate::matrix::Linear;
 use crate::step::LayerStates;
 use crate::weights::{RowGroups, WeightLoader};
 
@@ -93,29 +88,21 @@ impl GatedDeltaNet {
         let (decay_copy, bias_copy) = Default::default();
         Ok(GatedDeltaNet { rule, qkv, z, strength, rate, decay, dt_bias, decay_copy, bias_copy })
     }
-
-    /// The decay of value head `head`, from its product.
-    fn decay(&self, head: usize, rate: f32) -> f32 {
-        ChannelDecay::Softplus.of(self.decay[head], rate + self.dt_bias[head])
-    }
 }
 
 impl Mixer for GatedDeltaNet {
-    fn forward(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Tensor> {
-        let [qkv, z, strength, rate] = Linear::forward_all([&self.qkv, &self.z, &self.strength, &self.rate], x)?;
-        let [qkv, z, rate] = [qkv, z, rate].map(|rows| with_f32(&rows, <[f32]>::to_vec));
-        let (qkv, z, rate) = (qkv?, z?, rate?);
-        let beta = with_f32(&strength, |all| all.iter().map(|b| sigmoid(*b)).collect::<Vec<_>>())?;
-        let v_heads = self.rule.heads.v_heads;
-        let decay = |row: usize, head: usize, decay: &mut [f32]| {
-            decay.fill(self.decay(head, rate[row * v_heads + head]));
-        };
-        self.rule.forward(&DeltaInputs { qkv: &qkv, z: &z, beta: &beta }, &decay, states, pass)
-    }
-
-    fn chained(&self) -> Option<&dyn ChainedMixer> {
+    fn forward(
+        &self,
+        x: DeviceRows,
+        states: &mut LayerStates,
+        pass: &ForwardPass,
+        ops: &dyn DeviceOps,
+    ) -> Result<DeviceRows> {
         let products = [&self.qkv, &self.z, &self.strength, &self.rate];
-        (self.rule.is_for_devices() && products.iter().all(|product| product.is_on_device())).then_some(self)
+        let [qkv, z, strengths, products] = Linear::forward_all(products, x, ops)?;
+        let (bias, rates) = (self.bias_copy.of(&self.dt_bias, ops)?, self.decay_copy.of(&self.decay, ops)?);
+        let decay = DeviceDecay { products, bias, rates, form: ChannelDecay::Softplus };
+        self.rule.forward(&DeltaInputs { qkv: &[qkv], z, strengths, decay }, states, pass, ops)
     }
 
     fn layer_shape(&self) -> LayerShape {
@@ -130,22 +117,5 @@ impl Mixer for GatedDeltaNet {
         let heads = self.rule.heads;
         // All products, twice while they are put in order.
         self.rule.scratch(hidden, 2 * (heads.mixed() + heads.values() + 2 * heads.v_heads))
-    }
-}
-
-impl ChainedMixer for GatedDeltaNet {
-    fn begin(
-        &self,
-        x: &Hidden,
-        states: &mut LayerStates,
-        pass: &ForwardPass,
-        ops: &dyn DeviceOps,
-    ) -> Result<DeviceRows> {
-        let products = [&self.qkv, &self.z, &self.strength, &self.rate];
-        let products = Linear::begin_all(products, x.on_device(ops)?, ops)?;
-        let [qkv, z, strengths, products] = products.expect("the products are on the device");
-        let (bias, rates) = (self.bias_copy.of(&self.dt_bias, ops)?, self.decay_copy.of(&self.decay, ops)?);
-        let decay = DeviceDecay { products, bias, rates, form: ChannelDecay::Softplus };
-        self.rule.begin(&ChainedInputs { qkv: &[qkv], z, strengths, decay }, states, pass, ops)
     }
 }

@@ -1,18 +1,14 @@
 //! Kimi Delta Attention (KDA): the delta rule with a decay per channel of the keys, and as many heads of values as of keys.
 
-use candle_core::Tensor;
 use larder_core::Rng;
 use larder_kernels::{exp, softplus};
 
 use super::super::activation::sigmoid;
-use super::super::{
-    Activation, CausalConv, ChainedMixer, ForwardPass, GateFunction, LayerKv, LayerShape, Mixer, TokenScratch,
-};
-use super::{ChainedInputs, DeltaHeads, DeltaInputs, DeltaRule};
+use super::super::{Activation, CausalConv, ForwardPass, GateFunction, LayerKv, LayerShape, Mixer, TokenScratch};
+use super::{DeltaHeads, DeltaInputs, DeltaRule};
 use crate::device::{DeviceCopy, DeviceDecay, DeviceOps, DeviceRows};
 use crate::error::Result;
-use crate::hidden::Hidden;
-use crate::matrix::{Linear, with_f32};
+use crate::matrix::Linear;
 use crate::step::LayerStates;
 use crate::weights::WeightLoader;
 
@@ -92,21 +88,9 @@ impl Factored {
         }
     }
 
-    fn is_on_device(&self) -> bool {
-        self.first.is_on_device() && self.second.as_ref().is_none_or(Linear::is_on_device)
-    }
-
-    /// As [`complete`](Self::complete), begun on a device.
-    fn begin_rest(&self, y: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
-        match &self.second {
-            Some(second) => Ok(second.begin(y, ops)?.expect("the product is on the device")),
-            None => Ok(y),
-        }
-    }
-
     /// The whole product, from what its first matrix yielded.
-    fn complete(&self, y: Tensor) -> Result<Tensor> {
-        self.second.as_ref().map_or(Ok(y.clone()), |second| second.forward(&y))
+    fn complete(&self, y: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+        self.second.as_ref().map_or(Ok(y), |second| second.forward(y, ops))
     }
 }
 
@@ -140,42 +124,23 @@ impl KimiDelta {
             bias_copy: DeviceCopy::default(),
         })
     }
-
-    /// Fills the decay of each channel of head `head`; `f [dim]` is its product.
-    fn fill_decay(&self, head: usize, f: &[f32], decay: &mut [f32]) {
-        let (rate, bias) = (self.rates[head], &self.dt_bias[head * f.len()..][..f.len()]);
-        for ((decay, f), bias) in decay.iter_mut().zip(f).zip(bias) {
-            *decay = self.form.of(rate, f + bias);
-        }
-    }
 }
 
 impl Mixer for KimiDelta {
-    fn forward(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Tensor> {
+    fn forward(
+        &self,
+        x: DeviceRows,
+        states: &mut LayerStates,
+        pass: &ForwardPass,
+        ops: &dyn DeviceOps,
+    ) -> Result<DeviceRows> {
         let [q, k, v] = &self.qkv;
         let products = [q, k, v, &self.strength, &self.decay.first, &self.gate.first];
-        let [q, k, v, beta, f, z] = Linear::forward_all(products, x)?;
-        let (f, z) = (self.decay.complete(f)?, self.gate.complete(z)?);
-        let qkv = Tensor::cat(&[q, k, v], 1)?; // [tokens, 3 · heads · dim]
-        let beta = with_f32(&beta, |beta| beta.iter().map(|b| sigmoid(*b)).collect::<Vec<_>>())?;
-        let width = self.rule.heads.keys();
-        with_f32(&qkv, |qkv| {
-            with_f32(&z, |z| {
-                with_f32(&f, |f| {
-                    let decay = |row: usize, head: usize, decay: &mut [f32]| {
-                        self.fill_decay(head, &f[row * width + head * decay.len()..][..decay.len()], decay);
-                    };
-                    self.rule.forward(&DeltaInputs { qkv, z, beta: &beta }, &decay, states, pass)
-                })
-            })
-        })???
-    }
-
-    fn chained(&self) -> Option<&dyn ChainedMixer> {
-        let [q, k, v] = &self.qkv;
-        let products = [q, k, v, &self.strength].iter().all(|product| product.is_on_device());
-        let factored = self.decay.is_on_device() && self.gate.is_on_device();
-        (products && factored && self.rule.is_for_devices()).then_some(self)
+        let [q, k, v, strengths, f, z] = Linear::forward_all(products, x, ops)?;
+        let (products, z) = (self.decay.complete(f, ops)?, self.gate.complete(z, ops)?);
+        let (bias, rates) = (self.bias_copy.of(&self.dt_bias, ops)?, self.rates_copy.of(&self.rates, ops)?);
+        let decay = DeviceDecay { products, bias, rates, form: self.form };
+        self.rule.forward(&DeltaInputs { qkv: &[q, k, v], z, strengths, decay }, states, pass, ops)
     }
 
     fn layer_shape(&self) -> LayerShape {
@@ -191,25 +156,6 @@ impl Mixer for KimiDelta {
         let width = self.rule.heads.keys();
         // Queries, keys and values, apart and side by side; decay and gate with what is between their matrices; strengths.
         self.rule.scratch(hidden, 8 * width + 2 * k_dim + 2 * v_heads)
-    }
-}
-
-impl ChainedMixer for KimiDelta {
-    fn begin(
-        &self,
-        x: &Hidden,
-        states: &mut LayerStates,
-        pass: &ForwardPass,
-        ops: &dyn DeviceOps,
-    ) -> Result<DeviceRows> {
-        let [q, k, v] = &self.qkv;
-        let products = [q, k, v, &self.strength, &self.decay.first, &self.gate.first];
-        let products = Linear::begin_all(products, x.on_device(ops)?, ops)?;
-        let [q, k, v, strengths, f, z] = products.expect("the products are on the device");
-        let (products, z) = (self.decay.begin_rest(f, ops)?, self.gate.begin_rest(z, ops)?);
-        let (bias, rates) = (self.bias_copy.of(&self.dt_bias, ops)?, self.rates_copy.of(&self.rates, ops)?);
-        let decay = DeviceDecay { products, bias, rates, form: self.form };
-        self.rule.begin(&ChainedInputs { qkv: &[q, k, v], z, strengths, decay }, states, pass, ops)
     }
 }
 

@@ -33,7 +33,7 @@ pub struct DeltaHeads {
     pub tiled: bool,
 }
 
-/// A function of token and head that fills or changes a row of that head.
+/// A function of token and head that fills a row of that head.
 pub(crate) type HeadRow<'a> = dyn Fn(usize, usize, &mut [f32]) + Sync + 'a;
 
 /// What the rule reads of consecutive tokens of one sequence.
@@ -44,8 +44,6 @@ pub(crate) struct DeltaTokens<'a> {
     pub beta: &'a [f32],
     /// Fills the decay `[k_dim]` of a head: a factor per channel of its keys.
     pub decay: &'a HeadRow<'a>,
-    /// Changes the output `[v_dim]` of a head.
-    pub finish: &'a HeadRow<'a>,
 }
 
 impl DeltaHeads {
@@ -106,7 +104,6 @@ impl DeltaHeads {
             let (values, beta) = (&qkv[2 * self.keys() + head * v_dim..][..v_dim], tokens.beta[t * v_heads + head]);
             correction.iter_mut().zip(values).for_each(|(known, value)| *known = (value - *known) * beta);
             correct(state, decay, key, correction, query, out);
-            (tokens.finish)(t, head, out);
         }
     }
 }
@@ -166,7 +163,6 @@ mod tests {
                 decay: &|t, head, decay| {
                     decay.iter_mut().enumerate().for_each(|(i, d)| *d = decay_at(start + t, head, i))
                 },
-                finish: &|t, head, out| out[0] += (start + t + head) as f32,
             };
             heads.advance(&tokens, &mut state, &mut out[part(heads.values())], threads);
         }
@@ -199,7 +195,7 @@ mod tests {
                     let correction = (v - known) * f64::from(beta[t * v_heads + h]);
                     (0..k_dim).for_each(|i| own[i * v_dim + j] += k[i] * correction);
                     let read: f64 = (0..k_dim).map(|i| q[i] * own[i * v_dim + j]).sum();
-                    outputs.push(read / (k_dim as f64).sqrt() + if j == 0 { (t + h) as f64 } else { 0.0 });
+                    outputs.push(read / (k_dim as f64).sqrt());
                 }
             }
         }

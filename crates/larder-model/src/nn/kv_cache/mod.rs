@@ -7,7 +7,7 @@ use larder_core::{KV_PAGE_TOKENS, NumberFormat};
 use larder_kernels::{narrow, quantise_row};
 
 use super::{AttentionMask, FurtherRows, KvPool, KvRows, LayerShape, RecurrentState};
-use crate::hidden::Place;
+use crate::device::Place;
 use crate::saved_state::{SavedState, SavedStateError};
 
 /// Positions behind a sliding window that are at least stored, so that a sequence can be rewound by a few tokens.

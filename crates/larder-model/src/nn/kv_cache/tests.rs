@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
 use larder_core::{CheckpointPolicy, Rng};
-use larder_kernels::KvPages;
+use larder_kernels::widen;
 
 use super::*;
 use crate::nn::{FurtherShape, KvUsage, RowShape, StateLens};
@@ -138,14 +138,10 @@ fn append(cache: &mut KvCache, tokens: &[u32]) {
                 }
             }
             Kind::Recurrent(lens) => {
-                let step = |state: &mut crate::nn::recurrent::StateValues, piece: std::ops::Range<usize>| {
-                    for token in &tokens[piece] {
-                        state.window[0] = *token as f32;
-                        state.recurrence[0] += 1.0;
-                        state.recurrence[1] = (state.recurrence[1] * 3.0 + *token as f32) % 1009.0;
-                    }
-                };
-                layer.recurrent.advance(tokens.len(), lens, step).unwrap();
+                layer.recurrent.take_in(tokens.len(), lens, |state, at| {
+                    let token = tokens[at] as f32;
+                    state.copy_from_slice(&[token, state[1] + 1.0, (state[2] * 3.0 + token) % 1009.0]);
+                });
             }
         }
     }
@@ -277,17 +273,19 @@ impl Naive {
         let FurtherShape { row: RowShape { heads, width }, tokens_per_row, .. } = shape;
         let pages = self.pages.get(&place).map_or(&[][..], |pages| pages);
         let first = pages.iter().take_while(|page| page.is_none()).count();
-        assert_eq!((rows.len(), rows.stored()), (self.tokens.len() / tokens_per_row, first..pages.len()));
+        assert_eq!((rows.len(), rows.stored_pages()), (self.tokens.len() / tokens_per_row, first..pages.len()));
         let row_bytes = format.row_bytes(width);
         let mut wanted = vec![0; row_bytes];
+        let mut values_of_row = vec![0.0; width.next_multiple_of(format.kind().block_len())];
+        let all = rows.widened(rows.first_position()..rows.len(), width).unwrap();
         for at in rows.first_position()..rows.len() {
             let token = self.tokens[(at + 1) * tokens_per_row - 1];
             for head in 0..heads {
-                let from = (head * KV_PAGE_TOKENS + at % KV_PAGE_TOKENS) * row_bytes;
                 let values: Vec<f32> = (0..width).map(|c| value(token, place.1, head, c)).collect();
                 format.store(&values, &mut wanted);
-                let found = &rows.page(at / KV_PAGE_TOKENS)[from..][..row_bytes];
-                assert_eq!(found, wanted, "layer and part {place:?}, row {at}, head {head}");
+                widen(format.kind(), &wanted, &mut values_of_row);
+                let found = &all[((at - rows.first_position()) * heads + head) * width..][..width];
+                assert_eq!(found, &values_of_row[..width], "layer and part {place:?}, row {at}, head {head}");
             }
         }
     }
@@ -295,7 +293,7 @@ impl Naive {
     fn check_state(&self, layer: &LayerKv, lens: StateLens) {
         let mut state = layer.recurrent.clone();
         let mut found = Vec::new();
-        state.advance(1, lens, |state, _| found = [&state.window[..], &state.recurrence].concat()).unwrap();
+        state.take_in(1, lens, |state, _| found = state.to_vec());
         let sum = self.tokens.iter().fold(0.0, |sum, token| (sum * 3.0 + *token as f32) % 1009.0);
         let last = self.tokens.last().map_or(0.0, |token| *token as f32);
         assert_eq!(found, [last, self.tokens.len() as f32, sum]);
@@ -327,7 +325,7 @@ fn a_thousand_sequences_are_those_in_plain_vectors() {
     for (seed, format) in [(1, KvFormat::F32), (2, KvFormat::F16), (3, KvFormat::Q8_0)] {
         let (mut rng, mut next, mut opened) = (Rng::new(seed), 0, 0);
         let mut below = |end: usize| rng.below(end);
-        let pool = KvPool::new(format, POLICY, None, None);
+        let pool = KvPool::new(format, POLICY, None, Default::default());
         let mut all: Vec<(KvCache, Naive)> = Vec::new();
         let (mut kept, mut partly, mut lost) = (0, 0, 0);
         while opened < 1000 {

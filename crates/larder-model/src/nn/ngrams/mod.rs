@@ -6,20 +6,20 @@
 //! v = gate · value(e);  out = v + silu(conv(rms(v)))        a dilated causal depthwise convolution
 //! ```
 
-use candle_core::{Device, Tensor};
 use larder_core::Rng;
 
-use super::activation::{sigmoid, silu};
+use super::activation::sigmoid;
 use super::norm::sum;
-use super::{CausalConv, ChainedMixer, ForwardPass, LayerKv, LayerShape, Mixer, Norm, StateLens, TokenScratch};
-use crate::device::DeviceCopy;
+use super::{
+    Activation, CausalConv, ForwardPass, LayerKv, LayerShape, Mixer, Norm, SpanPositions, StateLens, TokenScratch,
+};
+use crate::device::{DeviceOps, DeviceRows, StateSpan};
 use crate::embedding::EmbeddingRows;
 use crate::error::Result;
-use crate::matrix::{Linear, with_f32};
+use crate::matrix::Linear;
 use crate::row_cache::RowTraffic;
 use crate::step::LayerStates;
 
-mod chained;
 mod hash;
 
 pub use hash::{NGramHash, primes};
@@ -65,16 +65,6 @@ pub struct NGramFeatures {
     pub norms: [Norm; 3],
     /// Over the values of all streams.
     pub conv: CausalConv,
-    /// Of the weights of the norms.
-    pub norm_copies: [DeviceCopy; 3],
-}
-
-/// The first part of a layer's input, side by side for the tokens of a step.
-struct Gated {
-    /// `[tokens, streams, hidden]`
-    values: Vec<f32>,
-    /// The same, normalised.
-    normed: Vec<f32>,
 }
 
 impl NGramFeatures {
@@ -83,38 +73,34 @@ impl NGramFeatures {
     }
 
     /// The rows of the n-grams of all tokens, side by side: `[tokens, width]`. `before` are the last tokens before each span.
-    fn embed(&self, before: &[Vec<u32>], pass: &ForwardPass) -> Result<Vec<f32>> {
+    fn embed(&self, before: &[Vec<u32>], pass: &ForwardPass, ops: &dyn DeviceOps) -> Result<DeviceRows> {
         let mut rows = Vec::with_capacity(pass.tokens() * self.shape.heads);
         for (span, before) in pass.spans.iter().zip(before) {
             self.hash.rows(before, span.rows(&pass.tokens, 1), &mut rows);
         }
-        let mut embedded = vec![0.0; pass.tokens() * self.shape.embedded()];
-        self.table.fill(&rows, &mut embedded)?;
-        Ok(embedded)
+        let mut embedded = ops.buffer(pass.tokens(), self.shape.embedded());
+        self.table.fill(&rows, embedded.values())?;
+        ops.upload(embedded)
     }
 
-    /// The values of the n-grams, gated by each stream of `x [tokens, streams · hidden]`.
-    fn gate(&self, embedded: &Tensor, x: &Tensor) -> Result<Gated> {
-        let [key_norm, query_norm, conv_norm] = &self.norms;
-        let [key, value] = Linear::forward_all([&self.key, &self.value], embedded)?;
-        let (key, query) = (key_norm.forward(&key)?, query_norm.forward(x)?);
-        let NGramShape { streams: count, hidden, .. } = self.shape;
-        let mut values = vec![0.0; x.elem_count()];
-        with_f32(&key, |key| {
-            with_f32(&query, |query| {
-                with_f32(&value, |value| {
-                    let streams = key.chunks_exact(hidden).zip(query.chunks_exact(hidden));
-                    for (at, ((key, query), out)) in streams.zip(values.chunks_exact_mut(hidden)).enumerate() {
-                        let gate = gate_of_key(key, query);
-                        let value = &value[at / count * hidden..][..hidden];
-                        out.iter_mut().zip(value).for_each(|(out, value)| *out = gate * value);
-                    }
-                })
-            })
-        })???;
-        let values = Tensor::from_vec(values, x.shape(), &Device::Cpu)?;
-        let normed = with_f32(&conv_norm.forward(&values)?, <[f32]>::to_vec)?;
-        Ok(Gated { values: with_f32(&values, <[f32]>::to_vec)?, normed })
+    /// The last tokens before a span: those that its step names, else those of the state, for which it may have to wait.
+    fn tokens_before(&self, states: &LayerStates, span: usize, positions: &SpanPositions) -> Result<Vec<u32>> {
+        match states.tokens_before(span, positions) {
+            Some(before) => Ok(before[before.len().saturating_sub(self.shape.longest - 1)..].to_vec()),
+            None => Ok(tokens_of(&states.of(span).recurrent.recurrence(self.state_lens())?)),
+        }
+    }
+
+    /// The last tokens after a span, and after its tokens up to each checkpoint, in the order in which they are written.
+    fn tokens_after(&self, before: &[u32], tokens: &[u32], span: &StateSpan) -> Vec<f32> {
+        let ends = span.copies.iter().map(|(taken_in, _)| *taken_in).chain([span.tokens]);
+        let state = |end: usize| {
+            let mut state = vec![0.0; self.shape.longest - 1];
+            remember(&mut state, before);
+            remember(&mut state, &tokens[..end]);
+            state
+        };
+        ends.flat_map(state).collect()
     }
 }
 
@@ -149,28 +135,29 @@ impl Mixer for NGramFeatures {
         true
     }
 
-    fn forward(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Tensor> {
-        let width = self.shape.streams * self.shape.hidden;
-        let before = |i: usize| Ok(tokens_of(&states.of(i).recurrent.recurrence(self.state_lens())?));
-        let before: Vec<Vec<u32>> = (0..pass.spans.len()).map(before).collect::<Result<_>>()?;
-        let embedded = self.embed(&before, pass)?;
-        let embedded = Tensor::from_vec(embedded, (pass.tokens(), self.shape.embedded()), &Device::Cpu)?;
-        let Gated { mut values, normed } = self.gate(&embedded, x)?;
-        for (i, span) in pass.spans.iter().enumerate() {
-            let (normed, tokens) = (span.rows(&normed, width), span.rows(&pass.tokens, 1));
-            let out = &mut values[span.first_row * width..][..span.tokens * width];
-            states.of_mut(i).recurrent.advance(span.tokens, self.state_lens(), |state, piece| {
-                let range = piece.start * width..piece.end * width;
-                let convolved = self.conv.forward(&normed[range.clone()], &mut state.window);
-                out[range].iter_mut().zip(convolved).for_each(|(out, convolved)| *out += silu(convolved));
-                remember(&mut state.recurrence, &tokens[piece]);
-            })?;
-        }
-        Ok(Tensor::from_vec(values, x.shape(), &Device::Cpu)?)
-    }
-
-    fn chained(&self) -> Option<&dyn ChainedMixer> {
-        self.is_on_device().then_some(self)
+    fn forward(
+        &self,
+        x: DeviceRows,
+        states: &mut LayerStates,
+        pass: &ForwardPass,
+        ops: &dyn DeviceOps,
+    ) -> Result<DeviceRows> {
+        let NGramShape { streams, .. } = self.shape;
+        let [key_norm, query_norm, conv_norm] = &self.norms;
+        let spans = pass.spans.iter().enumerate();
+        let before: Vec<Vec<u32>> =
+            spans.map(|(i, span)| self.tokens_before(states, i, span)).collect::<Result<_>>()?;
+        let [key, value] = Linear::forward_all([&self.key, &self.value], self.embed(&before, pass, ops)?, ops)?;
+        let (key, query) = (key_norm.forward(key, ops)?, query_norm.forward(x, ops)?);
+        let values = ops.gate_by_keys([key, query, value], streams)?;
+        let of_states = states.extend_recurrent(pass, self.state_lens())?;
+        let convolved =
+            self.conv.forward(&[conv_norm.forward(values, ops)?], &of_states, Some(Activation::Silu), ops)?;
+        let spans = of_states.iter().zip(pass.spans.iter().zip(&before));
+        let after =
+            spans.flat_map(|(state, (span, before))| self.tokens_after(before, span.rows(&pass.tokens, 1), state));
+        ops.write_recurrences(&of_states, &after.collect::<Vec<_>>())?;
+        ops.add(values, convolved, 1.0)
     }
 
     fn layer_shape(&self) -> LayerShape {

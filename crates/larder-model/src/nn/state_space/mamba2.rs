@@ -2,22 +2,17 @@
 
 use std::slice;
 
-use candle_core::{Device, Tensor};
 use larder_core::Rng;
-use larder_kernels::{exp, softplus};
+use larder_kernels::exp;
 
-use super::{ScanTokens, check_sizes};
+use super::check_sizes;
 use crate::config::config_error;
 use crate::device::{DeviceCopy, DeviceOps, DeviceRows, DeviceScan, GateOrder, NormGate, ScanHeads};
 use crate::error::Result;
-use crate::hidden::Hidden;
-use crate::matrix::{Linear, with_f32};
-use crate::nn::activation::{Activation, silu};
-use crate::nn::norm::{NormWeight, scale};
-use crate::nn::recurrent::StateValues;
-use crate::nn::{
-    CausalConv, ChainedMixer, ForwardPass, GateFunction, LayerKv, LayerShape, Mixer, StateLens, TokenScratch,
-};
+use crate::matrix::Linear;
+use crate::nn::activation::Activation;
+use crate::nn::norm::NormWeight;
+use crate::nn::{CausalConv, ForwardPass, GateFunction, LayerKv, LayerShape, Mixer, StateLens, TokenScratch};
 use crate::step::LayerStates;
 use crate::weights::{RowGroups, WeightLoader};
 
@@ -90,14 +85,6 @@ pub struct Mamba2 {
     skip_copy: DeviceCopy,
 }
 
-/// The products of the input for some tokens.
-#[derive(Clone, Copy)]
-struct Products<'a> {
-    gates: &'a [f32], // [tokens, inner]
-    raw: &'a [f32],   // [tokens, channels], what is convolved
-    steps: &'a [f32], // [tokens, heads]
-}
-
 impl Mamba2 {
     /// Loads the tensors below `prefix`, for a shape that has been checked.
     pub fn new(weights: &mut WeightLoader, prefix: &str, hidden: usize, shape: Mamba2Shape) -> Result<Self> {
@@ -128,61 +115,36 @@ impl Mamba2 {
     fn state_lens(&self) -> StateLens {
         StateLens { window: self.conv.window_len(), recurrence: self.shape.inner() * self.shape.state }
     }
-
-    /// Takes in tokens, given by their products with the input, and writes what they yield: `out [tokens, inner]`.
-    fn advance(&self, products: &Products, values: &mut StateValues, out: &mut [f32]) {
-        let (shape, inner) = (&self.shape, self.shape.inner());
-        let mut convolved = self.conv.forward(products.raw, &mut values.window); // [tokens, channels]
-        shape.act.apply(&mut convolved);
-        let steps: Vec<f32> = products.steps.chunks_exact(shape.heads).flat_map(|row| self.steps(row)).collect();
-
-        let tokens = ScanTokens { convolved: &convolved, steps: &steps, rates: &self.rate, skips: &self.skip };
-        shape.scan().advance(&tokens, &mut values.recurrence, out, &self.output.compute().pool);
-        let gates = products.gates.chunks_exact(inner);
-        out.chunks_exact_mut(inner).zip(gates).for_each(|(out, gates)| self.gated_norm(out, gates));
-    }
-
-    /// The step of time of each head, from a token's products.
-    fn steps<'a>(&'a self, products: &'a [f32]) -> impl Iterator<Item = f32> + 'a {
-        let [least, most] = self.shape.dt_limits;
-        products.iter().zip(&self.dt_bias).map(move |(dt, bias)| softplus(dt + bias).clamp(least, most))
-    }
-
-    /// `norm · rms(x · silu(z))`, the root mean square within each group.
-    fn gated_norm(&self, x: &mut [f32], z: &[f32]) {
-        x.iter_mut().zip(z).for_each(|(x, z)| *x *= silu(*z));
-        let width = x.len() / self.shape.groups;
-        for (x, weight) in x.chunks_exact_mut(width).zip(self.norm.values().chunks_exact(width)) {
-            scale(x, self.shape.eps);
-            x.iter_mut().zip(weight).for_each(|(x, w)| *x *= w);
-        }
-    }
 }
 
 impl Mixer for Mamba2 {
-    fn forward(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Tensor> {
-        let inner = self.shape.inner();
-        let [gates, raw, steps] = Linear::forward_all([&self.gate, &self.convolved, &self.step], x)?;
-        let [gates, raw, steps] = [gates, raw, steps].map(|rows| with_f32(&rows, <[f32]>::to_vec));
-        let (gates, raw, steps) = (gates?, raw?, steps?);
-        let mut out = vec![0.0; pass.tokens() * inner];
-        for (i, (span, out)) in pass.split(&mut out, inner).enumerate() {
-            states.of_mut(i).recurrent.advance(span.tokens, self.state_lens(), |values, piece| {
-                let (first, count) = (span.first_row + piece.start, piece.len());
-                let products = Products {
-                    gates: &gates[first * inner..][..count * inner],
-                    raw: &raw[first * self.shape.channels()..][..count * self.shape.channels()],
-                    steps: &steps[first * self.shape.heads..][..count * self.shape.heads],
-                };
-                self.advance(&products, values, &mut out[piece.start * inner..piece.end * inner]);
-            })?;
-        }
-        self.output.forward(&Tensor::from_vec(out, (pass.tokens(), inner), &Device::Cpu)?)
-    }
-
-    fn chained(&self) -> Option<&dyn ChainedMixer> {
-        let products = [&self.gate, &self.convolved, &self.step, &self.output];
-        (!self.shape.act.is_clamped() && products.iter().all(|product| product.is_on_device())).then_some(self)
+    fn forward(
+        &self,
+        x: DeviceRows,
+        states: &mut LayerStates,
+        pass: &ForwardPass,
+        ops: &dyn DeviceOps,
+    ) -> Result<DeviceRows> {
+        let [gates, raw, steps] = Linear::forward_all([&self.gate, &self.convolved, &self.step], x, ops)?;
+        let spans = states.extend_recurrent(pass, self.state_lens())?;
+        let scan = DeviceScan {
+            heads: self.shape.scan(),
+            convolved: self.conv.forward(&[raw], &spans, Some(self.shape.act), ops)?,
+            steps,
+            step_bias: self.bias_copy.of(&self.dt_bias, ops)?,
+            rates: self.rate_copy.of(&self.rate, ops)?,
+            skips: self.skip_copy.of(&self.skip, ops)?,
+            limits: self.shape.dt_limits,
+        };
+        let norm = NormGate {
+            weight: self.norm.of(ops)?,
+            width: self.shape.inner() / self.shape.groups,
+            eps: self.shape.eps,
+            function: GateFunction::Silu,
+            order: GateOrder::GateFirst,
+        };
+        let y = ops.norm_gate(ops.scan(&scan, &spans)?, gates, &norm)?;
+        self.output.forward(y, ops)
     }
 
     fn layer_shape(&self) -> LayerShape {
@@ -200,37 +162,5 @@ impl Mixer for Mamba2 {
         let products = inner + channels + self.shape.heads;
         let floats = 2 * hidden + 2 * products + 2 * channels + self.shape.heads + 2 * inner;
         TokenScratch { floats, input: hidden.max(inner) }
-    }
-}
-
-impl ChainedMixer for Mamba2 {
-    fn begin(
-        &self,
-        x: &Hidden,
-        states: &mut LayerStates,
-        pass: &ForwardPass,
-        ops: &dyn DeviceOps,
-    ) -> Result<DeviceRows> {
-        let products = Linear::begin_all([&self.gate, &self.convolved, &self.step], x.on_device(ops)?, ops)?;
-        let [gates, raw, steps] = products.expect("the products are on the device");
-        let spans = states.extend_recurrent(pass, self.state_lens())?;
-        let scan = DeviceScan {
-            heads: self.shape.scan(),
-            convolved: self.conv.begin(&[raw], &spans, Some(self.shape.act), ops)?,
-            steps,
-            step_bias: self.bias_copy.of(&self.dt_bias, ops)?,
-            rates: self.rate_copy.of(&self.rate, ops)?,
-            skips: self.skip_copy.of(&self.skip, ops)?,
-            limits: self.shape.dt_limits,
-        };
-        let norm = NormGate {
-            weight: self.norm.on_device(ops)?,
-            width: self.shape.inner() / self.shape.groups,
-            eps: self.shape.eps,
-            function: GateFunction::Silu,
-            order: GateOrder::GateFirst,
-        };
-        let y = ops.norm_gate(ops.scan(&scan, &spans)?, gates, &norm)?;
-        Ok(self.output.begin(y, ops)?.expect("the output product is on the device"))
     }
 }

@@ -7,14 +7,10 @@
 //! stream i += 2 · sigmoid(inject(n)_i / count) · output
 //! ```
 
-use candle_core::{Device, Tensor};
-
-use super::{ChainedConnection, MergeStreams, ResidualConnection};
-use crate::compute::share;
-use crate::device::{DeviceCopy, DeviceOps, DeviceRows, StreamGate, StreamMix};
+use super::{MergeStreams, ResidualConnection};
+use crate::device::{DeviceOps, DeviceRows, StreamGate, StreamMix};
 use crate::error::Result;
-use crate::matrix::{Linear, with_f32};
-use crate::nn::activation::{sigmoid, silu};
+use crate::matrix::Linear;
 use crate::nn::{Norm, TokenScratch};
 use crate::weights::WeightLoader;
 
@@ -34,7 +30,6 @@ pub struct LowRankMixer {
     shape: LowRankShape,
     /// Over each stream.
     norm: Norm,
-    norm_copy: DeviceCopy,
     /// `[rank, streams · hidden]`
     down: Linear,
     /// `[streams · hidden, rank]`
@@ -55,51 +50,15 @@ impl LowRankMixer {
         Ok(LowRankMixer {
             shape,
             norm: norm.of_groups(shape.hidden),
-            norm_copy: DeviceCopy::default(),
             down: weights.linear(&format!("{prefix}.input_mix_weight_down"), shape.rank, width, false)?,
             up: weights.linear(&format!("{prefix}.input_mix_weight_up"), width, shape.rank, false)?,
         })
     }
 
     /// The mean of `normed [tokens, streams · hidden]` with the gates that `low [tokens, rank]` leads to: `[tokens, hidden]`.
-    fn mean(&self, normed: &Tensor, low: &Tensor) -> Result<Tensor> {
-        let LowRankShape { streams, hidden, .. } = self.shape;
-        let count = streams as f32;
-        let low = with_f32(low, |low| low.iter().map(|x| silu(x / count)).collect::<Vec<_>>())?;
-        let tokens = low.len() / self.shape.rank;
-        let gates = self.up.forward(&Tensor::from_vec(low, (tokens, self.shape.rank), &Device::Cpu)?)?;
-        let mut mean = vec![0.0; tokens * hidden];
-        with_f32(&gates, |gates| {
-            with_f32(normed, |normed| {
-                let all = gates.chunks_exact(streams * hidden).zip(normed.chunks_exact(streams * hidden));
-                share(&self.up.compute().pool, all.zip(mean.chunks_exact_mut(hidden)), |_, ((gates, normed), mean)| {
-                    for (gates, normed) in gates.chunks_exact(hidden).zip(normed.chunks_exact(hidden)) {
-                        let stream = gates.iter().zip(normed);
-                        mean.iter_mut().zip(stream).for_each(|(mean, (gate, x))| *mean += sigmoid(*gate) * x);
-                    }
-                    mean.iter_mut().for_each(|mean| *mean /= count);
-                });
-            })
-        })??;
-        Ok(Tensor::from_vec(mean, (tokens, hidden), &Device::Cpu)?)
-    }
-
-    /// Whether all of it is computed on a device.
-    fn is_on_device(&self) -> bool {
-        self.norm.as_rms_of_groups().is_some() && self.down.is_on_device() && self.up.is_on_device()
-    }
-
-    /// The streams behind their norm, begun on a device.
-    fn begin_norm(&self, streams: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
-        let (weight, eps) = self.norm.as_rms_of_groups().expect("it is for devices");
-        ops.rms_groups(streams, self.shape.streams, Some(self.norm_copy.of(weight, ops)?), eps)
-    }
-
-    /// As [`mean`](Self::mean), begun on a device.
-    fn begin_mean(&self, normed: DeviceRows, low: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+    fn mean(&self, normed: DeviceRows, low: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
         let count = self.shape.streams;
-        let low = ops.stream_gates(low, count, StreamGate::Silu)?;
-        let gates = self.up.begin(low, ops)?.expect("the product is on the device");
+        let gates = self.up.forward(ops.stream_gates(low, count, StreamGate::Silu)?, ops)?;
         ops.gated_mean(normed, gates, count)
     }
 
@@ -111,19 +70,9 @@ impl LowRankMixer {
 }
 
 impl MergeStreams for LowRankMixer {
-    fn merge(&self, streams: &Tensor) -> Result<Tensor> {
-        let normed = self.norm.forward(streams)?;
-        self.mean(&normed, &self.down.forward(&normed)?)
-    }
-
-    fn is_on_device(&self) -> bool {
-        LowRankMixer::is_on_device(self)
-    }
-
-    fn begin(&self, streams: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
-        let normed = self.begin_norm(streams, ops)?;
-        let low = self.down.begin(normed, ops)?.expect("the product is on the device");
-        self.begin_mean(normed, low, ops)
+    fn merge(&self, streams: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+        let normed = self.norm.forward(streams, ops)?;
+        self.mean(normed, self.down.forward(normed, ops)?, ops)
     }
 }
 
@@ -137,52 +86,19 @@ impl LowRankConnection {
 }
 
 impl ResidualConnection for LowRankConnection {
-    fn read(&self, streams: &Tensor) -> Result<(Tensor, Vec<f32>)> {
-        let normed = self.mixer.norm.forward(streams)?;
-        let [low, inject] = Linear::forward_all([&self.mixer.down, &self.inject], &normed)?;
-        let count = self.mixer.shape.streams as f32;
-        let weights = with_f32(&inject, |all| all.iter().map(|x| 2.0 * sigmoid(x / count)).collect())?;
-        Ok((self.mixer.mean(&normed, &low)?, weights))
+    fn read(&self, streams: DeviceRows, ops: &dyn DeviceOps) -> Result<[DeviceRows; 2]> {
+        let normed = self.mixer.norm.forward(streams, ops)?;
+        let [low, inject] = Linear::forward_all([&self.mixer.down, &self.inject], normed, ops)?;
+        let weights = ops.stream_gates(inject, self.mixer.shape.streams, StreamGate::TwiceSigmoid)?;
+        Ok([self.mixer.mean(normed, low, ops)?, weights])
     }
 
-    fn write(&self, streams: Tensor, mix: &[f32], y: &Tensor) -> Result<Tensor> {
-        let LowRankShape { streams: count, hidden, .. } = self.mixer.shape;
-        let mut written = with_f32(&streams, <[f32]>::to_vec)?;
-        with_f32(y, |y| {
-            for (at, (stream, weight)) in written.chunks_exact_mut(hidden).zip(mix).enumerate() {
-                let y = &y[at / count * hidden..][..hidden];
-                stream.iter_mut().zip(y).for_each(|(stream, y)| *stream += y * weight);
-            }
-        })?;
-        Ok(Tensor::from_vec(written, streams.shape(), &Device::Cpu)?)
+    fn write(&self, streams: DeviceRows, mix: DeviceRows, y: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+        ops.write_streams(streams, y, (mix, StreamMix::Weights))
     }
 
     fn scratch(&self, _: usize) -> TokenScratch {
         self.mixer.scratch()
-    }
-
-    fn chained(&self) -> Option<&dyn ChainedConnection> {
-        (self.mixer.is_on_device() && self.inject.is_on_device()).then_some(self)
-    }
-}
-
-impl ChainedConnection for LowRankConnection {
-    fn begin_read(&self, streams: DeviceRows, ops: &dyn DeviceOps) -> Result<[DeviceRows; 2]> {
-        let normed = self.mixer.begin_norm(streams, ops)?;
-        let products = Linear::begin_all([&self.mixer.down, &self.inject], normed, ops)?;
-        let [low, inject] = products.expect("the products are on the device");
-        let weights = ops.stream_gates(inject, self.mixer.shape.streams, StreamGate::TwiceSigmoid)?;
-        Ok([self.mixer.begin_mean(normed, low, ops)?, weights])
-    }
-
-    fn begin_write(
-        &self,
-        streams: DeviceRows,
-        mix: DeviceRows,
-        y: DeviceRows,
-        ops: &dyn DeviceOps,
-    ) -> Result<DeviceRows> {
-        ops.write_streams(streams, y, (mix, StreamMix::Weights))
     }
 }
 
@@ -214,9 +130,7 @@ mod tests {
 
     fn connection() -> LowRankConnection {
         let norm = Norm::Rms { weight: numbers(WIDTH, 0.5).into(), eps: 1e-6 }.of_groups(SHAPE.hidden);
-        let norm_copy = DeviceCopy::default();
-        let mixer =
-            LowRankMixer { shape: SHAPE, norm, norm_copy, down: linear(2, WIDTH, 1.0), up: linear(WIDTH, 2, 2.0) };
+        let mixer = LowRankMixer { shape: SHAPE, norm, down: linear(2, WIDTH, 1.0), up: linear(WIDTH, 2, 2.0) };
         LowRankConnection { mixer, inject: linear(3, WIDTH, 3.0) }
     }
 
@@ -244,12 +158,15 @@ mod tests {
     fn what_is_read_and_written_follows_the_definition() {
         let connection = connection();
         let (streams, y) = (numbers(5 * WIDTH, 0.0), numbers(5 * 4, 9.0));
-        let tensor = |x: &[f32], width: usize| Tensor::from_slice(x, (x.len() / width, width), &Device::Cpu).unwrap();
-        let values = |x: Tensor| x.flatten_all().unwrap().to_vec1::<f32>().unwrap();
-        let (read, mix) = connection.read(&tensor(&streams, WIDTH)).unwrap();
-        assert_eq!(values(connection.mixer.merge(&tensor(&streams, WIDTH)).unwrap()), values(read.clone()));
-        let read = values(read);
-        let written = values(connection.write(tensor(&streams, WIDTH), &mix, &tensor(&y, 4)).unwrap());
+        let compute = ComputeContext::single_threaded();
+        let ops = compute.ops();
+        let x = ops.send(&streams, WIDTH).unwrap();
+        let [read, mix] = connection.read(x, ops).unwrap();
+        let merged = connection.mixer.merge(x, ops).unwrap();
+        let written = connection.write(x, mix, ops.send(&y, 4).unwrap(), ops).unwrap();
+        let all = ops.download(&[read, mix, written, merged]).unwrap();
+        let [read, mix, written, merged] = [0, 1, 2, 3].map(|which: usize| &all[which][..]);
+        assert_eq!(merged, read);
         for (token, own) in streams.chunks(WIDTH).enumerate() {
             let (want, weights) = naive(own);
             let near = |got: &[f32], want: &[f64]| got.iter().zip(want).all(|(a, b)| (f64::from(*a) - b).abs() < 1e-5);

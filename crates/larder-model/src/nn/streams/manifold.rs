@@ -1,16 +1,14 @@
 //! Manifold-constrained hyper-connections (mHC), of DeepSeek-V4 and GLM-5: how streams are read, written and mixed depends on the
 //! streams themselves, and the matrix that mixes them is made doubly stochastic.
 
-use candle_core::{Device, Tensor};
 use larder_kernels::exp;
 
-use super::{ChainedConnection, MergeStreams, ResidualConnection};
-use crate::device::{DeviceCopy, DeviceOps, DeviceRows, MATRIX_STREAMS, ManifoldWeights, StreamMix};
+use super::{MergeStreams, ResidualConnection};
+use crate::device::{DeviceCopy, DeviceOps, DeviceRows, ManifoldWeights, StreamMix};
 use crate::error::Result;
-use crate::matrix::{Linear, with_f32};
+use crate::matrix::Linear;
 use crate::nn::TokenScratch;
 use crate::nn::activation::sigmoid;
-use crate::nn::norm::rms;
 use crate::weights::WeightLoader;
 
 /// Sizes and constants of the hyper-connections of a model.
@@ -76,41 +74,14 @@ impl ManifoldMerge {
 }
 
 impl ResidualConnection for ManifoldConnection {
-    fn read(&self, streams: &Tensor) -> Result<(Tensor, Vec<f32>)> {
-        let ManifoldShape { streams: count, hidden, norm_eps, .. } = self.shape;
-        let weights = self.weights.forward(&rms(streams, norm_eps)?)?; // [tokens, count · (2 + count)]
-        let (tokens, width) = weights.dims2()?;
-        let mut mixes = with_f32(&weights, <[f32]>::to_vec)?;
-        let mut read = vec![0.0; tokens * hidden];
-        let mut mix = Vec::with_capacity(tokens * count * (1 + count));
-        with_f32(streams, |streams| {
-            let tokens = mixes.chunks_exact_mut(width).zip(streams.chunks_exact(count * hidden));
-            for ((weights, streams), read) in tokens.zip(read.chunks_exact_mut(hidden)) {
-                self.shape.finish(weights, &self.base, self.scale);
-                add_streams(weights[..count].iter(), streams, read);
-                mix.extend_from_slice(&weights[count..]);
-            }
-        })?;
-        Ok((Tensor::from_vec(read, (tokens, hidden), &Device::Cpu)?, mix))
+    fn read(&self, streams: DeviceRows, ops: &dyn DeviceOps) -> Result<[DeviceRows; 2]> {
+        let base = self.base_copy.of(&self.base, ops)?;
+        let weights = self.shape.weights(&self.weights, streams, (base, self.scale), ops)?;
+        Ok([ops.read_streams(streams, self.shape.streams, Some(weights))?, weights])
     }
 
-    fn write(&self, streams: Tensor, mix: &[f32], y: &Tensor) -> Result<Tensor> {
-        let ManifoldShape { streams: count, hidden, .. } = self.shape;
-        let mut written = vec![0.0; streams.elem_count()];
-        with_f32(&streams, |streams| {
-            with_f32(y, |y| {
-                let tokens = streams.chunks_exact(count * hidden).zip(y.chunks_exact(hidden));
-                let tokens = tokens.zip(mix.chunks_exact(count * (1 + count)));
-                for (((streams, y), mix), written) in tokens.zip(written.chunks_exact_mut(count * hidden)) {
-                    let (post, matrix) = mix.split_at(count);
-                    for (stream, out) in written.chunks_exact_mut(hidden).enumerate() {
-                        add_streams(matrix[stream..].iter().step_by(count), streams, out);
-                        out.iter_mut().zip(y).for_each(|(out, y)| *out += post[stream] * y);
-                    }
-                }
-            })
-        })??;
-        Ok(Tensor::from_vec(written, streams.shape(), &Device::Cpu)?)
+    fn write(&self, streams: DeviceRows, mix: DeviceRows, y: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+        ops.write_streams(streams, y, (mix, StreamMix::Matrix))
     }
 
     fn scratch(&self, hidden: usize) -> TokenScratch {
@@ -119,16 +90,20 @@ impl ResidualConnection for ManifoldConnection {
         let floats = 2 * streams * hidden + hidden + 2 * streams * (2 + streams);
         TokenScratch { floats, input: streams * hidden }
     }
-
-    fn chained(&self) -> Option<&dyn ChainedConnection> {
-        (self.weights.is_on_device() && self.shape.streams <= MATRIX_STREAMS).then_some(self)
-    }
 }
 
 impl ManifoldShape {
-    /// As [`finish_weights`], with the constants of the model.
-    fn finish(&self, weights: &mut [f32], base: &[f32], scale: [f32; 3]) {
-        finish_weights(weights, self.streams, (base, scale), (self.eps, self.iterations));
+    /// The weights that depend on the streams.
+    fn weights(
+        &self,
+        product: &Linear,
+        streams: DeviceRows,
+        (base, scale): (usize, [f32; 3]),
+        ops: &dyn DeviceOps,
+    ) -> Result<DeviceRows> {
+        let products = product.forward(ops.rms_groups(streams, 1, None, self.norm_eps)?, ops)?;
+        let (eps, iterations) = (self.eps, self.iterations);
+        ops.stream_weights(products, self.streams, &ManifoldWeights { scale, base, eps, iterations })
     }
 }
 
@@ -177,70 +152,10 @@ fn normalise_columns(matrix: &mut [f32], count: usize, eps: f32) {
 }
 
 impl MergeStreams for ManifoldMerge {
-    fn merge(&self, streams: &Tensor) -> Result<Tensor> {
-        let ManifoldShape { streams: count, hidden, norm_eps, .. } = self.shape;
-        let weights = self.weights.forward(&rms(streams, norm_eps)?)?; // [tokens, count]
-        let mut weights = with_f32(&weights, <[f32]>::to_vec)?;
-        let mut merged = vec![0.0; weights.len() / count * hidden];
-        with_f32(streams, |streams| {
-            let tokens = weights.chunks_exact_mut(count).zip(streams.chunks_exact(count * hidden));
-            for ((weights, streams), merged) in tokens.zip(merged.chunks_exact_mut(hidden)) {
-                self.shape.finish(weights, &self.base, [self.scale; 3]);
-                add_streams(weights.iter(), streams, merged);
-            }
-        })?;
-        Ok(Tensor::from_vec(merged, (weights.len() / count, hidden), &Device::Cpu)?)
-    }
-
-    fn is_on_device(&self) -> bool {
-        self.weights.is_on_device()
-    }
-
-    fn begin(&self, streams: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+    fn merge(&self, streams: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
         let base = self.base_copy.of(&self.base, ops)?;
-        let weights = self.shape.begin_weights(&self.weights, streams, (base, [self.scale; 3]), ops)?;
+        let weights = self.shape.weights(&self.weights, streams, (base, [self.scale; 3]), ops)?;
         ops.read_streams(streams, self.shape.streams, Some(weights))
-    }
-}
-
-impl ChainedConnection for ManifoldConnection {
-    fn begin_read(&self, streams: DeviceRows, ops: &dyn DeviceOps) -> Result<[DeviceRows; 2]> {
-        let base = self.base_copy.of(&self.base, ops)?;
-        let weights = self.shape.begin_weights(&self.weights, streams, (base, self.scale), ops)?;
-        Ok([ops.read_streams(streams, self.shape.streams, Some(weights))?, weights])
-    }
-
-    fn begin_write(
-        &self,
-        streams: DeviceRows,
-        mix: DeviceRows,
-        y: DeviceRows,
-        ops: &dyn DeviceOps,
-    ) -> Result<DeviceRows> {
-        ops.write_streams(streams, y, (mix, StreamMix::Matrix))
-    }
-}
-
-impl ManifoldShape {
-    /// The weights that depend on the streams, begun on a device that has the product.
-    fn begin_weights(
-        &self,
-        product: &Linear,
-        streams: DeviceRows,
-        (base, scale): (usize, [f32; 3]),
-        ops: &dyn DeviceOps,
-    ) -> Result<DeviceRows> {
-        let normalised = ops.rms_groups(streams, 1, None, self.norm_eps)?;
-        let products = product.begin(normalised, ops)?.expect("the product is on the device");
-        let (eps, iterations) = (self.eps, self.iterations);
-        ops.stream_weights(products, self.streams, &ManifoldWeights { scale, base, eps, iterations })
-    }
-}
-
-/// Adds each of the `streams`, one behind the other, times its weight, to `sum`.
-fn add_streams<'w>(weights: impl Iterator<Item = &'w f32>, streams: &[f32], sum: &mut [f32]) {
-    for (weight, stream) in weights.zip(streams.chunks_exact(sum.len())) {
-        sum.iter_mut().zip(stream).for_each(|(sum, value)| *sum += weight * value);
     }
 }
 
@@ -275,20 +190,18 @@ mod tests {
         let connection = connection();
         let streams: Vec<f32> = (0..5 * 12).map(|i| (i as f32 * 1.7).sin()).collect();
         let y: Vec<f32> = (0..5 * 4).map(|i| i as f32).collect();
+        let compute = ComputeContext::single_threaded();
+        let ops = compute.ops();
         let run = |tokens: std::ops::Range<usize>| {
-            let rows = |all: &[f32], width| all[tokens.start * width..tokens.end * width].to_vec();
-            let x = Tensor::from_vec(rows(&streams, 12), (tokens.len(), 12), &Device::Cpu).unwrap();
-            let y = Tensor::from_vec(rows(&y, 4), (tokens.len(), 4), &Device::Cpu).unwrap();
-            let (read, mix) = connection.read(&x).unwrap();
-            let written = connection.write(x, &mix, &y).unwrap();
-            (
-                read.flatten_all().unwrap().to_vec1::<f32>().unwrap(),
-                mix,
-                written.flatten_all().unwrap().to_vec1().unwrap(),
-            )
+            let rows = |all: &[f32], width| ops.send(&all[tokens.start * width..tokens.end * width], width).unwrap();
+            let (x, y) = (rows(&streams, 12), rows(&y, 4));
+            let [read, mix] = connection.read(x, ops).unwrap();
+            let written = connection.write(x, mix, y, ops).unwrap();
+            ops.download(&[read, mix, written]).unwrap().iter().map(|rows| rows.to_vec()).collect::<Vec<_>>()
         };
-        let (read, mix, written): (_, _, Vec<f32>) = run(0..5);
-        for token in mix.chunks_exact(12) {
+        let [read, mix, written] = run(0..5).try_into().unwrap();
+        for token in mix.chunks_exact(15) {
+            let token = &token[3..];
             let matrix = &token[3..];
             for at in 0..3 {
                 let (row, column) =
@@ -297,7 +210,7 @@ mod tests {
             }
         }
         let parts = [run(0..1), run(1..4), run(4..5)];
-        assert_eq!(parts.iter().flat_map(|part| part.0.clone()).collect::<Vec<_>>(), read);
-        assert_eq!(parts.iter().flat_map(|part| part.2.clone()).collect::<Vec<_>>(), written);
+        assert_eq!(parts.iter().flat_map(|part| part[0].clone()).collect::<Vec<_>>(), read);
+        assert_eq!(parts.iter().flat_map(|part| part[2].clone()).collect::<Vec<_>>(), written);
     }
 }

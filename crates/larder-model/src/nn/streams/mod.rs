@@ -1,8 +1,6 @@
 //! The seam between a part of a layer and the residual stream, for models in which it is more than an addition: both may be
 //! scaled, and hyper-connections keep several streams, read a mixture of them, and write to all.
 
-use candle_core::Tensor;
-
 use super::TokenScratch;
 use crate::device::{DeviceOps, DeviceRows};
 use crate::error::Result;
@@ -20,48 +18,20 @@ pub use scaled::ScaledConnection;
 
 /// A connection of a part of a layer with the residual streams `[tokens, streams · hidden]`.
 pub trait ResidualConnection: Send + Sync {
-    /// What the part reads, `[tokens, hidden]`, and the numbers that [`write`](Self::write) needs, as many for each token.
+    /// What the part reads, `[tokens, hidden]`, and what [`write`](Self::write) needs.
     ///
     /// The caller guarantees streams of the model's width. A token's results depend on its streams alone, bit for bit.
-    fn read(&self, streams: &Tensor) -> Result<(Tensor, Vec<f32>)>;
+    fn read(&self, streams: DeviceRows, ops: &dyn DeviceOps) -> Result<[DeviceRows; 2]>;
 
     /// The streams behind the part, whose output is `y [tokens, hidden]`; `mix` is what [`read`](Self::read) returned for them.
-    fn write(&self, streams: Tensor, mix: &[f32], y: &Tensor) -> Result<Tensor>;
+    fn write(&self, streams: DeviceRows, mix: DeviceRows, y: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows>;
 
     /// What both allocate per token.
     fn scratch(&self, hidden: usize) -> TokenScratch;
-
-    /// The same connection as a part of chains on a device; `None` if the CPU computes it.
-    fn chained(&self) -> Option<&dyn ChainedConnection> {
-        None
-    }
-}
-
-/// A connection with residual streams that are rows of a chain on a device.
-pub trait ChainedConnection {
-    /// As [`ResidualConnection::read`], begun on a device.
-    fn begin_read(&self, streams: DeviceRows, ops: &dyn DeviceOps) -> Result<[DeviceRows; 2]>;
-
-    /// As [`ResidualConnection::write`], begun on a device.
-    fn begin_write(
-        &self,
-        streams: DeviceRows,
-        mix: DeviceRows,
-        y: DeviceRows,
-        ops: &dyn DeviceOps,
-    ) -> Result<DeviceRows>;
 }
 
 /// Merges the residual streams behind the last layer.
 pub trait MergeStreams: Send + Sync {
     /// `streams [tokens, streams · hidden]` → `[tokens, hidden]`
-    fn merge(&self, streams: &Tensor) -> Result<Tensor>;
-
-    /// Whether [`begin`](Self::begin) computes it.
-    fn is_on_device(&self) -> bool {
-        false
-    }
-
-    /// As [`merge`](Self::merge), begun on a device.
-    fn begin(&self, streams: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows>;
+    fn merge(&self, streams: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows>;
 }

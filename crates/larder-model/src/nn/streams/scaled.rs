@@ -1,11 +1,8 @@
 //! A residual addition of which both sides have a factor and a bias per channel, as ZAYA has it.
 
-use candle_core::{Device, Tensor};
-
-use super::{ChainedConnection, ResidualConnection};
+use super::ResidualConnection;
 use crate::device::{DeviceCopy, DeviceOps, DeviceRows, ScaledSides};
 use crate::error::Result;
-use crate::matrix::with_f32;
 use crate::nn::TokenScratch;
 use crate::weights::WeightLoader;
 
@@ -30,12 +27,8 @@ impl ScaleAndBias {
         Ok(ScaleAndBias { scale, bias, copies: Default::default() })
     }
 
-    fn of(&self, channel: usize, value: f32) -> f32 {
-        (value + self.bias[channel]) * self.scale[channel]
-    }
-
-    /// The ids of both on the device.
-    fn on_device(&self, ops: &dyn DeviceOps) -> Result<[usize; 2]> {
+    /// The ids of both, which these operations keep.
+    fn of(&self, ops: &dyn DeviceOps) -> Result<[usize; 2]> {
         let [scale, bias] = &self.copies;
         Ok([scale.of(&self.scale, ops)?, bias.of(&self.bias, ops)?])
     }
@@ -53,51 +46,24 @@ impl ScaledConnection {
 }
 
 impl ResidualConnection for ScaledConnection {
-    fn read(&self, stream: &Tensor) -> Result<(Tensor, Vec<f32>)> {
-        Ok((stream.clone(), Vec::new()))
+    fn read(&self, stream: DeviceRows, _: &dyn DeviceOps) -> Result<[DeviceRows; 2]> {
+        Ok([stream; 2])
     }
 
-    fn write(&self, stream: Tensor, _: &[f32], y: &Tensor) -> Result<Tensor> {
-        let hidden = stream.dim(1)?;
-        let mut written = with_f32(&stream, <[f32]>::to_vec)?;
-        with_f32(y, |y| {
-            for (stream, y) in written.chunks_exact_mut(hidden).zip(y.chunks_exact(hidden)) {
-                let channels = stream.iter_mut().zip(y).enumerate();
-                channels.for_each(|(at, (value, y))| *value = self.output.of(at, *y) + self.stream.of(at, *value));
-            }
-        })?;
-        Ok(Tensor::from_vec(written, stream.shape(), &Device::Cpu)?)
+    fn write(&self, stream: DeviceRows, _: DeviceRows, y: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+        let sides = ScaledSides { y: self.output.of(ops)?, stream: self.stream.of(ops)? };
+        ops.add_scaled_sides(stream, y, &sides)
     }
 
     fn scratch(&self, hidden: usize) -> TokenScratch {
         TokenScratch { floats: hidden, input: hidden }
-    }
-
-    fn chained(&self) -> Option<&dyn ChainedConnection> {
-        Some(self)
-    }
-}
-
-impl ChainedConnection for ScaledConnection {
-    fn begin_read(&self, streams: DeviceRows, _: &dyn DeviceOps) -> Result<[DeviceRows; 2]> {
-        Ok([streams; 2])
-    }
-
-    fn begin_write(
-        &self,
-        streams: DeviceRows,
-        _: DeviceRows,
-        y: DeviceRows,
-        ops: &dyn DeviceOps,
-    ) -> Result<DeviceRows> {
-        let sides = ScaledSides { y: self.output.on_device(ops)?, stream: self.stream.on_device(ops)? };
-        ops.add_scaled_sides(streams, y, &sides)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::compute::ComputeContext;
 
     #[test]
     fn both_sides_are_shifted_and_scaled_by_channel() {
@@ -108,11 +74,12 @@ mod tests {
         };
         let connection =
             ScaledConnection { output: channels([2.0, 3.0], [0.5, 0.0]), stream: channels([1.0, -1.0], [1.0, 2.0]) };
-        let rows = |values: [f32; 4]| Tensor::from_vec(values.to_vec(), (2, 2), &Device::Cpu).unwrap();
-        let x = rows([1.0, 2.0, 3.0, 4.0]);
-        let (read, mix) = connection.read(&x).unwrap();
-        assert_eq!((read.to_vec2::<f32>().unwrap(), mix), (x.to_vec2().unwrap(), vec![]));
-        let written = connection.write(x, &[], &rows([1.0, 1.0, 0.0, -1.0])).unwrap();
-        assert_eq!(written.to_vec2::<f32>().unwrap(), [[5.0, -1.0], [5.0, -9.0]]);
+        let compute = ComputeContext::single_threaded();
+        let ops = compute.ops();
+        let x = ops.send(&[1.0, 2.0, 3.0, 4.0], 2).unwrap();
+        let [read, mix] = connection.read(x, ops).unwrap();
+        assert_eq!(read, x);
+        let written = connection.write(x, mix, ops.send(&[1.0, 1.0, 0.0, -1.0], 2).unwrap(), ops).unwrap();
+        assert_eq!(ops.download(&[written]).unwrap()[0][..], [5.0, -1.0, 5.0, -9.0]);
     }
 }

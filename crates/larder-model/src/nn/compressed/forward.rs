@@ -1,25 +1,25 @@
-//! Compressed attention as a part of chains on a device, from its input on. Rows in main memory are attended to by the CPU alone.
+//! The forward pass of compressed attention.
 
 use std::ops::Range;
 
 use larder_core::KV_PAGE_TOKENS;
 
 use super::compressor::entries_seen;
-use super::{CompressedAttention, CompressedShape, Compressor, Entries, EntryIndexer};
+use super::{CompressedAttention, CompressedShape, Entries, EntryIndexer};
 use crate::device::{
     DeviceHeads, DeviceIndex, DeviceKvView, DeviceOps, DeviceRotation, DeviceRows, HeadNorm, IndexBlocks, SeenRows,
 };
 use crate::error::Result;
-use crate::hidden::{Hidden, Place};
 use crate::matrix::Linear;
-use crate::nn::chained_choice::{ListLengths, choose};
-use crate::nn::{ChainedMixer, ForwardPass, KeysAndValues, Norm, Rotary};
+use crate::nn::index_choice::{ListLengths, choose};
+use crate::nn::{ForwardPass, KeysAndValues, Rotary};
+use crate::ops::Near;
 use crate::step::LayerStates;
 
 /// The rows of the window.
 const WINDOW: KeysAndValues = |kv| (&kv.keys, None);
 
-/// Products with the input on a device.
+/// Products with the input.
 struct Products {
     /// `[tokens, q_rank]`: what queries are made of, before its norm.
     latent: DeviceRows,
@@ -32,28 +32,12 @@ struct Products {
 }
 
 impl CompressedAttention {
-    /// Whether there is a form for devices, if its products are there.
-    pub(super) fn has_device_form(&self) -> bool {
-        let eps = |norm: &Norm| norm.as_rms().map(|(_, eps)| eps);
-        // Queries and rows have their norms in one operation.
-        let norms = eps(&self.q_norm).is_some() && eps(&self.kv_norm) == Some(self.shape.eps);
-        norms && self.compressors().all(Compressor::has_device_form)
-    }
-
-    /// Whether all of it is computed on a device.
-    pub(super) fn is_for_devices(&self) -> bool {
-        let products = [&self.q_a, &self.q_b, &self.kv].into_iter().all(Linear::is_on_device);
-        let indexer = self.indexer().is_none_or(EntryIndexer::is_on_device);
-        let entries = self.compressors().all(Compressor::is_on_device);
-        self.has_device_form() && products && indexer && entries && self.output.is_on_device()
-    }
-
     /// The products with the input `x`.
-    fn begin_products(&self, x: DeviceRows, pass: &ForwardPass, ops: &dyn DeviceOps) -> Result<Products> {
+    fn products(&self, x: DeviceRows, pass: &ForwardPass, ops: &dyn DeviceOps) -> Result<Products> {
         let of_compressors = self.compressors().flat_map(|compressor| [&compressor.values, &compressor.logits]);
         let weights = self.indexer().filter(|_| self.has_choice(pass)).map(|indexer| &indexer.weights);
         let products: Vec<&Linear> = [&self.q_a, &self.kv].into_iter().chain(of_compressors).chain(weights).collect();
-        let rows = Linear::begin_each(&products, x, ops)?.expect("the products are on the device");
+        let rows = Linear::forward_each(&products, x, ops)?;
         let (of_compressors, rest) = rows[2..].as_chunks();
         Ok(Products {
             latent: rows[0],
@@ -76,7 +60,7 @@ impl CompressedAttention {
     }
 
     /// Appends entries and their keys, and chooses among them. Returns the lengths of the lists, if there is a choice.
-    fn begin_entries(
+    fn choose_entries(
         &self,
         products: &Products,
         latent: DeviceRows,
@@ -85,14 +69,14 @@ impl CompressedAttention {
         ops: &dyn DeviceOps,
     ) -> Result<ListLengths> {
         for (kind, (compressor, parts)) in self.compressors().zip(&products.parts).enumerate() {
-            compressor.begin(*parts, (states, 2 * kind), pass, ops)?;
+            compressor.append(*parts, (states, 2 * kind), pass, ops)?;
         }
         let (Some(Entries { rate, indexer: Some(indexer), .. }), Some(weights)) = (&self.entries, products.weights)
         else {
             return Ok(None);
         };
         let EntryIndexer { heads, width, count, .. } = *indexer;
-        let queries = indexer.queries.begin(latent, ops)?.expect("the product is on the device");
+        let queries = indexer.queries.forward(latent, ops)?;
         let turns = pass.ropes[self.rotary.table].turns();
         let seen = entries_seen(pass, *rate).into_iter().map(|rows| SeenRows { rows, positions: rows });
         let index = DeviceIndex {
@@ -110,7 +94,7 @@ impl CompressedAttention {
     }
 
     /// Attention to entries, and to the window behind them.
-    fn begin_attention(
+    fn attend(
         &self,
         queries: DeviceRows,
         (rate, lengths): (usize, ListLengths),
@@ -122,12 +106,12 @@ impl CompressedAttention {
         let (mut views, mut seen) = (Vec::with_capacity(pass.spans.len()), Vec::with_capacity(pass.tokens()));
         for (i, span) in pass.spans.iter().enumerate() {
             let state = states.of(i);
-            let entries = state.further[1].rows.view(self.shape.head_dim).on_device();
-            let (view, moved) = joined(entries, state.keys.view(self.shape.head_dim).on_device());
+            let entries = state.further[1].rows.view(self.shape.head_dim);
+            let (view, moved) = joined(entries, state.keys.view(self.shape.head_dim));
             seen.extend(span.rows(&in_window, 1).iter().map(moved));
             views.push(view);
         }
-        let mut tasks = attention.device_tasks((states, WINDOW), pass, &seen);
+        let mut tasks = attention.tasks((states, WINDOW), pass, &seen);
         for (task, view) in tasks.iter_mut().zip(views) {
             (task.keys, task.values) = (view.clone(), view);
         }
@@ -144,45 +128,40 @@ fn joined(first: DeviceKvView, second: DeviceKvView) -> (DeviceKvView, impl Fn(&
     let (before, given_back) = (first.pages.len(), second.first_page);
     let moved = move |at: usize| at + before * KV_PAGE_TOKENS - given_back * KV_PAGE_TOKENS;
     let pages = [first.pages, second.pages].concat();
-    let view = DeviceKvView { first_page: 0, pages, width: second.width };
+    let view = DeviceKvView { place: second.place, first_page: 0, pages, width: second.width };
     (view, move |seen| moved(seen.start)..moved(seen.end))
 }
 
-impl EntryIndexer {
-    fn is_on_device(&self) -> bool {
-        self.queries.is_on_device() && self.weights.is_on_device()
-    }
-}
-
-impl ChainedMixer for CompressedAttention {
-    fn takes(&self, keys: Place) -> bool {
-        keys == Place::Device
-    }
-
-    fn begin(
+impl CompressedAttention {
+    /// As [`Mixer::forward`](crate::nn::Mixer::forward).
+    pub(super) fn compute(
         &self,
-        x: &Hidden,
+        x: DeviceRows,
         states: &mut LayerStates,
         pass: &ForwardPass,
         ops: &dyn DeviceOps,
     ) -> Result<DeviceRows> {
         let CompressedShape { heads, head_dim, eps, .. } = self.shape;
-        let products = self.begin_products(x.on_device(ops)?, pass, ops)?;
-        let (weight, of_latent) = self.q_norm.as_rms().expect("it is for devices");
-        let latent = ops.rms_norm(products.latent, weight.on_device(ops)?, of_latent)?;
-        let chosen = self.begin_entries(&products, latent, states, pass, ops)?;
+        let products = self.products(x, pass, ops)?;
+        let latent = self.q_norm.forward(products.latent, ops)?;
+        let queries = self.q_b.forward(latent, ops)?;
+
+        let near = Near::new(self.kv.compute(), states.place(), ops);
+        let products = products.taken(&near)?;
+        let [latent, queries] = near.take([latent, queries])?;
+        let chosen = self.choose_entries(&products, latent, states, pass, near.ops)?;
         for (i, span) in pass.spans.iter().enumerate() {
             states.of_mut(i).keys.extend(span.tokens, 1, head_dim)?;
         }
-        let (of_rows, _) = self.kv_norm.as_rms().expect("it is for devices");
-        let weights = [Some(self.ones.on_device(ops)?), Some(of_rows.on_device(ops)?)];
+        let (of_rows, kv_eps) = self.kv_norm.rms_parts();
+        let weights = [Some(self.ones.of(near.ops)?), Some(of_rows.of(near.ops)?)];
         let turns = pass.ropes[self.rotary.table].turns();
         let new = DeviceHeads {
-            queries: self.q_b.begin(latent, ops)?.expect("the product is on the device"),
+            queries,
             rest: None,
             keys: products.rows,
             values: None,
-            norm: Some(HeadNorm { weights, eps, whole: false, width: None, behind_rotation: false }),
+            norm: Some(HeadNorm { weights, eps: [eps, kv_eps], whole: false, width: None, after_rotation: false }),
             clip: None,
             value_norm: None,
             value_factor: 1.0,
@@ -190,20 +169,30 @@ impl ChainedMixer for CompressedAttention {
             scales: &[],
             bias: None,
         };
+        let (rows, attention) = ((&*states, WINDOW), self.over_rows());
         let mixed = match &self.entries {
-            None => self.over_rows().begin_new(ops, &new, (&*states, WINDOW), (pass, self.mask()))?,
+            None => attention.forward(&new, rows, (pass, self.mask()), None, near.ops)?,
             Some(entries) => {
                 let seen = pass.visible_ranges(self.mask());
-                let attention = self.over_rows();
-                let tasks = attention.device_tasks((&*states, WINDOW), pass, &seen);
-                let queries = ops.begin_heads(&new, &tasks.iter().collect::<Vec<_>>())?;
-                self.begin_attention(queries, (entries.rate, chosen), states, pass, ops)?
+                let tasks = attention.tasks(rows, pass, &seen);
+                let queries = near.ops.begin_heads(&new, &tasks.iter().collect::<Vec<_>>())?;
+                self.attend(queries, (entries.rate, chosen), states, pass, near.ops)?
             }
         };
         (0..pass.spans.len()).for_each(|i| states.of_mut(i).release_unseen(self.mask()));
-        // As on the CPU, what is mixed is rotated back by the position of the query.
+        // Rows are values too, so what is mixed is rotated by positions: back by that of the query.
         let back: Vec<(f32, f32)> = turns.iter().map(|(cos, sin)| (*cos, -sin)).collect();
-        let mixed = ops.rotate_heads(mixed, heads, None, Some(self.of_tails(head_dim, &back)))?;
-        self.output.begin(mixed, ops)
+        let mixed = ops.rotate_heads(near.give(mixed)?, heads, None, Some(self.of_tails(head_dim, &back)))?;
+        self.output.forward(mixed, ops)
+    }
+}
+
+impl Products {
+    /// The same, where the rows of the KV cache are; but for the latent.
+    fn taken(self, near: &Near) -> Result<Products> {
+        let parts = self.parts.into_iter().map(|parts| near.take(parts)).collect::<Result<_>>()?;
+        let weights = self.weights.map(|rows| near.take([rows])).transpose()?.map(|[rows]| rows);
+        let [rows] = near.take([self.rows])?;
+        Ok(Products { rows, parts, weights, ..self })
     }
 }

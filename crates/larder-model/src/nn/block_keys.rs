@@ -1,25 +1,21 @@
-//! Keys of blocks of tokens as parts of chains on a device: what tokens yield is kept until their block is complete, and then pooled.
+//! Keys of blocks of tokens: what tokens yield is kept until their block is complete, and then pooled.
 
 use std::ops::Range;
 
 use larder_core::KV_PAGE_TOKENS;
 use larder_kernels::AttentionArgs;
 
-use super::attention_indexer::ChainedIndexer;
-use super::chained_choice::{ListLengths, NewIndexRows, choose, device_rotation};
-use super::{BlockIndexer, BlockIndexerShape, DeviceNorm, ForwardPass, IndexProducts, KvRows, Rope, RopeTable, Rotary};
-use crate::device::{
-    BlockPooling, DeviceIndex, DeviceKvView, DeviceOps, DeviceRotation, DeviceRows, IndexBlocks, SeenRows,
-};
+use super::index_choice::NewIndexRows;
+use super::{ForwardPass, KvRows, Norm, Rope, RopeTable, Rotary};
+use crate::device::{BlockPooling, DeviceKvView, DeviceOps, DeviceRotation, DeviceRows};
 use crate::error::Result;
-use crate::matrix::Linear;
 use crate::step::LayerStates;
 
 /// What makes keys of blocks.
 pub struct BlockKeys<'a> {
     pub pooling: BlockPooling,
     /// Of a key.
-    pub norm: DeviceNorm<'a>,
+    pub norm: &'a Norm,
     /// Of a key, from this value on, by the first position of its block.
     pub rotation: Option<(&'a Rope, Rotary, usize)>,
 }
@@ -76,9 +72,9 @@ impl BlockKeys<'_> {
         };
         let blocks: Vec<NewRows> = new.iter().map(complete).filter(|blocks| !blocks.rows.is_empty()).collect();
         if !blocks.is_empty() {
-            let view = |span: usize| states.of(span).further[first].rows.view(parts.width).on_device();
+            let view = |span: usize| states.of(span).further[first].rows.view(parts.width);
             let of_blocks: Vec<_> = blocks.iter().map(|blocks| (view(blocks.span), blocks.rows.clone())).collect();
-            let keys = self.norm.begin(ops.pool_blocks(&of_blocks, &self.pooling)?, ops)?;
+            let keys = self.norm.forward(ops.pool_blocks(&of_blocks, &self.pooling)?, ops)?;
             for NewRows { span, rows } in &blocks {
                 states.of_mut(*span).further[first + 1].extend(rows.len())?;
             }
@@ -107,76 +103,10 @@ fn write_rows<'r>(
 ) -> Result<()> {
     let seen: Vec<Vec<Range<usize>>> = new.iter().map(|new| new.rows.clone().map(|at| at..at + 1).collect()).collect();
     let task = |(new, seen): (&NewRows, _)| {
-        let view = of(new.span).view(rows.width).on_device();
+        let view = of(new.span).view(rows.width);
         NewIndexRows::task(view, 1, seen)
     };
     let tasks: Vec<AttentionArgs<DeviceKvView>> = new.iter().zip(seen.iter().map(Vec::as_slice)).map(task).collect();
     let heads = NewIndexRows { queries: None, keys: rows, rotation, norm: None };
     ops.begin_heads(&heads.heads(), &tasks.iter().collect::<Vec<_>>()).map(drop)
-}
-
-impl ChainedIndexer for BlockIndexer {
-    fn has_device_form(&self) -> bool {
-        self.query_norm.as_rms().is_some() && self.key_norm.for_devices().is_some() && self.shape.blocks > 0
-    }
-
-    fn is_on_device(&self) -> bool {
-        let products = match &self.products {
-            IndexProducts::Joined(product) => product.is_on_device(),
-            IndexProducts::Apart(query, key) => query.is_on_device() && key.is_on_device(),
-        };
-        self.has_device_form() && products
-    }
-
-    fn device_products(&self, pass: &ForwardPass) -> Vec<&Linear> {
-        match &self.products {
-            IndexProducts::Joined(product) => vec![product],
-            IndexProducts::Apart(query, key) if self.has_choice(pass) => vec![key, query],
-            IndexProducts::Apart(_, key) => vec![key],
-        }
-    }
-
-    fn begin(
-        &self,
-        products: &[DeviceRows],
-        states: &mut LayerStates,
-        pass: &ForwardPass,
-        ops: &dyn DeviceOps,
-    ) -> Result<ListLengths> {
-        let BlockIndexerShape { heads, width, tokens, blocks } = self.shape;
-        let keys = match &self.products {
-            IndexProducts::Joined(_) => ops.columns(products[0], heads * width, width)?,
-            IndexProducts::Apart(..) => products[0],
-        };
-        let of_blocks = BlockKeys {
-            pooling: BlockPooling { rate: tokens, places: None, overlap: false },
-            norm: self.key_norm.for_devices().expect("the indexer is for devices"),
-            rotation: Some((&self.rope, self.rotary, 0)),
-        };
-        of_blocks.append(keys, (states, 0), pass, ops)?;
-        if !self.has_choice(pass) {
-            return Ok(None);
-        }
-        let queries = match &self.products {
-            IndexProducts::Joined(_) => ops.columns(products[0], 0, heads * width)?,
-            IndexProducts::Apart(..) => products[1],
-        };
-        let (weight, eps) = self.query_norm.as_rms().expect("the indexer is for devices");
-        let norm = Some((weight.on_device(ops)?, eps));
-        let queries = ops.rotate_heads(queries, heads, norm, device_rotation(Some(self.rotary), 0, &pass.ropes))?;
-        let seen: Vec<SeenRows> =
-            pass.positions().map(|at| SeenRows { rows: (at + 1) / tokens, positions: at + 1 }).collect();
-        let index = DeviceIndex {
-            queries,
-            weights: None,
-            parts: 1,
-            heads,
-            scale: (width as f64).powf(-0.5) as f32,
-            rectified: true,
-            count: blocks,
-            blocks: IndexBlocks::OfPositions(tokens),
-            seen: &seen,
-        };
-        choose(&index, |span| &states.of(span).further[1].rows, pass, ops)
-    }
 }

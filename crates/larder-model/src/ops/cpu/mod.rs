@@ -1,0 +1,347 @@
+//! The operations of a step on the CPU. Each is computed at once, by tasks of a fork-join where it is more than one task's work, and its
+//! result lies in the workspace.
+
+mod attention;
+mod cca;
+mod gather;
+mod matmul;
+mod pages;
+mod recurrent;
+mod sampling;
+mod streams;
+mod topk;
+mod workspace;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use larder_kernels::{InputBuffer, ThreadPool, tanh};
+
+use crate::compute::ComputeClocks;
+use crate::device::{DeviceOps, DeviceRows, GateOrder, NormGate};
+use crate::double::{AttentionDouble, ProductsDouble};
+use crate::error::{ModelError, Result};
+use crate::nn::{Activation, GateFunction, layer_norm_row, rms_row};
+pub use gather::gather_bytes;
+pub use pages::CpuPages;
+use sampling::Sampling;
+use workspace::Workspace;
+pub use workspace::{HostBuffer, HostRows};
+
+/// The least number of values of a task that adds or multiplies each of them.
+const TASK_VALUES: usize = 16 * 1024;
+/// The least number of values of a task that computes an activation of each of them.
+const TASK_ACTIVATIONS: usize = 4 * 1024;
+
+/// The CPU as a backend of a model's operations.
+pub struct CpuOps {
+    pool: Arc<ThreadPool>,
+    /// Whether activations are not rounded in products with quantised weights.
+    exact: bool,
+    clocks: Arc<ComputeClocks>,
+    pages: Arc<CpuPages>,
+    /// What makes it the double of a device, in tests.
+    fake: Option<Fake>,
+    state: Mutex<State>,
+}
+
+/// What makes the CPU the double of a device.
+struct Fake {
+    products: Arc<ProductsDouble>,
+    attention: Arc<AttentionDouble>,
+    /// Every n-th draw is of another token; 0 for none.
+    wrong_draws: u64,
+    /// The first error since the host waited.
+    failed: Mutex<Option<ModelError>>,
+}
+
+/// What operations change.
+#[derive(Default)]
+struct State {
+    /// Values that do not change, by id.
+    kept: Vec<Vec<f32>>,
+    rows: Workspace,
+    /// The quantised inputs of products.
+    inputs: InputBuffer,
+    /// The last choice of rows.
+    choice: Vec<Vec<u32>>,
+    sampling: Sampling,
+}
+
+impl State {
+    fn values(&self, rows: DeviceRows) -> &[f32] {
+        self.rows.values(rows)
+    }
+
+    fn kept(&self, id: usize) -> &[f32] {
+        &self.kept[id]
+    }
+}
+
+impl CpuOps {
+    /// On these threads, with KV caches and states in these pages.
+    pub(crate) fn new(pool: Arc<ThreadPool>, exact: bool, clocks: Arc<ComputeClocks>, pages: Arc<CpuPages>) -> Self {
+        CpuOps { pool, exact, clocks, pages, fake: None, state: Mutex::default() }
+    }
+
+    /// The double of a device with these weights and pages.
+    pub fn fake(products: Arc<ProductsDouble>, attention: Arc<AttentionDouble>) -> Self {
+        let pages = attention.pages().clone();
+        let fake = Fake { products, attention, wrong_draws: 0, failed: Mutex::default() };
+        CpuOps { fake: Some(fake), ..CpuOps::new(ThreadPool::single_threaded().into(), false, Arc::default(), pages) }
+    }
+
+    /// Every n-th draw of the double is of another token.
+    pub fn drawing_wrong(mut self, every: u64) -> Self {
+        self.fake.iter_mut().for_each(|fake| fake.wrong_draws = every);
+        self
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// New rows of `width` values, made of others: `make` gets the state, the number of a row, and places for it and some rows behind it.
+    fn make_rows(
+        &self,
+        [rows, width]: [usize; 2],
+        task_values: usize,
+        make: impl Fn(&State, usize, &mut [f32]) + Sync,
+    ) -> DeviceRows {
+        let mut state = self.lock();
+        let mut out = state.rows.take(rows, width);
+        let (some, all) = (task_values.div_ceil(width), &*state);
+        self.pool.run_chunks(out.values(), some * width, &|task, out| make(all, task * some, out));
+        state.rows.push(out)
+    }
+
+    /// `x` changed by `others`, in tasks of so many values: in place, unless it is read elsewhere. `change` gets the state, the number of a
+    /// value, and it with some values after it.
+    fn change(
+        &self,
+        x: DeviceRows,
+        others: &[DeviceRows],
+        task_values: usize,
+        change: impl Fn(&State, usize, &mut [f32]) + Sync,
+    ) -> DeviceRows {
+        let mut state = self.lock();
+        let is_read = others.iter().any(|other| other.id == x.id);
+        let own = if is_read { None } else { state.rows.take_out(x) };
+        let (is_own, mut out) = match own {
+            Some(own) => (true, own),
+            None => (false, state.rows.take(x.rows, x.width)),
+        };
+        let all = &*state;
+        self.pool.run_chunks(out.values(), task_values, &|task, out| {
+            let at = task * task_values;
+            if !is_own {
+                out.copy_from_slice(part(all.values(x), at, out.len()));
+            }
+            change(all, at, out);
+        });
+        match is_own {
+            true => {
+                state.rows.put_back(x, out);
+                x
+            }
+            false => state.rows.push(out),
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The part of values that a task gets.
+fn part(values: &[f32], at: usize, len: usize) -> &[f32] {
+    &values[at..][..len]
+}
+
+/// Values of whole rows of `x`, at least so many.
+fn rows_of(x: DeviceRows, values: usize) -> usize {
+    values.div_ceil(x.width) * x.width
+}
+
+/// `y = x + factor · y`; zero plus the product where the factor is not 1.
+fn add_to(x: &[f32], y: &mut [f32], factor: f32) {
+    match factor == 1.0 {
+        true => y.iter_mut().zip(x).for_each(|(y, x)| *y += x),
+        false => y.iter_mut().zip(x).for_each(|(y, x)| *y = x + (*y * factor + 0.0)),
+    }
+}
+
+impl DeviceOps for CpuOps {
+    fn keep(&self, values: &[f32]) -> Result<usize> {
+        let mut state = self.lock();
+        state.kept.push(values.to_vec());
+        Ok(state.kept.len() - 1)
+    }
+
+    fn buffer(&self, rows: usize, width: usize) -> HostBuffer {
+        self.lock().rows.take(rows, width)
+    }
+
+    fn upload(&self, buffer: HostBuffer) -> Result<DeviceRows> {
+        Ok(self.lock().rows.push(buffer))
+    }
+
+    fn draws(&self) -> bool {
+        self.fake.is_some()
+    }
+
+    fn is_host(&self) -> bool {
+        self.fake.is_none()
+    }
+
+    fn retain(&self, live: &[DeviceRows]) {
+        self.lock().rows.retain(live);
+    }
+
+    fn begin_layer(&self) {}
+
+    fn part(&self, x: DeviceRows, first: usize, rows: usize) -> Result<DeviceRows> {
+        Ok(if (first, rows) == (0, x.rows) { x } else { self.lock().rows.part(x, first..first + rows) })
+    }
+
+    fn attend_new(&self, heads: &crate::device::DeviceHeads, tasks: &[&attention::Task]) -> Result<DeviceRows> {
+        self.attend_new_heads(heads, tasks)
+    }
+
+    fn multiply(&self, x: DeviceRows, weights: &[&crate::matrix::PlacedMatrix]) -> Result<Vec<DeviceRows>> {
+        self.matmul(x, weights)
+    }
+
+    fn multiply_heads(&self, x: DeviceRows, heads: &[crate::matrix::PlacedMatrix]) -> Result<DeviceRows> {
+        self.matmul_heads(x, heads)
+    }
+
+    fn combine(&self, act: Activation, gate: DeviceRows, up: DeviceRows) -> Result<DeviceRows> {
+        Ok(self.change(gate, &[up], TASK_ACTIVATIONS, |state, at, out| {
+            act.combine(out, part(state.values(up), at, out.len()));
+        }))
+    }
+
+    fn activate(&self, act: Activation, x: DeviceRows) -> Result<DeviceRows> {
+        Ok(self.change(x, &[], TASK_ACTIVATIONS, |_, _, out| act.apply(out)))
+    }
+
+    fn bend(&self, x: DeviceRows, cap: f32) -> Result<DeviceRows> {
+        Ok(self.change(x, &[], TASK_ACTIVATIONS, |_, _, out| {
+            out.iter_mut().for_each(|value| *value = tanh(*value / cap) * cap);
+        }))
+    }
+
+    fn gate(&self, x: DeviceRows, gates: DeviceRows, function: GateFunction, heads: usize) -> Result<DeviceRows> {
+        let (of_value, width) = (gates.width / heads, x.width / heads);
+        Ok(self.change(x, &[gates], rows_of(x, TASK_ACTIVATIONS), |state, at, out| {
+            let gates = state.values(gates)[at / width * of_value..].chunks_exact(of_value);
+            for (out, gates) in out.chunks_exact_mut(width).zip(gates) {
+                match *gates {
+                    [gate] => {
+                        let gate = function.of(gate);
+                        out.iter_mut().for_each(|value| *value *= gate);
+                    }
+                    _ => out.iter_mut().zip(gates).for_each(|(value, gate)| *value *= function.of(*gate)),
+                }
+            }
+        }))
+    }
+
+    fn norm_gate(&self, x: DeviceRows, gates: DeviceRows, norm: &NormGate) -> Result<DeviceRows> {
+        let NormGate { weight, width, eps, function, order } = *norm;
+        Ok(self.change(x, &[gates], rows_of(x, TASK_ACTIVATIONS), |state, at, out| {
+            let gates = part(state.values(gates), at, out.len());
+            let gate = |out: &mut [f32]| {
+                out.iter_mut().zip(gates).for_each(|(value, gate)| *value *= function.of(*gate));
+            };
+            let normalise = |out: &mut [f32]| {
+                let weights = state.kept(weight).chunks_exact(width).cycle();
+                out.chunks_exact_mut(width).zip(weights).for_each(|(part, weight)| rms_row(part, weight, eps));
+            };
+            match order {
+                GateOrder::NormFirst => {
+                    normalise(out);
+                    gate(out);
+                }
+                GateOrder::GateFirst => {
+                    gate(out);
+                    normalise(out);
+                }
+            }
+        }))
+    }
+
+    fn scale(&self, x: DeviceRows, factor: f32) -> Result<DeviceRows> {
+        Ok(self.change(x, &[], TASK_VALUES, |_, _, out| {
+            out.iter_mut().for_each(|value| *value = *value * factor + 0.0);
+        }))
+    }
+
+    fn scale_columns(&self, x: DeviceRows, factors: usize) -> Result<DeviceRows> {
+        Ok(self.make_rows([x.rows, x.width], TASK_VALUES, |state, first, out| {
+            let (x, factors) = (part(state.values(x), first * x.width, out.len()), state.kept(factors).iter().cycle());
+            out.iter_mut().zip(x).zip(factors).for_each(|((out, x), factor)| *out = x * factor);
+        }))
+    }
+
+    fn add(&self, x: DeviceRows, y: DeviceRows, factor: f32) -> Result<DeviceRows> {
+        Ok(self.change(y, &[x], TASK_VALUES, |state, at, out| add_to(&state.values(x)[at..], out, factor)))
+    }
+
+    fn add_norm(&self, x: DeviceRows, y: DeviceRows, factor: f32, weight: usize, eps: f64) -> Result<[DeviceRows; 2]> {
+        let mut state = self.lock();
+        let own = if x.id == y.id { None } else { state.rows.take_out(y) };
+        let Some(mut sum) = own else {
+            drop(state);
+            let sum = self.add(x, y, factor)?;
+            return Ok([sum, self.rms_norm(sum, weight, eps)?]);
+        };
+        let (width, mut out) = (x.width, state.rows.take(x.rows, x.width));
+        let (all, some) = (&*state, rows_of(x, TASK_VALUES));
+        self.pool.run_pairs((sum.values(), some), (out.values(), some), &|task, sum, out| {
+            add_to(&all.values(x)[task * some..], sum, factor);
+            out.copy_from_slice(sum);
+            out.chunks_exact_mut(width).for_each(|row| rms_row(row, all.kept(weight), eps));
+        });
+        state.rows.put_back(y, sum);
+        Ok([y, state.rows.push(out)])
+    }
+
+    fn add_row(&self, x: DeviceRows, row: usize) -> Result<DeviceRows> {
+        Ok(self.change(x, &[], rows_of(x, TASK_VALUES), |state, _, out| {
+            out.iter_mut().zip(state.kept(row).iter().cycle()).for_each(|(value, y)| *value += y);
+        }))
+    }
+
+    fn rms_norm(&self, x: DeviceRows, weight: usize, eps: f64) -> Result<DeviceRows> {
+        Ok(self.make_rows([x.rows, x.width], TASK_VALUES, |state, first, out| {
+            out.copy_from_slice(part(state.values(x), first * x.width, out.len()));
+            out.chunks_exact_mut(x.width).for_each(|row| rms_row(row, state.kept(weight), eps));
+        }))
+    }
+
+    fn layer_norm(&self, x: DeviceRows, [weight, bias]: [usize; 2], eps: f64) -> Result<DeviceRows> {
+        Ok(self.make_rows([x.rows, x.width], TASK_VALUES, |state, first, out| {
+            out.copy_from_slice(part(state.values(x), first * x.width, out.len()));
+            let rows = out.chunks_exact_mut(x.width);
+            rows.for_each(|row| layer_norm_row(row, state.kept(weight), state.kept(bias), eps));
+        }))
+    }
+
+    fn find_best(&self, x: DeviceRows, best: usize) -> Result<DeviceRows> {
+        Ok(self.best_of_rows(x, best))
+    }
+
+    fn take_out(&self, x: DeviceRows, places: &[u32]) -> Result<DeviceRows> {
+        Ok(self.taken_out(x, places))
+    }
+
+    fn download(&self, wanted: &[DeviceRows]) -> Result<Vec<HostRows>> {
+        let mut state = self.lock();
+        state.sampling.waits += 1;
+        if let Some(error) = self.fake.as_ref().and_then(|fake| lock(&fake.failed).take()) {
+            return Err(error);
+        }
+        Ok(wanted.iter().map(|rows| state.rows.shared(*rows)).collect())
+    }
+}

@@ -1,0 +1,173 @@
+//! Convolutions and recurrences on states in main memory.
+
+use std::ops::Range;
+
+use super::{CpuOps, TASK_ACTIVATIONS};
+use crate::device::{
+    DeviceChannelScan, DeviceConvolution, DeviceDelta, DeviceRecurrence, DeviceRows, DeviceScan, StateSpan,
+};
+use crate::error::Result;
+use crate::nn::{Activation, ChannelTokens, DeltaTokens, GateFunction, ScanTokens, convolve_rows, shift_window};
+
+impl CpuOps {
+    /// Takes in the tokens of spans: `step` gets the number of values before the recurrence, the state, and consecutive rows, and returns
+    /// the part of the state that it changed.
+    pub(super) fn advance(
+        &self,
+        spans: &[StateSpan],
+        mut step: impl FnMut(usize, &mut [f32], Range<usize>) -> Range<usize>,
+    ) {
+        let mut pages = self.pages.lock();
+        for span in spans {
+            let (mut state, mut start) = (pages.move_out(span.page), 0);
+            for (end, copy) in &span.copies {
+                let changed = step(span.recurrence_at, &mut state, span.first_row + start..span.first_row + end);
+                pages.page_mut(*copy).values[changed.clone()].copy_from_slice(&state[changed]);
+                start = *end;
+            }
+            step(span.recurrence_at, &mut state, span.first_row + start..span.first_row + span.tokens);
+            pages.put_back(span.page, state);
+        }
+    }
+}
+
+impl DeviceRecurrence for CpuOps {
+    fn convolve(&self, convolution: &DeviceConvolution, spans: &[StateSpan]) -> Result<DeviceRows> {
+        let DeviceConvolution { inputs, taps, bias, width, dilation, silu } = *convolution;
+        let (mut state, rows, channels) = (self.lock(), inputs[0].rows, convolution.channels());
+        let mut joined = if inputs.len() > 1 { Some(state.rows.take(rows, channels)) } else { None };
+        let mut out = state.rows.take(rows, channels);
+        let all = &*state;
+        if let Some(joined) = &mut joined {
+            let some = TASK_ACTIVATIONS.div_ceil(channels);
+            self.pool.run_chunks(joined.values(), some * channels, &|task, joined| {
+                for (i, mut row) in joined.chunks_exact_mut(channels).enumerate() {
+                    for input in inputs {
+                        let (own, rest) = row.split_at_mut(input.width);
+                        own.copy_from_slice(&all.values(*input)[(task * some + i) * input.width..][..input.width]);
+                        row = rest;
+                    }
+                }
+            });
+        }
+        {
+            let x = joined.as_mut().map_or_else(|| all.values(inputs[0]), |joined| &*joined.values());
+            let (taps, bias, out) = (all.kept(taps), bias.map(|bias| all.kept(bias)), out.values());
+            self.advance(spans, |window_len, state, rows| {
+                let (window, at) = (&mut state[..window_len], rows.start * channels..rows.end * channels);
+                let x = &x[at.clone()];
+                let some = TASK_ACTIVATIONS.div_ceil(channels);
+                self.pool.run_chunks(&mut out[at], some * channels, &|task, out| {
+                    convolve_rows([taps, window, x], bias, [width, dilation], task * some, out);
+                    if silu {
+                        Activation::Silu.apply(out);
+                    }
+                });
+                shift_window(x, window);
+                0..window_len
+            });
+        }
+        joined.into_iter().for_each(|joined| state.rows.give_back(joined));
+        Ok(state.rows.push(out))
+    }
+
+    fn write_recurrences(&self, spans: &[StateSpan], values: &[f32]) -> Result<()> {
+        let pages = spans.iter().map(|span| span.copies.len() + 1).sum::<usize>();
+        let (mut each, mut table) = (values.chunks_exact(values.len() / pages), self.pages.lock());
+        for span in spans {
+            for page in span.copies.iter().map(|(_, page)| *page).chain([span.page]) {
+                let values = each.next().expect("a value for each");
+                table.page_mut(page).values[span.recurrence_at..][..values.len()].copy_from_slice(values);
+            }
+        }
+        Ok(())
+    }
+
+    fn delta(&self, delta: &DeviceDelta, spans: &[StateSpan]) -> Result<DeviceRows> {
+        let DeviceDelta { heads, qkv, strengths, decay } = *delta;
+        let (mut state, tokens) = (self.lock(), strengths.rows);
+        let mut beta = state.rows.take(tokens, heads.v_heads);
+        let mut out = state.rows.take(tokens, heads.values());
+        let all = &*state;
+        beta.values().iter_mut().zip(all.values(strengths)).for_each(|(b, x)| *b = GateFunction::Sigmoid.of(*x));
+        let (qkv, beta_values, products) = (all.values(qkv), &*beta.values(), all.values(decay.products));
+        let (bias, rates, k_dim, values) = (all.kept(decay.bias), all.kept(decay.rates), heads.k_dim, out.values());
+        let by_channel = bias.len() > heads.v_heads;
+        self.advance(spans, |recurrence_at, state, rows| {
+            let part = |width: usize| rows.start * width..rows.end * width;
+            let fill = |t: usize, head: usize, decays: &mut [f32]| {
+                let at =
+                    |at: usize| decay.form.of(rates[head], products[(rows.start + t) * bias.len() + at] + bias[at]);
+                match by_channel {
+                    true => decays.iter_mut().enumerate().for_each(|(i, decay)| *decay = at(head * k_dim + i)),
+                    false => decays.fill(at(head)),
+                }
+            };
+            let tokens =
+                DeltaTokens { qkv: &qkv[part(heads.mixed())], beta: &beta_values[part(heads.v_heads)], decay: &fill };
+            let state_len = heads.state_len();
+            let (state, out) = (&mut state[recurrence_at..][..state_len], &mut values[part(heads.values())]);
+            heads.advance(&tokens, state, out, &self.pool);
+            recurrence_at..recurrence_at + state_len
+        });
+        state.rows.give_back(beta);
+        Ok(state.rows.push(out))
+    }
+
+    fn scan(&self, scan: &DeviceScan, spans: &[StateSpan]) -> Result<DeviceRows> {
+        let DeviceScan { heads, convolved, steps: raw, step_bias, rates, skips, limits: [least, most] } = *scan;
+        let mut state = self.lock();
+        let mut steps = state.rows.take(raw.rows, heads.heads);
+        let mut out = state.rows.take(raw.rows, heads.inner());
+        let all = &*state;
+        let biased = all.values(raw).iter().zip(all.kept(step_bias).iter().cycle());
+        let step = |(step, (dt, bias)): (&mut f32, (&f32, &f32))| {
+            *step = GateFunction::Softplus.of(dt + bias).clamp(least, most);
+        };
+        steps.values().iter_mut().zip(biased).for_each(step);
+        let (convolved, step_values, values) = (all.values(convolved), &*steps.values(), out.values());
+        let (rates, skips) = (all.kept(rates), all.kept(skips));
+        self.advance(spans, |recurrence_at, state, rows| {
+            let part = |width: usize| rows.start * width..rows.end * width;
+            let (convolved, steps) = (&convolved[part(heads.channels())], &step_values[part(heads.heads)]);
+            let tokens = ScanTokens { convolved, steps, rates, skips };
+            let state_len = heads.state_len();
+            let (state, out) = (&mut state[recurrence_at..][..state_len], &mut values[part(heads.inner())]);
+            heads.advance(&tokens, state, out, &self.pool);
+            recurrence_at..recurrence_at + state_len
+        });
+        state.rows.give_back(steps);
+        Ok(state.rows.push(out))
+    }
+
+    fn scan_channels(&self, scan: &DeviceChannelScan, spans: &[StateSpan]) -> Result<DeviceRows> {
+        let DeviceChannelScan { x, steps: raw, b, c, rates, skips } = *scan;
+        let (mut state, channels, width) = (self.lock(), x.width, b.width);
+        let mut steps = state.rows.take(x.rows, channels);
+        let mut out = state.rows.take(x.rows, channels);
+        let all = &*state;
+        self.pool.run_chunks(steps.values(), TASK_ACTIVATIONS, &|task, steps| {
+            let raw = &all.values(raw)[task * TASK_ACTIVATIONS..];
+            steps.iter_mut().zip(raw).for_each(|(step, raw)| *step = GateFunction::Softplus.of(*raw));
+        });
+        let (decays, skips, values) = (all.kept(rates), all.kept(skips), out.values());
+        let tokens = ChannelTokens {
+            x: all.values(x),
+            steps: &*steps.values(),
+            b: all.values(b),
+            c: all.values(c),
+            decays,
+            skips,
+            channels,
+            width,
+        };
+        self.advance(spans, |recurrence_at, state, rows| {
+            let own = rows.start * channels..rows.end * channels;
+            let state = &mut state[recurrence_at..][..channels * width];
+            tokens.advance(rows, state, &mut values[own], &self.pool);
+            recurrence_at..recurrence_at + channels * width
+        });
+        state.rows.give_back(steps);
+        Ok(state.rows.push(out))
+    }
+}
