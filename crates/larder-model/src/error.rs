@@ -24,9 +24,6 @@ pub enum ModelError {
     /// The observer of the pass wanted no more of it.
     #[error("cancelled")]
     Cancelled,
-    /// A tensor operation failed: a bug, since shapes are checked at load.
-    #[error("internal tensor error: {0}")]
-    Tensor(#[from] candle_core::Error),
 }
 
 /// The error of a crate above this one, or a text.

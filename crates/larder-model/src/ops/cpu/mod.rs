@@ -9,6 +9,8 @@ mod pages;
 mod recurrent;
 mod sampling;
 mod streams;
+#[cfg(test)]
+mod tests;
 mod topk;
 mod workspace;
 
