@@ -116,7 +116,7 @@ const KEPT_WORDS: &[(&str, &[&str], &str)] = &[
 
 /// The traits of each seam, and the page that explains how to implement them.
 const SEAMS: &[(&str, &[&str])] = &[
-    ("adding-a-device.md", &["Device", "DeviceExperts", "DeviceProducts", "DeviceAttention", "DeviceOps", "Driver"]),
+    ("adding-a-device.md", &["Device", "DeviceExperts", "DeviceProducts", "DeviceAttention", "Ops", "Driver"]),
     ("adding-a-model.md", &["Mixer", "ExpertPath"]),
     ("adding-a-reader.md", &["Reader"]),
     ("adding-a-routing-strategy.md", &["Router", "Residency"]),

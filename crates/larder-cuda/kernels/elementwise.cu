@@ -59,7 +59,7 @@ extern "C" __global__ void clamped_silu(float *gate, const float *up, u32 count,
 }
 
 // x = cap * tanh(x / cap)
-extern "C" __global__ void bend(float *x, u32 count, float cap) {
+extern "C" __global__ void softcap(float *x, u32 count, float cap) {
     u32 i = index_of_thread();
     if (i < count) x[i] = mul_rn(tanh_in_steps(div_rn(x[i], cap)), cap);
 }

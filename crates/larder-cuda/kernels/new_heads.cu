@@ -37,7 +37,7 @@ struct NewHeadsArgs {
     const float *query_weight;
     const float *key_weight;
     // [queries, dim / 2, 2]: cosines and sines
-    const float *turns;
+    const float *cos_sin;
     // [queries], factors on queries behind the rotation; or null
     const float *scales;
     double eps;
@@ -84,7 +84,7 @@ struct RotatedHead {
     const NewHead &head;
     const NewHeadsArgs &args;
     // [dim / 2, 2]
-    const float *turns;
+    const float *cos_sin;
 
     __device__ float at(u32 i) const {
         if (i < args.first || i >= args.first + args.dim) return head.at(i);
@@ -92,7 +92,7 @@ struct RotatedHead {
         u32 pair = args.interleaved ? place / 2 : place % half;
         bool is_second = args.interleaved ? place % 2 : place >= half;
         u32 one = args.first + (args.interleaved ? 2 * pair : pair), other = args.interleaved ? one + 1 : one + half;
-        float a = head.at(one), b = head.at(other), cosine = turns[2 * pair], sine = turns[2 * pair + 1];
+        float a = head.at(one), b = head.at(other), cosine = cos_sin[2 * pair], sine = cos_sin[2 * pair + 1];
         return is_second ? add_rn(mul_rn(a, sine), mul_rn(b, cosine)) : sub_rn(mul_rn(a, cosine), mul_rn(b, sine));
     }
 };
@@ -119,14 +119,14 @@ template <typename Kind> __device__ void new_heads_of(const u8 *tasks) {
     u32 kv_heads = args.heads / args.group, each = args.heads + 2 * kv_heads, index = group_of_warp();
     u32 token = index / each, head = index % each, lane = threadIdx.x % WARP, width = args.key_width;
     if (token >= args.count) return;
-    const float *turns = heads.turns + (u64)token * heads.dim;
+    const float *cos_sin = heads.cos_sin + (u64)token * heads.dim;
     if (head < args.heads) {
         u64 place = (u64)token * args.heads + head;
         u8 *out = (u8 *)(args.queries + place * width);
         NewHead query = heads.rest ? heads.query_in_parts(place, width)
                                    : heads.head(heads.queries + (u64)token * args.heads * width, head, args.heads, heads.query_weight, width);
         float factor = heads.scales ? heads.scales[token] : 1.0f;
-        write_rotated<FloatRows<F32>>({query, heads, turns}, heads.query_weight, out, width, factor);
+        write_rotated<FloatRows<F32>>({query, heads, cos_sin}, heads.query_weight, out, width, factor);
         return;
     }
     head -= args.heads;
@@ -138,7 +138,7 @@ template <typename Kind> __device__ void new_heads_of(const u8 *tasks) {
     if (is_key) {
         NewHead key = heads.head(heads.keys + first * width, head, kv_heads, heads.key_weight, width);
         u8 *out = (u8 *)args.key_pages[position >> shift] + row * args.key_row_stride;
-        write_rotated<Kind>({key, heads, turns}, heads.key_weight, out, width, 1.0f);
+        write_rotated<Kind>({key, heads, cos_sin}, heads.key_weight, out, width, 1.0f);
     } else if (heads.values) {
         const float *value = heads.values + (first + head) * args.value_width;
         u8 *out = (u8 *)args.value_pages[position >> shift] + row * args.value_row_stride;

@@ -43,7 +43,7 @@
 //! let mut buffer = InputBuffer::new();
 //! let x = buffer.fill(&[1.0, -1.0], 2, false);
 //! let mut out = [0.0; 2];
-//! products.multiply(&x, &mut [DeviceProduct { weights, pick: None, out: &mut out }])?;
+//! products.matmul(&x, &mut [DeviceProduct { weights, pick: None, out: &mut out }])?;
 //! assert_eq!(out, [-1.0, -1.0]);
 //! # Ok(())
 //! # }

@@ -1,18 +1,18 @@
 //! The heads of new tokens on the device, which attention begins with.
 
 use larder_kernels::AttentionArgs;
-use larder_model::DeviceKvView;
+use larder_model::KvView;
 
 use crate::launches::NewHeadsArgs;
 
 /// The heads of new tokens on the device, of all tasks of a batch in order.
 pub struct NewTokens<'a> {
-    /// Addresses, norms and rotation of the heads; the turns are to be filled in.
+    /// Addresses, norms and rotation of the heads; cosines and sines are to be filled in.
     pub heads: NewHeadsArgs,
     /// Values of a token's queries, keys, values and rest; 0 where there are none.
     pub widths: [usize; 4],
     /// `[tokens, dim / 2]`
-    pub turns: &'a [(f32, f32)],
+    pub cos_sin: &'a [(f32, f32)],
     /// `[tokens]`, or empty.
     pub scales: &'a [f32],
     /// Address of the rotated queries, `[tokens, heads, key_width]`.
@@ -23,12 +23,12 @@ pub struct NewTokens<'a> {
 
 impl NewTokens<'_> {
     /// Turns of a token.
-    fn turns_each(&self) -> usize {
+    fn cos_sin_each(&self) -> usize {
         self.heads.dim as usize / 2
     }
 
     /// Whether a task has such heads.
-    pub fn fits(&self, args: &AttentionArgs<DeviceKvView>) -> bool {
+    pub fn fits(&self, args: &AttentionArgs<KvView>) -> bool {
         let NewHeadsArgs { split, rest_step, rest_first, norm_width, first, dim, .. } = self.heads;
         let [split, rest_step, rest_first] = [split, rest_step, rest_first].map(|n| n as usize);
         let (width, [queries, keys, values, rest]) = (args.keys.width, self.widths);
@@ -47,16 +47,16 @@ impl NewTokens<'_> {
             && (first + dim) as usize <= width
     }
 
-    /// Bytes of the turns and factors of `tokens` tokens.
+    /// Bytes of cosines and sines and factors of `tokens` tokens.
     pub fn bytes(&self, tokens: usize) -> usize {
-        (8 * self.turns_each() + if self.scales.is_empty() { 0 } else { 4 }) * tokens
+        (8 * self.cos_sin_each() + if self.scales.is_empty() { 0 } else { 4 }) * tokens
     }
 
-    /// Writes the turns and factors of `tokens` tokens from `first` on.
+    /// Writes cosines and sines and factors of `tokens` tokens from `first` on.
     pub fn write(&self, first: usize, tokens: usize, bytes: &mut [u8]) {
-        let each = self.turns_each();
-        let (turns, scales) = bytes.split_at_mut(8 * each * tokens);
-        for ((cosine, sine), out) in self.turns[first * each..].iter().zip(turns.as_chunks_mut::<8>().0) {
+        let each = self.cos_sin_each();
+        let (cos_sin, scales) = bytes.split_at_mut(8 * each * tokens);
+        for ((cosine, sine), out) in self.cos_sin[first * each..].iter().zip(cos_sin.as_chunks_mut::<8>().0) {
             *out = bytemuck::cast([*cosine, *sine]);
         }
         if !self.scales.is_empty() {
@@ -65,12 +65,18 @@ impl NewTokens<'_> {
     }
 
     /// The arguments for `tokens` tokens from `first` on, whose turns and factors were written to this address.
-    pub fn args(&self, first: usize, tokens: usize, turns: u64) -> NewHeadsArgs {
+    pub fn args(&self, first: usize, tokens: usize, cos_sin: u64) -> NewHeadsArgs {
         let NewHeadsArgs { mut rows, mut rest, .. } = self.heads;
         let behind = |at: &mut u64, width: usize| *at += 4 * (first * width) as u64;
         rows.iter_mut().zip(self.widths).for_each(|(at, width)| behind(at, width));
         behind(&mut rest, self.widths[3]);
-        let behind_turns = turns + (8 * self.turns_each() * tokens) as u64;
-        NewHeadsArgs { rows, rest, turns, scales: if self.scales.is_empty() { 0 } else { behind_turns }, ..self.heads }
+        let behind_cos_sin = cos_sin + (8 * self.cos_sin_each() * tokens) as u64;
+        NewHeadsArgs {
+            rows,
+            rest,
+            cos_sin,
+            scales: if self.scales.is_empty() { 0 } else { behind_cos_sin },
+            ..self.heads
+        }
     }
 }

@@ -134,13 +134,13 @@ impl DeviceProducts for GpuProducts {
         Ok(state.kept.len() - 1)
     }
 
-    fn multiply(&self, x: &Inputs, products: &mut [DeviceProduct]) -> larder_model::Result<()> {
-        Ok(self.lock().multiply(x, products)?)
+    fn matmul(&self, x: &Inputs, products: &mut [DeviceProduct]) -> larder_model::Result<()> {
+        Ok(self.lock().matmul(x, products)?)
     }
 }
 
 impl State {
-    fn multiply(&mut self, x: &Inputs, products: &mut [DeviceProduct]) -> Result<()> {
+    fn matmul(&mut self, x: &Inputs, products: &mut [DeviceProduct]) -> Result<()> {
         self.check(x, products)?;
         let widely = products.iter().any(|p| self.kept[p.weights].part.kind.is_float());
         let activations = DeviceActivations::send(&mut self.x, x, widely)?;

@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::decoder::{Decoder, step_span};
-use crate::device::{BEST_FOUND, DeviceOps, DeviceRows, DrawnFrom, LogitChanges, TokenDraw};
+use crate::device::{BEST_FOUND, DrawnFrom, LogitChanges, Ops, Rows, TokenDraw};
 use crate::error::{ModelError, Result};
 use crate::experts::ExpertPath;
 use crate::logits::{BEST_MOST, BestLogits, Ending, Logits, found_in, is_less};
@@ -38,11 +38,11 @@ impl BegunStep {
 /// The rows of a step that are copied back, and the number of the copy of each.
 struct BegunCopies {
     /// The token that the device draws, the best logits, and those of the `listed` tokens.
-    drawn: (DeviceRows, usize),
+    drawn: (Rows, usize),
     /// The tokens whose logits were changed on the device.
     listed: Vec<u32>,
     /// All logits, if they are wanted.
-    all: Option<(DeviceRows, usize)>,
+    all: Option<(Rows, usize)>,
 }
 
 /// What a step is begun with.
@@ -162,7 +162,7 @@ impl Decoder {
     }
 
     /// The embedding `[1, streams · hidden]` of a token that a device has drawn.
-    fn embed_drawn(&self, token: DeviceRows, ops: &dyn DeviceOps) -> Result<Option<DeviceRows>> {
+    fn embed_drawn(&self, token: Rows, ops: &dyn Ops) -> Result<Option<Rows>> {
         let Some(mut row) = self.embedding().begin_row(token, ops)? else { return Ok(None) };
         if self.stack.factors.embedding != 1.0 {
             row = ops.scale(row, self.stack.factors.embedding as f32)?;
@@ -181,7 +181,7 @@ impl Decoder {
         tap: &mut dyn Tap,
     ) -> Result<Option<(Logits, u32)>> {
         let (ops, mut clock) = (self.ops(), PhaseClock::start());
-        let received = |(rows, copy): (DeviceRows, usize)| {
+        let received = |(rows, copy): (Rows, usize)| {
             let mut row = vec![0.0; rows.width];
             ops.end_copy(copy, &mut row).inspect_err(|_| self.drop_steps()).map(|()| row)
         };
@@ -210,7 +210,7 @@ impl Decoder {
 }
 
 /// Begins the choice of a token from the logits of a step, and the copies back.
-fn begin_draw(logits: DeviceRows, input: &AheadInput, ops: &dyn DeviceOps) -> Result<BegunCopies> {
+fn begin_draw(logits: Rows, input: &AheadInput, ops: &dyn Ops) -> Result<BegunCopies> {
     let AheadInput { after, best, draw, changes } = *input;
     let copied = |rows| Ok::<_, ModelError>((rows, ops.begin_copy(rows)?));
     // The host reads logits as the model yields them.

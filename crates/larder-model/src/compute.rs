@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use larder_core::{CheckpointPolicy, TaskThreads};
 use larder_kernels::{PoolActivity, Product, ThreadPool, products};
 
-use crate::device::{DeviceAttention, DeviceOps, DeviceProducts, Place};
+use crate::device::{DeviceAttention, DeviceProducts, Ops, Place};
 use crate::input_squares::InputSquares;
 use crate::nn::{KvFormat, KvPool};
 use crate::ops::{CpuOps, CpuPages};
@@ -28,7 +28,7 @@ pub struct ComputeContext {
     /// The number of layers with keys and values on that device, the first ones in the order of `LayerShape::device_order`.
     pub kv_device_layers: usize,
     /// Chains of operations on the device of products and attention; `None` where each is waited for.
-    pub device_ops: Option<Arc<dyn DeviceOps>>,
+    pub device_ops: Option<Arc<dyn Ops>>,
     /// Number format of the KV cache.
     pub kv_format: KvFormat,
     /// The most bytes of the KV caches and recurrent states of all sequences of a decoder; `None` for no limit.
@@ -105,12 +105,12 @@ impl ComputeContext {
     }
 
     /// The operations of a step: those of the device if there is one, else those of the CPU.
-    pub fn ops(&self) -> &dyn DeviceOps {
+    pub fn ops(&self) -> &dyn Ops {
         self.device_ops.as_deref().unwrap_or_else(|| self.cpu())
     }
 
     /// The operations on rows of KV caches in this place.
-    pub(crate) fn near(&self, place: Place) -> &dyn DeviceOps {
+    pub(crate) fn near(&self, place: Place) -> &dyn Ops {
         match place {
             Place::Host => self.cpu(),
             Place::Device => self.ops(),
@@ -144,7 +144,7 @@ impl ComputeContext {
     }
 
     /// A batch of products on the CPU.
-    pub(crate) fn multiply(&self, batch: &mut [Product]) {
+    pub(crate) fn matmul(&self, batch: &mut [Product]) {
         timed(&self.clocks.products, || products(&self.pool, batch));
     }
 }

@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::arch;
 use crate::compute::ComputeContext;
 use crate::config::{Config, Refusal, config_error, refused};
-use crate::device::{DeviceOps, DeviceRows};
+use crate::device::{Ops, Rows};
 use crate::embedding::EmbeddingRows;
 use crate::error::{ModelError, Result};
 use crate::experts::ExpertPath;
@@ -282,7 +282,7 @@ impl Decoder {
     }
 
     /// The operations of a step.
-    pub(crate) fn ops(&self) -> &dyn DeviceOps {
+    pub(crate) fn ops(&self) -> &dyn Ops {
         self.stack.head.compute().ops()
     }
 
@@ -326,13 +326,13 @@ impl Decoder {
     }
 
     /// The embeddings `[tokens, streams · hidden]` of the tokens of all spans.
-    pub(crate) fn embed_streams(&self, spans: &[Span]) -> Result<DeviceRows> {
+    pub(crate) fn embed_streams(&self, spans: &[Span]) -> Result<Rows> {
         let x = self.embed(self.embedding(), spans.iter().map(|span| span.tokens))?; // [tokens, hidden]
         self.in_all_streams(x)
     }
 
     /// `x [tokens, hidden]` in the place of each residual stream.
-    pub(crate) fn in_all_streams(&self, x: DeviceRows) -> Result<DeviceRows> {
+    pub(crate) fn in_all_streams(&self, x: Rows) -> Result<Rows> {
         let count = self.stack.streams.as_ref().map_or(1, |streams| streams.count);
         (1..count).try_fold(x, |all, _| self.ops().beside(all, x))
     }
@@ -340,13 +340,13 @@ impl Decoder {
     /// The output of the last layer for the embedding `x [tokens, streams · hidden]`.
     pub(crate) fn layers_of_step(
         &self,
-        mut x: DeviceRows,
+        mut x: Rows,
         spans: &mut [Span],
         pass: &ForwardPass,
         clock: &mut PhaseClock,
         experts: &mut dyn ExpertPath,
         tap: &mut dyn Tap,
-    ) -> Result<DeviceRows> {
+    ) -> Result<Rows> {
         let (stack, ops) = (&self.stack, self.ops());
         clock.lap(Phase::EmbedAndHead, tap);
         let (mut stage, mut begun) = (0, false);
@@ -419,7 +419,7 @@ impl Decoder {
         &self,
         embed: &dyn EmbeddingRows,
         all: impl Iterator<Item = &'t [u32]> + Clone,
-    ) -> Result<DeviceRows> {
+    ) -> Result<Rows> {
         let (hidden, ops) = (self.stack.hidden, self.ops());
         let mut x = ops.buffer(all.clone().map(<[u32]>::len).sum(), hidden);
         let mut rest = x.values();
@@ -439,7 +439,7 @@ pub(crate) fn step_span(spans: &[Span]) -> impl Drop + use<> {
 }
 
 /// Tells a tap the hidden states of a stage.
-pub(crate) fn report_hidden(tap: &mut dyn Tap, stage: usize, x: DeviceRows, ops: &dyn DeviceOps) -> Result<()> {
+pub(crate) fn report_hidden(tap: &mut dyn Tap, stage: usize, x: Rows, ops: &dyn Ops) -> Result<()> {
     if tap.wants_hidden() {
         tap.hidden(stage, &ops.download(&[x])?[0]);
     }

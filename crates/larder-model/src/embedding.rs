@@ -1,6 +1,6 @@
 //! Rows of embeddings: of the vocabulary, and of tables of n-grams.
 
-use crate::device::{DeviceCopy, DeviceOps, DeviceProducts, DeviceRows};
+use crate::device::{Constant, DeviceProducts, Ops, Rows};
 use crate::error::Result;
 use crate::matrix::Matrix;
 use crate::row_cache::RowTraffic;
@@ -29,7 +29,7 @@ pub trait EmbeddingRows: Send + Sync {
     }
 
     /// The row whose number is the first value of `number`, as bits, begun on the device that has the matrix; `None` if none has.
-    fn begin_row(&self, number: DeviceRows, ops: &dyn DeviceOps) -> Result<Option<DeviceRows>> {
+    fn begin_row(&self, number: Rows, ops: &dyn Ops) -> Result<Option<Rows>> {
         let _ = (number, ops);
         Ok(None)
     }
@@ -44,7 +44,7 @@ pub struct ScaledRows {
     /// `[width]`
     scale: Vec<f32>,
     /// Both on a device.
-    copies: [DeviceCopy; 2],
+    copies: [Constant; 2],
 }
 
 impl ScaledRows {
@@ -75,7 +75,7 @@ impl EmbeddingRows for ScaledRows {
         self.rows.is_on_device()
     }
 
-    fn begin_row(&self, number: DeviceRows, ops: &dyn DeviceOps) -> Result<Option<DeviceRows>> {
+    fn begin_row(&self, number: Rows, ops: &dyn Ops) -> Result<Option<Rows>> {
         let Some(row) = self.rows.begin_row(number, ops)? else { return Ok(None) };
         let [bias, scale] = &self.copies;
         let with_bias = ops.add_row(row, bias.of(&self.bias, ops)?)?;
@@ -100,7 +100,7 @@ impl EmbeddingRows for Matrix {
         self.uploaded().is_some()
     }
 
-    fn begin_row(&self, number: DeviceRows, ops: &dyn DeviceOps) -> Result<Option<DeviceRows>> {
+    fn begin_row(&self, number: Rows, ops: &dyn Ops) -> Result<Option<Rows>> {
         self.uploaded().map(|id| ops.row_of(id, number)).transpose()
     }
 }

@@ -3,7 +3,7 @@
 use std::slice;
 
 use crate::decoder::Decoder;
-use crate::device::DeviceRows;
+use crate::device::Rows;
 use crate::error::{ModelError, Result};
 use crate::experts::ExpertPath;
 use crate::layer::Running;
@@ -125,7 +125,7 @@ impl Decoder {
     }
 
     /// `x [tokens, hidden]` → same shape
-    fn encode_layer(&self, layer: &EncoderLayer, x: DeviceRows, running: &mut Running) -> Result<DeviceRows> {
+    fn encode_layer(&self, layer: &EncoderLayer, x: Rows, running: &mut Running) -> Result<Rows> {
         let ops = running.ops;
         ops.begin_layer();
         ops.retain(&[x]);
@@ -145,7 +145,7 @@ impl Decoder {
         ops.add(x, y, 1.0)
     }
 
-    fn report(&self, tap: &mut dyn Tap, stage: usize, x: DeviceRows) -> Result<()> {
+    fn report(&self, tap: &mut dyn Tap, stage: usize, x: Rows) -> Result<()> {
         if tap.wants_hidden() {
             tap.encoder_hidden(stage, &self.ops().download(&[x])?[0]);
         }

@@ -2,7 +2,7 @@
 
 use larder_core::{ExpertId, Gate, LayerIdx, WantedExpert};
 
-use crate::device::DeviceRows;
+use crate::device::Rows;
 use crate::error::Result;
 use crate::nn::Activation;
 use crate::step::TokenOrigin;
@@ -37,11 +37,11 @@ pub struct MoeCall<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct CallOnDevice {
     /// Its inputs.
-    pub x: DeviceRows,
+    pub x: Rows,
     /// What the shared expert yields, which is added to the sums.
-    pub shared: Option<DeviceRows>,
+    pub shared: Option<Rows>,
     /// The residual stream, to which all that is added.
-    pub residual: Option<DeviceRows>,
+    pub residual: Option<Rows>,
 }
 
 impl<'a> MoeCall<'a> {
@@ -60,7 +60,7 @@ pub struct DeviceMoeCall<'a> {
     /// Activation function of the experts.
     pub act: Activation,
     /// `[tokens, experts]`; or `[tokens, experts + 1]`, whose softmax the gate reads, if there is a class for no expert.
-    pub logits: DeviceRows,
+    pub logits: Rows,
     /// Added to the score of that class, which is the last.
     pub none: Option<f32>,
     /// The experts, if they are known; then the gate only weighs them.
@@ -74,7 +74,7 @@ pub struct DeviceMoeCall<'a> {
 pub enum KnownExperts<'a> {
     /// `[tokens, k]`
     Ids(&'a [ExpertId]),
-    /// A row of the table `[vocab, k]` with this id, numbers as bits, which the device [keeps](crate::DeviceOps::keep): that of the token that it
+    /// A row of the table `[vocab, k]` with this id, numbers as bits, which the device [keeps](crate::Ops::keep): that of the token that it
     /// has drawn last.
     OfDrawn(usize),
 }
@@ -123,7 +123,7 @@ pub trait ExpertPath {
 
     /// As [`forward`](Self::forward) for a call whose inputs are [on a device](MoeCall::on_device). Where the sums are computed on the
     /// device it returns, without waiting, the rows `residual + (sums + shared)`, and `out` is unspecified.
-    fn begin(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<(Routed, Option<DeviceRows>)> {
+    fn begin(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<(Routed, Option<Rows>)> {
         Ok((self.forward(call, out)?, None))
     }
 
@@ -135,7 +135,7 @@ pub trait ExpertPath {
     }
 
     /// As [`begin`](Self::begin), with the choice on the device too: the host learns of it by [`count_chosen`](Self::count_chosen).
-    fn begin_chosen(&mut self, call: &DeviceMoeCall) -> Result<DeviceRows> {
+    fn begin_chosen(&mut self, call: &DeviceMoeCall) -> Result<Rows> {
         unreachable!("{} does not choose its experts on a device", call.layer)
     }
 

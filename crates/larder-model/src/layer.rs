@@ -10,7 +10,7 @@
 
 use larder_core::ExpertId;
 
-use crate::device::{DeviceOps, DeviceRows};
+use crate::device::{Ops, Rows};
 use crate::error::{ModelError, Result};
 use crate::experts::{ExpertPath, HintSource, KnownExperts};
 use crate::nn::{ForwardPass, Moe, MoeInput, MoeOutput, RouterRows};
@@ -21,7 +21,7 @@ use crate::tap::{Phase, PhaseClock, Tap};
 /// What the layers of a pass share.
 pub(crate) struct Running<'r> {
     pub pass: &'r ForwardPass,
-    pub ops: &'r dyn DeviceOps,
+    pub ops: &'r dyn Ops,
     pub experts: &'r mut dyn ExpertPath,
     pub tap: &'r mut dyn Tap,
     pub clock: &'r mut PhaseClock,
@@ -42,22 +42,22 @@ pub(crate) struct OtherLayers<'r> {
 #[derive(Clone, Copy)]
 struct PartRows {
     /// The residual stream, or streams.
-    residual: DeviceRows,
+    residual: Rows,
     /// What the part reads of them.
-    stream: DeviceRows,
+    stream: Rows,
     /// The same after the norm.
-    input: DeviceRows,
+    input: Rows,
     /// What its connection needs to write the output.
-    mix: Option<DeviceRows>,
+    mix: Option<Rows>,
 }
 
 impl PartRows {
     /// Of no part.
-    fn of(x: DeviceRows) -> Self {
+    fn of(x: Rows) -> Self {
         PartRows { residual: x, stream: x, input: x, mix: None }
     }
 
-    fn live(self) -> impl Iterator<Item = DeviceRows> {
+    fn live(self) -> impl Iterator<Item = Rows> {
         [self.residual, self.stream, self.input].into_iter().chain(self.mix)
     }
 }
@@ -91,7 +91,7 @@ impl TokenExperts {
 
 impl<Part> Branch<Part> {
     /// What the part reads of the residual stream, or streams.
-    fn read(&self, residual: DeviceRows, ops: &dyn DeviceOps) -> Result<PartRows> {
+    fn read(&self, residual: Rows, ops: &dyn Ops) -> Result<PartRows> {
         let (stream, mix) = match &self.connection {
             Some(connection) => connection.read(residual, ops).map(|[stream, mix]| (stream, Some(mix)))?,
             None => (residual, None),
@@ -100,12 +100,12 @@ impl<Part> Branch<Part> {
     }
 
     /// The output `y` of the part, after its norm.
-    fn after(&self, y: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+    fn after(&self, y: Rows, ops: &dyn Ops) -> Result<Rows> {
         self.after.as_ref().map_or(Ok(y), |norm| norm.forward(y, ops))
     }
 
     /// The residual stream, or streams, with the output `y` of the part.
-    fn write(&self, rows: &PartRows, y: DeviceRows, factor: f32, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+    fn write(&self, rows: &PartRows, y: Rows, factor: f32, ops: &dyn Ops) -> Result<Rows> {
         let y = self.after(y, ops)?;
         match self.connection.as_deref().zip(rows.mix) {
             Some((connection, mix)) => {
@@ -121,11 +121,11 @@ impl Layer {
     /// The output of the layer for its input `x [tokens, hidden]`, or `[tokens, streams · hidden]`.
     pub(crate) fn forward(
         &self,
-        x: DeviceRows,
+        x: Rows,
         others: OtherLayers,
         kv: &mut LayerStates,
         running: &mut Running,
-    ) -> Result<DeviceRows> {
+    ) -> Result<Rows> {
         let ops = running.ops;
         ops.begin_layer();
         running.keep_only([x]);
@@ -161,7 +161,7 @@ impl Layer {
     }
 
     /// What a router before the mixer finds.
-    fn early_router(&self, x: DeviceRows, running: &mut Running) -> Result<Option<RouterRows>> {
+    fn early_router(&self, x: Rows, running: &mut Running) -> Result<Option<RouterRows>> {
         let Some(moe) = self.moe().filter(|moe| moe.early) else { return Ok(None) };
         let router = moe.route([x; 2], None, running.ops)?;
         if running.experts.wants_hint(HintSource::Router, x.rows) {
@@ -185,7 +185,7 @@ impl Layer {
     }
 
     /// What the feed-forward part reads after the mixer, and after attention over the output of an encoder.
-    fn mixed(&self, x: DeviceRows, others: OtherLayers, kv: &mut LayerStates, running: &Running) -> Result<PartRows> {
+    fn mixed(&self, x: Rows, others: OtherLayers, kv: &mut LayerStates, running: &Running) -> Result<PartRows> {
         let (ops, factor) = (running.ops, running.factor);
         let Some(mixer) = &self.mixer else { return self.read(x, ops) };
         let rows = mixer.read(x, ops)?;
@@ -204,28 +204,22 @@ impl Layer {
     }
 
     /// The residual stream with attention over the output of an encoder, if there is one.
-    fn over_encoded(
-        &self,
-        x: DeviceRows,
-        others: OtherLayers,
-        kv: &LayerStates,
-        running: &Running,
-    ) -> Result<DeviceRows> {
+    fn over_encoded(&self, x: Rows, others: OtherLayers, kv: &LayerStates, running: &Running) -> Result<Rows> {
         let Some(CrossAttention { norm, attention }) = others.cross else { return Ok(x) };
         let y = attention.over_encoded(norm.forward(x, running.ops)?, kv, running.pass, running.ops)?;
         running.ops.add(x, y, 1.0)
     }
 
     /// What the feed-forward part reads, if there is one.
-    fn read(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<PartRows> {
+    fn read(&self, x: Rows, ops: &dyn Ops) -> Result<PartRows> {
         self.ffn.as_ref().map_or(Ok(PartRows::of(x)), |ffn| ffn.read(x, ops))
     }
 }
 
 impl Running<'_> {
     /// Of all rows so far only these are used from now on, and what routers hand on.
-    fn keep_only(&self, rows: impl IntoIterator<Item = DeviceRows>) {
-        let mut live = smallvec::SmallVec::<[DeviceRows; 8]>::new();
+    fn keep_only(&self, rows: impl IntoIterator<Item = Rows>) {
+        let mut live = smallvec::SmallVec::<[Rows; 8]>::new();
         live.extend(rows.into_iter().chain(self.pass.router_state.get()));
         self.ops.retain(&live);
     }
@@ -235,7 +229,7 @@ impl Running<'_> {
 fn experts(
     moe: &Moe,
     rows: &PartRows,
-    (early, known, onto): (Option<RouterRows>, Option<TokenExperts>, Option<DeviceRows>),
+    (early, known, onto): (Option<RouterRows>, Option<TokenExperts>, Option<Rows>),
     following: &[Layer],
     running: &mut Running,
 ) -> Result<MoeOutput> {
@@ -270,7 +264,7 @@ fn next_moe(following: &[Layer]) -> Option<(&Branch<Ffn>, &Moe)> {
 }
 
 /// What the router of the next MoE layer would choose by if this layer's experts added nothing to the residual stream.
-fn hint(ffn: &Branch<Ffn>, moe: &Moe, residual: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+fn hint(ffn: &Branch<Ffn>, moe: &Moe, residual: Rows, ops: &dyn Ops) -> Result<Rows> {
     let rows = ffn.read(residual, ops)?;
     Ok(moe.route([rows.stream, rows.input], None, ops)?.logits)
 }

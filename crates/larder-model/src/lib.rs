@@ -5,7 +5,7 @@
 //! weights and computes prefill and decode; [`KvCache`] is the state of one sequence. Each MoE layer hands its router
 //! logits to an [`ExpertPath`], which chooses and computes the experts: [`AllResident`] keeps all of them in memory,
 //! the crates above stream them. Matrix products and attention run on a [`ComputeContext`], on CPU threads or on a
-//! device behind [`DeviceProducts`], [`DeviceAttention`], [`DeviceOps`] and [`DeviceExperts`]. A [`Tap`] observes hidden states,
+//! device behind [`DeviceProducts`], [`DeviceAttention`], [`Ops`] and [`DeviceExperts`]. A [`Tap`] observes hidden states,
 //! routing and times.
 //!
 //! This crate never opens a file, tokenises text, evicts or prefetches an expert. Results have the same bits for any
@@ -100,13 +100,12 @@ pub use arch::{model_types, mtp_layers};
 pub use compute::{ComputeContext, ComputeTime};
 pub use decoder::{Decoder, blueprint, refused_keys, rewinds_freely};
 pub use device::{
-    BEST_FOUND, BlockPooling, CHOICE_TOKENS, ChangedLogit, ChosenOnDevice, DeviceAttention, DeviceChannelScan,
-    DeviceChoice, DeviceConvolution, DeviceConvolvedHeads, DeviceDecay, DeviceDelta, DeviceDraw, DeviceExperts,
-    DeviceHeadConvolution, DeviceHeads, DeviceIndex, DeviceKvView, DeviceOps, DeviceProduct, DeviceProducts,
-    DeviceRecurrence, DeviceRotation, DeviceRows, DeviceScan, DeviceStreams, DrawnFrom, FEW_TILES, GateOrder, HeadMix,
-    HeadNorm, HeadRest, IndexBlocks, KvPageShape, LogitChanges, MATRIX_STREAMS, MAX_SCORE_BYTES, ManifoldWeights,
-    MatrixShape, NormGate, Place, ScaledSides, ScanHeads, SeenRows, StateSpan, StreamGate, StreamMix, TILE_QUERIES,
-    TokenDraw, device_attention_bytes, position_tiles,
+    BEST_FOUND, BlockPooling, CHOICE_TOKENS, ChangedLogit, ChannelScan, ChoiceOps, ChosenOnDevice, Convolution,
+    ConvolvedHeadOps, Decay, Delta, DeviceAttention, DeviceExperts, DeviceProduct, DeviceProducts, DrawOps, DrawnFrom,
+    FEW_TILES, GateOrder, HeadConvolution, HeadMix, HeadNorm, HeadRest, Heads, IndexBlocks, IndexChoice, KvPageShape,
+    KvView, LogitChanges, MATRIX_STREAMS, MAX_SCORE_BYTES, ManifoldWeights, MatrixShape, NormGate, Ops, Place,
+    RecurrentOps, Rotation, Rows, ScaledSides, Scan, ScanHeads, SeenRows, StateSpan, StreamGate, StreamMix, StreamOps,
+    TILE_QUERIES, TokenDraw, device_attention_bytes, position_tiles,
 };
 pub use double::{AttentionDouble, OpsDouble, ProductsDouble};
 pub use embedding::EmbeddingRows;

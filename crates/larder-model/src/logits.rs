@@ -1,7 +1,7 @@
 //! Logits: the norm and the product behind the last layer, and what a step returns of them.
 
 use crate::decoder::{Decoder, report_hidden};
-use crate::device::{BEST_FOUND, DeviceOps, DeviceRows, LogitChanges};
+use crate::device::{BEST_FOUND, LogitChanges, Ops, Rows};
 use crate::error::{ModelError, Result};
 use crate::nn::{ForwardPass, Norm};
 use crate::ops::HostRows;
@@ -140,7 +140,7 @@ impl Decoder {
     /// The logits that the spans ask for, from the last layer's output `x [tokens, hidden]`.
     pub(crate) fn logits(
         &self,
-        x: DeviceRows,
+        x: Rows,
         spans: &mut [Span],
         best: Option<&BestLogits>,
         pass: &ForwardPass,
@@ -159,7 +159,7 @@ impl Decoder {
     pub(crate) fn logits_of(
         &self,
         ending: Ending,
-        x: DeviceRows,
+        x: Rows,
         spans: &mut [Span],
         best: Option<&BestLogits>,
         pass: &ForwardPass,
@@ -178,7 +178,7 @@ impl Decoder {
     }
 
     /// The logits `[rows, vocab]` of the output `x [rows, hidden]` of the norm before the head.
-    pub(crate) fn head(&self, mut x: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+    pub(crate) fn head(&self, mut x: Rows, ops: &dyn Ops) -> Result<Rows> {
         let Stack { head, factors, .. } = &self.stack;
         if let Some(columns) = &factors.columns {
             x = columns.apply(x, ops)?;
@@ -188,7 +188,7 @@ impl Decoder {
             logits = ops.scale(logits, factors.logits as f32)?;
         }
         if let Some(cap) = factors.softcap {
-            logits = ops.bend(logits, cap as f32)?;
+            logits = ops.softcap(logits, cap as f32)?;
         }
         Ok(logits)
     }
@@ -196,7 +196,7 @@ impl Decoder {
 
 impl Ending<'_> {
     /// What the head reads of `x [rows, streams · hidden]`.
-    pub(crate) fn forward(self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+    pub(crate) fn forward(self, x: Rows, ops: &dyn Ops) -> Result<Rows> {
         let x = self.streams.map_or(Ok(x), |streams| streams.merge.merge(x, ops))?;
         self.norm.forward(x, ops)
     }
@@ -204,10 +204,10 @@ impl Ending<'_> {
 
 /// Waits for logits, of which the `best` may be enough, and for hidden states.
 fn download_logits(
-    ops: &dyn DeviceOps,
-    logits: Option<DeviceRows>,
+    ops: &dyn Ops,
+    logits: Option<Rows>,
     best: Option<&BestLogits>,
-    hidden: Option<DeviceRows>,
+    hidden: Option<Rows>,
 ) -> Result<(Logits, Option<HostRows>)> {
     let found = best.zip(logits).filter(|(best, logits)| is_less(best, logits.width)).map(|(best, logits)| {
         let also: Vec<u32> = best.changes.listed().collect();
@@ -277,11 +277,11 @@ fn hand_out_hidden(x: &HostRows, spans: &mut [Span], pass: &ForwardPass) {
 }
 
 /// Some rows of `x`, given as ranges of first row and count; `None` if there are none. They are copied side by side unless they follow each other.
-fn rows_of(x: DeviceRows, ranges: &[(usize, usize)], ops: &dyn DeviceOps) -> Result<Option<DeviceRows>> {
+fn rows_of(x: Rows, ranges: &[(usize, usize)], ops: &dyn Ops) -> Result<Option<Rows>> {
     let (Some((first, _)), Some((last, count))) = (ranges.first(), ranges.last()) else { return Ok(None) };
     let rows = last + count - first;
     if rows == ranges.iter().map(|(_, count)| count).sum::<usize>() {
-        return ops.part(x, *first, rows).map(Some);
+        return ops.slice(x, *first, rows).map(Some);
     }
     let all = &ops.download(&[x])?[0];
     let values = ranges.iter().flat_map(|(first, count)| &all[first * x.width..(first + count) * x.width]);

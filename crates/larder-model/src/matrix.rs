@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use crate::bytes::Bytes;
 use crate::compute::ComputeContext;
-use crate::device::{DeviceCopy, DeviceOps, DeviceProducts, DeviceRows};
+use crate::device::{Constant, DeviceProducts, Ops, Rows};
 use crate::error::Result;
 use crate::input_squares::MatrixSquares;
 
@@ -169,14 +169,14 @@ pub struct Linear {
     matrix: PlacedMatrix,
     compute: Arc<ComputeContext>,
     bias: Option<Vec<f32>>,
-    bias_copy: DeviceCopy,
+    bias_copy: Constant,
 }
 
 impl Linear {
     /// `bias [rows]`
     pub fn new(matrix: Matrix, bias: Option<Vec<f32>>) -> Result<Self> {
         let compute = matrix.compute.clone();
-        Ok(Linear { matrix: matrix.place()?, compute, bias, bias_copy: DeviceCopy::default() })
+        Ok(Linear { matrix: matrix.place()?, compute, bias, bias_copy: Constant::default() })
     }
 
     /// Rows of the matrix: values that the product yields per token.
@@ -190,25 +190,21 @@ impl Linear {
     }
 
     /// `x [tokens, in]` → `[tokens, out]`
-    pub fn forward(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+    pub fn forward(&self, x: Rows, ops: &dyn Ops) -> Result<Rows> {
         let [y] = Linear::forward_all([self], x, ops)?;
         Ok(y)
     }
 
     /// Several products of one `x [tokens, in]`, in one batch.
-    pub fn forward_all<const N: usize>(
-        linears: [&Linear; N],
-        x: DeviceRows,
-        ops: &dyn DeviceOps,
-    ) -> Result<[DeviceRows; N]> {
+    pub fn forward_all<const N: usize>(linears: [&Linear; N], x: Rows, ops: &dyn Ops) -> Result<[Rows; N]> {
         let all = Linear::forward_each(&linears, x, ops)?;
         Ok(std::array::from_fn(|place| all[place]))
     }
 
     /// As [`forward_all`](Self::forward_all), of any number of products.
-    pub fn forward_each(linears: &[&Linear], x: DeviceRows, ops: &dyn DeviceOps) -> Result<Vec<DeviceRows>> {
+    pub fn forward_each(linears: &[&Linear], x: Rows, ops: &dyn Ops) -> Result<Vec<Rows>> {
         let weights: SmallVec<[&PlacedMatrix; 8]> = linears.iter().map(|linear| &linear.matrix).collect();
-        let mut products = ops.multiply(x, &weights)?;
+        let mut products = ops.matmul(x, &weights)?;
         for (y, linear) in products.iter_mut().zip(linears) {
             if let Some(bias) = &linear.bias {
                 *y = ops.add_row(*y, linear.bias_copy.of(bias, ops)?)?;
@@ -267,7 +263,7 @@ mod tests {
             let ops = compute.ops();
             let [a, b] = Linear::forward_all(linears.each_ref(), ops.send(&values(3 * 24), 24).unwrap(), ops).unwrap();
             let heads: Vec<PlacedMatrix> = (0..4).map(|h| matrix(5, 8, h, &compute).place().unwrap()).collect();
-            let c = ops.multiply_heads(ops.send(&values(3 * 4 * 9), 4 * 9).unwrap(), &heads).unwrap();
+            let c = ops.matmul_heads(ops.send(&values(3 * 4 * 9), 4 * 9).unwrap(), &heads).unwrap();
             assert_eq!((c.rows, c.width), (3, 4 * 5));
             ops.download(&[a, b, c]).unwrap().iter().map(|rows| rows.to_vec()).collect::<Vec<_>>()
         });

@@ -1,7 +1,7 @@
 //! The forward pass of the layer for multi-token prediction.
 
 use crate::decoder::Decoder;
-use crate::device::DeviceRows;
+use crate::device::Rows;
 use crate::error::{ModelError, Result};
 use crate::experts::ExpertPath;
 use crate::layer::{OtherLayers, Running};
@@ -74,7 +74,7 @@ impl Decoder {
     }
 
     /// The input of the layer: `[tokens, hidden]`.
-    fn mtp_input(&self, mtp: &MtpLayer, spans: &[Span], hidden: &[f32]) -> Result<DeviceRows> {
+    fn mtp_input(&self, mtp: &MtpLayer, spans: &[Span], hidden: &[f32]) -> Result<Rows> {
         let ops = self.ops();
         let embedded = self.embed(self.embedding(), spans.iter().map(|span| span.tokens))?;
         let hidden = ops.send(hidden, embedded.width)?;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use larder_core::{TensorMeta, TensorRows};
 
-use crate::device::{DeviceOps, DeviceProducts, DeviceRows, MatrixShape};
+use crate::device::{DeviceProducts, MatrixShape, Ops, Rows};
 use crate::embedding::EmbeddingRows;
 use crate::error::Result;
 
@@ -122,7 +122,7 @@ impl EmbeddingRows for CachedRows {
         self.uploaded.get().is_some()
     }
 
-    fn begin_row(&self, number: DeviceRows, ops: &dyn DeviceOps) -> Result<Option<DeviceRows>> {
+    fn begin_row(&self, number: Rows, ops: &dyn Ops) -> Result<Option<Rows>> {
         self.uploaded.get().map(|id| ops.row_of(*id, number)).transpose()
     }
 }

@@ -2,7 +2,7 @@
 
 use larder_core::{ExpertNames, Geometry};
 
-use crate::device::{DeviceCopy, DeviceOps, DeviceRows};
+use crate::device::{Constant, Ops, Rows};
 use crate::embedding::EmbeddingRows;
 use crate::error::Result;
 use crate::matrix::Linear;
@@ -143,24 +143,24 @@ pub struct Factors {
     pub columns: Option<ColumnFactors>,
     /// On the logits.
     pub logits: f64,
-    /// The logits are bent to stay within ± this: `cap · tanh(logit / cap)`.
+    /// The logits are capped to stay within ± this: `cap · tanh(logit / cap)`.
     pub softcap: Option<f64>,
 }
 
 /// A factor on each value of a row, and the copy of them on a device.
 pub struct ColumnFactors {
     values: Vec<f32>,
-    copy: DeviceCopy,
+    copy: Constant,
 }
 
 impl ColumnFactors {
     /// These factors.
     pub fn new(values: Vec<f32>) -> Self {
-        ColumnFactors { values, copy: DeviceCopy::default() }
+        ColumnFactors { values, copy: Constant::default() }
     }
 
     /// `x [rows, width]` → same shape
-    pub(crate) fn apply(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+    pub(crate) fn apply(&self, x: Rows, ops: &dyn Ops) -> Result<Rows> {
         ops.scale_columns(x, self.copy.of(&self.values, ops)?)
     }
 }

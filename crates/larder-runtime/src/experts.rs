@@ -8,7 +8,7 @@ use larder_cache::{ExpertUses, Traffic, Visit};
 use larder_core::{ExpertId, Gate, LayerIdx};
 use larder_engine::{CachedPath, Drafting, Recorder, Routing, StreamingPath, TieredPath};
 use larder_model::{
-    AllResident, Decoder, DeviceMoeCall, DeviceRows, ExactPath, ExpertPath, HintSource, ModelError, MoeCall, Routed,
+    AllResident, Decoder, DeviceMoeCall, ExactPath, ExpertPath, HintSource, ModelError, MoeCall, Routed, Rows,
     wanted_experts,
 };
 use larder_policy::eviction::EvictionSpec;
@@ -415,7 +415,7 @@ impl ExpertPath for EngineExperts {
         Ok(routed)
     }
 
-    fn begin(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<(Routed, Option<DeviceRows>), ModelError> {
+    fn begin(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<(Routed, Option<Rows>), ModelError> {
         self.follow_memory(StepMoment::Before(call.layer));
         let (routed, sums) = self.path_mut().begin(call, out)?;
         self.record(call, &routed);
@@ -427,7 +427,7 @@ impl ExpertPath for EngineExperts {
         !watched && self.path_mut().chooses_on_device(layer, gate, tokens)
     }
 
-    fn begin_chosen(&mut self, call: &DeviceMoeCall) -> Result<DeviceRows, ModelError> {
+    fn begin_chosen(&mut self, call: &DeviceMoeCall) -> Result<Rows, ModelError> {
         self.path_mut().begin_chosen(call)
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Result, bail};
 use larder_cache::two_tiers::Device;
 use larder_core::ExpertLayout;
-use larder_model::{DeviceAttention, DeviceExperts, DeviceOps, DeviceProducts};
+use larder_model::{DeviceAttention, DeviceExperts, DeviceProducts, Ops};
 
 use crate::options::{DeviceKind, DeviceOptions, Setting};
 
@@ -33,7 +33,7 @@ pub struct GpuCompute {
     /// The KV cache, and attention.
     pub attention: Arc<dyn DeviceAttention>,
     /// Chains of operations on activations.
-    pub ops: Arc<dyn DeviceOps>,
+    pub ops: Arc<dyn Ops>,
     /// Computes the experts in the slots of the link.
     pub experts: Box<dyn DeviceExperts>,
 }

@@ -7,8 +7,8 @@ use larder_engine::{
     AheadCounts, Decoding, Sampler, Sampling, Sequence, Session, Speculation, StepPart, TokenChoice, TokenInput, step,
 };
 use larder_model::{
-    AllResident, ComputeContext, Decoder, DeviceMoeCall, DeviceOps, DeviceRows, ExpertPath, KnownExperts, LogitsFor,
-    ModelError, MoeCall, OpsDouble, Routed, TokenPhase,
+    AllResident, ComputeContext, Decoder, DeviceMoeCall, ExpertPath, KnownExperts, LogitsFor, ModelError, MoeCall, Ops,
+    OpsDouble, Routed, Rows, TokenPhase,
 };
 
 use super::speculation::{CONTEXT, PROMPT, tokenizer, ways, write_in};
@@ -31,7 +31,7 @@ impl ExpertPath for OnDouble {
         tokens == 1
     }
 
-    fn begin_chosen(&mut self, call: &DeviceMoeCall) -> Result<DeviceRows, ModelError> {
+    fn begin_chosen(&mut self, call: &DeviceMoeCall) -> Result<Rows, ModelError> {
         let DeviceMoeCall { layer, gate, act, known, on_device, .. } = *call;
         let known = known.map(|known| match known {
             KnownExperts::Ids(ids) => ids.to_vec(),

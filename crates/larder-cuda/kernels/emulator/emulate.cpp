@@ -223,7 +223,7 @@ constexpr Kernel KERNELS[] = {
     KERNEL(flash_f32), KERNEL(flash_f16), KERNEL(flash_q8_0),
     KERNEL(copy_rows), KERNEL(copy_bytes), KERNEL(add_scaled), KERNEL(add_norm), KERNEL(rms_norm), KERNEL(sum_experts),
     KERNEL(sum_experts_norm), KERNEL(choose_experts), KERNEL(take_row), KERNEL(best_of_slices), KERNEL(collect_best), KERNEL(weigh_slices), KERNEL(draw_token), KERNEL(change_logits), KERNEL(take_out), KERNEL(layer_norm), KERNEL(scan_channels), KERNEL(scale_columns), KERNEL(side_by_side), KERNEL(scale_inputs),
-    KERNEL(bend), KERNEL(gate_values), KERNEL(convolve), KERNEL(delta_rule), KERNEL(delta_rule_wide), KERNEL(scan_states), KERNEL(norm_gate),
+    KERNEL(softcap), KERNEL(gate_values), KERNEL(convolve), KERNEL(delta_rule), KERNEL(delta_rule_wide), KERNEL(scan_states), KERNEL(norm_gate),
     KERNEL(new_heads_f32), KERNEL(new_heads_f16), KERNEL(new_heads_q8_0),
     KERNEL(index_scores_f32), KERNEL(index_scores_f16), KERNEL(index_scores_q8_0), KERNEL(choose_rows), KERNEL(best_of_blocks),
     KERNEL(pool_blocks_f32), KERNEL(pool_blocks_f16), KERNEL(pool_blocks_q8_0),

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use larder_model::DeviceKvView;
+use larder_model::KvView;
 
 use super::{ALIGN, Args, KvPage, PlacedTask, Queries};
 use crate::error::Result;
@@ -17,7 +17,7 @@ const PAGES: usize = 16;
 pub struct SequenceArrays {
     pages: [usize; 2],
     sinks: usize,
-    /// Of the queries, or of the turns and factors of new tokens.
+    /// Of the queries, or of cosines and sines and factors of new tokens.
     queries: usize,
     pub bytes: usize,
 }
@@ -31,9 +31,9 @@ impl SequenceArrays {
             at
         };
         let pages = [&args.keys, &args.values].map(|view| next(table_bytes(view)));
-        let turns = new.map_or(0, |new| new.bytes(args.seen.len()));
+        let cos_sin = new.map_or(0, |new| new.bytes(args.seen.len()));
         let (sinks, queries) =
-            (next(size_of_val(args.sinks.unwrap_or_default())), next(size_of_val(args.queries).max(turns)));
+            (next(size_of_val(args.sinks.unwrap_or_default())), next(size_of_val(args.queries).max(cos_sin)));
         SequenceArrays { pages, sinks, queries, bytes: end.next_multiple_of(ALIGN) }
     }
 
@@ -81,7 +81,7 @@ impl SequenceArrays {
 }
 
 /// Writes the addresses of the pages of a view; those before the first that is stored are null.
-pub fn write_pages(view: &DeviceKvView, pages: &HashMap<usize, KvPage>, table: &mut [[u8; 8]]) {
+pub fn write_pages(view: &KvView, pages: &HashMap<usize, KvPage>, table: &mut [[u8; 8]]) {
     table[..view.first_page].fill([0; 8]);
     for (id, out) in view.pages.iter().zip(&mut table[view.first_page..]) {
         *out = pages[id].memory.at().to_ne_bytes();
@@ -89,6 +89,6 @@ pub fn write_pages(view: &DeviceKvView, pages: &HashMap<usize, KvPage>, table: &
 }
 
 /// Bytes of the table of the pages of a view, with room for more, so that what follows is at the same address for many tokens.
-pub fn table_bytes(view: &DeviceKvView) -> usize {
+pub fn table_bytes(view: &KvView) -> usize {
     8 * (view.first_page + view.pages.len()).next_multiple_of(PAGES)
 }

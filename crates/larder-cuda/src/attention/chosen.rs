@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use larder_core::NumberFormat;
 use larder_model::{
-    BlockPooling, DeviceIndex, DeviceKvView, IndexBlocks, KvPageShape, MAX_SCORE_BYTES, SeenRows, TILE_QUERIES,
+    BlockPooling, IndexBlocks, IndexChoice, KvPageShape, KvView, MAX_SCORE_BYTES, SeenRows, TILE_QUERIES,
 };
 
 use super::arrays::{table_bytes, write_pages};
@@ -87,12 +87,7 @@ pub(crate) struct IndexQueries {
 
 impl GpuAttention {
     /// Begins a choice of rows.
-    pub(crate) fn choose(
-        &self,
-        index: &DeviceIndex,
-        addresses: IndexQueries,
-        rows: &[(DeviceKvView, usize)],
-    ) -> Result<()> {
+    pub(crate) fn choose(&self, index: &IndexChoice, addresses: IndexQueries, rows: &[(KvView, usize)]) -> Result<()> {
         self.lock().choose(&self.queue, index, &addresses, rows)
     }
 
@@ -137,12 +132,12 @@ impl GpuAttention {
             key_width: word(width)?,
             ..AttentionKernelArgs::default()
         };
-        let turns = TaskList::BYTES.next_multiple_of(ALIGN);
-        let at = self.queue.stage(turns + new.bytes(tokens), |list, bytes| {
+        let cos_sin = TaskList::BYTES.next_multiple_of(ALIGN);
+        let at = self.queue.stage(cos_sin + new.bytes(tokens), |list, bytes| {
             bytes[..AttentionKernelArgs::BYTES].copy_from_slice(&kernel_args.to_bytes());
-            let of_heads = new.args(0, tokens, list + turns as u64).to_bytes();
+            let of_heads = new.args(0, tokens, list + cos_sin as u64).to_bytes();
             bytes[AttentionKernelArgs::BYTES..][..of_heads.len()].copy_from_slice(&of_heads);
-            new.write(0, tokens, &mut bytes[turns..]);
+            new.write(0, tokens, &mut bytes[cos_sin..]);
             Ok(())
         })?;
         state.launches.new_heads(&TaskList { tasks: &[kernel_args], at, kinds: [NumberFormat::F32; 2] })
@@ -151,7 +146,7 @@ impl GpuAttention {
     /// Begins to pool rows of each sequence to blocks, into `out [blocks, width]`; `places` is an address or 0.
     pub(crate) fn pool(
         &self,
-        rows: &[(DeviceKvView, Range<usize>)],
+        rows: &[(KvView, Range<usize>)],
         (pooling, places): (&BlockPooling, u64),
         (out, [blocks, width]): (u64, [usize; 2]),
     ) -> Result<()> {
@@ -217,9 +212,9 @@ impl State {
     fn choose(
         &mut self,
         queue: &LaunchQueue,
-        index: &DeviceIndex,
+        index: &IndexChoice,
         addresses: &IndexQueries,
-        rows: &[(DeviceKvView, usize)],
+        rows: &[(KvView, usize)],
     ) -> Result<()> {
         let shape = self.check_index(index, rows)?;
         let (lists, stride) = (index.seen.len(), index.most());
@@ -265,9 +260,9 @@ impl State {
     fn send_index(
         &self,
         queue: &LaunchQueue,
-        index: &DeviceIndex,
+        index: &IndexChoice,
         addresses: &IndexQueries,
-        rows: &[(DeviceKvView, usize)],
+        rows: &[(KvView, usize)],
         shape: KvPageShape,
     ) -> Result<u64> {
         let (mut end, mut places, mut first) = ((rows.len() * IndexTask::BYTES).next_multiple_of(ALIGN), Vec::new(), 0);
@@ -300,8 +295,8 @@ impl State {
     }
 
     /// Checks the shapes of a choice, which the kernels rely on. Returns that of the pages.
-    fn check_index(&self, index: &DeviceIndex, rows: &[(DeviceKvView, usize)]) -> Result<KvPageShape> {
-        let DeviceIndex { queries, weights, parts, heads, count, seen, .. } = *index;
+    fn check_index(&self, index: &IndexChoice, rows: &[(KvView, usize)]) -> Result<KvPageShape> {
+        let IndexChoice { queries, weights, parts, heads, count, seen, .. } = *index;
         let block = index.block();
         let no_fit = || GpuError::Unsupported(format!("a choice of {count} rows does not fit queries {queries:?}"));
         let stored = rows.iter().map(|(view, _)| view).find(|view| !view.pages.is_empty());

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder_core::NumberFormat;
 use larder_kernels::{AttentionArgs, AttentionTask};
-use larder_model::{DeviceAttention, DeviceKvView, KvPageShape};
+use larder_model::{DeviceAttention, KvPageShape, KvView};
 
 use crate::driver::Driver;
 use crate::error::{GpuError, Result};
@@ -30,9 +30,9 @@ const ALIGN: usize = 16;
 const STEP: usize = 1 << 20;
 
 /// Attention of one sequence over its pages on the device.
-type Task<'a> = AttentionTask<'a, DeviceKvView>;
+type Task<'a> = AttentionTask<'a, KvView>;
 /// What such an attention reads.
-type Args<'a> = AttentionArgs<'a, DeviceKvView>;
+type Args<'a> = AttentionArgs<'a, KvView>;
 
 /// The KV cache on the device, and the buffers of attention.
 pub struct GpuAttention {
@@ -426,7 +426,7 @@ impl State {
     }
 
     /// The shape of the pages of a view.
-    fn shape(&self, view: &DeviceKvView) -> Result<KvPageShape> {
+    fn shape(&self, view: &KvView) -> Result<KvPageShape> {
         let first =
             view.pages.first().ok_or_else(|| GpuError::Unsupported("attention needs at least one KV page".into()))?;
         let shape = self.page(*first)?.shape;
@@ -444,7 +444,7 @@ impl State {
         let new = queries.new_tokens();
         let [keys, values] = [self.shape(&args.keys)?, self.shape(&args.values)?];
         let (count, visible) = (args.seen.len(), args.visible().unwrap_or_default());
-        let fits = |view: &DeviceKvView, shape: KvPageShape| {
+        let fits = |view: &KvView, shape: KvPageShape| {
             let positions = view.first_page * shape.positions..(view.first_page + view.pages.len()) * shape.positions;
             shape.heads == args.kv_heads
                 && (1..=shape.row_values()).contains(&view.width)

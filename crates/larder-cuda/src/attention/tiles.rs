@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use larder_core::NumberFormat;
 use larder_kernels::{AttentionArgs, TILE_POSITIONS};
-use larder_model::{DeviceKvView, FEW_TILES, KvPageShape, MAX_SCORE_BYTES, TILE_QUERIES, position_tiles};
+use larder_model::{FEW_TILES, KvPageShape, KvView, MAX_SCORE_BYTES, TILE_QUERIES, position_tiles};
 
 /// The least queries that are computed in half precision.
 const FLASH_QUERIES: usize = 32;
@@ -17,7 +17,7 @@ const MAX_TILES: usize = 65_535;
 
 /// Whether an attention can be computed in half precision, and has as many queries as a prompt: a few drafted tokens are computed as
 /// those that are not drafted. `shapes` are those of pages of keys and of values.
-pub fn takes_halves(args: &AttentionArgs<DeviceKvView>, shapes: [KvPageShape; 2]) -> bool {
+pub fn takes_halves(args: &AttentionArgs<KvView>, shapes: [KvPageShape; 2]) -> bool {
     let widths = [args.keys.width, args.values.width];
     // Four values of a row are read at once.
     let is_aligned = |shape: &KvPageShape| shape.kind != NumberFormat::F16 || shape.row_bytes.is_multiple_of(8);
@@ -109,7 +109,7 @@ pub fn groups(all: &[TaskTiles]) -> Vec<TaskGroup> {
 }
 
 /// The number of tiles of [`TILE_QUERIES`] queries, over all key heads, and the most positions that one tile spans.
-pub fn tiles_and_span(args: &AttentionArgs<DeviceKvView>) -> (usize, usize) {
+pub fn tiles_and_span(args: &AttentionArgs<KvView>) -> (usize, usize) {
     let group = args.heads / args.kv_heads;
     let pairs = args.seen.len() * group;
     let span = |first: usize| {

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx, Score, Weighting};
-use larder_model::{CHOICE_TOKENS, ChosenOnDevice, DeviceMoeCall, DeviceRows, KnownExperts};
+use larder_model::{CHOICE_TOKENS, ChosenOnDevice, DeviceMoeCall, KnownExperts, Rows};
 
 use super::gate::KernelGate;
 use super::hits::BegunHits;
@@ -171,7 +171,7 @@ impl DeviceChooser {
         layout: &ExpertLayout,
         slots: &Arc<[usize]>,
         ops: &GpuOps,
-    ) -> Result<DeviceRows> {
+    ) -> Result<Rows> {
         let DeviceMoeCall { layer, gate, logits, on_device, .. } = *call;
         let tokens = logits.rows;
         self.know(call, ops)?;

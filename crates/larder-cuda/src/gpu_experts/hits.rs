@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use larder_core::{ExpertId, LayerIdx};
-use larder_model::{DeviceRows, MoeCall};
+use larder_model::{MoeCall, Rows};
 
 use crate::arena_sync::{ArenaSync, Candidates};
 
@@ -12,7 +12,7 @@ pub struct BegunHits {
     /// Index of the decoder layer.
     pub layer: LayerIdx,
     /// The inputs of its experts, which no other call has.
-    pub x: DeviceRows,
+    pub x: Rows,
     /// By expert: its slot, if it was on the device.
     pub slots: Vec<Option<usize>>,
     /// The slots that its kernels may use.

@@ -11,8 +11,7 @@ use std::time::Duration;
 use larder_core::{ExpertId, ExpertLayout, Gate, NumberFormat, PerMatrix};
 use larder_kernels::InputBuffer;
 use larder_model::{
-    Activation, CallOnDevice, ChosenOnDevice, DeviceExperts, DeviceMoeCall, DeviceRows, ExpertWorkspace, MoeCall,
-    Routed,
+    Activation, CallOnDevice, ChosenOnDevice, DeviceExperts, DeviceMoeCall, ExpertWorkspace, MoeCall, Routed, Rows,
 };
 
 use crate::arena_sync::ArenaSync;
@@ -175,7 +174,7 @@ impl GpuExperts {
         (call, on_device): (&MoeCall, CallOnDevice),
         routed: &Routed,
         host: &ExpertWorkspace,
-    ) -> Result<DeviceRows> {
+    ) -> Result<Rows> {
         let (hidden, places) = (self.hidden, routed.ids.len());
         // By place: the address of its output.
         let mut computed = vec![None; places];
@@ -262,7 +261,7 @@ impl DeviceExperts for GpuExperts {
         call: &DeviceMoeCall,
         layout: &ExpertLayout,
         slots: &Arc<[usize]>,
-    ) -> larder_model::Result<DeviceRows> {
+    ) -> larder_model::Result<Rows> {
         let ops = self.ops.as_ref().expect("the caller has asked whether the device chooses");
         Ok(self.chosen.begin(call, layout, slots, ops)?)
     }
@@ -292,7 +291,7 @@ impl DeviceExperts for GpuExperts {
         call: &MoeCall,
         routed: &Routed,
         host: &ExpertWorkspace,
-    ) -> larder_model::Result<Option<DeviceRows>> {
+    ) -> larder_model::Result<Option<Rows>> {
         let (Some(ops), Some(on_device), None) = (self.ops.clone(), call.on_device, &self.failed) else {
             return Ok(None);
         };

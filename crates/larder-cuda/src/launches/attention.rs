@@ -140,7 +140,7 @@ pub struct NewHeadsArgs {
     /// Of the norms of queries and keys, each for the values of a head that it is over, or for all heads; or 0.
     pub weights: [u64; 2],
     /// `[queries, dim / 2, 2]`: cosines and sines.
-    pub turns: u64,
+    pub cos_sin: u64,
     /// `[queries]`: factors on queries, or 0.
     pub scales: u64,
     /// Added under the root of the norms.
@@ -177,11 +177,11 @@ impl NewHeadsArgs {
 
     /// The bytes of the struct in kernels.
     pub fn to_bytes(self) -> [u8; NewHeadsArgs::BYTES] {
-        let NewHeadsArgs { rows: [q, k, v], rest, weights: [of_q, of_k], turns, scales, .. } = self;
+        let NewHeadsArgs { rows: [q, k, v], rest, weights: [of_q, of_k], cos_sin, scales, .. } = self;
         let NewHeadsArgs {
             eps, split, rest_step, rest_first, norm_width, first, dim, interleaved, whole, clip, ..
         } = self;
-        let front = [q, k, v, rest, of_q, of_k, turns, scales, eps.to_bits()];
+        let front = [q, k, v, rest, of_q, of_k, cos_sin, scales, eps.to_bits()];
         let flags = [interleaved, whole].map(u32::from);
         let (last, factor) = (u32::from(self.norm_last), self.value_factor.to_bits());
         let of_values = u32::from(self.value_norm);
@@ -325,7 +325,7 @@ mod tests {
             rows: [1, 2, 3],
             rest: 4,
             weights: [5, 6],
-            turns: 7,
+            cos_sin: 7,
             scales: 8,
             eps: 0.5,
             split: 9,

@@ -64,7 +64,7 @@ const OTHER_KERNELS: [&str; 77] = [
     "clamped_swiglu",
     "clamped_silu",
     "limited_silu",
-    "bend",
+    "softcap",
     "gate_values",
     "convolve",
     "convolve_heads",

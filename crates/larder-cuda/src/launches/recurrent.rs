@@ -328,9 +328,9 @@ impl Launches {
     }
 
     /// `x = cap · tanh(x / cap)` of `count` values.
-    pub fn bend(&self, x: u64, count: u32, cap: f32) -> Result<()> {
+    pub fn softcap(&self, x: u64, count: u32, cap: f32) -> Result<()> {
         let arguments = [Argument::Address(x), Argument::Word(count), Argument::Float(cap)];
-        self.launch("bend", [count.div_ceil(THREADS), 1], THREADS, &arguments)
+        self.launch("softcap", [count.div_ceil(THREADS), 1], THREADS, &arguments)
     }
 
     /// `count` values times a function of their gates, each of which is for `shared` consecutive values; quantised into `blocks` too

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use larder_kernels::AttentionArgs;
-use larder_model::{BlockPooling, DeviceChoice, DeviceHeads, DeviceIndex, DeviceKvView, DeviceRotation, DeviceRows};
+use larder_model::{BlockPooling, ChoiceOps, Heads, IndexChoice, KvView, Rotation, Rows};
 
 use super::GpuOps;
 use crate::attention::{ChosenTokens, IndexQueries, Queries};
@@ -15,11 +15,11 @@ impl GpuOps {
     /// Attention of tokens that see rows of their own.
     fn attend_to_own_rows(
         &self,
-        queries: DeviceRows,
-        tasks: &[&AttentionArgs<DeviceKvView>],
+        queries: Rows,
+        tasks: &[&AttentionArgs<KvView>],
         counts: &[usize],
         [listed, and_seen]: [bool; 2],
-    ) -> Result<DeviceRows> {
+    ) -> Result<Rows> {
         let mut state = self.lock();
         let tokens: usize = tasks.iter().map(|args| args.seen.len()).sum();
         let width = tasks.first().map_or(0, |args| args.heads * args.keys.width);
@@ -35,12 +35,8 @@ impl GpuOps {
     }
 }
 
-impl DeviceChoice for GpuOps {
-    fn begin_heads(
-        &self,
-        heads: &DeviceHeads,
-        tasks: &[&AttentionArgs<DeviceKvView>],
-    ) -> larder_model::Result<DeviceRows> {
+impl ChoiceOps for GpuOps {
+    fn begin_heads(&self, heads: &Heads, tasks: &[&AttentionArgs<KvView>]) -> larder_model::Result<Rows> {
         let mut state = self.lock();
         let (new, queries) = state.new_tokens(heads, tasks)?;
         self.attention.begin(tasks, Queries::HeadsOnly(&new))?;
@@ -49,10 +45,10 @@ impl DeviceChoice for GpuOps {
 
     fn attend_all(
         &self,
-        queries: DeviceRows,
-        tasks: &[&AttentionArgs<DeviceKvView>],
+        queries: Rows,
+        tasks: &[&AttentionArgs<KvView>],
         bias: Option<usize>,
-    ) -> larder_model::Result<DeviceRows> {
+    ) -> larder_model::Result<Rows> {
         let tokens: usize = tasks.iter().map(|args| args.seen.len()).sum();
         let width = tasks.first().map_or(0, |args| args.heads * args.keys.width);
         if [tokens, width] != [queries.rows, queries.width] || bias.is_some() {
@@ -65,13 +61,13 @@ impl DeviceChoice for GpuOps {
 
     fn rotate_heads(
         &self,
-        x: DeviceRows,
+        x: Rows,
         heads: usize,
         norm: Option<(usize, f64)>,
-        rotation: Option<DeviceRotation>,
-    ) -> larder_model::Result<DeviceRows> {
+        rotation: Option<Rotation>,
+    ) -> larder_model::Result<Rows> {
         let mut state = self.lock();
-        let (width, turns) = (x.width / heads.max(1), rotation.map_or(&[][..], |rotation| rotation.turns));
+        let (width, cos_sin) = (x.width / heads.max(1), rotation.map_or(&[][..], |rotation| rotation.cos_sin));
         let mut args = NewHeadsArgs {
             rows: [state.at(x)?, 0, 0],
             split: word(width)?,
@@ -82,20 +78,20 @@ impl DeviceChoice for GpuOps {
         if let Some((weight, eps)) = norm {
             (args.weights[0], args.eps) = (state.kept(weight)?, eps);
         }
-        if let Some(DeviceRotation { first, dim, interleaved, .. }) = rotation {
+        if let Some(Rotation { first, dim, interleaved, .. }) = rotation {
             (args.first, args.dim, args.interleaved) = (word(first)?, word(dim)?, interleaved);
         }
         let dim = args.dim as usize;
-        if width * heads != x.width || args.first as usize + dim > width || turns.len() != x.rows * dim / 2 {
+        if width * heads != x.width || args.first as usize + dim > width || cos_sin.len() != x.rows * dim / 2 {
             return Err(GpuError::Unsupported(format!("{x:?} are not {heads} heads that rotate")).into());
         }
         let (rotated, queries) = state.result(x.rows, x.width)?;
-        let new = NewTokens { heads: args, widths: [x.width, 0, 0, 0], turns, scales: &[], queries, bias: (0, 0) };
+        let new = NewTokens { heads: args, widths: [x.width, 0, 0, 0], cos_sin, scales: &[], queries, bias: (0, 0) };
         self.attention.rotate(&new, [x.rows, heads, width])?;
         Ok(rotated)
     }
 
-    fn beside(&self, x: DeviceRows, y: DeviceRows) -> larder_model::Result<DeviceRows> {
+    fn beside(&self, x: Rows, y: Rows) -> larder_model::Result<Rows> {
         let mut state = self.lock();
         if x.rows != y.rows {
             return Err(GpuError::Unsupported(format!("{x:?} and {y:?} are not side by side")).into());
@@ -107,7 +103,7 @@ impl DeviceChoice for GpuOps {
         Ok(both)
     }
 
-    fn columns(&self, x: DeviceRows, first: usize, width: usize) -> larder_model::Result<DeviceRows> {
+    fn columns(&self, x: Rows, first: usize, width: usize) -> larder_model::Result<Rows> {
         let mut state = self.lock();
         if first + width > x.width {
             return Err(GpuError::Unsupported(format!("{x:?} have no {width} columns from {first} on")).into());
@@ -119,11 +115,7 @@ impl DeviceChoice for GpuOps {
         Ok(columns)
     }
 
-    fn pool_blocks(
-        &self,
-        rows: &[(DeviceKvView, Range<usize>)],
-        pooling: &BlockPooling,
-    ) -> larder_model::Result<DeviceRows> {
+    fn pool_blocks(&self, rows: &[(KvView, Range<usize>)], pooling: &BlockPooling) -> larder_model::Result<Rows> {
         let mut state = self.lock();
         let places = pooling.places.map_or(Ok(0), |places| state.kept(places))?;
         let width = rows.first().map_or(1, |(view, _)| view.width) / pooling.values_of_row();
@@ -133,7 +125,7 @@ impl DeviceChoice for GpuOps {
         Ok(pooled)
     }
 
-    fn choose_rows(&self, index: &DeviceIndex, rows: &[(DeviceKvView, usize)]) -> larder_model::Result<()> {
+    fn choose_rows(&self, index: &IndexChoice, rows: &[(KvView, usize)]) -> larder_model::Result<()> {
         let state = self.lock();
         let weights = index.weights.map_or(Ok(0), |weights| state.at(weights))?;
         let addresses = IndexQueries { queries: state.at(index.queries)?, weights };
@@ -142,20 +134,20 @@ impl DeviceChoice for GpuOps {
 
     fn attend_chosen(
         &self,
-        queries: DeviceRows,
-        tasks: &[&AttentionArgs<DeviceKvView>],
+        queries: Rows,
+        tasks: &[&AttentionArgs<KvView>],
         counts: &[usize],
-    ) -> larder_model::Result<DeviceRows> {
+    ) -> larder_model::Result<Rows> {
         Ok(self.attend_to_own_rows(queries, tasks, counts, [true, false])?)
     }
 
     fn attend_joined(
         &self,
-        queries: DeviceRows,
-        tasks: &[&AttentionArgs<DeviceKvView>],
+        queries: Rows,
+        tasks: &[&AttentionArgs<KvView>],
         counts: &[usize],
         listed: bool,
-    ) -> larder_model::Result<DeviceRows> {
+    ) -> larder_model::Result<Rows> {
         Ok(self.attend_to_own_rows(queries, tasks, counts, [listed, true])?)
     }
 

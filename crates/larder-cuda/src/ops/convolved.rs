@@ -1,22 +1,18 @@
 //! Chains with convolved queries and keys.
 
-use larder_model::{DeviceConvolvedHeads, DeviceHeadConvolution, DeviceRows, HeadMix, StateSpan};
+use larder_model::{ConvolvedHeadOps, HeadConvolution, HeadMix, Rows, StateSpan};
 
 use super::GpuOps;
 use super::recurrent::States;
 use crate::error::GpuError;
 use crate::launches::word;
 
-impl DeviceConvolvedHeads for GpuOps {
-    fn convolve_heads(
-        &self,
-        convolution: &DeviceHeadConvolution,
-        spans: &[StateSpan],
-    ) -> larder_model::Result<[DeviceRows; 2]> {
+impl ConvolvedHeadOps for GpuOps {
+    fn convolve_heads(&self, convolution: &HeadConvolution, spans: &[StateSpan]) -> larder_model::Result<[Rows; 2]> {
         Ok(self.lock().convolve_heads(&self.queue, convolution, &States::of(spans, &self.attention)?)?)
     }
 
-    fn mix_heads(&self, rows: [DeviceRows; 3], mix: &HeadMix) -> larder_model::Result<[DeviceRows; 2]> {
+    fn mix_heads(&self, rows: [Rows; 3], mix: &HeadMix) -> larder_model::Result<[Rows; 2]> {
         let (mut state, [queries, keys, mixed]) = (self.lock(), rows);
         let HeadMix { heads, kv_heads, bias, factors } = *mix;
         let width = keys.width / kv_heads.max(1);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use larder_model::{BEST_FOUND, DeviceDraw, DeviceRows, DrawnFrom, LogitChanges, TokenDraw};
+use larder_model::{BEST_FOUND, DrawOps, DrawnFrom, LogitChanges, Rows, TokenDraw};
 
 use super::{COPIES, GpuOps, Staging, State};
 use crate::error::{GpuError, Result};
@@ -18,13 +18,7 @@ const CHANGES: usize = 256;
 
 impl State {
     /// Changes are sent in steps of some hundred, so that the same launches come again as a text grows.
-    fn change(
-        &mut self,
-        queue: &Arc<LaunchQueue>,
-        x: DeviceRows,
-        changes: &LogitChanges,
-        follows: bool,
-    ) -> Result<DeviceRows> {
+    fn change(&mut self, queue: &Arc<LaunchQueue>, x: Rows, changes: &LogitChanges, follows: bool) -> Result<Rows> {
         if x.rows != 1 {
             return Err(GpuError::Unsupported(format!("no logits of the rows {x:?} can be changed")));
         }
@@ -50,7 +44,7 @@ impl State {
         Ok(self.last_drawn.as_ref().map_or(0, DeviceBuffer::at))
     }
 
-    fn draw(&mut self, queue: &Arc<LaunchQueue>, from: &DrawnFrom, draw: &TokenDraw) -> Result<DeviceRows> {
+    fn draw(&mut self, queue: &Arc<LaunchQueue>, from: &DrawnFrom, draw: &TokenDraw) -> Result<Rows> {
         let DrawnFrom { found, all, changed } = *from;
         let TokenDraw { temperature, top_k, top_p, min_p, unit } = *draw;
         if (found.rows, found.width) != (1, FOUND) {
@@ -70,7 +64,7 @@ impl State {
         Ok(drawn)
     }
 
-    fn row_of(&mut self, (part, at): (larder_core::ExpertPart, u64), number: DeviceRows) -> Result<DeviceRows> {
+    fn row_of(&mut self, (part, at): (larder_core::ExpertPart, u64), number: Rows) -> Result<Rows> {
         let number = self.at(number)?;
         let matrix = ProductKernelArgs::with(&part, at)?;
         let (row, out) = self.result(1, part.cols)?;
@@ -78,7 +72,7 @@ impl State {
         Ok(row)
     }
 
-    fn begin_copy(&mut self, rows: DeviceRows) -> Result<usize> {
+    fn begin_copy(&mut self, rows: Rows) -> Result<usize> {
         let at = self.at(rows)?;
         self.copies += 1;
         let download = &mut self.copied[self.copies % COPIES];
@@ -106,21 +100,21 @@ impl GpuOps {
     }
 }
 
-impl DeviceDraw for GpuOps {
-    fn change(&self, x: DeviceRows, changes: &LogitChanges, follows: bool) -> larder_model::Result<DeviceRows> {
+impl DrawOps for GpuOps {
+    fn change(&self, x: Rows, changes: &LogitChanges, follows: bool) -> larder_model::Result<Rows> {
         Ok(self.lock().change(&self.queue, x, changes, follows)?)
     }
 
-    fn draw(&self, from: &DrawnFrom, draw: &TokenDraw) -> larder_model::Result<DeviceRows> {
+    fn draw(&self, from: &DrawnFrom, draw: &TokenDraw) -> larder_model::Result<Rows> {
         Ok(self.lock().draw(&self.queue, from, draw)?)
     }
 
-    fn row_of(&self, matrix: usize, number: DeviceRows) -> larder_model::Result<DeviceRows> {
+    fn row_of(&self, matrix: usize, number: Rows) -> larder_model::Result<Rows> {
         let matrix = self.products.stored(matrix)?;
         Ok(self.lock().row_of(matrix, number)?)
     }
 
-    fn begin_copy(&self, rows: DeviceRows) -> larder_model::Result<usize> {
+    fn begin_copy(&self, rows: Rows) -> larder_model::Result<usize> {
         Ok(self.lock().begin_copy(rows)?)
     }
 

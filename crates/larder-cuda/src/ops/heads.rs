@@ -1,7 +1,7 @@
 //! The heads of new tokens in a chain: their norms and rotations.
 
 use larder_kernels::AttentionArgs;
-use larder_model::{DeviceHeads, DeviceKvView, DeviceRotation, DeviceRows, HeadRest};
+use larder_model::{HeadRest, Heads, KvView, Rotation, Rows};
 
 use super::State;
 use crate::error::{GpuError, Result};
@@ -12,16 +12,15 @@ impl State {
     /// The new tokens of all tasks, and a result for their rotated queries.
     pub(super) fn new_tokens<'a>(
         &mut self,
-        heads: &DeviceHeads<'a>,
-        tasks: &[&AttentionArgs<DeviceKvView>],
-    ) -> Result<(NewTokens<'a>, DeviceRows)> {
-        let DeviceHeads { queries, rest, keys, values, norm, clip, value_norm, value_factor, rotation, scales, bias } =
-            heads;
+        heads: &Heads<'a>,
+        tasks: &[&AttentionArgs<KvView>],
+    ) -> Result<(NewTokens<'a>, Rows)> {
+        let Heads { queries, rest, keys, values, norm, clip, value_norm, value_factor, rotation, scales, bias } = heads;
         let Some(task) = tasks.first() else {
             return Err(GpuError::Unsupported("attention of no sequence has no heads".into()));
         };
         let (count, width) = (task.heads, task.keys.width);
-        let at = |rows: &Option<DeviceRows>| rows.map_or(Ok(0), |rows| self.at(rows));
+        let at = |rows: &Option<Rows>| rows.map_or(Ok(0), |rows| self.at(rows));
         let of_rest = rest.map(|rest| rest.rows);
         let mut args = NewHeadsArgs {
             rows: [self.at(*queries)?, self.at(*keys)?, at(values)?],
@@ -53,14 +52,14 @@ impl State {
             }
             (args.eps, args.value_norm) = (*eps, true);
         }
-        let mut turns: &'a [(f32, f32)] = &[];
-        if let Some(DeviceRotation { turns: all, first, dim, interleaved }) = rotation {
-            (turns, args.first, args.dim, args.interleaved) = (all, word(*first)?, word(*dim)?, *interleaved);
+        let mut cos_sin: &'a [(f32, f32)] = &[];
+        if let Some(Rotation { cos_sin: all, first, dim, interleaved }) = rotation {
+            (cos_sin, args.first, args.dim, args.interleaved) = (all, word(*first)?, word(*dim)?, *interleaved);
         }
         let tokens: usize = tasks.iter().map(|args| args.seen.len()).sum();
         let all = [Some(*queries), Some(*keys), *values, of_rest];
         if all.iter().flatten().any(|rows| rows.rows != tokens)
-            || turns.len() != tokens * args.dim as usize / 2
+            || cos_sin.len() != tokens * args.dim as usize / 2
             || ![0, tokens].contains(&scales.len())
         {
             return Err(GpuError::Unsupported(format!("{tokens} tokens do not have heads {queries:?}")));
@@ -68,6 +67,6 @@ impl State {
         let bias = bias.map_or(Ok((0, 0)), |bias| self.kept_values(bias))?;
         let (result, rotated) = self.result(queries.rows, count * width)?;
         let widths = all.map(|rows| rows.map_or(0, |rows| rows.width));
-        Ok((NewTokens { heads: args, widths, turns, scales, queries: rotated, bias }, result))
+        Ok((NewTokens { heads: args, widths, cos_sin, scales, queries: rotated, bias }, result))
     }
 }

@@ -15,10 +15,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder_kernels::AttentionArgs;
-use larder_model::{
-    Activation, DeviceHeads, DeviceKvView, DeviceOps, DeviceRows, GateFunction, HostBuffer, HostRows, NormGate,
-    PlacedMatrix,
-};
+use larder_model::{Activation, GateFunction, Heads, HostBuffer, HostRows, KvView, NormGate, Ops, PlacedMatrix, Rows};
 
 use crate::attention::{GpuAttention, Outputs, Queries};
 use crate::driver::Driver;
@@ -59,14 +56,14 @@ struct State {
     /// Memory of the chain that is being begun, and of the one before.
     chains: [Chain; 2],
     /// By operation of both chains, from number `first` on: the address of its result, and its shape.
-    rows: VecDeque<(u64, DeviceRows)>,
+    rows: VecDeque<(u64, Rows)>,
     first: usize,
     /// Number of the first operation of this chain.
     begun_at: usize,
     /// By number of an operation of both chains: the address of its result, quantised.
     quantised: HashMap<usize, u64>,
     /// The sum of experts that was begun last, and the number of its launch: the norm behind it may be computed by the same launch.
-    last_sum: Option<(DeviceRows, ExpertSum, u64)>,
+    last_sum: Option<(Rows, ExpertSum, u64)>,
     lists: HashMap<ListKey, DeviceBuffer>,
     /// Failures of launches until the lists were written.
     failures: u64,
@@ -120,26 +117,26 @@ impl GpuOps {
 
 impl State {
     /// Adds a result to the chain.
-    fn push(&mut self, at: u64, rows: usize, width: usize) -> DeviceRows {
-        let result = DeviceRows { id: self.first + self.rows.len(), rows, width };
+    fn push(&mut self, at: u64, rows: usize, width: usize) -> Rows {
+        let result = Rows { id: self.first + self.rows.len(), rows, width };
         self.rows.push_back((at, result));
         result
     }
 
     /// Adds a result in new memory to the chain; also returns its address.
-    fn result(&mut self, rows: usize, width: usize) -> Result<(DeviceRows, u64)> {
+    fn result(&mut self, rows: usize, width: usize) -> Result<(Rows, u64)> {
         let at = self.chains[0].results.take(4 * rows * width)?;
         Ok((self.push(at, rows, width), at))
     }
 
     /// As [`result`](Self::result), with memory for its quantised form where rows are whole blocks; else the second address is 0.
-    fn result_in_blocks(&mut self, rows: usize, width: usize) -> Result<(DeviceRows, [u64; 2])> {
+    fn result_in_blocks(&mut self, rows: usize, width: usize) -> Result<(Rows, [u64; 2])> {
         let (result, at) = self.result(rows, width)?;
         Ok((result, [at, self.blocks_of(result)?]))
     }
 
     /// The address for the quantised form of a result, where its rows are whole blocks; else 0. The caller computes it.
-    fn blocks_of(&mut self, result: DeviceRows) -> Result<u64> {
+    fn blocks_of(&mut self, result: Rows) -> Result<u64> {
         if !result.width.is_multiple_of(BLOCK) {
             return Ok(0);
         }
@@ -149,7 +146,7 @@ impl State {
     }
 
     /// The address of a result of this chain or the one before.
-    fn at(&self, rows: DeviceRows) -> Result<u64> {
+    fn at(&self, rows: Rows) -> Result<u64> {
         match rows.id.checked_sub(self.first).and_then(|index| self.rows.get(index)) {
             Some((at, known)) if *known == rows => Ok(*at),
             _ => Err(GpuError::Unsupported(format!("the GPU no longer has the rows {rows:?}"))),
@@ -192,13 +189,13 @@ impl State {
         }
     }
 
-    fn send(&mut self, queue: &Arc<LaunchQueue>, values: &[f32], width: usize) -> Result<DeviceRows> {
+    fn send(&mut self, queue: &Arc<LaunchQueue>, values: &[f32], width: usize) -> Result<Rows> {
         let at = self.chains[0].send(&(queue.clone() as _), bytemuck::cast_slice(values))?;
         Ok(self.push(at, values.len() / width, width))
     }
 
     /// Adds the outputs of attention to the chain.
-    fn push_outputs(&mut self, tasks: &[&AttentionArgs<DeviceKvView>], outputs: Outputs) -> DeviceRows {
+    fn push_outputs(&mut self, tasks: &[&AttentionArgs<KvView>], outputs: Outputs) -> Rows {
         let Outputs { at, blocks, values } = outputs;
         let width = tasks.first().map_or(1, |args| args.heads * args.values.width);
         let result = self.push(at, values / width, width);
@@ -207,7 +204,7 @@ impl State {
     }
 
     /// The address of rows as quantised blocks, which are made once.
-    fn quantised(&mut self, x: DeviceRows) -> Result<u64> {
+    fn quantised(&mut self, x: Rows) -> Result<u64> {
         let at = self.at(x)?;
         if let Some(out) = self.quantised.get(&x.id) {
             return Ok(*out);
@@ -232,30 +229,24 @@ impl State {
 
 impl GpuOps {
     /// Rows as experts read them: as floats, and quantised if wanted.
-    pub(crate) fn activations(&self, rows: DeviceRows, quantised: bool) -> Result<DeviceActivations> {
+    pub(crate) fn activations(&self, rows: Rows, quantised: bool) -> Result<DeviceActivations> {
         let mut state = self.lock();
         let blocks = if quantised { state.quantised(rows)? } else { 0 };
         Ok(DeviceActivations { values: state.at(rows)?, blocks })
     }
 
     /// The address of rows.
-    pub(crate) fn address(&self, rows: DeviceRows) -> Result<u64> {
+    pub(crate) fn address(&self, rows: Rows) -> Result<u64> {
         self.lock().at(rows)
     }
 
     /// Begins the sums of the experts of tokens, whose terms are or will be at address `terms`; what is added to them has the same shape.
-    pub(crate) fn begin_sum(
-        &self,
-        terms: u64,
-        k: usize,
-        shape: [usize; 2],
-        added: [Option<DeviceRows>; 2],
-    ) -> Result<DeviceRows> {
+    pub(crate) fn begin_sum(&self, terms: u64, k: usize, shape: [usize; 2], added: [Option<Rows>; 2]) -> Result<Rows> {
         let (mut state, [tokens, width]) = (self.lock(), shape);
         if added.iter().flatten().any(|rows| [rows.rows, rows.width] != shape) {
             return Err(GpuError::Unsupported(format!("rows {added:?} cannot be added to sums {shape:?}")));
         }
-        let at = |rows: Option<DeviceRows>| rows.map_or(Ok(0), |rows| state.at(rows));
+        let at = |rows: Option<Rows>| rows.map_or(Ok(0), |rows| state.at(rows));
         let [shared, residual] = [at(added[0])?, at(added[1])?];
         let (sums, out) = state.result(tokens, width)?;
         let (tokens, k, width) = (word(tokens)?, word(k)?, word(width)?);
@@ -286,7 +277,7 @@ impl GpuOps {
     }
 }
 
-impl DeviceOps for GpuOps {
+impl Ops for GpuOps {
     fn keep(&self, values: &[f32]) -> larder_model::Result<usize> {
         let mut state = self.lock();
         // At once, since they are not sent again if a launch fails.
@@ -296,12 +287,12 @@ impl DeviceOps for GpuOps {
         Ok(state.kept.len() - 1)
     }
 
-    fn upload(&self, mut buffer: HostBuffer) -> larder_model::Result<DeviceRows> {
+    fn upload(&self, mut buffer: HostBuffer) -> larder_model::Result<Rows> {
         let width = buffer.width();
         Ok(self.lock().send(&self.queue, buffer.values(), width)?)
     }
 
-    fn send(&self, values: &[f32], width: usize) -> larder_model::Result<DeviceRows> {
+    fn send(&self, values: &[f32], width: usize) -> larder_model::Result<Rows> {
         Ok(self.lock().send(&self.queue, values, width)?)
     }
 
@@ -309,7 +300,7 @@ impl DeviceOps for GpuOps {
         self.lock().begin_chain();
     }
 
-    fn part(&self, x: DeviceRows, first: usize, rows: usize) -> larder_model::Result<DeviceRows> {
+    fn slice(&self, x: Rows, first: usize, rows: usize) -> larder_model::Result<Rows> {
         let mut state = self.lock();
         let at = state.at(x)?;
         if (first, rows) == (0, x.rows) {
@@ -321,18 +312,14 @@ impl DeviceOps for GpuOps {
         Ok(state.push(at + 4 * (first * x.width) as u64, rows, x.width))
     }
 
-    fn attend_new(
-        &self,
-        heads: &DeviceHeads,
-        tasks: &[&AttentionArgs<DeviceKvView>],
-    ) -> larder_model::Result<DeviceRows> {
+    fn attend_new(&self, heads: &Heads, tasks: &[&AttentionArgs<KvView>]) -> larder_model::Result<Rows> {
         let mut state = self.lock();
         let (new, _) = state.new_tokens(heads, tasks)?;
         let outputs = self.attention.begin(tasks, Queries::New(&new))?;
         Ok(state.push_outputs(tasks, outputs))
     }
 
-    fn multiply(&self, x: DeviceRows, weights: &[&PlacedMatrix]) -> larder_model::Result<Vec<DeviceRows>> {
+    fn matmul(&self, x: Rows, weights: &[&PlacedMatrix]) -> larder_model::Result<Vec<Rows>> {
         let weights = weights.iter().map(|weights| id_of(weights)).collect::<Result<Vec<_>>>()?;
         self.queue.end_varying()?;
         let mut results = vec![None; weights.len()];
@@ -346,13 +333,13 @@ impl DeviceOps for GpuOps {
                 }
             }
             let ids: Vec<usize> = places.iter().map(|place| weights[*place]).collect();
-            let computed = self.lock().multiply(&self.queue, x, &ids, &mut batch)?;
+            let computed = self.lock().matmul(&self.queue, x, &ids, &mut batch)?;
             places.into_iter().zip(computed).for_each(|(place, rows)| results[place] = Some(rows));
         }
         Ok(results.into_iter().flatten().collect())
     }
 
-    fn multiply_heads(&self, x: DeviceRows, weights: &[PlacedMatrix]) -> larder_model::Result<DeviceRows> {
+    fn matmul_heads(&self, x: Rows, weights: &[PlacedMatrix]) -> larder_model::Result<Rows> {
         let weights = &weights.iter().map(id_of).collect::<Result<Vec<_>>>()?[..];
         let (mut batch, step) = (ProductBatch::default(), x.width / weights.len().max(1));
         let Some(first) = weights.first() else {
@@ -364,10 +351,10 @@ impl DeviceOps for GpuOps {
                 return Err(GpuError::Unsupported("heads have weights in several number formats".into()).into());
             }
         }
-        Ok(self.lock().multiply_heads(&self.queue, x, weights, &mut batch)?)
+        Ok(self.lock().matmul_heads(&self.queue, x, weights, &mut batch)?)
     }
 
-    fn combine(&self, act: Activation, gate: DeviceRows, up: DeviceRows) -> larder_model::Result<DeviceRows> {
+    fn combine(&self, act: Activation, gate: Rows, up: Rows) -> larder_model::Result<Rows> {
         let mut state = self.lock();
         if (gate.rows, gate.width) != (up.rows, up.width) {
             return Err(GpuError::Unsupported(format!("rows {gate:?} and {up:?} cannot be combined")).into());
@@ -378,82 +365,69 @@ impl DeviceOps for GpuOps {
         Ok(gate)
     }
 
-    fn activate(&self, act: Activation, x: DeviceRows) -> larder_model::Result<DeviceRows> {
+    fn activate(&self, act: Activation, x: Rows) -> larder_model::Result<Rows> {
         let mut state = self.lock();
         state.launches.apply(act, state.at(x)?, word(x.rows * x.width)?)?;
         state.quantised.remove(&x.id);
         Ok(x)
     }
 
-    fn bend(&self, x: DeviceRows, cap: f32) -> larder_model::Result<DeviceRows> {
+    fn softcap(&self, x: Rows, cap: f32) -> larder_model::Result<Rows> {
         let mut state = self.lock();
-        state.launches.bend(state.at(x)?, word(x.rows * x.width)?, cap)?;
+        state.launches.softcap(state.at(x)?, word(x.rows * x.width)?, cap)?;
         state.quantised.remove(&x.id);
         Ok(x)
     }
 
-    fn gate(
-        &self,
-        x: DeviceRows,
-        gates: DeviceRows,
-        function: GateFunction,
-        heads: usize,
-    ) -> larder_model::Result<DeviceRows> {
+    fn gate(&self, x: Rows, gates: Rows, function: GateFunction, heads: usize) -> larder_model::Result<Rows> {
         Ok(self.lock().gate(x, gates, function, heads)?)
     }
 
-    fn norm_gate(&self, x: DeviceRows, gates: DeviceRows, norm: &NormGate) -> larder_model::Result<DeviceRows> {
+    fn norm_gate(&self, x: Rows, gates: Rows, norm: &NormGate) -> larder_model::Result<Rows> {
         Ok(self.lock().norm_gate(x, gates, norm)?)
     }
 
-    fn scale(&self, x: DeviceRows, factor: f32) -> larder_model::Result<DeviceRows> {
+    fn scale(&self, x: Rows, factor: f32) -> larder_model::Result<Rows> {
         Ok(self.lock().scale(x, factor)?)
     }
 
-    fn scale_columns(&self, x: DeviceRows, factors: usize) -> larder_model::Result<DeviceRows> {
+    fn scale_columns(&self, x: Rows, factors: usize) -> larder_model::Result<Rows> {
         Ok(self.lock().scale_columns(x, factors)?)
     }
 
-    fn add(&self, x: DeviceRows, y: DeviceRows, factor: f32) -> larder_model::Result<DeviceRows> {
+    fn add(&self, x: Rows, y: Rows, factor: f32) -> larder_model::Result<Rows> {
         Ok(self.lock().add(x, y, factor)?)
     }
 
-    fn add_norm(
-        &self,
-        x: DeviceRows,
-        y: DeviceRows,
-        factor: f32,
-        weight: usize,
-        eps: f64,
-    ) -> larder_model::Result<[DeviceRows; 2]> {
+    fn add_norm(&self, x: Rows, y: Rows, factor: f32, weight: usize, eps: f64) -> larder_model::Result<[Rows; 2]> {
         Ok(self.lock().add_norm([x, y], factor, weight, eps)?)
     }
 
-    fn add_row(&self, x: DeviceRows, row: usize) -> larder_model::Result<DeviceRows> {
+    fn add_row(&self, x: Rows, row: usize) -> larder_model::Result<Rows> {
         Ok(self.lock().add_row(x, row)?)
     }
 
-    fn rms_norm(&self, x: DeviceRows, weight: usize, eps: f64) -> larder_model::Result<DeviceRows> {
+    fn rms_norm(&self, x: Rows, weight: usize, eps: f64) -> larder_model::Result<Rows> {
         Ok(self.lock().rms_norm(&self.queue, x, weight, eps)?)
     }
 
-    fn layer_norm(&self, x: DeviceRows, weights: [usize; 2], eps: f64) -> larder_model::Result<DeviceRows> {
+    fn layer_norm(&self, x: Rows, weights: [usize; 2], eps: f64) -> larder_model::Result<Rows> {
         Ok(self.lock().layer_norm(x, weights, eps)?)
     }
 
-    fn find_best(&self, x: DeviceRows, best: usize) -> larder_model::Result<DeviceRows> {
+    fn find_best(&self, x: Rows, best: usize) -> larder_model::Result<Rows> {
         Ok(self.lock().find_best(x, best)?)
     }
 
-    fn take_out(&self, x: DeviceRows, places: &[u32]) -> larder_model::Result<DeviceRows> {
+    fn take_out(&self, x: Rows, places: &[u32]) -> larder_model::Result<Rows> {
         Ok(self.lock().take_out(&self.queue, x, places)?)
     }
 
-    fn begin_receive(&self, wanted: &[DeviceRows]) -> larder_model::Result<()> {
-        Ok(self.lock().begin_receive(wanted)?)
+    fn begin_download(&self, wanted: &[Rows]) -> larder_model::Result<()> {
+        Ok(self.lock().begin_download(wanted)?)
     }
 
-    fn download(&self, wanted: &[DeviceRows]) -> larder_model::Result<Vec<HostRows>> {
+    fn download(&self, wanted: &[Rows]) -> larder_model::Result<Vec<HostRows>> {
         let mut state = self.lock();
         if state.begun.is_some() {
             // The host waits for these rows only, and the device goes on. The next wait reports an error.

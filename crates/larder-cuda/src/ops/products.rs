@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use larder_model::DeviceRows;
+use larder_model::Rows;
 
 use super::State;
 use crate::error::{GpuError, Result};
@@ -26,13 +26,13 @@ pub(super) struct ListKey {
 
 impl State {
     /// Computes the products of a batch, whose weights have one number format; results are `[tokens, rows]` each.
-    pub(super) fn multiply(
+    pub(super) fn matmul(
         &mut self,
         queue: &Arc<LaunchQueue>,
-        x: DeviceRows,
+        x: Rows,
         ids: &[usize],
         batch: &mut ProductBatch,
-    ) -> Result<Vec<DeviceRows>> {
+    ) -> Result<Vec<Rows>> {
         let x_at = if batch.takes_blocks() { self.quantised(x)? } else { self.at(x)? };
         let (mut results, mut weights) = (Vec::with_capacity(ids.len()), Vec::with_capacity(ids.len()));
         for (product, id) in batch.products_mut().iter_mut().zip(ids) {
@@ -46,13 +46,13 @@ impl State {
     }
 
     /// Computes a product for each head of `x`, of one shape.
-    pub(super) fn multiply_heads(
+    pub(super) fn matmul_heads(
         &mut self,
         queue: &Arc<LaunchQueue>,
-        x: DeviceRows,
+        x: Rows,
         ids: &[usize],
         batch: &mut ProductBatch,
-    ) -> Result<DeviceRows> {
+    ) -> Result<Rows> {
         let (step, width) = (x.width / ids.len(), batch.products().iter().map(|p| p.rows as usize).sum());
         let blocks = batch.takes_blocks();
         let (x_at, head_bytes) = match blocks {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use larder_model::DeviceRows;
+use larder_model::Rows;
 
 use super::State;
 use crate::error::{GpuError, Result};
@@ -13,7 +13,7 @@ const NEAR_BYTES: usize = 256 << 10;
 
 /// A copy of rows that was begun.
 pub struct BegunCopy {
-    wanted: Vec<DeviceRows>,
+    wanted: Vec<Rows>,
     pieces: Pieces,
 }
 
@@ -27,7 +27,7 @@ struct Pieces {
 
 impl State {
     /// Begins to copy rows back.
-    pub(super) fn begin_receive(&mut self, wanted: &[DeviceRows]) -> Result<()> {
+    pub(super) fn begin_download(&mut self, wanted: &[Rows]) -> Result<()> {
         self.begun = None;
         let pieces = self.pieces_of(wanted.iter().copied())?;
         self.download.begin(&pieces.places)?;
@@ -36,7 +36,7 @@ impl State {
     }
 
     /// Copies rows back, and waits once.
-    pub(super) fn receive(&mut self, wanted: &mut [(DeviceRows, &mut [f32])]) -> Result<()> {
+    pub(super) fn receive(&mut self, wanted: &mut [(Rows, &mut [f32])]) -> Result<()> {
         if wanted.iter().any(|(rows, out)| 4 * rows.rows * rows.width != size_of_val(&**out)) {
             return Err(GpuError::Unsupported("rows have another size than the place that they are copied to".into()));
         }
@@ -59,7 +59,7 @@ impl State {
     }
 
     /// The pieces to copy for these rows: one, if they are close together in one piece of memory.
-    fn pieces_of(&self, wanted: impl Iterator<Item = DeviceRows>) -> Result<Pieces> {
+    fn pieces_of(&self, wanted: impl Iterator<Item = Rows>) -> Result<Pieces> {
         let places: Vec<(u64, usize)> =
             wanted.map(|rows| Ok((self.at(rows)?, 4 * rows.rows * rows.width))).collect::<Result<_>>()?;
         let (all, bytes) = (span(&places), places.iter().map(|(_, bytes)| bytes).sum::<usize>());

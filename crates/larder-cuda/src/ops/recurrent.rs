@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use larder_model::{
-    ChannelDecay, DeviceChannelScan, DeviceConvolution, DeviceDecay, DeviceDelta, DeviceHeadConvolution,
-    DeviceRecurrence, DeviceRows, DeviceScan, GateFunction, GateOrder, NormGate, StateSpan,
+    ChannelDecay, ChannelScan, Convolution, Decay, Delta, GateFunction, GateOrder, HeadConvolution, NormGate,
+    RecurrentOps, Rows, Scan, StateSpan,
 };
 
 use super::{GpuOps, State};
@@ -112,18 +112,18 @@ impl State {
     pub(super) fn convolve(
         &mut self,
         queue: &Arc<LaunchQueue>,
-        convolution: &DeviceConvolution,
+        convolution: &Convolution,
         states: &States,
-    ) -> Result<DeviceRows> {
-        let DeviceConvolution { inputs, taps, bias, width, dilation, silu } = *convolution;
+    ) -> Result<Rows> {
+        let Convolution { inputs, taps, bias, width, dilation, silu } = *convolution;
         let channels = convolution.channels();
-        let fits = (1..=DeviceConvolution::MAX_INPUTS).contains(&inputs.len())
+        let fits = (1..=Convolution::MAX_INPUTS).contains(&inputs.len())
             && inputs.iter().all(|input| input.rows == states.rows)
             && states.spans.iter().all(|span| span.recurrence_at == (width - 1) * dilation * channels);
         if !fits {
             return Err(GpuError::Unsupported(format!("rows {inputs:?} cannot be convolved with {width} taps")));
         }
-        let (mut addresses, mut widths) = ([0; DeviceConvolution::MAX_INPUTS], [0; DeviceConvolution::MAX_INPUTS]);
+        let (mut addresses, mut widths) = ([0; Convolution::MAX_INPUTS], [0; Convolution::MAX_INPUTS]);
         for ((input, at), width) in inputs.iter().zip(&mut addresses).zip(&mut widths) {
             (*at, *width) = (self.at(*input)?, word(input.width)?);
         }
@@ -180,10 +180,10 @@ impl State {
     pub(super) fn convolve_heads(
         &mut self,
         queue: &Arc<LaunchQueue>,
-        convolution: &DeviceHeadConvolution,
+        convolution: &HeadConvolution,
         states: &States,
-    ) -> Result<[DeviceRows; 2]> {
-        let DeviceHeadConvolution { queries, keys, delayed, taps, bias, delayed_bias, head_dim, widths } = *convolution;
+    ) -> Result<[Rows; 2]> {
+        let HeadConvolution { queries, keys, delayed, taps, bias, delayed_bias, head_dim, widths } = *convolution;
         let (inputs, channels) = ([queries, keys, delayed], queries.width + keys.width);
         let kept = (widths[0] + widths[1]).saturating_sub(2);
         let fits = inputs.iter().all(|rows| rows.rows == states.rows)
@@ -223,14 +223,9 @@ impl State {
     }
 
     /// The delta rule for the tokens of spans.
-    pub(super) fn delta(
-        &mut self,
-        queue: &Arc<LaunchQueue>,
-        delta: &DeviceDelta,
-        states: &States,
-    ) -> Result<DeviceRows> {
-        let DeviceDelta { heads, qkv, strengths, decay } = *delta;
-        let DeviceDecay { products, bias, rates, form } = decay;
+    pub(super) fn delta(&mut self, queue: &Arc<LaunchQueue>, delta: &Delta, states: &States) -> Result<Rows> {
+        let Delta { heads, qkv, strengths, decay } = *delta;
+        let Decay { products, bias, rates, form } = decay;
         let recurrence_at = states.recurrence_at();
         let shapes = [(qkv, heads.mixed()), (strengths, heads.v_heads), (products, products.width)];
         let fits = shapes.iter().all(|(rows, width)| (rows.rows, rows.width) == (states.rows, *width))
@@ -269,8 +264,8 @@ impl State {
     }
 
     /// The recurrence of Mamba 2 for the tokens of spans.
-    pub(super) fn scan(&mut self, queue: &Arc<LaunchQueue>, scan: &DeviceScan, states: &States) -> Result<DeviceRows> {
-        let DeviceScan { heads, convolved, steps, step_bias, rates, skips, limits } = *scan;
+    pub(super) fn scan(&mut self, queue: &Arc<LaunchQueue>, scan: &Scan, states: &States) -> Result<Rows> {
+        let Scan { heads, convolved, steps, step_bias, rates, skips, limits } = *scan;
         let recurrence_at = states.recurrence_at();
         let shapes = [(convolved, heads.channels()), (steps, heads.heads)];
         let fits = shapes.iter().all(|(rows, width)| (rows.rows, rows.width) == (states.rows, *width))
@@ -306,10 +301,10 @@ impl State {
     pub(super) fn scan_channels(
         &mut self,
         queue: &Arc<LaunchQueue>,
-        scan: &DeviceChannelScan,
+        scan: &ChannelScan,
         states: &States,
-    ) -> Result<DeviceRows> {
-        let DeviceChannelScan { x, steps, b, c, rates, skips } = *scan;
+    ) -> Result<Rows> {
+        let ChannelScan { x, steps, b, c, rates, skips } = *scan;
         let (channels, width, recurrence_at) = (x.width, b.width, states.recurrence_at());
         let shapes = [(x, channels), (steps, channels), (b, width), (c, width)];
         let fits = shapes.iter().all(|(rows, width)| (rows.rows, rows.width) == (states.rows, *width))
@@ -339,7 +334,7 @@ impl State {
     }
 
     /// The norm of parts of rows, with a function of gates.
-    pub(super) fn norm_gate(&mut self, x: DeviceRows, gates: DeviceRows, norm: &NormGate) -> Result<DeviceRows> {
+    pub(super) fn norm_gate(&mut self, x: Rows, gates: Rows, norm: &NormGate) -> Result<Rows> {
         let NormGate { weight, width, eps, function, order } = *norm;
         if (x.rows, x.width) != (gates.rows, gates.width) || !x.width.is_multiple_of(width) {
             return Err(GpuError::Unsupported(format!("rows {x:?} do not have the gates {gates:?}")));
@@ -356,13 +351,7 @@ impl State {
     }
 
     /// Values times a function of their gates.
-    pub(super) fn gate(
-        &mut self,
-        x: DeviceRows,
-        gates: DeviceRows,
-        function: GateFunction,
-        heads: usize,
-    ) -> Result<DeviceRows> {
+    pub(super) fn gate(&mut self, x: Rows, gates: Rows, function: GateFunction, heads: usize) -> Result<Rows> {
         let is_whole = x.rows == gates.rows && x.width.is_multiple_of(heads);
         if !is_whole || ![heads, x.width].contains(&gates.width) {
             return Err(GpuError::Unsupported(format!("rows {x:?} do not have the gates {gates:?}")));
@@ -375,8 +364,8 @@ impl State {
     }
 }
 
-impl DeviceRecurrence for GpuOps {
-    fn convolve(&self, convolution: &DeviceConvolution, spans: &[StateSpan]) -> larder_model::Result<DeviceRows> {
+impl RecurrentOps for GpuOps {
+    fn convolve(&self, convolution: &Convolution, spans: &[StateSpan]) -> larder_model::Result<Rows> {
         Ok(self.lock().convolve(&self.queue, convolution, &States::of(spans, &self.attention)?)?)
     }
 
@@ -384,15 +373,15 @@ impl DeviceRecurrence for GpuOps {
         Ok(self.lock().write_recurrences(&self.queue, values, &States::of(spans, &self.attention)?)?)
     }
 
-    fn delta(&self, delta: &DeviceDelta, spans: &[StateSpan]) -> larder_model::Result<DeviceRows> {
+    fn delta(&self, delta: &Delta, spans: &[StateSpan]) -> larder_model::Result<Rows> {
         Ok(self.lock().delta(&self.queue, delta, &States::of(spans, &self.attention)?)?)
     }
 
-    fn scan(&self, scan: &DeviceScan, spans: &[StateSpan]) -> larder_model::Result<DeviceRows> {
+    fn scan(&self, scan: &Scan, spans: &[StateSpan]) -> larder_model::Result<Rows> {
         Ok(self.lock().scan(&self.queue, scan, &States::of(spans, &self.attention)?)?)
     }
 
-    fn scan_channels(&self, scan: &DeviceChannelScan, spans: &[StateSpan]) -> larder_model::Result<DeviceRows> {
+    fn scan_channels(&self, scan: &ChannelScan, spans: &[StateSpan]) -> larder_model::Result<Rows> {
         Ok(self.lock().scan_channels(&self.queue, scan, &States::of(spans, &self.attention)?)?)
     }
 }

@@ -1,20 +1,14 @@
 //! Chains with several residual streams.
 
-use larder_model::{DeviceRows, DeviceStreams, MATRIX_STREAMS, ManifoldWeights, ScaledSides, StreamGate, StreamMix};
+use larder_model::{MATRIX_STREAMS, ManifoldWeights, Rows, ScaledSides, StreamGate, StreamMix, StreamOps};
 
 use super::GpuOps;
 use crate::error::{GpuError, Result};
 use crate::expert_kernels::BLOCK;
 use crate::launches::word;
 
-impl DeviceStreams for GpuOps {
-    fn rms_groups(
-        &self,
-        x: DeviceRows,
-        groups: usize,
-        weight: Option<usize>,
-        eps: f64,
-    ) -> larder_model::Result<DeviceRows> {
+impl StreamOps for GpuOps {
+    fn rms_groups(&self, x: Rows, groups: usize, weight: Option<usize>, eps: f64) -> larder_model::Result<Rows> {
         let (mut state, width) = (self.lock(), width_of_stream(x, groups)?);
         let (at, weight) = (state.at(x)?, weight.map_or(Ok(0), |weight| state.kept(weight))?);
         let (normalised, out) = state.result(x.rows, x.width)?;
@@ -25,12 +19,7 @@ impl DeviceStreams for GpuOps {
         Ok(normalised)
     }
 
-    fn stream_weights(
-        &self,
-        products: DeviceRows,
-        count: usize,
-        weights: &ManifoldWeights,
-    ) -> larder_model::Result<DeviceRows> {
+    fn stream_weights(&self, products: Rows, count: usize, weights: &ManifoldWeights) -> larder_model::Result<Rows> {
         let mut state = self.lock();
         if products.width != count && (products.width != StreamMix::Matrix.width(count) || count > MATRIX_STREAMS) {
             return Err(no_fit(products, count).into());
@@ -42,12 +31,7 @@ impl DeviceStreams for GpuOps {
         Ok(result)
     }
 
-    fn read_streams(
-        &self,
-        streams: DeviceRows,
-        count: usize,
-        weights: Option<DeviceRows>,
-    ) -> larder_model::Result<DeviceRows> {
+    fn read_streams(&self, streams: Rows, count: usize, weights: Option<Rows>) -> larder_model::Result<Rows> {
         let (mut state, hidden) = (self.lock(), width_of_stream(streams, count)?);
         if weights.is_some_and(|weights| weights.rows != streams.rows || weights.width < count) {
             return Err(no_fit(streams, count).into());
@@ -60,12 +44,7 @@ impl DeviceStreams for GpuOps {
         Ok(read)
     }
 
-    fn write_streams(
-        &self,
-        streams: DeviceRows,
-        y: DeviceRows,
-        (mix, form): (DeviceRows, StreamMix),
-    ) -> larder_model::Result<DeviceRows> {
+    fn write_streams(&self, streams: Rows, y: Rows, (mix, form): (Rows, StreamMix)) -> larder_model::Result<Rows> {
         self.queue.end_varying()?;
         let mut state = self.lock();
         let count = streams.width / y.width.max(1);
@@ -81,12 +60,7 @@ impl DeviceStreams for GpuOps {
         Ok(written)
     }
 
-    fn add_scaled_sides(
-        &self,
-        stream: DeviceRows,
-        y: DeviceRows,
-        sides: &ScaledSides,
-    ) -> larder_model::Result<DeviceRows> {
+    fn add_scaled_sides(&self, stream: Rows, y: Rows, sides: &ScaledSides) -> larder_model::Result<Rows> {
         self.queue.end_varying()?;
         let mut state = self.lock();
         if (stream.rows, stream.width) != (y.rows, y.width) {
@@ -101,7 +75,7 @@ impl DeviceStreams for GpuOps {
         Ok(sum)
     }
 
-    fn gate_by_keys(&self, rows: [DeviceRows; 3], count: usize) -> larder_model::Result<DeviceRows> {
+    fn gate_by_keys(&self, rows: [Rows; 3], count: usize) -> larder_model::Result<Rows> {
         let (mut state, [keys, queries, values]) = (self.lock(), rows);
         let width = values.width * count;
         if [keys.width, queries.width] != [width; 2] || [keys.rows, queries.rows] != [values.rows; 2] {
@@ -114,7 +88,7 @@ impl DeviceStreams for GpuOps {
         Ok(gated)
     }
 
-    fn stream_gates(&self, x: DeviceRows, count: usize, gate: StreamGate) -> larder_model::Result<DeviceRows> {
+    fn stream_gates(&self, x: Rows, count: usize, gate: StreamGate) -> larder_model::Result<Rows> {
         let mut state = self.lock();
         let at = state.at(x)?;
         let (gates, out) = state.result(x.rows, x.width)?;
@@ -122,7 +96,7 @@ impl DeviceStreams for GpuOps {
         Ok(gates)
     }
 
-    fn gated_mean(&self, x: DeviceRows, gates: DeviceRows, count: usize) -> larder_model::Result<DeviceRows> {
+    fn gated_mean(&self, x: Rows, gates: Rows, count: usize) -> larder_model::Result<Rows> {
         let (mut state, hidden) = (self.lock(), width_of_stream(x, count)?);
         if [x.rows, x.width] != [gates.rows, gates.width] {
             return Err(no_fit(gates, count).into());
@@ -135,13 +109,13 @@ impl DeviceStreams for GpuOps {
 }
 
 /// Values of each of `count` parts of a row.
-fn width_of_stream(rows: DeviceRows, count: usize) -> Result<usize> {
+fn width_of_stream(rows: Rows, count: usize) -> Result<usize> {
     match rows.width.checked_div(count) {
         Some(width) if width * count == rows.width => Ok(width),
         _ => Err(no_fit(rows, count)),
     }
 }
 
-fn no_fit(rows: DeviceRows, count: usize) -> GpuError {
+fn no_fit(rows: Rows, count: usize) -> GpuError {
     GpuError::Unsupported(format!("{rows:?} are not those of {count} residual streams"))
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use larder_core::NumberFormat;
 use larder_cuda::{Emulator, EmulatorFault, Gpu, GpuAttention};
 use larder_kernels::{AttentionArgs, AttentionTask, KvTensor, ThreadPool, attend, narrow, quantise_row, widen};
-use larder_model::{DeviceAttention, DeviceKvView, KvPageShape, Place};
+use larder_model::{DeviceAttention, KvPageShape, KvView, Place};
 
 use crate::common::{Random, emulator, gpu};
 
@@ -15,14 +15,14 @@ use crate::common::{Random, emulator, gpu};
 const PAGE: usize = 16;
 
 /// The same KV rows in main memory and on a device.
-pub struct Rows {
+pub struct KvCase {
     form: KvPageShape,
     pages: Vec<Vec<u8>>,
     ids: Vec<usize>,
     len: usize,
 }
 
-impl Rows {
+impl KvCase {
     pub fn new(kind: NumberFormat, heads: usize, width: usize) -> Self {
         let form = KvPageShape {
             kind,
@@ -30,7 +30,7 @@ impl Rows {
             positions: PAGE,
             row_bytes: width.div_ceil(kind.block_len()) * kind.block_bytes(),
         };
-        Rows { form, pages: Vec::new(), ids: Vec::new(), len: 0 }
+        KvCase { form, pages: Vec::new(), ids: Vec::new(), len: 0 }
     }
 
     /// Appends random rows in both places.
@@ -76,9 +76,9 @@ impl Rows {
     }
 
     /// Without the pages that have no position from `from` on.
-    fn on_device(&self, width: usize, from: usize) -> DeviceKvView {
+    fn on_device(&self, width: usize, from: usize) -> KvView {
         let first_page = from / PAGE;
-        DeviceKvView { place: Place::Device, first_page, pages: self.ids[first_page..].to_vec(), width }
+        KvView { place: Place::Device, first_page, pages: self.ids[first_page..].to_vec(), width }
     }
 
     pub fn free(&self, device: &dyn DeviceAttention) {
@@ -124,7 +124,7 @@ impl Queries {
 }
 
 /// The output bits of the CPU and of the device for a batch of sequences.
-pub fn both(device: &GpuAttention, shape: &Shape, batch: &[(Queries, [&Rows; 2])]) -> [Vec<u32>; 2] {
+pub fn both(device: &GpuAttention, shape: &Shape, batch: &[(Queries, [&KvCase; 2])]) -> [Vec<u32>; 2] {
     let Shape { key, value, .. } = *shape;
     let outs = || batch.iter().map(|(queries, _)| queries.outputs(shape)).collect::<Vec<_>>();
     let (mut wanted, mut found) = (outs(), outs());
@@ -160,7 +160,7 @@ pub fn compare(gpu: &Gpu) {
     let kinds = [NumberFormat::F32, NumberFormat::F16, NumberFormat::Q8_0];
     for shape in shapes.into_iter().flat_map(|shape| kinds.map(|kind| Shape { kind, ..shape })) {
         let Shape { kv_heads, key, value, latent, kind, .. } = shape;
-        let mut sequences = [0; 2].map(|_| [key, value].map(|width| Rows::new(kind, kv_heads, width)));
+        let mut sequences = [0; 2].map(|_| [key, value].map(|width| KvCase::new(kind, kv_heads, width)));
         // The last steps cross from one position tile into the next, with all, with few and with 16 positions in sight.
         for (step, count) in [1, 5, 1, 33, 1, 1, 60, 7, 401, 1, 6, 1, 2].into_iter().enumerate() {
             let first = |at: usize| match step % 3 {
@@ -198,7 +198,7 @@ pub fn compare_few_queries(gpu: &Gpu) {
     let shapes = [shape(8, 2, 32, 64), Shape { latent: true, sinks: true, ..shape(5, 1, 72, 40) }];
     for shape in shapes.into_iter().flat_map(|shape| kinds.map(|kind| Shape { kind, ..shape })) {
         let Shape { kv_heads, key, value, latent, kind, .. } = shape;
-        let mut rows = [key, value].map(|width| Rows::new(kind, kv_heads, width));
+        let mut rows = [key, value].map(|width| KvCase::new(kind, kv_heads, width));
         rows.iter_mut().for_each(|rows| rows.append(&device, &mut random, 2100));
         // All see all, then none from the start, then of different position tiles.
         let whole = Vec::from([0..1537, 0..2100]);
@@ -233,7 +233,7 @@ fn sequences_are_attended_to_together() {
     let (mut random, shape) = (Random::new(9), Shape { kind: NumberFormat::F16, ..shape(8, 2, 32, 64) });
     let lens = [1, 17, 600, 33, 64, 9];
     let rows = lens.map(|len| {
-        let mut rows = [32, 64].map(|width| Rows::new(NumberFormat::F16, 2, width));
+        let mut rows = [32, 64].map(|width| KvCase::new(NumberFormat::F16, 2, width));
         rows.iter_mut().for_each(|rows| rows.append(&device, &mut random, len));
         rows
     });
@@ -264,7 +264,7 @@ fn many_queries_over_many_positions_are_split_into_launches() {
     let device = gpu.attention().unwrap();
     let (mut random, shape) = (Random::new(4), Shape { kind: NumberFormat::F16, ..shape(4, 2, 4, 4) });
     const LEN: usize = 40_000;
-    let [mut keys, mut values] = [0; 2].map(|_| Rows::new(NumberFormat::F16, 2, 4));
+    let [mut keys, mut values] = [0; 2].map(|_| KvCase::new(NumberFormat::F16, 2, 4));
     keys.append(&device, &mut random, LEN);
     values.append(&device, &mut random, LEN);
     // Two queries see nearly all positions, and every query takes as much memory for scores: 41 MB.
@@ -286,11 +286,11 @@ fn kv_rows_can_be_copied_to_another_page() {
     let gpu = gpu(emulator);
     let device = gpu.attention().unwrap();
     let (mut random, shape) = (Random::new(6), shape(6, 3, 8, 8));
-    let mut old = Rows::new(NumberFormat::F32, 3, 8);
+    let mut old = KvCase::new(NumberFormat::F32, 3, 8);
     old.append(&device, &mut random, PAGE + 10);
     let copy = device.allocate(old.form).unwrap();
     device.copy(old.ids[1], copy, 7).unwrap();
-    let mut new = Rows { form: old.form, pages: old.pages.clone(), ids: vec![old.ids[0], copy], len: PAGE + 7 };
+    let mut new = KvCase { form: old.form, pages: old.pages.clone(), ids: vec![old.ids[0], copy], len: PAGE + 7 };
     // The copied page is filled independently of the new one.
     old.append(&device, &mut random, 4);
     new.append(&device, &mut random, 18);
@@ -312,10 +312,10 @@ fn arguments_that_do_not_fit_are_errors() {
     let gpu = gpu(emulator);
     let device = gpu.attention().unwrap();
     let mut random = Random::new(7);
-    let mut rows = Rows::new(NumberFormat::F32, 2, 4);
+    let mut rows = KvCase::new(NumberFormat::F32, 2, 4);
     rows.append(&device, &mut random, 10);
     let attend = |number, heads, width, queries: usize, seen: Range<usize>, out: usize, sinks: Option<&[f32]>| {
-        let table = DeviceKvView { place: Place::Device, first_page: 0, pages: vec![number], width };
+        let table = KvView { place: Place::Device, first_page: 0, pages: vec![number], width };
         let (queries, keys, values, seen) = (vec![0.0; queries], table.clone(), table, &[seen][..]);
         let args =
             AttentionArgs { queries: &queries, heads, keys, values, kv_heads: 2, seen, scale: 1.0, sinks, bias: None };
@@ -376,7 +376,7 @@ fn until_it_fails(emulator: &Arc<Emulator>, seed: u64) -> Result<(), String> {
             sinks,
             bias: None,
         };
-        let there = DeviceKvView { place: Place::Device, first_page: 0, pages: vec![number], width: 8 };
+        let there = KvView { place: Place::Device, first_page: 0, pages: vec![number], width: 8 };
         let task = AttentionTask { args: args.with_kv(there.clone(), there), out: &mut out };
         device.attend(&mut [task]).map_err(|e| e.to_string())?;
         let mut wanted = vec![0.0; 16];

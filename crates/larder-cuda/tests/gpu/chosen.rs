@@ -8,8 +8,8 @@ use larder_core::{
 };
 use larder_cuda::{Gpu, GpuExperts, GpuOps};
 use larder_model::{
-    Activation, CallOnDevice, ChosenOnDevice, ComputeContext, DeviceExperts, DeviceMoeCall, DeviceOps, DeviceRows,
-    ExpertWorkspace, KnownExperts, MoeCall, route,
+    Activation, CallOnDevice, ChosenOnDevice, ComputeContext, DeviceExperts, DeviceMoeCall, ExpertWorkspace,
+    KnownExperts, MoeCall, Ops, Rows, route,
 };
 
 use crate::common::{Random, emulator, gpu, numbered, receive_bits, slots, transfer, upload_experts, wait_for_all};
@@ -99,7 +99,7 @@ struct NoExpert {
 #[derive(Clone, Copy)]
 pub struct Sent {
     pub on_device: CallOnDevice,
-    pub logits: DeviceRows,
+    pub logits: Rows,
 }
 
 impl<'a> Chosen<'a> {
@@ -206,12 +206,12 @@ impl<'a> Chosen<'a> {
         (ids, residual.iter().zip(sums).map(|(x, y)| (x + y).to_bits()).collect())
     }
 
-    fn begin(&self, bench: &mut GpuExperts, ops: &GpuOps, slots: &Arc<[usize]>) -> DeviceRows {
+    fn begin(&self, bench: &mut GpuExperts, ops: &GpuOps, slots: &Arc<[usize]>) -> Rows {
         bench.begin_chosen(&self.device_call(self.send(ops)), self.layout, slots).unwrap()
     }
 }
 
-pub fn receive(ops: &GpuOps, rows: DeviceRows) -> Vec<u32> {
+pub fn receive(ops: &GpuOps, rows: Rows) -> Vec<u32> {
     let [found] = receive_bits(ops, [rows]);
     found
 }

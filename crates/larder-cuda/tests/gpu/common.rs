@@ -7,8 +7,8 @@ use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx, NumberFormat};
 use larder_cuda::{Emulator, Gpu};
 use larder_kernels::WeightMatrix;
 use larder_model::{
-    Activation, ComputeContext, DeviceExperts, DeviceOps, DeviceProducts, DeviceRows, ExpertWorkspace, MoeCall,
-    PlacedMatrix, Routed,
+    Activation, ComputeContext, DeviceExperts, DeviceProducts, ExpertWorkspace, MoeCall, Ops, PlacedMatrix, Routed,
+    Rows,
 };
 use larder_store::reader::{Arena, Slot};
 
@@ -37,13 +37,13 @@ pub fn placed(device: &Arc<dyn DeviceProducts>, weights: WeightMatrix) -> Placed
 }
 
 /// The same rows once more, for an operation that may overwrite them.
-pub fn copy(ops: &dyn DeviceOps, rows: DeviceRows) -> DeviceRows {
+pub fn copy(ops: &dyn Ops, rows: Rows) -> Rows {
     let values = &ops.download(&[rows]).unwrap()[0];
     ops.send(values, rows.width).unwrap()
 }
 
 /// The values of rows. A layer begins behind them, so that memory is used again.
-pub fn receive<const N: usize>(ops: &dyn DeviceOps, wanted: [DeviceRows; N]) -> [Vec<f32>; N] {
+pub fn receive<const N: usize>(ops: &dyn Ops, wanted: [Rows; N]) -> [Vec<f32>; N] {
     let rows = ops.download(&wanted).unwrap();
     ops.begin_layer();
     assert_eq!(rows.len(), N);
@@ -51,7 +51,7 @@ pub fn receive<const N: usize>(ops: &dyn DeviceOps, wanted: [DeviceRows; N]) -> 
 }
 
 /// As [`receive`], as bits.
-pub fn receive_bits<const N: usize>(ops: &dyn DeviceOps, wanted: [DeviceRows; N]) -> [Vec<u32>; N] {
+pub fn receive_bits<const N: usize>(ops: &dyn Ops, wanted: [Rows; N]) -> [Vec<u32>; N] {
     receive(ops, wanted).map(|values| values.into_iter().map(f32::to_bits).collect())
 }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use larder_core::NumberFormat;
 use larder_cuda::Gpu;
 use larder_model::{
-    AttentionDouble, DeviceAttention, DeviceConvolvedHeads, DeviceHeadConvolution, DeviceOps, HeadMix, KvPageShape,
-    OpsDouble, ProductsDouble, StateSpan,
+    AttentionDouble, ConvolvedHeadOps, DeviceAttention, HeadConvolution, HeadMix, KvPageShape, Ops, OpsDouble,
+    ProductsDouble, StateSpan,
 };
 
 use crate::common::{Random, emulator, gpu, receive_bits};
@@ -36,7 +36,7 @@ impl Shape {
 }
 
 /// All results and states of three steps of two sequences, as bits.
-fn steps(ops: &dyn DeviceOps, attention: &dyn DeviceAttention, shape: &Shape) -> Vec<Vec<u32>> {
+fn steps(ops: &dyn Ops, attention: &dyn DeviceAttention, shape: &Shape) -> Vec<Vec<u32>> {
     let (mut random, channels, half) = (Random::new(3), shape.channels(), shape.half());
     let row_bytes = 4 * (shape.window() + half);
     let state = || {
@@ -68,7 +68,7 @@ fn steps(ops: &dyn DeviceOps, attention: &dyn DeviceAttention, shape: &Shape) ->
         };
         let spans = [span(0, 0, &copies), span(1, counts[0], &[])];
         let spans: Vec<StateSpan> = spans.into_iter().filter(|span| span.tokens > 0).collect();
-        let convolution = DeviceHeadConvolution {
+        let convolution = HeadConvolution {
             queries,
             keys,
             delayed,
@@ -129,7 +129,7 @@ fn rows_that_do_not_fit_are_errors() {
     let (q, k, delayed, taps) = (send(2, 8), send(2, 4), send(2, 2), ops.keep(&[0.0; 64]).unwrap());
     let form = KvPageShape { kind: NumberFormat::F32, heads: 1, positions: 1, row_bytes: 4 * (2 * 12 + 2) };
     let page = attention.allocate(form).unwrap();
-    let convolution = DeviceHeadConvolution {
+    let convolution = HeadConvolution {
         queries: q,
         keys: k,
         delayed,
@@ -142,11 +142,11 @@ fn rows_that_do_not_fit_are_errors() {
     let span = StateSpan { page, recurrence_at: 24, first_row: 0, tokens: 2, copies: vec![] };
     assert!(ops.convolve_heads(&convolution, std::slice::from_ref(&span)).is_ok());
     let others = [
-        DeviceHeadConvolution { widths: [3, 2], ..convolution },
-        DeviceHeadConvolution { widths: [0, 4], ..convolution },
-        DeviceHeadConvolution { head_dim: 3, ..convolution },
-        DeviceHeadConvolution { delayed: send(2, 3), ..convolution },
-        DeviceHeadConvolution { keys: send(1, 4), ..convolution },
+        HeadConvolution { widths: [3, 2], ..convolution },
+        HeadConvolution { widths: [0, 4], ..convolution },
+        HeadConvolution { head_dim: 3, ..convolution },
+        HeadConvolution { delayed: send(2, 3), ..convolution },
+        HeadConvolution { keys: send(1, 4), ..convolution },
     ];
     for other in others {
         assert!(ops.convolve_heads(&other, std::slice::from_ref(&span)).is_err(), "{other:?}");

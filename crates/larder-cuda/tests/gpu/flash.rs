@@ -5,7 +5,7 @@ use std::ops::Range;
 use larder_core::NumberFormat;
 use larder_cuda::Gpu;
 
-use crate::attention::{Queries, Rows, Shape, both, shape};
+use crate::attention::{KvCase, Queries, Shape, both, shape};
 use crate::common::{Random, emulator, gpu};
 
 /// The unit roundoff of half precision.
@@ -21,7 +21,7 @@ fn bound(queries: &[f32], keys: &[Vec<f32>], values: &[Vec<f32>], scale: f32) ->
 }
 
 /// The rows that a head sees, in floats.
-fn rows_of(rows: &Rows, width: usize, head: usize, seen: &Range<usize>) -> Vec<Vec<f32>> {
+fn rows_of(rows: &KvCase, width: usize, head: usize, seen: &Range<usize>) -> Vec<Vec<f32>> {
     let row = |at| {
         let mut values = rows.values(head, at);
         values.truncate(width);
@@ -44,7 +44,7 @@ pub fn compare(gpu: &Gpu) {
     let (mut changed, mut largest) = (0, 0.0_f32);
     for shape in shapes.into_iter().flat_map(|shape| kinds.map(|kind| Shape { kind, ..shape })) {
         let Shape { heads, kv_heads, key, value, latent, kind, .. } = shape;
-        let mut rows = [key, value].map(|width| Rows::new(kind, kv_heads, width));
+        let mut rows = [key, value].map(|width| KvCase::new(kind, kv_heads, width));
         rows.iter_mut().for_each(|rows| rows.append(&device, &mut random, 150));
         // All positions before a query, and those of a window.
         for window in [150, 21] {

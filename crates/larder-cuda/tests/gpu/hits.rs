@@ -5,7 +5,7 @@ use std::sync::Arc;
 use larder_cache::two_tiers::{Device, Direction};
 use larder_core::{ExpertId, ExpertLayout, Gate, NumberFormat};
 use larder_cuda::{Gpu, GpuExperts, GpuLink, GpuOps};
-use larder_model::{Activation, ComputeContext, DeviceExperts, DeviceOps, DeviceRows, ExpertWorkspace, route};
+use larder_model::{Activation, ComputeContext, DeviceExperts, ExpertWorkspace, Ops, Rows, route};
 
 use crate::chosen::{Chosen, EXPERTS, HIDDEN, K, Sent, gates, receive, same};
 use crate::common::{self, Random, emulator, gpu, numbered, slots, transfer, upload_experts, wait_for_all};
@@ -19,14 +19,14 @@ fn begin(chosen: &Chosen, bench: &mut GpuExperts, ops: &GpuOps, slots: &[Option<
     let sent = chosen.send(ops);
     // A result, as logits are: what was sent is not copied back together with others.
     let x = ops.add(sent.on_device.x, sent.on_device.x, 0.0).unwrap();
-    ops.begin_receive(&[x]).unwrap();
+    ops.begin_download(&[x]).unwrap();
     bench.begin_hits(&chosen.device_call(sent), chosen.layout, slots).unwrap();
     common::receive(ops, [x]);
     sent
 }
 
 /// Computes the call on the host's choice: experts in slots on the device, the others on the CPU.
-fn finish(chosen: &Chosen, bench: &mut GpuExperts, sent: Sent, slots: &[Option<usize>], all: &[Vec<u8>]) -> DeviceRows {
+fn finish(chosen: &Chosen, bench: &mut GpuExperts, sent: Sent, slots: &[Option<usize>], all: &[Vec<u8>]) -> Rows {
     let call = chosen.call(Some(sent.on_device));
     let routed = route(&call);
     let mut host = ExpertWorkspace::new(Arc::new(ComputeContext::new(1, false).unwrap()));

@@ -6,8 +6,8 @@ use larder_core::{NumberFormat, RowOrder};
 use larder_cuda::Gpu;
 use larder_kernels::{AttentionArgs, WeightMatrix};
 use larder_model::{
-    AttentionDouble, DeviceAttention, DeviceHeads, DeviceKvView, DeviceOps, DeviceProducts, DeviceRotation, HeadNorm,
-    HeadRest, KvPageShape, OpsDouble, Place, PlacedMatrix, ProductsDouble,
+    AttentionDouble, DeviceAttention, DeviceProducts, HeadNorm, HeadRest, Heads, KvPageShape, KvView, Ops, OpsDouble,
+    Place, PlacedMatrix, ProductsDouble, Rotation,
 };
 
 use crate::common::{Random, emulator, gpu, placed, receive_bits};
@@ -27,7 +27,7 @@ struct Shape {
 
 /// A device with the weights of a layer.
 struct Layer<'a> {
-    ops: &'a dyn DeviceOps,
+    ops: &'a dyn Ops,
     attention: &'a dyn DeviceAttention,
     to_latent: Vec<PlacedMatrix>,
     to_value: Vec<PlacedMatrix>,
@@ -37,7 +37,7 @@ struct Layer<'a> {
 
 impl<'a> Layer<'a> {
     fn new(
-        (products, attention, ops): (Arc<dyn DeviceProducts>, &'a dyn DeviceAttention, &'a dyn DeviceOps),
+        (products, attention, ops): (Arc<dyn DeviceProducts>, &'a dyn DeviceAttention, &'a dyn Ops),
         shape: &Shape,
     ) -> Self {
         let mut random = Random::new(5);
@@ -71,8 +71,8 @@ impl<'a> Layer<'a> {
         }
         let queries = ops.send(&step.queries, HEADS * (nope + rope)).unwrap();
         let keys = ops.send(&step.rows, width).unwrap();
-        let heads = DeviceHeads {
-            queries: ops.multiply_heads(queries, &self.to_latent).unwrap(),
+        let heads = Heads {
+            queries: ops.matmul_heads(queries, &self.to_latent).unwrap(),
             rest: Some(HeadRest { rows: queries, first: nope }),
             keys,
             values: None,
@@ -86,8 +86,8 @@ impl<'a> Layer<'a> {
             clip: None,
             value_norm: None,
             value_factor: 1.0,
-            rotation: (rope > 0).then_some(DeviceRotation {
-                turns: &step.turns,
+            rotation: (rope > 0).then_some(Rotation {
+                cos_sin: &step.cos_sin,
                 first: rank,
                 dim: rope,
                 interleaved: rope == 8,
@@ -95,7 +95,7 @@ impl<'a> Layer<'a> {
             scales: &step.scales,
             bias: None,
         };
-        let view = |width| DeviceKvView { place: Place::Device, first_page: 0, pages: self.pages.clone(), width };
+        let view = |width| KvView { place: Place::Device, first_page: 0, pages: self.pages.clone(), width };
         let tokens = step.rows.len() / width;
         let seen: Vec<_> = (step.len - tokens..step.len).map(|at| 0..at + 1).collect();
         let args = AttentionArgs {
@@ -110,7 +110,7 @@ impl<'a> Layer<'a> {
             bias: None,
         };
         let mixed = ops.attend_new(&heads, &[&args]).unwrap();
-        let [found] = receive_bits(ops, [ops.multiply_heads(mixed, &self.to_value).unwrap()]);
+        let [found] = receive_bits(ops, [ops.matmul_heads(mixed, &self.to_value).unwrap()]);
         found
     }
 }
@@ -119,7 +119,7 @@ impl<'a> Layer<'a> {
 struct Step {
     queries: Vec<f32>,
     rows: Vec<f32>,
-    turns: Vec<(f32, f32)>,
+    cos_sin: Vec<(f32, f32)>,
     scales: Vec<f32>,
     /// Tokens of the sequence, these included.
     len: usize,
@@ -149,7 +149,7 @@ pub fn compare(gpu: &Gpu) {
             let step = Step {
                 queries: random.floats(tokens * HEADS * (shape.nope + shape.rope)),
                 rows: random.floats(tokens * (shape.rank + shape.rope)),
-                turns: (0..tokens * shape.rope / 2).map(|_| (random.float(), random.float())).collect(),
+                cos_sin: (0..tokens * shape.rope / 2).map(|_| (random.float(), random.float())).collect(),
                 scales: if which % 2 == 1 { random.floats(tokens) } else { Vec::new() },
                 len,
             };
@@ -182,7 +182,7 @@ fn heads_that_do_not_fit_are_errors() {
     };
     let [wide, narrow] = [64, 32].map(|cols| [(); 2].map(|()| matrix(NumberFormat::Q8_0, 4, cols)));
     let x = ops.send(&[1.0; 96], 96).unwrap();
-    let error = |heads: &[PlacedMatrix]| ops.multiply_heads(x, heads).unwrap_err().to_string();
+    let error = |heads: &[PlacedMatrix]| ops.matmul_heads(x, heads).unwrap_err().to_string();
     assert!(error(&wide).contains("48 inputs do not fit 4 x 64 weights"), "{}", error(&wide));
     assert!(error(&narrow).contains("48 values are not whole blocks"));
     let [narrow, _] = narrow;

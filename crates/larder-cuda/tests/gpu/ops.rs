@@ -8,9 +8,9 @@ use larder_core::{ExpertId, ExpertLayout, NumberFormat, RowOrder};
 use larder_cuda::{Emulator, EmulatorFault, Gpu};
 use larder_kernels::{AttentionArgs, DistanceBias, InputBuffer, Product, ThreadPool, WeightMatrix};
 use larder_model::{
-    Activation, AttentionDouble, CallOnDevice, ComputeContext, DeviceAttention, DeviceExperts, DeviceHeads,
-    DeviceKvView, DeviceOps, DeviceProducts, DeviceRotation, DeviceRows, ExpertWorkspace, HeadNorm, KvPageShape,
-    MoeCall, OpsDouble, Place, PlacedMatrix, ProductsDouble,
+    Activation, AttentionDouble, CallOnDevice, ComputeContext, DeviceAttention, DeviceExperts, DeviceProducts,
+    ExpertWorkspace, HeadNorm, Heads, KvPageShape, KvView, MoeCall, Ops, OpsDouble, Place, PlacedMatrix,
+    ProductsDouble, Rotation, Rows,
 };
 
 use crate::common::{LayerCase, Random, emulator, gpu, numbered, placed, receive_bits, upload_experts};
@@ -37,7 +37,7 @@ struct Shape {
 
 /// A device with the weights of a layer and the keys and values of some sequences.
 struct Layer<'a> {
-    ops: &'a dyn DeviceOps,
+    ops: &'a dyn Ops,
     attention: &'a dyn DeviceAttention,
     /// Queries, keys, values, output.
     products: [PlacedMatrix; 4],
@@ -73,7 +73,7 @@ impl Weights {
 
 impl<'a> Layer<'a> {
     fn new(
-        (products, attention, ops): (Arc<dyn DeviceProducts>, &'a dyn DeviceAttention, &'a dyn DeviceOps),
+        (products, attention, ops): (Arc<dyn DeviceProducts>, &'a dyn DeviceAttention, &'a dyn Ops),
         weights: &'a Weights,
         sequences: usize,
     ) -> Self {
@@ -106,13 +106,13 @@ impl<'a> Layer<'a> {
     }
 
     /// The residual stream behind attention, and a product of what an activation makes of it, for `x [tokens, hidden]`.
-    fn begin(&mut self, shape: &Shape, x: DeviceRows, step: &Step) -> [DeviceRows; 2] {
+    fn begin(&mut self, shape: &Shape, x: Rows, step: &Step) -> [Rows; 2] {
         self.grow(shape, &step.seen);
         let (ops, [norm, of_queries, of_keys, bias, of_scores]) = (self.ops, self.kept);
         let [q, k, v, output] = &self.products;
         let input = ops.rms_norm(x, norm, 1e-5).unwrap();
-        let products = ops.multiply(input, &[q, k, v]).unwrap();
-        let heads = DeviceHeads {
+        let products = ops.matmul(input, &[q, k, v]).unwrap();
+        let heads = Heads {
             queries: ops.add_row(products[0], bias).unwrap(),
             rest: None,
             keys: products[1],
@@ -127,8 +127,8 @@ impl<'a> Layer<'a> {
             value_norm: [16, 66].contains(&shape.value).then_some(1e-6),
             value_factor: if shape.heads == 3 { 0.6 } else { 1.0 },
             clip: (shape.norm != Some(false)).then_some(0.75),
-            rotation: shape.rotation.map(|(dim, interleaved)| DeviceRotation {
-                turns: &step.turns,
+            rotation: shape.rotation.map(|(dim, interleaved)| Rotation {
+                cos_sin: &step.cos_sin,
                 first: 0,
                 dim,
                 interleaved,
@@ -142,7 +142,7 @@ impl<'a> Layer<'a> {
             shape.reach.map(|reach| DistanceBias { values, reach, first_query })
         };
         let place = Place::Device;
-        let view = |pages: &[usize], width| DeviceKvView { place, first_page: 0, pages: pages.to_vec(), width };
+        let view = |pages: &[usize], width| KvView { place, first_page: 0, pages: pages.to_vec(), width };
         let tasks: Vec<_> = (self.pages.iter().zip(&step.seen))
             .map(|([keys, values], seen)| AttentionArgs {
                 queries: &[],
@@ -157,12 +157,12 @@ impl<'a> Layer<'a> {
             })
             .collect();
         let mixed = ops.attend_new(&heads, &tasks.iter().collect::<Vec<_>>()).unwrap();
-        let out = ops.multiply(mixed, &[output]).unwrap()[0];
+        let out = ops.matmul(mixed, &[output]).unwrap()[0];
         let [residual, normalised] = ops.add_norm(x, out, 0.7, norm, 1e-5).unwrap();
         // Overwrites its first argument.
         let gate = ops.add(normalised, normalised, 1.0).unwrap();
         let combined = ops.combine(Activation::Silu, gate, normalised).unwrap();
-        [residual, ops.multiply(combined, &[q]).unwrap()[0]]
+        [residual, ops.matmul(combined, &[q]).unwrap()[0]]
     }
 }
 
@@ -170,7 +170,7 @@ impl<'a> Layer<'a> {
 struct Step {
     /// By sequence and token.
     seen: Vec<Vec<Range<usize>>>,
-    turns: Vec<(f32, f32)>,
+    cos_sin: Vec<(f32, f32)>,
     scales: Vec<f32>,
     x: Vec<f32>,
 }
@@ -270,20 +270,20 @@ pub fn compare(gpu: &Gpu) {
             }
             let tokens = counts.iter().sum::<usize>();
             let dim = shape.rotation.map_or(0, |(dim, _)| dim);
-            let turns = (0..tokens * dim / 2).map(|_| (random.float(), random.float())).collect();
+            let cos_sin = (0..tokens * dim / 2).map(|_| (random.float(), random.float())).collect();
             let scales = if which % 2 == 1 { random.floats(tokens) } else { Vec::new() };
-            let step = Step { seen, turns, scales, x: random.floats(tokens * HIDDEN) };
+            let step = Step { seen, cos_sin, scales, x: random.floats(tokens * HIDDEN) };
             let results = [&mut device, &mut host].map(|layer| {
                 let x = layer.ops.send(&step.x, HIDDEN).unwrap();
                 let [residual, input] = layer.begin(shape, x, &step);
                 let mut all = Vec::from(receive_bits(layer.ops, [input]));
                 // In the next chain, with rows of the last one; rows that were sent stay valid too.
                 let sum = layer.ops.add(residual, x, -0.5).unwrap();
-                let part = layer.ops.part(sum, 1, tokens - 1).unwrap();
+                let part = layer.ops.slice(sum, 1, tokens - 1).unwrap();
                 let again = layer.ops.rms_norm(part, layer.kept[0], 1e-3).unwrap();
                 let columns = layer.ops.scale_columns(part, layer.kept[0]).unwrap();
                 let centred = layer.ops.layer_norm(columns, [layer.kept[0]; 2], 1e-3).unwrap();
-                let product = layer.ops.multiply(centred, &[&layer.products[0]]).unwrap()[0];
+                let product = layer.ops.matmul(centred, &[&layer.products[0]]).unwrap()[0];
                 all.extend(receive_bits(layer.ops, [residual, again, columns, centred, product]));
                 assert!(all.iter().flatten().any(|bits| *bits != 0));
                 all
@@ -400,7 +400,7 @@ fn rows_are_valid_until_the_second_layer_and_shapes_are_checked() {
     let x = ops.send(&[1.0, 2.0, 3.0, 4.0], 2).unwrap();
     let other = ops.send(&[1.0; 6], 3).unwrap();
     assert!(ops.add(x, other, 1.0).is_err() && ops.combine(Activation::Silu, x, other).is_err());
-    assert!(ops.part(x, 1, 2).is_err() && ops.rms_norm(x, 7, 1e-5).is_err() && ops.multiply(x, &[&unknown]).is_err());
+    assert!(ops.slice(x, 1, 2).is_err() && ops.rms_norm(x, 7, 1e-5).is_err() && ops.matmul(x, &[&unknown]).is_err());
     let values = |rows| bits(&ops.download(&[rows]).unwrap()[0]);
     for _ in 0..3 {
         assert_eq!(values(x), bits(&[1.0, 2.0, 3.0, 4.0]), "a wait takes no rows away");
@@ -434,7 +434,7 @@ fn repeated_chains(emulator: Emulator, chains: usize) -> (Vec<bool>, DeviceWork)
             ops.begin_layer();
             let x = ops.send(&values, HIDDEN)?;
             let sum = (0..adds).try_fold(x, |sum, _| ops.add(sum, x, 0.5))?;
-            let y = ops.multiply(sum, &[&row])?[0];
+            let y = ops.matmul(sum, &[&row])?[0];
             ops.download(&[sum, y])
         };
         let done = chain();

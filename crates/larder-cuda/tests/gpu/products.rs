@@ -69,7 +69,7 @@ pub fn compare(gpu: &Gpu) {
         for ((weights, pick), out) in kept.iter().zip(&picks).zip(&mut found) {
             round.push(DeviceProduct { weights: *weights, pick: pick.as_deref(), out });
         }
-        device.multiply(&x, &mut round).unwrap();
+        device.matmul(&x, &mut round).unwrap();
         let bits = |all: &[Vec<f32>]| all.concat().into_iter().map(f32::to_bits).collect::<Vec<_>>();
         assert!(bits(&found) == bits(&wanted), "{tokens} tokens");
     }
@@ -95,7 +95,7 @@ fn float_weights_take_unquantised_activations() {
     let (mut buffer, activations) = (InputBuffer::new(), random.floats(COLS));
     let x = buffer.fill(&activations, COLS, false);
     let (mut found, mut wanted) = (vec![0.0; ROWS], vec![0.0; ROWS]);
-    device.multiply(&x, &mut [DeviceProduct { weights, pick: None, out: &mut found }]).unwrap();
+    device.matmul(&x, &mut [DeviceProduct { weights, pick: None, out: &mut found }]).unwrap();
     let product = Product { weights: matrix.stored(), x, pick: None, out: &mut wanted };
     products(&ThreadPool::new(1, false).unwrap(), &mut [product]);
     assert_eq!(found, wanted);
@@ -112,7 +112,7 @@ fn shapes_that_do_not_fit_are_errors() {
     let x = buffer.fill(&activations, COLS, false);
     let multiply = |weights, pick, len: usize| {
         let mut out = vec![0.0; len];
-        device.multiply(&x, &mut [DeviceProduct { weights, pick, out: &mut out }]).unwrap_err().to_string()
+        device.matmul(&x, &mut [DeviceProduct { weights, pick, out: &mut out }]).unwrap_err().to_string()
     };
     assert_eq!(multiply(weights, None, 8), "weights in q8_0 need quantised activations");
     assert_eq!(multiply(9, None, 8), "the GPU has no matrix 9");
@@ -141,7 +141,7 @@ fn a_failure_on_the_device_is_an_error() {
         let (mut found, mut wanted) = (vec![0.0; 8], vec![0.0; 8]);
         let product = Product { weights: matrix.stored(), x, pick: None, out: &mut wanted };
         products(&ThreadPool::new(1, false).unwrap(), &mut [product]);
-        match device.multiply(&x, &mut [DeviceProduct { weights, pick: None, out: &mut found }]) {
+        match device.matmul(&x, &mut [DeviceProduct { weights, pick: None, out: &mut found }]) {
             Ok(()) => assert_eq!(found, wanted),
             Err(_) => failed += 1,
         }
@@ -176,7 +176,7 @@ fn matrices_share_the_memory_that_was_allocated_for_them() {
     let x = buffer.fill(&activations, COLS, true);
     for (weights, matrix) in matrices.iter().chain([&matrices[0], &matrices[7]]).enumerate() {
         let (mut found, mut wanted) = (vec![0.0; matrix.rows], vec![0.0; matrix.rows]);
-        device.multiply(&x, &mut [DeviceProduct { weights, pick: None, out: &mut found }]).unwrap();
+        device.matmul(&x, &mut [DeviceProduct { weights, pick: None, out: &mut found }]).unwrap();
         let product = Product { weights: matrix.stored(), x, pick: None, out: &mut wanted };
         products(&ThreadPool::new(1, false).unwrap(), &mut [product]);
         assert_eq!(found, wanted, "matrix {weights}");

@@ -6,9 +6,9 @@ use larder_core::{NumberFormat, RowOrder};
 use larder_cuda::Gpu;
 use larder_kernels::WeightMatrix;
 use larder_model::{
-    Activation, AttentionDouble, ChannelDecay, DeltaHeads, DeviceAttention, DeviceChannelScan, DeviceConvolution,
-    DeviceDecay, DeviceDelta, DeviceOps, DeviceProducts, DeviceRecurrence, DeviceRows, DeviceScan, GateFunction,
-    GateOrder, KvPageShape, NormGate, OpsDouble, PlacedMatrix, ProductsDouble, ScanHeads, StateSpan,
+    Activation, AttentionDouble, ChannelDecay, ChannelScan, Convolution, Decay, Delta, DeltaHeads, DeviceAttention,
+    DeviceProducts, GateFunction, GateOrder, KvPageShape, NormGate, Ops, OpsDouble, PlacedMatrix, ProductsDouble,
+    RecurrentOps, Rows, Scan, ScanHeads, StateSpan,
 };
 
 use crate::common::{Random, copy, emulator, gpu, placed, receive};
@@ -46,7 +46,7 @@ struct Weights {
 
 /// A device with the weights of a layer, and the states of sequences.
 struct Layer<'a> {
-    ops: &'a dyn DeviceOps,
+    ops: &'a dyn Ops,
     attention: &'a dyn DeviceAttention,
     kept: [usize; 5],
     output: PlacedMatrix,
@@ -66,7 +66,7 @@ const OUT: usize = 8;
 
 impl<'a> Layer<'a> {
     fn new(
-        (products, attention, ops): (Arc<dyn DeviceProducts>, &'a dyn DeviceAttention, &'a dyn DeviceOps),
+        (products, attention, ops): (Arc<dyn DeviceProducts>, &'a dyn DeviceAttention, &'a dyn Ops),
         shape: &Shape,
         weights: &Weights,
     ) -> Self {
@@ -114,8 +114,8 @@ impl<'a> Layer<'a> {
         let send = |values: &[f32]| ops.send(values, values.len() / tokens).unwrap();
         let [strengths, products, of_values, of_heads] = [1, 2, 3, 4].map(|at| send(&step.rows[at]));
         // Columns of the channels, one input after the other.
-        let widths = [heads.mixed() / shape.inputs; DeviceConvolution::MAX_INPUTS];
-        let inputs: Vec<DeviceRows> = (0..shape.inputs)
+        let widths = [heads.mixed() / shape.inputs; Convolution::MAX_INPUTS];
+        let inputs: Vec<Rows> = (0..shape.inputs)
             .map(|input| {
                 let first = widths[..input].iter().sum::<usize>();
                 let end = if input + 1 == shape.inputs { heads.mixed() } else { first + widths[input] };
@@ -125,21 +125,20 @@ impl<'a> Layer<'a> {
             })
             .collect();
         let bias = Some(bias).filter(|_| shape.bias);
-        let convolution =
-            DeviceConvolution { inputs: &inputs, taps, bias, width: shape.taps, dilation: 1, silu: shape.bias };
+        let convolution = Convolution { inputs: &inputs, taps, bias, width: shape.taps, dilation: 1, silu: shape.bias };
         let qkv = ops.convolve(&convolution, &spans).unwrap();
-        let decay = DeviceDecay { products, bias: of_decays, rates, form: shape.form };
-        let y = ops.delta(&DeviceDelta { heads, qkv, strengths, decay }, &spans).unwrap();
+        let decay = Decay { products, bias: of_decays, rates, form: shape.form };
+        let y = ops.delta(&Delta { heads, qkv, strengths, decay }, &spans).unwrap();
         let (width, function, order) = (heads.v_dim, shape.function, GateOrder::NormFirst);
         let norm = NormGate { weight: norm, width, eps: 1e-6, function, order };
         let normalised = ops.norm_gate(copy(ops, y), of_values, &norm).unwrap();
-        let out = ops.multiply(normalised, &[&self.output]).unwrap()[0];
+        let out = ops.matmul(normalised, &[&self.output]).unwrap()[0];
         let by_head = ops.gate(copy(ops, y), of_heads, function, heads.v_heads).unwrap();
         let by_value = ops.gate(copy(ops, y), of_values, function, heads.v_heads).unwrap();
-        let again = ops.multiply(by_value, &[&self.output]).unwrap()[0];
+        let again = ops.matmul(by_value, &[&self.output]).unwrap()[0];
         let activated = ops.activate(Activation::Gelu, ops.add(y, copy(ops, y), 0.5).unwrap()).unwrap();
-        let bent = ops.bend(ops.add(y, copy(ops, y), 7.0).unwrap(), 1.5).unwrap();
-        let mut found = Vec::from(receive(ops, [qkv, y, normalised, out, by_head, again, activated, bent]));
+        let capped = ops.softcap(ops.add(y, copy(ops, y), 7.0).unwrap(), 1.5).unwrap();
+        let mut found = Vec::from(receive(ops, [qkv, y, normalised, out, by_head, again, activated, capped]));
         for page in self.states.iter().flatten() {
             let mut state = vec![0.0_f32; shape.window() + heads.state_len()];
             self.attention.read(*page, bytemuck::cast_slice_mut(&mut state)).unwrap();
@@ -218,11 +217,7 @@ pub fn compare(gpu: &Gpu) {
 }
 
 /// A step of the recurrence of Mamba 2 and of the norm behind it, and the states of two sequences.
-fn scanned(
-    heads: ScanHeads,
-    (attention, ops): (&dyn DeviceAttention, &dyn DeviceOps),
-    random: &mut Random,
-) -> Vec<Vec<u32>> {
+fn scanned(heads: ScanHeads, (attention, ops): (&dyn DeviceAttention, &dyn Ops), random: &mut Random) -> Vec<Vec<u32>> {
     let (window, mut found) = (5, Vec::new());
     let values = window + heads.state_len();
     let row_bytes = 4 * values;
@@ -247,10 +242,10 @@ fn scanned(
             tokens: counts[sequence],
             copies,
         });
-        let y = ops.scan(&DeviceScan { heads, convolved, steps, step_bias, rates, skips, limits }, &spans).unwrap();
+        let y = ops.scan(&Scan { heads, convolved, steps, step_bias, rates, skips, limits }, &spans).unwrap();
         // The same rows of the state as channels.
         let (x, steps, b, c) = (send(heads.inner()), send(heads.inner()), send(heads.state), send(heads.state));
-        let channels = DeviceChannelScan { x, steps, b, c, rates: kept[0], skips: kept[1] };
+        let channels = ChannelScan { x, steps, b, c, rates: kept[0], skips: kept[1] };
         let of_channels = ops.scan_channels(&channels, &spans).unwrap();
         let orders = [(GateOrder::GateFirst, weights[0]), (GateOrder::NormFirst, weights[1])];
         let norms = orders.map(|(order, weight)| {
@@ -260,8 +255,7 @@ fn scanned(
         let product = ops.gate(copy(ops, y), gates, GateFunction::Identity, heads.heads).unwrap();
         // A channel whose window has five values, then new recurrences.
         let (column, taps) = (send(1), ops.keep(&[0.75, -1.5]).unwrap());
-        let dilated =
-            DeviceConvolution { inputs: &[column], taps, bias: None, width: 2, dilation: window, silu: false };
+        let dilated = Convolution { inputs: &[column], taps, bias: None, width: 2, dilation: window, silu: false };
         let dilated = ops.convolve(&dilated, &spans).unwrap();
         let states = spans.iter().map(|span| span.copies.len() + 1).sum::<usize>();
         if counts != [1, 1] {
@@ -316,7 +310,7 @@ fn states_and_rows_that_do_not_fit_are_refused() {
         attention.allocate(form).unwrap()
     };
     let (x, taps) = (ops.send(&[1.0; 8], 4).unwrap(), ops.keep(&[0.5; 12]).unwrap());
-    let convolution = DeviceConvolution { inputs: &[x], taps, bias: None, width: 3, dilation: 1, silu: false };
+    let convolution = Convolution { inputs: &[x], taps, bias: None, width: 3, dilation: 1, silu: false };
     let span = StateSpan { page: page(8), recurrence_at: 8, first_row: 0, tokens: 2, copies: vec![] };
     assert!(ops.convolve(&convolution, std::slice::from_ref(&span)).is_ok());
     let refused = |span: StateSpan| {

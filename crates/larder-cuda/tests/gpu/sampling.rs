@@ -6,14 +6,14 @@ use larder_core::{NumberFormat, RowOrder};
 use larder_cuda::Gpu;
 use larder_kernels::WeightMatrix;
 use larder_model::{
-    AttentionDouble, BEST_FOUND, ChangedLogit, DeviceDraw, DeviceOps, DeviceProducts, DrawnFrom, LogitChanges,
-    OpsDouble, ProductsDouble, TokenDraw,
+    AttentionDouble, BEST_FOUND, ChangedLogit, DeviceProducts, DrawOps, DrawnFrom, LogitChanges, Ops, OpsDouble,
+    ProductsDouble, TokenDraw,
 };
 
 use crate::common::{Random, emulator, gpu, receive};
 
 /// The places of the values that `find_best` has found in each row, in order; `None` where there are more than it returns.
-fn found(ops: &dyn DeviceOps, values: &[f32], width: usize, best: usize) -> Vec<Option<Vec<usize>>> {
+fn found(ops: &dyn Ops, values: &[f32], width: usize, best: usize) -> Vec<Option<Vec<usize>>> {
     let x = ops.send(values, width).unwrap();
     let rows = ops.find_best(x, best).unwrap();
     let [found] = receive(ops, [rows]);
@@ -91,7 +91,7 @@ pub fn compare_taken(gpu: &Gpu) {
 }
 
 /// The token that is drawn among the best of some values, and what was found.
-fn drawn(ops: &dyn DeviceOps, values: &[f32], draw: &TokenDraw) -> Vec<f32> {
+fn drawn(ops: &dyn Ops, values: &[f32], draw: &TokenDraw) -> Vec<f32> {
     let x = ops.send(values, values.len()).unwrap();
     let found = ops.find_best(x, if draw.top_k == 0 { 63 } else { draw.top_k }).unwrap();
     let from = DrawnFrom { found, all: (draw.top_k == 0).then_some(x), changed: None };
@@ -120,7 +120,7 @@ pub fn compare_draws(gpu: &Gpu) {
             min_p: [0.0, 0.05, 0.5][random.below(3)],
             unit: f64::from(random.below(1 << 20) as u32) / f64::from(1 << 20),
         };
-        let [own, wanted] = [&ops as &dyn DeviceOps, &double].map(|ops| drawn(ops, &values, &draw));
+        let [own, wanted] = [&ops as &dyn Ops, &double].map(|ops| drawn(ops, &values, &draw));
         let (count, same) = (own[1].to_bits() as usize, own[0].to_bits() == wanted[0].to_bits());
         // With many equal logits, or with many likely ones without top-k, not all that may be drawn are found.
         let TokenDraw { temperature, top_k, top_p, min_p, .. } = draw;
@@ -158,7 +158,7 @@ pub fn compare_changes(gpu: &Gpu) {
         };
         let draw = TokenDraw { temperature: 0.0, top_k: 1, top_p: 1.0, min_p: 0.0, unit: 0.0 };
         let follows = case % 5 > 0;
-        let of = |ops: &dyn DeviceOps| {
+        let of = |ops: &dyn Ops| {
             // The token that is drawn first is one of those that change then, or is not.
             let mut first = vec![0.0; width];
             first[case * 3] = 1.0;
@@ -173,7 +173,7 @@ pub fn compare_changes(gpu: &Gpu) {
             let listed = listed[..changes.tokens.len()].iter().map(|logit| logit.to_bits()).collect::<Vec<_>>();
             (logits, listed, logit.to_bits(), id.to_bits(), row[0].to_bits())
         };
-        let [own, wanted] = [&ops as &dyn DeviceOps, &double].map(of);
+        let [own, wanted] = [&ops as &dyn Ops, &double].map(of);
         assert_eq!(own, wanted, "case {case}, follows: {follows}, {changes:?}");
         new += usize::from(own.3 < u32::MAX);
         others += usize::from(own.0 != values);

@@ -7,8 +7,8 @@ use larder_core::NumberFormat;
 use larder_cuda::Gpu;
 use larder_kernels::AttentionArgs;
 use larder_model::{
-    AttentionDouble, DeviceAttention, DeviceChoice, DeviceIndex, DeviceKvView, DeviceOps, IndexBlocks, KvPageShape,
-    OpsDouble, Place, ProductsDouble, SeenRows,
+    AttentionDouble, ChoiceOps, DeviceAttention, IndexBlocks, IndexChoice, KvPageShape, KvView, Ops, OpsDouble, Place,
+    ProductsDouble, SeenRows,
 };
 
 use crate::common::{Random, emulator, gpu, receive_bits};
@@ -31,14 +31,14 @@ struct Shape {
 }
 
 /// A device or its double, with the rows of all sequences.
-struct Rows {
-    index: Vec<DeviceKvView>,
-    keys: Vec<DeviceKvView>,
-    values: Vec<DeviceKvView>,
+struct KvCase {
+    index: Vec<KvView>,
+    keys: Vec<KvView>,
+    values: Vec<KvView>,
 }
 
 impl Shape {
-    /// Rows of an indexer of a sequence.
+    /// KvCase of an indexer of a sequence.
     fn index_rows(&self, tokens: usize) -> usize {
         match self.blocks {
             IndexBlocks::OfPositions(block) => tokens / block,
@@ -53,7 +53,7 @@ impl Shape {
         (heads, width): (usize, usize),
         count: usize,
         random: &mut Random,
-    ) -> DeviceKvView {
+    ) -> KvView {
         let (kind, positions) = (self.kind, PAGE);
         let row_bytes = width.div_ceil(kind.block_len()) * kind.block_bytes();
         let mut pages = Vec::new();
@@ -75,23 +75,23 @@ impl Shape {
             }
             pages.push(page);
         }
-        DeviceKvView { place: Place::Device, first_page: 0, pages, width }
+        KvView { place: Place::Device, first_page: 0, pages, width }
     }
 
-    fn rows(&self, attention: &dyn DeviceAttention) -> Rows {
+    fn rows(&self, attention: &dyn DeviceAttention) -> KvCase {
         let (mut random, [_, kv_heads, key, value]) = (Random::new(4), self.attention);
-        let mut of = |shape, rows: fn(&Self, usize) -> usize| -> Vec<DeviceKvView> {
+        let mut of = |shape, rows: fn(&Self, usize) -> usize| -> Vec<KvView> {
             let each = self.sequences.iter().map(|(tokens, _)| rows(self, *tokens));
             each.map(|count| self.pages(attention, shape, count, &mut random)).collect()
         };
         let index = of((1, self.width), Shape::index_rows);
         let keys = of((kv_heads, key), |_, tokens| tokens);
         let values = of((kv_heads, value), |_, tokens| tokens);
-        Rows { index, keys, values }
+        KvCase { index, keys, values }
     }
 
     /// The lists of the new tokens, and their attention: to the rows of the lists, and to all that they see.
-    fn step(&self, ops: &dyn DeviceOps, rows: &Rows) -> (Vec<Vec<u32>>, Vec<u32>) {
+    fn step(&self, ops: &dyn Ops, rows: &KvCase) -> (Vec<Vec<u32>>, Vec<u32>) {
         let [heads, kv_heads, key_width, _] = self.attention;
         let new = self.sequences.iter().flat_map(|(tokens, new)| tokens - new..*tokens);
         let positions: Vec<usize> = new.map(|at| at + 1).collect();
@@ -99,7 +99,7 @@ impl Shape {
         let seen = positions.iter().map(|at| SeenRows { rows: self.index_rows(*at), positions: *at });
         let seen: Vec<SeenRows> = seen.flat_map(|seen| std::iter::repeat_n(seen, self.parts)).collect();
         let mut send = |width: usize| ops.send(&random.floats(tokens * width), width).unwrap();
-        let index = DeviceIndex {
+        let index = IndexChoice {
             queries: send(self.parts * self.heads * self.width),
             weights: self.weighted.then(|| send(self.parts * self.heads)),
             parts: self.parts,
@@ -118,7 +118,7 @@ impl Shape {
         let (queries, sinks) = (send(heads * key_width), Random::new(3).floats(heads));
         let visible: Vec<_> = positions.iter().map(|at| 0..*at).collect();
         let mut rest = &visible[..];
-        let tasks: Vec<AttentionArgs<DeviceKvView>> = (self.sequences.iter().enumerate())
+        let tasks: Vec<AttentionArgs<KvView>> = (self.sequences.iter().enumerate())
             .map(|(i, (_, new))| AttentionArgs {
                 queries: &[],
                 heads,
@@ -140,7 +140,7 @@ impl Shape {
 
     /// The attention of the new tokens to the first rows of the pages of their sequence, to some or to many of them, and to a window behind
     /// these pages.
-    fn step_joined(&self, ops: &dyn DeviceOps, rows: &Rows) -> Vec<u32> {
+    fn step_joined(&self, ops: &dyn Ops, rows: &KvCase) -> Vec<u32> {
         let [heads, kv_heads, key_width, _] = self.attention;
         let (mut tasks, mut lists, sinks) = (Vec::new(), Vec::new(), Random::new(3).floats(heads));
         let windows: Vec<Vec<Range<usize>>> = (self.sequences.iter().enumerate())
@@ -283,7 +283,7 @@ fn lists_that_the_cpu_has_made_are_attended_to() {
         assert!(ops.attend_chosen(queries, &[&task], lengths).is_err(), "{lengths:?}");
     }
     assert!(ops.attend_chosen(queries, &[&task], &[2]).is_ok());
-    // Rows of another source reach into those of the task, a list that is not there, and two lists for a token.
+    // KvCase of another source reach into those of the task, a list that is not there, and two lists for a token.
     let seen = 2..4;
     let task = AttentionArgs { seen: std::slice::from_ref(&seen), ..task };
     for (lengths, listed) in [(&[3][..], false), (&[3], true), (&[1, 1], false), (&[], false)] {

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use larder_core::NumberFormat;
 use larder_cuda::Gpu;
 use larder_model::{
-    AttentionDouble, BlockPooling, DeviceAttention, DeviceChoice, DeviceKvView, DeviceOps, DeviceRotation,
-    DeviceStreams, KvPageShape, ManifoldWeights, OpsDouble, Place, ProductsDouble, ScaledSides, StreamGate, StreamMix,
+    AttentionDouble, BlockPooling, ChoiceOps, DeviceAttention, KvPageShape, KvView, ManifoldWeights, Ops, OpsDouble,
+    Place, ProductsDouble, Rotation, ScaledSides, StreamGate, StreamMix, StreamOps,
 };
 
 use crate::common::{Random, copy, emulator, gpu, receive_bits};
 
 /// Reads and writes `count` streams, with each kind of connection.
-fn connect(ops: &dyn DeviceOps, count: usize, hidden: usize, tokens: usize) -> Vec<Vec<u32>> {
+fn connect(ops: &dyn Ops, count: usize, hidden: usize, tokens: usize) -> Vec<Vec<u32>> {
     let mut random = Random::new((count * hidden) as u64);
     let width = count * (2 + count);
     let weight = ops.keep(&random.floats(count * hidden)).unwrap();
@@ -46,13 +46,13 @@ fn connect(ops: &dyn DeviceOps, count: usize, hidden: usize, tokens: usize) -> V
 }
 
 /// Heads that rotate, columns, and blocks of rows of two sequences, the second of which has given its first pages back.
-fn rows(ops: &dyn DeviceOps, attention: &dyn DeviceAttention, kind: NumberFormat, width: usize) -> Vec<Vec<u32>> {
+fn rows(ops: &dyn Ops, attention: &dyn DeviceAttention, kind: NumberFormat, width: usize) -> Vec<Vec<u32>> {
     let (mut random, tokens, heads, dim, page, rate) = (Random::new(width as u64), 5, 3, 4, 8, 3);
     let weight = ops.keep(&random.floats(width)).unwrap();
     let [places, of_overlap] = [1, 2].map(|by| ops.keep(&random.floats(by * rate * width)).unwrap());
     let x = ops.send(&random.floats(tokens * heads * width), heads * width).unwrap();
-    let turns: Vec<(f32, f32)> = (0..tokens * dim / 2).map(|_| (random.float(), random.float())).collect();
-    let rotation = |interleaved| Some(DeviceRotation { turns: &turns, first: 2, dim, interleaved });
+    let cos_sin: Vec<(f32, f32)> = (0..tokens * dim / 2).map(|_| (random.float(), random.float())).collect();
+    let rotation = |interleaved| Some(Rotation { cos_sin: &cos_sin, first: 2, dim, interleaved });
     let mut view = |first_page: usize, pages: usize, width: usize| {
         let row_bytes = width.div_ceil(kind.block_len()) * kind.block_bytes();
         let mut stored = || {
@@ -65,7 +65,7 @@ fn rows(ops: &dyn DeviceOps, attention: &dyn DeviceAttention, kind: NumberFormat
             attention.append(id, 0, &bytes).unwrap();
             id
         };
-        DeviceKvView { place: Place::Device, first_page, pages: (0..pages).map(|_| stored()).collect(), width }
+        KvView { place: Place::Device, first_page, pages: (0..pages).map(|_| stored()).collect(), width }
     };
     let blocks = [(view(0, 2, width), 1..5), (view(3, 2, width), 8..13)];
     let values_and_logits = [(view(0, 1, 2 * width), 0..2), (view(2, 2, 2 * width), 6..10)];
@@ -124,8 +124,8 @@ fn rows_that_do_not_fit_are_errors() {
     let (x, y, other) = (send(2, 12), send(2, 4), send(3, 4));
     let base = ops.keep(&[0.0; 48]).unwrap();
     let weights = ManifoldWeights { scale: [1.0; 3], base, eps: 0.0, iterations: 1 };
-    let turns = [(1.0, 0.0); 3];
-    let rotation = Some(DeviceRotation { turns: &turns, first: 0, dim: 2, interleaved: true });
+    let cos_sin = [(1.0, 0.0); 3];
+    let rotation = Some(Rotation { cos_sin: &cos_sin, first: 0, dim: 2, interleaved: true });
     let pooling = BlockPooling { rate: 2, places: None, overlap: false };
     let errors = [
         ops.rms_groups(x, 5, None, 1e-5),
@@ -150,12 +150,12 @@ fn rows_that_do_not_fit_are_errors() {
     }
     let page = KvPageShape { kind: NumberFormat::F32, heads: 1, positions: 4, row_bytes: 16 };
     let pages = vec![attention.allocate(page).unwrap()];
-    let view = DeviceKvView { place: Place::Device, first_page: 0, pages, width: 4 };
+    let view = KvView { place: Place::Device, first_page: 0, pages, width: 4 };
     assert!(ops.pool_blocks(&[(view.clone(), 0..2)], &pooling).is_ok());
     assert!(ops.pool_blocks(&[(view.clone(), 1..3)], &pooling).is_err(), "a block that is not stored");
-    assert!(ops.pool_blocks(&[(DeviceKvView { first_page: 1, ..view.clone() }, 1..3)], &pooling).is_err());
+    assert!(ops.pool_blocks(&[(KvView { first_page: 1, ..view.clone() }, 1..3)], &pooling).is_err());
     let overlapping = BlockPooling { overlap: true, places: Some(base), ..pooling };
-    let first_page = |first_page| DeviceKvView { first_page, ..view.clone() };
+    let first_page = |first_page| KvView { first_page, ..view.clone() };
     assert!(ops.pool_blocks(&[(first_page(1), 3..4)], &overlapping).is_ok());
     assert!(ops.pool_blocks(&[(first_page(1), 2..3)], &overlapping).is_err(), "the block before is not stored");
     assert!(ops.pool_blocks(&[(first_page(0), 0..1)], &BlockPooling { places: None, ..overlapping }).is_err());

@@ -7,8 +7,8 @@ use larder_cache::two_tiers::{CostModel, TierError, TierErrorCause, TierTraffic,
 use larder_cache::{ExpertCache, SlotIndex, Traffic};
 use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx};
 use larder_model::{
-    ChosenOnDevice, ComputeContext, Decoder, DeviceExperts, DeviceMoeCall, DeviceRows, ExpertPath, ExpertWorkspace,
-    HintSource, ModelError, MoeCall, Routed, wanted_experts,
+    ChosenOnDevice, ComputeContext, Decoder, DeviceExperts, DeviceMoeCall, ExpertPath, ExpertWorkspace, HintSource,
+    ModelError, MoeCall, Routed, Rows, wanted_experts,
 };
 
 use crate::paths::cached_path::CachedPath;
@@ -69,7 +69,7 @@ impl TieredPath {
 
     /// Computes every expert of a call, on the CPU or on the device. Returns the weighted sums where the device has begun them; else all
     /// outputs are in `host`.
-    fn compute(&mut self, call: &MoeCall, routed: &Routed) -> Result<Option<DeviceRows>, ModelError> {
+    fn compute(&mut self, call: &MoeCall, routed: &Routed) -> Result<Option<Rows>, ModelError> {
         let TieredPath { cache, host, device, .. } = self;
         host.reserve_outputs(call, routed);
         let mut dispatch = ExpertDispatch { call, routed, host, device: device.as_mut(), started: [false; 2] };
@@ -122,7 +122,7 @@ impl ExpertPath for TieredPath {
         Ok(routed)
     }
 
-    fn begin(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<(Routed, Option<DeviceRows>), ModelError> {
+    fn begin(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<(Routed, Option<Rows>), ModelError> {
         let routed = self.routing.route(call, self.cache.row(call.layer), self.cache.residency());
         let sums = self.compute(call, &routed)?;
         if sums.is_none() {
@@ -136,7 +136,7 @@ impl ExpertPath for TieredPath {
         self.routing.is_lossless() && self.device.chooses(gate, tokens) && self.cache.slots_of_layer(layer).is_some()
     }
 
-    fn begin_chosen(&mut self, call: &DeviceMoeCall) -> Result<DeviceRows, ModelError> {
+    fn begin_chosen(&mut self, call: &DeviceMoeCall) -> Result<Rows, ModelError> {
         let slots = self.cache.slots_of_layer(call.layer).expect("all experts of the layer are on the device");
         self.device.begin_chosen(call, self.cache.layout(call.layer), &slots)
     }
@@ -185,7 +185,7 @@ struct ExpertDispatch<'a> {
 
 impl ExpertDispatch<'_> {
     /// Begins the sums on the device, if it has the inputs and computes experts of the call.
-    fn begin_sum(&mut self) -> Result<Option<DeviceRows>, ModelError> {
+    fn begin_sum(&mut self) -> Result<Option<Rows>, ModelError> {
         match self.started[1] && self.call.on_device.is_some() {
             true => self.device.begin_sum(self.call, self.routed, self.host),
             false => Ok(None),

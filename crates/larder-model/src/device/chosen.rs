@@ -4,17 +4,17 @@ use std::ops::Range;
 
 use larder_kernels::AttentionArgs;
 
-use super::{DeviceHeads, DeviceKvView, DeviceRotation, DeviceRows};
+use super::{Heads, KvView, Rotation, Rows};
 use crate::error::Result;
 
 /// The queries of an indexer for the tokens of a step: for each token one, or one for each part of the heads of attention. Each makes a list
 /// of positions.
 #[derive(Clone, Copy, Debug)]
-pub struct DeviceIndex<'a> {
+pub struct IndexChoice<'a> {
     /// `[tokens, parts · heads · width]`
-    pub queries: DeviceRows,
+    pub queries: Rows,
     /// `[tokens, parts · heads]`: factors on what the heads find; `None` for none.
-    pub weights: Option<DeviceRows>,
+    pub weights: Option<Rows>,
     /// Lists of each token.
     pub parts: usize,
     /// Heads of a query.
@@ -54,7 +54,7 @@ pub struct SeenRows {
     pub positions: usize,
 }
 
-impl DeviceIndex<'_> {
+impl IndexChoice<'_> {
     /// Positions of each row or block that is chosen.
     pub fn block(&self) -> usize {
         let (IndexBlocks::OfPositions(block) | IndexBlocks::OfRows { rows: block, .. }) = self.blocks;
@@ -90,7 +90,7 @@ impl DeviceIndex<'_> {
 pub struct BlockPooling {
     /// Rows of a block.
     pub rate: usize,
-    /// Of rows that are values and then logits, values that are [kept](super::DeviceOps::keep), `[rate, channels]`: they are added to the logits
+    /// Of rows that are values and then logits, values that are [kept](super::Ops::keep), `[rate, channels]`: they are added to the logits
     /// by the place in the block, and values weighted by the softmax. Without them, the key is the mean of the rows.
     pub places: Option<usize>,
     /// Whether rows with places have twice the channels of a key: those of the block before take part with the first half, and those of the
@@ -110,64 +110,54 @@ impl BlockPooling {
 }
 
 /// The choice of rows by an indexer, and attention to them. A device keeps the last choice.
-pub trait DeviceChoice {
-    /// The first part of [`attend_new`](super::DeviceOps::attend_new): norms and rotations of new tokens are computed, and keys and values
+pub trait ChoiceOps {
+    /// The first part of [`attend_new`](super::Ops::attend_new): norms and rotations of new tokens are computed, and keys and values
     /// written. The result are the queries, `[tokens, heads · key width]`.
-    fn begin_heads(&self, heads: &DeviceHeads, tasks: &[&AttentionArgs<DeviceKvView>]) -> Result<DeviceRows>;
+    fn begin_heads(&self, heads: &Heads, tasks: &[&AttentionArgs<KvView>]) -> Result<Rows>;
 
     /// Attention of queries, `[tokens, heads · key width]`, to all rows that each sees, with the values of a bias that is
-    /// [kept](super::DeviceOps::keep), if the tasks have one. Tasks come without queries.
-    fn attend_all(
-        &self,
-        queries: DeviceRows,
-        tasks: &[&AttentionArgs<DeviceKvView>],
-        bias: Option<usize>,
-    ) -> Result<DeviceRows>;
+    /// [kept](super::Ops::keep), if the tasks have one. Tasks come without queries.
+    fn attend_all(&self, queries: Rows, tasks: &[&AttentionArgs<KvView>], bias: Option<usize>) -> Result<Rows>;
 
     /// Norm and rotation of `heads` heads of each row of `x`: the weight of an RMS norm, and what it adds under the root. May overwrite
     /// `x`.
     fn rotate_heads(
         &self,
-        x: DeviceRows,
+        x: Rows,
         heads: usize,
         norm: Option<(usize, f64)>,
-        rotation: Option<DeviceRotation>,
-    ) -> Result<DeviceRows>;
+        rotation: Option<Rotation>,
+    ) -> Result<Rows>;
 
     /// Rows that are those of `x` and then those of `y`.
-    fn beside(&self, x: DeviceRows, y: DeviceRows) -> Result<DeviceRows>;
+    fn beside(&self, x: Rows, y: Rows) -> Result<Rows>;
 
     /// Some columns of `x`.
-    fn columns(&self, x: DeviceRows, first: usize, width: usize) -> Result<DeviceRows>;
+    fn columns(&self, x: Rows, first: usize, width: usize) -> Result<Rows>;
 
     /// A row for each of some blocks of rows of each sequence, which are one head: `[blocks, width]`.
-    fn pool_blocks(&self, rows: &[(DeviceKvView, Range<usize>)], pooling: &BlockPooling) -> Result<DeviceRows>;
+    fn pool_blocks(&self, rows: &[(KvView, Range<usize>)], pooling: &BlockPooling) -> Result<Rows>;
 
     /// Chooses the positions of each list: those of the rows with the highest scores, out of the rows of its sequence, and those behind the
     /// last row. `rows` has for each sequence its rows, one head of them, and its lists. A list is ascending; of equal scores the earlier row
     /// is chosen. Scores are those of [`larder_kernels::index_scores`]. The lists are kept until the next choice, or the next lists that are
     /// [sent](Self::send_choice).
-    fn choose_rows(&self, index: &DeviceIndex, rows: &[(DeviceKvView, usize)]) -> Result<()>;
+    fn choose_rows(&self, index: &IndexChoice, rows: &[(KvView, usize)]) -> Result<()>;
 
     /// Attention of queries on the device, `[tokens, heads · key width]`, to the rows of the last choice: `counts` has the length of each
     /// list, of which a token has one, or one for each part of its heads. Tasks come without queries.
-    fn attend_chosen(
-        &self,
-        queries: DeviceRows,
-        tasks: &[&AttentionArgs<DeviceKvView>],
-        counts: &[usize],
-    ) -> Result<DeviceRows>;
+    fn attend_chosen(&self, queries: Rows, tasks: &[&AttentionArgs<KvView>], counts: &[usize]) -> Result<Rows>;
 
     /// Attention of queries on the device as [`attend_chosen`](Self::attend_chosen), to rows of two sources, whose pages are one view: of each
     /// token to the first `counts` rows, or if they are `listed` to those of the list of the last choice, which has this length; and behind
     /// them to the rows that its task lets it see.
     fn attend_joined(
         &self,
-        queries: DeviceRows,
-        tasks: &[&AttentionArgs<DeviceKvView>],
+        queries: Rows,
+        tasks: &[&AttentionArgs<KvView>],
         counts: &[usize],
         listed: bool,
-    ) -> Result<DeviceRows>;
+    ) -> Result<Rows>;
 
     /// Takes lists that the CPU has chosen as the last choice; none has more than `most` positions.
     fn send_choice(&self, lists: &[&[u32]], most: usize) -> Result<()>;

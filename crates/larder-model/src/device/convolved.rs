@@ -1,18 +1,18 @@
 //! Operations of chains for convolved queries and keys (compressed convolutional attention).
 
-use super::{DeviceRows, StateSpan};
+use super::{Rows, StateSpan};
 use crate::error::Result;
 
 /// The depthwise convolution of queries and keys, behind which a product mixes the channels of each head. Weights are values that are
-/// [kept](super::DeviceOps::keep). A state has the inputs of all rows that the next token needs, and then the values that it gets.
+/// [kept](super::Ops::keep). A state has the inputs of all rows that the next token needs, and then the values that it gets.
 #[derive(Clone, Copy, Debug)]
-pub struct DeviceHeadConvolution {
+pub struct HeadConvolution {
     /// `[tokens, heads · head_dim]`
-    pub queries: DeviceRows,
+    pub queries: Rows,
     /// `[tokens, kv_heads · head_dim]`: with the queries the channels.
-    pub keys: DeviceRows,
+    pub keys: Rows,
     /// `[tokens, any]`: values for the next token.
-    pub delayed: DeviceRows,
+    pub delayed: Rows,
     /// `[widths[0], channels]`
     pub taps: usize,
     /// `[channels]`
@@ -39,11 +39,11 @@ pub struct HeadMix {
 }
 
 /// Operations on convolved queries and keys.
-pub trait DeviceConvolvedHeads {
+pub trait ConvolvedHeadOps {
     /// Convolves the tokens of these spans, all rows of the inputs, and updates the states. Yields for each token the last convolved rows by
     /// head, `[tokens, heads and kv_heads, widths[1], head_dim]`, and the values of the token before.
-    fn convolve_heads(&self, convolution: &DeviceHeadConvolution, spans: &[StateSpan]) -> Result<[DeviceRows; 2]>;
+    fn convolve_heads(&self, convolution: &HeadConvolution, spans: &[StateSpan]) -> Result<[Rows; 2]>;
 
     /// Queries and keys of what was projected, queries and keys, and of what was convolved, `[tokens, channels]`.
-    fn mix_heads(&self, rows: [DeviceRows; 3], mix: &HeadMix) -> Result<[DeviceRows; 2]>;
+    fn mix_heads(&self, rows: [Rows; 3], mix: &HeadMix) -> Result<[Rows; 2]>;
 }

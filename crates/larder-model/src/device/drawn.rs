@@ -1,6 +1,6 @@
 //! The token that a device draws, so that the next step begins before the host knows it.
 
-use super::DeviceRows;
+use super::Rows;
 use crate::error::Result;
 
 /// What a token is drawn by: top-k, top-p, min-p and a draw, in this order.
@@ -103,31 +103,31 @@ impl LogitChanges {
 /// The rows that a token is drawn from.
 #[derive(Clone, Copy, Debug)]
 pub struct DrawnFrom {
-    /// The best logits, a row of [`find_best`](super::DeviceOps::find_best).
-    pub found: DeviceRows,
+    /// The best logits, a row of [`find_best`](super::Ops::find_best).
+    pub found: Rows,
     /// All logits, if without top-k all tokens may be drawn.
-    pub all: Option<DeviceRows>,
-    /// The row of [`change`](DeviceDraw::change) that is copied behind the best ones.
-    pub changed: Option<DeviceRows>,
+    pub all: Option<Rows>,
+    /// The row of [`change`](DrawOps::change) that is copied behind the best ones.
+    pub changed: Option<Rows>,
 }
 
 /// Draws a token and begins the step behind it. The host draws again when it knows the logits, and its token counts: the exponential
 /// function of a device may differ in the last bit, and with top-p and without top-k the tokens may be more than a device looks at.
-pub trait DeviceDraw {
+pub trait DrawOps {
     /// Changes logits of the one row of `x`; if the step `follows` another one, also that of the token that was drawn last, as if it occurred once
     /// more in the text and in the answer. A row of the result has the logits of the listed tokens as they were, and in its last two places that of the
     /// token that was drawn last and the bits of its id, if no list has it and it changes; else all bits of the id are set.
-    fn change(&self, x: DeviceRows, changes: &LogitChanges, follows: bool) -> Result<DeviceRows>;
+    fn change(&self, x: Rows, changes: &LogitChanges, follows: bool) -> Result<Rows>;
 
     /// Draws a token. A row of the result has the bits of its id, behind them what was found, and then what was changed.
-    fn draw(&self, from: &DrawnFrom, draw: &TokenDraw) -> Result<DeviceRows>;
+    fn draw(&self, from: &DrawnFrom, draw: &TokenDraw) -> Result<Rows>;
 
     /// The row of a matrix whose number is the first value of `number`, as bits; `matrix` is an id of
     /// [`DeviceProducts::upload`](super::DeviceProducts::upload).
-    fn row_of(&self, matrix: usize, number: DeviceRows) -> Result<DeviceRows>;
+    fn row_of(&self, matrix: usize, number: Rows) -> Result<Rows>;
 
     /// Begins to copy rows back behind the operations so far, and returns the number of the copy. At most four are in flight.
-    fn begin_copy(&self, rows: DeviceRows) -> Result<usize>;
+    fn begin_copy(&self, rows: Rows) -> Result<usize>;
 
     /// Waits for a copy, and not for what was begun behind it.
     fn end_copy(&self, copy: usize, out: &mut [f32]) -> Result<()>;

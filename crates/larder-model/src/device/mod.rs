@@ -19,17 +19,16 @@ use crate::error::Result;
 use crate::expert_workspace::ExpertWorkspace;
 use crate::experts::{DeviceMoeCall, MoeCall, Routed};
 use crate::nn::Activation;
-pub use chosen::{BlockPooling, DeviceChoice, DeviceIndex, IndexBlocks, SeenRows};
-pub use convolved::{DeviceConvolvedHeads, DeviceHeadConvolution, HeadMix};
-pub use drawn::{ChangedLogit, DeviceDraw, DrawnFrom, LogitChanges, TokenDraw};
-pub(crate) use ops::DeviceCopy;
-pub use ops::{BEST_FOUND, DeviceHeads, DeviceOps, DeviceRotation, DeviceRows, HeadNorm, HeadRest};
+pub use chosen::{BlockPooling, ChoiceOps, IndexBlocks, IndexChoice, SeenRows};
+pub use convolved::{ConvolvedHeadOps, HeadConvolution, HeadMix};
+pub use drawn::{ChangedLogit, DrawOps, DrawnFrom, LogitChanges, TokenDraw};
+pub(crate) use ops::Constant;
+pub use ops::{BEST_FOUND, HeadNorm, HeadRest, Heads, Ops, Rotation, Rows};
 pub use recurrent::{
-    DeviceChannelScan, DeviceConvolution, DeviceDecay, DeviceDelta, DeviceRecurrence, DeviceScan, GateOrder, NormGate,
-    ScanHeads, StateSpan,
+    ChannelScan, Convolution, Decay, Delta, GateOrder, NormGate, RecurrentOps, Scan, ScanHeads, StateSpan,
 };
 pub use scratch::{CHOICE_TOKENS, FEW_TILES, MAX_SCORE_BYTES, TILE_QUERIES, device_attention_bytes, position_tiles};
-pub use streams::{DeviceStreams, MATRIX_STREAMS, ManifoldWeights, ScaledSides, StreamGate, StreamMix};
+pub use streams::{MATRIX_STREAMS, ManifoldWeights, ScaledSides, StreamGate, StreamMix, StreamOps};
 
 /// Computes experts in the slots of a device; [`ExpertWorkspace`](crate::ExpertWorkspace) is its counterpart for the
 /// CPU.
@@ -67,12 +66,7 @@ pub trait DeviceExperts: Send {
 
     /// Chooses the experts of a layer on the device, and begins them and their sums. `slots` are those of all experts of the layer. The
     /// caller has asked whether the device [chooses](Self::chooses).
-    fn begin_chosen(
-        &mut self,
-        call: &DeviceMoeCall,
-        layout: &ExpertLayout,
-        slots: &Arc<[usize]>,
-    ) -> Result<DeviceRows> {
+    fn begin_chosen(&mut self, call: &DeviceMoeCall, layout: &ExpertLayout, slots: &Arc<[usize]>) -> Result<Rows> {
         let _ = (layout, slots);
         unreachable!("the device does not choose the experts of {}", call.layer)
     }
@@ -98,7 +92,7 @@ pub trait DeviceExperts: Send {
     /// In place of [`finish`](Self::finish), and without waiting: begins [`ExpertWorkspace::sum`] on the device, for a call whose
     /// inputs are [on the device](MoeCall::on_device), and adds the rows that the call names. Outputs of places that were not computed
     /// there are those of `host`. `None` where a device does not have it; then nothing was changed.
-    fn begin_sum(&mut self, call: &MoeCall, routed: &Routed, host: &ExpertWorkspace) -> Result<Option<DeviceRows>> {
+    fn begin_sum(&mut self, call: &MoeCall, routed: &Routed, host: &ExpertWorkspace) -> Result<Option<Rows>> {
         let _ = (call, routed, host);
         Ok(None)
     }
@@ -134,7 +128,7 @@ pub trait DeviceProducts: Send + Sync {
     /// Computes a batch of products of `x`, and waits for them.
     ///
     /// The caller guarantees that `x` is quantised if the weights are, and outputs of the right length.
-    fn multiply(&self, x: &Inputs, batch: &mut [DeviceProduct]) -> Result<()>;
+    fn matmul(&self, x: &Inputs, batch: &mut [DeviceProduct]) -> Result<()>;
 }
 
 /// A matrix without its bytes.
@@ -245,7 +239,7 @@ pub enum Place {
 
 /// The rows of a sequence, or the first `width` numbers of each row.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct DeviceKvView {
+pub struct KvView {
     /// Where they are.
     pub place: Place,
     /// Number of the first page that is stored: it has the positions from `first_page · positions of a page` on.

@@ -4,19 +4,19 @@ use std::sync::OnceLock;
 
 use larder_kernels::AttentionArgs;
 
-use super::{DeviceChoice, DeviceConvolvedHeads, DeviceDraw, DeviceKvView, DeviceRecurrence, DeviceStreams, NormGate};
+use super::{ChoiceOps, ConvolvedHeadOps, DrawOps, KvView, NormGate, RecurrentOps, StreamOps};
 use crate::error::Result;
 use crate::matrix::PlacedMatrix;
 use crate::nn::{Activation, GateFunction};
 use crate::ops::{HostBuffer, HostRows};
 
-/// The most logits of a row that [`DeviceOps::find_best`] returns.
+/// The most logits of a row that [`Ops::find_best`] returns.
 pub const BEST_FOUND: usize = 127;
 
-/// Rows of activations in a device's memory, `[rows, width]`: a result of [`DeviceOps`], valid until the second
-/// [`download`](DeviceOps::download) or [`begin_layer`](DeviceOps::begin_layer) after it.
+/// Rows of activations in a device's memory, `[rows, width]`: a result of [`Ops`], valid until the second
+/// [`download`](Ops::download) or [`begin_layer`](Ops::begin_layer) after it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct DeviceRows {
+pub struct Rows {
     /// Number of the operation.
     pub id: usize,
     /// Number of rows.
@@ -26,15 +26,15 @@ pub struct DeviceRows {
 }
 
 /// Queries, keys and values of new tokens as their products yield them, and what is done with each head before attention.
-pub struct DeviceHeads<'a> {
+pub struct Heads<'a> {
     /// `[tokens, heads · key width]`, or the first values of each head if there is a rest.
-    pub queries: DeviceRows,
+    pub queries: Rows,
     /// The other values of each query.
     pub rest: Option<HeadRest>,
     /// `[tokens, key heads · key width]`
-    pub keys: DeviceRows,
+    pub keys: Rows,
     /// `[tokens, key heads · value width]`; `None` if values are the first numbers of keys, in the same pages.
-    pub values: Option<DeviceRows>,
+    pub values: Option<Rows>,
     /// The norm of queries and keys.
     pub norm: Option<HeadNorm>,
     /// Queries and keys behind a norm over all heads, and values, are clamped to ± this.
@@ -44,10 +44,10 @@ pub struct DeviceHeads<'a> {
     /// Factor on the values.
     pub value_factor: f32,
     /// The rotation of each head of queries and keys.
-    pub rotation: Option<DeviceRotation<'a>>,
+    pub rotation: Option<Rotation<'a>>,
     /// `[tokens]`: factors on queries, behind the rotation; empty for none.
     pub scales: &'a [f32],
-    /// The values of the bias that all tasks have, if they have one, as values that are [kept](DeviceOps::keep).
+    /// The values of the bias that all tasks have, if they have one, as values that are [kept](Ops::keep).
     pub bias: Option<usize>,
 }
 
@@ -55,7 +55,7 @@ pub struct DeviceHeads<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct HeadRest {
     /// `[tokens, heads · any]`
-    pub rows: DeviceRows,
+    pub rows: Rows,
     /// Which of a head's values is the first.
     pub first: usize,
 }
@@ -63,7 +63,7 @@ pub struct HeadRest {
 /// An RMS norm of queries and keys.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadNorm {
-    /// The weights for queries and for keys, as values that are [kept](DeviceOps::keep); `None` where there is no norm, or behind the
+    /// The weights for queries and for keys, as values that are [kept](Ops::keep); `None` where there is no norm, or behind the
     /// rotation one without weights.
     pub weights: [Option<usize>; 2],
     /// Added under the roots.
@@ -78,9 +78,9 @@ pub struct HeadNorm {
 
 /// The rotation of some values of each head.
 #[derive(Clone, Copy, Debug)]
-pub struct DeviceRotation<'a> {
+pub struct Rotation<'a> {
     /// `[tokens, dim / 2]`: cosines and sines.
-    pub turns: &'a [(f32, f32)],
+    pub cos_sin: &'a [(f32, f32)],
     /// The first value of a head that is rotated.
     pub first: usize,
     /// Values of a head that are rotated.
@@ -91,9 +91,7 @@ pub struct DeviceRotation<'a> {
 
 /// Chains of operations on rows of activations that stay in a device's memory. Only [`download`](Self::download) waits; the others
 /// begin an operation, and operations run in the order of their calls. Each has the bits of its counterpart on the CPU.
-pub trait DeviceOps:
-    DeviceChoice + DeviceConvolvedHeads + DeviceDraw + DeviceRecurrence + DeviceStreams + Send + Sync
-{
+pub trait Ops: ChoiceOps + ConvolvedHeadOps + DrawOps + RecurrentOps + StreamOps + Send + Sync {
     /// Copies values that do not change, such as the weight of a norm, to the device, and returns their id.
     fn keep(&self, values: &[f32]) -> Result<usize>;
 
@@ -103,10 +101,10 @@ pub trait DeviceOps:
     }
 
     /// The rows of a buffer.
-    fn upload(&self, buffer: HostBuffer) -> Result<DeviceRows>;
+    fn upload(&self, buffer: HostBuffer) -> Result<Rows>;
 
     /// These values, in rows of `width`.
-    fn send(&self, values: &[f32], width: usize) -> Result<DeviceRows> {
+    fn send(&self, values: &[f32], width: usize) -> Result<Rows> {
         let mut buffer = self.buffer(values.len() / width, width);
         buffer.values().copy_from_slice(values);
         self.upload(buffer)
@@ -116,7 +114,7 @@ pub trait DeviceOps:
     fn begin_layer(&self);
 
     /// Of all rows only these are used from now on: the memory of the others can be used again at once.
-    fn retain(&self, live: &[DeviceRows]) {
+    fn retain(&self, live: &[Rows]) {
         let _ = live;
     }
 
@@ -131,94 +129,94 @@ pub trait DeviceOps:
     }
 
     /// Some consecutive rows of `x`, without a copy.
-    fn part(&self, x: DeviceRows, first: usize, rows: usize) -> Result<DeviceRows>;
+    fn slice(&self, x: Rows, first: usize, rows: usize) -> Result<Rows>;
 
     /// Attention of new tokens, whose rows are those of all tasks in order; tasks come without queries. Norms and rotations are
     /// computed first, and keys and values are written to the pages of the tasks: those of a token at the last position that it sees. May overwrite the
     /// queries and the keys.
-    fn attend_new(&self, heads: &DeviceHeads, tasks: &[&AttentionArgs<DeviceKvView>]) -> Result<DeviceRows>;
+    fn attend_new(&self, heads: &Heads, tasks: &[&AttentionArgs<KvView>]) -> Result<Rows>;
 
     /// `out[t, r] = Σ_c weights[r, c] · x[t, c]` for each of `weights`.
-    fn multiply(&self, x: DeviceRows, weights: &[&PlacedMatrix]) -> Result<Vec<DeviceRows>>;
+    fn matmul(&self, x: Rows, weights: &[&PlacedMatrix]) -> Result<Vec<Rows>>;
 
     /// One product per head: `out[t, h · rows + r] = Σ_c weights[h][r, c] · x[t, h · step + c]`, where the step is the width of `x` by the
     /// number of heads. The caller guarantees weights of one shape and number format, and a step of whole blocks unless that is a float.
-    fn multiply_heads(&self, x: DeviceRows, weights: &[PlacedMatrix]) -> Result<DeviceRows>;
+    fn matmul_heads(&self, x: Rows, weights: &[PlacedMatrix]) -> Result<Rows>;
 
     /// `act(gate) · up`, of rows of equal shapes. May overwrite `gate`.
-    fn combine(&self, act: Activation, gate: DeviceRows, up: DeviceRows) -> Result<DeviceRows>;
+    fn combine(&self, act: Activation, gate: Rows, up: Rows) -> Result<Rows>;
 
     /// `act(x)`. May overwrite `x`.
-    fn activate(&self, act: Activation, x: DeviceRows) -> Result<DeviceRows>;
+    fn activate(&self, act: Activation, x: Rows) -> Result<Rows>;
 
     /// `cap · tanh(x / cap)`. May overwrite `x`.
-    fn bend(&self, x: DeviceRows, cap: f32) -> Result<DeviceRows>;
+    fn softcap(&self, x: Rows, cap: f32) -> Result<Rows>;
 
     /// Values times a function of their gates: `x [n, heads · any]`, `gates [n, heads · any]`, with a gate for each value of a head or one
     /// for all of them. May overwrite `x`.
-    fn gate(&self, x: DeviceRows, gates: DeviceRows, function: GateFunction, heads: usize) -> Result<DeviceRows>;
+    fn gate(&self, x: Rows, gates: Rows, function: GateFunction, heads: usize) -> Result<Rows>;
 
     /// The norm of parts of the rows of `x`, with a function of `gates`, of the same shape. May overwrite `x`.
-    fn norm_gate(&self, x: DeviceRows, gates: DeviceRows, norm: &NormGate) -> Result<DeviceRows>;
+    fn norm_gate(&self, x: Rows, gates: Rows, norm: &NormGate) -> Result<Rows>;
 
     /// `factor · x`. May overwrite `x`.
-    fn scale(&self, x: DeviceRows, factor: f32) -> Result<DeviceRows>;
+    fn scale(&self, x: Rows, factor: f32) -> Result<Rows>;
 
     /// `x` with the values of each row times factors that are [kept](Self::keep), one for each.
-    fn scale_columns(&self, x: DeviceRows, factors: usize) -> Result<DeviceRows>;
+    fn scale_columns(&self, x: Rows, factors: usize) -> Result<Rows>;
 
     /// `x + factor · y`, of rows of equal shapes. May overwrite `y`.
-    fn add(&self, x: DeviceRows, y: DeviceRows, factor: f32) -> Result<DeviceRows>;
+    fn add(&self, x: Rows, y: Rows, factor: f32) -> Result<Rows>;
 
     /// `x + factor · y`, and the RMS norm of each row of that, as [`rms_norm`](Self::rms_norm). May overwrite `y`.
-    fn add_norm(&self, x: DeviceRows, y: DeviceRows, factor: f32, weight: usize, eps: f64) -> Result<[DeviceRows; 2]>;
+    fn add_norm(&self, x: Rows, y: Rows, factor: f32, weight: usize, eps: f64) -> Result<[Rows; 2]>;
 
     /// `x` with a value that is [kept](Self::keep) added to each row. May overwrite `x`.
-    fn add_row(&self, x: DeviceRows, row: usize) -> Result<DeviceRows>;
+    fn add_row(&self, x: Rows, row: usize) -> Result<Rows>;
 
     /// `x / sqrt(mean(x²) + eps) · weight` for each row; the weight is a value that is [kept](Self::keep).
-    fn rms_norm(&self, x: DeviceRows, weight: usize, eps: f64) -> Result<DeviceRows>;
+    fn rms_norm(&self, x: Rows, weight: usize, eps: f64) -> Result<Rows>;
 
     /// `(x - mean(x)) / sqrt(variance(x) + eps) · weight + bias` for each row; weight and bias are values that are [kept](Self::keep).
-    fn layer_norm(&self, x: DeviceRows, weights: [usize; 2], eps: f64) -> Result<DeviceRows>;
+    fn layer_norm(&self, x: Rows, weights: [usize; 2], eps: f64) -> Result<Rows>;
 
     /// Finds the `best` highest values of each row, all equal to the last of them, and maybe some lower ones; NaN and infinity count as
     /// highest. A row of the result has the bits of their number, which may be more than [`BEST_FOUND`], and if it is not, behind it for each
     /// in any order the bits of its place in the row and its value.
-    fn find_best(&self, x: DeviceRows, best: usize) -> Result<DeviceRows>;
+    fn find_best(&self, x: Rows, best: usize) -> Result<Rows>;
 
     /// The values at some places of each row, which become minus infinity in `x`: `[rows, at least places]`. The places differ; behind the
     /// row there is no value.
-    fn take_out(&self, x: DeviceRows, places: &[u32]) -> Result<DeviceRows>;
+    fn take_out(&self, x: Rows, places: &[u32]) -> Result<Rows>;
 
     /// Begins to copy rows back behind the operations so far: [`download`](Self::download) of the same rows waits for these only, and the
     /// device goes on with what is begun in between.
-    fn begin_receive(&self, wanted: &[DeviceRows]) -> Result<()> {
+    fn begin_download(&self, wanted: &[Rows]) -> Result<()> {
         let _ = wanted;
         Ok(())
     }
 
     /// Waits for all operations so far, and yields rows in main memory. Reports the errors of operations since the last call, if it has
     /// waited for them.
-    fn download(&self, wanted: &[DeviceRows]) -> Result<Vec<HostRows>>;
+    fn download(&self, wanted: &[Rows]) -> Result<Vec<HostRows>>;
 }
 
 /// The copy of values that do not change, on the device of their model. It is made when it is first used.
 #[derive(Default)]
-pub(crate) struct DeviceCopy([OnceLock<usize>; 2]);
+pub(crate) struct Constant([OnceLock<usize>; 2]);
 
-impl DeviceCopy {
+impl Constant {
     /// The id of the copy of `values`.
-    pub fn of(&self, values: &[f32], ops: &dyn DeviceOps) -> Result<usize> {
+    pub fn of(&self, values: &[f32], ops: &dyn Ops) -> Result<usize> {
         self.made_by(ops, || ops.keep(values))
     }
 
     /// As [`of`](Self::of), for values that are made for it.
-    pub fn of_values(&self, values: impl FnOnce() -> Vec<f32>, ops: &dyn DeviceOps) -> Result<usize> {
+    pub fn of_values(&self, values: impl FnOnce() -> Vec<f32>, ops: &dyn Ops) -> Result<usize> {
         self.made_by(ops, || ops.keep(&values()))
     }
 
-    fn made_by(&self, ops: &dyn DeviceOps, make: impl FnOnce() -> Result<usize>) -> Result<usize> {
+    fn made_by(&self, ops: &dyn Ops, make: impl FnOnce() -> Result<usize>) -> Result<usize> {
         let own = &self.0[usize::from(ops.is_host())];
         match own.get() {
             Some(id) => Ok(*id),

@@ -1,6 +1,6 @@
 //! Operations of chains on recurrent states in a device's memory.
 
-use super::DeviceRows;
+use super::Rows;
 use crate::error::Result;
 use crate::nn::{ChannelDecay, DeltaHeads, GateFunction};
 
@@ -20,11 +20,11 @@ pub struct StateSpan {
 }
 
 /// A causal depthwise convolution, of which an activation may be taken. Its weights are values that are
-/// [kept](super::DeviceOps::keep).
+/// [kept](super::Ops::keep).
 #[derive(Clone, Copy, Debug)]
-pub struct DeviceConvolution<'a> {
+pub struct Convolution<'a> {
     /// `[tokens, any]` each, at most [three](Self::MAX_INPUTS), whose columns are the channels.
-    pub inputs: &'a [DeviceRows],
+    pub inputs: &'a [Rows],
     /// `[width, channels]`
     pub taps: usize,
     /// `[channels]`
@@ -37,7 +37,7 @@ pub struct DeviceConvolution<'a> {
     pub silu: bool,
 }
 
-impl DeviceConvolution<'_> {
+impl Convolution<'_> {
     /// The most inputs.
     pub const MAX_INPUTS: usize = 3;
 
@@ -49,22 +49,22 @@ impl DeviceConvolution<'_> {
 
 /// The delta rule.
 #[derive(Clone, Copy)]
-pub struct DeviceDelta {
+pub struct Delta {
     /// Heads and widths.
     pub heads: DeltaHeads,
     /// `[tokens, mixed]`: queries, keys and values of all heads, behind the convolution.
-    pub qkv: DeviceRows,
+    pub qkv: Rows,
     /// `[tokens, v_heads]`: the strength of a correction is the sigmoid of this.
-    pub strengths: DeviceRows,
+    pub strengths: Rows,
     /// What decays are made of.
-    pub decay: DeviceDecay,
+    pub decay: Decay,
 }
 
-/// The decays of a delta rule. Weights are values that are [kept](super::DeviceOps::keep).
+/// The decays of a delta rule. Weights are values that are [kept](super::Ops::keep).
 #[derive(Clone, Copy)]
-pub struct DeviceDecay {
+pub struct Decay {
     /// `[tokens, v_heads]`, or `[tokens, v_heads · k_dim]` for a decay per channel of the keys.
-    pub products: DeviceRows,
+    pub products: Rows,
     /// As a row of the products; added to them.
     pub bias: usize,
     /// `[v_heads]`
@@ -73,15 +73,15 @@ pub struct DeviceDecay {
     pub form: ChannelDecay,
 }
 
-/// The state-space recurrence of Mamba 2. Its weights are values that are [kept](super::DeviceOps::keep).
+/// The state-space recurrence of Mamba 2. Its weights are values that are [kept](super::Ops::keep).
 #[derive(Clone, Copy, Debug)]
-pub struct DeviceScan {
+pub struct Scan {
     /// Heads and widths.
     pub heads: ScanHeads,
     /// `[tokens, channels]`: `x`, `B` and `C`, behind the convolution.
-    pub convolved: DeviceRows,
+    pub convolved: Rows,
     /// `[tokens, heads]`: what steps of time are made of.
-    pub steps: DeviceRows,
+    pub steps: Rows,
     /// `[heads]`, added to these.
     pub step_bias: usize,
     /// `[heads]`: the logarithm of a decay per step.
@@ -92,17 +92,17 @@ pub struct DeviceScan {
     pub limits: [f32; 2],
 }
 
-/// The state-space recurrence of Mamba 1. Its weights are values that are [kept](super::DeviceOps::keep).
+/// The state-space recurrence of Mamba 1. Its weights are values that are [kept](super::Ops::keep).
 #[derive(Clone, Copy, Debug)]
-pub struct DeviceChannelScan {
+pub struct ChannelScan {
     /// `[tokens, channels]`, behind the convolution.
-    pub x: DeviceRows,
+    pub x: Rows,
     /// `[tokens, channels]`: steps of time are the softplus of these.
-    pub steps: DeviceRows,
+    pub steps: Rows,
     /// `[tokens, state]`
-    pub b: DeviceRows,
+    pub b: Rows,
     /// `[tokens, state]`
-    pub c: DeviceRows,
+    pub c: Rows,
     /// `[channels, state]`: the logarithm of a decay per step.
     pub rates: usize,
     /// `[channels]`: factors on `x` beside the state.
@@ -142,7 +142,7 @@ impl ScanHeads {
 /// An RMS norm of parts of rows, and a function of gates, which are as many as the values.
 #[derive(Clone, Copy, Debug)]
 pub struct NormGate {
-    /// The weight, for one part or for all parts of a row, a value that is [kept](super::DeviceOps::keep).
+    /// The weight, for one part or for all parts of a row, a value that is [kept](super::Ops::keep).
     pub weight: usize,
     /// Values of a part.
     pub width: usize,
@@ -164,19 +164,19 @@ pub enum GateOrder {
 }
 
 /// Convolutions and recurrences of the tokens of spans, all rows of the inputs, on states in pages of the KV cache.
-pub trait DeviceRecurrence {
+pub trait RecurrentOps {
     /// A causal convolution of the tokens of these spans, all rows of the inputs; updates the windows.
-    fn convolve(&self, convolution: &DeviceConvolution, spans: &[StateSpan]) -> Result<DeviceRows>;
+    fn convolve(&self, convolution: &Convolution, spans: &[StateSpan]) -> Result<Rows>;
 
     /// Writes recurrences that the host knows: for each span those of its copies and then that of its state, `[all of them, any]`.
     fn write_recurrences(&self, spans: &[StateSpan], values: &[f32]) -> Result<()>;
 
     /// The delta rule for the tokens of these spans, all rows of the inputs: `[tokens, v_heads · v_dim]`; updates the states.
-    fn delta(&self, delta: &DeviceDelta, spans: &[StateSpan]) -> Result<DeviceRows>;
+    fn delta(&self, delta: &Delta, spans: &[StateSpan]) -> Result<Rows>;
 
     /// The recurrence of Mamba 2 for the tokens of these spans, all rows of the inputs: `[tokens, heads · head_dim]`; updates the states.
-    fn scan(&self, scan: &DeviceScan, spans: &[StateSpan]) -> Result<DeviceRows>;
+    fn scan(&self, scan: &Scan, spans: &[StateSpan]) -> Result<Rows>;
 
     /// The recurrence of Mamba 1 for the tokens of these spans, all rows of the inputs: `[tokens, channels]`; updates the states.
-    fn scan_channels(&self, scan: &DeviceChannelScan, spans: &[StateSpan]) -> Result<DeviceRows>;
+    fn scan_channels(&self, scan: &ChannelScan, spans: &[StateSpan]) -> Result<Rows>;
 }

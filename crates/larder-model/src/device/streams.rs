@@ -1,6 +1,6 @@
 //! Operations of chains on residual streams, several of which are side by side in a row.
 
-use super::DeviceRows;
+use super::Rows;
 use crate::error::Result;
 
 /// How products become weights of manifold-constrained hyper-connections.
@@ -8,7 +8,7 @@ use crate::error::Result;
 pub struct ManifoldWeights {
     /// Factors on the products: of weights to read, to write, and to mix.
     pub scale: [f32; 3],
-    /// Added to the products behind the factors, values that are [kept](super::DeviceOps::keep).
+    /// Added to the products behind the factors, values that are [kept](super::Ops::keep).
     pub base: usize,
     /// Added to weights and sums.
     pub eps: f32,
@@ -35,7 +35,7 @@ impl StreamMix {
     }
 }
 
-/// Both sides of a residual addition, each with a scale and a bias by channel that are [kept](super::DeviceOps::keep).
+/// Both sides of a residual addition, each with a scale and a bias by channel that are [kept](super::Ops::keep).
 #[derive(Clone, Copy, Debug)]
 pub struct ScaledSides {
     /// Scale and bias of a part's output.
@@ -57,29 +57,29 @@ pub enum StreamGate {
 pub const MATRIX_STREAMS: usize = 5;
 
 /// Operations on residual streams `[tokens, count · hidden]`.
-pub trait DeviceStreams {
-    /// The RMS norm of each of `groups` parts of the rows, times weights for all parts of a row that are [kept](super::DeviceOps::keep).
-    fn rms_groups(&self, x: DeviceRows, groups: usize, weight: Option<usize>, eps: f64) -> Result<DeviceRows>;
+pub trait StreamOps {
+    /// The RMS norm of each of `groups` parts of the rows, times weights for all parts of a row that are [kept](super::Ops::keep).
+    fn rms_groups(&self, x: Rows, groups: usize, weight: Option<usize>, eps: f64) -> Result<Rows>;
 
     /// Weights of products `[tokens, count · (2 + count)]`, as [`StreamMix::Matrix`] has them, or of `[tokens, count]`, to read alone.
-    fn stream_weights(&self, products: DeviceRows, count: usize, weights: &ManifoldWeights) -> Result<DeviceRows>;
+    fn stream_weights(&self, products: Rows, count: usize, weights: &ManifoldWeights) -> Result<Rows>;
 
     /// The sum of `count` streams times the first weights of a row; without weights their mean. `[tokens, hidden]`
-    fn read_streams(&self, streams: DeviceRows, count: usize, weights: Option<DeviceRows>) -> Result<DeviceRows>;
+    fn read_streams(&self, streams: Rows, count: usize, weights: Option<Rows>) -> Result<Rows>;
 
     /// The streams behind a part of a layer with the output `y [tokens, hidden]`.
-    fn write_streams(&self, streams: DeviceRows, y: DeviceRows, mix: (DeviceRows, StreamMix)) -> Result<DeviceRows>;
+    fn write_streams(&self, streams: Rows, y: Rows, mix: (Rows, StreamMix)) -> Result<Rows>;
 
     /// `(y + bias) · scale + (stream + bias) · scale`, of one stream and a part's output.
-    fn add_scaled_sides(&self, stream: DeviceRows, y: DeviceRows, sides: &ScaledSides) -> Result<DeviceRows>;
+    fn add_scaled_sides(&self, stream: Rows, y: Rows, sides: &ScaledSides) -> Result<Rows>;
 
     /// Values of each token times a gate for each of `count` streams, `[tokens, count · hidden]`, of keys and queries of that width and values
     /// `[tokens, hidden]`: the sigmoid of the signed root of a key's product with its query, which is divided by the root of their width.
-    fn gate_by_keys(&self, rows: [DeviceRows; 3], count: usize) -> Result<DeviceRows>;
+    fn gate_by_keys(&self, rows: [Rows; 3], count: usize) -> Result<Rows>;
 
     /// A function of the gates of `count` streams. May overwrite `x`.
-    fn stream_gates(&self, x: DeviceRows, count: usize, gate: StreamGate) -> Result<DeviceRows>;
+    fn stream_gates(&self, x: Rows, count: usize, gate: StreamGate) -> Result<Rows>;
 
     /// The mean over `count` streams of `sigmoid(gates) · x`: `[tokens, hidden]`.
-    fn gated_mean(&self, x: DeviceRows, gates: DeviceRows, count: usize) -> Result<DeviceRows>;
+    fn gated_mean(&self, x: Rows, gates: Rows, count: usize) -> Result<Rows>;
 }

@@ -94,7 +94,7 @@ impl DeviceProducts for ProductsDouble {
         Ok(state.matrices.len() - 1)
     }
 
-    fn multiply(&self, x: &Inputs, batch: &mut [DeviceProduct]) -> Result<()> {
+    fn matmul(&self, x: &Inputs, batch: &mut [DeviceProduct]) -> Result<()> {
         let mut state = self.lock();
         state.batches += 1;
         if self.failing > 0 && state.batches.is_multiple_of(self.failing) {

@@ -198,7 +198,7 @@ impl ExpertWorkspace {
             let out = front_mut(&mut ups, at.len() * inter);
             batch.push(Product { weights: weights(&layout.up, data), x, pick, out });
         }
-        self.compute.multiply(&mut batch);
+        self.compute.matmul(&mut batch);
         if let Some(squares) = &self.compute.input_squares {
             let mut picks = &self.picks[..];
             part.iter().for_each(|rows| {
@@ -237,7 +237,7 @@ impl ExpertWorkspace {
             batch.push(Product { weights: weights(&layout.down, data), x, pick: None, out });
             (end, row) = (at.end, row + at.len());
         }
-        compute.multiply(&mut batch);
+        compute.matmul(&mut batch);
         if let Some(bias) = bias {
             for ExpertRows { data, at, .. } in part {
                 let rows = &mut outputs[at.start * hidden..at.end * hidden];

@@ -8,7 +8,7 @@ use super::{
     AttentionIndexer, AttentionMask, ChoiceShape, ConvolvedInputs, ForwardPass, KeysAndValues, LayerKv, LayerShape,
     Mixer, Norm, Rotary, RowAttention, RowShape, TokenScratch, made_up,
 };
-use crate::device::{DeviceHeads, DeviceOps, DeviceRows, HeadNorm};
+use crate::device::{HeadNorm, Heads, Ops, Rows};
 use crate::error::Result;
 use crate::matrix::Linear;
 use crate::ops::Near;
@@ -134,11 +134,11 @@ impl InputProducts {
     /// Queries, keys and values, `[n, heads · width]` each, of what the products yield.
     fn forward(
         &self,
-        products: &[DeviceRows],
+        products: &[Rows],
         states: &mut LayerStates,
         pass: &ForwardPass,
-        ops: &dyn DeviceOps,
-    ) -> Result<[DeviceRows; 3]> {
+        ops: &dyn Ops,
+    ) -> Result<[Rows; 3]> {
         match (self, products) {
             (InputProducts::Convolved(inputs), [q, k, current, delayed]) => {
                 inputs.forward([*q, *k, *current, *delayed], states, pass, ops)
@@ -150,13 +150,7 @@ impl InputProducts {
 }
 
 impl Mixer for Attention {
-    fn forward(
-        &self,
-        x: DeviceRows,
-        states: &mut LayerStates,
-        pass: &ForwardPass,
-        ops: &dyn DeviceOps,
-    ) -> Result<DeviceRows> {
+    fn forward(&self, x: Rows, states: &mut LayerStates, pass: &ForwardPass, ops: &dyn Ops) -> Result<Rows> {
         let gate = match &self.output_gate {
             OutputGate::Product(product, function) => Some((product, *function)),
             OutputGate::None => None,
@@ -182,7 +176,7 @@ impl Mixer for Attention {
         }
         let scales = self.temperature.map_or_else(Vec::new, |temperature| temperature.scales(pass));
         let [queries, keys, values] = near.take([queries, keys, values])?;
-        let heads = DeviceHeads {
+        let heads = Heads {
             queries,
             rest: None,
             keys,
@@ -274,7 +268,7 @@ impl Attention {
     }
 
     /// The norm of queries and keys.
-    fn head_norm(&self, ops: &dyn DeviceOps) -> Result<Option<HeadNorm>> {
+    fn head_norm(&self, ops: &dyn Ops) -> Result<Option<HeadNorm>> {
         let (after_rotation, whole) = match &self.norm {
             QkNorm::None => return Ok(None),
             // Without a rotation there is no norm after it.

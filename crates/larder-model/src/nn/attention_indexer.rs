@@ -2,7 +2,7 @@
 
 use super::index_choice::ListLengths;
 use super::{BlockIndexer, ForwardPass, FurtherShape, HeadIndexer};
-use crate::device::{DeviceOps, DeviceRows};
+use crate::device::{Ops, Rows};
 use crate::error::Result;
 use crate::matrix::Linear;
 use crate::step::LayerStates;
@@ -52,10 +52,10 @@ impl AttentionIndexer {
     /// all that it sees. `products` are its [`products`](Self::products).
     pub(super) fn select(
         &self,
-        products: &[DeviceRows],
+        products: &[Rows],
         states: &mut LayerStates,
         pass: &ForwardPass,
-        ops: &dyn DeviceOps,
+        ops: &dyn Ops,
     ) -> Result<ListLengths> {
         match self {
             AttentionIndexer::Blocks(indexer) => indexer.select(products, states, pass, ops),

@@ -4,7 +4,7 @@
 use super::block_keys::BlockKeys;
 use super::index_choice::{ListLengths, choose, head_rotation};
 use super::{AttentionMask, ForwardPass, FurtherShape, Norm, Rope, Rotary, RowShape};
-use crate::device::{BlockPooling, DeviceIndex, DeviceOps, DeviceRows, IndexBlocks, SeenRows};
+use crate::device::{BlockPooling, IndexBlocks, IndexChoice, Ops, Rows, SeenRows};
 use crate::error::Result;
 use crate::matrix::Linear;
 use crate::step::LayerStates;
@@ -80,10 +80,10 @@ impl BlockIndexer {
     /// Appends the keys of the tokens to what the layer keeps, and chooses positions for each token.
     pub(super) fn select(
         &self,
-        products: &[DeviceRows],
+        products: &[Rows],
         states: &mut LayerStates,
         pass: &ForwardPass,
-        ops: &dyn DeviceOps,
+        ops: &dyn Ops,
     ) -> Result<ListLengths> {
         let BlockIndexerShape { heads, width, tokens, blocks } = self.shape;
         let keys = match &self.products {
@@ -108,7 +108,7 @@ impl BlockIndexer {
         let queries = ops.rotate_heads(queries, heads, norm, head_rotation(Some(self.rotary), 0, &pass.ropes))?;
         let seen: Vec<SeenRows> =
             pass.positions().map(|at| SeenRows { rows: (at + 1) / tokens, positions: at + 1 }).collect();
-        let index = DeviceIndex {
+        let index = IndexChoice {
             queries,
             weights: None,
             parts: 1,

@@ -7,7 +7,7 @@ use larder_kernels::AttentionArgs;
 
 use super::index_choice::NewIndexRows;
 use super::{ForwardPass, KvRows, Norm, Rope, RopeTable, Rotary};
-use crate::device::{BlockPooling, DeviceKvView, DeviceOps, DeviceRotation, DeviceRows};
+use crate::device::{BlockPooling, KvView, Ops, Rotation, Rows};
 use crate::error::Result;
 use crate::step::LayerStates;
 
@@ -32,10 +32,10 @@ impl BlockKeys<'_> {
     /// the blocks that are then complete to those of the next kind.
     pub fn append(
         &self,
-        parts: DeviceRows,
+        parts: Rows,
         (states, first): (&mut LayerStates, usize),
         pass: &ForwardPass,
-        ops: &dyn DeviceOps,
+        ops: &dyn Ops,
     ) -> Result<()> {
         let all = pass.spans.iter().enumerate();
         if pass.spans.iter().all(|span| span.tokens <= KV_PAGE_TOKENS) {
@@ -47,7 +47,7 @@ impl BlockKeys<'_> {
             for start in (0..at.tokens).step_by(KV_PAGE_TOKENS) {
                 let count = KV_PAGE_TOKENS.min(at.tokens - start);
                 let rows = at.start + start..at.start + start + count;
-                let own = ops.part(parts, at.first_row + start, count)?;
+                let own = ops.slice(parts, at.first_row + start, count)?;
                 self.append_some(own, &[NewRows { span, rows }], (states, first), ops)?;
             }
         }
@@ -57,10 +57,10 @@ impl BlockKeys<'_> {
     /// As [`append`](Self::append), of these tokens, in order.
     fn append_some(
         &self,
-        parts: DeviceRows,
+        parts: Rows,
         new: &[NewRows],
         (states, first): (&mut LayerStates, usize),
-        ops: &dyn DeviceOps,
+        ops: &dyn Ops,
     ) -> Result<()> {
         for NewRows { span, rows } in new {
             states.of_mut(*span).further[first].extend(rows.len())?;
@@ -78,13 +78,13 @@ impl BlockKeys<'_> {
             for NewRows { span, rows } in &blocks {
                 states.of_mut(*span).further[first + 1].extend(rows.len())?;
             }
-            let mut turns = RopeTable::default();
+            let mut cos_sin = RopeTable::default();
             let rotation = self.rotation.map(|(rope, rotary, first)| {
                 for at in blocks.iter().flat_map(|blocks| blocks.rows.clone()).map(|block| block * self.pooling.rate) {
-                    rope.extend(&mut turns, at..at + 1, at + 1);
+                    rope.extend(&mut cos_sin, at..at + 1, at + 1);
                 }
                 let Rotary { dim, interleaved, .. } = rotary;
-                DeviceRotation { turns: turns.turns(), first, dim, interleaved }
+                Rotation { cos_sin: cos_sin.cos_sin(), first, dim, interleaved }
             });
             write_rows(keys, rotation, &blocks, |span| &states.of(span).further[first + 1].rows, ops)?;
         }
@@ -95,18 +95,18 @@ impl BlockKeys<'_> {
 
 /// Writes rows, rotated, to the places that sequences have for them.
 fn write_rows<'r>(
-    rows: DeviceRows,
-    rotation: Option<DeviceRotation>,
+    rows: Rows,
+    rotation: Option<Rotation>,
     new: &[NewRows],
     of: impl Fn(usize) -> &'r KvRows,
-    ops: &dyn DeviceOps,
+    ops: &dyn Ops,
 ) -> Result<()> {
     let seen: Vec<Vec<Range<usize>>> = new.iter().map(|new| new.rows.clone().map(|at| at..at + 1).collect()).collect();
     let task = |(new, seen): (&NewRows, _)| {
         let view = of(new.span).view(rows.width);
         NewIndexRows::task(view, 1, seen)
     };
-    let tasks: Vec<AttentionArgs<DeviceKvView>> = new.iter().zip(seen.iter().map(Vec::as_slice)).map(task).collect();
+    let tasks: Vec<AttentionArgs<KvView>> = new.iter().zip(seen.iter().map(Vec::as_slice)).map(task).collect();
     let heads = NewIndexRows { queries: None, keys: rows, rotation, norm: None };
     ops.begin_heads(&heads.heads(), &tasks.iter().collect::<Vec<_>>()).map(drop)
 }

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use larder_core::Rng;
 
 use super::{Activation, ForwardPass, GateFunction, LayerKv, LayerShape, Mixer, StateLens, TokenScratch};
-use crate::device::{DeviceConvolution, DeviceCopy, DeviceOps, DeviceRows, StateSpan};
+use crate::device::{Constant, Convolution, Ops, Rows, StateSpan};
 use crate::error::Result;
 use crate::matrix::Linear;
 use crate::step::LayerStates;
@@ -19,8 +19,8 @@ pub struct CausalConv {
     width: usize,
     /// Distance in tokens of the inputs that are added up.
     dilation: usize,
-    taps_copy: DeviceCopy,
-    bias_copy: DeviceCopy,
+    taps_copy: Constant,
+    bias_copy: Constant,
 }
 
 impl CausalConv {
@@ -69,22 +69,20 @@ impl CausalConv {
     /// The convolution of inputs that are side by side, and its activation. Updates the windows of the states.
     pub(super) fn forward(
         &self,
-        inputs: &[DeviceRows],
+        inputs: &[Rows],
         spans: &[StateSpan],
         act: Option<Activation>,
-        ops: &dyn DeviceOps,
-    ) -> Result<DeviceRows> {
+        ops: &dyn Ops,
+    ) -> Result<Rows> {
         let silu = act == Some(Activation::Silu);
         let (taps, bias) = self.weights(ops)?;
-        let out = ops.convolve(
-            &DeviceConvolution { inputs, taps, bias, width: self.width, dilation: self.dilation, silu },
-            spans,
-        )?;
+        let out =
+            ops.convolve(&Convolution { inputs, taps, bias, width: self.width, dilation: self.dilation, silu }, spans)?;
         act.filter(|_| !silu).map_or(Ok(out), |act| ops.activate(act, out))
     }
 
     /// The ids of taps and bias, which these operations keep.
-    pub(super) fn weights(&self, ops: &dyn DeviceOps) -> Result<(usize, Option<usize>)> {
+    pub(super) fn weights(&self, ops: &dyn Ops) -> Result<(usize, Option<usize>)> {
         let bias = self.bias.as_ref().map(|bias| self.bias_copy.of(bias, ops)).transpose()?;
         Ok((self.taps_copy.of(&self.taps, ops)?, bias))
     }
@@ -137,15 +135,9 @@ pub struct ShortConv {
 }
 
 impl Mixer for ShortConv {
-    fn forward(
-        &self,
-        x: DeviceRows,
-        states: &mut LayerStates,
-        pass: &ForwardPass,
-        ops: &dyn DeviceOps,
-    ) -> Result<DeviceRows> {
+    fn forward(&self, x: Rows, states: &mut LayerStates, pass: &ForwardPass, ops: &dyn Ops) -> Result<Rows> {
         let [b, c, x] = Linear::forward_all(self.inputs.each_ref(), x, ops)?;
-        let times = |x: DeviceRows, y| ops.gate(x, y, GateFunction::Identity, x.width);
+        let times = |x: Rows, y| ops.gate(x, y, GateFunction::Identity, x.width);
         let spans = states.extend_recurrent(pass, self.state_lens())?;
         let conv = self.conv.forward(&[times(b, x)?], &spans, None, ops)?;
         self.output.forward(times(c, conv)?, ops)

@@ -13,7 +13,7 @@
 use super::norm::sum;
 use super::{CausalConv, ForwardPass, StateLens, TokenScratch};
 use crate::config::config_error;
-use crate::device::{DeviceCopy, DeviceHeadConvolution, DeviceOps, DeviceRows, HeadMix};
+use crate::device::{Constant, HeadConvolution, HeadMix, Ops, Rows};
 use crate::error::Result;
 use crate::matrix::{Linear, PlacedMatrix};
 use crate::step::LayerStates;
@@ -53,7 +53,7 @@ pub struct ConvolvedInputs {
     grouped_bias: Vec<f32>,
     factors: Vec<f32>, // [kv_heads], of the keys
     /// Of the biases of values and of the grouped convolution, and of the factors.
-    copies: [DeviceCopy; 3],
+    copies: [Constant; 3],
 }
 
 impl ConvolvedShape {
@@ -121,14 +121,14 @@ impl ConvolvedInputs {
     /// Queries `[n, heads · head_dim]`, keys and values `[n, kv_heads · head_dim]` of its [`products`](Self::products).
     pub(super) fn forward(
         &self,
-        [q, k, current, delayed]: [DeviceRows; 4],
+        [q, k, current, delayed]: [Rows; 4],
         states: &mut LayerStates,
         pass: &ForwardPass,
-        ops: &dyn DeviceOps,
-    ) -> Result<[DeviceRows; 3]> {
+        ops: &dyn Ops,
+    ) -> Result<[Rows; 3]> {
         let [of_values, of_grouped, factors] = &self.copies;
         let (taps, bias) = self.depthwise.weights(ops)?;
-        let convolution = DeviceHeadConvolution {
+        let convolution = HeadConvolution {
             queries: q,
             keys: k,
             delayed,
@@ -140,7 +140,7 @@ impl ConvolvedInputs {
         };
         let spans = states.extend_recurrent(pass, self.state_lens())?;
         let [gathered, earlier] = ops.convolve_heads(&convolution, &spans)?;
-        let mixed = ops.multiply_heads(gathered, &self.grouped)?;
+        let mixed = ops.matmul_heads(gathered, &self.grouped)?;
         let mix = HeadMix {
             heads: self.shape.heads,
             kv_heads: self.shape.kv_heads,

@@ -4,7 +4,7 @@ use std::iter;
 
 use super::index_choice::{ListLengths, NewIndexRows, choose, head_rotation};
 use super::{ForwardPass, FurtherShape, Norm, Rotary};
-use crate::device::{DeviceIndex, DeviceOps, DeviceRows, HeadNorm, IndexBlocks, SeenRows};
+use crate::device::{HeadNorm, IndexBlocks, IndexChoice, Ops, Rows, SeenRows};
 use crate::error::Result;
 use crate::matrix::Linear;
 use crate::step::LayerStates;
@@ -87,10 +87,10 @@ impl HeadIndexer {
     /// Appends the keys of the tokens to what the layer keeps, and chooses positions for each token: a list for each head.
     pub(super) fn select(
         &self,
-        products: &[DeviceRows],
+        products: &[Rows],
         states: &mut LayerStates,
         pass: &ForwardPass,
-        ops: &dyn DeviceOps,
+        ops: &dyn Ops,
     ) -> Result<ListLengths> {
         let HeadIndexerShape { heads, block, top_k, local, .. } = self.shape;
         let [(of_queries, query_eps), (of_keys, key_eps)] = [&self.query_norm, &self.key_norm].map(Norm::rms_parts);
@@ -111,7 +111,7 @@ impl HeadIndexer {
         }
         let all = |at: usize| iter::repeat_n(SeenRows { rows: at + 1, positions: at + 1 }, heads);
         let seen: Vec<SeenRows> = pass.positions().flat_map(all).collect();
-        let index = DeviceIndex {
+        let index = IndexChoice {
             queries,
             weights: None,
             parts: heads,

@@ -6,16 +6,16 @@ use std::sync::Arc;
 use larder_kernels::AttentionArgs;
 
 use super::{AttentionMask, ForwardPass, KvRows, RopeTable, Rotary};
-use crate::device::{DeviceHeads, DeviceIndex, DeviceKvView, DeviceOps, DeviceRotation, DeviceRows, HeadNorm};
+use crate::device::{HeadNorm, Heads, IndexChoice, KvView, Ops, Rotation, Rows};
 use crate::error::Result;
 
 /// The lengths of the lists of a choice, which a backend keeps; `None` if each token attends to all rows that it sees.
 pub type ListLengths = Option<Arc<[usize]>>;
 
 /// A rotation of the first values of each head.
-pub fn head_rotation(rotary: Option<Rotary>, first: usize, ropes: &[RopeTable]) -> Option<DeviceRotation<'_>> {
-    rotary.map(|Rotary { dim, interleaved, table }| DeviceRotation {
-        turns: ropes[table].turns(),
+pub fn head_rotation(rotary: Option<Rotary>, first: usize, ropes: &[RopeTable]) -> Option<Rotation<'_>> {
+    rotary.map(|Rotary { dim, interleaved, table }| Rotation {
+        cos_sin: ropes[table].cos_sin(),
         first,
         dim,
         interleaved,
@@ -25,11 +25,11 @@ pub fn head_rotation(rotary: Option<Rotary>, first: usize, ropes: &[RopeTable]) 
 /// New rows of an indexer, and its queries where they are wanted.
 pub struct NewIndexRows<'a> {
     /// `[tokens, heads · width]`; without them only keys are written.
-    pub queries: Option<DeviceRows>,
+    pub queries: Option<Rows>,
     /// `[tokens, width]`
-    pub keys: DeviceRows,
+    pub keys: Rows,
     /// Of queries and keys.
-    pub rotation: Option<DeviceRotation<'a>>,
+    pub rotation: Option<Rotation<'a>>,
     /// Of queries and keys.
     pub norm: Option<HeadNorm>,
 }
@@ -41,25 +41,25 @@ impl NewIndexRows<'_> {
         heads: usize,
         rows: impl Fn(usize) -> &'r KvRows,
         pass: &ForwardPass,
-        ops: &dyn DeviceOps,
-    ) -> Result<DeviceRows> {
+        ops: &dyn Ops,
+    ) -> Result<Rows> {
         let (width, seen) = (self.keys.width, pass.visible_ranges(AttentionMask::Causal));
         let heads = if self.queries.is_some() { heads } else { 1 };
         let spans = pass.spans.iter().enumerate();
         let tasks = spans.map(|(i, span)| Self::task(rows(i).view(width), heads, span.rows(&seen, 1)));
-        let tasks: Vec<AttentionArgs<DeviceKvView>> = tasks.collect();
+        let tasks: Vec<AttentionArgs<KvView>> = tasks.collect();
         ops.begin_heads(&self.heads(), &tasks.iter().collect::<Vec<_>>())
     }
 
     /// The rows of a sequence that heads are written to: of each token, the last that it sees.
-    pub fn task(rows: DeviceKvView, heads: usize, seen: &[Range<usize>]) -> AttentionArgs<'_, DeviceKvView> {
+    pub fn task(rows: KvView, heads: usize, seen: &[Range<usize>]) -> AttentionArgs<'_, KvView> {
         let (keys, values) = (rows.clone(), rows);
         AttentionArgs { queries: &[], heads, keys, values, kv_heads: 1, seen, scale: 1.0, sinks: None, bias: None }
     }
 
     /// As heads of attention.
-    pub fn heads(&self) -> DeviceHeads<'_> {
-        DeviceHeads {
+    pub fn heads(&self) -> Heads<'_> {
+        Heads {
             // Keys stand in for queries.
             queries: self.queries.unwrap_or(self.keys),
             rest: None,
@@ -78,10 +78,10 @@ impl NewIndexRows<'_> {
 
 /// The choice among rows of each sequence. Returns the lengths of the lists.
 pub fn choose<'r>(
-    index: &DeviceIndex,
+    index: &IndexChoice,
     rows: impl Fn(usize) -> &'r KvRows,
     pass: &ForwardPass,
-    ops: &dyn DeviceOps,
+    ops: &dyn Ops,
 ) -> Result<ListLengths> {
     let width = index.queries.width / (index.parts * index.heads);
     let of_spans = pass.spans.iter().enumerate();

@@ -3,7 +3,7 @@
 
 use super::index_choice::{ListLengths, NewIndexRows, choose, head_rotation};
 use super::{Compressor, CompressorShape, ForwardPass, FurtherShape, Norm, Rotary};
-use crate::device::{DeviceIndex, DeviceOps, DeviceRows, IndexBlocks, SeenRows};
+use crate::device::{IndexBlocks, IndexChoice, Ops, Rows, SeenRows};
 use crate::error::Result;
 use crate::matrix::Linear;
 use crate::step::LayerStates;
@@ -118,11 +118,11 @@ impl Indexer {
     /// `products` are its [`products`](Self::products), and `latent [n, q_rank]` is what the queries of attention are made of.
     pub(super) fn select(
         &self,
-        products: &[DeviceRows],
-        latent: DeviceRows,
+        products: &[Rows],
+        latent: Rows,
         states: &mut LayerStates,
         pass: &ForwardPass,
-        ops: &dyn DeviceOps,
+        ops: &dyn Ops,
     ) -> Result<ListLengths> {
         let (heads, has_choice) = (self.shape.heads, self.has_choice(pass));
         let query = has_choice.then(|| self.query.forward(latent, ops)).transpose()?;
@@ -149,7 +149,7 @@ impl Indexer {
         let block = self.shape.tokens_per_key();
         let seen: Vec<SeenRows> =
             pass.positions().map(|at| SeenRows { rows: (at + 1) / block, positions: at + 1 }).collect();
-        let index = DeviceIndex {
+        let index = IndexChoice {
             queries,
             weights: Some(ops.scale(weights, (heads as f64).powf(-0.5) as f32)?),
             parts: 1,

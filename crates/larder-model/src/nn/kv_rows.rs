@@ -9,7 +9,7 @@ use larder_kernels::widen;
 
 use super::kv_pool::{KvPage, page_shape};
 use super::{KvPool, RowShape};
-use crate::device::{DeviceKvView, KvPageShape, Place};
+use crate::device::{KvPageShape, KvView, Place};
 use crate::error::Result;
 use crate::saved_state::{SavedState, SavedStateError};
 
@@ -194,8 +194,8 @@ impl KvRows {
     }
 
     /// All rows, or the first `width` numbers of each row.
-    pub fn view(&self, width: usize) -> DeviceKvView {
+    pub fn view(&self, width: usize) -> KvView {
         let pages = self.pages.iter().map(|page| page.id()).collect();
-        DeviceKvView { place: self.place, first_page: self.first_page, pages, width }
+        KvView { place: self.place, first_page: self.first_page, pages, width }
     }
 }

@@ -8,7 +8,7 @@ use super::{
     AttentionMask, AttentionTemperature, ChoiceShape, ForwardPass, GateFunction, HandedChoice, Indexer, KeysAndValues,
     LayerKv, LayerShape, Mixer, Norm, Rotary, RowAttention, TokenScratch, made_up,
 };
-use crate::device::{DeviceHeads, DeviceOps, DeviceRows, HeadNorm, HeadRest};
+use crate::device::{HeadNorm, HeadRest, Heads, Ops, Rows};
 use crate::error::Result;
 use crate::matrix::{Linear, PlacedMatrix};
 use crate::ops::Near;
@@ -153,13 +153,7 @@ impl LatentAttention {
 }
 
 impl Mixer for LatentAttention {
-    fn forward(
-        &self,
-        x: DeviceRows,
-        states: &mut LayerStates,
-        pass: &ForwardPass,
-        ops: &dyn DeviceOps,
-    ) -> Result<DeviceRows> {
+    fn forward(&self, x: Rows, states: &mut LayerStates, pass: &ForwardPass, ops: &dyn Ops) -> Result<Rows> {
         let LatentShape { heads, kv_rank, nope, rope, .. } = self.shape;
         let (Query::Full(first) | Query::Low(first, ..)) = &self.q;
         let mut linears = vec![first, &self.kv_a];
@@ -176,7 +170,7 @@ impl Mixer for LatentAttention {
                 (latent, product.forward(latent, ops)?)
             }
         }; // [n, q_rank], [n, heads · (nope + rope)]
-        let latents = ops.multiply_heads(queries, &self.to_latent)?; // [n, heads · kv_rank]
+        let latents = ops.matmul_heads(queries, &self.to_latent)?; // [n, heads · kv_rank]
 
         let near = Near::new(self.o.compute(), states.place(), ops);
         let chosen = match &self.choice {
@@ -197,7 +191,7 @@ impl Mixer for LatentAttention {
         let weights = [None, Some(weight.of(near.ops)?)];
         let scales = self.temperature.map_or_else(Vec::new, |temperature| temperature.scales(pass));
         let [latents, queries, keys] = near.take([latents, queries, products[1]])?;
-        let new = DeviceHeads {
+        let new = Heads {
             queries: latents,
             rest: Some(HeadRest { rows: queries, first: nope }),
             keys,
@@ -213,7 +207,7 @@ impl Mixer for LatentAttention {
         let rows = (&*states, (|kv| (&kv.keys, None)) as KeysAndValues);
         let seen = (pass, AttentionMask::Causal);
         let mixed = near.give(self.over_rows().forward(&new, rows, seen, chosen.as_deref(), near.ops)?)?;
-        let values = ops.multiply_heads(mixed, &self.to_value)?; // [n, heads · value]
+        let values = ops.matmul_heads(mixed, &self.to_value)?; // [n, heads · value]
         let values = match &self.output_gate {
             Some((_, function)) => GateRows { rows: products[2], function: *function }.apply(values, heads, ops)?,
             None => values,

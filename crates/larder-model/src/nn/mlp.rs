@@ -1,7 +1,7 @@
 //! Dense MLPs.
 
 use super::{Activation, TokenScratch};
-use crate::device::{DeviceOps, DeviceRows};
+use crate::device::{Ops, Rows};
 use crate::error::Result;
 use crate::matrix::Linear;
 use crate::weights::{RowGroups, WeightLoader};
@@ -85,7 +85,7 @@ impl Mlp {
     }
 
     /// `x [tokens, hidden]` → same shape
-    pub fn forward(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+    pub fn forward(&self, x: Rows, ops: &dyn Ops) -> Result<Rows> {
         let inner = match &self.first {
             First::Gated(gate, up) => {
                 let [gate, up] = Linear::forward_all([gate, up], x, ops)?;

@@ -9,7 +9,7 @@ use larder_kernels::exp;
 
 use super::router::{Decision, RouterRows, Skipping};
 use super::{Activation, Norm};
-use crate::device::{DeviceCopy, DeviceOps, DeviceRows};
+use crate::device::{Constant, Ops, Rows};
 use crate::error::Result;
 use crate::matrix::Linear;
 use crate::weights::WeightLoader;
@@ -34,7 +34,7 @@ pub struct MlpRouter {
     shape: MlpRouterShape,
     down: Linear,            // [width, hidden]
     scale: Option<Vec<f32>>, // [width]
-    scale_copy: DeviceCopy,
+    scale_copy: Constant,
     norm: Norm,
     inner: [Linear; 2], // [width, width]
     out: Linear,        // [experts + 1, width]
@@ -53,7 +53,7 @@ impl MlpRouter {
                 true => Some(weights.vector(&name("router_states_scale"), &[width])?),
                 false => None,
             },
-            scale_copy: DeviceCopy::default(),
+            scale_copy: Constant::default(),
             norm: Norm::rms(weights, &name("router_mlp.norm"), width, eps)?,
             inner: [
                 weights.linear(&name("router_mlp.fc1"), width, width, true)?,
@@ -70,7 +70,7 @@ impl MlpRouter {
     }
 
     /// The logits of all classes, `[tokens, experts + 1]`, and the state; `before` is the state of the layer before.
-    pub(super) fn forward(&self, x: DeviceRows, before: Option<DeviceRows>, ops: &dyn DeviceOps) -> Result<RouterRows> {
+    pub(super) fn forward(&self, x: Rows, before: Option<Rows>, ops: &dyn Ops) -> Result<RouterRows> {
         let mut state = self.down.forward(x, ops)?; // [tokens, width]
         if let (Some(scale), Some(before)) = (&self.scale, before) {
             let scaled = ops.scale_columns(before, self.scale_copy.of(scale, ops)?)?;

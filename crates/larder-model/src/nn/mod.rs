@@ -92,7 +92,7 @@ pub use streams::{
 
 use larder_core::{Rng, SequenceMemory};
 
-use crate::device::{DeviceOps, DeviceRows};
+use crate::device::{Ops, Rows};
 use crate::error::Result;
 use crate::row_cache::RowTraffic;
 use crate::step::LayerStates;
@@ -104,13 +104,7 @@ pub trait Mixer: Send + Sync {
     /// The caller guarantees that `states` belong to this layer and that each holds exactly the tokens before its span.
     /// The implementation appends the state that later steps need, and mixes only within a span: its result for a span
     /// depends on that span and its state alone, bit for bit, and not on how the sequence is divided into spans.
-    fn forward(
-        &self,
-        x: DeviceRows,
-        states: &mut LayerStates,
-        pass: &ForwardPass,
-        ops: &dyn DeviceOps,
-    ) -> Result<DeviceRows>;
+    fn forward(&self, x: Rows, states: &mut LayerStates, pass: &ForwardPass, ops: &dyn Ops) -> Result<Rows>;
 
     /// What the layer keeps of a sequence.
     fn layer_shape(&self) -> LayerShape;

@@ -8,7 +8,7 @@ use larder_core::{ExpertId, Gate, LayerIdx};
 use super::router::RouterRows;
 use super::{Activation, GateFunction, Mlp, MoeRouter, Norm, TokenScratch};
 use crate::config::config_error;
-use crate::device::{DeviceCopy, DeviceOps, DeviceRows};
+use crate::device::{Constant, Ops, Rows};
 use crate::error::Result;
 use crate::experts::{CallOnDevice, DeviceMoeCall, ExpertPath, HintSource, KnownExperts, MoeCall, Routed, route};
 use crate::layer::Running;
@@ -58,7 +58,7 @@ pub struct ExpertsByToken {
     table: Vec<ExpertId>,
     vocab: usize,
     top_k: usize,
-    copy: DeviceCopy,
+    copy: Constant,
 }
 
 impl ExpertsByToken {
@@ -67,13 +67,13 @@ impl ExpertsByToken {
         let numbers = weights.integers(name, &[vocab, gate.top_k])?;
         let known = |number: &i64| (0..gate.experts as i64).contains(number).then_some(ExpertId(*number as u16));
         match numbers.iter().map(known).collect() {
-            Some(table) => Ok(ExpertsByToken { table, vocab, top_k: gate.top_k, copy: DeviceCopy::default() }),
+            Some(table) => Ok(ExpertsByToken { table, vocab, top_k: gate.top_k, copy: Constant::default() }),
             None => Err(config_error(format!("{name} has numbers that are no experts: there are {}", gate.experts))),
         }
     }
 
-    /// The id of the table, as a value that is [kept](DeviceOps::keep): the numbers of experts, as bits.
-    pub(crate) fn id(&self, ops: &dyn DeviceOps) -> Result<usize> {
+    /// The id of the table, as a value that is [kept](Ops::keep): the numbers of experts, as bits.
+    pub(crate) fn id(&self, ops: &dyn Ops) -> Result<usize> {
         self.copy.of_values(|| self.table.iter().map(|expert| f32::from_bits(u32::from(expert.0))).collect(), ops)
     }
 
@@ -115,29 +115,29 @@ pub struct SharedExpert {
 #[derive(Clone, Copy)]
 struct AlwaysUsed {
     /// Of the dense MLP beside the experts.
-    beside: Option<DeviceRows>,
+    beside: Option<Rows>,
     /// Of the shared expert.
-    shared: Option<DeviceRows>,
+    shared: Option<Rows>,
 }
 
 /// The rows of an MoE layer.
 #[derive(Clone, Copy)]
 pub(crate) struct MoeInput {
     /// `[tokens, hidden]`: the residual stream.
-    pub stream: DeviceRows,
+    pub stream: Rows,
     /// The residual stream after the norm of the layer.
-    pub x: DeviceRows,
+    pub x: Rows,
     /// What experts read of that.
-    pub of_experts: DeviceRows,
+    pub of_experts: Rows,
     /// What the router yields.
     pub router: RouterRows,
     /// The rows that the outputs are to be added to, if nothing comes between.
-    pub onto: Option<DeviceRows>,
+    pub onto: Option<Rows>,
 }
 
 /// The output of an MoE layer.
 pub(crate) struct MoeOutput {
-    pub rows: DeviceRows,
+    pub rows: Rows,
     /// Whether it has been added to the rows that were named.
     pub is_added: bool,
 }
@@ -161,18 +161,13 @@ impl Moe {
     }
 
     /// What the experts read of the input `x` of the layer.
-    pub(crate) fn expert_input(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+    pub(crate) fn expert_input(&self, x: Rows, ops: &dyn Ops) -> Result<Rows> {
         self.latent.as_ref().map_or(Ok(x), |latent| latent.down.forward(x, ops))
     }
 
     /// What the router finds for the residual stream and what the norm of the layer makes of it; `before` is the state of the router of the
     /// layer before.
-    pub(crate) fn route(
-        &self,
-        [stream, x]: [DeviceRows; 2],
-        before: Option<DeviceRows>,
-        ops: &dyn DeviceOps,
-    ) -> Result<RouterRows> {
+    pub(crate) fn route(&self, [stream, x]: [Rows; 2], before: Option<Rows>, ops: &dyn Ops) -> Result<RouterRows> {
         let input = match &self.beside {
             _ if self.early => stream,
             Some(beside) => beside.router_norm.forward(stream, ops)?,
@@ -182,7 +177,7 @@ impl Moe {
     }
 
     /// What every token uses.
-    fn always(&self, input: &MoeInput, ops: &dyn DeviceOps) -> Result<AlwaysUsed> {
+    fn always(&self, input: &MoeInput, ops: &dyn Ops) -> Result<AlwaysUsed> {
         Ok(AlwaysUsed {
             beside: self.beside.as_ref().map(|beside| beside.forward(input.stream, ops)).transpose()?,
             shared: self.shared.as_ref().map(|shared| shared.forward(input.x, ops)).transpose()?,
@@ -224,13 +219,13 @@ impl Moe {
         &self,
         input: &MoeInput,
         known: Option<&[ExpertId]>,
-        next: Option<(&Moe, DeviceRows)>,
+        next: Option<(&Moe, Rows)>,
         running: &mut Running,
     ) -> Result<MoeOutput> {
         let (ops, tokens) = (running.ops, input.x.rows);
-        let all: Vec<DeviceRows> =
+        let all: Vec<Rows> =
             [input.of_experts, input.router.logits].into_iter().chain(next.map(|(_, hint)| hint)).collect();
-        ops.begin_receive(&all)?;
+        ops.begin_download(&all)?;
         let always = OnceCell::new();
         let meanwhile = || {
             always.get_or_init(|| self.always(input, ops));
@@ -289,11 +284,11 @@ impl Moe {
     /// names has been added to them.
     fn output(
         &self,
-        sums: DeviceRows,
+        sums: Rows,
         is_added: bool,
         always: AlwaysUsed,
         input: &MoeInput,
-        ops: &dyn DeviceOps,
+        ops: &dyn Ops,
     ) -> Result<MoeOutput> {
         if is_added && self.adds_at_once() {
             return Ok(MoeOutput { rows: sums, is_added: input.onto.is_some() });
@@ -323,7 +318,7 @@ impl Moe {
     }
 
     /// The rows of a call on a device, with those that its sums are added to at once.
-    fn on_device(&self, input: &MoeInput, shared: Option<DeviceRows>) -> CallOnDevice {
+    fn on_device(&self, input: &MoeInput, shared: Option<Rows>) -> CallOnDevice {
         let [shared, residual] = [shared, input.onto].map(|rows| rows.filter(|_| self.adds_at_once()));
         CallOnDevice { x: input.of_experts, shared, residual }
     }
@@ -395,14 +390,14 @@ fn forward_some(kept: &[usize], call: &MoeCall, experts: &mut dyn ExpertPath, ou
 
 impl DenseBeside {
     /// The normalised output of the MLP for the residual stream `[tokens, hidden]`.
-    fn forward(&self, stream: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+    fn forward(&self, stream: Rows, ops: &dyn Ops) -> Result<Rows> {
         self.after.forward(self.mlp.forward(self.norm.forward(stream, ops)?, ops)?, ops)
     }
 }
 
 impl SharedExpert {
     /// `x [tokens, hidden]` → same shape
-    fn forward(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+    fn forward(&self, x: Rows, ops: &dyn Ops) -> Result<Rows> {
         let y = self.mlp.forward(x, ops)?;
         match &self.gate {
             Some(gate) => ops.gate(y, gate.forward(x, ops)?, GateFunction::Sigmoid, 1),

@@ -1,6 +1,6 @@
 //! RMS norm and layer norm.
 
-use crate::device::{DeviceCopy, DeviceOps, DeviceRows};
+use crate::device::{Constant, Ops, Rows};
 use crate::error::Result;
 use crate::weights::WeightLoader;
 
@@ -72,7 +72,7 @@ impl Norm {
     }
 
     /// `x [n, width]` → same shape
-    pub fn forward(&self, x: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+    pub fn forward(&self, x: Rows, ops: &dyn Ops) -> Result<Rows> {
         match self {
             Norm::None => Ok(x),
             Norm::Rms { weight, eps } => ops.rms_norm(x, weight.of(ops)?, *eps),
@@ -82,13 +82,7 @@ impl Norm {
     }
 
     /// `x + factor · y`, and the norm of that.
-    pub fn add_forward(
-        &self,
-        x: DeviceRows,
-        y: DeviceRows,
-        factor: f32,
-        ops: &dyn DeviceOps,
-    ) -> Result<[DeviceRows; 2]> {
+    pub fn add_forward(&self, x: Rows, y: Rows, factor: f32, ops: &dyn Ops) -> Result<[Rows; 2]> {
         match self {
             Norm::Rms { weight, eps } => ops.add_norm(x, y, factor, weight.of(ops)?, *eps),
             _ => {
@@ -102,19 +96,19 @@ impl Norm {
 /// The weight or the bias of a norm, and its copy on a device.
 pub struct NormWeight {
     values: Vec<f32>,
-    copy: DeviceCopy,
+    copy: Constant,
 }
 
 impl NormWeight {
     /// The id of the values, which these operations keep.
-    pub(super) fn of(&self, ops: &dyn DeviceOps) -> Result<usize> {
+    pub(super) fn of(&self, ops: &dyn Ops) -> Result<usize> {
         self.copy.of(&self.values, ops)
     }
 }
 
 impl From<Vec<f32>> for NormWeight {
     fn from(values: Vec<f32>) -> Self {
-        NormWeight { values, copy: DeviceCopy::default() }
+        NormWeight { values, copy: Constant::default() }
     }
 }
 

@@ -3,7 +3,7 @@
 use larder_core::softplus;
 
 use super::activation::{sigmoid, silu};
-use crate::device::{DeviceOps, DeviceRows};
+use crate::device::{Ops, Rows};
 use crate::error::Result;
 use crate::matrix::Linear;
 
@@ -44,13 +44,13 @@ impl GateFunction {
 #[derive(Clone, Copy)]
 pub(super) struct GateRows {
     /// `[n, heads · any]`
-    pub rows: DeviceRows,
+    pub rows: Rows,
     pub function: GateFunction,
 }
 
 impl GateRows {
     /// `mixed [n, heads · any]` times the gate.
-    pub fn apply(self, mixed: DeviceRows, heads: usize, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+    pub fn apply(self, mixed: Rows, heads: usize, ops: &dyn Ops) -> Result<Rows> {
         ops.gate(mixed, self.rows, self.function, heads)
     }
 }

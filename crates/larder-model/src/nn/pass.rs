@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::RopeTable;
 use super::index_choice::ListLengths;
-use crate::device::DeviceRows;
+use crate::device::Rows;
 use crate::step::TokenOrigin;
 
 /// The earlier positions that a query attends to.
@@ -45,7 +45,7 @@ pub struct ForwardPass {
     /// The positions that the last layer with an indexer chose.
     pub handed_on: HandedOn<HandedChoice>,
     /// The state of the last layer's router, `[step tokens, width]`, where routers have one.
-    pub router_state: HandedOn<DeviceRows>,
+    pub router_state: HandedOn<Rows>,
 }
 
 /// The positions that an indexer chose for the tokens of a step.

@@ -10,7 +10,7 @@ use super::{
     AttentionMask, ForwardPass, KvPool, KvRows, LayerKv, LayerShape, Mixer, RowShape, SpanPositions, TokenScratch,
     made_up,
 };
-use crate::device::{DeviceCopy, DeviceHeads, DeviceKvView, DeviceOps, DeviceRows, Place};
+use crate::device::{Constant, Heads, KvView, Ops, Place, Rows};
 use crate::error::Result;
 use crate::matrix::Linear;
 use crate::ops::Near;
@@ -21,7 +21,7 @@ pub struct PositionBias {
     /// `[heads, 2 · reach + 1]`, as in [`DistanceBias`].
     values: Vec<f32>,
     reach: usize,
-    copy: DeviceCopy,
+    copy: Constant,
 }
 
 /// How distances are sorted into buckets, which have one bias each.
@@ -59,15 +59,15 @@ impl PositionBias {
     pub fn new(table: &[f32], heads: usize, buckets: DistanceBuckets, longest: usize) -> Self {
         let reach = buckets.max_distance.min(longest);
         if table.is_empty() {
-            return PositionBias { values: vec![], reach, copy: DeviceCopy::default() };
+            return PositionBias { values: vec![], reach, copy: Constant::default() };
         }
         let distances = || -(reach as i64)..=reach as i64;
         let of_head = |head: usize| distances().map(move |d| table[buckets.of(d) * heads + head]);
-        PositionBias { values: (0..heads).flat_map(of_head).collect(), reach, copy: DeviceCopy::default() }
+        PositionBias { values: (0..heads).flat_map(of_head).collect(), reach, copy: Constant::default() }
     }
 
     /// The id of the values, which these operations keep.
-    fn of(&self, ops: &dyn DeviceOps) -> Result<usize> {
+    fn of(&self, ops: &dyn Ops) -> Result<usize> {
         self.copy.of(&self.values, ops)
     }
 
@@ -97,7 +97,7 @@ pub struct RelativeAttention {
 
 impl RelativeAttention {
     /// `x [tokens, hidden]`, a whole sequence, in which every token attends to all → same shape
-    pub fn over_all(&self, x: DeviceRows, pool: &Arc<KvPool>, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+    pub fn over_all(&self, x: Rows, pool: &Arc<KvPool>, ops: &dyn Ops) -> Result<Rows> {
         // A device has no bias of scores that are not those of new tokens.
         let (tokens, near) = (x.rows, Near::new(self.o.compute(), Place::Host, ops));
         let [q, k, v] = near.take(Linear::forward_all([&self.q, &self.k, &self.v], x, ops)?)?;
@@ -110,7 +110,7 @@ impl RelativeAttention {
     }
 
     /// Stores keys and values of the output of an encoder, `encoded [tokens, hidden]`.
-    pub fn remember(&self, encoded: DeviceRows, state: &mut LayerKv, ops: &dyn DeviceOps) -> Result<()> {
+    pub fn remember(&self, encoded: Rows, state: &mut LayerKv, ops: &dyn Ops) -> Result<()> {
         let near = Near::new(self.o.compute(), state.keys.place(), ops);
         let products = near.take(Linear::forward_all([&self.k, &self.v], encoded, ops)?)?;
         let rows = [&mut state.encoder_keys, &mut state.encoder_values];
@@ -118,13 +118,7 @@ impl RelativeAttention {
     }
 
     /// `x [tokens, hidden]`, of which every token attends to all that its state [remembers](Self::remember) → same shape
-    pub fn over_encoded(
-        &self,
-        x: DeviceRows,
-        states: &LayerStates,
-        pass: &ForwardPass,
-        ops: &dyn DeviceOps,
-    ) -> Result<DeviceRows> {
+    pub fn over_encoded(&self, x: Rows, states: &LayerStates, pass: &ForwardPass, ops: &dyn Ops) -> Result<Rows> {
         let near = Near::new(self.o.compute(), states.place(), ops);
         let [queries] = near.take([self.q.forward(x, ops)?])?;
         let of = |i: usize| (&states.of(i).encoder_keys, &states.of(i).encoder_values);
@@ -136,7 +130,7 @@ impl RelativeAttention {
     }
 
     /// Appends keys and values of consecutive tokens.
-    fn write(&self, [keys, values]: [DeviceRows; 2], rows: [&mut KvRows; 2], ops: &dyn DeviceOps) -> Result<()> {
+    fn write(&self, [keys, values]: [Rows; 2], rows: [&mut KvRows; 2], ops: &dyn Ops) -> Result<()> {
         let [of_keys, of_values] = rows;
         let start = of_keys.len();
         of_keys.extend(keys.rows, self.heads, self.head_dim)?;
@@ -148,8 +142,8 @@ impl RelativeAttention {
     }
 
     /// New heads, with the bias of their scores.
-    fn heads_of(&self, [queries, keys, values]: [DeviceRows; 3], bias: Option<usize>) -> DeviceHeads<'static> {
-        DeviceHeads {
+    fn heads_of(&self, [queries, keys, values]: [Rows; 3], bias: Option<usize>) -> Heads<'static> {
+        Heads {
             queries,
             rest: None,
             keys,
@@ -170,7 +164,7 @@ impl RelativeAttention {
         (keys, values): (&KvRows, &KvRows),
         seen: &'a [std::ops::Range<usize>],
         first_query: usize,
-    ) -> AttentionArgs<'a, DeviceKvView> {
+    ) -> AttentionArgs<'a, KvView> {
         let [keys, values] = [keys, values].map(|rows| rows.view(self.head_dim));
         let (heads, kv_heads) = (self.heads, self.heads);
         let bias = self.bias.as_ref().map(|bias| bias.at(first_query));
@@ -179,13 +173,7 @@ impl RelativeAttention {
 }
 
 impl Mixer for RelativeAttention {
-    fn forward(
-        &self,
-        x: DeviceRows,
-        states: &mut LayerStates,
-        pass: &ForwardPass,
-        ops: &dyn DeviceOps,
-    ) -> Result<DeviceRows> {
+    fn forward(&self, x: Rows, states: &mut LayerStates, pass: &ForwardPass, ops: &dyn Ops) -> Result<Rows> {
         let products = Linear::forward_all([&self.q, &self.k, &self.v], x, ops)?;
         let near = Near::new(self.o.compute(), states.place(), ops);
         let products = near.take(products)?;

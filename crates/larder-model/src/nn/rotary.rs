@@ -6,7 +6,7 @@ pub struct RopeTable(pub(super) Vec<(f32, f32)>);
 
 impl RopeTable {
     /// `[tokens, dim / 2]`
-    pub(super) fn turns(&self) -> &[(f32, f32)] {
+    pub(super) fn cos_sin(&self) -> &[(f32, f32)] {
         &self.0
     }
 }
@@ -24,18 +24,18 @@ pub struct Rotary {
 
 impl Rotary {
     /// Rotates the first values of a row by these cosines and sines.
-    pub fn rotate_by(self, row: &mut [f32], turns: &[(f32, f32)]) {
-        self.rotate(&mut row[..self.dim], turns);
+    pub fn rotate_by(self, row: &mut [f32], cos_sin: &[(f32, f32)]) {
+        self.rotate(&mut row[..self.dim], cos_sin);
     }
 
-    fn rotate(&self, x: &mut [f32], turns: &[(f32, f32)]) {
+    fn rotate(&self, x: &mut [f32], cos_sin: &[(f32, f32)]) {
         let turn =
             |a: &mut f32, b: &mut f32, (cos, sin): (f32, f32)| (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);
         if self.interleaved {
-            x.as_chunks_mut::<2>().0.iter_mut().zip(turns).for_each(|([a, b], t)| turn(a, b, *t));
+            x.as_chunks_mut::<2>().0.iter_mut().zip(cos_sin).for_each(|([a, b], t)| turn(a, b, *t));
         } else {
             let (first, second) = x.split_at_mut(self.dim / 2);
-            first.iter_mut().zip(second).zip(turns).for_each(|((a, b), t)| turn(a, b, *t));
+            first.iter_mut().zip(second).zip(cos_sin).for_each(|((a, b), t)| turn(a, b, *t));
         }
     }
 }

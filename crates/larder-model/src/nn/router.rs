@@ -1,7 +1,7 @@
 //! Routers: how an MoE layer finds the logits by which its gate chooses experts.
 
 use super::MlpRouter;
-use crate::device::{DeviceOps, DeviceRows};
+use crate::device::{Ops, Rows};
 use crate::error::Result;
 use crate::matrix::Linear;
 
@@ -9,7 +9,7 @@ use crate::matrix::Linear;
 pub enum MoeRouter {
     /// One product, `[experts, hidden]`.
     Product(Linear),
-    /// One product, whose logits are bent to stay within ± this: `cap · tanh(logit / cap)`.
+    /// One product, whose logits are capped to stay within ± this: `cap · tanh(logit / cap)`.
     Capped(Linear, f64),
     /// A product, and a second one `[experts, experts]` behind a tanh.
     TwoProducts(Linear, Linear),
@@ -27,14 +27,14 @@ impl From<Linear> for MoeRouter {
 #[derive(Clone, Copy)]
 pub(crate) struct RouterRows {
     /// `[tokens, experts]`, or with a class for no expert, which is the last.
-    pub logits: DeviceRows,
+    pub logits: Rows,
     /// `[tokens, width]`: what it hands on to the next layer's router.
-    pub state: Option<DeviceRows>,
+    pub state: Option<Rows>,
 }
 
 impl RouterRows {
     /// Logits alone.
-    pub fn of(logits: DeviceRows) -> Self {
+    pub fn of(logits: Rows) -> Self {
         RouterRows { logits, state: None }
     }
 }
@@ -67,11 +67,11 @@ impl MoeRouter {
     }
 
     /// What it finds for `x [tokens, hidden]`; `before` is the state of the router of the layer before.
-    pub(crate) fn forward(&self, x: DeviceRows, before: Option<DeviceRows>, ops: &dyn DeviceOps) -> Result<RouterRows> {
+    pub(crate) fn forward(&self, x: Rows, before: Option<Rows>, ops: &dyn Ops) -> Result<RouterRows> {
         let logits = match self {
             MoeRouter::Product(product) => product.forward(x, ops)?,
-            MoeRouter::Capped(product, cap) => ops.bend(product.forward(x, ops)?, *cap as f32)?,
-            MoeRouter::TwoProducts(first, second) => second.forward(ops.bend(first.forward(x, ops)?, 1.0)?, ops)?,
+            MoeRouter::Capped(product, cap) => ops.softcap(product.forward(x, ops)?, *cap as f32)?,
+            MoeRouter::TwoProducts(first, second) => second.forward(ops.softcap(first.forward(x, ops)?, 1.0)?, ops)?,
             MoeRouter::Mlp(mlp) => return mlp.forward(x, before, ops),
         };
         Ok(RouterRows::of(logits))

@@ -5,7 +5,7 @@ use std::ops::Range;
 use larder_kernels::AttentionArgs;
 
 use super::{AttentionMask, ForwardPass, KvRows, LayerKv};
-use crate::device::{DeviceHeads, DeviceKvView, DeviceOps, DeviceRows};
+use crate::device::{Heads, KvView, Ops, Rows};
 use crate::error::Result;
 use crate::step::LayerStates;
 
@@ -34,12 +34,12 @@ impl RowAttention<'_> {
     /// last choice, whose lists have these lengths.
     pub fn forward(
         &self,
-        heads: &DeviceHeads,
+        heads: &Heads,
         (states, rows): (&LayerStates, KeysAndValues),
         (pass, mask): (&ForwardPass, AttentionMask),
         chosen: Option<&[usize]>,
-        ops: &dyn DeviceOps,
-    ) -> Result<DeviceRows> {
+        ops: &dyn Ops,
+    ) -> Result<Rows> {
         let seen = pass.visible_ranges(mask);
         let tasks = self.tasks((states, rows), pass, &seen);
         let tasks: Vec<_> = tasks.iter().collect();
@@ -55,7 +55,7 @@ impl RowAttention<'_> {
         (states, rows): (&LayerStates, KeysAndValues),
         pass: &ForwardPass,
         seen: &'a [Range<usize>],
-    ) -> Vec<AttentionArgs<'a, DeviceKvView>> {
+    ) -> Vec<AttentionArgs<'a, KvView>> {
         let task = |(i, span): (usize, &super::SpanPositions)| {
             let (keys, values) = rows(states.of(i));
             AttentionArgs {

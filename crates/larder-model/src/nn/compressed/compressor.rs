@@ -3,7 +3,7 @@
 
 use larder_kernels::exp;
 
-use crate::device::{BlockPooling, DeviceCopy, DeviceOps, DeviceRows};
+use crate::device::{BlockPooling, Constant, Ops, Rows};
 use crate::error::Result;
 use crate::matrix::Linear;
 use crate::nn::block_keys::BlockKeys;
@@ -32,7 +32,7 @@ pub struct Compressor {
     pub(in crate::nn) logits: Linear,
     /// `[rate, channels]`: added to the logits, by the place in a block.
     pub(super) places: Vec<f32>,
-    pub(super) places_copy: DeviceCopy,
+    pub(super) places_copy: Constant,
     /// Of the values of a token.
     pub(super) value_norm: Norm,
     /// Of an entry.
@@ -56,7 +56,7 @@ impl Compressor {
             values: weights.linear(&format!("{prefix}.wkv"), channels, shape.hidden, false)?,
             logits: weights.linear(&format!("{prefix}.wgate"), channels, shape.hidden, false)?,
             places: weights.vector(&format!("{prefix}.ape"), &[shape.rate, channels])?,
-            places_copy: DeviceCopy::default(),
+            places_copy: Constant::default(),
             value_norm: Norm::None,
             norm: Norm::rms(weights, &format!("{prefix}.norm"), shape.width, eps)?,
             rotation: Some(rotation),
@@ -73,7 +73,7 @@ impl Compressor {
             values: weights.linear(&format!("{prefix}.wk"), width, hidden, false)?,
             logits: Linear::new(logits, None)?,
             places: weights.vector(&format!("{prefix}.index_kpool_compress_ape"), &[rate, width])?,
-            places_copy: DeviceCopy::default(),
+            places_copy: Constant::default(),
             value_norm: Norm::layer(weights, &format!("{prefix}.k_norm"), width, eps)?,
             norm: Norm::None,
             rotation: None,
@@ -104,10 +104,10 @@ impl Compressor {
     /// is the number of the first of its two kinds of further rows.
     pub(in crate::nn) fn append(
         &self,
-        [values, logits]: [DeviceRows; 2],
+        [values, logits]: [Rows; 2],
         (states, first): (&mut LayerStates, usize),
         pass: &ForwardPass,
-        ops: &dyn DeviceOps,
+        ops: &dyn Ops,
     ) -> Result<()> {
         let values = self.value_norm.forward(values, ops)?;
         let places = Some(self.places_copy.of(&self.places, ops)?);

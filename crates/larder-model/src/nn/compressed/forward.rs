@@ -6,9 +6,7 @@ use larder_core::KV_PAGE_TOKENS;
 
 use super::compressor::entries_seen;
 use super::{CompressedAttention, CompressedShape, Entries, EntryIndexer};
-use crate::device::{
-    DeviceHeads, DeviceIndex, DeviceKvView, DeviceOps, DeviceRotation, DeviceRows, HeadNorm, IndexBlocks, SeenRows,
-};
+use crate::device::{HeadNorm, Heads, IndexBlocks, IndexChoice, KvView, Ops, Rotation, Rows, SeenRows};
 use crate::error::Result;
 use crate::matrix::Linear;
 use crate::nn::index_choice::{ListLengths, choose};
@@ -22,18 +20,18 @@ const WINDOW: KeysAndValues = |kv| (&kv.keys, None);
 /// Products with the input.
 struct Products {
     /// `[tokens, q_rank]`: what queries are made of, before its norm.
-    latent: DeviceRows,
+    latent: Rows,
     /// `[tokens, head_dim]`: the new rows before their norm.
-    rows: DeviceRows,
+    rows: Rows,
     /// Values and logits for each compressor.
-    parts: Vec<[DeviceRows; 2]>,
+    parts: Vec<[Rows; 2]>,
     /// `[tokens, heads of the indexer]`, where entries are chosen.
-    weights: Option<DeviceRows>,
+    weights: Option<Rows>,
 }
 
 impl CompressedAttention {
     /// The products with the input `x`.
-    fn products(&self, x: DeviceRows, pass: &ForwardPass, ops: &dyn DeviceOps) -> Result<Products> {
+    fn products(&self, x: Rows, pass: &ForwardPass, ops: &dyn Ops) -> Result<Products> {
         let of_compressors = self.compressors().flat_map(|compressor| [&compressor.values, &compressor.logits]);
         let weights = self.indexer().filter(|_| self.has_choice(pass)).map(|indexer| &indexer.weights);
         let products: Vec<&Linear> = [&self.q_a, &self.kv].into_iter().chain(of_compressors).chain(weights).collect();
@@ -54,19 +52,19 @@ impl CompressedAttention {
     }
 
     /// A rotation of the last values of heads of this width.
-    fn of_tails<'a>(&self, width: usize, turns: &'a [(f32, f32)]) -> DeviceRotation<'a> {
+    fn of_tails<'a>(&self, width: usize, cos_sin: &'a [(f32, f32)]) -> Rotation<'a> {
         let Rotary { dim, interleaved, .. } = self.rotary;
-        DeviceRotation { turns, first: width - dim, dim, interleaved }
+        Rotation { cos_sin, first: width - dim, dim, interleaved }
     }
 
     /// Appends entries and their keys, and chooses among them. Returns the lengths of the lists, if there is a choice.
     fn choose_entries(
         &self,
         products: &Products,
-        latent: DeviceRows,
+        latent: Rows,
         states: &mut LayerStates,
         pass: &ForwardPass,
-        ops: &dyn DeviceOps,
+        ops: &dyn Ops,
     ) -> Result<ListLengths> {
         for (kind, (compressor, parts)) in self.compressors().zip(&products.parts).enumerate() {
             compressor.append(*parts, (states, 2 * kind), pass, ops)?;
@@ -77,10 +75,10 @@ impl CompressedAttention {
         };
         let EntryIndexer { heads, width, count, .. } = *indexer;
         let queries = indexer.queries.forward(latent, ops)?;
-        let turns = pass.ropes[self.rotary.table].turns();
+        let cos_sin = pass.ropes[self.rotary.table].cos_sin();
         let seen = entries_seen(pass, *rate).into_iter().map(|rows| SeenRows { rows, positions: rows });
-        let index = DeviceIndex {
-            queries: ops.rotate_heads(queries, heads, None, Some(self.of_tails(width, turns)))?,
+        let index = IndexChoice {
+            queries: ops.rotate_heads(queries, heads, None, Some(self.of_tails(width, cos_sin)))?,
             weights: Some(ops.scale(weights, (heads as f64).powf(-0.5) as f32)?),
             parts: 1,
             heads,
@@ -96,12 +94,12 @@ impl CompressedAttention {
     /// Attention to entries, and to the window behind them.
     fn attend(
         &self,
-        queries: DeviceRows,
+        queries: Rows,
         (rate, lengths): (usize, ListLengths),
         states: &LayerStates,
         pass: &ForwardPass,
-        ops: &dyn DeviceOps,
-    ) -> Result<DeviceRows> {
+        ops: &dyn Ops,
+    ) -> Result<Rows> {
         let (attention, in_window) = (self.over_rows(), pass.visible_ranges(self.mask()));
         let (mut views, mut seen) = (Vec::with_capacity(pass.spans.len()), Vec::with_capacity(pass.tokens()));
         for (i, span) in pass.spans.iter().enumerate() {
@@ -124,23 +122,17 @@ impl CompressedAttention {
 }
 
 /// The pages of two views one after the other, and where positions of the second are in that. The first has all of its pages.
-fn joined(first: DeviceKvView, second: DeviceKvView) -> (DeviceKvView, impl Fn(&Range<usize>) -> Range<usize>) {
+fn joined(first: KvView, second: KvView) -> (KvView, impl Fn(&Range<usize>) -> Range<usize>) {
     let (before, given_back) = (first.pages.len(), second.first_page);
     let moved = move |at: usize| at + before * KV_PAGE_TOKENS - given_back * KV_PAGE_TOKENS;
     let pages = [first.pages, second.pages].concat();
-    let view = DeviceKvView { place: second.place, first_page: 0, pages, width: second.width };
+    let view = KvView { place: second.place, first_page: 0, pages, width: second.width };
     (view, move |seen| moved(seen.start)..moved(seen.end))
 }
 
 impl CompressedAttention {
     /// As [`Mixer::forward`](crate::nn::Mixer::forward).
-    pub(super) fn compute(
-        &self,
-        x: DeviceRows,
-        states: &mut LayerStates,
-        pass: &ForwardPass,
-        ops: &dyn DeviceOps,
-    ) -> Result<DeviceRows> {
+    pub(super) fn compute(&self, x: Rows, states: &mut LayerStates, pass: &ForwardPass, ops: &dyn Ops) -> Result<Rows> {
         let CompressedShape { heads, head_dim, eps, .. } = self.shape;
         let products = self.products(x, pass, ops)?;
         let latent = self.q_norm.forward(products.latent, ops)?;
@@ -155,8 +147,8 @@ impl CompressedAttention {
         }
         let (of_rows, kv_eps) = self.kv_norm.rms_parts();
         let weights = [Some(self.ones.of(near.ops)?), Some(of_rows.of(near.ops)?)];
-        let turns = pass.ropes[self.rotary.table].turns();
-        let new = DeviceHeads {
+        let cos_sin = pass.ropes[self.rotary.table].cos_sin();
+        let new = Heads {
             queries,
             rest: None,
             keys: products.rows,
@@ -165,7 +157,7 @@ impl CompressedAttention {
             clip: None,
             value_norm: None,
             value_factor: 1.0,
-            rotation: Some(self.of_tails(head_dim, turns)),
+            rotation: Some(self.of_tails(head_dim, cos_sin)),
             scales: &[],
             bias: None,
         };
@@ -181,7 +173,7 @@ impl CompressedAttention {
         };
         (0..pass.spans.len()).for_each(|i| states.of_mut(i).release_unseen(self.mask()));
         // Rows are values too, so what is mixed is rotated by positions: back by that of the query.
-        let back: Vec<(f32, f32)> = turns.iter().map(|(cos, sin)| (*cos, -sin)).collect();
+        let back: Vec<(f32, f32)> = cos_sin.iter().map(|(cos, sin)| (*cos, -sin)).collect();
         let mixed = ops.rotate_heads(near.give(mixed)?, heads, None, Some(self.of_tails(head_dim, &back)))?;
         self.output.forward(mixed, ops)
     }

@@ -10,7 +10,7 @@ use super::{
     AttentionMask, ChoiceShape, ForwardPass, FurtherShape, LayerKv, LayerShape, Mixer, Norm, Rotary, RowAttention,
     RowShape, TokenScratch, made_up,
 };
-use crate::device::{DeviceOps, DeviceRows};
+use crate::device::{Ops, Rows};
 use crate::error::Result;
 use crate::matrix::Linear;
 use crate::step::LayerStates;
@@ -143,13 +143,7 @@ impl CompressedAttention {
 }
 
 impl Mixer for CompressedAttention {
-    fn forward(
-        &self,
-        x: DeviceRows,
-        states: &mut LayerStates,
-        pass: &ForwardPass,
-        ops: &dyn DeviceOps,
-    ) -> Result<DeviceRows> {
+    fn forward(&self, x: Rows, states: &mut LayerStates, pass: &ForwardPass, ops: &dyn Ops) -> Result<Rows> {
         self.compute(x, states, pass, ops)
     }
 

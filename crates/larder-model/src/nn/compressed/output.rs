@@ -1,7 +1,7 @@
 //! The output product in two steps: one for each group of heads, then one of what all groups yield.
 
 use super::CompressedShape;
-use crate::device::{DeviceOps, DeviceRows};
+use crate::device::{Ops, Rows};
 use crate::error::Result;
 use crate::matrix::{Linear, PlacedMatrix};
 use crate::weights::WeightLoader;
@@ -25,7 +25,7 @@ impl GroupedOutput {
     }
 
     /// `mixed [tokens, heads · head_dim]` → `[tokens, hidden]`
-    pub fn forward(&self, mixed: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
-        self.whole.forward(ops.multiply_heads(mixed, &self.groups)?, ops)
+    pub fn forward(&self, mixed: Rows, ops: &dyn Ops) -> Result<Rows> {
+        self.whole.forward(ops.matmul_heads(mixed, &self.groups)?, ops)
     }
 }

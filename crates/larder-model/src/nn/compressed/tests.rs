@@ -9,7 +9,7 @@ use super::compressor::{Compressor, CompressorShape};
 use crate::bytes::Bytes;
 use crate::compute::ComputeContext;
 use crate::config::Config;
-use crate::device::DeviceCopy;
+use crate::device::Constant;
 use crate::matrix::{Linear, Matrix};
 use crate::nn::{ForwardPass, HandedOn, KvCache, LayerShape, Norm, Rope, Rotary, SpanPositions, made_up};
 use crate::step::{LayerStates, Span, TokenOrigin};
@@ -46,7 +46,7 @@ fn compressor(shape: CompressorShape) -> (Compressor, Parts) {
         values: linear(channels, &parts.values),
         logits: linear(channels, &parts.logits),
         places: parts.places.clone(),
-        places_copy: DeviceCopy::default(),
+        places_copy: Constant::default(),
         value_norm: Norm::None,
         norm,
         rotation: Some((rope, Rotary { interleaved: true, ..rotary })),

@@ -5,7 +5,7 @@ use larder_kernels::exp;
 
 use super::super::{Activation, CausalConv, ForwardPass, GateFunction, LayerKv, LayerShape, Mixer, TokenScratch};
 use super::{ChannelDecay, DeltaHeads, DeltaInputs, DeltaRule};
-use crate::device::{DeviceCopy, DeviceDecay, DeviceOps, DeviceRows};
+use crate::device::{Constant, Decay, Ops, Rows};
 use crate::error::Result;
 use crate::matrix::Linear;
 use crate::step::LayerStates;
@@ -44,8 +44,8 @@ pub struct GatedDeltaNet {
     rate: Linear,      // [v_heads, hidden], what decays are made of
     decay: Vec<f32>,   // [v_heads], e^A_log
     dt_bias: Vec<f32>, // [v_heads]
-    decay_copy: DeviceCopy,
-    bias_copy: DeviceCopy,
+    decay_copy: Constant,
+    bias_copy: Constant,
 }
 
 impl GatedDeltaNet {
@@ -91,17 +91,11 @@ impl GatedDeltaNet {
 }
 
 impl Mixer for GatedDeltaNet {
-    fn forward(
-        &self,
-        x: DeviceRows,
-        states: &mut LayerStates,
-        pass: &ForwardPass,
-        ops: &dyn DeviceOps,
-    ) -> Result<DeviceRows> {
+    fn forward(&self, x: Rows, states: &mut LayerStates, pass: &ForwardPass, ops: &dyn Ops) -> Result<Rows> {
         let products = [&self.qkv, &self.z, &self.strength, &self.rate];
         let [qkv, z, strengths, products] = Linear::forward_all(products, x, ops)?;
         let (bias, rates) = (self.bias_copy.of(&self.dt_bias, ops)?, self.decay_copy.of(&self.decay, ops)?);
-        let decay = DeviceDecay { products, bias, rates, form: ChannelDecay::Softplus };
+        let decay = Decay { products, bias, rates, form: ChannelDecay::Softplus };
         self.rule.forward(&DeltaInputs { qkv: &[qkv], z, strengths, decay }, states, pass, ops)
     }
 

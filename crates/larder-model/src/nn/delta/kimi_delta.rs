@@ -6,7 +6,7 @@ use larder_kernels::{exp, softplus};
 use super::super::activation::sigmoid;
 use super::super::{Activation, CausalConv, ForwardPass, GateFunction, LayerKv, LayerShape, Mixer, TokenScratch};
 use super::{DeltaHeads, DeltaInputs, DeltaRule};
-use crate::device::{DeviceCopy, DeviceDecay, DeviceOps, DeviceRows};
+use crate::device::{Constant, Decay, Ops, Rows};
 use crate::error::Result;
 use crate::matrix::Linear;
 use crate::step::LayerStates;
@@ -64,8 +64,8 @@ pub struct KimiDelta {
     form: ChannelDecay,
     rates: Vec<f32>,   // [heads], e^A_log
     dt_bias: Vec<f32>, // [heads · dim]
-    rates_copy: DeviceCopy,
-    bias_copy: DeviceCopy,
+    rates_copy: Constant,
+    bias_copy: Constant,
 }
 
 /// A product that may be stored as two of low rank.
@@ -89,7 +89,7 @@ impl Factored {
     }
 
     /// The whole product, from what its first matrix yielded.
-    fn complete(&self, y: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+    fn complete(&self, y: Rows, ops: &dyn Ops) -> Result<Rows> {
         self.second.as_ref().map_or(Ok(y), |second| second.forward(y, ops))
     }
 }
@@ -120,26 +120,20 @@ impl KimiDelta {
             form,
             rates: weights.vector(&name("A_log"), a_log)?.into_iter().map(exp).collect(),
             dt_bias: weights.vector(&name("dt_bias"), &[width])?,
-            rates_copy: DeviceCopy::default(),
-            bias_copy: DeviceCopy::default(),
+            rates_copy: Constant::default(),
+            bias_copy: Constant::default(),
         })
     }
 }
 
 impl Mixer for KimiDelta {
-    fn forward(
-        &self,
-        x: DeviceRows,
-        states: &mut LayerStates,
-        pass: &ForwardPass,
-        ops: &dyn DeviceOps,
-    ) -> Result<DeviceRows> {
+    fn forward(&self, x: Rows, states: &mut LayerStates, pass: &ForwardPass, ops: &dyn Ops) -> Result<Rows> {
         let [q, k, v] = &self.qkv;
         let products = [q, k, v, &self.strength, &self.decay.first, &self.gate.first];
         let [q, k, v, strengths, f, z] = Linear::forward_all(products, x, ops)?;
         let (products, z) = (self.decay.complete(f, ops)?, self.gate.complete(z, ops)?);
         let (bias, rates) = (self.bias_copy.of(&self.dt_bias, ops)?, self.rates_copy.of(&self.rates, ops)?);
-        let decay = DeviceDecay { products, bias, rates, form: self.form };
+        let decay = Decay { products, bias, rates, form: self.form };
         self.rule.forward(&DeltaInputs { qkv: &[q, k, v], z, strengths, decay }, states, pass, ops)
     }
 

@@ -4,7 +4,7 @@ use larder_core::Rng;
 
 use super::norm::NormWeight;
 use super::{Activation, CausalConv, ForwardPass, GateFunction, LayerKv, LayerShape, StateLens, TokenScratch};
-use crate::device::{DeviceDecay, DeviceDelta, DeviceOps, DeviceRows, GateOrder, NormGate};
+use crate::device::{Decay, Delta, GateOrder, NormGate, Ops, Rows};
 use crate::error::Result;
 use crate::matrix::Linear;
 use crate::step::LayerStates;
@@ -33,12 +33,12 @@ struct DeltaRule {
 /// The products of the input, for all tokens of a step, and what decays are made of.
 struct DeltaInputs<'a> {
     /// Queries, keys and values of all heads, side by side.
-    qkv: &'a [DeviceRows],
+    qkv: &'a [Rows],
     /// `[tokens, v_heads · v_dim]`: what the output gate is made of.
-    z: DeviceRows,
+    z: Rows,
     /// `[tokens, v_heads]`
-    strengths: DeviceRows,
-    decay: DeviceDecay,
+    strengths: Rows,
+    decay: Decay,
 }
 
 impl DeltaRule {
@@ -48,12 +48,12 @@ impl DeltaRule {
         inputs: &DeltaInputs,
         states: &mut LayerStates,
         pass: &ForwardPass,
-        ops: &dyn DeviceOps,
-    ) -> Result<DeviceRows> {
+        ops: &dyn Ops,
+    ) -> Result<Rows> {
         let DeltaInputs { qkv, z, strengths, decay } = *inputs;
         let spans = states.extend_recurrent(pass, self.state_lens())?;
         let qkv = self.conv.forward(qkv, &spans, Some(self.act), ops)?;
-        let y = ops.delta(&DeviceDelta { heads: self.heads, qkv, strengths, decay }, &spans)?;
+        let y = ops.delta(&Delta { heads: self.heads, qkv, strengths, decay }, &spans)?;
         let (weight, width, eps, order) = (self.norm.of(ops)?, self.heads.v_dim, self.eps, GateOrder::NormFirst);
         let y = ops.norm_gate(y, z, &NormGate { weight, width, eps, function: self.gate, order })?;
         self.output.forward(y, ops)

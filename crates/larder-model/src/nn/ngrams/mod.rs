@@ -13,7 +13,7 @@ use super::norm::sum;
 use super::{
     Activation, CausalConv, ForwardPass, LayerKv, LayerShape, Mixer, Norm, SpanPositions, StateLens, TokenScratch,
 };
-use crate::device::{DeviceOps, DeviceRows, StateSpan};
+use crate::device::{Ops, Rows, StateSpan};
 use crate::embedding::EmbeddingRows;
 use crate::error::Result;
 use crate::matrix::Linear;
@@ -73,7 +73,7 @@ impl NGramFeatures {
     }
 
     /// The rows of the n-grams of all tokens, side by side: `[tokens, width]`. `before` are the last tokens before each span.
-    fn embed(&self, before: &[Vec<u32>], pass: &ForwardPass, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+    fn embed(&self, before: &[Vec<u32>], pass: &ForwardPass, ops: &dyn Ops) -> Result<Rows> {
         let mut rows = Vec::with_capacity(pass.tokens() * self.shape.heads);
         for (span, before) in pass.spans.iter().zip(before) {
             self.hash.rows(before, span.rows(&pass.tokens, 1), &mut rows);
@@ -135,13 +135,7 @@ impl Mixer for NGramFeatures {
         true
     }
 
-    fn forward(
-        &self,
-        x: DeviceRows,
-        states: &mut LayerStates,
-        pass: &ForwardPass,
-        ops: &dyn DeviceOps,
-    ) -> Result<DeviceRows> {
+    fn forward(&self, x: Rows, states: &mut LayerStates, pass: &ForwardPass, ops: &dyn Ops) -> Result<Rows> {
         let NGramShape { streams, .. } = self.shape;
         let [key_norm, query_norm, conv_norm] = &self.norms;
         let spans = pass.spans.iter().enumerate();

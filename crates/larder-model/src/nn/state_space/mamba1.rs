@@ -6,7 +6,7 @@ use larder_core::Rng;
 use larder_kernels::exp;
 
 use super::check_sizes;
-use crate::device::{DeviceChannelScan, DeviceCopy, DeviceOps, DeviceRows};
+use crate::device::{ChannelScan, Constant, Ops, Rows};
 use crate::error::Result;
 use crate::matrix::Linear;
 use crate::nn::activation::Activation;
@@ -51,8 +51,8 @@ pub struct Mamba1 {
     decays: Vec<f32>, // [inner, state], -e^A_log
     skip: Vec<f32>,   // [inner]
     output: Linear,   // [hidden, inner]
-    decays_copy: DeviceCopy,
-    skip_copy: DeviceCopy,
+    decays_copy: Constant,
+    skip_copy: Constant,
 }
 
 impl Mamba1 {
@@ -83,8 +83,8 @@ impl Mamba1 {
             decays: weights.vector(&name("A_log"), &[inner, state])?.into_iter().map(|log| -exp(log)).collect(),
             skip: weights.vector(&name("D"), &[inner])?,
             output: weights.linear(&name("out_proj"), hidden, inner, bias)?,
-            decays_copy: DeviceCopy::default(),
-            skip_copy: DeviceCopy::default(),
+            decays_copy: Constant::default(),
+            skip_copy: Constant::default(),
         })
     }
 
@@ -94,18 +94,12 @@ impl Mamba1 {
 }
 
 impl Mixer for Mamba1 {
-    fn forward(
-        &self,
-        x: DeviceRows,
-        states: &mut LayerStates,
-        pass: &ForwardPass,
-        ops: &dyn DeviceOps,
-    ) -> Result<DeviceRows> {
+    fn forward(&self, x: Rows, states: &mut LayerStates, pass: &ForwardPass, ops: &dyn Ops) -> Result<Rows> {
         let [raw, gates] = Linear::forward_all([&self.convolved, &self.gate], x, ops)?;
         let spans = states.extend_recurrent(pass, self.state_lens())?;
         let x = self.conv.forward(&[raw], &spans, Some(self.shape.act), ops)?;
         let [dt, b, c] = Linear::forward_all([&self.dt, &self.b, &self.c], x, ops)?;
-        let scan = DeviceChannelScan {
+        let scan = ChannelScan {
             x,
             steps: self.step.forward(self.dt_norm.forward(dt, ops)?, ops)?,
             b: self.b_norm.forward(b, ops)?,

@@ -7,7 +7,7 @@ use larder_kernels::exp;
 
 use super::check_sizes;
 use crate::config::config_error;
-use crate::device::{DeviceCopy, DeviceOps, DeviceRows, DeviceScan, GateOrder, NormGate, ScanHeads};
+use crate::device::{Constant, GateOrder, NormGate, Ops, Rows, Scan, ScanHeads};
 use crate::error::Result;
 use crate::matrix::Linear;
 use crate::nn::activation::Activation;
@@ -80,9 +80,9 @@ pub struct Mamba2 {
     skip: Vec<f32>,    // [heads]
     norm: NormWeight,  // [inner]
     output: Linear,    // [hidden, inner]
-    rate_copy: DeviceCopy,
-    bias_copy: DeviceCopy,
-    skip_copy: DeviceCopy,
+    rate_copy: Constant,
+    bias_copy: Constant,
+    skip_copy: Constant,
 }
 
 impl Mamba2 {
@@ -106,9 +106,9 @@ impl Mamba2 {
             skip: weights.vector(&name("D"), &[heads])?,
             norm: weights.vector(&name("norm.weight"), &[inner])?.into(),
             output: weights.linear(&name("out_proj"), hidden, inner, shape.bias)?,
-            rate_copy: DeviceCopy::default(),
-            bias_copy: DeviceCopy::default(),
-            skip_copy: DeviceCopy::default(),
+            rate_copy: Constant::default(),
+            bias_copy: Constant::default(),
+            skip_copy: Constant::default(),
         })
     }
 
@@ -118,16 +118,10 @@ impl Mamba2 {
 }
 
 impl Mixer for Mamba2 {
-    fn forward(
-        &self,
-        x: DeviceRows,
-        states: &mut LayerStates,
-        pass: &ForwardPass,
-        ops: &dyn DeviceOps,
-    ) -> Result<DeviceRows> {
+    fn forward(&self, x: Rows, states: &mut LayerStates, pass: &ForwardPass, ops: &dyn Ops) -> Result<Rows> {
         let [gates, raw, steps] = Linear::forward_all([&self.gate, &self.convolved, &self.step], x, ops)?;
         let spans = states.extend_recurrent(pass, self.state_lens())?;
-        let scan = DeviceScan {
+        let scan = Scan {
             heads: self.shape.scan(),
             convolved: self.conv.forward(&[raw], &spans, Some(self.shape.act), ops)?,
             steps,

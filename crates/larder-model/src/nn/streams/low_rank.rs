@@ -8,7 +8,7 @@
 //! ```
 
 use super::{MergeStreams, ResidualConnection};
-use crate::device::{DeviceOps, DeviceRows, StreamGate, StreamMix};
+use crate::device::{Ops, Rows, StreamGate, StreamMix};
 use crate::error::Result;
 use crate::matrix::Linear;
 use crate::nn::{Norm, TokenScratch};
@@ -56,7 +56,7 @@ impl LowRankMixer {
     }
 
     /// The mean of `normed [tokens, streams · hidden]` with the gates that `low [tokens, rank]` leads to: `[tokens, hidden]`.
-    fn mean(&self, normed: DeviceRows, low: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+    fn mean(&self, normed: Rows, low: Rows, ops: &dyn Ops) -> Result<Rows> {
         let count = self.shape.streams;
         let gates = self.up.forward(ops.stream_gates(low, count, StreamGate::Silu)?, ops)?;
         ops.gated_mean(normed, gates, count)
@@ -70,7 +70,7 @@ impl LowRankMixer {
 }
 
 impl MergeStreams for LowRankMixer {
-    fn merge(&self, streams: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+    fn merge(&self, streams: Rows, ops: &dyn Ops) -> Result<Rows> {
         let normed = self.norm.forward(streams, ops)?;
         self.mean(normed, self.down.forward(normed, ops)?, ops)
     }
@@ -86,14 +86,14 @@ impl LowRankConnection {
 }
 
 impl ResidualConnection for LowRankConnection {
-    fn read(&self, streams: DeviceRows, ops: &dyn DeviceOps) -> Result<[DeviceRows; 2]> {
+    fn read(&self, streams: Rows, ops: &dyn Ops) -> Result<[Rows; 2]> {
         let normed = self.mixer.norm.forward(streams, ops)?;
         let [low, inject] = Linear::forward_all([&self.mixer.down, &self.inject], normed, ops)?;
         let weights = ops.stream_gates(inject, self.mixer.shape.streams, StreamGate::TwiceSigmoid)?;
         Ok([self.mixer.mean(normed, low, ops)?, weights])
     }
 
-    fn write(&self, streams: DeviceRows, mix: DeviceRows, y: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+    fn write(&self, streams: Rows, mix: Rows, y: Rows, ops: &dyn Ops) -> Result<Rows> {
         ops.write_streams(streams, y, (mix, StreamMix::Weights))
     }
 

@@ -4,7 +4,7 @@
 use larder_kernels::exp;
 
 use super::{MergeStreams, ResidualConnection};
-use crate::device::{DeviceCopy, DeviceOps, DeviceRows, ManifoldWeights, StreamMix};
+use crate::device::{Constant, ManifoldWeights, Ops, Rows, StreamMix};
 use crate::error::Result;
 use crate::matrix::Linear;
 use crate::nn::TokenScratch;
@@ -33,7 +33,7 @@ pub struct ManifoldConnection {
     weights: Linear,
     /// `[streams · (2 + streams)]`
     base: Vec<f32>,
-    base_copy: DeviceCopy,
+    base_copy: Constant,
     /// Of the three kinds of weights.
     scale: [f32; 3],
 }
@@ -45,7 +45,7 @@ pub struct ManifoldMerge {
     weights: Linear,
     /// `[streams]`
     base: Vec<f32>,
-    base_copy: DeviceCopy,
+    base_copy: Constant,
     scale: f32,
 }
 
@@ -57,7 +57,7 @@ impl ManifoldConnection {
         let base = weights.vector(&format!("{prefix}_base"), &[rows])?;
         let scale = weights.vector(&format!("{prefix}_scale"), &[3])?;
         let scale = std::array::from_fn(|kind| scale.get(kind).copied().unwrap_or_default());
-        let base_copy = DeviceCopy::default();
+        let base_copy = Constant::default();
         Ok(ManifoldConnection { shape, weights: Linear::new(product, None)?, base, base_copy, scale })
     }
 }
@@ -68,19 +68,19 @@ impl ManifoldMerge {
         let product = weights.matrix(&format!("{prefix}_fn"), shape.streams, shape.streams * shape.hidden)?;
         let base = weights.vector(&format!("{prefix}_base"), &[shape.streams])?;
         let scale = weights.vector(&format!("{prefix}_scale"), &[1])?.first().copied().unwrap_or_default();
-        let base_copy = DeviceCopy::default();
+        let base_copy = Constant::default();
         Ok(ManifoldMerge { shape, weights: Linear::new(product, None)?, base, base_copy, scale })
     }
 }
 
 impl ResidualConnection for ManifoldConnection {
-    fn read(&self, streams: DeviceRows, ops: &dyn DeviceOps) -> Result<[DeviceRows; 2]> {
+    fn read(&self, streams: Rows, ops: &dyn Ops) -> Result<[Rows; 2]> {
         let base = self.base_copy.of(&self.base, ops)?;
         let weights = self.shape.weights(&self.weights, streams, (base, self.scale), ops)?;
         Ok([ops.read_streams(streams, self.shape.streams, Some(weights))?, weights])
     }
 
-    fn write(&self, streams: DeviceRows, mix: DeviceRows, y: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+    fn write(&self, streams: Rows, mix: Rows, y: Rows, ops: &dyn Ops) -> Result<Rows> {
         ops.write_streams(streams, y, (mix, StreamMix::Matrix))
     }
 
@@ -97,10 +97,10 @@ impl ManifoldShape {
     fn weights(
         &self,
         product: &Linear,
-        streams: DeviceRows,
+        streams: Rows,
         (base, scale): (usize, [f32; 3]),
-        ops: &dyn DeviceOps,
-    ) -> Result<DeviceRows> {
+        ops: &dyn Ops,
+    ) -> Result<Rows> {
         let products = product.forward(ops.rms_groups(streams, 1, None, self.norm_eps)?, ops)?;
         let (eps, iterations) = (self.eps, self.iterations);
         ops.stream_weights(products, self.streams, &ManifoldWeights { scale, base, eps, iterations })
@@ -152,7 +152,7 @@ fn normalise_columns(matrix: &mut [f32], count: usize, eps: f32) {
 }
 
 impl MergeStreams for ManifoldMerge {
-    fn merge(&self, streams: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+    fn merge(&self, streams: Rows, ops: &dyn Ops) -> Result<Rows> {
         let base = self.base_copy.of(&self.base, ops)?;
         let weights = self.shape.weights(&self.weights, streams, (base, [self.scale; 3]), ops)?;
         ops.read_streams(streams, self.shape.streams, Some(weights))
@@ -181,7 +181,7 @@ mod tests {
         let matrix = Matrix::new(NumberFormat::F32, RowOrder::Plain, rows, cols, Arc::new(bytes), compute);
         let base = (0..rows).map(|i| (i as f32).cos()).collect();
         let weights = Linear::new(matrix, None).unwrap();
-        let base_copy = DeviceCopy::default();
+        let base_copy = Constant::default();
         ManifoldConnection { shape: SHAPE, weights, base, base_copy, scale: [1.0, 0.5, 2.0] }
     }
 

@@ -1,7 +1,7 @@
 //! The plain mean of the residual streams behind the last layer.
 
 use super::MergeStreams;
-use crate::device::{DeviceOps, DeviceRows};
+use crate::device::{Ops, Rows};
 use crate::error::Result;
 
 /// Merges streams into their mean.
@@ -11,7 +11,7 @@ pub struct MeanMerge {
 }
 
 impl MergeStreams for MeanMerge {
-    fn merge(&self, streams: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+    fn merge(&self, streams: Rows, ops: &dyn Ops) -> Result<Rows> {
         ops.read_streams(streams, self.streams, None)
     }
 }

@@ -2,7 +2,7 @@
 //! scaled, and hyper-connections keep several streams, read a mixture of them, and write to all.
 
 use super::TokenScratch;
-use crate::device::{DeviceOps, DeviceRows};
+use crate::device::{Ops, Rows};
 use crate::error::Result;
 
 mod low_rank;
@@ -21,10 +21,10 @@ pub trait ResidualConnection: Send + Sync {
     /// What the part reads, `[tokens, hidden]`, and what [`write`](Self::write) needs.
     ///
     /// The caller guarantees streams of the model's width. A token's results depend on its streams alone, bit for bit.
-    fn read(&self, streams: DeviceRows, ops: &dyn DeviceOps) -> Result<[DeviceRows; 2]>;
+    fn read(&self, streams: Rows, ops: &dyn Ops) -> Result<[Rows; 2]>;
 
     /// The streams behind the part, whose output is `y [tokens, hidden]`; `mix` is what [`read`](Self::read) returned for them.
-    fn write(&self, streams: DeviceRows, mix: DeviceRows, y: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows>;
+    fn write(&self, streams: Rows, mix: Rows, y: Rows, ops: &dyn Ops) -> Result<Rows>;
 
     /// What both allocate per token.
     fn scratch(&self, hidden: usize) -> TokenScratch;
@@ -33,5 +33,5 @@ pub trait ResidualConnection: Send + Sync {
 /// Merges the residual streams behind the last layer.
 pub trait MergeStreams: Send + Sync {
     /// `streams [tokens, streams · hidden]` → `[tokens, hidden]`
-    fn merge(&self, streams: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows>;
+    fn merge(&self, streams: Rows, ops: &dyn Ops) -> Result<Rows>;
 }

@@ -1,7 +1,7 @@
 //! A residual addition of which both sides have a factor and a bias per channel, as ZAYA has it.
 
 use super::ResidualConnection;
-use crate::device::{DeviceCopy, DeviceOps, DeviceRows, ScaledSides};
+use crate::device::{Constant, Ops, Rows, ScaledSides};
 use crate::error::Result;
 use crate::nn::TokenScratch;
 use crate::weights::WeightLoader;
@@ -16,7 +16,7 @@ pub struct ScaledConnection {
 struct ScaleAndBias {
     scale: Vec<f32>,
     bias: Vec<f32>,
-    copies: [DeviceCopy; 2],
+    copies: [Constant; 2],
 }
 
 impl ScaleAndBias {
@@ -28,7 +28,7 @@ impl ScaleAndBias {
     }
 
     /// The ids of both, which these operations keep.
-    fn of(&self, ops: &dyn DeviceOps) -> Result<[usize; 2]> {
+    fn of(&self, ops: &dyn Ops) -> Result<[usize; 2]> {
         let [scale, bias] = &self.copies;
         Ok([scale.of(&self.scale, ops)?, bias.of(&self.bias, ops)?])
     }
@@ -46,11 +46,11 @@ impl ScaledConnection {
 }
 
 impl ResidualConnection for ScaledConnection {
-    fn read(&self, stream: DeviceRows, _: &dyn DeviceOps) -> Result<[DeviceRows; 2]> {
+    fn read(&self, stream: Rows, _: &dyn Ops) -> Result<[Rows; 2]> {
         Ok([stream; 2])
     }
 
-    fn write(&self, stream: DeviceRows, _: DeviceRows, y: DeviceRows, ops: &dyn DeviceOps) -> Result<DeviceRows> {
+    fn write(&self, stream: Rows, _: Rows, y: Rows, ops: &dyn Ops) -> Result<Rows> {
         let sides = ScaledSides { y: self.output.of(ops)?, stream: self.stream.of(ops)? };
         ops.add_scaled_sides(stream, y, &sides)
     }

@@ -10,12 +10,12 @@ use super::pages::PageTable;
 use super::workspace::HostBuffer;
 use super::{CpuOps, State, TASK_ACTIVATIONS, TASK_VALUES};
 use crate::compute::timed;
-use crate::device::{DeviceHeads, DeviceKvView, DeviceRotation, DeviceRows, HeadNorm, HeadRest, KvPageShape};
+use crate::device::{HeadNorm, HeadRest, Heads, KvPageShape, KvView, Rotation, Rows};
 use crate::error::Result;
 use crate::nn::{Rotary, rms_row, scale};
 
 /// The attention of the tokens of one sequence.
-pub type Task<'a> = AttentionArgs<'a, DeviceKvView>;
+pub(super) type Task<'a> = AttentionArgs<'a, KvView>;
 
 /// New rows of one page.
 struct PageWrite<'a> {
@@ -46,7 +46,7 @@ impl PageWrite<'_> {
 
 /// The new heads of a step before attention.
 struct NewHeads<'a> {
-    heads: &'a DeviceHeads<'a>,
+    heads: &'a Heads<'a>,
     /// Query heads of a token.
     count: usize,
     /// Width of queries and keys.
@@ -62,7 +62,7 @@ impl NewHeads<'_> {
 
     /// The norm, the rotation and the scale of a token's queries, or of its keys.
     fn change(&self, state: &State, token: usize, keys: usize, row: &mut [f32]) {
-        let DeviceHeads { norm, rotation, scales, .. } = self.heads;
+        let Heads { norm, rotation, scales, .. } = self.heads;
         let norm_before = norm.filter(|norm| !norm.after_rotation);
         let normalise = |row: &mut [f32], of_all: bool| {
             let Some(HeadNorm { weights, eps, whole, width, .. }) = norm_before else { return };
@@ -75,9 +75,9 @@ impl NewHeads<'_> {
         self.clip(row);
         normalise(row, false);
         for head in row.chunks_exact_mut(self.width) {
-            if let Some(DeviceRotation { turns, first, dim, interleaved }) = rotation {
+            if let Some(Rotation { cos_sin, first, dim, interleaved }) = rotation {
                 let rotary = Rotary { dim: *dim, interleaved: *interleaved, table: 0 };
-                rotary.rotate_by(&mut head[*first..], &turns[token * (dim / 2)..][..dim / 2]);
+                rotary.rotate_by(&mut head[*first..], &cos_sin[token * (dim / 2)..][..dim / 2]);
             }
             if let Some(HeadNorm { weights, eps, after_rotation: true, .. }) = norm {
                 match weights[keys] {
@@ -109,17 +109,11 @@ impl NewHeads<'_> {
 impl CpuOps {
     /// Writes keys and values of new tokens, and returns their queries, with the rows in whose place they are, if they are. Queries and keys are
     /// changed in place, where nothing else reads them.
-    pub(super) fn write_new(
-        &self,
-        state: &mut State,
-        heads: &DeviceHeads,
-        tasks: &[&Task],
-    ) -> (HostBuffer, Option<DeviceRows>) {
+    pub(super) fn write_new(&self, state: &mut State, heads: &Heads, tasks: &[&Task]) -> (HostBuffer, Option<Rows>) {
         let (count, width) = tasks.first().map_or((1, 1), |args| (args.heads, args.keys.width));
         let new = NewHeads { heads, count, width };
         let (tokens, key_width, query_width) = (heads.queries.rows, heads.keys.width, count * width);
-        let is_read =
-            |x: DeviceRows, others: [Option<DeviceRows>; 2]| others.into_iter().flatten().any(|o| o.id == x.id);
+        let is_read = |x: Rows, others: [Option<Rows>; 2]| others.into_iter().flatten().any(|o| o.id == x.id);
         let in_place = heads.rest.is_none() && !is_read(heads.queries, [Some(heads.keys), heads.values]);
         let own_queries = if in_place { state.rows.take_out(heads.queries) } else { None };
         let in_place = in_place && !is_read(heads.keys, [heads.values, None]);
@@ -180,7 +174,7 @@ impl CpuOps {
     }
 
     /// Attention of new tokens.
-    pub(super) fn attend_new_heads(&self, heads: &DeviceHeads, tasks: &[&Task]) -> Result<DeviceRows> {
+    pub(super) fn attend_new_heads(&self, heads: &Heads, tasks: &[&Task]) -> Result<Rows> {
         let mut state = self.lock();
         let (mut queries, place) = self.write_new(&mut state, heads, tasks);
         let (width, rows) = (tasks.first().map_or(1, |args| args.heads * args.values.width), heads.queries.rows);
@@ -223,7 +217,7 @@ impl CpuOps {
 fn add_writes<'a>(
     pages: &mut PageTable,
     tasks: &[&Task],
-    view: impl for<'t> Fn(&'t Task) -> &'t DeviceKvView,
+    view: impl for<'t> Fn(&'t Task) -> &'t KvView,
     mut rows: &'a [f32],
     writes: &mut SmallVec<[PageWrite<'a>; 2]>,
 ) {

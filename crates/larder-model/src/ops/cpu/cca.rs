@@ -1,14 +1,14 @@
 //! Convolved queries and keys (compressed convolutional attention).
 
 use super::{CpuOps, TASK_ACTIVATIONS};
-use crate::device::{DeviceConvolvedHeads, DeviceHeadConvolution, DeviceRows, HeadMix, StateSpan};
+use crate::device::{ConvolvedHeadOps, HeadConvolution, HeadMix, Rows, StateSpan};
 use crate::error::Result;
 use crate::nn::{MixedHeads, convolve_rows, shift_window};
 
-impl DeviceConvolvedHeads for CpuOps {
-    fn convolve_heads(&self, convolution: &DeviceHeadConvolution, spans: &[StateSpan]) -> Result<[DeviceRows; 2]> {
-        let DeviceHeadConvolution { queries, keys, delayed, taps, bias, delayed_bias, head_dim, widths } = *convolution;
-        let raw = crate::device::DeviceChoice::beside(self, queries, keys)?;
+impl ConvolvedHeadOps for CpuOps {
+    fn convolve_heads(&self, convolution: &HeadConvolution, spans: &[StateSpan]) -> Result<[Rows; 2]> {
+        let HeadConvolution { queries, keys, delayed, taps, bias, delayed_bias, head_dim, widths } = *convolution;
+        let raw = crate::device::ChoiceOps::beside(self, queries, keys)?;
         let (mut state, rows, channels, half) = (self.lock(), queries.rows, queries.width + keys.width, delayed.width);
         let [first, second] = widths;
         let mut gathered = state.rows.take(rows, second * channels);
@@ -49,7 +49,7 @@ impl DeviceConvolvedHeads for CpuOps {
         Ok([state.rows.push(gathered), state.rows.push(earlier)])
     }
 
-    fn mix_heads(&self, [queries, keys, mixed]: [DeviceRows; 3], mix: &HeadMix) -> Result<[DeviceRows; 2]> {
+    fn mix_heads(&self, [queries, keys, mixed]: [Rows; 3], mix: &HeadMix) -> Result<[Rows; 2]> {
         let HeadMix { heads, kv_heads, bias, factors } = *mix;
         let mut state = self.lock();
         let mut q = state.rows.take(queries.rows, queries.width);
@@ -65,7 +65,7 @@ impl DeviceConvolvedHeads for CpuOps {
         self.pool.run_pairs((q.values(), some * queries.width), (k.values(), some * keys.width), &|task, q, k| {
             let rows = q.chunks_exact_mut(queries.width).zip(k.chunks_exact_mut(keys.width));
             for (row, (q, k)) in (task * some..).zip(rows) {
-                let of_row = |rows: DeviceRows| &all.values(rows)[row * rows.width..][..rows.width];
+                let of_row = |rows: Rows| &all.values(rows)[row * rows.width..][..rows.width];
                 of.of([of_row(queries), of_row(keys), of_row(mixed)], [q, k]);
             }
         });

@@ -5,13 +5,13 @@ use smallvec::SmallVec;
 
 use super::{CpuOps, State, TASK_VALUES};
 use crate::compute::timed;
-use crate::device::{DeviceProduct, DeviceRows};
+use crate::device::{DeviceProduct, Rows};
 use crate::error::Result;
 use crate::matrix::PlacedMatrix;
 
 impl CpuOps {
     /// Products of one `x`, in one batch.
-    pub(super) fn matmul(&self, x: DeviceRows, weights: &[&PlacedMatrix]) -> Result<Vec<DeviceRows>> {
+    pub(super) fn matmul(&self, x: Rows, weights: &[&PlacedMatrix]) -> Result<Vec<Rows>> {
         let mut state = self.lock();
         let mut outs: Vec<_> = weights.iter().map(|weights| state.rows.take(x.rows, weights.rows())).collect();
         let State { rows, inputs, .. } = &mut *state;
@@ -32,13 +32,13 @@ impl CpuOps {
             }
         }
         timed(&self.clocks.products, || products(&self.pool, &mut batch));
-        device.map_or(Ok(()), |device| device.multiply(&inputs, &mut of_device))?;
+        device.map_or(Ok(()), |device| device.matmul(&inputs, &mut of_device))?;
         drop((batch, of_device));
         Ok(outs.into_iter().map(|out| rows.push(out)).collect())
     }
 
     /// One product per head, of the first values that each head has in `x`.
-    pub(super) fn matmul_heads(&self, x: DeviceRows, heads: &[PlacedMatrix]) -> Result<DeviceRows> {
+    pub(super) fn matmul_heads(&self, x: Rows, heads: &[PlacedMatrix]) -> Result<Rows> {
         let mut state = self.lock();
         let (count, step) = (heads.len(), x.width / heads.len());
         let (cols, width) = (heads[0].cols(), heads[0].rows());
@@ -62,7 +62,7 @@ impl CpuOps {
                 (Some(weights), _) => batch.push(Product { weights, x, pick: None, out }),
                 (None, place) => {
                     let (device, weights) = place.expect("the weights are somewhere");
-                    device.multiply(&x, &mut [DeviceProduct { weights, pick: None, out }])?;
+                    device.matmul(&x, &mut [DeviceProduct { weights, pick: None, out }])?;
                 }
             }
         }

@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use larder_kernels::{InputBuffer, ThreadPool, tanh};
 
 use crate::compute::ComputeClocks;
-use crate::device::{DeviceOps, DeviceRows, GateOrder, NormGate};
+use crate::device::{GateOrder, NormGate, Ops, Rows};
 use crate::double::{AttentionDouble, ProductsDouble};
 use crate::error::{ModelError, Result};
 use crate::nn::{Activation, GateFunction, layer_norm_row, rms_row};
@@ -70,7 +70,7 @@ struct State {
 }
 
 impl State {
-    fn values(&self, rows: DeviceRows) -> &[f32] {
+    fn values(&self, rows: Rows) -> &[f32] {
         self.rows.values(rows)
     }
 
@@ -108,7 +108,7 @@ impl CpuOps {
         [rows, width]: [usize; 2],
         task_values: usize,
         make: impl Fn(&State, usize, &mut [f32]) + Sync,
-    ) -> DeviceRows {
+    ) -> Rows {
         let mut state = self.lock();
         let mut out = state.rows.take(rows, width);
         let (some, all) = (task_values.div_ceil(width), &*state);
@@ -116,15 +116,15 @@ impl CpuOps {
         state.rows.push(out)
     }
 
-    /// `x` changed by `others`, in tasks of so many values: in place, unless it is read elsewhere. `change` gets the state, the number of a
+    /// `x` changed by `others`, in tasks of `task_values` values: in place, unless it is read elsewhere. `change` gets the state, the number of a
     /// value, and it with some values after it.
     fn change(
         &self,
-        x: DeviceRows,
-        others: &[DeviceRows],
+        x: Rows,
+        others: &[Rows],
         task_values: usize,
         change: impl Fn(&State, usize, &mut [f32]) + Sync,
-    ) -> DeviceRows {
+    ) -> Rows {
         let mut state = self.lock();
         let is_read = others.iter().any(|other| other.id == x.id);
         let own = if is_read { None } else { state.rows.take_out(x) };
@@ -159,8 +159,8 @@ fn part(values: &[f32], at: usize, len: usize) -> &[f32] {
     &values[at..][..len]
 }
 
-/// Values of whole rows of `x`, at least so many.
-fn rows_of(x: DeviceRows, values: usize) -> usize {
+/// Values of whole rows of `x`, at least `values`.
+fn rows_of(x: Rows, values: usize) -> usize {
     values.div_ceil(x.width) * x.width
 }
 
@@ -172,7 +172,7 @@ fn add_to(x: &[f32], y: &mut [f32], factor: f32) {
     }
 }
 
-impl DeviceOps for CpuOps {
+impl Ops for CpuOps {
     fn keep(&self, values: &[f32]) -> Result<usize> {
         let mut state = self.lock();
         state.kept.push(values.to_vec());
@@ -183,7 +183,7 @@ impl DeviceOps for CpuOps {
         self.lock().rows.take(rows, width)
     }
 
-    fn upload(&self, buffer: HostBuffer) -> Result<DeviceRows> {
+    fn upload(&self, buffer: HostBuffer) -> Result<Rows> {
         Ok(self.lock().rows.push(buffer))
     }
 
@@ -195,45 +195,45 @@ impl DeviceOps for CpuOps {
         self.fake.is_none()
     }
 
-    fn retain(&self, live: &[DeviceRows]) {
+    fn retain(&self, live: &[Rows]) {
         self.lock().rows.retain(live);
     }
 
     fn begin_layer(&self) {}
 
-    fn part(&self, x: DeviceRows, first: usize, rows: usize) -> Result<DeviceRows> {
-        Ok(if (first, rows) == (0, x.rows) { x } else { self.lock().rows.part(x, first..first + rows) })
+    fn slice(&self, x: Rows, first: usize, rows: usize) -> Result<Rows> {
+        Ok(if (first, rows) == (0, x.rows) { x } else { self.lock().rows.slice(x, first..first + rows) })
     }
 
-    fn attend_new(&self, heads: &crate::device::DeviceHeads, tasks: &[&attention::Task]) -> Result<DeviceRows> {
+    fn attend_new(&self, heads: &crate::device::Heads, tasks: &[&attention::Task]) -> Result<Rows> {
         self.attend_new_heads(heads, tasks)
     }
 
-    fn multiply(&self, x: DeviceRows, weights: &[&crate::matrix::PlacedMatrix]) -> Result<Vec<DeviceRows>> {
+    fn matmul(&self, x: Rows, weights: &[&crate::matrix::PlacedMatrix]) -> Result<Vec<Rows>> {
         self.matmul(x, weights)
     }
 
-    fn multiply_heads(&self, x: DeviceRows, heads: &[crate::matrix::PlacedMatrix]) -> Result<DeviceRows> {
+    fn matmul_heads(&self, x: Rows, heads: &[crate::matrix::PlacedMatrix]) -> Result<Rows> {
         self.matmul_heads(x, heads)
     }
 
-    fn combine(&self, act: Activation, gate: DeviceRows, up: DeviceRows) -> Result<DeviceRows> {
+    fn combine(&self, act: Activation, gate: Rows, up: Rows) -> Result<Rows> {
         Ok(self.change(gate, &[up], TASK_ACTIVATIONS, |state, at, out| {
             act.combine(out, part(state.values(up), at, out.len()));
         }))
     }
 
-    fn activate(&self, act: Activation, x: DeviceRows) -> Result<DeviceRows> {
+    fn activate(&self, act: Activation, x: Rows) -> Result<Rows> {
         Ok(self.change(x, &[], TASK_ACTIVATIONS, |_, _, out| act.apply(out)))
     }
 
-    fn bend(&self, x: DeviceRows, cap: f32) -> Result<DeviceRows> {
+    fn softcap(&self, x: Rows, cap: f32) -> Result<Rows> {
         Ok(self.change(x, &[], TASK_ACTIVATIONS, |_, _, out| {
             out.iter_mut().for_each(|value| *value = tanh(*value / cap) * cap);
         }))
     }
 
-    fn gate(&self, x: DeviceRows, gates: DeviceRows, function: GateFunction, heads: usize) -> Result<DeviceRows> {
+    fn gate(&self, x: Rows, gates: Rows, function: GateFunction, heads: usize) -> Result<Rows> {
         let (of_value, width) = (gates.width / heads, x.width / heads);
         Ok(self.change(x, &[gates], rows_of(x, TASK_ACTIVATIONS), |state, at, out| {
             let gates = state.values(gates)[at / width * of_value..].chunks_exact(of_value);
@@ -249,7 +249,7 @@ impl DeviceOps for CpuOps {
         }))
     }
 
-    fn norm_gate(&self, x: DeviceRows, gates: DeviceRows, norm: &NormGate) -> Result<DeviceRows> {
+    fn norm_gate(&self, x: Rows, gates: Rows, norm: &NormGate) -> Result<Rows> {
         let NormGate { weight, width, eps, function, order } = *norm;
         Ok(self.change(x, &[gates], rows_of(x, TASK_ACTIVATIONS), |state, at, out| {
             let gates = part(state.values(gates), at, out.len());
@@ -273,24 +273,24 @@ impl DeviceOps for CpuOps {
         }))
     }
 
-    fn scale(&self, x: DeviceRows, factor: f32) -> Result<DeviceRows> {
+    fn scale(&self, x: Rows, factor: f32) -> Result<Rows> {
         Ok(self.change(x, &[], TASK_VALUES, |_, _, out| {
             out.iter_mut().for_each(|value| *value = *value * factor + 0.0);
         }))
     }
 
-    fn scale_columns(&self, x: DeviceRows, factors: usize) -> Result<DeviceRows> {
+    fn scale_columns(&self, x: Rows, factors: usize) -> Result<Rows> {
         Ok(self.make_rows([x.rows, x.width], TASK_VALUES, |state, first, out| {
             let (x, factors) = (part(state.values(x), first * x.width, out.len()), state.kept(factors).iter().cycle());
             out.iter_mut().zip(x).zip(factors).for_each(|((out, x), factor)| *out = x * factor);
         }))
     }
 
-    fn add(&self, x: DeviceRows, y: DeviceRows, factor: f32) -> Result<DeviceRows> {
+    fn add(&self, x: Rows, y: Rows, factor: f32) -> Result<Rows> {
         Ok(self.change(y, &[x], TASK_VALUES, |state, at, out| add_to(&state.values(x)[at..], out, factor)))
     }
 
-    fn add_norm(&self, x: DeviceRows, y: DeviceRows, factor: f32, weight: usize, eps: f64) -> Result<[DeviceRows; 2]> {
+    fn add_norm(&self, x: Rows, y: Rows, factor: f32, weight: usize, eps: f64) -> Result<[Rows; 2]> {
         let mut state = self.lock();
         let own = if x.id == y.id { None } else { state.rows.take_out(y) };
         let Some(mut sum) = own else {
@@ -309,20 +309,20 @@ impl DeviceOps for CpuOps {
         Ok([y, state.rows.push(out)])
     }
 
-    fn add_row(&self, x: DeviceRows, row: usize) -> Result<DeviceRows> {
+    fn add_row(&self, x: Rows, row: usize) -> Result<Rows> {
         Ok(self.change(x, &[], rows_of(x, TASK_VALUES), |state, _, out| {
             out.iter_mut().zip(state.kept(row).iter().cycle()).for_each(|(value, y)| *value += y);
         }))
     }
 
-    fn rms_norm(&self, x: DeviceRows, weight: usize, eps: f64) -> Result<DeviceRows> {
+    fn rms_norm(&self, x: Rows, weight: usize, eps: f64) -> Result<Rows> {
         Ok(self.make_rows([x.rows, x.width], TASK_VALUES, |state, first, out| {
             out.copy_from_slice(part(state.values(x), first * x.width, out.len()));
             out.chunks_exact_mut(x.width).for_each(|row| rms_row(row, state.kept(weight), eps));
         }))
     }
 
-    fn layer_norm(&self, x: DeviceRows, [weight, bias]: [usize; 2], eps: f64) -> Result<DeviceRows> {
+    fn layer_norm(&self, x: Rows, [weight, bias]: [usize; 2], eps: f64) -> Result<Rows> {
         Ok(self.make_rows([x.rows, x.width], TASK_VALUES, |state, first, out| {
             out.copy_from_slice(part(state.values(x), first * x.width, out.len()));
             let rows = out.chunks_exact_mut(x.width);
@@ -330,15 +330,15 @@ impl DeviceOps for CpuOps {
         }))
     }
 
-    fn find_best(&self, x: DeviceRows, best: usize) -> Result<DeviceRows> {
+    fn find_best(&self, x: Rows, best: usize) -> Result<Rows> {
         Ok(self.best_of_rows(x, best))
     }
 
-    fn take_out(&self, x: DeviceRows, places: &[u32]) -> Result<DeviceRows> {
+    fn take_out(&self, x: Rows, places: &[u32]) -> Result<Rows> {
         Ok(self.taken_out(x, places))
     }
 
-    fn download(&self, wanted: &[DeviceRows]) -> Result<Vec<HostRows>> {
+    fn download(&self, wanted: &[Rows]) -> Result<Vec<HostRows>> {
         let mut state = self.lock();
         state.sampling.waits += 1;
         if let Some(error) = self.fake.as_ref().and_then(|fake| lock(&fake.failed).take()) {

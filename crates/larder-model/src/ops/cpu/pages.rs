@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use larder_kernels::{KvPages, KvTensor};
 
-use crate::device::{DeviceAttention, DeviceKvView, KvPageShape};
+use crate::device::{DeviceAttention, KvPageShape, KvView};
 use crate::error::Result;
 
 /// Pages in main memory, by id.
@@ -68,7 +68,7 @@ impl PageTable {
     }
 
     /// The pages of a view.
-    pub fn of<'a>(&'a self, view: &'a DeviceKvView) -> ViewPages<'a> {
+    pub fn of<'a>(&'a self, view: &'a KvView) -> ViewPages<'a> {
         ViewPages { table: self, view }
     }
 }
@@ -77,7 +77,7 @@ impl PageTable {
 #[derive(Clone, Copy)]
 pub(crate) struct ViewPages<'a> {
     table: &'a PageTable,
-    view: &'a DeviceKvView,
+    view: &'a KvView,
 }
 
 impl<'a> ViewPages<'a> {

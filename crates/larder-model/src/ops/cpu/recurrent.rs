@@ -3,9 +3,7 @@
 use std::ops::Range;
 
 use super::{CpuOps, TASK_ACTIVATIONS};
-use crate::device::{
-    DeviceChannelScan, DeviceConvolution, DeviceDelta, DeviceRecurrence, DeviceRows, DeviceScan, StateSpan,
-};
+use crate::device::{ChannelScan, Convolution, Delta, RecurrentOps, Rows, Scan, StateSpan};
 use crate::error::Result;
 use crate::nn::{Activation, ChannelTokens, DeltaTokens, GateFunction, ScanTokens, convolve_rows, shift_window};
 
@@ -31,9 +29,9 @@ impl CpuOps {
     }
 }
 
-impl DeviceRecurrence for CpuOps {
-    fn convolve(&self, convolution: &DeviceConvolution, spans: &[StateSpan]) -> Result<DeviceRows> {
-        let DeviceConvolution { inputs, taps, bias, width, dilation, silu } = *convolution;
+impl RecurrentOps for CpuOps {
+    fn convolve(&self, convolution: &Convolution, spans: &[StateSpan]) -> Result<Rows> {
+        let Convolution { inputs, taps, bias, width, dilation, silu } = *convolution;
         let (mut state, rows, channels) = (self.lock(), inputs[0].rows, convolution.channels());
         let mut joined = if inputs.len() > 1 { Some(state.rows.take(rows, channels)) } else { None };
         let mut out = state.rows.take(rows, channels);
@@ -83,8 +81,8 @@ impl DeviceRecurrence for CpuOps {
         Ok(())
     }
 
-    fn delta(&self, delta: &DeviceDelta, spans: &[StateSpan]) -> Result<DeviceRows> {
-        let DeviceDelta { heads, qkv, strengths, decay } = *delta;
+    fn delta(&self, delta: &Delta, spans: &[StateSpan]) -> Result<Rows> {
+        let Delta { heads, qkv, strengths, decay } = *delta;
         let (mut state, tokens) = (self.lock(), strengths.rows);
         let mut beta = state.rows.take(tokens, heads.v_heads);
         let mut out = state.rows.take(tokens, heads.values());
@@ -114,8 +112,8 @@ impl DeviceRecurrence for CpuOps {
         Ok(state.rows.push(out))
     }
 
-    fn scan(&self, scan: &DeviceScan, spans: &[StateSpan]) -> Result<DeviceRows> {
-        let DeviceScan { heads, convolved, steps: raw, step_bias, rates, skips, limits: [least, most] } = *scan;
+    fn scan(&self, scan: &Scan, spans: &[StateSpan]) -> Result<Rows> {
+        let Scan { heads, convolved, steps: raw, step_bias, rates, skips, limits: [least, most] } = *scan;
         let mut state = self.lock();
         let mut steps = state.rows.take(raw.rows, heads.heads);
         let mut out = state.rows.take(raw.rows, heads.inner());
@@ -140,8 +138,8 @@ impl DeviceRecurrence for CpuOps {
         Ok(state.rows.push(out))
     }
 
-    fn scan_channels(&self, scan: &DeviceChannelScan, spans: &[StateSpan]) -> Result<DeviceRows> {
-        let DeviceChannelScan { x, steps: raw, b, c, rates, skips } = *scan;
+    fn scan_channels(&self, scan: &ChannelScan, spans: &[StateSpan]) -> Result<Rows> {
+        let ChannelScan { x, steps: raw, b, c, rates, skips } = *scan;
         let (mut state, channels, width) = (self.lock(), x.width, b.width);
         let mut steps = state.rows.take(x.rows, channels);
         let mut out = state.rows.take(x.rows, channels);

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::{CpuOps, State};
-use crate::device::{BEST_FOUND, ChangedLogit, DeviceDraw, DeviceRows, DrawnFrom, LogitChanges, TokenDraw};
+use crate::device::{BEST_FOUND, ChangedLogit, DrawOps, DrawnFrom, LogitChanges, Rows, TokenDraw};
 use crate::error::{ModelError, Result};
 
 /// The most copies in flight.
@@ -73,7 +73,7 @@ fn best_of(row: &[f32], best: usize) -> Vec<f32> {
 
 impl State {
     /// Rows of these values.
-    fn push(&mut self, width: usize, values: &[f32]) -> DeviceRows {
+    fn push(&mut self, width: usize, values: &[f32]) -> Rows {
         let mut out = self.rows.take(values.len() / width, width);
         out.values().copy_from_slice(values);
         self.rows.push(out)
@@ -82,14 +82,14 @@ impl State {
 
 impl CpuOps {
     /// The best values of each row.
-    pub(super) fn best_of_rows(&self, x: DeviceRows, best: usize) -> DeviceRows {
+    pub(super) fn best_of_rows(&self, x: Rows, best: usize) -> Rows {
         let mut state = self.lock();
         let found: Vec<f32> = state.values(x).chunks_exact(x.width).flat_map(|row| best_of(row, best)).collect();
         state.push(1 + 2 * BEST_FOUND, &found)
     }
 
     /// The values at some places of each row, in whose place there is minus infinity then.
-    pub(super) fn taken_out(&self, x: DeviceRows, places: &[u32]) -> DeviceRows {
+    pub(super) fn taken_out(&self, x: Rows, places: &[u32]) -> Rows {
         let mut state = self.lock();
         let rows = state.rows.values_mut(x).expect("nothing else reads the logits");
         let take = |row: &mut [f32]| {
@@ -113,13 +113,13 @@ impl CpuOps {
     }
 
     /// The values of rows, without a wait.
-    pub fn peek(&self, rows: DeviceRows) -> Vec<f32> {
+    pub fn peek(&self, rows: Rows) -> Vec<f32> {
         self.lock().values(rows).to_vec()
     }
 }
 
-impl DeviceDraw for CpuOps {
-    fn change(&self, x: DeviceRows, changes: &LogitChanges, follows: bool) -> Result<DeviceRows> {
+impl DrawOps for CpuOps {
+    fn change(&self, x: Rows, changes: &LogitChanges, follows: bool) -> Result<Rows> {
         let mut state = self.lock();
         let drawn = state.sampling.drawn.filter(|drawn| follows && (*drawn as usize) < x.width);
         let is_listed = |id| changes.tokens.iter().any(|token| token.id == id);
@@ -135,7 +135,7 @@ impl DeviceDraw for CpuOps {
         Ok(state.push(taken.len(), &taken))
     }
 
-    fn draw(&self, from: &DrawnFrom, draw: &TokenDraw) -> Result<DeviceRows> {
+    fn draw(&self, from: &DrawnFrom, draw: &TokenDraw) -> Result<Rows> {
         let mut state = self.lock();
         let mut row = state.values(from.found).to_vec();
         let of_found = row[1..].as_chunks().0.iter().take(row[0].to_bits() as usize);
@@ -156,14 +156,14 @@ impl DeviceDraw for CpuOps {
         Ok(state.push(row.len(), &row))
     }
 
-    fn row_of(&self, matrix: usize, number: DeviceRows) -> Result<DeviceRows> {
+    fn row_of(&self, matrix: usize, number: Rows) -> Result<Rows> {
         let mut state = self.lock();
         let number = state.values(number)[0].to_bits();
         let row = self.fake.as_ref().map_or(Vec::new(), |fake| fake.products.row(matrix, number as usize));
         Ok(state.push(row.len(), &row))
     }
 
-    fn begin_copy(&self, rows: DeviceRows) -> Result<usize> {
+    fn begin_copy(&self, rows: Rows) -> Result<usize> {
         let mut state = self.lock();
         let values = state.values(rows).to_vec();
         let sampling = &mut state.sampling;

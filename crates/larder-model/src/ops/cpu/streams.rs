@@ -1,12 +1,12 @@
 //! Residual streams, several of which are side by side in a row.
 
 use super::{CpuOps, TASK_ACTIVATIONS, TASK_VALUES, part};
-use crate::device::{DeviceRows, DeviceStreams, ManifoldWeights, ScaledSides, StreamGate, StreamMix};
+use crate::device::{ManifoldWeights, Rows, ScaledSides, StreamGate, StreamMix, StreamOps};
 use crate::error::Result;
 use crate::nn::{finish_weights, gate_of_key, rms_row, scale, sigmoid, silu};
 
-impl DeviceStreams for CpuOps {
-    fn rms_groups(&self, x: DeviceRows, groups: usize, weight: Option<usize>, eps: f64) -> Result<DeviceRows> {
+impl StreamOps for CpuOps {
+    fn rms_groups(&self, x: Rows, groups: usize, weight: Option<usize>, eps: f64) -> Result<Rows> {
         let width = x.width / groups;
         Ok(self.make_rows([x.rows, x.width], TASK_VALUES, |state, first, out| {
             out.copy_from_slice(part(state.values(x), first * x.width, out.len()));
@@ -20,7 +20,7 @@ impl DeviceStreams for CpuOps {
         }))
     }
 
-    fn stream_weights(&self, products: DeviceRows, count: usize, weights: &ManifoldWeights) -> Result<DeviceRows> {
+    fn stream_weights(&self, products: Rows, count: usize, weights: &ManifoldWeights) -> Result<Rows> {
         let ManifoldWeights { scale, base, eps, iterations } = *weights;
         Ok(self.make_rows([products.rows, products.width], TASK_ACTIVATIONS / 8, |state, first, out| {
             out.copy_from_slice(part(state.values(products), first * products.width, out.len()));
@@ -29,7 +29,7 @@ impl DeviceStreams for CpuOps {
         }))
     }
 
-    fn read_streams(&self, streams: DeviceRows, count: usize, weights: Option<DeviceRows>) -> Result<DeviceRows> {
+    fn read_streams(&self, streams: Rows, count: usize, weights: Option<Rows>) -> Result<Rows> {
         let hidden = streams.width / count;
         Ok(self.make_rows([streams.rows, hidden], TASK_VALUES / count, |state, first, out| {
             out.fill(0.0);
@@ -51,7 +51,7 @@ impl DeviceStreams for CpuOps {
         }))
     }
 
-    fn write_streams(&self, streams: DeviceRows, y: DeviceRows, mix: (DeviceRows, StreamMix)) -> Result<DeviceRows> {
+    fn write_streams(&self, streams: Rows, y: Rows, mix: (Rows, StreamMix)) -> Result<Rows> {
         let (hidden, count, (rows, form)) = (y.width, streams.width / y.width, mix);
         Ok(self.make_rows([streams.rows, streams.width], TASK_VALUES / count, |state, first, out| {
             let (own, outputs, mix) = (state.values(streams), state.values(y), state.values(rows));
@@ -77,7 +77,7 @@ impl DeviceStreams for CpuOps {
         }))
     }
 
-    fn add_scaled_sides(&self, stream: DeviceRows, y: DeviceRows, sides: &ScaledSides) -> Result<DeviceRows> {
+    fn add_scaled_sides(&self, stream: Rows, y: Rows, sides: &ScaledSides) -> Result<Rows> {
         Ok(self.make_rows([y.rows, y.width], TASK_VALUES, |state, first, out| {
             let side = |at: usize, value: f32, [scale, bias]: [usize; 2]| {
                 (value + state.kept(bias)[at]) * state.kept(scale)[at]
@@ -91,7 +91,7 @@ impl DeviceStreams for CpuOps {
         }))
     }
 
-    fn gate_by_keys(&self, [keys, queries, values]: [DeviceRows; 3], count: usize) -> Result<DeviceRows> {
+    fn gate_by_keys(&self, [keys, queries, values]: [Rows; 3], count: usize) -> Result<Rows> {
         let hidden = values.width;
         Ok(self.make_rows([values.rows, count * hidden], TASK_VALUES / 2, |state, first, out| {
             let at = first * count * hidden;
@@ -104,7 +104,7 @@ impl DeviceStreams for CpuOps {
         }))
     }
 
-    fn stream_gates(&self, x: DeviceRows, count: usize, gate: StreamGate) -> Result<DeviceRows> {
+    fn stream_gates(&self, x: Rows, count: usize, gate: StreamGate) -> Result<Rows> {
         Ok(self.change(x, &[], TASK_ACTIVATIONS, |_, _, out| {
             let of = |x: f32| match gate {
                 StreamGate::Silu => silu(x / count as f32),
@@ -114,7 +114,7 @@ impl DeviceStreams for CpuOps {
         }))
     }
 
-    fn gated_mean(&self, x: DeviceRows, gates: DeviceRows, count: usize) -> Result<DeviceRows> {
+    fn gated_mean(&self, x: Rows, gates: Rows, count: usize) -> Result<Rows> {
         let hidden = x.width / count;
         Ok(self.make_rows([x.rows, hidden], TASK_ACTIVATIONS / count, |state, first, out| {
             out.fill(0.0);

@@ -4,19 +4,19 @@ use candle_core::{D, Device, Result, Tensor};
 use larder_core::Rng;
 
 use crate::compute::ComputeContext;
-use crate::device::{DeviceOps, DeviceRotation, DeviceRows};
+use crate::device::{Ops, Rotation, Rows};
 use crate::nn::{Activation, GateFunction};
 
 /// The operations of one shape: their input, and what candle computes with.
 struct Case<'a> {
-    ops: &'a dyn DeviceOps,
+    ops: &'a dyn Ops,
     shape: [usize; 2],
     rng: Rng,
 }
 
 impl Case<'_> {
     /// Drawn rows, as tensor and as rows.
-    fn rows(&mut self) -> (Tensor, DeviceRows) {
+    fn rows(&mut self) -> (Tensor, Rows) {
         let values = self.values(self.shape[0] * self.shape[1]);
         let rows = self.ops.send(&values, self.shape[1]).unwrap();
         (Tensor::from_vec(values, (self.shape[0], self.shape[1]), &Device::Cpu).unwrap(), rows)
@@ -34,7 +34,7 @@ impl Case<'_> {
     }
 
     /// The rows are what candle computes.
-    fn expect(&self, what: &str, rows: DeviceRows, want: Result<Tensor>) {
+    fn expect(&self, what: &str, rows: Rows, want: Result<Tensor>) {
         let got = &self.ops.download(&[rows]).unwrap()[0];
         let want: Vec<f32> = want.and_then(|want| want.flatten_all()?.to_vec1()).unwrap();
         assert_eq!(got.len(), want.len(), "{what} {:?}", self.shape);
@@ -70,21 +70,21 @@ fn compare(case: &mut Case) {
     let gated = ops.gate(of_x, of_gates, GateFunction::Sigmoid, case.shape[1]).unwrap();
     case.expect("a gate", gated, candle_nn::ops::sigmoid(&gates).and_then(|gates| x * gates));
     let (x, of_x) = case.rows();
-    case.expect("bent values", ops.bend(of_x, 3.0).unwrap(), (&x / 3.0).and_then(|x| x.tanh()? * 3.0));
+    case.expect("capped values", ops.softcap(of_x, 3.0).unwrap(), (&x / 3.0).and_then(|x| x.tanh()? * 3.0));
 }
 
 /// The rotation of heads whose width is that of a row.
 fn compare_rotation(case: &mut Case) {
     let [rows, width] = case.shape;
-    let turns: Vec<(f32, f32)> = (0..rows * width / 2).map(|i| ((i as f32).cos(), (i as f32).sin())).collect();
+    let cos_sin: Vec<(f32, f32)> = (0..rows * width / 2).map(|i| ((i as f32).cos(), (i as f32).sin())).collect();
     let table = |part: fn(&(f32, f32)) -> f32| {
-        Tensor::from_vec(turns.iter().map(part).collect::<Vec<_>>(), (rows, width / 2), &Device::Cpu).unwrap()
+        Tensor::from_vec(cos_sin.iter().map(part).collect::<Vec<_>>(), (rows, width / 2), &Device::Cpu).unwrap()
     };
     let (cos, sin) = (table(|turn| turn.0), table(|turn| turn.1));
     for interleaved in [false, true] {
         let (x, of_x) = case.rows();
         let heads = x.reshape((1, 1, rows, width)).unwrap();
-        let rotation = DeviceRotation { turns: &turns, first: 0, dim: width, interleaved };
+        let rotation = Rotation { cos_sin: &cos_sin, first: 0, dim: width, interleaved };
         let rotate = if interleaved { candle_nn::rotary_emb::rope_i } else { candle_nn::rotary_emb::rope };
         let rotated = case.ops.rotate_heads(of_x, 1, None, Some(rotation)).unwrap();
         case.expect("a rotation", rotated, rotate(&heads, &cos, &sin));
@@ -109,8 +109,7 @@ fn infinities_and_no_numbers_stay_in_their_rows() {
     let compute = ComputeContext::single_threaded();
     let ops = compute.ops();
     let values = [1.0, 2.0, f32::INFINITY, 1.0, f32::NAN, 0.0, 3.0, 4.0];
-    let (kept, normed) =
-        (ops.keep(&[1.0, 1.0]).unwrap(), |rows: DeviceRows, kept| ops.rms_norm(rows, kept, 0.0).unwrap());
+    let (kept, normed) = (ops.keep(&[1.0, 1.0]).unwrap(), |rows: Rows, kept| ops.rms_norm(rows, kept, 0.0).unwrap());
     let got = ops.download(&[normed(ops.send(&values, 2).unwrap(), kept)]).unwrap()[0].to_vec();
     let want = Tensor::new(&[[1.0f32, 2.0], [3.0, 4.0]], &Device::Cpu).unwrap();
     let root = want.sqr().and_then(|x| x.mean_keepdim(D::Minus1)?.sqrt()).unwrap();

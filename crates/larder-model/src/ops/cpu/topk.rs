@@ -8,16 +8,13 @@ use super::attention::Task;
 use super::gather::{ChosenAttention, ChosenQuery, ChosenRows};
 use super::{CpuOps, State, TASK_ACTIVATIONS, TASK_VALUES, part, rows_of};
 use crate::compute::timed;
-use crate::device::{
-    BlockPooling, DeviceChoice, DeviceHeads, DeviceIndex, DeviceKvView, DeviceRotation, DeviceRows, IndexBlocks,
-    SeenRows,
-};
+use crate::device::{BlockPooling, ChoiceOps, Heads, IndexBlocks, IndexChoice, KvView, Rotation, Rows, SeenRows};
 use crate::error::Result;
 use crate::nn::{Rotary, SCORES, best_of_blocks, highest, rms_row, weighted_mean};
 
 impl CpuOps {
     /// The lists of some tokens with a choice, by their scores.
-    fn choose(&self, index: &DeviceIndex, args: &IndexArgs, seen: &[SeenRows], lists: &mut Vec<Vec<u32>>) {
+    fn choose(&self, index: &IndexChoice, args: &IndexArgs, seen: &[SeenRows], lists: &mut Vec<Vec<u32>>) {
         let mut scores = vec![0.0; args.seen.iter().sum()];
         timed(&self.clocks.attention, || index_scores(&self.pool, args, &mut scores));
         let mut rest = &scores[..];
@@ -41,11 +38,11 @@ impl CpuOps {
     /// Attention to the rows of lists: `sources` gives those of a token and a part of its heads, or none if it attends to all that it sees.
     fn attend_to<'l>(
         &self,
-        queries: DeviceRows,
+        queries: Rows,
         tasks: &[&Task],
         parts: usize,
         sources: impl Fn(usize, usize) -> Option<[&'l [u32]; 2]>,
-    ) -> DeviceRows {
+    ) -> Rows {
         let (mut state, args) = (self.lock(), tasks[0]);
         let (q_width, out_width) = (args.heads * args.keys.width, args.heads * args.values.width);
         let mut out = state.rows.take(queries.rows, out_width);
@@ -100,14 +97,14 @@ impl CpuOps {
     }
 }
 
-impl DeviceChoice for CpuOps {
-    fn begin_heads(&self, heads: &DeviceHeads, tasks: &[&Task]) -> Result<DeviceRows> {
+impl ChoiceOps for CpuOps {
+    fn begin_heads(&self, heads: &Heads, tasks: &[&Task]) -> Result<Rows> {
         let mut state = self.lock();
         let (queries, place) = self.write_new(&mut state, heads, tasks);
         Ok(state.rows.settle(queries, place))
     }
 
-    fn attend_all(&self, queries: DeviceRows, tasks: &[&Task], bias: Option<usize>) -> Result<DeviceRows> {
+    fn attend_all(&self, queries: Rows, tasks: &[&Task], bias: Option<usize>) -> Result<Rows> {
         let (mut state, width) = (self.lock(), tasks.first().map_or(1, |args| args.heads * args.values.width));
         let mut out = state.rows.take(queries.rows, width);
         let all = &*state;
@@ -117,26 +114,26 @@ impl DeviceChoice for CpuOps {
 
     fn rotate_heads(
         &self,
-        x: DeviceRows,
+        x: Rows,
         heads: usize,
         norm: Option<(usize, f64)>,
-        rotation: Option<DeviceRotation>,
-    ) -> Result<DeviceRows> {
+        rotation: Option<Rotation>,
+    ) -> Result<Rows> {
         let width = x.width / heads;
         Ok(self.change(x, &[], rows_of(x, TASK_ACTIVATIONS), |state, at, out| {
             for (i, head) in (at / width..).zip(out.chunks_exact_mut(width)) {
                 if let Some((weight, eps)) = norm {
                     rms_row(head, state.kept(weight), eps);
                 }
-                if let Some(DeviceRotation { turns, first, dim, interleaved }) = rotation {
+                if let Some(Rotation { cos_sin, first, dim, interleaved }) = rotation {
                     let rotary = Rotary { dim, interleaved, table: 0 };
-                    rotary.rotate_by(&mut head[first..], &turns[i / heads * (dim / 2)..][..dim / 2]);
+                    rotary.rotate_by(&mut head[first..], &cos_sin[i / heads * (dim / 2)..][..dim / 2]);
                 }
             }
         }))
     }
 
-    fn beside(&self, x: DeviceRows, y: DeviceRows) -> Result<DeviceRows> {
+    fn beside(&self, x: Rows, y: Rows) -> Result<Rows> {
         let width = x.width + y.width;
         Ok(self.make_rows([x.rows, width], TASK_VALUES, |state, first, out| {
             for (row, out) in (first..).zip(out.chunks_exact_mut(width)) {
@@ -147,7 +144,7 @@ impl DeviceChoice for CpuOps {
         }))
     }
 
-    fn columns(&self, x: DeviceRows, from: usize, width: usize) -> Result<DeviceRows> {
+    fn columns(&self, x: Rows, from: usize, width: usize) -> Result<Rows> {
         Ok(self.make_rows([x.rows, width], TASK_VALUES, |state, first, out| {
             for (row, out) in (first..).zip(out.chunks_exact_mut(width)) {
                 out.copy_from_slice(part(state.values(x), row * x.width + from, width));
@@ -155,7 +152,7 @@ impl DeviceChoice for CpuOps {
         }))
     }
 
-    fn pool_blocks(&self, rows: &[(DeviceKvView, Range<usize>)], pooling: &BlockPooling) -> Result<DeviceRows> {
+    fn pool_blocks(&self, rows: &[(KvView, Range<usize>)], pooling: &BlockPooling) -> Result<Rows> {
         let BlockPooling { rate, places, overlap } = *pooling;
         let width = rows.first().map_or(1, |(view, _)| view.width / pooling.values_of_row());
         let channels = if overlap { 2 * width } else { width };
@@ -196,7 +193,7 @@ impl DeviceChoice for CpuOps {
         Ok(state.rows.push(out))
     }
 
-    fn choose_rows(&self, index: &DeviceIndex, rows: &[(DeviceKvView, usize)]) -> Result<()> {
+    fn choose_rows(&self, index: &IndexChoice, rows: &[(KvView, usize)]) -> Result<()> {
         let mut state = self.lock();
         let mut lists = std::mem::take(&mut state.choice);
         lists.clear();
@@ -242,7 +239,7 @@ impl DeviceChoice for CpuOps {
         Ok(())
     }
 
-    fn attend_chosen(&self, queries: DeviceRows, tasks: &[&Task], _: &[usize]) -> Result<DeviceRows> {
+    fn attend_chosen(&self, queries: Rows, tasks: &[&Task], _: &[usize]) -> Result<Rows> {
         let lists = std::mem::take(&mut self.lock().choice);
         let (parts, seen) = (lists.len() / queries.rows, tasks.iter().flat_map(|args| args.seen));
         let all: Vec<usize> = seen.map(Range::len).collect();
@@ -255,13 +252,7 @@ impl DeviceChoice for CpuOps {
         Ok(mixed)
     }
 
-    fn attend_joined(
-        &self,
-        queries: DeviceRows,
-        tasks: &[&Task],
-        counts: &[usize],
-        listed: bool,
-    ) -> Result<DeviceRows> {
+    fn attend_joined(&self, queries: Rows, tasks: &[&Task], counts: &[usize], listed: bool) -> Result<Rows> {
         let lists = std::mem::take(&mut self.lock().choice);
         let seen: Vec<&Range<usize>> = tasks.iter().flat_map(|args| args.seen).collect();
         let most = seen.iter().map(|seen| seen.end).chain(counts.iter().copied()).max().unwrap_or(0);

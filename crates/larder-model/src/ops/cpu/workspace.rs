@@ -3,7 +3,7 @@
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-use crate::device::DeviceRows;
+use crate::device::Rows;
 
 /// Buffers of rows by the number of their operation, and those that no rows are in.
 #[derive(Default)]
@@ -15,7 +15,7 @@ pub struct Workspace {
 }
 
 struct Stored {
-    rows: DeviceRows,
+    rows: Rows,
     at: usize,
     buffer: Arc<Vec<f32>>,
 }
@@ -88,38 +88,38 @@ impl Workspace {
     }
 
     /// The rows in a buffer.
-    pub fn push(&mut self, HostBuffer { buffer, rows, width }: HostBuffer) -> DeviceRows {
+    pub fn push(&mut self, HostBuffer { buffer, rows, width }: HostBuffer) -> Rows {
         self.push_at(rows, width, 0, buffer)
     }
 
-    fn push_at(&mut self, rows: usize, width: usize, at: usize, buffer: Arc<Vec<f32>>) -> DeviceRows {
-        let rows = DeviceRows { id: self.next_id, rows, width };
+    fn push_at(&mut self, rows: usize, width: usize, at: usize, buffer: Arc<Vec<f32>>) -> Rows {
+        let rows = Rows { id: self.next_id, rows, width };
         self.next_id += 1;
         self.rows.push(Stored { rows, at, buffer });
         rows
     }
 
-    fn find(&self, rows: DeviceRows) -> usize {
+    fn find(&self, rows: Rows) -> usize {
         let place = self.rows.binary_search_by_key(&rows.id, |stored| stored.rows.id).expect("rows that are kept");
         debug_assert_eq!(self.rows[place].rows, rows);
         place
     }
 
     /// The values of rows.
-    pub fn values(&self, rows: DeviceRows) -> &[f32] {
+    pub fn values(&self, rows: Rows) -> &[f32] {
         let Stored { at, buffer, .. } = &self.rows[self.find(rows)];
         &buffer[*at..][..rows.rows * rows.width]
     }
 
     /// The values of rows, to be changed; `None` if something else reads them.
-    pub fn values_mut(&mut self, rows: DeviceRows) -> Option<&mut [f32]> {
+    pub fn values_mut(&mut self, rows: Rows) -> Option<&mut [f32]> {
         let place = self.find(rows);
         let Stored { at, buffer, .. } = &mut self.rows[place];
         Some(&mut Arc::get_mut(buffer)?[*at..][..rows.rows * rows.width])
     }
 
     /// The buffer of rows, to be changed and [put back](Self::put_back); `None` if something else reads it.
-    pub fn take_out(&mut self, rows: DeviceRows) -> Option<HostBuffer> {
+    pub fn take_out(&mut self, rows: Rows) -> Option<HostBuffer> {
         let place = self.find(rows);
         let Stored { at, buffer, .. } = &mut self.rows[place];
         let is_own = *at == 0 && Arc::get_mut(buffer).is_some();
@@ -127,7 +127,7 @@ impl Workspace {
     }
 
     /// The rows in a buffer that was [taken out](Self::take_out) of this place, or else is new.
-    pub fn settle(&mut self, taken: HostBuffer, place: Option<DeviceRows>) -> DeviceRows {
+    pub fn settle(&mut self, taken: HostBuffer, place: Option<Rows>) -> Rows {
         match place {
             Some(rows) => {
                 self.put_back(rows, taken);
@@ -138,20 +138,20 @@ impl Workspace {
     }
 
     /// Puts the buffer of rows back.
-    pub fn put_back(&mut self, rows: DeviceRows, taken: HostBuffer) {
+    pub fn put_back(&mut self, rows: Rows, taken: HostBuffer) {
         let place = self.find(rows);
         self.rows[place].buffer = taken.buffer;
     }
 
     /// Some of the rows, without a copy.
-    pub fn part(&mut self, rows: DeviceRows, range: Range<usize>) -> DeviceRows {
+    pub fn slice(&mut self, rows: Rows, range: Range<usize>) -> Rows {
         let Stored { at, buffer, .. } = &self.rows[self.find(rows)];
         let (at, buffer) = (at + range.start * rows.width, buffer.clone());
         self.push_at(range.len(), rows.width, at, buffer)
     }
 
     /// The rows as others than this workspace read them, without a copy.
-    pub fn shared(&self, rows: DeviceRows) -> HostRows {
+    pub fn shared(&self, rows: Rows) -> HostRows {
         let Stored { at, buffer, .. } = &self.rows[self.find(rows)];
         HostRows { rows: rows.rows, width: rows.width, at: *at, buffer: buffer.clone() }
     }
@@ -162,7 +162,7 @@ impl Workspace {
     }
 
     /// Keeps these rows alone.
-    pub fn retain(&mut self, live: &[DeviceRows]) {
+    pub fn retain(&mut self, live: &[Rows]) {
         let Workspace { rows, free, .. } = self;
         rows.retain_mut(|stored| {
             let is_live = live.iter().any(|rows| rows.id == stored.rows.id);
@@ -187,7 +187,7 @@ mod tests {
             workspace.push(taken)
         };
         let [a, b] = [(6, 1.0), (8, 2.0)].map(|(len, value)| push(&mut workspace, len, value));
-        let part = workspace.part(a, 1..3);
+        let part = workspace.slice(a, 1..3);
         assert_eq!((workspace.values(part), part.rows), (&[1.0; 4][..], 2));
         assert!(workspace.values_mut(a).is_none(), "the part reads them");
         let shared = workspace.shared(b);
