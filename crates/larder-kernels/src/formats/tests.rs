@@ -96,3 +96,20 @@ fn floats_widen_exactly() {
     widen(NumberFormat::Bf16, &[0x80, 0x3f, 0x00, 0xc0], &mut out);
     assert_eq!(out, [1.0, -2.0]);
 }
+
+#[test]
+fn f16_is_converted_together_as_one_by_one() {
+    let bits: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
+    let one_by_one: Vec<f32> = (0..=u16::MAX).map(|bits| f16::from_bits(bits).to_f32()).collect();
+    let mut widened = vec![0.0; one_by_one.len()];
+    widen(NumberFormat::F16, &bits, &mut widened);
+    assert!(widened.iter().zip(&one_by_one).all(|(a, b)| a.to_bits() == b.to_bits()));
+    // Between two values, beyond the largest, and of lengths that are no multiple of anything.
+    let values: Vec<f32> = (0..4099_u32).map(|i| f32::from_bits(i.wrapping_mul(0x9e37_79b9))).collect();
+    for len in [0, 1, 7, 31, 32, 33, 100, values.len()] {
+        let mut narrowed = vec![0; 2 * len];
+        narrow(NumberFormat::F16, &values[..len], &mut narrowed);
+        let expected: Vec<u8> = values[..len].iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect();
+        assert_eq!(narrowed, expected, "{len} values");
+    }
+}
