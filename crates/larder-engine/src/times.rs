@@ -4,7 +4,7 @@ use std::ops::AddAssign;
 use std::time::Duration;
 
 use larder_core::LayerIdx;
-use larder_model::{ComputeTime, Phase, PoolActivity, Routed, Tap};
+use larder_model::{ComputeTime, Phase, PoolActivity, Routed, RowValues, Tap};
 
 /// Time per phase of the forward passes so far.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -23,9 +23,11 @@ pub struct PhaseTimes {
     pub attention: Duration,
     /// Fork-joins and wake-ups of the thread pool.
     pub pool: PoolActivity,
+    /// Rows on the CPU, of which one thread should write few alone.
+    pub rows: RowValues,
 }
 
-larder_core::fieldwise!(PhaseTimes { mixing, routing, experts, embed_and_head, products, attention, pool });
+larder_core::fieldwise!(PhaseTimes { mixing, routing, experts, embed_and_head, products, attention, pool, rows });
 
 impl PhaseTimes {
     /// The sum of all phases.
@@ -89,6 +91,7 @@ impl Tap for TimingTap<'_> {
         self.times.products += time.products;
         self.times.attention += time.attention;
         self.times.pool += time.pool;
+        self.times.rows += time.rows;
         self.tap.compute_time(time);
     }
 }

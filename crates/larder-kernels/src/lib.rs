@@ -75,7 +75,7 @@ pub use larder_core::{exp, softplus};
 pub use processors::performance_cores;
 pub use products::{Product, products};
 pub use tanh::tanh;
-pub use thread_pool::{PoolActivity, ThreadPool};
+pub use thread_pool::{PoolActivity, RecordedForkJoin, RecordedRun, SimulatedRun, ThreadPool, WakeCosts};
 pub use weights::{WeightMatrix, widen_row};
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use crate::compute::ComputeContext;
 use crate::error::Result;
 use crate::expert_workspace::ExpertWorkspace;
 use crate::experts::{ExpertPath, MoeCall, Routed, route, wanted_experts};
+use crate::ops::Few;
 
 /// All experts in memory, with the model's own choice: the reference for every other path.
 ///
@@ -43,7 +44,7 @@ impl<B: Deref<Target = [u8]>> ExpertPath for AllResident<B> {
         self.workspace.begin(call, &routed, &layer.layout);
         let bytes = |e: ExpertId| &layer.experts[e.index()][..layer.layout.bytes];
         let wanted = wanted_experts(&routed.ids, call.gate.experts);
-        let group: Vec<_> = wanted.iter().map(|w| (w.expert, bytes(w.expert))).collect();
+        let group: Few<_> = wanted.iter().map(|w| (w.expert, bytes(w.expert))).collect();
         self.workspace.compute(call, &routed, &layer.layout, &group);
         self.workspace.sum(call, &routed, out);
         Ok(routed)

@@ -52,6 +52,20 @@ pub struct ComputeContext {
 pub struct ComputeClocks {
     pub(crate) products: AtomicU64,
     pub(crate) attention: AtomicU64,
+    /// Values of rows that were written in fork-joins.
+    pub(crate) row_values_shared: AtomicU64,
+}
+
+impl ComputeClocks {
+    /// Does work that writes `values` values of rows, which are counted as those of all threads if it has a fork-join.
+    pub(crate) fn shared<T>(&self, pool: &ThreadPool, values: usize, work: impl FnOnce() -> T) -> T {
+        let before = pool.fork_joins();
+        let done = work();
+        if pool.fork_joins() > before {
+            self.row_values_shared.fetch_add(values as u64, Relaxed);
+        }
+        done
+    }
 }
 
 /// Time of a pass in multi-threaded kernels; the rest of the pass is overhead.
@@ -63,9 +77,29 @@ pub struct ComputeTime {
     pub attention: Duration,
     /// Fork-joins and wake-ups of the thread pool.
     pub pool: PoolActivity,
+    /// Rows on the CPU.
+    pub rows: RowValues,
 }
 
-larder_core::fieldwise!(ComputeTime { products, attention, pool });
+larder_core::fieldwise!(ComputeTime { products, attention, pool, rows });
+
+/// How much of the rows of a pass is the work of one thread, counted without a clock.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct RowValues {
+    /// Values of rows that were written.
+    pub written: u64,
+    /// Part of that: in fork-joins.
+    pub shared: u64,
+}
+
+larder_core::fieldwise!(RowValues { written, shared });
+
+impl RowValues {
+    /// Values of rows that one thread wrote, and the others had nothing to do.
+    pub fn alone(&self) -> u64 {
+        self.written.saturating_sub(self.shared)
+    }
+}
 
 impl ComputeContext {
     /// Products and attention on `threads` CPU threads, each pinned to a processor of its own if `pin`; activations are
@@ -140,6 +174,7 @@ impl ComputeContext {
             products: read(&self.clocks.products),
             attention: read(&self.clocks.attention),
             pool: self.pool.activity(),
+            rows: self.cpu.get().map(CpuOps::row_values).unwrap_or_default(),
         }
     }
 

@@ -5,6 +5,7 @@ use larder_core::{ExpertId, Gate, LayerIdx, WantedExpert};
 use crate::device::Rows;
 use crate::error::Result;
 use crate::nn::Activation;
+use crate::ops::Few;
 use crate::step::TokenOrigin;
 
 /// The input of one MoE layer: router logits and hidden states of some tokens.
@@ -210,7 +211,9 @@ impl ExpertPath for ExactExperts<'_> {
 
 /// The model's own choice for every token of a call: the top k, or the experts that are known.
 pub fn route(call: &MoeCall) -> Routed {
-    let (mut routed, mut values) = (Routed::default(), Vec::new());
+    // First the scores of all experts are there, and behind them the weights of those that are chosen.
+    let weights = Vec::with_capacity(call.gate.experts + call.gate.top_k);
+    let mut routed = Routed { weights, ..Routed::default() };
     if let Some(known) = call.known {
         let mut weights = Vec::new();
         for (logits, ids) in call.logits.chunks_exact(call.gate.experts).zip(known.chunks_exact(call.gate.top_k)) {
@@ -220,9 +223,9 @@ pub fn route(call: &MoeCall) -> Routed {
         routed.ids.extend_from_slice(known);
         return routed;
     }
-    let mut route_one = |logits: &[f32], ids: &mut Vec<ExpertId>, weights: &mut Vec<f32>| {
-        call.gate.selection_scores(logits, &mut values);
-        call.gate.choose(&values, ids);
+    let route_one = |logits: &[f32], ids: &mut Vec<ExpertId>, weights: &mut Vec<f32>| {
+        call.gate.selection_scores(logits, weights);
+        call.gate.choose(weights, ids);
         call.gate.weights(logits, ids, weights);
     };
     if call.tokens == 1 {
@@ -243,8 +246,8 @@ const FEW: usize = 32;
 
 /// The distinct experts in `ids [tokens, k]`, in order of last use, each with the number of tokens that chose it. The experts
 /// of one token are in order of rank.
-pub fn wanted_experts(ids: &[ExpertId], experts: usize) -> Vec<WantedExpert> {
-    let mut wanted: Vec<WantedExpert> = Vec::with_capacity(ids.len().min(experts));
+pub fn wanted_experts(ids: &[ExpertId], experts: usize) -> Few<WantedExpert> {
+    let mut wanted: Few<WantedExpert> = Few::with_capacity(ids.len().min(experts));
     if ids.len() <= FEW {
         for expert in ids.iter().rev().copied().filter(|id| *id != ExpertId::NONE) {
             match wanted.iter_mut().find(|w| w.expert == expert) {

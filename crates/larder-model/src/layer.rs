@@ -234,6 +234,7 @@ fn experts(
     running: &mut Running,
 ) -> Result<MoeOutput> {
     let (ops, x) = (running.ops, rows.input);
+    running.clock.lap(Phase::Mixing, running.tap);
     let of_experts = moe.expert_input(x, ops)?;
     let router = match early {
         Some(early) => early,
@@ -247,13 +248,11 @@ fn experts(
         && !running.tap.wants_routing()
         && running.experts.chooses_on_device(moe.layer, &moe.gate, x.rows)
     {
-        running.clock.lap(Phase::Mixing, running.tap);
         return moe.forward_chosen(&input, known.as_ref().map(TokenExperts::for_device), running);
     }
     let known = known.as_ref().map(TokenExperts::for_host).transpose()?;
     let next = next_moe(following).filter(|_| running.experts.wants_hint(HintSource::LayerBefore, x.rows));
     let next = next.map(|(ffn, next)| Ok::<_, ModelError>((next, hint(ffn, next, rows.residual, ops)?))).transpose()?;
-    running.clock.lap(Phase::Mixing, running.tap);
     moe.forward(&input, known, next, running)
 }
 

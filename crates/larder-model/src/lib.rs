@@ -97,7 +97,7 @@ mod weights;
 pub use ahead::{AheadInput, BegunStep};
 pub use all_resident::AllResident;
 pub use arch::{model_types, mtp_layers};
-pub use compute::{ComputeContext, ComputeTime};
+pub use compute::{ComputeContext, ComputeTime, RowValues};
 pub use decoder::{Decoder, blueprint, refused_keys, rewinds_freely};
 pub use device::{
     BEST_FOUND, BlockPooling, CHOICE_TOKENS, ChangedLogit, ChannelScan, ChoiceOps, ChosenOnDevice, Convolution,
@@ -120,7 +120,7 @@ pub use larder_kernels::PoolActivity;
 pub use logits::{BestLogits, Logits, LogitsRow, TokenLogit};
 pub use matrix::{Matrix, PlacedMatrix};
 pub use nn::{Activation, ChannelDecay, DeltaHeads, GateFunction, KvCache, KvFormat, KvPool, KvUsage};
-pub use ops::{CpuOps, CpuPages, HostBuffer, HostRows};
+pub use ops::{CpuOps, CpuPages, Few, HostBuffer, HostRows};
 pub use row_cache::{RowTraffic, row_cache_bytes};
 pub use saved_state::SavedStateError;
 pub use step::{LogitsFor, Span, TokenOrigin, TokenPhase};

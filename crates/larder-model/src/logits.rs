@@ -4,7 +4,7 @@ use crate::decoder::{Decoder, report_hidden};
 use crate::device::{BEST_FOUND, LogitChanges, Ops, Rows};
 use crate::error::{ModelError, Result};
 use crate::nn::{ForwardPass, Norm};
-use crate::ops::HostRows;
+use crate::ops::{Few, HostRows};
 use crate::stack::{Stack, Streams};
 use crate::step::Span;
 use crate::tap::Tap;
@@ -215,11 +215,11 @@ fn download_logits(
         Ok::<_, ModelError>((logits, taken, ops.find_best(logits, best.count)?, also))
     });
     let Some((logits, taken, found, also)) = found.transpose()? else {
-        let mut received = ops.download(&hidden.into_iter().chain(logits).collect::<Vec<_>>())?;
+        let mut received = ops.download(&hidden.into_iter().chain(logits).collect::<Few<_>>())?;
         let logits = logits.and_then(|_| received.pop()).map_or(Vec::new(), |logits| logits.to_vec());
         return Ok((Logits::All(logits), received.pop()));
     };
-    let mut received = ops.download(&hidden.into_iter().chain(taken).chain([found]).collect::<Vec<_>>())?;
+    let mut received = ops.download(&hidden.into_iter().chain(taken).chain([found]).collect::<Few<_>>())?;
     let found = received.pop().expect("the rows that were asked for");
     let taken = taken.and_then(|_| received.pop());
     let taken = taken.as_deref().unwrap_or_default();

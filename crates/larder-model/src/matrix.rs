@@ -4,13 +4,13 @@ use std::sync::{Arc, OnceLock};
 
 use larder_core::{NumberFormat, RowOrder};
 use larder_kernels::{Inputs, WeightMatrix};
-use smallvec::SmallVec;
 
 use crate::bytes::Bytes;
 use crate::compute::ComputeContext;
 use crate::device::{Constant, DeviceProducts, Ops, Rows};
 use crate::error::Result;
 use crate::input_squares::MatrixSquares;
+use crate::ops::Few;
 
 /// A weight matrix `[rows, cols]` in its stored number format, in main memory. Clones share the bytes.
 #[derive(Clone)]
@@ -202,8 +202,8 @@ impl Linear {
     }
 
     /// As [`forward_all`](Self::forward_all), of any number of products.
-    pub fn forward_each(linears: &[&Linear], x: Rows, ops: &dyn Ops) -> Result<Vec<Rows>> {
-        let weights: SmallVec<[&PlacedMatrix; 8]> = linears.iter().map(|linear| &linear.matrix).collect();
+    pub fn forward_each(linears: &[&Linear], x: Rows, ops: &dyn Ops) -> Result<Few<Rows>> {
+        let weights: Few<&PlacedMatrix> = linears.iter().map(|linear| &linear.matrix).collect();
         let mut products = ops.matmul(x, &weights)?;
         for (y, linear) in products.iter_mut().zip(linears) {
             if let Some(bias) = &linear.bias {

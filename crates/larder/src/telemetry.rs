@@ -51,6 +51,8 @@ pub struct Totals {
     pub times: PhaseTimes,
     /// Cache traffic.
     pub traffic: Traffic,
+    /// Page faults, where they are counted.
+    pub page_faults: Option<u64>,
 }
 
 impl Telemetry {
@@ -161,10 +163,16 @@ impl Totals {
         self.traffic.bytes() as f64 / self.time.as_secs_f64().max(1e-9)
     }
 
+    /// The share of the time in which one thread worked and the others had nothing to do.
+    pub fn single_thread_share(&self) -> f64 {
+        let shared = self.times.pool.within + self.traffic.waited;
+        self.time.saturating_sub(shared).as_secs_f64() / self.time.as_secs_f64().max(1e-9)
+    }
+
     /// The totals as JSON; `streaming` says whether there is a cache.
     pub fn json(&self, streaming: bool) -> Value {
         let s = |time: Duration| time.as_secs_f64();
-        let Totals { tokens, time, times, traffic } = self;
+        let Totals { tokens, time, times, traffic, page_faults } = self;
         let counts = traffic.counts;
         let cache = streaming.then(|| {
             with_deprecated_keys(json!({
@@ -202,6 +210,12 @@ impl Totals {
             "seconds_attending": s(times.attention),
             "fork_joins": times.pool.fork_joins,
             "pool_wakeups": times.pool.wakeups,
+            "seconds_in_fork_joins": s(times.pool.within),
+            "seconds_waiting_at_joins": s(times.pool.waited),
+            "single_thread_share": self.single_thread_share(),
+            "row_values": times.rows.written,
+            "row_values_of_one_thread": times.rows.alone(),
+            "page_faults": page_faults,
             "cache": cache,
             "tiers": traffic.tiers.map(|tiers| tiers_json(&tiers, *time)),
         })

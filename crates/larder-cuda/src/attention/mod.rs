@@ -430,7 +430,7 @@ impl State {
         let first =
             view.pages.first().ok_or_else(|| GpuError::Unsupported("attention needs at least one KV page".into()))?;
         let shape = self.page(*first)?.shape;
-        for id in &view.pages {
+        for id in view.pages.iter() {
             let other = self.page(*id)?.shape;
             if other != shape {
                 return Err(GpuError::Unsupported(format!("a KV page {other:?} is among those of shape {shape:?}")));

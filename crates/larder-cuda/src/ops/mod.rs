@@ -15,7 +15,9 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder_kernels::AttentionArgs;
-use larder_model::{Activation, GateFunction, Heads, HostBuffer, HostRows, KvView, NormGate, Ops, PlacedMatrix, Rows};
+use larder_model::{
+    Activation, Few, GateFunction, Heads, HostBuffer, HostRows, KvView, NormGate, Ops, PlacedMatrix, Rows,
+};
 
 use crate::attention::{GpuAttention, Outputs, Queries};
 use crate::driver::Driver;
@@ -319,7 +321,7 @@ impl Ops for GpuOps {
         Ok(state.push_outputs(tasks, outputs))
     }
 
-    fn matmul(&self, x: Rows, weights: &[&PlacedMatrix]) -> larder_model::Result<Vec<Rows>> {
+    fn matmul(&self, x: Rows, weights: &[&PlacedMatrix]) -> larder_model::Result<Few<Rows>> {
         let weights = weights.iter().map(|weights| id_of(weights)).collect::<Result<Vec<_>>>()?;
         self.queue.end_varying()?;
         let mut results = vec![None; weights.len()];
@@ -427,7 +429,7 @@ impl Ops for GpuOps {
         Ok(self.lock().begin_download(wanted)?)
     }
 
-    fn download(&self, wanted: &[Rows]) -> larder_model::Result<Vec<HostRows>> {
+    fn download(&self, wanted: &[Rows]) -> larder_model::Result<Few<HostRows>> {
         let mut state = self.lock();
         if state.begun.is_some() {
             // The host waits for these rows only, and the device goes on. The next wait reports an error.

@@ -78,7 +78,7 @@ impl KvCase {
     /// Without the pages that have no position from `from` on.
     fn on_device(&self, width: usize, from: usize) -> KvView {
         let first_page = from / PAGE;
-        KvView { place: Place::Device, first_page, pages: self.ids[first_page..].to_vec(), width }
+        KvView { place: Place::Device, first_page, pages: self.ids[first_page..].to_vec().into(), width }
     }
 
     pub fn free(&self, device: &dyn DeviceAttention) {
@@ -315,7 +315,7 @@ fn arguments_that_do_not_fit_are_errors() {
     let mut rows = KvCase::new(NumberFormat::F32, 2, 4);
     rows.append(&device, &mut random, 10);
     let attend = |number, heads, width, queries: usize, seen: Range<usize>, out: usize, sinks: Option<&[f32]>| {
-        let table = KvView { place: Place::Device, first_page: 0, pages: vec![number], width };
+        let table = KvView { place: Place::Device, first_page: 0, pages: vec![number].into(), width };
         let (queries, keys, values, seen) = (vec![0.0; queries], table.clone(), table, &[seen][..]);
         let args =
             AttentionArgs { queries: &queries, heads, keys, values, kv_heads: 2, seen, scale: 1.0, sinks, bias: None };
@@ -376,7 +376,7 @@ fn until_it_fails(emulator: &Arc<Emulator>, seed: u64) -> Result<(), String> {
             sinks,
             bias: None,
         };
-        let there = KvView { place: Place::Device, first_page: 0, pages: vec![number], width: 8 };
+        let there = KvView { place: Place::Device, first_page: 0, pages: vec![number].into(), width: 8 };
         let task = AttentionTask { args: args.with_kv(there.clone(), there), out: &mut out };
         device.attend(&mut [task]).map_err(|e| e.to_string())?;
         let mut wanted = vec![0.0; 16];

@@ -95,7 +95,7 @@ impl<'a> Layer<'a> {
             scales: &step.scales,
             bias: None,
         };
-        let view = |width| KvView { place: Place::Device, first_page: 0, pages: self.pages.clone(), width };
+        let view = |width| KvView { place: Place::Device, first_page: 0, pages: self.pages.clone().into(), width };
         let tokens = step.rows.len() / width;
         let seen: Vec<_> = (step.len - tokens..step.len).map(|at| 0..at + 1).collect();
         let args = AttentionArgs {

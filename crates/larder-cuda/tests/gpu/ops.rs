@@ -142,7 +142,7 @@ impl<'a> Layer<'a> {
             shape.reach.map(|reach| DistanceBias { values, reach, first_query })
         };
         let place = Place::Device;
-        let view = |pages: &[usize], width| KvView { place, first_page: 0, pages: pages.to_vec(), width };
+        let view = |pages: &[usize], width| KvView { place, first_page: 0, pages: pages.to_vec().into(), width };
         let tasks: Vec<_> = (self.pages.iter().zip(&step.seen))
             .map(|([keys, values], seen)| AttentionArgs {
                 queries: &[],

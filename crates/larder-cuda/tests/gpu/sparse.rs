@@ -75,7 +75,7 @@ impl Shape {
             }
             pages.push(page);
         }
-        KvView { place: Place::Device, first_page: 0, pages, width }
+        KvView { place: Place::Device, first_page: 0, pages: pages.into(), width }
     }
 
     fn rows(&self, attention: &dyn DeviceAttention) -> KvCase {

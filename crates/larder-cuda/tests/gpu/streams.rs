@@ -65,7 +65,12 @@ fn rows(ops: &dyn Ops, attention: &dyn DeviceAttention, kind: NumberFormat, widt
             attention.append(id, 0, &bytes).unwrap();
             id
         };
-        KvView { place: Place::Device, first_page, pages: (0..pages).map(|_| stored()).collect(), width }
+        KvView {
+            place: Place::Device,
+            first_page,
+            pages: (0..pages).map(|_| stored()).collect::<Vec<_>>().into(),
+            width,
+        }
     };
     let blocks = [(view(0, 2, width), 1..5), (view(3, 2, width), 8..13)];
     let values_and_logits = [(view(0, 1, 2 * width), 0..2), (view(2, 2, 2 * width), 6..10)];
@@ -149,7 +154,7 @@ fn rows_that_do_not_fit_are_errors() {
         assert!(error.is_err(), "{which}: {error:?}");
     }
     let page = KvPageShape { kind: NumberFormat::F32, heads: 1, positions: 4, row_bytes: 16 };
-    let pages = vec![attention.allocate(page).unwrap()];
+    let pages = vec![attention.allocate(page).unwrap()].into();
     let view = KvView { place: Place::Device, first_page: 0, pages, width: 4 };
     assert!(ops.pool_blocks(&[(view.clone(), 0..2)], &pooling).is_ok());
     assert!(ops.pool_blocks(&[(view.clone(), 1..3)], &pooling).is_err(), "a block that is not stored");

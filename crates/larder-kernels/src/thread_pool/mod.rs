@@ -6,12 +6,16 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use crate::disjoint::Disjoint;
 use crate::{affinity, processors};
 
+mod recorded;
 mod shared;
 
+use recorded::TaskRecorder;
+pub use recorded::{RecordedForkJoin, RecordedRun, SimulatedRun, WakeCosts};
 use shared::PoolShared;
 
 thread_local! {
@@ -29,7 +33,13 @@ pub struct ThreadPool {
     /// Held during a run: there is one run at a time.
     run_lock: Mutex<()>,
     workers: Vec<JoinHandle<()>>,
+    /// Of a pool that has one thread and divides work as if it had this many, the number and what is recorded.
+    pretended: Option<(usize, Mutex<TaskRecorder>)>,
     fork_joins: AtomicU64,
+    /// Nanoseconds that callers spent in them.
+    within: AtomicU64,
+    /// Nanoseconds of these in which they had nothing to do but to wait.
+    waited: AtomicU64,
 }
 
 /// What a pool has done so far. A rising number of wake-ups per fork-join says that threads fall asleep between the
@@ -40,9 +50,13 @@ pub struct PoolActivity {
     pub fork_joins: u64,
     /// Workers woken from sleep for them.
     pub wakeups: u64,
+    /// Time that callers spent in them; the rest of their time is that of one thread.
+    pub within: Duration,
+    /// Part of that: the caller's own tasks were done, and others were not.
+    pub waited: Duration,
 }
 
-larder_core::fieldwise!(PoolActivity { fork_joins, wakeups });
+larder_core::fieldwise!(PoolActivity { fork_joins, wakeups, within, waited });
 
 impl ThreadPool {
     /// A pool of `threads` threads (at least one), including the caller's.
@@ -80,12 +94,27 @@ impl ThreadPool {
 
     /// A pool without workers: tasks run on the caller's thread.
     pub fn single_threaded() -> ThreadPool {
-        ThreadPool { shared: None, run_lock: Mutex::new(()), workers: Vec::new(), fork_joins: AtomicU64::new(0) }
+        let [fork_joins, within, waited] = [(); 3].map(|()| AtomicU64::new(0));
+        let (shared, run_lock, workers, pretended) = Default::default();
+        ThreadPool { shared, run_lock, workers, pretended, fork_joins, within, waited }
+    }
+
+    /// A pool without workers that divides work as if it had `threads` threads, and records how long each task takes.
+    pub fn recording(threads: usize) -> ThreadPool {
+        let mut pool = ThreadPool::single_threaded();
+        pool.pretended = Some((threads, Mutex::new(TaskRecorder::new())));
+        pool
+    }
+
+    /// What a recording pool has recorded since the last call.
+    pub fn take_recorded(&self) -> Option<RecordedRun> {
+        let (_, recorder) = self.pretended.as_ref()?;
+        Some(recorder.lock().unwrap_or_else(PoisonError::into_inner).take())
     }
 
     /// Number of threads that work on a run, including the caller's.
     pub fn threads(&self) -> usize {
-        self.workers.len() + 1
+        self.pretended.as_ref().map_or(self.workers.len() + 1, |(threads, _)| *threads)
     }
 
     /// Sets how many of the threads work on runs from now on, at least that of the caller and at most all. The others sleep. What a
@@ -99,10 +128,11 @@ impl ThreadPool {
         self.shared.as_ref().map_or(1, |shared| shared.threads_in_use())
     }
 
-    /// Fork-joins and wake-ups so far.
+    /// What it has done so far.
     pub fn activity(&self) -> PoolActivity {
         let wakeups = self.shared.as_ref().map_or(0, |shared| shared.wakeups());
-        PoolActivity { fork_joins: self.fork_joins.load(Relaxed), wakeups }
+        let [within, waited] = [&self.within, &self.waited].map(|nanos| Duration::from_nanos(nanos.load(Relaxed)));
+        PoolActivity { fork_joins: self.fork_joins(), wakeups, within, waited }
     }
 
     /// Calls `task` once with every number below `tasks`, in any order, on any of the threads, and returns when all
@@ -113,20 +143,37 @@ impl ThreadPool {
     /// # Panics
     /// If a call panics; the panic is resumed here after all calls have ended.
     pub fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
-        let shared = match &self.shared {
-            Some(shared) if tasks > 1 && !IN_TASK.get() => shared,
+        let is_shared = tasks > 1 && !IN_TASK.get();
+        let shared = match (&self.shared, &self.pretended) {
+            (Some(shared), _) if is_shared => shared,
+            (_, Some((_, recorder))) if is_shared => return self.record(recorder, tasks, task),
             _ => return (0..tasks).for_each(task),
         };
         let guard = self.run_lock.lock().unwrap_or_else(PoisonError::into_inner);
         IN_TASK.set(true);
-        self.fork_joins.fetch_add(1, Relaxed);
+        let start = Instant::now();
         // SAFETY: one run at a time, because this thread holds the run lock.
-        let outcome = unsafe { shared.run(tasks, task) };
+        let (outcome, waited) = unsafe { shared.run(tasks, task) };
+        self.fork_joins.fetch_add(1, Relaxed);
+        self.within.fetch_add(start.elapsed().as_nanos() as u64, Relaxed);
+        self.waited.fetch_add(waited.as_nanos() as u64, Relaxed);
         IN_TASK.set(false);
         drop(guard);
         if let Err(panic) = outcome {
             std::panic::resume_unwind(panic);
         }
+    }
+
+    fn record(&self, recorder: &Mutex<TaskRecorder>, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        self.fork_joins.fetch_add(1, Relaxed);
+        IN_TASK.set(true);
+        recorder.lock().unwrap_or_else(PoisonError::into_inner).run(tasks, task);
+        IN_TASK.set(false);
+    }
+
+    /// Runs so far that were shared between threads.
+    pub fn fork_joins(&self) -> u64 {
+        self.fork_joins.load(Relaxed)
     }
 }
 

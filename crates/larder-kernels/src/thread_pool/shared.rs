@@ -20,7 +20,10 @@ use crate::affinity;
 
 /// How long a thread spins before it sleeps. Between two fork-joins of a layer lie a norm, a softmax or a router, which
 /// take 5 to 40 µs; sleeping and waking takes about 20. Spinning longer would take a processor from other programs.
-const SPIN: Duration = Duration::from_micros(50);
+pub(super) const SPIN: Duration = Duration::from_micros(50);
+
+/// How many sleepers a thread wakes that finds work, so that many are woken by several.
+pub(super) const WAKES: usize = 8;
 
 /// Checks of the condition between two reads of the clock.
 const CHECKS_PER_CLOCK_READ: usize = 32;
@@ -62,7 +65,7 @@ pub struct PoolShared {
     caller_sleeps: AtomicBool,
     all_done: Condvar,
     shutdown: AtomicBool,
-    /// Workers woken from sleep so far. Written by the caller of `run` alone.
+    /// Workers woken from sleep so far.
     wakeups: AtomicU64,
 }
 
@@ -99,7 +102,7 @@ impl PoolShared {
     ///
     /// # Safety
     /// There is no other call at the same time.
-    pub unsafe fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) -> Result<(), Panic> {
+    pub unsafe fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) -> (Result<(), Panic>, Duration) {
         // SAFETY: only the lifetime changes, and this function returns after the last use of the reference: a task is
         // called by holders of a claim only, and none is pending at the end.
         let task = unsafe {
@@ -112,8 +115,10 @@ impl PoolShared {
         self.unclaimed.0.swap(tasks, SeqCst);
         self.wake(tasks - 1);
         self.work();
+        let done = Instant::now();
         self.wait_for_pending();
-        self.panic.lock().unwrap_or_else(PoisonError::into_inner).take().map_or(Ok(()), Err)
+        let panic = self.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        (panic.map_or(Ok(()), Err), done.elapsed())
     }
 
     /// The loop of a worker, whose number is at least 1: works on one run after another until shutdown.
@@ -206,11 +211,12 @@ impl PoolShared {
         self.sleepers.fetch_add(1, SeqCst);
         drop(self.work_ready.wait_while(guard, |()| !ready()).unwrap_or_else(PoisonError::into_inner));
         self.sleepers.fetch_sub(1, SeqCst);
+        self.wake(self.unclaimed.0.load(SeqCst).saturating_sub(1));
     }
 
-    /// Wakes up to `wanted` sleepers.
+    /// Wakes some sleepers, if this many others could work; those that are woken wake more.
     fn wake(&self, wanted: usize) {
-        let sleepers = self.sleepers.load(SeqCst).min(wanted);
+        let sleepers = self.sleepers.load(SeqCst).min(wanted).min(WAKES);
         if sleepers > 0 {
             // A sleeper that has counted itself holds the lock until it is asleep: from here on it gets the notification.
             drop(self.sleep_lock());

@@ -245,7 +245,7 @@ pub struct KvView {
     /// Number of the first page that is stored: it has the positions from `first_page · positions of a page` on.
     pub first_page: usize,
     /// Ids of the pages, from [`DeviceAttention::allocate`]. All have the same shape.
-    pub pages: Vec<usize>,
+    pub pages: Arc<Vec<usize>>,
     /// Numbers per row that are used.
     pub width: usize,
 }

@@ -8,7 +8,7 @@ use super::{ChoiceOps, ConvolvedHeadOps, DrawOps, KvView, NormGate, RecurrentOps
 use crate::error::Result;
 use crate::matrix::PlacedMatrix;
 use crate::nn::{Activation, GateFunction};
-use crate::ops::{HostBuffer, HostRows};
+use crate::ops::{Few, HostBuffer, HostRows};
 
 /// The most logits of a row that [`Ops::find_best`] returns.
 pub const BEST_FOUND: usize = 127;
@@ -137,7 +137,7 @@ pub trait Ops: ChoiceOps + ConvolvedHeadOps + DrawOps + RecurrentOps + StreamOps
     fn attend_new(&self, heads: &Heads, tasks: &[&AttentionArgs<KvView>]) -> Result<Rows>;
 
     /// `out[t, r] = Σ_c weights[r, c] · x[t, c]` for each of `weights`.
-    fn matmul(&self, x: Rows, weights: &[&PlacedMatrix]) -> Result<Vec<Rows>>;
+    fn matmul(&self, x: Rows, weights: &[&PlacedMatrix]) -> Result<Few<Rows>>;
 
     /// One product per head: `out[t, h · rows + r] = Σ_c weights[h][r, c] · x[t, h · step + c]`, where the step is the width of `x` by the
     /// number of heads. The caller guarantees weights of one shape and number format, and a step of whole blocks unless that is a float.
@@ -198,7 +198,7 @@ pub trait Ops: ChoiceOps + ConvolvedHeadOps + DrawOps + RecurrentOps + StreamOps
 
     /// Waits for all operations so far, and yields rows in main memory. Reports the errors of operations since the last call, if it has
     /// waited for them.
-    fn download(&self, wanted: &[Rows]) -> Result<Vec<HostRows>>;
+    fn download(&self, wanted: &[Rows]) -> Result<Few<HostRows>>;
 }
 
 /// The copy of values that do not change, on the device of their model. It is made when it is first used.

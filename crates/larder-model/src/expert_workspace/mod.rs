@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use larder_core::{ComputeStage, ExpertId, ExpertLayout, ExpertPart, Geometry, STAGED_ROWS, StepMemory, timeline};
 use larder_kernels::{InputBuffer, Product, WeightMatrix};
+use smallvec::SmallVec;
 
 use crate::compute::ComputeContext;
 use crate::experts::{MoeCall, Routed};
@@ -134,14 +135,15 @@ impl ExpertWorkspace {
         debug_assert_eq!(self.places.len(), choices(routed).count(), "the call was begun with another choice");
         let _products =
             timeline::span(stage.name(), [("layer", call.layer.index() as u64), ("experts", group.len() as u64)]);
-        let (mut part, mut rows) = (Vec::with_capacity(group.len()), 0);
+        let (mut part, mut rows) = (SmallVec::<[ExpertRows; 16]>::with_capacity(group.len()), 0);
         for &(expert, data) in group {
             let mut at = self.places_of(expert);
             while !at.is_empty() {
                 let take = at.len().min(PART_ROWS);
                 if rows + take > PART_ROWS {
                     self.compute_part(call, layout, stage, &mut part);
-                    (part, rows) = (Vec::with_capacity(group.len()), 0);
+                    part.clear();
+                    rows = 0;
                 }
                 part.push(ExpertRows { expert, data, at: at.start..at.start + take });
                 (rows, at.start) = (rows + take, at.start + take);
@@ -188,7 +190,7 @@ impl ExpertWorkspace {
 
         let x = self.x.of(if call.gate.scales_input { &self.scaled } else { call.x }, layout.up.cols);
         let (mut gates, mut ups, mut picks) = (&mut self.gate[..], &mut self.up[..], &self.picks[..]);
-        let mut batch = Vec::with_capacity(2 * part.len());
+        let mut batch: SmallVec<[Product; 16]> = SmallVec::with_capacity(2 * part.len());
         for ExpertRows { data, at, .. } in part {
             let pick = Some(front(&mut picks, at.len()));
             if let Some(gate) = &layout.gate {
@@ -230,7 +232,8 @@ impl ExpertWorkspace {
                 act.apply(up);
             }),
         };
-        let (mut batch, mut rest, mut end, mut row) = (Vec::with_capacity(part.len()), &mut outputs[..], 0, 0);
+        let (mut rest, mut end, mut row) = (&mut outputs[..], 0, 0);
+        let mut batch: SmallVec<[Product; 16]> = SmallVec::with_capacity(part.len());
         for ExpertRows { data, at, .. } in part {
             front_mut(&mut rest, (at.start - end) * hidden);
             let (out, x) = (front_mut(&mut rest, at.len() * hidden), x.part(row..row + at.len()));
@@ -238,6 +241,7 @@ impl ExpertWorkspace {
             (end, row) = (at.end, row + at.len());
         }
         compute.matmul(&mut batch);
+        drop(batch);
         if let Some(bias) = bias {
             for ExpertRows { data, at, .. } in part {
                 let rows = &mut outputs[at.start * hidden..at.end * hidden];
@@ -267,7 +271,7 @@ impl ExpertWorkspace {
     pub fn sum(&self, call: &MoeCall, routed: &Routed, out: &mut [f32]) {
         let (k, scales_input, hidden) = (call.gate.top_k, call.gate.scales_input, out.len() / call.tokens);
         let tokens = TASK_VALUES.div_ceil(k * hidden);
-        self.compute.pool.run_chunks(out, tokens * hidden, &|task, sums| {
+        let some = |task: usize, sums: &mut [f32]| {
             sums.fill(0.0);
             for (token, sum) in (task * tokens..).zip(sums.chunks_exact_mut(hidden)) {
                 let chosen = (token * k..(token + 1) * k).filter(|place| routed.ids[*place] != ExpertId::NONE);
@@ -276,7 +280,9 @@ impl ExpertWorkspace {
                     self.add_weighted(weight, place, sum);
                 }
             }
-        });
+        };
+        let ComputeContext { clocks, pool, .. } = &*self.compute;
+        clocks.shared(pool, out.len(), || pool.run_chunks(out, tokens * hidden, &some));
     }
 
     /// Adds the output of one place, `token · k + rank`, times its weight to `out [hidden]`.

@@ -11,7 +11,7 @@ use super::{
 use crate::device::{HeadNorm, Heads, Ops, Rows};
 use crate::error::Result;
 use crate::matrix::Linear;
-use crate::ops::Near;
+use crate::ops::{Few, Near};
 use crate::step::LayerStates;
 
 /// Heads and widths of attention.
@@ -124,10 +124,10 @@ pub enum InputProducts {
 
 impl InputProducts {
     /// The products with the input.
-    fn linears(&self) -> Vec<&Linear> {
+    fn linears(&self) -> Few<&Linear> {
         match self {
             InputProducts::Apart { q, k, v } => [Some(q), Some(k), v.as_ref()].into_iter().flatten().collect(),
-            InputProducts::Convolved(inputs) => inputs.products().to_vec(),
+            InputProducts::Convolved(inputs) => inputs.products().iter().copied().collect(),
         }
     }
 
@@ -165,7 +165,7 @@ impl Mixer for Attention {
 
         let near = Near::new(self.o.compute(), states.place(), ops);
         let chosen = match &self.indexer {
-            Some(indexer) => indexer.select(&near.take_all(products[of_index..].to_vec())?, states, pass, near.ops)?,
+            Some(indexer) => indexer.select(&near.take_all(products[of_index..].into())?, states, pass, near.ops)?,
             None => None,
         };
         let AttentionShape { kv_heads, head_dim, value_dim, .. } = self.shape;

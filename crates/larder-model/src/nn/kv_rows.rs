@@ -26,13 +26,15 @@ pub struct KvRows {
     /// Number of the first page that is stored.
     first_page: usize,
     pages: Vec<Arc<KvPage>>,
+    /// Their numbers.
+    ids: Arc<Vec<usize>>,
     len: usize,
 }
 
 impl KvRows {
     /// No rows yet, and no memory. With a place on a device the pool has one.
     pub fn new(pool: &Arc<KvPool>, place: Place) -> Self {
-        KvRows { pool: pool.clone(), place, shape: None, first_page: 0, pages: Vec::new(), len: 0 }
+        KvRows { pool: pool.clone(), place, shape: None, first_page: 0, pages: Vec::new(), ids: Arc::default(), len: 0 }
     }
 
     /// Where the rows are.
@@ -83,13 +85,17 @@ impl KvRows {
             self.first_page = 0;
         }
         self.pages.truncate(self.len.div_ceil(KV_PAGE_TOKENS) - self.first_page);
+        Arc::make_mut(&mut self.ids).truncate(self.pages.len());
     }
 
     /// Gives the pages back that hold only positions before `position`.
     pub fn release_before(&mut self, position: usize) {
         let pages = (position / KV_PAGE_TOKENS).saturating_sub(self.first_page).min(self.pages.len());
-        self.pages.drain(..pages);
-        self.first_page += pages;
+        if pages > 0 {
+            self.pages.drain(..pages);
+            Arc::make_mut(&mut self.ids).drain(..pages);
+            self.first_page += pages;
+        }
     }
 
     /// Appends `new [n, heads, width]`.
@@ -128,16 +134,24 @@ impl KvRows {
     /// Makes the page of the next position, of which `used` positions are in use, one that only this sequence has.
     fn make_writable(&mut self, shape: KvPageShape, used: usize) -> Result<()> {
         if used == 0 {
-            self.pages.push(Arc::new(self.pool.page(shape, self.place)?));
+            let page = self.pool.page(shape, self.place)?;
+            self.push(page);
             return Ok(());
         }
         let last = self.pages.last_mut().expect("a page that is partly used is stored");
         if Arc::get_mut(last).is_none() {
             let page = self.pool.page(shape, self.place)?;
             page.copy_from(last, used)?;
-            *last = Arc::new(page);
+            self.pages.pop();
+            Arc::make_mut(&mut self.ids).pop();
+            self.push(page);
         }
         Ok(())
+    }
+
+    fn push(&mut self, page: KvPage) {
+        Arc::make_mut(&mut self.ids).push(page.id());
+        self.pages.push(Arc::new(page));
     }
 
     /// Writes `new [n, heads, width]` to the last page, from row `at` on.
@@ -182,7 +196,7 @@ impl KvRows {
             from.read(rows)?;
             let page = pool.page(shape, Place::Host)?;
             page.write(0, rows)?;
-            loaded.pages.push(Arc::new(page));
+            loaded.push(page);
         }
         Ok(loaded)
     }
@@ -195,7 +209,6 @@ impl KvRows {
 
     /// All rows, or the first `width` numbers of each row.
     pub fn view(&self, width: usize) -> KvView {
-        let pages = self.pages.iter().map(|page| page.id()).collect();
-        KvView { place: self.place, first_page: self.first_page, pages, width }
+        KvView { place: self.place, first_page: self.first_page, pages: self.ids.clone(), width }
     }
 }

@@ -11,7 +11,7 @@ use super::{
 use crate::device::{HeadNorm, HeadRest, Heads, Ops, Rows};
 use crate::error::Result;
 use crate::matrix::{Linear, PlacedMatrix};
-use crate::ops::Near;
+use crate::ops::{Few, Near};
 use crate::step::LayerStates;
 use crate::weights::WeightLoader;
 
@@ -156,7 +156,7 @@ impl Mixer for LatentAttention {
     fn forward(&self, x: Rows, states: &mut LayerStates, pass: &ForwardPass, ops: &dyn Ops) -> Result<Rows> {
         let LatentShape { heads, kv_rank, nope, rope, .. } = self.shape;
         let (Query::Full(first) | Query::Low(first, ..)) = &self.q;
-        let mut linears = vec![first, &self.kv_a];
+        let mut linears = Few::from_iter([first, &self.kv_a]);
         linears.extend(self.output_gate.iter().map(|(product, _)| product));
         let of_index = linears.len();
         if let RowChoice::Indexed(indexer) = &self.choice {
@@ -178,7 +178,7 @@ impl Mixer for LatentAttention {
             RowChoice::Shared(most) => self.handed_choice(*most, &near, pass)?,
             RowChoice::Indexed(indexer) => {
                 let [latent] = near.take([latent])?;
-                indexer.select(&near.take_all(products[of_index..].to_vec())?, latent, states, pass, near.ops)?
+                indexer.select(&near.take_all(products[of_index..].into())?, latent, states, pass, near.ops)?
             }
         };
         if !matches!(self.choice, RowChoice::All) {

@@ -13,6 +13,7 @@ use crate::error::Result;
 use crate::experts::{CallOnDevice, DeviceMoeCall, ExpertPath, HintSource, KnownExperts, MoeCall, Routed, route};
 use crate::layer::Running;
 use crate::matrix::Linear;
+use crate::ops::Few;
 use crate::step::TokenOrigin;
 use crate::tap::Phase;
 use crate::weights::WeightLoader;
@@ -223,7 +224,7 @@ impl Moe {
         running: &mut Running,
     ) -> Result<MoeOutput> {
         let (ops, tokens) = (running.ops, input.x.rows);
-        let all: Vec<Rows> =
+        let all: Few<Rows> =
             [input.of_experts, input.router.logits].into_iter().chain(next.map(|(_, hint)| hint)).collect();
         ops.begin_download(&all)?;
         let always = OnceCell::new();

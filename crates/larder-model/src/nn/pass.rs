@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use super::RopeTable;
 use super::index_choice::ListLengths;
 use crate::device::Rows;
+use crate::ops::Few;
 use crate::step::TokenOrigin;
 
 /// The earlier positions that a query attends to.
@@ -96,7 +97,7 @@ impl ForwardPass {
     }
 
     /// The range of positions that each token attends to, its own included, for the tokens of all spans.
-    pub fn visible_ranges(&self, mask: AttentionMask) -> Vec<Range<usize>> {
+    pub fn visible_ranges(&self, mask: AttentionMask) -> Few<Range<usize>> {
         self.positions().map(|at| mask.first_visible(at)..at + 1).collect()
     }
 

@@ -7,6 +7,7 @@ use larder_kernels::AttentionArgs;
 use super::{AttentionMask, ForwardPass, KvRows, LayerKv};
 use crate::device::{Heads, KvView, Ops, Rows};
 use crate::error::Result;
+use crate::ops::Few;
 use crate::step::LayerStates;
 
 /// Keys and values of a layer; without values they are the first numbers of the keys.
@@ -42,7 +43,7 @@ impl RowAttention<'_> {
     ) -> Result<Rows> {
         let seen = pass.visible_ranges(mask);
         let tasks = self.tasks((states, rows), pass, &seen);
-        let tasks: Vec<_> = tasks.iter().collect();
+        let tasks: Few<_> = tasks.iter().collect();
         match chosen {
             None => ops.attend_new(heads, &tasks),
             Some(lengths) => ops.attend_chosen(ops.begin_heads(heads, &tasks)?, &tasks, lengths),
@@ -55,7 +56,7 @@ impl RowAttention<'_> {
         (states, rows): (&LayerStates, KeysAndValues),
         pass: &ForwardPass,
         seen: &'a [Range<usize>],
-    ) -> Vec<AttentionArgs<'a, KvView>> {
+    ) -> Few<AttentionArgs<'a, KvView>> {
         let task = |(i, span): (usize, &super::SpanPositions)| {
             let (keys, values) = rows(states.of(i));
             AttentionArgs {

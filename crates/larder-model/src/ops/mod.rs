@@ -3,10 +3,14 @@
 mod cpu;
 
 pub use cpu::{CpuOps, CpuPages, HostBuffer, HostRows, gather_bytes};
+use smallvec::SmallVec;
 
 use crate::compute::ComputeContext;
 use crate::device::{Ops, Place, Rows};
 use crate::error::Result;
+
+/// Values of which there are seldom more than eight, so that seldom memory is allocated for them.
+pub type Few<T> = SmallVec<[T; 8]>;
 
 /// The backend that has a layer's rows of the KV cache, and the one that computes the step.
 #[derive(Clone, Copy)]
@@ -35,7 +39,7 @@ impl<'o> Near<'o> {
     }
 
     /// The same of any number of rows.
-    pub fn take_all(&self, mut rows: Vec<Rows>) -> Result<Vec<Rows>> {
+    pub fn take_all(&self, mut rows: Few<Rows>) -> Result<Few<Rows>> {
         moved(&mut rows, self.far, self.ops)?;
         Ok(rows)
     }

@@ -12,6 +12,7 @@ use std::collections::VecDeque;
 use larder_core::{ComputeStage, ExpertKey, LayerIdx, MoeRow, STAGED_ROWS};
 
 use larder_store::reader::ReadGoal;
+use smallvec::SmallVec;
 
 use super::{Cache, CacheError, ComputeFn};
 use crate::fill::CompletedRead;
@@ -21,6 +22,9 @@ use crate::one_tier::ledger::{SlotAssignment, SlotIndex};
 /// milliseconds of work, and enough for all threads.
 const GROUP_ROWS: usize = 64;
 
+/// Experts of a visit, of which there are seldom more.
+type Few<T> = SmallVec<[T; 8]>;
+
 /// A visit in progress.
 pub(super) struct LayerVisit<'a> {
     cache: &'a mut Cache,
@@ -28,7 +32,7 @@ pub(super) struct LayerVisit<'a> {
     row: MoeRow,
     assignment: &'a SlotAssignment,
     /// Misses whose slots are those of hits that have not been computed.
-    blocked: Vec<(usize, SlotIndex)>,
+    blocked: Few<(usize, SlotIndex)>,
     /// Misses without a slot that have not found a pass-through slot.
     passing: VecDeque<usize>,
     /// Experts that have arrived and have not been computed, and where they are.
@@ -36,9 +40,9 @@ pub(super) struct LayerVisit<'a> {
     /// Whether misses are read and computed in two halves.
     in_halves: bool,
     /// Experts of which gate and up alone have arrived and have not been computed, and where they are.
-    fronts: Vec<(usize, SlotIndex)>,
+    fronts: Few<(usize, SlotIndex)>,
     /// Experts whose products with gate and up have been computed, and that are not yet computed to the end.
-    begun: Vec<usize>,
+    begun: Few<usize>,
     /// Number of misses and experts in flight that have been neither computed nor given up.
     outstanding: usize,
     error: Option<CacheError>,
@@ -177,7 +181,8 @@ impl<'a> LayerVisit<'a> {
     /// Computes the hits: first those whose slots are needed, then the others.
     fn compute_hits(&mut self, compute: ComputeFn) {
         let needed = |at: SlotIndex| self.assignment.misses.iter().any(|(_, slot)| *slot == Some(at));
-        let (leaving, staying): (Vec<_>, Vec<_>) = self.assignment.hits.iter().partition(|(_, at)| needed(*at));
+        let (leaving, staying): (Few<_>, Few<_>) =
+            self.assignment.hits.iter().copied().partition(|(_, at)| needed(*at));
         for hits in [leaving, staying] {
             self.poll();
             let mut rest = &hits[..];
@@ -197,7 +202,7 @@ impl<'a> LayerVisit<'a> {
     /// others after.
     fn compute_arrived(&mut self, compute: ComputeFn) {
         let len = self.group_len(self.arrived.iter().map(|(expert, _)| *expert));
-        let mut group: Vec<_> = self.arrived.drain(..len).collect();
+        let mut group: Few<_> = self.arrived.drain(..len).collect();
         let cache = &mut *self.cache;
         for (expert, at) in &mut group {
             if cache.pass_through.owns(*at)
@@ -209,7 +214,8 @@ impl<'a> LayerVisit<'a> {
                 *at = slot;
             }
         }
-        let (begun, whole): (Vec<_>, Vec<_>) = group.iter().partition(|(expert, _)| self.begun.contains(expert));
+        let (begun, whole): (Few<_>, Few<_>) =
+            group.iter().copied().partition(|(expert, _)| self.begun.contains(expert));
         for (stage, experts) in [(ComputeStage::Rest, begun), (ComputeStage::Whole, whole)] {
             if !experts.is_empty() {
                 cache.compute_group(self.row, stage, &experts, compute);

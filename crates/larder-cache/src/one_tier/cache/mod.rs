@@ -13,6 +13,7 @@ use larder_core::{
 };
 use larder_policy::eviction::{CacheShape, Eviction};
 use larder_store::StoreError;
+use smallvec::SmallVec;
 
 use crate::expert_cache::ExpertCache;
 use crate::fill::{CompletedRead, SlotFiller, SlotSupply};
@@ -340,7 +341,7 @@ impl Cache {
             ComputeStage::Inputs => self.filler.front(at).1,
             ComputeStage::Whole | ComputeStage::Rest => self.filler.data(row, at),
         };
-        let group: Vec<_> = experts.iter().map(|(e, at)| (ExpertId(*e as u16), data(*at))).collect();
+        let group: SmallVec<[_; 8]> = experts.iter().map(|(e, at)| (ExpertId(*e as u16), data(*at))).collect();
         compute(self.filler.layout_of_row(row), stage, &group);
         self.computed += start.elapsed();
     }

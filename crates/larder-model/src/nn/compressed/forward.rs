@@ -125,7 +125,7 @@ impl CompressedAttention {
 fn joined(first: KvView, second: KvView) -> (KvView, impl Fn(&Range<usize>) -> Range<usize>) {
     let (before, given_back) = (first.pages.len(), second.first_page);
     let moved = move |at: usize| at + before * KV_PAGE_TOKENS - given_back * KV_PAGE_TOKENS;
-    let pages = [first.pages, second.pages].concat();
+    let pages = [&first.pages[..], &second.pages[..]].concat().into();
     let view = KvView { place: second.place, first_page: 0, pages, width: second.width };
     (view, move |seen| moved(seen.start)..moved(seen.end))
 }

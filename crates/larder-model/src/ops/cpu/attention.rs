@@ -17,6 +17,9 @@ use crate::nn::{Rotary, rms_row, scale};
 /// The attention of the tokens of one sequence.
 pub(super) type Task<'a> = AttentionArgs<'a, KvView>;
 
+/// A task with its queries, and the place for what it attends to.
+pub(super) type TaskRows<'a> = (&'a Task<'a>, &'a [f32], &'a mut [f32]);
+
 /// New rows of one page.
 struct PageWrite<'a> {
     page: usize,
@@ -124,8 +127,8 @@ impl CpuOps {
         let changes_values = heads.clip.is_some() || heads.value_norm.is_some() || heads.value_factor != 1.0;
         let mut values = heads.values.filter(|_| changes_values).map(|rows| state.rows.take(tokens, rows.width));
         let (some, all) = (TASK_ACTIVATIONS.div_ceil(query_width), &*state);
-        let both = ((queries.values(), some * query_width), (keys.values(), some * key_width));
-        self.pool.run_pairs(both.0, both.1, &|task, queries, keys| {
+        let both = ((&mut queries, some * query_width), (&mut keys, some * key_width));
+        self.run_pairs(both.0, both.1, &|task, queries, keys| {
             if !has_keys {
                 keys.copy_from_slice(&all.values(heads.keys)[task * some * key_width..][..keys.len()]);
             }
@@ -141,7 +144,7 @@ impl CpuOps {
         if let (Some(changed), Some(rows)) = (&mut values, heads.values) {
             let width = tasks.first().map_or(1, |args| args.values.width);
             let some = TASK_ACTIVATIONS.div_ceil(rows.width) * rows.width;
-            self.pool.run_chunks(changed.values(), some, &|task, out| {
+            self.run_chunks(changed, some, &|task, out| {
                 out.copy_from_slice(&all.values(rows)[task * some..][..out.len()]);
                 new.clip(out);
                 if let Some(eps) = heads.value_norm {
@@ -190,17 +193,26 @@ impl CpuOps {
 
     /// Attention of all queries to the rows that each sees.
     pub(super) fn attend(&self, tasks: &[&Task], bias: Option<&[f32]>, mut queries: &[f32], mut out: &mut [f32]) {
-        let pages = self.pages.lock();
-        let views: SmallVec<[_; 2]> = tasks.iter().map(|args| [pages.of(&args.keys), pages.of(&args.values)]).collect();
-        let mut all: SmallVec<[AttentionTask; 2]> = SmallVec::new();
-        for (args, [keys, values]) in tasks.iter().zip(&views) {
+        let each = tasks.iter().map(|args| {
             let tokens = args.seen.len();
             let own = queries.split_off(..tokens * args.heads * args.keys.width).expect("a query for each token");
             let place = out.split_off_mut(..tokens * args.heads * args.values.width).expect("a place for each token");
-            if tokens > 0 {
+            (*args, own, place)
+        });
+        self.attend_each(each.collect(), bias);
+    }
+
+    /// As [`attend`](Self::attend), with queries and places that do not lie together.
+    pub(super) fn attend_each(&self, tasks: SmallVec<[TaskRows; 2]>, bias: Option<&[f32]>) {
+        let pages = self.pages.lock();
+        let views: SmallVec<[_; 2]> =
+            tasks.iter().map(|(args, ..)| [pages.of(&args.keys), pages.of(&args.values)]).collect();
+        let mut all: SmallVec<[AttentionTask; 2]> = SmallVec::new();
+        for ((args, queries, out), [keys, values]) in tasks.into_iter().zip(&views) {
+            if !args.seen.is_empty() {
                 let bias = args.bias.map(|of| DistanceBias { values: bias.unwrap_or_default(), ..of });
-                let args = AttentionArgs { queries: own, bias, ..args.with_kv(keys.tensor(), values.tensor()) };
-                all.push(AttentionTask { args, out: place });
+                let args = AttentionArgs { queries, bias, ..args.with_kv(keys.tensor(), values.tensor()) };
+                all.push(AttentionTask { args, out });
             }
         }
         if let Some(fake) = &self.fake
@@ -209,7 +221,8 @@ impl CpuOps {
             super::lock(&fake.failed).get_or_insert(error);
             return all.iter_mut().for_each(|task| task.out.fill(f32::NAN));
         }
-        timed(&self.clocks.attention, || attend(&self.pool, &mut all));
+        let values = all.iter().map(|task| task.out.len()).sum();
+        timed(&self.clocks.attention, || self.shared(values, |pool| attend(pool, &mut all)));
     }
 }
 

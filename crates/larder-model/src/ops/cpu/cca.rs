@@ -29,11 +29,13 @@ impl ConvolvedHeadOps for CpuOps {
             });
             let of_token = second * channels;
             let out = &mut gathered_values[rows.start * of_token..rows.end * of_token];
-            self.pool.run_chunks(out, of_token, &|token, out| {
-                for (at, out) in out.chunks_exact_mut(head_dim).enumerate() {
-                    let (head, row) = (at / second, at % second);
-                    out.copy_from_slice(&convolved[(token + row) * channels + head * head_dim..][..head_dim]);
-                }
+            self.shared(out.len(), |pool| {
+                pool.run_chunks(out, of_token, &|token, out| {
+                    for (at, out) in out.chunks_exact_mut(head_dim).enumerate() {
+                        let (head, row) = (at / second, at % second);
+                        out.copy_from_slice(&convolved[(token + row) * channels + head * head_dim..][..head_dim]);
+                    }
+                })
             });
             shift_window(own, window);
             for row in rows {
@@ -62,7 +64,7 @@ impl ConvolvedHeadOps for CpuOps {
             bias: all.kept(bias),
             factors: all.kept(factors),
         };
-        self.pool.run_pairs((q.values(), some * queries.width), (k.values(), some * keys.width), &|task, q, k| {
+        self.run_pairs((&mut q, some * queries.width), (&mut k, some * keys.width), &|task, q, k| {
             let rows = q.chunks_exact_mut(queries.width).zip(k.chunks_exact_mut(keys.width));
             for (row, (q, k)) in (task * some..).zip(rows) {
                 let of_row = |rows: Rows| &all.values(rows)[row * rows.width..][..rows.width];

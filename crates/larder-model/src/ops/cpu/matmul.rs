@@ -1,24 +1,26 @@
 //! Products with weights in main memory.
 
 use larder_kernels::{Product, products};
-use smallvec::SmallVec;
 
+use super::workspace::HostBuffer;
 use super::{CpuOps, State, TASK_VALUES};
 use crate::compute::timed;
 use crate::device::{DeviceProduct, Rows};
 use crate::error::Result;
 use crate::matrix::PlacedMatrix;
+use crate::ops::Few;
 
 impl CpuOps {
     /// Products of one `x`, in one batch.
-    pub(super) fn matmul(&self, x: Rows, weights: &[&PlacedMatrix]) -> Result<Vec<Rows>> {
+    pub(super) fn matmul(&self, x: Rows, weights: &[&PlacedMatrix]) -> Result<Few<Rows>> {
         let mut state = self.lock();
-        let mut outs: Vec<_> = weights.iter().map(|weights| state.rows.take(x.rows, weights.rows())).collect();
+        let mut outs: Few<_> = weights.iter().map(|weights| state.rows.take(x.rows, weights.rows())).collect();
         let State { rows, inputs, .. } = &mut *state;
         let quantise = !self.exact && weights.iter().any(|weights| !weights.kind().is_float());
         let inputs = inputs.fill_on(&self.pool, rows.values(x), x.width, quantise);
-        let mut batch: SmallVec<[Product; 8]> = SmallVec::new();
+        let mut batch: Few<Product> = Few::new();
         let (mut of_device, mut device) = (Vec::new(), None);
+        let values = outs.iter().map(HostBuffer::len).sum();
         for (weights, out) in weights.iter().zip(&mut outs) {
             weights.collect(&inputs);
             let out = out.values();
@@ -31,7 +33,7 @@ impl CpuOps {
                 }
             }
         }
-        timed(&self.clocks.products, || products(&self.pool, &mut batch));
+        timed(&self.clocks.products, || self.shared(values, |pool| products(pool, &mut batch)));
         device.map_or(Ok(()), |device| device.matmul(&inputs, &mut of_device))?;
         drop((batch, of_device));
         Ok(outs.into_iter().map(|out| rows.push(out)).collect())
@@ -48,7 +50,7 @@ impl CpuOps {
         let mut out = state.rows.take(x.rows, count * width);
         let State { rows, inputs, .. } = &mut *state;
         let values = rows.values(x);
-        self.pool.run_chunks(of_heads.values(), x.rows * cols, &|head, own| {
+        self.run_chunks(&mut of_heads, x.rows * cols, &|head, own| {
             for (row, own) in values.chunks_exact(x.width).zip(own.chunks_exact_mut(cols)) {
                 own.copy_from_slice(&row[head * step..][..cols]);
             }
@@ -66,10 +68,11 @@ impl CpuOps {
                 }
             }
         }
-        timed(&self.clocks.products, || products(&self.pool, &mut batch));
+        let values = count * x.rows * width;
+        timed(&self.clocks.products, || self.shared(values, |pool| products(pool, &mut batch)));
         let from = &*by_head.values();
         let some = TASK_VALUES.div_ceil(count * width);
-        self.pool.run_chunks(out.values(), some * count * width, &|task, out| {
+        self.run_chunks(&mut out, some * count * width, &|task, out| {
             for (at, head_row) in out.chunks_exact_mut(width).enumerate() {
                 let (token, head) = (task * some + at / count, at % count);
                 head_row.copy_from_slice(&from[(head * x.rows + token) * width..][..width]);

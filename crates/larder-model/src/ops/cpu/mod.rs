@@ -14,15 +14,18 @@ mod tests;
 mod topk;
 mod workspace;
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder_kernels::{InputBuffer, ThreadPool, tanh};
 
-use crate::compute::ComputeClocks;
+use crate::compute::{ComputeClocks, RowValues};
 use crate::device::{GateOrder, NormGate, Ops, Rows};
 use crate::double::{AttentionDouble, ProductsDouble};
 use crate::error::{ModelError, Result};
+use crate::matrix::PlacedMatrix;
 use crate::nn::{Activation, GateFunction, layer_norm_row, rms_row};
+use crate::ops::Few;
 pub use gather::gather_bytes;
 pub use pages::CpuPages;
 use sampling::Sampling;
@@ -102,6 +105,31 @@ impl CpuOps {
         lock(&self.state)
     }
 
+    /// Values of rows that were written so far.
+    pub(crate) fn row_values(&self) -> RowValues {
+        RowValues { written: self.lock().rows.written(), shared: self.clocks.row_values_shared.load(Relaxed) }
+    }
+
+    /// As [`ComputeClocks::shared`].
+    fn shared<T>(&self, values: usize, work: impl FnOnce(&ThreadPool) -> T) -> T {
+        self.clocks.shared(&self.pool, values, || work(&self.pool))
+    }
+
+    /// Shares the values of rows in chunks.
+    fn run_chunks(&self, out: &mut HostBuffer, chunk: usize, task: &(dyn Fn(usize, &mut [f32]) + Sync)) {
+        self.shared(out.len(), |pool| pool.run_chunks(out.values(), chunk, task));
+    }
+
+    /// Shares the values of as many chunks of two buffers.
+    fn run_pairs(
+        &self,
+        (a, a_chunk): (&mut HostBuffer, usize),
+        (b, b_chunk): (&mut HostBuffer, usize),
+        task: &(impl Fn(usize, &mut [f32], &mut [f32]) + Sync),
+    ) {
+        self.shared(a.len() + b.len(), |pool| pool.run_pairs((a.values(), a_chunk), (b.values(), b_chunk), task));
+    }
+
     /// New rows of `width` values, made of others: `make` gets the state, the number of a row, and places for it and some rows behind it.
     fn make_rows(
         &self,
@@ -112,7 +140,7 @@ impl CpuOps {
         let mut state = self.lock();
         let mut out = state.rows.take(rows, width);
         let (some, all) = (task_values.div_ceil(width), &*state);
-        self.pool.run_chunks(out.values(), some * width, &|task, out| make(all, task * some, out));
+        self.run_chunks(&mut out, some * width, &|task, out| make(all, task * some, out));
         state.rows.push(out)
     }
 
@@ -133,7 +161,7 @@ impl CpuOps {
             None => (false, state.rows.take(x.rows, x.width)),
         };
         let all = &*state;
-        self.pool.run_chunks(out.values(), task_values, &|task, out| {
+        self.run_chunks(&mut out, task_values, &|task, out| {
             let at = task * task_values;
             if !is_own {
                 out.copy_from_slice(part(all.values(x), at, out.len()));
@@ -209,11 +237,11 @@ impl Ops for CpuOps {
         self.attend_new_heads(heads, tasks)
     }
 
-    fn matmul(&self, x: Rows, weights: &[&crate::matrix::PlacedMatrix]) -> Result<Vec<Rows>> {
+    fn matmul(&self, x: Rows, weights: &[&PlacedMatrix]) -> Result<Few<Rows>> {
         self.matmul(x, weights)
     }
 
-    fn matmul_heads(&self, x: Rows, heads: &[crate::matrix::PlacedMatrix]) -> Result<Rows> {
+    fn matmul_heads(&self, x: Rows, heads: &[PlacedMatrix]) -> Result<Rows> {
         self.matmul_heads(x, heads)
     }
 
@@ -300,7 +328,7 @@ impl Ops for CpuOps {
         };
         let (width, mut out) = (x.width, state.rows.take(x.rows, x.width));
         let (all, some) = (&*state, rows_of(x, TASK_VALUES));
-        self.pool.run_pairs((sum.values(), some), (out.values(), some), &|task, sum, out| {
+        self.run_pairs((&mut sum, some), (&mut out, some), &|task, sum, out| {
             add_to(&all.values(x)[task * some..], sum, factor);
             out.copy_from_slice(sum);
             out.chunks_exact_mut(width).for_each(|row| rms_row(row, all.kept(weight), eps));
@@ -338,7 +366,7 @@ impl Ops for CpuOps {
         Ok(self.taken_out(x, places))
     }
 
-    fn download(&self, wanted: &[Rows]) -> Result<Vec<HostRows>> {
+    fn download(&self, wanted: &[Rows]) -> Result<Few<HostRows>> {
         let mut state = self.lock();
         state.sampling.waits += 1;
         if let Some(error) = self.fake.as_ref().and_then(|fake| lock(&fake.failed).take()) {

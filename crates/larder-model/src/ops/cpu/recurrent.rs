@@ -38,7 +38,7 @@ impl RecurrentOps for CpuOps {
         let all = &*state;
         if let Some(joined) = &mut joined {
             let some = TASK_ACTIVATIONS.div_ceil(channels);
-            self.pool.run_chunks(joined.values(), some * channels, &|task, joined| {
+            self.run_chunks(joined, some * channels, &|task, joined| {
                 for (i, mut row) in joined.chunks_exact_mut(channels).enumerate() {
                     for input in inputs {
                         let (own, rest) = row.split_at_mut(input.width);
@@ -55,12 +55,13 @@ impl RecurrentOps for CpuOps {
                 let (window, at) = (&mut state[..window_len], rows.start * channels..rows.end * channels);
                 let x = &x[at.clone()];
                 let some = TASK_ACTIVATIONS.div_ceil(channels);
-                self.pool.run_chunks(&mut out[at], some * channels, &|task, out| {
+                let some_rows = |task: usize, out: &mut [f32]| {
                     convolve_rows([taps, window, x], bias, [width, dilation], task * some, out);
                     if silu {
                         Activation::Silu.apply(out);
                     }
-                });
+                };
+                self.shared(at.len(), |pool| pool.run_chunks(&mut out[at], some * channels, &some_rows));
                 shift_window(x, window);
                 0..window_len
             });
@@ -105,7 +106,7 @@ impl RecurrentOps for CpuOps {
                 DeltaTokens { qkv: &qkv[part(heads.mixed())], beta: &beta_values[part(heads.v_heads)], decay: &fill };
             let state_len = heads.state_len();
             let (state, out) = (&mut state[recurrence_at..][..state_len], &mut values[part(heads.values())]);
-            heads.advance(&tokens, state, out, &self.pool);
+            self.shared(out.len(), |pool| heads.advance(&tokens, state, out, pool));
             recurrence_at..recurrence_at + state_len
         });
         state.rows.give_back(beta);
@@ -131,7 +132,7 @@ impl RecurrentOps for CpuOps {
             let tokens = ScanTokens { convolved, steps, rates, skips };
             let state_len = heads.state_len();
             let (state, out) = (&mut state[recurrence_at..][..state_len], &mut values[part(heads.inner())]);
-            heads.advance(&tokens, state, out, &self.pool);
+            self.shared(out.len(), |pool| heads.advance(&tokens, state, out, pool));
             recurrence_at..recurrence_at + state_len
         });
         state.rows.give_back(steps);
@@ -144,7 +145,7 @@ impl RecurrentOps for CpuOps {
         let mut steps = state.rows.take(x.rows, channels);
         let mut out = state.rows.take(x.rows, channels);
         let all = &*state;
-        self.pool.run_chunks(steps.values(), TASK_ACTIVATIONS, &|task, steps| {
+        self.run_chunks(&mut steps, TASK_ACTIVATIONS, &|task, steps| {
             let raw = &all.values(raw)[task * TASK_ACTIVATIONS..];
             steps.iter_mut().zip(raw).for_each(|(step, raw)| *step = GateFunction::Softplus.of(*raw));
         });
@@ -162,7 +163,7 @@ impl RecurrentOps for CpuOps {
         self.advance(spans, |recurrence_at, state, rows| {
             let own = rows.start * channels..rows.end * channels;
             let state = &mut state[recurrence_at..][..channels * width];
-            tokens.advance(rows, state, &mut values[own], &self.pool);
+            self.shared(own.len(), |pool| tokens.advance(rows, state, &mut values[own], pool));
             recurrence_at..recurrence_at + channels * width
         });
         state.rows.give_back(steps);

@@ -48,16 +48,16 @@ impl CpuOps {
         let mut out = state.rows.take(queries.rows, out_width);
         {
             let (values, mut rest, mut first) = (state.values(queries), out.values(), 0);
-            let (mut dense_out, mut dense, mut of_dense) = (Vec::new(), Vec::new(), Vec::new());
+            let mut dense = Vec::new();
             let pages = self.pages.lock();
             let views: Vec<_> = tasks.iter().map(|args| [pages.of(&args.keys), pages.of(&args.values)]).collect();
             let mut chosen: Vec<Vec<ChosenQuery>> = (0..parts).map(|_| Vec::new()).collect();
             for (args, [keys, of_values]) in tasks.iter().zip(&views) {
                 let tokens = args.seen.len();
                 let all = (first..first + tokens).take_while(|token| sources(*token, 0).is_none()).count();
-                of_dense.extend_from_slice(&values[first * q_width..][..all * q_width]);
-                dense.push(Task { seen: &args.seen[..all], ..args.with_kv(args.keys.clone(), args.values.clone()) });
-                dense_out.push(rest.split_off_mut(..all * out_width).expect("a place for each token"));
+                let of_all = Task { seen: &args.seen[..all], ..args.with_kv(args.keys.clone(), args.values.clone()) };
+                let places = rest.split_off_mut(..all * out_width).expect("a place for each token");
+                dense.push((of_all, &values[first * q_width..][..all * q_width], places));
                 for token in first + all..first + tokens {
                     let own = values[token * q_width..][..q_width].chunks_exact(q_width / parts);
                     let places = rest.split_off_mut(..out_width).expect("a place for each token");
@@ -81,17 +81,16 @@ impl CpuOps {
                     scale: args.scale,
                     sinks: args.sinks.map(|sinks| &sinks[part * heads..][..heads]),
                 };
-                timed(&self.clocks.attention, || attention.attend(&self.pool, chosen));
+                let values = chosen.len() * out_width / parts;
+                timed(&self.clocks.attention, || self.shared(values, |pool| attention.attend(pool, chosen)));
             }
             drop(chosen);
             drop(views);
             drop(pages);
-            let mut results = vec![0.0; of_dense.len() / q_width * out_width];
-            self.attend(&dense.iter().collect::<Vec<_>>(), None, &of_dense, &mut results);
-            let mut results = &results[..];
-            dense_out.into_iter().for_each(|out| {
-                out.copy_from_slice(results.split_off(..out.len()).expect("a result for each token"));
-            });
+            self.attend_each(
+                dense.iter_mut().map(|(args, queries, out)| (&*args, *queries, &mut **out)).collect(),
+                None,
+            );
         }
         state.rows.push(out)
     }
@@ -160,7 +159,7 @@ impl ChoiceOps for CpuOps {
         let mut state = self.lock();
         let mut out = state.rows.take(blocks.len(), width);
         let (pages, state_of, some) = (self.pages.lock(), &*state, (TASK_VALUES / rate).div_ceil(width));
-        self.pool.run_chunks(out.values(), some * width, &|task, out| {
+        self.run_chunks(&mut out, some * width, &|task, out| {
             let first = task * some;
             for ((view, block), key) in blocks[first..].iter().zip(out.chunks_exact_mut(width)) {
                 let view = pages.of(view);

@@ -1,5 +1,6 @@
 //! The memory of the rows of a step: buffers that are allocated once and taken again.
 
+use std::mem;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
@@ -11,7 +12,11 @@ pub struct Workspace {
     /// Ascending by id.
     rows: Vec<Stored>,
     free: Vec<Arc<Vec<f32>>>,
+    /// In the place of a buffer that was taken out.
+    none: Arc<Vec<f32>>,
     next_id: usize,
+    /// Values of all buffers that were taken so far.
+    written: u64,
 }
 
 struct Stored {
@@ -59,9 +64,14 @@ impl HostBuffer {
         HostBuffer { buffer: Arc::new(vec![0.0; rows * width]), rows, width }
     }
 
+    /// Number of values.
+    pub(crate) fn len(&self) -> usize {
+        self.rows * self.width
+    }
+
     /// The values, which are unspecified at first.
     pub fn values(&mut self) -> &mut [f32] {
-        let len = self.rows * self.width;
+        let len = self.len();
         &mut Arc::get_mut(&mut self.buffer).expect("nothing else uses the buffer")[..len]
     }
 
@@ -75,6 +85,7 @@ impl Workspace {
     /// A buffer for some rows: the smallest that has room; where none has, a new one in the place of the largest.
     pub fn take(&mut self, rows: usize, width: usize) -> HostBuffer {
         let len = rows * width;
+        self.written += len as u64;
         let fitting = self.free.iter().enumerate().filter(|(_, buffer)| buffer.len() >= len);
         let buffer = match fitting.min_by_key(|(_, buffer)| buffer.len()) {
             Some((place, _)) => self.free.swap_remove(place),
@@ -122,8 +133,16 @@ impl Workspace {
     pub fn take_out(&mut self, rows: Rows) -> Option<HostBuffer> {
         let place = self.find(rows);
         let Stored { at, buffer, .. } = &mut self.rows[place];
-        let is_own = *at == 0 && Arc::get_mut(buffer).is_some();
-        is_own.then(|| HostBuffer { buffer: std::mem::take(buffer), rows: rows.rows, width: rows.width })
+        if *at > 0 || Arc::get_mut(buffer).is_none() {
+            return None;
+        }
+        self.written += (rows.rows * rows.width) as u64;
+        Some(HostBuffer { buffer: mem::replace(buffer, self.none.clone()), rows: rows.rows, width: rows.width })
+    }
+
+    /// Values of all buffers that were taken to be written so far.
+    pub fn written(&self) -> u64 {
+        self.written
     }
 
     /// The rows in a buffer that was [taken out](Self::take_out) of this place, or else is new.
@@ -163,11 +182,11 @@ impl Workspace {
 
     /// Keeps these rows alone.
     pub fn retain(&mut self, live: &[Rows]) {
-        let Workspace { rows, free, .. } = self;
+        let Workspace { rows, free, none, .. } = self;
         rows.retain_mut(|stored| {
             let is_live = live.iter().any(|rows| rows.id == stored.rows.id);
             if !is_live && Arc::get_mut(&mut stored.buffer).is_some() {
-                free.push(std::mem::take(&mut stored.buffer));
+                free.push(mem::replace(&mut stored.buffer, none.clone()));
             }
             is_live
         });

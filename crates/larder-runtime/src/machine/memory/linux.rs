@@ -22,6 +22,17 @@ pub fn current() -> Option<u64> {
     meminfo(&fs::read_to_string("/proc/self/status").ok()?, "VmRSS:")
 }
 
+/// Page faults of this process so far that read nothing.
+pub fn page_faults() -> Option<u64> {
+    minor_faults(&fs::read_to_string("/proc/self/stat").ok()?)
+}
+
+/// From `/proc/self/stat`. Behind the name of the command, which may have spaces, there are state, parent, group, session, terminal, its
+/// group, flags and faults.
+fn minor_faults(stat: &str) -> Option<u64> {
+    stat.rsplit_once(')')?.1.split_whitespace().nth(7)?.parse().ok()
+}
+
 /// Bytes of mapped files, such as the program, that were not touched yet.
 pub fn untouched_code() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
@@ -93,6 +104,12 @@ mod tests {
                      9000-f000 ---p 00000000 00:00 0 \nSize:      24 kB\nVmFlags: mr lo nr\n";
         assert_eq!(locked_mappings(smaps), Some(16 << 10));
         assert_eq!(locked_mappings("1000-3000 r-xp 00002000 fe:00 1 a\nSize: 8 kB\n"), None);
+    }
+
+    #[test]
+    fn faults_stand_behind_the_name_of_the_command() {
+        assert_eq!(minor_faults("7 (a b) c) R 1 7 7 0 -1 4194304 98 0 3 0 1 2"), Some(98));
+        assert_eq!(minor_faults("7 (a) R 1"), None);
     }
 
     #[test]

@@ -41,6 +41,15 @@ pub fn current() -> Option<u64> {
     task().map(|found| found.resident_size)
 }
 
+/// Page faults of this process so far that read nothing.
+pub fn page_faults() -> Option<u64> {
+    let mut found = MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: the call fills in the whole record.
+    let done = unsafe { libc::getrusage(libc::RUSAGE_SELF, found.as_mut_ptr()) };
+    // SAFETY: all bytes were zero, and all values of them are valid numbers.
+    (done == 0).then(|| unsafe { found.assume_init() }.ru_minflt as u64)
+}
+
 /// Locked memory of this process, in bytes: the system does not say.
 pub fn locked() -> Option<u64> {
     None

@@ -20,7 +20,7 @@ use windows as system;
 pub(super) use system::committed;
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub(super) use system::locked_addresses;
-pub use system::{current, locked, peak, total};
+pub use system::{current, locked, page_faults, peak, total};
 
 /// Code pages that are touched only while a model runs. Measured: 1.7 to 2.1 MB between the plan and the end of a run.
 const CODE_BYTES: u64 = 4 << 20;

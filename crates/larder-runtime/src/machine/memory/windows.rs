@@ -32,6 +32,11 @@ pub fn committed() -> Option<u64> {
     counters().map(|found| found.PrivateUsage as u64)
 }
 
+/// Page faults of this process so far, those that read among them.
+pub fn page_faults() -> Option<u64> {
+    counters().map(|found| u64::from(found.PageFaultCount))
+}
+
 /// Locked memory of this process, in bytes: the system does not say.
 pub fn locked() -> Option<u64> {
     None

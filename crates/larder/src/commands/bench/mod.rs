@@ -8,6 +8,7 @@ use larder_engine::{
     AheadCounts, Decoding, DraftCounts, PhaseTimes, Sampler, Sampling, Session, TokenChoice, TokenInput, Xoshiro256,
 };
 use larder_model::RowTraffic;
+use larder_runtime::machine::memory;
 use larder_runtime::{CacheSize, EngineExperts, InferenceEngine, Options};
 use serde_json::{Value, json};
 
@@ -164,19 +165,22 @@ struct Meter {
     start: Instant,
     times: PhaseTimes,
     traffic: Traffic,
+    page_faults: Option<u64>,
 }
 
 impl Meter {
     fn new(session: &Session<EngineExperts>) -> Self {
         let traffic = session.experts().traffic().unwrap_or_default();
-        Meter { start: Instant::now(), times: session.times(), traffic }
+        let page_faults = memory::page_faults();
+        Meter { start: Instant::now(), times: session.times(), traffic, page_faults }
     }
 
     fn lap(&mut self, session: &Session<EngineExperts>, tokens: usize) -> Totals {
         let now = Meter::new(session);
         let then = std::mem::replace(self, now);
         let (time, times) = (self.start - then.start, self.times - then.times);
-        Totals { tokens, time, times, traffic: self.traffic - then.traffic }
+        let page_faults = self.page_faults.zip(then.page_faults).map(|(now, then)| now - then);
+        Totals { tokens, time, times, traffic: self.traffic - then.traffic, page_faults }
     }
 }
 
@@ -199,12 +203,13 @@ fn table(series: &[(&str, Vec<BenchRun>)], limits: &Limits) -> Vec<Vec<String>> 
     let heading = ["", "prefill/s", "decode/s", "min", "max", "hits", "read/token", "of limit"];
     let reads = ["drafts accepted", "SSD in prefill", "in decode"];
     let shares = ["attention", "routing", "experts", "waiting", "other", "in matmul", "in attention", "overhead"];
-    let mut rows = vec![heading.into_iter().chain(reads).chain(shares).map(str::to_owned).collect()];
+    let threads = ["one thread", "in prefill", "at joins"];
+    let mut rows = vec![heading.into_iter().chain(reads).chain(shares).chain(threads).map(str::to_owned).collect()];
     let percent = |share: f64| format!("{:.0} %", 100.0 * share);
     for (name, runs) in series.iter().flat_map(|(name, runs)| cold_and_warm(name, runs)) {
         let rates: Vec<f64> = runs.iter().map(|r| r.decode.rate()).collect();
         let median = &runs[median_index(&rates)];
-        let Totals { tokens, time, times, traffic } = median.decode;
+        let Totals { tokens, time, times, traffic, .. } = median.decode;
         let (slowest, least) = limits.slowest(median);
         let of_cache = |text: String| if median.streaming { text } else { "-".into() };
         let share = |part: Duration| percent(part.as_secs_f64() / time.as_secs_f64());
@@ -229,6 +234,9 @@ fn table(series: &[(&str, Vec<BenchRun>)], limits: &Limits) -> Vec<Vec<String>> 
             share(times.products),
             share(times.attention),
             share(time.saturating_sub(times.products + times.attention + traffic.waited)),
+            percent(median.decode.single_thread_share()),
+            percent(median.prompt.single_thread_share()),
+            share(times.pool.waited),
         ]);
     }
     rows
