@@ -4,11 +4,11 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::decoder::{Decoder, step_span};
-use crate::device::{BEST_FOUND, DrawnFrom, LogitChanges, Ops, Rows, TokenDraw};
 use crate::error::{ModelError, Result};
-use crate::experts::ExpertPath;
+use crate::experts::{DevicePath, ExpertPath};
 use crate::logits::{BEST_MOST, BestLogits, Ending, Logits, found_in, is_less};
 use crate::nn::{ExpertsByToken, ForwardPass, Moe};
+use crate::ops::{BEST_FOUND, DrawnFrom, LogitChanges, Ops, Rows, TokenDraw};
 use crate::stack::Stack;
 use crate::step::Span;
 use crate::tap::{Phase, PhaseClock, Tap};
@@ -98,10 +98,11 @@ impl Decoder {
     /// Whether a step can be begun behind this one: no other has begun since, so that the token that it draws is still on the device, and
     /// where that decides on experts, they are there too.
     pub fn can_follow(&self, step: &BegunStep, experts: &mut dyn ExpertPath) -> bool {
-        step.number == self.steps.load(Relaxed)
-            && self
-                .experts_by_token()
-                .all(|(moe, _)| moe.may_choose_on_device() && experts.chooses_on_device(moe.layer, &moe.gate, 1))
+        let mut chooses = |moe: &Moe| {
+            moe.may_choose_on_device()
+                && experts.on_device().is_some_and(|device| device.chooses(moe.layer, &moe.gate, 1))
+        };
+        step.number == self.steps.load(Relaxed) && self.experts_by_token().all(|(moe, _)| chooses(moe))
     }
 
     /// The layers whose experts the token decides on.
@@ -147,7 +148,8 @@ impl Decoder {
             None => self.runs.fetch_add(1, Relaxed) + 1,
         };
         let number = self.steps.fetch_add(1, Relaxed) + 1;
-        experts.step_begins(usize::from(input.after.is_some()));
+        let in_flight = usize::from(input.after.is_some());
+        experts.on_device().into_iter().for_each(|device| device.step_begins(in_flight));
         let x = match input.after {
             Some(before) => self.embed_drawn(before.copies.drawn.0, ops)?.ok_or_else(not_ahead)?,
             None => self.embed_streams(spans)?,
@@ -188,7 +190,7 @@ impl Decoder {
         let BegunCopies { drawn, listed, all } = step.copies;
         let row = received(drawn)?;
         let all = all.map(received).transpose()?;
-        experts.count_chosen();
+        experts.on_device().into_iter().for_each(DevicePath::count_chosen);
         clock.lap(Phase::EmbedAndHead, tap);
         let (found, changed) = row[1..].split_at(1 + 2 * BEST_FOUND);
         let found = || found_in(found, self.changed_in(changed, &listed)).map(|found| Logits::Best(vec![found]));

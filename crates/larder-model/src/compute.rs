@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use larder_core::{CheckpointPolicy, TaskThreads};
 use larder_kernels::{PoolActivity, Product, ThreadPool, products};
 
-use crate::device::{DeviceAttention, DeviceProducts, Ops, Place};
+use crate::device::{DeviceAttention, DeviceProducts, Place};
 use crate::input_squares::InputSquares;
 use crate::nn::{KvFormat, KvPool};
-use crate::ops::{CpuOps, CpuPages};
+use crate::ops::{CpuOps, CpuPages, Ops};
 
 /// Where and how a model's products and attention are computed: threads, devices, precision.
 pub struct ComputeContext {

@@ -11,16 +11,16 @@ use serde_json::Value;
 use crate::arch;
 use crate::compute::ComputeContext;
 use crate::config::{Config, Refusal, config_error, refused};
-use crate::device::{Ops, Rows};
 use crate::embedding::EmbeddingRows;
 use crate::error::{ModelError, Result};
-use crate::experts::ExpertPath;
+use crate::experts::{DevicePath, ExpertPath};
 use crate::layer::{OtherLayers, Running};
 use crate::logits::{BestLogits, Logits};
 use crate::nn::{
     Activation, ExpertsByToken, ForwardPass, HandedOn, KvCache, KvPool, LayerShape, Mixer, Rope, RopeTable,
     SpanPositions, step_memory,
 };
+use crate::ops::{Ops, Rows};
 use crate::read_ahead::ReadAhead;
 use crate::row_cache::RowTraffic;
 use crate::stack::{Ffn, Layer, Stack};
@@ -313,13 +313,13 @@ impl Decoder {
         let (_step, _only) = (step_span(spans), self.stack.head.compute().step());
         let (mut clock, before) = (PhaseClock::start(), self.stack.head.compute().time());
         self.ops().retain(&[]);
-        experts.step_begins(0);
+        experts.on_device().into_iter().for_each(|device| device.step_begins(0));
         self.steps.fetch_add(1, Relaxed);
         let x = self.embed_streams(spans)?;
         let pass = self.pass(spans);
         let x = self.layers_of_step(x, spans, &pass, &mut clock, experts, tap)?;
         let logits = self.logits(x, spans, best, &pass, tap)?;
-        experts.count_chosen();
+        experts.on_device().into_iter().for_each(DevicePath::count_chosen);
         clock.lap(Phase::EmbedAndHead, tap);
         tap.compute_time(self.stack.head.compute().time() - before);
         Ok(logits)

@@ -1,8 +1,9 @@
 //! Rows of embeddings: of the vocabulary, and of tables of n-grams.
 
-use crate::device::{Constant, DeviceProducts, Ops, Rows};
+use crate::device::DeviceProducts;
 use crate::error::Result;
 use crate::matrix::Matrix;
+use crate::ops::{Constant, Ops, Rows};
 use crate::row_cache::RowTraffic;
 
 /// An embedding: a matrix of which single rows are used, as that with one for each token of the vocabulary.

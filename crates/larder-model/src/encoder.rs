@@ -3,12 +3,12 @@
 use std::slice;
 
 use crate::decoder::Decoder;
-use crate::device::Rows;
 use crate::error::{ModelError, Result};
 use crate::experts::ExpertPath;
 use crate::layer::Running;
 use crate::logits::{BestLogits, Logits};
 use crate::nn::{EncoderInput, ForwardPass, HandedOn, MoeInput};
+use crate::ops::Rows;
 use crate::stack::{Encoder, EncoderLayer, Ffn};
 use crate::step::{LogitsFor, Span, TokenOrigin, TokenPhase};
 use crate::tap::{Phase, PhaseClock, Tap};

@@ -2,10 +2,9 @@
 
 use larder_core::{ExpertId, Gate, LayerIdx, WantedExpert};
 
-use crate::device::Rows;
 use crate::error::Result;
 use crate::nn::Activation;
-use crate::ops::Few;
+use crate::ops::{Few, Rows};
 use crate::step::TokenOrigin;
 
 /// The input of one MoE layer: router logits and hidden states of some tokens.
@@ -20,7 +19,7 @@ pub struct MoeCall<'a> {
     pub logits: &'a [f32],
     /// `[tokens, hidden]`
     pub x: &'a [f32],
-    /// For [`ExpertPath::begin`].
+    /// For [`DevicePath::begin`].
     pub on_device: Option<CallOnDevice>,
     /// Rows of `logits` and `x`.
     pub tokens: usize,
@@ -122,38 +121,10 @@ pub trait ExpertPath {
     /// unspecified and the path stays usable.
     fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed>;
 
-    /// As [`forward`](Self::forward) for a call whose inputs are [on a device](MoeCall::on_device). Where the sums are computed on the
-    /// device it returns, without waiting, the rows `residual + (sums + shared)`, and `out` is unspecified.
-    fn begin(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<(Routed, Option<Rows>)> {
-        Ok((self.forward(call, out)?, None))
+    /// The device that computes experts of this path; `None` if all are computed on the CPU.
+    fn on_device(&mut self) -> Option<&mut dyn DevicePath> {
+        None
     }
-
-    /// Whether [`begin_chosen`](Self::begin_chosen) can be called for a layer: the device has all of its experts, and no strategy on the
-    /// host has a say.
-    fn chooses_on_device(&mut self, layer: LayerIdx, gate: &Gate, tokens: usize) -> bool {
-        let _ = (layer, gate, tokens);
-        false
-    }
-
-    /// As [`begin`](Self::begin), with the choice on the device too: the host learns of it by [`count_chosen`](Self::count_chosen).
-    fn begin_chosen(&mut self, call: &DeviceMoeCall) -> Result<Rows> {
-        unreachable!("{} does not choose its experts on a device", call.layer)
-    }
-
-    /// The router logits of a call are on a device: experts that are there too may be begun before the host knows the choice. The
-    /// [`begin`](Self::begin) of the same call follows, unless its only token has no expert.
-    fn begin_hits(&mut self, call: &DeviceMoeCall) -> Result<()> {
-        let _ = call;
-        Ok(())
-    }
-
-    /// A step begins, and `in_flight` before it, at most one, are not complete.
-    fn step_begins(&mut self, in_flight: usize) {
-        let _ = in_flight;
-    }
-
-    /// The device has completed the oldest step that is not counted: the experts that it chose are counted.
-    fn count_chosen(&mut self) {}
 
     /// The same experts with the model's own routing, to compare with, where a routing strategy may choose others; `None` where none
     /// does, or where that cannot be computed beside it.
@@ -184,6 +155,35 @@ pub trait ExpertPath {
     fn will_use(&mut self, layer: LayerIdx, gate: &Gate, experts: &[ExpertId]) {
         let _ = (layer, gate, experts);
     }
+}
+
+/// Computes experts on a device, and chooses them there where it has all of a layer.
+pub trait DevicePath {
+    /// As [`ExpertPath::forward`] for a call whose inputs are [on the device](MoeCall::on_device). Where the sums are computed there it
+    /// returns, without waiting, the rows `residual + (sums + shared)`, and `out` is unspecified.
+    fn begin(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<(Routed, Option<Rows>)>;
+
+    /// Whether the device chooses the experts of a layer: it has all of them, and no strategy on the host has a say.
+    fn chooses(&mut self, layer: LayerIdx, gate: &Gate, tokens: usize) -> bool;
+
+    /// As [`begin`](Self::begin), with the choice on the device too: the host learns of it by [`count_chosen`](Self::count_chosen). The
+    /// caller has asked whether the device [chooses](Self::chooses).
+    fn begin_chosen(&mut self, call: &DeviceMoeCall) -> Result<Rows>;
+
+    /// The router logits of a call are on the device: experts that are there too may be begun before the host knows the choice. The
+    /// [`begin`](Self::begin) of the same call follows, unless its only token has no expert.
+    fn begin_hits(&mut self, call: &DeviceMoeCall) -> Result<()> {
+        let _ = call;
+        Ok(())
+    }
+
+    /// A step begins, and `in_flight` before it, at most one, are not complete.
+    fn step_begins(&mut self, in_flight: usize) {
+        let _ = in_flight;
+    }
+
+    /// The device has completed the oldest step that is not counted: the experts that it chose are counted.
+    fn count_chosen(&mut self) {}
 }
 
 /// Computes experts by the model's own routing beside a path with another.

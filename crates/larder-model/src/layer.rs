@@ -10,10 +10,10 @@
 
 use larder_core::ExpertId;
 
-use crate::device::{Ops, Rows};
 use crate::error::{ModelError, Result};
-use crate::experts::{ExpertPath, HintSource, KnownExperts};
+use crate::experts::{DevicePath, ExpertPath, HintSource, KnownExperts};
 use crate::nn::{ForwardPass, Moe, MoeInput, MoeOutput, RouterRows};
+use crate::ops::{Ops, Rows, device_of};
 use crate::stack::{Branch, CrossAttention, Ffn, Layer};
 use crate::step::LayerStates;
 use crate::tap::{Phase, PhaseClock, Tap};
@@ -217,6 +217,11 @@ impl Layer {
 }
 
 impl Running<'_> {
+    /// The device that has the rows and computes experts, if there is one.
+    pub(crate) fn device(&mut self) -> Option<&mut dyn DevicePath> {
+        device_of(self.experts, self.ops)
+    }
+
     /// Of all rows so far only these are used from now on, and what routers hand on.
     fn keep_only(&self, rows: impl IntoIterator<Item = Rows>) {
         let mut live = smallvec::SmallVec::<[Rows; 8]>::new();
@@ -244,10 +249,9 @@ fn experts(
         running.pass.router_state.set(state);
     }
     let input = MoeInput { stream: rows.stream, x, of_experts, router, onto };
-    if moe.may_choose_on_device()
-        && !running.tap.wants_routing()
-        && running.experts.chooses_on_device(moe.layer, &moe.gate, x.rows)
-    {
+    let may_choose = moe.may_choose_on_device() && !running.tap.wants_routing();
+    let device = running.experts.on_device().filter(|_| may_choose);
+    if device.is_some_and(|device| device.chooses(moe.layer, &moe.gate, x.rows)) {
         return moe.forward_chosen(&input, known.as_ref().map(TokenExperts::for_device), running);
     }
     let known = known.as_ref().map(TokenExperts::for_host).transpose()?;

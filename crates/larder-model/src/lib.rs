@@ -100,27 +100,28 @@ pub use arch::{model_types, mtp_layers};
 pub use compute::{ComputeContext, ComputeTime, RowValues};
 pub use decoder::{Decoder, blueprint, refused_keys, rewinds_freely};
 pub use device::{
-    BEST_FOUND, BlockPooling, CHOICE_TOKENS, ChangedLogit, ChannelScan, ChoiceOps, ChosenOnDevice, Convolution,
-    ConvolvedHeadOps, Decay, Delta, DeviceAttention, DeviceExperts, DeviceProduct, DeviceProducts, DrawOps, DrawnFrom,
-    FEW_TILES, GateOrder, HeadConvolution, HeadMix, HeadNorm, HeadRest, Heads, IndexBlocks, IndexChoice, KvPageShape,
-    KvView, LogitChanges, MATRIX_STREAMS, MAX_SCORE_BYTES, ManifoldWeights, MatrixShape, NormGate, Ops, Place,
-    RecurrentOps, Rotation, Rows, ScaledSides, Scan, ScanHeads, SeenRows, StateSpan, StreamGate, StreamMix, StreamOps,
-    TILE_QUERIES, TokenDraw, device_attention_bytes, position_tiles,
+    CHOICE_TOKENS, ChosenOnDevice, DeviceAttention, DeviceExperts, DeviceProduct, DeviceProducts, FEW_TILES,
+    KvPageShape, KvView, MAX_SCORE_BYTES, MatrixShape, Place, TILE_QUERIES, device_attention_bytes, position_tiles,
 };
 pub use double::{AttentionDouble, OpsDouble, ProductsDouble};
 pub use embedding::EmbeddingRows;
 pub use error::{Cause, ModelError, Result};
 pub use expert_workspace::{ExpertWorkspace, PART_ROWS};
 pub use experts::{
-    CallOnDevice, DeviceMoeCall, ExactExperts, ExactPath, ExpertPath, HintSource, KnownExperts, MoeCall, Routed, route,
-    wanted_experts,
+    CallOnDevice, DeviceMoeCall, DevicePath, ExactExperts, ExactPath, ExpertPath, HintSource, KnownExperts, MoeCall,
+    Routed, route, wanted_experts,
 };
 pub use input_squares::{ColumnSquares, ExpertInput, InputSquares};
 pub use larder_kernels::PoolActivity;
 pub use logits::{BestLogits, Logits, LogitsRow, TokenLogit};
 pub use matrix::{Matrix, PlacedMatrix};
 pub use nn::{Activation, ChannelDecay, DeltaHeads, GateFunction, KvCache, KvFormat, KvPool, KvUsage};
-pub use ops::{CpuOps, CpuPages, Few, HostBuffer, HostRows};
+pub use ops::{
+    BEST_FOUND, BlockPooling, ChangedLogit, ChannelScan, ChoiceOps, Convolution, ConvolvedHeadOps, CpuOps, CpuPages,
+    Decay, Delta, DrawOps, DrawnFrom, Few, GateOrder, HeadConvolution, HeadMix, HeadNorm, HeadRest, Heads, HostBuffer,
+    HostRows, IndexBlocks, IndexChoice, LogitChanges, MATRIX_STREAMS, ManifoldWeights, NormGate, Ops, RecurrentOps,
+    Rotation, Rows, ScaledSides, Scan, ScanHeads, SeenRows, StateSpan, StreamGate, StreamMix, StreamOps, TokenDraw,
+};
 pub use row_cache::{RowTraffic, row_cache_bytes};
 pub use saved_state::SavedStateError;
 pub use step::{LogitsFor, Span, TokenOrigin, TokenPhase};

@@ -1,10 +1,9 @@
 //! Logits: the norm and the product behind the last layer, and what a step returns of them.
 
 use crate::decoder::{Decoder, report_hidden};
-use crate::device::{BEST_FOUND, LogitChanges, Ops, Rows};
 use crate::error::{ModelError, Result};
 use crate::nn::{ForwardPass, Norm};
-use crate::ops::{Few, HostRows};
+use crate::ops::{BEST_FOUND, Few, HostRows, LogitChanges, Ops, Rows};
 use crate::stack::{Stack, Streams};
 use crate::step::Span;
 use crate::tap::Tap;

@@ -7,10 +7,10 @@ use larder_kernels::{Inputs, WeightMatrix};
 
 use crate::bytes::Bytes;
 use crate::compute::ComputeContext;
-use crate::device::{Constant, DeviceProducts, Ops, Rows};
+use crate::device::DeviceProducts;
 use crate::error::Result;
 use crate::input_squares::MatrixSquares;
-use crate::ops::Few;
+use crate::ops::{Constant, Few, Ops, Rows};
 
 /// A weight matrix `[rows, cols]` in its stored number format, in main memory. Clones share the bytes.
 #[derive(Clone)]

@@ -1,12 +1,12 @@
 //! The forward pass of the layer for multi-token prediction.
 
 use crate::decoder::Decoder;
-use crate::device::Rows;
 use crate::error::{ModelError, Result};
-use crate::experts::ExpertPath;
+use crate::experts::{DevicePath, ExpertPath};
 use crate::layer::{OtherLayers, Running};
 use crate::logits::{Ending, Logits};
 use crate::nn::KvCache;
+use crate::ops::Rows;
 use crate::stack::MtpLayer;
 use crate::step::{LayerStates, Span};
 use crate::tap::{Phase, PhaseClock, Tap};
@@ -47,11 +47,11 @@ impl Decoder {
         let (mut clock, before) = (PhaseClock::start(), self.stack.head.compute().time());
         self.ops().retain(&[]);
         let pass = self.pass(spans);
-        experts.step_begins(0);
+        experts.on_device().into_iter().for_each(|device| device.step_begins(0));
         let (ops, factor) = (self.ops(), self.stack.factors.residual as f32);
         let mut running = Running { pass: &pass, ops, experts, tap: &mut *tap, clock: &mut clock, factor };
         let logits = self.mtp_logits(mtp, spans, hidden, &mut running).inspect_err(|_| self.settle())?;
-        experts.count_chosen();
+        experts.on_device().into_iter().for_each(DevicePath::count_chosen);
         clock.lap(Phase::EmbedAndHead, tap);
         tap.compute_time(self.stack.head.compute().time() - before);
         spans.iter_mut().for_each(|span| span.cache.len += span.tokens.len());

@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use larder_core::{TensorMeta, TensorRows};
 
-use crate::device::{DeviceProducts, MatrixShape, Ops, Rows};
+use crate::device::{DeviceProducts, MatrixShape};
 use crate::embedding::EmbeddingRows;
 use crate::error::Result;
+use crate::ops::{Ops, Rows};
 
 /// Rows that are kept in memory, if they take less than [`CACHED_BYTES`] more of them.
 const CACHED_ROWS: usize = 1024;

@@ -2,11 +2,11 @@
 
 use larder_core::{ExpertNames, Geometry};
 
-use crate::device::{Constant, Ops, Rows};
 use crate::embedding::EmbeddingRows;
 use crate::error::Result;
 use crate::matrix::Linear;
 use crate::nn::{LayerShape, MergeStreams, Mixer, Mlp, Moe, Norm, RelativeAttention, ResidualConnection, Rope};
+use crate::ops::{Constant, Ops, Rows};
 
 /// The parts of a decoder, as an architecture in [`arch`](crate::arch) builds them.
 pub struct Stack {

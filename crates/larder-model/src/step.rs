@@ -1,9 +1,9 @@
 //! The request of a step: some consecutive tokens of each of several sequences (a ragged batch).
 
 use crate::device::Place;
-use crate::device::StateSpan;
 use crate::error::Result;
 use crate::nn::{ForwardPass, KvCache, LayerKv, SpanPositions, StateLens};
+use crate::ops::StateSpan;
 
 /// Consecutive tokens of one sequence that a step computes.
 ///

@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use crate::draft;
 use crate::elastic::ElasticSlots;
-use crate::experts::{AnyExpertPath, EngineExperts};
+use crate::experts::EngineExperts;
 use crate::hot::HotSetFile;
 use crate::inputs::{expert_sizes, plan_inputs, tell_context};
 use crate::machine::budget::{MemoryBudget, MemoryUse, PlannedMemory};
@@ -27,6 +27,7 @@ use crate::machine::power::PowerWatch;
 use crate::notice::Notice;
 use crate::open::OpenModel;
 use crate::options::{CacheSize, DeviceKind, Options, Setting, TraceOptions};
+use crate::paths::EnginePath;
 use crate::plan::{MemoryPlan, PlanInputs, decide};
 use crate::policies::policy_inputs;
 use crate::slots::{self, Slots};
@@ -110,10 +111,8 @@ impl InferenceEngine {
         let draft =
             draft.map(|draft| draft::load(draft, options, context.tokens, decoder.vocab(), &compute)).transpose()?;
         // Not before: loading would wait for the thread at every allocation.
-        slots.iter().for_each(|slots| touch_slots(slots, &path));
-        if let AnyExpertPath::Tiered { tiered, .. } = &mut path {
-            tiered.prepare_slots();
-        }
+        slots.iter().for_each(|slots| touch_slots(slots, path.as_ref()));
+        path.prepare(&decoder, prefill_tokens)?;
         let routing = options.routing.to_string();
         let recorder = |to: &TraceOptions| {
             let recorder = new_recorder(to.logits, &decoder, &routing)?;
@@ -121,7 +120,6 @@ impl InferenceEngine {
         };
         let recorder = options.trace.as_ref().map(recorder).transpose()?;
         let mut experts = EngineExperts::new(path, recorder, model.notices().clone());
-        experts.prepare(&decoder, prefill_tokens)?;
         experts.set_routing_strategy(&options.routing, &decoder, model)?;
         elastic.into_iter().for_each(|elastic| experts.set_elastic(elastic));
         if let Some(store) = model.store().filter(|_| options.cache.hot_set && options.routing.is_lossless()) {
@@ -215,13 +213,13 @@ impl InferenceEngine {
     fn replace_cache(&mut self, model: &OpenModel, slots: usize, scope: CacheScope) -> Result<Range<usize>> {
         let store = require_store(model)?;
         // The old slots are freed before new ones are allocated.
-        self.experts.set_path(AnyExpertPath::AllResident(Box::new(AllResident::new(0, self.compute.clone()))));
+        self.experts.set_path(Box::new(AllResident::new(0, self.compute.clone())));
         let shape = cache_shape(store, slots, scope, &self.options);
         let sizes = slots::sizes(store, &shape, pass_through_slots(&shape));
         self.memory.replace(MemoryUse::Experts, sizes.iter().map(|bytes| *bytes as u64).sum())?;
         let StreamingParts { experts, slots, .. } =
             streaming_parts(store, slots, scope, &self.compute, &self.options, &self.policy_inputs)?;
-        self.experts.set_path(AnyExpertPath::Streaming(Box::new(experts)));
+        self.experts.set_path(Box::new(experts));
         slots.touch_ahead(TouchPace::Background);
         Ok(slots.range())
     }
@@ -229,10 +227,10 @@ impl InferenceEngine {
     /// Replaces the path to the experts by all experts in memory, regardless of the plan.
     pub fn all_resident(&mut self, model: &OpenModel) -> Result<()> {
         // The slots are freed before memory for all experts is allocated.
-        self.experts.set_path(AnyExpertPath::AllResident(Box::new(AllResident::new(0, self.compute.clone()))));
+        self.experts.set_path(Box::new(AllResident::new(0, self.compute.clone())));
         let bytes = model.blueprint.geometry.experts as u64 * expert_sizes(model)?.one_per_layer();
         self.memory.replace_beyond_plan(MemoryUse::Experts, bytes)?;
-        self.experts.set_path(AnyExpertPath::AllResident(Box::new(model.all_resident(&self.compute)?)));
+        self.experts.set_path(Box::new(model.all_resident(&self.compute)?));
         Ok(())
     }
 }
@@ -240,7 +238,7 @@ impl InferenceEngine {
 /// The parts of an engine that exist before the resident weights are loaded.
 pub(crate) struct EngineParts {
     /// The path to the experts.
-    pub path: AnyExpertPath,
+    pub path: Box<dyn EnginePath>,
     /// The memory of its slots, if it has any.
     pub slots: Option<Arena>,
     /// What changes the number of slots in use, if that follows the available memory.
@@ -285,7 +283,7 @@ fn assemble(
     if !matches!(plan, MemoryPlan::Elastic(_)) {
         memory.take(MemoryUse::Experts)?;
     }
-    let (path, slots) = match (plan, model.store()) {
+    let (path, slots): (Box<dyn EnginePath>, _) = match (plan, model.store()) {
         (MemoryPlan::Slots { slots, scope }, Some(store)) => {
             let StreamingParts { experts, reader_note, slots } =
                 streaming_parts(store, slots, scope, &compute, options, policy_inputs)?;
@@ -301,7 +299,7 @@ fn assemble(
             elastic = Some(ElasticSlots::new(plan, &mut experts, slots.clone(), first, memory.budget())?);
             model.notices().send(Notice::Reader(reader_note.clone()));
             report["reader"] = reader_note.into();
-            (AnyExpertPath::Streaming(Box::new(experts)), Some(slots))
+            (Box::new(experts), Some(slots))
         }
         // With a slot for every expert, the first token need not wait until all are loaded.
         (MemoryPlan::AllResident, Some(store)) if !options.cache.preload => {
@@ -313,14 +311,10 @@ fn assemble(
         }
         #[cfg(feature = "edge")]
         (_, None) if options.uses_edge() => crate::edge::refuse_no_store(model)?,
-        _ => (AnyExpertPath::AllResident(Box::new(model.all_resident(&compute)?)), None),
+        _ => (Box::new(model.all_resident(&compute)?), None),
     };
-    let planned_slots = match &path {
-        AnyExpertPath::Streaming(_) => {
-            Some(plan.slots().unwrap_or((inputs.blueprint.geometry.experts, CacheScope::Layer)))
-        }
-        _ => None,
-    };
+    let all = (inputs.blueprint.geometry.experts, CacheScope::Layer);
+    let planned_slots = path.streaming().map(|_| plan.slots().unwrap_or(all));
     let prefill_tokens = inputs.prefill_tokens;
     Ok(EngineParts {
         path,
@@ -372,13 +366,13 @@ fn check_elastic(options: &Options) -> Result<()> {
 }
 
 /// Has the memory of all slots in use touched ahead of the reads.
-fn touch_slots(slots: &Arena, path: &AnyExpertPath) {
-    match path {
-        AnyExpertPath::Streaming(streaming) => {
+fn touch_slots(slots: &Arena, path: &dyn EnginePath) {
+    match path.streaming() {
+        Some(streaming) => {
             let in_use = streaming.memory_in_use();
             slots.touch_ahead_if(TouchPace::Background, |slot| in_use[slot]);
         }
-        _ => slots.touch_ahead(TouchPace::Background),
+        None => slots.touch_ahead(TouchPace::Background),
     }
 }
 
@@ -427,14 +421,19 @@ fn parts_of_shape(
 }
 
 /// The path through slots, with edge workers if the options name a topology.
-fn with_edge(local: StreamingPath, store: &Arc<Store>, model: &OpenModel, options: &Options) -> Result<AnyExpertPath> {
+fn with_edge(
+    local: StreamingPath,
+    store: &Arc<Store>,
+    model: &OpenModel,
+    options: &Options,
+) -> Result<Box<dyn EnginePath>> {
     #[cfg(feature = "edge")]
     if let Some(edge) = &options.edge {
         let edge = crate::edge::connect(local, store, edge, options.compute.exact, model.notices())?;
-        return Ok(AnyExpertPath::Edge(Box::new(edge)));
+        return Ok(Box::new(edge));
     }
     let _ = (store, model, options);
-    Ok(AnyExpertPath::Streaming(Box::new(local)))
+    Ok(Box::new(local))
 }
 
 /// A recorder of a trace, with the strategy and, for router logits, the gates as metadata.

@@ -1,20 +1,18 @@
 //! A model's path to its experts, and what can be read from it and changed while it runs.
 
-use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use larder_cache::{ExpertUses, Traffic, Visit};
 use larder_core::{ExpertId, Gate, LayerIdx};
-use larder_engine::{CachedPath, Drafting, Recorder, Routing, StreamingPath, TieredPath};
+use larder_engine::{CachedPath, Drafting, Recorder, Routing, StreamingPath};
 use larder_model::{
-    AllResident, Decoder, DeviceMoeCall, ExactPath, ExpertPath, HintSource, ModelError, MoeCall, Routed, Rows,
+    Decoder, DeviceMoeCall, DevicePath, ExactPath, ExpertPath, HintSource, ModelError, MoeCall, Routed, Rows,
     wanted_experts,
 };
 use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
-use larder_store::reader::{Arena, Slot};
-use serde_json::{Value, json};
+use larder_store::reader::Arena;
 
 use crate::elastic::{CapacityChanges, ElasticSlots, StepMoment};
 use crate::hot::HotSetFile;
@@ -23,11 +21,12 @@ use crate::memory_notes::MemoryWatch;
 use crate::notice::{Notice, Notices};
 use crate::open::OpenModel;
 use crate::options::Setting;
+use crate::paths::{EnginePath, OffloadReport};
 use crate::policies::{make_router, policy_inputs};
 
 /// A model's path to its experts, with the recorder of its trace.
 pub struct EngineExperts {
-    path: AnyExpertPath,
+    path: Box<dyn EnginePath>,
     recorder: Option<Recorder>,
     /// Where the recorded trace is written, if it is.
     trace_file: Option<PathBuf>,
@@ -39,42 +38,16 @@ pub struct EngineExperts {
     notices: Notices,
 }
 
-/// Any of the paths from a model to its experts.
-pub enum AnyExpertPath {
-    /// All experts in memory.
-    AllResident(Box<AllResident<Slot>>),
-    /// Slots in memory.
-    Streaming(Box<StreamingPath>),
-    /// Slots in VRAM and slots in memory.
-    Tiered {
-        /// The path itself.
-        tiered: Box<TieredPath>,
-        /// How memory is copied to the GPU, for the footer.
-        how: Box<dyn Display + Send>,
-    },
-    /// Slots in memory, and edge workers.
-    #[cfg(feature = "edge")]
-    Edge(Box<larder_edge::Edge>),
-}
-
 impl EngineExperts {
     /// A path whose routing is recorded, if there is a recorder.
-    pub(crate) fn new(path: AnyExpertPath, recorder: Option<(PathBuf, Recorder)>, notices: Notices) -> Self {
+    pub(crate) fn new(path: Box<dyn EnginePath>, recorder: Option<(PathBuf, Recorder)>, notices: Notices) -> Self {
         let memory = MemoryWatch::new(notices.clone());
         let (trace_file, recorder) = recorder.unzip();
         EngineExperts { path, recorder, trace_file, visits: None, hot: None, elastic: None, memory, notices }
     }
 
-    /// Allocates what the path needs for calls of up to `tokens` tokens; fails if the GPU cannot compute the model.
-    pub fn prepare(&mut self, decoder: &Decoder, tokens: usize) -> Result<()> {
-        match &mut self.path {
-            AnyExpertPath::Tiered { tiered, .. } => Ok(tiered.prepare(decoder, tokens)?),
-            _ => Ok(()),
-        }
-    }
-
     /// Replaces the path. The number of slots is fixed from then on.
-    pub(crate) fn set_path(&mut self, path: AnyExpertPath) {
+    pub(crate) fn set_path(&mut self, path: Box<dyn EnginePath>) {
         self.elastic = None;
         self.path = path;
     }
@@ -90,7 +63,7 @@ impl EngineExperts {
     /// Locks all memory but that of slots that are not in use; those of `arena` that come into use later are locked then.
     pub(crate) fn lock_memory(&mut self, arena: Option<&Arena>) -> LockReport {
         let whole = |arena: &Arena| SlotAddresses { all: arena.range(), in_use: vec![arena.range()] };
-        let (AnyExpertPath::Streaming(streaming), Some(_)) = (&mut self.path, &self.elastic) else {
+        let (Some(streaming), Some(_)) = (self.path.streaming_mut(), &self.elastic) else {
             return lock::lock(&arena.map(whole).unwrap_or_default(), false);
         };
         let in_use = streaming.memory_in_use();
@@ -122,7 +95,7 @@ impl EngineExperts {
     /// Changes the number of slots at the beginning of a step or between steps, if the available memory calls for it. The text does not depend on
     /// it, except under lossy routing.
     fn follow_memory(&mut self, moment: StepMoment) {
-        let (Some(elastic), AnyExpertPath::Streaming(streaming)) = (&mut self.elastic, &mut self.path) else {
+        let (Some(elastic), Some(streaming)) = (&mut self.elastic, self.path.streaming_mut()) else {
             return self.memory.fixed();
         };
         if !streaming.routing().is_lossless() {
@@ -136,7 +109,7 @@ impl EngineExperts {
 
     /// Keeps a hot set, if experts are read into slots in memory alone. Layers have `experts` experts.
     pub(crate) fn keep_hot_set(&mut self, file: HotSetFile, experts: usize) {
-        if let AnyExpertPath::Streaming(streaming) = &mut self.path {
+        if let Some(streaming) = self.path.streaming_mut() {
             streaming.start_hot(file.ranked(), ExpertUses::new(file.rows(), experts));
             self.hot = Some(file);
         }
@@ -144,28 +117,25 @@ impl EngineExperts {
 
     /// Whether there are hot experts to read before the first prompt.
     pub fn has_hot(&self) -> bool {
-        matches!(&self.path, AnyExpertPath::Streaming(streaming) if streaming.has_hot())
+        self.path.streaming().is_some_and(StreamingPath::has_hot)
     }
 
     /// Reads on experts that earlier runs used most, into free slots and until the first prompt; waits for one read at most.
     /// False if nothing is left to read.
     pub fn read_hot(&mut self) -> bool {
-        match &mut self.path {
-            AnyExpertPath::Streaming(streaming) => streaming.read_hot(),
-            _ => false,
-        }
+        self.path.streaming_mut().is_some_and(StreamingPath::read_hot)
     }
 
     /// Writes which experts earlier runs and this one used most, if that is kept. A failure is a notice.
     pub fn write_hot_set(&mut self) {
-        if let (AnyExpertPath::Streaming(streaming), Some(file)) = (&self.path, &mut self.hot) {
+        if let (Some(streaming), Some(file)) = (self.path.streaming(), &mut self.hot) {
             streaming.uses().into_iter().for_each(|uses| file.write(uses));
         }
     }
 
     /// Cache traffic so far; `None` if all experts are in memory.
     pub fn traffic(&self) -> Option<Traffic> {
-        self.cached().map(CachedPath::traffic)
+        self.path.cached().map(CachedPath::traffic)
     }
 
     /// Turns the recording of visits on or off.
@@ -185,45 +155,33 @@ impl EngineExperts {
 
     /// Which experts are resident; `None` if all are in memory.
     pub fn residency(&self) -> Option<&dyn larder_core::Residency> {
-        self.cached().map(CachedPath::residency)
+        self.path.cached().map(CachedPath::residency)
     }
 
     /// Slots of the cache that are in use; 0 if all experts are in memory.
     pub fn slots(&self) -> usize {
-        self.cached().map_or(0, |cached| cached.cache_shape().total_slots())
+        self.path.cached().map_or(0, |cached| cached.cache_shape().total_slots())
     }
 
     /// Slots in use for each layer with experts, rounded down; `None` if all experts are in memory.
     pub fn slots_per_layer(&self) -> Option<usize> {
-        let shape = self.cached()?.cache_shape();
+        let shape = self.path.cached()?.cache_shape();
         Some(shape.total_slots() / shape.rows.max(1))
     }
 
     /// The routing with its quality counters; `None` if all experts are in memory.
     pub fn routing(&self) -> Option<&Routing> {
-        self.cached().map(CachedPath::routing)
+        self.path.cached().map(CachedPath::routing)
     }
 
     /// The most bytes of a GPU's memory that were allocated at one time; `None` without one.
     pub fn device_peak_bytes(&self) -> Option<u64> {
-        match &self.path {
-            AnyExpertPath::Tiered { tiered, .. } => Some(tiered.device_peak_bytes()),
-            _ => None,
-        }
+        self.path.device_peak_bytes()
     }
 
     /// What a GPU or edge workers did: name, text and JSON; `None` if only the CPU computes experts.
-    pub fn offload_report(&self) -> Option<(&'static str, String, Value)> {
-        match &self.path {
-            AnyExpertPath::AllResident(_) | AnyExpertPath::Streaming(_) => None,
-            AnyExpertPath::Tiered { how, .. } => Some(("gpu", how.to_string(), json!(how.to_string()))),
-            #[cfg(feature = "edge")]
-            AnyExpertPath::Edge(edge) => {
-                let report = edge.report();
-                let json = serde_json::to_value(&report).expect("text and numbers are JSON");
-                Some(("edge", report.summary(), json))
-            }
-        }
+    pub fn offload_report(&self) -> Option<OffloadReport> {
+        self.path.offload_report()
     }
 
     /// How tokens may be drafted, if they shall be as in `asked`: not where rejected tokens would be recorded, or change later choices
@@ -234,7 +192,7 @@ impl EngineExperts {
 
     /// Replaces the routing, if there is a cache.
     pub fn set_routing(&mut self, routing: Routing) {
-        if let Some(cached) = self.cached_mut() {
+        if let Some(cached) = self.path.cached_mut() {
             cached.set_routing(routing);
         }
     }
@@ -242,11 +200,11 @@ impl EngineExperts {
     /// Replaces the routing strategy. Fails if it needs a cache and there is none.
     pub fn set_routing_strategy(&mut self, spec: &RoutingSpec, decoder: &Decoder, model: &OpenModel) -> Result<()> {
         let keeps_budget = spec.quality_budget().is_some();
-        if keeps_budget && self.has_slots_for_all(decoder) {
+        if keeps_budget && self.path.has_room_for(decoder.geometry().expert_count()) {
             // Nothing is missing, or only until it is loaded.
             return self.set_routing_strategy(&RoutingSpec::default(), decoder, model);
         }
-        if keeps_budget && !matches!(self.path, AnyExpertPath::Streaming(_)) {
+        if keeps_budget && self.path.streaming().is_none() {
             bail!(
                 "{} needs experts that are read into main memory alone: elsewhere the loss of outputs is not measured",
                 Setting::Quality
@@ -266,10 +224,10 @@ impl EngineExperts {
             self.require_small_copies(spec, model)?;
         }
         // The text would depend on a file of earlier runs.
-        if let (false, AnyExpertPath::Streaming(streaming)) = (spec.is_lossless(), &mut self.path) {
+        if let (false, Some(streaming)) = (spec.is_lossless(), self.path.streaming_mut()) {
             streaming.stop_hot();
         }
-        match self.cached_mut() {
+        match self.path.cached_mut() {
             Some(cached) => cached.set_routing(routing),
             None if spec.is_lossless() => {}
             None => bail!(
@@ -281,25 +239,18 @@ impl EngineExperts {
         Ok(())
     }
 
-    /// Whether every expert is in memory, or has a slot there.
-    fn has_slots_for_all(&self, decoder: &Decoder) -> bool {
-        match &self.path {
-            AnyExpertPath::AllResident(_) => true,
-            AnyExpertPath::Streaming(_) => self.slots() >= decoder.geometry().expert_count(),
-            _ => false,
-        }
-    }
-
     /// Fails unless smaller copies of experts can be read.
     fn require_small_copies(&self, spec: &RoutingSpec, model: &OpenModel) -> Result<()> {
         let path = model.source().path().display();
-        match (&self.path, model.store().and_then(|store| store.small_shards())) {
-            (AnyExpertPath::Streaming(_), Some(_)) => Ok(()),
-            (AnyExpertPath::Streaming(_), None) => bail!(
+        match (self.path.streaming(), model.store().and_then(|store| store.small_shards())) {
+            (Some(_), Some(_)) => Ok(()),
+            (Some(_), None) => bail!(
                 "{} {spec} reads smaller copies of experts, which {path} does not have; convert it with --shelf FORMAT",
                 Setting::Routing
             ),
-            _ => bail!("{} {spec} is for experts of a store that are read into main memory alone", Setting::Routing),
+            (None, _) => {
+                bail!("{} {spec} is for experts of a store that are read into main memory alone", Setting::Routing)
+            }
         }
     }
 
@@ -311,7 +262,7 @@ impl EngineExperts {
         evictor: Option<&Path>,
     ) -> Result<()> {
         let inputs = policy_inputs(spec, model, evictor)?;
-        let Some(cached) = self.cached_mut() else {
+        let Some(cached) = self.path.cached_mut() else {
             bail!("all experts of {} are in memory, so there is no eviction policy", model.source().path().display())
         };
         cached.set_policies(spec.make(&cached.cache_shape(), &inputs)?);
@@ -320,7 +271,7 @@ impl EngineExperts {
 
     /// Starts a new sequence, unrelated to the previous one.
     pub fn new_sequence(&mut self) {
-        if let Some(cached) = self.cached_mut() {
+        if let Some(cached) = self.path.cached_mut() {
             cached.new_sequence();
         }
         if let Some(recorder) = &mut self.recorder {
@@ -347,54 +298,13 @@ impl EngineExperts {
         Ok(())
     }
 
-    fn path(&self) -> &dyn ExpertPath {
-        match &self.path {
-            AnyExpertPath::AllResident(all) => all.as_ref(),
-            AnyExpertPath::Streaming(streaming) => streaming.as_ref(),
-            AnyExpertPath::Tiered { tiered, .. } => tiered.as_ref(),
-            #[cfg(feature = "edge")]
-            AnyExpertPath::Edge(edge) => edge.as_ref(),
-        }
-    }
-
-    fn path_mut(&mut self) -> &mut dyn ExpertPath {
-        match &mut self.path {
-            AnyExpertPath::AllResident(all) => all.as_mut(),
-            AnyExpertPath::Streaming(streaming) => streaming.as_mut(),
-            AnyExpertPath::Tiered { tiered, .. } => tiered.as_mut(),
-            #[cfg(feature = "edge")]
-            AnyExpertPath::Edge(edge) => edge.as_mut(),
-        }
-    }
-
-    /// The path's cache, if it has one.
-    fn cached(&self) -> Option<&dyn CachedPath> {
-        match &self.path {
-            AnyExpertPath::AllResident(_) => None,
-            AnyExpertPath::Streaming(streaming) => Some(streaming.as_ref()),
-            AnyExpertPath::Tiered { tiered, .. } => Some(tiered.as_ref()),
-            #[cfg(feature = "edge")]
-            AnyExpertPath::Edge(edge) => Some(edge.local()),
-        }
-    }
-
-    fn cached_mut(&mut self) -> Option<&mut dyn CachedPath> {
-        match &mut self.path {
-            AnyExpertPath::AllResident(_) => None,
-            AnyExpertPath::Streaming(streaming) => Some(streaming.as_mut()),
-            AnyExpertPath::Tiered { tiered, .. } => Some(tiered.as_mut()),
-            #[cfg(feature = "edge")]
-            AnyExpertPath::Edge(edge) => Some(edge.local_mut()),
-        }
-    }
-
     /// Records the choice of a call, and what its visit of the cache found, if that is wanted.
     fn record(&mut self, call: &MoeCall, routed: &Routed) {
         if let Some(recorder) = &mut self.recorder {
             recorder.record(call, routed);
         }
         if self.visits.is_some() {
-            let visit = match self.cached() {
+            let visit = match self.path.cached() {
                 Some(cached) => cached.last_visit().clone(),
                 None => {
                     let wanted = wanted_experts(&routed.ids, call.gate.experts);
@@ -410,45 +320,22 @@ impl EngineExperts {
 impl ExpertPath for EngineExperts {
     fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
         self.follow_memory(StepMoment::Before(call.layer));
-        let routed = self.path_mut().forward(call, out)?;
+        let routed = self.path.experts_mut().forward(call, out)?;
         self.record(call, &routed);
         Ok(routed)
     }
 
-    fn begin(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<(Routed, Option<Rows>), ModelError> {
-        self.follow_memory(StepMoment::Before(call.layer));
-        let (routed, sums) = self.path_mut().begin(call, out)?;
-        self.record(call, &routed);
-        Ok((routed, sums))
-    }
-
-    fn chooses_on_device(&mut self, layer: LayerIdx, gate: &Gate, tokens: usize) -> bool {
-        let watched = self.recorder.is_some() || self.visits.is_some();
-        !watched && self.path_mut().chooses_on_device(layer, gate, tokens)
-    }
-
-    fn begin_chosen(&mut self, call: &DeviceMoeCall) -> Result<Rows, ModelError> {
-        self.path_mut().begin_chosen(call)
-    }
-
-    fn begin_hits(&mut self, call: &DeviceMoeCall) -> Result<(), ModelError> {
-        self.path_mut().begin_hits(call)
-    }
-
-    fn step_begins(&mut self, in_flight: usize) {
-        self.path_mut().step_begins(in_flight);
-    }
-
-    fn count_chosen(&mut self) {
-        self.path_mut().count_chosen();
+    fn on_device(&mut self) -> Option<&mut dyn DevicePath> {
+        let is_there = self.path.experts_mut().on_device().is_some();
+        is_there.then_some(self)
     }
 
     fn exact(&mut self) -> Option<&mut dyn ExactPath> {
-        self.path_mut().exact()
+        self.path.experts_mut().exact()
     }
 
     fn wants_hint(&self, source: HintSource, tokens: usize) -> bool {
-        self.path().wants_hint(source, tokens)
+        self.path.experts().wants_hint(source, tokens)
     }
 
     fn may_compute_drafts(&self) -> bool {
@@ -456,10 +343,46 @@ impl ExpertPath for EngineExperts {
     }
 
     fn hint(&mut self, source: HintSource, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
-        self.path_mut().hint(source, layer, gate, logits);
+        self.path.experts_mut().hint(source, layer, gate, logits);
     }
 
     fn will_use(&mut self, layer: LayerIdx, gate: &Gate, experts: &[ExpertId]) {
-        self.path_mut().will_use(layer, gate, experts);
+        self.path.experts_mut().will_use(layer, gate, experts);
+    }
+}
+
+impl EngineExperts {
+    fn device(&mut self) -> &mut dyn DevicePath {
+        self.path.experts_mut().on_device().expect("the path has a device")
+    }
+}
+
+impl DevicePath for EngineExperts {
+    fn begin(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<(Routed, Option<Rows>), ModelError> {
+        self.follow_memory(StepMoment::Before(call.layer));
+        let (routed, sums) = self.device().begin(call, out)?;
+        self.record(call, &routed);
+        Ok((routed, sums))
+    }
+
+    fn chooses(&mut self, layer: LayerIdx, gate: &Gate, tokens: usize) -> bool {
+        let watched = self.recorder.is_some() || self.visits.is_some();
+        !watched && self.device().chooses(layer, gate, tokens)
+    }
+
+    fn begin_chosen(&mut self, call: &DeviceMoeCall) -> Result<Rows, ModelError> {
+        self.device().begin_chosen(call)
+    }
+
+    fn begin_hits(&mut self, call: &DeviceMoeCall) -> Result<(), ModelError> {
+        self.device().begin_hits(call)
+    }
+
+    fn step_begins(&mut self, in_flight: usize) {
+        self.device().step_begins(in_flight);
+    }
+
+    fn count_chosen(&mut self) {
+        self.device().count_chosen();
     }
 }

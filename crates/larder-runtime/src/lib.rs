@@ -61,6 +61,7 @@ mod mtp;
 mod notice;
 mod open;
 mod options;
+mod paths;
 mod policies;
 mod rounding;
 mod sentence;
@@ -80,7 +81,7 @@ pub use context_size::ContextSize;
 pub use draft::check_drafting;
 pub use elastic::CapacityChanges;
 pub use engine::{InferenceEngine, require_store};
-pub use experts::{AnyExpertPath, EngineExperts};
+pub use experts::EngineExperts;
 pub use inputs::{AvailableMemory, expert_sizes, plan_inputs, plan_inputs_in, tell_context};
 pub use notice::{Notice, Notices, WorkProgress};
 pub use open::{

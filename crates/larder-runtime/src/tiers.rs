@@ -14,7 +14,6 @@ use larder_store::ExpertSource as _;
 use serde_json::json;
 
 use crate::engine::{EngineParts, new_compute, require_store};
-use crate::experts::AnyExpertPath;
 use crate::gpu::{GpuParts, GpuThroughput};
 use crate::inputs::at_context;
 use crate::machine::budget::{MemoryUse, PlannedMemory};
@@ -22,6 +21,7 @@ use crate::machine::memory;
 use crate::notice::Notice;
 use crate::open::OpenModel;
 use crate::options::{Options, Setting};
+use crate::paths::GpuPath;
 use crate::plan::tiers::{TierPlan, Vram, decide, pass_through_slots};
 use crate::plan::{PlanInputs, with_context_on_gpu};
 use crate::slots::Slots;
@@ -104,7 +104,7 @@ pub(crate) fn assemble(
     Ok(EngineParts {
         elastic: None,
         context: inputs.context_limit(),
-        path: AnyExpertPath::Tiered { tiered: Box::new(tiered), how },
+        path: Box::new(GpuPath { tiered, how }),
         slots: Some(arena),
         compute,
         report,

@@ -7,8 +7,8 @@ use larder_engine::{
     AheadCounts, Decoding, Sampler, Sampling, Sequence, Session, Speculation, StepPart, TokenChoice, TokenInput, step,
 };
 use larder_model::{
-    AllResident, ComputeContext, Decoder, DeviceMoeCall, ExpertPath, KnownExperts, LogitsFor, ModelError, MoeCall, Ops,
-    OpsDouble, Routed, Rows, TokenPhase,
+    AllResident, ComputeContext, Decoder, DeviceMoeCall, DevicePath, ExpertPath, KnownExperts, LogitsFor, ModelError,
+    MoeCall, Ops, OpsDouble, Routed, Rows, TokenPhase,
 };
 
 use super::speculation::{CONTEXT, PROMPT, tokenizer, ways, write_in};
@@ -27,7 +27,17 @@ impl ExpertPath for OnDouble {
         self.experts.forward(call, out)
     }
 
-    fn chooses_on_device(&mut self, _: LayerIdx, _: &Gate, tokens: usize) -> bool {
+    fn on_device(&mut self) -> Option<&mut dyn DevicePath> {
+        Some(self)
+    }
+}
+
+impl DevicePath for OnDouble {
+    fn begin(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<(Routed, Option<Rows>), ModelError> {
+        Ok((self.forward(call, out)?, None))
+    }
+
+    fn chooses(&mut self, _: LayerIdx, _: &Gate, tokens: usize) -> bool {
         tokens == 1
     }
 

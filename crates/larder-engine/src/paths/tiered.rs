@@ -7,8 +7,8 @@ use larder_cache::two_tiers::{CostModel, TierError, TierErrorCause, TierTraffic,
 use larder_cache::{ExpertCache, SlotIndex, Traffic};
 use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx};
 use larder_model::{
-    ChosenOnDevice, ComputeContext, Decoder, DeviceExperts, DeviceMoeCall, ExpertPath, ExpertWorkspace, HintSource,
-    ModelError, MoeCall, Routed, Rows, wanted_experts,
+    ChosenOnDevice, ComputeContext, Decoder, DeviceExperts, DeviceMoeCall, DevicePath, ExpertPath, ExpertWorkspace,
+    HintSource, ModelError, MoeCall, Routed, Rows, wanted_experts,
 };
 
 use crate::paths::cached_path::CachedPath;
@@ -122,6 +122,21 @@ impl ExpertPath for TieredPath {
         Ok(routed)
     }
 
+    fn on_device(&mut self) -> Option<&mut dyn DevicePath> {
+        Some(self)
+    }
+
+    fn wants_hint(&self, source: HintSource, tokens: usize) -> bool {
+        // A strategy that looks at residency would choose by what has been read early.
+        source == HintSource::LayerBefore && tokens == 1 && self.prefetch > 0 && self.routing.is_lossless()
+    }
+
+    fn hint(&mut self, _: HintSource, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
+        self.cache.hint(layer, &top_k_experts(gate, logits), self.prefetch);
+    }
+}
+
+impl DevicePath for TieredPath {
     fn begin(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<(Routed, Option<Rows>), ModelError> {
         let routed = self.routing.route(call, self.cache.row(call.layer), self.cache.residency());
         let sums = self.compute(call, &routed)?;
@@ -131,7 +146,7 @@ impl ExpertPath for TieredPath {
         Ok((routed, sums))
     }
 
-    fn chooses_on_device(&mut self, layer: LayerIdx, gate: &Gate, tokens: usize) -> bool {
+    fn chooses(&mut self, layer: LayerIdx, gate: &Gate, tokens: usize) -> bool {
         // Asked in this order, as the last question takes the most time.
         self.routing.is_lossless() && self.device.chooses(gate, tokens) && self.cache.slots_of_layer(layer).is_some()
     }
@@ -161,15 +176,6 @@ impl ExpertPath for TieredPath {
         for ChosenOnDevice { layer, experts, slots } in self.device.take_chosen() {
             self.cache.computed_on_device(layer, &wanted_experts(&experts, slots.len()), &slots);
         }
-    }
-
-    fn wants_hint(&self, source: HintSource, tokens: usize) -> bool {
-        // A strategy that looks at residency would choose by what has been read early.
-        source == HintSource::LayerBefore && tokens == 1 && self.prefetch > 0 && self.routing.is_lossless()
-    }
-
-    fn hint(&mut self, _: HintSource, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
-        self.cache.hint(layer, &top_k_experts(gate, logits), self.prefetch);
     }
 }
 

@@ -1,13 +1,7 @@
 //! The interfaces to a device, a processor with memory of its own. A device's results have the same bits as those of
 //! the CPU kernels, so a result does not depend on where it was computed.
 
-mod chosen;
-mod convolved;
-mod drawn;
-mod ops;
-mod recurrent;
 mod scratch;
-mod streams;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,16 +13,8 @@ use crate::error::Result;
 use crate::expert_workspace::ExpertWorkspace;
 use crate::experts::{DeviceMoeCall, MoeCall, Routed};
 use crate::nn::Activation;
-pub use chosen::{BlockPooling, ChoiceOps, IndexBlocks, IndexChoice, SeenRows};
-pub use convolved::{ConvolvedHeadOps, HeadConvolution, HeadMix};
-pub use drawn::{ChangedLogit, DrawOps, DrawnFrom, LogitChanges, TokenDraw};
-pub(crate) use ops::Constant;
-pub use ops::{BEST_FOUND, HeadNorm, HeadRest, Heads, Ops, Rotation, Rows};
-pub use recurrent::{
-    ChannelScan, Convolution, Decay, Delta, GateOrder, NormGate, RecurrentOps, Scan, ScanHeads, StateSpan,
-};
+use crate::ops::Rows;
 pub use scratch::{CHOICE_TOKENS, FEW_TILES, MAX_SCORE_BYTES, TILE_QUERIES, device_attention_bytes, position_tiles};
-pub use streams::{MATRIX_STREAMS, ManifoldWeights, ScaledSides, StreamGate, StreamMix, StreamOps};
 
 /// Computes experts in the slots of a device; [`ExpertWorkspace`](crate::ExpertWorkspace) is its counterpart for the
 /// CPU.

@@ -8,10 +8,9 @@ use super::{
     AttentionIndexer, AttentionMask, ChoiceShape, ConvolvedInputs, ForwardPass, KeysAndValues, LayerKv, LayerShape,
     Mixer, Norm, Rotary, RowAttention, RowShape, TokenScratch, made_up,
 };
-use crate::device::{HeadNorm, Heads, Ops, Rows};
 use crate::error::Result;
 use crate::matrix::Linear;
-use crate::ops::{Few, Near};
+use crate::ops::{Few, HeadNorm, Heads, Near, Ops, Rows};
 use crate::step::LayerStates;
 
 /// Heads and widths of attention.

@@ -2,9 +2,9 @@
 
 use super::index_choice::ListLengths;
 use super::{BlockIndexer, ForwardPass, FurtherShape, HeadIndexer};
-use crate::device::{Ops, Rows};
 use crate::error::Result;
 use crate::matrix::Linear;
+use crate::ops::{Ops, Rows};
 use crate::step::LayerStates;
 
 /// Chooses the positions that a query attends to, out of all earlier ones.

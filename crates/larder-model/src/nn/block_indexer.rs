@@ -4,9 +4,9 @@
 use super::block_keys::BlockKeys;
 use super::index_choice::{ListLengths, choose, head_rotation};
 use super::{AttentionMask, ForwardPass, FurtherShape, Norm, Rope, Rotary, RowShape};
-use crate::device::{BlockPooling, IndexBlocks, IndexChoice, Ops, Rows, SeenRows};
 use crate::error::Result;
 use crate::matrix::Linear;
+use crate::ops::{BlockPooling, IndexBlocks, IndexChoice, Ops, Rows, SeenRows};
 use crate::step::LayerStates;
 
 /// Sizes of the indexer.

@@ -7,8 +7,9 @@ use larder_kernels::AttentionArgs;
 
 use super::index_choice::NewIndexRows;
 use super::{ForwardPass, KvRows, Norm, Rope, RopeTable, Rotary};
-use crate::device::{BlockPooling, KvView, Ops, Rotation, Rows};
+use crate::device::KvView;
 use crate::error::Result;
+use crate::ops::{BlockPooling, Ops, Rotation, Rows};
 use crate::step::LayerStates;
 
 /// What makes keys of blocks.

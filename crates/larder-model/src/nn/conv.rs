@@ -5,9 +5,9 @@ use std::fmt::Display;
 use larder_core::Rng;
 
 use super::{Activation, ForwardPass, GateFunction, LayerKv, LayerShape, Mixer, StateLens, TokenScratch};
-use crate::device::{Constant, Convolution, Ops, Rows, StateSpan};
 use crate::error::Result;
 use crate::matrix::Linear;
+use crate::ops::{Constant, Convolution, Ops, Rows, StateSpan};
 use crate::step::LayerStates;
 use crate::weights::WeightLoader;
 

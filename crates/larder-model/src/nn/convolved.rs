@@ -13,9 +13,9 @@
 use super::norm::sum;
 use super::{CausalConv, ForwardPass, StateLens, TokenScratch};
 use crate::config::config_error;
-use crate::device::{Constant, HeadConvolution, HeadMix, Ops, Rows};
 use crate::error::Result;
 use crate::matrix::{Linear, PlacedMatrix};
+use crate::ops::{Constant, HeadConvolution, HeadMix, Ops, Rows};
 use crate::step::LayerStates;
 use crate::weights::WeightLoader;
 

@@ -7,9 +7,10 @@ use larder_core::{CheckpointPolicy, NumberFormat, Rng, RowOrder, TensorMeta, Ten
 
 use super::{ForwardPass, HandedOn, KvCache, Mixer, SpanPositions};
 use crate::compute::ComputeContext;
-use crate::device::{DeviceAttention, DeviceProducts, Ops};
+use crate::device::{DeviceAttention, DeviceProducts};
 use crate::double::{AttentionDouble, OpsDouble, ProductsDouble};
 use crate::error::Result;
+use crate::ops::Ops;
 use crate::read_ahead::ReadAhead;
 use crate::step::{LayerStates, Span, TokenOrigin};
 use crate::weights::WeightLoader;

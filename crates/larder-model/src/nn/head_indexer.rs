@@ -4,9 +4,9 @@ use std::iter;
 
 use super::index_choice::{ListLengths, NewIndexRows, choose, head_rotation};
 use super::{ForwardPass, FurtherShape, Norm, Rotary};
-use crate::device::{HeadNorm, IndexBlocks, IndexChoice, Ops, Rows, SeenRows};
 use crate::error::Result;
 use crate::matrix::Linear;
+use crate::ops::{HeadNorm, IndexBlocks, IndexChoice, Ops, Rows, SeenRows};
 use crate::step::LayerStates;
 use crate::weights::WeightLoader;
 

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use larder_kernels::AttentionArgs;
 
 use super::{AttentionMask, ForwardPass, KvRows, RopeTable, Rotary};
-use crate::device::{HeadNorm, Heads, IndexChoice, KvView, Ops, Rotation, Rows};
+use crate::device::KvView;
 use crate::error::Result;
+use crate::ops::{HeadNorm, Heads, IndexChoice, Ops, Rotation, Rows};
 
 /// The lengths of the lists of a choice, which a backend keeps; `None` if each token attends to all rows that it sees.
 pub type ListLengths = Option<Arc<[usize]>>;

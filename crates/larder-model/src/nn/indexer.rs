@@ -3,9 +3,9 @@
 
 use super::index_choice::{ListLengths, NewIndexRows, choose, head_rotation};
 use super::{Compressor, CompressorShape, ForwardPass, FurtherShape, Norm, Rotary};
-use crate::device::{IndexBlocks, IndexChoice, Ops, Rows, SeenRows};
 use crate::error::Result;
 use crate::matrix::Linear;
+use crate::ops::{IndexBlocks, IndexChoice, Ops, Rows, SeenRows};
 use crate::step::LayerStates;
 use crate::weights::WeightLoader;
 

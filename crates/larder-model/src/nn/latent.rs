@@ -8,10 +8,9 @@ use super::{
     AttentionMask, AttentionTemperature, ChoiceShape, ForwardPass, GateFunction, HandedChoice, Indexer, KeysAndValues,
     LayerKv, LayerShape, Mixer, Norm, Rotary, RowAttention, TokenScratch, made_up,
 };
-use crate::device::{HeadNorm, HeadRest, Heads, Ops, Rows};
 use crate::error::Result;
 use crate::matrix::{Linear, PlacedMatrix};
-use crate::ops::{Few, Near};
+use crate::ops::{Few, HeadNorm, HeadRest, Heads, Near, Ops, Rows};
 use crate::step::LayerStates;
 use crate::weights::WeightLoader;
 
@@ -136,12 +135,9 @@ impl LatentAttention {
 
     /// The choice of an earlier layer, of lists with at most `most` positions, where the rows of this one are.
     fn handed_choice(&self, most: usize, near: &Near, pass: &ForwardPass) -> Result<ListLengths> {
-        let Some(HandedChoice { is_host, lengths }) = pass.handed_on.get() else { return Ok(None) };
-        if let Some(counts) = lengths.as_deref().filter(|_| is_host != near.ops.is_host()) {
-            let lists = near.other(self.o.compute()).receive_choice(counts)?;
-            near.ops.send_choice(&lists.iter().map(Vec::as_slice).collect::<Vec<_>>(), most)?;
-        }
-        Ok(lengths)
+        let Some(choice) = pass.handed_on.get() else { return Ok(None) };
+        near.take_choice(&choice, most, self.o.compute())?;
+        Ok(choice.lengths)
     }
 
     /// The attention over the rows of the KV cache.
@@ -182,7 +178,7 @@ impl Mixer for LatentAttention {
             }
         };
         if !matches!(self.choice, RowChoice::All) {
-            pass.handed_on.set(HandedChoice { is_host: near.ops.is_host(), lengths: chosen.clone() });
+            pass.handed_on.set(HandedChoice { place: near.ops.place(), lengths: chosen.clone() });
         }
         for (i, span) in pass.spans.iter().enumerate() {
             states.of_mut(i).keys.extend(span.tokens, 1, kv_rank + rope)?;

@@ -1,9 +1,9 @@
 //! Dense MLPs.
 
 use super::{Activation, TokenScratch};
-use crate::device::{Ops, Rows};
 use crate::error::Result;
 use crate::matrix::Linear;
+use crate::ops::{Ops, Rows};
 use crate::weights::{RowGroups, WeightLoader};
 
 /// Names of the three products of an MLP in a checkpoint.

@@ -9,9 +9,9 @@ use larder_kernels::exp;
 
 use super::router::{Decision, RouterRows, Skipping};
 use super::{Activation, Norm};
-use crate::device::{Constant, Ops, Rows};
 use crate::error::Result;
 use crate::matrix::Linear;
+use crate::ops::{Constant, Ops, Rows};
 use crate::weights::WeightLoader;
 
 /// Sizes and constants of the router.

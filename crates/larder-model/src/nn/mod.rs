@@ -92,8 +92,8 @@ pub use streams::{
 
 use larder_core::{Rng, SequenceMemory};
 
-use crate::device::{Ops, Rows};
 use crate::error::Result;
+use crate::ops::{Ops, Rows};
 use crate::row_cache::RowTraffic;
 use crate::step::LayerStates;
 

@@ -8,12 +8,13 @@ use larder_core::{ExpertId, Gate, LayerIdx};
 use super::router::RouterRows;
 use super::{Activation, GateFunction, Mlp, MoeRouter, Norm, TokenScratch};
 use crate::config::config_error;
-use crate::device::{Constant, Ops, Rows};
 use crate::error::Result;
-use crate::experts::{CallOnDevice, DeviceMoeCall, ExpertPath, HintSource, KnownExperts, MoeCall, Routed, route};
+use crate::experts::{
+    CallOnDevice, DeviceMoeCall, DevicePath, ExpertPath, HintSource, KnownExperts, MoeCall, Routed, route,
+};
 use crate::layer::Running;
 use crate::matrix::Linear;
-use crate::ops::Few;
+use crate::ops::{Constant, Few, Ops, Rows};
 use crate::step::TokenOrigin;
 use crate::tap::Phase;
 use crate::weights::WeightLoader;
@@ -200,18 +201,19 @@ impl Moe {
         let ops = running.ops;
         let always = self.always(input, ops)?;
         let on_device = self.on_device(input, always.shared);
-        let sums = running.experts.begin_chosen(&self.device_call(input, known, on_device))?;
+        let device = running.experts.on_device().expect("the caller has asked it");
+        let sums = device.begin_chosen(&self.device_call(input, known, on_device))?;
         self.output(sums, on_device.residual.is_some() || on_device.shared.is_some(), always, input, ops)
     }
 
     /// Begins the experts that a device has, before the host knows the choice. [`forward`](Self::forward) follows. Not of several tokens if
     /// some may have no expert, since the others are computed apart then.
-    fn begin_hits(&self, input: &MoeInput, known: Option<KnownExperts>, experts: &mut dyn ExpertPath) -> Result<()> {
+    fn begin_hits(&self, input: &MoeInput, known: Option<KnownExperts>, device: &mut dyn DevicePath) -> Result<()> {
         if (self.router.may_skip() && input.x.rows > 1) || self.capacity.is_some() {
             return Ok(());
         }
         let on_device = CallOnDevice { x: input.of_experts, shared: None, residual: None };
-        experts.begin_hits(&self.device_call(input, known, on_device))
+        device.begin_hits(&self.device_call(input, known, on_device))
     }
 
     /// The output of the layer. `known` are the experts, if they are known; `next` is the next layer with experts, and what hints at its choice,
@@ -231,10 +233,12 @@ impl Moe {
         let meanwhile = || {
             always.get_or_init(|| self.always(input, ops));
         };
-        if !ops.is_host() {
-            // The device goes on with what does not depend on the choice, while the host waits.
+        let device = running.device();
+        let on_device = device.is_some();
+        if let Some(device) = device {
+            // It goes on with what does not depend on the choice, while the host waits.
             meanwhile();
-            self.begin_hits(input, known.map(KnownExperts::Ids), running.experts)?;
+            self.begin_hits(input, known.map(KnownExperts::Ids), device)?;
         }
         let received = ops.download(&all)?;
         let [x, classes] = [&received[0], &received[1]];
@@ -256,7 +260,7 @@ impl Moe {
             act,
             logits,
             x,
-            on_device: (!ops.is_host()).then(|| self.on_device(input, shared)),
+            on_device: on_device.then(|| self.on_device(input, shared)),
             tokens,
             known,
             origins,
@@ -265,12 +269,13 @@ impl Moe {
         let within = self.capacity.map(|capacity| within_capacity(capacity, &call));
         let kept = within.or_else(|| decision.as_ref().map(|decision| decision.skipping.others()));
         let mut out = ops.buffer(tokens, input.of_experts.width);
-        let (routed, sums) = match kept.filter(|kept| kept.len() < tokens) {
-            Some(kept) => {
+        let (routed, sums) = match (kept.filter(|kept| kept.len() < tokens), running.device()) {
+            (Some(kept), _) => {
                 call.on_device = None;
                 (forward_some(&kept, &call, running.experts, out.values())?, None)
             }
-            None => running.experts.begin(&call, out.values())?,
+            (None, Some(device)) => device.begin(&call, out.values())?,
+            (None, None) => (running.experts.forward(&call, out.values())?, None),
         };
         running.tap.routed(self.layer, logits, &routed);
         meanwhile();

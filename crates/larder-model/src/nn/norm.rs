@@ -1,7 +1,7 @@
 //! RMS norm and layer norm.
 
-use crate::device::{Constant, Ops, Rows};
 use crate::error::Result;
+use crate::ops::{Constant, Ops, Rows};
 use crate::weights::WeightLoader;
 
 /// A normalisation over the last dimension.

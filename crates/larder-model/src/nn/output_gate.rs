@@ -3,9 +3,9 @@
 use larder_core::softplus;
 
 use super::activation::{sigmoid, silu};
-use crate::device::{Ops, Rows};
 use crate::error::Result;
 use crate::matrix::Linear;
+use crate::ops::{Ops, Rows};
 
 /// Where the factor on the output of attention comes from.
 pub enum OutputGate {

@@ -5,8 +5,8 @@ use std::sync::{Mutex, PoisonError};
 
 use super::RopeTable;
 use super::index_choice::ListLengths;
-use crate::device::Rows;
-use crate::ops::Few;
+use crate::device::Place;
+use crate::ops::{Few, Rows};
 use crate::step::TokenOrigin;
 
 /// The earlier positions that a query attends to.
@@ -52,8 +52,8 @@ pub struct ForwardPass {
 /// The positions that an indexer chose for the tokens of a step.
 #[derive(Clone)]
 pub struct HandedChoice {
-    /// Whether the CPU keeps the lists, and not a device.
-    pub is_host: bool,
+    /// Where the lists are.
+    pub place: Place,
     /// Their lengths.
     pub lengths: ListLengths,
 }

@@ -8,8 +8,9 @@ use larder_kernels::{narrow, widen};
 
 use super::kv_pool::KvPage;
 use super::{KvPool, made_up};
-use crate::device::{KvPageShape, StateSpan};
+use crate::device::KvPageShape;
 use crate::error::Result;
+use crate::ops::StateSpan;
 use crate::saved_state::{SavedState, SavedStateError};
 
 /// What a layer without attention carries from token to token. Clones share states until one of them advances.

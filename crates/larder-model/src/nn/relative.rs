@@ -10,10 +10,10 @@ use super::{
     AttentionMask, ForwardPass, KvPool, KvRows, LayerKv, LayerShape, Mixer, RowShape, SpanPositions, TokenScratch,
     made_up,
 };
-use crate::device::{Constant, Heads, KvView, Ops, Place, Rows};
+use crate::device::{KvView, Place};
 use crate::error::Result;
 use crate::matrix::Linear;
-use crate::ops::Near;
+use crate::ops::{Constant, Heads, Near, Ops, Rows};
 use crate::step::LayerStates;
 
 /// A bias of scores by the distance from query to key, which the layers of an encoder or of a decoder share.

@@ -1,9 +1,9 @@
 //! Routers: how an MoE layer finds the logits by which its gate chooses experts.
 
 use super::MlpRouter;
-use crate::device::{Ops, Rows};
 use crate::error::Result;
 use crate::matrix::Linear;
+use crate::ops::{Ops, Rows};
 
 /// The router of an MoE layer.
 pub enum MoeRouter {

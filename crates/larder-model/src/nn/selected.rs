@@ -5,9 +5,9 @@ use std::ops::Range;
 use larder_kernels::AttentionArgs;
 
 use super::{AttentionMask, ForwardPass, KvRows, LayerKv};
-use crate::device::{Heads, KvView, Ops, Rows};
+use crate::device::KvView;
 use crate::error::Result;
-use crate::ops::Few;
+use crate::ops::{Few, Heads, Ops, Rows};
 use crate::step::LayerStates;
 
 /// Keys and values of a layer; without values they are the first numbers of the keys.

@@ -1,64 +1,255 @@
-//! The backends of a model's operations.
+//! The operations of a step on rows of activations, and their backends: a layer is written once over [`Ops`].
 
+mod chosen;
+mod convolved;
 mod cpu;
+mod drawn;
+mod near;
+mod recurrent;
+mod streams;
 
+use std::sync::OnceLock;
+
+pub use chosen::{BlockPooling, ChoiceOps, IndexBlocks, IndexChoice, SeenRows};
+pub use convolved::{ConvolvedHeadOps, HeadConvolution, HeadMix};
 pub use cpu::{CpuOps, CpuPages, HostBuffer, HostRows, gather_bytes};
+pub use drawn::{ChangedLogit, DrawOps, DrawnFrom, LogitChanges, TokenDraw};
+use larder_kernels::AttentionArgs;
+pub use near::Near;
+pub use recurrent::{
+    ChannelScan, Convolution, Decay, Delta, GateOrder, NormGate, RecurrentOps, Scan, ScanHeads, StateSpan,
+};
 use smallvec::SmallVec;
+pub use streams::{MATRIX_STREAMS, ManifoldWeights, ScaledSides, StreamGate, StreamMix, StreamOps};
 
-use crate::compute::ComputeContext;
-use crate::device::{Ops, Place, Rows};
+use crate::device::{KvView, Place};
 use crate::error::Result;
+use crate::experts::{DevicePath, ExpertPath};
+use crate::matrix::PlacedMatrix;
+use crate::nn::{Activation, GateFunction};
 
 /// Values of which there are seldom more than eight, so that seldom memory is allocated for them.
 pub type Few<T> = SmallVec<[T; 8]>;
 
-/// The backend that has a layer's rows of the KV cache, and the one that computes the step.
-#[derive(Clone, Copy)]
-pub struct Near<'o> {
-    /// The backend that has the rows.
-    pub ops: &'o dyn Ops,
-    far: &'o dyn Ops,
+/// The most logits of a row that [`Ops::find_best`] returns.
+pub const BEST_FOUND: usize = 127;
+
+/// Rows of activations in a device's memory, `[rows, width]`: a result of [`Ops`], valid until the second
+/// [`download`](Ops::download) or [`begin_layer`](Ops::begin_layer) after it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rows {
+    /// Number of the operation.
+    pub id: usize,
+    /// Number of rows.
+    pub rows: usize,
+    /// Values of a row.
+    pub width: usize,
 }
 
-impl<'o> Near<'o> {
-    /// For rows in this place, in a step that `far` computes.
-    pub fn new(compute: &'o ComputeContext, place: Place, far: &'o dyn Ops) -> Self {
-        Near { ops: if far.is_host() { far } else { compute.near(place) }, far }
-    }
-
-    /// The backend that has the rows of other layers.
-    pub fn other(&self, compute: &'o ComputeContext) -> &'o dyn Ops {
-        compute.near(if self.ops.is_host() { Place::Device } else { Place::Host })
-    }
-
-    /// Rows of the step, where the rows of the KV cache are.
-    pub fn take<const N: usize>(&self, rows: [Rows; N]) -> Result<[Rows; N]> {
-        let mut taken = rows;
-        moved(&mut taken, self.far, self.ops)?;
-        Ok(taken)
-    }
-
-    /// The same of any number of rows.
-    pub fn take_all(&self, mut rows: Few<Rows>) -> Result<Few<Rows>> {
-        moved(&mut rows, self.far, self.ops)?;
-        Ok(rows)
-    }
-
-    /// Rows from where those of the KV cache are, in the step.
-    pub fn give(&self, rows: Rows) -> Result<Rows> {
-        let mut given = [rows];
-        moved(&mut given, self.ops, self.far)?;
-        Ok(given[0])
-    }
+/// Queries, keys and values of new tokens as their products yield them, and what is done with each head before attention.
+pub struct Heads<'a> {
+    /// `[tokens, heads · key width]`, or the first values of each head if there is a rest.
+    pub queries: Rows,
+    /// The other values of each query.
+    pub rest: Option<HeadRest>,
+    /// `[tokens, key heads · key width]`
+    pub keys: Rows,
+    /// `[tokens, key heads · value width]`; `None` if values are the first numbers of keys, in the same pages.
+    pub values: Option<Rows>,
+    /// The norm of queries and keys.
+    pub norm: Option<HeadNorm>,
+    /// Queries and keys behind a norm over all heads, and values, are clamped to ± this.
+    pub clip: Option<f32>,
+    /// Each head of the values has an RMS norm without weights, with this added under the root; the same as in `norm`, if there is one.
+    pub value_norm: Option<f64>,
+    /// Factor on the values.
+    pub value_factor: f32,
+    /// The rotation of each head of queries and keys.
+    pub rotation: Option<Rotation<'a>>,
+    /// `[tokens]`: factors on queries, behind the rotation; empty for none.
+    pub scales: &'a [f32],
+    /// The values of the bias that all tasks have, if they have one, as values that are [kept](Ops::keep).
+    pub bias: Option<usize>,
 }
 
-/// Makes rows of one backend rows of another, with one wait.
-fn moved(rows: &mut [Rows], from: &dyn Ops, to: &dyn Ops) -> Result<()> {
-    if from.is_host() != to.is_host() {
-        let hosts = from.download(rows)?;
-        for (rows, host) in rows.iter_mut().zip(hosts) {
-            *rows = to.send(&host, rows.width)?;
+/// The last values of each query.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadRest {
+    /// `[tokens, heads · any]`
+    pub rows: Rows,
+    /// Which of a head's values is the first.
+    pub first: usize,
+}
+
+/// An RMS norm of queries and keys.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadNorm {
+    /// The weights for queries and for keys, as values that are [kept](Ops::keep); `None` where there is no norm, or behind the
+    /// rotation one without weights.
+    pub weights: [Option<usize>; 2],
+    /// Added under the roots.
+    pub eps: [f64; 2],
+    /// Whether it is over all heads of a token instead of over each.
+    pub whole: bool,
+    /// The values of each head that it is over, from the first on, if it is not over all.
+    pub width: Option<usize>,
+    /// Whether it is behind the rotation; then it is over each head.
+    pub after_rotation: bool,
+}
+
+/// The rotation of some values of each head.
+#[derive(Clone, Copy, Debug)]
+pub struct Rotation<'a> {
+    /// `[tokens, dim / 2]`: cosines and sines.
+    pub cos_sin: &'a [(f32, f32)],
+    /// The first value of a head that is rotated.
+    pub first: usize,
+    /// Values of a head that are rotated.
+    pub dim: usize,
+    /// Pairs are adjacent instead of in halves.
+    pub interleaved: bool,
+}
+
+/// Chains of operations on rows of activations that stay in a device's memory. Only [`download`](Self::download) waits; the others
+/// begin an operation, and operations run in the order of their calls. Each has the bits of its counterpart on the CPU.
+pub trait Ops: ChoiceOps + ConvolvedHeadOps + DrawOps + RecurrentOps + StreamOps + Send + Sync {
+    /// Copies values that do not change, such as the weight of a norm, to the device, and returns their id.
+    fn keep(&self, values: &[f32]) -> Result<usize>;
+
+    /// A buffer for new rows, which the caller writes and [uploads](Self::upload).
+    fn buffer(&self, rows: usize, width: usize) -> HostBuffer {
+        HostBuffer::new(rows, width)
+    }
+
+    /// The rows of a buffer.
+    fn upload(&self, buffer: HostBuffer) -> Result<Rows>;
+
+    /// These values, in rows of `width`.
+    fn send(&self, values: &[f32], width: usize) -> Result<Rows> {
+        let mut buffer = self.buffer(values.len() / width, width);
+        buffer.values().copy_from_slice(values);
+        self.upload(buffer)
+    }
+
+    /// A layer begins, which uses results of the one before only: memory of earlier ones can be used again, without a wait.
+    fn begin_layer(&self);
+
+    /// Of all rows only these are used from now on: the memory of the others can be used again at once.
+    fn retain(&self, live: &[Rows]) {
+        let _ = live;
+    }
+
+    /// Whether it draws tokens, so that a step can begin before the host knows the token before.
+    fn draws(&self) -> bool {
+        true
+    }
+
+    /// Where rows are.
+    fn place(&self) -> Place {
+        Place::Device
+    }
+
+    /// Some consecutive rows of `x`, without a copy.
+    fn slice(&self, x: Rows, first: usize, rows: usize) -> Result<Rows>;
+
+    /// Attention of new tokens, whose rows are those of all tasks in order; tasks come without queries. Norms and rotations are
+    /// computed first, and keys and values are written to the pages of the tasks: those of a token at the last position that it sees. May overwrite the
+    /// queries and the keys.
+    fn attend_new(&self, heads: &Heads, tasks: &[&AttentionArgs<KvView>]) -> Result<Rows>;
+
+    /// `out[t, r] = Σ_c weights[r, c] · x[t, c]` for each of `weights`.
+    fn matmul(&self, x: Rows, weights: &[&PlacedMatrix]) -> Result<Few<Rows>>;
+
+    /// One product per head: `out[t, h · rows + r] = Σ_c weights[h][r, c] · x[t, h · step + c]`, where the step is the width of `x` by the
+    /// number of heads. The caller guarantees weights of one shape and number format, and a step of whole blocks unless that is a float.
+    fn matmul_heads(&self, x: Rows, weights: &[PlacedMatrix]) -> Result<Rows>;
+
+    /// `act(gate) · up`, of rows of equal shapes. May overwrite `gate`.
+    fn combine(&self, act: Activation, gate: Rows, up: Rows) -> Result<Rows>;
+
+    /// `act(x)`. May overwrite `x`.
+    fn activate(&self, act: Activation, x: Rows) -> Result<Rows>;
+
+    /// `cap · tanh(x / cap)`. May overwrite `x`.
+    fn softcap(&self, x: Rows, cap: f32) -> Result<Rows>;
+
+    /// Values times a function of their gates: `x [n, heads · any]`, `gates [n, heads · any]`, with a gate for each value of a head or one
+    /// for all of them. May overwrite `x`.
+    fn gate(&self, x: Rows, gates: Rows, function: GateFunction, heads: usize) -> Result<Rows>;
+
+    /// The norm of parts of the rows of `x`, with a function of `gates`, of the same shape. May overwrite `x`.
+    fn norm_gate(&self, x: Rows, gates: Rows, norm: &NormGate) -> Result<Rows>;
+
+    /// `factor · x`. May overwrite `x`.
+    fn scale(&self, x: Rows, factor: f32) -> Result<Rows>;
+
+    /// `x` with the values of each row times factors that are [kept](Self::keep), one for each.
+    fn scale_columns(&self, x: Rows, factors: usize) -> Result<Rows>;
+
+    /// `x + factor · y`, of rows of equal shapes. May overwrite `y`.
+    fn add(&self, x: Rows, y: Rows, factor: f32) -> Result<Rows>;
+
+    /// `x + factor · y`, and the RMS norm of each row of that, as [`rms_norm`](Self::rms_norm). May overwrite `y`.
+    fn add_norm(&self, x: Rows, y: Rows, factor: f32, weight: usize, eps: f64) -> Result<[Rows; 2]>;
+
+    /// `x` with a value that is [kept](Self::keep) added to each row. May overwrite `x`.
+    fn add_row(&self, x: Rows, row: usize) -> Result<Rows>;
+
+    /// `x / sqrt(mean(x²) + eps) · weight` for each row; the weight is a value that is [kept](Self::keep).
+    fn rms_norm(&self, x: Rows, weight: usize, eps: f64) -> Result<Rows>;
+
+    /// `(x - mean(x)) / sqrt(variance(x) + eps) · weight + bias` for each row; weight and bias are values that are [kept](Self::keep).
+    fn layer_norm(&self, x: Rows, weights: [usize; 2], eps: f64) -> Result<Rows>;
+
+    /// Finds the `best` highest values of each row, all equal to the last of them, and maybe some lower ones; NaN and infinity count as
+    /// highest. A row of the result has the bits of their number, which may be more than [`BEST_FOUND`], and if it is not, behind it for each
+    /// in any order the bits of its place in the row and its value.
+    fn find_best(&self, x: Rows, best: usize) -> Result<Rows>;
+
+    /// The values at some places of each row, which become minus infinity in `x`: `[rows, at least places]`. The places differ; behind the
+    /// row there is no value.
+    fn take_out(&self, x: Rows, places: &[u32]) -> Result<Rows>;
+
+    /// Begins to copy rows back behind the operations so far: [`download`](Self::download) of the same rows waits for these only, and the
+    /// device goes on with what is begun in between.
+    fn begin_download(&self, wanted: &[Rows]) -> Result<()> {
+        let _ = wanted;
+        Ok(())
+    }
+
+    /// Waits for all operations so far, and yields rows in main memory. Reports the errors of operations since the last call, if it has
+    /// waited for them.
+    fn download(&self, wanted: &[Rows]) -> Result<Few<HostRows>>;
+}
+
+/// The copy of values that do not change, on the device of their model. It is made when it is first used.
+#[derive(Default)]
+pub(crate) struct Constant([OnceLock<usize>; 2]);
+
+impl Constant {
+    /// The id of the copy of `values`.
+    pub fn of(&self, values: &[f32], ops: &dyn Ops) -> Result<usize> {
+        self.made_by(ops, || ops.keep(values))
+    }
+
+    /// As [`of`](Self::of), for values that are made for it.
+    pub fn of_values(&self, values: impl FnOnce() -> Vec<f32>, ops: &dyn Ops) -> Result<usize> {
+        self.made_by(ops, || ops.keep(&values()))
+    }
+
+    fn made_by(&self, ops: &dyn Ops, make: impl FnOnce() -> Result<usize>) -> Result<usize> {
+        let own = &self.0[ops.place() as usize];
+        match own.get() {
+            Some(id) => Ok(*id),
+            None => {
+                let id = make()?;
+                Ok(*own.get_or_init(|| id))
+            }
         }
     }
-    Ok(())
+}
+
+/// The device of a path to experts, if it has the rows of a step.
+pub(crate) fn device_of<'p>(experts: &'p mut dyn ExpertPath, ops: &dyn Ops) -> Option<&'p mut dyn DevicePath> {
+    experts.on_device().filter(|_| ops.place() == Place::Device)
 }

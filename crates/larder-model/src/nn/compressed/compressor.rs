@@ -3,11 +3,11 @@
 
 use larder_kernels::exp;
 
-use crate::device::{BlockPooling, Constant, Ops, Rows};
 use crate::error::Result;
 use crate::matrix::Linear;
 use crate::nn::block_keys::BlockKeys;
 use crate::nn::{AttentionMask, ForwardPass, FurtherShape, Norm, Rope, Rotary, RowShape};
+use crate::ops::{BlockPooling, Constant, Ops, Rows};
 use crate::step::LayerStates;
 use crate::weights::WeightLoader;
 

@@ -6,12 +6,12 @@ use larder_core::KV_PAGE_TOKENS;
 
 use super::compressor::entries_seen;
 use super::{CompressedAttention, CompressedShape, Entries, EntryIndexer};
-use crate::device::{HeadNorm, Heads, IndexBlocks, IndexChoice, KvView, Ops, Rotation, Rows, SeenRows};
+use crate::device::KvView;
 use crate::error::Result;
 use crate::matrix::Linear;
 use crate::nn::index_choice::{ListLengths, choose};
 use crate::nn::{ForwardPass, KeysAndValues, Rotary};
-use crate::ops::Near;
+use crate::ops::{HeadNorm, Heads, IndexBlocks, IndexChoice, Near, Ops, Rotation, Rows, SeenRows};
 use crate::step::LayerStates;
 
 /// The rows of the window.

@@ -10,9 +10,9 @@ use super::{
     AttentionMask, ChoiceShape, ForwardPass, FurtherShape, LayerKv, LayerShape, Mixer, Norm, Rotary, RowAttention,
     RowShape, TokenScratch, made_up,
 };
-use crate::device::{Ops, Rows};
 use crate::error::Result;
 use crate::matrix::Linear;
+use crate::ops::{Ops, Rows};
 use crate::step::LayerStates;
 use crate::weights::WeightLoader;
 

@@ -1,9 +1,9 @@
 //! The output product in two steps: one for each group of heads, then one of what all groups yield.
 
 use super::CompressedShape;
-use crate::device::{Ops, Rows};
 use crate::error::Result;
 use crate::matrix::{Linear, PlacedMatrix};
+use crate::ops::{Ops, Rows};
 use crate::weights::WeightLoader;
 
 /// The two steps.

@@ -9,9 +9,9 @@ use super::compressor::{Compressor, CompressorShape};
 use crate::bytes::Bytes;
 use crate::compute::ComputeContext;
 use crate::config::Config;
-use crate::device::Constant;
 use crate::matrix::{Linear, Matrix};
 use crate::nn::{ForwardPass, HandedOn, KvCache, LayerShape, Norm, Rope, Rotary, SpanPositions, made_up};
+use crate::ops::Constant;
 use crate::step::{LayerStates, Span, TokenOrigin};
 
 const HIDDEN: usize = 5;

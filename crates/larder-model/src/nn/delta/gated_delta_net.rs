@@ -5,9 +5,9 @@ use larder_kernels::exp;
 
 use super::super::{Activation, CausalConv, ForwardPass, GateFunction, LayerKv, LayerShape, Mixer, TokenScratch};
 use super::{ChannelDecay, DeltaHeads, DeltaInputs, DeltaRule};
-use crate::device::{Constant, Decay, Ops, Rows};
 use crate::error::Result;
 use crate::matrix::Linear;
+use crate::ops::{Constant, Decay, Ops, Rows};
 use crate::step::LayerStates;
 use crate::weights::{RowGroups, WeightLoader};
 

@@ -6,9 +6,9 @@ use larder_kernels::{exp, softplus};
 use super::super::activation::sigmoid;
 use super::super::{Activation, CausalConv, ForwardPass, GateFunction, LayerKv, LayerShape, Mixer, TokenScratch};
 use super::{DeltaHeads, DeltaInputs, DeltaRule};
-use crate::device::{Constant, Decay, Ops, Rows};
 use crate::error::Result;
 use crate::matrix::Linear;
+use crate::ops::{Constant, Decay, Ops, Rows};
 use crate::step::LayerStates;
 use crate::weights::WeightLoader;
 

@@ -4,9 +4,9 @@ use larder_core::Rng;
 
 use super::norm::NormWeight;
 use super::{Activation, CausalConv, ForwardPass, GateFunction, LayerKv, LayerShape, StateLens, TokenScratch};
-use crate::device::{Decay, Delta, GateOrder, NormGate, Ops, Rows};
 use crate::error::Result;
 use crate::matrix::Linear;
+use crate::ops::{Decay, Delta, GateOrder, NormGate, Ops, Rows};
 use crate::step::LayerStates;
 
 mod gated_delta_net;

@@ -13,10 +13,10 @@ use super::norm::sum;
 use super::{
     Activation, CausalConv, ForwardPass, LayerKv, LayerShape, Mixer, Norm, SpanPositions, StateLens, TokenScratch,
 };
-use crate::device::{Ops, Rows, StateSpan};
 use crate::embedding::EmbeddingRows;
 use crate::error::Result;
 use crate::matrix::Linear;
+use crate::ops::{Ops, Rows, StateSpan};
 use crate::row_cache::RowTraffic;
 use crate::step::LayerStates;
 

@@ -6,11 +6,11 @@ use larder_core::Rng;
 use larder_kernels::exp;
 
 use super::check_sizes;
-use crate::device::{ChannelScan, Constant, Ops, Rows};
 use crate::error::Result;
 use crate::matrix::Linear;
 use crate::nn::activation::Activation;
 use crate::nn::{CausalConv, ForwardPass, GateFunction, LayerKv, LayerShape, Mixer, Norm, StateLens, TokenScratch};
+use crate::ops::{ChannelScan, Constant, Ops, Rows};
 use crate::step::LayerStates;
 use crate::weights::{RowGroups, WeightLoader};
 

@@ -7,12 +7,12 @@ use larder_kernels::exp;
 
 use super::check_sizes;
 use crate::config::config_error;
-use crate::device::{Constant, GateOrder, NormGate, Ops, Rows, Scan, ScanHeads};
 use crate::error::Result;
 use crate::matrix::Linear;
 use crate::nn::activation::Activation;
 use crate::nn::norm::NormWeight;
 use crate::nn::{CausalConv, ForwardPass, GateFunction, LayerKv, LayerShape, Mixer, StateLens, TokenScratch};
+use crate::ops::{Constant, GateOrder, NormGate, Ops, Rows, Scan, ScanHeads};
 use crate::step::LayerStates;
 use crate::weights::{RowGroups, WeightLoader};
 

@@ -21,9 +21,9 @@ use std::ops::Range;
 use larder_kernels::{ThreadPool, exp};
 
 use crate::config::config_error;
-use crate::device::ScanHeads;
 use crate::error::Result;
 use crate::nn::parts::StateParts;
+use crate::ops::ScanHeads;
 
 /// Sums of a read row that are kept apart, as part of the definition: fast, and more exact than one.
 const LANES: usize = 8;

@@ -8,10 +8,10 @@
 //! ```
 
 use super::{MergeStreams, ResidualConnection};
-use crate::device::{Ops, Rows, StreamGate, StreamMix};
 use crate::error::Result;
 use crate::matrix::Linear;
 use crate::nn::{Norm, TokenScratch};
+use crate::ops::{Ops, Rows, StreamGate, StreamMix};
 use crate::weights::WeightLoader;
 
 /// Sizes of the hyper-connections of a model.

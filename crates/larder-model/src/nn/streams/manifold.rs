@@ -4,11 +4,11 @@
 use larder_kernels::exp;
 
 use super::{MergeStreams, ResidualConnection};
-use crate::device::{Constant, ManifoldWeights, Ops, Rows, StreamMix};
 use crate::error::Result;
 use crate::matrix::Linear;
 use crate::nn::TokenScratch;
 use crate::nn::activation::sigmoid;
+use crate::ops::{Constant, ManifoldWeights, Ops, Rows, StreamMix};
 use crate::weights::WeightLoader;
 
 /// Sizes and constants of the hyper-connections of a model.

@@ -1,8 +1,8 @@
 //! The plain mean of the residual streams behind the last layer.
 
 use super::MergeStreams;
-use crate::device::{Ops, Rows};
 use crate::error::Result;
+use crate::ops::{Ops, Rows};
 
 /// Merges streams into their mean.
 pub struct MeanMerge {

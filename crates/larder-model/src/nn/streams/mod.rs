@@ -2,8 +2,8 @@
 //! scaled, and hyper-connections keep several streams, read a mixture of them, and write to all.
 
 use super::TokenScratch;
-use crate::device::{Ops, Rows};
 use crate::error::Result;
+use crate::ops::{Ops, Rows};
 
 mod low_rank;
 mod manifold;

@@ -1,9 +1,9 @@
 //! A residual addition of which both sides have a factor and a bias per channel, as ZAYA has it.
 
 use super::ResidualConnection;
-use crate::device::{Constant, Ops, Rows, ScaledSides};
 use crate::error::Result;
 use crate::nn::TokenScratch;
+use crate::ops::{Constant, Ops, Rows, ScaledSides};
 use crate::weights::WeightLoader;
 
 /// The connection of one part of a layer with one residual stream: `(y + bias) · scale + (stream + bias) · scale`.

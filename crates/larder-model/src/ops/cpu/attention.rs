@@ -10,9 +10,10 @@ use super::pages::PageTable;
 use super::workspace::HostBuffer;
 use super::{CpuOps, State, TASK_ACTIVATIONS, TASK_VALUES};
 use crate::compute::timed;
-use crate::device::{HeadNorm, HeadRest, Heads, KvPageShape, KvView, Rotation, Rows};
+use crate::device::{KvPageShape, KvView};
 use crate::error::Result;
 use crate::nn::{Rotary, rms_row, scale};
+use crate::ops::{HeadNorm, HeadRest, Heads, Rotation, Rows};
 
 /// The attention of the tokens of one sequence.
 pub(super) type Task<'a> = AttentionArgs<'a, KvView>;

@@ -1,14 +1,14 @@
 //! Convolved queries and keys (compressed convolutional attention).
 
 use super::{CpuOps, TASK_ACTIVATIONS};
-use crate::device::{ConvolvedHeadOps, HeadConvolution, HeadMix, Rows, StateSpan};
 use crate::error::Result;
 use crate::nn::{MixedHeads, convolve_rows, shift_window};
+use crate::ops::{ConvolvedHeadOps, HeadConvolution, HeadMix, Rows, StateSpan};
 
 impl ConvolvedHeadOps for CpuOps {
     fn convolve_heads(&self, convolution: &HeadConvolution, spans: &[StateSpan]) -> Result<[Rows; 2]> {
         let HeadConvolution { queries, keys, delayed, taps, bias, delayed_bias, head_dim, widths } = *convolution;
-        let raw = crate::device::ChoiceOps::beside(self, queries, keys)?;
+        let raw = crate::ops::ChoiceOps::beside(self, queries, keys)?;
         let (mut state, rows, channels, half) = (self.lock(), queries.rows, queries.width + keys.width, delayed.width);
         let [first, second] = widths;
         let mut gathered = state.rows.take(rows, second * channels);

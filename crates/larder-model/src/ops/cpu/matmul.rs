@@ -5,10 +5,10 @@ use larder_kernels::{Product, products};
 use super::workspace::HostBuffer;
 use super::{CpuOps, State, TASK_VALUES};
 use crate::compute::timed;
-use crate::device::{DeviceProduct, Rows};
+use crate::device::DeviceProduct;
 use crate::error::Result;
 use crate::matrix::PlacedMatrix;
-use crate::ops::Few;
+use crate::ops::{Few, Rows};
 
 impl CpuOps {
     /// Products of one `x`, in one batch.

@@ -20,12 +20,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use larder_kernels::{InputBuffer, ThreadPool, tanh};
 
 use crate::compute::{ComputeClocks, RowValues};
-use crate::device::{GateOrder, NormGate, Ops, Rows};
+use crate::device::Place;
 use crate::double::{AttentionDouble, ProductsDouble};
 use crate::error::{ModelError, Result};
 use crate::matrix::PlacedMatrix;
 use crate::nn::{Activation, GateFunction, layer_norm_row, rms_row};
-use crate::ops::Few;
+use crate::ops::{Few, GateOrder, NormGate, Ops, Rows};
 pub use gather::gather_bytes;
 pub use pages::CpuPages;
 use sampling::Sampling;
@@ -219,8 +219,8 @@ impl Ops for CpuOps {
         self.fake.is_some()
     }
 
-    fn is_host(&self) -> bool {
-        self.fake.is_none()
+    fn place(&self) -> Place {
+        if self.fake.is_some() { Place::Device } else { Place::Host }
     }
 
     fn retain(&self, live: &[Rows]) {
@@ -233,7 +233,7 @@ impl Ops for CpuOps {
         Ok(if (first, rows) == (0, x.rows) { x } else { self.lock().rows.slice(x, first..first + rows) })
     }
 
-    fn attend_new(&self, heads: &crate::device::Heads, tasks: &[&attention::Task]) -> Result<Rows> {
+    fn attend_new(&self, heads: &crate::ops::Heads, tasks: &[&attention::Task]) -> Result<Rows> {
         self.attend_new_heads(heads, tasks)
     }
 

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use super::{CpuOps, State};
-use crate::device::{BEST_FOUND, ChangedLogit, DrawOps, DrawnFrom, LogitChanges, Rows, TokenDraw};
 use crate::error::{ModelError, Result};
+use crate::ops::{BEST_FOUND, ChangedLogit, DrawOps, DrawnFrom, LogitChanges, Rows, TokenDraw};
 
 /// The most copies in flight.
 const COPIES: usize = 4;

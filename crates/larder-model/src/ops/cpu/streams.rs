@@ -1,9 +1,9 @@
 //! Residual streams, several of which are side by side in a row.
 
 use super::{CpuOps, TASK_ACTIVATIONS, TASK_VALUES, part};
-use crate::device::{ManifoldWeights, Rows, ScaledSides, StreamGate, StreamMix, StreamOps};
 use crate::error::Result;
 use crate::nn::{finish_weights, gate_of_key, rms_row, scale, sigmoid, silu};
+use crate::ops::{ManifoldWeights, Rows, ScaledSides, StreamGate, StreamMix, StreamOps};
 
 impl StreamOps for CpuOps {
     fn rms_groups(&self, x: Rows, groups: usize, weight: Option<usize>, eps: f64) -> Result<Rows> {

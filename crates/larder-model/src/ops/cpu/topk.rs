@@ -8,9 +8,10 @@ use super::attention::Task;
 use super::gather::{ChosenAttention, ChosenQuery, ChosenRows};
 use super::{CpuOps, State, TASK_ACTIVATIONS, TASK_VALUES, part, rows_of};
 use crate::compute::timed;
-use crate::device::{BlockPooling, ChoiceOps, Heads, IndexBlocks, IndexChoice, KvView, Rotation, Rows, SeenRows};
+use crate::device::KvView;
 use crate::error::Result;
 use crate::nn::{Rotary, SCORES, best_of_blocks, highest, rms_row, weighted_mean};
+use crate::ops::{BlockPooling, ChoiceOps, Heads, IndexBlocks, IndexChoice, Rotation, Rows, SeenRows};
 
 impl CpuOps {
     /// The lists of some tokens with a choice, by their scores.

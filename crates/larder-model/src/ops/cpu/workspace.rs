@@ -4,7 +4,7 @@ use std::mem;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-use crate::device::Rows;
+use crate::ops::Rows;
 
 /// Buffers of rows by the number of their operation, and those that no rows are in.
 #[derive(Default)]

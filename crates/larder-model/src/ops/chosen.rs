@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use larder_kernels::AttentionArgs;
 
-use super::{Heads, KvView, Rotation, Rows};
+use super::{Heads, Rotation, Rows};
+use crate::device::KvView;
 use crate::error::Result;
 
 /// The queries of an indexer for the tokens of a step: for each token one, or one for each part of the heads of attention. Each makes a list
