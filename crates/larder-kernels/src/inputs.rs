@@ -27,6 +27,8 @@ pub struct Inputs<'a> {
 #[derive(Default)]
 pub struct InputBuffer {
     blocks: Vec<Block>,
+    /// Blocks of the activations that it was filled with last. The others stay: to shrink and grow again would clear them.
+    used: usize,
 }
 
 impl InputBuffer {
@@ -51,7 +53,7 @@ impl InputBuffer {
     pub fn fill_on<'a>(&'a mut self, pool: &ThreadPool, x: &'a [f32], cols: usize, quantise: bool) -> Inputs<'a> {
         self.resize(x.len(), cols, quantise);
         let set = dispatch::best();
-        pool.run_chunks(&mut self.blocks, TASK_VALUES / BLOCK, &|task, blocks| {
+        pool.run_chunks(&mut self.blocks[..self.used], TASK_VALUES / BLOCK, &|task, blocks| {
             set.quantise(&x[task * TASK_VALUES..][..blocks.len() * BLOCK], blocks);
         });
         self.of(x, cols)
@@ -72,8 +74,9 @@ impl InputBuffer {
     ) -> Inputs<'a> {
         self.resize(x.len(), cols, quantise);
         let (set, rows) = (dispatch::best(), TASK_MADE_VALUES.div_ceil(cols));
+        let blocks = &mut self.blocks[..self.used];
         match quantise {
-            true => pool.run_pairs((x, rows * cols), (&mut self.blocks, rows * cols / BLOCK), &|task, x, blocks| {
+            true => pool.run_pairs((x, rows * cols), (blocks, rows * cols / BLOCK), &|task, x, blocks| {
                 make(task * rows, x);
                 set.quantise(x, blocks);
             }),
@@ -84,14 +87,16 @@ impl InputBuffer {
 
     /// The activations `x` that the buffer was filled with last.
     pub fn of<'a>(&'a self, x: &'a [f32], cols: usize) -> Inputs<'a> {
-        debug_assert!(self.blocks.is_empty() || self.blocks.len() * BLOCK == x.len(), "other activations");
-        Inputs { cols, values: x, blocks: &self.blocks }
+        let blocks = &self.blocks[..self.used];
+        debug_assert!(blocks.is_empty() || blocks.len() * BLOCK == x.len(), "other activations");
+        Inputs { cols, values: x, blocks }
     }
 
     fn resize(&mut self, values: usize, cols: usize, quantise: bool) {
         assert!(cols > 0 && values.is_multiple_of(cols), "activations are not whole rows of {cols}");
         assert!(!quantise || cols.is_multiple_of(BLOCK), "rows of {cols} activations are not whole blocks of {BLOCK}");
-        self.blocks.resize(if quantise { values / BLOCK } else { 0 }, Block::default());
+        self.used = if quantise { values / BLOCK } else { 0 };
+        self.blocks.resize(self.used.max(self.blocks.len()), Block::default());
     }
 
     /// Bytes of the quantised form of `values` activations.

@@ -94,8 +94,8 @@ impl ExpertWorkspace {
         let quantise = layouts.any(ExpertLayout::quantises_input) && !self.compute.exact;
         self.reserve_outputs(call, routed);
         if call.gate.scales_input {
-            self.scaled.resize(routed.ids.len() * hidden, 0.0);
-            self.x.make_on(&self.compute.pool, &mut self.scaled, hidden, quantise, &|first, rows| {
+            let scaled = grown(&mut self.scaled, routed.ids.len() * hidden);
+            self.x.make_on(&self.compute.pool, scaled, hidden, quantise, &|first, rows| {
                 for (place, scaled) in (first..).zip(rows.chunks_exact_mut(hidden)) {
                     let (x, weight) = (&call.x[place / k * hidden..][..hidden], routed.weights[place]);
                     scaled.iter_mut().zip(x).for_each(|(scaled, x)| *scaled = x * weight);
@@ -111,7 +111,7 @@ impl ExpertWorkspace {
     /// Reserves the outputs of a call. Enough, without [`begin`](Self::begin), for a call whose experts are all
     /// computed elsewhere (a device, a worker) and arrive through [`put`](Self::put).
     pub fn reserve_outputs(&mut self, call: &MoeCall, routed: &Routed) {
-        self.outputs.resize(routed.ids.len() * (call.x.len() / call.tokens), 0.0);
+        grown(&mut self.outputs, routed.ids.len() * (call.x.len() / call.tokens));
         self.output_rows.clear();
         self.output_rows.extend(0..routed.ids.len() as u32);
     }
@@ -165,7 +165,8 @@ impl ExpertWorkspace {
             ComputeStage::Inputs => {
                 self.compute_inputs(call, layout, part);
                 let values = part.iter().map(|rows| (rows.expert, rows.at.len() * layout.up.rows));
-                self.staged.keep(values, &self.gate, &self.up);
+                let [gated, all] = values_of(layout, self.picks.len());
+                self.staged.keep(values, &self.gate[..gated], &self.up[..all]);
             }
             ComputeStage::Rest => {
                 self.gate.clear();
@@ -184,12 +185,10 @@ impl ExpertWorkspace {
         self.picks.extend(part.iter().flat_map(|rows| &self.places[rows.at.clone()]).map(row_of));
         let total = self.picks.len();
         let inter = layout.up.rows;
-        let gated = if layout.gate.is_some() { total * inter } else { 0 };
-        self.gate.resize(gated, 0.0);
-        self.up.resize(total * inter, 0.0);
-
-        let x = self.x.of(if call.gate.scales_input { &self.scaled } else { call.x }, layout.up.cols);
-        let (mut gates, mut ups, mut picks) = (&mut self.gate[..], &mut self.up[..], &self.picks[..]);
+        let [gated, all] = values_of(layout, total);
+        let (mut gates, mut ups, mut picks) = (grown(&mut self.gate, gated), grown(&mut self.up, all), &self.picks[..]);
+        let input = if call.gate.scales_input { &self.scaled[..call.x.len() * call.gate.top_k] } else { call.x };
+        let x = self.x.of(input, layout.up.cols);
         let mut batch: SmallVec<[Product; 16]> = SmallVec::with_capacity(2 * part.len());
         for ExpertRows { data, at, .. } in part {
             let pick = Some(front(&mut picks, at.len()));
@@ -216,6 +215,8 @@ impl ExpertWorkspace {
         let (inter, hidden, act) = (layout.up.rows, layout.down.rows, call.act);
         let quantise = !layout.down.kind.is_float() && !compute.exact;
         let bias = layout.bias.as_ref();
+        let [gated, all] = values_of(layout, part.iter().map(|rows| rows.at.len()).sum());
+        let (gate, up) = (&mut gate[..gated], &mut up[..all]);
         let x = match (&layout.gate, bias) {
             (Some(_), None) => inner.make_on(&compute.pool, gate, inter, quantise, &|first, gate| {
                 act.combine(gate, &up[first * inter..][..gate.len()]);
@@ -324,6 +325,18 @@ impl ExpertWorkspace {
 /// The places of a call that have an expert, with the expert.
 fn choices(routed: &Routed) -> impl Iterator<Item = (u32, ExpertId)> {
     (0..).zip(routed.ids.iter().copied()).filter(|(_, id)| *id != ExpertId::NONE)
+}
+
+/// Values of gate, if there is one, and of up for this many rows.
+fn values_of(layout: &ExpertLayout, rows: usize) -> [usize; 2] {
+    let all = rows * layout.up.rows;
+    [if layout.gate.is_some() { all } else { 0 }, all]
+}
+
+/// The front of a buffer, which never shrinks: to grow again would clear it.
+fn grown(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    buffer.resize(len.max(buffer.len()), 0.0);
+    &mut buffer[..len]
 }
 
 fn weights<'a>(part: &ExpertPart, data: &'a [u8]) -> WeightMatrix<'a> {
