@@ -1,6 +1,7 @@
 //! Everything above the driver, on an emulated GPU.
 
 mod attention;
+mod backends;
 #[cfg(feature = "cuda")]
 mod card;
 mod chosen;
