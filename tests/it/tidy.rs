@@ -91,6 +91,7 @@ const UNSAFE: &[&str] = &[
     "crates/larder-store/src/reader/uring.rs",
     "crates/larder-runtime/src/machine/group/job_object.rs",
     "crates/larder-runtime/src/machine/lock/",
+    "crates/larder-runtime/src/machine/nodes.rs",
     "crates/larder-runtime/src/machine/memory/",
     "crates/larder-runtime/src/machine/power/windows.rs",
     "tests/src/instructions.rs",

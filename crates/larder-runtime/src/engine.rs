@@ -23,6 +23,7 @@ use crate::hot::HotSetFile;
 use crate::inputs::{expert_sizes, plan_inputs, tell_context};
 use crate::machine::budget::{MemoryBudget, MemoryUse, PlannedMemory};
 use crate::machine::lock::{self, SlotAddresses};
+use crate::machine::nodes;
 use crate::machine::power::PowerWatch;
 use crate::notice::Notice;
 use crate::open::OpenModel;
@@ -75,6 +76,7 @@ impl InferenceEngine {
         let draft = draft::prepare(model, options)?;
         let policy_inputs = policy_inputs(&options.cache.eviction, model, options.cache.evictor.as_deref())?;
         model.store().iter().for_each(|store| store.set_check_reads(options.cache.check_reads));
+        nodes::use_all().into_iter().for_each(|nodes| model.notices().send(Notice::MemoryNodes(nodes)));
         // The GPU is opened first, because its driver allocates memory.
         let gpu = gpu::open(&options.device)?;
         tell_context(model, options);

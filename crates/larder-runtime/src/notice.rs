@@ -47,6 +47,8 @@ pub enum Notice {
         /// How fast that was.
         rates: PreloadRates,
     },
+    /// Memory is taken from this number of nodes in turns.
+    MemoryNodes(usize),
     /// How much memory is locked.
     Locked(LockReport),
     /// A store that was made of a GGUF file earlier is used.
@@ -149,6 +151,7 @@ impl fmt::Display for Notice {
             }
             Notice::Preloaded(rates) => write!(f, "preload: {rates}"),
             Notice::DraftPreloaded { name, rates } => write!(f, "preload: draft model {}, {rates}", printable(name)),
+            Notice::MemoryNodes(nodes) => write!(f, "memory: from {nodes} nodes in turns"),
             Notice::Locked(report) => f.write_str(&report.describe()),
             Notice::StoreFound { store, gguf } => {
                 write!(f, "store: {}, made of {}", shown(store), shown(gguf))
