@@ -1,13 +1,14 @@
-//! The context that products and attention are computed on, and the time they take.
+//! The context that products and attention are computed on.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use larder_core::{CheckpointPolicy, TaskThreads};
-use larder_kernels::{PoolActivity, Product, ThreadPool, products};
+use larder_kernels::{Product, ThreadPool, products};
 
+use crate::clocks::{ComputeClocks, ComputeTime, timed};
 use crate::device::{DeviceAttention, DeviceProducts, Place};
 use crate::input_squares::InputSquares;
 use crate::nn::{KvFormat, KvPool};
@@ -45,60 +46,6 @@ pub struct ComputeContext {
     pub cpu: OnceLock<CpuOps>,
     /// Held by the step that computes: there is one at a time.
     pub stepping: Mutex<()>,
-}
-
-/// Nanoseconds so far, summed over all users of the context.
-#[derive(Default)]
-pub struct ComputeClocks {
-    pub(crate) products: AtomicU64,
-    pub(crate) attention: AtomicU64,
-    /// Values of rows that were written in fork-joins.
-    pub(crate) row_values_shared: AtomicU64,
-}
-
-impl ComputeClocks {
-    /// Does work that writes `values` values of rows, which are counted as those of all threads if it has a fork-join.
-    pub(crate) fn shared<T>(&self, pool: &ThreadPool, values: usize, work: impl FnOnce() -> T) -> T {
-        let before = pool.fork_joins();
-        let done = work();
-        if pool.fork_joins() > before {
-            self.row_values_shared.fetch_add(values as u64, Relaxed);
-        }
-        done
-    }
-}
-
-/// Time of a pass in multi-threaded kernels; the rest of the pass is overhead.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct ComputeTime {
-    /// Products with weights.
-    pub products: Duration,
-    /// Attention over the KV cache.
-    pub attention: Duration,
-    /// Fork-joins and wake-ups of the thread pool.
-    pub pool: PoolActivity,
-    /// Rows on the CPU.
-    pub rows: RowValues,
-}
-
-larder_core::fieldwise!(ComputeTime { products, attention, pool, rows });
-
-/// How much of the rows of a pass is the work of one thread, counted without a clock.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct RowValues {
-    /// Values of rows that were written.
-    pub written: u64,
-    /// Part of that: in fork-joins.
-    pub shared: u64,
-}
-
-larder_core::fieldwise!(RowValues { written, shared });
-
-impl RowValues {
-    /// Values of rows that one thread wrote, and the others had nothing to do.
-    pub fn alone(&self) -> u64 {
-        self.written.saturating_sub(self.shared)
-    }
 }
 
 impl ComputeContext {
@@ -188,21 +135,4 @@ impl TaskThreads for ComputeContext {
     fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
         self.pool.run(tasks, task);
     }
-}
-
-/// Does the work of each of `parts`, which the threads share.
-pub(crate) fn share<P: Send>(
-    threads: &ThreadPool,
-    parts: impl Iterator<Item = P>,
-    work: impl Fn(usize, &mut P) + Sync,
-) {
-    let parts: Vec<_> = parts.map(Mutex::new).collect();
-    threads.run(parts.len(), &|task| work(task, &mut parts[task].lock().unwrap_or_else(PoisonError::into_inner)));
-}
-
-pub(crate) fn timed<R>(nanos: &AtomicU64, work: impl FnOnce() -> R) -> R {
-    let start = Instant::now();
-    let result = work();
-    nanos.fetch_add(start.elapsed().as_nanos() as u64, Relaxed);
-    result
 }

@@ -18,13 +18,14 @@ use crate::layer::{OtherLayers, Running};
 use crate::logits::{BestLogits, Logits};
 use crate::nn::{
     Activation, ExpertsByToken, ForwardPass, HandedOn, KvCache, KvPool, LayerShape, Mixer, Rope, RopeTable,
-    SpanPositions, step_memory,
+    SpanPositions,
 };
 use crate::ops::{Ops, Rows};
 use crate::read_ahead::ReadAhead;
 use crate::row_cache::RowTraffic;
 use crate::stack::{Ffn, Layer, Stack};
 use crate::step::{LayerStates, Span};
+use crate::step_memory::step_memory;
 use crate::tap::{Phase, PhaseClock, Tap};
 use crate::text_config::{TextConfig, text_config, without_ignored};
 use crate::weights::WeightLoader;

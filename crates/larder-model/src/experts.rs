@@ -2,9 +2,10 @@
 
 use larder_core::{ExpertId, Gate, LayerIdx, WantedExpert};
 
+use crate::device::Place;
 use crate::error::Result;
 use crate::nn::Activation;
-use crate::ops::{Few, Rows};
+use crate::ops::{Few, Ops, Rows};
 use crate::step::TokenOrigin;
 
 /// The input of one MoE layer: router logits and hidden states of some tokens.
@@ -207,6 +208,11 @@ impl ExpertPath for ExactExperts<'_> {
     fn may_compute_drafts(&self) -> bool {
         false
     }
+}
+
+/// The device of a path to experts, if it has the rows of a step.
+pub(crate) fn device_of<'p>(experts: &'p mut dyn ExpertPath, ops: &dyn Ops) -> Option<&'p mut dyn DevicePath> {
+    experts.on_device().filter(|_| ops.place() == Place::Device)
 }
 
 /// The model's own choice for every token of a call: the top k, or the experts that are known.

@@ -11,9 +11,9 @@
 use larder_core::ExpertId;
 
 use crate::error::{ModelError, Result};
-use crate::experts::{DevicePath, ExpertPath, HintSource, KnownExperts};
+use crate::experts::{DevicePath, ExpertPath, HintSource, KnownExperts, device_of};
 use crate::nn::{ForwardPass, Moe, MoeInput, MoeOutput, RouterRows};
-use crate::ops::{Ops, Rows, device_of};
+use crate::ops::{Ops, Rows};
 use crate::stack::{Branch, CrossAttention, Ffn, Layer};
 use crate::step::LayerStates;
 use crate::tap::{Phase, PhaseClock, Tap};

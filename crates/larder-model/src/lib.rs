@@ -68,6 +68,7 @@ mod ahead;
 mod all_resident;
 mod arch;
 mod bytes;
+mod clocks;
 mod compute;
 mod config;
 mod decoder;
@@ -85,11 +86,14 @@ mod matrix;
 mod mtp;
 mod nn;
 mod ops;
+mod placed_matrix;
 mod read_ahead;
 mod row_cache;
 mod saved_state;
+mod saving;
 mod stack;
 mod step;
+mod step_memory;
 mod tap;
 mod text_config;
 mod weights;
@@ -97,13 +101,14 @@ mod weights;
 pub use ahead::{AheadInput, BegunStep};
 pub use all_resident::AllResident;
 pub use arch::{model_types, mtp_layers};
-pub use compute::{ComputeContext, ComputeTime, RowValues};
+pub use clocks::{ComputeTime, RowValues};
+pub use compute::ComputeContext;
 pub use decoder::{Decoder, blueprint, refused_keys, rewinds_freely};
 pub use device::{
     CHOICE_TOKENS, ChosenOnDevice, DeviceAttention, DeviceExperts, DeviceProduct, DeviceProducts, FEW_TILES,
     KvPageShape, KvView, MAX_SCORE_BYTES, MatrixShape, Place, TILE_QUERIES, device_attention_bytes, position_tiles,
 };
-pub use double::{AttentionDouble, OpsDouble, ProductsDouble};
+pub use double::{AttentionDouble, ProductsDouble};
 pub use embedding::EmbeddingRows;
 pub use error::{Cause, ModelError, Result};
 pub use expert_workspace::{ExpertWorkspace, PART_ROWS};
@@ -114,14 +119,16 @@ pub use experts::{
 pub use input_squares::{ColumnSquares, ExpertInput, InputSquares};
 pub use larder_kernels::PoolActivity;
 pub use logits::{BestLogits, Logits, LogitsRow, TokenLogit};
-pub use matrix::{Matrix, PlacedMatrix};
+pub use matrix::Matrix;
 pub use nn::{Activation, ChannelDecay, DeltaHeads, GateFunction, KvCache, KvFormat, KvPool, KvUsage};
 pub use ops::{
-    BEST_FOUND, BlockPooling, ChangedLogit, ChannelScan, ChoiceOps, Convolution, ConvolvedHeadOps, CpuOps, CpuPages,
-    Decay, Delta, DrawOps, DrawnFrom, Few, GateOrder, HeadConvolution, HeadMix, HeadNorm, HeadRest, Heads, HostBuffer,
-    HostRows, IndexBlocks, IndexChoice, LogitChanges, MATRIX_STREAMS, ManifoldWeights, NormGate, Ops, RecurrentOps,
-    Rotation, Rows, ScaledSides, Scan, ScanHeads, SeenRows, StateSpan, StreamGate, StreamMix, StreamOps, TokenDraw,
+    BEST_FOUND, BlockPooling, ChangedLogit, ChannelScan, ChoiceOps, Convolution, ConvolvedHeadOps, CpuOps,
+    CpuOps as OpsDouble, CpuPages, Decay, Delta, DrawOps, DrawnFrom, Few, GateOrder, HeadConvolution, HeadMix,
+    HeadNorm, HeadRest, Heads, HostBuffer, HostRows, IndexBlocks, IndexChoice, LogitChanges, MATRIX_STREAMS,
+    ManifoldWeights, NormGate, Ops, RecurrentOps, Rotation, Rows, ScaledSides, Scan, ScanHeads, SeenRows, StateSpan,
+    StreamGate, StreamMix, StreamOps, TokenDraw,
 };
+pub use placed_matrix::PlacedMatrix;
 pub use row_cache::{RowTraffic, row_cache_bytes};
 pub use saved_state::SavedStateError;
 pub use step::{LogitsFor, Span, TokenOrigin, TokenPhase};

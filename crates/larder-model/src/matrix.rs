@@ -1,9 +1,9 @@
-//! Weight matrices in their stored number format, in main memory or on a device, and products with them.
+//! Weight matrices in their stored number format, and products with them.
 
 use std::sync::{Arc, OnceLock};
 
 use larder_core::{NumberFormat, RowOrder};
-use larder_kernels::{Inputs, WeightMatrix};
+use larder_kernels::WeightMatrix;
 
 use crate::bytes::Bytes;
 use crate::compute::ComputeContext;
@@ -11,6 +11,7 @@ use crate::device::DeviceProducts;
 use crate::error::Result;
 use crate::input_squares::MatrixSquares;
 use crate::ops::{Constant, Few, Ops, Rows};
+use crate::placed_matrix::{Location, PlacedMatrix};
 
 /// A weight matrix `[rows, cols]` in its stored number format, in main memory. Clones share the bytes.
 #[derive(Clone)]
@@ -100,67 +101,7 @@ impl Matrix {
             None => Location::Host(self.order, self.bytes),
         };
         let Matrix { kind, rows, cols, scale, squares, .. } = self;
-        Ok(PlacedMatrix { kind, rows, cols, scale, location, squares })
-    }
-}
-
-/// A weight matrix `[rows, cols]` in the memory where its products are computed.
-pub struct PlacedMatrix {
-    kind: NumberFormat,
-    rows: usize,
-    cols: usize,
-    scale: f32,
-    location: Location,
-    squares: Option<MatrixSquares>,
-}
-
-enum Location {
-    Host(RowOrder, Arc<Bytes>),
-    /// The device, and the id that it gave the matrix.
-    Device(Arc<dyn DeviceProducts>, usize),
-}
-
-impl PlacedMatrix {
-    /// A matrix `[rows, cols]` that a device has under this id.
-    pub fn uploaded(device: Arc<dyn DeviceProducts>, id: usize, kind: NumberFormat, [rows, cols]: [usize; 2]) -> Self {
-        PlacedMatrix { kind, rows, cols, scale: 1.0, location: Location::Device(device, id), squares: None }
-    }
-
-    /// Rows: values that the product yields per token.
-    pub fn rows(&self) -> usize {
-        self.rows
-    }
-
-    /// Values of a row.
-    pub fn cols(&self) -> usize {
-        self.cols
-    }
-
-    /// Number format of the weights.
-    pub fn kind(&self) -> NumberFormat {
-        self.kind
-    }
-
-    /// The weights in main memory; `None` if a device has them.
-    pub fn in_memory(&self) -> Option<WeightMatrix<'_>> {
-        let PlacedMatrix { kind, rows, cols, scale, .. } = *self;
-        match &self.location {
-            Location::Host(order, bytes) => Some(WeightMatrix { kind, order: *order, rows, cols, scale, bytes }),
-            Location::Device(..) => None,
-        }
-    }
-
-    /// The device that has the weights, and their id there.
-    pub fn on_device(&self) -> Option<(&dyn DeviceProducts, usize)> {
-        match &self.location {
-            Location::Host(..) => None,
-            Location::Device(device, id) => Some((device.as_ref(), *id)),
-        }
-    }
-
-    /// Adds the inputs of a product on the CPU to the sums of squares, if they are collected.
-    pub(crate) fn collect(&self, x: &Inputs) {
-        self.squares.iter().for_each(|squares| squares.add(x, None));
+        Ok(PlacedMatrix::at(location, kind, [rows, cols], scale, squares))
     }
 }
 
@@ -181,7 +122,7 @@ impl Linear {
 
     /// Rows of the matrix: values that the product yields per token.
     pub fn rows(&self) -> usize {
-        self.matrix.rows
+        self.matrix.rows()
     }
 
     /// The context on which the product is computed.
@@ -215,7 +156,7 @@ impl Linear {
 
     /// Width of the input.
     pub fn input_width(&self) -> usize {
-        self.matrix.cols
+        self.matrix.cols()
     }
 }
 

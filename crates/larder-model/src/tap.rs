@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use larder_core::{LayerIdx, timeline};
 
-use crate::compute::ComputeTime;
+use crate::clocks::ComputeTime;
 use crate::experts::Routed;
 
 /// The parts of a forward pass that are timed.

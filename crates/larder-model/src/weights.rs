@@ -11,7 +11,8 @@ use crate::bytes::Bytes;
 use crate::compute::ComputeContext;
 use crate::embedding::{EmbeddingRows, ScaledRows};
 use crate::error::{ModelError, Result};
-use crate::matrix::{Linear, Matrix, PlacedMatrix};
+use crate::matrix::{Linear, Matrix};
+use crate::placed_matrix::PlacedMatrix;
 use crate::read_ahead::ReadAhead;
 use crate::row_cache::CachedRows;
 

@@ -14,3 +14,4 @@ mod run_ahead;
 mod saved;
 mod speculation;
 mod text_pass;
+mod threads;

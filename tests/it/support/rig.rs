@@ -70,6 +70,13 @@ pub struct Tiers {
 }
 
 impl Model {
+    /// The same model, computed by another context.
+    pub fn on(self, compute: ComputeContext) -> Model {
+        let compute = Arc::new(compute);
+        let decoder = Decoder::load(self.store.config(), self.store.as_ref(), compute.clone()).unwrap();
+        Model { decoder, compute, ..self }
+    }
+
     pub fn resident(&self) -> AllResident {
         let geometry = self.decoder.geometry();
         let mut all = AllResident::new(geometry.layers, self.compute.clone());

@@ -3,7 +3,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::shared::WAKES;
 
@@ -39,7 +39,8 @@ pub struct WakeCosts {
 }
 
 impl Default for WakeCosts {
-    /// Measured on Linux: a wake-up takes its caller 2 µs, and the thread that wakes up 20. As many as this pool's threads wake.
+    /// A wake-up takes its caller 2 µs, measured on Linux, and the thread that wakes up the 20 that are the reason to spin. As many as this
+    /// pool's threads wake.
     fn default() -> Self {
         let [call, latency] = [2, 20].map(Duration::from_micros);
         WakeCosts { spin: super::shared::SPIN, call, latency, wakes: WAKES }
@@ -115,15 +116,26 @@ fn awake(threads: usize, costs: &WakeCosts) -> Vec<Duration> {
     ready
 }
 
+/// The time that this thread has computed so far, so that other programs do not count; elsewhere than on Linux the time of the day.
+fn processor_time() -> Duration {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+    }
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default()
+}
+
 /// Records the fork-joins of a pool that has one thread.
 pub struct TaskRecorder {
     run: RecordedRun,
-    last: Instant,
+    last: Duration,
 }
 
 impl TaskRecorder {
     pub fn new() -> Self {
-        TaskRecorder { run: RecordedRun::default(), last: Instant::now() }
+        TaskRecorder { run: RecordedRun::default(), last: processor_time() }
     }
 
     /// Executes the tasks of a fork-join.
@@ -136,12 +148,12 @@ impl TaskRecorder {
         let tasks = tasks.collect();
         self.run.fork_joins.push(RecordedForkJoin { before, tasks });
         // What the recording itself took is left out.
-        self.last = Instant::now();
+        self.last = processor_time();
     }
 
     fn lap(&mut self) -> Duration {
-        let now = Instant::now();
-        now - std::mem::replace(&mut self.last, now)
+        let now = processor_time();
+        now.saturating_sub(std::mem::replace(&mut self.last, now))
     }
 
     /// What was recorded since the last call.

@@ -9,7 +9,6 @@ use larder_kernels::{Inputs, Product, ThreadPool, WeightMatrix, products};
 
 use crate::device::{DeviceProduct, DeviceProducts, MatrixShape};
 use crate::error::{ModelError, Result};
-pub use crate::ops::CpuOps as OpsDouble;
 pub use attention::AttentionDouble;
 
 /// Double of [`DeviceProducts`]: stores copies of matrices and multiplies with the CPU kernels.

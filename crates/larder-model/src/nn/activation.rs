@@ -2,6 +2,7 @@
 
 use std::f32::consts::FRAC_1_SQRT_2;
 
+use larder_core::softplus;
 use larder_kernels::{erf, exp, tanh};
 
 use crate::config::config_error;
@@ -139,6 +140,31 @@ fn gelu(x: f32) -> f32 {
 fn gelu_tanh(x: f32) -> f32 {
     const SQRT_2_BY_PI: f32 = 0.797_884_6;
     0.5 * x * (1.0 + tanh(SQRT_2_BY_PI * (x + 0.044715 * x * x * x)))
+}
+
+/// The function of an output gate.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GateFunction {
+    /// `1 / (1 + e^-x)`
+    Sigmoid,
+    /// `x / (1 + e^-x)`
+    Silu,
+    /// `ln(1 + e^x)`
+    Softplus,
+    /// `x`
+    Identity,
+}
+
+impl GateFunction {
+    /// Its value at `x`.
+    pub(crate) fn of(self, x: f32) -> f32 {
+        match self {
+            GateFunction::Sigmoid => sigmoid(x),
+            GateFunction::Silu => silu(x),
+            GateFunction::Softplus => softplus(x),
+            GateFunction::Identity => x,
+        }
+    }
 }
 
 #[cfg(test)]

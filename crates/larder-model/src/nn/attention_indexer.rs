@@ -1,6 +1,6 @@
 //! The indexers that attention with keys and values of its own can have.
 
-use super::index_choice::ListLengths;
+use super::pass::ListLengths;
 use super::{BlockIndexer, ForwardPass, FurtherShape, HeadIndexer};
 use crate::error::Result;
 use crate::matrix::Linear;

@@ -2,7 +2,8 @@
 //! goes over beside the last, incomplete one.
 
 use super::block_keys::BlockKeys;
-use super::index_choice::{ListLengths, choose, head_rotation};
+use super::index_choice::{choose, head_rotation};
+use super::pass::ListLengths;
 use super::{AttentionMask, ForwardPass, FurtherShape, Norm, Rope, Rotary, RowShape};
 use crate::error::Result;
 use crate::matrix::Linear;

@@ -10,12 +10,13 @@
 //! values  = [current(x), delayed(x before)]
 //! ```
 
-use super::norm::sum;
+use super::row_norms::sum;
 use super::{CausalConv, ForwardPass, StateLens, TokenScratch};
 use crate::config::config_error;
 use crate::error::Result;
-use crate::matrix::{Linear, PlacedMatrix};
+use crate::matrix::Linear;
 use crate::ops::{Constant, HeadConvolution, HeadMix, Ops, Rows};
+use crate::placed_matrix::PlacedMatrix;
 use crate::step::LayerStates;
 use crate::weights::WeightLoader;
 

@@ -8,9 +8,9 @@ use larder_core::{CheckpointPolicy, NumberFormat, Rng, RowOrder, TensorMeta, Ten
 use super::{ForwardPass, HandedOn, KvCache, Mixer, SpanPositions};
 use crate::compute::ComputeContext;
 use crate::device::{DeviceAttention, DeviceProducts};
-use crate::double::{AttentionDouble, OpsDouble, ProductsDouble};
+use crate::double::{AttentionDouble, ProductsDouble};
 use crate::error::Result;
-use crate::ops::Ops;
+use crate::ops::{CpuOps, Ops};
 use crate::read_ahead::ReadAhead;
 use crate::step::{LayerStates, Span, TokenOrigin};
 use crate::weights::WeightLoader;
@@ -89,7 +89,7 @@ fn on_threads(threads: usize) -> ComputeContext {
 /// A context on a double of a device.
 fn on_device() -> ComputeContext {
     let (products, attention) = (Arc::new(ProductsDouble::new(1 << 30)), Arc::new(AttentionDouble::new(1 << 30)));
-    let device_ops: Arc<dyn Ops> = Arc::new(OpsDouble::fake(products.clone(), attention.clone()));
+    let device_ops: Arc<dyn Ops> = Arc::new(CpuOps::fake(products.clone(), attention.clone()));
     let device_products: Arc<dyn DeviceProducts> = products;
     let device_attention: Arc<dyn DeviceAttention> = attention;
     ComputeContext {

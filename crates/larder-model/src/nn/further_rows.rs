@@ -3,57 +3,12 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use larder_core::{CheckpointPolicy, KV_PAGE_TOKENS, Rng, SequenceMemory};
+use larder_core::{KV_PAGE_TOKENS, Rng};
 
-use super::kv_cache::REWIND_POSITIONS;
-use super::{AttentionMask, KvPool, KvRows, RowShape, made_up};
+use super::{FurtherShape, KvPool, KvRows, RowShape, made_up};
 use crate::device::Place;
 use crate::error::Result;
 use crate::saved_state::{SavedState, SavedStateError};
-
-/// Shape of further rows.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct FurtherShape {
-    /// A row.
-    pub row: RowShape,
-    /// Tokens of each row, at least one: after `n` tokens there are `n / tokens_per_row` rows, one per complete block.
-    pub tokens_per_row: usize,
-    /// The tokens whose rows are needed when a token is computed. Under another mask than the causal one a mixer appends at most
-    /// [`KV_PAGE_TOKENS`] rows at a time, and then gives back those that are not needed.
-    pub mask: AttentionMask,
-    /// The most rows that a token reads, if they are chosen for it.
-    pub chosen: Option<usize>,
-}
-
-impl FurtherShape {
-    /// Rows of each token, all of which are kept.
-    pub fn per_token(heads: usize, width: usize) -> Self {
-        FurtherShape { row: RowShape { heads, width }, tokens_per_row: 1, mask: AttentionMask::Causal, chosen: None }
-    }
-
-    /// The first row that is needed behind `tokens` tokens.
-    fn first_needed(&self, tokens: usize) -> usize {
-        self.mask.first_visible(tokens) / self.tokens_per_row
-    }
-
-    /// Memory for them.
-    pub fn memory(&self) -> SequenceMemory {
-        let RowShape { heads, width } = self.row;
-        let window = match self.mask {
-            AttentionMask::Causal => {
-                return match self.chosen {
-                    Some(rows) => SequenceMemory::chosen_rows(heads, width, self.tokens_per_row, rows),
-                    None => SequenceMemory::block_rows(heads, width, self.tokens_per_row),
-                };
-            }
-            AttentionMask::SlidingWindow(width) | AttentionMask::Chunked(width) => width,
-        };
-        // Beside the window what is kept for rewinding, what is appended before rows are given back, and the rest of the first page.
-        let behind = REWIND_POSITIONS + CheckpointPolicy::default().every;
-        let rows = window.saturating_add(behind) / self.tokens_per_row;
-        SequenceMemory::kept_rows(heads, width, rows.saturating_add(2 * KV_PAGE_TOKENS + 2))
-    }
-}
 
 /// The further rows of one kind that a layer has of a sequence.
 #[derive(Clone)]

@@ -2,7 +2,8 @@
 
 use std::iter;
 
-use super::index_choice::{ListLengths, NewIndexRows, choose, head_rotation};
+use super::index_choice::{NewIndexRows, choose, head_rotation};
+use super::pass::ListLengths;
 use super::{ForwardPass, FurtherShape, Norm, Rotary};
 use crate::error::Result;
 use crate::matrix::Linear;

@@ -1,17 +1,14 @@
 //! What the indexers of sparse attention share: new rows and queries, and the choice by their products.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use larder_kernels::AttentionArgs;
 
+use super::pass::ListLengths;
 use super::{AttentionMask, ForwardPass, KvRows, RopeTable, Rotary};
 use crate::device::KvView;
 use crate::error::Result;
 use crate::ops::{HeadNorm, Heads, IndexChoice, Ops, Rotation, Rows};
-
-/// The lengths of the lists of a choice, which a backend keeps; `None` if each token attends to all rows that it sees.
-pub type ListLengths = Option<Arc<[usize]>>;
 
 /// A rotation of the first values of each head.
 pub fn head_rotation(rotary: Option<Rotary>, first: usize, ropes: &[RopeTable]) -> Option<Rotation<'_>> {

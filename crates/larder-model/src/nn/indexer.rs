@@ -1,7 +1,8 @@
 //! The indexer of sparse attention (DSA, the lightning indexer of DeepSeek): small queries and keys that choose the positions
 //! which attention goes over. In some models a block of tokens has one key, and is chosen as a whole.
 
-use super::index_choice::{ListLengths, NewIndexRows, choose, head_rotation};
+use super::index_choice::{NewIndexRows, choose, head_rotation};
+use super::pass::ListLengths;
 use super::{Compressor, CompressorShape, ForwardPass, FurtherShape, Norm, Rotary};
 use crate::error::Result;
 use crate::matrix::Linear;

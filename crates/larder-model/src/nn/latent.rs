@@ -2,15 +2,17 @@
 
 use larder_core::{KV_PAGE_TOKENS, Rng};
 
-use super::index_choice::{ListLengths, head_rotation};
+use super::index_choice::head_rotation;
 use super::output_gate::GateRows;
+use super::pass::ListLengths;
 use super::{
     AttentionMask, AttentionTemperature, ChoiceShape, ForwardPass, GateFunction, HandedChoice, Indexer, KeysAndValues,
     LayerKv, LayerShape, Mixer, Norm, Rotary, RowAttention, TokenScratch, made_up,
 };
 use crate::error::Result;
-use crate::matrix::{Linear, PlacedMatrix};
+use crate::matrix::Linear;
 use crate::ops::{Few, HeadNorm, HeadRest, Heads, Near, Ops, Rows};
+use crate::placed_matrix::PlacedMatrix;
 use crate::step::LayerStates;
 use crate::weights::WeightLoader;
 

@@ -1,9 +1,11 @@
 //! What a layer keeps of a sequence: the shapes of its KV cache and of its recurrent state.
 
-use larder_core::{CheckpointPolicy, SequenceMemory};
+use larder_core::{CheckpointPolicy, KV_PAGE_TOKENS, NumberFormat, SequenceMemory};
 
-use super::kv_cache::REWIND_POSITIONS;
-use super::{AttentionMask, FurtherShape, StateLens};
+use crate::device::KvPageShape;
+
+/// Positions behind a sliding window that are at least stored, so that a sequence can be rewound by a few tokens.
+pub(super) const REWIND_POSITIONS: usize = 2 * KV_PAGE_TOKENS;
 
 /// The shapes of what a layer keeps of a sequence. Each kind of mixer has some of them.
 #[derive(Clone)]
@@ -29,6 +31,93 @@ pub struct RowShape {
     pub heads: usize,
     /// Values of each.
     pub width: usize,
+}
+
+/// The earlier positions that a query attends to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AttentionMask {
+    /// All earlier positions.
+    Causal,
+    /// The last `n` positions, its own included.
+    SlidingWindow(usize),
+    /// The positions of its own chunk of `n` positions.
+    Chunked(usize),
+}
+
+impl AttentionMask {
+    /// The first position that a query at position `at` attends to.
+    pub fn first_visible(self, at: usize) -> usize {
+        match self {
+            AttentionMask::Causal => 0,
+            AttentionMask::SlidingWindow(width) => (at + 1).saturating_sub(width),
+            AttentionMask::Chunked(width) => at / width * width,
+        }
+    }
+}
+
+/// Shape of further rows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FurtherShape {
+    /// A row.
+    pub row: RowShape,
+    /// Tokens of each row, at least one: after `n` tokens there are `n / tokens_per_row` rows, one per complete block.
+    pub tokens_per_row: usize,
+    /// The tokens whose rows are needed when a token is computed. Under another mask than the causal one a mixer appends at most
+    /// [`KV_PAGE_TOKENS`] rows at a time, and then gives back those that are not needed.
+    pub mask: AttentionMask,
+    /// The most rows that a token reads, if they are chosen for it.
+    pub chosen: Option<usize>,
+}
+
+impl FurtherShape {
+    /// Rows of each token, all of which are kept.
+    pub fn per_token(heads: usize, width: usize) -> Self {
+        FurtherShape { row: RowShape { heads, width }, tokens_per_row: 1, mask: AttentionMask::Causal, chosen: None }
+    }
+
+    /// The first row that is needed behind `tokens` tokens.
+    pub fn first_needed(&self, tokens: usize) -> usize {
+        self.mask.first_visible(tokens) / self.tokens_per_row
+    }
+
+    /// Memory for them.
+    pub fn memory(&self) -> SequenceMemory {
+        let RowShape { heads, width } = self.row;
+        let window = match self.mask {
+            AttentionMask::Causal => {
+                return match self.chosen {
+                    Some(rows) => SequenceMemory::chosen_rows(heads, width, self.tokens_per_row, rows),
+                    None => SequenceMemory::block_rows(heads, width, self.tokens_per_row),
+                };
+            }
+            AttentionMask::SlidingWindow(width) | AttentionMask::Chunked(width) => width,
+        };
+        // Beside the window what is kept for rewinding, what is appended before rows are given back, and the rest of the first page.
+        let behind = REWIND_POSITIONS + CheckpointPolicy::default().every;
+        let rows = window.saturating_add(behind) / self.tokens_per_row;
+        SequenceMemory::kept_rows(heads, width, rows.saturating_add(2 * KV_PAGE_TOKENS + 2))
+    }
+}
+
+/// Lengths of a state's parts.
+#[derive(Clone, Copy)]
+pub struct StateLens {
+    /// Of the window.
+    pub window: usize,
+    /// Of the recurrence.
+    pub recurrence: usize,
+}
+
+impl StateLens {
+    /// Bytes of the state.
+    pub fn bytes(self) -> usize {
+        (self.window + self.recurrence) * size_of::<f32>()
+    }
+
+    /// The shape of a page with a state.
+    pub fn page_shape(self) -> KvPageShape {
+        KvPageShape { kind: NumberFormat::F32, heads: 1, positions: 1, row_bytes: self.bytes() }
+    }
 }
 
 impl LayerShape {

@@ -1,8 +1,6 @@
 //! Output gates: factors on what attention yields, made of its input.
 
-use larder_core::softplus;
-
-use super::activation::{sigmoid, silu};
+use super::GateFunction;
 use crate::error::Result;
 use crate::matrix::Linear;
 use crate::ops::{Ops, Rows};
@@ -13,31 +11,6 @@ pub enum OutputGate {
     None,
     /// A function of a product of its own: `[heads · value_dim, hidden]`, or `[heads, hidden]` for a gate per head.
     Product(Linear, GateFunction),
-}
-
-/// The function of an output gate.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum GateFunction {
-    /// `1 / (1 + e^-x)`
-    Sigmoid,
-    /// `x / (1 + e^-x)`
-    Silu,
-    /// `ln(1 + e^x)`
-    Softplus,
-    /// `x`
-    Identity,
-}
-
-impl GateFunction {
-    /// Its value at `x`.
-    pub(crate) fn of(self, x: f32) -> f32 {
-        match self {
-            GateFunction::Sigmoid => sigmoid(x),
-            GateFunction::Silu => silu(x),
-            GateFunction::Softplus => softplus(x),
-            GateFunction::Identity => x,
-        }
-    }
 }
 
 /// What an output gate is made of.

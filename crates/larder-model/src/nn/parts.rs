@@ -1,8 +1,8 @@
 //! Recurrences whose state has parts that do not depend on each other, heads or channels, which threads share.
 
-use larder_kernels::ThreadPool;
+use std::sync::{Mutex, PoisonError};
 
-use crate::compute::share;
+use larder_kernels::ThreadPool;
 
 /// A state and what its parts yield. The last part of both may be smaller than the others.
 pub(super) struct StateParts<'a> {
@@ -33,6 +33,16 @@ impl StateParts<'_> {
             }
         }
     }
+}
+
+/// Does the work of each of `parts`, which the threads share.
+pub(crate) fn share<P: Send>(
+    threads: &ThreadPool,
+    parts: impl Iterator<Item = P>,
+    work: impl Fn(usize, &mut P) + Sync,
+) {
+    let parts: Vec<_> = parts.map(Mutex::new).collect();
+    threads.run(parts.len(), &|task| work(task, &mut parts[task].lock().unwrap_or_else(PoisonError::into_inner)));
 }
 
 #[cfg(test)]

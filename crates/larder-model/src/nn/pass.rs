@@ -1,35 +1,15 @@
 //! Positions, rotations and attention masks of one step over a ragged batch: some tokens of each of several sequences.
 
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use super::RopeTable;
-use super::index_choice::ListLengths;
+use super::{AttentionMask, RopeTable};
 use crate::device::Place;
 use crate::ops::{Few, Rows};
 use crate::step::TokenOrigin;
 
-/// The earlier positions that a query attends to.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum AttentionMask {
-    /// All earlier positions.
-    Causal,
-    /// The last `n` positions, its own included.
-    SlidingWindow(usize),
-    /// The positions of its own chunk of `n` positions.
-    Chunked(usize),
-}
-
-impl AttentionMask {
-    /// The first position that a query at position `at` attends to.
-    pub fn first_visible(self, at: usize) -> usize {
-        match self {
-            AttentionMask::Causal => 0,
-            AttentionMask::SlidingWindow(width) => (at + 1).saturating_sub(width),
-            AttentionMask::Chunked(width) => at / width * width,
-        }
-    }
-}
+/// The lengths of the lists of a choice, which a backend keeps; `None` if each token attends to all rows that it sees.
+pub type ListLengths = Option<Arc<[usize]>>;
 
 /// Positions and rotations of the tokens of one step, shared by all layers.
 pub struct ForwardPass {

@@ -7,8 +7,7 @@ use larder_core::{NumberFormat, Rng};
 use larder_kernels::{narrow, widen};
 
 use super::kv_pool::KvPage;
-use super::{KvPool, made_up};
-use crate::device::KvPageShape;
+use super::{KvPool, StateLens, made_up};
 use crate::error::Result;
 use crate::ops::StateSpan;
 use crate::saved_state::{SavedState, SavedStateError};
@@ -29,27 +28,6 @@ struct Snapshot {
     tokens: usize,
     /// The window, then the recurrence.
     page: KvPage,
-}
-
-/// Lengths of a state's parts.
-#[derive(Clone, Copy)]
-pub struct StateLens {
-    /// Of the window.
-    pub window: usize,
-    /// Of the recurrence.
-    pub recurrence: usize,
-}
-
-impl StateLens {
-    /// Bytes of the state.
-    pub fn bytes(self) -> usize {
-        (self.window + self.recurrence) * size_of::<f32>()
-    }
-
-    /// The shape of a page with a state.
-    fn page_shape(self) -> KvPageShape {
-        KvPageShape { kind: NumberFormat::F32, heads: 1, positions: 1, row_bytes: self.bytes() }
-    }
 }
 
 impl RecurrentState {

@@ -103,7 +103,7 @@ impl MoeRouter {
     }
 
     /// Numbers per token of the state that it hands on.
-    pub(super) fn state_width(&self) -> usize {
+    pub(crate) fn state_width(&self) -> usize {
         match self {
             MoeRouter::Mlp(mlp) => mlp.width(),
             _ => 0,

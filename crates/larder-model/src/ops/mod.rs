@@ -6,6 +6,7 @@ mod cpu;
 mod drawn;
 mod near;
 mod recurrent;
+mod rows;
 mod streams;
 
 use std::sync::OnceLock;
@@ -19,32 +20,16 @@ pub use near::Near;
 pub use recurrent::{
     ChannelScan, Convolution, Decay, Delta, GateOrder, NormGate, RecurrentOps, Scan, ScanHeads, StateSpan,
 };
-use smallvec::SmallVec;
+pub use rows::{Few, Rows};
 pub use streams::{MATRIX_STREAMS, ManifoldWeights, ScaledSides, StreamGate, StreamMix, StreamOps};
 
 use crate::device::{KvView, Place};
 use crate::error::Result;
-use crate::experts::{DevicePath, ExpertPath};
-use crate::matrix::PlacedMatrix;
 use crate::nn::{Activation, GateFunction};
-
-/// Values of which there are seldom more than eight, so that seldom memory is allocated for them.
-pub type Few<T> = SmallVec<[T; 8]>;
+use crate::placed_matrix::PlacedMatrix;
 
 /// The most logits of a row that [`Ops::find_best`] returns.
 pub const BEST_FOUND: usize = 127;
-
-/// Rows of activations in a device's memory, `[rows, width]`: a result of [`Ops`], valid until the second
-/// [`download`](Ops::download) or [`begin_layer`](Ops::begin_layer) after it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Rows {
-    /// Number of the operation.
-    pub id: usize,
-    /// Number of rows.
-    pub rows: usize,
-    /// Values of a row.
-    pub width: usize,
-}
 
 /// Queries, keys and values of new tokens as their products yield them, and what is done with each head before attention.
 pub struct Heads<'a> {
@@ -247,9 +232,4 @@ impl Constant {
             }
         }
     }
-}
-
-/// The device of a path to experts, if it has the rows of a step.
-pub(crate) fn device_of<'p>(experts: &'p mut dyn ExpertPath, ops: &dyn Ops) -> Option<&'p mut dyn DevicePath> {
-    experts.on_device().filter(|_| ops.place() == Place::Device)
 }

@@ -2,8 +2,9 @@
 
 use super::CompressedShape;
 use crate::error::Result;
-use crate::matrix::{Linear, PlacedMatrix};
+use crate::matrix::Linear;
 use crate::ops::{Ops, Rows};
+use crate::placed_matrix::PlacedMatrix;
 use crate::weights::WeightLoader;
 
 /// The two steps.

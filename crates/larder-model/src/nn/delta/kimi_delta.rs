@@ -1,11 +1,10 @@
 //! Kimi Delta Attention (KDA): the delta rule with a decay per channel of the keys, and as many heads of values as of keys.
 
 use larder_core::Rng;
-use larder_kernels::{exp, softplus};
+use larder_kernels::exp;
 
-use super::super::activation::sigmoid;
 use super::super::{Activation, CausalConv, ForwardPass, GateFunction, LayerKv, LayerShape, Mixer, TokenScratch};
-use super::{DeltaHeads, DeltaInputs, DeltaRule};
+use super::{ChannelDecay, DeltaHeads, DeltaInputs, DeltaRule};
 use crate::error::Result;
 use crate::matrix::Linear;
 use crate::ops::{Constant, Decay, Ops, Rows};
@@ -33,25 +32,6 @@ pub struct KimiDeltaShape {
     pub eps: f64,
     /// Name of the output product.
     pub output: &'static str,
-}
-
-/// How the decay of a channel follows from its product `f` and the weights of its head and channel.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub enum ChannelDecay {
-    /// `e^(-e^A · ln(1 + e^(f + bias)))`
-    Softplus,
-    /// `e^(bound · sigmoid(e^A · (f + bias)))`, which with a negative bound is never below `e^bound`.
-    Bounded(f32),
-}
-
-impl ChannelDecay {
-    /// The decay; `rate` is `e^A`, and `f` has the bias.
-    pub(crate) fn of(self, rate: f32, f: f32) -> f32 {
-        match self {
-            ChannelDecay::Softplus => exp(-rate * softplus(f)),
-            ChannelDecay::Bounded(bound) => exp(bound * sigmoid(rate * f)),
-        }
-    }
 }
 
 /// Kimi Delta Attention: a recurrent state `[dim, dim]` per head, whose rows decay apart and which is corrected with each token.

@@ -14,9 +14,9 @@ mod kimi_delta;
 mod recurrence;
 
 pub use gated_delta_net::{DeltaForm, DeltaShape, GatedDeltaNet};
-pub use kimi_delta::{ChannelDecay, KimiDelta, KimiDeltaShape};
-pub use recurrence::DeltaHeads;
+pub use kimi_delta::{KimiDelta, KimiDeltaShape};
 pub(crate) use recurrence::DeltaTokens;
+pub use recurrence::{ChannelDecay, DeltaHeads};
 
 /// What follows the products of the input: a causal convolution over queries, keys and values, the delta rule, the norm of
 /// each head's output, which is gated, and the output product.

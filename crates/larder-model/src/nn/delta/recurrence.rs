@@ -5,12 +5,13 @@
 //! output = queryᵀ · state
 //! ```
 
-use larder_kernels::ThreadPool;
+use larder_kernels::{ThreadPool, exp, softplus};
 
 use crate::config::config_error;
 use crate::error::Result;
-use crate::nn::norm::sum;
 use crate::nn::parts::StateParts;
+use crate::nn::row_norms::sum;
+use crate::nn::sigmoid;
 
 /// Added to the sum of squares of a query or key, under the root.
 const UNIT_EPS: f32 = 1e-6;
@@ -31,6 +32,25 @@ pub struct DeltaHeads {
     pub v_dim: usize,
     /// Value head `h` uses key head `h % k_heads`, as in GGUF, and not `h / (v_heads / k_heads)`.
     pub tiled: bool,
+}
+
+/// How the decay of a channel follows from its product `f` and the weights of its head and channel.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum ChannelDecay {
+    /// `e^(-e^A · ln(1 + e^(f + bias)))`
+    Softplus,
+    /// `e^(bound · sigmoid(e^A · (f + bias)))`, which with a negative bound is never below `e^bound`.
+    Bounded(f32),
+}
+
+impl ChannelDecay {
+    /// The decay; `rate` is `e^A`, and `f` has the bias.
+    pub(crate) fn of(self, rate: f32, f: f32) -> f32 {
+        match self {
+            ChannelDecay::Softplus => exp(-rate * softplus(f)),
+            ChannelDecay::Bounded(bound) => exp(bound * sigmoid(rate * f)),
+        }
+    }
 }
 
 /// A function of token and head that fills a row of that head.

@@ -3,51 +3,10 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use larder_core::{KV_PAGE_TOKENS, NumberFormat};
-use larder_kernels::{narrow, quantise_row};
-
+use super::layer_shape::REWIND_POSITIONS;
 use super::{AttentionMask, FurtherRows, KvPool, KvRows, LayerShape, RecurrentState};
 use crate::device::Place;
 use crate::saved_state::{SavedState, SavedStateError};
-
-/// Positions behind a sliding window that are at least stored, so that a sequence can be rewound by a few tokens.
-pub(super) const REWIND_POSITIONS: usize = 2 * KV_PAGE_TOKENS;
-
-/// Number format of the keys and values in a KV cache.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum KvFormat {
-    /// As computed.
-    F32,
-    /// Rounded to half the bytes.
-    F16,
-    /// Rounded to eight bits in blocks of 32, each with a scale; rows are padded to whole blocks. Attention is that of the
-    /// rounded values in f32.
-    Q8_0,
-}
-
-impl KvFormat {
-    /// Bytes of a row of `width` values.
-    pub fn row_bytes(self, width: usize) -> usize {
-        width.div_ceil(self.kind().block_len()) * self.kind().block_bytes()
-    }
-
-    /// Writes one row.
-    pub(super) fn store(self, values: &[f32], row: &mut [u8]) {
-        match self {
-            KvFormat::Q8_0 => quantise_row(values, row),
-            KvFormat::F32 | KvFormat::F16 => narrow(self.kind(), values, row),
-        }
-    }
-
-    /// The number format of one number.
-    pub fn kind(self) -> NumberFormat {
-        match self {
-            KvFormat::F32 => NumberFormat::F32,
-            KvFormat::F16 => NumberFormat::F16,
-            KvFormat::Q8_0 => NumberFormat::Q8_0,
-        }
-    }
-}
 
 /// The state of one sequence: the KV cache of attention layers, the recurrent state of the others.
 ///

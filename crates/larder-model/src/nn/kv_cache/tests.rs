@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
-use larder_core::{CheckpointPolicy, Rng};
+use larder_core::{CheckpointPolicy, KV_PAGE_TOKENS, Rng};
 use larder_kernels::widen;
 
 use super::*;
-use crate::nn::{FurtherShape, KvUsage, RowShape, StateLens};
+use crate::nn::{FurtherShape, KvFormat, KvUsage, RowShape, StateLens};
 
 const POLICY: CheckpointPolicy = CheckpointPolicy { every: 50, most: 3 };
 

@@ -9,7 +9,7 @@
 use larder_core::Rng;
 
 use super::activation::sigmoid;
-use super::norm::sum;
+use super::row_norms::sum;
 use super::{
     Activation, CausalConv, ForwardPass, LayerKv, LayerShape, Mixer, Norm, SpanPositions, StateLens, TokenScratch,
 };

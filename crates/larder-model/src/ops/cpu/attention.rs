@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::pages::PageTable;
 use super::workspace::HostBuffer;
 use super::{CpuOps, State, TASK_ACTIVATIONS, TASK_VALUES};
-use crate::compute::timed;
+use crate::clocks::timed;
 use crate::device::{KvPageShape, KvView};
 use crate::error::Result;
 use crate::nn::{Rotary, rms_row, scale};

@@ -9,8 +9,8 @@ use larder_core::KV_PAGE_TOKENS;
 use larder_kernels::{AttentionArgs, AttentionTask, KvPages, KvTensor, ThreadPool, attend};
 
 use super::pages::ViewPages;
-use crate::compute::share;
 use crate::device::KvPageShape;
+use crate::nn::share;
 
 /// Bytes of the copies for the queries that are computed together; those of one query may be more.
 const BUFFER_BYTES: usize = 16 << 20;

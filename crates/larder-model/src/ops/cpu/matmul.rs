@@ -4,11 +4,11 @@ use larder_kernels::{Product, products};
 
 use super::workspace::HostBuffer;
 use super::{CpuOps, State, TASK_VALUES};
-use crate::compute::timed;
+use crate::clocks::timed;
 use crate::device::DeviceProduct;
 use crate::error::Result;
-use crate::matrix::PlacedMatrix;
 use crate::ops::{Few, Rows};
+use crate::placed_matrix::PlacedMatrix;
 
 impl CpuOps {
     /// Products of one `x`, in one batch.

@@ -19,13 +19,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder_kernels::{InputBuffer, ThreadPool, tanh};
 
-use crate::compute::{ComputeClocks, RowValues};
+use crate::clocks::{ComputeClocks, RowValues};
 use crate::device::Place;
 use crate::double::{AttentionDouble, ProductsDouble};
 use crate::error::{ModelError, Result};
-use crate::matrix::PlacedMatrix;
 use crate::nn::{Activation, GateFunction, layer_norm_row, rms_row};
 use crate::ops::{Few, GateOrder, NormGate, Ops, Rows};
+use crate::placed_matrix::PlacedMatrix;
 pub use gather::gather_bytes;
 pub use pages::CpuPages;
 use sampling::Sampling;

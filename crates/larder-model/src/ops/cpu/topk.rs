@@ -7,7 +7,7 @@ use larder_kernels::{IndexArgs, index_scores, widen};
 use super::attention::Task;
 use super::gather::{ChosenAttention, ChosenQuery, ChosenRows};
 use super::{CpuOps, State, TASK_ACTIVATIONS, TASK_VALUES, part, rows_of};
-use crate::compute::timed;
+use crate::clocks::timed;
 use crate::device::KvView;
 use crate::error::Result;
 use crate::nn::{Rotary, SCORES, best_of_blocks, highest, rms_row, weighted_mean};
