@@ -8,7 +8,7 @@ use larder_core::{ExpertId, ExpertLayout, LayerIdx};
 use crate::compute::ComputeContext;
 use crate::error::Result;
 use crate::expert_workspace::ExpertWorkspace;
-use crate::experts::{ExpertPath, MoeCall, Routed, route, wanted_experts};
+use crate::experts::{ExpertPath, MoeCall, Routed, wanted_experts};
 use crate::ops::Few;
 
 /// All experts in memory, with the model's own choice: the reference for every other path.
@@ -40,7 +40,7 @@ impl<B: Deref<Target = [u8]>> AllResident<B> {
 impl<B: Deref<Target = [u8]>> ExpertPath for AllResident<B> {
     fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed> {
         let layer = self.layers[call.layer.index()].as_ref().expect("the experts of every MoE layer have been set");
-        let routed = route(call);
+        let routed = self.workspace.route(call);
         self.workspace.begin(call, &routed, &layer.layout);
         let bytes = |e: ExpertId| &layer.experts[e.index()][..layer.layout.bytes];
         let wanted = wanted_experts(&routed.ids, call.gate.experts);

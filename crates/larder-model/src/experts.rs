@@ -1,6 +1,7 @@
 //! The interface between a model and its experts.
 
 use larder_core::{ExpertId, Gate, LayerIdx, WantedExpert};
+use larder_kernels::ThreadPool;
 
 use crate::device::Place;
 use crate::error::Result;
@@ -217,33 +218,49 @@ pub(crate) fn device_of<'p>(experts: &'p mut dyn ExpertPath, ops: &dyn Ops) -> O
 
 /// The model's own choice for every token of a call: the top k, or the experts that are known.
 pub fn route(call: &MoeCall) -> Routed {
+    route_on(call, &ThreadPool::single_threaded())
+}
+
+/// The least number of router logits that a task chooses by.
+const TASK_LOGITS: usize = 4 * 1024;
+
+/// As [`route`], where there are many tokens by tasks of these threads.
+pub(crate) fn route_on(call: &MoeCall, threads: &ThreadPool) -> Routed {
+    let MoeCall { gate, logits, tokens, .. } = *call;
     // First the scores of all experts are there, and behind them the weights of those that are chosen.
-    let weights = Vec::with_capacity(call.gate.experts + call.gate.top_k);
-    let mut routed = Routed { weights, ..Routed::default() };
+    let room = || Vec::with_capacity(gate.experts + gate.top_k);
     if let Some(known) = call.known {
-        let mut weights = Vec::new();
-        for (logits, ids) in call.logits.chunks_exact(call.gate.experts).zip(known.chunks_exact(call.gate.top_k)) {
-            call.gate.weights(logits, ids, &mut weights);
+        let mut routed = Routed { ids: known.to_vec(), weights: Vec::with_capacity(known.len()), ..Routed::default() };
+        let mut weights = room();
+        for (logits, ids) in logits.chunks_exact(gate.experts).zip(known.chunks_exact(gate.top_k)) {
+            gate.weights(logits, ids, &mut weights);
             routed.weights.extend_from_slice(&weights);
         }
-        routed.ids.extend_from_slice(known);
         return routed;
     }
     let route_one = |logits: &[f32], ids: &mut Vec<ExpertId>, weights: &mut Vec<f32>| {
-        call.gate.selection_scores(logits, weights);
-        call.gate.choose(weights, ids);
-        call.gate.weights(logits, ids, weights);
+        gate.selection_scores(logits, weights);
+        gate.choose(weights, ids);
+        gate.weights(logits, ids, weights);
     };
-    if call.tokens == 1 {
-        route_one(call.logits, &mut routed.ids, &mut routed.weights);
+    if tokens == 1 {
+        let mut routed = Routed { weights: room(), ..Routed::default() };
+        route_one(logits, &mut routed.ids, &mut routed.weights);
         return routed;
     }
-    let (mut ids, mut weights) = (Vec::new(), Vec::new());
-    for logits in call.logits.chunks_exact(call.gate.experts) {
-        route_one(logits, &mut ids, &mut weights);
-        routed.ids.extend_from_slice(&ids);
-        routed.weights.extend_from_slice(&weights);
-    }
+    let mut routed = Routed::new(vec![ExpertId::NONE; tokens * gate.top_k], vec![0.0; tokens * gate.top_k]);
+    let some = TASK_LOGITS.div_ceil(gate.experts);
+    let places = some * gate.top_k;
+    threads.run_pairs((&mut routed.ids, places), (&mut routed.weights, places), &|task, ids, weights| {
+        let (mut own_ids, mut own_weights) = (Vec::with_capacity(gate.experts), room());
+        let rows = logits[task * some * gate.experts..].chunks_exact(gate.experts);
+        let places = ids.chunks_exact_mut(gate.top_k).zip(weights.chunks_exact_mut(gate.top_k));
+        for (logits, (ids, weights)) in rows.zip(places) {
+            route_one(logits, &mut own_ids, &mut own_weights);
+            ids.copy_from_slice(&own_ids);
+            weights.copy_from_slice(&own_weights);
+        }
+    });
     routed
 }
 

@@ -226,14 +226,17 @@ fn half_the_bytes_come_close() {
     let place = Place::new();
     let (_workers, topology) = three(&place);
     let thin = place.thin(&demo());
-    let bytes = |format: &str| -> u64 {
+    // Of a request: how many there are depends on how fast workers seem.
+    let bytes = |format: &str| -> f64 {
         let flags = ["--edge", &topology, "--edge-format", format, "--json"];
         let json: Value = serde_json::from_str(&text(&thin, "30", &flags)).unwrap();
         assert!(json["text"].as_str().unwrap().len() > 30, "{json}");
-        json["edge"]["workers"].as_array().unwrap().iter().map(|w| w["sent_bytes"].as_u64().unwrap()).sum()
+        let workers = json["edge"]["workers"].as_array().unwrap();
+        let sum = |name: &str| workers.iter().map(|worker| worker[name].as_f64().unwrap()).sum::<f64>();
+        sum("sent_bytes") / (sum("answers") + sum("failures"))
     };
     let (full, half) = (bytes("f32"), bytes("bf16"));
-    assert!(half * 10 < full * 7, "{half} of {full}");
+    assert!(half < 0.7 * full, "{half} of {full} bytes");
 }
 
 /// Long enough that something can happen on the way.

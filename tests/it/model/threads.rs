@@ -11,7 +11,7 @@ use crate::cache::gpu::demo;
 use crate::support::rig::open;
 
 /// Threads, and the least that a prompt is faster on them than on one.
-const GAINS: [(usize, f64); 4] = [(4, 2.2), (8, 2.9), (16, 3.4), (32, 3.6)];
+const GAINS: [(usize, f64); 4] = [(4, 2.4), (8, 3.2), (16, 3.8), (32, 4.0)];
 
 /// A prompt whose size was there before, divided as for this number of threads.
 fn prompt(threads: usize) -> RecordedRun {

@@ -1,7 +1,7 @@
 //! Choosing experts with a routing strategy, and measuring how far the choices are from the model's own.
 
 use larder_core::{ExpertId, Gate, MoeRow, Residency};
-use larder_model::{MoeCall, Routed, TokenPhase, route};
+use larder_model::{ExpertWorkspace, MoeCall, Routed, TokenPhase};
 use larder_policy::routing::quality::{Quality, QualityMeter};
 use larder_policy::routing::{ExpertChoice, Router, RouterInput, RouterReport, WeightChange};
 
@@ -30,11 +30,16 @@ impl Routing {
         self.lossy.is_none()
     }
 
-    /// Chooses the experts and weights of every token of a call to the layer of `row`.
-    pub fn route(&mut self, call: &MoeCall, row: MoeRow, residency: &dyn Residency) -> Routed {
+    /// Chooses the experts and weights of every token of a call to the layer of `row`, which `workspace` computes.
+    pub fn route(
+        &mut self,
+        call: &MoeCall,
+        (row, residency): (MoeRow, &dyn Residency),
+        workspace: &ExpertWorkspace,
+    ) -> Routed {
         match &mut self.lossy {
             Some(lossy) if call.known.is_none() => lossy.route(call, row, residency),
-            _ => route(call),
+            _ => workspace.route(call),
         }
     }
 

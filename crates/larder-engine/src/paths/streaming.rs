@@ -6,8 +6,7 @@ use std::sync::Arc;
 use larder_cache::{Cache, CacheCounts, CacheError, ExpertCache, ExpertUses, Traffic};
 use larder_core::{ComputeStage, ExpertId, ExpertKey, ExpertLayout, Gate, LayerIdx, Presence, WantedExpert, timeline};
 use larder_model::{
-    ComputeContext, ExactPath, ExpertPath, ExpertWorkspace, HintSource, ModelError, MoeCall, Routed, route,
-    wanted_experts,
+    ComputeContext, ExactPath, ExpertPath, ExpertWorkspace, HintSource, ModelError, MoeCall, Routed, wanted_experts,
 };
 
 use crate::paths::cached_path::CachedPath;
@@ -100,7 +99,7 @@ impl StreamingPath {
 impl StreamingPath {
     /// Chooses the experts of every token of a call.
     pub fn route(&mut self, call: &MoeCall) -> Routed {
-        self.routing.route(call, self.cache.row(call.layer), self.cache.residency())
+        self.routing.route(call, (self.cache.row(call.layer), self.cache.residency()), &self.workspace)
     }
 
     /// Starts a call: copies its inputs.
@@ -210,7 +209,7 @@ impl ExpertPath for StreamingPath {
 
 impl ExactPath for StreamingPath {
     fn forward_exactly(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
-        let routed = route(call);
+        let routed = self.workspace.route(call);
         self.begin(call, &routed);
         let StreamingPath { cache, workspace, .. } = self;
         let mut compute = |layout: &ExpertLayout, stage: ComputeStage, group: &[(ExpertId, &[u8])]| {

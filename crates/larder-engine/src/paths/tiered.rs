@@ -116,7 +116,7 @@ impl CachedPath for TieredPath {
 
 impl ExpertPath for TieredPath {
     fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
-        let routed = self.routing.route(call, self.cache.row(call.layer), self.cache.residency());
+        let routed = self.routing.route(call, (self.cache.row(call.layer), self.cache.residency()), &self.host);
         self.compute(&MoeCall { on_device: None, ..*call }, &routed)?;
         self.host.sum(call, &routed, out);
         Ok(routed)
@@ -138,7 +138,7 @@ impl ExpertPath for TieredPath {
 
 impl DevicePath for TieredPath {
     fn begin(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<(Routed, Option<Rows>), ModelError> {
-        let routed = self.routing.route(call, self.cache.row(call.layer), self.cache.residency());
+        let routed = self.routing.route(call, (self.cache.row(call.layer), self.cache.residency()), &self.host);
         let sums = self.compute(call, &routed)?;
         if sums.is_none() {
             self.host.sum(call, &routed, out);

@@ -11,7 +11,7 @@ use larder_kernels::{InputBuffer, Product, WeightMatrix};
 use smallvec::SmallVec;
 
 use crate::compute::ComputeContext;
-use crate::experts::{MoeCall, Routed};
+use crate::experts::{MoeCall, Routed, route_on};
 use crate::input_squares::ExpertInput;
 use staged::StagedInputs;
 
@@ -76,6 +76,11 @@ impl ExpertWorkspace {
             bytes_per_token: inputs + top_k * (hidden * float + 2 * place),
             fixed_bytes: PART_ROWS * row + experts * place + StagedInputs::bytes(STAGED_ROWS, inter),
         }
+    }
+
+    /// As [`route`](crate::route), by the threads that compute.
+    pub fn route(&self, call: &MoeCall) -> Routed {
+        route_on(call, &self.compute.pool)
     }
 
     /// Starts a call: copies its inputs, and sorts its places by expert. `layout` is the layout of the call's experts.

@@ -5,7 +5,7 @@ use std::sync::mpsc::sync_channel;
 use std::thread;
 
 use larder_core::{ExpertId, ExpertLayout, LayerIdx, RowOrder, WantedExpert};
-use larder_model::{ComputeContext, ExpertPath, ExpertWorkspace, ModelError, MoeCall, Routed, route, wanted_experts};
+use larder_model::{ComputeContext, ExpertPath, ExpertWorkspace, ModelError, MoeCall, Routed, wanted_experts};
 use larder_store::ExpertSource;
 
 /// Threads that read and convert experts while others are computed.
@@ -30,7 +30,7 @@ impl<'a> ExpertsOnce<'a> {
 impl ExpertPath for ExpertsOnce<'_> {
     fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
         let (source, workspace) = (self.source, &mut self.workspace);
-        let routed = route(call);
+        let routed = workspace.route(call);
         let layout = source.layout(call.layer).clone().in_order(RowOrder::Rows8);
         workspace.begin(call, &routed, &layout);
         let wanted = wanted_experts(&routed.ids, call.gate.experts);
