@@ -123,7 +123,7 @@ pub trait DrawOps {
     fn draw(&self, from: &DrawnFrom, draw: &TokenDraw) -> Result<Rows>;
 
     /// The row of a matrix whose number is the first value of `number`, as bits; `matrix` is an id of
-    /// [`DeviceProducts::upload`](super::DeviceProducts::upload).
+    /// [`DeviceProducts::upload`](crate::DeviceProducts::upload).
     fn row_of(&self, matrix: usize, number: Rows) -> Result<Rows>;
 
     /// Begins to copy rows back behind the operations so far, and returns the number of the copy. At most four are in flight.
