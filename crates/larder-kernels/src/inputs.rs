@@ -75,12 +75,13 @@ impl InputBuffer {
         self.resize(x.len(), cols, quantise);
         let (set, rows) = (dispatch::best(), TASK_MADE_VALUES.div_ceil(cols));
         let blocks = &mut self.blocks[..self.used];
-        match quantise {
-            true => pool.run_pairs((x, rows * cols), (blocks, rows * cols / BLOCK), &|task, x, blocks| {
+        if quantise {
+            pool.run_pairs((x, rows * cols), (blocks, rows * cols / BLOCK), &|task, x, blocks| {
                 make(task * rows, x);
                 set.quantise(x, blocks);
-            }),
-            false => pool.run_chunks(x, rows * cols, &|task, x| make(task * rows, x)),
+            });
+        } else {
+            pool.run_chunks(x, rows * cols, &|task, x| make(task * rows, x));
         }
         self.of(x, cols)
     }

@@ -156,7 +156,7 @@ impl TaskRecorder {
         now.saturating_sub(std::mem::replace(&mut self.last, now))
     }
 
-    /// What was recorded since the last call.
+    /// The run since the last call.
     pub fn take(&mut self) -> RecordedRun {
         let after = self.lap();
         RecordedRun { after, ..std::mem::take(&mut self.run) }

@@ -12,18 +12,14 @@ use std::collections::VecDeque;
 use larder_core::{ComputeStage, ExpertKey, LayerIdx, MoeRow, STAGED_ROWS};
 
 use larder_store::reader::ReadGoal;
-use smallvec::SmallVec;
 
-use super::{Cache, CacheError, ComputeFn};
+use super::{Cache, CacheError, ComputeFn, Few};
 use crate::fill::CompletedRead;
 use crate::one_tier::ledger::{SlotAssignment, SlotIndex};
 
 /// Rows of activations, of all experts together, that are computed before completed reads are looked at again: a few
 /// milliseconds of work, and enough for all threads.
 const GROUP_ROWS: usize = 64;
-
-/// Experts of a visit, of which there are seldom more.
-type Few<T> = SmallVec<[T; 8]>;
 
 /// A visit in progress.
 pub(super) struct LayerVisit<'a> {

@@ -25,6 +25,9 @@ use crate::one_tier::ledger::{Ledger, SlotAssignment, SlotIndex};
 use crate::traffic::{ReadsAhead, Traffic};
 use crate::visit::{ChosenExperts, Visit};
 
+/// Experts of a layer that are handled together, of which there are seldom more than eight.
+type Few<T> = SmallVec<[T; 8]>;
+
 /// Why an expert is not available.
 #[derive(Debug, thiserror::Error)]
 #[error("{layer}, {expert}: {cause}")]
@@ -341,7 +344,7 @@ impl Cache {
             ComputeStage::Inputs => self.filler.front(at).1,
             ComputeStage::Whole | ComputeStage::Rest => self.filler.data(row, at),
         };
-        let group: SmallVec<[_; 8]> = experts.iter().map(|(e, at)| (ExpertId(*e as u16), data(*at))).collect();
+        let group: Few<_> = experts.iter().map(|(e, at)| (ExpertId(*e as u16), data(*at))).collect();
         compute(self.filler.layout_of_row(row), stage, &group);
         self.computed += start.elapsed();
     }
