@@ -57,7 +57,8 @@ pub struct GrammarCompiler {
 struct CompileTask {
     source: TopLevelGrammar,
     /// When the caller ceases to wait.
-    until: Instant,
+    begin: Instant,
+    time: Duration,
     to: SyncSender<Result<Grammar, GrammarError>>,
 }
 
@@ -109,21 +110,25 @@ impl GrammarCompiler {
     pub(super) fn compile_within(&self, source: TopLevelGrammar, time: Duration) -> Result<Grammar, GrammarError> {
         let (to, compiled) = sync_channel(1);
         // If the thread has ended, so has the channel of the answer.
-        let _ = self.tasks.send(CompileTask { source, until: Instant::now() + time, to });
+        let _ = self.tasks.send(CompileTask { source, begin: Instant::now(), time, to });
         compiled.recv_timeout(time).unwrap_or_else(|error| match error {
-            RecvTimeoutError::Timeout => Err(GrammarError(format!("it takes more than {time:?} to compile"))),
+            RecvTimeoutError::Timeout => Err(too_long(time)),
             RecvTimeoutError::Disconnected => Err(GrammarError::of("its compiler failed")),
         })
     }
 }
 
 fn compile_all(factory: &ParserFactory, tasks: &Receiver<CompileTask>) {
-    for CompileTask { source, until, to } in tasks {
-        if Instant::now() < until {
-            // The caller may have ceased to wait.
-            let _ = to.send(compile_apart(factory, source));
-        }
+    for CompileTask { source, begin, time, to } in tasks {
+        let in_time = begin.elapsed() < time;
+        let compiled = if in_time { compile_apart(factory, source) } else { Err(too_long(time)) };
+        // The caller may have ceased to wait.
+        let _ = to.send(compiled);
     }
+}
+
+fn too_long(time: Duration) -> GrammarError {
+    GrammarError(format!("it takes more than {time:?} to compile"))
 }
 
 /// Compiles in a thread of its own, for its stack.
