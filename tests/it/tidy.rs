@@ -7,28 +7,30 @@ use std::process::Command;
 
 /// The crates that each crate may depend on, outside of its tests.
 const DEPENDENCIES: &[(&str, &[&str])] = &[
-    ("larder-core", &[]),
-    ("larder-policy", &["core"]),
-    ("larder-kernels", &["core"]),
-    ("larder-store", &["core"]),
-    ("larder-placement", &["core"]),
-    ("larder-cache", &["core", "policy", "store"]),
-    ("larder-hub", &["core", "store"]),
-    ("larder-model", &["core", "kernels"]),
-    ("larder-cuda", &["core", "kernels", "store", "cache", "model"]),
-    ("larder-engine", &["core", "policy", "cache", "model"]),
-    ("larder-lab", &["core", "policy", "cache", "model", "engine"]),
+    ("larder-os", &[]),
+    ("larder-core", &["os"]),
+    ("larder-policy", &["os", "core"]),
+    ("larder-kernels", &["os", "core"]),
+    ("larder-store", &["os", "core"]),
+    ("larder-placement", &["os", "core"]),
+    ("larder-cache", &["os", "core", "policy", "store"]),
+    ("larder-hub", &["os", "core", "store"]),
+    ("larder-model", &["os", "core", "kernels"]),
+    ("larder-cuda", &["os", "core", "kernels", "store", "cache", "model"]),
+    ("larder-engine", &["os", "core", "policy", "cache", "model"]),
+    ("larder-lab", &["os", "core", "policy", "cache", "model", "engine"]),
     (
         "larder-runtime",
-        &["core", "policy", "kernels", "store", "placement", "cache", "hub", "model", "cuda", "engine", "edge"],
+        &["os", "core", "policy", "kernels", "store", "placement", "cache", "hub", "model", "cuda", "engine", "edge"],
     ),
-    ("larder-embed", &["core", "policy", "model", "engine", "runtime"]),
+    ("larder-embed", &["os", "core", "policy", "model", "engine", "runtime"]),
     ("larder-c", &["embed"]),
-    ("larder-serve", &["core", "cache", "model", "engine"]),
-    ("larder-edge", &["core", "cache", "model", "engine", "placement"]),
+    ("larder-serve", &["os", "core", "cache", "model", "engine"]),
+    ("larder-edge", &["os", "core", "cache", "model", "engine", "placement"]),
     (
         "larder",
         &[
+            "os",
             "core",
             "policy",
             "kernels",
@@ -52,9 +54,6 @@ const WITH_COMMAND: &[&str] = &["larder-python"];
 /// Files and folders that may hold `unsafe`.
 const UNSAFE: &[&str] = &[
     "crates/larder-c/src/",
-    "crates/larder-core/src/file_system/windows.rs",
-    "crates/larder-core/src/freed_memory.rs",
-    "crates/larder-core/src/sysctl.rs",
     "crates/larder-cuda/src/cuda/mod.rs",
     "crates/larder-cuda/src/cuda/compiler.rs",
     "crates/larder-cuda/src/counted.rs",
@@ -70,7 +69,6 @@ const UNSAFE: &[&str] = &[
     "crates/larder-cuda/src/measure.rs",
     "crates/larder-cuda/src/memory.rs",
     "crates/larder-cuda/tests/kernels/",
-    "crates/larder-kernels/src/affinity/windows.rs",
     "crates/larder-kernels/src/attention/mod.rs",
     "crates/larder-kernels/src/attention/query_tile.rs",
     "crates/larder-kernels/src/attention/row_products.rs",
@@ -89,11 +87,15 @@ const UNSAFE: &[&str] = &[
     "crates/larder-store/src/reader/overlapped.rs",
     "crates/larder-store/src/reader/registered_buffers.rs",
     "crates/larder-store/src/reader/uring.rs",
-    "crates/larder-runtime/src/machine/group/job_object.rs",
-    "crates/larder-runtime/src/machine/lock/",
-    "crates/larder-runtime/src/machine/nodes.rs",
-    "crates/larder-runtime/src/machine/memory/",
-    "crates/larder-runtime/src/machine/power/windows.rs",
+    "crates/larder-os/src/affinity/windows.rs",
+    "crates/larder-os/src/files/system/windows.rs",
+    "crates/larder-os/src/freed_memory.rs",
+    "crates/larder-os/src/group/job_object.rs",
+    "crates/larder-os/src/lock/",
+    "crates/larder-os/src/memory/",
+    "crates/larder-os/src/nodes.rs",
+    "crates/larder-os/src/power/windows.rs",
+    "crates/larder-os/src/sysctl.rs",
     "tests/src/instructions.rs",
     "tests/src/larder.rs",
 ];
@@ -127,14 +129,7 @@ const SEAMS: &[(&str, &[&str])] = &[
 ];
 
 /// Files that open files for reading by themselves: the function that all others use, and what reads `/proc` and `/sys`.
-const OPENERS: &[&str] = &[
-    "crates/larder-core/src/file_system/unix.rs",
-    "crates/larder-core/src/file_system/windows.rs",
-    "crates/larder-core/src/regular_file.rs",
-    "crates/larder-kernels/src/affinity/linux.rs",
-    "crates/larder-runtime/src/machine/",
-    "crates/larder/src/doctor/",
-];
+const OPENERS: &[&str] = &["crates/larder-os/src/", "crates/larder/src/doctor/"];
 
 const MOST_LINES: usize = 500;
 

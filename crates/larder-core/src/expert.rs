@@ -87,7 +87,7 @@ pub enum ComputeStage {
 }
 
 impl ComputeStage {
-    /// The name in a [timeline](crate::timeline).
+    /// The name in a [timeline](larder_os::timeline).
     pub fn name(self) -> &'static str {
         match self {
             ComputeStage::Whole => "expert products",

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{EXPERTS_MAX, Geometry, Trace, read_regular, write_atomically};
+use larder_os::{read_regular, write_atomically};
+
+use crate::{EXPERTS_MAX, Geometry, Trace};
 
 const VERSION: u32 = 1;
 /// Maximum length of a file.

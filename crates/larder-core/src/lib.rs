@@ -1,9 +1,8 @@
 //! Types that all crates of larder share: ids of layers and experts, number formats, the byte layout of an expert, the
 //! gate that turns router logits into experts and weights, the description of a checkpoint, and routing traces.
 //!
-//! This crate holds no weights, starts no threads and measures no time but for a [`timeline`]. The only files that it opens itself
-//! are those of a [`Trace`] and of [`ExpertActivations`]; the other crates open theirs with [`open_regular`] and write them with
-//! [`write_atomically`].
+//! This crate holds no weights, starts no threads, measures no time and calls no operating system. The only files that it reads and
+//! writes, through larder-os, are those of a [`Trace`] and of [`ExpertActivations`].
 //!
 //! - [`LayerIdx`], [`MoeRow`], [`ExpertId`], [`ExpertKey`]: ids.
 //! - [`NumberFormat`], [`RowOrder`], [`TensorMeta`], [`Tensors`]: how weights are encoded, and how tensors are read by
@@ -13,7 +12,6 @@
 //! - [`Gate`]: from router logits to experts and their weights.
 //! - [`CacheScope`], [`Residency`]: what routing and eviction share with the cache.
 //! - [`Trace`]: the recorded routing of a run.
-//! - [`timeline`]: a profile of the process.
 //!
 //! ```
 //! use larder_core::{ExpertLayout, Gate, NumberFormat};
@@ -34,15 +32,12 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod atomic_file;
 mod blueprint;
 pub mod code_books;
 mod exp;
 mod expert;
 mod expert_activations;
 mod fieldwise;
-mod file_system;
-mod freed_memory;
 mod gate;
 mod ids;
 mod integers;
@@ -50,31 +45,21 @@ mod levels;
 mod number_format;
 mod per_matrix;
 mod printable;
-mod regular_file;
 mod residency;
 mod rng;
 mod row_order;
 mod sequence_memory;
 mod step_memory;
-#[cfg(target_vendor = "apple")]
-mod sysctl;
 mod task_threads;
 mod tensors;
-pub mod timeline;
 mod timestamp;
 mod trace;
 mod units;
 
-pub use atomic_file::{create_new, output_file, temp_path, write_atomically, write_privately};
 pub use blueprint::{Blueprint, ExpertNames, Geometry, IGNORED_KEY, MTP_KEY, RowPick, TensorSlice, TensorSpec};
 pub use exp::{exp, softplus};
 pub use expert::{ComputeStage, ExpertLayout, ExpertPart, LayoutError, PART_ALIGN, SEGMENTS, SHARD_ALIGN, STAGED_ROWS};
 pub use expert_activations::{Coactivation, ExpertActivations, ExpertActivationsError};
-pub use file_system::{
-    ChangeStamp, FileAt, FileId, FolderLock, LOCK_FILE, change_stamp, create_private_folder, disk_bytes, free_bytes,
-    replace_file, sync_folder,
-};
-pub use freed_memory::give_back_freed_memory;
 pub use gate::{ExpertGroups, Gate, GateError, GroupRank, Renorm, Score, Weighting};
 pub use ids::{ExpertId, ExpertKey, LayerIdx, MoeRow, WantedExpert};
 pub use integers::{DIGITS, digits, from_digits};
@@ -82,16 +67,11 @@ pub use levels::{IQ2_LEVELS, IQ3_S_LEVELS, IQ3_XXS_LEVELS, IQ4_NL_LEVELS, MXFP4_
 pub use number_format::{NumberFormat, UnknownNumberFormat};
 pub use per_matrix::PerMatrix;
 pub use printable::{PRINTABLE_CHARS, printable};
-pub use regular_file::{
-    open_regular, open_regular_no_link, open_regular_with, open_regular_with_flags, read_regular, read_regular_text,
-};
 pub use residency::{CacheScope, Presence, Residency};
 pub use rng::Rng;
 pub use row_order::{BlockParts, ROW_GROUP, RowOrder, UnknownRowOrder, deinterleave, interleave};
 pub use sequence_memory::{CheckpointPolicy, KV_PAGE_TOKENS, SequenceMemory};
 pub use step_memory::StepMemory;
-#[cfg(target_vendor = "apple")]
-pub use sysctl::sysctl_number;
 pub use task_threads::{CallerThread, TaskThreads};
 pub use tensors::{MatrixScale, TensorMeta, TensorRows, Tensors, TensorsError, matrix_scale, matrix_scale_name};
 pub use timestamp::rfc3339;

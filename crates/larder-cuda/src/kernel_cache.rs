@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::{fs, io, process};
 
-use larder_core::read_regular;
+use larder_os::read_regular;
 use twox_hash::{XxHash3_64, XxHash3_128};
 
 /// The inputs of a compilation: the key of the cache.

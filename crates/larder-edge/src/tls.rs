@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use larder_core::read_regular;
+use larder_os::read_regular;
 
 /// Maximum length of a PEM file.
 const PEM_BYTES: u64 = 16 << 20;

@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use larder_core::format_bytes;
 use larder_engine::{HiddenSum, TokenInput};
 use larder_model::{LogitsFor, Tap};
-use larder_runtime::machine::memory;
+use larder_os::memory;
 
 use crate::model::EmbeddedModel;
 

@@ -6,7 +6,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use larder_core::{open_regular_with, replace_file};
+use larder_os::{open_regular_with, replace_file};
 use larder_store::{Result, StoreError, StoreErrorKind};
 
 use crate::DownloadProgress;

@@ -6,7 +6,7 @@ use std::io::Write;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use larder_core::{open_regular_with, read_regular_text};
+use larder_os::{open_regular_with, read_regular_text};
 use larder_store::{Result, StoreError};
 
 /// Maximum length of a record: a line for each of 2 million tensors.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use larder_core::{FolderLock, LOCK_FILE, read_regular_text, write_atomically};
+use larder_os::{FolderLock, LOCK_FILE, read_regular_text, write_atomically};
 use larder_store::{Checkpoint, QUANTISATION, Result, SIDECARS, StoreError, StoreErrorKind, is_bare_file_name};
 
 use crate::DownloadProgress;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use larder_core::replace_file;
+use larder_os::replace_file;
 use larder_store::{ReadAt, Result, StoreError, checksum_of, read_small, samples_of_file};
 
 use crate::released_ranges::ReleasedRanges;

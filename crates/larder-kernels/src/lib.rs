@@ -37,7 +37,6 @@
 //! assert_eq!(out, [-2.0, -2.0]);
 //! ```
 
-mod affinity;
 mod attention;
 mod block;
 mod disjoint;
@@ -48,7 +47,6 @@ mod formats;
 mod inputs;
 mod kernel_set;
 mod portable;
-mod processors;
 mod products;
 mod simd;
 mod tanh;
@@ -72,7 +70,6 @@ pub use formats::q8_0::quantise_row;
 pub use formats::{narrow, widen};
 pub use inputs::{InputBuffer, Inputs};
 pub use larder_core::{exp, softplus};
-pub use processors::performance_cores;
 pub use products::{Product, products};
 pub use tanh::tanh;
 pub use thread_pool::{PoolActivity, RecordedForkJoin, RecordedRun, SimulatedRun, ThreadPool, WakeCosts};

@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::thread;
 
-use larder_core::{Blueprint, Gate, Geometry, IGNORED_KEY, LayerIdx, MTP_KEY, Rng, SequenceMemory, Tensors, timeline};
+use larder_core::{Blueprint, Gate, Geometry, IGNORED_KEY, LayerIdx, MTP_KEY, Rng, SequenceMemory, Tensors};
+use larder_os::timeline;
 use serde_json::Value;
 
 use crate::arch;

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use larder_core::{LayerIdx, timeline};
+use larder_core::LayerIdx;
+use larder_os::timeline;
 
 use crate::clocks::ComputeTime;
 use crate::experts::Routed;

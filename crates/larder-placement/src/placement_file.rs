@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
 
-use larder_core::{read_regular_text, write_atomically};
+use larder_os::{read_regular_text, write_atomically};
 use serde::{Deserialize, Serialize};
 
 use crate::PlacementError;

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use larder_core::{parse_bytes, read_regular_text};
+use larder_core::parse_bytes;
+use larder_os::read_regular_text;
 use serde::Deserialize;
 
 use crate::{PlacementError, units};

@@ -3,9 +3,10 @@
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Result, bail};
-use larder_core::{give_back_freed_memory, printable};
+use larder_core::printable;
 use larder_engine::{DraftModel, SharedSource, Speculation};
 use larder_model::{ComputeContext, rewinds_freely};
+use larder_os::give_back_freed_memory;
 use larder_policy::eviction::PolicyNeeds;
 
 use crate::context_size::ContextSize;

@@ -22,8 +22,6 @@ use crate::experts::EngineExperts;
 use crate::hot::HotSetFile;
 use crate::inputs::{expert_sizes, plan_inputs, tell_context};
 use crate::machine::budget::{MemoryBudget, MemoryUse, PlannedMemory};
-use crate::machine::lock::{self, SlotAddresses};
-use crate::machine::nodes;
 use crate::machine::power::PowerWatch;
 use crate::notice::Notice;
 use crate::open::OpenModel;
@@ -34,6 +32,8 @@ use crate::policies::policy_inputs;
 use crate::slots::{self, Slots};
 use crate::tiers::OnGpu;
 use crate::{gpu, tiers};
+use larder_os::lock::{self, SlotAddresses};
+use larder_os::nodes;
 
 /// Draws the tokens whose loss is measured. It does not depend on the seed of sampling, so that texts of several seeds are measured at
 /// the same places.

@@ -16,13 +16,13 @@ use larder_store::reader::Arena;
 
 use crate::elastic::{CapacityChanges, ElasticSlots, StepMoment};
 use crate::hot::HotSetFile;
-use crate::machine::lock::{self, LockReport, SlotAddresses};
 use crate::memory_notes::MemoryWatch;
 use crate::notice::{Notice, Notices};
 use crate::open::OpenModel;
 use crate::options::Setting;
 use crate::paths::{EnginePath, OffloadReport};
 use crate::policies::{make_router, policy_inputs};
+use larder_os::lock::{self, LockReport, SlotAddresses};
 
 /// A model's path to its experts, with the recorder of its trace.
 pub struct EngineExperts {

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use larder_cache::{ExpertUses, HotSet};
-use larder_core::{ExpertKey, replace_file};
+use larder_core::ExpertKey;
+use larder_os::replace_file;
 use larder_store::{HOT_EXPERTS, Source, Store, read_small};
 
 use crate::notice::{Notice, Notices};

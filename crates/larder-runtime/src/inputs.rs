@@ -7,11 +7,11 @@ use larder_model::{KvFormat, rewinds_freely};
 
 use crate::context_size::ContextSize;
 use crate::draft;
-use crate::machine::memory;
 use crate::notice::Notice;
 use crate::open::OpenModel;
 use crate::options::{Options, Setting};
 use crate::plan::{ExpertSizes, LEAST_TOKENS, PlanInputs, prefill_tokens, with_context};
+use larder_os::memory;
 
 /// The memory of the process and of the machine before a model is loaded.
 #[derive(Clone, Copy, Debug)]

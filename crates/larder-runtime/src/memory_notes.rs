@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::machine::group;
 use crate::notice::{Notice, Notices};
+use larder_os::group;
 
 /// Time without a change of the number of slots after which it is said.
 const SETTLED: Duration = Duration::from_secs(2);

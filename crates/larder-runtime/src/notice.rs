@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder_core::{format_bytes, printable};
+use larder_os::lock::{self, LockReport};
 
-use crate::machine::lock::LockReport;
 use crate::options::Setting;
 
 /// A fact worth a line for the user; [`fmt::Display`] is that line (of a plan, those lines).
@@ -152,7 +152,7 @@ impl fmt::Display for Notice {
             Notice::Preloaded(rates) => write!(f, "preload: {rates}"),
             Notice::DraftPreloaded { name, rates } => write!(f, "preload: draft model {}, {rates}", printable(name)),
             Notice::MemoryNodes(nodes) => write!(f, "memory: from {nodes} nodes in turns"),
-            Notice::Locked(report) => f.write_str(&report.describe()),
+            Notice::Locked(report) => write_locked(report, f),
             Notice::StoreFound { store, gguf } => {
                 write!(f, "store: {}, made of {}", shown(store), shown(gguf))
             }
@@ -229,6 +229,17 @@ impl Notices {
     pub(crate) fn end(&self) {
         self.progress.iter().for_each(|progress| progress.end());
     }
+}
+
+fn write_locked(report: &LockReport, f: &mut fmt::Formatter) -> fmt::Result {
+    let bytes = format_bytes(report.bytes);
+    let Some((all, cause)) = &report.refused else { return write!(f, "locked: {bytes} of memory") };
+    let limit = lock::limit().map(|limit| format!(", {} is {}", lock::LIMIT, format_bytes(limit)));
+    let (all, limit, remedy) = (format_bytes(*all), limit.unwrap_or_default(), lock::REMEDY);
+    write!(
+        f,
+        "locked: {bytes} of {all} of memory, weights before experts; the rest may be swapped out ({cause}{limit}); {remedy}"
+    )
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use larder_core::CacheScope;
 use larder_engine::{MEASURE_EVERY, Speculation};
-use larder_kernels::performance_cores;
 use larder_model::KvFormat;
+use larder_os::performance_cores;
 use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
 use larder_store::reader::ReaderSpec;
@@ -226,7 +226,7 @@ pub struct ComputeOptions {
 pub struct BatteryOptions {
     /// The most compute threads, at least 1.
     pub threads: usize,
-    /// Folder in which the system lists power supplies, usually [`POWER_SUPPLIES`](crate::machine::power::POWER_SUPPLIES).
+    /// Folder in which the system lists power supplies, usually [`POWER_SUPPLIES`](larder_os::power::POWER_SUPPLIES).
     pub supplies: PathBuf,
 }
 

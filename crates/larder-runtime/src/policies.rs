@@ -4,10 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
-use larder_core::read_regular;
 use larder_engine::{
     Calibration, EVICTOR_BYTES_MAX, EVICTOR_FILE, LambdaCosts, QualityCalibration, evictor_from_bytes,
 };
+use larder_os::read_regular;
 use larder_policy::eviction::{EvictionSpec, PolicyInputs, PolicyNeeds};
 use larder_policy::routing::{DialTable, Router, RoutingSpec, StrategyInputs};
 

@@ -17,7 +17,6 @@ use crate::engine::{EngineParts, new_compute, require_store};
 use crate::gpu::{GpuParts, GpuThroughput};
 use crate::inputs::at_context;
 use crate::machine::budget::{MemoryUse, PlannedMemory};
-use crate::machine::memory;
 use crate::notice::Notice;
 use crate::open::OpenModel;
 use crate::options::{Options, Setting};
@@ -25,6 +24,7 @@ use crate::paths::GpuPath;
 use crate::plan::tiers::{TierPlan, Vram, decide, pass_through_slots};
 use crate::plan::{PlanInputs, with_context_on_gpu};
 use crate::slots::Slots;
+use larder_os::memory;
 
 /// Alignment of resident matrices in VRAM, in bytes.
 const RESIDENT_ALIGN: u64 = 256;

@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use larder_core::{FileId, LOCK_FILE, open_regular_with};
+use larder_os::{FileId, LOCK_FILE, open_regular_with};
 
 use crate::{
     atomic_file::{AtomicFile, sync_folder, temp_path},

@@ -6,8 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-pub(crate) use larder_core::temp_path;
-use larder_core::{FileAt, create_new, replace_file};
+pub(crate) use larder_os::temp_path;
+use larder_os::{FileAt, create_new, replace_file};
 
 use crate::{
     direct::set_direct,
@@ -72,12 +72,12 @@ impl Drop for AtomicFile {
 
 /// Writes a small file atomically.
 pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
-    larder_core::write_atomically(path, |out| out.write_all(bytes)).map_err(|e| StoreError::io(path, "writing", e))
+    larder_os::write_atomically(path, |out| out.write_all(bytes)).map_err(|e| StoreError::io(path, "writing", e))
 }
 
 /// Makes the file names of a folder durable.
 pub(crate) fn sync_folder(path: &Path) -> Result<()> {
-    larder_core::sync_folder(path).map_err(|e| StoreError::io(path, "syncing", e))
+    larder_os::sync_folder(path).map_err(|e| StoreError::io(path, "syncing", e))
 }
 
 #[cfg(test)]

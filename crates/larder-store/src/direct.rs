@@ -2,7 +2,7 @@
 
 use std::{cell::RefCell, fs::File, io, path::Path, thread};
 
-use larder_core::{FileAt, open_regular_with_flags};
+use larder_os::{FileAt, open_regular_with_flags};
 
 /// Shorter reads gain nothing from direct I/O.
 pub(crate) const WORTHWHILE_BYTES: usize = 256 << 10;

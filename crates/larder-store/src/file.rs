@@ -7,7 +7,7 @@ use std::{
     sync::OnceLock,
 };
 
-use larder_core::{FileAt, open_regular};
+use larder_os::{FileAt, open_regular};
 
 use crate::{
     direct::{DirectFile, WORTHWHILE_BYTES},

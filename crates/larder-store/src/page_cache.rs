@@ -31,7 +31,7 @@ pub fn drop_cached(file: &File) {
 /// the page, and succeeds where the SSD is faster than the answer.
 #[cfg(all(test, target_os = "linux"))]
 pub fn cached_pages(path: &std::path::Path) -> usize {
-    let file = larder_core::open_regular(path).unwrap();
+    let file = larder_os::open_regular(path).unwrap();
     // SAFETY: only the test has the path of the file, and it neither writes nor truncates the mapped file.
     let map = unsafe { memmap2::Mmap::map(&file) }.unwrap();
     let mut pages = vec![0_u8; map.len().div_ceil(rustix::param::page_size())];

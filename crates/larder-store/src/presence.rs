@@ -13,7 +13,7 @@ use std::{
     },
 };
 
-use larder_core::{FileAt, open_regular};
+use larder_os::{FileAt, open_regular};
 
 use crate::{
     check_reads::{CheckReads, ReadChecks},

@@ -7,7 +7,8 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use larder_core::{ExpertId, FileId};
+use larder_core::ExpertId;
+use larder_os::FileId;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{

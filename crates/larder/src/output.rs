@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use clap::ArgMatches;
-use larder_core::{output_file, write_atomically};
+use larder_os::{output_file, write_atomically};
 
 use crate::cli::output::OutputFile;
 

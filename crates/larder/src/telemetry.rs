@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use larder_cache::Traffic;
 use larder_cache::two_tiers::TierTraffic;
 use larder_engine::{PhaseTimes, StepStats};
-use larder_runtime::machine::memory;
+use larder_os::memory;
 use serde_json::{Value, json};
 
 /// The columns of the CSV file. `awaited`, `demanded_bytes` and `guessed_bytes` are deprecated names: in_flight_hits, demand_bytes and

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::ArgMatches;
-use larder_core::timeline::{self, TimelineGuard};
+use larder_os::timeline::{self, TimelineGuard};
 
 use crate::cli::ByteSize;
 use crate::output;

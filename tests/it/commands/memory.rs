@@ -4,8 +4,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
+use larder_os::{group, memory};
 use larder_runtime::machine::budget::{MemoryBudget, MemoryUse};
-use larder_runtime::machine::{group, memory};
 
 use crate::support::control_group::{MEGA, TestGroup};
 

@@ -10,7 +10,8 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use larder_core::{ExpertKey, ExpertLayout, Geometry, LayerIdx, MoeRow, TaskThreads, timeline};
+use larder_core::{ExpertKey, ExpertLayout, Geometry, LayerIdx, MoeRow, TaskThreads};
+use larder_os::timeline;
 use larder_store::StoreError;
 use larder_store::reader::{ReadCompletion, ReadGoal, ReadRequest, Reader, Slot};
 

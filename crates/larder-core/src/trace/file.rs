@@ -11,7 +11,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::{Value, json};
 
 use super::{CapacityAt, Trace, TraceError, TraceToken};
-use crate::{open_regular, write_atomically};
+use larder_os::{open_regular, write_atomically};
 
 const FORMAT: &str = "larder-trace";
 const VERSION: &str = "2";

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::{env, fs, io, process};
 
-use larder_core::read_regular;
+use larder_os::read_regular;
 use libloading::{Library, Symbol};
 use twox_hash::XxHash3_64;
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use larder_core::give_back_freed_memory;
+use larder_os::give_back_freed_memory;
 use tokenizers::{AddedToken, Model, ModelWrapper};
 
 use super::{

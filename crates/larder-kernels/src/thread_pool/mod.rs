@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::disjoint::Disjoint;
-use crate::{affinity, processors};
+use larder_os::{affinity, strongest_first};
 
 mod recorded;
 mod shared;
@@ -67,7 +67,7 @@ impl ThreadPool {
     /// # Errors
     /// If a thread cannot be started or cannot be bound.
     pub fn new(threads: usize, pin: bool) -> io::Result<ThreadPool> {
-        let processors = if pin { processors::strongest_first()? } else { Vec::new() };
+        let processors = if pin { strongest_first()? } else { Vec::new() };
         let mut pool = ThreadPool::single_threaded();
         if threads <= 1 {
             return Ok(pool);

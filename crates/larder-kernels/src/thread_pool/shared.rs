@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::affinity;
+use larder_os::affinity;
 
 /// How long a thread spins before it sleeps. Between two fork-joins of a layer lie a norm, a softmax or a router, which
 /// take 5 to 40 µs; sleeping and waking takes about 20. Spinning longer would take a processor from other programs.

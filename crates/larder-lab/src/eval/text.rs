@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use larder_core::read_regular;
+use larder_os::read_regular;
 
 use crate::LabError;
 

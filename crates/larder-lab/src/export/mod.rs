@@ -41,5 +41,5 @@ pub(crate) fn write_atomically(
     path: &Path,
     write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
 ) -> Result<(), LabError> {
-    larder_core::write_atomically(path, write).map_err(LabError::io(path, "writing"))
+    larder_os::write_atomically(path, write).map_err(LabError::io(path, "writing"))
 }

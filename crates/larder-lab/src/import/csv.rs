@@ -7,7 +7,8 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use half::f16;
-use larder_core::{Trace, TracePass, UNUSED, open_regular};
+use larder_core::{Trace, TracePass, UNUSED};
+use larder_os::open_regular;
 
 use super::ImportOptions;
 use crate::LabError;

@@ -5,7 +5,8 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use half::f16;
-use larder_core::{Trace, TraceToken, read_regular};
+use larder_core::{Trace, TraceToken};
+use larder_os::read_regular;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 

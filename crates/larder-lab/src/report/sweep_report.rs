@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use larder_core::{Trace, read_regular};
+use larder_core::Trace;
+use larder_os::read_regular;
 use larder_policy::eviction::{BELADY, LRU};
 use larder_policy::routing::quality::Quality;
 use serde::{Deserialize, Serialize};

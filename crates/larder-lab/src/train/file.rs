@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
 use std::path::Path;
 
-use larder_core::read_regular;
 use larder_engine::{EVICTOR_BYTES_MAX, evictor_arrays, evictor_from_bytes};
+use larder_os::read_regular;
 use larder_policy::eviction::learned::{Arrays, Evictor, Numbers};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;

@@ -6,8 +6,9 @@ use std::iter;
 use std::ops::Range;
 use std::sync::Arc;
 
-use larder_core::{ComputeStage, ExpertId, ExpertLayout, ExpertPart, Geometry, STAGED_ROWS, StepMemory, timeline};
+use larder_core::{ComputeStage, ExpertId, ExpertLayout, ExpertPart, Geometry, STAGED_ROWS, StepMemory};
 use larder_kernels::{InputBuffer, Product, WeightMatrix};
+use larder_os::timeline;
 use smallvec::SmallVec;
 
 use crate::compute::ComputeContext;

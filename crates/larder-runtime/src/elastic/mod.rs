@@ -15,8 +15,8 @@ use larder_store::reader::{Arena, TouchPace};
 
 use self::control::{CapacityControl, Sample};
 use crate::machine::budget::{MemoryBudget, MemoryLease, MemoryUse};
-use crate::machine::{group, memory};
 use crate::plan::ElasticPlan;
+use larder_os::{group, memory};
 
 /// Time between looks at the memory. A look reads a few files of the kernel, some hundred microseconds.
 const INTERVAL: Duration = Duration::from_millis(250);

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use larder_core::{open_regular_with, write_atomically};
+use larder_os::{open_regular_with, write_atomically};
 use larder_store::read_small;
 use serde::{Deserialize, Serialize};
 

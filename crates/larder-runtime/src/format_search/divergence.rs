@@ -6,8 +6,8 @@ use std::path::Path;
 use std::thread;
 
 use anyhow::{Context, Result};
-use larder_core::open_regular_with;
 use larder_engine::{kl_divergence_from, log_sum_exp};
+use larder_os::open_regular_with;
 
 /// The distributions of the next token at each position of a text, in a file without a name.
 pub struct Distributions {

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use anyhow::{Result, bail};
 use larder_core::format_bytes;
 
-use super::memory;
 use crate::options::Setting;
+use larder_os::memory;
 
 /// Requests of at least this many bytes read the limits of the machine and of the control groups again.
 const LARGE_BYTES: u64 = 1 << 20;

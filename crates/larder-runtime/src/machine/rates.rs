@@ -12,7 +12,7 @@ use larder_core::SHARD_ALIGN;
 use larder_store::reader::{Arena, ReadRequest, Reader, ReaderSpec, ShardFiles, Slot};
 use larder_store::{DATA_START, Division, Store};
 
-use super::memory;
+use larder_os::memory;
 
 /// Time limit of a probe.
 const PROBE_TIME: Duration = Duration::from_millis(1500);

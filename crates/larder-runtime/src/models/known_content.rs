@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use larder_core::{change_stamp, replace_file};
+use larder_os::{change_stamp, replace_file};
 use larder_store::{Source, checksum_of, read_small};
 
 /// Folder of the entries, in the user's cache folder.

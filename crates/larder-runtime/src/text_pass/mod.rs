@@ -12,9 +12,9 @@ use larder_core::{Blueprint, CheckpointPolicy, NumberFormat};
 use larder_model::{ComputeContext, Decoder, LogitsFor, Span};
 use larder_store::ExpertSource;
 
-use crate::machine::memory;
 use experts_once::ExpertsOnce;
 pub use importance::measure_importance;
+use larder_os::memory;
 
 /// The most tokens of a step: with more, hardly fewer experts are read for each.
 const MOST_TOKENS: usize = 4096;

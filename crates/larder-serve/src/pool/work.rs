@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use axum::Router;
-use larder_core::give_back_freed_memory;
+use larder_os::give_back_freed_memory;
 
 use super::state::{Answers, LoadPhase, PoolState};
 use super::{ModelPool, PlannedModel};

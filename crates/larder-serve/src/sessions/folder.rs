@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
-use larder_core::{create_private_folder, open_regular_no_link, printable, write_privately};
+use larder_core::printable;
 use larder_engine::{SavedHead, SavedSequenceError, Sequence, SequenceOrigin};
 use larder_model::Decoder;
+use larder_os::{create_private_folder, open_regular_no_link, write_privately};
 
 use super::index::{IndexEntry, SessionIndex};
 

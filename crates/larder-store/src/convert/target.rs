@@ -5,7 +5,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use larder_core::{ExpertId, FileId, FolderLock, LOCK_FILE, NumberFormat, free_bytes};
+use larder_core::{ExpertId, NumberFormat};
+use larder_os::{FileId, FolderLock, LOCK_FILE, free_bytes};
 use serde::{Deserialize, Serialize};
 
 use super::ConvertOptions;

@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use larder_core::{FileAt, open_regular};
+use larder_os::{FileAt, open_regular};
 
 use super::Drives;
 #[cfg(windows)]

@@ -11,7 +11,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use larder_core::FileAt;
+use larder_os::FileAt;
 
 use super::files::OpenFile;
 use super::retry::Failures;

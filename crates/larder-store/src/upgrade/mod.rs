@@ -6,7 +6,7 @@
 
 use std::{fs, fs::OpenOptions, path::Path};
 
-use larder_core::{FileAt, open_regular_with};
+use larder_os::{FileAt, open_regular_with};
 
 use crate::{
     atomic_file::{sync_folder, write_atomically},

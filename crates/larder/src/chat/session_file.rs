@@ -5,9 +5,9 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use larder_core::{open_regular, output_file, write_privately};
 use larder_engine::{SavedHead, SavedSequenceError, Sequence};
 use larder_model::Decoder;
+use larder_os::{open_regular, output_file, write_privately};
 use larder_policy::routing::RoutingSpec;
 use larder_runtime::{InferenceEngine, OpenModel, Options};
 use serde_json::{Value, json};

@@ -1,6 +1,6 @@
 //! Statistics of a chat.
 
-use larder_runtime::machine::memory;
+use larder_os::memory;
 
 use super::reply::Reply;
 use crate::print;

@@ -6,10 +6,10 @@ use clap::{Args, ValueEnum};
 use larder_cache::CacheScope;
 use larder_engine::{MEASURE_EVERY, Speculation};
 use larder_model::KvFormat;
+use larder_os::power::POWER_SUPPLIES;
 use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::{RoutingSpec, parse_quality};
 use larder_runtime::THREADS_MAX;
-use larder_runtime::machine::power::POWER_SUPPLIES;
 use larder_store::CheckReads;
 use larder_store::reader::ReaderSpec;
 

@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use larder_core::{ExpertId, Geometry, LayerIdx, read_regular_text};
+use larder_core::{ExpertId, Geometry, LayerIdx};
 use larder_engine::{Sampler, Sampling, TokenInput};
 use larder_model::{Routed, Tap};
-use larder_runtime::machine::memory;
+use larder_os::memory;
+use larder_os::read_regular_text;
 use larder_runtime::{InferenceEngine, Options};
 use safetensors::tensor::{Dtype, View};
 

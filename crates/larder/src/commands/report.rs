@@ -6,8 +6,8 @@ use anyhow::{Result, bail};
 use larder_engine::{ChatInput, Drafting, Listener, Request, Routing, Sampler, Sampling, StopMatcher, generate};
 use larder_lab::report::{SPEED_COLUMNS, SpeedReport, SpeedRun, SpeedSection, StrategySpeeds, speed_page};
 use larder_lab::{Fact, ReportOrigin, median_interval_text};
+use larder_os::memory;
 use larder_policy::routing::RoutingSpec;
-use larder_runtime::machine::memory;
 use larder_runtime::{EngineExperts, InferenceEngine, TextCodec};
 use serde_json::{Value, json};
 

@@ -8,7 +8,7 @@ use larder_engine::{
     ChatInput, DraftCounts, FinishReason, Generated, Grammar, GrammarCompiler, Listener, Request, Routing, Sampler,
     StepStats, StopMatcher, TextFormat, generate,
 };
-use larder_runtime::machine::memory;
+use larder_os::memory;
 use larder_runtime::{EngineExperts, InferenceEngine, OpenModel, TextCodec, plan_inputs};
 use serde_json::{Value, json};
 

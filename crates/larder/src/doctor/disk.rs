@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use larder_core::free_bytes;
 use larder_engine::Xoshiro256;
-use larder_runtime::machine::memory;
+use larder_os::free_bytes;
+use larder_os::memory;
 use larder_runtime::machine::rates::{PacedRate, ReadPattern};
 use larder_store::reader::{Arena, ReaderSpec, is_android, open_files_limit};
 use larder_store::{MANIFEST_FILE, Store};

@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use larder_core::{FileId, printable};
+use larder_core::printable;
+use larder_os::FileId;
 
 /// Drive and file system, such as `Samsung SSD 990 PRO 2TB, ext4`; `None` where the system does not say.
 pub fn name(path: &Path) -> Option<String> {

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use larder_runtime::machine::power::PowerSupplies;
+use larder_os::power::PowerSupplies;
 use serde_json::json;
 
 use super::Finding;

@@ -2,7 +2,8 @@
 
 use std::fs;
 
-use larder_runtime::machine::{group as control_group, lock, memory, rates};
+use larder_os::{group as control_group, lock, memory};
+use larder_runtime::machine::rates;
 use serde_json::json;
 
 use super::Finding;

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use larder_core::read_regular_text;
+use larder_os::read_regular_text;
 use serde_json::Value;
 
 use super::serve_line::ServeLine;

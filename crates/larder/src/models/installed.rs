@@ -71,7 +71,7 @@ fn disk_bytes(folder: &Path) -> u64 {
     let Ok(entries) = fs::read_dir(folder) else { return 0 };
     let of = |entry: fs::DirEntry| match entry.metadata() {
         Ok(meta) if meta.is_dir() => disk_bytes(&entry.path()),
-        Ok(meta) => larder_core::disk_bytes(&meta),
+        Ok(meta) => larder_os::disk_bytes(&meta),
         Err(_) => 0,
     };
     entries.flatten().map(of).sum()

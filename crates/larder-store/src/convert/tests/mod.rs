@@ -6,7 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use larder_core::{FileAt, TensorMeta, Tensors};
+use larder_core::{TensorMeta, Tensors};
+use larder_os::FileAt;
 
 mod importance;
 mod mix;
@@ -209,7 +210,7 @@ fn occupied_targets_are_not_touched() {
     assert!(refusal("other", None).1.contains("unfinished conversion of another model"));
     assert_eq!(files(&fixture.path("other")).len(), 1);
     fs::create_dir(fixture.path("locked")).unwrap();
-    let held = larder_core::FolderLock::take(&fixture.path("locked")).unwrap();
+    let held = larder_os::FolderLock::take(&fixture.path("locked")).unwrap();
     assert_eq!(refusal("locked", None), (StoreErrorKind::Taken, "is being written by another conversion".into()));
     drop(held);
     fixture.convert("locked", None, None).unwrap();

@@ -8,7 +8,7 @@ use larder_engine::{
     AheadCounts, Decoding, DraftCounts, PhaseTimes, Sampler, Sampling, Session, TokenChoice, TokenInput, Xoshiro256,
 };
 use larder_model::RowTraffic;
-use larder_runtime::machine::memory;
+use larder_os::memory;
 use larder_runtime::{CacheSize, EngineExperts, InferenceEngine, Options};
 use serde_json::{Value, json};
 

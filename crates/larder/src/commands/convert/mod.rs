@@ -6,7 +6,7 @@ use std::{path::Path, sync::Arc};
 
 use anyhow::{Result, anyhow, bail};
 use larder_core::printable;
-use larder_runtime::machine::memory;
+use larder_os::memory;
 use larder_runtime::{blueprint_of, check_ignored, check_sidecars, models, rounding_error};
 use larder_store::{
     AddedDrive, ConvertOptions, Division, FormatMix, Importance, Manifest, MtpTensors, Store, add_drive,

@@ -5,9 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use larder_core::read_regular;
 use larder_engine::MeasuredSetting;
 use larder_lab::eval::LossSample;
+use larder_os::read_regular;
 use larder_policy::routing::WeightChange;
 use serde::{Deserialize, Serialize};
 

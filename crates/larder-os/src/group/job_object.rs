@@ -8,7 +8,7 @@ use windows_sys::Win32::System::JobObjects::{
     JobObjectExtendedLimitInformation, QueryInformationJobObject,
 };
 
-use crate::machine::memory;
+use crate::memory;
 
 /// The name of a group, for people.
 pub const NAME: &str = "job object";

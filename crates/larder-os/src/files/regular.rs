@@ -10,7 +10,7 @@ use std::{
     path::Path,
 };
 
-use crate::file_system::{NO_LINK, is_of_no_file, open_without_blocking};
+use super::system::{NO_LINK, is_of_no_file, open_without_blocking};
 
 /// Opens the regular file at `path` for reading.
 pub fn open_regular(path: &Path) -> io::Result<File> {

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter};
 use std::path::{Path, PathBuf};
 
-use crate::file_system::{create_private, is_of_no_file, replace_file};
+use super::system::{create_private, is_of_no_file, replace_file};
 
 /// Symbolic links that are followed from one to the next.
 const LINKS_MAX: usize = 40;

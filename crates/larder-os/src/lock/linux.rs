@@ -9,7 +9,7 @@ use rustix::{
     process::{Resource, getrlimit},
 };
 
-use crate::machine::memory;
+use crate::memory;
 
 /// The name of the limit of locked memory.
 pub const LIMIT: &str = "RLIMIT_MEMLOCK";

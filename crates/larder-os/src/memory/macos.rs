@@ -3,7 +3,7 @@
 
 use std::mem::{self, MaybeUninit};
 
-use larder_core::sysctl_number;
+use crate::sysctl_number;
 
 unsafe extern "C" {
     /// The port of this task, which the C library has at hand.

@@ -3,9 +3,7 @@
 use std::io;
 use std::ops::Range;
 
-use larder_core::format_bytes;
-
-use super::memory;
+use crate::memory;
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 mod linux;
@@ -20,14 +18,14 @@ mod windows;
 #[cfg(windows)]
 use windows as system;
 
-pub use system::limit;
+pub use system::{LIMIT, REMEDY, limit};
 
 /// How much memory was locked.
 pub struct LockReport {
     /// Bytes that are locked.
-    bytes: u64,
+    pub bytes: u64,
     /// Bytes that were to be locked, and why not all of them were.
-    refused: Option<(u64, io::Error)>,
+    pub refused: Option<(u64, io::Error)>,
 }
 
 /// The addresses of slots.
@@ -76,22 +74,6 @@ impl LockReport {
     /// The same with what is locked now, after slots were unlocked.
     pub fn again(self) -> Self {
         Self::now(self.refused, self.bytes)
-    }
-
-    /// The result, in one line.
-    pub fn describe(&self) -> String {
-        let bytes = format_bytes(self.bytes);
-        match &self.refused {
-            None => format!("locked: {bytes} of memory"),
-            Some((all, cause)) => format!(
-                "locked: {bytes} of {} of memory, weights before experts; the rest may be swapped out ({cause}{}); {}",
-                format_bytes(*all),
-                system::limit()
-                    .map(|limit| format!(", {} is {}", system::LIMIT, format_bytes(limit)))
-                    .unwrap_or_default(),
-                system::REMEDY,
-            ),
-        }
     }
 }
 

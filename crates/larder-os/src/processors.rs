@@ -11,7 +11,7 @@ pub fn performance_cores() -> usize {
 }
 
 /// The performance cores that this thread may use, the strongest first.
-pub(crate) fn strongest_first() -> std::io::Result<Vec<usize>> {
+pub fn strongest_first() -> std::io::Result<Vec<usize>> {
     let allowed = affinity::allowed()?;
     Ok(match affinity::strengths(&allowed) {
         Some(strengths) => strong_of(allowed, strengths),
@@ -36,7 +36,7 @@ fn named_performance_cores() -> Option<usize> {
 /// The processors of the first performance level, on a Mac with cores of two kinds; all on one with one kind.
 #[cfg(target_vendor = "apple")]
 fn named_performance_cores() -> Option<usize> {
-    use larder_core::sysctl_number;
+    use crate::sysctl_number;
     let named = sysctl_number(c"hw.perflevel0.logicalcpu").or_else(|| sysctl_number(c"hw.logicalcpu"));
     named.map(|number| number as usize)
 }
