@@ -11,13 +11,13 @@ use std::ffi::{c_char, c_void};
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::Context;
-use larder_embed::{EmbeddedModel, GenerateOptions, LoadOptions, TextPiece};
+use larder_runtime::{GenerateOptions, LoadOptions, Model, TextPiece};
 
 use strings::{guarded, owned, path_of, text_of};
 
 /// A model that is loaded. Functions that are given the same one from several threads wait for each other.
 #[allow(non_camel_case_types)]
-pub struct larder_model(Mutex<EmbeddedModel>);
+pub struct larder_model(Mutex<Model>);
 
 /// Receives a piece of the answer: UTF-8 of `length` bytes, with a NUL behind it, valid during the call. Returning false ends the
 /// answer.
@@ -34,7 +34,7 @@ pub extern "C" fn larder_version() -> *const c_char {
 /// Loads a model: a store, a folder with a checkpoint, or a GGUF file, beside which a store is made the first time.
 ///
 /// `options` is a JSON object or NULL: "cache-mem" ("4G" or "auto"), "cache-experts", "context", "threads", "quality", "routing",
-/// "eviction", "evictor", "prefetch", "mlock", "models" and further ones of crates/larder-embed. They have the meaning of the command's
+/// "eviction", "evictor", "prefetch", "mlock", "models" and further ones of larder-runtime. They have the meaning of the command's
 /// flags of these names; "models" is the folder of downloaded models.
 ///
 /// Returns NULL on an error; `error`, if it is not NULL, then gets a sentence, to be freed by larder_string_free.
@@ -51,7 +51,7 @@ pub unsafe extern "C" fn larder_load(
     let load = || {
         // SAFETY: the caller's.
         let (path, options) = unsafe { (path_of(path)?, text_of(options, "options")?) };
-        let model = EmbeddedModel::load(path, &LoadOptions::from_json(options.unwrap_or_default())?)?;
+        let model = Model::load_with(path, &LoadOptions::from_json(options.unwrap_or_default())?)?;
         Ok(Box::into_raw(Box::new(larder_model(Mutex::new(model)))))
     };
     // SAFETY: the caller's.
@@ -94,7 +94,7 @@ pub unsafe extern "C" fn larder_generate(
             None => true,
         };
         let mut model = model.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let answer = model.generate(prompt, &options, &mut piece)?;
+        let answer = model.generate_with(prompt, &options, &mut piece)?;
         owned(serde_json::to_string(&answer)?)
     };
     // SAFETY: the caller's.

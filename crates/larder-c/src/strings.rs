@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString, c_char};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use larder_embed::error_message;
+use larder_runtime::error_message;
 
 /// A path, in the system's encoding; on Windows in UTF-8.
 ///
@@ -56,7 +56,7 @@ pub fn owned(text: String) -> Result<*mut c_char> {
 ///
 /// `error` is NULL or where a pointer may be written.
 pub unsafe fn guarded<T>(run: impl FnOnce() -> Result<T>, error: *mut *mut c_char) -> Option<T> {
-    match larder_embed::guarded(run) {
+    match larder_runtime::guarded(run) {
         Ok(value) => Some(value),
         Err(failed) => {
             if !error.is_null() {

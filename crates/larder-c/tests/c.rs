@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use larder_embed::{EmbeddedModel, GenerateOptions, GeneratedText, LoadOptions, ModelStats, TextPiece};
+use larder_runtime::{GenerateOptions, GeneratedText, LoadOptions, Model, ModelStats, TextPiece};
 
 const PROMPT: &str = "The old man looked at the door, and";
 const LOAD: &str = r#"{"cache-experts": 16, "threads": 2}"#;
@@ -68,13 +68,13 @@ fn printed(output: &Output) -> (GeneratedText, ModelStats) {
 #[test]
 fn a_program_in_c_gets_the_text_of_the_engine() {
     let options = LoadOptions::from_json(LOAD).unwrap();
-    let mut model = EmbeddedModel::load(&demo(), &options).unwrap();
+    let mut model = Model::load_with(demo(), &options).unwrap();
     let mut pieces = String::new();
     let mut piece = |piece: TextPiece| {
         pieces.push_str(piece.text);
         true
     };
-    let own = model.generate(PROMPT, &GenerateOptions::from_json(GENERATE).unwrap(), &mut piece).unwrap();
+    let own = model.generate_with(PROMPT, &GenerateOptions::from_json(GENERATE).unwrap(), &mut piece).unwrap();
     assert_eq!((own.tokens.len(), &own.text), (30, &pieces));
     let (folder, libraries) = (tempfile::tempdir().unwrap(), libraries());
     let archive = libraries.join("liblarder.a");

@@ -1,4 +1,4 @@
-//! Experts computed by other machines over gRPC.
+//! Experts on several machines: which machine holds which ([`placement`]), and workers that compute them over gRPC (feature `workers`).
 //!
 //! A worker ([`serve`]) holds some experts of a model, an [`ExpertSet`] in an [`ExpertHost`], and replies with weighted
 //! sums of their outputs. The client runs the model: [`Edge`] is an expert path that computes the experts that are in
@@ -6,10 +6,11 @@
 //! faster. Both sides check each other with a [`Handshake`].
 //!
 //! A client's output does not depend on which machine computed an expert: with 32-bit floats it has the same bits as on
-//! one machine. After a failure another source is used, or the error names the cause. This crate reads neither placements nor topologies, and trusts no message: a
+//! one machine. After a failure another source is used, or the error names the cause. No message is trusted: a
 //! worker checks each request ([`ComputeJob::read`]) before it computes anything, and a client checks each reply.
 //!
 //! ```
+//! # #[cfg(feature = "workers")] {
 //! use larder_core::{ExpertId, Geometry, LayerIdx};
 //! use larder_edge::{ComputeJob, ExpertSet, Handshake, InvalidRequest, PROTOCOL_VERSION, wire};
 //!
@@ -29,31 +30,16 @@
 //! // A request is checked before it is computed.
 //! let empty = wire::ComputeRequest { version: PROTOCOL_VERSION, model: "our model".into(), ..Default::default() };
 //! assert!(matches!(ComputeJob::read(&empty, &handshake), Err(InvalidRequest::Malformed(_))));
+//! # }
 //! ```
 
-mod client;
-mod codec;
-mod compute_job;
-mod expert_set;
-mod handshake;
-mod spin_wait;
-#[cfg(test)]
-mod tests;
-mod tls;
-mod worker;
-mod write_coalescing;
+pub mod placement;
+#[cfg(feature = "workers")]
+mod workers;
 
-pub use client::{
-    ClientOptions, Edge, EdgeReport, NameResolver, SystemResolver, WorkerAddress, WorkerAddresses, WorkerDiscovery,
-    WorkerPool, WorkerPreference, WorkerReport,
+#[cfg(feature = "workers")]
+pub use workers::{
+    ClientOptions, ComputeJob, Edge, EdgeReport, ExpertHost, ExpertSet, Handshake, InvalidRequest, JobResult,
+    MAX_REQUEST_TOKENS, NameResolver, PROTOCOL_VERSION, SystemResolver, TlsCredentials, UNUSED_TIMEOUT, WorkerAddress,
+    WorkerAddresses, WorkerDiscovery, WorkerOptions, WorkerPool, WorkerPreference, WorkerReport, serve, wire,
 };
-pub use compute_job::{ComputeJob, InvalidRequest};
-pub use expert_set::ExpertSet;
-pub use handshake::{Handshake, MAX_REQUEST_TOKENS, PROTOCOL_VERSION};
-pub use tls::TlsCredentials;
-pub use worker::{ExpertHost, JobResult, UNUSED_TIMEOUT, WorkerOptions, serve};
-
-/// The gRPC messages, client and server, generated from `proto/experts.proto`.
-pub mod wire {
-    tonic::include_proto!("larder.edge.v1");
-}

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Context;
-use larder_embed::guarded;
+use larder_runtime::guarded;
 use pyo3::prelude::*;
 
 use crate::errors::or_raise;

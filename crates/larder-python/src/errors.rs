@@ -1,6 +1,6 @@
 //! Errors as Python exceptions.
 
-use larder_embed::error_message;
+use larder_runtime::error_message;
 use pyo3::prelude::*;
 use pyo3::{create_exception, exceptions::PyException};
 

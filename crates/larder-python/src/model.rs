@@ -5,8 +5,8 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
-use larder_embed::{
-    ChatMessages, EmbeddedModel, GenerateOptions, GeneratedText, LoadOptions, SharedStats, TextCodec, guarded,
+use larder_runtime::{
+    ChatMessages, GenerateOptions, GeneratedText, LoadOptions, Model, SharedStats, TextCodec, guarded,
 };
 use pyo3::prelude::*;
 
@@ -27,11 +27,11 @@ pub struct PyModel {
 }
 
 /// A model until it is closed.
-struct ModelSlot(Mutex<Option<EmbeddedModel>>);
+struct ModelSlot(Mutex<Option<Model>>);
 
 impl ModelSlot {
     /// Waits until nothing else uses the model.
-    fn with<T>(&self, use_it: impl FnOnce(&mut EmbeddedModel) -> Result<T>) -> Result<T> {
+    fn with<T>(&self, use_it: impl FnOnce(&mut Model) -> Result<T>) -> Result<T> {
         let mut model = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         use_it(model.as_mut().context("the model is closed; load it again")?)
     }
@@ -45,14 +45,9 @@ enum Source {
 }
 
 impl Source {
-    fn answer(
-        &self,
-        model: &mut EmbeddedModel,
-        options: &GenerateOptions,
-        to: &mut PieceSender,
-    ) -> Result<GeneratedText> {
+    fn answer(&self, model: &mut Model, options: &GenerateOptions, to: &mut PieceSender) -> Result<GeneratedText> {
         match self {
-            Source::Text(prompt) => model.generate(prompt, options, to),
+            Source::Text(prompt) => model.generate_with(prompt, options, to),
             Source::Tokens(tokens) => model.generate_from(tokens, options, to),
             Source::Chat(chat) => model.chat(chat, options, to),
         }
@@ -60,7 +55,7 @@ impl Source {
 }
 
 impl PyModel {
-    fn of(model: EmbeddedModel) -> Self {
+    fn of(model: Model) -> Self {
         let (text, context, stats) = (model.text_codec().clone(), model.context(), model.shared_stats());
         let slot = Arc::new(ModelSlot(Mutex::new(Some(model))));
         PyModel { slot, text, context, stats, process: std::process::id() }
@@ -78,7 +73,7 @@ impl PyModel {
     fn compute<T: Send + 'static>(
         &self,
         py: Python<'_>,
-        work: impl FnOnce(&mut EmbeddedModel, &Wanted) -> Result<T> + Send + 'static,
+        work: impl FnOnce(&mut Model, &Wanted) -> Result<T> + Send + 'static,
     ) -> PyResult<T> {
         or_raise(self.check_process())?;
         let slot = self.slot.clone();
@@ -109,7 +104,7 @@ impl PyModel {
             let options = LoadOptions::from_json(&options)?;
             let (models, cache) = (larder_command::models_folder(), larder_command::cache_folder());
             let (models, cache_folder) = (options.models.clone().or(models), options.cache_folder.clone().or(cache));
-            EmbeddedModel::load(&path, &LoadOptions { models, cache_folder, ..options })
+            Model::load_with(&path, &LoadOptions { models, cache_folder, ..options })
         })?;
         Ok(PyModel::of(model))
     }

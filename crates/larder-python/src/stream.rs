@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use larder_embed::{GeneratedText, PieceListener, TextPiece};
+use larder_runtime::{GeneratedText, PieceListener, TextPiece};
 use pyo3::prelude::*;
 
 use crate::background::{Wanted, wait};

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use anyhow::{Error, Result, anyhow, bail};
 use larder_core::Geometry;
+use larder_edge::placement::{PlacementFile, ServerEntry, Topology};
 use larder_edge::{
     ClientOptions, Edge, ExpertSet, Handshake, TlsCredentials, WorkerAddress, WorkerAddresses, WorkerDiscovery,
     WorkerPool, WorkerPreference,
 };
 use larder_engine::StreamingPath;
-use larder_placement::{PlacementFile, ServerEntry, Topology};
 use larder_store::{Source, Store};
 
 use crate::notice::{Notice, Notices};
@@ -80,7 +80,7 @@ fn machines(path: &Path) -> Result<WorkerAddresses> {
     }
     // Relative to the topology file, not to the current folder.
     let beside = |file: Option<PathBuf>| Some(path.parent()?.join(file?));
-    let larder_placement::TlsFiles { ca, cert, key } = tls.unwrap_or_default();
+    let larder_edge::placement::TlsFiles { ca, cert, key } = tls.unwrap_or_default();
     let tls = TlsCredentials::read(beside(ca).as_deref(), beside(cert).as_deref(), beside(key).as_deref())
         .map_err(in_file)?;
     Ok(WorkerAddresses { workers, discover, tls })
@@ -126,7 +126,7 @@ impl LoadedPlacement {
     /// The experts of the model of that name, or of the only model in the file.
     fn model_experts(
         &self,
-        models: &BTreeMap<String, larder_placement::ExpertLists>,
+        models: &BTreeMap<String, larder_edge::placement::ExpertLists>,
         owner: &str,
         model: &str,
         geometry: &Geometry,

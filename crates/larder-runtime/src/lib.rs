@@ -1,5 +1,6 @@
 //! Makes a model ready to run: finds and opens it, plans its memory, and starts an engine of decoder and expert path.
 //!
+//! - [`Model`] is all of it in three lines: `Model::load(path)?.generate(prompt)?`.
 //! - [`OpenModel`] is a model on disk: a store, a checkpoint folder, a GGUF file, or a name on the hub ([`models`]).
 //! - [`Options`] say how it runs. [`plan`] decides from them and from the memory of the [`machine`] how many experts stay in
 //!   memory, before anything is loaded.
@@ -57,6 +58,7 @@ mod hot;
 mod inputs;
 mod load;
 mod memory_notes;
+mod model;
 mod mtp;
 mod notice;
 mod open;
@@ -83,6 +85,10 @@ pub use elastic::CapacityChanges;
 pub use engine::{InferenceEngine, require_store};
 pub use experts::EngineExperts;
 pub use inputs::{AvailableMemory, expert_sizes, plan_inputs, plan_inputs_in, tell_context};
+pub use model::{
+    ChatMessages, GenerateOptions, GeneratedText, LoadOptions, Model, ModelStats, PieceKind, PieceListener,
+    SharedStats, TextPiece, guarded,
+};
 pub use notice::{Notice, Notices, WorkProgress};
 pub use open::{
     FormatBytes, ModelExperts, OpenModel, TextCodec, blueprint_of, check_ignored, check_sidecars, model_name,

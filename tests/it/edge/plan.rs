@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use larder_core::{ExpertActivations, Geometry, LayerIdx};
-use larder_placement::{PlacementFile, Topology};
+use larder_edge::placement::{PlacementFile, Topology};
 use serde_json::Value;
 use tempfile::TempDir;
 

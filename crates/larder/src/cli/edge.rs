@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use larder_placement::{Algorithm, BEST_GREEDY, ServingMode, WireFormat, algorithm};
+use larder_edge::placement::{Algorithm, BEST_GREEDY, ServingMode, WireFormat, algorithm};
 
 use super::at_least_one;
 #[cfg(feature = "edge")]

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use larder_core::ExpertActivations;
-use larder_placement::{Cost, Latency, ModelUsage, PlacementPlan, Topology, plan};
+use larder_edge::placement::{Cost, Latency, ModelUsage, PlacementPlan, Topology, plan};
 use serde_json::{Value, json};
 
 use crate::cli::edge::EdgePlanArgs;

@@ -2,10 +2,10 @@
 
 use std::fmt::Write;
 
+use larder_edge::placement::ALGORITHMS;
+use larder_edge::placement::simulate::Sweep;
 use larder_lab::report::{Chart, Line, Page, Style, Table, chart_group, group, paragraph};
 use larder_lab::{Fact, ReportOrigin};
-use larder_placement::ALGORITHMS;
-use larder_placement::simulate::Sweep;
 
 use super::simulate::SimulationRun;
 

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use larder_placement::simulate::{self, PlacementOutcome, Sweep};
-use larder_placement::{ALGORITHMS, Algorithm, Scenario};
+use larder_edge::placement::simulate::{self, PlacementOutcome, Sweep};
+use larder_edge::placement::{ALGORITHMS, Algorithm, Scenario};
 use serde_json::json;
 
 use super::report::{self, PlacementComparison};

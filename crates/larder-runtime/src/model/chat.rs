@@ -1,0 +1,123 @@
+//! Chats: messages to a prompt by the model's template, and the answer as a message.
+
+use anyhow::{Context, Result, bail};
+use larder_engine::{ChatInput, OutputPart, ToolSchema};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use crate::model::Model;
+use crate::model::generation::{GeneratedText, PromptTokens};
+use crate::model::options::GenerateOptions;
+use crate::model::piece::{PieceListener, TextPiece};
+
+/// The messages of a chat, with what its template may read besides.
+#[derive(Clone, Default, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct ChatMessages {
+    /// Each an object with `role` and `content`.
+    pub messages: Vec<Value>,
+    /// Tools that the model may call, in OpenAI's form.
+    pub tools: Vec<Value>,
+    /// Further variables of the template.
+    pub template_variables: Map<String, Value>,
+}
+
+impl ChatMessages {
+    /// Parses a JSON object.
+    pub fn from_json(json: &str) -> Result<Self> {
+        serde_json::from_str(json).context("the chat is not valid")
+    }
+}
+
+impl Model {
+    /// Answers a user's message, without what was said before.
+    pub fn ask(&mut self, message: &str) -> Result<GeneratedText> {
+        let chat = ChatMessages { messages: vec![json!({"role": "user", "content": message})], ..Default::default() };
+        self.chat(&chat, &GenerateOptions::default(), &mut |_: TextPiece| true)
+    }
+
+    /// Answers the last message. What the prompt has in common with the last chat is not computed again.
+    pub fn chat(
+        &mut self,
+        chat: &ChatMessages,
+        options: &GenerateOptions,
+        listener: &mut dyn PieceListener,
+    ) -> Result<GeneratedText> {
+        let text = self.chat_prompt(chat)?;
+        let tokens = self.text.tokenizer.encode_for(self.context, &text, false)?;
+        self.check_prompt(&tokens)?;
+        let schemas = chat.tools.iter().map(schema).collect::<Result<Vec<_>>>()?;
+        if options.trace || options.trace_logits {
+            // The trace shall have all tokens.
+            self.chat = None;
+        }
+        let (parser, shown) = (self.chat_format.parser(&text, schemas), self.chat_format.shown_tokens().to_vec());
+        self.answer(PromptTokens { tokens: &tokens, parser: Some(parser), shown }, options, listener)
+    }
+
+    /// The text that the model's template makes of a chat.
+    pub fn chat_prompt(&self, chat: &ChatMessages) -> Result<String> {
+        let Some(template) = &self.text.template else {
+            bail!("the model has no chat template; generate from a prompt")
+        };
+        let tools = (!chat.tools.is_empty()).then_some(&*chat.tools);
+        let (messages, tools) = self.chat_format.for_template(&chat.messages, tools);
+        let input = ChatInput { tools, extra: &chat.template_variables, ..ChatInput::new(&messages) };
+        Ok(template.render(&input)?)
+    }
+}
+
+/// Name and schema of a tool in OpenAI's form.
+fn schema(tool: &Value) -> Result<ToolSchema> {
+    let function = tool.get("function").unwrap_or(tool);
+    let name = function.get("name").and_then(Value::as_str);
+    let name = name.context("each tool of a chat must have a function with a name")?.to_owned();
+    Ok(ToolSchema { name, parameters: function.get("parameters").cloned().unwrap_or(json!({})) })
+}
+
+/// An answer in its parts.
+#[derive(Default)]
+pub(crate) struct AnswerMessage {
+    pub content: String,
+    reasoning: String,
+    calls: Vec<ToolCall>,
+}
+
+struct ToolCall {
+    name: String,
+    id: Option<String>,
+    arguments: String,
+}
+
+impl AnswerMessage {
+    /// Adds a part.
+    pub fn add(&mut self, part: &OutputPart) {
+        match part {
+            OutputPart::Content(text) => self.content.push_str(text),
+            OutputPart::Reasoning(text) => self.reasoning.push_str(text),
+            OutputPart::CallName { name, id } => {
+                self.calls.push(ToolCall { name: name.clone(), id: id.clone(), arguments: String::new() });
+            }
+            OutputPart::CallArguments(text) => {
+                self.calls.last_mut().into_iter().for_each(|call| call.arguments.push_str(text));
+            }
+        }
+    }
+
+    /// The message in OpenAI's form.
+    pub fn json(&self) -> Value {
+        let mut message = json!({"role": "assistant", "content": self.content});
+        if !self.reasoning.is_empty() {
+            message["reasoning_content"] = json!(self.reasoning);
+        }
+        if !self.calls.is_empty() {
+            let call = |(at, call): (usize, &ToolCall)| {
+                let id = call.id.clone().unwrap_or_else(|| format!("call_{at}"));
+                let function = json!({"name": call.name, "arguments": call.arguments});
+                json!({"id": id, "type": "function", "function": function})
+            };
+            message["tool_calls"] = self.calls.iter().enumerate().map(call).collect();
+        }
+        message
+    }
+}
