@@ -5,10 +5,11 @@ use std::error::Error;
 use std::io::Write;
 use std::path::Path;
 
-use larder_engine::{Listener, Request, Sampler, Sampling, Speculation, StopMatcher, generate};
+use larder_engine::{Listener, Request, Sampler, Sampling, Speculation, generate};
 use larder_runtime::{
     CacheOptions, CacheSize, EngineExperts, InferenceEngine, ModelOptions, Notices, OpenModel, Options,
 };
+use larder_text::StopMatcher;
 
 /// Prints the text as it is generated.
 struct Printer;

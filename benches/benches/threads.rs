@@ -9,7 +9,8 @@ use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
 
-use larder_engine::{Session, TokenInput, Xoshiro256};
+use larder_core::Xoshiro256;
+use larder_engine::{Session, TokenInput};
 use larder_kernels::{RecordedRun, ThreadPool, WakeCosts};
 use larder_model::ComputeContext;
 use larder_runtime::{ModelOptions, OpenModel};

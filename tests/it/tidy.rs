@@ -16,18 +16,22 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
     ("larder-hub", &["os", "core", "store"]),
     ("larder-model", &["os", "core", "kernels"]),
     ("larder-cuda", &["os", "core", "kernels", "store", "cache", "model"]),
-    ("larder-engine", &["os", "core", "policy", "cache", "model"]),
+    ("larder-text", &["os", "core"]),
+    ("larder-engine", &["os", "core", "policy", "cache", "model", "text"]),
     ("larder-lab", &["os", "core", "policy", "cache", "model", "engine"]),
     (
         "larder-runtime",
-        &["os", "core", "policy", "kernels", "store", "cache", "hub", "model", "cuda", "engine", "edge"],
+        &["os", "core", "policy", "kernels", "store", "cache", "hub", "model", "cuda", "text", "engine", "edge"],
     ),
     ("larder-c", &["runtime"]),
-    ("larder-serve", &["os", "core", "cache", "model", "engine"]),
+    ("larder-serve", &["os", "core", "cache", "model", "text", "engine"]),
     ("larder-edge", &["os", "core", "cache", "model", "engine"]),
     (
         "larder",
-        &["os", "core", "policy", "kernels", "store", "cache", "model", "engine", "runtime", "lab", "serve", "edge"],
+        &[
+            "os", "core", "policy", "kernels", "store", "cache", "model", "text", "engine", "runtime", "lab", "serve",
+            "edge",
+        ],
     ),
     ("larder-python", &["core", "runtime"]),
 ];

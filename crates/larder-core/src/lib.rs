@@ -55,6 +55,7 @@ mod tensors;
 mod timestamp;
 mod trace;
 mod units;
+mod xoshiro;
 
 pub use blueprint::{Blueprint, ExpertNames, Geometry, IGNORED_KEY, MTP_KEY, RowPick, TensorSlice, TensorSpec};
 pub use exp::{exp, softplus};
@@ -79,3 +80,4 @@ pub use trace::{
     CapacityAt, EXPERTS_MAX, GATES_KEY, Steps, Trace, TraceError, TracePass, TraceStep, TraceToken, UNUSED,
 };
 pub use units::{format_bytes, format_count, parse_bytes, size_down, size_up};
+pub use xoshiro::Xoshiro256;

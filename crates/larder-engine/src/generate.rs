@@ -5,15 +5,15 @@ use std::time::{Duration, Instant};
 use larder_model::{ExpertPath, ModelError, Tap};
 
 use crate::decode::{Decoding, StepStats, TokenChoice, forward};
-use crate::grammar::Grammar;
 use crate::sampler::{Sampler, SamplerError};
 use crate::sequence::{AheadCounts, NextChoice};
 use crate::session::Session;
 use crate::speculation::{DraftCounts, Drafting};
-use crate::text::StopMatcher;
-use crate::text::Tokenizer;
 use crate::token_input::TokenInput;
 use crate::writer::{FinishReason, Writer};
+use larder_text::Grammar;
+use larder_text::StopMatcher;
+use larder_text::Tokenizer;
 
 /// The result of a generation.
 #[derive(Debug)]

@@ -1,79 +1,58 @@
-//! Text generation on top of a decoder: tokenizer, chat template, prefill, decode, sampling, detokenizer, stop strings.
+//! Text generation on top of a decoder: prefill, decode, sampling, drafting.
 //!
-//! - Text: [`Tokenizer`] and [`Detokenizer`], [`ChatTemplate`], [`StopMatcher`]; the files [`TokenizerConfig`] and
-//!   [`GenerationConfig`].
-//! - Generation: a [`Session`] is a [`Sequence`] (tokens with their KV cache) with a decoder and an expert path;
+//! - A [`Session`] is a [`Sequence`] (tokens with their KV cache) with a decoder and an expert path;
 //!   [`step()`] computes pending tokens of any number of sequences. [`generate()`] runs prefill and decode of one session;
-//!   a [`Writer`] draws tokens with a [`Sampler`] and turns them into text; a [`Listener`] is told. A [`Grammar`] leaves only
-//!   tokens with which the text keeps to a [`TextFormat`] (structured output). [`Drafting`] says how tokens are drafted, so that one step
-//!   computes several; a [`DraftSource`] drafts them.
+//!   a [`Writer`] draws tokens with a [`Sampler`] and turns them into text; a [`Listener`] is told. [`Drafting`] says how tokens are
+//!   drafted, so that one step computes several; a [`DraftSource`] drafts them.
 //! - Expert paths: [`StreamingPath`] takes experts from a cache in main memory, [`TieredPath`] from device memory and
 //!   main memory; both are a [`CachedPath`] and route by a [`Routing`]. A [`Recorder`] collects a trace of the routing.
-//! - Chats: a [`ChatFormat`] knows how a model marks reasoning and tool calls; its [`OutputParser`] separates them. A [`ContextFull`]
-//!   says what happens when a context is full; [`DialogueTurns`] are what a prompt may leave out.
 //! - [`Sequence::save`] and [`Sequence::restore`]: a sequence as bytes, for another run; a [`SavedHead`] is its beginning.
 //! - Files beside a model for its policies: [`Calibration`] of the strategy `prior`, [`LambdaCosts`] of its λ,
 //!   [`QualityCalibration`] of the strategy `quality`, [`evictor_from_bytes`].
 //!
-//! This crate never opens a file (the files of a model arrive as bytes), never prints, and reads the clock only to
-//! measure and for the date that a chat template may show.
+//! This crate never opens a file (the files of a model arrive as bytes), never prints, and reads the clock only to measure.
 //!
 //! ```
-//! use larder_engine::{Sampler, Sampling, StopMatcher};
+//! use larder_engine::{Sampler, Sampling};
 //!
 //! let mut logits = [0.5, 3.0, 1.0];
 //! let mut greedy = Sampler::new(Sampling::default(), 7)?;
 //! assert_eq!(greedy.sample(&mut logits, &[])?, 1);
-//!
-//! let mut stop = StopMatcher::new(vec!["\nUser:".into()])?;
-//! assert_eq!(stop.push("Hello.\nUs"), "Hello."); // "\nUs" may become the stop string
-//! assert_eq!(stop.push("er: more"), "");
-//! assert_eq!(stop.stopped(), Some(0));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 mod calibration;
-mod chat_output;
-mod context;
 mod context_limit;
 mod decode;
 mod evictor_file;
 mod generate;
-mod grammar;
 mod hidden_sum;
 mod lambda_costs;
 mod mtp_state;
 mod output_loss;
 mod paths;
 mod quality_calibration;
-mod rng;
 mod sampler;
 mod saved_sequence;
 mod sequence;
 mod session;
 mod speculation;
 mod step;
-mod template;
-mod text;
 mod times;
 mod token_input;
 mod writer;
 
 pub use calibration::Calibration;
-pub use chat_output::{AllowedCalls, AnswerRules, ChatFormat, OutputParser, OutputPart, ToolSchema};
-pub use context::{ContextFull, DialogueTurns, answer_room, kept_tokens};
 pub use context_limit::ContextLimit;
 pub use decode::{Decoding, NextDraws, StepStats, TokenChoice};
 pub use evictor_file::{EVICTOR_BYTES_MAX, EVICTOR_FILE, SidecarError, evictor_arrays, evictor_from_bytes};
 pub use generate::{GenerateError, Generated, Listener, Request, generate};
-pub use grammar::{Grammar, GrammarCompiler, GrammarError, TextFormat, grammar_bytes};
 pub use hidden_sum::HiddenSum;
 pub use lambda_costs::{CostNote, LambdaCost, LambdaCosts, MeasuredLambda, SizeCosts, lambda_cost_note, text_breaks};
 pub use mtp_state::{MtpState, OwnLayer};
 pub use output_loss::{ExactLogits, LossMeter, MEASURE_EVERY, OutputLoss, kl_divergence_from, log_sum_exp};
 pub use paths::{CachedPath, DeviceExpertsDouble, Recorder, Routing, StreamingPath, TieredPath};
 pub use quality_calibration::{MeasuredSetting, QualityCalibration};
-pub use rng::Xoshiro256;
 pub use sampler::{Sampler, SamplerError, Sampling};
 pub use saved_sequence::{SAVED_NOTE_BYTES_MAX, SavedHead, SavedSequenceError, SequenceOrigin};
 pub use sequence::{AheadCounts, Sequence};
@@ -83,11 +62,6 @@ pub use speculation::{
     SpeculationError, Speculator, TextSoFar,
 };
 pub use step::{StepPart, step};
-pub use template::{ChatInput, ChatTemplate, Moment, TemplateError};
-pub use text::{
-    ConfigError, Detokenizer, EncodeError, FillInTokens, GenerationConfig, StopError, StopMatcher, TOKENISING_BYTES,
-    TokenBytes, Tokenizer, TokenizerConfig, Welcome,
-};
 pub use times::PhaseTimes;
 pub use token_input::{PREFILL_TOKENS, TokenInput};
 pub use writer::{FinishReason, Writer, WrittenToken};

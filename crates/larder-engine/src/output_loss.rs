@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use larder_model::{Decoder, ExactExperts, ExpertPath};
 
-use crate::rng::Xoshiro256;
 use crate::sequence::Sequence;
 use crate::step::exact_logits;
+use larder_core::Xoshiro256;
 
 /// Of how many decoded tokens one is computed twice, unless something else is asked for.
 pub const MEASURE_EVERY: u32 = 128;

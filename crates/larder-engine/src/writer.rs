@@ -4,10 +4,10 @@
 use larder_model::{BestLogits, LogitsRow};
 
 use crate::decode::{NextDraws, TokenChoice};
-use crate::grammar::Grammar;
 use crate::sampler::{Sampler, SamplerError};
-use crate::text::Detokenizer;
-use crate::text::StopMatcher;
+use larder_text::Detokenizer;
+use larder_text::Grammar;
+use larder_text::StopMatcher;
 
 /// The reason why a generation ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

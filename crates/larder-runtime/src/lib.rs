@@ -13,7 +13,8 @@
 //! ```
 //! use std::path::Path;
 //!
-//! use larder_engine::{Listener, Request, Sampler, Sampling, Speculation, StopMatcher, generate};
+//! use larder_engine::{Listener, Request, Sampler, Sampling, Speculation, generate};
+//! use larder_text::StopMatcher;
 //! use larder_runtime::{CacheOptions, CacheSize, ContextSize, EngineExperts, InferenceEngine, ModelOptions, Notices, OpenModel, Options};
 //!
 //! /// Prints the text as it is generated.

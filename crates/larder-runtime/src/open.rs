@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use larder_core::{Blueprint, ExpertLayout, NumberFormat, TensorSpec, printable};
-use larder_engine::{ChatTemplate, GenerationConfig, Tokenizer, TokenizerConfig, Welcome};
 use larder_model::{AllResident, ComputeContext, Decoder, row_cache_bytes};
 use larder_store::reader::Slot;
 use larder_store::{
     Assembler, CONVERSION_STATE, ExpertSource, MANIFEST_FILE, Source, Store, StoreError, StoreErrorKind, WELCOME,
     check_resident, open_source_with, read_small,
 };
+use larder_text::{ChatTemplate, GenerationConfig, Tokenizer, TokenizerConfig, Welcome};
 
 use crate::notice::{Notice, Notices, PreloadRates};
 use crate::options::{ModelOptions, Setting};

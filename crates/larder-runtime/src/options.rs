@@ -126,7 +126,7 @@ impl Default for Options {
 impl Options {
     /// Bytes of memory that tokenising takes while the engine runs, for each token of a context.
     pub(crate) fn tokenising_bytes_per_token(&self) -> u64 {
-        (self.prompt_bytes_per_token as u64).saturating_mul(larder_engine::TOKENISING_BYTES as u64)
+        (self.prompt_bytes_per_token as u64).saturating_mul(larder_text::TOKENISING_BYTES as u64)
     }
 
     /// Whether edge workers compute experts as well.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use larder_engine::{AllowedCalls, AnswerRules, Grammar, GrammarCompiler, GrammarError, TextFormat};
+use larder_text::{AllowedCalls, AnswerRules, Grammar, GrammarCompiler, GrammarError, TextFormat};
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::error::ApiError;

@@ -1,7 +1,7 @@
 //! What is cut where a chat or a text is longer than the context: the oldest turns of a chat, the middle of a text, and older
 //! tokens of an answer under way.
 
-use larder_engine::{ContextFull, DialogueTurns, answer_room, kept_tokens};
+use larder_text::{ContextFull, DialogueTurns, answer_room, kept_tokens};
 use serde_json::{Value, json};
 
 use crate::error::ApiError;

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use larder_engine::{FinishReason, Sampler, StopMatcher};
+use larder_engine::{FinishReason, Sampler};
+use larder_text::StopMatcher;
 use tokio::sync::mpsc::Sender;
 use tracing::Span;
 

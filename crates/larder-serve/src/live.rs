@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use larder_cache::Traffic;
 use larder_core::MoeRow;
-use larder_engine::{OutputLoss, Welcome};
+use larder_engine::{OutputLoss, Sampling};
+use larder_text::Welcome;
 use serde_json::{Value, json};
 use tokio::sync::broadcast;
 
@@ -164,7 +165,7 @@ impl RateMeter {
         (queued, active): (usize, usize),
     ) -> Value {
         let rates = self.rates(Instant::now());
-        let sampling = model.generation.sampling();
+        let sampling = Sampling::from(&model.generation);
         let resident: serde_json::Map<String, Value> =
             model.layers.iter().zip(resident).map(|(layer, experts)| (layer.to_string(), json!(experts))).collect();
         let mut state = json!({

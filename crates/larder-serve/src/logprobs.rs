@@ -1,6 +1,6 @@
 //! Log-probabilities of generated tokens, and of those of a prompt that is echoed.
 
-use larder_engine::Tokenizer;
+use larder_text::Tokenizer;
 
 use crate::job::{SampledToken, TextDelta, TokenLogprob};
 

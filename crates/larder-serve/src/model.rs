@@ -1,6 +1,7 @@
 //! The model as the server needs it.
 
-use larder_engine::{ChatFormat, ChatTemplate, ContextLimit, GenerationConfig, Tokenizer, Welcome};
+use larder_engine::ContextLimit;
+use larder_text::{ChatFormat, ChatTemplate, GenerationConfig, Tokenizer, Welcome};
 use serde_json::Value;
 
 use crate::error::ApiError;

@@ -1,6 +1,6 @@
 //! From a request to prompt tokens.
 
-use larder_engine::{ChatInput, ChatTemplate, FillInTokens, TemplateError};
+use larder_text::{ChatInput, ChatTemplate, FillInTokens, TemplateError};
 use serde_json::Value;
 
 use crate::error::{ApiError, excerpt};

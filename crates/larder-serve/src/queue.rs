@@ -182,7 +182,8 @@ impl QueueState {
 mod tests {
     use std::time::Instant;
 
-    use larder_engine::{Sampler, Sampling, StopMatcher};
+    use larder_engine::{Sampler, Sampling};
+    use larder_text::StopMatcher;
     use tokio::sync::mpsc;
 
     use super::*;

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use larder_engine::{ContextFull, GrammarCompiler, GrammarError, grammar_bytes};
+use larder_text::{ContextFull, GrammarCompiler, GrammarError, grammar_bytes};
 use tokio::sync::Semaphore;
 
 use crate::connection::BUFFER_BYTES;

@@ -2,7 +2,7 @@
 
 #![no_main]
 
-use larder_engine::{ChatFormat, ChatTemplate, OutputPart, Tokenizer, TokenizerConfig, ToolSchema};
+use larder_text::{ChatFormat, ChatTemplate, OutputPart, Tokenizer, TokenizerConfig, ToolSchema};
 use larder_fuzz::in_time;
 use libfuzzer_sys::fuzz_target;
 use serde_json::json;

@@ -4,7 +4,7 @@
 
 use std::sync::OnceLock;
 
-use larder_engine::{Grammar, GrammarCompiler, GrammarError, TextFormat, Tokenizer, TokenizerConfig};
+use larder_text::{Grammar, GrammarCompiler, GrammarError, TextFormat, Tokenizer, TokenizerConfig};
 use larder_fuzz::in_time;
 use libfuzzer_sys::fuzz_target;
 

@@ -2,7 +2,7 @@
 
 #![no_main]
 
-use larder_engine::{ChatInput, ChatTemplate, TokenizerConfig};
+use larder_text::{ChatInput, ChatTemplate, TokenizerConfig};
 use larder_fuzz::in_time;
 use libfuzzer_sys::fuzz_target;
 use serde_json::json;

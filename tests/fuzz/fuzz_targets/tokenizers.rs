@@ -2,7 +2,7 @@
 
 #![no_main]
 
-use larder_engine::{Tokenizer, TokenizerConfig};
+use larder_text::{Tokenizer, TokenizerConfig};
 use larder_fuzz::{in_time, mutate_json};
 use libfuzzer_sys::{fuzz_mutator, fuzz_target};
 

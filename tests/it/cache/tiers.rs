@@ -6,8 +6,9 @@ use std::sync::atomic::Ordering;
 
 use larder_cache::Traffic;
 use larder_cache::two_tiers::{DeviceDouble, Direction, MeasuredCosts, TierShape, TierTraffic};
+use larder_core::Xoshiro256;
 use larder_core::{CacheScope, MoeRow, Presence};
-use larder_engine::{CachedPath, Routing, Session, TieredPath, TokenInput, Xoshiro256};
+use larder_engine::{CachedPath, Routing, Session, TieredPath, TokenInput};
 use larder_model::{Decoder, ExpertPath, ModelError, ProductsDouble};
 use larder_policy::eviction::{EvictionSpec, PolicyInputs};
 use larder_policy::routing::{RoutingSpec, StrategyInputs};

@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex};
 use larder_cache::CacheScope;
 use larder_engine::{
     DraftCounts, DraftModel, Drafting, FinishReason, Generated, Listener, Request, Sampler, Sampling, Session,
-    SharedSource, Speculation, StopMatcher, TokenInput, Tokenizer, TokenizerConfig, generate,
+    SharedSource, Speculation, TokenInput, generate,
 };
 use larder_model::{ComputeContext, ExpertPath};
+use larder_text::{StopMatcher, Tokenizer, TokenizerConfig};
 
 use crate::support::golden_models;
 use crate::support::rig::{Model, model};

@@ -7,7 +7,7 @@ use larder_cache::two_tiers::{DeviceSlots, PendingCompute};
 use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx};
 use larder_model::{Activation, ComputeContext, DeviceExperts, ExpertWorkspace, ModelError, MoeCall, Routed};
 
-use crate::rng::Xoshiro256;
+use larder_core::Xoshiro256;
 
 /// Double of [`DeviceExperts`] on the bytes of [`DeviceSlots`]. Computes only in [`finish`](DeviceExperts::finish), so
 /// that overwriting a slot too early changes the results.

@@ -12,7 +12,7 @@ use std::cmp::Ordering;
 use larder_model::{BestLogits, LogitChanges, LogitsRow, TokenDraw, TokenLogit};
 
 use crate::decode::{NextDraws, TokenChoice};
-use crate::rng::Xoshiro256;
+use larder_core::Xoshiro256;
 
 use changes::ChangedTokens;
 pub use settings::{SamplerError, Sampling};

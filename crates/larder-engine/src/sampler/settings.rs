@@ -1,6 +1,6 @@
 //! Settings of sampling, and what can be wrong.
 
-use crate::grammar::GrammarError;
+use larder_text::{GenerationConfig, GrammarError};
 
 /// Settings of sampling. The default is greedy.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -32,6 +32,21 @@ impl Default for Sampling {
             repetition_penalty: 1.0,
             frequency_penalty: 0.0,
             presence_penalty: 0.0,
+        }
+    }
+}
+
+impl From<&GenerationConfig> for Sampling {
+    /// As a model's files recommend: greedy unless `do_sample` is set. Settings that they do not have are off.
+    fn from(config: &GenerationConfig) -> Self {
+        let off = Sampling::default();
+        Sampling {
+            temperature: if config.do_sample == Some(true) { config.temperature.unwrap_or(1.0) } else { 0.0 },
+            top_k: config.top_k.unwrap_or(off.top_k),
+            top_p: config.top_p.unwrap_or(off.top_p),
+            min_p: config.min_p.unwrap_or(off.min_p),
+            repetition_penalty: config.repetition_penalty.unwrap_or(off.repetition_penalty),
+            ..off
         }
     }
 }

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use larder_model::ChangedLogit;
+use larder_text::GenerationConfig;
 
 use super::*;
 
@@ -137,6 +138,16 @@ fn what_is_read_of_logits_is_said() {
     assert_eq!(error, "the model's logit for token 9 is NaN; it must be finite");
     let error = sampler(greedy).sample_row(LogitsRow::Best(&tokens[..1]), &[]).unwrap_err();
     assert_eq!(error, SamplerError::NoToken(1));
+}
+
+#[test]
+fn a_model_recommends_sampling() {
+    let recommended = |json: &str| Sampling::from(&GenerationConfig::from_bytes(Some(json.as_bytes()), b"{}").unwrap());
+    assert_eq!(recommended(r#"{"temperature": 0.7}"#).temperature, 0.0, "greedy without do_sample");
+    assert_eq!(recommended(r#"{"do_sample": true}"#).temperature, 1.0);
+    let all = r#"{"do_sample": true, "temperature": 0.5, "top_k": 20, "top_p": 0.9, "min_p": 0.125, "repetition_penalty": 1.25}"#;
+    let sampling = Sampling { temperature: 0.5, top_k: 20, top_p: 0.9, min_p: 0.125, ..Sampling::default() };
+    assert_eq!(recommended(all), Sampling { repetition_penalty: 1.25, ..sampling });
 }
 
 #[test]

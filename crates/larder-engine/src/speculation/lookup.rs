@@ -119,7 +119,7 @@ fn matching_ends(a: &[u32], b: &[u32]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rng::Xoshiro256;
+    use larder_core::Xoshiro256;
 
     /// The index of the token that followed, and how many before it match.
     fn find(lookup: &mut PromptLookup, tokens: &[u32]) -> Option<(usize, usize)> {

@@ -1,7 +1,7 @@
 //! Chats: messages to a prompt by the model's template, and the answer as a message.
 
 use anyhow::{Context, Result, bail};
-use larder_engine::{ChatInput, OutputPart, ToolSchema};
+use larder_text::{ChatInput, OutputPart, ToolSchema};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 

@@ -3,10 +3,8 @@
 use crate::EngineExperts;
 use anyhow::{Context, Result};
 use larder_core::Trace;
-use larder_engine::{
-    FinishReason, Generated, Grammar, GrammarCompiler, Listener, OutputParser, OutputPart, Request, Sampler, StepStats,
-    StopMatcher, generate,
-};
+use larder_engine::{FinishReason, Generated, Listener, Request, Sampler, Sampling, StepStats, generate};
+use larder_text::{Grammar, GrammarCompiler, OutputParser, OutputPart, StopMatcher};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -106,7 +104,7 @@ impl Model {
     ) -> Result<GeneratedText> {
         let PromptTokens { tokens, parser, shown } = prompt;
         let config = options.over(&self.generation);
-        let sampling = config.sampling();
+        let sampling = Sampling::from(&config);
         sampling.checked()?;
         let sampler = Sampler::new(sampling, options.seed)?;
         let stop = StopMatcher::new(options.stop.clone())?;

@@ -13,7 +13,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Result, bail};
-use larder_engine::{ChatFormat, GenerationConfig, Sequence};
+use larder_engine::Sequence;
+use larder_text::{ChatFormat, GenerationConfig};
 use serde_json::{Value, json};
 
 use crate::{InferenceEngine, Notices, OpenModel, TextCodec};

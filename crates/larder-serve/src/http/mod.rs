@@ -15,7 +15,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Router, middleware};
 use bytes::Bytes;
-use larder_engine::{OutputParser, Sampler, StopMatcher, ToolSchema};
+use larder_engine::Sampler;
+use larder_text::{OutputParser, StopMatcher, ToolSchema};
 use serde_json::json;
 use tokio::sync::{Semaphore, broadcast, mpsc, oneshot};
 use tokio::time::timeout_at;
@@ -312,7 +313,7 @@ async fn generate<F: ResponseFormat + 'static>(
     };
     let number = app.server.requests.fetch_add((prompts.len() * params.choices) as u64, Ordering::Relaxed);
     let wrong = |error: &dyn std::fmt::Display| ApiError::bad_request(format!("Invalid request: {error}."));
-    let sampling = params.sampling.or_defaults(app.model.generation.sampling());
+    let sampling = params.sampling.or_defaults((&app.model.generation).into());
     let sampler = Sampler::new(sampling, 0).map_err(|error| wrong(&error))?;
     let sampler = sampler.with_logit_bias(checked_bias(app, std::mem::take(&mut params.logit_bias))?);
     let stops = params.stop.iter().cloned().chain(more_stops).collect();

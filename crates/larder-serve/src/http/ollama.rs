@@ -6,6 +6,7 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use larder_core::rfc3339;
+use larder_engine::Sampling;
 use serde_json::{Value, json};
 
 use super::{Result, body, check_model, prepare_chat, prepare_completion, run_blocking};
@@ -144,7 +145,7 @@ pub async fn show(State(app): State<App>, request: Request) -> Result<Json> {
 
 /// The default sampling, a line for each setting.
 fn parameters(app: &App) -> String {
-    let sampling = app.model.generation.sampling();
+    let sampling = Sampling::from(&app.model.generation);
     let settings = [
         ("temperature", sampling.temperature.to_string()),
         ("top_k", sampling.top_k.to_string()),

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use larder_engine::ContextFull;
+use larder_text::ContextFull;
 use serde_json::json;
 
 use super::{Result, body, check_model, generate, prepare_chat, run_blocking};

@@ -1,6 +1,7 @@
 //! Routes that llama.cpp's server has beside generation: tokens of a text and back, the rendered prompt of a chat, properties.
 
 use axum::extract::{Request, State};
+use larder_engine::Sampling;
 use serde_json::json;
 
 use super::{Result, body, check_model, run_blocking};
@@ -44,7 +45,7 @@ pub async fn apply_template(State(app): State<App>, request: Request) -> Result<
 
 /// Limits and defaults, under llama.cpp's names.
 pub async fn props(State(app): State<App>) -> Json {
-    let sampling = app.model.generation.sampling();
+    let sampling = Sampling::from(&app.model.generation);
     Json(json!({
         "default_generation_settings": {
             "n_ctx": app.model.context.tokens,

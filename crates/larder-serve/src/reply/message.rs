@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 
-use larder_engine::{OutputParser, OutputPart};
+use larder_text::{OutputParser, OutputPart};
 
 /// An answer, or as much of it as has been generated.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

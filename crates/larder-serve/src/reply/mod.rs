@@ -12,7 +12,7 @@ mod stream;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::response::{IntoResponse, Response};
-use larder_engine::OutputParser;
+use larder_text::OutputParser;
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::Receiver;
 use tokio::task::JoinSet;

@@ -3,7 +3,7 @@
 use super::Result;
 use super::fields::Fields;
 use crate::error::ApiError;
-use larder_engine::ContextFull;
+use larder_text::ContextFull;
 
 /// The field of all APIs.
 pub fn context_full(fields: &Fields) -> Result<Option<ContextFull>> {

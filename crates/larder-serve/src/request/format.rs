@@ -1,6 +1,6 @@
 //! Structured output: which text a request asks for.
 
-use larder_engine::TextFormat;
+use larder_text::TextFormat;
 use serde_json::Value;
 
 use super::fields::{Fields, wrong_type};

@@ -16,7 +16,8 @@ mod tokens;
 mod tools;
 mod unsupported;
 
-use larder_engine::{ContextFull, Sampling};
+use larder_engine::Sampling;
+use larder_text::ContextFull;
 use serde_json::{Map, Value};
 
 use crate::engine::RoutingChange;

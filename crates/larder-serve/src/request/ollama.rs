@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use larder_engine::TextFormat;
+use larder_text::TextFormat;
 use serde_json::{Map, Value};
 
 use super::dialogue::{Dialogue, required_string, role};

@@ -1,6 +1,6 @@
 //! The body of OpenAI's `/v1/responses`, as a chat.
 
-use larder_engine::TextFormat;
+use larder_text::TextFormat;
 use serde_json::{Map, Value, json};
 
 use super::dialogue::{Dialogue, required_string, role};

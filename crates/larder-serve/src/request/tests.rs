@@ -1,6 +1,6 @@
 //! Tests of the request parser.
 
-use larder_engine::TextFormat;
+use larder_text::TextFormat;
 use proptest::prelude::*;
 use serde_json::json;
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use larder_engine::ToolSchema;
+use larder_text::ToolSchema;
 use serde_json::{Value, json};
 
 use super::fields::{Fields, wrong_type};

@@ -1,7 +1,7 @@
 //! The messages of a conversation, and the prompt made of them.
 
 use anyhow::{Result, anyhow, bail};
-use larder_engine::{ChatInput, ChatTemplate};
+use larder_text::{ChatInput, ChatTemplate};
 use serde_json::{Value, json};
 
 /// The author of a message.

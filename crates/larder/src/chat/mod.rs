@@ -21,8 +21,9 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
-use larder_engine::{CostNote, FinishReason, LambdaCosts, Routing, Session, StopMatcher, lambda_cost_note};
+use larder_engine::{CostNote, FinishReason, LambdaCosts, Routing, Session, lambda_cost_note};
 use larder_runtime::{InferenceEngine, OpenModel, Options, error_message};
+use larder_text::StopMatcher;
 
 use crate::cli::chat::ChatArgs;
 use crate::models;

@@ -5,13 +5,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use larder_cache::Traffic;
 use larder_engine::{
-    ChatFormat, ContextFull, ContextLimit, DialogueTurns, Drafting, FinishReason, Listener, OutputLoss, OutputParser,
-    OutputPart, Request, Routing, Sampler, Session, StepStats, StopMatcher, TokenInput, Tokenizer, answer_room,
-    generate, kept_tokens,
+    ContextLimit, Drafting, FinishReason, Listener, OutputLoss, Request, Routing, Sampler, Session, StepStats,
+    TokenInput, generate,
 };
 use larder_model::{LogitsFor, ModelError, Tap};
 use larder_policy::routing::quality::Quality;
 use larder_runtime::{EngineExperts, TextCodec};
+use larder_text::{
+    ChatFormat, ContextFull, DialogueTurns, OutputParser, OutputPart, StopMatcher, Tokenizer, answer_room, kept_tokens,
+};
 use serde_json::Value;
 
 use super::conversation::{Conversation, Message};

@@ -1,10 +1,11 @@
 //! The settings that can be changed during a chat.
 
 use anyhow::{Result, anyhow, bail};
-use larder_engine::{ContextFull, GenerationConfig, Sampling};
+use larder_engine::Sampling;
 use larder_policy::eviction::{BELADY, EvictionSpec, POLICIES};
 use larder_policy::routing::{RoutingSpec, STRATEGIES};
 use larder_policy::spec::Knob;
+use larder_text::{ContextFull, GenerationConfig};
 use serde_json::{Map, Value, json};
 
 use crate::cli::ThinkingFlag;
@@ -154,7 +155,7 @@ impl Settings {
     pub fn new(args: &ChatArgs, generation: &GenerationConfig, standard_prior: RoutingSpec, terminal: bool) -> Self {
         let default = if terminal { ThinkingFlag::Dim } else { ThinkingFlag::Off };
         Settings {
-            sampling: generation.sampling(),
+            sampling: generation.into(),
             seed: args.seed.seed,
             max_tokens: args.max_tokens,
             context_full: args.context_full,

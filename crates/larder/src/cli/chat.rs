@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use larder_engine::ContextFull;
 use larder_runtime::ContextSize;
+use larder_text::ContextFull;
 
 use super::{
     EngineFlags, HotSetFlags, IgnoreConfig, PowerFlags, SamplingFlags, SeedFlag, SpeculateFlags, at_least_one,

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use larder_engine::TextFormat;
 use larder_store::read_small;
+use larder_text::TextFormat;
 
 use super::heading;
 

@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use larder_core::{NumberFormat, parse_bytes};
-use larder_engine::{ContextFull, GenerationConfig, SamplerError};
+use larder_engine::{SamplerError, Sampling};
 use larder_runtime::ContextSize;
 use larder_store::{MtpTensors, SourceOptions};
+use larder_text::{ContextFull, GenerationConfig};
 
 use crate::models::default_model;
 
@@ -375,7 +376,7 @@ impl SamplingFlags {
         let SamplingFlags { temperature, top_k, top_p, min_p, repetition_penalty, .. } = *self;
         let flags = GenerationConfig { temperature, top_k, top_p, min_p, repetition_penalty, ..Default::default() };
         let merged = model.with_sampling(&flags);
-        merged.sampling().checked()?;
+        Sampling::from(&merged).checked()?;
         Ok(merged)
     }
 }

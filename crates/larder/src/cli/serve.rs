@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use larder_engine::ContextFull;
 use larder_runtime::ContextSize;
 use larder_serve::UpstreamAddress;
+use larder_text::ContextFull;
 
 use super::engine::{HotSetFlags, PowerFlags, SpeculateFlags, UntracedFlags};
 use super::{ByteSize, IgnoreConfig, SamplingFlags, at_least_one, byte_size, context_full, heading};

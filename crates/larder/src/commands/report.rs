@@ -3,12 +3,13 @@
 use std::path::Path;
 
 use anyhow::{Result, bail};
-use larder_engine::{ChatInput, Drafting, Listener, Request, Routing, Sampler, Sampling, StopMatcher, generate};
+use larder_engine::{Drafting, Listener, Request, Routing, Sampler, Sampling, generate};
 use larder_lab::report::{SPEED_COLUMNS, SpeedReport, SpeedRun, SpeedSection, StrategySpeeds, speed_page};
 use larder_lab::{Fact, ReportOrigin, median_interval_text};
 use larder_os::memory;
 use larder_policy::routing::RoutingSpec;
 use larder_runtime::{EngineExperts, InferenceEngine, TextCodec};
+use larder_text::{ChatInput, StopMatcher};
 use serde_json::{Value, json};
 
 use crate::cli::machine::{ReportArgs, StoreArg};

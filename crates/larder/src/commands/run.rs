@@ -4,12 +4,10 @@ use std::io::Write;
 
 use anyhow::{Context, Result, bail};
 use larder_core::printable;
-use larder_engine::{
-    ChatInput, DraftCounts, FinishReason, Generated, Grammar, GrammarCompiler, Listener, Request, Routing, Sampler,
-    StepStats, StopMatcher, TextFormat, generate,
-};
+use larder_engine::{DraftCounts, FinishReason, Generated, Listener, Request, Routing, Sampler, StepStats, generate};
 use larder_os::memory;
 use larder_runtime::{EngineExperts, InferenceEngine, OpenModel, TextCodec, plan_inputs};
+use larder_text::{ChatInput, Grammar, GrammarCompiler, StopMatcher, TextFormat};
 use serde_json::{Value, json};
 
 use crate::cli::RunArgs;
@@ -25,7 +23,7 @@ pub fn run(args: RunArgs) -> Result<()> {
     let text = model.text_codec()?;
     let prompt = prompt(&args, &text, model.blueprint.context)?;
     let generation = args.sampling.over(model.generation()?)?;
-    let sampler = Sampler::new(generation.sampling(), args.seed.seed)?;
+    let sampler = Sampler::new((&generation).into(), args.seed.seed)?;
     let eos: &[u32] = if args.ignore_eos { &[] } else { &generation.eos };
 
     let grammar = args.format.format()?.map(|format| grammar(&format, &text, model.blueprint.vocab, &generation.eos));

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use larder_engine::ChatInput;
 use larder_os::read_regular_text;
+use larder_text::ChatInput;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use larder_engine::Xoshiro256;
+use larder_core::Xoshiro256;
 use larder_os::free_bytes;
 use larder_os::memory;
 use larder_runtime::machine::rates::{PacedRate, ReadPattern};

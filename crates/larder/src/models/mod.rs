@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
 
 use anyhow::{Context, Result, bail};
-use larder_engine::ChatTemplate;
 use larder_runtime::models::{self, HubName, no_folder};
 use larder_runtime::{ModelOptions, MtpUse, Notices, OpenModel, WorkProgress};
 use larder_store::{MANIFEST_FILE, SourceOptions, StoreError, StoreErrorKind, read_small};
+use larder_text::ChatTemplate;
 
 use crate::cli::{EngineFlags, IgnoreConfig, SpeculateFlags};
 use crate::progress::{self, Bar};

@@ -1,7 +1,7 @@
 //! Options of generating.
 
 use anyhow::{Result, bail};
-use larder_engine::{GenerationConfig, TextFormat};
+use larder_text::{GenerationConfig, TextFormat};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 

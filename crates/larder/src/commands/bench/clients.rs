@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use larder_cache::Traffic;
+use larder_core::Xoshiro256;
 use larder_core::{ExpertId, Geometry, LayerIdx, MoeRow};
-use larder_engine::{Sampler, Sampling, Sequence, StepPart, TokenChoice, Xoshiro256, step};
+use larder_engine::{Sampler, Sampling, Sequence, StepPart, TokenChoice, step};
 use larder_model::{Logits, LogitsFor, Routed, Tap, TokenPhase};
 use larder_runtime::InferenceEngine;
 use serde_json::{Map, Value, json};

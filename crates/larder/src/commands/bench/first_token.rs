@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use larder_core::Xoshiro256;
 use larder_core::{ExpertId, Geometry, LayerIdx, MoeRow, Presence};
-use larder_engine::{TokenInput, Xoshiro256};
+use larder_engine::TokenInput;
 use larder_model::{Routed, Tap};
 use larder_runtime::{InferenceEngine, OpenModel, expert_sizes};
 use serde_json::{Value, json};

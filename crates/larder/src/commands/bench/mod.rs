@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use larder_cache::Traffic;
+use larder_core::Xoshiro256;
 use larder_engine::{
-    AheadCounts, Decoding, DraftCounts, PhaseTimes, Sampler, Sampling, Session, TokenChoice, TokenInput, Xoshiro256,
+    AheadCounts, Decoding, DraftCounts, PhaseTimes, Sampler, Sampling, Session, TokenChoice, TokenInput,
 };
 use larder_model::RowTraffic;
 use larder_os::memory;

@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use anyhow::{Result, bail};
-use larder_engine::{Drafting, FinishReason, Listener, Request, Sampler, Sampling, StopMatcher, generate};
+use larder_engine::{Drafting, FinishReason, Listener, Request, Sampler, Sampling, generate};
 use larder_lab::eval::{MathProblem, final_number, read_problems, wilson_interval};
 use larder_runtime::{EngineExperts, InferenceEngine, OpenModel, TextCodec};
+use larder_text::StopMatcher;
 use serde_json::{Value, json};
 
 use super::measure::{Meter, warn_if_all_fit};

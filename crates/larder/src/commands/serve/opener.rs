@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use larder_core::format_bytes;
-use larder_engine::ChatFormat;
 use larder_runtime::plan::{PlanInputs, decide};
 use larder_runtime::{
     AvailableMemory, CacheSize, ContextSize, DeviceKind, InferenceEngine, OpenModel, Options, TextCodec, plan_inputs,
     plan_inputs_in,
 };
 use larder_serve::{Engine, FilesCheck, ModelFacts, ServedModel, ServerOptions, TOKENIZER_THREADS};
+use larder_text::ChatFormat;
 
 use super::engine::ServedEngine;
 use crate::cli::serve::ServeArgs;

@@ -3,7 +3,7 @@
 use super::calls::{self, CallProgress, CallReader, CallSyntax};
 use super::formats::{ReasoningMarks, ToolFormat};
 use super::{OutputParser, OutputPart, ToolSchema};
-use crate::text::certain;
+use crate::tokens::certain;
 
 /// Separates reasoning, content and calls by their marks.
 pub struct MarkedParser {

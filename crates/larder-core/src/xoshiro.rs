@@ -1,6 +1,6 @@
 //! The random generator of sampling, with equal numbers on every platform.
 
-use larder_core::Rng;
+use crate::Rng;
 
 /// xoshiro256++, seeded through SplitMix64: equal seeds give equal numbers on every platform.
 #[derive(Clone, Debug)]

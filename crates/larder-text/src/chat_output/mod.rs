@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use crate::ChatTemplate;
 use crate::grammar::GrammarError;
-use crate::text::Tokenizer;
+use crate::tokens::Tokenizer;
 
 pub use call_grammar::{AllowedCalls, AnswerRules};
 pub use tools::ToolSchema;

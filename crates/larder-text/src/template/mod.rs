@@ -32,7 +32,7 @@ pub use input::ChatInput;
 pub use moment::Moment;
 
 use self::budget::Budget;
-use crate::text::TokenizerConfig;
+use crate::tokens::TokenizerConfig;
 
 /// What the values of one rendering may take in bytes, dropped ones included.
 const MAX_BYTES: usize = 128 << 20;

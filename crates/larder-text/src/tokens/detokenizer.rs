@@ -1,6 +1,6 @@
 //! Token ids to text, one at a time.
 
-use crate::text::{detokenizer_steps::DetokenizerStep, tokenizer::Tokenizer};
+use crate::tokens::{detokenizer_steps::DetokenizerStep, tokenizer::Tokenizer};
 
 /// Turns token ids into text one at a time.
 ///
@@ -59,7 +59,7 @@ fn through(step: &mut DetokenizerStep, tokens: Vec<String>) -> Vec<String> {
 mod tests {
     use proptest::prelude::*;
 
-    use crate::text::tokenizer::{Tokenizer, tests::sentence_piece};
+    use crate::tokens::tokenizer::{Tokenizer, tests::sentence_piece};
 
     fn pieces(tokenizer: &Tokenizer, ids: &[u32], skip_special: bool) -> Vec<String> {
         let mut stream = tokenizer.detokenizer(skip_special);

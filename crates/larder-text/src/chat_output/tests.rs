@@ -8,7 +8,7 @@ use super::marked::MarkedParser;
 use super::*;
 use crate::TextFormat;
 use crate::grammar::testing;
-use crate::rng::Xoshiro256;
+use larder_core::Xoshiro256;
 
 /// What an answer consists of.
 #[derive(PartialEq, Debug, Default)]

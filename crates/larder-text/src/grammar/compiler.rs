@@ -16,7 +16,7 @@ use super::gbnf::to_lark;
 use super::vocabulary::vocabulary;
 use super::{Grammar, GrammarError, TextFormat, failed};
 use crate::chat_output::AnswerRules;
-use crate::text::Tokenizer;
+use crate::tokens::Tokenizer;
 
 /// Largest source of a grammar, and of a schema as JSON.
 const GRAMMAR_BYTES_MAX: usize = 64 << 10;

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::testing::{EOS, byte_tokenizer, compiler, random_text};
 use super::*;
-use crate::rng::Xoshiro256;
+use larder_core::Xoshiro256;
 
 fn refused(format: TextFormat) -> String {
     compiler(&byte_tokenizer(&[], &[])).compile(&format).err().expect("refused").to_string()

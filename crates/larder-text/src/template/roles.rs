@@ -87,7 +87,7 @@ fn join(last: &mut Value, next: &Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::TokenizerConfig;
+    use crate::tokens::TokenizerConfig;
 
     fn template(source: &str) -> ChatTemplate {
         ChatTemplate::new(Some(source.as_bytes()), &TokenizerConfig::default()).unwrap().unwrap()

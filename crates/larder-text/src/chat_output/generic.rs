@@ -73,7 +73,7 @@ mod tests {
     use crate::chat_output::tests::{parse, tools};
     use crate::chat_output::{AllowedCalls, ChatFormat};
     use crate::grammar::testing;
-    use crate::rng::Xoshiro256;
+    use larder_core::Xoshiro256;
 
     #[test]
     fn tools_calls_and_results_become_text() {

@@ -10,7 +10,7 @@ use super::formats::{ReasoningMarks, ToolFormat};
 use super::harmony::{CHANNEL, CONSTRAIN, MESSAGE, START};
 use super::tools::{ToolSchema, WrittenArgument};
 use crate::grammar::{GrammarError, RULES_BYTES_MAX, with_white_space};
-use crate::text::{TokenBytes, Tokenizer};
+use crate::tokens::{TokenBytes, Tokenizer};
 
 /// Longest name of a special token in a mark.
 const SPECIAL_BYTES_MAX: usize = 64;

@@ -1,7 +1,7 @@
 //! Messages with headers, as gpt-oss writes them ("harmony"): `<|channel|>analysis<|message|>…<|end|><|start|>assistant…`.
 
 use super::{OutputParser, OutputPart};
-use crate::text::certain;
+use crate::tokens::certain;
 
 /// All marks, which are special tokens.
 pub const MARKS: [&str; 8] = [START, CHANNEL, CONSTRAIN, MESSAGE, "<|end|>", "<|call|>", "<|return|>", "<|endoftext|>"];

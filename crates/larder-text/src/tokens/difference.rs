@@ -32,7 +32,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::text::TokenizerConfig;
+    use crate::tokens::TokenizerConfig;
 
     /// A tokenizer with these tokens, of which the last is special.
     fn with(tokens: &[&str]) -> Tokenizer {

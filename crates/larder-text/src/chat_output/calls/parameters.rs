@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::{CallProgress, CallReader, HEAD_BYTES_MAX, OutputPart, ToolSchema};
 use crate::chat_output::tools::WrittenArgument;
-use crate::text::certain;
+use crate::tokens::certain;
 
 /// The marks within a call.
 #[derive(Clone, Copy)]

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::{Grammar, GrammarCompiler};
-use crate::rng::Xoshiro256;
-use crate::text::{Tokenizer, TokenizerConfig};
+use crate::tokens::{Tokenizer, TokenizerConfig};
+use larder_core::Xoshiro256;
 
 /// The token that ends a text.
 pub const EOS: u32 = 0;

@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 
 use serde_json::Value;
 
-use crate::text::{stop::overlap, utf8::Utf8Stream};
+use crate::tokens::{stop::overlap, utf8::Utf8Stream};
 
 /// One step with its state.
 #[derive(Clone, Debug)]

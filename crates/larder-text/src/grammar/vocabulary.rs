@@ -5,7 +5,7 @@ use std::sync::Arc;
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
 use super::GrammarError;
-use crate::text::{TokenBytes, Tokenizer};
+use crate::tokens::{TokenBytes, Tokenizer};
 
 /// Tokens with more bytes are never part of a text that has to match a grammar.
 const TOKEN_BYTES_MAX: usize = 255;

@@ -3,7 +3,6 @@
 use serde_json::{Map, Value};
 
 use super::tokenizer_config::{ConfigError, json_object};
-use crate::sampler::Sampling;
 
 const FILE: &str = "generation_config.json";
 const MODEL_FILE: &str = "config.json";
@@ -17,15 +16,15 @@ pub struct GenerationConfig {
     pub bos: Option<u32>,
     /// Whether to sample; otherwise generation is greedy.
     pub do_sample: Option<bool>,
-    /// See [`Sampling::temperature`].
+    /// Divides the logits; 0 is greedy.
     pub temperature: Option<f32>,
-    /// See [`Sampling::top_k`].
+    /// Tokens that are kept, the most likely first.
     pub top_k: Option<usize>,
-    /// See [`Sampling::top_p`].
+    /// Probability of the tokens that are kept together.
     pub top_p: Option<f32>,
-    /// See [`Sampling::min_p`].
+    /// Least probability of a token that is kept, relative to the most likely.
     pub min_p: Option<f32>,
-    /// See [`Sampling::repetition_penalty`].
+    /// Divides the logits of tokens that were there before.
     pub repetition_penalty: Option<f32>,
 }
 
@@ -62,19 +61,6 @@ impl GenerationConfig {
             own.bos = own.bos.or(keys.ids("bos_token_id")?.first().copied());
         }
         Ok(own)
-    }
-
-    /// Sampling as the file recommends: greedy unless `do_sample` is set. Settings that the file does not have are off.
-    pub fn sampling(&self) -> Sampling {
-        let off = Sampling::default();
-        Sampling {
-            temperature: if self.do_sample == Some(true) { self.temperature.unwrap_or(1.0) } else { 0.0 },
-            top_k: self.top_k.unwrap_or(off.top_k),
-            top_p: self.top_p.unwrap_or(off.top_p),
-            min_p: self.min_p.unwrap_or(off.min_p),
-            repetition_penalty: self.repetition_penalty.unwrap_or(off.repetition_penalty),
-            ..off
-        }
     }
 
     fn read(keys: &Keys) -> Result<Self, ConfigError> {
@@ -138,16 +124,17 @@ mod tests {
             r#"{"eos_token_id": 3, "bos_token_id": 4}"#,
         )
         .unwrap();
-        assert_eq!((got.eos.as_slice(), got.bos), ([7, 9].as_slice(), Some(1)));
-        let sampling = Sampling {
-            temperature: 0.5,
-            top_k: 20,
-            top_p: 0.9,
-            min_p: 0.125,
-            repetition_penalty: 1.25,
-            ..Sampling::default()
+        let expected = GenerationConfig {
+            eos: vec![7, 9],
+            bos: Some(1),
+            do_sample: Some(true),
+            temperature: Some(0.5),
+            top_k: Some(20),
+            top_p: Some(0.9),
+            min_p: Some(0.125),
+            repetition_penalty: Some(1.25),
         };
-        assert_eq!(got.sampling(), sampling);
+        assert_eq!(got, expected);
     }
 
     #[test]
@@ -157,12 +144,6 @@ mod tests {
         let nested = read("{}", r#"{"text_config": {"eos_token_id": 6, "bos_token_id": 2}}"#).unwrap();
         assert_eq!((nested.eos, nested.bos), (vec![6], Some(2)));
         assert!(read("{}", r#"{"eos_token_id": null}"#).unwrap().eos.is_empty());
-    }
-
-    #[test]
-    fn without_do_sample_generation_is_greedy() {
-        assert_eq!(read(r#"{"temperature": 0.7}"#, "{}").unwrap().sampling().temperature, 0.0);
-        assert_eq!(read(r#"{"do_sample": true}"#, "{}").unwrap().sampling().temperature, 1.0);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::*;
 use crate::TextFormat;
 use crate::grammar::testing::{byte_tokenizer, compiler, random_text};
-use crate::rng::Xoshiro256;
+use larder_core::Xoshiro256;
 
 /// Whether `items` match at the beginning of `text`, and what may be left over: a naive reference.
 fn rests<'t>(bodies: &[Alternatives], items: &[Item], text: &'t str, fuel: &mut u32) -> Vec<&'t str> {
