@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use larder_engine::{Decoding, DraftCounts, Drafting, Session, Speculation, TokenChoice, TokenInput};
+use larder_engine::{DraftCounts, Drafting, Session, SessionDecoding, Speculation, TokenChoice, TokenInput};
 use larder_model::{BestLogits, Logits, LogitsRow};
 use larder_runtime::{
     CacheOptions, CacheSize, EngineExperts, InferenceEngine, ModelOptions, Notices, OpenModel, Options,
@@ -93,7 +93,7 @@ impl TokenChoice for AllLogits {
 
 fn decode(session: &mut Session<EngineExperts>, answer: &[u32], drafting: &Drafting) -> Result<Run, Box<dyn Error>> {
     let (start, mut hash) = (Instant::now(), XxHash3_64::new());
-    let mut decoding = Decoding::new(session, Logits::default(), drafting);
+    let mut decoding = SessionDecoding::new(session, Logits::default(), drafting);
     for (at, id) in answer.iter().enumerate() {
         if !decoding.confirm(*id) {
             decoding.settle();

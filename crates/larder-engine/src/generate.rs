@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use larder_model::{ExpertPath, ModelError, Tap};
 
-use crate::decode::{Decoding, StepStats, TokenChoice, forward};
+use crate::decode::{SessionDecoding, StepStats, TokenChoice};
+use crate::output_loss::OutputLoss;
 use crate::sampler::{Sampler, SamplerError};
 use crate::sequence::{AheadCounts, NextChoice};
 use crate::session::Session;
@@ -106,16 +107,18 @@ pub fn generate<P: ExpertPath>(
     let mut writer = Writer::new(sampler, stop, text, eos, max_tokens).with_grammar(grammar);
     let best = if session.decoder().finds_best() { writer.best(&[session.tokens(), prompt]) } else { None };
     let choice = NextChoice { best: best.as_ref(), draws: None };
-    let (logits, stats) = forward(session, &TokenInput::prompt(prompt), choice, &mut WhileWanted(&mut *listener));
+    let (before, times) = (Instant::now(), session.times());
+    let logits = session.forward_for(&TokenInput::prompt(prompt), choice, &mut WhileWanted(&mut *listener));
     let logits = match logits {
         Err(ModelError::Cancelled) => return Ok(Generated::cancelled(start.elapsed())),
         other => other?,
     };
-    listener.step(&stats, session.experts());
+    let (time, times, loss) = (before.elapsed(), session.times() - times, OutputLoss::default());
+    listener.step(&StepStats { tokens: prompt.len(), time, times, loss }, session.experts());
     let prefill_time = start.elapsed();
 
     let ahead = session.sequence().ahead_counts();
-    let mut decoding = Decoding::new(session, logits, &drafting);
+    let mut decoding = SessionDecoding::new(session, logits, &drafting);
     let (mut ids, mut shifts) = (Vec::new(), 0);
     let finish = loop {
         if writer.is_full() {
@@ -156,7 +159,7 @@ pub fn generate<P: ExpertPath>(
 }
 
 /// Ends a step and reports it.
-fn settle<P: ExpertPath>(decoding: &mut Decoding<P>, listener: &mut dyn Listener<P>) {
+fn settle<P: ExpertPath>(decoding: &mut SessionDecoding<P>, listener: &mut dyn Listener<P>) {
     if let Some(stats) = decoding.settle() {
         listener.step(&stats, decoding.session.experts());
     }
@@ -164,14 +167,13 @@ fn settle<P: ExpertPath>(decoding: &mut Decoding<P>, listener: &mut dyn Listener
 
 /// Makes room in the context if the listener wants to go on; false if the text ends there.
 fn shift<P: ExpertPath>(
-    decoding: &mut Decoding<P>,
+    decoding: &mut SessionDecoding<P>,
     writer: &mut Writer,
     listener: &mut dyn Listener<P>,
 ) -> Result<bool, ModelError> {
     let Some(keep) = listener.context_full() else { return Ok(false) };
-    let Some(dropped) = decoding.session.shift(keep)? else { return Ok(false) };
+    let Some(dropped) = decoding.shift(keep)? else { return Ok(false) };
     writer.shifted(keep, dropped);
-    decoding.shifted();
     Ok(true)
 }
 

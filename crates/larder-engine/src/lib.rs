@@ -44,7 +44,7 @@ mod writer;
 
 pub use calibration::Calibration;
 pub use context_limit::ContextLimit;
-pub use decode::{Decoding, NextDraws, StepStats, TokenChoice};
+pub use decode::{Decoding, NextDraws, SessionDecoding, StepStats, TokenChoice};
 pub use evictor_file::{EVICTOR_BYTES_MAX, EVICTOR_FILE, SidecarError, evictor_arrays, evictor_from_bytes};
 pub use generate::{GenerateError, Generated, Listener, Request, generate};
 pub use hidden_sum::HiddenSum;
@@ -58,8 +58,8 @@ pub use saved_sequence::{SAVED_NOTE_BYTES_MAX, SavedHead, SavedSequenceError, Se
 pub use sequence::{AheadCounts, Sequence};
 pub use session::Session;
 pub use speculation::{
-    DRAFT_MAX, Draft, DraftCounts, DraftModel, DraftSource, DraftedStep, Drafting, SharedSource, Speculation,
-    SpeculationError, Speculator, TextSoFar,
+    DRAFT_MAX, Draft, DraftCounts, DraftModel, DraftSource, Drafting, SharedSource, Speculation, SpeculationError,
+    TextSoFar,
 };
 pub use step::{StepPart, step};
 pub use times::PhaseTimes;

@@ -1,10 +1,9 @@
 //! A sequence together with its decoder and expert path.
 
-use larder_model::{BestLogits, Decoder, ExpertPath, Logits, ModelError, Tap, TokenPhase};
+use larder_model::{BestLogits, Decoder, ExpertPath, Logits, ModelError, Tap};
 
-use crate::mtp_state::OwnLayer;
 use crate::output_loss::{LossMeter, OutputLoss};
-use crate::sequence::{NextChoice, Sequence};
+use crate::sequence::{AppendedTokens, NextChoice, Sequence};
 use crate::times::PhaseTimes;
 use crate::token_input::TokenInput;
 
@@ -103,19 +102,14 @@ impl<'m, P: ExpertPath> Session<'m, P> {
         self.sequence.common_prefix(prompt)
     }
 
-    /// The tokens, and the model's own layer for multi-token prediction; see [`Sequence::drafting`].
-    pub fn drafting(&mut self) -> (&[u32], Option<OwnLayer<'_>>) {
-        self.sequence.drafting(self.decoder, self.experts)
-    }
-
     /// Drops all tokens after the first `len`; see [`Sequence::rewind`].
     pub fn rewind(&mut self, len: usize) -> usize {
         self.sequence.rewind(len)
     }
 
-    /// The text ends; see [`Sequence::end_ahead`].
-    pub(crate) fn end_ahead(&mut self, last: Option<u32>) {
-        self.sequence.end_ahead(last);
+    /// Decoder, expert path and sequence.
+    pub(crate) fn parts(&mut self) -> (&'m Decoder, &mut P, &mut Sequence) {
+        (self.decoder, self.experts, &mut self.sequence)
     }
 
     /// Drops the older half of the tokens behind the first `keep`; see [`Sequence::shift`].
@@ -150,14 +144,25 @@ impl<'m, P: ExpertPath> Session<'m, P> {
         choice: NextChoice,
         tap: &mut dyn Tap,
     ) -> Result<Logits, ModelError> {
+        self.sequence.append(self.decoder, input.tokens, input.phase)?;
+        let from = self.sequence.tokens().len() - input.tokens.len();
+        self.compute(AppendedTokens { from, logits_for: input.logits_for, chunk: input.chunk }, choice, tap)
+    }
+
+    /// Computes what was appended last, and returns the logits of it that are asked for.
+    pub(crate) fn compute(
+        &mut self,
+        tokens: AppendedTokens,
+        choice: NextChoice,
+        tap: &mut dyn Tap,
+    ) -> Result<Logits, ModelError> {
         let Session { decoder, experts, sequence, meter } = self;
-        sequence.append(decoder, input.tokens, input.phase)?;
         // More than a token is pending where its position changes those of all others.
-        let is_token = sequence.pending() == 1 && input.phase == TokenPhase::Decode;
+        let is_token = sequence.pending() == 1 && !sequence.is_prompt(tokens.from);
         let meter = meter.as_ref().filter(|_| is_token);
         let exact = meter.and_then(|meter| meter.before_token(decoder, *experts, sequence));
         let choice = if exact.is_none() { choice } else { NextChoice::default() };
-        let logits = sequence.compute_appended(decoder, *experts, input, choice, tap)?;
+        let logits = sequence.compute_appended(decoder, *experts, tokens, choice, tap)?;
         if let (Some(exact), Some(meter), Logits::All(own)) = (exact, meter, &logits) {
             meter.compare(&exact, own, *experts);
         }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use larder_core::{ExpertId, Gate, LayerIdx};
 use larder_engine::{
-    AheadCounts, Decoding, Sampler, Sampling, Sequence, Session, Speculation, StepPart, TokenChoice, TokenInput, step,
+    AheadCounts, Sampler, Sampling, Sequence, Session, SessionDecoding, Speculation, StepPart, TokenChoice, TokenInput,
+    step,
 };
 use larder_model::{
     AllResident, ComputeContext, Decoder, DeviceMoeCall, DevicePath, ExpertPath, KnownExperts, LogitsFor, ModelError,
@@ -192,7 +193,7 @@ fn persistently<P: ExpertPath>(session: &mut Session<P>, tokens: usize) -> (Vec<
             Err(_) => failures += 1,
         }
     };
-    let mut decoding = Decoding::new(session, logits.into(), &Speculation::Off.into());
+    let mut decoding = SessionDecoding::new(session, logits.into(), &Speculation::Off.into());
     let mut ids = Vec::new();
     for room in (0..tokens).rev() {
         let id = sampler.sample_row(decoding.logits(), &[]).unwrap();

@@ -46,6 +46,17 @@ pub struct Sequence {
     draws: ComparedDraws,
 }
 
+/// Tokens at the end of a sequence that were appended to be computed.
+#[derive(Clone, Copy)]
+pub(crate) struct AppendedTokens {
+    /// Index of the first.
+    pub from: usize,
+    /// The tokens whose logits are returned.
+    pub logits_for: LogitsFor,
+    /// Tokens that are computed in one step; `None` as for a prompt.
+    pub chunk: Option<usize>,
+}
+
 /// Numbers of sequences that are in use.
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
 
@@ -231,26 +242,27 @@ impl Sequence {
         tap: &mut dyn Tap,
     ) -> Result<Vec<f32>, ModelError> {
         self.append(decoder, input.tokens, input.phase)?;
-        self.compute_appended(decoder, experts, input, NextChoice::default(), tap).map(Logits::into_all)
+        let from = self.tokens.len() - input.tokens.len();
+        let tokens = AppendedTokens { from, logits_for: input.logits_for, chunk: input.chunk };
+        self.compute_appended(decoder, experts, tokens, NextChoice::default(), tap).map(Logits::into_all)
     }
 
-    /// Computes `input`, which was appended last, and returns the logits it asks for, or those that the `choice` behind it reads.
+    /// Computes what was appended last, and returns the logits of it that are asked for, or those that the `choice` behind it reads.
     ///
     /// After an error the sequence is as before the append.
     pub(crate) fn compute_appended(
         &mut self,
         decoder: &Decoder,
         experts: &mut dyn ExpertPath,
-        input: &TokenInput,
+        tokens: AppendedTokens,
         choice: NextChoice,
         tap: &mut dyn Tap,
     ) -> Result<Logits, ModelError> {
-        let before = self.tokens.len() - input.tokens.len();
         let mut logits = Logits::default();
         while self.pending() > 0 {
             let choice = if logits.is_empty() { choice } else { NextChoice::default() };
-            let result = self.compute_next(decoder, experts, input, choice, before, tap);
-            let new = result.inspect_err(|_| _ = self.rewind(before))?;
+            let result = self.compute_next(decoder, experts, tokens, choice, tap);
+            let new = result.inspect_err(|_| _ = self.rewind(tokens.from))?;
             logits = match logits.is_empty() {
                 true => new,
                 false => [logits.into_all(), new.into_all()].concat().into(),
@@ -259,22 +271,21 @@ impl Sequence {
         Ok(logits)
     }
 
-    /// Computes one chunk of pending tokens. Tokens before `start`, which are pending again, are not observed and have
+    /// Computes one chunk of pending tokens. Those before the appended `tokens`, which are pending again, are not observed and have
     /// no logits. The logits that the `choice` reads are enough if it is the last chunk.
     fn compute_next(
         &mut self,
         decoder: &Decoder,
         experts: &mut dyn ExpertPath,
-        input: &TokenInput,
+        tokens: AppendedTokens,
         choice: NextChoice,
-        start: usize,
         tap: &mut dyn Tap,
     ) -> Result<Logits, ModelError> {
-        let (mut times, chunk) = (self.times, input.chunk.unwrap_or(self.prefill_tokens).max(1));
-        let again = start.saturating_sub(self.cache.len);
+        let (mut times, chunk) = (self.times, tokens.chunk.unwrap_or(self.prefill_tokens).max(1));
+        let again = tokens.from.saturating_sub(self.cache.len);
         let mut unobserved = Unobserved(&mut *tap);
         let (most, logits_for, tap): (_, _, &mut dyn Tap) = match again {
-            0 => (chunk, input.logits_for, tap),
+            0 => (chunk, tokens.logits_for, tap),
             _ => (chunk.min(again), LogitsFor::None, &mut unobserved),
         };
         let mut tap = TimingTap { times: &mut times, tap };
@@ -312,6 +323,11 @@ impl Sequence {
             origin: TokenOrigin { sequence: self.number, phase },
             hidden: self.mtp.as_mut().map(|mtp| mtp.hidden_from(from)),
         }
+    }
+
+    /// Whether the token at `index` is of a prompt.
+    pub(crate) fn is_prompt(&self, index: usize) -> bool {
+        index < self.decode_from
     }
 
     /// Whether the tokens that were computed last are of a prompt.

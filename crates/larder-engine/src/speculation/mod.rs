@@ -241,11 +241,6 @@ impl DraftedStep {
     pub fn open(&self) -> usize {
         self.drafts.len() - self.confirmed
     }
-
-    /// Whether there are no logits.
-    pub fn is_empty(&self) -> bool {
-        self.logits.is_empty()
-    }
 }
 
 #[cfg(test)]

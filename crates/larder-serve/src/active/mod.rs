@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use larder_engine::{
-    AheadCounts, DraftCounts, DraftedStep, Drafting, ExactLogits, FinishReason, HiddenSum, LossMeter, SamplerError,
-    Sequence, Speculator, StepPart, TextSoFar, TokenChoice, Writer,
+    AheadCounts, Decoding, DraftCounts, Drafting, ExactLogits, FinishReason, HiddenSum, LossMeter, SamplerError,
+    Sequence, StepPart, Writer,
 };
-use larder_model::{Decoder, ExpertPath, Logits, LogitsFor, LogitsRow, ModelError, TokenPhase};
+use larder_model::{Decoder, ExpertPath, Logits, LogitsFor, LogitsRow, ModelError};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::Sender;
 use tracing::Span;
@@ -42,26 +42,12 @@ pub struct ActiveRequest<'m> {
     _grammar_room: Option<Arc<OwnedSemaphorePermit>>,
     /// Whether its last step has computed all of its tokens.
     decodes: bool,
-    /// The logits of the last step, and the draft tokens that it computed.
-    step: DraftedStep,
+    /// The answer between steps.
+    decoding: Decoding,
     /// The exact logits of the token that the step decodes, if its loss is measured.
     exact: Option<ExactLogits>,
-    /// Draft tokens that the next step computes: the last ones of the sequence.
-    drafts: Vec<u32>,
-    /// Whether the step of the token that was generated last was begun before, and whether the one behind it may be.
-    begun: bool,
-    goes_on: bool,
-    /// The token that was generated last, if it is not in the sequence.
-    last_id: Option<u32>,
     /// Since when its client keeps it waiting, if it did since the last step.
     stalled: Option<Instant>,
-    /// When the logits of the last step were there.
-    arrived: Instant,
-    /// How long the last step took, if it was a step of this request alone.
-    step_time: Option<Duration>,
-    /// How long the drafting before that step took.
-    draft_time: Duration,
-    speculator: Speculator,
     ahead_before: AheadCounts,
     /// Number of likeliest tokens to report with each token; `None` for no log-probabilities.
     logprobs: Option<usize>,
@@ -103,7 +89,6 @@ impl<'m> ActiveRequest<'m> {
         let writer = Writer::new(sampler, stop, text, eos, max_tokens);
         let (grammar, room) = grammar.map(|CompiledGrammar { grammar, room }| (grammar, room)).unzip();
         let writer = writer.with_grammar(grammar);
-        let (step, drafts, unsent) = Default::default();
         let ahead_before = sequence.ahead_counts();
         ActiveRequest {
             number,
@@ -113,20 +98,12 @@ impl<'m> ActiveRequest<'m> {
             writer,
             _grammar_room: room,
             decodes: false,
-            step,
+            decoding: Decoding::new(drafting),
             exact: None,
-            drafts,
-            begun: false,
-            goes_on: false,
-            last_id: None,
             stalled: None,
-            arrived: Instant::now(),
-            step_time: None,
-            draft_time: Duration::ZERO,
-            speculator: Speculator::new(drafting),
             ahead_before,
             logprobs,
-            unsent,
+            unsent: Vec::new(),
             hidden: job.embeds.then(HiddenSum::default),
             echo: job.echo.map(|text| PromptEcho::new(text, prompt.clone(), logprobs)),
             context,
@@ -155,12 +132,12 @@ impl<'m> ActiveRequest<'m> {
 
     /// Tokens of prompt and answer so far.
     pub fn tokens(&self) -> usize {
-        self.sequence.tokens().len() - self.drafts.len() - self.step.open()
+        self.decoding.confirmed(&self.sequence).len()
     }
 
     /// Tokens drafted so far.
     pub fn draft_counts(&self) -> DraftCounts {
-        self.speculator.counts()
+        self.decoding.draft_counts()
     }
 
     /// Steps of its sequence that ran ahead before it began.
@@ -180,15 +157,14 @@ impl<'m> ActiveRequest<'m> {
 
     /// The sequence and its slot, for the prefix cache.
     pub fn into_slot(mut self) -> (usize, Sequence) {
-        self.sequence.rewind(self.tokens());
-        self.sequence.end_ahead(self.last_id);
+        self.decoding.end(&mut self.sequence);
         (self.slot, self.sequence)
     }
 
     /// Whether tokens before the next one to generate are not computed yet: those of the prompt, or all if a failed step
     /// has lost the KV cache.
     pub fn is_prefilling(&self) -> bool {
-        !self.decodes || self.sequence.pending() > 1 + self.drafts.len()
+        !self.decodes || self.sequence.pending() > 1 + self.decoding.drafts()
     }
 
     /// Tokens in its KV cache.
@@ -212,17 +188,9 @@ impl<'m> ActiveRequest<'m> {
     /// Gives the memory of its KV cache back, which will be computed again.
     pub fn release(&mut self, decoder: &Decoder) {
         self.span.in_scope(|| tracing::info!(tokens = self.tokens(), "preempted"));
-        self.drop_drafts();
+        self.decoding.drop_drafts(&mut self.sequence);
         self.sequence.release(decoder);
-        (self.decodes, self.begun) = (false, false);
-    }
-
-    /// Drops the tokens that are not confirmed, and the logits.
-    fn drop_drafts(&mut self) {
-        self.sequence.rewind(self.tokens());
-        self.sequence.drop_ahead();
-        self.drafts.clear();
-        self.step = DraftedStep::default();
+        self.decodes = false;
     }
 
     /// Prepares a step: generates the next token if the logits for it are there, and drafts at most `most` behind it.
@@ -248,16 +216,18 @@ impl<'m> ActiveRequest<'m> {
     pub fn part(&mut self, most: usize, decoder: &Decoder) -> StepPart<'_> {
         let logits_for = match self.hidden {
             Some(_) => LogitsFor::None,
-            None if self.echoes_logits() || !self.drafts.is_empty() => LogitsFor::All,
+            None if self.echoes_logits() || self.decoding.drafts() > 0 => LogitsFor::All,
             None => LogitsFor::Last,
         };
-        let reads_all =
-            !decoder.finds_best() || self.echoes_logits() || self.logprobs.is_some() || self.exact.is_some();
+        let reads_all = self.echoes_logits() || self.logprobs.is_some() || self.exact.is_some();
         let has_logits = logits_for != LogitsFor::None && self.sequence.next_tokens(most) == self.sequence.pending();
-        let best = if has_logits && !reads_all { self.writer.best(&[self.sequence.tokens()]) } else { None };
+        let (best, draws) = match has_logits {
+            true => self.decoding.wants(&self.sequence, decoder, &mut self.writer),
+            false => (None, None),
+        };
         // The logits of the step are for one more token.
-        let goes_on = self.goes_on && has_logits && self.exact.is_none() && self.writer.remaining() > 1;
-        let draws = if goes_on { self.writer.draws(&[self.sequence.tokens()]) } else { None };
+        let goes_on = self.exact.is_none() && self.writer.remaining() > 1;
+        let (best, draws) = (best.filter(|_| !reads_all), draws.filter(|_| goes_on));
         StepPart { sequence: &mut self.sequence, most, logits_for, best, draws }
     }
 
@@ -306,10 +276,8 @@ impl<'m> ActiveRequest<'m> {
             logits.drain(..last);
         }
         self.decodes = self.sequence.pending() == 0;
-        let (begun, stalled) = (std::mem::take(&mut self.begun), std::mem::take(&mut self.stalled));
-        let took = took.filter(|_| stalled.is_none()).map(|took| if begun { self.arrived.elapsed() } else { took });
-        self.arrived = Instant::now();
-        (self.step, self.step_time) = (DraftedStep::new(logits, std::mem::take(&mut self.drafts)), took);
+        let stalled = std::mem::take(&mut self.stalled);
+        self.decoding.computed(logits, took.filter(|_| stalled.is_none()));
     }
 
     /// Whether it needs the logits of all tokens of its prompt.
@@ -337,19 +305,16 @@ impl<'m> ActiveRequest<'m> {
             self.finish(FinishReason::Length);
             return Ok(Turn::Finished(None));
         }
-        let before = match (self.logprobs, self.step.row()) {
+        let before = match (self.logprobs, self.decoding.logits()) {
             (Some(top), LogitsRow::All(logits)) => Some((top, logits.to_vec())),
             _ => None,
         };
         let model = self.model;
         let failed = |error: &dyn std::error::Error| model.failure(error);
-        let (confirmed, room) = (self.tokens(), self.sequence.remaining() + self.step.open());
-        let tokens = &self.sequence.tokens()[..confirmed];
-        let token = self.writer.write(self.step.row(), tokens, room).map_err(|error| match error {
+        let token = self.decoding.write(&self.sequence, &mut self.writer).map_err(|error| match error {
             SamplerError::Grammar(_) => ApiError::grammar_failed(error.to_string()),
             _ => failed(&error),
         })?;
-        self.last_id = Some(token.id);
         let now = Instant::now();
         let new =
             NewToken { after: now - self.last_token.unwrap_or(self.received), is_first: self.first_token.is_none() };
@@ -361,17 +326,20 @@ impl<'m> ActiveRequest<'m> {
         if !token.piece.is_empty() {
             self.send(token.piece);
         }
-        if token.finish.is_none() && self.step.confirm(token.id) {
+        if token.finish.is_none() && self.decoding.confirm(token.id) {
             return Ok(Turn::Accepted(new));
         }
-        self.settle();
+        self.decoding.settle(&mut self.sequence);
         if let Some(finish) = token.finish
             && !(finish == FinishReason::Context && self.shift(decoder).map_err(|e| failed(&e))?)
         {
             self.finish(finish);
             return Ok(Turn::Finished(Some(new)));
         }
-        match self.append(decoder, experts, token.id, most) {
+        let most = most.min(self.writer.remaining().saturating_sub(1));
+        let mut tap = StepTap::new(vec![self.watch()], decoder.layers());
+        let parts = (decoder, experts);
+        match self.decoding.append(&mut self.sequence, parts, (token.id, most), &mut self.writer, &mut tap) {
             Ok(()) => Ok(Turn::Ready(Some(new))),
             // While a draft model read the prompt, the answer ceased to be wanted.
             Err(ModelError::Cancelled) => {
@@ -382,49 +350,12 @@ impl<'m> ActiveRequest<'m> {
         }
     }
 
-    /// Ends a step: drops the draft tokens that are not confirmed.
-    fn settle(&mut self) {
-        let (drafts, accepted) = (self.step.drafts(), self.step.accepted());
-        self.sequence.rewind(self.tokens());
-        self.step = DraftedStep::default();
-        if let Some(time) = self.step_time.take() {
-            self.speculator.stepped(drafts, accepted, time + self.draft_time);
-        }
-    }
-
-    /// Appends a generated token, and at most `most` drafted behind it.
-    fn append(
-        &mut self,
-        decoder: &Decoder,
-        experts: &mut dyn ExpertPath,
-        id: u32,
-        most: usize,
-    ) -> Result<(), ModelError> {
-        let most = most.min(self.writer.remaining().saturating_sub(1));
-        let room = if self.sequence.pending() == 0 { self.sequence.draft_room(decoder, most) } else { 0 };
-        (self.last_id, self.begun) = (None, self.sequence.has_begun(id));
-        let (start, mut tap) = (Instant::now(), StepTap::new(vec![self.watch()], decoder.layers()));
-        let (before, own) = self.sequence.drafting(decoder, experts);
-        let text = TextSoFar { before, last: id };
-        let (mut drafts, could_draft) = match self.begun {
-            true => (Vec::new(), self.speculator.could_draft(text, room, own)),
-            false => (self.speculator.draft(text, room, own, &mut tap)?, false),
-        };
-        self.writer.cut(&mut drafts);
-        self.goes_on = drafts.is_empty() && !could_draft && decoder.may_run_ahead();
-        // A step that was begun is measured as a whole.
-        self.draft_time = if self.begun { Duration::ZERO } else { start.elapsed() };
-        self.sequence.append(decoder, &[&[id], &drafts[..]].concat(), TokenPhase::Decode)?;
-        self.drafts = drafts;
-        Ok(())
-    }
-
     /// Makes room in a full context, if the request wants to go on then. Its sequence is prefilled again, like a prompt.
     fn shift(&mut self, decoder: &Decoder) -> Result<bool, ModelError> {
         let Some(keep) = self.context.keep else { return Ok(false) };
         let Some(dropped) = self.sequence.shift(decoder, keep)? else { return Ok(false) };
         self.writer.shifted(keep, dropped);
-        self.speculator.shifted();
+        self.decoding.shifted();
         self.context.cut.shifted(dropped);
         Ok(true)
     }

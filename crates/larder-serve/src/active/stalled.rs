@@ -71,8 +71,8 @@ impl ActiveRequest<'_> {
     /// Leaves its slot, and puts the sequence of another in the place of its own.
     fn leave_slot(&mut self, empty: Sequence) -> (usize, Sequence) {
         self.span.in_scope(|| tracing::info!(tokens = self.tokens(), "waits for its client"));
-        self.drop_drafts();
-        (self.decodes, self.begun) = (false, false);
+        self.decoding.drop_drafts(&mut self.sequence);
+        self.decodes = false;
         (self.slot, std::mem::replace(&mut self.sequence, empty))
     }
 

@@ -8,7 +8,7 @@ use anyhow::Result;
 use larder_cache::Traffic;
 use larder_core::Xoshiro256;
 use larder_core::{ExpertId, Geometry, LayerIdx, MoeRow};
-use larder_engine::{Sampler, Sampling, Sequence, StepPart, TokenChoice, step};
+use larder_engine::{Decoding, Sampler, Sampling, Sequence, Speculation, StepPart, TokenChoice, step};
 use larder_model::{Logits, LogitsFor, Routed, Tap, TokenPhase};
 use larder_runtime::InferenceEngine;
 use serde_json::{Map, Value, json};
@@ -49,7 +49,7 @@ fn run_once(engine: &mut InferenceEngine, args: &BenchArgs, clients: usize, repe
     let best = sampler.best(&[]);
     engine.experts.new_sequence();
     let (decoder, piece) = (&engine.decoder, engine.prefill_tokens);
-    let mut sequences = Vec::new();
+    let mut texts = Vec::new();
     for _ in 0..clients {
         let mut sequence = Sequence::new(decoder, args.prompt + args.tokens);
         sequence.append(decoder, &random_tokens(args.prompt, decoder.vocab(), &mut rng), TokenPhase::Prefill)?;
@@ -64,7 +64,9 @@ fn run_once(engine: &mut InferenceEngine, args: &BenchArgs, clients: usize, repe
             };
             logits = step(decoder, &mut engine.experts, &mut [part], &mut ())?.remove(0);
         }
-        sequences.push((sequence, logits));
+        let mut decoding = Decoding::new(&Speculation::Off.into());
+        decoding.computed(logits, None);
+        texts.push((sequence, decoding));
     }
     let traffic = |engine: &InferenceEngine| engine.experts.traffic();
     let before = traffic(engine);
@@ -73,26 +75,18 @@ fn run_once(engine: &mut InferenceEngine, args: &BenchArgs, clients: usize, repe
     let mut steps = Vec::new();
     for _ in 0..args.tokens {
         let start = Instant::now();
-        for (sequence, logits) in &mut sequences {
-            let id = sampler.sample_row(logits.row(0, 1), sequence.tokens())?;
-            sequence.append(&engine.decoder, &[id], TokenPhase::Decode)?;
+        let (decoder, experts) = (&engine.decoder, &mut engine.experts);
+        for (sequence, decoding) in &mut texts {
+            let id = sampler.sample_row(decoding.logits(), sequence.tokens())?;
+            decoding.append(sequence, (decoder, experts), (id, 0), &mut sampler, &mut ())?;
         }
-        let mut parts: Vec<StepPart> = sequences
-            .iter_mut()
-            .map(|(sequence, _)| StepPart {
-                sequence,
-                most: 1,
-                logits_for: LogitsFor::Last,
-                best: best.clone(),
-                draws: None,
-            })
-            .collect();
+        let (most, logits_for) = (1, LogitsFor::Last);
+        let part = |sequence| StepPart { sequence, most, logits_for, best: best.clone(), draws: None };
+        let mut parts: Vec<StepPart> = texts.iter_mut().map(|(sequence, _)| sequence).map(part).collect();
         let nothing: &mut dyn Tap = &mut ();
         let tap = wanted.as_mut().map_or(nothing, |wanted| wanted);
-        let logits = step(&engine.decoder, &mut engine.experts, &mut parts, tap)?;
-        for ((_, own), new) in sequences.iter_mut().zip(logits) {
-            *own = new;
-        }
+        let logits = step(decoder, experts, &mut parts, tap)?;
+        texts.iter_mut().zip(logits).for_each(|((_, decoding), logits)| decoding.computed(logits, None));
         wanted.iter_mut().for_each(WantedExperts::end_step);
         steps.push(start.elapsed());
     }

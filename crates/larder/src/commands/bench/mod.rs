@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use larder_cache::Traffic;
 use larder_core::Xoshiro256;
 use larder_engine::{
-    AheadCounts, Decoding, DraftCounts, PhaseTimes, Sampler, Sampling, Session, TokenChoice, TokenInput,
+    AheadCounts, DraftCounts, PhaseTimes, Sampler, Sampling, Session, SessionDecoding, TokenChoice, TokenInput,
 };
 use larder_model::RowTraffic;
 use larder_os::memory;
@@ -139,7 +139,7 @@ fn run_once(engine: &mut InferenceEngine, args: &BenchArgs, repeat: u64) -> Resu
     let best = sampler.best(&[session.tokens(), &prompt]);
     let logits = session.forward_best(&TokenInput::prompt(&prompt), best.as_ref(), &mut ())?;
     let prompt = meter.lap(&session, args.prompt);
-    let mut decoding = Decoding::new(&mut session, logits, &drafting);
+    let mut decoding = SessionDecoding::new(&mut session, logits, &drafting);
     for more in (0..args.tokens).rev() {
         let id = sampler.sample_row(decoding.logits(), &[])?;
         if !decoding.confirm(id) {
