@@ -14,8 +14,8 @@ use crate::client::Hub;
 use crate::download::{self, DownloadRequest};
 use crate::errors::error;
 use crate::listing::{Checksum, RemoteFile};
+use crate::percent::encoded;
 use crate::released_ranges::ReleasedRanges;
-use crate::repo::encoded;
 use crate::samples::{self, Samples};
 
 /// Bytes of the first request for a header; most headers are shorter.

@@ -37,6 +37,7 @@ mod client;
 mod download;
 mod errors;
 mod listing;
+mod percent;
 mod released_ranges;
 mod repo;
 mod samples;

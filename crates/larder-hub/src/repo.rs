@@ -16,6 +16,7 @@ use crate::client::Hub;
 use crate::download::{self, DownloadRequest};
 use crate::errors::{HubError, error};
 use crate::listing::{Listing, RemoteFile};
+use crate::percent::encoded;
 
 const CONFIG: &str = "config.json";
 const INDEX: &str = "model.safetensors.index.json";
@@ -227,21 +228,14 @@ fn parts(name: &str) -> Vec<String> {
     }
 }
 
-/// A path segment, percent-encoded.
-pub(crate) fn encoded(text: &str) -> String {
-    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~".contains(&b);
-    text.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn parts_are_listed_and_paths_encoded() {
+    fn parts_are_listed() {
         assert_eq!(parts("a.gguf"), ["a.gguf"]);
         assert_eq!(parts("d/a-00002-of-00002.gguf"), ["d/a-00001-of-00002.gguf", "d/a-00002-of-00002.gguf"]);
         assert_eq!(parts("a-2-of-3.gguf"), ["a-2-of-3.gguf"]);
-        assert_eq!(encoded("refs/pr 1?"), "refs%2Fpr%201%3F");
     }
 }

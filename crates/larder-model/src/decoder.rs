@@ -13,6 +13,7 @@ use crate::arch;
 use crate::compute::ComputeContext;
 use crate::config::{Config, Refusal, config_error, refused};
 use crate::embedding::EmbeddingRows;
+use crate::embedding::RowTraffic;
 use crate::error::{ModelError, Result};
 use crate::experts::{DevicePath, ExpertPath};
 use crate::layer::{OtherLayers, Running};
@@ -23,7 +24,6 @@ use crate::nn::{
 };
 use crate::ops::{Ops, Rows};
 use crate::read_ahead::ReadAhead;
-use crate::row_cache::RowTraffic;
 use crate::stack::{Ffn, Layer, Stack};
 use crate::step::{LayerStates, Span};
 use crate::step_memory::step_memory;

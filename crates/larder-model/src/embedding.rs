@@ -4,7 +4,17 @@ use crate::device::DeviceProducts;
 use crate::error::Result;
 use crate::matrix::Matrix;
 use crate::ops::{Constant, Ops, Rows};
-use crate::row_cache::RowTraffic;
+
+/// How many rows were wanted.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct RowTraffic {
+    /// Rows that were in memory, or wanted twice at the same time.
+    pub hits: u64,
+    /// Rows that were read.
+    pub reads: u64,
+}
+
+larder_core::fieldwise!(RowTraffic { hits, reads });
 
 /// An embedding: a matrix of which single rows are used, as that with one for each token of the vocabulary.
 pub trait EmbeddingRows: Send + Sync {

@@ -10,8 +10,9 @@ use crate::logits::{BestLogits, Logits};
 use crate::nn::{EncoderInput, ForwardPass, HandedOn, MoeInput};
 use crate::ops::Rows;
 use crate::stack::{Encoder, EncoderLayer, Ffn};
-use crate::step::{LogitsFor, Span, TokenOrigin, TokenPhase};
+use crate::step::{LogitsFor, Span};
 use crate::tap::{Phase, PhaseClock, Tap};
+use crate::token_origin::{TokenOrigin, TokenPhase};
 
 impl Decoder {
     /// [`step`](Self::step) of a model with an encoder.

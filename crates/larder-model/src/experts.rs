@@ -7,7 +7,7 @@ use crate::device::Place;
 use crate::error::Result;
 use crate::nn::Activation;
 use crate::ops::{Few, Ops, Rows};
-use crate::step::TokenOrigin;
+use crate::token_origin::TokenOrigin;
 
 /// The input of one MoE layer: router logits and hidden states of some tokens.
 pub struct MoeCall<'a> {

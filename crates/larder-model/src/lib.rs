@@ -96,6 +96,7 @@ mod step;
 mod step_memory;
 mod tap;
 mod text_config;
+mod token_origin;
 mod weights;
 
 pub use ahead::{AheadInput, BegunStep};
@@ -109,7 +110,7 @@ pub use device::{
     KvPageShape, KvView, MAX_SCORE_BYTES, MatrixShape, Place, TILE_QUERIES, device_attention_bytes, position_tiles,
 };
 pub use double::{AttentionDouble, ProductsDouble};
-pub use embedding::EmbeddingRows;
+pub use embedding::{EmbeddingRows, RowTraffic};
 pub use error::{Cause, ModelError, Result};
 pub use expert_workspace::{ExpertWorkspace, PART_ROWS};
 pub use experts::{
@@ -129,7 +130,8 @@ pub use ops::{
     StreamGate, StreamMix, StreamOps, TokenDraw,
 };
 pub use placed_matrix::PlacedMatrix;
-pub use row_cache::{RowTraffic, row_cache_bytes};
+pub use row_cache::row_cache_bytes;
 pub use saved_state::SavedStateError;
-pub use step::{LogitsFor, Span, TokenOrigin, TokenPhase};
+pub use step::{LogitsFor, Span};
 pub use tap::{Phase, Tap};
+pub use token_origin::{TokenOrigin, TokenPhase};

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use larder_core::{TensorMeta, TensorRows};
 
 use crate::device::{DeviceProducts, MatrixShape};
-use crate::embedding::EmbeddingRows;
+use crate::embedding::{EmbeddingRows, RowTraffic};
 use crate::error::Result;
 use crate::ops::{Ops, Rows};
 
@@ -18,31 +18,6 @@ const BATCH_BYTES: usize = 1 << 20;
 const BATCH_ROWS: (usize, usize) = (16, 256);
 /// Bytes that the bookkeeping of a kept row takes.
 const BOOKKEEPING: usize = 96;
-
-/// How many rows were wanted.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct RowTraffic {
-    /// Rows that were in memory, or wanted twice at the same time.
-    pub hits: u64,
-    /// Rows that were read.
-    pub reads: u64,
-}
-
-impl std::ops::Add for RowTraffic {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        RowTraffic { hits: self.hits + other.hits, reads: self.reads + other.reads }
-    }
-}
-
-impl std::ops::Sub for RowTraffic {
-    type Output = Self;
-
-    fn sub(self, other: Self) -> Self {
-        RowTraffic { hits: self.hits - other.hits, reads: self.reads - other.reads }
-    }
-}
 
 /// Sizes of the cache of a matrix.
 #[derive(Clone, Copy)]
@@ -182,7 +157,7 @@ impl RowCache {
         }
         missing.iter().enumerate().for_each(|(at, row)| self.keep(*row, at));
         let reads = missing.len() as u64;
-        self.traffic = self.traffic + RowTraffic { hits: wanted.len() as u64 - reads, reads };
+        self.traffic += RowTraffic { hits: wanted.len() as u64 - reads, reads };
         Ok(())
     }
 

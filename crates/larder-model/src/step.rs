@@ -4,6 +4,7 @@ use crate::device::Place;
 use crate::error::Result;
 use crate::nn::{ForwardPass, KvCache, LayerKv, SpanPositions, StateLens};
 use crate::ops::StateSpan;
+use crate::token_origin::TokenOrigin;
 
 /// Consecutive tokens of one sequence that a step computes.
 ///
@@ -58,25 +59,6 @@ impl LogitsFor {
             LogitsFor::None => 0,
         }
     }
-}
-
-/// Where a token of a step comes from.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct TokenOrigin {
-    /// Number of its sequence, for traces.
-    pub sequence: u64,
-    /// Prompt or generated text.
-    pub phase: TokenPhase,
-}
-
-/// The phase in which a token is computed. Routing strategies may treat the two differently.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub enum TokenPhase {
-    /// A token of a prompt.
-    #[default]
-    Prefill,
-    /// A token that the model generated, or that is evaluated as if it had been.
-    Decode,
 }
 
 /// The states of one decoder layer, one for each span of a step.

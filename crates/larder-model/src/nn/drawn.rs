@@ -12,7 +12,8 @@ use crate::double::{AttentionDouble, ProductsDouble};
 use crate::error::Result;
 use crate::ops::{CpuOps, Ops};
 use crate::read_ahead::ReadAhead;
-use crate::step::{LayerStates, Span, TokenOrigin};
+use crate::step::{LayerStates, Span};
+use crate::token_origin::TokenOrigin;
 use crate::weights::WeightLoader;
 
 /// Width of the residual stream.

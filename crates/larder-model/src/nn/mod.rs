@@ -95,9 +95,9 @@ pub use streams::{
 
 use larder_core::{Rng, SequenceMemory};
 
+use crate::embedding::RowTraffic;
 use crate::error::Result;
 use crate::ops::{Ops, Rows};
-use crate::row_cache::RowTraffic;
 use crate::step::LayerStates;
 
 /// Token mixing, the part of a layer that moves information between positions: attention, a convolution, a recurrence.

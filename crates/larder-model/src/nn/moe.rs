@@ -15,8 +15,8 @@ use crate::experts::{
 use crate::layer::Running;
 use crate::matrix::Linear;
 use crate::ops::{Constant, Few, Ops, Rows};
-use crate::step::TokenOrigin;
 use crate::tap::Phase;
+use crate::token_origin::TokenOrigin;
 use crate::weights::WeightLoader;
 
 /// An MoE layer without its routed experts: router, gate, shared expert. The routed experts are computed by an

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::{AttentionMask, RopeTable};
 use crate::device::Place;
 use crate::ops::{Few, Rows};
-use crate::step::TokenOrigin;
+use crate::token_origin::TokenOrigin;
 
 /// The lengths of the lists of a choice, which a backend keeps; `None` if each token attends to all rows that it sees.
 pub type ListLengths = Option<Arc<[usize]>>;

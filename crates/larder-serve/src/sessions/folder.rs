@@ -1,7 +1,7 @@
 //! The folder of saved sequences: its files, read at the start, written and removed later.
 
 use std::fs::{self, File};
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{Hash, Hasher};
 use std::io::{self, BufReader};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,6 +11,7 @@ use larder_core::printable;
 use larder_engine::{SavedHead, SavedSequenceError, Sequence, SequenceOrigin};
 use larder_model::Decoder;
 use larder_os::{create_private_folder, open_regular_no_link, write_privately};
+use twox_hash::XxHash3_64;
 
 use super::index::{IndexEntry, SessionIndex};
 
@@ -149,7 +150,7 @@ impl SessionFolder {
 
 /// The name of the file of a sequence: equal sequences have one file.
 pub fn prefix_name(sequence: &Sequence, origin: &SequenceOrigin) -> String {
-    let mut hash = DefaultHasher::new();
+    let mut hash = XxHash3_64::new();
     (origin, sequence.computed_tokens()).hash(&mut hash);
     format!("{:016x}{PREFIX_ENDING}", hash.finish())
 }

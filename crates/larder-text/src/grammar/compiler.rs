@@ -9,20 +9,18 @@ use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::InferenceCapabilities;
 use llguidance::{Matcher, ParserFactory};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::expansion;
 use super::gbnf::to_lark;
+use super::json_schema::{RULES_BYTES_MAX, with_white_space};
 use super::vocabulary::vocabulary;
 use super::{Grammar, GrammarError, TextFormat, failed};
 use crate::chat_output::AnswerRules;
 use crate::tokens::Tokenizer;
 
-/// Largest source of a grammar, and of a schema as JSON.
+/// Largest source of a grammar.
 const GRAMMAR_BYTES_MAX: usize = 64 << 10;
-const SCHEMA_BYTES_MAX: usize = 256 << 10;
-/// Largest rules of an answer: the schemas of all tools.
-pub(crate) const RULES_BYTES_MAX: usize = 1 << 20;
 /// Addresses for the stack of the thread that compiles: rules may refer to each other in long chains.
 const STACK_BYTES: usize = 512 << 20;
 /// Deepest nesting of brackets in a source.
@@ -31,8 +29,6 @@ const NESTING_MAX: usize = 128;
 const LEXER_STATES_MAX: usize = 16_384;
 /// Steps of the lexer while it is made, two or more for each unit of the grammar's size.
 const LEXER_FUEL: u64 = 400_000;
-/// White space between the tokens of JSON: small models otherwise write nothing else.
-const WHITE_SPACE: &str = r"\x20";
 
 /// The most time that a grammar may take; most take some milliseconds.
 const COMPILE_TIME_MAX: Duration = Duration::from_secs(5);
@@ -162,20 +158,6 @@ fn source(format: &TextFormat) -> Result<TopLevelGrammar, GrammarError> {
         TextFormat::Gbnf(grammar) => TopLevelGrammar::from_lark(to_lark(bounded(grammar)?)?),
         TextFormat::Lark(grammar) => TopLevelGrammar::from_lark(bounded(grammar)?.to_owned()),
     })
-}
-
-/// A schema with the white space that JSON may have as one of its keys.
-pub(crate) fn with_white_space(schema: &Value) -> Result<Value, GrammarError> {
-    if schema.to_string().len() > SCHEMA_BYTES_MAX {
-        return Err(GrammarError(format!("the schema has more than {SCHEMA_BYTES_MAX} bytes")));
-    }
-    let mut schema = match schema {
-        Value::Object(keys) => keys.clone(),
-        Value::Bool(true) => serde_json::Map::new(),
-        _ => return Err(GrammarError::of("the schema must be an object, or true")),
-    };
-    schema.insert("x-guidance".into(), json!({ "whitespace_pattern": WHITE_SPACE }));
-    Ok(Value::Object(schema))
 }
 
 /// A source that is neither too long nor nested too deeply. Brackets are counted wherever they are.

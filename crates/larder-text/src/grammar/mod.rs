@@ -7,13 +7,14 @@
 mod compiler;
 mod expansion;
 mod gbnf;
+mod json_schema;
 mod vocabulary;
 
 use llguidance::Matcher;
 use serde_json::Value;
 
 pub use compiler::{GrammarCompiler, grammar_bytes};
-pub(crate) use compiler::{RULES_BYTES_MAX, with_white_space};
+pub(crate) use json_schema::{RULES_BYTES_MAX, with_white_space};
 
 /// What a generated text has to match.
 #[derive(Clone, PartialEq, Debug)]

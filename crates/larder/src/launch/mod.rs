@@ -15,8 +15,9 @@ mod setup;
 
 pub use clients::{CLIENTS, Client};
 
+use serve_line::RunningModel;
 use serve_line::ServeLine;
-use server::{OwnServer, RunningModel};
+use server::OwnServer;
 
 /// Starts the program, and before it a server if none runs, which then ends with it.
 pub fn run(args: &LaunchArgs) -> Result<()> {

@@ -6,13 +6,21 @@ use anyhow::{Result, bail};
 use clap::{CommandFactory, FromArgMatches};
 use larder_runtime::ContextSize;
 
-use super::server::RunningModel;
 use super::setup::{LocalEndpoint, quoted};
 use crate::cli::launch::LaunchArgs;
 use crate::cli::serve::ServeArgs;
 use crate::cli::{Cli, Command};
 use crate::commands::serve::{contexts, models_of};
 use crate::config;
+
+/// A model that a server has.
+#[derive(Clone, Debug)]
+pub struct RunningModel {
+    /// Its name in the API.
+    pub name: String,
+    /// Tokens of its context.
+    pub context: usize,
+}
 
 /// A command line of `larder serve`.
 pub struct ServeLine {

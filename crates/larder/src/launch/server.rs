@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use larder_os::read_regular_text;
 use serde_json::Value;
 
-use super::serve_line::ServeLine;
+use super::serve_line::{RunningModel, ServeLine};
 use crate::user_folders;
 
 /// Time for an answer of a server that runs.
@@ -24,15 +24,6 @@ const END: Duration = Duration::from_secs(10);
 const LOG_BYTES: u64 = 1 << 20;
 /// The most bytes of a list of models.
 const LIST_BYTES: u64 = 1 << 20;
-
-/// A model that a server has.
-#[derive(Clone, Debug)]
-pub struct RunningModel {
-    /// Its name in the API.
-    pub name: String,
-    /// Tokens of its context.
-    pub context: usize,
-}
 
 /// The model of the server that runs at the line's address, if one does. Refuses another program there, and a server without the
 /// model that the line names.

@@ -11,11 +11,9 @@ use tokio::sync::{mpsc::UnboundedSender, oneshot};
 use tokio::time::{sleep, timeout};
 
 use crate::workers::client::addresses::WorkerDiscovery;
-use crate::workers::client::roster::Roster;
+use crate::workers::client::roster::{MOST_DISCOVERED, Roster};
 use crate::workers::client::worker_connection::{ConnectionSettings, WorkerConnection};
 
-/// Most workers that are discovered; further addresses are not used.
-pub const MOST_DISCOVERED: usize = 64;
 /// Most addresses that are read of one answer.
 const MOST_ANSWERS: usize = 4096;
 /// Pause between two lookups: the first, at the start and after a loss, and the longest, to which it grows.

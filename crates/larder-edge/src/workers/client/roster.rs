@@ -8,9 +8,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Notify, mpsc::UnboundedSender};
 use tokio::task::AbortHandle;
 
-use crate::workers::client::discovery::MOST_DISCOVERED;
 use crate::workers::client::worker_connection::WorkerConnection;
 use crate::workers::handshake::Handshake;
+
+/// Most workers that are discovered; further addresses are not used.
+pub const MOST_DISCOVERED: usize = 64;
 
 /// The connections, shared by the pool and the tasks of the event loop.
 #[derive(Default)]

@@ -12,7 +12,8 @@ use crate::config::Config;
 use crate::matrix::{Linear, Matrix};
 use crate::nn::{ForwardPass, HandedOn, KvCache, LayerShape, Norm, Rope, Rotary, SpanPositions, made_up};
 use crate::ops::Constant;
-use crate::step::{LayerStates, Span, TokenOrigin};
+use crate::step::{LayerStates, Span};
+use crate::token_origin::TokenOrigin;
 
 const HIDDEN: usize = 5;
 const WIDTH: usize = 6;

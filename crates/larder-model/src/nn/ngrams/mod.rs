@@ -14,10 +14,10 @@ use super::{
     Activation, CausalConv, ForwardPass, LayerKv, LayerShape, Mixer, Norm, SpanPositions, StateLens, TokenScratch,
 };
 use crate::embedding::EmbeddingRows;
+use crate::embedding::RowTraffic;
 use crate::error::Result;
 use crate::matrix::Linear;
 use crate::ops::{Ops, Rows, StateSpan};
-use crate::row_cache::RowTraffic;
 use crate::step::LayerStates;
 
 mod hash;

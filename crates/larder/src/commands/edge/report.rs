@@ -3,11 +3,9 @@
 use std::fmt::Write;
 
 use larder_edge::placement::ALGORITHMS;
-use larder_edge::placement::simulate::Sweep;
+use larder_edge::placement::simulate::{PlacementOutcome, Sweep};
 use larder_lab::report::{Chart, Line, Page, Style, Table, chart_group, group, paragraph};
 use larder_lab::{Fact, ReportOrigin};
-
-use super::simulate::SimulationRun;
 
 /// Algorithms whose running times are drawn; the others take almost none.
 const TIMED: [&str; 4] = ["accelerated", "dp", "greedy", "greedy-gain"];
@@ -16,6 +14,20 @@ const TIMED: [&str; 4] = ["accelerated", "dp", "greedy", "greedy-gain"];
 pub const PAPER_SWEEP: &str = "storage";
 const PAPER_STORAGE_GB: f64 = 2.5;
 const PAPER_RESULTS: [(&str, f64); 2] = [("greedy-gain", 16.7), ("lfu", 19.5)];
+
+/// One algorithm on one network.
+#[derive(Clone, Debug)]
+pub struct SimulationRun {
+    /// Index of the sweep, and of the point in it.
+    pub sweep: usize,
+    pub point: usize,
+    pub repetition: usize,
+    /// Index in [`ALGORITHMS`].
+    pub algorithm: usize,
+    pub outcome: PlacementOutcome,
+    /// Running time of the algorithm in seconds.
+    pub seconds: f64,
+}
 
 /// One algorithm compared with the accelerated one.
 pub struct PlacementComparison {

@@ -6,28 +6,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use larder_edge::placement::simulate::{self, PlacementOutcome, Sweep};
+use larder_edge::placement::simulate::{self, Sweep};
 use larder_edge::placement::{ALGORITHMS, Algorithm, Scenario};
 use serde_json::json;
 
-use super::report::{self, PlacementComparison};
+use super::report::{self, PlacementComparison, SimulationRun};
 use crate::cli::edge::SimulateArgs;
 use crate::report_origin::report_origin;
 use crate::{output, print, progress};
-
-/// One algorithm on one network.
-#[derive(Clone, Debug)]
-pub struct SimulationRun {
-    /// Index of the sweep, and of the point in it.
-    pub sweep: usize,
-    pub point: usize,
-    pub repetition: usize,
-    /// Index in [`ALGORITHMS`].
-    pub algorithm: usize,
-    pub outcome: PlacementOutcome,
-    /// Running time of the algorithm in seconds.
-    pub seconds: f64,
-}
 
 /// Compares placement algorithms in simulated networks.
 pub fn run(args: &SimulateArgs) -> Result<()> {

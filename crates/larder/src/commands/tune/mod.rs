@@ -5,7 +5,7 @@ mod checkpoint;
 mod explore;
 mod settings;
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{Hash, Hasher};
 use std::time::SystemTime;
 
 use anyhow::{Result, bail};
@@ -19,6 +19,7 @@ use larder_policy::routing::{DialTable, QUALITY_BUDGETS, RoutingSpec, TARGET};
 use larder_runtime::{InferenceEngine, OpenModel};
 use larder_store::seal_if_in_store;
 use serde_json::{Value, json};
+use twox_hash::XxHash3_64;
 
 use self::checkpoint::TuneCheckpoint;
 use self::settings::{RUNS, Runs};
@@ -77,7 +78,7 @@ pub fn run(args: &TuneArgs) -> Result<()> {
 
 /// What all passes of a calibration depend on.
 fn conditions(model: &OpenModel, passage: &Passage, cache: &str) -> Result<String> {
-    let mut text = DefaultHasher::new();
+    let mut text = XxHash3_64::new();
     passage.chunks().for_each(|chunk| chunk.hash(&mut text));
     let of = json!({
         "larder": env!("CARGO_PKG_VERSION"),

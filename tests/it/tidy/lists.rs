@@ -1,0 +1,241 @@
+//! The tables of the rules: what may be where, each exception with its reason.
+
+/// The crates that each crate may depend on, outside of its tests.
+pub const DEPENDENCIES: &[(&str, &[&str])] = &[
+    ("larder-os", &[]),
+    ("larder-core", &["os"]),
+    ("larder-policy", &["os", "core"]),
+    ("larder-kernels", &["os", "core"]),
+    ("larder-store", &["os", "core"]),
+    ("larder-cache", &["os", "core", "policy", "store"]),
+    ("larder-hub", &["os", "core", "store"]),
+    ("larder-model", &["os", "core", "kernels"]),
+    ("larder-cuda", &["os", "core", "kernels", "store", "cache", "model"]),
+    ("larder-text", &["os", "core"]),
+    ("larder-engine", &["os", "core", "policy", "cache", "model", "text"]),
+    ("larder-lab", &["os", "core", "policy", "cache", "model", "engine"]),
+    (
+        "larder-runtime",
+        &["os", "core", "policy", "kernels", "store", "cache", "hub", "model", "cuda", "text", "engine", "edge"],
+    ),
+    ("larder-c", &["runtime"]),
+    ("larder-serve", &["os", "core", "cache", "model", "text", "engine"]),
+    ("larder-edge", &["os", "core", "cache", "model", "engine"]),
+    (
+        "larder",
+        &[
+            "os", "core", "policy", "kernels", "store", "cache", "model", "text", "engine", "runtime", "lab", "serve",
+            "edge",
+        ],
+    ),
+    ("larder-python", &["core", "runtime"]),
+];
+
+/// Crates that depend on the command, as they bring it along.
+pub const WITH_COMMAND: &[&str] = &["larder-python"];
+
+/// Files and folders that may hold `unsafe`.
+pub const UNSAFE: &[&str] = &[
+    "crates/larder-c/src/",
+    "crates/larder-cuda/src/cuda/mod.rs",
+    "crates/larder-cuda/src/cuda/compiler.rs",
+    "crates/larder-cuda/src/counted.rs",
+    "crates/larder-cuda/src/driver.rs",
+    "crates/larder-cuda/src/emulator/mod.rs",
+    "crates/larder-cuda/src/emulator/library.rs",
+    "crates/larder-cuda/src/emulator/streams.rs",
+    "crates/larder-cuda/src/launch_queue/graphs.rs",
+    "crates/larder-cuda/src/launch_queue/mod.rs",
+    "crates/larder-cuda/src/launches/mod.rs",
+    "crates/larder-cuda/src/link/mod.rs",
+    "crates/larder-cuda/src/link/staging.rs",
+    "crates/larder-cuda/src/measure.rs",
+    "crates/larder-cuda/src/memory.rs",
+    "crates/larder-cuda/tests/kernels/",
+    "crates/larder-kernels/src/attention/mod.rs",
+    "crates/larder-kernels/src/attention/query_tile.rs",
+    "crates/larder-kernels/src/attention/row_products.rs",
+    "crates/larder-kernels/src/attention/softmax.rs",
+    "crates/larder-kernels/src/avx2/",
+    "crates/larder-kernels/src/avx512/",
+    "crates/larder-kernels/src/disjoint.rs",
+    "crates/larder-kernels/src/inputs.rs",
+    "crates/larder-kernels/src/neon/",
+    "crates/larder-kernels/src/products/mod.rs",
+    "crates/larder-kernels/src/simd/",
+    "crates/larder-kernels/src/thread_pool/mod.rs",
+    "crates/larder-kernels/src/thread_pool/shared.rs",
+    "crates/larder-store/src/page_cache.rs",
+    "crates/larder-store/src/reader/arena/",
+    "crates/larder-store/src/reader/overlapped.rs",
+    "crates/larder-store/src/reader/registered_buffers.rs",
+    "crates/larder-store/src/reader/uring.rs",
+    "crates/larder-os/src/affinity/windows.rs",
+    "crates/larder-os/src/files/system/windows.rs",
+    "crates/larder-os/src/freed_memory.rs",
+    "crates/larder-os/src/group/job_object.rs",
+    "crates/larder-os/src/lock/",
+    "crates/larder-os/src/memory/",
+    "crates/larder-os/src/nodes.rs",
+    "crates/larder-os/src/power/windows.rs",
+    "crates/larder-os/src/sysctl.rs",
+    "tests/src/instructions.rs",
+    "tests/src/larder.rs",
+];
+
+/// Type names that are public in more than one crate, each with its reason.
+pub const SHARED_NAMES: &[(&str, &str)] = &[("Result", "the customary alias of a crate's own error")];
+
+/// Files in which a word of the glossary's "not" column may stand, each with its reason.
+pub const KEPT_WORDS: &[(&str, &[&str], &str)] = &[
+    ("crates/larder-core/src/CODE_BOOKS_LICENSE", &["whom"], "the text of a licence"),
+    ("crates/larder-serve/src/live.rs", &["awaited"], "a JSON key of the API"),
+    ("crates/larder-serve/src/metrics.rs", &["awaited"], "the name of a metric"),
+    ("crates/larder-serve/src/page/grid.js", &["awaited"], "a JSON key of the API"),
+    (
+        "crates/larder/src/telemetry.rs",
+        &["awaited", "demanded", "guessed", "guesses"],
+        "deprecated JSON keys and columns",
+    ),
+    ("crates/larder/src/commands/report.rs", &["neighbour", "who"], "prompts"),
+];
+
+/// The traits of each seam, and the page that explains how to implement them.
+pub const SEAMS: &[(&str, &[&str])] = &[
+    ("adding-a-device.md", &["Device", "DeviceExperts", "DeviceProducts", "DeviceAttention", "Ops", "Driver"]),
+    ("adding-a-model.md", &["Mixer", "ExpertPath"]),
+    ("adding-a-reader.md", &["Reader"]),
+    ("adding-a-routing-strategy.md", &["Router", "Residency"]),
+    ("adding-a-source.md", &["Source", "Tensors"]),
+    ("adding-a-tool-format.md", &["CallReader", "ResponseFormat"]),
+    ("adding-an-eviction-policy.md", &["Eviction"]),
+];
+
+/// Files that open files for reading by themselves: the function that all others use, and what reads `/proc` and `/sys`.
+pub const OPENERS: &[&str] = &["crates/larder-os/src/", "crates/larder/src/doctor/"];
+
+pub const MOST_LINES: usize = 500;
+
+/// Circles of files, each with its files in order. The list may only shrink.
+pub const CIRCLES: &[&[&str]] = &[
+    &[
+        "crates/larder-cache/src/one_tier/cache/capacity.rs",
+        "crates/larder-cache/src/one_tier/cache/hot.rs",
+        "crates/larder-cache/src/one_tier/cache/layer_visit.rs",
+        "crates/larder-cache/src/one_tier/cache/mod.rs",
+    ],
+    &["crates/larder-cache/src/traffic.rs", "crates/larder-cache/src/two_tiers/counts.rs"],
+    &["crates/larder-edge/src/placement/problem.rs", "crates/larder-edge/src/placement/remote_requests.rs"],
+    &[
+        "crates/larder-engine/src/decode.rs",
+        "crates/larder-engine/src/output_loss.rs",
+        "crates/larder-engine/src/saved_sequence.rs",
+        "crates/larder-engine/src/sequence/ahead.rs",
+        "crates/larder-engine/src/sequence/mod.rs",
+        "crates/larder-engine/src/session.rs",
+        "crates/larder-engine/src/speculation/draft_model.rs",
+        "crates/larder-engine/src/speculation/source.rs",
+        "crates/larder-engine/src/step.rs",
+        "crates/larder-engine/src/writer.rs",
+    ],
+    &["crates/larder-kernels/src/simd/integers.rs", "crates/larder-kernels/src/simd/tile.rs"],
+    &[
+        "crates/larder-model/src/arch/deepseek_v2.rs",
+        "crates/larder-model/src/arch/deepseek_v3.rs",
+        "crates/larder-model/src/arch/deepseek_v32.rs",
+    ],
+    &["crates/larder-model/src/decoder.rs", "crates/larder-model/src/logits.rs"],
+    &["crates/larder-model/src/layer.rs", "crates/larder-model/src/nn/moe.rs", "crates/larder-model/src/stack.rs"],
+    &["crates/larder-model/src/nn/mlp_router.rs", "crates/larder-model/src/nn/router.rs"],
+    &["crates/larder-policy/src/routing/closed_loop.rs", "crates/larder-policy/src/routing/prior.rs"],
+    &[
+        "crates/larder-runtime/src/draft.rs",
+        "crates/larder-runtime/src/inputs.rs",
+        "crates/larder-runtime/src/machine/budget.rs",
+        "crates/larder-runtime/src/notice.rs",
+        "crates/larder-runtime/src/open.rs",
+        "crates/larder-runtime/src/options.rs",
+        "crates/larder-runtime/src/plan/context.rs",
+        "crates/larder-runtime/src/plan/decide.rs",
+        "crates/larder-runtime/src/plan/mod.rs",
+        "crates/larder-runtime/src/plan/prefill.rs",
+        "crates/larder-runtime/src/plan/tiers.rs",
+        "crates/larder-runtime/src/slots.rs",
+    ],
+    &["crates/larder-runtime/src/engine.rs", "crates/larder-runtime/src/tiers.rs"],
+    &["crates/larder-runtime/src/model/chat.rs", "crates/larder-runtime/src/model/generation.rs"],
+    &[
+        "crates/larder-serve/src/active/client.rs",
+        "crates/larder-serve/src/active/mod.rs",
+        "crates/larder-serve/src/embedding.rs",
+    ],
+    &[
+        "crates/larder-serve/src/answer_grammar.rs",
+        "crates/larder-serve/src/job.rs",
+        "crates/larder-serve/src/pool/mod.rs",
+        "crates/larder-serve/src/queue.rs",
+        "crates/larder-serve/src/server.rs",
+    ],
+    &[
+        "crates/larder-serve/src/pool/lease.rs",
+        "crates/larder-serve/src/pool/state.rs",
+        "crates/larder-serve/src/pool/work.rs",
+    ],
+    &[
+        "crates/larder-store/src/convert/mod.rs",
+        "crates/larder-store/src/convert/target.rs",
+        "crates/larder-store/src/manifest/mod.rs",
+        "crates/larder-store/src/presence.rs",
+        "crates/larder-store/src/reader/files.rs",
+        "crates/larder-store/src/reader/overlapped.rs",
+        "crates/larder-store/src/reader/pread.rs",
+        "crates/larder-store/src/reader/retry.rs",
+        "crates/larder-store/src/resident/read.rs",
+        "crates/larder-store/src/row_table/read.rs",
+        "crates/larder-store/src/row_table/write.rs",
+        "crates/larder-store/src/second_folder.rs",
+        "crates/larder-store/src/shard_set.rs",
+        "crates/larder-store/src/sidecars.rs",
+        "crates/larder-store/src/store/mod.rs",
+        "crates/larder-store/src/upgrade/mod.rs",
+        "crates/larder-store/src/verify/mod.rs",
+        "crates/larder-store/src/watched_file.rs",
+    ],
+    &["crates/larder-store/src/manifest/experts.rs", "crates/larder-store/src/shard.rs"],
+    &["crates/larder-store/src/source/checkpoint/mod.rs", "crates/larder-store/src/source/mtp.rs"],
+    &[
+        "crates/larder-store/src/source/gguf/architectures.rs",
+        "crates/larder-store/src/source/gguf/bailing_moe.rs",
+        "crates/larder-store/src/source/gguf/config.rs",
+        "crates/larder-store/src/source/gguf/deepseek4.rs",
+        "crates/larder-store/src/source/gguf/hyperparameters.rs",
+        "crates/larder-store/src/source/gguf/indexers.rs",
+        "crates/larder-store/src/source/gguf/kimi_delta.rs",
+        "crates/larder-store/src/source/gguf/minimax_m3.rs",
+        "crates/larder-store/src/source/gguf/names.rs",
+        "crates/larder-store/src/source/gguf/qwen4_exp.rs",
+        "crates/larder-store/src/source/gguf/sliding.rs",
+        "crates/larder-store/src/source/gguf/state_space.rs",
+        "crates/larder-store/src/source/gguf/stored.rs",
+        "crates/larder-store/src/source/gguf/typed_layers.rs",
+    ],
+    &["crates/larder-text/src/tokens/detokenizer.rs", "crates/larder-text/src/tokens/tokenizer.rs"],
+    &[
+        "crates/larder/src/cli/device.rs",
+        "crates/larder/src/cli/edge.rs",
+        "crates/larder/src/cli/edge_flags.rs",
+        "crates/larder/src/cli/edge_worker.rs",
+        "crates/larder/src/cli/engine.rs",
+        "crates/larder/src/cli/mod.rs",
+        "crates/larder/src/models/mod.rs",
+    ],
+    &["crates/larder/src/cli/lab.rs", "crates/larder/src/cli/train.rs"],
+];
+
+/// Matches on a bool, and results with a string as their error. Both numbers may only fall.
+pub const BOOL_MATCHES: usize = 275;
+pub const STRING_ERRORS: usize = 143;
+
+/// Files that use the standard library's hash, each with its reason.
+pub const STANDARD_HASHES: &[(&str, &str)] =
+    &[("crates/larder-cuda/src/launch_queue/graphs.rs", "keys of graphs, which live as long as the process")];
