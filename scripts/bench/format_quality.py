@@ -82,22 +82,13 @@ def padded(name, values, hidden):
     return np.pad(values.astype(np.float32), [(0, more) for more in grow])
 
 
-def demo_store(larder, folder):
-    """A copy of the shipped store in the current format, and its manifest."""
-    store = folder / "store"
-    shutil.copytree(DEMO, store)
-    if json.loads((store / "larder.json").read_text())["format"] == 1:
-        run(larder, "store", "upgrade", store)
-    return store, json.loads((store / "larder.json").read_text())
-
-
-def make_checkpoint(larder, folder):
+def make_checkpoint(folder):
     """The demo model in f32."""
-    store, manifest = demo_store(larder, folder)
+    manifest = json.loads((DEMO / "larder.json").read_text())
     config, checkpoint = manifest["config"], folder / "checkpoint"
     hidden = config["hidden_size"]
     checkpoint.mkdir()
-    tensors = dict(resident_of(store)) | dict(experts_of(store, manifest))
+    tensors = dict(resident_of(DEMO)) | dict(experts_of(DEMO, manifest))
     tensors = {name: padded(name, values, hidden) for name, values in tensors.items()}
     save_file(tensors, checkpoint / "model.safetensors")
     config |= {
@@ -109,7 +100,7 @@ def make_checkpoint(larder, folder):
     }
     (checkpoint / "config.json").write_text(json.dumps(config))
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        shutil.copy(store / name, checkpoint / name)
+        shutil.copy(DEMO / name, checkpoint / name)
     return checkpoint
 
 
@@ -156,7 +147,7 @@ def main():
     print(f"| experts | bits per value | perplexity | | KL |{more}\n|---|---:|---:|---:|---:|{'---:|---:|---:|' if more else ''}")
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
-        checkpoint, measure = make_checkpoint(args.larder, folder), Measured(args.larder, folder, args.tokens)
+        checkpoint, measure = make_checkpoint(folder), Measured(args.larder, folder, args.tokens)
         imatrix = folder / "imatrix.gguf"
         if args.text:
             run(args.larder, "imatrix", args.text, "-m", checkpoint, "--chunk", CHUNK, "-o", imatrix)

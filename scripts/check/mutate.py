@@ -190,8 +190,8 @@ def kinds(larder, base):
     subprocess.run([larder, "convert", tests / "golden/olmoe", store], check=True, capture_output=True)
     files = ["larder.json", "larder.json", "resident.safetensors", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "experts"]
     kinds += 6 * [Kind("store", store, files, run, ["verify", "@"], ["plan", "-m", "@"])]
-    for old in ["v1-mixed", "v1-uniform"]:
-        kinds += 2 * [Kind("store of format 1", tests / "stores" / old, files, run, ["verify", "@"], ["store", "upgrade", "@"])]
+    for old in ["mixed", "uniform"]:
+        kinds += 2 * [Kind("store", tests / "stores" / old, files, run, ["verify", "@"], ["plan", "-m", "@"])]
     demo = ROOT / "models/demo"
     learned = [*run[:-2], "--cache-experts", "4", "--eviction", "learned"]
     calibrated = [*run, "--routing", "prior:lambda=0.3,delta=calibrated"]

@@ -36,12 +36,12 @@ fn advice(fault: StoreErrorKind) -> Option<&'static str> {
         StoreErrorKind::NoSpace => {
             Some("free some space and run the same command again; it continues where it stopped")
         }
-        StoreErrorKind::Newer => Some("update larder, or convert the model again"),
         StoreErrorKind::Io
         | StoreErrorKind::Malformed
         | StoreErrorKind::Missing
         | StoreErrorKind::Mismatch
         | StoreErrorKind::Unsupported
+        | StoreErrorKind::OtherFormat
         | StoreErrorKind::Taken
         | StoreErrorKind::Removed => None,
     }

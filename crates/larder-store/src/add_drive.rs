@@ -85,12 +85,8 @@ pub fn add_drive(store: &Path, division: Division, folder: &Path, progress: &dyn
     Ok(AddedDrive { written, shards: shards.len(), bytes, same_drive: are_on_one_drive(store, folder) })
 }
 
-/// Refuses a store of format 1, and one whose shards are divided in another way.
+/// Refuses a store whose shards are divided in another way.
 fn check_form(store: &Path, manifest: &Manifest, division: Division, folder: &Path) -> Result<()> {
-    if manifest.format < 2 {
-        let what = "has store format 1, which has no second folder; run `larder store upgrade` first";
-        return Err(StoreError::new(StoreErrorKind::Unsupported, store, what));
-    }
     let taken = |what: String| Err(StoreError::new(StoreErrorKind::Taken, store, what));
     match SecondFolder::of(store, manifest)? {
         Some(known) if known.division != division => {

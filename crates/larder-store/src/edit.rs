@@ -9,10 +9,7 @@ use crate::{
     atomic_file::{sync_folder, write_atomically},
     convert::lock,
     error::{Result, StoreError, StoreErrorKind},
-    identity::identity,
-    manifest::{FORMAT_VERSION, MANIFEST_FILE, Manifest},
-    provenance::is_made_of,
-    sidecars::reseal,
+    manifest::{MANIFEST_FILE, Manifest},
     source::Source,
     store::Store,
 };
@@ -23,7 +20,7 @@ use crate::{
 /// to the store.
 pub fn set_config(path: &Path, config: Value, blueprint: &Blueprint) -> Result<()> {
     let _lock = lock(path)?;
-    let store = open_current(path)?;
+    let store = Store::open_partial(path)?;
     let (before, now) = (&store.manifest().geometry, &blueprint.geometry);
     // How many experts a token uses is the only size on which no tensor depends.
     if (Geometry { top_k: before.top_k, ..now.clone() }) != *before
@@ -41,45 +38,6 @@ pub fn set_config(path: &Path, config: Value, blueprint: &Blueprint) -> Result<(
     }
     let manifest = Manifest { config, geometry: blueprint.geometry.clone(), ..store.manifest().clone() };
     write_manifest(path, &manifest.to_bytes())
-}
-
-/// Records in the store at `path` that it was made of `source`, after comparing resident weights and some experts of each
-/// layer. Returns whether it was not recorded before.
-pub fn record_source(path: &Path, source: &dyn Source, blueprint: &Blueprint) -> Result<bool> {
-    let _lock = lock(path)?;
-    let store = open_current(path)?;
-    let found = identity(source, blueprint)?;
-    let same = match &store.manifest().source.identity {
-        Some(recorded) => *recorded == found,
-        None => is_made_of(&store, source, blueprint)?,
-    };
-    if !same {
-        let what = format!("was not made of {}", source.path().display());
-        return Err(StoreError::new(StoreErrorKind::Mismatch, path, what));
-    }
-    if store.manifest().source.identity.is_some() {
-        return Ok(false);
-    }
-    let mut manifest = store.manifest().clone();
-    manifest.source.identity = Some(found);
-    manifest.source.files = source.files();
-    let bytes = manifest.to_bytes();
-    // The sidecars belong to the store as before. They come first: done again after an interruption, this finds them sealed.
-    reseal(path, store.hash(), &Manifest::hash_of(&bytes))?;
-    write_manifest(path, &bytes)?;
-    Ok(true)
-}
-
-/// Opens a store of the current format, of which shards may be missing.
-fn open_current(path: &Path) -> Result<Store> {
-    let store = Store::open_partial(path)?;
-    match store.manifest().format == FORMAT_VERSION {
-        true => Ok(store),
-        false => {
-            let what = format!("has store format {}; run `larder store upgrade` first", store.manifest().format);
-            Err(StoreError::new(StoreErrorKind::Unsupported, path, what))
-        }
-    }
 }
 
 fn write_manifest(store: &Path, bytes: &[u8]) -> Result<()> {

@@ -22,8 +22,8 @@ pub enum StoreErrorKind {
     Mismatch,
     /// Well-formed, but not supported.
     Unsupported,
-    /// Written by a newer version of larder.
-    Newer,
+    /// A store of a format that this version of larder does not read.
+    OtherFormat,
     /// The target is occupied or in use.
     Taken,
     /// The drive of a store was removed while the store was open, or came back with another store.

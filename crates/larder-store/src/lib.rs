@@ -10,7 +10,7 @@
 //! - [`Store`], [`Manifest`]: an open store, and its `larder.json`.
 //! - [`add_drive`], [`SecondFolder`]: the shards of a store on a second drive, as copies or divided.
 //! - [`RowTable`]: a matrix of a store whose rows are read one by one.
-//! - [`verify`]: checks every byte of a store. [`upgrade`]: brings a store of an earlier format to the current one.
+//! - [`verify`]: checks every byte of a store.
 //! - [`ExpertSource`]: reads one expert at a time, from a store or a source.
 //! - [`reader`]: reads many experts at a time into the slots of an [`Arena`](reader::Arena), by io_uring or pread.
 //! - [`StoreError`]: what was wrong, and in which file.
@@ -52,7 +52,6 @@ mod matrix_scale;
 mod page_cache;
 mod parallel;
 mod presence;
-mod provenance;
 mod quantize;
 pub mod reader;
 mod resident;
@@ -67,7 +66,6 @@ mod store;
 mod tensor_slice;
 #[cfg(test)]
 mod testing;
-mod upgrade;
 mod verify;
 mod watched_file;
 
@@ -75,7 +73,7 @@ pub use add_drive::{AddedDrive, add_drive};
 pub use assemble::Assembler;
 pub use check_reads::CheckReads;
 pub use convert::{CONVERSION_STATE, ConvertOptions, ConvertReport, Progress, convert};
-pub use edit::{record_source, set_config};
+pub use edit::set_config;
 pub use error::{Result, StoreError, StoreErrorKind};
 pub use expert_source::ExpertSource;
 pub use file::{ReadAt, read_small};
@@ -87,7 +85,6 @@ pub use manifest::{
     ResidentFile, SidecarFile,
 };
 pub use presence::StorePresence;
-pub use provenance::is_made_of;
 pub use quantize::{ValueOutOfRange, decode_floats, encode, encode_weighted};
 pub use resident::{ConvertedTensors, check_resident};
 pub use row_table::{RowTable, TableFile};
@@ -102,5 +99,4 @@ pub use source::{
 };
 pub use store::Store;
 pub use tensor_slice::AssemblyBuffers;
-pub use upgrade::{UPGRADE_STATE, UpgradeReport, upgrade};
 pub use verify::{HOT_EXPERTS, VerifiedFolder, VerifyReport, WELCOME, verify};

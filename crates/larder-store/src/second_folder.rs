@@ -146,14 +146,7 @@ fn check(folder: &Path, manifest: &Manifest) -> Result<()> {
 pub(crate) fn shards_digest(manifest: &Manifest) -> String {
     let sets = [Some(&manifest.experts), manifest.small_experts.as_ref()];
     let all = sets.into_iter().flatten().flat_map(|files| files.checksums.iter().flatten());
-    let mut digits = String::new();
-    for checksums in all {
-        match checksums {
-            ExpertChecksums::Segments(each) => each.iter().for_each(|checksum| digits.push_str(checksum)),
-            ExpertChecksums::Whole(checksum) => digits.push_str(checksum),
-        }
-    }
-    checksum_of(digits.as_bytes())
+    checksum_of(all.flat_map(|ExpertChecksums(each)| each).map(String::as_str).collect::<String>().as_bytes())
 }
 
 /// Refuses a second folder that lies inside of the store or the store inside of it, or that holds something else.

@@ -27,8 +27,6 @@ pub const EXPERTS: &str = "experts";
 /// Folder of the second, smaller copies of the experts.
 pub const SMALL_EXPERTS: &str = "experts-small";
 
-/// Key of the checksum of all data, in shards of format 1.
-const WHOLE: &str = "xxh3_128";
 /// Keys of the checksums of the segments.
 const BY_SEGMENT: [&str; SEGMENTS] = ["xxh3_128.0", "xxh3_128.1"];
 
@@ -52,10 +50,7 @@ impl Shard<'_> {
         header.describe("layer", self.layer.0.to_string());
         header.describe("expert", self.expert.0.to_string());
         header.describe("layout", self.layout.order().name());
-        match checksums {
-            ExpertChecksums::Segments(each) => BY_SEGMENT.iter().zip(each).for_each(|(key, c)| header.describe(key, c)),
-            ExpertChecksums::Whole(checksum) => header.describe(WHOLE, checksum),
-        }
+        BY_SEGMENT.iter().zip(&checksums.0).for_each(|(key, c)| header.describe(key, c));
         for (name, part) in self.layout.parts() {
             let shape = vec![part.rows, part.cols];
             header.describe(name, describe(part.kind, &shape));
@@ -97,32 +92,19 @@ impl Shard<'_> {
 
     /// Checks the data, which are the bytes of the layout, against `checksums`.
     pub fn check_data(&self, path: &Path, data: &[u8], checksums: &ExpertChecksums) -> Result<()> {
-        match checksums {
-            ExpertChecksums::Whole(checksum) => self.check_bytes(path, "the data", 0, data, checksum),
-            ExpertChecksums::Segments(_) => {
-                let mut ranges = self.layout.segments().into_iter().enumerate();
-                ranges.try_for_each(|(i, range)| self.check_segment(path, i, &data[range], checksums))
-            }
-        }
+        let mut ranges = self.layout.segments().into_iter().enumerate();
+        ranges.try_for_each(|(i, range)| self.check_segment(path, i, &data[range], checksums))
     }
 
-    /// Checks the bytes of one segment against `checksums`, which must be those of segments.
+    /// Checks the bytes of one segment against `checksums`.
     pub fn check_segment(&self, path: &Path, segment: usize, bytes: &[u8], checksums: &ExpertChecksums) -> Result<()> {
-        let ExpertChecksums::Segments(each) = checksums else {
-            let what = "has checksums of whole experts only, as in store format 1; run `larder store upgrade`";
-            return Err(StoreError::new(StoreErrorKind::Unsupported, path, what));
-        };
-        let start = self.layout.segments()[segment].start;
-        self.check_bytes(path, &format!("segment {segment}"), start, bytes, &each[segment])
-    }
-
-    fn check_bytes(&self, path: &Path, what: &str, start: usize, bytes: &[u8], checksum: &str) -> Result<()> {
+        let (start, wanted) = (self.layout.segments()[segment].start, &checksums.0[segment]);
         let got = checksum_of(bytes);
-        if got == checksum {
+        if got == *wanted {
             return Ok(());
         }
         let (len, at) = (bytes.len(), DATA_START + start);
-        let what = format!("{what} of {self}, {len} bytes at {at}, have checksum {got}, not {checksum}");
+        let what = format!("segment {segment} of {self}, {len} bytes at {at}, have checksum {got}, not {wanted}");
         Err(StoreError::new(StoreErrorKind::Mismatch, path, what))
     }
 
@@ -157,7 +139,7 @@ impl Shard<'_> {
     pub fn check_by_itself(&self, path: &Path, data: &mut [u8]) -> Result<ExpertChecksums> {
         let file = self.open(path)?;
         let mut metadata = SafetensorsHeader::read(&file)?.metadata;
-        let checksums = ExpertChecksums::Segments(BY_SEGMENT.map(|key| metadata.remove(key).unwrap_or_default()));
+        let checksums = ExpertChecksums(BY_SEGMENT.map(|key| metadata.remove(key).unwrap_or_default()));
         self.check_header(&file, &checksums)?;
         file.read(DATA_START as u64, data)?;
         let (expert, tail) = data.split_at(self.layout.bytes);

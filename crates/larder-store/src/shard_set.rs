@@ -122,20 +122,9 @@ impl ShardSet {
         self.checks = checks.clone();
     }
 
-    /// Number of parts of an expert that are checked on their own: its segments, or the whole in stores of format 1.
-    pub fn check_parts(&self) -> usize {
-        match self.files.checksums.first().and_then(|row| row.first()) {
-            Some(ExpertChecksums::Segments(_)) => SEGMENTS,
-            _ => 1,
-        }
-    }
-
-    /// Checks one of the [`check_parts`](Self::check_parts) of an expert, given with all its data.
+    /// Checks one segment of an expert, given with all its data.
     pub fn check_part(&self, layer: LayerIdx, expert: ExpertId, part: usize, data: &[u8]) -> Result<()> {
-        match self.check_parts() {
-            1 => self.check_expert(layer, expert, data),
-            _ => self.check_segment(layer, expert, part, &data[self.layouts[&layer].segments()[part].clone()]),
-        }
+        self.check_segment(layer, expert, part, &data[self.layouts[&layer].segments()[part].clone()])
     }
 
     /// Checks an expert's data.

@@ -69,14 +69,11 @@ pub fn seal_if_in_store(path: &Path) -> Result<()> {
     }
 }
 
-/// Accepts the sidecars that lie in the store at `store`, whatever they were made for, and the manifest of a store of format 1,
-/// which has no checksum of its own; returns their names.
+/// Accepts the sidecars that lie in the store at `store`, whatever they were made for; returns their names.
 pub fn seal_sidecars(store: &Path) -> Result<Vec<&'static str>> {
-    let hash = Manifest::accept(store)?;
-    let sealed = ADDED_SIDECARS.into_iter().map(|name| Ok((name, seal_one(store, &hash, name)?)));
-    let sealed = sealed.collect::<Result<Vec<_>>>()?;
-    let manifest = Seal::read(&store.join(MANIFEST_FILE))?.map(|_| MANIFEST_FILE);
-    Ok(manifest.into_iter().chain(sealed.into_iter().filter_map(|(name, there)| there.then_some(name))).collect())
+    let (_, hash) = Manifest::read(store)?;
+    let sealed = ADDED_SIDECARS.into_iter().map(|name| Ok(seal_one(store, &hash, name)?.then_some(name)));
+    sealed.filter_map(Result::transpose).collect()
 }
 
 /// Seals a sidecar for the store with this hash; returns whether there is one.
@@ -85,17 +82,6 @@ fn seal_one(store: &Path, hash: &str, name: &str) -> Result<bool> {
     let Some(content) = read_small(&path, LIMIT)? else { return Ok(false) };
     Seal::of(hash, &content).write(&path)?;
     Ok(true)
-}
-
-/// Makes the sidecars of the store with the hash `before` those of the same store with the hash `after`. Sidecars that do not
-/// match their seals stay as they are.
-pub(crate) fn reseal(store: &Path, before: &str, after: &str) -> Result<()> {
-    for name in ADDED_SIDECARS {
-        if matches!(check(store, before, name), Ok(Some(_))) {
-            seal_one(store, after, name)?;
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -155,35 +141,6 @@ mod tests {
             fs::write(&file, good).unwrap();
         }
         store.added_sidecar(NAME, 100).unwrap().unwrap();
-    }
-
-    #[test]
-    fn a_sealed_manifest_of_format_1_does_not_open_after_a_change() {
-        let dir = tempfile::tempdir().unwrap();
-        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/stores/v1-uniform");
-        let path = dir.path().join(MANIFEST_FILE);
-        let good = fs::read(from.join(MANIFEST_FILE)).unwrap();
-        fs::write(&path, &good).unwrap();
-        let at = good.windows(12).position(|w| w == b"\"rope_theta\"").unwrap() + 14;
-        let mut changed = good.clone();
-        changed[at] ^= 2;
-        fs::write(&path, &changed).unwrap();
-        assert!(Manifest::read(dir.path()).is_ok(), "without a seal nothing can be compared");
-        fs::write(&path, &good).unwrap();
-        assert_eq!(seal_sidecars(dir.path()).unwrap(), [MANIFEST_FILE]);
-        Manifest::read(dir.path()).unwrap();
-        for at in 0..good.len() {
-            let mut bad = good.clone();
-            bad[at] ^= 1;
-            fs::write(&path, bad).unwrap();
-            assert!(Manifest::read(dir.path()).is_err(), "byte {at}");
-        }
-        // A change on purpose.
-        fs::write(&path, &changed).unwrap();
-        let error = Manifest::read(dir.path()).unwrap_err().to_string();
-        assert!(error.contains("larder store seal"), "{error}");
-        seal_sidecars(dir.path()).unwrap();
-        Manifest::read(dir.path()).unwrap();
     }
 
     #[test]

@@ -10,14 +10,11 @@ use larder_fuzz::{in_time, mutate_json};
 use larder_runtime::{ModelOptions, OpenModel};
 use libfuzzer_sys::{fuzz_mutator, fuzz_target};
 
-/// The stores, of formats 1 and 2.
-static STORES: LazyLock<[PathBuf; 2]> = LazyLock::new(|| {
-    let base = tempfile::tempdir().unwrap().keep();
-    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../stores/v1-uniform");
-    let stores = [base.join("1"), base.join("2")];
-    stores.iter().for_each(|store| copy(&from, store));
-    larder_store::upgrade(&stores[1], &()).unwrap();
-    stores
+/// A store whose manifest is replaced.
+static STORE: LazyLock<PathBuf> = LazyLock::new(|| {
+    let store = tempfile::tempdir().unwrap().keep().join("store");
+    copy(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../stores/uniform"), &store);
+    store
 });
 
 fn copy(from: &Path, to: &Path) {
@@ -38,7 +35,7 @@ fuzz_target!(|bytes: &[u8]| {
         let checksum = larder_store::checksum_of(body.as_bytes());
         format!("{body},\n  \"checksum\": \"{checksum}\"\n}}\n").into_bytes()
     });
-    let store = &STORES[usize::from(sealed.is_some())];
+    let store = STORE.as_path();
     std::fs::write(store.join("larder.json"), sealed.as_deref().unwrap_or(bytes)).unwrap();
     let opened = in_time(|| OpenModel::open(store, &ModelOptions::default()));
     match opened {

@@ -199,11 +199,6 @@ fn folders_that_cannot_be_a_second_one_are_refused() {
         text(&dir.path().join("s")),
     ]);
     assert!(said.contains("has its second folder already"), "{said}");
-    // Store format 1 has none.
-    let old = dir.path().join("old");
-    super::formats::copied(&fixture("stores/v1-uniform"), &old);
-    let said = larder_refuses(&["convert", text(&old), text(&old), "--also", text(&dir.path().join("s"))]);
-    assert!(said.contains("larder store upgrade"), "{said}");
 }
 
 #[test]

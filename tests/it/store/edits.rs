@@ -92,10 +92,6 @@ fn a_change_that_contradicts_the_tensors_is_refused() {
     }
     assert_eq!(larder(&["store", "set", text(&store), "rope_theta"]).status.code(), Some(2));
     assert_eq!(larder(&["store", "set", text(&store)]).status.code(), Some(2));
-    let old = dir.path().join("old");
-    super::formats::copied(&fixture("stores/v1-uniform"), &old);
-    let said = larder_refuses(&["store", "set", text(&old), "rms_norm_eps=0.1"]);
-    assert!(said.contains("has store format 1; run `larder store upgrade` first"), "{said}");
 }
 
 /// A calibration belongs to the store that it was measured on.
@@ -134,13 +130,6 @@ fn a_calibration_of_another_store_is_refused() {
     // A change of the config is another store.
     larder_ok(&["store", "set", text(&one), "rope_theta=20000.0"]);
     assert!(larder_refuses(&routed(&one)).contains("or before this one was changed"));
-    // An upgrade is not.
-    let old = dir.path().join("old");
-    super::formats::copied(&fixture("stores/v1-uniform"), &old);
-    larder_ok(&args("calibrate", &old));
-    larder_ok(&["store", "upgrade", text(&old)]);
-    larder_ok(&routed(&old));
-    larder_ok(&["verify", text(&old)]);
 }
 
 #[test]

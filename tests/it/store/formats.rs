@@ -1,18 +1,15 @@
-//! Store formats: stores of earlier formats, upgrades, experts of several sizes, row tables, a reader written from the
+//! The store format: stores that were written earlier, other formats, experts of several sizes, row tables, a reader written from the
 //! specification.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::process::Command;
 
 use larder_core::{LayerIdx, NumberFormat};
 use larder_store::{ExpertSource, Store, encode};
 
 use super::convert::{contents, convert, logits_with, text};
 use super::number_formats::PatchedGguf;
-use crate::support::{command, fixture, larder_ok, larder_refuses};
-
-const OLD: [&str; 2] = ["v1-uniform", "v1-mixed"];
+use crate::support::{fixture, larder_ok, larder_refuses};
 
 pub fn copied(from: &Path, to: &Path) {
     for (name, bytes) in contents(from) {
@@ -20,11 +17,6 @@ pub fn copied(from: &Path, to: &Path) {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, bytes).unwrap();
     }
-}
-
-/// The logits that the program wrote that also wrote the store.
-fn recorded(name: &str) -> Vec<u8> {
-    std::fs::read(fixture("stores").join(format!("{name}.logits.safetensors"))).unwrap()
 }
 
 /// The golden phimoe with the experts of layer 1 cut to bf16, so that its layers have experts of two sizes.
@@ -48,36 +40,52 @@ pub fn mixed_checkpoint(folder: &Path) {
 }
 
 #[test]
-fn stores_of_format_1_and_their_upgrades_give_the_recorded_bits() {
-    for name in OLD {
-        let dir = tempfile::tempdir().unwrap();
-        let (store, out) = (dir.path().join("store"), dir.path().join("out"));
-        copied(&fixture("stores").join(name), &store);
+fn stores_that_were_written_earlier_give_the_recorded_bits() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["uniform", "mixed"] {
+        let (store, out) = (fixture("stores").join(name), dir.path().join("out"));
+        let recorded = std::fs::read(fixture("stores").join(format!("{name}.logits.safetensors"))).unwrap();
         for streamed in [&[][..], &["--cache-experts", "2"], &["--cache-experts", "1", "--reader", "pread"]] {
-            assert!(logits_with(&store, &out, streamed) == recorded(name), "{name} {streamed:?}");
+            assert!(logits_with(&store, &out, streamed) == recorded, "{name} {streamed:?}");
         }
         larder_ok(&["verify", text(&store)]);
-        assert!(larder_ok(&["store", "upgrade", text(&store)]).contains("store format 2 instead of 1, 12 shards"));
-        larder_ok(&["verify", text(&store)]);
-        for streamed in [&[][..], &["--cache-experts", "2"], &["--cache-experts", "1", "--reader", "pread"]] {
-            assert!(logits_with(&store, &out, streamed) == recorded(name), "upgraded {name} {streamed:?}");
-        }
-        assert!(larder_ok(&["store", "upgrade", text(&store)]).contains("has store format 2 already"));
     }
 }
 
 #[test]
-fn an_upgraded_store_has_the_shards_of_a_new_one() {
+fn a_store_that_was_written_earlier_has_the_shards_of_a_new_one() {
     let dir = tempfile::tempdir().unwrap();
-    let (checkpoint, new, old) = (dir.path().join("checkpoint"), dir.path().join("new"), dir.path().join("old"));
+    let (checkpoint, new) = (dir.path().join("checkpoint"), dir.path().join("new"));
     mixed_checkpoint(&checkpoint);
     convert(&checkpoint, &new, &[]);
-    copied(&fixture("stores/v1-mixed"), &old);
-    larder_ok(&["store", "upgrade", text(&old)]);
-    let (new, old) = (contents(&new), contents(&old));
+    let (new, old) = (contents(&new), contents(&fixture("stores/mixed")));
     let shards: Vec<&PathBuf> = new.keys().filter(|name| name.starts_with("experts")).collect();
     assert_eq!(shards.len(), 12);
     assert!(shards.iter().all(|shard| new[*shard] == old[*shard]));
+}
+
+#[test]
+fn a_store_of_another_format_is_refused_by_every_command() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, second) = (dir.path().join("store"), dir.path().join("second"));
+    copied(&fixture("stores/uniform"), &store);
+    let manifest = store.join("larder.json");
+    let good = std::fs::read_to_string(&manifest).unwrap();
+    for format in [1, 3] {
+        std::fs::write(&manifest, good.replacen("\"format\": 2", &format!("\"format\": {format}"), 1)).unwrap();
+        for args in [
+            &["run", "-m", text(&store), "-p", "the", "-n", "1"][..],
+            &["inspect", text(&store)],
+            &["verify", text(&store)],
+            &["store", "set", text(&store), "rms_norm_eps=0.1"],
+            &["store", "seal", text(&store)],
+            &["convert", text(&store), text(&store), "--also", text(&second)],
+        ] {
+            let said = larder_refuses(args);
+            let reason = format!("has store format {format}, but this larder reads only format 2");
+            assert!(said.contains(&reason) && said.contains("`larder convert SOURCE STORE`"), "{args:?}: {said}");
+        }
+    }
 }
 
 #[test]
@@ -201,35 +209,6 @@ fn a_small_copy_is_written_shown_and_verified() {
     let out = dir.path().join("out");
     let streamed = ["--cache-experts", "2"];
     assert!(logits_with(&with, &out, &streamed) == logits_with(&without, &out, &streamed));
-}
-
-#[test]
-fn a_killed_upgrade_ends_as_an_undisturbed_one() {
-    let dir = tempfile::tempdir().unwrap();
-    let (undisturbed, store) = (dir.path().join("undisturbed"), dir.path().join("store"));
-    copied(&fixture("stores/v1-mixed"), &undisturbed);
-    larder_ok(&["store", "upgrade", text(&undisturbed)]);
-    let want = contents(&undisturbed);
-    let mut killed = 0;
-    for round in 0..30 {
-        copied(&fixture("stores/v1-mixed"), &store);
-        let args = ["store", "upgrade", text(&store)];
-        let mut child = command().args(args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        std::thread::sleep(Duration::from_micros(700 * (round + 1)));
-        child.kill().unwrap();
-        child.wait().unwrap();
-        if store.join("upgrade.json").exists() {
-            killed += 1;
-            let format_1 = !std::fs::read_to_string(store.join("larder.json")).unwrap().contains("\"format\": 2");
-            if format_1 {
-                assert!(larder_refuses(&["inspect", text(&store)]).contains("upgrade was not finished"));
-            }
-        }
-        larder_ok(&args);
-        assert!(contents(&store) == want, "round {round}: the store differs");
-        std::fs::remove_dir_all(&store).unwrap();
-    }
-    println!("{killed} upgrades were stopped half way");
 }
 
 /// A reader that was written from docs/store.md alone, where Python has what it needs; `LARDER_PYTHON` names an

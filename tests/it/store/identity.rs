@@ -5,9 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::time::Duration;
 
-use larder_store::Store;
-
-use super::convert::{contents, convert, limited, text};
+use super::convert::{contents, limited, text};
 use crate::support::{command, fixture, larder_ok, larder_refuses};
 
 const GGUF: &str = "tiny-olmoe-q4_0.gguf";
@@ -171,29 +169,4 @@ fn a_conversion_is_not_resumed_with_other_weights_of_the_same_headers() {
     fs::write(&weights, good).unwrap();
     larder_ok(&args);
     assert!(contents(&store) == whole);
-}
-
-#[test]
-fn an_upgraded_store_learns_its_source() {
-    let dir = tempfile::tempdir().unwrap();
-    let (checkpoint, store, new) = (dir.path().join("checkpoint"), dir.path().join("store"), dir.path().join("new"));
-    super::formats::mixed_checkpoint(&checkpoint);
-    super::formats::copied(&fixture("stores/v1-mixed"), &store);
-    let weights = checkpoint.join("model.safetensors");
-    let good = fs::read(&weights).unwrap();
-    let mut other = good.clone();
-    // An exponent of the last tensor.
-    let last = other.len() - 1;
-    other[last] ^= 1;
-    fs::write(&weights, other).unwrap();
-    let args = ["store", "upgrade", text(&store), "--source", text(&checkpoint)];
-    let said = larder_refuses(&args);
-    assert!(said.contains("was not made of"), "{said}");
-    fs::write(&weights, good).unwrap();
-    assert!(larder_ok(&args).contains("its source is recorded"));
-    assert!(larder_ok(&args).contains("its source was recorded before, and is the same"));
-    larder_ok(&["verify", text(&store)]);
-    convert(&checkpoint, &new, &[]);
-    let identity = |path: &Path| Store::open(path).unwrap().manifest().source.identity.clone();
-    assert!(identity(&store).is_some() && identity(&store) == identity(&new));
 }

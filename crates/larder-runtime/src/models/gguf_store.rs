@@ -3,9 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use larder_store::{
-    ConvertOptions, Source, Store, StoreError, StoreErrorKind, convert, identity, is_made_of, open_source_with,
-};
+use larder_store::{ConvertOptions, Source, Store, StoreError, StoreErrorKind, convert, identity, open_source_with};
 
 use super::known_content::KnownContent;
 use super::{ConvertProgress, is_complete};
@@ -57,39 +55,29 @@ pub fn store_path(gguf: &Path) -> PathBuf {
     gguf.with_file_name(format!("{}.larder", whole.unwrap_or(&stem)))
 }
 
-/// Refuses a store that was made of another file. The content is compared, unless `cache` knows it; of a store without the
-/// identity of its source names and lengths come first.
+/// Refuses a store that was made of another file.
 fn check_source(gguf: &Path, path: &Path, cache: Option<&Path>) -> Result<()> {
     let store = Store::open(path)?;
     let source = open_source_with(gguf, store.manifest().source_options())?;
-    let source = source.as_ref();
-    let made_of = &store.manifest().source;
-    let same = (made_of.identity.is_some() || made_of.files == source.files()) && {
-        // A store without an identity of its source is known by its own hash.
-        let content = made_of.identity.as_deref().unwrap_or(store.hash());
-        let known = KnownContent::of(source, content, cache);
-        known.is_recorded() || {
-            let same = has_content_of(source, &store)?;
-            if same {
-                known.record();
-            }
-            same
-        }
-    };
-    if same {
+    if is_made_of(&store, source.as_ref(), cache)? {
         return Ok(());
     }
     let what = format!("is a store that was made of another GGUF file; remove it, or use {}", Setting::NoStore);
     bail!(StoreError::new(StoreErrorKind::Taken, path, what))
 }
 
-/// Whether the store was made of the content that `source` has now.
-fn has_content_of(source: &dyn Source, store: &Store) -> Result<bool> {
-    let blueprint = blueprint_of(source)?;
-    match &store.manifest().source.identity {
-        Some(made_of) => Ok(identity(source, &blueprint)? == *made_of),
-        None => Ok(is_made_of(store, source, &blueprint)?),
+/// Whether the store was made of the content that `source` has now, which is read unless `cache` knows it.
+fn is_made_of(store: &Store, source: &dyn Source, cache: Option<&Path>) -> Result<bool> {
+    let Some(made_of) = &store.manifest().source.identity else { return Ok(false) };
+    let known = KnownContent::of(source, made_of, cache);
+    if known.is_recorded() {
+        return Ok(true);
     }
+    let is_same = identity(source, &blueprint_of(source)?)? == *made_of;
+    if is_same {
+        known.record();
+    }
+    Ok(is_same)
 }
 
 #[cfg(test)]

@@ -400,7 +400,7 @@ impl Conversion<'_> {
     }
 
     fn collect_outcomes(&self, done: Vec<TaskOutcome>) -> Written {
-        let none = ExpertChecksums::Segments(Default::default());
+        let none = ExpertChecksums::default();
         let experts = self.blueprint.geometry.expert_count();
         let mut written = Written {
             resident: ResidentFile { bytes: 0, header_checksum: String::new() },

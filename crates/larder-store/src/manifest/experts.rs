@@ -42,45 +42,29 @@ impl ExpertClass {
     }
 }
 
-/// The checksums of one expert's data, XXH3 of 128 bits in hex.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum ExpertChecksums {
-    /// Of each segment, in the order of [`ExpertLayout::segments`].
-    Segments([String; SEGMENTS]),
-    /// Of all data; in stores of format 1.
-    Whole(String),
-}
+/// The checksums of one expert's segments, in the order of [`ExpertLayout::segments`]: XXH3 of 128 bits in hex.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ExpertChecksums(pub [String; SEGMENTS]);
 
 impl ExpertChecksums {
     /// The checksums of the segments of `data`, which has this layout.
     pub fn of_segments(layout: &ExpertLayout, data: &[u8]) -> Self {
-        ExpertChecksums::Segments(layout.segments().map(|range| checksum_of(&data[range])))
+        ExpertChecksums(layout.segments().map(|range| checksum_of(&data[range])))
     }
 
     fn are_checksums(&self) -> bool {
-        match self {
-            ExpertChecksums::Whole(checksum) => is_checksum(checksum),
-            ExpertChecksums::Segments(each) => each.iter().all(|checksum| is_checksum(checksum)),
-        }
+        self.0.iter().all(|checksum| is_checksum(checksum))
     }
 
-    /// Whether these are checksums of segments, and that of `segment` is the checksum of `bytes`; allocates nothing.
+    /// Whether the checksum of `segment` is that of `bytes`; allocates nothing.
     pub(crate) fn is_of_segment(&self, segment: usize, bytes: &[u8]) -> bool {
-        match self {
-            ExpertChecksums::Whole(_) => false,
-            ExpertChecksums::Segments(each) => is_checksum_of(&each[segment], bytes),
-        }
+        is_checksum_of(&self.0[segment], bytes)
     }
 
     /// Whether these are the checksums of `data`, which has this layout; allocates nothing.
     pub(crate) fn are_of(&self, layout: &ExpertLayout, data: &[u8]) -> bool {
-        match self {
-            ExpertChecksums::Whole(checksum) => is_checksum_of(checksum, data),
-            ExpertChecksums::Segments(each) => {
-                layout.segments().into_iter().zip(each).all(|(range, checksum)| is_checksum_of(checksum, &data[range]))
-            }
-        }
+        layout.segments().into_iter().zip(&self.0).all(|(range, checksum)| is_checksum_of(checksum, &data[range]))
     }
 }
 
@@ -119,8 +103,8 @@ impl ExpertFiles {
         })
     }
 
-    /// The checks that need only the manifest, for the given store format.
-    pub fn check(&self, geometry: &Geometry, format: u64) -> Result<(), String> {
+    /// The checks that need only the manifest.
+    pub fn check(&self, geometry: &Geometry) -> Result<(), String> {
         let (rows, experts) = (geometry.moe_layers.len(), geometry.experts);
         let counts = self.checksums.iter().map(Vec::len);
         if self.checksums.len() != rows || counts.clone().any(|n| n != experts) {
@@ -138,13 +122,9 @@ impl ExpertFiles {
         if gated != 0 && gated != layouts.len() {
             return Err("has layers with and without gate matrices".to_owned());
         }
-        let segmented = |c: &ExpertChecksums| matches!(c, ExpertChecksums::Segments(_));
-        if format > 1 && !self.checksums.iter().flatten().all(segmented) {
-            return Err("has checksums of whole experts instead of segments".to_owned());
-        }
         for (class, layout) in self.classes.iter().map(|c| (c, c.layout(geometry, self.layout))) {
             let layout = layout?;
-            if format > 1 && ExpertClass::of(&layout) != Some(*class) {
+            if ExpertClass::of(&layout) != Some(*class) {
                 let (says, gives) = (class.data_bytes, layout.bytes);
                 let file_bytes = class.file_bytes;
                 return Err(format!(

@@ -15,13 +15,11 @@ use crate::{
     row_table::TableFile,
     shard::{checksum_of, is_checksum},
     source::{MtpTensors, SIDECARS, SourceFile, SourceOptions, ignored_keys, uses_mtp},
-    upgrade::UPGRADE_STATE,
 };
 
 mod experts;
 mod seal;
 mod seal_file;
-mod v1;
 
 pub use experts::{ExpertChecksums, ExpertClass, ExpertFiles};
 pub(crate) use seal::{seal, unseal};
@@ -31,7 +29,7 @@ pub(crate) use seal_file::{Seal, seal_path};
 pub const MANIFEST_FILE: &str = "larder.json";
 /// File name of the resident weights.
 pub const RESIDENT_FILE: &str = "resident.safetensors";
-/// The store format that this version writes, and the newest that it reads.
+/// The store format that this version writes, and the only one that it reads.
 pub const FORMAT_VERSION: u64 = 2;
 
 const MANIFEST_LIMIT: u64 = 64 << 20;
@@ -94,8 +92,7 @@ pub struct SidecarFile {
 pub struct Provenance {
     /// The source's files.
     pub files: Vec<SourceFile>,
-    /// Digest of the source's content, see [`identity`](crate::identity); absent in stores of format 1, and in upgraded ones
-    /// whose source was not named.
+    /// Digest of the source's content, see [`identity`](crate::identity); absent if the source is lost, as that of the demo model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<String>,
     /// Requested number format of the experts, or `keep`.
@@ -126,42 +123,6 @@ impl Manifest {
 
     /// Reads and checks the manifest of the store at `store`; also returns its hash, see [`Store::hash`](crate::Store).
     pub fn read(store: &Path) -> Result<(Self, String)> {
-        let (manifest, hash) = Self::read_any(store)?;
-        if manifest.format < FORMAT_VERSION && store.join(UPGRADE_STATE).exists() {
-            let what = "is a store whose upgrade was not finished; run `larder store upgrade` again to resume it";
-            return Err(StoreError::new(StoreErrorKind::Missing, store, what));
-        }
-        Ok((manifest, hash))
-    }
-
-    /// As [`read`](Self::read), also if an upgrade was interrupted.
-    pub(crate) fn read_any(store: &Path) -> Result<(Self, String)> {
-        let (manifest, hash) = Self::read_unsealed(store)?;
-        let path = store.join(MANIFEST_FILE);
-        // Format 1 has no checksum in the manifest, but may have one beside it.
-        let sealed = if manifest.format < 2 { Seal::read(&path)? } else { None };
-        if sealed.is_some_and(|sealed| sealed.content != hash) {
-            let what = format!(
-                "does not match its checksum in {MANIFEST_FILE}.seal; restore it, or accept it as it is with `larder store seal {}`",
-                store.display()
-            );
-            return Err(StoreError::new(StoreErrorKind::Mismatch, &path, what));
-        }
-        Ok((manifest, hash))
-    }
-
-    /// Accepts the manifest of a store as it is, and returns its hash; that of a store of format 1 gets a seal.
-    pub(crate) fn accept(store: &Path) -> Result<String> {
-        let (manifest, hash) = Self::read_unsealed(store)?;
-        if manifest.format < 2 {
-            let path = store.join(MANIFEST_FILE);
-            let bytes = read_small(&path, MANIFEST_LIMIT)?.ok_or_else(|| no_manifest(store))?;
-            Seal::of(&checksum_of(&bytes), &bytes).write(&path)?;
-        }
-        Ok(hash)
-    }
-
-    fn read_unsealed(store: &Path) -> Result<(Self, String)> {
         #[derive(Deserialize)]
         struct Version {
             format: u64,
@@ -170,21 +131,12 @@ impl Manifest {
         let bytes = read_small(&path, MANIFEST_LIMIT)?.ok_or_else(|| no_manifest(store))?;
         let broken = |e: serde_json::Error| StoreError::malformed(&path, format!("is not a valid manifest: {e}"));
         let Version { format } = serde_json::from_slice(&bytes).map_err(broken)?;
-        if format > FORMAT_VERSION {
-            let what = format!("has store format {format} of a newer larder; this one reads up to {FORMAT_VERSION}");
-            return Err(StoreError::new(StoreErrorKind::Newer, &path, what));
+        if format != FORMAT_VERSION {
+            return Err(StoreError::new(StoreErrorKind::OtherFormat, &path, other_format(format)));
         }
         let malformed = |what: String| StoreError::malformed(&path, what);
-        let (manifest, hash) = match format {
-            0 | 1 => {
-                let manifest: v1::ManifestV1 = serde_json::from_slice(&bytes).map_err(broken)?;
-                (manifest.into_manifest().map_err(malformed)?, checksum_of(&bytes))
-            }
-            _ => {
-                let (json, hash) = unseal(&bytes).map_err(|what| malformed(what.to_owned()))?;
-                (serde_json::from_slice::<Manifest>(&json).map_err(broken)?, hash)
-            }
-        };
+        let (json, hash) = unseal(&bytes).map_err(|what| malformed(what.to_owned()))?;
+        let manifest: Manifest = serde_json::from_slice(&json).map_err(broken)?;
         manifest.check().map_err(malformed)?;
         Ok((manifest, hash))
     }
@@ -192,11 +144,6 @@ impl Manifest {
     /// The bytes of the file; equal manifests give equal bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
         seal(&serde_json::to_string_pretty(self).expect("text and numbers serialize as JSON"))
-    }
-
-    /// The hash of the store whose manifest has these bytes, which [`to_bytes`](Self::to_bytes) gave.
-    pub(crate) fn hash_of(bytes: &[u8]) -> String {
-        unseal(bytes).expect("the bytes of a manifest are sealed").1
     }
 
     /// Identifies model, number formats and data of the experts; clients and workers compare it.
@@ -220,7 +167,7 @@ impl Manifest {
             return Err("describes a model without experts".to_owned());
         }
         for files in [Some(&self.experts), self.small_experts.as_ref()].into_iter().flatten() {
-            files.check(&self.geometry, self.format)?;
+            files.check(&self.geometry)?;
         }
         let mut names = BTreeSet::new();
         for table in &self.tables {
@@ -238,6 +185,14 @@ impl Manifest {
             None => Ok(()),
         }
     }
+}
+
+fn other_format(format: u64) -> String {
+    let update = if format > FORMAT_VERSION { "update larder, or " } else { "" };
+    format!(
+        "has store format {format}, but this larder reads only format {FORMAT_VERSION}; {update}make a new store in another folder with \
+         `larder convert SOURCE STORE`"
+    )
 }
 
 fn no_manifest(store: &Path) -> StoreError {

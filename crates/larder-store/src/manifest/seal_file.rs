@@ -1,5 +1,4 @@
-//! Files `NAME.seal`, which say what the file `NAME` of a store is: sidecars that may be replaced, and the manifest of a store of
-//! format 1, which has no checksum in itself.
+//! Files `NAME.seal`, which say what the sidecar `NAME` of a store is, and for which store it was made.
 
 use std::path::{Path, PathBuf};
 

@@ -199,11 +199,6 @@ impl Store {
         &self.hash
     }
 
-    /// The checksum of a resident tensor; `None` if `resident.safetensors` does not hold it.
-    pub(crate) fn resident_checksum(&self, name: &str) -> Option<&str> {
-        self.resident.checksum(name)
-    }
-
     /// The shards of the smaller copies of all experts, if the store has them.
     pub fn small_shards(&self) -> Option<&ShardSet> {
         self.small_experts.as_ref()
@@ -249,18 +244,12 @@ impl Store {
         self.experts.check_expert(layer, expert, data)
     }
 
-    /// Number of parts of an expert that are checked on their own, so that several threads can share a check.
-    pub fn check_parts(&self) -> usize {
-        self.experts.check_parts()
-    }
-
-    /// Checks one of the [`check_parts`](Self::check_parts) of an expert, given with all its data.
+    /// As [`check_expert`](Self::check_expert) for one segment, given with all data of the expert.
     pub fn check_part(&self, layer: LayerIdx, expert: ExpertId, part: usize, data: &[u8]) -> Result<()> {
         self.experts.check_part(layer, expert, part, data)
     }
 
-    /// As [`check_expert`](Self::check_expert) for one segment of an expert (see [`ExpertLayout::segments`]). Stores of format 1 have no checksums of segments: the error
-    /// has the kind [`StoreErrorKind::Unsupported`].
+    /// As [`check_expert`](Self::check_expert) for one segment of an expert (see [`ExpertLayout::segments`]).
     pub fn check_segment(&self, layer: LayerIdx, expert: ExpertId, segment: usize, bytes: &[u8]) -> Result<()> {
         self.experts.check_segment(layer, expert, segment, bytes)
     }

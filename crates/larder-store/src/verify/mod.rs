@@ -13,7 +13,7 @@ use crate::{
     convert::Progress,
     error::{Result, StoreError, StoreErrorKind},
     file::read_small,
-    manifest::{ExpertChecksums, ExpertFiles, MANIFEST_FILE, Manifest, RESIDENT_FILE, Seal, seal_path},
+    manifest::{ExpertChecksums, ExpertFiles, MANIFEST_FILE, Manifest, RESIDENT_FILE, seal_path},
     parallel::parallel,
     resident::ResidentTensors,
     row_table::{RowTable, TABLES, TableFile},
@@ -48,8 +48,6 @@ pub struct VerifyReport {
     pub unknown: Vec<PathBuf>,
     /// What of these is in the second folder of the store, if it has one.
     pub second: Option<VerifiedFolder>,
-    /// Whether changes of the manifest itself would go unnoticed: format 1 has no checksum in it, and this store none beside it.
-    pub manifest_unchecked: bool,
 }
 
 /// The files that were checked in the second folder of a store.
@@ -130,7 +128,6 @@ pub fn verify(path: &Path, progress: &dyn Progress) -> Result<VerifyReport> {
         let (is_usable, files, bytes) = (fault.is_none(), there.len(), shard_bytes(&there));
         VerifiedFolder { folder, division, is_usable, files, bytes }
     });
-    report.manifest_unchecked = manifest.format < 2 && Seal::read(&path.join(MANIFEST_FILE))?.is_none();
     Ok(report)
 }
 
@@ -214,7 +211,7 @@ fn unknown_files(store: &Path, manifest: &Manifest, second: Option<&SecondFolder
         .chain(ADDED_SIDECARS)
         .map(PathBuf::from)
         .collect();
-    known.extend(ADDED_SIDECARS.into_iter().chain([MANIFEST_FILE]).map(|name| seal_path(Path::new(name))));
+    known.extend(ADDED_SIDECARS.into_iter().map(|name| seal_path(Path::new(name))));
     known.extend(manifest.sidecars.iter().map(|s| PathBuf::from(&s.name)));
     let mut folders = vec![PathBuf::new()];
     if !manifest.tables.is_empty() {

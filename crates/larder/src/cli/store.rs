@@ -23,26 +23,10 @@ pub struct StoreArgs {
 
 #[derive(Subcommand)]
 pub enum StoreCommand {
-    /// Bring a store of an earlier format to the current one, in place
-    Upgrade(UpgradeArgs),
     /// Change the config of a store, as in `larder store set STORE rope_theta=500000`
     Set(SetArgs),
-    /// Accept evictor.safetensors, calibration.json, lambda-costs.json and quality.json that were copied into a store, and the larder.json of format 1
+    /// Accept evictor.safetensors, calibration.json, lambda-costs.json and quality.json that were copied into a store
     Seal(SealArgs),
-}
-
-/// Bring a store of an earlier format to the current one, in place
-#[derive(Args)]
-pub struct UpgradeArgs {
-    /// Folder of the store; an interrupted upgrade is done again
-    pub store: PathBuf,
-    /// Checkpoint folder or .gguf file that the store was made of: compare it and record its content, if the store does not
-    /// say of what it was made
-    #[arg(long, value_name = "SOURCE")]
-    pub source: Option<PathBuf>,
-    /// Print the report as JSON
-    #[arg(long)]
-    pub json: bool,
 }
 
 /// Change the config of a store, as in `larder store set STORE rope_theta=500000`
@@ -72,7 +56,7 @@ fn parse_assignment(text: &str) -> Result<Assignment, String> {
     Ok(Assignment { key: key.to_owned(), value })
 }
 
-/// Accept evictor.safetensors, calibration.json, lambda-costs.json and quality.json that were copied into a store, and the larder.json of format 1
+/// Accept evictor.safetensors, calibration.json, lambda-costs.json and quality.json that were copied into a store
 #[derive(Args)]
 pub struct SealArgs {
     /// Folder of the store

@@ -1,59 +1,17 @@
 //! `larder store`.
 
-use std::path::Path;
-
 use anyhow::{Context, Result, bail};
-use larder_runtime::blueprint_of;
-use larder_store::{
-    Manifest, Source, Store, UpgradeReport, open_source_with, record_source, seal_sidecars, set_config, upgrade,
-};
+use larder_store::{Source, Store, seal_sidecars, set_config};
 use serde_json::{Value, json};
 
-use crate::cli::store::{Assignment, SealArgs, SetArgs, StoreArgs, StoreCommand, UpgradeArgs};
-use crate::{print, progress::StoreProgress};
+use crate::cli::store::{Assignment, SealArgs, SetArgs, StoreArgs, StoreCommand};
 
 /// Maintains a store.
 pub fn run(args: &StoreArgs) -> Result<()> {
     match &args.command {
-        StoreCommand::Upgrade(args) => run_upgrade(args),
         StoreCommand::Set(args) => run_set(args),
         StoreCommand::Seal(args) => run_seal(args),
     }
-}
-
-/// Brings a store of an earlier format to the current one, and records its source.
-fn run_upgrade(args: &UpgradeArgs) -> Result<()> {
-    let progress = StoreProgress::new("upgrading");
-    let UpgradeReport { from, to, shards, bytes: [before, after] } = upgrade(&args.store, &progress)?;
-    progress.finish();
-    let recorded = args.source.as_deref().map(|source| record(&args.store, source)).transpose()?;
-    let store = args.store.display();
-    if args.json {
-        let source = recorded.map(|new| if new { "recorded" } else { "known" });
-        let bytes_before = before;
-        println!(
-            "{}",
-            json!({ "from": from, "to": to, "shards": shards, "bytes_before": bytes_before, "bytes": after, "source": source })
-        );
-        return Ok(());
-    }
-    if from == to {
-        println!("{store}: has store format {to} already");
-    } else {
-        let (before, after) = (print::bytes(before), print::bytes(after));
-        println!("{store}: store format {to} instead of {from}, {shards} shards of {after} in all instead of {before}");
-    }
-    match recorded {
-        Some(true) => println!("{store}: its source is recorded"),
-        Some(false) => println!("{store}: its source was recorded before, and is the same"),
-        None => {}
-    }
-    Ok(())
-}
-
-fn record(store: &Path, source: &Path) -> Result<bool> {
-    let source = open_source_with(source, Manifest::read(store)?.0.source_options())?;
-    Ok(record_source(store, source.as_ref(), &blueprint_of(source.as_ref())?)?)
 }
 
 /// Changes keys of the config.
@@ -107,7 +65,7 @@ fn assign(config: &mut Value, Assignment { key, value }: &Assignment) -> Result<
     Ok(old)
 }
 
-/// Accepts sidecars that were copied into a store, and the manifest of format 1.
+/// Accepts sidecars that were copied into a store.
 fn run_seal(args: &SealArgs) -> Result<()> {
     let sealed = seal_sidecars(&args.store)?;
     if args.json {

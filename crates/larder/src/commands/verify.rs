@@ -39,9 +39,6 @@ pub fn run(args: &VerifyArgs) -> Result<()> {
         for file in &report.unknown {
             eprintln!("note: {} is not part of the store", printable(&file.to_string_lossy()));
         }
-        if report.manifest_unchecked {
-            eprintln!("note: its configuration has no checksum, as always in format 1; `larder store seal` adds one");
-        }
     }
     if !report.is_good() {
         let problems = print::count(report.problem_count as usize, "problem", "problems");

@@ -9,8 +9,8 @@ use larder_core::printable;
 use larder_os::memory;
 use larder_runtime::{blueprint_of, check_ignored, check_sidecars, models, rounding_error};
 use larder_store::{
-    AddedDrive, ConvertOptions, Division, FormatMix, Importance, Manifest, MtpTensors, Store, add_drive,
-    check_second_folder, convert, identity, is_made_of, open_source_with, read_small,
+    AddedDrive, ConvertOptions, Division, FormatMix, Importance, Manifest, MtpTensors, add_drive, check_second_folder,
+    convert, identity, open_source_with, read_small,
 };
 use serde_json::{Value, json};
 
@@ -183,11 +183,7 @@ fn check_source(args: &ConvertArgs, importance: Option<&Importance>) -> Result<(
     }
     let source_model = open_source_with(&args.source, manifest.source_options())?;
     let blueprint = blueprint_of(source_model.as_ref())?;
-    let same = match &made.identity {
-        Some(made_of) => identity(source_model.as_ref(), &blueprint)? == *made_of,
-        None => is_made_of(&Store::open(&args.store)?, source_model.as_ref(), &blueprint)?,
-    };
-    if !same {
+    if made.identity != Some(identity(source_model.as_ref(), &blueprint)?) {
         bail!("{store}: already holds a store, which was not made of {source}; remove it or choose another target");
     }
     Ok(())
