@@ -196,7 +196,7 @@ def kinds(larder, base):
     learned = [*run[:-2], "--cache-experts", "4", "--eviction", "learned"]
     calibrated = [*run, "--routing", "prior:lambda=0.3,delta=calibrated"]
     chat = ["chat", "-m", "@", "--cache-experts", "4", "--context", "64"]
-    for files, command in [(["lambda-costs.json", "lambda-costs.json.seal"], chat), (["evictor.safetensors", "evictor.safetensors.seal"], learned), (["calibration.json", "calibration.json.seal"], calibrated), (["larder.toml", "chat_template.jinja"], run)]:
+    for files, command in [(["quality.json", "quality.json.seal"], chat), (["evictor.safetensors", "evictor.safetensors.seal"], learned), (["quality.json", "quality.json.seal"], calibrated), (["larder.toml", "chat_template.jinja"], run)]:
         kinds += 2 * [Kind("files beside a store", demo, files, command)]
     for gguf in sorted((tests / "fixtures/gguf").glob("*.gguf")):
         kinds += 2 * [Kind("GGUF", gguf, None, ["inspect", "@"], ["logits", "-m", "@", "--no-store", "--tokens", str(tokens), "--out", "&/out"], ["convert", "@", "&/store"])]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes models/demo from a finished run of train_demo.py: the store, its weights for eviction, calibration, held-out
+"""Makes models/demo from a finished run of train_demo.py: the store, its weights for eviction, its calibration, held-out
 text, figures and README.
 
 Needs what train_demo.py needs, and the larder command, built with --release.
@@ -28,8 +28,8 @@ SHIPPED = ROOT / "models/demo"
 SEQUENCE = 512  # length of a training sequence in tokens
 TRACED = 160  # sequences of the training text whose routing the evictor learns from
 HELD_OUT_BYTES = 80_000
-COSTS_TEXT = "treasure-island-rest.txt"
-COSTS_FLAGS = ["--tokens", 4096, "--sizes", "4,8,16", "--lambda", "0.05,0.1,0.2,0.3,0.4,0.5,0.7,1"]
+TUNE_TEXT = "treasure-island-rest.txt"
+TUNE_FLAGS = ["--cache-experts", 8, "--tokens", 2048]
 
 
 class Steps:
@@ -58,13 +58,13 @@ class Steps:
         return path.read_text()
 
 
-def lambda_costs(steps: Steps, store: Path, held_out: str) -> Path:
-    """What λ costs on the part of the held-out book that does not ship, so that nothing else was chosen on it."""
-    text = steps.folder / COSTS_TEXT
+def tuned(steps: Steps, store: Path, held_out: str) -> Path:
+    """The calibration of lossy routing, on the part of the held-out book that does not ship, so that nothing else was chosen on it."""
+    text = steps.folder / TUNE_TEXT
     rest = held_out.encode()[HELD_OUT_BYTES:].decode(errors="ignore")
     text.write_text(rest[rest.index("\n\n") + 2 :])
-    steps.printed("costs", "eval", "sweep", text, "-m", store, "--chunk", SEQUENCE, *COSTS_FLAGS, "--save", "--force")
-    return store / "lambda-costs.json"
+    steps.printed("tune", "tune", text, "-m", store, "--chunk", SEQUENCE, *TUNE_FLAGS, "--force")
+    return store / "quality.json"
 
 
 def traced_text(data: Path, run: Path, folder: Path) -> Path:
@@ -158,15 +158,12 @@ the training text. On held-out passages:
 {judged.strip()}
 ```
 
-`calibration.json` holds the spread of each router's logits over
-the same {TRACED} passages, for `prior` with `delta=calibrated`.
+## Its calibration
 
-## What λ costs it
-
-`lambda-costs.json` holds [the cost of λ](../../docs/evaluation.md#the-cost-of-λ) at 4, 8 and 16 slots per layer, measured on the first 4,096 tokens
+`quality.json` holds what [budgets of loss](../../docs/lossy-routing.md#a-budget-of-loss---quality) need and the [cost of λ](../../docs/evaluation.md#the-cost-of-λ), measured on the first 2,048 tokens
 of {HELD_OUT} behind the part in `held-out.txt`: a text that the model was not trained on, and that no setting was chosen on.
 
-    larder eval sweep {COSTS_TEXT} -m models/demo --chunk {SEQUENCE} {" ".join(map(str, COSTS_FLAGS))} --save
+    larder tune {TUNE_TEXT} -m models/demo --chunk {SEQUENCE} {" ".join(map(str, TUNE_FLAGS))}
 
 ## Data and licence
 
@@ -192,10 +189,9 @@ def main() -> None:
     trace = steps.run("trace.safetensors", "eval", "ppl", ids, "-m", store, "--chunk", SEQUENCE, "--one-by-one", "--trace", "{}")
     evictor = steps.run("evictor.safetensors", "lab", "train", trace, "--choose", 0, "--judge", TRACED // 4, "--out", "{}")
     judged = steps.printed("judged", "lab", "judge", trace, "--evictor", evictor, "--unseen")
-    calibration = steps.run("calibration.json", "eval", "calibrate", ids, "-m", store, "--chunk", SEQUENCE, "--out", "{}")
 
     books, held_out = read_books(args.data)
-    costs = lambda_costs(steps, store, held_out)
+    calibration = tuned(steps, store, held_out)
     texts = {HELD_OUT: held_out, args.wikitext.name: decode(args.wikitext.read_bytes())}
     bits = {}
     for name, text in texts.items():
@@ -209,7 +205,6 @@ def main() -> None:
     shutil.copytree(store, SHIPPED)
     shutil.copy(evictor, SHIPPED)
     shutil.copy(calibration, SHIPPED)
-    shutil.copy(costs, SHIPPED)
     subprocess.run([str(args.larder), "store", "seal", str(SHIPPED)], check=True)
     write_settings(SHIPPED, SEQUENCE)
     cut = held_out.encode()[:HELD_OUT_BYTES].decode(errors="ignore")

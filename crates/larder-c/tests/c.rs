@@ -111,7 +111,7 @@ fn an_error_is_a_sentence_and_no_crash() {
         (&[model, "a", "{"], "options to load are not valid"),
         (&[model, "a", r#"{"cache": 1}"#], "unknown field `cache`"),
         (&[model, "a", r#"{"cache-mem": "1K"}"#], "--cache-mem"),
-        (&[model, "a", r#"{"quality": "fast", "cache-experts": 8}"#], "quality.json"),
+        (&[model, "a", r#"{"eviction": "learned", "evictor": "/nowhere"}"#], "/nowhere"),
         (&[model, "", LOAD], "the prompt has"),
         (&[model, &long, r#"{"context": 64}"#], "the context of 64 tokens"),
         (&[model, "a", LOAD, r#"{"max-tokens": -1}"#], "options to generate are not valid"),

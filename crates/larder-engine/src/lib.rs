@@ -7,8 +7,7 @@
 //! - Expert paths: [`StreamingPath`] takes experts from a cache in main memory, [`TieredPath`] from device memory and
 //!   main memory; both are a [`CachedPath`] and route by a [`Routing`]. A [`Recorder`] collects a trace of the routing.
 //! - [`Sequence::save`] and [`Sequence::restore`]: a sequence as bytes, for another run; a [`SavedHead`] is its beginning.
-//! - Files beside a model for its policies: [`Calibration`] of the strategy `prior`, [`LambdaCosts`] of its λ,
-//!   [`QualityCalibration`] of the strategy `quality`, [`evictor_from_bytes`].
+//! - Files beside a model for its policies: [`QualityCalibration`] of routing strategies, [`evictor_from_bytes`].
 //!
 //! This crate never opens a file (the files of a model arrive as bytes), never prints, and reads the clock only to measure.
 //!
@@ -21,17 +20,15 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod calibration;
 mod context_limit;
 mod decode;
 mod evictor_file;
 mod generate;
 mod hidden_sum;
-mod lambda_costs;
 mod mtp_state;
 mod output_loss;
 mod paths;
-mod quality_calibration;
+mod quality;
 mod sampler;
 mod saved_sequence;
 mod sequence;
@@ -42,17 +39,17 @@ mod times;
 mod token_input;
 mod writer;
 
-pub use calibration::Calibration;
 pub use context_limit::ContextLimit;
 pub use decode::{Decoding, NextDraws, SessionDecoding, StepStats, TokenChoice};
 pub use evictor_file::{EVICTOR_BYTES_MAX, EVICTOR_FILE, SidecarError, evictor_arrays, evictor_from_bytes};
 pub use generate::{GenerateError, Generated, Listener, Request, generate};
 pub use hidden_sum::HiddenSum;
-pub use lambda_costs::{CostNote, LambdaCost, LambdaCosts, MeasuredLambda, SizeCosts, lambda_cost_note, text_breaks};
 pub use mtp_state::{MtpState, OwnLayer};
 pub use output_loss::{ExactLogits, LossMeter, MEASURE_EVERY, OutputLoss, kl_divergence_from, log_sum_exp};
 pub use paths::{CachedPath, DeviceExpertsDouble, Recorder, Routing, StreamingPath, TieredPath};
-pub use quality_calibration::{MeasuredSetting, QualityCalibration};
+pub use quality::{
+    CostNote, LambdaCost, MeasuredLambda, MeasuredSetting, QualityCalibration, lambda_cost_note, text_breaks,
+};
 pub use sampler::{Sampler, SamplerError, Sampling};
 pub use saved_sequence::{SAVED_NOTE_BYTES_MAX, SavedHead, SavedSequenceError, SequenceOrigin};
 pub use sequence::{AheadCounts, Sequence};

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import larder
 import pytest
@@ -118,11 +119,16 @@ def test_errors_are_the_commands_sentences(command, demo, tmp_path):
         with pytest.raises(larder.Error) as raised:
             larder.load(path)
         assert f"error: {raised.value}" == printed.stderr.strip().splitlines()[-1]
-    for options in [dict(cache_mem="1k"), dict(quality=0.01, cache_experts=8), dict(eviction="learned", evictor="/nowhere")]:
+    untuned = shutil.copytree(demo, tmp_path / "untuned", ignore=shutil.ignore_patterns("quality.json*"))
+    for model, options in [
+        (demo, dict(cache_mem="1k")),
+        (untuned, dict(quality=0.01, cache_experts=8)),
+        (demo, dict(eviction="learned", evictor="/nowhere")),
+    ]:
         flags = [text for name, value in options.items() for text in ("--" + name.replace("_", "-"), value)]
-        printed = command("run", "-m", demo, "-p", "x", *flags, check=False).stderr.strip().splitlines()[-1]
+        printed = command("run", "-m", model, "-p", "x", *flags, check=False).stderr.strip().splitlines()[-1]
         with pytest.raises(larder.Error) as raised:
-            larder.load(demo, **options)
+            larder.load(model, **options)
         assert f"error: {raised.value}" == printed
 
 

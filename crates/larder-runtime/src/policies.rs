@@ -1,12 +1,11 @@
-//! What policies need from the files of a model: trained weights of evictors, calibrations and costs of routing strategies.
+//! What policies need from the files of a model: trained weights of evictors, and the calibration of routing strategies.
 
+use std::fmt::Display;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
-use larder_engine::{
-    Calibration, EVICTOR_BYTES_MAX, EVICTOR_FILE, LambdaCosts, QualityCalibration, evictor_from_bytes,
-};
+use larder_engine::{EVICTOR_BYTES_MAX, EVICTOR_FILE, QualityCalibration, evictor_from_bytes};
 use larder_os::read_regular;
 use larder_policy::eviction::{EvictionSpec, PolicyInputs, PolicyNeeds};
 use larder_policy::routing::{DialTable, Router, RoutingSpec, StrategyInputs};
@@ -63,15 +62,7 @@ fn deltas(spec: &RoutingSpec, model: &OpenModel) -> Result<Option<Vec<f32>>> {
     if !spec.needs_calibration() {
         return Ok(None);
     }
-    let path = model.source().path().join(Calibration::FILE);
-    let Some(found) = own_sidecar(model, Calibration::FILE, Calibration::BYTES_MAX)? else {
-        let store = model.source().path().display();
-        bail!("{}: not found; make it with `larder eval calibrate -m {store} TEXT`", path.display());
-    };
-    let blueprint = &model.blueprint;
-    let calibration = Calibration::from_bytes(&found, &blueprint.model_type, &blueprint.geometry)
-        .map_err(|e| anyhow!("{} {e}", path.display()))?;
-    Ok(Some(calibration.delta))
+    needed_calibration(model, "delta=calibrated").map(|calibration| Some(calibration.delta))
 }
 
 /// The calibrated losses and settings of the model, if the strategy is `quality`.
@@ -79,19 +70,20 @@ fn dial_table(spec: &RoutingSpec, model: &OpenModel) -> Result<Option<DialTable>
     if spec.quality_budget().is_none() {
         return Ok(None);
     }
-    let Some(calibration) = model.quality_calibration()? else {
-        let store = model.source().path().display();
-        bail!(
-            "{store}: has no {}, which {} needs; make it with `larder tune -m {store} TEXT`",
-            QualityCalibration::FILE,
-            Setting::Quality
-        );
-    };
-    Ok(Some(calibration.table()))
+    needed_calibration(model, Setting::Quality).map(|calibration| Some(calibration.table()))
+}
+
+/// The calibration of a model, which `needed_by` cannot do without.
+fn needed_calibration(model: &OpenModel, needed_by: impl Display) -> Result<QualityCalibration> {
+    let store = model.source().path().display();
+    let (name, made) = (QualityCalibration::FILE, model.quality_calibration()?);
+    made.ok_or_else(|| {
+        anyhow!("{store}: has no {name}, which {needed_by} needs; make it with `larder tune -m {store} TEXT`")
+    })
 }
 
 impl OpenModel {
-    /// The calibration of the strategy `quality`, if `larder tune` has written one.
+    /// The calibration of routing strategies, if `larder tune` has written one.
     pub fn quality_calibration(&self) -> Result<Option<QualityCalibration>> {
         let Some(found) = own_sidecar(self, QualityCalibration::FILE, QualityCalibration::BYTES_MAX)? else {
             return Ok(None);
@@ -101,27 +93,11 @@ impl OpenModel {
         calibration.map(Some).map_err(|e| anyhow!("{} {e}; make it anew with `larder tune`", path.display()))
     }
 
-    /// The strategy `prior` that a λ is set with: as its costs were measured, or else the standard one.
-    pub fn standard_prior(&self, costs: Option<&LambdaCosts>) -> RoutingSpec {
-        let measured = costs.and_then(|costs| costs.base().ok());
-        measured.unwrap_or_else(RoutingSpec::standard_prior)
+    /// The same where nothing depends on it: a file that cannot be used is a notice.
+    pub fn usable_quality_calibration(&self) -> Option<QualityCalibration> {
+        self.quality_calibration().unwrap_or_else(|why| {
+            self.notices().send(Notice::Model(format!("{why:#}; λ is shown without its cost")));
+            None
+        })
     }
-
-    /// The measured costs of λ, if the model has them. A file that cannot be used is a notice, since nothing depends on it.
-    pub fn lambda_costs(&self) -> Option<LambdaCosts> {
-        match read_lambda_costs(self) {
-            Ok(found) => found,
-            Err(why) => {
-                self.notices().send(Notice::Model(format!("{why:#}; λ is shown without its cost")));
-                None
-            }
-        }
-    }
-}
-
-fn read_lambda_costs(model: &OpenModel) -> Result<Option<LambdaCosts>> {
-    let Some(found) = own_sidecar(model, LambdaCosts::FILE, LambdaCosts::BYTES_MAX)? else { return Ok(None) };
-    let (path, blueprint) = (model.source().path().join(LambdaCosts::FILE), &model.blueprint);
-    let costs = LambdaCosts::from_bytes(&found, &blueprint.model_type, &blueprint.geometry);
-    costs.map(Some).map_err(|e| anyhow!("{} {e}", path.display()))
 }

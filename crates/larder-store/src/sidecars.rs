@@ -1,4 +1,4 @@
-//! Sidecars that are written into a finished store: trained weights for eviction, a calibration, costs of λ.
+//! Sidecars that are written into a finished store: trained weights for eviction, and the calibration of lossy routing.
 //!
 //! They are not in the manifest, because they may be replaced. Beside each lies its seal, `NAME.seal`: the hash of the store
 //! that it was made for, and its own length and checksum.
@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Names of the sidecars that can be written into a finished store.
-pub const ADDED_SIDECARS: [&str; 4] = ["evictor.safetensors", "calibration.json", "lambda-costs.json", "quality.json"];
+pub const ADDED_SIDECARS: [&str; 2] = ["evictor.safetensors", "quality.json"];
 
 /// Largest sidecar of these, in bytes.
 const LIMIT: u64 = 256 << 20;
@@ -48,8 +48,6 @@ fn checked(store: &Path, hash: &str, name: &str, limit: u64) -> Result<Option<Ve
 
 fn remedy(name: &str) -> &'static str {
     match name {
-        "calibration.json" => "make it again with `larder eval calibrate`",
-        "lambda-costs.json" => "make it again with `larder eval sweep --save`",
         "quality.json" => "make it again with `larder tune`",
         _ => "make it again with `larder lab train`",
     }
@@ -92,7 +90,7 @@ mod tests {
     use crate::manifest::seal_path;
     use crate::testing::{ExpertForm, small_store};
 
-    const NAME: &str = "calibration.json";
+    const NAME: &str = "quality.json";
 
     fn store(dir: &Path, name: &str, form: ExpertForm) -> Store {
         Store::open(&small_store(&dir.join(name), form)).unwrap()
@@ -106,7 +104,7 @@ mod tests {
         let path = a.path().join(NAME);
         fs::write(&path, "{}").unwrap();
         let refused = |store: &Store| store.added_sidecar(NAME, 100).unwrap_err().to_string();
-        assert!(refused(&a).contains("has no seal; make it again with `larder eval calibrate`"), "{}", refused(&a));
+        assert!(refused(&a).contains("has no seal; make it again with `larder tune`"), "{}", refused(&a));
         seal_if_in_store(&path).unwrap();
         assert_eq!(a.added_sidecar(NAME, 100).unwrap().unwrap(), b"{}");
         assert!(a.added_sidecar(NAME, 1).is_err());

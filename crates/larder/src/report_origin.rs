@@ -31,6 +31,11 @@ pub fn report_origin(threads: Option<usize>, drive: Option<&Path>) -> ReportOrig
     }
 }
 
+/// The same for a report about one model.
+pub fn model_origin(threads: usize, model: &OpenModel, path: &Path) -> Result<ReportOrigin> {
+    Ok(ReportOrigin { model: model_facts(model, path)?, ..report_origin(Some(threads), Some(path)) })
+}
+
 /// Name, architecture, number formats and size of a model.
 pub fn model_facts(model: &OpenModel, path: &Path) -> Result<Vec<Fact>> {
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();

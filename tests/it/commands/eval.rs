@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::support::reference::{Reference, load};
 use crate::support::report_page::{PageTable, check_frame, csv_lines, is_equal};
-use crate::support::{fixture, golden_models, larder, larder_ok, larder_refuses};
+use crate::support::{calibration_of_olmoe, fixture, golden_models, larder, larder_ok, larder_refuses};
 
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()
@@ -141,14 +141,19 @@ fn a_calibration_is_found_in_the_store() {
     let bench = Bench::new("golden/olmoe");
     let routing = ["--routing", "prior:lambda=0.5,delta=calibrated", "--cache-experts", "2"];
     let said = larder_refuses(&bench.args("ppl", &routing));
-    assert!(said.contains("calibration.json") && said.contains("larder eval calibrate"), "{said}");
-    let made = bench.json("calibrate", &[]);
-    let delta = made["calibration"]["delta"].as_array().unwrap();
-    assert!(delta.len() == 2 && delta.iter().all(|d| d.as_f64().unwrap() > 0.0), "{made}");
-    let found = bench.json("ppl", &routing);
-    assert_eq!(found["routing"]["delta"].as_array().unwrap().len(), 2);
-    std::fs::write(bench.store.join("calibration.json"), "{}").unwrap();
-    assert!(larder_refuses(&bench.args("ppl", &routing)).contains("calibration.json"));
+    assert!(
+        said.contains("has no quality.json, which delta=calibrated needs") && said.contains("larder tune"),
+        "{said}"
+    );
+    let write = |content: &str| {
+        std::fs::write(bench.store.join("quality.json"), content).unwrap();
+        larder_ok(&["store", "seal", text(&bench.store)]);
+    };
+    write(&calibration_of_olmoe().to_string());
+    assert_eq!(bench.json("ppl", &routing)["routing"]["delta"], serde_json::json!([1.25, 3.5]));
+    write("{}");
+    let said = larder_refuses(&bench.args("ppl", &routing));
+    assert!(said.contains("quality.json was not written by `larder tune`"), "{said}");
 }
 
 #[test]
@@ -263,7 +268,7 @@ fn what_cannot_be_evaluated_is_refused_in_one_sentence() {
     let folder = fixture("golden/olmoe");
     let lossy = ["eval", "ppl", text(&bench.ids), "-m", text(&folder), "--chunk", "24", "--routing", "prior:lambda=1"];
     assert!(larder_refuses(&lossy).contains("needs a store"));
-    for command in ["sensitivity", "sweep", "optimal", "calibrate"] {
+    for command in ["sensitivity", "sweep", "optimal"] {
         // These choose the strategy themselves, so they do not take the flag.
         let output = larder(&bench.args(command, &["--routing", "prior:lambda=1"]));
         assert_eq!(output.status.code(), Some(2), "{command}");

@@ -18,4 +18,4 @@ mod models;
 mod mtp;
 mod profile;
 mod report;
-mod tune;
+pub mod tune;

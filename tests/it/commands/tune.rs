@@ -13,17 +13,17 @@ use crate::support::report_page::check_frame;
 use crate::support::{command, fixture, larder, larder_ok, larder_refuses};
 
 /// The demo model, calibrated on a few tokens.
-struct Tuned {
+pub struct Tuned {
     _dir: tempfile::TempDir,
-    store: PathBuf,
+    pub store: PathBuf,
     page: String,
     said: String,
 }
 
-static TUNED: LazyLock<Tuned> = LazyLock::new(|| {
+pub static TUNED: LazyLock<Tuned> = LazyLock::new(|| {
     let dir = tempfile::tempdir().unwrap();
     let (store, page) = (dir.path().join("store"), dir.path().join("tune.html"));
-    copy(&fixture("../models/demo"), &store);
+    copy_untuned(&store);
     let flags = ["--tokens", "400", "--chunk", "200", "--cache-experts", "8", "--html", path(&page)];
     let said = larder_ok(&[&["tune", path(&TEXT), "-m", path(&store)][..], &flags].concat());
     Tuned { page: fs::read_to_string(&page).unwrap(), said, store, _dir: dir }
@@ -33,9 +33,15 @@ fn path(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-static TEXT: LazyLock<PathBuf> = LazyLock::new(|| fixture("../models/demo/held-out.txt"));
+pub static TEXT: LazyLock<PathBuf> = LazyLock::new(|| fixture("../models/demo/held-out.txt"));
 
-fn copy(from: &Path, to: &Path) {
+/// The demo model without its calibration.
+fn copy_untuned(to: &Path) {
+    copy(&fixture("../models/demo"), to);
+    ["quality.json", "quality.json.seal"].iter().for_each(|name| fs::remove_file(to.join(name)).unwrap());
+}
+
+pub fn copy(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();
@@ -63,6 +69,8 @@ fn a_calibration_has_rising_settings_that_read_less() {
     for losses in ["substituted", "left_out"] {
         assert!(made[losses].as_array().unwrap().iter().all(|loss| loss.as_f64().unwrap() > 0.0));
     }
+    let count = |name: &str| made[name].as_array().unwrap().len();
+    assert_eq!((count("delta"), count("lambdas")), (8, 6));
     check_frame(&TUNED.page, "larder tune");
     for words in ["--quality balanced (0.01)", "--quality off", "quality.json: "] {
         assert!(TUNED.said.contains(words), "{}", TUNED.said);
@@ -171,7 +179,7 @@ fn a_tune_that_was_killed_goes_on_from_where_it_was() {
     let whole: Value = serde_json::from_slice(&fs::read(TUNED.store.join("quality.json")).unwrap()).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let store = dir.path().join("store");
-    copy(&fixture("../models/demo"), &store);
+    copy_untuned(&store);
     let flags = ["--tokens", "400", "--chunk", "200", "--cache-experts", "8"];
     let args = [&["tune", path(&TEXT), "-m", path(&store)][..], &flags].concat();
     let part = store.join("quality.json.part");
@@ -202,9 +210,14 @@ fn a_tune_that_was_killed_goes_on_from_where_it_was() {
     for (a, b) in settings(&found).iter().zip(settings(&whole)) {
         ["lambda", "price", "loss", "ratio", "bytes"].iter().for_each(|name| near(&a[*name], &b[*name]));
     }
-    for losses in ["substituted", "left_out"] {
+    for losses in ["substituted", "left_out", "delta"] {
         let (a, b) = (found[losses].as_array().unwrap(), whole[losses].as_array().unwrap());
         a.iter().zip(b).for_each(|(a, b)| near(a, b));
+    }
+    for (a, b) in found["lambdas"].as_array().unwrap().iter().zip(whole["lambdas"].as_array().unwrap()) {
+        ["lambda", "rise", "rise_error", "agreement", "kl", "misses_per_token"]
+            .iter()
+            .for_each(|name| near(&a[*name], &b[*name]));
     }
 }
 

@@ -7,7 +7,7 @@ use larder_store::Store;
 use serde_json::Value;
 
 use super::convert::{contents, convert, logits_with, text};
-use crate::support::{fixture, larder, larder_ok, larder_refuses};
+use crate::support::{calibration_of_olmoe, fixture, larder, larder_ok, larder_refuses};
 
 fn store(dir: &Path, model: &str) -> PathBuf {
     let store = dir.join(model);
@@ -101,31 +101,20 @@ fn a_calibration_of_another_store_is_refused() {
     let (one, two) = (dir.path().join("one"), dir.path().join("two"));
     convert(&fixture("golden/olmoe"), &one, &[]);
     convert(&fixture("golden/olmoe"), &two, &["--experts", "f16"]);
-    let ids = dir.path().join("ids.json");
-    fs::write(&ids, "[5, 17, 3, 3, 60, 41, 8, 101, 7, 12, 90, 33, 5, 17, 3, 3, 60, 41, 8, 101, 7, 12, 90, 33]")
-        .unwrap();
-    let args = |command: &'static str, store: &Path| {
-        let store = text(store).to_owned();
-        let args = ["eval", command, text(&ids), "-m", &store, "--chunk", "24"];
-        args.map(str::to_owned).to_vec()
-    };
-    let routed = |store: &Path| {
-        let routing = ["--routing", "prior:lambda=0.5,delta=calibrated", "--cache-experts", "2"];
-        [args("ppl", store), routing.map(str::to_owned).to_vec()].concat()
-    };
-    larder_ok(&args("calibrate", &one));
+    let ids = ids(dir.path());
+    let routed = |store: &Path| calibrated(&ids, store);
+    fs::write(one.join("quality.json"), calibration_of_olmoe().to_string()).unwrap();
+    assert!(larder_refuses(&routed(&one)).contains("has no seal; make it again with `larder tune`"));
+    assert!(larder_ok(&["store", "seal", text(&one)]).contains("quality.json accepted"));
     larder_ok(&routed(&one));
     larder_ok(&["verify", text(&one)]);
-    for name in ["calibration.json", "calibration.json.seal"] {
+    for name in ["quality.json", "quality.json.seal"] {
         fs::copy(one.join(name), two.join(name)).unwrap();
     }
     let said = larder_refuses(&routed(&two));
-    assert!(said.contains("was made for another store") && said.contains("larder eval calibrate"), "{said}");
+    assert!(said.contains("was made for another store") && said.contains("larder tune"), "{said}");
     larder_refuses(&["verify", text(&two)]);
-    // It is made again, or accepted.
-    assert!(larder_ok(&["store", "seal", text(&two)]).contains("calibration.json accepted"));
-    larder_ok(&routed(&two));
-    larder_ok(&args("calibrate", &two));
+    assert!(larder_ok(&["store", "seal", text(&two)]).contains("quality.json accepted"));
     larder_ok(&routed(&two));
     // A change of the config is another store.
     larder_ok(&["store", "set", text(&one), "rope_theta=20000.0"]);
@@ -135,20 +124,31 @@ fn a_calibration_of_another_store_is_refused() {
 #[test]
 fn a_changed_digit_of_a_calibration_is_found() {
     let dir = tempfile::tempdir().unwrap();
-    let store = store(dir.path(), "olmoe");
-    let ids = dir.path().join("ids.json");
-    fs::write(&ids, "[5, 17, 3, 3, 60, 41, 8, 101, 7, 12, 90, 33]").unwrap();
-    larder_ok(&["eval", "calibrate", text(&ids), "-m", text(&store), "--chunk", "12"]);
-    let path = store.join("calibration.json");
-    let good = fs::read_to_string(&path).unwrap();
+    let (store, ids) = (store(dir.path(), "olmoe"), ids(dir.path()));
+    let path = store.join("quality.json");
+    let good = calibration_of_olmoe().to_string();
+    fs::write(&path, &good).unwrap();
+    larder_ok(&["store", "seal", text(&store)]);
+    larder_ok(&calibrated(&ids, &store));
     let at = good.find('.').unwrap() + 1;
     let digit = good.as_bytes()[at];
     let other = char::from(if digit == b'9' { b'8' } else { digit + 1 });
     fs::write(&path, format!("{}{other}{}", &good[..at], &good[at + 1..])).unwrap();
-    let routing = ["--routing", "prior:lambda=0.5,delta=calibrated", "--cache-experts", "2"];
-    let args = [&["eval", "ppl", text(&ids), "-m", text(&store), "--chunk", "12"][..], &routing].concat();
-    let said = larder_refuses(&args);
-    assert!(said.contains("calibration.json: does not match its checksum"), "{said}");
+    let said = larder_refuses(&calibrated(&ids, &store));
+    assert!(said.contains("quality.json: does not match its checksum"), "{said}");
     let said = String::from_utf8(larder(&["verify", text(&store)]).stdout).unwrap();
-    assert!(said.contains("calibration.json: does not match its checksum"), "{said}");
+    assert!(said.contains("quality.json: does not match its checksum"), "{said}");
+}
+
+fn ids(folder: &Path) -> PathBuf {
+    let path = folder.join("ids.json");
+    fs::write(&path, "[5, 17, 3, 3, 60, 41, 8, 101, 7, 12, 90, 33]").unwrap();
+    path
+}
+
+/// The arguments of a run that needs a calibration.
+fn calibrated(ids: &Path, store: &Path) -> Vec<String> {
+    let routing = ["--routing", "prior:lambda=0.5,delta=calibrated", "--cache-experts", "2"];
+    let args = [&["eval", "ppl", text(ids), "-m", text(store), "--chunk", "12"][..], &routing].concat();
+    args.into_iter().map(str::to_owned).collect()
 }

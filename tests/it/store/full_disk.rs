@@ -72,6 +72,7 @@ fn a_calibration_that_finds_no_room_leaves_the_store_as_it_is() {
     let Some(drive) = LoopDrive::new() else { return };
     let (store, words) = (drive.folder().join("store"), fixture("../models/demo/held-out.txt"));
     copy(&fixture("../models/demo"), &store);
+    fs::remove_file(store.join("quality.json")).unwrap();
     let before = contents(&store);
     fill(&drive, 0);
     let tune = ["tune", text(&words), "-m", text(&store), "--tokens", "60", "--chunk", "30", "--cache-experts", "8"];

@@ -68,7 +68,7 @@ fn pipes_in_a_store() {
         ("generation_config.json", &run),
         ("chat_template.jinja", &run),
         ("evictor.safetensors", &["-p", "The", "-n", "2", "--eviction", "learned"]),
-        ("calibration.json", &["-p", "The", "-n", "2", "--routing", "prior:lambda=0.3,delta=calibrated"]),
+        ("quality.json", &["-p", "The", "-n", "2", "--routing", "prior:lambda=0.3,delta=calibrated"]),
     ] {
         let dir = tempfile::tempdir().unwrap();
         let store = dir.path().join("store");

@@ -3,10 +3,10 @@
 //! The caller provides the decoder, its experts and the token sequences; nothing here opens a model or parses flags.
 
 mod agreement;
-mod calibration;
 mod csv;
 mod forced_router;
 mod gsm8k;
+mod logit_spread;
 mod loss;
 mod loss_fit;
 mod mcq;
@@ -19,9 +19,9 @@ mod text;
 mod tradeoffs;
 
 pub use agreement::{RoutingAgreement, ShadowRouting};
-pub use calibration::{LogitSpread, write_calibration};
 pub use forced_router::{ExpertSwap, ForcedRouter, SwapHandle};
 pub use gsm8k::{MathProblem, final_number, read_problems};
+pub use logit_spread::LogitSpread;
 pub use loss::loss;
 pub use loss_fit::{LossSample, fit_losses, fit_quality};
 pub use mcq::{CHOICES, McqPrompt, Question, mcq_preamble, read_questions, subject_of};

@@ -218,9 +218,9 @@ impl RoutingSpec {
         "prior:lambda=0".parse().expect("it is in the table, and its options are valid")
     }
 
-    /// The strategy `prior` with this λ. Its other options are those of this spec if it is `prior`, and else those of `standard`.
-    pub fn with_lambda(&self, lambda: &str, standard: &RoutingSpec) -> Result<RoutingSpec, PolicyError> {
-        let settings = self.prior_settings().or_else(|| standard.prior_settings()).unwrap_or_default();
+    /// The strategy `prior` with this λ. Its other options are those of this spec if it is `prior`, and else the standard ones.
+    pub fn with_lambda(&self, lambda: &str) -> Result<RoutingSpec, PolicyError> {
+        let settings = self.prior_settings().or_else(|| Self::standard_prior().prior_settings()).unwrap_or_default();
         let separator = if settings.is_empty() { "" } else { "," };
         format!("prior:lambda={lambda}{separator}{settings}").parse()
     }

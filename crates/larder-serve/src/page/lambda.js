@@ -31,7 +31,7 @@ function showRouting({ streams, lambda, routing, output, quality, routing_locked
   serverLocks = locked;
   showOutputLoss(output, quality);
   fitLock();
-  if (streams) $("lambda-source").textContent = costs?.source ?? "What λ costs this model was not measured: larder eval sweep TEXT --save does it.";
+  if (streams) $("lambda-source").textContent = costs?.source ?? "What λ costs this model was not measured: larder tune does it.";
   if (pendingLambda !== null) return;
   if (lambda !== null) {
     $("lambda").max = Math.max($("lambda").max, lambda);

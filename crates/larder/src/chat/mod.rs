@@ -21,7 +21,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
-use larder_engine::{CostNote, FinishReason, LambdaCosts, Routing, Session, lambda_cost_note};
+use larder_engine::{CostNote, FinishReason, QualityCalibration, Routing, Session, lambda_cost_note};
 use larder_runtime::{InferenceEngine, OpenModel, Options, error_message};
 use larder_text::StopMatcher;
 
@@ -51,8 +51,8 @@ pub fn run(args: ChatArgs) -> Result<()> {
     let model = models::open_to_run(&args.model, &args.engine, &args.speculate, &args.ignore_config)?;
     let text = model.text_codec()?;
     let generation = args.sampling.over(model.generation()?)?;
-    let costs = model.lambda_costs();
-    let settings = Settings::new(&args, &generation, model.standard_prior(costs.as_ref()), output.terminal);
+    let calibration = model.usable_quality_calibration();
+    let settings = Settings::new(&args, &generation, output.terminal);
     let prompt_bytes_per_token = text.tokenizer.longest_text(1);
     let options = args.speculate.set(args.hot_set.set(args.engine.options(args.context)))?;
     let options = args.power.set(Options { prompt_bytes_per_token, ..options });
@@ -93,7 +93,7 @@ pub fn run(args: ChatArgs) -> Result<()> {
         evictor: args.engine.cache.evictor.clone(),
         conversation,
         settings,
-        costs,
+        calibration,
         stats: ChatStats::default(),
         output,
         interrupt: Interrupt::listen()?,
@@ -117,8 +117,8 @@ struct ChatSession<'a> {
     evictor: Option<PathBuf>,
     conversation: Conversation,
     settings: Settings,
-    /// Measured costs of λ, if the model has them.
-    costs: Option<LambdaCosts>,
+    /// What λ costs, if that was measured.
+    calibration: Option<QualityCalibration>,
     stats: ChatStats,
     output: Output,
     interrupt: Interrupt,
@@ -262,7 +262,7 @@ impl ChatSession<'_> {
                 let expected = print::expected_loss(&self.settings.routing, session.experts().routing());
                 expected.iter().for_each(|line| self.output.note(line));
                 self.output.note(&print::output_loss(&answer.loss, answer.written.time));
-                if self.costs.is_some() {
+                if self.calibration.is_some() {
                     self.print_cost();
                 }
             }
@@ -374,8 +374,8 @@ impl ChatSession<'_> {
 
     /// What the λ in use costs by measurement; `None` without λ.
     fn cost_note(&self) -> Option<CostNote> {
-        let slots = self.sequence.session.experts().slots_per_layer()?;
-        lambda_cost_note(self.costs.as_ref(), &self.settings.routing, slots)
+        self.sequence.session.experts().slots_per_layer()?;
+        lambda_cost_note(self.calibration.as_ref(), &self.settings.routing)
     }
 
     fn print_cost(&self) {
@@ -395,7 +395,7 @@ impl ChatSession<'_> {
                 .flat_map(|note| [Some(format!("cost of λ: {}", note.cost)), note.warning])
                 .flatten(),
         );
-        lines.extend(self.costs.as_ref().zip(slots).map(|(costs, slots)| costs.source(slots)));
+        lines.extend(self.calibration.as_ref().zip(slots).map(|(made, slots)| made.lambda_source(slots)));
         lines.join("\n")
     }
 

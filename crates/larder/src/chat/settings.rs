@@ -24,8 +24,6 @@ pub struct Settings {
     pub context_full: ContextFull,
     /// Routing strategy.
     pub routing: RoutingSpec,
-    /// The strategy `prior` that a λ is set with while there is another one.
-    pub standard_prior: RoutingSpec,
     /// Eviction policy of the cache.
     pub eviction: EvictionSpec,
     /// How reasoning is shown.
@@ -151,8 +149,8 @@ pub fn values(name: &str) -> Vec<String> {
 }
 
 impl Settings {
-    /// The settings of the flags; sampling is the model's where there is none. A λ is set with the options of `standard_prior`.
-    pub fn new(args: &ChatArgs, generation: &GenerationConfig, standard_prior: RoutingSpec, terminal: bool) -> Self {
+    /// The settings of the flags; sampling is the model's where there is none.
+    pub fn new(args: &ChatArgs, generation: &GenerationConfig, terminal: bool) -> Self {
         let default = if terminal { ThinkingFlag::Dim } else { ThinkingFlag::Off };
         Settings {
             sampling: generation.into(),
@@ -160,7 +158,6 @@ impl Settings {
             max_tokens: args.max_tokens,
             context_full: args.context_full,
             routing: args.engine.routing.spec().clone(),
-            standard_prior,
             eviction: args.engine.cache.eviction.clone(),
             thinking: args.thinking.unwrap_or(default),
             footer: !args.no_footer,
@@ -171,7 +168,7 @@ impl Settings {
     pub fn with(&self, name: &str, value: &str) -> Result<Settings> {
         let mut new = self.clone();
         if name == LAMBDA {
-            new.routing = self.routing.with_lambda(value, &self.standard_prior)?;
+            new.routing = self.routing.with_lambda(value)?;
             return Ok(new);
         }
         let Some(row) = TABLE.iter().find(|row| row.name == name) else {
@@ -276,7 +273,6 @@ mod tests {
             max_tokens: None,
             context_full: ContextFull::DropTurns,
             routing: "original".parse().unwrap(),
-            standard_prior: RoutingSpec::standard_prior(),
             eviction: "lru".parse().unwrap(),
             thinking: ThinkingFlag::Dim,
             footer: true,

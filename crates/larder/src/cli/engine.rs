@@ -405,7 +405,7 @@ mod tests {
             (&["report"], &["trace", "trace-logits", "routing", "cache-mem"]),
             (&["eval", "sensitivity"], &["trace", "routing"]),
             (&["eval", "optimal"], &["trace", "routing"]),
-            (&["eval", "calibrate"], &["trace", "routing"]),
+            (&["tune"], &["trace", "routing"]),
             (&["eval", "sweep"], &["trace", "routing", "cache-experts", "cache-mem", "preload", "device", "edge"]),
         ] {
             let all = flags_of(path);

@@ -33,8 +33,6 @@ pub enum EvalCommand {
     Sensitivity(SensitivityArgs),
     /// Measure how often the router's expert at a rank is the best one
     Optimal(OptimalArgs),
-    /// Measure the spread of each layer's router logits, for --routing prior:…,delta=calibrated
-    Calibrate(CalibrateArgs),
     /// Measure perplexity and cache misses for many routing strategies and cache sizes
     Sweep(Box<EvalSweepArgs>),
 }
@@ -203,26 +201,6 @@ pub struct OptimalArgs {
     pub json: bool,
 }
 
-/// Measure the spread Δ of each layer's router logits on a text, for --routing prior:…,delta=calibrated
-#[derive(Args)]
-pub struct CalibrateArgs {
-    /// Store, checkpoint folder or .gguf file (default: the demo model)
-    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true, help_heading = heading::MODEL)]
-    pub model: PathBuf,
-    #[command(flatten)]
-    pub text: TextFlags,
-    /// File to write (default: calibration.json in the store, where --routing looks for it)
-    #[arg(short, long, value_name = "FILE", help_heading = heading::OUTPUT)]
-    pub out: Option<OutputFile>,
-    #[command(flatten)]
-    pub engine: FixedRoutingFlags,
-    /// Print the numbers as JSON
-    #[arg(long, help_heading = heading::OUTPUT)]
-    pub json: bool,
-    #[command(flatten)]
-    pub replace: ReplaceFlag,
-}
-
 /// Measure perplexity and cache misses for many routing strategies and cache sizes, one token per step
 #[derive(Args)]
 pub struct EvalSweepArgs {
@@ -239,7 +217,7 @@ pub struct EvalSweepArgs {
     #[command(flatten)]
     pub measure: MeasureFlag,
     /// Measure a part of the strategies and sizes, as 0/4, 1/4, 2/4 or 3/4 on four machines
-    #[arg(long, value_name = "I/N", default_value = "0/1", hide_default_value = true, conflicts_with = "save")]
+    #[arg(long, value_name = "I/N", default_value = "0/1", hide_default_value = true)]
     #[arg(help_heading = heading::OUTPUT)]
     pub part: SweepPart,
     /// Mark strategies that raise perplexity by more than this share
@@ -247,9 +225,6 @@ pub struct EvalSweepArgs {
     pub max_loss: f64,
     #[command(flatten)]
     pub engine: CpuOnlyFlags,
-    /// Write what λ costs into the store (lambda-costs.json), where `larder serve` and `larder chat` look for it
-    #[arg(long, help_heading = heading::OUTPUT)]
-    pub save: bool,
     /// Write all numbers to FILE (CSV), one line per strategy and size
     #[arg(long, value_name = "FILE", help_heading = heading::OUTPUT)]
     pub csv: Option<OutputFile>,
@@ -307,7 +282,7 @@ pub enum DeltaFlag {
     Running,
     /// The current token
     Token,
-    /// The output of `larder eval calibrate`
+    /// As `larder tune` has measured it
     Calibrated,
 }
 

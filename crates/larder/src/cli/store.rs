@@ -25,7 +25,7 @@ pub struct StoreArgs {
 pub enum StoreCommand {
     /// Change the config of a store, as in `larder store set STORE rope_theta=500000`
     Set(SetArgs),
-    /// Accept evictor.safetensors, calibration.json, lambda-costs.json and quality.json that were copied into a store
+    /// Accept evictor.safetensors and quality.json that were copied into a store
     Seal(SealArgs),
 }
 
@@ -56,7 +56,7 @@ fn parse_assignment(text: &str) -> Result<Assignment, String> {
     Ok(Assignment { key: key.to_owned(), value })
 }
 
-/// Accept evictor.safetensors, calibration.json, lambda-costs.json and quality.json that were copied into a store
+/// Accept evictor.safetensors and quality.json that were copied into a store
 #[derive(Args)]
 pub struct SealArgs {
     /// Folder of the store

@@ -10,8 +10,8 @@ use super::heading;
 use super::output::{OutputFile, ReplaceFlag};
 use crate::models::default_model;
 
-/// Measure what each way to read fewer experts costs and saves, for --quality: writes quality.json into the store. The first 2048
-/// tokens of the text, or those of --tokens, are decoded at about 30 settings
+/// Measure what each way to read fewer experts costs and saves, for --quality and for λ: writes quality.json into the store. The first
+/// 2048 tokens of the text, or those of --tokens, are decoded about 40 times
 #[derive(Args)]
 pub struct TuneArgs {
     /// Store (default: the demo model)

@@ -106,7 +106,7 @@ fn rules_join_a_strategy_or_stand_alone() {
     assert_eq!(printed("prior:lambda=0.05,j=1+shelf:tau=0.1+light:tau=0.04"), all);
     let spec: RoutingSpec = all.parse().unwrap();
     assert!(spec.reads_small_copies() && !spec.is_lossless() && spec.lambda() == Some(0.05));
-    assert_eq!(spec.with_lambda("0.2", &spec).unwrap().to_string(), all.replace("0.05", "0.2"));
+    assert_eq!(spec.with_lambda("0.2").unwrap().to_string(), all.replace("0.05", "0.2"));
     for (wrong, part) in [
         ("light", "option 'tau' is required"),
         ("light:tau=-1", "tau must be a number of at least 0"),

@@ -233,13 +233,12 @@ fn names_are_distinct_and_specs_print_themselves() {
 #[test]
 fn lambda_keeps_the_other_options() {
     let spec = |routing: &str| routing.parse::<RoutingSpec>().unwrap();
-    let standard = RoutingSpec::standard_prior();
-    let routed = |lambda, before| spec(before).with_lambda(lambda, &standard).unwrap().to_string();
+    let routed = |lambda, before| spec(before).with_lambda(lambda).unwrap().to_string();
     assert_eq!(routed("0.3", "original"), "prior:lambda=0.3,j=1");
     assert_eq!(routed("0.3", "max-rank:m=8,j=2"), "prior:lambda=0.3,j=1");
     assert_eq!(routed("0.3", "prior:lambda=0.1,j=2,delta=running"), "prior:lambda=0.3,j=2");
     assert_eq!(routed("0.3", "prior:budget=0.1,measure=mass,j=0"), "prior:lambda=0.3,j=0");
-    assert!(standard.with_lambda("x", &standard).is_err());
+    assert!(RoutingSpec::standard_prior().with_lambda("x").is_err());
     assert_eq!(spec("prior:phase=all,lambda=1,delta=token").prior_settings().unwrap(), "delta=token,j=1,phase=all");
     assert_eq!(spec("cumsum:p=0.5").prior_settings(), None);
 }

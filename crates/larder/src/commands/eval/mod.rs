@@ -5,10 +5,8 @@ use anyhow::Result;
 use crate::cli::eval::{EvalArgs, EvalCommand};
 
 mod agreement;
-mod calibrate;
 mod grid;
 mod gsm8k;
-mod lambda_costs;
 mod mcq;
 mod measure;
 mod optimal;
@@ -17,7 +15,7 @@ mod ppl;
 mod sensitivity;
 mod sweep;
 
-pub use measure::bar;
+pub use measure::{Measurement, bar, read_all};
 pub use passage::Passage;
 pub use sweep::small_share;
 
@@ -30,7 +28,6 @@ pub fn run(args: EvalArgs) -> Result<()> {
         EvalCommand::Agreement(args) => agreement::run(args),
         EvalCommand::Sensitivity(args) => sensitivity::run(&args),
         EvalCommand::Optimal(args) => optimal::run(args),
-        EvalCommand::Calibrate(args) => calibrate::run(&args),
         EvalCommand::Sweep(args) => sweep::run(*args),
     }
 }

@@ -7,20 +7,19 @@ use larder_lab::eval::{
     ChunkScore, RecordingPath, RoutingRun, Tradeoff, TradeoffSetup, Tradeoffs, score, tradeoffs_csv,
 };
 use larder_lab::report::tradeoffs_page;
-use larder_lab::{InitialCache, ReportOrigin, replay};
+use larder_lab::{InitialCache, replay};
 use larder_policy::eviction::{EvictionSpec, PolicyInputs, PolicyNeeds};
 use larder_policy::routing::RouterReport;
 use larder_runtime::{InferenceEngine, OpenModel};
 use larder_store::ExpertSource;
 
 use super::grid::{Trial, trials};
-use super::lambda_costs;
 use super::measure::{Meter, bar};
 use super::passage::Passage;
 use super::sensitivity::change_text;
 use crate::cli::eval::EvalSweepArgs;
 use crate::progress::Bar;
-use crate::report_origin::{model_facts, report_origin};
+use crate::report_origin::model_origin;
 use crate::{models, output, print};
 
 /// Measures perplexity and misses for many strategies and cache sizes.
@@ -33,9 +32,6 @@ pub fn run(args: EvalSweepArgs) -> Result<()> {
     let geometry = &model.blueprint.geometry;
     let sizes = sizes(&args, geometry.experts)?;
     let trials = trials(&args.grid, geometry)?;
-    if args.save {
-        lambda_costs::check(&model, &trials, args.replace.force)?;
-    }
     let passage = Passage::open(&model, &args.text)?;
     let mut flags = args.engine.full();
     flags.size.experts = sizes.iter().copied().max();
@@ -62,8 +58,7 @@ pub fn run(args: EvalSweepArgs) -> Result<()> {
     }
     bar.finish();
     let found = Tradeoffs::new(setup(&args, &model, &passage)?, &runs, &optimum);
-    print_report(&args, &found)?;
-    if args.save { lambda_costs::save(&model, &trials, &found, args.json) } else { Ok(()) }
+    print_report(&args, &found)
 }
 
 /// The strategies of each size in the part that is to be measured. Each is compared with the model's own routing, the first, so that
@@ -98,7 +93,6 @@ fn sizes(args: &EvalSweepArgs, experts: usize) -> Result<Vec<usize>> {
 fn setup(args: &EvalSweepArgs, model: &OpenModel, passage: &Passage) -> Result<TradeoffSetup> {
     let geometry = &model.blueprint.geometry;
     let threads = args.engine.full().options(passage.chunk).compute.threads;
-    let facts = model_facts(model, &args.model)?;
     Ok(TradeoffSetup {
         model: args.model.file_name().unwrap_or(args.model.as_os_str()).to_string_lossy().into_owned(),
         text: passage.name.clone(),
@@ -110,7 +104,7 @@ fn setup(args: &EvalSweepArgs, model: &OpenModel, passage: &Passage) -> Result<T
         eviction: args.engine.cache.eviction.to_string(),
         scope: larder_core::CacheScope::from(args.engine.cache.scope).to_string(),
         max_loss: args.max_loss,
-        made: ReportOrigin { model: facts, ..report_origin(Some(threads), Some(&args.model)) },
+        made: model_origin(threads, model, &args.model)?,
     })
 }
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use larder_core::{LayerIdx, MoeRow, Presence};
-use larder_engine::{Drafting, LambdaCosts, LossMeter, Routing, SequenceOrigin, lambda_cost_note};
+use larder_engine::{Drafting, LossMeter, QualityCalibration, Routing, SequenceOrigin, lambda_cost_note};
 use larder_model::{Decoder, ExpertPath};
 use larder_policy::routing::RoutingSpec;
 use larder_runtime::{InferenceEngine, OpenModel};
@@ -20,8 +20,8 @@ pub struct ServedEngine {
     engine: InferenceEngine,
     model: OpenModel,
     routing: RoutingSpec,
-    /// Measured costs of λ, if the model has them.
-    costs: Option<LambdaCosts>,
+    /// What λ costs, if that was measured.
+    calibration: Option<QualityCalibration>,
     origins: SequenceOrigins,
     /// When the hot set was written last.
     hot_set_kept: Instant,
@@ -30,8 +30,8 @@ pub struct ServedEngine {
 impl ServedEngine {
     /// An engine that was just started.
     pub fn new(engine: InferenceEngine, model: OpenModel, routing: RoutingSpec, origins: SequenceOrigins) -> Self {
-        let costs = model.lambda_costs();
-        ServedEngine { engine, model, routing, costs, origins, hot_set_kept: Instant::now() }
+        let calibration = model.usable_quality_calibration();
+        ServedEngine { engine, model, routing, calibration, origins, hot_set_kept: Instant::now() }
     }
 }
 
@@ -84,11 +84,10 @@ impl larder_serve::Engine for ServedEngine {
     }
 
     fn set_routing(&mut self, change: &RoutingChange) -> Result<(), String> {
-        let standard = self.model.standard_prior(self.costs.as_ref());
         let routing = match change {
             RoutingChange::Spec(spec) => spec.parse(),
             RoutingChange::Lambda(0.0) => Ok(RoutingSpec::default()),
-            RoutingChange::Lambda(lambda) => standard.with_lambda(&lambda.to_string(), &standard),
+            RoutingChange::Lambda(lambda) => RoutingSpec::standard_prior().with_lambda(&lambda.to_string()),
         };
         let routing = routing.map_err(|error| error.to_string())?;
         let InferenceEngine { decoder, experts, .. } = &mut self.engine;
@@ -100,8 +99,9 @@ impl larder_serve::Engine for ServedEngine {
 
     fn lambda_costs(&self) -> Map<String, Value> {
         let slots = self.engine.experts.slots_per_layer();
-        let measured = slots.and_then(|slots| Some(self.costs.as_ref()?.json(slots)));
-        let note = slots.and_then(|slots| lambda_cost_note(self.costs.as_ref(), &self.routing, slots));
+        let calibration = self.calibration.as_ref();
+        let measured = slots.and_then(|slots| Some(calibration?.lambda_json(slots)));
+        let note = slots.and_then(|_| lambda_cost_note(calibration, &self.routing));
         let note = note.map(|note| json!({"cost": note.cost, "warning": note.warning}));
         Map::from_iter([("lambda_costs".into(), measured.into()), ("lambda_cost".into(), note.into())])
     }

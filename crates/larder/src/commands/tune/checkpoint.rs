@@ -12,6 +12,7 @@ use larder_policy::routing::WeightChange;
 use serde::{Deserialize, Serialize};
 
 use super::explore;
+use super::lambda_costs::{self, LambdaCosts};
 use crate::output;
 
 /// Limit of the file's size: samples of some ten thousand tokens.
@@ -29,6 +30,7 @@ pub struct TuneCheckpoint {
 struct Kept {
     /// Model, text and settings.
     conditions: String,
+    lambda_costs: Option<LambdaCosts>,
     samples: Vec<KeptSample>,
     runs: Vec<MeasuredSetting>,
 }
@@ -46,7 +48,10 @@ impl TuneCheckpoint {
         let path = PathBuf::from(name);
         let read = read_regular(&path, BYTES_MAX).ok().and_then(|bytes| serde_json::from_slice::<Kept>(&bytes).ok());
         let fits = |kept: &Kept| {
-            kept.conditions == conditions && kept.samples.iter().all(|KeptSample(_, changes)| changes.len() == rows)
+            let has_rows = kept.lambda_costs.as_ref().is_none_or(|costs| costs.delta.len() == rows);
+            has_rows
+                && kept.conditions == conditions
+                && kept.samples.iter().all(|KeptSample(_, changes)| changes.len() == rows)
         };
         let kept = read.filter(fits);
         let kept = kept.unwrap_or_else(|| Kept { conditions, ..Kept::default() });
@@ -55,7 +60,20 @@ impl TuneCheckpoint {
 
     /// Passes over the text that need not be made again.
     pub fn passes(&self) -> usize {
-        if self.kept.samples.is_empty() { 0 } else { explore::PASSES + self.kept.runs.len() }
+        let costs = if self.kept.lambda_costs.is_some() { lambda_costs::RUNS } else { 0 };
+        costs + if self.kept.samples.is_empty() { 0 } else { explore::PASSES + self.kept.runs.len() }
+    }
+
+    /// What λ costs, if that was measured.
+    pub fn lambda_costs(&self) -> Option<LambdaCosts> {
+        self.kept.lambda_costs.clone()
+    }
+
+    /// Keeps what λ costs, and returns it.
+    pub fn keep_lambda_costs(&mut self, costs: LambdaCosts) -> Result<LambdaCosts> {
+        self.kept.lambda_costs = Some(costs.clone());
+        self.write()?;
+        Ok(costs)
     }
 
     /// The samples, if they were complete.
@@ -128,13 +146,16 @@ mod tests {
         let samples = vec![LossSample { changes: vec![change, WeightChange::default()], loss: 0.7 }];
         let mut first = open("a");
         assert_eq!((first.passes(), first.samples(), first.next_run(0.0, 0.0)), (0, None, None));
+        let costs = LambdaCosts { delta: vec![0.1, 1.0 / 3.0], lambdas: vec![] };
+        first.keep_lambda_costs(costs.clone()).unwrap();
+        assert_eq!((open("a").passes(), open("a").lambda_costs()), (lambda_costs::RUNS, Some(costs)));
         first.keep_samples(&samples).unwrap();
         for made in [run(0.0, 0.0), run(0.04, 0.1 / 3.0), run(0.08, 0.1)] {
             first.keep_run(made).unwrap();
             assert_eq!(first.next_run(1.0, 1.0), None);
         }
         let mut again = open("a");
-        assert_eq!((again.passes(), again.samples()), (explore::PASSES + 3, Some(samples)));
+        assert_eq!((again.passes(), again.samples()), (lambda_costs::RUNS + explore::PASSES + 3, Some(samples)));
         assert_eq!(again.next_run(0.0, 0.0), Some(run(0.0, 0.0)));
         assert!(again.next_run(0.04, 0.1 / 3.0).is_some());
         // The search goes another way from here.

@@ -3,6 +3,7 @@
 mod check;
 mod checkpoint;
 mod explore;
+mod lambda_costs;
 mod settings;
 
 use std::hash::{Hash, Hasher};
@@ -11,7 +12,6 @@ use std::time::SystemTime;
 use anyhow::{Result, bail};
 use larder_core::{printable, rfc3339};
 use larder_engine::{MeasuredSetting, QualityCalibration};
-use larder_lab::ReportOrigin;
 use larder_lab::eval::{LossSample, fit_losses, fit_quality};
 use larder_lab::report::{QualityReport, quality_page};
 use larder_model::ExpertPath;
@@ -22,19 +22,20 @@ use serde_json::{Value, json};
 use twox_hash::XxHash3_64;
 
 use self::checkpoint::TuneCheckpoint;
+use self::lambda_costs::LambdaCosts;
 use self::settings::{RUNS, Runs};
 use super::eval::{Passage, bar, small_share};
 use crate::cli::eval::TextFlags;
 use crate::cli::tune::TuneArgs;
-use crate::report_origin::{model_facts, report_origin};
+use crate::report_origin::model_origin;
 use crate::{models, output, print};
 
-/// Tokens of the text unless something else is asked for: each is decoded some thirty times.
+/// Tokens of the text unless something else is asked for: each is decoded some forty times.
 const TOKENS: usize = 2048;
 /// Of how many tokens one is computed twice while settings are measured.
 const MEASURE_EVERY: u32 = 2;
 
-/// Makes the calibration of a store for budgets of output loss, or checks it.
+/// Makes the calibration of a store for lossy routing, or checks it.
 pub fn run(args: &TuneArgs) -> Result<()> {
     let model = models::open(&args.model)?;
     let Some(store) = model.store() else {
@@ -67,8 +68,7 @@ pub fn run(args: &TuneArgs) -> Result<()> {
     checkpoint.remove();
     if let Some(to) = &args.html {
         let threads = flags.options(passage.chunk).compute.threads;
-        let origin = report_origin(Some(threads), Some(&args.model));
-        let origin = ReportOrigin { model: model_facts(&model, &args.model)?, ..origin };
+        let origin = model_origin(threads, &model, &args.model)?;
         let expected = QUALITY_BUDGETS.map(|(name, budget)| (name, budget, made.at_loss(TARGET * budget)));
         output::write(to, quality_page(&QualityReport { made: &made, expected: &expected, fit, origin: &origin }))?;
     }
@@ -90,7 +90,7 @@ fn conditions(model: &OpenModel, passage: &Passage, cache: &str) -> Result<Strin
     Ok(of.to_string())
 }
 
-/// Fits the losses and searches the settings. Returns the calibration, without the eviction policy, and how well losses are predicted.
+/// Measures what λ costs, fits the losses and searches the settings. Returns the calibration, without the eviction policy, and how well losses are predicted.
 fn calibrate(
     engine: &mut InferenceEngine,
     model: &OpenModel,
@@ -98,14 +98,19 @@ fn calibrate(
     (slots, small_share): (usize, Option<f64>),
     checkpoint: &mut TuneCheckpoint,
 ) -> Result<(QualityCalibration, (f64, f64))> {
-    let bar = bar(passage.tokens_read() * (explore::PASSES + RUNS));
+    let bar = bar(passage.tokens_read() * (lambda_costs::RUNS + explore::PASSES + RUNS));
     if checkpoint.passes() > 0 {
         eprintln!("going on after {} of a tune that was stopped", print::count(checkpoint.passes(), "pass", "passes"));
         bar.advance((checkpoint.passes() * passage.tokens_read()) as u64);
     }
+    let LambdaCosts { delta, lambdas } = match checkpoint.lambda_costs() {
+        Some(costs) => costs,
+        None => checkpoint.keep_lambda_costs(lambda_costs::measure(engine, model, passage, slots, &bar)?)?,
+    };
     let samples = match checkpoint.samples() {
         Some(samples) => samples,
         None => {
+            engine.empty_cache(model, slots)?;
             let samples = explore::explore(engine, model, passage, small_share.is_some(), &bar)?;
             checkpoint.keep_samples(&samples)?;
             samples
@@ -129,6 +134,8 @@ fn calibrate(
         larder: env!("CARGO_PKG_VERSION").to_owned(),
         slots,
         eviction: String::new(),
+        delta,
+        lambdas,
         substituted: table.substituted,
         left_out: table.left_out,
         small: table.small,

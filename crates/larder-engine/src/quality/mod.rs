@@ -1,12 +1,21 @@
-//! `quality.json`: the calibration by which a budget of output loss is kept to, written by `larder tune`.
+//! `quality.json`: what lossy routing costs a store, measured on a text by `larder tune`.
 
-use larder_core::Geometry;
+use larder_core::{Geometry, printable};
 use larder_policy::routing::{DialTable, Rung};
 use serde::{Deserialize, Serialize};
 
 use crate::evictor_file::SidecarError;
 
-/// The calibration of the strategy `quality`.
+mod lambda_cost;
+
+pub use lambda_cost::{CostNote, LambdaCost, MeasuredLambda, lambda_cost_note, text_breaks};
+
+/// Most bytes of each text in the file.
+const TEXT_BYTES: usize = 200;
+/// Most values of λ in the file.
+const LAMBDAS_MAX: usize = 100;
+
+/// The calibration of the strategies `prior` and `quality`.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
 pub struct QualityCalibration {
     /// The model's `model_type`.
@@ -25,6 +34,10 @@ pub struct QualityCalibration {
     pub slots: usize,
     /// The eviction policy.
     pub eviction: String,
+    /// Mean spread of the router logits, by MoE row: the scale Δ of `delta=calibrated`.
+    pub delta: Vec<f32>,
+    /// Costs of the standard `prior`, by ascending λ above 0.
+    pub lambdas: Vec<MeasuredLambda>,
     /// Loss in nats per squared weight of experts in whose place others are computed, and of those others, by MoE row.
     pub substituted: Vec<f64>,
     /// Loss in nats per squared weight of experts in whose place nothing is computed, by MoE row.
@@ -62,25 +75,40 @@ impl QualityCalibration {
 
     /// Parses the file, and checks that it is for a model of this type and geometry.
     pub fn from_bytes(bytes: &[u8], model_type: &str, geometry: &Geometry) -> Result<Self, SidecarError> {
-        let found: QualityCalibration = serde_json::from_slice(bytes).map_err(|e| {
-            SidecarError(format!("was not written by `larder tune` of this version ({e}); run it again"))
-        })?;
+        let wrong = |why: String| SidecarError(format!("was not written by `larder tune` of this version: {why}"));
+        let found: QualityCalibration = serde_json::from_slice(bytes).map_err(|e| wrong(printable(&e.to_string())))?;
         let (rows, experts) = (geometry.moe_layers.len(), geometry.experts);
         if (found.model_type.as_str(), found.left_out.len(), found.experts) != (model_type, rows, experts) {
             return Err(SidecarError(format!(
                 "is for {} with {} layers of {} experts, but this model is {model_type} with {rows} of {experts}",
-                found.model_type,
+                printable(&found.model_type),
                 found.left_out.len(),
                 found.experts
             )));
         }
-        match found.table().problem(rows) {
-            None => Ok(found),
-            Some(problem) => Err(SidecarError(problem.to_owned())),
-        }
+        found.check(rows).map_err(wrong)?;
+        Ok(found)
     }
 
-    /// The part that the strategy needs.
+    /// Refuses values that no measurement has.
+    fn check(&self, rows: usize) -> Result<(), String> {
+        let texts = [&self.text, &self.date, &self.larder, &self.eviction];
+        if texts.iter().any(|text| text.len() > TEXT_BYTES || **text != printable(text)) {
+            return Err(format!("its texts must be plain and of at most {TEXT_BYTES} bytes"));
+        }
+        if self.delta.len() != rows || !self.delta.iter().all(|delta| delta.is_finite() && *delta >= 0.0) {
+            return Err("a layer has no spread Δ that is finite and at least 0".to_owned());
+        }
+        if !(1..=LAMBDAS_MAX).contains(&self.lambdas.len()) || !self.lambdas.is_sorted_by(|a, b| a.lambda < b.lambda) {
+            return Err(format!("it must have 1 to {LAMBDAS_MAX} values of λ, in ascending order"));
+        }
+        if let Some(measured) = self.lambdas.iter().find(|measured| !measured.is_possible()) {
+            return Err(format!("no measurement has the values at λ = {}", measured.lambda));
+        }
+        self.table().problem(rows).map_or(Ok(()), |problem| Err(format!("it {problem}")))
+    }
+
+    /// The part that the strategy `quality` needs.
     pub fn table(&self) -> DialTable {
         let rung = |setting: &MeasuredSetting| {
             let MeasuredSetting { lambda, price, loss, ratio, .. } = *setting;
@@ -115,53 +143,4 @@ impl QualityCalibration {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn made() -> QualityCalibration {
-        let setting =
-            |price: f64, loss, bytes| MeasuredSetting { price, loss, bytes, ratio: 1.0, ..MeasuredSetting::default() };
-        QualityCalibration {
-            model_type: "olmoe".into(),
-            experts: 4,
-            substituted: vec![0.5, 1.0],
-            left_out: vec![1.0, 2.0],
-            settings: vec![setting(0.0, 0.0, 100.0), setting(0.1, 0.01, 60.0), setting(0.4, 0.03, 40.0)],
-            ..QualityCalibration::default()
-        }
-    }
-
-    #[test]
-    fn a_calibration_is_read_for_its_model_only() {
-        let read = |made: &QualityCalibration, kind, experts| {
-            let bytes = serde_json::to_vec(made).unwrap();
-            QualityCalibration::from_bytes(&bytes, kind, &Geometry::narrow(3, [0, 2], experts, 1))
-        };
-        let found = read(&made(), "olmoe", 4).unwrap();
-        assert_eq!((found.table().rungs.len(), found.table().rungs[1].loss), (2, 0.03));
-        assert!(read(&made(), "olmoe", 5).unwrap_err().to_string().contains("2 layers of 4 experts"));
-        assert!(read(&made(), "mixtral", 4).is_err());
-        for change in [
-            |made: &mut QualityCalibration| made.left_out[1] = 0.0,
-            |made: &mut QualityCalibration| made.substituted[1] = -1.0,
-            |made: &mut QualityCalibration| made.small = vec![1.0],
-            |made: &mut QualityCalibration| made.settings.truncate(1),
-            |made: &mut QualityCalibration| made.settings.swap(1, 2),
-            |made: &mut QualityCalibration| made.small_share = 2.0,
-            |made: &mut QualityCalibration| made.settings[1].ratio = 0.0,
-        ] {
-            let mut wrong = made();
-            change(&mut wrong);
-            assert!(read(&wrong, "olmoe", 4).is_err(), "{wrong:?}");
-        }
-        let geometry = Geometry::narrow(3, [0, 2], 4, 1);
-        let error = QualityCalibration::from_bytes(b"{}", "olmoe", &geometry).unwrap_err().to_string();
-        assert!(error.contains("larder tune"));
-    }
-
-    #[test]
-    fn settings_between_those_measured_are_interpolated() {
-        let bytes = |loss| made().at_loss(loss).bytes;
-        assert_eq!([0.0, 0.005, 0.01, 0.02, 0.03, 1.0].map(bytes), [100.0, 80.0, 60.0, 50.0, 40.0, 40.0]);
-    }
-}
+mod tests;

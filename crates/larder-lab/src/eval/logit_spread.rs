@@ -1,20 +1,10 @@
-//! Calibration of the strategy `prior`: the spread of each layer's router logits.
-
-use std::path::Path;
+//! The spread of each layer's router logits, by which the strategy `prior` is scaled.
 
 use larder_core::{ExpertKey, Gate, Geometry, LayerIdx, Presence, Residency};
-use larder_engine::Calibration;
 use larder_model::{Routed, Tap};
 use larder_policy::routing::{ExpertChoice, Router, RouterInput, RoutingSpec, StrategyInputs};
 
 use super::agreement::MoeRows;
-use crate::LabError;
-use crate::export::write_atomically;
-
-/// Writes a calibration as JSON, atomically.
-pub fn write_calibration(calibration: &Calibration, path: &Path) -> Result<(), LabError> {
-    write_atomically(path, |out| Ok(serde_json::to_writer_pretty(out, calibration)?))
-}
 
 /// A tap on a model that averages the spread of each layer's router logits, as `prior` does while it runs.
 pub struct LogitSpread<'a> {
@@ -73,16 +63,5 @@ mod tests {
         spread.routed(LayerIdx(2), &[-1.0, 4.0, 0.0], &Routed::default());
         let delta = spread.delta();
         assert!((delta[0] - 2.0).abs() < 1e-5 && (delta[1] - 5.0).abs() < 1e-5, "{delta:?}");
-    }
-
-    #[test]
-    fn a_calibration_is_written_whole() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join(Calibration::FILE);
-        let delta = vec![1.25, 3.5];
-        let made = Calibration { model_type: "olmoe".into(), experts: 4, text: "a.txt".into(), tokens: 9, delta };
-        write_calibration(&made, &path).unwrap();
-        let bytes = std::fs::read(&path).unwrap();
-        assert_eq!(Calibration::from_bytes(&bytes, "olmoe", &Geometry::narrow(3, [0, 2], 4, 1)).unwrap(), made);
     }
 }
