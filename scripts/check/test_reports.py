@@ -69,9 +69,8 @@ class Larder:
         return path, [row for row in read(table) if row["perplexity"]]
 
     def sweep(self):
-        path, table, results = (self.folder / name for name in ("sweep.html", "sweep.csv", "sweep.json"))
-        results.write_text(self("lab", "sweep", TRACE, "--csv", table, "--expert-bytes", "13M", "--json", "--force"))
-        self("lab", "report", results, "-o", path, "--trace", TRACE, "--force")
+        path, table = self.folder / "sweep.html", self.folder / "sweep.csv"
+        self("lab", "sweep", TRACE, "--csv", table, "--html", path, "--expert-bytes", "13M", "--force")
         return path, read(table)
 
 

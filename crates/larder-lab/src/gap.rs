@@ -6,7 +6,7 @@ use crate::{Rng, SequenceCounts};
 pub const SAMPLES: usize = 1000;
 
 /// An estimate with its 95 % interval.
-#[derive(Clone, Copy, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, PartialEq, Debug, serde::Serialize)]
 pub struct Interval {
     /// The estimate.
     pub value: f64,

@@ -4,7 +4,7 @@
 ///
 /// A token takes `compute_s` for everything but experts, and `expert_bytes / memory_rate` for each expert that it uses. Each
 /// miss takes `expert_bytes / ssd_rate + latency_s`. The share `overlap` of the compute time overlaps with reads.
-#[derive(Clone, Copy, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, PartialEq, Debug, serde::Serialize)]
 pub struct MachineProfile {
     /// Bytes of one expert.
     pub expert_bytes: f64,

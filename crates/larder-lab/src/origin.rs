@@ -1,9 +1,9 @@
 //! How a report came about: when, on which machine, with which program and command line.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 /// A property of a machine or a model, as text.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Fact {
     /// Name of the property.
     pub name: String,
@@ -19,7 +19,7 @@ impl Fact {
 }
 
 /// How the numbers of a report came about.
-#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize)]
 pub struct ReportOrigin {
     /// Date and time in UTC.
     pub date: String,

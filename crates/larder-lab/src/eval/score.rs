@@ -9,7 +9,7 @@ use super::loss;
 const LOGITS_BYTES: usize = 32 << 20;
 
 /// The loss of a chunk of text.
-#[derive(Clone, Copy, PartialEq, Default, Debug, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, PartialEq, Default, Debug, serde::Serialize)]
 pub struct ChunkScore {
     /// Predicted tokens: all but the first.
     pub tokens: usize,

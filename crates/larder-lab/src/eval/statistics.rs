@@ -7,7 +7,7 @@ use crate::Interval;
 const Z: f64 = 1.96;
 
 /// A value with its standard error over chunks, which needs at least two.
-#[derive(Clone, Copy, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, PartialEq, Debug, serde::Serialize)]
 pub struct ChunkEstimate {
     /// The value.
     pub value: f64,

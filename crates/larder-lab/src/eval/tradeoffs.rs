@@ -6,14 +6,14 @@ use std::path::Path;
 use larder_engine::OutputLoss;
 use larder_policy::routing::ORIGINAL;
 use larder_policy::routing::quality::Quality;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::{ChunkEstimate, ChunkScore, pareto_front, perplexity, perplexity_change};
 use crate::export::write_atomically;
 use crate::{LabError, ReportOrigin};
 
 /// The common settings of a sweep's runs.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct TradeoffSetup {
     /// The model's file or folder name.
     pub model: String,
@@ -66,7 +66,7 @@ pub struct RoutingRun {
 }
 
 /// Misses and quality of a strategy at a cache size.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Tradeoff {
     /// The strategy.
     pub routing: String,
@@ -95,13 +95,10 @@ pub struct Tradeoff {
     /// Mean KL divergence to the model's own choice, in nats.
     pub kl: f64,
     /// Mean KL divergence of the output from an exact one, in nats, at tokens that were computed twice; 0 for the model's own routing.
-    #[serde(default)]
     pub output_kl: Option<f64>,
     /// Half of its 95 % interval.
-    #[serde(default)]
     pub output_kl_half_interval: Option<f64>,
     /// The share of these tokens after which the likeliest token is the same.
-    #[serde(default)]
     pub output_agreement: Option<f64>,
     /// The mean λ, if the strategy has one.
     pub lambda: Option<f64>,
@@ -112,7 +109,7 @@ pub struct Tradeoff {
 }
 
 /// The results of a sweep.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Tradeoffs {
     /// The common settings.
     pub setup: TradeoffSetup,

@@ -1,7 +1,5 @@
 //! The frame of a report page: one file with style and script, which loads nothing, in a light and a dark scheme.
 
-use std::fmt::Write;
-
 use crate::{Fact, ReportOrigin};
 
 const STYLE: &str = include_str!("page.css");
@@ -34,8 +32,8 @@ pub struct Page<'a> {
     pub title: &'a str,
     /// What the page shows, in a sentence or two of text.
     pub lead: &'a str,
-    /// How its numbers came about; `None` if that was not recorded.
-    pub made: Option<&'a ReportOrigin>,
+    /// How its numbers came about.
+    pub made: &'a ReportOrigin,
     /// Number of runs, meaning of intervals, and further settings.
     pub method: &'a [Fact],
 }
@@ -62,15 +60,11 @@ impl Page<'_> {
 
     /// The properties of the measurement, and its command line.
     fn setup(&self) -> String {
-        let made = self.made.map(|made| made.facts(self.method));
-        let facts = made.unwrap_or_else(|| self.method.to_vec());
-        let mut out = String::from("<section class=\"setup\" aria-label=\"Setup\">\n");
-        out.push_str(&definitions("facts", &facts));
-        if let Some(made) = self.made {
-            let _ = writeln!(out, "<pre><code>{}</code></pre>", escape(&made.command));
-        }
-        out.push_str("</section>\n");
-        out
+        format!(
+            "<section class=\"setup\" aria-label=\"Setup\">\n{}<pre><code>{}</code></pre>\n</section>\n",
+            definitions("facts", &self.made.facts(self.method)),
+            escape(&self.made.command)
+        )
     }
 }
 
@@ -121,7 +115,7 @@ mod tests {
             ..ReportOrigin::default()
         };
         let method = [Fact::new(hostile, hostile)];
-        let page = Page { title: hostile, lead: hostile, made: Some(&made), method: &method };
+        let page = Page { title: hostile, lead: hostile, made: &made, method: &method };
         let html = page.html(&(group(hostile, "") + &paragraph(hostile)));
         assert!(!html.contains("<img") && !html.contains("alert('1')") && html.contains("&lt;img src=x"));
         assert_eq!((html.matches("<script>").count(), html.matches("</style>").count()), (1, 1));
@@ -129,7 +123,8 @@ mod tests {
 
     #[test]
     fn a_page_loads_nothing() {
-        let html = Page { title: "t", lead: "l", made: None, method: &[] }.html("");
+        let made = ReportOrigin::default();
+        let html = Page { title: "t", lead: "l", made: &made, method: &[] }.html("");
         for word in ["src=", "href=", "@import", "url(", "fetch(", "http:", "https:", "innerHTML", "style="] {
             assert!(!html.contains(word), "{word}");
         }

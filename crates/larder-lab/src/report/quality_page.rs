@@ -40,7 +40,7 @@ pub fn quality_page(report: &QualityReport) -> String {
             "{} tokens of {}, {} of {} experts of each layer in memory: what a budget of output loss saves.",
             made.tokens, made.text, made.slots, made.experts
         ),
-        made: Some(report.origin),
+        made: report.origin,
         method: &method(report),
     }
     .html(&body)

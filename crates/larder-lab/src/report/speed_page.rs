@@ -25,7 +25,7 @@ pub fn speed_page(speeds: &SpeedReport) -> String {
         title: "Routing strategies compared",
         lead: "Speed of decode, and what it costs in quality: strategies that prefer experts in memory read less, and \
                choose other experts than the model would.",
-        made: Some(&speeds.made),
+        made: &speeds.made,
         method: &method,
     }
     .html(&body)

@@ -30,7 +30,7 @@ pub fn sweep_page(report: &SweepReport, heats: &[Heatmap]) -> String {
     Page {
         title: "Eviction policies compared",
         lead: "A recorded routing trace, replayed with each policy and cache size: how often an expert is not in memory.",
-        made: report.made.as_ref(),
+        made: &report.made,
         method: &method(report),
     }
     .html(&body)
@@ -370,7 +370,7 @@ mod tests {
     use larder_policy::eviction::PolicyInputs;
 
     use super::*;
-    use crate::{InitialCache, ReplaySweep, SweepAxes, SyntheticRouting, eighths};
+    use crate::{InitialCache, ReplaySweep, ReportOrigin, SweepAxes, SyntheticRouting, eighths};
 
     #[test]
     fn digits_are_grouped_in_threes() {
@@ -387,14 +387,12 @@ mod tests {
         let (slots, scopes) = (eighths(8), [CacheScope::Layer, CacheScope::Global]);
         let axes = SweepAxes { policies: &policies, routings: &[], slots: &slots, scopes: &scopes, scratch: 0 };
         let cells = ReplaySweep::new(&trace, &axes, &inputs, InitialCache::Cold).unwrap().run(1, &|_| ()).unwrap();
-        let report = SweepReport::new(&trace, InitialCache::Cold, &cells, None);
+        let report = SweepReport::new(ReportOrigin::default(), &trace, InitialCache::Cold, &cells, None);
         let made = sweep_page(&report, &[]);
         for word in ["<script>alert", "NaN"] {
             assert!(!made.contains(word), "{word}");
         }
         assert!(made.contains("&lt;script&gt;alert(1)&lt;/script&gt;"));
         assert_eq!(made.matches("<table").count(), 4);
-        let again: SweepReport = serde_json::from_str(&report.to_json()).unwrap();
-        assert_eq!(sweep_page(&again, &[]), made);
     }
 }

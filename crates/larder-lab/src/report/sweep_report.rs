@@ -1,23 +1,16 @@
 //! The results of a sweep, as they are written to JSON and shown.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use larder_core::Trace;
-use larder_os::read_regular;
 use larder_policy::eviction::{BELADY, LRU};
 use larder_policy::routing::quality::Quality;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-use crate::{
-    InitialCache, Interval, LabError, MachineProfile, ReplayLoad, ReportOrigin, SequenceCounts, SweepCell, gap_closed,
-};
-
-/// Maximum length of a file.
-const BYTES_MAX: u64 = 256 << 20;
+use crate::{InitialCache, Interval, MachineProfile, ReplayLoad, ReportOrigin, SequenceCounts, SweepCell, gap_closed};
 
 /// Size and origin of a trace.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct TraceSummary {
     /// Layers that have experts.
     pub layers: usize,
@@ -34,11 +27,10 @@ pub struct TraceSummary {
 }
 
 /// The results of a sweep.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct SweepReport {
-    /// How the numbers came about; not in files of older versions.
-    #[serde(default)]
-    pub made: Option<ReportOrigin>,
+    /// How the numbers came about.
+    pub made: ReportOrigin,
     /// The trace.
     pub trace: TraceSummary,
     /// State of the cache at the start of each sequence: `cold` or `carried`.
@@ -50,7 +42,7 @@ pub struct SweepReport {
 }
 
 /// The results of one policy at one capacity.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct SweepRow {
     /// The policy's spec, after that of a routing strategy and ` + ` if the trace was rerouted.
     pub policy: String,
@@ -79,13 +71,10 @@ pub struct SweepRow {
     /// Share of the misses between LRU's and Belady's that the policy avoids.
     pub gap_closed: Option<Interval>,
     /// Share of the model's own experts that were not chosen, if the trace was rerouted.
-    #[serde(default)]
     pub substituted: Option<f64>,
     /// Mean router probability of the choices, relative to the model's own, if rerouted.
-    #[serde(default)]
     pub kept_mass: Option<f64>,
     /// Mean KL divergence to the model's own choices in nats, if rerouted.
-    #[serde(default)]
     pub kl: Option<f64>,
     /// Speed by the machine profile, if there is one.
     pub tokens_per_second: Option<f64>,
@@ -109,7 +98,13 @@ impl SweepRow {
 
 impl SweepReport {
     /// Compares the cells of a sweep over `trace` with those of LRU and Belady.
-    pub fn new(trace: &Trace, start: InitialCache, cells: &[SweepCell], profile: Option<MachineProfile>) -> Self {
+    pub fn new(
+        made: ReportOrigin,
+        trace: &Trace,
+        start: InitialCache,
+        cells: &[SweepCell],
+        profile: Option<MachineProfile>,
+    ) -> Self {
         let summary = TraceSummary {
             layers: trace.rows,
             experts: trace.experts,
@@ -119,18 +114,7 @@ impl SweepReport {
             meta: trace.meta.clone(),
         };
         let rows = cells.iter().map(|cell| row(cell, cells, profile.as_ref())).collect();
-        SweepReport { made: None, trace: summary, start: start.to_string(), profile, rows }
-    }
-
-    /// Reads a file with the output of [`to_json`](Self::to_json).
-    pub fn read(path: &Path) -> Result<Self, LabError> {
-        let text = read_regular(path, BYTES_MAX).map_err(LabError::io(path, "reading"))?;
-        let report: SweepReport = serde_json::from_slice(&text)
-            .map_err(|e| LabError::malformed(path, format!("is not the output of 'larder lab sweep --json': {e}")))?;
-        match report.rows.is_empty() {
-            true => Err(LabError::malformed(path, "holds no results")),
-            false => Ok(report),
-        }
+        SweepReport { made, trace: summary, start: start.to_string(), profile, rows }
     }
 
     /// All results as one JSON object.

@@ -34,8 +34,6 @@ pub enum LabCommand {
     Replay(ReplayArgs),
     /// Compare eviction policies over many cache sizes
     Sweep(LabSweepArgs),
-    /// Write a report page about a sweep
-    Report(LabReportArgs),
     /// Train weights for the eviction policy learned
     Train(super::train::TrainArgs),
     /// Compare trained weights with other policies, on the same sequences
@@ -289,7 +287,7 @@ pub struct LabSweepArgs {
     pub html: Option<OutputFile>,
     #[command(flatten)]
     pub heat: HeatFlags,
-    /// Print all numbers as JSON, the input of `larder lab report`
+    /// Print all numbers as JSON
     #[arg(long, help_heading = heading::OUTPUT)]
     pub json: bool,
     #[command(flatten)]
@@ -316,23 +314,6 @@ impl ScopesFlag {
             ScopesFlag::Both => &[CacheScope::Layer, CacheScope::Global],
         }
     }
-}
-
-/// Write a report page about a sweep
-#[derive(Args)]
-pub struct LabReportArgs {
-    /// Output of `larder lab sweep --json`
-    pub sweep: PathBuf,
-    /// Page to write (HTML)
-    #[arg(short, long, value_name = "FILE")]
-    pub out: OutputFile,
-    /// Trace of the sweep, for a heat map of one of its layers
-    #[arg(long, value_name = "FILE")]
-    pub trace: Option<PathBuf>,
-    #[command(flatten)]
-    pub heat: HeatFlags,
-    #[command(flatten)]
-    pub replace: ReplaceFlag,
 }
 
 /// The part of a trace that is drawn as a heat map.

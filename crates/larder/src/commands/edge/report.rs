@@ -143,7 +143,7 @@ pub fn page(seed: u64, repeats: usize, sweeps: &[Sweep], runs: &[SimulationRun],
         title: "Experts on several machines",
         lead: "Servers that store some experts, users whose devices store a few, and a cloud that stores all: the setting of \
                the SlimCaching paper.",
-        made: Some(made),
+        made,
         method: &[
             Fact::new("Runs", format!("each point is the mean of {repeats} random networks, seed {seed}")),
             Fact::new(

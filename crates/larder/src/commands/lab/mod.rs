@@ -18,7 +18,6 @@ mod heat;
 mod import;
 mod judge;
 mod replay;
-mod report;
 mod sweep;
 mod synth;
 mod train;
@@ -32,7 +31,6 @@ pub fn run(args: &LabArgs) -> Result<()> {
         LabCommand::Synth(args) => synth::run(args),
         LabCommand::Replay(args) => replay::run(args),
         LabCommand::Sweep(args) => sweep::run(args),
-        LabCommand::Report(args) => report::run(args),
         LabCommand::Train(args) => train::run(args),
         LabCommand::Judge(args) => judge::run(args),
     }

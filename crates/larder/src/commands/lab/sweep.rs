@@ -24,8 +24,7 @@ pub fn run(args: &LabSweepArgs) -> Result<()> {
     let cells = replay(args, &trace, &policies, &inputs, start)?;
     let seconds = begin.elapsed().as_secs_f64();
     let drive = args.input.traces.first().map(|path| path.as_path());
-    let made = Some(report_origin(args.threads, drive));
-    let outcome = SweepReport { made, ..SweepReport::new(&trace, start, &cells, profile) };
+    let outcome = SweepReport::new(report_origin(args.threads, drive), &trace, start, &cells, profile);
     if let Some(path) = &args.csv {
         sweep_csv(&outcome, path)?;
     }
