@@ -12,21 +12,11 @@ use larder_engine::{PhaseTimes, StepStats};
 use larder_os::memory;
 use serde_json::{Value, json};
 
-/// The columns of the CSV file. `awaited`, `demanded_bytes` and `guessed_bytes` are deprecated names: in_flight_hits, demand_bytes and
-/// prefetch_bytes again. `output_kl` is empty unless the token was decoded twice.
+/// The columns of the CSV file. `output_kl` is empty unless the token was decoded twice.
 const COLUMNS: &str = "step,phase,tokens,seconds,attention,routing,experts,waiting,computing,other,hits,in_flight_hits,\
                        misses,evictions,demand_bytes,prefetch_bytes,device_busy,peak_bytes,gpu_hits,memory_hits,\
-                       gpu_computed,processor_computed,bytes_to_gpu,bytes_from_gpu,awaited,demanded_bytes,guessed_bytes,output_kl,beside_bytes,\
+                       gpu_computed,processor_computed,bytes_to_gpu,bytes_from_gpu,output_kl,beside_bytes,\
                        gpu_launches,gpu_waits,gpu_exchanged_bytes,gpu_graphs,gpu_graph_launches";
-
-/// JSON keys, and the deprecated names under which the same values are written until the next format of the reports.
-const DEPRECATED_KEYS: [(&str, &str); 5] = [
-    ("in_flight_hits", "awaited"),
-    ("demand_bytes", "demanded_bytes"),
-    ("prefetch_bytes", "guessed_bytes"),
-    ("prefetches", "guesses"),
-    ("useful_prefetches", "useful_guesses"),
-];
 
 /// Sums over steps, and writes a CSV line for each if there is a file.
 pub struct Telemetry {
@@ -112,7 +102,7 @@ fn csv_line(number: usize, phase: &str, step: &StepStats, passed: &Traffic) -> S
     ];
     let seconds: Vec<String> = seconds.iter().map(|t| format!("{:.6}", s(*t))).collect();
     format!(
-        "{number},{phase},{},{},{},{},{},{},{},{},{:.3},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}",
+        "{number},{phase},{},{},{},{},{},{},{},{},{:.3},{},{},{},{},{},{},{},{},{},{},{},{},{},{}",
         step.tokens,
         seconds.join(","),
         counts.hits,
@@ -129,9 +119,6 @@ fn csv_line(number: usize, phase: &str, step: &StepStats, passed: &Traffic) -> S
         tiers.on_host,
         tiers.to_device_bytes,
         tiers.from_device_bytes,
-        counts.in_flight_hits,
-        passed.demand_bytes,
-        passed.prefetch_bytes,
         step.loss.mean_kl().map(|kl| format!("{kl:.6}")).unwrap_or_default(),
         passed.beside_bytes,
         tiers.work.launches,
@@ -140,16 +127,6 @@ fn csv_line(number: usize, phase: &str, step: &StepStats, passed: &Traffic) -> S
         tiers.work.graphs,
         tiers.work.graph_launches,
     )
-}
-
-/// Adds each deprecated key beside the key that replaces it.
-fn with_deprecated_keys(mut json: Value) -> Value {
-    for (key, deprecated) in DEPRECATED_KEYS {
-        if let Some(value) = json.get(key).cloned() {
-            json[deprecated] = value;
-        }
-    }
-    json
 }
 
 impl Totals {
@@ -175,7 +152,7 @@ impl Totals {
         let Totals { tokens, time, times, traffic, page_faults } = self;
         let counts = traffic.counts;
         let cache = streaming.then(|| {
-            with_deprecated_keys(json!({
+            json!({
                 "hits": counts.hits,
                 "in_flight_hits": counts.in_flight_hits,
                 "misses": counts.misses,
@@ -197,7 +174,7 @@ impl Totals {
                 "seconds_checking": s(traffic.checked),
                 "seconds_submitting": s(traffic.submitting),
                 "device_busy": s(traffic.read_busy) / s(*time).max(1e-9),
-            }))
+            })
         });
         json!({
             "tokens": tokens,
@@ -226,7 +203,7 @@ impl Totals {
 pub fn tiers_json(tiers: &TierTraffic, time: Duration) -> Value {
     let share = |busy: Duration| busy.as_secs_f64() / time.as_secs_f64().max(1e-9);
     let counts = tiers.counts;
-    with_deprecated_keys(json!({
+    json!({
         "gpu_hits": counts.device_hits,
         "memory_hits": counts.host_hits,
         "in_flight_hits": counts.in_flight_hits,
@@ -250,7 +227,7 @@ pub fn tiers_json(tiers: &TierTraffic, time: Duration) -> Value {
         "failed_graphs": tiers.work.failed_graphs,
         "waits": tiers.work.waits,
         "exchanged_bytes": tiers.work.exchanged_bytes,
-    }))
+    })
 }
 
 #[cfg(test)]
@@ -258,21 +235,6 @@ mod tests {
     use larder_engine::OutputLoss;
 
     use super::*;
-
-    #[test]
-    fn deprecated_keys_have_the_values_of_their_successors() {
-        let traffic = Traffic { demand_bytes: 5, prefetch_bytes: 7, ..Traffic::default() };
-        let json = Totals { traffic, ..Totals::default() }.json(true);
-        let cache = &json["cache"];
-        assert_eq!((&cache["demand_bytes"], &cache["prefetch_bytes"]), (&json!(5), &json!(7)));
-        for (key, deprecated) in DEPRECATED_KEYS {
-            assert!(cache[key].is_number(), "{key}");
-            assert_eq!(cache[deprecated], cache[key], "{deprecated}");
-        }
-        let tiers = tiers_json(&TierTraffic::default(), Duration::from_secs(1));
-        assert!(tiers["awaited"].is_number() && tiers["awaited"] == tiers["in_flight_hits"]);
-        assert!(tiers["guesses"].is_null());
-    }
 
     #[test]
     fn a_csv_line_has_a_value_for_every_column() {

@@ -92,11 +92,6 @@ pub const KEPT_WORDS: &[(&str, &[&str], &str)] = &[
     ("crates/larder-serve/src/live.rs", &["awaited"], "a JSON key of the API"),
     ("crates/larder-serve/src/metrics.rs", &["awaited"], "the name of a metric"),
     ("crates/larder-serve/src/page/grid.js", &["awaited"], "a JSON key of the API"),
-    (
-        "crates/larder/src/telemetry.rs",
-        &["awaited", "demanded", "guessed", "guesses"],
-        "deprecated JSON keys and columns",
-    ),
     ("crates/larder/src/commands/report.rs", &["neighbour", "who"], "prompts"),
 ];
 
