@@ -15,12 +15,10 @@ use larder_os::{open_regular, write_atomically};
 
 const FORMAT: &str = "larder-trace";
 const VERSION: &str = "2";
-/// The version without the origins of tokens, which is still read.
-const VERSION_WITHOUT_ORIGINS: &str = "1";
 /// Largest header that is read, in bytes; a trace has a much smaller one.
 const HEADER_MAX: u64 = 16 << 20;
-/// The tensor that says which changes of the number of slots came before a new sequence. Traces in which none did, and earlier
-/// ones, do not have it.
+/// The tensor that says which changes of the number of slots came before a new sequence. Traces in which none did
+/// do not have it.
 const BEFORE_SEQUENCE: &str = "capacities_before_sequence";
 /// Metadata keys of the format, beside those of [`Trace::meta`].
 const OWN_KEYS: [&str; 5] = ["format", "version", "layers", "experts", "top_k"];
@@ -143,14 +141,13 @@ impl Open {
             let why = format!("its metadata do not say 'format': '{FORMAT}'");
             return Err(TraceError::Foreign { path: self.path.clone(), why });
         }
-        let has_origins = match meta.get("version").map_or("none", String::as_str) {
-            VERSION => true,
-            VERSION_WITHOUT_ORIGINS => false,
-            other => {
-                let known = format!("{VERSION_WITHOUT_ORIGINS} and {VERSION}");
-                return Err(self.malformed(format!("has version {other}; this larder reads versions {known}")));
-            }
-        };
+        let version = meta.get("version").map_or("none", String::as_str);
+        if version != VERSION {
+            let why = format!(
+                "has version {version}, but this larder reads only version {VERSION}; record the trace again with `larder run --trace`"
+            );
+            return Err(self.malformed(why));
+        }
         let experts = self.number(&meta, "experts")?;
         let places = self.shape("experts", 3)?;
         let (tokens, rows, top_k) = (places[0], places[1], places[2]);
@@ -173,13 +170,7 @@ impl Open {
         };
         let ids = self.read("experts", Dtype::U16, &places, u16::from_le_bytes)?;
         let (passes, sequences) = (lengths(self, "passes")?, lengths(self, "sequences")?);
-        let origins = match has_origins {
-            true => self.origins(tokens)?,
-            false if lengths_add_up(tokens, &passes, &sequences) => Trace::assumed_origins(&passes, &sequences),
-            // The check of the trace says what is wrong.
-            false => Vec::new(),
-        };
-        let capacities = self.capacities()?;
+        let (origins, capacities) = (self.origins(tokens)?, self.capacities()?);
         Ok(Trace { rows, experts, top_k, ids, weights, logits, origins, passes, sequences, capacities, meta })
     }
 
@@ -260,9 +251,4 @@ impl Open {
         read.map_err(|source| TraceError::Io { path: self.path.clone(), doing: "reading", source })?;
         Ok(bytes.as_chunks().0.iter().map(|chunk| value(*chunk)).collect())
     }
-}
-
-/// Whether passes and sequences have as many tokens as the trace, so that tables of that size can be made from them.
-fn lengths_add_up(tokens: usize, passes: &[u32], sequences: &[u32]) -> bool {
-    [passes, sequences].iter().all(|lengths| lengths.iter().map(|n| u64::from(*n)).sum::<u64>() == tokens as u64)
 }

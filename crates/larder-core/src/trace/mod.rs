@@ -155,14 +155,6 @@ impl Trace {
         Ok(())
     }
 
-    /// The origins of the tokens of a trace that says nothing of them: each stretch is a sequence of its own, and passes
-    /// of one token are generated.
-    pub(crate) fn assumed_origins(passes: &[u32], sequences: &[u32]) -> Vec<TraceToken> {
-        let decode = passes.iter().flat_map(|n| std::iter::repeat_n(*n == 1, *n as usize));
-        let sequence = (0..).zip(sequences).flat_map(|(i, n)| std::iter::repeat_n(i, *n as usize));
-        sequence.zip(decode).map(|(sequence, decode)| TraceToken { sequence, decode }).collect()
-    }
-
     /// Number of tokens of a pass, or an error if it does not fit the trace.
     fn fit(&self, pass: &TracePass) -> Result<u32, TraceError> {
         let place = (self.rows * self.top_k).max(1);

@@ -205,17 +205,34 @@ fn half_precision_logits_are_read() {
         ("logits", view(safetensors::Dtype::F16, &[1, 1, 2], &[0, 0x3c, 0, 0x40])),
         ("passes", view(safetensors::Dtype::U32, &[1], &[1, 0, 0, 0])),
         ("sequences", view(safetensors::Dtype::U32, &[1], &[1, 0, 0, 0])),
+        ("sequence_of", view(safetensors::Dtype::U32, &[1], &[0; 4])),
+        ("decode", view(safetensors::Dtype::U8, &[1], &[1])),
     ];
     let views = tensors.iter().map(|(name, (dtype, shape, data))| {
         (*name, safetensors::tensor::TensorView::new(*dtype, shape.clone(), data).unwrap())
     });
-    let meta = [("format", "larder-trace"), ("version", "1"), ("layers", "1"), ("experts", "2"), ("top_k", "1")];
+    let meta = [("format", "larder-trace"), ("version", "2"), ("layers", "1"), ("experts", "2"), ("top_k", "1")];
     let meta = meta.into_iter().map(|(k, v)| (k.to_owned(), v.to_owned())).collect();
     std::fs::write(&path, safetensors::serialize(views, Some(meta)).unwrap()).unwrap();
     let trace = Trace::read(&path).unwrap();
     assert_eq!((trace.logits, trace.ids), (vec![1.0, 2.0], vec![1]));
-    // Version 1 says nothing of origins.
     assert_eq!(trace.origins, [TraceToken { sequence: 0, decode: true }]);
+}
+
+#[test]
+fn a_trace_of_another_version_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("t.safetensors");
+    small().write(&path).unwrap();
+    let good = std::fs::read(&path).unwrap();
+    let at = good.windows(11).position(|bytes| bytes == br#""version":""#).unwrap() + 11;
+    for version in *b"13" {
+        let mut other = good.clone();
+        other[at] = version;
+        std::fs::write(&path, other).unwrap();
+        let said = Trace::read(&path).unwrap_err().to_string();
+        assert!(said.contains("reads only version 2; record the trace again with `larder run --trace`"), "{said}");
+    }
 }
 
 /// A trace of any shape, with passes of one and of several tokens.
