@@ -5,6 +5,8 @@
 //! Each counter has a recorded value and a tolerance. After a change that moves one on purpose, the failing test prints
 //! the line to paste into `RECORDED`.
 
+use std::ops::RangeInclusive;
+
 use serde_json::Value;
 
 use crate::cache::gpu::demo;
@@ -26,8 +28,9 @@ const RECORDED: &[(&str, f64, f64)] = &[
     ("instructions, avx2", 4436285.0, 0.05),
 ];
 
-/// The most fork-joins per token with two threads: those of experts that arrive one by one. There were 55 to 59.
-const FORK_JOINS: f64 = 76.40625;
+/// Fork-joins per token with two threads: few of experts that arrive together, and most of experts whose halves arrive one by
+/// one, each with a check and a computation of its own. There were 52 to 97.
+const FORK_JOINS: RangeInclusive<f64> = 38.0..=116.0;
 
 /// The most allocations per token, and the most more for each expert that is read.
 const ALLOCATIONS: [f64; 2] = [50.0, 3.0];
@@ -119,7 +122,7 @@ fn a_pool_of_two_wakes_at_most_once_per_fork_join() {
     let counters = per_token(&runs);
     println!("per token on two threads: {counters:?}");
     let (_, fork_joins) = counters.iter().find(|(counter, _)| *counter == "fork-joins").unwrap();
-    assert!((FORK_JOINS / 2.0..=FORK_JOINS).contains(fork_joins), "{fork_joins} fork-joins per token");
+    assert!(FORK_JOINS.contains(fork_joins), "{fork_joins} fork-joins per token");
     // Within a run; how many fork-joins find the other thread awake varies between two runs.
     for Run { decode, .. } in &runs {
         let [fork_joins, wakeups] = ["fork_joins", "pool_wakeups"].map(|name| decode[name].as_u64().unwrap());
