@@ -5,7 +5,7 @@ use std::hint::black_box;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Instant;
 
-use axum::extract::{MatchedPath, Request, State};
+use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -13,6 +13,7 @@ use tracing::Instrument;
 
 use crate::error::{ApiError, excerpt};
 use crate::error_form::ErrorForm;
+use crate::http::{Access, Route};
 use crate::server::Shared;
 
 /// Longest id that a client may give its request.
@@ -22,13 +23,15 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Middleware that authorises each request, adds its id and CORS headers, and counts and logs the response.
 pub async fn guard(State(app): State<Shared>, request: Request, next: Next) -> Response {
-    let (route, since) = (route_of(&request), Instant::now());
+    let since = Instant::now();
+    // Its pattern is a bounded set for metrics, whatever paths clients request.
+    let (access, route) = Route::matched(&request).map_or((Access::Key, "other"), |(route, path)| (route.access, path));
     let (method, id) = (request.method().clone(), request_id(request.headers()));
     let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default());
     let form = ErrorForm::of_path(request.uri().path());
     let origin = request.headers().get(header::ORIGIN).cloned();
     let wanted = request.headers().get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
-    let mut response = match authorize(&app, &request) {
+    let mut response = match authorize(&app, &request, access) {
         Err(error) => error.into_response(),
         Ok(()) if is_preflight(&app, &request) => StatusCode::NO_CONTENT.into_response(),
         Ok(()) => next.run(request).instrument(span.clone()).await,
@@ -62,61 +65,10 @@ fn request_id(headers: &HeaderMap) -> HeaderValue {
     })
 }
 
-/// The patterns of all routes.
-pub const ROUTES: &[&str] = &[
-    "/",
-    "/health",
-    "/v1/health",
-    "/metrics",
-    "/events",
-    "/engine",
-    "/v1/models",
-    "/v1/models/{*id}",
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/embeddings",
-    "/embeddings",
-    "/api/embed",
-    "/api/embeddings",
-    "/models",
-    "/chat/completions",
-    "/completions",
-    "/completion",
-    "/infill",
-    "/props",
-    "/tokenize",
-    "/detokenize",
-    "/mathml",
-    "/apply-template",
-    "/slots",
-    "/slots/{id}",
-    "/v1/responses",
-    "/responses",
-    "/v1/responses/input_tokens",
-    "/v1/messages",
-    "/v1/messages/count_tokens",
-    "/api/chat",
-    "/api/generate",
-    "/api/tags",
-    "/api/show",
-    "/api/version",
-    "/api/ps",
-];
-
-/// The pattern of the route, for metrics: a bounded set, whatever paths clients request.
-fn route_of(request: &Request) -> &'static str {
-    let path = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
-    ROUTES.iter().copied().find(|route| *route == path).unwrap_or("other")
-}
-
-fn authorize(app: &Shared, request: &Request) -> Result<(), ApiError> {
+fn authorize(app: &Shared, request: &Request, access: Access) -> Result<(), ApiError> {
     check_host(app, request.headers())?;
     check_origin(app, request.headers())?;
-    // The page holds no data; its script asks the user for the key.
-    if matches!(request.uri().path(), "/" | "/health" | "/v1/health") || is_preflight(app, request) {
-        return Ok(());
-    }
-    if app.options.api_keys.is_empty() {
+    if access == Access::Open || is_preflight(app, request) || app.options.api_keys.is_empty() {
         return Ok(());
     }
     let Some(given) = given_key(request.headers()) else {
@@ -130,7 +82,7 @@ fn authorize(app: &Shared, request: &Request) -> Result<(), ApiError> {
         known |= same;
         is_admin |= same & key.is_admin;
     }
-    match (known, is_admin || !changes_settings(request)) {
+    match (known, is_admin || access != Access::Admin) {
         (false, _) => Err(ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", "Incorrect API key.")),
         (true, false) => {
             let message = "This API key may not change the engine's settings or sequences; use an admin's key.";
@@ -147,12 +99,6 @@ fn given_key(headers: &HeaderMap) -> Option<&[u8]> {
         scheme.eq_ignore_ascii_case(b"bearer ").then_some(key)
     });
     bearer.or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes))
-}
-
-/// Whether a request changes what concerns all clients.
-fn changes_settings(request: &Request) -> bool {
-    let path = request.uri().path();
-    request.method() == Method::POST && (path == "/engine" || path.starts_with("/slots"))
 }
 
 /// DNS rebinding: a page of a foreign name that resolves to this machine could read all that needs no key.

@@ -6,10 +6,12 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use axum::middleware;
 use larder_text::{ContextFull, GrammarCompiler, GrammarError, grammar_bytes};
 use tokio::sync::Semaphore;
 
 use crate::connection::BUFFER_BYTES;
+use crate::guard::guard;
 use crate::listener::ServerListener;
 use crate::live::LiveEvents;
 use crate::metrics::{Metrics, ResponseCounts};
@@ -185,7 +187,8 @@ where
         }
         tokio::spawn(pool.clone().unload_idle());
         ready();
-        let router = http::router(server.clone(), pool.clone());
+        let guard = middleware::from_fn_with_state(server.clone(), guard);
+        let router = http::router(server.clone(), pool.clone()).layer(guard);
         connection::accept(listener, router, server.options.client_timeout, pool.ended()).await;
         io::Result::Ok(())
     })?;

@@ -20,7 +20,7 @@ impl ContextFull {
     pub const ALL: [ContextFull; 3] = [ContextFull::Stop, ContextFull::DropTurns, ContextFull::Shift];
 
     /// Its name in flags and requests.
-    pub fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             ContextFull::Stop => "stop",
             ContextFull::DropTurns => "drop-turns",

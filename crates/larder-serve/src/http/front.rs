@@ -10,20 +10,18 @@ use axum::extract::{Path, Request, State};
 use axum::http::request::Parts;
 use axum::http::{Extensions, HeaderName, HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{any, get, post};
 use bytes::Bytes;
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 
-use super::{Result, body, events_of, health_of, mathml, method_not_allowed, metrics_of, not_found, ollama};
+use super::routes::{Access, Route, of_models};
+use super::{Result, body, health_of, metrics_of, ollama};
 use crate::error::{ApiError, Json, excerpt};
-use crate::guard::ROUTES;
-use crate::page;
 use crate::pool::{ListedModel, ModelLease, ModelPool};
 use crate::reply::{OllamaEndpoint, OllamaFormat};
-use crate::request::{self, OllamaLoadRequest};
+use crate::request::{self, OLLAMA_CHAT, OLLAMA_GENERATE, OllamaLoadRequest, ROUTING};
 use crate::server::Shared;
 use crate::upstream::{Upstream, UpstreamAway};
 
@@ -33,7 +31,7 @@ const FALLBACK: HeaderName = HeaderName::from_static("x-larder-fallback");
 /// The models, and the server for all others.
 #[derive(Clone)]
 pub struct Front {
-    server: Shared,
+    pub server: Shared,
     pool: Arc<ModelPool>,
     upstream: Option<Arc<Upstream>>,
 }
@@ -41,39 +39,18 @@ pub struct Front {
 /// All routes.
 pub fn routes(server: Shared, pool: Arc<ModelPool>) -> Router {
     let upstream = server.options.upstream.clone().map(|options| Arc::new(Upstream::new(options)));
-    let all = ROUTES.iter().fold(Router::new(), |router, path| match *path {
-        "/" => router.route(path, get(|| async { page::response() })),
-        "/health" | "/v1/health" => router.route(path, get(health)),
-        "/metrics" => router.route(path, get(metrics)),
-        "/events" => router.route(path, get(events)),
-        "/v1/models" | "/models" => router.route(path, get(models)),
-        "/v1/models/{*id}" => router.route(path, get(model)),
-        "/api/tags" => router.route(path, get(tags)),
-        "/api/ps" => router.route(path, get(running)),
-        "/mathml" => router.route(path, post(mathml)),
-        "/api/version" => router.route(path, get(ollama::version)),
-        path => router.route(path, any(dispatch)),
-    });
-    all.fallback(not_found).method_not_allowed_fallback(method_not_allowed).with_state(Front { server, pool, upstream })
+    of_models(Front { server, pool, upstream })
 }
 
-async fn health(State(front): State<Front>) -> Response {
+pub async fn health(State(front): State<Front>) -> Response {
     health_of(front.pool.all_lengths(), front.pool.is_closed())
 }
 
-async fn metrics(State(front): State<Front>) -> Response {
+pub async fn metrics(State(front): State<Front>) -> Response {
     metrics_of(&front.server, &front.pool.all_metrics())
 }
 
-async fn events(State(front): State<Front>) -> Result<Response> {
-    events_of(&front.server)
-}
-
-async fn mathml(State(front): State<Front>, request: Request) -> Result<Json> {
-    mathml::convert_on(&front.server, request).await
-}
-
-async fn models(State(front): State<Front>) -> Json {
+pub async fn models(State(front): State<Front>) -> Json {
     let mut all: Vec<Value> = front.pool.list().iter().map(listed_model).collect();
     if let Some(upstream) = &front.upstream {
         let others = upstream.models().await.into_iter();
@@ -82,19 +59,19 @@ async fn models(State(front): State<Front>) -> Json {
     Json(json!({"object": "list", "data": all}))
 }
 
-async fn model(State(front): State<Front>, Path(id): Path<String>) -> Result<Json> {
+pub async fn model(State(front): State<Front>, Path(id): Path<String>) -> Result<Json> {
     let model = front.pool.find(&id).ok_or_else(|| front.unknown(&id))?;
     let mut object = front.pool.list().get(model).map(listed_model).unwrap_or_default();
     object["id"] = id.into();
     Ok(Json(object))
 }
 
-async fn tags(State(front): State<Front>) -> Json {
+pub async fn tags(State(front): State<Front>) -> Json {
     let list = front.pool.list();
     Json(json!({"models": list.iter().map(|model| ollama::tag(model.name, &model.facts)).collect::<Vec<_>>()}))
 }
 
-async fn running(State(front): State<Front>) -> Json {
+pub async fn running(State(front): State<Front>) -> Json {
     let list = front.pool.list();
     let loaded = list.iter().filter(|model| model.status == "loaded");
     let tags = loaded.map(|model| ollama::loaded_tag(model.name, &model.facts, model.bytes, model.context));
@@ -109,7 +86,7 @@ fn listed_model(model: &ListedModel) -> Value {
 }
 
 /// Sends a request to the model that it names.
-async fn dispatch(State(front): State<Front>, request: Request) -> Result<Response> {
+pub async fn dispatch(route: &'static Route, State(front): State<Front>, request: Request) -> Result<Response> {
     let (mut parts, body) = request.into_parts();
     // Routers match the path again, and would add to what this one has found.
     parts.extensions = Extensions::new();
@@ -118,12 +95,12 @@ async fn dispatch(State(front): State<Front>, request: Request) -> Result<Respon
         return call(lease, Request::from_parts(parts, body)).await;
     }
     let body = body::read(&front.server, Request::from_parts(parts.clone(), body)).await?;
-    if let Some(answer) = front.ollama_unload(parts.uri.path(), &body) {
+    if let Some(answer) = front.ollama_unload(route, &parts, &body) {
         return Ok(answer);
     }
-    match front.named(&parts, &body) {
-        Named::Here(model) => front.answer(model, parts, body).await,
-        Named::Other(name) => front.forward(&name, parts, body).await,
+    match front.named(route, &parts, &body) {
+        Named::Here(model) => front.answer(route, model, parts, body).await,
+        Named::Other(name) => front.forward(route, &name, parts, body).await,
     }
 }
 
@@ -141,15 +118,15 @@ enum Named {
 }
 
 impl Front {
-    /// The model of a request: by the field `model` (or `name`, where Ollama's API has that) or the query. Without, settings are those of the
+    /// The model of a request: by the field `model` (or `name`, where its table has that) or the query. Without, settings are those of the
     /// model that was used last, and all else is of the first.
-    fn named(&self, parts: &Parts, body: &[u8]) -> Named {
+    fn named(&self, route: &Route, parts: &Parts, body: &[u8]) -> Named {
         let in_body = || {
             let json: Value = serde_json::from_slice(body).ok()?;
-            let name = if parts.uri.path() == "/api/show" { json["name"].as_str() } else { None };
+            let name = route.body.and_then(|table| table.find("name")).and_then(|_| json["name"].as_str());
             json["model"].as_str().or(name).map(str::to_owned)
         };
-        let recent = || self.pool.recent().filter(|_| is_setting(parts.uri.path())).unwrap_or(0);
+        let recent = || self.pool.recent().filter(|_| route.access == Access::Admin).unwrap_or(0);
         match in_body().or_else(|| queried(parts)).filter(|name| !name.is_empty()) {
             None => Named::Here(recent()),
             Some(name) => self.find(parts.uri.path(), &name).or(self.only()).map_or(Named::Other(name), Named::Here),
@@ -182,9 +159,9 @@ impl Front {
     }
 
     /// Loads the model if need be and sends it the request.
-    async fn answer(&self, model: usize, parts: Parts, body: Bytes) -> Result<Response> {
+    async fn answer(&self, route: &Route, model: usize, parts: Parts, body: Bytes) -> Result<Response> {
         let lease = self.pool.acquire(model).await?;
-        let routing = (parts.uri.path() == "/engine").then(|| request::parse_routing(&body).ok()).flatten();
+        let routing = route.has_body(&ROUTING).then(|| request::parse_routing(&body).ok()).flatten();
         let response = call(lease, Request::from_parts(parts, Body::from(body))).await?;
         if let (StatusCode::OK, Some(change)) = (response.status(), routing) {
             self.pool.remember_routing(model, change);
@@ -193,24 +170,24 @@ impl Front {
     }
 
     /// Sends a request to the upstream server; while that is away, the first model here answers it.
-    async fn forward(&self, name: &str, parts: Parts, body: Bytes) -> Result<Response> {
-        let upstream = self.upstream.as_ref().filter(|_| is_forwarded(parts.uri.path()));
+    async fn forward(&self, route: &Route, name: &str, parts: Parts, body: Bytes) -> Result<Response> {
+        let upstream = self.upstream.as_ref().filter(|_| route.is_forwarded);
         let upstream = upstream.filter(|_| !Upstream::is_circular(&parts.headers)).ok_or_else(|| self.unknown(name))?;
         let deadline = Instant::now() + self.server.options.timeout;
         match upstream.send(&parts, body.clone(), deadline).await {
             Ok(response) => Ok(response),
-            Err(why) => self.fall_back(&why, parts, &body).await,
+            Err(why) => self.fall_back(route, &why, parts, &body).await,
         }
     }
 
-    async fn fall_back(&self, why: &UpstreamAway, mut parts: Parts, body: &[u8]) -> Result<Response> {
+    async fn fall_back(&self, route: &Route, why: &UpstreamAway, mut parts: Parts, body: &[u8]) -> Result<Response> {
         let local = self.pool.name(0);
         tracing::info!(%why, local, "the upstream server is away");
         let mut json = request::json(body)?;
         json["model"] = local.into();
         let body = Bytes::from(json.to_string());
         parts.headers.remove(axum::http::header::CONTENT_LENGTH);
-        let mut response = self.answer(0, parts, body).await?;
+        let mut response = self.answer(route, 0, parts, body).await?;
         if let Ok(local) = HeaderValue::try_from(local) {
             response.headers_mut().insert(FALLBACK, local);
         }
@@ -224,14 +201,11 @@ impl Front {
     }
 
     /// The answer to a request that only unloads a model, in Ollama's API.
-    fn ollama_unload(&self, path: &str, body: &[u8]) -> Option<Response> {
-        let (endpoint, field) = match path {
-            "/api/chat" => (OllamaEndpoint::Chat, "messages"),
-            "/api/generate" => (OllamaEndpoint::Generate, "prompt"),
-            _ => return None,
-        };
-        let OllamaLoadRequest { model, unloads } = OllamaLoadRequest::parse(body, field).ok()??;
-        let model = self.find(path, &model?).filter(|_| unloads)?;
+    fn ollama_unload(&self, route: &Route, parts: &Parts, body: &[u8]) -> Option<Response> {
+        let endpoints = [(&OLLAMA_CHAT, OllamaEndpoint::Chat), (&OLLAMA_GENERATE, OllamaEndpoint::Generate)];
+        let (table, endpoint) = endpoints.into_iter().find(|(table, _)| route.has_body(table))?;
+        let OllamaLoadRequest { model, unloads } = OllamaLoadRequest::parse(body, table).ok()??;
+        let model = self.find(parts.uri.path(), &model?).filter(|_| unloads)?;
         self.pool.unload(model);
         let format = OllamaFormat::new(endpoint, self.pool.name(model));
         Some(Json(format.loaded(true)).into_response())
@@ -243,26 +217,6 @@ fn queried(parts: &Parts) -> Option<String> {
     let value = parts.uri.query()?.split('&').find_map(|pair| pair.strip_prefix("model="))?;
     // A plus sign stands for a space in a query.
     Some(percent_decode_str(&value.replace('+', " ")).decode_utf8_lossy().into_owned())
-}
-
-/// Whether a route concerns the engine and its slots.
-fn is_setting(path: &str) -> bool {
-    path == "/engine" || path.starts_with("/slots")
-}
-
-/// Whether OpenAI-compatible servers have a route too.
-fn is_forwarded(path: &str) -> bool {
-    let path = path.strip_prefix("/v1").unwrap_or(path);
-    [
-        "/chat/completions",
-        "/completions",
-        "/embeddings",
-        "/responses",
-        "/responses/input_tokens",
-        "/messages",
-        "/messages/count_tokens",
-    ]
-    .contains(&path)
 }
 
 #[cfg(test)]
@@ -277,11 +231,5 @@ mod tests {
             let request = Request::builder().uri(format!("/engine?{query}")).body(Body::empty()).unwrap();
             assert_eq!(queried(&request.into_parts().0).as_deref(), wanted, "{query}");
         }
-    }
-
-    #[test]
-    fn only_routes_of_openais_api_are_forwarded() {
-        assert!(is_forwarded("/v1/chat/completions") && is_forwarded("/completions"));
-        assert!(!is_forwarded("/engine") && !is_forwarded("/api/chat") && !is_forwarded("/v1/models"));
     }
 }

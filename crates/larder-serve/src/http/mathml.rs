@@ -7,16 +7,11 @@ use super::{Result, body, run_permitted};
 use crate::error::Json;
 use crate::formula;
 use crate::request::MathmlRequest;
-use crate::server::{App, Shared};
+use crate::server::Shared;
 
 /// The MathML of each formula, or an error in its place.
-pub async fn convert(State(app): State<App>, request: Request) -> Result<Json> {
-    convert_on(&app.server, request).await
-}
-
-/// As [`convert`], whatever model.
-pub async fn convert_on(server: &Shared, request: Request) -> Result<Json> {
-    let body = body::read(server, request).await?;
+pub async fn convert(State(server): State<Shared>, request: Request) -> Result<Json> {
+    let body = body::read(&server, request).await?;
     run_permitted(&server.tokenizer_permits, move || {
         let MathmlRequest { formulas } = MathmlRequest::parse(&body)?;
         let converted = formula::convert(formulas).into_iter().map(|result| match result {

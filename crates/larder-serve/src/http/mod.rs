@@ -8,12 +8,11 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
+use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
-use axum::{Router, middleware};
 use bytes::Bytes;
 use larder_engine::Sampler;
 use larder_text::{OutputParser, StopMatcher, ToolSchema};
@@ -24,16 +23,17 @@ use tokio::time::timeout_at;
 use crate::answer_grammar::{AnswerGrammar, CompiledGrammar};
 use crate::context::ContextPlan;
 use crate::error::{ApiError, Json, excerpt};
-use crate::guard::guard;
 use crate::job::{CHANNEL, GenerationJob};
 use crate::metrics::{self, ModelMetrics};
-use crate::page;
 use crate::pool::ModelPool;
 use crate::prompt::ChatPrompt;
 use crate::queue::EngineCommand;
 use crate::reply::{Endpoint, Framing, OpenAiFormat, PendingAnswer, ResponseFormat, ResponseStream, complete_response};
 use crate::request::{self, ChatRequest, CompletionRequest, GenerationParams};
 use crate::server::{App, Shared, SharedState};
+#[cfg(test)]
+pub use routes::ROUTES;
+pub use routes::{Access, Route, of_model};
 
 mod anthropic;
 mod body;
@@ -42,7 +42,9 @@ mod front;
 mod llama;
 mod mathml;
 mod ollama;
+mod openapi;
 mod responses;
+mod routes;
 mod slots;
 mod tools;
 
@@ -56,57 +58,10 @@ const LISTENERS_MAX: usize = 32;
 
 /// The routes of a server.
 pub fn router(server: Shared, pool: Arc<ModelPool>) -> Router {
-    let routes = match (pool.fixed(), &server.options.upstream) {
+    match (pool.fixed(), &server.options.upstream) {
         (Some(router), None) => router,
-        _ => front::routes(server.clone(), pool),
-    };
-    routes.layer(middleware::from_fn_with_state(server, guard))
-}
-
-/// The routes of a model.
-pub fn routes(app: App) -> Router {
-    Router::new()
-        .route("/", get(|| async { page::response() }))
-        .route("/health", get(health))
-        .route("/v1/health", get(health))
-        .route("/metrics", get(metrics))
-        .route("/events", get(events))
-        .route("/engine", get(engine).post(set_engine))
-        .route("/v1/models", get(models))
-        .route("/v1/models/{*id}", get(model))
-        .route("/v1/chat/completions", post(chat))
-        .route("/v1/completions", post(complete))
-        .route("/v1/embeddings", post(embeddings::embeddings))
-        .route("/embeddings", post(embeddings::embeddings))
-        .route("/api/embed", post(embeddings::embed))
-        .route("/api/embeddings", post(embeddings::embed_one))
-        // llama.cpp's server has the same without /v1, and these.
-        .route("/models", get(models))
-        .route("/chat/completions", post(chat))
-        .route("/completions", post(complete))
-        .route("/completion", post(llama::complete))
-        .route("/infill", post(llama::fill_in))
-        .route("/props", get(tools::props))
-        .route("/slots", get(slots::list))
-        .route("/slots/{id}", post(slots::act))
-        .route("/tokenize", post(tools::tokenize))
-        .route("/detokenize", post(tools::detokenize))
-        .route("/mathml", post(mathml::convert))
-        .route("/apply-template", post(tools::apply_template))
-        .route("/v1/responses", post(responses::respond))
-        .route("/responses", post(responses::respond))
-        .route("/v1/responses/input_tokens", post(responses::input_tokens))
-        .route("/v1/messages", post(anthropic::messages))
-        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
-        .route("/api/chat", post(ollama::chat))
-        .route("/api/generate", post(ollama::generate))
-        .route("/api/tags", get(ollama::tags))
-        .route("/api/show", post(ollama::show))
-        .route("/api/version", get(ollama::version))
-        .route("/api/ps", get(ollama::running))
-        .fallback(not_found)
-        .method_not_allowed_fallback(method_not_allowed)
-        .with_state(app)
+        _ => front::routes(server, pool),
+    }
 }
 
 async fn not_found(request: Request) -> ApiError {
@@ -405,12 +360,8 @@ async fn set_engine(State(app): State<App>, request: Request) -> Result<Json> {
     routed.map(Json).map_err(|error| ApiError::invalid_field("routing", "invalid_value", format!("{error}.")))
 }
 
-async fn events(State(app): State<App>) -> Result<Response> {
-    events_of(&app.server)
-}
-
 /// The events of all engines.
-fn events_of(server: &SharedState) -> Result<Response> {
+async fn events(State(server): State<Shared>) -> Result<Response> {
     if server.live.listeners() >= LISTENERS_MAX {
         return Err(ApiError::too_many_requests(LISTENERS_MAX, "event streams are open", 5));
     }
@@ -446,3 +397,6 @@ impl futures_core::Stream for EventStream {
         Poll::Ready(event.map(|event| Ok(format!("data: {event}\n\n").into())))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -13,7 +13,8 @@ use super::{Result, body, check_model, prepare_chat, prepare_completion, run_blo
 use crate::error::Json;
 use crate::model::{ModelFacts, ServedModel};
 use crate::reply::{OllamaEndpoint, OllamaFormat};
-use crate::request::{self, ChatRequest, OllamaGenerateRequest, OllamaLoadRequest};
+use crate::request::table::Object;
+use crate::request::{self, ChatRequest, OLLAMA_CHAT, OLLAMA_GENERATE, OllamaGenerateRequest, OllamaLoadRequest};
 use crate::server::App;
 
 /// A chat's answer, whole or in lines.
@@ -21,7 +22,7 @@ pub async fn chat(State(app): State<App>, request: Request) -> Result<Response> 
     let since = Instant::now();
     let body = body::read(&app.server, request).await?;
     let format = OllamaFormat::new(OllamaEndpoint::Chat, &app.model.name);
-    if let Some(answer) = loaded(&app, &body, "messages", &format)? {
+    if let Some(answer) = loaded(&app, &body, &OLLAMA_CHAT, &format)? {
         return Ok(answer);
     }
     let asked = run_blocking(&app, move |app| {
@@ -38,7 +39,7 @@ pub async fn generate(State(app): State<App>, request: Request) -> Result<Respon
     let since = Instant::now();
     let body = body::read(&app.server, request).await?;
     let format = OllamaFormat::new(OllamaEndpoint::Generate, &app.model.name);
-    if let Some(answer) = loaded(&app, &body, "prompt", &format)? {
+    if let Some(answer) = loaded(&app, &body, &OLLAMA_GENERATE, &format)? {
         return Ok(answer);
     }
     let asked = run_blocking(&app, move |app| {
@@ -53,10 +54,10 @@ pub async fn generate(State(app): State<App>, request: Request) -> Result<Respon
     super::generate(&app, since, asked, |_, _| format).await
 }
 
-/// The answer at once to a request with nothing in `field`, by which Ollama's clients load and unload models; the served one
+/// The answer at once to a request without messages or prompt, by which Ollama's clients load and unload models; the served one
 /// is always loaded.
-fn loaded(app: &App, body: &[u8], field: &str, format: &OllamaFormat) -> Result<Option<Response>> {
-    let Some(OllamaLoadRequest { mut model, unloads }) = OllamaLoadRequest::parse(body, field)? else {
+fn loaded(app: &App, body: &[u8], table: &'static Object, format: &OllamaFormat) -> Result<Option<Response>> {
+    let Some(OllamaLoadRequest { mut model, unloads }) = OllamaLoadRequest::parse(body, table)? else {
         return Ok(None);
     };
     remove_tag(app, &mut model);

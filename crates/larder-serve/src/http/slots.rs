@@ -37,12 +37,9 @@ fn action_of(query: &str) -> &str {
 
 fn parse(action: &str, body: &[u8]) -> Result<SlotAction> {
     let name = || {
-        let json = request::json(body)?;
-        let name = json["filename"].as_str();
-        let missing = "The body must be a JSON object with the string 'filename'.";
-        let name = name.ok_or_else(|| ApiError::invalid_field("filename", "missing_field", missing))?;
+        let name = request::slot_file(body)?;
         let wrong = |error| ApiError::invalid_field("filename", "invalid_value", format!("{error}."));
-        check_name(name).map_err(wrong).map(|()| name.to_owned())
+        check_name(&name).map_err(wrong).map(|()| name)
     };
     match action {
         "save" => Ok(SlotAction::Save(name()?)),

@@ -162,7 +162,7 @@ impl ModelPool {
         let end = EndOnDrop { pool: self.clone(), app: app.clone(), model, load };
         let decoding =
             thread::Builder::new().name("decode".into()).spawn(move || decode::run(&end.app, engine, sessions))?;
-        Ok(Running { router: http::routes(app.clone()), app, leases: 0, decoding: Some(decoding), load })
+        Ok(Running { router: http::of_model(app.clone()), app, leases: 0, decoding: Some(decoding), load })
     }
 
     /// The folder of a model's sequences: several models have one each.

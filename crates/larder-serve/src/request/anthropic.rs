@@ -3,53 +3,166 @@
 use larder_text::TextFormat;
 use serde_json::{Map, Value, json};
 
-use super::dialogue::{Dialogue, required_string, role};
-use super::fields::{Fields, wrong_type};
-use super::parts::{self, Author};
+use super::context::CONTEXT_FULL;
+use super::dialogue::Dialogue;
+use super::fields::Fields;
+use super::format::SCHEMA;
+use super::parts::{self, Author, CONTENT, PART_FIELDS};
+use super::settings::{self, EFFORT, MODEL, REPETITION_PENALTY, SAMPLING, STOPS, STREAM, TEMPLATE_KWARGS};
+use super::table::{Field, Kind, Object, field};
 use super::tools::OfferedTools;
-use super::{ChatRequest, GenerationParams, RequestedFormat, unsupported};
-use crate::error::{ApiError, excerpt};
+use super::unsupported::{IGNORED, METADATA, Neutral, UNSUPPORTED, refused, unread};
+use super::{ChatRequest, GenerationParams, RequestedFormat};
+use crate::error::ApiError;
 
 type Result<T> = std::result::Result<T, ApiError>;
+
+/// The fields of `/v1/messages`.
+pub static ANTHROPIC: Object = Object {
+    name: "MessagesRequest",
+    groups: &[
+        &[field("max_tokens", Kind::Integer(1, u32::MAX as i128), "limit of the answer").required()],
+        BODY,
+        SAMPLING,
+        UNSUPPORTED,
+        IGNORED,
+        METADATA,
+    ],
+};
+
+/// The fields of `/v1/messages/count_tokens`, which has no limit of tokens.
+pub static ANTHROPIC_COUNT: Object =
+    Object { name: "CountTokensRequest", groups: &[BODY, SAMPLING, UNSUPPORTED, IGNORED, METADATA] };
+
+const BODY: &[Field] = &[
+    MODEL,
+    field("messages", Kind::Objects(&MESSAGE), "the dialogue; an assistant's message as the last is continued")
+        .required(),
+    field("system", CONTENT, "a system message before the others"),
+    field("stop_sequences", STOPS, "up to 64 texts that end the answer"),
+    STREAM,
+    REPETITION_PENALTY,
+    field("tools", Kind::Objects(&TOOL), "tools; those of Anthropic's servers are not offered to the model"),
+    field("tool_choice", Kind::Object(&TOOL_CHOICE), "whether tools are called"),
+    field("thinking", Kind::Object(&THINKING), "passed to the chat template as `enable_thinking`"),
+    field("output_config", Kind::Object(&OUTPUT_CONFIG), "effort and format of the answer"),
+    field("context_management", Kind::Object(&CONTEXT_MANAGEMENT), "refused unless it keeps all thinking"),
+    refused("mcp_servers", Neutral::Empty, "this server calls no tools itself"),
+    refused("container", Neutral::Empty, "this server runs no code"),
+    CONTEXT_FULL,
+    EFFORT,
+    TEMPLATE_KWARGS,
+];
+
+static MESSAGE: Object = Object {
+    name: "AnthropicMessage",
+    groups: &[&[
+        field("role", Kind::Choice(&["user", "assistant", "system"]), "its author").required(),
+        field("content", Kind::Either(&[Kind::Text, Kind::Objects(&BLOCK)]), "a text, or blocks").required(),
+    ]],
+};
+
+static BLOCK: Object = Object {
+    name: "AnthropicBlock",
+    groups: &[
+        PART_FIELDS,
+        &[
+            field("thinking", Kind::Text, "the text of `thinking`"),
+            field("id", Kind::Text, "the id of `tool_use`"),
+            field("name", Kind::Text, "its tool"),
+            field("input", Kind::Map, "its arguments"),
+            field("tool_use_id", Kind::Text, "the call of `tool_result`"),
+            field("content", Kind::Either(&[CONTENT, Kind::Map]), "its text, or that of `search_result`"),
+            field("is_error", Kind::Flag(false), "whether the call failed"),
+        ],
+    ],
+};
+
+static TOOL: Object = Object {
+    name: "AnthropicTool",
+    groups: &[&[
+        field("name", Kind::Text, "its name").required(),
+        field("type", Kind::Text, "`custom`; tools of other types are not offered to the model"),
+        field("description", Kind::Text, "passed to the chat template"),
+        field("input_schema", Kind::Map, "a JSON Schema of its arguments"),
+    ]],
+};
+
+static TOOL_CHOICE: Object = Object {
+    name: "AnthropicToolChoice",
+    groups: &[&[
+        field("type", Kind::Choice(&["auto", "any", "tool", "none"]), "whether tools are called").required(),
+        field("name", Kind::Text, "the tool of `tool`"),
+        field("disable_parallel_tool_use", Kind::Boolean, "at most one call where calls are forced"),
+    ]],
+};
+
+static THINKING: Object = Object {
+    name: "AnthropicThinking",
+    groups: &[&[
+        field("type", Kind::Choice(&["enabled", "adaptive", "disabled"]), "whether to reason").required(),
+        unread("budget_tokens", "ignored: no budget is enforced"),
+    ]],
+};
+
+static OUTPUT_CONFIG: Object = Object {
+    name: "AnthropicOutputConfig",
+    groups: &[&[
+        field("effort", Kind::Text, "passed to the chat template as `reasoning_effort`"),
+        field("format", Kind::Object(&OUTPUT_FORMAT), "what the answer has to match"),
+    ]],
+};
+
+static OUTPUT_FORMAT: Object = Object {
+    name: "AnthropicOutputFormat",
+    groups: &[&[
+        field("type", Kind::Choice(&["json_schema"]), "JSON").required(),
+        field("schema", SCHEMA, "a JSON Schema").required(),
+    ]],
+};
+
+static CONTEXT_MANAGEMENT: Object = Object {
+    name: "AnthropicContextManagement",
+    groups: &[&[field("edits", Kind::Objects(&EDIT), "edits of the history")]],
+};
+
+static EDIT: Object = Object {
+    name: "AnthropicContextEdit",
+    groups: &[&[
+        field("type", Kind::Text, "only `clear_thinking_20251015`").required(),
+        field("keep", Kind::Any, "only `all`"),
+    ]],
+};
 
 impl ChatRequest {
     /// Parses the body of `/v1/messages`.
     pub fn parse_anthropic(body: &[u8]) -> Result<Self> {
         let json = super::json(body)?;
-        let fields = Fields::of(&json, "")?;
-        fields.required("max_tokens")?;
-        let max_tokens = fields.integer("max_tokens", 1..=u32::MAX.into())?;
+        let fields = Fields::of(&json, "", &ANTHROPIC)?;
         let mut chat = chat(&fields)?;
-        chat.params = GenerationParams { max_tokens: max_tokens.map(|n| n as usize), ..chat.params };
+        chat.params = GenerationParams { max_tokens: fields.count("max_tokens"), ..chat.params };
         Ok(chat)
     }
 
     /// Parses the body of `/v1/messages/count_tokens`, which has no limit of tokens.
     pub fn parse_anthropic_count(body: &[u8]) -> Result<Self> {
         let json = super::json(body)?;
-        chat(&Fields::of(&json, "")?)
+        chat(&Fields::of(&json, "", &ANTHROPIC_COUNT)?)
     }
 }
 
 fn chat(fields: &Fields) -> Result<ChatRequest> {
-    for (field, why) in [
-        ("mcp_servers", "'mcp_servers' is not supported: this server calls no tools itself."),
-        ("container", "'container' is not supported: this server runs no code."),
-    ] {
-        super::reject_unless_empty(fields, field, why)?;
-    }
-    unsupported::refuse(fields)?;
     check_context_edits(fields)?;
     let (messages, continues) = messages(fields)?;
     let offered = tools(fields)?;
     let mut params = GenerationParams {
         choices: 1,
-        model: fields.string("model")?.map(str::to_owned),
-        sampling: super::sampling_params(fields)?,
-        seed: super::seed(fields)?,
-        stop: super::stop_strings(fields, "stop_sequences")?,
-        stream: fields.boolean("stream")?.unwrap_or(false),
-        context_full: super::context::context_full(fields)?,
+        model: settings::model(fields),
+        sampling: settings::sampling_params(fields, &["repetition_penalty"]),
+        seed: settings::seed(fields),
+        stop: settings::stop_strings(fields, "stop_sequences")?,
+        stream: fields.flag("stream"),
+        context_full: super::context::context_full(fields),
         format: format(fields)?,
         ..GenerationParams::default()
     };
@@ -61,17 +174,16 @@ fn chat(fields: &Fields) -> Result<ChatRequest> {
         extra: extra(fields)?,
         ..ChatRequest::default()
     };
-    params.notes = offered.notes.into_iter().chain(unsupported::unknown(fields)).collect();
+    params.notes = offered.notes.into_iter().chain(fields.unknown()).collect();
     Ok(ChatRequest { params, ..chat })
 }
 
 /// Edits of the history, of which this server makes none: reasoning is in the prompt as far as the chat template prints it.
 fn check_context_edits(fields: &Fields) -> Result<()> {
     let Some(management) = fields.object("context_management")? else { return Ok(()) };
-    for (i, edit) in management.array("edits")?.unwrap_or_default().iter().enumerate() {
-        let edit = Fields::of(edit, &management.name(&format!("edits[{i}]")))?;
+    for edit in management.objects("edits")? {
         let keeps_all = edit.get("keep").is_some_and(|keep| keep == "all" || keep["type"] == "all");
-        let kind = required_string(&edit, "type")?;
+        let kind = edit.required_string("type")?;
         if kind != "clear_thinking_20251015" || !keeps_all {
             let message = format!("'{}' is not supported: only clear_thinking_20251015 that keeps all.", edit.path());
             return Err(ApiError::unsupported(edit.path(), message));
@@ -84,37 +196,17 @@ fn check_context_edits(fields: &Fields) -> Result<()> {
 fn format(fields: &Fields) -> Result<Option<RequestedFormat>> {
     let Some(config) = fields.object("output_config")? else { return Ok(None) };
     let Some(format) = config.object("format")? else { return Ok(None) };
-    match required_string(&format, "type")? {
-        "json_schema" => {
-            let format = TextFormat::JsonSchema(format.required("schema")?.clone());
-            Ok(Some(RequestedFormat { field: "output_config.format", format }))
-        }
-        other => {
-            let name = "output_config.format.type";
-            let message = format!("Invalid value for '{name}': only json_schema is supported, not '{other}'.");
-            Err(ApiError::unsupported(name, message))
-        }
-    }
+    let format = TextFormat::JsonSchema(format.required("schema")?.clone());
+    Ok(Some(RequestedFormat { field: "output_config.format", format }))
 }
 
 fn extra(fields: &Fields) -> Result<Map<String, Value>> {
-    let mut extra = super::extra(fields)?;
-    if let Some(effort) = fields.object("output_config")?.map_or(Ok(None), |config| config.string("effort"))? {
+    let mut extra = settings::extra(fields);
+    if let Some(effort) = fields.object("output_config")?.and_then(|config| config.string("effort")) {
         extra.entry("reasoning_effort").or_insert(effort.into());
     }
     if let Some(thinking) = fields.object("thinking")? {
-        let enabled = match required_string(&thinking, "type")? {
-            "enabled" | "adaptive" => true,
-            "disabled" => false,
-            other => {
-                let message = format!(
-                    "Invalid value for 'thinking.type': '{}' is not one of enabled, adaptive, disabled.",
-                    excerpt(other)
-                );
-                return Err(ApiError::invalid_field("thinking.type", "invalid_value", message));
-            }
-        };
-        extra.entry("enable_thinking").or_insert(enabled.into());
+        extra.entry("enable_thinking").or_insert((thinking.string("type") != Some("disabled")).into());
     }
     Ok(extra)
 }
@@ -122,17 +214,11 @@ fn extra(fields: &Fields) -> Result<Map<String, Value>> {
 /// The messages, and whether the answer continues the last of them, an assistant's.
 fn messages(fields: &Fields) -> Result<(Vec<Value>, bool)> {
     let mut dialogue = Dialogue::default();
-    if let Some(system) = fields.get("system") {
-        let part = json!({"content": system});
-        let text = parts::content(&Fields::of(&part, "")?, Author::Message)
-            .map_err(|_| wrong_type("system", "a string or an array of text blocks", system))?;
-        dialogue.text("system", &text);
+    if fields.get("system").is_some() {
+        dialogue.text("system", &parts::content(fields, "system", Author::Message)?);
     }
-    let list = fields.required("messages")?;
-    let Value::Array(list) = list else { return Err(wrong_type("messages", "an array of objects", list)) };
-    for (i, message) in list.iter().enumerate() {
-        add_message(&mut dialogue, &Fields::of(message, &format!("messages[{i}]"))?)?;
-    }
+    let list = fields.objects("messages")?;
+    list.iter().try_for_each(|message| add_message(&mut dialogue, message))?;
     if list.is_empty() {
         return Err(Dialogue::empty("messages"));
     }
@@ -142,19 +228,15 @@ fn messages(fields: &Fields) -> Result<(Vec<Value>, bool)> {
 }
 
 fn add_message(dialogue: &mut Dialogue, message: &Fields) -> Result<()> {
-    let role = role(message, &["user", "assistant", "system"])?;
-    let content = message.required("content")?;
-    let Value::Array(blocks) = content else {
-        let text = content.as_str();
-        let name = message.name("content");
-        dialogue.text(role, text.ok_or_else(|| wrong_type(&name, "a string or an array of blocks", content))?);
+    let role = message.required_string("role")?;
+    if let Some(text) = message.required("content")?.as_str() {
+        dialogue.text(role, text);
         return Ok(());
-    };
+    }
     // The texts between results of tools are one message.
     let mut texts: Vec<String> = Vec::new();
-    for (i, block) in blocks.iter().enumerate() {
-        let block = Fields::of(block, &message.name(&format!("content[{i}]")))?;
-        match (role, required_string(&block, "type")?) {
+    for block in message.objects("content")? {
+        match (role, block.required_string("type")?) {
             ("assistant", kind) if kind != "text" => {
                 flush(dialogue, role, &mut texts);
                 add_assistant_block(dialogue, kind, &block)?;
@@ -179,13 +261,10 @@ fn flush(dialogue: &mut Dialogue, role: &str, texts: &mut Vec<String>) {
 
 fn add_assistant_block(dialogue: &mut Dialogue, kind: &str, block: &Fields) -> Result<()> {
     match kind {
-        "thinking" => dialogue.reasoning(required_string(block, "thinking")?),
+        "thinking" => dialogue.reasoning(block.required_string("thinking")?),
         "tool_use" => {
-            let input = block.required("input")?;
-            if !input.is_object() {
-                return Err(wrong_type(&block.name("input"), "an object", input));
-            }
-            dialogue.call(required_string(block, "id")?, required_string(block, "name")?, input);
+            let (id, name) = (block.required_string("id")?, block.required_string("name")?);
+            dialogue.call(id, name, block.required("input")?);
         }
         // Reasoning that only its author's servers can read, and what those servers' own tools did.
         "redacted_thinking" | "server_tool_use" | "mcp_tool_use" => {}
@@ -196,48 +275,35 @@ fn add_assistant_block(dialogue: &mut Dialogue, kind: &str, block: &Fields) -> R
 }
 
 fn add_result(dialogue: &mut Dialogue, block: &Fields) -> Result<()> {
-    let text = parts::content(block, Author::Tool)?;
-    let prefix = if block.boolean("is_error")? == Some(true) { "Error: " } else { "" };
-    dialogue.result(required_string(block, "tool_use_id")?, None, &format!("{prefix}{text}"));
+    let text = parts::content(block, "content", Author::Tool)?;
+    let prefix = if block.flag("is_error") { "Error: " } else { "" };
+    dialogue.result(block.required_string("tool_use_id")?, None, &format!("{prefix}{text}"));
     Ok(())
 }
 
 /// The tools in OpenAI's form.
 fn tools(fields: &Fields) -> Result<OfferedTools> {
     let mut offered = OfferedTools::default();
-    for (i, tool) in fields.array("tools")?.unwrap_or_default().iter().enumerate() {
-        offer(&mut offered, &Fields::of(tool, &format!("tools[{i}]"))?)?;
-    }
+    fields.objects("tools")?.iter().try_for_each(|tool| offer(&mut offered, tool))?;
     let Some(choice) = fields.object("tool_choice")? else { return Ok(offered) };
-    let choose = match required_string(&choice, "type")? {
-        kind @ ("auto" | "none") => json!(kind),
-        "any" => json!("required"),
-        "tool" => offered.named(required_string(&choice, "name")?),
-        other => {
-            let message = format!(
-                "Invalid value for 'tool_choice.type': '{}' is not one of auto, any, tool, none.",
-                excerpt(other)
-            );
-            return Err(ApiError::invalid_field("tool_choice.type", "invalid_value", message));
-        }
+    let choose = match choice.required_string("type")? {
+        "tool" => offered.named(choice.required_string("name")?),
+        kind => json!(kind),
     };
-    let parallel = choice.boolean("disable_parallel_tool_use")?.map(|disabled| !disabled);
+    let parallel = choice.boolean("disable_parallel_tool_use").map(|disabled| !disabled);
     offered.choose(Some(choose), parallel);
     Ok(offered)
 }
 
 fn offer(offered: &mut OfferedTools, tool: &Fields) -> Result<()> {
-    let name = required_string(tool, "name")?;
-    if let Some(kind) = tool.string("type")?.filter(|kind| *kind != "custom") {
+    let name = tool.required_string("name")?;
+    if let Some(kind) = tool.string("type").filter(|kind| *kind != "custom") {
         offered.skip(kind, Some(name));
         return Ok(());
     }
     let schema = tool.required("input_schema")?;
-    if !schema.is_object() {
-        return Err(wrong_type(&tool.name("input_schema"), "an object", schema));
-    }
     let mut function = json!({"name": name});
-    if let Some(description) = tool.string("description")? {
+    if let Some(description) = tool.string("description") {
         function["description"] = description.into();
     }
     function["parameters"] = schema.clone();
@@ -361,7 +427,7 @@ mod tests {
             ("messages", block(json!({"type": "text"})), "messages[0].content[0].text"),
             ("messages", block(json!({"type": "tool_use", "id": "a"})), "messages[0].content[0]"),
             ("system", json!(5), "system"),
-            ("system", json!([text, {"type": "image"}]), "system"),
+            ("system", json!([text, {"type": "image"}]), "system[1]"),
             ("stop_sequences", json!([""]), "stop_sequences"),
             ("stop_sequences", json!(vec!["a"; 65]), "stop_sequences"),
             ("thinking", json!({"type": "deep"}), "thinking.type"),

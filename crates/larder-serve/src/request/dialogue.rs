@@ -2,8 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::fields::{Fields, wrong_type};
-use crate::error::{ApiError, excerpt};
+use crate::error::ApiError;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -83,23 +82,5 @@ impl Dialogue {
         }
         let last = self.messages.len() - 1;
         &mut self.messages[last]
-    }
-}
-
-/// A required string.
-pub fn required_string<'a>(fields: &Fields<'a>, field: &str) -> Result<&'a str> {
-    let value = fields.required(field)?;
-    value.as_str().ok_or_else(|| wrong_type(&fields.name(field), "a string", value))
-}
-
-/// One of the roles that an API has.
-pub fn role<'a>(fields: &Fields<'a>, known: &[&str]) -> Result<&'a str> {
-    match required_string(fields, "role")? {
-        role if known.contains(&role) => Ok(role),
-        other => {
-            let (name, known) = (fields.name("role"), known.join(", "));
-            let message = format!("Invalid value for '{name}': '{}' is not one of {known}.", excerpt(other));
-            Err(ApiError::invalid_field(name, "invalid_value", message))
-        }
     }
 }

@@ -1,9 +1,10 @@
 //! The bodies of the routes of embeddings.
 
-use serde_json::Value;
-
 use super::fields::Fields;
-use super::{Prompt, Result, json, parse_prompts};
+use super::settings::{MODEL, model};
+use super::table::{Field, Kind, Object, field};
+use super::unsupported::unread;
+use super::{PROMPTS, Prompt, Result, json, parse_prompts};
 use crate::error::ApiError;
 
 /// Most inputs of a request.
@@ -18,6 +19,48 @@ pub enum EmbeddingStyle {
     Ollama,
     /// Ollama's older one, with one text.
     OllamaOne,
+}
+
+const INPUT: Field = field("input", PROMPTS, "a text, token ids, or up to 2,048 of either").required();
+const DIMENSIONS: Field =
+    field("dimensions", Kind::Integer(1, u32::MAX as i128), "refused unless it is the model's hidden size");
+const OLLAMA: &[Field] = &[
+    MODEL,
+    DIMENSIONS,
+    unread("truncate", "ignored: a text that is too long is refused"),
+    unread("options", "ignored"),
+    unread("keep_alive", "ignored"),
+];
+
+/// The fields of `/v1/embeddings`.
+pub static EMBEDDINGS: Object = Object {
+    name: "EmbeddingsRequest",
+    groups: &[&[
+        MODEL,
+        INPUT,
+        field("encoding_format", Kind::Choice(&["float", "base64"]), "how numbers are written"),
+        DIMENSIONS,
+        unread("user", "ignored"),
+    ]],
+};
+
+/// The fields of `/api/embed`.
+pub static EMBED: Object = Object { name: "OllamaEmbedRequest", groups: &[&[INPUT], OLLAMA] };
+
+/// The fields of `/api/embeddings`.
+pub static EMBED_ONE: Object = Object {
+    name: "OllamaEmbeddingsRequest",
+    groups: &[&[field("prompt", PROMPTS, "a text, or token ids").required()], OLLAMA],
+};
+
+impl EmbeddingStyle {
+    fn table(self) -> &'static Object {
+        match self {
+            EmbeddingStyle::OpenAi => &EMBEDDINGS,
+            EmbeddingStyle::Ollama => &EMBED,
+            EmbeddingStyle::OllamaOne => &EMBED_ONE,
+        }
+    }
 }
 
 /// A request for embeddings.
@@ -37,7 +80,7 @@ impl EmbeddingRequest {
     /// Parses and checks a body.
     pub fn parse(body: &[u8], style: EmbeddingStyle) -> Result<Self> {
         let json = json(body)?;
-        let fields = Fields::of(&json, "")?;
+        let fields = Fields::of(&json, "", style.table())?;
         let field = if style == EmbeddingStyle::OllamaOne { "prompt" } else { "input" };
         let inputs = parse_prompts(field, fields.required(field)?)?;
         let is_empty = |input: &Prompt| match input {
@@ -52,20 +95,12 @@ impl EmbeddingRequest {
             let message = format!("'{field}' has {} texts; at most {INPUTS_MAX} are allowed.", inputs.len());
             return Err(ApiError::invalid_field(field, "invalid_value", message));
         }
-        let base64 = match fields.get("encoding_format") {
-            None => false,
-            Some(Value::String(format)) if format == "float" => false,
-            Some(Value::String(format)) if format == "base64" => true,
-            Some(_) => {
-                let message = "'encoding_format' must be 'float' or 'base64'.";
-                return Err(ApiError::invalid_field("encoding_format", "invalid_value", message));
-            }
-        };
+        let is_openai = style == EmbeddingStyle::OpenAi;
         Ok(EmbeddingRequest {
-            model: fields.string("model")?.map(str::to_owned),
+            model: model(&fields),
             inputs,
-            base64,
-            dimensions: fields.integer("dimensions", 1..=u32::MAX.into())?.map(|n| n as usize),
+            base64: is_openai && fields.string("encoding_format") == Some("base64"),
+            dimensions: fields.count("dimensions"),
         })
     }
 }

@@ -1,36 +1,44 @@
 //! Typed access to the fields of a JSON object, with errors that name the field.
 
-use std::cell::RefCell;
-use std::collections::BTreeSet;
-use std::ops::RangeInclusive;
-
 use serde_json::{Map, Value};
 
-use crate::error::ApiError;
+use super::table::{Field, Kind, Object};
+use crate::error::{ApiError, excerpt};
 
 type Result<T> = std::result::Result<T, ApiError>;
 
-/// The fields of an object; a null counts as absent.
+/// The fields of an object, as its table has them; a null counts as absent.
 pub struct Fields<'a> {
     map: &'a Map<String, Value>,
     /// Prefix of field names in messages, as in `messages[0].`.
     path: String,
-    /// The fields that have been asked for.
-    asked: RefCell<BTreeSet<String>>,
+    table: &'static Object,
 }
 
 impl<'a> Fields<'a> {
-    /// The fields of `value`, which errors call `path`; the body itself has an empty path.
-    pub fn of(value: &'a Value, path: &str) -> Result<Self> {
-        let fields = |map, path| Ok(Fields { map, path, asked: RefCell::default() });
-        match value {
-            Value::Object(map) if path.is_empty() => fields(map, String::new()),
-            Value::Object(map) => fields(map, format!("{path}.")),
-            other if path.is_empty() => Err(ApiError::bad_request(format!(
-                "The request body must be a JSON object, but it is {}.",
-                kind(other)
-            ))),
-            other => Err(wrong_type(path, "an object", other)),
+    /// The fields of `value`, which errors call `path`; the body itself has an empty path. All are checked by `table`.
+    pub fn of(value: &'a Value, path: &str, table: &'static Object) -> Result<Self> {
+        let Value::Object(map) = value else {
+            return Err(match path {
+                "" => {
+                    let message = format!("The request body must be a JSON object, but it is {}.", kind(value));
+                    ApiError::bad_request(message)
+                }
+                path => wrong_type(path, "an object", value),
+            });
+        };
+        let path = if path.is_empty() { String::new() } else { format!("{path}.") };
+        let fields = Fields { map, path, table };
+        table.fields().try_for_each(|field| fields.check(field))?;
+        Ok(fields)
+    }
+
+    fn check(&self, field: &Field) -> Result<()> {
+        match (self.value(field.name), field.kind) {
+            (None, _) if field.is_required => Err(self.missing(field.name)),
+            (None, _) => Ok(()),
+            (Some(value), Kind::Refused(neutral)) => neutral.check(&self.name(field.name), value, field.about),
+            (Some(value), kind) => kind.check(&self.name(field.name), value),
         }
     }
 
@@ -44,24 +52,26 @@ impl<'a> Fields<'a> {
         self.path.trim_end_matches('.')
     }
 
-    /// A field of any type.
-    pub fn get(&self, field: &str) -> Option<&'a Value> {
-        self.asked.borrow_mut().insert(field.to_owned());
+    fn value(&self, field: &str) -> Option<&'a Value> {
         self.map.get(field).filter(|value| !value.is_null())
     }
 
-    /// The fields that are there and that nothing has asked for.
-    pub fn unread(&self) -> impl Iterator<Item = &'a String> {
-        let asked = self.asked.borrow().clone();
-        self.map.keys().filter(move |field| !asked.contains(*field))
+    /// A field of any type. One that is not in the table is never there.
+    pub fn get(&self, field: &str) -> Option<&'a Value> {
+        let known = self.table.find(field);
+        debug_assert!(known.is_some(), "the table of {} has no field {field}", self.table.name);
+        #[cfg(test)]
+        reads::add(self.table.name, field);
+        self.value(known?.name)
     }
 
-    fn typed<T>(&self, field: &str, wanted: &str, read: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>> {
-        let Some(value) = self.get(field) else { return Ok(None) };
-        read(value).map(Some).ok_or_else(|| wrong_type(&self.name(field), wanted, value))
+    /// A sentence for the log about each field that is not in the table.
+    pub fn unknown(&self) -> impl Iterator<Item = String> {
+        let unknown = self.map.keys().filter(|field| self.table.find(field).is_none());
+        unknown.map(|field| format!("the field '{}' is not known and has no effect", excerpt(field)))
     }
 
-    /// A required field of any type.
+    /// A field of any type that the request needs.
     pub fn required(&self, field: &str) -> Result<&'a Value> {
         self.get(field).ok_or_else(|| self.missing(field))
     }
@@ -73,47 +83,64 @@ impl<'a> Fields<'a> {
         ApiError::invalid_field(name, "missing_required_parameter", message)
     }
 
-    /// An optional string.
-    pub fn string(&self, field: &str) -> Result<Option<&'a str>> {
-        self.typed(field, "a string", Value::as_str)
+    /// A string.
+    pub fn string(&self, field: &str) -> Option<&'a str> {
+        self.get(field)?.as_str()
     }
 
-    /// An optional boolean.
-    pub fn boolean(&self, field: &str) -> Result<Option<bool>> {
-        self.typed(field, "a boolean", Value::as_bool)
+    /// A string that the request needs.
+    pub fn required_string(&self, field: &str) -> Result<&'a str> {
+        Ok(self.required(field)?.as_str().unwrap_or_default())
     }
 
-    /// An optional array.
-    pub fn array(&self, field: &str) -> Result<Option<&'a [Value]>> {
-        self.typed(field, "an array", |value| value.as_array().map(Vec::as_slice))
+    /// A boolean; if it is missing, the value that its table has for it.
+    pub fn flag(&self, field: &str) -> bool {
+        let missing = matches!(self.table.find(field), Some(Field { kind: Kind::Flag(true), .. }));
+        self.boolean(field).unwrap_or(missing)
     }
 
-    /// An optional object.
+    /// A boolean.
+    pub fn boolean(&self, field: &str) -> Option<bool> {
+        self.get(field)?.as_bool()
+    }
+
+    /// A number.
+    pub fn number(&self, field: &str) -> Option<f32> {
+        self.get(field)?.as_f64().map(|number| number as f32)
+    }
+
+    /// A whole number.
+    pub fn integer(&self, field: &str) -> Option<i128> {
+        whole(self.get(field)?)
+    }
+
+    /// A count, for which a number below zero stands for as many as possible.
+    pub fn count(&self, field: &str) -> Option<usize> {
+        self.integer(field).map(|count| usize::try_from(count).unwrap_or(usize::MAX))
+    }
+
+    /// An array.
+    pub fn array(&self, field: &str) -> &'a [Value] {
+        self.get(field).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+    }
+
+    /// The fields of an object.
     pub fn object(&self, field: &str) -> Result<Option<Fields<'a>>> {
-        self.get(field).map(|value| Fields::of(value, &self.name(field))).transpose()
+        let Some(value) = self.get(field) else { return Ok(None) };
+        let table = self.table_of(field);
+        table.map(|table| Fields::of(value, &self.name(field), table)).transpose()
     }
 
-    /// An optional number within `range`.
-    pub fn number(&self, field: &str, range: RangeInclusive<f64>) -> Result<Option<f32>> {
-        let Some(number) = self.typed(field, "a number", Value::as_f64)? else { return Ok(None) };
-        match range.contains(&number) {
-            true => Ok(Some(number as f32)),
-            false => Err(out_of(&self.name(field), number, range.start(), range.end())),
-        }
+    /// The fields of each object of an array.
+    pub fn objects(&self, field: &str) -> Result<Vec<Fields<'a>>> {
+        let (values, name) = (self.array(field), self.name(field));
+        let Some(table) = self.table_of(field) else { return Ok(vec![]) };
+        values.iter().enumerate().map(|(i, value)| Fields::of(value, &format!("{name}[{i}]"), table)).collect()
     }
 
-    /// An optional integer within `range`.
-    pub fn integer(&self, field: &str, range: RangeInclusive<u64>) -> Result<Option<u64>> {
-        let Some(number) = self.typed(field, "an integer", whole)? else { return Ok(None) };
-        match u64::try_from(number).ok().filter(|number| range.contains(number)) {
-            Some(number) => Ok(Some(number)),
-            None => Err(out_of(&self.name(field), number, range.start(), range.end())),
-        }
-    }
-
-    /// Whether a field is -1, which stands for "without limit" in llama.cpp's and Ollama's servers.
-    pub fn is_minus_one(&self, field: &str) -> bool {
-        self.get(field).and_then(whole) == Some(-1)
+    /// The table of the objects in a field.
+    fn table_of(&self, field: &str) -> Option<&'static Object> {
+        self.table.find(field)?.kind.object()
     }
 }
 
@@ -131,19 +158,6 @@ pub fn wrong_type(name: &str, wanted: &str, got: &Value) -> ApiError {
     ApiError::invalid_field(name, "invalid_type", message)
 }
 
-fn out_of(
-    name: &str,
-    got: impl std::fmt::Display,
-    low: impl std::fmt::Display,
-    high: impl std::fmt::Display,
-) -> ApiError {
-    ApiError::invalid_field(
-        name,
-        "invalid_value",
-        format!("Invalid value for '{name}': expected {low} to {high}, but got {got} instead."),
-    )
-}
-
 fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
@@ -153,5 +167,26 @@ fn kind(value: &Value) -> &'static str {
         Value::String(_) => "a string",
         Value::Array(_) => "an array",
         Value::Object(_) => "an object",
+    }
+}
+
+/// The fields that parsers have asked for on this thread.
+#[cfg(test)]
+pub mod reads {
+    use std::cell::RefCell;
+    use std::collections::BTreeSet;
+
+    thread_local! {
+        static READ: RefCell<BTreeSet<(&'static str, String)>> = RefCell::default();
+    }
+
+    /// Notes that a field of this object was asked for.
+    pub fn add(object: &'static str, field: &str) {
+        READ.with_borrow_mut(|read| read.insert((object, field.to_owned())));
+    }
+
+    /// All of them.
+    pub fn all() -> BTreeSet<(&'static str, String)> {
+        READ.take()
     }
 }

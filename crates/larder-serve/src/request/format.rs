@@ -1,10 +1,11 @@
 //! Structured output: which text a request asks for.
 
 use larder_text::TextFormat;
-use serde_json::Value;
 
-use super::fields::{Fields, wrong_type};
-use crate::error::{ApiError, excerpt};
+use super::fields::Fields;
+use super::table::{Field, Kind, Object, field};
+use super::unsupported::unread;
+use crate::error::ApiError;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -17,14 +18,45 @@ pub struct RequestedFormat {
     pub format: TextFormat,
 }
 
+/// A JSON Schema.
+pub const SCHEMA: Kind = Kind::Either(&[Kind::Map, Kind::Boolean]);
+/// Kinds of formats.
+pub const FORMAT_TYPES: Kind = Kind::Choice(&["text", "json_object", "json_schema"]);
+
+static NAMED_SCHEMA: Object = Object {
+    name: "NamedSchema",
+    groups: &[&[
+        field("schema", SCHEMA, "a JSON Schema").required(),
+        unread("name", "ignored"),
+        unread("strict", "ignored: a schema is always enforced"),
+    ]],
+};
+
+static RESPONSE_FORMAT: Object = Object {
+    name: "ResponseFormat",
+    groups: &[&[
+        field("type", FORMAT_TYPES, "what the answer is"),
+        field("json_schema", Kind::Object(&NAMED_SCHEMA), "the schema of `json_schema`"),
+        field("schema", SCHEMA, "a schema of `json_object`, as in llama.cpp's server"),
+    ]],
+};
+
+/// What answers have to match; at most one of these.
+pub const FORMATS: &[Field] = &[
+    field("response_format", Kind::Object(&RESPONSE_FORMAT), "the answer is JSON"),
+    field("json_schema", SCHEMA, "the answer is JSON that is valid by this schema"),
+    field("grammar", Kind::Text, "the answer is a text of this grammar, in GBNF or llguidance's Lark"),
+    field("regex", Kind::Text, "the answer is a text that this regular expression matches as a whole"),
+];
+
 /// The format of the answer, by OpenAI's `response_format` or the fields `json_schema`, `grammar` and `regex`; `None` for any text.
 pub fn requested_format(fields: &Fields) -> Result<Option<RequestedFormat>> {
-    let schema = fields.get("json_schema").map(|schema| TextFormat::JsonSchema(schema.clone()));
+    let grammar = fields.string("grammar").filter(|text| !text.trim().is_empty());
     let all = [
         ("response_format", response_format(fields)?),
-        ("json_schema", schema),
-        ("grammar", grammar(fields)?),
-        ("regex", fields.string("regex")?.map(|regex| TextFormat::Regex(regex.to_owned()))),
+        ("json_schema", fields.get("json_schema").cloned().map(TextFormat::JsonSchema)),
+        ("grammar", grammar.map(TextFormat::of_grammar)),
+        ("regex", fields.string("regex").map(|regex| TextFormat::Regex(regex.to_owned()))),
     ];
     let mut given = all.into_iter().filter_map(|(field, format)| Some(RequestedFormat { field, format: format? }));
     let first = given.next();
@@ -32,7 +64,7 @@ pub fn requested_format(fields: &Fields) -> Result<Option<RequestedFormat>> {
         let message = format!("Give either '{}' or '{}', not both.", first.field, second.field);
         return Err(ApiError::invalid_field(second.field, "invalid_value", message));
     }
-    if first.is_some() && fields.boolean("ignore_eos")? == Some(true) {
+    if first.is_some() && fields.flag("ignore_eos") {
         let message =
             "The 'ignore_eos' parameter is not allowed with structured output, whose end is part of its format.";
         return Err(ApiError::invalid_field("ignore_eos", "invalid_value", message));
@@ -42,33 +74,15 @@ pub fn requested_format(fields: &Fields) -> Result<Option<RequestedFormat>> {
 
 fn response_format(fields: &Fields) -> Result<Option<TextFormat>> {
     let Some(format) = fields.object("response_format")? else { return Ok(None) };
-    match format.string("type")? {
-        None | Some("text") => Ok(None),
-        // The second key is that of llama.cpp's server.
-        Some("json_object") => Ok(Some(match format.get("schema") {
-            Some(schema) => TextFormat::JsonSchema(schema.clone()),
-            None => TextFormat::JsonObject,
-        })),
+    Ok(match format.string("type") {
+        Some("json_object") => match format.get("schema") {
+            Some(schema) => Some(TextFormat::JsonSchema(schema.clone())),
+            None => Some(TextFormat::JsonObject),
+        },
         Some("json_schema") => {
-            let value = format.required("json_schema")?;
-            let inner = Fields::of(value, &format.name("json_schema"))?;
-            Ok(Some(TextFormat::JsonSchema(inner.required("schema")?.clone())))
+            let schema = format.object("json_schema")?.ok_or_else(|| format.missing("json_schema"))?;
+            Some(TextFormat::JsonSchema(schema.required("schema")?.clone()))
         }
-        Some(other) => {
-            let message = format!(
-                "Invalid value for 'response_format.type': '{}' is not one of text, json_object, json_schema.",
-                excerpt(other)
-            );
-            Err(ApiError::unsupported("response_format.type", message))
-        }
-    }
-}
-
-fn grammar(fields: &Fields) -> Result<Option<TextFormat>> {
-    match fields.get("grammar") {
-        None => Ok(None),
-        Some(Value::String(text)) if text.trim().is_empty() => Ok(None),
-        Some(Value::String(text)) => Ok(Some(TextFormat::of_grammar(text))),
-        Some(other) => Err(wrong_type("grammar", "a string", other)),
-    }
+        _ => None,
+    })
 }

@@ -1,21 +1,45 @@
 //! The body of llama.cpp's `/infill`.
 
-use serde_json::Value;
+use super::fields::Fields;
+use super::settings::{GENERATION, SAMPLING, generation_params};
+use super::table::{Kind, Object, field};
+use super::unsupported::{IGNORED, METADATA, UNSUPPORTED};
+use super::{CompletionRequest, Prompt, Result, format};
 
-use super::dialogue::required_string;
-use super::fields::{Fields, wrong_type};
-use super::{CompletionRequest, Prompt, Result, generation_params, unsupported};
+static OTHER_FILE: Object = Object {
+    name: "OtherFile",
+    groups: &[&[field("text", Kind::Text, "its text").required(), field("filename", Kind::Text, "its name")]],
+};
+
+/// The fields of `/infill`.
+pub static INFILL: Object = Object {
+    name: "InfillRequest",
+    groups: &[
+        &[
+            field("input_prefix", Kind::Text, "the text before the gap").required(),
+            field("input_suffix", Kind::Text, "the text after it").required(),
+            field("prompt", Kind::Text, "the beginning of the answer"),
+            field("input_extra", Kind::Objects(&OTHER_FILE), "texts of other files, before all"),
+        ],
+        GENERATION,
+        SAMPLING,
+        format::FORMATS,
+        UNSUPPORTED,
+        IGNORED,
+        METADATA,
+    ],
+};
 
 impl CompletionRequest {
     /// Parses the body of `/infill`: texts around a gap, the beginning of what is to fill it, and texts of other files.
     pub fn parse_infill(body: &[u8]) -> Result<Self> {
         let json = super::json(body)?;
-        let fields = Fields::of(&json, "")?;
+        let fields = Fields::of(&json, "", &INFILL)?;
         let mut params = generation_params(&fields)?;
-        let before = others(&fields)? + required_string(&fields, "input_prefix")?;
-        let after = required_string(&fields, "input_suffix")?.to_owned();
-        let begun = fields.string("prompt")?.unwrap_or_default().to_owned();
-        params.notes = unsupported::unknown(&fields).collect();
+        let before = others(&fields)? + fields.required_string("input_prefix")?;
+        let after = fields.required_string("input_suffix")?.to_owned();
+        let begun = fields.string("prompt").unwrap_or_default().to_owned();
+        params.notes = fields.unknown().collect();
         Ok(CompletionRequest { params, prompts: vec![Prompt::Gap { before, after, begun }] })
     }
 }
@@ -23,19 +47,16 @@ impl CompletionRequest {
 /// The texts of other files, each below its name.
 fn others(fields: &Fields) -> Result<String> {
     let mut all = String::new();
-    for (i, other) in fields.array("input_extra")?.unwrap_or_default().iter().enumerate() {
-        let other = Fields::of(other, &format!("input_extra[{i}]"))?;
-        let text = other.required("text")?;
-        let text = text.as_str().ok_or_else(|| wrong_type(&other.name("text"), "a string", text))?;
-        let name = other.get("filename").and_then(Value::as_str);
-        all += &format!("{}{text}\n", name.map_or(String::new(), |name| format!("// {name}\n")));
+    for other in fields.objects("input_extra")? {
+        let name = other.string("filename").map_or(String::new(), |name| format!("// {name}\n"));
+        all += &format!("{name}{}\n", other.required_string("text")?);
     }
     Ok(all)
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 

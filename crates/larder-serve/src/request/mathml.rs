@@ -1,8 +1,7 @@
 //! The body of `/mathml`.
 
-use serde_json::Value;
-
 use super::fields::Fields;
+use super::table::{Kind, Object, field};
 use super::{Result, json};
 use crate::error::ApiError;
 use crate::formula::Formula;
@@ -11,6 +10,20 @@ use crate::formula::Formula;
 const FORMULAS_MAX: usize = 64;
 /// Bytes of all formulas of a request.
 const BYTES_MAX: usize = 64 << 10;
+
+static FORMULA: Object = Object {
+    name: "Formula",
+    groups: &[&[
+        field("latex", Kind::Text, "its source, at most 4,000 bytes").required(),
+        field("display", Kind::Flag(false), "stands in a line of its own"),
+    ]],
+};
+
+/// The fields of `/mathml`.
+pub static MATHML: Object = Object {
+    name: "MathmlRequest",
+    groups: &[&[field("formulas", Kind::Objects(&FORMULA), "1 to 64 formulas of at most 64 KiB").required()]],
+};
 
 /// The body of `/mathml`.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -23,14 +36,13 @@ impl MathmlRequest {
     /// Parses and checks a body.
     pub fn parse(body: &[u8]) -> Result<Self> {
         let json = json(body)?;
-        let fields = Fields::of(&json, "")?;
-        fields.required("formulas")?;
-        let list = fields.array("formulas")?.unwrap_or_default();
+        let fields = Fields::of(&json, "", &MATHML)?;
+        let list = fields.objects("formulas")?;
         let refuse = |what: String| Err(ApiError::invalid_field("formulas", "invalid_value", what));
         if list.is_empty() || list.len() > FORMULAS_MAX {
             return refuse(format!("'formulas' must have 1 to {FORMULAS_MAX} formulas, but it has {}.", list.len()));
         }
-        let formulas = list.iter().enumerate().map(formula).collect::<Result<Vec<_>>>()?;
+        let formulas = list.iter().map(formula).collect::<Result<Vec<_>>>()?;
         let bytes: usize = formulas.iter().map(|formula| formula.latex.len()).sum();
         if bytes > BYTES_MAX {
             return refuse(format!("'formulas' has {bytes} bytes, but at most {BYTES_MAX} are converted at a time."));
@@ -39,18 +51,13 @@ impl MathmlRequest {
     }
 }
 
-fn formula((i, value): (usize, &Value)) -> Result<Formula> {
-    let fields = Fields::of(value, &format!("formulas[{i}]"))?;
-    fields.required("latex")?;
-    Ok(Formula {
-        latex: fields.string("latex")?.unwrap_or_default().to_owned(),
-        display: fields.boolean("display")?.unwrap_or(false),
-    })
+fn formula(fields: &Fields) -> Result<Formula> {
+    Ok(Formula { latex: fields.required_string("latex")?.to_owned(), display: fields.flag("display") })
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 

@@ -2,26 +2,62 @@
 
 use serde_json::{Map, Value, json};
 
-use super::dialogue::role;
-use super::fields::{Fields, wrong_type};
-use super::parts::{Author, content};
+use super::fields::Fields;
+use super::parts::{Author, CONTENT, content};
+use super::table::{Kind, Object, field};
+use super::unsupported::unread;
 use crate::error::ApiError;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
+/// Roles of OpenAI's API.
+const ROLES: Kind = Kind::Choice(&["system", "developer", "user", "assistant", "tool", "function"]);
+
+/// A message of a chat.
+pub static MESSAGE: Object = Object {
+    name: "ChatMessage",
+    groups: &[&[
+        field("role", ROLES, "its author").required(),
+        field("content", CONTENT, "a text, or text parts; others are refused, and omitted in a tool's result"),
+        field("name", Kind::Text, "passed to the chat template"),
+        field("tool_call_id", Kind::Text, "the call whose result this is"),
+        field("reasoning_content", Kind::Text, "reasoning before the answer"),
+        field("reasoning", Kind::Text, "another name of it"),
+        field("thinking", Kind::Text, "another name of it"),
+        field("function_call", Kind::Object(&FUNCTION_CALL), "an only call, in the older form"),
+        field("tool_calls", Kind::Objects(&TOOL_CALL), "calls of tools"),
+    ]],
+};
+
+static FUNCTION_CALL: Object = Object {
+    name: "FunctionCall",
+    groups: &[&[
+        field("name", Kind::Text, "the tool").required(),
+        field("arguments", Kind::Either(&[Kind::Text, Kind::Map]), "an object, or its JSON as a text"),
+    ]],
+};
+
+static TOOL_CALL: Object = Object {
+    name: "ToolCall",
+    groups: &[&[
+        unread("id", "passed to the chat template"),
+        unread("type", "passed to the chat template"),
+        field("function", Kind::Object(&FUNCTION_CALL), "the call").required(),
+    ]],
+};
+
 /// The messages, each with a role that templates know, its content as one string and tool-call arguments as objects.
-pub fn read(value: &Value) -> Result<Vec<Value>> {
-    let Value::Array(list) = value else { return Err(wrong_type("messages", "an array of objects", value)) };
+pub fn read(fields: &Fields) -> Result<Vec<Value>> {
+    let list = fields.objects("messages")?;
     if list.is_empty() {
         let message = "Invalid 'messages': empty array; expected at least one message.";
         return Err(ApiError::invalid_field("messages", "empty_array", message));
     }
-    list.iter().enumerate().map(|(i, message)| one(message, &format!("messages[{i}]"))).collect()
+    list.iter().map(one).collect()
 }
 
-fn one(value: &Value, path: &str) -> Result<Value> {
-    let fields = Fields::of(value, path)?;
-    let (role, author) = match role(&fields, &["system", "developer", "user", "assistant", "tool", "function"])? {
+fn one(fields: &Fields) -> Result<Value> {
+    let (role, author) = match fields.required_string("role")? {
         "system" | "developer" => ("system", Author::Message),
         "assistant" => ("assistant", Author::Answer),
         // The older name of a tool's result.
@@ -30,9 +66,9 @@ fn one(value: &Value, path: &str) -> Result<Value> {
     };
     let mut message = Map::new();
     message.insert("role".into(), role.into());
-    message.insert("content".into(), content(&fields, author)?.into());
+    message.insert("content".into(), content(fields, "content", author)?.into());
     for field in ["name", "tool_call_id", "reasoning_content", "reasoning", "thinking"] {
-        if let Some(text) = fields.string(field)? {
+        if let Some(text) = fields.string(field) {
             message.insert(field.into(), text.into());
         }
     }
@@ -41,8 +77,9 @@ fn one(value: &Value, path: &str) -> Result<Value> {
         let call = json!({"type": "function", "function": function});
         message.insert("tool_calls".into(), json!([tool_call(&call, &fields.name("function_call"))?]));
     }
-    if let Some(calls) = fields.array("tool_calls")? {
-        let calls = calls.iter().enumerate().map(|(i, call)| tool_call(call, &format!("{path}.tool_calls[{i}]")));
+    if fields.get("tool_calls").is_some() {
+        let calls = fields.array("tool_calls").iter().enumerate();
+        let calls = calls.map(|(i, call)| tool_call(call, &fields.name(&format!("tool_calls[{i}]"))));
         message.insert("tool_calls".into(), calls.collect::<Result<Vec<_>>>()?.into());
     }
     Ok(Value::Object(message))
@@ -50,8 +87,8 @@ fn one(value: &Value, path: &str) -> Result<Value> {
 
 /// Clients send arguments as a string of JSON, and templates expect an object.
 fn tool_call(call: &Value, path: &str) -> Result<Value> {
-    let fields = Fields::of(call, path)?;
-    let function = Fields::of(fields.required("function")?, &fields.name("function"))?;
+    let fields = Fields::of(call, path, &TOOL_CALL)?;
+    let function = fields.object("function")?.ok_or_else(|| fields.missing("function"))?;
     function.required("name")?;
     let mut call = call.clone();
     match function.get("arguments") {

@@ -12,36 +12,95 @@ mod messages;
 mod ollama;
 mod parts;
 mod responses;
+mod settings;
+pub mod table;
 mod tokens;
 mod tools;
-mod unsupported;
+pub mod unsupported;
 
-use larder_engine::Sampling;
 use larder_text::ContextFull;
 use serde_json::{Map, Value};
 
 use crate::engine::RoutingChange;
-use crate::error::{ApiError, excerpt};
-pub use embeddings::{EmbeddingRequest, EmbeddingStyle};
-use fields::{Fields, whole, wrong_type};
+use crate::error::ApiError;
+pub use anthropic::{ANTHROPIC, ANTHROPIC_COUNT};
+pub use embeddings::{EMBED, EMBED_ONE, EMBEDDINGS, EmbeddingRequest, EmbeddingStyle};
+use fields::{Fields, wrong_type};
 pub use format::RequestedFormat;
-pub use mathml::MathmlRequest;
-pub use ollama::{OllamaGenerateRequest, OllamaLoadRequest, shown_model};
-pub use responses::ResponsesRequest;
-pub use tokens::{DetokenizeRequest, TokenizeRequest};
+pub use infill::INFILL;
+pub use mathml::{MATHML, MathmlRequest};
+pub use ollama::{OLLAMA_CHAT, OLLAMA_GENERATE, OLLAMA_SHOW, OllamaGenerateRequest, OllamaLoadRequest, shown_model};
+pub use responses::{RESPONSES, ResponsesRequest};
+use settings::{
+    EFFORT, GENERATION, MODEL, SAMPLING, SamplingParams, TEMPLATE_KWARGS, check_max_tokens, extra, generation_params,
+};
+use table::{Kind, Object, field};
+pub use tokens::{DETOKENIZE, DetokenizeRequest, TOKENIZE, TokenizeRequest};
 use tools::OfferedTools;
 pub use tools::{Namespaces, RequestedTools, ToolChoice};
+use unsupported::{IGNORED, METADATA, UNSUPPORTED, unread};
 
 type Result<T> = std::result::Result<T, ApiError>;
 
 /// Limit of `top_logprobs`.
-const TOP_LOGPROBS: u64 = 20;
+const TOP_LOGPROBS: i128 = 20;
 /// Limit of the answers to one request: `n` times the number of prompts.
-const CHOICES: u64 = 64;
-/// Limit of the tokens in `logit_bias`.
-const BIASES: usize = 1024;
-/// Limit of stop strings.
-const STOPS_MAX: usize = 64;
+const CHOICES: usize = 64;
+/// A prompt, or several.
+const PROMPTS: Kind = Kind::Either(&[Kind::Text, TOKENS, Kind::List(&Kind::Either(&[Kind::Text, TOKENS]))]);
+const TOKENS: Kind = Kind::List(&Kind::Token);
+
+/// The body of `/v1/chat/completions`.
+pub static CHAT: Object = Object {
+    name: "ChatRequest",
+    groups: &[
+        &[
+            field("messages", Kind::Objects(&messages::MESSAGE), "the dialogue").required(),
+            field("continue_final_message", Kind::Flag(false), "the answer continues the last message, an assistant's"),
+            unread("add_generation_prompt", "ignored: `continue_final_message` decides"),
+            field("logprobs", Kind::Flag(false), "reports log-probabilities"),
+            field("top_logprobs", Kind::Integer(0, TOP_LOGPROBS), "and those of as many of the likeliest tokens"),
+            field(
+                "reasoning_format",
+                Kind::Choice(&["auto", "deepseek", "none"]),
+                "`none` leaves reasoning in the content",
+            ),
+            EFFORT,
+            TEMPLATE_KWARGS,
+        ],
+        GENERATION,
+        SAMPLING,
+        tools::TOOLS,
+        format::FORMATS,
+        UNSUPPORTED,
+        IGNORED,
+        METADATA,
+    ],
+};
+
+/// The body of `/v1/completions`.
+pub static COMPLETION: Object = Object {
+    name: "CompletionRequest",
+    groups: &[
+        &[
+            field("prompt", PROMPTS, "a text, token ids, or a list of either").required(),
+            field("suffix", Kind::Text, "the answer fills the gap before this text, if the model has fill-in tokens"),
+            field("echo", Kind::Flag(false), "the answer begins with the prompt; not with `suffix`"),
+            field(
+                "logprobs",
+                Kind::Integer(0, TOP_LOGPROBS),
+                "reports log-probabilities of as many of the likeliest tokens",
+            ),
+            field("best_of", Kind::Integer(1, CHOICES as i128), "refused unless equal to `n`"),
+        ],
+        GENERATION,
+        SAMPLING,
+        format::FORMATS,
+        UNSUPPORTED,
+        IGNORED,
+        METADATA,
+    ],
+};
 
 /// Generation parameters, common to both endpoints.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -78,18 +137,6 @@ pub struct GenerationParams {
     pub format: Option<RequestedFormat>,
     /// Sentences for the log about what has no effect.
     pub notes: Vec<String>,
-}
-
-/// Sampling parameters; `None` means the model's default.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct SamplingParams {
-    temperature: Option<f32>,
-    top_p: Option<f32>,
-    top_k: Option<usize>,
-    min_p: Option<f32>,
-    repetition_penalty: Option<f32>,
-    frequency_penalty: Option<f32>,
-    presence_penalty: Option<f32>,
 }
 
 /// The body of `/v1/chat/completions`.
@@ -169,29 +216,28 @@ impl ChatRequest {
     /// Parses and checks a body.
     pub fn parse(body: &[u8]) -> Result<Self> {
         let json = json(body)?;
-        let fields = Fields::of(&json, "")?;
+        let fields = Fields::of(&json, "", &CHAT)?;
         let mut params = generation_params(&fields)?;
         check_max_tokens(&params)?;
-        let wanted = fields.boolean("logprobs")?.unwrap_or(false);
-        params.logprobs = match (wanted, fields.integer("top_logprobs", 0..=TOP_LOGPROBS)?) {
-            (true, top) => Some(top.unwrap_or(0) as usize),
+        params.logprobs = match (fields.flag("logprobs"), fields.count("top_logprobs")) {
+            (true, top) => Some(top.unwrap_or(0)),
             (false, None | Some(0)) => None,
             (false, Some(_)) => {
                 let message = "The 'top_logprobs' parameter is only allowed when 'logprobs' is true.";
                 return Err(ApiError::invalid_field("top_logprobs", "invalid_value", message));
             }
         };
-        let messages = messages::read(fields.required("messages")?)?;
+        let messages = messages::read(&fields)?;
         let offered = OfferedTools::of_chat(&fields)?;
         let chat = ChatRequest {
             continues: continues(&fields, &messages)?,
             messages,
             tools: offered.requested()?,
-            separate_reasoning: separate_reasoning(&fields)?,
-            extra: extra(&fields)?,
+            separate_reasoning: fields.string("reasoning_format") != Some("none"),
+            extra: extra(&fields),
             ..ChatRequest::default()
         };
-        params.notes = offered.notes.into_iter().chain(unsupported::unknown(&fields)).collect();
+        params.notes = offered.notes.into_iter().chain(fields.unknown()).collect();
         Ok(ChatRequest { params, ..chat })
     }
 }
@@ -200,23 +246,23 @@ impl CompletionRequest {
     /// Parses and checks a body.
     pub fn parse(body: &[u8]) -> Result<Self> {
         let json = json(body)?;
-        let fields = Fields::of(&json, "")?;
+        let fields = Fields::of(&json, "", &COMPLETION)?;
         let mut params = generation_params(&fields)?;
-        params.echo = fields.boolean("echo")?.unwrap_or(false);
+        params.echo = fields.flag("echo");
         check_max_tokens(&params)?;
-        if fields.integer("best_of", 1..=CHOICES)?.is_some_and(|best| best != params.choices as u64) {
+        if fields.count("best_of").is_some_and(|best| best != params.choices) {
             return Err(ApiError::unsupported("best_of", "'best_of' is not supported unless it equals 'n'."));
         }
-        params.logprobs = fields.integer("logprobs", 0..=TOP_LOGPROBS)?.map(|n| n as usize);
+        params.logprobs = fields.count("logprobs");
         let mut prompts = parse_prompts("prompt", fields.required("prompt")?)?;
-        if let Some(suffix) = fields.string("suffix")?.filter(|suffix| !suffix.is_empty()) {
+        if let Some(suffix) = fields.string("suffix").filter(|suffix| !suffix.is_empty()) {
             if params.echo {
                 return Err(ApiError::unsupported("echo", "'echo' is not supported with 'suffix'."));
             }
             prompts = prompts.into_iter().map(|prompt| prompt.followed_by(suffix)).collect::<Result<_>>()?;
         }
-        params.notes = unsupported::unknown(&fields).collect();
-        let answers = prompts.len() as u64 * params.choices as u64;
+        params.notes = fields.unknown().collect();
+        let answers = prompts.len() * params.choices;
         if answers > CHOICES {
             let message = format!("This server gives at most {CHOICES} answers per request, not {answers}.");
             return Err(ApiError::unsupported("prompt", message));
@@ -225,27 +271,21 @@ impl CompletionRequest {
     }
 }
 
-impl SamplingParams {
-    /// All sampling settings, with `defaults` for those that the request does not give.
-    pub fn or_defaults(&self, defaults: Sampling) -> Sampling {
-        Sampling {
-            temperature: self.temperature.unwrap_or(defaults.temperature),
-            top_k: self.top_k.unwrap_or(defaults.top_k),
-            // OpenAI allows 0, which leaves only the likeliest token.
-            top_p: self.top_p.unwrap_or(defaults.top_p).max(f32::MIN_POSITIVE),
-            min_p: self.min_p.unwrap_or(defaults.min_p),
-            repetition_penalty: self.repetition_penalty.unwrap_or(defaults.repetition_penalty),
-            frequency_penalty: self.frequency_penalty.unwrap_or(defaults.frequency_penalty),
-            presence_penalty: self.presence_penalty.unwrap_or(defaults.presence_penalty),
-        }
-    }
-}
+/// The body of `POST /engine`.
+pub static ROUTING: Object = Object {
+    name: "RoutingChange",
+    groups: &[&[
+        MODEL,
+        field("lambda", Kind::Number(0.0, 100.0), "the λ of the strategy in use; either this or `routing`"),
+        field("routing", Kind::Text, "a strategy, as `--routing` has it"),
+    ]],
+};
 
 /// Parses the body of `POST /engine`.
 pub fn parse_routing(body: &[u8]) -> Result<RoutingChange> {
     let json = json(body)?;
-    let fields = Fields::of(&json, "")?;
-    match (fields.string("routing")?, fields.number("lambda", 0.0..=100.0)?) {
+    let fields = Fields::of(&json, "", &ROUTING)?;
+    match (fields.string("routing"), fields.number("lambda")) {
         (Some(spec), None) => Ok(RoutingChange::Spec(spec.to_owned())),
         (None, Some(lambda)) => Ok(RoutingChange::Lambda(lambda)),
         (None, None) => Err(ApiError::bad_request(
@@ -255,164 +295,24 @@ pub fn parse_routing(body: &[u8]) -> Result<RoutingChange> {
     }
 }
 
-fn generation_params(fields: &Fields) -> Result<GenerationParams> {
-    unsupported::refuse(fields)?;
-    let stream = fields.boolean("stream")?.unwrap_or(false);
-    let options = fields.object("stream_options")?;
-    let include_usage = options.map_or(Ok(None), |options| options.boolean("include_usage"))?.unwrap_or(false);
-    let (newer, older) = (max_tokens(fields, "max_completion_tokens")?, max_tokens(fields, "max_tokens")?);
-    let penalty = fields.number("repeat_penalty", 0.01..=100.0)?;
-    let sampling = sampling_params(fields)?;
-    Ok(GenerationParams {
-        choices: fields.integer("n", 1..=CHOICES)?.unwrap_or(1) as usize,
-        model: fields.string("model")?.map(str::to_owned),
-        // Other names are those of llama.cpp's server.
-        max_tokens: newer.or(older).or(max_tokens(fields, "n_predict")?),
-        sampling: SamplingParams { repetition_penalty: sampling.repetition_penalty.or(penalty), ..sampling },
-        seed: seed(fields)?,
-        logit_bias: logit_bias(fields)?,
-        stop: stop_strings(fields, "stop")?,
-        stream,
-        include_usage,
-        logprobs: None,
-        ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(false),
-        echo: false,
-        context_full: context::context_full(fields)?,
-        keep: context::keep(fields, "n_keep")?,
-        format: format::requested_format(fields)?,
-        notes: vec![],
-    })
-}
+/// The body of `POST /slots/{id}`.
+pub static SLOT: Object = Object {
+    name: "SlotRequest",
+    groups: &[&[MODEL, field("filename", Kind::Text, "a file in `--session-dir`, needed to save and to restore")]],
+};
 
-fn sampling_params(fields: &Fields) -> Result<SamplingParams> {
-    Ok(SamplingParams {
-        temperature: fields.number("temperature", 0.0..=2.0)?,
-        top_p: fields.number("top_p", 0.0..=1.0)?,
-        top_k: top_k(fields)?,
-        min_p: fields.number("min_p", 0.0..=1.0)?,
-        repetition_penalty: fields.number("repetition_penalty", 0.01..=100.0)?,
-        frequency_penalty: fields.number("frequency_penalty", -2.0..=2.0)?,
-        presence_penalty: fields.number("presence_penalty", -2.0..=2.0)?,
-    })
-}
-
-/// The most tokens to draw from; 0 and -1 stand for all.
-fn top_k(fields: &Fields) -> Result<Option<usize>> {
-    if fields.is_minus_one("top_k") {
-        return Ok(Some(0));
-    }
-    Ok(fields.integer("top_k", 0..=u32::MAX.into())?.map(|k| k as usize))
-}
-
-/// A limit of tokens; -1 stands for none, as in llama.cpp's server.
-fn max_tokens(fields: &Fields, field: &str) -> Result<Option<usize>> {
-    if fields.is_minus_one(field) {
-        return Ok(Some(usize::MAX));
-    }
-    Ok(fields.integer(field, 0..=u32::MAX.into())?.map(|n| n as usize))
-}
-
-/// No token is generated only where the prompt is the answer.
-fn check_max_tokens(params: &GenerationParams) -> Result<()> {
-    if params.max_tokens != Some(0) || params.echo {
-        return Ok(());
-    }
-    let message = "Invalid value for 'max_tokens': 0 is only allowed with 'echo'.";
-    Err(ApiError::invalid_field("max_tokens", "invalid_value", message))
-}
-
-/// OpenAI's form: token ids as keys.
-fn logit_bias(fields: &Fields) -> Result<Vec<(u32, f32)>> {
-    let Some(value) = fields.get("logit_bias") else { return Ok(vec![]) };
-    let wrong = |value| wrong_type("logit_bias", "an object of token ids with a bias from -100 to 100 each", value);
-    let Value::Object(map) = value else { return Err(wrong(value)) };
-    if map.len() > BIASES {
-        let message =
-            format!("Invalid value for 'logit_bias': expected at most {BIASES} tokens, but got {}.", map.len());
-        return Err(ApiError::invalid_field("logit_bias", "invalid_value", message));
-    }
-    let pair = |(id, bias): (&String, &Value)| {
-        let bias = bias.as_f64().filter(|bias| (-100.0..=100.0).contains(bias));
-        Ok((id.parse().map_err(|_| wrong(value))?, bias.ok_or_else(|| wrong(value))? as f32))
-    };
-    map.iter().map(pair).collect()
-}
-
-/// Any 64-bit integer, signed or unsigned.
-fn seed(fields: &Fields) -> Result<Option<u64>> {
-    let Some(value) = fields.get("seed") else { return Ok(None) };
-    let seed = whole(value).filter(|seed| (i64::MIN.into()..=u64::MAX.into()).contains(seed));
-    seed.map(|seed| Some(seed as u64)).ok_or_else(|| wrong_type("seed", "an integer", value))
-}
-
-/// The stop strings of a field.
-fn stop_strings(fields: &Fields, field: &str) -> Result<Vec<String>> {
-    let Some(value) = fields.get(field) else { return Ok(vec![]) };
-    let name = fields.name(field);
-    let wrong = || wrong_type(&name, "a string or an array of strings", value);
-    let stops: Vec<String> = match value {
-        Value::String(stop) => vec![stop.clone()],
-        Value::Array(list) => {
-            list.iter().map(|stop| stop.as_str().map(str::to_owned)).collect::<Option<_>>().ok_or_else(wrong)?
-        }
-        _ => return Err(wrong()),
-    };
-    let message = match (stops.len(), stops.iter().any(String::is_empty)) {
-        (n, _) if n > STOPS_MAX => {
-            format!("Invalid value for '{name}': expected at most {STOPS_MAX} strings, but got {n} instead.")
-        }
-        (_, true) => format!("Invalid value for '{name}': a stop string must not be empty."),
-        _ => return Ok(stops),
-    };
-    Err(ApiError::invalid_field(name, "invalid_value", message))
-}
-
-fn reject_unless_empty(fields: &Fields, field: &str, why: &str) -> Result<()> {
-    match fields.get(field) {
-        None => Ok(()),
-        Some(Value::Object(map)) if map.is_empty() => Ok(()),
-        Some(Value::Array(list)) if list.is_empty() => Ok(()),
-        Some(Value::String(text)) if text.is_empty() => Ok(()),
-        Some(_) => Err(ApiError::unsupported(fields.name(field), why)),
-    }
-}
-
-/// Whether reasoning has a field of its own, by the parameter of llama.cpp's server.
-fn separate_reasoning(fields: &Fields) -> Result<bool> {
-    match fields.string("reasoning_format")? {
-        None | Some("auto" | "deepseek") => Ok(true),
-        Some("none") => Ok(false),
-        Some(other) => {
-            let message = format!(
-                "Invalid value for 'reasoning_format': '{}' is not one of auto, deepseek, none.",
-                excerpt(other)
-            );
-            Err(ApiError::invalid_field("reasoning_format", "invalid_value", message))
-        }
-    }
-}
-
-/// Variables that some chat templates read beside the messages.
-fn extra(fields: &Fields) -> Result<Map<String, Value>> {
-    let mut extra = match fields.get("chat_template_kwargs") {
-        None => Map::new(),
-        Some(Value::Object(map)) => map.clone(),
-        Some(other) => return Err(wrong_type("chat_template_kwargs", "an object", other)),
-    };
-    if let Some(effort) = fields.string("reasoning_effort")? {
-        extra.entry("reasoning_effort").or_insert(effort.into());
-    }
-    Ok(extra)
+/// The file in the body of `POST /slots/{id}`.
+pub fn slot_file(body: &[u8]) -> Result<String> {
+    let json = json(body)?;
+    Fields::of(&json, "", &SLOT)?.required_string("filename").map(str::to_owned)
 }
 
 /// Whether the answer continues the last message, by the parameter of vLLM and transformers.
 fn continues(fields: &Fields, messages: &[Value]) -> Result<bool> {
     const FIELD: &str = "continue_final_message";
-    if fields.boolean(FIELD)? != Some(true) {
+    if !fields.flag(FIELD) {
         return Ok(false);
     }
-    // With it, clients say that no new answer is to begin.
-    fields.boolean("add_generation_prompt")?;
     match messages.last().is_some_and(|last| last["role"] == "assistant") {
         true => Ok(true),
         false => {
@@ -424,23 +324,23 @@ fn continues(fields: &Fields, messages: &[Value]) -> Result<bool> {
 
 /// A text, token ids, or a list of either.
 fn parse_prompts(field: &str, value: &Value) -> Result<Vec<Prompt>> {
-    let wrong = || wrong_type(field, "a string, an array of token ids, or an array of either", value);
-    let ids = |list: &[Value]| list.iter().map(id).collect::<Option<_>>().map(Prompt::Tokens);
     let one = |value: &Value| match value {
         Value::String(text) => Some(Prompt::Text(text.clone())),
-        Value::Array(list) => ids(list),
-        _ => None,
+        value => ids(value).map(Prompt::Tokens),
     };
-    match value {
+    let all = match value {
         Value::Array(list) if matches!(list.first(), Some(Value::String(_) | Value::Array(_))) => {
-            list.iter().map(one).collect::<Option<_>>().ok_or_else(wrong)
+            list.iter().map(one).collect()
         }
-        value => one(value).map(|prompt| vec![prompt]).ok_or_else(wrong),
-    }
+        value => one(value).map(|prompt| vec![prompt]),
+    };
+    all.ok_or_else(|| wrong_type(field, "a string, an array of token ids, or an array of either", value))
 }
 
-fn id(value: &Value) -> Option<u32> {
-    u32::try_from(whole(value)?).ok()
+/// Token ids, as the table has checked them.
+fn ids(value: &Value) -> Option<Vec<u32>> {
+    let id = |value| u32::try_from(fields::whole(value)?).ok();
+    value.as_array()?.iter().map(id).collect()
 }
 
 #[cfg(test)]

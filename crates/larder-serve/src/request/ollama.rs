@@ -5,14 +5,119 @@ use std::collections::VecDeque;
 use larder_text::TextFormat;
 use serde_json::{Map, Value};
 
-use super::dialogue::{Dialogue, required_string, role};
-use super::fields::{Fields, whole, wrong_type};
-use super::parts::{self, Author};
-use super::tools::OfferedTools;
-use super::{ChatRequest, CompletionRequest, GenerationParams, Prompt, RequestedFormat, SamplingParams, unsupported};
+use super::context::CONTEXT_FULL;
+use super::dialogue::Dialogue;
+use super::fields::Fields;
+use super::parts::{self, Author, CONTENT};
+use super::settings::{self, EFFORT, LIMIT, MODEL, REPEAT_PENALTY, SAMPLING, STOPS, TEMPLATE_KWARGS, stop_strings};
+use super::table::{Field, Kind, Object, field};
+use super::tools::{OfferedTools, TOOLS};
+use super::unsupported::{Neutral, UNSUPPORTED, refused, unread};
+use super::{ChatRequest, CompletionRequest, GenerationParams, Prompt, RequestedFormat};
 use crate::error::ApiError;
 
 type Result<T> = std::result::Result<T, ApiError>;
+
+static OPTIONS: Object = Object {
+    name: "OllamaOptions",
+    groups: &[
+        &[
+            field(
+                "num_predict",
+                Kind::Integer(-2, u32::MAX as i128),
+                "limit of the answer; 0 or less fills the context",
+            ),
+            field("num_keep", LIMIT, "tokens at the beginning of the prompt that shifts keep; -1 for all"),
+            field("stop", STOPS, "up to 64 texts that end the answer"),
+            REPEAT_PENALTY,
+            unread("num_ctx", "ignored: `--context` decides"),
+        ],
+        SAMPLING,
+        UNSUPPORTED,
+    ],
+};
+
+/// Settings of both routes that generate.
+const SETTINGS: &[Field] = &[
+    MODEL,
+    field(
+        "format",
+        Kind::Either(&[Kind::Choice(&["json", ""]), Kind::Map]),
+        "the answer is JSON, or valid by this schema",
+    ),
+    field(
+        "think",
+        Kind::Either(&[Kind::Boolean, Kind::Text]),
+        "passed to the chat template: whether to reason, or how much",
+    ),
+    field("stream", Kind::Flag(true), "the answer comes as it is generated, in lines of JSON"),
+    field("options", Kind::Object(&OPTIONS), "limits and sampling; other options are ignored"),
+    field("keep_alive", Kind::Any, "0 in a request without messages or prompt unloads the model; else ignored"),
+    CONTEXT_FULL,
+    EFFORT,
+    TEMPLATE_KWARGS,
+];
+
+/// The fields of `/api/chat`.
+pub static OLLAMA_CHAT: Object = Object {
+    name: "OllamaChatRequest",
+    groups: &[
+        &[field("messages", Kind::Objects(&MESSAGE), "the dialogue; without one the model is loaded")],
+        SETTINGS,
+        TOOLS,
+    ],
+};
+
+/// The fields of `/api/generate`.
+pub static OLLAMA_GENERATE: Object = Object {
+    name: "OllamaGenerateRequest",
+    groups: &[
+        &[
+            field(
+                "prompt",
+                Kind::Text,
+                "a user's message, or with `raw` a text to continue; without one the model is loaded",
+            ),
+            field("system", Kind::Text, "the system message; not with `raw` or `suffix`"),
+            field("raw", Kind::Flag(false), "the prompt is not put into the chat template"),
+            field("suffix", Kind::Text, "the answer fills the gap before this text, if the model has fill-in tokens"),
+            refused("template", Neutral::Empty, ""),
+            refused("context", Neutral::Empty, ""),
+            refused("images", Neutral::Empty, ""),
+        ],
+        SETTINGS,
+    ],
+};
+
+/// The fields of `/api/show`.
+pub static OLLAMA_SHOW: Object =
+    Object { name: "OllamaShowRequest", groups: &[&[MODEL, field("name", Kind::Text, "the older name of `model`")]] };
+
+static MESSAGE: Object = Object {
+    name: "OllamaMessage",
+    groups: &[&[
+        field("role", Kind::Choice(&["system", "user", "assistant", "tool"]), "its author").required(),
+        field("content", CONTENT, "its text"),
+        field("thinking", Kind::Text, "reasoning before the answer"),
+        field("tool_calls", Kind::Objects(&TOOL_CALL), "calls of tools"),
+        field("tool_name", Kind::Text, "the tool whose result this is"),
+        field("tool_call_id", Kind::Text, "the call whose result this is"),
+        refused("images", Neutral::Empty, "this model reads text only"),
+    ]],
+};
+
+static TOOL_CALL: Object = Object {
+    name: "OllamaToolCall",
+    groups: &[&[field("id", Kind::Text, "its id"), field("function", Kind::Object(&CALLED), "the call").required()]],
+};
+
+static CALLED: Object = Object {
+    name: "OllamaFunctionCall",
+    groups: &[&[
+        field("name", Kind::Text, "the tool").required(),
+        field("arguments", Kind::Map, "its arguments").required(),
+    ]],
+};
 
 /// The body of `/api/generate`.
 #[derive(Clone, PartialEq, Debug)]
@@ -27,10 +132,10 @@ impl ChatRequest {
     /// Parses the body of `/api/chat`.
     pub fn parse_ollama(body: &[u8]) -> Result<Self> {
         let json = super::json(body)?;
-        let fields = Fields::of(&json, "")?;
+        let fields = Fields::of(&json, "", &OLLAMA_CHAT)?;
         let offered = OfferedTools::of_chat(&fields)?;
         let params = GenerationParams { notes: offered.notes.clone(), ..params(&fields)? };
-        let (messages, tools, extra) = (messages(&fields)?, offered.requested()?, extra(&fields)?);
+        let (messages, tools, extra) = (messages(&fields)?, offered.requested()?, extra(&fields));
         Ok(ChatRequest { params, messages, tools, separate_reasoning: true, extra, ..ChatRequest::default() })
     }
 }
@@ -39,14 +144,11 @@ impl OllamaGenerateRequest {
     /// Parses and checks a body.
     pub fn parse(body: &[u8]) -> Result<Self> {
         let json = super::json(body)?;
-        let fields = Fields::of(&json, "")?;
-        for field in ["template", "context", "images"] {
-            super::reject_unless_empty(&fields, field, &format!("'{field}' is not supported."))?;
-        }
-        let (params, prompt) = (params(&fields)?, required_string(&fields, "prompt")?);
-        let system = fields.string("system")?.filter(|system| !system.is_empty());
-        let suffix = fields.string("suffix")?.filter(|suffix| !suffix.is_empty());
-        if fields.boolean("raw")? == Some(true) || suffix.is_some() {
+        let fields = Fields::of(&json, "", &OLLAMA_GENERATE)?;
+        let (params, prompt) = (params(&fields)?, fields.required_string("prompt")?);
+        let system = fields.string("system").filter(|system| !system.is_empty());
+        let suffix = fields.string("suffix").filter(|suffix| !suffix.is_empty());
+        if fields.flag("raw") || suffix.is_some() {
             if system.is_some() {
                 let message = "'system' is not supported with 'raw' and 'suffix', which have no template.";
                 return Err(ApiError::unsupported("system", message));
@@ -60,7 +162,7 @@ impl OllamaGenerateRequest {
             dialogue.text("system", system);
         }
         dialogue.text("user", prompt);
-        let (messages, extra) = (dialogue.finish("prompt")?, extra(&fields)?);
+        let (messages, extra) = (dialogue.finish("prompt")?, extra(&fields));
         let chat = ChatRequest { params, messages, separate_reasoning: true, extra, ..ChatRequest::default() };
         Ok(OllamaGenerateRequest::Chat(chat))
     }
@@ -84,10 +186,11 @@ pub struct OllamaLoadRequest {
 }
 
 impl OllamaLoadRequest {
-    /// Of a body without anything in `field`: `messages` or `prompt`. `None` if there is something.
-    pub fn parse(body: &[u8], field: &str) -> Result<Option<Self>> {
+    /// Of a body without messages or without a prompt; `None` if it has them.
+    pub fn parse(body: &[u8], table: &'static Object) -> Result<Option<Self>> {
         let json = super::json(body)?;
-        let fields = Fields::of(&json, "")?;
+        let fields = Fields::of(&json, "", table)?;
+        let field = if table.find("messages").is_some() { "messages" } else { "prompt" };
         let is_empty = match fields.get(field) {
             None => true,
             Some(Value::String(text)) => text.is_empty(),
@@ -99,7 +202,7 @@ impl OllamaLoadRequest {
             Some(Value::String(time)) => matches!(time.as_str(), "0" | "0s" | "0m" | "0h"),
             _ => false,
         };
-        let model = fields.string("model")?.map(str::to_owned);
+        let model = settings::model(&fields);
         Ok(is_empty.then_some(OllamaLoadRequest { model, unloads }))
     }
 }
@@ -107,76 +210,57 @@ impl OllamaLoadRequest {
 /// The model that the body of `/api/show` names.
 pub fn shown_model(body: &[u8]) -> Result<Option<String>> {
     let json = super::json(body)?;
-    let fields = Fields::of(&json, "")?;
-    Ok(fields.string("model")?.or(fields.string("name")?).map(str::to_owned))
+    let fields = Fields::of(&json, "", &OLLAMA_SHOW)?;
+    Ok(fields.string("model").or(fields.string("name")).map(str::to_owned))
 }
 
 fn params(fields: &Fields) -> Result<GenerationParams> {
     let empty = Value::Object(Map::new());
-    let options = fields.object("options")?.map_or_else(|| Fields::of(&empty, "options"), Ok)?;
-    unsupported::refuse(&options)?;
-    let sampling = SamplingParams {
-        repetition_penalty: options.number("repeat_penalty", 0.01..=100.0)?,
-        ..super::sampling_params(&options)?
-    };
+    let options = fields.object("options")?.map_or_else(|| Fields::of(&empty, "options", &OPTIONS), Ok)?;
     Ok(GenerationParams {
         choices: 1,
-        model: fields.string("model")?.map(str::to_owned),
-        max_tokens: Some(num_predict(&options)?),
-        sampling,
-        seed: super::seed(&options)?,
-        stop: super::stop_strings(&options, "stop")?,
-        stream: fields.boolean("stream")?.unwrap_or(true),
-        context_full: super::context::context_full(fields)?,
-        keep: super::context::keep(&options, "num_keep")?,
-        format: format(fields)?,
+        model: settings::model(fields),
+        max_tokens: Some(options.count("num_predict").filter(|n| *n > 0).unwrap_or(usize::MAX)),
+        sampling: settings::sampling_params(&options, &["repeat_penalty"]),
+        seed: settings::seed(&options),
+        stop: stop_strings(&options, "stop")?,
+        stream: fields.flag("stream"),
+        context_full: super::context::context_full(fields),
+        keep: options.count("num_keep"),
+        format: format(fields),
         ..GenerationParams::default()
     })
 }
 
-/// A limit of tokens; 0, -1 and -2 stand for as many as the context holds.
-fn num_predict(options: &Fields) -> Result<usize> {
-    match options.get("num_predict").and_then(whole) {
-        Some(-2..=0) => Ok(usize::MAX),
-        _ => Ok(options.integer("num_predict", 1..=u32::MAX.into())?.map_or(usize::MAX, |n| n as usize)),
-    }
-}
-
-fn format(fields: &Fields) -> Result<Option<RequestedFormat>> {
-    let format = match fields.get("format") {
-        None => return Ok(None),
-        Some(Value::String(name)) if name.is_empty() => return Ok(None),
-        Some(Value::String(name)) if name == "json" => TextFormat::JsonObject,
-        Some(schema @ Value::Object(_)) => TextFormat::JsonSchema(schema.clone()),
-        Some(other) => return Err(wrong_type("format", "'json' or a JSON schema", other)),
+fn format(fields: &Fields) -> Option<RequestedFormat> {
+    let format = match fields.get("format")? {
+        Value::String(name) if name.is_empty() => return None,
+        Value::String(_) => TextFormat::JsonObject,
+        schema => TextFormat::JsonSchema(schema.clone()),
     };
-    Ok(Some(RequestedFormat { field: "format", format }))
+    Some(RequestedFormat { field: "format", format })
 }
 
 /// `think` is whether to reason, or how much.
-fn extra(fields: &Fields) -> Result<Map<String, Value>> {
-    let mut extra = super::extra(fields)?;
+fn extra(fields: &Fields) -> Map<String, Value> {
+    let mut extra = settings::extra(fields);
     match fields.get("think") {
-        None => {}
-        Some(Value::Bool(think)) => {
-            extra.entry("enable_thinking").or_insert((*think).into());
-        }
         Some(Value::String(effort)) => {
             extra.entry("enable_thinking").or_insert(true.into());
             extra.entry("reasoning_effort").or_insert(effort.as_str().into());
         }
-        Some(other) => return Err(wrong_type("think", "a boolean or a string", other)),
+        Some(think) => {
+            extra.entry("enable_thinking").or_insert(think.clone());
+        }
+        None => {}
     }
-    Ok(extra)
+    extra
 }
 
 fn messages(fields: &Fields) -> Result<Vec<Value>> {
-    let list = fields.required("messages")?;
-    let Value::Array(list) = list else { return Err(wrong_type("messages", "an array of objects", list)) };
+    fields.required("messages")?;
     let mut reading = MessageReader::default();
-    for (i, message) in list.iter().enumerate() {
-        reading.add(&Fields::of(message, &format!("messages[{i}]"))?)?;
-    }
+    fields.objects("messages")?.iter().try_for_each(|message| reading.add(message))?;
     reading.dialogue.finish("messages")
 }
 
@@ -191,15 +275,9 @@ struct MessageReader {
 
 impl MessageReader {
     fn add(&mut self, message: &Fields) -> Result<()> {
-        let role = role(message, &["system", "user", "assistant", "tool"])?;
-        let name = message.name("images");
-        super::reject_unless_empty(
-            message,
-            "images",
-            &format!("'{name}' is not supported: this model reads text only."),
-        )?;
+        let role = message.required_string("role")?;
         let author = if role == "tool" { Author::Tool } else { Author::Answer };
-        let text = parts::content(message, author)?;
+        let text = parts::content(message, "content", author)?;
         match role {
             "tool" => self.add_result(message, &text)?,
             "assistant" => self.add_turn(message, &text)?,
@@ -209,31 +287,25 @@ impl MessageReader {
     }
 
     fn add_turn(&mut self, message: &Fields, text: &str) -> Result<()> {
-        if let Some(thinking) = message.string("thinking")?.filter(|thinking| !thinking.is_empty()) {
+        if let Some(thinking) = message.string("thinking").filter(|thinking| !thinking.is_empty()) {
             self.dialogue.reasoning(thinking);
         }
         self.dialogue.text("assistant", text);
-        for (i, call) in message.array("tool_calls")?.unwrap_or_default().iter().enumerate() {
-            self.add_call(&Fields::of(call, &message.name(&format!("tool_calls[{i}]")))?)?;
-        }
-        Ok(())
+        message.objects("tool_calls")?.iter().try_for_each(|call| self.add_call(call))
     }
 
     fn add_call(&mut self, call: &Fields) -> Result<()> {
-        let function = Fields::of(call.required("function")?, &call.name("function"))?;
-        let (name, arguments) = (required_string(&function, "name")?, function.required("arguments")?);
-        if !arguments.is_object() {
-            return Err(wrong_type(&function.name("arguments"), "an object", arguments));
-        }
+        let function = call.object("function")?.ok_or_else(|| call.missing("function"))?;
+        let (name, arguments) = (function.required_string("name")?, function.required("arguments")?);
         self.calls += 1;
-        let id = call.string("id")?.map_or_else(|| format!("call{:05}", self.calls), str::to_owned);
+        let id = call.string("id").map_or_else(|| format!("call{:05}", self.calls), str::to_owned);
         self.dialogue.call(&id, name, arguments);
         self.unanswered.push_back((id, name.to_owned()));
         Ok(())
     }
 
     fn add_result(&mut self, message: &Fields, text: &str) -> Result<()> {
-        let (name, id) = (message.string("tool_name")?, message.string("tool_call_id")?);
+        let (name, id) = (message.string("tool_name"), message.string("tool_call_id"));
         let is_meant = |(own_id, own_name): &(String, String)| match (id, name) {
             (Some(id), _) => own_id == id,
             (None, Some(name)) => own_name == name,

@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::dialogue::required_string;
 use super::fields::{Fields, wrong_type};
+use super::table::{Field, Kind, Object, field};
 use crate::error::{ApiError, excerpt};
 
 type Result<T> = std::result::Result<T, ApiError>;
@@ -20,32 +20,57 @@ pub enum Author {
     Tool,
 }
 
-/// The field `content` as one text: a string, or a list of parts.
-pub fn content(fields: &Fields, author: Author) -> Result<String> {
-    let name = fields.name("content");
-    match fields.get("content") {
-        None if author == Author::Message => Err(fields.missing("content")),
+/// A text, or parts.
+pub const CONTENT: Kind = Kind::Either(&CONTENTS);
+static CONTENTS: [Kind; 2] = [Kind::Text, Kind::Objects(&PART)];
+static SOURCES: [Kind; 2] = [Kind::Text, Kind::Object(&SOURCE)];
+
+/// The fields of parts of all types.
+pub static PART_FIELDS: &[Field] = &[
+    field("type", Kind::Text, "`text` and its like; what is no text is refused, and omitted in a tool's result"),
+    field("text", Kind::Text, "the text"),
+    field("refusal", Kind::Text, "the text of `refusal`"),
+    field("tool_name", Kind::Text, "the text of `tool_reference`"),
+    field("title", Kind::Text, "the first line of `document`"),
+    field("source", Kind::Either(&SOURCES), "the rest of it"),
+];
+
+static PART: Object = Object {
+    name: "ContentPart",
+    groups: &[PART_FIELDS, &[field("content", Kind::Either(&CONTENTS), "the text of `search_result`")]],
+};
+
+static SOURCE: Object = Object {
+    name: "DocumentSource",
+    groups: &[&[
+        field("type", Kind::Text, "`text` or `content`"),
+        field("data", Kind::Text, "the text of `text`"),
+        field("content", Kind::Either(&CONTENTS), "that of `content`"),
+    ]],
+};
+
+/// A field as one text: a string, or a list of parts, a line or more each.
+pub fn content(fields: &Fields, field: &str, author: Author) -> Result<String> {
+    match fields.get(field) {
+        None if author == Author::Message => Err(fields.missing(field)),
         None => Ok(String::new()),
         Some(Value::String(text)) => Ok(text.clone()),
-        Some(Value::Array(parts)) => joined(parts, &name, author),
-        Some(other) => Err(wrong_type(&name, "a string or an array of parts", other)),
+        Some(Value::Array(_)) => {
+            let parts = fields.objects(field)?;
+            Ok(parts.iter().map(|part| text(part, author)).collect::<Result<Vec<_>>>()?.join("\n"))
+        }
+        Some(other) => Err(wrong_type(&fields.name(field), "a string or an array of parts", other)),
     }
-}
-
-/// The text of parts, a line or more each.
-fn joined(parts: &[Value], path: &str, author: Author) -> Result<String> {
-    let texts = parts.iter().enumerate().map(|(i, part)| text(&Fields::of(part, &format!("{path}[{i}]"))?, author));
-    Ok(texts.collect::<Result<Vec<_>>>()?.join("\n"))
 }
 
 /// The text of one part, under the names of all APIs.
 pub fn text(part: &Fields, author: Author) -> Result<String> {
-    let own = |field| required_string(part, field).map(str::to_owned);
-    match part.string("type")? {
+    let own = |field| part.required_string(field).map(str::to_owned);
+    match part.string("type") {
         None | Some("text" | "input_text" | "output_text") => own("text"),
         Some("refusal") => own("refusal"),
         Some("tool_reference") => own("tool_name"),
-        Some("search_result") => content(part, Author::Tool),
+        Some("search_result") => content(part, "content", Author::Tool),
         Some("document") => document(part, author),
         Some("image" | "image_url" | "input_image") => unreadable(part, "image", author),
         Some("audio" | "input_audio" | "audio_url") => unreadable(part, "audio", author),
@@ -63,12 +88,12 @@ pub fn text(part: &Fields, author: Author) -> Result<String> {
 /// A document, after its title if it has one.
 fn document(part: &Fields, author: Author) -> Result<String> {
     let Some(source) = part.object("source")? else { return Err(part.missing("source")) };
-    let text = match source.string("type")? {
-        Some("text") => required_string(&source, "data")?.to_owned(),
-        Some("content") => content(&source, author)?,
+    let text = match source.string("type") {
+        Some("text") => source.required_string("data")?.to_owned(),
+        Some("content") => content(&source, "content", author)?,
         _ => return unreadable(part, "document", author),
     };
-    Ok(part.string("title")?.map_or(text.clone(), |title| format!("{title}\n{text}")))
+    Ok(part.string("title").map_or(text.clone(), |title| format!("{title}\n{text}")))
 }
 
 /// What stands in a tool's result for a part that is no text.
@@ -87,9 +112,13 @@ mod tests {
 
     use super::*;
 
+    static MESSAGE: Object = Object { name: "Message", groups: &[&[field("content", CONTENT, "")]] };
+
     fn read(content: Value, author: Author) -> std::result::Result<String, Option<String>> {
         let message = json!({"content": content});
-        Fields::of(&message, "").and_then(|fields| super::content(&fields, author)).map_err(|error| error.param)
+        Fields::of(&message, "", &MESSAGE)
+            .and_then(|fields| super::content(&fields, "content", author))
+            .map_err(|error| error.param)
     }
 
     #[test]

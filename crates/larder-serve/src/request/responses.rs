@@ -3,14 +3,132 @@
 use larder_text::TextFormat;
 use serde_json::{Map, Value, json};
 
-use super::dialogue::{Dialogue, required_string, role};
-use super::fields::{Fields, wrong_type};
-use super::parts::{self, Author};
-use super::tools::{Namespaces, OfferedTools, flat_name};
-use super::{ChatRequest, GenerationParams, RequestedFormat, unsupported};
+use super::context::{CONTEXT_FULL, TRUNCATION};
+use super::dialogue::Dialogue;
+use super::fields::Fields;
+use super::format::{FORMAT_TYPES, SCHEMA};
+use super::parts::{self, Author, CONTENT};
+use super::settings::{self, EFFORT, MODEL, REPETITION_PENALTY, SAMPLING, STREAM, TEMPLATE_KWARGS};
+use super::table::{Kind, Object, field};
+use super::tools::{CHOICES, Namespaces, OfferedTools, PARALLEL, flat_name};
+use super::unsupported::{IGNORED, Neutral, UNSUPPORTED, refused, unread};
+use super::{ChatRequest, GenerationParams, RequestedFormat};
 use crate::error::{ApiError, excerpt};
 
 type Result<T> = std::result::Result<T, ApiError>;
+
+const NO_RESPONSES: &str = "this server keeps no responses; give the whole conversation as 'input'";
+
+/// The fields of `/v1/responses`.
+pub static RESPONSES: Object = Object {
+    name: "ResponsesRequest",
+    groups: &[
+        &[
+            MODEL,
+            field("input", Kind::Either(&[Kind::Text, Kind::Objects(&ITEM)]), "a text, or items").required(),
+            field("instructions", Kind::Text, "a system message before the input"),
+            field("max_output_tokens", Kind::Integer(1, u32::MAX as i128), "limit of the answer"),
+            STREAM,
+            REPETITION_PENALTY,
+            field(
+                "tools",
+                Kind::Objects(&TOOL),
+                "functions, and namespaces of them; others are not offered to the model",
+            ),
+            field("tool_choice", Kind::Either(&[CHOICES, Kind::Object(&TOOL_CHOICE)]), "whether tools are called"),
+            PARALLEL,
+            field("text", Kind::Object(&TEXT), "the format of the answer"),
+            field("reasoning", Kind::Object(&REASONING), "how much to reason"),
+            EFFORT,
+            TEMPLATE_KWARGS,
+            TRUNCATION,
+            CONTEXT_FULL,
+            field("metadata", Kind::Any, "repeated in the response"),
+            field("user", Kind::Any, "repeated in the response"),
+            field("max_tool_calls", Kind::Any, "repeated in the response"),
+            refused("previous_response_id", Neutral::Empty, NO_RESPONSES),
+            refused("conversation", Neutral::Empty, NO_RESPONSES),
+            refused("prompt", Neutral::Empty, "this server keeps no prompts; give 'instructions' and 'input'"),
+            refused(
+                "background",
+                Neutral::Numbers(&[0.0]),
+                "this server keeps no responses; use 'stream' for long answers",
+            ),
+            refused("top_logprobs", Neutral::Numbers(&[0.0]), "use it with /v1/chat/completions"),
+        ],
+        SAMPLING,
+        UNSUPPORTED,
+        IGNORED,
+    ],
+};
+
+/// Items of all types; those of tools of OpenAI's own servers are left out.
+static ITEM: Object = Object {
+    name: "ResponsesItem",
+    groups: &[&[
+        field(
+            "type",
+            Kind::Text,
+            "`message`, `reasoning`, `function_call`, `custom_tool_call`, the output of either; items of built-in tools are left out",
+        ),
+        field("role", Kind::Choice(&["user", "assistant", "system", "developer"]), "the author of `message`"),
+        field("content", CONTENT, "the text of `message` or `reasoning`"),
+        field("summary", CONTENT, "the text of `reasoning` without content"),
+        field("call_id", Kind::Text, "the id of a call, or of the one whose output this is"),
+        field("name", Kind::Text, "the tool of a call"),
+        field("namespace", Kind::Text, "the namespace of the tool"),
+        field("arguments", Kind::Either(&[Kind::Text, Kind::Map]), "the arguments of `function_call`, as JSON"),
+        field("input", Kind::Text, "the text of `custom_tool_call`"),
+        field("output", Kind::Either(&[CONTENT, Kind::Map]), "the output of a call: a text, or parts"),
+    ]],
+};
+
+static TOOL: Object = Object {
+    name: "ResponsesTool",
+    groups: &[&[
+        field("type", Kind::Text, "`function` or `namespace`; others are not offered to the model").required(),
+        field("name", Kind::Text, "its name"),
+        field("description", Kind::Text, "passed to the chat template"),
+        field("parameters", Kind::Map, "a JSON Schema of its arguments"),
+        field("strict", Kind::Boolean, "passed to the chat template"),
+        field("tools", Kind::Objects(&TOOL), "the functions of `namespace`"),
+    ]],
+};
+
+static TOOL_CHOICE: Object = Object {
+    name: "ResponsesToolChoice",
+    groups: &[&[
+        field("type", Kind::Text, "`function`").required(),
+        field("name", Kind::Text, "its name"),
+        field("namespace", Kind::Text, "its namespace"),
+    ]],
+};
+
+static TEXT: Object = Object {
+    name: "ResponsesText",
+    groups: &[&[
+        field("format", Kind::Object(&TEXT_FORMAT), "what the answer has to match"),
+        unread("verbosity", "ignored"),
+    ]],
+};
+
+static TEXT_FORMAT: Object = Object {
+    name: "ResponsesTextFormat",
+    groups: &[&[
+        field("type", FORMAT_TYPES, "what the answer is"),
+        field("schema", SCHEMA, "the schema of `json_schema`"),
+        unread("name", "ignored"),
+        unread("strict", "ignored: a schema is always enforced"),
+    ]],
+};
+
+static REASONING: Object = Object {
+    name: "ResponsesReasoning",
+    groups: &[&[
+        field("effort", Kind::Text, "passed to the chat template as `reasoning_effort`"),
+        unread("summary", "ignored"),
+    ]],
+};
 
 /// The body of `/v1/responses`.
 #[derive(Clone, PartialEq, Debug)]
@@ -43,54 +161,31 @@ impl ResponsesRequest {
     /// Parses and checks a body.
     pub fn parse(body: &[u8]) -> Result<Self> {
         let json = super::json(body)?;
-        let fields = Fields::of(&json, "")?;
-        refuse_state(&fields)?;
-        unsupported::refuse(&fields)?;
+        let fields = Fields::of(&json, "", &RESPONSES)?;
         let (echo, mut notes) = (echo(&fields)?, Vec::new());
         let messages = messages(&fields, &mut notes)?;
         let offered = tools(&fields)?;
         let mut params = GenerationParams {
             choices: 1,
-            model: fields.string("model")?.map(str::to_owned),
-            max_tokens: fields.integer("max_output_tokens", 1..=u32::MAX.into())?.map(|n| n as usize),
-            sampling: super::sampling_params(&fields)?,
-            seed: super::seed(&fields)?,
-            stream: fields.boolean("stream")?.unwrap_or(false),
-            context_full: super::context::truncation(&fields)?,
+            model: settings::model(&fields),
+            max_tokens: fields.count("max_output_tokens"),
+            sampling: settings::sampling_params(&fields, &["repetition_penalty"]),
+            seed: settings::seed(&fields),
+            stream: fields.flag("stream"),
+            context_full: super::context::truncation(&fields),
             format: format(&fields)?,
             ..GenerationParams::default()
         };
         let (tools, extra) = (offered.requested()?, extra(&fields)?);
-        params.notes = notes.into_iter().chain(offered.notes).chain(unsupported::unknown(&fields)).collect();
+        params.notes = notes.into_iter().chain(offered.notes).chain(fields.unknown()).collect();
         let chat = ChatRequest { params, messages, tools, separate_reasoning: true, extra, ..ChatRequest::default() };
         Ok(ResponsesRequest { chat, echo, namespaces: offered.namespaces })
     }
 }
 
-/// Responses are not kept, so a request cannot refer to an earlier one.
-fn refuse_state(fields: &Fields) -> Result<()> {
-    const STATE: &str = "this server keeps no responses; give the whole conversation as 'input'";
-    for (field, why) in [
-        ("previous_response_id", STATE),
-        ("conversation", STATE),
-        ("prompt", "this server keeps no prompts; give 'instructions' and 'input'"),
-    ] {
-        super::reject_unless_empty(fields, field, &format!("'{field}' is not supported: {why}."))?;
-    }
-    if fields.boolean("background")? == Some(true) {
-        let message = "'background' is not supported: this server keeps no responses; use 'stream' for long answers.";
-        return Err(ApiError::unsupported("background", message));
-    }
-    if fields.integer("top_logprobs", 0..=20)?.is_some_and(|top| top > 0) {
-        let message = "'top_logprobs' is not supported here; use it with /v1/chat/completions.";
-        return Err(ApiError::unsupported("top_logprobs", message));
-    }
-    Ok(())
-}
-
 fn extra(fields: &Fields) -> Result<Map<String, Value>> {
-    let mut extra = super::extra(fields)?;
-    if let Some(effort) = fields.object("reasoning")?.map_or(Ok(None), |reasoning| reasoning.string("effort"))? {
+    let mut extra = settings::extra(fields);
+    if let Some(effort) = fields.object("reasoning")?.and_then(|reasoning| reasoning.string("effort")) {
         extra.entry("reasoning_effort").or_insert(effort.into());
     }
     Ok(extra)
@@ -100,58 +195,49 @@ fn extra(fields: &Fields) -> Result<Map<String, Value>> {
 fn format(fields: &Fields) -> Result<Option<RequestedFormat>> {
     let Some(text) = fields.object("text")? else { return Ok(None) };
     let Some(format) = text.object("format")? else { return Ok(None) };
-    let format = match format.string("type")? {
-        None | Some("text") => return Ok(None),
+    let format = match format.string("type") {
         Some("json_object") => TextFormat::JsonObject,
         Some("json_schema") => TextFormat::JsonSchema(format.required("schema")?.clone()),
-        Some(other) => {
-            let name = "text.format.type";
-            let message = format!(
-                "Invalid value for '{name}': '{}' is not one of text, json_object, json_schema.",
-                excerpt(other)
-            );
-            return Err(ApiError::unsupported(name, message));
-        }
+        _ => return Ok(None),
     };
     Ok(Some(RequestedFormat { field: "text.format", format }))
 }
 
 fn messages(fields: &Fields, notes: &mut Vec<String>) -> Result<Vec<Value>> {
     let mut dialogue = Dialogue::default();
-    if let Some(instructions) = fields.string("instructions")? {
+    if let Some(instructions) = fields.string("instructions") {
         dialogue.text("system", instructions);
     }
     match fields.required("input")? {
         Value::String(text) => dialogue.text("user", text),
         Value::Array(items) if items.is_empty() => return Err(Dialogue::empty("input")),
-        Value::Array(items) => {
-            for (i, item) in items.iter().enumerate() {
-                add_item(&mut dialogue, &Fields::of(item, &format!("input[{i}]"))?, notes)?;
-            }
-        }
-        other => return Err(wrong_type("input", "a string or an array of items", other)),
+        _ => fields.objects("input")?.iter().try_for_each(|item| add_item(&mut dialogue, item, notes))?,
     }
     dialogue.finish("input")
 }
 
 fn add_item(dialogue: &mut Dialogue, item: &Fields, notes: &mut Vec<String>) -> Result<()> {
-    match item.string("type")? {
-        None | Some("message") => match role(item, &["user", "assistant", "system", "developer"])? {
-            "developer" => dialogue.text("system", &parts::content(item, Author::Message)?),
-            role => dialogue.text(role, &parts::content(item, Author::Message)?),
-        },
+    match item.string("type") {
+        None | Some("message") => {
+            let role = item.required_string("role")?;
+            let role = if role == "developer" { "system" } else { role };
+            dialogue.text(role, &parts::content(item, "content", Author::Message)?);
+        }
         Some("reasoning") => add_reasoning(dialogue, item)?,
         Some("function_call") => {
-            let arguments = required_string(item, "arguments")?;
-            let name = flat_name(item.string("namespace")?, required_string(item, "name")?);
-            dialogue.call(required_string(item, "call_id")?, &name, &arguments.into());
+            let name = flat_name(item.string("namespace"), item.required_string("name")?);
+            dialogue.call(item.required_string("call_id")?, &name, item.required("arguments")?);
         }
         // A tool that takes a text instead of arguments.
         Some("custom_tool_call") => {
-            let input = json!({"input": required_string(item, "input")?});
-            dialogue.call(required_string(item, "call_id")?, required_string(item, "name")?, &input);
+            let input = json!({"input": item.required_string("input")?});
+            dialogue.call(item.required_string("call_id")?, item.required_string("name")?, &input);
         }
-        Some("function_call_output" | "custom_tool_call_output") => add_output(dialogue, item)?,
+        Some("function_call_output" | "custom_tool_call_output") => {
+            let id = item.required_string("call_id")?;
+            item.required("output")?;
+            dialogue.result(id, None, &parts::content(item, "output", Author::Tool)?);
+        }
         Some(kind) if SERVER_ITEMS.contains(&kind) => {
             notes.push(format!("items of the type '{kind}' are not part of the prompt"));
         }
@@ -165,25 +251,11 @@ fn add_item(dialogue: &mut Dialogue, item: &Fields, notes: &mut Vec<String>) -> 
     Ok(())
 }
 
-/// The result of a call, which is read like the content of a message.
-fn add_output(dialogue: &mut Dialogue, item: &Fields) -> Result<()> {
-    let id = required_string(item, "call_id")?;
-    let content = json!({"content": item.required("output")?});
-    let text = parts::content(&Fields::of(&content, "")?, Author::Tool)
-        .map_err(|_| wrong_type(&item.name("output"), "a string or an array of parts", &content["content"]))?;
-    dialogue.result(id, None, &text);
-    Ok(())
-}
-
 /// The reasoning itself if the item has it, otherwise its summary.
 fn add_reasoning(dialogue: &mut Dialogue, item: &Fields) -> Result<()> {
     for field in ["content", "summary"] {
-        let parts = item.array(field)?.unwrap_or_default().iter().enumerate();
-        let texts = parts.map(|(i, part)| {
-            let part = Fields::of(part, &item.name(&format!("{field}[{i}]")))?;
-            required_string(&part, "text")
-        });
-        let texts = texts.collect::<Result<Vec<_>>>()?;
+        let parts = item.objects(field)?;
+        let texts = parts.iter().map(|part| part.required_string("text")).collect::<Result<Vec<_>>>()?;
         if !texts.is_empty() {
             dialogue.reasoning(&texts.join("\n"));
             break;
@@ -195,34 +267,31 @@ fn add_reasoning(dialogue: &mut Dialogue, item: &Fields) -> Result<()> {
 /// The tools in the form of a chat.
 fn tools(fields: &Fields) -> Result<OfferedTools> {
     let mut offered = OfferedTools::default();
-    for (i, tool) in fields.array("tools")?.unwrap_or_default().iter().enumerate() {
-        offer(&mut offered, &Fields::of(tool, &format!("tools[{i}]"))?, None)?;
-    }
+    fields.objects("tools")?.iter().try_for_each(|tool| offer(&mut offered, tool, None))?;
     let choice = match fields.get("tool_choice") {
-        Some(object @ Value::Object(_)) => Some(choice_of(&offered, &Fields::of(object, "tool_choice")?)?),
+        Some(Value::Object(_)) => {
+            fields.object("tool_choice")?.map(|choice| choice_of(&offered, &choice)).transpose()?
+        }
         other => other.cloned(),
     };
-    offered.choose(choice, fields.boolean("parallel_tool_calls")?);
+    offered.choose(choice, fields.boolean("parallel_tool_calls"));
     Ok(offered)
 }
 
 /// Offers a function, or all functions of a namespace.
 fn offer(offered: &mut OfferedTools, tool: &Fields, namespace: Option<&str>) -> Result<()> {
-    match (required_string(tool, "type")?, namespace) {
+    match (tool.required_string("type")?, namespace) {
         ("function", _) => {}
         ("namespace", None) => {
-            let name = required_string(tool, "name")?;
-            for (i, inner) in tool.array("tools")?.unwrap_or_default().iter().enumerate() {
-                offer(offered, &Fields::of(inner, &tool.name(&format!("tools[{i}]")))?, Some(name))?;
-            }
-            return Ok(());
+            let name = tool.required_string("name")?;
+            return tool.objects("tools")?.iter().try_for_each(|inner| offer(offered, inner, Some(name)));
         }
         (other, _) => {
-            offered.skip(other, tool.string("name")?);
+            offered.skip(other, tool.string("name"));
             return Ok(());
         }
     }
-    let name = required_string(tool, "name")?;
+    let name = tool.required_string("name")?;
     let flat = flat_name(namespace, name);
     if let Some(namespace) = namespace {
         offered.namespaces.insert(flat.clone(), (namespace.to_owned(), name.to_owned()));
@@ -239,9 +308,9 @@ fn offer(offered: &mut OfferedTools, tool: &Fields, namespace: Option<&str>) -> 
 
 /// A choice by name, or of a type of tools that were left out.
 fn choice_of(offered: &OfferedTools, choice: &Fields) -> Result<Value> {
-    match required_string(choice, "type")? {
+    match choice.required_string("type")? {
         "function" => {
-            let name = flat_name(choice.string("namespace")?, required_string(choice, "name")?);
+            let name = flat_name(choice.string("namespace"), choice.required_string("name")?);
             Ok(offered.named(&name))
         }
         kind if offered.named(kind) == "auto" => Ok(json!("auto")),

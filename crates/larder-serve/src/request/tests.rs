@@ -1,5 +1,8 @@
 //! Tests of the request parser.
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use larder_engine::Sampling;
 use larder_text::TextFormat;
 use proptest::prelude::*;
 use serde_json::json;
@@ -74,7 +77,7 @@ fn errors_name_the_field_and_the_fault() {
         ("top_logprobs", json!(2), "top_logprobs", "only allowed when 'logprobs'"),
         ("logit_bias", json!({"x": 2}), "logit_bias", "an object of token ids"),
         ("logit_bias", json!({"1": 200}), "logit_bias", "from -100 to 100"),
-        ("logit_bias", json!([1]), "logit_bias", "an object of token ids"),
+        ("logit_bias", json!([1]), "logit_bias", "expected an object"),
         ("response_format", json!({"type": "xml"}), "response_format.type", "'xml' is not one of"),
         ("response_format", json!({"type": "json_schema"}), "response_format.json_schema", "Missing"),
         (
@@ -242,6 +245,143 @@ fn routing_is_given_by_lambda_or_by_spec() {
     assert_eq!(parse_routing(b"{\"routing\": \"prune:h=2\"}").unwrap(), spec);
     assert!(parse_routing(b"{}").is_err() && parse_routing(b"{\"lambda\": -1}").is_err());
     assert!(parse_routing(b"{\"lambda\": 1, \"routing\": \"original\"}").is_err());
+}
+
+#[test]
+fn beginnings_that_shifts_keep_are_read() {
+    let keep = |value: Value| chat(with("n_keep", value)).map(|chat| chat.params.keep).map_err(|error| error.param);
+    assert_eq!((keep(json!(-1)), keep(json!(7)), keep(Value::Null)), (Ok(Some(usize::MAX)), Ok(Some(7)), Ok(None)));
+    assert_eq!(keep(json!(-2)), Err(Some("n_keep".into())));
+}
+
+/// All objects in the bodies of routes, of each name once.
+fn objects() -> BTreeMap<&'static str, &'static Object> {
+    fn add(table: &'static Object, all: &mut BTreeMap<&'static str, &'static Object>) {
+        match all.insert(table.name, table) {
+            Some(other) => assert!(std::ptr::eq(other, table), "two objects have the name {}", table.name),
+            None => table.fields().filter_map(|field| field.kind.object()).for_each(|table| add(table, all)),
+        }
+    }
+    let mut all = BTreeMap::new();
+    crate::http::ROUTES.iter().filter_map(|route| route.body).for_each(|table| add(table, &mut all));
+    all
+}
+
+#[test]
+fn no_table_has_a_field_twice() {
+    for table in objects().values() {
+        let names: Vec<&str> = table.fields().map(|field| field.name).collect();
+        let distinct: BTreeSet<&str> = names.iter().copied().collect();
+        assert_eq!(names.len(), distinct.len(), "{}", table.name);
+    }
+}
+
+/// Bodies in which parsers come to every field that they know.
+fn parse_all() {
+    let parts = json!([
+        {"type": "text", "text": "a"}, {"type": "refusal", "refusal": "a"}, {"type": "tool_reference", "tool_name": "a"},
+        {"type": "document", "source": {"type": "text", "data": "a"}}, {"type": "search_result", "content": "a"},
+        {"type": "document", "source": {"type": "content", "content": "a"}},
+    ]);
+    let call = json!({"function": {"name": "f", "arguments": {}}});
+    let tool = json!({"type": "function", "function": {"name": "f"}});
+    let schema = json!({"type": "json_schema", "schema": {}, "json_schema": {"schema": {}}});
+    let chat_body = json!({
+        "messages": [{"role": "assistant", "content": parts, "function_call": {"name": "f"}, "tool_calls": [call]}],
+        "continue_final_message": true, "tools": [tool, {"type": "web_search"}], "stream_options": {},
+        "tool_choice": {"type": "function", "function": {"name": "f"}}, "response_format": schema,
+    });
+    let text = |body: &Value| body.to_string().into_bytes();
+    ChatRequest::parse(&text(&chat_body)).unwrap();
+    chat(with("response_format", json!({"type": "json_object"}))).unwrap();
+    CompletionRequest::parse(br#"{"prompt": "a", "suffix": "b"}"#).unwrap();
+    let infill = br#"{"input_prefix": "a", "input_suffix": "b", "input_extra": [{"text": "c"}]}"#;
+    CompletionRequest::parse_infill(infill).unwrap();
+    let responses = json!({
+        "input": [
+            {"role": "user", "content": "a"}, {"type": "reasoning", "summary": [{"text": "a"}]},
+            {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "1", "output": "a"},
+            {"type": "custom_tool_call", "call_id": "2", "name": "f", "input": "a"},
+        ],
+        "tools": [{"type": "function", "name": "f"}, {"type": "namespace", "name": "n", "tools": []}],
+        "tool_choice": {"type": "function", "name": "f"}, "text": {"format": schema}, "reasoning": {},
+    });
+    ResponsesRequest::parse(&text(&responses)).unwrap();
+    let tool_use = json!({"type": "tool_use", "id": "1", "name": "f", "input": {}});
+    let anthropic = json!({
+        "max_tokens": 1, "system": "a", "tools": [{"name": "f", "input_schema": {}}], "thinking": {"type": "enabled"},
+        "messages": [
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "a"}, tool_use]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1"}]}, {"role": "user", "content": parts},
+        ],
+        "tool_choice": {"type": "tool", "name": "f"}, "output_config": {"format": schema},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    });
+    ChatRequest::parse_anthropic(&text(&anthropic)).unwrap();
+    ChatRequest::parse_anthropic_count(&text(&anthropic)).unwrap();
+    let ollama = json!({
+        "options": {}, "tools": [tool],
+        "messages": [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "a"}],
+    });
+    ChatRequest::parse_ollama(&text(&ollama)).unwrap();
+    OllamaGenerateRequest::parse(br#"{"prompt": "a"}"#).unwrap();
+    for table in [&OLLAMA_CHAT, &OLLAMA_GENERATE] {
+        OllamaLoadRequest::parse(b"{}", table).unwrap();
+    }
+    shown_model(b"{}").unwrap();
+    for (body, style) in [
+        (r#"{"input": "a"}"#, EmbeddingStyle::OpenAi),
+        (r#"{"input": "a"}"#, EmbeddingStyle::Ollama),
+        (r#"{"prompt": "a"}"#, EmbeddingStyle::OllamaOne),
+    ] {
+        EmbeddingRequest::parse(body.as_bytes(), style).unwrap();
+    }
+    TokenizeRequest::parse(br#"{"content": "a"}"#).unwrap();
+    DetokenizeRequest::parse(br#"{"tokens": [1]}"#).unwrap();
+    MathmlRequest::parse(br#"{"formulas": [{"latex": "x"}]}"#).unwrap();
+    parse_routing(br#"{"lambda": 1}"#).unwrap();
+    slot_file(br#"{"filename": "a"}"#).unwrap();
+}
+
+#[test]
+fn every_field_of_the_tables_is_read_and_no_other() {
+    fields::reads::all();
+    parse_all();
+    let read = fields::reads::all();
+    let is_checked_only = |kind| matches!(kind, Kind::Unread | Kind::Refused(_) | Kind::Choice(&[_]));
+    // The model is chosen before a body is parsed.
+    let listed = objects().into_iter().flat_map(|(name, table)| table.fields().map(move |field| (name, field)));
+    let listed: BTreeMap<_, _> = listed.map(|(name, field)| ((name, field.name.to_owned()), field.kind)).collect();
+    let unread: Vec<_> = listed
+        .iter()
+        .filter(|(field, kind)| !is_checked_only(**kind) && field.1 != "model" && !read.contains(*field))
+        .collect();
+    assert!(unread.is_empty(), "{:?}", unread.iter().map(|(field, _)| field).collect::<Vec<_>>());
+    let unlisted: Vec<_> = read.iter().filter(|field| !listed.contains_key(*field)).collect();
+    assert!(unlisted.is_empty() && read.len() > 150, "{unlisted:?} of {}", read.len());
+}
+
+#[test]
+fn what_a_table_does_not_have_is_not_there() {
+    static TABLE: Object = Object { name: "Table", groups: &[&[field("known", Kind::Text, "")]] };
+    let body = json!({"known": "a", "other": "b"});
+    let fields = Fields::of(&body, "", &TABLE).unwrap();
+    assert_eq!((fields.string("known"), fields.unknown().count()), (Some("a"), 1));
+    let read = std::panic::catch_unwind(|| Fields::of(&body, "", &TABLE).unwrap().string("other").is_none());
+    assert!(read.is_err() || read.is_ok_and(|missing| missing));
+}
+
+#[test]
+fn refused_fields_pass_with_the_values_that_change_nothing() {
+    for field in CHAT.fields() {
+        let Kind::Refused(neutral) = field.kind else { continue };
+        for value in neutral.values() {
+            assert!(chat(with(field.name, value.clone())).is_ok(), "{} = {value}", field.name);
+        }
+        let refused = chat(with(field.name, json!({"strange": 1}))).unwrap_err();
+        assert_eq!(refused.param.as_deref(), Some(field.name));
+    }
 }
 
 proptest! {

@@ -1,7 +1,24 @@
 //! Bodies of `/tokenize` and `/detokenize`.
 
-use super::fields::{Fields, wrong_type};
-use super::{Result, id, json};
+use super::fields::Fields;
+use super::settings::MODEL;
+use super::table::{Kind, Object, field};
+use super::{Result, TOKENS, ids, json};
+
+/// The fields of `/tokenize`.
+pub static TOKENIZE: Object = Object {
+    name: "TokenizeRequest",
+    groups: &[&[
+        MODEL,
+        field("content", Kind::Text, "the text").required(),
+        field("add_special", Kind::Flag(false), "adds special tokens such as BOS"),
+        field("with_pieces", Kind::Flag(false), "answers with the text of each token too"),
+    ]],
+};
+
+/// The fields of `/detokenize`.
+pub static DETOKENIZE: Object =
+    Object { name: "DetokenizeRequest", groups: &[&[MODEL, field("tokens", TOKENS, "token ids").required()]] };
 
 /// The body of `/tokenize`.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -25,12 +42,11 @@ impl TokenizeRequest {
     /// Parses and checks a body.
     pub fn parse(body: &[u8]) -> Result<Self> {
         let json = json(body)?;
-        let fields = Fields::of(&json, "")?;
-        fields.required("content")?;
+        let fields = Fields::of(&json, "", &TOKENIZE)?;
         Ok(TokenizeRequest {
-            content: fields.string("content")?.unwrap_or_default().to_owned(),
-            add_special: fields.boolean("add_special")?.unwrap_or(false),
-            with_pieces: fields.boolean("with_pieces")?.unwrap_or(false),
+            content: fields.required_string("content")?.to_owned(),
+            add_special: fields.flag("add_special"),
+            with_pieces: fields.flag("with_pieces"),
         })
     }
 }
@@ -39,9 +55,7 @@ impl DetokenizeRequest {
     /// Parses and checks a body.
     pub fn parse(body: &[u8]) -> Result<Self> {
         let json = json(body)?;
-        let fields = Fields::of(&json, "")?;
-        let value = fields.required("tokens")?;
-        let ids = value.as_array().and_then(|list| list.iter().map(id).collect());
-        Ok(DetokenizeRequest { tokens: ids.ok_or_else(|| wrong_type("tokens", "an array of token ids", value))? })
+        let fields = Fields::of(&json, "", &DETOKENIZE)?;
+        Ok(DetokenizeRequest { tokens: ids(fields.required("tokens")?).unwrap_or_default() })
     }
 }

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use larder_text::ToolSchema;
 use serde_json::{Value, json};
 
-use super::fields::{Fields, wrong_type};
+use super::fields::Fields;
+use super::table::{Field, Kind, Object, field};
+use super::unsupported::unread;
 use crate::error::{ApiError, excerpt};
 
 type Result<T> = std::result::Result<T, ApiError>;
@@ -14,6 +16,55 @@ type Result<T> = std::result::Result<T, ApiError>;
 const NAME_BYTES_MAX: usize = 128;
 /// Most tools of a request.
 const TOOLS_MAX: usize = 512;
+
+static FUNCTION: Object = Object {
+    name: "ToolFunction",
+    groups: &[&[
+        field("name", Kind::Text, "its name").required(),
+        unread("description", "passed to the chat template"),
+        field("parameters", Kind::Map, "a JSON Schema of its arguments"),
+        unread("strict", "passed to the chat template"),
+    ]],
+};
+
+static TOOL: Object = Object {
+    name: "Tool",
+    groups: &[&[
+        field("type", Kind::Text, "`function`; tools of other types are not offered to the model"),
+        field("name", Kind::Text, "the name of a tool of another type"),
+        field("function", Kind::Object(&FUNCTION), "the function"),
+    ]],
+};
+
+static TOOL_CHOICE: Object = Object {
+    name: "ToolChoice",
+    groups: &[&[
+        field("type", Kind::Choice(&["function"]), "what is chosen").required(),
+        field("function", Kind::Object(&CHOSEN), "the tool").required(),
+    ]],
+};
+
+static CHOSEN: Object =
+    Object { name: "ChosenFunction", groups: &[&[field("name", Kind::Text, "its name").required()]] };
+
+/// Choices without a name.
+pub const CHOICES: Kind = Kind::Choice(&["auto", "none", "required", "any"]);
+const CHOICE: Kind = Kind::Either(&[CHOICES, Kind::Object(&TOOL_CHOICE)]);
+
+/// The tools of a chat in OpenAI's form.
+pub const TOOLS: &[Field] = &[
+    field("tools", Kind::Objects(&TOOL), "at most 512"),
+    field(
+        "tool_choice",
+        CHOICE,
+        "whether tools are called: as the model decides, none, at least one, or the one that is named",
+    ),
+    PARALLEL,
+];
+
+/// Whether an answer may have several calls.
+pub const PARALLEL: Field =
+    field("parallel_tool_calls", Kind::Boolean, "false for at most one call where calls are forced");
 
 /// The tools that the model may call.
 #[derive(Clone, PartialEq, Debug)]
@@ -77,14 +128,13 @@ impl OfferedTools {
     /// The tools of a body in OpenAI's form of chats.
     pub fn of_chat(fields: &Fields) -> Result<Self> {
         let mut offered = OfferedTools::default();
-        for (i, tool) in fields.array("tools")?.unwrap_or_default().iter().enumerate() {
-            let tool = Fields::of(tool, &format!("tools[{i}]"))?;
-            match tool.string("type")? {
+        for tool in fields.objects("tools")? {
+            match tool.string("type") {
                 None | Some("function") => offered.add(tool.required("function")?.clone()),
-                Some(other) => offered.skip(other, tool.string("name")?),
+                Some(other) => offered.skip(other, tool.string("name")),
             }
         }
-        offered.choose(fields.get("tool_choice").cloned(), fields.boolean("parallel_tool_calls")?);
+        offered.choose(fields.get("tool_choice").cloned(), fields.boolean("parallel_tool_calls"));
         Ok(offered)
     }
 
@@ -131,10 +181,9 @@ impl OfferedTools {
 }
 
 fn schema(tool: &Value, path: &str) -> Result<ToolSchema> {
-    let fields = Fields::of(tool, path)?;
-    let function = Fields::of(fields.required("function")?, &fields.name("function"))?;
-    let name = function.required("name")?;
-    let name = name.as_str().ok_or_else(|| wrong_type(&function.name("name"), "a string", name))?;
+    let fields = Fields::of(tool, path, &TOOL)?;
+    let function = fields.object("function")?.ok_or_else(|| fields.missing("function"))?;
+    let name = function.required_string("name")?;
     if name.is_empty()
         || name.len() > NAME_BYTES_MAX
         || name.contains(|c: char| c.is_control() || "\"<>{}[]() ".contains(c))
@@ -145,11 +194,8 @@ fn schema(tool: &Value, path: &str) -> Result<ToolSchema> {
         );
         return Err(ApiError::invalid_field(function.name("name"), "invalid_value", message));
     }
-    let parameters = match function.get("parameters") {
-        None => json!({"type": "object", "properties": {}}),
-        Some(object @ Value::Object(_)) => object.clone(),
-        Some(other) => return Err(wrong_type(&function.name("parameters"), "an object", other)),
-    };
+    let parameters = function.get("parameters").cloned();
+    let parameters = parameters.unwrap_or_else(|| json!({"type": "object", "properties": {}}));
     Ok(ToolSchema { name: name.to_owned(), parameters })
 }
 
@@ -160,25 +206,16 @@ fn choice(given: Option<&Value>, tools: &[ToolSchema]) -> Result<Option<ToolChoi
         ApiError::invalid_field("tool_choice", "invalid_value", message)
     };
     let choice = match given {
-        None | Some(Value::Null) => ToolChoice::Auto,
-        Some(Value::String(choice)) => match choice.as_str() {
-            "none" => return Ok(None),
-            "auto" => ToolChoice::Auto,
-            "required" | "any" => ToolChoice::Required,
-            other => return Err(wrong(&format!("'{}' is not known", excerpt(other)))),
-        },
         Some(object @ Value::Object(_)) => {
-            let choice = Fields::of(object, "tool_choice")?;
-            if choice.string("type")?.is_some_and(|kind| kind != "function") {
-                return Err(ApiError::unsupported(
-                    "tool_choice.type",
-                    "Only 'function' is supported as 'tool_choice.type'.",
-                ));
-            }
-            let function = Fields::of(choice.required("function")?, "tool_choice.function")?;
-            ToolChoice::Named(function.required("name")?.as_str().unwrap_or_default().to_owned())
+            let choice = Fields::of(object, "tool_choice", &TOOL_CHOICE)?;
+            let function = choice.object("function")?.ok_or_else(|| choice.missing("function"))?;
+            ToolChoice::Named(function.required_string("name")?.to_owned())
         }
-        Some(other) => return Err(wrong_type("tool_choice", "a string or an object", other)),
+        given => match given.and_then(Value::as_str) {
+            Some("none") => return Ok(None),
+            Some("required" | "any") => ToolChoice::Required,
+            _ => ToolChoice::Auto,
+        },
     };
     match &choice {
         ToolChoice::Named(name) if !tools.iter().any(|tool| tool.name == *name) => {

@@ -1,13 +1,14 @@
-//! Fields that would change an answer and are not supported: refused by name unless they have a value that changes nothing. All
-//! other fields that are not known have no effect.
+//! Fields of all APIs that would change an answer and are not supported, and fields without effect. The former are refused by name unless
+//! they have a value that changes nothing.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::fields::Fields;
-use crate::error::{ApiError, excerpt};
+use super::table::{Field, Kind, field};
+use crate::error::ApiError;
 
 /// The values of a field that change nothing.
-enum Neutral {
+#[derive(Clone, Copy)]
+pub enum Neutral {
     /// Numbers, booleans as 0 and 1.
     Numbers(&'static [f64]),
     /// An empty text, list or object.
@@ -18,81 +19,91 @@ enum Neutral {
 
 use Neutral::{Empty, Numbers, Text};
 
-/// Of all APIs, with what clients of llama.cpp's and other servers send there. The page `docs/serve-fields.md` has a row for each.
-const UNSUPPORTED: &[(&str, Neutral)] = &[
-    ("functions", Empty),
-    ("function_call", Empty),
-    ("audio", Empty),
-    ("modalities", Text),
-    ("web_search_options", Empty),
-    ("prediction", Empty),
-    ("typical_p", Numbers(&[1.0])),
-    ("mirostat", Numbers(&[0.0])),
-    ("dynatemp_range", Numbers(&[0.0])),
-    ("top_n_sigma", Numbers(&[0.0, -1.0])),
-    ("xtc_probability", Numbers(&[0.0])),
-    ("dry_multiplier", Numbers(&[0.0])),
-    ("min_tokens", Numbers(&[0.0])),
-    ("length_penalty", Numbers(&[1.0])),
-    ("use_beam_search", Numbers(&[0.0])),
-    ("lora", Empty),
-    ("samplers", Empty),
-    ("tfs_z", Numbers(&[1.0])),
-    ("bad_words", Empty),
-    ("stop_token_ids", Empty),
-    ("truncate_prompt_tokens", Empty),
-    ("guided_json", Empty),
-    ("guided_regex", Empty),
-    ("guided_choice", Empty),
-    ("guided_grammar", Empty),
-    ("structured_outputs", Empty),
+/// With what clients of llama.cpp's and other servers send to OpenAI's routes.
+pub const UNSUPPORTED: &[Field] = &[
+    refused("functions", Empty, "use 'tools'"),
+    refused("function_call", Empty, "use 'tools'"),
+    refused("audio", Empty, ""),
+    refused("modalities", Text, ""),
+    refused("web_search_options", Empty, ""),
+    refused("prediction", Empty, ""),
+    refused("typical_p", Numbers(&[1.0]), ""),
+    refused("mirostat", Numbers(&[0.0]), ""),
+    refused("dynatemp_range", Numbers(&[0.0]), ""),
+    refused("top_n_sigma", Numbers(&[0.0, -1.0]), ""),
+    refused("xtc_probability", Numbers(&[0.0]), ""),
+    refused("dry_multiplier", Numbers(&[0.0]), ""),
+    refused("min_tokens", Numbers(&[0.0]), ""),
+    refused("length_penalty", Numbers(&[1.0]), ""),
+    refused("use_beam_search", Numbers(&[0.0]), ""),
+    refused("lora", Empty, ""),
+    refused("samplers", Empty, ""),
+    refused("tfs_z", Numbers(&[1.0]), ""),
+    refused("bad_words", Empty, ""),
+    refused("stop_token_ids", Empty, ""),
+    refused("truncate_prompt_tokens", Empty, ""),
+    refused("guided_json", Empty, ""),
+    refused("guided_regex", Empty, ""),
+    refused("guided_choice", Empty, ""),
+    refused("guided_grammar", Empty, ""),
+    refused("structured_outputs", Empty, ""),
 ];
 
-/// Fields without effect on an answer, which clients send all the time.
-const WITHOUT_EFFECT: &[&str] = &[
-    "betas",
-    "cache_control",
-    "cache_prompt",
-    "client_metadata",
-    "id_slot",
-    "include",
-    "keep_alive",
-    "metadata",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "return_tokens",
-    "safety_identifier",
-    "service_tier",
-    "skip_special_tokens",
-    "store",
-    "timings_per_token",
-    "user",
-    "verbosity",
+/// What clients send all the time.
+pub const IGNORED: &[Field] = &[
+    unread("betas", "ignored"),
+    unread("cache_control", "ignored"),
+    unread("cache_prompt", "ignored: the prefix cache changes no answer"),
+    unread("client_metadata", "ignored"),
+    unread("id_slot", "ignored: prompts find their slots"),
+    unread("include", "ignored"),
+    unread("keep_alive", "ignored"),
+    unread("prompt_cache_key", "ignored: the prefix cache finds prompts by their tokens"),
+    unread("prompt_cache_retention", "ignored"),
+    unread("return_tokens", "ignored"),
+    unread("safety_identifier", "ignored"),
+    unread("service_tier", "ignored"),
+    unread("skip_special_tokens", "ignored: special tokens are not part of answers"),
+    unread("store", "ignored: nothing is stored"),
+    unread("timings_per_token", "ignored"),
+    unread("verbosity", "ignored: give it as `chat_template_kwargs` to templates that know it"),
 ];
 
-/// A sentence for the log about each field that is not known.
-pub fn unknown(fields: &Fields) -> impl Iterator<Item = String> {
-    let unknown = fields.unread().filter(|field| !WITHOUT_EFFECT.contains(&field.as_str()));
-    unknown.map(|field| format!("the field '{}' is not known and has no effect", excerpt(field)))
+/// Fields of which OpenAI's Responses repeat the values.
+pub const METADATA: &[Field] = &[unread("metadata", "ignored"), unread("user", "ignored")];
+
+/// A field that is refused unless it is neutral, and what to do instead.
+pub const fn refused(name: &'static str, neutral: Neutral, why: &'static str) -> Field {
+    field(name, Kind::Refused(neutral), why)
 }
 
-/// Refuses the first such field that is given.
-pub fn refuse(fields: &Fields) -> Result<(), ApiError> {
-    let given = UNSUPPORTED.iter().find(|(field, neutral)| fields.get(field).is_some_and(|value| !neutral.has(value)));
-    match given {
-        None => Ok(()),
-        Some((field @ ("functions" | "function_call"), _)) => {
-            Err(ApiError::unsupported(*field, format!("'{field}' is not supported; use 'tools'.")))
-        }
-        Some((field, _)) => {
-            let name = fields.name(field);
-            let message = format!("'{name}' is not supported.");
-            Err(ApiError::unsupported(name, message))
-        }
-    }
+/// A field that no parser reads.
+pub const fn unread(name: &'static str, about: &'static str) -> Field {
+    field(name, Kind::Unread, about)
 }
 
 impl Neutral {
+    /// Refuses another value of the field `name`; `why` says why, or what to do instead.
+    pub fn check(&self, name: &str, value: &Value, why: &str) -> Result<(), ApiError> {
+        match (self.has(value), why) {
+            (true, _) => Ok(()),
+            (false, "") => Err(ApiError::unsupported(name, format!("'{name}' is not supported."))),
+            (false, why) => Err(ApiError::unsupported(name, format!("'{name}' is not supported: {why}."))),
+        }
+    }
+
+    /// The values that change nothing.
+    pub fn values(&self) -> Vec<Value> {
+        match self {
+            Numbers(neutral) => {
+                let booleans = [false, true].into_iter().filter(|boolean| self.has(&json!(boolean)));
+                neutral.iter().map(|number| json!(number)).chain(booleans.map(Value::from)).collect()
+            }
+            Empty => vec![json!(""), json!([]), json!({})],
+            Text => vec![json!(["text"]), json!([])],
+        }
+    }
+
     fn has(&self, value: &Value) -> bool {
         match (self, value) {
             (Numbers(neutral), Value::Bool(value)) => neutral.contains(&f64::from(u8::from(*value))),
