@@ -71,6 +71,7 @@ check "LangChain's and LiteLLM's clients" "langchain_openai litellm" test_serve_
 check "tools" "openai langchain_openai" test_tools.py "$work/tools" --context 4096
 check "lm-evaluation-harness" "lm_eval" test_harness.py "$demo" --context 512 --alias demo
 check "JSON Schemas" "jsonschema" schemas.py "$demo" --context 1024
+check "OpenAPI" "openapi_spec_validator schemathesis" "openapi.py --seconds 60" "$demo" --context 128 --session-dir "$work/sessions"
 check "Responses, Messages and Ollama" "openai anthropic ollama" test_apis.py "$demo" --context 2048
 check "Responses, Messages and Ollama with tools" "openai anthropic ollama" "test_apis.py --tools" "$work/tools" --context 4096
 node_home=${NODE_HOME:-$PWD}

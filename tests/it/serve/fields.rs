@@ -1,10 +1,9 @@
-//! The table of request fields in the docs is what the server does.
-
-use std::fs;
+//! The fields of requests do what their tables say.
 
 use serde_json::{Value, json};
 
 use super::api::Server;
+use super::openapi;
 use crate::support::fixture;
 
 /// Values of which at least one is unusual for any field.
@@ -12,46 +11,37 @@ fn probes() -> [Value; 4] {
     [json!(7.5), json!("strange"), json!({"strange": 1}), json!(["strange"])]
 }
 
-/// The rows of the first table, of one field each, whose last column begins with `word`.
-fn rows(docs: &str, word: &str) -> Vec<(String, String)> {
-    let table = docs.split("\n## ").nth(1).expect("the first table");
-    let cells = table.lines().map(|line| line.trim_matches('|').split(" | ").map(str::trim).collect::<Vec<_>>());
-    let rows = cells.filter(|cells| cells.len() == 3 && cells[2].starts_with(word) && !cells[0].contains(','));
-    rows.map(|cells| (cells[0].trim_matches('`').to_owned(), cells[1].to_owned())).collect()
+/// The fields of a route's body whose description begins with `word`.
+fn fields<'a>(description: &'a Value, path: &str, word: &str) -> Vec<&'a str> {
+    let schema = openapi::body(description, &description["paths"][path]["post"]).expect("a body");
+    let all = schema["properties"].as_object().unwrap().iter();
+    let named = all.filter(|(_, field)| field["description"].as_str().unwrap().starts_with(word));
+    named.map(|(name, _)| name.as_str()).collect()
 }
 
 #[test]
 fn the_table_of_fields_is_true() {
-    let docs = fs::read_to_string(fixture("../docs/serve-fields.md")).unwrap();
     let server = Server::start(&fixture("../models/demo"), &["--context", "64"]);
-    let ask = |place: &str, field: &str, value: &Value| {
-        let (path, mut body) = match place {
-            "chat" => ("/v1/chat/completions", json!({"messages": [{"role": "user", "content": "a"}]})),
-            _ => ("/v1/completions", json!({"prompt": "a"})),
+    let description = server.get("/openapi.json").json();
+    let chat = json!({"messages": [{"role": "user", "content": "a"}]});
+    for (path, body) in [("/v1/chat/completions", chat), ("/v1/completions", json!({"prompt": "a"}))] {
+        let ask = |field: &str, value: &Value| {
+            let mut body = body.clone();
+            (body["max_tokens"], body[field]) = (json!(1), value.clone());
+            server.post(path, body)
         };
-        body["max_tokens"] = json!(1);
-        body[field] = value.clone();
-        server.post(path, body)
-    };
-    let places = |place: &str| {
-        if place == "both" { vec!["chat", "text"] } else { vec![if place == "chat" { "chat" } else { "text" }] }
-    };
-    let (refused, ignored) = (rows(&docs, "refused unless"), rows(&docs, "ignored"));
-    assert!(refused.len() > 15 && ignored.len() > 10, "{} and {} rows", refused.len(), ignored.len());
-    for (field, place) in &refused {
-        for place in places(place) {
-            let answers = probes().map(|probe| ask(place, field, &probe));
-            assert!(answers.iter().any(|answer| answer.status == 400), "{field} is not refused in {place}");
-            let named = |answer: &super::api::Response| {
-                answer.status == 200 || answer.json()["error"]["param"] == field.as_str()
-            };
-            assert!(answers.iter().all(named), "{field} in {place}: {:?}", answers.map(|answer| answer.body));
+        let [refused, ignored] = ["refused", "ignored"].map(|word| fields(&description, path, word));
+        assert!(refused.len() > 15 && ignored.len() > 10, "{} and {} fields", refused.len(), ignored.len());
+        for field in refused {
+            let answers = probes().map(|probe| ask(field, &probe));
+            assert!(answers.iter().any(|answer| answer.status == 400), "{field} is not refused in {path}");
+            let named =
+                |answer: &super::api::Response| answer.status == 200 || answer.json()["error"]["param"] == field;
+            assert!(answers.iter().all(named), "{field} in {path}: {:?}", answers.map(|answer| answer.body));
         }
-    }
-    for (field, place) in &ignored {
-        for (place, probe) in places(place).into_iter().flat_map(|place| probes().map(|probe| (place, probe))) {
-            let answer = ask(place, field, &probe);
-            assert_eq!(answer.status, 200, "{field} = {probe} in {place}: {}", answer.body);
+        for (field, probe) in ignored.iter().flat_map(|field| probes().map(|probe| (field, probe))) {
+            let answer = ask(field, &probe);
+            assert_eq!(answer.status, 200, "{field} = {probe} in {path}: {}", answer.body);
         }
     }
     let neutral =

@@ -12,6 +12,7 @@ mod hot;
 #[cfg(unix)]
 mod listening;
 mod memory;
+mod openapi;
 mod operating;
 mod page;
 mod pool;

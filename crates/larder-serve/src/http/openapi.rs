@@ -24,7 +24,7 @@ pub fn description(has_keys: bool) -> Value {
     }
     json!({
         "openapi": "3.1.1",
-        "info": {"title": "larder serve", "version": env!("CARGO_PKG_VERSION"), "license": {"name": "MIT OR Apache-2.0"}},
+        "info": {"title": "larder serve", "version": env!("CARGO_PKG_VERSION")},
         "servers": [{"url": "/"}],
         "paths": paths,
         "components": {
@@ -48,31 +48,35 @@ impl Described {
     fn operation(&mut self, route: &Route, path: &str) -> Value {
         let id = path.split(['/', '-', '.', '{', '*', '}']).filter(|part| !part.is_empty());
         let id = id.fold(route.method.to_lowercase(), |id, part| id + "_" + part);
-        let in_path = path.split_once('{').map(|(_, name)| name.trim_matches(['*', '}']));
-        let in_path =
-            in_path.map(|name| json!({"name": name, "in": "path", "required": true, "schema": {"type": "string"}}));
-        let in_query = route.query.iter().map(|field| {
-            let schema = any_of(self.alternatives(&field.kind));
-            json!({"name": field.name, "in": "query", "required": field.is_required, "description": field.about, "schema": schema})
-        });
-        let parameters: Vec<Value> = in_path.into_iter().chain(in_query).collect();
+        let json_of = |schema: Value| json!({"application/json": {"schema": schema}});
         let mut operation = json!({
             "operationId": id,
             "tags": [route.section],
             "summary": route.summary,
             "security": self.security(route.access),
-            "parameters": parameters,
+            "parameters": self.parameters(route, path),
             "responses": {
                 "200": {"description": answer_text(route.answer), "content": content(route.answer)},
-                "default": {"description": "an error, in one sentence", "content": {"application/json": {"schema": self.error(path)}}},
+                "default": {"description": "an error, in one sentence", "content": json_of(self.error(path))},
             },
         });
         if let Some(table) = route.body {
             let is_required = table.fields().any(|field| field.is_required);
-            operation["requestBody"] =
-                json!({"required": is_required, "content": {"application/json": {"schema": self.object(table)}}});
+            operation["requestBody"] = json!({"required": is_required, "content": json_of(self.object(table))});
         }
         operation
+    }
+
+    fn parameters(&mut self, route: &Route, path: &str) -> Vec<Value> {
+        let in_path = path.split_once('{').map(|(_, name)| {
+            json!({"name": name.trim_matches(['*', '}']), "in": "path", "required": true, "schema": {"type": "string"}})
+        });
+        let in_query = route.query.iter().map(|field| {
+            let Field { name, kind, about, is_required } = field;
+            let schema = any_of(self.alternatives(kind));
+            json!({"name": name, "in": "query", "required": is_required, "description": about, "schema": schema})
+        });
+        in_path.into_iter().chain(in_query).collect()
     }
 
     fn security(&self, access: Access) -> Value {

@@ -1,4 +1,5 @@
-//! The table of all routes. The router, the keys that they need, metrics, `/openapi.json` and the list in `docs/serve.md` are made of it.
+//! The table of all routes. The router, the keys that routes need, metrics and `/openapi.json` are made of it, and the list in
+//! `docs/serve.md` is compared with it.
 
 use axum::Router;
 use axum::extract::{MatchedPath, Request};
@@ -133,12 +134,18 @@ pub static ROUTES: &[Route] = &[
     get(&["/api/version"], "Ollama's API", "the version of the API", Server(|m| on(m, ollama::version))),
     post(&["/api/show"], "Ollama's API", &OLLAMA_SHOW, Model(|m| on(m, ollama::show)))
         .says("what the server knows of a model"),
-    get(&["/v1/models", "/models"], "Several models", "all models", Models(|m| on(m, super::models), |m| on(m, front::models))),
+    get(
+        &["/v1/models", "/models"],
+        "Several models",
+        "all models",
+        Models(|m| on(m, super::models), |m| on(m, front::models)),
+    ),
     get(&["/v1/models/{*id}"], "Several models", "one model", Models(|m| on(m, super::model), |m| on(m, front::model))),
     post(&["/v1/embeddings", "/embeddings"], "Embeddings", &EMBEDDINGS, Model(|m| on(m, embeddings::embeddings)))
         .says("embeddings in OpenAI's form")
         .forwarded(),
-    post(&["/api/embed"], "Embeddings", &EMBED, Model(|m| on(m, embeddings::embed))).says("embeddings in Ollama's form"),
+    post(&["/api/embed"], "Embeddings", &EMBED, Model(|m| on(m, embeddings::embed)))
+        .says("embeddings in Ollama's form"),
     post(&["/api/embeddings"], "Embeddings", &EMBED_ONE, Model(|m| on(m, embeddings::embed_one)))
         .says("the embedding of one text in Ollama's older form"),
     post(&["/tokenize"], "Routes", &TOKENIZE, Model(|m| on(m, tools::tokenize))).says("the token ids of a text"),
@@ -147,8 +154,13 @@ pub static ROUTES: &[Route] = &[
         .says("the text that a chat becomes before it is tokenised"),
     post(&["/mathml"], "The page", &MATHML, Server(|m| on(m, mathml::convert)))
         .says("the MathML of each formula, or an error in its place; at most 256 KiB of each, in 2 s for all"),
-    get(&["/props"], "Routes", "context, slots and default sampling, under llama.cpp's names", Model(|m| on(m, tools::props)))
-        .asks(LOADED),
+    get(
+        &["/props"],
+        "Routes",
+        "context, slots and default sampling, under llama.cpp's names",
+        Model(|m| on(m, tools::props)),
+    )
+    .asks(LOADED),
     get(&["/slots"], "Slots", "all slots", Model(|m| on(m, slots::list))).asks(LOADED),
     post(&["/slots/{id}"], "Slots", &SLOT, Model(|m| on(m, slots::act)))
         .says("saves, restores or erases the sequence of a slot")
@@ -181,7 +193,7 @@ pub static ROUTES: &[Route] = &[
     get(
         &["/events"],
         "Routes",
-        "for each step the requests that took part, their tokens, the experts that were hit, missed and evicted, and rates",
+        "for each step the requests that took part, their tokens, experts hit, missed and evicted, and rates",
         Server(|m| on(m, super::events)),
     )
     .answers(Answer::Events),
@@ -238,7 +250,7 @@ impl Route {
         self.body.is_some_and(|body| body.name == table.name)
     }
 
-    /// The route and the pattern that a request has matched. Of a method that its path does not have, it is the first of the path.
+    /// The route and the pattern that a request has matched. Of a method that its path does not have, it is the path's first.
     pub fn matched(request: &Request) -> Option<(&'static Route, &'static str)> {
         let path = request.extensions().get::<MatchedPath>()?.as_str();
         Route::find(path, request.method())

@@ -66,11 +66,7 @@ pub static RESPONSES: Object = Object {
 static ITEM: Object = Object {
     name: "ResponsesItem",
     groups: &[&[
-        field(
-            "type",
-            Kind::Text,
-            "`message`, `reasoning`, `function_call`, `custom_tool_call`, the output of either; items of built-in tools are left out",
-        ),
+        field("type", Kind::Text, "`message`, `reasoning`, a call or its output; items of built-in tools are left out"),
         field("role", Kind::Choice(&["user", "assistant", "system", "developer"]), "the author of `message`"),
         field("content", CONTENT, "the text of `message` or `reasoning`"),
         field("summary", CONTENT, "the text of `reasoning` without content"),

@@ -1,5 +1,5 @@
-//! Tables of the fields that requests may have. A body is checked by its table, parsers see no other field, and `/openapi.json` and
-//! `docs/serve-fields.md` list the same rows.
+//! Tables of the fields that requests may have. A body is checked by its table, parsers see no other field, and
+//! `/openapi.json` and `docs/serve-fields.md` list the same rows.
 
 use serde_json::Value;
 
@@ -100,7 +100,7 @@ impl Kind {
         }
     }
 
-    /// Refuses a value that is not of this kind; errors call it `name`. The fields of objects in it are checked when they are read.
+    /// Refuses a value that is not of this kind; errors call it `name`. Objects in it are checked when they are read.
     pub fn check(&self, name: &str, value: &Value) -> Result<(), ApiError> {
         let invalid = |message| Err(ApiError::invalid_field(name, "invalid_value", message));
         let range = |low: &dyn std::fmt::Display, high: &dyn std::fmt::Display| {

@@ -98,7 +98,7 @@ fn errors_name_the_field_and_the_fault() {
         ("messages", json!([{"content": "x"}]), "messages[0].role", "Missing"),
         ("messages", json!([{"role": "king", "content": "x"}]), "messages[0].role", "'king' is not one of"),
         ("messages", json!([{"role": "user"}]), "messages[0].content", "Missing"),
-        ("messages", json!([{"role": "user", "content": 5}]), "messages[0].content", "array of parts"),
+        ("messages", json!([{"role": "user", "content": 5}]), "messages[0].content", "array of objects"),
         (
             "messages",
             json!([{"role": "user", "content": [{"type": "image_url"}]}]),
