@@ -90,7 +90,7 @@ impl Described {
     fn error(&mut self, path: &str) -> Value {
         let form = ErrorForm::of_path(path);
         let name = format!("{form:?}Error");
-        let example = ApiError::invalid_field("field", "invalid_value", "A sentence.");
+        let example = ApiError::bad_request("A sentence.");
         self.schemas.entry(&name).or_insert_with(|| shape(&form.json(&example)));
         reference(&name)
     }
@@ -129,6 +129,7 @@ impl Described {
     /// The schemas of which one holds.
     fn alternatives(&mut self, kind: &'static Kind) -> Vec<Value> {
         vec![match kind {
+            Kind::Refused(neutral) => return neutral.values().iter().map(only).collect(),
             Kind::Either(kinds) => return kinds.iter().flat_map(|kind| self.alternatives(kind)).collect(),
             Kind::Any | Kind::Unread => json!({}),
             Kind::Text => json!({"type": "string"}),
@@ -141,7 +142,6 @@ impl Described {
             Kind::Map => json!({"type": "object"}),
             Kind::Object(table) => self.object(table),
             Kind::Objects(table) => json!({"type": "array", "items": self.object(table)}),
-            Kind::Refused(neutral) => json!({"enum": neutral.values()}),
         }]
     }
 }
@@ -154,6 +154,18 @@ fn any_of(mut all: Vec<Value>) -> Value {
     match all.len() {
         1 => all.remove(0),
         _ => json!({"anyOf": all}),
+    }
+}
+
+/// The schema of one value; generators of clients know constants only of simple types.
+fn only(value: &Value) -> Value {
+    match value {
+        Value::String(_) => json!({"type": "string", "maxLength": 0}),
+        Value::Array(list) if list.is_empty() => json!({"type": "array", "items": {}, "maxItems": 0}),
+        Value::Array(list) => json!({"type": "array", "items": {"type": "string", "enum": list}}),
+        Value::Object(_) => json!({"type": "object", "maxProperties": 0}),
+        Value::Bool(_) => json!({"type": "boolean", "const": value}),
+        _ => json!({"type": "number", "const": value}),
     }
 }
 
