@@ -98,3 +98,14 @@ fn values_of_other_types_are_refused_by_the_name_of_the_field() {
     }
     assert!(checked > 250, "{checked}");
 }
+
+#[test]
+fn keys_are_needed_where_the_description_says_so() {
+    let server = Server::start(&fixture("../models/demo"), &["--context", "64", "--api-key", "bread"]);
+    let description = server.get("/openapi.json").json();
+    for (path, method, operation) in operations(&description) {
+        let needs_key = !operation["security"].as_array().unwrap().is_empty();
+        let answer = server.send(&method.to_uppercase(), &path.replace("{id}", "0"), "", b"");
+        assert_eq!(answer.status == 401, needs_key, "{method} {path}: {} {}", answer.status, answer.body);
+    }
+}
