@@ -39,7 +39,7 @@ static TOOL: Object = Object {
 static TOOL_CHOICE: Object = Object {
     name: "ToolChoice",
     groups: &[&[
-        field("type", Kind::Choice(&["function"]), "what is chosen").required(),
+        field("type", Kind::Choice(&["function"]), "what is chosen"),
         field("function", Kind::Object(&CHOSEN), "the tool").required(),
     ]],
 };
