@@ -2,7 +2,7 @@
  *
  *   cargo build --release -p larder-c
  *   cc -Icrates/larder-c/include examples/c/generate.c -Ltarget/release -llarder -o generate
- *   LD_LIBRARY_PATH=target/release ./generate models/demo "The old man looked at the door, and" '{"cache-experts": 16}'
+ *   LD_LIBRARY_PATH=target/release ./generate models/demo "The old man looked at the door, and" '{"cache": "16x"}'
  */
 #include <larder.h>
 #include <stdio.h>

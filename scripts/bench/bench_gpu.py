@@ -44,8 +44,8 @@ def cells(experts, learned):
 
 def measure(args, store, device, host, routing, eviction):
     """Runs `larder bench`: tokens/s of prefill and decode, share of the slowest link's bound, its name, hits."""
-    flags = ["--device", args.device, "--vram-experts", str(device), "--routing", routing, "--eviction", eviction]
-    flags += ["--cache-experts", str(host)] if host else ["--cache-mem", "0"]
+    flags = ["--device", args.device, "--vram", f"{device}x", "--routing", routing, "-o", f"eviction={eviction}"]
+    flags += ["--cache", f"{host}x"] if host else ["--cache", "0"]
     sizes = ["-p", str(args.prompt), "-n", str(args.tokens), "-r", str(args.repeats), "--first-token", "off"]
     command = [args.larder, "bench", "-m", str(store), "--json", *sizes, *flags]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -8,7 +8,7 @@ package llama-cpp-python. Disk: one GGUF file and its store at a time.
         [--rounds 3] [--prompt 512] [--tokens 32] [--depth 512] [--threads 2] >> benches/runs/NAME.jsonl
 
 For each kind make_shape.py writes a GGUF file with random weights, larder converts it, and each round runs `larder bench
---preload` on the store and llama-bench on the file, both with pinned threads, a KV cache in f16, and no limit of memory.
+--cache all` on the store and llama-bench on the file, both with pinned threads, a KV cache in f16, and no limit of memory.
 larder decodes after the prompt; llama-bench does so from an empty context, or with --depth after so many tokens. Both files
 are removed before the next kind. Prints a line of JSON per kind: tokens/s of both (median, smallest, largest), their ratios,
 the memory rate that larder measured in the same runs and its share of that, peak memory of the whole command (larder's has
@@ -46,8 +46,8 @@ def run(command, **env):
 
 
 def larder(args, store):
-    flags = ["-p", args.prompt, "-n", args.tokens, "-r", 1, "--threads", args.threads, "--pin", "--kv", "f16"]
-    out, peak = run([args.larder, "bench", "-m", store, "--preload", "--json", *flags])
+    flags = ["-p", args.prompt, "-n", args.tokens, "-r", 1, "--threads", args.threads, "-opin", "-o", "kv=f16"]
+    out, peak = run([args.larder, "bench", "-m", store, "--cache=all", "--json", *flags])
     found = json.loads(out)
     measured, limits = found["series"][0]["runs"][0], found["limits"]
     rate = {part: measured[part]["tokens"] / measured[part]["seconds"] for part in ("prompt", "decode")}

@@ -111,7 +111,7 @@ def distributions(larder, store, folder):
     for chunk in range(KL_CHUNKS):
         (folder / "ids.json").write_text(json.dumps(ids[chunk * CHUNK:][:CHUNK]))
         out = folder / "logits.safetensors"
-        run(larder, "logits", "-m", store, "--tokens", folder / "ids.json", "--out", out, "--force", "--preload")
+        run(larder, "logits", "-m", store, "--tokens", folder / "ids.json", "--out", out, "--force", "--cache=all")
         logits = load_file(out)["full_logits"].astype(np.float64)
         found.append(logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True))
     return np.concatenate(found)
@@ -127,7 +127,7 @@ class Measured:
 
     def __call__(self, store):
         """Perplexity, its rise in percent, and KL."""
-        flags = ["-m", store, "--chunk", CHUNK, "--preload", "--json", *self.limit]
+        flags = ["-m", store, "--chunk", CHUNK, "--cache=all", "--json", *self.limit]
         perplexity = json.loads(run(self.larder, "eval", "ppl", DEMO / "held-out.txt", *flags))["perplexity"]
         logs = distributions(self.larder, store, self.folder)
         if self.reference is None:

@@ -40,7 +40,7 @@ FAMILIES = {
         f"prior:lambda={bonus}+light:tau={low}+shelf:tau={high}" for bonus in (0.1, 0.15, 0.2) for low, high in THRESHOLDS
     ],
 }
-EVICTIONS = {"lru": ["--eviction", "lru"]}
+EVICTIONS = {"lru": ["-o", "eviction=lru"]}
 LEARNED = ("prior", "prior + light + shelf")
 RIVALS = ("q3_k", "iq3_xxs", "q2_k")
 Q4_0_BITS = 4.5
@@ -50,7 +50,7 @@ class Bench:
     def __init__(self, larder: Path, work: Path, choose: Path):
         self.larder, self.work, self.choose = larder, work, choose
         work.mkdir(parents=True, exist_ok=True)
-        EVICTIONS["learned"] = ["--eviction", "learned", "--evictor", str(format_quality.DEMO / "evictor.safetensors")]
+        EVICTIONS["learned"] = ["-o", "eviction=learned", "-o", f"evictor={format_quality.DEMO / 'evictor.safetensors'}"]
 
     def run(self, *arguments) -> str:
         done = subprocess.run([str(self.larder), *map(str, arguments)], stdout=subprocess.PIPE, text=True, check=True)
@@ -73,7 +73,7 @@ class Bench:
         kept = self.work / f"{name}-{size}-{eviction}.json"
         if not kept.exists():
             strategies = [flag for spec in specs for flag in ("--strategy", spec)] or ["--lambda", "0"]
-            flags = ["--tokens", tokens, "--chunk", CHUNK, "--sizes", size, "--measure-every", 1, *EVICTIONS[eviction]]
+            flags = ["--tokens", tokens, "--chunk", CHUNK, "--sizes", size, "-o", "measure-every=1", *EVICTIONS[eviction]]
             kept.write_text(self.run("eval", "sweep", text, "-m", store, *flags, *strategies, "--json"))
         return json.loads(kept.read_text())["rows"]
 

@@ -23,14 +23,14 @@ PROMPT = "The old man looked at the door, and"
 def of_command(args):
     """Decoded tokens per second, by the command's own clock."""
     line = [args.larder, "run", "-m", args.store, "-p", PROMPT, "--temperature", "0", "--ignore-eos", "--json", "--speculate", "off"]
-    line += ["--cache-experts", str(args.cache_experts), "--max-tokens", str(args.tokens), "--context", str(args.context)]
+    line += ["--cache", f"{args.cache_experts}x", "--max-tokens", str(args.tokens), "--context", str(args.context)]
     report = json.loads(subprocess.run(line, capture_output=True, text=True, check=True).stdout)
     return (len(report["ids"]) - 1) / report["decode_seconds"]
 
 
 def of_package(args):
     """The same of the package, from the first piece to the last as Python receives them."""
-    options = dict(cache_experts=args.cache_experts, context=args.context, speculate="off")
+    options = dict(cache=f"{args.cache_experts}x", context=args.context, speculate="off")
     with larder.load(args.store, **options) as model:
         stream = model.generate(PROMPT, temperature=0, ignore_eos=True, max_tokens=args.tokens)
         next(stream)

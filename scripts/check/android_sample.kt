@@ -7,7 +7,7 @@ import kotlin.concurrent.thread
 import kotlin.system.exitProcess
 
 private const val PROMPT = "The old man looked at the door, and"
-private const val LOAD = """{"cache-experts": 16, "threads": 2}"""
+private const val LOAD = """{"cache": "16x", "threads": 2}"""
 private const val GENERATE = """{"max-tokens": 30, "temperature": 0}"""
 private const val ENDLESS = """{"max-tokens": 400, "temperature": 0, "ignore-eos": true}"""
 
@@ -107,7 +107,7 @@ private fun unicode(): String = Larder(demo, LOAD).use { model ->
 private fun errors(): String {
     thrown<LarderException>("options to load are not valid") { Larder(demo, "{") }
     thrown<LarderException>("unknown field `cache`") { Larder(demo, """{"cache": 1}""") }
-    thrown<LarderException>("--cache-mem") { Larder(demo, """{"cache-mem": "1K"}""") }
+    thrown<LarderException>("--cache") { Larder(demo, """{"cache": "1K"}""") }
     thrown<IllegalArgumentException>("U+0000") { Larder("a\u0000b") }
     return Larder(demo, LOAD).use { model ->
         thrown<IllegalArgumentException>("U+0000") { model.generate("a\u0000b") }

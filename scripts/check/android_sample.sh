@@ -64,7 +64,7 @@ bash "$kotlin/bin/kotlinc" -Werror -language-version $language -api-version $lan
 echo "ok: Larder.kt compiles as Kotlin $language without a warning"
 
 # The texts of the program in C.
-expect() { "$work/generate" models/demo "$1" '{"cache-experts": 16, "threads": 2}' '{"max-tokens": 30, "temperature": 0}' 2>/dev/null; }
+expect() { "$work/generate" models/demo "$1" '{"cache": "16x", "threads": 2}' '{"max-tokens": 30, "temperature": 0}' 2>/dev/null; }
 expect "The old man looked at the door, and" >"$work/text"
 expect "“Où?” – 木 𝄞 said he" >"$work/non-ascii"
 

@@ -87,7 +87,7 @@ def main() -> int:
 
         passage, out = Path(folder) / "ids.json", Path(folder) / "out.safetensors"
         passage.write_text(json.dumps(ids))
-        larder("logits", "-m", store, "--tokens", passage, "--out", out, "--cache-experts", SLOTS)
+        larder("logits", "-m", store, "--tokens", passage, "--out", out, "--cache", f"{SLOTS}x")
         with torch.no_grad():
             theirs = model(torch.tensor([ids])).logits[0].numpy()
         worst = float(np.abs(load_file(out)["full_logits"].reshape(theirs.shape) - theirs).max())
@@ -96,7 +96,7 @@ def main() -> int:
         with torch.no_grad():
             written = model.generate(torch.tensor([half]), max_new_tokens=WRITTEN, do_sample=False)[0].tolist()[len(half) :]
         output = subprocess.run(
-            [str(args.larder), "run", "-m", str(store), "-p", tokenizer.decode(half), "-n", str(WRITTEN), "--json", "--cache-experts", str(SLOTS),
+            [str(args.larder), "run", "-m", str(store), "-p", tokenizer.decode(half), "-n", str(WRITTEN), "--json", "--cache", f"{SLOTS}x",
              "--temperature", "0"],
             check=True, stdout=subprocess.PIPE, text=True,
         )

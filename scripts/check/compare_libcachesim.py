@@ -83,7 +83,7 @@ def simulate(policy, stream, size, count):
 
 def ours(command, policy, flat, size):
     """larder's misses and best requests per second."""
-    args = ("replay", flat, "--eviction", policy, "--cache-experts", size, "--json")
+    args = ("replay", flat, "--eviction", policy, "--cache", f"{size}x", "--json")
     rounds = [json.loads(larder(command, *args)) for _ in range(ROUNDS)]
     return rounds[0]["misses"], max(r["requests_per_second"] for r in rounds)
 

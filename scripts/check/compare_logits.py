@@ -11,9 +11,9 @@ quantised by llama-quantize --pure (mxfp4: as MXFP4_MOE), on a book that it was 
 make_shape.py with experts of the same two widths on random tokens. Rows of 224 values are not whole blocks of 256, so down
 matrices (in random weights all matrices) take a format with blocks of 32 there. For each kind:
 
-* exact: the file dequantised by the Python package gguf; `larder logits --exact --kv f32`. All others are compared with it.
-* larder --exact: the same flags on the file itself, for the first four texts. Must be within 1e-3 for every logit.
-* larder: without --exact, so activations are rounded to eight bits and keys and values to f16.
+* exact: the file dequantised by the Python package gguf; `larder logits -o exact -o kv=f32`. All others are compared with it.
+* larder -o exact: the same flags on the file itself, for the first four texts. Must be within 1e-3 for every logit.
+* larder: without -o exact, so activations are rounded to eight bits and keys and values to f16.
 * llama.cpp: with its defaults, which also round both.
 
 Prints a Markdown table of the mean KL divergence from the exact distribution of the next token, with its standard error.
@@ -66,8 +66,8 @@ class Program:
     def by_larder(self, model, text, *flags):
         ids, out = self.folder / "ids.json", self.folder / "logits.safetensors"
         ids.write_text(json.dumps(text))
-        flags = ["--tokens", ids, "--out", out, "--force", "--preload", "--threads", self.threads, *flags]
-        run(self.larder, "logits", "--no-store", "-m", model, *flags)
+        flags = ["--tokens", ids, "--out", out, "--force", "--cache=all", "--threads", self.threads, *flags]
+        run(self.larder, "logits", "-ono-store", "-m", model, *flags)
         return load_file(out)["full_logits"]
 
     def by_llama(self, model, text):
@@ -186,15 +186,15 @@ def error(values):
 
 
 def compare(programs, model, kind):
-    """Formats in the file, largest error of --exact, and KL of larder and llama.cpp, each for one token after the other."""
+    """Formats in the file, largest error of -o exact, and KL of larder and llama.cpp, each for one token after the other."""
     file, plain = programs.folder / "model.gguf", programs.folder / "plain.gguf"
     model.write(programs, kind, file)
     kinds = dequantise(file, plain)
     worst, ours, theirs = 0.0, [], []
     for number, text in enumerate(model.texts):
-        exact = programs.by_larder(plain, text, "--exact", "--kv", "f32")
+        exact = programs.by_larder(plain, text, "-oexact", "-o", "kv=f32")
         if number < 4:
-            same = programs.by_larder(file, text, "--exact", "--kv", "f32")
+            same = programs.by_larder(file, text, "-oexact", "-o", "kv=f32")
             worst = max(worst, float(np.abs(same - exact).max()))
         ours.append(divergence(exact, programs.by_larder(file, text)))
         theirs.append(divergence(exact, programs.by_llama(file, text)))
@@ -217,7 +217,7 @@ def main():
     if args.tokens < 2048:
         parser.error("--tokens must be at least 2048")
     bad = []
-    print("| model | format | in the file | largest error of --exact | KL of larder | llama.cpp | ratio | of medians |")
+    print("| model | format | in the file | largest error of -o exact | KL of larder | llama.cpp | ratio | of medians |")
     print("|---|---|---|---:|---:|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as folder:
         programs = Program(args, Path(folder))

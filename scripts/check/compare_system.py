@@ -32,7 +32,7 @@ from test_card import TOKENS, mixed_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = "The old man looked at the door, and"
-CACHES = [["--preload"], ["--cache-experts", "16"], ["--cache-experts", "4"], ["--cache-mem", "3M", "--cache-scope", "global"]]
+CACHES = [["--cache=all"], ["--cache", "16x"], ["--cache", "4x"], ["--cache", "3M", "-o", "scope=global"]]
 KILLS = 3
 TOLERANCE = 1e-5
 
@@ -71,13 +71,13 @@ def golden(args, folder, source):
 
     def logits(command, store, name, flags):
         out = folder / f"{source.name}-{name}.logits"
-        run(command, "logits", "-m", store, "--tokens", tokens, "--out", out, "--generate", 4, "--chunk", 3, *flags)
+        run(command, "logits", "-m", store, "--tokens", tokens, "--out", out, "--generate", 4, "-o", "prefill-tokens=3", *flags)
         return out.read_bytes()
 
-    resident = logits(args.other, stores[1], "resident", ["--preload"])
+    resident = logits(args.other, stores[1], "resident", ["--cache=all"])
     if streamed(lambda flags: logits(args.other, stores[1], "streamed", flags), stores[1]) != resident:
         raise Failure("streamed logits differ from resident ones")
-    wanted, found = tensors(logits(args.own, stores[0], "wanted", ["--preload"])), tensors(resident)
+    wanted, found = tensors(logits(args.own, stores[0], "wanted", ["--cache=all"])), tensors(resident)
     if found["generated_ids"] != wanted["generated_ids"]:
         raise Failure(f"the tokens are {found['generated_ids']} and not {wanted['generated_ids']}")
     names = ["full_logits", "decode_logits"]
@@ -90,9 +90,9 @@ def golden(args, folder, source):
 def streamed(logits, store):
     """The logits with no slots, or with the fewest that the model can run with."""
     try:
-        return logits(["--cache-mem", "0"])
+        return logits(["--cache", "0"])
     except Failure:
-        return logits(["--cache-experts", str(json.loads((store / "larder.json").read_text())["geometry"]["top_k"])])
+        return logits(["--cache", f"{json.loads((store / 'larder.json').read_text())['geometry']['top_k']}x"])
 
 
 def tensors(data):
@@ -117,7 +117,7 @@ def demo(args):
         found = json.loads(run(command, "run", "-m", model, "-p", PROMPT, "-n", 60, "--temperature", 0, "--json", *flags))
         return found["ids"], (found["decode"]["cache"] or {"hit_rate": 1.0})["hit_rate"]
 
-    wanted, _ = text(args.own, ["--preload"])
+    wanted, _ = text(args.own, ["--cache=all"])
     for flags in CACHES:
         found, rate = text(args.other, flags)
         hits.append(round(rate, 2))

@@ -14,7 +14,7 @@ larder converts each file with --experts keep. Both round activations to eight b
 logits differ. For each file and type the table has, relative to the spread of the logits (root mean square):
 
 * larder: its logits less those of llama.cpp;
-* rounding: those of `larder logits --exact --kv f32` less those of llama.cpp, which is what rounding alone costs there.
+* rounding: those of `larder logits -o exact -o kv=f32` less those of llama.cpp, which is what rounding alone costs there.
 
 Fails if the first is more than --most, or than twice the second and above a tenth of --most, or if larder refuses a file. Some types
 have no fallback for rows that are not whole blocks: llama-quantize does not write them, and the table says so.
@@ -118,7 +118,7 @@ def distance(a, b):
 
 
 def compare(programs, plain, kind, ids):
-    """Formats in the file, and the distances of larder and of larder --exact from llama.cpp."""
+    """Formats in the file, and the distances of larder and of larder -o exact from llama.cpp."""
     file, store = programs.folder / "model.gguf", programs.folder / "store"
     subprocess.run(["rm", "-rf", store], check=True)
     kinds = quantise(programs, plain, kind, file)
@@ -127,7 +127,7 @@ def compare(programs, plain, kind, ids):
     if done.returncode:
         raise ValueError(f"larder convert: {done.stderr.strip()}")
     theirs = programs.by_llama(file, ids)
-    ours, exact = programs.by_larder(store, ids), programs.by_larder(store, ids, "--exact", "--kv", "f32")
+    ours, exact = programs.by_larder(store, ids), programs.by_larder(store, ids, "-oexact", "-o", "kv=f32")
     return kinds, distance(ours, theirs), distance(exact, theirs)
 
 

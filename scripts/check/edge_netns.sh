@@ -45,7 +45,7 @@ cp -r "$store" "$work/thin"
 find "$work/thin/experts" -name 'E*.safetensors' ! -name 'E000.safetensors' -delete
 
 write() { "$larder" run "$@" -p "Once upon a time" -n 1500 --ignore-eos --temperature 0; }
-write -m "$store" --preload >"$work/one" 2>/dev/null
+write -m "$store" --cache all >"$work/one" 2>/dev/null
 # During the run, one link after the other is down for a while.
 (
     for i in 3 2 1; do
@@ -56,6 +56,6 @@ write -m "$store" --preload >"$work/one" 2>/dev/null
     done
 ) 2>/dev/null &
 workers="$workers $!"
-write -m "$work/thin" --edge "$work/topology.toml" --edge-deadline 300 >"$work/several"
+write -m "$work/thin" --edge "$work/topology.toml" -o edge-deadline=300 >"$work/several"
 cmp "$work/one" "$work/several"
 echo "texts are equal"

@@ -12,7 +12,7 @@ larder=${1:-target/release/larder}
 
 count() {
     valgrind --tool=callgrind --callgrind-out-file=/dev/null "$larder" run -p "The old man looked at the door, and" \
-        --temperature 0.7 --top-p 0.9 --min-p 0 --repetition-penalty 1 --context 128 --cache-experts 8 --threads 1 --reader pread -n "$1" 2>&1 >/dev/null |
+        --temperature 0.7 --top-p 0.9 --min-p 0 --repetition-penalty 1 --context 128 --cache 8x --threads 1 -o reader=pread -n "$1" 2>&1 >/dev/null |
         sed -n 's/.*Collected : //p'
 }
 

@@ -2,7 +2,7 @@
 """Compares two files of `larder logits` for the same tokens: how far the second is from the first.
 
     larder logits -m STORE --tokens TOKENS.json --out A
-    larder logits -m STORE --tokens TOKENS.json --out B --flash-attn --device cuda
+    larder logits -m STORE --tokens TOKENS.json --out B -o flash-attn --device cuda
     scripts/check/logits_difference.py A B
 
 Prints the mean KL divergence of the next token's distribution in nats, over all tokens and over those whose routers choose the same

@@ -178,7 +178,7 @@ class Kind:
 def kinds(larder, base):
     """The samples; stores and placements are made by larder itself."""
     tests, kinds = ROOT / "tests", []
-    run = ["run", "-m", "@", "-p", "Hi there", "-n", "3", "--seed", "1", "--cache-experts", "4"]
+    run = ["run", "-m", "@", "-p", "Hi there", "-n", "3", "--seed", "1", "--cache", "4x"]
     tokens = base / "tokens.json"
     tokens.write_text("[1, 2, 3, 4]")
     for model in [*sorted((tests / "golden").iterdir()), tests / "fixtures/quantised/gpt_oss_mxfp4"]:
@@ -193,15 +193,15 @@ def kinds(larder, base):
     for old in ["mixed", "uniform"]:
         kinds += 2 * [Kind("store", tests / "stores" / old, files, run, ["verify", "@"], ["plan", "-m", "@"])]
     demo = ROOT / "models/demo"
-    learned = [*run[:-2], "--cache-experts", "4", "--eviction", "learned"]
+    learned = [*run[:-2], "--cache", "4x", "-o", "eviction=learned"]
     calibrated = [*run, "--routing", "prior:lambda=0.3,delta=calibrated"]
-    chat = ["chat", "-m", "@", "--cache-experts", "4", "--context", "64"]
+    chat = ["chat", "-m", "@", "--cache", "4x", "--context", "64"]
     for files, command in [(["quality.json", "quality.json.seal"], chat), (["evictor.safetensors", "evictor.safetensors.seal"], learned), (["quality.json", "quality.json.seal"], calibrated), (["larder.toml", "chat_template.jinja"], run)]:
         kinds += 2 * [Kind("files beside a store", demo, files, command)]
     for gguf in sorted((tests / "fixtures/gguf").glob("*.gguf")):
-        kinds += 2 * [Kind("GGUF", gguf, None, ["inspect", "@"], ["logits", "-m", "@", "--no-store", "--tokens", str(tokens), "--out", "&/out"], ["convert", "@", "&/store"])]
+        kinds += 2 * [Kind("GGUF", gguf, None, ["inspect", "@"], ["logits", "-m", "@", "-o", "no-store", "--tokens", str(tokens), "--out", "&/out"], ["convert", "@", "&/store"])]
     trace = tests / "traces/gpt-oss-slice.safetensors"
-    kinds += 3 * [Kind("trace", trace, None, ["lab", "replay", "@", "--eviction", "lfu"], ["lab", "activations", "@", "--out", "&/activations"])]
+    kinds += 3 * [Kind("trace", trace, None, ["lab", "replay", "@", "-o", "eviction=lfu"], ["lab", "activations", "@", "--out", "&/activations"])]
     messages = base / "messages.json"
     messages.write_text(json.dumps([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": [{"type": "text", "text": "x"}]}]))
     golden = str(tests / "golden/gpt_oss")

@@ -10,7 +10,7 @@ Needs larder and the Python packages of scripts/make/make_golden.py, with transf
 
 Only sizes, counts and lists with an entry per layer shrink, and tokens become those of a small tokenizer; a nested config and the prefix of
 its tensors stay. Weights are random and in float32: how published weights are quantised is a matter of other tests. Seeds are tried until
-no choice of an expert, block or token is closer than rounding errors. Of each checkpoint the logits of `larder logits --exact`, plain and as a
+no choice of an expert, block or token is closer than rounding errors. Of each checkpoint the logits of `larder logits -o exact`, plain and as a
 store, and the text of `larder run` are compared. Prints a Markdown table; fails if logits differ by more than 1e-3 or a text differs.
 """
 
@@ -211,12 +211,12 @@ class Larder:
     def logits(self, model, ids):
         listed, out = self.scratch / "ids.json", self.scratch / "logits.safetensors"
         listed.write_text(json.dumps(ids))
-        flags = ["--tokens", listed, "--out", out, "--force", "--exact", "--kv", "f32", "--no-store"]
+        flags = ["--tokens", listed, "--out", out, "--force", "-oexact", "-o", "kv=f32", "-ono-store"]
         self.run("logits", "-m", model, *flags)
         return st.load_file(out)["full_logits"]
 
     def text(self, model, prompt):
-        flags = ["--prompt", prompt, "-n", GENERATED, "--temperature", 0, "--exact", "--kv", "f32", "--ignore-eos"]
+        flags = ["--prompt", prompt, "-n", GENERATED, "--temperature", 0, "-oexact", "-o", "kv=f32", "--ignore-eos"]
         return self.run("run", "-m", model, *flags)
 
 

@@ -9,7 +9,7 @@ No trained mixture is in a package registry, but a dense model is: SmolLM2-135M-
 routers that follow the text choose 2. Checked are
 
 - token ids of the text, against the package `tokenizers`;
-- perplexity: of the folder and of the GGUF file with --exact equal to the reference in four digits; with activations in eight bits
+- perplexity: of the folder and of the GGUF file with -o exact equal to the reference in four digits; with activations in eight bits
   and of the copies within 1 %;
 - logits of the copies with 4 of 16 experts per layer in memory: the bytes of those with all, with evictions in between;
 - the answer to a question, from all three.
@@ -121,7 +121,7 @@ def checks(args, file, folder):
     split = Mixture.split(dense, SPLIT)
     split.write_gguf(dense, folder / "split.gguf")
     hub.write(dense, split, folder / "split")
-    direct = [folder / "split.gguf", "--no-store"]
+    direct = [folder / "split.gguf", "-ono-store"]
     for model in (direct, [folder / "split"]):
         found = json.loads(larder.run("tokenize", "--no-special", "-m", model[0], "--", "-", text=text))["ids"]
         yield check(f"{len(ids)} tokens of {model[0].name}", found == ids.tolist())
@@ -134,7 +134,7 @@ def checks(args, file, folder):
         return check(f"perplexity, {what}: {found:.4f}, reference {wanted:.4f}", abs(found / wanted - 1) < bound)
 
     yield near("8 of 8 as float32", larder.perplexity(ids, folder / "split"), reference, 5e-5)
-    yield near("8 of 8 in Q4_1, exact, first chunk", larder.perplexity(chunks[0], *direct, "--exact"), first, 5e-5)
+    yield near("8 of 8 in Q4_1, exact, first chunk", larder.perplexity(chunks[0], *direct, "-oexact"), first, 5e-5)
     yield near("8 of 8 in Q4_1", larder.perplexity(ids, *direct), reference, 1e-2)
 
     inputs = [[] for _ in range(dense.layers)]
@@ -147,12 +147,12 @@ def checks(args, file, folder):
     larder.run("convert", folder / "copies.gguf", store)
     yield near("2 of 16 in Q4_1", larder.perplexity(ids, store), reference, 1e-2)
 
-    few = [store, "--cache-experts", SLOTS]
-    yield check("logits of 4 of 16 in memory", larder.logits(ids[:64], *few) == larder.logits(ids[:64], store, "--preload"))
+    few = [store, "--cache", f"{SLOTS}x"]
+    yield check("logits of 4 of 16 in memory", larder.logits(ids[:64], *few) == larder.logits(ids[:64], store, "--cache=all"))
     streamed = larder.answer(*few)
     cache = streamed["decode"]["cache"]
     yield check(f"answer, streamed with {cache['evictions']} evictions", streamed["text"] == ANSWER and cache["evictions"] > 0)
-    for name, model in (("the copies", [store, "--preload"]), ("8 of 8 as float32", [folder / "split"]), ("8 of 8 in Q4_1", direct)):
+    for name, model in (("the copies", [store, "--cache=all"]), ("8 of 8 as float32", [folder / "split"]), ("8 of 8 in Q4_1", direct)):
         yield check(f"answer of {name}", larder.answer(*model)["text"] == ANSWER)
 
 

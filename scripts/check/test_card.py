@@ -26,9 +26,9 @@ ROOT = Path(__file__).resolve().parents[2]
 TOKENS = [1, 5, 9, 2, 7, 3, 11, 4]
 LOGITS_TIERS = [
     [],
-    ["--vram-experts", "2", "--cache-experts", "1"],
-    ["--vram-experts", "2", "--cache-mem", "0"],
-    ["--vram-kv", "1"],
+    ["--vram", "2x", "--cache", "1x"],
+    ["--vram", "2x", "--cache", "0"],
+    ["-o", "vram-kv=1"],
 ]
 # Formats of gate, up and down, a layer each: all that can be written.
 MIXED = [
@@ -45,13 +45,13 @@ MIXED = [
 ]
 MIXED_HIDDEN, MIXED_INTER, MIXED_EXPERTS, MIXED_VOCABULARY = 256, 512, 6, 288
 TEXT_TIERS = [
-    ["--vram-experts", "32"],
-    ["--vram-experts", "4", "--cache-experts", "6"],
-    ["--vram-experts", "2", "--cache-mem", "0"],
-    ["--vram-mem", "14M", "--cache-mem", "2M", "--cache-scope", "global", "--eviction", "learned"],
-    ["--vram-experts", "3", "--cache-experts", "8", "--prefetch", "2", "--reader", "pread"],
-    ["--vram-experts", "32", "--vram-kv", "3"],
-    ["--vram-experts", "32", "--kv", "q8_0"],
+    ["--vram", "32x"],
+    ["--vram", "4x", "--cache", "6x"],
+    ["--vram", "2x", "--cache", "0"],
+    ["--vram", "14M", "--cache", "2M", "-o", "scope=global", "-o", "eviction=learned"],
+    ["--vram", "3x", "--cache", "8x", "-o", "prefetch=2", "-o", "reader=pread"],
+    ["--vram", "32x", "-o", "vram-kv=3"],
+    ["--vram", "32x", "-o", "kv=q8_0"],
 ]
 # How tokens are chosen: the best, with a penalty, drawn among the best, among all, with the best of a share.
 CHOICES = [
@@ -139,11 +139,11 @@ def logits(args, folder, golden, flags=()):
 
     def of(name, flags):
         out = folder / f"{golden.name}-{name}"
-        base = ["logits", "-m", store, "--tokens", tokens, "--out", out, "--generate", 4, "--chunk", 3]
+        base = ["logits", "-m", store, "--tokens", tokens, "--out", out, "--generate", 4, "-o", "prefill-tokens=3"]
         larder(args, *base, *flags)
         return out.read_bytes()
 
-    wanted = of("cpu", ["--preload"])
+    wanted = of("cpu", ["--cache=all"])
     for at, tiers in enumerate(LOGITS_TIERS):
         if of(f"gpu-{at}", ["--device", args.device, *tiers]) != wanted:
             raise Failure(f"logits differ from the CPU's with {' '.join(tiers) or 'all experts in device memory'}")
@@ -158,7 +158,7 @@ def logits(args, folder, golden, flags=()):
 def drawn(args, model, prompt, tokens, choice):
     """Compares a text that is chosen so; returns the steps that ran ahead and the graphs that were launched."""
     base = ["run", "-m", model, "-p", prompt, "-n", tokens, "--ignore-eos", "--speculate", "off", "--json", *choice]
-    wanted, found = (json.loads(larder(args, *base, *place)) for place in (["--preload"], ["--device", args.device]))
+    wanted, found = (json.loads(larder(args, *base, *place)) for place in (["--cache=all"], ["--device", args.device]))
     if found["ids"] != wanted["ids"]:
         raise Failure(f"the text differs from the CPU's with {' '.join(choice)}")
     return found["ahead"]["steps"], found["decode"]["tiers"]["graphs"]
@@ -173,9 +173,9 @@ def text(args, demo):
 
     wanted, computed = {}, []
     for tiers in TEXT_TIERS:
-        rounding = tuple(tiers[tiers.index("--kv"):]) if "--kv" in tiers else ()
+        rounding = ("-o", "kv=q8_0") if "kv=q8_0" in tiers else ()
         if rounding not in wanted:
-            wanted[rounding] = of(["--preload", *rounding])["ids"]
+            wanted[rounding] = of(["--cache=all", *rounding])["ids"]
         found = of(["--device", args.device, *tiers])
         if found["ids"] != wanted[rounding]:
             raise Failure(f"the text differs from the CPU's with {' '.join(tiers)}")

@@ -1,11 +1,11 @@
 """Drives the page of a running `larder serve` in a real Chromium, and takes screenshots.
 
     pip install playwright axe-playwright-python
-    larder serve -m models/demo --cache-experts 8 --context 2048
+    larder serve -m models/demo --cache 8x --context 2048
     python scripts/check/test_page.py --url http://127.0.0.1:8080 --pictures docs
 
     cp -r models/demo /tmp/twin
-    larder serve -m demo=models/demo -m twin=/tmp/twin --cache-experts 8 --context 2048 --unload-after 0 --port 8081
+    larder serve -m demo=models/demo -m twin=/tmp/twin --cache 8x --context 2048 --unload-after 0 --port 8081
     python scripts/check/test_page.py --two-models http://127.0.0.1:8081    # the checks of several models alone; also with --lock-routing
 
 The checks are in the folder page: sending, stopping and streaming, turns beyond the context, conversations that are kept, versions of

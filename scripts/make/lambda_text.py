@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Generates texts of the demo model with several λ, and shows where they break: repeated and distinct words, marks, and their loss.
 
-    larder serve -m models/demo --cache-experts 8 --port 8080
+    larder serve -m models/demo --cache 8x --port 8080
     python scripts/make/lambda_text.py --url http://127.0.0.1:8080
 
 Prints a row for each λ: the mean over prompts and seeds of the share of pairs of words that occurred before, of distinct words, of

@@ -124,7 +124,7 @@ def unseen(lab: Lab, page: Page) -> None:
     halves = [lab.work / name for name in ("first-half.txt", "second-half.txt")]
     for half, part in zip(halves, (text[:middle], text[middle:])):
         half.write_text(part)
-    flags = ["-m", MODEL, "--chunk", CHUNK, "--keep", "1", "--measure-every", 1_000_000]
+    flags = ["-m", MODEL, "--chunk", CHUNK, "--keep", "1", "-o", "measure-every=1000000"]
     chosen_on = lab.json("choose", "eval", "sweep", halves[0], "--tokens", TOKENS, "--sizes", f"{QUARTER},{HALF}", "--lambda", LAMBDAS, *flags)
     rows = []
     for slots in (HALF, QUARTER):
@@ -200,7 +200,7 @@ def kept(lab: Lab, page: Page) -> None:
 
 def eviction(lab: Lab, page: Page) -> None:
     trace = lab.work / "held-out.safetensors"
-    lab.json("trace", "eval", "ppl", TEXT, "-m", MODEL, "--chunk", CHUNK, "--one-by-one", "--cache-experts", QUARTER, "--trace", trace)
+    lab.json("trace", "eval", "ppl", TEXT, "-m", MODEL, "--chunk", CHUNK, "--one-by-one", "--cache", f"{QUARTER}x", "--trace", trace)
     found = lab.json("eviction", "lab", "sweep", trace, "--evictor", MODEL / "evictor.safetensors")
     page.add("## Eviction (papers: layered paging, figures 4 to 6; FlashMoE)")
     for scope, title in [("layer", "a pool for each layer"), ("global", "one pool for all layers")]:
@@ -236,14 +236,14 @@ def second_choice(lab: Lab, page: Page) -> None:
 def speed(lab: Lab, page: Page) -> None:
     """Tokens per second from the SSD; reads go past the page cache, so experts are cached in the slots only."""
     settings = {"lru": ["--routing", "original"], "prior:lambda=0.1": ["--routing", "prior:lambda=0.1,j=1"],
-                "learned": ["--eviction", "learned"]}
+                "learned": ["-o", "eviction=learned"]}
     found = {}
     for round_ in range(3):  # interleaved, since the SSD's rate drifts
         for size in (4, 8, 16, 24, 32):
             for name, flags in settings.items():
                 key = f"speed-{name.split(':')[0]}-{size}-{round_}"
                 found[name, size, round_] = lab.json(key, "bench", "-m", MODEL, "-p", 64, "-n", 128, "-r", 1, "--first-token", "off",
-                                                    "--cache-experts", size, *flags)
+                                                    "--cache", f"{size}x", *flags)
     rate = lambda run: run["decode"]["tokens"] / run["decode"]["seconds"]
     pick = lambda name, size: sorted(rate(found[name, size, r]["series"][0]["runs"][0]) for r in range(3))
     lines = {name: [(s, pick(name, s)[1]) for s in (4, 8, 16, 24, 32)] for name in settings}

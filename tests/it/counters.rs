@@ -43,7 +43,7 @@ const STEP: usize = 512;
 const STEPS: usize = 3;
 
 /// Through few slots, with reads in order: on one thread reads and evictions are the same in each run.
-const STREAMED: &[&str] = &["--context", "128", "--cache-experts", "8", "--reader", "pread"];
+const STREAMED: &[&str] = &["--context", "128", "--cache", "8x", "-o", "reader=pread"];
 
 /// One run's counters, from its JSON and from the allocator of the command under test.
 struct Run {
@@ -133,7 +133,7 @@ fn a_pool_of_two_wakes_at_most_once_per_fork_join() {
 #[test]
 fn a_token_allocates_hardly_anything_however_long_its_context() {
     let [resident, of_read] = ALLOCATIONS;
-    let all = [SHORT, LONG, 300, 364].map(|tokens| run(tokens, "1", &["--context", "400", "--preload"]).allocations);
+    let all = [SHORT, LONG, 300, 364].map(|tokens| run(tokens, "1", &["--context", "400", "--cache=all"]).allocations);
     let per_token = |short: usize, long: usize| (all[long] - all[short]) / (LONG - SHORT) as f64;
     let (near, far) = (per_token(0, 1), per_token(2, 3));
     println!("allocations per token, all resident: {near} near the start, {far} behind 300 tokens");
@@ -147,8 +147,8 @@ fn a_token_allocates_hardly_anything_however_long_its_context() {
 /// The prompts of some runs of `larder bench` on two threads, all in memory.
 fn prompts(runs: usize, tokens: usize) -> Vec<Value> {
     let (mut command, [runs, tokens]) = (command(), [runs, tokens].map(|number| number.to_string()));
-    command.args(["bench", "-m", &demo(), "--json", "--first-token", "off", "--threads", "2", "--preload"]);
-    command.args(["-r", &runs, "-n", "8", "-p", &tokens, "--prefill-tokens", &STEP.to_string()]);
+    command.args(["bench", "-m", &demo(), "--json", "--first-token", "off", "--threads", "2", "--cache=all"]);
+    command.args(["-r", &runs, "-n", "8", "-p", &tokens, "-o", &format!("prefill-tokens={STEP}")]);
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let mut bench: Value = serde_json::from_slice(&output.stdout).unwrap();

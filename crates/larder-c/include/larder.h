@@ -34,9 +34,8 @@ const char *larder_version(void);
 /*
  Loads a model: a store, a folder with a checkpoint, or a GGUF file, beside which a store is made the first time.
 
- `options` is a JSON object or NULL: "cache-mem" ("4G" or "auto"), "cache-experts", "context", "threads", "quality", "routing",
- "eviction", "evictor", "prefetch", "mlock", "models" and further ones of larder-runtime. They have the meaning of the command's
- flags of these names; "models" is the folder of downloaded models.
+ `options` is a JSON object or NULL: "cache" ("4G", "16x", "all" or "auto"), "context", "threads", "quality", "routing",
+ "eviction" and all other settings of docs/configuration.md by their names, and "models", the folder of downloaded models.
 
  Returns NULL on an error; `error`, if it is not NULL, then gets a sentence, to be freed by larder_string_free.
 

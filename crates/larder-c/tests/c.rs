@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 use larder_runtime::{GenerateOptions, GeneratedText, LoadOptions, Model, ModelStats, TextPiece};
 
 const PROMPT: &str = "The old man looked at the door, and";
-const LOAD: &str = r#"{"cache-experts": 16, "threads": 2}"#;
+const LOAD: &str = r#"{"cache": "16x", "threads": 2}"#;
 const GENERATE: &str = r#"{"max-tokens": 30, "temperature": 0}"#;
 
 fn repository() -> PathBuf {
@@ -110,7 +110,7 @@ fn an_error_is_a_sentence_and_no_crash() {
         (&["/nonexistent", "a"][..], "/nonexistent"),
         (&[model, "a", "{"], "options to load are not valid"),
         (&[model, "a", r#"{"cache": 1}"#], "unknown field `cache`"),
-        (&[model, "a", r#"{"cache-mem": "1K"}"#], "--cache-mem"),
+        (&[model, "a", r#"{"cache": "1K"}"#], "--cache"),
         (&[model, "a", r#"{"eviction": "learned", "evictor": "/nowhere"}"#], "/nowhere"),
         (&[model, "", LOAD], "the prompt has"),
         (&[model, &long, r#"{"context": 64}"#], "the context of 64 tokens"),

@@ -50,17 +50,17 @@ pub fn format_count(n: usize) -> String {
     digits.char_indices().flat_map(|(at, digit)| comma(at).then_some(',').into_iter().chain([digit])).collect()
 }
 
-/// The smallest size of three digits, as a flag takes it, that is at least `n` bytes.
+/// The smallest size of three digits that is at least `n` bytes.
 pub fn size_up(n: u64) -> String {
-    flag_size(n, u64::div_ceil)
+    rounded_size(n, u64::div_ceil)
 }
 
-/// The largest size of three digits, as a flag takes it, that is at most `n` bytes.
+/// The largest size of three digits that is at most `n` bytes.
 pub fn size_down(n: u64) -> String {
-    flag_size(n, |n, step| n / step)
+    rounded_size(n, |n, step| n / step)
 }
 
-fn flag_size(n: u64, divide: fn(u64, u64) -> u64) -> String {
+fn rounded_size(n: u64, divide: fn(u64, u64) -> u64) -> String {
     let fits = |(_, unit): &(usize, u64)| divide(n, *unit) < 1000;
     let units = (0..UNITS.len()).map(|at| (at, 1000u64.pow(at as u32)));
     let (at, unit) = units.clone().find(fits).unwrap_or((UNITS.len() - 1, 1000u64.pow(4)));
@@ -73,7 +73,7 @@ fn flag_size(n: u64, divide: fn(u64, u64) -> u64) -> String {
     };
     let step = unit / 10u64.pow(decimals);
     let count = divide(n, step.max(1));
-    format!("{:.*}{}", decimals as usize, count as f64 / 10f64.powi(decimals as i32), UNITS[at])
+    format!("{:.*} {}", decimals as usize, count as f64 / 10f64.powi(decimals as i32), UNITS[at])
 }
 
 #[cfg(test)]
@@ -106,9 +106,9 @@ mod tests {
     #[test]
     fn suggested_sizes_are_large_or_small_enough() {
         let (up, down) = (size_up(655_360), size_down(655_360));
-        assert_eq!((up.as_str(), down.as_str()), ("656kB", "655kB"));
-        assert_eq!((size_up(4_194_305), size_down(4_194_305)), ("4.20MB".into(), "4.19MB".into()));
-        assert_eq!((size_up(999_999), size_down(999_999)), ("1.00MB".into(), "999kB".into()));
+        assert_eq!((up.as_str(), down.as_str()), ("656 kB", "655 kB"));
+        assert_eq!((size_up(4_194_305), size_down(4_194_305)), ("4.20 MB".into(), "4.19 MB".into()));
+        assert_eq!((size_up(999_999), size_down(999_999)), ("1.00 MB".into(), "999 kB".into()));
         for n in [0, 1, 999, 1000, 1024, 9_999_999, 99_960_000, 123_456_789_012] {
             let of = |text: String| parse_bytes(&text).unwrap();
             assert!(of(size_up(n)) >= n && of(size_down(n)) <= n, "{n}: {} {}", size_up(n), size_down(n));

@@ -74,7 +74,7 @@ pub enum SavedSequenceError {
     #[error("was saved with another model")]
     OtherModel,
     /// Other settings.
-    #[error("was saved with another --kv, --routing or --exact")]
+    #[error("was saved with another kv, routing or exact")]
     OtherSettings,
     /// More tokens than the context.
     #[error("has {tokens} tokens, and the context {context}")]
@@ -297,7 +297,7 @@ mod tests {
         assert!(head.require(&SequenceOrigin::new("model", "f16")).is_ok());
         let other = |model, settings| head.require(&SequenceOrigin::new(model, settings)).unwrap_err().to_string();
         assert_eq!(other("else", "f16"), "was saved with another model");
-        assert!(other("model", "f32").contains("another --kv"));
+        assert!(other("model", "f32").contains("another kv"));
         let mut newer = head.to_bytes();
         newer[16] = 2;
         assert!(matches!(read(&newer, 116), Err(SavedSequenceError::Version(2))));

@@ -149,7 +149,8 @@ impl<'a> Requests<'a> {
         let shape = self.cache_shape(1, scope, scratch)?;
         let slots = trace.capacities.iter().map(|capacity| capacity.slots as usize).max();
         let slots = slots.filter(|slots| *slots <= shape.keys_per_pool()).ok_or_else(|| {
-            let what = "the trace has no number of slots that fits this cache scope; only runs with --cache-mem auto record it";
+            let what =
+                "the trace has no number of slots that fits this cache scope; only runs with --cache auto record it";
             LabError::InvalidInput(what.into())
         })?;
         Ok(CacheShape { slots, ..shape })

@@ -38,7 +38,7 @@ def demo():
 @pytest.fixture(scope="session")
 def model(demo):
     """The demo model with a quarter of its experts in memory."""
-    with larder.load(demo, cache_experts=8) as loaded:
+    with larder.load(demo, cache="8x") as loaded:
         yield loaded
 
 
@@ -49,7 +49,7 @@ def trace_file(tmp_path_factory, command, demo):
     files = []
     for at, prompt in enumerate([PROMPT, "It was the best of times", "My dear sir,", "Upon the hill there stood"]):
         files.append(str(folder / f"{at}.trace"))
-        flags = ["--temperature", 0, "--cache-experts", 8, "--max-tokens", 24]
+        flags = ["--temperature", 0, "--cache", "8x", "--max-tokens", 24]
         command("run", "-m", demo, "-p", prompt, *flags, "--trace", files[-1], "--trace-logits")
     return files
 

@@ -29,7 +29,7 @@ def tensors(path):
 def test_logits_are_the_commands(model, command, demo, tmp_path):
     tokens = model.tokenize(PROMPT)
     (tmp_path / "tokens.json").write_text(json.dumps(tokens))
-    command("logits", "-m", demo, "--tokens", tmp_path / "tokens.json", "--out", tmp_path / "out", "--cache-experts", 8)
+    command("logits", "-m", demo, "--tokens", tmp_path / "tokens.json", "--out", tmp_path / "out", "--cache", "8x")
     logits = model.logits(tokens)
     assert logits.dtype == numpy.float32 and logits.shape == (len(tokens), model.info()["vocab"])
     assert numpy.array_equal(logits, tensors(tmp_path / "out")["full_logits"])
@@ -79,7 +79,7 @@ def test_a_trace_of_a_generation(model, command, demo, tmp_path):
     best = numpy.argsort(-trace.logits, axis=-1, kind="stable")[..., : trace.top_k]
     assert (best == trace.ids).mean() > 0.99 and trace.weights.dtype == numpy.float16
     file = tmp_path / "command.trace"
-    flags = ["--temperature", 0, "--max-tokens", 16, "--cache-experts", 8, "--trace", file, "--trace-logits"]
+    flags = ["--temperature", 0, "--max-tokens", 16, "--cache", "8x", "--trace", file, "--trace-logits"]
     command("run", "-m", demo, "-p", PROMPT, *flags)
     read = larder.read_trace(file)
     for name in ["ids", "weights", "logits", "passes", "sequences", "decoded"]:

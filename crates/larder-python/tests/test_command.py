@@ -50,7 +50,7 @@ def test_ctrl_c_ends_a_run(demo):
 
 def test_ctrl_c_stops_an_answer_and_then_the_chat(demo):
     # Prompts on a pipe end the chat with the input, so it stays open.
-    flags = ["-m", demo, "--max-tokens", "300", "--cache-experts", "4"]
+    flags = ["-m", demo, "--max-tokens", "300", "--cache", "4x"]
     child = subprocess.Popen([command_of_package(), "chat", *flags], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     child.stdin.write(b"Once upon a time\n")
     child.stdin.flush()

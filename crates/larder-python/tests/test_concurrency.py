@@ -104,7 +104,7 @@ def test_a_cancelled_task_ends_its_generation(model):
 
 INTERRUPTED = """
 import sys, larder
-model = larder.load(larder.demo(), cache_experts=8, context=512)
+model = larder.load(larder.demo(), cache="8x", context=512)
 print("ready", flush=True)
 try:
     while True:
@@ -160,7 +160,7 @@ def test_loading_and_freeing_leaks_nothing(demo):
     cycles = int(os.environ.get("LARDER_CYCLES", "60"))
 
     def cycle():
-        model = larder.load(demo, cache_experts=4, context=256)
+        model = larder.load(demo, cache="4x", context=256)
         stream = model.generate("A", temperature=0, max_tokens=2, trace=True)
         assert stream.answer().tokens and stream.trace.ids.shape[0] > 0
         model.logits([1, 2])

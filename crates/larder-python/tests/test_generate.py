@@ -121,11 +121,11 @@ def test_errors_are_the_commands_sentences(command, demo, tmp_path):
         assert f"error: {raised.value}" == printed.stderr.strip().splitlines()[-1]
     untuned = shutil.copytree(demo, tmp_path / "untuned", ignore=shutil.ignore_patterns("quality.json*"))
     for model, options in [
-        (demo, dict(cache_mem="1k")),
-        (untuned, dict(quality=0.01, cache_experts=8)),
+        (demo, dict(cache="1k")),
+        (untuned, dict(quality=0.01, cache="8x")),
         (demo, dict(eviction="learned", evictor="/nowhere")),
     ]:
-        flags = [text for name, value in options.items() for text in ("--" + name.replace("_", "-"), value)]
+        flags = [text for name, value in options.items() for text in ("-o", f"{name}={value}")]
         printed = command("run", "-m", model, "-p", "x", *flags, check=False).stderr.strip().splitlines()[-1]
         with pytest.raises(larder.Error) as raised:
             larder.load(model, **options)

@@ -12,10 +12,10 @@ import pytest
 
 
 def test_replays(trace_file, command):
-    frame = larder.lab.replay(trace_file, ["lru", "belady"], cache_experts=8, carry=True)
+    frame = larder.lab.replay(trace_file, ["lru", "belady"], cache="8x", carry=True)
     assert frame["eviction"].tolist() == ["lru", "belady"] and frame["misses"][1] < frame["misses"][0]
     for at, policy in enumerate(["lru", "belady"]):
-        flags = ["--eviction", policy, "--cache-experts", 8, "--carry", "--json"]
+        flags = ["--eviction", policy, "--cache", "8x", "--carry", "--json"]
         report = json.loads(command("lab", "replay", *trace_file, *flags).stdout)
         for key in ["wanted", "hits", "misses", "evictions", "rereads", "lifetime"]:
             assert frame[key][at] == report[key]
@@ -23,19 +23,19 @@ def test_replays(trace_file, command):
 
 
 def test_a_replay_has_the_counts_of_the_engine(demo):
-    with larder.load(demo, cache_experts=8) as model:
+    with larder.load(demo, cache="8x") as model:
         stream = model.generate("The old man", temperature=0, max_tokens=40, trace=True)
         trace, stats = stream.trace, model.stats()
-    replayed = larder.lab.replay(trace, cache_experts=8)
+    replayed = larder.lab.replay(trace, cache="8x")
     assert (replayed["hits"][0], replayed["misses"][0], replayed["evictions"][0]) == (stats.hits, stats.misses, stats.evictions)
 
 
 def test_sweeps_are_the_commands_csv(trace_file, command, tmp_path):
-    flags = dict(eviction=["lru", "lfu", "belady"], cache_experts="4,8", cache_scope="both")
+    flags = dict(eviction=["lru", "lfu", "belady"], cache="4x,8x", scope="both")
     frame = larder.lab.sweep(trace_file, **flags)
     evictions = ["--eviction", "lru", "--eviction", "lfu", "--eviction", "belady"]
     csv = tmp_path / "sweep.csv"
-    command("lab", "sweep", *trace_file, *evictions, "--cache-experts", "4,8", "--cache-scope", "both", "--csv", csv)
+    command("lab", "sweep", *trace_file, *evictions, "--cache", "4x,8x", "--scope", "both", "--csv", csv)
     pandas.testing.assert_frame_equal(frame, pandas.read_csv(csv))
     assert len(frame) == 12
     assert frame.to_csv(index=False).splitlines()[0] == csv.read_text().splitlines()[0]
@@ -62,7 +62,7 @@ def test_training(trace_file, command, tmp_path):
     report = json.loads(printed)
     pandas.testing.assert_frame_equal(frame, pandas.DataFrame(report["evaluations"]))
     assert frame.attrs["epochs"] == report["epochs"] and len(report["epochs"]) == 2
-    weights = [larder.lab.replay(trace_file, "learned", evictor=tmp_path / f"{name}.safetensors", cache_experts=8) for name in "ab"]
+    weights = [larder.lab.replay(trace_file, "learned", evictor=tmp_path / f"{name}.safetensors", cache="8x") for name in "ab"]
     assert weights[0]["misses"][0] == weights[1]["misses"][0] > 0
     assert {"lru", "learned", "belady", "gap_closed"} <= set(frame.columns)
 
@@ -83,5 +83,5 @@ def test_pandas_is_needed_only_here():
 
 
 def test_csv_of_a_frame_reads_back(trace_file):
-    frame = larder.lab.sweep(trace_file, eviction="lru", cache_experts=4)
+    frame = larder.lab.sweep(trace_file, eviction="lru", cache="4x")
     assert pandas.read_csv(io.StringIO(frame.to_csv(index=False))).equals(frame)

@@ -13,8 +13,9 @@ use crate::context_size::ContextSize;
 use crate::inputs::{AvailableMemory, plan_inputs_in};
 use crate::notice::Notice;
 use crate::open::{OpenModel, model_name};
-use crate::options::{CacheOptions, Options, Setting};
+use crate::options::{CacheOptions, Options};
 use crate::plan::{DraftMemory, MemoryPlan, PlanInputs};
+use crate::setting::Setting;
 
 /// Tokens of a text that a draft model computes in one step, when it begins behind a prompt.
 const PIECE_TOKENS: usize = 256;
@@ -53,9 +54,9 @@ fn check_speculation(options: &Options) -> Result<()> {
         bail!("{speculate} {asked} cannot be used with {trace}, which would have the experts of rejected draft tokens");
     }
     if asked == Speculation::Mtp && options.cache.eviction.needs() == PolicyNeeds::Evictor {
-        let (speculate, eviction) = (Setting::Speculate, Setting::Eviction);
+        let (speculate, eviction) = (Setting::Speculate, Setting::Eviction.with("learned"));
         bail!(
-            "{speculate} mtp cannot be used with {eviction} learned, whose weights know the experts of the other layers only"
+            "{speculate} mtp cannot be used with {eviction}, whose weights know the experts of the other layers only"
         );
     }
     Ok(())
@@ -63,10 +64,12 @@ fn check_speculation(options: &Options) -> Result<()> {
 
 /// The draft model that the options name, unless it is of no use for `model`. Refuses what was asked for and cannot be.
 fn of_options<'o>(model: &OpenModel, options: &'o Options) -> Result<Option<&'o OpenModel>> {
-    let (speculate, draft, asked) = (Setting::Speculate, Setting::Draft, options.speculation);
+    let (speculate, asked) = (Setting::Speculate, options.speculation);
     match (asked, &options.draft) {
         (Speculation::Off | Speculation::Lookup | Speculation::Mtp, _) | (Speculation::Auto, None) => Ok(None),
-        (Speculation::Draft, None) => bail!("{speculate} {asked} needs a draft model; name one with {draft}"),
+        (Speculation::Draft, None) => {
+            bail!("{speculate} {asked} needs a draft model; name one as in {speculate} draft=STORE")
+        }
         (_, Some(named)) => match (why_not(model, options)?, asked) {
             (None, _) => Ok(Some(named)),
             (Some(why), Speculation::Draft) => bail!("{speculate} {asked} cannot be used: {why}"),
@@ -101,9 +104,11 @@ fn tell_unused(model: &OpenModel, options: &Options) -> Result<()> {
 
 /// Refuses a draft model that cannot draft for `model`.
 fn check(model: &OpenModel, draft: &OpenModel) -> Result<()> {
-    let (name, setting) = (model_name(draft.source().path()), Setting::Draft);
+    let name = model_name(draft.source().path());
     if !rewinds_freely(draft.source().config())? {
-        bail!("{name} has a recurrent state or an encoder, and cannot go back to draft again; name another {setting}");
+        bail!(
+            "{name} has a recurrent state or an encoder, and cannot go back to draft again; name another draft model"
+        );
     }
     check_vocabularies(model, draft)
 }
@@ -116,10 +121,9 @@ fn check_vocabularies(model: &OpenModel, draft: &OpenModel) -> Result<()> {
         return Ok(());
     }
     let [of_model, of_draft] = [model, draft].map(|model| model_name(model.source().path()));
-    let setting = Setting::Draft;
     let (Some(tokenizer), Some(other)) = (model.tokenizer()?, draft.tokenizer()?) else {
         bail!(
-            "one of {of_model} and {of_draft} has no tokenizer, so their tokens cannot be compared; leave {setting} out"
+            "one of {of_model} and {of_draft} has no tokenizer, so their tokens cannot be compared; leave the draft model out"
         );
     };
     let difference = tokenizer.difference(&other);
@@ -127,8 +131,8 @@ fn check_vocabularies(model: &OpenModel, draft: &OpenModel) -> Result<()> {
     give_back_freed_memory();
     let Some((id, ours, theirs)) = difference else { return Ok(()) };
     bail!(
-        "{of_draft} cannot draft for {of_model}: token {id} is \"{}\" in one and \"{}\" in the other; name a {setting} with the \
-         same tokenizer, or leave it out",
+        "{of_draft} cannot draft for {of_model}: token {id} is \"{}\" in one and \"{}\" in the other; name a draft model with \
+         the same tokenizer, or leave it out",
         printable(&theirs),
         printable(&ours),
     )

@@ -17,7 +17,8 @@ use larder_store::{Source, Store};
 
 use crate::notice::{Notice, Notices};
 use crate::open::{OpenModel, model_name};
-use crate::options::{EdgeOptions, Setting};
+use crate::options::EdgeOptions;
+use crate::setting::Setting;
 
 /// Adds the workers of a topology to the path `local`. Connects to them and checks the handshake at once.
 pub(crate) fn connect(

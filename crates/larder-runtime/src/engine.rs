@@ -25,10 +25,11 @@ use crate::machine::budget::{MemoryBudget, MemoryUse, PlannedMemory};
 use crate::machine::power::PowerWatch;
 use crate::notice::Notice;
 use crate::open::OpenModel;
-use crate::options::{CacheSize, DeviceKind, Options, Setting, TraceOptions};
+use crate::options::{CacheSize, DeviceKind, Options, TraceOptions};
 use crate::paths::EnginePath;
 use crate::plan::{MemoryPlan, PlanInputs, decide};
 use crate::policies::policy_inputs;
+use crate::setting::Setting;
 use crate::slots::{self, Slots};
 use crate::tiers::OnGpu;
 use crate::{gpu, tiers};
@@ -304,7 +305,7 @@ fn assemble(
             (Box::new(experts), Some(slots))
         }
         // With a slot for every expert, the first token need not wait until all are loaded.
-        (MemoryPlan::AllResident, Some(store)) if !options.cache.preload => {
+        (MemoryPlan::AllResident, Some(store)) if options.cache.size != CacheSize::All => {
             let all = inputs.blueprint.geometry.experts;
             let StreamingParts { experts, reader_note, slots } =
                 streaming_parts(store, all, CacheScope::Layer, &compute, options, policy_inputs)?;
@@ -359,7 +360,7 @@ fn check_elastic(options: &Options) -> Result<()> {
     if options.cache.size == CacheSize::Auto && (options.device.kind != DeviceKind::Cpu || options.uses_edge()) {
         bail!(
             "{} auto is for experts in main memory alone; give a size together with {} or {}",
-            Setting::CacheMem,
+            Setting::Cache,
             Setting::Device,
             Setting::Edge
         );

@@ -19,10 +19,9 @@ use crate::hot::HotSetFile;
 use crate::memory_notes::MemoryWatch;
 use crate::notice::{Notice, Notices};
 use crate::open::OpenModel;
-use crate::options::Setting;
 use crate::paths::{EnginePath, OffloadReport};
 use crate::policies::{make_router, policy_inputs};
-use larder_os::lock::{self, LockReport, SlotAddresses};
+use crate::setting::Setting;
 
 /// A model's path to its experts, with the recorder of its trace.
 pub struct EngineExperts {

@@ -8,7 +8,8 @@ use larder_cache::two_tiers::Device;
 use larder_core::ExpertLayout;
 use larder_model::{DeviceAttention, DeviceExperts, DeviceProducts, Ops};
 
-use crate::options::{DeviceKind, DeviceOptions, Setting};
+use crate::options::{DeviceKind, DeviceOptions};
+use crate::setting::Setting;
 
 /// An opened GPU, as the parts that an engine needs.
 pub struct GpuParts {
@@ -57,8 +58,7 @@ pub struct GpuThroughput {
 /// Opens the GPU of the options; `None` if the CPU computes.
 pub fn open(options: &DeviceOptions) -> Result<Option<GpuParts>> {
     let of_gpu = [
-        (Setting::VramMem, options.vram_bytes.is_some()),
-        (Setting::VramExperts, options.vram_experts.is_some()),
+        (Setting::Vram, options.vram_bytes.is_some() || options.vram_experts.is_some()),
         (Setting::VramKv, options.vram_kv_layers.is_some()),
         (Setting::FlashAttn, options.flash_attention),
     ];

@@ -9,9 +9,9 @@ use crate::context_size::ContextSize;
 use crate::draft;
 use crate::notice::Notice;
 use crate::open::OpenModel;
-use crate::options::{Options, Setting};
+use crate::options::Options;
 use crate::plan::{ExpertSizes, LEAST_TOKENS, PlanInputs, prefill_tokens, with_context};
-use larder_os::memory;
+use crate::setting::Setting;
 
 /// The memory of the process and of the machine before a model is loaded.
 #[derive(Clone, Copy, Debug)]

@@ -6,6 +6,7 @@
 //!   memory, before anything is loaded.
 //! - [`InferenceEngine`] is the running model; [`InferenceEngine::session`] generates with it.
 //! - [`Notices`] receive what is worth telling meanwhile: the plan, the reader, downloads. This crate prints nothing.
+//! - [`settings`] are options as text: the one table of their names, values, defaults and help.
 //!
 //! The crate parses no flags, reads no configuration and computes nothing itself. Errors are one sentence that says what to
 //! do; they name an option by a [`Setting`]. [`sentence`] puts an error and its causes in one line.
@@ -68,7 +69,9 @@ mod paths;
 mod policies;
 mod rounding;
 mod sentence;
+mod setting;
 mod slots;
+mod text_format;
 mod tiers;
 
 #[cfg(feature = "edge")]
@@ -78,6 +81,7 @@ pub mod gpu;
 pub mod machine;
 pub mod models;
 pub mod plan;
+pub mod settings;
 pub mod text_pass;
 
 pub use context_size::ContextSize;
@@ -98,10 +102,13 @@ pub use open::{
 pub use options::EdgeOptions;
 pub use options::{
     BatteryOptions, CacheOptions, CacheSize, ComputeOptions, DeviceKind, DeviceOptions, ModelOptions, MtpUse, Options,
-    Setting, THREADS_MAX, TraceOptions, default_threads,
+    THREADS_MAX, TraceOptions, default_threads,
 };
 pub use policies::{make_router, policy_inputs};
 pub use rounding::rounding_error;
 pub use sentence::{error_message, sentence};
+pub use setting::Setting;
+pub use settings::EngineSettings;
 pub use slots::Slots;
+pub use text_format::text_format;
 pub use tiers::{OnGpu, tier_inputs};

@@ -11,7 +11,7 @@ use larder_store::reader::{Arena, ReadRequest, Reader, ReaderSpec, Slot, TouchPa
 use larder_store::{DATA_START, ExpertSource, Result as StoreResult, Store};
 
 use crate::notice::{Notices, PreloadRates};
-use crate::options::Setting;
+use crate::setting::Setting;
 
 /// Threads that assemble experts: some wait for the SSD while others convert and check.
 const THREADS: usize = 4;
@@ -113,10 +113,8 @@ pub fn from_source(
 fn arena(experts: &dyn ExpertSource, geometry: &Geometry) -> Result<(Arena, Vec<Slot>)> {
     let of_layer = |layer: &LayerIdx| std::iter::repeat_n(experts.layout(*layer).bytes, geometry.experts);
     let sizes: Vec<usize> = geometry.moe_layers.iter().flat_map(of_layer).collect();
-    Arena::with_sizes(&sizes).with_context(|| {
-        let (preload, mem) = (Setting::Preload, Setting::CacheMem);
-        format!("not enough memory for all experts; leave out {preload}, or set {mem}")
-    })
+    Arena::with_sizes(&sizes)
+        .with_context(|| format!("not enough memory for all experts; set {} lower", Setting::Cache))
 }
 
 /// The progress of loading, which ends when this is dropped.

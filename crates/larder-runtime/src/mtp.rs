@@ -6,7 +6,8 @@ use anyhow::{Result, bail};
 use larder_model::mtp_layers;
 use larder_store::{MtpTensors, Source, Store};
 
-use crate::options::{MtpUse, Setting};
+use crate::options::MtpUse;
+use crate::setting::Setting;
 
 impl MtpUse {
     /// Whether the tensors of the layer are read from a checkpoint or a GGUF file, which a conversion may follow.

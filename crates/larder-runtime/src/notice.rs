@@ -8,7 +8,7 @@ use std::time::Duration;
 use larder_core::{format_bytes, printable};
 use larder_os::lock::{self, LockReport};
 
-use crate::options::Setting;
+use crate::setting::Setting;
 
 /// A fact worth a line for the user; [`fmt::Display`] is that line (of a plan, those lines).
 pub enum Notice {
@@ -138,7 +138,7 @@ impl fmt::Display for Notice {
             }
             Notice::Capacity { before, slots } => write!(f, "memory: available again; {slots} slots after {before}"),
             Notice::MemoryPressure(share) => {
-                let (mem, percent) = (Setting::CacheMem, share * 100.0);
+                let (mem, percent) = (Setting::Cache, share * 100.0);
                 write!(
                     f,
                     "memory: other programs need it, and tasks waited for it {percent:.0} % of the last 10 s; a smaller {mem} leaves \
@@ -172,8 +172,8 @@ impl fmt::Display for Notice {
                 write!(f, "note: {} {}; it will be written anew", shown(path), printable(why))
             }
             Notice::HotSetNotKept(why) => {
-                let hot_set = Setting::HotSet;
-                write!(f, "note: the hot set cannot be kept ({}); {hot_set} off does without", printable(why))
+                let hot_set = Setting::HotSet.with("off");
+                write!(f, "note: the hot set cannot be kept ({}); {hot_set} does without", printable(why))
             }
             Notice::TraceWritten { tokens, path } => {
                 write!(f, "trace: {tokens} tokens written to {}", shown(path))

@@ -14,7 +14,8 @@ use larder_store::{
 use larder_text::{ChatTemplate, GenerationConfig, Tokenizer, TokenizerConfig, Welcome};
 
 use crate::notice::{Notice, Notices, PreloadRates};
-use crate::options::{ModelOptions, Setting};
+use crate::options::ModelOptions;
+use crate::setting::Setting;
 use crate::{load, models, mtp};
 
 /// The embedding matrix, of which a token reads one row.

@@ -1,6 +1,5 @@
-//! What a program chooses about a model and its engine, and how messages name it.
+//! What a program chooses about a model and its engine,
 
-use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -146,6 +145,8 @@ pub enum CacheSize {
     Available,
     /// The number of experts that fit at the start, and then that which the available memory allows; fixed under lossy routing.
     Auto,
+    /// All if they fit, loaded at the start and not when they are first used, else as many as fit.
+    All,
     /// This number of experts per layer.
     ExpertsPerLayer(usize),
     /// The number of experts that fit into this number of bytes.
@@ -167,8 +168,6 @@ pub struct CacheOptions {
     pub scratch: usize,
     /// Experts of the next layer to prefetch, by their predicted rank; 0 is off.
     pub prefetch: usize,
-    /// Load all experts at start-up if they fit, instead of each when it is first used.
-    pub preload: bool,
     /// Keep which experts are used most, beside the store, and let them be read before the first prompt. Without effect unless
     /// experts of a store are read into main memory alone, with the model's own routing.
     pub hot_set: bool,
@@ -187,7 +186,6 @@ impl Default for CacheOptions {
             evictor: None,
             scratch: 0,
             prefetch: 0,
-            preload: false,
             hot_set: false,
             reader: ReaderSpec::default(),
             check_reads: CheckReads::default(),
@@ -288,89 +286,4 @@ pub struct EdgeOptions {
     pub format: larder_edge::wire::Format,
     /// How long to wait for a worker's answer for one token before another worker is asked.
     pub deadline: std::time::Duration,
-}
-
-/// An option as errors and notices name it: by the flag of the `larder` command that sets it. The documentation of each
-/// says which field it is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Setting {
-    /// [`Options::context`].
-    Context,
-    /// [`ComputeOptions::kv`].
-    Kv,
-    /// [`CacheSize::ExpertsPerLayer`].
-    CacheExperts,
-    /// [`CacheSize::Bytes`].
-    CacheMem,
-    /// [`CacheOptions::eviction`].
-    Eviction,
-    /// [`CacheOptions::evictor`].
-    Evictor,
-    /// [`CacheOptions::preload`].
-    Preload,
-    /// [`CacheOptions::hot_set`].
-    HotSet,
-    /// [`Options::routing`].
-    Routing,
-    /// A budget of output loss as [`Options::routing`].
-    Quality,
-    /// [`Options::speculation`].
-    Speculate,
-    /// [`Options::draft`].
-    Draft,
-    /// [`Options::trace`].
-    Trace,
-    /// [`ComputeOptions::threads`].
-    Threads,
-    /// [`ComputeOptions::exact`].
-    Exact,
-    /// [`DeviceOptions::kind`].
-    Device,
-    /// [`DeviceOptions::vram_bytes`].
-    VramMem,
-    /// [`DeviceOptions::vram_experts`].
-    VramExperts,
-    /// [`DeviceOptions::vram_kv_layers`].
-    VramKv,
-    /// [`DeviceOptions::flash_attention`].
-    FlashAttn,
-    /// `Options::edge`.
-    Edge,
-    /// The contrary of [`ModelOptions::store_for_gguf`].
-    NoStore,
-    /// [`ModelOptions::ignored_keys`].
-    IgnoreConfig,
-    /// [`ModelOptions::models_folder`], which the command takes from the environment.
-    ModelsFolder,
-}
-
-impl fmt::Display for Setting {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(match self {
-            Setting::Context => "--context",
-            Setting::Kv => "--kv",
-            Setting::CacheExperts => "--cache-experts",
-            Setting::CacheMem => "--cache-mem",
-            Setting::Eviction => "--eviction",
-            Setting::Evictor => "--evictor",
-            Setting::Preload => "--preload",
-            Setting::HotSet => "--hot-set",
-            Setting::Routing => "--routing",
-            Setting::Quality => "--quality",
-            Setting::Speculate => "--speculate",
-            Setting::Draft => "--draft",
-            Setting::Trace => "--trace",
-            Setting::Threads => "--threads",
-            Setting::Exact => "--exact",
-            Setting::Device => "--device",
-            Setting::VramMem => "--vram-mem",
-            Setting::VramExperts => "--vram-experts",
-            Setting::VramKv => "--vram-kv",
-            Setting::FlashAttn => "--flash-attn",
-            Setting::Edge => "--edge",
-            Setting::NoStore => "--no-store",
-            Setting::IgnoreConfig => "--ignore-config",
-            Setting::ModelsFolder => "LARDER_MODELS or HOME",
-        })
-    }
 }

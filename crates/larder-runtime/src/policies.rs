@@ -12,7 +12,7 @@ use larder_policy::routing::{DialTable, Router, RoutingSpec, StrategyInputs};
 
 use crate::notice::Notice;
 use crate::open::OpenModel;
-use crate::options::Setting;
+use crate::setting::Setting;
 
 /// The inputs of an eviction policy: trained weights for `learned`, from the file `evictor` or else from the model's folder.
 pub fn policy_inputs(eviction: &EvictionSpec, model: &OpenModel, evictor: Option<&Path>) -> Result<PolicyInputs> {
@@ -26,10 +26,10 @@ pub fn policy_inputs(eviction: &EvictionSpec, model: &OpenModel, evictor: Option
     };
     let Some(found) = found else {
         bail!(
-            "{}: not found, and {} learned needs trained weights; make them with `larder lab train` or name a file with {}",
+            "{}: not found, and {} needs trained weights; make them with `larder lab train` or name a file with {}",
             own.display(),
-            Setting::Eviction,
-            Setting::Evictor
+            Setting::Eviction.with("learned"),
+            Setting::Evictor.with("FILE")
         );
     };
     let evictor = evictor_from_bytes(&found).map_err(|e| anyhow!("{} {e}", evictor.unwrap_or(&own).display()))?;

@@ -8,7 +8,7 @@ use larder_policy::eviction::CacheShape;
 use larder_store::reader::{Arena, Reader, ReaderSpec, Slot};
 use larder_store::{ExpertSource, Store};
 
-use crate::options::Setting;
+use crate::setting::Setting;
 
 /// Empty slots and their reader.
 pub struct Slots {
@@ -37,11 +37,10 @@ impl Slots {
     fn of_sizes(store: &Arc<Store>, sizes: &[usize], reader: &ReaderSpec) -> Result<Self> {
         let (arena, slots) = Arena::with_sizes(sizes).with_context(|| {
             format!(
-                "cannot allocate {} slots of {} in all; try a smaller {} or {}",
+                "cannot allocate {} slots of {} in all; try a smaller {}",
                 sizes.len(),
                 format_bytes(sizes.iter().map(|bytes| *bytes as u64).sum()),
-                Setting::CacheExperts,
-                Setting::CacheMem
+                Setting::Cache
             )
         })?;
         let files = Arc::new(store.shard_files()?);

@@ -19,10 +19,11 @@ use crate::inputs::at_context;
 use crate::machine::budget::{MemoryUse, PlannedMemory};
 use crate::notice::Notice;
 use crate::open::OpenModel;
-use crate::options::{Options, Setting};
+use crate::options::{CacheSize, Options};
 use crate::paths::GpuPath;
 use crate::plan::tiers::{TierPlan, Vram, decide, pass_through_slots};
 use crate::plan::{PlanInputs, with_context_on_gpu};
+use crate::setting::Setting;
 use crate::slots::Slots;
 use larder_os::memory;
 
@@ -151,9 +152,13 @@ pub fn tier_inputs<'a>(
 /// Refuses options that do not work with a GPU.
 fn check(options: &Options) -> Result<()> {
     let excluded = [
-        (options.compute.exact, Setting::Exact, "a GPU multiplies with activations rounded to 8 bits"),
-        (options.cache.preload, Setting::Preload, "experts are copied to a GPU when they are first used"),
-        (options.uses_edge(), Setting::Edge, "experts are computed by either a GPU or edge workers"),
+        (options.compute.exact, Setting::Exact.to_string(), "a GPU multiplies with activations rounded to 8 bits"),
+        (
+            options.cache.size == CacheSize::All,
+            Setting::Cache.with("all"),
+            "experts are copied to a GPU when they are first used",
+        ),
+        (options.uses_edge(), Setting::Edge.to_string(), "experts are computed by either a GPU or edge workers"),
     ];
     match excluded.into_iter().find(|(set, ..)| *set) {
         Some((_, setting, why)) => {

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::sync::OnceLock;
 
 use anyhow::Result;
-use clap::{CommandFactory, FromArgMatches};
+use clap::FromArgMatches;
 use larder_runtime::error_message;
 
 #[macro_use]
@@ -54,7 +54,7 @@ pub fn main_of(typed: Vec<OsString>, demo: Option<PathBuf>) -> u8 {
         Ok(()) => 0,
         Err(error) => {
             eprintln!("error: {}", error_message(&error));
-            1
+            if error.is::<config::MovedName>() { 2 } else { 1 }
         }
     }
 }
@@ -75,11 +75,11 @@ fn report_large_files_as_errors() -> Result<()> {
 fn run(typed: Vec<OsString>) -> Result<()> {
     #[cfg(unix)]
     report_large_files_as_errors()?;
-    let matches = cli::Cli::command().get_matches_from(&typed);
+    let matches = cli::renamed::parse(&typed);
     let typed = cli::words::with_flags(typed, &matches).unwrap_or_else(|error| error.exit());
-    let matches = cli::Cli::command().get_matches_from(&typed);
+    let matches = cli::renamed::parse(&typed);
     let line = config::apply(typed, &matches)?;
-    let matches = cli::Cli::command().get_matches_from(line);
+    let matches = cli::renamed::parse(&line);
     let cli = cli::Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     output::check_all(&matches)?;
     let _timeline = timeline::begin(&matches)?;

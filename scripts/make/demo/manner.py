@@ -20,15 +20,15 @@ TEMPLATE = """\
 CONFIG = """\
 # A quarter of the experts in memory, so that experts are read and evicted; the context is that of the training.
 [run]
-cache-experts = 8
+cache = "8x"
 
 [chat]
-cache-experts = 8
+cache = "8x"
 context = {context}
 max-tokens = {answer}
 
 [serve]
-cache-experts = 8
+cache = "8x"
 context = {context}
 context-full = "drop-turns"
 max-tokens = {answer}

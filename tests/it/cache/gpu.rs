@@ -34,15 +34,15 @@ fn tiers_of_any_size_change_no_word() {
     if no_emulator() {
         return;
     }
-    let resident = written(&["--preload"]);
+    let resident = written(&["--cache=all"]);
     // Hits in memory. Where all experts fit on the GPU, those that the processor computed at first are found there until they
     // are copied, which depends on how fast copies are: 0 to 67 of 352 were seen.
     for (flags, in_memory) in [
-        (&["--vram-experts", "32"][..], 0..=120),
-        (&["--vram-experts", "4", "--cache-experts", "6"], 1..=u64::MAX),
-        (&["--vram-experts", "2", "--cache-mem", "0"], 0..=0),
-        (&["--vram-mem", "13M", "--cache-mem", "2M", "--cache-scope", "global", "--eviction", "learned"], 1..=u64::MAX),
-        (&["--vram-experts", "3", "--cache-experts", "8", "--prefetch", "2", "--reader", "pread"], 1..=u64::MAX),
+        (&["--vram", "32x"][..], 0..=120),
+        (&["--vram", "4x", "--cache", "6x"], 1..=u64::MAX),
+        (&["--vram", "2x", "--cache", "0"], 0..=0),
+        (&["--vram", "13M", "--cache", "2M", "-o", "scope=global", "-o", "eviction=learned"], 1..=u64::MAX),
+        (&["--vram", "3x", "--cache", "8x", "-o", "prefetch=2", "-o", "reader=pread"], 1..=u64::MAX),
     ] {
         let tiered = written(&[&["--device", "emulated"], flags].concat());
         assert_eq!(tiered["ids"], resident["ids"], "{flags:?}");
@@ -102,12 +102,24 @@ fn compare_logits(model: &Path, prompt: &[u32], chunk: usize) {
     larder_ok(&["convert", model.to_str().unwrap(), &store]);
     let logits = |name: &str, flags: &[&str]| {
         let out = path(name);
-        let base = ["logits", "-m", &store, "--tokens", &tokens, "--out", &out, "--generate", "4", "--chunk", &chunk];
+        let base = [
+            "logits",
+            "-m",
+            &store,
+            "--tokens",
+            &tokens,
+            "--out",
+            &out,
+            "--generate",
+            "4",
+            "-o",
+            &format!("prefill-tokens={chunk}"),
+        ];
         larder_ok(&[&base[..], flags].concat());
         std::fs::read(out).unwrap()
     };
-    let resident = logits("resident", &["--preload"]);
-    let tiered = logits("tiered", &["--device", "emulated", "--vram-experts", "2", "--cache-experts", "1"]);
+    let resident = logits("resident", &["--cache=all"]);
+    let tiered = logits("tiered", &["--device", "emulated", "--vram", "2x", "--cache", "1x"]);
     assert!(resident == tiered, "{}", model.display());
 }
 
@@ -134,28 +146,28 @@ fn flash_attention_is_near_exact_attention() {
             let bytes = tensors.tensor("full_logits").unwrap().data().to_vec();
             bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect::<Vec<f32>>()
         };
-        let (exact, flash) = (logits(&["--chunk=48"]), logits(&["--chunk=48", "--flash-attn"]));
+        let (exact, flash) = (logits(&["-oprefill-tokens=48"]), logits(&["-oprefill-tokens=48", "-oflash-attn"]));
         let size = (exact.iter().map(|l| l * l).sum::<f32>() / exact.len() as f32).sqrt();
         let most = exact.iter().zip(&flash).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max) / size;
         println!("{model}: logits differ by {most:.1e} of their size");
         assert!(0.0 < most && most < 0.02, "{model}: {most}");
         // A step of few tokens is computed as ever.
-        assert!(logits(&["--chunk=31", "--flash-attn"]) == exact, "{model}");
+        assert!(logits(&["-oprefill-tokens=31", "-oflash-attn"]) == exact, "{model}");
     }
-    let refused = larder_refuses(&["run", "-m", &demo(), "-p", "a", "--flash-attn"]);
-    assert!(refused.contains("--flash-attn applies to a GPU only"), "{refused}");
+    let refused = larder_refuses(&["run", "-m", &demo(), "-p", "a", "-oflash-attn"]);
+    assert!(refused.contains("-o flash-attn applies to a GPU only"), "{refused}");
 }
 
 /// Sizes of the tiers: all experts on the device, which chooses them; a part of them, with and without others in memory; and hardly any.
 /// Then with keys and values in memory, of all layers but one, and of all.
 const SIZES: [&[&str]; 7] = [
     &[],
-    &["--vram-experts", "2", "--cache-experts", "1"],
-    &["--vram-experts", "1", "--cache-mem", "0"],
-    &["--vram-experts", "3", "--cache-experts", "2", "--cache-scope", "global", "--prefetch", "2"],
-    &["--vram-experts", "1", "--cache-experts", "999"],
-    &["--vram-kv", "1"],
-    &["--vram-kv", "0", "--vram-experts", "2", "--cache-experts", "1", "--kv", "f32"],
+    &["--vram", "2x", "--cache", "1x"],
+    &["--vram", "1x", "--cache", "0"],
+    &["--vram", "3x", "--cache", "2x", "-o", "scope=global", "-o", "prefetch=2"],
+    &["--vram", "1x", "--cache", "999x"],
+    &["-o", "vram-kv=1"],
+    &["-o", "vram-kv=0", "--vram", "2x", "--cache", "1x", "-o", "kv=f32"],
 ];
 
 #[test]
@@ -178,7 +190,7 @@ fn golden_models_write_what_the_processor_writes_through_tiers_of_any_size() {
             run["ids"].as_array().unwrap().clone()
         };
         let written = |tokens: &str, flags: &[&str]| sampled(&["--temperature", "0"], tokens, flags);
-        let resident = written("24", &["--preload"]);
+        let resident = written("24", &["--cache=all"]);
         for (number, sizes) in SIZES.into_iter().enumerate() {
             // Enough tokens for a device to be filled, and then less time.
             let (tokens, telemetry): (_, &[&str]) =
@@ -189,11 +201,11 @@ fn golden_models_write_what_the_processor_writes_through_tiers_of_any_size() {
         // Tokens drawn among the best, of which those that occurred are less likely.
         let drawn = ["--temperature", "0.9", "--top-k", "7", "--repetition-penalty", "1.3", "--seed", "3"];
         let tiered = sampled(&drawn, "10", &["--device", "emulated"]);
-        assert_eq!(tiered, sampled(&drawn, "10", &["--preload"]), "{model} with {drawn:?}");
+        assert_eq!(tiered, sampled(&drawn, "10", &["--cache=all"]), "{model} with {drawn:?}");
         // Keys and values in blocks of eight bits.
-        let blocks = ["--kv", "q8_0"];
+        let blocks = ["-o", "kv=q8_0"];
         let tiered = written("10", &[&["--device", "emulated"], &blocks[..]].concat());
-        assert_eq!(tiered, written("10", &[&["--preload"], &blocks[..]].concat()), "{model} with {blocks:?}");
+        assert_eq!(tiered, written("10", &[&["--cache=all"], &blocks[..]].concat()), "{model} with {blocks:?}");
         let steps = std::fs::read_to_string(steps).unwrap();
         let mut rows = steps.lines().map(|line| line.split(',').collect::<Vec<_>>());
         let place = rows.next().unwrap().iter().position(|column| *column == "gpu_waits").unwrap();
@@ -239,9 +251,9 @@ fn a_token_costs_the_device_what_is_recorded() {
     if no_emulator() {
         return;
     }
-    for more in [&[][..], &["--prefetch", "2"]] {
+    for more in [&[][..], &["-o", "prefetch=2"]] {
         let all_there = |column: &dyn Fn(&str) -> u64| column("gpu_computed") == 8 * 4 && column("bytes_to_gpu") == 0;
-        let work = work_of_tokens(&[&["--vram-experts", "32"], more].concat(), all_there);
+        let work = work_of_tokens(&[&["--vram", "32x"], more].concat(), all_there);
         assert!(work.len() > 40, "the device is filled within a few tokens");
         let recorded = work.iter().filter(|work| **work == RECORDED_WORK).count();
         assert!(recorded > 20, "{recorded} tokens as recorded in {work:?}");
@@ -257,7 +269,7 @@ fn a_token_waits_for_each_layer_that_is_attended_to_in_memory() {
         return;
     }
     let all_there = |column: &dyn Fn(&str) -> u64| column("gpu_computed") == 8 * 4 && column("bytes_to_gpu") == 0;
-    let work = work_of_tokens(&["--vram-experts", "32", "--vram-kv", "5"], all_there);
+    let work = work_of_tokens(&["--vram", "32x", "-o", "vram-kv=5"], all_there);
     assert!(work.len() > 30 && work.iter().all(|[.., waits, _]| *waits == 1 + 3), "{work:?}");
 }
 
@@ -266,10 +278,8 @@ fn a_token_waits_at_most_once_per_layer() {
     if no_emulator() {
         return;
     }
-    for more in [&[][..], &["--prefetch", "2"], &["--routing", "prior:lambda=0.5"]] {
-        for sizes in
-            [["--vram-experts", "12", "--cache-experts", "20"], ["--vram-experts", "6", "--cache-experts", "9"]]
-        {
+    for more in [&[][..], &["-o", "prefetch=2"], &["--routing", "prior:lambda=0.5"]] {
+        for sizes in [["--vram", "12x", "--cache", "20x"], ["--vram", "6x", "--cache", "9x"]] {
             let work = work_of_tokens(&[&sizes[..], more].concat(), |column| column("gpu_computed") > 0);
             assert!(work.len() > 50, "{sizes:?} {more:?}");
             // One for each layer, and one for the logits.
@@ -284,8 +294,8 @@ fn a_layer_is_at_most_twelve_launches_outside_graphs() {
     if no_emulator() {
         return;
     }
-    for (device, memory) in [("28", "--cache-experts=4"), ("8", "--cache-experts=24"), ("4", "--cache-mem=0")] {
-        let work = work_of_tokens(&["--vram-experts", device, memory], |column| column("gpu_computed") > 0);
+    for (device, memory) in [("28", "--cache=4x"), ("8", "--cache=24x"), ("4", "--cache=0")] {
+        let work = work_of_tokens(&["--vram", &format!("{device}x"), memory], |column| column("gpu_computed") > 0);
         let warm = &work[work.len() / 2..];
         assert!(warm.len() > 20 && warm.iter().all(|[launches, ..]| *launches > 0), "none has all experts: {work:?}");
         let within = warm.iter().filter(|[launches, graphs, ..]| *launches <= 12 * 8 + 6 && *graphs >= 7).count();
@@ -306,7 +316,7 @@ fn a_layer_of_any_model_is_at_most_twelve_launches_outside_graphs() {
     for_each_store(|model, store, config| {
         let text = config.get("text_config").unwrap_or(config);
         let layers = ["num_decoder_layers", "num_hidden_layers"].iter().find_map(|key| text[key].as_u64()).unwrap();
-        let flags = ["-n", "80", "--ignore-eos", "--vram-experts", "2"];
+        let flags = ["-n", "80", "--ignore-eos", "--vram", "2x"];
         let work = work_of(store, &flags, |column| column("gpu_computed") > 0);
         // Launches are graphs from the third time on: where blocks of two and of five tokens are pooled, behind thirty tokens.
         let mut outside: Vec<u64> = work[work.len() - 20..].iter().map(|[launches, ..]| *launches).collect();
@@ -339,7 +349,7 @@ fn a_prompt_waits_once_for_each_layer() {
         return;
     }
     let demo = demo();
-    let base = ["bench", "-m", &demo, "--device", "emulated", "--vram-experts", "32", "-n", "1", "-r", "3", "--json"];
+    let base = ["bench", "-m", &demo, "--device", "emulated", "--vram", "32x", "-n", "1", "-r", "3", "--json"];
     // Of few tokens, as of the second piece of 14, the device chooses the experts.
     for (tokens, waits) in [("64", 9), ("270", 9 + 1)] {
         let report: Value = serde_json::from_str(&larder_ok(&[&base[..], &["-p", tokens]].concat())).unwrap();
@@ -361,7 +371,7 @@ fn a_step_of_several_sequences_waits_once() {
         return;
     }
     let (demo, steps) = (demo(), 24);
-    let base = ["bench", "-m", &demo, "--device", "emulated", "--vram-experts", "32", "--first-token", "off", "--json"];
+    let base = ["bench", "-m", &demo, "--device", "emulated", "--vram", "32x", "--first-token", "off", "--json"];
     let flags = ["-p", "16", "-n", "24", "-r", "1", "--clients", "3,9"];
     let report: Value = serde_json::from_str(&larder_ok(&[&base[..], &flags].concat())).unwrap();
     for of_clients in report["clients"].as_array().unwrap() {
@@ -379,7 +389,7 @@ fn routing_by_what_is_there_sees_both_tiers() {
         return;
     }
     let of = |routing: &str| {
-        let flags = ["--device", "emulated", "--vram-experts", "4", "--cache-experts", "4", "--routing", routing];
+        let flags = ["--device", "emulated", "--vram", "4x", "--cache", "4x", "--routing", routing];
         let found = written(&flags);
         found["decode"]["tiers"]["misses"].as_u64().unwrap()
     };
@@ -392,7 +402,7 @@ fn plan_and_bench_name_both_memories() {
     if no_emulator() {
         return;
     }
-    let (demo, sizes) = (demo(), ["--device", "emulated", "--vram-experts", "8", "--cache-experts", "16"]);
+    let (demo, sizes) = (demo(), ["--device", "emulated", "--vram", "8x", "--cache", "16x"]);
     let plan = larder_ok(&[&["plan", "-m", &demo, "--json"][..], &sizes].concat());
     let plan: Value = serde_json::from_str(&plan).unwrap();
     assert_eq!((&plan["device"]["slots"], &plan["slots"]), (&8.into(), &16.into()));
@@ -410,18 +420,18 @@ fn plan_and_bench_name_both_memories() {
 fn what_cannot_be_is_refused_before_anything_is_loaded() {
     let demo = demo();
     let refused = |flags: &[&str]| larder_refuses(&[&["run", "-m", &demo, "-p", "a", "-n", "1"], flags].concat());
-    assert!(refused(&["--vram-experts", "2"]).contains("--vram-experts applies to a GPU only; add --device cuda"));
+    assert!(refused(&["--vram", "2x"]).contains("--vram applies to a GPU only; add --device cuda"));
     if no_emulator() {
         return;
     }
     let refused = |flags: &[&str]| refused(&[&["--device", "emulated"], flags].concat());
-    assert!(refused(&["--exact"]).starts_with("error: --exact does not work with --device"));
-    assert!(refused(&["--preload"]).starts_with("error: --preload does not work with --device"));
-    assert!(refused(&["--vram-mem", "2G"]).contains("more than the 1.07 GB that are free on emulator"));
-    let tight = ["--vram-mem", "10.8M"];
-    assert!(refused(&[&tight[..], &["--vram-kv", "8"]].concat()).contains("393 kB of KV cache (2 tokens)"));
+    assert!(refused(&["-oexact"]).starts_with("error: -o exact does not work with --device"));
+    assert!(refused(&["--cache=all"]).starts_with("error: --cache all does not work with --device"));
+    assert!(refused(&["--vram", "2G"]).contains("more than the 1.07 GB that are free on emulator"));
+    let tight = ["--vram", "10.8M"];
+    assert!(refused(&[&tight[..], &["-o", "vram-kv=8"]].concat()).contains("393 kB of KV cache (2 tokens)"));
     larder_ok(&[&["run", "-m", &demo, "-p", "a", "-n", "1", "--device", "emulated"][..], &tight].concat());
-    let said = refused(&["--vram-mem", "1M"]);
+    let said = refused(&["--vram", "1M"]);
     assert!(said.contains("2.14 MB of resident weights") && said.contains("1.00 MB of memory of emulator"), "{said}");
     let golden = fixture("golden/olmoe");
     let no_store = ["run", "-m", golden.to_str().unwrap(), "-p", "a", "--device", "emulated"];

@@ -44,7 +44,7 @@ fn steps_of_all_models_run_ahead_and_write_the_same() {
         let has_encoder = config["is_encoder_decoder"] == true;
         for (number, choice) in CHOICES.into_iter().enumerate() {
             let tokens = if number == 0 { "60" } else { "30" };
-            let [here, there] = [&["--preload"][..], &["--device", "emulated"]]
+            let [here, there] = [&["--cache=all"][..], &["--device", "emulated"]]
                 .map(|place| run(store, &[choice, place, &["-n", tokens]].concat()));
             assert_eq!(here["ids"], there["ids"], "{model} with {choice:?}");
             let counted = |report: &Value, name: &str| report["ahead"][name].as_u64().unwrap();
@@ -77,7 +77,7 @@ fn requests_that_come_between_change_no_answer() {
         let golden = golden.iter().find(|golden| golden.ends_with(name)).unwrap();
         let store = folder.path().join(name);
         larder_ok(&["convert", golden.to_str().unwrap(), store.to_str().unwrap()]);
-        let answers = [&["--preload"][..], &["--device", "emulated"]].map(|place| {
+        let answers = [&["--cache=all"][..], &["--device", "emulated"]].map(|place| {
             let server = Server::start(&store, &[place, &["--parallel", "2", "--context", "400", "--speculate", drafts]].concat());
             // With biases and penalties: the steps are counted when the request has ended, a little behind its answer.
             let body = json!({
@@ -86,7 +86,7 @@ fn requests_that_come_between_change_no_answer() {
             });
             let penalised = server.post("/v1/completions", body).json()["choices"][0]["text"].clone();
             let start = Instant::now();
-            while place[0] != "--preload" && drafts == "off" && server.metric("larder_ahead_steps_total") < 20.0 {
+            while place[0] != "--cache=all" && drafts == "off" && server.metric("larder_ahead_steps_total") < 20.0 {
                 assert!(start.elapsed() < Duration::from_secs(20), "{name}: few steps ran ahead");
                 std::thread::sleep(Duration::from_millis(20));
             }
@@ -133,7 +133,7 @@ fn the_plan_says_where_the_embedding_is() {
         plan["device"]["embedding_bytes"].clone()
     };
     assert_eq!(planned(&[]), json!(0), "the head has the same weights");
-    assert_eq!(planned(&["--vram-experts", "31"]), Value::Null);
+    assert_eq!(planned(&["--vram", "31x"]), Value::Null);
 }
 
 /// Launches, graphs and the launches in them, waits and exchanged bytes of a token of the demo model: those of a step that was begun before.
@@ -146,7 +146,7 @@ fn a_token_whose_step_ran_ahead_costs_what_is_recorded() {
         return;
     }
     let all_there = |column: &dyn Fn(&str) -> u64| column("gpu_computed") == 8 * 4 && column("bytes_to_gpu") == 0;
-    let work = work_of(&demo(), &["-n", "64", "--repetition-penalty", "1", "--vram-experts", "32"], all_there);
+    let work = work_of(&demo(), &["-n", "64", "--repetition-penalty", "1", "--vram", "32x"], all_there);
     let recorded = work.iter().filter(|work| **work == RECORDED_WORK).count();
     assert!(recorded > 20, "{recorded} tokens as recorded in {work:?}");
     assert!(work.iter().all(|[.., waits, _]| *waits <= 1), "{work:?}");
@@ -163,7 +163,7 @@ fn a_trained_model_drops_hardly_a_step() {
         let base =
             ["run", "-m", &demo, "-p", "The old man looked at the door, and", "--seed", "9", "--speculate", "off"];
         let plain = ["--repetition-penalty", "1", "--ignore-eos", "--json", "-n", "120"];
-        let [here, there] = [&["--preload"][..], &["--device", "emulated"]].map(|place| -> Value {
+        let [here, there] = [&["--cache=all"][..], &["--device", "emulated"]].map(|place| -> Value {
             serde_json::from_str(&larder_ok(&[&base[..], &plain, choice, place].concat())).unwrap()
         });
         assert_eq!(here["ids"], there["ids"], "{choice:?}");

@@ -26,11 +26,11 @@ fn drafts_of_a_device_change_no_text() {
         let store = store.to_str().unwrap();
         larder_ok(&["convert", source.path().to_str().unwrap(), store, "--mtp"]);
         let (greedy, drawn) = (["--temperature", "0"], ["--temperature", "0.8", "--top-k", "9", "--seed", "3"]);
-        let few = ["--vram-experts", "2", "--cache-experts", "1"];
-        let settings = [(&greedy[..], &[][..]), (&greedy, &few), (&greedy, &["--vram-kv", "0"]), (&drawn, &few)];
+        let few = ["--vram", "2x", "--cache", "1x"];
+        let settings = [(&greedy[..], &[][..]), (&greedy, &few), (&greedy, &["-o", "vram-kv=0"]), (&drawn, &few)];
         for (sampling, sizes) in settings {
             let with = ["--speculate", "mtp"];
-            let here = run(store, &[sampling, &with, &["--preload"]].concat());
+            let here = run(store, &[sampling, &with, &["--cache=all"]].concat());
             let there = run(store, &[sampling, sizes, &with, &["--device", "emulated"]].concat());
             assert_eq!(there["ids"], here["ids"], "{name} {sampling:?} {sizes:?}");
             assert_eq!(there["speculation"], here["speculation"], "{name} {sampling:?} {sizes:?}");

@@ -22,7 +22,7 @@ fn no_model_takes_more_than_its_plan_says() {
     let prompt = "a b c d e f g h ".repeat(20);
     let mut models = 0;
     for_each_store(|model, store, _| {
-        let few = ["--vram-experts", "2", "--cache-experts", "2"];
+        let few = ["--vram", "2x", "--cache", "2x"];
         for (prompt, flags) in [(&prompt[..], &[][..]), (&prompt, &few), ("a b", &[])] {
             let [peak, plan] = peak_and_plan(store, prompt, flags);
             assert!(peak <= plan, "{model} {flags:?}: {peak} bytes were allocated, and {plan} planned");
@@ -42,12 +42,12 @@ fn no_setting_takes_more_than_its_plan_says() {
     let (demo, prompt) = (demo(), "The old man looked at the door. ".repeat(60));
     let settings: [&[&str]; 7] = [
         &[],
-        &["--vram-experts", "4", "--prefill-tokens", "400"],
-        &["--vram-experts", "4", "--prefill-tokens", "16"],
-        &["--kv", "q8_0", "--vram-kv", "3"],
-        &["--kv", "f32", "--flash-attn"],
-        &["--vram-mem", "40M", "--cache-mem", "4M"],
-        &["--vram-experts", "8", "--cache-mem", "0"],
+        &["--vram", "4x", "-o", "prefill-tokens=400"],
+        &["--vram", "4x", "-o", "prefill-tokens=16"],
+        &["-o", "kv=q8_0", "-o", "vram-kv=3"],
+        &["-o", "kv=f32", "-oflash-attn"],
+        &["--vram", "40M", "--cache", "4M"],
+        &["--vram", "8x", "--cache", "0"],
     ];
     let mut full = 0;
     for flags in settings {

@@ -80,7 +80,7 @@ fn a_run_measures_within_its_memory_plan_also_where_sequences_cannot_go_back() {
         let (golden, store) = (fixture("golden").join(name), dir.path().join(name));
         let (golden, store) = (golden.to_str().unwrap(), store.to_str().unwrap());
         larder_ok(&["convert", golden, store]);
-        let prior = ["--routing", "prior:lambda=0.5", "--measure-every", "4", "--cache-experts", "3", "--json"];
+        let prior = ["--routing", "prior:lambda=0.5", "-o", "measure-every=4", "--cache", "3x", "--json"];
         // One page, and several.
         for tokens in ["40", "150"] {
             let run = [&["run", "-m", store, "-p", "the", "-n", tokens, "--ignore-eos"], &prior[..]].concat();

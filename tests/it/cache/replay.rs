@@ -24,12 +24,12 @@ fn a_replayed_trace_has_the_misses_that_the_lab_counts() {
         larder_ok(&[&base[..], shape].concat());
     };
     let bench = ["bench", "-m", text(&store), "-p", "1", "-n", "399", "-r", "1", "--first-token", "off"];
-    let slots = ["--cache-experts", "4"];
+    let slots = ["--cache", "4x"];
     let replayed = ["--trace", text(&trace)];
 
     for (repeat, seed) in [("0", "1"), ("0.5", "2"), ("0.9", "3")] {
         synth(&["--layers", "2", "--experts", "6", "-k", "3", "--repeat", repeat, "--seed", seed]);
-        let lab = json(&[&["lab", "replay", text(&trace), "--cache-scope", "layer", "--json"], &slots]);
+        let lab = json(&[&["lab", "replay", text(&trace), "--scope", "layer", "--json"], &slots]);
         let expected = lab["sequence_misses"][0].as_i64().unwrap();
         let found = json(&[&bench, &slots, &replayed, &["--json"]]);
         let cache = &found["series"][0]["runs"][0]["decode"]["cache"];
@@ -43,6 +43,6 @@ fn a_replayed_trace_has_the_misses_that_the_lab_counts() {
     let said = larder_refuses(&[&bench[..], &slots, &replayed].concat());
     assert!(said.contains("has 3 of 6 experts per token in 3 layers, and the model 3 of 6 in 2"), "{said}");
     synth(&["--layers", "2", "--experts", "6", "-k", "3"]);
-    let said = larder_refuses(&[&bench[..], &replayed, &["--preload"]].concat());
-    assert!(said.contains("all experts are in memory; set --cache-experts or --cache-mem"), "{said}");
+    let said = larder_refuses(&[&bench[..], &replayed, &["--cache=all"]].concat());
+    assert!(said.contains("all experts are in memory; set --cache lower"), "{said}");
 }

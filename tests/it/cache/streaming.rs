@@ -23,7 +23,18 @@ fn store_of(model: &Path, dir: &Path) -> std::path::PathBuf {
 fn logits(store: &Path, dir: &Path, flags: &[&str]) -> Vec<u8> {
     let (tokens, out) = (dir.join("tokens.json"), dir.join("out"));
     std::fs::write(&tokens, "[5, 17, 3, 3, 60, 41, 8, 101, 7, 12, 90, 33]").unwrap();
-    let base = ["logits", "-m", text(store), "--tokens", text(&tokens), "--out", text(&out), "--force", "--chunk", "8"];
+    let base = [
+        "logits",
+        "-m",
+        text(store),
+        "--tokens",
+        text(&tokens),
+        "--out",
+        text(&out),
+        "--force",
+        "-o",
+        "prefill-tokens=8",
+    ];
     larder_ok(&[&base[..], &["--generate", "200"], flags].concat());
     std::fs::read(&out).unwrap()
 }
@@ -31,7 +42,7 @@ fn logits(store: &Path, dir: &Path, flags: &[&str]) -> Vec<u8> {
 /// The readers that work here.
 fn readers(store: &Path) -> Vec<&'static str> {
     let works = |reader: &&str| {
-        let args = ["run", "-m", text(store), "-p", "a", "-n", "1", "--cache-experts", "1", "--reader", reader];
+        let args = ["run", "-m", text(store), "-p", "a", "-n", "1", "--cache", "1x", "-o", &format!("reader={reader}")];
         let there = larder(&args).status.success();
         if !there {
             println!("skipped: the reader {reader} does not work here");
@@ -49,8 +60,8 @@ fn g1_streamed_logits_are_those_of_all_experts_in_memory() {
     for model in golden_models().into_iter().chain(encoder_decoders()) {
         let dir = tempfile::tempdir().unwrap();
         let store = store_of(&model, dir.path());
-        let resident = logits(&store, dir.path(), &["--threads", "1", "--preload"]);
-        for flags in [&["--threads", "2", "--preload"][..], &[]] {
+        let resident = logits(&store, dir.path(), &["--threads", "1", "--cache=all"]);
+        for flags in [&["--threads", "2", "--cache=all"][..], &[]] {
             assert!(logits(&store, dir.path(), flags) == resident, "{} with {flags:?}", model.display());
         }
         let geometry: Value = serde_json::from_str(&larder_ok(&["inspect", text(&store), "--json"])).unwrap();
@@ -60,9 +71,17 @@ fn g1_streamed_logits_are_those_of_all_experts_in_memory() {
             for slots in [1, top_k, experts / 2, experts] {
                 for scope in ["layer", "global"] {
                     let slots = slots.max(1).to_string();
-                    let cache = ["--cache-experts", &slots, "--cache-scope", scope, "--reader", reader];
+                    let cache = [
+                        "--cache",
+                        &format!("{slots}x"),
+                        "-o",
+                        &format!("scope={scope}"),
+                        "-o",
+                        &format!("reader={reader}"),
+                    ];
                     for (threads, prefetch) in [("1", "off"), ("2", "off"), ("1", "2"), ("2", "3")] {
-                        let flags = [&cache[..], &["--threads", threads, "--prefetch", prefetch]].concat();
+                        let prefetch = format!("prefetch={prefetch}");
+                        let flags = [&cache[..], &["--threads", threads, "-o", &prefetch]].concat();
                         let streamed = logits(&store, dir.path(), &flags);
                         assert!(streamed == resident, "{} with {flags:?}", model.display());
                     }
@@ -83,14 +102,14 @@ fn g1_is_not_vacuous() {
         json["decode"]["cache"].clone()
     };
     let count = |cache: &Value, name: &str| cache[name].as_u64().unwrap();
-    assert!(cache(&["--preload"]).is_null(), "everything is there, so nothing streams");
+    assert!(cache(&["--cache=all"]).is_null(), "everything is there, so nothing streams");
     assert_eq!(count(&cache(&[]), "evictions"), 0, "everything fits");
-    let tight = cache(&["--cache-experts", "2"]);
+    let tight = cache(&["--cache", "2x"]);
     assert!(count(&tight, "evictions") > 0 && count(&tight, "rereads") > 20, "{tight}");
     assert!(count(&tight, "hits") > 20 && count(&tight, "demand_bytes") > 0, "{tight}");
-    let roomy = cache(&["--cache-experts", "6"]);
+    let roomy = cache(&["--cache", "6x"]);
     assert_eq!((count(&roomy, "evictions"), count(&roomy, "rereads")), (0, 0), "{roomy}");
-    let ahead = cache(&["--cache-experts", "3", "--prefetch", "2"]);
+    let ahead = cache(&["--cache", "3x", "-o", "prefetch=2"]);
     assert!(count(&ahead, "prefetches") > 5 && count(&ahead, "useful_prefetches") > 0, "{ahead}");
     assert!(count(&ahead, "prefetch_bytes") > 0 && count(&tight, "prefetch_bytes") == 0, "{ahead}");
 }
@@ -101,14 +120,14 @@ fn a_shard_that_is_damaged_or_gone_ends_the_run_and_is_named() {
     let store = store_of(&fixture("golden/olmoe"), dir.path());
     let shard = store.join("experts/L001/E002.safetensors");
     let whole = std::fs::read(&shard).unwrap();
-    let run = ["run", "-m", text(&store), "-p", "the ducks", "-n", "40", "--ignore-eos", "--cache-experts", "2"];
+    let run = ["run", "-m", text(&store), "-p", "the ducks", "-n", "40", "--ignore-eos", "--cache", "2x"];
     let readers = readers(&store);
     let refuses = |flags: &[&str]| with_slashes(&larder_refuses(&[&run[..], flags].concat()));
     let mut flipped = whole.clone();
     flipped[4096 + 100] ^= 1;
     std::fs::write(&shard, &flipped).unwrap();
     for reader in readers {
-        let said = refuses(&["--reader", reader]);
+        let said = refuses(&["-o", &format!("reader={reader}")]);
         for word in ["layer 1", "expert 2", text(&shard), "checksum"] {
             assert!(said.contains(word), "{reader}: {word} is not in: {said}");
         }
@@ -124,11 +143,11 @@ fn impossible_caches_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let store = store_of(&fixture("golden/olmoe"), dir.path());
     let run = |flags: &[&str]| larder(&[&["run", "-m", text(&store), "-p", "a", "-n", "1"][..], flags].concat());
-    assert_eq!(run(&["--cache-experts", "0"]).status.code(), Some(2));
-    assert_eq!(run(&["--cache-mem", "lots"]).status.code(), Some(2));
+    assert_eq!(run(&["--cache", "0x"]).status.code(), Some(2));
+    assert_eq!(run(&["--cache", "lots"]).status.code(), Some(2));
     // A misspelt name is an error even where nothing streams and the flag would have no effect.
-    for cache in [&["--cache-experts", "2"][..], &[]] {
-        for flags in [["--eviction", "psychic"], ["--routing", "nearest"], ["--reader", "tape"]] {
+    for cache in [&["--cache", "2x"][..], &[]] {
+        for flags in [["-o", "eviction=psychic"], ["--routing", "nearest"], ["-o", "reader=tape"]] {
             assert_eq!(run(&[cache, &flags].concat()).status.code(), Some(2), "{cache:?} {flags:?}");
         }
     }
@@ -137,9 +156,9 @@ fn impossible_caches_are_refused() {
         let said = larder_refuses(&[&["bench", "-m", text(&store), "-n", "1"][..], &flags].concat());
         assert!(said.contains("context") && said.contains("lower --"), "{said}");
     }
-    assert_eq!(run(&["--cache-experts", &most, "--cache-scope", "global"]).status.code(), Some(0));
-    assert_eq!(run(&["--cache-mem", "1k"]).status.code(), Some(1));
-    let said = larder_refuses(&["run", "-m", text(&fixture("golden/olmoe")), "-p", "a", "--cache-experts", "2"]);
+    assert_eq!(run(&["--cache", &format!("{most}x"), "-o", "scope=global"]).status.code(), Some(0));
+    assert_eq!(run(&["--cache", "1k"]).status.code(), Some(1));
+    let said = larder_refuses(&["run", "-m", text(&fixture("golden/olmoe")), "-p", "a", "--cache", "2x"]);
     assert!(said.contains("larder convert"), "{said}");
 }
 
@@ -148,14 +167,14 @@ fn plan_and_bench_measure_what_they_print() {
     let dir = tempfile::tempdir().unwrap();
     let store = store_of(&fixture("golden/olmoe"), dir.path());
     let json = |args: &[&str]| -> Value { serde_json::from_str(&larder_ok(args)).unwrap() };
-    let plan = json(&["plan", "-m", text(&store), "--cache-experts", "2", "--json"]);
+    let plan = json(&["plan", "-m", text(&store), "--cache", "2x", "--json"]);
     assert_eq!(plan["slots"], 2);
     let rate = |value: &Value| value.as_f64().unwrap();
     let (least, most) =
         (rate(&plan["tokens_per_second_none_in_memory"]), rate(&plan["tokens_per_second_all_in_memory"]));
     assert!(least > 0.0 && least <= most && rate(&plan["memory_bytes_per_second"]) > 1e8, "{plan}");
 
-    let flags = ["-p", "8", "-n", "12", "--repeats", "2", "--cache-experts", "2", "--vs-resident", "--json"];
+    let flags = ["-p", "8", "-n", "12", "--repeats", "2", "--cache", "2x", "--vs-resident", "--json"];
     let bench = json(&[&["bench", "-m", text(&store), "--first-token", "3,40"][..], &flags].concat());
     let series = bench["series"].as_array().unwrap();
     assert_eq!(series.len(), 2);
@@ -184,7 +203,7 @@ fn plan_and_bench_measure_what_they_print() {
 fn bench_decodes_behind_a_context_that_is_not_prefilled() {
     let dir = tempfile::tempdir().unwrap();
     let store = store_of(&fixture("golden/olmoe"), dir.path());
-    let flags = ["--depth", "300", "-p", "2", "-n", "4", "-r", "1", "--cache-experts", "2", "--json"];
+    let flags = ["--depth", "300", "-p", "2", "-n", "4", "-r", "1", "--cache", "2x", "--json"];
     let bench: Value =
         serde_json::from_str(&larder_ok(&[&["bench", "-m", text(&store)][..], &flags].concat())).unwrap();
     assert_eq!((&bench["depth"], &bench["plan"]["context_tokens"]), (&300.into(), &306.into()));
@@ -199,12 +218,11 @@ fn pieces_are_as_the_plan_says_and_read_each_expert_once() {
     let store = store_of(&fixture("golden/olmoe"), dir.path());
     let prompt = "the ducks ".repeat(200);
     let found = |flags: &[&str]| -> Value {
-        let base =
-            ["run", "-m", text(&store), "-p", &prompt, "-n", "4", "--ignore-eos", "--json", "--cache-experts", "2"];
+        let base = ["run", "-m", text(&store), "-p", &prompt, "-n", "4", "--ignore-eos", "--json", "--cache", "2x"];
         serde_json::from_str(&larder_ok(&[&base[..], flags].concat())).unwrap()
     };
     let reads = |found: &Value| found["prompt"]["cache"]["misses"].as_u64().unwrap();
-    let (whole, small) = (found(&["--prefill-tokens", "1000"]), found(&["--prefill-tokens", "32"]));
+    let (whole, small) = (found(&["-o", "prefill-tokens=1000"]), found(&["-o", "prefill-tokens=32"]));
     assert_eq!(small["plan"]["prefill_tokens"], 32);
     assert_eq!(whole["ids"], small["ids"], "the size of the pieces changes no word");
     assert!(reads(&whole) * 4 < reads(&small), "{} and {} reads", reads(&whole), reads(&small));
@@ -217,7 +235,7 @@ fn telemetry_has_a_line_for_each_step_and_adds_up() {
     let file = dir.path().join("telemetry.csv");
     let base =
         ["run", "-m", text(&store), "-p", "the ducks", "-n", "20", "--ignore-eos", "--json", "--speculate", "off"];
-    let flags = ["--cache-experts", "2", "--force", "--telemetry", text(&file)];
+    let flags = ["--cache", "2x", "--force", "--telemetry", text(&file)];
     let json: Value = serde_json::from_str(&larder_ok(&[&base[..], &flags].concat())).unwrap();
     let csv = std::fs::read_to_string(&file).unwrap();
     let mut lines = csv.lines().map(|line| line.split(',').collect::<Vec<_>>());
@@ -264,7 +282,7 @@ fn g2_writing_more_tokens_allocates_nothing_of_an_experts_size() {
             assert!(output.status.success(), "{said}");
             said.lines().find_map(|l| l.strip_prefix("allocations: ")).unwrap().parse().unwrap()
         };
-        for flags in [&["--cache-experts", "2"][..], &["--cache-experts", "2", "--prefetch", "2"], &["--preload"]] {
+        for flags in [&["--cache", "2x"][..], &["--cache", "2x", "-o", "prefetch=2"], &["--cache=all"]] {
             let few = count("5", flags);
             assert!(few > 0, "{model}: weights are larger than an expert");
             assert_eq!(count("50", flags), few, "{model} with {flags:?}");
@@ -281,11 +299,11 @@ fn no_ring_is_made_where_android_forbids_it() {
     }
     let dir = tempfile::tempdir().unwrap();
     let store = store_of(&fixture("golden/olmoe"), dir.path());
-    let run = ["run", "-m", text(&store), "-p", "a", "-n", "2", "--ignore-eos", "--cache-experts", "2"];
+    let run = ["run", "-m", text(&store), "-p", "a", "-n", "2", "--ignore-eos", "--cache", "2x"];
     let output = command().args(run).env("ANDROID_ROOT", "/system").output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success() && said.contains("\npread: "), "{said}");
-    let forced = command().args(run).args(["--reader", "uring"]).env("ANDROID_ROOT", "/system").output().unwrap();
+    let forced = command().args(run).args(["-o", "reader=uring"]).env("ANDROID_ROOT", "/system").output().unwrap();
     assert!(String::from_utf8_lossy(&forced.stderr).contains("Android does not allow io_uring"));
 
     let calls = dir.path().join("calls");
@@ -305,7 +323,7 @@ fn no_ring_is_made_where_android_forbids_it() {
 fn memory_is_locked_or_it_is_said_why_not() {
     let dir = tempfile::tempdir().unwrap();
     let store = store_of(&fixture("golden/olmoe"), dir.path());
-    let base = ["run", "-m", text(&store), "-p", "a", "-n", "2", "--ignore-eos", "--cache-experts", "2", "--mlock"];
+    let base = ["run", "-m", text(&store), "-p", "a", "-n", "2", "--ignore-eos", "--cache", "2x", "-omlock"];
     let output = larder(&base);
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{said}");
@@ -316,14 +334,14 @@ fn memory_is_locked_or_it_is_said_why_not() {
 fn a_preload_tells_how_fast_it_was() {
     let dir = tempfile::tempdir().unwrap();
     let store = store_of(&fixture("golden/olmoe"), dir.path());
-    let base = ["run", "-m", text(&store), "-p", "a", "-n", "2", "--ignore-eos", "--mlock"];
+    let base = ["run", "-m", text(&store), "-p", "a", "-n", "2", "--ignore-eos", "-omlock"];
     let said = |flags: &[&str]| {
         let output = larder(&[&base[..], flags].concat());
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.success(), "{said}");
         said.lines().find(|line| line.starts_with("preload: ")).map(str::to_owned)
     };
-    let preload = said(&["--preload"]).unwrap();
+    let preload = said(&["--cache=all"]).unwrap();
     assert!(preload.contains("B in ") && preload.contains("/s)"), "{preload}");
-    assert_eq!(said(&["--cache-experts", "2"]), None);
+    assert_eq!(said(&["--cache", "2x"]), None);
 }

@@ -205,7 +205,7 @@ fn routing_changes_while_a_store_streams() {
     let store = dir.path().join("store");
     larder_ok(&["convert", text(&fixture("golden/olmoe")), text(&store)]);
     let (_, said) = answers(
-        &["-m", text(&store), "-n", "8", "--cache-experts", "4"],
+        &["-m", text(&store), "-n", "8", "--cache", "4x"],
         "hi\n/set lambda 0.9\nhi\n/stats\n/set routing original\n/set\n",
     );
     assert_eq!(said.matches("[TTFT ").count(), 2, "{said}");
@@ -222,14 +222,14 @@ fn eviction_changes_and_the_text_does_not() {
     let dir = tempfile::tempdir().unwrap();
     let store = dir.path().join("store");
     larder_ok(&["convert", text(&fixture("golden/olmoe")), text(&store)]);
-    let talk = |lines: &str| answers(&["-m", text(&store), "-n", "8", "--cache-experts", "4"], lines);
+    let talk = |lines: &str| answers(&["-m", text(&store), "-n", "8", "--cache", "4x"], lines);
     let (usual, _) = talk("hi\nhi\nhi\n");
     let (changed, said) = talk("hi\n/set eviction lfu\nhi\n/set eviction random:seed=3\nhi\n/set\n");
     assert_eq!(changed, usual);
     assert!(said.contains("eviction            random:seed=3"), "{said}");
     // What cannot be had leaves all as it was.
     for bad in ["youngest", "belady", "learned"] {
-        let (_, said) = answers(&["-m", text(&store), "--cache-experts", "4"], &format!("/set eviction {bad}\n/set\n"));
+        let (_, said) = answers(&["-m", text(&store), "--cache", "4x"], &format!("/set eviction {bad}\n/set\n"));
         assert!(said.contains("error: ") && said.contains("eviction            lru"), "{bad}: {said}");
     }
 }

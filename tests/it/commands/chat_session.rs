@@ -48,8 +48,8 @@ fn files_of_others_are_refused_and_stay() {
     let refused = |args: Vec<String>| larder_refuses(&[&["chat".to_owned()][..], &args].concat());
     let said = refused(args_of(&fixture("golden/mixtral"), &file));
     assert!(said.contains("was saved with another model") && said.contains("--session"), "{said}");
-    let said = refused([args_of(&model, &file), vec!["--kv".into(), "f16".into()]].concat());
-    assert!(said.contains("another --kv"), "{said}");
+    let said = refused([args_of(&model, &file), vec!["-o".into(), "kv=f16".into()]].concat());
+    assert!(said.contains("another kv"), "{said}");
     let said = refused(args_of(&model, &other));
     assert!(said.contains("is not a saved sequence of larder"), "{said}");
     refused(args_of(&model, &folder));
@@ -71,12 +71,12 @@ fn files_of_others_are_refused_and_stay() {
 fn a_session_can_be_saved_before_the_end() {
     let (model, dir) = (fixture("../models/demo"), tempfile::tempdir().unwrap());
     let file = dir.path().join("talk.session");
-    let args = ["-m", text(&model), "-n", "3", "--cache-experts", "4", "--session", text(&file)];
+    let args = ["-m", text(&model), "-n", "3", "--cache", "4x", "--session", text(&file)];
     let (_, said) = answers(&args, "hi\n/save\n/set routing prior:lambda=0.0\nbye\n/stats\n");
     assert!(said.contains("saved to"), "{said}");
     assert_eq!(last_answer(&said)[0], 0, "another routing computes the chat again: {said}");
     let said = larder_refuses(&[&["chat"][..], &args].concat());
-    assert!(said.contains("another --kv, --routing"), "{said}");
+    assert!(said.contains("another kv, routing"), "{said}");
     let output = chat(&["-m", text(&model)], "/save\n");
     assert!(String::from_utf8_lossy(&output.stderr).contains("/save needs a file name"));
 }

@@ -86,11 +86,11 @@ fn slots(home: &Home, flags: &[&str], variables: &[(&str, &str)]) -> Value {
 
 #[test]
 fn settings_work_as_if_they_were_typed() {
-    let home = Home::new("cache-mem = \"1M\"\n[bench]\ncache-experts = 2\n", "cache-experts = 3\n");
+    let home = Home::new("cache = \"1M\"\n[bench]\ncache = \"2x\"\n", "cache = \"3x\"\n");
     assert_eq!(slots(&home, &[], &[]), 3);
-    assert_eq!(slots(&home, &[], &[("LARDER_CACHE_EXPERTS", "5")]), 5);
-    assert_eq!(slots(&home, &["--cache-experts", "4"], &[("LARDER_CACHE_EXPERTS", "5")]), 4);
-    assert_eq!(slots(&home, &["--preload"], &[]), Value::Null);
+    assert_eq!(slots(&home, &[], &[("LARDER_CACHE", "5x")]), 5);
+    assert_eq!(slots(&home, &["--cache", "4x"], &[("LARDER_CACHE", "5x")]), 4);
+    assert_eq!(slots(&home, &["--cache=all"], &[]), Value::Null);
 }
 
 #[test]
@@ -105,7 +105,20 @@ fn mistakes_are_told_by_file_and_key() {
     refused("[run]\nmax-tokens = \"many\"\n", "", &["[run] max-tokens", "invalid value"]);
     refused("", "trace = \"/tmp/x\"\n", &["store/larder.toml", "trace cannot be set by a store"]);
     refused("", "seed = 3\n", &["seed cannot be set by a store"]);
-    refused("cache-mem = \"1M\"\ncache-experts = 2\n", "", &["cache-mem", "conflict"]);
+    refused("quality = \"fast\"\nrouting = \"original\"\n", "", &["quality", "routing", "conflict"]);
+}
+
+#[test]
+fn an_earlier_key_or_flag_is_wrong_usage() {
+    let home = Home::new("cache-experts = 3\n", "");
+    let run = |more: &[&str]| {
+        let (code, _, err) =
+            home.output(&[&["run", "-m", text(&home.store()), "-p", "a", "-n", "1"], more].concat(), &[]);
+        assert_eq!((code, err.lines().count()), (Some(2), 1), "{err}");
+        err
+    };
+    assert!(run(&[]).ends_with("larder.toml: cache-experts = 3 is now cache = \"3x\"\n"), "{}", run(&[]));
+    assert_eq!(run(&["--cache-mem", "4G"]), "error: --cache-mem 4G is now --cache 4G\n");
 }
 
 #[test]
@@ -120,7 +133,7 @@ fn the_environment_is_checked_too() {
 fn shells_and_manuals_are_served() {
     for shell in ["bash", "zsh", "fish"] {
         let script = larder_ok(&["completions", shell]);
-        assert!(script.contains("cache-experts") && script.contains("chat"), "{shell}");
+        assert!(script.contains("cache") && script.contains("chat"), "{shell}");
     }
     assert!(larder_ok(&["man"]).starts_with(".ie"));
     let dir = tempfile::tempdir().unwrap();

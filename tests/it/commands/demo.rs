@@ -25,13 +25,13 @@ fn written_after(prompt: &str, flags: &[&str]) -> Value {
 
 #[test]
 fn the_cache_changes_no_word() {
-    let resident = written(&["--preload"]);
+    let resident = written(&["--cache=all"]);
     assert_eq!(resident["ids"].as_array().unwrap().len(), 48);
     for flags in [
-        &["--cache-experts", "4"][..],
-        &["--cache-experts", "8", "--eviction", "learned"],
-        &["--cache-experts", "6", "--cache-scope", "global", "--eviction", "lfru", "--reader", "pread"],
-        &["--cache-mem", "3M", "--cache-scratch", "4", "--prefetch", "2"],
+        &["--cache", "4x"][..],
+        &["--cache", "8x", "-o", "eviction=learned"],
+        &["--cache", "6x", "-o", "scope=global", "-o", "eviction=lfru", "-o", "reader=pread"],
+        &["--cache", "3M", "-o", "scratch=4", "-o", "prefetch=2"],
     ] {
         let streamed = written(flags);
         assert_eq!(streamed["ids"], resident["ids"], "{flags:?}");
@@ -50,7 +50,7 @@ fn first_answer(more: &[&str]) -> Value {
 #[test]
 fn run_and_chat_write_as_the_model_recommends() {
     let own = first_answer(&[]);
-    let told = ["--temperature", "0.7", "--min-p", "0.1", "--repetition-penalty", "1.2", "--cache-experts", "8"];
+    let told = ["--temperature", "0.7", "--min-p", "0.1", "--repetition-penalty", "1.2", "--cache", "8x"];
     assert_eq!(own["text"], first_answer(&told)["text"]);
     assert!(own["decode"]["cache"]["misses"].as_u64().unwrap() > 1000, "a quarter of the experts is in memory");
     let text = own["text"].as_str().unwrap();
@@ -72,7 +72,7 @@ fn its_first_answers_do_not_repeat_themselves() {
 /// The kernels' bits are the same on every processor, so the words are; `scripts/check/cross.sh e2e` has another one say them.
 #[test]
 fn the_words_are_the_same_on_every_machine() {
-    assert_eq!(written(&["--cache-experts", "8"])["text"], WORDS);
+    assert_eq!(written(&["--cache", "8x"])["text"], WORDS);
 }
 
 const WORDS: &str = " he was in the same place as before.\n\n\"I am not afraid of you,\" said the old man, \"but I am not \
@@ -80,13 +80,13 @@ const WORDS: &str = " he was in the same place as before.\n\n\"I am not afraid o
 
 #[test]
 fn it_runs_in_little_memory_and_says_what_it_did() {
-    let found = written(&["--cache-experts", "8"]);
+    let found = written(&["--cache", "8x"]);
     let peak = found["peak_bytes"].as_u64().unwrap();
     assert!(peak < 200 << 20, "{peak} bytes");
     let text = found["text"].as_str().unwrap();
     assert!(text.split_whitespace().count() > 20 && text.is_ascii(), "{text}");
     let demo = demo();
-    let out = larder(&["run", "-m", demo.to_str().unwrap(), "-p", "It was", "-n", "8", "--cache-experts", "8"]);
+    let out = larder(&["run", "-m", demo.to_str().unwrap(), "-p", "It was", "-n", "8", "--cache", "8x"]);
     let said = String::from_utf8(out.stderr).unwrap();
     let footer = said.lines().last().unwrap();
     assert!(
@@ -102,13 +102,13 @@ fn the_peak_stays_below_the_printed_ceiling() {
         return;
     }
     for flags in [
-        &["--cache-experts", "8"][..],
-        &["--cache-experts", "2", "--threads", "3"],
-        &["--cache-experts", "5", "--threads", "1", "--reader", "pread"],
-        &["--cache-experts", "9", "--cache-scope", "global", "--cache-scratch", "3", "--prefetch", "4"],
-        &["--cache-experts", "8", "--threads", "16", "--context", "2000", "--eviction", "learned"],
-        &["--kv", "f32", "--exact"],
-        &["--preload"],
+        &["--cache", "8x"][..],
+        &["--cache", "2x", "--threads", "3"],
+        &["--cache", "5x", "--threads", "1", "-o", "reader=pread"],
+        &["--cache", "9x", "-o", "scope=global", "-o", "scratch=3", "-o", "prefetch=4"],
+        &["--cache", "8x", "--threads", "16", "--context", "2000", "-o", "eviction=learned"],
+        &["-o", "kv=f32", "-oexact"],
+        &["--cache=all"],
     ] {
         let found = written(flags);
         let (peak, ceiling) = (found["peak_bytes"].as_u64().unwrap(), found["plan"]["total_bytes"].as_u64().unwrap());
@@ -126,8 +126,7 @@ fn the_peak_of_a_long_prompt_stays_below_the_printed_ceiling() {
         return;
     }
     let prompt = "The old man looked at the door, and it was open. ".repeat(80);
-    for flags in [&["--cache-experts", "8"][..], &["--cache-experts", "16", "--prefill-tokens", "900"], &["--preload"]]
-    {
+    for flags in [&["--cache", "8x"][..], &["--cache", "16x", "-o", "prefill-tokens=900"], &["--cache=all"]] {
         let found = written_after(&prompt, flags);
         let number = |value: &Value| value.as_u64().unwrap();
         let (peak, ceiling) = (number(&found["peak_bytes"]), number(&found["plan"]["total_bytes"]));
@@ -141,8 +140,8 @@ fn the_peak_of_a_long_prompt_stays_below_the_printed_ceiling() {
 #[test]
 fn a_prior_reads_less_and_says_what_it_cost() {
     let misses = |found: &Value| found["decode"]["cache"]["misses"].as_u64().unwrap();
-    let plain = written(&["--cache-experts", "16"]);
-    let prior = written(&["--cache-experts", "16", "--routing", "prior:budget=0.03,j=1"]);
+    let plain = written(&["--cache", "16x"]);
+    let prior = written(&["--cache", "16x", "--routing", "prior:budget=0.03,j=1"]);
     assert!(misses(&prior) * 10 < misses(&plain) * 9, "{} of {}", misses(&prior), misses(&plain));
     assert!(prior["routing"].is_object(), "{}", prior["routing"]);
 }

@@ -84,7 +84,7 @@ fn routing_that_changes_nothing_costs_nothing() {
         let facts: Value = serde_json::from_str(&larder_ok(&["inspect", text(&bench.store), "--json"])).unwrap();
         let k = facts["geometry"]["top_k"].as_u64().unwrap();
         assert!(top_k == 0 || top_k == k);
-        let nats = |flags: &[&str]| bench.json("ppl", &[&["--cache-experts", "2"], flags].concat())["chunks"].clone();
+        let nats = |flags: &[&str]| bench.json("ppl", &[&["--cache", "2x"], flags].concat())["chunks"].clone();
         let own = nats(&["--one-by-one"]);
         assert_eq!(own.as_array().unwrap().len(), 4);
         let (prune, drop) = (format!("prune:h={k}"), format!("drop:k={k}"));
@@ -122,7 +122,7 @@ fn a_text_is_read_as_its_tokens_are_and_bytes_are_counted() {
 fn agreement_counts_equal_experts() {
     let bench = Bench::new("golden/olmoe");
     let equal = |flags: &[&str]| bench.json("agreement", flags)["overall"]["equal"].as_f64().unwrap();
-    let cache = ["--cache-experts", "2"];
+    let cache = ["--cache", "2x"];
     assert_eq!(equal(&[&cache[..], &["--routing", "prior:lambda=0"]].concat()), 1.0);
     for more in [&[][..], &["--under-strategy"]] {
         let two_of_three = equal(&[&cache[..], &["--routing", "replace:k=1"], more].concat());
@@ -139,7 +139,7 @@ fn agreement_counts_equal_experts() {
 #[test]
 fn a_calibration_is_found_in_the_store() {
     let bench = Bench::new("golden/olmoe");
-    let routing = ["--routing", "prior:lambda=0.5,delta=calibrated", "--cache-experts", "2"];
+    let routing = ["--routing", "prior:lambda=0.5,delta=calibrated", "--cache", "2x"];
     let said = larder_refuses(&bench.args("ppl", &routing));
     assert!(
         said.contains("has no quality.json, which delta=calibrated needs") && said.contains("larder tune"),
@@ -169,7 +169,7 @@ fn probes_try_every_rank_and_every_expert() {
     assert_eq!(best["overall"]["chance"].as_f64(), Some(0.25), "one of 6 experts less the two that stay");
     let share = best["overall"]["best"].as_f64().unwrap();
     assert!((0.0..=1.0).contains(&share) && best["overall"]["saved_nats"].as_f64().unwrap() > 0.0, "{best}");
-    assert_eq!(best, bench.json("optimal", &["--samples", "6", "--cache-experts", "2"]), "whatever the cache");
+    assert_eq!(best, bench.json("optimal", &["--samples", "6", "--cache", "2x"]), "whatever the cache");
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn a_sweep_weighs_misses_against_perplexity() {
     let number = |row: &Value, name: &str| row[name].as_f64().unwrap();
     for slots in [2, 4] {
         let own = row("original", slots);
-        let one = bench.json("ppl", &["--one-by-one", "--cache-experts", &slots.to_string()]);
+        let one = bench.json("ppl", &["--one-by-one", "--cache", &format!("{slots}x")]);
         assert_eq!(own["perplexity"]["value"], one["perplexity"]);
         let misses = number(own, "misses_per_token") * one["tokens_read"].as_f64().unwrap();
         assert_eq!(misses.round() as u64, one["cache"]["misses"].as_u64().unwrap());
@@ -273,7 +273,7 @@ fn what_cannot_be_evaluated_is_refused_in_one_sentence() {
         let output = larder(&bench.args(command, &["--routing", "prior:lambda=1"]));
         assert_eq!(output.status.code(), Some(2), "{command}");
     }
-    assert_eq!(larder(&bench.args("sweep", &["--cache-experts", "2"])).status.code(), Some(2));
+    assert_eq!(larder(&bench.args("sweep", &["--cache", "2x"])).status.code(), Some(2));
     assert!(larder_refuses(&bench.args("sweep", &["--sizes", "9"])).contains("more than the 6 experts"));
     assert!(larder_refuses(&bench.args("sweep", &["--lambda=-1"])).contains("lambda"));
     assert!(larder_refuses(&bench.args("agreement", &[])).contains("agrees with itself"));

@@ -22,11 +22,11 @@ fn the_text_matches_a_schema_an_expression_or_a_grammar() {
     let schema = file("schema.json", &schema.to_string());
     let grammar = file("grammar.lark", "start: \"<\" start \">\" | \"old\" | \"young\"");
     for seed in ["1", "2", "3"] {
-        let object: Value = serde_json::from_str(&run(["--json-schema", &schema], seed)).unwrap();
+        let object: Value = serde_json::from_str(&run(["--format", &format!("json:{schema}")], seed)).unwrap();
         assert!((1..100).contains(&object["age"].as_u64().unwrap()), "{object}");
-        let year = run(["--regex", "(19|20)[0-9]{2}"], seed);
+        let year = run(["--format", "regex:(19|20)[0-9]{2}"], seed);
         assert!(year.len() == 4 && ["19", "20"].contains(&&year[..2]) && year.parse::<u32>().is_ok(), "{year}");
-        let word = run(["--grammar", &grammar], seed);
+        let word = run(["--format", &format!("grammar:{grammar}")], seed);
         assert!(["old", "young"].contains(&word.trim_matches(['<', '>'])), "{word}");
     }
 }
@@ -37,15 +37,15 @@ fn what_cannot_be_a_format_is_refused_in_a_sentence() {
     let path = dir.path().join("schema.json");
     let path = path.to_str().unwrap();
     let refused = |flags: &[&str]| larder_refuses(&[&["run", "-p", "x", "-n", "2"], flags].concat());
-    assert!(refused(&["--json-schema", path]).contains("not found"));
+    assert!(refused(&["--format", &format!("json:{path}")]).contains("not found"));
     std::fs::write(path, "{").unwrap();
-    assert!(refused(&["--json-schema", path]).contains("is not JSON"));
+    assert!(refused(&["--format", &format!("json:{path}")]).contains("is not JSON"));
     std::fs::write(path, "{\"type\": \"giraffe\"}").unwrap();
-    let message = refused(&["--json-schema", path]);
+    let message = refused(&["--format", &format!("json:{path}")]);
     assert!(message.contains("format cannot be used") && message.contains("giraffe"), "{message}");
-    assert!(!refused(&["--regex", "(a"]).is_empty());
-    for other in [&["--grammar", path][..], &["--ignore-eos"]] {
-        let output = larder(&[&["run", "-p", "x", "--regex", "a"], other].concat());
+    assert!(!refused(&["--format", "regex:(a"]).is_empty());
+    for other in [&["--format", &format!("grammar:{path}")][..], &["--ignore-eos"]] {
+        let output = larder(&[&["run", "-p", "x", "--format", "regex:a"], other].concat());
         let message = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.code() == Some(2) && message.contains(other[0]), "{message}");
     }

@@ -37,7 +37,7 @@ impl Place {
     fn command(&self, name: &str, flags: &[&str]) -> Command {
         let mut command = command();
         command.env("XDG_CACHE_HOME", self.dir.path().join("cache")).env("LARDER_HOT_SET", "auto").arg(name);
-        command.arg("-m").arg(self.store()).args(["--cache-experts", "3", "--threads", "2", "-n", "12"]).args(flags);
+        command.arg("-m").arg(self.store()).args(["--cache", "3x", "--threads", "2", "-n", "12"]).args(flags);
         command
     }
 
@@ -59,7 +59,7 @@ impl Place {
 #[test]
 fn a_run_keeps_it_beside_the_store_unless_it_is_off() {
     let place = Place::new();
-    let (words, said) = place.run(&["--hot-set", "off"]);
+    let (words, said) = place.run(&["-o", "hot-set=off"]);
     assert!(said.is_empty() && !place.beside().exists(), "{said:?}");
     assert_eq!(place.run(&["--routing", "prior:lambda=0"]), (words.clone(), vec![]));
     assert!(!place.beside().exists(), "the text would depend on it");
@@ -118,7 +118,7 @@ fn where_the_store_cannot_be_written_to_it_is_in_the_cache_folder() {
     fs::create_dir(place.beside()).unwrap();
     let (found, said) = place.run(&[]);
     assert_eq!(found, words);
-    assert!(said.last().unwrap().contains("--hot-set off"), "{said:?}");
+    assert!(said.last().unwrap().contains("-o hot-set=off"), "{said:?}");
 }
 
 /// A chat on a terminal, which types a message after a second, and the share of hits that it shows then.

@@ -128,17 +128,17 @@ fn a_sweep_over_routing_is_its_replays() {
     let record = ["--chunk", "24", "--one-by-one", "--trace", text(&trace), "--trace-logits"];
     larder_ok(&[&["eval", "ppl", text(&ids), "-m", text(&folder)][..], &record].concat());
 
-    let flags = ["--eviction", "lru", "--eviction", "belady", "--routing", "prior:lambda=1", "--cache-experts", "3,4"];
-    let sweep = [&["lab", "sweep", text(&trace)][..], &flags, &["--cache-scope", "layer", "--json"]].concat();
+    let flags = ["--eviction", "lru", "--eviction", "belady", "--routing", "prior:lambda=1", "--cache", "3x,4x"];
+    let sweep = [&["lab", "sweep", text(&trace)][..], &flags, &["--scope", "layer", "--json"]].concat();
     let found: serde_json::Value = serde_json::from_str(&larder_ok(&sweep)).unwrap();
     let rows = found["rows"].as_array().unwrap();
     let policies: Vec<_> = rows.iter().map(|row| row["policy"].as_str().unwrap()).collect();
     assert_eq!(policies[..3], ["lru", "belady", "prior:lambda=1 + lru"]);
     assert_eq!(policies.len(), 6);
-    for (row, slots) in [(&rows[0], "3"), (&rows[2], "3"), (&rows[3], "4"), (&rows[5], "4")] {
+    for (row, slots) in [(&rows[0], "3x"), (&rows[2], "3x"), (&rows[3], "4x"), (&rows[5], "4x")] {
         let routing = row["policy"].as_str().unwrap().split_once(" + ").map(|(routing, _)| routing);
         let again = routing.map_or(vec![], |routing| vec!["--routing", routing]);
-        let replay = [&["lab", "replay", text(&trace), "--cache-experts", slots, "--json"][..], &again].concat();
+        let replay = [&["lab", "replay", text(&trace), "--cache", slots, "--json"][..], &again].concat();
         let alone: serde_json::Value = serde_json::from_str(&larder_ok(&replay)).unwrap();
         assert_eq!(alone["sequence_misses"], row["sequence_misses"], "{slots} {routing:?}");
         assert_eq!(routing.is_some(), row["kept_mass"].as_f64().is_some_and(|kept| kept > 0.5 && kept < 1.0));
@@ -179,12 +179,12 @@ fn what_cannot_be_replayed_is_refused_in_one_sentence() {
     let other = dir.path().join("other.safetensors");
     larder_ok(&["lab", "synth", "-o", text(&other), "--layers", "2", "-n", "5"]);
     let replay = |more: &[&str]| larder_refuses(&[&["lab", "replay", text(&trace)][..], more].concat());
-    assert!(replay(&["--cache-experts", "0"]).contains("capacity of 0"));
-    assert!(replay(&["--cache-experts", "33"]).contains("more than the 32 experts"));
+    assert!(replay(&["--cache", "0x"]).contains("capacity of 0"));
+    assert!(replay(&["--cache", "33x"]).contains("more than the 32 experts"));
     assert!(replay(&["--sequences", "3..9"]).contains("beyond the 4 sequences"));
     assert!(replay(&[text(&other)]).contains("different models"));
     assert!(replay(&["--expert-bytes", "1M", "--overlap", "2"]).contains("overlap"));
-    let sweep = ["lab", "sweep", text(&trace), "--cache-experts", "4,0"];
+    let sweep = ["lab", "sweep", text(&trace), "--cache", "4x,0x"];
     assert!(larder_refuses(&sweep).contains("capacity of 0"));
     let model = fixture("golden/olmoe/model.safetensors");
     assert!(larder_refuses(&["lab", "replay", text(&model)]).contains("is not a larder trace"));

@@ -26,7 +26,7 @@ fn a_gguf_file_gets_a_store_once() {
     let gguf = dir.path().join(GGUF);
     std::fs::copy(fixture("fixtures/gguf").join(GGUF), &gguf).unwrap();
     let store = gguf.with_extension("larder");
-    let direct = larder_ok(&run(text(&gguf), &["--no-store"]));
+    let direct = larder_ok(&run(text(&gguf), &["-ono-store"]));
     assert!(!store.exists());
     for said in ["making", "made of"] {
         let output = command().args(run(text(&gguf), &[])).output().unwrap();

@@ -29,7 +29,7 @@ fn the_layer_is_kept_when_it_is_asked_for_and_drafts() {
     larder_ok(&["convert", text(source.path()), text(&with), "--experts", "q8_0", "--mtp"]);
     for sampling in [&["--temperature", "0"][..], &["--temperature", "0.8", "--seed", "3"]] {
         let off = run(&plain, &[sampling, &["--speculate", "off"]].concat());
-        for size in [&[][..], &["--cache-experts", "3"], &["--preload"]] {
+        for size in [&[][..], &["--cache", "3x"], &["--cache=all"]] {
             let drafted = run(&with, &[sampling, size, &["--speculate", "mtp"]].concat());
             assert_eq!(drafted["ids"], off["ids"], "{sampling:?} {size:?}");
             assert!(accepted(&drafted) > 10, "{}", drafted["speculation"]);
@@ -46,7 +46,7 @@ fn the_layer_is_kept_when_it_is_asked_for_and_drafts() {
     }
     // The plan has the KV cache and the experts of the layer where it is used.
     let planned = |model: &Path, how: &str, part: &str| {
-        let report = run(model, &["--speculate", how, "--cache-experts", "3"]);
+        let report = run(model, &["--speculate", how, "--cache", "3x"]);
         report["plan"][part].as_u64().expect("a number of bytes")
     };
     for part in ["context_bytes", "slot_bytes", "resident_bytes"] {
@@ -83,9 +83,9 @@ fn what_has_no_layer_is_refused_in_a_sentence() {
         ),
         (&golden, &[], "has no layer for multi-token prediction"),
         (&fixture("golden/olmoe"), &[], "has no layer for multi-token prediction"),
-        (&stores[0], &["--routing", "prior:lambda=0.2", "--cache-experts", "3"], "rejected draft tokens would change"),
+        (&stores[0], &["--routing", "prior:lambda=0.2", "--cache", "3x"], "rejected draft tokens would change"),
         (&stores[0], &["--trace", text(&trace)], "rejected draft tokens"),
-        (&stores[0], &["--eviction", "learned", "--cache-experts", "3"], "with --eviction learned, whose weights"),
+        (&stores[0], &["-o", "eviction=learned", "--cache", "3x"], "with -o eviction=learned, whose weights"),
     ] {
         let said = refused(model, flags);
         assert!(said.contains(why), "{why}: {said}");
@@ -93,7 +93,7 @@ fn what_has_no_layer_is_refused_in_a_sentence() {
     let again = larder_refuses(&["convert", text(source.path()), text(&stores[1]), "--mtp"]);
     assert!(again.contains("already holds a store"), "{again}");
     // Lossy routing and traces are as without the layer.
-    let flags = ["--routing", "prior:lambda=0.2", "--cache-experts", "3"];
+    let flags = ["--routing", "prior:lambda=0.2", "--cache", "3x"];
     assert_eq!(run(&stores[0], &flags)["ids"], run(&stores[1], &flags)["ids"]);
     let said = larder_refuses(&["convert", text(&fixture("golden/hy_v3")), text(&dir.path().join("x")), "--mtp"]);
     assert!(said.contains("has no layer for multi-token prediction"), "{said}");

@@ -13,7 +13,7 @@ const TOKENS: usize = 12;
 fn run(flags: &[&str]) -> (String, String) {
     let demo = fixture("../models/demo");
     let count = TOKENS.to_string();
-    let base = ["run", "-m", demo.to_str().unwrap(), "-p", "The old man", "-n", &count, "--cache-experts", "8"];
+    let base = ["run", "-m", demo.to_str().unwrap(), "-p", "The old man", "-n", &count, "--cache", "8x"];
     let out = larder(&[&base[..], &["--temperature", "0", "--threads", "2"], flags].concat());
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap())

@@ -24,7 +24,7 @@ pub static TUNED: LazyLock<Tuned> = LazyLock::new(|| {
     let dir = tempfile::tempdir().unwrap();
     let (store, page) = (dir.path().join("store"), dir.path().join("tune.html"));
     copy_untuned(&store);
-    let flags = ["--tokens", "400", "--chunk", "200", "--cache-experts", "8", "--html", path(&page)];
+    let flags = ["--tokens", "400", "--chunk", "200", "--cache", "8x", "--html", path(&page)];
     let said = larder_ok(&[&["tune", path(&TEXT), "-m", path(&store)][..], &flags].concat());
     Tuned { page: fs::read_to_string(&page).unwrap(), said, store, _dir: dir }
 });
@@ -79,7 +79,7 @@ fn a_calibration_has_rising_settings_that_read_less() {
 
 #[test]
 fn a_text_depends_on_the_budget_and_not_on_how_experts_are_read() {
-    let eight = ["--cache-experts", "8"];
+    let eight = ["--cache", "8x"];
     let exact = written(&eight);
     assert_eq!(written(&[&eight[..], &["--quality", "off"]].concat())["ids"], exact["ids"]);
     // So little that nothing may be lost.
@@ -96,7 +96,7 @@ fn a_text_depends_on_the_budget_and_not_on_how_experts_are_read() {
     let fast = written(&[&eight[..], &["--quality", "fast"]].concat());
     let routing = &fast["routing"];
     assert!(routing["expected_loss"].as_f64().unwrap() > 0.0 && routing["output"]["measured"].as_u64().unwrap() > 0);
-    for how in [&["--reader", "pread"][..], &["--prefetch", "2"], &["--threads", "1"], &["--quality", "0.02"]] {
+    for how in [&["-o", "reader=pread"][..], &["-o", "prefetch=2"], &["--threads", "1"], &["--quality", "0.02"]] {
         let base: &[&str] = if how[0] == "--quality" { &[] } else { &["--quality", "fast"] };
         let again = written(&[&eight[..], base, how].concat());
         assert_eq!(
@@ -106,7 +106,7 @@ fn a_text_depends_on_the_budget_and_not_on_how_experts_are_read() {
         );
     }
     // Measuring each token teaches the dial more, so another text may follow. The mean of 200 tokens is uncertain by as much as the budget.
-    let measured = written(&[&eight[..], &["--quality", "fast", "--measure-every", "1"]].concat());
+    let measured = written(&[&eight[..], &["--quality", "fast", "-o", "measure-every=1"]].concat());
     let loss = measured["routing"]["output"]["kl"].as_f64().unwrap();
     assert!(loss > 0.0 && loss < 0.04, "{loss} on 200 tokens");
     let said = larder(&[
@@ -117,7 +117,7 @@ fn a_text_depends_on_the_budget_and_not_on_how_experts_are_read() {
         "Once",
         "-n",
         "20",
-        "--cache-experts",
+        "--cache",
         "8",
         "--quality",
         "light",
@@ -130,7 +130,7 @@ fn a_text_depends_on_the_budget_and_not_on_how_experts_are_read() {
 #[test]
 fn a_check_has_the_true_loss_beside_that_of_the_samples() {
     let base = ["tune", path(&TEXT), "-m", path(&TUNED.store), "--tokens", "600", "--chunk", "300"];
-    let check = ["--cache-experts", "8", "--check", "--budgets", "0.02", "--json"];
+    let check = ["--cache", "8x", "--check", "--budgets", "0.02", "--json"];
     let found: Value = serde_json::from_str(&larder_ok(&[&base[..], &check].concat())).unwrap();
     let row = &found["budgets"][0];
     // One of each 128, and perhaps one of the last 86.
@@ -153,23 +153,23 @@ fn what_a_budget_needs_is_said_in_one_sentence() {
     let none = tempfile::tempdir().unwrap();
     let other = none.path().join("store");
     larder_ok(&["convert", path(&golden), path(&other)]);
-    let said = larder_refuses(&run(&other, &["--cache-experts", "2", "--quality", "fast"]));
+    let said = larder_refuses(&run(&other, &["--cache", "2x", "--quality", "fast"]));
     assert!(said.contains("has no quality.json") && said.contains("larder tune"), "{said}");
     // Where all experts have a slot, nothing is missing.
     larder_ok(&run(store, &["--quality", "fast"]));
-    larder_ok(&run(store, &["--quality", "fast", "--preload"]));
+    larder_ok(&run(store, &["--quality", "fast", "--cache", "all"]));
     for flags in [&["--quality", "much"][..], &["--quality", "0"], &["--quality", "fast", "--routing", "original"]] {
         assert_eq!(larder(&run(&demo, flags)).status.code(), Some(2), "{flags:?}");
     }
     let tune =
         |flags: &[&'static str]| [&["tune", path(&TEXT), "-m", path(store), "--tokens", "100"][..], flags].concat();
-    assert!(larder_refuses(&tune(&["--cache-experts", "8"])).contains("add --force"));
-    assert!(larder_refuses(&tune(&["--force"])).contains("set --cache-experts lower than 32"));
+    assert!(larder_refuses(&tune(&["--cache", "8x"])).contains("add --force"));
+    assert!(larder_refuses(&tune(&["--force"])).contains("set --cache lower than 32"));
     assert!(larder_refuses(&["tune", path(&TEXT), "-m", path(&golden)]).contains("is not a store"));
     let damaged = none.path().join("damaged");
     copy(store, &damaged);
     fs::write(damaged.join("quality.json"), "{}").unwrap();
-    let said = larder_refuses(&run(&damaged, &["--cache-experts", "8", "--quality", "fast"]));
+    let said = larder_refuses(&run(&damaged, &["--cache", "8x", "--quality", "fast"]));
     assert!(said.contains("larder tune"), "{said}");
 }
 
@@ -180,7 +180,7 @@ fn a_tune_that_was_killed_goes_on_from_where_it_was() {
     let dir = tempfile::tempdir().unwrap();
     let store = dir.path().join("store");
     copy_untuned(&store);
-    let flags = ["--tokens", "400", "--chunk", "200", "--cache-experts", "8"];
+    let flags = ["--tokens", "400", "--chunk", "200", "--cache", "8x"];
     let args = [&["tune", path(&TEXT), "-m", path(&store)][..], &flags].concat();
     let part = store.join("quality.json.part");
     let mut child = command().args(&args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
@@ -223,7 +223,7 @@ fn a_tune_that_was_killed_goes_on_from_where_it_was() {
 
 #[test]
 fn a_server_has_the_expected_loss_beside_its_budget() {
-    let flags = ["--cache-experts", "8", "--context", "256", "--quality", "fast"];
+    let flags = ["--cache", "8x", "--context", "256", "--quality", "fast"];
     let server = Server::start(&TUNED.store, &flags);
     let answer = server.post("/v1/completions", json!({"prompt": "The old man", "max_tokens": 60, "ignore_eos": true}));
     assert_eq!((answer.status, server.metric("larder_output_kl_budget")), (200, 0.02));

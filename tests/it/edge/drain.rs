@@ -13,14 +13,14 @@ use crate::support::{Signal, larder, larder_ok, larder_refuses};
 fn a_worker_that_is_told_to_end_fails_no_request_and_changes_no_text() {
     let place = Place::new();
     let thin = place.thin(&demo());
-    let want = text(&demo(), TOKENS, &["--preload"]);
+    let want = text(&demo(), TOKENS, &["--cache=all"]);
     for which in [Signal::TERM, Signal::INT] {
         let [mut near, behind] = ["near", "far"].map(|name| Worker::start(name, &demo(), &[]));
         // So that the near one is asked until it drains, and the generation outlives it.
         let (far, delay) = slow(behind.address);
         delay.store(1, Ordering::Relaxed);
         let topology = place.topology(&[("near", near.address), ("far", far)]);
-        let flags = ["--edge", &topology, "--edge-deadline", "3000", "--cache-experts", "4"];
+        let flags = ["--edge", &topology, "-o", "edge-deadline=3000", "--cache", "4x"];
         let mut drained = Duration::MAX;
         let (output, took) = disturbed(&thin, &flags, || {
             let start = Instant::now();
@@ -65,7 +65,7 @@ fn workers_are_found_behind_a_name() {
     let topology = behind(&place, &format!("localhost:{}", worker.address.port()));
     let args = run_args(thin.to_str().unwrap(), "40", &["--edge", &topology, "--json"]);
     let json: Value = serde_json::from_str(&larder_ok(&args)).unwrap();
-    assert_eq!(json["text"].as_str().unwrap(), text(&demo(), "40", &["--preload"]).trim_end_matches('\n'));
+    assert_eq!(json["text"].as_str().unwrap(), text(&demo(), "40", &["--cache=all"]).trim_end_matches('\n'));
     let name = format!("worker-0 at {}", worker.address);
     let found = json["edge"]["workers"].as_array().unwrap().iter().find(|worker| worker["name"] == name.as_str());
     assert!(found.is_some_and(|worker| worker["answers"].as_u64() > Some(0)), "{json}");
@@ -75,7 +75,7 @@ fn workers_are_found_behind_a_name() {
 fn a_worker_that_is_replaced_behind_its_name_is_found_during_a_generation() {
     let place = Place::new();
     let thin = place.thin(&demo());
-    let want = text(&demo(), TOKENS, &["--preload"]);
+    let want = text(&demo(), TOKENS, &["--cache=all"]);
     let mut first = Worker::start("worker-0", &demo(), &[]);
     let delayed = Worker::start("far", &demo(), &[]);
     let (far, delay) = slow(delayed.address);
@@ -116,5 +116,5 @@ fn a_name_behind_which_there_is_no_worker_is_said_in_one_sentence() {
     let output = larder(&run_args(demo().to_str().unwrap(), "20", &["--edge", &topology]));
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains(&format!("warning: {sentence}")), "{said}");
-    assert_eq!(String::from_utf8_lossy(&output.stdout), text(&demo(), "20", &["--preload"]));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), text(&demo(), "20", &["--cache=all"]));
 }

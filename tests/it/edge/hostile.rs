@@ -68,5 +68,5 @@ fn hostile_bytes_cost_a_worker_little() {
     let place = Place::new();
     let topology = place.topology(&[("desk", worker.address)]);
     let thin = place.thin(&demo());
-    assert_eq!(text(&thin, "20", &["--edge", &topology]), text(&demo(), "20", &["--preload"]));
+    assert_eq!(text(&thin, "20", &["--edge", &topology]), text(&demo(), "20", &["--cache=all"]));
 }

@@ -186,13 +186,13 @@ fn three_workers_write_what_one_machine_writes() {
     let (_workers, topology) = three(&place);
     let placement = place.placement();
     let thin = place.thin(&demo());
-    let edge = ["--edge", &topology, "--placement", &placement];
-    let want = logits(&place, &demo(), &["--preload"]);
+    let edge = ["--edge", &topology, "-o", &format!("edge-placement={placement}")];
+    let want = logits(&place, &demo(), &["--cache=all"]);
     assert!(want == logits(&place, &thin, &edge), "other logits");
-    assert!(want == logits(&place, &demo(), &[&edge[..], &["--cache-experts", "3"]].concat()), "other logits");
+    assert!(want == logits(&place, &demo(), &[&edge[..], &["--cache", "3x"]].concat()), "other logits");
     let args = run_args(thin.to_str().unwrap(), "40", &edge);
     let json: Value = serde_json::from_str(&larder_ok(&[&args[..], &["--json"]].concat())).unwrap();
-    assert_eq!(json["text"].as_str().unwrap(), text(&demo(), "40", &["--preload"]).trim_end_matches('\n'));
+    assert_eq!(json["text"].as_str().unwrap(), text(&demo(), "40", &["--cache=all"]).trim_end_matches('\n'));
     let edge = &json["edge"];
     assert_eq!(edge["workers"].as_array().unwrap().len(), 3, "{json}");
     for worker in edge["workers"].as_array().unwrap() {
@@ -212,7 +212,7 @@ fn every_kind_of_model_can_be_asked_for() {
         larder_ok(&["convert", model.to_str().unwrap(), store.to_str().unwrap()]);
         let worker = Worker::start("cloud", &store, &[]);
         let topology = place.topology(&[("cloud", worker.address)]);
-        let want = logits(&place, &store, &["--preload"]);
+        let want = logits(&place, &store, &["--cache=all"]);
         let shard =
             fs::read_dir(store.join("experts")).unwrap().next().unwrap().unwrap().path().join("E000.safetensors");
         let thin = place.path("thin");
@@ -228,7 +228,7 @@ fn half_the_bytes_come_close() {
     let thin = place.thin(&demo());
     // Of a request: how many there are depends on how fast workers seem.
     let bytes = |format: &str| -> f64 {
-        let flags = ["--edge", &topology, "--edge-format", format, "--json"];
+        let flags = ["--edge", &topology, "-o", &format!("edge-format={format}"), "--json"];
         let json: Value = serde_json::from_str(&text(&thin, "30", &flags)).unwrap();
         assert!(json["text"].as_str().unwrap().len() > 30, "{json}");
         let workers = json["edge"]["workers"].as_array().unwrap();
@@ -264,10 +264,10 @@ pub fn disturbed(model: &Path, flags: &[&str], disturb: impl FnOnce()) -> (Outpu
 #[test]
 fn a_worker_that_is_killed_or_stopped_in_the_middle_changes_nothing() {
     let place = Place::new();
-    let want = text(&demo(), TOKENS, &["--preload"]);
+    let want = text(&demo(), TOKENS, &["--cache=all"]);
     for signal in [Signal::KILL, Signal::STOP] {
         let (workers, topology) = three(&place);
-        let flags = ["--edge", &topology, "--edge-deadline", "300", "--cache-experts", "4"];
+        let flags = ["--edge", &topology, "-o", "edge-deadline=300", "--cache", "4x"];
         let (output, _) = disturbed(&demo(), &flags, || workers[0].signal(signal));
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{said}");
@@ -279,14 +279,14 @@ fn a_worker_that_is_killed_or_stopped_in_the_middle_changes_nothing() {
 fn where_the_ssd_cannot_help_another_worker_goes_on() {
     let place = Place::new();
     let thin = place.thin(&demo());
-    let want = text(&demo(), TOKENS, &["--preload"]);
+    let want = text(&demo(), TOKENS, &["--cache=all"]);
     for signal in [Signal::KILL, Signal::STOP] {
         let workers = [Worker::start("near", &demo(), &[]), Worker::start("far", &demo(), &[])];
         // So that the near one is asked until it is gone.
         let (far, delay) = slow(workers[1].address);
         delay.store(1, Ordering::Relaxed);
         let topology = place.topology(&[("near", workers[0].address), ("far", far)]);
-        let flags = ["--edge", &topology, "--edge-deadline", "300", "--cache-experts", "4"];
+        let flags = ["--edge", &topology, "-o", "edge-deadline=300", "--cache", "4x"];
         let (output, _) = disturbed(&thin, &flags, || workers[0].signal(signal));
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{said}");
@@ -301,13 +301,13 @@ fn without_anybody_left_it_ends_with_a_sentence_in_time() {
     let thin = place.thin(&demo());
     for signal in [Signal::KILL, Signal::STOP] {
         let (workers, topology) = three(&place);
-        let flags = ["--edge", &topology, "--edge-deadline", "300", "--cache-experts", "4"];
+        let flags = ["--edge", &topology, "-o", "edge-deadline=300", "--cache", "4x"];
         let (output, took) = disturbed(&thin, &flags, || workers.iter().for_each(|worker| worker.signal(signal)));
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{said}");
         assert!(said.contains("not stored on this machine, and no worker can compute it: "), "{said}");
         assert!(took < Duration::from_secs(5), "{took:?}");
-        let want = text(&demo(), TOKENS, &["--preload"]);
+        let want = text(&demo(), TOKENS, &["--cache=all"]);
         assert!(want.starts_with(String::from_utf8_lossy(&output.stdout).trim_end_matches('\n')), "other text");
     }
 }
@@ -365,7 +365,7 @@ fn a_worker_with_another_model_is_named_and_left_alone() {
     let output = larder(&run_args(demo().to_str().unwrap(), "20", &["--edge", &topology]));
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("warning: worker desk is not used for now: it serves another model"), "{said}");
-    assert_eq!(String::from_utf8_lossy(&output.stdout), text(&demo(), "20", &["--preload"]));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), text(&demo(), "20", &["--cache=all"]));
     let thin = place.thin(&demo());
     let said = larder_refuses(&run_args(thin.to_str().unwrap(), "20", &["--edge", &topology]));
     assert!(said.contains("desk serves another model"), "{said}");
@@ -391,7 +391,7 @@ fn what_cannot_be_is_refused_in_one_sentence() {
             worker(demo, &["--placement", &placement, "--name", "attic"]),
             "has no entry for attic; it has entries for cloud, desk",
         ),
-        (worker(demo, &["--cache-mem", "1k"]), "at least"),
+        (worker(demo, &["--cache", "1k"]), "at least"),
         (worker(demo, &["--cert", topology, "--key", topology]), "none.toml"),
         (worker("nowhere", &[]), "nowhere"),
     ] {

@@ -65,7 +65,8 @@ fn the_text_stays_the_same_while_the_power_supply_changes() {
     let supplies = Supplies::new(true);
     let folder = supplies.path().to_str().unwrap();
     // The number of threads of other tests comes last, and is the one that counts.
-    let flags = ["--context", "512", "--cache-experts", "8", "--threads-on-battery", "1", "--power-supplies", folder];
+    let flags =
+        ["--context", "512", "--cache", "8x", "-o", "threads-on-battery=1", "-o", &format!("power-supplies={folder}")];
     let (server, log) = Server::start_logged(&fixture("../models/demo"), &flags);
     let ask = || {
         let body =
@@ -99,15 +100,16 @@ fn the_text_stays_the_same_while_the_power_supply_changes() {
 fn run_and_chat_begin_on_battery() {
     let supplies = Supplies::new(false);
     let (model, folder) = (fixture("../models/demo"), supplies.path().to_str().unwrap());
-    let flags = ["-m", model.to_str().unwrap(), "--threads", "2", "-n", "20", "--power-supplies", folder];
+    let flags =
+        ["-m", model.to_str().unwrap(), "--threads", "2", "-n", "20", "-o", &format!("power-supplies={folder}")];
     let run = |more: &[&str]| larder(&[&["run", "-p", "The old man", "--seed", "1"], &flags[..], more].concat());
-    let (plain, on_battery) = (run(&[]), run(&["--threads-on-battery", "1"]));
+    let (plain, on_battery) = (run(&[]), run(&["-o", "threads-on-battery=1"]));
     assert_eq!(plain.stdout, on_battery.stdout);
     let said = String::from_utf8(on_battery.stderr).unwrap();
     assert!(said.contains("power: on battery, 1 of 2 compute threads\n"), "{said}");
     assert!(!String::from_utf8(plain.stderr).unwrap().contains("power: "));
     let mut chat = command();
-    chat.arg("chat").args(flags).args(["--threads-on-battery", "7"]).stdin(Stdio::null());
+    chat.arg("chat").args(flags).args(["-o", "threads-on-battery=7"]).stdin(Stdio::null());
     let mut child = chat.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut said = String::new();
     child.stderr.take().unwrap().read_to_string(&mut said).unwrap();

@@ -50,7 +50,7 @@ fn a_server_answers_that_its_drive_is_away_and_goes_on_when_it_is_back() {
     for reader in ["uring", "pread"] {
         let Some(mut drive) = LoopDrive::new() else { return };
         let store = demo_on(&drive);
-        let flags = ["--cache-experts", "4", "--context", "256", "--reader", reader];
+        let flags = ["--cache", "4x", "--context", "256", "-o", &format!("reader={reader}")];
         let expected = |prompt: &str| {
             let server = Server::start(&fixture("../models/demo"), &flags);
             server.post("/v1/completions", asked(prompt)).json()["choices"][0]["text"].clone()
@@ -84,7 +84,7 @@ fn a_server_answers_that_its_drive_is_away_and_goes_on_when_it_is_back() {
 fn another_store_in_the_place_of_the_first_is_refused() {
     let Some(mut drive) = LoopDrive::new() else { return };
     let store = demo_on(&drive);
-    let flags = ["--cache-experts", "4", "--context", "256"];
+    let flags = ["--cache", "4x", "--context", "256"];
     let server = Server::start(&store, &flags);
     let prompt = "The old man looked at the door, and";
     let first = server.post("/v1/completions", asked(prompt)).json()["choices"][0]["text"].clone();
@@ -108,7 +108,7 @@ fn run_ends_with_one_sentence() {
     let store = store.to_str().unwrap();
     // The drive fails when the first words are there.
     let mut child = Command::new(env!("CARGO_BIN_EXE_larder-under-test"))
-        .args(["run", "-m", store, "-p", "The old man", "-n", "400", "--ignore-eos", "--cache-experts", "4"])
+        .args(["run", "-m", store, "-p", "The old man", "-n", "400", "--ignore-eos", "--cache", "4x"])
         .args(["--speculate", "off"])
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::piped())
@@ -132,7 +132,7 @@ fn a_chat_goes_on_after_the_sentence() {
     let Some(mut drive) = LoopDrive::new() else { return };
     let store = demo_on(&drive);
     let program = env!("CARGO_BIN_EXE_larder-under-test");
-    let line = format!("{program} chat -m {} -n 24 --cache-experts 4 --no-history", store.display());
+    let line = format!("{program} chat -m {} -n 24 --cache 4x --no-history", store.display());
     let mut chat = Command::new("script");
     chat.args(["-qefc", &line, "/dev/null"]).env("LARDER_HOT_SET", "off").env("TERM", "dumb");
     let chat = chat.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped()).spawn();

@@ -56,7 +56,8 @@ fn run_goes_on_with_the_same_text() {
     for reader in ["uring", "pread"] {
         let args =
             ["run", "-m", &model, "-p", PROMPT, "-n", "450", "--ignore-eos", "--temperature", "0.9", "--seed", "5"];
-        let args = [&args[..], &["--cache-experts", "4", "--threads", "2", "--reader", reader]].concat();
+        let reader = format!("reader={reader}");
+        let args = [&args[..], &["--cache", "4x", "--threads", "2", "-o", &reader]].concat();
         assert_eq!(with_stops(&args, None), larder_ok(&args), "{reader}");
     }
 }
@@ -64,7 +65,7 @@ fn run_goes_on_with_the_same_text() {
 #[test]
 fn a_chat_goes_on_with_the_same_text() {
     let model = demo();
-    let args = ["chat", "-m", &model, "-n", "400", "--cache-experts", "4", "--seed", "3", "--no-history"];
+    let args = ["chat", "-m", &model, "-n", "400", "--cache", "4x", "--seed", "3", "--no-history"];
     let typed = "Tell me of the sea.\n";
     let (mut child, mut out, mut want) = started(&args, Some(typed));
     out.read_to_end(&mut want).unwrap();
@@ -94,7 +95,7 @@ fn streamed(stream: &mut BufReader<std::net::TcpStream>) -> (String, Option<Valu
 
 #[test]
 fn a_server_goes_on_with_streams_requests_and_connections() {
-    let flags = ["--cache-experts", "4", "--context", "512", "--client-timeout", "2", "--parallel", "2"];
+    let flags = ["--cache", "4x", "--context", "512", "--client-timeout", "2", "--parallel", "2"];
     let server = Server::start(&fixture("../models/demo"), &flags);
     let want = streamed(&mut server.begin("/v1/completions", &asked(400)));
     assert_eq!(want.1, None);
@@ -124,7 +125,7 @@ fn a_server_goes_on_with_streams_requests_and_connections() {
 
 #[test]
 fn a_request_whose_time_ran_out_meanwhile_ends_with_a_sentence() {
-    let flags = ["--cache-experts", "4", "--context", "512", "--timeout", "2"];
+    let flags = ["--cache", "4x", "--context", "512", "--timeout", "2"];
     let server = Server::start(&fixture("../models/demo"), &flags);
     let want = streamed(&mut server.begin("/v1/completions", &asked(480))).0;
     let mut stream = server.begin("/v1/completions", &asked(480));
@@ -151,8 +152,7 @@ fn experts_of_workers_are_asked_for_again() {
     let model = demo();
     let args = ["run", "-m", &model, "-p", PROMPT, "-n", "300", "--ignore-eos", "--temperature", "0"];
     let alone = larder_ok(&args);
-    let (mut child, mut out, mut all) =
-        started(&[&args[..], &["--edge", &topology, "--cache-experts", "2"]].concat(), None);
+    let (mut child, mut out, mut all) = started(&[&args[..], &["--edge", &topology, "--cache", "2x"]].concat(), None);
     stop(&child, 2.0);
     out.read_to_end(&mut all).unwrap();
     assert!(child.wait().unwrap().success());

@@ -34,7 +34,7 @@ fn logits(model: &Path, gguf: &Path, out: &Path) -> Vec<u8> {
     let tokens = out.with_extension("json");
     let ids = ids(&SafeTensors::deserialize(&expected).unwrap(), "ids");
     std::fs::write(&tokens, serde_json::to_string(&ids).unwrap()).unwrap();
-    larder_ok(&["logits", "-m", text(model), "--tokens", text(&tokens), "--out", text(out), "--force", "--exact"]);
+    larder_ok(&["logits", "-m", text(model), "--tokens", text(&tokens), "--out", text(out), "--force", "-oexact"]);
     std::fs::read(out).unwrap()
 }
 

@@ -75,7 +75,20 @@ fn decode_behind_a_made_up_context_is_that_of_its_seed() {
 
 /// The activations of the plan and the peak of memory of a run with pieces of `size` tokens.
 fn planned_and_peak(model: &str, prompt: &str, size: &str) -> (f64, f64, u64) {
-    let args = ["run", "-m", model, "-p", prompt, "-n", "1", "--json", "--threads", "1", "--prefill-tokens", size];
+    let args = [
+        "run",
+        "-m",
+        model,
+        "-p",
+        prompt,
+        "-n",
+        "1",
+        "--json",
+        "--threads",
+        "1",
+        "-o",
+        &format!("prefill-tokens={size}"),
+    ];
     let number = |value: &Value| value.as_f64().unwrap();
     // The least of some runs: now and then the system gives a huge page where others get small ones.
     let runs = (0..4).map(|_| serde_json::from_str::<Value>(&larder_ok(&args)).unwrap());

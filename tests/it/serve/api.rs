@@ -265,7 +265,7 @@ fn experts_stream_and_routing_changes_live() {
     let store = dir.path().join("store");
     let model = fixture("golden/olmoe");
     larder_ok(&["convert", model.to_str().unwrap(), store.to_str().unwrap()]);
-    let server = Server::start(&store, &["--cache-experts", "2", "--context", "256"]);
+    let server = Server::start(&store, &["--cache", "2x", "--context", "256"]);
     let mut events = server.connect();
     events.write_all(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     let mut events = BufReader::new(events);
@@ -464,7 +464,7 @@ fn wrong_bytes_fail_a_request_and_not_the_server() {
     let dir = tempfile::tempdir().unwrap();
     let store = dir.path().join("store");
     larder_ok(&["convert", fixture("golden/olmoe").to_str().unwrap(), store.to_str().unwrap()]);
-    let server = Server::start(&store, &["--cache-experts", "3"]);
+    let server = Server::start(&store, &["--cache", "3x"]);
     let ask = || server.post("/v1/completions", asked("How many loaves", 20));
     let want = ask().json()["choices"][0]["text"].clone();
     let shards: Vec<_> =

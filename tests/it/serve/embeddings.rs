@@ -32,7 +32,7 @@ fn they_are_the_mean_hidden_states_of_transformers() {
         let mut sum = vec![0.0f64; hidden];
         last.chunks(hidden).for_each(|row| sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x)));
         let length = sum.iter().map(|x| x * x).sum::<f64>().sqrt();
-        let server = Server::start(&folder, &["--context", "128", "--exact"]);
+        let server = Server::start(&folder, &["--context", "128", "-oexact"]);
         let got = embedding(&server, json!(tokens));
         assert_eq!(got.len(), hidden, "{name}");
         for (got, want) in got.iter().zip(sum) {
@@ -49,7 +49,7 @@ fn neither_pieces_nor_neighbours_change_a_bit() {
     let alone = Server::start(&demo, &["--context", "128", "--parallel", "1"]);
     let want: Vec<Vec<f32>> = texts.iter().map(|text| embedding(&alone, json!(text))).collect();
     assert!((1..5).all(|i| want[i] != want[0]));
-    for flags in [&["--prefill-tokens", "5"][..], &["--kv-mem", "1500000", "--step-time", "0.001"]] {
+    for flags in [&["-o", "prefill-tokens=5"][..], &["--kv-mem", "1500000", "--step-time", "0.001"]] {
         let server = Server::start(&demo, &[&["--context", "128", "--parallel", "4"], flags].concat());
         thread::scope(|scope| {
             let body = json!({"prompt": "Once", "max_tokens": 100, "temperature": 0, "ignore_eos": true});

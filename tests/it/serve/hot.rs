@@ -12,7 +12,7 @@ use serde_json::json;
 use super::api::Server;
 use crate::support::{fixture, larder_ok};
 
-const FLAGS: [&str; 4] = ["--hot-set", "auto", "--cache-experts", "3"];
+const FLAGS: [&str; 4] = ["-o", "hot-set=auto", "--cache", "3x"];
 
 /// A run's answer to the same prompt, and the misses of it.
 #[derive(PartialEq, Debug)]
@@ -57,8 +57,8 @@ fn the_second_start_has_fewer_misses_and_any_hot_set_gives_the_same_words() {
     let store = dir.path().join("store");
     larder_ok(&["convert", fixture("golden/olmoe").to_str().unwrap(), store.to_str().unwrap()]);
     let file = store.join(HOT_EXPERTS);
-    for scope in ["layer", "global"] {
-        let flags = [&FLAGS[..], &["--cache-scope", scope]].concat();
+    for scope in ["scope=layer", "scope=global"] {
+        let flags = [&FLAGS[..], &["-o", scope]].concat();
         let first = run(&store, &flags, 0);
         let kept = fs::read(&file).expect("it was written at the end");
         let second = run(&store, &flags, 6);
@@ -73,8 +73,8 @@ fn the_second_start_has_fewer_misses_and_any_hot_set_gives_the_same_words() {
             assert_eq!(run(&store, &flags, 6).text, first.text, "{scope}: {wrong:?}");
         }
         fs::write(&file, &kept).unwrap();
-        for off in [["--hot-set", "off"], ["--routing", "prior:lambda=0.0"]] {
-            let flags = [&FLAGS[2..], &["--cache-scope", scope], &off].concat();
+        for off in [["-o", "hot-set=off"], ["--routing", "prior:lambda=0.0"]] {
+            let flags = [&FLAGS[2..], &["-o", scope], &off].concat();
             assert_eq!(run(&store, &flags, 0).text, first.text, "{scope}: {off:?}");
             assert_eq!(fs::read(&file).unwrap(), kept, "{scope}: {off:?}");
         }

@@ -20,7 +20,7 @@ fn slots_follow_the_memory_of_a_control_group_and_no_answer_changes() {
     let Some(group) = TestGroup::new("larder-elastic", GROUP_BYTES) else { return };
     let mut other = OtherProgram::start(&group);
     let mut command = group.command(env!("CARGO_BIN_EXE_larder-under-test"));
-    let flags = ["--cache-mem", "auto", "--context", "256", "--parallel", "1", "--speculate", "off"];
+    let flags = ["--cache", "auto", "--context", "256", "--parallel", "1", "--speculate", "off"];
     let (server, _) = Server::start_by(&mut command, &fixture("../models/demo"), &flags);
     let mut answers = Vec::new();
     let mut slots = || {
@@ -56,7 +56,7 @@ fn slots_are_locked_while_they_are_in_use() {
     let mut other = OtherProgram::start(&group);
     let mut command = group.command(env!("CARGO_BIN_EXE_larder-under-test"));
     let model = fixture("../models/demo");
-    let flags = ["--cache-mem", "auto", "--context", "256", "--parallel", "1", "--mlock"];
+    let flags = ["--cache", "auto", "--context", "256", "--parallel", "1", "-omlock"];
     let (server, said) = Server::start_by(&mut command, &model, &flags);
     // With addresses that the allocator has reserved, which become heap as it grows: their sum stays the same.
     let locked = || kilobytes(&server, "VmLck:") << 10;

@@ -223,7 +223,8 @@ fn a_model_that_cannot_be_loaded_fails_alone() {
 #[test]
 fn flags_for_one_model_are_refused_with_several() {
     let (demo, other) = (demo(), other());
-    for flags in [["--alias", "x"], ["--cache-mem", "auto"], ["--draft", "x"], ["--chat-template-file", "x"]] {
+    for flags in [["--alias", "x"], ["--cache", "auto"], ["--speculate", "auto+draft=x"], ["--chat-template-file", "x"]]
+    {
         let models = ["serve", "--port", "0", "-m", demo.to_str().unwrap(), "-m", other.to_str().unwrap()];
         let error = larder_refuses(&[&models[..], &flags].concat());
         assert!(error.contains(flags[0]) && error.contains("for one model"), "{error}");

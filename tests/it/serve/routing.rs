@@ -37,7 +37,7 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-const FLAGS: [&str; 4] = ["--cache-experts", "2", "--context", "64"];
+const FLAGS: [&str; 4] = ["--cache", "2x", "--context", "64"];
 
 /// The cost of a λ is what a sweep over the same text finds, and the server shows it.
 #[test]
@@ -61,7 +61,7 @@ fn a_tune_measures_what_lambda_costs_and_the_server_shows_it() {
         near(&one["misses_per_token"], number(&row["misses_per_token"]));
         assert!(number(&row["substituted"]) > 0.0, "{row}");
     }
-    let server = Server::start(&TUNED.store, &["--cache-experts", "12", "--context", "64"]);
+    let server = Server::start(&TUNED.store, &["--cache", "12x", "--context", "64"]);
     let state = server.get("/engine").json();
     let costs = &state["lambda_costs"];
     assert_eq!((&costs["slots"], &costs["measured"]), (&json!(8), &file["lambdas"]));
@@ -158,7 +158,7 @@ fn a_warning_says_where_text_breaks() {
     assert!(warning(0.1).is_null(), "8 % on the line to 40 %");
     let warned = warning(0.5);
     assert_eq!(warned, "Text breaks at this λ: perplexity is 40 % above that of the model's own routing.");
-    let flags = ["-m", text(&model.store), "-n", "4", "--cache-experts", "2"];
+    let flags = ["-m", text(&model.store), "-n", "4", "--cache", "2x"];
     let (_, said) = answers(
         &flags,
         "/lambda 0.1\nhi\n/set lambda 0.5\nhi\n/lambda\n/set routing prior:lambda=0.5,j=2\n/lambda 0\n/lambda\n",

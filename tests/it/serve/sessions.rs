@@ -66,7 +66,7 @@ fn a_restarted_server_continues_its_sequences() {
     assert_eq!(prefixes(&folder).len(), 2);
 
     // Another routing strategy or number format makes other states.
-    for flags in [["--routing", "prior:lambda=0.2"], ["--kv", "f32"]] {
+    for flags in [["--routing", "prior:lambda=0.2"], ["-o", "kv=f32"]] {
         assert_eq!(ask(&start(&demo(), &folder, &flags), &first).1, 0, "{flags:?}");
     }
 }

@@ -40,7 +40,8 @@ fn metric(server: &Server, name: &str) -> u64 {
 #[test]
 fn drafts_change_no_answer() {
     let demo_model = demo();
-    let by_itself = ["draft", "--draft", demo_model.to_str().unwrap()];
+    let by_itself = format!("draft={}", demo_model.display());
+    let by_itself = [by_itself.as_str()];
     for (how, more) in [
         (&["lookup"][..], &["--context", "512"][..]),
         (&["lookup"], &["--context", "128", "--context-full", "shift"]),
@@ -55,7 +56,7 @@ fn drafts_change_no_answer() {
     let store = store.path().join("store");
     larder_ok(&["convert", model.path().to_str().unwrap(), store.to_str().unwrap(), "--mtp"]);
     compare(&store, &["mtp"], &["--context", "512"]);
-    compare(&store, &["mtp"], &["--context", "256", "--context-full", "shift", "--cache-experts", "2"]);
+    compare(&store, &["mtp"], &["--context", "256", "--context-full", "shift", "--cache", "2x"]);
 }
 
 /// Compares the answers of a server that drafts with those of one that does not.
@@ -86,7 +87,7 @@ fn compare(model: &Path, how: &[&str], more: &[&str]) {
 #[test]
 fn a_client_that_leaves_while_a_draft_model_drafts_leaves_the_server_whole() {
     let demo_model = demo();
-    let draft = ["--context", "512", "--speculate", "draft", "--draft", demo_model.to_str().unwrap()];
+    let draft = ["--context", "512", "--speculate", &format!("draft={}", demo_model.display())];
     let server = Server::start(&demo_model, &draft);
     let wanted = ask(&server, 1);
     for millis in [5, 30, 100, 300] {

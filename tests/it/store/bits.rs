@@ -72,8 +72,8 @@ fn bits_are_kept_to_and_spent_where_they_help() {
         larder_ok(&["verify", text(&store(bits))]);
     }
     assert!(divergences.is_sorted_by(|a, b| a > b && *b > 0.0), "{divergences:?}");
-    let resident = logits_with(&store("6.6"), &store("resident"), &["--preload"]);
-    assert!(logits_with(&store("6.6"), &store("streamed"), &["--cache-experts", "2"]) == resident);
+    let resident = logits_with(&store("6.6"), &store("resident"), &["--cache=all"]);
+    assert!(logits_with(&store("6.6"), &store("streamed"), &["--cache", "2x"]) == resident);
 
     // Resident weights may keep their format; then the experts alone have the bits.
     let made = report(&golden, &store("experts"), &["--bits", "5", "--text", text(&few), "--resident", "q8_0"]);

@@ -69,7 +69,7 @@ fn quantised_stores_stay_near_the_checkpoint() {
             let store = dir.path().join(format!("{flag}{kind}"));
             convert(&model, &store, &[flag, kind]);
             larder_ok(&["verify", text(&store)]);
-            let near = full_logits(&logits_with(&store, &dir.path().join("out"), &["--exact"]));
+            let near = full_logits(&logits_with(&store, &dir.path().join("out"), &["-oexact"]));
             let off = relative_error(&near, &exact);
             assert!(off <= most, "{} with {flag} {kind}: {off} off", model.display());
             // Rounded activations may turn a close choice of experts, which in a model this small is much.
@@ -134,7 +134,7 @@ fn damage_is_found_and_named() {
     let tokens = dir.path().join("tokens.json");
     std::fs::write(&tokens, "[5, 17, 3]").unwrap();
     let out = dir.path().join("out.safetensors");
-    let run = ["logits", "-m", text(&store), "--tokens", text(&tokens), "--out", text(&out), "--force", "--preload"];
+    let run = ["logits", "-m", text(&store), "--tokens", text(&tokens), "--out", text(&out), "--force", "--cache=all"];
 
     let mut flipped = whole.clone();
     flipped[4096 + 77] ^= 4;

@@ -35,7 +35,7 @@ impl TwoFolders {
 
     /// The logits of a run that reads nearly every expert that it uses.
     fn logits(&self) -> Vec<u8> {
-        logits_with(&self.store(), &self.dir.path().join("out"), &["--cache-experts", "2"])
+        logits_with(&self.store(), &self.dir.path().join("out"), &["--cache", "2x"])
     }
 
     /// What is said on standard error when the store is opened, which succeeds.
@@ -63,7 +63,7 @@ fn a_mirror_and_a_stripe_hold_the_store_of_one_drive() {
         let store = plain.path().join("store");
         convert(&fixture("golden").join(model), &store, &[]);
         let whole = contents(&store);
-        let want = logits_with(&store, &plain.path().join("out"), &["--cache-experts", "2"]);
+        let want = logits_with(&store, &plain.path().join("out"), &["--cache", "2x"]);
 
         let mirror = TwoFolders::new(model, "--also");
         assert!(without_drives(contents(&mirror.store())) == whole);
@@ -93,7 +93,7 @@ fn a_finished_store_gets_its_second_folder_later() {
         let dir = tempfile::tempdir().unwrap();
         let (store, second) = (dir.path().join("store"), dir.path().join("second"));
         convert(&fixture("golden/olmoe"), &store, &["--small-copy", "q4_0"]);
-        let want = logits_with(&store, &dir.path().join("out"), &["--cache-experts", "2"]);
+        let want = logits_with(&store, &dir.path().join("out"), &["--cache", "2x"]);
         let shards = shards_in(&store);
         // The store itself stands for its source.
         let args = ["convert", text(&store), text(&store), flag, text(&second)];
@@ -102,7 +102,7 @@ fn a_finished_store_gets_its_second_folder_later() {
         assert_eq!(there.len(), if flag == "--also" { shards.len() } else { shards.len() / 2 });
         assert!(there.iter().any(|name| name.starts_with("experts-small")));
         larder_ok(&["verify", text(&store)]);
-        assert!(logits_with(&store, &dir.path().join("out"), &["--cache-experts", "2"]) == want);
+        assert!(logits_with(&store, &dir.path().join("out"), &["--cache", "2x"]) == want);
         // Again: nothing is missing. A copy that was lost is made anew, also by the command that made the store.
         let json =
             |args: &[&str]| -> Value { serde_json::from_str(&larder_ok(&[args, &["--json"]].concat())).unwrap() };

@@ -67,7 +67,7 @@ fn a_key_of_the_config_is_changed_by_a_command() {
     let top_k = config(&store)["num_experts_per_tok"].as_u64().unwrap();
     larder_ok(&["store", "set", text(&store), &format!("num_experts_per_tok={}", top_k - 1)]);
     larder_ok(&["verify", text(&store)]);
-    logits_with(&store, &out, &["--cache-experts", "2"]);
+    logits_with(&store, &out, &["--cache", "2x"]);
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn ids(folder: &Path) -> PathBuf {
 
 /// The arguments of a run that needs a calibration.
 fn calibrated(ids: &Path, store: &Path) -> Vec<String> {
-    let routing = ["--routing", "prior:lambda=0.5,delta=calibrated", "--cache-experts", "2"];
+    let routing = ["--routing", "prior:lambda=0.5,delta=calibrated", "--cache", "2x"];
     let args = [&["eval", "ppl", text(ids), "-m", text(store), "--chunk", "12"][..], &routing].concat();
     args.into_iter().map(str::to_owned).collect()
 }

@@ -108,7 +108,7 @@ fn wrong_bytes_of_a_later_read_end_the_run_and_name_the_expert() {
     assert!(refused >= experts, "only {refused} runs met a fault");
 }
 
-/// What `--check-reads first` gives up.
+/// What `-o check-reads=first` gives up.
 #[test]
 fn wrong_bytes_of_a_later_read_pass_if_only_first_reads_are_checked() {
     let model = model(&fixture("golden/olmoe"));

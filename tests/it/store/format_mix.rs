@@ -21,9 +21,9 @@ fn a_mix_is_stored_run_and_told() {
     assert_eq!((kind(0), kind(1)), (NumberFormat::Q8_0, NumberFormat::Q4_0));
     let manifest: Value = serde_json::from_slice(&std::fs::read(store.join("larder.json")).unwrap()).unwrap();
     assert_eq!(manifest["source"]["mix"][0], "layers.0.experts.* q8_0");
-    let resident = logits_with(&store, &dir.path().join("resident"), &["--preload"]);
-    assert!(logits_with(&store, &dir.path().join("streamed"), &["--cache-experts", "2"]) == resident);
-    assert!(logits_with(&plain, &dir.path().join("plain-logits"), &["--preload"]) != resident);
+    let resident = logits_with(&store, &dir.path().join("resident"), &["--cache=all"]);
+    assert!(logits_with(&store, &dir.path().join("streamed"), &["--cache", "2x"]) == resident);
+    assert!(logits_with(&plain, &dir.path().join("plain-logits"), &["--cache=all"]) != resident);
 }
 
 #[test]

@@ -45,7 +45,7 @@ fn stores_that_were_written_earlier_give_the_recorded_bits() {
     for name in ["uniform", "mixed"] {
         let (store, out) = (fixture("stores").join(name), dir.path().join("out"));
         let recorded = std::fs::read(fixture("stores").join(format!("{name}.logits.safetensors"))).unwrap();
-        for streamed in [&[][..], &["--cache-experts", "2"], &["--cache-experts", "1", "--reader", "pread"]] {
+        for streamed in [&[][..], &["--cache", "2x"], &["--cache", "1x", "-o", "reader=pread"]] {
             assert!(logits_with(&store, &out, streamed) == recorded, "{name} {streamed:?}");
         }
         larder_ok(&["verify", text(&store)]);
@@ -100,7 +100,7 @@ fn experts_of_several_sizes_stream_with_the_bits_of_the_checkpoint() {
     assert_eq!(opened.manifest().experts.classes.len(), 2);
     let want = logits_with(&checkpoint, &dir.path().join("want"), &[]);
     for flags in
-        ["--preload", "--cache-experts 1", "--cache-experts 3 --prefetch 2", "--cache-experts 4 --cache-scope global"]
+        ["--cache", "all", "--cache 1x", "--cache 3x -o prefetch=2", "--cache 4x -o scope=global"]
     {
         let flags: Vec<&str> = flags.split(' ').collect();
         assert!(logits_with(&store, &dir.path().join("got"), &flags) == want, "{flags:?}");
@@ -121,16 +121,16 @@ fn slots_have_the_size_of_their_layers_experts() {
     assert!(room < (3 * 2 + 1) * bytes[0]);
     let room = format!("{room}");
     let plan = |flags: &[&str]| -> serde_json::Value {
-        let base = ["plan", "-m", text(&store), "--cache-mem", &room, "--json"];
+        let base = ["plan", "-m", text(&store), "--cache", &room, "--json"];
         serde_json::from_str(&larder_ok(&[&base[..], flags].concat())).unwrap()
     };
     let own = plan(&[]);
     assert_eq!((&own["slots"], own["slot_bytes"].to_string()), (&3.into(), room.clone()), "{own}");
     assert_eq!(own["expert_classes"][1]["bytes"], bytes[1]);
-    assert_eq!(plan(&["--cache-scratch", "1"])["slots"], 2, "scratch slots pass between layers");
+    assert_eq!(plan(&["-o", "scratch=1"])["slots"], 2, "scratch slots pass between layers");
     let want = logits_with(&checkpoint, &dir.path().join("want"), &[]);
-    let streamed = ["--cache-mem", &room, "--prefetch", "2"];
-    for flags in [&streamed[..], &[&streamed[..], &["--cache-scratch", "2"]].concat()] {
+    let streamed = ["--cache", &room, "-o", "prefetch=2"];
+    for flags in [&streamed[..], &[&streamed[..], &["-o", "scratch=2"]].concat()] {
         assert!(logits_with(&store, &dir.path().join("got"), flags) == want, "{flags:?}");
     }
     assert!(larder_ok(&["inspect", text(&store)]).contains(" in 1 layer, "));
@@ -162,7 +162,7 @@ fn a_gguf_file_of_mixed_formats_streams_with_its_own_bits() {
     assert_eq!(kinds, [NumberFormat::Q4_0, NumberFormat::F16]);
     assert!(opened.layout(LayerIdx(1)).bytes > opened.layout(LayerIdx(0)).bytes);
     let want = logits_with(&gguf, &dir.path().join("want"), &[]);
-    for flags in ["--preload", "--cache-experts 2", "--cache-experts 3 --cache-scope global --prefetch 1"] {
+    for flags in ["--cache", "all", "--cache 2x", "--cache 3x -o scope=global -o prefetch=1"] {
         let flags: Vec<&str> = flags.split(' ').collect();
         assert!(logits_with(&store, &dir.path().join("got"), &flags) == want, "{flags:?}");
     }
@@ -207,7 +207,7 @@ fn a_small_copy_is_written_shown_and_verified() {
     assert!(shown.contains("(gate q4_0, up q4_0, down q4_0) of every expert; read by --routing shelf"), "{shown}");
     assert!(!larder_ok(&["inspect", text(&without)]).contains("small copy"));
     let out = dir.path().join("out");
-    let streamed = ["--cache-experts", "2"];
+    let streamed = ["--cache", "2x"];
     assert!(logits_with(&with, &out, &streamed) == logits_with(&without, &out, &streamed));
 }
 

@@ -75,7 +75,7 @@ fn a_calibration_that_finds_no_room_leaves_the_store_as_it_is() {
     fs::remove_file(store.join("quality.json")).unwrap();
     let before = contents(&store);
     fill(&drive, 0);
-    let tune = ["tune", text(&words), "-m", text(&store), "--tokens", "60", "--chunk", "30", "--cache-experts", "8"];
+    let tune = ["tune", text(&words), "-m", text(&store), "--tokens", "60", "--chunk", "30", "--cache", "8x"];
     let said = larder_refuses(&tune);
     assert!(is_of_space(&said) && said.contains("quality.json"), "{said}");
     assert!(contents(&store) == before);

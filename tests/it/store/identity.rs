@@ -9,7 +9,7 @@ use super::convert::{contents, limited, text};
 use crate::support::{command, fixture, larder_ok, larder_refuses};
 
 const GGUF: &str = "tiny-olmoe-q4_0.gguf";
-const REFUSAL: &str = "is a store that was made of another GGUF file; remove it, or use --no-store";
+const REFUSAL: &str = "is a store that was made of another GGUF file; remove it, or use -o no-store";
 
 /// A GGUF file with its store, and a cache folder of its own.
 struct Swapped {

@@ -35,9 +35,9 @@ fn an_imatrix_of_llama_cpp_decides_how_matrices_are_rounded() {
         .map(|(name, bytes)| (name, plain_files[name] == *bytes))
         .partition(|(name, _)| name.starts_with("experts"));
     assert!(experts.iter().all(|(_, same)| !same) && others.iter().any(|(_, same)| !same));
-    let resident = logits_with(&store, &dir.path().join("resident"), &["--preload"]);
-    assert!(logits_with(&store, &dir.path().join("streamed"), &["--cache-experts", "2"]) == resident);
-    assert!(logits_with(&plain, &dir.path().join("plain-logits"), &["--preload"]) != resident);
+    let resident = logits_with(&store, &dir.path().join("resident"), &["--cache=all"]);
+    assert!(logits_with(&store, &dir.path().join("streamed"), &["--cache", "2x"]) == resident);
+    assert!(logits_with(&plain, &dir.path().join("plain-logits"), &["--cache=all"]) != resident);
 }
 
 #[test]

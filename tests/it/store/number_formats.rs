@@ -149,14 +149,14 @@ fn experts_in_each_block_format_are_those_that_the_blocks_stand_for() {
         let (gguf, floats, store) = (path("quantised.gguf"), path("widened.gguf"), path(kind.name()));
         quantised.write(&gguf);
         widened.write(&floats);
-        let exact = logits_with(&gguf, &path("exact"), &["--exact", "--kv", "f32"]);
-        assert!(exact == logits_with(&floats, &path("floats"), &["--exact", "--kv", "f32"]), "{kind}");
+        let exact = logits_with(&gguf, &path("exact"), &["-oexact", "-o", "kv=f32"]);
+        assert!(exact == logits_with(&floats, &path("floats"), &["-oexact", "-o", "kv=f32"]), "{kind}");
         let rounded = logits_with(&gguf, &path("rounded"), &[]);
         assert!(rounded != exact, "{kind}: activations are not rounded");
         convert(&gguf, &store, &[]);
         larder_ok(&["verify", text(&store)]);
         assert_eq!(Store::open(&store).unwrap().layout(LayerIdx(0)).up.kind, kind);
-        assert!(logits_with(&store, &path("streamed"), &["--cache-experts", "1"]) == rounded, "{kind}");
+        assert!(logits_with(&store, &path("streamed"), &["--cache", "1x"]) == rounded, "{kind}");
     }
 }
 
@@ -175,7 +175,7 @@ fn convert_writes_each_number_format() {
         let layout = Store::open(&store).unwrap().layout(LayerIdx(1)).clone();
         assert_eq!(layout.up.kind == kind, kind.row_bytes(layout.up.cols).is_some(), "{kind}");
         assert_eq!(said.contains("are not whole blocks"), layout.up.kind != kind, "{said}");
-        let got = logits_with(&store, &dir.path().join("got"), &["--cache-experts", "2"]);
+        let got = logits_with(&store, &dir.path().join("got"), &["--cache", "2x"]);
         assert!(kind == NumberFormat::F16 || (got == want) == kind.is_float(), "{kind}");
     }
 }

@@ -103,7 +103,7 @@ fn expert_name(name: &str, e: usize) -> Option<String> {
 }
 
 fn exact(model: &Path, out: &Path) -> Vec<u8> {
-    logits_with(model, out, &["--exact", "--kv", "f32"])
+    logits_with(model, out, &["-oexact", "-o", "kv=f32"])
 }
 
 /// With activations that are not rounded, f32 and NVFP4 beside it give the bits of the file. A reciprocal is rounded.
@@ -122,7 +122,7 @@ fn checkpoints_have_the_logits_of_the_gguf_file() {
         assert_eq!(said["rounding_error"].as_f64(), Some(0.0), "{said}");
         larder_ok(&["verify", text(&store)]);
         let direct = logits_with(&folder, &dir.path().join("direct"), &[]);
-        for flags in [&["--preload"][..], &["--cache-experts", "2"], &["--cache-experts", "3", "--reader", "pread"]] {
+        for flags in [&["--cache=all"][..], &["--cache", "2x"], &["--cache", "3x", "-o", "reader=pread"]] {
             assert!(logits_with(&store, &dir.path().join("streamed"), flags) == direct, "{flags:?}");
         }
         // The values that the codes stand for, rounded to f32 at most once.
@@ -173,7 +173,7 @@ fn broken_scales_are_refused() {
         let [path, store, tokens, out] = ["broken.gguf", "store", "ids.json", "out"].map(|name| dir.path().join(name));
         std::fs::write(&path, file).unwrap();
         std::fs::write(&tokens, "[1]").unwrap();
-        let logits = ["logits", "--no-store", "-m", text(&path), "--tokens", text(&tokens), "--out", text(&out)];
+        let logits = ["logits", "-ono-store", "-m", text(&path), "--tokens", text(&tokens), "--out", text(&out)];
         for command in [&["convert", text(&path), text(&store)][..], &logits] {
             let said = larder_refuses(command);
             assert!(said.contains(why) && said.lines().count() == 1, "{said}");

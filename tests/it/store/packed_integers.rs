@@ -117,8 +117,8 @@ fn is_kept(dir: &Path, quantised: &Path, wide: &Path, kind: NumberFormat) {
     larder_ok(&["verify", text(&store)]);
     assert_eq!(Store::open(&store).unwrap().layout(LayerIdx(0)).kinds(), [kind; 3].into());
     let direct = logits_with(quantised, &dir.join("direct"), &[]);
-    assert!(logits_with(&store, &dir.join("streamed"), &["--cache-experts", "2"]) == direct, "{kind}");
-    let [kept, wide] = [&store, wide].map(|m| full_logits(&logits_with(m, &dir.join("out"), &["--exact"])));
+    assert!(logits_with(&store, &dir.join("streamed"), &["--cache", "2x"]) == direct, "{kind}");
+    let [kept, wide] = [&store, wide].map(|m| full_logits(&logits_with(m, &dir.join("out"), &["-oexact"])));
     assert!(relative_error(&kept, &wide) < 1e-5, "{kind}");
 }
 

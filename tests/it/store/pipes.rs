@@ -59,7 +59,7 @@ fn refuses(args: &[&str]) {
 
 #[test]
 fn pipes_in_a_store() {
-    let run = ["-p", "The", "-n", "2", "--cache-experts", "4"];
+    let run = ["-p", "The", "-n", "2", "--cache", "4x"];
     for (file, flags) in [
         ("larder.json", run.as_slice()),
         ("resident.safetensors", &run),
@@ -67,7 +67,7 @@ fn pipes_in_a_store() {
         ("tokenizer_config.json", &run),
         ("generation_config.json", &run),
         ("chat_template.jinja", &run),
-        ("evictor.safetensors", &["-p", "The", "-n", "2", "--eviction", "learned"]),
+        ("evictor.safetensors", &["-p", "The", "-n", "2", "-o", "eviction=learned"]),
         ("quality.json", &["-p", "The", "-n", "2", "--routing", "prior:lambda=0.3,delta=calibrated"]),
     ] {
         let dir = tempfile::tempdir().unwrap();
@@ -98,9 +98,9 @@ fn pipes_in_the_place_of_shards() {
             "The",
             "-n",
             "2",
-            "--cache-experts",
+            "--cache",
             "4",
-            "--reader",
+            "-o reader",
             reader,
         ]);
     }
@@ -140,7 +140,7 @@ fn pipes_named_on_the_command_line() {
         &["lab", "import", csv.as_str(), "--out", out],
         &["edge", "plan", "--activations", one, "--", one],
         &["run", "-m", demo, "-p", "The", "-n", "2", "--edge", one],
-        &["run", "-m", demo, "-p", "The", "-n", "2", "--eviction", "learned", "--evictor", one],
+        &["run", "-m", demo, "-p", "The", "-n", "2", "-o", "eviction=learned", "-o evictor", one],
     ] {
         refuses(args);
     }

@@ -40,13 +40,13 @@ fn mxfp4_streams_from_a_store_with_the_bits_of_the_checkpoint() {
     assert_eq!(kinds, [NumberFormat::Mxfp4; 3].into());
     assert!(opened.manifest().config.get("quantization_config").is_none());
     let want = logits_with(&gpt_oss(), &dir.path().join("want"), &[]);
-    for flags in [&["--preload"][..], &["--cache-experts", "4"], &["--cache-experts", "5", "--reader", "pread"]] {
+    for flags in [&["--cache=all"][..], &["--cache", "4x"], &["--cache", "5x", "-o", "reader=pread"]] {
         assert!(logits_with(&store, &dir.path().join("got"), flags) == want, "{flags:?}");
     }
     // The same numbers to the last bit, where activations are not rounded: f32 holds them all.
     let wide = dir.path().join("wide");
     convert(&gpt_oss(), &wide, &["--experts", "f32"]);
-    let [kept, wide] = [&store, &wide].map(|s| full_logits(&logits_with(s, &dir.path().join("out"), &["--exact"])));
+    let [kept, wide] = [&store, &wide].map(|s| full_logits(&logits_with(s, &dir.path().join("out"), &["-oexact"])));
     assert!(relative_error(&kept, &wide) < 1e-5);
 }
 
@@ -61,9 +61,9 @@ fn fp4_and_fp8_of_deepseek_v4_are_kept_exactly() {
     larder_ok(&["verify", text(&store)]);
     assert_eq!(Store::open(&store).unwrap().layout(LayerIdx(0)).kinds(), [NumberFormat::Mxfp4; 3].into());
     let direct = logits_with(&deepseek_v4(), &dir.path().join("direct"), &[]);
-    assert!(logits_with(&store, &dir.path().join("streamed"), &["--cache-experts", "2"]) == direct);
+    assert!(logits_with(&store, &dir.path().join("streamed"), &["--cache", "2x"]) == direct);
     convert(&deepseek_v4(), &wide, &["--experts", "f32", "--resident", "f32"]);
-    let [kept, wide] = [&store, &wide].map(|s| full_logits(&logits_with(s, &dir.path().join("out"), &["--exact"])));
+    let [kept, wide] = [&store, &wide].map(|s| full_logits(&logits_with(s, &dir.path().join("out"), &["-oexact"])));
     assert!(relative_error(&kept, &wide) < 1e-5);
 }
 
@@ -180,7 +180,7 @@ fn integers_of_four_bits_are_kept_as_q4_0_with_their_own_values() {
     larder_ok(&["verify", text(&store)]);
     assert_eq!(Store::open(&store).unwrap().layout(LayerIdx(0)).kinds(), [NumberFormat::Q4_0; 3].into());
     let direct = logits_with(&quantised, &dir.path().join("direct"), &[]);
-    assert!(logits_with(&store, &dir.path().join("streamed"), &["--cache-experts", "2"]) == direct);
+    assert!(logits_with(&store, &dir.path().join("streamed"), &["--cache", "2x"]) == direct);
     let out = dir.path().join("json");
     let rounding = |flags: &[&str]| {
         let base = ["convert", text(&quantised), text(&out), "--json"];
@@ -191,7 +191,7 @@ fn integers_of_four_bits_are_kept_as_q4_0_with_their_own_values() {
     assert_eq!((rounding(&[]), rounding(&["--experts", "f32"])), (0.0, 0.0));
     let q8_0 = rounding(&["--experts", "q8_0"]);
     assert!(q8_0 > 1e-4 && q8_0 < 0.02, "{q8_0}");
-    let [kept, wide] = [&store, &wide].map(|m| full_logits(&logits_with(m, &dir.path().join("out"), &["--exact"])));
+    let [kept, wide] = [&store, &wide].map(|m| full_logits(&logits_with(m, &dir.path().join("out"), &["-oexact"])));
     assert!(relative_error(&kept, &wide) < 1e-5);
 }
 

@@ -18,7 +18,7 @@ pub struct Handshake {
     pub model: String,
     /// The model's sizes.
     pub geometry: Geometry,
-    /// Whether quantised weights are multiplied with unrounded activations (`--exact`).
+    /// Whether quantised weights are multiplied with unrounded activations (the setting `exact`).
     pub exact: bool,
 }
 
@@ -55,7 +55,7 @@ impl Handshake {
         }
         let with = |exact| if exact { "with" } else { "without" };
         (exact != self.exact)
-            .then(|| format!("runs {} --exact, but this machine runs {} it", with(exact), with(self.exact)))
+            .then(|| format!("runs {} exact products, but this machine runs {} it", with(exact), with(self.exact)))
     }
 }
 
@@ -91,6 +91,8 @@ pub mod tests {
         assert!(handshake.incompatibility(&newer).unwrap().contains("version 2"));
         let other = wire::Description { model: "x\u{1b}yz".into(), ..good.clone() };
         assert!(handshake.incompatibility(&other).unwrap().contains("fingerprint xyz, but this store's have abc"));
-        assert!(handshake.incompatibility(&wire::Description { exact: true, ..good }).unwrap().contains("--exact"));
+        assert!(
+            handshake.incompatibility(&wire::Description { exact: true, ..good }).unwrap().contains("exact products")
+        );
     }
 }

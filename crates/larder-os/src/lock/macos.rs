@@ -11,7 +11,7 @@ use rustix::{
 /// The name of the limit of locked memory.
 pub const LIMIT: &str = "RLIMIT_MEMLOCK";
 /// What to do so that more is locked.
-pub const REMEDY: &str = "keep fewer experts in memory, with --cache-mem";
+pub const REMEDY: &str = "keep fewer experts in memory, with --cache";
 
 /// `VM_REGION_BASIC_INFO_64` of mach/vm_region.h, and the number of integers of its record.
 const BASIC_INFO: i32 = 9;

@@ -11,7 +11,7 @@ use windows_sys::Win32::System::{
 /// The name of the limit of locked memory.
 pub const LIMIT: &str = "the least working set";
 /// What to do so that more is locked.
-pub const REMEDY: &str = "keep fewer experts in memory, with --cache-mem";
+pub const REMEDY: &str = "keep fewer experts in memory, with --cache";
 
 /// What the working set has beside locked memory.
 const OTHER_BYTES: usize = 16 << 20;

@@ -1,7 +1,7 @@
 """Mixture-of-Experts language models that are larger than memory.
 
 >>> import larder
->>> with larder.load(larder.demo(), cache_experts=8) as model:
+>>> with larder.load(larder.demo(), cache="8x") as model:
 ...     print("".join(model.generate("The old man", max_tokens=8)))
 
 Computing releases the interpreter's lock, Ctrl-C ends it with KeyboardInterrupt, and errors are :class:`Error`, with the sentence that the

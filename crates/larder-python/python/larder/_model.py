@@ -49,12 +49,10 @@ def demo() -> str:
 def load(
     path_or_name: "Union[str, os.PathLike[str]]",
     *,
-    cache_mem: Optional[str] = None,
-    cache_experts: Optional[int] = None,
-    cache_scope: Optional[str] = None,
-    cache_scratch: Optional[int] = None,
-    preload: Optional[bool] = None,
-    context: Optional[int] = None,
+    cache: Optional[str] = None,
+    scope: Optional[str] = None,
+    scratch: Optional[int] = None,
+    context: "Union[int, str, None]" = None,
     threads: Optional[int] = None,
     pin: Optional[bool] = None,
     exact: Optional[bool] = None,
@@ -72,8 +70,7 @@ def load(
     mlock: Optional[bool] = None,
     no_store: Optional[bool] = None,
     device: Optional[str] = None,
-    vram_mem: Optional[str] = None,
-    vram_experts: Optional[int] = None,
+    vram: Optional[str] = None,
     vram_kv: Optional[int] = None,
     flash_attn: Optional[bool] = None,
     models: "Union[str, os.PathLike[str], None]" = None,
@@ -81,7 +78,7 @@ def load(
 ) -> "Model":
     """Loads a model: a store, a folder with a checkpoint, a GGUF file, or a name on the Hugging Face hub.
 
-    The arguments are the flags of ``larder run``, with underscores; what is left out is as there. ``models`` is the folder of downloaded
+    The arguments are the settings of ``larder run``, with underscores; what is left out is as there. ``models`` is the folder of downloaded
     models, by default that of the command, and ``cache_folder`` the user's cache folder. A ``larder.toml`` of the store is not read.
     """
     options = dict(locals())
@@ -110,16 +107,15 @@ class Model:
         seed: Optional[int] = None,
         stop: "Union[str, Sequence[str], None]" = None,
         ignore_eos: Optional[bool] = None,
-        json_schema: Optional[Dict[str, Any]] = None,
-        regex: Optional[str] = None,
-        grammar: Optional[str] = None,
+        format: "Union[str, Dict[str, Any], None]" = None,
         trace: Optional[bool] = None,
         trace_logits: Optional[bool] = None,
     ) -> Stream:
         """Generates what follows a prompt, a text or tokens, from an empty context: an iterator over pieces of text with their tokens.
 
         ``max_tokens`` is 256 by default. Sampling that is left out is as the model's files recommend; ``temperature=0`` always takes the
-        likeliest token. With ``json_schema``, ``regex`` or ``grammar`` the text keeps to a format. ``trace`` records the experts of each
+        likeliest token. With ``format`` the text keeps to one: ``"json"``,
+        ``"regex:…"``, or inline as ``{"json": schema}``, ``{"regex": …}`` or ``{"grammar": …}``. ``trace`` records the experts of each
         token and ``trace_logits`` the router logits too, for :attr:`Stream.trace`.
         """
         options = _sampling(locals())
@@ -142,9 +138,7 @@ class Model:
         seed: Optional[int] = None,
         stop: "Union[str, Sequence[str], None]" = None,
         ignore_eos: Optional[bool] = None,
-        json_schema: Optional[Dict[str, Any]] = None,
-        regex: Optional[str] = None,
-        grammar: Optional[str] = None,
+        format: "Union[str, Dict[str, Any], None]" = None,
         trace: Optional[bool] = None,
         trace_logits: Optional[bool] = None,
     ) -> Stream:

@@ -22,7 +22,7 @@ PORT = int(os.environ.get("LARDER_RAY_PORT", "18421"))
 SUBJECTS = ["old man", "king", "sea", "letter", "horse", "winter"]
 PROMPTS = [f"Chapter {at}. The {SUBJECTS[at % len(SUBJECTS)]} was" for at in range(300)]
 SAMPLING = dict(max_tokens=16, temperature=0.8, seed=11)
-LOAD = dict(cache_experts=8, threads=1, context=256)
+LOAD = dict(cache="8x", threads=1, context=256)
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def answered(path, body=None, seconds=60):
 def test_a_server_survives_the_loss_of_a_node(cluster):
     nodes, workers = cluster
     serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": PORT})
-    flags = dict(cache_experts=8, context=256, threads=1, parallel=2)
+    flags = dict(cache="8x", context=256, threads=1, parallel=2)
     serve.run(larder.ray.app(larder.demo(), min_replicas=3, max_replicas=3, **flags))
     chat = {"model": "demo", "messages": [{"role": "user", "content": "Once upon a time"}], "max_tokens": 12, "temperature": 0}
     completion = {"model": "demo", "prompt": "The old man", "max_tokens": 12, "temperature": 0}
@@ -180,7 +180,7 @@ def test_a_server_survives_the_loss_of_a_node(cluster):
 
     before = routes()
     assert before[0]
-    with larder.load(larder.demo(), cache_experts=8, context=256) as model:
+    with larder.load(larder.demo(), cache="8x", context=256) as model:
         assert before[2] == model.generate("The old man", max_tokens=12, temperature=0).answer().text
     with pytest.raises(urllib.error.HTTPError) as refused:
         request("/v1/chat/completions", {"messages": 3})

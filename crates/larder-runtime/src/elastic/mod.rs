@@ -1,4 +1,4 @@
-//! `--cache-mem auto`: the number of slots in use follows the memory that is available.
+//! `--cache auto`: the number of slots in use follows the memory that is available.
 //!
 //! Capacity changes between steps alone. It never exceeds the ceiling of the printed plan, and never falls below what one token
 //! uses. It falls at once when memory gets scarce, but not again for what was given back and is not reported as free yet. It rises

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Result, bail};
 use larder_core::format_bytes;
-
-use crate::options::Setting;
 use larder_os::memory;
+
+use crate::setting::Setting;
 
 /// Requests of at least this many bytes read the limits of the machine and of the control groups again.
 const LARGE_BYTES: u64 = 1 << 20;
@@ -113,7 +113,7 @@ fn check_machine(purpose: MemoryUse, bytes: u64, taken: u64) -> Result<()> {
          try a smaller {} or {}",
         format_bytes(bytes),
         format_bytes(available),
-        Setting::CacheMem,
+        Setting::Cache,
         Setting::Context
     )
 }
@@ -230,7 +230,10 @@ mod tests {
         }
         let budget = MemoryBudget::new(u64::MAX);
         let refused = budget.take(MemoryUse::Experts, 1 << 60).unwrap_err().to_string();
-        assert!(refused.starts_with("not enough memory for experts: ") && refused.contains("--cache-mem"), "{refused}");
+        assert!(
+            refused.starts_with("not enough memory for experts: ") && refused.contains("smaller --cache"),
+            "{refused}"
+        );
         assert_eq!(budget.taken_bytes(), 0);
     }
 }

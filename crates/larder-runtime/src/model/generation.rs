@@ -129,7 +129,7 @@ impl Model {
     }
 
     fn grammar(&self, options: &GenerateOptions, eos: &[u32]) -> Result<Option<Grammar>> {
-        let Some(format) = options.format()? else { return Ok(None) };
+        let Some(format) = options.text_format()? else { return Ok(None) };
         let compiler = GrammarCompiler::new(&self.text.tokenizer, self.model.blueprint.vocab, eos);
         let grammar = compiler.and_then(|compiler| compiler.compile(&format));
         grammar.map(Some).context("the text's format cannot be used")

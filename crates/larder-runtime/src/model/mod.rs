@@ -34,7 +34,7 @@ const NOTICES_MAX: usize = 64;
 /// A model with its engine, its tokenizer and what its files say about generating.
 ///
 /// ```
-/// use larder_runtime::{GenerateOptions, Model, TextPiece};
+/// use crate::{GenerateOptions, Model, TextPiece};
 /// # let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
 /// let mut model = Model::load(path)?;
 /// println!("{}", model.generate("The old man looked at the door, and")?.text);
@@ -77,10 +77,10 @@ impl Model {
     /// As [`load`](Self::load), with options.
     pub fn load_with(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Self> {
         let notices = Arc::new(Mutex::new(Vec::new()));
-        let model = OpenModel::open(path.as_ref(), &options.opening(kept_in(&notices))?)?;
+        let model = OpenModel::open(path.as_ref(), &options.opening(kept_in(&notices)))?;
         let (text, generation) = (Arc::new(model.text_codec()?), model.generation()?);
         let prompt_bytes_per_token = text.tokenizer.longest_text(1);
-        let options = crate::Options { prompt_bytes_per_token, ..options.engine()? };
+        let options = crate::Options { prompt_bytes_per_token, ..options.engine() };
         let engine = InferenceEngine::start(&model, &options)?;
         let context = engine.context.tokens;
         let template = text.template.as_ref();

@@ -9,7 +9,8 @@ use super::known_content::KnownContent;
 use super::{ConvertProgress, is_complete};
 use crate::notice::Notice;
 use crate::open::{blueprint_of, check_ignored, check_sidecars};
-use crate::options::{ModelOptions, Setting};
+use crate::options::ModelOptions;
+use crate::setting::Setting;
 
 /// Whether `path` is an existing GGUF file.
 pub fn is_gguf(path: &Path) -> bool {

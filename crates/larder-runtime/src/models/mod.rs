@@ -17,7 +17,7 @@ pub use hub::fetch;
 pub use name::HubName;
 
 use crate::notice::{Notice, Notices};
-use crate::options::Setting;
+use crate::setting::Setting;
 
 /// Suffix of a download's folder, beside the store that is made of it.
 pub const DOWNLOAD: &str = ".download";

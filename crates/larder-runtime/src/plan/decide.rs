@@ -5,7 +5,8 @@ use larder_cache::CacheScope;
 use larder_core::{format_bytes, size_up};
 
 use super::{MemoryPlan, PlanInputs, elastic};
-use crate::options::{CacheSize, Options, Setting};
+use crate::options::{CacheSize, Options};
+use crate::setting::Setting;
 
 /// Decides the plan, from the requested size of the cache and the available memory.
 pub fn decide(inputs: &PlanInputs, options: &Options) -> Result<MemoryPlan> {
@@ -36,7 +37,7 @@ pub(super) fn no_slot(inputs: &PlanInputs, options: &Options, scope: CacheScope)
     match options.cache.size {
         CacheSize::Bytes(size) => format!(
             "{} {} is too small: at least {} is needed ({what})",
-            Setting::CacheMem,
+            Setting::Cache,
             format_bytes(size),
             size_up(least)
         ),
@@ -54,7 +55,7 @@ pub(super) fn no_slot(inputs: &PlanInputs, options: &Options, scope: CacheScope)
 pub(super) fn requested_slots(inputs: &PlanInputs, options: &Options) -> Option<usize> {
     let scope = options.cache.scope;
     match options.cache.size {
-        CacheSize::Available | CacheSize::Auto => None,
+        CacheSize::Available | CacheSize::Auto | CacheSize::All => None,
         CacheSize::ExpertsPerLayer(per_layer) => Some(inputs.slots_for(per_layer, scope)),
         CacheSize::Bytes(bytes) => Some(inputs.slots_in(bytes, scope)),
     }
@@ -69,7 +70,7 @@ pub(super) fn check_fits(inputs: &PlanInputs, slots: usize, scope: CacheScope) -
     let fits = inputs.slots_in(budget, scope);
     let nearest = match inputs.per_layer(fits, scope) {
         0 => format!("not even one expert per layer fits; try a shorter {}", Setting::Context),
-        n => format!("{} {n} fits", Setting::CacheExperts),
+        n => format!("{} {n}x fits", Setting::Cache),
     };
     bail!(
         "{} of cached experts do not fit beside {} into the {} of available memory; {nearest}",

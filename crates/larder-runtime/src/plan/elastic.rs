@@ -5,7 +5,8 @@ use larder_cache::{CacheScope, pass_through_slots};
 use larder_policy::eviction::CacheShape;
 
 use super::{PlanInputs, no_slot, slots_text};
-use crate::options::{Options, Setting};
+use crate::options::Options;
+use crate::setting::Setting;
 
 /// Slots whose number changes. Numbers are per layer or, in global scope, in total.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,7 +60,7 @@ fn elastic_pass_through(shape: &CacheShape) -> usize {
 pub(super) fn decide(inputs: &PlanInputs, options: &Options) -> Result<ElasticPlan> {
     let (scope, geometry) = (options.cache.scope, &inputs.blueprint.geometry);
     let (Some(budget), Some(limit)) = (inputs.slot_budget(), inputs.limit_bytes) else {
-        bail!("the available memory is not known here; use {} with a size", Setting::CacheMem)
+        bail!("the available memory is not known here; use {} with a size", Setting::Cache)
     };
     let all = inputs.slots_for(geometry.experts, scope);
     let pass_through = elastic_pass_through(&CacheShape::new(geometry, all, scope));
@@ -120,7 +121,7 @@ mod tests {
         assert_eq!(plan.expert_bytes(&inputs), 33 * MEGA);
         let text = plan.describe(&inputs);
         assert!(text.starts_with("plan: at most "), "{text}");
-        assert!(text.contains("2 per layer), and 1 through which others pass; at most 8 per layer"), "{text}");
+        assert!(text.contains("2 per layer) + 1 pass-through slot; at most 8 per layer"), "{text}");
         let json = plan.json(&inputs);
         assert_eq!([&json["slots"], &json["least_slots"], &json["most_slots"]], [2, 2, 8]);
     }
@@ -150,6 +151,6 @@ mod tests {
         assert_eq!(decide(&inputs, &options).unwrap(), MemoryPlan::Slots { slots: 2, scope: CacheScope::Layer });
         let unknown = PlanInputs { limit_bytes: None, available_bytes: None, ..inputs };
         let refused = decide(&unknown, &super::super::tests::options(CacheSize::Auto, CacheScope::Layer)).unwrap_err();
-        assert!(refused.to_string().contains("--cache-mem"), "{refused}");
+        assert!(refused.to_string().contains("use --cache with a size"), "{refused}");
     }
 }

@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 use super::tier_speed::{DecodeBytes, ExpectedSpeed, TierRates};
 use super::tiers::{TierPlan, Vram, decide, slots_beside};
 use super::{PlanInputs, slot_count};
-use crate::options::{Options, Setting};
+use crate::options::Options;
+use crate::setting::Setting;
 
 /// Another split is proposed if it promises more than this many times the speed.
 const WORTH_SPLITTING: f64 = 1.02;
@@ -156,9 +157,9 @@ impl OtherKv {
     pub fn describe(&self, without: &ExpectedSpeed) -> String {
         let OtherKv { change, speed, experts: [before, after], .. } = self;
         let change = match change {
-            KvChange::Format(format) => format!("{} {}, which rounds keys and values", Setting::Kv, format.kind()),
+            KvChange::Format(format) => format!("{}, which rounds keys and values", Setting::Kv.with(format.kind())),
             KvChange::Layers(layers, all) => {
-                format!("{} {layers}, the keys and values of {layers} of {all} layers on the GPU", Setting::VramKv)
+                format!("{}, the keys and values of {layers} of {all} layers on the GPU", Setting::VramKv.with(layers))
             }
         };
         let experts =
@@ -201,7 +202,7 @@ mod tests {
         assert!(only.speed.even > 1.1 * speed.even, "{smaller:?} beside {speed:?}");
         let text = only.describe(&speed);
         assert!(
-            text.contains("with --kv q8_0, which rounds keys and values: 12 instead of 8 experts on the GPU"),
+            text.contains("with -o kv=q8_0, which rounds keys and values: 12 instead of 8 experts on the GPU"),
             "{text}"
         );
         assert_eq!((&only.json()["kv"], &only.json()["slots"]), (&"q8_0".into(), &3.into()));
@@ -248,7 +249,7 @@ mod tests {
         // Memory has room, and the SSD is slow: experts should have the VRAM.
         let best = split(24).expect("a better split");
         assert!(
-            best.starts_with("with --vram-kv 1, the keys and values of 1 of 4 layers on the GPU: 16 instead of 8"),
+            best.starts_with("with -o vram-kv=1, the keys and values of 1 of 4 layers on the GPU: 16 instead of 8"),
             "{best}"
         );
         assert_eq!(split(100), None, "all is in VRAM");

@@ -432,7 +432,8 @@ fn slots_text(inputs: &PlanInputs, slots: usize, pass_through: usize, scope: Cac
     };
     let through = match pass_through {
         0 => String::new(),
-        some => format!(", and {some} through which others pass"),
+        1 => " + 1 pass-through slot".into(),
+        some => format!(" + {some} pass-through slots"),
     };
     format!("slots for {total} of {all} experts ({share:.0} %, {division}){through}")
 }

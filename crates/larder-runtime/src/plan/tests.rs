@@ -89,7 +89,7 @@ fn options_go_before_the_available_memory() {
         "and one that experts pass through"
     );
     let text = decide(&inputs(tight), &options(CacheSize::ExpertsPerLayer(5), layer)).unwrap_err().to_string();
-    assert!(text.ends_with("--cache-experts 2 fits"), "{text}");
+    assert!(text.ends_with("--cache 2x fits"), "{text}");
     assert!(decide(&inputs(Some(MEGA)), &none).unwrap_err().to_string().contains("not enough memory"));
     assert!(
         decide(&inputs(Some(MEGA)), &options(CacheSize::ExpertsPerLayer(5), layer))

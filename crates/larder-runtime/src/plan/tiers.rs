@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 
 use super::{DraftMemory, PlanInputs, check_fits, prefill_text, requested_slots, slots_text};
 use crate::machine::budget::MemoryUse;
-use crate::options::{Options, Setting};
+use crate::options::Options;
+use crate::setting::Setting;
 
 /// Reserve of VRAM for the driver, the kernels, graphs and other programs.
 const RESERVE_BYTES: u64 = 256 << 20;
@@ -66,7 +67,7 @@ impl Vram {
         match options.device.vram_bytes {
             Some(bytes) if bytes > most => bail!(
                 "{} {} is more than the {} that are free on {}, less {} of reserve; use at most {}",
-                Setting::VramMem,
+                Setting::Vram,
                 format_bytes(bytes),
                 format_bytes(self.free_bytes),
                 self.name,
@@ -177,13 +178,13 @@ fn device_slots(inputs: &PlanInputs, vram: &Vram, options: &Options, scope: Cach
         0 => {
             let fits = |inputs: &PlanInputs| slots_beside(inputs, vram, options).is_ok_and(|slots| slots > 0);
             let format = inputs.with_smaller_kv().find(fits).map(|smaller| smaller.kv_format);
-            let kv = format.map(|format| format!(" or {} {}", Setting::Kv, format.kind())).unwrap_or_default();
+            let kv = format.map(|format| format!(" or {}", Setting::Kv.with(format.kind()))).unwrap_or_default();
             let with = |vram_kv_layers| PlanInputs { vram_kv_layers, ..inputs.clone() };
             let layers = (0..inputs.kv_layers_on_device()).rev().find(|layers| fits(&with(*layers)));
-            let layers = layers.map(|layers| format!(" or {} {layers}", Setting::VramKv)).unwrap_or_default();
+            let layers = layers.map(|layers| format!(" or {}", Setting::VramKv.with(layers))).unwrap_or_default();
             format!("not even one expert per layer fits; try a shorter {}{kv}{layers}", Setting::Context)
         }
-        n => format!("{} {n} fits", Setting::VramExperts),
+        n => format!("{} {n}x fits", Setting::Vram),
     };
     bail!(
         "{} of experts do not fit beside {} into {} of memory of {}; {nearest}",
@@ -379,16 +380,16 @@ pub(super) mod tests {
         let none = || options(CacheSize::Available, CacheScope::Layer);
         let text = |free, options: &Options| decide(&inputs, &vram(free), options).unwrap_err().to_string();
         let many = text(24 * MEGA, &with_vram(None, Some(7), none()));
-        assert!(many.contains("29.4 MB of experts") && many.ends_with("--vram-experts 4 fits"), "{many}");
+        assert!(many.contains("29.4 MB of experts") && many.ends_with("--vram 4x fits"), "{many}");
         assert!(text(2 * MEGA, &none()).ends_with("not even one expert per layer fits; try a shorter --context"));
         // Of 1 MiB of keys and values, q8_0 leaves a little more than half.
         let tight = text(6 * MEGA + (4 * MEGA + 300_000) / 7, &none());
-        let wanted = "not even one expert per layer fits; try a shorter --context or --kv q8_0 or --vram-kv 2";
+        let wanted = "not even one expert per layer fits; try a shorter --context or -o kv=q8_0 or -o vram-kv=2";
         assert!(tight.ends_with(wanted), "{tight}");
         let more = text(4 * MEGA, &with_vram(Some(16 * MEGA), None, none()));
         assert_eq!(
             more,
-            "--vram-mem 16.8 MB is more than the 11.4 MB that are free on a GPU, less 1.42 MB of reserve; use at most 9.96MB"
+            "--vram 16.8 MB is more than the 11.4 MB that are free on a GPU, less 1.42 MB of reserve; use at most 9.96 MB"
         );
     }
 

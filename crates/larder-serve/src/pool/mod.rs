@@ -308,7 +308,7 @@ impl ModelPool {
 
     fn too_large(&self, model: usize, needs: u64) -> ApiError {
         let message = format!(
-            "The model '{}' needs {}, more than the {} for models; start the server with a smaller --cache-mem or --context.",
+            "The model '{}' needs {}, more than the {} for models; start the server with a smaller --cache or --context.",
             self.name(model),
             format_bytes(needs),
             format_bytes(self.memory_bytes)

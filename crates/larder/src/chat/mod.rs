@@ -48,14 +48,14 @@ pub fn run(args: ChatArgs) -> Result<()> {
     let interactive = output.terminal && std::io::stdin().is_terminal();
     let stop = StopMatcher::new(args.stop.clone())?;
     args.session.iter().try_for_each(|path| SessionFile::check(path))?;
-    let model = models::open_to_run(&args.model, &args.engine, &args.speculate, &args.ignore_config)?;
+    let flags = args.record.set(args.engine.settings.clone());
+    let model = models::open_to_run(&args.model, &flags, &args.ignore_config)?;
     let text = model.text_codec()?;
     let generation = args.sampling.over(model.generation()?)?;
     let calibration = model.usable_quality_calibration();
     let settings = Settings::new(&args, &generation, output.terminal);
     let prompt_bytes_per_token = text.tokenizer.longest_text(1);
-    let options = args.speculate.set(args.hot_set.set(args.engine.options(args.context)))?;
-    let options = args.power.set(Options { prompt_bytes_per_token, ..options });
+    let options = Options { prompt_bytes_per_token, ..models::options(&flags, flags.options.context)? };
     let mut engine = InferenceEngine::start(&model, &options)?;
     let (limit, context) = (engine.context.clone(), engine.context.tokens);
     let session_file = match args.session {
@@ -90,7 +90,7 @@ pub fn run(args: ChatArgs) -> Result<()> {
             .continuing(transcript),
         session_file,
         model: &model,
-        evictor: args.engine.cache.evictor.clone(),
+        evictor: flags.options.cache.evictor.clone(),
         conversation,
         settings,
         calibration,

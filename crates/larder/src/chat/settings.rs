@@ -110,7 +110,7 @@ const TABLE: &[Row] = &[
     },
     Row {
         name: "eviction",
-        about: "as --eviction",
+        about: "as -o eviction",
         // The best possible policy needs the future.
         values: || words(POLICIES.iter().map(|policy| policy.name).filter(|name| *name != BELADY)),
         show: |s| s.eviction.to_string(),
@@ -157,8 +157,8 @@ impl Settings {
             seed: args.seed.seed,
             max_tokens: args.max_tokens,
             context_full: args.context_full,
-            routing: args.engine.routing.spec().clone(),
-            eviction: args.engine.cache.eviction.clone(),
+            routing: args.engine.settings.options.routing.clone(),
+            eviction: args.engine.settings.options.cache.eviction.clone(),
             thinking: args.thinking.unwrap_or(default),
             footer: !args.no_footer,
         }

@@ -3,12 +3,10 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use larder_runtime::ContextSize;
 use larder_text::ContextFull;
 
 use super::{
-    EngineFlags, HotSetFlags, IgnoreConfig, PowerFlags, SamplingFlags, SeedFlag, SpeculateFlags, at_least_one,
-    context_full, heading,
+    EngineFlags, IgnoreConfig, RecordFlags, SamplingFlags, SeedFlag, TimelineFlags, at_least_one, context_full, heading,
 };
 use crate::models::default_model;
 
@@ -16,18 +14,15 @@ use crate::models::default_model;
 #[derive(Args)]
 #[command(args(super::words::model()))]
 pub struct ChatArgs {
-    /// Store, checkpoint folder or .gguf file (default: the demo model)
+    /// Store, checkpoint folder, .gguf file or name (default: the demo model)
     #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true, help_heading = heading::MODEL)]
     pub model: PathBuf,
     #[command(flatten)]
     pub ignore_config: IgnoreConfig,
-    /// Context size in tokens, the part of the conversation that the model can use, as in 8192 or 64K; max is the model's own,
-    /// and auto that as far as memory allows
-    #[arg(long, value_name = "N", default_value_t, help_heading = heading::MODEL)]
-    pub context: ContextSize,
     /// What to do when the conversation fills the context: refuse the message and end the answer (stop), leave the oldest turns
     /// out (drop-turns), or also go on with the answer without older tokens (shift)
-    #[arg(long, value_name = "HOW", default_value = "drop-turns", value_parser = context_full, help_heading = heading::MODEL)]
+    #[arg(long, value_name = "HOW", default_value = "drop-turns", value_parser = context_full, hide_short_help = true)]
+    #[arg(help_heading = heading::MODEL)]
     pub context_full: ContextFull,
     /// System message
     #[arg(long, value_name = "TEXT", help_heading = heading::PROMPT)]
@@ -48,11 +43,9 @@ pub struct ChatArgs {
     #[command(flatten)]
     pub engine: EngineFlags,
     #[command(flatten)]
-    pub hot_set: HotSetFlags,
+    pub record: RecordFlags,
     #[command(flatten)]
-    pub power: PowerFlags,
-    #[command(flatten)]
-    pub speculate: SpeculateFlags,
+    pub timeline: TimelineFlags,
     /// How to show the model's reasoning (default: dim on a terminal, else off)
     #[arg(long, value_name = "HOW", help_heading = heading::OUTPUT)]
     pub thinking: Option<ThinkingFlag>,

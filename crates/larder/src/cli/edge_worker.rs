@@ -31,7 +31,7 @@ pub struct EdgeWorkerArgs {
     pub listen: SocketAddr,
     /// Memory for cached experts; the others are read from the store (default: as many experts as fit)
     #[arg(long, value_name = "SIZE", value_parser = byte_size, help_heading = heading::CACHE)]
-    pub cache_mem: Option<ByteSize>,
+    pub cache: Option<ByteSize>,
     /// Cache eviction policy: lru, lfu, lfru, llru, fifo, random, arc, s3fifo, lecar or marking
     #[arg(long, value_name = "POLICY", default_value = "lru", help_heading = heading::CACHE)]
     pub eviction: EvictionSpec,

@@ -7,9 +7,8 @@ use clap::{Args, Subcommand, ValueEnum};
 use larder_lab::SweepPart;
 use larder_policy::routing::RoutingSpec;
 
-use super::engine::{CpuOnlyFlags, FixedRoutingFlags, MeasureFlag};
 use super::output::{OutputFile, ReplaceFlag};
-use super::{EngineFlags, at_least_one, heading};
+use super::{EngineFlags, RecordFlags, TimelineFlags, at_least_one, heading, takes};
 use crate::models::default_model;
 
 /// Evaluate a model, and what cache-aware routing costs it
@@ -70,7 +69,11 @@ pub struct PplArgs {
     #[command(flatten)]
     pub step: StepFlags,
     #[command(flatten)]
-    pub engine: EngineFlags,
+    pub engine: EngineFlags<{ takes::EVALUATION }>,
+    #[command(flatten)]
+    pub record: RecordFlags,
+    #[command(flatten)]
+    pub timeline: TimelineFlags,
     /// Print the numbers as JSON
     #[arg(long, help_heading = heading::OUTPUT)]
     pub json: bool,
@@ -105,7 +108,11 @@ pub struct McqArgs {
     #[command(flatten)]
     pub step: StepFlags,
     #[command(flatten)]
-    pub engine: EngineFlags,
+    pub engine: EngineFlags<{ takes::EVALUATION }>,
+    #[command(flatten)]
+    pub record: RecordFlags,
+    #[command(flatten)]
+    pub timeline: TimelineFlags,
     /// Print the numbers as JSON
     #[arg(long, help_heading = heading::OUTPUT)]
     pub json: bool,
@@ -133,7 +140,11 @@ pub struct Gsm8kArgs {
     #[arg(help_heading = heading::TEXT)]
     pub max_tokens: usize,
     #[command(flatten)]
-    pub engine: EngineFlags,
+    pub engine: EngineFlags<{ takes::EVALUATION }>,
+    #[command(flatten)]
+    pub record: RecordFlags,
+    #[command(flatten)]
+    pub timeline: TimelineFlags,
     /// Print the numbers as JSON
     #[arg(long, help_heading = heading::OUTPUT)]
     pub json: bool,
@@ -154,7 +165,11 @@ pub struct AgreementArgs {
     #[arg(long, help_heading = heading::ROUTING)]
     pub under_strategy: bool,
     #[command(flatten)]
-    pub engine: EngineFlags,
+    pub engine: EngineFlags<{ takes::EVALUATION }>,
+    #[command(flatten)]
+    pub record: RecordFlags,
+    #[command(flatten)]
+    pub timeline: TimelineFlags,
     /// Print the numbers as JSON
     #[arg(long, help_heading = heading::OUTPUT)]
     pub json: bool,
@@ -172,7 +187,9 @@ pub struct SensitivityArgs {
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = heading::TEXT)]
     pub seed: u64,
     #[command(flatten)]
-    pub engine: FixedRoutingFlags,
+    pub engine: EngineFlags<{ takes::FIXED_ROUTING }>,
+    #[command(flatten)]
+    pub timeline: TimelineFlags,
     /// Print the numbers as JSON
     #[arg(long, help_heading = heading::OUTPUT)]
     pub json: bool,
@@ -195,7 +212,9 @@ pub struct OptimalArgs {
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = at_least_one, help_heading = heading::TEXT)]
     pub samples: usize,
     #[command(flatten)]
-    pub engine: FixedRoutingFlags,
+    pub engine: EngineFlags<{ takes::FIXED_ROUTING }>,
+    #[command(flatten)]
+    pub timeline: TimelineFlags,
     /// Print the numbers as JSON
     #[arg(long, help_heading = heading::OUTPUT)]
     pub json: bool,
@@ -214,8 +233,6 @@ pub struct EvalSweepArgs {
     pub sizes: Vec<usize>,
     #[command(flatten)]
     pub grid: GridFlags,
-    #[command(flatten)]
-    pub measure: MeasureFlag,
     /// Measure a part of the strategies and sizes, as 0/4, 1/4, 2/4 or 3/4 on four machines
     #[arg(long, value_name = "I/N", default_value = "0/1", hide_default_value = true)]
     #[arg(help_heading = heading::OUTPUT)]
@@ -224,7 +241,9 @@ pub struct EvalSweepArgs {
     #[arg(long, value_name = "SHARE", default_value_t = 0.01, value_parser = parse_share, help_heading = heading::OUTPUT)]
     pub max_loss: f64,
     #[command(flatten)]
-    pub engine: CpuOnlyFlags,
+    pub engine: EngineFlags<{ takes::SWEEP }>,
+    #[command(flatten)]
+    pub timeline: TimelineFlags,
     /// Write all numbers to FILE (CSV), one line per strategy and size
     #[arg(long, value_name = "FILE", help_heading = heading::OUTPUT)]
     pub csv: Option<OutputFile>,

@@ -8,6 +8,6 @@ use super::heading;
 #[derive(Args, Clone, Default)]
 pub struct IgnoreConfig {
     /// Go on in spite of these keys of config.json, which are refused because they might change the result, as if they were absent
-    #[arg(long = "ignore-config", value_name = "KEY,…", value_delimiter = ',', help_heading = heading::MODEL)]
+    #[arg(long = "ignore-config", value_name = "KEY,…", value_delimiter = ',', hide_short_help = true, help_heading = heading::MODEL)]
     pub keys: Vec<String>,
 }

@@ -10,7 +10,7 @@ use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
 
 use super::output::{OutputFile, ReplaceFlag};
-use super::{ByteSize, ScopeFlag, at_least_one, byte_size, heading};
+use super::{ByteSize, at_least_one, byte_size, heading};
 use crate::models::default_model;
 
 /// Record, generate, replay and compare routing traces
@@ -156,6 +156,12 @@ pub struct TraceFlags {
     pub sequences: Option<Range<usize>>,
 }
 
+/// Parses experts per layer, as in `16x`.
+fn experts_per_layer(text: &str) -> Result<usize, String> {
+    let digits = text.strip_suffix('x').ok_or_else(|| "must be slots per layer, as in 16x".to_owned())?;
+    digits.parse().map_err(|_| "must be slots per layer, as in 16x".into())
+}
+
 fn parse_range(text: &str) -> Result<Range<usize>, String> {
     let parts = text.split_once("..").and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
     match parts {
@@ -229,15 +235,15 @@ pub struct ReplayArgs {
     /// Eviction policy: lru, lfu, lfru, llru, fifo, random, arc, s3fifo, lecar, marking, belady or learned
     #[arg(long, value_name = "SPEC", default_value = "lru", help_heading = heading::CACHE)]
     pub eviction: EvictionSpec,
-    /// Slots per layer (default: a quarter of the experts)
-    #[arg(long, value_name = "N", help_heading = heading::CACHE)]
-    pub cache_experts: Option<usize>,
-    /// With as many slots as the cache had while the trace was recorded by --cache-mem auto
-    #[arg(long, help_heading = heading::CACHE, conflicts_with_all = ["cache_experts", "routing", "sequences"])]
+    /// Slots per layer, as in 16x (default: a quarter of the experts)
+    #[arg(long, value_name = "Nx", value_parser = experts_per_layer, help_heading = heading::CACHE)]
+    pub cache: Option<usize>,
+    /// With as many slots as the cache had while the trace was recorded with --cache auto
+    #[arg(long, help_heading = heading::CACHE, conflicts_with_all = ["cache", "routing", "sequences"])]
     pub recorded_capacity: bool,
     /// Which experts share cache slots
     #[arg(long, value_name = "SCOPE", default_value = "layer", help_heading = heading::CACHE)]
-    pub cache_scope: ScopeFlag,
+    pub scope: ScopeFlag,
     /// Reroute the trace with this strategy, from its router logits
     #[arg(long, value_name = "SPEC", help_heading = heading::ROUTING)]
     pub routing: Option<RoutingSpec>,
@@ -265,12 +271,12 @@ pub struct LabSweepArgs {
     /// Reroute the trace with this strategy, from its router logits, and replay that as well; can be repeated
     #[arg(long, value_name = "SPEC", help_heading = heading::ROUTING)]
     pub routing: Vec<RoutingSpec>,
-    /// Cache sizes in slots per layer, e.g. 4,8,16 (default: 1/8, 2/8, ... 8/8 of the experts)
-    #[arg(long, value_name = "N,N", value_delimiter = ',', help_heading = heading::CACHE)]
-    pub cache_experts: Vec<usize>,
+    /// Cache sizes in slots per layer, e.g. 4x,8x,16x (default: 1/8, 2/8, ... 8/8 of the experts)
+    #[arg(long, value_name = "Nx,Nx", value_delimiter = ',', value_parser = experts_per_layer, help_heading = heading::CACHE)]
+    pub cache: Vec<usize>,
     /// Which experts share cache slots
     #[arg(long, value_name = "SCOPE", default_value = "both", help_heading = heading::CACHE)]
-    pub cache_scope: ScopesFlag,
+    pub scope: ScopesFlag,
     #[command(flatten)]
     pub replay: ReplayFlags,
     /// Replay threads (default: one per CPU)
@@ -292,6 +298,24 @@ pub struct LabSweepArgs {
     pub json: bool,
     #[command(flatten)]
     pub replace: ReplaceFlag,
+}
+
+/// Which experts share cache slots.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum ScopeFlag {
+    /// Those of one layer
+    Layer,
+    /// Those of all layers
+    Global,
+}
+
+impl From<ScopeFlag> for CacheScope {
+    fn from(flag: ScopeFlag) -> Self {
+        match flag {
+            ScopeFlag::Layer => CacheScope::Layer,
+            ScopeFlag::Global => CacheScope::Global,
+        }
+    }
 }
 
 /// Which experts share cache slots.

@@ -8,9 +8,8 @@ use clap_complete::Shell;
 use larder_policy::routing::RoutingSpec;
 use larder_runtime::models::HubName;
 
-use super::engine::FixedSizeFlags;
 use super::output::{OutputFile, ReplaceFlag};
-use super::{IgnoreConfig, at_least_one, heading};
+use super::{EngineFlags, IgnoreConfig, TimelineFlags, at_least_one, heading, takes};
 
 /// Check this machine and suggest improvements
 #[derive(Args)]
@@ -27,7 +26,7 @@ pub struct DoctorArgs {
 /// Compare routing strategies over many runs, and print a report to share: the machine, the memory plan and each speed
 #[derive(Args)]
 pub struct ReportArgs {
-    /// Store, or STORE=N to keep N experts per layer in memory (default: --cache-experts)
+    /// Store, or STORE=N to keep N experts per layer in memory (default: that of --cache, or half of them)
     #[arg(required = true, value_name = "STORE[=N]", value_parser = StoreArg::parse)]
     pub stores: Vec<StoreArg>,
     /// Runs per strategy; strategies take turns
@@ -45,7 +44,9 @@ pub struct ReportArgs {
     )]
     pub compare: Vec<RoutingSpec>,
     #[command(flatten)]
-    pub engine: FixedSizeFlags,
+    pub engine: EngineFlags<{ takes::FIXED_ROUTING }>,
+    #[command(flatten)]
+    pub timeline: TimelineFlags,
     /// Write a page with box plots to FILE (HTML)
     #[arg(long, value_name = "FILE", help_heading = heading::OUTPUT)]
     pub html: Option<OutputFile>,

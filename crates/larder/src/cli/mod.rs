@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Arg, ArgAction, Args, Parser, Subcommand};
 use larder_core::{NumberFormat, parse_bytes};
-use larder_engine::{SamplerError, Sampling};
-use larder_runtime::ContextSize;
+use larder_engine::SamplerError;
+use larder_text::{ContextFull, GenerationConfig};
 use larder_store::{MtpTensors, SourceOptions};
 use larder_text::{ContextFull, GenerationConfig};
 
@@ -13,10 +13,7 @@ use crate::models::default_model;
 
 pub mod bits;
 pub mod chat;
-pub mod device;
 pub mod edge;
-#[cfg(feature = "edge")]
-pub mod edge_flags;
 #[cfg(feature = "edge")]
 pub mod edge_worker;
 pub mod engine;
@@ -28,8 +25,8 @@ pub mod lab;
 #[cfg(feature = "serve")]
 pub mod launch;
 pub mod machine;
-mod options;
 pub mod output;
+pub mod renamed;
 #[cfg(feature = "serve")]
 pub mod serve;
 pub mod store;
@@ -39,8 +36,8 @@ pub mod tune;
 pub mod words;
 
 pub use chat::ThinkingFlag;
-pub use engine::{EngineFlags, HotSetFlags, PowerFlags, ScopeFlag, SpeculateFlags, UntracedFlags};
-pub use format::FormatFlags;
+pub use engine::{EngineFlags, RecordFlags, TimelineFlags, takes};
+pub use format::FormatFlag;
 pub use ignore_config::IgnoreConfig;
 use output::OutputFile;
 pub use stored_as::StoredAs;
@@ -54,12 +51,10 @@ pub mod heading {
     #[cfg(any(feature = "serve", feature = "edge"))]
     pub const SERVER: &str = "Server";
     pub const TEXT: &str = "Text";
+    pub const ENGINE: &str = "Memory and speed";
     pub const CACHE: &str = "Expert cache";
     pub const ROUTING: &str = "Routing";
     pub const PERFORMANCE: &str = "Performance";
-    pub const DEVICE: &str = "Device";
-    #[cfg(feature = "edge")]
-    pub const EDGE: &str = "Edge";
     pub const SPEED: &str = "Speed estimate";
     pub const HEAT: &str = "Heat map";
     pub const OUTPUT: &str = "Output";
@@ -77,10 +72,18 @@ pub fn byte_size(text: &str) -> Result<ByteSize, String> {
 /// Runs Mixture-of-Experts language models that are larger than memory
 #[derive(Parser)]
 #[command(name = "larder", version, long_version = env!("LARDER_BUILD_VERSION"), propagate_version = true)]
-#[command(max_term_width = 100)]
+#[command(max_term_width = 100, disable_help_flag = true, args(help_flags()))]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
+}
+
+/// `--help` with the flags that a person needs, and `--help-all`.
+fn help_flags() -> [Arg; 2] {
+    let short = Arg::new("help").short('h').long("help").action(ArgAction::HelpShort).help("Print help");
+    let all =
+        Arg::new("help_all").long("help-all").action(ArgAction::HelpLong).help("Print help on all flags and settings");
+    [short.global(true), all.global(true)]
 }
 
 #[derive(Subcommand)]
@@ -213,15 +216,11 @@ pub struct InspectArgs {
 #[derive(Args)]
 #[command(args(words::model_and_prompt()))]
 pub struct RunArgs {
-    /// Store, checkpoint folder or .gguf file (default: the demo model)
+    /// Store, checkpoint folder, .gguf file or name (default: the demo model)
     #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true, help_heading = heading::MODEL)]
     pub model: PathBuf,
     #[command(flatten)]
     pub ignore_config: IgnoreConfig,
-    /// Context size in tokens, prompt included, as in 8192 or 64K; max is the model's own, auto as many as the prompt and
-    /// --max-tokens need
-    #[arg(long, value_name = "N", default_value_t, help_heading = heading::MODEL)]
-    pub context: ContextSize,
     /// Prompt text; - reads standard input
     #[arg(id = "prompt_text", short, long = "prompt", value_name = "TEXT", help_heading = heading::PROMPT)]
     pub prompt: Option<String>,
@@ -234,28 +233,26 @@ pub struct RunArgs {
     /// Maximum number of tokens to generate
     #[arg(short = 'n', long, default_value_t = 256, value_name = "N", help_heading = heading::SAMPLING)]
     pub max_tokens: usize,
-    /// Stop string: end the text before it; can be repeated
-    #[arg(long, value_name = "TEXT", help_heading = heading::SAMPLING)]
-    pub stop: Vec<String>,
-    /// Continue past the model's end-of-text token
-    #[arg(long, help_heading = heading::SAMPLING)]
-    pub ignore_eos: bool,
-    #[command(flatten)]
-    pub format: FormatFlags,
     #[command(flatten)]
     pub sampling: SamplingFlags,
     #[command(flatten)]
     pub seed: SeedFlag,
+    /// Stop string: end the text before it; can be repeated
+    #[arg(long, value_name = "TEXT", help_heading = heading::SAMPLING)]
+    pub stop: Vec<String>,
+    /// Continue past the model's end-of-text token
+    #[arg(long, hide_short_help = true, help_heading = heading::SAMPLING)]
+    pub ignore_eos: bool,
+    #[command(flatten)]
+    pub format: FormatFlag,
     #[command(flatten)]
     pub engine: EngineFlags,
     #[command(flatten)]
-    pub hot_set: HotSetFlags,
+    pub record: RecordFlags,
     #[command(flatten)]
-    pub power: PowerFlags,
-    #[command(flatten)]
-    pub speculate: SpeculateFlags,
+    pub timeline: TimelineFlags,
     /// Write times and cache counters of each step, which computes a token or several, to FILE (CSV)
-    #[arg(long, value_name = "FILE", help_heading = heading::OUTPUT)]
+    #[arg(long, value_name = "FILE", hide_short_help = true, help_heading = heading::OUTPUT)]
     pub telemetry: Option<OutputFile>,
     /// Print one JSON object instead of the text
     #[arg(long, help_heading = heading::OUTPUT)]
@@ -270,13 +267,8 @@ pub struct PlanArgs {
     pub model: PathBuf,
     #[command(flatten)]
     pub ignore_config: IgnoreConfig,
-    /// Context size in tokens, as in 8192 or 64K; max is the model's own, and auto that as far as memory allows
-    #[arg(long, value_name = "N", default_value_t, help_heading = heading::MODEL)]
-    pub context: ContextSize,
     #[command(flatten)]
-    pub engine: EngineFlags,
-    #[command(flatten)]
-    pub speculate: SpeculateFlags,
+    pub engine: EngineFlags<{ takes::MEASUREMENT }>,
     /// Print the numbers as JSON
     #[arg(long, help_heading = heading::OUTPUT)]
     pub json: bool,
@@ -284,7 +276,6 @@ pub struct PlanArgs {
 
 /// Measure prefill and decode speed, next to the limits that memory and SSD set
 #[derive(Args)]
-#[command(mut_arg("speculate", |arg| arg.default_value("off")))]
 pub struct BenchArgs {
     /// Store, checkpoint folder or .gguf file (default: the demo model)
     #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true, help_heading = heading::MODEL)]
@@ -300,9 +291,6 @@ pub struct BenchArgs {
     /// Measure behind a context of N tokens, whose KV cache has made-up values: nothing is prefilled for it
     #[arg(short, long, default_value_t = 0, value_name = "N")]
     pub depth: usize,
-    /// Context size in tokens that memory is planned for, as in 8192 or 64K; max is the model's own, auto as many as are measured
-    #[arg(long, value_name = "N", default_value_t)]
-    pub context: ContextSize,
     /// Lengths of the prompts whose first token is timed, or off (default: those of 32, 512 and 3968 tokens that fit the
     /// context; off with --depth)
     #[arg(long, value_name = "N,…|off", value_parser = parse_lengths)]
@@ -318,12 +306,12 @@ pub struct BenchArgs {
     pub vs_resident: bool,
     /// Decode with the experts of a recorded trace: a file, or a folder that `larder lab import` takes. The weights of a
     /// model of the trace's shape may be any
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["routing", "clients", "vs_resident", "speculate", "draft"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["routing", "quality", "clients", "vs_resident", "speculate"])]
     pub trace: Option<PathBuf>,
     #[command(flatten)]
-    pub engine: UntracedFlags,
+    pub engine: EngineFlags<{ takes::MEASUREMENT }>,
     #[command(flatten)]
-    pub speculate: SpeculateFlags,
+    pub timeline: TimelineFlags,
     /// Print every run as JSON
     #[arg(long, help_heading = heading::OUTPUT)]
     pub json: bool,
@@ -348,16 +336,16 @@ pub struct SamplingFlags {
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
     pub temperature: Option<f32>,
     /// Sample from the K most likely tokens only; 0 is off (default: the model's)
-    #[arg(long, value_name = "K")]
+    #[arg(long, hide_short_help = true, value_name = "K")]
     pub top_k: Option<usize>,
-    /// Sample from the most likely tokens whose probabilities add up to P; 1 is off (default: the model's)
+    /// Sample from the likeliest tokens that add up to P; 1 is off (default: the model's)
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub top_p: Option<f32>,
     /// Sample from tokens with at least P times the probability of the most likely one; 0 is off (default: the model's)
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    #[arg(long, hide_short_help = true, value_name = "P", allow_negative_numbers = true)]
     pub min_p: Option<f32>,
     /// Make tokens that already occurred less likely; 1 is off (default: the model's)
-    #[arg(long, value_name = "R", allow_negative_numbers = true)]
+    #[arg(long, hide_short_help = true, value_name = "R", allow_negative_numbers = true)]
     pub repetition_penalty: Option<f32>,
 }
 
@@ -392,15 +380,15 @@ pub struct LogitsArgs {
     /// JSON file with an array of token ids
     #[arg(long, value_name = "FILE", help_heading = heading::PROMPT)]
     pub tokens: PathBuf,
-    /// Tokens per prefill step: the earlier name of --prefill-tokens
-    #[arg(long, value_name = "N", value_parser = at_least_one, help_heading = heading::PROMPT, hide = true)]
-    #[arg(conflicts_with = "prefill_tokens")]
-    pub chunk: Option<usize>,
     /// Generate N more tokens greedily, past the end-of-text token
     #[arg(long, default_value_t = 0, value_name = "N", help_heading = heading::PROMPT)]
     pub generate: usize,
     #[command(flatten)]
-    pub engine: EngineFlags,
+    pub engine: EngineFlags<{ takes::EVALUATION }>,
+    #[command(flatten)]
+    pub record: RecordFlags,
+    #[command(flatten)]
+    pub timeline: TimelineFlags,
     /// Safetensors file to write
     #[arg(long, value_name = "FILE", help_heading = heading::OUTPUT)]
     pub out: OutputFile,

@@ -36,6 +36,6 @@ impl AsRef<Path> for OutputFile {
 #[derive(Args, Clone, Copy, Default)]
 pub struct ReplaceFlag {
     /// Replace output files that exist, without asking
-    #[arg(long, help_heading = heading::OUTPUT)]
+    #[arg(long, hide_short_help = true, help_heading = heading::OUTPUT)]
     pub force: bool,
 }

@@ -3,43 +3,41 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use larder_runtime::ContextSize;
+use larder_text::ContextFull;
 use larder_serve::UpstreamAddress;
 use larder_text::ContextFull;
 
-use super::engine::{HotSetFlags, PowerFlags, SpeculateFlags, UntracedFlags};
-use super::{ByteSize, IgnoreConfig, SamplingFlags, at_least_one, byte_size, context_full, heading};
+use super::{
+    ByteSize, EngineFlags, IgnoreConfig, SamplingFlags, TimelineFlags, at_least_one, byte_size, context_full, heading,
+};
 use crate::models::default_model;
 
 /// Serve an OpenAI-compatible HTTP API and a chat page
 #[derive(Args)]
 #[command(args(super::words::models()))]
 pub struct ServeArgs {
-    /// Store, checkpoint folder or .gguf file, or a folder of those (default: the demo model). Several, as PATH or NAME=PATH, are
-    /// loaded when a request names them
+    /// Store, checkpoint folder, .gguf file or name (default: the demo model); repeatable
+    ///
+    /// Several, as PATH or NAME=PATH, or a folder of them, are loaded when a request names them.
     #[arg(short, long, default_values_os_t = [default_model()], hide_default_value = true, help_heading = heading::MODEL)]
     pub model: Vec<PathBuf>,
     #[command(flatten)]
     pub ignore_config: IgnoreConfig,
     /// Memory for all models that are loaded at a time, if there are several (default: what is available at the start)
-    #[arg(long, value_name = "SIZE", value_parser = byte_size, help_heading = heading::MODEL)]
+    #[arg(long, hide_short_help = true, value_name = "SIZE", value_parser = byte_size, help_heading = heading::MODEL)]
     pub models_mem: Option<ByteSize>,
     /// Unload a model after this time without a request, in seconds, if there are several; 0 for never
-    #[arg(long, default_value_t = 300, value_name = "SECONDS", help_heading = heading::MODEL)]
+    #[arg(long, hide_short_help = true, default_value_t = 300, value_name = "SECONDS", help_heading = heading::MODEL)]
     pub unload_after: u64,
-    /// Context size of each request in tokens, prompt included, as in 8192 or 64K; max is the model's own, and auto that as far
-    /// as memory allows
-    #[arg(long, value_name = "N", default_value_t, value_parser = at_least_two, help_heading = heading::MODEL)]
-    pub context: ContextSize,
     /// What to do when a request fills its context and does not say what: refuse the prompt and end the answer (stop), leave
     /// the oldest turns of a chat out (drop-turns), or also go on with the answer without older tokens (shift)
-    #[arg(long, value_name = "HOW", default_value = "stop", value_parser = context_full, help_heading = heading::MODEL)]
+    #[arg(long, hide_short_help = true, value_name = "HOW", default_value = "stop", value_parser = context_full, help_heading = heading::MODEL)]
     pub context_full: ContextFull,
     /// Model name in the API (default: name of the folder or file); can be repeated for aliases
-    #[arg(long, value_name = "NAME", help_heading = heading::SERVER)]
+    #[arg(long, hide_short_help = true, value_name = "NAME", help_heading = heading::SERVER)]
     pub alias: Vec<String>,
     /// Chat template in Jinja, in place of the model's
-    #[arg(long, value_name = "FILE", help_heading = heading::MODEL)]
+    #[arg(long, hide_short_help = true, value_name = "FILE", help_heading = heading::MODEL)]
     pub chat_template_file: Option<PathBuf>,
     #[command(flatten)]
     pub address: AddressFlags,
@@ -47,75 +45,78 @@ pub struct ServeArgs {
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = at_least_one, help_heading = heading::SERVER)]
     pub parallel: usize,
     /// KV-cache slots, including active requests (default: --parallel). More let more chats keep their prefix
-    #[arg(long, value_name = "N", value_parser = at_least_one, help_heading = heading::SERVER)]
+    #[arg(long, hide_short_help = true, value_name = "N", value_parser = at_least_one, help_heading = heading::SERVER)]
     pub sessions: Option<usize>,
-    /// Memory for the KV caches of all slots (default: enough for their whole contexts, within a share of memory). When it is
-    /// full, the request that came last gives its share back and is computed again later
-    #[arg(long, value_name = "SIZE", value_parser = byte_size, help_heading = heading::SERVER)]
+    /// Memory for the KV caches of all slots (default: enough for their whole contexts, within a share of memory); when full, the
+    /// newest request is preempted
+    #[arg(long, hide_short_help = true, value_name = "SIZE", value_parser = byte_size, help_heading = heading::SERVER)]
     pub kv_mem: Option<ByteSize>,
     /// Time of a step in seconds that prompts may take while other requests decode: the wait between two tokens
-    #[arg(long, default_value_t = 0.5, value_name = "SECONDS", value_parser = seconds, help_heading = heading::SERVER)]
+    #[arg(long, hide_short_help = true, default_value_t = 0.5, value_name = "SECONDS", value_parser = seconds, help_heading = heading::SERVER)]
     pub step_time: f64,
     /// Folder in which sequences are saved that leave the prefix cache, and found again after a restart
-    #[arg(long, value_name = "FOLDER", help_heading = heading::SERVER)]
+    #[arg(long, hide_short_help = true, value_name = "FOLDER", help_heading = heading::SERVER)]
     pub session_dir: Option<PathBuf>,
     /// Maximum size of all files in --session-dir; the least recently used are removed
-    #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = byte_size, requires = "session_dir")]
+    #[arg(long, hide_short_help = true, value_name = "SIZE", default_value = "4GiB", value_parser = byte_size, requires = "session_dir")]
     #[arg(help_heading = heading::SERVER)]
     pub session_disk: ByteSize,
     /// Requests that may wait in the queue; further ones are rejected
-    #[arg(long, default_value_t = 64, value_name = "N", help_heading = heading::SERVER)]
+    #[arg(long, hide_short_help = true, default_value_t = 64, value_name = "N", help_heading = heading::SERVER)]
     pub queue: usize,
     /// Time limit for a request in seconds, queueing included
-    #[arg(long, default_value_t = 600, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, hide_short_help = true, default_value_t = 600, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     #[arg(help_heading = heading::SERVER)]
     pub timeout: u64,
     /// Idle timeout for a client, in seconds
-    #[arg(long, default_value_t = 30, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, hide_short_help = true, default_value_t = 30, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     #[arg(help_heading = heading::SERVER)]
     pub client_timeout: u64,
     /// Maximum size of a request body
-    #[arg(long, value_name = "SIZE", default_value = "4MiB", value_parser = byte_size, help_heading = heading::SERVER)]
+    #[arg(long, hide_short_help = true, value_name = "SIZE", default_value = "4MiB", value_parser = byte_size, help_heading = heading::SERVER)]
     pub max_body: ByteSize,
     /// API key that clients must send
     #[arg(long, value_name = "KEY", env = "LARDER_API_KEY", hide_env_values = true, help_heading = heading::SERVER)]
     pub api_key: Option<String>,
     /// File of API keys, one per line: KEY, or KEY admin for those that may change the engine's settings
-    #[arg(long, value_name = "FILE", help_heading = heading::SERVER)]
+    #[arg(long, hide_short_help = true, value_name = "FILE", help_heading = heading::SERVER)]
     pub api_key_file: Option<PathBuf>,
     /// Another OpenAI-compatible server, e.g. http://desk:8080/v1, for requests that name a model that is not here. While it is away,
     /// the first model here answers
-    #[arg(long, value_name = "URL", help_heading = heading::SERVER)]
+    #[arg(long, hide_short_help = true, value_name = "URL", help_heading = heading::SERVER)]
     pub upstream: Option<UpstreamAddress>,
     /// API key for --upstream
-    #[arg(long, value_name = "KEY", env = "LARDER_UPSTREAM_KEY", hide_env_values = true, requires = "upstream")]
+    #[arg(
+        long,
+        hide_short_help = true,
+        value_name = "KEY",
+        env = "LARDER_UPSTREAM_KEY",
+        hide_env_values = true,
+        requires = "upstream"
+    )]
     #[arg(help_heading = heading::SERVER)]
     pub upstream_key: Option<String>,
     /// Refuse requests for a model of another name, if only one is served
-    #[arg(long, help_heading = heading::SERVER)]
+    #[arg(long, hide_short_help = true, help_heading = heading::SERVER)]
     pub strict_model: bool,
     /// Keep the routing of the start: no client may change λ or the strategy
-    #[arg(long, help_heading = heading::SERVER)]
+    #[arg(long, hide_short_help = true, help_heading = heading::SERVER)]
     pub lock_routing: bool,
     /// Log to standard error: failures, or also a line per response and per answer
-    #[arg(long, value_name = "LEVEL", default_value = "off", help_heading = heading::SERVER)]
+    #[arg(long, hide_short_help = true, value_name = "LEVEL", default_value = "off", help_heading = heading::SERVER)]
     pub log_level: LogLevel,
     /// Allowed CORS origin, e.g. https://chat.example, or * (default: same origin only)
-    #[arg(long, value_name = "ORIGIN", help_heading = heading::SERVER)]
+    #[arg(long, hide_short_help = true, value_name = "ORIGIN", help_heading = heading::SERVER)]
     pub cors: Option<String>,
-    /// Maximum number of tokens of an answer in a chat that does not say how many (default: as many as fit into the context)
+    /// Most tokens of an answer where a chat does not say how many (default: what fits)
     #[arg(short = 'n', long, value_name = "N", value_parser = at_least_one, help_heading = heading::SAMPLING)]
     pub max_tokens: Option<usize>,
     #[command(flatten)]
     pub sampling: SamplingFlags,
     #[command(flatten)]
-    pub engine: UntracedFlags,
+    pub engine: EngineFlags,
     #[command(flatten)]
-    pub hot_set: HotSetFlags,
-    #[command(flatten)]
-    pub power: PowerFlags,
-    #[command(flatten)]
-    pub speculate: SpeculateFlags,
+    pub timeline: TimelineFlags,
 }
 
 /// Where the server listens.
@@ -130,13 +131,13 @@ pub struct AddressFlags {
     pub port: u16,
     /// Listen on a Unix socket in place of a port; only this user can connect
     #[cfg(unix)]
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["host", "port", "tls_cert"])]
+    #[arg(long, hide_short_help = true, value_name = "FILE", conflicts_with_all = ["host", "port", "tls_cert"])]
     pub unix_socket: Option<PathBuf>,
     /// Certificate in PEM, with those that sign it: serve https (larder must be built with --features tls)
-    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    #[arg(long, hide_short_help = true, value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
     /// Private key of --tls-cert in PEM
-    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    #[arg(long, hide_short_help = true, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
 }
 
@@ -161,11 +162,4 @@ pub enum LogLevel {
 fn seconds(text: &str) -> Result<f64, String> {
     let seconds: f64 = text.parse().map_err(|_| "must be a number of seconds")?;
     (0.001..=60.0).contains(&seconds).then_some(seconds).ok_or_else(|| "must be from 0.001 to 60 seconds".into())
-}
-
-fn at_least_two(text: &str) -> Result<ContextSize, String> {
-    match text.parse()? {
-        ContextSize::Tokens(1) => Err("must be at least 2: one token of prompt and one to generate".into()),
-        size => Ok(size),
-    }
 }

@@ -4,10 +4,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::engine::FixedRoutingFlags;
 use super::eval::TextFlags;
-use super::heading;
 use super::output::{OutputFile, ReplaceFlag};
+use super::{EngineFlags, TimelineFlags, heading, takes};
 use crate::models::default_model;
 
 /// Measure what each way to read fewer experts costs and saves, for --quality and for λ: writes quality.json into the store. The first
@@ -27,7 +26,9 @@ pub struct TuneArgs {
     #[arg(long, value_name = "LOSS,LOSS", value_delimiter = ',', requires = "check", help_heading = heading::TEXT)]
     pub budgets: Vec<f64>,
     #[command(flatten)]
-    pub engine: FixedRoutingFlags,
+    pub engine: EngineFlags<{ takes::FIXED_ROUTING }>,
+    #[command(flatten)]
+    pub timeline: TimelineFlags,
     /// Write a page with the measured settings to FILE (HTML)
     #[arg(long, value_name = "FILE", conflicts_with = "check", help_heading = heading::OUTPUT)]
     pub html: Option<OutputFile>,

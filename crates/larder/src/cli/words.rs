@@ -27,7 +27,7 @@ pub fn models() -> [Arg; 1] {
 /// The words of a command that takes a model and a prompt.
 pub fn model_and_prompt() -> [Arg; 2] {
     let [model] = model();
-    let model = model.help("Model, as -m; a single word that is neither a path nor like org/name is the prompt");
+    let model = model.help("Model, as -m; a word that is neither a path nor like org/name is the prompt");
     [model, Arg::new(PROMPT).value_name("PROMPT").help("Prompt text, as -p")]
 }
 

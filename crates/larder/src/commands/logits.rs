@@ -8,9 +8,8 @@ use anyhow::{Context, Result, bail};
 use larder_core::{ExpertId, Geometry, LayerIdx};
 use larder_engine::{Sampler, Sampling, TokenInput};
 use larder_model::{Routed, Tap};
+use larder_runtime::InferenceEngine;
 use larder_os::memory;
-use larder_os::read_regular_text;
-use larder_runtime::{InferenceEngine, Options};
 use safetensors::tensor::{Dtype, View};
 
 use crate::cli::LogitsArgs;
@@ -29,8 +28,7 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
     let vocab = model.blueprint.vocab;
     let context = tokens.len().saturating_add(args.generate);
     check_memory(context, vocab)?;
-    let options = args.engine.options(context);
-    let options = Options { prefill_tokens: args.chunk.or(options.prefill_tokens), ..options };
+    let options = args.record.set(args.engine.settings.clone()).options(context);
     let mut engine = InferenceEngine::start(&model, &options)?;
     let mut session = engine.session();
 

@@ -20,8 +20,8 @@ pub fn run(args: &PlanArgs) -> Result<()> {
     let model = models::open_ignoring(&args.model, &args.ignore_config)?;
     let geometry = &model.blueprint.geometry;
     // The GPU is opened first, because its driver allocates memory.
-    let gpu = gpu::open(&args.engine.place.device.options())?;
-    let options = args.speculate.set(args.engine.options(args.context))?;
+    let gpu = gpu::open(&args.engine.settings.options.device)?;
+    let options = models::options(&args.engine.settings, args.engine.settings.options.context)?;
     check_drafting(&model, &options)?;
     tell_context(&model, &options);
     let inputs = plan_inputs(&model, &options)?;
@@ -30,9 +30,9 @@ pub fn run(args: &PlanArgs) -> Result<()> {
     }
     let plan = decide(&inputs, &options)?;
 
-    let threads = args.engine.threads();
+    let threads = options.compute.threads;
     let memory_bandwidth = rates::memory_bandwidth(threads);
-    let ssd = model.store().map(|store| rates::ssd_throughput(store, &args.engine.performance.reader)).transpose()?;
+    let ssd = model.store().map(|store| rates::ssd_throughput(store, &options.cache.reader)).transpose()?;
     let per_token = inputs.expert_sizes.one_per_layer() * geometry.top_k as u64;
     let bytes_per_token = (model.resident_bytes_per_token()? + per_token) as f64;
     let most = memory_bandwidth / bytes_per_token;
@@ -49,7 +49,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
         return Ok(());
     }
     println!("{}", plan.describe(&inputs));
-    println!("memory: {}/s with {threads} threads", print::bytes(memory_bandwidth as u64));
+    println!("memory: {}/s with {}", print::bytes(memory_bandwidth as u64), print::count(threads, "thread", "threads"));
     println!(
         "at most {most:.1} tokens/s, if all experts are in memory ({} per token)",
         print::bytes(bytes_per_token as u64)
@@ -85,8 +85,8 @@ fn on_gpu(args: &PlanArgs, model: &OpenModel, options: &Options, inputs: PlanInp
     let rates = TierRates {
         vram: measured.vram,
         link: measured.link_in,
-        memory: rates::memory_bandwidth(args.engine.threads()),
-        ssd: rates::ssd_throughput(store, &args.engine.performance.reader)?.rate,
+        memory: rates::memory_bandwidth(options.compute.threads),
+        ssd: rates::ssd_throughput(store, &options.cache.reader)?.rate,
     };
     let (resident, _) = model.resident_on_device()?;
     let experts = inputs.expert_sizes.one_per_layer() * geometry.top_k as u64;

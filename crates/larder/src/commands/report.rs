@@ -8,8 +8,8 @@ use larder_lab::report::{SPEED_COLUMNS, SpeedReport, SpeedRun, SpeedSection, Str
 use larder_lab::{Fact, ReportOrigin, median_interval_text};
 use larder_os::memory;
 use larder_policy::routing::RoutingSpec;
-use larder_runtime::{EngineExperts, InferenceEngine, TextCodec};
-use larder_text::{ChatInput, StopMatcher};
+use larder_os::memory;
+use larder_runtime::{CacheSize, EngineExperts, InferenceEngine, TextCodec};
 use serde_json::{Value, json};
 
 use crate::cli::machine::{ReportArgs, StoreArg};
@@ -53,7 +53,7 @@ pub fn run(args: &ReportArgs) -> Result<()> {
 }
 
 fn origin(args: &ReportArgs) -> ReportOrigin {
-    let threads = args.engine.full().options(args.tokens).compute.threads;
+    let threads = args.engine.settings.options.compute.threads;
     report_origin(Some(threads), args.stores.first().map(|arg| arg.store.as_path()))
 }
 
@@ -92,13 +92,18 @@ fn measure(args: &ReportArgs, store: &StoreArg) -> Result<StoreRuns> {
     }
     let text = model.text_codec()?;
     let experts = model.blueprint.geometry.experts;
-    let slots = store.slots.or(args.engine.size.experts).unwrap_or(experts.div_ceil(2)).min(experts);
-    let mut flags = args.engine.full();
-    flags.size.experts = Some(slots);
+    let mut settings = args.engine.settings.clone();
+    let asked = match settings.options.cache.size {
+        CacheSize::ExpertsPerLayer(experts) => Some(experts),
+        CacheSize::Available => None,
+        _ => bail!("--cache of a report is a number of experts per layer, as in 16x"),
+    };
+    let slots = store.slots.or(asked).unwrap_or(experts.div_ceil(2)).min(experts);
+    settings.options.cache.size = CacheSize::ExpertsPerLayer(slots);
     let prompts: Vec<Vec<u32>> =
         PROMPTS.iter().map(|prompt| tokens(&text, model.blueprint.context, prompt)).collect::<Result<_>>()?;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or_default();
-    let mut engine = InferenceEngine::start(&model, &flags.options(longest + args.tokens))?;
+    let mut engine = InferenceEngine::start(&model, &settings.options(longest + args.tokens))?;
     let strategy = |spec: &RoutingSpec| StrategySpeeds {
         routing: spec.to_string(),
         lossless: spec.is_lossless(),
@@ -121,7 +126,7 @@ fn measure(args: &ReportArgs, store: &StoreArg) -> Result<StoreRuns> {
     }
     bar.finish();
     let name = store.store.file_name().unwrap_or(store.store.as_os_str()).to_string_lossy().into_owned();
-    let (eviction, peak, plan) = (flags.cache.eviction.to_string(), memory::peak(), engine.plan);
+    let (eviction, peak, plan) = (settings.options.cache.eviction.to_string(), memory::peak(), engine.plan);
     let mut facts = model_facts(&model, &store.store)?;
     facts.push(Fact::new("Cache", format!("{slots} of {experts} experts per layer, eviction {eviction}")));
     facts.extend(plan["reader"].as_str().map(|reader| Fact::new("Reader", reader)));

@@ -19,19 +19,22 @@ use crate::telemetry::{Telemetry, Totals};
 /// Generates text from a prompt.
 pub fn run(args: RunArgs) -> Result<()> {
     let stop = StopMatcher::new(args.stop.clone())?;
-    let model = models::open_to_run(&args.model, &args.engine, &args.speculate, &args.ignore_config)?;
+    let settings = args.record.set(args.engine.settings.clone());
+    let model = models::open_to_run(&args.model, &settings, &args.ignore_config)?;
     let text = model.text_codec()?;
     let prompt = prompt(&args, &text, model.blueprint.context)?;
     let generation = args.sampling.over(model.generation()?)?;
     let sampler = Sampler::new((&generation).into(), args.seed.seed)?;
     let eos: &[u32] = if args.ignore_eos { &[] } else { &generation.eos };
 
-    let grammar = args.format.format()?.map(|format| grammar(&format, &text, model.blueprint.vocab, &generation.eos));
+    let grammar =
+        args.format.text_format()?.map(|format| grammar(&format, &text, model.blueprint.vocab, &generation.eos));
     let grammar = grammar.transpose()?;
 
     let mut telemetry = Telemetry::new(args.telemetry.as_deref())?;
-    let context = args.context.or_needed(prompt.len().saturating_add(args.max_tokens), model.blueprint.context);
-    let options = args.power.set(args.speculate.set(args.hot_set.set(args.engine.options(context)))?);
+    let asked = settings.options.context;
+    let context = asked.or_needed(prompt.len().saturating_add(args.max_tokens), model.blueprint.context);
+    let options = models::options(&settings, context)?;
     let limit = plan_inputs(&model, &options)?.context_limit();
     if prompt.len() >= limit.tokens {
         bail!("{}", limit.too_long("the prompt", prompt.len()));
@@ -72,8 +75,8 @@ pub fn run(args: RunArgs) -> Result<()> {
             let _ = print_now("\n"); // the reader of the text may have closed the pipe
             eprintln!("{}", footer(prompt.len(), &written, &telemetry, streaming));
             if let Some(quality) = routing {
-                eprintln!("[{}]", print::quality(&args.engine.routing.spec().to_string(), &quality));
-                let expected = print::expected_loss(args.engine.routing.spec(), engine.experts.routing());
+                eprintln!("[{}]", print::quality(&settings.options.routing.to_string(), &quality));
+                let expected = print::expected_loss(&settings.options.routing, engine.experts.routing());
                 expected.iter().for_each(|line| eprintln!("[{line}]"));
                 eprintln!("[{}]", print::output_loss(&engine.loss_meter().loss(), written.decode_time));
             }

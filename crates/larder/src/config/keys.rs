@@ -1,29 +1,64 @@
-//! What can be configured: the flags of commands that run a model, by their long names.
+//! What can be configured: the flags of commands that run a model, and the settings of their engine.
 
 use clap::{Arg, ArgAction, Args, Command, CommandFactory};
+use larder_runtime::settings::{SETTINGS, SettingRow};
 
-use crate::cli::{Cli, EngineFlags, HotSetFlags, PowerFlags, SamplingFlags, SeedFlag, SpeculateFlags};
+use crate::cli::engine::settings_of;
+use crate::cli::{Cli, SamplingFlags, SeedFlag};
 
-/// Keys that a store's file may set: sampling and cache. Stores are downloaded and not trusted, so they may set nothing
-/// that names a file, locks memory or changes the machine.
-const STORE_KEYS: &[&str] = &[
-    "temperature",
-    "top-k",
-    "top-p",
-    "min-p",
-    "repetition-penalty",
-    "max-tokens",
-    "context",
-    "context-full",
-    "cache-experts",
-    "cache-mem",
-    "cache-scope",
-    "cache-scratch",
-    "eviction",
-    "routing",
-    "prefetch",
-    "kv",
-];
+/// Flags, beside settings, that a store's file may set.
+const STORE_FLAGS: &[&str] =
+    &["temperature", "top-k", "top-p", "min-p", "repetition-penalty", "max-tokens", "context-full"];
+
+/// Something that has a value.
+#[derive(Clone)]
+pub enum Key {
+    /// A flag of a command.
+    Flag(Box<Arg>),
+    /// A setting of the engine.
+    Setting(&'static SettingRow),
+}
+
+impl Key {
+    /// Its name in files.
+    pub fn name(&self) -> &str {
+        match self {
+            Key::Flag(flag) => flag.get_long().unwrap_or_default(),
+            Key::Setting(row) => row.name,
+        }
+    }
+
+    /// Whether it is true or false.
+    pub fn is_switch(&self) -> bool {
+        match self {
+            Key::Flag(flag) => matches!(flag.get_action(), ArgAction::SetTrue),
+            Key::Setting(row) => row.is_switch(),
+        }
+    }
+
+    /// Whether it takes several values.
+    pub fn is_list(&self) -> bool {
+        matches!(self, Key::Flag(flag) if matches!(flag.get_action(), ArgAction::Append))
+    }
+
+    /// What counts without it.
+    pub fn default(&self) -> Option<String> {
+        match self {
+            Key::Setting(row) => Some(row.default.to_owned()),
+            Key::Flag(_) if self.is_switch() => Some("false".to_owned()),
+            Key::Flag(flag) => flag.get_default_values().first().map(|value| value.to_string_lossy().into_owned()),
+        }
+    }
+
+    /// A value as it is typed.
+    pub fn typed(&self, value: &str) -> Vec<String> {
+        match self {
+            Key::Setting(row) => vec!["-o".to_owned(), format!("{}={value}", row.name)],
+            Key::Flag(_) if self.is_switch() => vec![format!("--{}", self.name())],
+            Key::Flag(_) => vec![format!("--{}={value}", self.name())],
+        }
+    }
+}
 
 /// A command that can be configured.
 pub struct LeafCommand {
@@ -31,10 +66,12 @@ pub struct LeafCommand {
     pub path: Vec<String>,
     /// Its definition, with its arguments.
     pub command: Command,
+    /// What can be configured of it.
+    pub keys: Vec<Key>,
 }
 
 impl LeafCommand {
-    /// All commands that have an engine or sampling flag.
+    /// All commands that have a setting or a sampling flag.
     pub fn all() -> Vec<LeafCommand> {
         let (mut all, mut waiting) = (Vec::new(), vec![(Vec::new(), Cli::command())]);
         while let Some((path, command)) = waiting.pop() {
@@ -42,9 +79,12 @@ impl LeafCommand {
                 let path: Vec<String> = path.iter().cloned().chain([sub.get_name().to_owned()]).collect();
                 waiting.push((path, sub.clone()));
             }
-            let shared = shared_flags();
-            if command.get_arguments().any(|arg| shared.iter().any(|s| s.get_id() == arg.get_id())) {
-                all.push(LeafCommand { path, command });
+            let settings = settings_of(&command);
+            if !settings.is_empty() {
+                let flags = command.get_arguments().filter(|flag| is_configurable(flag));
+                let flags = flags.filter(|flag| SettingRow::named(flag.get_id().as_str()).is_none());
+                let keys = flags.map(flag_key).chain(settings.into_iter().map(Key::Setting)).collect();
+                all.push(LeafCommand { path, command, keys });
             }
         }
         all.sort_by(|a, b| a.path.cmp(&b.path));
@@ -56,53 +96,53 @@ impl LeafCommand {
         &self.path[0]
     }
 
-    /// Its flags that can be configured.
-    pub fn flags(&self) -> impl Iterator<Item = &Arg> {
-        self.command.get_arguments().filter(|arg| key(arg).is_some())
+    /// The flag or setting of this name.
+    pub fn key(&self, name: &str) -> Option<&Key> {
+        self.keys.iter().find(|key| key.name() == name)
     }
 
-    /// The flag with this long name.
-    pub fn flag(&self, name: &str) -> Option<&Arg> {
-        self.flags().find(|arg| key(arg) == Some(name))
-    }
-
-    /// Whether two of its flags conflict.
-    pub fn excludes(&self, a: &Arg, b: &Arg) -> bool {
+    /// Whether two keys conflict.
+    pub fn excludes(&self, a: &Key, b: &Key) -> bool {
         let names = |one: &Arg, other: &Arg| {
             self.command.get_arg_conflicts_with(one).iter().any(|arg| arg.get_id() == other.get_id())
         };
-        names(a, b) || names(b, a)
+        match (a, b) {
+            (Key::Flag(a), Key::Flag(b)) => names(a, b) || names(b, a),
+            (Key::Setting(a), Key::Setting(b)) => a.excludes(b.name),
+            (Key::Flag(flag), Key::Setting(row)) | (Key::Setting(row), Key::Flag(flag)) => {
+                let of_setting = self.command.get_arguments().find(|arg| arg.get_id() == row.name);
+                of_setting.is_some_and(|of_setting| names(flag, of_setting) || names(of_setting, flag))
+            }
+        }
     }
 }
 
-/// The engine and sampling flags, which may stand outside of sections.
-pub fn shared_flags() -> Vec<Arg> {
-    let engine = HotSetFlags::augment_args(<EngineFlags as Args>::augment_args(Command::new("shared")));
-    let engine = PowerFlags::augment_args(engine);
-    let command = SeedFlag::augment_args(SamplingFlags::augment_args(SpeculateFlags::augment_args(engine)));
-    command.get_arguments().cloned().collect()
+/// The settings and sampling flags, which may stand outside of sections.
+pub fn shared() -> Vec<Key> {
+    let sampling = SeedFlag::augment_args(SamplingFlags::augment_args(Command::new("shared")));
+    let sampling = sampling.get_arguments().map(flag_key).collect::<Vec<_>>();
+    SETTINGS.iter().map(Key::Setting).chain(sampling).collect()
 }
 
-/// A flag's key in files; `None` if it cannot be configured.
-pub fn key(arg: &Arg) -> Option<&str> {
-    let usual = matches!(arg.get_action(), ArgAction::Set | ArgAction::SetTrue | ArgAction::Append);
-    let of_one_run = arg.get_id() == "model" || arg.get_id() == "prompt_text";
-    arg.get_long().filter(|_| usual && !arg.is_required_set() && !of_one_run)
+fn flag_key(flag: &Arg) -> Key {
+    Key::Flag(Box::new(flag.clone()))
 }
 
-/// Whether a flag takes no value.
-pub fn is_switch(arg: &Arg) -> bool {
-    matches!(arg.get_action(), ArgAction::SetTrue)
+fn is_configurable(flag: &Arg) -> bool {
+    let usual = matches!(flag.get_action(), ArgAction::Set | ArgAction::SetTrue | ArgAction::Append);
+    let of_one_run = ["model", "prompt_text", crate::cli::engine::OPTION].iter().any(|id| flag.get_id() == id);
+    flag.get_long().is_some() && usual && !flag.is_required_set() && !of_one_run
 }
 
-/// Whether a store's file may set `key`.
-pub fn is_store_key(key: &str) -> bool {
-    STORE_KEYS.contains(&key)
+/// Whether a store's file may set it.
+pub fn is_store_key(name: &str) -> bool {
+    SettingRow::named(name).map_or(STORE_FLAGS.contains(&name), |row| row.by_store)
 }
 
 /// The keys that a store's file may set, as a list.
 pub fn all_store_keys() -> String {
-    STORE_KEYS.join(", ")
+    let settings = SETTINGS.iter().filter(|row| row.by_store).map(|row| row.name);
+    STORE_FLAGS.iter().copied().chain(settings).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
@@ -116,20 +156,43 @@ mod tests {
         for name in ["run", "chat", "bench", "eval ppl"] {
             assert!(names.iter().any(|n| n == name), "{name}: {names:?}");
         }
-        assert!(!names.iter().any(|n| n == "pull"));
+        assert!(!names.iter().any(|n| n == "pull" || n == "lab replay"));
+    }
+
+    #[test]
+    fn commands_do_not_take_settings_that_they_would_refuse() {
+        let all = LeafCommand::all();
+        for (path, refused) in [
+            ("serve", &["trace", "trace-logits"][..]),
+            ("report", &["trace", "routing", "quality", "speculate", "context"]),
+            ("eval sensitivity", &["trace", "routing", "measure-every"]),
+            ("eval sweep", &["trace", "routing", "cache", "device", "edge"]),
+            ("plan", &["hot-set", "threads-on-battery"]),
+        ] {
+            let leaf = all.iter().find(|leaf| leaf.path.join(" ") == path).unwrap();
+            assert!(leaf.key("eviction").is_some(), "{path}");
+            for name in refused {
+                assert!(leaf.key(name).is_none(), "{path} takes {name}");
+            }
+        }
+        let run = all.iter().find(|leaf| leaf.path == ["run"]).unwrap();
+        assert!(run.key("trace").is_some());
+        assert!(SETTINGS.iter().all(|row| run.key(row.name).is_some()), "run takes every setting");
     }
 
     #[test]
     fn stores_may_set_what_exists_and_no_file() {
         let all = LeafCommand::all();
-        for key in STORE_KEYS {
-            let args: Vec<&Arg> = all.iter().filter_map(|leaf| leaf.flag(key)).collect();
-            assert!(!args.is_empty(), "{key}");
-            let paths = args.iter().filter(|arg| arg.get_value_hint() == clap::ValueHint::AnyPath);
-            assert_eq!(paths.count(), 0, "{key}");
+        for name in STORE_FLAGS {
+            let flags: Vec<&Key> = all.iter().filter_map(|leaf| leaf.key(name)).collect();
+            assert!(!flags.is_empty(), "{name}");
+            let paths = flags
+                .iter()
+                .filter(|key| matches!(key, Key::Flag(flag) if flag.get_value_hint() == clap::ValueHint::AnyPath));
+            assert_eq!(paths.count(), 0, "{name}");
         }
-        for key in ["trace", "telemetry", "evictor", "mlock", "threads", "reader", "profile"] {
-            assert!(!is_store_key(key), "{key}");
+        for name in ["trace", "telemetry", "evictor", "mlock", "threads", "reader", "profile"] {
+            assert!(!is_store_key(name), "{name}");
         }
     }
 }

@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
-use clap::Arg;
 use clap::error::ErrorKind;
+use larder_runtime::settings::{RENAMED, RenamedSetting, renamed};
 use larder_store::read_small;
 use toml::{Table, Value};
 
-use super::keys::{self, LeafCommand};
+use super::keys::{self, Key, LeafCommand};
 use crate::user_folders;
 
 /// Name of a settings file.
@@ -27,14 +27,26 @@ pub enum Origin {
     Environment(String),
 }
 
+/// The name of an earlier version is used: what it is now.
+#[derive(Debug)]
+pub struct MovedName(String);
+
+impl std::fmt::Display for MovedName {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for MovedName {}
+
 /// One setting.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Entry {
-    /// The command that it applies to; `None` for all commands with this flag.
+    /// The command that it applies to; `None` for all commands that have it.
     pub section: Option<String>,
-    /// The flag's long name.
+    /// The name of the flag or setting.
     pub key: String,
-    /// The values; `true` or `false` for a flag without value.
+    /// The values; `true` or `false` for a switch.
     pub values: Vec<String>,
     /// Where it comes from.
     pub origin: Origin,
@@ -120,54 +132,71 @@ fn parse_entry(
     leaves: &[&LeafCommand],
     origin: &Origin,
     section: Option<&str>,
-    key: &str,
+    name: &str,
     value: &Value,
 ) -> Result<Entry> {
-    let shown = section.map_or(key.to_owned(), |section| format!("[{section}] {key}"));
-    let common = keys::shared_flags();
-    let is_common = |arg: &Arg| common.iter().any(|c| c.get_id() == arg.get_id());
-    let open = |arg: &&Arg| section.is_some() || is_common(arg);
-    let found: Vec<(&LeafCommand, &Arg)> =
-        leaves.iter().filter_map(|l| Some((*l, l.flag(key).filter(open)?))).collect();
+    let shown = section.map_or(name.to_owned(), |section| format!("[{section}] {name}"));
+    let common = keys::shared();
+    let open = |key: &&Key| section.is_some() || common.iter().any(|common| common.name() == key.name());
+    let found: Vec<(&LeafCommand, &Key)> =
+        leaves.iter().filter_map(|leaf| Some((*leaf, leaf.key(name).filter(open)?))).collect();
     if found.is_empty() {
-        let mut names: Vec<&str> = leaves.iter().flat_map(|l| l.flags().filter(open)).filter_map(keys::key).collect();
-        names.sort_unstable();
-        names.dedup();
-        bail!("{shown} is not a known setting; known are {}", names.join(", "));
+        return Err(unknown(leaves, open, name, &shown, value));
     }
-    if matches!(origin, Origin::Store(_)) && !keys::is_store_key(key) {
+    if matches!(origin, Origin::Store(_)) && !keys::is_store_key(name) {
         bail!("{shown} cannot be set by a store; a store can set {}", keys::all_store_keys());
     }
     let values = value_texts(found[0].1, value).with_context(|| shown.clone())?;
-    for (leaf, arg) in &found {
-        check(leaf, arg, &values).with_context(|| shown.clone())?;
+    for (leaf, key) in &found {
+        check(leaf, key, &values).with_context(|| shown.clone())?;
     }
-    Ok(Entry { section: section.map(str::to_owned), key: key.to_owned(), values, origin: origin.clone() })
+    Ok(Entry { section: section.map(str::to_owned), key: name.to_owned(), values, origin: origin.clone() })
+}
+
+/// Why there is no such key, with what it is now if it is one of an earlier version.
+fn unknown(
+    leaves: &[&LeafCommand],
+    open: impl Fn(&&Key) -> bool,
+    name: &str,
+    shown: &str,
+    value: &Value,
+) -> anyhow::Error {
+    if let Some(row) = renamed(name) {
+        let old = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        return MovedName(format!("{shown} = {value} is now {} = {:?}", row.new, row.value_of(&old))).into();
+    }
+    let mut names: Vec<&str> = leaves.iter().flat_map(|leaf| leaf.keys.iter().filter(&open)).map(Key::name).collect();
+    names.sort_unstable();
+    names.dedup();
+    anyhow!("{shown} is not a known setting; known are {}", names.join(", "))
 }
 
 /// A value of a file, as it would be typed on a command line.
-fn value_texts(arg: &Arg, value: &Value) -> Result<Vec<String>> {
+fn value_texts(key: &Key, value: &Value) -> Result<Vec<String>> {
     let one = |value: &Value| match value {
         Value::String(text) => Ok(text.clone()),
         Value::Integer(number) => Ok(number.to_string()),
         Value::Float(number) => Ok(number.to_string()),
         other => Err(anyhow!("must be a string or a number, not {}", other.type_str())),
     };
-    match (keys::is_switch(arg), value) {
+    match (key.is_switch(), value) {
         (true, Value::Boolean(truth)) => Ok(vec![truth.to_string()]),
         (true, other) => bail!("must be true or false, not {}", other.type_str()),
-        (false, Value::Array(all)) if matches!(arg.get_action(), clap::ArgAction::Append) => {
-            all.iter().map(one).collect()
-        }
+        (false, Value::Array(all)) if key.is_list() => all.iter().map(one).collect(),
         (false, value) => Ok(vec![one(value)?]),
     }
 }
 
-/// Checks a value by parsing it as a command line.
-fn check(leaf: &LeafCommand, arg: &Arg, values: &[String]) -> Result<()> {
-    let Some(key) = keys::key(arg).filter(|_| !keys::is_switch(arg)) else { return Ok(()) };
+/// Checks a value, that of a flag by parsing it as a command line.
+fn check(leaf: &LeafCommand, key: &Key, values: &[String]) -> Result<()> {
+    if let Key::Setting(row) = key {
+        return values.iter().try_for_each(|value| row.check(value)).map_err(|why| anyhow!(why));
+    }
+    if key.is_switch() {
+        return Ok(());
+    }
     let alone = leaf.command.clone().no_binary_name(true).mut_args(|arg| arg.required(false));
-    let Err(error) = alone.try_get_matches_from(values.iter().map(|value| format!("--{key}={value}"))) else {
+    let Err(error) = alone.try_get_matches_from(values.iter().flat_map(|value| key.typed(value))) else {
         return Ok(());
     };
     match error.kind() {
@@ -181,25 +210,30 @@ fn check(leaf: &LeafCommand, arg: &Arg, values: &[String]) -> Result<()> {
     }
 }
 
-/// The name of a flag's environment variable.
+/// The name of an environment variable.
 pub fn variable_of(key: &str) -> String {
     format!("LARDER_{}", key.to_uppercase().replace('-', "_"))
 }
 
 fn environment(leaves: &[LeafCommand], variable: impl Fn(&str) -> Option<String>) -> Result<Vec<Entry>> {
     let mut entries: Vec<Entry> = Vec::new();
-    for leaf in leaves {
-        for arg in leaf.flags() {
-            let Some(key) = keys::key(arg) else { continue };
-            let name = variable_of(key);
-            let Some(text) = variable(&name).filter(|text| !text.is_empty()) else { continue };
-            let text = if keys::is_switch(arg) { parse_bool(&text).with_context(|| name.clone())? } else { text };
-            let values = vec![text];
-            check(leaf, arg, &values).with_context(|| name.clone())?;
-            let new = Entry { section: None, key: key.to_owned(), values, origin: Origin::Environment(name) };
-            if !entries.contains(&new) {
-                entries.push(new);
-            }
+    let value_of = |name: &str| variable(name).filter(|text| !text.is_empty());
+    for (leaf, key) in leaves.iter().flat_map(|leaf| leaf.keys.iter().map(move |key| (leaf, key))) {
+        let name = variable_of(key.name());
+        let Some(text) = value_of(&name) else { continue };
+        let text = if key.is_switch() { parse_bool(&text).with_context(|| name.clone())? } else { text };
+        let values = vec![text];
+        check(leaf, key, &values).with_context(|| name.clone())?;
+        let new = Entry { section: None, key: key.name().to_owned(), values, origin: Origin::Environment(name) };
+        if !entries.contains(&new) {
+            entries.push(new);
+        }
+    }
+    let is_gone = |row: &&RenamedSetting| leaves.iter().all(|leaf| leaf.key(row.old).is_none());
+    for row in RENAMED.iter().filter(is_gone) {
+        let (old, new) = (variable_of(row.old), variable_of(row.new));
+        if let Some(value) = value_of(&old) {
+            return Err(MovedName(format!("{old}={value} is now {new}={}", row.value_of(&value))).into());
         }
     }
     Ok(entries)
@@ -215,6 +249,8 @@ fn parse_bool(text: &str) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use larder_runtime::settings::SETTINGS;
+
     use super::*;
 
     fn user(text: &str) -> Result<Vec<Entry>> {
@@ -223,8 +259,7 @@ mod tests {
 
     #[test]
     fn values_become_text_as_if_typed() {
-        let entries =
-            user("temperature = 0.5\nmlock = true\ncache-mem = \"4G\"\n[run]\nstop = [\"a\", \"b\"]\n").unwrap();
+        let entries = user("temperature = 0.5\nmlock = true\ncache = \"4G\"\n[run]\nstop = [\"a\", \"b\"]\n").unwrap();
         let of = |key: &str| entries.iter().find(|s| s.key == key).unwrap();
         assert_eq!(of("temperature").values, ["0.5"]);
         assert_eq!(of("mlock").values, ["true"]);
@@ -244,7 +279,7 @@ mod tests {
             ("[chat]\nrouting = \"prior:lambda=x\"", ["[chat] routing", "lambda"]),
             ("temperature = true", ["temperature", "must be a string or a number"]),
             ("mlock = 1", ["mlock", "true or false"]),
-            ("cache-scope = \"town\"", ["cache-scope", "layer"]),
+            ("scope = \"town\"", ["scope", "layer"]),
             ("seed = [1]", ["seed", "must be"]),
             ("seed 1", ["is not TOML", ""]),
         ] {
@@ -254,9 +289,39 @@ mod tests {
     }
 
     #[test]
+    fn each_setting_can_stand_in_files_and_in_the_environment() {
+        let leaves = LeafCommand::all();
+        for row in SETTINGS {
+            let value = if row.is_switch() { row.example.to_owned() } else { format!("{:?}", row.example) };
+            for section in ["", "[run]\n"] {
+                let found = user(&format!("{section}{} = {value}", row.name)).unwrap();
+                assert_eq!(found[0].values, [row.example], "{}", row.name);
+            }
+            let of_store = read(&leaves, &Origin::Store("s".into()), &format!("{} = {value}", row.name));
+            assert_eq!(of_store.is_ok(), row.by_store, "{}", row.name);
+            let variable = |name: &str| (name == variable_of(row.name)).then(|| row.example.to_owned());
+            assert_eq!(environment(&leaves, variable).unwrap()[0].key, row.name);
+        }
+    }
+
+    #[test]
+    fn earlier_names_say_what_they_are_now() {
+        for row in RENAMED {
+            let wanted = format!("is now {} = {:?}", row.new, row.value_of("4"));
+            let said = format!("{:#}", user(&format!("{} = \"4\"", row.old)).unwrap_err());
+            assert_eq!(said, format!("{} = \"4\" {wanted}", row.old));
+        }
+        let old = |name: &str| (name == "LARDER_CACHE_EXPERTS").then(|| "4".to_owned());
+        let said = environment(&LeafCommand::all(), old).unwrap_err().to_string();
+        assert_eq!(said, "LARDER_CACHE_EXPERTS=4 is now LARDER_CACHE=4x");
+        let said = user("cache-experts = 3").unwrap_err().to_string();
+        assert_eq!(said, "cache-experts = 3 is now cache = \"3x\"");
+    }
+
+    #[test]
     fn a_store_can_set_some_keys_only() {
         let store = |text: &str| read(&LeafCommand::all(), &Origin::Store("s".into()), text);
-        assert_eq!(store("routing = \"prior:lambda=0.1\"\n[run]\ncache-experts = 3").unwrap().len(), 2);
+        assert_eq!(store("routing = \"prior:lambda=0.1\"\n[run]\ncache = \"3x\"").unwrap().len(), 2);
         for text in ["trace = \"/x\"", "[run]\ntelemetry = \"/x\"", "mlock = true", "evictor = \"/x\""] {
             assert!(format!("{:#}", store(text).unwrap_err()).contains("cannot be set by a store"), "{text}");
         }

@@ -1,6 +1,6 @@
 //! Settings from files and the environment, below the flags on the command line.
 //!
-//! They are added to the command line as flags, so that they follow the same rules.
+//! They are added to the command line, so that they follow the same rules.
 
 mod keys;
 mod layers;
@@ -10,14 +10,16 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use anyhow::{Result, bail};
+use clap::ArgMatches;
 use clap::parser::ValueSource;
-use clap::{Arg, ArgMatches};
 
-use keys::LeafCommand;
+use keys::{Key, LeafCommand};
 use layers::Entry;
 
+use crate::cli::engine::given;
 use crate::models;
 
+pub use layers::MovedName;
 pub use show::run;
 
 /// Adds the settings of files and environment to the command line; `matches` is the parsed command line.
@@ -28,12 +30,22 @@ pub fn apply(line: Vec<OsString>, matches: &ArgMatches) -> Result<Vec<OsString>>
     let models = matches.try_get_raw("model").ok().flatten();
     let store = only(models).and_then(|model| models::store_of(&models::named(Path::new(model)).1));
     let entries = layers::read_all(&leaves, store.as_deref(), variable)?;
-    let typed = |arg: &Arg| matches.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
-    let typed: Vec<&Arg> = leaf.flags().filter(|arg| typed(arg)).collect();
-    let chosen = effective(leaf, &typed, &entries)?;
-    let added = chosen.iter().flat_map(|(_, entry)| flags(entry));
+    let chosen = effective(leaf, &typed(leaf, matches), &entries)?;
+    let added = chosen.iter().flat_map(|(key, entry)| words(key, entry));
     let at = 1 + path.len();
     Ok(line[..at].iter().cloned().chain(added.map(OsString::from)).chain(line[at..].iter().cloned()).collect())
+}
+
+/// What the command line itself says.
+fn typed<'l>(leaf: &'l LeafCommand, matches: &ArgMatches) -> Vec<&'l Key> {
+    let by_option: Vec<&str> = given(matches).map(|given| given.row.name).collect();
+    let is_typed =
+        |id: &str| matches.try_contains_id(id).is_ok() && matches.value_source(id) == Some(ValueSource::CommandLine);
+    let said = |key: &&Key| match key {
+        Key::Flag(flag) => is_typed(flag.get_id().as_str()),
+        Key::Setting(row) => by_option.contains(&row.name) || is_typed(row.name),
+    };
+    leaf.keys.iter().filter(said).collect()
 }
 
 /// The only value: settings in a store are for its model alone.
@@ -56,20 +68,20 @@ fn innermost(matches: &ArgMatches) -> (Vec<String>, &ArgMatches) {
     (path, inner)
 }
 
-/// The effective entry of each flag: the one of highest precedence, unless the flag was typed or conflicts with a flag of
-/// higher precedence.
-fn effective<'a>(leaf: &'a LeafCommand, typed: &[&Arg], entries: &'a [Entry]) -> Result<Vec<(&'a Arg, &'a Entry)>> {
+/// The effective entry of each key: the one of highest precedence, unless the key was typed or conflicts with one of higher
+/// precedence.
+fn effective<'a>(leaf: &'a LeafCommand, typed: &[&Key], entries: &'a [Entry]) -> Result<Vec<(&'a Key, &'a Entry)>> {
     let mut order: Vec<&Entry> =
         entries.iter().filter(|s| s.section.as_deref().is_none_or(|n| n == leaf.section())).collect();
     order.sort_by_key(|entry| std::cmp::Reverse(entry.rank()));
-    let mut chosen: Vec<(&Arg, &Entry)> = Vec::new();
+    let mut chosen: Vec<(&Key, &Entry)> = Vec::new();
     for entry in order {
-        let Some(arg) = leaf.flag(&entry.key) else { continue };
-        let known = |other: &Arg| other.get_id() == arg.get_id();
-        if typed.iter().any(|t| known(t) || leaf.excludes(t, arg)) || chosen.iter().any(|(c, _)| known(c)) {
+        let Some(key) = leaf.key(&entry.key) else { continue };
+        let known = |other: &Key| other.name() == key.name();
+        if typed.iter().any(|t| known(t) || leaf.excludes(t, key)) || chosen.iter().any(|(c, _)| known(c)) {
             continue;
         }
-        let rival = chosen.iter().find(|(other, rival)| leaf.excludes(other, arg) && !is_off(rival) && !is_off(entry));
+        let rival = chosen.iter().find(|(other, rival)| leaf.excludes(other, key) && !is_off(rival) && !is_off(entry));
         match rival {
             Some((_, rival)) if rival.rank() == entry.rank() => {
                 bail!(
@@ -80,22 +92,21 @@ fn effective<'a>(leaf: &'a LeafCommand, typed: &[&Arg], entries: &'a [Entry]) ->
                 )
             }
             Some(_) => {}
-            None => chosen.push((arg, entry)),
+            None => chosen.push((key, entry)),
         }
     }
     Ok(chosen)
 }
 
-/// Whether the entry turns a flag off.
+/// Whether the entry turns a switch off.
 fn is_off(entry: &Entry) -> bool {
     entry.values == ["false"]
 }
 
-fn flags(entry: &Entry) -> Vec<String> {
-    let leaves_out = is_off(entry);
-    let switch = entry.values == ["true"];
-    let one = |value: &String| if switch { format!("--{}", entry.key) } else { format!("--{}={value}", entry.key) };
-    entry.values.iter().filter(|_| !leaves_out).map(one).collect()
+/// An entry as it is typed; a flag that is off is not typed.
+fn words(key: &Key, entry: &Entry) -> Vec<String> {
+    let leaves_out = is_off(entry) && matches!(key, Key::Flag(_));
+    entry.values.iter().filter(|_| !leaves_out).flat_map(|value| key.typed(value)).collect()
 }
 
 #[cfg(test)]
@@ -107,14 +118,12 @@ mod tests {
         Entry { section: section.map(str::to_owned), key: key.into(), values: vec![value.into()], origin }
     }
 
-    fn flags_of(typed: &[&str], entries: &[Entry]) -> Result<Vec<String>> {
+    fn words_of(typed: &[&str], entries: &[Entry]) -> Result<String> {
         let leaves = LeafCommand::all();
         let leaf = leaves.iter().find(|leaf| leaf.path == ["run"]).unwrap();
-        let typed: Vec<&Arg> = typed.iter().map(|key| leaf.flag(key).unwrap()).collect();
-        let mut all: Vec<String> =
-            effective(leaf, &typed, entries)?.iter().flat_map(|(_, entry)| flags(entry)).collect();
-        all.sort();
-        Ok(all)
+        let typed: Vec<&Key> = typed.iter().map(|name| leaf.key(name).unwrap()).collect();
+        let chosen = effective(leaf, &typed, entries)?;
+        Ok(chosen.iter().flat_map(|(key, entry)| words(key, entry)).collect::<Vec<_>>().join(" "))
     }
 
     #[test]
@@ -128,10 +137,26 @@ mod tests {
             entry(None, "seed", "3", store()),
             entry(None, "seed", "4", env()),
         ];
-        assert_eq!(flags_of(&[], &all).unwrap(), ["--seed=4"]);
-        assert_eq!(flags_of(&[], &all[..4]).unwrap(), ["--seed=3"]);
-        assert_eq!(flags_of(&[], &all[..3]).unwrap(), ["--seed=2"]);
-        assert!(flags_of(&["seed"], &all).unwrap().is_empty());
+        assert_eq!(words_of(&[], &all).unwrap(), "--seed=4");
+        assert_eq!(words_of(&[], &all[..4]).unwrap(), "--seed=3");
+        assert_eq!(words_of(&[], &all[..3]).unwrap(), "--seed=2");
+        assert_eq!(words_of(&["seed"], &all).unwrap(), "");
+        let settings = [entry(None, "cache", "1G", user()), entry(None, "pin", "false", store())];
+        assert_eq!(words_of(&[], &settings).unwrap(), "-o pin=false -o cache=1G");
+        assert_eq!(words_of(&["cache"], &settings).unwrap(), "-o pin=false");
+    }
+
+    #[test]
+    fn a_typed_setting_counts_whether_by_its_flag_or_by_name() {
+        let leaves = LeafCommand::all();
+        let leaf = leaves.iter().find(|leaf| leaf.path == ["run"]).unwrap();
+        for line in [&["--cache", "2G"][..], &["-o", "cache=2G"]] {
+            let line: Vec<OsString> =
+                [&["larder", "run", "-p", "x"], line].concat().into_iter().map(Into::into).collect();
+            let matches = crate::cli::renamed::try_parse(&line).unwrap();
+            let names: Vec<&str> = typed(leaf, innermost(&matches).1).iter().map(|key| key.name()).collect();
+            assert_eq!(names, ["cache"]);
+        }
     }
 
     #[test]
@@ -139,7 +164,7 @@ mod tests {
         let user = || Origin::User("u".into());
         let all = [
             entry(None, "routing", "prior:lambda=0.2", user()),
-            entry(None, "cache-mem", "1G", user()),
+            entry(None, "hot-set", "off", user()),
             entry(None, "threads", "2", user()),
         ];
         let leaves = LeafCommand::all();
@@ -152,15 +177,16 @@ mod tests {
     fn of_conflicting_entries_the_higher_precedence_wins() {
         let user = || Origin::User("u".into());
         let all = [
-            entry(None, "cache-mem", "1G", user()),
-            entry(None, "preload", "true", user()),
-            entry(None, "cache-experts", "3", Origin::Store("s".into())),
+            entry(None, "routing", "prior:lambda=0.2", user()),
+            entry(None, "quality", "fast", user()),
+            entry(None, "quality", "light", Origin::Environment("E".into())),
         ];
-        assert_eq!(flags_of(&[], &all).unwrap(), ["--cache-experts=3"]);
-        assert_eq!(flags_of(&["cache-experts"], &all[..1]).unwrap(), Vec::<String>::new());
-        let error = flags_of(&[], &all[..2]).unwrap_err().to_string();
-        assert!(error.contains("conflict"), "{error}");
-        let off = entry(None, "preload", "false", Origin::Environment("E".into()));
-        assert_eq!(flags_of(&[], &[all[0].clone(), all[1].clone(), off]).unwrap(), ["--cache-mem=1G"]);
+        assert_eq!(words_of(&[], &all).unwrap(), "-o quality=light");
+        assert_eq!(words_of(&["quality"], &all[..1]).unwrap(), "");
+        let error = words_of(&[], &all[..2]).unwrap_err().to_string();
+        assert!(
+            error.contains("routing and quality conflict") || error.contains("quality and routing conflict"),
+            "{error}"
+        );
     }
 }

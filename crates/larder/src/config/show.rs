@@ -1,10 +1,9 @@
 //! `larder config`: the effective settings and their origin.
 
 use anyhow::Result;
-use clap::Arg;
 use serde_json::{Value, json};
 
-use super::keys::{self, LeafCommand};
+use super::keys::{self, Key, LeafCommand};
 use super::layers::{self, Entry, Origin};
 use crate::cli::machine::{ConfigArgs, ConfigCommand, ConfigShowArgs};
 use crate::{models, print};
@@ -31,7 +30,7 @@ pub fn origin_name(origin: &Origin) -> String {
     }
 }
 
-/// A flag with its value and the origin of that.
+/// A key with its value and the origin of that.
 struct Row {
     command: Option<String>,
     key: String,
@@ -55,43 +54,34 @@ fn show(args: &ConfigShowArgs) -> Result<()> {
     Ok(())
 }
 
-/// A row for each shared flag, and one for each command with a setting of its own.
+/// A row for each shared key, and one for each command with a value of its own.
 fn rows(leaves: &[LeafCommand], entries: &[Entry]) -> Vec<Row> {
-    let shared = keys::shared_flags();
-    let last = |key: &str, section: Option<&str>| {
-        let fits = |s: &&Entry| s.key == key && (s.section.is_none() || s.section.as_deref() == section);
+    let shared = keys::shared();
+    let last = |name: &str, section: Option<&str>| {
+        let fits = |s: &&Entry| s.key == name && (s.section.is_none() || s.section.as_deref() == section);
         entries.iter().filter(fits).max_by_key(|s| s.rank())
     };
-    let common = shared.iter().filter_map(|arg| {
-        let key = keys::key(arg)?;
-        Some(row(None, arg, key, last(key, None)))
-    });
-    let mut own: Vec<(&str, &str, &Arg)> = Vec::new();
-    for leaf in leaves {
-        for (arg, key) in leaf.flags().filter_map(|arg| Some((arg, keys::key(arg)?))) {
-            let is_shared = shared.iter().any(|s| s.get_id() == arg.get_id());
-            let has_own_row = match is_shared {
-                true => entries.iter().any(|s| s.key == key && s.section.as_deref() == Some(leaf.section())),
-                false => last(key, Some(leaf.section())).is_some(),
-            };
-            if has_own_row && !own.iter().any(|(section, k, _)| *section == leaf.section() && *k == key) {
-                own.push((leaf.section(), key, arg));
-            }
+    let common = shared.iter().map(|key| row(None, key, last(key.name(), None)));
+    let mut own: Vec<(&str, &Key)> = Vec::new();
+    for (leaf, key) in leaves.iter().flat_map(|leaf| leaf.keys.iter().map(move |key| (leaf, key))) {
+        let (name, section) = (key.name(), leaf.section());
+        let has_own_row = match shared.iter().any(|shared| shared.name() == name) {
+            true => entries.iter().any(|s| s.key == name && s.section.as_deref() == Some(section)),
+            false => last(name, Some(section)).is_some(),
+        };
+        if has_own_row && !own.iter().any(|(other, known)| *other == section && known.name() == name) {
+            own.push((section, key));
         }
     }
-    let own = own.into_iter().map(|(section, key, arg)| row(Some(section), arg, key, last(key, Some(section))));
+    let own = own.into_iter().map(|(section, key)| row(Some(section), key, last(key.name(), Some(section))));
     common.chain(own).collect()
 }
 
-fn row(command: Option<&str>, arg: &Arg, key: &str, entry: Option<&Entry>) -> Row {
-    let default = match keys::is_switch(arg) {
-        true => Some("false".to_owned()),
-        false => arg.get_default_values().first().map(|value| value.to_string_lossy().into_owned()),
-    };
+fn row(command: Option<&str>, key: &Key, entry: Option<&Entry>) -> Row {
     Row {
         command: command.map(str::to_owned),
-        key: key.to_owned(),
-        value: entry.map_or(default, |entry| Some(entry.values.join(", "))),
+        key: key.name().to_owned(),
+        value: entry.map_or(key.default(), |entry| Some(entry.values.join(", "))),
         origin: entry.map(|entry| entry.origin.clone()),
     }
 }

@@ -182,7 +182,7 @@ fn throughput(read_bytes: usize, rates: &[DepthRate]) -> Finding {
     Finding::new("SSD rate", found, json!({"read_bytes": read_bytes, "rates": rows})).advise_if(
         best < SLOW_BYTES_PER_SECOND,
         format!("at {}/s, reading experts takes most of the time", print::bytes(best as u64)),
-        "move the store to a local NVMe SSD, or keep more experts in memory (--cache-mem)",
+        "move the store to a local NVMe SSD, or keep more experts in memory (--cache)",
     )
 }
 

@@ -59,7 +59,8 @@ fn group() -> Finding {
 fn rate() -> Finding {
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
     let rate = rates::memory_bandwidth(threads);
-    let found = format!("{}/s, read by {threads} threads", print::bytes(rate as u64));
+    let readers = print::count(threads, "thread", "threads");
+    let found = format!("{}/s, read by {readers}", print::bytes(rate as u64));
     Finding::new("memory rate", found, json!({"bytes_per_second": rate, "threads": threads}))
 }
 
@@ -75,7 +76,7 @@ fn locking() -> Finding {
     let little = limit.zip(memory::available()).is_some_and(|(limit, available)| limit < available / 2);
     Finding::new("memlock", found, numbers).advise_if(
         !free && little,
-        "--mlock cannot lock a model's memory, so the system may swap it out",
+        "-o mlock cannot lock a model's memory, so the system may swap it out",
         "`ulimit -l unlimited` as root, or `* - memlock unlimited` in /etc/security/limits.conf and a new login",
     )
 }

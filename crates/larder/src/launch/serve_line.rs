@@ -102,7 +102,7 @@ impl ServeLine {
         let [(_, path)] = &all[..] else { return Ok(()) };
         let [planned, own] = contexts(*parsed(&self.words)?, path)?;
         self.context = planned;
-        if self.args.context == ContextSize::Auto && planned < context.min(own) {
+        if self.args.engine.settings.options.context == ContextSize::Auto && planned < context.min(own) {
             self.context = context.min(own);
             self.words.extend(["--context".into(), self.context.to_string().into()]);
         }

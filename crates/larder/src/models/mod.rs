@@ -1,15 +1,15 @@
 //! Opens models for the commands, with notices on standard error and bars for progress; the folder of downloaded models.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use anyhow::{Context, Result, bail};
 use larder_runtime::models::{self, HubName, no_folder};
-use larder_runtime::{ModelOptions, MtpUse, Notices, OpenModel, WorkProgress};
+use larder_runtime::{ContextSize, EngineSettings, ModelOptions, MtpUse, Notices, OpenModel, Options, WorkProgress};
 use larder_store::{MANIFEST_FILE, SourceOptions, StoreError, StoreErrorKind, read_small};
 use larder_text::ChatTemplate;
 
-use crate::cli::{EngineFlags, IgnoreConfig, SpeculateFlags};
+use crate::cli::IgnoreConfig;
 use crate::progress::{self, Bar};
 use crate::user_folders;
 
@@ -73,14 +73,15 @@ pub fn open_whole(path: &Path, ignored: &IgnoreConfig) -> Result<OpenModel> {
     open_with(path, false, MtpUse::IfStored, ignored)
 }
 
-/// Opens a model to run it with these flags: makes a store beside a GGUF file, unless there shall be none.
-pub fn open_to_run(
-    path: &Path,
-    engine: &EngineFlags,
-    speculate: &SpeculateFlags,
-    ignored: &IgnoreConfig,
-) -> Result<OpenModel> {
-    open_with(path, !engine.no_store, speculate.mtp(engine), ignored)
+/// Opens a model to run it with these settings: makes a store beside a GGUF file, unless there shall be none.
+pub fn open_to_run(path: &Path, settings: &EngineSettings, ignored: &IgnoreConfig) -> Result<OpenModel> {
+    open_with(path, settings.store_for_gguf, settings.mtp(), ignored)
+}
+
+/// The options of an engine with this context and with the draft model that the settings name.
+pub fn options(settings: &EngineSettings, context: ContextSize) -> Result<Options> {
+    let draft = settings.draft.as_deref().map(|path| open(path).map(Arc::new)).transpose()?;
+    Ok(Options { draft, ..settings.options(context) })
 }
 
 fn open_with(path: &Path, store_for_gguf: bool, mtp: MtpUse, ignored: &IgnoreConfig) -> Result<OpenModel> {

@@ -83,7 +83,7 @@ fn without_another_source_the_error_names_the_worker_and_its_failure() {
 fn a_worker_with_another_model_is_never_asked() {
     let other = Handshake { model: "beef".into(), ..handshake() };
     let exact = Handshake { exact: true, ..handshake() };
-    for (other, part) in [(other, "serves another model"), (exact, "with --exact")] {
+    for (other, part) in [(other, "serves another model"), (exact, "with exact products")] {
         let other = worker_with(worker_options(), other, experts_where(|_| true));
         let mut edge = edge(&[("other", &other)], experts_where(|_| true));
         assert_eq!(outputs(&mut edge, false).unwrap(), expected(false));

@@ -133,7 +133,7 @@ def app(
     ``model`` is a store or a name, as for the command, on each node that has a replica. Between ``min_replicas`` and ``max_replicas``
     Serve keeps as many as the queue calls for: one for each ``target_ongoing_requests`` requests that run or wait; ``autoscaling`` has
     further fields of its ``AutoscalingConfig``. ``num_cpus`` and ``ray_actor_options`` are what a replica takes of a node, and ``flags`` are
-    those of ``larder serve`` with underscores, such as ``cache_mem="4G"``, ``parallel=4`` and ``threads=8``.
+    those of ``larder serve`` with underscores, such as ``cache="4G"``, ``parallel=4`` and ``threads=8``.
     """
     scaling = {
         "min_replicas": min_replicas,

@@ -1,10 +1,12 @@
 //! Options of generating.
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use larder_text::{GenerationConfig, TextFormat};
+use crate::text_format;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
+use super::load::moved;
 use super::parse;
 
 /// How a text is generated. What is left out of sampling is as the model's files recommend.
@@ -29,12 +31,9 @@ pub struct GenerateOptions {
     pub stop: Vec<String>,
     /// Go on at an end-of-text token.
     pub ignore_eos: bool,
-    /// A JSON Schema by which the text is valid.
-    pub json_schema: Option<Value>,
-    /// A regular expression that matches the text as a whole.
-    pub regex: Option<String>,
-    /// A grammar of the text, in GBNF or in llguidance's variant of Lark.
-    pub grammar: Option<String>,
+    /// What the text has to match: a text as `--format` takes it, or an object `{"json": schema}`, `{"regex": …}` or
+    /// `{"grammar": …}` with the grammar itself, in GBNF or in llguidance's variant of Lark.
+    pub format: Option<Value>,
     /// Record the experts of each token, of prompt and text.
     pub trace: bool,
     /// Record the router logits too.
@@ -53,9 +52,7 @@ impl Default for GenerateOptions {
             seed: 0,
             stop: Vec::new(),
             ignore_eos: false,
-            json_schema: None,
-            regex: None,
-            grammar: None,
+            format: None,
             trace: false,
             trace_logits: false,
         }
@@ -65,7 +62,11 @@ impl Default for GenerateOptions {
 impl GenerateOptions {
     /// Parses a JSON object; no text is one without fields.
     pub fn from_json(json: &str) -> Result<Self> {
-        parse(json, "generate")
+        let fields: Map<String, Value> = parse(json, "generate")?;
+        if let Some(moved) = fields.keys().find_map(|name| moved(name, "…")) {
+            bail!("{moved}");
+        }
+        serde_json::from_value(fields.into()).context("options to generate are not valid")
     }
 
     /// The model's recommendation, with these options in its place.
@@ -76,20 +77,27 @@ impl GenerateOptions {
     }
 
     /// What the text has to match, if anything.
-    pub(crate) fn format(&self) -> Result<Option<TextFormat>> {
-        let all = [
-            self.json_schema.clone().map(TextFormat::JsonSchema),
-            self.regex.clone().map(TextFormat::Regex),
-            self.grammar.as_deref().map(TextFormat::of_grammar),
-        ];
-        let mut given = all.into_iter().flatten();
-        let format = given.next();
-        if given.next().is_some() {
-            bail!("of json-schema, regex and grammar only one can be given");
+    pub(crate) fn text_format(&self) -> Result<Option<TextFormat>> {
+        let Some(format) = &self.format else { return Ok(None) };
+        if self.ignore_eos {
+            bail!("ignore-eos and format cannot be given together: a text of a format ends");
         }
-        if format.is_some() && self.ignore_eos {
-            bail!("ignore-eos cannot be given together with json-schema, regex or grammar, whose texts end");
+        match format {
+            Value::String(text) => text_format(text),
+            Value::Object(fields) if fields.len() == 1 => inline_format(fields),
+            _ => bail!("format must be a text, or an object with one of json, regex and grammar"),
         }
-        Ok(format)
+        .map(Some)
+    }
+}
+
+/// The format of an object with its name.
+fn inline_format(fields: &Map<String, Value>) -> Result<TextFormat> {
+    let text = |name: &str| fields.get(name).and_then(Value::as_str);
+    match (fields.get("json"), text("regex"), text("grammar")) {
+        (Some(schema), ..) => Ok(TextFormat::JsonSchema(schema.clone())),
+        (_, Some(regex), _) => Ok(TextFormat::Regex(regex.into())),
+        (.., Some(grammar)) => Ok(TextFormat::of_grammar(grammar)),
+        _ => bail!("format must have json with a schema, or regex or grammar with a text"),
     }
 }

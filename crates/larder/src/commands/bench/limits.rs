@@ -6,12 +6,11 @@ use anyhow::Result;
 use larder_cache::Traffic;
 use larder_cache::two_tiers::TierTraffic;
 use larder_runtime::machine::rates;
-use larder_runtime::{OnGpu, OpenModel, expert_sizes};
+use larder_runtime::{OnGpu, OpenModel, Options, expert_sizes};
 use larder_store::Store;
 use serde_json::{Value, json};
 
 use super::BenchRun;
-use crate::cli::EngineFlags;
 use crate::print;
 use crate::telemetry::Totals;
 
@@ -32,11 +31,11 @@ pub struct Limits {
 }
 
 impl Limits {
-    pub fn measure(model: &OpenModel, flags: &EngineFlags) -> Result<Self> {
-        let ssd = |store: &Arc<Store>| rates::ssd_throughput(store, &flags.performance.reader).map(|ssd| ssd.rate);
+    pub fn measure(model: &OpenModel, options: &Options) -> Result<Self> {
+        let ssd = |store: &Arc<Store>| rates::ssd_throughput(store, &options.cache.reader).map(|ssd| ssd.rate);
         let geometry = &model.blueprint.geometry;
         Ok(Limits {
-            memory: rates::memory_bandwidth(flags.threads()),
+            memory: rates::memory_bandwidth(options.compute.threads),
             ssd: model.store().map(ssd).transpose()?,
             clearing: rates::clearing_rate()?,
             gpu: None,

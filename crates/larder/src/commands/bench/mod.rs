@@ -6,11 +6,12 @@ use anyhow::{Result, bail};
 use larder_cache::Traffic;
 use larder_core::Xoshiro256;
 use larder_engine::{
-    AheadCounts, DraftCounts, PhaseTimes, Sampler, Sampling, Session, SessionDecoding, TokenChoice, TokenInput,
+    AheadCounts, DraftCounts, PhaseTimes, Sampler, Sampling, Session, SessionDecoding, Speculation, TokenChoice, TokenInput,
 };
 use larder_model::RowTraffic;
+use larder_policy::routing::RoutingSpec;
 use larder_os::memory;
-use larder_runtime::{CacheSize, EngineExperts, InferenceEngine, Options};
+use larder_runtime::{CacheSize, DeviceKind, EngineExperts, EngineSettings, InferenceEngine, Options};
 use serde_json::{Value, json};
 
 use self::clients::StepLimits;
@@ -30,14 +31,14 @@ mod replayed;
 
 /// Measures prefill and decode, and how near they come to what memory, SSD and GPU allow.
 pub fn run(args: &BenchArgs) -> Result<()> {
-    let flags = args.engine.full();
-    if args.vs_resident && flags.place.device.is_gpu() {
+    let settings = settings(args);
+    if args.vs_resident && settings.options.device.kind != DeviceKind::Cpu {
         bail!(
-            "--vs-resident holds all experts in main memory and does not work with --device; --vram-experts sets how many \
-             experts are in VRAM"
+            "--vs-resident holds all experts in main memory and does not work with --device; --vram 16x sets how many \
+             experts per layer are in VRAM"
         );
     }
-    let model = models::open_to_run(&args.model, &flags, &args.speculate, &args.ignore_config)?;
+    let model = models::open_to_run(&args.model, &settings, &args.ignore_config)?;
     let most = model.blueprint.context;
     let need = args.depth.saturating_add(args.prompt).saturating_add(args.tokens);
     if need > most {
@@ -45,14 +46,14 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     }
     let first_prompts = first_token::prompts(args, most)?;
     let need = first_prompts.iter().copied().chain([need]).max().unwrap_or(need);
-    let context = args.context.or_needed(need, most);
+    let context = settings.options.context.or_needed(need, most);
     if context.at_most(most) < need {
         bail!("--context {context} has no room for the {need} tokens that are measured; raise it, or leave it out");
     }
     let replayed = args.trace.as_deref().map(|path| Replayed::read(path, &model)).transpose()?;
-    let mut limits = Limits::measure(&model, &flags)?;
+    let mut limits = Limits::measure(&model, &settings.options)?;
     let sequences = args.clients.iter().copied().max().unwrap_or(1);
-    let options = Options { sequences, ..args.speculate.set(flags.options(context))? };
+    let options = Options { sequences, ..models::options(&settings, context)? };
     let options = with_fixed_slots(options);
     let mut engine = InferenceEngine::start(&model, &options)?;
     if let Some(replayed) = &replayed {
@@ -63,7 +64,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let first_tokens = first_token::measure(&mut engine, &model, &first_prompts, &limits)?;
     let clients = clients::measure(&mut engine, args)?;
     let measured = !clients.is_empty();
-    let kernels = measured.then(|| KernelRates::measure(&model, flags.threads())).transpose()?;
+    let kernels = measured.then(|| KernelRates::measure(&model, settings.options.compute.threads)).transpose()?;
     let step_limits = kernels.map(|kernels| StepLimits { links: &limits, kernels });
     if args.vs_resident {
         engine.all_resident(&model)?;
@@ -96,6 +97,18 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         print!("\n{}", print::table(&clients::table(&clients, limits)));
     }
     Ok(())
+}
+
+/// The settings of the flags; tokens are drafted only if that is asked for, and a trace has a routing of its own.
+fn settings(args: &BenchArgs) -> EngineSettings {
+    let mut settings = args.engine.settings.clone();
+    if !settings.is_given("speculate") || args.trace.is_some() {
+        settings.options.speculation = Speculation::Off;
+    }
+    if args.trace.is_some() {
+        settings.options.routing = RoutingSpec::default();
+    }
+    settings
 }
 
 /// One run.

@@ -45,7 +45,7 @@ impl Replayed {
     /// Has `engine` decode with the experts of the trace, from its first decoded token on.
     pub fn start(&self, engine: &mut InferenceEngine) -> Result<()> {
         if engine.experts.traffic().is_none() {
-            bail!("--trace measures the cache, and all experts are in memory; set --cache-experts or --cache-mem");
+            bail!("--trace measures the cache, and all experts are in memory; set --cache lower");
         }
         let (trace, decoded, next) = (self.trace.clone(), self.decoded.clone(), vec![0; self.trace.rows]);
         let router = TraceRouter { trace, decoded, next, ranking: Ranking::default() };

@@ -121,12 +121,12 @@ fn shape(args: &EdgeWorkerArgs, store: &Store, held: &ExpertSet) -> Result<Cache
     let bytes_of = |slots: usize| (slots + PASS_THROUGH_SLOTS) as u64 * slot;
     let fit =
         |bytes: u64| usize::try_from(bytes / slot.max(1)).unwrap_or(usize::MAX).saturating_sub(PASS_THROUGH_SLOTS);
-    let (requested, most) = (args.cache_mem.map(|size| fit(size.0)), available.map_or(usize::MAX, fit));
+    let (requested, most) = (args.cache.map(|size| fit(size.0)), available.map_or(usize::MAX, fit));
     let slots = held.count().min(requested.unwrap_or(most));
     if slots == 0 {
-        match args.cache_mem {
+        match args.cache {
             Some(size) => bail!(
-                "--cache-mem {} is too small: at least {} is needed (one expert, and another that passes through)",
+                "--cache {} is too small: at least {} is needed (one expert, and another that passes through)",
                 print::bytes(size.0),
                 size_up(bytes_of(1))
             ),
@@ -135,7 +135,7 @@ fn shape(args: &EdgeWorkerArgs, store: &Store, held: &ExpertSet) -> Result<Cache
     }
     if slots > most {
         let need = print::bytes(bytes_of(slots));
-        bail!("{need} of cached experts do not fit into memory; --cache-mem {} fits", size_down(bytes_of(most)));
+        bail!("{need} of cached experts do not fit into memory; --cache {} fits", size_down(bytes_of(most)));
     }
     let total = held.count();
     eprintln!("plan: {} of cache for {slots} of {total} experts", print::bytes(bytes_of(slots)));

@@ -7,12 +7,11 @@ use larder_lab::eval::{RoutingAgreement, ShadowRouting, step_tokens};
 use larder_policy::eviction::{CacheShape, PolicyInputs};
 use larder_policy::routing::RoutingSpec;
 use larder_policy::routing::quality::Quality;
-use larder_runtime::{InferenceEngine, make_router};
+use larder_runtime::{CacheOptions, CacheSize, InferenceEngine, make_router};
 use serde_json::{Value, json};
 
 use super::measure::{bar, read_all, step_text};
 use super::passage::Passage;
-use crate::cli::EngineFlags;
 use crate::cli::eval::AgreementArgs;
 use crate::models;
 use crate::print;
@@ -26,18 +25,18 @@ struct Found {
 }
 
 /// Compares a strategy's choices with the model's own.
-pub fn run(mut args: AgreementArgs) -> Result<()> {
-    let spec = args.engine.routing.spec().clone();
+pub fn run(args: AgreementArgs) -> Result<()> {
+    let mut settings = args.record.set(args.engine.settings.clone());
+    let spec = settings.options.routing.clone();
     if spec.is_lossless() {
         bail!("the strategy original agrees with itself; name another with --routing, e.g. prior:lambda=0.2");
     }
     let model = models::open(&args.model)?;
     let passage = Passage::open(&model, &args.text)?;
     if !args.under_strategy {
-        args.engine.routing.strategy = RoutingSpec::default();
-        args.engine.routing.quality = None;
+        settings.options.routing = RoutingSpec::default();
     }
-    let mut engine = InferenceEngine::start(&model, &args.engine.options(passage.chunk))?;
+    let mut engine = InferenceEngine::start(&model, &settings.options(passage.chunk))?;
     let geometry = engine.decoder.geometry().clone();
     let gates: Vec<Gate> = engine.decoder.gates().cloned().collect();
     let piece = if args.under_strategy { 1 } else { step_tokens(engine.decoder.vocab(), engine.prefill_tokens) };
@@ -56,7 +55,7 @@ pub fn run(mut args: AgreementArgs) -> Result<()> {
                 &geometry,
                 gates.iter().collect(),
                 router,
-                ledger(&geometry, &args.engine, &engine.policy_inputs)?,
+                ledger(&geometry, &settings.options.cache, &engine.policy_inputs)?,
             );
             read_all(&mut engine, &passage, piece, &mut tap, &bar)?;
             let counts = tap.counts();
@@ -71,18 +70,18 @@ pub fn run(mut args: AgreementArgs) -> Result<()> {
 }
 
 /// The simulated cache of the strategy, with the requested size or a quarter of the experts.
-fn ledger(geometry: &Geometry, flags: &EngineFlags, inputs: &PolicyInputs) -> Result<Ledger> {
-    if flags.size.mem.is_some() {
-        bail!("--cache-mem does not apply to a simulated cache; use --cache-experts N, or --under-strategy");
-    }
-    let per_layer = flags.size.experts.unwrap_or((geometry.experts / 4).max(1)).min(geometry.experts);
-    let scope = flags.cache.scope.into();
-    let slots = match scope {
+fn ledger(geometry: &Geometry, cache: &CacheOptions, inputs: &PolicyInputs) -> Result<Ledger> {
+    let per_layer = match cache.size {
+        CacheSize::ExpertsPerLayer(experts) => experts.min(geometry.experts),
+        CacheSize::Available => (geometry.experts / 4).max(1),
+        _ => bail!("a simulated cache has a number of experts per layer, as in --cache 16x; or use --under-strategy"),
+    };
+    let slots = match cache.scope {
         CacheScope::Layer => per_layer,
         CacheScope::Global => per_layer * geometry.moe_layers.len(),
     };
-    let shape = CacheShape { scratch: flags.cache.scratch, ..CacheShape::new(geometry, slots, scope) };
-    Ok(Ledger::new(&shape, flags.cache.eviction.make(&shape, inputs)?))
+    let shape = CacheShape { scratch: cache.scratch, ..CacheShape::new(geometry, slots, cache.scope) };
+    Ok(Ledger::new(&shape, cache.eviction.make(&shape, inputs)?))
 }
 
 fn print_report(args: &AgreementArgs, routing: &str, passage: &Passage, geometry: &Geometry, found: &Found) {

@@ -28,6 +28,7 @@ struct Solved {
 
 /// Generates solutions and compares the number at the end of each.
 pub fn run(args: &Gsm8kArgs) -> Result<()> {
+    let settings = args.record.set(args.engine.settings.clone());
     let model = models::open(&args.model)?;
     let text = model.text_codec()?;
     let mut asked = read_problems(&args.problems)?;
@@ -36,8 +37,8 @@ pub fn run(args: &Gsm8kArgs) -> Result<()> {
     let prompts: Vec<Vec<u32>> = asked.iter().map(|p| prompt(args, &shots, p, &model, &text)).collect::<Result<_>>()?;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(1);
     let eos = model.generation()?.eos;
-    let mut engine = InferenceEngine::start(&model, &args.engine.options(longest + args.max_tokens))?;
-    warn_if_all_fit(&engine, &args.engine);
+    let mut engine = InferenceEngine::start(&model, &settings.options(longest + args.max_tokens))?;
+    warn_if_all_fit(&engine, &settings.options);
     let bar = progress::count("solving", "problems", asked.len() as u64);
     let meter = Meter::new(&engine);
     let mut all = Vec::new();
@@ -73,7 +74,7 @@ pub fn run(args: &Gsm8kArgs) -> Result<()> {
     let cut = all.iter().filter(|s| matches!(s.finish, FinishReason::Length | FinishReason::Context)).count();
     let silent = all.iter().filter(|s| s.found.is_none()).count();
     println!("{written} tokens generated; {cut} solutions were cut off, {silent} contain no number");
-    print!("{}", found.lines(&args.engine.routing.spec().to_string()));
+    print!("{}", found.lines(&args.engine.settings.options.routing.to_string()));
     Ok(())
 }
 

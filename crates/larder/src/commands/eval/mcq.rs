@@ -31,14 +31,15 @@ struct Score {
 
 /// Evaluates multiple-choice questions.
 pub fn run(args: &McqArgs) -> Result<()> {
+    let settings = args.record.set(args.engine.settings.clone());
     let model = models::open(&args.model)?;
     let text = model.text_codec()?;
     let files = files(&args.questions)?;
     let subjects: Vec<Subject> = files.iter().map(|file| prepare(args, file, &model, &text)).collect::<Result<_>>()?;
     let lengths = || subjects.iter().flat_map(|s| &s.sheets).map(|(sheet, _)| sheet.prompt.len());
-    let mut engine = InferenceEngine::start(&model, &args.engine.options(lengths().max().unwrap_or(1)))?;
-    let piece = tokens_per_step(&args.step, &args.engine, engine.prefill_tokens);
-    warn_if_all_fit(&engine, &args.engine);
+    let mut engine = InferenceEngine::start(&model, &settings.options(lengths().max().unwrap_or(1)))?;
+    let piece = tokens_per_step(&args.step, &settings.options, engine.prefill_tokens);
+    warn_if_all_fit(&engine, &settings.options);
     let bar = bar(lengths().sum());
     let meter = Meter::new(&engine);
     let marks = subjects.iter().map(|s| ask(&mut engine, s, piece, &bar)).collect::<Result<Vec<Score>>>()?;
@@ -172,5 +173,5 @@ fn print_report(args: &McqArgs, subjects: &[Subject], marks: &[Score], all: &Sco
     if left_out > 0 {
         println!("{left_out} examples were left out because they did not fit into the context");
     }
-    print!("{}", found.lines(&args.engine.routing.spec().to_string()));
+    print!("{}", found.lines(&args.engine.settings.options.routing.to_string()));
 }

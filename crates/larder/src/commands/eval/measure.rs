@@ -8,18 +8,17 @@ use larder_engine::{OutputLoss, Routing, Session};
 use larder_lab::eval::{ChunkScore, score};
 use larder_model::{ModelError, Tap};
 use larder_policy::routing::quality::Quality;
-use larder_runtime::{EngineExperts, InferenceEngine};
+use larder_runtime::{EngineExperts, InferenceEngine, Options};
 use serde_json::{Value, json};
 
 use super::passage::Passage;
-use crate::cli::EngineFlags;
 use crate::cli::eval::StepFlags;
 use crate::print;
 use crate::progress::{self, Bar};
 
 /// Tokens per step: one if routing depends on the cache or with --one-by-one, else `most`.
-pub fn tokens_per_step(step: &StepFlags, flags: &EngineFlags, most: usize) -> usize {
-    match step.one_by_one || !flags.routing.spec().is_lossless() {
+pub fn tokens_per_step(step: &StepFlags, options: &Options, most: usize) -> usize {
+    match step.one_by_one || !options.routing.is_lossless() {
         true => 1,
         false => most,
     }
@@ -34,10 +33,10 @@ pub fn step_text(piece: usize) -> String {
 }
 
 /// Notes that cache-aware routing has no effect if all experts are in memory.
-pub fn warn_if_all_fit(engine: &InferenceEngine, flags: &EngineFlags) {
-    if !flags.routing.spec().is_lossless() && engine.plan["slots"].is_null() {
+pub fn warn_if_all_fit(engine: &InferenceEngine, options: &Options) {
+    if !options.routing.is_lossless() && engine.plan["slots"].is_null() {
         eprintln!(
-            "note: all experts fit into memory, so cache-aware routing changes nothing; set --cache-experts to limit the cache"
+            "note: all experts fit into memory, so cache-aware routing changes nothing; set --cache to limit the cache"
         );
     }
 }

@@ -26,7 +26,7 @@ pub fn run(args: OptimalArgs) -> Result<()> {
     }
     let passage = Passage::open(&model, &args.text)?;
     // The sequence so far, and its continuation by one token with another expert.
-    let options = Options { sequences: 2, ..args.engine.full().options(passage.chunk) };
+    let options = Options { sequences: 2, ..args.engine.settings.options(passage.chunk) };
     let mut engine = InferenceEngine::start(&model, &options)?;
     let swaps = SwapHandle::default();
     engine.experts.set_routing(Routing::lossy(Box::new(ForcedRouter::new(&swaps))));

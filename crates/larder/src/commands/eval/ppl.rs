@@ -14,12 +14,13 @@ use crate::models;
 
 /// Measures the perplexity of a text.
 pub fn run(args: &PplArgs) -> Result<()> {
+    let settings = args.record.set(args.engine.settings.clone());
     let model = models::open(&args.model)?;
     let passage = Passage::open(&model, &args.text)?;
-    let mut engine = InferenceEngine::start(&model, &args.engine.options(passage.chunk))?;
+    let mut engine = InferenceEngine::start(&model, &settings.options(passage.chunk))?;
     let most = step_tokens(model.blueprint.vocab, engine.prefill_tokens);
-    let piece = tokens_per_step(&args.step, &args.engine, most);
-    warn_if_all_fit(&engine, &args.engine);
+    let piece = tokens_per_step(&args.step, &settings.options, most);
+    warn_if_all_fit(&engine, &settings.options);
     let bar = bar(passage.tokens_read());
     let found = read_all(&mut engine, &passage, piece, &mut (), &bar)?;
     bar.finish();
@@ -43,7 +44,7 @@ pub fn run(args: &PplArgs) -> Result<()> {
     println!("{}, {}", passage.describe(), step_text(piece));
     let bits = bits.map(|bits| format!(", {bits:.4} bits per byte")).unwrap_or_default();
     println!("perplexity: {}{bits}, over {} tokens", shown(&ppl), found.tokens);
-    print!("{}", found.lines(&args.engine.routing.spec().to_string()));
+    print!("{}", found.lines(&settings.options.routing.to_string()));
     Ok(())
 }
 

@@ -27,7 +27,7 @@ pub fn run(args: &SensitivityArgs) -> Result<()> {
     let passage = Passage::open(&model, &args.text)?;
     let geometry = &model.blueprint.geometry;
     let top_k = geometry.top_k;
-    let mut engine = InferenceEngine::start(&model, &args.engine.full().options(passage.chunk))?;
+    let mut engine = InferenceEngine::start(&model, &args.engine.settings.options(passage.chunk))?;
     let piece = step_tokens(engine.decoder.vocab(), engine.prefill_tokens);
     let bar = bar(passage.tokens_read() * 2 * top_k);
     let mut probe = |spec: String| -> Result<Vec<ChunkScore>> {

@@ -10,7 +10,7 @@ use larder_lab::report::tradeoffs_page;
 use larder_lab::{InitialCache, replay};
 use larder_policy::eviction::{EvictionSpec, PolicyInputs, PolicyNeeds};
 use larder_policy::routing::RouterReport;
-use larder_runtime::{InferenceEngine, OpenModel};
+use larder_runtime::{CacheSize, InferenceEngine, OpenModel};
 use larder_store::ExpertSource;
 
 use super::grid::{Trial, trials};
@@ -33,10 +33,9 @@ pub fn run(args: EvalSweepArgs) -> Result<()> {
     let sizes = sizes(&args, geometry.experts)?;
     let trials = trials(&args.grid, geometry)?;
     let passage = Passage::open(&model, &args.text)?;
-    let mut flags = args.engine.full();
-    flags.size.experts = sizes.iter().copied().max();
-    flags.routing.measure = args.measure.clone();
-    let mut engine = InferenceEngine::start(&model, &flags.options(passage.chunk))?;
+    let mut options = args.engine.settings.options(passage.chunk);
+    options.cache.size = sizes.last().map_or(CacheSize::Available, |most| CacheSize::ExpertsPerLayer(*most));
+    let mut engine = InferenceEngine::start(&model, &options)?;
     // Check all strategies against the model now, and not after hours of measuring.
     trials.iter().try_for_each(|trial| engine.experts.set_routing_strategy(&trial.spec, &engine.decoder, &model))?;
     let plan = plan(&args, sizes, &trials);
@@ -92,7 +91,7 @@ fn sizes(args: &EvalSweepArgs, experts: usize) -> Result<Vec<usize>> {
 
 fn setup(args: &EvalSweepArgs, model: &OpenModel, passage: &Passage) -> Result<TradeoffSetup> {
     let geometry = &model.blueprint.geometry;
-    let threads = args.engine.full().options(passage.chunk).compute.threads;
+    let threads = args.engine.settings.options.compute.threads;
     Ok(TradeoffSetup {
         model: args.model.file_name().unwrap_or(args.model.as_os_str()).to_string_lossy().into_owned(),
         text: passage.name.clone(),
@@ -101,8 +100,8 @@ fn setup(args: &EvalSweepArgs, model: &OpenModel, passage: &Passage) -> Result<T
         layers: geometry.moe_layers.len(),
         experts: geometry.experts,
         top_k: geometry.top_k,
-        eviction: args.engine.cache.eviction.to_string(),
-        scope: larder_core::CacheScope::from(args.engine.cache.scope).to_string(),
+        eviction: args.engine.settings.options.cache.eviction.to_string(),
+        scope: args.engine.settings.options.cache.scope.to_string(),
         max_loss: args.max_loss,
         made: model_origin(threads, model, &args.model)?,
     })
@@ -118,7 +117,7 @@ fn once(
     passage: &Passage,
     bar: &Bar,
 ) -> Result<(RoutingRun, Trace)> {
-    let with_logits = args.engine.cache.eviction.needs() == PolicyNeeds::Evictor;
+    let with_logits = args.engine.settings.options.cache.eviction.needs() == PolicyNeeds::Evictor;
     let mut recorder = Recorder::of_decoder(&engine.decoder, with_logits)?;
     let meter = Meter::new(engine);
     let loss_meter = engine.loss_meter().clone();
@@ -138,7 +137,11 @@ fn once(
     let misses = traffic.counts.misses as f64 + traffic.small_reads as f64 * small_share(model);
     // A trace does not tell smaller copies from experts that took slots.
     let lifetime = match traffic.small_reads {
-        0 => Some(replayed(args, &engine.policy_inputs, &trace, &args.engine.cache.eviction, slots)?.lifetimes.mean()),
+        0 => Some(
+            replayed(args, &engine.policy_inputs, &trace, &args.engine.settings.options.cache.eviction, slots)?
+                .lifetimes
+                .mean(),
+        ),
         _ => None,
     };
     let report = engine.experts.routing().and_then(|routing| routing.report());
@@ -179,7 +182,8 @@ fn replayed(
     spec: &EvictionSpec,
     slots: usize,
 ) -> Result<larder_lab::ReplayResult> {
-    let axes = (slots, args.engine.cache.scope.into(), args.engine.cache.scratch);
+    let cache = &args.engine.settings.options.cache;
+    let axes = (slots, cache.scope, cache.scratch);
     Ok(replay(trace, axes, spec, inputs, InitialCache::Carried)?)
 }
 

@@ -16,7 +16,7 @@ use crate::print;
 pub fn run(args: &ReplayArgs) -> Result<()> {
     let profile = args.replay.profile.profile().map_err(Error::msg)?;
     let mut trace = load(&args.input)?;
-    let slots = args.cache_experts.unwrap_or((trace.experts / 4).max(1));
+    let slots = args.cache.unwrap_or((trace.experts / 4).max(1));
     let quality = reroute_trace(args, &mut trace, slots)?;
     let (found, seconds) = replay(args, &trace, slots)?;
     let load = ReplayLoad { tokens: found.tokens, wanted: found.counts.wanted(), misses: found.counts.misses };
@@ -65,7 +65,7 @@ fn start_of(args: &ReplayArgs) -> InitialCache {
 /// Reroutes the trace with another strategy, if there is one, and returns its quality.
 fn reroute_trace(args: &ReplayArgs, trace: &mut Trace, slots: usize) -> Result<Option<Quality>> {
     let Some(routing) = &args.routing else { return Ok(None) };
-    let axes = (slots, args.cache_scope.into(), args.replay.scratch);
+    let axes = (slots, args.scope.into(), args.replay.scratch);
     let (new, quality) =
         reroute(trace, axes, &args.eviction, &policy_inputs(&args.replay)?, routing, start(&args.replay))?;
     if let Some(path) = &args.trace {
@@ -86,7 +86,7 @@ fn replay(args: &ReplayArgs, trace: &Trace, slots: usize) -> Result<(ReplayResul
     pieces.iter().for_each(|requests| drop(requests.policy_inputs(&args.eviction, &inputs)));
     let begin = Instant::now();
     let mut all = ReplayResult::default();
-    let (scope, scratch) = (args.cache_scope.into(), args.replay.scratch);
+    let (scope, scratch) = (args.scope.into(), args.replay.scratch);
     for requests in &pieces {
         let shape = match args.recorded_capacity {
             true => requests.recorded_shape(trace, scope, scratch)?,
@@ -124,7 +124,7 @@ fn numbers(
         "routing": args.routing.as_ref().map(ToString::to_string),
         "quality": quality.map(cost),
         "slots": (!args.recorded_capacity).then_some(slots),
-        "scope": larder_core::CacheScope::from(args.cache_scope).to_string(),
+        "scope": larder_core::CacheScope::from(args.scope).to_string(),
         "scratch": args.replay.scratch,
         "start": start_of(args).to_string(),
         "wanted": found.counts.wanted(),

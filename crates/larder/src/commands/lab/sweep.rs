@@ -70,15 +70,15 @@ fn replay(
     inputs: &PolicyInputs,
     start: InitialCache,
 ) -> Result<Vec<SweepCell>> {
-    let slots = match args.cache_experts.is_empty() {
+    let slots = match args.cache.is_empty() {
         true => eighths(trace.experts),
-        false => args.cache_experts.clone(),
+        false => args.cache.clone(),
     };
     let axes = SweepAxes {
         policies,
         routings: &args.routing,
         slots: &slots,
-        scopes: args.cache_scope.scopes(),
+        scopes: args.scope.scopes(),
         scratch: args.replay.scratch,
     };
     let sweep = ReplaySweep::new(trace, &axes, inputs, start)?.part(args.part);

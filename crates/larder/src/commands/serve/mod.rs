@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use larder_core::format_bytes;
+use larder_runtime::ContextSize;
 use larder_os::memory;
 use larder_runtime::plan::reserve_bytes;
 use larder_serve::{ApiKey, ModelSource, OnDemandModels, ServerOptions, SessionDisk, UpstreamOptions};
@@ -30,6 +31,9 @@ const FILE_BYTES_MAX: u64 = 4 << 20;
 
 /// Serves HTTP until a signal ends it.
 pub fn run(args: ServeArgs) -> Result<()> {
+    if args.engine.settings.options.context == ContextSize::Tokens(1) {
+        bail!("--context must be at least 2: one token of prompt and one to generate");
+    }
     if args.api_key.as_deref().is_some_and(str::is_empty) {
         bail!("the API key is empty; set --api-key (or LARDER_API_KEY) to some text, or leave it out");
     }

@@ -41,8 +41,8 @@ impl ModelOpener {
     /// Opens a model, without loading weights.
     pub fn open(self: &Arc<Self>, path: &Path) -> Result<OpenedModel> {
         let ModelOpener { args, server } = &**self;
-        let flags = args.engine.full();
-        let model = models::open_to_run(path, &flags, &args.speculate, &args.ignore_config)?;
+        let settings = &args.engine.settings;
+        let model = models::open_to_run(path, settings, &args.ignore_config)?;
         let mut text = model.text_codec()?;
         if let Some(path) = &args.chat_template_file {
             text.template = Some(models::template_of(&model, path)?);
@@ -53,9 +53,9 @@ impl ModelOpener {
             sequences: server.sessions + saved,
             whole_contexts: 1 + saved,
             prompt_bytes_per_token: text.tokenizer.longest_text(1).saturating_mul(TOKENIZER_THREADS),
-            program_bytes: server.bytes(args.context.at_most(model.blueprint.context)),
+            program_bytes: server.bytes(settings.options.context.at_most(model.blueprint.context)),
             kv_limit_bytes: args.kv_mem.map(|size| size.0),
-            ..args.power.set(args.speculate.set(args.hot_set.set(flags.options(args.context)))?)
+            ..models::options(settings, settings.options.context)?
         };
         // Slots that follow the available memory give way to grammars.
         if options.cache.size != CacheSize::Auto {
@@ -68,14 +68,15 @@ impl ModelOpener {
     /// Refuses flags that concern one model where there are several.
     pub fn check_several(&self) -> Result<()> {
         let args = &self.args;
-        let options = args.engine.full().options(args.context);
+        let settings = &args.engine.settings;
+        let options = settings.options(settings.options.context);
         for (is_given, flag, instead) in [
             (!args.alias.is_empty(), "--alias", "name a model with -m NAME=PATH"),
             (!args.ignore_config.keys.is_empty(), "--ignore-config", "convert that model with it"),
             (args.chat_template_file.is_some(), "--chat-template-file", "put chat_template.jinja into its folder"),
-            (args.speculate.draft.is_some(), "--draft", "serve that model alone"),
-            (options.cache.evictor.is_some(), "--evictor", "put the file into the model's store"),
-            (options.cache.size == CacheSize::Auto, "--cache-mem auto", "give a size"),
+            (settings.draft.is_some(), "--speculate draft=STORE", "serve that model alone"),
+            (options.cache.evictor.is_some(), "-o evictor=FILE", "put the file into the model's store"),
+            (options.cache.size == CacheSize::Auto, "--cache auto", "give a size"),
             (options.device.kind != DeviceKind::Cpu, "--device", "serve that model alone"),
             (options.uses_edge(), "--edge", "serve that model alone"),
         ] {
@@ -106,7 +107,7 @@ impl OpenedModel {
         let inputs = plan_inputs_in(&self.model, &self.options, within(available))?;
         let plan = decide(&inputs, &self.options)?;
         let bytes = plan.total_bytes(&inputs).saturating_sub(process_bytes);
-        if self.options.cache.size == CacheSize::Available && plan.slots().is_some() {
+        if matches!(self.options.cache.size, CacheSize::Available | CacheSize::All) && plan.slots().is_some() {
             self.options.cache.size = CacheSize::Bytes(plan.expert_bytes(&inputs));
         }
         Ok(bytes)

@@ -48,17 +48,16 @@ pub fn run(args: &TuneArgs) -> Result<()> {
     }
     let tokens = args.text.tokens.or((!args.check).then_some(TOKENS));
     let passage = Passage::open(&model, &TextFlags { tokens, ..args.text.clone() })?;
-    let flags = args.engine.full();
-    let mut engine = InferenceEngine::start(&model, &flags.options(passage.chunk))?;
+    let options = args.engine.settings.options(passage.chunk);
+    let mut engine = InferenceEngine::start(&model, &options)?;
     let slots = slots_of(&engine)?;
     if args.check {
         return check::run(&mut engine, &model, &passage, (&args.budgets, slots), args.json);
     }
     check_measurable(&mut engine, &model)?;
     let small_share = store.small_shards().map(|_| small_share(&model));
-    let eviction = flags.cache.eviction.to_string();
-    let cache = flags.options(passage.chunk).cache;
-    let cache = format!("{slots} slots, {:?}, {eviction}, {:?}", cache.scope, cache.evictor);
+    let eviction = options.cache.eviction.to_string();
+    let cache = format!("{slots} slots, {:?}, {eviction}, {:?}", options.cache.scope, options.cache.evictor);
     let rows = engine.decoder.geometry().moe_layers.len();
     let mut checkpoint = TuneCheckpoint::open(&path, conditions(&model, &passage, &cache)?, rows);
     let (made, fit) = calibrate(&mut engine, &model, &passage, (slots, small_share), &mut checkpoint)?;
@@ -67,8 +66,7 @@ pub fn run(args: &TuneArgs) -> Result<()> {
     seal_if_in_store(&path)?;
     checkpoint.remove();
     if let Some(to) = &args.html {
-        let threads = flags.options(passage.chunk).compute.threads;
-        let origin = model_origin(threads, &model, &args.model)?;
+        let origin = model_origin(options.compute.threads, &model, &args.model)?;
         let expected = QUALITY_BUDGETS.map(|(name, budget)| (name, budget, made.at_loss(TARGET * budget)));
         output::write(to, quality_page(&QualityReport { made: &made, expected: &expected, fit, origin: &origin }))?;
     }
@@ -118,7 +116,7 @@ fn calibrate(
     };
     let geometry = model.blueprint.geometry.clone();
     let Some(mut table) = fit_losses(&samples, geometry.moe_layers.len()) else {
-        bail!("no token changed by leaving experts out; give a longer text, or set --cache-experts lower");
+        bail!("no token changed by leaving experts out; give a longer text, or set --cache lower");
     };
     table.small_share = small_share.unwrap_or_default();
     let (mean_change, fit) = (mean_change(&samples, &table), fit_quality(&samples, &table));
@@ -161,7 +159,7 @@ fn slots_of(engine: &InferenceEngine) -> Result<usize> {
     let experts = engine.decoder.geometry().experts;
     match engine.experts.slots_per_layer() {
         Some(slots) if slots < experts => Ok(slots),
-        _ => bail!("all experts fit into memory, so none is missing; set --cache-experts lower than {experts}"),
+        _ => bail!("all experts fit into memory, so none is missing; set --cache lower than {experts}x"),
     }
 }
 

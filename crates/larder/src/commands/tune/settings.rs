@@ -72,7 +72,7 @@ pub fn search(runs: &mut Runs, mean_change: f64) -> Result<Vec<MeasuredSetting>>
     }
     if settings.len() < 2 || settings.last().is_none_or(|last| last.loss <= 0.0) {
         bail!(
-            "no setting reads less than the model's own routing on this text; give a longer one, or set --cache-experts lower"
+            "no setting reads less than the model's own routing on this text; give a longer one, or set --cache lower"
         );
     }
     Ok(settings)

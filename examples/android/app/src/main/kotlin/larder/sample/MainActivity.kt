@@ -10,7 +10,7 @@ import java.util.concurrent.Executors
 import org.json.JSONObject
 
 /** Slots follow the memory that the system has left. */
-private const val LOAD_OPTIONS = """{"cache-mem": "auto", "context": 1024}"""
+private const val LOAD_OPTIONS = """{"cache": "auto", "context": 1024}"""
 private const val GENERATE_OPTIONS = """{"max-tokens": 256}"""
 
 /** Loads the folder `store` of the app's files, and shows the answer to a prompt while it is generated. */
