@@ -60,8 +60,10 @@ fn every_strategy_has_all_its_runs() {
 fn what_cannot_be_compared_is_refused() {
     let model = fixture("golden/olmoe");
     assert!(larder_refuses(&["report", text(&model)]).contains("is not a store"));
-    for flags in [["--routing", "prior:lambda=0.1"], ["--cache", "1G"], ["--trace", "t"]] {
+    for flags in [["--routing", "prior:lambda=0.1"], ["--trace", "t"]] {
         // The command sets these itself, so it does not take the flags.
         assert_eq!(larder(&[&["report", "models/demo"][..], &flags].concat()).status.code(), Some(2), "{flags:?}");
     }
+    let said = larder_refuses(&["report", text(&model), "--cache", "1G"]);
+    assert!(said.contains("--cache of a report is a number of experts per layer"), "{said}");
 }

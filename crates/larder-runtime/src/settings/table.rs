@@ -73,7 +73,7 @@ pub static SETTINGS: &[SettingRow] = &[
         SettingPart::Context,
         "context",
         ["N", "auto", "64K"],
-        "Context size in tokens, as in 8192 or 64K; max: the model's own; auto: as memory allows",
+        "Context in tokens, as in 64K; max: the model's own; auto: by memory",
         |s, v| put(&mut s.options.context, parsed(v)),
     )
     .with_flag()
@@ -235,7 +235,7 @@ pub static SETTINGS: &[SettingRow] = &[
         SettingPart::Device,
         "device",
         ["cpu|cuda", "cpu", "cuda"],
-        "Compute device; with cuda, resident weights and as many experts as fit go to VRAM",
+        "Compute device; cuda fills VRAM first, then main memory",
         |s, v| put(&mut s.options.device.kind, one_of(v, DEVICES)),
     )
     .with_flag(),

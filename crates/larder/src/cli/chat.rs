@@ -15,7 +15,7 @@ use crate::models::default_model;
 #[command(args(super::words::model()))]
 pub struct ChatArgs {
     /// Store, checkpoint folder, .gguf file or name (default: the demo model)
-    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true, help_heading = heading::MODEL)]
+    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true, help_heading = heading::PROMPT)]
     pub model: PathBuf,
     #[command(flatten)]
     pub ignore_config: IgnoreConfig,
@@ -27,10 +27,12 @@ pub struct ChatArgs {
     /// System message
     #[arg(long, value_name = "TEXT", help_heading = heading::PROMPT)]
     pub system: Option<String>,
-    /// Continue the chat in FILE if it is there, and save the chat to it at the end, with its KV cache
+    /// Continue the chat in FILE if it is there, and save it there at the end
+    ///
+    /// The file has the KV cache too, so that nothing is computed again.
     #[arg(long, value_name = "FILE", help_heading = heading::PROMPT)]
     pub session: Option<PathBuf>,
-    /// Maximum number of tokens of an answer (default: as many as fit into the context)
+    /// Maximum number of tokens of an answer (default: what fits)
     #[arg(short = 'n', long, value_name = "N", value_parser = at_least_one, help_heading = heading::SAMPLING)]
     pub max_tokens: Option<usize>,
     /// Stop string: end an answer before it; can be repeated
@@ -50,10 +52,10 @@ pub struct ChatArgs {
     #[arg(long, value_name = "HOW", help_heading = heading::OUTPUT)]
     pub thinking: Option<ThinkingFlag>,
     /// Do not show statistics after each answer
-    #[arg(long, help_heading = heading::OUTPUT)]
+    #[arg(long, hide_short_help = true, help_heading = heading::OUTPUT)]
     pub no_footer: bool,
     /// Neither read nor write the input history
-    #[arg(long, help_heading = heading::OUTPUT)]
+    #[arg(long, hide_short_help = true, help_heading = heading::OUTPUT)]
     pub no_history: bool,
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValue, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, CommandFactory, Error, FromArgMatches};
-use larder_runtime::settings::{SETTINGS, SettingPart, SettingRow};
+use larder_runtime::settings::{SETTINGS, SettingPart, SettingRow, renamed};
 use larder_runtime::{EngineSettings, THREADS_MAX, TraceOptions};
 
 use super::output::{OutputFile, ReplaceFlag};
@@ -85,17 +85,13 @@ pub fn settings_of(command: &Command) -> Vec<&'static SettingRow> {
 fn flag(row: &'static SettingRow) -> Arg {
     let check = |text: &str| row.check(text).map(|()| text.to_owned());
     let flag = Arg::new(row.name).long(row.name).value_name(row.values).value_parser(check);
-    let flag = flag.help(help(row)).help_heading(heading::ENGINE);
+    let flag = flag.help(row.help).help_heading(heading::ENGINE);
     flag.hide_short_help(!SHORT.contains(&row.name)).conflicts_with_all(rival(row))
 }
 
 /// The flag that says the same as another in a different way.
 fn rival(row: &SettingRow) -> Option<&'static str> {
     SETTINGS.iter().find(|other| other.has_flag && row.excludes(other.name)).map(|other| other.name)
-}
-
-fn help(row: &SettingRow) -> String {
-    format!("{} [default: {}]", row.help, row.default)
 }
 
 fn option(takes: u16) -> Arg {
@@ -157,11 +153,9 @@ fn given_setting(takes: u16, text: &str) -> Result<GivenSetting, String> {
         None if SettingRow::named(text).is_none_or(SettingRow::is_switch) => (text, "true"),
         None => return Err(format!("{text} needs a value, as in -o {text}=VALUE")),
     };
-    let moved = || larder_runtime::settings::renamed(name);
-    EngineSettings::taking(takes).set(name, value).map_err(|why| match moved() {
-        Some(row) => format!("{name} is now {}", row.typed_with(value, false)),
-        None => why,
-    })?;
+    EngineSettings::taking(takes)
+        .set(name, value)
+        .map_err(|why| renamed(name).map_or(why, |row| format!("{name} is now {}", row.typed_with(value, false))))?;
     let row = SettingRow::named(name).ok_or_else(|| format!("there is no setting {name}"))?;
     Ok(GivenSetting { row, value: value.to_owned() })
 }

@@ -10,9 +10,9 @@ use super::heading;
 /// What the text has to match.
 #[derive(Args)]
 pub struct FormatFlag {
-    /// Keep the text to a format: json, json:FILE or json:{…} (JSON Schema), regex:…, grammar:FILE
+    /// Keep the text to a format: json, json:SCHEMA, regex:… or grammar:FILE
     ///
-    /// A grammar is in GBNF, the notation of llama.cpp, or in llguidance's variant of Lark. A regular expression matches the text as a whole.
+    /// A JSON Schema is a file or {…}. A grammar is in GBNF, the notation of llama.cpp, or in llguidance's variant of Lark. A regular expression matches the text as a whole.
     #[arg(long, value_name = "FORMAT", conflicts_with = "ignore_eos", help_heading = heading::SAMPLING)]
     format: Option<String>,
 }

@@ -46,7 +46,7 @@ use stored_as::parse_stored_as;
 /// Headings of the help. A command lists them in the order in which its flags first use them.
 pub mod heading {
     pub const MODEL: &str = "Model";
-    pub const PROMPT: &str = "Prompt";
+    pub const PROMPT: &str = "Model and prompt";
     pub const SAMPLING: &str = "Sampling";
     #[cfg(any(feature = "serve", feature = "edge"))]
     pub const SERVER: &str = "Server";
@@ -217,7 +217,7 @@ pub struct InspectArgs {
 #[command(args(words::model_and_prompt()))]
 pub struct RunArgs {
     /// Store, checkpoint folder, .gguf file or name (default: the demo model)
-    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true, help_heading = heading::MODEL)]
+    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true, help_heading = heading::PROMPT)]
     pub model: PathBuf,
     #[command(flatten)]
     pub ignore_config: IgnoreConfig,
@@ -225,7 +225,7 @@ pub struct RunArgs {
     #[arg(id = "prompt_text", short, long = "prompt", value_name = "TEXT", help_heading = heading::PROMPT)]
     pub prompt: Option<String>,
     /// Put the prompt into the model's chat template, as a user message
-    #[arg(long, help_heading = heading::PROMPT)]
+    #[arg(long, hide_short_help = true, help_heading = heading::PROMPT)]
     pub chat: bool,
     /// System message before the prompt; implies --chat
     #[arg(long, value_name = "TEXT", help_heading = heading::PROMPT)]
@@ -255,7 +255,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE", hide_short_help = true, help_heading = heading::OUTPUT)]
     pub telemetry: Option<OutputFile>,
     /// Print one JSON object instead of the text
-    #[arg(long, help_heading = heading::OUTPUT)]
+    #[arg(long)]
     pub json: bool,
 }
 
@@ -332,13 +332,13 @@ fn parse_lengths(text: &str) -> Result<PromptLengths, String> {
 #[derive(Args)]
 #[command(next_help_heading = heading::SAMPLING)]
 pub struct SamplingFlags {
-    /// Sampling temperature; 0 is greedy (default: the model's)
+    /// Temperature of sampling; 0 is greedy (default: the model's)
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
     pub temperature: Option<f32>,
     /// Sample from the K most likely tokens only; 0 is off (default: the model's)
     #[arg(long, hide_short_help = true, value_name = "K")]
     pub top_k: Option<usize>,
-    /// Sample from the likeliest tokens that add up to P; 1 is off (default: the model's)
+    /// Sample from the likeliest tokens that add up to P; 1 is off
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub top_p: Option<f32>,
     /// Sample from tokens with at least P times the probability of the most likely one; 0 is off (default: the model's)

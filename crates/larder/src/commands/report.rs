@@ -85,6 +85,11 @@ struct StoreRuns {
 }
 
 fn measure(args: &ReportArgs, store: &StoreArg) -> Result<StoreRuns> {
+    let asked = match args.engine.settings.options.cache.size {
+        CacheSize::ExpertsPerLayer(experts) => Some(experts),
+        CacheSize::Available => None,
+        _ => bail!("--cache of a report is a number of experts per layer, as in 16x"),
+    };
     let model = models::open(&store.store)?;
     if model.store().is_none() {
         let path = store.store.display();
@@ -93,11 +98,6 @@ fn measure(args: &ReportArgs, store: &StoreArg) -> Result<StoreRuns> {
     let text = model.text_codec()?;
     let experts = model.blueprint.geometry.experts;
     let mut settings = args.engine.settings.clone();
-    let asked = match settings.options.cache.size {
-        CacheSize::ExpertsPerLayer(experts) => Some(experts),
-        CacheSize::Available => None,
-        _ => bail!("--cache of a report is a number of experts per layer, as in 16x"),
-    };
     let slots = store.slots.or(asked).unwrap_or(experts.div_ceil(2)).min(experts);
     settings.options.cache.size = CacheSize::ExpertsPerLayer(slots);
     let prompts: Vec<Vec<u32>> =
