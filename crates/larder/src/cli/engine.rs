@@ -258,14 +258,17 @@ mod tests {
 
     #[test]
     fn each_setting_is_explained_in_help_and_in_the_documentation() {
-        let [_, whole] = helps("run");
+        let in_one_line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let whole = in_one_line(&helps("run")[1]);
         let page = include_str!("../../../../docs/configuration.md");
         let shown: Vec<&SettingRow> = SETTINGS.iter().filter(|row| !row.is_hidden).collect();
         for row in &shown {
-            assert!(whole.contains(&format!("  {}=", row.name)) && whole.contains(row.help), "{}", row.name);
-            let values = if row.is_switch() { "true, false".to_owned() } else { row.values.replace('|', ", ") };
+            let (values, default) = (if row.is_switch() { "true|false" } else { row.values }, row.default);
+            let told = format!("{}={values} [default: {default}] {}", row.name, row.help);
+            assert!(whole.contains(&in_one_line(&told)), "--help-all lacks\n{told}");
+            let values = values.replace('|', ", ");
             let by_store = if row.by_store { "yes" } else { "" };
-            let line = format!("| `{}` | {values} | {} | {by_store} | {} |", row.typed(), row.default, row.help);
+            let line = format!("| `{}` | {values} | {default} | {by_store} | {} |", row.typed(), row.help);
             assert!(page.contains(&line), "docs/configuration.md lacks\n{line}");
         }
         let table =
