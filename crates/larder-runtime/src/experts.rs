@@ -10,6 +10,7 @@ use larder_model::{
     Decoder, DeviceMoeCall, DevicePath, ExactPath, ExpertPath, HintSource, ModelError, MoeCall, Routed, Rows,
     wanted_experts,
 };
+use larder_os::lock::{self, LockReport, SlotAddresses};
 use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
 use larder_store::reader::Arena;

@@ -4,6 +4,7 @@ use anyhow::Result;
 use larder_core::CheckpointPolicy;
 use larder_engine::{DRAFT_MAX, Speculation};
 use larder_model::{KvFormat, rewinds_freely};
+use larder_os::memory;
 
 use crate::context_size::ContextSize;
 use crate::draft;

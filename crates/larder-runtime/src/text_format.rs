@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use larder_text::TextFormat;
 use larder_store::read_small;
+use larder_text::TextFormat;
 use serde_json::Value;
 
 /// Largest file with a schema or a grammar.

@@ -109,19 +109,8 @@ fn a_text_depends_on_the_budget_and_not_on_how_experts_are_read() {
     let measured = written(&[&eight[..], &["--quality", "fast", "-o", "measure-every=1"]].concat());
     let loss = measured["routing"]["output"]["kl"].as_f64().unwrap();
     assert!(loss > 0.0 && loss < 0.04, "{loss} on 200 tokens");
-    let said = larder(&[
-        "run",
-        "-m",
-        path(&TUNED.store),
-        "-p",
-        "Once",
-        "-n",
-        "20",
-        "--cache",
-        "8",
-        "--quality",
-        "light",
-    ]);
+    let said =
+        larder(&["run", "-m", path(&TUNED.store), "-p", "Once", "-n", "20", "--cache", "8", "--quality", "light"]);
     let said = String::from_utf8(said.stderr).unwrap();
     assert!(said.contains("nats per token expected, 0.005 allowed]"), "{said}");
 }

@@ -99,9 +99,7 @@ fn experts_of_several_sizes_stream_with_the_bits_of_the_checkpoint() {
     assert!(opened.layout(LayerIdx(0)).bytes > opened.layout(LayerIdx(1)).bytes);
     assert_eq!(opened.manifest().experts.classes.len(), 2);
     let want = logits_with(&checkpoint, &dir.path().join("want"), &[]);
-    for flags in
-        ["--cache", "all", "--cache 1x", "--cache 3x -o prefetch=2", "--cache 4x -o scope=global"]
-    {
+    for flags in ["--cache", "all", "--cache 1x", "--cache 3x -o prefetch=2", "--cache 4x -o scope=global"] {
         let flags: Vec<&str> = flags.split(' ').collect();
         assert!(logits_with(&store, &dir.path().join("got"), &flags) == want, "{flags:?}");
     }

@@ -90,19 +90,7 @@ fn pipes_in_the_place_of_shards() {
                 pipe(&path);
             }
         }
-        refuses(&[
-            "run",
-            "-m",
-            store.to_str().unwrap(),
-            "-p",
-            "The",
-            "-n",
-            "2",
-            "--cache",
-            "4",
-            "-o reader",
-            reader,
-        ]);
+        refuses(&["run", "-m", store.to_str().unwrap(), "-p", "The", "-n", "2", "--cache", "4", "-o reader", reader]);
     }
 }
 

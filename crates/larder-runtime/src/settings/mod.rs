@@ -11,8 +11,8 @@ use larder_engine::Speculation;
 use larder_policy::eviction::PolicyNeeds;
 
 use crate::context_size::ContextSize;
-use crate::machine::power::POWER_SUPPLIES;
 use crate::options::{BatteryOptions, CacheOptions, ComputeOptions, MtpUse, Options};
+use larder_os::power::POWER_SUPPLIES;
 
 pub use renamed::{RENAMED, RenamedSetting, renamed};
 pub use table::SETTINGS;

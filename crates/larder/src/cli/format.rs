@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use clap::Args;
-use larder_text::TextFormat;
 use larder_runtime::text_format;
+use larder_text::TextFormat;
 
 use super::heading;
 

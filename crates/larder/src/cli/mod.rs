@@ -4,8 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, Args, Parser, Subcommand};
 use larder_core::{NumberFormat, parse_bytes};
-use larder_engine::SamplerError;
-use larder_text::{ContextFull, GenerationConfig};
+use larder_engine::{SamplerError, Sampling};
 use larder_store::{MtpTensors, SourceOptions};
 use larder_text::{ContextFull, GenerationConfig};
 

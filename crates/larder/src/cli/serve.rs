@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use larder_text::ContextFull;
 use larder_serve::UpstreamAddress;
 use larder_text::ContextFull;
 

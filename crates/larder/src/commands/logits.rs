@@ -8,8 +8,8 @@ use anyhow::{Context, Result, bail};
 use larder_core::{ExpertId, Geometry, LayerIdx};
 use larder_engine::{Sampler, Sampling, TokenInput};
 use larder_model::{Routed, Tap};
+use larder_os::{memory, read_regular_text};
 use larder_runtime::InferenceEngine;
-use larder_os::memory;
 use safetensors::tensor::{Dtype, View};
 
 use crate::cli::LogitsArgs;

@@ -8,8 +8,8 @@ use larder_lab::report::{SPEED_COLUMNS, SpeedReport, SpeedRun, SpeedSection, Str
 use larder_lab::{Fact, ReportOrigin, median_interval_text};
 use larder_os::memory;
 use larder_policy::routing::RoutingSpec;
-use larder_os::memory;
 use larder_runtime::{CacheSize, EngineExperts, InferenceEngine, TextCodec};
+use larder_text::{ChatInput, StopMatcher};
 use serde_json::{Value, json};
 
 use crate::cli::machine::{ReportArgs, StoreArg};

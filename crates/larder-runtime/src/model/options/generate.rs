@@ -1,8 +1,8 @@
 //! Options of generating.
 
+use crate::text_format;
 use anyhow::{Context, Result, bail};
 use larder_text::{GenerationConfig, TextFormat};
-use crate::text_format;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 

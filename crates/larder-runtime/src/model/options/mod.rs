@@ -21,9 +21,9 @@ fn parse<T: Default + for<'a> Deserialize<'a>>(json: &str, of: &str) -> Result<T
 
 #[cfg(test)]
 mod tests {
-    use larder_text::TextFormat;
     use crate::settings::{RENAMED, SETTINGS, SettingPart};
     use crate::{CacheSize, ContextSize};
+    use larder_text::TextFormat;
     use serde_json::json;
 
     use super::*;

@@ -6,11 +6,12 @@ use anyhow::{Result, bail};
 use larder_cache::Traffic;
 use larder_core::Xoshiro256;
 use larder_engine::{
-    AheadCounts, DraftCounts, PhaseTimes, Sampler, Sampling, Session, SessionDecoding, Speculation, TokenChoice, TokenInput,
+    AheadCounts, DraftCounts, PhaseTimes, Sampler, Sampling, Session, SessionDecoding, Speculation, TokenChoice,
+    TokenInput,
 };
 use larder_model::RowTraffic;
-use larder_policy::routing::RoutingSpec;
 use larder_os::memory;
+use larder_policy::routing::RoutingSpec;
 use larder_runtime::{CacheSize, DeviceKind, EngineExperts, EngineSettings, InferenceEngine, Options};
 use serde_json::{Value, json};
 

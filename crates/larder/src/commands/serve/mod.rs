@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use larder_core::format_bytes;
-use larder_runtime::ContextSize;
 use larder_os::memory;
+use larder_runtime::ContextSize;
 use larder_runtime::plan::reserve_bytes;
 use larder_serve::{ApiKey, ModelSource, OnDemandModels, ServerOptions, SessionDisk, UpstreamOptions};
 use larder_store::read_small;
